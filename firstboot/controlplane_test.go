@@ -1813,7 +1813,7 @@ func TestManifests(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.cluster.webhookDown = true
 	m.patience = 15 * time.Minute // of the machine's clock
-	if err := m.boot(); err == nil || !m.said("1 of 3 objects of the Cluster's manifests to be applied: applying apps/shop.yaml, document 1, item 2 (ConfigMap late): ") || !m.said("failed calling webhook") || !m.said("kubectl -n kube-system create configmap edgebake-manifests") {
+	if err := m.boot(); err == nil || !m.said("1 of 3 objects of the Cluster's manifests to be applied: applying apps/shop.yaml, document 1, item 2 (ConfigMap late): ") || !m.said("failed calling webhook") || !m.said("kubectl -n kube-system label configmap edgebake-manifests edgebake.io/applying-") {
 		t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
 	}
 	m.keysOnlyInPlace() // what waits for a worker keeps no keys in the slot
@@ -1840,6 +1840,96 @@ func TestManifests(t *testing.T) {
 	again.wantApplied("at once")
 	if !slices.Equal(again.cluster.applied, appliedPaths) {
 		t.Errorf("applied in the order %q", again.cluster.applied)
+	}
+}
+
+// times is how often each object was applied.
+func (c *fakeCluster) times() map[string]int {
+	n := map[string]int{}
+	for _, path := range c.applied {
+		n[path]++
+	}
+	return n
+}
+
+// While one object waits for a webhook, none of the others is applied again: what
+// somebody has changed of them stays, on the machine that waits and on others.
+func TestManifestsAreAppliedOnce(t *testing.T) {
+	t.Parallel()
+	once := map[string]int{appliedPaths[0]: 1, appliedPaths[2]: 1}
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.cluster.webhookDown = true
+	m.patience = 24 * time.Hour
+	if err := m.boot(); err == nil {
+		t.Fatal("it ended, with one object left")
+	}
+	if got := m.cluster.times(); !maps.Equal(got, once) {
+		t.Errorf("in a day, applied %v", got)
+	}
+	m.on()
+	m.patience = time.Hour
+	if err := m.boot(); err == nil || !maps.Equal(m.cluster.times(), once) {
+		t.Errorf("after a restart, applied %v (%v)", m.cluster.times(), err)
+	}
+	// Another control-plane node has all of them, and has applied none.
+	other := newControlPlane(t, mintedSites(t, 1))
+	other.cluster.webhookDown, other.cluster.marker = true, maps.Clone(m.cluster.marker)
+	other.patience = time.Hour
+	if err := other.boot(); err == nil || len(other.cluster.applied) > 0 {
+		t.Errorf("another node applied %v (%v)", other.cluster.applied, err)
+	}
+	// Somebody ends it there.
+	other.cluster.marked = true
+	other.on()
+	other.bootDone()
+	if len(other.cluster.applied) > 0 || other.has(clusterManifests) {
+		t.Errorf("applied %v, though it was ended", other.cluster.applied)
+	}
+
+	m.cluster.webhookDown = false
+	m.on()
+	m.bootDone()
+	m.wantApplied("once the webhook answers")
+	once[appliedPaths[1]] = 1
+	if got := m.cluster.times(); !maps.Equal(got, once) {
+		t.Errorf("in the end, applied %v", got)
+	}
+}
+
+// An object that is applied and cannot be noted is noted later, and not applied every
+// few seconds.
+func TestManifestsThatCannotBeNoted(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.cluster.noNotes = true
+	m.patience = 5 * time.Minute
+	if err := m.boot(); err == nil || !m.said("noting that apps/shop.yaml, document 1, item 1 (Namespace shop) is applied") {
+		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
+	}
+	if got := m.cluster.times(); !maps.Equal(got, map[string]int{appliedPaths[0]: 1, appliedPaths[2]: 1}) {
+		t.Errorf("applied %v", got)
+	}
+	m.cluster.noNotes = false
+	m.on()
+	m.bootDone()
+	m.wantApplied("in the end")
+}
+
+// An object has one key whatever its contents are, and two where it is listed twice.
+func TestMarkerKeys(t *testing.T) {
+	t.Parallel()
+	all, err := objectsOf([]configs.Manifest{{Name: "a.yaml", Text: `{apiVersion: apps/v1, kind: Deployment, metadata: {name: a, namespace: b}}
+---
+{apiVersion: apps/v2, kind: Deployment, metadata: {name: a, namespace: b}, spec: {}}
+---
+{apiVersion: v1, kind: Namespace, metadata: {name: "system:a"}}
+`}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, alone := markerKeys(all), markerKeys(all[1:])
+	if keys[0] == keys[1] || keys[1] == keys[2] || alone[0] != keys[0] || alone[1] != keys[2] {
+		t.Errorf("%q, without the first %q", keys, alone)
 	}
 }
 

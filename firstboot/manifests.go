@@ -2,6 +2,9 @@ package firstboot
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
 	"time"
 
@@ -18,9 +21,11 @@ import (
 const (
 	// clusterManifests are the manifests that are still to be applied, packed.
 	clusterManifests = ondisk.StateDir + "/cluster-manifests"
-	// appliedMarker is the ConfigMap that says that all of them are.
+	// appliedMarker is the ConfigMap that says, to all control-plane nodes, which
+	// objects are applied: each has a key. All are where it has no applyingLabel.
 	appliedMarker     = "edgebake-manifests"
 	appliedMarkerPath = "/api/v1/namespaces/kube-system/configmaps/" + appliedMarker
+	applyingLabel     = "edgebake.io/applying"
 	// applyInterval is between two tries.
 	applyInterval = 5 * time.Second
 )
@@ -44,12 +49,9 @@ func manifestsPhase(active *Active) Phase {
 			if c, err = c.Kept(); err != nil {
 				return err
 			}
-			err = c.Get(ctx, appliedMarkerPath, nil)
-			if api.Code(err) == 404 {
-				err = applyManifests(ctx, e, c)
-				if err == nil {
-					err = markApplied(ctx, c, site)
-				}
+			m, err := readMarker(ctx, c)
+			if err == nil && !m.complete() {
+				err = applyManifests(ctx, e, c, site)
 			}
 			if err != nil {
 				return err
@@ -60,35 +62,91 @@ func manifestsPhase(active *Active) Phase {
 	}
 }
 
-// applyManifests applies all objects, again and again those with which it did not
-// go well.
-func applyManifests(ctx context.Context, e *Env, c *api.Client) error {
+// applyManifests applies all objects, each once, and again and again those with which
+// it did not go well.
+func applyManifests(ctx context.Context, e *Env, c *api.Client, site *configs.Site) error {
 	manifests, err := configs.UnpackManifests(configs.NewSecret(string(e.contents(clusterManifests))))
 	if err != nil {
 		return Permanent(fmt.Errorf("reading the Cluster's manifests (%s): %w", clusterManifests, err),
 			"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 	}
-	left, err := objectsOf(manifests)
+	all, err := objectsOf(manifests)
 	if err != nil {
 		return err
 	}
-	all := len(left)
-	e.Waiting("%d objects of the Cluster's manifests to be applied", all)
+	keys, left, own := markerKeys(all), len(all), map[string]bool{}
+	e.Waiting("%d objects of the Cluster's manifests to be applied", left)
 	err = e.retry(ctx, applyInterval, func() error {
-		again, err := c.ApplyAll(ctx, left)
+		var err error
+		left, err = applyRound(ctx, c, site, all, keys, own)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if left = again; err != nil {
-			e.Waiting("%d of %d objects of the Cluster's manifests to be applied: %s", len(left), all, oneLine(err))
+		if err != nil {
+			e.Waiting("%d of %d objects of the Cluster's manifests to be applied: %s", left, len(all), oneLine(err))
 		}
 		return err
 	})
 	if err != nil {
-		return Advise(fmt.Errorf("%d of %d objects of the Cluster's manifests are not applied: %w", len(left), all, err),
-			"what waits for a webhook is applied once a node runs its pod; else apply corrected manifests yourself (`kubectl apply`), and end this with `kubectl -n kube-system create configmap "+appliedMarker+"`")
+		return Advise(fmt.Errorf("%d of %d objects of the Cluster's manifests are not applied: %w", left, len(all), err),
+			"what waits for a webhook is applied once a node runs its pod; else apply corrected manifests yourself (`kubectl apply`), and end this with `kubectl -n kube-system label configmap "+appliedMarker+" "+applyingLabel+"-`")
 	}
-	return err
+	return nil
+}
+
+// applyRound tries each object once that nobody has applied, and returns how many are
+// left, and why. The marker is read before each: another control-plane node may have
+// applied it meanwhile, and somebody may have changed it since. It is written behind
+// each: only an object whose answer a power cut took away is applied again. own are
+// those that this machine has applied, noted or not.
+func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []api.Object, keys []string, own map[string]bool) (left int, _ error) {
+	var errs []error
+	applier := c.Applier()
+	for i, o := range all {
+		m, err := madeMarker(ctx, c, site)
+		if err != nil {
+			return len(all) - i + left, err
+		}
+		if m.complete() {
+			return 0, nil // somebody has ended it
+		}
+		if _, applied := m.data[keys[i]]; applied {
+			continue
+		}
+		if !own[keys[i]] {
+			if err := applier.Apply(ctx, o); err != nil {
+				left++
+				errs = append(errs, err)
+				continue
+			}
+			own[keys[i]] = true
+		}
+		if err := c.MergePatch(ctx, appliedMarkerPath, map[string]any{"data": map[string]string{keys[i]: o.ID()}}); err != nil {
+			return len(all) - i + left, fmt.Errorf("noting that %s is applied: %w", o.Where, err)
+		}
+	}
+	if len(errs) > 0 {
+		return left, errors.Join(errs...)
+	}
+	err := c.MergePatch(ctx, appliedMarkerPath, map[string]any{"metadata": map[string]any{"labels": map[string]any{applyingLabel: nil}}})
+	if err != nil {
+		return 0, fmt.Errorf("noting that the Cluster's manifests are applied: %w", err)
+	}
+	return 0, nil
+}
+
+// markerKeys are the objects' keys in the marker. They name the object and not its
+// contents: one that is there was applied, and is the cluster's since. One that the
+// manifests have twice has two.
+func markerKeys(all []api.Object) []string {
+	keys, seen := make([]string, len(all)), map[string]int{}
+	for i, o := range all {
+		id := o.ID()
+		sum := sha256.Sum256(fmt.Appendf(nil, "%s %d", id, seen[id]))
+		keys[i] = hex.EncodeToString(sum[:16])
+		seen[id]++
+	}
+	return keys
 }
 
 // objectsOf are the objects of manifests, in their order.
@@ -104,15 +162,45 @@ func objectsOf(manifests []configs.Manifest) ([]api.Object, error) {
 	return all, nil
 }
 
-// markApplied says in the cluster that its manifests are applied: no other
-// control-plane node does it again.
-func markApplied(ctx context.Context, c *api.Client, site *configs.Site) error {
-	marker, err := api.Objects("the marker", fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": %q, "namespace": "kube-system"}, "data": {"cluster": %q}}`, appliedMarker, site.ControlPlane.ID))
-	if err == nil {
-		err = c.CreateAll(ctx, marker)
+// marker is what the appliedMarker says.
+type marker struct {
+	exists, applying bool
+	data             map[string]string
+}
+
+// complete: all objects are applied, or somebody wants no more of them to be.
+func (m marker) complete() bool { return m.exists && !m.applying }
+
+func readMarker(ctx context.Context, c *api.Client) (marker, error) {
+	var o struct {
+		Metadata struct {
+			Labels map[string]string `json:"labels"`
+		} `json:"metadata"`
+		Data map[string]string `json:"data"`
+	}
+	err := c.Get(ctx, appliedMarkerPath, &o)
+	if api.Code(err) == 404 {
+		return marker{}, nil
 	}
 	if err != nil {
-		return fmt.Errorf("noting that the Cluster's manifests are applied: %w", err)
+		return marker{}, fmt.Errorf("asking which of the Cluster's manifests are applied: %w", err)
 	}
-	return nil
+	_, applying := o.Metadata.Labels[applyingLabel]
+	return marker{true, applying, o.Data}, nil
+}
+
+// madeMarker reads the marker, and makes it before the first object is applied.
+func madeMarker(ctx context.Context, c *api.Client, site *configs.Site) (marker, error) {
+	m, err := readMarker(ctx, c)
+	if err != nil || m.exists {
+		return m, err
+	}
+	objects, err := api.Objects("the marker", fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": %q, "namespace": "kube-system", "labels": {%q: "true"}}, "data": {"cluster": %q}}`, appliedMarker, applyingLabel, site.ControlPlane.ID))
+	if err == nil {
+		err = c.CreateAll(ctx, objects)
+	}
+	if err != nil {
+		return marker{}, fmt.Errorf("noting which of the Cluster's manifests are applied: %w", err)
+	}
+	return readMarker(ctx, c) // another control-plane node may have made it
 }

@@ -1180,6 +1180,9 @@ type fakeCluster struct {
 	applied     []string
 	marked      bool
 	webhookDown bool
+	// marker is what is noted of each of them; noNotes refuses more of that.
+	marker  map[string]string
+	noNotes bool
 	// dns are the paths of CoreDNS' objects that are there, deleted those that were.
 	dns, deleted []string
 	rules        []string // in kube-public, that were created
@@ -1417,12 +1420,44 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(map[string]any{})
 	case slices.Contains(c.dns, r.URL.Path):
 		answer(map[string]any{})
-	case r.URL.Path == appliedMarkerPath && !c.marked:
+	case r.URL.Path == appliedMarkerPath && c.marker == nil && !c.marked:
 		http.NotFound(w, r)
-	case r.URL.Path == appliedMarkerPath:
+	case r.URL.Path == appliedMarkerPath && r.Method == http.MethodPatch:
+		var patch struct {
+			Metadata struct{ Labels map[string]*string }
+			Data     map[string]string
+		}
+		if err := json.NewDecoder(r.Body).Decode(&patch); err != nil {
+			c.t.Error(err)
+		}
+		if c.noNotes {
+			http.Error(w, `{"message":"failed calling webhook of ConfigMaps"}`, http.StatusInternalServerError)
+			return
+		}
+		maps.Copy(c.marker, patch.Data)
+		if to, ok := patch.Metadata.Labels[applyingLabel]; ok && to == nil {
+			c.marked = true
+		}
 		answer(map[string]any{})
+	case r.URL.Path == appliedMarkerPath && r.Method == http.MethodGet:
+		labels := map[string]string{}
+		if !c.marked {
+			labels[applyingLabel] = "true"
+		}
+		answer(map[string]any{"metadata": map[string]any{"labels": labels}, "data": c.marker})
 	case r.URL.Path == "/api/v1/namespaces/kube-system/configmaps" && r.Method == http.MethodPost:
-		c.marked = true
+		var made struct {
+			Metadata struct{ Labels map[string]string }
+			Data     map[string]string
+		}
+		if err := json.NewDecoder(r.Body).Decode(&made); err != nil || made.Metadata.Labels[applyingLabel] == "" {
+			c.t.Errorf("the marker says at once that all is applied (%v)", err)
+		}
+		if c.marker != nil || c.marked {
+			http.Error(w, `{"message":"already exists"}`, http.StatusConflict)
+			return
+		}
+		c.marker = made.Data
 		w.WriteHeader(http.StatusCreated)
 		answer(map[string]any{})
 	case r.URL.Path == "/api/v1/namespaces/kube-system/secrets" && r.Method == http.MethodPost:

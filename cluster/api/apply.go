@@ -88,20 +88,32 @@ func addObject(out []Object, where string, o map[string]any) ([]Object, error) {
 // applyManager is whose fields those of applied objects are.
 const applyManager = "edgebake"
 
-// ApplyAll applies each object once, in their order and on the server's side, and
-// returns those with which that did not go well, and why. What a former one makes
-// possible (a kind, a namespace, a webhook's pod) may take a while: they can be
-// tried again.
-func (c *Client) ApplyAll(ctx context.Context, objects []Object) (left []Object, err error) {
-	known := map[string][]resource{}
-	var errs []error
-	for _, o := range objects {
-		if err := c.apply(ctx, o, known); err != nil {
-			left = append(left, o)
-			errs = append(errs, fmt.Errorf("applying %s: %w", o.Where, err))
-		}
+// ID is what tells an object from others in a cluster. It is the same in all versions
+// of its API.
+func (o Object) ID() string {
+	group, _, grouped := strings.Cut(o.apiVersion, "/")
+	if !grouped {
+		group = ""
 	}
-	return left, errors.Join(errs...)
+	return strings.Join([]string{group, o.kind, o.namespace, o.name}, "/")
+}
+
+// Applier applies objects one by one, and asks the API server once for their kinds.
+type Applier struct {
+	c     *Client
+	known map[string][]resource
+}
+
+// Applier returns one; it is for one round.
+func (c *Client) Applier() Applier { return Applier{c, map[string][]resource{}} }
+
+// Apply applies an object on the server's side. What a former one makes possible (a
+// kind, a namespace, a webhook's pod) may take a while: it can be tried again.
+func (a Applier) Apply(ctx context.Context, o Object) error {
+	if err := a.c.apply(ctx, o, a.known); err != nil {
+		return fmt.Errorf("applying %s: %w", o.Where, err)
+	}
+	return nil
 }
 
 func (c *Client) apply(ctx context.Context, o Object, known map[string][]resource) error {

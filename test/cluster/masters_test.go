@@ -128,7 +128,7 @@ func (m *masters) note(i int, name string) {
 		m.t.Fatal(err)
 	}
 	m.patiently(i, "to take "+name, func() error {
-		_, err := m.api(i).ApplyAll(m.t.Context(), objects)
+		_, err := applyAll(m.t.Context(), m.api(i), objects)
 		return err
 	})
 }
