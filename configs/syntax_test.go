@@ -134,3 +134,27 @@ func TestManyItemsInALine(t *testing.T) {
 		t.Errorf("%v with what looks like items, %v without", items, plain)
 	}
 }
+
+// TestPlainMaster: one API server is one, however it is written.
+func TestPlainMaster(t *testing.T) {
+	for spelling, want := range map[string]string{
+		"192.0.2.11:6443":           "192.0.2.11:6443",
+		"192.0.2.11:06443":          "192.0.2.11:6443",
+		"[2001:DB8:0::1]:6443":      "[2001:db8::1]:6443",
+		"[2001:db8::1]:6443":        "[2001:db8::1]:6443",
+		"[::ffff:192.0.2.11]:6443":  "192.0.2.11:6443",
+		"Master-1.Example.com:6443": "master-1.example.com:6443",
+		"192.0.2.11":                "192.0.2.11",
+		"192.0.2.11:https":          "192.0.2.11:https",
+		"":                          "",
+	} {
+		if got := PlainMaster(spelling); got != want {
+			t.Errorf("PlainMaster(%q) = %q, want %q", spelling, got, want)
+		}
+	}
+	site := *mustSite(t, exampleSite)
+	site.Masters = []string{"[2001:db8::1]:6443", "[2001:DB8:0::1]:6443"}
+	if !strings.Contains(site.Validate().Error(), "is masters[0] again") {
+		t.Errorf("they are two: %v", site.Validate())
+	}
+}

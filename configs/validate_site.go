@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -75,6 +76,25 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 	s.validateCAHashes(probs)
 }
 
+// PlainMaster is the spelling of an API server, "host:port", that all spellings of it
+// have in common; ipvscare knows them as one, too. What is not an API server is
+// returned as it is.
+func PlainMaster(master string) string {
+	host, port, err := net.SplitHostPort(master)
+	if err != nil {
+		return master
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return master
+	}
+	host = strings.ToLower(host)
+	if a, err := netip.ParseAddr(host); err == nil {
+		host = a.Unmap().String()
+	}
+	return net.JoinHostPort(host, strconv.FormatUint(n, 10))
+}
+
 // validateMasters also counts the API servers that are named by address.
 func (s *Site) validateMasters(probs *Problems) (v4, v6 int) {
 	seen := map[string]int{}
@@ -84,12 +104,11 @@ func (s *Site) validateMasters(probs *Problems) (v4, v6 int) {
 			probs.add(path, "%s", bad)
 			continue
 		}
-		host, port, _ := net.SplitHostPort(m)
-		key := net.JoinHostPort(strings.ToLower(host), port)
+		host, _, _ := net.SplitHostPort(m)
+		key := PlainMaster(m)
 		addr, err := netip.ParseAddr(host)
 		if err == nil {
 			addr = addr.Unmap()
-			key = netip.AddrPortFrom(addr, 0).Addr().String() + " " + port
 			if addr.Is4() {
 				v4++
 			} else {

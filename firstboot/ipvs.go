@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -74,9 +76,11 @@ func ipvscarePhase(site *configs.Site) Phase {
 // API server has to show.
 func ipvsConfig(e *Env, site *configs.Site) ([]byte, error) {
 	conf := node.IPVS(withFormerMasters(e, site))
-	if isMember(e) {
-		for i := range conf.Servers {
-			conf.Servers[i].Joined = readJoinedCluster(e)
+	for i := range conf.Servers {
+		s := &conf.Servers[i]
+		s.Masters = balanced(site, s.Masters)
+		if isMember(e) {
+			s.Joined = readJoinedCluster(e)
 		}
 	}
 	doc, err := json.MarshalIndent(conf, "", "  ")
@@ -84,6 +88,22 @@ func ipvsConfig(e *Env, site *configs.Site) ([]byte, error) {
 		return nil, fmt.Errorf("writing the list of API servers: %w", err)
 	}
 	return append(doc, '\n'), nil
+}
+
+// balanced are the masters that can be behind the site's VIP, each once. A former one may
+// be one of the site's in another spelling, or be what the endpoint or the VIP is now:
+// ipvscare takes no list with one of those.
+func balanced(site *configs.Site, masters []string) []string {
+	vip, vipErr := netip.ParseAddr(site.VIP)
+	seen := map[string]bool{}
+	return slices.DeleteFunc(slices.Clone(masters), func(m string) bool {
+		plain := configs.PlainMaster(m)
+		host, _, err := net.SplitHostPort(plain)
+		addr, addrErr := netip.ParseAddr(host)
+		out := err != nil || seen[plain] || strings.EqualFold(host, site.Endpoint) || vipErr == nil && addrErr == nil && addr == vip.Unmap()
+		seen[plain] = true
+		return out
+	})
 }
 
 // writeIPVSConfig has an ipvscare that runs follow what is noted by now.
