@@ -221,30 +221,52 @@ func (c *Cache) ReadBlob(sha string) ([]byte, error) {
 }
 
 // Program lays a blob down as a program that can be run from here, and returns
-// its path. It goes with the blob.
+// its path. It goes with the blob. A copy that is there already is compared with
+// the blob's digest.
 func (c *Cache) Program(sha, name string) (string, error) {
 	path := filepath.Join(c.dir, "programs", name+programSuffix(sha))
-	if _, err := os.Stat(path); err == nil && c.Has(sha) { // which marks the use
-		return path, nil
-	}
-	in, err := c.OpenBlob(sha)
+	in, err := c.OpenBlob(sha) // which marks the use
 	if err != nil {
 		return "", err
 	}
 	defer in.Close()
-	tmp, err := os.CreateTemp(c.session, "program-")
-	if err != nil {
-		return "", fmt.Errorf("laying down the program %s: %w", name, err)
+	if c.isProgram(path, sha) {
+		return path, nil
 	}
-	defer os.Remove(tmp.Name())
-	_, err = io.Copy(tmp, io.NewSectionReader(in, 0, 1<<62))
-	if err := errors.Join(err, tmp.Chmod(0o755), tmp.Close()); err != nil {
-		return "", fmt.Errorf("laying down the program %s: %w", name, err)
-	}
-	if err := replace(tmp.Name(), path); err != nil {
+	if err := c.layDown(path, sha, in); err != nil {
 		return "", fmt.Errorf("laying down the program %s: %w", name, err)
 	}
 	return path, nil
+}
+
+// isProgram reports whether there is a whole copy of a blob that can be run.
+func (c *Cache) isProgram(path, sha string) bool {
+	fi, err := os.Lstat(path)
+	if err != nil || !fi.Mode().IsRegular() || fi.Mode().Perm()&0o500 != 0o500 {
+		return false
+	}
+	_, got, _, err := hashFile(c.until, path)
+	return err == nil && got == sha
+}
+
+// layDown copies a blob to path, where it appears once it is complete and verified.
+func (c *Cache) layDown(path, sha string, blob io.ReaderAt) error {
+	tmp, err := os.CreateTemp(c.session, "program-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name())
+	h := sha256.New()
+	n, err := io.Copy(io.MultiWriter(tmp, h), io.NewSectionReader(blob, 0, 1<<62))
+	if got := hex.EncodeToString(h.Sum(nil)); err == nil && got != sha {
+		err = &DigestError{Want: sha, Got: got, Size: n}
+	}
+	// Synced before the rename: after a power cut a name must not stand for a file
+	// of zeros.
+	if err := errors.Join(err, tmp.Chmod(0o755), tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	return replace(tmp.Name(), path)
 }
 
 // programSuffix ends the name of a blob's copies: a file of that name is the

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -268,6 +269,38 @@ func TestMarkOfUseIsNoChange(t *testing.T) {
 	for sha, want := range map[string]bool{used: true, recent: true, idle: false, older: false} {
 		if there(c, sha) != want {
 			t.Errorf("%s: there is %v", sha, !want)
+		}
+	}
+}
+
+// TestDamagedProgram: a copy of a program that is not whole is laid down again.
+func TestDamagedProgram(t *testing.T) {
+	const text = "#!/bin/sh\necho it runs\n"
+	dir := t.TempDir()
+	c := open(t, dir)
+	sha := put(t, c, []byte(text))
+	path, err := c.Program(sha, "it")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func() error{
+		"untouched":       func() error { return nil },
+		"cut to nothing":  func() error { return os.Truncate(path, 0) },
+		"zeros":           func() error { return os.WriteFile(path, make([]byte, len(text)), 0o755) },
+		"gone":            func() error { return os.Remove(path) },
+		"not executable":  func() error { return os.Chmod(path, 0o644) },
+		"a directory":     func() error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o755)) },
+		"a link to zeros": func() error { return errors.Join(os.Remove(path), os.Symlink("/dev/zero", path)) },
+	} {
+		if err := spoil(); err != nil {
+			t.Fatal(err)
+		}
+		got, err := open(t, dir).Program(sha, "it")
+		if err != nil || got != path {
+			t.Fatalf("%s: %s, %v", name, got, err)
+		}
+		if out, err := exec.Command(got).Output(); err != nil || string(out) != "it runs\n" {
+			t.Errorf("%s: it says %q, %v", name, out, err)
 		}
 	}
 }
