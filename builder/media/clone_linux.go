@@ -21,10 +21,14 @@ func lock(f *os.File, exclusive bool) error {
 	return err
 }
 
-// isHole reports whether n bytes at off are known to be a hole.
+// isHole reports whether n bytes at off are known to be a hole. What is beyond the
+// end, of a file that has become shorter too, is none.
 func isHole(f *os.File, off, n int64) bool {
 	at, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
-	return errors.Is(err, unix.ENXIO) || err == nil && at >= off+n
+	if errors.Is(err, unix.ENXIO) { // no data from there on
+		at, err = unix.Seek(int(f.Fd()), 0, unix.SEEK_END)
+	}
+	return err == nil && at >= off+n
 }
 
 // allocate takes room for n bytes at off, which keep what they are. Where the
@@ -37,12 +41,24 @@ func allocate(f *os.File, off, n int64) error {
 	return nil
 }
 
-// clone makes dst a copy of src: sharing its blocks where the file system can
-// do that, else by copying what is not a hole.
+// clone makes dst a copy of src, of which size bytes are known: sharing its blocks
+// where the file system can do that, else by copying what is not a hole.
 func clone(ctx context.Context, dst, src *os.File, size int64) error {
 	if unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil {
-		return nil
+		fi, err := dst.Stat()
+		if err == nil && fi.Size() < size {
+			err = shorter(src, size)
+		}
+		return err
 	}
+	if err := copySparse(ctx, dst, src, size); err != nil {
+		return err
+	}
+	// Beyond the end of a file that was cut off there seems to be a hole.
+	return checkLength(src, size)
+}
+
+func copySparse(ctx context.Context, dst, src *os.File, size int64) error {
 	if err := dst.Truncate(size); err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -844,6 +845,45 @@ func TestStampingKeepsWords(t *testing.T) {
 	} {
 		if got := m.stamping(err); got.Error() != want || !errors.Is(got, a) || !errors.Is(got, b) {
 			t.Errorf("%v\nwant %s", got, want)
+		}
+	}
+}
+
+// TestCopyOfWhatBecameShorter: a source that is cut off while it is copied is an error,
+// however it is copied; what is left of it would pass for zeros.
+func TestCopyOfWhatBecameShorter(t *testing.T) {
+	d := t.TempDir()
+	src, err := os.Create(filepath.Join(d, "src"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	const had = 5 << 20
+	for _, left := range []int64{0, 1 << 20, had - 1} {
+		for what, data := range map[string]int64{"data": left, "a hole at its end": left / 2} {
+			if err := errors.Join(src.Truncate(0), src.Truncate(left)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := src.WriteAt(bytes.Repeat([]byte{1}, int(data)), 0); err != nil {
+				t.Fatal(err)
+			}
+			if isHole(src, left, had-left) || isHole(src, had, 1) {
+				t.Errorf("%d bytes are left, %s: beyond the end there is a hole", left, what)
+			}
+			for name, copy := range map[string]func(dst *os.File) error{
+				"clone":     func(dst *os.File) error { return clone(t.Context(), dst, src, had) },
+				"copyRange": func(dst *os.File) error { return copyRange(dst, src, 0, had) },
+			} {
+				dst, err := os.Create(filepath.Join(d, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = copy(dst)
+				dst.Close()
+				if !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), src.Name()) {
+					t.Errorf("%s, %d bytes are left, %s: %v", name, left, what, err)
+				}
+			}
 		}
 	}
 }

@@ -369,6 +369,23 @@ func (m *image) unpack(ctx context.Context, out *os.File) error {
 // copyRange copies n bytes at the same place of both files, by reading and
 // writing.
 func copyRange(dst, src *os.File, off, n int64) error {
-	_, err := io.CopyBuffer(io.NewOffsetWriter(dst, off), io.NewSectionReader(src, off, n), make([]byte, 1<<20))
+	done, err := io.CopyBuffer(io.NewOffsetWriter(dst, off), io.NewSectionReader(src, off, n), make([]byte, 1<<20))
+	if err == nil && done < n {
+		err = shorter(src, off+n)
+	}
+	return err
+}
+
+// shorter says that a file which had so many bytes has fewer now.
+func shorter(src *os.File, size int64) error {
+	return fmt.Errorf("reading %s: %w: it has become shorter than the %d bytes that it had: find the program that writes to it", src.Name(), io.ErrUnexpectedEOF, size)
+}
+
+// checkLength finds a file that has become shorter while it was copied.
+func checkLength(src *os.File, size int64) error {
+	fi, err := src.Stat()
+	if err == nil && fi.Size() < size {
+		err = shorter(src, size)
+	}
 	return err
 }
