@@ -97,15 +97,18 @@ func archive(ctx context.Context, c *fetch.Cache, p *Pinned) (tree.Content, erro
 	if err != nil {
 		return tree.Content{}, err
 	}
-	blobs := []Descriptor{p.named(), p.Manifest, p.Config}
-	for _, l := range p.Layers {
-		blobs = append(blobs, l.Descriptor)
+	var blobs []Descriptor
+	for what, d := range p.stored(true) {
+		if err := checkCached(c, d); err != nil {
+			return tree.Content{}, fmt.Errorf("%s %s: %w", what, d.Digest, err)
+		}
+		blobs = append(blobs, d)
 	}
 	key, err := json.Marshal(struct {
 		Kind  string
 		Index string
 		Blobs []Descriptor
-	}{"oci archive 1", string(index), blobs})
+	}{"oci archive 2", string(index), blobs})
 	if err != nil {
 		return tree.Content{}, err
 	}

@@ -155,6 +155,11 @@ func (b *baker) image(ctx context.Context, p *Pinned) error {
 	if top != nil {
 		config[store.LabelGCSnapshot+b.snapshotter] = top.chainID
 	}
+	for what, d := range p.stored(b.options.KeepLayers) {
+		if err := checkCached(b.cache, d); err != nil {
+			return &ImageError{p.Source, fmt.Errorf("image %s: %s %s: %w", p.Ref, what, d.Digest, err)}
+		}
+	}
 	b.blob(p.Config, config)
 	manifest := map[string]string{store.LabelGCConfig: string(p.Config.Digest)}
 	if b.options.KeepLayers {

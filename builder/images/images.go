@@ -21,6 +21,7 @@ package images
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -118,6 +119,21 @@ func (p *Pinned) named() Descriptor {
 		return p.Manifest
 	}
 	return p.Target
+}
+
+// stored yields the blobs that a store or an archive of the image has, and what
+// messages call them; the layers' own only if they are kept.
+func (p *Pinned) stored(layers bool) iter.Seq2[string, Descriptor] {
+	return func(yield func(string, Descriptor) bool) {
+		ok := yield("manifest", p.named())
+		if p.Manifest.Digest != p.named().Digest {
+			ok = ok && yield("manifest", p.Manifest)
+		}
+		ok = ok && yield("config", p.Config)
+		for i, l := range p.Layers {
+			ok = ok && layers && yield(fmt.Sprintf("layer %d of %d", i+1, len(p.Layers)), l.Descriptor)
+		}
+	}
 }
 
 // Result is a baked store.

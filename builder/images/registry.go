@@ -303,7 +303,11 @@ func (r *registrySource) root(ctx context.Context, ref configs.Ref) (Descriptor,
 		if !strings.HasPrefix(strings.TrimSpace(string(got.Manifest)), "{") {
 			return fmt.Errorf("it answered with %s, %w", cmp.Or(string(got.MediaType), "bytes"), registry.ErrNoManifest)
 		}
-		d = Descriptor{MediaType: string(got.MediaType), Size: got.Size}
+		// The type in the answer's header is no part of what its digest is of.
+		d = Descriptor{Size: got.Size}
+		if _, err := parseManifest(got.Manifest, &d.MediaType); err != nil {
+			d.MediaType = string(got.MediaType) // it is read again, and reported
+		}
 		d.Digest, err = configs.ParseDigest(got.Digest.String())
 		return err
 	})

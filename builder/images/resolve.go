@@ -212,8 +212,10 @@ func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref configs.Ref) (d 
 }
 
 // parseManifest reads an index or a manifest as containerd does, and settles
-// the media type: the descriptor's where it has one, else the document's own,
-// else, since OCI allows to leave it out, by what the document lists.
+// the media type: the document's own or, since OCI allows to leave that out, OCI's
+// for what the document lists. So it depends on the digest alone, and not on who
+// points to the document: an index.json, a registry's answer, or nobody where the
+// cache has it. A pointer that takes an index for a manifest is rejected.
 func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 	var parts struct {
 		MediaType string          `json:"mediaType"`
@@ -225,7 +227,8 @@ func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 	if err := json.Unmarshal(raw, &parts); err != nil {
 		return manifestDoc{}, fmt.Errorf("it is not JSON of a manifest: %w; the source is damaged, or does not hold images: use another", plainJSON(err))
 	}
-	*mediaType = cmp.Or(*mediaType, parts.MediaType)
+	called := *mediaType
+	*mediaType = parts.MediaType
 	if *mediaType == "" {
 		*mediaType = ociManifest
 		if len(parts.Manifests) > 0 {
@@ -236,16 +239,20 @@ func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 	switch {
 	case len(parts.FSLayers) > 0, strings.HasPrefix(*mediaType, "application/vnd.docker.distribution.manifest.v1"):
 		return doc, errors.New("it is a docker schema 1 manifest, which containerd no longer runs; push the image again with a current tool")
+	case isIndex(called) && isManifest(*mediaType):
+		return doc, errIsManifest
+	case isManifest(called) && isIndex(*mediaType):
+		return doc, errIsIndex
 	case isIndex(*mediaType):
-		if len(parts.Config) > 0 || len(parts.Layers) > 0 || isManifest(parts.MediaType) {
-			return doc, errors.New("it is called an index and is a manifest; have the image pushed again")
+		if len(parts.Config) > 0 || len(parts.Layers) > 0 {
+			return doc, errIsManifest
 		}
 		var index ocispec.Index
 		err := readStrict(raw, &index)
 		return manifestDoc{Manifests: index.Manifests}, err
 	case isManifest(*mediaType):
-		if len(parts.Manifests) > 0 || isIndex(parts.MediaType) {
-			return doc, errors.New("it is called a manifest and is an index; have the image pushed again")
+		if len(parts.Manifests) > 0 {
+			return doc, errIsIndex
 		}
 		var m ocispec.Manifest
 		err := readStrict(raw, &m)
@@ -253,6 +260,11 @@ func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 	}
 	return doc, fmt.Errorf("its media type %q is neither a manifest nor an index of a container image; name an image", *mediaType)
 }
+
+var (
+	errIsManifest = errors.New("it is called an index and is a manifest; have the image pushed again")
+	errIsIndex    = errors.New("it is called a manifest and is an index; have the image pushed again")
+)
 
 // readStrict reads a document into containerd's own type for it: what that
 // cannot read would be on board and never run.

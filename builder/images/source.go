@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -82,10 +83,28 @@ func readDoc(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, w
 	if err != nil {
 		return fail(err)
 	}
-	if d.Size > 0 && int64(len(b)) != d.Size {
-		return fail(fmt.Errorf("it has %d bytes, the descriptor says %d", len(b), d.Size))
+	if err := checkSize(d, int64(len(b))); err != nil {
+		return fail(err)
 	}
 	return b, nil
+}
+
+// checkSize compares a blob's size with what points to the blob says of it. Who
+// reads a store or an archive believes the latter.
+func checkSize(d Descriptor, size int64) error {
+	if size != d.Size {
+		return fmt.Errorf("it has %d bytes, its descriptor says %d: have the image pushed again", size, d.Size)
+	}
+	return nil
+}
+
+// checkCached is checkSize for a blob in the cache.
+func checkCached(c *fetch.Cache, d Descriptor) error {
+	fi, err := os.Stat(c.BlobPath(d.Digest.Hex()))
+	if err != nil {
+		return err
+	}
+	return checkSize(d, fi.Size())
 }
 
 // blobError says which blob of which image could not be had, from where, and

@@ -2,7 +2,9 @@ package images
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/fetch"
@@ -50,12 +52,18 @@ func (s *sources) close() {
 // the cache has it already.
 func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool, limit sizeLimit) error {
 	l := p.Layers[j]
-	if s.cache.Has(l.DiffID.Hex()) && (!keep || s.cache.Has(l.Digest.Hex())) {
+	cached := s.cache.Has(l.DiffID.Hex()) && (!keep || s.cache.Has(l.Digest.Hex()))
+	// As it is in the cache or, where that has it uncompressed alone, as it would be.
+	sizeErr := checkCached(s.cache, l.Descriptor)
+	if cached && (sizeErr == nil || errors.Is(sizeErr, fs.ErrNotExist)) {
 		return nil
 	}
 	src, err := s.get(ctx, p.Source)
 	if err != nil {
 		return fmt.Errorf("image %s: %w", p.Ref, err)
+	}
+	if cached {
+		return badBlob(fmt.Sprintf("layer %d of %d", j+1, len(p.Layers)), l.Descriptor, p.Ref, src, sizeErr)
 	}
 	u := unpacker{limit, &s.large}
 	err = again(ctx, src, p.Ref, l.Digest, func() error { return u.fetchLayer(ctx, s.cache, src, p.Ref, l, keep) })

@@ -110,6 +110,9 @@ func verifyArchives(fs *ext4.Reader, listed int, booted bool) (*store.Summary, e
 		if got := hex.EncodeToString(h.Sum(nil)); err == nil && got != a.SHA256 {
 			err = fmt.Errorf("sha256 is %s (%d bytes), expected %s", got, f.Size(), a.SHA256)
 		}
+		if err == nil {
+			err = store.VerifyArchive(f, f.Size())
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("archive %s of image %s: %w", a.File, a.Ref, err))
 		}

@@ -1,7 +1,10 @@
 package store
 
 import (
+	"archive/tar"
 	"bytes"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -323,5 +326,62 @@ func TestChainID(t *testing.T) {
 	}
 	if got := ChainID("sha256:a", "sha256:b"); len(got) != len("sha256:")+64 || got == ChainID("sha256:b", "sha256:a") {
 		t.Error(got)
+	}
+}
+
+// TestVerifyArchive rejects what containerd would reject on the node.
+func TestVerifyArchive(t *testing.T) {
+	type doc = map[string]any
+	for name, test := range map[string]struct {
+		edit func(blobs map[string][]byte, config, layer, manifest doc)
+		want string
+	}{
+		"sound":                {func(map[string][]byte, doc, doc, doc) {}, ""},
+		"a config's size":      {func(_ map[string][]byte, c, _, _ doc) { c["size"] = 1 }, "config sha256:"},
+		"a layer's size":       {func(_ map[string][]byte, _, l, _ doc) { l["size"] = 100000 }, "its descriptor says 100000"},
+		"a manifest's size":    {func(_ map[string][]byte, _, _, m doc) { m["size"] = 0 }, "its descriptor says 0"},
+		"a layer that is gone": {func(b map[string][]byte, _, l, _ doc) { delete(b, l["digest"].(string)) }, "is missing"},
+		"another blob":         {func(b map[string][]byte, _, l, _ doc) { b[l["digest"].(string)] = []byte("LAYER") }, "has digest"},
+		"no index":             {func(b map[string][]byte, _, _, _ doc) { delete(b, "index.json") }, "no index.json"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			blobs := map[string][]byte{}
+			put := func(b []byte) doc {
+				d := fmt.Sprintf("sha256:%x", sha256.Sum256(b))
+				blobs[d] = b
+				return doc{"digest": d, "size": len(b)}
+			}
+			marshal := func(v any) []byte {
+				b, err := json.Marshal(v)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return b
+			}
+			config, layer := put([]byte("{}")), put([]byte("layer"))
+			blobs["index.json"] = nil
+			test.edit(blobs, config, layer, doc{})
+			manifest := put(marshal(doc{"config": config, "layers": []any{layer}}))
+			test.edit(map[string][]byte{config["digest"].(string): nil}, doc{}, layer, manifest)
+			if _, ok := blobs["index.json"]; ok {
+				blobs["index.json"] = marshal(doc{"manifests": []any{manifest}})
+			}
+			var b bytes.Buffer
+			w := tar.NewWriter(&b)
+			for name, content := range blobs {
+				if hex, ok := strings.CutPrefix(name, "sha256:"); ok {
+					name = "blobs/sha256/" + hex
+				}
+				if err := w.WriteHeader(&tar.Header{Name: name, Size: int64(len(content)), Mode: 0o644}); err != nil {
+					t.Fatal(err)
+				}
+				w.Write(content)
+			}
+			w.Close()
+			err := VerifyArchive(bytes.NewReader(b.Bytes()), int64(b.Len()))
+			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v", err)
+			}
+		})
 	}
 }

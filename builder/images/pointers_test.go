@@ -1,0 +1,155 @@
+package images
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/test/imagetest"
+)
+
+// TestSizesInDescriptors: what a manifest or an index says of a blob's size is
+// compared with the blob, whether the cache has that already or not.
+func TestSizesInDescriptors(t *testing.T) {
+	resize := map[string]func(l *layout, size int) string{
+		"config": func(l *layout, size int) string {
+			return l.rewrite(func(m jsonDoc) { m["config"].(jsonDoc)["size"] = size })
+		},
+		"layer 1 of 1": func(l *layout, size int) string {
+			return l.rewrite(func(m jsonDoc) { layerOf(m, 0)["size"] = size })
+		},
+		"manifest": func(l *layout, size int) string {
+			l.wrap(func(m jsonDoc) []any { m["size"] = size; return []any{with(m, "linux", "amd64")} })
+			return "manifest"
+		},
+	}
+	for what, edit := range resize {
+		for _, size := range []int{0, 1, 100000} {
+			for _, warm := range []bool{false, true} {
+				for _, mode := range []string{"bake", "keep", "import"} {
+					t.Run(fmt.Sprintf("%s %d warm %t %s", what, size, warm, mode), func(t *testing.T) {
+						if what == "layer 1 of 1" && mode == "bake" && warm {
+							t.Skip("the layer's own blob is neither wanted nor there")
+						}
+						l := newLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{imagetest.Script(imagetest.File("a", 0o644, 0, 0, "a"))}})
+						c, o := newCache(t), testOptions()
+						o.KeepLayers = mode == "keep"
+						build := func() error {
+							pinned, err := Resolve(t.Context(), c, l.imgs, o)
+							if err != nil {
+								return err
+							}
+							if mode == "import" {
+								_, err = Archives(t.Context(), c, pinned, o)
+							} else {
+								_, err = Bake(t.Context(), c, pinned, o)
+							}
+							return err
+						}
+						if warm {
+							if err := build(); err != nil {
+								t.Fatal(err)
+							}
+						}
+						edit(l, size)
+						wantError(t, build(), "image edgebake.test/a:1", what, "bytes")
+						unpoisoned(t, c)
+					})
+				}
+			}
+		}
+	}
+}
+
+// rewrite edits the first image's manifest, and no size in it follows.
+func (l *layout) rewrite(edit func(manifest jsonDoc)) string {
+	l.t.Helper()
+	var index, manifest jsonDoc
+	l.read("", &index)
+	entry := index["manifests"].([]any)[0].(jsonDoc)
+	l.read(entry["digest"].(string), &manifest)
+	edit(manifest)
+	entry["digest"], entry["size"] = l.put(manifest)
+	l.writeIndex(index)
+	return entry["digest"].(string)
+}
+
+// TestMediaTypeIsTheDocuments: one digest has one media type on the node, whatever
+// points to it says, and whether the cache has it or not.
+func TestMediaTypeIsTheDocuments(t *testing.T) {
+	for name, test := range map[string]struct {
+		own  any // in the document; nil: none
+		want string
+	}{
+		"OCI": {ociManifest, ociManifest}, "docker": {dockerManifest, dockerManifest}, "none": {nil, ociManifest},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{imagetest.Script()}})
+			digest := l.rewrite(func(m jsonDoc) {
+				delete(m, "mediaType")
+				if test.own != nil {
+					m["mediaType"] = test.own
+				}
+			})
+			var contentType string
+			s := serve(t, l, httptest.NewServer)
+			s.fail = func(w http.ResponseWriter, r *http.Request) bool {
+				if strings.Contains(r.URL.Path, "/manifests/") {
+					raw, err := os.ReadFile(l.blob(digest))
+					if err != nil {
+						t.Error(err)
+					}
+					w.Header().Set("Content-Type", contentType)
+					w.Header().Set("Docker-Content-Digest", digest)
+					w.Write(raw)
+					return true
+				}
+				return false
+			}
+			var pinned []Pinned
+			pin := func(what string, img configs.ContainerImage) {
+				t.Helper()
+				c, o := newCache(t), testOptions()
+				o.Registries = []configs.Registry{{Host: s.host, Insecure: true}}
+				for _, cache := range []string{"cold", "warm"} {
+					got, err := Resolve(t.Context(), c, []configs.ContainerImage{img}, o)
+					if err != nil {
+						t.Fatalf("%s, %s cache: %v", what, cache, err)
+					}
+					if got[0].Target.MediaType != test.want || got[0].Manifest.MediaType != test.want {
+						t.Errorf("%s, %s cache: it is %s and %s", what, cache, got[0].Target.MediaType, got[0].Manifest.MediaType)
+					}
+					got[0].Source, got[0].Ref = configs.ContainerImage{}, configs.Ref{}
+					pinned = append(pinned, got[0])
+				}
+			}
+			for _, pointer := range []any{ociManifest, dockerManifest, nil} {
+				var index jsonDoc
+				l.read("", &index)
+				entry := index["manifests"].([]any)[0].(jsonDoc)
+				delete(entry, "mediaType")
+				if pointer != nil {
+					entry["mediaType"] = pointer
+				}
+				l.writeIndex(index)
+				pin(fmt.Sprint("index.json says ", pointer), l.imgs[0])
+				contentType = fmt.Sprint(pointer)
+				if pointer == nil {
+					contentType = "application/json"
+				}
+				pin("the registry says "+contentType, configs.ContainerImage{Ref: s.host + "/a:1"})
+				pin("the registry says "+contentType+" of a digest", configs.ContainerImage{Ref: s.host + "/a@" + digest})
+			}
+			for _, p := range pinned {
+				if !reflect.DeepEqual(p, pinned[0]) {
+					t.Errorf("%+v and %+v", p, pinned[0])
+				}
+			}
+		})
+	}
+}
