@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -698,6 +699,55 @@ func TestFeatures(t *testing.T) {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("dumpe2fs does not show %q:\n%s", want, out)
 		}
+	}
+}
+
+// TestSuperblockTimes: what dumpe2fs and the reader say of dates that take more than
+// 31 bits, and of one before the first.
+func TestSuperblockTimes(t *testing.T) {
+	for _, want := range []string{"1970-01-01", "2026-01-02", "2038-01-19", "2040-01-01", "2106-02-07", "2107-01-01", "2400-01-01"} {
+		o := options(0)
+		var err error
+		if o.Time, err = time.Parse(time.DateTime, want+" 12:00:00"); err != nil {
+			t.Fatal(err)
+		}
+		image := write(t, nil, nil, o)
+		f, err := os.Open(image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := ext4.Open(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := r.Info().Created; !got.Equal(o.Time) {
+			t.Errorf("%s is read as %s", want, got.UTC())
+		}
+		f.Close()
+		if o.Time.Unix() >= 1<<32 {
+			continue // dumpe2fs 1.47.0 leaves the upper byte out
+		}
+		cmd := exec.Command(tool(t, "dumpe2fs"), "-h", image)
+		cmd.Env = append(os.Environ(), "TZ=UTC", "LC_ALL=C")
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, field := range []string{"Filesystem created:", "Last write time:", "Last checked:"} {
+			if line := field + " *" + o.Time.Format("Mon Jan _2 15:04:05 2006"); !regexp.MustCompile(line).Match(out) {
+				t.Errorf("dumpe2fs does not show %q:\n%s", line, out)
+			}
+		}
+	}
+	o := options(0)
+	o.Time = time.Date(1960, 1, 1, 0, 0, 0, 0, time.UTC)
+	f, err := os.Open(write(t, nil, nil, o))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if r, err := ext4.Open(f); err != nil || r.Info().Created.Unix() != 0 {
+		t.Errorf("1960: %v", err)
 	}
 }
 

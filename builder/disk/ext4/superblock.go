@@ -47,7 +47,9 @@ const (
 // putSuper encodes the superblock that lies in group.
 func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	g := v.geo
-	seconds, extra, _ := timestamp(v.opts.Time) // Options.check has seen the error
+	// 40 bits without a sign, unlike those of inodes: 1970 is the earliest.
+	now := max(0, v.opts.Time.Unix())
+	seconds := uint32(now)
 	p16 := func(at int, n uint16) { le.PutUint16(b[at:], n) }
 	p32 := func(at int, n uint32) { le.PutUint32(b[at:], n) }
 
@@ -108,7 +110,7 @@ func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	p32(0x270, v.seed)
 	// The seconds' upper bits: written, created, checked.
 	for _, at := range []int{0x274, 0x276, 0x277} {
-		b[at] = byte(extra & 3)
+		b[at] = byte(now >> 32)
 	}
 	p32(0x3fc, checksum(^uint32(0), b[:0x3fc]))
 }
