@@ -294,6 +294,51 @@ func TestBadInputIsRefusedBeforeWriting(t *testing.T) {
 	}
 }
 
+// TestShortNamesAreNobodysOwn: a name that is made up for one file is not the long
+// name of another, in whatever order they come.
+func TestShortNamesAreNobodysOwn(t *testing.T) {
+	names := []string{"Long File Name.txt", "longfi~1.txt", "LONGFI~2.TXT", "Long file names.txt", "longfi~3.txt.bak", "A+B", "a_b~1", "no extension at all", "noexte~1", "ä.txt", "_~1.txt"}
+	var nodes []tree.Node
+	for _, n := range names {
+		nodes = append(nodes, regular("d/"+n, []byte(n)))
+	}
+	image := build(t, nodes, nil, kinds[0])
+	disktest.Oracle(t, "fsck.fat", "-n", image)
+	for _, n := range names {
+		if strings.Contains(n, "ä") { // needs a UTF-8 locale
+			continue
+		}
+		for _, asked := range []string{n, strings.ToUpper(n)} {
+			if got := disktest.Oracle(t, "mtype", "-i", image, "::d/"+asked); got != n {
+				t.Errorf("mtype %s gives %q", asked, got)
+			}
+		}
+	}
+	b, err := os.ReadFile(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Open(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := r.Stat("d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = r.scan(d, func(raw []byte, e Entry) bool {
+		for _, n := range names {
+			if short := decodeShort(raw); n != e.Name() && foldName(short) == foldName(n) {
+				t.Errorf("%s is %s by its short name", e.Name(), short)
+			}
+		}
+		return true
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // TestAcceptable keeps what has a place, and one of each name.
 func TestAcceptable(t *testing.T) {
 	var nodes []tree.Node

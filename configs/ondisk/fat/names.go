@@ -37,14 +37,21 @@ func checkName(s string) error {
 // foldName is equal for names that FAT takes for the same.
 func foldName(s string) string { return strings.ToLower(strings.ToUpper(s)) }
 
-// shortNames makes the short names of one directory, each once.
+// shortNames makes the short names of one directory, each once. None that is made
+// up is another file's own name: who looks for that would find two.
 type shortNames struct {
 	used map[shortName]bool
-	next map[string]int // the number to try next for names that begin alike
+	own  map[string]bool // the files' own names, folded
+	next map[string]int  // the number to try next for names that begin alike
 }
 
-func newShortNames() *shortNames {
-	return &shortNames{map[shortName]bool{}, map[string]int{}}
+// newShortNames takes a directory's files by their folded names.
+func newShortNames(files map[string]*file) *shortNames {
+	own := make(map[string]bool, len(files))
+	for name := range files {
+		own[name] = true
+	}
+	return &shortNames{map[shortName]bool{}, own, map[string]int{}}
 }
 
 // take returns the short name for a file's name, and whether a long name has
@@ -92,12 +99,21 @@ func (n *shortNames) take(name string) (short shortName, long bool) {
 	for i := n.next[key] + 1; ; i++ {
 		tail := fmt.Sprintf("~%d", i)
 		s := fill(b[:min(len(b), 8-len(tail))] + tail)
-		if !n.used[s] {
+		if !n.used[s] && !n.own[foldName(s.String())] {
 			n.used[s] = true
 			n.next[key] = i
 			return s, true
 		}
 	}
+}
+
+// String is the name as people write it.
+func (s shortName) String() string {
+	base, ext := strings.TrimRight(string(s[:8]), " "), strings.TrimRight(string(s[8:]), " ")
+	if ext != "" {
+		return base + "." + ext
+	}
+	return base
 }
 
 // checksum ties long name entries to their short one.

@@ -203,7 +203,7 @@ func count(d *file) error {
 	if d.parent == nil {
 		d.entries = 1 // the volume label
 	}
-	names := newShortNames()
+	names := newShortNames(d.byName)
 	var errs []error
 	for _, k := range d.kids {
 		k.short, k.long = names.take(k.name)
