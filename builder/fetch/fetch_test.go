@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"archive/tar"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -486,6 +487,46 @@ func TestUncompressed(t *testing.T) {
 		sha := put(b)
 		if got, err := Uncompressed(t.Context(), c, sha, 1); err != nil || got != sha {
 			t.Errorf("%d plain bytes: %s %v", len(b), got, err)
+		}
+	}
+}
+
+// TestUncompressedTarWithAMagicName: a tar is not compressed, whatever its first
+// file is called; neither is a text that begins like bzip2.
+func TestUncompressedTarWithAMagicName(t *testing.T) {
+	c := open(t, t.TempDir())
+	for _, name := range []string{"BZhome", "BZh91AY&SY", "\x1f\x8b\x08", "\x28\xb5\x2f\xfd", "\xfd7zXZ"} {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		if err := errors.Join(w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Format: tar.FormatGNU}), w.Close()); err != nil {
+			t.Fatal(err)
+		}
+		sha, _, err := c.Put(t.Context(), "", &b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := Uncompressed(t.Context(), c, sha, 1<<20); err != nil || got != sha {
+			t.Errorf("%q: %s, %v", name, got, err)
+		}
+	}
+	sha, _, err := c.Put(t.Context(), "", strings.NewReader("BZh is how a bzip2 file begins"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Uncompressed(t.Context(), c, sha, 1<<20); err != nil || got != sha {
+		t.Errorf("a text: %s, %v", got, err)
+	}
+	for packed, want := range map[string]string{"425a683917724538509000000000": "", "425a68393141592653591d5e59d5000000c1000010006020002198198461772453850901d5e59d50": "hi\n"} { // as bzip2 writes them
+		b, err := hex.DecodeString(packed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sha, _, err := c.Put(t.Context(), "", bytes.NewReader(b))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := Uncompressed(t.Context(), c, sha, 1<<20); err != nil || got != sum([]byte(want)) {
+			t.Errorf("bzip2 of %q: %s, %v", want, got, err)
 		}
 	}
 }

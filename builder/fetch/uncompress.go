@@ -2,13 +2,15 @@ package fetch
 
 import (
 	"bufio"
-	"bytes"
 	"compress/bzip2"
 	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/ulikunitz/xz"
@@ -17,13 +19,47 @@ import (
 
 // compressions are told by the first bytes, whatever a file is called.
 var compressions = []struct {
-	name, magic string
-	open        func(*bufio.Reader) (io.Reader, error)
+	name   string
+	magics []string
+	open   func(*bufio.Reader) (io.Reader, error)
 }{
-	{"gzip", "\x1f\x8b", func(r *bufio.Reader) (io.Reader, error) { return gzip.NewReader(r) }},
-	{"zstd", "\x28\xb5\x2f\xfd", openZstd},
-	{"xz", "\xfd7zXZ\x00", openXZ},
-	{"bzip2", "BZh", func(r *bufio.Reader) (io.Reader, error) { return bzip2.NewReader(r), nil }},
+	{"gzip", []string{"\x1f\x8b\x08"}, func(r *bufio.Reader) (io.Reader, error) { return gzip.NewReader(r) }},
+	{"zstd", []string{"\x28\xb5\x2f\xfd"}, openZstd},
+	{"xz", []string{"\xfd7zXZ\x00"}, openXZ},
+	// A digit for the size of the blocks (see magicOf), and what the first block or
+	// the end of an empty file begins with.
+	{"bzip2", []string{"BZh1AY&SY", "BZh\x17\x72\x45\x38\x50\x90"}, func(r *bufio.Reader) (io.Reader, error) { return bzip2.NewReader(r), nil }},
+}
+
+// magicOf is the start of a file without the digit in that of bzip2.
+func magicOf(head []byte) string {
+	s := string(head)
+	if len(s) > 3 && strings.HasPrefix(s, "BZh") && s[3] >= '1' && s[3] <= '9' {
+		return s[:3] + s[4:]
+	}
+	return s
+}
+
+const tarHeader = 512
+
+// isTar reports whether a file begins with a tar header: its checksum is that of
+// all its bytes, its own taken for blanks.
+func isTar(head []byte) bool {
+	if len(head) < tarHeader {
+		return false
+	}
+	const at, end = 148, 156
+	want, err := strconv.ParseInt(strings.Trim(string(head[at:end]), " \x00"), 8, 64)
+	if err != nil {
+		return false
+	}
+	sum := int64((end - at) * ' ')
+	for i, b := range head[:tarHeader] {
+		if i < at || i >= end {
+			sum += int64(b)
+		}
+	}
+	return sum == want
 }
 
 // maxWindow is how much of its output a compression may refer back to, and
@@ -75,14 +111,18 @@ func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (strin
 		return "", err
 	}
 	defer f.Close()
-	head := make([]byte, 8)
+	head := make([]byte, tarHeader)
 	if n, err := f.ReadAt(head, 0); err != nil && err != io.EOF {
 		return "", fmt.Errorf("reading cached blob %s: %w", sha, err)
 	} else {
 		head = head[:n]
 	}
+	if isTar(head) {
+		return sha, nil // its first file's name may begin like a compression
+	}
+	start := magicOf(head)
 	for _, z := range compressions {
-		if !bytes.HasPrefix(head, []byte(z.magic)) {
+		if !slices.ContainsFunc(z.magics, func(m string) bool { return strings.HasPrefix(start, m) }) {
 			continue
 		}
 		key := "uncompress " + sha
