@@ -3,12 +3,14 @@ package tree
 import (
 	"archive/tar"
 	"context"
+	"encoding/base64"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"maps"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
@@ -16,8 +18,6 @@ import (
 	"strings"
 	"time"
 )
-
-const xattrPrefix = "SCHILY.xattr."
 
 // A tar of some kilobytes can uncompress to any number of headers, and each is
 // kept in memory.
@@ -228,23 +228,79 @@ func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
 	default:
 		return nil, fmt.Errorf("entry of unknown type %q", h.Typeflag)
 	}
-	for k, v := range h.PAXRecords {
-		if name, ok := strings.CutPrefix(k, xattrPrefix); ok {
-			if name == "" || len(name) > 255 || len(v) > 64<<10 {
-				return nil, fmt.Errorf("extended attribute %q of %d bytes", name, len(v))
-			}
-			if err := CheckCapability(name, v); err != nil {
-				return nil, err
-			}
-			if in.Xattrs == nil {
-				in.Xattrs = map[string]string{}
-			}
-			in.Xattrs[name] = v
-		} else if strings.HasPrefix(k, "SCHILY.acl.") {
-			return nil, errors.New("access control list in text form; write the archive with --no-acls, or with the ACL as extended attribute")
-		}
+	var err error
+	in.Xattrs, err = xattrs(h.PAXRecords)
+	if err != nil {
+		return nil, err
 	}
 	return in, nil
+}
+
+// Where tar programs keep extended attributes: star and GNU tar, with what it does
+// for SELinux alone, and libarchive, which mostly writes the first form too.
+const (
+	xattrPrefix      = "SCHILY.xattr."
+	selinuxRecord    = "RHT.security.selinux"
+	libarchivePrefix = "LIBARCHIVE.xattr."
+)
+
+// xattrs are the extended attributes in an entry's records. Of one that is there in
+// several forms it is star's.
+func xattrs(records map[string]string) (map[string]string, error) {
+	var out map[string]string
+	put := func(name, value string) error {
+		if name == "" || len(name) > 255 || len(value) > 64<<10 {
+			return fmt.Errorf("extended attribute %q of %d bytes", name, len(value))
+		}
+		if err := CheckCapability(name, value); err != nil {
+			return err
+		}
+		if out == nil {
+			out = map[string]string{}
+		}
+		out[name] = value
+		return nil
+	}
+	// The forms in the order of their precedence, the last wins.
+	for _, form := range []func(k, v string) error{
+		func(k, v string) error {
+			coded, ok := strings.CutPrefix(k, libarchivePrefix)
+			if !ok {
+				return nil
+			}
+			name, err := url.PathUnescape(coded)
+			if err != nil {
+				return fmt.Errorf("extended attribute %q: %w", coded, err)
+			}
+			value, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(v, "="))
+			if err != nil {
+				return fmt.Errorf("extended attribute %q is not Base64: %w; write the archive again", name, err)
+			}
+			return put(name, string(value))
+		},
+		func(k, v string) error {
+			if k != selinuxRecord {
+				return nil
+			}
+			return put("security.selinux", strings.TrimRight(v, "\x00")+"\x00") // as setfilecon(3) has it
+		},
+		func(k, v string) error {
+			if name, ok := strings.CutPrefix(k, xattrPrefix); ok {
+				return put(name, v)
+			}
+			if strings.HasPrefix(k, "SCHILY.acl.") {
+				return errors.New("access control list in text form; write the archive with --no-acls, or with the ACL as extended attribute")
+			}
+			return nil
+		},
+	} {
+		for _, k := range slices.Sorted(maps.Keys(records)) {
+			if err := form(k, records[k]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
 }
 
 // CheckCapability rejects file capabilities that the kernel would not take

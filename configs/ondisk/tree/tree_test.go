@@ -4,9 +4,11 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -161,6 +163,41 @@ func TestFlatten(t *testing.T) {
 	}
 	if want := ". d d/b d/c f l o o/z was"; strings.Join(got, " ") != want {
 		t.Errorf("got %s, want %s", strings.Join(got, " "), want)
+	}
+}
+
+// TestXattrsOfEveryTar: of each form in which tar programs keep extended attributes
+// the value is the attribute's own.
+func TestXattrsOfEveryTar(t *testing.T) {
+	caps := "\x01\x00\x00\x02\x00\x04" + strings.Repeat("\x00", 14)
+	coded := base64.StdEncoding.EncodeToString([]byte(caps))
+	for name, test := range map[string]struct {
+		records map[string]string
+		want    map[string]string
+		err     string
+	}{
+		"GNU tar --selinux":     {map[string]string{"RHT.security.selinux": "system_u:object_r:bin_t:s0"}, map[string]string{"security.selinux": "system_u:object_r:bin_t:s0\x00"}, ""},
+		"libarchive":            {map[string]string{"LIBARCHIVE.xattr.security.capability": coded}, map[string]string{"security.capability": caps}, ""},
+		"without padding":       {map[string]string{"LIBARCHIVE.xattr.security.capability": strings.TrimRight(coded, "=")}, map[string]string{"security.capability": caps}, ""},
+		"a name that is coded":  {map[string]string{"LIBARCHIVE.xattr.user.a%3Db%25": "YQ"}, map[string]string{"user.a=b%": "a"}, ""},
+		"in both forms":         {map[string]string{"LIBARCHIVE.xattr.user.a": "Yg", "SCHILY.xattr.user.a": "a"}, map[string]string{"user.a": "a"}, ""},
+		"SELinux in both forms": {map[string]string{"RHT.security.selinux": "b", "SCHILY.xattr.security.selinux": "a\x00"}, map[string]string{"security.selinux": "a\x00"}, ""},
+		"not Base64":            {map[string]string{"LIBARCHIVE.xattr.user.a": "!"}, nil, `"user.a" is not Base64`},
+		"a name not coded":      {map[string]string{"LIBARCHIVE.xattr.user.a%": "YQ"}, nil, "extended attribute"},
+		"bad capabilities":      {map[string]string{"LIBARCHIVE.xattr.security.capability": "YQ"}, nil, "setcap"},
+		"a text ACL":            {map[string]string{"SCHILY.acl.access": "user::rwx"}, nil, "access control list"},
+		"no attribute":          {map[string]string{"LIBARCHIVE.creationtime": "1"}, nil, ""},
+	} {
+		nodes, err := index(makeTar(t, entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "f", Mode: 0o644, Format: tar.FormatPAX, PAXRecords: test.records}}))
+		if test.err != "" {
+			if err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		if err != nil || !maps.Equal(nodes[0].Xattrs, test.want) {
+			t.Errorf("%s: %v, %v", name, nodes, err)
+		}
 	}
 }
 
