@@ -2,6 +2,7 @@ package builder
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"debug/buildinfo"
 	"fmt"
 	"io"
@@ -19,8 +20,9 @@ import (
 	"github.com/spdx/tools-golang/spdxlib"
 )
 
-// sbom collects the parts of an image into an SPDX document. It follows from
-// the plan, so it is the same for the same image.
+// sbom collects the parts of an image into an SPDX document. It lies on the disk,
+// so nothing is in it that the plan's ID does not determine: what it says of a
+// program is in the program's bytes, and not how they were got.
 type sbom struct {
 	doc  *spdx.Document
 	seen map[common.ElementID]bool
@@ -52,7 +54,7 @@ func (b *build) makeSBOM(id string, c *composed) ([]byte, error) {
 	})
 	d.relate("DOCUMENT", "DESCRIBES", image)
 	for _, p := range c.packages {
-		d.relate(image, "CONTAINS", d.add("deb-"+p.Name+"-"+p.Arch, &spdx.Package{
+		d.relate(image, "CONTAINS", d.add("deb-"+p.Name+":"+p.Arch, &spdx.Package{
 			PackageName: p.Name, PackageVersion: p.Version,
 			PackageHomePage: p.Homepage, PackageSourceInfo: sourceInfo(p),
 			PackageExternalReferences: purl("pkg:deb/debian/" + url.PathEscape(p.Name) + "@" + url.QueryEscape(p.Version) + "?arch=" + p.Arch),
@@ -94,9 +96,8 @@ func (b *build) programsSBOM(d *sbom, image common.ElementID, merged []tree.Node
 			continue
 		}
 		in := b.input(l.Input)
-		_, version := goModuleOf(in)
 		pkg := &spdx.Package{
-			PackageName: n.Path[strings.LastIndexByte(n.Path, '/')+1:], PackageVersion: version,
+			PackageName: n.Path[strings.LastIndexByte(n.Path, '/')+1:],
 			// Which mirror it came from is in the report: the disk must not tell.
 			PackageDownloadLocation: noAssertion, PackageFileName: n.Path, PrimaryPackagePurpose: "APPLICATION",
 		}
@@ -107,8 +108,8 @@ func (b *build) programsSBOM(d *sbom, image common.ElementID, merged []tree.Node
 		if err != nil {
 			return err
 		}
-		if info != nil && pkg.PackageVersion == "" {
-			pkg.PackageVersion = info.Main.Version
+		if info != nil {
+			pkg.PackageVersion = programVersion(info)
 		}
 		prog := d.add("file-"+n.Path, pkg)
 		d.relate(image, "CONTAINS", prog)
@@ -122,13 +123,29 @@ func (b *build) programsSBOM(d *sbom, image common.ElementID, merged []tree.Node
 			if m.Path == "" || m.Path == "scratch" {
 				continue // the module that edgebake compiles in
 			}
-			d.relate(prog, "CONTAINS", d.add("go-"+m.Path+"-"+m.Version, &spdx.Package{
+			d.relate(prog, "CONTAINS", d.add("go-"+m.Path+"@"+m.Version, &spdx.Package{
 				PackageName: m.Path, PackageVersion: m.Version,
 				PackageExternalReferences: purl("pkg:golang/" + m.Path + "@" + url.QueryEscape(m.Version)),
 			}))
 		}
 	}
 	return nil
+}
+
+// programVersion is the version of the module that a Go program's main package is
+// in. One that edgebake compiles is a dependency of the module it is compiled in.
+func programVersion(info *debug.BuildInfo) string {
+	of := &info.Main
+	found := 0
+	for _, m := range append([]*debug.Module{&info.Main}, info.Deps...) {
+		if inside := info.Path == m.Path || strings.HasPrefix(info.Path, m.Path+"/"); inside && len(m.Path) > found {
+			of, found = m, len(m.Path)
+		}
+	}
+	if of.Replace != nil {
+		of = of.Replace
+	}
+	return of.Version
 }
 
 // buildInfo reads which modules a Go program was linked from; nil where it is
@@ -159,9 +176,16 @@ func purl(s string) []*spdx.PackageExternalReference {
 
 var notInID = regexp.MustCompile(`[^A-Za-z0-9.-]+`)
 
+// elementID is a name as SPDX has its ids: of letters, digits, dots and hyphens. Names
+// that differ in other characters alone differ in the hash.
+func elementID(name string) common.ElementID {
+	sum := sha256.Sum256([]byte(name))
+	return common.ElementID(fmt.Sprintf("%s-%x", notInID.ReplaceAllString(name, "-"), sum[:6]))
+}
+
 // add enters a package once and returns its id.
 func (d *sbom) add(name string, p *spdx.Package) common.ElementID {
-	id := common.ElementID(notInID.ReplaceAllString(name, "-"))
+	id := elementID(name)
 	if d.seen[id] {
 		return id
 	}
