@@ -91,7 +91,11 @@ func (g *Golden) Cargo() (Cargo, error) {
 	if err != nil {
 		return Cargo{}, err
 	}
-	if err := errors.Join(slot.Strays(m.section(p)), leftovers(m.section(p))); err != nil {
+	err = errors.Join(slot.Strays(m.section(p)), leftovers(m.section(p)))
+	if err == nil {
+		err = slot.AsMade(m.section(p))
+	}
+	if err != nil {
 		return Cargo{}, fmt.Errorf("%w: %w", ErrNotGolden, err)
 	}
 	info, err := slot.ReadInfo(m.section(p))

@@ -76,7 +76,12 @@ func (p *Payload) take() error {
 	if err != nil {
 		return err
 	}
-	if p.f.o.Site != nil {
+	own := make([]byte, part.Size)
+	if _, err := io.ReadFull(m.section(part), own); err != nil {
+		return fmt.Errorf("reading the slot: %w", err)
+	}
+	// With a Site or with keys, the slot that is written is not the image's own.
+	if !bytes.Equal(own, p.f.slot) {
 		if p.patches, err = m.slotEdits(part, p.f.slot); err != nil {
 			return err
 		}

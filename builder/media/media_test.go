@@ -209,7 +209,7 @@ func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	stamp(t, at("g.raw"), StampOptions{})
-	stamp(t, at("g.raw.zst"), StampOptions{Output: at("g.raw.zst")}) // the same file: in place
+	stamp(t, at("g.raw.zst"), StampOptions{})
 	if st, err := os.Stat(at("g.raw.zst")); err != nil || st.Size() != size.Size() {
 		t.Errorf("the compressed image's size changed: %v", err)
 	}

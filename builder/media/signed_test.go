@@ -3,6 +3,7 @@ package media
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk/fat"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/test/disktest"
 )
 
 // signed builds an image that a key has signed, and returns the slot's
@@ -104,6 +106,12 @@ func TestWhatNoDigestCovers(t *testing.T) {
 	into := func(more ...tree.Node) func(*testing.T, *image) {
 		return func(t *testing.T, m *image) { fill(t, m, meta, more...) }
 	}
+	hidden := func(short, long string, more ...tree.Node) func(*testing.T, *image) {
+		return func(t *testing.T, m *image) {
+			fill(t, m, meta, more...)
+			rewrite(t, m, func(b []byte) { disktest.Disguise(t, b, short, long) })
+		}
+	}
 	swap := table(func(p []gpt.Partition) { p[0].Type, p[1].Type = p[1].Type, p[0].Type })
 	for _, tc := range []struct {
 		name string
@@ -126,7 +134,10 @@ func TestWhatNoDigestCovers(t *testing.T) {
 		{"boot entries in the slot", into(dir("loader"), dir("loader/entries"), inline("loader/entries/z.conf", []byte("linux /x"))), `"loader"`, true},
 		{"a script of the shell", into(inline("startup.nsh", []byte("fs1:x"))), `"startup.nsh"`, true},
 		{"a directory with a file's name", into(dir("site.yaml"), inline("site.yaml/x", nil)), `"site.yaml"`, true},
-		{"what systems leave", into(dir("System Volume Information"), inline(".DS_Store", nil), inline("._site.yaml", nil)), "", true},
+		{"a loader behind another name", hidden("EFI        ", "files", efi...), `"files", which is "EFI" too`, true},
+		{"one behind a name with a slash", hidden("EFI        ", "x/y", efi...), `"x/y" (a name that no file may have)`, true},
+		{"one behind a name of systems", hidden("EFI        ", ".Trashes", efi...), `".Trashes", which is "EFI" too`, true},
+		{"one behind the name of a file", hidden("EFI        ", "site.yaml", efi...), `"site.yaml"`, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if err := os.WriteFile(path, whole, 0o600); err != nil {
@@ -165,6 +176,87 @@ func TestWhatNoDigestCovers(t *testing.T) {
 	}
 	if now, err := os.ReadFile(path); err != nil || bytes.Equal(now, whole) {
 		t.Errorf("the last case changed nothing: %v", err)
+	}
+}
+
+// rewrite changes bytes of the image's slot.
+func rewrite(t *testing.T, m *image, change func([]byte)) {
+	t.Helper()
+	p, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, p.Size)
+	if _, err := m.ReadAt(b, p.Start); err != nil {
+		t.Fatal(err)
+	}
+	change(b)
+	if _, err := m.f.WriteAt(b, p.Start); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSlotsOfOtherPrograms: firmware reads FAT in ways of its own, so whoever names
+// a key gets a slot that edgebake has written of the files in it, or none.
+func TestSlotsOfOtherPrograms(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "g.raw")
+	meta, key := signed(t, path)
+	size := int64(0)
+	if st, err := os.Stat(path); err == nil {
+		size = st.Size()
+	}
+	own := inline(ondisk.SlotIgnition, []byte(`{"ignition":{"version":"3.5.0"}}`))
+	for name, do := range map[string]func(*testing.T, *image){
+		"what systems leave": func(t *testing.T, m *image) {
+			fill(t, m, meta, own, dir("System Volume Information"), inline(".DS_Store", nil), inline("._site.yaml", nil))
+		},
+		"a partition table in the partition": func(t *testing.T, m *image) {
+			fill(t, m, meta, own)
+			rewrite(t, m, func(b []byte) { copy(b[446:], "\x80\x00\x01\x00\x0c\x00\x01\x00\x00\x40\x00\x00\x00\x20\x00\x00") })
+		},
+		"the second allocation table": func(t *testing.T, m *image) {
+			fill(t, m, meta, own)
+			rewrite(t, m, func(b []byte) { b[int(b[14])*512+int(b[22])*512+100] ^= 1 })
+		},
+		"bytes that belong to no file": func(t *testing.T, m *image) {
+			fill(t, m, meta, own)
+			rewrite(t, m, func(b []byte) { b[len(b)-1] = 1 })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, err := open(path, os.O_RDWR)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.close()
+			fill(t, m, meta, own)
+			p, err := m.partition(ondisk.LabelSlot)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := make([]byte, p.Size)
+			if _, err := m.ReadAt(want, p.Start); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := verifySignature(path, key); err != nil {
+				t.Fatal(err)
+			}
+			do(t, m)
+			if _, err := verifySignature(path, key); err == nil || !strings.Contains(err.Error(), "another program has changed it") {
+				t.Errorf("verify --key: %v", err)
+			}
+			if _, err := (&Golden{m}).Cargo(); !errors.Is(err, ErrNotGolden) {
+				t.Errorf("push: %v", err)
+			}
+			f, err := PrepareFlash(path, FlashOptions{Size: size + 8<<20, Random: random, Keys: []string{key}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if !bytes.Equal(f.slot, want) {
+				t.Error("flash --key writes another slot than one with the same files")
+			}
+		})
 	}
 }
 

@@ -198,8 +198,8 @@ func (m *image) matches() error {
 // image's golden digest and image.json. With Verify, which shows that the image
 // has that digest, it says that every byte of it is what the owner of the key
 // has built, but for the Site. So the partition table, which is in no digest,
-// must be as it was built, and the slot may hold nothing that a machine could
-// boot.
+// must be as it was built, and the slot as edgebake writes it, with nothing that a
+// machine could boot.
 func (g *Golden) VerifySignature(keys []string) (string, error) {
 	m := g.m
 	p, err := m.partition(ondisk.LabelSlot)
@@ -211,6 +211,9 @@ func (g *Golden) VerifySignature(keys []string) (string, error) {
 		var key string
 		if key, err = m.signedBy(info, keys); err == nil {
 			err = errors.Join(m.matches(), slot.Strays(m.section(p)))
+		}
+		if err == nil {
+			err = slot.AsMade(m.section(p))
 		}
 		if err == nil {
 			return key, nil

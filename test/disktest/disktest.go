@@ -4,12 +4,14 @@ package disktest
 
 import (
 	"bytes"
+	"encoding/binary"
 	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
+	"unicode/utf16"
 
 	"github.com/edgebake/edgebake/configs/ondisk/file"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
@@ -28,6 +30,34 @@ func Oracle(t testing.TB, name string, args ...string) string {
 		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
 	}
 	return string(out)
+}
+
+// Disguise puts a long name before the directory entry with that short one, 11
+// bytes, in the top directory of a FAT16 file system: operating systems see the long
+// one, and firmware opens either. The entry must not have a long name.
+func Disguise(t testing.TB, img []byte, short, long string) {
+	t.Helper()
+	le := binary.LittleEndian
+	root := (int(le.Uint16(img[14:])) + int(img[16])*int(le.Uint16(img[22:]))) * int(le.Uint16(img[11:]))
+	top := img[root:][:int(le.Uint16(img[17:]))*32]
+	i := bytes.Index(top, []byte(short))
+	if len(short) != 11 || i < 0 || i%32 != 0 {
+		t.Fatalf("no entry %q in the top directory", short)
+	}
+	sum := byte(0)
+	for _, c := range []byte(short) {
+		sum = sum<<7 | sum>>1
+		sum += c
+	}
+	part := bytes.Repeat([]byte{0xff}, 32)
+	part[0], part[11], part[12], part[13] = 0x41, 0x0f, 0, sum
+	le.PutUint16(part[26:], 0)
+	at := []int{1, 3, 5, 7, 9, 14, 16, 18, 20, 22, 24, 28, 30}
+	for j, c := range utf16.Encode([]rune(long + "\x00")) {
+		le.PutUint16(part[at[j]:], c)
+	}
+	copy(top[i+32:], bytes.Clone(top[i:len(top)-32]))
+	copy(top[i:], part)
 }
 
 // Sum is the SHA-256 of a file, in hex.

@@ -258,12 +258,19 @@ func (r *Reader) eachOfDir(dir Entry, fn func(Extent) (bool, error)) error {
 
 // scanner reads a directory's entries, one run of clusters after the other.
 type scanner struct {
-	r    *Reader
-	dir  Entry
-	fn   func(raw []byte, e Entry) bool
-	long longName
-	buf  [4096]byte
+	r     *Reader
+	dir   Entry
+	fn    func(raw []byte, e Entry) bool
+	long  longName
+	parts int    // of long names since the last short one
+	name  string // of the entry as it stands there
+	// odd, where set, is told of what fn is not, and ends the reading with false.
+	odd func(name, what string) bool
+	buf [4096]byte
 }
+
+// passOver tells of what fn is not told of, and reports whether there may be more.
+func (s *scanner) passOver(name, what string) bool { return s.odd == nil || s.odd(name, what) }
 
 // run reads the entries in x, and reports whether there may be more.
 func (s *scanner) run(x Extent) (bool, error) {
@@ -287,17 +294,28 @@ func (s *scanner) run(x Extent) (bool, error) {
 func (s *scanner) entry(raw []byte) bool {
 	switch {
 	case raw[0] == 0: // nothing was ever used from here on
+		if s.parts > 0 {
+			s.passOver("", oddPart)
+		}
 		return false
 	case raw[0] == 0xe5: // deleted
-		s.long = longName{}
-		return true
+		parts := s.parts
+		s.long, s.parts = longName{}, 0
+		return parts == 0 || s.passOver("", oddPart)
 	case raw[11]&0x3f == attrLongName:
 		s.long.add(raw)
+		s.parts++
 		return true
 	}
+	parts, own := s.parts, len(s.long.chars)/charsPerEntry
+	s.parts = 0
 	name := s.long.take(shortName(raw[:11]))
 	if name == "" {
-		name = decodeShort(raw)
+		name, own = decodeShort(raw), 0
+	}
+	s.name = name
+	if parts != own && !s.passOver(name, oddPart) {
+		return false
 	}
 	e := Entry{
 		Path:  path.Join(s.dir.Path, name),
@@ -314,7 +332,7 @@ func (s *scanner) entry(raw []byte) bool {
 	}
 	// A name with a slash would reach into another directory.
 	if raw[11]&attrVolume == 0 && !fs.ValidPath(name) || strings.Contains(name, "/") {
-		return true
+		return s.passOver(name, oddName)
 	}
 	return s.fn(raw, e)
 }

@@ -431,21 +431,32 @@ func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 
 // Strays says what is at the top of a slot that the contract does not name,
 // but for what systems put there themselves. No signature covers a slot, and
-// there is firmware that boots EFI/BOOT from any FAT file system.
+// there is firmware that boots EFI/BOOT from any FAT file system. It looks for both
+// names of a file, and reads entries that this package passes over.
 func Strays(r io.ReaderAt) error {
 	in, err := open(r)
 	if err != nil {
 		return fmt.Errorf("reading the slot: %w", err)
 	}
-	top, err := in.list(in.fat.Top())
+	var found []string
+	seen := 0
+	err = in.fat.EachNames(in.fat.Top(), func(n fat.Names) bool {
+		switch name := n.Long; {
+		case n.Odd != "":
+			found = append(found, fmt.Sprintf("%q (%s)", name, n.Odd))
+		case !named(n.Entry) && !litter(name):
+			found = append(found, fmt.Sprintf("%q", name))
+		case !alias(n):
+			found = append(found, fmt.Sprintf("%q, which is %q too", name, n.Short))
+		}
+		seen++
+		return seen <= maxEntries
+	})
+	if err == nil && seen > maxEntries {
+		err = &fixError{fmt.Errorf("the top directory has more than %d entries", maxEntries), removeStrays}
+	}
 	if err != nil {
 		return fmt.Errorf("reading the slot: %w", err)
-	}
-	var found []string
-	for _, e := range top {
-		if !named(e) && !litter(e.Name()) {
-			found = append(found, fmt.Sprintf("%q", e.Name()))
-		}
 	}
 	if len(found) == 0 {
 		return nil
@@ -466,6 +477,12 @@ func named(e fat.Entry) bool {
 		return !e.Dir
 	}
 	return false
+}
+
+// alias reports whether an entry's short name is one that systems make of its long
+// one: no firmware starts a file with a number behind a tilde.
+func alias(n fat.Names) bool {
+	return strings.EqualFold(n.Short, n.Long) || strings.Contains(n.Short, "~")
 }
 
 // litter reports whether systems put a file or directory of that name onto every
@@ -511,6 +528,7 @@ type reader struct {
 	own    int64 // and of edgebake's own
 	seen   int   // directory entries so far
 	skim   bool  // the Site's files are found, and their bytes not read
+	all    bool  // dir takes what systems put there, too
 }
 
 func open(r io.ReaderAt) (*reader, error) {
@@ -602,7 +620,7 @@ func (in *reader) dir(d fat.Entry, name string) error {
 	}
 	for _, e := range list {
 		base := e.Name()
-		if strings.HasPrefix(base, "._") || base == ".DS_Store" || strings.EqualFold(base, "Thumbs.db") || strings.EqualFold(base, "desktop.ini") {
+		if !in.all && (strings.HasPrefix(base, "._") || base == ".DS_Store" || strings.EqualFold(base, "Thumbs.db") || strings.EqualFold(base, "desktop.ini")) {
 			continue
 		}
 		if e.Dir {

@@ -1,0 +1,66 @@
+package fat
+
+import "strings"
+
+// Names is an entry of a directory under both of its names. The reader uses the
+// long one, as operating systems do; firmware also opens by the short one.
+type Names struct {
+	Entry
+	// Long is the name that the reader uses, as it stands there.
+	Long string
+	// Short is the 8.3 name, in capitals.
+	Short string
+	// Odd says why the reader passes over the entry, or why another one may see
+	// something else in it; "" for one that all read alike.
+	Odd string
+}
+
+const (
+	oddPart   = "a part of a long name that belongs to no file"
+	oddName   = "a name that no file may have"
+	oddVolume = "a volume label that is a directory, or not the only one, or not at the top"
+	oddDot    = "a name of dots where none belongs"
+	oddTwice  = "a name that another entry has too"
+)
+
+// EachNames calls fn for every entry in use in d, in their order on the disk, until
+// fn returns false. Unlike Each, it leaves out nothing but the volume label and the
+// two entries with which a directory begins: it is for those who must know what
+// any reader could find.
+func (r *Reader) EachNames(d Entry, fn func(Names) bool) error {
+	top := d.Path == "."
+	labels, at := 0, 0 // at counts entries
+	taken := map[string]bool{}
+	s := &scanner{r: r, dir: d}
+	s.odd = func(name, what string) bool {
+		if what == oddName && !top && at == 1 && name == ".." {
+			at++
+			return true
+		}
+		return fn(Names{Long: name, Odd: what})
+	}
+	s.fn = func(raw []byte, e Entry) bool {
+		at++
+		n := Names{Entry: e, Long: s.name, Short: decodeShort(append(append([]byte{}, raw[:12]...), 0))}
+		long, short := foldName(s.name), foldName(n.Short)
+		switch {
+		case raw[11]&attrVolume != 0:
+			if labels++; top && labels == 1 && raw[11]&attrDirectory == 0 {
+				return true
+			}
+			n.Odd = oddVolume
+		case raw[0] == '.' || long == "." || long == "..":
+			if !top && at == 1 && long == "." && long == short && e.Dir {
+				return true
+			}
+			n.Odd = oddDot
+		case taken[long] || taken[short]:
+			n.Odd = oddTwice
+		case strings.ContainsAny(n.Short, "/\\\x00"):
+			n.Odd = oddName
+		}
+		taken[long], taken[short] = true, true
+		return fn(n)
+	}
+	return r.eachOfDir(d, s.run)
+}

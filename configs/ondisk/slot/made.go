@@ -1,0 +1,113 @@
+package slot
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/fat"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
+)
+
+// No digest covers the slot, and firmware reads FAT in its own way: it opens files
+// by their short names, looks for partition tables inside of partitions, may take
+// the other copy of the allocation table. So what a signed image's slot holds is
+// not judged by reading it alone: it must be, byte for byte, what this package
+// writes of the files that the contract names.
+
+// Remake returns a slot, all of it, with the files that the contract names, each as
+// it is in r, and with nothing else that is in r. What Make has made, and what Scrub
+// and WriteReport have made of that, is the same again.
+func Remake(r io.ReaderAt) ([]byte, error) {
+	b, err := remake(r)
+	if err != nil {
+		return nil, fmt.Errorf("reading the slot: %w", err)
+	}
+	return b, nil
+}
+
+func remake(r io.ReaderAt) ([]byte, error) {
+	in, err := open(r)
+	if err != nil {
+		return nil, err
+	}
+	in.all = true
+	top, err := in.list(in.fat.Top())
+	if err != nil {
+		return nil, err
+	}
+	o := fat.Options{Type: 16, Label: ondisk.LabelSlot, Size: ondisk.SlotSize}
+	for _, e := range top {
+		name := strings.ToLower(e.Name())
+		limit, read := SizeLimit(name), in.readOwn
+		switch name {
+		case ondisk.SlotMeta:
+			limit, o.Time = maxInfo, e.MTime
+		case ondisk.SlotReportText:
+			limit = ReportTextSize
+		case ondisk.SlotReportJSON:
+			limit = ReportJSONSize
+		case ondisk.SlotSignature:
+			limit = maxSignature
+		case ondisk.SlotClaims:
+			limit = maxClaims * claimSize
+		default:
+			read = in.read
+		}
+		_, twice := in.files[name]
+		switch {
+		case !named(e):
+		case twice:
+			err = fmt.Errorf("%s is there twice", name)
+		case e.Dir:
+			err = in.dir(e, name)
+		default:
+			in.files[name], err = read(e, limit)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	head := make([]byte, 64)
+	if _, err := r.ReadAt(head, 0); err != nil {
+		return nil, err
+	}
+	o.SectorSize = int64(binary.LittleEndian.Uint16(head[11:]))
+	o.VolumeID = binary.LittleEndian.Uint32(head[39:])
+	var nodes []tree.Node
+	for _, name := range slices.Sorted(maps.Keys(in.files)) {
+		nodes = append(nodes, tree.Node{Path: name, Layer: "slot", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(in.files[name])}})
+	}
+	img := new(image)
+	if err := fat.Write(img, nodes, nil, o); err != nil {
+		return nil, err
+	}
+	out := make([]byte, ondisk.SlotSize)
+	copy(out, img.b)
+	return out, nil
+}
+
+// errOtherProgram says that a slot has more than its files say.
+var errOtherProgram = errors.New("the slot is not as edgebake writes it, so another program has changed it, and no signature covers it: stamp the image again; edgebake flash writes the slot anew")
+
+// AsMade reports whether a slot is, byte for byte, as edgebake writes one.
+func AsMade(r io.ReaderAt) error {
+	want, err := Remake(r)
+	if err != nil {
+		return err
+	}
+	have := make([]byte, ondisk.SlotSize)
+	if _, err := io.ReadFull(io.NewSectionReader(r, 0, ondisk.SlotSize), have); err != nil {
+		return fmt.Errorf("reading the slot: %w", err)
+	}
+	if !bytes.Equal(have, want) {
+		return errOtherProgram
+	}
+	return nil
+}
