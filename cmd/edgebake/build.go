@@ -193,9 +193,72 @@ func (d document) explain(err error) error {
 	return errors.Join(out...)
 }
 
+// buildFile is a file that a build reads or writes.
+type buildFile struct {
+	name    string // what messages call it as the one to be changed: its flag
+	what    string // what they call it otherwise
+	path    string
+	written bool
+}
+
+// reportOf and sbomOf are the files beside an image.
+func reportOf(image string) string { return stemOf(image) + ".report.json" }
+func sbomOf(image string) string   { return stemOf(image) + ".sbom.spdx.json" }
+
+// files lists the files of all targets' builds.
+func (b *buildFlags) files(targets []target, document, lock string) []buildFile {
+	if document == "-" {
+		document = ""
+	}
+	list := []buildFile{
+		{name: "document", what: "the document", path: document},
+		{name: "--sign", what: "the key of --sign", path: b.sign},
+	}
+	for i := range targets {
+		t := &targets[i]
+		of := ""
+		if len(targets) > 1 {
+			of = " for " + t.img.Arch
+		}
+		lockName := "lock"
+		if lock != "" {
+			lockName = "--lock"
+		}
+		list = append(list,
+			buildFile{name: "--base", what: "the base of --base", path: t.Base},
+			buildFile{name: "--output", what: "the image" + of, path: t.Output, written: true},
+			buildFile{name: "report", what: "the report of the image" + of, path: reportOf(t.Output), written: true},
+			buildFile{name: "SBOM", what: "the SBOM of the image" + of, path: sbomOf(t.Output), written: true},
+			buildFile{name: lockName, what: "the lock" + of, path: t.lock, written: !t.Locked},
+			buildFile{name: "--export-base", what: "the exported base" + of, path: fileFor(targets, t, b.exportBase), written: true},
+		)
+	}
+	return slices.DeleteFunc(list, func(f buildFile) bool { return f.path == "" })
+}
+
+// checkDistinct rejects files of which writing one would take away another.
+func checkDistinct(files []buildFile) error {
+	var errs []error
+	for i, f := range files {
+		for _, other := range files[:i] {
+			if f.written || other.written {
+				errs = append(errs, notInput(f.name, f.path, other.what, other.path))
+			}
+		}
+	}
+	return builder.JoinDistinct(errs...)
+}
+
 // checkFiles finds out before a build what would go wrong at its end.
-func (t *target) checkFiles(document, exportBase, key string) error {
+func (t *target) checkFiles(exportBase string) error {
 	errs := []error{builder.CheckOutput(t.Output, t.Force)}
+	if errs[0] == nil { // otherwise the same is wrong with these
+		for _, f := range []struct{ what, path string }{{"report", reportOf(t.Output)}, {"SBOM", sbomOf(t.Output)}} {
+			if err := builder.CheckFile(f.path, t.Force); err != nil {
+				errs = append(errs, fmt.Errorf("%s %w", f.what, err))
+			}
+		}
+	}
 	if t.lock != "" && !t.Locked {
 		if err := builder.CheckFile(t.lock, true); err != nil {
 			errs = append(errs, fmt.Errorf("lock %w (--lock names another place)", err))
@@ -205,11 +268,6 @@ func (t *target) checkFiles(document, exportBase, key string) error {
 		if err := builder.CheckFile(exportBase, t.Force); err != nil {
 			errs = append(errs, fmt.Errorf("--export-base: %w", err))
 		}
-		errs = append(errs,
-			notInput("--export-base", exportBase, "the image", t.Output),
-			notInput("--export-base", exportBase, "the lock", t.lock),
-			notInput("--export-base", exportBase, "the document", document),
-			notInput("--export-base", exportBase, "the key of --sign", key))
 	}
 	return errors.Join(errs...)
 }
@@ -268,7 +326,7 @@ of an encrypted key is read from the environment variable
 				return err
 			}
 			defer targets[0].Cache.Close()
-			if err := b.apply(s, targets, args[0]); err != nil {
+			if err := b.apply(s, targets, args[0], flags.lock); err != nil {
 				return err
 			}
 			return b.run(c.Context(), s, doc, targets)
@@ -278,7 +336,7 @@ of an encrypted key is read from the environment variable
 	f := c.Flags()
 	f.StringVarP(&b.output, "output", "o", "", "image to write, .raw or .raw.zst (default NAME.raw)")
 	_ = c.MarkFlagFilename("output", imageEndings...)
-	f.BoolVarP(&b.force, "force", "f", false, "replace an image that is there")
+	f.BoolVarP(&b.force, "force", "f", false, "replace an image that is there, its report and its SBOM")
 	f.BoolVar(&b.update, "update", false, "take the newest packages and tags, and renew the lock")
 	f.StringVar(&b.base, "base", "", "use this exported base instead of making one")
 	f.StringVar(&b.exportBase, "export-base", "", "also copy the made base to this file, for --base")
@@ -290,7 +348,7 @@ of an encrypted key is read from the environment variable
 
 // apply puts into the targets what the flags say, and finds what would go
 // wrong at the end of their builds.
-func (b *buildFlags) apply(s streams, targets []target, document string) error {
+func (b *buildFlags) apply(s streams, targets []target, document, lock string) error {
 	var errs []error
 	for i := range targets {
 		t := &targets[i]
@@ -301,8 +359,9 @@ func (b *buildFlags) apply(s streams, targets []target, document string) error {
 		if t.Output == "" {
 			t.Output = t.img.Name + t.suffix + ".raw"
 		}
-		errs = append(errs, t.checkFiles(document, fileFor(targets, t, b.exportBase), b.sign))
+		errs = append(errs, t.checkFiles(fileFor(targets, t, b.exportBase)))
 	}
+	errs = append(errs, checkDistinct(b.files(targets, document, lock)))
 	var file keyFile
 	if b.sign != "" {
 		var err error
@@ -389,7 +448,6 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc document, targets [
 
 // finish writes what goes beside the image, and the lock.
 func (t *target) finish(s streams, res *builder.Result, asJSON bool) error {
-	stem := stemOf(t.Output)
 	report, err := res.Report.Encode()
 	if err != nil {
 		return err
@@ -397,7 +455,7 @@ func (t *target) finish(s streams, res *builder.Result, asJSON bool) error {
 	beside := []struct {
 		path string
 		data []byte
-	}{{stem + ".report.json", report}, {stem + ".sbom.spdx.json", res.SBOM}}
+	}{{reportOf(t.Output), report}, {sbomOf(t.Output), res.SBOM}}
 	if t.lock != "" && !t.Locked {
 		pinned := res.Plan.Lock()
 		pinned.NarrowRoom(t.RootRoom)

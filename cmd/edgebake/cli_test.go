@@ -209,7 +209,7 @@ func TestBadImages(t *testing.T) {
 	}
 	c.project(nil)
 	c.run(0, "build", "image.yaml")
-	c.run(0, "build", "image.yaml", "--output", "tiny.raw.zst")
+	c.run(0, "build", "image.yaml", "--output", "tiny.raw.zst", "--force")
 	if err := os.Rename("tiny.raw.zst", "packed.raw"); err != nil {
 		t.Fatal(err)
 	}

@@ -287,7 +287,7 @@ func TestFlashInstallerRefuses(t *testing.T) {
 	t.Setenv("TMPDIR", tmp)
 	c.disk("small", 1<<20)
 	c.file("bad.yaml", "apiVersion: edgebake.io/v1alpha1\nkind: Site\n")
-	c.run(0, "build", "image.yaml", "--output", "tiny.raw")
+	c.run(0, "build", "image.yaml", "--output", "tiny.raw", "--force")
 	for _, tc := range []struct {
 		code int
 		args string

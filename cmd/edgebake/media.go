@@ -115,7 +115,7 @@ the state of its slot. It prints no secret.`,
 // warnOfReport says so where the report beside an image is of another build: a
 // build that was cut off at its end leaves the new image with the old report.
 func warnOfReport(s streams, image string, info *media.Info) {
-	name := stemOf(image) + ".report.json"
+	name := reportOf(image)
 	raw, err := os.ReadFile(name)
 	if err != nil {
 		return

@@ -31,7 +31,7 @@ func TestRaspberryPi(t *testing.T) {
 
 	c.run(1, "boot", "tiny.raw")
 	c.want(c.err, "booting tiny.raw: it is for Raspberry Pi 4, whose firmware no virtual machine has: build the Image with hardware: generic or cloud to try it here, or flash it to a card")
-	c.run(0, "build", "image.yaml", "--output", "tiny.raw.zst")
+	c.run(0, "build", "image.yaml", "--output", "tiny.raw.zst", "--force")
 	for _, image := range []string{"tiny.raw", "tiny.raw.zst"} {
 		c.run(1, "installer", image, "--iso", "install.iso")
 		c.want(c.err, "making an installer of image "+image+": it is for Raspberry Pi 4, whose firmware starts no installer: write it to the board's card or drive with edgebake flash")

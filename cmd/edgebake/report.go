@@ -48,7 +48,7 @@ longer.`,
 					return fmt.Errorf("output %w", err)
 				}
 				if err := errors.Join(
-					notInput("--output", output, "the report of the build", stemOf(a[0])+".report.json"),
+					notInput("--output", output, "the report of the build", reportOf(a[0])),
 					notInput("--output", output, "the report of --boot", boot)); err != nil {
 					return err
 				}

@@ -167,10 +167,31 @@ func checkStick(dir string, files map[string][]byte, force bool, inputs ...strin
 // notInput rejects an output that is, or will be, one file with what the command
 // reads or writes besides: that would be lost, also where --force replaces outputs.
 func notInput(flag, output, what, name string) error {
-	if name != "" && (filepath.Clean(output) == filepath.Clean(name) || isOneOf(output, []string{name})) {
+	if name != "" && sameFile(output, name) {
 		return fmt.Errorf("%s %s: it is %s: name another file", flag, output, what)
 	}
 	return nil
+}
+
+// sameFile reports whether two names are, or will be, those of one file.
+func sameFile(a, b string) bool {
+	return isOneOf(a, []string{b}) || withoutLinks(a) == withoutLinks(b)
+}
+
+// withoutLinks is the name of a file, which may not be there yet, without links.
+func withoutLinks(path string) string {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return filepath.Clean(path)
+	}
+	if real, err := filepath.EvalSymlinks(abs); err == nil {
+		return real
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
+	if err != nil {
+		return abs
+	}
+	return filepath.Join(dir, filepath.Base(abs))
 }
 
 // isOneOf reports whether a file is one of those named.

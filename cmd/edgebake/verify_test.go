@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -119,6 +120,56 @@ func TestPasswordIsAskedForLast(t *testing.T) {
 	}
 	c.run(1, "site", "sign", "bad.yaml", "--key", "none.key")
 	c.want(c.err, "bad.yaml:7:11: nodeName: ", "edgebake: reading the key: open none.key: no such file or directory\n")
+}
+
+// TestBuildFilesAreDistinct: no file of a build takes the place of another one of it,
+// under whatever name, and none that is there is replaced without --force.
+func TestBuildFilesAreDistinct(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	c.file("office.key", plainKey)
+	if err := errors.Join(os.Mkdir("out", 0o755), os.Symlink("out", "link")); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"--output out/x.raw --lock out/x.raw":                                  "--lock out/x.raw: it is the image: name another file",
+		"--output out/x.raw --lock link/x.raw":                                 "--lock link/x.raw: it is the image: name another file",
+		"--output out/x.raw --lock ./out/../out/x.report.json":                 "--lock ./out/../out/x.report.json: it is the report of the image: name another file",
+		"--output out/x.raw --lock out/x.sbom.spdx.json":                       "--lock out/x.sbom.spdx.json: it is the SBOM of the image: name another file",
+		"--output out/x.raw --export-base link/x.report.json":                  "--export-base link/x.report.json: it is the report of the image: name another file",
+		"--output out/x.raw --lock out/l --export-base link/l":                 "--export-base link/l: it is the lock: name another file",
+		"--output out/x.raw --lock office.key --sign office.key":               "office.key: reading the lock: ",
+		"--arch amd64,arm64 --output out/x.raw --export-base out/x.raw":        "--export-base out/x-arm64.raw: it is the image for arm64: name another file",
+		"--output out/x.raw --base out/x.raw":                                  "--output out/x.raw: it is the base of --base: name another file",
+		"--output out/x.raw --locked --lock out/x.report.json --base base.tar": "--lock out/x.report.json: it is the report of the image: name another file",
+	} {
+		c.run(1, append([]string{"build", "image.yaml", "--force"}, strings.Fields(args)...)...)
+		c.want(c.err, want)
+		if left, err := os.ReadDir("out"); err != nil || len(left) > 0 {
+			t.Errorf("%s: left %v, %v", args, left, err)
+		}
+	}
+	// The document, under the name of an image.
+	if err := os.Rename("image.yaml", "image.raw"); err != nil {
+		t.Fatal(err)
+	}
+	c.run(1, "build", "image.raw", "--force", "--output", "image.raw", "--lock", "l")
+	c.want(c.err, "--output image.raw: it is the document: name another file")
+	if err := os.Rename("image.raw", "image.yaml"); err != nil {
+		t.Fatal(err)
+	}
+
+	c.run(0, "build", "image.yaml", "--output", "out/x.raw.zst")
+	report, err := os.ReadFile("out/x.report.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.run(1, "build", "image.yaml", "--output", "out/x.raw")
+	c.want(c.err, "report out/x.report.json exists; --force replaces it", "SBOM out/x.sbom.spdx.json exists; --force replaces it")
+	if now, err := os.ReadFile("out/x.report.json"); err != nil || string(now) != string(report) {
+		t.Errorf("the report of the other image is replaced (%v)", err)
+	}
+	c.run(0, "build", "image.yaml", "--output", "out/x.raw", "--force")
 }
 
 // TestOutputsThatAreInputs: no output takes the place of what the command reads or
