@@ -24,6 +24,9 @@ func KernelVersion(nodes []tree.Node) (string, error) {
 	var found []string
 	for _, n := range nodes {
 		if isKernel(n.Path) && n.IsRegular() {
+			if n.Data.Size == 0 {
+				return "", fmt.Errorf("the base's kernel %s is empty: fetch or make the base again", n.Path)
+			}
 			found = append(found, strings.TrimPrefix(n.Path, "boot/vmlinuz-"))
 		}
 	}
@@ -113,6 +116,9 @@ func ESP(img *configs.Image, f Facts, merged []tree.Node) ([]tree.Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := CheckPlaces(merged); err != nil {
+		return nil, err
+	}
 	cmdline, err := CommandLine(img, f, ondisk.LabelRootA)
 	if err != nil {
 		return nil, err
@@ -157,6 +163,9 @@ func newESP(now time.Time, merged []tree.Node) *esp {
 func (e *esp) take(fix, to string, from ...string) {
 	for _, p := range from {
 		if n, ok := e.from[p]; ok && n.IsRegular() {
+			if n.Data.Size == 0 {
+				e.errs = append(e.errs, fmt.Errorf("the base's %s, needed to boot, is empty: fetch or make the base again", p))
+			}
 			e.add(to, tree.Inode{Mode: tree.ModeRegular | 0o644, Data: n.Data})
 			return
 		}

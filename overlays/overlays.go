@@ -313,6 +313,38 @@ var systemState = []string{
 // sysimage is where the root has it; links on DATA lead there.
 const sysimage = "usr/lib/sysimage"
 
+// stateDirs hold the machine's state and its images, which are on DATA. Whatever the
+// base has in such a place is laid down where a link points: on the root, which
+// another one replaces.
+var stateDirs = []string{ondisk.StateDir, ondisk.IPVSStateDir, ondisk.PersistDir, ondisk.ImportImageDir, "/var/lib/kubelet", "/var/lib/containerd", openyurt.Root}
+
+// CheckPlaces rejects a merged tree that has something else where a partition, the
+// machine's state or the system's own is kept in directories.
+func CheckPlaces(nodes []tree.Node) error {
+	want := map[string]string{} // a directory: why it must be one
+	for _, d := range append(stateDirs, "/var") {
+		for p := strings.TrimPrefix(d, "/"); p == "var" || strings.HasPrefix(p, "var/"); p = path.Dir(p) {
+			want[p] = "what is below it is on DATA"
+		}
+	}
+	for p := sysimage; p != "."; p = path.Dir(p) {
+		want[p] = "the root has what packages keep in /var there"
+	}
+	var errs []error
+	for _, n := range nodes {
+		why, ok := want[n.Path]
+		switch {
+		case !ok || n.IsDir():
+			continue
+		case n.IsSymlink():
+			errs = append(errs, &tree.LayerError{Layer: n.Layer, Path: n.Path, Err: fmt.Errorf("is a symbolic link to %s and must be a directory, since %s: remove the link", n.Target, why)})
+		default:
+			errs = append(errs, &tree.LayerError{Layer: n.Layer, Path: n.Path, Err: fmt.Errorf("is not a directory and must be one, since %s: remove it", why)})
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // ofSystem returns the entry of systemState that path is or lies in.
 func ofSystem(path string) (entry string, ok bool) {
 	for _, s := range systemState {

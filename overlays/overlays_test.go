@@ -453,12 +453,37 @@ func TestESP(t *testing.T) {
 		nodes []tree.Node
 		want  string
 	}{
-		"no kernel":   {nil, "boot/vmlinuz-* is missing"},
-		"two kernels": {append(base, reg("boot/vmlinuz-6.1", 1)), "several kernels"},
-		"no loader":   {base[:2], "systemd-bootx64.efi, needed to boot; install systemd-boot-efi"},
+		"no kernel":        {nil, "boot/vmlinuz-* is missing"},
+		"two kernels":      {append(base, reg("boot/vmlinuz-6.1", 1)), "several kernels"},
+		"no loader":        {base[:2], "systemd-bootx64.efi, needed to boot; install systemd-boot-efi"},
+		"empty kernel":     {append(slices.Clone(base[1:]), reg("boot/vmlinuz-6.12-cloud-amd64", 0)), "boot/vmlinuz-6.12-cloud-amd64 is empty"},
+		"empty initrd":     {append(slices.Delete(slices.Clone(base), 1, 2), reg("boot/initrd.img-6.12-cloud-amd64", 0)), "boot/initrd.img-6.12-cloud-amd64, needed to boot, is empty"},
+		"images elsewhere": {append(slices.Clone(base), tree.Node{Path: "var/lib/containerd", Layer: "base", Inode: &tree.Inode{Mode: tree.ModeSymlink | 0o777, Target: "/srv/containerd"}}), "layer base: var/lib/containerd: is a symbolic link to /srv/containerd and must be a directory"},
 	} {
 		if _, err := ESP(testImage(), testFacts(), test.nodes); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v does not say %q", name, err, test.want)
+		}
+	}
+}
+
+// TestCheckPlaces names the layer of what stands where a directory must be.
+func TestCheckPlaces(t *testing.T) {
+	node := func(p string, mode uint32, target string) tree.Node {
+		return tree.Node{Path: p, Layer: "base", Inode: &tree.Inode{Mode: mode, Target: target}}
+	}
+	sound := []tree.Node{
+		node("var", tree.ModeDir, ""), node("var/run", tree.ModeSymlink, "/run"), node("var/lib", tree.ModeDir, ""),
+		node("var/lib/containerd", tree.ModeDir, ""), node("usr/lib/sysimage", tree.ModeDir, ""), node("var/lib/dpkg", tree.ModeSymlink, "/usr/lib/dpkg"),
+	}
+	if err := CheckPlaces(sound); err != nil {
+		t.Error(err)
+	}
+	for _, p := range []string{"var", "var/lib", "var/lib/containerd", "var/lib/kubelet", "var/lib/edgebake", "var/lib/edgebake/persist", "usr/lib/sysimage"} {
+		for _, n := range []tree.Node{node(p, tree.ModeSymlink, "/elsewhere"), node(p, tree.ModeRegular, "")} {
+			var of *tree.LayerError
+			if err := CheckPlaces([]tree.Node{n}); !errors.As(err, &of) || of.Layer != "base" || of.Path != p || !strings.Contains(err.Error(), "must be") {
+				t.Errorf("%s: %v", p, err)
+			}
 		}
 	}
 }
