@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/edgebake/edgebake/configs/printable"
 )
 
 // Client is a way to one cluster, with somebody's rights.
@@ -144,14 +146,14 @@ func describe(r schema.GroupVersionResource, namespace, name string) string {
 	return s
 }
 
-// unauthorized is the API server's error, in our words alone.
-type unauthorized struct {
+// reworded is an error whose own text is not shown.
+type reworded struct {
 	text string
 	err  error
 }
 
-func (u *unauthorized) Error() string { return u.text }
-func (u *unauthorized) Unwrap() error { return u.err }
+func (r *reworded) Error() string { return r.text }
+func (r *reworded) Unwrap() error { return r.err }
 
 // explain says what a failed request means to the operator.
 func (c *Client) explain(doing string, err error) error {
@@ -169,11 +171,13 @@ func (c *Client) explain(doing string, err error) error {
 	case errors.Is(err, context.Canceled):
 		return err
 	case apierrors.IsUnauthorized(err):
-		return &unauthorized{fmt.Sprintf("%s: %s does not accept the kubeconfig's credentials: they have expired, or are of another cluster", doing, c.Server()), err}
+		return &reworded{fmt.Sprintf("%s: %s does not accept the kubeconfig's credentials: they have expired, or are of another cluster", doing, c.Server()), err}
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("%s: the kubeconfig's user has no right to: %w", doing, err)
 	case errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &invalid):
-		return fmt.Errorf("%s: the certificate of %s: %w: the kubeconfig is of another cluster, or the address another server's", doing, c.Server(), err)
+		// It quotes names of a certificate that may be anybody's.
+		return &reworded{fmt.Sprintf("%s: the certificate of %s: %s: the kubeconfig is of another cluster, or the address another server's",
+			doing, c.Server(), printable.Short(err.Error(), 300)), err}
 	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s: %s does not answer: %w", doing, c.Server(), err)
 	case request != nil: // an answer that ended early, or another server's

@@ -159,7 +159,7 @@ func (l *link) handshake(ctx context.Context) error {
 				return nil
 			}
 			var err error
-			if l.skew, err = t.roots.verify(cs.PeerCertificates, t.names(), time.Now()); err != nil {
+			if l.skew, err = t.roots.verify(ctx, cs.PeerCertificates, t.names(), time.Now()); err != nil {
 				alien = &identityError{err}
 			}
 			return alien

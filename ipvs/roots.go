@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"context"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -9,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/edgebake/edgebake/configs/printable"
 )
 
 // skew is a certificate that is right in all but time.
@@ -24,11 +27,26 @@ type roots struct {
 	certs []*x509.Certificate
 }
 
+// What an API server sends is little: a leaf, and where the cluster's authority is
+// an intermediate one, a few certificates more. Anybody may answer at its address, and
+// each certificate costs signature checks, which no deadline interrupts.
+const (
+	maxChain      = 8
+	maxChainBytes = 64 << 10
+)
+
 // verify checks a chain for server authentication and for one of the names.
 // A chain that is right in all but time is not an error; skew tells.
-func (r *roots) verify(chain []*x509.Certificate, names []string, now time.Time) (skew, error) {
+func (r *roots) verify(ctx context.Context, chain []*x509.Certificate, names []string, now time.Time) (skew, error) {
 	if len(chain) == 0 {
 		return skew{}, errors.New("no certificate")
+	}
+	size := 0
+	for _, c := range chain {
+		size += len(c.Raw)
+	}
+	if len(chain) > maxChain || size > maxChainBytes {
+		return skew{}, fmt.Errorf("it sends %d certificates with %d bytes: at most %d with %d are accepted", len(chain), size, maxChain, maxChainBytes)
 	}
 	leaf := chain[0]
 	opts := x509.VerifyOptions{Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now,
@@ -39,27 +57,44 @@ func (r *roots) verify(chain []*x509.Certificate, names []string, now time.Time)
 	named := slices.ContainsFunc(names, func(n string) bool { return n != "" && leaf.VerifyHostname(n) == nil })
 	if !named {
 		return skew{}, fmt.Errorf("its certificate is for %s: it must match one of %s",
-			strings.Join(append(slices.Clone(leaf.DNSNames), addresses(leaf.IPAddresses)...), " "), strings.Join(names, " "))
+			printable.Names(slices.Concat(leaf.DNSNames, addresses(leaf.IPAddresses))), strings.Join(names, " "))
 	}
 	_, err := leaf.Verify(opts)
 	var invalid x509.CertificateInvalidError
-	if err == nil || !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
-		return skew{}, err
+	if err == nil {
+		return skew{}, nil
 	}
-	// Is there any time at which the chain was right? The borders of the
-	// validities are the only candidates.
-	moments := []time.Time{leaf.NotBefore, leaf.NotAfter}
-	for _, c := range slices.Concat(r.certs, chain[1:]) {
+	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
+		return skew{}, &certificateError{err}
+	}
+	// Is there any time at which the chain was right? The borders of the validities
+	// are the only candidates. Those of the peer's own authorities are left out: it
+	// may send as many as it likes.
+	moments := []time.Time{leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2), leaf.NotBefore, leaf.NotAfter}
+	for _, c := range r.certs {
 		moments = append(moments, c.NotBefore, c.NotAfter)
 	}
 	for _, m := range moments {
+		if ctx.Err() != nil {
+			return skew{}, ctx.Err()
+		}
+		if m.Before(leaf.NotBefore) || m.After(leaf.NotAfter) {
+			continue
+		}
 		opts.CurrentTime = m
 		if _, verr := leaf.Verify(opts); verr == nil {
 			return skew{off: true, early: now.Before(leaf.NotBefore), notAfter: leaf.NotAfter}, nil
 		}
 	}
-	return skew{}, err
+	return skew{}, &certificateError{err}
 }
+
+// certificateError is an error about a certificate that may be anybody's, and quotes
+// it.
+type certificateError struct{ err error }
+
+func (e *certificateError) Error() string { return printable.Short(e.err.Error(), 300) }
+func (e *certificateError) Unwrap() error { return e.err }
 
 func addresses(ips []net.IP) []string {
 	var s []string

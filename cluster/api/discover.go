@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/edgebake/edgebake/configs/printable"
 )
 
 // What can be wrong with a cluster that did answer.
@@ -306,6 +308,10 @@ func ServerName(ctx context.Context, dial DialFunc, master string, ca []byte, na
 	return name, nil
 }
 
+// maxChain is how many certificates an API server may send: a leaf, and a few
+// intermediate authorities.
+const maxChain = 8
+
 // connect makes a verified connection to master, for the first of names that its
 // certificate has.
 func connect(ctx context.Context, dial DialFunc, master string, ca []byte, names []string) (*tls.Conn, string, error) {
@@ -320,6 +326,10 @@ func connect(ctx context.Context, dial DialFunc, master string, ca []byte, names
 		// The chain is verified below, against every name that we accept.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
+			// Each costs signature checks, which no deadline interrupts.
+			if n := len(cs.PeerCertificates); n > maxChain {
+				return fmt.Errorf("verifying the certificate of the API server %s: it sends %d certificates, at most %d are accepted", master, n, maxChain)
+			}
 			inter := x509.NewCertPool()
 			for _, c := range cs.PeerCertificates[1:] {
 				inter.AddCert(c)
@@ -331,7 +341,7 @@ func connect(ctx context.Context, dial DialFunc, master string, ca []byte, names
 			i := slices.IndexFunc(names, func(n string) bool { return leaf.VerifyHostname(n) == nil })
 			if i < 0 {
 				return fmt.Errorf("%w: it is for %s, not for %s", ErrServerName,
-					strings.Join(leaf.DNSNames, ", "), strings.Join(names, ", "))
+					printable.Names(leaf.DNSNames), strings.Join(names, ", "))
 			}
 			chosen = names[i]
 			return nil

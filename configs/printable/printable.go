@@ -4,8 +4,10 @@
 package printable
 
 import (
+	"fmt"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 )
 
 // Line is s in one line: whatever does not print is a space.
@@ -30,4 +32,26 @@ func Text(s string) string {
 		}
 		return r
 	}, s)
+}
+
+// Short is Line, cut to at most n characters: whoever is asked decides how much
+// comes.
+func Short(s string, n int) string {
+	if utf8.RuneCountInString(s) > n {
+		s = string([]rune(s)[:n-1]) + "…"
+	}
+	return Line(s)
+}
+
+// Names are a few names of a certificate that may be anybody's.
+func Names(names []string) string {
+	const most, longest = 5, 64
+	var out []string
+	for _, n := range names[:min(most, len(names))] {
+		out = append(out, Short(n, longest))
+	}
+	if n := len(names) - most; n > 0 {
+		out = append(out, fmt.Sprintf("and %d more", n))
+	}
+	return strings.Join(out, ", ")
 }

@@ -1,6 +1,10 @@
 package printable
 
-import "testing"
+import (
+	"slices"
+	"strings"
+	"testing"
+)
 
 func TestPrintable(t *testing.T) {
 	for in, want := range map[string]struct{ line, text string }{
@@ -17,5 +21,18 @@ func TestPrintable(t *testing.T) {
 		if got := Text(in); got != want.text {
 			t.Errorf("Text(%q) = %q, want %q", in, got, want.text)
 		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	many := slices.Repeat([]string{strings.Repeat("é", 300)}, 900)
+	if got := Names(many); len([]rune(got)) > 5*66+12 || !strings.HasSuffix(got, "é…, and 895 more") {
+		t.Errorf("%d characters: %q", len([]rune(got)), got)
+	}
+	if got := Names([]string{"a", "\x1b]0;owned\x07"}); got != "a,  ]0;owned " {
+		t.Errorf("%q", got)
+	}
+	if got := Short("\xffabc", 3); got != "\ufffda…" {
+		t.Errorf("%q", got)
 	}
 }

@@ -52,8 +52,8 @@ var rooms = map[string][]string{
 	// The installer runs on the machine before it is a node: it flashes as
 	// edgebake does, and knows the machine as first boot does.
 	"installer":       {"builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/node", "configs", "configs/ondisk"},
-	"ipvs":            {"configs/ondisk", "configs/ondisk/file"},
-	"cluster":         {"openyurt", "configs", "configs/ondisk", "configs/yamltree", "cluster/api", "cluster/reports"},
+	"ipvs":            {"configs/ondisk", "configs/ondisk/file", "configs/printable"},
+	"cluster":         {"configs/printable", "openyurt", "configs", "configs/ondisk", "configs/yamltree", "cluster/api", "cluster/reports"},
 	"cluster/api":     {"configs/yamltree", "configs/printable"},
 	"cluster/reports": {"configs/ondisk", "configs/printable", "configs/ondisk/file"},
 	"cluster/mint":    {"configs", "configs/yamltree", "configs/sealed", "cluster/api", "configs/ondisk/file"},
