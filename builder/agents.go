@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"time"
@@ -253,9 +252,9 @@ func CompileProgram(ctx context.Context, src, name, arch, out string) error {
 	}
 	defer os.RemoveAll(work)
 	run := func(args ...string) (string, error) {
-		cmd := exec.CommandContext(ctx, goCmd, args...)
+		cmd := procgroup.Command(ctx, goCmd, args...)
 		cmd.Dir = src
-		cmd.Env = append(os.Environ(), ProgramEnv(arch)...)
+		cmd.Env = append(cmd.Env, ProgramEnv(arch)...)
 		cmd.Env = append(cmd.Env, "GOTMPDIR="+work)
 		var out, said bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &said

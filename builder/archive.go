@@ -70,8 +70,8 @@ func (b *build) newAptIndex(r debianRecipe) (*aptIndex, error) {
 
 // run returns what the program prints, and the errors and warnings it has.
 func (x *aptIndex) run(ctx context.Context, name string, args ...string) (out, said string, err error) {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Env = append(os.Environ(), "APT_CONFIG="+filepath.Join(x.dir, "conf"), "LC_ALL=C.UTF-8")
+	cmd := procgroup.Command(ctx, name, args...)
+	cmd.Env = append(cmd.Env, "APT_CONFIG="+filepath.Join(x.dir, "conf"), "LC_ALL=C.UTF-8")
 	cmd.Dir = "/"
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -86,8 +85,8 @@ func (b *build) makeDebian(ctx context.Context, r debianRecipe, keyrings []keyri
 		b.keep(removeScratch(scratch))
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "mmdebstrap", r.args(paths)...)
-	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC", initrdEnv+"="+r.Initrd, initrdHookEnv+"="+r.InitrdHook, "TMPDIR="+scratch)
+	cmd := procgroup.Command(ctx, "mmdebstrap", r.args(paths)...)
+	cmd.Env = append(cmd.Env, "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC", initrdEnv+"="+r.Initrd, initrdHookEnv+"="+r.InitrdHook, "TMPDIR="+scratch)
 	// Neither the caller's directory nor its umask has a part in the result.
 	cmd.Dir = "/"
 	ownMounts(cmd)
@@ -144,7 +143,7 @@ func removeScratch(dir string) error {
 	if listErr != nil || argv == nil {
 		return errors.Join(err, listErr)
 	}
-	cmd := exec.Command("mmdebstrap", append([]string{"--unshare-helper"}, argv...)...)
+	cmd := procgroup.Command(context.Background(), "mmdebstrap", append([]string{"--unshare-helper"}, argv...)...)
 	cmd.Dir = "/"
 	if said, helpErr := cmd.CombinedOutput(); helpErr != nil {
 		return fmt.Errorf("%w: mmdebstrap --unshare-helper: %w: %s", err, helpErr, bytes.TrimSpace(said))

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/edgebake/edgebake/builder/procgroup"
 )
 
 // emulation is what this computer has for running programs of another
@@ -35,7 +37,7 @@ func lookForEmulation(ctx context.Context, arch string) emulation {
 	e := emulation{arch: arch, interpreter: true}
 	if _, err := exec.LookPath("arch-test"); err == nil {
 		e.tester = true
-		e.works = exec.CommandContext(ctx, "arch-test", arch).Run() == nil
+		e.works = procgroup.Command(ctx, "arch-test", arch).Run() == nil
 	}
 	cpu := interpreters[arch]
 	// qemu-user alone is a program that nothing tells the kernel of.

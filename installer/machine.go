@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/device"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/procgroup"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/firstboot/console"
 	"github.com/edgebake/edgebake/firstboot/facts"
@@ -86,7 +86,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 // disks lists the disks, once udev has looked at all that the kernel found.
 func disks(ctx context.Context) ([]device.Disk, error) {
 	// What udev does not get done in its time, the list shows later.
-	_ = exec.CommandContext(ctx, "udevadm", "settle", "--timeout=30").Run()
+	_ = procgroup.Command(ctx, "udevadm", "settle", "--timeout=30").Run()
 	found, err := device.List(ctx)
 	if err != nil {
 		return nil, err

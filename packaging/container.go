@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -119,9 +118,9 @@ func (p *packages) debian(ctx context.Context, arch, out string) error {
 		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
 		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-include=/usr/share/doc/*/copyright",
 		"--dpkgopt=force-unsafe-io", p.suite, "-"}
-	cmd := exec.CommandContext(ctx, "mmdebstrap", append(args, p.sources...)...)
+	cmd := procgroup.Command(ctx, "mmdebstrap", append(args, p.sources...)...)
 	cmd.Dir = "/"
-	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(p.date.Unix(), 10), "LC_ALL=C.UTF-8", "TZ=UTC")
+	cmd.Env = append(cmd.Env, "SOURCE_DATE_EPOCH="+strconv.FormatInt(p.date.Unix(), 10), "LC_ALL=C.UTF-8", "TZ=UTC")
 	var log bytes.Buffer
 	cmd.Stderr = &log
 	f, err := os.Create(out)

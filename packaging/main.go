@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"regexp"
@@ -27,6 +26,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/procgroup"
 )
 
 // nfpm writes the Debian package. Later versions need modules for Windows'
@@ -118,7 +118,7 @@ func (p *packages) build(ctx context.Context) error {
 func sourceDate(ctx context.Context, src string) (date time.Time, commit bool, err error) {
 	epoch := os.Getenv("SOURCE_DATE_EPOCH")
 	if epoch == "" {
-		cmd := exec.CommandContext(ctx, "git", "-c", "safe.directory=*", "log", "-1", "--format=%ct")
+		cmd := procgroup.Command(ctx, "git", "-c", "safe.directory=*", "log", "-1", "--format=%ct")
 		cmd.Dir = src
 		out, err := cmd.Output()
 		if err != nil {
@@ -149,7 +149,7 @@ func (p *packages) layOut(ctx context.Context) error {
 		return err
 	}
 	var told struct{ Version string }
-	out, err := exec.CommandContext(ctx, own, "version", "--output", "json").Output()
+	out, err := procgroup.Command(ctx, own, "version", "--output", "json").Output()
 	if err == nil {
 		err = json.Unmarshal(out, &told)
 	}
@@ -181,7 +181,7 @@ func (p *packages) checkRelease(ctx context.Context, firstboot string) error {
 	if strings.ContainsAny(p.version, "-+(") {
 		return nil // no release
 	}
-	out, err := exec.CommandContext(ctx, firstboot, "version").Output()
+	out, err := procgroup.Command(ctx, firstboot, "version").Output()
 	if err != nil {
 		return fmt.Errorf("asking firstboot for its version: %w", err)
 	}
@@ -194,9 +194,9 @@ func (p *packages) checkRelease(ctx context.Context, firstboot string) error {
 // compile makes edgebake itself. Its version is what Go finds in the repository.
 func (p *packages) compile(ctx context.Context, arch, out string) error {
 	fmt.Fprintf(p.log, "compiling edgebake for %s\n", arch)
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-buildvcs="+strconv.FormatBool(p.commit), "-o", out, "./cmd/edgebake")
+	cmd := procgroup.Command(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-buildvcs="+strconv.FormatBool(p.commit), "-o", out, "./cmd/edgebake")
 	cmd.Dir = p.src
-	cmd.Env = append(append(os.Environ(), builder.ProgramEnv(arch)...),
+	cmd.Env = append(append(cmd.Env, builder.ProgramEnv(arch)...),
 		// Go asks git, which rejects a clone that somebody else made.
 		"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*")
 	if said, err := cmd.CombinedOutput(); err != nil {
@@ -207,8 +207,8 @@ func (p *packages) compile(ctx context.Context, arch, out string) error {
 
 func (p *packages) manuals(ctx context.Context, edgebake, root string) error {
 	dir := filepath.Join(root, "usr/share/man/man1")
-	cmd := exec.CommandContext(ctx, edgebake, "man", "--output", dir)
-	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(p.date.Unix(), 10))
+	cmd := procgroup.Command(ctx, edgebake, "man", "--output", dir)
+	cmd.Env = append(cmd.Env, "SOURCE_DATE_EPOCH="+strconv.FormatInt(p.date.Unix(), 10))
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("making the manual pages: %w\n%s", err, said)
 	}
@@ -235,7 +235,7 @@ func (p *packages) completions(ctx context.Context, edgebake, root string) error
 		"zsh":  "usr/share/zsh/vendor-completions/_edgebake",
 		"fish": "usr/share/fish/vendor_completions.d/edgebake.fish",
 	} {
-		script, err := exec.CommandContext(ctx, edgebake, "completion", shell).Output()
+		script, err := procgroup.Command(ctx, edgebake, "completion", shell).Output()
 		if err != nil {
 			return fmt.Errorf("making the completions of %s: %w", shell, err)
 		}
@@ -360,9 +360,9 @@ func (p *packages) debs(ctx context.Context) error {
 	version := debianVersion(p.version, p.date)
 	for _, arch := range p.arch {
 		out := filepath.Join(p.out, fmt.Sprintf("edgebake_%s_%s.deb", version, arch))
-		cmd := exec.CommandContext(ctx, "go", "run", nfpm, "package", "--config", filepath.Join(p.src, "packaging/nfpm.yaml"), "--packager", "deb", "--target", out)
+		cmd := procgroup.Command(ctx, "go", "run", nfpm, "package", "--config", filepath.Join(p.src, "packaging/nfpm.yaml"), "--packager", "deb", "--target", out)
 		cmd.Dir = p.src
-		cmd.Env = append(os.Environ(), "GOFLAGS=", "ARCH="+arch, "VERSION="+version, "STAGE="+filepath.Join(p.stage, arch),
+		cmd.Env = append(cmd.Env, "GOFLAGS=", "ARCH="+arch, "VERSION="+version, "STAGE="+filepath.Join(p.stage, arch),
 			"SOURCE_DATE_EPOCH="+strconv.FormatInt(p.date.Unix(), 10))
 		if said, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("nfpm: %w\n%s", err, said)

@@ -20,6 +20,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/edgebake/edgebake/builder/procgroup"
 )
 
 // Disk is one block device that could be written as a whole.
@@ -81,8 +83,8 @@ const columns = "NAME,MAJ:MIN,PATH,TYPE,SIZE,MODEL,SERIAL,TRAN,RM,RO,LOG-SEC,FST
 
 // ask runs lsblk.
 func ask(ctx context.Context) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "lsblk", "--json", "--bytes", "--output", columns)
-	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	cmd := procgroup.Command(ctx, "lsblk", "--json", "--bytes", "--output", columns)
+	cmd.Env = append(cmd.Env, "LC_ALL=C")
 	out, err := cmd.Output()
 	if e := (*exec.ExitError)(nil); errors.As(err, &e) {
 		return nil, fmt.Errorf("listing disks: lsblk: %s: util-linux 2.37 or later is required", bytes.TrimSpace(e.Stderr))
@@ -123,11 +125,11 @@ func askWipefs(ctx context.Context, path string) ([]signature, error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s is missing in this container: run it with all devices and udev's database (-v /dev:/dev -v /run/udev:/run/udev:ro)", path)
 	}
-	cmd := exec.CommandContext(ctx, "wipefs", "--json", "--output", "TYPE,USAGE,LABEL", path)
+	cmd := procgroup.Command(ctx, "wipefs", "--json", "--output", "TYPE,USAGE,LABEL", path)
 	if cmd.Err != nil { // where root's programs are, which others' PATH lacks
-		cmd = exec.CommandContext(ctx, "/usr/sbin/wipefs", cmd.Args[1:]...)
+		cmd = procgroup.Command(ctx, "/usr/sbin/wipefs", cmd.Args[1:]...)
 	}
-	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	cmd.Env = append(cmd.Env, "LC_ALL=C")
 	out, err := cmd.Output()
 	if e := (*exec.ExitError)(nil); errors.As(err, &e) {
 		return nil, fmt.Errorf("wipefs: %w: %s", err, bytes.TrimSpace(e.Stderr))

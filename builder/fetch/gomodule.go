@@ -279,8 +279,8 @@ func GoCommand(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.CommandContext(ctx, path, "version")
-	cmd.Env = append(os.Environ(), "GOTOOLCHAIN=local") // not the one that a go.mod around us requires
+	cmd := procgroup.Command(ctx, path, "version")
+	cmd.Env = append(cmd.Env, "GOTOOLCHAIN=local") // not the one that a go.mod around us requires
 	said, err := cmd.Output()
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)
@@ -304,7 +304,7 @@ type goTool struct {
 // the file's through.
 func (g *goTool) environ() []string {
 	drop := []string{"GOFLAGS", "GOEXPERIMENT", "GODEBUG", "GOOS", "GOARCH", "GOROOT", "GOBIN", "GO111MODULE", "GOGCCFLAGS", "CC", "CXX", "PWD"}
-	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
+	env := slices.DeleteFunc(procgroup.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
 		return slices.Contains(drop, name) || strings.HasPrefix(name, "CGO_")
 	})
@@ -316,7 +316,7 @@ func (g *goTool) environ() []string {
 // its own work there. It returns standard output, that of a go that failed too. What go says otherwise goes to the log, and
 // into the error where it fails.
 func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, g.path, args...)
+	cmd := procgroup.Command(ctx, g.path, args...)
 	cmd.Dir = dir
 	cmd.Env = append(g.environ(), "GOTMPDIR="+dir)
 	var out bytes.Buffer

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/procgroup"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/fat"
 	"github.com/edgebake/edgebake/configs/ondisk/file"
@@ -64,10 +65,10 @@ func ISO(ctx context.Context, to string, o Options, progress func(done, total in
 	stamp := when.Format("20060102150405") + "00"
 	// The ESP is a file of the volume, and not behind its end: of one that is
 	// larger than El Torito can say, firmware takes all up to there.
-	cmd := exec.CommandContext(ctx, "xorriso", "-as", "mkisofs", "-quiet", "-iso-level", "3", "-R", "-V", o.Install.Volume,
+	cmd := procgroup.Command(ctx, "xorriso", "-as", "mkisofs", "-quiet", "-iso-level", "3", "-R", "-V", o.Install.Volume,
 		"--modification-date="+stamp, "--set_all_file_dates", stamp, "-o", out.Name(),
 		"-e", isoESP, "-no-emul-boot", "-efi-boot-part", "--efi-boot-image", content)
-	cmd.Env = append(os.Environ(), "LC_ALL=C", "TZ=UTC")
+	cmd.Env = append(cmd.Env, "LC_ALL=C", "TZ=UTC")
 	if said, err := cmd.CombinedOutput(); err != nil {
 		if bytes.Contains(said, []byte("No space left on device")) {
 			return fmt.Errorf("making the ISO %s: %w", to, disk.Explain(syscall.ENOSPC, filepath.Dir(to)))

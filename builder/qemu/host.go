@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/edgebake/edgebake/builder/procgroup"
 )
 
 // Version of QEMU.
@@ -43,7 +45,7 @@ func Find(ctx context.Context, arch string) (Program, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	out, err := procgroup.Command(ctx, path, "--version").Output()
 	if err != nil {
 		return Program{}, fmt.Errorf("asking %s for its version: %w", path, err)
 	}
@@ -165,7 +167,7 @@ func Overlay(ctx context.Context, image, overlay string, size int64) error {
 	if size > 0 {
 		args = append(args, strconv.FormatInt(size, 10))
 	}
-	if out, err := exec.CommandContext(ctx, tool, args...).CombinedOutput(); err != nil {
+	if out, err := procgroup.Command(ctx, tool, args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("laying an overlay over %s: qemu-img: %w: %s", image, err, bytes.TrimSpace(out))
 	}
 	return nil
@@ -226,7 +228,7 @@ func tryGuest(ctx context.Context, p Program, fw Firmware, arch string, limit ti
 	}
 	out, in := io.Pipe()
 	var said bytes.Buffer
-	cmd := exec.CommandContext(ctx, p.Path, args...)
+	cmd := procgroup.Command(ctx, p.Path, args...)
 	cmd.Stdout = in
 	cmd.Stderr = &said
 	// A QEMU stuck in the kernel cannot be killed; it is left behind rather

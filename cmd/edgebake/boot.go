@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/procgroup"
 	"github.com/edgebake/edgebake/builder/qemu"
 	"github.com/spf13/cobra"
 )
@@ -132,7 +132,7 @@ func bootImage(ctx context.Context, s streams, image string, m qemu.Machine, acc
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, prog.Path, argv...)
+	cmd := procgroup.Command(ctx, prog.Path, argv...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.rawInput(), s.Out, s.Err
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Second

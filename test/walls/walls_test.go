@@ -41,9 +41,9 @@ var rooms = map[string][]string{
 	"builder/anatomy":            {"builder", "builder/media", "configs", "configs/ondisk"},
 	"builder/media":              {"builder/disk/...", "overlays/node", "configs", "configs/ondisk/..."},
 	"builder/carry":              {"builder/transfer", "configs", "builder/registry", "builder/images", "builder/media", "builder/disk", "builder/disk/..."},
-	"builder/installer":          {"builder/media", "builder/disk", "configs/ondisk", "configs/ondisk/fat", "configs/ondisk/file", "configs/ondisk/tree"},
-	"builder/qemu":               {},
-	"builder/device":             {"configs/ondisk/file"},
+	"builder/installer":          {"builder/procgroup", "builder/media", "builder/disk", "configs/ondisk", "configs/ondisk/fat", "configs/ondisk/file", "configs/ondisk/tree"},
+	"builder/qemu":               {"builder/procgroup"},
+	"builder/device":             {"builder/procgroup", "configs/ondisk/file"},
 	"builder":                    {"builder/...", "overlays/...", "configs/...", "openyurt"},
 	"overlays":                   {"openyurt", "configs", "configs/ondisk", "configs/ondisk/tree", "overlays/node"},
 	"overlays/node":              {"openyurt", "configs", "configs/ondisk"},
@@ -51,7 +51,7 @@ var rooms = map[string][]string{
 	"firstboot/...":              {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/...", "configs/printable"},
 	// The installer runs on the machine before it is a node: it flashes as
 	// edgebake does, and knows the machine as first boot does.
-	"installer":       {"builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/node", "configs", "configs/ondisk"},
+	"installer":       {"builder/procgroup", "builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/node", "configs", "configs/ondisk"},
 	"ipvs":            {"configs/ondisk", "configs/ondisk/file", "configs/printable"},
 	"cluster":         {"configs/printable", "openyurt", "configs", "configs/ondisk", "configs/yamltree", "cluster/api", "cluster/reports"},
 	"cluster/api":     {"configs/yamltree", "configs/printable"},
