@@ -175,7 +175,7 @@ func (b *build) resolveRelease(ctx context.Context, field, name, url string, src
 		}
 		in.SHA256 = sha
 	}
-	b.add(origin{field: field}, name, in, layer, b.fetcher(name))
+	b.add(origin{field: field}, name, in, layer, b.fetcher(name, layer))
 	return nil
 }
 

@@ -199,15 +199,23 @@ func (b *build) fileSource(ctx context.Context, name string, from origin, src co
 	if _, locked := b.Lock.Pinned(name, in); src.SHA256 == "" && !locked {
 		return fieldError(from.field, fmt.Errorf("%s has no sha256; give it, so that nobody can slip in another file", fetch.Redact(src.URL)))
 	}
-	b.add(from, name, in, layer, b.fetcher(name))
+	b.add(from, name, in, layer, b.fetcher(name, layer))
 	return nil
 }
 
+// maxProgram is how large a program that is downloaded may be. The largest, kubelet
+// and k3s, have less than a tenth of it.
+const maxProgram = 1 << 30
+
 // fetcher downloads the input of that name.
-func (b *build) fetcher(name string) makeFunc {
+func (b *build) fetcher(name string, layer *plan.Layer) makeFunc {
+	limit := int64(maxArchive)
+	if layer != nil && layer.Path != "" {
+		limit = maxProgram
+	}
 	return func(ctx context.Context, s *step) (string, error) {
 		in := b.input(name)
-		return fetch.Download(ctx, b.Cache, in.Fetch, in.SHA256, s.progress)
+		return fetch.Download(ctx, b.Cache, in.Fetch, in.SHA256, limit, s.progress)
 	}
 }
 

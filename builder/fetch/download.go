@@ -21,9 +21,12 @@ import (
 // returns its SHA-256. Mirrors are tried in order; what may be passing (a
 // timeout, a cut connection, 429, 5xx) is tried again, what is not (401, 404,
 // a wrong digest) is not. With sha256 set, other bytes are rejected, and what
-// the cache has is not fetched at all. URLs are http, https and file.
-func Download(ctx context.Context, c *Cache, urls []string, sha256 string, progress func(done, total int64)) (string, error) {
+// the cache has is not fetched at all. What has more than limit bytes is rejected:
+// whoever serves it may send without end, and the digest is known only after that.
+// URLs are http, https and file.
+func Download(ctx context.Context, c *Cache, urls []string, sha256 string, limit int64, progress func(done, total int64)) (string, error) {
 	d := newDownloader()
+	d.limit = limit
 	defer d.client.CloseIdleConnections()
 	return d.fetch(ctx, c, urls, sha256, progress)
 }
@@ -75,6 +78,7 @@ type downloader struct {
 	rounds int           // how often each mirror is tried
 	pause  time.Duration // before the second round; doubles with each
 	head   int64         // how many bytes are wanted; 0: all
+	limit  int64         // how many bytes there may be; 0: any number
 	client *http.Client
 }
 
@@ -162,7 +166,13 @@ func (d downloader) once(ctx context.Context, c *Cache, from, want string, progr
 		return "", fmt.Errorf("scheme %q: use https, http or file", u.Scheme)
 	}
 	defer r.Close()
+	if d.limit > 0 && total > d.limit {
+		return "", tooLarge(total, d.limit)
+	}
 	var in io.Reader = &meter{r: r, total: total, tell: progress}
+	if d.limit > 0 {
+		in = &bounded{r: in, left: d.limit, limit: d.limit}
+	}
 	if d.head > 0 {
 		in = io.LimitReader(in, d.head)
 	}
@@ -225,6 +235,31 @@ func (r onTheWay) Read(p []byte) (int, error) {
 		err = errors.New("the connection ended in the middle of the file")
 	}
 	return n, passing{err}
+}
+
+// tooLarge is an error of a file that has more bytes than are accepted; -1: nobody
+// knows how many.
+func tooLarge(size, limit int64) error {
+	has := fmt.Sprintf("more than the %d MiB", limit>>20)
+	if size >= 0 {
+		has = fmt.Sprintf("%d MiB, at most %d", size>>20, limit>>20)
+	}
+	return fmt.Errorf("it has %s that such a file may have: correct the URL, or take another mirror", has)
+}
+
+// bounded fails behind limit bytes.
+type bounded struct {
+	r           io.Reader
+	left, limit int64
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	// One byte more than may come tells a file that ends there from one that goes on.
+	n, err := b.r.Read(p[:min(int64(len(p)), b.left+1)])
+	if b.left -= int64(n); b.left < 0 {
+		return 0, tooLarge(-1, b.limit)
+	}
+	return n, err
 }
 
 // meter tells how far reading has come.

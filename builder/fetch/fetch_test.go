@@ -425,7 +425,7 @@ func TestDownloadOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The URL leads nowhere: it must not be needed.
-	if got, err := Download(t.Context(), c, []string{"http://127.0.0.1:1/x"}, sha, nil); err != nil || got != sha {
+	if got, err := Download(t.Context(), c, []string{"http://127.0.0.1:1/x"}, sha, 1<<20, nil); err != nil || got != sha {
 		t.Errorf("%s %v", got, err)
 	}
 }
@@ -435,7 +435,7 @@ func TestDownloadCancelled(t *testing.T) {
 	defer srv.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := Download(ctx, open(t, t.TempDir()), []string{srv.URL}, "", nil); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Download(ctx, open(t, t.TempDir()), []string{srv.URL}, "", 1<<20, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v", err)
 	}
 }
