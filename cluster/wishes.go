@@ -296,7 +296,7 @@ func excludeVIP(text, vip string) (string, error) {
 			ExcludeCIDRs []string `yaml:"excludeCIDRs"`
 		} `yaml:"ipvs"`
 	}
-	if err := yaml.Unmarshal([]byte(text), &config); err != nil {
+	if err := yamltree.Unmarshal([]byte(text), &config); err != nil {
 		return "", fmt.Errorf("%s: %w", doing, err)
 	}
 	covered := slices.ContainsFunc(config.IPVS.ExcludeCIDRs, func(s string) bool {
@@ -306,14 +306,14 @@ func excludeVIP(text, vip string) (string, error) {
 	if config.Mode != "ipvs" || covered {
 		return text, nil
 	}
-	var root yaml.Node
-	if err := yaml.Unmarshal([]byte(text), &root); err != nil || len(root.Content) != 1 {
+	root, err := yamltree.Parse([]byte(text))
+	if err != nil || len(root.Content) != 1 {
 		return "", fmt.Errorf("%s: it is not one document: %w", doing, err)
 	}
 	ipvs := yamltree.Child(root.Content[0], "ipvs", yaml.MappingNode)
 	list := yamltree.Child(ipvs, "excludeCIDRs", yaml.SequenceNode)
 	list.Content = append(list.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: want})
-	changed, err := encode(&root)
+	changed, err := encode(root)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", doing, err)
 	}

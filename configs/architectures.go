@@ -66,8 +66,7 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 		}
 		images = append(images, img)
 	}
-	all.sort()
-	if err := all.Err(); err != nil {
+	if err := all.first(doc.file, 0).Err(); err != nil {
 		return nil, err
 	}
 	return images, nil

@@ -181,12 +181,13 @@ func (s *Site) validateSeatWords(probs *Problems) {
 	member := func(name string) bool {
 		return slices.ContainsFunc(c.Members, func(m ControlPlaneMember) bool { return m.Name == name })
 	}
+	seen := repeats{}
 	for i, name := range c.Absent {
 		path := fmt.Sprintf("controlPlane.absent[%d]", i)
 		switch {
 		case !member(name):
 			probs.add(path, "%q is not among controlPlane.members", shorten(name))
-		case slices.Contains(c.Absent[:i], name):
+		case seen.again(name):
 			probs.add(path, "%s is listed twice", shorten(name))
 		case name == c.ContinueFrom:
 			probs.add(path, "%s is named by controlPlane.continueFrom: it cannot be absent", shorten(name))

@@ -35,6 +35,9 @@ const (
 const (
 	maxNodes          = 200_000
 	maxInventoryNodes = 2_000_000
+	maxSiteNodes      = 20_000
+	maxItems          = 1000   // of one list in a Site
+	maxSites          = 20_000 // of an Inventory
 )
 
 // ParseImage reads an Image: version first, then strictly, then defaults,
@@ -182,6 +185,9 @@ func (doc *document) parse(kind string, into any, validate func(*document) Probl
 	// A field that could not be decoded has been reported; what validation
 	// says of its zero value would only confuse.
 	undecoded := doc.probs
+	if doc.untold > 0 || doc.nodes > doc.maxNodes() {
+		return doc.problems()
+	}
 	for _, p := range validate(doc) {
 		if doc.reported(undecoded, p.Path) {
 			continue
@@ -191,8 +197,16 @@ func (doc *document) parse(kind string, into any, validate func(*document) Probl
 		p.Line, p.Col = at.line, at.col
 		doc.probs = append(doc.probs, p)
 	}
-	doc.probs.sort()
-	return doc.probs.Err()
+	return doc.problems()
+}
+
+// problems are the document's as an error, nil where there is none.
+func (doc *document) problems() error {
+	if doc.all {
+		doc.probs.sort()
+		return doc.probs.Err()
+	}
+	return doc.probs.first(doc.file, doc.untold).Err()
 }
 
 // reported tells whether problems of decoding are the reason of one at path: the field
@@ -220,6 +234,8 @@ type document struct {
 	nodes  int
 	looked int // bytes, for swallowed items
 	probs  Problems
+	untold int  // problems that were counted and not kept
+	all    bool // all problems are kept
 	// text is what the document was read from; nil: not known.
 	text *source
 	// strict: the text itself goes to Kubernetes, to which 5 is not a string.
@@ -247,7 +263,24 @@ func (d *document) find(path string) position {
 }
 
 func (d *document) problem(n *yaml.Node, path, format string, args ...any) {
-	d.probs = append(d.probs, Problem{File: d.file, Line: n.Line, Col: n.Column, Path: path, Msg: fmt.Sprintf(format, args...)})
+	if d.full() {
+		d.untold++
+		return
+	}
+	d.report(Problem{File: d.file, Line: n.Line, Col: n.Column, Path: path, Msg: fmt.Sprintf(format, args...)})
+}
+
+// full reports whether further problems are only counted: a document of a stranger can
+// have one in every value, and each would be worded, kept and logged.
+func (d *document) full() bool { return len(d.probs) >= maxProblems && !d.all }
+
+func (d *document) report(p Problem) {
+	if d.full() {
+		d.untold++
+		return
+	}
+	p.Msg = atMost(maxMsg, p.Msg)
+	d.probs = append(d.probs, p)
 }
 
 // wrongKind explains a document that is not of the kind wanted ("": any).
@@ -269,8 +302,11 @@ func kinds() []string { return []string{KindImage, KindSite, KindInventory, Kind
 
 // maxNodes bounds what aliases can blow the document up to.
 func (d *document) maxNodes() int {
-	if d.kind == KindInventory {
+	switch d.kind {
+	case KindInventory:
 		return maxInventoryNodes
+	case KindSite:
+		return maxSiteNodes
 	}
 	return maxNodes
 }
@@ -283,6 +319,9 @@ func readDocument(file string, data []byte) (*document, Problems) {
 			p.Line, p.Col = n.Line, n.Column
 		}
 		return nil, Problems{p}
+	}
+	if err := yamltree.DenserThan(data, maxInventoryNodes); err != nil {
+		return nil, Problems{faultProblem(file, err)}
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var doc yaml.Node
@@ -465,6 +504,10 @@ func (d *document) structure(n *yaml.Node, v reflect.Value, path string) {
 		}
 		seen[name] = key.Line
 		f, ok := fieldByName(v, name)
+		if !ok && d.full() {
+			d.untold++
+			continue
+		}
 		if !ok {
 			d.problem(key, sub, "unknown field%s", d.hint(name, v.Type()))
 			d.probs[len(d.probs)-1].meant = d.meant(name, path, v.Type())
@@ -479,6 +522,17 @@ func (d *document) structure(n *yaml.Node, v reflect.Value, path string) {
 	}
 }
 
+// maxItems bounds the lists of a machine, and its fleet.
+func (d *document) maxItems(path string) int {
+	switch {
+	case d.kind == KindInventory && path == "sites":
+		return maxSites
+	case d.kind == KindInventory || d.kind == KindSite:
+		return maxItems
+	}
+	return maxNodes
+}
+
 func (d *document) list(n *yaml.Node, v reflect.Value, path string) {
 	if isNull(n) {
 		return
@@ -489,6 +543,10 @@ func (d *document) list(n *yaml.Node, v reflect.Value, path string) {
 			what += `; a space is missing after the "-"`
 		}
 		d.problem(n, path, "must be a list (each item on a line of its own after \"- \"), not %s", what)
+		return
+	}
+	if most := d.maxItems(path); len(n.Content) > most {
+		d.problem(n, path, "has %d items: want at most %d", len(n.Content), most)
 		return
 	}
 	s := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))

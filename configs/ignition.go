@@ -42,7 +42,7 @@ func ParseIgnition(name string, data []byte) (*types.Config, Problems) {
 		if e.Kind == report.Info {
 			continue
 		}
-		p := Problem{File: name, Msg: e.Message}
+		p := Problem{File: name, Msg: atMost(maxMsg, e.Message)}
 		if s := e.Marker.StartP; s != nil {
 			p.Line, p.Col = int(s.Line), int(s.Column)
 		}
@@ -56,16 +56,15 @@ func ParseIgnition(name string, data []byte) (*types.Config, Problems) {
 			probs.add("", "%s", ignitionError(err))
 			probs[0].File = name
 		}
-		return nil, probs
+		return nil, probs.cut(name, 0)
 	}
 	own := CheckIgnition(&cfg)
 	for _, u := range UnsupportedIgnition(&cfg) {
 		own = append(own, u.Problem)
 	}
-	probs = append(probs, LocateIgnition(name, data, own)...)
+	probs = append(probs, LocateIgnition(name, data, own.cut(name, 0))...)
 	if len(probs) > 0 {
-		probs.sort()
-		return nil, probs
+		return nil, probs.first(name, 0)
 	}
 	return &cfg, nil
 }

@@ -613,7 +613,7 @@ func (im *importer) encode() ([]byte, error) {
 		return nil, err
 	}
 	im.sites = nil // thousands need not be in memory twice
-	_, err = ParsePublicInventory(im.name, b)
+	_, err = im.parse(b)
 	var probs Problems
 	if errors.As(err, &probs) {
 		return nil, im.byRow(probs)
@@ -647,6 +647,17 @@ func (im *importer) byRow(probs Problems) Problems {
 	}
 	im.probs.sort()
 	return im.once()
+}
+
+// parse reads the Inventory that the table becomes. Rows that have a problem in common
+// are told together (once), so all of them are needed.
+func (im *importer) parse(inventory []byte) (*Inventory, error) {
+	d, err := Read(im.name, inventory)
+	if err != nil {
+		return nil, err
+	}
+	d.doc.all = true
+	return d.doc.inventory(false)
 }
 
 // lineOf names a row by its line, which people see, not by its place in the list.

@@ -31,7 +31,7 @@ func readKubeadmText(text string) (kubeadmDocs, Problems) {
 	var docs kubeadmDocs
 	var probs Problems
 	dec := yaml.NewDecoder(strings.NewReader(text))
-	for {
+	for len(probs) <= maxProblems {
 		var n yaml.Node
 		err := dec.Decode(&n)
 		if errors.Is(err, io.EOF) {
@@ -53,6 +53,7 @@ func readKubeadmText(text string) (kubeadmDocs, Problems) {
 		probs = append(probs, d.probs...)
 		docs = append(docs, KubeadmDocument{d.kind, d.root})
 	}
+	return docs, probs.first("", 0)
 }
 
 // KubeadmLocal is what kubeadm's documents need beside the Site's when kubeadm

@@ -15,9 +15,12 @@ import (
 // in it, each with its line and the number of its document.
 func CheckManifest(file string, data []byte) Problems {
 	var probs Problems
+	if err := yamltree.TooDense(data); err != nil {
+		return append(probs, faultProblem(file, err))
+	}
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	objects := 0
-	for n := 1; ; n++ {
+	for n := 1; len(probs) <= maxProblems; n++ {
 		var doc yaml.Node
 		err := dec.Decode(&doc)
 		if errors.Is(err, io.EOF) {
@@ -38,7 +41,9 @@ func CheckManifest(file string, data []byte) Problems {
 		}
 		objects++
 		d := &document{file: file}
-		d.checkObject(doc.Content[0])
+		if root := doc.Content[0]; root.Kind == yaml.MappingNode && d.decodes(root) || root.Kind != yaml.MappingNode {
+			d.checkObject(root)
+		}
 		for _, p := range d.probs {
 			p.Path = strings.TrimSuffix("document "+strconv.Itoa(n)+": "+p.Path, ": ")
 			probs = append(probs, p)
@@ -47,7 +52,7 @@ func CheckManifest(file string, data []byte) Problems {
 	if objects == 0 && len(probs) == 0 {
 		probs = append(probs, Problem{File: file, Line: 1, Col: 1, Msg: "has no Kubernetes object in it"})
 	}
-	return probs
+	return probs.first(file, 0)
 }
 
 // documentAt is the number of the document that a line is in.
@@ -74,9 +79,6 @@ func documentAt(data []byte, line int) int {
 func (d *document) checkObject(root *yaml.Node) {
 	if root.Kind != yaml.MappingNode {
 		d.problem(root, "", "expected a Kubernetes object (a mapping with apiVersion and kind), got %s", shape(root))
-		return
-	}
-	if !d.decodes(root) {
 		return
 	}
 	for _, key := range []string{"apiVersion", "kind"} {
@@ -131,6 +133,9 @@ func complexKey(n *yaml.Node) *yaml.Node {
 
 // decodes reports what the form cannot have, e.g. a key given twice.
 func (d *document) decodes(root *yaml.Node) bool {
+	if d.faults(root) {
+		return false
+	}
 	if key := complexKey(root); key != nil {
 		d.problem(key, "", "a key must be a plain word (%s)", unrendered)
 		return false
@@ -138,6 +143,9 @@ func (d *document) decodes(root *yaml.Node) bool {
 	root = yamltree.Clone(root) // whoever reports a word names it as it was written
 	if bad := yamltree.AsKubectl(root); bad != nil {
 		d.problem(bad, "", "an object is sent as JSON, which has no %s here", bad.Value)
+		return false
+	}
+	if d.faults(root) { // of keys that are equal as kubectl reads them
 		return false
 	}
 	var anything map[string]any
@@ -151,9 +159,26 @@ func (d *document) decodes(root *yaml.Node) bool {
 			d.typeError(e)
 		}
 	default:
-		d.probs = append(d.probs, syntaxProblem(d.file, nil, err))
+		d.report(syntaxProblem(d.file, nil, err))
 	}
 	return false
+}
+
+// faults reports what package yaml cannot decode at a bounded cost.
+func (d *document) faults(root *yaml.Node) bool {
+	found := yamltree.Check(root)
+	for _, f := range found {
+		d.report(faultProblem(d.file, f))
+	}
+	return len(found) > 0
+}
+
+func faultProblem(file string, err error) Problem {
+	var f yamltree.Fault
+	if !errors.As(err, &f) {
+		f.Msg = err.Error()
+	}
+	return Problem{File: file, Line: f.Line, Msg: f.Msg}
 }
 
 // typeError is one line of yaml's: "line 3: mapping key ... already defined".
@@ -165,5 +190,5 @@ func (d *document) typeError(text string) {
 			p.Line, p.Msg = n, msg
 		}
 	}
-	d.probs = append(d.probs, p)
+	d.report(p)
 }

@@ -16,8 +16,11 @@ type Manifest struct {
 	Text string `json:"text"`
 }
 
-// maxManifests bounds what packed manifests unfold to.
-const maxManifests = 32 << 20
+// maxManifests bounds what packed manifests unfold to, maxManifestFiles how many they are.
+const (
+	maxManifests     = 32 << 20
+	maxManifestFiles = 10_000
+)
 
 // PackManifests packs manifests as a Site carries them: JSON, gzip, base64. CNI
 // plugins and OpenYurt bring CustomResourceDefinitions of hundreds of kilobytes,
@@ -26,6 +29,9 @@ const maxManifests = 32 << 20
 func PackManifests(all []Manifest) (Secret, error) {
 	if len(all) == 0 {
 		return Secret{}, nil
+	}
+	if len(all) > maxManifestFiles {
+		return Secret{}, fmt.Errorf("packing the manifests: they are %d files, at most %d are possible: join some", len(all), maxManifestFiles)
 	}
 	text, err := json.Marshal(all)
 	if err != nil {
@@ -69,11 +75,28 @@ func UnpackManifests(packed Secret) ([]Manifest, error) {
 		return nil, fmt.Errorf("it unfolds to more than %d MiB", maxManifests>>20)
 	}
 	var all []Manifest
-	if err := json.Unmarshal(text, &all); err != nil {
-		return nil, errors.New("it is not a list of manifests")
+	dec := json.NewDecoder(bytes.NewReader(text))
+	if t, err := dec.Token(); err != nil || t != json.Delim('[') {
+		return nil, errNoManifests
+	}
+	// One by one: a list of empty ones would take ten times its text.
+	for dec.More() {
+		var m Manifest
+		if err := dec.Decode(&m); err != nil {
+			return nil, errNoManifests
+		}
+		if len(all) == maxManifestFiles {
+			return nil, fmt.Errorf("it has more than %d files", maxManifestFiles)
+		}
+		all = append(all, m)
+	}
+	if _, err := dec.Token(); err != nil {
+		return nil, errNoManifests
 	}
 	return all, nil
 }
+
+var errNoManifests = errors.New("it is not a list of manifests")
 
 func checkPacked(path string, packed Secret, probs *Problems) {
 	all, err := UnpackManifests(packed)
@@ -81,6 +104,9 @@ func checkPacked(path string, packed Secret, probs *Problems) {
 		probs.add(path, "%v: `edgebake cluster sites` writes it", err)
 	}
 	for _, m := range all {
+		if len(*probs) > maxProblems {
+			return // more than are told
+		}
 		for _, p := range CheckManifest(m.Name, []byte(m.Text)) {
 			probs.add(path, "%v", p)
 		}

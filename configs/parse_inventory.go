@@ -77,15 +77,14 @@ func (doc *document) inventory(credentials bool) (*Inventory, error) {
 	inv := new(Inventory)
 	doc.decode(doc.root, reflect.ValueOf(inv).Elem(), "")
 	undecoded := slices.Clone(doc.probs)
-	if doc.nodes > doc.maxNodes() {
-		return nil, doc.probs
+	if doc.nodes > doc.maxNodes() || doc.untold > 0 {
+		return nil, doc.problems()
 	}
 	inv.merge(doc)
 	report := inventoryReport{doc: doc, undecoded: undecoded}
 	inv.validate(credentials, &report)
 	report.finish(len(inv.Sites))
-	doc.probs.sort()
-	if err := doc.probs.Err(); err != nil {
+	if err := doc.problems(); err != nil {
 		return nil, err
 	}
 	return inv, nil

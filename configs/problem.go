@@ -18,6 +18,27 @@ type Problem struct {
 	Missing bool
 	// meant is the path that an unknown field was probably to have.
 	meant string
+	// rest: it stands for the problems that are not told, behind all others.
+	rest bool
+}
+
+// What a person reads of a document's problems, and a machine keeps in its state of
+// those of a stick.
+const (
+	maxProblems = 50
+	maxMsg      = 1000 // letters of one problem
+	maxPath     = 200
+)
+
+// atMost is a text's beginning.
+func atMost(letters int, s string) string {
+	if len(s) <= letters {
+		return s
+	}
+	if r := []rune(s); len(r) > letters {
+		return string(r[:letters]) + "…"
+	}
+	return s
 }
 
 // FieldError is a problem with what a field names, found by somebody who does not
@@ -45,10 +66,10 @@ func (p Problem) Error() string {
 		b.WriteString(": ")
 	}
 	if p.Path != "" {
-		b.WriteString(p.Path)
+		b.WriteString(atMost(maxPath, p.Path))
 		b.WriteString(": ")
 	}
-	b.WriteString(p.Msg)
+	b.WriteString(atMost(maxMsg, p.Msg))
 	return b.String()
 }
 
@@ -81,16 +102,41 @@ func (ps Problems) Err() error {
 }
 
 func (ps *Problems) add(path, format string, args ...any) {
-	*ps = append(*ps, Problem{Path: path, Msg: fmt.Sprintf(format, args...)})
+	*ps = append(*ps, Problem{Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))})
 }
 
 // missing reports a field that is required and not there.
 func (ps *Problems) missing(path, format string, args ...any) {
-	*ps = append(*ps, Problem{Path: path, Msg: fmt.Sprintf(format, args...), Missing: true})
+	*ps = append(*ps, Problem{Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...)), Missing: true})
 }
 
 func (ps Problems) sort() {
 	slices.SortStableFunc(ps, func(a, b Problem) int {
+		if a.rest != b.rest {
+			if a.rest {
+				return 1
+			}
+			return -1
+		}
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Col, b.Col))
 	})
+}
+
+// first are the first maxProblems in the document's order, and how many follow; more
+// are those that were only counted.
+func (ps Problems) first(file string, more int) Problems {
+	ps.sort()
+	return ps.cut(file, more)
+}
+
+// cut is first of problems that are in order.
+func (ps Problems) cut(file string, more int) Problems {
+	if len(ps) > maxProblems {
+		more += len(ps) - maxProblems
+		ps = ps[:maxProblems:maxProblems]
+	}
+	if more > 0 {
+		ps = append(ps, Problem{File: file, Msg: "and " + Count(more, "more problem"), rest: true})
+	}
+	return ps
 }

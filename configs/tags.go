@@ -126,30 +126,48 @@ func within(v reflect.Value, low, high int64) bool {
 	return v.Int() >= low && v.Int() <= high
 }
 
+// repeats are the texts that a list had so far.
+type repeats map[string]bool
+
+// again reports whether a text was there before.
+func (r repeats) again(text string) bool {
+	was := r[text]
+	r[text] = true
+	return was
+}
+
 // checkText reports control characters in every string that has nothing
 // worse. Each ends in a file of a form that lines or blanks divide. The tag
 // text:"lines" exempts texts of several lines, text:"tabs" allows tabs; of
 // text:"any" only tables hear (notValue).
-func checkText(v reflect.Value, path string, probs *Problems) { checkTextIn(v, path, "", probs) }
+func checkText(v reflect.Value, path string, probs *Problems) {
+	known := map[string]bool{}
+	for _, p := range *probs {
+		known[p.Path] = true
+	}
+	checkTextIn(v, path, "", known, probs)
+}
 
-func checkTextIn(v reflect.Value, path, kind string, probs *Problems) {
+// checkTextIn does so below path; of known paths there is a problem already.
+func checkTextIn(v reflect.Value, path, kind string, known map[string]bool, probs *Problems) {
 	check := func(path, s string) {
 		if kind == "tabs" {
 			s = strings.ReplaceAll(s, "\t", "")
 		}
-		if kind == "lines" || badText(s) == "" || slices.ContainsFunc(*probs, func(p Problem) bool { return p.Path == path }) {
+		if kind == "lines" || badText(s) == "" || known[path] {
 			return
 		}
+		known[path] = true
 		probs.add(path, "%s", badText(s))
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
 		if !v.IsNil() {
-			checkTextIn(v.Elem(), path, kind, probs)
+			checkTextIn(v.Elem(), path, kind, known, probs)
 		}
 	case reflect.Slice:
 		for i := range v.Len() {
-			checkTextIn(v.Index(i), fmt.Sprintf("%s[%d]", path, i), kind, probs)
+			checkTextIn(v.Index(i), fmt.Sprintf("%s[%d]", path, i), kind, known, probs)
 		}
 	case reflect.Map:
 		m := v.Interface().(map[string]string)
@@ -162,7 +180,7 @@ func checkTextIn(v reflect.Value, path, kind string, probs *Problems) {
 		}
 		for i := range v.NumField() {
 			f := v.Type().Field(i)
-			checkTextIn(v.Field(i), join(path, fieldName(f)), f.Tag.Get("text"), probs)
+			checkTextIn(v.Field(i), join(path, fieldName(f)), f.Tag.Get("text"), known, probs)
 		}
 	case reflect.String:
 		check(path, v.String())

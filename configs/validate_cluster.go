@@ -206,6 +206,7 @@ func badRepository(s string) string {
 }
 
 func (c *Cluster) validateManifests(probs *Problems) {
+	seen := repeats{}
 	for i, m := range c.Manifests {
 		path := fmt.Sprintf("manifests[%d]", i)
 		switch {
@@ -213,7 +214,7 @@ func (c *Cluster) validateManifests(probs *Problems) {
 			probs.add(path, "is empty; give a file's path")
 		case strings.Contains(m, "://"):
 			probs.add(path, "%q is a URL: fetch it and keep the file beside the Cluster, so that what is applied cannot change", shorten(m))
-		case slices.Contains(c.Manifests[:i], m):
+		case seen.again(m):
 			probs.add(path, "is listed twice")
 		}
 	}

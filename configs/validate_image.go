@@ -108,12 +108,13 @@ func (i *Image) Validate() Problems {
 	if i.Hardware == RaspberryPi {
 		i.validateRaspberryPi(&probs)
 	}
+	types := repeats{}
 	for n, t := range i.NodeTypes {
 		p := fmt.Sprintf("nodeTypes[%d]", n)
 		if (t == NodeEdge || t == NodeCloud) && i.Yurthub == nil {
 			probs.add(p, "%s nodes need yurthub on board; add the field yurthub or remove the type", t)
 		}
-		if slices.Contains(i.NodeTypes[:n], t) {
+		if types.again(t) {
 			probs.add(p, "%s is listed twice", t)
 		}
 	}
@@ -226,11 +227,12 @@ func (d *DebianBase) validate(path string, probs *Problems) {
 			probs.add(fmt.Sprintf("%s.keyrings[%d]", path, i), "is empty; give the path of a keyring")
 		}
 	}
+	seen := repeats{}
 	for i, p := range d.Packages {
 		sub := fmt.Sprintf("%s.packages[%d]", path, i)
 		if !packageSpec.MatchString(p) {
 			probs.add(sub, "%q is not a package, as vim, vim=2:9.1-1 or vim/trixie-backports", shorten(p))
-		} else if slices.Contains(d.Packages[:i], p) {
+		} else if seen.again(p) {
 			probs.add(sub, "%s is listed twice", p)
 		}
 	}
@@ -552,10 +554,11 @@ func (i *Image) validateControlPlane(probs *Problems) {
 }
 
 func (i *Image) validateImages(probs *Problems) {
+	refs, hosts := repeats{}, repeats{}
 	for n, c := range i.Images {
 		p := fmt.Sprintf("images[%d]", n)
 		c.validate(p, probs)
-		if slices.ContainsFunc(i.Images[:n], func(o ContainerImage) bool { return o.Ref == c.Ref }) {
+		if refs.again(c.Ref) {
 			probs.add(p+".ref", "%q is listed twice", shorten(c.Ref))
 		}
 	}
@@ -569,7 +572,7 @@ func (i *Image) validateImages(probs *Problems) {
 		if r.Host != "" && !hostForm.MatchString(r.Host) {
 			probs.add(p+".host", "%q is not host or host:port", shorten(r.Host))
 		}
-		if slices.ContainsFunc(i.Registries[:n], func(o Registry) bool { return o.Host == r.Host }) {
+		if hosts.again(r.Host) {
 			probs.add(p+".host", "%q is listed twice", shorten(r.Host))
 		}
 		for m, mirror := range r.Mirrors {
@@ -605,8 +608,9 @@ func HiddenAtBoot(p string) string {
 }
 
 func (i *Image) validateFiles(probs *Problems) {
+	dirs := repeats{}
 	for n, o := range i.Overlays {
-		if slices.ContainsFunc(i.Overlays[:n], func(b Overlay) bool { return b.Dir == o.Dir }) {
+		if dirs.again(o.Dir) {
 			probs.add(fmt.Sprintf("overlays[%d].dir", n), "%q is listed twice", shorten(o.Dir))
 		}
 	}
@@ -686,6 +690,7 @@ func plainSysctl(key string) string {
 }
 
 func (k *Kernel) validate(probs *Problems) {
+	arguments, consoles := repeats{}, repeats{}
 	for n, a := range k.Args {
 		p := fmt.Sprintf("kernel.args[%d]", n)
 		key, _, _ := strings.Cut(a, "=")
@@ -706,7 +711,7 @@ func (k *Kernel) validate(probs *Problems) {
 			probs.add(p, "%q has a quote that nothing closes, and the next arguments would be part of it", shorten(a))
 		case spaceOutsideQuotes(a):
 			probs.add(p, "%q contains a space; give each argument an item of its own", shorten(a))
-		case slices.Contains(k.Args[:n], a):
+		case arguments.again(a):
 			probs.add(p, "%s is listed twice", a)
 		}
 	}
@@ -714,7 +719,7 @@ func (k *Kernel) validate(probs *Problems) {
 		p := fmt.Sprintf("kernel.consoles[%d]", n)
 		if !consoleForm.MatchString(c) {
 			probs.add(p, "%q is not a console, e.g. tty0 or ttyS0,115200", shorten(c))
-		} else if slices.Contains(k.Consoles[:n], c) {
+		} else if consoles.again(c) {
 			probs.add(p, "%s is listed twice", c)
 		}
 	}

@@ -28,6 +28,7 @@ func (n *Network) validate(probs *Problems) {
 }
 
 func checkDNS(servers []string, probs *Problems) {
+	seen := repeats{}
 	for i, d := range servers {
 		if a, err := netip.ParseAddr(d); err != nil {
 			probs.add(fmt.Sprintf("network.dns[%d]", i), "%q is not the IP address of a DNS server", shorten(d))
@@ -35,13 +36,14 @@ func checkDNS(servers []string, probs *Problems) {
 			probs.add(fmt.Sprintf("network.dns[%d]", i), "%s is not the address of a DNS server: it %s", shorten(d), bad)
 		} else if a.Zone() != "" && !ifaceName.MatchString(a.Zone()) {
 			probs.add(fmt.Sprintf("network.dns[%d]", i), "%q: what stands behind the %% is not an interface's name", shorten(d))
-		} else if slices.Contains(servers[:i], d) {
+		} else if seen.again(d) {
 			probs.add(fmt.Sprintf("network.dns[%d]", i), "is listed twice")
 		}
 	}
 }
 
 func checkNTP(servers []string, probs *Problems) {
+	seen := repeats{}
 	for i, h := range servers {
 		path := fmt.Sprintf("network.ntp[%d]", i)
 		a, err := netip.ParseAddr(h)
@@ -52,7 +54,7 @@ func checkNTP(servers []string, probs *Problems) {
 			probs.add(path, "%s %s", a, badServer(a))
 		case isLoopbackName(h):
 			probs.add(path, "%q is every machine's name for itself; name a time server", h)
-		case slices.Contains(servers[:i], h):
+		case seen.again(h):
 			probs.add(path, "is listed twice")
 		}
 	}
@@ -106,6 +108,7 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 		probs.add(path, "has neither dhcp: true nor addresses nor vlans")
 	}
 	prefixes := checkAddressing(path, f.DHCP, f.Addresses, f.Gateway, f.MTU, seen, gateways, probs)
+	routes := repeats{}
 	for i, r := range f.Routes {
 		sub := fmt.Sprintf("%s.routes[%d]", path, i)
 		r.validate(sub, f.DHCP, prefixes, probs)
@@ -114,7 +117,7 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 		case err != nil:
 		case to.Bits() == 0:
 			defaultRoute(sub+".to", to.Addr().Is4(), gateways, probs)
-		case slices.ContainsFunc(f.Routes[:i], func(o Route) bool { return o.To == r.To }):
+		case routes.again(r.To):
 			probs.add(sub+".to", "the interface has a route to %s already", r.To)
 		}
 	}

@@ -186,6 +186,7 @@ func (s *Site) validateCAPins(probs *Problems) {
 }
 
 func (s *Site) validateCAHashes(probs *Problems) {
+	seen := repeats{}
 	for i, h := range s.CACertHashes {
 		path := fmt.Sprintf("caCertHashes[%d]", i)
 		switch {
@@ -196,7 +197,7 @@ func (s *Site) validateCAHashes(probs *Problems) {
 		case !caHashForm.MatchString(h):
 			probs.add(path, "%q is not sha256: followed by 64 hexadecimal digits", shorten(h))
 		}
-		if slices.ContainsFunc(s.CACertHashes[:i], func(o string) bool { return strings.EqualFold(o, h) }) {
+		if seen.again(strings.ToLower(h)) {
 			probs.add(path, "is listed twice")
 		}
 	}
@@ -296,6 +297,7 @@ func (s *Site) validateYurthub(probs *Problems) {
 }
 
 func (s *Site) validateOrganizations(probs *Problems) {
+	seen := repeats{}
 	for i, org := range s.Organizations {
 		path := fmt.Sprintf("organizations[%d]", i)
 		switch {
@@ -305,7 +307,7 @@ func (s *Site) validateOrganizations(probs *Problems) {
 			probs.add(path, "%q: one organization an item, without spaces or commas", shorten(org))
 		case strings.HasPrefix(org, "system:"):
 			probs.add(path, "%q: groups of system: are for the cluster to give", shorten(org))
-		case slices.Contains(s.Organizations[:i], org):
+		case seen.again(org):
 			probs.add(path, "is listed twice")
 		}
 	}
@@ -329,6 +331,7 @@ func (s *Site) validateLabels(probs *Problems) {
 }
 
 func (s *Site) validateTaints(probs *Problems) {
+	seen := repeats{}
 	for i, t := range s.Taints {
 		path := fmt.Sprintf("taints[%d]", i)
 		if bad := badLabelKey(t.Key); t.Key != "" && bad != "" {
@@ -337,8 +340,8 @@ func (s *Site) validateTaints(probs *Problems) {
 		if bad := badLabelValue(t.Value); bad != "" {
 			probs.add(path+".value", "%s", bad)
 		}
-		if slices.ContainsFunc(s.Taints[:i], func(o Taint) bool { return o.Key == t.Key && o.Effect == t.Effect }) {
-			probs.add(path, "a taint %s:%s is listed already", t.Key, t.Effect)
+		if seen.again(t.Key + "\x00" + t.Effect) {
+			probs.add(path, "a taint %s:%s is listed already", shorten(t.Key), shorten(t.Effect))
 		}
 	}
 }
@@ -347,6 +350,7 @@ func (s *Site) validateKubeadm(probs *Problems) {
 	if p, ok := strings.CutPrefix(s.CRISocket, "unix://"); !ok || badFilePath(p) != "" || badArgument(p) != "" {
 		probs.add("criSocket", "%q is not of the form unix:///run/containerd/containerd.sock", shorten(s.CRISocket))
 	}
+	phases, checks := repeats{}, repeats{}
 	for i, p := range s.SkipPhases {
 		path := fmt.Sprintf("skipPhases[%d]", i)
 		switch {
@@ -354,7 +358,7 @@ func (s *Site) validateKubeadm(probs *Problems) {
 			probs.add(path, "%q is not the name of a phase of kubeadm join, e.g. preflight or kubelet-wait-bootstrap", shorten(p))
 		case p == "kubelet-start":
 			probs.add(path, "kubelet-start is the joining itself; without it the node would never join")
-		case slices.Contains(s.SkipPhases[:i], p):
+		case phases.again(p):
 			probs.add(path, "is listed twice")
 		}
 	}
@@ -365,7 +369,7 @@ func (s *Site) validateKubeadm(probs *Problems) {
 			probs.add(path, "%q: one check an item, e.g. Swap or NumCPU, or all", shorten(e))
 		case strings.EqualFold(e, "all") && len(s.IgnorePreflightErrors) > 1:
 			probs.add(path, "all includes the others, and kubeadm accepts it only alone")
-		case slices.ContainsFunc(s.IgnorePreflightErrors[:i], func(o string) bool { return strings.EqualFold(o, e) }):
+		case checks.again(strings.ToLower(e)):
 			probs.add(path, "is listed twice")
 		}
 	}
@@ -502,12 +506,13 @@ func (s *Site) validateNames(probs *Problems) {
 }
 
 func (s *Site) validateUsers(probs *Problems) {
+	names := repeats{}
 	for i, u := range s.Users {
 		path := fmt.Sprintf("users[%d]", i)
 		if u.Name != "" && !userName.MatchString(u.Name) {
 			probs.add(path+".name", "%q is not a user's name: lower-case letters, digits, - and _, at most 32, beginning with a letter", shorten(u.Name))
 		}
-		if slices.ContainsFunc(s.Users[:i], func(o User) bool { return o.Name == u.Name }) {
+		if names.again(u.Name) {
 			probs.add(path+".name", "%q is listed twice", shorten(u.Name))
 		}
 		for j, k := range u.SSHAuthorizedKeys {
@@ -522,10 +527,11 @@ func (s *Site) validateUsers(probs *Problems) {
 		case !wholeHash.MatchString(hash):
 			probs.add(path+".passwordHash", "is cut short or damaged: no password would fit it; copy the whole line that `mkpasswd` prints")
 		}
+		groups := repeats{}
 		for j, g := range u.Groups {
 			if !userName.MatchString(g) {
 				probs.add(fmt.Sprintf("%s.groups[%d]", path, j), "%q is not a group's name", shorten(g))
-			} else if slices.Contains(u.Groups[:j], g) {
+			} else if groups.again(g) {
 				probs.add(fmt.Sprintf("%s.groups[%d]", path, j), "is listed twice")
 			}
 		}

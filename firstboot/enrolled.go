@@ -10,10 +10,9 @@ import (
 	"slices"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -96,7 +95,7 @@ func leadsToServer(e *Env, kubeconfig []byte) (*api.Kubeconfig, error) {
 
 func isKubeletConfig(b []byte) error {
 	var c struct{ Kind string }
-	if err := yaml.Unmarshal(b, &c); err != nil || c.Kind != "KubeletConfiguration" {
+	if err := yamltree.Unmarshal(b, &c); err != nil || c.Kind != "KubeletConfiguration" {
 		return errors.Join(errCut, err)
 	}
 	return nil

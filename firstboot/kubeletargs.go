@@ -14,10 +14,9 @@ import (
 	"strings"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -314,7 +313,7 @@ func kubeletWell(ctx context.Context, e *Env) error {
 		Address string `yaml:"healthzBindAddress"`
 		Port    *int   `yaml:"healthzPort"`
 	}
-	if err := yaml.Unmarshal(e.contents(ondisk.KubeletConfig), &conf); err != nil {
+	if err := yamltree.Unmarshal(e.contents(ondisk.KubeletConfig), &conf); err != nil {
 		return fmt.Errorf("reading %s: %w", ondisk.KubeletConfig, err)
 	}
 	port := 10248

@@ -66,8 +66,8 @@ func restartPods(e *Env) error {
 
 // annotated is a pod with an annotation, and all else as it was.
 func annotated(pod []byte, name, value string) ([]byte, error) {
-	var doc yaml.Node
-	if err := yaml.Unmarshal(pod, &doc); err != nil {
+	doc, err := yamltree.Parse(pod)
+	if err != nil {
 		return nil, errors.New("it is not YAML")
 	}
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
@@ -78,6 +78,6 @@ func annotated(pod []byte, name, value string) ([]byte, error) {
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(2)
-	err := errors.Join(enc.Encode(&doc), enc.Close())
+	err = errors.Join(enc.Encode(doc), enc.Close())
 	return b.Bytes(), err
 }

@@ -9,11 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
 // saidVIP says that a person was told, since this machine was switched on, that
@@ -127,7 +126,7 @@ func serviceRanges(ctx context.Context, c *api.Client) ([]netip.Prefix, error) {
 			ServiceSubnet string `yaml:"serviceSubnet"`
 		} `yaml:"networking"`
 	}
-	if err := yaml.Unmarshal([]byte(cm.Data["ClusterConfiguration"]), &conf); err != nil {
+	if err := yamltree.Unmarshal([]byte(cm.Data["ClusterConfiguration"]), &conf); err != nil {
 		return nil, fmt.Errorf("reading the ConfigMap kubeadm-config: %w", err)
 	}
 	if conf.Networking.ServiceSubnet == "" {

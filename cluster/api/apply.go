@@ -28,6 +28,9 @@ type Object struct {
 // Objects are those of a YAML text, the items of a List one by one. file names
 // the text in errors, which quote nothing of it: it may hold secrets.
 func Objects(file string, text []byte) ([]Object, error) {
+	if err := yamltree.TooDense(text); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", file, err)
+	}
 	var out []Object
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	for n := 1; ; n++ {
@@ -39,7 +42,7 @@ func Objects(file string, text []byte) ([]Object, error) {
 		}
 		if err == nil {
 			yamltree.AsKubectl(&doc)
-			err = doc.Decode(&o)
+			err = yamltree.Decode(&doc, &o)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("reading %s: document %d is not YAML", file, n)

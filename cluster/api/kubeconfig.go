@@ -76,15 +76,15 @@ func ParseKubeconfig(data []byte) (*Kubeconfig, error) {
 	if len(data) > maxKubeconfig {
 		return nil, fmt.Errorf("parsing a kubeconfig: it has %d bytes, at most %d are read", len(data), maxKubeconfig)
 	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(data, &doc); err != nil {
+	doc, err := yamltree.Parse(data)
+	if err != nil {
 		return nil, fmt.Errorf("parsing a kubeconfig: %w", err)
 	}
-	if hasAlias(&doc) {
+	if hasAlias(doc) {
 		return nil, errors.New("parsing a kubeconfig: it has YAML aliases (*name), which may stand for more than fits in memory")
 	}
 	var k Kubeconfig
-	if err := doc.Decode(&k); err != nil {
+	if err := yamltree.Decode(doc, &k); err != nil {
 		return nil, fmt.Errorf("parsing a kubeconfig: %w", err)
 	}
 	if len(k.Clusters) == 0 {
@@ -249,8 +249,8 @@ func NewKubeconfig(c Cluster, u User) ([]byte, error) {
 // and its tls-server-name set (or, if empty, removed). Whatever else the file
 // says is kept.
 func SetServer(data []byte, server, tlsServerName string) ([]byte, error) {
-	var doc yaml.Node
-	if err := yaml.Unmarshal(data, &doc); err != nil {
+	doc, err := yamltree.Parse(data)
+	if err != nil {
 		return nil, fmt.Errorf("parsing a kubeconfig: %w", err)
 	}
 	var clusters *yaml.Node
@@ -271,7 +271,7 @@ func SetServer(data []byte, server, tlsServerName string) ([]byte, error) {
 	var out bytes.Buffer
 	enc := yaml.NewEncoder(&out)
 	enc.SetIndent(2)
-	if err := enc.Encode(&doc); err != nil {
+	if err := enc.Encode(doc); err != nil {
 		return nil, fmt.Errorf("writing a kubeconfig: %w", err)
 	}
 	return out.Bytes(), nil

@@ -115,7 +115,7 @@ func readToken(dir string, t Token, id sealed.Identity) (text []byte, token stri
 		return nil, "", err
 	}
 	var s tokenSecret
-	if err := yaml.Unmarshal(text, &s); err != nil {
+	if err := yamltree.Unmarshal(text, &s); err != nil {
 		return nil, "", fmt.Errorf("%s is damaged: restore the directory from your copy of it", tokenFile(t.Node))
 	}
 	if s.StringData["token-id"] != t.ID {
@@ -222,8 +222,8 @@ func siteNode(s NodeSite) (*yaml.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(raw, &doc); err != nil {
+	doc, err := yamltree.Parse(raw)
+	if err != nil {
 		return nil, fmt.Errorf("writing the Inventory: %w", err)
 	}
 	out := &yaml.Node{Kind: yaml.MappingNode}

@@ -150,3 +150,57 @@ func TestIPVSDoors(t *testing.T) {
 		t.Errorf("%s: ARCHITECTURE.md says otherwise", got)
 	}
 }
+
+// trees lists the files that read documents as trees, which yamltree checks before one is
+// decoded, and those that decode single values.
+var trees = map[string]string{
+	"configs/yamltree/foreign.go": "checks each tree first",
+	"configs/yamltree/objects.go": "single values",
+	"configs/decode.go":           "trees, and single values",
+	"configs/manifests.go":        "trees, decoded after yamltree.Check",
+	"configs/kubeadmdocs.go":      "trees",
+	"configs/syntax.go":           "trees, to find a line",
+	"builder/images/manifests.go": "trees",
+	"cluster/api/apply.go":        "trees",
+	"cluster/mint/mint.go":        "JSON",
+}
+
+// TestYAMLIsChecked: package yaml compares each key of a mapping with each other, and has
+// an error for every equal pair. What is decoded goes through yamltree, which bounds that.
+func TestYAMLIsChecked(t *testing.T) {
+	used := map[string]bool{}
+	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {
+		if strings.HasSuffix(rel, "_test.go") || strings.HasPrefix(rel, "test/") {
+			return
+		}
+		if !slices.ContainsFunc(f.Imports, func(i *ast.ImportSpec) bool { return i.Path.Value == `"go.yaml.in/yaml/v3"` }) {
+			return
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			s, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			pkg, _ := s.X.(*ast.Ident)
+			switch {
+			case pkg != nil && slices.Contains([]string{"yamltree", "pem", "utf16"}, pkg.Name):
+			case s.Sel.Name == "Unmarshal" && pkg != nil && pkg.Name == "yaml":
+				t.Errorf("%s:%d: yaml.Unmarshal: use yamltree.Unmarshal or yamltree.Parse", rel, at(n).Line)
+			case s.Sel.Name == "Decode":
+				if used[rel] = true; trees[rel] == "" {
+					t.Errorf("%s:%d: Decode of package yaml: use yamltree.Decode", rel, at(n).Line)
+				}
+			}
+			return true
+		})
+	})
+	for rel := range trees {
+		if !used[rel] {
+			t.Errorf("%s decodes nothing any more: take it off the list", rel)
+		}
+	}
+}

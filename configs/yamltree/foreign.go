@@ -1,0 +1,219 @@
+package yamltree
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// What a document of others may have. Package yaml has no bounds of its own: it
+// compares every key of a mapping with every other, notes an error for each pair that
+// is equal, and makes a tree of about a hundred times the bytes of a dense text.
+const (
+	maxKeys   = 10_000     // of one mapping
+	maxPairs  = 50_000_000 // of keys of one mapping, in all mappings together
+	maxValues = 500_000    // with aliases unfolded
+	maxMarks  = 250_000    // of one document's text, see TooDense
+	maxFaults = 50         // that are reported
+	maxShown  = 100        // letters of a key in a message
+)
+
+// Fault is what keeps a tree from being decoded, and where.
+type Fault struct {
+	Line int // 0: not known
+	Msg  string
+}
+
+func (f Fault) Error() string {
+	if f.Line == 0 {
+		return f.Msg
+	}
+	return fmt.Sprintf("line %d: %s", f.Line, f.Msg)
+}
+
+// Check returns what keeps a tree of others from being decoded at a bounded cost: keys
+// that are given twice, too many keys or values, an alias of what it is a part of. The
+// cost is linear in the tree, whatever its aliases stand for.
+func Check(root *yaml.Node) []Fault {
+	c := checker{known: map[*yaml.Node]cost{}, within: map[*yaml.Node]bool{}}
+	all := c.visit(root)
+	switch {
+	case all.values > maxValues:
+		c.fault(root.Line, "the document is too large: with its aliases it has more than %d values", maxValues)
+	case all.pairs > maxPairs:
+		c.fault(root.Line, "the document is too large: its mappings have too many keys")
+	}
+	return c.faults
+}
+
+// cost is what decoding a node takes.
+type cost struct{ values, pairs int }
+
+func (c *cost) add(o cost) {
+	c.values = min(c.values+o.values, maxValues+1)
+	c.pairs = min(c.pairs+o.pairs, maxPairs+1)
+}
+
+type checker struct {
+	faults []Fault
+	known  map[*yaml.Node]cost // of nodes that aliases can stand for
+	within map[*yaml.Node]bool // those that are being visited
+}
+
+func (c *checker) fault(line int, format string, args ...any) {
+	if len(c.faults) < maxFaults {
+		c.faults = append(c.faults, Fault{line, fmt.Sprintf(format, args...)})
+	}
+}
+
+func (c *checker) visit(n *yaml.Node) cost {
+	if n == nil {
+		return cost{}
+	}
+	if n.Kind == yaml.AliasNode {
+		if c.within[n.Alias] {
+			c.fault(n.Line, "the alias *%.*s stands for something that it is a part of", maxShown, n.Value)
+			return cost{values: 1}
+		}
+		if k, ok := c.known[n.Alias]; ok {
+			return k
+		}
+		return c.visit(n.Alias)
+	}
+	if n.Anchor != "" {
+		c.within[n] = true
+		defer delete(c.within, n)
+	}
+	total := cost{values: 1}
+	if n.Kind == yaml.MappingNode {
+		total.pairs = c.keys(n)
+	}
+	for _, child := range n.Content {
+		total.add(c.visit(child))
+	}
+	if n.Anchor != "" {
+		c.known[n] = total
+	}
+	return total
+}
+
+// keys reports keys of a mapping that are equal to package yaml, and returns how many
+// pairs of them it compares.
+func (c *checker) keys(m *yaml.Node) (pairs int) {
+	type key struct {
+		kind  yaml.Kind
+		value string
+	}
+	n := len(m.Content) / 2
+	if n > maxKeys {
+		c.fault(m.Line, "a mapping with %d keys: want at most %d", n, maxKeys)
+		return 0
+	}
+	first := make(map[key]int, n)
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		k := m.Content[i]
+		line, twice := first[key{k.Kind, k.Value}]
+		if twice {
+			c.fault(k.Line, "mapping key %s already defined at line %d", shown(k.Value), line)
+			continue
+		}
+		first[key{k.Kind, k.Value}] = k.Line
+	}
+	return n * n / 2
+}
+
+func shown(key string) string {
+	if r := []rune(key); len(r) > maxShown {
+		key = string(r[:maxShown]) + "…"
+	}
+	return fmt.Sprintf("%q", key)
+}
+
+// Decode decodes a tree of others after Check. The error tells the first things that are
+// wrong.
+func Decode(n *yaml.Node, into any) error {
+	if faults := Check(n); len(faults) > 0 {
+		errs := make([]string, len(faults))
+		for i, f := range faults {
+			errs[i] = f.Error()
+		}
+		return errors.New(few(errs))
+	}
+	err := n.Decode(into)
+	var wrong *yaml.TypeError
+	if errors.As(err, &wrong) {
+		return errors.New(few(wrong.Errors))
+	}
+	return err
+}
+
+// few are the first of many errors, in one line.
+func few(errs []string) string {
+	const most = 5
+	if more := len(errs) - most; more > 0 {
+		return fmt.Sprintf("%s; and %d more", strings.Join(errs[:most], "; "), more)
+	}
+	return strings.Join(errs, "; ")
+}
+
+// Parse reads the first document of a text of others. Of an empty text it is a
+// node of no kind.
+func Parse(text []byte) (*yaml.Node, error) {
+	if err := TooDense(text); err != nil {
+		return nil, err
+	}
+	doc := new(yaml.Node)
+	if err := yaml.NewDecoder(bytes.NewReader(text)).Decode(doc); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return doc, nil
+}
+
+// Unmarshal decodes the first document of a text of others; an empty text changes
+// nothing.
+func Unmarshal(text []byte, into any) error {
+	doc, err := Parse(text)
+	if err != nil || doc.IsZero() {
+		return err
+	}
+	return Decode(doc, into)
+}
+
+// TooDense rejects a text before it is parsed of which a document would become too many
+// nodes. It counts what a node cannot be written without: a comma, a colon, a question
+// mark, an opening bracket, a dash with a blank behind it. Three nodes at most come from
+// one of these.
+func TooDense(text []byte) error { return DenserThan(text, maxMarks) }
+
+// DenserThan is TooDense with a limit of the caller's.
+func DenserThan(text []byte, limit int) error {
+	marks, line, begin := 0, 1, true
+	for i, b := range text {
+		switch b {
+		case ',', ':', '?', '[', '{':
+			marks++
+		case '-':
+			if blank(text, i+1) {
+				marks++
+			}
+			if begin && bytes.HasPrefix(text[i:], []byte("---")) && blank(text, i+3) {
+				marks = 0 // the next document
+			}
+		case '\n':
+			line++
+		}
+		begin = b == '\n'
+		if marks > limit {
+			return Fault{line, fmt.Sprintf("the document is too large: it has more than %d fields and items", limit)}
+		}
+	}
+	return nil
+}
+
+func blank(text []byte, i int) bool {
+	return i >= len(text) || strings.IndexByte(" \t\r\n", text[i]) >= 0
+}
