@@ -276,8 +276,9 @@ func do(req *http.Request, tr *http.Transport, token string, out any) error {
 
 // quoted is what a server says as it may be shown on consoles and kept in
 // reports: nobody may have verified that server yet.
-func quoted(s string) string {
-	const most = 500
+func quoted(s string) string { return quotedTo(500, s) }
+
+func quotedTo(most int, s string) string {
 	return printable.Line(strings.ToValidUTF8(s[:min(len(s), most)], ""))
 }
 

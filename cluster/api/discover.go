@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -125,10 +126,17 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 		if r.err == nil {
 			return r.found, nil
 		}
-		errs[r.i] = fmt.Errorf("asking the API server %s for the cluster: %w", d.Masters[r.i], r.err)
+		errs[r.i] = fmt.Errorf("asking the API server %s for the cluster: %w", d.Masters[r.i], bounded{r.err})
 	}
 	return nil, errors.Join(errs...)
 }
+
+// bounded is an error of bounded length: it may quote a server that nobody has verified.
+type bounded struct{ error }
+
+func (b bounded) Error() string { return quotedTo(1000, b.error.Error()) }
+
+func (b bounded) Unwrap() error { return b.error }
 
 // ask carries out discovery with one API server.
 func (d Discovery) ask(ctx context.Context, master, id, secret string) (*Found, error) {
@@ -170,13 +178,15 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (*
 	}
 	// The signature first: it is of the bytes as they came, and nobody who
 	// lacks the token's secret has what they say parsed.
+	text := []byte(cm.Data[kubeconfigKey])
 	sig, signed := cm.Data[signaturePrefix+id]
-	if signed {
-		if err := verifyJWS(sig, cm.Data[kubeconfigKey], id, secret); err != nil {
-			return nil, err
-		}
+	if !signed {
+		return nil, d.unsigned(ctx, master, text)
 	}
-	ca, err := clusterCA([]byte(cm.Data[kubeconfigKey]))
+	if err := verifyJWS(sig, string(text), id, secret); err != nil {
+		return nil, err
+	}
+	ca, err := clusterCA(text)
 	if err != nil {
 		return nil, err
 	}
@@ -185,27 +195,58 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (*
 		return nil, err
 	}
 	if !d.SkipPins && d.pinned(certs) == nil {
-		return nil, fmt.Errorf("%w: it has %s", ErrPin, strings.Join(pins(certs), ", "))
+		return nil, pinError(certs)
 	}
-	if !signed {
-		if d.SkipPins {
-			// Nothing vouches for this CA, so the token must not be shown to it.
-			return nil, ErrUnsigned
-		}
-		// A pin vouches for its own certificate only, not for what somebody
-		// put beside it.
-		if ca = d.pinned(certs); ca == nil {
-			return nil, ErrPin
-		}
+	return d.found(ctx, master, ca)
+}
+
+// unsigned says why a cluster-info without a signature is of no use: its token is
+// unknown or not signed yet, or it is not of the pinned cluster. Nobody vouches for the
+// kubeconfig, so it is not parsed: the CA is looked for as kubeadm writes it, and
+// nothing is shown to it without a pin.
+func (d Discovery) unsigned(ctx context.Context, master string, kubeconfig []byte) error {
+	if len(kubeconfig) == 0 {
+		return errNoKubeconfig
 	}
-	f, err := d.found(ctx, master, ca)
+	if d.SkipPins {
+		return ErrUnsigned
+	}
+	if len(kubeconfig) > maxKubeconfig {
+		return fmt.Errorf("reading cluster-info: its kubeconfig has %d bytes, at most %d are read", len(kubeconfig), maxKubeconfig)
+	}
+	found := caLine.FindSubmatch(kubeconfig)
+	if found == nil {
+		return ErrUnsigned
+	}
+	ca, err := base64.StdEncoding.DecodeString(string(found[1]))
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("reading cluster-info: decoding its CA: %w", err)
 	}
-	if !signed {
-		return nil, ErrUnsigned
+	certs, err := ParseCerts(ca)
+	if err != nil {
+		return err
 	}
-	return f, nil
+	// A pin vouches for its own certificate only, not for what somebody put beside it.
+	if ca = d.pinned(certs); ca == nil {
+		return pinError(certs)
+	}
+	if _, err := d.found(ctx, master, ca); err != nil {
+		return err
+	}
+	return ErrUnsigned
+}
+
+// caLine is the CA in a kubeconfig as it is written by kubeadm.
+var caLine = regexp.MustCompile(`(?m)^ *certificate-authority-data: *"?([A-Za-z0-9+/=]+)"? *\r?$`)
+
+// pinError tells the pins of a few of the certificates.
+func pinError(certs []*x509.Certificate) error {
+	const most = 5
+	text := strings.Join(pins(certs[:min(len(certs), most)]), ", ")
+	if more := len(certs) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return fmt.Errorf("%w: it has %s", ErrPin, text)
 }
 
 // found has an API server prove itself by ca, and shows it the token then: 401 of one
@@ -359,9 +400,11 @@ func connect(ctx context.Context, dial DialFunc, master string, ca []byte, names
 	return conn, chosen, nil
 }
 
+var errNoKubeconfig = fmt.Errorf("%w: its ConfigMap has no kubeconfig", ErrNoClusterInfo)
+
 func clusterCA(kubeconfig []byte) ([]byte, error) {
 	if len(kubeconfig) == 0 {
-		return nil, fmt.Errorf("%w: its ConfigMap has no kubeconfig", ErrNoClusterInfo)
+		return nil, errNoKubeconfig
 	}
 	k, err := ParseKubeconfig(kubeconfig)
 	if err != nil {
