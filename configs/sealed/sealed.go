@@ -21,6 +21,10 @@ const Ending = ".age"
 // header begins every armored file.
 const header = "-----BEGIN AGE ENCRYPTED FILE-----"
 
+// maxWork bounds the work of a passphrase, which the file asks for: 18 is what age
+// writes, each one more doubles time and memory, and 20 takes 1 GiB.
+const maxWork = 20
+
 // maxKeys is more than any file of keys has.
 const maxKeys = 1 << 20
 
@@ -155,6 +159,7 @@ func Passphrase(pass string) (Identity, error) {
 	if err != nil {
 		return Identity{}, fmt.Errorf("using the passphrase: %w", err)
 	}
+	id.SetMaxWorkFactor(maxWork)
 	return Identity{"the passphrase", []age.Identity{id}}, nil
 }
 
@@ -172,6 +177,9 @@ func (id Identity) Open(name string, data []byte) ([]byte, error) {
 		var none *age.NoIdentityMatchError
 		if errors.As(err, &none) {
 			return nil, fmt.Errorf("opening %s: %s is not a key that it was encrypted to", name, id.file)
+		}
+		if strings.Contains(err.Error(), "work factor too large") {
+			return nil, fmt.Errorf("opening %s: its passphrase asks for more than 2^%d steps of work, which age never writes by itself: decrypt it with age, and encrypt it again", name, maxWork)
 		}
 		return nil, fmt.Errorf("opening %s: %w", name, err)
 	}

@@ -1,6 +1,7 @@
 package sealed
 
 import (
+	"bytes"
 	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/pem"
@@ -91,5 +92,38 @@ func TestBadKeys(t *testing.T) {
 		if _, err := ReadIdentity(file); err == nil {
 			t.Error(file)
 		}
+	}
+}
+
+// TestPassphraseThatIsABurden: how much work a passphrase takes stands in the file.
+func TestPassphraseThatIsABurden(t *testing.T) {
+	// The work is said before it is done: a small file is changed to ask for more.
+	r, err := age.NewScryptRecipient("pp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.SetWorkFactor(10)
+	var b bytes.Buffer
+	w, err := age.Encrypt(&b, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	id, err := Passphrase("pp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := id.Open("x", b.Bytes()); err != nil || string(text) != "x" {
+		t.Errorf("%q %v", text, err)
+	}
+	first, rest, _ := bytes.Cut(b.Bytes(), []byte(" 10\n"))
+	bomb := bytes.Join([][]byte{first, rest}, []byte(" 21\n"))
+	if _, err := id.Open("x", bomb); err == nil || !strings.Contains(err.Error(), "more than 2^20 steps of work") {
+		t.Errorf("%v", err)
 	}
 }
