@@ -22,16 +22,18 @@ func isInitrd(p string) bool { return strings.HasPrefix(p, "boot/initrd.img-") }
 // release, as in uname -r.
 func KernelVersion(nodes []tree.Node) (string, error) {
 	var found []string
+	empty := false
 	for _, n := range nodes {
 		if isKernel(n.Path) && n.IsRegular() {
-			if n.Data.Size == 0 {
-				return "", fmt.Errorf("the base's kernel %s is empty: fetch or make the base again", n.Path)
-			}
+			empty = n.Data.Size == 0
 			found = append(found, strings.TrimPrefix(n.Path, "boot/vmlinuz-"))
 		}
 	}
 	switch len(found) {
 	case 1:
+		if empty {
+			return "", fmt.Errorf("the base's kernel boot/vmlinuz-%s is empty: fetch or make the base again", found[0])
+		}
 		return found[0], nil
 	case 0:
 		return "", errors.New("the base has no kernel: boot/vmlinuz-* is missing; add a linux-image package to it")
