@@ -364,7 +364,7 @@ func (b *build) write(ctx context.Context, id string, c *composed) (*Report, err
 	b.checkRoom(layout)
 	c.facts.Info.Partitions = layout.Parts
 	if c.esp, err = overlays.ESP(b.img, c.facts, c.merged); err != nil {
-		return nil, err
+		return nil, b.place(err)
 	}
 	c.esp = append(c.esp, tree.Node{Path: ondisk.ESPSBOM, Layer: layerEdgebake, Inode: &tree.Inode{
 		Mode: tree.ModeRegular | 0o644, MTime: b.date, Data: tree.Bytes(c.sbom)}})

@@ -115,6 +115,9 @@ func (b *build) checkTree(nodes []tree.Node) error {
 			bad(fmt.Errorf("the base has kernel %s but no initrd for it: boot/initrd.img-%s is missing; install initramfs-tools in the base", kernel, kernel))
 		}
 	}
+	if err := overlays.CheckPlaces(nodes); err != nil {
+		errs = append(errs, err)
+	}
 	if v := systemdVersion(nodes); v > 0 && v < minSystemd {
 		bad(fmt.Errorf("the base has systemd %d, which does not mount what the boot entry names (systemd.mount-extra=): take a base with systemd %d or later, as Debian has since trixie", v, minSystemd))
 	}

@@ -36,7 +36,7 @@ func (b *build) resolveImages(ctx context.Context) error {
 		b.event(Event{Step: "images", State: StateWarning, Text: n})
 	}
 	if b.img.Containerd.Sandbox == "" {
-		b.event(Event{Step: "images", State: StateWarning, Text: "no pause image on board: containerd pulls its own before a node's first pod starts; for nodes without a registry add one to images: and name it in containerd.sandbox"})
+		b.event(Event{Step: "images", State: StateWarning, Text: "containerd.sandbox names no pause image: containerd pulls its own before a node's first pod starts; for nodes without a registry add one to images, and name it there"})
 	}
 	if len(list) == 0 {
 		return listErr
@@ -98,7 +98,7 @@ func (b *build) pinImages(ctx context.Context, wanted []configs.ContainerImage) 
 	if err != nil {
 		return nil, err
 	}
-	recipe := "pinned images 2 " + b.img.Arch + " " + string(key)
+	recipe := "pinned images 3 " + b.img.Arch + " " + string(key)
 	pinned, err := b.pinOnce(ctx, recipe, wanted)
 	switch {
 	case errors.Is(err, errNotPinned):
@@ -214,7 +214,7 @@ type ociRecipe struct {
 }
 
 func (b *build) ociKey(p images.Pinned) string {
-	return fmt.Sprintf("oci root 2 %d %s", b.date.Unix(), p.Manifest.Digest)
+	return fmt.Sprintf("oci root 3 %d %s", b.date.Unix(), p.Manifest.Digest)
 }
 
 // makeOCI flattens the image's layers into one tar.

@@ -205,6 +205,18 @@ type buildFile struct {
 func reportOf(image string) string { return stemOf(image) + ".report.json" }
 func sbomOf(image string) string   { return stemOf(image) + ".sbom.spdx.json" }
 
+// otherImage is the image that has the same report and SBOM as this one, where it is
+// there: those beside an image that was removed are nobody's.
+func otherImage(image string) string {
+	for _, ending := range []string{".raw", ".raw.zst"} {
+		other := stemOf(image) + ending
+		if _, err := os.Lstat(other); err == nil && filepath.Clean(other) != filepath.Clean(image) {
+			return other
+		}
+	}
+	return ""
+}
+
 // files lists the files of all targets' builds.
 func (b *buildFlags) files(targets []target, document, lock string) []buildFile {
 	if document == "-" {
@@ -254,7 +266,11 @@ func (t *target) checkFiles(exportBase string) error {
 	errs := []error{builder.CheckOutput(t.Output, t.Force)}
 	if errs[0] == nil { // otherwise the same is wrong with these
 		for _, f := range []struct{ what, path string }{{"report", reportOf(t.Output)}, {"SBOM", sbomOf(t.Output)}} {
-			if err := builder.CheckFile(f.path, t.Force); err != nil {
+			other := otherImage(t.Output)
+			if err := builder.CheckFile(f.path, t.Force || other == ""); err != nil {
+				if other != "" {
+					f.what += " of " + other + ","
+				}
 				errs = append(errs, fmt.Errorf("%s %w", f.what, err))
 			}
 		}

@@ -86,7 +86,7 @@ func TestInitBuilds(t *testing.T) {
 		"agents: {firstboot: programs/firstboot, ipvscare: programs/ipvscare}\n")
 	c.run(0, "validate", "image.yaml", "site.yaml")
 	c.run(0, "build", "image.yaml")
-	c.want(c.err, "images: WARNING: no pause image on board", "name it in containerd.sandbox")
+	c.want(c.err, "images: WARNING: containerd.sandbox names no pause image", "and name it there")
 	c.run(0, "stamp", "my-edge.raw", "site.yaml")
 	c.run(0, "inspect", "my-edge.raw")
 	c.want(c.out, "slot        site")
@@ -183,7 +183,7 @@ func TestExamples(t *testing.T) {
 		// What an example makes is not there before.
 		gone := []string{}
 		if words[0] == "build" {
-			gone = append(gone, name+".raw", name+".report.json", name+".sbom.spdx.json")
+			gone = append(gone, name+".raw", name+".raw.zst")
 		}
 		if strings.Contains(line, "--export-base base.tar") {
 			gone = append(gone, "base.tar")

@@ -165,7 +165,7 @@ func TestBuildFilesAreDistinct(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.run(1, "build", "image.yaml", "--output", "out/x.raw")
-	c.want(c.err, "report out/x.report.json exists; --force replaces it", "SBOM out/x.sbom.spdx.json exists; --force replaces it")
+	c.want(c.err, "report of out/x.raw.zst, out/x.report.json exists; --force replaces it", "SBOM of out/x.raw.zst, out/x.sbom.spdx.json exists; --force replaces it")
 	if now, err := os.ReadFile("out/x.report.json"); err != nil || string(now) != string(report) {
 		t.Errorf("the report of the other image is replaced (%v)", err)
 	}
