@@ -233,8 +233,8 @@ func (r *Runner) done(e *Env, p Phase, attempts int) {
 
 // recordFailure records a failed attempt, and says it once for each new reason.
 func (r *Runner) recordFailure(e *Env, p Phase, attempts int, err error) {
-	what := r.words(oneLine(err))
-	fix := r.words(Advice(err))
+	what := printable.Line(r.words(oneLine(err)))
+	fix := printable.Text(r.words(Advice(err)))
 	_, _, place := r.set(e, p.Name, func(ps *ondisk.PhaseState) {
 		ps.Status, ps.Attempts, ps.Error, ps.Fix = ondisk.PhaseWaiting, attempts, what, fix
 	})
@@ -308,7 +308,7 @@ func (r *Runner) waiting(what string) {
 
 // noting keeps what is to be known for the report, and says it once in a run.
 func (r *Runner) noting(what string) {
-	what = r.words(what)
+	what = printable.Text(r.words(what))
 	r.mu.Lock()
 	if !slices.Contains(r.state.Notes, what) {
 		r.state.Notes = append(r.state.Notes, what)
@@ -432,7 +432,7 @@ func ReportText(s *ondisk.State) string {
 			}
 		}
 	}
-	return b.String()
+	return printable.Text(b.String())
 }
 
 // redacting is a log handler that lets no secret through.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/edgebake/edgebake/configs/printable"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -133,7 +134,7 @@ func bootImage(ctx context.Context, s streams, image string, m qemu.Machine, acc
 		return err
 	}
 	cmd := procgroup.Command(ctx, prog.Path, argv...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.rawInput(), s.Out, s.Err
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.rawInput(), s.bytes(), printable.Raw(s.Err)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Second
 	err = cmd.Run()

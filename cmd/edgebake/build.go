@@ -491,7 +491,7 @@ func (t *target) finish(s streams, res *builder.Result, asJSON bool) error {
 		}
 	}
 	if asJSON {
-		return json.NewEncoder(s.Out).Encode(map[string]any{"state": "result", "output": t.Output, "report": res.Report})
+		return json.NewEncoder(s.bytes()).Encode(map[string]any{"state": "result", "output": t.Output, "report": res.Report})
 	}
 	return nil
 }
@@ -551,7 +551,7 @@ image, byte for byte.`,
 			if err != nil {
 				return err
 			}
-			_, err = s.Out.Write(out)
+			_, err = s.bytes().Write(out)
 			return err
 		},
 	}

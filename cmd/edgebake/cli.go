@@ -41,12 +41,11 @@ func (e usageError) Unwrap() error { return e.error }
 func run(ctx context.Context, args []string, s streams) int {
 	s.In = &input{ctx, s.In}
 	out := &results{Writer: s.Out}
-	s.Out = out
+	s = s.printable(out)
 	root := newRoot(s)
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(ctx)
-	// Errors quote what servers, images and disks say of themselves.
-	said := plain{s.Err}
+	said := s.Err
 	var usage usageError
 	var left unfinished
 	switch {

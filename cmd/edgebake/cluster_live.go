@@ -73,7 +73,7 @@ goes to a file that only you can read.`,
 				return err
 			}
 			// A token that cannot be kept is not made.
-			to := s.Out
+			to := s.bytes()
 			var file *disk.Output
 			if output != "" {
 				if file, err = disk.Create(output, 0o600, force); err != nil {
@@ -115,7 +115,7 @@ goes to a file that only you can read.`,
 // warnOfReaders says so where a shell has sent a secret to a file that others
 // may read.
 func warnOfReaders(s streams) {
-	out := s.Out
+	out := s.bytes()
 	if r, ok := out.(*results); ok {
 		out = r.Writer
 	}

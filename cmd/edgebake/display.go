@@ -24,9 +24,9 @@ type display interface {
 }
 
 func newDisplay(s streams, asJSON bool) display {
-	switch f, ok := s.Err.(*os.File); {
+	switch f, ok := printable.Raw(s.Err).(*os.File); {
 	case asJSON:
-		return &jsonLines{json.NewEncoder(s.Out), map[string]time.Time{}}
+		return &jsonLines{json.NewEncoder(s.bytes()), map[string]time.Time{}}
 	case s.quiet():
 		return warnings{plain{s.Err}}
 	// Bars have no room for what programs say.

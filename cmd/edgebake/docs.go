@@ -249,7 +249,7 @@ join token.`,
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintln(s.Out, strings.TrimRight(string(out), "\n"))
+			_, err = fmt.Fprintln(s.bytes(), strings.TrimRight(string(out), "\n"))
 			return err
 		},
 	}
@@ -313,7 +313,7 @@ func printAs(s streams, output string, v any, text func()) error {
 	if list := reflect.ValueOf(v); list.Kind() == reflect.Slice && list.IsNil() {
 		v = []any{} // a list of nothing, not null
 	}
-	e := json.NewEncoder(s.Out)
+	e := json.NewEncoder(s.bytes())
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	return e.Encode(v)

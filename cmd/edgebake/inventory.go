@@ -108,7 +108,7 @@ func importTable(s streams, name string, o importFlags) error {
 		return err
 	}
 	if o.output == "" {
-		_, err := s.Out.Write(out)
+		_, err := s.bytes().Write(out)
 		return err
 	}
 	if err := builder.WriteFile(o.output, out, 0o600); err != nil { // tokens may be in it

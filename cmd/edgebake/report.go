@@ -81,7 +81,7 @@ func writeReport(s streams, image, boot, output string, asJSON bool) error {
 		return err
 	}
 	if output == "json" {
-		_, err := s.Out.Write(out.Bytes())
+		_, err := s.bytes().Write(out.Bytes())
 		return err
 	}
 	if err := builder.WriteFile(output, out.Bytes(), 0o666); err != nil {

@@ -26,7 +26,7 @@ edgebake validate checks besides.`,
 			if err != nil {
 				return usageError{err}
 			}
-			_, err = s.Out.Write(raw)
+			_, err = s.bytes().Write(raw)
 			return err
 		},
 	}

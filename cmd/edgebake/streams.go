@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/edgebake/edgebake/configs/printable"
 	"golang.org/x/term"
 )
 
@@ -36,6 +37,18 @@ func (r *results) Write(p []byte) (int, error) {
 
 // talk is how much a command says beside its results.
 type talk struct{ quiet, verbose bool }
+
+// printable are the streams of all commands, with out in place of Out. Messages and tables
+// quote what servers, images and disks say of themselves, and a terminal obeys control
+// characters. What must go out as it is uses bytes.
+func (s streams) printable(out *results) streams {
+	s.Out, s.Err = printable.To(out), printable.To(s.Err)
+	return s
+}
+
+// bytes is Out for the contents of files, which nothing may change, and for JSON, which
+// has escapes of its own.
+func (s streams) bytes() io.Writer { return printable.Raw(s.Out) }
 
 func (s streams) quiet() bool   { return s.talk != nil && s.talk.quiet }
 func (s streams) verbose() bool { return s.talk != nil && s.talk.verbose }

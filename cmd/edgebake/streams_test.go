@@ -3,14 +3,18 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"log"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/media"
 	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -158,5 +162,25 @@ func TestPrintAsList(t *testing.T) {
 	var out bytes.Buffer
 	if err := printAs(streams{Out: &out}, "json", []string(nil), nil); err != nil || out.String() != "[]\n" {
 		t.Errorf("%q, %v", out.String(), err)
+	}
+}
+
+// TestWordsOfAStranger: a report beside an image can be anybody's.
+func TestWordsOfAStranger(t *testing.T) {
+	image := filepath.Join(t.TempDir(), "a.raw")
+	if err := os.WriteFile(strings.TrimSuffix(image, ".raw")+".report.json", []byte(`{"plan":"\u001b]0;x\u0007\u009b2J"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out, errOut bytes.Buffer
+	s := streams{Out: &out, Err: &errOut}.printable(&results{Writer: &out})
+	info := &media.Info{}
+	info.Image.Plan = "sha256:0"
+	warnOfReport(s, image, info)
+	fmt.Fprintf(s.Out, "Linux %s\n", "\x1b[2J6.12")
+	if text := out.String() + errOut.String(); strings.ContainsAny(text, "\x1b\a\u009b") || !strings.Contains(text, "6.12") || !strings.Contains(text, "WARNING") {
+		t.Errorf("%q", text)
+	}
+	if _, err := s.bytes().Write([]byte("\x1b")); err != nil || !strings.HasSuffix(out.String(), "\x1b") {
+		t.Errorf("a file's contents are changed: %q %v", out.String(), err)
 	}
 }

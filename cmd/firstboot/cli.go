@@ -18,6 +18,7 @@ import (
 
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/host"
 )
@@ -62,6 +63,9 @@ func (m machine) needRoot(what, why string) error {
 
 // run carries out one command line on a machine.
 func run(ctx context.Context, m machine, args []string, out, errOut io.Writer) int {
+	// Notes and errors quote sticks and servers of others, and a terminal obeys control
+	// characters.
+	out, errOut = printable.To(out), printable.To(errOut)
 	root := newRoot(m, out, errOut)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
@@ -226,7 +230,7 @@ func newStatus(m machine, log io.Writer) *cobra.Command {
 			case "text":
 				fmt.Fprint(cmd.OutOrStdout(), firstboot.ReportText(s))
 			case "json":
-				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc := json.NewEncoder(printable.Raw(cmd.OutOrStdout()))
 				enc.SetIndent("", "  ")
 				if err := enc.Encode(s); err != nil {
 					return fmt.Errorf("printing the status: %w", err)

@@ -254,3 +254,22 @@ func TestMigrationNamesOurCommands(t *testing.T) {
 		t.Error("the page names no command of firstboot")
 	}
 }
+
+// TestStatusOfAStranger: what a stick said is not obeyed by the terminal, from wherever
+// the state has it.
+func TestStatusOfAStranger(t *testing.T) {
+	m, root := aMachine(t, new([]string))
+	const evil = "\x1b]0;owned\a\x1b[2J\u009b2Jready"
+	b, err := json.Marshal(ondisk.State{Version: ondisk.StateVersion, Node: evil, Result: ondisk.ResultRunning, Notes: []string{evil},
+		Phases: []ondisk.PhaseState{{Name: "join", Status: ondisk.PhaseWaiting, Error: evil, Fix: evil}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, root, ondisk.StateFile, string(b))
+	for _, args := range [][]string{{"status"}, {"status", evil}, {evil}} {
+		_, out, errOut := callOn(t.Context(), m, args...)
+		if strings.ContainsAny(out+errOut, "\x1b\a\u009b") || !strings.Contains(out+errOut, "ready") {
+			t.Errorf("%q: %q %q", args, out, errOut)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/edgebake/edgebake/configs/printable"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -55,7 +56,7 @@ moment, it is simply run again. DIR is not changed: remove it afterwards.`,
 				return err
 			}
 			if output == "json" {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
+				return json.NewEncoder(printable.Raw(cmd.OutOrStdout())).Encode(r)
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d image records added, %d released, %d layers added, %d shared\n",
 				len(r.Added), len(r.Released), r.Snapshots, r.Shared)

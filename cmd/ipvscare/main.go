@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/edgebake/edgebake/configs/printable"
 )
 
 func main() {
@@ -15,7 +17,7 @@ func main() {
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "ipvscare:", err)
+		fmt.Fprintln(printable.To(os.Stderr), "ipvscare:", err)
 		os.Exit(exitCode(err))
 	}
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/ipvs"
 )
 
@@ -64,6 +65,9 @@ func commands(stdout, stderr io.Writer) []*command {
 
 // run is the whole program but for signals and the exit.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	// Statuses, logs and errors quote the certificates of peers that have not proved
+	// themselves, and a terminal obeys control characters.
+	stdout, stderr = printable.To(stdout), printable.To(stderr)
 	all := commands(stdout, stderr)
 	switch {
 	case len(args) == 0 || slices.Contains([]string{"help", "-h", "--help"}, args[0]) && len(args) == 1:
@@ -210,6 +214,18 @@ func spread(configAge, up time.Duration, r float64) time.Duration {
 	return time.Duration(r * float64(ondisk.BootSpread))
 }
 
+// maxShown bounds a text that may quote a peer: a certificate can have a thousand names.
+const maxShown = 1000
+
+// shown is a text in one line of bounded length.
+func shown(text string) string {
+	text = printable.Line(text)
+	if r := []rune(text); len(r) > maxShown {
+		return string(r[:maxShown]) + "…"
+	}
+	return text
+}
+
 // keep runs the daemon under systemd or by itself.
 func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Writer) error {
 	tuneMemory()
@@ -222,7 +238,7 @@ func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Write
 	defer signal.Stop(reload)
 	lines := log.New(stderr, "", 0) // the journal has the time
 	opt.Kernel = kernel
-	opt.Log = func(line string) { lines.Print(line) }
+	opt.Log = func(line string) { lines.Print(shown(line)) }
 	opt.Reload = reload
 	opt.Ready = func() {
 		notify(lines, daemon.SdNotifyReady)

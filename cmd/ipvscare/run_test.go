@@ -334,3 +334,20 @@ func TestWrongConfigurationIsSaidOnce(t *testing.T) {
 		}
 	})
 }
+
+// TestStatusOfAStranger: an API server's certificate can have any names, and many.
+func TestStatusOfAStranger(t *testing.T) {
+	evil := "it is for \x1b]0;owned\a\x1b[2J\u009b2J\r\n10.0.0.1:6443 up" + strings.Repeat("x", 100_000)
+	var b bytes.Buffer
+	all := []ipvs.Status{{Problems: []string{evil}, Servers: []ipvs.ServerStatus{{Masters: []ipvs.MasterStatus{{Addr: "10.0.0.1:1", Last: "down", Error: evil}}}}}}
+	if err := printStatus(&b, all, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsAny(b.String(), "\x1b\a\r\u009b") || b.Len() > 3000 || strings.Count(b.String(), "\n") != 4 {
+		t.Errorf("%d bytes: %.500q", b.Len(), b.String())
+	}
+	err := run(t.Context(), []string{"\x1b[2J"}, &b, &b)
+	if err == nil || len(shown(evil)) > 2*maxShown || strings.ContainsAny(shown(evil), "\x1b\n") {
+		t.Errorf("%v", err)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/ipvs"
 )
 
@@ -31,7 +32,7 @@ is 1 if ipvscare is not running or no API server is up.`,
 				return err
 			}
 			if output == "json" {
-				enc := json.NewEncoder(stdout)
+				enc := json.NewEncoder(printable.Raw(stdout))
 				enc.SetIndent("", "  ")
 				err = enc.Encode(all)
 			} else {
@@ -101,11 +102,11 @@ func printStatus(out io.Writer, all []ipvs.Status, now time.Time) error {
 				if !m.Since.IsZero() {
 					since = now.Sub(m.Since).Truncate(time.Second).String()
 				}
-				fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\n", addr, m.State, since, serves, last)
+				fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\n", shown(addr), m.State, since, serves, shown(last))
 			}
 		}
 		for _, p := range s.Problems {
-			fmt.Fprintf(w, "problem: %s\n", p)
+			fmt.Fprintf(w, "problem: %s\n", shown(p))
 		}
 	}
 	return w.Flush()

@@ -36,3 +36,26 @@ func TestNames(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// TestWriter: whatever way a text is divided, no control character comes through, and
+// no letter is lost.
+func TestWriter(t *testing.T) {
+	const text, want = "a\x1b]0;x\a\u009b2J\r\nGrö\xffße\t€\n", "a?]0;x??2J\nGrö\ufffdße\t€\n"
+	for n := 1; n <= len(text); n++ {
+		var b strings.Builder
+		w := To(&b)
+		for rest := text; rest != ""; {
+			k := min(n, len(rest))
+			if got, err := w.Write([]byte(rest[:k])); got != k || err != nil {
+				t.Fatal(got, err)
+			}
+			rest = rest[k:]
+		}
+		if b.String() != want {
+			t.Errorf("by %d bytes: %q, want %q", n, b.String(), want)
+		}
+		if Raw(w) != &b {
+			t.Error("Raw is another stream")
+		}
+	}
+}

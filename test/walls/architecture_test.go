@@ -204,3 +204,37 @@ func TestYAMLIsChecked(t *testing.T) {
 		}
 	}
 }
+
+// TestStreamsArePrintable: a terminal obeys control characters, which certificates, sticks,
+// disks and servers of others have in their words. What the programs print goes through
+// printable.To.
+func TestStreamsArePrintable(t *testing.T) {
+	wrapped := map[string]bool{"cmd/edgebake/streams.go": false, "cmd/firstboot/cli.go": false, "cmd/ipvscare/run.go": false}
+	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {
+		if !strings.HasPrefix(rel, "cmd/") || strings.HasSuffix(rel, "_test.go") {
+			return
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			s, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			pkg, _ := s.X.(*ast.Ident)
+			switch {
+			case pkg == nil:
+			case pkg.Name == "os" && (s.Sel.Name == "Stdout" || s.Sel.Name == "Stderr") && path.Base(rel) != "main.go":
+				t.Errorf("%s:%d: os.%s: use the streams of the command", rel, at(n).Line, s.Sel.Name)
+			case pkg.Name == "printable" && s.Sel.Name == "To":
+				if _, ok := wrapped[rel]; ok {
+					wrapped[rel] = true
+				}
+			}
+			return true
+		})
+	})
+	for rel, ok := range wrapped {
+		if !ok {
+			t.Errorf("%s does not wrap the program's streams with printable.To", rel)
+		}
+	}
+}
