@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/edgebake/edgebake/configs/printable"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -14,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/procgroup"
 	"github.com/edgebake/edgebake/builder/qemu"
+	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/spf13/cobra"
 )
 
