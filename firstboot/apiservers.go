@@ -51,7 +51,8 @@ func formerMasters(e *Env, site *configs.Site) []string {
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(p.Masters), func(m string) bool {
-		return slices.Contains(site.Masters, m) || !fitsVIP(site, m)
+		named := slices.ContainsFunc(site.Masters, func(s string) bool { return configs.PlainMaster(s) == configs.PlainMaster(m) })
+		return named || !fitsVIP(site, m)
 	})
 }
 

@@ -303,7 +303,7 @@ func (r *registrySource) root(ctx context.Context, ref configs.Ref) (Descriptor,
 		if !strings.HasPrefix(strings.TrimSpace(string(got.Manifest)), "{") {
 			return fmt.Errorf("it answered with %s, %w", cmp.Or(string(got.MediaType), "bytes"), registry.ErrNoManifest)
 		}
-		// The type in the answer's header is no part of what its digest is of.
+		// The digest does not cover the type in the answer's header.
 		d = Descriptor{Size: got.Size}
 		if _, err := parseManifest(got.Manifest, &d.MediaType); err != nil {
 			d.MediaType = string(got.MediaType) // it is read again, and reported
