@@ -54,8 +54,8 @@ type Cache struct {
 	rederived sync.Map
 }
 
-// Open makes the cache's directories below dir, where they are missing. Close
-// gives up what Open took.
+// Open makes the cache's directories below dir, where they are missing, and rejects
+// those that other users could have written to. Close gives up what Open took.
 func Open(dir string) (*Cache, error) {
 	// Programs that are called work in directories of their own.
 	dir, err := filepath.Abs(dir)
@@ -63,10 +63,8 @@ func Open(dir string) (*Cache, error) {
 		return nil, fmt.Errorf("opening cache: %w", err)
 	}
 	c := &Cache{dir: dir, until: context.Background()}
-	for _, d := range []string{"blobs", "sound", "used", "keys", "locks", "kept", "programs", "tmp"} {
-		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
-			return nil, fmt.Errorf("opening cache (--cache or EDGEBAKE_CACHE choose another): %w", err)
-		}
+	if err := private(dir); err != nil {
+		return nil, fmt.Errorf("opening cache (--cache or EDGEBAKE_CACHE choose another): %w", err)
 	}
 	if err := c.newSession(); err != nil {
 		return nil, fmt.Errorf("opening cache %s (--cache or EDGEBAKE_CACHE choose another): %w", dir, err)
@@ -512,7 +510,7 @@ func (e *DigestError) Error() string {
 // lock takes an exclusive lock that ends with the process, so that a killed
 // build never blocks the next one.
 func lock(ctx context.Context, path string) (func(), error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("locking %s: %w", path, err)
 	}
