@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/user"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -109,10 +110,15 @@ func (b *build) makeDebian(ctx context.Context, r debianRecipe, keyrings []keyri
 	return nil
 }
 
-// newScratch makes the directory for what mmdebstrap makes. Every user may enter
-// it: to mmdebstrap's user namespace and to apt's own user we are others. Its name
-// is absolute and without links, as mmdebstrap, which runs in /, and the kernel's
-// list of mounts have it.
+// newScratch makes the directory for what mmdebstrap makes. Its name is absolute and
+// without links, as mmdebstrap, which runs in /, and the kernel's list of mounts have
+// it.
+//
+// A base has programs that are setuid to the user who makes it. Made by root, they
+// are root's, older ones perhaps than the computer's own, so nobody else may enter
+// but apt's own user, with whose rights apt downloads. To an ordinary user's
+// mmdebstrap, which is root of a user namespace, we are others: there every user may
+// enter, and the programs are of an id that owns nothing.
 func newScratch() (string, error) {
 	parent, err := filepath.Abs(os.TempDir())
 	if err == nil {
@@ -121,11 +127,22 @@ func newScratch() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	dir, err := os.MkdirTemp(parent, "edgebake-base-")
+	dir, err := os.MkdirTemp(parent, "edgebake-base-") // 0700
 	if err != nil {
 		return "", err
 	}
-	return dir, os.Chmod(dir, 0o755)
+	if os.Geteuid() != 0 {
+		return dir, os.Chmod(dir, 0o755)
+	}
+	apt, err := user.Lookup("_apt")
+	if err != nil {
+		return dir, nil // then apt downloads as root
+	}
+	uid, err := strconv.Atoi(apt.Uid)
+	if err == nil {
+		err = os.Chown(dir, uid, -1)
+	}
+	return dir, err
 }
 
 // removeScratch removes the directory, and what a mmdebstrap that was killed has

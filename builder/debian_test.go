@@ -255,6 +255,10 @@ func TestScratch(t *testing.T) {
 	if real, err := filepath.EvalSymlinks(dir); err != nil || real != dir {
 		t.Errorf("%s is %s, %v", dir, real, err)
 	}
+	// A setuid program that root unpacks there is nobody else's to run.
+	if fi, err := os.Stat(dir); err != nil || os.Geteuid() == 0 && fi.Mode().Perm() != 0o700 || os.Geteuid() != 0 && fi.Mode().Perm() != 0o755 {
+		t.Errorf("%v, %v", fi.Mode(), err)
+	}
 	if find, err := clearScratch(dir); err != nil || find != nil {
 		t.Errorf("it is empty: %q, %v", find, err)
 	}
