@@ -107,10 +107,12 @@ func ago(d time.Duration) string {
 }
 
 // plain is a text without what terminals obey, and of bounded length.
-func plain(text string) string {
+func plain(text string) string { return plainTo(maxText, text) }
+
+func plainTo(most int, text string) string {
 	text = printable.Line(text)
-	if r := []rune(text); len(r) > maxText {
-		text = string(r[:maxText]) + "…"
+	if r := []rune(text); len(r) > most {
+		text = string(r[:most]) + "…"
 	}
 	return text
 }

@@ -7,6 +7,7 @@
 package reports
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -31,7 +32,12 @@ const (
 	MaxReport = 128 << 10 // bytes of one report; a real one has about 4 KiB
 	MaxNodes  = 10_000
 	maxText   = 2000 // letters of one text in it
+	maxName   = 64   // letters of a phase's name
 	maxPhases = 64
+	maxBytes  = 64 << 20 // of all that is kept
+	// maxOfSender are the machines that one address reports: a site's router stands for
+	// all behind it.
+	maxOfSender = MaxNodes / 4
 )
 
 // Report is the last word of one machine.
@@ -41,6 +47,10 @@ type Report struct {
 	Received time.Time    `json:"received"`
 	From     string       `json:"from"`
 	State    ondisk.State `json:"state"`
+	// Ready: the machine has reported that it is done, now or before.
+	Ready bool `json:"ready,omitempty"`
+
+	size int // of its file
 }
 
 // Told is a report in short: where first boot is, and what it says of that.
@@ -76,9 +86,10 @@ type Store struct {
 	// News, where set, is called with each report that says something new.
 	News func(Told)
 
-	dir string
-	mu  sync.Mutex
-	all map[string]Report
+	dir   string
+	mu    sync.Mutex
+	all   map[string]Report
+	bytes int // of all files
 }
 
 // nodeName is what Kubernetes accepts as a Node's name, and a file's name here.
@@ -104,34 +115,42 @@ func Open(dir string) (*Store, error) {
 		}
 		var r Report
 		if json.Unmarshal(b, &r) == nil && r.State.Node == name && check(&r.State) == nil && len(s.all) < MaxNodes {
+			r.size = len(b)
 			s.all[name] = r
+			s.bytes += r.size
 		}
 	}
 	return s, nil
 }
 
 // ErrFull says that there is no room for another machine.
-var ErrFull = fmt.Errorf("there are reports of %d machines already: remove files of machines that are gone", MaxNodes)
+var ErrFull = fmt.Errorf("there are reports of %d machines, or %d MiB, already, all of machines that were Ready: remove files of machines that are gone", MaxNodes, maxBytes>>20)
+
+// ErrSender says that one address has reported as many machines as it may.
+var ErrSender = fmt.Errorf("there are reports of %d machines from this address already, all of machines that were Ready: remove files of machines that are gone", maxOfSender)
 
 // Add keeps a report in place of the machine's former one.
 func (s *Store) Add(r Report) error {
 	if err := check(&r.State); err != nil {
 		return err
 	}
-	b, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before, known := s.all[r.State.Node]
-	if !known && len(s.all) >= MaxNodes {
-		return ErrFull
+	r.Ready = before.Ready || r.State.Result == ondisk.ResultDone
+	b, err := encodeReport(r)
+	if err != nil {
+		return err
+	}
+	r.size = len(b)
+	if err := s.room(r, known); err != nil {
+		return err
 	}
 	// No sync: a machine reports again.
 	if err := file.Swap(filepath.Join(s.dir, r.State.Node+suffix), b); err != nil {
 		return fmt.Errorf("keeping the report of %s: %w", r.State.Node, err)
 	}
+	s.bytes += r.size - s.all[r.State.Node].size
 	s.all[r.State.Node] = r
 	now, was := r.Tell(), before.Tell()
 	was.Received = now.Received
@@ -139,6 +158,61 @@ func (s *Store) Add(r Report) error {
 		s.News(now)
 	}
 	return nil
+}
+
+// encodeReport is a report's file. What HTML takes for markup stays one byte.
+func encodeReport(r Report) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	err := e.Encode(r)
+	return b.Bytes(), err
+}
+
+// room makes room for a report, where it must at the cost of machines that have never
+// been Ready, the oldest first: whoever has one Site can invent machines, and they must
+// not keep real ones out. Those of the sender itself go first.
+func (s *Store) room(r Report, known bool) error {
+	from := senderOf(r.From)
+	ofSender := 0
+	for _, o := range s.all {
+		if !known && senderOf(o.From) == from {
+			ofSender++
+		}
+	}
+	if ofSender >= maxOfSender && !s.evict(r.State.Node, func(o Report) bool { return senderOf(o.From) == from }) {
+		return ErrSender
+	}
+	full := func() bool {
+		return !known && len(s.all) >= MaxNodes || s.bytes-s.all[r.State.Node].size+r.size > maxBytes
+	}
+	for full() {
+		if !s.evict(r.State.Node, func(Report) bool { return true }) {
+			return ErrFull
+		}
+	}
+	return nil
+}
+
+// evict removes the oldest report of another machine that has never been Ready.
+func (s *Store) evict(but string, which func(Report) bool) bool {
+	oldest := ""
+	for name, o := range s.all {
+		if name == but || o.Ready || !which(o) {
+			continue
+		}
+		if first := s.all[oldest].Received; oldest == "" || o.Received.Before(first) || o.Received.Equal(first) && name < oldest {
+			oldest = name
+		}
+	}
+	if oldest == "" {
+		return false
+	}
+	_ = os.Remove(filepath.Join(s.dir, oldest+suffix)) // what stays is read at the next start
+	s.bytes -= s.all[oldest].size
+	delete(s.all, oldest)
+	return true
 }
 
 // check rejects what first boot does not send, and takes what terminals obey
@@ -155,16 +229,33 @@ func check(s *ondisk.State) error {
 	if len(s.Phases) > maxPhases || len(s.Notes) > maxPhases {
 		return fmt.Errorf("%d phases and %d notes: want at most %d", len(s.Phases), len(s.Notes), maxPhases)
 	}
-	for i := range s.Phases {
-		p := &s.Phases[i]
-		for _, text := range []*string{&p.Name, &p.Doc, &p.Status, &p.Waiting, &p.Error, &p.Fix} {
-			*text = plain(*text)
+	*s = shown(s)
+	return nil
+}
+
+// shown is what Tell needs of a state, and nothing else of what was sent.
+func shown(s *ondisk.State) ondisk.State {
+	out := ondisk.State{Version: s.Version, Node: s.Node, Result: s.Result}
+	told := false
+	for _, p := range s.Phases {
+		kept := ondisk.PhaseState{Name: plainTo(maxName, p.Name), Status: plainTo(maxName, p.Status)}
+		if p.Status != ondisk.PhaseDone && !told {
+			told = true
+			kept.Waiting, kept.Error, kept.Fix = plain(p.Waiting), plain(p.Error), plain(p.Fix)
+		}
+		out.Phases = append(out.Phases, kept)
+	}
+	left := maxText
+	for _, n := range s.Notes {
+		if n = plainTo(left, n); n != "" {
+			out.Notes = append(out.Notes, n)
+			left = max(0, left-len([]rune(n)))
+		}
+		if left == 0 {
+			break
 		}
 	}
-	for i := range s.Notes {
-		s.Notes[i] = plain(s.Notes[i])
-	}
-	return nil
+	return out
 }
 
 // All is the last word of each machine, by name.
@@ -194,7 +285,7 @@ func (s *Store) Receiver(path string, now func() time.Time) http.Handler {
 			return
 		}
 		switch err := s.Add(got); {
-		case errors.Is(err, ErrFull):
+		case errors.Is(err, ErrFull) || errors.Is(err, ErrSender):
 			http.Error(w, err.Error(), http.StatusInsufficientStorage)
 		case errors.As(err, new(*os.PathError)) || errors.As(err, new(*os.LinkError)):
 			http.Error(w, "the report could not be kept", http.StatusInternalServerError)

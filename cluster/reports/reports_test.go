@@ -127,7 +127,7 @@ func TestReceiveRejects(t *testing.T) {
 func TestFull(t *testing.T) {
 	s := open(t, t.TempDir())
 	for i := range MaxNodes {
-		s.all[fmt.Sprintf("n%d", i)] = Report{}
+		s.all[fmt.Sprintf("n%d", i)] = Report{Ready: true}
 	}
 	h := s.Receiver("/secret", func() time.Time { return noon })
 	if code, text := send(t, h, "/secret", encode(t, state("another", "done"))); code != http.StatusInsufficientStorage || !strings.Contains(text, "remove files") {
@@ -248,5 +248,81 @@ func TestFilesOfOthers(t *testing.T) {
 	}
 	if _, err := Open(filepath.Join(dir, "a.json")); !errors.As(err, new(*os.PathError)) {
 		t.Errorf("a file as folder: %v", err)
+	}
+}
+
+// TestInventedMachines: who knows the address can report machines that do not exist. They
+// take bounded room, and real machines get theirs.
+func TestInventedMachines(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	at := noon
+	s.now(t, Report{State: state("real", ondisk.ResultRunning), From: "192.0.2.9:1", Received: at})
+	s.now(t, Report{State: state("ready", ondisk.ResultDone), From: "198.51.100.7:1", Received: at})
+	s.now(t, Report{State: state("ready", ondisk.ResultRunning), From: "198.51.100.7:1", Received: at})
+	for i := range maxOfSender { // as if they were sent
+		s.all[fmt.Sprintf("n%d", i)] = Report{State: state(fmt.Sprintf("n%d", i), ondisk.ResultRunning), From: "198.51.100.7:9", Received: at.Add(time.Duration(i+1) * time.Second)}
+	}
+	s.now(t, Report{State: state("new", ondisk.ResultRunning), From: "198.51.100.7:9", Received: at.Add(time.Hour)})
+	if _, there := s.all["n0"]; there {
+		t.Error("the sender's oldest machine stays")
+	}
+	for _, name := range []string{"real", "ready", "new", "n1"} {
+		if _, there := s.all[name]; !there {
+			t.Errorf("%s is gone", name)
+		}
+	}
+	for i := len(s.all); i < MaxNodes; i++ {
+		s.all[fmt.Sprintf("m%d", i)] = Report{State: state("m", ondisk.ResultRunning), From: fmt.Sprintf("10.0.%d.%d:1", i/250, i%250), Received: at.Add(2 * time.Hour)}
+	}
+	s.now(t, Report{State: state("another", ondisk.ResultRunning), From: "192.0.2.8:1", Received: at.Add(3 * time.Hour)})
+	if _, there := s.all["real"]; there || len(s.all) != MaxNodes {
+		t.Errorf("the oldest that was never Ready stays, or %d machines", len(s.all))
+	}
+	if _, err := os.Stat(filepath.Join(dir, "real"+suffix)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its file stays: %v", err)
+	}
+	if _, there := s.all["ready"]; !there || !open(t, dir).all["ready"].Ready {
+		t.Error("a machine that was Ready is forgotten")
+	}
+}
+
+func (s *Store) now(t *testing.T, r Report) {
+	t.Helper()
+	if err := s.Add(r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRoom: a report keeps what is shown of it, as long as it came, and all of them
+// together have a bound.
+func TestRoom(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	long := strings.Repeat("<", 1900)
+	var phases []ondisk.PhaseState
+	for range maxPhases {
+		phases = append(phases, ondisk.PhaseState{Name: long, Doc: long, Status: ondisk.PhaseFailed, Error: long, Fix: long})
+	}
+	st := state("shop-1", ondisk.ResultFailed, phases...)
+	st.Plan, st.NodeType, st.Notes = long, long, []string{long, long, long}
+	s.now(t, Report{State: st, Received: noon})
+	fi, err := os.Stat(filepath.Join(dir, "shop-1"+suffix))
+	if err != nil || fi.Size() > 24<<10 || s.bytes != int(fi.Size()) {
+		t.Errorf("%v %v, counted %d", fi.Size(), err, s.bytes)
+	}
+	if all := s.All(); len(all) != 1 || all[0].Reason != long || all[0].Fix != long || all[0].Steps != maxPhases {
+		t.Errorf("%.300v", all)
+	}
+	s.all["gone"] = Report{State: state("gone", ondisk.ResultRunning), size: maxBytes}
+	s.bytes += maxBytes
+	s.now(t, Report{State: state("shop-2", ondisk.ResultRunning), Received: noon})
+	if len(s.all) != 2 || s.bytes > maxBytes {
+		t.Errorf("%d machines of %d bytes", len(s.all), s.bytes)
+	}
+	s.all["old"] = Report{State: state("old", ondisk.ResultDone), Ready: true, size: maxBytes}
+	s.bytes += maxBytes
+	if err := s.Add(Report{State: state("shop-3", ondisk.ResultRunning)}); !errors.Is(err, ErrFull) {
+		t.Errorf("no room: %v", err)
 	}
 }

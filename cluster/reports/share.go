@@ -4,6 +4,8 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
 // Share limits the connections that one address has at a time, or in IPv6 one
@@ -64,13 +66,85 @@ func (c *shared) Close() error {
 	return c.Conn.Close()
 }
 
+// Crowd limits the connections of all addresses together. Where there are as many, the
+// one that has been silent for longest is closed for the next: connections that say
+// nothing must not make machines wait that have something to say.
+func Crowd(l net.Listener, most int) net.Listener {
+	return &crowd{Listener: l, most: most, open: map[*member]bool{}}
+}
+
+type crowd struct {
+	net.Listener
+	most int
+	mu   sync.Mutex
+	open map[*member]bool
+}
+
+func (c *crowd) Accept() (net.Conn, error) {
+	conn, err := c.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	m := &member{Conn: conn, crowd: c}
+	m.heard.Store(time.Now().UnixNano())
+	c.mu.Lock()
+	var silent *member
+	for o := range c.open {
+		if silent == nil || o.heard.Load() < silent.heard.Load() {
+			silent = o
+		}
+	}
+	full := len(c.open) >= c.most
+	c.open[m] = true
+	c.mu.Unlock()
+	if full {
+		silent.Close()
+	}
+	return m, nil
+}
+
+// member is a connection of a crowd, which notes when it was heard last.
+type member struct {
+	net.Conn
+	crowd *crowd
+	heard atomic.Int64
+}
+
+func (m *member) Read(p []byte) (int, error) {
+	n, err := m.Conn.Read(p)
+	if n > 0 {
+		m.heard.Store(time.Now().UnixNano())
+	}
+	return n, err
+}
+
+func (m *member) Close() error {
+	m.crowd.mu.Lock()
+	delete(m.crowd.open, m)
+	m.crowd.mu.Unlock()
+	return m.Conn.Close()
+}
+
 // sender is who an address counts as.
 func sender(addr net.Addr) netip.Prefix {
 	tcp, ok := addr.(*net.TCPAddr)
 	if !ok {
 		return netip.Prefix{}
 	}
-	ip, bits := tcp.AddrPort().Addr().Unmap().WithZone(""), 32
+	return senderAt(tcp.AddrPort())
+}
+
+// senderOf is sender of an address in a report.
+func senderOf(from string) netip.Prefix {
+	at, err := netip.ParseAddrPort(from)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	return senderAt(at)
+}
+
+func senderAt(at netip.AddrPort) netip.Prefix {
+	ip, bits := at.Addr().Unmap().WithZone(""), 32
 	if ip.Is6() {
 		bits = 64
 	}

@@ -74,3 +74,49 @@ func TestShare(t *testing.T) {
 		}
 	}
 }
+
+// TestCrowd: where all places are taken, the connection that has been silent for longest
+// makes room for the next.
+func TestCrowd(t *testing.T) {
+	in, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := Crowd(in, 2)
+	t.Cleanup(func() { l.Close() })
+	dial := func() (client, server net.Conn) {
+		t.Helper()
+		client, err := net.Dial("tcp", in.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { client.Close() })
+		if server, err = l.Accept(); err != nil {
+			t.Fatal(err)
+		}
+		return client, server
+	}
+	closed := func(c net.Conn) bool {
+		_ = c.SetReadDeadline(time.Now().Add(time.Second))
+		_, err := c.Read(make([]byte, 1))
+		timeout, ok := err.(net.Error)
+		return err != nil && !(ok && timeout.Timeout())
+	}
+	first, heard := dial()
+	second, _ := dial()
+	if _, err := first.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := heard.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	third, server := dial()
+	if !closed(second) || closed(first) || closed(third) {
+		t.Error("not the longest silent one is closed")
+	}
+	server.Close()
+	dial()
+	if closed(first) {
+		t.Error("one is closed though there was room")
+	}
+}

@@ -16,11 +16,11 @@ import (
 	"github.com/edgebake/edgebake/cluster/reports"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 )
 
-// maxMachines report at the same time; the others wait for their turn.
+// maxMachines report at the same time; for another one, the connection that has been
+// silent for longest is closed.
 const maxMachines = 256
 
 // maxOfOne of them come from one address, as those of a site behind its router do.
@@ -85,7 +85,7 @@ func (r *receiver) run(ctx context.Context, s streams) error {
 		return fmt.Errorf("listening for reports: %w: name another address with --listen", err)
 	}
 	defer in.Close()
-	secure := tls.NewListener(netutil.LimitListener(reports.Share(in, maxOfOne), maxMachines), &tls.Config{Certificates: []tls.Certificate{id.Certificate}, MinVersion: tls.VersionTLS12})
+	secure := tls.NewListener(reports.Crowd(reports.Share(in, maxOfOne), maxMachines), &tls.Config{Certificates: []tls.Certificate{id.Certificate}, MinVersion: tls.VersionTLS12})
 	serving := map[net.Listener]http.Handler{secure: store.Receiver(id.Path, time.Now)}
 	fmt.Fprintf(s.Out, "For each Site, or for the Cluster:\n\n%s\n", snippet(id, in.Addr()))
 	if r.page != "" {
@@ -107,7 +107,7 @@ func serve(ctx context.Context, serving map[net.Listener]http.Handler) error {
 	for ln, handler := range serving {
 		server := &http.Server{
 			Handler: handler, MaxHeaderBytes: 16 << 10,
-			ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
+			ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
 			// Scanners of ports would fill the terminal.
 			ErrorLog: log.New(io.Discard, "", 0),
 		}
