@@ -32,10 +32,10 @@ func TestSizesInDescriptors(t *testing.T) {
 		for _, size := range []int{0, 1, 100000} {
 			for _, warm := range []bool{false, true} {
 				for _, mode := range []string{"bake", "keep", "import"} {
+					if what == "layer 1 of 1" && mode == "bake" && warm {
+						continue // the layer's own blob is neither wanted nor there
+					}
 					t.Run(fmt.Sprintf("%s %d warm %t %s", what, size, warm, mode), func(t *testing.T) {
-						if what == "layer 1 of 1" && mode == "bake" && warm {
-							t.Skip("the layer's own blob is neither wanted nor there")
-						}
 						l := newLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{imagetest.Script(imagetest.File("a", 0o644, 0, 0, "a"))}})
 						c, o := newCache(t), testOptions()
 						o.KeepLayers = mode == "keep"
