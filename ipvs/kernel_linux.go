@@ -488,7 +488,7 @@ func (c *netlinkConn) ask(kind, flags uint16, request []byte, f func(entry []byt
 
 // The messages of connection tracking, from linux/netfilter/nfnetlink_conntrack.h.
 const (
-	trackNew    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 0
+	trackNew    = unix.NFNL_SUBSYS_CTNETLINK << 8
 	trackGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
 	trackDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
 
