@@ -104,10 +104,11 @@ func TestClusterIsBorn(t *testing.T) {
 	}
 	w := newNet(t, p)
 	minted := w.mint(lab.Minted{Masters: w.machines(0, "m1"), Workers: w.machines(1, "shop1")})
+	shop1, m1 := w.stamp(p.golden, minted, "shop1"), w.stamp(golden, minted, "m1") // before the clock begins
 	clock := w.lab.NewLockstep()
-	worker := w.start(lab.VMConfig{Name: "shop1", Image: w.stamp(p.golden, minted, "shop1"), Guest: 1, CPUs: 1, Lockstep: clock})
+	worker := w.start(lab.VMConfig{Name: "shop1", Image: shop1, Guest: 1, CPUs: 1, Lockstep: clock})
 	w.expect(worker, 0, lab.WaitsForAPIServer.String())
-	master := w.start(lab.VMConfig{Name: "m1", Image: w.stamp(golden, minted, "m1"), Guest: 0, CPUs: 1, Memory: 2560, Lockstep: clock})
+	master := w.start(lab.VMConfig{Name: "m1", Image: m1, Guest: 0, CPUs: 1, Memory: 2560, Lockstep: clock})
 	w.expect(master, 0, `edgebake: etcd begins with nothing`)
 	if w.c, err = w.lab.Attach(p.progs, w.net, filepath.Join(minted, "pki", "ca.crt"), filepath.Join(minted, "admin.conf"), w.net.GuestAddr(0).String()+":6443"); err != nil {
 		t.Fatal(err)
