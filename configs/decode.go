@@ -200,7 +200,7 @@ func (doc *document) parse(kind string, into any, validate func(*document) Probl
 	return doc.problems()
 }
 
-// problems are the document's as an error, nil where there is none.
+// problems are the document's as an error, nil without any.
 func (doc *document) problems() error {
 	if doc.all {
 		doc.probs.sort()

@@ -30,27 +30,6 @@ const (
 // KubeletPKI is where kubelet keeps its certificates.
 const KubeletPKI = "/var/lib/kubelet/pki"
 
-// learnedVersion is the version of learnedFile.
-const learnedVersion = 1
-
-// learnedFile is learned.json.
-type learnedFile struct {
-	Version int             `json:"version"`
-	Servers []learnedServer `json:"servers"`
-}
-
-// learnedServer is what was learned for one virtual server.
-type learnedServer struct {
-	VIP string `json:"vip"`
-	// Masters is the cluster's list. It holds as long as the configured list
-	// is the one it was learned beside: a person who changes the configuration
-	// means it.
-	Configured []string `json:"configured,omitempty"`
-	Masters    []string `json:"masters,omitempty"`
-	// Names are the last answers of DNS.
-	Names map[string][]netip.Addr `json:"names,omitempty"`
-}
-
 // parseList reads the text of the ConfigMap's key.
 func parseList(text string) []string {
 	var list []string
@@ -98,7 +77,7 @@ func (g *group) loadLearned() {
 		g.d.logf("%v; using the configured API servers", err)
 		return
 	}
-	i := slices.IndexFunc(doc.Servers, func(s learnedServer) bool { return s.VIP == g.vip.String() })
+	i := slices.IndexFunc(doc.Servers, func(s ondisk.IPVSLearnedVirtual) bool { return s.VIP == g.vip.String() })
 	if i < 0 {
 		return
 	}
@@ -133,8 +112,8 @@ func (d *Daemon) learnedPath() string {
 	return filepath.Join(d.opt.StateDir, filepath.Base(ondisk.IPVSLearned))
 }
 
-func (d *Daemon) readLearned() (learnedFile, error) {
-	var doc learnedFile
+func (d *Daemon) readLearned() (ondisk.IPVSLearnedList, error) {
+	var doc ondisk.IPVSLearnedList
 	data, err := os.ReadFile(d.learnedPath())
 	if errors.Is(err, fs.ErrNotExist) {
 		return doc, nil
@@ -142,28 +121,28 @@ func (d *Daemon) readLearned() (learnedFile, error) {
 	if err == nil {
 		err = json.Unmarshal(data, &doc)
 	}
-	if err == nil && doc.Version != learnedVersion {
+	if err == nil && doc.Version != ondisk.IPVSLearnedVersion {
 		err = fmt.Errorf("version %d is not known", doc.Version)
 	}
 	if err != nil {
-		return learnedFile{}, fmt.Errorf("reading %s: %w", d.learnedPath(), err)
+		return ondisk.IPVSLearnedList{}, fmt.Errorf("reading %s: %w", d.learnedPath(), err)
 	}
 	return doc, nil
 }
 
 // storeLearned changes what the file says of one virtual server.
-func (d *Daemon) storeLearned(vip netip.AddrPort, change func(*learnedServer)) error {
+func (d *Daemon) storeLearned(vip netip.AddrPort, change func(*ondisk.IPVSLearnedVirtual)) error {
 	if d.opt.StateDir == "" {
 		return nil
 	}
 	d.learnMu.Lock()
 	defer d.learnMu.Unlock()
 	doc, _ := d.readLearned() // an unreadable file is replaced
-	doc.Version = learnedVersion
-	i := slices.IndexFunc(doc.Servers, func(s learnedServer) bool { return s.VIP == vip.String() })
+	doc.Version = ondisk.IPVSLearnedVersion
+	i := slices.IndexFunc(doc.Servers, func(s ondisk.IPVSLearnedVirtual) bool { return s.VIP == vip.String() })
 	if i < 0 {
 		i = len(doc.Servers)
-		doc.Servers = append(doc.Servers, learnedServer{VIP: vip.String()})
+		doc.Servers = append(doc.Servers, ondisk.IPVSLearnedVirtual{VIP: vip.String()})
 	}
 	change(&doc.Servers[i])
 	data, err := json.MarshalIndent(doc, "", "  ")
@@ -244,10 +223,10 @@ func (g *group) dropStored() error {
 		return nil
 	}
 	doc, err := g.d.readLearned()
-	if err == nil && !slices.ContainsFunc(doc.Servers, func(s learnedServer) bool { return s.VIP == g.vip.String() && len(s.Masters) > 0 }) {
+	if err == nil && !slices.ContainsFunc(doc.Servers, func(s ondisk.IPVSLearnedVirtual) bool { return s.VIP == g.vip.String() && len(s.Masters) > 0 }) {
 		return nil
 	}
-	err = g.d.storeLearned(g.vip, func(l *learnedServer) { l.Configured, l.Masters = nil, nil })
+	err = g.d.storeLearned(g.vip, func(l *ondisk.IPVSLearnedVirtual) { l.Configured, l.Masters = nil, nil })
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.dropped = g.dropped || err != nil
@@ -295,7 +274,7 @@ func (g *group) learn(ctx context.Context) error {
 	// First to the disk: whoever sees the new list served finds it after a power
 	// cut too. A full disk does not keep it on the old API servers; it is
 	// tried again with the next reading.
-	err = g.d.storeLearned(g.vip, func(l *learnedServer) { l.Configured, l.Masters = texts(configured), texts(masters) })
+	err = g.d.storeLearned(g.vip, func(l *ondisk.IPVSLearnedVirtual) { l.Configured, l.Masters = texts(configured), texts(masters) })
 	if g.take(masters, configured, !news.same, err == nil) {
 		g.d.logf("%s: the cluster's list of API servers is now %v", g.vip, masters)
 		poke(g.renew)

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"os"
 	"testing"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 // FuzzLearned reads what the cluster answers, and the file that keeps it.
@@ -20,7 +22,7 @@ func FuzzLearned(f *testing.F) {
 			t.Fatal(err)
 		}
 		// An unreadable file is replaced, a readable one is kept.
-		if err := d.storeLearned(vip, func(s *learnedServer) { s.Masters = []string{"192.0.2.1:6443"} }); err != nil {
+		if err := d.storeLearned(vip, func(s *ondisk.IPVSLearnedVirtual) { s.Masters = []string{"192.0.2.1:6443"} }); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := d.readLearned(); err != nil {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 // Masters may be given by DNS names. The last good answers count as long as
@@ -113,7 +115,7 @@ func (g *group) keepNames() error {
 	if same || next.After(time.Now()) {
 		return nil
 	}
-	if err := g.d.storeLearned(g.vip, func(s *learnedServer) { s.Names = names }); err != nil {
+	if err := g.d.storeLearned(g.vip, func(s *ondisk.IPVSLearnedVirtual) { s.Names = names }); err != nil {
 		return err
 	}
 	g.mu.Lock()

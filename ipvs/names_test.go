@@ -15,6 +15,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 // zone answers look-ups: by network and name.
@@ -241,7 +243,7 @@ func TestStoreLearnedFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := NewDaemon(Options{StateDir: file})
-	if err := d.storeLearned(testVIP, func(*learnedServer) {}); err == nil || !strings.Contains(err.Error(), "storing what was learned in "+file) || errors.Is(err, os.ErrNotExist) {
+	if err := d.storeLearned(testVIP, func(*ondisk.IPVSLearnedVirtual) {}); err == nil || !strings.Contains(err.Error(), "storing what was learned in "+file) || errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -22,7 +22,7 @@ func lock(f *os.File, exclusive bool) error {
 }
 
 // isHole reports whether n bytes at off are known to be a hole. What is beyond the
-// end, of a file that has become shorter too, is none.
+// end, of a file that has become shorter too, is not a hole.
 func isHole(f *os.File, off, n int64) bool {
 	at, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) { // no data from there on

@@ -663,7 +663,7 @@ func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 	switch b = unpad(b); int64(len(b)) {
 	case 0:
 		return nil, err
-	case room: // there is none for a line end
+	case room: // no room for a line end
 		return b, err
 	}
 	return append(b, '\n'), err
