@@ -131,7 +131,7 @@ func (m *image) serves(s Site) (configs.Problems, error) {
 		errs = append(errs, err)
 	}
 	if s.Inventory != nil && len(m.info.InventoryVersions) == 0 {
-		errs = append(errs, errors.New("the image's first boot reads no inventory: build the image with this edgebake, or stamp one Site onto each copy (edgebake stamp --inventory)"))
+		errs = append(errs, errors.New("the image's first boot reads no inventory: build the image with this edgebake, or stamp one Site onto each copy (edgebake stamp --each)"))
 	}
 	probs, err := m.problems(s)
 	if err != nil {

@@ -92,7 +92,7 @@ func interrupted(c *cobra.Command, err error) string {
 		return "interrupted; this was left behind: " + kept.Error()
 	}
 	switch path := c.CommandPath(); {
-	case path == "edgebake build", path == "edgebake stamp" && !c.Flags().Changed("inventory"):
+	case path == "edgebake build", path == "edgebake stamp" && !c.Flags().Changed("each") && !c.Flags().Changed("slots"):
 		return "interrupted; nothing was left behind"
 	case path == "edgebake boot", path == "edgebake cluster listen", path == "edgebake cluster status" && c.Flags().Changed("watch"):
 		return "interrupted" // as it is meant to end

@@ -316,7 +316,7 @@ sites:
   - {name: a, match: {serial: SN1}}
   - {name: b, match: {serial: SN2}, arch: arm64}
 `)
-	for _, args := range [][]string{{"tiny.raw", "stores.yaml"}, {"tiny.raw", "--inventory", "stores.yaml", "--output", "out"}} {
+	for _, args := range [][]string{{"tiny.raw", "stores.yaml"}, {"tiny.raw", "stores.yaml", "--each", "--output", "out"}} {
 		c.run(1, append([]string{"stamp"}, args...)...)
 		c.want(c.err, "stores.yaml:7:32: defaults.users[0].groups[0]: the image has no group missing", "stores.yaml:10:43: sites[1].arch: the Site is for arm64")
 		if strings.Count(c.err, "missing:") > 1 {
@@ -335,7 +335,7 @@ sites:
     credentials: {token: abcdef.0123456789abcdef}
     users: [{name: ops, groups: [missing]}]
 `)
-	c.run(0, "stamp", "other.raw", "--inventory", "one.yaml", "--slots", "--output", "slots")
+	c.run(0, "stamp", "other.raw", "one.yaml", "--slots", "--output", "slots")
 	c.run(1, "stamp", "tiny.raw", "--slot", "slots/a.slot")
 	c.want(c.err, "slots/a.slot: users[0].groups[0]: the image has no group missing")
 }
@@ -541,7 +541,7 @@ func TestInterruptedPromises(t *testing.T) {
 	}
 	c.file("kubeconfig", "none")
 	for _, args := range [][]string{
-		{"stamp", "tiny.raw", "--inventory", "stores.yaml", "--output", "many"},
+		{"stamp", "tiny.raw", "stores.yaml", "--each", "--output", "many"},
 		{"cluster", "prepare", "--kubeconfig", "kubeconfig"},
 		{"cluster", "remove", "n1", "--kubeconfig", "kubeconfig"},
 		{"cluster", "token", "revoke", "abcdef", "--kubeconfig", "kubeconfig"},

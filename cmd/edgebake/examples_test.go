@@ -136,7 +136,7 @@ func TestExamples(t *testing.T) {
 	for _, file := range []string{"inventory.yaml", "stores.yaml"} {
 		c.file(file, strings.Replace(inventory, "name: berlin,", "name: berlin-7,", 1))
 	}
-	c.run(0, "stamp", name+".raw", "--inventory", "stores.yaml", "--slots", "--output", "out/")
+	c.run(0, "stamp", name+".raw", "inventory.yaml", "--slots", "--output", "out/")
 
 	// The examples' registry.
 	registry := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))

@@ -52,7 +52,7 @@ func TestInventoryOntoAnImage(t *testing.T) {
 		t.Fatalf("%+v, %v", info.Slot, err)
 	}
 
-	c.run(0, "stamp", "g.raw", "--inventory", "inventory.yaml", "--slots", "-o", "out")
+	c.run(0, "stamp", "g.raw", "inventory.yaml", "--slots", "-o", "out")
 	c.want(c.out, "2 slots in out")
 	got, err := media.ReadSlotFile("out/paris.slot")
 	if err != nil {
@@ -70,25 +70,25 @@ func TestInventoryOntoAnImage(t *testing.T) {
 	if err != nil || info.Slot.State != media.SlotSite || info.Slot.Site.NodeName != "paris" || info.Slot.Golden == "" {
 		t.Errorf("%+v, %v", info.Slot, err)
 	}
-	c.run(0, "stamp", "g.raw", "--inventory", "inventory.yaml", "-o", "copies")
+	c.run(0, "stamp", "g.raw", "inventory.yaml", "--each", "-o", "copies")
 	if entries, err := os.ReadDir("copies"); err != nil || len(entries) != 2 || entries[0].Name() != "berlin.raw" {
 		t.Errorf("%v, %v", entries, err)
 	}
 
-	c.run(1, "stamp", "g.raw", "--inventory", "inventory.yaml", "--slots", "-o", "out")
+	c.run(1, "stamp", "g.raw", "inventory.yaml", "--slots", "-o", "out")
 	c.want(c.err, "nothing was written", "Site berlin: out/berlin.slot exists", "Site paris: out/paris.slot exists")
 	many := inventory
 	for i := range 40 {
 		many += fmt.Sprintf("  - {name: shop-%d, match: {serial: PF3X%d}}\n", i, i)
 	}
 	c.file("many.yaml", many)
-	c.run(0, "stamp", "g.raw", "--inventory", "many.yaml", "--slots", "-o", "many")
-	c.run(1, "stamp", "g.raw", "--inventory", "many.yaml", "--slots", "-o", "many")
+	c.run(0, "stamp", "g.raw", "many.yaml", "--slots", "-o", "many")
+	c.run(1, "stamp", "g.raw", "many.yaml", "--slots", "-o", "many")
 	c.want(c.err, "nothing was written: directory many has the files of 42 of the 42 Sites already: choose another directory, or --force to replace them")
 	if n := strings.Count(c.err, "\n"); n != 1 {
 		t.Errorf("one thing takes %d lines:\n%s", n, c.err)
 	}
-	c.run(1, "stamp", "g.raw", "--inventory", "many.yaml", "--slots", "-o", "g.raw/x")
+	c.run(1, "stamp", "g.raw", "many.yaml", "--slots", "-o", "g.raw/x")
 	c.want(c.err, "nothing was written: making directory g.raw/x: there is a file of that name: name another directory")
 	for _, args := range [][]string{{"inspect"}, {"verify"}, {"stamp", "inventory.yaml"}} {
 		args = append([]string{args[0], "out/paris.slot"}, args[1:]...)
@@ -103,12 +103,10 @@ func TestInventoryOntoAnImage(t *testing.T) {
 	const oneSite = "apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [192.0.2.1:6443]\nunsafeSkipCAVerification: true\ncredentials: {token: abcdef.0123456789abcdef}\nnodeName: a\n"
 	c.runIn(t.Context(), oneSite, 0, "stamp", "g.raw", "-", "-o", "in.raw")
 	c.want(c.out, "with standard input\n")
-	c.runIn(t.Context(), oneSite, 1, "stamp", "g.raw", "--inventory", "-", "-o", "in")
-	c.want(c.err, "standard input is a Site: stamp it with edgebake stamp g.raw - --output FILE")
+	c.runIn(t.Context(), oneSite, 1, "stamp", "g.raw", "-", "--each", "-o", "in")
+	c.want(c.err, "standard input is a Site, not an Inventory: stamp it with edgebake stamp g.raw - --output FILE")
 	c.runIn(t.Context(), oneSite, 0, "flash", "g.raw", "disk", "--site", "-", "--yes")
 	c.want(c.out, "flashed disk with g.raw and standard input:")
-	c.run(2, "stamp", "g.raw", "inventory.yaml", "--slots", "-o", "x")
-	c.want(c.err, "--slots is for --inventory: edgebake stamp g.raw --inventory inventory.yaml --slots --output DIR")
 	c.run(1, "stamp", "g.raw", "--slot", "out/rome.slot", "-o", "x.raw")
 	c.want(c.err, "out/rome.slot: no such file or directory: edgebake stamp --slots makes slots")
 	c.file("bare.yaml", strings.Replace(inventory, "{token: abcdef.0123456789abcdef}", "{}", 1))
@@ -131,11 +129,11 @@ func TestInventoryOntoAnImage(t *testing.T) {
 	for _, args := range [][]string{{"stamp", "g.raw", "chain.yaml", "-o", "x.raw"}, {"flash", "g.raw", "disk", "--inventory", "chain.yaml", "--yes"}} {
 		c.disk("disk", 8<<30)
 		c.run(1, args...)
-		c.want(c.err, "chain.yaml: takes ", " MiB in a slot, which has room for 4 MiB of it: split the inventory, or stamp each Site onto a copy of its own (edgebake stamp --inventory)")
+		c.want(c.err, "chain.yaml: takes ", " MiB in a slot, which has room for 4 MiB of it: split the inventory, or stamp each Site onto a copy of its own (edgebake stamp --each)")
 	}
 	c.run(1, "stamp", "g.raw", "--slot", "inventory.yaml", "-o", "x.raw")
 	c.want(c.err, "reading slot inventory.yaml: it has", "a slot has 16777216")
-	c.run(2, "stamp", "g.raw", "--inventory", "inventory.yaml")
+	c.run(2, "stamp", "g.raw", "inventory.yaml", "--each")
 	c.run(2, "stamp", "g.raw", "--slots", "inventory.yaml")
 	c.run(2, "stamp", "g.raw", "inventory.yaml", "--slot", "out/paris.slot")
 	c.run(2, "stamp", "g.raw")

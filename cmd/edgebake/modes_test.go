@@ -20,11 +20,10 @@ func TestFlagsWithoutEffect(t *testing.T) {
 	}{
 		{"stamp g.raw --slot paris.slot -o paris.raw --ignition no.ign --token-file no-token --identity no-key", []string{
 			"--identity, --ignition and --token-file are for documents, and paris.slot is a slot, with its Site's token and Ignition config: ",
-			"make the slot again: edgebake stamp g.raw --inventory INVENTORY --slots --output DIR"}},
-		{"stamp g.raw --slot paris.slot --inventory i.yaml --slots --token-file -", []string{"--inventory, --slots and --token-file are for documents, and paris.slot is a slot"}},
-		{"stamp g.raw site.yaml --slots --output out", []string{"--slots is for --inventory: edgebake stamp g.raw --inventory site.yaml --slots --output DIR"}},
+			"make the slot again: edgebake stamp g.raw INVENTORY --slots --output DIR"}},
+		{"stamp g.raw --slot paris.slot --each --slots --token-file -", []string{"--each, --slots and --token-file are for documents, and paris.slot is a slot"}},
 		{"stamp g.raw site.yaml --slot paris.slot --token-file t", []string{"give either site.yaml or --slot", "--token-file is for documents"}},
-		{"stamp g.raw site.yaml --inventory i.yaml", []string{"give either site.yaml or --inventory", "--inventory requires a directory"}},
+		{"stamp g.raw --each", []string{"requires an image and a Site or Inventory document", "--each requires a directory to write to: --output DIR"}},
 
 		{"flash g.raw disk --site site.yaml --disk smallest --then reboot --reinstall --cache c", []string{"--cache, --disk, --reinstall and --then are for --installer STICK"}},
 		{"flash g.raw --installer stick --log l --no-verify", []string{"--log and --no-verify are for disks, not for --installer"}},

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,11 +17,11 @@ import (
 // stampFlags are those of `edgebake stamp`.
 type stampFlags struct {
 	media.StampOptions
-	secrets   secretFlags
-	ignition  string
-	inventory string
-	slots     bool
-	slot      string
+	secrets  secretFlags
+	ignition string
+	each     bool
+	slots    bool
+	slot     string
 }
 
 func newStamp(s streams) *cobra.Command {
@@ -39,18 +38,18 @@ cannot serve is rejected.
 An Inventory document goes into the slot whole: each machine takes the Site that
 matches it and wipes the others from its disk.
 
-With --inventory every Site of an Inventory gets a copy of its own, DIR/NAME.raw
-or, of a compressed image, DIR/NAME.raw.zst; with --slots only the 16 MiB of its
-slot, DIR/NAME.slot. --slot writes such a file into an image or a device as it is,
-with the token and the Ignition config in it; written to a USB stick instead (dd),
-it is a stick with that Site.
+With --each every Site of an Inventory gets a copy of its own, DIR/NAME.raw or,
+of a compressed image, DIR/NAME.raw.zst; with --slots only the 16 MiB of its slot,
+DIR/NAME.slot. --slot writes such a file into an image or a device as it is, with
+the token and the Ignition config in it; written to a USB stick instead (dd), it
+is a stick with that Site.
 
 The stamped image holds the join token: treat it as a secret until the
 machine is Ready.`,
 		Example: `  edgebake stamp my-edge.raw site.yaml --output berlin-7.raw
   edgebake stamp my-edge.raw.zst site.yaml --output berlin-7.raw.zst
   edgebake stamp my-edge.raw inventory.yaml --output stores.raw
-  edgebake stamp my-edge.raw --inventory stores.yaml --slots --output out/
+  edgebake stamp my-edge.raw inventory.yaml --slots --output out/
   edgebake stamp /dev/sdX --slot out/berlin-7.slot`,
 		Args: args(1, 2, "an image and a Site or Inventory document"),
 		RunE: func(c *cobra.Command, a []string) error {
@@ -63,14 +62,13 @@ machine is Ready.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&o.Output, "output", "o", "", "write a stamped copy here and leave the image as it is; with --inventory, a directory")
+	f.StringVarP(&o.Output, "output", "o", "", "write a stamped copy here and leave the image as it is; with --each or --slots, a directory")
 	_ = c.MarkFlagFilename("output", imageEndings...)
 	f.BoolVarP(&o.Force, "force", "f", false, "replace outputs that are there")
 	f.BoolVar(&o.Undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
 	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
-	f.StringVar(&o.inventory, "inventory", "", "stamp each Site of this Inventory onto a copy of its own in the directory --output")
-	_ = c.MarkFlagFilename("inventory", documentEndings...)
-	f.BoolVar(&o.slots, "slots", false, "with --inventory: write only the slots, 16 MiB each")
+	f.BoolVar(&o.each, "each", false, "stamp each Site of the Inventory onto a copy of its own in the directory --output")
+	f.BoolVar(&o.slots, "slots", false, "write a slot (16 MiB) for each Site of the Inventory into the directory --output, and no image")
 	f.StringVar(&o.slot, "slot", "", "write this slot, made by --slots, into the image or device")
 	_ = c.MarkFlagFilename("slot", strings.TrimPrefix(media.SlotEnding, "."))
 	o.secrets.flags(c)
@@ -89,8 +87,8 @@ func stampModes() []stampMode {
 	document := []string{"output", "force", "undated", "ignition", "token-file", "identity"}
 	return []stampMode{
 		{"SITE", document, stampOne},
-		{"--inventory", append([]string{"inventory"}, document...), stampMany},
-		{"--inventory --slots", append([]string{"inventory", "slots"}, document...), stampMany},
+		{"--each", append([]string{"each"}, document...), stampMany},
+		{"--slots", append([]string{"each", "slots"}, document...), stampMany},
 		// A slot has its document's token and Ignition config already.
 		{"--slot", []string{"slot", "output", "force", "undated"}, stampSlot},
 	}
@@ -102,9 +100,9 @@ func (o *stampFlags) mode() stampMode {
 	switch {
 	case o.slot != "":
 		return modes[3]
-	case o.inventory != "" && o.slots:
+	case o.slots:
 		return modes[2]
-	case o.inventory != "":
+	case o.each:
 		return modes[1]
 	}
 	return modes[0]
@@ -112,27 +110,24 @@ func (o *stampFlags) mode() stampMode {
 
 // check says all that is wrong with the command line.
 func (m *stampMode) check(c *cobra.Command, a []string, o stampFlags) error {
-	rest := idle{purpose: fmt.Sprintf("--inventory: edgebake stamp %s --inventory %s --slots --output DIR", a[0], cmp.Or(strings.Join(a[1:], " "), "INVENTORY"))}
-	if o.slot != "" {
-		rest.purpose = fmt.Sprintf("documents, and %s is a slot, with its Site's token and Ignition config: stamp the document, or make the slot again: edgebake stamp %s --inventory INVENTORY --slots --output DIR", o.slot, a[0])
-	}
+	rest := idle{purpose: fmt.Sprintf("documents, and %s is a slot, with its Site's token and Ignition config: stamp the document, or make the slot again: edgebake stamp %s INVENTORY --slots --output DIR", o.slot, a[0])}
 	c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
 		if !slices.Contains(m.flags, f.Name) {
 			rest.flags = append(rest.flags, f.Name)
 		}
 	})
 	errs := []error{rejectIdle(c, rest)}
-	operand := o.slot == "" && o.inventory == ""
 	switch {
-	case operand && len(a) == 2:
-		errs = append(errs, imageFirst(c, a))
-	case operand && errs[0] == nil:
-		errs = append(errs, usageError{fmt.Errorf("%s requires an image and a Site or Inventory document; see %s --help", c.CommandPath(), c.CommandPath())})
-	case !operand && len(a) == 2:
+	case o.slot != "" && len(a) == 2:
 		errs = append(errs, usageError{fmt.Errorf("give either %s or %s", a[1], m.name)})
+	case o.slot != "":
+	case len(a) == 2:
+		errs = append(errs, imageFirst(c, a))
+	case errs[0] == nil:
+		errs = append(errs, usageError{fmt.Errorf("%s requires an image and a Site or Inventory document; see %s --help", c.CommandPath(), c.CommandPath())})
 	}
-	if o.inventory != "" && o.slot == "" && o.Output == "" {
-		errs = append(errs, usageError{errors.New("--inventory requires a directory to write to: --output DIR")})
+	if (o.each || o.slots) && o.slot == "" && o.Output == "" {
+		errs = append(errs, usageError{fmt.Errorf("%s requires a directory to write to: --output DIR", m.name)})
 	}
 	return errors.Join(errs...)
 }
@@ -157,13 +152,13 @@ func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 
 // stampMany stamps each site of an Inventory onto a copy of its own.
 func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
-	image := a[0]
-	doc, err := readSites(s, o.inventory, o.ignition, o.secrets)
+	image, document := a[0], a[1]
+	doc, err := readSites(s, document, o.ignition, o.secrets)
 	if err != nil {
 		return err
 	}
 	if doc.Inventory == nil {
-		return fmt.Errorf("%s is a Site: stamp it with edgebake stamp %s %s --output FILE", configs.FileName(o.inventory), image, o.inventory)
+		return fmt.Errorf("%s is a Site, not an Inventory: stamp it with edgebake stamp %s %s --output FILE", configs.FileName(document), image, document)
 	}
 	sites, err := eachSite(doc)
 	if err != nil {
@@ -177,7 +172,7 @@ func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if o.slots {
 		what = "slot"
 	}
-	s.note("stamped %s with the Sites of %s: %s in %s\n", image, configs.FileName(o.inventory), configs.Count(len(out), what), o.Output)
+	s.note("stamped %s with the Sites of %s: %s in %s\n", image, configs.FileName(document), configs.Count(len(out), what), o.Output)
 	return nil
 }
 

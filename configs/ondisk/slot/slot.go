@@ -228,7 +228,7 @@ func Smaller(name string) string {
 }
 
 // smallerInventory is what to do about an inventory that is too large.
-const smallerInventory = "split the inventory, or stamp each Site onto a copy of its own (edgebake stamp --inventory)"
+const smallerInventory = "split the inventory, or stamp each Site onto a copy of its own (edgebake stamp --each)"
 
 const page = 4096
 
