@@ -20,8 +20,9 @@ import (
 
 // programSet is a group of programs that one source gives.
 type programSet struct {
-	field  string // of the Image, for messages
-	source configs.Source
+	field   string // of the Image, for messages
+	source  configs.Source
+	version string // that they must be of
 	// programs by name, and where each goes.
 	programs []program
 	// recipe compiles them.
@@ -41,7 +42,7 @@ var sidecars = []string{".sha256", ".sha256sum"}
 func (b *build) resolvePrograms(ctx context.Context) error {
 	img, arch := b.img, b.img.Arch
 	k8s := programSet{
-		field: "kubernetes.source", source: img.Kubernetes.Source,
+		field: "kubernetes.source", source: img.Kubernetes.Source, version: img.Kubernetes.Version,
 		programs: []program{{"kubelet", "usr/bin/kubelet"}, {"kubeadm", "usr/bin/kubeadm"}},
 		dir:      path.Join(img.Kubernetes.Version, "bin/linux", arch),
 	}
@@ -58,7 +59,7 @@ func (b *build) resolvePrograms(ctx context.Context) error {
 	sets := []programSet{k8s}
 	if v := strings.TrimPrefix(img.Containerd.Version, "v"); !img.Containerd.Debian {
 		sets = append(sets, programSet{
-			field: "containerd.source", source: img.Containerd.Source,
+			field: "containerd.source", source: img.Containerd.Source, version: img.Containerd.Version,
 			programs: []program{
 				{"containerd", "usr/bin/containerd"},
 				{"containerd-shim-runc-v2", "usr/bin/containerd-shim-runc-v2"},
@@ -73,7 +74,7 @@ func (b *build) resolvePrograms(ctx context.Context) error {
 	if c := img.Containerd.Crictl; c != nil {
 		v := "v" + strings.TrimPrefix(c.Version, "v")
 		sets = append(sets, programSet{
-			field: "containerd.crictl.source", source: c.Source,
+			field: "containerd.crictl.source", source: c.Source, version: c.Version,
 			programs: []program{{"crictl", "usr/bin/crictl"}},
 			recipe:   func() (fetch.GoRecipe, error) { return crictlRecipe(v, arch), nil },
 			dir:      v,
@@ -223,7 +224,11 @@ func (b *build) resolveDir(ctx context.Context, s programSet) error {
 			continue
 		}
 		b.add(origin{field: s.field}, p.name, plan.Input{File: file, SHA256: sha}, p.layer(), nil)
-		errs = append(errs, b.checkFile(sha, p.path, file))
+		err = b.checkFile(sha, p.path, file)
+		if err == nil {
+			err = b.checkVersion(sha, file, strings.TrimSuffix(s.field, ".source")+".version", s.version)
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

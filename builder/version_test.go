@@ -1,0 +1,100 @@
+package builder
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/edgebake/edgebake/test/buildtest"
+)
+
+// goProgram links a program with a version in it, made from a module that has another.
+func goProgram(t *testing.T, version, module string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, body := range map[string]string{
+		"go.mod":   "module example.test/kubelet\n\ngo 1.22\n\nrequire example.test/m " + module + "\n\nreplace example.test/m " + module + " => ./m\n",
+		"main.go":  "package main\n\nimport \"example.test/m\"\n\nvar gitVersion = \"v0.0.0-master\"\n\nfunc main() { m.F(); println(gitVersion) }\n",
+		"m/go.mod": "module example.test/m\n\ngo 1.22\n",
+		"m/m.go":   "package m\n\nfunc F() {}\n",
+	} {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(body), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("go", "build", "-o", "program", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w -X main.gitVersion="+version, ".")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64", "GOFLAGS=", "GOWORK=off", "GOTOOLCHAIN=local", "GOPROXY=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "program"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// A directory of programs has no version in its name: a kubelet of another one would
+// be on every machine, under the name of the one that the Image says.
+func TestProgramsOfAnotherVersion(t *testing.T) {
+	other := goProgram(t, "v1.35.1", "v1.36.3") // whose dependency has the Image's version
+	for name, tt := range map[string]struct{ kubelet, ctr, want string }{
+		"those":            {goProgram(t, "v1.36.3", "v1.0.0"), goProgram(t, "v2.2.9", "v1.0.0"), ""},
+		"which do not say": {buildtest.Program("amd64"), buildtest.Program("amd64"), ""},
+		"others": {other, goProgram(t, "v2.2.8", "v1.0.0"),
+			"kubernetes.source: programs/kubelet is not v1.36.3: give the program of that version, or set kubernetes.version to what `programs/kubelet --version` says\n" +
+				"containerd.source: programs/ctr is not 2.2.9: give the program of that version, or set containerd.version to what `programs/ctr --version` says"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newProject(t, buildtest.Base(), nil)
+			for f, body := range map[string]string{"kubelet": tt.kubelet, "ctr": tt.ctr} {
+				if err := os.WriteFile(filepath.Join(p.dir, "programs", f), []byte(body), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range 2 { // the second time from what was noted
+				got := ""
+				if _, err := Resolve(t.Context(), p.image(t), p.options("")); err != nil {
+					got = err.Error()
+				}
+				if got != tt.want {
+					t.Errorf("error %q, want %q", got, tt.want)
+				}
+			}
+		})
+	}
+}
+
+// However the pieces fall in which a program is read.
+func TestHasVersion(t *testing.T) {
+	for text, want := range map[string]bool{
+		"kubernetes v1.36.3":       true,
+		"1.36.3":                   true,
+		"dep\tx.test/m\tv1.36.3\t": false,
+		"dep\tx.test/m\t1.36.3":    false,
+		"\tv1.36.3 v1.36.3":        true,
+		"v1.36.30":                 true, // what stands beside a string is another
+		"v1.36":                    false,
+	} {
+		for before := range 12 {
+			for _, pad := range []int{0, 1<<20 - 12} {
+				body := strings.Repeat("x", pad+before) + text
+				if got, err := hasVersion(bytes.NewReader([]byte(body)), "v1.36.3"); got != want || err != nil {
+					t.Errorf("%q behind %d bytes: %v, %v", text, pad+before, got, err)
+				}
+			}
+		}
+		if got, err := hasVersion(iotest.OneByteReader(strings.NewReader(text)), "v1.36.3"); got != want || err != nil {
+			t.Errorf("%q by the byte: %v, %v", text, got, err)
+		}
+	}
+}
