@@ -12,10 +12,12 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 	"github.com/spf13/cobra"
 )
@@ -68,7 +70,7 @@ func validateFile(s streams, name string, secrets secretFlags) error {
 		_, err := sitesOf(s, name, data, doc, "", secrets)
 		return err
 	case configs.KindImage:
-		return validateImage(name, data, doc)
+		return validateImage(s, name, data, doc)
 	case configs.KindCluster:
 		c, _, err := readCluster(doc)
 		if err == nil {
@@ -81,17 +83,28 @@ func validateFile(s streams, name string, secrets secretFlags) error {
 }
 
 // validateImage looks at an Image as each of its architectures needs it.
-func validateImage(name string, data []byte, doc *configs.Document) error {
+func validateImage(s streams, name string, data []byte, doc *configs.Document) error {
 	images, err := doc.Images()
 	if err != nil {
 		return err
 	}
+	warnOfDate(s, name, data, images[0])
 	read := document{name: name, data: data}
 	var errs []error
 	for _, img := range images {
 		errs = append(errs, read.explain(builder.LookForFiles(img, dirOf(name))), checkTemplates(name, data, img))
 	}
 	return builder.JoinDistinct(errs...)
+}
+
+// warnOfDate says so where the image's date is one on which nobody can stamp it by
+// this computer's clock: either may be wrong, and building takes minutes.
+func warnOfDate(s streams, name string, data []byte, img *configs.Image) {
+	if first, _ := (ondisk.ImageInfo{SourceDate: img.SourceTime().Unix()}).StampDates(); first.After(time.Now()) {
+		line, col := configs.Locate(name, data, "sourceDate")
+		fmt.Fprintf(s.Err, "%s (warning)\n", configs.Problem{File: name, Line: line, Col: col, Path: "sourceDate",
+			Msg: fmt.Sprintf("%s is in the future by this computer's clock, and until then the image can be stamped with --undated only: set it to the current date, or set the clock", img.SourceDate)})
+	}
 }
 
 // checkTemplates renders the templates that lie in files of their own; those

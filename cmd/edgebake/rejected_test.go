@@ -487,6 +487,26 @@ func TestValidateLooksForFiles(t *testing.T) {
 	c.want(c.err, "ignitionFile: open gone.ign", "caFile: open gone.crt")
 }
 
+// A date that is mistyped is told before minutes of building, not when every stamp is
+// rejected for it.
+func TestDateInTheFuture(t *testing.T) {
+	c := newCLI(t)
+	const date = "2077-01-01T00:00:00Z"
+	c.project(func(s string) string { return strings.Replace(s, "kind: Image\n", "kind: Image\nsourceDate: "+date+"\n", 1) })
+	const want = "image.yaml:3:13: sourceDate: " + date + " is in the future by this computer's clock, and until then the image can be stamped with --undated only: set it to the current date, or set the clock (warning)\n"
+	for _, args := range []string{"validate image.yaml", "validate --quiet image.yaml", "plan image.yaml", "build image.yaml"} {
+		c.run(0, strings.Fields(args)...)
+		if n := strings.Count(c.err, want); n != 1 {
+			t.Errorf("%s: told %d times, want once:\n%s", args, n, c.err)
+		}
+	}
+	c.project(nil)
+	c.run(0, "validate", "image.yaml")
+	if c.err != "" {
+		t.Errorf("said %q", c.err)
+	}
+}
+
 // TestReportOfAnotherBuild: a build that was cut off between its files is
 // noticed.
 func TestReportOfAnotherBuild(t *testing.T) {
