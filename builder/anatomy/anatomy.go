@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -26,6 +27,9 @@ import (
 
 // Version of Anatomy's JSON form.
 const Version = 1
+
+// reportEnding is behind an image's name in that of its build's report.
+const reportEnding = ".report.json"
 
 // Anatomy is what an image consists of.
 type Anatomy struct {
@@ -111,8 +115,9 @@ type Phase struct {
 	Said     string  `json:"said,omitempty"`
 }
 
-// Read takes an image apart. boot is the name of a node's report.json, or "".
-func Read(image, boot string) (*Anatomy, error) {
+// Read takes an image apart. build is the name of its build's report, "" for the one
+// beside it; boot is the name of a node's report.json, or "".
+func Read(image, build, boot string) (*Anatomy, error) {
 	info, err := media.Inspect(image)
 	if err != nil {
 		return nil, err
@@ -129,7 +134,7 @@ func Read(image, boot string) (*Anatomy, error) {
 	if a.Contents, err = media.ReadContents(image); err != nil {
 		return nil, err
 	}
-	if err := a.readReport(image); err != nil {
+	if err := a.readReport(image, build); err != nil {
 		return nil, err
 	}
 	if boot != "" {
@@ -140,24 +145,47 @@ func Read(image, boot string) (*Anatomy, error) {
 	return a, nil
 }
 
-// readReport takes what is known of the build, if the report beside the image
-// is of it.
-func (a *Anatomy) readReport(image string) error {
-	name := strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw") + ".report.json"
-	raw, err := os.ReadFile(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		a.Notes = append(a.Notes, fmt.Sprintf("No %s beside the image: how it was built is unknown.", base(name)))
+// readReport takes what is known of the build, if the report is of it.
+func (a *Anatomy) readReport(image, build string) error {
+	names := []string{build}
+	if build == "" {
+		// A stamped copy has the report of the golden image that lies with it.
+		names = []string{strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw") + reportEnding}
+		for _, golden := range []string{a.Name, a.Name + "-" + a.Arch} {
+			names = append(names, filepath.Join(filepath.Dir(image), golden+reportEnding))
+		}
+	}
+	var r *builder.Report
+	other := ""
+	for _, name := range names {
+		raw, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) && build == "" {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("reading the build's report: %w", err)
+		}
+		r = new(builder.Report)
+		if err := json.Unmarshal(raw, r); err != nil {
+			return fmt.Errorf("reading the build's report %s: %w: build the image again", name, err)
+		}
+		if r.Plan == a.Plan {
+			break
+		}
+		if build != "" && r.Plan == "" {
+			return fmt.Errorf("reading the build's report %s: it is not the report of a build: name the NAME.report.json that `edgebake build` wrote", build)
+		}
+		if build != "" {
+			return fmt.Errorf("%s is the report of another build (plan %.12s, the image's is %.12s): name the report of the one that made %s", build, r.Plan, a.Plan, image)
+		}
+		r, other = nil, cmp.Or(other, name)
+	}
+	switch {
+	case r == nil && other != "":
+		a.Notes = append(a.Notes, fmt.Sprintf("%s is of another build: how this one was built is unknown.", filepath.Base(other)))
 		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("reading the build's report: %w", err)
-	}
-	var r builder.Report
-	if err := json.Unmarshal(raw, &r); err != nil {
-		return fmt.Errorf("reading the build's report %s: %w: build the image again", name, err)
-	}
-	if r.Plan != a.Plan {
-		a.Notes = append(a.Notes, fmt.Sprintf("%s is of another build: how this one was built is unknown.", base(name)))
+	case r == nil:
+		a.Notes = append(a.Notes, fmt.Sprintf("No %s beside the image: how it was built is unknown.", filepath.Base(names[0])))
 		return nil
 	}
 	a.Builder, a.Steps = r.Builder, r.Timings
@@ -182,8 +210,6 @@ func (a *Anatomy) readReport(image string) error {
 	slices.SortFunc(a.Inputs, func(x, y Input) int { return strings.Compare(x.Name, y.Name) })
 	return nil
 }
-
-func base(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
 
 // readBoot reads what first boot wrote into the slot.
 func readBoot(name string) (*Boot, error) {

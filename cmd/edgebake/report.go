@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +17,7 @@ import (
 )
 
 func newReport(s streams) *cobra.Command {
-	var output, boot string
+	var output, build, boot string
 	var force bool
 	c := &cobra.Command{
 		Use:               "report IMAGE",
@@ -26,7 +27,8 @@ func newReport(s streams) *cobra.Command {
 shows an image's partitions, the packages, programs and container images in them
 with their largest files, where the time of the build went, what was pinned, and
 the SBOM. What is known of the build comes from NAME.report.json beside the
-image. --boot adds how a node's first boot went: report.json of its slot.
+image, or for a stamped copy from that of the golden image beside it; --build
+names another. --boot adds how a node's first boot went: report.json of its slot.
 
 The name given with --output decides the form: .html, or .json for the data that
 the page shows. --output json prints them. Reading a compressed image takes
@@ -48,25 +50,27 @@ longer.`,
 					return fmt.Errorf("output %w", err)
 				}
 				if err := errors.Join(
-					notInput("--output", output, "the report of the build", reportOf(a[0])),
+					notInput("--output", output, "the report of the build", cmp.Or(build, reportOf(a[0]))),
 					notInput("--output", output, "the report of --boot", boot)); err != nil {
 					return err
 				}
 			}
-			return writeReport(s, a[0], boot, output, asJSON)
+			return writeReport(s, a[0], build, boot, output, asJSON)
 		},
 	}
 	f := c.Flags()
 	f.StringVarP(&output, "output", "o", "", "page to write, .html, or its data, .json; json prints them (default IMAGE.report.html)")
 	_ = c.MarkFlagFilename("output", "html", "json")
+	f.StringVar(&build, "build", "", "report.json of the image's build (default: the one beside it)")
+	_ = c.MarkFlagFilename("build", "json")
 	f.StringVar(&boot, "boot", "", "report.json of a node that booted the image")
 	_ = c.MarkFlagFilename("boot", "json")
 	f.BoolVarP(&force, "force", "f", false, "replace a page that is there")
 	return c
 }
 
-func writeReport(s streams, image, boot, output string, asJSON bool) error {
-	a, err := anatomy.Read(image, boot)
+func writeReport(s streams, image, build, boot, output string, asJSON bool) error {
+	a, err := anatomy.Read(image, build, boot)
 	if err != nil {
 		return err
 	}

@@ -125,6 +125,45 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// A stamped copy was built as the golden image beside it was.
+func TestReportOfAStampedCopy(t *testing.T) {
+	c := reported(t)
+	built := func(args ...string) (steps int, notes string) {
+		t.Helper()
+		c.run(0, append([]string{"report", "-o", "json"}, args...)...)
+		var a anatomy.Anatomy
+		if err := json.Unmarshal([]byte(c.out), &a); err != nil {
+			t.Fatal(err)
+		}
+		return len(a.Steps), strings.Join(a.Notes, "\n")
+	}
+	want, _ := built("tiny.raw")
+	c.file("site.yaml", site)
+	c.run(0, "stamp", "tiny.raw", "site.yaml", "-o", "berlin-7.raw")
+	if got, notes := built("berlin-7.raw"); got != want || want == 0 || strings.Contains(notes, "built") {
+		t.Errorf("%d steps, want %d; notes %q", got, want, notes)
+	}
+	if err := os.Mkdir("elsewhere", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c.run(0, "stamp", "tiny.raw", "site.yaml", "-o", "elsewhere/berlin-7.raw")
+	if got, notes := built("elsewhere/berlin-7.raw"); got != 0 || !strings.Contains(notes, "No berlin-7.report.json beside the image") {
+		t.Errorf("%d steps, want none; notes %q", got, notes)
+	}
+	if got, notes := built("elsewhere/berlin-7.raw", "--build", "tiny.report.json"); got != want || strings.Contains(notes, "built") {
+		t.Errorf("%d steps, want %d; notes %q", got, want, notes)
+	}
+	c.run(1, "report", "tiny.raw", "-o", "x.html", "--build", "gone.json")
+	c.want(c.err, "reading the build's report: open gone.json: no such file")
+	c.run(1, "report", "tiny.raw", "-o", "x.html", "--build", "boot.json")
+	c.want(c.err, "boot.json: it is not the report of a build")
+	c.run(1, "report", "tiny.raw", "-o", "boot.json", "--build", "boot.json", "--force")
+	c.want(c.err, "--output boot.json", "the report of the build")
+	c.file("other.report.json", `{"plan": "0123456789abcdef"}`)
+	c.run(1, "report", "tiny.raw", "-o", "x.html", "--build", "other.report.json")
+	c.want(c.err, "other.report.json is the report of another build (plan 0123456789ab, the image's is ")
+}
+
 func TestDiff(t *testing.T) {
 	c := reported(t)
 	c.run(0, "build", "image.yaml", "--quiet", "--output", "same.raw")
