@@ -137,23 +137,27 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 		},
 	}
 	f := c.Flags()
-	f.Var((*age)(&olderThan), "older-than", "remove what no build has used for so long, e.g. 30d or 12h")
+	f.Var((*span)(&olderThan), "older-than", "remove what no build has used for so long, e.g. 30d or 12h")
 	f.StringVar(&keep, "keep", "", "keep no more than this, e.g. 10GiB (0: nothing); what was used longest ago goes first")
 	f.BoolVarP(&limits.DryRun, "dry-run", "n", false, "take nothing away, tell what would go")
 	return c
 }
 
-// age is a flag's time span in Go's form, in days (30d) or weeks (2w).
-type age time.Duration
+// span is a flag's time span in Go's form, in days (30d) or weeks (2w).
+type span time.Duration
 
-func (a *age) String() string { return time.Duration(*a).String() }
-func (a *age) Type() string   { return "time" }
+// String is the time span in Go's form, without the units that are zero.
+func (a *span) String() string {
+	return strings.Replace(strings.Replace(time.Duration(*a).String(), "m0s", "m", 1), "h0m", "h", 1)
+}
 
-func (a *age) Set(s string) error {
+func (a *span) Type() string { return "duration" }
+
+func (a *span) Set(s string) error {
 	const day = 24 * time.Hour
 	for unit, size := range map[string]time.Duration{"d": day, "w": 7 * day} {
 		if n, err := strconv.ParseUint(strings.TrimSuffix(s, unit), 10, 16); err == nil && strings.HasSuffix(s, unit) {
-			*a = age(time.Duration(n) * size)
+			*a = span(time.Duration(n) * size)
 			return nil
 		}
 	}
@@ -161,7 +165,7 @@ func (a *age) Set(s string) error {
 	if err != nil || d < 0 {
 		return errors.New("want a time span, e.g. 30d, 2w or 12h")
 	}
-	*a = age(d)
+	*a = span(d)
 	return nil
 }
 

@@ -659,6 +659,32 @@ func TestSchemaAndExplain(t *testing.T) {
 	c.want(c.err, `unknown kind of document "sit"`, "image, inventory, site")
 }
 
+// Manual pages show flags as help does, not in the form of the library that makes them.
+func TestManualShowsFlagsAsHelp(t *testing.T) {
+	c := newCLI(t)
+	c.run(0, "man", "-o", "man1")
+	pages, err := filepath.Glob("man1/*.1")
+	if err != nil || len(pages) < 30 {
+		t.Fatalf("%d pages, %v", len(pages), err)
+	}
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if strings.HasPrefix(line, `\fB-`) && strings.Contains(line, "=") {
+				t.Errorf("%s: %s", page, line)
+			}
+		}
+	}
+	text, err := os.ReadFile("man1/edgebake-preflight.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.want(string(text), "\\fB--ship-within\\fP \\fIduration\\fP\n\thow long until", "(default 72h)\n", "\\fB-o\\fP, \\fB--output\\fP \\fIstring\\fP\n")
+}
+
 func TestCompletion(t *testing.T) {
 	c := newCLI(t)
 	for _, tt := range []struct{ args, want string }{

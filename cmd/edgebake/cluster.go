@@ -198,7 +198,7 @@ the cluster lives stamp Sites without the words.`,
 	_ = c.MarkFlagFilename("inventory", documentEndings...)
 	f.StringVar(&o.identity, "identity", "", "file of the secret key that opens an encrypted DIR")
 	_ = c.MarkFlagFilename("identity")
-	f.DurationVar(&o.birth, "birth", 0, "let etcd begin with nothing until this long from now, e.g. 48h")
+	f.Var((*span)(&o.birth), "birth", "let etcd begin with nothing until this long from now, e.g. 48h")
 	f.StringSliceVar(&o.words.Absent, "absent", nil, "control-plane node that is dead on arrival; the cluster is born without it")
 	f.StringVar(&o.words.ContinueFrom, "continue-from", "", "control-plane node whose data is kept where etcd's quorum is lost for good")
 	f.StringVar(&o.snapshot, "restore", "", "snapshot of etcd that the node of --continue-from begins with")
@@ -221,7 +221,7 @@ type sitesOptions struct {
 func (o *sitesOptions) check(c *cobra.Command) error {
 	var errs []error
 	if c.Flags().Changed("birth") && (o.birth <= 0 || o.birth > maxBirth) {
-		errs = append(errs, usageError{fmt.Errorf("--birth %s: give the time from now until the cluster must be born, at most %s, e.g. 48h", o.birth, maxBirth)})
+		errs = append(errs, usageError{fmt.Errorf("--birth %s: give the time from now until the cluster must be born, at most %d days, e.g. 48h", (*span)(&o.birth), maxBirth/(24*time.Hour))})
 	}
 	if o.inventory != "" {
 		errs = append(errs, rejectIdle(c,

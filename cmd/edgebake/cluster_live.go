@@ -107,7 +107,7 @@ goes to a file that only you can read.`,
 	_ = c.MarkFlagFilename("output", documentEndings...)
 	f.BoolVarP(&force, "force", "f", false, "replace a file that is there")
 	f.StringVar(&node, "node", "", "name of the node that the token is for; it becomes the Site's nodeName")
-	f.Var((*age)(&ttl), "ttl", "how long the token is valid, e.g. 12h or 30d")
+	f.Var((*span)(&ttl), "ttl", "how long the token is valid, e.g. 12h or 30d")
 	f.StringVar(&vip, "vip", "", "VIP to write into the Site (default: the Site's own, 10.103.97.2)")
 	return c
 }

@@ -1,12 +1,18 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+	"github.com/spf13/pflag"
 )
 
 func newMan(s streams) *cobra.Command {
@@ -26,7 +32,9 @@ date is SOURCE_DATE_EPOCH's where that is set.`,
 			root := newRoot(s)
 			root.DisableAutoGenTag = true
 			forManual(root)
-			return doc.GenManTree(root, &doc.GenManHeader{Source: "edgebake " + version.OfSource(), Manual: "edgebake"}, dir)
+			return errors.Join(
+				doc.GenManTree(root, &doc.GenManHeader{Source: "edgebake " + version.OfSource(), Manual: "edgebake"}, dir),
+				flagsAsInHelp(root, dir))
 		},
 	}
 	c.Flags().StringVarP(&dir, "output", "o", "man1", "directory to write to")
@@ -42,6 +50,43 @@ func forManual(c *cobra.Command) {
 		forManual(sub)
 	}
 }
+
+// flagsAsInHelp gives the flags of a command's page, and of those below it, the form
+// that help shows them in. cobra's form is that of its library: --arch=[], -f[=false].
+func flagsAsInHelp(c *cobra.Command, dir string) error {
+	name := filepath.Join(dir, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1")
+	page, err := os.ReadFile(name)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // a command that is hidden has none
+		}
+		return err
+	}
+	page = manualFlag.ReplaceAllFunc(page, func(b []byte) []byte {
+		m := manualFlag.FindSubmatch(b)
+		f := c.Flag(string(m[2]))
+		if f == nil {
+			return b
+		}
+		value, usage := pflag.UnquoteUsage(f)
+		if value != "" {
+			value = ` \fI` + value + `\fP`
+		}
+		if set := f.DefValue; !slices.Contains([]string{"", "0", "0s", "false", "[]"}, set) {
+			usage += " (default " + set + ")"
+		}
+		return []byte(string(m[1]) + value + "\n\t" + usage + "\n")
+	})
+	errs := []error{os.WriteFile(name, page, 0o666)}
+	for _, sub := range c.Commands() {
+		errs = append(errs, flagsAsInHelp(sub, dir))
+	}
+	return errors.Join(errs...)
+}
+
+// manualFlag is a flag in a page of cobra's: its names, the long one, and what help
+// says of it.
+var manualFlag = regexp.MustCompile(`(?m)^((?:\\fB-\w\\fP, )?\\fB--([\w-]+)\\fP).*\n\t.*\n`)
 
 // markdown keeps a text's words and its indented lines as they are.
 func markdown(text string) string {

@@ -23,13 +23,13 @@ type preflightFlags struct {
 	image      string
 	kubeconfig string
 	context    string
-	shipWithin age
+	shipWithin span
 	offline    bool
 	output     string
 }
 
 func newPreflight(s streams) *cobra.Command {
-	o := preflightFlags{shipWithin: age(72 * time.Hour)}
+	o := preflightFlags{shipWithin: span(72 * time.Hour)}
 	c := &cobra.Command{
 		Use:               "preflight SITE|INVENTORY",
 		ValidArgsFunction: completeFiles(documentEndings),

@@ -492,7 +492,9 @@ func TestValidateLooksForFiles(t *testing.T) {
 func TestDateInTheFuture(t *testing.T) {
 	c := newCLI(t)
 	const date = "2077-01-01T00:00:00Z"
-	c.project(func(s string) string { return strings.Replace(s, "kind: Image\n", "kind: Image\nsourceDate: "+date+"\n", 1) })
+	c.project(func(s string) string {
+		return strings.Replace(s, "kind: Image\n", "kind: Image\nsourceDate: "+date+"\n", 1)
+	})
 	const want = "image.yaml:3:13: sourceDate: " + date + " is in the future by this computer's clock, and until then the image can be stamped with --undated only: set it to the current date, or set the clock (warning)\n"
 	for _, args := range []string{"validate image.yaml", "validate --quiet image.yaml", "plan image.yaml", "build image.yaml"} {
 		c.run(0, strings.Fields(args)...)
