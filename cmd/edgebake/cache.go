@@ -146,8 +146,12 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 // span is a flag's time span in Go's form, in days (30d) or weeks (2w).
 type span time.Duration
 
-// String is the time span in Go's form, without the units that are zero.
+// String is the time span in Go's form, without the units that are zero; 0, which
+// help leaves out.
 func (a *span) String() string {
+	if *a == 0 {
+		return "0"
+	}
 	return strings.Replace(strings.Replace(time.Duration(*a).String(), "m0s", "m", 1), "h0m", "h", 1)
 }
 

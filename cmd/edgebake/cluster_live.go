@@ -253,6 +253,7 @@ with them stay.`,
 func wantedFlags(c *cobra.Command, vip *string, pools *map[string]string) {
 	c.Flags().StringVar(vip, "vip", "10.103.97.2", "VIP of the Sites; kube-proxy in mode ipvs must leave it alone")
 	c.Flags().StringToStringVar(pools, "nodepool", nil, "node pool that must exist, as NAME=Edge or NAME=Cloud (can be repeated)")
+	c.Flags().Lookup("nodepool").DefValue = "" // which help would show as []
 }
 
 func wanted(vip string, pools map[string]string) (cluster.Wanted, error) {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/edgebake/edgebake/cmd/internal/version"
@@ -31,6 +32,7 @@ date is SOURCE_DATE_EPOCH's where that is set.`,
 			}
 			root := newRoot(s)
 			root.DisableAutoGenTag = true
+			root.InitDefaultVersionFlag()
 			forManual(root)
 			return errors.Join(
 				doc.GenManTree(root, &doc.GenManHeader{Source: "edgebake " + version.OfSource(), Manual: "edgebake"}, dir),
@@ -72,7 +74,10 @@ func flagsAsInHelp(c *cobra.Command, dir string) error {
 		if value != "" {
 			value = ` \fI` + value + `\fP`
 		}
-		if set := f.DefValue; !slices.Contains([]string{"", "0", "0s", "false", "[]"}, set) {
+		if set := f.DefValue; !slices.Contains([]string{"", "0", "false", "[]"}, set) {
+			if f.Value.Type() == "string" {
+				set = strconv.Quote(set)
+			}
 			usage += " (default " + set + ")"
 		}
 		return []byte(string(m[1]) + value + "\n\t" + usage + "\n")
