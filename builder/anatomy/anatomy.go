@@ -191,21 +191,7 @@ func (a *Anatomy) readReport(image, build string) error {
 	a.Builder, a.Steps = r.Builder, r.Timings
 	slices.SortStableFunc(a.Steps, func(x, y builder.StepTime) int { return cmp.Compare(x.Start, y.Start) })
 	for name, in := range r.Inputs {
-		from := in.Make
-		switch {
-		case len(in.Fetch) > 0:
-			from = in.Fetch[0]
-		case in.File != "":
-			from = in.File
-		case in.Make == "agent":
-			from = "edgebake's own"
-		case in.Make == "go":
-			var g struct{ Module, Version string }
-			if json.Unmarshal(in.Recipe, &g) == nil {
-				from = g.Module + " " + g.Version
-			}
-		}
-		a.Inputs = append(a.Inputs, Input{name, from, cmp.Or(in.SHA256, in.Digest)})
+		a.Inputs = append(a.Inputs, Input{name, in.From(), cmp.Or(in.SHA256, in.Digest)})
 	}
 	slices.SortFunc(a.Inputs, func(x, y Input) int { return strings.Compare(x.Name, y.Name) })
 	return nil

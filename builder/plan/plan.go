@@ -7,6 +7,7 @@ package plan
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -72,6 +73,32 @@ type Input struct {
 	// Uncompressed is the digest, in hex, of a compressed base uncompressed, once it is
 	// known: an exported base has these bytes.
 	Uncompressed string `json:"uncompressed,omitempty"`
+}
+
+// From says in a few words where the input comes from, or what it is made of.
+func (in Input) From() string {
+	var r struct {
+		Module, Version, Suite, Layout, Archive string
+		Source                                  struct{ Ref string }
+	}
+	_ = json.Unmarshal(in.Recipe, &r) // an older one may have other fields; some have none
+	switch {
+	case len(in.Fetch) > 0:
+		return in.Fetch[0]
+	case in.File != "":
+		return in.File
+	case in.Make == "agent":
+		return "edgebake's own"
+	case in.Make == "go":
+		return r.Module + " " + r.Version
+	case in.Make == "mmdebstrap":
+		return "Debian " + r.Suite
+	case in.Make == "oci":
+		return r.Source.Ref
+	case in.Make == "image":
+		return cmp.Or(r.Layout, r.Archive, "a registry")
+	}
+	return in.Make
 }
 
 // Layer says how an input enters the tree.

@@ -525,41 +525,6 @@ func printReport(s streams, out string, r *builder.Report) {
 	fmt.Fprintf(s.Out, "Next: edgebake stamp %s site.yaml --output SITE%s\n", out, out[len(stemOf(out)):])
 }
 
-func newPlan(s streams) *cobra.Command {
-	var flags imageFlags
-	c := &cobra.Command{
-		Use:               "plan IMAGE",
-		ValidArgsFunction: completeFiles(documentEndings),
-		Short:             "Print the inputs of a build, pinned, without building",
-		Long: `Plan resolves an Image: digests of files, of what release servers publish and
-of container images; made inputs have the digest they got when they were first
-made. With all digests known the plan has an id: the same id is the same
-image, byte for byte.`,
-		Example: `  edgebake plan image.yaml
-  edgebake plan image.yaml --locked`,
-		Args: args(1, 1, "one Image document"),
-		RunE: func(c *cobra.Command, args []string) error {
-			t, doc, err := flags.openOne(s, args[0])
-			if err != nil {
-				return err
-			}
-			defer t.Cache.Close()
-			p, err := builder.Resolve(c.Context(), t.img, t.Options)
-			if err != nil {
-				return doc.explain(err)
-			}
-			out, err := p.Encode()
-			if err != nil {
-				return err
-			}
-			_, err = s.bytes().Write(out)
-			return err
-		},
-	}
-	flags.flags(c)
-	return c
-}
-
 // withImage is what went wrong after the image was written: an interrupt does
 // not take that back.
 func withImage(ctx context.Context, image string, err error) error {

@@ -97,10 +97,14 @@ func TestChain(t *testing.T) {
 	c.run(0, "validate", "image.yaml", "site.yaml")
 	c.want(c.out, "image.yaml: ok", "site.yaml: ok")
 	c.run(0, "plan", "image.yaml")
+	c.want(c.out, "image  tiny, amd64, date 2026-01-01T00:00:00Z\n  base ", "  programs/kubelet\n", "  edgebake's own\n")
+	text := c.out
+	c.run(0, "plan", "image.yaml", "-o", "json")
 	var plan struct{ ID string }
 	if err := json.Unmarshal([]byte(c.out), &plan); err != nil || len(plan.ID) != 64 {
 		t.Fatalf("plan: %v\n%s", err, c.out)
 	}
+	c.want(text, "plan   "+plan.ID+"\n")
 	c.run(0, "build", "image.yaml")
 	c.want(c.out, "tiny.raw: amd64, Kubernetes v1.36.3", plan.ID, "Next: edgebake stamp")
 	c.want(c.err, "resolve: ", "images: 1 container image\n", "write: done")

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/spf13/cobra"
+)
+
+func newPlan(s streams) *cobra.Command {
+	var flags imageFlags
+	var output string
+	c := &cobra.Command{
+		Use:               "plan IMAGE",
+		ValidArgsFunction: completeFiles(documentEndings),
+		Short:             "Print the inputs of a build, pinned, without building",
+		Long: `Plan resolves an Image: digests of files, of what release servers publish and
+of container images; made inputs have the digest they got when they were first
+made. With all digests known the plan has an id: the same id is the same
+image, byte for byte. --output json prints the whole plan, with the recipes.`,
+		Example: `  edgebake plan image.yaml
+  edgebake plan image.yaml --locked --output json`,
+		Args: args(1, 1, "one Image document"),
+		RunE: func(c *cobra.Command, args []string) error {
+			t, doc, err := flags.openOne(s, args[0])
+			if err != nil {
+				return err
+			}
+			defer t.Cache.Close()
+			p, err := builder.Resolve(c.Context(), t.img, t.Options)
+			if err != nil {
+				return doc.explain(err)
+			}
+			id, err := p.ID()
+			if err != nil && !errors.Is(err, plan.ErrUnpinned) {
+				return err
+			}
+			if output == "text" {
+				printPlan(s.Out, p, id)
+				return nil
+			}
+			out, err := p.Encode()
+			if err != nil {
+				return err
+			}
+			_, err = s.bytes().Write(out)
+			return err
+		},
+	}
+	flags.flags(c)
+	outputFlag(c, &output)
+	return c
+}
+
+// printPlan prints what goes into an image. id is empty where an input was never made.
+func printPlan(w io.Writer, p *plan.Plan, id string) {
+	fmt.Fprintf(w, "image  %s, %s, date %s\n", p.Name, p.Arch, time.Unix(p.SourceDate, 0).UTC().Format(time.RFC3339))
+	wide := 0
+	for name := range p.Inputs {
+		wide = max(wide, len(name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.Inputs)) {
+		in := p.Inputs[name]
+		digest := cmp.Or(in.SHA256, strings.TrimPrefix(in.Digest, "sha256:"))
+		if digest == "" {
+			digest = "not made yet"
+		}
+		fmt.Fprintf(w, "  %-*s  %-12.12s  %s\n", wide, name, digest, in.From())
+	}
+	if id == "" {
+		id = "no id yet: the first build makes what is not made"
+	}
+	fmt.Fprintf(w, "plan   %s\n", id)
+}
