@@ -23,9 +23,10 @@ func newPlan(s streams) *cobra.Command {
 		ValidArgsFunction: completeFiles(documentEndings),
 		Short:             "Print the inputs of a build, pinned, without building",
 		Long: `Plan resolves an Image: digests of files, of what release servers publish and
-of container images; made inputs have the digest they got when they were first
-made. With all digests known the plan has an id: the same id is the same
-image, byte for byte. --output json prints the whole plan, with the recipes.`,
+of container images. Inputs that are made here have the digest that the lock has
+for them, and none before the first build. With all digests known the plan has an
+id: the same id is the same image, byte for byte. --output json prints the whole
+plan, with the recipes.`,
 		Example: `  edgebake plan image.yaml
   edgebake plan image.yaml --locked --output json`,
 		Args: args(1, 1, "one Image document"),
@@ -71,12 +72,12 @@ func printPlan(w io.Writer, p *plan.Plan, id string) {
 		in := p.Inputs[name]
 		digest := cmp.Or(in.SHA256, strings.TrimPrefix(in.Digest, "sha256:"))
 		if digest == "" {
-			digest = "not made yet"
+			digest = "to be made"
 		}
 		fmt.Fprintf(w, "  %-*s  %-12.12s  %s\n", wide, name, digest, in.From())
 	}
 	if id == "" {
-		id = "no id yet: the first build makes what is not made"
+		id = "no id yet: build makes these inputs or has them in the cache, and locks them"
 	}
 	fmt.Fprintf(w, "plan   %s\n", id)
 }
