@@ -105,7 +105,7 @@ func (b *build) makeDebian(ctx context.Context, r debianRecipe, keyrings []keyri
 		if b.ShowsDetails {
 			said = ""
 		}
-		return fmt.Errorf("mmdebstrap: %w%s%s", err, said, debianHint(log.text()))
+		return fmt.Errorf("mmdebstrap: %w%s%s", err, debianHint(log.text()), said) // what it means, then why
 	}
 	return nil
 }
@@ -270,8 +270,10 @@ func (t *lineTail) Write(p []byte) (int, error) {
 		if s == "" {
 			continue
 		}
-		if t.last = append(t.last, s); len(t.last) > 25 {
-			t.last = t.last[1:]
+		// apt tries again what it ignores, and says then why that fails.
+		if !strings.HasPrefix(s, "Ign:") {
+			t.last = append(t.last, s)
+			t.last = t.last[max(0, len(t.last)-25):]
 		}
 		if t.say != nil {
 			t.say(s)

@@ -314,7 +314,7 @@ func (d *document) maxNodes() int {
 // readDocument parses data and reads its version and kind, nothing more.
 func readDocument(file string, data []byte) (*document, Problems) {
 	fail := func(n *yaml.Node, path, format string, args ...any) (*document, Problems) {
-		p := Problem{File: file, Line: 1, Col: 1, Path: path, Msg: fmt.Sprintf(format, args...)}
+		p := Problem{File: file, Line: 1, Col: 1, Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))}
 		if n != nil {
 			p.Line, p.Col = n.Line, n.Column
 		}

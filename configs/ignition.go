@@ -126,7 +126,7 @@ func UnsupportedIgnition(cfg *types.Config) []Unsupported {
 	var out []Unsupported
 	add := func(there bool, section, path, format string, args ...any) {
 		if there {
-			out = append(out, Unsupported{section, Problem{Path: path, Msg: fmt.Sprintf(format, args...)}})
+			out = append(out, Unsupported{section, Problem{Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))}})
 		}
 	}
 	const image = "the disk is made by the Image (disk, kernel); remove this"

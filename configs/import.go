@@ -239,7 +239,7 @@ type importer struct {
 }
 
 func (im *importer) problem(line int, header, format string, args ...any) {
-	p := Problem{File: im.name, Line: line, Msg: fmt.Sprintf(format, args...)}
+	p := Problem{File: im.name, Line: line, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))}
 	if header != "" {
 		p.Path = fmt.Sprintf("column %q", shorten(header))
 	}

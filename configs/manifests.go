@@ -178,7 +178,7 @@ func faultProblem(file string, err error) Problem {
 	if !errors.As(err, &f) {
 		f.Msg = err.Error()
 	}
-	return Problem{File: file, Line: f.Line, Msg: f.Msg}
+	return Problem{File: file, Line: f.Line, Msg: atMost(maxMsg, f.Msg)}
 }
 
 // typeError is one line of yaml's: "line 3: mapping key ... already defined".

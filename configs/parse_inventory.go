@@ -221,7 +221,7 @@ type inventoryReport struct {
 
 // at reports a problem of a field of the Inventory.
 func (r *inventoryReport) at(path, format string, args ...any) {
-	r.found(Problem{Path: path, Msg: fmt.Sprintf(format, args...)})
+	r.found(Problem{Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))})
 }
 
 // found reports a problem, of which path and words are known.

@@ -26,7 +26,8 @@ type Problem struct {
 // those of a stick.
 const (
 	maxProblems = 50
-	maxMsg      = 1000 // letters of one problem
+	maxMsg      = 1000 // letters of one problem of a document
+	maxTold     = 8000 // and of one with what a program said that was called for a field
 	maxPath     = 200
 )
 
@@ -69,7 +70,7 @@ func (p Problem) Error() string {
 		b.WriteString(atMost(maxPath, p.Path))
 		b.WriteString(": ")
 	}
-	b.WriteString(atMost(maxMsg, p.Msg))
+	b.WriteString(atMost(maxTold, p.Msg))
 	return b.String()
 }
 

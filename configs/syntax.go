@@ -42,7 +42,7 @@ const (
 // to edit. The parser often names another: where what it could not finish began, or
 // the line before that.
 func syntaxProblem(file string, data []byte, err error) Problem {
-	p := Problem{File: file, Msg: err.Error()}
+	p := Problem{File: file, Msg: atMost(maxMsg, err.Error())}
 	at := func(i int) {
 		p.Line = 1 + bytes.Count(data[:i], []byte("\n"))
 		p.Col = i - bytes.LastIndexByte(data[:i], '\n')

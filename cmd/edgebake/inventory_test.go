@@ -352,7 +352,7 @@ func TestPreflightOffline(t *testing.T) {
 	}
 	c.file("torn.yaml", site+"network: {interfaces: [\n")
 	c.run(1, "preflight", "torn.yaml", "--offline")
-	c.want(c.out, "– networks", "– CA", "✗ document", "not YAML")
+	c.want(c.out, "✗ document", "not YAML", "– not checked: names and matches, networks, VIP, token form, CA\n")
 	c.file("other.yaml", strings.Replace(site, "kind: Site", "kind: Sight", 1))
 	c.run(1, "preflight", "other.yaml", "--offline")
 	if strings.Contains(c.out, "✓") {

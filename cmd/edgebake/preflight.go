@@ -160,6 +160,9 @@ func documentAreas() []struct {
 	}
 }
 
+// notRead is the detail of checks that were not made.
+const notRead = "the document cannot be read so far"
+
 // documentChecks are what reading the documents has shown. Where a problem is
 // of the whole document, its fields have not been looked at.
 func documentChecks(probs configs.Problems) []cluster.Check {
@@ -167,7 +170,7 @@ func documentChecks(probs configs.Problems) []cluster.Check {
 	taken := map[int]bool{}
 	fine := cluster.Check{State: cluster.CheckOK}
 	if slices.ContainsFunc(probs, func(p configs.Problem) bool { return slices.Contains([]string{"", "apiVersion", "kind"}, p.Path) }) {
-		fine = cluster.Check{State: cluster.CheckUnknown, Detail: "the document cannot be read so far"}
+		fine = cluster.Check{State: cluster.CheckUnknown, Detail: notRead}
 	}
 	for _, area := range documentAreas() {
 		failed := false
@@ -224,13 +227,21 @@ func printChecks(s streams, checks []cluster.Check) {
 	var table bytes.Buffer
 	w := tabwriter.NewWriter(plain{&table}, 0, 0, 2, ' ', 0)
 	marks := map[string]string{cluster.CheckOK: "✓", cluster.CheckFailed: "✗", cluster.CheckUnknown: "–"}
+	var unread []string
 	for _, c := range checks {
+		if c.Detail == notRead {
+			unread = append(unread, c.Name)
+			continue
+		}
 		fmt.Fprintf(w, "%s %s\t%s\t%s\n", marks[c.State], c.Name, c.Site, c.Detail)
 		if c.Fix != "" {
 			fmt.Fprintf(w, "  \t\tto fix: %s\n", c.Fix)
 		}
 	}
 	w.Flush()
+	if unread != nil {
+		fmt.Fprintf(&table, "– not checked: %s\n", strings.Join(unread, ", "))
+	}
 	for line := range strings.Lines(table.String()) {
 		fmt.Fprintln(s.Out, strings.TrimRight(line, " \n"))
 	}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -485,6 +486,16 @@ func TestValidateLooksForFiles(t *testing.T) {
 	c.file("site.yaml", site+"ignitionFile: gone.ign\ncaFile: gone.crt\n")
 	c.run(1, "validate", "site.yaml")
 	c.want(c.err, "ignitionFile: open gone.ign", "caFile: open gone.crt")
+}
+
+// What a program says that a build calls is told whole: its fix is behind it.
+func TestWordsOfProgramsAreTold(t *testing.T) {
+	doc := document{name: "image.yaml", data: []byte("apiVersion: edgebake.io/v1alpha1\nkind: Image\nbase:\n  debian: {}\n")}
+	said := strings.Repeat("Err: not there\n", 300) + "the last line"
+	err := doc.explain(&configs.FieldError{Path: "base.debian", Err: errors.New(said)})
+	if want := "image.yaml:4:11: base.debian: " + said; err == nil || err.Error() != want {
+		t.Errorf("%v", err)
+	}
 }
 
 // A date that is mistyped is told before minutes of building, not when every stamp is
