@@ -1859,22 +1859,22 @@ func TestManifestsAreAppliedOnce(t *testing.T) {
 	once := map[string]int{appliedPaths[0]: 1, appliedPaths[2]: 1}
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.cluster.webhookDown = true
-	m.patience = 24 * time.Hour
+	m.patience = 30 * time.Minute // three of what a round lasts
 	if err := m.boot(); err == nil {
 		t.Fatal("it ended, with one object left")
 	}
 	if got := m.cluster.times(); !maps.Equal(got, once) {
-		t.Errorf("in a day, applied %v", got)
+		t.Errorf("in half an hour, applied %v", got)
 	}
 	m.on()
-	m.patience = time.Hour
+	m.patience = 15 * time.Minute
 	if err := m.boot(); err == nil || !maps.Equal(m.cluster.times(), once) {
 		t.Errorf("after a restart, applied %v (%v)", m.cluster.times(), err)
 	}
 	// Another control-plane node has all of them, and has applied none.
 	other := newControlPlane(t, mintedSites(t, 1))
 	other.cluster.webhookDown, other.cluster.marker = true, maps.Clone(m.cluster.marker)
-	other.patience = time.Hour
+	other.patience = 15 * time.Minute
 	if err := other.boot(); err == nil || len(other.cluster.applied) > 0 {
 		t.Errorf("another node applied %v (%v)", other.cluster.applied, err)
 	}
