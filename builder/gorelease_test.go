@@ -215,8 +215,9 @@ func TestLockNamesGo(t *testing.T) {
 	}
 }
 
-// TestUnknownVersionsFirst: versions that the module proxy does not have are told
-// before the first program is compiled, all of them.
+// TestUnknownVersionsFirst: versions that the module proxy does not have, and packages
+// that the archive does not have, are told before the first program is compiled, all of
+// them.
 func TestUnknownVersionsFirst(t *testing.T) {
 	dir := t.TempDir()
 	script := fmt.Sprintf(`#!/bin/sh
@@ -238,12 +239,18 @@ esac
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	p := newProject(t, buildtest.Base(), func(s string) string {
-		return strings.NewReplacer("file: {dir: programs}", "goModule: {}", "version: v1.36.3", "version: v1.36.99", "version: 2.2.9", "version: 2.2.99").Replace(s)
+		return strings.NewReplacer("file: {dir: programs}", "goModule: {}", "version: v1.36.3", "version: v1.36.99", "version: 2.2.9", "version: 2.2.99").Replace(toDebian(s))
 	})
+	standIn(t, p)
+	aptGet := strings.Split(os.Getenv("PATH"), ":")[0] + "/apt-get"
+	if err := os.WriteFile(aptGet, []byte("#!/bin/sh\ncase $* in *install*) echo 'E: Unable to locate package tcpdump' >&2; exit 100 ;; esac\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	_, err := p.build(t, filepath.Join(t.TempDir(), "a.raw"))
 	for _, want := range []string{
 		"kubernetes.version: the Go module proxy has no k8s.io/kubernetes v1.36.99: the newest is v1.37.2, of that minor version v1.36.3",
 		"containerd.version: the Go module proxy has no github.com/containerd/containerd/v2 v2.2.99: the newest is v2.2.9",
+		"base.debian.packages[0]: ",
 	} {
 		if err == nil || strings.Count(err.Error(), want) != 1 {
 			t.Errorf("want once %q: %v", want, err)

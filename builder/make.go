@@ -86,13 +86,11 @@ func (b *build) checkInputs(ctx context.Context) error {
 	if err := errors.Join(b.missingTools(ctx, compile, rest), b.checkBase(ctx)); err != nil {
 		return err
 	}
-	if err := errors.Join(b.checkGo(ctx, compile), b.checkVersions(ctx, compile)); err != nil {
-		return err
-	}
+	errs := []error{b.checkGo(ctx, compile), b.checkVersions(ctx, compile)}
 	if slices.Contains(rest, inputBase) && b.Base == "" && b.checkNames != nil {
-		return b.checkNames(ctx)
+		errs = append(errs, b.checkNames(ctx))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // missingTools finds the programs that making these inputs needs and that are not
