@@ -78,7 +78,7 @@ func (r *receiver) run(ctx context.Context, s streams) error {
 	store.News = func(t reports.Told) {
 		printing.Lock()
 		defer printing.Unlock()
-		fmt.Fprintln(plain{s.Out}, line(t))
+		fmt.Fprintln(s.Out, line(t))
 	}
 	in, err := net.Listen("tcp", r.listen)
 	if err != nil {

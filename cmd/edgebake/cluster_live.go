@@ -147,7 +147,7 @@ func newTokenList(s streams) *cobra.Command {
 				return err
 			}
 			return printAs(s, output, all, func() {
-				t := tabwriter.NewWriter(plain{s.Out}, 0, 0, 2, ' ', 0)
+				t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
 				fmt.Fprintln(t, "ID\tEXPIRES\tUSAGES\tDESCRIPTION\tPROBLEMS")
 				for _, token := range all {
 					expires := "never"
@@ -309,9 +309,9 @@ make it. Files on control-plane nodes are never touched.`,
 			}
 			if dryRun {
 				for i := range plan {
-					fmt.Fprintf(plain{s.Out}, "%s (%s)\n%s\n", &plan[i], plan[i].Why, plan[i].Diff())
+					fmt.Fprintf(s.Out, "%s (%s)\n%s\n", &plan[i], plan[i].Why, plan[i].Diff())
 				}
-				fmt.Fprintf(plain{s.Out}, "%s, none carried out (--dry-run)\n", configs.Count(len(plan), "change"))
+				fmt.Fprintf(s.Out, "%s, none carried out (--dry-run)\n", configs.Count(len(plan), "change"))
 				return nil
 			}
 			if err := client.Prepare(c.Context(), plan); err != nil {
@@ -385,12 +385,12 @@ changes nothing. Exit code 1: something is missing.`,
 			err = printAs(s, output, rows, func() {
 				for _, f := range found {
 					mark := map[string]string{cluster.CheckOK: "✓", cluster.CheckFailed: "✗", cluster.CheckUnknown: "-"}[f.State]
-					fmt.Fprintf(plain{s.Out}, "%s %s\n", mark, f.Name)
+					fmt.Fprintf(s.Out, "%s %s\n", mark, f.Name)
 					if f.Detail != "" {
-						fmt.Fprintf(plain{s.Out}, "    %s\n", f.Detail)
+						fmt.Fprintf(s.Out, "    %s\n", f.Detail)
 					}
 					if f.Fix != "" {
-						fmt.Fprintf(plain{s.Out}, "    to fix: %s\n", f.Fix)
+						fmt.Fprintf(s.Out, "    to fix: %s\n", f.Fix)
 					}
 				}
 			})
@@ -445,7 +445,7 @@ somebody else has changed since is left as it is, named, and stays recorded.`,
 					s.note("reverted %s\n", &d.Change)
 				}
 				if dryRun {
-					fmt.Fprintf(plain{s.Out}, "%s\n%s\n", &d.Change, d.Diff())
+					fmt.Fprintf(s.Out, "%s\n%s\n", &d.Change, d.Diff())
 				}
 			}
 			return errors.Join(kept...)
@@ -517,7 +517,7 @@ With --reports it also reads what ` + "`edgebake cluster listen`" + ` has receiv
 
 func printStatus(s streams, output string, all []cluster.Site) error {
 	return printAs(s, output, all, func() {
-		t := tabwriter.NewWriter(plain{s.Out}, 0, 0, 2, ' ', 0)
+		t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, "NODE\tSTATE\tSINCE\tDETAIL\tTO FIX")
 		for _, n := range all {
 			since := ""

@@ -28,12 +28,12 @@ func newDisplay(s streams, asJSON bool) display {
 	case asJSON:
 		return &jsonLines{json.NewEncoder(s.bytes()), map[string]time.Time{}}
 	case s.quiet():
-		return warnings{plain{s.Err}}
+		return warnings{s.Err}
 	// Bars have no room for what programs say.
 	case ok && drawsBars(f) && !s.verbose():
 		return &bars{w: f, p: mpb.New(mpb.WithOutput(f), mpb.WithWidth(30)), all: map[string]*bar{}}
 	}
-	return &plainLines{w: plain{s.Err}, details: s.verbose(), last: map[string]time.Time{}, begun: map[string]time.Time{}}
+	return &plainLines{w: s.Err, details: s.verbose(), last: map[string]time.Time{}, begun: map[string]time.Time{}}
 }
 
 // narrow is the least width of a terminal, in columns, that bars have room on.
@@ -158,7 +158,7 @@ func (b *bar) said(decor.Statistics) string {
 func (b *bars) event(e builder.Event) {
 	if e.State == builder.StateWarning {
 		text := fmt.Sprintf("%s: WARNING: %s", e.Step, e.Text)
-		if _, err := fmt.Fprintln(plain{b.p}, text); err != nil {
+		if _, err := fmt.Fprintln(printable.To(b.p), text); err != nil {
 			b.warnings = append(b.warnings, text)
 		}
 		return
@@ -194,6 +194,6 @@ func (b *bars) close() {
 	}
 	b.p.Wait()
 	for _, w := range b.warnings {
-		fmt.Fprintln(plain{b.w}, w)
+		fmt.Fprintln(printable.To(b.w), w)
 	}
 }

@@ -44,7 +44,7 @@ to, then the others, with the reason why it would not.`,
 }
 
 func printDisks(s streams, disks []device.Disk) {
-	w := plain{s.Out}
+	w := s.Out
 	if len(disks) == 0 {
 		fmt.Fprintln(s.Err, "No disk found.")
 		return
@@ -441,7 +441,7 @@ func findTarget(ctx context.Context, image, path string) (*device.Disk, error) {
 // confirm names the disk, and asks whether it is to get something else.
 func (t *flashTarget) confirm(s streams, gets string) error {
 	d := t.disk
-	w := plain{s.Err}
+	w := s.Err
 	fmt.Fprintf(w, "%s, %s\n", d, configs.HumanSize(d.Size))
 	for _, h := range d.Holds {
 		fmt.Fprintf(w, "  holds %s\n", h)

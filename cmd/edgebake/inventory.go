@@ -100,7 +100,7 @@ func importTable(s streams, name string, o importFlags) error {
 	}
 	out, sites, err := configs.ImportCSV(name, table, o.template, template, configs.ImportOptions{Map: columns, Path: func(p string) string {
 		return fromOutput(besideDocument(o.template, p), o.output)
-	}, Warn: func(text string) { fmt.Fprintf(plain{s.Err}, "WARNING: %s\n", text) }})
+	}, Warn: func(text string) { fmt.Fprintf(s.Err, "WARNING: %s\n", text) }})
 	if err != nil {
 		return err
 	}

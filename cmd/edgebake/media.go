@@ -14,7 +14,6 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/spf13/cobra"
 )
 
@@ -100,7 +99,7 @@ the state of its slot. It prints no secret.`,
 				Contents []media.Contents `json:"contents,omitempty"`
 			}{info, contents}, func() {
 				printInfo(s, info, verify, checkImages, packages)
-				printTop(plain{s.Out}, contents, top)
+				printTop(s.Out, contents, top)
 			})
 		},
 	}
@@ -135,17 +134,8 @@ func stemOf(image string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw")
 }
 
-// plain writes what somebody else may have written: a terminal would obey the
-// control characters in it.
-type plain struct{ io.Writer }
-
-func (p plain) Write(b []byte) (int, error) {
-	_, err := io.WriteString(p.Writer, printable.Text(string(b)))
-	return len(b), err
-}
-
 func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool) {
-	w := plain{s.Out}
+	w := s.Out
 	printImage(w, i)
 	printSlot(w, &i.Slot)
 	fmt.Fprintf(w, "golden      %s", i.Slot.Golden)

@@ -225,7 +225,7 @@ func imageChecks(g *media.Golden, doc media.Site) []cluster.Check {
 
 func printChecks(s streams, checks []cluster.Check) {
 	var table bytes.Buffer
-	w := tabwriter.NewWriter(plain{&table}, 0, 0, 2, ' ', 0)
+	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
 	marks := map[string]string{cluster.CheckOK: "✓", cluster.CheckFailed: "✗", cluster.CheckUnknown: "–"}
 	var unread []string
 	for _, c := range checks {

@@ -429,7 +429,7 @@ func TestInspectObeysNoControlCharacters(t *testing.T) {
 	i := &media.Info{Image: ondisk.ImageInfo{Name: "a\x1b]0;b\a"}}
 	i.Slot.Report = "node is Ready\r\n\x1b[2Jgone\x9b2J\u009b2J\n\tüber"
 	i.Packages = []media.Package{{Name: "p\x7f", Version: "1"}}
-	printInfo(streams{Out: &out}, i, false, false, true)
+	printInfo(streams{}.printable(&results{Writer: &out}), i, false, false, true)
 	if strings.ContainsAny(out.String(), "\x1b\x07\x7f\r\u009b") || !utf8.Valid(out.Bytes()) {
 		t.Errorf("printed %q", out.String())
 	}

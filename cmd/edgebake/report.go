@@ -112,7 +112,7 @@ slots are left out.`,
 			if err != nil {
 				return err
 			}
-			return printAs(s, output, d, func() { d.Text(plain{s.Out}) })
+			return printAs(s, output, d, func() { d.Text(s.Out) })
 		},
 	}
 	outputFlag(c, &output)

@@ -56,7 +56,7 @@ func (s streams) verbose() bool { return s.talk != nil && s.talk.verbose }
 // note says what a command did. With --quiet the exit code is enough.
 func (s streams) note(format string, args ...any) {
 	if !s.quiet() {
-		fmt.Fprintf(plain{s.Out}, format, args...)
+		fmt.Fprintf(s.Out, format, args...)
 	}
 }
 
@@ -64,7 +64,7 @@ func (s streams) note(format string, args ...any) {
 // a warning: --quiet suppresses it.
 func (s streams) hint(format string, args ...any) {
 	if !s.quiet() {
-		fmt.Fprintf(plain{s.Err}, format, args...)
+		fmt.Fprintf(s.Err, format, args...)
 	}
 }
 
