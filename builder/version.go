@@ -16,7 +16,7 @@ import (
 // and called name in messages; field has the version.
 func (b *build) checkVersion(sha, name, field, version string) error {
 	// Programs are large: what was read once is known.
-	note := "version 1 " + version + " " + sha
+	note := "version 2 " + version + " " + sha
 	if b.Cache.Kept(note) != nil {
 		return nil
 	}
@@ -39,33 +39,65 @@ func (b *build) checkVersion(sha, name, field, version string) error {
 }
 
 // hasVersion tells whether a Go program has a version in it, with or without "v". The
-// versions of the modules that it was made from do not count; they follow a tab.
+// versions of the modules that it was made from do not count; they follow a tab. Nor
+// does the beginning of another version: v1.36.30 and v1.36.3-rc.1 are not v1.36.3.
+// What a distributor appends (v1.36.3+k3s1) is of that version.
 func hasVersion(r io.Reader, version string) (bool, error) {
 	want := []byte(strings.TrimPrefix(version, "v"))
-	keep := len(want) + len("\tv") - 1 // of what begins in one piece and ends in the next
+	const before, behind = len("\tv"), len("-alpha.") // what is looked at on either side
 	buf := make([]byte, 1<<20)
-	have := 0
+	have, from := 0, 0 // what is left of the last piece, and where in it the search goes on
 	for {
 		n, err := r.Read(buf[have:])
+		if err != nil && !errors.Is(err, io.EOF) {
+			return false, err
+		}
 		text := buf[:have+n]
-		for at := 0; ; {
-			i := bytes.Index(text[at:], want)
+		// A match that is nearer to the end is looked at with the next piece.
+		end := len(text)
+		if err == nil {
+			end = max(0, end-behind)
+		}
+		for at := from; at < end; {
+			i := bytes.Index(text[at:end], want)
 			if i < 0 {
 				break
 			}
 			at += i
-			before := bytes.TrimSuffix(text[:at], []byte("v"))
-			at += len(want)
-			if at > have && !bytes.HasSuffix(before, []byte("\t")) { // else the last piece had it whole
+			if isVersion(text[:at], text[at+len(want):]) {
 				return true, nil
 			}
-		}
-		if errors.Is(err, io.EOF) {
-			return false, nil
+			at++
 		}
 		if err != nil {
-			return false, err
+			return false, nil
 		}
-		have = copy(buf, text[max(0, len(text)-keep):])
+		next := max(from, end-len(want)+1) // where a match could begin that was not looked at
+		left := max(0, next-before)
+		from = next - left
+		have = copy(buf, text[left:])
 	}
 }
+
+// isVersion tells whether a version that was found between two texts is one by itself.
+func isVersion(before, behind []byte) bool {
+	name := bytes.TrimSuffix(before, []byte("v"))
+	if bytes.HasSuffix(name, []byte("\t")) {
+		return false
+	}
+	// With a "v" before it, it begins there.
+	if n := len(before); n > 0 && len(name) == n && (before[n-1] == '.' || isDigit(before[n-1])) {
+		return false
+	}
+	if len(behind) > 0 && isDigit(behind[0]) {
+		return false
+	}
+	for _, early := range []string{"-alpha.", "-beta.", "-rc."} {
+		if bytes.HasPrefix(behind, []byte(early)) {
+			return false
+		}
+	}
+	return true
+}
+
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }

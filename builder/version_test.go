@@ -47,9 +47,12 @@ func goProgram(t *testing.T, version, module string) string {
 // be on every machine, under the name of the one that the Image says.
 func TestProgramsOfAnotherVersion(t *testing.T) {
 	other := goProgram(t, "v1.35.1", "v1.36.3") // whose dependency has the Image's version
+	later := goProgram(t, "v1.36.30", "v1.0.0") // whose version begins with the Image's
 	for name, tt := range map[string]struct{ kubelet, ctr, want string }{
 		"those":            {goProgram(t, "v1.36.3", "v1.0.0"), goProgram(t, "v2.2.9", "v1.0.0"), ""},
 		"which do not say": {buildtest.Program("amd64"), buildtest.Program("amd64"), ""},
+		"one of a later patch release": {later, goProgram(t, "v2.2.9", "v1.0.0"),
+			"kubernetes.source: programs/kubelet is not v1.36.3: give the program of that version, or set kubernetes.version to what `programs/kubelet --version` says"},
 		"others": {other, goProgram(t, "v2.2.8", "v1.0.0"),
 			"kubernetes.source: programs/kubelet is not v1.36.3: give the program of that version, or set kubernetes.version to what `programs/kubelet --version` says\n" +
 				"containerd.source: programs/ctr is not 2.2.9: give the program of that version, or set containerd.version to what `programs/ctr --version` says"},
@@ -82,11 +85,19 @@ func TestHasVersion(t *testing.T) {
 		"dep\tx.test/m\tv1.36.3\t": false,
 		"dep\tx.test/m\t1.36.3":    false,
 		"\tv1.36.3 v1.36.3":        true,
-		"v1.36.30":                 true, // what stands beside a string is another
+		"v1.36.30":                 false,
+		"v1.36.30 v1.36.3":         true,
+		"11.36.3":                  false,
+		"2.1.36.3":                 false,
+		"2v1.36.3":                 true, // what stands before a string is another
+		"v1.36.3-rc.1":             false,
+		"v1.36.3-alpha.0":          false,
+		"v1.36.3-eks-113cf36":      true,
+		"v1.36.3+k3s1":             true,
 		"v1.36":                    false,
 	} {
 		for before := range 12 {
-			for _, pad := range []int{0, 1<<20 - 12} {
+			for _, pad := range []int{0, 1<<20 - 24, 1<<20 - 12} {
 				body := strings.Repeat("x", pad+before) + text
 				if got, err := hasVersion(bytes.NewReader([]byte(body)), "v1.36.3"); got != want || err != nil {
 					t.Errorf("%q behind %d bytes: %v, %v", text, pad+before, got, err)
