@@ -65,6 +65,9 @@ func (m *merger) flatten(l Layer) {
 	for _, gone := range marks {
 		m.drop(gone.where, gone.itself)
 	}
+	// So far paths led through links of the layers below alone; from here on those of
+	// this layer count.
+	clear(m.resolved)
 	sortNodes(plain)
 	seen := map[string]string{}
 	for _, n := range plain {

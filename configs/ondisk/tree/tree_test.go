@@ -234,6 +234,22 @@ func TestFlattenDirectoryOverALink(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "lies below a, which is a file") {
 		t.Errorf("a file below a file of the same layer: %v", err)
 	}
+	// Nor is its own link, whatever was there and wherever that pointed.
+	for what, below := range map[string][]Node{
+		"nothing":      {dir("x")},
+		"another link": {dir("x"), dir("y"), link("a", "y")},
+		"a directory":  {dir("x"), dir("a")},
+	} {
+		for _, above := range [][]Node{
+			{link("a", "x"), dir("a/b"), file("a/b/c", "")},
+			{link("a", "x"), file("a/b/c", ""), file("a/.wh..wh.plnk", "")},
+		} {
+			nodes, err := Flatten([]Layer{{Name: "1", Nodes: below}, {Name: "2", Nodes: above}}, day)
+			if err == nil || !strings.Contains(err.Error(), "a/b/c: lies below a, a symbolic link of the same layer") {
+				t.Errorf("a link over %s, files below it: %v, %v", what, nodes, err)
+			}
+		}
+	}
 }
 
 // entry is a tar header and its content.
