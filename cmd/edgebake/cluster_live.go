@@ -68,6 +68,11 @@ goes to a file that only you can read.`,
 					return usageError{fmt.Errorf("--node: %w", err)}
 				}
 			}
+			if output != "" {
+				if err := notInput("--output", output, "the kubeconfig", w.kubeconfig); err != nil {
+					return err
+				}
+			}
 			client, err := w.open()
 			if err != nil {
 				return err

@@ -173,6 +173,16 @@ func sitesOf(s streams, name string, data []byte, doc *configs.Document, ignitio
 	return siteFiles(name, data, site, ignition)
 }
 
+// notRead rejects an output that is one of the files which a Site or Inventory is read
+// from: --force is for what an earlier run has made.
+func (f *secretFlags) notRead(flag, output string, read media.Read) error {
+	return errors.Join(
+		notInput(flag, output, "the document", read.Name),
+		notInput(flag, output, "the Ignition config", read.Ignition),
+		notInput(flag, output, "the file of --token-file", f.tokenFile),
+		notInput(flag, output, "the age identity file", cmp.Or(f.identity, os.Getenv(identityVariable))))
+}
+
 // orToken tells whoever keeps the token elsewhere how to give it.
 func orToken(err error) error {
 	if errors.Is(err, configs.ErrGivenToken) {

@@ -142,7 +142,7 @@ func (out *installerOutput) files() []string {
 
 // writable finds what must not be replaced, and makes the directory; undo is
 // MakeDirectory's.
-func (out *installerOutput) writable(image string) (undo func(), err error) {
+func (out *installerOutput) writable(image string, o *flashOptions) (undo func(), err error) {
 	var errs []error
 	undo = func() {}
 	if out.netboot != "" {
@@ -155,7 +155,11 @@ func (out *installerOutput) writable(image string) (undo func(), err error) {
 		if err == nil && isOneOf(f, []string{image}) {
 			err = fmt.Errorf("%s is the image itself: name another file", f)
 		}
-		errs = append(errs, err)
+		flag := "--iso"
+		if out.netboot != "" {
+			flag = "--netboot"
+		}
+		errs = append(errs, err, o.secrets.notRead(flag, f, media.Read{Name: o.site, Ignition: o.ignition}))
 	}
 	return undo, errors.Join(errs...)
 }
@@ -170,7 +174,7 @@ func (out *installerOutput) write(ctx context.Context, o installer.Options, prog
 
 // makeInstaller makes an ISO, or files for network boot.
 func makeInstaller(ctx context.Context, s streams, image string, out installerOutput, o flashOptions) error {
-	undo, fileErr := out.writable(image)
+	undo, fileErr := out.writable(image, &o)
 	defer undo()
 	p, err := o.payload(s, image)
 	if p != nil {

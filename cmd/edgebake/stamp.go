@@ -138,6 +138,11 @@ func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
+	if o.Output != "" {
+		if err := o.secrets.notRead("--output", o.Output, doc.Read); err != nil {
+			return err
+		}
+	}
 	done, err := media.Stamp(c.Context(), a[0], doc, o.StampOptions)
 	if err != nil {
 		return err
@@ -179,6 +184,11 @@ func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 // stampSlot writes what --slots made into an image or a device. It is held
 // against that image, which may be another than the one it was made for.
 func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
+	if o.Output != "" {
+		if err := notInput("--output", o.Output, "the slot", o.slot); err != nil {
+			return err
+		}
+	}
 	contents, err := media.ReadSlotFile(o.slot)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -181,7 +182,16 @@ func TestOutputsThatAreInputs(t *testing.T) {
 	c.file("stores.csv", "name,serial\nparis,SN1\n")
 	c.file("site.yaml", site)
 	c.file("boot.json", "{}")
+	c.file("token", "abcdef.0123456789abcdef\n")
+	c.file("site.ign", `{"ignition":{"version":"3.5.0"}}`)
+	c.file("kubeconfig", "{}")
 	c.run(0, "build", "image.yaml", "--output", "g.raw")
+	c.file("stores.yaml", inventory)
+	c.run(0, "stamp", "g.raw", "stores.yaml", "--slots", "--output", "slots")
+	slots, err := filepath.Glob("slots/*.slot")
+	if err != nil || len(slots) == 0 {
+		t.Fatal(slots, err)
+	}
 	if err := os.Symlink("site.yaml", "link.yaml"); err != nil {
 		t.Fatal(err)
 	}
@@ -193,6 +203,13 @@ func TestOutputsThatAreInputs(t *testing.T) {
 		"build image.yaml --export-base office.key --sign office.key":      "--export-base office.key: it is the key of --sign: name another file",
 		"inventory import stores.csv --template site.yaml -o ./stores.csv": "--output ./stores.csv: it is the table: name another file",
 		"inventory import stores.csv --template site.yaml -o link.yaml":    "--output link.yaml: it is the template: name another file",
+		"stamp g.raw site.yaml --output site.yaml":                         "--output site.yaml: it is the document: name another file",
+		"stamp g.raw site.yaml --output link.yaml":                         "--output link.yaml: it is the document: name another file",
+		"stamp g.raw site.yaml --ignition site.ign --output site.ign":      "--output site.ign: it is the Ignition config: name another file",
+		"stamp g.raw site.yaml --token-file token --output ./token":        "--output ./token: it is the file of --token-file: name another file",
+		"stamp g.raw --slot " + slots[0] + " --output " + slots[0]:         "it is the slot: name another file",
+		"installer g.raw --iso site.yaml --site site.yaml":                 "--iso site.yaml: it is the document: name another file",
+		"cluster token mint --kubeconfig kubeconfig --output kubeconfig":   "--output kubeconfig: it is the kubeconfig: name another file",
 		"report g.raw --boot boot.json --output boot.json":                 "--output boot.json: it is the report of --boot: name another file",
 		"report g.raw --output g.report.json":                              "--output g.report.json: it is the report of the build: name another file",
 	} {
