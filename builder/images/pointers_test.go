@@ -1,14 +1,18 @@
 package images
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/test/imagetest"
 )
@@ -64,6 +68,40 @@ func TestSizesInDescriptors(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestDamagedLayerIsNotWanted: the cache's copy of a layer's own blob, where it is
+// damaged, is removed, and nothing is said of the image.
+func TestDamagedLayerIsNotWanted(t *testing.T) {
+	l := newLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{imagetest.Script(imagetest.File("a", 0o644, 0, 0, "a"))}})
+	dir := t.TempDir()
+	bake := func(keep bool) []Pinned {
+		t.Helper()
+		c, err := fetch.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		o := testOptions()
+		o.KeepLayers = keep
+		pinned, err := Resolve(t.Context(), c, l.imgs, o)
+		if err == nil {
+			_, err = Bake(t.Context(), c, pinned, o)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pinned
+	}
+	blob := filepath.Join(dir, "blobs", bake(true)[0].Layers[0].Digest.Hex())
+	if err := errors.Join(os.Chmod(blob, 0o644), os.Truncate(blob, 3)); err != nil {
+		t.Fatal(err)
+	}
+	bake(false)
+	if _, err := os.Stat(blob); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the damaged blob: %v", err)
+	}
+	bake(true)
 }
 
 // rewrite edits the first image's manifest, and no size in it follows.

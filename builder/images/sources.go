@@ -2,9 +2,7 @@ package images
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/fetch"
@@ -52,10 +50,15 @@ func (s *sources) close() {
 // the cache has it already.
 func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool, limit sizeLimit) error {
 	l := p.Layers[j]
-	cached := s.cache.Has(l.DiffID.Hex()) && (!keep || s.cache.Has(l.Digest.Hex()))
-	// As it is in the cache or, where that has it uncompressed alone, as it would be.
-	sizeErr := checkCached(s.cache, l.Descriptor)
-	if cached && (sizeErr == nil || errors.Is(sizeErr, fs.ErrNotExist)) {
+	// As it is in the cache or, where that has it uncompressed alone, as it would be: a
+	// damaged one, which Has removes, says nothing of the image.
+	whole := s.cache.Has(l.Digest.Hex())
+	cached := s.cache.Has(l.DiffID.Hex()) && (whole || !keep)
+	var sizeErr error
+	if whole {
+		sizeErr = checkCached(s.cache, l.Descriptor)
+	}
+	if cached && sizeErr == nil {
 		return nil
 	}
 	src, err := s.get(ctx, p.Source)
