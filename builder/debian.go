@@ -116,9 +116,11 @@ func (b *build) makeDebian(ctx context.Context, r debianRecipe, keyrings []keyri
 //
 // A base has programs that are setuid to the user who makes it. Made by root, they
 // are root's, older ones perhaps than the computer's own, so nobody else may enter
-// but apt's own user, with whose rights apt downloads. To an ordinary user's
-// mmdebstrap, which is root of a user namespace, we are others: there every user may
-// enter, and the programs are of an id that owns nothing.
+// but apt's own user, with whose rights apt downloads. That user may not write there:
+// apt gives up root's rights so that a server that takes a download over cannot
+// exchange keyrings and the root file system. To an ordinary user's mmdebstrap, which
+// is root of a user namespace, we are others: there every user may enter, and the
+// programs are of an id that owns nothing.
 func newScratch() (string, error) {
 	parent, err := filepath.Abs(os.TempDir())
 	if err == nil {
@@ -138,9 +140,13 @@ func newScratch() (string, error) {
 	if err != nil {
 		return dir, nil // then apt downloads as root
 	}
-	uid, err := strconv.Atoi(apt.Uid)
-	if err == nil {
-		err = os.Chown(dir, uid, -1)
+	uid, err := strconv.ParseUint(apt.Uid, 10, 32)
+	if err == nil && letEnter(dir, uint32(uid)) != nil {
+		// A file system without access control lists: the user's group may enter.
+		var gid int
+		if gid, err = strconv.Atoi(apt.Gid); err == nil {
+			err = errors.Join(os.Chown(dir, -1, gid), os.Chmod(dir, 0o750))
+		}
 	}
 	return dir, err
 }

@@ -5,12 +5,17 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
+	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 // standIn puts a mmdebstrap first on PATH that gives the base it is told to,
@@ -260,7 +265,7 @@ func TestScratch(t *testing.T) {
 		t.Errorf("%s is %s, %v", dir, real, err)
 	}
 	// A setuid program that root unpacks there is nobody else's to run.
-	if fi, err := os.Stat(dir); err != nil || os.Geteuid() == 0 && fi.Mode().Perm() != 0o700 || os.Geteuid() != 0 && fi.Mode().Perm() != 0o755 {
+	if fi, err := os.Stat(dir); err != nil || os.Geteuid() == 0 && fi.Mode().Perm()&0o027 != 0 || os.Geteuid() != 0 && fi.Mode().Perm() != 0o755 {
 		t.Errorf("%v, %v", fi.Mode(), err)
 	}
 	if find, err := clearScratch(dir); err != nil || find != nil {
@@ -284,6 +289,59 @@ func TestScratch(t *testing.T) {
 	}
 	if err := removeScratch(dir); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestScratchAndApt: apt's user, who talks to servers, enters the directory that root
+// makes, and exchanges nothing in it. Nobody else enters.
+func TestScratchAndApt(t *testing.T) {
+	desk.NeedRoot(t, "to make a directory that apt's user enters")
+	desk.NeedProgram(t, "apt-get", "apt")
+	apt, err := user.Lookup("_apt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid, err := strconv.Atoi(apt.Uid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", "/tmp") // every user may enter what is above
+	dir, err := newScratch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	cache, err := fetch.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Close()
+	b := &build{Options: Options{Cache: cache}}
+	sha, _, err := b.Cache.Put(t.Context(), "", strings.NewReader("key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths, err := b.layDownKeyrings([]keyring{{sha, "site.asc"}}, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	as := func(uid int, script string) (string, error) {
+		cmd := exec.Command("sh", "-c", script, dir, paths[0])
+		cmd.Dir = "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: 54321}}
+		said, err := cmd.CombinedOutput()
+		return string(said), err
+	}
+	if said, err := as(uid, `cat "$1"`); err != nil || said != "key" {
+		t.Errorf("apt's user reads the keyring: %v: %s", err, said)
+	}
+	for _, script := range []string{`mv "$(dirname "$1")" "$0/other"`, `mkdir "$0/new"`, `chmod 777 "$0"`, `rm -rf "$1"; ! test -e "$1"`} {
+		if said, err := as(uid, script); err == nil {
+			t.Errorf("apt's user can: %s: %s", script, said)
+		}
+	}
+	if said, err := as(54321, `ls "$0"`); err == nil {
+		t.Errorf("another user lists: %s", said)
 	}
 }
 
