@@ -387,6 +387,7 @@ func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Co
 	if sha, ok := c.lookup(keyPath); ok {
 		return sha, nil
 	}
+	was, _ := os.ReadFile(keyPath) // what is made anew since it is damaged, or gone
 	pr, pw := io.Pipe()
 	var made sync.WaitGroup
 	made.Go(func() { pw.CloseWithError(recipe(ctx, pw)) })
@@ -396,6 +397,11 @@ func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Co
 	pr.CloseWithError(fmt.Errorf("storing failed: %w", err))
 	made.Wait()
 	if err != nil {
+		return "", err
+	}
+	// What was made of a blob that changed meanwhile may be anything, and this build
+	// ends with that error. The next one would take it for the key's.
+	if err := c.unchangedBut(string(was)); err != nil {
 		return "", err
 	}
 	return sha, c.setKey(keyPath, sha)

@@ -221,6 +221,45 @@ func TestUntouched(t *testing.T) {
 	}
 }
 
+// TestMadeOfWhatChanged: what was made of a blob that changed while it was read is not
+// remembered as what its key leads to.
+func TestMadeOfWhatChanged(t *testing.T) {
+	dir := t.TempDir()
+	made := func(meanwhile func(c *Cache, sha string)) (string, error) {
+		t.Helper()
+		c, err := Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		sha, _, err := c.Put(t.Context(), "", strings.NewReader("kubelet"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := c.Make(t.Context(), "made of it", func(_ context.Context, w io.Writer) error {
+			f, err := c.OpenBlob(sha)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			meanwhile(c, sha)
+			_, err = io.Copy(w, io.NewSectionReader(f, 0, 1<<62))
+			return err
+		})
+		if err != nil {
+			return "", err
+		}
+		b, err := c.ReadBlob(out)
+		return string(b), err
+	}
+	if got, err := made(func(c *Cache, sha string) { spoil(t, c, sha, "kubelex", false) }); err == nil || !strings.Contains(err.Error(), "has changed while it was used") {
+		t.Errorf("made %q of a blob that changed, %v", got, err)
+	}
+	if got, err := made(func(*Cache, string) {}); err != nil || got != "kubelet" {
+		t.Errorf("made again it is %q, %v", got, err)
+	}
+}
+
 func TestVerify(t *testing.T) {
 	c, err := Open(t.TempDir())
 	if err != nil {
