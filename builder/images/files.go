@@ -101,12 +101,21 @@ func openTar(ctx context.Context, c *fetch.Cache, f *os.File, name string, limit
 		if _, err := io.Copy(h, contextReader{ctx, io.NewSectionReader(f, 0, 1<<62)}); err != nil {
 			return nil, err
 		}
-		key := "image archive, uncompressed\n" + hex.EncodeToString(h.Sum(nil))
-		sha, err := c.Make(ctx, key, func(ctx context.Context, w io.Writer) error {
-			r, err := decompress(contextReader{ctx, io.NewSectionReader(f, 0, 1<<62)}, compression, maxWindow)
+		packed := hex.EncodeToString(h.Sum(nil))
+		sha, err := c.Make(ctx, "image archive, uncompressed 2\n"+packed, func(ctx context.Context, w io.Writer) error {
+			// It is read once more, and somebody may be writing it anew.
+			again := sha256.New()
+			in := io.TeeReader(contextReader{ctx, io.NewSectionReader(f, 0, 1<<62)}, again)
+			r, err := decompress(in, compression, maxWindow)
 			if err == nil {
 				defer r.Close()
 				_, err = io.Copy(w, &limited{r: r, limit: limit})
+			}
+			if err == nil {
+				_, err = io.Copy(io.Discard, in) // what comes behind the compressed part
+			}
+			if err == nil && hex.EncodeToString(again.Sum(nil)) != packed {
+				return errors.New("it changes while it is read: find the program that writes to it")
 			}
 			if err != nil && !errors.Is(err, context.Canceled) && !errors.As(err, new(*LimitError)) && !fetch.NoRoom(err) {
 				return fmt.Errorf("uncompressing: %w; the archive is cut short or damaged, copy or make it again", err)

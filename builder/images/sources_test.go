@@ -4,15 +4,19 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/store"
@@ -144,6 +148,60 @@ func TestArchivesAsSources(t *testing.T) {
 				before = got
 			})
 		}
+	}
+}
+
+// writes is a context that is asked before each read of an archive, and writes another
+// one before the third: when the digest of the first is known.
+type writes struct {
+	context.Context
+	reads atomic.Int64
+	now   func()
+}
+
+func (w *writes) Err() error {
+	if w.reads.Add(1) == 3 {
+		w.now()
+	}
+	return w.Context.Err()
+}
+
+// TestArchiveChangesWhileRead: an archive that is written anew while it is uncompressed
+// is an error, and what it has then is not taken for what it had before.
+func TestArchiveChangesWhileRead(t *testing.T) {
+	for _, how := range []string{"gzip", "zstd"} {
+		t.Run(how, func(t *testing.T) {
+			o, c := testOptions(), newCache(t)
+			o.Dir = t.TempDir()
+			name := filepath.Join(o.Dir, "images.tar")
+			write := func(ref string) {
+				if err := os.WriteFile(name, compressed(t, dockerSave(t, ref), how), 0o644); err != nil {
+					t.Error(err)
+				}
+			}
+			pin := func(c *fetch.Cache) []Pinned {
+				t.Helper()
+				write("edgebake.test/a:1")
+				pinned, err := Resolve(t.Context(), c, []configs.ContainerImage{{Ref: "edgebake.test/a:1", Archive: "images.tar"}}, o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return pinned
+			}
+			write("edgebake.test/a:1")
+			f, err := os.Open(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			src, err := openTar(&writes{Context: t.Context(), now: func() { write("edgebake.test/b:1") }}, c, f, name, sizeLimit{layer: 1 << 30})
+			if err == nil {
+				src.Close()
+			}
+			wantError(t, err, "it changes while it is read")
+			if got, want := pin(c), pin(newCache(t)); !reflect.DeepEqual(got, want) {
+				t.Errorf("it is %+v, want %+v", got, want)
+			}
+		})
 	}
 }
 
