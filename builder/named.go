@@ -12,40 +12,53 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// LookForFiles reports files and directories that an Image names and that are not
-// there; dir is where its relative paths begin. Programs, whose names a build
-// knows, are left to it.
-func LookForFiles(img *configs.Image, dir string) error {
-	var errs []error
-	look := func(field, path string, check func(string) error) {
+// named is a file or directory that an Image names.
+type named struct {
+	field, path string
+	kind        namedKind
+}
+
+type namedKind int
+
+const (
+	namedFile namedKind = iota
+	namedLayout
+	namedOverlay
+)
+
+// namedBy lists what an Image names, but for programs, whose names a build knows, and
+// for what imagesFrom lists; dir is where its relative paths begin.
+func namedBy(img *configs.Image, dir string) []named {
+	var list []named
+	add := func(field, path string, kind namedKind) {
 		if path == "" {
 			return
 		}
 		if !filepath.IsAbs(path) {
 			path = filepath.Join(dir, path)
 		}
-		errs = append(errs, fieldError(field, check(path)))
+		list = append(list, named{field, path, kind})
 	}
 	if t := img.Base.Tar; t != nil {
-		look("base.tar", t.File, checkNamedFile)
+		add("base.tar", t.File, namedFile)
 	}
 	if d := img.Base.Debian; d != nil {
 		for i, k := range d.Keyrings {
-			look(fmt.Sprintf("base.debian.keyrings[%d]", i), k, checkNamedFile)
+			add(fmt.Sprintf("base.debian.keyrings[%d]", i), k, namedFile)
 		}
 	}
 	if c := img.CNI.Config; c != "bridge" && c != "none" {
-		look("cni.config", c, checkNamedFile)
+		add("cni.config", c, namedFile)
 	}
 	for i, o := range img.Overlays {
-		look(fmt.Sprintf("overlays[%d].dir", i), o.Dir, func(p string) error { return checkOverlay(p, dir) })
+		add(fmt.Sprintf("overlays[%d].dir", i), o.Dir, namedOverlay)
 	}
 	for i, f := range img.Files {
-		look(fmt.Sprintf("files[%d].source", i), f.Source, checkNamedFile)
+		add(fmt.Sprintf("files[%d].source", i), f.Source, namedFile)
 	}
 	local := func(field, layout, archive string) {
-		look(field+".layout", layout, checkNamedDir)
-		look(field+".archive", archive, checkNamedFile)
+		add(field+".layout", layout, namedLayout)
+		add(field+".archive", archive, namedFile)
 	}
 	if o := img.Base.OCI; o != nil {
 		local("base.oci", o.Layout, o.Archive)
@@ -56,8 +69,102 @@ func LookForFiles(img *configs.Image, dir string) error {
 	if y := img.Yurthub; y != nil && y.Image != nil {
 		local("yurthub.image", y.Image.Layout, y.Image.Archive)
 	}
+	return list
+}
+
+// LookForFiles reports files and directories that an Image names and that are not
+// there; dir is where its relative paths begin. Programs, whose names a build
+// knows, are left to it.
+func LookForFiles(img *configs.Image, dir string) error {
+	var errs []error
+	for _, n := range namedBy(img, dir) {
+		var err error
+		switch n.kind {
+		case namedFile:
+			err = checkNamedFile(n.path)
+		case namedLayout:
+			err = checkNamedDir(n.path)
+		case namedOverlay:
+			err = checkOverlay(n.path, dir)
+		}
+		errs = append(errs, fieldError(n.field, err))
+	}
 	_, _, err := images.List(img, dir) // reads imagesFrom
 	return errors.Join(append(errs, err)...)
+}
+
+// NotRead rejects a file to be written, called name in messages, that is one of those
+// which a build of the Image reads, or would become one: it lies in an overlay.
+func NotRead(img *configs.Image, dir, name, path string) error {
+	list := namedBy(img, dir)
+	add := func(field string, parts ...string) {
+		p := filepath.Join(parts...)
+		if !filepath.IsAbs(p) {
+			p = filepath.Join(dir, p)
+		}
+		list = append(list, named{field, p, namedFile})
+	}
+	for i, f := range img.ImagesFrom {
+		add(fmt.Sprintf("imagesFrom[%d]", i), f)
+	}
+	add("agents.firstboot", img.Agents.Firstboot)
+	add("agents.ipvscare", img.Agents.IPVSCare)
+	folder := func(field string, s configs.Source, programs ...string) {
+		for _, p := range programs {
+			if s.File != nil {
+				add(field, s.File.Dir, p)
+				add(field, s.File.Dir, "bin", p)
+			}
+		}
+	}
+	folder("kubernetes.source", img.Kubernetes.Source, "kubelet", "kubeadm")
+	folder("containerd.source", img.Containerd.Source, "containerd", "containerd-shim-runc-v2", "ctr")
+	if c := img.Containerd.Crictl; c != nil {
+		folder("containerd.crictl.source", c.Source, "crictl")
+	}
+	var errs []error
+	for _, n := range list {
+		lies := false
+		switch n.kind {
+		case namedOverlay:
+			// One around the Image is an error by itself.
+			lies = checkOverlay(n.path, dir) == nil && liesIn(path, n.path)
+		case namedLayout: // it may have other files, too
+			lies = liesIn(path, filepath.Join(n.path, "blobs")) || sameFile(path, filepath.Join(n.path, "index.json")) || sameFile(path, filepath.Join(n.path, "oci-layout"))
+		case namedFile:
+			if sameFile(path, n.path) {
+				errs = append(errs, fmt.Errorf("%s %s: the Image reads it (%s): name another file", name, path, n.field))
+			}
+		}
+		if lies {
+			errs = append(errs, fmt.Errorf("%s %s: it lies in a directory that the Image reads (%s): write elsewhere", name, path, n.field))
+		}
+	}
+	return JoinDistinct(errs...)
+}
+
+func sameFile(a, b string) bool {
+	x, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	y, err := os.Stat(b)
+	return err == nil && os.SameFile(x, y)
+}
+
+// liesIn reports whether a file, which may not be there yet, lies in a directory.
+func liesIn(path, dir string) bool {
+	outer, err := realPath(dir)
+	if err != nil {
+		return false
+	}
+	inner, err := realPath(filepath.Dir(path))
+	return err == nil && within(inner, outer)
+}
+
+// within reports whether a directory is another one or lies in it.
+func within(inner, outer string) bool {
+	return inner == outer || strings.HasPrefix(inner, strings.TrimSuffix(outer, "/")+"/")
 }
 
 func checkNamedDir(path string) error {
@@ -99,7 +206,7 @@ func checkOverlay(path, dir string) error {
 	if err := errors.Join(outerErr, innerErr); err != nil {
 		return err
 	}
-	if inner == outer || strings.HasPrefix(inner, strings.TrimSuffix(outer, "/")+"/") {
+	if within(inner, outer) {
 		return fmt.Errorf("packing overlay %s: the Image lies in it, and with it the lock and what is built: give the overlay a directory of its own", path)
 	}
 	return nil

@@ -378,7 +378,15 @@ func (b *buildFlags) apply(s streams, targets []target, document, lock string) e
 		}
 		errs = append(errs, t.checkFiles(fileFor(targets, t, b.exportBase)))
 	}
-	errs = append(errs, checkDistinct(b.files(targets, document, lock)))
+	files := b.files(targets, document, lock)
+	errs = append(errs, checkDistinct(files))
+	for _, f := range files {
+		for _, t := range targets {
+			if f.written {
+				errs = append(errs, builder.NotRead(t.img, t.Dir, f.name, f.path))
+			}
+		}
+	}
 	var file keyFile
 	if b.sign != "" {
 		var err error

@@ -192,7 +192,7 @@ func TestOutputsThatAreInputs(t *testing.T) {
 	if err != nil || len(slots) == 0 {
 		t.Fatal(slots, err)
 	}
-	if err := os.Symlink("site.yaml", "link.yaml"); err != nil {
+	if err := errors.Join(os.Symlink("site.yaml", "link.yaml"), os.Symlink("notes.txt", "link.txt")); err != nil {
 		t.Fatal(err)
 	}
 	for args, want := range map[string]string{
@@ -201,6 +201,12 @@ func TestOutputsThatAreInputs(t *testing.T) {
 		"build image.yaml --export-base image.lock":                        "--export-base image.lock: it is the lock: name another file",
 		"build image.yaml --export-base image.yaml":                        "--export-base image.yaml: it is the document: name another file",
 		"build image.yaml --export-base office.key --sign office.key":      "--export-base office.key: it is the key of --sign: name another file",
+		"build image.yaml --export-base base.tar":                          "--export-base base.tar: the Image reads it (base.tar): name another file",
+		"build image.yaml --export-base link.txt":                          "--export-base link.txt: the Image reads it (files[1].source): name another file",
+		"build image.yaml --export-base programs/kubelet":                  "--export-base programs/kubelet: the Image reads it (kubernetes.source): name another file",
+		"build image.yaml --export-base programs/firstboot":                "--export-base programs/firstboot: the Image reads it (agents.firstboot): name another file",
+		"build image.yaml --output overlay/x.raw":                          "--output overlay/x.raw: it lies in a directory that the Image reads (overlays[0].dir): write elsewhere",
+		"build image.yaml --export-base images/index.json":                 "--export-base images/index.json: it lies in a directory that the Image reads (images[0].layout): write elsewhere",
 		"inventory import stores.csv --template site.yaml -o ./stores.csv": "--output ./stores.csv: it is the table: name another file",
 		"inventory import stores.csv --template site.yaml -o link.yaml":    "--output link.yaml: it is the template: name another file",
 		"stamp g.raw site.yaml --output site.yaml":                         "--output site.yaml: it is the document: name another file",
