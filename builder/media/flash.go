@@ -130,7 +130,7 @@ const (
 // PrepareFlash reads the image, checks that it fits the disk and the site, and
 // writes nothing. It returns everything that is wrong at once.
 func PrepareFlash(path string, o FlashOptions) (*Flash, error) {
-	m, err := open(path, os.O_RDONLY)
+	m, err := openLocked(path, os.O_RDONLY, false)
 	if err != nil {
 		return nil, err
 	}

@@ -77,14 +77,11 @@ const (
 // writes its slot, DIR/NAME.slot. Everything that can be rejected is rejected for
 // all of them, before anything is written.
 func StampMany(ctx context.Context, path string, sites []Named, dir string, o ManyOptions) ([]string, error) {
-	m, err := open(path, os.O_RDONLY)
+	m, err := openLocked(path, os.O_RDONLY, false)
 	if err != nil {
 		return nil, err
 	}
 	defer m.close()
-	if err := lock(m.f, false); err != nil {
-		return nil, fmt.Errorf("stamping image %s: %w", path, err)
-	}
 	ending := SlotEnding
 	if !o.Slots {
 		ending = "." + m.format

@@ -63,6 +63,16 @@ type image struct {
 
 // open opens an image and reads what it says of itself.
 func open(path string, flag int) (*image, error) {
+	return openWith(path, flag, func(*os.File) error { return nil })
+}
+
+// openLocked is open of an image that nobody stamps from before it is read: of a
+// compressed one, the sums of the slot's frames are read then.
+func openLocked(path string, flag int, exclusive bool) (*image, error) {
+	return openWith(path, flag, func(f *os.File) error { return lock(f, exclusive) })
+}
+
+func openWith(path string, flag int, ready func(*os.File) error) (*image, error) {
 	if st, err := os.Stat(path); err == nil && flag != os.O_RDONLY && st.Mode()&fs.ModeDevice != 0 {
 		// Of a device O_EXCL means that nobody else claims it: whoever has a
 		// partition mounted would write what it remembers of it over the slot.
@@ -84,6 +94,10 @@ func open(path string, flag int) (*image, error) {
 			err = fmt.Errorf("%w: %s", err, where)
 		}
 		return nil, fmt.Errorf("opening the image: %w", err)
+	}
+	if err := ready(f); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("reading image %s: %w", path, err)
 	}
 	m, err := openFile(f, path)
 	if err != nil {

@@ -698,6 +698,58 @@ func TestOutputs(t *testing.T) {
 	}
 }
 
+// TestStampingAtOnce: a copy that is made while others stamp the image in place is
+// complete, with the golden digest, or an error.
+func TestStampingAtOnce(t *testing.T) {
+	t.Chdir(t.TempDir())
+	golden(t, "g.raw.zst", 1<<20, true)
+	m, err := open("g.raw.zst", os.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.close()
+	p, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var slots [2][]byte
+	for i := range slots {
+		if _, slots[i], err = m.encodeSlot(site(), StampOptions{Now: now.Add(time.Duration(i) * time.Hour)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	end, ended := make(chan bool), make(chan bool)
+	go func() {
+		defer close(ended)
+		for i := 0; ; i++ {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			f, err := os.OpenFile("g.raw.zst", os.O_RDWR, 0)
+			if err == nil && lock(f, true) == nil {
+				err = m.putFrames(f, p, slots[i%2])
+			}
+			if err := errors.Join(err, f.Close()); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	for range 120 {
+		r, err := Stamp(t.Context(), "g.raw.zst", site(), StampOptions{Now: now, Output: "copy.raw.zst", Force: true})
+		if err != nil && !strings.Contains(err.Error(), "another program is stamping it") {
+			t.Error(err)
+		}
+		if err == nil && r.Slot.Golden == "" {
+			t.Error("the copy has no golden digest")
+		}
+	}
+	close(end)
+	<-ended
+}
+
 // TestCopyWithoutHelp copies as file systems without reflink and without
 // holes make it necessary.
 func TestCopyWithoutHelp(t *testing.T) {

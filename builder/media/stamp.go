@@ -76,14 +76,11 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	if inPlace {
 		flag = os.O_RDWR
 	}
-	m, err := open(path, flag)
+	m, err := openLocked(path, flag, inPlace)
 	if err != nil {
 		return nil, err
 	}
 	defer m.close()
-	if err := lock(m.f, inPlace); err != nil {
-		return nil, fmt.Errorf("stamping image %s: %w", path, err)
-	}
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		return nil, fmt.Errorf("stamping image %s: %w", path, err)
