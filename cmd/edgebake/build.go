@@ -500,7 +500,7 @@ func (t *target) finish(s streams, res *builder.Result, asJSON bool) error {
 		}
 	}
 	if asJSON {
-		return json.NewEncoder(s.bytes()).Encode(map[string]any{"state": "result", "output": t.Output, "report": res.Report})
+		return json.NewEncoder(s.json()).Encode(map[string]any{"state": "result", "output": t.Output, "report": res.Report})
 	}
 	return nil
 }

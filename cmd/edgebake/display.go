@@ -26,7 +26,7 @@ type display interface {
 func newDisplay(s streams, asJSON bool) display {
 	switch f, ok := printable.Raw(s.Err).(*os.File); {
 	case asJSON:
-		return &jsonLines{json.NewEncoder(s.bytes()), map[string]time.Time{}}
+		return &jsonLines{json.NewEncoder(s.json()), map[string]time.Time{}}
 	case s.quiet():
 		return warnings{s.Err}
 	// Bars have no room for what programs say.

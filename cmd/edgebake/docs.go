@@ -326,7 +326,7 @@ func printAs(s streams, output string, v any, text func()) error {
 	if list := reflect.ValueOf(v); list.Kind() == reflect.Slice && list.IsNil() {
 		v = []any{} // a list of nothing, not null
 	}
-	e := json.NewEncoder(s.bytes())
+	e := json.NewEncoder(s.json())
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	return e.Encode(v)

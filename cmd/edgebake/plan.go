@@ -52,7 +52,7 @@ plan, with the recipes.`,
 			if err != nil {
 				return err
 			}
-			_, err = s.bytes().Write(out)
+			_, err = s.json().Write(out)
 			return err
 		},
 	}

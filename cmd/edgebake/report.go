@@ -85,7 +85,7 @@ func writeReport(s streams, image, build, boot, output string, asJSON bool) erro
 		return err
 	}
 	if output == "json" {
-		_, err := s.bytes().Write(out.Bytes())
+		_, err := s.json().Write(out.Bytes())
 		return err
 	}
 	if err := builder.WriteFile(output, out.Bytes(), 0o666); err != nil {

@@ -46,9 +46,11 @@ func (s streams) printable(out *results) streams {
 	return s
 }
 
-// bytes is Out for the contents of files, which nothing may change, and for JSON, which
-// has escapes of its own.
+// bytes is Out for the contents of files, which nothing may change.
 func (s streams) bytes() io.Writer { return printable.Raw(s.Out) }
+
+// json is Out for JSON.
+func (s streams) json() io.Writer { return printable.JSON(s.Out) }
 
 func (s streams) quiet() bool   { return s.talk != nil && s.talk.quiet }
 func (s streams) verbose() bool { return s.talk != nil && s.talk.verbose }

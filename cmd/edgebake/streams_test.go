@@ -184,3 +184,15 @@ func TestWordsOfAStranger(t *testing.T) {
 		t.Errorf("a file's contents are changed: %q %v", out.String(), err)
 	}
 }
+
+// TestJSONOnTerminals: a terminal obeys nothing in the JSON that quotes a disk or a server.
+func TestJSONOnTerminals(t *testing.T) {
+	var b bytes.Buffer
+	s := streams{Out: &b, Err: io.Discard}.printable(&results{Writer: &b})
+	if err := printAs(s, "json", []string{"a stick\u009b2J\x7f"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := b.String(), "[\n  \"a stick\\u009b2J\\u007f\"\n]\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -230,7 +230,7 @@ func newStatus(m machine, log io.Writer) *cobra.Command {
 			case "text":
 				fmt.Fprint(cmd.OutOrStdout(), firstboot.ReportText(s))
 			case "json":
-				enc := json.NewEncoder(printable.Raw(cmd.OutOrStdout()))
+				enc := json.NewEncoder(printable.JSON(cmd.OutOrStdout()))
 				enc.SetIndent("", "  ")
 				if err := enc.Encode(s); err != nil {
 					return fmt.Errorf("printing the status: %w", err)

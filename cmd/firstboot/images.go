@@ -56,7 +56,7 @@ moment, it is simply run again. DIR is not changed: remove it afterwards.`,
 				return err
 			}
 			if output == "json" {
-				return json.NewEncoder(printable.Raw(cmd.OutOrStdout())).Encode(r)
+				return json.NewEncoder(printable.JSON(cmd.OutOrStdout())).Encode(r)
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d image records added, %d released, %d layers added, %d shared\n",
 				len(r.Added), len(r.Released), r.Snapshots, r.Shared)

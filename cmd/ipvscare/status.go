@@ -32,7 +32,7 @@ is 1 if ipvscare is not running or no API server is up.`,
 				return err
 			}
 			if output == "json" {
-				enc := json.NewEncoder(printable.Raw(stdout))
+				enc := json.NewEncoder(printable.JSON(stdout))
 				enc.SetIndent("", "  ")
 				err = enc.Encode(all)
 			} else {

@@ -1,9 +1,12 @@
 package printable
 
 import (
+	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 )
 
 func TestPrintable(t *testing.T) {
@@ -34,6 +37,24 @@ func TestNames(t *testing.T) {
 	}
 	if got := Short("\xffabc", 3); got != "\ufffda…" {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestJSON: what a terminal could obey is escaped in JSON, which means the same.
+func TestJSON(t *testing.T) {
+	want := map[string]string{"a\u009b2J": "b\x7f\x1b[2J\u0085 Größe\u202e\n\t"}
+	var b strings.Builder
+	e := json.NewEncoder(JSON(To(&b)))
+	e.SetIndent("", "\t")
+	if err := e.Encode(want); err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsFunc(b.String(), func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' }) || !strings.Contains(b.String(), `"a\u009b2J": "b\u007f\u001b[2J\u0085 Größe`) {
+		t.Errorf("%q", b.String())
+	}
+	var got map[string]string
+	if err := json.Unmarshal([]byte(b.String()), &got); err != nil || !maps.Equal(got, want) {
+		t.Errorf("%q, %v", got, err)
 	}
 }
 
