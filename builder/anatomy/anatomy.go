@@ -152,7 +152,10 @@ func (a *Anatomy) readReport(image, build string) error {
 		// A stamped copy has the report of the golden image that lies with it.
 		names = []string{strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw") + reportEnding}
 		for _, golden := range []string{a.Name, a.Name + "-" + a.Arch} {
-			names = append(names, filepath.Join(filepath.Dir(image), golden+reportEnding))
+			// The image says what it is called, and may be anybody's.
+			if golden == filepath.Base(golden) && len(golden) < 200 && !strings.Contains(golden, "\x00") {
+				names = append(names, filepath.Join(filepath.Dir(image), golden+reportEnding))
+			}
 		}
 	}
 	var r *builder.Report

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -132,4 +134,25 @@ func contrast(t *testing.T, a, b string) float64 {
 	}
 	x, y := light(a), light(b)
 	return (max(x, y) + 0.05) / (min(x, y) + 0.05)
+}
+
+// TestReportOfAHostileName: the name that an image gives itself leads to no other
+// directory, and keeps no report from being made.
+func TestReportOfAHostileName(t *testing.T) {
+	dir := t.TempDir()
+	images := filepath.Join(dir, "images")
+	if err := os.Mkdir(images, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{filepath.Join(dir, "secret"+reportEnding), filepath.Join(images, "shop"+reportEnding)} {
+		if err := os.WriteFile(name, []byte(`{"plan": "aa11", "builder": "v1"}`), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, builder := range map[string]string{"shop": "v1", "../secret": "", "": "", strings.Repeat("x", 5000): "", "a\x00b": ""} {
+		a := &Anatomy{Name: name, Arch: "amd64", Plan: "aa11"}
+		if err := a.readReport(filepath.Join(images, "berlin.raw"), ""); err != nil || a.Builder != builder {
+			t.Errorf("%.20q: built by %q, %v; want %q", name, a.Builder, err, builder)
+		}
+	}
 }
