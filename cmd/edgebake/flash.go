@@ -297,6 +297,12 @@ func prepareFlash(ctx context.Context, s streams, image, path string, o flashOpt
 	if fo.Site, err = o.readSite(s); err != nil {
 		errs = append(errs, err)
 	}
+	if o.log != "" {
+		errs = append(errs,
+			notInput("--log", o.log, "the image", image),
+			notInput("--log", o.log, "the disk", path),
+			o.secrets.notRead("--log", o.log, media.Read{Name: o.site, Ignition: o.ignition}))
+	}
 	f, err := media.PrepareFlash(image, fo)
 	if err != nil {
 		errs = append(errs, err)

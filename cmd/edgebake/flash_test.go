@@ -110,6 +110,9 @@ func TestFlashCommandRefuses(t *testing.T) {
 		{1, []string{"flash", "site.yaml", "disk", "--yes"}, []string{"not an edgebake image"}},
 		{1, []string{"flash", "tiny.raw.zst", "small", "--site", "cloud.yaml", "--yes"}, []string{"edgebake: flashing image tiny.raw.zst: the disk has",
 			"\ncloud.yaml:8:7: arch: the Site is for arm64", "\ncloud.yaml:9:11: nodeType: the image cannot make a node of type \"cloud\""}},
+		{1, []string{"flash", "tiny.raw.zst", "disk", "--yes", "--log", "./tiny.raw.zst"}, []string{"--log ./tiny.raw.zst: it is the image: name another file"}},
+		{1, []string{"flash", "tiny.raw.zst", "disk", "--yes", "--log", "disk"}, []string{"--log disk: it is the disk: name another file"}},
+		{1, []string{"flash", "tiny.raw.zst", "disk", "--yes", "--site", "site.yaml", "--log", "site.yaml"}, []string{"--log site.yaml: it is the document: name another file"}},
 		{1, []string{"flash", "tiny.raw.zst", "disk", "--yes", "--log", "none/log"}, []string{"opening the log", "nothing was written"}},
 	} {
 		c.run(tc.code, tc.args...)
