@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
@@ -197,6 +198,12 @@ type Owner struct {
 	UID, GID int
 }
 
+// owns reports whether a file is its owner's. Only root gives files to others.
+func (o Owner) owns(st fs.FileInfo) bool {
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	return os.Geteuid() != 0 || ok && int(sys.Uid) == o.UID && int(sys.Gid) == o.GID
+}
+
 // Mode is a file of root's.
 func Mode(m fs.FileMode) Owner { return Owner{Mode: m} }
 
@@ -252,7 +259,7 @@ func (e *Env) exists(path string) bool {
 // whether it did.
 func (e *Env) write(path string, data []byte, o Owner) (bool, error) {
 	if old, err := e.read(path); err == nil && string(old) == string(data) {
-		if st, err := os.Lstat(e.path(path)); err == nil && st.Mode().IsRegular() && st.Mode().Perm() == o.Mode.Perm() {
+		if st, err := os.Lstat(e.path(path)); err == nil && st.Mode().IsRegular() && st.Mode().Perm() == o.Mode.Perm() && o.owns(st) {
 			return false, nil
 		}
 	}

@@ -118,7 +118,8 @@ func digestOf(files map[string]netFile) string {
 	h := sha256.New()
 	for _, p := range slices.Sorted(maps.Keys(files)) {
 		f := files[p]
-		fmt.Fprintf(h, "%s\x00%s\x00%d\x00", p, f.Link, len(f.Data))
+		// A file that its daemon may not read is another setting.
+		fmt.Fprintf(h, "%s\x00%s\x00%o %d %d\x00%d\x00", p, f.Link, f.Mode, f.UID, f.GID, len(f.Data))
 		h.Write(f.Data)
 	}
 	return hex.EncodeToString(h.Sum(nil))

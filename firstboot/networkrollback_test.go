@@ -398,6 +398,38 @@ func TestRollbackOfDropins(t *testing.T) {
 	}
 }
 
+// TestRollbackOfPermissions: networkd, which is not root, must read a file for its
+// contents to be settings.
+func TestRollbackOfPermissions(t *testing.T) {
+	t.Parallel()
+	const path, networkd = "/etc/systemd/network/30-lan.netdev", 152
+	site := func(meta string) string {
+		return `ignition: '{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"` + path + `",` + meta + `,"contents":{"source":"data:,%5BNetDev%5D%0A"}}]}}'`
+	}
+	for _, tt := range []struct{ name, corrected string }{
+		{"another mode", `"mode":384,"group":{"id":152}`},
+		{"another group", `"mode":416`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if os.Geteuid() != 0 {
+				t.Skip("only root gives files to others")
+			}
+			w := nativeWorld(t, site(`"mode":416,"group":{"id":152}`))
+			w.link = func() bool {
+				st, err := os.Stat(filepath.Join(w.root, path))
+				return err == nil && st.Mode().Perm() == 0o640 && st.Sys().(*syscall.Stat_t).Gid == networkd
+			}
+			w.mustBoot()
+			w.stamp(ownDev, w.site(site(tt.corrected)))
+			w.powerOn()
+			if err := w.boot(); err != nil || !w.link() || !w.said("the former ones are back") {
+				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+			}
+		})
+	}
+}
+
 // TestSettingsAreCollectedSafely: a link is not followed, and what no daemon reads is
 // left alone.
 func TestSettingsAreCollectedSafely(t *testing.T) {

@@ -508,7 +508,11 @@ func (w *world) env() *Env {
 					return err
 				}
 				delete(w.unsynced, p)
-				return makeFile(full, b, uint32(o.Mode.Perm()))
+				err := makeFile(full, b, uint32(o.Mode.Perm()))
+				if err == nil && os.Geteuid() == 0 {
+					err = os.Chown(full, o.UID, o.GID)
+				}
+				return err
 			},
 			Stream: func(p string, o Owner, write func(io.Writer) error) error {
 				if err := w.effect("stream " + p); err != nil {
