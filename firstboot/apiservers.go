@@ -33,6 +33,21 @@ type proven struct {
 	// CA are the pins of that CA: the API servers of a cluster that this machine
 	// has left are none of ours.
 	CA []string `json:"ca"`
+	// Learned are those that ipvscare had learned beside the list when a Site came
+	// with another one: over the years they may have replaced all of it, and ipvscare
+	// drops what it has learned when it is told another list.
+	Learned []string `json:"learned,omitempty"`
+}
+
+// former are the API servers of the list and those learned beside it.
+func (p *proven) former(e *Env) []string {
+	all := slices.Clone(p.Masters)
+	for _, m := range slices.Concat(p.Learned, learnedBeside(e, func(s ondisk.IPVSLearnedVirtual) bool { return slices.EqualFunc(s.Configured, p.Masters, sameMaster) })) {
+		if !slices.ContainsFunc(all, func(other string) bool { return sameMaster(m, other) }) {
+			all = append(all, m)
+		}
+	}
+	return all
 }
 
 func readProven(e *Env) (*proven, bool) {
@@ -50,7 +65,7 @@ func formerMasters(e *Env, site *configs.Site) []string {
 	if !ok || slices.Equal(p.Masters, site.Masters) || !isMember(e) {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(p.Masters), func(m string) bool {
+	return slices.DeleteFunc(p.former(e), func(m string) bool {
 		named := slices.ContainsFunc(site.Masters, func(s string) bool { return configs.PlainMaster(s) == configs.PlainMaster(m) })
 		return named || !fitsVIP(site, m)
 	})
@@ -88,6 +103,23 @@ func learnedMasters(e *Env, site *configs.Site) []string {
 	if site.IPVS.Disabled || !site.IPVS.LearnMasters || !isMember(e) {
 		return nil
 	}
+	configured := configuredMasters(e, site)
+	learned := learnedBeside(e, func(s ondisk.IPVSLearnedVirtual) bool {
+		return sameMaster(s.VIP, site.VIPHostPort()) && slices.EqualFunc(s.Configured, configured, sameMaster)
+	})
+	var out []string
+	for _, m := range learned {
+		known := func(other string) bool { return sameMaster(m, other) }
+		if fitsVIP(site, m) && !slices.ContainsFunc(configured, known) && !slices.ContainsFunc(out, known) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// learnedBeside are the API servers that ipvscare has learned for virtual servers like
+// this.
+func learnedBeside(e *Env, like func(ondisk.IPVSLearnedVirtual) bool) []string {
 	b := e.contents(ondisk.IPVSLearned)
 	if b == nil {
 		return nil
@@ -101,15 +133,13 @@ func learnedMasters(e *Env, site *configs.Site) []string {
 		e.Log.Warn("the API servers that ipvscare has learned are unusable", "file", ondisk.IPVSLearned, "error", err)
 		return nil
 	}
-	configured := configuredMasters(e, site)
 	var out []string
 	for _, s := range doc.Servers {
-		if !sameMaster(s.VIP, site.VIPHostPort()) || !slices.EqualFunc(s.Configured, configured, sameMaster) || len(s.Masters) > maxLearned {
+		if len(s.Masters) > maxLearned || !like(s) {
 			continue
 		}
 		for _, m := range s.Masters {
-			known := func(other string) bool { return sameMaster(m, other) }
-			if _, _, err := net.SplitHostPort(m); err == nil && fitsVIP(site, m) && !slices.ContainsFunc(configured, known) && !slices.ContainsFunc(out, known) {
+			if _, _, err := net.SplitHostPort(m); err == nil {
 				out = append(out, m)
 			}
 		}
@@ -141,7 +171,11 @@ func withFormerMasters(e *Env, site *configs.Site) *configs.Site {
 
 // keepMasters records the site's list as one that has proven itself.
 func keepMasters(e *Env, site *configs.Site, ca []byte) error {
-	b, err := json.Marshal(proven{Masters: site.Masters, CA: caPins(ca)})
+	return writeProven(e, &proven{Masters: site.Masters, CA: caPins(ca)})
+}
+
+func writeProven(e *Env, p *proven) error {
+	b, err := json.Marshal(p)
 	if err == nil {
 		_, err = e.write(provenFile, b, Mode(0o600))
 	}
@@ -149,6 +183,17 @@ func keepMasters(e *Env, site *configs.Site, ca []byte) error {
 		return fmt.Errorf("recording the API servers that have proven themselves: %w", err)
 	}
 	return nil
+}
+
+// keepLearned records what ipvscare has learned beside the former list, before it is
+// told another one.
+func keepLearned(e *Env, site *configs.Site) error {
+	if len(formerMasters(e, site)) == 0 {
+		return nil
+	}
+	p, _ := readProven(e)
+	p.Learned = p.former(e)[len(p.Masters):]
+	return writeProven(e, p)
 }
 
 // mastersProven reports whether an API server of the site's has proven itself
@@ -182,6 +227,9 @@ func mastersRecorded(ctx context.Context, e *Env, site *configs.Site) bool {
 // recordMasters records the site's list once an API server of it has proven
 // itself, and says so while none has.
 func recordMasters(ctx context.Context, e *Env, site *configs.Site) error {
+	if err := keepLearned(e, site); err != nil {
+		return err
+	}
 	if enrolled(e) != nil {
 		return nil
 	}

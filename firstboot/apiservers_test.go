@@ -372,6 +372,37 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 	}
 }
 
+// TestSlipInMastersOfANodeThatLearned: the API servers of the former list were replaced
+// long ago. The node keeps those that took their place.
+func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
+	t.Parallel()
+	const learns = "ipvs: {learnMasters: true}"
+	w := nativeWorld(t, learns)
+	w.mustBoot()
+	for _, m := range append(slices.Clone(siteMasters), slip) {
+		w.cluster.down[m] = true
+	}
+	w.learn(siteMasters...)
+	w.stamp(ownDev, w.withMasters(slip, learns))
+	for range 2 {
+		w.powerOn()
+		w.mustBoot()
+		for _, m := range []string{siteMasters[0], learnedMaster, slip} {
+			if conf := w.get(ondisk.IPVSConfig); strings.Count(conf, m) != 1 {
+				t.Errorf("ipvscare does not know %s:\n%s", m, conf)
+			}
+		}
+		w.put(ondisk.IPVSLearned, `{"version":1,"servers":[{"vip":"10.103.97.2:6443"}]}`) // as ipvscare does
+	}
+	// The list was right after all.
+	w.cluster.down[slip] = false
+	w.powerOn()
+	w.mustBoot()
+	if conf := w.get(ondisk.IPVSConfig); strings.Contains(conf, learnedMaster) || strings.Contains(conf, siteMasters[0]) || !strings.Contains(conf, slip) {
+		t.Errorf("the former API servers stay:\n%s", conf)
+	}
+}
+
 // TestEndpointIsAWay: ipvscare knows an API server, for example by an answer of DNS
 // from before, and the node does not.
 func TestEndpointIsAWay(t *testing.T) {
