@@ -159,7 +159,9 @@ func (l *link) handshake(ctx context.Context) error {
 				return nil
 			}
 			var err error
-			if l.skew, err = t.roots.verify(ctx, cs.PeerCertificates, t.names(), time.Now()); err != nil {
+			if l.skew, err = t.roots.verify(ctx, cs.PeerCertificates, t.names(), time.Now()); errors.Is(err, ctx.Err()) {
+				return err // the time was up: that says nothing of the identity
+			} else if err != nil {
 				alien = &identityError{err}
 			}
 			return alien

@@ -5,10 +5,14 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
 	"math/big"
+	"net"
+	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -110,5 +114,65 @@ func TestVerifyChain(t *testing.T) {
 	cancel()
 	if _, err := r.verify(ctx, chain(issue(t, "s", server(at(-9), at(-1), "kubernetes"), foreign)), []string{"kubernetes"}, now); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// lateConn hands over what the peer has sent when the time of whoever waits is up.
+type lateConn struct {
+	net.Conn
+	ctx context.Context
+	got []byte
+}
+
+func (c *lateConn) Read(p []byte) (int, error) {
+	if c.got == nil {
+		c.got = make([]byte, 64<<10)
+		time.Sleep(100 * time.Millisecond) // the peer's whole flight
+		n, err := c.Conn.Read(c.got)
+		if err != nil {
+			return 0, err
+		}
+		c.got = c.got[:n]
+		<-c.ctx.Done()
+	}
+	if len(c.got) == 0 {
+		return 0, os.ErrDeadlineExceeded
+	}
+	n := copy(p, c.got)
+	c.got = c.got[n:]
+	return n, nil
+}
+
+// TestStalledWhileVerifying: a node that stalls until its time is up says nothing about
+// the identity of the API server.
+func TestStalledWhileVerifying(t *testing.T) {
+	now := time.Now()
+	ca := issue(t, "kubernetes", authority(now.AddDate(0, 0, -100), now.AddDate(0, 0, 100)), nil)
+	leaf := issue(t, "s", server(now.AddDate(0, 0, -9), now.AddDate(0, 0, -1), "kubernetes"), ca) // to this node's clock
+	r := &roots{pool: x509.NewCertPool(), certs: []*x509.Certificate{ca.Certificate}}
+	r.pool.AddCert(ca.Certificate)
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: leaf.key}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go conn.(*tls.Conn).Handshake()
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	_, err = dialLink(ctx, target{sni: certName, roots: r, probe: Probe{Method: "GET", Path: DefaultPath},
+		dial: func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
+			conn, err := net.Dial("tcp", l.Addr().String())
+			return &lateConn{Conn: conn, ctx: ctx}, err
+		}}, 1<<10)
+	if class := classify(err, false); class != outcomeTimeout {
+		t.Errorf("%s: %v", class, err)
 	}
 }
