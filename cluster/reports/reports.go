@@ -116,6 +116,7 @@ func Open(dir string) (*Store, error) {
 		var r Report
 		if json.Unmarshal(b, &r) == nil && r.State.Node == name && check(&r.State) == nil && len(s.all) < MaxNodes {
 			r.size = len(b)
+			r.Ready = r.Ready || r.State.Result == ondisk.ResultDone // its file may be older than the field
 			s.all[name] = r
 			s.bytes += r.size
 		}

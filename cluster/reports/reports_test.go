@@ -287,6 +287,21 @@ func TestInventedMachines(t *testing.T) {
 	}
 }
 
+// TestReportsOfBefore: a file that an earlier version kept does not say that its machine
+// was Ready, which invented machines must not push out.
+func TestReportsOfBefore(t *testing.T) {
+	dir := t.TempDir()
+	text := `{"received": "2026-11-20T12:00:00Z", "from": "192.0.2.9:1", "state": {"version": 1, "node": "shop-1", "result": "done"}}`
+	if err := os.WriteFile(filepath.Join(dir, "shop-1"+suffix), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, dir)
+	s.bytes += maxBytes // as if others were sent
+	if err := s.Add(Report{State: state("invented", ondisk.ResultRunning), Received: noon}); !errors.Is(err, ErrFull) || s.all["shop-1"].State.Node == "" {
+		t.Errorf("a machine that was Ready is forgotten: %v", err)
+	}
+}
+
 func (s *Store) now(t *testing.T, r Report) {
 	t.Helper()
 	if err := s.Add(r); err != nil {
