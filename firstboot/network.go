@@ -262,7 +262,7 @@ func useNetwork(ctx context.Context, e *Env, u uplink, patience time.Duration) (
 			return found, former, errors.Join(found.err, err)
 		}
 	}
-	if found.extent == everything && !former {
+	if found.extent == everything && !former && networkIsNew(e) { // the former ones are good, and their trial stays on record
 		err = keepNetwork(e)
 	}
 	return found, former, err

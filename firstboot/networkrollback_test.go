@@ -398,6 +398,32 @@ func TestRollbackOfDropins(t *testing.T) {
 	}
 }
 
+// TestAddressChangesAfterARollback: DHCP gives another address while the former settings
+// are in place. They are taken back all the same when another Site comes.
+func TestAddressChangesAfterARollback(t *testing.T) {
+	t.Parallel()
+	const dropin = "/etc/systemd/network/30-lan.network.d/10.conf"
+	w := nativeWorld(t, `ignition: '{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"`+dropin+`","contents":{"source":"data:,%5BNetwork%5D%0ADHCP=yes%0A"}}]}}'`)
+	w.link = func() bool { return w.has(dropin) }
+	w.mustBoot()
+	w.stamp(ownDev, w.site())
+	w.powerOn()
+	if w.mustBoot(); !w.said("the former ones are back") {
+		t.Fatalf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+	w.source = netip.MustParseAddr("192.0.2.77")
+	w.powerOn()
+	if w.mustBoot(); nodeAddress(w.env()) != "192.0.2.77" || !w.has(dropin) {
+		t.Fatalf("the address is %s", nodeAddress(w.env()))
+	}
+	w.stamp(ownDev, w.site("network: {dns: [192.0.2.9]}"))
+	w.link = nil
+	w.powerOn()
+	if w.mustBoot(); w.has(dropin) {
+		t.Error("something of the former settings is left")
+	}
+}
+
 // TestRollbackOfPermissions: networkd, which is not root, must read a file for its
 // contents to be settings.
 func TestRollbackOfPermissions(t *testing.T) {
