@@ -325,3 +325,24 @@ func TestRenewalAtTheEndOfACA(t *testing.T) {
 		})
 	}
 }
+
+// Pods run while kubelet does not: its certificate has expired, for example, and
+// systemd starts it again and again. They read what was renewed all the same.
+func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
+	t.Parallel()
+	sites := mintedSites(t, 1)
+	for _, state := range []string{"activating", "failed"} {
+		t.Run(state, func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, sites)
+			m.bootDone()
+			m.now = m.now.AddDate(0, 8, 0)
+			pods := m.get(controlPlanePods[1])
+			m.units[ondisk.UnitKubelet] = state
+			m.bootDone() // the timer
+			if m.get(controlPlanePods[1]) == pods {
+				t.Error("the controller manager uses its former kubeconfig until the machine is restarted")
+			}
+		})
+	}
+}

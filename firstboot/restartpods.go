@@ -29,11 +29,11 @@ const renewedAnnotation = "edgebake.io/certificates"
 // last: killed before that, the next run does all of it again.
 func restartReaders(ctx context.Context, e *Env) error {
 	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
-	if err == nil && state == "active" { // else it starts all pods with what is there now
+	if err == nil {
 		err = restartPods(e)
-		if err == nil && string(e.contents(podsRestart)) == kubeletToo {
-			err = e.Unit(ctx, "restart", ondisk.UnitKubelet)
-		}
+	}
+	if err == nil && state == "active" && string(e.contents(podsRestart)) == kubeletToo { // else it starts with what is there now
+		err = e.Unit(ctx, "restart", ondisk.UnitKubelet)
 	}
 	if err != nil {
 		return err
@@ -43,7 +43,8 @@ func restartReaders(ctx context.Context, e *Env) error {
 
 // restartPods has kubelet start the control plane's pods anew, but for etcd,
 // which reads its certificates at each connection. A controller manager and a
-// scheduler read their kubeconfigs once.
+// scheduler read their kubeconfigs once. Where kubelet does not run, they may run
+// all the same: it leaves pods alone when it ends, and takes them over as they are.
 func restartPods(e *Env) error {
 	when := e.Now().UTC().Format(time.RFC3339)
 	for _, p := range controlPlanePods {
@@ -53,8 +54,10 @@ func restartPods(e *Env) error {
 		}
 		if err == nil {
 			pod, err = annotated(pod, renewedAnnotation, when)
-		}
-		if err == nil {
+			if err != nil { // cut off: kubelet runs none of it, and it is made anew
+				e.Log.Warn("a pod of the control plane is not restarted", "manifest", p, "error", err)
+				continue
+			}
 			_, err = e.write(p, pod, Mode(0o600))
 		}
 		if err != nil {
