@@ -56,12 +56,12 @@ func ownHostPort(site *configs.Site) string {
 // building may boot together, and a sole control-plane node may be alone. Once etcd
 // may run in this boot, its network is left alone.
 func addressPhase(site *configs.Site) Phase {
-	up := toNeighbours(site)
+	up, late := toNeighbours(site), &lateReload{}
 	return Phase{
 		Name: "network", Doc: "this machine's own address", Timeout: networkTimeout,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			addr, err := netip.ParseAddr(site.Self().Address)
-			if err != nil || trialCutOff(e) || hasOwnAddress(ctx, e, site) != nil || !e.hasHosts(nodeOwner, nodeLine(e, addr)) {
+			if err != nil || trialCutOff(e) || late.due(e) || hasOwnAddress(ctx, e, site) != nil || !e.hasHosts(nodeOwner, nodeLine(e, addr)) {
 				return Todo, err
 			}
 			if networkIsNew(e) && (mayTry(e) && !decided(e) || neighbourAnswers(ctx, e, site) == nil) {
@@ -72,6 +72,9 @@ func addressPhase(site *configs.Site) Phase {
 		Run: func(ctx context.Context, e *Env) error {
 			addr, err := netip.ParseAddr(site.Self().Address)
 			if err != nil {
+				return err
+			}
+			if err := late.run(ctx, e); err != nil {
 				return err
 			}
 			const fix = "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine"

@@ -67,10 +67,11 @@ const (
 
 // networkPhase sees that the node has an address and a way to an API server.
 func networkPhase(site *configs.Site) Phase {
+	late := &lateReload{}
 	return Phase{
 		Name: "network", Doc: "an address, and an API server that answers", Timeout: networkTimeout,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			if trialCutOff(e) {
+			if trialCutOff(e) || late.due(e) {
 				return Todo, nil
 			}
 			_, away := reach(ctx, e, mastersOf(e, site))
@@ -96,6 +97,9 @@ func networkPhase(site *configs.Site) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
+			if err := late.run(ctx, e); err != nil {
+				return err
+			}
 			up := toAPIServers(mastersOf(e, site))
 			found, former, err := useNetwork(ctx, e, up, networkTime)
 			if err != nil {

@@ -138,10 +138,11 @@ func goodFiles(e *Env) (map[string]netFile, bool) {
 }
 
 // networkIsNew reports whether the settings in place have not reached anybody
-// yet. Settings that were given up do not count as new.
+// yet. Settings that were given up do not count as new, nor do those that networkd has
+// not read: with the ones that it uses, nothing is found out about them.
 func networkIsNew(e *Env) bool {
 	now, err := networkFiles(e)
-	if err != nil {
+	if err != nil || e.exists(unloadedNetwork) {
 		return false
 	}
 	good, ok := goodFiles(e)

@@ -344,8 +344,7 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			e.Log.Warn("network settings take effect at the next boot only", "error", err)
-			e.Note("the network settings of the Site take effect at the next boot only: %s", oneLine(err))
+			e.Log.Warn("networkd cannot be told of the network settings yet", "error", err) // the network phase tells it
 		}
 	}
 	for _, u := range wpaUnits(c.Paths) {
@@ -439,11 +438,42 @@ func fits(e *Env, a *Active) error {
 	return nil
 }
 
+// unloadedNetwork says that networkd has not read the network settings that are in
+// place. A boot loads all.
+const unloadedNetwork = ondisk.RunMark + "unloaded-network"
+
 // reloadNetwork has networkd read its settings. networkctl asks it over D-Bus,
 // which may come up later than first boot does.
 func (e *Env) reloadNetwork(ctx context.Context) error {
-	if err := e.boundedUnit(ctx, jobPatience, "start", "dbus.service"); err != nil {
+	err := e.boundedUnit(ctx, jobPatience, "start", "dbus.service")
+	if err == nil {
+		err = e.Run(ctx, Cmd{Args: []string{"networkctl", "reload"}})
+	}
+	if err != nil {
+		return errors.Join(err, e.WriteFile(unloadedNetwork, nil, Mode(0o600)))
+	}
+	if e.exists(unloadedNetwork) {
+		return e.Remove(unloadedNetwork)
+	}
+	return nil
+}
+
+// lateReload has networkd read the settings that it could not be told of when they were
+// put in place. It is made for one pass: where networkd cannot be told, that goes on.
+type lateReload struct{ failed bool }
+
+func (l *lateReload) due(e *Env) bool { return !l.failed && e.exists(unloadedNetwork) }
+
+func (l *lateReload) run(ctx context.Context, e *Env) error {
+	if !l.due(e) {
+		return nil
+	}
+	err := e.reloadNetwork(ctx)
+	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	return e.Run(ctx, Cmd{Args: []string{"networkctl", "reload"}})
+	l.failed = true
+	e.Log.Warn("networkd cannot be told of the network settings", "error", err)
+	e.Note("the network settings of the Site are not in use yet, the next boot loads them at the latest: %s", oneLine(err))
+	return nil
 }

@@ -132,3 +132,73 @@ func TestSlowDaemons(t *testing.T) {
 		t.Errorf("loading the network settings took %s", took)
 	}
 }
+
+// networkd is what it has loaded of the Site's settings: networkctl tells it over D-Bus,
+// which comes up late.
+func (w *world) networkd(e *Env, dbus time.Duration) (loaded func() string) {
+	const settings = "/etc/systemd/network/20-edgebake-00.network"
+	read := func() string {
+		if w.has(settings) {
+			return w.get(settings)
+		}
+		return ""
+	}
+	has, up := read(), w.now.Add(dbus)
+	unit, run := e.Unit, e.Run
+	e.Unit = func(ctx context.Context, verb, name string) error {
+		for name == "dbus.service" && w.now.Before(up) {
+			if err := e.Sleep(ctx, time.Second); err != nil {
+				return err
+			}
+		}
+		return unit(ctx, verb, name)
+	}
+	e.Run = func(ctx context.Context, c Cmd) error {
+		err := run(ctx, c)
+		if err == nil && strings.Join(c.Args, " ") == "networkctl reload" {
+			has = read()
+		}
+		return err
+	}
+	return func() string { return has }
+}
+
+// TestDBusComesUpLate: the Site's network settings are in use as soon as networkd can be
+// told, and not at the next boot, for which nobody is there.
+func TestDBusComesUpLate(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t, address("192.0.2.50"))
+	e := w.env()
+	loaded := w.networkd(e, 40*time.Second)
+	w.link = func() bool { return strings.Contains(loaded(), "192.0.2.50/24") }
+	w.patience = 15 * time.Minute
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestDBusComesUpLateOnANode: as long as networkd uses the former settings, that an API
+// server is reached says nothing of the Site's.
+func TestDBusComesUpLateOnANode(t *testing.T) {
+	t.Parallel()
+	for _, dbus := range []time.Duration{40 * time.Second, 1000 * time.Hour} {
+		w := nativeWorld(t, address("192.0.2.50"))
+		w.mustBoot()
+		w.powerOn()
+		e := w.env()
+		loaded := w.networkd(e, dbus)
+		w.stamp(ownDev, w.site(address("192.0.3.50"))) // a slip
+		w.link = func() bool { return strings.Contains(loaded(), "192.0.2.50/24") }
+		w.patience = time.Hour
+		if err := w.run(New(e)); err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		}
+		// The next boot loads what is in place.
+		w.powerOn()
+		e = w.env()
+		loaded = w.networkd(e, 0)
+		if err := w.run(New(e)); err != nil || !w.networkHas("192.0.2.50/24") {
+			t.Errorf("dbus after %s: %v; the former settings did not come back\n%s", dbus, err, strings.Join(w.console, "\n"))
+		}
+	}
+}
