@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -132,15 +133,21 @@ func presentAddr(ctx context.Context, e *Env, site *configs.Site) (netip.Addr, e
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("reading this node's address in /etc/hosts: %w", err)
 	}
-	errs := []error{fmt.Errorf("the address %s is on the way to no API server", present)}
-	for _, m := range mastersOf(e, site) {
-		src, err := nodeAddr(ctx, e, site, m)
-		if err == nil && src == present {
-			return present, nil
-		}
-		errs = append(errs, err)
+	masters := mastersOf(e, site)
+	found := make([]bool, len(masters))
+	errs := make([]error, len(masters))
+	var wg sync.WaitGroup
+	for i, m := range masters { // at once: each may take as long as a server that does not answer
+		wg.Go(func() {
+			src, err := nodeAddr(ctx, e, site, m)
+			found[i], errs[i] = err == nil && src == present, err
+		})
 	}
-	return netip.Addr{}, errors.Join(errs...)
+	wg.Wait()
+	if slices.Contains(found, true) {
+		return present, nil
+	}
+	return netip.Addr{}, errors.Join(append([]error{fmt.Errorf("the address %s is on the way to no API server", present)}, errs...)...)
 }
 
 // firstAddr is the node's address on the way to the first API server, in the order of
