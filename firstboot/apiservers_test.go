@@ -372,6 +372,24 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 	}
 }
 
+// TestAddressOfAReplacedAPIServer: another cluster's API server has the address of one
+// that was replaced. A node whose Site has no pins is in its cluster all the same.
+func TestAddressOfAReplacedAPIServer(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.stamp(ownDev, strings.Replace(w.site(withToken, "ipvs: {learnMasters: true}"), "caCertHashes: ['"+w.cluster.pin+"']", "unsafeSkipCAVerification: true", 1))
+	w.mustBoot()
+	w.cluster.elsewhere = map[string]*fakeCluster{siteMasters[0]: newFakeCluster(t)}
+	for _, m := range siteMasters[1:] {
+		w.cluster.down[m] = true
+	}
+	w.learn(siteMasters...)
+	w.powerOn()
+	if w.mustBoot(); w.said("are not of the cluster that this machine is enrolled in") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
 // TestSlipInMastersOfANodeThatLearned: the API servers of the former list were replaced
 // long ago. The node keeps those that took their place.
 func TestSlipInMastersOfANodeThatLearned(t *testing.T) {

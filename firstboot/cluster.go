@@ -171,8 +171,14 @@ func sameCluster(ctx context.Context, e *Env, site *configs.Site) (bool, error) 
 		return anyPinned(enrolledCA(e), site.CAPins()), nil
 	}
 	same, err := showCA(ctx, e, site, site.Masters)
-	if learned := learnedMasters(e, site); errors.Is(err, errUnclear) && len(learned) > 0 {
-		return showCA(ctx, e, site, learned)
+	if same || err == nil && !site.Credentials.Token.IsZero() { // somebody may want the machine to move to who answers there
+		return same, err
+	}
+	if learned := learnedMasters(e, site); len(learned) > 0 {
+		// They took the place of the Site's, whose addresses may be others' by now.
+		if now, unclear := showCA(ctx, e, site, learned); now || err != nil {
+			return now, unclear
+		}
 	}
 	return same, err
 }
