@@ -346,3 +346,18 @@ func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 		})
 	}
 }
+
+// A manifest that a power cut has spoilt does not keep renewed certificates from the
+// other pods, nor the phase after it from making it anew.
+func TestRenewalWithASpoiltManifest(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	m.now = m.now.AddDate(0, 8, 0)
+	m.put(controlPlanePods[2], "")
+	m.names = nil
+	m.bootDone()
+	if count(m.names, "write "+controlPlanePods[1]) == 0 || m.get(controlPlanePods[2]) == "" || m.has(podsRestart) {
+		t.Errorf("a pod is not restarted, or its manifest is still empty: %q", m.names)
+	}
+}
