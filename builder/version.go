@@ -39,9 +39,10 @@ func (b *build) checkVersion(sha, name, field, version string) error {
 }
 
 // hasVersion tells whether a Go program has a version in it, with or without "v". The
-// versions of the modules that it was made from do not count; they follow a tab. Nor
-// does the beginning of another version: v1.36.30 and v1.36.3-rc.1 are not v1.36.3.
-// What a distributor appends (v1.36.3+k3s1) is of that version.
+// versions of the modules that it was made from do not count: in the list of them they
+// follow a tab, and in the names of their files an @. Nor does the beginning of another
+// version: v1.36.30 and v1.36.3-rc.1 are not v1.36.3. What a distributor appends
+// (v1.36.3+k3s1) is of that version.
 func hasVersion(r io.Reader, version string) (bool, error) {
 	want := []byte(strings.TrimPrefix(version, "v"))
 	const before, behind = len("\tv"), len("-alpha.") // what is looked at on either side
@@ -80,13 +81,10 @@ func hasVersion(r io.Reader, version string) (bool, error) {
 }
 
 // isVersion tells whether a version that was found between two texts is one by itself.
+// Before it may stand anything: a linker puts one text behind another. A version that it
+// was told has a zero behind it.
 func isVersion(before, behind []byte) bool {
-	name := bytes.TrimSuffix(before, []byte("v"))
-	if bytes.HasSuffix(name, []byte("\t")) {
-		return false
-	}
-	// With a "v" before it, it begins there.
-	if n := len(before); n > 0 && len(name) == n && (before[n-1] == '.' || isDigit(before[n-1])) {
+	if name := bytes.TrimSuffix(before, []byte("v")); bytes.HasSuffix(name, []byte("\t")) || bytes.HasSuffix(name, []byte("@")) {
 		return false
 	}
 	if len(behind) > 0 && isDigit(behind[0]) {

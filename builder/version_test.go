@@ -85,10 +85,11 @@ func TestHasVersion(t *testing.T) {
 		"dep\tx.test/m\tv1.36.3\t": false,
 		"dep\tx.test/m\t1.36.3":    false,
 		"\tv1.36.3 v1.36.3":        true,
+		"x.test/m@v1.36.3/a.go":    false,
 		"v1.36.30":                 false,
 		"v1.36.30 v1.36.3":         true,
-		"11.36.3":                  false,
-		"2.1.36.3":                 false,
+		"11.36.3":                  true, // the end of another text, then the version
+		"2.1.36.3":                 true,
 		"2v1.36.3":                 true, // what stands before a string is another
 		"v1.36.3-rc.1":             false,
 		"v1.36.3-alpha.0":          false,
