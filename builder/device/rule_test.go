@@ -102,6 +102,8 @@ func TestRuleRefuses(t *testing.T) {
 		"size=1T":                      {`unknown term "size=1T"`},
 		"serial=a,serial=b":            {"serial is given twice"},
 		"size>=0":                      {"is not a size"},
+		"size>=100":                    {`"100" has no unit; write 100G`},
+		"size<=64,smallest":            {`"64" has no unit; write 64G`},
 		",":                            {"a term is empty"},
 		"size>=1G, size>=2G,bus=zip,x": {"size is given twice", "unknown bus", `unknown term "x"`},
 	} {
@@ -118,7 +120,7 @@ func TestRuleRefuses(t *testing.T) {
 func TestStorageNetwork(t *testing.T) {
 	for _, bus := range []string{"fc", "fcoe", "iscsi", "sbp"} {
 		lun := Disk{Path: "/dev/sdz", Bus: bus, Size: 1}
-		for rule, want := range map[string]int{"only": 0, "smallest": 0, "size>=1": 0, "smallest-" + bus: 1, "bus=" + bus: 1} {
+		for rule, want := range map[string]int{"only": 0, "smallest": 0, "size>=1M": 0, "smallest-" + bus: 1, "bus=" + bus: 1} {
 			r, err := ParseRule(rule)
 			if err != nil {
 				t.Fatal(err)
