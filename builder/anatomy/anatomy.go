@@ -169,13 +169,14 @@ func (a *Anatomy) readReport(image, build string) error {
 			return fmt.Errorf("reading the build's report: %w", err)
 		}
 		r = new(builder.Report)
-		if err := json.Unmarshal(raw, r); err != nil {
-			return fmt.Errorf("reading the build's report %s: %w: build the image again", name, err)
+		err = json.Unmarshal(raw, r)
+		if err != nil && build == "" {
+			return fmt.Errorf("reading the build's report %s: it is damaged: build the image again, or remove the file", name)
 		}
-		if r.Plan == a.Plan {
+		if err == nil && r.Plan == a.Plan {
 			break
 		}
-		if build != "" && r.Plan == "" {
+		if build != "" && (err != nil || r.Plan == "") {
 			return fmt.Errorf("reading the build's report %s: it is not the report of a build: name the NAME.report.json that `edgebake build` wrote", build)
 		}
 		if build != "" {
@@ -207,7 +208,7 @@ func readBoot(name string) (*Boot, error) {
 		return nil, fmt.Errorf("reading the node's report: %w", err)
 	}
 	var s ondisk.State
-	if err := json.Unmarshal(raw, &s); err != nil || s.Version == 0 {
+	if err := json.Unmarshal(raw, &s); err != nil || s.Version == 0 || s.Phases == nil && s.Result == "" {
 		return nil, fmt.Errorf("reading the node's report %s: it is not the report.json of a first boot: take it from the slot, or from firstboot status --output json", name)
 	}
 	if s.Version != ondisk.StateVersion {

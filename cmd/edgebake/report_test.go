@@ -68,6 +68,8 @@ func TestReport(t *testing.T) {
 	c.run(2, "report", "tiny.raw", "-o", "report.pdf")
 	c.run(1, "report", "tiny.raw", "-o", "x.html", "--boot", "image.yaml")
 	c.want(c.err, "not the report.json of a first boot")
+	c.run(1, "report", "tiny.raw", "-o", "x.html", "--boot", "tiny.report.json")
+	c.want(c.err, "tiny.report.json: it is not the report.json of a first boot")
 	c.run(0, "report", "tiny.raw", "-o", "json", "--boot", "boot.json")
 	var a anatomy.Anatomy
 	if err := json.Unmarshal([]byte(c.out), &a); err != nil {
@@ -157,6 +159,10 @@ func TestReportOfAStampedCopy(t *testing.T) {
 	c.want(c.err, "reading the build's report: open gone.json: no such file")
 	c.run(1, "report", "tiny.raw", "-o", "x.html", "--build", "boot.json")
 	c.want(c.err, "boot.json: it is not the report of a build")
+	for _, other := range []string{"image.yaml", "tiny.sbom.spdx.json"} {
+		c.run(1, "report", "tiny.raw", "-o", "x.html", "--build", other)
+		c.want(c.err, other+": it is not the report of a build: name the NAME.report.json")
+	}
 	c.run(1, "report", "tiny.raw", "-o", "boot.json", "--build", "boot.json", "--force")
 	c.want(c.err, "--output boot.json", "the report of the build")
 	c.file("other.report.json", `{"plan": "0123456789abcdef"}`)
