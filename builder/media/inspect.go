@@ -241,10 +241,12 @@ type sbomPackage struct {
 	Name    string `json:"name"`
 	Version string `json:"versionInfo"`
 	File    string `json:"packageFileName"` // of a program
+	Purpose string `json:"primaryPackagePurpose"`
 }
 
-// decodeSBOM reads the packages of an SPDX document. Where Go does not know the
-// version of a program, it is empty.
+// decodeSBOM reads the packages, programs and modules of an SPDX document. Where
+// Go does not know the version of a program, it is empty. The document's own
+// subject is the image, and image.json lists container images.
 func decodeSBOM(doc []byte) ([]sbomPackage, error) {
 	var sbom struct {
 		Packages []sbomPackage `json:"packages"`
@@ -252,12 +254,17 @@ func decodeSBOM(doc []byte) ([]sbomPackage, error) {
 	if err := json.Unmarshal(doc, &sbom); err != nil {
 		return nil, err
 	}
-	for i, p := range sbom.Packages {
-		if p.Version == "(devel)" {
-			sbom.Packages[i].Version = ""
+	var out []sbomPackage
+	for _, p := range sbom.Packages {
+		if p.Purpose == "OPERATING-SYSTEM" || p.Purpose == "CONTAINER" {
+			continue
 		}
+		if p.Version == "(devel)" {
+			p.Version = ""
+		}
+		out = append(out, p)
 	}
-	return sbom.Packages, nil
+	return out, nil
 }
 
 // readSBOM lists the packages of an SPDX document, sorted by name. One that

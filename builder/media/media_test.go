@@ -855,10 +855,13 @@ func TestStampDate(t *testing.T) {
 	}
 }
 
-// TestUnknownVersions: where Go knows no version of a program, nothing tells "(devel)".
-func TestUnknownVersions(t *testing.T) {
-	doc := []byte(`{"packages": [{"name": "firstboot", "versionInfo": "(devel)", "packageFileName": "usr/bin/firstboot"}, {"name": "kubelet", "versionInfo": "v1.36.3"}]}`)
-	want := []sbomPackage{{"firstboot", "", "usr/bin/firstboot"}, {"kubelet", "v1.36.3", ""}}
+// TestSBOMPackages: where Go knows no version of a program, nothing tells
+// "(devel)"; the image itself and container images are no packages of it.
+func TestSBOMPackages(t *testing.T) {
+	doc := []byte(`{"packages": [{"name": "tiny", "versionInfo": "0123456789ab", "primaryPackagePurpose": "OPERATING-SYSTEM"},
+		{"name": "edge.test/app:1", "versionInfo": "sha256:01", "primaryPackagePurpose": "CONTAINER"},
+		{"name": "firstboot", "versionInfo": "(devel)", "packageFileName": "usr/bin/firstboot"}, {"name": "kubelet", "versionInfo": "v1.36.3"}]}`)
+	want := []sbomPackage{{Name: "firstboot", File: "usr/bin/firstboot"}, {Name: "kubelet", Version: "v1.36.3"}}
 	if got, err := decodeSBOM(doc); err != nil || !slices.Equal(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}

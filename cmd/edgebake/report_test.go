@@ -205,6 +205,9 @@ func TestDiff(t *testing.T) {
 	if strings.Contains(c.out, "token") {
 		t.Errorf("a file of mode 0600 is shown:\n%s", c.out)
 	}
+	if strings.Contains(c.out, "\nPackages (") {
+		t.Errorf("no package changed:\n%s", c.out)
+	}
 	c.run(0, "diff", "tiny.raw", "other.raw", "-o", "json")
 	if strings.Contains(c.out, "token") {
 		t.Errorf("a file of mode 0600 is shown:\n%s", c.out)
