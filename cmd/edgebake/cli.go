@@ -142,7 +142,7 @@ such a copy joins the site's cluster by itself.
 		return nil
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		if words := c.Flags().Args(); c == root && len(words) > 0 {
+		if words := c.Flags().Args(); c.HasSubCommands() && len(words) > 0 {
 			return subcommand(c, words) // a flag of a command that is misspelt
 		}
 		return usageError{fmt.Errorf("%w%s; see %s --help", err, nearFlag(c, err), c.CommandPath())}
@@ -162,7 +162,7 @@ such a copy joins the site's cluster by itself.
 			c.Args = func(_ *cobra.Command, args []string) error {
 				found, rest, err := root.Find(args)
 				if err != nil || len(rest) > 0 {
-					return subcommand(found, args)
+					return subcommand(found, rest)
 				}
 				return nil
 			}
@@ -181,7 +181,7 @@ func subcommand(c *cobra.Command, args []string) error {
 	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
 		hint = fmt.Sprintf("; did you mean %q?", near[0])
 	}
-	return usageError{fmt.Errorf("unknown command %q%s; %s --help lists them", strings.Join(args, " "), hint, c.CommandPath())}
+	return usageError{fmt.Errorf("unknown command %q%s; %s --help lists them", args[0], hint, c.CommandPath())}
 }
 
 // nearFlag suggests a flag for one that does not exist.

@@ -380,8 +380,12 @@ func TestUsage(t *testing.T) {
 	}
 	for _, args := range [][]string{{"bake"}, {"help", "bake"}, {"help", "cache", "bake"}, {"completion", "bake"}} {
 		c.run(2, args...)
-		c.want(c.err, "edgebake: unknown command ", "bake", "--help lists them")
+		c.want(c.err, `edgebake: unknown command "bake"`, "--help lists them")
 	}
+	c.run(2, "site", "sing", "site.yaml", "--key", "office.key")
+	c.want(c.err, `unknown command "sing"; did you mean "sign"?`)
+	c.run(2, "inventory", "imports", "stores.csv")
+	c.want(c.err, `unknown command "imports"; did you mean "import"?`)
 	for _, args := range [][]string{{"help"}, {"help", "build"}, {"help", "cache", "prune"}, {"completion"}} {
 		c.run(0, args...)
 		c.want(c.out, "Usage:")
@@ -565,9 +569,9 @@ func TestHelpfulEdges(t *testing.T) {
 	c.run(0, "--version")
 	c.want(c.out, "edgebake ")
 	c.run(2, "biuld", "image.yaml")
-	c.want(c.err, `unknown command "biuld image.yaml"; did you mean "build"?`)
+	c.want(c.err, `unknown command "biuld"; did you mean "build"?`)
 	c.run(2, "biuld", "image.yaml", "--output", "edge.raw")
-	c.want(c.err, `unknown command "biuld image.yaml"; did you mean "build"?`)
+	c.want(c.err, `unknown command "biuld"; did you mean "build"?`)
 	c.run(2, "--colour")
 	c.want(c.err, "unknown flag: --colour")
 	c.run(2, "stamp", "site.yaml", "golden.raw")
