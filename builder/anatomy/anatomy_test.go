@@ -156,3 +156,14 @@ func TestReportOfAHostileName(t *testing.T) {
 		}
 	}
 }
+
+// TestUnknownVersionsInText: a program without a version has no blank behind its
+// name.
+func TestUnknownVersionsInText(t *testing.T) {
+	var out bytes.Buffer
+	d := Difference{Packages: []Change{{Name: "yurthub"}, {Name: "runc", A: "1.1.15"}}}
+	d.Text(&out)
+	if text := out.String(); strings.Contains(text, " \n") || !strings.Contains(text, "  + yurthub\n  - runc 1.1.15\n") {
+		t.Errorf("%q", text)
+	}
+}

@@ -291,9 +291,9 @@ func changeList(w io.Writer, title string, all []Change) {
 	section(w, title, all, func(c Change) string {
 		switch {
 		case c.A == "":
-			return fmt.Sprintf("+ %s %s", c.Name, c.B)
+			return strings.TrimSpace(fmt.Sprintf("+ %s %s", c.Name, c.B))
 		case c.B == "":
-			return fmt.Sprintf("- %s %s", c.Name, c.A)
+			return strings.TrimSpace(fmt.Sprintf("- %s %s", c.Name, c.A))
 		}
 		return fmt.Sprintf("~ %s %s -> %s", c.Name, c.A, c.B)
 	})
