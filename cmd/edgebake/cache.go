@@ -3,6 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -24,7 +27,7 @@ Nothing is removed by itself; edgebake cache prune frees space.`,
   edgebake cache prune --older-than 30d`,
 		Args: subcommand,
 		RunE: func(c *cobra.Command, _ []string) error {
-			cache, err := openCache(dir)
+			cache, err := openFilled(dir)
 			if err != nil {
 				return err
 			}
@@ -56,6 +59,17 @@ Nothing is removed by itself; edgebake cache prune frees space.`,
 	outputFlag(c, &output)
 	c.AddCommand(newPrune(s, &dir), newCacheVerify(s, &dir))
 	return c
+}
+
+// openFilled opens a cache that builds have used; of --cache with a slip in it
+// they have made none.
+func openFilled(dir string) (*fetch.Cache, error) {
+	if dir != "" {
+		if _, err := os.Stat(filepath.Join(dir, "blobs")); errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("--cache %s: no build has used this directory", dir)
+		}
+	}
+	return openCache(dir)
 }
 
 // printAges sums blobs up by when they were used last.
@@ -118,7 +132,7 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 				}
 				limits.Keep = &n
 			}
-			cache, err := openCache(*dir)
+			cache, err := openFilled(*dir)
 			if err != nil {
 				return err
 			}
@@ -189,7 +203,7 @@ hashed last, and with --locked for every input that it uses.`,
   edgebake cache verify --dry-run --output json`,
 		Args: args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
-			cache, err := openCache(*dir)
+			cache, err := openFilled(*dir)
 			if err != nil {
 				return err
 			}

@@ -630,6 +630,13 @@ func TestHelpfulEdges(t *testing.T) {
 		t.Error(err)
 	}
 
+	for _, command := range [][]string{{"cache"}, {"cache", "prune", "--keep", "1GiB"}, {"cache", "verify"}} {
+		c.run(1, append(command, "--cache", "cahce")...)
+		c.want(c.err, "--cache cahce: no build has used this directory")
+		if _, err := os.Stat("cahce"); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%v made it: %v", command, err)
+		}
+	}
 	for _, span := range []string{"30d", "2w", "720h"} {
 		c.run(0, "cache", "prune", "--older-than", span)
 	}
