@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -34,7 +35,7 @@ type Join struct {
 // ParseJoin reads the line that kubeadm prints for machines to join.
 // What is wrong with it never quotes the token.
 func ParseJoin(line string) (*Join, error) {
-	words := strings.Fields(strings.ReplaceAll(line, "\\\n", " "))
+	words := strings.Fields(strings.NewReplacer("\\\n", " ", "\\\r\n", " ").Replace(line))
 	for len(words) > 0 && path.Base(words[0]) != "kubeadm" {
 		words = words[1:] // sudo
 	}
@@ -68,9 +69,13 @@ func ParseJoin(line string) (*Join, error) {
 		}
 		if flag == "--token" {
 			j.Token = value
-		} else {
-			j.CAHashes = append(j.CAHashes, strings.ToLower(value))
+			continue
 		}
+		// A terminal that wraps the line may break it inside of the hash.
+		for len(words) > 1 && len(value) < caHashLen && isHex(words[1]) {
+			words, value = words[1:], value+words[1]
+		}
+		j.CAHashes = append(j.CAHashes, strings.ToLower(value))
 	}
 	if bad := badHostPort(j.Master); bad != "" {
 		errs = append(errs, fmt.Errorf("the API server %s", bad))
@@ -90,6 +95,12 @@ func ParseJoin(line string) (*Join, error) {
 		return nil, err
 	}
 	return &j, nil
+}
+
+const caHashLen = len("sha256:") + 2*sha256.Size
+
+func isHex(s string) bool {
+	return strings.Trim(strings.ToLower(s), "0123456789abcdef") == ""
 }
 
 // CheckSSHKey says what is wrong with a line of authorized_keys.

@@ -492,6 +492,10 @@ func TestInitJoin(t *testing.T) {
 	}
 	c.want(string(site), "masters:\n  - cp.example.com:6443\n\n", "token: abcdef.0123456789abcdef", "  - sha256:1123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n")
 
+	broken := strings.ReplaceAll(strings.Replace(joinLine, "89abcdef0123", "89ab\ncdef\n0123", 1), "\n", "\r\n")
+	c.runIn(t.Context(), broken, 0, "init", "--force", "--join", "-")
+	c.run(0, "validate", "site.yaml")
+
 	for line, want := range map[string]string{
 		"kubeadm init": "want a line that begins with kubeadm join",
 		"kubeadm join": "the API server is empty",
@@ -499,6 +503,7 @@ func TestInitJoin(t *testing.T) {
 		strings.Replace(joinLine, "--token", "--cri-socket=x --token", 1):   "--cri-socket, which is not taken over",
 		strings.Replace(joinLine, "abcdef.0", "ABCDEF.0", 1):                "it has no --token",
 		strings.Replace(joinLine, "sha256:11", "sha256:", 1):                "is not sha256: followed by 64",
+		strings.Replace(joinLine, "sha256:11", "sha256:11 1", 1):            "is not sha256: followed by 64",
 		strings.Replace(joinLine, "[fd00:7::11]:6443", "127.0.0.1:6443", 1): "the API server 127.0.0.1 is the loopback address",
 		strings.Replace(joinLine, "[fd00:7::11]:6443", "a:6443 b:6443", 1):  "it names two API servers",
 		strings.Replace(joinLine, "--token", "–token", 1):                   "a text program has changed",
