@@ -42,6 +42,9 @@ func Recipients(names []string) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("reading the recipient %s: %w: give a public key (age1... or ssh-ed25519 ...) or a file of them", shown(name), err)
 		}
+		if strings.Contains(text, "PRIVATE KEY-----") {
+			return nil, fmt.Errorf("reading the recipients of %s: it is a secret key: give the public one, the file that ends in .pub", name)
+		}
 		n := len(keys)
 		for line := range strings.Lines(text) {
 			if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
@@ -51,9 +54,12 @@ func Recipients(names []string) ([]string, error) {
 		if len(keys) == n {
 			return nil, fmt.Errorf("reading the recipients of %s: there are none", name)
 		}
+		if _, err := parse(keys[n:]); err != nil {
+			return nil, fmt.Errorf("reading the recipients of %s: %w", name, err)
+		}
 	}
 	if _, err := parse(keys); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("reading the recipients: %w", err)
 	}
 	return keys, nil
 }
@@ -87,7 +93,7 @@ func parse(keys []string) ([]age.Recipient, error) {
 		var err error
 		switch {
 		case strings.HasPrefix(strings.ToUpper(k), "AGE-SECRET-KEY-"):
-			return nil, errors.New("reading the recipient AGE-SECRET-KEY-...: it is a secret key: give its public key (age-keygen -y prints it)")
+			return nil, errors.New("AGE-SECRET-KEY-... is a secret key: give its public key (age-keygen -y prints it)")
 		case strings.HasPrefix(k, "ssh-"):
 			r, err = agessh.ParseRecipient(k)
 		default:
@@ -95,7 +101,7 @@ func parse(keys []string) ([]age.Recipient, error) {
 		}
 		if err != nil {
 			// The library quotes what it was given.
-			return nil, fmt.Errorf("reading the recipient %.20s...: not a public key of age or ssh: want one that begins with age1 or ssh-ed25519", k)
+			return nil, fmt.Errorf("%.20s... is not a public key of age or ssh: want one that begins with age1 or ssh-ed25519", k)
 		}
 		out = append(out, r)
 	}
@@ -106,7 +112,7 @@ func parse(keys []string) ([]age.Recipient, error) {
 func Seal(plain []byte, keys []string) ([]byte, error) {
 	recipients, err := parse(keys)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("reading the recipients: %w", err)
 	}
 	var b bytes.Buffer
 	a := armor.NewWriter(&b)

@@ -88,6 +88,19 @@ func TestBadKeys(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	for name, text := range map[string]string{
+		"id":   "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNz\n-----END OPENSSH PRIVATE KEY-----\n",
+		"line": "kubeadm join 192.0.2.1:6443 --token abcdef.0123456789abcdef\n",
+	} {
+		file := write(t, name, text)
+		want := map[string]string{
+			"id":   ": it is a secret key: give the public one, the file that ends in .pub",
+			"line": ": kubeadm join 192.0.2... is not a public key of age or ssh",
+		}[name]
+		if _, err := Recipients([]string{file}); err == nil || !strings.HasPrefix(err.Error(), "reading the recipients of "+file+want) {
+			t.Error(err)
+		}
+	}
 	for _, file := range []string{"/not/there", write(t, "pub", id.Recipient().String()), write(t, "pem", "-----BEGIN X-----\n")} {
 		if _, err := ReadIdentity(file); err == nil {
 			t.Error(file)
