@@ -325,6 +325,9 @@ func tokenFor(node string, life time.Duration, now time.Time, taken []Token) (To
 func Load(dir string) (*Record, error) {
 	data, err := os.ReadFile(filepath.Join(dir, fileRecord))
 	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("reading %s: there is no such directory: `edgebake cluster new` makes one", dir)
+		}
 		return nil, fmt.Errorf("reading %s: it is not a directory of `edgebake cluster new`: it has no %s", dir, fileRecord)
 	}
 	if errors.Is(err, syscall.ENOTDIR) {

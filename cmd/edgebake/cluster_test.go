@@ -92,6 +92,7 @@ func TestClusterCommands(t *testing.T) {
 		t.Error(said)
 	}
 	step(1, doc+": it is a file: name the directory", "cluster", "sites", doc)
+	step(1, doc+".d: there is no such directory: `edgebake cluster new` makes one", "cluster", "sites", doc+".d")
 	step(1, "with --cluster a cluster.yaml", "cluster", "new", filepath.Join(dir, "none.yaml"), "--output", minted)
 	step(0, "site", "validate", filepath.Join(minted, "sites", "a.yaml"))
 	step(0, "wrote 3 Sites", "cluster", "sites", minted) // the same again replaces nothing
