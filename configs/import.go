@@ -124,7 +124,7 @@ func (im *importer) nameNodes(warn func(string)) {
 	}
 	im.defaults = without(im.defaults, "nodeName")
 	if warn != nil {
-		warn(fmt.Sprintf("nodeName %s of %s is left out: the table names the machines, and each node is called as its site. To have it all the same, add it to defaults in the Inventory", name.Value, im.template))
+		warn(fmt.Sprintf("nodeName %s of %s is left out: the table names the machines, and each node is called as its site. To have it all the same, add it to defaults in the Inventory", name.Value, FileName(im.template)))
 	}
 }
 
@@ -371,7 +371,7 @@ func (im *importer) named(line int) {
 			continue
 		}
 		said[i] = true
-		im.problem(line, c.header, "holds %s, and nothing says which interface that is: put network: {interfaces: [{name: en*}]} into %s, or name it in a column (interface)", c.field, im.template)
+		im.problem(line, c.header, "holds %s, and nothing says which interface that is: put network: {interfaces: [{name: en*}]} into %s, or name it in a column (interface)", c.field, FileName(im.template))
 	}
 }
 

@@ -315,6 +315,9 @@ func TestInventoryImport(t *testing.T) {
 		t.Errorf("%v, %v", fi.Mode(), err)
 	}
 	c.run(0, "validate", "inventory.yaml")
+	template := strings.Replace(site, "berlin-7", `"shop-{{.MAC}}"`, 1)
+	c.runIn(t.Context(), template, 0, "inventory", "import", "stores.csv", "--template", "-", "--map", "S/N=serial", "--map", "Manager=-")
+	c.want(c.err, "WARNING: nodeName shop-{{.MAC}} of standard input is left out")
 	c.run(1, ok...)
 	c.want(c.err, "inventory.yaml exists; --force replaces it")
 	c.run(2, "inventory", "import", "stores.csv")
