@@ -571,6 +571,10 @@ func TestInterruptedPromises(t *testing.T) {
 // TestHelpfulEdges are small things that a first hour meets.
 func TestHelpfulEdges(t *testing.T) {
 	c := newCLI(t)
+	for _, pool := range []string{"shops", "shops=edge", "=Edge", "shops=Edge,office"} {
+		c.run(2, "cluster", "verify", "--nodepool", pool)
+		c.want(c.err, `invalid argument "`+pool+`" for "--nodepool" flag: want NAME=Edge or NAME=Cloud`)
+	}
 	c.run(0, "--version")
 	c.want(c.out, "edgebake ")
 	c.run(2, "biuld", "image.yaml")

@@ -257,16 +257,28 @@ with them stay.`,
 // wantedFlags are what prepare and verify are asked for.
 func wantedFlags(c *cobra.Command, vip *string, pools *map[string]string) {
 	c.Flags().StringVar(vip, "vip", "10.103.97.2", "VIP of the Sites; kube-proxy in mode ipvs must leave it alone")
-	c.Flags().StringToStringVar(pools, "nodepool", nil, "node pool that must exist, as NAME=Edge or NAME=Cloud (can be repeated)")
-	c.Flags().Lookup("nodepool").DefValue = "" // which help would show as []
+	*pools = map[string]string{}
+	c.Flags().Var(nodePools(*pools), "nodepool", "node pool that must exist, as NAME=Edge or NAME=Cloud (can be repeated)")
+}
+
+// nodePools are the node pools of a flag, and the type of each.
+type nodePools map[string]string
+
+func (p nodePools) String() string { return "" }
+func (p nodePools) Type() string   { return "pool" }
+
+func (p nodePools) Set(s string) error {
+	for pool := range strings.SplitSeq(s, ",") {
+		name, kind, _ := strings.Cut(strings.TrimSpace(pool), "=")
+		if name == "" || kind != "Edge" && kind != "Cloud" {
+			return errors.New("want NAME=Edge or NAME=Cloud")
+		}
+		p[name] = kind
+	}
+	return nil
 }
 
 func wanted(vip string, pools map[string]string) (cluster.Wanted, error) {
-	for name, kind := range pools {
-		if kind != "Edge" && kind != "Cloud" {
-			return cluster.Wanted{}, usageError{fmt.Errorf("--nodepool %s=%s: want %s=Edge or %s=Cloud", name, kind, name, name)}
-		}
-	}
 	if _, err := netip.ParseAddr(vip); err != nil && vip != "" {
 		return cluster.Wanted{}, usageError{fmt.Errorf("--vip %q: it is not an IP address", vip)}
 	}
