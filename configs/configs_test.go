@@ -518,6 +518,19 @@ func FuzzIgnition(f *testing.F) {
 	})
 }
 
+// TestIgnitionIsJSON: whoever gives another file, or a Butane config, is told.
+func TestIgnitionIsJSON(t *testing.T) {
+	const tail = "; a Butane config must be translated first (butane --strict)"
+	for text, want := range map[string]string{
+		"# A config\nvariant: fcos\n":  "a.ign:1:2: not an Ignition config, which is JSON: invalid character '#' looking for beginning of value" + tail,
+		`{"ignition":{"version":"9"}}`: "a.ign: ignition.version must be one of 3.0.0 to 3.6.0" + tail,
+	} {
+		if _, probs := ParseIgnition("a.ign", []byte(text)); probs == nil || probs.Error() != want {
+			t.Errorf("%v\nwant %s", probs, want)
+		}
+	}
+}
+
 // TestAccepted: what looks like a mistake and is none.
 func TestAccepted(t *testing.T) {
 	for name, more := range map[string]string{

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,6 +36,7 @@ func ParseIgnition(name string, data []byte) (*types.Config, Problems) {
 		probs[0].File = name
 		return nil, probs
 	}
+	isJSON := json.Valid(data)
 	cfg, rep, err := ign.ParseCompatibleVersion(data)
 	for _, e := range rep.Entries {
 		// A key the library does not know is only a warning to it. To an
@@ -43,6 +45,9 @@ func ParseIgnition(name string, data []byte) (*types.Config, Problems) {
 			continue
 		}
 		p := Problem{File: name, Msg: atMost(maxMsg, e.Message)}
+		if !isJSON {
+			p.Msg = fmt.Sprintf("not an Ignition config, which is JSON: %s; %s", p.Msg, fromButane)
+		}
 		if s := e.Marker.StartP; s != nil {
 			p.Line, p.Col = int(s.Line), int(s.Column)
 		}
@@ -69,9 +74,11 @@ func ParseIgnition(name string, data []byte) (*types.Config, Problems) {
 	return &cfg, nil
 }
 
+const fromButane = "a Butane config must be translated first (butane --strict)"
+
 func ignitionError(err error) string {
 	if errors.Is(err, ignerrors.ErrUnknownVersion) || errors.Is(err, ignerrors.ErrInvalidVersion) {
-		return "ignition.version must be one of 3.0.0 to 3.6.0; a Butane config must be translated first (butane --strict)"
+		return "ignition.version must be one of 3.0.0 to 3.6.0; " + fromButane
 	}
 	return fmt.Sprintf("not an Ignition config: %v", err)
 }
