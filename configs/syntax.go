@@ -34,6 +34,7 @@ const (
 	tabIndented   = "found a tab character that violates indentation"
 	tabInText     = "found a tab character where an indentation space is expected"
 	openAtEnd     = "found unexpected end of stream"
+	openAtNext    = "found unexpected document indicator"
 	noEndOfList   = "did not find expected ',' or ']'"
 	noEndOfFields = "did not find expected ',' or '}'"
 )
@@ -242,7 +243,7 @@ func (s *source) locate(line int, words string) (at, col int, hint string) {
 				return line, i + 2, "a value that begins with " + c + " needs quotes"
 			}
 		}
-	case openAtEnd:
+	case openAtEnd, openAtNext:
 		return line, 0, "a quote that begins in this line is not closed"
 	case noColon:
 		return line, begin(line), colonHint + "; a line of a text (|) needs the indentation of the lines before it"

@@ -42,6 +42,7 @@ func TestWhereYAMLIsWrong(t *testing.T) {
 		{"item below a list in brackets", head + "masters: [a]\n  §- b\nnodeName: x\n", "column 3"},
 		{"no space behind the dash", head + "masters:\n  §-a\n  - b\n", `a space is missing after the "-"`},
 		{"quote open", head + "nodeName: \"x¶\nmasters: [a]\n", "a quote that begins in this line is not closed"},
+		{"quote open before another document", head + "nodeName: \"x¶\nmasters: [a]\n---\nkind: A\n", "a quote that begins in this line is not closed"},
 		{"quote closed by the next", head + "nodeName: \"x¶\nmasters: [\"a\"]\n", "closed in line 4 only"},
 		{"quote closed far below", head + "nodeName: 'x¶\nmasters: [a]\n\ncredentials:\n  token: 'y'\n", "closed in line 7 only"},
 		{"quote open in a list", head + "masters: [\"a, b]¶\nnodeName: x\n", "is not closed"},
