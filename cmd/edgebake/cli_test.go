@@ -472,6 +472,28 @@ func TestMeantFlags(t *testing.T) {
 	c.want(c.err, `did you mean "edgebake stamp a.raw site.yaml --output b.raw"?`)
 	c.run(2, "flash", "a.raw", "/dev/sdx", "site.yaml")
 	c.want(c.err, `did you mean "edgebake flash a.raw /dev/sdx --site site.yaml"?`)
+	for words, flag := range map[string]string{
+		"build image.yaml a.raw":              "--output",
+		"installer a.raw.zst a.iso":           "--iso",
+		"preflight site.yaml a.raw":           "--image",
+		"report a.raw a.html":                 "--output",
+		"verify a.raw office.pub":             "--key",
+		"pull r.test/a:1 a.raw.zst":           "--output",
+		"init shops":                          "--dir",
+		"inventory import a.csv site.yaml":    "--template",
+		"site sign site.yaml office.key":      "--key",
+		"cluster new cluster.yaml shops":      "--output",
+		"cluster sites shops out":             "--output",
+		"cluster token mint shop-7":           "--node",
+		"installer a.raw.zst b.raw.zst":       "",
+		"cluster new cluster.yaml a -o shops": "",
+	} {
+		c.run(2, strings.Fields(words)...)
+		i := strings.LastIndex(words, " ") + 1
+		if want := fmt.Sprintf("did you mean %q?", "edgebake "+words[:i]+flag+" "+words[i:]); strings.Contains(c.err, want) != (flag != "") {
+			t.Errorf("%s: %s", words, c.err)
+		}
+	}
 	c.run(2, "init", "--join", "kubeadm", "join", "192.0.2.1:6443", "--token", "x")
 	c.want(c.err, "put the line that kubeadm prints in quotes")
 	c.run(2, "init", "--join", "")

@@ -34,22 +34,48 @@ func imageFirst(c *cobra.Command, a []string) error {
 	return nil
 }
 
+// meantFlags are flags whose value is often given as the operand behind all others;
+// is tells it by its name.
+var meantFlags = []struct {
+	command  string
+	operands int
+	flag     string
+	is       func(name string) bool
+}{
+	{"build", 1, "--output", isImageName},
+	{"stamp", 2, "--output", isImageName},
+	{"flash", 2, "--site", endsIn(documentEndings...)},
+	{"installer", 1, "--iso", endsIn("iso")},
+	{"preflight", 1, "--image", isImageName},
+	{"report", 1, "--output", endsIn("html", "json")},
+	{"verify", 1, "--key", endsIn("pub")},
+	{"pull", 1, "--output", isImageName},
+	{"init", 0, "--dir", anyName},
+	{"inventory import", 1, "--template", endsIn(documentEndings...)},
+	{"site sign", 1, "--key", anyName},
+	{"cluster new", 1, "--output", anyName},
+	{"cluster sites", 1, "--output", anyName},
+	{"cluster token mint", 0, "--node", anyName},
+}
+
+func anyName(string) bool { return true }
+
+func endsIn(endings ...string) func(string) bool {
+	return func(name string) bool { return slices.Contains(endings, strings.TrimPrefix(filepath.Ext(name), ".")) }
+}
+
 // lastIsFlags is the command line that was meant where the operand that is too many
 // belongs to a flag; empty where that is not known.
 func lastIsFlags(c *cobra.Command, a []string) string {
-	if len(a) != 3 {
-		return ""
+	command := strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" ")
+	for _, m := range meantFlags {
+		n := m.operands
+		given := c.Flags().Changed(strings.TrimPrefix(m.flag, "--"))
+		if m.command == command && len(a) == n+1 && m.is(a[n]) && !given {
+			return strings.Join(slices.Concat([]string{c.CommandPath()}, a[:n], []string{m.flag, a[n]}), " ")
+		}
 	}
-	flag := ""
-	switch {
-	case c.Name() == "stamp" && isImageName(a[2]):
-		flag = "--output"
-	case c.Name() == "flash" && slices.Contains(documentEndings, strings.TrimPrefix(filepath.Ext(a[2]), ".")):
-		flag = "--site"
-	default:
-		return ""
-	}
-	return fmt.Sprintf("%s %s %s %s %s", c.CommandPath(), a[0], a[1], flag, a[2])
+	return ""
 }
 
 func newInspect(s streams) *cobra.Command {
