@@ -105,7 +105,7 @@ var errNoLock = errors.New("--locked: no lock beside the Image; build once witho
 
 func checkLock(l *plan.Lock, p *plan.Plan) error {
 	if err := l.Check(p); err != nil {
-		return fmt.Errorf("--locked: the lock and the Image differ; build without --locked to renew it:\n%w", err)
+		return fmt.Errorf("--locked: the lock and the Image differ:\n%w", err)
 	}
 	return nil
 }

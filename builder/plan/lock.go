@@ -179,7 +179,7 @@ func (l *Lock) Check(p *Plan) error {
 		}
 	}
 	if len(errs) > 0 {
-		errs = append(errs, errors.New("the lock is of other inputs: to fix: build without --locked, which renews it, or take the Image, the files and the edgebake that it was made with"))
+		errs = append(errs, errors.New("to fix: build without --locked, which renews the lock, or take the Image, the files and the edgebake that it was made with"))
 	}
 	return errors.Join(errs...)
 }

@@ -125,6 +125,8 @@ func (t *target) readLock(named, image string, several bool) error {
 	switch {
 	case named != "" && several:
 		names = []string{forArch(named, t.img.Arch), named}
+	case named == "" && image == "-" && t.Locked:
+		return usageError{errors.New("--locked: an Image from standard input has no lock beside it: name one with --lock")}
 	case named == "" && image == "-":
 		return nil
 	case named == "":
@@ -163,6 +165,9 @@ func (t *target) readLock(named, image string, several bool) error {
 		}
 		t.Lock, t.RootRoom = lock, lock.RootRoom
 		return nil
+	}
+	if foreign == nil && t.Locked {
+		return fmt.Errorf("--locked: there is no lock %s: build once without --locked to make it, or name another with --lock", t.lock)
 	}
 	return foreign
 }

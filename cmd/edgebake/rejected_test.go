@@ -227,13 +227,24 @@ func TestImagesCommand(t *testing.T) {
 	c.run(0, "images", "image.yaml", "-o", "json")
 	c.want(c.out, `"ref": "edgebake.test/pause:1"`, `"size": `, `"shared": 0`)
 	c.run(1, "images", "image.yaml", "--locked")
-	c.want(c.err, "no lock beside the Image")
+	c.want(c.err, "--locked: there is no lock image.lock: build once without --locked to make it, or name another with --lock")
+	c.run(1, "plan", "image.yaml", "--locked", "--lock", "other.lock")
+	c.want(c.err, "--locked: there is no lock other.lock: ")
+	image, err := os.ReadFile("image.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.runIn(t.Context(), string(image), 2, "plan", "-", "--locked")
+	c.want(c.err, "--locked: an Image from standard input has no lock beside it: name one with --lock")
 	c.run(0, "build", "image.yaml")
 	c.want(c.out, "2 Debian packages, 1 container image of 8 KiB in 1 layer\n")
 	c.run(0, "images", "image.yaml", "--locked")
 	c.project(func(s string) string { return strings.Replace(s, "layout: images", "layout: ./images", 1) })
 	c.run(1, "images", "image.yaml", "--locked")
-	c.want(c.err, "--locked: the lock and the Image differ", "input image edgebake.test/pause:1 is described otherwise")
+	c.want(c.err, "--locked: the lock and the Image differ:\ninput image edgebake.test/pause:1 is described otherwise")
+	if n := strings.Count(c.err, "build without --locked"); n != 1 {
+		t.Errorf("the fix is told %d times: %s", n, c.err)
+	}
 	c.project(func(s string) string {
 		s = strings.Replace(s, "  sandbox: edgebake.test/pause:1\n", "", 1)
 		return strings.Replace(s, "images:\n  - ref: edgebake.test/pause:1\n    layout: images\n", "", 1)
@@ -543,5 +554,5 @@ func TestReportOfAnotherBuild(t *testing.T) {
 	// A lock of other inputs says what to do.
 	c.file("notes.txt", "a third note")
 	c.run(1, "build", "image.yaml", "--force", "--locked")
-	c.want(c.err, "input file 1 has sha256", "build without --locked, which renews it")
+	c.want(c.err, "input file 1 has sha256", "build without --locked, which renews the lock")
 }

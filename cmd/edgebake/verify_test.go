@@ -142,7 +142,7 @@ func TestBuildFilesAreDistinct(t *testing.T) {
 		"--output out/x.raw --lock office.key --sign office.key":               "office.key: reading the lock: ",
 		"--arch amd64,arm64 --output out/x.raw --export-base out/x.raw":        "--export-base out/x-arm64.raw: it is the image for arm64: name another file",
 		"--output out/x.raw --base out/x.raw":                                  "--output out/x.raw: it is the base of --base: name another file",
-		"--output out/x.raw --locked --lock out/x.report.json --base base.tar": "--lock out/x.report.json: it is the report of the image: name another file",
+		"--output out/x.raw --locked --lock out/x.report.json --base base.tar": "--locked: there is no lock out/x.report.json: ",
 	} {
 		c.run(1, append([]string{"build", "image.yaml", "--force"}, strings.Fields(args)...)...)
 		c.want(c.err, want)
