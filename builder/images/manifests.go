@@ -79,11 +79,13 @@ type Found struct {
 }
 
 // fromManifests lists the images of the Kubernetes manifests that the globs
-// match, relative to dir. A glob that matches nothing is an error: somebody
-// expects images from it.
+// match, relative to dir. A glob that matches nothing is an error, and one whose
+// files run nothing: somebody expects images from it, and where kubectl fails it
+// leaves an empty file.
 func fromManifests(dir string, globs []string) ([]Found, error) {
 	var files []string
-	from := map[string]int{} // file: its pattern
+	from := map[string]int{}                // file: its pattern
+	matched := make([][]string, len(globs)) // by a pattern
 	var errs []error
 	for at, g := range globs {
 		pattern := g
@@ -96,6 +98,7 @@ func fromManifests(dir string, globs []string) ([]Found, error) {
 		} else if len(names) == 0 {
 			errs = append(errs, globError(at, fmt.Errorf("%q: no file matches; correct the pattern, or remove it", g)))
 		}
+		matched[at] = names
 		for _, n := range names {
 			if !slices.Contains(files, n) {
 				files = append(files, n)
@@ -104,10 +107,12 @@ func fromManifests(dir string, globs []string) ([]Found, error) {
 		}
 	}
 	var found []Found
+	says := map[string]bool{} // files with images in them, or with an error
 	for _, name := range files {
 		raw, err := readFile(name)
 		if err != nil {
 			errs = append(errs, globError(from[name], fmt.Errorf("%w; correct the pattern, or that file", err)))
+			says[name] = true
 			continue
 		}
 		rel, err := filepath.Rel(dir, name)
@@ -117,6 +122,12 @@ func fromManifests(dir string, globs []string) ([]Found, error) {
 		fs, err := imagesOf(rel, raw)
 		found = append(found, fs...)
 		errs = append(errs, err)
+		says[name] = len(fs) > 0 || err != nil
+	}
+	for at, names := range matched {
+		if len(names) > 0 && !slices.ContainsFunc(names, func(n string) bool { return says[n] }) {
+			errs = append(errs, globError(at, fmt.Errorf("%q: no manifest there runs a container image; write the file again, or remove this", globs[at])))
+		}
 	}
 	slices.SortStableFunc(found, func(a, b Found) int { return cmp.Compare(a.Ref.String(), b.Ref.String()) })
 	found = slices.CompactFunc(found, func(a, b Found) bool { return a.Ref == b.Ref })

@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -358,6 +359,18 @@ func TestImagesfromManifests(t *testing.T) {
 	write("bomb.yaml", "kind: List\nitems: &x [{kind: List, items: *x}]\n")
 	_, err = fromManifests(dir, []string{"b*.yaml", "none/*.yaml"})
 	wantError(t, err, "bad.yaml:3: Pod x", "untagged:1.2.3", `"A B"`, "broken.yaml", "no file matches", "bomb.yaml:2: Lists in Lists")
+
+	// What is left of a kubectl that failed, and a cluster without any.
+	write("empty.yaml", "")
+	write("text.yaml", "The connection to the server localhost:8080 was refused")
+	write("list.yaml", "apiVersion: v1\nkind: List\nitems: []\n")
+	for _, name := range []string{"empty.yaml", "text.yaml", "list.yaml", "[elt]*t*.yaml"} {
+		_, err := fromManifests(dir, []string{"all.yaml", name})
+		wantError(t, err, fmt.Sprintf("imagesFrom[1]: %q: no manifest there runs a container image", name))
+	}
+	if _, err := fromManifests(dir, []string{"*l*.yaml"}); err != nil {
+		t.Errorf("a file beside it runs some: %v", err)
+	}
 }
 
 func TestListAddsWhatIsNeeded(t *testing.T) {
