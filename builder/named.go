@@ -24,10 +24,10 @@ const (
 	namedFile namedKind = iota
 	namedLayout
 	namedOverlay
+	namedPrograms // a directory, of which a build knows what it takes
 )
 
-// namedBy lists what an Image names, but for programs, whose names a build knows, and
-// for what imagesFrom lists; dir is where its relative paths begin.
+// namedBy lists what an Image names, but for what imagesFrom lists; dir is where its relative paths begin.
 func namedBy(img *configs.Image, dir string) []named {
 	var list []named
 	add := func(field, path string, kind namedKind) {
@@ -46,6 +46,16 @@ func namedBy(img *configs.Image, dir string) []named {
 		for i, k := range d.Keyrings {
 			add(fmt.Sprintf("base.debian.keyrings[%d]", i), k, namedFile)
 		}
+	}
+	programs := func(field string, s configs.Source) {
+		if s.File != nil {
+			add(field+".source.file.dir", s.File.Dir, namedPrograms)
+		}
+	}
+	programs("kubernetes", img.Kubernetes.Source)
+	programs("containerd", img.Containerd.Source)
+	if c := img.Containerd.Crictl; c != nil {
+		programs("containerd.crictl", c.Source)
 	}
 	if c := img.CNI.Config; c != "bridge" && c != "none" {
 		add("cni.config", c, namedFile)
@@ -73,8 +83,8 @@ func namedBy(img *configs.Image, dir string) []named {
 }
 
 // LookForFiles reports files and directories that an Image names and that are not
-// there; dir is where its relative paths begin. Programs, whose names a build
-// knows, are left to it.
+// there; dir is where its relative paths begin. Programs in a directory, whose
+// names a build knows, are left to it.
 func LookForFiles(img *configs.Image, dir string) error {
 	var errs []error
 	for _, n := range namedBy(img, dir) {
@@ -82,7 +92,7 @@ func LookForFiles(img *configs.Image, dir string) error {
 		switch n.kind {
 		case namedFile:
 			err = checkNamedFile(n.path)
-		case namedLayout:
+		case namedLayout, namedPrograms:
 			err = checkNamedDir(n.path)
 		case namedOverlay:
 			err = checkOverlay(n.path, dir)

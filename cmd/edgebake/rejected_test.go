@@ -475,6 +475,7 @@ func TestValidateLooksForFiles(t *testing.T) {
 	c.project(func(s string) string {
 		s = strings.Replace(s, "config: bridge, podCIDR: 10.244.0.0/16", "config: net.conflist", 1)
 		s = strings.Replace(s, "file: base.tar", "file: gone.tar", 1)
+		s = strings.Replace(s, "dir: programs", "dir: bin", 1)
 		s = strings.Replace(s, "dir: overlay", "dir: gone", 1)
 		s = strings.Replace(s, "    layout: images\n", "    layout: none\n  - ref: edgebake.test/app:1\n    archive: images\nimagesFrom: [apps/*.yaml, app.yaml]\n", 1)
 		return strings.Replace(s, "source: notes.txt", "source: overlay", 1)
@@ -483,7 +484,7 @@ func TestValidateLooksForFiles(t *testing.T) {
 	before := names(t, c.dir)
 	c.run(1, "validate", "image.yaml")
 	c.want(c.err, "image.yaml:6:5: base.tar: open gone.tar: no such file or directory: make it, or correct the path (a relative one begins at the Image's directory)",
-		"cni.config: open net.conflist", "overlays[0].dir: open gone", "files[1].source: overlay is not a file",
+		"kubernetes.source.file.dir: open bin: no such file or directory: make it", "cni.config: open net.conflist", "overlays[0].dir: open gone", "files[1].source: overlay is not a file",
 		"image.yaml:20:13: images[0].layout: open none: no such file", "images[1].archive: images is not a file", `imagesFrom[0]: "apps/*.yaml": no file matches`, "UPPER/case")
 	if got := names(t, c.dir); !slices.Equal(got, before) {
 		t.Errorf("left %q, there was %q", got, before)
