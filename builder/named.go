@@ -27,7 +27,8 @@ const (
 	namedPrograms // a directory, of which a build knows what it takes
 )
 
-// namedBy lists what an Image names, but for what imagesFrom lists; dir is where its relative paths begin.
+// namedBy lists what an Image names, but for what imagesFrom lists; dir is where its
+// relative paths begin.
 func namedBy(img *configs.Image, dir string) []named {
 	var list []named
 	add := func(field, path string, kind namedKind) {
