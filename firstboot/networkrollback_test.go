@@ -20,6 +20,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 func address(addr string) string {
@@ -442,9 +443,7 @@ func TestRollbackOfPermissions(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			if os.Geteuid() != 0 {
-				t.Skip("only root gives files to others")
-			}
+			desk.NeedRoot(t, "only root gives files to others")
 			w := nativeWorld(t, site(`"mode":416,"group":{"id":152}`))
 			w.link = func() bool {
 				st, err := os.Stat(filepath.Join(w.root, path))
