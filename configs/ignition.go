@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -36,7 +35,7 @@ func ParseIgnition(name string, data []byte) (*types.Config, Problems) {
 		probs[0].File = name
 		return nil, probs
 	}
-	isJSON := json.Valid(data)
+	isJSON := bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) // if perhaps with a slip
 	cfg, rep, err := ign.ParseCompatibleVersion(data)
 	for _, e := range rep.Entries {
 		// A key the library does not know is only a warning to it. To an

@@ -153,7 +153,7 @@ func TestArchivesAsSources(t *testing.T) {
 }
 
 // writes is a context that is asked before each read of an archive, and writes another
-// one before the third: when the digest of the first is known.
+// one before the second: the first has read all of it, for its digest.
 type writes struct {
 	context.Context
 	reads atomic.Int64
@@ -161,7 +161,7 @@ type writes struct {
 }
 
 func (w *writes) Err() error {
-	if w.reads.Add(1) == 3 {
+	if w.reads.Add(1) == 2 {
 		w.now()
 	}
 	return w.Context.Err()
