@@ -73,7 +73,7 @@ when a short try shows that it works.`,
 	f.IntVar(&m.Memory, "memory", 2048, "memory in MiB")
 	f.Int64Var(&size, "disk", 8, "size of the disk in GiB, as of a device the image was written to; 0: the image's own")
 	f.StringVar(&accel, "accel", "", "kvm or tcg (default: what a short try shows to work)")
-	f.StringArrayVar(&forward, "forward", nil, "HOST:GUEST port to forward from this machine's loopback, repeatable")
+	f.StringArrayVar(&forward, "forward", nil, "`HOST:GUEST` port to forward from this machine's loopback, repeatable")
 	f.BoolVar(&secure, "secure-boot", false, "firmware with Secure Boot switched on")
 	return c
 }

@@ -39,7 +39,7 @@ func (f *imageFlags) flags(c *cobra.Command) {
 	cacheFlag(c, &f.cache)
 	c.Flags().StringVar(&f.lock, "lock", "", "lock file (default: beside the Image, image.lock for image.yaml)")
 	c.Flags().BoolVar(&f.locked, "locked", false, "reject every input that is not in the lock")
-	c.Flags().StringSliceVar(&f.archs, "arch", nil, "architecture to build for, instead of the Image's: "+strings.Join(configs.Architectures(), " or "))
+	c.Flags().StringSliceVar(&f.archs, "arch", nil, "`architecture` to build for, instead of the Image's: "+strings.Join(configs.Architectures(), " or "))
 	_ = c.RegisterFlagCompletionFunc("arch", cobra.FixedCompletions(configs.Architectures(), cobra.ShellCompDirectiveNoFileComp))
 }
 

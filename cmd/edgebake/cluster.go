@@ -100,7 +100,7 @@ domain, masters, or a lower version of Kubernetes.`,
 	f.StringVarP(&out, "output", "o", "", "directory to write to; it must be new, empty or this cluster's")
 	_ = c.MarkFlagDirname("output")
 	f.SetNormalizeFunc(outIsOutput)
-	f.StringArrayVar(&encryptTo, "encrypt-to", nil, "encrypt the secrets to this age or ssh public key, or to those of this file (can be repeated)")
+	f.StringArrayVar(&encryptTo, "encrypt-to", nil, "encrypt the secrets to this age or ssh public `key`, or to those of this file (can be repeated)")
 	return c
 }
 
@@ -199,7 +199,7 @@ the cluster lives stamp Sites without the words.`,
 	f.StringVar(&o.identity, "identity", "", "file of the secret key that opens an encrypted DIR")
 	_ = c.MarkFlagFilename("identity")
 	f.Var((*span)(&o.birth), "birth", "let etcd begin with nothing until this long from now, e.g. 48h")
-	f.StringSliceVar(&o.words.Absent, "absent", nil, "control-plane node that is dead on arrival; the cluster is born without it")
+	f.StringSliceVar(&o.words.Absent, "absent", nil, "control-plane `node` that is dead on arrival; the cluster is born without it")
 	f.StringVar(&o.words.ContinueFrom, "continue-from", "", "control-plane node whose data is kept where etcd's quorum is lost for good")
 	f.StringVar(&o.snapshot, "restore", "", "snapshot of etcd that the node of --continue-from begins with")
 	_ = c.MarkFlagFilename("restore", "db")

@@ -54,7 +54,7 @@ page shows what machines say, the cluster's own word is ` + "`edgebake cluster s
 	f := c.Flags()
 	f.StringVar(&r.dir, "dir", "reports", "directory of the reports, the certificate and its key")
 	_ = c.MarkFlagDirname("dir")
-	f.StringSliceVar(&r.names, "name", nil, "names or IP addresses that machines reach this computer by; required the first time")
+	f.StringSliceVar(&r.names, "name", nil, "`names` or IP addresses that machines reach this computer by; required the first time")
 	f.StringVar(&r.listen, "listen", ":8443", "address that machines report to")
 	f.StringVar(&r.page, "page", "127.0.0.1:8444", "address of the page, which asks nobody who they are; empty: none")
 	return c

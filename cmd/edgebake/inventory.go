@@ -61,7 +61,7 @@ are taken.`,
 	_ = c.MarkFlagFilename("template", documentEndings...)
 	f.StringVarP(&o.output, "output", "o", "", "Inventory to write (default: standard output)")
 	_ = c.MarkFlagFilename("output", documentEndings...)
-	f.StringArrayVar(&o.columns, "map", nil, "COLUMN=FIELD, repeatable; FIELD - leaves the column out")
+	f.StringArrayVar(&o.columns, "map", nil, "`COLUMN=FIELD`, repeatable; FIELD - leaves the column out")
 	f.BoolVarP(&o.force, "force", "f", false, "replace an output that is there")
 	o.secrets.identityFlag(c)
 	return c

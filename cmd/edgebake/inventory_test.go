@@ -71,6 +71,10 @@ func TestInventoryOntoAnImage(t *testing.T) {
 		t.Errorf("%+v, %v", info.Slot, err)
 	}
 	c.run(0, "stamp", "g.raw", "inventory.yaml", "--each", "-o", "copies")
+	for _, dir := range []string{"copies", "gone/"} {
+		c.run(2, "stamp", "g.raw", "inventory.yaml", "-o", dir)
+		c.want(c.err, "--output "+dir+": it is a directory: name a file in it, or write a copy or a slot for each Site into it: --each, --slots")
+	}
 	if entries, err := os.ReadDir("copies"); err != nil || len(entries) != 2 || entries[0].Name() != "berlin.raw" {
 		t.Errorf("%v, %v", entries, err)
 	}

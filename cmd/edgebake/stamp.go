@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -139,6 +140,13 @@ func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 		return err
 	}
 	if o.Output != "" {
+		if st, err := os.Stat(o.Output); strings.HasSuffix(o.Output, "/") || err == nil && st.IsDir() {
+			hint := ""
+			if doc.Inventory != nil {
+				hint = ", or write a copy or a slot for each Site into it: --each, --slots"
+			}
+			return usageError{fmt.Errorf("--output %s: it is a directory: name a file in it%s", o.Output, hint)}
+		}
 		if err := o.secrets.notRead("--output", o.Output, doc.Read); err != nil {
 			return err
 		}

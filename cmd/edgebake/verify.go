@@ -70,7 +70,7 @@ Without --key it finds damage, not malice: the digest is in the image.`,
 
 // keyFlag adds --key.
 func keyFlag(c *cobra.Command, names *[]string) {
-	c.Flags().StringArrayVar(names, "key", nil, "minisign public key, a file or the key itself, that must have signed the image; repeatable")
+	c.Flags().StringArrayVar(names, "key", nil, "minisign public `key`, a file or the key itself, that must have signed the image; repeatable")
 	_ = c.MarkFlagFilename("key", "pub")
 }
 
