@@ -28,15 +28,20 @@ func (b *build) isPinned(i configs.ContainerImage) bool {
 	return b.Locked || i.Layout == "" && i.Archive == ""
 }
 
+// imageWarnings are what nodes without a registry may lack; notes are those of the list.
+func imageWarnings(img *configs.Image, notes []string) []string {
+	if img.Containerd.Sandbox == "" {
+		notes = append(notes, "containerd.sandbox names no pause image: containerd pulls its own before a node's first pod starts; for nodes without a registry add one to images, and name it there")
+	}
+	return notes
+}
+
 // resolveImages pins the container images to take on board. A digest in the
 // lock counts as if the Image gave it.
 func (b *build) resolveImages(ctx context.Context) error {
 	list, notes, listErr := images.List(b.img, b.Dir)
-	for _, n := range notes {
+	for _, n := range imageWarnings(b.img, notes) {
 		b.event(Event{Step: "images", State: StateWarning, Text: n})
-	}
-	if b.img.Containerd.Sandbox == "" {
-		b.event(Event{Step: "images", State: StateWarning, Text: "containerd.sandbox names no pause image: containerd pulls its own before a node's first pod starts; for nodes without a registry add one to images, and name it there"})
 	}
 	if len(list) == 0 {
 		return listErr

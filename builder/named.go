@@ -86,7 +86,9 @@ func namedBy(img *configs.Image, dir string) []named {
 // LookForFiles reports files and directories that an Image names and that are not
 // there; dir is where its relative paths begin. Programs in a directory, whose
 // names a build knows, are left to it.
-func LookForFiles(img *configs.Image, dir string) error {
+//
+// The warnings are those that a build begins with.
+func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 	var errs []error
 	for _, n := range namedBy(img, dir) {
 		var err error
@@ -100,8 +102,8 @@ func LookForFiles(img *configs.Image, dir string) error {
 		}
 		errs = append(errs, fieldError(n.field, err))
 	}
-	_, _, err := images.List(img, dir) // reads imagesFrom
-	return errors.Join(append(errs, err)...)
+	_, notes, err := images.List(img, dir) // reads imagesFrom
+	return imageWarnings(img, notes), errors.Join(append(errs, err)...)
 }
 
 // NotRead rejects a file to be written, called name in messages, that is one of those

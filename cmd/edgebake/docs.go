@@ -91,8 +91,16 @@ func validateImage(s streams, name string, data []byte, doc *configs.Document) e
 	warnOfDate(s, name, data, images[0])
 	read := document{name: name, data: data}
 	var errs []error
+	var told []string
 	for _, img := range images {
-		errs = append(errs, read.explain(builder.LookForFiles(img, dirOf(name))), checkTemplates(name, data, img))
+		warnings, err := builder.LookForFiles(img, dirOf(name))
+		errs = append(errs, read.explain(err), checkTemplates(name, data, img))
+		for _, w := range warnings {
+			if !slices.Contains(told, w) {
+				told = append(told, w)
+				fmt.Fprintf(s.Err, "%s: %s (warning)\n", configs.FileName(name), w)
+			}
+		}
 	}
 	return builder.JoinDistinct(errs...)
 }
