@@ -122,18 +122,14 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 	}
 	add("agents.firstboot", img.Agents.Firstboot)
 	add("agents.ipvscare", img.Agents.IPVSCare)
-	folder := func(field string, s configs.Source, programs ...string) {
-		for _, p := range programs {
-			if s.File != nil {
-				add(field, s.File.Dir, p)
-				add(field, s.File.Dir, "bin", p)
-			}
+	for _, s := range programSets(img) {
+		if s.source.File == nil {
+			continue
 		}
-	}
-	folder("kubernetes.source", img.Kubernetes.Source, "kubelet", "kubeadm")
-	folder("containerd.source", img.Containerd.Source, "containerd", "containerd-shim-runc-v2", "ctr")
-	if c := img.Containerd.Crictl; c != nil {
-		folder("containerd.crictl.source", c.Source, "crictl")
+		for _, p := range s.programs {
+			add(s.field, s.source.File.Dir, p.name)
+			add(s.field, s.source.File.Dir, "bin", p.name)
+		}
 	}
 	var errs []error
 	for _, n := range list {

@@ -39,8 +39,9 @@ type program struct{ name, path string }
 // sidecars are the names under which release servers publish a digest.
 var sidecars = []string{".sha256", ".sha256sum"}
 
-func (b *build) resolvePrograms(ctx context.Context) error {
-	img, arch := b.img, b.img.Arch
+// programSets are those of an Image.
+func programSets(img *configs.Image) []programSet {
+	arch := img.Arch
 	k8s := programSet{
 		field: "kubernetes.source", source: img.Kubernetes.Source, version: img.Kubernetes.Version,
 		programs: []program{{"kubelet", "usr/bin/kubelet"}, {"kubeadm", "usr/bin/kubeadm"}},
@@ -81,13 +82,17 @@ func (b *build) resolvePrograms(ctx context.Context) error {
 			archive:  fmt.Sprintf("crictl-%s-linux-%s.tar.gz", v, arch),
 		})
 	}
+	return sets
+}
+
+func (b *build) resolvePrograms(ctx context.Context) error {
 	var errs []error
-	for _, s := range sets {
+	for _, s := range programSets(b.img) {
 		if err := b.resolveSet(ctx, s); err != nil {
 			errs = append(errs, fieldError(s.field, err))
 		}
 	}
-	if y := img.Yurthub; y != nil && y.Binary != nil {
+	if y := b.img.Yurthub; y != nil && y.Binary != nil {
 		errs = append(errs, b.fileSource(ctx, "yurthub", origin{field: "yurthub.binary"}, *y.Binary, &plan.Layer{Path: yurthubPath, Mode: tree.ModeRegular | 0o755}))
 	}
 	return errors.Join(errs...)

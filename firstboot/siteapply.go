@@ -344,7 +344,7 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			e.Log.Warn("networkd cannot be told of the network settings yet", "error", err) // the network phase tells it
+			e.Log.Warn("networkd has not reloaded the network settings yet", "error", err) // the network phase tells it
 		}
 	}
 	for _, u := range wpaUnits(c.Paths) {
@@ -459,7 +459,7 @@ func (e *Env) reloadNetwork(ctx context.Context) error {
 }
 
 // lateReload has networkd read the settings that it could not be told of when they were
-// put in place. It is made for one pass: where networkd cannot be told, that goes on.
+// put in place. It is made for one pass, which continues where networkd cannot be asked.
 type lateReload struct{ failed bool }
 
 func (l *lateReload) due(e *Env) bool { return !l.failed && e.exists(unloadedNetwork) }
@@ -473,7 +473,7 @@ func (l *lateReload) run(ctx context.Context, e *Env) error {
 		return err
 	}
 	l.failed = true
-	e.Log.Warn("networkd cannot be told of the network settings", "error", err)
+	e.Log.Warn("networkd has not reloaded the network settings", "error", err)
 	e.Note("the network settings of the Site are not in use yet, the next boot loads them at the latest: %s", oneLine(err))
 	return nil
 }
