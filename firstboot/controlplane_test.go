@@ -105,6 +105,8 @@ type controlPlane struct {
 	certTime time.Duration
 	certEnd  time.Time
 	halves   map[string]bool
+	// publishToken is the token that the cluster was published with.
+	publishToken string
 }
 
 // fakeMember is another control-plane node.
@@ -391,6 +393,7 @@ func (m *controlPlane) kubeadm(c Cmd) error {
 	if i := slices.Index(args, "--kubeconfig-dir"); i > 0 {
 		args, confDir = args[:i], args[i+1]
 	}
+	args, quiet := slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "--skip-token-print" }), slices.Contains(args, "--skip-token-print")
 	phase := strings.Join(args, " ")
 	m.inits = append(m.inits, phase)
 	conf := m.get(c.Args[len(c.Args)-1])
@@ -473,6 +476,11 @@ func (m *controlPlane) kubeadm(c Cmd) error {
 	case "bootstrap-token":
 		if !strings.Contains(conf, "ttl: \"1m0s\"") {
 			m.t.Errorf("a bootstrap token that lives on:\n%s", conf)
+		}
+		_, token, _ := strings.Cut(conf, "token: ")
+		token, _, _ = strings.Cut(token, "\n")
+		if m.publishToken = strings.Trim(token, `"`); !quiet {
+			fmt.Fprintf(c.Output, "[bootstrap-token] Using token: %s\n", m.publishToken)
 		}
 		if err := m.effect("kubeadm publishes cluster-info"); err != nil {
 			return err
@@ -658,6 +666,9 @@ func TestSoleMasterIsBorn(t *testing.T) {
 		t.Errorf("the endpoint is not the machine itself:\n%s", hosts)
 	}
 	m.keysOnlyInPlace()
+	if m.publishToken == "" || strings.Contains(m.log.String()+strings.Join(m.console, "\n"), m.publishToken) {
+		t.Errorf("the token that the cluster was published with, %q, is in the journal", m.publishToken)
+	}
 
 	// The next boot starts etcd with what is there, and publishes nothing.
 	m.inits = nil

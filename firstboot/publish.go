@@ -93,10 +93,10 @@ func publishPhase(active *Active) Phase {
 			if err := kept.CreateAll(ctx, objects); err != nil {
 				return err
 			}
-			// Without one, kubeadm makes a token of its own that is valid for a
-			// day and printed.
+			// Without one, kubeadm makes a token of its own that is valid for a day. It
+			// prints both kinds, and the journal outlives a minute.
 			token := configs.NewSecret(hex.EncodeToString(e.Random(3)) + "." + hex.EncodeToString(e.Random(8)))
-			return kubeadmInit(ctx, e, active, configs.KubeadmLocal{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token"})
+			return kubeadmInit(ctx, e, active, configs.KubeadmLocal{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"})
 		},
 	}
 }
