@@ -28,8 +28,10 @@ func (b *build) isPinned(i configs.ContainerImage) bool {
 	return b.Locked || i.Layout == "" && i.Archive == ""
 }
 
-// imageWarnings are what nodes without a registry may lack; notes are those of the list.
+// imageWarnings returns the Image's own warnings, those of its list of container
+// images (notes), and what nodes without a registry may lack.
 func imageWarnings(img *configs.Image, notes []string) []string {
+	notes = append(img.Warnings(), notes...)
 	if img.Containerd.Sandbox == "" {
 		notes = append(notes, "containerd.sandbox names no pause image: containerd pulls its own before a node's first pod starts; for nodes without a registry add one to images, and name it there")
 	}

@@ -12,7 +12,7 @@ type Cluster struct {
 	Kind string `yaml:"kind" json:"kind" jsonschema:"enum=Cluster"`
 	// Name of the cluster: lower-case letters, digits and -.
 	Name string `yaml:"name" json:"name"`
-	// KubernetesVersion is the version of the control plane, e.g. v1.36.3.
+	// KubernetesVersion is the version of the control plane, e.g. v1.37.2.
 	// v1.31 and later can be built from images.
 	KubernetesVersion string `yaml:"kubernetesVersion" json:"kubernetesVersion"`
 

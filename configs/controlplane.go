@@ -300,7 +300,7 @@ func (s *Site) validateKubeadmDocuments(probs *Problems) {
 	}
 	want("ClusterConfiguration", "etcd.local.dataDir", EtcdDataDir, "the decision whether etcd may start looks there")
 	if c := docs.of("ClusterConfiguration"); c != nil && !k8sVersion.MatchString(yamltree.Text(nodeAt(c, "kubernetesVersion"))) {
-		probs.add(path, "ClusterConfiguration.kubernetesVersion is required, e.g. v1.36.3")
+		probs.add(path, "ClusterConfiguration.kubernetesVersion is required, e.g. "+ExampleKubernetes)
 	}
 }
 

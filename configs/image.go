@@ -141,9 +141,9 @@ type Source struct {
 	// GoModule compiles the programs from the Go module proxy: goModule: {}.
 	GoModule *GoModuleSource `yaml:"goModule,omitempty" json:"goModule,omitempty"`
 	// URL downloads the programs from a release server, or a mirror of one, with
-	// these files for a version: BASE/v1.36.3/bin/linux/amd64/kubelet (and kubeadm)
-	// for Kubernetes, BASE/v2.2.9/containerd-2.2.9-linux-amd64.tar.gz for
-	// containerd, BASE/v1.36.0/crictl-v1.36.0-linux-amd64.tar.gz for crictl.
+	// these files for a version: BASE/v1.37.2/bin/linux/amd64/kubelet (and kubeadm)
+	// for Kubernetes, BASE/v2.3.7/containerd-2.3.7-linux-amd64.tar.gz for
+	// containerd, BASE/v1.37.0/crictl-v1.37.0-linux-amd64.tar.gz for crictl.
 	URL *URLSource `yaml:"url,omitempty" json:"url,omitempty"`
 	// File copies the programs from a folder. They are in it under their own names,
 	// or in the folder bin in it.
@@ -178,7 +178,7 @@ type DirSource struct {
 
 // Kubernetes on board.
 type Kubernetes struct {
-	// Version, e.g. v1.36.3: v1.30 or later. With yurthub 1.6 it must be
+	// Version, e.g. v1.37.2: v1.30 or later. With yurthub 1.6 it must be
 	// v1.30.
 	Version string `yaml:"version" json:"version"`
 	// Source is where kubelet and kubeadm come from.
@@ -189,7 +189,7 @@ type Kubernetes struct {
 
 // Containerd on board: either version and source, or debian.
 type Containerd struct {
-	// Version, e.g. 2.2.9. 1.7 and 2.0 to 2.4 are supported, later 2.x with imageStore.mode: import.
+	// Version, e.g. 2.3.7. 1.7 and 2.0 to 2.4 are supported, later 2.x with imageStore.mode: import.
 	Version string `yaml:"version,omitempty" json:"version,omitempty"`
 	// Source is where containerd comes from.
 	Source Source `yaml:"source,omitempty" json:"source,omitempty"`
@@ -204,7 +204,7 @@ type Containerd struct {
 
 // Crictl on board.
 type Crictl struct {
-	// Version, e.g. v1.36.0.
+	// Version, e.g. v1.37.0.
 	Version string `yaml:"version" json:"version"`
 	// Source is where crictl comes from.
 	Source Source `yaml:"source" json:"source"`

@@ -319,8 +319,8 @@ func TestTypoIsOneProblem(t *testing.T) {
 	}{
 		{image, "containerd:\n", "containered:\n", nil},
 		{image, "\nname: ", "\nnam: ", nil},
-		{image, "  version: v1.36.3", "  verison: v1.36.3", nil},
-		{image, "containerd:\n", "containerd: {version: 2.2.9}\ncontainered:\n", []string{"containerd.source: exactly one"}},
+		{image, "  version: v1.37.2", "  verison: v1.37.2", nil},
+		{image, "containerd:\n", "containerd: {version: 2.3.7}\ncontainered:\n", []string{"containerd.source: exactly one"}},
 		{site, "masters:\n", "mastres:\n", nil},
 		{site, "caCertHashes:", "caCertHashs:", nil},
 	} {

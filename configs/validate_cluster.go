@@ -162,7 +162,7 @@ func (c *Cluster) Validate() Problems {
 	if v := c.KubernetesVersion; v != "" {
 		switch {
 		case !k8sVersion.MatchString(v):
-			probs.add("kubernetesVersion", "%s", badVersion(v, k8sVersion, "v1.36.3"))
+			probs.add("kubernetesVersion", "%s", badVersion(v, k8sVersion, ExampleKubernetes))
 		case KubernetesBefore(v, oldestClusterKubernetes):
 			probs.add("kubernetesVersion", "%s is too old: kubeadm of v1.%d and later can build a cluster from images", v, oldestClusterKubernetes)
 		}

@@ -353,7 +353,7 @@ func (i *Image) validatePrograms(probs *Problems) {
 	k := &i.Kubernetes
 	if m := k8sVersion.FindStringSubmatch(k.Version); m == nil {
 		if k.Version != "" {
-			probs.add("kubernetes.version", "%s", badVersion(k.Version, k8sVersion, "v1.36.3"))
+			probs.add("kubernetes.version", "%s", badVersion(k.Version, k8sVersion, ExampleKubernetes))
 		}
 	} else if minor, err := strconv.Atoi(m[1]); err == nil && minor < oldestKubernetes {
 		probs.add("kubernetes.version", "%s is too old: v1.%d and later are supported", k.Version, oldestKubernetes)
@@ -376,20 +376,21 @@ func (i *Image) validatePrograms(probs *Problems) {
 	} else {
 		switch m := containerdVersion.FindStringSubmatch(c.Version); {
 		case c.Version == "":
-			probs.missing("containerd.version", "is required, e.g. 2.2.9 (or debian: true for the base's own)")
+			probs.missing("containerd.version", "is required, e.g. "+ExampleContainerd+" (or debian: true for the base's own)")
 		case m == nil:
-			probs.add("containerd.version", "%s", badVersion(c.Version, containerdVersion, "2.2.9"))
+			probs.add("containerd.version", "%s", badVersion(c.Version, containerdVersion, ExampleContainerd))
 		case m[1] != "2" && (m[1] != "1" || m[2] != "7"):
 			probs.add("containerd.version", "%s is not supported; 1.7 and 2.x are", c.Version)
 		}
 		c.Source.validate("containerd.source", i.Arch, []string{fmt.Sprintf("containerd-%s-linux-%s.tar.gz", c.Version, i.Arch)}, probs)
 	}
+	i.validatePair(probs)
 	if bad := badImageRef(c.Sandbox); c.Sandbox != "" && bad != "" {
 		probs.add("containerd.sandbox", "%s", bad)
 	}
 	if t := c.Crictl; t != nil {
 		if t.Version != "" && !crictlVersion.MatchString(t.Version) {
-			probs.add("containerd.crictl.version", "%s", badVersion(t.Version, crictlVersion, "v1.36.0"))
+			probs.add("containerd.crictl.version", "%s", badVersion(t.Version, crictlVersion, ExampleCrictl))
 		}
 		t.Source.validate("containerd.crictl.source", i.Arch, []string{fmt.Sprintf("crictl-%s-linux-%s.tar.gz", t.Version, i.Arch)}, probs)
 	} else if KubernetesBefore(k.Version, 31) && !KubernetesBefore(k.Version, oldestKubernetes) {

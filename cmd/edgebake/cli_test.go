@@ -621,7 +621,7 @@ func TestHelpfulEdges(t *testing.T) {
 	c.want(c.out, "KIND is image, site, inventory or cluster")
 	for _, kind := range []string{"kubernetes", "containerd"} { // the error without Go leads here
 		c.run(0, "explain", "image."+kind+".source")
-		c.want(c.out, "BASE/v1.36.3/bin/linux/amd64/kubelet", "BASE/v2.2.9/containerd-2.2.9-linux-amd64.tar.gz", "or in the folder bin in it")
+		c.want(c.out, "BASE/v1.37.2/bin/linux/amd64/kubelet", "BASE/v2.3.7/containerd-2.3.7-linux-amd64.tar.gz", "or in the folder bin in it")
 	}
 	c.run(0, "init")
 	for _, file := range []string{"image.yaml", "site.yaml"} {

@@ -68,9 +68,9 @@ func TestReleaseServerExample(t *testing.T) {
 		t.Fatal(err)
 	}
 	files := map[string]string{
-		"kubernetes/v1.36.3/bin/linux/amd64/kubelet":            program + "kubelet",
-		"kubernetes/v1.36.3/bin/linux/amd64/kubeadm":            program + "kubeadm",
-		"containerd/v2.2.9/containerd-2.2.9-linux-amd64.tar.gz": archive.String(),
+		"kubernetes/v1.37.2/bin/linux/amd64/kubelet":            program + "kubelet",
+		"kubernetes/v1.37.2/bin/linux/amd64/kubeadm":            program + "kubeadm",
+		"containerd/v2.3.7/containerd-2.3.7-linux-amd64.tar.gz": archive.String(),
 	}
 	var asked []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -105,7 +105,7 @@ func TestReleaseServerExample(t *testing.T) {
 	}
 	c.file("image.yaml", text)
 	c.run(0, "build", "image.yaml")
-	c.want(c.out, "my-edge.raw: amd64, Kubernetes v1.36.3, containerd 2.2.9")
+	c.want(c.out, "my-edge.raw: amd64, Kubernetes v1.37.2, containerd 2.3.7")
 	slices.Sort(asked)
 	for path := range files {
 		if !slices.Contains(asked, path) {

@@ -8,19 +8,20 @@ import (
 	"runtime"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/configs"
 	"golang.org/x/mod/module"
 )
 
 // Versions of the control plane.
 const (
-	KubernetesVersion = "v1.36.3"
+	KubernetesVersion = configs.ExampleKubernetes
 	// KubernetesBeforeHub17 is what nodes with yurthub before 1.7 belong to.
 	KubernetesBeforeHub17 = "v1.30.3"
-	EtcdVersion           = "v3.6.8"
+	EtcdVersion           = "v3.7.0"
 	// EtcdImageTag is the tag by which kubeadm of KubernetesVersion asks for it.
-	EtcdImageTag = "3.6.8-0"
+	EtcdImageTag = "3.7.0-0"
 	// CoreDNSVersion is the one that it asks for.
-	CoreDNSVersion = "v1.14.2"
+	CoreDNSVersion = "v1.14.6"
 )
 
 // Programs are the paths of what a control plane runs.
@@ -80,7 +81,7 @@ func BuildPrograms(ctx context.Context, c *fetch.Cache, version string, log io.W
 	return &p, nil
 }
 
-// EtcdRecipe compiles etcd ("v3.6.8"), for control planes.
+// EtcdRecipe compiles etcd (such as "v3.7.0"), for control planes.
 func EtcdRecipe(version, arch string) fetch.GoRecipe {
 	const m = "go.etcd.io/etcd/server/v3"
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
@@ -93,7 +94,7 @@ func EtcdutlRecipe(version, arch string) fetch.GoRecipe {
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
 }
 
-// CoreDNSRecipe compiles CoreDNS ("v1.14.2").
+// CoreDNSRecipe compiles CoreDNS (such as "v1.14.6").
 func CoreDNSRecipe(version, arch string) fetch.GoRecipe {
 	const m = "github.com/coredns/coredns"
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}

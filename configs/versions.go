@@ -1,0 +1,98 @@
+package configs
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// Versions used by the examples, and named in messages that show how to write one.
+const (
+	ExampleKubernetes = "v1.37.2"
+	ExampleContainerd = "2.3.7"
+	ExampleCrictl     = "v1.37.0"
+)
+
+// endedKubernetes has the minor versions of Kubernetes 1.x that get no more
+// fixes, and their last day. Source: the release pages of Kubernetes.
+var endedKubernetes = map[int]string{
+	30: "28 June 2025",
+	31: "11 November 2025",
+	32: "28 February 2026",
+	33: "28 June 2026",
+	34: "27 October 2026",
+}
+
+// endedContainerd has the series of containerd that get no more fixes, and
+// their last day. Source: containerd's release policy.
+var endedContainerd = map[string]string{
+	"1.7": "30 September 2026",
+	"2.0": "7 November 2025",
+	"2.1": "5 May 2026",
+	"2.2": "6 November 2026",
+}
+
+const (
+	// kubelet below it asks containerd for its cgroup driver and falls back to its
+	// own configuration; containerd before 2.0 does not answer.
+	firstKubernetesWithoutFallback = 38
+	// kubelet from here on warns about a containerd that does not answer.
+	firstKubernetesWarning = 36
+)
+
+// containerdSeries returns "2.3" of an Image with containerd 2.3.7, and "" where
+// only the base knows. Debian 13 has containerd 1.7.
+func (i *Image) containerdSeries() string {
+	if i.Containerd.Debian {
+		if i.Base.Debian != nil && i.Base.Debian.Suite == "trixie" {
+			return "1.7"
+		}
+		return ""
+	}
+	if m := containerdVersion.FindStringSubmatch(i.Containerd.Version); m != nil {
+		return m[1] + "." + m[2]
+	}
+	return ""
+}
+
+// kubernetesMinor returns 37 for v1.37.2, and 0 if the version cannot be read.
+func kubernetesMinor(version string) int {
+	if m := k8sVersion.FindStringSubmatch(version); m != nil {
+		n, _ := strconv.Atoi(m[1])
+		return n
+	}
+	return 0
+}
+
+// validatePair rejects versions that do not work together.
+func (i *Image) validatePair(probs *Problems) {
+	if minor := kubernetesMinor(i.Kubernetes.Version); minor >= firstKubernetesWithoutFallback && i.containerdSeries() == "1.7" {
+		field := "containerd.version"
+		if i.Containerd.Debian {
+			field = "containerd.debian"
+		}
+		probs.add(field, "kubelet v1.%d does not start with containerd 1.7, which cannot report its cgroup driver: use containerd %s", minor, ExampleContainerd)
+	}
+}
+
+// Warnings returns what an Image is allowed to have, but should not: versions
+// that get no more security fixes, and pairs that will stop working.
+func (i *Image) Warnings() []string {
+	var list []string
+	minor, series := kubernetesMinor(i.Kubernetes.Version), i.containerdSeries()
+	if end, ok := endedKubernetes[minor]; ok {
+		list = append(list, fmt.Sprintf("kubernetes.version: Kubernetes v1.%d has had no security fixes since %s: use %s", minor, end, ExampleKubernetes))
+	}
+	field := "containerd.version"
+	if i.Containerd.Debian {
+		field = "containerd.debian"
+	}
+	// Debian maintains its own package for as long as the suite.
+	if end, ok := endedContainerd[series]; ok && !i.Containerd.Debian {
+		list = append(list, fmt.Sprintf("%s: containerd %s has had no security fixes since %s: use %s", field, series, end, ExampleContainerd))
+	}
+	if series == "1.7" && minor >= firstKubernetesWarning && minor < firstKubernetesWithoutFallback {
+		list = append(list, fmt.Sprintf("%s: containerd 1.7 works with Kubernetes v1.%d, but not with v1.%d and later: use %s",
+			field, minor, firstKubernetesWithoutFallback, ExampleContainerd))
+	}
+	return list
+}

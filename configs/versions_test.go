@@ -1,0 +1,87 @@
+package configs
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestExampleVersions compares what the examples and the images of the
+// end-to-end tests pin with the versions that messages name.
+func TestExampleVersions(t *testing.T) {
+	version := regexp.MustCompile(`(?m)^(?:  version|kubernetesVersion): "?(v?[0-9.]+)`)
+	allowed := map[string]bool{
+		ExampleKubernetes: true, ExampleContainerd: true,
+		"v1.36.5": true, // openyurt.yaml: OpenYurt follows Kubernetes by some releases
+		"v1.7.0":  true, // OpenYurt
+	}
+	seen := 0
+	for _, pattern := range []string{"examples/*.yaml", "../test/e2e/testdata/*.yaml"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range version.FindAllStringSubmatch(string(text), -1) {
+				seen++
+				if !allowed[m[1]] {
+					t.Errorf("%s: version %s", file, m[1])
+				}
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("no example pins a version")
+	}
+}
+
+// versionsImage returns an Image with these versions.
+func versionsImage(t *testing.T, kubernetes, containerd string) (*Image, error) {
+	t.Helper()
+	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Image\nname: x\nsourceDate: 2026-01-01T00:00:00Z\nbase: {debian: {suite: trixie}}\n" +
+		"kubernetes: {version: " + kubernetes + ", source: {goModule: {}}}\ncontainerd: " + containerd + "\n"
+	return ParseImage("image.yaml", []byte(doc))
+}
+
+func TestVersionPairs(t *testing.T) {
+	url := func(v string) string {
+		return "{version: " + v + ", source: {url: {base: 'https://example.com', sha256: {containerd-" + v + "-linux-amd64.tar.gz: " + strings.Repeat("0a", 32) + "}}}}"
+	}
+	for _, c := range []struct {
+		kubernetes, containerd string
+		warning, err           string
+	}{
+		{ExampleKubernetes, url(ExampleContainerd), "", ""},
+		{"v1.36.5", url("2.4.2"), "", ""},
+		{"v1.35.4", url("2.2.9"), "containerd.version: containerd 2.2 has had no security fixes since 6 November 2026: use 2.3.7", ""},
+		{"v1.34.4", url("2.3.7"), "kubernetes.version: Kubernetes v1.34 has had no security fixes since 27 October 2026: use v1.37.2", ""},
+		{"v1.35.4", "{debian: true}", "", ""}, // Debian maintains it
+		{"v1.36.5", "{debian: true}", "containerd.debian: containerd 1.7 works with Kubernetes v1.36, but not with v1.38 and later", ""},
+		{"v1.37.2", url("1.7.35"), "containerd.version: containerd 1.7 works with Kubernetes v1.37, but not with v1.38 and later", ""},
+		{"v1.38.0", url("1.7.35"), "", "containerd.version: kubelet v1.38 does not start with containerd 1.7"},
+		{"v1.38.0", "{debian: true}", "", "containerd.debian: kubelet v1.38 does not start with containerd 1.7"},
+		{"v1.38.0", url(ExampleContainerd), "", ""},
+	} {
+		img, err := versionsImage(t, c.kubernetes, c.containerd)
+		if c.err != "" {
+			if err == nil || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%s with %s: %v, want %q", c.kubernetes, c.containerd, err, c.err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s with %s: %v", c.kubernetes, c.containerd, err)
+			continue
+		}
+		got := strings.Join(img.Warnings(), "\n")
+		if c.warning == "" && got != "" || !strings.Contains(got, c.warning) {
+			t.Errorf("%s with %s warns %q, want %q", c.kubernetes, c.containerd, got, c.warning)
+		}
+	}
+}
