@@ -2,7 +2,10 @@ package ipvs
 
 import (
 	"encoding/pem"
+	"errors"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -129,5 +132,45 @@ func TestParseConfigMap(t *testing.T) {
 		if masters, err := parseConfigMap(testVIP, []byte(bad)); err == nil {
 			t.Errorf("%s: accepted as %v", bad, masters)
 		}
+	}
+}
+
+// TestWatchedFile: a file that is written again within one tick of the clock, with as many
+// bytes, has changed; one that is only touched has not.
+func TestWatchedFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ipvs.json")
+	f := watchedFile{path: path}
+	at := time.Unix(1767225600, 0)
+	write := func(text string) {
+		t.Helper()
+		if err := errors.Join(os.WriteFile(path, []byte(text), 0o644), os.Chtimes(path, at, at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(what string, want bool) {
+		t.Helper()
+		if f.changed() != want {
+			t.Errorf("%s: changed is %v", what, !want)
+		}
+		if f.changed() {
+			t.Errorf("%s: changed again", what)
+		}
+	}
+	check("absent", false)
+	write("")
+	check("empty", true)
+	write("10.0.0.1")
+	check("written", true)
+	write("10.0.0.2")
+	check("written in the same tick", true)
+	at = at.Add(time.Hour)
+	write("10.0.0.2")
+	check("touched", false)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	check("removed", true)
+	if none := (watchedFile{}); none.changed() {
+		t.Error("no file has changed")
 	}
 }

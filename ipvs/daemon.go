@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -183,6 +184,8 @@ func ReadConfig(file string) ([]Server, error) {
 // returns ErrRestart when it has to be called in a new process.
 func (d *Daemon) Run(ctx context.Context) error {
 	d.started = time.Now()
+	config := &watchedFile{path: d.opt.ConfigFile}
+	config.changed() // before it is read: what is written meanwhile is noticed
 	servers, err := d.configured()
 	if err != nil {
 		return err
@@ -217,7 +220,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 			cancel(context.Canceled)
 		}
 	})
-	d.follow(ctx)
+	d.follow(ctx, config)
 	for _, r := range d.all() {
 		r.cancel()
 		<-r.done
@@ -301,10 +304,9 @@ func (d *Daemon) release(claims map[netip.AddrPort]claimed) {
 func (d *Daemon) all() []*running { return slices.Collect(maps.Values(d.kept())) }
 
 // follow looks at the files every lookTime, and at all of them when told to.
-func (d *Daemon) follow(ctx context.Context) {
-	config, hosts := &watchedFile{path: d.opt.ConfigFile}, &watchedFile{path: d.opt.HostsFile}
+func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
+	hosts := &watchedFile{path: d.opt.HostsFile}
 	cas := make(map[netip.AddrPort]*watchedFile)
-	config.changed()
 	hosts.changed()
 	tick := d.keeper.alarms()
 	defer tick.stop()
@@ -349,27 +351,24 @@ func (d *Daemon) follow(ctx context.Context) {
 	}
 }
 
-// watchedFile notices that a file was written or replaced.
+// watchedFile notices that a file has other content. Its times would not do: two
+// writes within one tick of the kernel's clock leave the same ones.
 type watchedFile struct {
 	path string
-	info fs.FileInfo
+	sum  [sha256.Size]byte // zero: there is none
 }
 
 func (f *watchedFile) changed() bool {
 	if f.path == "" {
 		return false
 	}
-	info, err := os.Stat(f.path)
-	if err != nil {
-		info = nil
+	var sum [sha256.Size]byte
+	if data, err := os.ReadFile(f.path); err == nil {
+		sum = sha256.Sum256(data)
 	}
-	old := f.info
-	f.info = info
-	switch {
-	case old == nil || info == nil:
-		return (old == nil) != (info == nil)
-	}
-	return !os.SameFile(old, info) || !old.ModTime().Equal(info.ModTime()) || old.Size() != info.Size()
+	old := f.sum
+	f.sum = sum
+	return sum != old
 }
 
 // reload takes a changed configuration. One that cannot be used changes

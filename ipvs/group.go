@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -43,9 +44,9 @@ type group struct {
 	stood       []Dest     // what choose is told of before
 	hostsAt     netip.Addr // what the hosts file says
 	verdicts    bool       // every API server had its first verdict
-	// cert is the node's own, as it was at certTime.
+	// cert is the node's own, certFile what it was read of.
 	cert     *tls.Certificate
-	certTime time.Time
+	certFile []byte
 
 	changed  chan struct{} // something was observed
 	renew    chan struct{} // the list of API servers may have changed
@@ -289,18 +290,18 @@ func (g *group) client() *tls.Certificate {
 	if file == "" {
 		file = kubeletCert
 	}
-	st, err := os.Stat(file)
+	data, err := os.ReadFile(file)
 	if err != nil {
 		return nil
 	}
-	if g.cert != nil && st.ModTime().Equal(g.certTime) {
+	if g.cert != nil && bytes.Equal(data, g.certFile) {
 		return g.cert
 	}
-	cert, err := tls.LoadX509KeyPair(file, file)
+	cert, err := tls.X509KeyPair(data, data)
 	if err != nil {
 		return g.cert // kubelet is just exchanging it
 	}
-	g.cert, g.certTime = &cert, st.ModTime()
+	g.cert, g.certFile = &cert, data
 	return g.cert
 }
 

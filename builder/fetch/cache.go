@@ -310,6 +310,9 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 	if err := f.Chmod(0o444); err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
 	}
+	if err := settle(f); err != nil {
+		return "", 0, fmt.Errorf("storing in the cache: %w", err)
+	}
 	// Synced before the rename: after a power cut a name must not stand for
 	// a file of zeros.
 	if err := f.Sync(); err != nil {

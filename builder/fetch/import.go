@@ -80,10 +80,6 @@ func (c *Cache) ImportFile(ctx context.Context, f *os.File, anew bool) (sha stri
 	return "", errChanges
 }
 
-// racy is the coarsest time stamp of a file system: what is written so soon after
-// something else may leave the file in what looks like the same state.
-const racy = 2 * time.Second
-
 // importKey is the key of what a file has in a state that was looked up after now. It
 // is empty where something else may be written later and leave the same state.
 func importKey(fi fs.FileInfo, now time.Time) string {
@@ -92,7 +88,7 @@ func importKey(fi fs.FileInfo, now time.Time) string {
 		return ""
 	}
 	for _, at := range times {
-		if d := now.Sub(at); d < racy && d > -racy {
+		if unsettled(at, now) > 0 {
 			return ""
 		}
 	}

@@ -85,16 +85,52 @@ func TestImportKey(t *testing.T) {
 		}
 	}
 	check("written", 0, false)
-	check("written", time.Second, false)
-	check("written", -time.Second, false)
-	check("written", 3*time.Second, true)
+	check("written", 5*time.Millisecond, false)
+	check("written", -5*time.Millisecond, false)
+	check("written", time.Second, true)
 	// A program that sets a file back has changed the inode.
 	old := time.Now().Add(-time.Hour)
 	if err := os.Chtimes(path, old, old); err != nil {
 		t.Fatal(err)
 	}
-	check("set back", time.Second, false)
-	check("set back", 3*time.Second, true)
+	check("set back", 5*time.Millisecond, false)
+	check("set back", time.Second, true)
+}
+
+// TestUnsettled: a time stamp is relied on once a later write would have another one.
+func TestUnsettled(t *testing.T) {
+	fine, whole := time.Unix(1767225600, 4000000), time.Unix(1767225600, 0)
+	for _, tt := range []struct {
+		at   time.Time
+		age  time.Duration
+		want time.Duration
+	}{
+		{fine, 0, 20 * time.Millisecond},
+		{fine, 15 * time.Millisecond, 5 * time.Millisecond},
+		{fine, 20 * time.Millisecond, 0},
+		{fine, -5 * time.Millisecond, 25 * time.Millisecond},
+		{fine, -time.Hour, 0},
+		{whole, time.Second, time.Second},
+		{whole, 2 * time.Second, 0},
+	} {
+		if got := unsettled(tt.at, tt.at.Add(tt.age)); got != tt.want {
+			t.Errorf("%v, seen %v later: %v, want %v", tt.at, tt.age, got, tt.want)
+		}
+	}
+}
+
+// TestStoredBlobIsSettled: a write shows in a blob's state even if it comes in the same
+// tick of the file system's clock as the blob. Not every file system has such ticks.
+func TestStoredBlobIsSettled(t *testing.T) {
+	c := open(t, t.TempDir())
+	before := time.Now().Add(-coarseStampTime)
+	fi, err := os.Stat(c.BlobPath(put(t, c, []byte("kubelet"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if at := fi.ModTime(); at.After(time.Now().Add(-coarseStampTime)) || at.Before(before.Add(-stampTime)) {
+		t.Errorf("it is dated %v, %v ago", at, time.Since(at))
+	}
 }
 
 // TestImportFile: a file that keeps still is read once, unless it is to be read anew.
@@ -128,7 +164,7 @@ func TestImportFile(t *testing.T) {
 	if n := keys(); n != 0 {
 		t.Errorf("a file that was just written is remembered: %d keys", n)
 	}
-	time.Sleep(racy + 200*time.Millisecond)
+	time.Sleep(stampTime)
 	get("later", "a", false)
 	if n := keys(); n != 1 {
 		t.Errorf("%d keys", n)

@@ -251,9 +251,18 @@ var errChanges = errors.New("it changes while it is read: find the program that 
 // byte until after the last. Bytes of another digest are a *DigestError.
 func hashBlob(ctx context.Context, path, want string) (fs.FileInfo, error) {
 	for range 5 {
+		begun := time.Now()
 		before, got, n, err := hashFile(ctx, path)
 		if err != nil {
 			return nil, err
+		}
+		if wait := unsettled(before.ModTime(), begun); wait > 0 {
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+			continue // what was written since may have left no trace
 		}
 		now, err := os.Lstat(path)
 		if err != nil {
@@ -284,6 +293,36 @@ func hashFile(ctx context.Context, path string) (before fs.FileInfo, sha string,
 	h := sha256.New()
 	n, err = io.Copy(h, &ctxReader{ctx: ctx, r: f})
 	return before, hex.EncodeToString(h.Sum(nil)), n, err
+}
+
+// stampTime and coarseStampTime bound the time between two time stamps of a file system,
+// the latter of one that has only whole seconds: FAT's are two seconds apart, Linux's
+// clock for other file systems ticks at least 100 times a second.
+const (
+	stampTime       = 20 * time.Millisecond
+	coarseStampTime = 2 * time.Second
+)
+
+// unsettled returns how long a write may still leave a file with the time stamp that it
+// has: the stamp does not change with each write, only with each tick of a clock.
+func unsettled(at, now time.Time) time.Duration {
+	d := stampTime
+	if at.Nanosecond() == 0 {
+		d = coarseStampTime
+	}
+	if age := now.Sub(at); age > -d && age < d {
+		return d - age
+	}
+	return 0
+}
+
+// settle dates a file back, so that every later write shows in its state.
+func settle(f *os.File) error {
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	return os.Chtimes(f.Name(), time.Time{}, fi.ModTime().Add(-coarseStampTime))
 }
 
 // sameState reports whether nobody has replaced the file or written to it between

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// FileState names a file's state: it changes whenever somebody writes to the
-// file. Empty where the system does not tell.
+// FileState names a file's state: a write to the file changes it, unless another one
+// came just before (unsettled). Empty where the system does not tell.
 func FileState(fi fs.FileInfo) string {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {

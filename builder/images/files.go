@@ -87,12 +87,12 @@ func openArchive(ctx context.Context, c *fetch.Cache, name string, o *Options) (
 	return src, nil
 }
 
-func openTar(ctx context.Context, c *fetch.Cache, f *os.File, name string, limit sizeLimit) (source, error) {
+func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit sizeLimit) (source, error) {
 	var magic [sniffLen]byte
 	if _, err := f.ReadAt(magic[:], 0); err != nil && err != io.EOF {
 		return nil, err
 	}
-	var file fileAt = f
+	file := f
 	size := int64(0)
 	if compression := sniff(magic[:]); compression != "" {
 		// Seeking needs it uncompressed. The key is what the file holds, so

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,7 +13,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/edgebake/edgebake/builder/fetch"
@@ -152,19 +150,19 @@ func TestArchivesAsSources(t *testing.T) {
 	}
 }
 
-// writes is a context that is asked before each read of an archive, and writes another
-// one before the second: the first has read all of it, for its digest.
-type writes struct {
-	context.Context
-	reads atomic.Int64
-	now   func()
+// rewritten is an archive that is written anew before its third reading: the first looks
+// at how it is compressed, the second is for its digest.
+type rewritten struct {
+	*os.File
+	reads int
+	write func()
 }
 
-func (w *writes) Err() error {
-	if w.reads.Add(1) == 2 {
-		w.now()
+func (f *rewritten) ReadAt(p []byte, off int64) (int, error) {
+	if f.reads++; f.reads == 3 {
+		f.write()
 	}
-	return w.Context.Err()
+	return f.File.ReadAt(p, off)
 }
 
 // TestArchiveChangesWhileRead: an archive that is written anew while it is uncompressed
@@ -194,7 +192,7 @@ func TestArchiveChangesWhileRead(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			src, err := openTar(&writes{Context: t.Context(), now: func() { write("edgebake.test/b:1") }}, c, f, name, sizeLimit{layer: 1 << 30})
+			src, err := openTar(t.Context(), c, &rewritten{File: f, write: func() { write("edgebake.test/b:1") }}, name, sizeLimit{layer: 1 << 30})
 			if err == nil {
 				src.Close()
 			}
