@@ -55,7 +55,7 @@ var rooms = map[string][]string{
 	"ipvs":            {"configs/ondisk", "configs/ondisk/file", "configs/printable"},
 	"cluster":         {"configs/printable", "openyurt", "configs", "configs/ondisk", "configs/yamltree", "cluster/api", "cluster/reports"},
 	"cluster/api":     {"configs/yamltree", "configs/printable"},
-	"cluster/reports": {"configs/ondisk", "configs/printable", "configs/ondisk/file"},
+	"cluster/reports": {"configs", "configs/ondisk", "configs/printable", "configs/ondisk/file"},
 	"cluster/mint":    {"configs", "configs/yamltree", "configs/sealed", "cluster/api", "configs/ondisk/file"},
 	"configs/sealed":  {},
 	"cmd/...":         {"builder/...", "overlays/...", "configs/...", "openyurt", "firstboot/...", "ipvs", "installer", "cluster/...", "cmd/..."},
