@@ -41,8 +41,9 @@ func imageWarnings(img *configs.Image, notes []string) []string {
 // resolveImages pins the container images to take on board. A digest in the
 // lock counts as if the Image gave it.
 func (b *build) resolveImages(ctx context.Context) error {
-	list, notes, listErr := images.List(b.img, b.Dir)
-	for _, n := range imageWarnings(b.img, notes) {
+	listing, listErr := images.List(b.img, b.Dir)
+	list := listing.Images
+	for _, n := range imageWarnings(b.img, listing.Notes) {
 		b.event(Event{Step: "images", State: StateWarning, Text: n})
 	}
 	if len(list) == 0 {

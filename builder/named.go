@@ -102,8 +102,8 @@ func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 		}
 		errs = append(errs, fieldError(n.field, err))
 	}
-	_, notes, err := images.List(img, dir) // reads imagesFrom
-	return imageWarnings(img, notes), errors.Join(append(errs, err)...)
+	listing, err := images.List(img, dir) // reads imagesFrom
+	return imageWarnings(img, listing.Notes), errors.Join(append(errs, err)...)
 }
 
 // NotRead rejects a file to be written, called name in messages, that is one of those

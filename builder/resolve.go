@@ -343,7 +343,7 @@ func diskSize(field, s string) (int64, error) {
 func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, error) {
 	c := *img
 	c.Base, c.Kubernetes.Source, c.Containerd.Source = configs.Base{}, configs.Source{}, configs.Source{}
-	c.Registries, c.Overlays, c.Agents, c.ImagesFrom = nil, nil, configs.Agents{}, nil
+	c.Registries, c.Overlays, c.Agents, c.ImagesFrom, c.ImagesIgnore = nil, nil, configs.Agents{}, nil, nil
 	if c.Containerd.Crictl != nil {
 		c.Containerd.Crictl = &configs.Crictl{Version: c.Containerd.Crictl.Version}
 	}

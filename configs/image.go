@@ -49,6 +49,9 @@ type Image struct {
 	// ImagesFrom lists Kubernetes manifests (paths or patterns, e.g.
 	// manifests/*.yaml) whose images are baked in too.
 	ImagesFrom []string `yaml:"imagesFrom,omitempty" json:"imagesFrom,omitempty"`
+	// ImagesIgnore lists images in these manifests that nodes do not need, as
+	// references or patterns (quay.io/prometheus/*).
+	ImagesIgnore []string `yaml:"imagesIgnore,omitempty" json:"imagesIgnore,omitempty"`
 	// ImageStore sets how container images are stored.
 	ImageStore ImageStore `yaml:"imageStore,omitempty" json:"imageStore,omitempty"`
 	// Registries sets how registries are reached while building.

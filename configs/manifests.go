@@ -31,7 +31,7 @@ func CheckManifest(file string, data []byte) Problems {
 			p := syntaxProblem(file, data, err)
 			p.Line = max(p.Line, 1) // of the first line the parser says nothing
 			if bytes.Contains(data, []byte("{{")) {
-				p.Msg += " (" + unrendered + ")"
+				p.Msg += " (" + Unrendered + ")"
 			}
 			p.Path = "document " + strconv.Itoa(documentAt(data, p.Line))
 			return append(probs, p)
@@ -115,7 +115,8 @@ func (d *document) checkObject(root *yaml.Node) {
 	}
 }
 
-const unrendered = "it looks like a chart's template: render it first, e.g. with helm template"
+// Unrendered is the hint for a manifest with {{ }} in it.
+const Unrendered = "it looks like a chart's template: render it first, e.g. with helm template"
 
 // complexKey is the first key of a mapping that is not a plain word, as
 // {{ .Values.name }} is to a parser of YAML.
@@ -137,7 +138,7 @@ func (d *document) decodes(root *yaml.Node) bool {
 		return false
 	}
 	if key := complexKey(root); key != nil {
-		d.problem(key, "", "a key must be a plain word (%s)", unrendered)
+		d.problem(key, "", "a key must be a plain word (%s)", Unrendered)
 		return false
 	}
 	root = yamltree.Clone(root) // whoever reports a word names it as it was written

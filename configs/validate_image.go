@@ -568,6 +568,14 @@ func (i *Image) validateImages(probs *Problems) {
 			probs.add(fmt.Sprintf("imagesFrom[%d]", n), "%q is not a path or pattern, as manifests/*.yaml", shorten(g))
 		}
 	}
+	for n, g := range i.ImagesIgnore {
+		if _, err := path.Match(g, ""); err != nil || g == "" {
+			probs.add(fmt.Sprintf("imagesIgnore[%d]", n), "%q is not an image reference or pattern, such as quay.io/prometheus/*", shorten(g))
+		}
+	}
+	if len(i.ImagesIgnore) > 0 && len(i.ImagesFrom) == 0 {
+		probs.add("imagesIgnore", "has no effect without imagesFrom: remove it")
+	}
 	for n, r := range i.Registries {
 		p := fmt.Sprintf("registries[%d]", n)
 		if r.Host != "" && !hostForm.MatchString(r.Host) {

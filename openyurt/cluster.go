@@ -53,15 +53,6 @@ func RunsLifecycle(version string) bool {
 	return semver.IsValid(version) && semver.Compare(version, LifecycleSince) < 0
 }
 
-// PodKinds are OpenYurt's objects that carry pods for pools of nodes, and where
-// each keeps its pod's spec.
-func PodKinds() map[string][]string {
-	return map[string][]string{
-		"YurtStaticSet": {"spec", "template", "spec"},
-		"YurtAppSet":    {"spec", "workload", "workloadTemplate", "deploymentTemplate", "spec", "template", "spec"},
-	}
-}
-
 // Types of node pools.
 const (
 	PoolEdge  = "Edge"

@@ -1,20 +1,15 @@
 package images
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
-	"maps"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/yamltree"
-	"github.com/edgebake/edgebake/openyurt"
-	"go.yaml.in/yaml/v3"
 )
 
 // Wanted is an image to take on board, and who wants it: a field of the Image
@@ -25,12 +20,24 @@ type Wanted struct {
 	Field, Manifest string
 }
 
-// List is everything an image file wants on board: what it names itself, what
-// its manifests run, the sandbox and, where yurthub is a static pod, yurthub.
-// An image named in images: keeps the source given there. Notes are for the
-// report. Paths are relative to dir. What could be read is listed in spite of
-// an error.
-func List(img *configs.Image, dir string) (list []Wanted, notes []string, err error) {
+// Listing is the result of List.
+type Listing struct {
+	Images []Wanted
+	// Mentions are references in manifests that no pod of these manifests runs.
+	Mentions []Found
+	// PassedOver are custom resources without a pod template, "Prometheus main
+	// (app.yaml:3)": their operators may start images that no manifest names.
+	PassedOver []string
+	// Notes are warnings about images that nodes may lack.
+	Notes []string
+}
+
+// List returns everything an Image wants on board: its own images, those that its
+// manifests run, the sandbox and, where yurthub is a static pod, yurthub. An image
+// in images: keeps the source given there. Paths are relative to dir. With an
+// error, the Listing has what could be read.
+func List(img *configs.Image, dir string) (Listing, error) {
+	var l Listing
 	have := map[configs.Ref]bool{}
 	var errs []error
 	named := func(i configs.ContainerImage, field string) (Wanted, bool) {
@@ -43,12 +50,12 @@ func List(img *configs.Image, dir string) (list []Wanted, notes []string, err er
 	add := func(w Wanted) {
 		if !have[w.Name] {
 			have[w.Name] = true
-			list = append(list, w)
+			l.Images = append(l.Images, w)
 		}
 	}
 	for n, i := range img.Images {
 		w, ok := named(i, fmt.Sprintf("images[%d]", n))
-		list = append(list, w)
+		l.Images = append(l.Images, w)
 		have[w.Name] = have[w.Name] || ok
 	}
 	if s := img.Containerd.Sandbox; s != "" {
@@ -61,28 +68,74 @@ func List(img *configs.Image, dir string) (list []Wanted, notes []string, err er
 			add(w)
 		}
 	}
-	found, err := fromManifests(dir, img.ImagesFrom)
+	m, err := fromManifests(dir, img.ImagesFrom)
 	errs = append(errs, err)
-	for _, f := range found {
-		add(Wanted{ContainerImage: configs.ContainerImage{Ref: f.Ref.String()}, Name: f.Ref, Manifest: f.Where})
+	ignored := ignoring(img.ImagesIgnore)
+	for _, f := range m.run {
+		if !ignored.matches(f) {
+			add(Wanted{ContainerImage: configs.ContainerImage{Ref: f.Ref.String()}, Name: f.Ref, Manifest: f.Where})
+		}
 	}
-	if v := img.Kubernetes.Version; v != "" && !slices.ContainsFunc(list, func(w Wanted) bool { return strings.HasSuffix("/"+w.Name.Path, "/kube-proxy") }) {
-		notes = append(notes, fmt.Sprintf("no kube-proxy on board: a cluster that runs it makes every node pull it; if yours does, add its image (kube-proxy:%s) to images:", v))
+	for _, f := range m.mentions {
+		if !ignored.matches(f) && !have[f.Ref] {
+			l.Mentions = append(l.Mentions, f)
+		}
 	}
-	return list, notes, errors.Join(errs...)
+	l.PassedOver = m.passedOver
+	for n, f := range l.Mentions {
+		if n == maxMentionNotes {
+			l.Notes = append(l.Notes, fmt.Sprintf("%d more images were found in manifests, but not baked: `edgebake images` lists them", len(l.Mentions)-n))
+			break
+		}
+		l.Notes = append(l.Notes, fmt.Sprintf("%s: %s was found, not baked: add it to images, or to imagesIgnore", f.Where, f.Ref))
+	}
+	l.Notes = append(l.Notes, ignored.unused()...)
+	if v := img.Kubernetes.Version; v != "" && !slices.ContainsFunc(l.Images, func(w Wanted) bool { return strings.HasSuffix("/"+w.Name.Path, "/kube-proxy") }) {
+		l.Notes = append(l.Notes, fmt.Sprintf("no kube-proxy on board: a cluster that runs it makes every node pull it; if yours does, add its image (kube-proxy:%s) to images:", v))
+	}
+	return l, errors.Join(errs...)
 }
 
-// Found is an image that a manifest runs.
-type Found struct {
-	Ref   configs.Ref
-	Where string // "manifests/app.yaml:12: Deployment web"
+// maxMentionNotes bounds the notes about mentions.
+const maxMentionNotes = 20
+
+// ignoreList is imagesIgnore, and which of its patterns have matched.
+type ignoreList struct {
+	patterns []string
+	used     []bool
 }
 
-// fromManifests lists the images of the Kubernetes manifests that the globs
-// match, relative to dir. A glob that matches nothing is an error, and one whose
-// files run nothing: somebody expects images from it, and where kubectl fails it
-// leaves an empty file.
-func fromManifests(dir string, globs []string) ([]Found, error) {
+func ignoring(patterns []string) *ignoreList {
+	return &ignoreList{patterns, make([]bool, len(patterns))}
+}
+
+// matches compares the full reference and the reference as the manifest has it.
+func (l *ignoreList) matches(f Found) bool {
+	found := false
+	for n, p := range l.patterns {
+		for _, s := range []string{f.Ref.String(), f.Text} {
+			if ok, _ := path.Match(p, s); ok {
+				found, l.used[n] = true, true
+			}
+		}
+	}
+	return found
+}
+
+func (l *ignoreList) unused() (notes []string) {
+	for n, p := range l.patterns {
+		if !l.used[n] {
+			notes = append(notes, fmt.Sprintf("imagesIgnore[%d]: %q matches no image in the manifests of imagesFrom: remove it, or correct it", n, p))
+		}
+	}
+	return notes
+}
+
+// fromManifests reads the Kubernetes manifests that the globs match, relative to
+// dir. A glob that matches no file is an error, and so is one whose files mention
+// no image: the author expects images from it, and a kubectl that failed leaves an
+// empty file.
+func fromManifests(dir string, globs []string) (manifestImages, error) {
 	var files []string
 	from := map[string]int{}                // file: its pattern
 	matched := make([][]string, len(globs)) // by a pattern
@@ -106,124 +159,42 @@ func fromManifests(dir string, globs []string) ([]Found, error) {
 			}
 		}
 	}
-	var found []Found
-	says := map[string]bool{} // files with images in them, or with an error
+	var all manifestImages
+	useful := map[string]bool{} // files that mention images, or have an error
 	for _, name := range files {
 		raw, err := readFile(name)
 		if err != nil {
 			errs = append(errs, globError(from[name], fmt.Errorf("%w; correct the pattern, or that file", err)))
-			says[name] = true
+			useful[name] = true
 			continue
 		}
 		rel, err := filepath.Rel(dir, name)
 		if err != nil {
 			rel = name
 		}
-		fs, err := imagesOf(rel, raw)
-		found = append(found, fs...)
+		m, err := scanManifests(rel, raw)
 		errs = append(errs, err)
-		says[name] = len(fs) > 0 || err != nil
+		useful[name] = len(m.run)+len(m.mentions) > 0 || err != nil
+		all.run = append(all.run, m.run...)
+		all.mentions = append(all.mentions, m.mentions...)
+		all.passedOver = append(all.passedOver, m.passedOver...)
 	}
 	for at, names := range matched {
-		if len(names) > 0 && !slices.ContainsFunc(names, func(n string) bool { return says[n] }) {
+		if len(names) > 0 && !slices.ContainsFunc(names, func(n string) bool { return useful[n] }) {
 			errs = append(errs, globError(at, fmt.Errorf("%q: no manifest there runs a container image; write the file again, or remove this", globs[at])))
 		}
 	}
+	all.run, all.mentions = byRef(all.run), byRef(all.mentions)
+	return all, errors.Join(errs...)
+}
+
+// byRef sorts by reference and keeps the first of each.
+func byRef(found []Found) []Found {
 	slices.SortStableFunc(found, func(a, b Found) int { return cmp.Compare(a.Ref.String(), b.Ref.String()) })
-	found = slices.CompactFunc(found, func(a, b Found) bool { return a.Ref == b.Ref })
-	return found, errors.Join(errs...)
+	return slices.CompactFunc(found, func(a, b Found) bool { return a.Ref == b.Ref })
 }
 
 // globError is a problem with one of the patterns.
 func globError(at int, err error) error {
 	return &configs.FieldError{Path: fmt.Sprintf("imagesFrom[%d]", at), Err: err}
-}
-
-// imagesOf lists the images in one file of manifests: YAML, or JSON, which is
-// YAML too; several documents, and List objects. Kinds that run no pods are
-// passed over.
-func imagesOf(name string, raw []byte) ([]Found, error) {
-	var found []Found
-	var errs []error
-	dec := yaml.NewDecoder(bytes.NewReader(raw))
-	for {
-		var doc yaml.Node
-		err := dec.Decode(&doc)
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("reading manifest %s: %w; correct it, or have imagesFrom pass it over", name, err))
-			break
-		}
-		if len(doc.Content) == 1 {
-			object(name, doc.Content[0], 0, &found, &errs)
-		}
-	}
-	return found, errors.Join(errs...)
-}
-
-// podSpecs says where each kind keeps its pod's spec.
-func podSpecs() map[string][]string {
-	template := []string{"spec", "template", "spec"}
-	kinds := map[string][]string{
-		"Pod":                   {"spec"},
-		"PodTemplate":           {"template", "spec"},
-		"Deployment":            template,
-		"DaemonSet":             template,
-		"StatefulSet":           template,
-		"ReplicaSet":            template,
-		"ReplicationController": template,
-		"Job":                   template,
-		"CronJob":               {"spec", "jobTemplate", "spec", "template", "spec"},
-	}
-	maps.Copy(kinds, openyurt.PodKinds())
-	return kinds
-}
-
-// maxNesting bounds Lists in Lists, which YAML aliases can make endless.
-const maxNesting = 3
-
-func object(name string, n *yaml.Node, nesting int, found *[]Found, errs *[]error) {
-	kind := yamltree.Text(yamltree.Get(n, "kind"))
-	if strings.HasSuffix(kind, "List") {
-		if nesting == maxNesting {
-			*errs = append(*errs, fmt.Errorf("%s:%d: Lists in Lists, more than %d deep", name, n.Line, maxNesting))
-			return
-		}
-		if items := yamltree.Get(n, "items"); items != nil {
-			for _, i := range items.Content {
-				object(name, i, nesting+1, found, errs)
-			}
-		}
-		return
-	}
-	path, ok := podSpecs()[kind]
-	if !ok {
-		return
-	}
-	spec := n
-	for _, p := range path {
-		spec = yamltree.Get(spec, p)
-	}
-	what := kind + " " + yamltree.Text(yamltree.Get(yamltree.Get(n, "metadata"), "name"))
-	for _, list := range []string{"initContainers", "containers", "ephemeralContainers"} {
-		containers := yamltree.Get(spec, list)
-		if containers == nil {
-			continue
-		}
-		for _, c := range containers.Content {
-			image := yamltree.Get(c, "image")
-			if image == nil {
-				continue
-			}
-			where := fmt.Sprintf("%s:%d: %s", name, image.Line, what)
-			ref, err := configs.ParseRef(image.Value)
-			if err != nil {
-				*errs = append(*errs, fmt.Errorf("%s: %w", where, err))
-				continue
-			}
-			*found = append(*found, Found{Ref: ref, Where: where})
-		}
-	}
 }

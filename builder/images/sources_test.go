@@ -335,9 +335,13 @@ func TestImagesfromManifests(t *testing.T) {
 	}
 	write("all.yaml", manifests)
 	write("one.json", `{"kind":"Pod","metadata":{"name":"j"},"spec":{"containers":[{"image":"edgebake.test/json:1"}]}}`)
-	found, err := fromManifests(dir, []string{"*.yaml", "one.json", "all.yaml"})
+	m, err := fromManifests(dir, []string{"*.yaml", "one.json", "all.yaml"})
 	if err != nil {
 		t.Fatal(err)
+	}
+	found := m.run
+	if len(m.mentions) != 1 || m.mentions[0].Where != "all.yaml:5: ConfigMap c" || m.mentions[0].Text != "not/an:image" {
+		t.Errorf("mentions %+v", m.mentions)
 	}
 	var refs []string
 	for _, f := range found {
@@ -356,7 +360,7 @@ func TestImagesfromManifests(t *testing.T) {
 	write("broken.yaml", "kind: [")
 	write("bomb.yaml", "kind: List\nitems: &x [{kind: List, items: *x}]\n")
 	_, err = fromManifests(dir, []string{"b*.yaml", "none/*.yaml"})
-	wantError(t, err, "bad.yaml:3: Pod x", "untagged:1.2.3", `"A B"`, "broken.yaml", "no file matches", "bomb.yaml:2: Lists in Lists")
+	wantError(t, err, "bad.yaml:3: Pod x", "untagged:1.2.3", `"A B"`, "broken.yaml", "no file matches", "bomb.yaml: line 2: the alias *x")
 
 	// What is left of a kubectl that failed, and a cluster without any.
 	write("empty.yaml", "")
@@ -383,10 +387,11 @@ func TestListAddsWhatIsNeeded(t *testing.T) {
 		Images:     []configs.ContainerImage{{Ref: "edgebake.test/pause:1", Layout: "l"}, {Ref: "edgebake.test/web:1", Layout: "l"}},
 		ImagesFrom: []string{"m.yaml"},
 	}
-	list, notes, err := List(img, dir)
+	listing, err := List(img, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
+	list, notes := listing.Images, listing.Notes
 	sources := map[string]string{}
 	for _, i := range list {
 		sources[i.Ref] += i.Layout + ";"
@@ -394,7 +399,7 @@ func TestListAddsWhatIsNeeded(t *testing.T) {
 	if len(list) != 2+1+7 || sources["edgebake.test/pause:1"] != "l;" || sources["edgebake.test/web:1"] != "l;" || sources["edgebake.test/yurthub:1"] != "y;" {
 		t.Errorf("%v", sources)
 	}
-	if len(notes) != 1 || !strings.Contains(notes[0], "kube-proxy:v1.36.3") {
+	if len(notes) != 2 || !strings.Contains(notes[0], "docker.io/not/an:image was found, not baked") || !strings.Contains(notes[1], "kube-proxy:v1.36.3") {
 		t.Errorf("notes %q", notes)
 	}
 }
@@ -403,8 +408,8 @@ func FuzzImagesOf(f *testing.F) {
 	f.Add([]byte(manifests))
 	f.Add([]byte("a: &a [*a]"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		found, _ := imagesOf("fuzz", b)
-		for _, i := range found {
+		m, _ := scanManifests("fuzz", b)
+		for _, i := range append(m.run, m.mentions...) {
 			if _, err := configs.ParseRef(i.Ref.String()); err != nil {
 				t.Errorf("%q: %v", i.Ref, err)
 			}

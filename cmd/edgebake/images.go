@@ -2,17 +2,45 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"text/tabwriter"
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
 )
 
-// listedImage is an image and what the table says of it.
+// listedImage is an image that is baked in.
 type listedImage struct {
 	images.Pinned
 	Size   int64 `json:"size"` // as it is shipped
 	Shared int64 `json:"shared"`
+}
+
+// mentionedImage is an image that manifests mention and no pod in them runs.
+type mentionedImage struct {
+	Ref      configs.Ref `json:"ref"`
+	Where    string      `json:"where"`
+	NotBaked bool        `json:"notBaked"`
+}
+
+// printMentions prints what imagesFrom leaves out.
+func printMentions(w io.Writer, l images.Listing) {
+	if len(l.Mentions) > 0 {
+		fmt.Fprintln(w, "\nFound in manifests, not baked (add them to images, or to imagesIgnore):")
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		for _, m := range l.Mentions {
+			fmt.Fprintf(t, "  %s\t%s\n", m.Ref, m.Where)
+		}
+		t.Flush()
+	}
+	if len(l.PassedOver) > 0 {
+		fmt.Fprintln(w, "\nPassed over, since they have no pod template (their operators may start images of their own):")
+		for _, p := range l.PassedOver {
+			fmt.Fprintf(w, "  %s\n", p)
+		}
+	}
 }
 
 func newImages(s streams) *cobra.Command {
@@ -26,7 +54,11 @@ func newImages(s streams) *cobra.Command {
 the manifests it names, and the ones its node types need. Registries are asked
 for digests; no layer is fetched, so sizes are those of the layers as they are
 shipped. SHARED is the part that other images of the list have too. What the
-images take unpacked is in NAME.report.json, beside a built image.`,
+images take unpacked is in NAME.report.json, beside a built image.
+
+Images that manifests mention, but that no pod in them runs, are listed apart:
+they are not baked in. So are custom resources, whose operators may start images
+that no manifest names.`,
 		Example: `  edgebake images image.yaml
   edgebake images image.yaml --output json`,
 		Args: args(1, 1, "one Image document"),
@@ -46,11 +78,21 @@ images take unpacked is in NAME.report.json, beside a built image.`,
 				return doc.explain(err)
 			}
 			sum := images.Summary(list)
-			listed := []listedImage{}
+			listed := []any{}
 			for n, p := range list {
 				listed = append(listed, listedImage{p, sum.Images[n].Size, sum.Images[n].Shared})
 			}
-			return printAs(s, output, listed, func() { fmt.Fprint(s.Out, sum.Text("as they are shipped")) })
+			listing, err := images.List(t.img, t.Dir)
+			if err != nil {
+				return doc.explain(err)
+			}
+			for _, m := range listing.Mentions {
+				listed = append(listed, mentionedImage{m.Ref, m.Where, true})
+			}
+			return printAs(s, output, listed, func() {
+				fmt.Fprint(s.Out, sum.Text("as they are shipped"))
+				printMentions(s.Out, listing)
+			})
 		},
 	}
 	flags.flags(c)

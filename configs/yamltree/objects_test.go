@@ -52,3 +52,34 @@ func TestAsKubectl(t *testing.T) {
 		}
 	}
 }
+
+// TestResolve compares merge keys and aliases with the library that kubectl reads
+// manifests by.
+func TestResolve(t *testing.T) {
+	for _, text := range []string{
+		"a: &a {x: 1, w: {z: 2}}\nb: {<<: *a, x: 3}\nc: {x: 4, <<: *a}\nd: *a\n",
+		"a: &a {x: 1}\nb: &b {x: 2, w: 2}\nc: {<<: [*a, *b], z: 3}\nd: {<<: [*b, *a]}\n",
+		"a: &a {x: 1}\nb: &b {<<: *a, w: 2}\nlist: [{<<: *b, x: 0}, *a]\n",
+		"a: {<<: {x: 1}, w: 2}\n\"<<\": text\n",
+	} {
+		var doc yaml.Node
+		if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
+			t.Fatal(err)
+		}
+		var v any
+		if err := Resolve(doc.Content[0]).Decode(&v); err != nil {
+			t.Fatalf("%q: %v", text, err)
+		}
+		got, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := kubectl.YAMLToJSON([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != string(want) {
+			t.Errorf("%q is\n%s, to kubectl\n%s", text, got, want)
+		}
+	}
+}

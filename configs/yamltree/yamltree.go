@@ -2,7 +2,11 @@
 // positions stay as a person wrote them.
 package yamltree
 
-import "go.yaml.in/yaml/v3"
+import (
+	"slices"
+
+	"go.yaml.in/yaml/v3"
+)
 
 // Deref is what a node stands for: itself, or what its alias names.
 func Deref(n *yaml.Node) *yaml.Node {
@@ -97,4 +101,51 @@ func Clone(n *yaml.Node) *yaml.Node {
 		return &c
 	}
 	return clone(n)
+}
+
+// Resolve returns a copy of a tree in which aliases and merge keys (<<) stand for their
+// values, with the lines of the original. As for kubectl, what stands later in a
+// mapping counts, also a merge behind a key. The tree must have passed Check.
+func Resolve(n *yaml.Node) *yaml.Node {
+	done := map[*yaml.Node]*yaml.Node{}
+	var resolve func(n *yaml.Node) *yaml.Node
+	resolve = func(n *yaml.Node) *yaml.Node {
+		n = Deref(n)
+		if done[n] != nil {
+			return done[n]
+		}
+		c := *n
+		done[n] = &c
+		c.Content = nil
+		for i, v := range n.Content {
+			switch {
+			case n.Kind != yaml.MappingNode:
+				c.Content = append(c.Content, resolve(v))
+			case i%2 == 0:
+			case n.Content[i-1].ShortTag() != "!!merge":
+				put(&c, n.Content[i-1], resolve(v))
+			default:
+				merged := []*yaml.Node{resolve(v)}
+				if merged[0].Kind == yaml.SequenceNode {
+					merged = merged[0].Content
+				}
+				for _, m := range slices.Backward(merged) { // the first one counts
+					for k := 0; m.Kind == yaml.MappingNode && k+1 < len(m.Content); k += 2 {
+						put(&c, m.Content[k], m.Content[k+1])
+					}
+				}
+			}
+		}
+		return &c
+	}
+	return resolve(n)
+}
+
+// put is Set with a key that keeps its position.
+func put(m, key, value *yaml.Node) {
+	if i := Index(m, key.Value); i >= 0 {
+		m.Content[i+1] = value
+		return
+	}
+	m.Content = append(m.Content, key, value)
 }

@@ -55,7 +55,7 @@ var rooms = map[string][]string{
 	"ipvs":            {"configs/ondisk", "configs/ondisk/file", "configs/printable"},
 	"cluster":         {"configs/printable", "openyurt", "configs", "configs/ondisk", "configs/yamltree", "cluster/api", "cluster/reports"},
 	"cluster/api":     {"configs/yamltree", "configs/printable"},
-	"cluster/reports": {"configs", "configs/ondisk", "configs/printable", "configs/ondisk/file"},
+	"cluster/reports": {"configs/ondisk", "configs/printable", "configs/ondisk/file"},
 	"cluster/mint":    {"configs", "configs/yamltree", "configs/sealed", "cluster/api", "configs/ondisk/file"},
 	"configs/sealed":  {},
 	"cmd/...":         {"builder/...", "overlays/...", "configs/...", "openyurt", "firstboot/...", "ipvs", "installer", "cluster/...", "cmd/..."},
@@ -110,8 +110,8 @@ func list(t *testing.T) []pkg {
 		}
 		pkgs = append(pkgs, p)
 	}
-	if len(pkgs) == 0 {
-		t.Fatal("go list knows no package; is this test run inside the module?")
+	if len(pkgs) < 5 {
+		t.Fatalf("go list knows %d packages; is this test run inside the module?", len(pkgs))
 	}
 	return pkgs
 }
@@ -163,8 +163,8 @@ func table(t *testing.T) []string {
 			names = append(names, name)
 		}
 	}
-	if len(names) == 0 {
-		t.Fatal("ARCHITECTURE.md has no table of packages")
+	if len(names) < 5 {
+		t.Fatalf("ARCHITECTURE.md has %d packages in its table", len(names))
 	}
 	return names
 }

@@ -1,0 +1,235 @@
+package images
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/yamltree"
+	"go.yaml.in/yaml/v3"
+)
+
+// Found is an image reference in a manifest.
+type Found struct {
+	Ref   configs.Ref
+	Text  string // as the manifest has it
+	Where string // "manifests/app.yaml:12: Deployment web"
+}
+
+// manifestImages are the images in manifests.
+type manifestImages struct {
+	run        []Found  // by pods
+	mentions   []Found  // elsewhere
+	passedOver []string // see Listing
+}
+
+// scan reads one file of manifests.
+type scan struct {
+	file string
+	manifestImages
+	errs []error
+}
+
+// scanManifests reads one file of manifests: YAML, or JSON, which is YAML too; several
+// documents, and Lists. Aliases and merge keys are resolved as kubectl does.
+func scanManifests(file string, raw []byte) (manifestImages, error) {
+	s := scan{file: file}
+	if err := yamltree.TooDense(raw); err != nil {
+		return s.manifestImages, s.unreadable(err, raw)
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(raw))
+	for {
+		var doc yaml.Node
+		err := dec.Decode(&doc)
+		if err == io.EOF {
+			break
+		}
+		if err == nil {
+			if faults := yamltree.Check(&doc); len(faults) > 0 {
+				err = faults[0]
+			}
+		}
+		if err != nil {
+			s.errs = append(s.errs, s.unreadable(err, raw))
+			break
+		}
+		if len(doc.Content) == 1 {
+			s.object(yamltree.Resolve(doc.Content[0]))
+		}
+	}
+	return s.manifestImages, errors.Join(s.errs...)
+}
+
+func (s *scan) unreadable(err error, raw []byte) error {
+	if bytes.Contains(raw, []byte("{{")) {
+		return fmt.Errorf("reading manifest %s: %w (%s)", s.file, err, configs.Unrendered)
+	}
+	return fmt.Errorf("reading manifest %s: %w; correct it, or have imagesFrom pass it over", s.file, err)
+}
+
+// object reads a Kubernetes object, or each one of a List.
+func (s *scan) object(n *yaml.Node) {
+	kind := yamltree.Text(yamltree.Get(n, "kind"))
+	if items := yamltree.Get(n, "items"); strings.HasSuffix(kind, "List") {
+		if items != nil {
+			for _, i := range items.Content {
+				s.object(i)
+			}
+		}
+		return
+	}
+	o := object{scan: s, pods: kind == "Pod", what: strings.TrimSpace(kind + " " + yamltree.Text(yamltree.Get(yamltree.Get(n, "metadata"), "name")))}
+	o.walk(n, nil, nil)
+	if !o.ran && isCustom(yamltree.Text(yamltree.Get(n, "apiVersion"))) {
+		s.passedOver = append(s.passedOver, fmt.Sprintf("%s (%s:%d)", o.what, s.file, n.Line))
+	}
+}
+
+// isCustom tells a custom resource's API group from those of Kubernetes.
+func isCustom(apiVersion string) bool {
+	group, _, ok := strings.Cut(apiVersion, "/")
+	return ok && strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io")
+}
+
+// object is one Kubernetes object that is being walked.
+type object struct {
+	*scan
+	pods bool   // spec is a pod's
+	what string // "Deployment web"
+	ran  bool   // it has a pod's spec
+}
+
+// walk visits a value at a path of keys; parent is the mapping or list that has it.
+func (o *object) walk(n *yaml.Node, path []string, parent *yaml.Node) {
+	switch n.Kind {
+	case yaml.MappingNode:
+		if o.isPodSpec(n, path) {
+			o.podSpec(n, path)
+			return
+		}
+		o.split(n)
+		o.fields(n, path, nil)
+	case yaml.SequenceNode:
+		for _, c := range n.Content {
+			o.walk(c, path, n)
+		}
+	case yaml.ScalarNode:
+		o.scalar(n, path, parent)
+	}
+}
+
+// fields visits the values of a mapping whose keys are not in skip.
+func (o *object) fields(n *yaml.Node, path, skip []string) {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if key := n.Content[i].Value; !slices.Contains(skip, key) {
+			o.walk(n.Content[i+1], append(path[:len(path):len(path)], key), n)
+		}
+	}
+}
+
+// isPodSpec reports whether a mapping is the spec of pods: in a Pod itself, or in a
+// pod template of any kind, which all controllers call template.
+func (o *object) isPodSpec(n *yaml.Node, path []string) bool {
+	at := len(path)
+	isSpec := o.pods && at == 1 && path[0] == "spec" || at >= 2 && path[at-2] == "template" && path[at-1] == "spec"
+	c := yamltree.Get(n, "containers")
+	return isSpec && c != nil && c.Kind == yaml.SequenceNode
+}
+
+func (o *object) podSpec(n *yaml.Node, path []string) {
+	o.ran = true
+	lists := []string{"initContainers", "containers", "ephemeralContainers"}
+	for _, list := range lists {
+		if containers := yamltree.Get(n, list); containers != nil {
+			for _, c := range containers.Content {
+				o.run(yamltree.Get(c, "image"))
+				o.fields(c, append(path[:len(path):len(path)], list), []string{"image"})
+			}
+		}
+	}
+	if volumes := yamltree.Get(n, "volumes"); volumes != nil {
+		for _, v := range volumes.Content {
+			o.run(yamltree.Get(yamltree.Get(v, "image"), "reference"))
+		}
+	}
+	o.fields(n, path, append(lists, "volumes"))
+}
+
+// run notes an image that pods run or mount.
+func (o *object) run(image *yaml.Node) {
+	if image == nil || image.Kind != yaml.ScalarNode {
+		return
+	}
+	where := o.where(image)
+	ref, err := configs.ParseRef(image.Value)
+	switch {
+	case err == nil:
+		o.scan.run = append(o.scan.run, Found{ref, image.Value, where})
+	case strings.Contains(image.Value, "{{"):
+		o.errs = append(o.errs, fmt.Errorf("%s: %q: %s", where, image.Value, configs.Unrendered))
+	default:
+		o.errs = append(o.errs, fmt.Errorf("%s: %w", where, err))
+	}
+}
+
+func (o *object) where(n *yaml.Node) string { return fmt.Sprintf("%s:%d: %s", o.file, n.Line, o.what) }
+
+// mention notes a text if it is an image reference with a tag or digest.
+func (o *object) mention(n *yaml.Node, text string) {
+	if ref, err := configs.ParseRef(text); err == nil {
+		o.mentions = append(o.mentions, Found{ref, text, o.where(n)})
+	}
+}
+
+// split notes an image that is written as {registry, repository, tag}.
+func (o *object) split(n *yaml.Node) {
+	repository, tag := yamltree.Get(n, "repository"), yamltree.Text(yamltree.Get(n, "tag"))
+	text := yamltree.Text(repository)
+	if text == "" || tag == "" {
+		return
+	}
+	if registry := yamltree.Text(yamltree.Get(n, "registry")); registry != "" {
+		text = registry + "/" + text
+	}
+	o.mention(repository, text+":"+tag)
+}
+
+var (
+	imageKey = regexp.MustCompile(`(^i|I|[-_]i)mages?$`)
+	imageEnv = regexp.MustCompile(`(^|_)IMAGE$|^RELATED_IMAGE_`)
+	// A flag with a value, "--name=value".
+	imageFlag = regexp.MustCompile(`^--?[A-Za-z][-_.A-Za-z0-9]*=(.+)$`)
+)
+
+// scalar notes a text that is an image by its place: the value of a key or variable
+// that is named so, a flag's value, or a reference with a registry's name.
+func (o *object) scalar(n *yaml.Node, path []string, parent *yaml.Node) {
+	text, key := n.Value, ""
+	if len(path) > 0 {
+		key = path[len(path)-1]
+	}
+	flag := imageFlag.FindStringSubmatch(text)
+	switch {
+	case imageKey.MatchString(key),
+		key == "value" && imageEnv.MatchString(yamltree.Text(yamltree.Get(parent, "name"))):
+		o.mention(n, text)
+	case flag != nil:
+		if strings.Contains(flag[1], "/") {
+			o.mention(n, flag[1])
+		}
+	case hasRegistry(text):
+		o.mention(n, text)
+	}
+}
+
+// hasRegistry reports whether a text begins with a registry's host, as
+// registry.example.com/app:1 and localhost:5000/app:1 do.
+func hasRegistry(text string) bool {
+	host, _, ok := strings.Cut(text, "/")
+	return ok && (strings.ContainsAny(host, ".:") || host == "localhost")
+}
