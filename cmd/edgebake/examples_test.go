@@ -253,47 +253,6 @@ func onFile(t *testing.T, words []string, disk, image string) []string {
 	return words
 }
 
-func TestCacheCommand(t *testing.T) {
-	c := newCLI(t)
-	c.run(0, "cache")
-	c.want(c.out, "0 B in 0 inputs")
-	c.project(nil)
-	c.run(0, "build", "image.yaml")
-	c.run(0, "cache")
-	c.want(c.out, os.Getenv("EDGEBAKE_CACHE")+": ", "used in the last day")
-	c.run(0, "cache", "--output", "json")
-	c.want(c.out, `"sha256"`, `"used"`, `"bytes"`)
-	c.run(0, "cache", "verify")
-	c.want(c.out, "inputs verified")
-	blobs := filepath.Join(os.Getenv("EDGEBAKE_CACHE"), "blobs")
-	victim := filepath.Join(blobs, names(t, blobs)[0])
-	if err := os.Chmod(victim, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(victim, []byte("rotten"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	c.run(1, "cache", "verify", "--dry-run")
-	c.want(c.out, "damaged: "+filepath.Base(victim)+" (6 B)")
-	c.run(1, "cache", "verify")
-	c.want(c.err, "1 input damaged and removed: the next build that needs one fetches or makes it again")
-	c.run(0, "cache", "verify", "--output", "json")
-	c.want(c.out, `"damaged": []`)
-	c.run(0, "cache", "prune", "--older-than", "1h")
-	c.want(c.out, "freed 0 B in 0 inputs")
-	c.run(0, "cache", "prune", "--keep", "0", "-n")
-	c.want(c.out, "would free", "; 0 B in 0 stay")
-	c.run(0, "cache", "prune", "--keep", "0")
-	c.want(c.out, "freed ", "; 0 B in 0 stay")
-	c.run(0, "build", "image.yaml", "--locked", "--force")
-	for _, args := range [][]string{{"prune"}, {"prune", "--keep", "3"}, {"prune", "--keep", "-1GiB"}, {"prune", "--older-than", "-1h"}, {"prune", "--older-than", "3y"}, {"prune", "x"}, {"x"}} {
-		c.run(2, append([]string{"cache"}, args...)...)
-		if c.err == "" {
-			t.Errorf("%v: no message", args)
-		}
-	}
-}
-
 // TestMigrationNamesOurCommands: what docs/migrate.md says of edgebake exists.
 func TestMigrationNamesOurCommands(t *testing.T) {
 	page, err := os.ReadFile("../../docs/migrate.md")

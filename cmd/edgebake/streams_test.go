@@ -93,15 +93,6 @@ func TestQuiet(t *testing.T) {
 	}
 }
 
-func TestSuggestions(t *testing.T) {
-	c := newCLI(t)
-	c.run(2, "cache", "prnue")
-	c.want(c.err, `did you mean "prune"?`)
-	c.run(2, "build", "image.yaml", "--outptu", "x.raw")
-	c.want(c.err, "unknown flag: --outptu", `did you mean "--output"?`)
-	c.run(0, "cache", "prune", "--older-than", "30d")
-}
-
 // TestInterruptedWhileWaiting: a command that waits for standard input hears
 // Ctrl-C.
 func TestInterruptedWhileWaiting(t *testing.T) {

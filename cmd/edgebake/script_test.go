@@ -1,0 +1,151 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"log"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/edgebake/edgebake/test/scripttest"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"edgebake": main})
+}
+
+// TestScript runs testdata/script; `go test ./cmd/edgebake -run TestScript -update`
+// writes what the commands print now into the scripts.
+func TestScript(t *testing.T) {
+	made := newFixtures(t)
+	goes, err := exec.Command("go", "env", "GOCACHE", "GOMODCACHE").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dirs := strings.Fields(string(goes))
+	scripttest.Run(t, func(e *testscript.Env) error {
+		e.Setenv("EDGEBAKE_CACHE", filepath.Join(e.WorkDir, ".cache"))
+		e.Setenv("GOCACHE", dirs[0])
+		e.Setenv("GOMODCACHE", dirs[1])
+		return nil
+	}, map[string]scripttest.Command{"fixture": made.command, "hurt": hurt, "disk": makeDisk, "blank": blank, "registry": startRegistry})
+}
+
+// hurt writes over the first bytes of a partition: `hurt IMAGE LABEL`.
+func hurt(ts *testscript.TestScript, _ bool, args []string) {
+	f, err := os.OpenFile(ts.MkAbs(args[0]), os.O_RDWR, 0)
+	ts.Check(err)
+	defer f.Close()
+	fi, err := f.Stat()
+	ts.Check(err)
+	table, err := gpt.Read(f, fi.Size())
+	ts.Check(err)
+	for _, p := range table.Partitions {
+		if p.Name == args[1] {
+			_, err := f.WriteAt(bytes.Repeat([]byte("junk"), 1<<10), p.Start)
+			ts.Check(err)
+		}
+	}
+}
+
+const oldData = "old data"
+
+// makeDisk makes a file that plays a disk, with old data on it: `disk FILE SIZE`.
+func makeDisk(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(oldData), 0o644))
+	ts.Check(ts.Exec("truncate", "--size", args[1], args[0]))
+}
+
+// blank checks that nothing was written to such a file.
+func blank(ts *testscript.TestScript, neg bool, args []string) {
+	f, err := os.Open(ts.MkAbs(args[0]))
+	ts.Check(err)
+	defer f.Close()
+	b := make([]byte, len(oldData))
+	_, err = io.ReadFull(f, b)
+	ts.Check(err)
+	if (string(b) == oldData) == neg {
+		ts.Fatalf("%s begins with %q", args[0], b)
+	}
+}
+
+// startRegistry starts a registry at $REGISTRY.
+func startRegistry(ts *testscript.TestScript, _ bool, _ []string) {
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	ts.Defer(server.Close)
+	ts.Setenv("REGISTRY", server.Listener.Addr().String())
+}
+
+// fixtures are directories with an Image and what was built of it. Each is made once,
+// by the first script that has it copied.
+type fixtures struct {
+	t    testing.TB
+	dir  string
+	once map[string]func() error
+}
+
+func newFixtures(t testing.TB) *fixtures {
+	f := &fixtures{t: t, dir: t.TempDir(), once: map[string]func() error{}}
+	for name, fill := range map[string]func(dir string) error{
+		// an Image and all that it names
+		"project": func(dir string) error { return buildtest.Write(dir, buildtest.Base(), nil) },
+		// the same, built into tiny.raw and tiny.raw.zst
+		"golden": func(dir string) error {
+			return errors.Join(buildtest.Write(dir, buildtest.Base(), nil), f.build(dir))
+		},
+		// an Image for two architectures
+		"several": func(dir string) error {
+			return errors.Join(buildtest.Write(dir, buildtest.Base(), buildtest.Several), buildtest.WriteFor(dir, "amd64"), buildtest.WriteFor(dir, "arm64"))
+		},
+		// an Image for Raspberry Pi boards
+		"pi": func(dir string) error { return buildtest.WritePi(dir, buildtest.PiBase(false), nil) },
+		// golden, of a base of which installers can be made, and the source of a small installer
+		"installable": func(dir string) error {
+			err := errors.Join(buildtest.Write(dir, buildtest.InstallableBase(), nil), os.MkdirAll(filepath.Join(dir, "cmd", "installer"), 0o755))
+			return errors.Join(err,
+				os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module github.com/edgebake/edgebake\n\ngo 1.24\n"), 0o644),
+				os.WriteFile(filepath.Join(dir, "cmd", "installer", "main.go"), []byte("package main\n\nfunc main() {}\n"), 0o644),
+				f.build(dir))
+		},
+	} {
+		f.once[name] = sync.OnceValue(func() error {
+			dir := filepath.Join(f.dir, name)
+			return errors.Join(os.Mkdir(dir, 0o755), fill(dir))
+		})
+	}
+	return f
+}
+
+// build builds image.yaml in dir as both forms of golden image.
+func (f *fixtures) build(dir string) error {
+	for _, output := range []string{"tiny.raw.zst", "tiny.raw"} {
+		cmd := exec.Command("edgebake", "build", "image.yaml", "--quiet", "--force", "--output", output, "--cache", filepath.Join(f.dir, "cache"))
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return errors.New(string(out))
+		}
+	}
+	return nil
+}
+
+// command copies a fixture into the current directory. Most of a raw image is holes,
+// which stay holes.
+func (f *fixtures) command(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 || f.once[args[0]] == nil {
+		ts.Fatalf("usage: fixture NAME")
+	}
+	ts.Check(f.once[args[0]]())
+	ts.Check(ts.Exec("cp", "-a", "--sparse=always", filepath.Join(f.dir, args[0])+"/.", ts.MkAbs(".")))
+}
