@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	agelib "filippo.io/age"
 	"filippo.io/age/armor"
 
-	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
@@ -28,120 +26,6 @@ sites:
   - {name: berlin, match: {serial: SN1}}
   - {name: paris, match: {macs: ["52:54:00:00:00:02"]}, credentials: {token: fedcba.fedcba9876543210}}
 `
-
-// TestInventoryOntoAnImage stamps all sites into one image, and each into a
-// slot of its own, which then is written into an image.
-func TestInventoryOntoAnImage(t *testing.T) {
-	c := newCLI(t)
-	c.project(nil)
-	c.run(0, "build", "image.yaml", "--output", "g.raw")
-	c.file("inventory.yaml", inventory)
-	c.run(0, "validate", "inventory.yaml")
-
-	c.run(0, "stamp", "g.raw", "inventory.yaml", "--output", "all.raw")
-	c.want(c.out, "stamped all.raw", "inventory.yaml (2 sites)")
-	c.run(0, "inspect", "all.raw")
-	c.want(c.out, "slot        inventory of 2 Sites, stamped ")
-	c.run(0, "inspect", "all.raw", "-o", "json")
-	var told struct{ Slot media.SlotState }
-	if err := json.Unmarshal([]byte(c.out), &told); err != nil || told.Slot.Sites != 2 || told.Slot.State != media.SlotInventory {
-		t.Errorf("%+v, %v", told.Slot, err)
-	}
-	info, err := media.Inspect("all.raw")
-	if err != nil || info.Slot.State != media.SlotInventory {
-		t.Fatalf("%+v, %v", info.Slot, err)
-	}
-
-	c.run(0, "stamp", "g.raw", "inventory.yaml", "--slots", "-o", "out")
-	c.want(c.out, "2 slots in out")
-	got, err := media.ReadSlotFile("out/paris.slot")
-	if err != nil {
-		t.Fatal(err)
-	}
-	site, err := configs.ParseSite("s", got.Files[ondisk.SlotSite])
-	if err != nil || site.NodeName != "paris" || site.Credentials.Token.Reveal() != "fedcba.fedcba9876543210" {
-		t.Errorf("%+v, %v", site, err)
-	}
-	if b, err := os.ReadFile("out/paris.slot"); err != nil || bytes.Contains(b, []byte("berlin")) || bytes.Contains(b, []byte("abcdef.0123456789abcdef")) {
-		t.Errorf("the slot of one site holds another's (%v)", err)
-	}
-	c.run(0, "stamp", "g.raw", "--slot", "out/paris.slot", "-o", "paris.raw")
-	info, err = media.Inspect("paris.raw")
-	if err != nil || info.Slot.State != media.SlotSite || info.Slot.Site.NodeName != "paris" || info.Slot.Golden == "" {
-		t.Errorf("%+v, %v", info.Slot, err)
-	}
-	c.run(0, "stamp", "g.raw", "inventory.yaml", "--each", "-o", "copies")
-	for _, dir := range []string{"copies", "gone/"} {
-		c.run(2, "stamp", "g.raw", "inventory.yaml", "-o", dir)
-		c.want(c.err, "--output "+dir+": it is a directory: name a file in it, or write a copy or a slot for each Site into it: --each, --slots")
-	}
-	if entries, err := os.ReadDir("copies"); err != nil || len(entries) != 2 || entries[0].Name() != "berlin.raw" {
-		t.Errorf("%v, %v", entries, err)
-	}
-
-	c.run(1, "stamp", "g.raw", "inventory.yaml", "--slots", "-o", "out")
-	c.want(c.err, "nothing was written", "Site berlin: out/berlin.slot exists", "Site paris: out/paris.slot exists")
-	many := inventory
-	for i := range 40 {
-		many += fmt.Sprintf("  - {name: shop-%d, match: {serial: PF3X%d}}\n", i, i)
-	}
-	c.file("many.yaml", many)
-	c.run(0, "stamp", "g.raw", "many.yaml", "--slots", "-o", "many")
-	c.run(1, "stamp", "g.raw", "many.yaml", "--slots", "-o", "many")
-	c.want(c.err, "nothing was written: directory many has the files of 42 of the 42 Sites already: choose another directory, or --force to replace them")
-	if n := strings.Count(c.err, "\n"); n != 1 {
-		t.Errorf("one thing takes %d lines:\n%s", n, c.err)
-	}
-	c.run(1, "stamp", "g.raw", "many.yaml", "--slots", "-o", "g.raw/x")
-	c.want(c.err, "nothing was written: making directory g.raw/x: there is a file of that name: name another directory")
-	for _, args := range [][]string{{"inspect"}, {"verify"}, {"stamp", "inventory.yaml"}} {
-		args = append([]string{args[0], "out/paris.slot"}, args[1:]...)
-		c.run(1, args...)
-		c.want(c.err, "not an edgebake image: it is a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE writes it into an image or disk")
-	}
-	c.disk("disk", 8<<30)
-	for _, args := range [][]string{{"stamp", "g.raw", "out/paris.slot"}, {"flash", "g.raw", "disk", "--site", "out/paris.slot"}, {"preflight", "out/paris.slot"}, {"validate", "out/paris.slot"}} {
-		c.run(1, args...)
-		c.want(c.err+c.out, "out/paris.slot is a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE writes it into an image or disk")
-	}
-	const oneSite = "apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [192.0.2.1:6443]\nunsafeSkipCAVerification: true\ncredentials: {token: abcdef.0123456789abcdef}\nnodeName: a\n"
-	c.runIn(t.Context(), oneSite, 0, "stamp", "g.raw", "-", "-o", "in.raw")
-	c.want(c.out, "with standard input\n")
-	c.runIn(t.Context(), oneSite, 1, "stamp", "g.raw", "-", "--each", "-o", "in")
-	c.want(c.err, "standard input is a Site, not an Inventory: stamp it with edgebake stamp g.raw - --output FILE")
-	c.runIn(t.Context(), oneSite, 0, "flash", "g.raw", "disk", "--site", "-", "--yes")
-	c.want(c.out, "flashed disk with g.raw and standard input:")
-	c.run(1, "stamp", "g.raw", "--slot", "out/rome.slot", "-o", "x.raw")
-	c.want(c.err, "out/rome.slot: no such file or directory: edgebake stamp --slots makes slots")
-	c.file("bare.yaml", strings.Replace(inventory, "{token: abcdef.0123456789abcdef}", "{}", 1))
-	const orElsewhere = "defaults.credentials.token: is required; write it there, or give it with --token-file FILE or $EDGEBAKE_TOKEN"
-	c.run(1, "stamp", "g.raw", "bare.yaml", "-o", "x.raw")
-	c.want(c.err, strings.Replace(orElsewhere, "defaults", "sites[0]", 1))
-	c.file("some.yaml", strings.Replace(inventory, "{token: abcdef.0123456789abcdef}", `{token: ""}`, 1))
-	c.run(1, "stamp", "g.raw", "some.yaml", "-o", "x.raw")
-	c.want(c.err, "defaults.credentials.token: is required (in 1 of 2 Sites, the first is sites[0]); write it there, or give it with --token-file FILE")
-	c.run(1, "preflight", "bare.yaml", "--offline")
-	c.want(c.out, "to fix: write it there, or give it with --token-file FILE or $EDGEBAKE_TOKEN")
-	var labels []string
-	for i := range 60 {
-		labels = append(labels, fmt.Sprintf("shop.example.com/label-%d: a%060d", i, i))
-	}
-	for i := range 800 {
-		many += fmt.Sprintf("  - {name: more-%d, match: {serial: PF4X%d}, labels: {%s}}\n", i, i, strings.Join(labels, ", "))
-	}
-	c.file("chain.yaml", many)
-	for _, args := range [][]string{{"stamp", "g.raw", "chain.yaml", "-o", "x.raw"}, {"flash", "g.raw", "disk", "--inventory", "chain.yaml", "--yes"}} {
-		c.disk("disk", 8<<30)
-		c.run(1, args...)
-		c.want(c.err, "chain.yaml: takes ", " MiB in a slot, which has room for 4 MiB of it: split the inventory, or stamp each Site onto a copy of its own (edgebake stamp --each)")
-	}
-	c.run(1, "stamp", "g.raw", "--slot", "inventory.yaml", "-o", "x.raw")
-	c.want(c.err, "reading slot inventory.yaml: it has", "a slot has 16777216")
-	c.run(2, "stamp", "g.raw", "inventory.yaml", "--each")
-	c.run(2, "stamp", "g.raw", "--slots", "inventory.yaml")
-	c.run(2, "stamp", "g.raw", "inventory.yaml", "--slot", "out/paris.slot")
-	c.run(2, "stamp", "g.raw")
-}
 
 // TestSecretsBesideTheDocument: a token from a file, the environment and
 // standard input, into a Site and an Inventory.
