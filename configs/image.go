@@ -76,7 +76,7 @@ type Sites struct {
 	// nothing.
 	// untilEnrolled: the whole Site until the machine has joined, then nothing.
 	// repair: the whole Site until the machine has joined, then API servers,
-	// network (without the proxy), time servers and token.
+	// network (without the proxy and time servers) and token.
 	// signed: nothing of a Site that is not signed by one of keys.
 	// always: the whole Site.
 	// Except with never, a Site that is signed by one of keys is taken whole at any

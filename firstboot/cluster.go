@@ -98,6 +98,10 @@ func clusterPhase(active *Active) Phase {
 					e.Console(fmt.Sprintf("the Site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
 						strings.Join(enrolledPins(e), ", "), name))
 				}
+				// It still was a member; whose CA and name it had is over with this.
+				if err := (memberRecord{Version: memberVersion}).write(e); err != nil {
+					return err
+				}
 			}
 			if err := leaveCluster(ctx, e, active); err != nil {
 				return err
@@ -123,7 +127,7 @@ func staleCA(e *Env, site *configs.Site) bool {
 		return false
 	}
 	if pins := site.CAPins(); len(pins) > 0 && !unpinned(site) {
-		return !anyPinned(pem, pins)
+		return !allPinned(pem, pins)
 	}
 	return !discovered(e, site)
 }
@@ -131,10 +135,21 @@ func staleCA(e *Env, site *configs.Site) bool {
 // unpinned reports whether the site takes whatever cluster answers.
 func unpinned(site *configs.Site) bool { return site.UnsafeSkipCAVerification && site.CACert == "" }
 
+// anyPinned reports whether one of the CAs in pem is pinned. That tells whose a machine
+// is: its CA may be one of several while the cluster exchanges it.
 func anyPinned(pem []byte, pins []string) bool {
-	return slices.ContainsFunc(caPins(pem), func(has string) bool {
-		return slices.ContainsFunc(pins, func(p string) bool { return strings.EqualFold(strings.TrimSpace(p), has) })
-	})
+	return slices.ContainsFunc(caPins(pem), func(has string) bool { return isPinned(has, pins) })
+}
+
+// allPinned reports whether the CAs in pem, at least one, are pinned all: one that is not
+// may be anybody's.
+func allPinned(pem []byte, pins []string) bool {
+	have := caPins(pem)
+	return len(have) > 0 && !slices.ContainsFunc(have, func(has string) bool { return !isPinned(has, pins) })
+}
+
+func isPinned(has string, pins []string) bool {
+	return slices.ContainsFunc(pins, func(p string) bool { return strings.EqualFold(strings.TrimSpace(p), has) })
 }
 
 // enrolledCA is what the node's own kubeconfig trusts, else the file beside it.
@@ -266,10 +281,10 @@ func leaveCluster(ctx context.Context, e *Env, active *Active) error {
 }
 
 // discovered reports whether the discovery of this boot holds for the site:
-// it has its token, and found the CA that is on the disk, which it pins.
+// it has its token, and found the CA that is on the disk, and no other, which it pins.
 func discovered(e *Env, site *configs.Site) bool {
 	conf, ca := e.contents(discoveryFile), e.contents(ondisk.KubeCA)
-	if conf == nil || ca == nil || !unpinned(site) && !anyPinned(ca, site.CAPins()) {
+	if conf == nil || ca == nil || !unpinned(site) && !allPinned(ca, site.CAPins()) {
 		return false
 	}
 	k, err := e.parseKubeconfig(conf)

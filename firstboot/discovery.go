@@ -48,6 +48,11 @@ func discoveryPhase(active *Active) Phase {
 		},
 		Run: func(ctx context.Context, e *Env) error {
 			d := discoveryOf(e, site)
+			if isMember(e) && len(d.CA) == 0 {
+				// It joins again, and what it enrolled with is its cluster's, whatever a
+				// Site without pins would take.
+				d.Pins, d.SkipPins = ownPins(e, site), false
+			}
 			e.Waiting("an API server to show its cluster-info (%s)", strings.Join(d.Masters, ", "))
 			found, err := findCluster(ctx, e, d)
 			if err != nil {
@@ -86,6 +91,15 @@ func discoveryPhase(active *Active) Phase {
 			return nil
 		},
 	}
+}
+
+// ownPins are the pins of the CA that a member enrolled with, as far as its Site pins it.
+func ownPins(e *Env, site *configs.Site) []string {
+	own := enrolledPins(e)
+	if unpinned(site) {
+		return own
+	}
+	return slices.DeleteFunc(own, func(pin string) bool { return !isPinned(pin, site.CAPins()) })
 }
 
 // startTime is more than an API server that has started needs to know its tokens.

@@ -17,7 +17,8 @@ var machineIDForm = regexp.MustCompile(`^[0-9a-f]{32}$`)
 // identityPhase tells this machine from every other one that was written from the
 // same golden image. It sets the machine id and the file systems' UUIDs. The UUIDs
 // follow from the machine id, so that Check can see whether they are set. It also
-// makes the key by which the machine names Sites.
+// makes the key by which the machine names Sites, and records whether the machine is a
+// member of a cluster, before a stick is looked at.
 //
 // The id stays the machine's when its root is exchanged: DATA has a copy, and the
 // initrd gives it to a root that has none.
@@ -30,7 +31,7 @@ func identityPhase() Phase {
 				return Todo, err
 			}
 			id := machineIDIn(e, ondisk.MachineID)
-			if id == "" || machineID(e) != id || !hasKey(e) {
+			if id == "" || machineID(e) != id || !hasKey(e) || memberToRecord(e) != nil {
 				return Todo, nil
 			}
 			for label, dev := range ownFileSystems(e) {
@@ -46,6 +47,9 @@ func identityPhase() Phase {
 				return err
 			}
 			if err := makeKey(e); err != nil {
+				return err
+			}
+			if err := recordMember(e); err != nil {
 				return err
 			}
 			for label, dev := range ownFileSystems(e) {

@@ -209,7 +209,7 @@ func TestInventoryOnANode(t *testing.T) {
 	if s := w.state(); s.Node != "edge-sn0042" || w.joins != 1 {
 		t.Errorf("node %s, %d joins", s.Node, w.joins)
 	}
-	w.carry(ownDev, "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, network: {ntp: [192.0.2.123]}}")
+	w.carry(ownDev, "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, network: {dns: [192.0.2.123]}}")
 	w.powerOn()
 	w.mustBoot()
 	if !strings.Contains(w.slotSite(ownDev), "192.0.2.123") || w.joins != 1 {
@@ -218,7 +218,7 @@ func TestInventoryOnANode(t *testing.T) {
 	w.onlyItsOwn()
 	w.admits(ondisk.SitesRepair)
 	w.plug("")
-	w.carry(stickDev, "- {name: berlin, match: {serial: SN0042}, nodeName: other, network: {ntp: [192.0.2.124]}}")
+	w.carry(stickDev, "- {name: berlin, match: {serial: SN0042}, nodeName: other, network: {dns: [192.0.2.124]}}")
 	w.powerOn()
 	w.mustBoot()
 	if got := w.slotSite(ownDev); !strings.Contains(got, "192.0.2.124") || strings.Contains(got, "other") {
@@ -328,7 +328,7 @@ func TestJunkSerialOfAMember(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
-	w.stamp(ownDev, w.site("network: {ntp: [192.0.2.123]}"))
+	w.stamp(ownDev, w.site("network: {dns: [192.0.2.123]}"))
 	w.powerOn()
 	w.mustBoot()
 	if s := w.state(); s.Node != "edge-sn0042" || w.joins != 1 || w.said("is not taken") {

@@ -108,5 +108,8 @@ func join(ctx context.Context, e *Env, active *Active) error {
 	if err := undoJoin(ctx, e); err != nil { // of a try that was cut off
 		return err
 	}
-	return kubeadmJoin(ctx, e, active, *active.Site)
+	if err := kubeadmJoin(ctx, e, active, *active.Site); err != nil {
+		return err
+	}
+	return recordMember(e)
 }

@@ -179,13 +179,13 @@ func TestSlowStick(t *testing.T) {
 	e.Console = func(line string) {
 		say(line)
 		if strings.Contains(line, "node-ready") && !w.has("/sys/block/sdb") {
-			w.plug(w.site("network: {ntp: [ntp.example]}"))
+			w.plug(w.site("network: {dns: [192.0.2.123]}"))
 		}
 	}
 	if err := w.run(New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	if !w.said("took the Site of stick") || !strings.Contains(w.slotSite(ownDev), "ntp.example") || w.joins != 1 {
+	if !w.said("took the Site of stick") || !strings.Contains(w.slotSite(ownDev), "192.0.2.123") || w.joins != 1 {
 		t.Errorf("%d joins, console:\n%s", w.joins, strings.Join(w.console, "\n"))
 	}
 }

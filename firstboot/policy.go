@@ -31,11 +31,11 @@ type admitted struct {
 //
 // A machine that is not a member of a cluster yet has no other way to its site. A
 // member takes from a stranger only what brings it back to its cluster, whose CA
-// stays pinned: the API servers, the network, the time servers, a token, and on a
-// control-plane node the cluster's keys, which hold against that CA. It takes
-// nothing that lets somebody in (users, keys, Ignition), that leads it to another
-// cluster (pins, CA), or that changes what runs on it (arguments, labels, pools,
-// the proxy that images come through).
+// stays pinned: the API servers, the network, a token, and on a control-plane node the
+// cluster's keys, which hold against that CA. It takes nothing that lets somebody in
+// (users, keys, Ignition), that leads it to another cluster (pins, CA), that changes
+// what runs on it (arguments, labels, pools, the proxy that images come through), or
+// that could move its clock past the end of its certificate (time servers).
 func admit(policy string, joined, signed bool, old, next *configs.Site) admitted {
 	switch {
 	case policy == ondisk.SitesNever:
@@ -52,7 +52,7 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) admitted
 	site := *old
 	site.Masters = next.Masters
 	site.Network = next.Network
-	site.Network.Proxy = old.Network.Proxy
+	site.Network.Proxy, site.Network.NTP = old.Network.Proxy, old.Network.NTP
 	if !next.Credentials.IsZero() {
 		site.Credentials = next.Credentials
 	}
@@ -65,10 +65,13 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) admitted
 		site.ControlPlane = &c
 	}
 	rest := *next
-	rest.Network.Proxy = site.Network.Proxy
+	rest.Network.Proxy, rest.Network.NTP = site.Network.Proxy, site.Network.NTP
 	omitted := differingFields(reflect.ValueOf(rest), reflect.ValueOf(site))
 	if !reflect.DeepEqual(next.Network.Proxy, old.Network.Proxy) {
 		omitted = append(omitted, "network.proxy")
+	}
+	if !slices.Equal(next.Network.NTP, old.Network.NTP) {
+		omitted = append(omitted, "network.ntp")
 	}
 	return admitted{site: &site, omitted: omitted}
 }
@@ -84,11 +87,6 @@ func differingFields(a, b reflect.Value) []string {
 	}
 	return out
 }
-
-// hasJoined reports whether this machine is a node, or was one until its
-// certificate expired or its credentials were damaged. A machine whose clock is
-// wrong, which somebody on its network can cause, does not count as a blank one.
-func hasJoined(e *Env) bool { return isMember(e) || e.exists(readyMark) }
 
 // taking is what this machine takes of a stick.
 type taking struct {
@@ -148,8 +146,8 @@ func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot
 	if unpinned(site) && !next.Credentials.IsZero() {
 		// Nothing else ties the node to its cluster: with a stranger's token it
 		// would move to whatever cluster the stick names.
-		if got.site.CACertHashes = enrolledPins(e); len(got.site.CACertHashes) == 0 {
-			return nil, fmt.Errorf("it contains a token, and it is unknown which cluster this machine belongs to (unsafeSkipCAVerification, and no CA on the disk)")
+		if got.site.CACertHashes = memberPins(e); len(got.site.CACertHashes) == 0 {
+			return nil, fmt.Errorf("it contains a token, and it is unknown which cluster this machine belongs to (unsafeSkipCAVerification, and no record of its CA)")
 		}
 		got.site.UnsafeSkipCAVerification = false
 	}

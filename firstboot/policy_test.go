@@ -59,7 +59,7 @@ func TestWhatAStickMayChange(t *testing.T) {
 	got := admit(ondisk.SitesRepair, true, false, &old, &next)
 	want := old
 	want.Masters, want.Network, want.Credentials = next.Masters, next.Network, next.Credentials
-	want.Network.Proxy = old.Network.Proxy
+	want.Network.Proxy, want.Network.NTP = old.Network.Proxy, old.Network.NTP
 	if !reflect.DeepEqual(*got.site, want) {
 		t.Errorf("taken: %+v", *got.site)
 	}
@@ -72,7 +72,7 @@ func TestWhatAStickMayChange(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"users", "ignition", "caCertHashes", "caCert", "kubeletExtraArgs", "endpoint", "vip", "yurthub", "report", "network.proxy"} {
+	for _, name := range []string{"users", "ignition", "caCertHashes", "caCert", "kubeletExtraArgs", "endpoint", "vip", "yurthub", "report", "network.proxy", "network.ntp"} {
 		if !slices.Contains(got.omitted, name) {
 			t.Errorf("%s was left out and not said: %v", name, got.omitted)
 		}
@@ -104,7 +104,7 @@ func TestAStrangersStick(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.admits(c.policy)
-			w.plug(w.site("network: {ntp: [192.0.2.123]}", "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"))
+			w.plug(w.site("network: {dns: [192.0.2.123]}", "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"))
 			w.powerOn()
 			if err := w.boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))

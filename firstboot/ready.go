@@ -185,6 +185,9 @@ func (r *readiness) await(ctx context.Context, e *Env) error {
 	if err := saveCluster(ctx, e, r.active); err != nil {
 		return err
 	}
+	if err := recordMember(e); err != nil {
+		return err
+	}
 	_, err = e.write(readyMark, nil, Mode(0o600))
 	return err
 }

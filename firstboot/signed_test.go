@@ -88,7 +88,7 @@ func TestASignedStick(t *testing.T) {
 			w := nativeWorld(t)
 			w.mustBoot()
 			w.admits(c.policy, key)
-			w.signed(c.signer, day(5), c.change, map[string]string{"site.yaml": w.site("network: {ntp: [192.0.2.123]}", rootKey), "config.ign": anIgn})
+			w.signed(c.signer, day(5), c.change, map[string]string{"site.yaml": w.site("network: {dns: [192.0.2.123]}", rootKey), "config.ign": anIgn})
 			w.powerOn()
 			w.mustBoot()
 			if got := w.slotSite(ownDev); strings.Contains(got, "192.0.2.123") != (c.all || c.some) || strings.Contains(got, "ssh-ed25519") != c.all {

@@ -1,12 +1,16 @@
 package firstboot
 
 import (
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
 	"log/slog"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
@@ -51,7 +55,7 @@ func TestAStrangersCluster(t *testing.T) {
 	w.mustBoot()
 	w.rebuild() // who answers at the masters' addresses now is the stranger
 	ca := w.get(ondisk.KubeCA)
-	w.plug(unpin(w.site(withToken, "network: {ntp: [192.0.2.123]}")))
+	w.plug(unpin(w.site(withToken, "network: {dns: [192.0.2.123]}")))
 	w.powerOn()
 	if err := w.boot(); err == nil {
 		t.Error("it went on")
@@ -64,6 +68,110 @@ func TestAStrangersCluster(t *testing.T) {
 	}
 }
 
+// TestAStrangersBundle: whoever chooses API servers, token and time server on a stick
+// publishes the pinned CA, which is no secret, beside his own. A node whose certificate
+// has expired, or only seems to, still joins nobody but its own cluster.
+func TestAStrangersBundle(t *testing.T) {
+	t.Parallel()
+	for name, make := range map[string]func(*testing.T) *world{
+		"native": func(t *testing.T) *world { return nativeWorld(t) }, "static pod": podWorld,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := make(t)
+			w.admits(ondisk.SitesRepair)
+			w.mustBoot()
+			real := w.rebuild()
+			w.cluster.beside = real.pem
+			ca, conf := w.get(ondisk.KubeCA), w.get(ondisk.KubeletConf)
+			w.now = w.now.AddDate(2, 0, 0)
+			w.plug(strings.Replace(w.slotSite(ownDev), "credentials: {}", "", 1) + withToken + "\nnetwork: {ntp: [192.0.2.123], dns: [192.0.2.124]}\n")
+			w.powerOn()
+			if err := w.boot(); err == nil || !w.said("the cluster's CA is not the one that caCertHashes pins") {
+				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+			}
+			if w.joins != 1 || w.get(ondisk.KubeCA) != ca || w.get(ondisk.KubeletConf) != conf {
+				t.Errorf("it went to the stranger's cluster (%d joins)", w.joins)
+			}
+			if got := w.slotSite(ownDev); strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "192.0.2.124") || !w.said("network.ntp") {
+				t.Errorf("the stranger sets the clock:\n%s", got)
+			}
+			// Back at its own, where its clock is right again.
+			w.cluster = real
+			w.now = w.now.AddDate(-2, 0, 0)
+			w.powerOn()
+			w.mustBoot()
+			if w.joins != 1 || enrolled(w.env()) != nil || w.get(ondisk.KubeletConf) != conf {
+				t.Errorf("it is no member of its cluster any more (%d joins)", w.joins)
+			}
+		})
+	}
+}
+
+// TestAMemberJoinsItsOwnClusterAgain: a Site may pin several clusters' CAs, for machines
+// that have not joined yet. One that joins again has chosen.
+func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "testdata/machine.txtar")
+	other := newFakeCluster(t)
+	site := strings.Replace(w.site(withToken), "caCertHashes: [", "caCertHashes: ['"+other.pin+"', ", 1)
+	w.stamp(ownDev, site)
+	w.mustBoot()
+	own := w.cluster
+	w.now = w.now.AddDate(2, 0, 0)
+	w.cluster = other
+	other.of(w)
+	w.stamp(ownDev, site)
+	w.powerOn()
+	if err := w.boot(); err == nil || w.joins != 1 || w.get(ondisk.KubeCA) != string(own.pem) || !w.said("FAILED discovery") {
+		t.Errorf("%v, %d joins\n%s", err, w.joins, strings.Join(w.console, "\n"))
+	}
+	w.cluster = own
+	own.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	own.revive = true
+	w.powerOn()
+	w.mustBoot()
+	wantMember(t, w, 2)
+}
+
+// TestABundleOnTheDisk: a CA that no pin vouches for, which a former release has taken
+// from cluster-info for a join that did not come to its end, is used by nobody.
+func TestABundleOnTheDisk(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.joinError = func(int) error { return errors.New("kubelet is not well") }
+	w.cluster.beside = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: newFakeCluster(t).ca.Raw})
+	for _, site := range []string{w.site(withToken), unpin(w.site(withToken))} {
+		w.stamp(ownDev, site)
+		w.powerOn()
+		if err := w.boot(); err == nil {
+			t.Fatal("it joined")
+		}
+	}
+	e := w.env()
+	bundle := w.get(ondisk.KubeCA) // of the Site without pins
+	if len(caPins([]byte(bundle))) != 2 {
+		t.Fatalf("the CA is\n%s", bundle)
+	}
+	conf, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(bundle))}, api.User{Token: testToken})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.put(discoveryFile, string(conf))
+	site, err := parseSite([]byte(w.site(withToken)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !staleCA(e, site) || discovered(e, site) {
+		t.Errorf("stale %v, discovered %v", staleCA(e, site), discovered(e, site))
+	}
+	w.joinError = nil
+	w.stamp(ownDev, w.site(withToken))
+	w.powerOn()
+	w.mustBoot()
+	wantMember(t, w, w.joins)
+}
+
 // TestAStickOfTheFuture: an unsigned stick neither sets a node's clock years
 // ahead nor makes newer sites look old.
 func TestAStickOfTheFuture(t *testing.T) {
@@ -73,7 +181,7 @@ func TestAStickOfTheFuture(t *testing.T) {
 	w.mustBoot()
 	w.plug("")
 	w.stampAt(stickDev, time.Date(2029, 6, 1, 0, 0, 0, 0, time.UTC).Unix(),
-		map[string]string{ondisk.SlotSite: w.site("network: {ntp: [192.0.2.123]}")})
+		map[string]string{ondisk.SlotSite: w.site("network: {dns: [192.0.2.123]}")})
 	for range 2 {
 		w.powerOn()
 		w.mustBoot()
@@ -84,7 +192,7 @@ func TestAStickOfTheFuture(t *testing.T) {
 	if w.now.Year() != 2026 {
 		t.Errorf("the clock says %s", w.now)
 	}
-	w.stampAt(stickDev, w.now.Add(time.Hour).Unix(), map[string]string{ondisk.SlotSite: w.site("network: {ntp: [192.0.2.124]}")})
+	w.stampAt(stickDev, w.now.Add(time.Hour).Unix(), map[string]string{ondisk.SlotSite: w.site("network: {dns: [192.0.2.124]}")})
 	w.powerOn()
 	w.mustBoot()
 	if !strings.Contains(w.slotSite(ownDev), "192.0.2.124") {

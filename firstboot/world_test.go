@@ -1176,6 +1176,8 @@ type fakeCluster struct {
 	requests   []string
 	// births counts how often it was born again with its keys.
 	births int
+	// beside are further CAs that cluster-info has, PEM.
+	beside []byte
 	// unpublished: there is no cluster-info yet.
 	unpublished bool
 	objects     []string // that were created
@@ -1489,7 +1491,7 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/api/v1/namespaces/kube-public/configmaps/cluster-info" && c.unpublished:
 		http.NotFound(w, r)
 	case r.URL.Path == "/api/v1/namespaces/kube-public/configmaps/cluster-info":
-		kc := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters:\n- name: \"\"\n  cluster:\n    server: https://192.0.2.11:6443\n    certificate-authority-data: %s\n", base64.StdEncoding.EncodeToString(c.pem))
+		kc := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters:\n- name: \"\"\n  cluster:\n    server: https://192.0.2.11:6443\n    certificate-authority-data: %s\n", base64.StdEncoding.EncodeToString(slices.Concat(c.beside, c.pem)))
 		data := map[string]string{"kubeconfig": kc}
 		if !c.unsigned && !c.revoked {
 			data["jws-kubeconfig-abcdef"] = sign(kc, "abcdef", testSecret)

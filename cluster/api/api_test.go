@@ -391,6 +391,33 @@ func TestTokenIsNotShownToANeighbourOfThePinnedCA(t *testing.T) {
 	}
 }
 
+// TestNeighbourOfThePinnedCA: whoever has a token of his own can sign a cluster-info with
+// the true CA beside his. Only the pinned certificates count: his API server is believed
+// by none, and what is found never has his CA.
+func TestNeighbourOfThePinnedCA(t *testing.T) {
+	ca, evil := newAuthority(t), newAuthority(t)
+	for _, bundle := range [][]byte{slices.Concat(ca.pem, evil.pem), slices.Concat(evil.pem, ca.pem)} {
+		m := &master{ca: bundle, sig: signed}
+		f, err := Discover(t.Context(), discovery(ca, serve(t, m, evil.serving(t, "127.0.0.1"))))
+		if !errors.Is(err, ErrPin) || !strings.Contains(err.Error(), Pin(evil.cert)) {
+			t.Errorf("found %v, %v", f != nil, err)
+		}
+		if len(m.bearers) > 0 {
+			t.Error("the token was shown")
+		}
+		f, err = Discover(t.Context(), discovery(ca, serve(t, m, ca.serving(t, "127.0.0.1"))))
+		if err != nil || string(f.CA) != string(ca.pem) {
+			t.Errorf("with the pinned CA alone: %v, %v", err == nil, err)
+		}
+		// Both pinned, as while a cluster exchanges its CA.
+		d := discovery(ca, serve(t, m, evil.serving(t, "127.0.0.1")))
+		d.Pins = append(d.Pins, Pin(evil.cert))
+		if f, err := Discover(t.Context(), d); err != nil || string(f.CA) != string(bundle) {
+			t.Errorf("both pinned: %v", err)
+		}
+	}
+}
+
 func TestDiscoverBadInput(t *testing.T) {
 	ca := newAuthority(t)
 	for _, tc := range []struct {

@@ -194,10 +194,20 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (*
 	if err != nil {
 		return nil, err
 	}
-	if !d.SkipPins && d.pinned(certs) == nil {
+	if d.SkipPins {
+		return d.found(ctx, master, ca)
+	}
+	// A pin vouches for its own certificate only: the signature is by anybody who has a
+	// token, and whoever chose the token may have put a CA of his own beside the pinned one.
+	if ca = d.pinned(certs); ca == nil {
 		return nil, pinError(certs)
 	}
-	return d.found(ctx, master, ca)
+	f, err := d.found(ctx, master, ca)
+	var unknown x509.UnknownAuthorityError
+	if errors.As(err, &unknown) && d.anyUnpinned(certs) {
+		return nil, fmt.Errorf("%w: %w", pinError(certs), err) // one of those is the API server's
+	}
+	return f, err
 }
 
 // unsigned says why a cluster-info without a signature is of no use: its token is
@@ -226,7 +236,6 @@ func (d Discovery) unsigned(ctx context.Context, master string, kubeconfig []byt
 	if err != nil {
 		return err
 	}
-	// A pin vouches for its own certificate only, not for what somebody put beside it.
 	if ca = d.pinned(certs); ca == nil {
 		return pinError(certs)
 	}
@@ -439,6 +448,12 @@ func (d Discovery) pinned(certs []*x509.Certificate) []byte {
 		}
 	}
 	return out
+}
+
+// anyUnpinned reports whether one of the certificates is not pinned.
+func (d Discovery) anyUnpinned(certs []*x509.Certificate) bool {
+	pinned := normal(d.Pins)
+	return slices.ContainsFunc(certs, func(c *x509.Certificate) bool { return !slices.Contains(pinned, Pin(c)) })
 }
 
 // Pins are those of all certificates in PEM.

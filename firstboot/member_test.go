@@ -1,0 +1,150 @@
+package firstboot
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// wantNoStranger plugs a stranger's stick in, at the next boot.
+func wantNoStranger(t *testing.T, w *world, when string) {
+	t.Helper()
+	w.plug(w.site(strangersKey, "network: {dns: [192.0.2.123]}"))
+	w.powerOn()
+	if err := w.boot(); err == nil {
+		t.Logf("%s: it is Ready", when)
+	}
+	if w.has("/root/.ssh/authorized_keys") || strings.Contains(w.slotSite(ownDev), "ssh-ed25519") {
+		t.Errorf("%s: a stranger's keys are in place:\n%s", when, w.slotSite(ownDev))
+	}
+	if !strings.Contains(w.slotSite(ownDev), "192.0.2.123") {
+		t.Errorf("%s: it was not repaired either\n%s", when, strings.Join(w.console, "\n"))
+	}
+}
+
+// expire has the node's certificate expire, and a person bring a token.
+func (w *world) expire() {
+	w.now = w.now.AddDate(2, 0, 0)
+	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.cluster.revive = true
+	w.stamp(ownDev, w.slotSite(ownDev)+withToken+"\n")
+}
+
+// TestAMemberThatFailsToJoinAgain removes its credentials before it tries, and stays a
+// member to strangers, wherever the power goes; a node of a former release too, which has
+// no record of it.
+func TestAMemberThatFailsToJoinAgain(t *testing.T) {
+	t.Parallel()
+	for name, world := range map[string]func(*testing.T) *world{
+		"native": func(t *testing.T) *world { return nativeWorld(t) }, "static pod": podWorld,
+	} {
+		for _, former := range []bool{false, true} {
+			w := world(t)
+			w.admits(ondisk.SitesRepair)
+			w.oneMaster()
+			w.mustBoot()
+			if former {
+				if err := os.Remove(w.inside(memberFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+					t.Fatal(err)
+				}
+			}
+			w.expire()
+			w.joinError = func(int) error { return errors.New("kubelet is not well") }
+			w.powerOn()
+			whole := w.clone(t)
+			if err := whole.boot(); err == nil || isMember(whole.env()) {
+				t.Fatalf("%s: it is still a member: %v", name, err)
+			}
+			wantNoStranger(t, whole.clone(t), name+": after a failed join")
+
+			first := slices.Index(whole.names, "write "+joinedFile)
+			last := slices.IndexFunc(whole.names, func(n string) bool { return strings.HasPrefix(n, "kubeadm writes ") })
+			if first < 0 || last < first {
+				t.Fatalf("%s: %q", name, whole.names)
+			}
+			for n := first; n <= last; n++ {
+				cut := w.clone(t)
+				cut.cutAt = n + 1
+				if err := cut.boot(); err == nil {
+					t.Fatalf("%s: cut at %d, it went on", name, n)
+				}
+				wantNoStranger(t, cut, name+": cut at "+whole.names[n])
+			}
+		}
+	}
+}
+
+// TestPowerCutAfterTheJoin: what kubeadm has written is not on the disk yet, and that the
+// machine was a member is.
+func TestPowerCutAfterTheJoin(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.admits(ondisk.SitesRepair)
+	w.oneMaster()
+	whole := w.clone(t)
+	whole.mustBoot()
+	w.cutAt = slices.Index(whole.names, "write "+memberFile) + 2
+	if err := w.boot(); err == nil || w.cutAt == 1 {
+		t.Fatal("it was not cut off")
+	}
+	w.lose()
+	wantNoStranger(t, w, "after the join")
+}
+
+// TestOnlyResetMakesABlankMachine: neither a move nor an expired certificate does.
+func TestOnlyResetMakesABlankMachine(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.admits(ondisk.SitesRepair)
+	w.mustBoot()
+	want := memberRecord{Version: memberVersion, Node: "edge-sn0042", CA: []string{w.cluster.pin}}
+	if got, ok := readMember(w.env()); !ok || got.Node != want.Node || !slices.Equal(got.CA, want.CA) || got.Version != want.Version {
+		t.Errorf("the record is %+v", got)
+	}
+	w.rebuild()
+	w.joinError = func(int) error { return errors.New("kubelet is not well") }
+	w.stamp(ownDev, w.site(withToken))
+	w.powerOn()
+	if err := w.boot(); err == nil || isMember(w.env()) {
+		t.Fatalf("it has not left its cluster: %v", err)
+	}
+	if got, ok := readMember(w.env()); !ok || got.Node != "" || got.CA != nil {
+		t.Errorf("the record of a machine that has left its cluster is %+v", got)
+	}
+	wantNoStranger(t, w, "on the way to another cluster")
+	w.joinError = nil
+	w.powerOn()
+	w.mustBoot()
+	if got, ok := readMember(w.env()); !ok || got.Node != want.Node || !slices.Equal(got.CA, []string{w.cluster.pin}) {
+		t.Errorf("the record in the other cluster is %+v", got)
+	}
+	if _, err := w.reset(); err != nil {
+		t.Fatal(err)
+	}
+	if hasJoined(w.env()) {
+		t.Error("after a reset it is no blank machine")
+	}
+	delete(w.cluster.nodes, "edge-sn0042")
+	w.plug(w.site(strangersKey, withToken))
+	w.powerOn()
+	w.mustBoot()
+	if !w.has("/root/.ssh/authorized_keys") {
+		t.Error("after a reset it does not take the whole Site of a stick")
+	}
+}
+
+// TestAnUnreadableRecord, or one of a later release, is one all the same.
+func TestAnUnreadableRecord(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"", "{", `{"version":7,"node":{}}`} {
+		w := newWorld(t, "testdata/machine.txtar")
+		w.put(memberFile, text)
+		if got, ok := readMember(w.env()); !ok || got.Node != "" || !hasJoined(w.env()) {
+			t.Errorf("%q: %+v, %v", text, got, ok)
+		}
+	}
+}
