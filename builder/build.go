@@ -287,6 +287,9 @@ func (b *build) imageInfo(id, kernel, containerd string, store *images.Result) o
 		Kubernetes: img.Kubernetes.Version, Containerd: containerd, Kernel: kernel,
 		Snapshotter: "overlayfs", Images: store.Images,
 	}
+	if t := img.Sites.NotBeforeTime(); !t.IsZero() {
+		info.SitesNotBefore = t.Unix()
+	}
 	if img.CNI.Config == "bridge" {
 		info.PodCIDR = img.CNI.PodCIDR
 	}

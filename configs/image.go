@@ -85,6 +85,9 @@ type Sites struct {
 	// Keys are minisign public keys, each the second line of the file that
 	// minisign -G writes. edgebake site sign signs Sites for sticks.
 	Keys []string `yaml:"keys,omitempty" json:"keys,omitempty"`
+	// NotBefore is a date (RFC 3339, e.g. 2026-11-30T00:00:00Z): a Site on a stick that
+	// was signed earlier is rejected. Set it in a new image if a signed stick is lost.
+	NotBefore string `yaml:"notBefore,omitempty" json:"notBefore,omitempty"`
 }
 
 // Base is the root file system to start from; exactly one member is set.

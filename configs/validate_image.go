@@ -119,7 +119,7 @@ func (i *Image) Validate() Problems {
 		}
 	}
 	i.validateControlPlane(&probs)
-	i.Sites.validate(&probs)
+	i.validateSites(&probs)
 	i.Base.validate(&probs)
 	i.validatePrograms(&probs)
 	i.validateImages(&probs)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"aead.dev/minisign"
 
@@ -15,7 +16,21 @@ import (
 // bytes.
 const secretKeySize = 158
 
-func (s *Sites) validate(probs *Problems) {
+// NotBeforeTime is NotBefore as a time, zero where it is not set; of a valid Image.
+func (s *Sites) NotBeforeTime() time.Time {
+	if s.NotBefore == "" {
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339, s.NotBefore)
+	if err != nil {
+		panic("BUG: NotBeforeTime of an Image that was not validated: " + err.Error())
+	}
+	return t.UTC()
+}
+
+func (i *Image) validateSites(probs *Problems) {
+	s := &i.Sites
+	i.validateNotBefore(probs)
 	if s.Removable == ondisk.SitesSigned && len(s.Keys) == 0 {
 		probs.missing("sites.keys", "is required with removable: signed: add the public key of whoever signs Sites (minisign -G makes a pair)")
 	}
@@ -34,6 +49,28 @@ func (s *Sites) validate(probs *Problems) {
 			probs.add(p, "key %X is listed twice", key.ID())
 		}
 		seen = append(seen, key)
+	}
+}
+
+func (i *Image) validateNotBefore(probs *Problems) {
+	const path = "sites.notBefore"
+	if i.Sites.NotBefore == "" {
+		return
+	}
+	if len(i.Sites.Keys) == 0 {
+		probs.add(path, "has no effect without sites.keys: it is about signed Sites")
+	}
+	t, err := time.Parse(time.RFC3339, i.Sites.NotBefore)
+	if err != nil || t.Unix() <= 0 {
+		probs.add(path, "%q is not a date, e.g. 2026-11-30T00:00:00Z", shorten(i.Sites.NotBefore))
+		return
+	}
+	made, err := time.Parse(time.RFC3339, i.SourceDate)
+	if err != nil {
+		return // said already
+	}
+	if _, last := (ondisk.ImageInfo{SourceDate: made.Unix()}).StampDates(); t.After(last) {
+		probs.add(path, "is after %s, the last date of a signature that this image accepts", last.Format(time.RFC3339))
 	}
 }
 

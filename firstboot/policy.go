@@ -108,7 +108,7 @@ type taking struct {
 // on the stick is parsed before its signature has been looked at.
 func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot.Contents) (*taking, error) {
 	all := &taking{info: c.Info}
-	when, unsigned := checkSignature(e, image, c)
+	when, unsigned := checkSignature(e, image, old, c)
 	if unsigned == nil {
 		// edgebake.json itself is not signed: only the signature's date counts.
 		all.info, all.signed = ondisk.SlotInfo{Stamped: when}, when

@@ -10,16 +10,24 @@ import (
 )
 
 // A signature does not end, so whoever finds an old stick could bring back what
-// was corrected since. The machine remembers when the last signed site that it
-// took was signed, and takes no older one.
+// was corrected since. The machine remembers when the last signed Site that it
+// took was signed, and takes none that is older than that one, than the Site that was
+// stamped onto its disk, or than the Image allows. The date of a stick without a
+// signature is anybody's word: it makes no signed Site old.
 
-// signedFile has the date below which no signature counts, in seconds since the
-// epoch.
-const signedFile = ondisk.StateDir + "/signed"
+const (
+	// signedFile has the date below which no signature counts, in seconds since the
+	// epoch.
+	signedFile = ondisk.StateDir + "/signed"
+	// unsignedFile has the date of the Site in the slot if that came from a stick without
+	// a signature, in seconds since the epoch.
+	unsignedFile = ondisk.StateDir + "/unsigned"
+)
 
 // checkSignature returns when the files of a stick were signed by a key that
-// the Image names, or why that does not count.
-func checkSignature(e *Env, image ondisk.ImageInfo, c *slot.Contents) (int64, error) {
+// the Image names, or why that does not count. old is the active Site, nil: there is
+// none.
+func checkSignature(e *Env, image ondisk.ImageInfo, old *Active, c *slot.Contents) (int64, error) {
 	when, err := c.Verify(image.SiteKeys)
 	if err != nil {
 		return 0, err
@@ -27,29 +35,74 @@ func checkSignature(e *Env, image ondisk.ImageInfo, c *slot.Contents) (int64, er
 	if _, last := image.StampDates(); when.After(last) {
 		return 0, fmt.Errorf("it was signed on %s, which cannot be: set the clock of the computer that signs, and sign it again", when.Format(time.DateTime))
 	}
-	if taken := lastSigned(e); when.Unix() < taken {
-		return 0, fmt.Errorf("it was signed on %s, and the machine has taken a Site of %s: sign it again to go back to it", when.Format(time.DateTime), date(taken))
+	for _, floor := range []struct {
+		seconds int64
+		words   string
+	}{
+		{image.SitesNotBefore, "the Image rejects what was signed before %s (sites.notBefore): sign it again"},
+		{lastSigned(e), "the machine has taken a Site of %s: sign it again to go back to it"},
+		{stampedOnDisk(e, old), "the Site in the slot was stamped on %s: sign it again to go back to it"},
+	} {
+		if when.Unix() < floor.seconds {
+			return 0, fmt.Errorf("it was signed on %s, and "+floor.words, when.Format(time.DateTime), date(floor.seconds))
+		}
 	}
 	return when.Unix(), nil
 }
 
-// lastSigned is when the last signed site that was taken was signed; 0: none
-// was.
-func lastSigned(e *Env) int64 {
-	n, err := strconv.ParseInt(e.text(signedFile), 10, 64)
+// stampedOnDisk is the date of the active Site if somebody who has the disk, or a key of
+// the Image, has put it there; 0: it came from an unsigned stick, or has no date. A date
+// before the image's counts too: the image may be newer than the Site.
+func stampedOnDisk(e *Env, active *Active) int64 {
+	if active == nil || active.Stamped == secondsIn(e, unsignedFile) {
+		return 0
+	}
+	if _, last := active.Image.StampDates(); active.Stamped > last.Unix() {
+		return 0
+	}
+	return active.Stamped
+}
+
+// lastSigned is the date below which the machine takes no signed Site; 0: there is none.
+func lastSigned(e *Env) int64 { return secondsIn(e, signedFile) }
+
+func secondsIn(e *Env, file string) int64 {
+	n, err := strconv.ParseInt(e.text(file), 10, 64)
 	if err != nil {
 		return 0
 	}
 	return n
 }
 
-// saveSigned remembers, before a stick is taken, when it was signed.
+// saveSigned remembers, before the stick is taken, below which date no signature counts:
+// its own, and that of the Site that it replaces, whose date is lost.
 func (s *stick) saveSigned(e *Env) error {
-	if s.signed <= lastSigned(e) {
+	floor := s.signed
+	if !s.known {
+		floor = max(floor, stampedOnDisk(e, s.before))
+	}
+	if floor <= lastSigned(e) {
 		return nil
 	}
-	if err := e.WriteFile(signedFile, []byte(fmt.Sprintln(s.signed)), Mode(0o600)); err != nil {
+	if err := writeSeconds(e, signedFile, floor); err != nil {
 		return fmt.Errorf("noting when the Site of stick %s was signed: %w", s.dev, err)
 	}
 	return nil
+}
+
+// saveUnsigned remembers, before the stick is taken, that the date in the slot is the word
+// of whoever made it.
+func (s *stick) saveUnsigned(e *Env, stamped int64) error {
+	if s.signed > 0 {
+		return nil
+	}
+	if err := writeSeconds(e, unsignedFile, stamped); err != nil {
+		return fmt.Errorf("noting the date of the Site of stick %s: %w", s.dev, err)
+	}
+	return nil
+}
+
+func writeSeconds(e *Env, file string, seconds int64) error {
+	_, err := e.write(file, []byte(fmt.Sprintln(seconds)), Mode(0o600))
+	return err
 }

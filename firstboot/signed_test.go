@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -205,6 +206,113 @@ func TestSignedThroughPowerCuts(t *testing.T) {
 		cut.mustBoot()
 		if !cut.goesBy("two") {
 			t.Errorf("cut at effect %d: it goes by\n%s", n, cut.slotSite(ownDev))
+		}
+	}
+}
+
+// TestASignatureFromBeforeTheImage has a date as every other has: it does not beat a Site
+// that was stamped onto the disk since, also once a stranger's stick has come in between.
+func TestASignatureFromBeforeTheImage(t *testing.T) {
+	t.Parallel()
+	key := newSiteKey(t)
+	old := time.Date(2025, 6, 1, 0, 0, 0, 0, time.UTC).Unix()
+	for _, c := range []struct {
+		name     string
+		signed   int64
+		stranger bool
+		stamped  int64
+		taken    bool
+	}{
+		{"before the image", old, false, day(9), false},
+		{"after the image", day(5), false, day(9), false},
+		{"behind a stranger's stick", day(5), true, day(9), false},
+		{"before the image, behind a stranger's stick", old, true, day(9), false},
+		{"stamped before the image", old, false, old + 86400, false},
+		{"the day after", day(10), true, day(9), true},
+		{"onto a slot without a date", old, true, 0, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			w.mustBoot()
+			w.admits(ondisk.SitesRepair, key)
+			w.stampAt(ownDev, c.stamped, map[string]string{"site.yaml": w.reportTo("two")})
+			w.powerOn()
+			w.mustBoot()
+			if c.stranger {
+				w.plug("")
+				w.stampAt(stickDev, day(18), map[string]string{"site.yaml": w.site("network: {dns: [192.0.2.123]}")})
+				w.powerOn()
+				w.mustBoot()
+				if !strings.Contains(w.slotSite(ownDev), "192.0.2.123") {
+					t.Fatalf("the stranger's stick was not taken\n%s", strings.Join(w.console, "\n"))
+				}
+			}
+			w.signed(key, c.signed, nil, map[string]string{"site.yaml": w.reportTo("one", rootKey)})
+			w.powerOn()
+			w.mustBoot()
+			if w.goesBy("one") != c.taken || w.has("/root/.ssh/authorized_keys") != c.taken {
+				t.Errorf("taken: %v\n%s\n%s", !c.taken, w.slotSite(ownDev), strings.Join(w.console, "\n"))
+			}
+		})
+	}
+}
+
+// TestAStrangersDate: the date of a stick that anybody may have made does not make the
+// office's signed one old.
+func TestAStrangersDate(t *testing.T) {
+	t.Parallel()
+	key := newSiteKey(t)
+	for _, blank := range []bool{false, true} {
+		w := nativeWorld(t)
+		if blank {
+			w.stamp(ownDev, "")
+		}
+		w.admits(ondisk.SitesRepair, key)
+		if !blank {
+			w.mustBoot()
+		}
+		w.plug("")
+		w.stampAt(stickDev, time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), map[string]string{"site.yaml": w.site(withToken, "network: {dns: [192.0.2.123]}")})
+		w.powerOn()
+		w.mustBoot()
+		if !strings.Contains(w.slotSite(ownDev), "192.0.2.123") {
+			t.Fatalf("the stranger's stick was not taken\n%s", strings.Join(w.console, "\n"))
+		}
+		w.signed(key, day(19), nil, map[string]string{"site.yaml": w.reportTo("office")})
+		w.powerOn()
+		w.mustBoot()
+		if !w.goesBy("office") {
+			t.Errorf("blank %v: the signed stick was not taken\n%s", blank, strings.Join(w.console, "\n"))
+		}
+	}
+}
+
+// TestNotBefore: an Image rejects what was signed before its date, on nodes and on blank
+// machines, whatever else is known.
+func TestNotBefore(t *testing.T) {
+	t.Parallel()
+	key := newSiteKey(t)
+	for _, blank := range []bool{false, true} {
+		w := nativeWorld(t)
+		if blank {
+			w.stamp(ownDev, "")
+		} else {
+			w.mustBoot()
+		}
+		w.admits(ondisk.SitesSigned, key)
+		w.put(ondisk.ImageInfoFile, strings.Replace(w.get(ondisk.ImageInfoFile), "{", fmt.Sprintf(`{"sitesNotBefore":%d,`, day(6)), 1))
+		bring := func(at int64) error {
+			w.signed(key, at, nil, map[string]string{"site.yaml": w.reportTo("office", withToken)})
+			w.powerOn()
+			return w.boot()
+		}
+		err := bring(day(6) - 1)
+		if (err != nil) != blank || blank && w.joins > 0 || !blank && w.goesBy("office") || !w.said("it was signed on 2026-11-05 23:59:59, and the Image rejects what was signed before 2026-11-06 00:00:00 (sites.notBefore)") {
+			t.Errorf("blank %v: %v\n%s", blank, err, strings.Join(w.console, "\n"))
+		}
+		if err := bring(day(6)); err != nil || !w.goesBy("office") {
+			t.Errorf("blank %v: %v\n%s", blank, err, strings.Join(w.console, "\n"))
 		}
 	}
 }

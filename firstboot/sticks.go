@@ -24,7 +24,8 @@ import (
 //   - What a stick holds is remembered, and unchanged it is not taken again. So
 //     it does not undo a correction that came another way, and a site that was
 //     taken before is taken again when somebody puts it back.
-//   - Of two sites with a date the newer one holds.
+//   - Of two sites with a date the newer one holds. A signed one is compared with those
+//     that were signed or stamped onto the disk only.
 
 // stick is a removable slot with a valid site.
 type stick struct {
@@ -40,6 +41,8 @@ type stick struct {
 	info   ondisk.SlotInfo
 	files  map[string][]byte
 	active *Active
+	// before is the active Site that it would replace; nil: there is none.
+	before *Active
 	// entry is the site in the stick's inventory; nil: it holds one site.
 	entry *configs.InventorySite
 	// known: this is the machine's active Site already.
@@ -106,7 +109,7 @@ func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[
 			got.info.Stamped = min(got.info.Stamped, latestStamp(e, image, have))
 		}
 		name := e.stickName(dev)
-		s := &stick{dev: dev, memory: name, digest: hex.EncodeToString(m.Sum(nil)), signed: got.signed, info: got.info, entry: got.entry, files: withOwnIgnition(got.files, own)}
+		s := &stick{dev: dev, memory: name, digest: hex.EncodeToString(m.Sum(nil)), signed: got.signed, info: got.info, before: have, entry: got.entry, files: withOwnIgnition(got.files, own)}
 		s.active, err = resolveSite(e, image, &slot.Contents{Info: s.info, Files: s.files}, s.files[ondisk.SlotSite], have)
 		if err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
@@ -198,7 +201,7 @@ func (s *stick) judge(e *Env, have *Active) (isNew bool, why string) {
 		// The machine's own copy of the token is forgotten. One whose
 		// certificate has expired, or was lost, may use the stick's.
 		return same && !token.IsZero() && have.Site.Credentials.Token.IsZero() && enrolled(e) != nil, ""
-	case have != nil && stampedBefore(s.active, have):
+	case s.signed == 0 && have != nil && stampedBefore(s.active, have):
 		return false, fmt.Sprintf("it was stamped on %s, the Site in the slot on %s: stamp the stick again to go back to it",
 			date(s.active.Stamped), date(have.Stamped))
 	}
@@ -251,6 +254,9 @@ func (s *stick) take(e *Env) error {
 		}
 		if stamped := credibleStamp(s.active.Image, s.info.Stamped); stamped > 0 {
 			c.Info.Stamped = stamped
+		}
+		if err := s.saveUnsigned(e, c.Info.Stamped); err != nil {
+			return err
 		}
 		if err := e.WriteSlot(own, &c); err != nil {
 			return fmt.Errorf("writing the Site of stick %s to the slot %s: %w", s.dev, own, err)

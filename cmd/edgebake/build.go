@@ -67,7 +67,7 @@ func (f *imageFlags) open(s streams, image string) ([]target, document, error) {
 	if err != nil {
 		return nil, doc, err
 	}
-	warnOfDate(s, image, doc.data, images[0])
+	warnOfDates(s, image, doc.data, images[0])
 	own := configs.ListedArchitectures(doc.data)
 	var targets []target
 	for _, img := range images {

@@ -88,7 +88,7 @@ func validateImage(s streams, name string, data []byte, doc *configs.Document) e
 	if err != nil {
 		return err
 	}
-	warnOfDate(s, name, data, images[0])
+	warnOfDates(s, name, data, images[0])
 	read := document{name: name, data: data}
 	var errs []error
 	var told []string
@@ -105,13 +105,19 @@ func validateImage(s streams, name string, data []byte, doc *configs.Document) e
 	return builder.JoinDistinct(errs...)
 }
 
-// warnOfDate says so where the image's date is one on which nobody can stamp it by
-// this computer's clock: either may be wrong, and building takes minutes.
-func warnOfDate(s streams, name string, data []byte, img *configs.Image) {
+// warnOfDates says so where the image's date is one on which nobody can stamp it by
+// this computer's clock, or its notBefore one on which nobody can sign a Site: either may
+// be wrong, and building takes minutes.
+func warnOfDates(s streams, name string, data []byte, img *configs.Image) {
+	warn := func(path, msg string) {
+		line, col := configs.Locate(name, data, path)
+		fmt.Fprintf(s.Err, "%s (warning)\n", configs.Problem{File: name, Line: line, Col: col, Path: path, Msg: msg})
+	}
 	if first, _ := (ondisk.ImageInfo{SourceDate: img.SourceTime().Unix()}).StampDates(); first.After(time.Now()) {
-		line, col := configs.Locate(name, data, "sourceDate")
-		fmt.Fprintf(s.Err, "%s (warning)\n", configs.Problem{File: name, Line: line, Col: col, Path: "sourceDate",
-			Msg: fmt.Sprintf("%s is in the future by this computer's clock, and until then the image can be stamped with --undated only: set it to the current date, or set the clock", img.SourceDate)})
+		warn("sourceDate", fmt.Sprintf("%s is in the future by this computer's clock, and until then the image can be stamped with --undated only: set it to the current date, or set the clock", img.SourceDate))
+	}
+	if img.Sites.NotBeforeTime().After(time.Now()) {
+		warn("sites.notBefore", fmt.Sprintf("%s is in the future by this computer's clock, and until then no signed Site counts: set it to the current date, or set the clock", img.Sites.NotBefore))
 	}
 }
 

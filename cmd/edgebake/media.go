@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"aead.dev/minisign"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -203,7 +205,28 @@ func printImage(w io.Writer, i *media.Info) {
 	if m.Yurthub != nil {
 		fmt.Fprintf(w, "yurthub     %s (%s)\n", m.Yurthub.Version, m.Yurthub.Form)
 	}
+	if len(m.SiteKeys) > 0 {
+		fmt.Fprintf(w, "sticks      %s; keys %s", cmp.Or(m.Removable, ondisk.SitesRepair), strings.Join(keyIDs(m.SiteKeys), ", "))
+		if m.SitesNotBefore > 0 {
+			fmt.Fprintf(w, ", signed since %s", time.Unix(m.SitesNotBefore, 0).UTC().Format(time.RFC3339))
+		}
+		fmt.Fprintln(w)
+	}
 	fmt.Fprintf(w, "serves      node types %s; Sites %s\n", strings.Join(m.NodeTypes, ", "), strings.Join(m.SiteVersions, ", "))
+}
+
+// keyIDs are the names by which minisign and first boot call public keys.
+func keyIDs(keys []string) []string {
+	var out []string
+	for _, text := range keys {
+		var key minisign.PublicKey
+		if key.UnmarshalText([]byte(text)) != nil {
+			out = append(out, text)
+			continue
+		}
+		out = append(out, fmt.Sprintf("%X", key.ID()))
+	}
+	return out
 }
 
 func printSlot(w io.Writer, slot *media.SlotState) {

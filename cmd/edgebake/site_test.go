@@ -181,12 +181,19 @@ func TestSiteSignForTheRealMinisign(t *testing.T) {
 // reads of it.
 func TestImageCarriesItsKeys(t *testing.T) {
 	c := newCLI(t)
-	c.project(func(s string) string { return s + "sites: {removable: signed, keys: [" + publicKey + "]}\n" })
+	c.project(func(s string) string {
+		return s + "sites: {removable: signed, keys: [" + publicKey + "], notBefore: 2026-11-05T12:00:00Z}\n"
+	})
 	c.run(0, "build", "image.yaml")
+	c.run(0, "inspect", "tiny.raw")
+	c.want(c.out, "sticks      signed; keys 454B414245474445, signed since 2026-11-05T12:00:00Z")
 	c.run(0, "inspect", "tiny.raw", "--output", "json")
 	var got media.Info
 	if err := json.Unmarshal([]byte(c.out), &got); err != nil {
 		t.Fatal(err)
+	}
+	if got.Image.SitesNotBefore != time.Date(2026, 11, 5, 12, 0, 0, 0, time.UTC).Unix() {
+		t.Errorf("image.json says %d", got.Image.SitesNotBefore)
 	}
 	if got.Image.Removable != "signed" || !slices.Equal(got.Image.SiteKeys, []string{publicKey}) {
 		t.Errorf("image.json says %q, %q", got.Image.Removable, got.Image.SiteKeys)

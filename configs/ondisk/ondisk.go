@@ -171,9 +171,12 @@ type ImageInfo struct {
 	Removable string `json:"removable,omitempty"`
 	// SiteKeys are the minisign public keys whose signatures admit a whole
 	// Site on a stick.
-	SiteKeys     []string `json:"siteKeys,omitempty"`
-	NodeTypes    []string `json:"nodeTypes"`
-	SiteVersions []string `json:"siteVersions"`
+	SiteKeys []string `json:"siteKeys,omitempty"`
+	// SitesNotBefore is when a Site must have been signed at the earliest, in seconds
+	// since the epoch; 0: at any time.
+	SitesNotBefore int64    `json:"sitesNotBefore,omitempty"`
+	NodeTypes      []string `json:"nodeTypes"`
+	SiteVersions   []string `json:"siteVersions"`
 	// InventoryVersions are those of the inventories that first boot reads.
 	InventoryVersions []string `json:"inventoryVersions,omitempty"`
 	Kubernetes        string   `json:"kubernetes"`       // "v1.36.3"
