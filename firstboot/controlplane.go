@@ -33,11 +33,11 @@ func controlPlanePhases(active *Active) []Phase {
 		controlPlanePhase(active),  // kubelet, and with it the control plane
 		continuedPhase(active),     // etcd's force-new-cluster is for one start
 		publishPhase(active),       // what nodes join with; once in a cluster's life
+		snapshotPhase(active),      // before what may wait for a person
 		registerPhase(active),      // the Node is a control-plane node's
 		forgetPhase(active),        // all that needs the Site's keys is done; Ready may wait for a network add-on
 		againPhase(),               // certificates and snapshots are looked after while the machine is on
-		snapshotPhase(active),
-		manifestsPhase(active), // once; one of them may be what Ready waits for
+		manifestsPhase(active),     // once; one of them may be what Ready waits for
 		readyPhase(active),
 	}
 }

@@ -373,7 +373,6 @@ func (m *controlPlane) kubelet() error {
 			return err
 		}
 	}
-	m.cluster.register("m1", "", strings.TrimSpace(m.get("/etc/machine-id")))
 	return nil
 }
 
@@ -468,7 +467,7 @@ func (m *controlPlane) kubeadm(c Cmd) error {
 		if err := errors.Join(write(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--node-ip=192.0.2.11\"\n"), write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n")); err != nil {
 			return err
 		}
-		m.units[ondisk.UnitKubelet], m.world.started[ondisk.UnitKubelet], m.heard = "active", m.now, m.now
+		m.units[ondisk.UnitKubelet], m.world.started[ondisk.UnitKubelet], m.heard, m.unregistered = "active", m.now, m.now, true
 	case "upload-config all", "addon kube-proxy", "addon coredns":
 		if strings.Contains(conf, "initial-cluster") {
 			m.t.Errorf("%s with how one member of etcd starts:\n%s", phase, conf)

@@ -64,7 +64,7 @@ func publishPhase(active *Active) Phase {
 			if err != nil {
 				return err
 			}
-			if err := waitForOwnNode(ctx, e, c, active.Node); err != nil { // kubeadm notes the runtime there
+			if err := waitForOwnNode(ctx, e, c, active); err != nil { // kubeadm notes the runtime there
 				return err
 			}
 			phases := [][]string{{"upload-config", "all"}, {"addon", "kube-proxy"}}

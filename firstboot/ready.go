@@ -155,10 +155,15 @@ func (r *readiness) check(ctx context.Context, e *Env) (Verdict, error) {
 // saves what holds of a node that was Ready.
 func (r *readiness) await(ctx context.Context, e *Env) error {
 	var refused error
-	labelled := false
+	labelled, missing := false, absence{}
 	r.joined, r.noted = readJoinedAs(e)
 	err := e.retry(ctx, 2*time.Second, func() error {
 		bad := r.look(ctx, e)
+		if errors.Is(bad, errNoNode) {
+			bad = errors.Join(bad, missing.end(ctx, e, r.active.Site))
+		} else {
+			missing = absence{}
+		}
 		if r.otherLabels && !labelled {
 			labelled, refused = labelOwn(ctx, e, r.active, r.joined)
 			bad = r.look(ctx, e)

@@ -88,13 +88,17 @@ type world struct {
 	source    netip.Addr
 	hub       listener
 	offline   bool
-	heard     time.Time           // when kubelet was last active
-	cabled    bool                // offline, with an address and a route all the same
-	uuids     map[string][16]byte // of file systems, by device
-	used      int64               // bytes of /var, of 4 GiB, besides snapshots of etcd
+	heard     time.Time // when kubelet was last active
+	// unregistered: kubelet has not registered its Node since it started. It does so
+	// once in its life: a Node that is deleted later stays away until it starts again.
+	unregistered bool
+	cabled       bool                // offline, with an address and a route all the same
+	uuids        map[string][16]byte // of file systems, by device
+	used         int64               // bytes of /var, of 4 GiB, besides snapshots of etcd
 	// kubelet is what it says of its version; podConf is the JoinConfiguration
 	// of a kubelet that goes through yurthub.
 	kubelet, podConf string
+	joinConf         string // of the last join
 	// kubeletBroken: behind yurthub it runs, and does not get through.
 	kubeletBroken bool
 	noNFT         bool   // it is not installed
@@ -170,7 +174,7 @@ func newWorld(t *testing.T, files string, names ...string) *world {
 
 // of makes it the cluster that a machine is in.
 func (c *fakeCluster) of(w *world) {
-	c.renewed, c.silent = w.kubeletReported, w.kubeletSilent
+	c.renewed, c.silent, c.registers = w.kubeletReported, w.kubeletSilent, func() { w.kubeletRegisters(c) }
 	c.wrong = func(addr string) error {
 		if err := w.unreachable(); err != nil {
 			return err
@@ -199,6 +203,21 @@ func (w *world) kubeletReported() time.Time {
 		return time.Time{}
 	}
 	return w.now
+}
+
+// kubeletRegisters is what kubelet does first when it reaches the cluster: through
+// ipvscare, and with its own certificate. c.mu is held.
+func (w *world) kubeletRegisters(c *fakeCluster) {
+	if !w.unregistered || w.kubeletReported().IsZero() || w.unreachable() != nil || c.down[ownEndpoint] || c.elsewhere[ownEndpoint] != nil {
+		return
+	}
+	cert, err := kubeletCert(w.env())
+	if err != nil || w.now.After(cert.NotAfter) || cert.CheckSignatureFrom(c.ca) != nil {
+		return
+	}
+	name := strings.TrimPrefix(cert.Subject.CommonName, "system:node:")
+	c.add(name, w.joinConf, strings.TrimSpace(w.get("/etc/machine-id")))
+	w.unregistered = c.nodes[name] == nil
 }
 
 // kubeletSilent: after 40 s the cluster takes a Node for lost.
@@ -346,6 +365,7 @@ func (w *world) powerOn() {
 	if b, err := os.ReadFile(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil && len(b) > 0 && (w.has(appliedFile) || !w.has(ondisk.SiteCopy)) && !(w.has(portsKubelet) && w.noNFT) {
 		w.units[ondisk.UnitKubelet] = "active"
 		w.started[ondisk.UnitKubelet] = w.now
+		w.unregistered = true
 	}
 	name, err := os.ReadFile(filepath.Join(w.root, "etc/hostname"))
 	if err != nil {
@@ -619,6 +639,9 @@ func (w *world) env() *Env {
 				}
 				switch verb {
 				case "start", "restart":
+					if unit == ondisk.UnitKubelet && (verb == "restart" || w.units[unit] != "active") {
+						w.unregistered = true
+					}
 					if unit == ondisk.UnitKubelet && w.has(portsKubelet) {
 						if w.noNFT {
 							return errors.New("the control process exited with error code")
@@ -1049,7 +1072,7 @@ func (w *world) kubeadm(ctx context.Context, c Cmd) error {
 	if err := errors.Join(write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n"), write(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\""+args+"\"\n")); err != nil {
 		return err
 	}
-	w.units[ondisk.UnitKubelet], w.heard = "active", w.now
+	w.units[ondisk.UnitKubelet], w.heard, w.joinConf, w.unregistered = "active", w.now, conf, true
 	if through {
 		w.podConf = conf
 		if err := w.effect("kubeadm ends"); err != nil {
@@ -1178,6 +1201,8 @@ type fakeCluster struct {
 	births int
 	// beside are further CAs that cluster-info has, PEM.
 	beside []byte
+	// made counts the Nodes of each name that were registered.
+	made map[string]int
 	// unpublished: there is no cluster-info yet.
 	unpublished bool
 	objects     []string // that were created
@@ -1198,6 +1223,8 @@ type fakeCluster struct {
 	renewed func() time.Time
 	// silent reports whether that machine's kubelet has been off for a while.
 	silent func(machineID string) bool
+	// registers has kubelet of this machine register its Node, if it is to. mu is held.
+	registers func()
 	// wrong is what is wrong by now with the way from the machine to that address.
 	wrong func(addr string) error
 }
@@ -1345,6 +1372,11 @@ func (c *fakeCluster) refuses(addr string) error {
 func (c *fakeCluster) register(name, joinConf, machineID string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.add(name, joinConf, machineID)
+}
+
+// add is register. c.mu is held.
+func (c *fakeCluster) add(name, joinConf, machineID string) {
 	if n := c.nodes[name]; n != nil {
 		if c.revive {
 			n.Status.Conditions[0].Status = "True"
@@ -1356,6 +1388,12 @@ func (c *fakeCluster) register(name, joinConf, machineID string) {
 	}
 	n := &api.Node{}
 	n.Metadata.Name, n.Metadata.UID = name, fmt.Sprint("node-", c.births)
+	if c.made == nil {
+		c.made = map[string]int{}
+	}
+	if c.made[n.Metadata.UID+name]++; c.made[n.Metadata.UID+name] > 1 {
+		n.Metadata.UID += fmt.Sprint("-", c.made[n.Metadata.UID+name])
+	}
 	n.Status.NodeInfo.MachineID = machineID
 	n.Metadata.Labels = map[string]string{}
 	for pair := range strings.SplitSeq(kubeletArgs(c.t, joinConf)["node-labels"], ",") {
@@ -1582,6 +1620,9 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		answer(map[string]any{"spec": map[string]any{"renewTime": renewed}})
 	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):
+		if c.registers != nil {
+			c.registers()
+		}
 		n := c.nodes[strings.TrimPrefix(r.URL.Path, "/api/v1/nodes/")]
 		if n == nil {
 			http.Error(w, `{"message":"not found"}`, http.StatusNotFound)

@@ -1,0 +1,111 @@
+package firstboot
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// kubeletRestarts counts how often first boot has restarted kubelet.
+func (w *world) kubeletRestarts() (n int) {
+	for _, effect := range w.names {
+		if effect == "restart "+ondisk.UnitKubelet {
+			n++
+		}
+	}
+	return n
+}
+
+// later is a run of first boot while the machine stays on.
+func (w *world) later(d time.Duration) {
+	w.t.Helper()
+	if err := os.RemoveAll(filepath.Join(w.root, ondisk.RunDir)); err != nil {
+		w.t.Fatal(err)
+	}
+	w.now = w.now.Add(d)
+	w.heard = w.now
+	w.names, w.console = nil, nil
+}
+
+// TestNodeOfAControlPlaneNodeIsDeleted: kubelet registers once in its life, so first
+// boot restarts it, and the Node is a control-plane node's again. A snapshot is taken
+// even where the Node stays away.
+func TestNodeOfAControlPlaneNodeIsDeleted(t *testing.T) {
+	t.Parallel()
+	for name, refused := range map[string]bool{"registers": false, "refused": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, mintedSites(t, 1))
+			m.bootDone()
+			before := len(m.snapshots())
+			delete(m.cluster.nodes, "m1")
+			m.cluster.refusesNode = refused
+			m.later(26 * time.Hour)
+			err := m.boot()
+			if len(m.snapshots()) <= before {
+				t.Errorf("no snapshot was taken: %q", m.snapshots())
+			}
+			if refused {
+				if n := m.kubeletRestarts(); err == nil || n != 1 || !m.said("kubelet has not registered the Node m1") {
+					t.Errorf("kubelet was restarted %d times, %v\n%s", n, err, strings.Join(m.console, "\n"))
+				}
+				return
+			}
+			n := m.cluster.nodes["m1"]
+			if err != nil || n == nil || m.kubeletRestarts() != 1 {
+				t.Fatalf("Node %v, kubelet was restarted %d times, %v\n%s", n, m.kubeletRestarts(), err, strings.Join(m.console, "\n"))
+			}
+			if _, marked := n.Metadata.Labels[controlPlaneLabel]; !marked {
+				t.Errorf("the Node has labels %v", n.Metadata.Labels)
+			}
+		})
+	}
+}
+
+// snapshots are those of etcd on the disk.
+func (w *world) snapshots() (names []string) {
+	entries, _ := os.ReadDir(filepath.Join(w.root, snapshotDir)) // none, where it is missing
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// TestNodeOfAWorkerIsDeleted: first boot that runs while kubelet does has it register
+// again, but not in another cluster with the same keys, and not while an API server
+// does not say that the Node is missing.
+func TestNodeOfAWorkerIsDeleted(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		change    func(w *world)
+		restarts  int
+		registers bool
+	}{
+		"deleted":                 {func(w *world) {}, 1, true},
+		"deleted, and offline":    {func(w *world) { w.offline = true }, 0, false},
+		"refused since":           {func(w *world) { w.cluster.refusesNode = true }, 1, false},
+		"in another cluster":      {func(w *world) { w.cluster.births++ }, 0, false},
+		"before there was a note": {func(w *world) { os.Remove(w.inside(joinedCluster)) }, 1, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			w.mustBoot()
+			delete(w.cluster.nodes, "edge-sn0042")
+			w.later(time.Hour)
+			tt.change(w)
+			err := w.boot()
+			if n, has := w.kubeletRestarts(), w.cluster.nodes["edge-sn0042"] != nil; n != tt.restarts || has != tt.registers || (err == nil) != tt.registers {
+				t.Errorf("kubelet was restarted %d times, Node: %v, %v\n%s", n, has, err, strings.Join(w.console, "\n"))
+			}
+			if slices.Contains(w.names, "start "+ondisk.UnitKubelet) {
+				t.Error("kubelet was stopped")
+			}
+		})
+	}
+}
