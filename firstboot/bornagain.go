@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,7 +33,8 @@ func readJoinedCluster(e *Env) *ondisk.IPVSJoined {
 }
 
 // clusterNow identifies the cluster that this node is Ready in, by the UIDs of
-// cluster-info and of the Node. It is nil if cluster-info cannot be read.
+// cluster-info, of the Node and, where the node may read it, of the API servers' Service.
+// It is nil if cluster-info cannot be read.
 func clusterNow(ctx context.Context, e *Env, n *api.Node) (*ondisk.IPVSJoined, error) {
 	c, err := nodeClient(e)
 	if err != nil {
@@ -45,7 +47,11 @@ func clusterNow(ctx context.Context, e *Env, n *api.Node) (*ondisk.IPVSJoined, e
 	if uid == "" || n.Metadata.UID == "" {
 		return nil, nil
 	}
-	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID}, nil
+	service, err := c.ServiceUID(ctx)
+	if err != nil && api.Code(err) == 0 {
+		return nil, fmt.Errorf("asking for the Service default/kubernetes: %w", err)
+	}
+	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID, ServiceUID: service}, nil
 }
 
 // clusterToNote is the note that is to replace the one there is, nil if that one is
@@ -53,9 +59,9 @@ func clusterNow(ctx context.Context, e *Env, n *api.Node) (*ondisk.IPVSJoined, e
 //
 // A person may publish cluster-info anew, and later delete the Node: a note that kept
 // what it began with would match nothing then, and the node would take its own cluster
-// for one that was born again. So the note follows what changes, one witness at a time:
-// a new value is taken only from an API server that shows the other one as it was
-// noted. A cluster that shows neither is errOther.
+// for one that was born again. So the note follows what changes: new values are taken
+// only from an API server that shows another witness as it was noted. A cluster that
+// shows none is errOther.
 func clusterToNote(ctx context.Context, e *Env, active *Active, n *api.Node) (*ondisk.IPVSJoined, error) {
 	if active.Site.NodeType == configs.NodeControlPlane {
 		return nil, nil // its way leads to its own API server
@@ -75,8 +81,8 @@ func clusterToNote(ctx context.Context, e *Env, active *Active, n *api.Node) (*o
 	return clusterShown(ctx, e, active.Site, noted)
 }
 
-// clusterShown is the cluster of an API server that shows both witnesses, one of them
-// as noted; nil if that is the note already, or nobody shows both.
+// clusterShown is the cluster of an API server that shows cluster-info and the Node, and
+// one of the witnesses as noted; nil if that is the note already, or nobody shows both.
 func clusterShown(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.IPVSJoined) (*ondisk.IPVSJoined, error) {
 	masters := mastersOf(e, site)
 	shown := make([]ondisk.IPVSJoined, len(masters))
@@ -93,11 +99,15 @@ func clusterShown(ctx context.Context, e *Env, site *configs.Site, noted *ondisk
 		if err != nil {
 			return err
 		}
-		shown[i] = ondisk.IPVSJoined{ClusterInfo: uid, Node: noted.Node, NodeUID: n.Metadata.UID}
+		service, err := c.ServiceUID(ctx)
+		if err != nil && api.Code(err) == 0 {
+			return err
+		}
+		shown[i] = ondisk.IPVSJoined{ClusterInfo: uid, Node: noted.Node, NodeUID: n.Metadata.UID, ServiceUID: cmp.Or(service, noted.ServiceUID)}
 		if uid == "" || n.Metadata.UID == "" {
 			return fmt.Errorf("%s shows objects without UIDs", masters[i])
 		}
-		if uid != noted.ClusterInfo && n.Metadata.UID != noted.NodeUID {
+		if uid != noted.ClusterInfo && n.Metadata.UID != noted.NodeUID && (service == "" || service != noted.ServiceUID) {
 			return errOther
 		}
 		return nil
@@ -208,25 +218,35 @@ func directClient(ctx context.Context, e *Env, site *configs.Site, master string
 	return c, nil
 }
 
-// showsCluster has one API server show cluster-info and the node's Node: one of
-// the two is enough, as it is for ipvscare.
+// showsCluster has one API server show cluster-info, the node's Node and the Service of
+// the API servers: one of them is enough, as it is for ipvscare.
 func showsCluster(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.IPVSJoined, master string) error {
 	c, err := directClient(ctx, e, site, master)
 	if err != nil {
 		return err
 	}
-	uid, err := c.ClusterInfoUID(ctx)
-	if err != nil || uid == noted.ClusterInfo {
-		return err
+	uid, noInfo := c.ClusterInfoUID(ctx)
+	if noInfo == nil && uid == noted.ClusterInfo || api.Code(noInfo) == 0 && noInfo != nil {
+		return noInfo
 	}
 	n, err := c.GetNode(ctx, noted.Node)
 	switch {
 	case err == nil && n.Metadata.UID == noted.NodeUID:
 		return nil
-	case err == nil, api.Code(err) == 404:
-		return errOther
+	case err != nil && api.Code(err) != 404:
+		return cmp.Or(noInfo, err)
+	case noted.ServiceUID == "":
+		return cmp.Or(noInfo, errOther)
 	}
-	return err
+	switch service, err := c.ServiceUID(ctx); {
+	case err != nil && api.Code(err) == 0:
+		return err
+	case err == nil && service == noted.ServiceUID:
+		return nil
+	case err == nil:
+		return errOther // whether it has published cluster-info or not
+	}
+	return cmp.Or(noInfo, errOther)
 }
 
 // bornAgainNote is said of a node whose API servers are another cluster's.

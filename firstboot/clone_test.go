@@ -261,7 +261,7 @@ func (c *fakeCluster) clone(t *testing.T) *fakeCluster {
 	defer c.mu.Unlock()
 	n := &fakeCluster{
 		t: t, ca: c.ca, key: c.key, pem: c.pem, pin: c.pin, tls: c.tls, issued: c.issued,
-		down: maps.Clone(c.down), births: c.births, made: maps.Clone(c.made), applied: slices.Clone(c.applied), marked: c.marked, marker: maps.Clone(c.marker), noNotes: c.noNotes, webhookDown: c.webhookDown, unsigned: c.unsigned, revoked: c.revoked, nodes: map[string]*api.Node{}, notReady: c.notReady,
+		down: maps.Clone(c.down), births: c.births, noService: c.noService, made: maps.Clone(c.made), applied: slices.Clone(c.applied), marked: c.marked, marker: maps.Clone(c.marker), noNotes: c.noNotes, webhookDown: c.webhookDown, unsigned: c.unsigned, revoked: c.revoked, nodes: map[string]*api.Node{}, notReady: c.notReady,
 		csr: c.csr, clientCSR: c.clientCSR, revive: c.revive, noRBAC: c.noRBAC, noPool: c.noPool, poolType: c.poolType,
 		refusesNode: c.refusesNode, labelsKept: c.labelsKept, pools: c.pools, noWebhook: c.noWebhook,
 		requests: slices.Clone(c.requests), unpublished: c.unpublished, objects: slices.Clone(c.objects), rules: slices.Clone(c.rules),

@@ -500,7 +500,7 @@ func (w *world) bearAgain() {
 // joinedAs is the note of the cluster, and ipvscare's.
 func (w *world) wantJoined(births int) {
 	w.t.Helper()
-	want := &ondisk.IPVSJoined{ClusterInfo: fmt.Sprint("info-", births), Node: "edge-sn0042", NodeUID: fmt.Sprint("node-", births)}
+	want := &ondisk.IPVSJoined{ClusterInfo: fmt.Sprint("info-", births), Node: "edge-sn0042", NodeUID: fmt.Sprint("node-", births), ServiceUID: fmt.Sprint("service-", births)}
 	if got := readJoinedCluster(w.env()); got == nil || *got != *want {
 		w.t.Errorf("the note is %+v, want %+v", got, want)
 	}
@@ -588,13 +588,75 @@ func TestNotBornAgain(t *testing.T) {
 	}
 }
 
+// TestBornAgainBeforeItPublishes: the Service that API servers make tells another cluster,
+// although that has published nothing yet, and tells the same one where cluster-info was
+// made anew and the Node deleted. A note of a former release has no Service.
+func TestBornAgainBeforeItPublishes(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		change    func(w *world)
+		again     bool
+		isUnclear bool
+	}{
+		"born again, and not published": {func(w *world) { w.bearAgain(); w.cluster.unpublished = true }, true, false},
+		"born again a moment ago":       {func(w *world) { w.bearAgain(); w.cluster.unpublished, w.cluster.noService = true, true }, false, true},
+		"cluster-info and the Node deleted": {func(w *world) {
+			w.cluster.unpublished = true
+			delete(w.cluster.nodes, "edge-sn0042")
+		}, false, false},
+		"not published, by an old note": {func(w *world) {
+			w.put(joinedCluster, strings.Replace(w.get(joinedCluster), `,"serviceUID":"service-0"`, "", 1))
+			w.bearAgain()
+			w.cluster.unpublished = true
+		}, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			w.mustBoot()
+			tt.change(w)
+			site, err := parseSite([]byte(w.site()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.unregistered = false // ipvscare lets kubelet reach nobody
+			if again, unclear := checkBornAgain(t.Context(), w.env(), site); again != tt.again || (unclear != nil) != tt.isUnclear {
+				t.Errorf("born again: %v, unclear: %v", again, unclear)
+			}
+		})
+	}
+}
+
+// TestOldNoteGetsTheService: a node that was set up by a former release notes the third
+// witness when it is Ready again; where it may not read that, it goes on with two.
+func TestOldNoteGetsTheService(t *testing.T) {
+	t.Parallel()
+	for _, hidden := range []bool{false, true} {
+		w := nativeWorld(t)
+		w.cluster.noService = true
+		w.mustBoot()
+		want := ondisk.IPVSJoined{ClusterInfo: "info-0", Node: "edge-sn0042", NodeUID: "node-0"}
+		w.wantNoted(want)
+		if w.cluster.noService = hidden; !hidden {
+			want.ServiceUID = "service-0"
+		}
+		w.powerOn()
+		w.mustBoot()
+		w.wantNoted(want)
+		w.cluster.noService = true // for a while
+		w.powerOn()
+		w.mustBoot()
+		w.wantNoted(want)
+	}
+}
+
 // TestUnclearWhetherBornAgain: why an API server does not show its cluster is told,
 // whatever the endpoint's own error.
 func TestUnclearWhetherBornAgain(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.cluster.knownOnly = true
+	w.cluster.knownOnly, w.cluster.noService = true, true
 	w.bearAgain()
 	site, err := parseSite([]byte(w.site()))
 	if err != nil {
@@ -669,7 +731,7 @@ func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 	w.cluster.births++ // cluster-info's UID
 	w.powerOn()
 	w.mustBoot()
-	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-0"})
+	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-0", ServiceUID: "service-1"})
 
 	own := *w.cluster.nodes["edge-sn0042"]
 	delete(w.cluster.nodes, "edge-sn0042")
@@ -680,7 +742,7 @@ func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 	w.cluster.nodes["edge-sn0042"] = &own
 	w.powerOn()
 	w.mustBoot()
-	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-anew"})
+	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-anew", ServiceUID: "service-1"})
 }
 
 // wantNoted is the note of the cluster, and ipvscare's.

@@ -1197,6 +1197,8 @@ type fakeCluster struct {
 	pools      string // version of NodePools that is served
 	noWebhook  bool   // that turns NodePools from one version into another
 	requests   []string
+	// noService: nodes may not read Services, as where their authorizer is off.
+	noService bool
 	// births counts how often it was born again with its keys.
 	births int
 	// beside are further CAs that cluster-info has, PEM.
@@ -1535,6 +1537,8 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			data["jws-kubeconfig-abcdef"] = sign(kc, "abcdef", testSecret)
 		}
 		answer(map[string]any{"metadata": map[string]string{"uid": fmt.Sprint("info-", c.births)}, "data": data})
+	case r.URL.Path == "/api/v1/namespaces/default/services/kubernetes" && !c.noService:
+		answer(map[string]any{"metadata": map[string]string{"uid": fmt.Sprint("service-", c.births)}})
 	case r.URL.Path == "/apis/networking.k8s.io/v1/servicecidrs" && c.serviceCIDRs != nil:
 		answer(map[string]any{"items": []any{map[string]any{"spec": map[string]any{"cidrs": c.serviceCIDRs}}}})
 	case r.URL.Path == "/apis/networking.k8s.io/v1/servicecidrs":

@@ -25,11 +25,16 @@ type Joined struct {
 	// with the node's certificate. It is the second witness: cluster-info may have
 	// been made anew, or be hidden.
 	Node, NodeUID string
+	// ServiceUID is the UID of the Service default/kubernetes, which API servers make
+	// when they start, and each node may read. A cluster that was born again shows
+	// another one before it has published cluster-info. Notes of former releases lack it.
+	ServiceUID string
 }
 
 const (
 	clusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 	nodePath        = "/api/v1/nodes/"
+	servicePath     = "/api/v1/namespaces/default/services/kubernetes"
 	// metadataOnly has an API server leave the contents of an object out.
 	metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 )
@@ -40,7 +45,7 @@ const (
 	// hiddenTime is how long an API server that has no cluster-info to show, and
 	// not the node's Node, is taken for one whose cluster was just born: nodes
 	// cannot join that yet. After it, somebody has hidden the one and deleted the
-	// other.
+	// other. Where the Service was noted, time proves nothing: see below.
 	hiddenTime = 10 * time.Minute
 	// rebornPause is how many times longer than one that is down an API server of
 	// another cluster is left alone: that ends when a person does something.
@@ -67,19 +72,39 @@ func (j *Joined) vouch(ctx context.Context, t target) (outcome, error) {
 		}
 	}
 	node, nodeStatus, err := uidOf(ctx, t, nodePath+j.Node)
-	switch {
-	case nodeStatus == 200 && node == j.NodeUID:
+	if nodeStatus == 200 && node == j.NodeUID {
 		return outcomeOK, nil
-	case noInfo != nil:
-		return outcomeClosed, noInfo
-	case err != nil:
+	}
+	if err != nil && noInfo == nil {
 		return classify(err, false), fmt.Errorf("asking for this node's Node: %w", err)
 	}
+	var service string
+	var serviceStatus int
+	if err == nil && j.ServiceUID != "" {
+		service, serviceStatus, err = uidOf(ctx, t, servicePath)
+		if serviceStatus == 200 && service == j.ServiceUID {
+			return outcomeOK, nil
+		}
+		if err != nil && noInfo == nil {
+			return classify(err, false), fmt.Errorf("asking for its Service default/kubernetes: %w", err)
+		}
+	}
+	if noInfo != nil {
+		return outcomeClosed, noInfo
+	}
 	said := fmt.Errorf("cluster-info: %s, it was %s; Node %s: %s, it was %s", uidWord(info, infoStatus), j.ClusterInfo, j.Node, uidWord(node, nodeStatus), j.NodeUID)
+	if j.ServiceUID != "" {
+		said = fmt.Errorf("%w; Service default/kubernetes: %s, it was %s", said, uidWord(service, serviceStatus), j.ServiceUID)
+	}
+	noNode := nodeStatus == 200 || nodeStatus == 404 // another machine's, or none
 	switch {
-	case infoStatus == 200 && (nodeStatus == 200 || nodeStatus == 404):
+	case noNode && (infoStatus == 200 || serviceStatus == 200):
 		return outcomeReborn, said
-	case isHidden(infoStatus) && (nodeStatus == 200 || isHidden(nodeStatus)):
+	case noNode && j.ServiceUID != "":
+		// A cluster that was just born shows none of the three, and publishing may
+		// take any time.
+		return outcomeUnshown, said
+	case isHidden(infoStatus) && (noNode || isHidden(nodeStatus)):
 		return outcomeUnshown, fmt.Errorf("%w (%w)", errHidden, said)
 	}
 	return outcomeUnshown, said // as while it starts

@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/netip"
@@ -19,15 +20,21 @@ import (
 const (
 	oldInfo, newInfo = "11111111-aaaa", "22222222-bbbb"
 	oldNode, newNode = "33333333-cccc", "44444444-dddd"
+	oldSvc, newSvc   = "55555555-eeee", "66666666-ffff"
 )
 
-var joinedOld = Joined{ClusterInfo: oldInfo, Node: "shop-1", NodeUID: oldNode}
+// joinedOld is a note of a former release, joinedNow one with all three witnesses.
+var (
+	joinedOld = Joined{ClusterInfo: oldInfo, Node: "shop-1", NodeUID: oldNode}
+	joinedNow = Joined{ClusterInfo: oldInfo, Node: "shop-1", NodeUID: oldNode, ServiceUID: oldSvc}
+)
 
 // shows is what a master's API server answers to who asks which cluster it is
 // of: a UID, or the digits of a status.
 type shows struct {
 	mu         sync.Mutex
 	info, node string
+	service    string
 	asked      int
 	unwell     atomic.Bool
 }
@@ -44,10 +51,16 @@ func (s *shows) set(info, node string) {
 	s.info, s.node = info, node
 }
 
+func (s *shows) setService(uid string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.service = uid
+}
+
 func (s *shows) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	answer := map[string]string{clusterInfoPath: s.info, nodePath + "shop-1": s.node}[r.URL.Path]
+	answer := map[string]string{clusterInfoPath: s.info, nodePath + "shop-1": s.node, servicePath: s.service}[r.URL.Path]
 	if answer == "" {
 		if s.unwell.Load() {
 			w.WriteHeader(500)
@@ -106,6 +119,80 @@ func TestVouch(t *testing.T) {
 				time.Sleep(time.Minute)
 			})
 		})
+	}
+}
+
+// TestVouchByService: with the third witness noted, a cluster that was born again is
+// recognized before it has published anything, and nothing is let through because it
+// has taken long.
+func TestVouchByService(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	for _, tt := range []struct {
+		name, info, node, service string
+		class                     outcome
+		hidden                    bool
+	}{
+		{"as it was", oldInfo, oldNode, oldSvc, outcomeOK, false},
+		{"the Service was made anew", oldInfo, "404", newSvc, outcomeOK, false},
+		{"the Service and cluster-info were made anew", newInfo, oldNode, newSvc, outcomeOK, false},
+		{"cluster-info was made anew, and the Node deleted", newInfo, "404", oldSvc, outcomeOK, false},
+		{"cluster-info was deleted, and the Node is another's", "404", newNode, oldSvc, outcomeOK, false},
+		{"cluster-info cannot be read, and the Node was deleted", "", "404", oldSvc, outcomeOK, false},
+		{"born again", newInfo, "404", newSvc, outcomeReborn, false},
+		{"born again, and not published yet", "403", "404", newSvc, outcomeReborn, false},
+		{"born again, and never published", "404", newNode, newSvc, outcomeReborn, false},
+		{"born again a moment ago", "403", "404", "404", outcomeUnshown, false},
+		{"born again, and nodes may not read Services", newInfo, "404", "403", outcomeReborn, false},
+		{"all are hidden", "403", "404", "403", outcomeUnshown, false},
+		{"hidden, and the node's certificate has expired", "403", "401", "401", outcomeUnshown, true},
+		{"cluster-info and the Service cannot be read", "", "404", "", outcomeClosed, false},
+		{"the Service cannot be read", "404", "404", "", outcomeClosed, false},
+		{"starting", "503", "503", "503", outcomeUnshown, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newFakeMaster(t, cert)
+				m.http.Handler = &shows{info: tt.info, node: tt.node, service: tt.service}
+				m.start()
+				class, err := joinedNow.vouch(t.Context(), target{addr: addrAt(1), sni: "apiserver.cluster.local", roots: c.roots(t), dial: m.dial})
+				if class != tt.class || (err == nil) != (class == outcomeOK) || errors.Is(err, errHidden) != tt.hidden {
+					t.Errorf("got %v: %v", class, err)
+				}
+				m.stop()
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}
+
+// TestPublishingTakesLong: the only API server comes back as one of a cluster that was
+// born again, and whose control-plane node has published nothing for an hour. It gets
+// no traffic before, and none after.
+func TestPublishingTakesLong(t *testing.T) {
+	w := newGuardedWorld(t)
+	w.s.Joined = joinedNow
+	w.start(w.s)
+	w.eventually("it serves", w.serves("1"))
+	w.m.stop()
+	w.eventually("it is away", w.serves("0"))
+	g := w.daemon.kept()[w.s.VIP]
+	g.mu.Lock()
+	for _, m := range g.members {
+		m.hidden = time.Now().Add(-time.Hour)
+	}
+	g.mu.Unlock()
+	w.says.set("403", "404")
+	w.says.setService("404")
+	before := w.says.count()
+	w.m.start()
+	w.eventually("it is asked", func() bool { return w.says.count() > before+6 })
+	if !w.serves("0")() {
+		t.Errorf("before its Service is there: %s", w.kernel.text())
+	}
+	w.says.setService(newSvc)
+	w.eventually("it is another's", w.serves(""))
+	if w.said("taking it for one of the cluster") > 0 {
+		t.Error("it was let through")
 	}
 }
 
@@ -213,7 +300,7 @@ func TestRewrittenNote(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ipvs.json")
 	write := func(joined Joined) {
 		text := `{"version":1,"servers":[{"vip":"10.103.97.211:6443","masters":["192.0.2.11:6443"],` +
-			`"joined":{"clusterInfo":"` + joined.ClusterInfo + `","node":"` + joined.Node + `","nodeUID":"` + joined.NodeUID + `"}}]}` + "\n"
+			`"joined":{"clusterInfo":"` + joined.ClusterInfo + `","node":"` + joined.Node + `","nodeUID":"` + joined.NodeUID + `","serviceUID":"` + joined.ServiceUID + `"}}]}` + "\n"
 		if err := replaceFile(file, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -240,7 +327,7 @@ func TestRewrittenNote(t *testing.T) {
 		}
 	}
 	w.eventually("it goes by the note", goesBy(joinedOld))
-	for _, joined := range []Joined{{newInfo, "shop-1", oldNode}, {newInfo, "shop-1", newNode}} {
+	for _, joined := range []Joined{{newInfo, "shop-1", oldNode, oldSvc}, {newInfo, "shop-1", newNode, newSvc}} {
 		write(joined)
 		w.eventually("it goes by the new note", goesBy(joined))
 	}
@@ -259,7 +346,7 @@ type guardedWorld struct {
 func newGuardedWorld(t *testing.T) *guardedWorld {
 	t.Helper()
 	from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	w := &guardedWorld{world: newWorld(t, 1), ca: newCA(t, from, to), says: &shows{info: oldInfo, node: oldNode}}
+	w := &guardedWorld{world: newWorld(t, 1), ca: newCA(t, from, to), says: &shows{info: oldInfo, node: oldNode, service: oldSvc}}
 	file := filepath.Join(t.TempDir(), "ca.crt")
 	if err := os.WriteFile(file, w.ca.pem, 0o600); err != nil {
 		t.Fatal(err)

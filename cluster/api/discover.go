@@ -347,6 +347,18 @@ func (c *Client) ClusterInfoUID(ctx context.Context) (string, error) {
 	return cm.Metadata.UID, err
 }
 
+// ServiceUID is the UID of the Service default/kubernetes. API servers make it when they
+// start, before the cluster has published anything, and each node may read it.
+func (c *Client) ServiceUID(ctx context.Context) (string, error) {
+	var service struct {
+		Metadata struct {
+			UID string `json:"uid"`
+		} `json:"metadata"`
+	}
+	err := c.Get(ctx, "/api/v1/namespaces/default/services/kubernetes", &service)
+	return service.Metadata.UID, err
+}
+
 // ServerName makes a verified connection to master and returns the first of
 // names that its certificate is for. None fitting is ErrServerName.
 func ServerName(ctx context.Context, dial DialFunc, master string, ca []byte, names []string) (string, error) {

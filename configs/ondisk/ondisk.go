@@ -402,7 +402,7 @@ type IPVSVirtual struct {
 	// replace Masters.
 	LearnMasters bool `json:"learnMasters,omitempty"`
 	// Joined is the cluster that the node joined; nil: none is known. An API
-	// server gets no traffic until it has shown one of the two UIDs.
+	// server gets no traffic until it has shown one of the UIDs.
 	Joined *IPVSJoined `json:"joined,omitempty"`
 }
 
@@ -412,6 +412,8 @@ type IPVSJoined struct {
 	ClusterInfo string `json:"clusterInfo"` // UID of kube-public/cluster-info
 	Node        string `json:"node"`        // this machine's Node
 	NodeUID     string `json:"nodeUID"`
+	// ServiceUID is the UID of the Service default/kubernetes; "": it was not noted.
+	ServiceUID string `json:"serviceUID,omitempty"`
 }
 
 // IPVSLearnedVersion is the version of IPVSLearnedList.

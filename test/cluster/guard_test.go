@@ -69,8 +69,8 @@ func (k *table) Settings() ([]string, error)                    { return nil, ni
 func (k *table) Watch(context.Context, func()) error            { return nil }
 
 // TestMasterShowsItsCluster: a real API server shows the UIDs of cluster-info, to
-// anybody, and of the Node, to a certificate; ipvscare sends traffic to the one that
-// shows either, and to no other.
+// anybody, and of the Node and of the Service that it has made, to a certificate; ipvscare
+// sends traffic to the one that shows any of them, and to no other.
 func TestMasterShowsItsCluster(t *testing.T) {
 	lc := needCluster(t)
 	ctx := t.Context()
@@ -91,6 +91,10 @@ func TestMasterShowsItsCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	service, err := c.ServiceUID(ctx)
+	if err != nil || service == "" {
+		t.Fatalf("the Service default/kubernetes has UID %q: %v", service, err)
+	}
 	addr, err := netip.ParseAddrPort(strings.TrimPrefix(c.Server, "https://"))
 	if err != nil {
 		t.Fatal(err)
@@ -107,6 +111,8 @@ func TestMasterShowsItsCluster(t *testing.T) {
 		{"cluster-info is another", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID}, cert, "up"},
 		{"both are", ipvs.Joined{ClusterInfo: "1", Node: "gone", NodeUID: "1"}, cert, "alien"},
 		{"both are, and the node has another UID", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: "1"}, cert, "alien"},
+		{"both are, and the Service is not", ipvs.Joined{ClusterInfo: "1", Node: "gone", NodeUID: "1", ServiceUID: service}, cert, "up"},
+		{"all are", ipvs.Joined{ClusterInfo: "1", Node: "gone", NodeUID: "1", ServiceUID: "1"}, cert, "alien"},
 		{"cluster-info is another, and there is no certificate to ask with", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID}, "", "down"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
