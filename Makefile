@@ -5,15 +5,15 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-# These compile Kubernetes and boot machines; `make check` leaves them out.
+# These compile Kubernetes and boot machines.
 GUESTS := ./test/cluster ./test/e2e ./test/ipvs
-UNIT = $$(go list ./... | grep -vE '/test/(cluster|ipvs|e2e|walls)$$')
+UNIT = $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -vE '/test/(cluster|ipvs|e2e|walls|bench/.*)$$')
 
 # As builder/agents.go compiles them: an image must not depend on the folder
 # that edgebake was called in.
 AGENT := GOOS=linux CGO_ENABLED=0 GOFLAGS=-mod=readonly GOWORK=off GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off go build -trimpath -buildvcs=false -ldflags='-s -w'
 
-.PHONY: help deps need-go build packages demo demo-cluster test check lint tidy unit oracle e2e race bench fuzz nightly clean
+.PHONY: help deps need-go build packages demo demo-cluster test check lint tidy unit oracle e2e race flaky bench fuzz nightly clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -51,16 +51,18 @@ demo-cluster: ## a cluster from images alone, its worker switched on first
 	@go build -o bin/ ./test/demo
 	@bin/demo -cluster
 
-test: deps check oracle e2e ## everything: check, the oracles' own module, boot and join
+test: need-go ## unit tests, oracles, one machine that boots and joins: 15 minutes on two quiet cores
+	@test/run.sh
 
-check: lint tidy unit ## format, vet, staticcheck, go.mod, unit tests, import rules, double build
+check: lint unit ## lint and unit tests
 
-lint:
-	@echo "gofmt, vet, staticcheck"
+lint: need-go tidy ## gofmt, vet, staticcheck, go.mod, what the architecture forbids
+	@echo "gofmt, vet, staticcheck, walls"
 	@bad=$$(gofmt -l $$(git ls-files '*.go' 2>/dev/null || find . -name '*.go')); \
 	  [ -z "$$bad" ] || { echo "not gofmt-ed:"; echo "$$bad"; exit 1; }
 	@go vet ./...
 	@go run $(STATICCHECK) ./...
+	@go test -count=1 ./test/walls # they ask `go list`, of which go's cache of results knows nothing
 
 # Without the module proxy a cold module cache cannot tell; CI has both.
 tidy:
@@ -72,19 +74,24 @@ tidy:
 	  echo "$$m/go.mod: not checked, modules are missing here"; \
 	done
 
-# The walls ask `go list`, of which go's cache of test results knows nothing.
-unit:
-	@go test -count=1 ./test/walls
-	@go test -timeout 60m $(UNIT)
+# `make lint` vets.
+unit: need-go
+	@test/unit.sh -vet=off -timeout 60m $(UNIT)
 
-oracle:
-	@cd test/oracle && go test -timeout 30m ./...
+oracle: need-go
+	@cd test/oracle && ../unit.sh -vet=off -timeout 30m ./...
 
-e2e: ## build, stamp, boot, join, Ready, a pod runs (needs root)
-	@go test -count=1 -v -p 1 -timeout 2h $(GUESTS)
+e2e: need-go ## all of the long tests: every kind of node boots and joins, real clusters, ipvscare in a kernel (root)
+	@go build -o bin/ ./test/report
+	@bin/report -count=1 -v -p 1 -timeout 2h $(GUESTS)
 
-race: ## tests of the most concurrent packages under the race detector (needs a C compiler)
-	@go test -race -p 1 -timeout 2h ./ipvs ./cluster ./builder/disk ./builder/fetch
+race: need-go ## tests of the most concurrent packages under the race detector (needs a C compiler)
+	@go test -race -p 1 -timeout 2h ./ipvs ./cluster ./builder/disk ./builder/fetch ./firstboot
+
+PKG ?= ./...
+RUNS ?= 30
+flaky: need-go ## run tests of PKG many times (RUNS=30): shuffled, under load, with 1, 2 and 8 processors
+	@test/flaky.sh $(RUNS) $(PKG)
 
 bench: ## speed and size, as ratios against rivals in the same run
 	@go test -count=1 -v -timeout 120m -run '^$$' -bench . ./test/bench/...
@@ -105,7 +112,8 @@ fuzz: ## run every fuzz target for FUZZTIME (10s) each
 nightly: deps ## the long runs: fuzzing, the race detector, power cuts, Secure Boot, damaged disks, arm64, all packages
 	@test/deps/install.sh nightly
 	@test/deps/install.sh demo arm64
-	@rc=0; EDGEBAKE_NIGHTLY=1 go test -count=1 -v -p 1 -timeout 8h ./packaging ./firstboot $(GUESTS) || rc=1; \
+	@go build -o bin/ ./test/report
+	@rc=0; EDGEBAKE_NIGHTLY=1 bin/report -count=1 -v -p 1 -timeout 8h ./packaging ./firstboot $(GUESTS) || rc=1; \
 	  $(MAKE) --no-print-directory fuzz FUZZTIME=10m || rc=1; \
 	  $(MAKE) --no-print-directory race || rc=1; exit $$rc
 

@@ -20,6 +20,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/lab"
+	"github.com/edgebake/edgebake/test/pace"
 )
 
 // programs compiles the control plane once, or takes it from the cache.
@@ -46,8 +47,14 @@ func needEtcdutl(t *testing.T) string {
 	return program
 }
 
+// paced has the tests that were asked for their time.
+var paced sync.Map
+
 func needPrograms(t *testing.T) *lab.Programs {
 	t.Helper()
+	if _, asked := paced.LoadOrStore(t.Name(), true); !asked {
+		pace.Takes(t, 20*time.Second)
+	}
 	p, err := programs()
 	if err != nil {
 		t.Fatal(err)

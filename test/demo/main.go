@@ -25,6 +25,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/qemu"
 	"github.com/edgebake/edgebake/test/lab"
+	"github.com/edgebake/edgebake/test/pace"
 )
 
 const (
@@ -32,6 +33,10 @@ const (
 	node  = "demo-node"
 	pod   = "hello"
 	image = "edgebake.test/hello:1"
+
+	// quietBoot is how long the machine takes until its pod runs, on two quiet cores
+	// without KVM.
+	quietBoot = 100 * time.Second
 )
 
 func main() {
@@ -132,6 +137,7 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 		wait = "Ready in about 20 seconds"
 	}
 	d.step("Switching the machine on", wait)
+	on := time.Now()
 	vm, err := l.StartVM(ctx, lab.VMConfig{Name: node, Image: stamped, Arch: arch, Disk: 8 << 30, Net: network, Accel: a.accel,
 		EachLine: d.follow})
 	if err != nil {
@@ -140,6 +146,9 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 	events, err := d.watch(ctx, cluster, vm, true)
 	if err != nil {
 		return fmt.Errorf("%w\nThe machine's console is in %s, the control plane's logs are in %s", err, vm.SerialLog(), dir)
+	}
+	if err := pace.Took("demo", quietBoot, time.Since(on)); err != nil {
+		return err
 	}
 	if err := d.show(ctx, cluster); err != nil {
 		return err

@@ -51,6 +51,9 @@ var made = sync.OnceValues(makeParts)
 // guests; in CI that is a failure.
 func need(t *testing.T) *parts {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("with -short: `make test` boots one machine, the demo's")
+	}
 	var missing []string
 	if os.Geteuid() != 0 {
 		missing = append(missing, "root")
@@ -357,7 +360,7 @@ func (w *world) noSecret(vm *lab.VM, disk string) {
 // token, comes back after a reboot with another master dead, and loses none of
 // its images to a full disk.
 func TestNodeJoinsAndComesBack(t *testing.T) {
-	pace.Runs(t, 350*time.Second)
+	pace.Takes(t, 350*time.Second)
 	w := newWorld(t, 3)
 	w.record = true
 	w.c.APIServers[0].Kill()

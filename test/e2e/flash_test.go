@@ -93,16 +93,15 @@ func (w *world) loop(file string, sector int64) (dev string, detach func()) {
 		w.t.Fatalf("losetup: %v: %s", err, out)
 	}
 	dev = strings.TrimSpace(string(out))
-	done := false
-	detach = func() {
-		if done {
-			return
-		}
-		done = true
-		if out, err := exec.Command("losetup", "--detach", dev).CombinedOutput(); err != nil {
-			w.t.Errorf("losetup --detach %s: %v: %s", dev, err, out)
-		}
+	// Detached while it is open, it exists until this process closes it, however it ends.
+	f, err := os.Open(dev)
+	if out, detachErr := exec.Command("losetup", "--detach", dev).CombinedOutput(); detachErr != nil {
+		w.t.Errorf("losetup --detach %s: %v: %s", dev, detachErr, out)
 	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	detach = func() { f.Close() }
 	w.t.Cleanup(detach)
 	return dev, detach
 }

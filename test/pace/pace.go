@@ -31,6 +31,9 @@ const (
 // words that nobody can take for a pass; .ci/run repeats them at its end.
 func Takes(t testing.TB, quiet time.Duration) {
 	t.Helper()
+	if testing.Short() {
+		t.Skipf("with -short; it takes %v on a quiet machine", quiet)
+	}
 	until, limited, err := limit()
 	if err != nil {
 		t.Fatal(err)
@@ -55,17 +58,13 @@ func Takes(t testing.TB, quiet time.Duration) {
 	record(t, file, quiet, start)
 }
 
-// Runs is Takes for the test that every run must have, whatever the time: its
-// own is what the others are judged by.
-func Runs(t testing.TB, quiet time.Duration) {
-	t.Helper()
-	_, limited, err := limit()
-	if err != nil {
-		t.Fatal(err)
+// Took adds what a person waited for, and its time on a quiet machine, to what the next
+// tests are judged by.
+func Took(name string, quiet, here time.Duration) error {
+	if _, limited, err := limit(); err != nil || !limited {
+		return err
 	}
-	if limited {
-		record(t, os.Getenv(Record), quiet, time.Now())
-	}
+	return add(os.Getenv(Record), "ran", name, quiet, here)
 }
 
 func record(t testing.TB, file string, quiet time.Duration, start time.Time) {

@@ -56,18 +56,22 @@ func TestTakes(t *testing.T) {
 	}
 }
 
-func TestRuns(t *testing.T) {
+func TestTook(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pace")
 	t.Setenv(Record, file)
+	t.Setenv(Until, "")
+	if err := Took("boot", time.Minute, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(file); err == nil {
+		t.Error("it is recorded without a limit")
+	}
 	t.Setenv(Until, "1")
-	ran := false
-	t.Run("one", func(t *testing.T) {
-		Runs(t, time.Minute)
-		ran = true
-	})
-	b, err := os.ReadFile(file)
-	if err != nil || !ran || string(b) != "ran TestRuns/one 60 0\n" {
-		t.Errorf("it ran: %v, and the record says %q, %v", ran, b, err)
+	if err := Took("boot", time.Minute, 3*time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := read(file); err != nil || got.factor() != 3 {
+		t.Errorf("%+v, %v", got, err)
 	}
 }
 

@@ -20,10 +20,10 @@ var skips = map[string]string{
 	"firstboot/ports_test.go":          "the other end of a test is none by itself",
 	"packaging/packaging_test.go":      "all architectures and go install, which are the nightly's",
 	"test/desk/desk.go":                "at a desk only",
-	"test/e2e/e2e_test.go":             "long runs are the nightly's",
-	"test/ipvs/ipvs_test.go":           "with -short, and what the guest left out: its measurements",
+	"test/e2e/e2e_test.go":             "with -short, and long runs are the nightly's",
+	"test/ipvs/ipvs_test.go":           "what the guest left out: its measurements",
 	"test/ipvs/guest/bench_test.go":    "measurements, which `make bench` runs",
-	"test/pace/pace.go":                "what a slow machine cannot end in time, which .ci/run names",
+	"test/pace/pace.go":                "with -short, and what a slow machine cannot end in time, which .ci/run names",
 	"test/oracle/bench_test.go":        "measurements, which `make bench` runs",
 }
 

@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# What `make test` runs: all that shows, in a quarter of an hour, that edgebake works on this
+# machine. It needs no root; where Debian packages are missing, sudo. A step that fails does
+# not keep those from running that do not depend on it. Nothing of a run is left,
+# however it ends.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+summary=()
+missed=
+child=
+
+# finish says what became of each step.
+finish() {
+	local status=$?
+	trap - EXIT
+	if [ -n "$child" ]; then # interrupted
+		kill -TERM -- "-$child" 2>/dev/null || true
+		for _ in {1..300}; do
+			kill -0 -- "-$child" 2>/dev/null || break
+			sleep 0.1
+		done
+		kill -KILL -- "-$child" 2>/dev/null || true
+		missed=interrupted
+	fi
+	echo
+	printf '%s\n' ${summary[@]+"${summary[@]}"}
+	if [ $status != 0 ]; then
+		echo "NOT ALL WAS TESTED, or something failed${missed:+: $missed}"
+	else
+		echo "All was tested, in $SECONDS s"
+	fi
+	exit $status
+}
+trap finish EXIT
+trap 'exit 130' INT TERM HUP
+
+# step NAME NEEDS COMMAND... runs a command, and says how long it took. Its processes are a
+# group, which ends with this script.
+step() {
+	local name=$1 needs=$2 begun=$SECONDS status=0
+	shift 2
+	printf '\n[at %4d s] %s (%s)\n' "$SECONDS" "$name" "$needs"
+	set -m
+	"$@" </dev/null &
+	child=$!
+	set +m
+	wait "$child" || status=$?
+	child=
+	end "$name" "$needs" "$begun" "$status"
+}
+
+# end NAME NEEDS BEGUN STATUS adds a step to the summary.
+end() {
+	if [ "$4" = 0 ]; then
+		summary+=("$(printf '%5d s  %s' $((SECONDS - $3)) "$1")")
+	else
+		summary+=("$(printf '%5d s  FAILED: %s (%s)' $((SECONDS - $3)) "$1" "$2")")
+		missed=${missed:+$missed, }$1
+	fi
+	return "$4"
+}
+
+# leave NAME WHY adds a step that cannot run.
+leave() {
+	summary+=("      -  NOT RUN: $1, since $2 failed")
+	missed=${missed:+$missed, }$1
+}
+
+# room NAME DIR GIB: there must be that much where DIR is, or will be.
+room() {
+	local at=$2 free
+	while [ ! -e "$at" ]; do at=$(dirname "$at"); done
+	free=$(($(df --output=avail "$at" | tail -n 1) >> 20))
+	[ "$free" -ge "$3" ] || {
+		echo "$1, $2, has $free GiB of room left, and $3 are required: make some, or set $1 to another directory"
+		return 1
+	}
+}
+
+rooms() {
+	local cache=${EDGEBAKE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/edgebake} first=5 ok=0
+	[ -d "$cache/blobs" ] || first=15 # Kubernetes is compiled
+	room EDGEBAKE_CACHE "$cache" 2 || ok=1
+	room GOCACHE "$(go env GOCACHE)" $first || ok=1
+	room GOMODCACHE "$(go env GOMODCACHE)" 3 || ok=1
+	room TMPDIR "${TMPDIR:-/tmp}" 3 || ok=1
+	return $ok
+}
+
+network="needs the network where something is missing"
+echo "Packages, modules, unit tests, oracles, one machine that boots and joins: about 10 minutes"
+echo "on two quiet cores, 10 more where Kubernetes has to be compiled"
+
+rooms || { missed="no room"; exit 1; }
+status=0
+# In the foreground, since sudo may ask for a password.
+begun=$SECONDS packages=0
+printf '\n[at %4d s] %s (%s)\n' "$SECONDS" "Debian packages" "$network, and sudo or root then"
+test/deps/install.sh || packages=$?
+end "Debian packages" "$network, and sudo or root then" "$begun" "$packages" || status=1
+
+modules() { go mod download && (cd test/oracle && go mod download); }
+if step "Go modules" "$network" modules; then
+	step "Unit tests" "2 to 6 minutes; no network, no root" make --no-print-directory unit || status=1
+	step "Oracles: containerd's own packages and other programs judge what edgebake makes" "no network" make --no-print-directory oracle || status=1
+	if [ "$packages" = 0 ]; then
+		step "A machine that boots and joins" "$network" make --no-print-directory demo || status=1
+	else
+		leave "a machine that boots and joins" "Debian packages"
+	fi
+else
+	status=1
+	for s in "unit tests" "oracles" "a machine that boots and joins"; do leave "$s" "Go modules"; done
+fi
+exit $status

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Runs go test with these arguments, and shows what failed, what was skipped and what took
+# long (test/report). The tests' files are in memory where there is plenty: many tests
+# store in edgebake's cache, which waits for the disk each time. Nothing of a run is
+# left, however it ends.
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+gib=$((1 << 20)) # in KiB
+files=
+child=
+end() {
+	[ -z "$child" ] || { kill -TERM "$child" && wait "$child"; } 2>/dev/null || true
+	[ -z "$files" ] || { chmod -R u+rwX "$files" && rm -rf "$files"; } 2>/dev/null || rm -rf "$files"
+}
+trap end EXIT
+trap 'exit 130' INT TERM HUP
+
+export GOTMPDIR=${GOTMPDIR:-${TMPDIR:-/tmp}} # where test programs are linked; they are large
+if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] && [ "$(df --output=avail /dev/shm | tail -n 1)" -gt $((3 * gib)) ] &&
+	[ "$(sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo)" -gt $((6 * gib)) ]; then
+	files=$(mktemp -d /dev/shm/edgebake-unit-XXXXXX)
+else
+	files=$(mktemp -d)
+fi
+export TMPDIR=$files
+
+(cd "$root" && go build -o bin/ ./test/report)
+"$root/bin/report" "$@" &
+child=$!
+status=0
+wait "$child" || status=$?
+child=
+exit $status
