@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
@@ -90,21 +89,4 @@ func (t *taker) forgetWord() error {
 	}
 	note.Continued = ""
 	return note.write(t.e)
-}
-
-// asideDir is where etcd's data goes that a person gave up. There is one: the
-// last.
-const asideDir = ondisk.StateDir + "/etcd-set-aside"
-
-// setAside moves etcd's data away. Cut off anywhere, the data is in one of the
-// two places.
-func setAside(e *Env) error {
-	err := e.RemoveAll(asideDir)
-	if err == nil {
-		err = e.Rename(configs.EtcdDataDir+"/member", asideDir)
-	}
-	if err != nil {
-		return fmt.Errorf("moving etcd's data aside: %w", err)
-	}
-	return nil
 }

@@ -34,6 +34,7 @@ func controlPlanePhases(active *Active) []Phase {
 		continuedPhase(active),     // etcd's force-new-cluster is for one start
 		publishPhase(active),       // what nodes join with; once in a cluster's life
 		snapshotPhase(active),      // before what may wait for a person
+		upkeepPhase(active),        // after a snapshot
 		registerPhase(active),      // the Node is a control-plane node's
 		forgetPhase(active),        // all that needs the Site's keys is done; Ready may wait for a network add-on
 		againPhase(),               // certificates and snapshots are looked after while the machine is on

@@ -113,6 +113,8 @@ type controlPlane struct {
 type fakeMember struct {
 	mu      sync.Mutex
 	state   seat.PeerState
+	ticket  string // in its Site
+	id      string // of its member
 	quorum  bool
 	members []map[string]any
 	active  string // the member that it is in touch with
@@ -120,6 +122,9 @@ type fakeMember struct {
 	// snapshot is what it has; short: it is cut off when somebody asks for it.
 	snapshot string
 	short    bool
+	alarms   []map[string]string
+	status   map[string]string // what it says of its database
+	asked    []string          // what was asked of it that changes something
 	next     int
 	server   listener
 }
@@ -144,12 +149,14 @@ func newControlPlane(t *testing.T, sites []mint.NodeSite) *controlPlane {
 		return net.Listen("unix", "@firstboot-test-"+rand.Text())
 	}
 	for _, s := range sites[1:] {
-		m.others[s.Site.Self().Address] = newFakeMember(t, keys.EtcdCA)
+		f := newFakeMember(t, keys.EtcdCA)
+		f.ticket = ticketID(s.Site)
+		m.others[s.Site.Self().Address] = f
 	}
 	m.own = newFakeMember(t, keys.EtcdCA)
 	m.own.state, m.own.quorum = seat.Lived, true
 	m.own.members = []map[string]any{{"ID": "1", "name": "m1", "peerURLs": []string{"https://192.0.2.11:2380"}}}
-	m.own.snapshot = "all objects"
+	m.own.snapshot, m.own.id = "all objects", "1"
 	m.ctrRun = m.etcdutl
 	m.stampSite(m.site)
 	return m
@@ -173,7 +180,7 @@ func (f *fakeMember) clone(t *testing.T, etcdCA configs.KeyPair) *fakeMember {
 	c := newFakeMember(t, etcdCA)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	c.state, c.quorum, c.active, c.counts, c.next = f.state, f.quorum, f.active, f.counts, f.next
+	c.state, c.ticket, c.quorum, c.active, c.counts, c.next = f.state, f.ticket, f.quorum, f.active, f.counts, f.next
 	for _, m := range f.members {
 		c.members = append(c.members, maps.Clone(m))
 	}
@@ -233,6 +240,8 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var asked struct {
 		ID       string
 		PeerURLs []string `json:"peerURLs"`
+		Action   string
+		Alarm    string
 	}
 	_ = json.NewDecoder(r.Body).Decode(&asked)
 	find := func() int {
@@ -240,7 +249,9 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case f.state == seat.Blank:
-		seat.ServeBlank().ServeHTTP(w, r)
+		seat.ServeBlank(seat.BlankAnswer(f.ticket, false), func() bool { return true }).ServeHTTP(w, r)
+	case f.state == seat.Spent:
+		seat.ServeBlank(seat.BlankAnswer(f.ticket, true), func() bool { return true }).ServeHTTP(w, r)
 	case r.URL.Path == "/members" && f.state == seat.Newborn:
 		answer([]any{map[string]any{"name": "m2"}})
 	case r.URL.Path == "/members":
@@ -258,6 +269,24 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		for chunk := range slices.Chunk(all, 5) {
 			answer(map[string]any{"result": map[string]any{"blob": chunk}})
 		}
+	case r.URL.Path == "/v3/maintenance/status":
+		all := map[string]any{"header": map[string]any{"member_id": f.id, "revision": "9"}, "dbSize": "20480", "dbSizeInUse": "16384"}
+		for k, v := range f.status {
+			all[k] = v
+		}
+		answer(all)
+	case r.URL.Path == "/v3/maintenance/alarm" && asked.Action == "GET":
+		answer(map[string]any{"alarms": f.alarms})
+	case r.URL.Path == "/v3/maintenance/alarm":
+		f.asked = append(f.asked, asked.Action+" "+asked.Alarm)
+		f.alarms = nil
+		answer(map[string]any{})
+	case r.URL.Path == "/v3/kv/compaction", r.URL.Path == "/v3/maintenance/defragment":
+		f.asked = append(f.asked, filepath.Base(r.URL.Path))
+		if filepath.Base(r.URL.Path) == "defragment" && f.status != nil {
+			f.status["dbSize"] = f.status["dbSizeInUse"]
+		}
+		answer(map[string]any{})
 	case r.URL.Path == "/v3/cluster/member/list":
 		answer(map[string]any{"header": map[string]any{"cluster_id": "77"}, "members": f.members})
 	case r.URL.Path == "/v3/cluster/member/add":
@@ -337,6 +366,9 @@ func (m *controlPlane) kubelet() error {
 	if m.started == "" {
 		m.started = string(pod)
 		if !m.has("/var/lib/etcd/member/wal/0.wal") {
+			if m.has(etcdMember) {
+				m.t.Error("etcd begins over what is left of a database, and never comes up")
+			}
 			m.starts = append(m.starts, strings.TrimSpace(string(pod)))
 			if note := readSeatNote(m.env()); note.Cluster != m.site.ControlPlane.ID {
 				m.t.Errorf("etcd begins on a disk with the note %+v", note)
@@ -753,7 +785,7 @@ func (m *controlPlane) rejected() {
 // quorum has m2 answer for a cluster of all three.
 func (m *controlPlane) quorum() *fakeMember {
 	f := m.others["192.0.2.12"]
-	f.state, f.quorum = seat.Lived, true
+	f.state, f.quorum, f.id = seat.Lived, true, "2"
 	f.members = []map[string]any{
 		{"ID": "1", "name": "m1", "peerURLs": []string{"https://192.0.2.11:2380"}},
 		{"ID": "2", "name": "m2", "peerURLs": []string{"https://192.0.2.12:2380"}},
@@ -1158,7 +1190,7 @@ func TestContinueWithoutANote(t *testing.T) {
 	m.put(snapshotDir+"/20261111-000000.db", text)
 	m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
 	m.bootDone()
-	if m.get("/var/lib/etcd/member/snap/db") != text || !m.has(asideDir+"/wal/0.wal") {
+	if m.get("/var/lib/etcd/member/snap/db") != text || len(m.aside("/wal/0.wal")) != 1 {
 		t.Errorf("etcd runs as %q\n%s", m.started, strings.Join(m.console, "\n"))
 	}
 }
@@ -1229,8 +1261,8 @@ func TestContinueFromAnother(t *testing.T) {
 	f.members = f.members[1:2]
 	m.on()
 	m.bootDone()
-	if !m.has(asideDir+"/wal/0.wal") || len(m.starts) != 1 || !strings.HasSuffix(m.starts[0], "existing") || len(f.members) != 2 {
-		t.Errorf("set aside: %v, started as %q, members %v", m.has(asideDir+"/wal/0.wal"), m.starts, f.members)
+	if len(m.aside("/wal/0.wal")) != 1 || len(m.starts) != 1 || !strings.HasSuffix(m.starts[0], "existing") || len(f.members) != 2 {
+		t.Errorf("set aside: %q, started as %q, members %v", m.aside(""), m.starts, f.members)
 	}
 	m.starts = nil
 	m.on()
@@ -1333,6 +1365,89 @@ func TestTicketIsForOneBirth(t *testing.T) {
 	}
 }
 
+// Blank machines whose Sites have different tickets, or one of which has used its own,
+// begin nothing and say why: etcd makes its ids of the ticket.
+func TestTicketsThatDiffer(t *testing.T) {
+	t.Parallel()
+	sites := mintedSites(t, 3)
+	for name, tt := range map[string]struct {
+		set  func(m *controlPlane)
+		says string
+	}{
+		"another ticket": {func(m *controlPlane) { m.others["192.0.2.13"].ticket = "2026-12-24T12:00:00Z" },
+			"the Site of this machine has another ticket for the cluster's birth (2026-11-27T09:00:00Z) than that of m3 (2026-12-24T12:00:00Z)"},
+		"no ticket":      {func(m *controlPlane) { m.others["192.0.2.13"].ticket = noTicketID }, "than that of m3 (none)"},
+		"an older image": {func(m *controlPlane) { m.others["192.0.2.13"].ticket = "" }, "m3 does not state its ticket"},
+		"it is used":     {func(m *controlPlane) { m.others["192.0.2.13"].state = seat.Spent }, "m3 has begun the cluster before with the ticket that all have"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, sites)
+			m.all(seat.Blank)
+			tt.set(m)
+			if err := m.boot(); err == nil || len(m.starts) > 0 || !m.said(tt.says) {
+				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.console, "\n"))
+			}
+			m.all(seat.Blank)
+			m.others["192.0.2.13"].ticket = ticketID(m.site)
+			m.on()
+			m.bootDone()
+			if len(m.starts) != 1 || !strings.HasSuffix(m.starts[0], " new") {
+				t.Errorf("etcd was started as %q", m.starts)
+			}
+		})
+	}
+}
+
+// A machine that has used its ticket tells the others so, and goes on telling them
+// once it has stopped and waits for a person.
+func TestUsedTicketIsTold(t *testing.T) {
+	t.Parallel()
+	for name, others := range map[string]seat.PeerState{"others are off": seat.Silent, "it has stopped": seat.Blank} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, mintedSites(t, 3))
+			m.put(bornVar, "\x07\x00\x00\x00"+ticketWord(m.site))
+			m.all(others)
+			m.patience = 8 * time.Minute
+			told := map[bool]seat.Peer{}
+			var listening net.Listener
+			listens := m.listens
+			m.listens = func(addr string) (net.Listener, error) {
+				l, err := listens(addr)
+				listening = l
+				return l, err
+			}
+			e := m.env()
+			sleep := e.Sleep
+			e.Sleep = func(ctx context.Context, d time.Duration) error {
+				stopped := m.said("FAILED seat")
+				if _, ok := told[stopped]; !ok && listening != nil {
+					told[stopped], _ = seat.Look(t.Context(), m.peerOf(listening), "https://192.0.2.11:2380")
+				}
+				return sleep(ctx, d)
+			}
+			if err := m.run(New(e)); err == nil || len(m.starts) > 0 || !m.said("begun the cluster with this ticket before") {
+				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.console, "\n"))
+			}
+			if want := (seat.Peer{State: seat.Spent, Ticket: ticketID(m.site)}); told[others == seat.Blank] != want {
+				t.Errorf("the others are told %+v, want %+v", told, want)
+			}
+		})
+	}
+}
+
+// peerOf is a client as another control-plane node has it, of what listens there.
+func (m *controlPlane) peerOf(l net.Listener) *http.Client {
+	conf, err := etcdTLS(m.env())
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: conf, DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", l.Addr().String())
+	}}}
+}
+
 // etcdutl restores what it is given, as ctr runs it in etcd's image.
 func (m *controlPlane) etcdutl(c Cmd) error {
 	args := c.Args[slices.Index(c.Args, "etcdutl"):]
@@ -1405,7 +1520,7 @@ func TestRestoreASnapshot(t *testing.T) {
 			}
 			for range 2 {
 				m.bootDone()
-				if m.get("/var/lib/etcd/member/snap/db") != text || m.has(restoreDir) || tt.old != m.has(asideDir) || m.started != "has data\n" {
+				if m.get("/var/lib/etcd/member/snap/db") != text || m.has(restoreDir) || tt.old != (len(m.aside("/wal")) == 1) || m.started != "has data\n" {
 					t.Fatalf("etcd runs as %q\n%s", m.started, strings.Join(m.console, "\n"))
 				}
 				m.on()
@@ -1501,8 +1616,8 @@ func TestCarriedOutIsNoBirth(t *testing.T) {
 	}
 }
 
-// Data is not moved aside for a snapshot that is not there: what was aside before would
-// be lost, and the machine would be left with nothing.
+// Data is not moved aside for a snapshot that is not there: the machine would be left
+// with nothing.
 func TestRestoreWithoutASnapshot(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1515,13 +1630,88 @@ func TestRestoreWithoutASnapshot(t *testing.T) {
 	}
 }
 
+// aside lists what there is at a path in directories with data that was set aside.
+func (m *controlPlane) aside(path string) []string {
+	m.t.Helper()
+	found, err := filepath.Glob(m.inside(asideDir) + "*" + path)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return found
+}
+
+// A birth, a join and a restore begin on a disk with what a start that etcd rejected, or
+// a damaged disk, has left: it is kept aside.
+func TestBeginsOverALoglessDatabase(t *testing.T) {
+	t.Parallel()
+	sites := mintedSites(t, 3)
+	for name, set := range map[string]func(m *controlPlane){
+		"birth": func(m *controlPlane) { m.all(seat.Blank) },
+		"join":  func(m *controlPlane) { m.quorum(); m.cluster.unpublished = false },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, sites)
+			set(m)
+			m.rejected()
+			m.bootDone()
+			if len(m.starts) != 1 || len(m.aside("/snap/db")) != 1 {
+				t.Errorf("etcd was started as %q, set aside %q", m.starts, m.aside(""))
+			}
+		})
+	}
+}
+
+// Data that a word has set aside is there after the next word too, and goes once etcd was
+// well for a week, that of a former program as well.
+func TestSetAsideIsKept(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	m.put(asideDir+"/wal/0.wal", "of a former program")
+	for i, text := range []string{"first", "second"} {
+		digest := sha256.Sum256([]byte(text))
+		m.put(snapshotDir+"/2026111"+fmt.Sprint(i)+"-000000.db", text)
+		if i > 0 {
+			m.now = m.now.Add(time.Hour)
+		}
+		m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
+		m.on()
+		m.bootDone()
+	}
+	if got := m.aside("/wal"); len(got) != 3 {
+		t.Fatalf("set aside: %q", got)
+	}
+	days := func(n int) {
+		t.Helper()
+		for range n {
+			m.now = m.now.Add(24 * time.Hour)
+			m.bootDone()
+			m.now = m.now.Add(2 * time.Hour)
+			m.bootDone()
+		}
+	}
+	days(4)
+	m.own.alarms = []map[string]string{{"memberID": "1", "alarm": seat.Corrupt}}
+	days(1)
+	m.own.alarms = nil
+	days(6)
+	if got := m.aside("/wal"); len(got) != 3 {
+		t.Fatalf("after six days of health, set aside: %q", got)
+	}
+	days(3)
+	if got := m.aside(""); len(got) != 0 {
+		t.Errorf("after a week of health, set aside: %q", got)
+	}
+}
+
 // What has a log is never removed to make room.
 func TestRestoreKeepsALog(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.rejected()
 	m.put("/var/lib/etcd/member/wal/0.wal", "")
-	if err := removeLogless(m.env()); err == nil || !m.has("/var/lib/etcd/member/snap/db") || !m.has("/var/lib/etcd/member/wal/0.wal") {
+	if err := setAsideLogless(m.env()); err == nil || !m.has("/var/lib/etcd/member/snap/db") || !m.has("/var/lib/etcd/member/wal/0.wal") {
 		t.Errorf("%v, and the data is gone", err)
 	}
 }
@@ -1568,8 +1758,8 @@ func TestPowerCutOfRestore(t *testing.T) {
 				m.lose()
 				m.on()
 				m.bootDone()
-				if m.get("/var/lib/etcd/member/snap/db") != text || len(m.starts) > 0 || m.started != "has data\n" || m.has(asideDir) != tt.kept {
-					t.Errorf("etcd runs as %q, started as %q", m.started, m.starts)
+				if m.get("/var/lib/etcd/member/snap/db") != text || len(m.starts) > 0 || m.started != "has data\n" || (len(m.aside("/wal")) == 1) != tt.kept {
+					t.Errorf("etcd runs as %q, started as %q, set aside %q", m.started, m.starts, m.aside(""))
 				}
 			})
 		}

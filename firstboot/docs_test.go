@@ -23,7 +23,7 @@ var verbs = regexp.MustCompile(`%[+#]?[-0-9.]*[a-z]`)
 // may see, and those that Permanent, Advise or an exported error begin with.
 func literals(t *testing.T) (all, must []string) {
 	t.Helper()
-	for _, dir := range []string{".", "apply", "../cluster/api", "../configs/ondisk/slot", "../openyurt", "../overlays/node"} {
+	for _, dir := range []string{".", "apply", "seat", "../cluster/api", "../configs/ondisk/slot", "../openyurt", "../overlays/node"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {
 			t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 type known struct {
 	disk *blockDisk // that we were started from
 	ways api.Ways   // to API servers
+	ends []func()   // run at the end of the pass
 
 	mu          sync.Mutex
 	kubeconfigs map[string]*api.Kubeconfig // by their text; nobody changes one
@@ -23,6 +24,20 @@ type known struct {
 
 func newKnown() *known {
 	return &known{kubeconfigs: map[string]*api.Kubeconfig{}, pairs: map[[sha256.Size]byte]*tls.Certificate{}, signed: map[[sha256.Size]byte]struct{}{}}
+}
+
+func (k *known) close() {
+	k.ways.Close()
+	for _, end := range k.ends {
+		end()
+	}
+}
+
+// atEndOfPass runs end when the pass is over. Outside of one it never runs.
+func (e *Env) atEndOfPass(end func()) {
+	if e.known != nil {
+		e.known.ends = append(e.known.ends, end)
+	}
 }
 
 // once makes what a key stands for once. Two who ask at the same time may both

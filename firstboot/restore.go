@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/file"
 	"github.com/edgebake/edgebake/firstboot/seat"
@@ -43,7 +42,7 @@ func restoreSnapshot(ctx context.Context, e *Env, active *Active) error {
 		"--mount", "type=bind,src=" + e.path(snapshotDir) + ",dst=/snapshots,options=rbind:ro",
 		"--mount", "type=bind,src=" + e.path(restoreDir) + ",dst=/restore,options=rbind:rw",
 		etcd, "edgebake-restore-" + hex.EncodeToString(e.Random(4))}
-	args = append(args, seat.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), site.ControlPlane.ID+"-"+sum[:16])...)
+	args = append(args, seat.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), seat.Token(site.ControlPlane.ID, sum[:16]+"-"+site.ControlPlane.Said))...)
 	out := &tail{log: func(line string) { e.Log.Info("etcdutl: " + line) }}
 	if err := e.Run(ctx, Cmd{Args: args, Output: out}); err != nil {
 		return Advise(fmt.Errorf("etcdutl does not restore the snapshot %s: %w: %s", file, err, out.last()), "if the snapshot is damaged, name another one")
@@ -55,14 +54,14 @@ func restoreSnapshot(ctx context.Context, e *Env, active *Active) error {
 	if err := e.Sync(restoreDir); err != nil { // etcdutl may not
 		return fmt.Errorf("syncing what was restored: %w", err)
 	}
-	if err := removeLogless(e); err != nil {
+	if err := setAsideLogless(e); err != nil {
 		return err
 	}
 	if err := readSeatNote(e).carriedOut(site).write(e); err != nil {
 		return err
 	}
 	noteInFirmware(e, restoredVar, restoreWord(site))
-	if err := e.Rename(made, configs.EtcdDataDir+"/member"); err != nil {
+	if err := e.Rename(made, etcdMember); err != nil {
 		return fmt.Errorf("putting what was restored in place: %w", err)
 	}
 	return e.RemoveAll(restoreDir)
@@ -74,24 +73,6 @@ func snapshotAtHand(e *Env, sum string) (string, error) {
 		return "", fmt.Errorf("restoring a snapshot: %w", err)
 	}
 	return findSnapshot(e, sum)
-}
-
-// removeLogless makes room for what was restored: a start that etcd rejected leaves
-// a database without a log, which nobody has written to. Cut off anywhere, what is
-// left has no log either, and all begins again.
-func removeLogless(e *Env) error {
-	const member = configs.EtcdDataDir + "/member"
-	wal, _, _, err := seat.LogOf(e.path(member + "/wal"))
-	if err == nil && wal {
-		err = errors.New("there is a log of etcd")
-	}
-	if err == nil {
-		err = e.RemoveAll(member)
-	}
-	if err != nil {
-		return fmt.Errorf("making room for what was restored in %s: %w", member, err)
-	}
-	return nil
 }
 
 // findSnapshot looks for the one with that digest among this machine's own and

@@ -108,7 +108,7 @@ func (r *Runner) Run(ctx context.Context) error {
 // earlier phase made may be what went wrong.
 func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) error {
 	e.known = newKnown()
-	defer e.known.ways.Close()
+	defer e.known.close()
 	unknown := false
 	step := func(phases []Phase) error {
 		for _, p := range phases {

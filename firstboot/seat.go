@@ -57,7 +57,8 @@ func seatPhase(active *Active) Phase {
 			}
 			defer client.CloseIdleConnections()
 			t := &taker{e: e, active: active, site: active.Site, client: client}
-			defer t.close()
+			// The others ask also while a failure of this phase stands.
+			e.atEndOfPass(t.close)
 			return t.take(ctx)
 		},
 	}
@@ -129,8 +130,8 @@ func (t *taker) take(ctx context.Context) error {
 		case next == seatChanged:
 			continue
 		}
-		if !v.Disk.WAL && v.Ticket != seat.UsedTicket && !v.Word.Restored { // nor may the others begin with this one's help
-			t.tellBlank(ctx)
+		if !v.Disk.WAL {
+			t.tellBlank(ctx, seat.BlankAnswer(v.TicketID, v.Ticket == seat.UsedTicket || v.Word.Restored))
 		}
 		if err := t.e.Sleep(ctx, seatInterval); err != nil {
 			return Advise(fmt.Errorf("no decision yet (%s: %s): %w", d.Do, d.Why, err), d.Fix)
@@ -174,18 +175,25 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 				return seatWaits, err
 			}
 		}
-		if err := setAside(t.e); err != nil {
+		to, err := setAside(t.e)
+		if err != nil {
 			return seatWaits, err
 		}
-		t.e.Console("etcd's data was moved to " + asideDir + ": " + d.Why)
+		t.e.Console("etcd's data was moved to " + to + ": " + d.Why)
 		return seatChanged, nil
 	case seat.Birth:
 		t.e.Console("etcd begins with nothing: " + d.Why)
+		if err := setAsideLogless(t.e); err != nil {
+			return seatWaits, err
+		}
 		if err := t.useTicket(); err != nil {
 			return seatWaits, err
 		}
 		return seatTaken, t.start(ctx, "new", everyMember(t.site))
 	case seat.Join:
+		if err := setAsideLogless(t.e); err != nil {
+			return seatWaits, err
+		}
 		members, err := t.join(ctx, d)
 		if err != nil {
 			// As while another member is away for a moment.
@@ -214,7 +222,7 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 // view looks at the disk, and asks the others.
 func (t *taker) view(ctx context.Context) (seat.View, error) {
 	self := t.site.Self()
-	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site), Dates: ticketDates(t.e, t.site),
+	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site), TicketID: ticketID(t.site), Dates: ticketDates(t.e, t.site),
 		Word: seat.Word{ContinueFrom: t.site.ControlPlane.ContinueFrom, Restore: t.site.ControlPlane.Restore != "", Restored: restoredBefore(t.e, t.site), Absent: t.site.ControlPlane.Absent}}
 	var err error
 	if v.Disk, err = etcdDisk(t.e); err != nil {
@@ -237,8 +245,8 @@ func (t *taker) view(ctx context.Context) (seat.View, error) {
 		}
 		wg.Go(func() {
 			a := &answers[i]
-			a.peer = seat.Peer{Name: m.Name}
-			a.peer.State, a.counts = seat.Look(ctx, t.client, m.PeerURL())
+			a.peer, a.counts = seat.Look(ctx, t.client, m.PeerURL())
+			a.peer.Name = m.Name
 			if a.peer.State != seat.Lived {
 				return
 			}
@@ -296,6 +304,11 @@ func etcdDisk(e *Env) (seat.Disk, error) {
 	return d, nil
 }
 
+func isBlank(e *Env) bool {
+	d, err := etcdDisk(e)
+	return err == nil && !d.WAL
+}
+
 // everyMember is etcd's first cluster.
 func everyMember(site *configs.Site) string {
 	var parts []string
@@ -308,8 +321,9 @@ func everyMember(site *configs.Site) string {
 	return strings.Join(parts, ",")
 }
 
-// tellBlank tells the others that this machine has no data, until it decides.
-func (t *taker) tellBlank(ctx context.Context) {
+// tellBlank tells the others that this machine has no data, until it decides or the
+// pass ends.
+func (t *taker) tellBlank(ctx context.Context, answer seat.Answer) {
 	if t.blank != nil {
 		return
 	}
@@ -323,7 +337,7 @@ func (t *taker) tellBlank(ctx context.Context) {
 		t.e.Log.Warn("telling the other control-plane nodes that this one is blank", "error", err)
 		return
 	}
-	server := &http.Server{Handler: seat.ServeBlank(), ReadHeaderTimeout: askTimeout}
+	server := &http.Server{Handler: seat.ServeBlank(answer, func() bool { return isBlank(t.e) }), ReadHeaderTimeout: askTimeout}
 	t.blank = server
 	go func() { _ = server.Serve(tls.NewListener(l, conf)) }() // ends with Close
 }
@@ -367,8 +381,9 @@ func (t *taker) start(ctx context.Context, state, members string, more ...config
 	return startEtcd(ctx, t.e, t.active, append([]configs.KubeadmArg{
 		{Name: "initial-cluster", Value: members},
 		{Name: "initial-cluster-state", Value: state},
-		// etcd makes its ids of it, so it is one for all of a cluster, whatever their image.
-		{Name: "initial-cluster-token", Value: t.site.ControlPlane.ID + "-0"},
+		// etcd reads it at a birth alone. It is the same on all machines, whatever their
+		// image, and another one for each birth.
+		{Name: "initial-cluster-token", Value: seat.Token(t.site.ControlPlane.ID, ticketID(t.site))},
 	}, more...))
 }
 

@@ -39,10 +39,19 @@ func ticketDates(e *Env, site *configs.Site) string {
 	return fmt.Sprintf("%s; this machine's clock says %s", site.ControlPlane.Birth().UTC().Format(time.RFC3339), e.Now().UTC().Format(time.DateOnly))
 }
 
-// ticketWord tells one ticket from another.
-func ticketWord(site *configs.Site) string {
-	return site.ControlPlane.ID + " " + site.ControlPlane.Birth().UTC().Format(time.RFC3339)
+// noTicketID is the ticketID of a Site without a ticket.
+const noTicketID = "none"
+
+// ticketID tells one of a cluster's tickets from another.
+func ticketID(site *configs.Site) string {
+	if until := site.ControlPlane.Birth(); !until.IsZero() {
+		return until.UTC().Format(time.RFC3339)
+	}
+	return noTicketID
 }
+
+// ticketWord tells one ticket from another, of any cluster.
+func ticketWord(site *configs.Site) string { return site.ControlPlane.ID + " " + ticketID(site) }
 
 // firmwareNote is what this machine used last, as its firmware noted it.
 func firmwareNote(e *Env, variable string) string {

@@ -23,19 +23,27 @@ const maxAnswer = 1 << 20
 // etcd answers /members without a quorum, and to any client certificate of its
 // CA.
 func Probe(ctx context.Context, client *http.Client, peerURL string) PeerState {
-	state, _ := Look(ctx, client, peerURL)
-	return state
+	peer, _ := Look(ctx, client, peerURL)
+	return peer.State
 }
 
-// Look is Probe, and the ids of the members that the control-plane node counts, by
-// its own data: without a quorum too.
-func Look(ctx context.Context, client *http.Client, peerURL string) (PeerState, []string) {
-	if code, body, err := ask(ctx, client, http.MethodGet, peerURL+BlankPath, nil); err == nil && code == http.StatusOK && string(bytes.TrimSpace(body)) == BlankAnswer {
-		return Blank, nil
+// Look is Probe with the peer's ticket, and the ids of the members that the
+// control-plane node counts by its own data, without a quorum too.
+func Look(ctx context.Context, client *http.Client, peerURL string) (Peer, []string) {
+	if code, body, err := ask(ctx, client, http.MethodGet, peerURL+BlankPath, nil); err == nil && code == http.StatusOK {
+		var a Answer
+		if json.Unmarshal(body, &a) == nil {
+			switch a.Seat {
+			case seatBlank:
+				return Peer{State: Blank, Ticket: a.Ticket}, nil
+			case seatSpent:
+				return Peer{State: Spent, Ticket: a.Ticket}, nil
+			}
+		}
 	}
 	code, body, err := ask(ctx, client, http.MethodGet, peerURL+"/members", nil)
 	if err != nil || code != http.StatusOK {
-		return Silent, nil
+		return Peer{State: Silent}, nil
 	}
 	var members []struct {
 		ID         uint64   `json:"id"`
@@ -43,35 +51,55 @@ func Look(ctx context.Context, client *http.Client, peerURL string) (PeerState, 
 		ClientURLs []string `json:"clientURLs"`
 	}
 	if json.Unmarshal(body, &members) != nil || len(members) == 0 {
-		return Silent, nil
+		return Peer{State: Silent}, nil
 	}
-	state, ids := Newborn, []string(nil)
+	peer, ids := Peer{State: Newborn}, []string(nil)
 	for _, m := range members {
 		if len(m.ClientURLs) > 0 {
-			state = Lived
+			peer.State = Lived
 		}
 		ids = append(ids, strconv.FormatUint(m.ID, 10))
 	}
-	return state, ids
+	return peer, ids
 }
 
-// A control-plane node that has no data yet serves this alone on port 2380, and
-// 404 to all else: etcd at its peers ends at an answer that it does not expect.
+// BlankPath is the only path that a control-plane node without data serves on
+// port 2380. Everything else is 404: etcd at its peers exits on an answer that it
+// does not expect.
+const BlankPath = "/edgebake/seat"
+
+// Answer is the answer at BlankPath. Programs that know no tickets expect exactly
+// {"seat":"blank"}; they take this one for silence, and wait.
+type Answer struct {
+	Seat   string `json:"seat"`
+	Ticket string `json:"ticket"`
+}
+
 const (
-	BlankPath   = "/edgebake/seat"
-	BlankAnswer = `{"seat":"blank"}`
+	seatBlank = "blank"
+	seatSpent = "spent"
 )
 
-// ServeBlank is the handler of a control-plane node without data.
-func ServeBlank() http.Handler {
+// BlankAnswer is the answer of a machine without data that has this ticket. With
+// spent it may begin nothing.
+func BlankAnswer(ticket string, spent bool) Answer {
+	if spent {
+		return Answer{seatSpent, ticket}
+	}
+	return Answer{seatBlank, ticket}
+}
+
+// ServeBlank is the handler of a control-plane node without data. It answers while
+// blank reports true: a person may put data back.
+func ServeBlank(a Answer, blank func() bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != BlankPath || r.Method != http.MethodGet {
+		if r.URL.Path != BlankPath || r.Method != http.MethodGet || !blank() {
 			http.NotFound(w, r)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
 		// A peer that went away asks again.
-		_, _ = io.WriteString(w, BlankAnswer)
+		_ = json.NewEncoder(w).Encode(a)
 	})
 }
 
@@ -100,13 +128,19 @@ type Etcd struct {
 }
 
 func (e Etcd) call(ctx context.Context, what string, request, answer any) error {
+	return e.post(ctx, "to "+what+" a member", "/v3/cluster/member/"+what, request, answer)
+}
+
+// post asks for something, as errors name it, at a path of etcd's JSON gateway.
+func (e Etcd) post(ctx context.Context, what, path string, request, answer any) error {
+	fail := func(err error) error { return fmt.Errorf("asking etcd at %s %s: %w", e.URL, what, err) }
 	body, err := json.Marshal(request)
 	if err != nil {
 		return err
 	}
-	code, text, err := ask(ctx, e.Client, http.MethodPost, e.URL+"/v3/cluster/member/"+what, body)
+	code, text, err := ask(ctx, e.Client, http.MethodPost, e.URL+path, body)
 	if err != nil {
-		return fmt.Errorf("asking etcd at %s to %s a member: %w", e.URL, what, err)
+		return fail(err)
 	}
 	if code != http.StatusOK {
 		var said struct {
@@ -115,10 +149,10 @@ func (e Etcd) call(ctx context.Context, what string, request, answer any) error 
 		if json.Unmarshal(text, &said) != nil || said.Message == "" {
 			said.Message = http.StatusText(code)
 		}
-		return fmt.Errorf("asking etcd at %s to %s a member: %s", e.URL, what, said.Message)
+		return fail(errors.New(said.Message))
 	}
 	if err := json.Unmarshal(text, answer); err != nil {
-		return fmt.Errorf("asking etcd at %s to %s a member: its answer is not JSON: %w", e.URL, what, err)
+		return fail(fmt.Errorf("its answer is not JSON: %w", err))
 	}
 	return nil
 }
@@ -253,6 +287,13 @@ func (e Etcd) Snapshot(ctx context.Context, w io.Writer) error {
 		return fail(errors.New("it was cut off: its checksum does not fit"))
 	}
 	return nil
+}
+
+// Token is etcd's initial-cluster-token. etcd derives the ids of the cluster and of
+// its members from it, so that members of two births, or of a birth and a restore,
+// never take each other for members.
+func Token(cluster, beginning string) string {
+	return cluster + "-" + strings.NewReplacer("-", "", ":", "").Replace(beginning)
 }
 
 // RestoreArgs have etcdutl make a data directory of a snapshot, for a cluster of

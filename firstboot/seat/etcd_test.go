@@ -7,6 +7,8 @@ import (
 	"testing"
 )
 
+func always() bool { return true }
+
 // What is neither etcd nor first boot proves nothing; test/cluster asks the
 // real etcd.
 func TestProbe(t *testing.T) {
@@ -14,7 +16,10 @@ func TestProbe(t *testing.T) {
 		handler http.Handler
 		want    PeerState
 	}{
-		"blank":            {ServeBlank(), Blank},
+		"blank":            {ServeBlank(BlankAnswer("today", false), always), Blank},
+		"blank, used":      {ServeBlank(BlankAnswer("today", true), always), Spent},
+		"blank, no more":   {ServeBlank(BlankAnswer("today", false), func() bool { return false }), Silent},
+		"blank, of old":    {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"seat":"blank"}`)) }), Blank},
 		"a web server":     {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) }), Silent},
 		"an error":         {http.NotFoundHandler(), Silent},
 		"no members":       {members404("[]"), Silent},
@@ -47,7 +52,7 @@ func members404(text string) http.Handler {
 
 // etcd at the peers ends at answers that it does not expect.
 func TestServeBlank(t *testing.T) {
-	s := httptest.NewServer(ServeBlank())
+	s := httptest.NewServer(ServeBlank(BlankAnswer("today", false), always))
 	defer s.Close()
 	for _, path := range []string{"/", "/members", "/members/hashkv", "/raft", "/version", BlankPath + "/x"} {
 		resp, err := http.Get(s.URL + path)

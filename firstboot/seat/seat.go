@@ -13,8 +13,8 @@
 //
 // Invariants:
 //   - A node with a blank disk begins a cluster only if every other
-//     control-plane node was seen blank or newborn, and a ticket allows a new
-//     cluster.
+//     control-plane node was seen blank, with the same ticket, or newborn, and that
+//     ticket allows a new cluster.
 //   - A control-plane node that was once a member and cannot be asked prevents
 //     that forever; one that does not answer delays it.
 //   - Data of another cluster is never started, and a seat whose machine runs is
@@ -45,12 +45,18 @@ const (
 	// Lived: a member of the list has a client URL, so the cluster has taken
 	// writes, whether or not it has a quorum now.
 	Lived
+	// Spent: first boot answers there that it has no data, and that it has carried
+	// out its Site's ticket or word before. It begins nothing.
+	Spent
 )
 
 // Peer is another control-plane node.
 type Peer struct {
 	Name  string
 	State PeerState
+	// Ticket is the one in its Site, if it is Blank or Spent. Empty: its program
+	// knows no tickets.
+	Ticket string
 }
 
 // Member is a member of etcd, as a quorum lists it.
@@ -138,6 +144,8 @@ type View struct {
 	Seat    Seat
 	SeatWhy string
 	Ticket  Ticket
+	// TicketID tells this Site's ticket from others, as the peers state theirs.
+	TicketID string
 	// Dates are the ticket's end and this machine's clock, which may be wrong.
 	Dates string
 	Word  Word
@@ -252,16 +260,22 @@ func (v View) Own(m Member) bool {
 // blank: the disk has nothing, be it new, wiped or reflashed.
 func (v View) blank() Decision {
 	lived, silent := v.in(Lived), slices.DeleteFunc(v.in(Silent), v.absent)
-	risen := slices.DeleteFunc(append(v.in(Blank), v.in(Newborn)...), func(name string) bool { return !v.absent(name) })
+	risen := slices.DeleteFunc(slices.Concat(v.in(Blank), v.in(Newborn), v.in(Spent)), func(name string) bool { return !v.absent(name) })
 	switch {
 	case v.Quorum:
 		return v.join()
 	case len(lived) > 0:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has lived (%s), and has no quorum: an empty member could complete one and lose what was written", list(lived)),
 			Fix: "switch the other control-plane nodes on until more than half of all run; if they are lost for good, name one that has data (`edgebake cluster sites DIR --continue-from NAME`)"}
+	case len(silent) > 0 && v.Ticket == UsedTicket:
+		return Decision{Do: Wait, Why: fmt.Sprintf("this machine has begun the cluster with this ticket before (its firmware has noted that), and its disk was written anew since: it can only join the others, and %s not seen yet", list(silent)),
+			Fix: "switch the other control-plane nodes on; if their data is lost too, " + spentFix}
 	case len(silent) > 0:
 		return Decision{Do: Wait, Why: fmt.Sprintf("%s not seen yet: a cluster is born only once every control-plane node was seen, since one that is off could hold its data", list(silent)),
 			Fix: "switch every control-plane node on; if one is dead on arrival, say so in the Sites of the others (`edgebake cluster sites DIR --absent NAME`)"}
+	}
+	if d, wait := v.tickets(); wait {
+		return d
 	}
 	switch {
 	case v.absent(v.Self):
@@ -278,10 +292,40 @@ func (v View) blank() Decision {
 			Fix: "if this machine's clock is wrong, name a reachable time server in the Site (network.ntp); else restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing (`--birth 48h`)"}
 	case UsedTicket:
 		return Decision{Do: Stop, Why: "every control-plane node is blank, and this machine has begun the cluster with this ticket before (its firmware has noted that): its disk was written anew since",
-			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing once more (`--birth 48h`)"}
+			Fix: spentFix}
 	}
 	return Decision{Do: Birth, Why: "every control-plane node was seen blank or newborn, and the ticket is valid"}
 }
+
+// tickets holds a birth back while the blank machines have different tickets, or one
+// of them has used its own: etcd makes the cluster's id of the ticket.
+func (v View) tickets() (d Decision, wait bool) {
+	var older, other []string
+	for _, p := range v.Peers {
+		switch {
+		case p.State != Blank && p.State != Spent || v.absent(p.Name):
+		case p.Ticket == "":
+			older = append(older, p.Name)
+		case p.Ticket != v.TicketID:
+			other = append(other, fmt.Sprintf("%s (%s)", p.Name, p.Ticket))
+		}
+	}
+	spent := slices.DeleteFunc(v.in(Spent), v.absent)
+	switch {
+	case len(older) > 0:
+		return Decision{Do: Wait, Why: fmt.Sprintf("%s does not state its ticket for the cluster's birth: its image is older than this one", list(older)),
+			Fix: "write the same image to every control-plane node"}, true
+	case len(other) > 0:
+		return Decision{Do: Wait, Why: fmt.Sprintf("the Site of this machine has another ticket for the cluster's birth (%s) than that of %s", v.TicketID, list(other)),
+			Fix: "stamp the Sites of one run of `edgebake cluster sites` onto every control-plane node"}, true
+	case len(spent) > 0:
+		return Decision{Do: Wait, Why: fmt.Sprintf("%s has begun the cluster before with the ticket that all have, and its disk was written anew since: the ticket is for one birth", list(spent)),
+			Fix: spentFix}, true
+	}
+	return Decision{}, false
+}
+
+const spentFix = "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing once more (`--birth 48h`), with new Sites for every control-plane node"
 
 // join takes a seat in a cluster that lives.
 func (v View) join() Decision {
@@ -348,6 +392,8 @@ func (v View) continued() Decision {
 		return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this control-plane node, and no quorum is left"}
 	case !v.Quorum && v.Disk.WAL && v.Disk.Continued:
 		return Decision{Do: Wait, Why: "this control-plane node has joined " + from + ", as the Site says, and " + from + " is not seen to count it", Fix: "switch " + from + " on; if it is lost, stamp Sites without continueFrom onto all others"}
+	case !v.Quorum && slices.Contains(v.in(Spent), from):
+		return Decision{Do: Wait, Why: "the Site says to continue from " + from + ", which has carried that out before, and whose data is no longer on its disk", Fix: restoreAgain}
 	case !v.Quorum:
 		return Decision{Do: Wait, Why: "the Site says to continue from " + from + ", which does not answer yet", Fix: "switch " + from + " on, with the same word in its Site"}
 	case v.Disk.WAL:

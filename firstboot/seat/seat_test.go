@@ -11,7 +11,7 @@ import (
 func peers(states ...PeerState) []Peer {
 	var out []Peer
 	for i, s := range states {
-		out = append(out, Peer{fmt.Sprintf("m%d", i+2), s})
+		out = append(out, Peer{Name: fmt.Sprintf("m%d", i+2), State: s, Ticket: "today"})
 	}
 	return out
 }
@@ -72,6 +72,16 @@ func TestTable(t *testing.T) {
 		"blank, lived without quorum":  {View{Peers: peers(Lived, Silent), Ticket: ValidTicket}, "stop"},
 		"blank, lived beside blank":    {View{Peers: peers(Blank, Lived), Ticket: ValidTicket}, "stop"},
 		"blank, all blank":             {View{Peers: peers(Blank, Blank), Ticket: ValidTicket}, "birth"},
+		"blank, other ticket":          {View{Peers: []Peer{{"m2", Blank, "today"}, {"m3", Blank, "yesterday"}}, Ticket: ValidTicket}, "wait"},
+		"blank, unknown ticket":        {View{Peers: []Peer{{"m2", Blank, "today"}, {"m3", Blank, ""}}, Ticket: ValidTicket}, "wait"},
+		"blank, one has used it":       {View{Peers: peers(Blank, Spent), Ticket: ValidTicket}, "wait"},
+		"blank, other ticket, absent":  {View{Peers: []Peer{{"m2", Blank, "today"}, {"m3", Silent, ""}}, Ticket: ValidTicket, Word: Word{Absent: []string{"m3"}}}, "birth"},
+		"blank, spent is absent":       {View{Peers: peers(Blank, Spent), Ticket: ValidTicket, Word: Word{Absent: []string{"m3"}}}, "stop"},
+		"blank, newborn beside blank":  {View{Peers: []Peer{{"m2", Newborn, ""}, {"m3", Blank, "today"}}, Ticket: ValidTicket}, "birth"},
+		"used up, one is silent":       {View{Peers: peers(Silent, Blank), Ticket: UsedTicket}, "wait"},
+		"spent beside a quorum":        {View{Peers: peers(Lived, Spent), Quorum: true, Members: members("m1 m2 m3")}, "join remove 1"},
+		"spent beside one that lived":  {View{Peers: peers(Lived, Spent), Ticket: ValidTicket}, "stop"},
+		"restore there, spent":         {View{Peers: peers(Spent, Blank), Word: Word{ContinueFrom: "m2", Restore: true}}, "wait"},
 		"blank, newborn":               {View{Peers: peers(Newborn, Blank), Ticket: ValidTicket}, "birth"},
 		"blank, all reflashed":         {View{Peers: peers(Blank, Blank), Ticket: ExpiredTicket}, "stop"},
 		"blank, ticket is used up":     {View{Peers: peers(Blank, Blank), Ticket: UsedTicket}, "stop"},
@@ -102,7 +112,7 @@ func TestTable(t *testing.T) {
 		"continued there, not noted":   {View{Disk: Disk{WAL: true, Cluster: "none", Continued: true}, Peers: peers(Lived, Silent), Counted: true, Word: Word{ContinueFrom: "m2"}}, "stop"},
 		"continue from a stranger":     {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Blank), Word: Word{ContinueFrom: "m9"}}, "stop"},
 	} {
-		tt.v.Self, tt.v.PeerURL, tt.v.Cluster = "m1", "https://m1:2380", "shops"
+		tt.v.Self, tt.v.PeerURL, tt.v.Cluster, tt.v.TicketID = "m1", "https://m1:2380", "shops", "today"
 		switch tt.v.Disk.Cluster {
 		case "":
 			tt.v.Disk.Cluster = "shops"
@@ -127,14 +137,17 @@ var writesImage = regexp.MustCompile(`write the image|flash`)
 // etcd is never started where one lives or could live.
 func TestNeverTwice(t *testing.T) {
 	n, births := 0, 0
-	states := []PeerState{Silent, Blank, Newborn, Lived}
+	states := []PeerState{Silent, Blank, Newborn, Lived, Spent}
 	for _, a := range states {
 		for _, b := range states {
 			for _, ticket := range []Ticket{NoTicket, ValidTicket, ExpiredTicket, UsedTicket} {
-				for bits := range 1 << 10 {
+				for bits := range 1 << 11 {
 					for _, from := range []string{"", "m1", "m2", "m9"} {
 						v := View{Self: "m1", PeerURL: "https://m1:2380", Peers: peers(a, b), Ticket: ticket, Word: Word{ContinueFrom: from, Restore: bits&2 > 0},
-							Disk: Disk{WAL: bits&1 > 0, Continued: bits&4 > 0}, Quorum: bits&8 > 0, Cluster: "shops"}
+							Disk: Disk{WAL: bits&1 > 0, Continued: bits&4 > 0}, Quorum: bits&8 > 0, Cluster: "shops", TicketID: "today"}
+						if bits&1024 > 0 {
+							v.Peers[1].Ticket = "yesterday"
+						}
 						v.Disk.Cluster = []string{"shops", "other", "", "shops"}[bits>>5&3]
 						if bits&128 > 0 {
 							v.Seat, v.Disk.Member = Alive, "9"
@@ -162,7 +175,7 @@ func TestNeverTwice(t *testing.T) {
 						switch d.Do {
 						case Birth:
 							births++
-							if v.Disk.WAL || alive || a == Silent || b == Silent || ticket != ValidTicket || from != "" {
+							if v.Disk.WAL || alive || a == Silent || b == Silent || a == Spent || b == Spent || b == Blank && bits&1024 > 0 || ticket != ValidTicket || from != "" {
 								t.Errorf("a birth with %+v", v)
 							}
 						case ForceNewCluster:

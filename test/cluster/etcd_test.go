@@ -32,6 +32,7 @@ type etcds struct {
 	client  [3]string
 	running [3]*exec.Cmd
 	word    seat.Word
+	ticket  string  // in all Sites
 	unseen  [3]bool // no master that decides reaches it
 	// continued: the word to continue has been carried out on its disk.
 	continued [3]bool
@@ -49,7 +50,7 @@ func newEtcds(t *testing.T) *etcds {
 // etcdsAt has them listen at these six ports.
 func etcdsAt(t *testing.T, ports []int) *etcds {
 	t.Helper()
-	e := &etcds{t: t, program: needPrograms(t).Etcd, dir: t.TempDir()}
+	e := &etcds{t: t, program: needEtcd(t), dir: t.TempDir(), ticket: "first"}
 	for i, port := range ports {
 		url := fmt.Sprintf("http://127.0.0.1:%d", port)
 		if i < 3 {
@@ -84,7 +85,7 @@ func (e *etcds) start(i int, cluster, state string, more ...string) {
 	defer log.Close()
 	cmd := exec.Command(e.program, "--name", name(i), "--data-dir", e.disk(i), "--unsafe-no-fsync",
 		"--listen-client-urls", e.client[i], "--advertise-client-urls", e.client[i], "--listen-peer-urls", e.peer[i], "--initial-advertise-peer-urls", e.peer[i],
-		"--initial-cluster", cluster, "--initial-cluster-state", state, "--initial-cluster-token", "test-0",
+		"--initial-cluster", cluster, "--initial-cluster-state", state, "--initial-cluster-token", seat.Token("test", e.ticket),
 		"--heartbeat-interval", "500", "--election-timeout", "5000")
 	cmd.Args = append(cmd.Args, more...)
 	cmd.Stdout, cmd.Stderr = log, log
@@ -163,7 +164,7 @@ func (e *etcds) has(i int, key, value string) bool {
 // view is what the i-th master sees, by real probes.
 func (e *etcds) view(i int) seat.View {
 	e.t.Helper()
-	v := seat.View{Self: name(i), PeerURL: e.peer[i], Cluster: "test", Ticket: seat.ValidTicket, Word: e.word}
+	v := seat.View{Self: name(i), PeerURL: e.peer[i], Cluster: "test", Ticket: seat.ValidTicket, TicketID: e.ticket, Word: e.word}
 	v.Disk.Cluster, v.Disk.Continued = "test", e.continued[i]
 	var err error
 	v.Disk.WAL, v.Disk.Member, v.Disk.Etcd, err = seat.LogOf(filepath.Join(e.disk(i), "member", "wal"))
@@ -180,8 +181,9 @@ func (e *etcds) view(i int) seat.View {
 				return nil, errors.New("no route to host")
 			}}
 		}
-		state, counts := seat.Look(e.t.Context(), client, e.peer[j])
-		v.Peers = append(v.Peers, seat.Peer{Name: name(j), State: state})
+		peer, counts := seat.Look(e.t.Context(), client, e.peer[j])
+		peer.Name = name(j)
+		v.Peers = append(v.Peers, peer)
 		v.Counted = v.Counted || name(j) == e.word.ContinueFrom && slices.Contains(counts, v.Disk.Member)
 		if cluster, members, err := (seat.Etcd{Client: client, URL: e.client[j]}).List(e.t.Context()); err == nil {
 			v.Quorum, v.Members, v.Etcd = true, members, cluster
@@ -207,7 +209,7 @@ func (e *etcds) blank(i int) (stop func()) {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	s := &http.Server{Handler: seat.ServeBlank()}
+	s := &http.Server{Handler: seat.ServeBlank(seat.BlankAnswer(e.ticket, false), func() bool { return true })}
 	go func() { _ = s.Serve(l) }() // ends with Close
 	e.t.Cleanup(func() { s.Close() })
 	return func() { s.Close() }
@@ -369,6 +371,57 @@ func TestOldDiskPutBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d := e.decide(0, seat.Stop); !strings.Contains(d.Why, "was removed") {
+		t.Error(d.Why)
+	}
+}
+
+// All are born again with another ticket, and one comes back with the disk that it had:
+// its ids are not theirs, and it stops. With the first ticket once more it has the ids of
+// a member, by which neither the decision nor etcd can tell, and etcd mixes two histories.
+func TestAnotherBirth(t *testing.T) {
+	for ticket, want := range map[string]seat.Action{"first": seat.Start, "second": seat.Stop} {
+		t.Run(ticket, func(t *testing.T) {
+			t.Parallel()
+			e := newEtcds(t)
+			e.birth(0, 1, 2)
+			e.put(2, "k", "first")
+			until(t, "all to have it", func() bool { return e.has(0, "k", "first") })
+			e.stop(2)
+			e.wipe(0)
+			e.wipe(1)
+			e.ticket = ticket
+			e.birth(0, 1)
+			e.put(0, "k", "second")
+			if d := e.decide(2, want); want == seat.Stop && !strings.Contains(d.Why, "run another etcd") {
+				t.Error(d.Why)
+			}
+			// Whatever is decided: etcd itself.
+			e.start(2, e.all(), "new")
+			if want == seat.Start {
+				until(t, "the former member to serve", func() bool { _, err := e.kv(2, "range", map[string]string{"key": "k"}); return err == nil })
+				return
+			}
+			until(t, "the others to reject it", func() bool {
+				log, err := os.ReadFile(e.disk(2) + ".log")
+				return err == nil && strings.Contains(string(log), "cluster ID mismatch")
+			})
+			if _, err := e.kv(2, "range", map[string]string{"key": "k"}); err == nil {
+				t.Error("a member of the former birth serves")
+			}
+			if !e.has(1, "k", "second") {
+				t.Error("the others lack what was written")
+			}
+		})
+	}
+}
+
+// Blank machines with two tickets begin nothing.
+func TestTwoTickets(t *testing.T) {
+	e := newEtcds(t)
+	e.blank(1)
+	e.ticket = "second"
+	e.blank(2)
+	if d := e.decide(0, seat.Wait); !strings.Contains(d.Why, "another ticket for the cluster's birth (second) than that of m2 (first)") {
 		t.Error(d.Why)
 	}
 }

@@ -28,6 +28,20 @@ var programs = sync.OnceValues(func() (*lab.Programs, error) {
 	return lab.CachedPrograms(context.Background(), lab.KubernetesVersion, os.Stdout)
 })
 
+// etcdProgram compiles etcd once, or takes it from the cache.
+var etcdProgram = sync.OnceValues(func() (string, error) {
+	return lab.CachedEtcd(context.Background(), os.Stdout)
+})
+
+func needEtcd(t *testing.T) string {
+	t.Helper()
+	p, err := etcdProgram()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
 // needEtcdutl compiles etcd's own tool for snapshots, as the image of etcd has it.
 func needEtcdutl(t *testing.T) string {
 	t.Helper()

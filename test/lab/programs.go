@@ -81,6 +81,20 @@ func BuildPrograms(ctx context.Context, c *fetch.Cache, version string, log io.W
 	return &p, nil
 }
 
+// CachedEtcd is the program of etcd alone, from the user's cache.
+func CachedEtcd(ctx context.Context, log io.Writer) (string, error) {
+	cache, err := OpenCache()
+	if err != nil {
+		return "", err
+	}
+	r := EtcdRecipe(EtcdVersion, runtime.GOARCH)
+	blobs, err := fetch.GoBuild(ctx, cache, r, log)
+	if err != nil {
+		return "", fmt.Errorf("building etcd: %w", err)
+	}
+	return cache.Program(blobs[r.Module], ProgramName(r.Module))
+}
+
 // EtcdRecipe compiles etcd (such as "v3.7.0"), for control planes.
 func EtcdRecipe(version, arch string) fetch.GoRecipe {
 	const m = "go.etcd.io/etcd/server/v3"

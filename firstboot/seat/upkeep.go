@@ -1,0 +1,275 @@
+package seat
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+)
+
+const (
+	// defaultQuota is etcd's, for members that do not state theirs (before 3.6).
+	defaultQuota = 2 << 30
+	// worthwhile is how many unused bytes a database must have to be defragmented.
+	worthwhile = 64 << 20
+	// statusTimeout bounds one member's answer.
+	statusTimeout = 8 * time.Second
+)
+
+// Status is a member's own account of itself.
+type Status struct {
+	Member   string // its id
+	Leader   string // the leader's
+	Revision int64
+	// Size is that of the database on the disk, InUse what of it holds data. etcd takes
+	// no writes once Size has reached Quota.
+	Size, InUse, Quota int64
+}
+
+// Status asks this member alone.
+func (e Etcd) Status(ctx context.Context) (Status, error) {
+	var a struct {
+		Header struct {
+			MemberID string      `json:"member_id"`
+			Revision json.Number `json:"revision"`
+		} `json:"header"`
+		Leader      string      `json:"leader"`
+		DBSize      json.Number `json:"dbSize"`
+		DBSizeInUse json.Number `json:"dbSizeInUse"`
+		DBSizeQuota json.Number `json:"dbSizeQuota"`
+	}
+	if err := e.post(ctx, "for its status", "/v3/maintenance/status", struct{}{}, &a); err != nil {
+		return Status{}, err
+	}
+	s := Status{Member: a.Header.MemberID, Leader: a.Leader, Revision: number(a.Header.Revision), Size: number(a.DBSize), InUse: number(a.DBSizeInUse), Quota: number(a.DBSizeQuota)}
+	if s.Quota <= 0 {
+		s.Quota = defaultQuota
+	}
+	return s, nil
+}
+
+// number is 0 for a field that was left out.
+func number(n json.Number) int64 {
+	v, _ := strconv.ParseInt(n.String(), 10, 64)
+	return v
+}
+
+// Crowded reports whether the database comes near its quota.
+func (s Status) Crowded() bool { return s.Size >= s.Quota/10*8 }
+
+// Fragmented reports whether so much of the database is unused that the member should
+// be defragmented.
+func (s Status) Fragmented() bool {
+	unused := s.Size - s.InUse
+	return unused >= worthwhile && (unused >= s.Size/2 || s.Crowded())
+}
+
+// Alarm is one that etcd has raised. It stays until somebody takes it back.
+type Alarm struct {
+	Member string `json:"memberID"` // its id
+	Kind   string `json:"alarm"`
+}
+
+// Kinds of alarms. etcd takes no writes while one of them stands.
+const (
+	NoSpace = "NOSPACE"
+	Corrupt = "CORRUPT"
+)
+
+// Alarms lists those of all members. It needs a quorum.
+func (e Etcd) Alarms(ctx context.Context) ([]Alarm, error) {
+	var a struct{ Alarms []Alarm }
+	err := e.post(ctx, "for alarms", "/v3/maintenance/alarm", map[string]string{"action": "GET"}, &a)
+	return a.Alarms, err
+}
+
+// Disarm takes an alarm back.
+func (e Etcd) Disarm(ctx context.Context, a Alarm) error {
+	return e.post(ctx, "to take back an alarm", "/v3/maintenance/alarm", map[string]string{"action": "DEACTIVATE", "memberID": a.Member, "alarm": a.Kind}, &struct{}{})
+}
+
+// Compact drops what was overwritten or deleted before a revision.
+func (e Etcd) Compact(ctx context.Context, revision int64) error {
+	return e.post(ctx, "to compact its history", "/v3/kv/compaction", map[string]any{"revision": strconv.FormatInt(revision, 10), "physical": true}, &struct{}{})
+}
+
+// Defragment gives what the database does not use back to the disk. The member answers
+// nothing meanwhile.
+func (e Etcd) Defragment(ctx context.Context) error {
+	return e.post(ctx, "to defragment its database", "/v3/maintenance/defragment", struct{}{}, &struct{}{})
+}
+
+// Upkeep is what one member needs to look after the databases.
+type Upkeep struct {
+	Own  Etcd
+	Name string // this machine's
+	// Others are asked through their own ports, by name.
+	Others map[string]Etcd
+	// Room reports why this machine's disk has no room for so many bytes.
+	Room func(bytes int64) error
+}
+
+// Found is the result of an Upkeep.
+type Found struct {
+	// Well: every member answers and votes, and none has an alarm.
+	Well bool
+	// Notes are for a person.
+	Notes []string
+	// Done lists the changes.
+	Done []string
+}
+
+func (f *Found) note(format string, args ...any) {
+	f.Notes = append(f.Notes, fmt.Sprintf(format, args...))
+}
+
+func (f *Found) did(format string, args ...any) {
+	f.Done = append(f.Done, fmt.Sprintf(format, args...))
+}
+
+// voter is a member with what it says of itself.
+type voter struct {
+	Member
+	etcd Etcd
+	Status
+}
+
+// Keep looks at all databases. The leader's machine, and thereby one at a time, also
+// makes room in them: one member after the other, itself last, and only while all
+// answer, since a member answers nothing while it is defragmented.
+func (u Upkeep) Keep(ctx context.Context) (Found, error) {
+	var f Found
+	members, err := u.Own.Members(ctx)
+	if err != nil {
+		return f, err
+	}
+	alarms, err := u.Own.Alarms(ctx)
+	if err != nil {
+		return f, err
+	}
+	own, err := status(ctx, u.Own)
+	if err != nil {
+		return f, err
+	}
+	lead := own.Leader == own.Member
+	f.Well = len(alarms) == 0
+	full := f.alarms(alarms, members)
+	compacted := false
+	if lead && len(full) > 0 {
+		// The API server's own compaction is a write, which etcd rejects now. It is an
+		// error where nothing was written since the last one.
+		if compacted = u.Own.Compact(ctx, own.Revision) == nil; compacted {
+			f.did("compacted etcd's history")
+		}
+	}
+	voters, away := u.voters(ctx, members, own.Member)
+	f.Well = f.Well && len(away) == 0
+	crowded := false
+	for _, v := range voters {
+		// Right after a compaction a member does not know yet what it uses no more.
+		if lead && (v.Fragmented() || compacted && v.Crowded()) {
+			if err := u.defragment(ctx, &f, &v, away); err != nil {
+				f.note("etcd's database on %s is not defragmented: %v", v.Name, err)
+			}
+		}
+		if v.Crowded() && !v.Fragmented() {
+			crowded = true
+			f.note("etcd's database on %s has %d MiB, of the %d MiB of its quota; with all of them it takes no writes. To fix: delete objects that are not needed, or raise quota-backend-bytes (ClusterConfiguration, etcd.local.extraArgs) in the Cluster and stamp the control-plane nodes' new Sites", v.Name, v.Size>>20, v.Quota>>20)
+		}
+	}
+	for _, a := range full {
+		if !lead || crowded || len(away) > 0 {
+			f.note("etcd takes no writes: its database on %s was full (alarm %s)", nameOf(members, a.Member), a.Kind)
+		} else if err := u.Own.Disarm(ctx, a); err != nil {
+			f.note("%v", err)
+		} else {
+			f.did("took etcd's alarm %s back: there is room again", a.Kind)
+		}
+	}
+	return f, nil
+}
+
+// alarms notes those that only a person can deal with, and returns those for want of
+// room.
+func (f *Found) alarms(alarms []Alarm, members []Member) (full []Alarm) {
+	for _, a := range alarms {
+		name := nameOf(members, a.Member)
+		switch a.Kind {
+		case NoSpace:
+			full = append(full, a)
+		case Corrupt:
+			f.note("etcd's data on %s differs from that of the other members (alarm %s), and etcd takes no writes. To fix, while more than half of the others run: write the image to the disk of %s again; it then joins them with their data", name, a.Kind, name)
+		default:
+			f.note("etcd has the alarm %s on %s", a.Kind, name)
+		}
+	}
+	return full
+}
+
+// nameOf is the id itself for a member that is not listed.
+func nameOf(members []Member, id string) string {
+	for _, m := range members {
+		if m.ID == id {
+			return orUnnamed(m)
+		}
+	}
+	return id
+}
+
+// voters asks all members, this machine's last; away are the names of those that did not
+// answer or do not vote.
+func (u Upkeep) voters(ctx context.Context, members []Member, own string) (voters []voter, away []string) {
+	slices.SortFunc(members, func(a, b Member) int {
+		if (a.ID == own) != (b.ID == own) {
+			return map[bool]int{true: 1, false: -1}[a.ID == own]
+		}
+		return cmp.Compare(a.Name, b.Name)
+	})
+	for _, m := range members {
+		etcd := u.Others[m.Name]
+		if m.ID == own {
+			etcd = u.Own
+		}
+		if s, err := status(ctx, etcd); err == nil && !m.Learner {
+			voters = append(voters, voter{m, etcd, s})
+		} else {
+			away = append(away, orUnnamed(m))
+		}
+	}
+	return voters, away
+}
+
+// status bounds the question: a machine that is off does not answer at all.
+func status(ctx context.Context, etcd Etcd) (Status, error) {
+	if etcd.Client == nil {
+		return Status{}, errors.New("it is not in the Site")
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	return etcd.Status(ctx)
+}
+
+func (u Upkeep) defragment(ctx context.Context, f *Found, v *voter, away []string) error {
+	if len(away) > 0 {
+		return fmt.Errorf("it waits for %s", list(away))
+	}
+	if v.Name == u.Name {
+		if err := u.Room(v.InUse); err != nil {
+			return err
+		}
+	}
+	if err := v.etcd.Defragment(ctx); err != nil {
+		return err
+	}
+	after, err := status(ctx, v.etcd)
+	if err != nil {
+		return err
+	}
+	f.did("defragmented etcd's database on %s: %d MiB, before %d MiB", v.Name, after.Size>>20, v.Size>>20)
+	v.Status = after
+	return nil
+}

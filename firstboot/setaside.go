@@ -1,0 +1,98 @@
+package firstboot
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/firstboot/seat"
+)
+
+// etcdMember is what etcd writes below its data directory.
+const etcdMember = configs.EtcdDataDir + "/member"
+
+// asideDir is how the names of directories with etcd's data begin that is not used any
+// more. The time at which it was set aside follows.
+const asideDir = ondisk.StateDir + "/etcd-set-aside"
+
+// asideHealthy, in such a directory, lists the days on which etcd was found well.
+const asideHealthy = "/healthy-days"
+
+// asideDays is on how many days etcd must have been found well before data that was set
+// aside goes.
+const asideDays = 7
+
+// setAside moves etcd's data to a directory of its own, and returns its path. Cut off
+// anywhere, the data is in one of the two places.
+func setAside(e *Env) (string, error) {
+	base := asideDir + "-" + e.Now().UTC().Format("20060102-150405")
+	to := base
+	for n := 2; e.exists(to); n++ { // the clock may have been set back
+		to = fmt.Sprintf("%s-%d", base, n)
+	}
+	if err := e.Rename(etcdMember, to); err != nil {
+		return "", fmt.Errorf("moving etcd's data aside: %w", err)
+	}
+	return to, nil
+}
+
+// setAsideLogless makes room for a new beginning. A start that etcd rejected, or a
+// damaged disk, leaves a database without a log, over which etcd never comes up. Data
+// with a log is an error.
+func setAsideLogless(e *Env) error {
+	wal, _, _, err := seat.LogOf(e.path(etcdMember + "/wal"))
+	if err == nil && wal {
+		err = errors.New("there is a log of etcd")
+	}
+	if err != nil {
+		return fmt.Errorf("making room in %s: %w", etcdMember, err)
+	}
+	if !e.exists(etcdMember) {
+		return nil
+	}
+	to, err := setAside(e)
+	if err == nil {
+		e.Log.Info("moved a database of etcd without a log aside", "to", to)
+	}
+	return err
+}
+
+// ageSetAside counts the days on which etcd is well, and removes data that was set aside
+// before asideDays of them. Where etcd is not well, the data may be needed: the count
+// begins again.
+func ageSetAside(e *Env, well bool) error {
+	dirs, err := filepath.Glob(e.path(asideDir) + "*")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, dir := range dirs {
+		dir = strings.TrimPrefix(dir, strings.TrimSuffix(e.path("/"), "/"))
+		if info, err := os.Stat(e.path(dir)); err != nil || !info.IsDir() {
+			continue
+		}
+		days := strings.Fields(e.text(dir + asideHealthy))
+		today := e.Now().UTC().Format(time.DateOnly)
+		switch {
+		case !well && len(days) > 0:
+			errs = append(errs, e.Remove(dir+asideHealthy))
+		case !well || slices.Contains(days, today):
+		case len(days) >= asideDays:
+			e.Log.Info("removing etcd's data that was set aside: etcd has been well for days", "dir", dir, "days", len(days))
+			errs = append(errs, e.RemoveAll(dir))
+		default:
+			_, err := e.write(dir+asideHealthy, []byte(strings.Join(append(days, today), "\n")+"\n"), Mode(0o600))
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("looking after etcd's data that was set aside: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,126 @@
+package cluster
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/firstboot/seat"
+)
+
+// etcd that begins over a database without a log takes no writes, since it skips all that
+// its database says was applied: first boot moves it aside before a birth and a join.
+func TestBirthOverALoglessDatabase(t *testing.T) {
+	e := newEtcds(t)
+	alone := "m1=" + e.peer[0]
+	writes := func() bool {
+		_, err := e.kv(0, "put", map[string]string{"key": "k", "value": "new"})
+		return err == nil
+	}
+	e.start(0, alone, "new")
+	for range 200 {
+		e.put(0, "k", "old")
+	}
+	e.stop(0)
+	member := filepath.Join(e.disk(0), "member")
+	if err := os.RemoveAll(filepath.Join(member, "wal")); err != nil {
+		t.Fatal(err)
+	}
+	e.decide(0, seat.Wait) // blank, and the others are not seen
+	e.start(0, alone, "new")
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Second) {
+		if writes() {
+			t.Fatal("etcd has changed: it takes writes over a database without a log")
+		}
+	}
+	e.stop(0)
+	if err := os.Rename(member, member+"-aside"); err != nil {
+		t.Fatal(err)
+	}
+	e.start(0, alone, "new")
+	until(t, "etcd to take a write", writes)
+}
+
+// A database that is full of what was overwritten: etcd takes no writes. The leader's
+// machine makes room on all members, and then all is well; never while one is away.
+func TestFullDatabase(t *testing.T) {
+	e := newEtcds(t)
+	quota := []string{"--quota-backend-bytes", "157286400"}
+	for i := range 3 {
+		e.start(i, e.all(), "new", quota...)
+	}
+	e.put(0, "k", "v")
+	text := strings.Repeat("x", 1<<20)
+	var err error
+	for range 400 {
+		if _, err = e.kv(0, "put", map[string]string{"key": "k", "value": text}); err != nil && strings.Contains(err.Error(), "space exceeded") {
+			break
+		}
+	}
+	if err == nil || !strings.Contains(err.Error(), "space exceeded") {
+		t.Fatalf("etcd has a quota of 150 MiB, and with 400 MiB: %v", err)
+	}
+	etcd := func(i int) seat.Etcd { return seat.Etcd{Client: http.DefaultClient, URL: e.client[i]} }
+	leader := func() int {
+		found := -1
+		until(t, "etcd to have a leader", func() bool {
+			for i := range 3 {
+				if s, err := etcd(i).Status(t.Context()); err == nil && s.Member == s.Leader {
+					found = i
+				}
+			}
+			return found >= 0
+		})
+		return found
+	}
+	keep := func(i int) seat.Found {
+		t.Helper()
+		u := seat.Upkeep{Own: etcd(i), Name: name(i), Others: map[string]seat.Etcd{}, Room: func(int64) error { return nil }}
+		for j := range 3 {
+			if i != j {
+				u.Others[name(j)] = etcd(j)
+			}
+		}
+		var f seat.Found
+		until(t, "etcd to be looked after", func() bool {
+			f, err = u.Keep(t.Context())
+			return err == nil
+		})
+		t.Logf("%s: %+v", name(i), f)
+		return f
+	}
+	said := func(f seat.Found) string { return strings.Join(slices.Concat(f.Notes, f.Done), "; ") }
+
+	// One is away.
+	away := (leader() + 1) % 3
+	e.stop(away)
+	if f := keep(leader()); f.Well || !strings.Contains(said(f), "takes no writes") || !strings.Contains(said(f), "it waits for "+name(away)) || strings.Contains(said(f), "defragmented etcd's database on") {
+		t.Errorf("while one is away: %+v", f)
+	}
+	e.start(away, e.all(), "new", quota...)
+	until(t, "it to answer", func() bool { _, err := etcd(away).Status(t.Context()); return err == nil })
+	// Another machine than the leader's only says so.
+	lead := leader()
+	if f := keep((lead + 1) % 3); f.Well || len(f.Done) > 0 || !strings.Contains(said(f), "takes no writes") {
+		t.Errorf("not the leader: %+v", f)
+	}
+	until(t, "the leader to make room", func() bool {
+		f := keep(lead)
+		return strings.Contains(said(f), "took etcd's alarm NOSPACE back")
+	})
+	for i := range 3 {
+		if s, err := etcd(i).Status(t.Context()); err != nil || s.Size > 100<<20 {
+			t.Errorf("%s: %+v, %v", name(i), s, err)
+		}
+	}
+	for range 20 {
+		e.put(0, "k", "after")
+	}
+	if f := keep(lead); !f.Well || said(f) != "" {
+		t.Errorf("in the end: %+v", f)
+	}
+}
