@@ -100,7 +100,7 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check,
 	}
 	if len(lacks) > 0 {
 		f.State = CheckUnknown
-		f.Detail = "it lacks " + strings.Join(lacks, " and ") + "; nodes of edgebake do without, since they ask for the name kubernetes"
+		f.Detail = "it lacks " + strings.Join(lacks, " and ") + "; nodes of edgebake then verify the name kubernetes, which the certificates of yurthubs have too"
 		f.Fix = certSANsStep(lacks)
 	}
 	return f, nil

@@ -174,7 +174,31 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		if err := w.boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 		}
-		wantName(t, w, api.SharedName) // it fits, whatever comes back
+		wantName(t, w, "")
+		w.cluster.down[third] = false
+		w.namedAs(third, "kubernetes")
+		w.powerOn()
+		w.mustBoot()
+		wantName(t, w, api.SharedName)
+	})
+	t.Run("all get the name", func(t *testing.T) { // or an earlier first boot preferred the other one
+		w := start(t)
+		w.namedAs(third, "kubernetes")
+		w.mustBoot()
+		wantName(t, w, api.SharedName)
+		w.cluster.elsewhere = nil
+		w.cluster.down[third] = true
+		w.powerOn()
+		w.mustBoot()
+		wantName(t, w, api.SharedName) // the third may still lack it
+		w.cluster.down[third] = false
+		w.powerOn()
+		w.mustBoot()
+		wantName(t, w, "")
+		w.powerOn()
+		if w.mustBoot(); slices.Contains(w.names, "restart kubelet.service") {
+			t.Errorf("kubelet is restarted again: %s", w.names)
+		}
 	})
 	t.Run("first boot runs again until it is back", func(t *testing.T) {
 		w := start(t)

@@ -20,7 +20,7 @@ func discoveryOf(e *Env, site *configs.Site) api.Discovery {
 	return api.Discovery{
 		Masters: mastersOf(e, site), Token: site.Credentials.Token.Reveal(),
 		Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification, CA: []byte(site.CACert),
-		Names: []string{api.SharedName, site.Endpoint}, Dial: e.Dial, Timeout: 10 * time.Second,
+		Names: []string{site.Endpoint, api.SharedName}, Dial: e.Dial, Timeout: 10 * time.Second,
 	}
 }
 
@@ -164,6 +164,8 @@ func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error, wa
 		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrCA):
 		return Permanent(err, "compare caCert in site.yaml with /etc/kubernetes/pki/ca.crt of a control-plane node, and check the API servers' addresses")
+	case everyErrorIs(err, api.ErrNode):
+		return Advise(err, "correct masters: a node's kubelet or yurthub answers there; if they are right, look for the machine that answers in place of the API servers")
 	case tokenIsRefused(err, waited), everyErrorIs(err, api.ErrSignature):
 		return Permanent(err, newTokenFix)
 	case errors.Is(err, api.ErrToken):

@@ -89,20 +89,21 @@ func (c *certNames) named(ctx context.Context, e *Env, name string) (int, error)
 	return n, errors.Join(errs...)
 }
 
-// shared is the name that the certificates of the API servers that answer have:
-// the one that kubeadm puts there, or the endpoint (then nothing needs to be
-// said). Where no name is in all of them it is the one that most have.
+// shared is kubelet's tls-server-name for the endpoint: empty, which stands for the
+// endpoint itself, where the API servers that answer have its name in their
+// certificates; otherwise the name that kubeadm puts there, which yurthubs of other
+// nodes have too. Where no name is in all of them it is the one that most have.
 func (c *certNames) shared(ctx context.Context, e *Env) (string, error) {
-	shared, sharedErr := c.named(ctx, e, api.SharedName)
-	if shared == len(c.masters) && shared > 0 {
-		return api.SharedName, nil // no name can be in more of them
-	}
 	endpoint, endpointErr := c.named(ctx, e, c.endpoint)
+	if endpoint == len(c.masters) && endpoint > 0 {
+		return "", nil // no name can be in more of them
+	}
+	shared, sharedErr := c.named(ctx, e, api.SharedName)
 	switch {
-	case shared > 0 && shared >= endpoint:
-		return api.SharedName, nil
-	case endpoint > 0:
+	case endpoint > 0 && endpoint >= shared:
 		return "", nil
+	case shared > 0:
+		return api.SharedName, nil
 	}
 	err := errors.Join(sharedErr, endpointErr)
 	if everyErrorIs(sharedErr, api.ErrServerName) { // those that do not answer may have a name
@@ -111,10 +112,15 @@ func (c *certNames) shared(ctx context.Context, e *Env) (string, error) {
 	return "", fmt.Errorf("asking the API servers for their certificates' names: %w", sharedErr)
 }
 
-// fit reports whether name is in the certificate of every API server that
-// answers, or no other name is in more of them. ipvscare takes an API server
-// whose certificate is of the CA for healthy, whatever its names.
+// fit reports whether kubelet may keep name: it is in the certificate of every API
+// server that answers, or no other name is in more of them. The shared name gives way
+// to the endpoint once every API server is known to have that.
 func (c *certNames) fit(ctx context.Context, e *Env, name string) bool {
+	if name == api.SharedName && c.endpoint != name {
+		if n, _ := c.named(ctx, e, c.endpoint); n == len(c.masters) && n > 0 {
+			return false
+		}
+	}
 	have, err := c.named(ctx, e, name)
 	if !errors.Is(err, api.ErrServerName) {
 		return true

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/cluster/servercert"
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
@@ -53,6 +54,9 @@ func (r *roots) verify(ctx context.Context, chain []*x509.Certificate, names []s
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	for _, c := range chain[1:] {
 		opts.Intermediates.AddCert(c)
+	}
+	if err := servercert.Check(leaf); err != nil {
+		return skew{}, err
 	}
 	named := slices.ContainsFunc(names, func(n string) bool { return n != "" && leaf.VerifyHostname(n) == nil })
 	if !named {

@@ -97,6 +97,7 @@ func TestVerifyChain(t *testing.T) {
 		{"expired, with an intermediate authority", chain(issue(t, "s", server(at(-9), at(-1), "kubernetes"), inter), inter), true, false, ""},
 		{"foreign", chain(issue(t, "s", server(at(-1), at(1), "kubernetes"), foreign)), false, false, "unknown authority"},
 		{"expired and foreign", chain(issue(t, "s", server(at(-9), at(-1), "kubernetes"), foreign)), false, false, "expired"},
+		{"a node's", chain(issue(t, "system:node:edge-1", server(at(-1), at(1), "kubernetes"), ca)), false, false, "a node's, not an API server's"},
 		{"too many", chain(many...), false, false, "it sends 9 certificates"},
 		{"too large", chain(issue(t, "s", large, ca)), false, false, "it sends 1 certificates with"},
 		{"of others", chain(issue(t, "s", ugly, nil)), false, false, "and 195 more: it must match"},

@@ -25,6 +25,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/edgebake/edgebake/cluster/servercert"
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
@@ -177,7 +178,8 @@ func (c *Client) tls() (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	conf := &tls.Config{RootCAs: pool, ServerName: c.ServerName, MinVersion: tls.VersionTLS12}
+	conf := &tls.Config{RootCAs: pool, ServerName: c.ServerName, MinVersion: tls.VersionTLS12,
+		VerifyConnection: func(cs tls.ConnectionState) error { return servercert.Check(cs.PeerCertificates[0]) }}
 	if c.Cert != nil {
 		conf.Certificates = []tls.Certificate{*c.Cert}
 	}

@@ -62,12 +62,17 @@ func newAuthority(t *testing.T) *authority {
 
 func (a *authority) serving(t *testing.T, names ...string) tls.Certificate {
 	t.Helper()
+	return a.servingAs(t, pkix.Name{CommonName: "kube-apiserver"}, names...)
+}
+
+func (a *authority) servingAs(t *testing.T, subject pkix.Name, names ...string) tls.Certificate {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "kube-apiserver"},
+		SerialNumber: big.NewInt(2), Subject: subject,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
@@ -326,6 +331,8 @@ func TestDiscoverRefuses(t *testing.T) {
 		{"anonymous forbidden", master{ca: ca.pem, sig: signed, anon: 403}, ca.serving(t, "127.0.0.1"), nil, ErrNoClusterInfo},
 		{"anonymous not accepted", master{ca: ca.pem, sig: signed, anon: 401}, ca.serving(t, "127.0.0.1"), nil, ErrAnonymous},
 		{"name", master{ca: ca.pem, sig: signed}, ca.serving(t, "elsewhere"), nil, ErrServerName},
+		{"yurthub of a node", master{ca: ca.pem, sig: signed}, ca.servingAs(t, pkix.Name{CommonName: "system:node:edge-1", Organization: []string{"system:nodes"}}, "kubernetes", "127.0.0.1"), nil, ErrNode},
+		{"CA known, kubelet of a node", master{ca: ca.pem, sig: signed}, ca.servingAs(t, pkix.Name{CommonName: "master", Organization: []string{"system:nodes"}}, "127.0.0.1"), func(d *Discovery) { d.CA = ca.pem }, ErrNode},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			d := discovery(ca, serve(t, &tc.m, tc.cert))
@@ -339,10 +346,23 @@ func TestDiscoverRefuses(t *testing.T) {
 			if strings.Contains(err.Error(), secret) {
 				t.Error("the error holds the secret")
 			}
-			if (tc.want == ErrPin || d.SkipPins) && len(tc.m.bearers) > 0 {
+			if (tc.want == ErrPin || tc.want == ErrNode || d.SkipPins) && len(tc.m.bearers) > 0 {
 				t.Error("the token was shown to a server that nothing vouches for")
 			}
 		})
+	}
+}
+
+// TestClientMeetsANode: a neighbour's yurthub has a certificate of the right CA, for the
+// right name.
+func TestClientMeetsANode(t *testing.T) {
+	ca, m := newAuthority(t), &master{sig: signed}
+	addr := serve(t, m, ca.servingAs(t, pkix.Name{CommonName: "system:node:edge-1"}, "kubernetes"))
+	for _, ways := range []*Ways{nil, new(Ways)} {
+		c := &Client{Server: "https://" + addr, CA: ca.pem, ServerName: "kubernetes", Token: token, Dial: (&net.Dialer{}).DialContext, Ways: ways}
+		if err := c.Get(t.Context(), "/version", nil); !errors.Is(err, ErrNode) || len(m.bearers) > 0 {
+			t.Errorf("%v; it was shown %q", err, m.bearers)
+		}
 	}
 }
 

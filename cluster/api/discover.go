@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/edgebake/edgebake/cluster/servercert"
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
@@ -48,10 +49,13 @@ var (
 	ErrCA = errors.New("the API server's certificate is not signed by the Site's CA (caCert)")
 	// ErrServerName: the certificate has none of the names we may expect.
 	ErrServerName = errors.New("the certificate has none of the names expected")
+	// ErrNode: a node answers, with a certificate of the cluster's CA.
+	ErrNode = servercert.ErrNode
 )
 
 // SharedName is in the certificate of every API server that kubeadm made,
-// whatever its address.
+// whatever its address, and in that of a yurthub: kubelet, which cannot tell the two
+// apart, verifies it only where there is no better name.
 const SharedName = "kubernetes"
 
 // Discovery says how to find a cluster and how to know it is the right one.
@@ -398,6 +402,9 @@ func connect(ctx context.Context, dial DialFunc, master string, ca []byte, names
 			}
 			leaf := cs.PeerCertificates[0]
 			if _, err := leaf.Verify(x509.VerifyOptions{Roots: pool, Intermediates: inter}); err != nil {
+				return fmt.Errorf("verifying the certificate of the API server %s: %w", master, err)
+			}
+			if err := servercert.Check(leaf); err != nil {
 				return fmt.Errorf("verifying the certificate of the API server %s: %w", master, err)
 			}
 			i := slices.IndexFunc(names, func(n string) bool { return leaf.VerifyHostname(n) == nil })

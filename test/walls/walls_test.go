@@ -51,16 +51,17 @@ var rooms = map[string][]string{
 	"firstboot/...":              {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/...", "configs/printable"},
 	// The installer runs on the machine before it is a node: it flashes as
 	// edgebake does, and knows the machine as first boot does.
-	"installer":       {"builder/procgroup", "builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/node", "configs", "configs/ondisk"},
-	"ipvs":            {"configs/ondisk", "configs/ondisk/file", "configs/printable"},
-	"cluster":         {"configs/printable", "openyurt", "configs", "configs/ondisk", "configs/yamltree", "cluster/api", "cluster/reports"},
-	"cluster/api":     {"configs/yamltree", "configs/printable"},
-	"cluster/reports": {"configs/ondisk", "configs/printable", "configs/ondisk/file"},
-	"cluster/mint":    {"configs", "configs/yamltree", "configs/sealed", "cluster/api", "configs/ondisk/file"},
-	"configs/sealed":  {},
-	"cmd/...":         {"builder/...", "overlays/...", "configs/...", "openyurt", "firstboot/...", "ipvs", "installer", "cluster/...", "cmd/..."},
-	"test/...":        {"..."},
-	"packaging":       {"builder", "builder/procgroup"},
+	"installer":          {"builder/procgroup", "builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/node", "configs", "configs/ondisk"},
+	"ipvs":               {"configs/ondisk", "configs/ondisk/file", "configs/printable", "cluster/servercert"},
+	"cluster":            {"configs/printable", "openyurt", "configs", "configs/ondisk", "configs/yamltree", "cluster/api", "cluster/reports"},
+	"cluster/api":        {"configs/yamltree", "configs/printable", "cluster/servercert"},
+	"cluster/servercert": {"configs/printable"},
+	"cluster/reports":    {"configs/ondisk", "configs/printable", "configs/ondisk/file"},
+	"cluster/mint":       {"configs", "configs/yamltree", "configs/sealed", "cluster/api", "configs/ondisk/file"},
+	"configs/sealed":     {},
+	"cmd/...":            {"builder/...", "overlays/...", "configs/...", "openyurt", "firstboot/...", "ipvs", "installer", "cluster/...", "cmd/..."},
+	"test/...":           {"..."},
+	"packaging":          {"builder", "builder/procgroup"},
 }
 
 // doors lists foreign modules and the only packages of ours that may import
