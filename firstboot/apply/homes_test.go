@@ -1,12 +1,18 @@
 package apply_test
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
+
+	"github.com/edgebake/edgebake/firstboot/apply"
+	"github.com/edgebake/edgebake/firstboot/beneath"
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 const keysOf = `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"old","sshAuthorizedKeys":[%q]}]},
@@ -94,5 +100,41 @@ func TestALocalUserDoesNotBecomeRoot(t *testing.T) {
 				t.Errorf("taken back: %q, %v", b, err)
 			}
 		})
+	}
+}
+
+// TestALinksOwnerStaysInPlace: a directory that a user exchanges for a link, between
+// the moment a link is made in it and the moment it gets its owner, gives him no link
+// of root's.
+func TestALinksOwnerStaysInPlace(t *testing.T) {
+	if os.Geteuid() != 0 {
+		desk.Lacks(t, "only root gives files away")
+	}
+	files := map[string]string{"etc/kubernetes/manifests/pod.yaml": "root's"}
+	maps.Copy(files, base)
+	s := newSystem(t, files)
+	home := filepath.Join(s.root, "home/old")
+	theirs := filepath.Join(s.root, "etc/kubernetes/manifests/link")
+	if err := errors.Join(os.Chown(home, 1000, 1000), os.Symlink("pod.yaml", theirs)); err != nil {
+		t.Fatal(err)
+	}
+	target := s.target()
+	make := target.Symlink
+	target.Symlink = func(to, p string) error {
+		return errors.Join(make(to, p), os.Rename(home+"/d", home+"/e"), os.Symlink("../../etc/kubernetes/manifests", home+"/d"))
+	}
+	_, err := apply.Apply(t.Context(), target, []byte(`{"ignition":{"version":"3.5.0"},"storage":{"links":[
+		{"path":"/home/old/d/link","target":"x","user":{"id":1000},"group":{"id":1000}}]}}`))
+	if err == nil || !errors.Is(err, beneath.ErrLink) {
+		t.Errorf("%v", err)
+	}
+	st, err := os.Lstat(theirs)
+	if err != nil || st.Sys().(*syscall.Stat_t).Uid != 0 {
+		t.Errorf("a link of root's belongs to %+v, %v", st.Sys(), err)
+	}
+	// The next try finds the user's link in the way, and the owner at the right place.
+	s.must(`{"ignition":{"version":"3.5.0"},"storage":{"links":[{"path":"/home/old/d/link","target":"x","user":{"id":1000},"group":{"id":1000}}]}}`)
+	if st, err := os.Lstat(home + "/d/link"); err != nil || st.Sys().(*syscall.Stat_t).Uid != 1000 {
+		t.Errorf("the link: %v", err)
 	}
 }

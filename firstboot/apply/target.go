@@ -185,5 +185,5 @@ func (t Target) symlink(target, p string, m Meta) error {
 	if err := t.Symlink(target, p); err != nil || m.UID == 0 && m.GID == 0 {
 		return err
 	}
-	return chownLink(t.path(p), m)
+	return t.root().ChownLink(p, m.UID, m.GID)
 }

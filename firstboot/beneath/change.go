@@ -66,6 +66,32 @@ func (r Root) Symlink(target, p string) error {
 	})
 }
 
+// ChownLink gives a link its owner, and nothing but a link: others may have put
+// something else there since it was made.
+func (r Root) ChownLink(p string, uid, gid int) error {
+	at, err := r.at(p, false)
+	if err != nil {
+		return err
+	}
+	defer at.close()
+	f, err := at.open(unix.O_PATH)
+	if err != nil {
+		return &fs.PathError{Op: "chown", Path: p, Err: err}
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err == nil && st.Mode()&fs.ModeSymlink == 0 {
+		err = unix.EINVAL
+	}
+	if err == nil {
+		err = unix.Fchownat(int(f.Fd()), "", uid, gid, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW)
+	}
+	if err != nil {
+		return &fs.PathError{Op: "chown", Path: p, Err: err}
+	}
+	return nil
+}
+
 // Link makes path another name of target, at once.
 func (r Root) Link(target, p string) error {
 	from, err := r.at(target, false)
