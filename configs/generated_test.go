@@ -227,6 +227,8 @@ func rows(docs map[string]string, root reflect.Type) []row {
 				r.typ = "map of strings"
 			case ft.Kind() == reflect.Slice && ft.Elem().Kind() == reflect.String:
 				r.typ = "list of strings"
+			case ft.Kind() == reflect.Slice && ft.Elem().Kind() == reflect.Int:
+				r.typ = "list of numbers"
 			case ft.Kind() == reflect.Slice:
 				r.typ, ft, sub = "list of objects", ft.Elem(), sub+"[]"
 			case ft.Kind() == reflect.Pointer && ft.Elem().Kind() == reflect.Bool:

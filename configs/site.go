@@ -153,6 +153,11 @@ type SiteYurthub struct {
 	// with this node's rights and to anybody who asks. Default: the node's
 	// firewall closes it.
 	OpenPort bool `yaml:"openPort,omitempty" json:"openPort,omitempty"`
+	// LocalClients are user IDs of processes on the node's own network, beside
+	// root, that may use yurthub's ports, e.g. 65534 for a pod with hostNetwork
+	// that runs as nobody. Every process of such a user acts with this node's
+	// rights. Other pods need nothing.
+	LocalClients []int `yaml:"localClients,omitempty" json:"localClients,omitempty"`
 	// ExtraArgs are additional arguments, each --name=value, after the
 	// Image's. Arguments that first boot sets or relies on are rejected;
 	// stamping rejects those that the image's yurthub does not know.
@@ -188,6 +193,10 @@ type Interface struct {
 	// Gateway is the default router, inside one of the addresses' networks; at
 	// most one IPv4 and one IPv6 gateway per Site.
 	Gateway string `yaml:"gateway,omitempty" json:"gateway,omitempty"`
+	// AcceptRA accepts IPv6 router advertisements beside static addresses:
+	// further addresses, routes and DNS servers from any machine on the network.
+	// With dhcp they are always accepted.
+	AcceptRA bool `yaml:"acceptRA,omitempty" json:"acceptRA,omitempty"`
 	// Routes are additional static routes.
 	Routes []Route `yaml:"routes,omitempty" json:"routes,omitempty"`
 	// MTU in bytes, 576 to 65535.
@@ -217,6 +226,8 @@ type VLAN struct {
 	Addresses []string `yaml:"addresses,omitempty" json:"addresses,omitempty"`
 	// Gateway is the default router.
 	Gateway string `yaml:"gateway,omitempty" json:"gateway,omitempty"`
+	// AcceptRA accepts IPv6 router advertisements beside static addresses.
+	AcceptRA bool `yaml:"acceptRA,omitempty" json:"acceptRA,omitempty"`
 }
 
 // WiFi joins a wireless network.

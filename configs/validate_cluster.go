@@ -144,9 +144,10 @@ func (f *ClusterFile) nobodyToAsk() Problems {
 	return probs
 }
 
-// asks reports whether DHCP may give the interface a DNS server.
+// asks reports whether DHCP or a router may give the interface a DNS server and
+// addresses.
 func (i Interface) asks() bool {
-	return i.DHCP || slices.ContainsFunc(i.VLANs, func(v VLAN) bool { return v.DHCP })
+	return i.DHCP || i.AcceptRA || slices.ContainsFunc(i.VLANs, func(v VLAN) bool { return v.DHCP || v.AcceptRA })
 }
 
 const maxTokenTTL = 365 * 24 * time.Hour
@@ -325,11 +326,9 @@ func (m *ControlPlaneNode) validateAddress(path string, probs *Problems) {
 	}
 }
 
-// usesDHCP reports whether any interface or VLAN asks for addresses.
+// usesDHCP reports whether any interface or VLAN asks for addresses, of routers too.
 func (n *Network) usesDHCP() bool {
-	return len(n.Interfaces) == 0 || slices.ContainsFunc(n.Interfaces, func(f Interface) bool {
-		return f.DHCP || slices.ContainsFunc(f.VLANs, func(v VLAN) bool { return v.DHCP })
-	})
+	return len(n.Interfaces) == 0 || slices.ContainsFunc(n.Interfaces, Interface.asks)
 }
 
 // takeSubnets notes a machine's addresses, which no other may have.

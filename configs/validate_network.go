@@ -107,6 +107,7 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 	if !f.DHCP && len(f.Addresses) == 0 && len(f.VLANs) == 0 {
 		probs.add(path, "has neither dhcp: true nor addresses nor vlans")
 	}
+	checkRA(path, f.DHCP, f.AcceptRA, f.Addresses, probs)
 	prefixes := checkAddressing(path, f.DHCP, f.Addresses, f.Gateway, f.MTU, seen, gateways, probs)
 	routes := repeats{}
 	for i, r := range f.Routes {
@@ -134,6 +135,7 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 		if !v.DHCP && len(v.Addresses) == 0 {
 			probs.add(sub, "has neither dhcp: true nor addresses")
 		}
+		checkRA(sub, v.DHCP, v.AcceptRA, v.Addresses, probs)
 		checkAddressing(sub, v.DHCP, v.Addresses, v.Gateway, 0, seen, gateways, probs)
 	}
 	if f.WiFi != nil {
@@ -166,6 +168,12 @@ func sameMAC(a, b string) bool {
 	x, errX := net.ParseMAC(a)
 	y, errY := net.ParseMAC(b)
 	return a == b || errX == nil && errY == nil && bytes.Equal(x, y)
+}
+
+func checkRA(path string, dhcp, acceptRA bool, addresses []string, probs *Problems) {
+	if acceptRA && !dhcp && len(addresses) == 0 {
+		probs.add(path+".acceptRA", "needs addresses beside it, or dhcp: true")
+	}
 }
 
 // checkAddressing checks the addresses and the gateway of one interface or

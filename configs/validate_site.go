@@ -291,8 +291,30 @@ func (s *Site) validateYurthub(probs *Problems) {
 		probs.add("yurthub.namespace", "%q is not the name of a namespace", shorten(s.Yurthub.Namespace))
 	}
 	validateYurthubArgs("yurthub.extraArgs", s.Yurthub.ExtraArgs, "", probs)
+	validateLocalClients("yurthub.localClients", s.Yurthub.LocalClients, probs)
+	if !s.OpenYurt() && len(s.Yurthub.LocalClients) > 0 {
+		probs.add("yurthub.localClients", "needs nodeType edge or cloud; a native node runs no yurthub")
+	}
 	if !s.OpenYurt() && len(s.Yurthub.ExtraArgs) > 0 {
 		probs.add("yurthub.extraArgs", "needs nodeType edge or cloud; a native node runs no yurthub")
+	}
+}
+
+// maxUser is the largest user ID; the one above it means no user.
+const maxUser = 1<<32 - 2
+
+func validateLocalClients(path string, uids []int, probs *Problems) {
+	seen := repeats{}
+	for i, uid := range uids {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		switch {
+		case uid == 0:
+			probs.add(at, "0 is root, who may always use yurthub: remove it")
+		case uid < 0 || uid > maxUser:
+			probs.add(at, "%d is not a user ID: 1 to %d", uid, maxUser)
+		case seen.again(strconv.Itoa(uid)):
+			probs.add(at, "%d is in the list twice", uid)
+		}
 	}
 }
 
@@ -438,7 +460,7 @@ func isNamespace(name string) bool { return isDNSName(name) && !strings.Contains
 
 // CheckHub finds what is wrong with settings of yurthub that came by the flags
 // of `firstboot convert`, which it names. Empty ones are left out.
-func CheckHub(nodePool, namespace, lbMode string, extraArgs []string) error {
+func CheckHub(nodePool, namespace, lbMode string, localClients []int, extraArgs []string) error {
 	var probs Problems
 	if bad := badNodePool(nodePool); bad != "" {
 		probs.add("--nodepool-name", "%s", bad)
@@ -449,6 +471,7 @@ func CheckHub(nodePool, namespace, lbMode string, extraArgs []string) error {
 	if modes := openyurt.LBModes(); lbMode != "" && !slices.Contains(modes, lbMode) {
 		probs.add("--lb-mode", "%q is not one of %s", shorten(lbMode), strings.Join(modes, ", "))
 	}
+	validateLocalClients("--local-client", localClients, &probs)
 	validateYurthubArgs("--yurthub-arg", extraArgs, "", &probs)
 	return probs.Err()
 }

@@ -16,7 +16,7 @@ func TestYurthubArgsThatOthersCountOn(t *testing.T) {
 				t.Errorf("%s in a Site for yurthub %q: %v", arg, version, probs)
 			}
 		}
-		if err := CheckHub("", "", "", []string{arg}); err == nil || !strings.HasPrefix(err.Error(), "--yurthub-arg[0]: --"+name+" ") {
+		if err := CheckHub("", "", "", nil, []string{arg}); err == nil || !strings.HasPrefix(err.Error(), "--yurthub-arg[0]: --"+name+" ") {
 			t.Errorf("%s of firstboot convert: %v", arg, err)
 		}
 	}

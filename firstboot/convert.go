@@ -34,7 +34,9 @@ type ConvertOptions struct {
 	Namespace string // empty: openyurt.DefaultNamespace
 	LBMode    string // empty: openyurt.LBPriority
 	OpenPort  bool
-	Extra     []string
+	// LocalClients are users that may use yurthub, as yurthub.localClients of a Site.
+	LocalClients []int
+	Extra        []string
 }
 
 // ErrAlready says that a node is what it was to become.

@@ -41,7 +41,7 @@ func hubForConvert(ctx context.Context, e *Env, n *api.Node, active *Active, o C
 	if err != nil {
 		return hub{}, err
 	}
-	return hub{openPort: o.OpenPort, Hub: openyurt.Hub{
+	return hub{openPort: o.OpenPort, clients: o.LocalClients, Hub: openyurt.Hub{
 		Version: version, Node: n.Metadata.Name, Pool: o.NodePool, NodeIP: address, Cloud: o.Cloud, Dummy: hasDummy(ctx, e), Servers: servers, Pins: pins,
 		Namespace: cmp.Or(o.Namespace, openyurt.DefaultNamespace), LBMode: cmp.Or(o.LBMode, openyurt.LBPriority), Extra: o.Extra,
 	}}, nil

@@ -6,17 +6,22 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Yurthub asks nobody who he is and acts with the node's rights: on its proxy's
+// Yurthub authenticates nobody and acts with the node's rights: on its proxy's
 // ports, which pods reach at PodAddress and other nodes at any address of the
 // node's that they have a route to, and on the pool's port, which is for other
-// nodes of the pool. A fourth tells of its health, and of its profile. So the
-// kernel lets in what the node itself and its pods send, and drops the rest.
+// nodes of the pool. A fourth shows its health and its profile, and takes tokens. So
+// the kernel lets in packets of root and of the node's pods, and drops the rest.
+//
+// kubelet connects to the proxy without TLS, as root. So nothing that another user's
+// process sends from one of these ports leaves it: whoever listens there while yurthub
+// is down answers nobody.
 const (
 	portsUnit      = "edgebake-yurthub-ports.service"
 	portsTimer     = "edgebake-yurthub-ports.timer"
@@ -27,18 +32,26 @@ const (
 	portsKubelet = "/etc/systemd/system/kubelet.service.d/20-edgebake-yurthub-ports.conf"
 )
 
-// portRules are the nftables rules, for IPv4 and IPv6. A packet counts as a pod's
+// portRules are the nftables rules, for IPv4 and IPv6. Packets of this node's own
+// processes have the user who opened the socket; those of pods, forwarded ones and
+// resets of the kernel have none, and no rule in output matches them. A destination is
+// looked up (fib) because it may have been rewritten. A packet counts as a pod's
 // by the kind of the interface it arrives on: pods have veth, netkit or a bridge; a
 // network card has no kind; VLANs, bonds, tunnels and macvlans have others. Names of
 // interfaces would be out of date as soon as somebody plugs in a network card. A
 // bridge may have a network card as a port, so the second table looks at the port
 // too. Loading replaces the table at once, so the ports are never open meanwhile.
-func portRules(openPort bool) []byte {
+func portRules(p ports) []byte {
 	local, pods := openyurt.HealthPort, openyurt.ProxyPort+", "+openyurt.SecurePort
-	if !openPort {
+	all := pods + ", " + local + ", " + openyurt.PoolPort
+	if !p.open {
 		local += ", " + openyurt.PoolPort
 	}
-	return []byte(strings.NewReplacer("LOCAL", local, "PODS", pods, "TABLE", portsTable).Replace(
+	users := "0"
+	for _, uid := range p.clients {
+		users += ", " + strconv.Itoa(uid)
+	}
+	return []byte(strings.NewReplacer("LOCAL", local, "PODS", pods, "ALL", all, "USERS", users, "TABLE", portsTable).Replace(
 		`# Written by firstboot: yurthub lends this node's rights to whoever reaches its ports.
 table inet TABLE
 delete table inet TABLE
@@ -52,6 +65,11 @@ table inet TABLE {
 	chain pods {
 		meta iifkind { "veth", "netkit", "bridge" } accept
 		drop
+	}
+	chain output {
+		type filter hook output priority filter - 10; policy accept;
+		tcp dport { ALL } meta skuid != { USERS } fib daddr type local reject with tcp reset
+		tcp sport { ALL } meta skuid != 0 drop
 	}
 }
 table bridge TABLE
@@ -71,34 +89,38 @@ table bridge TABLE {
 
 // ports is what the rules for yurthub's ports depend on.
 type ports struct {
-	open bool // the pool's, to other nodes of the pool
-	pod  bool // kubelet runs yurthub
+	open    bool  // the pool's, to other nodes of the pool
+	clients []int // users of this node, beside root
+	pod     bool  // kubelet runs yurthub
 }
 
-func (h hub) ports() ports { return ports{open: h.openPort, pod: h.IsPod()} }
+func (h hub) ports() ports { return ports{open: h.openPort, clients: h.clients, pod: h.IsPod()} }
 
-// portFiles are the rules and what keeps them in the kernel: whoever restarts
-// nftables.service or firewalld flushes all rules, those of others as well.
+// portFiles are the rules and what keeps them in the kernel. nftables.service flushes
+// all rules when it starts or is reloaded, those of others as well: its start loads
+// these again at once, the timer after a reload and after anything else, with a line in
+// the journal. kube-proxy flushes only its own tables.
 func portFiles(p ports) map[string][]byte {
 	files := map[string][]byte{
-		hubNFT: portRules(p.open),
+		hubNFT: portRules(p),
 		portsUnitFile: []byte(`# Written by firstboot.
 [Unit]
-Description=Close the ports of yurthub to other machines
+Description=Close the ports of yurthub to other machines and users
 After=nftables.service firewalld.service
 Before=` + openyurt.Unit + ` ` + ondisk.UnitKubelet + `
 
 [Service]
 Type=oneshot
+ExecStart=/bin/sh -c '[ -z "$TRIGGER_UNIT" ] || /usr/sbin/nft list table inet ` + portsTable + ` >/dev/null 2>&1 || echo "<4>something has removed the rules for the ports of yurthub: loading them again"'
 ExecStart=/usr/sbin/nft -f ` + hubNFT + `
 LogLevelMax=notice
 
 [Install]
-WantedBy=multi-user.target
+WantedBy=multi-user.target nftables.service firewalld.service
 `),
 		portsTimerFile: []byte(`# Written by firstboot.
 [Unit]
-Description=Keep the ports of yurthub closed to other machines
+Description=Keep the ports of yurthub closed to other machines and users
 
 [Timer]
 OnActiveSec=30s
@@ -148,7 +170,7 @@ func portsClosed(ctx context.Context, e *Env) bool {
 	for _, family := range []string{"inet", "bridge"} {
 		var out strings.Builder
 		err := e.Run(ctx, Cmd{Args: []string{"nft", "list", "table", family, portsTable}, Output: &out})
-		if err != nil || !strings.Contains(out.String(), "jump pods") || !strings.Contains(out.String(), "drop") {
+		if err != nil || !strings.Contains(out.String(), "jump pods") || !strings.Contains(out.String(), "drop") || family == "inet" && !strings.Contains(out.String(), "skuid") {
 			return false
 		}
 	}
@@ -192,7 +214,7 @@ func openPorts(ctx context.Context, e *Env) error {
 // need and changes nothing.
 func portsClosable(ctx context.Context, e *Env) error {
 	var out strings.Builder
-	err := e.Run(ctx, Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(string(portRules(false))), Output: &out})
+	err := e.Run(ctx, Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(string(portRules(ports{}))), Output: &out})
 	if err == nil {
 		return nil
 	}
@@ -204,5 +226,5 @@ func portsOpen(err error, said string) error {
 		err = fmt.Errorf("%w: %s", err, oneLine(errors.New(said)))
 	}
 	return Advise(fmt.Errorf("the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed: %w", err),
-		"install nftables 0.9.4 or later; the kernel must be 5.6 or later, with nf_tables for the families inet and bridge")
+		"install nftables 0.9.4 or later; the kernel must be 5.6 or later, with nf_tables for the families inet and bridge, nft_fib_inet and nft_reject_inet")
 }

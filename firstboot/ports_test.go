@@ -7,8 +7,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -174,11 +176,11 @@ trap 'kill $pod $card $bridged $server' EXIT
 until [ -e "$LISTENING" ]; do kill -0 $server; sleep 0.05; done
 all() { # at the same time, in this order
 	reach= tries=
-	for who in "pod $pod 1" "card $card 2" "bridged $bridged 3" "node $$ 1"; do
+	for who in "pod $pod 1 0" "card $card 2 0" "bridged $bridged 3 0" "node $$ 1 0" "client $$ 1 1234" "user $$ 1 65534"; do
 		set -- $who
 		out="$OUT/$1"
 		reach="$reach $out"
-		WHO=$1 SUBNET=$3 OUT="$out" nsenter -n -t $2 "$SERVE" -test.run '^TestPortsAsClient$' >/dev/null & tries="$tries $!"
+		WHO=$1 SUBNET=$3 USER_ID=$4 OUT="$out" nsenter -n -t $2 "$SERVE" -test.run '^TestPortsAsClient$' >/dev/null & tries="$tries $!"
 	done
 	wait $tries
 	cat $reach
@@ -195,6 +197,8 @@ func TestPortsAsServer(t *testing.T) {
 	if os.Getenv("RULES") == "" {
 		t.Skip("SKIPPED: it is the other end of TestPortRules")
 	}
+	as(t, "LISTENER")
+	defer as(t, "")
 	for _, port := range []string{"10250", "10261", "10267", "10268", "10269"} {
 		l, err := net.Listen("tcp", ":"+port)
 		if err != nil {
@@ -211,10 +215,19 @@ func TestPortsAsServer(t *testing.T) {
 			}
 		}()
 	}
+	as(t, "")
 	if err := os.WriteFile(os.Getenv("LISTENING"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(10 * time.Minute) // until it is killed
+}
+
+// as makes this process the user that a variable names; root if there is none.
+func as(t *testing.T, variable string) {
+	uid, _ := strconv.Atoi(os.Getenv(variable))
+	if err := syscall.Setresuid(-1, uid, -1); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestPortsAsClient tries those ports from where it was started.
@@ -223,6 +236,7 @@ func TestPortsAsClient(t *testing.T) {
 	if who == "" {
 		t.Skip("SKIPPED: it is the other end of TestPortRules")
 	}
+	as(t, "USER_ID")
 	var reached [15]string
 	var tries sync.WaitGroup
 	for i := range reached {
@@ -239,6 +253,7 @@ func TestPortsAsClient(t *testing.T) {
 		})
 	}
 	tries.Wait()
+	as(t, "")
 	if err := os.WriteFile(os.Getenv("OUT"), []byte(strings.Join(reached[:], "")), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +295,7 @@ func letIn(addr string) (bool, error) {
 }
 
 // TestPortRules holds the rules against the kernel's own: who reaches which
-// port, by IPv4 and IPv6.
+// port, by IPv4 and IPv6, as which user, and whom a user's listener answers.
 func TestPortRules(t *testing.T) {
 	t.Parallel()
 	for program, pkg := range map[string]string{"nft": "nftables", "ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"} {
@@ -293,13 +308,13 @@ func TestPortRules(t *testing.T) {
 	}
 	dir := t.TempDir()
 	rules := filepath.Join(dir, "nft")
-	reach := func(when string, openPort bool) []string {
+	reach := func(when string, p ports, listener string) []string {
 		t.Helper()
-		if err := os.WriteFile(rules, portRules(openPort), 0o644); err != nil {
+		if err := os.WriteFile(rules, portRules(p), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		cmd := exec.Command("unshare", "-n", "bash", "-c", neighbours)
-		cmd.Env = append(os.Environ(), "SERVE="+self, "RULES="+rules, "OPEN="+when, "OUT="+dir, "LISTENING="+filepath.Join(dir, "listening"))
+		cmd.Env = append(os.Environ(), "SERVE="+self, "RULES="+rules, "OPEN="+when, "LISTENER="+listener, "OUT="+dir, "LISTENING="+filepath.Join(dir, "listening"))
 		var stderr strings.Builder
 		cmd.Stderr = &stderr
 		out, err := cmd.Output()
@@ -308,29 +323,40 @@ func TestPortRules(t *testing.T) {
 		}
 		return strings.Split(strings.TrimSpace(string(out)), "\n")
 	}
-	var all, closed, open []string
-	for n, who := range []string{"pod", "card", "bridged", "node"} {
-		subnet := string(rune('1' + n%3))
-		for _, port := range []string{"10250", "10261", "10267", "10268", "10269"} {
-			for _, to := range []string{"10." + subnet + ".0.1", "fd00:" + subnet + "::1", "169.254.2.1"} {
-				line := who + " " + to + " " + port
-				all = append(all, line)
-				pods := port == "10261" || port == "10268"
-				if port == "10250" || who == "node" || who == "pod" && pods {
-					closed, open = append(closed, line), append(open, line)
-				} else if port == "10269" {
-					open = append(open, line)
+	// want lists who reaches a listener of root's that ok says.
+	want := func(ok func(who, port string) bool) []string {
+		var out []string
+		for n, who := range []string{"pod", "card", "bridged", "node", "client", "user"} {
+			subnet := []string{"1", "2", "3", "1", "1", "1"}[n]
+			for _, port := range []string{"10250", "10261", "10267", "10268", "10269"} {
+				for _, to := range []string{"10." + subnet + ".0.1", "fd00:" + subnet + "::1", "169.254.2.1"} {
+					if port == "10250" || ok(who, port) {
+						out = append(out, who+" "+to+" "+port)
+					}
 				}
 			}
 		}
+		return out
+	}
+	closed := func(who, port string) bool {
+		return who == "node" || who == "pod" && (port == "10261" || port == "10268")
 	}
 	for _, c := range []struct {
-		when string
-		open bool
-		want []string
-	}{{"before", false, all}, {"after", false, closed}, {"after", true, open}} {
-		if got := reach(c.when, c.open); !slices.Equal(got, c.want) {
-			t.Errorf("%s, openPort %v: reached\n%s\nwant\n%s", c.when, c.open, strings.Join(got, "\n"), strings.Join(c.want, "\n"))
+		name, when, listener string
+		ports                ports
+		want                 func(who, port string) bool
+	}{
+		{"no rules", "before", "0", ports{}, func(string, string) bool { return true }},
+		{"closed", "after", "0", ports{}, closed},
+		{"the pool's port open", "after", "0", ports{open: true}, func(who, port string) bool {
+			return closed(who, port) || port == "10269" && who != "client" && who != "user"
+		}},
+		{"open to a user", "after", "0", ports{clients: []int{7, 1234}}, func(who, port string) bool { return closed(who, port) || who == "client" }},
+		{"a user listens, no rules", "before", "65534", ports{}, func(string, string) bool { return true }},
+		{"a user listens", "after", "65534", ports{open: true, clients: []int{1234, 65534}}, func(string, string) bool { return false }},
+	} {
+		if got, want := reach(c.when, c.ports, c.listener), want(c.want); !slices.Equal(got, want) {
+			t.Errorf("%s: reached\n%s\nwant\n%s", c.name, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 	}
 }

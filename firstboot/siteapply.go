@@ -137,7 +137,7 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 		return err
 	}
 	if e.exists(openyurt.Manifest) { // of DATA, and the rules are of a root that is new
-		if err := closePorts(ctx, e, ports{open: a.Site.Yurthub.OpenPort, pod: true}); err != nil {
+		if err := closePorts(ctx, e, ports{open: a.Site.Yurthub.OpenPort, clients: a.Site.Yurthub.LocalClients, pod: true}); err != nil {
 			return err
 		}
 	}

@@ -34,7 +34,8 @@ const (
 // hub is what first boot decides of a yurthub.
 type hub struct {
 	openyurt.Hub
-	openPort bool // to other nodes of the pool
+	openPort bool  // to other nodes of the pool
+	clients  []int // users that may use it, beside root
 
 	// The method through makes Hub.Servers of these.
 	endpoint string   // the endpoint's URL
@@ -55,7 +56,7 @@ func hubOf(e *Env, active *Active) (hub, error) {
 	if info == nil {
 		return hub{}, Permanent(errors.New("this image carries no yurthub"), "build the Image with yurthub, or choose nodeType native")
 	}
-	h := hub{openPort: site.Yurthub.OpenPort, endpoint: site.EndpointURL(), Hub: openyurt.Hub{
+	h := hub{openPort: site.Yurthub.OpenPort, clients: site.Yurthub.LocalClients, endpoint: site.EndpointURL(), Hub: openyurt.Hub{
 		Version: info.Version, Node: active.Node, Pool: site.NodePool, Cloud: site.NodeType == configs.NodeCloud,
 		NodeIP: cmp.Or(nodeAddress(e), openyurt.NodeIPIn(string(e.contents(hubKept)))),
 		Dummy:  e.exists("/sys/module/dummy"), Namespace: site.Yurthub.Namespace, LBMode: info.LBMode,

@@ -46,7 +46,7 @@ joined, given yurthub's program at ` + openyurt.Program + `.`,
 			if o.NodePool == "" {
 				errs = append(errs, errors.New("--nodepool-name is required: "+openyurt.Unpooled))
 			}
-			errs = append(errs, firstboot.CheckServers(o.Servers), configs.CheckHub(o.NodePool, o.Namespace, o.LBMode, o.Extra))
+			errs = append(errs, firstboot.CheckServers(o.Servers), configs.CheckHub(o.NodePool, o.Namespace, o.LBMode, o.LocalClients, o.Extra))
 			if err := errors.Join(errs...); err != nil {
 				return usageError{err}
 			}
@@ -72,6 +72,7 @@ joined, given yurthub's program at ` + openyurt.Program + `.`,
 	f.StringVar(&o.Namespace, "namespace", openyurt.DefaultNamespace, "namespace of yurthub's settings in the cluster")
 	f.StringVar(&o.LBMode, "lb-mode", openyurt.LBPriority, strings.Join(openyurt.LBModes(), " or "))
 	f.BoolVar(&o.OpenPort, "open-port", false, "leave port "+openyurt.PoolPort+" reachable from outside the node")
+	f.IntSliceVar(&o.LocalClients, "local-client", nil, "ID of a user, beside root, whose processes on the node's network may use yurthub (may be repeated)")
 	f.StringArrayVar(&o.Extra, "yurthub-arg", nil, "further argument of yurthub, --name=value (may be repeated)")
 	return cmd
 }

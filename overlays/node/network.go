@@ -38,11 +38,11 @@ func renderNetwork(cfg *types.Config, n *configs.Network) error {
 				fmt.Sprintf("%s[NetDev]\nName=%s\nKind=vlan\n\n[VLAN]\nId=%d\n", header, name, v.ID))
 			var b strings.Builder
 			fmt.Fprintf(&b, "%s[Match]\nName=%s\n\n[Network]\n", header, name)
-			addressing(&b, n, v.DHCP, v.Addresses, v.Gateway)
+			addressing(&b, v.DHCP, v.AcceptRA, v.Addresses, v.Gateway)
 			if len(ifaces) == 1 && f.WiFi == nil && isStatic(v.DHCP, v.Addresses) {
 				b.WriteString(withoutCarrier)
 			}
-			dhcpSections(&b, n, v.DHCP)
+			learnedSections(&b, n, v.DHCP, v.AcceptRA)
 			addFile(cfg, base+"-"+name+".network", 0o644, b.String())
 		}
 		if f.WiFi != nil {
@@ -98,14 +98,14 @@ func interfaceFile(n *configs.Network, f *configs.Interface, only bool) string {
 		fmt.Fprintf(&b, "\n[Link]\nMTUBytes=%d\n", f.MTU)
 	}
 	b.WriteString("\n[Network]\n")
-	addressing(&b, n, f.DHCP, f.Addresses, f.Gateway)
+	addressing(&b, f.DHCP, f.AcceptRA, f.Addresses, f.Gateway)
 	for _, v := range f.VLANs {
 		fmt.Fprintf(&b, "VLAN=%s\n", vlanName(v.ID))
 	}
 	if only && !f.DHCP && f.WiFi == nil && (len(f.Addresses) > 0 || slices.ContainsFunc(f.VLANs, func(v configs.VLAN) bool { return isStatic(v.DHCP, v.Addresses) })) {
 		b.WriteString(withoutCarrier)
 	}
-	dhcpSections(&b, n, f.DHCP)
+	learnedSections(&b, n, f.DHCP, f.AcceptRA)
 	for _, r := range f.Routes {
 		fmt.Fprintf(&b, "\n[Route]\nDestination=%s\nGateway=%s\n", r.To, r.Via)
 	}
@@ -120,7 +120,7 @@ const withoutCarrier = "ConfigureWithoutCarrier=yes\nIgnoreCarrierLoss=yes\n"
 
 func isStatic(dhcp bool, addresses []string) bool { return !dhcp && len(addresses) > 0 }
 
-func addressing(b *strings.Builder, n *configs.Network, dhcp bool, addresses []string, gateway string) {
+func addressing(b *strings.Builder, dhcp, acceptRA bool, addresses []string, gateway string) {
 	if dhcp {
 		b.WriteString("DHCP=yes\n")
 	}
@@ -130,30 +130,35 @@ func addressing(b *strings.Builder, n *configs.Network, dhcp bool, addresses []s
 	if gateway != "" {
 		fmt.Fprintf(b, "Gateway=%s\n", gateway)
 	}
-	if len(addresses) == 0 && !dhcp {
+	switch {
+	case dhcp: // which router advertisements belong to
+	case len(addresses) == 0:
 		// A trunk: only its VLANs speak.
 		b.WriteString("LinkLocalAddressing=no\nIPv6AcceptRA=no\n")
+	case acceptRA:
+		b.WriteString("IPv6AcceptRA=yes\n")
+	default:
+		// Any machine on the network can send one, and with it routes and DNS servers.
+		b.WriteString("IPv6AcceptRA=no\n")
 	}
 }
 
-// dhcpSections says what to take from a DHCP server. Never the host name:
-// the node's name is the site's. The site's own servers replace DHCP's, and a
-// lease is asked for by MAC address, since the machine id is new at first
-// boot.
-func dhcpSections(b *strings.Builder, n *configs.Network, dhcp bool) {
-	if !dhcp {
-		return
+// learnedSections limits what is taken from DHCP servers and routers. Never the host
+// name: the node's name is the site's. The site's own servers replace theirs, and a
+// lease is requested by MAC address, since the machine ID is new at first boot.
+func learnedSections(b *strings.Builder, n *configs.Network, dhcp, acceptRA bool) {
+	if dhcp {
+		var use string
+		if len(n.DNS) > 0 {
+			use += "UseDNS=no\n"
+		}
+		if len(n.NTP) > 0 {
+			use += "UseNTP=no\n"
+		}
+		b.WriteString("\n[DHCPv4]\nUseHostname=no\nClientIdentifier=mac\n" + use)
+		b.WriteString("\n[DHCPv6]\nUseHostname=no\n" + use)
 	}
-	var use string
-	if len(n.DNS) > 0 {
-		use += "UseDNS=no\n"
-	}
-	if len(n.NTP) > 0 {
-		use += "UseNTP=no\n"
-	}
-	b.WriteString("\n[DHCPv4]\nUseHostname=no\nClientIdentifier=mac\n" + use)
-	b.WriteString("\n[DHCPv6]\nUseHostname=no\n" + use)
-	if len(n.DNS) > 0 {
+	if (dhcp || acceptRA) && len(n.DNS) > 0 {
 		b.WriteString("\n[IPv6AcceptRA]\nUseDNS=no\n")
 	}
 }
