@@ -200,12 +200,12 @@ func TestPortOpened(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.stamp(ownDev, w.site("nodeType: edge", "nodePool: shanghai", "yurthub: {openPort: true}"))
+	w.stamp(ownDev, w.site("nodeType: edge", "nodePool: shanghai", "yurthub: {openPort: true, localClients: [1000, 65534]}"))
 	w.powerOn()
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	if strings.Contains(w.rules, "10269") || !strings.Contains(w.rules, "10261, 10268") {
+	if w.rules != string(portRules(ports{open: true, clients: []int{1000, 65534}})) {
 		t.Errorf("the rules are:\n%s", w.rules)
 	}
 }

@@ -28,6 +28,10 @@ func private(dir string) error {
 	if err := ours(dir, us); err != nil {
 		return err
 	}
+	// Of the cache itself, which may be a link, more is required than of those above it.
+	if err := above(filepath.Join(dir, "blobs"), us); err != nil {
+		return err
+	}
 	var errs []error
 	for _, d := range subdirs {
 		d = filepath.Join(dir, d)
@@ -75,6 +79,63 @@ func tighten(dir string) error {
 	return nil
 }
 
+// above rejects a cache that others could exchange: it checks the directories on the
+// way to dir, and on the way to where links among them lead. A directory that is sticky,
+// as /tmp, or writable for this user's own group, as a home may be, is accepted.
+func above(dir string, us uint32) error {
+	for p := filepath.Dir(dir); ; p = filepath.Dir(p) {
+		fi, err := os.Lstat(p)
+		if err != nil {
+			return err
+		}
+		if err := owned(p, fi, us); err != nil && ownerOf(fi) != hostRoot() {
+			return err
+		}
+		shared := fi.Mode()&0o002 != 0 || fi.Mode()&0o020 != 0 && groupOf(fi) != 0 && groupOf(fi) != uint32(os.Getegid())
+		switch {
+		case fi.Mode()&fs.ModeSymlink != 0:
+			to, err := os.Readlink(p)
+			if err != nil {
+				return err
+			}
+			if !filepath.IsAbs(to) {
+				from, err := filepath.EvalSymlinks(filepath.Dir(p))
+				if err != nil {
+					return err
+				}
+				to = filepath.Join(from, to)
+			}
+			if err := above(filepath.Join(to, "cache"), us); err != nil {
+				return err
+			}
+		case shared && fi.Mode()&fs.ModeSticky == 0:
+			return fmt.Errorf("other users may write to %s, and so could exchange the cache below it: name a cache elsewhere, or chmod go-w %[1]s", p)
+		}
+		if p == filepath.Dir(p) {
+			return nil
+		}
+	}
+}
+
+// hostRoot is whom this process sees as the owner of root's files: in a user namespace
+// that does not map root, as in a rootless container, the user that stands for all that
+// are not mapped.
+func hostRoot() uint32 {
+	fi, err := os.Stat("/proc/sys")
+	if err != nil {
+		return 0
+	}
+	return ownerOf(fi)
+}
+
+// owned reports whether a file belongs to this user or root.
+func owned(path string, fi fs.FileInfo, us uint32) error {
+	if o := ownerOf(fi); o != us && o != uint32(os.Geteuid()) && o != 0 {
+		return fmt.Errorf("%s belongs to user %d, who could exchange programs and inputs in it: name a cache of your own", path, o)
+	}
+	return nil
+}
+
 // ours reports whether nobody but this user and root can have written to dir. An
 // ordinary user trusts root; root trusts nobody else.
 func ours(dir string, us uint32) error {
@@ -83,8 +144,8 @@ func ours(dir string, us uint32) error {
 		if err != nil {
 			return err
 		}
-		if o := ownerOf(fi); o != us && o != uint32(os.Geteuid()) && o != 0 {
-			return fmt.Errorf("%s belongs to user %d, who could exchange programs and inputs in it: name a cache of your own", dir, o)
+		if err := owned(dir, fi, us); err != nil {
+			return err
 		}
 		if fi.Mode()&fs.ModeSymlink == 0 && fi.Mode()&0o022 != 0 {
 			return fmt.Errorf("other users may write to %s, and so could exchange programs and inputs in it: name a new directory; if nobody else has had access to this one, chmod -R go-w %[1]s", dir)

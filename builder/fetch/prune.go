@@ -301,6 +301,13 @@ func (c *Cache) dropKeys() error {
 	return nil
 }
 
+func groupOf(fi fs.FileInfo) uint32 {
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		return st.Gid
+	}
+	return 0
+}
+
 func ownerOf(fi fs.FileInfo) uint32 {
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
 		return st.Uid
