@@ -1,6 +1,20 @@
 package main
 
 import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk/fat"
+
+	"filippo.io/age"
+	"filippo.io/age/armor"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+
 	"bytes"
 	"errors"
 	"io"
@@ -40,7 +54,7 @@ func TestScript(t *testing.T) {
 		e.Setenv("GOCACHE", dirs[0])
 		e.Setenv("GOMODCACHE", dirs[1])
 		return nil
-	}, map[string]scripttest.Command{"fixture": made.command, "hurt": hurt, "disk": makeDisk, "blank": blank, "registry": startRegistry})
+	}, map[string]scripttest.Command{"fixture": made.command, "hurt": hurt, "disk": makeDisk, "blank": blank, "registry": startRegistry, "encrypt": encrypt, "signed": checkSigned, "eltorito": elTorito})
 }
 
 // hurt writes over the first bytes of a partition: `hurt IMAGE LABEL`.
@@ -86,6 +100,104 @@ func startRegistry(ts *testscript.TestScript, _ bool, _ []string) {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	ts.Defer(server.Close)
 	ts.Setenv("REGISTRY", server.Listener.Addr().String())
+}
+
+// encrypt encrypts a file as age does: `encrypt [-armor] FILE OUT KEYFILE`, or with a
+// passphrase in the place of a file with an identity.
+func encrypt(ts *testscript.TestScript, _ bool, args []string) {
+	armored := args[0] == "-armor"
+	if armored {
+		args = args[1:]
+	}
+	var to age.Recipient
+	if strings.HasSuffix(args[2], ".txt") {
+		ids, err := age.ParseIdentities(strings.NewReader(ts.ReadFile(args[2])))
+		ts.Check(err)
+		to = ids[0].(*age.X25519Identity).Recipient()
+	} else {
+		pass, err := age.NewScryptRecipient(args[2])
+		ts.Check(err)
+		pass.SetWorkFactor(10)
+		to = pass
+	}
+	var b bytes.Buffer
+	out := io.WriteCloser(struct {
+		io.Writer
+		io.Closer
+	}{&b, io.NopCloser(nil)})
+	if armored {
+		out = armor.NewWriter(&b)
+	}
+	w, err := age.Encrypt(out, to)
+	ts.Check(err)
+	_, err = io.WriteString(w, ts.ReadFile(args[0]))
+	ts.Check(errors.Join(err, w.Close(), out.Close()))
+	ts.Check(os.WriteFile(ts.MkAbs(args[1]), b.Bytes(), 0o600))
+}
+
+// checkSigned checks a stick as first boot does, and which files it has: `signed DIR FILE...`.
+func checkSigned(ts *testscript.TestScript, _ bool, args []string) {
+	entries, err := os.ReadDir(ts.MkAbs(args[0]))
+	ts.Check(err)
+	made := slot.Contents{Files: map[string][]byte{}}
+	for _, e := range entries {
+		info, err := e.Info()
+		ts.Check(err)
+		if info.Mode().Perm() != 0o600 {
+			ts.Fatalf("%s has mode %v", e.Name(), info.Mode())
+		}
+		b := []byte(ts.ReadFile(filepath.Join(args[0], e.Name())))
+		switch e.Name() {
+		case ondisk.SlotClaims: // the machines', and no part of a slot
+		case "site.minisig":
+			made.Signature = b
+		default:
+			made.Files[e.Name()] = b
+		}
+	}
+	img, err := slot.Make(made)
+	ts.Check(err)
+	got, err := slot.Read(bytes.NewReader(img))
+	ts.Check(err)
+	when, err := got.Verify([]string{publicKey})
+	ts.Check(err)
+	if since := time.Since(when); since < 0 || since > time.Hour {
+		ts.Fatalf("signed on %v", when)
+	}
+	if have := slices.Sorted(maps.Keys(got.Files)); !slices.Equal(have, args[1:]) {
+		ts.Fatalf("it has %q", have)
+	}
+}
+
+// elTorito finds the EFI system partition of an ISO as firmware does: where El Torito
+// gives no size, it reaches to the end of the volume, so it must be in it. A stick with
+// the ISO boots by the partition table.
+func elTorito(ts *testscript.TestScript, _ bool, args []string) {
+	f, err := os.Open(ts.MkAbs(args[0]))
+	ts.Check(err)
+	defer f.Close()
+	const block = 2048
+	read := func(at uint32) []byte {
+		b := make([]byte, block)
+		_, err := f.ReadAt(b, int64(at)*block)
+		ts.Check(err)
+		return b
+	}
+	le := binary.LittleEndian
+	volume := le.Uint32(read(16)[80:])
+	catalog := read(le.Uint32(read(17)[71:]))
+	at, count := le.Uint32(catalog[40:]), le.Uint16(catalog[38:])
+	esp, err := fat.Open(io.NewSectionReader(f, int64(at)*block, 1<<40))
+	ts.Check(err)
+	if end := int64(at)*block + esp.Size(); count == 0 && end > int64(volume)*block {
+		ts.Fatalf("the EFI system partition ends at %d, the volume at %d: firmware does not find it", end, int64(volume)*block)
+	}
+	_, err = esp.ReadFile("EFI/BOOT/BOOTX64.EFI")
+	ts.Check(err)
+	ts.Check(ts.Exec("sgdisk", "-p", args[0]))
+	if want := fmt.Sprintf(`(?m)^ +\d+ +%d +\d+ .* EF00 `, int64(at)*block/512); !regexp.MustCompile(want).MatchString(ts.ReadFile("stdout")) {
+		ts.Fatalf("no EFI system partition at %d", int64(at)*block/512)
+	}
 }
 
 // fixtures are directories with an Image and what was built of it. Each is made once,

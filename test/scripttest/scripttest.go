@@ -38,7 +38,7 @@ type Command = func(ts *testscript.TestScript, neg bool, args []string)
 //	                      each document in FILE is JSON, and the last one has these
 //	                      values at these paths, as in slot.state
 //	need PROGRAM PACKAGE  skip without a program at a desk, fail in CI
-//	needroot WHY          the same for root
+//	namespaces            the same for namespaces of users and mounts
 func Run(t *testing.T, setup func(*testscript.Env) error, commands map[string]Command) {
 	t.Setenv("GOTMPDIR", disktest.Scratch(t)) // where testscript makes its directories
 	all := map[string]Command{
@@ -49,8 +49,10 @@ func Run(t *testing.T, setup func(*testscript.Env) error, commands map[string]Co
 				desk.Lacks(tb(ts), "there is no %s (package %s)", args[0], args[1])
 			}
 		},
-		"needroot": func(ts *testscript.TestScript, _ bool, args []string) {
-			desk.NeedRoot(tb(ts), strings.Join(args, " "))
+		"namespaces": func(ts *testscript.TestScript, _ bool, args []string) {
+			if out, err := exec.Command("unshare", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt").CombinedOutput(); err != nil {
+				desk.Lacks(tb(ts), "no namespaces here: %v\n%s", err, out)
+			}
 		},
 	}
 	for name, c := range commands {
@@ -81,12 +83,6 @@ func Run(t *testing.T, setup func(*testscript.Env) error, commands map[string]Co
 			}
 			return setup(e)
 		},
-		Condition: func(cond string) (bool, error) {
-			if cond == "root" {
-				return os.Geteuid() == 0, nil
-			}
-			return false, errors.New("unknown condition")
-		},
 		Cmds:               all,
 		UpdateScripts:      *update,
 		RequireUniqueNames: true,
@@ -112,7 +108,7 @@ func session(ts *testscript.TestScript, neg bool, args []string) {
 		if said != "" && !strings.HasSuffix(said, "\n") {
 			said += "\n"
 		}
-		shown.WriteString("$ " + typed + steady(said, ts.Getenv("WORK")))
+		shown.WriteString("$ " + typed + steady(ts, said))
 		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 			fmt.Fprintf(&shown, "[exit %d]\n", exit.ExitCode())
 		} else {
@@ -177,15 +173,16 @@ var (
 )
 
 // steady puts names in the place of what is another thing in each run.
-func steady(said, work string) string {
-	said = strings.ReplaceAll(said, work, "$WORK")
+func steady(ts *testscript.TestScript, said string) string {
+	bin, _, _ := strings.Cut(ts.Getenv("PATH"), string(os.PathListSeparator)) // testscript's, with the commands
+	said = strings.NewReplacer(ts.Getenv("WORK"), "$WORK", bin, "$BIN").Replace(said)
 	said = digests.ReplaceAllString(said, "DIGEST")
 	said = plans.ReplaceAllString(said, "plan ID")
 	said = guids.ReplaceAllString(said, "GUID")
 	said = ports.ReplaceAllString(said, "127.0.0.1:PORT")
 	return moments.ReplaceAllStringFunc(said, func(s string) string {
-		if at, err := time.Parse(time.RFC3339, s); err == nil && time.Since(at).Abs() < 24*time.Hour {
-			return "NOW"
+		if at, err := time.Parse(time.RFC3339, s); err == nil && time.Since(at).Abs() < 60*24*time.Hour {
+			return "TIME"
 		}
 		return s
 	})
