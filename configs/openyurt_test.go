@@ -1,7 +1,6 @@
 package configs
 
 import (
-	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -21,25 +20,6 @@ func TestEnumsOfYurthub(t *testing.T) {
 		}
 		if !ok || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: the schema has %v, OpenYurt %v", field, got, want)
-		}
-	}
-}
-
-// TestReferenceOfYurthub: the reference has the releases and the port that
-// OpenYurt has.
-func TestReferenceOfYurthub(t *testing.T) {
-	b, err := os.ReadFile("../docs/reference.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	first := openyurt.Release(openyurt.FirstUnit)
-	for row, want := range map[string]string{
-		"| `organizations` |":    "OpenYurt before " + first + " (form " + openyurt.FormStaticPod + ")",
-		"| `yurthub.openPort` |": "yurthub's port " + openyurt.PoolPort + " reachable from outside the node. There yurthub (OpenYurt " + first + " and later)",
-	} {
-		_, line, found := strings.Cut(string(b), row)
-		if line, _, _ = strings.Cut(line, "\n"); !found || !strings.Contains(line, want) {
-			t.Errorf("%s does not say %q:%s", row, want, line)
 		}
 	}
 }

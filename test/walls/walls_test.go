@@ -111,8 +111,8 @@ func list(t *testing.T) []pkg {
 		}
 		pkgs = append(pkgs, p)
 	}
-	if len(pkgs) < 5 {
-		t.Fatalf("go list knows %d packages; is this test run inside the module?", len(pkgs))
+	if len(pkgs) == 0 {
+		t.Fatal("go list knows no package; is this test run inside the module?")
 	}
 	return pkgs
 }
@@ -164,8 +164,8 @@ func table(t *testing.T) []string {
 			names = append(names, name)
 		}
 	}
-	if len(names) < 5 {
-		t.Fatalf("ARCHITECTURE.md has %d packages in its table", len(names))
+	if len(names) == 0 {
+		t.Fatal("ARCHITECTURE.md has no table of packages")
 	}
 	return names
 }
