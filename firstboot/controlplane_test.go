@@ -851,6 +851,44 @@ func TestLivingSeatIsNotTaken(t *testing.T) {
 	}
 }
 
+// A learner whose machine died before its etcd started does not keep others out for
+// ever; one that is at work does, and so does one that has started, with the fix.
+func TestDeadLearner(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		named, active bool
+		says          string
+	}{
+		"it never started":        {},
+		"it is at work":           {active: true, says: "another control-plane node (https://192.0.2.13:2380) is joining; to fix: switch it on"},
+		"it has started and died": {named: true, says: "etcdctl member remove 63"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, mintedSites(t, 3))
+			m.cluster.unpublished = false
+			f := m.quorum()
+			f.members = append(f.members[:2], map[string]any{"ID": "99", "peerURLs": []string{"https://192.0.2.13:2380"}, "isLearner": true})
+			if tt.named {
+				f.members[2]["name"] = "m3"
+			}
+			if tt.active {
+				f.active = "63"
+			}
+			m.patience = 45 * time.Minute
+			began := m.now
+			err := m.boot()
+			left := slices.ContainsFunc(f.members, func(o map[string]any) bool { return o["ID"] == "99" })
+			if left != (tt.says != "") || (err == nil) == left || (len(m.starts) == 1) == left || !m.said(tt.says) {
+				t.Errorf("%v, etcd was started as %q, members %v\n%s", err, m.starts, f.members, strings.Join(m.console, "\n"))
+			}
+			if waited := m.now.Sub(began); !left && waited < seat.LearnerPatience {
+				t.Errorf("its seat was given up after %s", waited)
+			}
+		})
+	}
+}
+
 // Removed while it was off: its data is of no use, and a person decides.
 func TestRemovedMasterStops(t *testing.T) {
 	t.Parallel()

@@ -32,6 +32,8 @@ const (
 	// quorum forms anew after a power cut of all.
 	seatPatience = 2 * time.Minute
 	seatInterval = 2 * time.Second
+	// fixAfter is how long a wait must last until its fix is said: most end by themselves.
+	fixAfter = 5 * time.Minute
 	// countedFor is how long the control-plane node to continue from must have
 	// counted this machine's member: etcd that is to drop all others still lists them
 	// for a moment.
@@ -108,6 +110,8 @@ type taker struct {
 	stopped time.Time    // since when only a person can decide
 	via     seat.Etcd    // a member that a quorum answered through
 	watch   seatWatch    // over the old seat
+	learner learnerWatch // over another machine's learner
+	since   time.Time    // since when the decision is as it is
 	named   time.Time    // since when the one to continue from counts this machine's member
 }
 
@@ -122,7 +126,7 @@ func (t *taker) take(ctx context.Context) error {
 		d := seat.Decide(v)
 		if line := d.Do.String() + ": " + d.Why; line != said {
 			t.e.Log.Info("the seat in etcd", "decision", d.Do.String(), "why", d.Why)
-			said = line
+			said, t.since = line, t.e.Now()
 		}
 		switch next, err := t.carryOut(ctx, d); {
 		case err != nil || next == seatTaken:
@@ -215,7 +219,11 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 	default:
 		return seatWaits, Permanent(fmt.Errorf("the seat decision is %s, which this first boot does not carry out", d.Do), "keep the disk, and update the image")
 	}
-	t.e.Waiting("%s", d.Why)
+	if d.Fix != "" && t.e.Now().Sub(t.since) >= fixAfter {
+		t.e.Waiting("%s; to fix: %s", d.Why, d.Fix)
+	} else {
+		t.e.Waiting("%s", d.Why)
+	}
 	return seatWaits, nil
 }
 
@@ -284,6 +292,7 @@ func (t *taker) view(ctx context.Context) (seat.View, error) {
 	v.Counted = !t.named.IsZero() && t.e.Now().Sub(t.named) >= countedFor
 	if v.Quorum && !v.Disk.WAL {
 		v.Seat, v.SeatWhy, err = t.oldSeat(ctx, v, etcds)
+		v.DeadLearner = t.deadLearner(ctx, v, etcds)
 	}
 	return v, err
 }
@@ -362,7 +371,7 @@ func (t *taker) join(ctx context.Context, d seat.Decision) (initialCluster strin
 		if err := t.via.Remove(ctx, id); err != nil {
 			return "", err
 		}
-		t.e.Log.Info("removed this machine's old seat in etcd", "id", id)
+		t.e.Log.Info("removed a seat in etcd: an old one of this machine, or of one that never started", "id", id)
 	}
 	self, err := t.via.AddLearner(ctx, t.site.Self().PeerURL())
 	if err != nil {

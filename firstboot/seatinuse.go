@@ -3,6 +3,7 @@ package firstboot
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
@@ -55,6 +56,36 @@ func (t *taker) oldSeat(ctx context.Context, v seat.View, etcds []seat.Etcd) (se
 		return seat.Watched, fmt.Sprintf("watching for %s whether another machine runs as Node %s", seatWatched, t.site.NodeName), nil
 	}
 	return seat.Gone, "", nil
+}
+
+// learnerWatch is over another machine's learner, which keeps all others from joining.
+type learnerWatch struct {
+	id    string
+	since time.Time // since when it was not seen to run
+}
+
+// deadLearner is the id of another machine's learner that has never started, and was not
+// seen to run for seat.LearnerPatience.
+func (t *taker) deadLearner(ctx context.Context, v seat.View, etcds []seat.Etcd) string {
+	i := slices.IndexFunc(v.Members, func(m seat.Member) bool { return m.Learner && m.NeverStarted() && !v.Own(m) })
+	if i < 0 {
+		t.learner = learnerWatch{}
+		return ""
+	}
+	id := v.Members[i].ID
+	for _, etcd := range etcds {
+		if active, err := etcd.Active(ctx, id); err != nil || active {
+			t.learner = learnerWatch{}
+			return ""
+		}
+	}
+	if t.learner.id != id {
+		t.learner = learnerWatch{id, t.e.Now()}
+	}
+	if t.e.Now().Sub(t.learner.since) < seat.LearnerPatience {
+		return ""
+	}
+	return id
 }
 
 // leaseOfNode asks the other control-plane nodes' API servers which machine

@@ -26,7 +26,9 @@ package seat
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 )
 
 // PeerState is what another control-plane node showed.
@@ -143,7 +145,10 @@ type View struct {
 	// it.
 	Seat    Seat
 	SeatWhy string
-	Ticket  Ticket
+	// DeadLearner is the id of another machine's learner that has never started, and
+	// that no member has been in touch with for LearnerPatience; empty: there is none.
+	DeadLearner string
+	Ticket      Ticket
 	// TicketID tells this Site's ticket from others, as the peers state theirs.
 	TicketID string
 	// Dates are the ticket's end and this machine's clock, which may be wrong.
@@ -183,8 +188,8 @@ func (a Action) String() string {
 // Decision is an Action with what it needs, and why.
 type Decision struct {
 	Do Action
-	// Remove are the ids of members that are this control-plane node's old seats, for
-	// Join.
+	// Remove are the ids of members that make room for a Join: this control-plane node's
+	// old seats, and a dead learner.
 	Remove   []string
 	Why, Fix string
 }
@@ -339,14 +344,34 @@ func (v View) join() Decision {
 	d := Decision{Do: Join, Why: "a quorum lives"}
 	for _, m := range v.Members {
 		switch {
-		case v.Own(m):
+		case v.Own(m), m.Learner && m.ID == v.DeadLearner:
 			d.Remove = append(d.Remove, m.ID)
-		case m.Learner:
+		case m.Learner && m.NeverStarted():
 			// etcd takes one learner at a time.
-			return Decision{Do: Wait, Why: fmt.Sprintf("another control-plane node (%s) is joining", orUnnamed(m))}
+			return Decision{Do: Wait, Why: fmt.Sprintf("another control-plane node (%s) is joining", orUnnamed(m)),
+				Fix: fmt.Sprintf("switch it on; if its etcd does not start within %s, its seat is given up", LearnerPatience)}
+		case m.Learner:
+			return Decision{Do: Wait, Why: fmt.Sprintf("another control-plane node (%s) is joining, and has no vote yet", orUnnamed(m)),
+				Fix: fmt.Sprintf("switch it on; if it is lost for good, write the image with its Site to another disk, or remove it with `etcdctl member remove %s` in etcd's container", hexID(m.ID))}
 		}
 	}
 	return d
+}
+
+// LearnerPatience is how long a learner that has never started keeps the seat that others
+// wait for. Its machine may be slow to start etcd.
+const LearnerPatience = 10 * time.Minute
+
+// NeverStarted reports whether the member's etcd has never been in touch with the others:
+// it gives its name then.
+func (m Member) NeverStarted() bool { return m.Name == "" }
+
+// hexID is an id as etcdctl has it.
+func hexID(id string) string {
+	if n, err := strconv.ParseUint(id, 10, 64); err == nil {
+		return strconv.FormatUint(n, 16)
+	}
+	return id
 }
 
 func orUnnamed(m Member) string {

@@ -25,6 +25,9 @@ func members(text string) []Member {
 	return out
 }
 
+// unstarted is a learner that was added, and whose etcd has not started.
+var unstarted = Member{ID: "9", PeerURLs: []string{"https://m3:2380"}, Learner: true}
+
 // TestTable has every row of the decision table, and its neighbours.
 func TestTable(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -69,6 +72,10 @@ func TestTable(t *testing.T) {
 		"blank, quorum, seat is gone":  {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m2 m3")}, "join"},
 		"blank, quorum, half joined":   {View{Peers: peers(Lived, Lived), Quorum: true, Members: append(members("m2 m3"), Member{ID: "9", PeerURLs: []string{"https://m1:2380"}, Learner: true})}, "join remove 9"},
 		"blank, another joins":         {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m1 m2 m3+")}, "wait"},
+		"blank, dead learner":          {View{Peers: peers(Lived, Lived), Quorum: true, Members: append(members("m1 m2"), unstarted), DeadLearner: "9"}, "join remove 1 9"},
+		"blank, learner not started":   {View{Peers: peers(Lived, Lived), Quorum: true, Members: append(members("m1 m2"), unstarted)}, "wait"},
+		"blank, another learner":       {View{Peers: peers(Lived, Lived), Quorum: true, Members: append(members("m1 m2"), unstarted), DeadLearner: "8"}, "wait"},
+		"dead learner, seat lives":     {View{Peers: peers(Lived, Lived), Quorum: true, Members: append(members("m1 m2"), unstarted), DeadLearner: "9", Seat: Alive}, "stop"},
 		"blank, lived without quorum":  {View{Peers: peers(Lived, Silent), Ticket: ValidTicket}, "stop"},
 		"blank, lived beside blank":    {View{Peers: peers(Blank, Lived), Ticket: ValidTicket}, "stop"},
 		"blank, all blank":             {View{Peers: peers(Blank, Blank), Ticket: ValidTicket}, "birth"},

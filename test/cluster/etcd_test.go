@@ -327,6 +327,38 @@ func TestReplacedMaster(t *testing.T) {
 	e.decide(0, seat.Start)
 }
 
+// A machine dies between its place and its first start: nobody else can join until its
+// learner is removed, which takes nothing from the others.
+func TestDeadLearner(t *testing.T) {
+	e := newEtcds(t)
+	e.start(1, "m2="+e.peer[1], "new")
+	e.put(1, "k", "kept")
+	via := seat.Etcd{Client: http.DefaultClient, URL: e.client[1]}
+	until(t, "the learner to be added", func() bool { _, err := via.AddLearner(t.Context(), e.peer[2]); return err == nil })
+	v := e.view(0)
+	d := seat.Decide(v)
+	if d.Do != seat.Wait || !strings.Contains(d.Why, e.peer[2]) {
+		t.Fatalf("%+v", d)
+	}
+	if _, err := via.AddLearner(t.Context(), e.peer[0]); err == nil {
+		t.Fatal("etcd has changed: it takes two learners")
+	}
+	learner := v.Members[slices.IndexFunc(v.Members, func(m seat.Member) bool { return m.Learner })]
+	if active, err := via.Active(t.Context(), learner.ID); err != nil || active || !learner.NeverStarted() {
+		t.Fatalf("%+v runs: %v, %v", learner, active, err)
+	}
+	v.DeadLearner = learner.ID
+	if d = seat.Decide(v); d.Do != seat.Join || !slices.Contains(d.Remove, learner.ID) {
+		t.Fatalf("%+v", d)
+	}
+	until(t, "the learner to be removed", func() bool { return via.Remove(t.Context(), learner.ID) == nil })
+	e.replaceFrom(0, 1)
+	if !e.has(0, "k", "kept") {
+		t.Error("the one that joined lacks what was written")
+	}
+	e.replaceFrom(2, 1) // switched on after all
+}
+
 // Written anew while it is cut off, a master waits, however valid its ticket, and the
 // others live on. As soon as it reaches one of them it takes its seat.
 func TestReflashedBehindAPartition(t *testing.T) {
