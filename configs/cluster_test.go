@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 )
 
 const smallCluster = `apiVersion: edgebake.io/v1alpha1
@@ -92,6 +93,40 @@ func TestNodeSite(t *testing.T) {
 		}
 		if s.NodeName != c.Nodes[i].Name || len(s.Masters) != 3 || s.VIP != c.VIP {
 			t.Errorf("%+v", s)
+		}
+	}
+}
+
+// TestClusterReport: with the receiver's key each machine has a URL of its own, and
+// what would make none is rejected.
+func TestClusterReport(t *testing.T) {
+	const doc = smallCluster + "nodes: [{name: a}, {name: b}]\nreport: {url: 'https://192.0.2.9:8443/', key: k3k3k3k3k3k3k3k3k3k3k3k3k3}\n"
+	c := mustCluster(t, doc)
+	seat, err := c.ControlPlaneSite(&c.Masters[0], "id", "sha256:"+strings.Repeat("0a", 32), time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for name, s := range map[string]*Site{"m1": seat, "a": c.NodeSite(&c.Nodes[0], Secret{}, ""), "b": c.NodeSite(&c.Nodes[1], Secret{}, "")} {
+		if want := "https://192.0.2.9:8443" + ReportPath(c.Report.Key, name); s.Report.URL != want {
+			t.Errorf("%s reports to %s: want %s", name, s.Report.URL, want)
+		}
+		seen[s.Report.URL[len(s.Report.URL)-32:]] = true
+	}
+	if len(seen) != 3 {
+		t.Errorf("two machines have one proof: %v", seen)
+	}
+	if old := mustCluster(t, strings.NewReplacer(", key: k3k3k3k3k3k3k3k3k3k3k3k3k3", "", "8443/", "8443/common").Replace(doc)); old.NodeSite(&old.Nodes[0], Secret{}, "").Report.URL != "https://192.0.2.9:8443/common" {
+		t.Errorf("a Cluster without the key: %+v", old.Report)
+	}
+	for edit, want := range map[[2]string]string{
+		{"8443/", "8443/common"}:                  "report.url: has a path",
+		{"k3k3k3k3k3k3k3k3k3k3k3k3k3", "k3"}:      "report.key: is shorter",
+		{"url: 'https://192.0.2.9:8443/', ", ""}:  "report.key: has no receiver",
+		{"https://192.0.2.9", "http://192.0.2.9"}: "report.url: the URL begins with http",
+	} {
+		if _, err := ParseCluster("c", []byte(strings.Replace(doc, edit[0], edit[1], 1))); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", edit[1], err)
 		}
 	}
 }

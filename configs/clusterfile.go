@@ -58,7 +58,21 @@ type Cluster struct {
 	Users []User `yaml:"users,omitempty" json:"users,omitempty"`
 	// Report says where first boot of every machine sends its progress, in
 	// addition to the console and the slot.
-	Report Report `yaml:"report,omitempty" json:"report,omitempty"`
+	Report ClusterReport `yaml:"report,omitempty" json:"report,omitempty"`
+}
+
+// ClusterReport is where first boot of the cluster's machines sends its progress.
+type ClusterReport struct {
+	// URL receives the reports as HTTPS POSTs. With key it has no path.
+	URL string `yaml:"url,omitempty" json:"url,omitempty"`
+	// Key is what `edgebake cluster listen` prints. Each machine's Site gets a
+	// URL of its own that is derived from it, with which the machine can
+	// report in no other's name. Without it, all machines share one URL.
+	Key Secret `yaml:"key,omitempty" json:"key,omitempty"`
+	// CACert is the certificate, PEM, of who signed the receiver's; the
+	// receiver's own where it signed itself, as `edgebake cluster listen` does.
+	// Default: the authorities that the image knows.
+	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines"`
 }
 
 // ClusterKubeProxy sets how Services are reached on each node.

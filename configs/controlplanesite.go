@@ -14,8 +14,8 @@ import (
 // its credentials. id is the minting's; birth is until when the cluster may be
 // born, zero: not any more.
 func (f *ClusterFile) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth time.Time) (*Site, error) {
-	s := f.siteFrame(NodeControlPlane)
-	s.NodeName, s.Network = m.Name, m.Network
+	s := f.siteFrame(NodeControlPlane, m.Name)
+	s.Network = m.Network
 	s.IPVS.Disabled = true
 	s.CACertHashes = []string{caHash}
 	c := &SiteControlPlane{ID: id}

@@ -251,7 +251,7 @@ func (c *Cluster) validateMachines(probs *Problems) {
 			own[a.Unmap().String()] = path + ".address" // its own network gives it again
 		}
 		m.Match.takeMatch(path+".match", marks, probs)
-		site := c.siteFrame(NodeNative)
+		site := c.siteFrame(NodeNative, "")
 		site.Network = m.Network
 		var inner Problems
 		site.Network.validate(&inner)
@@ -376,17 +376,17 @@ func (c *Cluster) APIServers() []string {
 	return out
 }
 
-// siteFrame is a Site of this cluster for no machine yet.
-func (c *Cluster) siteFrame(nodeType string) Site {
-	s := Site{APIVersion: APIVersion, Kind: KindSite, Masters: c.APIServers(), Endpoint: c.Endpoint, VIP: c.VIP, NodeType: nodeType, Users: c.Users, Report: c.Report}
+// siteFrame is a Site of this cluster, for a node of that name; empty: for none yet.
+func (c *Cluster) siteFrame(nodeType, node string) Site {
+	s := Site{APIVersion: APIVersion, Kind: KindSite, NodeName: node, Masters: c.APIServers(), Endpoint: c.Endpoint, VIP: c.VIP, NodeType: nodeType, Users: c.Users, Report: c.Report.of(node)}
 	applyDefaults(reflect.ValueOf(&s).Elem())
 	return s
 }
 
 // NodeSite is the Site of one worker of a valid Cluster.
 func (c *Cluster) NodeSite(n *ClusterNode, token Secret, caHash string) *Site {
-	s := c.siteFrame(n.NodeType)
-	s.NodeName, s.NodePool, s.Labels, s.Taints, s.Network = n.Name, n.NodePool, n.Labels, n.Taints, n.Network
+	s := c.siteFrame(n.NodeType, n.Name)
+	s.NodePool, s.Labels, s.Taints, s.Network = n.NodePool, n.Labels, n.Taints, n.Network
 	s.Credentials.Token = token
 	s.CACertHashes = []string{caHash}
 	return &s
@@ -417,9 +417,10 @@ func (c *Cluster) nodeProblems(n *ClusterNode) Problems {
 
 // siteProblems are those of fields that the Cluster shares with every Site.
 func (c *Cluster) siteProblems(probs *Problems) {
-	site := c.siteFrame(NodeNative)
+	site := c.siteFrame(NodeNative, "")
 	site.Credentials.Token = NewSecret(exampleToken)
 	site.CACertHashes = []string{exampleHash}
+	c.Report.validate(probs)
 	*probs = append(*probs, inFields(site.Validate(), []string{"vip", "endpoint", "users", "report"})...)
 	for i, m := range c.Masters {
 		a, err := netip.ParseAddr(m.Address)

@@ -393,8 +393,10 @@ func TestEncrypted(t *testing.T) {
 
 // A worker's Site joins it and gives it nothing else.
 func TestSites(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "shops")
-	record := mustNew(t, dir, document).Record
+	dir, other := filepath.Join(t.TempDir(), "shops"), filepath.Join(t.TempDir(), "other")
+	mustNew(t, other, document)
+	cert := contents(t, other)["pki/ca.crt"] // any will do
+	record := mustNew(t, dir, document+"report:\n  url: https://192.0.2.9:8443\n  key: k3k3k3k3k3k3k3k3k3k3k3k3k3\n  caCert: |\n    "+strings.ReplaceAll(strings.TrimSpace(cert), "\n", "\n    ")+"\n").Record
 	sites, err := Sites(dir, sealed.Identity{}, now())
 	if err != nil || len(sites) != 2 {
 		t.Fatal(len(sites), err)
@@ -408,7 +410,7 @@ func TestSites(t *testing.T) {
 		if _, err := configs.ParseSite("site.yaml", raw); err != nil {
 			t.Error(err)
 		}
-		if bytes.Contains(raw, []byte("PRIVATE KEY")) || !bytes.Contains(raw, []byte(record.CAHash)) || strings.Join(s.Site.Masters, " ") != "192.168.7.11:6443 192.168.7.12:6443 192.168.7.13:6443" {
+		if bytes.Contains(raw, []byte("PRIVATE KEY")) || bytes.Contains(raw, []byte("k3k3")) || !bytes.Contains(raw, []byte(record.CAHash)) || strings.Join(s.Site.Masters, " ") != "192.168.7.11:6443 192.168.7.12:6443 192.168.7.13:6443" {
 			t.Errorf("%s", raw)
 		}
 		tokens[s.Site.Credentials.Token.Reveal()] = true
@@ -416,9 +418,15 @@ func TestSites(t *testing.T) {
 	if len(tokens) != 2 {
 		t.Error("two nodes have one token")
 	}
+	if a, b := sites[0].Site.Report, sites[1].Site.Report; a.URL != "https://192.0.2.9:8443/a/"+filepath.Base(a.URL) || len(a.URL) < 50 || filepath.Base(a.URL) == filepath.Base(b.URL) || a.CACert == "" {
+		t.Errorf("reports go to %+v and %+v", a, b)
+	}
 	text, err := Inventory(sites)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if strings.Count(string(text), "BEGIN CERTIFICATE") != 1 {
+		t.Errorf("the receiver's certificate is there for each machine:\n%s", text)
 	}
 	inv, err := configs.ParseInventory("inventory.yaml", text)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -235,17 +236,25 @@ func siteNode(s NodeSite) (*yaml.Node, error) {
 	return out, nil
 }
 
-// takeCommon moves the fields that are the same in all sites into one mapping.
-// Credentials never are: they stay with their machine.
+// takeCommon moves the fields that are the same in all sites into one mapping; of
+// report, which has a URL for each machine, those of its own fields. Credentials never
+// are: they stay with their machine.
 func takeCommon(each []*yaml.Node) *yaml.Node {
 	common := &yaml.Node{Kind: yaml.MappingNode}
 	for i := 0; i < len(each[0].Content); {
 		key, value := each[0].Content[i], each[0].Content[i+1]
 		same := key.Value != "credentials" && key.Value != "nodeName"
+		inner := []*yaml.Node{value}
 		for _, n := range each[1:] {
 			same = same && sameField(n, key.Value, value)
+			inner = append(inner, yamltree.Value(n, key.Value))
 		}
 		if !same {
+			if key.Value == "report" && !slices.Contains(inner, nil) {
+				if in := takeCommon(inner); len(in.Content) > 0 {
+					common.Content = append(common.Content, key, in)
+				}
+			}
 			i += 2
 			continue
 		}

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk/file"
 )
 
@@ -26,14 +27,17 @@ type Identity struct {
 	Certificate tls.Certificate
 	// PEM is the certificate, for report.caCert of the Sites.
 	PEM string
-	// Path of the receiver's URL, which nobody guesses: who knows it may report.
+	// Path of the common URL, which nobody guesses: who knows it may report.
 	Path string
+	// Key makes each machine's own URL (configs.ReportPath); for report.key of a Cluster.
+	Key configs.Secret
 }
 
 const (
-	certFile = "receiver.crt"
-	keyFile  = "receiver.key"
-	pathFile = "receiver.path"
+	certFile   = "receiver.crt"
+	keyFile    = "receiver.key"
+	pathFile   = "receiver.path"
+	secretFile = "receiver.secret" // Key
 )
 
 // lifetime of the certificate: as long as machines carry it.
@@ -69,7 +73,18 @@ func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) 
 	if err != nil {
 		return nil, fmt.Errorf("reading the receiver's path: %w", err)
 	}
-	id := &Identity{PEM: string(text), Path: strings.TrimSpace(string(path))}
+	secret, err := os.ReadFile(at(secretFile))
+	if errors.Is(err, fs.ErrNotExist) { // made by a version that had none
+		secret = newSecret()
+		err = file.Replace(at(secretFile), secret)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the receiver's secret: %w", err)
+	}
+	id := &Identity{PEM: string(text), Path: strings.TrimSpace(string(path)), Key: configs.NewSecret(strings.TrimSpace(string(secret)))}
+	if len(id.Path) < minSecret || len(id.Key.Reveal()) < minSecret {
+		return nil, fmt.Errorf("reading %s and %s: one of them is cut short: restore them from your copy of %s", at(pathFile), at(secretFile), dir)
+	}
 	if id.Certificate, err = tls.X509KeyPair(text, key); err != nil {
 		return nil, fmt.Errorf("reading the receiver's certificate %s: %w", at(certFile), err)
 	}
@@ -91,6 +106,12 @@ func Names(id *Identity) []string {
 	}
 	return names
 }
+
+// minSecret is the length below which somebody could guess.
+const minSecret = 20
+
+// newSecret is a line that nobody guesses.
+func newSecret() []byte { return []byte(strings.ToLower(rand.Text()) + "\n") }
 
 // mint writes key and path first: the certificate is the sign that all is there.
 func mint(at func(string) string, names []string, now time.Time) error {
@@ -130,7 +151,8 @@ func mint(at func(string) string, names []string, now time.Time) error {
 		data []byte
 	}{
 		{keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})},
-		{pathFile, []byte("/" + strings.ToLower(rand.Text()) + "\n")},
+		{pathFile, append([]byte("/"), newSecret()...)},
+		{secretFile, newSecret()},
 		{certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})},
 	} {
 		// Sites have what it says. What a former attempt left is replaced.

@@ -1,18 +1,22 @@
 // Package reports receives the reports of first boot (report.url of a Site),
 // keeps the last one of each machine, and shows them all.
 //
-// Anybody who knows the receiver's address can send a report about any machine.
-// Therefore the size of a report is limited, it is kept as data and shown as
-// text, and it never causes an action.
+// A Site that `edgebake cluster sites` wrote has a URL of the machine's own, with
+// which it can report in no other's name. Whoever knows the common URL of Sites that
+// were written by hand can send a report about any machine, so those share a bounded
+// part of the room. Either way the size of a report is limited, it is kept as data
+// and shown as text, and it never causes an action.
 package reports
 
 import (
 	"bytes"
 	"cmp"
+	"crypto/hmac"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net/http"
 	"os"
@@ -23,6 +27,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/file"
 )
@@ -35,9 +40,14 @@ const (
 	maxName   = 64   // letters of a phase's name
 	maxPhases = 64
 	maxBytes  = 64 << 20 // of all that is kept
-	// maxOfSender are the machines that one address reports: a site's router stands for
-	// all behind it.
+	// maxCommon and maxCommonBytes bound what came by the common URL.
+	maxCommon, maxCommonBytes = MaxNodes / 2, maxBytes / 2
+	// maxOfSender are the machines that one address reports by the common URL: a
+	// site's router stands for all behind it.
 	maxOfSender = MaxNodes / 4
+	// expiry is how long a machine that was Ready keeps its place without another
+	// report, where there is no more room.
+	expiry = 30 * 24 * time.Hour
 )
 
 // Report is the last word of one machine.
@@ -49,6 +59,8 @@ type Report struct {
 	State    ondisk.State `json:"state"`
 	// Ready: the machine has reported that it is done, now or before.
 	Ready bool `json:"ready,omitempty"`
+	// Own: it came by the machine's own URL.
+	Own bool `json:"own,omitempty"`
 
 	size int // of its file
 }
@@ -95,18 +107,66 @@ type Store struct {
 // nodeName is what Kubernetes accepts as a Node's name, and a file's name here.
 var nodeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
 
-const suffix = ".json"
+// Below the receiver's directory, reports have one of their own.
+const (
+	subdir = "machines"
+	suffix = ".json"
+)
 
-// Open reads what the directory has. Files that are not reports are left alone.
+// Open opens the reports in the receiver's directory for a receiver. Those that an
+// earlier version kept beside the receiver's key move to where they are now.
 func Open(dir string) (*Store, error) {
+	if err := os.Mkdir(filepath.Join(dir, subdir), 0o700); errors.Is(err, fs.ErrNotExist) {
+		return Read(dir) // which says so
+	} else if err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("opening the reports: %w", err)
+	}
+	old, err := load(dir)
+	if err != nil {
+		return nil, err
+	}
+	for name := range old {
+		from, to := filepath.Join(dir, name+suffix), filepath.Join(dir, subdir, name+suffix)
+		if _, err := os.Lstat(to); err == nil {
+			err = os.Remove(from) // a newer one is there
+		} else {
+			err = os.Rename(from, to)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("moving a report to %s: %w", filepath.Join(dir, subdir), err)
+		}
+	}
+	return Read(dir)
+}
+
+// Read reads the reports in the receiver's directory, for showing them.
+func Read(dir string) (*Store, error) {
 	if _, err := os.ReadDir(dir); err != nil {
 		return nil, fmt.Errorf("opening the reports: %w: `edgebake cluster listen` keeps them in its --dir", err)
 	}
+	s := &Store{dir: filepath.Join(dir, subdir)}
+	var err error
+	if s.all, err = load(dir); err != nil {
+		return nil, err
+	}
+	now, err := load(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(s.all, now)
+	for _, r := range s.all {
+		s.bytes += r.size
+	}
+	return s, nil
+}
+
+// load reads the reports in one directory. Files that are not reports are left alone.
+func load(dir string) (map[string]Report, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*"+suffix))
 	if err != nil {
 		return nil, fmt.Errorf("opening the reports: %w", err)
 	}
-	s := &Store{dir: dir, all: map[string]Report{}}
+	all := map[string]Report{}
 	for _, f := range files {
 		name := strings.TrimSuffix(filepath.Base(f), suffix)
 		b, err := os.ReadFile(f)
@@ -114,21 +174,22 @@ func Open(dir string) (*Store, error) {
 			return nil, fmt.Errorf("reading a report: %w", err)
 		}
 		var r Report
-		if json.Unmarshal(b, &r) == nil && r.State.Node == name && check(&r.State) == nil && len(s.all) < MaxNodes {
+		if json.Unmarshal(b, &r) == nil && r.State.Node == name && check(&r.State) == nil && len(all) < MaxNodes {
 			r.size = len(b)
 			r.Ready = r.Ready || r.State.Result == ondisk.ResultDone // its file may be older than the field
-			s.all[name] = r
-			s.bytes += r.size
+			all[name] = r
 		}
 	}
-	return s, nil
+	return all, nil
 }
 
-// ErrFull says that there is no room for another machine.
-var ErrFull = fmt.Errorf("there are reports of %d machines, or %d MiB, already, all of machines that were Ready: remove files of machines that are gone", MaxNodes, maxBytes>>20)
-
-// ErrSender says that one address has reported as many machines as it may.
-var ErrSender = fmt.Errorf("there are reports of %d machines from this address already, all of machines that were Ready: remove files of machines that are gone", maxOfSender)
+// Errors of a report for which there is no room, or which came by the wrong URL.
+var (
+	ErrFull   = fmt.Errorf("there are reports of %d machines, or %d MiB, already: remove files of machines that are gone", MaxNodes, maxBytes>>20)
+	ErrCommon = fmt.Errorf("there are reports of %d machines, or %d MiB, from the receiver's common URL already, all of machines that were Ready in the last %d days: give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have URLs of their own", maxCommon, maxCommonBytes>>20, expiry/(24*time.Hour))
+	ErrSender = fmt.Errorf("there are reports of %d machines from this address already, all of machines that were Ready in the last %d days: give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have URLs of their own", maxOfSender, expiry/(24*time.Hour))
+	ErrOwn    = errors.New("this machine has reported by its own URL: stamp the Site of `edgebake cluster sites` again, or remove the file of its report on the receiver")
+)
 
 // Add keeps a report in place of the machine's former one.
 func (s *Store) Add(r Report) error {
@@ -138,20 +199,24 @@ func (s *Store) Add(r Report) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before, known := s.all[r.State.Node]
-	r.Ready = before.Ready || r.State.Result == ondisk.ResultDone
+	if before.Own && !r.Own {
+		return ErrOwn
+	}
+	// Only its own URL proves that it is the machine that was Ready.
+	r.Ready = before.Ready && before.Own == r.Own || r.State.Result == ondisk.ResultDone
 	b, err := encodeReport(r)
 	if err != nil {
 		return err
 	}
 	r.size = len(b)
-	if err := s.room(r, known); err != nil {
+	if err := s.room(r); err != nil {
 		return err
 	}
 	// No sync: a machine reports again.
 	if err := file.Swap(filepath.Join(s.dir, r.State.Node+suffix), b); err != nil {
 		return fmt.Errorf("keeping the report of %s: %w", r.State.Node, err)
 	}
-	s.bytes += r.size - s.all[r.State.Node].size
+	s.bytes += r.size - before.size
 	s.all[r.State.Node] = r
 	now, was := r.Tell(), before.Tell()
 	was.Received = now.Received
@@ -171,36 +236,60 @@ func encodeReport(r Report) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// room makes room for a report, where it must at the cost of machines that have never
-// been Ready, the oldest first: whoever has one Site can invent machines, and they must
-// not keep real ones out. Those of the sender itself go first.
-func (s *Store) room(r Report, known bool) error {
-	from := senderOf(r.From)
-	ofSender := 0
-	for _, o := range s.all {
-		if !known && senderOf(o.From) == from {
+// room makes room for a report. Where it must, it forgets machines that have never been
+// Ready or have not been heard of for long, the oldest first. Those of the common URL
+// may be invented: they have bounds of their own, and give way to a machine with its
+// own URL, whatever they say.
+func (s *Store) room(r Report) error {
+	name, from := r.State.Node, senderOf(r.From)
+	before, known := s.all[name]
+	common, commonBytes, ofSender := 0, 0, 0
+	for other, o := range s.all {
+		if other == name || o.Own {
+			continue
+		}
+		common++
+		commonBytes += o.size
+		if senderOf(o.From) == from {
 			ofSender++
 		}
 	}
-	if ofSender >= maxOfSender && !s.evict(r.State.Node, func(o Report) bool { return senderOf(o.From) == from }) {
-		return ErrSender
+	weak := func(o Report) bool { return !o.Ready || r.Received.Sub(o.Received) > expiry }
+	fromCommon := func(o Report) bool { return !o.Own && weak(o) }
+	if !r.Own {
+		if !known && ofSender >= maxOfSender {
+			gone := s.evict(name, func(o Report) bool { return fromCommon(o) && senderOf(o.From) == from })
+			if gone == nil {
+				return ErrSender
+			}
+			common, commonBytes = common-1, commonBytes-gone.size
+		}
+		for !known && common >= maxCommon || commonBytes+r.size > maxCommonBytes {
+			gone := s.evict(name, fromCommon)
+			if gone == nil {
+				return ErrCommon
+			}
+			common, commonBytes = common-1, commonBytes-gone.size
+		}
 	}
-	full := func() bool {
-		return !known && len(s.all) >= MaxNodes || s.bytes-s.all[r.State.Node].size+r.size > maxBytes
-	}
-	for full() {
-		if !s.evict(r.State.Node, func(Report) bool { return true }) {
+	for !known && len(s.all) >= MaxNodes || s.bytes-before.size+r.size > maxBytes {
+		switch {
+		case s.evict(name, fromCommon) != nil:
+		case r.Own && s.evict(name, func(o Report) bool { return !o.Own }) != nil:
+		case r.Own && s.evict(name, weak) != nil:
+		default:
 			return ErrFull
 		}
 	}
 	return nil
 }
 
-// evict removes the oldest report of another machine that has never been Ready.
-func (s *Store) evict(but string, which func(Report) bool) bool {
+// evict removes the oldest of those reports of other machines, and returns it; nil:
+// there is none.
+func (s *Store) evict(but string, which func(Report) bool) *Report {
 	oldest := ""
 	for name, o := range s.all {
-		if name == but || o.Ready || !which(o) {
+		if name == but || !which(o) {
 			continue
 		}
 		if first := s.all[oldest].Received; oldest == "" || o.Received.Before(first) || o.Received.Equal(first) && name < oldest {
@@ -208,12 +297,13 @@ func (s *Store) evict(but string, which func(Report) bool) bool {
 		}
 	}
 	if oldest == "" {
-		return false
+		return nil
 	}
 	_ = os.Remove(filepath.Join(s.dir, oldest+suffix)) // what stays is read at the next start
-	s.bytes -= s.all[oldest].size
+	gone := s.all[oldest]
+	s.bytes -= gone.size
 	delete(s.all, oldest)
-	return true
+	return &gone
 }
 
 // check rejects what first boot does not send, and takes what terminals obey
@@ -271,30 +361,50 @@ func (s *Store) All() []Told {
 	return out
 }
 
-// Receiver takes reports that are sent to the path; all else it does not know.
-func (s *Store) Receiver(path string, now func() time.Time) http.Handler {
+// Receiver takes reports that are sent to a machine's own URL, which has the key in it,
+// or to the common path. It knows nothing else.
+func (s *Store) Receiver(id *Identity, now func() time.Time) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxReport))
-		if err != nil {
-			http.Error(w, fmt.Sprintf("reading the report: %v", err), http.StatusRequestEntityTooLarge)
+	mux.HandleFunc("POST "+id.Path, func(w http.ResponseWriter, r *http.Request) {
+		s.receive(w, r, now(), "")
+	})
+	mux.HandleFunc("POST /{node}/{mac}", func(w http.ResponseWriter, r *http.Request) {
+		node := r.PathValue("node")
+		if !hmac.Equal([]byte(r.URL.Path), []byte(configs.ReportPath(id.Key, node))) {
+			http.NotFound(w, r)
 			return
 		}
-		got := Report{Received: now().UTC().Truncate(time.Second), From: r.RemoteAddr}
-		if err := json.Unmarshal(body, &got.State); err != nil {
-			http.Error(w, "not a report of first boot", http.StatusBadRequest)
-			return
-		}
-		switch err := s.Add(got); {
-		case errors.Is(err, ErrFull) || errors.Is(err, ErrSender):
-			http.Error(w, err.Error(), http.StatusInsufficientStorage)
-		case errors.As(err, new(*os.PathError)) || errors.As(err, new(*os.LinkError)):
-			http.Error(w, "the report could not be kept", http.StatusInternalServerError)
-		case err != nil:
-			http.Error(w, err.Error(), http.StatusBadRequest)
-		default:
-			w.WriteHeader(http.StatusNoContent)
-		}
+		s.receive(w, r, now(), node)
 	})
 	return mux
+}
+
+// receive keeps the report in a request to the URL of node; empty: the common one.
+func (s *Store) receive(w http.ResponseWriter, r *http.Request, now time.Time, node string) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxReport))
+	if err != nil {
+		http.Error(w, fmt.Sprintf("reading the report: %v", err), http.StatusRequestEntityTooLarge)
+		return
+	}
+	got := Report{Received: now.UTC().Truncate(time.Second), From: r.RemoteAddr, Own: node != ""}
+	if err := json.Unmarshal(body, &got.State); err != nil {
+		http.Error(w, "not a report of first boot", http.StatusBadRequest)
+		return
+	}
+	if got.Own && got.State.Node != node {
+		http.Error(w, fmt.Sprintf("node %.40q: this is the URL of %s", got.State.Node, node), http.StatusForbidden)
+		return
+	}
+	switch err := s.Add(got); {
+	case errors.Is(err, ErrFull) || errors.Is(err, ErrCommon) || errors.Is(err, ErrSender):
+		http.Error(w, err.Error(), http.StatusInsufficientStorage)
+	case errors.Is(err, ErrOwn):
+		http.Error(w, err.Error(), http.StatusForbidden)
+	case errors.As(err, new(*os.PathError)) || errors.As(err, new(*os.LinkError)):
+		http.Error(w, "the report could not be kept", http.StatusInternalServerError)
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusBadRequest)
+	default:
+		w.WriteHeader(http.StatusNoContent)
+	}
 }

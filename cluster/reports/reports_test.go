@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
@@ -22,6 +23,11 @@ var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 func state(node, result string, phases ...ondisk.PhaseState) ondisk.State {
 	return ondisk.State{Version: 1, Node: node, Result: result, Phases: phases}
 }
+
+var identity = &Identity{Path: "/secret", Key: configs.NewSecret("k3k3k3k3k3k3k3k3k3k3k3k3k3")}
+
+// fileOf is where a machine's report is kept.
+func fileOf(dir, node string) string { return filepath.Join(dir, subdir, node+suffix) }
 
 func open(t *testing.T, dir string) *Store {
 	t.Helper()
@@ -60,7 +66,7 @@ func TestReceive(t *testing.T) {
 	s := open(t, dir)
 	var news []Told
 	s.News = func(n Told) { news = append(news, n) }
-	h := s.Receiver("/secret", func() time.Time { return noon })
+	h := s.Receiver(identity, func() time.Time { return noon })
 	done := ondisk.PhaseState{Name: "network", Status: ondisk.PhaseDone}
 	waits := ondisk.PhaseState{Name: "join", Status: ondisk.PhaseRunning, Waiting: "an API server to answer"}
 	fails := ondisk.PhaseState{Name: "join", Status: ondisk.PhaseFailed, Error: "the token has expired", Fix: "stamp a new one"}
@@ -88,7 +94,7 @@ func TestReceive(t *testing.T) {
 func TestReceiveRejects(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
-	h := s.Receiver("/secret", func() time.Time { return noon })
+	h := s.Receiver(identity, func() time.Time { return noon })
 	long := state("shop-1", ondisk.ResultRunning, ondisk.PhaseState{Error: strings.Repeat("x", MaxReport)})
 	for _, c := range []struct {
 		name, path string
@@ -101,6 +107,9 @@ func TestReceiveRejects(t *testing.T) {
 		{"no JSON", "/secret", []byte("{"), 400, "not a report"},
 		{"another JSON", "/secret", []byte(`["a"]`), 400, "not a report"},
 		{"no name", "/secret", encode(t, state("", "done")), 400, "name of a Node"},
+		{"another machine's own URL", configs.ReportPath(identity.Key, "shop-2"), encode(t, state("shop-1", "done")), 403, "this is the URL of shop-2"},
+		{"its own URL by another key", configs.ReportPath(configs.NewSecret(strings.Repeat("x", 26)), "shop-1"), encode(t, state("shop-1", "done")), 404, ""},
+		{"another name with its proof", "/shop-2/" + filepath.Base(configs.ReportPath(identity.Key, "shop-1")), encode(t, state("shop-2", "done")), 404, ""},
 		{"a path as name", "/secret", encode(t, state("../../etc/cron.d/x", "done")), 400, "name of a Node"},
 		{"a hidden file", "/secret", encode(t, state(".ssh", "done")), 400, "name of a Node"},
 		{"a long name", "/secret", encode(t, state(strings.Repeat("a", 254), "done")), 400, "name of a Node"},
@@ -117,7 +126,7 @@ func TestReceiveRejects(t *testing.T) {
 	if w.Code != http.StatusMethodNotAllowed {
 		t.Errorf("reading the receiver: %d", w.Code)
 	}
-	if files, err := os.ReadDir(dir); err != nil || len(files) != 0 {
+	if files, err := os.ReadDir(filepath.Join(dir, subdir)); err != nil || len(files) != 0 {
 		t.Errorf("left behind: %v %v", files, err)
 	}
 }
@@ -126,11 +135,11 @@ func TestReceiveRejects(t *testing.T) {
 // another one.
 func TestFull(t *testing.T) {
 	s := open(t, t.TempDir())
-	for i := range MaxNodes {
-		s.all[fmt.Sprintf("n%d", i)] = Report{Ready: true}
+	for i := range maxCommon {
+		s.all[fmt.Sprintf("n%d", i)] = Report{Ready: true, Received: noon}
 	}
-	h := s.Receiver("/secret", func() time.Time { return noon })
-	if code, text := send(t, h, "/secret", encode(t, state("another", "done"))); code != http.StatusInsufficientStorage || !strings.Contains(text, "remove files") {
+	h := s.Receiver(identity, func() time.Time { return noon })
+	if code, text := send(t, h, "/secret", encode(t, state("another", "done"))); code != http.StatusInsufficientStorage || !strings.Contains(text, "report.key") {
 		t.Errorf("%d %s", code, text)
 	}
 	if code, text := send(t, h, "/secret", encode(t, state("n7", "done"))); code != http.StatusNoContent {
@@ -142,7 +151,7 @@ func TestFull(t *testing.T) {
 func TestDiskFull(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
-	h := s.Receiver("/secret", func() time.Time { return noon })
+	h := s.Receiver(identity, func() time.Time { return noon })
 	send(t, h, "/secret", encode(t, state("shop-1", "running")))
 	if err := os.Rename(dir, dir+".gone"); err != nil {
 		t.Fatal(err)
@@ -192,6 +201,26 @@ func TestIdentity(t *testing.T) {
 	}
 	if c, err := LoadIdentity(dir, []string{"reports.example"}, noon); err != nil || c.PEM == a.PEM {
 		t.Errorf("after a cut: %v", err)
+	}
+	// A version without the machines' own URLs made it.
+	if err := os.Remove(filepath.Join(dir, secretFile)); err != nil {
+		t.Fatal(err)
+	}
+	d, err := LoadIdentity(dir, nil, noon)
+	if err != nil || len(d.Key.Reveal()) < 20 || d.Key == a.Key {
+		t.Errorf("without a key for URLs: %v", err)
+	}
+	if e, err := LoadIdentity(dir, nil, noon); err != nil || e.Key != d.Key {
+		t.Errorf("the key changed: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, secretFile), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadIdentity(dir, nil, noon); err == nil || !strings.Contains(err.Error(), "cut short") {
+		t.Errorf("an empty key: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, secretFile), []byte(d.Key.Reveal()), 0o600); err != nil {
+		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, keyFile), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -246,7 +275,7 @@ func TestFilesOfOthers(t *testing.T) {
 	if all := open(t, dir).All(); len(all) != 0 {
 		t.Errorf("%+v", all)
 	}
-	if _, err := Open(filepath.Join(dir, "a.json")); !errors.As(err, new(*os.PathError)) {
+	if _, err := Read(filepath.Join(dir, "a.json")); !errors.As(err, new(*os.PathError)) {
 		t.Errorf("a file as folder: %v", err)
 	}
 }
@@ -272,14 +301,14 @@ func TestInventedMachines(t *testing.T) {
 			t.Errorf("%s is gone", name)
 		}
 	}
-	for i := len(s.all); i < MaxNodes; i++ {
+	for i := len(s.all); i < maxCommon; i++ {
 		s.all[fmt.Sprintf("m%d", i)] = Report{State: state("m", ondisk.ResultRunning), From: fmt.Sprintf("10.0.%d.%d:1", i/250, i%250), Received: at.Add(2 * time.Hour)}
 	}
 	s.now(t, Report{State: state("another", ondisk.ResultRunning), From: "192.0.2.8:1", Received: at.Add(3 * time.Hour)})
-	if _, there := s.all["real"]; there || len(s.all) != MaxNodes {
+	if _, there := s.all["real"]; there || len(s.all) != maxCommon {
 		t.Errorf("the oldest that was never Ready stays, or %d machines", len(s.all))
 	}
-	if _, err := os.Stat(filepath.Join(dir, "real"+suffix)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(fileOf(dir, "real")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("its file stays: %v", err)
 	}
 	if _, there := s.all["ready"]; !there || !open(t, dir).all["ready"].Ready {
@@ -297,7 +326,7 @@ func TestReportsOfBefore(t *testing.T) {
 	}
 	s := open(t, dir)
 	s.bytes += maxBytes // as if others were sent
-	if err := s.Add(Report{State: state("invented", ondisk.ResultRunning), Received: noon}); !errors.Is(err, ErrFull) || s.all["shop-1"].State.Node == "" {
+	if err := s.Add(Report{State: state("invented", ondisk.ResultRunning), Received: s.all["shop-1"].Received}); !errors.Is(err, ErrFull) || s.all["shop-1"].State.Node == "" {
 		t.Errorf("a machine that was Ready is forgotten: %v", err)
 	}
 }
@@ -322,22 +351,114 @@ func TestRoom(t *testing.T) {
 	st := state("shop-1", ondisk.ResultFailed, phases...)
 	st.Plan, st.NodeType, st.Notes = long, long, []string{long, long, long}
 	s.now(t, Report{State: st, Received: noon})
-	fi, err := os.Stat(filepath.Join(dir, "shop-1"+suffix))
+	fi, err := os.Stat(fileOf(dir, "shop-1"))
 	if err != nil || fi.Size() > 24<<10 || s.bytes != int(fi.Size()) {
 		t.Errorf("%v %v, counted %d", fi.Size(), err, s.bytes)
 	}
 	if all := s.All(); len(all) != 1 || all[0].Reason != long || all[0].Fix != long || all[0].Steps != maxPhases {
 		t.Errorf("%.300v", all)
 	}
-	s.all["gone"] = Report{State: state("gone", ondisk.ResultRunning), size: maxBytes}
-	s.bytes += maxBytes
+	s.all["gone"] = Report{State: state("gone", ondisk.ResultRunning), size: maxCommonBytes}
+	s.bytes += maxCommonBytes
 	s.now(t, Report{State: state("shop-2", ondisk.ResultRunning), Received: noon})
 	if len(s.all) != 2 || s.bytes > maxBytes {
 		t.Errorf("%d machines of %d bytes", len(s.all), s.bytes)
 	}
-	s.all["old"] = Report{State: state("old", ondisk.ResultDone), Ready: true, size: maxBytes}
-	s.bytes += maxBytes
-	if err := s.Add(Report{State: state("shop-3", ondisk.ResultRunning)}); !errors.Is(err, ErrFull) {
+	s.all["old"] = Report{State: state("old", ondisk.ResultDone), Ready: true, size: maxCommonBytes}
+	s.bytes += maxCommonBytes
+	if err := s.Add(Report{State: state("shop-3", ondisk.ResultRunning)}); !errors.Is(err, ErrCommon) {
 		t.Errorf("no room: %v", err)
+	}
+	own := Report{State: state("shop-4", ondisk.ResultRunning), Own: true, Received: noon}
+	if err := s.Add(own); err != nil {
+		t.Errorf("a machine with its own URL: %v", err)
+	}
+	s.all["old"] = Report{State: state("old", ondisk.ResultDone), Ready: true, Own: true, Received: noon, size: maxBytes}
+	s.bytes += maxBytes
+	own.State.Node = "shop-5"
+	if err := s.Add(own); !errors.Is(err, ErrFull) {
+		t.Errorf("no room: %v", err)
+	}
+}
+
+// TestOwnURL: invented machines that say that they are Ready cannot keep out a machine
+// with its own URL, nor speak for it, also after a restart.
+func TestOwnURL(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	at := noon
+	h := s.Receiver(identity, func() time.Time { return at })
+	const invented = 12
+	for i := range invented {
+		if code, text := send(t, h, "/secret", encode(t, state(fmt.Sprintf("invented-%d", i), ondisk.ResultDone))); code != http.StatusNoContent {
+			t.Fatalf("%d %s", code, text)
+		}
+	}
+	for i := invented; i < MaxNodes; i++ { // as if they were sent by many addresses to an earlier version, which took all
+		s.all[fmt.Sprintf("invented-%d", i)] = Report{State: state("invented", ondisk.ResultDone), Ready: true, Received: at}
+	}
+	if code, text := send(t, h, "/secret", encode(t, state("by-hand", ondisk.ResultRunning))); code != http.StatusInsufficientStorage || !strings.Contains(text, "report.key") {
+		t.Errorf("the common URL has no bound: %d %s", code, text)
+	}
+	own := configs.ReportPath(identity.Key, "shop-1")
+	waits := ondisk.PhaseState{Name: "join", Status: ondisk.PhaseRunning, Waiting: "an API server to answer"}
+	if code, text := send(t, h, own, encode(t, state("shop-1", ondisk.ResultRunning, waits))); code != http.StatusNoContent {
+		t.Fatalf("a machine with its own URL is kept out: %d %s", code, text)
+	}
+	if len(s.all) != MaxNodes {
+		t.Errorf("%d machines", len(s.all))
+	}
+	s = open(t, dir)
+	h = s.Receiver(identity, func() time.Time { return at })
+	if code, text := send(t, h, "/secret", encode(t, state("shop-1", ondisk.ResultDone))); code != http.StatusForbidden || !strings.Contains(text, "its own URL") {
+		t.Errorf("another speaks for it: %d %s", code, text)
+	}
+	if all := s.All(); len(all) != invented || all[len(all)-1].Reason != waits.Waiting { // the first one made room
+		t.Errorf("%d machines: %+v", len(all), all[len(all)-1])
+	}
+	// A machine that reported by the common URL before has its own from now on.
+	if code, text := send(t, h, configs.ReportPath(identity.Key, "invented-7"), encode(t, state("invented-7", ondisk.ResultRunning))); code != http.StatusNoContent || s.all["invented-7"].Ready {
+		t.Errorf("%d %s, %+v", code, text, s.all["invented-7"])
+	}
+	// After a while without a word, those that were Ready make room too.
+	for i := range maxCommon {
+		s.all[fmt.Sprintf("old-%d", i)] = Report{State: state("old", ondisk.ResultDone), Ready: true, Received: at}
+	}
+	at = at.Add(expiry + time.Hour)
+	if code, text := send(t, h, "/secret", encode(t, state("by-hand", ondisk.ResultRunning))); code != http.StatusNoContent {
+		t.Errorf("a month later: %d %s", code, text)
+	}
+}
+
+// TestDirectoryOfReports: no name of a machine is that of another file of the
+// receiver's directory, and reports that an earlier version kept there move.
+func TestDirectoryOfReports(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const minted = `{"version": 1, "name": "shops"}`
+	write("mint.json", minted)
+	old := encode(t, Report{Received: noon, State: state("shop-1", ondisk.ResultDone)})
+	write("shop-1.json", string(old))
+	if seen, err := Read(dir); err != nil || len(seen.All()) != 1 {
+		t.Errorf("before they move: %v, %v", seen.All(), err)
+	}
+	s := open(t, dir)
+	s.now(t, Report{State: state("mint", ondisk.ResultRunning), Received: noon})
+	if b, err := os.ReadFile(filepath.Join(dir, "mint.json")); err != nil || string(b) != minted {
+		t.Errorf("mint.json is %s %v", b, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "shop-1.json")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the report of before stays: %v", err)
+	}
+	s.now(t, Report{State: state("shop-1", ondisk.ResultFailed), Received: noon.Add(time.Hour)})
+	write("shop-1.json", string(old)) // a copy that somebody brought back
+	for range 2 {
+		if all := open(t, dir).All(); len(all) != 2 || all[0].Node != "mint" || all[1].Result != ondisk.ResultFailed {
+			t.Errorf("%+v", all)
+		}
 	}
 }

@@ -42,17 +42,20 @@ the last one of each machine as a file, prints what is new, and shows all machin
 on a page of this computer: which phase each is in, why it waits, and the fix.
 
 The first time it makes a certificate of its own for the names that machines reach
-this computer by, and an address that nobody guesses; both stay in --dir. It prints
-the lines for the Sites, or for the Cluster, that bring them to the machines.
-Reports hold no token and no key. Who knows the address can report anything: the
-page shows what machines say, the cluster's own word is ` + "`edgebake cluster status`" + `.`,
+this computer by, a key, and a URL that nobody guesses; they stay in --dir. It
+prints the lines for the Cluster: ` + "`edgebake cluster sites`" + ` derives a URL for each
+machine from the key. Sites that you write yourself share the common URL; whoever
+knows that one can report in any machine's name, so it has a bounded share.
+
+Reports hold no token and no key of the cluster. The page shows what machines say;
+the cluster's own word is ` + "`edgebake cluster status`" + `.`,
 		Example: `  edgebake cluster listen --name reports.example.com --dir reports
   edgebake cluster listen --name 192.168.7.5 --listen 192.168.7.5:443`,
 		Args: args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error { return r.run(c.Context(), s) },
 	}
 	f := c.Flags()
-	f.StringVar(&r.dir, "dir", "reports", "directory of the reports, the certificate and its key")
+	f.StringVar(&r.dir, "dir", "reports", "directory of the reports, the certificate and the keys")
 	_ = c.MarkFlagDirname("dir")
 	f.StringSliceVar(&r.names, "name", nil, "`names` or IP addresses that machines reach this computer by; required the first time")
 	f.StringVar(&r.listen, "listen", ":8443", "address that machines report to")
@@ -86,8 +89,8 @@ func (r *receiver) run(ctx context.Context, s streams) error {
 	}
 	defer in.Close()
 	secure := tls.NewListener(reports.Crowd(reports.Share(in, maxOfOne), maxMachines), &tls.Config{Certificates: []tls.Certificate{id.Certificate}, MinVersion: tls.VersionTLS12})
-	serving := map[net.Listener]http.Handler{secure: store.Receiver(id.Path, time.Now)}
-	fmt.Fprintf(s.Out, "For each Site, or for the Cluster:\n\n%s\n", snippet(id, in.Addr()))
+	serving := map[net.Listener]http.Handler{secure: store.Receiver(id, time.Now)}
+	fmt.Fprint(s.Out, snippet(id, in.Addr()))
 	if r.page != "" {
 		web, err := net.Listen("tcp", r.page)
 		if err != nil {
@@ -133,14 +136,16 @@ func serve(ctx context.Context, serving map[net.Listener]http.Handler) error {
 	return ctx.Err()
 }
 
-// snippet is what a Site needs to report here.
+// snippet has the lines with which machines report here.
 func snippet(id *reports.Identity, addr net.Addr) string {
 	_, port, _ := net.SplitHostPort(addr.String())
+	url := "https://" + net.JoinHostPort(reports.Names(id)[0], port)
 	var b strings.Builder
-	fmt.Fprintf(&b, "report:\n  url: https://%s%s\n  caCert: |\n", net.JoinHostPort(reports.Names(id)[0], port), id.Path)
+	fmt.Fprintf(&b, "For the Cluster; `edgebake cluster sites` gives each machine its own URL:\n\nreport:\n  url: %s\n  key: %s\n  caCert: |\n", url, id.Key.Reveal())
 	for l := range strings.Lines(id.PEM) {
 		b.WriteString("    " + l)
 	}
+	fmt.Fprintf(&b, "\nFor Sites that you write yourself: the same without key, and with the common URL:\n\n  url: %s%s\n\n", url, id.Path)
 	return b.String()
 }
 

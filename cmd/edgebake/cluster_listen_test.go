@@ -76,18 +76,33 @@ func listening(t *testing.T, dir string, args ...string) *said {
 func TestClusterListen(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "reports")
 	out := listening(t, dir, "--name", "127.0.0.1")
-	lines := out.until(t, `(?s)(report:\n.*-----END CERTIFICATE-----\n).*The page: (http://\S+/)\n`)
-	site, err := configs.ParseSite("site.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [\"192.0.2.1:6443\"]\n"+
-		"credentials: {token: k3l9x2.p0w8v7b6n5m4q3zz}\nunsafeSkipCAVerification: true\n"+strings.ReplaceAll(lines[1], "127.0.0.1", "192.0.2.9")))
+	lines := out.until(t, `(?s)(report:\n.*-----END CERTIFICATE-----\n).*\n(  url: \S+)\n.*The page: (http://\S+/)\n`)
+	elsewhere := strings.ReplaceAll(lines[1], "127.0.0.1", "192.0.2.9") // no Cluster has a loopback address
+	cluster, err := configs.ParseCluster("cluster.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: shops\nkubernetesVersion: v1.36.3\n"+
+		"masters: [{name: m1, address: 192.0.2.1}]\nnodes: [{name: shop-1}, {name: shop-2}]\n"+elsewhere))
 	if err != nil {
-		t.Fatalf("the lines for a Site: %v\n%s", err, lines[1])
+		t.Fatalf("the lines for the Cluster: %v\n%s", err, lines[1])
+	}
+	byHand := regexp.MustCompile(`  key: .*\n`).ReplaceAllString(elsewhere, "")
+	byHand = regexp.MustCompile(`  url: .*`).ReplaceAllString(byHand, strings.ReplaceAll(lines[2], "127.0.0.1", "192.0.2.9"))
+	site, err := configs.ParseSite("site.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [\"192.0.2.1:6443\"]\n"+
+		"credentials: {token: k3l9x2.p0w8v7b6n5m4q3zz}\nunsafeSkipCAVerification: true\n"+byHand))
+	if err != nil {
+		t.Fatalf("the lines for a Site: %v\n%s", err, byHand)
+	}
+	urls := map[string]string{"shop-3": site.Report.URL}
+	for i, n := range cluster.Nodes {
+		own := cluster.NodeSite(&cluster.Nodes[i], configs.NewSecret("k3l9x2.p0w8v7b6n5m4q3zz"), "")
+		urls[n.Name] = own.Report.URL
+		if own.Report.CACert != site.Report.CACert {
+			t.Errorf("the certificate of %s is %s", n.Name, own.Report.CACert)
+		}
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM([]byte(site.Report.CACert)) {
 		t.Fatal("caCert has no certificate")
 	}
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
-	url := strings.ReplaceAll(site.Report.URL, "192.0.2.9", "127.0.0.1")
 	for _, s := range []ondisk.State{
 		{Node: "shop-1", Result: ondisk.ResultDone, Phases: []ondisk.PhaseState{{Name: "join", Status: ondisk.PhaseDone}}},
 		{Node: "shop-2", Result: ondisk.ResultFailed, Phases: []ondisk.PhaseState{{Name: "network", Status: ondisk.PhaseDone},
@@ -98,7 +113,7 @@ func TestClusterListen(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		resp, err := client.Post(url, "application/json", bytes.NewReader(body))
+		resp, err := client.Post(strings.ReplaceAll(urls[s.Node], "192.0.2.9", "127.0.0.1"), "application/json", bytes.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +125,7 @@ func TestClusterListen(t *testing.T) {
 	out.until(t, `shop-2: failed, 2/3 join: the token has expired \(to fix: stamp the machine again\)`)
 
 	chromium := desk.NeedProgram(t, "chromium", "chromium")
-	doc, err := html.Parse(bytes.NewReader(browse(t, chromium, "--dump-dom", lines[2])))
+	doc, err := html.Parse(bytes.NewReader(browse(t, chromium, "--dump-dom", lines[3])))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +152,7 @@ func TestClusterListen(t *testing.T) {
 	}
 	for _, scheme := range []string{"0", "1"} { // dark, light
 		shot := filepath.Join(t.TempDir(), scheme+".png")
-		browse(t, chromium, "--blink-settings=preferredColorScheme="+scheme, "--window-size=1240,700", "--screenshot="+shot, lines[2])
+		browse(t, chromium, "--blink-settings=preferredColorScheme="+scheme, "--window-size=1240,700", "--screenshot="+shot, lines[3])
 		if fi, err := os.Stat(shot); err != nil || fi.Size() < 10<<10 {
 			t.Errorf("the picture of scheme %s: %v %v", scheme, fi, err)
 		}

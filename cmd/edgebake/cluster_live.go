@@ -505,7 +505,7 @@ With --reports it also reads what ` + "`edgebake cluster listen`" + ` has receiv
 				if err != nil || received == "" {
 					return all, err
 				}
-				store, err := reports.Open(received)
+				store, err := reports.Read(received)
 				if err != nil {
 					return nil, err
 				}

@@ -56,7 +56,7 @@ var rooms = map[string][]string{
 	"cluster":            {"configs/printable", "openyurt", "configs", "configs/ondisk", "configs/yamltree", "cluster/api", "cluster/reports"},
 	"cluster/api":        {"configs/yamltree", "configs/printable", "cluster/servercert"},
 	"cluster/servercert": {"configs/printable"},
-	"cluster/reports":    {"configs/ondisk", "configs/printable", "configs/ondisk/file"},
+	"cluster/reports":    {"configs", "configs/ondisk", "configs/printable", "configs/ondisk/file"},
 	"cluster/mint":       {"configs", "configs/yamltree", "configs/sealed", "cluster/api", "configs/ondisk/file"},
 	"configs/sealed":     {},
 	"cmd/...":            {"builder/...", "overlays/...", "configs/...", "openyurt", "firstboot/...", "ipvs", "installer", "cluster/...", "cmd/..."},

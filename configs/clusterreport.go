@@ -1,0 +1,46 @@
+package configs
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"net/url"
+	"strings"
+)
+
+// minReportKey is the shortest key; `edgebake cluster listen` makes one of 26 letters.
+const minReportKey = 20
+
+// ReportPath is the path of the URL with which one node reports to `edgebake cluster
+// listen`: its name, and proof that whoever made the URL has the key.
+func ReportPath(key Secret, node string) string {
+	mac := hmac.New(sha256.New, []byte(key.Reveal()))
+	mac.Write([]byte("edgebake report v1\n" + node))
+	return "/" + node + "/" + hex.EncodeToString(mac.Sum(nil)[:16])
+}
+
+// of is what a node's Site says of reports.
+func (r *ClusterReport) of(node string) Report {
+	out := Report{URL: r.URL, CACert: r.CACert}
+	if !r.Key.IsZero() && node != "" {
+		out.URL = strings.TrimSuffix(r.URL, "/") + ReportPath(r.Key, node)
+	}
+	return out
+}
+
+// validate checks what the Cluster's report has beyond that of a Site.
+func (r *ClusterReport) validate(probs *Problems) {
+	if r.Key.IsZero() {
+		return
+	}
+	if len(r.Key.Reveal()) < minReportKey {
+		probs.add("report.key", "is shorter than %d letters; use the key that `edgebake cluster listen` prints", minReportKey)
+	}
+	u, err := url.Parse(r.URL)
+	switch {
+	case r.URL == "":
+		probs.add("report.key", "has no receiver; name it with report.url")
+	case err == nil && (strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != ""):
+		probs.add("report.url", "has a path, and with report.key each machine gets one of its own; leave it out: %s://%s", u.Scheme, u.Host)
+	}
+}
