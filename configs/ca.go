@@ -107,6 +107,12 @@ func parseCA(text string) ([]*x509.Certificate, error) {
 	return certs, err
 }
 
+// CheckCertificates rejects a text that is not certificates in PEM and nothing else.
+func CheckCertificates(text string) error {
+	_, err := parseCertificates(text)
+	return err
+}
+
 // parseCertificates reads certificates and nothing else: a private key in a
 // Site is a slip with consequences.
 func parseCertificates(text string) ([]*x509.Certificate, error) {

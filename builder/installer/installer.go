@@ -35,6 +35,9 @@ type Options struct {
 	Program []byte
 	// Install is what it is to do; of the image nothing need be said.
 	Install ondisk.Install
+	// CACert has the certificates, PEM, that alone vouch for the server of the
+	// image; nil: those that the image's system trusts.
+	CACert []byte
 }
 
 // parts are the files that boot.
@@ -174,8 +177,15 @@ func (o Options) files(in ondisk.Install) (map[string]member, error) {
 			put(path.Join(ondisk.InstallDir, "lib", lib), 0o755, b)
 		}
 	}
-	if ca, err := p.SystemFile("etc/ssl/certs/ca-certificates.crt"); err == nil {
+	ca := o.CACert
+	if ca == nil {
+		ca, err = p.SystemFile("etc/ssl/certs/ca-certificates.crt")
+	}
+	switch {
+	case err == nil:
 		put(ondisk.InstallCA, 0o644, ca)
+	case strings.HasPrefix(in.URL, "https://"):
+		return nil, fmt.Errorf("the image has no certificates of CAs, so the installer could not verify the server of %s: name the server's CA with --ca-cert, or add the package ca-certificates to the base", in.URL)
 	}
 	// Without it the firmware cannot be set to start the disk next.
 	dir := "usr/lib/modules/" + p.Image.Kernel + "/kernel/"

@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/pem"
 	"errors"
 	"io"
 	"log"
@@ -120,6 +121,9 @@ func TestExamples(t *testing.T) {
 	c.program("installer")
 	c.file("office.key", plainKey)
 	c.file("office.pub", publicKey+"\n")
+	server := httptest.NewTLSServer(nil)
+	c.file("ca.crt", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
+	server.Close()
 	c.file("cluster.yaml", string(cluster))
 	id, err := agekeys.GenerateX25519Identity()
 	if err != nil {

@@ -77,12 +77,14 @@ boots from a stick, with dd. xorriso writes it.
 
 With --netboot it makes the files for UEFI HTTP boot: boot.img, which firmware
 fetches and starts, and image.raw.zst, which the installer reads from the URL of
-the directory. The server must answer ranges.
+the directory. The server must answer ranges. Use https://, with the server's CA in
+the firmware and in --ca-cert: over http:// anybody on the network can exchange
+boot.img, which nothing verifies.
 
 ISO and image contain the Site's token: keep them like one.`,
 		Example: `  edgebake installer my-edge.raw.zst --iso install.iso --inventory stores.yaml --disk smallest-nvme
   edgebake installer my-edge.raw.zst --iso install.iso --site site.yaml --then reboot
-  edgebake installer my-edge.raw.zst --netboot www --url https://boot.example.com/edge --then reboot`,
+  edgebake installer my-edge.raw.zst --netboot www --url https://boot.example.com/edge --ca-cert ca.crt --then reboot`,
 		Args: args(1, 1, "an image"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if err := errors.Join(o.checkSite(c), o.install.check(), out.check()); err != nil {
@@ -97,6 +99,8 @@ ISO and image contain the Site's token: keep them like one.`,
 	f.StringVar(&out.netboot, "netboot", "", "write the files for UEFI HTTP boot to this directory")
 	_ = c.MarkFlagDirname("netboot")
 	f.StringVar(&out.url, "url", "", "where a web server shows that directory, http:// or https://")
+	f.StringVar(&out.caCert, "ca-cert", "", "`file` with the certificate (PEM) of the CA of the --url's server; none other is accepted then (default: the CAs that the image knows)")
+	_ = c.MarkFlagFilename("ca-cert", "crt", "pem")
 	f.BoolVarP(&out.force, "force", "f", false, "replace an output that is there")
 	o.siteFlags(c)
 	o.install.flags(c)
@@ -106,6 +110,7 @@ ISO and image contain the Site's token: keep them like one.`,
 // installerOutput is what installer makes.
 type installerOutput struct {
 	iso, netboot, url string
+	caCert            string // a file
 	force             bool
 }
 
@@ -118,6 +123,8 @@ func (out *installerOutput) check() error {
 		return errors.New("say what to make: --iso FILE or --netboot DIR")
 	case (out.netboot == "") != (out.url == ""):
 		return errors.New("--netboot DIR and --url URL go together: the installer reads the image from there")
+	case out.caCert != "" && !strings.HasPrefix(out.url, "https://"):
+		return errors.New("--ca-cert is for a --url that begins with https://")
 	case out.url == "":
 		return nil
 	}
@@ -138,6 +145,21 @@ func (out *installerOutput) files() []string {
 		return []string{out.iso}
 	}
 	return []string{filepath.Join(out.netboot, ondisk.InstallBootImage), filepath.Join(out.netboot, ondisk.InstallImage)}
+}
+
+// readCA reads the certificates of --ca-cert; nil: the flag is not set.
+func (out *installerOutput) readCA() ([]byte, error) {
+	if out.caCert == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(out.caCert)
+	if err != nil {
+		return nil, fmt.Errorf("--ca-cert: %w", err)
+	}
+	if err := configs.CheckCertificates(string(text)); err != nil {
+		return nil, fmt.Errorf("--ca-cert: %s %w", out.caCert, err)
+	}
+	return text, nil
 }
 
 // writable finds what must not be replaced, and makes the directory; undo is
@@ -176,11 +198,12 @@ func (out *installerOutput) write(ctx context.Context, o installer.Options, prog
 func makeInstaller(ctx context.Context, s streams, image string, out installerOutput, o flashOptions) error {
 	undo, fileErr := out.writable(image, &o)
 	defer undo()
+	ca, caErr := out.readCA()
 	p, err := o.payload(s, image)
 	if p != nil {
 		defer p.Close()
 	}
-	if err := errors.Join(fileErr, err); err != nil {
+	if err := errors.Join(fileErr, caErr, err); err != nil {
 		return err
 	}
 	show := newDisplay(s, false)
@@ -189,6 +212,7 @@ func makeInstaller(ctx context.Context, s streams, image string, out installerOu
 	if err != nil {
 		return err
 	}
+	parts.CACert = ca
 	progress := steps(show)
 	if err := p.Verify(ctx, func(done, total int64) { progress("image", done, total) }); err != nil {
 		return err
