@@ -98,14 +98,16 @@ bench: ## speed and size, as ratios against rivals in the same run
 	@go test -count=1 -timeout 30m -run '^$$' -bench Slots ./builder/media
 	@cd test/oracle && EDGEBAKE_BENCH="$$PWD/../bench/results" go test -count=1 -v -timeout 90m -run Bench .
 
-# Without -fuzzminimizetime=1x minimizing inputs takes nearly all of the time.
+# Without -fuzzminimizetime=1x minimizing inputs takes nearly all of the time, and
+# without a file system in memory, the syncs of those targets that write files.
 # What is found is written to testdata/fuzz: commit it, it is a test from then on.
 FUZZTIME ?= 10s
 fuzz: ## run every fuzz target for FUZZTIME (10s) each
-	@bad=0; for p in $$(git grep -l '^func Fuzz' -- '*_test.go' | xargs -n1 dirname | sort -u); do \
+	@bad=0; t=$$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d); trap 'rm -rf "$$t"' EXIT; \
+	for p in $$(git grep -l '^func Fuzz' -- '*_test.go' | xargs -n1 dirname | sort -u); do \
 	  for f in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' $$p/*_test.go); do \
 	    echo "$$p $$f"; \
-	    go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime=1x ./$$p || bad=1; \
+	    GOTMPDIR=$${TMPDIR:-/tmp} TMPDIR=$$t go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime=1x ./$$p || bad=1; \
 	  done; \
 	done; exit $$bad
 
