@@ -269,3 +269,48 @@ func (s *Site) validateServerUse(probs *Problems) {
 		probs.add("report.url", "%s is every machine's name for itself; name a server", host)
 	}
 }
+
+// OtherAddress is the first address of the other family that the network gives the
+// interface with the address own for good; zero: there is none. Kubelet takes a Node whose
+// --node-ip is not on the machine for broken, so what a router or DHCP may change does not
+// count.
+func (n Network) OtherAddress(own netip.Addr) netip.Addr {
+	var lists [][]string
+	for _, i := range n.Interfaces {
+		lists = append(lists, i.Addresses)
+		for _, v := range i.VLANs {
+			lists = append(lists, v.Addresses)
+		}
+	}
+	for _, list := range lists {
+		has, other := false, netip.Addr{}
+		for _, text := range list {
+			p, err := netip.ParsePrefix(text)
+			if err != nil {
+				continue
+			}
+			a := p.Addr()
+			has = has || a == own
+			if a.Is4() != own.Is4() && !a.IsLinkLocalUnicast() && !other.IsValid() {
+				other = a
+			}
+		}
+		if has && other.IsValid() {
+			return other
+		}
+	}
+	return netip.Addr{}
+}
+
+// BothAddresses is an address of a node and, behind a comma, its OtherAddress; empty:
+// there is none.
+func (n Network) BothAddresses(own string) string {
+	addr, err := netip.ParseAddr(own)
+	if err != nil {
+		return ""
+	}
+	if other := n.OtherAddress(addr); other.IsValid() {
+		return addr.String() + "," + other.String()
+	}
+	return ""
+}

@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -56,7 +57,7 @@ func (f *ClusterFile) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error)
 	str(cluster, EtcdDataDir, "etcd", "local", "dataDir")
 	names := []string{f.Endpoint, f.VIP}
 	for _, o := range f.Masters {
-		names = append(names, o.Address)
+		names = append(names, strings.Split(f.nodeIP(&o), ",")...)
 	}
 	addItems(cluster, names, "apiServer", "certSANs")
 	str(init, m.Name, "nodeRegistration", "name")
@@ -66,7 +67,7 @@ func (f *ClusterFile) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error)
 	if nodeAt(init, "timeouts.controlPlaneComponentHealthCheck") == nil {
 		str(init, componentPatience, "timeouts", "controlPlaneComponentHealthCheck")
 	}
-	args := &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{mapping("name", encodeString("node-ip"), "value", encodeString(m.Address))}}
+	args := &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{mapping("name", encodeString("node-ip"), "value", encodeString(f.nodeIP(m)))}}
 	if own := nodeAt(init, "nodeRegistration.kubeletExtraArgs"); own != nil && own.Kind == yaml.SequenceNode {
 		args.Content = append(args.Content, own.Content...)
 	}
@@ -87,6 +88,16 @@ func (f *ClusterFile) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error)
 		addItems(proxy.Root, []string{fmt.Sprintf("%s/%d", f.VIP, bits)}, "ipvs", "excludeCIDRs")
 	}
 	return append(docs, proxy).encode()
+}
+
+// nodeIP is kubelet's --node-ip on a control-plane node: with both families in a cluster
+// that has both, where the network gives it both for good. etcd and the API server have
+// one address, at which the others reach them.
+func (f *ClusterFile) nodeIP(m *ControlPlaneNode) string {
+	if len(f.ServiceCIDRs) < 2 {
+		return m.Address
+	}
+	return cmp.Or(m.Network.BothAddresses(m.Address), m.Address)
 }
 
 // componentPatience is how long a component of the control plane may take until

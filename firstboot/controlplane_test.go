@@ -1835,6 +1835,28 @@ func TestMasterLosesKeys(t *testing.T) {
 	m.bootDone()
 }
 
+// What is bind-mounted to /etc/kubernetes is lost with all directories in it: systemd
+// makes the mount's source anew. With the keys once more all comes back, and etcd goes on
+// with its data.
+func TestMasterLosesItsDirectory(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	if err := errors.Join(os.RemoveAll(m.inside(ondisk.KubernetesDir)), os.Mkdir(m.inside(ondisk.KubernetesDir), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	m.on()
+	if err := m.boot(); err == nil || !m.said("FAILED keys") {
+		t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+	}
+	m.stampSite(m.site)
+	m.on()
+	m.bootDone()
+	if len(m.starts) != 1 || m.started != "has data\n" {
+		t.Errorf("etcd was started as %q, and is %q", m.starts, m.started)
+	}
+}
+
 // A master takes lost keys from a stick with its own Site, be it new, the one
 // that it was set up with, or an old one; only where they are lost, and only
 // keys of its cluster.

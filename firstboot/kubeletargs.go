@@ -109,7 +109,7 @@ func twoAddresses(ctx context.Context, e *Env, site *configs.Site, j joinedAs) s
 	if _, given := site.KubeletExtraArgs["node-ip"]; given || site.KubeletExtraArgs["cloud-provider"] != "" {
 		return ""
 	}
-	both := bothAddresses(site, nodeAddress(e))
+	both := site.Network.BothAddresses(nodeAddress(e))
 	if both == "" {
 		return ""
 	}
@@ -122,42 +122,6 @@ func twoAddresses(ctx context.Context, e *Env, site *configs.Site, j joinedAs) s
 		return ""
 	}
 	return both
-}
-
-// bothAddresses is the node's address and, behind a comma, one of the other
-// family that the site gives the same interface for good. Kubelet takes a Node
-// whose --node-ip is not on the machine for broken, so what a router or DHCP
-// may change does not count.
-func bothAddresses(site *configs.Site, own string) string {
-	addr, err := netip.ParseAddr(own)
-	if err != nil {
-		return ""
-	}
-	var lists [][]string
-	for _, i := range site.Network.Interfaces {
-		lists = append(lists, i.Addresses)
-		for _, v := range i.VLANs {
-			lists = append(lists, v.Addresses)
-		}
-	}
-	for _, list := range lists {
-		has, other := false, netip.Addr{}
-		for _, text := range list {
-			p, err := netip.ParsePrefix(text)
-			if err != nil {
-				continue
-			}
-			a := p.Addr()
-			has = has || a == addr
-			if a.Is4() != addr.Is4() && !a.IsLinkLocalUnicast() && !other.IsValid() {
-				other = a
-			}
-		}
-		if has && other.IsValid() {
-			return addr.String() + "," + other.String()
-		}
-	}
-	return ""
 }
 
 // dualStack asks the cluster whether its Services have addresses of both

@@ -50,6 +50,53 @@ func TestPatienceOfProbes(t *testing.T) {
 	}
 }
 
+// In a cluster of both families a control-plane node is a Node of both, where its network
+// gives it both for good, and the certificates of all API servers have its addresses. etcd
+// and the API server stay on one.
+func TestDualStackMasters(t *testing.T) {
+	const networks = "podCIDRs: [10.244.0.0/16, \"fd00:10:244::/56\"]\nserviceCIDRs: [10.96.0.0/16, \"fd00:10:96::/112\"]\n"
+	for name, tt := range map[string]struct {
+		networks, interfaces, nodeIP string
+	}{
+		"both":            {networks, "[{name: eth0, addresses: [192.0.2.12/24, \"fe80::12/64\", \"2001:db8::12/64\"]}]", "192.0.2.12,2001:db8::12"},
+		"DHCP":            {networks, "", "192.0.2.12"},
+		"elsewhere":       {networks, "[{name: eth0, addresses: [192.0.2.12/24]}, {name: eth1, addresses: [\"2001:db8::12/64\"]}]", "192.0.2.12"},
+		"a single family": {"", "[{name: eth0, addresses: [192.0.2.12/24, \"2001:db8::12/64\"]}]", "192.0.2.12"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m2 := "{name: m2, address: 192.0.2.12}"
+			if !strings.Contains(threeMasters, m2) {
+				t.Fatalf("the Cluster has no %s", m2)
+			}
+			doc := strings.Replace(threeMasters, "nodes:", tt.networks+"nodes:", 1)
+			if tt.interfaces != "" {
+				doc = strings.Replace(doc, m2, "{name: m2, address: 192.0.2.12, network: {interfaces: "+tt.interfaces+"}}", 1)
+			}
+			dir := filepath.Join(t.TempDir(), "shops")
+			if _, err := newOf(dir, doc, Options{Now: now()}); err != nil {
+				t.Fatal(err)
+			}
+			sites, err := ControlPlaneSites(dir, sealed.Identity{}, now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			dual := strings.Contains(tt.nodeIP, ",")
+			for i, s := range sites {
+				c := s.Site.ControlPlane
+				if got := slices.Contains(c.CertSANs(), "2001:db8::12"); got != dual || slices.Contains(c.CertSANs(), "fe80::12") {
+					t.Errorf("%s: certificates have %q", s.Name, c.CertSANs())
+				}
+				if i != 1 {
+					continue
+				}
+				if !strings.Contains(c.Kubeadm, `{name: "node-ip", value: "`+tt.nodeIP+`"}`) || !strings.Contains(c.Kubeadm, `advertiseAddress: "192.0.2.12"`) || c.Members[1].PeerURL() != "https://192.0.2.12:2380" {
+					t.Errorf("%s\n%s", c.Members[1].PeerURL(), c.Kubeadm)
+				}
+			}
+		})
+	}
+}
+
 // A master's Site is valid, has the cluster's keys, kubeadm's documents of this
 // machine, and a birth that ends; what it leaves behind has no key.
 func TestMasterSites(t *testing.T) {
