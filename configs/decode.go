@@ -711,7 +711,8 @@ func fields(t reflect.Type) []reflect.StructField {
 		case !f.IsExported():
 		case f.Anonymous:
 			for _, in := range fields(f.Type) {
-				if n := fieldName(in); n != "apiVersion" && n != "kind" {
+				shadow, _ := t.FieldByName(in.Name) // the outer field of that name, if there is one
+				if n := fieldName(in); n != "apiVersion" && n != "kind" && len(shadow.Index) > 1 {
 					in.Index = append([]int{i}, in.Index...)
 					out = append(out, in)
 				}

@@ -170,6 +170,9 @@ func partSites(s *jsonschema.Schema) {
 		for _, field := range []string{"apiVersion", "kind"} {
 			d.Properties.Delete(field)
 		}
+		if name == "Site" {
+			d.Properties.Delete("match") // defaults are of all machines
+		}
 		d.Required = slices.DeleteFunc(d.Required, func(field string) bool { return field != "match" })
 	}
 }

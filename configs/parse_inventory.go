@@ -101,6 +101,9 @@ func (inv *Inventory) merge(doc *document) {
 			doc.problem(n, "defaults."+reserved, "stands once, at the top of the Inventory: remove it here")
 		}
 	}
+	if n := yamltree.Get(m.defaults, "match"); n != nil {
+		doc.problem(n, "defaults.match", "is of one machine: write it in each of sites")
+	}
 	if n := yamltree.Get(doc.root, "sites"); n != nil && n.Kind == yaml.SequenceNode {
 		for _, item := range n.Content {
 			if item = yamltree.Deref(item); item.Kind != yaml.MappingNode {
@@ -118,7 +121,7 @@ func (inv *Inventory) merge(doc *document) {
 
 // site is the i-th Site, whole, with what could be decoded of it.
 func (m *mergedInventory) site(i int) Site {
-	node := mergeNodes("", without(m.defaults, "apiVersion", "kind"), without(m.sites[i], "name", "match"))
+	node := mergeNodes("", without(m.defaults, "apiVersion", "kind", "match"), without(m.sites[i], "name", "match"))
 	var s Site
 	v := reflect.ValueOf(&s).Elem()
 	// What is wrong with the form has been reported where it stands.

@@ -42,6 +42,10 @@ type Site struct {
 	// {{.Hostname}} is the machine's host name. {{or .Serial .MAC}} is the
 	// first that the machine has. The result is converted to lower case.
 	NodeName string `yaml:"nodeName,omitempty" json:"nodeName,omitempty" jsonschema:"default=node-{{.MAC}}"`
+	// Match selects the machine: one that does not match does not take the Site, from its
+	// own disk or a stick. Default: any machine. In an Inventory it stands in each of
+	// sites.
+	Match Match `yaml:"match,omitempty" json:"match,omitempty"`
 	// NodeType is native (a plain kubeadm worker), edge (behind yurthub, keeps
 	// working without the cluster), cloud (behind yurthub, always online) or
 	// control-plane (`edgebake cluster sites` writes such Sites).

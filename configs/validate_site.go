@@ -30,6 +30,9 @@ func (s *Site) Validate() Problems { return s.validate(true) }
 func (s *Site) validate(credentials bool) Problems {
 	var probs Problems
 	checkTags(reflect.ValueOf(s).Elem(), "", &probs)
+	if !s.Match.IsZero() {
+		s.Match.validate("match", &probs)
+	}
 	s.validateCluster(credentials, &probs)
 	s.validateControlPlane(credentials, &probs)
 	s.validateNode(&probs)

@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,16 +17,26 @@ import (
 // before anything else uses it. A stick serves several machines and keeps
 // all.
 
-// errNoMatch says that an inventory is for other machines.
-var errNoMatch = errors.New("its inventory has no Site for this machine")
+// A Site alone may say which machine it is for, too. Once that machine has it, it says so
+// no more: a card that is exchanged later does not take the Site away.
 
-// forMachine is what a slot holds for this machine: the contents as they are,
-// or with the one site of their inventory that matches it, which is returned
-// too.
+// errNoMatch: the Site or the inventory is for other machines.
+var (
+	errNoMatch  = errors.New("its inventory has no Site for this machine")
+	errNotMeant = errors.New("its Site is for another machine (match)")
+)
+
+// isOthers reports whether an error says that a Site or an inventory is for other machines.
+func isOthers(err error) bool { return errors.Is(err, errNoMatch) || errors.Is(err, errNotMeant) }
+
+// forMachine is what a slot holds for this machine: the contents as they are, its Site
+// without the match that fits the machine, or in place of an inventory the one site that
+// matches, which is returned too.
 func forMachine(e *Env, c *slot.Contents) (*slot.Contents, *configs.InventorySite, error) {
 	doc, ok := c.Files[ondisk.SlotInventory]
 	if !ok {
-		return c, nil, nil
+		c, err := ifMeant(e, c)
+		return c, nil, err
 	}
 	inv, err := configs.ParsePublicInventory(ondisk.SlotInventory, doc)
 	if err != nil {
@@ -52,6 +63,30 @@ func forMachine(e *Env, c *slot.Contents) (*slot.Contents, *configs.InventorySit
 	delete(one.Files, ondisk.SlotInventory)
 	one.Files[ondisk.SlotSite] = own
 	return &one, site, nil
+}
+
+// ifMeant is forMachine of contents with a Site alone.
+func ifMeant(e *Env, c *slot.Contents) (*slot.Contents, error) {
+	doc := c.Files[ondisk.SlotSite]
+	if !bytes.Contains(doc, []byte("match")) {
+		return c, nil // as most; where YAML spells it otherwise, resolveSite sees it
+	}
+	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc)
+	if err != nil || site.Match.IsZero() {
+		return c, nil // whoever resolves the site says what is wrong with it
+	}
+	if !node.Matches(site.Match, e.facts()) {
+		return nil, errNotMeant
+	}
+	site.Match = configs.Match{}
+	own, err := configs.EncodeSlot(site)
+	if err != nil {
+		return nil, err
+	}
+	one := *c
+	one.Files = maps.Clone(c.Files)
+	one.Files[ondisk.SlotSite] = own
+	return &one, nil
 }
 
 // readUnwritten reads the machine's own slot where it still has to be written:

@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -81,6 +82,13 @@ func (r memberRecord) write(e *Env) error {
 func hasJoined(e *Env) bool {
 	_, was := readMember(e)
 	return was || isMember(e) || e.exists(readyMark)
+}
+
+// memberNode is the name under which this machine is enrolled in a cluster, or was; ""
+// where it is unknown.
+func memberNode(e *Env) string {
+	r, _ := readMember(e)
+	return cmp.Or(memberName(e), r.Node)
 }
 
 // memberPins are the pins of the CA of the cluster that this machine is a member of, or

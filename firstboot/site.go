@@ -136,7 +136,7 @@ func readContents(e *Env, dev string) (c, one *slot.Contents, err error) {
 		return nil, nil, fmt.Errorf("reading the slot %s: %w", dev, err)
 	}
 	one, _, err = forMachine(e, c)
-	if errors.Is(err, errNoMatch) {
+	if isOthers(err) {
 		return c, nil, fmt.Errorf("%w (%s: %w)", errNoSite, dev, err)
 	}
 	return c, one, err
@@ -161,6 +161,9 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, b
 		site = before.Site // a join changes what the machine is, and not the document
 	} else if site, err = parseSite(doc); err != nil {
 		return nil, err
+	}
+	if !site.Match.IsZero() && !node.Matches(site.Match, m) {
+		return nil, Permanent(errNotMeant, "stamp this machine's own Site")
 	}
 	was := cmp.Or(member, j.Was)
 	name, err := node.NodeName(site, m)
@@ -281,6 +284,17 @@ func activeSite(e *Env, image ondisk.ImageInfo, before *Active) (*Active, error)
 // isMadeOf reports whether the Site was made of this document and Ignition config.
 func (a *Active) isMadeOf(doc, ignition []byte) bool {
 	return bytes.Equal(a.inputs.doc, doc) && bytes.Equal(a.inputs.ignition, ignition)
+}
+
+// otherMachine reports what is wrong with a Site that gives a member another name: unless
+// it takes the machine to another cluster, it is another machine's.
+func (a *Active) otherMachine(e *Env, name string) error {
+	moves := !a.Site.Credentials.Token.IsZero() &&
+		(unpinned(a.Site) || !slices.ContainsFunc(memberPins(e), func(pin string) bool { return isPinned(pin, a.Site.CAPins()) }))
+	if name == "" || a.Node == name || moves {
+		return nil
+	}
+	return Permanent(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", name, a.Node), resetForName)
 }
 
 // isApplied reports whether the machine's settings are those of the site.

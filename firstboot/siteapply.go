@@ -64,7 +64,7 @@ func sitePhase(reader *siteReader) Phase {
 			}
 			a, err := reader.read(e)
 			if errors.Is(err, errNoSite) {
-				a, err = waitForSite(ctx, e, reader)
+				a, err = waitForSite(ctx, e, reader, err)
 			}
 			if err != nil {
 				return err
@@ -74,8 +74,12 @@ func sitePhase(reader *siteReader) Phase {
 	}
 }
 
-// waitForSite waits, within its attempt, for somebody to bring a site.
-func waitForSite(ctx context.Context, e *Env, reader *siteReader) (*Active, error) {
+// waitForSite waits, within its attempt, for somebody to bring a site. none says why there
+// is none in the slot.
+func waitForSite(ctx context.Context, e *Env, reader *siteReader, none error) (*Active, error) {
+	if isOthers(none) {
+		e.Waiting("a Site; %s. This machine: %s", oneLine(none), e.facts())
+	}
 	e.Waiting("a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: %s", e.facts())
 	var found *Active
 	var siteErr error
@@ -107,6 +111,11 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 	if !a.isApplied(e) {
 		if err := endTrial(ctx, e); err != nil {
 			return err
+		}
+		if enrolled(e) == nil {
+			if err := a.otherMachine(e, memberName(e)); err != nil {
+				return err
+			}
 		}
 		if err := fits(e, a); err != nil {
 			return err

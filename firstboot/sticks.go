@@ -115,6 +115,10 @@ func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[
 			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
 			continue
 		}
+		if err := s.active.otherMachine(e, memberNode(e)); err != nil {
+			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
+			continue
+		}
 		names[name]++
 		out = append(out, s)
 	}

@@ -403,15 +403,19 @@ func (r *run) site(image media.Source) (o media.FlashOptions, name string, err e
 		return o, "", errForeign
 	}
 	doc, ok := s.Files[ondisk.SlotInventory]
+	machine := r.Machine()
 	if !ok {
 		o.Slot = s.Bytes
+		site, err := configs.ParsePublicSite(ondisk.SlotSite, s.Files[ondisk.SlotSite])
+		if err == nil && !site.Match.IsZero() && !node.Matches(site.Match, machine) { // what else is wrong, first boot says
+			return o, "", wait("the Site is for another machine (match), and nothing is installed. This machine: " + machine.String())
+		}
 		return o, "", nil
 	}
 	inv, err := configs.ParsePublicInventory(ondisk.SlotInventory, doc)
 	if err != nil {
 		return o, "", fmt.Errorf("the inventory has problems: %w: make the installer again", err)
 	}
-	machine := r.Machine()
 	found, err := node.FindSite(inv, machine)
 	if err != nil {
 		return o, "", wait(err.Error() + ": let each machine match one Site, and make the installer again")

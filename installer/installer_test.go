@@ -391,6 +391,22 @@ func TestWaits(t *testing.T) {
 	}
 }
 
+// A Site alone may be for one machine, too.
+func TestSiteForOneMachine(t *testing.T) {
+	r := newRoom(t, siteText+"match: {serial: EB-OTHER}\n", 8*gb)
+	if err := r.run(4 * time.Minute); !errors.Is(err, errStopped) || r.ended != "" {
+		t.Errorf("%v %s", err, r.ended)
+	}
+	r.want("the Site is for another machine (match), and nothing is installed. This machine: MAC 52:54:00:00:00:09, serial EB-ONE")
+	r.untouched(r.disks[0].Path)
+
+	r = newRoom(t, siteText+"match: {serial: EB-ONE}\n", 8*gb)
+	if err := r.run(time.Hour); err != nil || r.ended != "poweroff" {
+		t.Fatalf("%v %s", err, r.ended)
+	}
+	r.installed(r.disks[0].Path)
+}
+
 // A disk that is taken out makes a rule clear.
 func TestGoesOn(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb, 9*gb)

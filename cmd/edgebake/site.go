@@ -14,6 +14,7 @@ import (
 
 	"aead.dev/minisign"
 	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/file"
@@ -50,6 +51,10 @@ config, and one signature over all of it (` + ondisk.SlotSignature + `). A machi
 stick whole if its Image names the public key (sites.keys). It takes no Site
 that was signed before the last one it took.
 
+A Site must say which machine it is for (match), as each Site of an Inventory does:
+any machine with that key in its Image would take it otherwise. --any-machine is for
+one that all of them may take, with a template as its nodeName.
+
 KEY is a minisign secret key: minisign -G -s office.key -p office.pub makes a
 pair. The password of an encrypted key is read from the environment variable
 ` + passwordVariable + `, else from the terminal, else from standard input.
@@ -78,6 +83,7 @@ The files hold the join token: treat them and the stick as secrets.`,
 	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
 	f.StringVarP(&o.output, "output", "o", "", "write to this directory, for example the stick (default: the Site's name with -stick)")
 	_ = c.MarkFlagDirname("output")
+	f.BoolVar(&o.anyMachine, "any-machine", false, "sign a Site without match, which every machine takes whose Image names the key")
 	f.BoolVarP(&o.force, "force", "f", false, "replace files that are there")
 	o.secrets.flags(c)
 	return c
@@ -86,7 +92,7 @@ The files hold the join token: treat them and the stick as secrets.`,
 type signOptions struct {
 	key, ignition, output string
 	secrets               secretFlags
-	force                 bool
+	force, anyMachine     bool
 	now                   time.Time
 }
 
@@ -99,6 +105,9 @@ type signed struct {
 func signSite(s streams, name string, o signOptions) (done signed, err error) {
 	file, keyErr := openKey(o.key, name == "-")
 	site, err := readSites(s, name, o.ignition, o.secrets)
+	if err == nil {
+		err = checkMeant(name, site, o.anyMachine)
+	}
 	if err := errors.Join(err, keyErr); err != nil {
 		return done, err
 	}
@@ -131,6 +140,22 @@ func signSite(s streams, name string, o signOptions) (done signed, err error) {
 		return done, err
 	}
 	return done, writeStick(done.dir, c)
+}
+
+// checkMeant rejects a Site for which nobody has said what machine may take it.
+func checkMeant(name string, site media.Site, anyMachine bool) error {
+	switch {
+	case site.Doc == nil && anyMachine:
+		return usageError{fmt.Errorf("%s is an Inventory, whose Sites say which machines they are for: leave out --any-machine", configs.FileName(name))}
+	case site.Doc == nil:
+		return nil
+	case anyMachine && !site.Doc.Match.IsZero():
+		return usageError{fmt.Errorf("%s says which machine it is for (match): leave out --any-machine, or remove match", configs.FileName(name))}
+	case !anyMachine && site.Doc.Match.IsZero():
+		return fmt.Errorf("signing %s: it does not say which machine it is for, so every machine whose Image names the key would take it\n"+
+			"add match: {serial: ...} (or macs, uuid, assetTag) to the Site; or, if every machine may take it, --any-machine", configs.FileName(name))
+	}
+	return nil
 }
 
 // checkStick rejects a directory in which first boot would find something else

@@ -77,7 +77,7 @@ func TestQuiet(t *testing.T) {
 		"push golden.raw.zst " + at + " --insecure",
 		"pull " + at + " --insecure --output pulled.raw.zst",
 		"inventory import stores.csv --template template.yaml --output stores.yaml",
-		"site sign site.yaml --key office.key",
+		"site sign site.yaml --any-machine --key office.key",
 		"cluster new cluster.yaml --output minted",
 		"cluster sites minted",
 		"report golden.raw.zst --output page.html",

@@ -1,0 +1,124 @@
+package firstboot
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// TestASiteForAnotherMachine is taken by none of its kind, from the slot, an unsigned or a
+// signed stick, and nothing of it is applied.
+func TestASiteForAnotherMachine(t *testing.T) {
+	t.Parallel()
+	key := newSiteKey(t)
+	for _, match := range []string{"match: {serial: SN0099}", "match: {serial: SN0042, macs: ['52:54:00:99:99:99']}", `"\x6datch": {serial: SN0099}`} {
+		for _, from := range []string{"slot", "stick", "signed stick"} {
+			for _, member := range []bool{true, false} {
+				w := nativeWorld(t)
+				w.admits(ondisk.SitesAlways, key)
+				if member {
+					w.mustBoot()
+				} else {
+					w.stamp(ownDev, "")
+				}
+				files := map[string]string{ondisk.SlotSite: w.reportTo("other", withToken, rootKey, match)}
+				switch from {
+				case "slot":
+					w.stampAt(ownDev, day(9), files)
+				case "stick":
+					w.plug("")
+					w.stampAt(stickDev, day(9), files)
+				default:
+					w.signed(key, day(9), nil, files)
+				}
+				w.powerOn()
+				w.patience = 30 * time.Second
+				if err := w.boot(); (err == nil) != member {
+					t.Errorf("%s, %s, member %v: %v", match, from, member, err)
+				}
+				if w.has("/root/.ssh/authorized_keys") || !w.said("its Site is for another machine (match)") {
+					t.Errorf("%s, %s, member %v: applied: %v\n%s", match, from, member, w.has("/root/.ssh/authorized_keys"), strings.Join(w.console, "\n"))
+				}
+			}
+		}
+	}
+}
+
+// TestASiteForThisMachine is taken like any other, and is its own from then on, whatever
+// card is exchanged.
+func TestASiteForThisMachine(t *testing.T) {
+	t.Parallel()
+	for _, from := range []string{"slot", "stick"} {
+		w := newWorld(t, "testdata/machine.txtar")
+		site := w.site(withToken, "match: {serial: sn0042, macs: ['52:54:00:12:34:56']}")
+		if w.stamp(ownDev, site); from == "stick" {
+			w.stamp(ownDev, "")
+			w.plug(site)
+		}
+		w.mustBoot()
+		if got := w.slotSite(ownDev); w.joins != 1 || strings.Contains(got, "match") || !strings.Contains(got, "edge-{{.Serial}}") {
+			t.Errorf("%s: %d joins, the slot has\n%s", from, w.joins, got)
+		}
+		w.put("/sys/class/net/enp1s0/address", "52:54:00:99:99:99\n")
+		w.powerOn()
+		w.mustBoot()
+		if w.state().Result != ondisk.ResultDone || w.said("is not taken: its Site") && from == "slot" {
+			t.Errorf("%s:\n%s", from, strings.Join(w.console, "\n"))
+		}
+	}
+}
+
+// TestANeighboursSite: a member rejects a Site that calls it otherwise, before it applies
+// any of it. One that takes it to another cluster may.
+func TestANeighboursSite(t *testing.T) {
+	t.Parallel()
+	key := newSiteKey(t)
+	for _, c := range []struct {
+		name, from     string
+		expired, moves bool
+	}{
+		{"stick", "stick", false, false},
+		{"stick, certificate expired", "stick", true, false},
+		{"slot", "slot", false, false},
+		{"stick of another cluster", "stick", false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			w.admits(ondisk.SitesSigned, key)
+			w.mustBoot()
+			if c.expired { // and the join that was to repair it has failed
+				w.expire()
+				w.joinError = func(int) error { return errors.New("kubelet is not well") }
+				w.powerOn()
+				if err := w.boot(); err == nil || isMember(w.env()) {
+					t.Fatal(err)
+				}
+				w.joinError = nil
+			}
+			if c.moves {
+				w.rebuild()
+			}
+			files := map[string]string{ondisk.SlotSite: strings.Replace(w.site(withToken, rootKey), "edge-{{.Serial}}", "other", 1)}
+			if c.from == "slot" {
+				w.stampAt(ownDev, day(9), files)
+			} else {
+				w.signed(key, day(19), nil, files)
+			}
+			w.powerOn()
+			err := w.boot()
+			if c.moves {
+				if err != nil || w.cluster.nodes["other"] == nil || !w.has("/root/.ssh/authorized_keys") {
+					t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+				}
+				return
+			}
+			if w.has("/root/.ssh/authorized_keys") || w.cluster.nodes["other"] != nil || !w.said("this machine is enrolled as edge-sn0042, the Site calls it other") {
+				t.Errorf("%v: its neighbour's keys: %v\n%s", err, w.has("/root/.ssh/authorized_keys"), strings.Join(w.console, "\n"))
+			}
+		})
+	}
+}
