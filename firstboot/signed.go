@@ -2,7 +2,9 @@ package firstboot
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -19,8 +21,9 @@ const (
 	// signedFile has the date below which no signature counts, in seconds since the
 	// epoch.
 	signedFile = ondisk.StateDir + "/signed"
-	// unsignedFile has the date of the Site in the slot if that came from a stick without
-	// a signature, in seconds since the epoch.
+	// unsignedFile has the dates of the last Sites that came from sticks without a
+	// signature, in seconds since the epoch: of the one in the slot, and of one that may be
+	// on its way there.
 	unsignedFile = ondisk.StateDir + "/unsigned"
 )
 
@@ -54,7 +57,7 @@ func checkSignature(e *Env, image ondisk.ImageInfo, old *Active, c *slot.Content
 // the Image, has put it there; 0: it came from an unsigned stick, or has no date. A date
 // before the image's counts too: the image may be newer than the Site.
 func stampedOnDisk(e *Env, active *Active) int64 {
-	if active == nil || active.Stamped == secondsIn(e, unsignedFile) {
+	if active == nil || slices.Contains(secondsIn(e, unsignedFile), active.Stamped) {
 		return 0
 	}
 	if _, last := active.Image.StampDates(); active.Stamped > last.Unix() {
@@ -64,14 +67,16 @@ func stampedOnDisk(e *Env, active *Active) int64 {
 }
 
 // lastSigned is the date below which the machine takes no signed Site; 0: there is none.
-func lastSigned(e *Env) int64 { return secondsIn(e, signedFile) }
+func lastSigned(e *Env) int64 { return slices.Max(append(secondsIn(e, signedFile), 0)) }
 
-func secondsIn(e *Env, file string) int64 {
-	n, err := strconv.ParseInt(e.text(file), 10, 64)
-	if err != nil {
-		return 0
+func secondsIn(e *Env, file string) []int64 {
+	var out []int64
+	for _, text := range strings.Fields(e.text(file)) {
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+			out = append(out, n)
+		}
 	}
-	return n
+	return out
 }
 
 // saveSigned remembers, before the stick is taken, below which date no signature counts:
@@ -96,13 +101,17 @@ func (s *stick) saveUnsigned(e *Env, stamped int64) error {
 	if s.signed > 0 {
 		return nil
 	}
-	if err := writeSeconds(e, unsignedFile, stamped); err != nil {
+	dates := []int64{stamped}
+	if s.before != nil && slices.Contains(secondsIn(e, unsignedFile), s.before.Stamped) {
+		dates = append(dates, s.before.Stamped) // the power may go before the slot is written
+	}
+	if err := writeSeconds(e, unsignedFile, dates...); err != nil {
 		return fmt.Errorf("noting the date of the Site of stick %s: %w", s.dev, err)
 	}
 	return nil
 }
 
-func writeSeconds(e *Env, file string, seconds int64) error {
-	_, err := e.write(file, []byte(fmt.Sprintln(seconds)), Mode(0o600))
+func writeSeconds(e *Env, file string, seconds ...int64) error {
+	_, err := e.write(file, []byte(strings.Trim(fmt.Sprint(seconds), "[]")+"\n"), Mode(0o600))
 	return err
 }

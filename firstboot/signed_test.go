@@ -288,6 +288,53 @@ func TestAStrangersDate(t *testing.T) {
 	}
 }
 
+// TestAStrangersDateThroughPowerCuts: wherever the power goes while one stranger's stick
+// follows another, their dates make no signed Site old, and that of the Site that was
+// stamped onto the disk still does.
+func TestAStrangersDateThroughPowerCuts(t *testing.T) {
+	t.Parallel()
+	key := newSiteKey(t)
+	w := nativeWorld(t)
+	w.oneMaster()
+	w.stampAt(ownDev, day(8), map[string]string{"site.yaml": w.site(withToken)})
+	w.mustBoot()
+	w.admits(ondisk.SitesRepair, key)
+	stranger := func(w *world, n int) {
+		w.plug("")
+		w.stampAt(stickDev, day(n), map[string]string{"site.yaml": w.site(fmt.Sprintf("network: {dns: [192.0.2.%d]}", 100+n))})
+		w.powerOn()
+	}
+	stranger(w, 15)
+	w.mustBoot()
+	stranger(w, 18)
+	whole := w.clone(t)
+	whole.mustBoot()
+	last := slices.Index(whole.names, "write slot "+ownDev) + 3
+	if last < 5 || !slices.Contains(whole.names, "write "+unsignedFile) {
+		t.Fatalf("%q", whole.names)
+	}
+	for n := 1; n <= last; n++ {
+		cut := w.clone(t)
+		cut.cutAt = cut.effects + n
+		if err := cut.boot(); err == nil {
+			t.Logf("effect %d is not one of the boot's", n)
+		}
+		for _, c := range []struct {
+			signed int64
+			taken  bool
+		}{{day(7), false}, {day(10), true}} {
+			cut := cut.clone(t)
+			cut.cutAt = 0
+			cut.signed(key, c.signed, nil, map[string]string{"site.yaml": cut.reportTo("office")})
+			cut.powerOn()
+			cut.mustBoot()
+			if cut.goesBy("office") != c.taken {
+				t.Errorf("cut at %s: signed on %s, taken %v\n%s", whole.names[n-1], date(c.signed), !c.taken, strings.Join(cut.console, "\n"))
+			}
+		}
+	}
+}
+
 // TestNotBefore: an Image rejects what was signed before its date, on nodes and on blank
 // machines, whatever else is known.
 func TestNotBefore(t *testing.T) {
