@@ -2103,6 +2103,28 @@ func TestManifests(t *testing.T) {
 	}
 }
 
+// TestManifestsOfAnOlderCluster: a machine that takes its seat in a cluster that has no
+// note of the manifests, for example since a person has deleted it, changes nothing that
+// is there, also after a power cut, and creates what is missing.
+func TestManifestsOfAnOlderCluster(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 3))
+	m.cluster.unpublished = false
+	m.quorum()
+	m.cluster.created = []string{appliedPaths[0], appliedPaths[1]} // a person has changed them since
+	m.cluster.noNotes = true                                       // for a while
+	m.patience = 15 * time.Minute
+	if err := m.boot(); err == nil {
+		t.Fatal("nothing was noted, and it ended")
+	}
+	m.cluster.noNotes = false
+	m.on()
+	m.bootDone()
+	if want := appliedPaths; len(m.cluster.applied) > 0 || !slices.Equal(m.cluster.created, want) || !m.cluster.marked || m.has(clusterManifests) {
+		t.Errorf("applied %q, there are %q", m.cluster.applied, m.cluster.created)
+	}
+}
+
 // times is how often each object was applied.
 func (c *fakeCluster) times() map[string]int {
 	n := map[string]int{}

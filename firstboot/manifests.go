@@ -22,10 +22,14 @@ const (
 	// clusterManifests are the manifests that are still to be applied, packed.
 	clusterManifests = ondisk.StateDir + "/cluster-manifests"
 	// appliedMarker is the ConfigMap that says, to all control-plane nodes, which
-	// objects are applied: each has a key. All are where it has no applyingLabel.
+	// objects are applied: each has a key. All are where it has no applyingLabel. The
+	// cluster's birth makes it; where it is missing later, the cluster is older than what
+	// this machine has of it, and only missing objects are created: applyMissing.
 	appliedMarker     = "edgebake-manifests"
 	appliedMarkerPath = "/api/v1/namespaces/kube-system/configmaps/" + appliedMarker
 	applyingLabel     = "edgebake.io/applying"
+	applyAll          = "true"
+	applyMissing      = "missing"
 	// applyInterval is between two tries.
 	applyInterval = 5 * time.Second
 )
@@ -103,9 +107,13 @@ func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []ap
 	var errs []error
 	applier := c.Applier()
 	for i, o := range all {
-		m, err := madeMarker(ctx, c, site)
+		m, err := madeMarker(ctx, c, site, applyMissing)
 		if err != nil {
 			return len(all) - i + left, err
+		}
+		apply := applier.Apply
+		if m.missing {
+			apply = applier.Create
 		}
 		if m.complete() {
 			return 0, nil // somebody has ended it
@@ -114,7 +122,7 @@ func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []ap
 			continue
 		}
 		if !own[keys[i]] {
-			if err := applier.Apply(ctx, o); err != nil {
+			if err := apply(ctx, o); err != nil {
 				left++
 				errs = append(errs, err)
 				continue
@@ -165,6 +173,7 @@ func objectsOf(manifests []configs.Manifest) ([]api.Object, error) {
 // marker is what the appliedMarker says.
 type marker struct {
 	exists, applying bool
+	missing          bool // only objects that are missing are created
 	data             map[string]string
 }
 
@@ -185,17 +194,18 @@ func readMarker(ctx context.Context, c *api.Client) (marker, error) {
 	if err != nil {
 		return marker{}, fmt.Errorf("asking which of the Cluster's manifests are applied: %w", err)
 	}
-	_, applying := o.Metadata.Labels[applyingLabel]
-	return marker{true, applying, o.Data}, nil
+	mode, applying := o.Metadata.Labels[applyingLabel]
+	return marker{true, applying, mode == applyMissing, o.Data}, nil
 }
 
-// madeMarker reads the marker, and makes it before the first object is applied.
-func madeMarker(ctx context.Context, c *api.Client, site *configs.Site) (marker, error) {
+// madeMarker reads the marker, and makes it with this mode before the first object is
+// applied.
+func madeMarker(ctx context.Context, c *api.Client, site *configs.Site, mode string) (marker, error) {
 	m, err := readMarker(ctx, c)
 	if err != nil || m.exists {
 		return m, err
 	}
-	objects, err := api.Objects("the marker", fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": %q, "namespace": "kube-system", "labels": {%q: "true"}}, "data": {"cluster": %q}}`, appliedMarker, applyingLabel, site.ControlPlane.ID))
+	objects, err := api.Objects("the marker", fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": %q, "namespace": "kube-system", "labels": {%q: %q}}, "data": {"cluster": %q}}`, appliedMarker, applyingLabel, mode, site.ControlPlane.ID))
 	if err == nil {
 		err = c.CreateAll(ctx, objects)
 	}

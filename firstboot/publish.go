@@ -93,6 +93,11 @@ func publishPhase(active *Active) Phase {
 			if err := kept.CreateAll(ctx, objects); err != nil {
 				return err
 			}
+			if e.exists(clusterManifests) {
+				if _, err := madeMarker(ctx, kept, site, applyAll); err != nil {
+					return err
+				}
+			}
 			// Without one, kubeadm makes a token of its own that is valid for a day. It
 			// prints both kinds, and the journal outlives a minute.
 			token := configs.NewSecret(hex.EncodeToString(e.Random(3)) + "." + hex.EncodeToString(e.Random(8)))

@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -78,6 +79,8 @@ type readiness struct {
 	// Of the last look:
 	node        *api.Node // as it was seen
 	otherLabels bool      // than the Site's
+	// reporters are the machines that it has shown at all looks.
+	reporters reporters
 }
 
 // look returns nil when all is well, else what is missing.
@@ -97,6 +100,7 @@ func (r *readiness) look(ctx context.Context, e *Env) error {
 		return err
 	}
 	r.node = n
+	r.reporters.saw(n, e.Now())
 	if err := r.labels(e); err != nil {
 		return err
 	}
@@ -106,7 +110,10 @@ func (r *readiness) look(ctx context.Context, e *Env) error {
 	if ready, why := n.Ready(); !ready {
 		return Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
 	}
-	return reported(ctx, e, n)
+	if err := reported(ctx, e, n); err != nil {
+		return err
+	}
+	return r.reporters.judge(e, n, e.exists(readyMark))
 }
 
 // labels compares the Node's labels with the Site's.
@@ -154,7 +161,7 @@ func (r *readiness) check(ctx context.Context, e *Env) (Verdict, error) {
 // await waits for the node to be Ready, labels it where the cluster lets it, and
 // saves what holds of a node that was Ready.
 func (r *readiness) await(ctx context.Context, e *Env) error {
-	var refused error
+	var refused, final error
 	labelled, missing := false, absence{}
 	r.joined, r.noted = readJoinedAs(e)
 	err := e.retry(ctx, 2*time.Second, func() error {
@@ -168,7 +175,11 @@ func (r *readiness) await(ctx context.Context, e *Env) error {
 			labelled, refused = labelOwn(ctx, e, r.active, r.joined)
 			bad = r.look(ctx, e)
 		}
-		if bad != nil {
+		if _, ok := Fix(bad); ok {
+			final = bad
+			return nil
+		}
+		if bad != nil && !errors.Is(bad, errWatched) {
 			if refused != nil {
 				bad = fmt.Errorf("%w; the node may not set them: %w", bad, refused)
 			}
@@ -176,7 +187,7 @@ func (r *readiness) await(ctx context.Context, e *Env) error {
 		}
 		return bad
 	})
-	if err != nil {
+	if err := cmp.Or(final, err); err != nil {
 		return err
 	}
 	if r.active.Site.OpenYurt() && hubForm(r.active.Image) == openyurt.FormStaticPod {

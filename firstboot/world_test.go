@@ -1214,8 +1214,11 @@ type fakeCluster struct {
 	marked      bool
 	webhookDown bool
 	// marker is what is noted of each of them; noNotes refuses more of that.
-	marker  map[string]string
-	noNotes bool
+	marker     map[string]string
+	markerMode string
+	noNotes    bool
+	// created are the paths of objects that are there or were created.
+	created []string
 	// dns are the paths of CoreDNS' objects that are there, deleted those that were.
 	dns, deleted []string
 	rules        []string // in kube-public, that were created
@@ -1225,6 +1228,8 @@ type fakeCluster struct {
 	renewed func() time.Time
 	// silent reports whether that machine's kubelet has been off for a while.
 	silent func(machineID string) bool
+	// twin is the machine that the Node shows now, if another one reports as it too.
+	twin func(own string) string
 	// registers has kubelet of this machine register its Node, if it is to. mu is held.
 	registers func()
 	// wrong is what is wrong by now with the way from the machine to that address.
@@ -1382,6 +1387,7 @@ func (c *fakeCluster) add(name, joinConf, machineID string) {
 	if n := c.nodes[name]; n != nil {
 		if c.revive {
 			n.Status.Conditions[0].Status = "True"
+			n.Status.NodeInfo.MachineID = machineID // kubelet's first report
 		}
 		return // it keeps its labels
 	}
@@ -1460,6 +1466,19 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			c.applied = append(c.applied, r.URL.Path)
 			answer(map[string]any{})
 		}
+	case r.Method == http.MethodPost && (r.URL.Path == "/api/v1/namespaces" || r.URL.Path == "/api/v1/namespaces/default/configmaps" || r.URL.Path == "/api/v1/namespaces/shop/configmaps"):
+		var made struct{ Metadata struct{ Name string } }
+		if err := json.NewDecoder(r.Body).Decode(&made); err != nil {
+			c.t.Error(err)
+		}
+		path := r.URL.Path + "/" + made.Metadata.Name
+		if slices.Contains(c.created, path) {
+			http.Error(w, `{"message":"already exists"}`, http.StatusConflict)
+			return
+		}
+		c.created = append(c.created, path)
+		w.WriteHeader(http.StatusCreated)
+		answer(map[string]any{})
 	case slices.Contains(c.dns, r.URL.Path) && r.Method == http.MethodDelete:
 		c.deleted = append(c.deleted, r.URL.Path)
 		c.dns = slices.DeleteFunc(c.dns, func(p string) bool { return p == r.URL.Path })
@@ -1488,7 +1507,7 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == appliedMarkerPath && r.Method == http.MethodGet:
 		labels := map[string]string{}
 		if !c.marked {
-			labels[applyingLabel] = "true"
+			labels[applyingLabel] = cmp.Or(c.markerMode, "true")
 		}
 		answer(map[string]any{"metadata": map[string]any{"labels": labels}, "data": c.marker})
 	case r.URL.Path == "/api/v1/namespaces/kube-system/configmaps" && r.Method == http.MethodPost:
@@ -1503,7 +1522,7 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, `{"message":"already exists"}`, http.StatusConflict)
 			return
 		}
-		c.marker = made.Data
+		c.marker, c.markerMode = made.Data, made.Metadata.Labels[applyingLabel]
 		w.WriteHeader(http.StatusCreated)
 		answer(map[string]any{})
 	case r.URL.Path == "/api/v1/namespaces/kube-system/secrets" && r.Method == http.MethodPost:
@@ -1659,6 +1678,9 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		copied := *n
+		if c.twin != nil {
+			copied.Status.NodeInfo.MachineID = c.twin(copied.Status.NodeInfo.MachineID)
+		}
 		copied.Status.Conditions = slices.Clone(n.Status.Conditions)
 		for i := range copied.Status.Conditions {
 			copied.Status.Conditions[i].LastHeartbeatTime = c.renewed()

@@ -128,17 +128,25 @@ func (c *Client) apply(ctx context.Context, o Object, known map[string][]resourc
 	return c.send(ctx, http.MethodPatch, path+"/"+o.name+"?force=true&fieldManager="+applyManager, "application/apply-patch+yaml", o.json)
 }
 
+// Create creates an object; one that is there stays as it is.
+func (a Applier) Create(ctx context.Context, o Object) error {
+	path, err := a.c.pathOf(ctx, o, a.known)
+	if err == nil {
+		err = a.c.send(ctx, http.MethodPost, path, "application/json", o.json)
+	}
+	if err != nil && Code(err) != http.StatusConflict {
+		return fmt.Errorf("creating %s: %w", o.Where, err)
+	}
+	return nil
+}
+
 // CreateAll creates the objects that are not there yet, in their order. The API
 // server must know their kinds.
 func (c *Client) CreateAll(ctx context.Context, objects []Object) error {
-	known := map[string][]resource{}
+	applier := c.Applier()
 	for _, o := range objects {
-		path, err := c.pathOf(ctx, o, known)
-		if err == nil {
-			err = c.send(ctx, http.MethodPost, path, "application/json", o.json)
-		}
-		if err != nil && Code(err) != http.StatusConflict {
-			return fmt.Errorf("creating %s: %w", o.Where, err)
+		if err := applier.Create(ctx, o); err != nil {
+			return err
 		}
 	}
 	return nil

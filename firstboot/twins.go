@@ -1,0 +1,57 @@
+package firstboot
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+)
+
+// Two machines with one Site have one Node. Switched on together, both join; then each
+// kubelet writes its own machine into the Node's status again and again, and the pods of
+// the Node run twice.
+
+// reporterStays is how long the Node must show this machine before no other one is
+// behind it: kubelet writes the status every 10 s if somebody has changed it.
+const reporterStays = 12 * time.Second
+
+// reporters are the machines that the Node has shown, one after the other.
+type reporters struct {
+	seen  []string
+	since time.Time // when the last of them was seen first
+}
+
+// saw notes which machine the Node shows now.
+func (r *reporters) saw(n *api.Node, now time.Time) {
+	info := n.Status.NodeInfo
+	who := fmt.Sprintf("machine ID %s, UUID %s", info.MachineID, info.SystemUUID)
+	if info.MachineID != "" && (len(r.seen) == 0 || r.seen[len(r.seen)-1] != who) {
+		r.seen, r.since = append(r.seen, who), now
+	}
+}
+
+// judge returns an error if two machines report as the Node, or while it is not known
+// that this one does alone. trusted: the Node was Ready before, so that it need not be
+// watched unless it shows another machine.
+func (r *reporters) judge(e *Env, n *api.Node, trusted bool) error {
+	last := len(r.seen) - 1
+	if last < 0 {
+		return nil
+	}
+	if slices.Contains(r.seen[:last], r.seen[last]) {
+		return Permanent(fmt.Errorf("two machines run as the Node %s (%s; and %s), and its pods run on both", n.Metadata.Name, r.seen[last-1], r.seen[last]),
+			"switch one of the two off; give it a Site of its own, with another nodeName, before you switch it on again")
+	}
+	switch own := n.Status.NodeInfo.MachineID == machineID(e); {
+	case !own:
+		return Advise(fmt.Errorf("the Node %s is another machine's still (%s)", n.Metadata.Name, r.seen[last]),
+			"kubelet of this machine changes that within seconds; else switch the other machine off, or give one of the two a Site with another nodeName")
+	case trusted && last == 0, e.Now().Sub(r.since) >= reporterStays:
+		return nil
+	}
+	return errWatched
+}
+
+// errWatched: nothing is wrong, and the Node has not been seen for long enough.
+var errWatched = fmt.Errorf("watching for %s whether another machine reports as this Node", reporterStays)

@@ -1,0 +1,73 @@
+package firstboot
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// TestTwoMachinesWithOneSite: both joined, and each kubelet overwrites what the other
+// has reported. That is said, with the fix, and ends once one of them is off.
+func TestTwoMachinesWithOneSite(t *testing.T) {
+	t.Parallel()
+	const other = "00000000000000000000000000000002"
+	for name, tt := range map[string]struct {
+		every  time.Duration // how long each of the two reports
+		before bool          // the node was Ready before the other machine was switched on
+		first  string        // who reports first
+		says   string
+	}{
+		"at the join":                     {every: 10 * time.Second, says: "two machines run as the Node edge-sn0042"},
+		"at the join, the other is first": {every: 10 * time.Second, first: other, says: "two machines run as the Node edge-sn0042"},
+		"at a later boot":                 {every: 10 * time.Second, first: other, before: true, says: "two machines run as the Node edge-sn0042"},
+		"the other all the time":          {every: time.Hour, first: other, says: "the Node edge-sn0042 is another machine's still (machine ID " + other},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			if tt.before {
+				w.mustBoot()
+				w.powerOn()
+			}
+			began := time.Time{}
+			w.cluster.twin = func(own string) string {
+				if began.IsZero() {
+					began = w.now
+				}
+				if turn := int(w.now.Sub(began)/tt.every) % 2; (turn == 0) == (tt.first == other) {
+					return other
+				}
+				return own
+			}
+			if err := w.boot(); err == nil || !w.said(tt.says) || w.has(readyMark) != tt.before {
+				t.Fatalf("%v, says Ready: %v\n%s", err, w.has(readyMark), strings.Join(w.console, "\n"))
+			}
+			w.cluster.twin = nil
+			w.powerOn()
+			w.mustBoot()
+			if w.state().Result != ondisk.ResultDone {
+				t.Errorf("result %s", w.state().Result)
+			}
+		})
+	}
+}
+
+// TestNodeOfAFormerMachine: a Node that was there shows the machine that had the name
+// before, until kubelet of this one reports.
+func TestNodeOfAFormerMachine(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	began := time.Time{}
+	w.cluster.twin = func(own string) string {
+		if began.IsZero() {
+			began = w.now
+		}
+		if w.now.Sub(began) < 8*time.Second {
+			return "00000000000000000000000000000002"
+		}
+		return own
+	}
+	w.mustBoot()
+}
