@@ -7,6 +7,8 @@ SHELL := bash
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # These compile Kubernetes and boot machines.
 GUESTS := ./test/cluster ./test/e2e ./test/ipvs
+# Their long tests are left out with -short.
+LONG := ./builder ./builder/disk/ext4 ./firstboot/apply ./packaging
 UNIT = $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -vE '/test/(cluster|ipvs|e2e|walls|bench/.*)$$')
 
 # As builder/agents.go compiles them: an image must not depend on the folder
@@ -74,16 +76,16 @@ tidy:
 	  echo "$$m/go.mod: not checked, modules are missing here"; \
 	done
 
-# `make lint` vets.
+# `make lint` vets. Many tests wait for something: more packages than processors run at once.
 unit: need-go
-	@test/unit.sh -vet=off -timeout 60m $(UNIT)
+	@test/unit.sh -vet=off -short -p $$(($$(nproc) + 2)) -timeout 60m $(UNIT)
 
 oracle: need-go
 	@cd test/oracle && ../unit.sh -vet=off -timeout 30m ./...
 
 e2e: need-go ## all of the long tests: every kind of node boots and joins, real clusters, ipvscare in a kernel (root)
 	@go build -o bin/ ./test/report
-	@bin/report -count=1 -v -p 1 -timeout 2h $(GUESTS)
+	@bin/report -count=1 -v -p 1 -timeout 2h $(GUESTS) $(LONG)
 
 race: need-go ## tests of the most concurrent packages under the race detector (needs a C compiler)
 	@go test -race -p 1 -timeout 2h ./ipvs ./cluster ./builder/disk ./builder/fetch ./firstboot
@@ -115,7 +117,7 @@ nightly: deps ## the long runs: fuzzing, the race detector, power cuts, Secure B
 	@test/deps/install.sh nightly
 	@test/deps/install.sh demo arm64
 	@go build -o bin/ ./test/report
-	@rc=0; EDGEBAKE_NIGHTLY=1 bin/report -count=1 -v -p 1 -timeout 8h ./packaging ./firstboot $(GUESTS) || rc=1; \
+	@rc=0; EDGEBAKE_NIGHTLY=1 bin/report -count=1 -v -p 1 -timeout 8h ./firstboot $(GUESTS) $(LONG) || rc=1; \
 	  $(MAKE) --no-print-directory fuzz FUZZTIME=10m || rc=1; \
 	  $(MAKE) --no-print-directory race || rc=1; exit $$rc
 

@@ -34,6 +34,7 @@ import (
 
 	"github.com/edgebake/edgebake/test/buildtest"
 	"github.com/edgebake/edgebake/test/desk"
+	"github.com/edgebake/edgebake/test/pace"
 )
 
 // TestMain gives what is made a date, whoever owns the clone.
@@ -65,6 +66,7 @@ func makeIn(t *testing.T, p packages) []string {
 // TestPackages makes the packages of this computer's architecture, twice, and
 // uses them as somebody who has nothing else: no source, no Go, an empty home.
 func TestPackages(t *testing.T) {
+	pace.Takes(t, 60*time.Second)
 	host := packages{arch: []string{runtime.GOARCH}, nodes: []string{runtime.GOARCH}, only: []string{"deb", "container"}}
 	made := makeIn(t, host)
 	t.Setenv("TZ", "Pacific/Chatham")
