@@ -33,8 +33,7 @@ type debianRecipe struct {
 	Packages   []string `json:"packages"`
 	Run        []string `json:"run,omitempty"`
 	SourceDate int64    `json:"sourceDate"`
-	Initrd     string   `json:"initrd"`     // the script of ours that its initrd runs
-	InitrdHook string   `json:"initrdHook"` // and the one that makes the initrd
+	Initrd     string   `json:"initrd"` // our script that the initrd runs
 }
 
 // pathFilters keep documentation out; licences stay.
@@ -51,12 +50,9 @@ var pathFilters = []string{
 // repair it come along, and there is no swap to resume from.
 const initrdSettings = "echo FSTYPE=ext4; echo RESUME=none"
 
-// initrdEnv and initrdHookEnv hand our initrd scripts to hooks of mmdebstrap,
-// which shows every hook's text.
-const (
-	initrdEnv     = "EDGEBAKE_INITRD"
-	initrdHookEnv = "EDGEBAKE_INITRD_HOOK"
-)
+// initrdEnv hands our initrd script to a hook of mmdebstrap, which shows every
+// hook's text.
+const initrdEnv = "EDGEBAKE_INITRD"
 
 func newDebianRecipe(img *configs.Image, date time.Time, keyrings []keyring) debianRecipe {
 	b := img.Base.Debian
@@ -67,10 +63,10 @@ func newDebianRecipe(img *configs.Image, date time.Time, keyrings []keyring) deb
 	pk := append(overlays.Packages(img), b.PackagesFor(img.Arch)...)
 	slices.Sort(pk)
 	return debianRecipe{
-		Version: 4, Suite: b.Suite, Arch: img.Arch, Sources: b.Sources,
+		Version: 5, Suite: b.Suite, Arch: img.Arch, Sources: b.Sources,
 		Components: overlays.Components(img), Keyrings: digests,
 		Packages: slices.Compact(pk), Run: b.Run, SourceDate: date.Unix(),
-		Initrd: overlays.InitrdScript(), InitrdHook: overlays.InitrdHook(),
+		Initrd: overlays.InitrdScript(),
 	}
 }
 
@@ -87,7 +83,7 @@ func (b *build) makeDebian(ctx context.Context, r debianRecipe, keyrings []keyri
 		return err
 	}
 	cmd := procgroup.Command(ctx, "mmdebstrap", r.args(paths)...)
-	cmd.Env = append(cmd.Env, "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC", initrdEnv+"="+r.Initrd, initrdHookEnv+"="+r.InitrdHook, "TMPDIR="+scratch)
+	cmd.Env = append(cmd.Env, "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC", initrdEnv+"="+r.Initrd, "TMPDIR="+scratch)
 	// Neither the caller's directory nor its umask has a part in the result.
 	cmd.Dir = "/"
 	ownMounts(cmd)
@@ -204,9 +200,7 @@ func (r debianRecipe) args(keyrings []string) []string {
 	}
 	// Before the kernel's package comes, which makes the initrd.
 	args = append(args, `--essential-hook=mkdir -p "$1/etc/initramfs-tools/conf.d" && { `+initrdSettings+`; } >"$1/etc/initramfs-tools/conf.d/edgebake"`)
-	for _, script := range [][2]string{{"scripts/local-bottom", initrdEnv}, {"hooks", initrdHookEnv}} {
-		args = append(args, `--essential-hook=d="$1/etc/initramfs-tools/`+script[0]+`"; mkdir -p "$d" && printf %s "${`+script[1]+`:?}" >"$d/edgebake" && chmod 755 "$d/edgebake"`)
-	}
+	args = append(args, `--essential-hook=d="$1/etc/initramfs-tools/scripts/local-bottom"; mkdir -p "$d" && printf %s "${`+initrdEnv+`:?}" >"$d/edgebake" && chmod 755 "$d/edgebake"`)
 	for _, f := range pathFilters {
 		args = append(args, "--dpkgopt="+f)
 	}

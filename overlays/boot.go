@@ -49,13 +49,6 @@ var initrdScript string
 // that was just written then gets the machine's own id at its second boot.
 func InitrdScript() string { return initrdScript }
 
-//go:embed files/initrd/hook
-var initrdHook string
-
-// InitrdHook is what a base's initramfs-tools has to run when it makes the
-// initrd (hooks). A base without it boots as well, and more slowly.
-func InitrdHook() string { return initrdHook }
-
 // CommandLine is the kernel command line of the system on the root partition
 // with that label. It alone says where root, DATA and the ESP are: the root's
 // own content knows no partition, and boots on any disk that has it.
