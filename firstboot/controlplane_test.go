@@ -270,7 +270,7 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			answer(map[string]any{"result": map[string]any{"blob": chunk}})
 		}
 	case r.URL.Path == "/v3/maintenance/status":
-		all := map[string]any{"header": map[string]any{"member_id": f.id, "revision": "9"}, "dbSize": "20480", "dbSizeInUse": "16384"}
+		all := map[string]any{"header": map[string]any{"member_id": f.id, "revision": "9"}, "leader": "1", "dbSize": "20480", "dbSizeInUse": "16384"}
 		for k, v := range f.status {
 			all[k] = v
 		}
@@ -1695,6 +1695,47 @@ func TestBeginsOverALoglessDatabase(t *testing.T) {
 			m.bootDone()
 			if len(m.starts) != 1 || len(m.aside("/snap/db")) != 1 {
 				t.Errorf("etcd was started as %q, set aside %q", m.starts, m.aside(""))
+			}
+		})
+	}
+}
+
+// The leader's machine defragments, where its disk has room; a full database is opened
+// again. What only a person can do is in the report.
+func TestEtcdIsLookedAfter(t *testing.T) {
+	t.Parallel()
+	sites := mintedSites(t, 1)
+	half := func() map[string]string {
+		return map[string]string{"dbSize": "419430400", "dbSizeInUse": "104857600"}
+	}
+	for name, tt := range map[string]struct {
+		status map[string]string
+		alarm  string
+		used   int64
+		asked  []string
+		note   string
+	}{
+		"nothing is wrong": {},
+		"half is unused":   {status: half(), asked: []string{"defragment"}},
+		"no room for it":   {status: half(), used: 7 << 29, note: "is not defragmented: it needs "},
+		"another leads":    {status: map[string]string{"leader": "2", "dbSize": "419430400", "dbSizeInUse": "1048576"}},
+		"it is full": {status: map[string]string{"dbSize": "2147483648", "dbSizeInUse": "104857600"}, alarm: seat.NoSpace,
+			asked: []string{"compaction", "defragment", "DEACTIVATE NOSPACE"}},
+		"it is full of data": {status: map[string]string{"dbSize": "2147483648", "dbSizeInUse": "2147000000"}, alarm: seat.NoSpace,
+			asked: []string{"compaction", "defragment"}, note: "etcd's database on m1 has 2047 MiB, of the 2048 MiB of its quota"},
+		"it is damaged": {alarm: seat.Corrupt, note: "etcd's data on m1 differs from that of the other members (alarm CORRUPT)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, sites)
+			m.own.status, m.used = tt.status, tt.used
+			if tt.alarm != "" {
+				m.own.alarms = []map[string]string{{"memberID": "1", "alarm": tt.alarm}}
+			}
+			m.bootDone()
+			notes := strings.Join(m.state().Notes, "\n")
+			if !slices.Equal(m.own.asked, tt.asked) || !strings.Contains(notes, tt.note) || tt.note == "" && strings.Contains(notes, "etcd's") {
+				t.Errorf("etcd was asked for %q; notes: %s", m.own.asked, notes)
 			}
 		})
 	}

@@ -171,12 +171,16 @@ func (u Upkeep) Keep(ctx context.Context) (Found, error) {
 	crowded := false
 	for _, v := range voters {
 		// Right after a compaction a member does not know yet what it uses no more.
-		if lead && (v.Fragmented() || compacted && v.Crowded()) {
+		due := v.Fragmented() || compacted && v.Crowded()
+		if due && lead {
 			if err := u.defragment(ctx, &f, &v, away); err != nil {
+				crowded = true
 				f.note("etcd's database on %s is not defragmented: %v", v.Name, err)
+			} else {
+				due = v.Fragmented()
 			}
 		}
-		if v.Crowded() && !v.Fragmented() {
+		if v.Crowded() && !due {
 			crowded = true
 			f.note("etcd's database on %s has %d MiB, of the %d MiB of its quota; with all of them it takes no writes. To fix: delete objects that are not needed, or raise quota-backend-bytes (ClusterConfiguration, etcd.local.extraArgs) in the Cluster and stamp the control-plane nodes' new Sites", v.Name, v.Size>>20, v.Quota>>20)
 		}
