@@ -10,6 +10,7 @@
 //
 // Decide is pure: package firstboot asks the questions and carries out the
 // decision.
+// Upkeep looks after the databases of members that run.
 //
 // Invariants:
 //   - A node with a blank disk begins a cluster only if every other
