@@ -139,6 +139,40 @@ func TestPortUnitsAreValid(t *testing.T) {
 	}
 }
 
+// TestRemovedRulesAreMentioned: what the timer starts says that somebody has removed the
+// rules. At a boot there are none yet.
+func TestRemovedRulesAreMentioned(t *testing.T) {
+	t.Parallel()
+	desk.NeedProgram(t, "nft", "nftables")
+	desk.NeedProgram(t, "unshare", "util-linux")
+	desk.NeedRoot(t, "it makes a network")
+	unit := string(portFiles(ports{})[portsUnitFile])
+	_, look, _ := strings.Cut(unit, "ExecStart=/bin/sh -c '")
+	look, _, found := strings.Cut(look, "'\n")
+	if !found {
+		t.Fatalf("the unit looks for no rules:\n%s", unit)
+	}
+	rules := filepath.Join(t.TempDir(), "nft")
+	if err := os.WriteFile(rules, portRules(ports{}), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		trigger, before string
+		said            bool
+	}{
+		"at a boot":         {"", "true", false},
+		"by the timer":      {"TRIGGER_UNIT=" + portsTimer, "nft -f " + rules, false},
+		"they were removed": {"TRIGGER_UNIT=" + portsTimer, "true", true},
+	} {
+		cmd := exec.Command("unshare", "-n", "sh", "-c", c.before+" && "+look)
+		cmd.Env = append(os.Environ(), c.trigger)
+		out, err := cmd.CombinedOutput()
+		if err != nil || (len(out) > 0) != c.said || c.said && !strings.HasPrefix(string(out), "<4>") {
+			t.Errorf("%s: %v: %s", name, err, out)
+		}
+	}
+}
+
 // neighbours is a node, one of its pods, and two other machines: one on a
 // network card of the node's, one on a card that is a port of its bridge.
 // Macvlan stands for cards: the kernel names no veth there.

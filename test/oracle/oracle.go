@@ -1,7 +1,8 @@
 // Package oracle checks builder/images against containerd itself: its own
 // packages unpack the same images and the trees and databases are compared,
-// and its daemon is started on a baked store. It is a module of its own, so
-// that containerd never becomes a dependency of the product.
+// and its daemon is started on a baked store. systemd judges how far the services of
+// a node are confined. It is a module of its own, so that containerd never becomes a
+// dependency of the product.
 //
 // Run it as root: cd test/oracle && go test ./...
 //
