@@ -119,26 +119,3 @@ func TestReleaseServerExample(t *testing.T) {
 		t.Error("the guide does not name the example")
 	}
 }
-
-// TestWithoutGo: who has no Go is told of both ways out, wherever edgebake is called.
-func TestWithoutGo(t *testing.T) {
-	tree, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := newCLI(t)
-	c.run(0, "init")
-	withoutGo(t, "none")
-	text, err := os.ReadFile("image.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.file("own.yaml", string(text)+"agents: {firstboot: none, ipvscare: none}\n")
-	c.file("none", buildtest.Program("amd64"))
-	c.run(1, "build", "own.yaml")
-	c.want(c.err, "kubernetes.source: ", "needs Go", "install Go (https://go.dev/dl)", "a release server (source: url)", "a directory (source: file)", "edgebake explain image.kubernetes.source")
-
-	t.Chdir(tree) // where its own programs are compiled, too
-	c.run(1, "build", filepath.Join(c.dir, "image.yaml"), "--output", filepath.Join(c.dir, "x.raw"))
-	c.want(c.err, "compiling firstboot in "+tree+": there is no go on PATH: install Go (https://go.dev/dl), or edgebake's package, which has firstboot")
-}

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"github.com/edgebake/edgebake/builder/media"
+	"golang.org/x/sys/unix"
+
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -40,6 +43,9 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"edgebake": main})
 }
 
+// dropped is progress, and what is said of every image that buildtest makes.
+var dropped = regexp.MustCompile(`(?m)^((images: )?WARNING: (containerd\.version|no kube-proxy on board): .*|image\.yaml: (containerd\.version|no kube-proxy on board): .*\(warning\)|[a-z]+: (done in .* s|[\d.]+ [KMG]iB|pinning inputs))\n`)
+
 // TestScript runs testdata/script; `go test ./cmd/edgebake -run TestScript -update`
 // writes what the commands print now into the scripts.
 func TestScript(t *testing.T) {
@@ -48,13 +54,19 @@ func TestScript(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	tree, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
 	dirs := strings.Fields(string(goes))
 	scripttest.Run(t, func(e *testscript.Env) error {
 		e.Setenv("EDGEBAKE_CACHE", filepath.Join(e.WorkDir, ".cache"))
+		e.Values[scripttest.Dropped] = dropped
+		e.Setenv("TREE", tree)
 		e.Setenv("GOCACHE", dirs[0])
 		e.Setenv("GOMODCACHE", dirs[1])
 		return nil
-	}, map[string]scripttest.Command{"fixture": made.command, "hurt": hurt, "disk": makeDisk, "blank": blank, "registry": startRegistry, "encrypt": encrypt, "signed": checkSigned, "eltorito": elTorito})
+	}, map[string]scripttest.Command{"fixture": made.command, "hurt": hurt, "disk": makeDisk, "blank": blank, "registry": startRegistry, "encrypt": encrypt, "signed": checkSigned, "eltorito": elTorito, "picmdline": piCommandLine, "overwrite": overwrite})
 }
 
 // hurt writes over the first bytes of a partition: `hurt IMAGE LABEL`.
@@ -200,6 +212,64 @@ func elTorito(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
+// piCommandLine has fsck.fat judge the ESP of a disk for Raspberry Pi boards, and prints
+// the command line of its system, which names the disk's own partitions.
+func piCommandLine(ts *testscript.TestScript, _ bool, args []string) {
+	f, err := os.Open(ts.MkAbs(args[0]))
+	ts.Check(err)
+	defer f.Close()
+	fi, err := f.Stat()
+	ts.Check(err)
+	table, err := gpt.Read(f, fi.Size())
+	ts.Check(err)
+	first := table.Partitions[0]
+	if first.Name != ondisk.LabelESP {
+		ts.Fatalf("the first partition is %s", first.Name)
+	}
+	esp, err := os.Create(ts.MkAbs("esp.fat"))
+	ts.Check(err)
+	defer esp.Close()
+	_, err = io.Copy(esp, io.NewSectionReader(f, first.Start, first.Size))
+	ts.Check(err)
+	ts.Check(ts.Exec("fsck.fat", "-n", "esp.fat"))
+	fsys, err := fat.Open(esp)
+	ts.Check(err)
+	info, err := media.Inspect(ts.MkAbs(args[0]))
+	ts.Check(err)
+	text, err := fsys.ReadFile(ondisk.ESPSystemDir(info.Image.Plan) + "/" + ondisk.ESPPiCommandLine)
+	ts.Check(err)
+	for _, p := range table.Partitions {
+		if named := p.Name == ondisk.LabelESP || p.Name == ondisk.LabelRootA || p.Name == ondisk.LabelData; strings.Contains(string(text), "PARTUUID="+p.GUID) != named {
+			ts.Fatalf("%s has GUID %s, the command line: %s", p.Name, p.GUID, text)
+		}
+	}
+	fmt.Fprint(ts.Stdout(), string(text))
+}
+
+// overwrite copies an image, and writes over the first place where a text is in it:
+// `overwrite FROM TO TEXT WITH`. Most of an image is a hole, which stays one.
+func overwrite(ts *testscript.TestScript, _ bool, args []string) {
+	text, over := []byte(strings.ReplaceAll(args[2], `\n`, "\n")), []byte(strings.ReplaceAll(args[3], `\n`, "\n"))
+	ts.Check(ts.Exec("cp", "--sparse=always", args[0], args[1]))
+	f, err := os.OpenFile(ts.MkAbs(args[1]), os.O_RDWR, 0)
+	ts.Check(err)
+	defer f.Close()
+	for end := int64(0); ; {
+		start, err := f.Seek(end, unix.SEEK_DATA)
+		ts.Check(err)
+		end, err = f.Seek(start, unix.SEEK_HOLE)
+		ts.Check(err)
+		data := make([]byte, end-start)
+		_, err = f.ReadAt(data, start)
+		ts.Check(err)
+		if i := bytes.Index(data, text); i >= 0 {
+			_, err := f.WriteAt(over, start+int64(i))
+			ts.Check(err)
+			return
+		}
+	}
+}
+
 // fixtures are directories with an Image and what was built of it. Each is made once,
 // by the first script that has it copied.
 type fixtures struct {
@@ -223,6 +293,8 @@ func newFixtures(t testing.TB) *fixtures {
 		},
 		// an Image for Raspberry Pi boards
 		"pi": func(dir string) error { return buildtest.WritePi(dir, buildtest.PiBase(false), nil) },
+		// golden, of files as an attacker names them and of a dpkg that knows whose they are
+		"reported": func(dir string) error { return errors.Join(writeReported(dir), f.build(dir)) },
 		// golden, of a base of which installers can be made, and the source of a small installer
 		"installable": func(dir string) error {
 			err := errors.Join(buildtest.Write(dir, buildtest.InstallableBase(), nil), os.MkdirAll(filepath.Join(dir, "cmd", "installer"), 0o755))

@@ -11,53 +11,13 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
-// A pair of keys, as minisign makes them; the encrypted one has a cheaper
-// derivation than minisign's, which takes 1 GiB of memory.
+// A pair of keys, as minisign makes them.
 const (
 	publicKey = "RWRFREdFQkFLRQOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4"
 	plainKey  = `untrusted comment: minisign encrypted secret key
 RWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAARURHRUJBS0UAAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHwOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=
 `
-	encryptedKey = `untrusted comment: minisign encrypted secret key
-RWRTY0IyZWRnZWJha2UgdGVzdCBzYWx0AAAAAAAAAAAAAAAAAAAAgAAAAAAAAAAAAAEAAAAAZYmoN7UJ6m4R2nE9Sn4hQRBiNFLFVIl2oXtPYGVucNZzQHW84DkqPCdN1d93QJdbfeqY+crPD7YPz0E4wbhB1bq6qxYMVmIcanK1DWKf9RvbOmpZxS6/OuAhKWnDpCmNAAwOcOwzsvk=
-`
-	keyPassword = "open sesame"
 )
-
-// stick reads a directory as first boot reads the stick that it is copied to.
-func (c *cli) stick(dir string) *slot.Contents {
-	c.t.Helper()
-	made := slot.Contents{Files: map[string][]byte{}}
-	entries, err := os.ReadDir(filepath.Join(c.dir, dir))
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	for _, e := range entries {
-		b, err := os.ReadFile(filepath.Join(c.dir, dir, e.Name()))
-		if err != nil {
-			c.t.Fatal(err)
-		}
-		if fi, err := e.Info(); err != nil || fi.Mode().Perm() != 0o600 {
-			c.t.Errorf("%s: %v, mode %v", e.Name(), err, fi.Mode())
-		}
-		switch e.Name() {
-		case ondisk.SlotClaims: // the machines', and no part of a slot
-		case "site.minisig":
-			made.Signature = b
-		default:
-			made.Files[e.Name()] = b
-		}
-	}
-	img, err := slot.Make(made)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	got, err := slot.Read(bytes.NewReader(img))
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return got
-}
 
 // TestClaimsGetRoom: a stick that is made again for more machines has room for the
 // notes of all of them, and keeps those that are there.
@@ -90,3 +50,14 @@ func TestClaimsGetRoom(t *testing.T) {
 		t.Errorf("for fewer machines: %d bytes (%v)", len(b), err)
 	}
 }
+
+const inventory = `apiVersion: edgebake.io/v1alpha1
+kind: Inventory
+defaults:
+  masters: ["10.0.0.1:6443"]
+  credentials: {token: abcdef.0123456789abcdef}
+  caCertHashes: ["sha256:0000000000000000000000000000000000000000000000000000000000000000"]
+sites:
+  - {name: berlin, match: {serial: SN1}}
+  - {name: paris, match: {macs: ["52:54:00:00:00:02"]}, credentials: {token: fedcba.fedcba9876543210}}
+`

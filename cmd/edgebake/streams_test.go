@@ -5,8 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,83 +13,9 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/media"
-	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-
-	"github.com/edgebake/edgebake/test/desk"
 )
-
-func TestQuietAndVerbose(t *testing.T) {
-	c := newCLI(t)
-	c.project(nil)
-	c.file("site.yaml", site)
-	c.run(0, "build", "image.yaml", "-q")
-	if c.out != "" || strings.Count(c.err, "\n") != strings.Count(c.err, "WARNING") {
-		t.Errorf("build --quiet says %q %q", c.out, c.err)
-	}
-	c.run(0, "--quiet", "stamp", "tiny.raw", "site.yaml")
-	if c.out+c.err != "" {
-		t.Errorf("stamp --quiet says %q %q", c.out, c.err)
-	}
-	// What was asked for is printed, and what went wrong.
-	c.run(0, "inspect", "tiny.raw", "-q")
-	c.want(c.out, "partitions")
-	c.run(1, "validate", "-q", "image.yaml", "tiny.report.json")
-	c.want(c.err, "tiny.report.json")
-	c.run(0, "build", "image.yaml", "-v", "--force")
-	c.want(c.err, "write: done")
-	c.run(2, "build", "image.yaml", "-q", "-v")
-	c.want(c.err, "--quiet and --verbose exclude each other")
-}
-
-// TestQuiet: whatever a command makes, it tells with --quiet of nothing but warnings.
-func TestQuiet(t *testing.T) {
-	desk.NeedProgram(t, "xorriso", "xorriso")
-	c := installable(t)
-	r := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
-	t.Cleanup(r.Close)
-	at := strings.TrimPrefix(r.URL, "http://") + "/tiny:1"
-	c.disk("disk", 3<<30)
-	c.file("inventory.yaml", inventory)
-	c.file("stores.csv", "name,serial\na,SN1\n")
-	c.file("template.yaml", strings.Replace(site, "nodeName: berlin-7\n", "", 1))
-	c.file("office.key", plainKey)
-	c.file("cluster.yaml", strings.Replace(clusterDocument, "manifests: [cni.yaml]\n", "", 1))
-	for _, args := range []string{
-		"init --dir new",
-		"validate site.yaml",
-		"build image.yaml --output golden.raw.zst --force",
-		"stamp golden.raw.zst site.yaml --output s.raw.zst",
-		"stamp golden.raw.zst inventory.yaml --output i.raw",
-		"stamp golden.raw.zst inventory.yaml --each --output copies",
-		"stamp golden.raw.zst inventory.yaml --slots --output slots",
-		"stamp golden.raw.zst --slot slots/paris.slot --output p.raw",
-		"flash golden.raw.zst disk --yes",
-		"flash golden.raw.zst disk --yes --site site.yaml",
-		"flash golden.raw.zst --installer stick --yes",
-		"flash golden.raw.zst --installer stick --yes --site site.yaml",
-		"installer golden.raw.zst --iso i.iso",
-		"installer golden.raw.zst --netboot www --url http://10.0.0.1/edge --site site.yaml",
-		"verify golden.raw.zst",
-		"push golden.raw.zst " + at + " --insecure",
-		"pull " + at + " --insecure --output pulled.raw.zst",
-		"inventory import stores.csv --template template.yaml --output stores.yaml",
-		"site sign site.yaml --any-machine --key office.key",
-		"cluster new cluster.yaml --output minted",
-		"cluster sites minted",
-		"report golden.raw.zst --output page.html",
-		"cache verify",
-		"cache prune --older-than 30d",
-	} {
-		c.run(0, append(strings.Fields(args), "-q")...)
-		for line := range strings.Lines(c.out + c.err) {
-			if !strings.Contains(line, "WARNING") && !strings.HasSuffix(line, "(warning)\n") {
-				t.Errorf("edgebake %s -q says %s", args, line)
-			}
-		}
-	}
-}
 
 // TestInterruptedWhileWaiting: a command that waits for standard input hears
 // Ctrl-C.

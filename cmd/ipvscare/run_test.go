@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,54 +19,6 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/ipvs"
 )
-
-func TestUsage(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		args []string
-		want []string // parts of the error
-	}{
-		{"unknown command", []string{"bogus"}, []string{`unknown command "bogus"`}},
-		{"unknown flag", []string{"run", "--foo"}, []string{"--foo", "ipvscare run --help"}},
-		{"an argument", []string{"status", "x"}, []string{`unexpected argument "x"`}},
-		{"an argument after help", []string{"help", "run", "extra"}, []string{`unexpected argument "extra"`}},
-		{"output", []string{"status", "-o", "xml"}, []string{"-o xml: want text or json"}},
-		{"care without anything", []string{"care"}, []string{"--vs is missing", "--rs is missing"}},
-		{"care with bad values", []string{"care", "--vs", "10.1.1.1:1", "--rs", "10.0.0.1:1", "--mode", "x", "--health-schem", "ftp", "--ip", "y"},
-			[]string{"--mode x", "--health-schem ftp", "--ip y"}},
-		{"care with the VIP as a real server", []string{"care", "--vs", "10.1.1.1:1", "--rs", "10.1.1.1:1"}, []string{"is the virtual address itself"}},
-		{"care with a bad scheduler", []string{"care", "--vs", "10.1.1.1:1", "--rs", "10.0.0.1:1", "--scheduler", "best"}, []string{`unknown scheduler "best": want one of`}},
-		{"care with nothing right", []string{"care", "--vs", "1", "--rs", "x", "--mode", "y", "--scheduler", "z"},
-			[]string{"--mode y", `vip: invalid address "1"`, `"x" has no port`, `unknown scheduler "z"`}},
-		{"care --clean without a port", []string{"care", "--clean", "--vs", "10.103.97.2"}, []string{`vip: "10.103.97.2" has no port: write 10.103.97.2:6443`}},
-		{"static-pod without an image", []string{"static-pod", "--vs", "10.1.1.1:1", "--rs", "10.0.0.1:1"}, []string{"--image is missing"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			var out bytes.Buffer
-			err := run(t.Context(), tt.args, &out, &out)
-			if err == nil || exitCode(err) != 2 {
-				t.Fatalf("got %v, which is no mistake in usage", err)
-			}
-			for _, want := range tt.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%q does not contain %q", err, want)
-				}
-			}
-		})
-	}
-	if exitCode(errors.New("x")) != 1 {
-		t.Error("a failure is not 1")
-	}
-}
-
-func TestVersion(t *testing.T) {
-	for _, arg := range []string{"version", "--version"} {
-		var out bytes.Buffer
-		if err := run(t.Context(), []string{arg}, &out, &out); err != nil || !strings.HasPrefix(out.String(), "ipvscare ") {
-			t.Errorf("%s: %v, %q", arg, err, out.String())
-		}
-	}
-}
 
 // TestSpread: nodes that boot together ask apart, and nobody else waits.
 func TestSpread(t *testing.T) {
@@ -90,21 +41,6 @@ func TestSpread(t *testing.T) {
 	}
 	if got := bootSpread(filepath.Join(t.TempDir(), "none")); got != 0 {
 		t.Errorf("without a configuration: %v", got)
-	}
-}
-
-func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"--help"}, {"run", "--help"}, {"status", "-h"}, {"clean", "-h"}, {"care", "-h"}, {"static-pod", "-h"}, {"help"}, {"help", "care"}, {"--help", "run"}, {"-h", "run"}} {
-		var out bytes.Buffer
-		if err := run(t.Context(), args, &out, &out); err != nil || !strings.Contains(out.String(), "Usage:") {
-			t.Errorf("%v: %v: %s", args, err, &out)
-		}
-		if len(args) == 2 && args[0] == "help" && !strings.Contains(out.String(), "ipvscare care [flags]") {
-			t.Errorf("%v: %s", args, &out)
-		}
-	}
-	if err := run(t.Context(), []string{"help", "nonsense"}, &bytes.Buffer{}, &bytes.Buffer{}); exitCode(err) != 2 {
-		t.Errorf("help for no command: %v", err)
 	}
 }
 

@@ -26,6 +26,9 @@ import (
 
 var update = flag.Bool("update", false, "write what the commands print now into the scripts")
 
+// Dropped is the key of a *regexp.Regexp in testscript.Env.Values: what sessions leave out.
+const Dropped = "dropped"
+
 // Command is a command of scripts.
 type Command = func(ts *testscript.TestScript, neg bool, args []string)
 
@@ -166,7 +169,7 @@ var (
 	sessions = regexp.MustCompile(`(?m)^session (\S+)\n`)
 
 	digests = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
-	plans   = regexp.MustCompile(`\bplan [0-9a-f]{12}\b`)
+	plans   = regexp.MustCompile(`\b(plan|the image's is) [0-9a-f]{12}\b`)
 	guids   = regexp.MustCompile(`(?i)\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
 	ports   = regexp.MustCompile(`\b127\.0\.0\.1:[1-9]\d{4}\b`)
 	moments = regexp.MustCompile(`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`)
@@ -174,10 +177,13 @@ var (
 
 // steady puts names in the place of what is another thing in each run.
 func steady(ts *testscript.TestScript, said string) string {
-	bin, _, _ := strings.Cut(ts.Getenv("PATH"), string(os.PathListSeparator)) // testscript's, with the commands
+	bin, _, _ := strings.Cut(os.Getenv("PATH"), string(os.PathListSeparator)) // testscript's, with the commands
 	said = strings.NewReplacer(ts.Getenv("WORK"), "$WORK", bin, "$BIN").Replace(said)
+	if drop, ok := ts.Value(Dropped).(*regexp.Regexp); ok {
+		said = drop.ReplaceAllString(said, "")
+	}
 	said = digests.ReplaceAllString(said, "DIGEST")
-	said = plans.ReplaceAllString(said, "plan ID")
+	said = plans.ReplaceAllString(said, "$1 ID")
 	said = guids.ReplaceAllString(said, "GUID")
 	said = ports.ReplaceAllString(said, "127.0.0.1:PORT")
 	return moments.ReplaceAllStringFunc(said, func(s string) string {

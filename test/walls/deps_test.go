@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/token"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -46,4 +47,19 @@ func TestNeededProgramsAreInstalled(t *testing.T) {
 			return true
 		})
 	})
+	scripts, err := filepath.Glob("../../cmd/*/testdata/script/*.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range scripts {
+		script, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)^need \S+ (\S+)$`).FindAllSubmatch(script, -1) {
+			if pkg := string(m[1]); !slices.Contains(installed, pkg) && !slices.Contains(everywhere, pkg) {
+				t.Errorf("%s asks for a program of the package %s, which test/deps/install.sh does not install", name, pkg)
+			}
+		}
+	}
 }

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/firstboot/host"
+	"github.com/edgebake/edgebake/test/scripttest"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"firstboot": func() {
+		ctx, stop := context.WithCancel(context.Background())
+		os.Exit(run(ctx, aMachine(os.Getenv("MACHINE"), os.Getenv("MACHINE_USER") != "nobody", stop), os.Args[1:], os.Stdout, os.Stderr))
+	}})
+}
+
+// TestScript runs testdata/script on a machine whose disk is the directory machine;
+// `go test ./cmd/firstboot -run TestScript -update` writes what firstboot prints now
+// into the scripts.
+func TestScript(t *testing.T) {
+	scripttest.Run(t, func(e *testscript.Env) error {
+		e.Setenv("MACHINE", filepath.Join(e.WorkDir, "machine"))
+		e.Setenv("IMAGE_INFO", ondisk.ImageInfoFile)
+		e.Setenv("STATE", ondisk.StateFile)
+		return os.MkdirAll(filepath.Join(e.WorkDir, "machine", "run"), 0o755)
+	}, nil)
+}
+
+// aMachine is one whose disk is below a directory, with nothing that runs. What a person
+// in front of it reads goes to standard output. Once it says what to fix it would only
+// look for another site: systemd stops it then.
+func aMachine(dir string, root bool, stop func()) machine {
+	f := host.Files{Root: dir}
+	env := &firstboot.Env{
+		Root:   dir,
+		Log:    slog.New(slog.DiscardHandler),
+		Clock:  firstboot.Clock{Now: time.Now, Sleep: host.Sleep},
+		Chance: firstboot.Chance{Rand: func() float64 { return 0 }, Random: func(n int) []byte { return make([]byte, n) }},
+		Files: firstboot.Files{
+			WriteFile: f.WriteFile,
+			Mkdir:     f.Mkdir,
+			Remove:    f.Remove,
+			RemoveAll: f.RemoveAll,
+			Sync:      f.Sync,
+			Lock:      f.Lock,
+		},
+		Programs: firstboot.Programs{
+			Run:       func(context.Context, firstboot.Cmd) error { return nil },
+			Unit:      func(context.Context, string, string) error { return nil },
+			UnitState: func(context.Context, string) (string, error) { return "inactive", nil },
+			BootClock: func(context.Context) (ondisk.BootClock, error) { return ondisk.BootClock{}, errors.New("no systemd") },
+		},
+		Audience: firstboot.Audience{
+			Console: func(line string) {
+				fmt.Println("console:", line)
+				if strings.HasPrefix(line, "    to fix: ") {
+					stop()
+				}
+			},
+			Notify: func(string) {},
+		},
+	}
+	return machine{
+		env: func(io.Writer) *firstboot.Env { return env }, root: root,
+		boot: func(context.Context) string { return "up for 1.0 s" }, insist: func() {},
+	}
+}

@@ -1,0 +1,19 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/edgebake/edgebake/test/scripttest"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"ipvscare": main})
+}
+
+// TestScript runs testdata/script; `go test ./cmd/ipvscare -run TestScript -update`
+// writes what ipvscare prints now into the scripts.
+func TestScript(t *testing.T) {
+	scripttest.Run(t, nil, nil)
+}
