@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -106,6 +107,18 @@ func (s *Site) KubeadmDocuments(l KubeadmLocal) ([]byte, error) {
 			"description", encodeString("made by first boot while it published the cluster"),
 		)}}, "bootstrapTokens")
 	}
+	return docs.encode()
+}
+
+// ClusterDocuments are the documents that kubeadm uploads to the cluster; of a valid Site.
+func (s *Site) ClusterDocuments() ([]byte, error) {
+	docs, probs := readKubeadmText(s.ControlPlane.Kubeadm)
+	if probs != nil {
+		return nil, fmt.Errorf("reading kubeadm's documents: %w", probs)
+	}
+	docs = slices.DeleteFunc(docs, func(d KubeadmDocument) bool {
+		return d.Kind != "ClusterConfiguration" && d.Kind != "KubeletConfiguration"
+	})
 	return docs.encode()
 }
 

@@ -74,7 +74,7 @@ func (w *world) snapshot(t *testing.T, files []entry) [32]byte {
 	w.cluster.mu.Lock()
 	defer w.cluster.mu.Unlock()
 	c := w.cluster
-	rest, err := json.Marshal([]any{w.units, w.started, w.loaded, w.now, w.rules, w.randoms, w.joins, w.heard, w.podConf, w.unregistered, w.unsynced, c.nodes, c.down, c.csr, c.clientCSR, c.unpublished, c.objects, c.rules, c.marker, c.markerMode, c.created, c.marked})
+	rest, err := json.Marshal([]any{w.units, w.started, w.loaded, w.now, w.rules, w.randoms, w.joins, w.heard, w.podConf, w.unregistered, w.unsynced, c.nodes, c.down, c.csr, c.clientCSR, c.unpublished, c.objects, c.rules, c.marker, c.markerMode, c.configs, c.annotations, c.created, c.marked})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +261,7 @@ func (c *fakeCluster) clone(t *testing.T) *fakeCluster {
 	defer c.mu.Unlock()
 	n := &fakeCluster{
 		t: t, ca: c.ca, key: c.key, pem: c.pem, pin: c.pin, tls: c.tls, issued: c.issued,
-		down: maps.Clone(c.down), births: c.births, noService: c.noService, made: maps.Clone(c.made), applied: slices.Clone(c.applied), marked: c.marked, marker: maps.Clone(c.marker), markerMode: c.markerMode, created: slices.Clone(c.created), noNotes: c.noNotes, webhookDown: c.webhookDown, unsigned: c.unsigned, revoked: c.revoked, nodes: map[string]*api.Node{}, notReady: c.notReady,
+		down: maps.Clone(c.down), births: c.births, noService: c.noService, made: maps.Clone(c.made), applied: slices.Clone(c.applied), marked: c.marked, marker: maps.Clone(c.marker), markerMode: c.markerMode, configs: maps.Clone(c.configs), annotations: maps.Clone(c.annotations), created: slices.Clone(c.created), noNotes: c.noNotes, webhookDown: c.webhookDown, unsigned: c.unsigned, revoked: c.revoked, nodes: map[string]*api.Node{}, notReady: c.notReady,
 		csr: c.csr, clientCSR: c.clientCSR, revive: c.revive, noRBAC: c.noRBAC, noPool: c.noPool, poolType: c.poolType,
 		refusesNode: c.refusesNode, labelsKept: c.labelsKept, pools: c.pools, noWebhook: c.noWebhook,
 		requests: slices.Clone(c.requests), unpublished: c.unpublished, objects: slices.Clone(c.objects), rules: slices.Clone(c.rules),

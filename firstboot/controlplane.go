@@ -38,6 +38,7 @@ func controlPlanePhases(active *Active) []Phase {
 		registerPhase(active),      // the Node is a control-plane node's
 		forgetPhase(active),        // all that needs the Site's keys is done; Ready may wait for a network add-on
 		againPhase(),               // certificates and snapshots are looked after while the machine is on
+		documentsPhase(active),     // another Site may have others than the birth uploaded
 		manifestsPhase(active),     // once; one of them may be what Ready waits for
 		readyPhase(active),
 	}

@@ -504,6 +504,14 @@ func (m *controlPlane) kubeadm(c Cmd) error {
 		if strings.Contains(conf, "initial-cluster") {
 			m.t.Errorf("%s with how one member of etcd starts:\n%s", phase, conf)
 		}
+		if phase == "upload-config all" {
+			m.cluster.mu.Lock()
+			if m.cluster.annotations == nil { // kubeadm-config is changed, kubelet-config replaced
+				m.cluster.annotations = map[string]string{}
+			}
+			m.cluster.configs = map[string]string{"ClusterConfiguration": conf, "kubelet": conf}
+			m.cluster.mu.Unlock()
+		}
 	case "bootstrap-token":
 		if !strings.Contains(conf, "ttl: \"1m0s\"") {
 			m.t.Errorf("a bootstrap token that lives on:\n%s", conf)

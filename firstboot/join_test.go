@@ -263,9 +263,10 @@ func TestHealedInTheCluster(t *testing.T) {
 	w.patience = 30 * time.Minute
 	w.cluster.register("edge-sn0042", "", "another")
 	e := w.env()
-	sleep := e.Sleep
+	sleep, removed := e.Sleep, false
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
-		if w.said("FAILED discovery") {
+		if !removed && w.said("FAILED discovery") {
+			removed = true
 			w.cluster.mu.Lock()
 			delete(w.cluster.nodes, "edge-sn0042")
 			w.cluster.mu.Unlock()

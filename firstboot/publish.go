@@ -78,6 +78,13 @@ func publishPhase(active *Active) Phase {
 			if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, phases...); err != nil {
 				return err
 			}
+			documents, err := documentsOf(site)
+			if err == nil {
+				err = noteUploaded(ctx, e, c, documents)
+			}
+			if err != nil {
+				return err
+			}
 			tokens, err := configs.UnpackManifests(site.Credentials.Keys.Objects)
 			if err != nil {
 				return fmt.Errorf("reading the objects of the Site: %w", err)

@@ -1217,6 +1217,8 @@ type fakeCluster struct {
 	marker     map[string]string
 	markerMode string
 	noNotes    bool
+	// configs are what kubeadm has uploaded, annotations those of kubeadm-config.
+	configs, annotations map[string]string
 	// created are the paths of objects that are there or were created.
 	created []string
 	// dns are the paths of CoreDNS' objects that are there, deleted those that were.
@@ -1562,6 +1564,21 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(map[string]any{"items": []any{map[string]any{"spec": map[string]any{"cidrs": c.serviceCIDRs}}}})
 	case r.URL.Path == "/apis/networking.k8s.io/v1/servicecidrs":
 		http.Error(w, `{"message":"forbidden"}`, http.StatusForbidden)
+	case (r.URL.Path == kubeadmConfigMap || r.URL.Path == kubeletConfigMap) && c.configs != nil:
+		if r.Method == http.MethodPatch {
+			var patch struct {
+				Metadata struct{ Annotations map[string]string }
+			}
+			if err := json.NewDecoder(r.Body).Decode(&patch); err != nil || r.URL.Path != kubeadmConfigMap {
+				c.t.Errorf("%s is changed (%v)", r.URL.Path, err)
+			}
+			maps.Copy(c.annotations, patch.Metadata.Annotations)
+		}
+		if r.URL.Path == kubeletConfigMap {
+			answer(map[string]any{"data": map[string]string{"kubelet": c.configs["kubelet"]}})
+			return
+		}
+		answer(map[string]any{"metadata": map[string]any{"annotations": c.annotations}, "data": map[string]string{"ClusterConfiguration": c.configs["ClusterConfiguration"]}})
 	case r.URL.Path == "/api/v1/namespaces/kube-system/configmaps/kubeadm-config" && c.serviceSubnet != "":
 		answer(map[string]any{"data": map[string]string{"ClusterConfiguration": "kind: ClusterConfiguration\nnetworking:\n  serviceSubnet: " + c.serviceSubnet + "\n"}})
 	case r.URL.Path == "/api/v1/services":
