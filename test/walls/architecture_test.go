@@ -163,7 +163,7 @@ var trees = map[string]string{
 	"configs/manifests.go":        "trees, decoded after yamltree.Check",
 	"configs/kubeadmdocs.go":      "trees",
 	"configs/syntax.go":           "trees, to find a line",
-	"builder/images/manifests.go": "trees",
+	"builder/images/podimages.go": "trees",
 	"cluster/api/apply.go":        "trees",
 	"cluster/mint/mint.go":        "JSON",
 }
