@@ -102,12 +102,21 @@ type afterCut[M any] struct {
 	said  func(t *testing.T, m M)
 }
 
+// everyCut is how many effects lie between two cuts of the power: with -short, one in
+// four is tried.
+func everyCut() int {
+	if testing.Short() {
+		return 4
+	}
+	return 1
+}
+
 // cutBefore cuts the power of machines like this one before each of so many effects
 // of their first boot. A firstboot that was only killed starts again too. Cuts that
 // leave the very same machine are followed once.
 func cutBefore[M cuttable[M]](t *testing.T, m M, files []entry, count int, after afterCut[M]) {
 	var followed sync.Map
-	for n := 1; n <= count; n++ {
+	for n := 1; n <= count; n += everyCut() {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
 			cut := m.cloneWith(t, files)

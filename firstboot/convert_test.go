@@ -244,7 +244,7 @@ func killEach(t *testing.T, whole *world, k killed) {
 	k.prepare(ready)
 	ready.effects, ready.names = 0, nil
 	files := ready.files()
-	for n := 1; n <= whole.effects; n++ {
+	for n := 1; n <= whole.effects; n += everyCut() {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
 			cut := ready.cloneWith(t, files)
@@ -689,7 +689,7 @@ func TestResetKilled(t *testing.T) {
 	if timer < 0 || timer > service {
 		t.Errorf("first boot, which is stopped, can be started by its timer: %q", whole.names)
 	}
-	for n := 1; n <= whole.effects; n++ {
+	for n := 1; n <= whole.effects; n += everyCut() {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
 			w := begun.clone(t)

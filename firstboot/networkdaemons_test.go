@@ -93,7 +93,7 @@ func TestRollbackThatIsKilled(t *testing.T) {
 }
 
 func killAnywhere(t *testing.T, base *world, link func(*world) bool) {
-	for n := 1; ; n++ {
+	for n := 1; ; n += everyCut() {
 		w := base.clone(t)
 		w.cutAt = n
 		if link != nil {

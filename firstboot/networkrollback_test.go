@@ -81,7 +81,7 @@ func TestPowerCutDuringATrial(t *testing.T) {
 func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *world, n int)) int {
 	t.Helper()
 	followed := map[[32]byte]bool{}
-	for n := 1; ; n++ {
+	for n := 1; ; n += everyCut() {
 		w := base.clone(t)
 		w.powerOn()
 		w.cutAt = n
