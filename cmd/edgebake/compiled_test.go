@@ -34,6 +34,7 @@ func TestCompiledInTwoWays(t *testing.T) {
 		bin := filepath.Join(t.TempDir(), "edgebake")
 		cmd := exec.Command("go", append(append([]string{"build", "-trimpath", "-o", bin}, way.flags...), "./cmd/edgebake")...)
 		cmd.Dir = way.dir
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build`, whose compiled packages serve here too
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
