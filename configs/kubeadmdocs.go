@@ -199,6 +199,23 @@ func (c *SiteControlPlane) CertSANs() []string {
 	return names
 }
 
+// Inside lists what is reached inside the cluster: the CIDRs of pods and Services, and
+// the domain of their names; of a valid Site.
+func (c *SiteControlPlane) Inside() []string {
+	docs, _ := readKubeadmText(c.Kubeadm)
+	field := func(name string) string {
+		return yamltree.Text(nodeAt(docs.of("ClusterConfiguration"), "networking."+name))
+	}
+	var all []string
+	for _, cidrs := range []string{field("podSubnet"), field("serviceSubnet")} {
+		all = append(all, strings.FieldsFunc(cidrs, func(r rune) bool { return r == ',' || r == ' ' })...)
+	}
+	if domain := field("dnsDomain"); domain != "" {
+		all = append(all, "."+domain)
+	}
+	return all
+}
+
 // NeededImage is a container image that a control plane runs.
 type NeededImage struct {
 	Name string // without a tag

@@ -252,7 +252,8 @@ type Proxy struct {
 	HTTP string `yaml:"http,omitempty" json:"http,omitempty"`
 	// HTTPS is the proxy's URL for HTTPS.
 	HTTPS string `yaml:"https,omitempty" json:"https,omitempty"`
-	// NoProxy lists hosts, .domains and CIDRs that are reached directly.
+	// NoProxy lists hosts, .domains and CIDRs that are reached directly. The pods
+	// of a control plane also reach pods, Services and private addresses directly.
 	NoProxy []string `yaml:"noProxy,omitempty" json:"noProxy,omitempty"`
 }
 

@@ -3,8 +3,6 @@ package firstboot
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -141,12 +139,7 @@ func TestOneOfTheNewMastersProves(t *testing.T) {
 func (w *world) namedAs(addr string, names ...string) {
 	w.t.Helper()
 	c := w.cluster
-	m := &fakeCluster{t: w.t, ca: c.ca, key: c.key, pem: c.pem, down: map[string]bool{}}
-	cert := issue(w.t, c.ca, c.key, &x509.Certificate{
-		Subject: pkix.Name{CommonName: "kube-apiserver"}, DNSNames: names,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, NotAfter: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
-	})
-	m.tls = &tls.Config{Certificates: []tls.Certificate{cert}}
+	m := &fakeCluster{t: w.t, ca: c.ca, key: c.key, pem: c.pem, names: names, tls: new(tls.Config), now: c.now, down: map[string]bool{}}
 	m.serve(w.t)
 	c.elsewhere = map[string]*fakeCluster{addr: m}
 }

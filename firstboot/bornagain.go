@@ -206,7 +206,7 @@ func askEach(ctx context.Context, masters []string, ask func(ctx context.Context
 
 // directClient asks one API server, past the endpoint, with the node's certificate.
 func directClient(ctx context.Context, e *Env, site *configs.Site, master string) (*api.Client, error) {
-	name, err := api.ServerName(ctx, e.Dial, master, enrolledCA(e), []string{api.SharedName, site.Endpoint})
+	name, err := api.ServerName(ctx, e.Dial, e.Now, master, enrolledCA(e), []string{api.SharedName, site.Endpoint})
 	if err != nil {
 		return nil, err
 	}

@@ -151,7 +151,7 @@ func TestTheSameMachineComesAgain(t *testing.T) {
 			again.put("/sys/class/net/eth1/address", ownMAC+"\n")
 			again.put("/sys/class/net/eth1/device/vendor", "")
 		}
-		again.now = again.now.AddDate(-3, 0, 0)
+		again.clockSays(again.now.AddDate(-3, 0, 0))
 		again.mustBoot()
 		if s := again.state(); s.Node != "berlin" {
 			t.Errorf("node %s", s.Node)

@@ -2,38 +2,56 @@ package firstboot
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
+	"slices"
+	"sync"
 	"time"
 
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 const clockDoc = "a clock that is not in the past"
 
 // clockPhase brings the clock to the latest moment that is certain to have
-// passed: the image's date, or when its site was stamped. Boards without a
-// battery wake up in 1970, where every certificate is not yet valid. A clock
-// that follows a time server knows better than both. One that makes this node's
-// certificate look expired may be in the future: a time server is asked first.
+// passed: the image's date, when its site was stamped, or the beginning of a
+// certificate of the cluster. Boards without a battery wake up in 1970, where every
+// certificate is not yet valid. A clock that follows a time server knows better than
+// all of these. One that makes this node's certificate look expired may be in the
+// future: a time server is asked first. So it is before a control-plane node makes its
+// first certificates, which begin when its clock says.
 func clockPhase(active *Active) Phase {
-	floor := clockFloor(active)
+	ask := func(e *Env) bool {
+		first := active.Site.NodeType == configs.NodeControlPlane && !e.exists(controlPlaneMark)
+		return (first || errors.Is(enrolled(e), errExpired)) && !e.exists(askedNTP)
+	}
 	return Phase{
 		Name: "clock", Doc: clockDoc, Timeout: 3 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			behind := e.Now().Before(floor)
-			ahead := errors.Is(enrolled(e), errExpired) && !e.exists(askedNTP)
-			if (behind || ahead) && !clockSynced(ctx, e) {
+			if clockSynced(ctx, e) {
+				return Done, nil
+			}
+			behind := e.Now().Before(clockFloor(e, active)) || e.Now().Before(begun(ctx, e, active.Site))
+			if behind || ask(e) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			if e.Now().Before(floor) {
-				e.Log.Info("the clock is behind what is certain", "clock", e.Now().UTC(), "floor", floor.UTC())
-				if err := e.SetClock(floor); err != nil {
-					return fmt.Errorf("setting the clock to %s: %w", floor.UTC().Format(time.RFC3339), err)
+			if err := raiseClock(e, clockFloor(e, active)); err != nil {
+				return err
+			}
+			if from := begun(ctx, e, active.Site); e.Now().Before(from) {
+				if err := errors.Join(keepFloor(e, from), raiseClock(e, from)); err != nil {
+					return err
 				}
+			}
+			if e.exists(askedNTP) {
+				return nil
 			}
 			waitForNTP(ctx, e)
 			if err := e.WriteFile(askedNTP, nil, Mode(0o600)); err != nil {
@@ -44,13 +62,129 @@ func clockPhase(active *Active) Phase {
 	}
 }
 
+// raiseClock sets the clock to floor if it is behind.
+func raiseClock(e *Env, floor time.Time) error {
+	if !e.Now().Before(floor) {
+		return nil
+	}
+	e.Log.Info("the clock is behind what is certain", "clock", e.Now().UTC(), "floor", floor.UTC())
+	if err := e.SetClock(floor); err != nil {
+		return fmt.Errorf("setting the clock to %s: %w", floor.UTC().Format(time.RFC3339), err)
+	}
+	return nil
+}
+
 // askedNTP says that time servers were waited for since this machine was
 // switched on.
 const askedNTP = ondisk.RunMark + "asked-ntp"
 
+// floorFile has a moment that a certificate of the cluster has shown to have passed.
+// It is for the next boot, whose clock may begin in 1970 again.
+const floorFile = ondisk.StateDir + "/clock-floor"
+
 // clockFloor is a moment that has certainly passed.
-func clockFloor(active *Active) time.Time {
-	return time.Unix(max(active.Image.SourceDate, credibleStamp(active.Image, active.Stamped)), 0)
+func clockFloor(e *Env, active *Active) time.Time {
+	floor := time.Unix(max(active.Image.SourceDate, credibleStamp(active.Image, active.Stamped)), 0)
+	if kept, err := time.Parse(time.RFC3339, e.text(floorFile)); err == nil && kept.After(floor) {
+		return kept
+	}
+	return floor
+}
+
+// keepFloor keeps a moment that has passed for the next boots.
+func keepFloor(e *Env, floor time.Time) error {
+	if _, err := e.write(floorFile, []byte(floor.UTC().Format(time.RFC3339)+"\n"), Mode(0o600)); err != nil {
+		return fmt.Errorf("keeping a moment that has passed: %w", err)
+	}
+	return nil
+}
+
+// learnTime keeps the beginning of a certificate that discovery has found to be not
+// valid yet, and reports whether it did. Only the pin makes it certain: without one
+// anybody could move the clock.
+func learnTime(ctx context.Context, e *Env, d api.Discovery, discovered error) (bool, error) {
+	early := (*api.EarlyError)(nil)
+	if !errors.As(discovered, &early) || d.SkipPins && len(d.CA) == 0 || clockSynced(ctx, e) {
+		return false, nil
+	}
+	return true, keepFloor(e, early.From)
+}
+
+// beganPatience bounds the wait for certificates that show that the clock is behind.
+const beganPatience = 2 * time.Second
+
+// begun is the latest beginning, after the clock's time, of a certificate that another
+// machine of the cluster shows, or that this node is enrolled with; zero: there is none.
+// They are verified with the CA of the Site or of the enrolment, so that nobody else can
+// move the clock.
+func begun(ctx context.Context, e *Env, site *configs.Site) time.Time {
+	ctx, cancel := context.WithTimeout(ctx, beganPatience)
+	defer cancel()
+	type server struct {
+		addr string
+		ca   []byte
+	}
+	var all []server
+	ca, etcdCA := clusterCAs(e, site)
+	for _, m := range mastersOf(e, site) {
+		if len(ca) > 0 && !(etcdCA != nil && m == ownHostPort(site)) {
+			all = append(all, server{m, ca})
+		}
+	}
+	if len(etcdCA) > 0 {
+		for _, m := range site.ControlPlane.Members {
+			if m.Name != site.NodeName {
+				all = append(all, server{net.JoinHostPort(m.Address, configs.EtcdPeerPort), etcdCA})
+			}
+		}
+	}
+	from := make([]time.Time, len(all))
+	var wg sync.WaitGroup
+	for i, s := range all {
+		wg.Go(func() {
+			_, err := api.ServerName(ctx, e.Dial, e.Now, s.addr, s.ca, []string{api.SharedName})
+			if early := (*api.EarlyError)(nil); errors.As(err, &early) {
+				from[i] = early.From
+			}
+		})
+	}
+	wg.Wait()
+	// What a control-plane node has signed itself shows nothing but its own clock.
+	if cert, err := enrolment(e); errors.Is(err, errEarly) && site.NodeType != configs.NodeControlPlane && validAt(cert, ca, cert.NotBefore) {
+		from = append(from, cert.NotBefore)
+	}
+	return slices.MaxFunc(append(from, time.Time{}), time.Time.Compare)
+}
+
+// clusterCAs are the CAs of the cluster and of its etcd, PEM, as far as this machine
+// has them for sure.
+func clusterCAs(e *Env, site *configs.Site) (ca, etcdCA []byte) {
+	switch keys := site.Credentials.Keys; {
+	case isMember(e):
+		ca = enrolledCA(e)
+	case site.CACert != "":
+		ca = []byte(site.CACert)
+	case keys != nil:
+		ca = []byte(keys.CA.Cert)
+	}
+	if site.NodeType == configs.NodeControlPlane {
+		etcdCA = e.contents(pkiDir + "/etcd/ca.crt")
+		if keys := site.Credentials.Keys; keys != nil {
+			etcdCA = []byte(keys.EtcdCA.Cert)
+		}
+	}
+	return ca, etcdCA
+}
+
+// validAt reports whether a client's certificate is of that CA, and both are valid at
+// that time.
+func validAt(cert *x509.Certificate, ca []byte, at time.Time) bool {
+	pool, err := api.Pool(ca)
+	if err != nil {
+		return false
+	}
+	_, err = cert.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	return err == nil
 }
 
 // credibleStamp is the date of stamping; 0 where no computer with a right clock
@@ -98,16 +232,18 @@ func waitForNTP(ctx context.Context, e *Env) bool {
 	return true
 }
 
-// judgeExpired judges what enrolled says of a certificate that has expired:
-// nil where the clock was wrong and is right by now; for good only by a clock
+// judgeOutOfTime judges what enrolled says of a certificate that has expired, or is not
+// valid yet: nil where the clock was wrong and is right by now; for good only by a clock
 // that follows a time server.
-func judgeExpired(ctx context.Context, e *Env) error {
+func judgeOutOfTime(ctx context.Context, e *Env) error {
 	const newToken = "put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick"
 	synced := clockSynced(ctx, e) // before the clock is read once more
 	err := enrolled(e)
 	switch {
 	case err == nil:
 		return nil
+	case synced && errors.Is(err, errEarly):
+		return Advise(err, "a clock of the control plane was ahead when it was signed: wait until then; or "+newToken)
 	case synced:
 		return Permanent(err, newToken)
 	}

@@ -2,6 +2,8 @@ package firstboot
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -10,18 +12,107 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
+// wakeUp is what a board without a battery takes for the time.
+var wakeUp = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)
+
+// TestClockBehind: a board without a battery and a time server joins a cluster that was
+// born months after its Site was stamped, and comes up again without an API server.
 func TestClockBehind(t *testing.T) {
 	t.Parallel()
+	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.clockSays(wakeUp)
+			w.mustBoot()
+			if born := w.cluster.ca.NotBefore; w.now.Before(born) || w.now.After(w.truth()) {
+				t.Errorf("the clock says %s, the cluster was born on %s", w.now, born)
+			}
+			if !strings.Contains(w.log.String(), "no time server answers") {
+				t.Error("a time server was not even tried")
+			}
+			w.powerOn()
+			w.clockSays(wakeUp)
+			w.offline = true
+			if err := w.boot(); err == nil || enrolled(w.env()) != nil || w.joins != 1 {
+				t.Errorf("%v; the clock says %s, enrolled: %v, joins: %d\n%s", err, w.now, enrolled(w.env()), w.joins, strings.Join(w.console, "\n"))
+			}
+			// The API servers' certificates were renewed while it was off.
+			w.offline = false
+			w.now = w.now.AddDate(0, 7, 0)
+			w.powerOn()
+			w.clockSays(wakeUp)
+			w.mustBoot()
+			if renewed := worldStart.AddDate(0, 7, -1); w.now.Before(renewed) {
+				t.Errorf("the clock says %s, the API servers' certificates begin after %s", w.now, renewed)
+			}
+		})
+	}
+}
+
+// TestOwnCertificateShowsTheTime: what was kept of the time is lost, and no API server
+// is in reach.
+func TestOwnCertificateShowsTheTime(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
-	w.now = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)
-	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.mustBoot()
+	w.powerOn()
+	w.clockSays(wakeUp)
+	w.offline = true
+	if err := w.boot(); err == nil || enrolled(w.env()) != nil {
+		t.Errorf("%v; the clock says %s\n%s", err, w.now, strings.Join(w.console, "\n"))
 	}
-	if floor := time.Unix(1767225600, 0); w.now.Before(floor) {
-		t.Errorf("the clock says %s", w.now)
+}
+
+// TestStrangersMoveNoClock: without a pin anybody may answer, and a time server knows
+// better than any certificate.
+func TestStrangersMoveNoClock(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(w *world){
+		"no pin":      func(w *world) { w.stamp(ownDev, unpin(w.site(withToken))) },
+		"another CA":  func(w *world) { w.rebuild() },
+		"time server": func(w *world) { w.synced = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			change(w)
+			w.clockSays(wakeUp)
+			err := w.boot()
+			if last := time.Unix(1767225600, 0).Add(2 * time.Hour); err == nil || w.has(floorFile) || w.now.After(last) {
+				t.Errorf("%v: the clock says %s", err, w.now)
+			}
+			if name == "no pin" && !w.said("correct the clock that is wrong") {
+				t.Errorf("nobody was told\n%s", strings.Join(w.console, "\n"))
+			}
+		})
 	}
-	if !strings.Contains(w.log.String(), "no time server answers") {
-		t.Error("a time server was not even tried")
+}
+
+// TestKubeletsCertificateOfTheFuture: the controller manager's clock was ahead when it
+// signed. The node waits or, with a token, joins again.
+func TestKubeletsCertificateOfTheFuture(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.synced = true
+	w.mustBoot()
+	early := w.now.Add(8 * time.Hour)
+	own, err := os.Readlink(filepath.Join(w.root, clientCert))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.put(own, w.cluster.clientFrom("system:node:edge-sn0042", early, early.AddDate(1, 0, 0)))
+	w.powerOn()
+	if err := w.boot(); err == nil || !w.said("not valid yet: it begins on 2026-11-20T18:") || !w.said("a clock of the control plane was ahead") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.cluster.revive = true
+	w.stamp(ownDev, w.site(withToken))
+	w.powerOn()
+	w.mustBoot()
+	if w.joins != 2 || enrolled(w.env()) != nil {
+		t.Errorf("%d joins, %v", w.joins, enrolled(w.env()))
 	}
 }
 
@@ -30,11 +121,12 @@ func TestClockBehind(t *testing.T) {
 func TestClockSynced(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.now, w.synced = time.Date(2025, 12, 1, 0, 0, 0, 0, time.UTC), true
+	w.stampAt(ownDev, w.now.AddDate(1, 0, 0).Unix(), map[string]string{ondisk.SlotSite: w.site(withToken)})
+	w.synced = true
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	if slices.Contains(w.names, "clock") || w.now.Year() != 2025 {
+	if slices.Contains(w.names, "clock") || w.now.Year() != 2026 {
 		t.Errorf("the clock was set to %s", w.now)
 	}
 }
@@ -45,12 +137,12 @@ func TestStampedByAWrongClock(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.stampAt(ownDev, time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), map[string]string{ondisk.SlotSite: w.site(withToken)})
-	w.now = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)
+	w.clockSays(wakeUp)
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 	if w.now.Year() != 2026 {
-		t.Errorf("the clock says %s, the image is of 2026-01-01", w.now)
+		t.Errorf("the clock says %s, it is %s", w.now, w.truth())
 	}
 }
 
@@ -80,12 +172,13 @@ func TestClockInTheFuture(t *testing.T) {
 			cert := w.get(clientCert)
 			w.stamp(ownDev, w.site(c.lines...))
 			w.powerOn()
-			w.now = truth.AddDate(5, 0, 0)
+			w.clockSays(truth.AddDate(5, 0, 0))
 			e := w.env()
 			set, end := false, w.now.Add(time.Duration(c.after)*time.Second)
 			e.ClockSynced = func(context.Context) (bool, error) {
 				if c.after > 0 && !set && w.now.After(end) {
-					set, w.now = true, truth.Add(time.Minute)
+					set = true
+					w.clockSays(w.truth())
 					w.started[ondisk.UnitKubelet] = w.now
 				}
 				return set, nil
@@ -149,6 +242,8 @@ func TestClockSetAfterKubeletsReport(t *testing.T) {
 			w.mustBoot()
 			w.powerOn()
 			w.cluster.nodes["edge-sn0042"].Status.NodeInfo.BootID = strings.TrimSpace(w.get("/proc/sys/kernel/random/boot_id"))
+			w.clockSays(w.now.Add(-by)) // until a time server sets it
+			w.started[ondisk.UnitKubelet] = w.now
 			reported := w.now.Add(2 * time.Second)
 			w.cluster.renewed = func() time.Time { return reported }
 			w.setClock(by + 3*time.Second)
@@ -168,8 +263,9 @@ func TestReportOfAnEarlierBoot(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.cluster.nodes["edge-sn0042"].Status.NodeInfo.BootID = strings.TrimSpace(w.get("/proc/sys/kernel/random/boot_id"))
+	w.now = w.now.AddDate(0, 0, 1)
 	last := w.now
-	w.now = last.Add(-20 * time.Minute) // saved last
+	w.clockSays(last.Add(-20 * time.Minute)) // saved last
 	w.powerOn()
 	w.setClock(20*time.Minute + 30*time.Second)
 	reports := w.now.Add(15 * time.Second)

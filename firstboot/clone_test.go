@@ -35,7 +35,7 @@ func (w *world) cloneWith(t *testing.T, files []entry) *world {
 	c := &world{
 		t: t, root: disktest.Scratch(t), slots: map[string]*memDevice{}, units: maps.Clone(w.units), started: maps.Clone(w.started),
 		loaded: maps.Clone(w.loaded), zone: w.zone, deadDNS: w.deadDNS,
-		console: slices.Clone(w.console), posted: slices.Clone(w.posted), now: w.now, deadlines: map[time.Time]time.Time{},
+		console: slices.Clone(w.console), posted: slices.Clone(w.posted), now: w.now, wrong: w.wrong, deadlines: map[time.Time]time.Time{},
 		randoms: w.randoms, cluster: w.cluster.clone(t), joins: w.joins, joinError: w.joinError, source: w.source,
 		offline: w.offline, heard: w.heard, kubelet: w.kubelet, podConf: w.podConf, joinConf: w.joinConf, unregistered: w.unregistered, kubeletBroken: w.kubeletBroken, noNFT: w.noNFT,
 		deafKubelet: w.deafKubelet, synced: w.synced, unsynced: maps.Clone(w.unsynced),
@@ -74,7 +74,7 @@ func (w *world) snapshot(t *testing.T, files []entry) [32]byte {
 	w.cluster.mu.Lock()
 	defer w.cluster.mu.Unlock()
 	c := w.cluster
-	rest, err := json.Marshal([]any{w.units, w.started, w.loaded, w.now, w.rules, w.randoms, w.joins, w.heard, w.podConf, w.unregistered, w.unsynced, c.nodes, c.down, c.csr, c.clientCSR, c.unpublished, c.objects, c.rules, c.marker, c.markerMode, c.configs, c.annotations, c.created, c.marked})
+	rest, err := json.Marshal([]any{w.units, w.started, w.loaded, w.now, w.wrong, w.rules, w.randoms, w.joins, w.heard, w.podConf, w.unregistered, w.unsynced, c.nodes, c.down, c.csr, c.clientCSR, c.unpublished, c.objects, c.rules, c.marker, c.markerMode, c.configs, c.annotations, c.created, c.marked})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +269,7 @@ func (c *fakeCluster) clone(t *testing.T) *fakeCluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := &fakeCluster{
-		t: t, ca: c.ca, key: c.key, pem: c.pem, pin: c.pin, tls: c.tls, issued: c.issued,
+		t: t, ca: c.ca, key: c.key, pem: c.pem, pin: c.pin, names: c.names, tls: c.tls, now: c.now, issued: c.issued,
 		down: maps.Clone(c.down), births: c.births, noService: c.noService, made: maps.Clone(c.made), applied: slices.Clone(c.applied), marked: c.marked, marker: maps.Clone(c.marker), markerMode: c.markerMode, configs: maps.Clone(c.configs), annotations: maps.Clone(c.annotations), created: slices.Clone(c.created), noNotes: c.noNotes, webhookDown: c.webhookDown, unsigned: c.unsigned, revoked: c.revoked, nodes: map[string]*api.Node{}, notReady: c.notReady,
 		csr: c.csr, clientCSR: c.clientCSR, revive: c.revive, noRBAC: c.noRBAC, noPool: c.noPool, poolType: c.poolType,
 		refusesNode: c.refusesNode, labelsKept: c.labelsKept, pools: c.pools, noWebhook: c.noWebhook,

@@ -25,7 +25,7 @@ import (
 // carries that to its end, since half of the credentials serve nothing.
 const leavingFile = ondisk.StateDir + "/leaving"
 
-// memberName is the name that kubelet's certificate, expired or not, is for;
+// memberName is the name that kubelet's certificate, valid or not, is for;
 // "" on a machine that is not a node.
 func memberName(e *Env) string {
 	cert, _ := enrolment(e)
@@ -111,11 +111,11 @@ func clusterPhase(active *Active) Phase {
 	}
 }
 
-// isMember reports whether the machine has credentials of a cluster, expired
-// ones too.
+// isMember reports whether the machine has credentials of a cluster, also such
+// that have expired or are not valid yet.
 func isMember(e *Env) bool {
 	err := enrolled(e)
-	return err == nil || errors.Is(err, errExpired)
+	return err == nil || outOfTime(err)
 }
 
 // staleCA reports whether a machine that is not a node has the CA of a discovery
@@ -207,7 +207,9 @@ func showCA(ctx context.Context, e *Env, site *configs.Site, masters []string) (
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
 	for i, m := range masters {
-		wg.Go(func() { _, errs[i] = api.ServerName(ctx, e.Dial, m, ca, []string{api.SharedName, site.Endpoint}) })
+		wg.Go(func() {
+			_, errs[i] = api.ServerName(ctx, e.Dial, e.Now, m, ca, []string{api.SharedName, site.Endpoint})
+		})
 	}
 	wg.Wait()
 	foreign := false

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
@@ -124,8 +125,8 @@ func endpointPhase(site *configs.Site) Phase {
 	}
 }
 
-// controlPlaneMark names the documents that the control plane's pods and
-// kubelet's settings were made from, once they are on the disk.
+// controlPlaneMark names the documents and the proxy that the control plane's pods
+// and kubelet's settings were made from, once they are on the disk.
 const controlPlaneMark = ondisk.StateDir + "/control-plane"
 
 var controlPlanePods = []string{manifests + "/kube-apiserver.yaml", manifests + "/kube-controller-manager.yaml", manifests + "/kube-scheduler.yaml"}
@@ -133,7 +134,11 @@ var controlPlanePods = []string{manifests + "/kube-apiserver.yaml", manifests + 
 // controlPlanePhase has kubelet run the control plane.
 func controlPlanePhase(active *Active) Phase {
 	site := active.Site
-	sum := sha256.Sum256([]byte(active.Image.Plan + "\x00" + site.ControlPlane.Kubeadm))
+	madeFrom := active.Image.Plan + "\x00" + site.ControlPlane.Kubeadm
+	if proxy := node.ControlPlaneProxyEnv(site); proxy != nil { // none: as before the mark had it
+		madeFrom += "\x00" + strings.Join(proxy, "\x00")
+	}
+	sum := sha256.Sum256([]byte(madeFrom))
 	mark := hex.EncodeToString(sum[:])
 	made := func(e *Env) bool {
 		return e.text(controlPlaneMark) == mark && enrolled(e) == nil &&
@@ -180,9 +185,13 @@ func waitForAPI(ctx context.Context, e *Env, site *configs.Site) error {
 		return err
 	}
 	defer client.CloseIdleConnections()
+	usable := true
 	err = e.retry(ctx, seatInterval, func() error {
 		bad := ownAPI(ctx, e, site)
 		if bad == nil {
+			return nil
+		}
+		if _, usable = badCredentials(e, site); !usable { // the clock was set meanwhile
 			return nil
 		}
 		e.Waiting("this machine's API server: %s", oneLine(bad))
@@ -191,6 +200,9 @@ func waitForAPI(ctx context.Context, e *Env, site *configs.Site) error {
 		}
 		return bad
 	})
+	if !usable {
+		return errRestart
+	}
 	if err != nil {
 		return Advise(fmt.Errorf("this machine's API server is not ready: %w", err), "etcd needs more than half of the control-plane nodes; else see `crictl ps -a` and /var/log/pods on the machine")
 	}
@@ -201,7 +213,7 @@ func waitForAPI(ctx context.Context, e *Env, site *configs.Site) error {
 func ownAPI(ctx context.Context, e *Env, site *configs.Site) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	c := api.Client{Server: "https://" + ownHostPort(site), CA: e.contents(ondisk.KubeCA), Dial: e.Dial, Ways: e.ways()}
+	c := api.Client{Server: "https://" + ownHostPort(site), CA: e.contents(ondisk.KubeCA), Dial: e.Dial, Now: e.Now, Ways: e.ways()}
 	return c.Get(ctx, "/readyz", nil)
 }
 

@@ -8,7 +8,6 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
@@ -138,7 +137,7 @@ func newControlPlane(t *testing.T, sites []mint.NodeSite) *controlPlane {
 	ca, key := parsePair(t, keys.CA)
 	w.cluster = newFakeClusterOf(t, ca, key, "192.0.2.11")
 	w.cluster.of(w)
-	w.cluster.unpublished = true
+	w.cluster.unpublished, w.synced = true, true
 	w.source = netip.MustParseAddr("192.0.2.11")
 	w.init = m.kubeadm
 	w.dials, w.refuses = m.dial, m.refused
@@ -149,11 +148,11 @@ func newControlPlane(t *testing.T, sites []mint.NodeSite) *controlPlane {
 		return net.Listen("unix", "@firstboot-test-"+rand.Text())
 	}
 	for _, s := range sites[1:] {
-		f := newFakeMember(t, keys.EtcdCA)
+		f := newFakeMember(t, keys.EtcdCA, w.truth)
 		f.ticket = ticketID(s.Site)
 		m.others[s.Site.Self().Address] = f
 	}
-	m.own = newFakeMember(t, keys.EtcdCA)
+	m.own = newFakeMember(t, keys.EtcdCA, w.truth)
 	m.own.state, m.own.quorum = seat.Lived, true
 	m.own.members = []map[string]any{{"ID": "1", "name": "m1", "peerURLs": []string{"https://192.0.2.11:2380"}}}
 	m.own.snapshot, m.own.id = "all objects", "1"
@@ -171,13 +170,13 @@ func (m *controlPlane) cloneWith(t *testing.T, files []entry) *controlPlane {
 	c.init, c.dials, c.refuses, c.listens, c.ctrRun = c.kubeadm, c.dial, c.refused, m.listens, c.etcdutl
 	c.others = map[string]*fakeMember{}
 	for address, f := range m.others {
-		c.others[address] = f.clone(t, m.site.Credentials.Keys.EtcdCA)
+		c.others[address] = f.clone(t, m.site.Credentials.Keys.EtcdCA, c.truth)
 	}
 	return c
 }
 
-func (f *fakeMember) clone(t *testing.T, etcdCA configs.KeyPair) *fakeMember {
-	c := newFakeMember(t, etcdCA)
+func (f *fakeMember) clone(t *testing.T, etcdCA configs.KeyPair, now func() time.Time) *fakeMember {
+	c := newFakeMember(t, etcdCA, now)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c.state, c.ticket, c.quorum, c.active, c.counts, c.next = f.state, f.ticket, f.quorum, f.active, f.counts, f.next
@@ -214,16 +213,16 @@ func parsePair(t *testing.T, p configs.KeyPair) (*x509.Certificate, crypto.Signe
 	return pair.Leaf, pair.PrivateKey.(crypto.Signer)
 }
 
-func newFakeMember(t *testing.T, etcdCA configs.KeyPair) *fakeMember {
+func newFakeMember(t *testing.T, etcdCA configs.KeyPair, now func() time.Time) *fakeMember {
 	f := &fakeMember{next: 100}
 	ca, key := parsePair(t, etcdCA)
-	cert := issue(t, ca, key, &x509.Certificate{Subject: pkix.Name{CommonName: "etcd"},
-		IPAddresses: []net.IP{net.ParseIP("127.0.0.1"), net.ParseIP("192.0.2.11"), net.ParseIP("192.0.2.12"), net.ParseIP("192.0.2.13")}, NotAfter: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})
 	pool := x509.NewCertPool()
 	pool.AddCert(ca)
-	f.server = serve(t, &http.Server{Handler: f, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
-		TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert}})
+	conf := &tls.Config{ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert}
+	shown(conf, now, func(from, until time.Time) tls.Certificate {
+		return issueFor(t, ca, key, "etcd", []string{"127.0.0.1", "192.0.2.11", "192.0.2.12", "192.0.2.13"}, from, until)
+	})
+	f.server = serve(t, &http.Server{Handler: f, TLSConfig: conf, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)})
 	return f
 }
 
@@ -394,6 +393,9 @@ func (m *controlPlane) kubelet() error {
 			return refused
 		}
 	}
+	if cert, err := loadPair(m.env(), pkiDir+"/apiserver.crt", pkiDir+"/apiserver.key"); err == nil && m.now.Before(cert.NotBefore) {
+		return errors.New("its certificate is not valid yet")
+	}
 	conf, err := os.ReadFile(filepath.Join(m.root, ondisk.KubeletConf))
 	if err != nil || len(conf) == 0 {
 		return nil
@@ -468,7 +470,7 @@ func (m *controlPlane) kubeadm(c Cmd) error {
 			if f == ondisk.KubeletConf {
 				cn = "system:node:m1"
 			}
-			pair := m.cluster.client(cn, m.certUntil())
+			pair := m.cluster.clientFrom(cn, m.cluster.ca.NotBefore, m.certUntil()) // kubeadm's begin when their CA does
 			text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(pki + "/ca.crt")))},
 				api.User{CertData: base64.StdEncoding.EncodeToString([]byte(pair)), KeyData: base64.StdEncoding.EncodeToString([]byte(pair))})
 			if err != nil {
@@ -491,7 +493,13 @@ func (m *controlPlane) kubeadm(c Cmd) error {
 		return write(etcdManifest, etcdState(m.t, conf))
 	case "control-plane all":
 		for _, p := range controlPlanePods {
-			if err := write(p, "kind: Pod\nmetadata: {name: "+filepath.Base(p)+"}\n"); err != nil {
+			pod := "kind: Pod\nmetadata: {name: " + filepath.Base(p) + "}\n"
+			for _, v := range c.Env { // kubeadm's own go into the pods
+				if name, _, _ := strings.Cut(v, "="); strings.HasSuffix(name, "_PROXY") {
+					pod += "# env: " + v + "\n"
+				}
+			}
+			if err := write(p, pod); err != nil {
 				return err
 			}
 		}
@@ -602,11 +610,9 @@ func (m *controlPlane) leaf(l leaf, dir string, write func(p, data string) error
 	}
 	// Who asks again for the same gets the same, as with the cluster's clients.
 	until := m.certUntil()
-	made, _ := m.cluster.issued.LoadOrStore(fmt.Sprint(l.base, until), sync.OnceValue(func() string {
-		return pairPEM(m.t, issue(m.t, pair.Leaf, pair.PrivateKey.(crypto.Signer), &x509.Certificate{Subject: pkix.Name{CommonName: l.base},
-			DNSNames: []string{"apiserver.cluster.local"}, NotBefore: longAgo, NotAfter: until,
-			IPAddresses: []net.IP{net.ParseIP("192.0.2.11"), net.ParseIP("192.0.2.12"), net.ParseIP("192.0.2.13"), net.ParseIP("10.103.97.2")},
-			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}))
+	made, _ := m.cluster.issued.LoadOrStore(fmt.Sprint(l.base, m.now, until), sync.OnceValue(func() string {
+		return pairPEM(m.t, issueFor(m.t, pair.Leaf, pair.PrivateKey.(crypto.Signer), l.base,
+			[]string{"apiserver.cluster.local", "192.0.2.11", "192.0.2.12", "192.0.2.13", "10.103.97.2"}, m.now.Add(-backdate), until))
 	}))
 	both := made.(func() string)()
 	i := strings.Index(both, "-----BEGIN PRIVATE KEY")
@@ -717,6 +723,37 @@ func TestSoleMasterIsBorn(t *testing.T) {
 		t.Errorf("again: kubeadm ran %q; etcd was started as %q", m.inits, m.starts)
 	}
 	golden(t, "controlplane.again.console", strings.Join(m.console, "\n")+"\n")
+}
+
+// A corrected proxy reaches the control plane's pods, which have it from kubeadm; and
+// what the API server asks inside the cluster does not go to it.
+func TestProxyOfTheControlPlane(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	site := *m.site
+	for _, proxy := range []string{"", "http://192.0.2.99:3128", "http://192.0.2.98:3128", ""} {
+		site.Network.Proxy.HTTPS = proxy
+		m.stampSite(&site)
+		m.on()
+		m.bootDone()
+		for _, p := range controlPlanePods {
+			pod := m.get(p)
+			if strings.Contains(pod, "_PROXY") != (proxy != "") || !strings.Contains(pod, proxy) {
+				t.Errorf("with the proxy %q, %s is\n%s", proxy, p, pod)
+			}
+			for _, direct := range []string{"10.244.0.0/16", "10.96.0.0/16", "10.0.0.0/8", ".cluster.local", "192.0.2.11"} {
+				if proxy != "" && !strings.Contains(pod, ","+direct+",") && !strings.Contains(pod, ","+direct+"\n") {
+					t.Errorf("%s is reached through the proxy\n%s", direct, pod)
+				}
+			}
+		}
+	}
+	m.inits = nil
+	m.on()
+	m.bootDone()
+	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) {
+		t.Errorf("with the same proxy kubeadm ran %q", m.inits)
+	}
 }
 
 // A master that was written anew, with the same Site after the time of its

@@ -191,7 +191,7 @@ func putInPlace(e *Env, old []credential) error {
 	if err := e.WriteFile(podsRestart, mark, Mode(0o600)); err != nil {
 		return fmt.Errorf("noting that the control plane is to be restarted: %w", err)
 	}
-	if kubelets { // it prefers those that it has renewed itself, also when they have expired
+	if kubelets { // it prefers those that it has renewed itself, also when they are not valid
 		if err := removeUselessKeys(e); err != nil {
 			return err
 		}
@@ -213,7 +213,7 @@ func removeUselessKeys(e *Env) error {
 		if f == servingCert || f == servingKey {
 			cert, err = loadPair(e, servingCert, servingKey)
 		}
-		if err == nil && !e.Now().After(cert.NotAfter) {
+		if err == nil && inTime(e, cert) == nil {
 			continue
 		}
 		if err := e.Remove(f); err != nil {
@@ -295,7 +295,7 @@ func credentialsOf(site *configs.Site) []credential {
 			if err != nil {
 				return nil, err
 			}
-			return cert, unexpired(e, cert)
+			return cert, inTime(e, cert)
 		},
 		// Kubelet renews its own, as long as it runs.
 		outdated: func(*Env, *x509.Certificate) error { return nil },
@@ -318,7 +318,7 @@ func confCert(e *Env, path string) (*x509.Certificate, error) {
 	return cert, validBy(e, cert, ondisk.KubeCA)
 }
 
-// validBy reports whether a certificate is signed by that CA, and has not expired.
+// validBy reports whether a certificate is signed by that CA, and is valid now.
 func validBy(e *Env, cert *x509.Certificate, caFile string) error {
 	cas, err := api.ParseCerts(e.contents(caFile))
 	if err != nil {
@@ -327,12 +327,17 @@ func validBy(e *Env, cert *x509.Certificate, caFile string) error {
 	if err := e.signedBy(cert, cas[0]); err != nil {
 		return err
 	}
-	return unexpired(e, cert)
+	return inTime(e, cert)
 }
 
-func unexpired(e *Env, cert *x509.Certificate) error {
-	if e.Now().After(cert.NotAfter) {
+// inTime reports whether a certificate is valid now. One that is not valid yet was made
+// by a clock that was ahead: nobody accepts it for so long.
+func inTime(e *Env, cert *x509.Certificate) error {
+	switch now := e.Now(); {
+	case now.After(cert.NotAfter):
 		return fmt.Errorf("it was valid until %s", cert.NotAfter.UTC().Format(time.RFC3339))
+	case now.Before(cert.NotBefore):
+		return fmt.Errorf("it is not valid before %s", cert.NotBefore.UTC().Format(time.RFC3339))
 	}
 	return nil
 }

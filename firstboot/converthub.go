@@ -172,7 +172,7 @@ func certHasOwnName(ctx context.Context, e *Env, server string, ca []byte) error
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_, err = api.ServerName(ctx, e.Dial, u.Host, ca, []string{u.Hostname()})
+	_, err = api.ServerName(ctx, e.Dial, e.Now, u.Host, ca, []string{u.Hostname()})
 	return err
 }
 

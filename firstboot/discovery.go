@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/base64"
@@ -20,7 +21,7 @@ func discoveryOf(e *Env, site *configs.Site) api.Discovery {
 	return api.Discovery{
 		Masters: mastersOf(e, site), Token: site.Credentials.Token.Reveal(),
 		Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification, CA: []byte(site.CACert),
-		Names: []string{site.Endpoint, api.SharedName}, Dial: e.Dial, Timeout: 10 * time.Second,
+		Names: []string{site.Endpoint, api.SharedName}, Dial: e.Dial, Now: e.Now, Timeout: 10 * time.Second,
 	}
 }
 
@@ -35,8 +36,8 @@ func discoveryPhase(active *Active) Phase {
 				return Done, nil
 			}
 			if site.Credentials.Token.IsZero() {
-				if errors.Is(err, errExpired) {
-					if err = judgeExpired(ctx, e); err == nil {
+				if outOfTime(err) {
+					if err = judgeOutOfTime(ctx, e); err == nil {
 						return Done, nil
 					}
 					return Todo, err
@@ -119,6 +120,9 @@ func findCluster(ctx context.Context, e *Env, d api.Discovery) (*api.Found, erro
 		waited = true
 		found, err = api.Discover(ctx, d)
 	}
+	if learned, failed := learnTime(ctx, e, d, err); learned {
+		return nil, cmp.Or(failed, errRestart) // at the clock
+	}
 	if err != nil {
 		return nil, judgeDiscovery(ctx, e, d.Masters, err, waited)
 	}
@@ -155,6 +159,7 @@ func answered(err error) bool {
 // stops the run only when all do. waited is as in tokenIsRefused.
 func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error, waited bool) error {
 	var expired x509.CertificateInvalidError
+	early := (*api.EarlyError)(nil)
 	switch {
 	case errors.Is(err, api.ErrPin) && !everyErrorIs(err, api.ErrPin):
 		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
@@ -176,6 +181,9 @@ func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error, wa
 		return Advise(err, serverNameFix+"; the others do not answer")
 	case errors.Is(err, api.ErrServerName):
 		return Permanent(err, serverNameFix)
+	case errors.As(err, &early):
+		return Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
+			"correct the clock that is wrong: this machine's is behind, or that of the API servers was ahead when their certificates were made; a time server in the Site (network.ntp) does it")
 	case errors.As(err, &expired) && expired.Reason == x509.Expired:
 		waitForNTP(ctx, e)
 		return Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),

@@ -49,7 +49,7 @@ func askNames(ctx context.Context, e *Env, masters []string, ca []byte, names ..
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
 	for i, m := range masters {
-		wg.Go(func() { _, errs[i] = api.ServerName(ctx, e.Dial, m, ca, names) })
+		wg.Go(func() { _, errs[i] = api.ServerName(ctx, e.Dial, e.Now, m, ca, names) })
 	}
 	wg.Wait()
 	return errs

@@ -19,6 +19,7 @@ import (
 var (
 	errNotEnrolled = errors.New("this machine is not enrolled")
 	errExpired     = errors.New("this node's certificate has expired")
+	errEarly       = errors.New("this node's certificate is not valid yet")
 )
 
 // enrolled reports whether the node has credentials of the cluster: nil, or
@@ -30,8 +31,15 @@ func enrolled(e *Env) error {
 	return err
 }
 
+// enrolledOrEarly is enrolled while the clock may still be behind: it holds a node up
+// no more than a network that is away.
+func enrolledOrEarly(e *Env) bool {
+	err := enrolled(e)
+	return err == nil || errors.Is(err, errEarly)
+}
+
 // enrolment is the node's certificate, and what enrolled says of it; it is
-// there with errExpired too. The files are read each time, also within a pass:
+// there with errExpired and errEarly too. The files are read each time, also within a pass:
 // kubeadm and kubelet write them meanwhile, and kubelet renews its certificate
 // when it likes. What they say is parsed once (Env.known).
 func enrolment(e *Env) (*x509.Certificate, error) {
@@ -67,11 +75,18 @@ func enrolment(e *Env) (*x509.Certificate, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNotEnrolled, err)
 	}
-	if e.Now().After(cert.NotAfter) {
+	switch now := e.Now(); {
+	case now.After(cert.NotAfter):
 		return cert, fmt.Errorf("%w on %s", errExpired, cert.NotAfter.UTC().Format(time.RFC3339))
+	case now.Before(cert.NotBefore):
+		return cert, fmt.Errorf("%w: it begins on %s", errEarly, cert.NotBefore.UTC().Format(time.RFC3339))
 	}
 	return cert, nil
 }
+
+// outOfTime reports whether what enrolled says is about the clock, or about a
+// certificate that was made by a wrong one: the machine is a node's all the same.
+func outOfTime(err error) bool { return errors.Is(err, errExpired) || errors.Is(err, errEarly) }
 
 // Enrolled reports whether the files below root, perhaps those of another
 // machine, are a node's: nil, or what is wrong with them.

@@ -125,7 +125,7 @@ func diskIsOfSite(e *Env, active *Active) error {
 	if ca := e.contents(ondisk.KubeCA); len(caPins(ca)) > 0 && !anyPinned(ca, active.Site.CAPins()) {
 		return Permanent(errors.New("this machine has the CA of another cluster than the Site's"), fix)
 	}
-	if cert, err := enrolment(e); err == nil || errors.Is(err, errExpired) {
+	if cert, err := enrolment(e); err == nil || outOfTime(err) {
 		return sameName(cert, active.Node, fix)
 	}
 	return nil

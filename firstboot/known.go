@@ -123,7 +123,7 @@ func (e *Env) ways() *api.Ways {
 func (e *Env) clientOf(k *api.Kubeconfig) (*api.Client, error) {
 	c, err := k.ClientBy(e.Root, e.Dial, e.keyPair)
 	if err == nil {
-		c.Ways = e.ways()
+		c.Ways, c.Now = e.ways(), e.Now
 	}
 	return c, err
 }

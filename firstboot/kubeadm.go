@@ -33,7 +33,11 @@ var shortLived = []string{"GOGC=off", "GOMEMLIMIT=128MiB"}
 // the lines that matter are in the error.
 func kubeadm(ctx context.Context, e *Env, site *configs.Site, level slog.Level, args ...string) error {
 	env := append(slices.Clone(shortLived), kubeadmPath)
-	if site != nil {
+	switch {
+	case site == nil:
+	case site.ControlPlane != nil: // kubeadm puts it into the pods of the control plane
+		env = append(env, node.ControlPlaneProxyEnv(site)...)
+	default:
 		env = append(env, node.ProxyEnv(site)...)
 	}
 	out := &tail{log: func(line string) { e.Log.Log(ctx, level, "kubeadm: "+line) }}

@@ -76,7 +76,7 @@ func networkPhase(site *configs.Site) Phase {
 				return Todo, nil
 			}
 			_, away := reach(ctx, e, mastersOf(e, site))
-			if away != nil && (enrolled(e) != nil || mayTry(e)) {
+			if away != nil && (!enrolledOrEarly(e) || mayTry(e)) {
 				return Todo, nil
 			}
 			src, err := presentAddr(ctx, e, site)

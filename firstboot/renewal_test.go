@@ -361,3 +361,83 @@ func TestRenewalWithASpoiltManifest(t *testing.T) {
 		t.Errorf("a pod is not restarted, or its manifest is still empty: %q", m.names)
 	}
 }
+
+// madeTimes counts how often kubeadm made certificates.
+func (m *controlPlane) madeTimes() (n int) {
+	for _, phase := range m.inits {
+		if phase == "certs all" {
+			n++
+		}
+	}
+	return n
+}
+
+// A PC whose clock runs in the local time of Shanghai makes its certificates eight hours
+// ahead. Where a time server answers in time, none is made by that clock; later, those
+// that are not valid yet are made anew, and read.
+func TestCertificatesOfAClockAhead(t *testing.T) {
+	t.Parallel()
+	sites := mintedSites(t, 1)
+	for name, tt := range map[string]struct {
+		after time.Duration // until a time server answers
+		times int
+	}{
+		"before the first":            {20 * time.Second, 1},
+		"while the API server starts": {2 * time.Minute, 2},
+		"two hours later":             {2 * time.Hour, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, sites)
+			m.clockSays(m.now.Add(8 * time.Hour))
+			m.patience = 30 * time.Minute
+			at := m.now.Add(tt.after)
+			m.synced = false
+			m.cluster.down["192.0.2.11:6443"] = tt.after == 2*time.Minute
+			m.answers = func() bool {
+				if !m.synced && !m.now.Before(at) {
+					m.synced = true
+					m.setClock(-m.wrong)
+					m.cluster.mu.Lock()
+					m.cluster.down["192.0.2.11:6443"] = false
+					m.cluster.mu.Unlock()
+				}
+				return m.synced
+			}
+			m.bootDone()
+			pods := m.get(controlPlanePods[0])
+			if tt.after == 2*time.Hour {
+				if m.synced || m.wrong == 0 {
+					t.Fatal("the clock is right already")
+				}
+				m.now = at
+				m.answers()
+				m.bootDone() // the timer
+				if m.get(controlPlanePods[0]) == pods {
+					t.Error("the API server goes on with a certificate that nobody accepts")
+				}
+			}
+			if bad, _ := badCredentials(m.env(), m.site); len(bad) > 0 || m.wrong != 0 {
+				t.Errorf("%s: %v; the clock is wrong by %s", bad[0].name(), bad[0].wrong(m.env(), inUse), m.wrong)
+			}
+			if n := m.madeTimes(); n != tt.times {
+				t.Errorf("certificates were made %d times, want %d", n, tt.times)
+			}
+		})
+	}
+}
+
+// A control-plane node without a battery, a time server and etcd's data takes its seat in
+// a cluster whose certificates are of a time that its clock does not know of.
+func TestClockBehindTheOtherMasters(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 3))
+	m.synced, m.cluster.unpublished = false, false
+	m.now = m.now.Add(200 * time.Hour)
+	m.clockSays(m.now.Add(-200 * time.Hour)) // when the Site was stamped
+	m.quorum()
+	err := m.boot()
+	if m.wrong < -time.Hour || len(m.starts) != 1 {
+		t.Errorf("%v: the clock is wrong by %s; etcd was started as %q\n%s", err, m.wrong, m.starts, strings.Join(m.console, "\n"))
+	}
+}

@@ -119,6 +119,9 @@ type taker struct {
 func (t *taker) take(ctx context.Context) error {
 	said := ""
 	for {
+		if _, usable := badCredentials(t.e, t.site); !usable { // the clock was set meanwhile
+			return errRestart
+		}
 		v, err := t.view(ctx)
 		if err != nil {
 			return err

@@ -159,7 +159,7 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 // kubeletHeld reports whether kubelet of an enrolled node does not run: it
 // waited for the site's settings, on a root that had none.
 func kubeletHeld(ctx context.Context, e *Env) (bool, error) {
-	if enrolled(e) != nil {
+	if !enrolledOrEarly(e) {
 		return false, nil
 	}
 	state, err := e.UnitState(ctx, ondisk.UnitKubelet)

@@ -77,6 +77,7 @@ type world struct {
 	posted  [][]byte
 	proxies []string // that reports went through
 	now     time.Time
+	wrong   time.Duration // by which the machine's clock is ahead of the cluster's
 	// clockAsked counts how often systemd was asked for the boot's clock.
 	clockAsked uint64
 	deadlines  map[time.Time]time.Time
@@ -112,6 +113,8 @@ type world struct {
 	// link reports whether the settings in place make a network; nil: they do.
 	link   func() bool
 	synced bool
+	// answers reports whether a time server has set the clock; nil: synced tells.
+	answers func() bool
 
 	// On a control-plane node: the phases of kubeadm init, connections that are
 	// not the cluster's, and what first boot listens on.
@@ -138,6 +141,18 @@ type world struct {
 	patience time.Duration
 }
 
+// worldStart is when a world begins.
+var worldStart = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
+
+// truth is the time that the cluster has.
+func (w *world) truth() time.Time { return w.now.Add(-w.wrong) }
+
+// clockSays gives the machine another idea of what time it is.
+func (w *world) clockSays(now time.Time) {
+	w.wrong += now.Sub(w.now)
+	w.now = now
+}
+
 var errPower = errors.New("the power is gone")
 
 func newWorld(t *testing.T, files string, names ...string) *world {
@@ -145,7 +160,7 @@ func newWorld(t *testing.T, files string, names ...string) *world {
 	w := &world{
 		t: t, root: disktest.Scratch(t), units: map[string]string{}, started: map[string]time.Time{}, loaded: map[string]string{},
 		slots: map[string]*memDevice{}, unsynced: map[string]bool{}, deadlines: map[time.Time]time.Time{},
-		now: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
+		now: worldStart, source: netip.MustParseAddr("192.0.2.50"),
 		cluster: newFakeCluster(t, names...), patience: 6 * time.Minute, kubelet: "Kubernetes v1.36.3\n",
 	}
 	w.cluster.of(w)
@@ -174,7 +189,7 @@ func newWorld(t *testing.T, files string, names ...string) *world {
 
 // of makes it the cluster that a machine is in.
 func (c *fakeCluster) of(w *world) {
-	c.renewed, c.silent, c.registers = w.kubeletReported, w.kubeletSilent, func() { w.kubeletRegisters(c) }
+	c.renewed, c.silent, c.now, c.registers = w.kubeletReported, w.kubeletSilent, w.truth, func() { w.kubeletRegisters(c) }
 	c.wrong = func(addr string) error {
 		if err := w.unreachable(); err != nil {
 			return err
@@ -329,6 +344,9 @@ func (w *world) run(r *Runner) error {
 // seen.
 func (w *world) sleep(ctx context.Context, d time.Duration) error {
 	w.now = w.now.Add(d)
+	if w.answers != nil {
+		w.answers()
+	}
 	if end, ok := ctx.Deadline(); ok {
 		if w.deadlines[end].IsZero() {
 			w.deadlines[end] = w.now.Add(time.Until(end) - d)
@@ -387,7 +405,7 @@ func (w *world) setClock(by time.Duration) {
 	if w.stepped == nil {
 		w.stepped = map[string]time.Duration{}
 	}
-	w.now = w.now.Add(by)
+	w.clockSays(w.now.Add(by))
 	for unit := range w.started {
 		w.started[unit] = w.started[unit].Add(by)
 		w.stepped[unit] += by
@@ -500,10 +518,15 @@ func (w *world) env() *Env {
 				if err := w.effect("clock"); err != nil {
 					return err
 				}
-				w.now = t
+				w.clockSays(t)
 				return nil
 			},
-			ClockSynced: func(context.Context) (bool, error) { return w.synced, nil },
+			ClockSynced: func(context.Context) (bool, error) {
+				if w.answers != nil {
+					return w.answers(), nil
+				}
+				return w.synced, nil
+			},
 		},
 		Chance: Chance{
 			Rand: func() float64 { return 0 },
@@ -944,7 +967,7 @@ func (w *world) enrolHub() bool {
 	}
 	name := nodeNameOf(w.podConf)
 	pem := openyurt.Root + "/pki/yurthub-current.pem"
-	w.puts(pem, w.cluster.client("system:node:"+name, w.now.AddDate(1, 0, 0)))
+	w.puts(pem, w.cluster.client("system:node:"+name, w.truth().AddDate(1, 0, 0)))
 	kc, err := api.NewKubeconfig(api.Cluster{Server: cl.Server, CAData: cl.CAData}, api.User{CertFile: pem, KeyFile: pem})
 	if err != nil {
 		w.t.Fatal(err)
@@ -1097,7 +1120,7 @@ func (w *world) kubeadm(ctx context.Context, c Cmd) error {
 		return err
 	}
 	dated := kubeletPKI + "/kubelet-client-2026-11-20-10-00-00.pem"
-	if err := write(dated, w.cluster.client("system:node:"+name, w.now.AddDate(1, 0, 0))); err != nil {
+	if err := write(dated, w.cluster.client("system:node:"+name, w.truth().AddDate(1, 0, 0))); err != nil {
 		return err
 	}
 	if err := os.Symlink(dated, filepath.Join(w.root, clientCert)); err != nil {
@@ -1156,9 +1179,11 @@ type fakeCluster struct {
 	key    crypto.Signer
 	pem    []byte
 	pin    string
+	names  []string // in its API servers' certificate
 	tls    *tls.Config
 	server listener
-	issued *sync.Map // certificates of clients; clones share it
+	issued *sync.Map        // certificates of clients; clones share it
+	now    func() time.Time // its clock
 
 	mu   sync.Mutex
 	down map[string]bool
@@ -1246,30 +1271,66 @@ func newFakeCluster(t *testing.T, names ...string) *fakeCluster {
 
 // newFakeClusterOf makes one with that CA.
 func newFakeClusterOf(t *testing.T, ca *x509.Certificate, key crypto.Signer, names ...string) *fakeCluster {
-	c := &fakeCluster{t: t, issued: new(sync.Map), down: map[string]bool{}, nodes: map[string]*api.Node{}, pools: "v1beta2", ca: ca, key: key}
+	c := &fakeCluster{t: t, issued: new(sync.Map), down: map[string]bool{}, nodes: map[string]*api.Node{}, pools: "v1beta2", ca: ca, key: key,
+		names: append([]string{"kubernetes", "192.0.2.11", "192.0.2.12"}, names...), now: func() time.Time { return worldStart }}
 	c.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.ca.Raw})
 	c.pin = api.Pin(c.ca)
-	cert := issue(t, c.ca, c.key, &x509.Certificate{
-		Subject: pkix.Name{CommonName: "kube-apiserver"}, DNSNames: append([]string{"kubernetes"}, names...),
-		IPAddresses: []net.IP{net.ParseIP("192.0.2.11"), net.ParseIP("192.0.2.12")},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		NotAfter:    time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
-	})
 	pool := x509.NewCertPool()
 	pool.AddCert(c.ca)
-	c.tls = &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool}
+	c.tls = &tls.Config{ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool}
 	c.serve(t)
 	return c
 }
 
 func (c *fakeCluster) serve(t *testing.T) {
+	conf := c.tls.Clone()
+	shown(conf, func() time.Time { return c.now() }, func(from, until time.Time) tls.Certificate {
+		return issueFor(c.t, c.ca, c.key, "kube-apiserver", c.names, from, until)
+	})
 	c.server = serve(t, &http.Server{
-		Handler: c, TLSConfig: c.tls.Clone(), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+		Handler: c, TLSConfig: conf, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
 		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1 will do
 	})
 }
 
-var longAgo = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+// shown gives a server a certificate of a year by its own clock, renewed when half of
+// it is over.
+func shown(conf *tls.Config, now func() time.Time, issue func(from, until time.Time) tls.Certificate) {
+	var mu sync.Mutex
+	var cert tls.Certificate
+	conf.Time = now
+	conf.SessionTicketsDisabled = true // they are made when nobody waits for the server
+	conf.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if now := now(); cert.Leaf == nil || now.AddDate(0, 6, 0).After(cert.Leaf.NotAfter) {
+			cert = issue(now.Add(-backdate), now.AddDate(1, 0, 0))
+		}
+		c := cert
+		return &c, nil
+	}
+}
+
+// issueFor makes a certificate with which servers and clients of these names prove
+// themselves.
+func issueFor(t *testing.T, ca *x509.Certificate, key crypto.Signer, cn string, names []string, from, until time.Time) tls.Certificate {
+	tmpl := &x509.Certificate{
+		Subject: pkix.Name{CommonName: cn}, NotBefore: from, NotAfter: until,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	for _, name := range names {
+		if ip := net.ParseIP(name); ip != nil {
+			tmpl.IPAddresses = append(tmpl.IPAddresses, ip)
+		} else {
+			tmpl.DNSNames = append(tmpl.DNSNames, name)
+		}
+	}
+	return issue(t, ca, key, tmpl)
+}
+
+// backdate is how long before it is made a certificate of kubeadm or of the
+// controller manager begins.
+const backdate = 5 * time.Minute
 
 // newCA makes one of Ed25519, as issue makes keys: half of what machines that are
 // booted by the thousand do is handshakes, and these are the cheapest.
@@ -1280,7 +1341,7 @@ func newCA(t *testing.T, name string) (*x509.Certificate, crypto.Signer) {
 	}
 	tmpl := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), NotAfter: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
+		NotBefore: worldStart.Add(-time.Hour), NotAfter: worldStart.AddDate(10, 0, 0),
 		KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, public, key)
@@ -1294,25 +1355,34 @@ func newCA(t *testing.T, name string) (*x509.Certificate, crypto.Signer) {
 	return cert, key
 }
 
+// issue makes a certificate; who asks says for which time.
 func issue(t *testing.T, ca *x509.Certificate, caKey crypto.Signer, tmpl *x509.Certificate) tls.Certificate {
 	public, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tmpl.SerialNumber = big.NewInt(2)
-	if tmpl.NotBefore.IsZero() {
-		tmpl.NotBefore = longAgo
+	if tmpl.NotBefore.IsZero() || tmpl.NotAfter.IsZero() {
+		t.Fatalf("%s is valid from %s to %s", tmpl.Subject, tmpl.NotBefore, tmpl.NotAfter)
 	}
+	tmpl.SerialNumber = big.NewInt(2)
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, ca, public, caKey)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
 // client makes kubelet's certificate and key, PEM in one file.
 func (c *fakeCluster) client(cn string, until time.Time) string {
-	return c.clientFrom(cn, longAgo, until)
+	from := c.now().Add(-backdate)
+	if until.Before(from) { // it has expired
+		from = until.AddDate(-1, 0, 0)
+	}
+	return c.clientFrom(cn, from, until)
 }
 
 // clientFrom issues the same to who asks again: what a machine does is the same

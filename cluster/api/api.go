@@ -49,6 +49,8 @@ type Client struct {
 	// Cert is the client's certificate; nil: none.
 	Cert *tls.Certificate
 	Dial DialFunc
+	// Now is the clock that certificates are judged by; nil: this computer's.
+	Now func() time.Time
 	// Ways, if there are any, are shared with other clients of the same Dial.
 	Ways *Ways
 
@@ -178,7 +180,7 @@ func (c *Client) tls() (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	conf := &tls.Config{RootCAs: pool, ServerName: c.ServerName, MinVersion: tls.VersionTLS12,
+	conf := &tls.Config{RootCAs: pool, ServerName: c.ServerName, MinVersion: tls.VersionTLS12, Time: c.Now,
 		VerifyConnection: func(cs tls.ConnectionState) error { return servercert.Check(cs.PeerCertificates[0]) }}
 	if c.Cert != nil {
 		conf.Certificates = []tls.Certificate{*c.Cert}

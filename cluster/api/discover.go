@@ -73,6 +73,8 @@ type Discovery struct {
 	// their own address, e.g. SharedName.
 	Names []string
 	Dial  DialFunc
+	// Now is the clock that certificates are judged by; nil: this computer's.
+	Now func() time.Time
 	// Timeout bounds the request to each API server.
 	Timeout time.Duration
 }
@@ -91,7 +93,7 @@ type Found struct {
 // Client reads from the cluster found, with the bootstrap token; at first over
 // the connection on which the API server has proven itself.
 func (f *Found) Client(d Discovery) *Client {
-	return &Client{Server: "https://" + f.Master, CA: f.CA, ServerName: f.ServerName, Token: d.Token, Dial: d.Dial, kept: f.kept}
+	return &Client{Server: "https://" + f.Master, CA: f.CA, ServerName: f.ServerName, Token: d.Token, Dial: d.Dial, Now: d.Now, kept: f.kept}
 }
 
 // Discover asks every API server at once and returns the first that proves to
@@ -270,7 +272,7 @@ func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found,
 	if err != nil {
 		return nil, fmt.Errorf("reading the API server's address: %w", err)
 	}
-	conn, name, err := connect(ctx, d.Dial, master, ca, append([]string{host}, d.Names...))
+	conn, name, err := connect(ctx, d.Dial, d.Now, master, ca, append([]string{host}, d.Names...))
 	if err != nil {
 		return nil, err
 	}
@@ -329,7 +331,7 @@ func (d Discovery) over(first *tls.Conn, master string, ca []byte) *http.Transpo
 		if err != nil {
 			return nil, err
 		}
-		conn, _, err := connect(ctx, d.Dial, master, ca, []string{host})
+		conn, _, err := connect(ctx, d.Dial, d.Now, master, ca, []string{host})
 		if err != nil {
 			return nil, err // no conn, not one that is nil
 		}
@@ -365,8 +367,9 @@ func (c *Client) ServiceUID(ctx context.Context) (string, error) {
 
 // ServerName makes a verified connection to master and returns the first of
 // names that its certificate is for. None fitting is ErrServerName.
-func ServerName(ctx context.Context, dial DialFunc, master string, ca []byte, names []string) (string, error) {
-	conn, name, err := connect(ctx, dial, master, ca, names)
+// now is the clock that it is judged by, this computer's where it is nil.
+func ServerName(ctx context.Context, dial DialFunc, now func() time.Time, master string, ca []byte, names []string) (string, error) {
+	conn, name, err := connect(ctx, dial, now, master, ca, names)
 	if err != nil {
 		return "", err
 	}
@@ -380,15 +383,19 @@ const maxChain = 8
 
 // connect makes a verified connection to master, for the first of names that its
 // certificate has.
-func connect(ctx context.Context, dial DialFunc, master string, ca []byte, names []string) (*tls.Conn, string, error) {
+func connect(ctx context.Context, dial DialFunc, now func() time.Time, master string, ca []byte, names []string) (*tls.Conn, string, error) {
 	pool, err := Pool(ca)
 	if err != nil {
 		return nil, "", err
+	}
+	if now == nil {
+		now = time.Now
 	}
 	chosen := ""
 	conf := &tls.Config{
 		ServerName: names[0],
 		MinVersion: tls.VersionTLS12,
+		Time:       now,
 		// The chain is verified below, against every name that we accept.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
@@ -401,7 +408,11 @@ func connect(ctx context.Context, dial DialFunc, master string, ca []byte, names
 				inter.AddCert(c)
 			}
 			leaf := cs.PeerCertificates[0]
-			if _, err := leaf.Verify(x509.VerifyOptions{Roots: pool, Intermediates: inter}); err != nil {
+			opts := x509.VerifyOptions{Roots: pool, Intermediates: inter, CurrentTime: now()}
+			if _, err := leaf.Verify(opts); err != nil {
+				if from, ok := begins(leaf, ca, opts); ok {
+					err = &EarlyError{from, err}
+				}
 				return fmt.Errorf("verifying the certificate of the API server %s: %w", master, err)
 			}
 			if err := servercert.Check(leaf); err != nil {
@@ -426,6 +437,44 @@ func connect(ctx context.Context, dial DialFunc, master string, ca []byte, names
 		return nil, "", err
 	}
 	return conn, chosen, nil
+}
+
+// EarlyError: by the clock a certificate is not valid yet, and all else of it is
+// right. So From has passed: who signs with the CA's key says so.
+type EarlyError struct {
+	From time.Time
+	err  error
+}
+
+func (e *EarlyError) Error() string { return e.err.Error() }
+func (e *EarlyError) Unwrap() error { return e.err }
+
+// begins is when a chain begins to be valid, if that is still to come by the clock and
+// time is all that is wrong with it. The beginning of a CA counts if its own key has
+// signed it: a pin is of the key alone, so that anybody can date the rest.
+func begins(leaf *x509.Certificate, ca []byte, opts x509.VerifyOptions) (time.Time, bool) {
+	moments := []time.Time{leaf.NotBefore}
+	roots, err := ParseCerts(ca)
+	if err != nil {
+		return time.Time{}, false
+	}
+	for _, root := range roots {
+		if root.CheckSignatureFrom(root) == nil {
+			moments = append(moments, root.NotBefore)
+		}
+	}
+	slices.SortFunc(moments, time.Time.Compare)
+	for _, m := range moments {
+		if !m.After(opts.CurrentTime) {
+			continue
+		}
+		at := opts
+		at.CurrentTime = m
+		if _, err := leaf.Verify(at); err == nil {
+			return m, true
+		}
+	}
+	return time.Time{}, false
 }
 
 var errNoKubeconfig = fmt.Errorf("%w: its ConfigMap has no kubeconfig", ErrNoClusterInfo)

@@ -159,7 +159,20 @@ func renderUser(u configs.User) types.PasswdUser {
 // ProxyEnv is the environment of programs that leave the site through its
 // proxy, "NAME=value"; nil without one. The API servers, the VIP and the
 // endpoint are always reached straight.
-func ProxyEnv(site *configs.Site) []string {
+func ProxyEnv(site *configs.Site) []string { return proxyEnv(site, nil) }
+
+// privateNetworks are those whose addresses are nobody's on the internet: RFC 1918,
+// RFC 6598, RFC 4193 and link-local ones.
+var privateNetworks = []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10"}
+
+// ControlPlaneProxyEnv is ProxyEnv for what kubeadm makes on a control-plane node. The
+// API server reaches kubelets by the addresses of their nodes, which no Site lists, and
+// pods and Services by theirs: none of these requests may go to the proxy.
+func ControlPlaneProxyEnv(site *configs.Site) []string {
+	return proxyEnv(site, slices.Concat(site.ControlPlane.Inside(), privateNetworks))
+}
+
+func proxyEnv(site *configs.Site, also []string) []string {
 	p := site.Network.Proxy
 	if p.HTTP == "" && p.HTTPS == "" {
 		return nil
@@ -168,7 +181,7 @@ func ProxyEnv(site *configs.Site) []string {
 	for _, m := range site.Masters {
 		direct = append(direct, strings.Trim(m[:strings.LastIndexByte(m, ':')], "[]"))
 	}
-	direct = append(direct, p.NoProxy...)
+	direct = slices.Concat(direct, also, p.NoProxy)
 	var env []string
 	for _, v := range []struct{ name, value string }{{"HTTP_PROXY", p.HTTP}, {"HTTPS_PROXY", p.HTTPS}, {"NO_PROXY", strings.Join(direct, ",")}} {
 		if v.value != "" {
