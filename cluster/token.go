@@ -259,6 +259,7 @@ func (c *Client) masters(ctx context.Context) ([]string, error) {
 
 // info is what the cluster publishes to those who want to join.
 type info struct {
+	ca   []byte // PEM
 	pins []string
 	data map[string]string
 }
@@ -282,6 +283,7 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: its CA is not base64", doing)
 	}
+	i.ca = ca
 	if i.pins, err = api.Pins(ca); err != nil {
 		return nil, fmt.Errorf("%s: %w: `kubeadm init phase bootstrap-token` on a control-plane node makes it again", doing, err)
 	}

@@ -52,6 +52,7 @@ func nodeIn(cert *x509.Certificate) string {
 // comes before ipvscare gets the site's API servers, which it verifies with
 // the CA that is on the disk.
 func clusterPhase(active *Active) Phase {
+	var newer []byte // the CA that Check has found
 	return Phase{
 		Name: "cluster", Doc: "no other cluster than the Site's is on this machine", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
@@ -67,6 +68,12 @@ func clusterPhase(active *Active) Phase {
 			same, err := sameCluster(ctx, e, active.Site)
 			if errors.Is(err, errUnclear) {
 				return Unknown, nil
+			}
+			if err == nil && same {
+				if newer = newerCA(ctx, e, active.Site); newer != nil {
+					return Todo, nil
+				}
+				remarkEndOfCA(e, ondisk.KubeCA)
 			}
 			if err == nil && same && !active.Site.Credentials.Token.IsZero() && bornAgain(ctx, e, active.Site) {
 				return Todo, nil // somebody has brought a token of it
@@ -87,6 +94,9 @@ func clusterPhase(active *Active) Phase {
 		},
 		Run: func(ctx context.Context, e *Env) error {
 			if isMember(e) && !e.exists(leavingFile) {
+				if newer != nil {
+					return takeCA(ctx, e, newer)
+				}
 				if err := clusterProvesItself(ctx, e, active); err != nil {
 					return err
 				}

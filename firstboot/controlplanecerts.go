@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/sha256"
@@ -64,7 +65,7 @@ type credential struct {
 	// control plane cannot use it.
 	usable func(e *Env, at func(file string) string) (*x509.Certificate, error)
 	// outdated is why another one is to be made although this one can be used.
-	outdated func(e *Env, cert *x509.Certificate) error
+	outdated func(e *Env, at func(file string) string, cert *x509.Certificate) error
 }
 
 // name is the file that tells a person which one it is.
@@ -76,7 +77,7 @@ func (c credential) wrong(e *Env, at func(file string) string) error {
 	if err != nil {
 		return err
 	}
-	return c.outdated(e, cert)
+	return c.outdated(e, at, cert)
 }
 
 // certificatesPhase has kubeadm make the control plane's certificates and
@@ -90,6 +91,9 @@ func certificatesPhase(active *Active) Phase {
 	return Phase{
 		Name: "certificates", Doc: "the control plane's certificates are whole, valid and have all names", Timeout: 5 * time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
+			for _, ca := range configs.ClusterCAs() {
+				remarkEndOfCA(e, pkiDir+"/"+ca.Base+".crt")
+			}
 			bad, usable := badCredentials(e, site)
 			if len(bad) > 0 && !(kept && usable) || e.exists(podsRestart) || len(bad) == 0 && e.exists(renewalDir) {
 				return Todo, nil
@@ -264,7 +268,7 @@ func credentialsOf(site *configs.Site) []credential {
 				}
 				return c, validBy(e, c, ca)
 			},
-			outdated: func(e *Env, c *x509.Certificate) error {
+			outdated: func(e *Env, _ func(string) string, c *x509.Certificate) error {
 				if l.base == "apiserver" {
 					for _, name := range site.ControlPlane.CertSANs() {
 						if err := c.VerifyHostname(name); err != nil {
@@ -282,7 +286,9 @@ func credentialsOf(site *configs.Site) []credential {
 			usable: func(e *Env, at func(string) string) (*x509.Certificate, error) {
 				return confCert(e, at(f))
 			},
-			outdated: func(e *Env, c *x509.Certificate) error { return endsSoon(e, c, ondisk.KubeCA) },
+			outdated: func(e *Env, at func(string) string, c *x509.Certificate) error {
+				return cmp.Or(formerCA(e, at(f)), endsSoon(e, c, ondisk.KubeCA))
+			},
 		})
 	}
 	return append(all, credential{
@@ -298,8 +304,30 @@ func credentialsOf(site *configs.Site) []credential {
 			return cert, inTime(e, cert)
 		},
 		// Kubelet renews its own, as long as it runs.
-		outdated: func(*Env, *x509.Certificate) error { return nil },
+		outdated: func(e *Env, at func(string) string, _ *x509.Certificate) error {
+			return formerCA(e, at(ondisk.KubeletConf))
+		},
 	})
+}
+
+// formerCA reports whether a kubeconfig trusts the cluster's CA as it was issued before.
+func formerCA(e *Env, path string) error {
+	k, err := e.kubeconfigAt(path, "the kubeconfig")
+	if err != nil {
+		return err
+	}
+	c, err := k.Cluster()
+	if err != nil {
+		return err
+	}
+	trusted, err := c.CA(e.Root)
+	if err != nil {
+		return err
+	}
+	if api.Reissued(trusted, e.contents(ondisk.KubeCA), e.Now()) != nil {
+		return errors.New("the cluster's CA was issued again since it was made")
+	}
+	return nil
 }
 
 // confCert is the certificate of a kubeconfig.

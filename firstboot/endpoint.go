@@ -162,7 +162,8 @@ func runAgainLater(ctx context.Context, e *Env, site *configs.Site, names *certN
 	if answer == 0 {
 		return running, running // offline: first boot itself stays and looks
 	}
-	return away > 0 || len(formerMasters(e, site)) > 0, running
+	_, due := endsInYears(e, e.contents(ondisk.KubeCA)) // until it was issued again
+	return away > 0 || due || len(formerMasters(e, site)) > 0, running
 }
 
 // kubeletServer is where kubelet.conf points.

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
@@ -43,6 +45,25 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 		out = append(out, pkiFile{clusterManifests, []byte(k.Manifests.Reveal()), secret})
 	}
 	return out, nil
+}
+
+const (
+	etcdCA = pkiDir + "/etcd/ca.crt"
+	// etcdFormerCA says that etcd's CA has changed since etcd was started, which reads it
+	// then.
+	etcdFormerCA = ondisk.RunMark + "etcd-former-ca"
+)
+
+// pkiFilesFor is pkiFiles, but that a CA on the disk which was issued again stays: a
+// Site may be older.
+func pkiFilesFor(e *Env, k *configs.ClusterKeys) ([]pkiFile, error) {
+	files, err := pkiFiles(k)
+	for i, f := range files {
+		if has := e.contents(f.path); strings.HasSuffix(f.path, ".crt") && api.Reissued(f.data, has, e.Now()) != nil {
+			files[i].data = has
+		}
+	}
+	return files, err
 }
 
 // controlPlaneFiles are the keys of a control-plane node, and what is made with them.
@@ -85,13 +106,16 @@ func keysPhase(active *Active) Phase {
 			if err := diskIsOfSite(e, active); err != nil {
 				return Todo, err
 			}
+			if e.exists(etcdFormerCA) {
+				e.Note("etcd on this machine uses its CA as it was issued before. To fix: restart the machine, one control-plane node at a time")
+			}
 			if keys == nil {
 				if err := keysInPlace(e, site); err != nil {
 					return Todo, Permanent(err, "stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 				}
 				return Done, nil
 			}
-			files, err := pkiFiles(keys)
+			files, err := pkiFilesFor(e, keys)
 			if err != nil {
 				return Todo, err
 			}
@@ -101,9 +125,14 @@ func keysPhase(active *Active) Phase {
 			return Done, nil
 		},
 		Run: func(_ context.Context, e *Env) error {
-			files, err := pkiFiles(keys)
+			files, err := pkiFilesFor(e, keys)
 			if err != nil {
 				return err
+			}
+			if ca := e.contents(etcdCA); decided(e) && ca != nil && slices.ContainsFunc(files, func(f pkiFile) bool { return f.path == etcdCA && string(f.data) != string(ca) }) {
+				if err := e.WriteFile(etcdFormerCA, nil, Mode(0o600)); err != nil {
+					return fmt.Errorf("noting that etcd runs with a former CA: %w", err)
+				}
 			}
 			for _, f := range files {
 				if _, err := e.write(f.path, f.data, f.mode); err != nil {

@@ -2,6 +2,7 @@ package firstboot
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 const clusterInfo = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
@@ -42,7 +44,9 @@ func publishPhase(active *Active) Phase {
 			if err != nil {
 				return Todo, err
 			}
-			switch err := c.Get(ctx, clusterInfo, nil); {
+			switch next, err := newerInfo(ctx, e, c); {
+			case next != "":
+				return Todo, nil
 			case err == nil:
 				return Done, nil
 			case api.Code(err) != 404:
@@ -63,6 +67,13 @@ func publishPhase(active *Active) Phase {
 			c, err := adminClient(e, site)
 			if err != nil {
 				return err
+			}
+			if next, err := newerInfo(ctx, e, c); next != "" && err == nil {
+				err = c.MergePatch(ctx, clusterInfo, map[string]any{"data": map[string]string{"kubeconfig": next}})
+				if err != nil {
+					return fmt.Errorf("publishing the cluster's CA, which was issued again: %w", err)
+				}
+				return nil
 			}
 			if err := waitForOwnNode(ctx, e, c, active); err != nil { // kubeadm notes the runtime there
 				return err
@@ -111,6 +122,35 @@ func publishPhase(active *Active) Phase {
 			return kubeadmInit(ctx, e, active, configs.KubeadmLocal{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"})
 		},
 	}
+}
+
+// newerInfo is the kubeconfig that cluster-info is to have instead, where it has the
+// cluster's CA as it was issued before; the cluster signs it anew.
+func newerInfo(ctx context.Context, e *Env, c *api.Client) (string, error) {
+	var info struct {
+		Data struct{ Kubeconfig string } `json:"data"`
+	}
+	if err := c.Get(ctx, clusterInfo, &info); err != nil {
+		return "", err
+	}
+	k, err := api.ParseKubeconfig([]byte(info.Data.Kubeconfig))
+	if err != nil {
+		return "", nil // somebody has changed it
+	}
+	cluster, err := k.Cluster()
+	if err != nil {
+		return "", nil
+	}
+	published, err := base64.StdEncoding.DecodeString(cluster.CAData)
+	if err != nil {
+		return "", nil
+	}
+	ca := api.Reissued(published, e.contents(ondisk.KubeCA), e.Now())
+	if ca == nil {
+		return "", nil
+	}
+	next, err := api.SetCA([]byte(info.Data.Kubeconfig), ca)
+	return string(next), err
 }
 
 const (

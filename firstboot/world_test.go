@@ -227,7 +227,7 @@ func (w *world) kubeletRegisters(c *fakeCluster) {
 		return
 	}
 	cert, err := kubeletCert(w.env())
-	if err != nil || w.now.After(cert.NotAfter) || cert.CheckSignatureFrom(c.ca) != nil {
+	if now := w.truth(); err != nil || now.After(cert.NotAfter) || now.Before(cert.NotBefore) || cert.CheckSignatureFrom(c.ca) != nil {
 		return
 	}
 	name := strings.TrimPrefix(cert.Subject.CommonName, "system:node:")
@@ -1621,6 +1621,13 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(map[string]any{})
 	case r.URL.Path == "/api/v1/namespaces/kube-public/configmaps/cluster-info" && c.unpublished:
 		http.NotFound(w, r)
+	case r.URL.Path == "/api/v1/namespaces/kube-public/configmaps/cluster-info" && r.Method == http.MethodPatch:
+		var patch struct{ Data struct{ Kubeconfig string } }
+		if err := json.NewDecoder(r.Body).Decode(&patch); err != nil {
+			c.t.Error(err)
+		}
+		c.pem = trustedBy(c.t, patch.Data.Kubeconfig)
+		answer(map[string]any{})
 	case r.URL.Path == "/api/v1/namespaces/kube-public/configmaps/cluster-info":
 		kc := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters:\n- name: \"\"\n  cluster:\n    server: https://192.0.2.11:6443\n    certificate-authority-data: %s\n", base64.StdEncoding.EncodeToString(slices.Concat(c.beside, c.pem)))
 		data := map[string]string{"kubeconfig": kc}

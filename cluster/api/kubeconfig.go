@@ -249,6 +249,22 @@ func NewKubeconfig(c Cluster, u User) ([]byte, error) {
 // and its tls-server-name set (or, if empty, removed). Whatever else the file
 // says is kept.
 func SetServer(data []byte, server, tlsServerName string) ([]byte, error) {
+	return editClusters(data, func(c *yaml.Node) {
+		setText(c, "server", server)
+		setText(c, "tls-server-name", tlsServerName)
+	})
+}
+
+// SetCA has a kubeconfig trust that CA, PEM, and leaves all else as it is.
+func SetCA(data, ca []byte) ([]byte, error) {
+	return editClusters(data, func(c *yaml.Node) {
+		setText(c, "certificate-authority", "")
+		setText(c, "certificate-authority-data", base64.StdEncoding.EncodeToString(ca))
+	})
+}
+
+// editClusters changes each cluster of a kubeconfig.
+func editClusters(data []byte, edit func(cluster *yaml.Node)) ([]byte, error) {
 	doc, err := yamltree.Parse(data)
 	if err != nil {
 		return nil, fmt.Errorf("parsing a kubeconfig: %w", err)
@@ -265,8 +281,7 @@ func SetServer(data []byte, server, tlsServerName string) ([]byte, error) {
 		if c == nil || c.Kind != yaml.MappingNode {
 			return nil, errors.New("parsing a kubeconfig: an entry of clusters has no cluster")
 		}
-		setText(c, "server", server)
-		setText(c, "tls-server-name", tlsServerName)
+		edit(c)
 	}
 	var out bytes.Buffer
 	enc := yaml.NewEncoder(&out)

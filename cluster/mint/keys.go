@@ -10,7 +10,6 @@ import (
 	"encoding/base64"
 	"encoding/pem"
 	"fmt"
-	"math/big"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -60,12 +59,9 @@ func sign(template *x509.Certificate, ca *pair) (pair, error) {
 	if err != nil {
 		return pair{}, err
 	}
-	// Positive, and never 0.
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 62))
-	if err != nil {
+	if template.SerialNumber, err = newSerial(); err != nil {
 		return pair{}, err
 	}
-	template.SerialNumber = serial.Add(serial, big.NewInt(1))
 	by := pair{template, key}
 	if ca != nil {
 		by = *ca

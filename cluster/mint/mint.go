@@ -60,6 +60,11 @@ type Record struct {
 	Births []Birth `json:"births,omitempty"`
 	// Said is when the last word to continue was said.
 	Said time.Time `json:"said,omitzero"`
+	// AdminUntil is when admin.conf ends.
+	AdminUntil time.Time `json:"adminUntil,omitzero"`
+	// FormerCAs are the cluster's CA as it was issued before, PEM: snapshots of etcd have
+	// the one of their time.
+	FormerCAs []string `json:"formerCAs,omitempty"`
 }
 
 // File is a manifest in the directory.
@@ -114,6 +119,8 @@ type Options struct {
 	Now time.Time
 	// EncryptTo are recipients: public keys, or files of them.
 	EncryptTo []string
+	// Identity opens an encrypted directory, to renew certificates in it.
+	Identity sealed.Identity
 	// Manifests are the document's, in its order.
 	Manifests []configs.Manifest
 }
@@ -127,11 +134,15 @@ type Change struct {
 	Minted         bool
 	Added, Removed []string
 	Updated        bool
+	// Renewed are files of certificates that ended soon, and Ending those that are still
+	// to be renewed: there is no key to the directory at hand.
+	Renewed []string
+	Ending  []Ending
 }
 
 // Nothing reports that the directory is as it was.
 func (c *Change) Nothing() bool {
-	return !c.Minted && !c.Updated && len(c.Added)+len(c.Removed) == 0
+	return !c.Minted && !c.Updated && len(c.Added)+len(c.Removed)+len(c.Renewed) == 0
 }
 
 // New mints the cluster of a document into dir, or brings dir up to date with
@@ -216,6 +227,7 @@ func mint(dir string, c *configs.ClusterFile, recipients []string, o Options) (*
 		}
 	}
 	record.CAHash = api.Pin(clusterCA.cert)
+	record.AdminUntil = now.Add(adminLife).UTC().Truncate(time.Second)
 	sa, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return fail(err)
@@ -378,6 +390,9 @@ func update(dir string, c *configs.ClusterFile, recipients []string, o Options) 
 		return nil, err
 	}
 	change := &Change{Record: record}
+	if err := renew(dir, record, c, o, change); err != nil {
+		return nil, err
+	}
 	if err := addTokens(dir, record, c, o.Now, change); err != nil {
 		return nil, err
 	}
@@ -571,7 +586,10 @@ func serviceAccountPair(dir string) error {
 }
 
 func readCA(dir string) (*x509.Certificate, error) {
-	p := filepath.Join(dir, "pki", "ca.crt")
+	return readCert(filepath.Join(dir, "pki", "ca.crt"))
+}
+
+func readCert(p string) (*x509.Certificate, error) {
 	text, err := os.ReadFile(p)
 	if err != nil {
 		return nil, err
@@ -580,9 +598,9 @@ func readCA(dir string) (*x509.Certificate, error) {
 	if block == nil {
 		return nil, fmt.Errorf("reading %s: it is not a certificate: restore the directory from your copy of it", p)
 	}
-	ca, err := x509.ParseCertificate(block.Bytes)
+	cert, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w: restore the directory from your copy of it", p, err)
 	}
-	return ca, nil
+	return cert, nil
 }

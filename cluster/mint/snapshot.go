@@ -48,11 +48,18 @@ func ReadSnapshot(dir, file string) (*Snapshot, error) {
 	if size := info.Size(); size < sector || size%sector != sha256.Size {
 		return fail(fmt.Errorf("%s has no checksum at its end, as `firstboot snapshot` and `etcdctl snapshot save` write it: it was cut off, or is another file, e.g. etcd's own database: name a whole snapshot", file))
 	}
+	record, err := Load(dir)
+	if err != nil {
+		return fail(err)
+	}
 	ca, err := os.ReadFile(filepath.Join(dir, "pki", "ca.crt"))
 	if err != nil {
 		return fail(err)
 	}
 	whole, body, look := sha256.New(), sha256.New(), finder{all: marks(ca)}
+	for _, former := range record.FormerCAs {
+		look.all = append(look.all, marks([]byte(former))...)
+	}
 	if _, err := io.CopyN(io.MultiWriter(whole, body, &look), f, info.Size()-sha256.Size); err != nil {
 		return fail(fmt.Errorf("%s: %w", file, err))
 	}

@@ -43,7 +43,7 @@ others take a kubeconfig and work on any living cluster of kubeadm's.`,
 }
 
 func newClusterNew(s streams) *cobra.Command {
-	var out string
+	var out, identity string
 	var encryptTo []string
 	c := &cobra.Command{
 		Use:               "new CLUSTER --output DIR",
@@ -63,7 +63,10 @@ and writes it to DIR:
 Whoever has DIR has the cluster: it is readable by you alone, and with
 --encrypt-to its secrets are encrypted. Keep a copy.
 
-The same command again changes nothing. Nodes that the document has since got
+The same command again changes nothing, unless a certificate ends soon: admin.conf
+is made anew in the second half of its year, and each CA is issued again, with its
+own key, in the last two of its ten years. Where the secrets are encrypted, that
+needs --identity. Nodes that the document has since got
 receive a token; those it lost have theirs removed from DIR (edgebake cluster
 token revoke removes it from the living cluster). A change in what the keys or
 the machines already say is an error: name, endpoint, VIP, port, networks, DNS
@@ -88,7 +91,13 @@ domain, masters, or a lower version of Kubernetes.`,
 				return err
 			}
 			printWarnings(s, doc)
-			change, err := mint.New(out, doc, mint.Options{Now: time.Now(), EncryptTo: encryptTo, Manifests: manifests})
+			o := mint.Options{Now: time.Now(), EncryptTo: encryptTo, Manifests: manifests}
+			if identity != "" {
+				if o.Identity, err = sealed.ReadIdentity(identity); err != nil {
+					return err
+				}
+			}
+			change, err := mint.New(out, doc, o)
 			if err != nil {
 				return err
 			}
@@ -100,6 +109,8 @@ domain, masters, or a lower version of Kubernetes.`,
 	f.StringVarP(&out, "output", "o", "", "directory to write to; it must be new, empty or this cluster's")
 	_ = c.MarkFlagDirname("output")
 	f.SetNormalizeFunc(outIsOutput)
+	f.StringVar(&identity, "identity", "", "file of the secret key that opens an encrypted DIR, to renew certificates in it")
+	_ = c.MarkFlagFilename("identity")
 	f.StringArrayVar(&encryptTo, "encrypt-to", nil, "encrypt the secrets to this age or ssh public `key`, or to those of this file (can be repeated)")
 	return c
 }
@@ -120,6 +131,10 @@ func printWarnings(s streams, doc *configs.ClusterFile) {
 
 func printMint(s streams, dir string, change *mint.Change) {
 	r := change.Record
+	for _, e := range change.Ending {
+		fmt.Fprintf(s.Err, "WARNING: %s\n", endingText(dir, e))
+		fmt.Fprintf(s.Err, "  run the command again with --identity KEY to renew it\n")
+	}
 	switch {
 	case change.Nothing():
 		s.note("%s: nothing changed: cluster %s, %s\n", dir, r.Fixed.Name, r.CAHash)
@@ -136,6 +151,12 @@ func printMint(s streams, dir string, change *mint.Change) {
 	if len(r.Recipients) > 0 {
 		apply, sites = "age --decrypt --identity KEY %s.age | kubectl apply -f -", sites+" --identity KEY --output DIR"
 	}
+	for _, f := range change.Renewed {
+		s.note("  renewed %s\n", f)
+	}
+	if len(change.Renewed) > 1 {
+		s.note("  The CAs have their former keys: no machine needs to join again. Stamp the Sites of the control-plane nodes and restart these one by one; workers learn the CA of them.\n")
+	}
 	for _, n := range change.Added {
 		s.note("  token for %s; if the cluster lives already, it must learn of it: "+apply+"\n", n, filepath.Join(dir, "tokens", n+".yaml"))
 	}
@@ -143,6 +164,11 @@ func printMint(s streams, dir string, change *mint.Change) {
 		s.note("  %s is gone; if the cluster lives already, its token must be revoked there\n", n)
 	}
 	s.note("Next: "+sites+"\n", dir)
+}
+
+// endingText says that a certificate of dir ends, or has ended.
+func endingText(dir string, e mint.Ending) string {
+	return fmt.Sprintf("%s is valid until %s", filepath.Join(dir, filepath.FromSlash(e.File)), e.End.UTC().Format(time.DateOnly))
 }
 
 func newClusterSites(s streams) *cobra.Command {
@@ -246,6 +272,13 @@ func (o *sitesOptions) write(s streams, dir string, now time.Time) error {
 	}
 	if err := judgeWords(o.words, o.snapshot, record.Fixed.Masters); err != nil {
 		return err
+	}
+	endings, err := mint.Endings(dir, now)
+	if err != nil {
+		return err
+	}
+	for _, e := range endings {
+		fmt.Fprintf(s.Err, "WARNING: %s: `edgebake cluster new` with the Cluster's document and --output %s renews it\n", endingText(dir, e), dir)
 	}
 	if o.birth > 0 {
 		renewed, err := mint.RenewTokens(dir, id, now)

@@ -389,6 +389,11 @@ changes nothing. Exit code 1: something is missing.`,
 			if err != nil {
 				return err
 			}
+			endings, err := client.Endings(c.Context(), time.Now())
+			if err != nil {
+				return err
+			}
+			found = append(found, endings...)
 			bad := 0
 			var rows []verified
 			for _, f := range found {
@@ -499,6 +504,15 @@ With --reports it also reads what ` + "`edgebake cluster listen`" + ` has receiv
 			client, err := w.open()
 			if err != nil {
 				return err
+			}
+			endings, err := client.Endings(c.Context(), time.Now())
+			if err != nil {
+				return err
+			}
+			for _, e := range endings {
+				if e.State == cluster.CheckFailed {
+					fmt.Fprintf(s.Err, "WARNING: %s: %s\n  to fix: %s\n", e.Name, e.Detail, e.Fix)
+				}
 			}
 			ask := func(ctx context.Context) ([]cluster.Site, error) {
 				all, err := client.Status(ctx, time.Now())

@@ -138,6 +138,9 @@ type Identity struct {
 	keys []age.Identity
 }
 
+// Given reports whether it has a key.
+func (id Identity) Given() bool { return len(id.keys) > 0 }
+
 // ReadIdentity reads secret keys: age-keygen's file, or an ssh key without a
 // passphrase.
 func ReadIdentity(file string) (Identity, error) {

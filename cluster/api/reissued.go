@@ -1,0 +1,76 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"time"
+)
+
+// CAWarning is how long before its end a CA is told of, and issued again: it ends after
+// ten years, and machines that are seldom restarted must learn of the new one in time.
+const CAWarning = 2 * 365 * 24 * time.Hour
+
+// Reissued returns the CAs, PEM, with those of offered in place that are the same CA,
+// issued again with its own key and valid for longer; nil: there is none. The key's
+// signature proves them, however they came.
+func Reissued(cas, offered []byte, now time.Time) []byte {
+	have, err := ParseCerts(cas)
+	if err != nil {
+		return nil
+	}
+	others, err := ParseCerts(offered)
+	if err != nil {
+		return nil
+	}
+	var out []byte
+	changed := false
+	for _, ca := range have {
+		for _, o := range others {
+			if isReissued(ca, o) && !now.Before(o.NotBefore) {
+				ca, changed = o, true
+			}
+		}
+		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})...)
+	}
+	if !changed {
+		return nil
+	}
+	return out
+}
+
+func isReissued(ca, next *x509.Certificate) bool {
+	return next.IsCA && next.NotAfter.After(ca.NotAfter) && next.CheckSignatureFrom(next) == nil &&
+		bytes.Equal(ca.RawSubjectPublicKeyInfo, next.RawSubjectPublicKeyInfo) &&
+		bytes.Equal(ca.RawSubject, next.RawSubject) && bytes.Equal(ca.SubjectKeyId, next.SubjectKeyId)
+}
+
+// FirstEnd is when the first of some CAs, PEM, ends.
+func FirstEnd(cas []byte) (time.Time, error) {
+	certs, err := ParseCerts(cas)
+	if err != nil {
+		return time.Time{}, err
+	}
+	first := certs[0].NotAfter
+	for _, c := range certs {
+		if c.NotAfter.Before(first) {
+			first = c.NotAfter
+		}
+	}
+	return first, nil
+}
+
+// PublishedCA is the CA in the cluster-info of whoever answers at an API server's
+// address. Nothing is proven of it.
+func PublishedCA(ctx context.Context, dial DialFunc, master string) ([]byte, error) {
+	var cm struct {
+		Data map[string]string `json:"data"`
+	}
+	unverified := &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}
+	if err := get(ctx, dial, unverified, "https://"+master, clusterInfoPath, "", &cm); err != nil {
+		return nil, err
+	}
+	return clusterCA([]byte(cm.Data[kubeconfigKey]))
+}

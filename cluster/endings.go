@@ -1,0 +1,52 @@
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/edgebake/edgebake/cluster/api"
+)
+
+// adminWarning is how long before its end an operator's certificate is told of.
+const adminWarning = 60 * 24 * time.Hour
+
+// Endings are checks of how long the cluster's CA and the operator's kubeconfig are
+// valid: both end some day, and the machines say nothing of it.
+func (c *Client) Endings(ctx context.Context, now time.Time) ([]Check, error) {
+	var out []Check
+	add := func(name string, end time.Time, before time.Duration, fix string) {
+		check := Check{Name: name, State: CheckOK, Detail: "it is valid until " + end.UTC().Format(time.DateOnly)}
+		if now.Add(before).After(end) {
+			check.State, check.Fix = CheckFailed, fix
+		}
+		out = append(out, check)
+	}
+	const again = "`edgebake cluster new` with the Cluster's document"
+	if info, err := c.clusterInfo(ctx); err == nil { // else Verify says so
+		end, err := api.FirstEnd(info.ca)
+		if err != nil {
+			return nil, err
+		}
+		add("the cluster's CA", end, api.CAWarning, again+" issues it again with its own key; stamp the Sites of the control-plane nodes then, and restart these one by one. For a cluster that edgebake did not make, see kubeadm's documentation")
+	}
+	config := rest.CopyConfig(c.config)
+	if err := rest.LoadTLSFiles(config); err != nil {
+		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
+	}
+	const name = "the certificate of this kubeconfig"
+	if len(config.CertData) > 0 {
+		pair, err := tls.X509KeyPair(config.CertData, config.KeyData)
+		if err != nil {
+			return nil, fmt.Errorf("reading the kubeconfig: its client certificate: %w", err)
+		}
+		add(name, pair.Leaf.NotAfter, adminWarning, again+" makes another admin.conf")
+	}
+	if end, err := api.FirstEnd(config.CAData); err == nil && now.Add(adminWarning).After(end) {
+		add("the CA in this kubeconfig", end, adminWarning, again+" makes another admin.conf")
+	}
+	return out, nil
+}

@@ -1,0 +1,199 @@
+package mint
+
+import (
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"path/filepath"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+)
+
+const (
+	// caRenewal is how long before its end a CA is issued again: machines that are
+	// seldom restarted must learn of it in time.
+	caRenewal = api.CAWarning
+	// adminRenewal is the same for the administrator's kubeconfig.
+	adminRenewal = adminLife / 2
+)
+
+// Ending is a certificate of a directory that is to be renewed.
+type Ending struct {
+	File string
+	End  time.Time
+}
+
+// Endings are the certificates of dir that `edgebake cluster new` would renew now.
+func Endings(dir string, now time.Time) ([]Ending, error) {
+	dir, err := realDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	record, err := Load(dir)
+	if err != nil {
+		return nil, err
+	}
+	cas, err := dueCAs(dir, now)
+	if err != nil {
+		return nil, err
+	}
+	var all []Ending
+	for _, ca := range cas {
+		crt, _ := pairFiles(ca.ClusterCA)
+		all = append(all, Ending{crt, ca.cert.NotAfter})
+	}
+	if end := record.adminEnd(); now.Add(adminRenewal).After(end) {
+		all = append(all, Ending{fileAdmin, end})
+	}
+	return all, nil
+}
+
+// adminEnd is when the administrator's kubeconfig ends. Records that do not say it are
+// of directories where it was never renewed.
+func (r *Record) adminEnd() time.Time {
+	if r.AdminUntil.IsZero() {
+		return r.Created.Add(adminLife)
+	}
+	return r.AdminUntil
+}
+
+// dueCA is a CA that is to be issued again.
+type dueCA struct {
+	configs.ClusterCA
+	cert *x509.Certificate
+}
+
+func dueCAs(dir string, now time.Time) ([]dueCA, error) {
+	var due []dueCA
+	for _, ca := range configs.ClusterCAs() {
+		crt, _ := pairFiles(ca)
+		cert, err := readCert(filepath.Join(dir, filepath.FromSlash(crt)))
+		if err != nil {
+			return nil, err
+		}
+		if now.Add(caRenewal).After(cert.NotAfter) {
+			due = append(due, dueCA{ca, cert})
+		}
+	}
+	return due, nil
+}
+
+// renew issues CAs that end soon again, each with its own key, and makes the
+// administrator's kubeconfig anew. Whoever trusts the key of a CA, as pins do, trusts
+// the new certificate; every certificate that the former one signed is valid with both.
+func renew(dir string, record *Record, c *configs.ClusterFile, o Options, change *Change) error {
+	cas, err := dueCAs(dir, o.Now)
+	if err != nil {
+		return err
+	}
+	if len(cas) == 0 && !o.Now.Add(adminRenewal).After(record.adminEnd()) {
+		return nil
+	}
+	if err := record.checkClock(dir, o.Now); err != nil {
+		return err
+	}
+	if len(record.Recipients) > 0 && !o.Identity.Given() {
+		change.Ending, err = Endings(dir, o.Now)
+		return err
+	}
+	fail := func(err error) error { return fmt.Errorf("renewing certificates of %s: %w", c.Name, err) }
+	load := func(ca configs.ClusterCA) (pair, error) {
+		crt, key := pairFiles(ca)
+		cert, err := readCert(filepath.Join(dir, filepath.FromSlash(crt)))
+		if err != nil {
+			return pair{}, err
+		}
+		text, err := readFile(dir, key, o.Identity)
+		if err != nil {
+			return pair{}, err
+		}
+		block, _ := pem.Decode(text)
+		if block == nil {
+			return pair{}, fmt.Errorf("%s is not a key: restore the directory from your copy of it", key)
+		}
+		private, err := x509.ParseECPrivateKey(block.Bytes)
+		if err != nil || !private.PublicKey.Equal(cert.PublicKey) {
+			return pair{}, errors.Join(err, fmt.Errorf("%s and %s are not a pair: restore the directory from your copy of it", crt, key))
+		}
+		return pair{cert, private}, nil
+	}
+	fresh := map[string][]byte{}
+	clusterCA, err := load(configs.ClusterCAs()[0])
+	if err != nil {
+		return fail(err)
+	}
+	for _, due := range cas {
+		old, err := load(due.ClusterCA)
+		if err != nil {
+			return fail(err)
+		}
+		ca, err := reissue(old, o.Now)
+		if err != nil {
+			return fail(err)
+		}
+		crt, _ := pairFiles(due.ClusterCA)
+		fresh[crt] = ca.certPEM()
+		change.Renewed = append(change.Renewed, crt)
+		if due.Base == configs.KubernetesCA {
+			record.FormerCAs = append(record.FormerCAs, string(old.certPEM()))
+			clusterCA = ca
+		}
+	}
+	admin, err := adminConfig(c.Cluster, clusterCA, o.Now)
+	if err != nil {
+		return fail(err)
+	}
+	record.AdminUntil = o.Now.Add(adminLife).UTC().Truncate(time.Second)
+	change.Renewed = append(change.Renewed, fileAdmin)
+	// The kubeconfig first: cut off behind it, the CAs are still due, and all is done
+	// again. The former CAs before them, since a snapshot is known by these.
+	if err := writeFile(dir, fileAdmin, admin, record.Recipients); err != nil {
+		return err
+	}
+	if len(cas) > 0 {
+		if err := record.write(dir); err != nil {
+			return err
+		}
+	}
+	for _, due := range cas {
+		crt, _ := pairFiles(due.ClusterCA)
+		if err := writeFile(dir, crt, fresh[crt], record.Recipients); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reissue makes a CA's certificate anew, of the same key and names.
+func reissue(old pair, now time.Time) (pair, error) {
+	serial, err := newSerial()
+	if err != nil {
+		return pair{}, err
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: old.cert.Subject, RawSubject: old.cert.RawSubject, DNSNames: old.cert.DNSNames,
+		NotBefore: now.Add(-skew).UTC(), NotAfter: now.Add(caLife).UTC(), KeyUsage: old.cert.KeyUsage,
+		// By this certificates name who signed them.
+		SubjectKeyId: old.cert.SubjectKeyId, BasicConstraintsValid: true, IsCA: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, old.key.Public(), old.key)
+	if err != nil {
+		return pair{}, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	return pair{cert, old.key}, err
+}
+
+// newSerial is a certificate's number: positive, and never 0.
+func newSerial() (*big.Int, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 62))
+	if err != nil {
+		return nil, err
+	}
+	return serial.Add(serial, big.NewInt(1)), nil
+}

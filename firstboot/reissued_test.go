@@ -1,0 +1,203 @@
+package firstboot
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
+)
+
+// reissue makes a CA anew, of its own key or of another one's.
+func reissue(t *testing.T, ca *x509.Certificate, key crypto.Signer, now time.Time) []byte {
+	t.Helper()
+	tmpl := *ca
+	tmpl.SerialNumber, tmpl.NotBefore, tmpl.NotAfter = big.NewInt(7), now.Add(-time.Hour), now.AddDate(10, 0, 0)
+	der, err := x509.CreateCertificate(rand.Reader, &tmpl, &tmpl, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+// trustedBy is the CA that a kubeconfig trusts.
+func trustedBy(t *testing.T, conf string) []byte {
+	t.Helper()
+	k, err := api.ParseKubeconfig([]byte(conf))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := k.Cluster()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := c.CA("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca
+}
+
+// yearsLater passes time, in which kubelet has renewed its certificate.
+func (w *world) yearsLater(years int) {
+	w.t.Helper()
+	w.now = w.now.AddDate(years, 0, 0)
+	own, err := os.Readlink(filepath.Join(w.root, clientCert))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.put(own, w.cluster.client(nodeUser+memberName(w.env()), w.truth().AddDate(1, 0, 0)))
+	w.powerOn()
+}
+
+// A worker finds the CA that was issued again in cluster-info, whoever shows it, and
+// takes it by its key. It outlives the former one.
+func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
+	t.Parallel()
+	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.mustBoot()
+			former := w.get(ondisk.KubeCA)
+			w.yearsLater(7)
+			w.mustBoot()
+			if w.said("is valid until") || w.get(ondisk.KubeCA) != former {
+				t.Errorf("it was told too early\n%s", strings.Join(w.console, "\n"))
+			}
+			w.yearsLater(2)
+			w.mustBoot()
+			if !w.said(ondisk.KubeCA+" is valid until 2036-11-20") || w.units[ondisk.UnitAgain] != "active" {
+				t.Errorf("nobody was told, or first boot does not look again (%s)\n%s", w.units[ondisk.UnitAgain], strings.Join(w.console, "\n"))
+			}
+
+			stranger, strangersKey := newCA(t, "kubernetes")
+			ca, own := w.cluster.ca, w.cluster.pem
+			forged := *ca
+			forged.NotAfter = w.now.AddDate(10, 0, 0)
+			der, err := x509.CreateCertificate(rand.Reader, &forged, stranger, ca.PublicKey, strangersKey)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.cluster.pem = append(reissue(t, stranger, strangersKey, w.now), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
+			w.mustBoot()
+			if w.get(ondisk.KubeCA) != former {
+				t.Fatal("it took the CA of a stranger")
+			}
+			w.cluster.pem = own
+
+			renewed := reissue(t, ca, w.cluster.key, w.now)
+			w.cluster.pem = renewed
+			w.names = nil
+			w.mustBoot() // the timer
+			if w.get(ondisk.KubeCA) != string(renewed) || !bytes.Equal(trustedBy(t, w.get(ondisk.KubeletConf)), renewed) {
+				t.Error("it trusts the former CA")
+			}
+			if !slices.Contains(w.names, "restart "+ondisk.UnitKubelet) || name == "edge" && !slices.Contains(w.names, "restart "+openyurt.Unit) {
+				t.Errorf("they were not restarted: %q", w.names)
+			}
+			if w.units[ondisk.UnitAgain] == "active" {
+				t.Error("first boot still looks every two hours")
+			}
+			w.names = nil
+			w.mustBoot()
+			if slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
+				t.Errorf("again: %q", w.names)
+			}
+			w.yearsLater(3) // the former one has ended
+			w.cluster.tls.ClientCAs.AppendCertsFromPEM(renewed)
+			w.mustBoot()
+		})
+	}
+}
+
+// A worker that was off when the former CA ended comes back.
+func TestWorkerThatMissedTheEndOfTheCA(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.yearsLater(11)
+	w.cluster.pem = reissue(t, w.cluster.ca, w.cluster.key, w.now.AddDate(-2, 0, 0))
+	w.cluster.tls.ClientCAs.AppendCertsFromPEM(w.cluster.pem)
+	w.mustBoot()
+}
+
+// A control-plane node takes the CAs of a newer Site, has its kubeconfigs made anew, and
+// publishes them; an older Site takes none of it back.
+func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	older := *m.site
+	m.yearsLater(9)
+	m.started = ""
+	m.bootDone()
+	for _, ca := range configs.ClusterCAs() {
+		if file := pkiDir + "/" + ca.Base + ".crt"; !m.said(file + " is valid until 2036-11-") {
+			t.Errorf("nobody was told of %s\n%s", file, strings.Join(m.console, "\n"))
+		}
+	}
+
+	newer, keys := *m.site, *m.site.Credentials.Keys
+	newer.Credentials.Keys = &keys
+	for _, of := range configs.ClusterCAs() {
+		pair := of.Of(&keys)
+		ca, key := parsePair(t, *pair)
+		pair.Cert = string(reissue(t, ca, key, m.now))
+	}
+	published := func() string {
+		m.cluster.mu.Lock()
+		defer m.cluster.mu.Unlock()
+		return string(m.cluster.pem)
+	}
+	m.stampSite(&newer)
+	m.names, m.console = nil, nil
+	pods := m.get(controlPlanePods[0])
+	m.bootDone() // while it runs, as with a signed stick
+	if !m.said("etcd on this machine uses its CA as it was issued before") {
+		t.Errorf("nobody was told to restart etcd\n%s", strings.Join(m.console, "\n"))
+	}
+	for _, when := range []string{"with its Site", "restarted", "with an older Site"} {
+		if when == "with an older Site" {
+			m.stampSite(&older)
+		}
+		if when != "with its Site" {
+			m.on()
+			m.bootDone()
+		}
+		for _, of := range configs.ClusterCAs() {
+			if m.get(pkiDir+"/"+of.Base+".crt") != of.Of(&keys).Cert {
+				t.Errorf("%s: the CA %s is the former one", when, of.Base)
+			}
+		}
+		for _, conf := range append(slices.Clone(controlPlaneConfs), ondisk.KubeletConf) {
+			if string(trustedBy(t, m.get(conf))) != keys.CA.Cert {
+				t.Errorf("%s: %s trusts the former CA", when, conf)
+			}
+		}
+		if published() != keys.CA.Cert {
+			t.Errorf("%s: workers are told of the former CA", when)
+		}
+		if m.get(controlPlanePods[0]) == pods {
+			t.Errorf("%s: the API server was not restarted", when)
+		}
+		if said := m.said("is valid until"); said {
+			t.Errorf("%s: it is still told that they end", when)
+		}
+	}
+	if m.said("etcd on this machine uses its CA") {
+		t.Error("etcd was restarted, and it is told to")
+	}
+}
