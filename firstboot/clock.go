@@ -53,7 +53,11 @@ func clockPhase(active *Active) Phase {
 			if e.exists(askedNTP) {
 				return nil
 			}
-			waitForNTP(ctx, e)
+			patience := ntpPatience
+			if active.Site.NodeType == configs.NodeControlPlane && !errors.Is(enrolled(e), errExpired) {
+				patience = ntpFirst
+			}
+			waitForNTP(ctx, e, patience)
 			if err := e.WriteFile(askedNTP, nil, Mode(0o600)); err != nil {
 				return fmt.Errorf("recording that a time server was asked: %w", err)
 			}
@@ -207,22 +211,25 @@ func clockSynced(ctx context.Context, e *Env) bool {
 	return err == nil && synced
 }
 
-// ntpPatience bounds the wait for a time server: a site without one must
-// still join.
-const ntpPatience = time.Minute
+// ntpPatience bounds the wait for a time server that a certificate depends on: a site
+// without one must still join. ntpFirst is for a control-plane node that has none yet.
+const (
+	ntpPatience = time.Minute
+	ntpFirst    = 30 * time.Second
+)
 
 // waitForNTP waits for the clock to follow a time server, bounded, and says
 // how it went. To have no time server is not a failure.
-func waitForNTP(ctx context.Context, e *Env) bool {
+func waitForNTP(ctx context.Context, e *Env, patience time.Duration) bool {
 	e.Waiting("a time server, since the clock may be wrong")
-	end := e.Now().Add(ntpPatience)
+	end := e.Now().Add(patience)
 	synced := false
 	tries := 0
 	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
 		synced = clockSynced(ctx, e)
 		tries++
 		// By tries too: time may jump while we wait for just that.
-		return synced || e.Now().After(end) || tries > int(ntpPatience/(2*time.Second)), nil
+		return synced || e.Now().After(end) || tries > int(patience/(2*time.Second)), nil
 	})
 	if err != nil || !synced {
 		e.Log.Warn("no time server answers; going on with the clock as it is", "clock", e.Now().UTC())

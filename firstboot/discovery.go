@@ -185,7 +185,7 @@ func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error, wa
 		return Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
 			"correct the clock that is wrong: this machine's is behind, or that of the API servers was ahead when their certificates were made; a time server in the Site (network.ntp) does it")
 	case errors.As(err, &expired) && expired.Reason == x509.Expired:
-		waitForNTP(ctx, e)
+		waitForNTP(ctx, e, ntpPatience)
 		return Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
 			"if the clock is wrong, name a reachable time server in the Site (network.ntp); if it is right, renew the API servers' certificates")
 	case errors.Is(err, api.ErrUnsigned):

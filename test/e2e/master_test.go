@@ -96,7 +96,7 @@ metadata: {name: shop}
 // control-plane node is born, both become Ready and a pod runs. TestClusterFromImages
 // goes on from there.
 func TestClusterIsBorn(t *testing.T) {
-	pace.Takes(t, 300*time.Second)
+	pace.Takes(t, 330*time.Second)
 	p := need(t)
 	golden, err := madeControlPlane()
 	if err != nil {
