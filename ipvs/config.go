@@ -21,6 +21,7 @@ const (
 	DefaultVIP       = "10.103.97.2:6443" // address and port
 	DefaultScheduler = "rr"               // one of Schedulers
 	DefaultPath      = "/readyz"          // that a probe requests
+	DefaultSpread    = 15 * time.Second   // of the return to an API server, see Profile
 )
 
 // certName is a name that every kube-apiserver certificate carries. It lets
@@ -100,8 +101,12 @@ type Profile struct {
 	// API servers for it.
 	Tick  time.Duration
 	Ticks int
-	// Retry is the pause between attempts to reach an API server that is down.
-	Retry time.Duration
+	// Retry is the pause before the first new attempt to reach an API server that is
+	// down. While none is up it doubles with each attempt, up to RetryMax.
+	Retry, RetryMax time.Duration
+	// Spread is the time over which the nodes of a cluster come back to an API server
+	// while another one serves.
+	Spread time.Duration
 	// Resolve is the pause between look-ups of DNS names.
 	Resolve time.Duration
 	// Learn is the pause between readings of the cluster's own list.
@@ -112,7 +117,7 @@ type Profile struct {
 func LAN() Profile {
 	return Profile{Name: "lan",
 		Ping: time.Second, Ready: 10 * time.Second, ReadyTimeout: 4 * time.Second,
-		Tick: 130 * time.Millisecond, Ticks: 5, Retry: time.Second,
+		Tick: 130 * time.Millisecond, Ticks: 5, Retry: time.Second, RetryMax: 3500 * time.Millisecond, Spread: DefaultSpread,
 		Resolve: 30 * time.Second, Learn: 5 * time.Minute}
 }
 
@@ -121,7 +126,7 @@ func LAN() Profile {
 func Metered() Profile {
 	return Profile{Name: "metered",
 		Ready: 85 * time.Second, ReadyTimeout: 10 * time.Second,
-		Tick: 400 * time.Millisecond, Ticks: 5, Retry: 15 * time.Second,
+		Tick: 400 * time.Millisecond, Ticks: 5, Retry: 15 * time.Second, RetryMax: 20 * time.Second, Spread: 20 * time.Second,
 		Resolve: 30 * time.Minute, Learn: 6 * time.Hour}
 }
 

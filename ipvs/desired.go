@@ -160,6 +160,8 @@ type candidate struct {
 	State State
 	// Lost: it does not answer, and may come back as an API server of another cluster.
 	Lost bool
+	// Slow: it is down only because its answers are late.
+	Slow bool
 }
 
 // choose decides which API servers stand behind the virtual server. last are
@@ -170,8 +172,8 @@ type candidate struct {
 //   - API servers that are up get weight 1, draining ones weight 0;
 //   - one that stood there before and has no verdict yet keeps its place, so
 //     that a restart costs nothing;
-//   - if nobody is left: the draining ones serve again; else the last set
-//     stays, even when the list was replaced meanwhile. What of it may come
+//   - if nobody is left: the draining ones serve again; else the slow ones
+//     do, without those that are dead; else the last set stays, even when the list was replaced meanwhile. What of it may come
 //     back as an API server of another cluster keeps the connections that it
 //     has, and gets no others (weight 0);
 //   - an alien (wrong identity) is never chosen.
@@ -209,11 +211,17 @@ func choose(masters []candidate, last []Dest, guarded bool) []Dest {
 	}
 	if !serving {
 		dests = nil
+		for _, m := range masters {
+			if m.Slow {
+				dests = append(dests, Dest{m.Addr, 1, Masq})
+			}
+		}
+		slow := len(dests) > 0
 		served := slices.ContainsFunc(last, func(d Dest) bool { return d.Weight > 0 })
 		for _, d := range last {
 			m, listed := known[d.Addr]
 			switch {
-			case m.State == Alien:
+			case m.State == Alien || m.Slow:
 				continue
 			case served && d.Weight == 0 && m.State != Unknown:
 				continue // it drained, and has its verdict
@@ -221,6 +229,8 @@ func choose(masters []candidate, last []Dest, guarded bool) []Dest {
 				dests = append(dests, d)
 			case guarded && (!listed || m.Lost || m.State == Unknown):
 				dests = append(dests, Dest{d.Addr, 0, Masq})
+			case slow && m.State == Down:
+				continue
 			default:
 				dests = append(dests, Dest{d.Addr, 1, Masq})
 			}

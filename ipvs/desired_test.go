@@ -134,22 +134,22 @@ func TestChoose(t *testing.T) {
 		last    []Dest
 		want    []Dest
 	}{
-		{"all up", []candidate{{a, Up, false}, {b, Up, false}}, nil, []Dest{w(a, 1), w(b, 1)}},
-		{"one down", []candidate{{a, Up, false}, {b, Down, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1)}},
-		{"one draining", []candidate{{a, Up, false}, {b, Draining, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1), w(b, 0)}},
-		{"only draining left", []candidate{{a, Down, false}, {b, Draining, false}}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
-		{"all down: the last set stays", []candidate{{a, Down, false}, {b, Down, false}}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
-		{"all down but one alien", []candidate{{a, Alien, false}, {b, Down, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(b, 1)}},
-		{"an alien is nobody's last resort", []candidate{{a, Alien, false}}, []Dest{w(a, 1)}, nil},
-		{"first start: nobody before its verdict", []candidate{{a, Unknown, false}, {b, Up, false}}, nil, []Dest{w(b, 1)}},
-		{"restart: all keep their places", []candidate{{a, Unknown, false}, {b, Unknown, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1), w(b, 1)}},
-		{"restart while one drains", []candidate{{a, Unknown, false}, {b, Unknown, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
-		{"restart while one drains: it is up", []candidate{{a, Unknown, false}, {b, Up, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1), w(b, 1)}},
-		{"restart while one drains, and the other dies", []candidate{{a, Down, false}, {b, Unknown, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
-		{"restart while one drains, and both die", []candidate{{a, Down, false}, {b, Down, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1)}},
-		{"restart: unlisted ones go", []candidate{{a, Unknown, false}}, []Dest{w(a, 1), w(c, 1)}, []Dest{w(a, 1)}},
-		{"new list, nobody proven: the old ones serve on", []candidate{{a, Unknown, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(b, 1), w(c, 1)}},
-		{"new list, one proven: the old ones go", []candidate{{a, Up, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(a, 1)}},
+		{"all up", []candidate{{a, Up, false, false}, {b, Up, false, false}}, nil, []Dest{w(a, 1), w(b, 1)}},
+		{"one down", []candidate{{a, Up, false, false}, {b, Down, false, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1)}},
+		{"one draining", []candidate{{a, Up, false, false}, {b, Draining, false, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1), w(b, 0)}},
+		{"only draining left", []candidate{{a, Down, false, false}, {b, Draining, false, false}}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
+		{"all down: the last set stays", []candidate{{a, Down, false, false}, {b, Down, false, false}}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
+		{"all down but one alien", []candidate{{a, Alien, false, false}, {b, Down, false, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(b, 1)}},
+		{"an alien is nobody's last resort", []candidate{{a, Alien, false, false}}, []Dest{w(a, 1)}, nil},
+		{"first start: nobody before its verdict", []candidate{{a, Unknown, false, false}, {b, Up, false, false}}, nil, []Dest{w(b, 1)}},
+		{"restart: all keep their places", []candidate{{a, Unknown, false, false}, {b, Unknown, false, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1), w(b, 1)}},
+		{"restart while one drains", []candidate{{a, Unknown, false, false}, {b, Unknown, false, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
+		{"restart while one drains: it is up", []candidate{{a, Unknown, false, false}, {b, Up, false, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1), w(b, 1)}},
+		{"restart while one drains, and the other dies", []candidate{{a, Down, false, false}, {b, Unknown, false, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
+		{"restart while one drains, and both die", []candidate{{a, Down, false, false}, {b, Down, false, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1)}},
+		{"restart: unlisted ones go", []candidate{{a, Unknown, false, false}}, []Dest{w(a, 1), w(c, 1)}, []Dest{w(a, 1)}},
+		{"new list, nobody proven: the old ones serve on", []candidate{{a, Unknown, false, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(b, 1), w(c, 1)}},
+		{"new list, one proven: the old ones go", []candidate{{a, Up, false, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(a, 1)}},
 		{"nothing known at all", nil, nil, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -171,16 +171,16 @@ func TestChooseGuarded(t *testing.T) {
 		last    []Dest
 		want    []Dest
 	}{
-		{"nobody answers", []candidate{{a, Down, true}, {b, Down, true}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 0), w(b, 0)}},
-		{"and still nobody", []candidate{{a, Down, true}}, []Dest{w(a, 0)}, []Dest{w(a, 0)}},
-		{"one answers badly", []candidate{{a, Down, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
-		{"one is back", []candidate{{a, Up, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1)}},
-		{"one is another cluster's", []candidate{{a, Alien, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(b, 0)}},
-		{"listed anew, nothing known: it keeps its place", []candidate{{a, Unknown, false}}, []Dest{w(a, 0)}, []Dest{w(a, 0)}},
-		{"a restart costs nothing", []candidate{{a, Unknown, false}}, []Dest{w(a, 1)}, []Dest{w(a, 1)}},
-		{"no longer listed, and nobody is proven", []candidate{{a, Unknown, false}}, []Dest{w(b, 1)}, []Dest{w(b, 0)}},
-		{"a restart while nobody answers", []candidate{{a, Unknown, false}, {b, Unknown, false}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 0), w(b, 0)}},
-		{"all drain", []candidate{{a, Draining, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1)}},
+		{"nobody answers", []candidate{{a, Down, true, false}, {b, Down, true, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 0), w(b, 0)}},
+		{"and still nobody", []candidate{{a, Down, true, false}}, []Dest{w(a, 0)}, []Dest{w(a, 0)}},
+		{"one answers badly", []candidate{{a, Down, false, false}, {b, Down, true, false}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
+		{"one is back", []candidate{{a, Up, false, false}, {b, Down, true, false}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1)}},
+		{"one is another cluster's", []candidate{{a, Alien, false, false}, {b, Down, true, false}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(b, 0)}},
+		{"listed anew, nothing known: it keeps its place", []candidate{{a, Unknown, false, false}}, []Dest{w(a, 0)}, []Dest{w(a, 0)}},
+		{"a restart costs nothing", []candidate{{a, Unknown, false, false}}, []Dest{w(a, 1)}, []Dest{w(a, 1)}},
+		{"no longer listed, and nobody is proven", []candidate{{a, Unknown, false, false}}, []Dest{w(b, 1)}, []Dest{w(b, 0)}},
+		{"a restart while nobody answers", []candidate{{a, Unknown, false, false}, {b, Unknown, false, false}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 0), w(b, 0)}},
+		{"all drain", []candidate{{a, Draining, false, false}, {b, Down, true, false}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := choose(tt.masters, tt.last, true); !slices.Equal(got, tt.want) {

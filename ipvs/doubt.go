@@ -9,23 +9,36 @@ import (
 
 // inquiry decides between a slow API server and a dead one: PINGs go on over
 // the held connection, where each new packet also helps TCP to recover lost
-// ones, and every tick tries a fresh connection.
+// ones, and fresh connections are tried at growing intervals.
 type inquiry struct {
 	w *watcher
 	l *link
-	// fresh delivers what became of the pending tries.
+	// fresh delivers the results of the pending tries.
 	fresh   chan attempt
 	pending int
-	// signs are set by tries on which the API server's program said anything.
-	signs []*atomic.Bool
+	// tick counts ticks; the next try begins at tryAt, the one after it pause later.
+	tick, tryAt, pause int
+	// signs has the progress of each try, but for those that excused a round.
+	signs []*atomic.Int32
+	// accepted: the API server's kernel accepted one of them.
+	accepted bool
 }
 
-// attempt is what became of a fresh connection.
+// attempt is the result of a fresh connection.
 type attempt struct {
 	l     *link
 	class outcome
 	err   error
+	took  time.Duration
 }
+
+// The progress of a connection, in order. An API server's kernel alone shakes hands
+// over TCP, even for a stopped program; bytes come from the program.
+const (
+	progressNone int32 = iota
+	progressConnected
+	progressHeard
+)
 
 // finding is what a round led to. Unless it is over, the round failed as class
 // and err say.
@@ -39,10 +52,14 @@ type finding struct {
 // doubt makes an inquiry of as many rounds as may fail. Each round without any
 // sign of life counts as one failed probe; a fresh connection on which the API
 // server began to answer excuses one round, as many times as it takes to fall.
-// ok is false when the API server has to be dialled anew.
-func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
+// ok is false when the API server has to be dialled anew; silent says that the held
+// connection is not broken and may still answer.
+func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok, silent bool) {
+	if w.state == Down { // there is nothing to decide
+		return nil, false, true
+	}
 	ctx, cancel := context.WithCancel(ctx)
-	q := &inquiry{w: w, l: l, fresh: make(chan attempt, 2*w.fall*w.profile.Ticks)}
+	q := &inquiry{w: w, l: l, fresh: make(chan attempt, 2*w.fall*w.profile.Ticks), pause: 2}
 	defer func() {
 		cancel()
 		q.dismiss()
@@ -52,21 +69,26 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 	for failed, excused := 0, 0; failed < w.fall; {
 		f := q.round(ctx, tick.C)
 		if f.over {
-			return f.alive, f.alive != nil
+			return f.alive, f.alive != nil, false
 		}
-		if f.class == outcomeTimeout && excused < w.fall && q.excuse() {
-			excused++
-			continue
+		if f.class == outcomeTimeout {
+			if excused < w.fall && q.excuse() {
+				excused++
+				continue
+			}
+			if q.late() {
+				f.class = outcomeLate
+			}
 		}
 		failed++
-		if s, _ := w.observe(f.class, f.err); s == Down {
-			return nil, false
+		if s, _ := w.see(f.class, f.err); s == Down {
+			return nil, false, f.class != outcomeRefused
 		}
 	}
-	return nil, false
+	return nil, false, false
 }
 
-// round sends a PING and tries a fresh connection in each tick.
+// round sends a PING in each tick.
 func (q *inquiry) round(ctx context.Context, tick <-chan time.Time) finding {
 	for range q.w.profile.Ticks - 1 {
 		q.try(ctx)
@@ -83,16 +105,22 @@ func (q *inquiry) round(ctx context.Context, tick <-chan time.Time) finding {
 	return finding{class: outcomeTimeout}
 }
 
-// try begins one fresh connection. There is one in each tick: where a fifth of
-// all packets is lost, a single one does not get through in time often enough.
+// try begins a fresh connection, if one is due. The pause doubles from one to the
+// next: a handshake costs an overloaded API server more than all else here, and
+// where a fifth of all packets is lost, a single one does not get through in time
+// often enough.
 func (q *inquiry) try(ctx context.Context) {
+	now := q.tick
+	q.tick++
+	if now < q.tryAt {
+		return
+	}
+	q.tryAt, q.pause = now+q.pause, 2*q.pause
 	q.pending++
-	sign := new(atomic.Bool)
+	sign := new(atomic.Int32)
 	q.signs = append(q.signs, sign)
-	go func() {
-		l, class, err := q.w.dial(ctx, max(2*q.w.round(), 1500*time.Millisecond), sign)
-		q.fresh <- attempt{l, class, err}
-	}()
+	timeout := q.w.handshakeTimeout()
+	go func() { q.fresh <- q.w.dial(ctx, timeout, sign) }()
 }
 
 // listen waits for the end of the tick, or for what ends the round.
@@ -115,9 +143,10 @@ func (q *inquiry) listen(ctx context.Context, tick <-chan time.Time) (f finding,
 			q.pending--
 			switch {
 			case a.l != nil:
+				q.w.shook(a)
 				return finding{over: true, alive: a.l}, true
 			case a.class == outcomeIdentity:
-				q.w.observe(a.class, a.err)
+				q.w.see(a.class, a.err)
 				return finding{over: true}, true
 			case a.class == outcomeTCPOnly:
 				return finding{over: true}, true
@@ -130,18 +159,24 @@ func (q *inquiry) listen(ctx context.Context, tick <-chan time.Time) (f finding,
 
 // broken is a held connection that ended meanwhile.
 func (q *inquiry) broken(err error) finding {
-	q.w.observe(outcomeClosed, err)
+	q.w.see(outcomeClosed, err)
 	return finding{over: true}
 }
 
 // excuse uses one sign of life up, if there is one.
 func (q *inquiry) excuse() bool {
-	i := slices.IndexFunc(q.signs, (*atomic.Bool).Load)
+	i := slices.IndexFunc(q.signs, func(s *atomic.Int32) bool { return s.Load() == progressHeard })
 	if i < 0 {
 		return false
 	}
 	q.signs = slices.Delete(q.signs, i, i+1)
+	q.accepted = true
 	return true
+}
+
+// late reports whether the API server accepts connections, and is only silent.
+func (q *inquiry) late() bool {
+	return q.accepted || slices.ContainsFunc(q.signs, func(s *atomic.Int32) bool { return s.Load() >= progressConnected })
 }
 
 // dismiss closes whoever comes too late.

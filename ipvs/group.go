@@ -349,6 +349,11 @@ func (g *group) enlist(ctx context.Context) {
 			observe: func(c outcome, err error) (State, bool) { return g.observe(mctx, a, m, c, err) },
 			vouch:   func(ctx context.Context) (outcome, error) { return g.vouch(ctx, a, m) },
 			count:   func(c counter) { g.d.stats.wire[c].Add(1) },
+			alone: func() bool {
+				g.mu.Lock()
+				defer g.mu.Unlock()
+				return g.count(Up) == 0
+			},
 		}
 		g.wg.Go(func() { w.run(mctx) })
 	}
@@ -362,7 +367,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c outc
 	if ctx.Err() != nil { // a watcher that was stopped speaks of the past
 		return m.health.State, false
 	}
-	before, wasLost := m.health.State, m.lost()
+	before, wasLost, wasSlow := m.health.State, m.lost(), m.health.slow()
 	changed := m.health.observe(c, time.Now())
 	m.err = ""
 	if err != nil {
@@ -374,7 +379,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c outc
 			g.d.logf("%s: API server %s: %s", g.vip, a, c)
 		}
 	}
-	if g.guarded() && m.lost() != wasLost {
+	if g.guarded() && m.lost() != wasLost || m.health.slow() != wasSlow {
 		poke(g.changed)
 	}
 	if changed {
@@ -402,7 +407,7 @@ func (g *group) apply(ctx context.Context) {
 	candidates := make([]candidate, 0, len(g.members))
 	via := make([]netip.Addr, 0, len(g.members))
 	for a, m := range g.members {
-		candidates = append(candidates, candidate{a, m.health.State, m.lost()})
+		candidates = append(candidates, candidate{a, m.health.State, m.lost(), m.health.slow()})
 		via = append(via, a.Addr())
 	}
 	judged := g.looked && len(candidates) > 0 && g.count(Unknown) == 0

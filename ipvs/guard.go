@@ -123,7 +123,7 @@ func uidWord(uid string, status int) string {
 
 // uidOf reads the UID of one object.
 func uidOf(ctx context.Context, t target, path string) (uid string, status int, err error) {
-	t.heard = nil
+	t.progress = nil
 	t.probe = Probe{Method: "GET", Path: path, Headers: map[string]string{"Accept": metadataOnly}}
 	e, _, err := fetch(ctx, t, vouchTime)
 	if err != nil || e.status != 200 {
@@ -181,6 +181,8 @@ func (m *member) resetHidden() { m.hidden, m.excused = time.Time{}, false }
 func (g *group) guarded() bool { return g.server.Joined != (Joined{}) }
 
 // lost reports whether an API server that is down may come back as one of
-// another cluster: it does not answer. One that answers, however badly, is what
-// it was.
-func (m *member) lost() bool { return m.health.State == Down && !m.health.Class.answered() }
+// another cluster: it does not answer. One that answers, however badly or late, is
+// what it was.
+func (m *member) lost() bool {
+	return m.health.State == Down && !m.health.Class.answered() && !m.health.slow()
+}

@@ -20,6 +20,7 @@ const (
 	outcomeRefused
 	outcomeClosed  // the held connection broke
 	outcomeTimeout // no answer
+	outcomeLate    // no answer in time; but it accepts connections
 	outcomeExpired // certificate expired by the API server's own clock too
 	outcomeUnreachable
 	outcomeUnshown  // does not show which cluster it is of
@@ -45,7 +46,7 @@ func (c outcome) String() string {
 		return "connection refused"
 	case outcomeClosed:
 		return "connection broken"
-	case outcomeTimeout:
+	case outcomeTimeout, outcomeLate:
 		return "no answer"
 	case outcomeExpired:
 		return "certificate expired"
@@ -104,12 +105,19 @@ type health struct {
 	Falls int       // how often it went down
 
 	good, bad int
-	flap      int // doublings are 1, 2, 4, 8; 0 counts as 1
+	// sound: it was up, and has failed in no other way than being late since.
+	sound bool
+	flap  int // doublings are 1, 2, 4, 8; 0 counts as 1
 }
 
 // observe takes the outcome of one probe and reports whether State changed.
 func (h *health) observe(c outcome, now time.Time) bool {
 	h.Class = c
+	if !c.Alive() && c != outcomeLate {
+		h.sound = false
+	} else if c.Alive() && h.State == Up {
+		h.sound = true
+	}
 	switch {
 	case c == outcomeIdentity || c == outcomeReborn:
 		h.good, h.bad = 0, 0
@@ -151,6 +159,10 @@ func (h *health) observe(c outcome, now time.Time) bool {
 	return h.enter(Down, now)
 }
 
+// slow reports whether an API server is down only because its answers are late. One
+// that was stopped in between would have refused or broken a connection.
+func (h *health) slow() bool { return h.State == Down && h.sound }
+
 // doubted reports whether the next probe should come soon: the belief does
 // not match what was seen last.
 func (h *health) doubted() bool {
@@ -163,5 +175,6 @@ func (h *health) enter(s State, now time.Time) bool {
 	}
 	h.State, h.Since = s, now
 	h.good, h.bad = 0, 0
+	h.sound = h.sound || s == Up
 	return true
 }

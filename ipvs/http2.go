@@ -220,7 +220,7 @@ func (r *frameReader) ping(f frame) error {
 		return errors.New("malformed PING")
 	}
 	if f.has(flagAck) {
-		return r.tell(event{kind: evPong})
+		return r.tell(event{kind: evPong, ping: binary.BigEndian.Uint64(f.payload)})
 	}
 	return r.l.reply(framePing, flagAck, 0, f.payload)
 }

@@ -277,6 +277,7 @@ func testServer(t *testing.T, last byte) Server {
 	s := Server{VIP: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 103, 97, last}), 6443), Host: "apiserver.cluster.local",
 		Scheduler: "rr", Profile: LAN(), Rise: 2, Fall: 2, Probe: Probe{Method: "GET", Path: "/readyz"}}
 	s.Profile.Retry, s.Profile.Ready = 50*time.Millisecond, 100*time.Millisecond
+	s.Profile.RetryMax, s.Profile.Spread = s.Profile.Retry, s.Profile.Retry
 	// A master is stopped by closing its connections: none is down because this
 	// machine is slow.
 	s.Profile.Ticks, s.Profile.ReadyTimeout = int(patience/s.Profile.Tick), patience

@@ -47,10 +47,10 @@ type target struct {
 	probe  Probe
 	roots  *roots // nil: nobody can be verified yet
 	client *tls.Certificate
-	// heard, if set, becomes true with the first byte from the API server. Its
-	// kernel alone shakes hands over TCP, even for a stopped program; bytes come
-	// from the program.
-	heard *atomic.Bool
+	// progress, if set, is how far the connection came.
+	progress *atomic.Int32
+	// connectTime bounds the wait for TCP's handshake; 0: the context alone does.
+	connectTime time.Duration
 	// dial opens the connection; net.Dialer by default.
 	dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
 }
@@ -58,6 +58,7 @@ type target struct {
 // event is news from a link. Only one of the kinds is set.
 type event struct {
 	kind   eventKind
+	ping   uint64 // number of the PING that evPong answers
 	status int
 	date   string
 	body   []byte
@@ -98,7 +99,12 @@ func dialLink(ctx context.Context, t target, limit int) (*link, error) {
 			return d.DialContext(ctx, "tcp", addr.String())
 		}
 	}
-	nc, err := t.dial(ctx, t.addr)
+	cctx, cancel := ctx, context.CancelFunc(func() {})
+	if t.connectTime > 0 {
+		cctx, cancel = context.WithTimeout(ctx, t.connectTime)
+	}
+	nc, err := t.dial(cctx, t.addr)
+	cancel()
 	if err != nil {
 		return nil, err
 	}
@@ -106,8 +112,9 @@ func dialLink(ctx context.Context, t target, limit int) (*link, error) {
 	if q != nil {
 		nc = q
 	}
-	if t.heard != nil {
-		nc = &hearing{nc, t.heard}
+	if t.progress != nil {
+		t.progress.Store(progressConnected)
+		nc = &hearing{nc, t.progress}
 	}
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	l := &link{nc: nc, quiet: q, target: t, events: make(chan event, 16), done: make(chan struct{})}
@@ -131,13 +138,13 @@ func dialLink(ctx context.Context, t target, limit int) (*link, error) {
 // hearing notes that something was read.
 type hearing struct {
 	net.Conn
-	heard *atomic.Bool
+	progress *atomic.Int32
 }
 
 func (c *hearing) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 {
-		c.heard.Store(true)
+		c.progress.Store(progressHeard)
 	}
 	return n, err
 }

@@ -19,6 +19,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -93,6 +94,9 @@ type fakeMaster struct {
 	hung   atomic.Bool // accepts, and does nothing more
 	gone   atomic.Bool // drops everything
 	plain  bool        // HTTP/1.1 only
+	// lag is how much later everything that it writes arrives, if it is slow.
+	lag  atomic.Int64
+	slow bool
 	// strangers are hung up on after each answer, as kube-apiserver does
 	// with whoever shows no certificate over HTTP/2.
 	strangers bool
@@ -132,6 +136,54 @@ func (c *switchable) Write(b []byte) (int, error) {
 	}
 	c.m.written.Add(int64(len(b)))
 	return c.Conn.Write(b)
+}
+
+// lagging delays what is written, in its order.
+type lagging struct {
+	net.Conn
+	lag  *atomic.Int64
+	out  chan delayed
+	done chan struct{}
+	once sync.Once
+}
+
+type delayed struct {
+	at time.Time
+	b  []byte
+}
+
+func newLagging(c net.Conn, lag *atomic.Int64) *lagging {
+	l := &lagging{Conn: c, lag: lag, out: make(chan delayed, 1000), done: make(chan struct{})}
+	go func() {
+		for {
+			select {
+			case d := <-l.out:
+				select {
+				case <-time.After(time.Until(d.at)):
+					c.Write(d.b)
+				case <-l.done:
+					return
+				}
+			case <-l.done:
+				return
+			}
+		}
+	}()
+	return l
+}
+
+func (l *lagging) Write(b []byte) (int, error) {
+	select {
+	case l.out <- delayed{time.Now().Add(time.Duration(l.lag.Load())), slices.Clone(b)}:
+		return len(b), nil
+	case <-l.done:
+		return 0, net.ErrClosed
+	}
+}
+
+func (l *lagging) Close() error {
+	l.once.Do(func() { close(l.done) })
+	return l.Conn.Close()
 }
 
 func (c *switchable) Read(b []byte) (int, error) {
@@ -200,7 +252,10 @@ func (m *fakeMaster) dial(ctx context.Context, addr netip.AddrPort) (net.Conn, e
 		return nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 	}
 	client, server := net.Pipe()
-	s := &switchable{server, m}
+	s := &switchable{Conn: server, m: m}
+	if m.slow {
+		s.Conn = newLagging(server, &m.lag)
+	}
 	m.mu.Lock()
 	m.conns = append(m.conns, s)
 	m.mu.Unlock()
@@ -219,6 +274,7 @@ type sensed struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	stuck  chan struct{}
+	others atomic.Bool // other API servers serve
 }
 
 func sense(t testing.TB, m *fakeMaster, p Profile, r *roots) *sensed {
@@ -231,6 +287,7 @@ func senseBy(t testing.TB, m *fakeMaster, p Profile, r *roots, probe Probe) *sen
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &sensed{health: health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{}), stuck: make(chan struct{}, 1)}
 	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), stuck: s.stuck, slots: make(chan struct{}, handshakes), beat: beat{time.Now()}, alarms: runtimeAlarm,
+		alone: func() bool { return !s.others.Load() },
 		target: func() target {
 			return target{addr: addrAt(1), name: "10.0.0.1", sni: "apiserver.cluster.local",
 				probe: probe, roots: r, dial: m.dial}

@@ -14,8 +14,8 @@ type schedule struct {
 	pinged   time.Time // when the outstanding PING was sent; zero if none
 	asked    time.Time // when the outstanding request was sent; zero if none
 	answered time.Time // when the last answer came; zero if none did
-	// wait is how long the answer to a PING may take before it is doubted.
-	wait time.Duration
+	// rtt is the measured time until a PING is answered, across connections.
+	rtt *latency
 	// leaving says that the server hangs up after the outstanding answer.
 	leaving bool
 }
@@ -35,13 +35,22 @@ const (
 const strangerTime = 2 * time.Second
 
 // newSchedule begins with a request at readyDue, or at once if that is over.
-func newSchedule(now time.Time, p *Profile, b beat, h2 bool, readyDue time.Time) *schedule {
-	s := &schedule{profile: p, beat: b, h2: h2, readyDue: now, wait: 2 * p.Tick}
+func newSchedule(now time.Time, p *Profile, b beat, h2 bool, readyDue time.Time, rtt *latency) *schedule {
+	s := &schedule{profile: p, beat: b, h2: h2, readyDue: now, rtt: rtt}
 	if readyDue.After(now) {
 		s.readyDue = readyDue
 	}
 	s.calm(now)
 	return s
+}
+
+// wait is how long the answer to a PING may take before it is doubted. It follows
+// the measured latency: a slow API server is not doubted at each PING.
+func (s *schedule) wait() time.Duration {
+	if s.rtt.smooth == 0 {
+		return 2 * s.profile.Tick
+	}
+	return s.rtt.patience(s.profile.Tick, mostPatience)
 }
 
 // calm puts the next PING off, since there was a sign of life.
@@ -65,7 +74,7 @@ func (s *schedule) next(now time.Time) action {
 		s.asked = now
 		// An answer that does not come soon has a PING tell whether only the
 		// request hangs.
-		if soon := now.Add(s.wait); s.pinged.IsZero() && soon.Before(s.pingDue) {
+		if soon := now.Add(s.wait()); s.pinged.IsZero() && soon.Before(s.pingDue) {
 			s.pingDue = soon
 		}
 		return ask
@@ -74,7 +83,7 @@ func (s *schedule) next(now time.Time) action {
 		if !s.h2 {
 			s.asked = now
 		}
-		s.pingDue = now.Add(s.wait)
+		s.pingDue = now.Add(s.wait())
 		return ping
 	}
 	return rest
@@ -98,8 +107,7 @@ func (s *schedule) pong(now time.Time) {
 	if s.pinged.IsZero() {
 		return
 	}
-	// Near API servers are doubted sooner than far ones.
-	s.wait = min(max(4*now.Sub(s.pinged), s.profile.Tick), 2*s.profile.Tick)
+	s.rtt.add(now.Sub(s.pinged))
 	if s.profile.Ping > 0 {
 		s.pingDue = s.beat.within(s.pinged, s.profile.Ping)
 	} else {
@@ -113,6 +121,11 @@ func (s *schedule) awaits() bool { return !s.asked.IsZero() }
 
 // response takes the answer to the request, and what is believed since.
 func (s *schedule) response(now time.Time, state State, doubted bool) {
+	// The answer to a request takes longer than that to a PING. A shorter one shows
+	// that the API server is faster than it was.
+	if took := now.Sub(s.asked); took < s.rtt.smooth || !s.h2 {
+		s.rtt.add(took)
+	}
 	s.asked, s.pinged, s.answered = time.Time{}, time.Time{}, now
 	switch {
 	case doubted:
@@ -141,10 +154,17 @@ func (s *schedule) goAway(now time.Time) (leave bool, resume time.Time) {
 	return true, time.Time{}
 }
 
+// inquired takes the end of an inquiry: the answer took, or takes, at least so long.
+func (s *schedule) inquired(now time.Time) {
+	if !s.pinged.IsZero() {
+		s.rtt.add(now.Sub(s.pinged))
+	}
+}
+
 // trust goes on after a doubt that was wrong, with a request, which clears
 // what the rounds counted.
 func (s *schedule) trust(now time.Time) {
-	s.pinged, s.wait, s.readyDue = time.Time{}, 2*s.profile.Tick, now
+	s.pinged, s.readyDue = time.Time{}, now
 	s.calm(now)
 }
 

@@ -31,10 +31,25 @@ type watcher struct {
 	// beat is when this process is awake anyway.
 	beat   beat
 	alarms alarms
+	// alone reports whether no API server is up: the return of this one is urgent.
+	alone func() bool
 	// readyDue is when the next request is due, across connections: a
 	// kube-apiserver hangs up after every answer to somebody it does not
 	// know. Zero: at once.
 	readyDue time.Time
+	// rtt and shake are the measured times until a PING is answered, and of a
+	// handshake.
+	rtt, shake latency
+	// late counts handshakes in a row that took too long, failed all tries in a row
+	// that led to no connection.
+	late, failed int
+	state        State // what observe returned last
+	// soon: the next try is one of those that decide about a verdict.
+	soon bool
+	// silent is the connection of an API server that was called down because it did
+	// not answer. It is held: to an API server that answers again it is one
+	// handshake less.
+	silent *link
 }
 
 // handshakes is how many slots there are.
@@ -57,57 +72,199 @@ func (w *watcher) run(ctx context.Context) {
 		l := next
 		next = nil
 		if l == nil {
-			var class outcome
-			var err error
-			l, class, err = w.dial(ctx, w.dialTimeout(), nil)
-			if ctx.Err() != nil {
+			if l = w.reach(ctx); l == nil {
 				break
 			}
-			if err != nil {
-				_, doubted := w.observe(class, err)
-				w.readyDue = time.Time{}
-				w.sleep(ctx, w.pause(doubted))
+		}
+		if l != w.silent { // or the same process has shown its cluster already
+			if class, err := w.vouched(ctx); err != nil {
+				l.close()
+				if ctx.Err() != nil {
+					break
+				}
+				if class == outcomeTimeout { // it shook hands
+					class = outcomeLate
+				}
+				w.fail(class, err)
+				if class == outcomeReborn {
+					w.drop()
+					w.sleep(ctx, jitter(rebornPause*w.profile.Retry))
+					w.failed = 0
+				}
 				continue
 			}
+			w.drop()
 		}
-		if class, err := w.vouched(ctx); err != nil {
-			l.close()
-			if ctx.Err() != nil {
-				break
-			}
-			_, doubted := w.observe(class, err)
-			w.readyDue = time.Time{}
-			pause := w.pause(doubted)
-			if class == outcomeReborn {
-				pause = jitter(rebornPause * w.profile.Retry)
-			}
-			w.sleep(ctx, pause)
-			continue
-		}
+		w.silent = nil
 		began := time.Now()
 		next = w.hold(ctx, l)
-		l.close()
-		if next == nil && time.Since(began) < w.profile.Tick {
+		if l != w.silent {
+			l.close()
+		}
+		if next == nil && w.silent == nil && time.Since(began) < w.profile.Tick {
 			// Whoever accepts and hangs up at once must not make us spin.
 			w.sleep(ctx, w.profile.Tick)
 		}
 	}
+	w.drop()
 	if next != nil {
 		next.close()
 	}
 }
 
-// pause is how long to wait before the next try.
-func (w *watcher) pause(doubted bool) time.Duration {
-	if doubted {
-		return w.profile.Tick
+// drop closes the silent connection.
+func (w *watcher) drop() {
+	if w.silent != nil {
+		w.silent.close()
+		w.silent = nil
 	}
-	return jitter(w.profile.Retry)
 }
 
-// dialTimeout leaves room for one lost SYN.
-func (w *watcher) dialTimeout() time.Duration {
+// reach tries until there is a connection, a fresh one or the silent one that speaks
+// again. It returns nil when the context ends.
+func (w *watcher) reach(ctx context.Context) *link {
+	for ctx.Err() == nil {
+		if w.failed > 0 {
+			if l := w.pause(ctx); l != nil {
+				return l
+			}
+		}
+		dctx, cancel := context.WithCancel(ctx)
+		timeout := w.handshakeTimeout()
+		tried := make(chan attempt, 1)
+		go func() { tried <- w.dial(dctx, timeout, new(atomic.Int32)) }()
+		l, a := w.listen(ctx, tried)
+		cancel()
+		switch {
+		case l != nil:
+			go func() { // whoever comes too late is closed
+				if a := <-tried; a.l != nil {
+					a.l.close()
+				}
+			}()
+			return l
+		case ctx.Err() != nil:
+			if a.l != nil {
+				a.l.close()
+			}
+			return nil
+		}
+		w.shook(a)
+		if a.err == nil {
+			return a.l
+		}
+		w.fail(a.class, a.err)
+	}
+	return nil
+}
+
+// listen waits for the result of a try, or for the silent connection to speak, which
+// is returned then.
+func (w *watcher) listen(ctx context.Context, tried <-chan attempt) (*link, attempt) {
+	for {
+		select {
+		case a := <-tried: // which also ends with the context
+			return nil, a
+		case e := <-w.words():
+			if l := w.spoke(e); l != nil {
+				return l, attempt{}
+			}
+		}
+	}
+}
+
+// words are the events of the silent connection.
+func (w *watcher) words() <-chan event {
+	if w.silent == nil {
+		return nil
+	}
+	return w.silent.events
+}
+
+// spoke takes an event of the silent connection, and returns it if it lives.
+func (w *watcher) spoke(e event) *link {
+	switch e.kind {
+	case evPong, evResponse:
+		return w.silent
+	case evClosed:
+		w.see(outcomeClosed, e.err)
+	}
+	w.drop()
+	return nil
+}
+
+// see passes an outcome on.
+func (w *watcher) see(class outcome, err error) (s State, doubted bool) {
+	w.state, doubted = w.observe(class, err)
+	if w.state == Up {
+		w.failed = 0
+	}
+	return w.state, doubted
+}
+
+// fail takes a try that led to no connection which can be used.
+func (w *watcher) fail(class outcome, err error) {
+	_, w.soon = w.see(class, err)
+	w.failed++
+	w.readyDue = time.Time{}
+}
+
+// pause waits before the next try. It returns the silent connection if that speaks meanwhile.
+func (w *watcher) pause(ctx context.Context) *link {
+	if w.soon {
+		w.soon = false
+		return w.sleep(ctx, w.profile.Tick)
+	}
+	r := rand.Float64()
+	began := time.Now()
+	for ctx.Err() == nil {
+		// Looked at again and again: the others may go down meanwhile.
+		left := w.backoff(r) - time.Since(began)
+		if left <= 0 {
+			break
+		}
+		l, woken := w.rest(ctx, min(left, w.profile.Retry))
+		if l != nil || woken {
+			return l
+		}
+	}
+	return nil
+}
+
+// backoff is the pause before the next try; r in [0,1) spreads the nodes of a cluster
+// over half to all of it.
+func (w *watcher) backoff(r float64) time.Duration {
+	d, most := w.profile.Retry, w.profile.RetryMax
+	if !w.alone() {
+		d = max(d, w.profile.Spread)
+	}
+	for i := 1; i < w.failed && d < most; i++ {
+		d = min(2*d, most)
+	}
+	return d/2 + time.Duration(r*float64(d/2))
+}
+
+// connectTimeout leaves room for one lost SYN.
+func (w *watcher) connectTimeout() time.Duration {
 	return max(w.round(), 1500*time.Millisecond)
+}
+
+// handshakeTimeout follows the measured handshakes, and doubles while they time out:
+// one that is given up was work for nothing on both sides.
+func (w *watcher) handshakeTimeout() time.Duration {
+	d := w.shake.patience(w.connectTimeout(), mostPatience)
+	return min(d<<min(w.late, 8), mostPatience)
+}
+
+// shook takes how long a handshake took.
+func (w *watcher) shook(a attempt) {
+	switch {
+	case a.l != nil:
+		w.late = 0
+		w.shake.add(a.took)
+	case a.class == outcomeLate:
+		w.late++
+	}
 }
 
 // round is the length of one round of doubt.
@@ -127,35 +284,56 @@ func room(d time.Duration) time.Duration {
 	return min(d/5, 5*time.Second)
 }
 
-func (w *watcher) sleep(ctx context.Context, d time.Duration) {
+// sleep waits, but not longer than until the silent connection speaks, which it
+// returns then, or the watcher is to dial anew.
+func (w *watcher) sleep(ctx context.Context, d time.Duration) *link {
+	l, _ := w.rest(ctx, d)
+	return l
+}
+
+// rest is sleep, and reports whether the watcher is to dial anew.
+func (w *watcher) rest(ctx context.Context, d time.Duration) (l *link, woken bool) {
 	t := time.NewTimer(d)
 	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-w.renew:
-	case <-t.C:
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, true
+		case <-w.renew:
+			return nil, true
+		case e := <-w.words():
+			if l := w.spoke(e); l != nil {
+				return l, false
+			}
+		case <-t.C:
+			return nil, false
+		}
 	}
 }
 
-// dial connects and classes a failure. heard, if given, is set as soon as the
-// API server's program says anything.
-func (w *watcher) dial(ctx context.Context, timeout time.Duration, heard *atomic.Bool) (*link, outcome, error) {
+// dial connects and classes a failure. The timeout is of the handshake over TLS.
+func (w *watcher) dial(ctx context.Context, timeout time.Duration, progress *atomic.Int32) attempt {
 	select {
 	case w.slots <- struct{}{}:
 		defer func() { <-w.slots }()
 	case <-ctx.Done():
-		return nil, outcomeTimeout, ctx.Err()
+		return attempt{class: outcomeTimeout, err: ctx.Err()}
 	}
 	w.count(countDial)
 	t := w.target()
-	t.heard = heard
+	t.progress, t.connectTime = progress, w.connectTimeout()
 	dctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	began := time.Now()
 	l, err := dialLink(dctx, t, bodyLimit)
-	if err == nil {
-		return l, outcomeOK, nil
+	a := attempt{l: l, err: err, took: time.Since(began)}
+	if err != nil {
+		a.class = classify(err, t.roots == nil && !t.probe.Unsafe)
+		if a.class == outcomeTimeout && progress.Load() >= progressConnected {
+			a.class = outcomeLate
+		}
 	}
-	return nil, classify(err, t.roots == nil && !t.probe.Unsafe), err
+	return a
 }
 
 // vouched has the API server show its cluster, one of as many as may shake hands
@@ -177,7 +355,7 @@ func (w *watcher) vouched(ctx context.Context) (outcome, error) {
 // to go on with, if one proved itself meanwhile. What is sent and when is the
 // schedule's to decide; the loop has one alarm, and does what it says.
 func (w *watcher) hold(ctx context.Context, l *link) *link {
-	s := newSchedule(time.Now(), &w.profile, w.beat, l.h2, w.readyDue)
+	s := newSchedule(time.Now(), &w.profile, w.beat, l.h2, w.readyDue, &w.rtt)
 	w.readyDue = time.Time{}
 	due := w.alarms()
 	defer due.stop()
@@ -223,19 +401,28 @@ func (w *watcher) do(ctx context.Context, l *link, s *schedule, what action) (ne
 		w.count(countPing)
 		err = l.ping()
 	case doubt:
-		alive, ok := w.doubt(ctx, l)
+		alive, ok, silent := w.doubt(ctx, l)
+		s.inquired(time.Now())
+		if silent {
+			w.silent, w.readyDue = l, time.Time{}
+			w.failed++
+		}
 		if !ok || alive != l {
 			return alive, true
 		}
 		s.trust(time.Now())
 	case overdue:
-		w.observe(outcomeTimeout, fmt.Errorf("no answer to %s in %s", l.target.probe.Path, w.profile.ReadyTimeout))
+		class := outcomeTimeout
+		if l.h2 { // or it would be doubted by now
+			class = outcomeLate
+		}
+		w.see(class, fmt.Errorf("no answer to %s in %s", l.target.probe.Path, w.profile.ReadyTimeout))
 		// Over HTTP/2 it answers PINGs, so only the request hangs: it is asked
 		// once more on the same connection.
 		return nil, !l.h2
 	}
 	if err != nil {
-		w.observe(outcomeClosed, err)
+		w.see(outcomeClosed, err)
 	}
 	return nil, err != nil
 }
@@ -244,18 +431,20 @@ func (w *watcher) do(ctx context.Context, l *link, s *schedule, what action) (ne
 func (w *watcher) hear(s *schedule, l *link, e event) (over bool) {
 	switch e.kind {
 	case evPong:
-		s.pong(time.Now())
+		if e.ping == l.pings { // or it answers one of an inquiry that is over
+			s.pong(time.Now())
+		}
 	case evGoAway:
 		over, w.readyDue = s.goAway(time.Now())
 		return over
 	case evClosed:
-		w.observe(outcomeClosed, e.err)
+		w.see(outcomeClosed, e.err)
 		return true
 	case evResponse:
 		if !s.awaits() {
 			return false
 		}
-		state, doubted := w.observe(l.target.probe.judge(e, l.skew), nil)
+		state, doubted := w.see(l.target.probe.judge(e, l.skew), nil)
 		s.response(time.Now(), state, doubted)
 		if s.leaving {
 			w.readyDue = s.readyDue

@@ -1,0 +1,263 @@
+package ipvs
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestLatency(t *testing.T) {
+	var l latency
+	for range 100 {
+		l.add(0)
+	}
+	if got := l.patience(130*time.Millisecond, 4*time.Second); got > 131*time.Millisecond {
+		t.Errorf("a near API server is doubted after %s", got)
+	}
+	l.add(2 * time.Second)
+	if got := l.patience(130*time.Millisecond, 4*time.Second); got < 2*time.Second {
+		t.Errorf("after an answer that took 2 s, doubt begins after %s", got)
+	}
+	for range 30 {
+		l.add(time.Millisecond)
+	}
+	if got := l.patience(130*time.Millisecond, 4*time.Second); got > 200*time.Millisecond {
+		t.Errorf("it does not forget: %s", got)
+	}
+	for range 100 {
+		l.add(time.Hour)
+	}
+	if got := l.patience(130*time.Millisecond, 4*time.Second); got != 4*time.Second {
+		t.Errorf("there is no limit: %s", got)
+	}
+}
+
+// TestSlowServer: an API server becomes slow for ten minutes. It costs it a few
+// connections when that begins and hardly any later, one that answers within a
+// second is not even called down, and all is as before within 5 s of its end.
+func TestSlowServer(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	for _, tt := range []struct {
+		lag           time.Duration
+		first, others int64 // connections in the first minute, and in the nine after it
+		down          bool
+	}{
+		{200 * time.Millisecond, 2, 0, false},
+		{500 * time.Millisecond, 3, 0, false},
+		{time.Second, 4, 0, false},
+		{3 * time.Second, 8, 9, true},
+		{10 * time.Second, 12, 45, true},
+		{20 * time.Second, 12, 45, true},
+	} {
+		t.Run(tt.lag.String(), func(t *testing.T) {
+			for range 5 {
+				synctest.Test(t, func(t *testing.T) {
+					m := newFakeMaster(t, cert)
+					m.slow = true
+					m.start()
+					s := sense(t, m, LAN(), c.roots(t))
+					defer s.stop(m)
+					time.Sleep(time.Minute)
+					d0 := m.dials.Load()
+					m.lag.Store(int64(tt.lag))
+					time.Sleep(time.Minute)
+					d1 := m.dials.Load()
+					time.Sleep(9 * time.Minute)
+					d2 := m.dials.Load()
+					if d1-d0 > tt.first || d2-d1 > tt.others {
+						t.Errorf("%d connections in the first minute, want at most %d; %d in the next nine, want at most %d", d1-d0, tt.first, d2-d1, tt.others)
+					}
+					s.mu.Lock()
+					t.Logf("%d connections in the first minute, %d in the next nine; %d changes", d1-d0, d2-d1, len(s.events)-1)
+					if down := len(s.events) > 1; down != tt.down {
+						t.Errorf("%q", s.events)
+					}
+					if st := s.health.State; st == Down && !s.health.slow() {
+						t.Errorf("it is down, and not for being slow: %s", s.health.Class)
+					}
+					s.mu.Unlock()
+					time.Sleep(tt.lag) // what is under way arrives
+					m.lag.Store(0)
+					time.Sleep(tt.lag + 5*time.Second)
+					if st, _ := s.state(); st != Up {
+						t.Errorf("it is %s 5 s after it is as fast as before", st)
+					}
+				})
+			}
+		})
+	}
+}
+
+// TestReturn: a thousand nodes do not come back in one moment: to the only API server
+// within 5 s, to one of several over at least 10 s.
+func TestReturn(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	const nodes = 40
+	for _, tt := range []struct {
+		name   string
+		others bool
+		spread time.Duration // between the first and the last return, at least
+		last   time.Duration
+	}{
+		{"alone", false, time.Second, 5 * time.Second},
+		{"one of several", true, 6 * time.Second, LAN().Spread + 2*time.Second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newFakeMaster(t, cert)
+				m.start()
+				var all []*sensed
+				for range nodes {
+					s := sense(t, m, LAN(), c.roots(t))
+					s.others.Store(tt.others)
+					all = append(all, s)
+				}
+				time.Sleep(time.Minute)
+				m.kill()
+				time.Sleep(30 * time.Second)
+				began, before := time.Now(), m.dials.Load()
+				m.dead.Store(false)
+				time.Sleep(tt.last)
+				var after []time.Duration
+				for _, s := range all {
+					st, at := s.state()
+					if st != Up {
+						t.Errorf("one is %s after %s", st, tt.last)
+					}
+					after = append(after, at.Sub(began))
+				}
+				slices.Sort(after)
+				t.Logf("back after %s to %s, %d connections", after[0], after[nodes-1], m.dials.Load()-before)
+				if after[nodes-1]-after[0] < tt.spread {
+					t.Errorf("all are back between %s and %s", after[0], after[nodes-1])
+				}
+				for _, s := range all {
+					s.cancel()
+					<-s.done
+				}
+				m.stop()
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}
+
+// TestUrgentReturn: the others go down too, so the pause ends.
+func TestUrgentReturn(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	for range 10 {
+		synctest.Test(t, func(t *testing.T) {
+			p := LAN()
+			p.Spread = time.Hour
+			m := newFakeMaster(t, cert)
+			m.start()
+			s := sense(t, m, p, c.roots(t))
+			s.others.Store(true)
+			defer s.stop(m)
+			time.Sleep(time.Minute)
+			m.kill()
+			time.Sleep(5 * time.Second)
+			m.dead.Store(false)
+			time.Sleep(p.RetryMax)
+			s.others.Store(false)
+			time.Sleep(5 * time.Second)
+			if st, _ := s.state(); st != Up {
+				t.Errorf("it is %s", st)
+			}
+		})
+	}
+}
+
+// TestSlowHealth: which API servers that are down are only slow.
+func TestSlowHealth(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		in   []outcome
+		want bool
+	}{
+		{"late", []outcome{outcomeOK, outcomeLate, outcomeLate}, true},
+		{"still late", []outcome{outcomeOK, outcomeLate, outcomeLate, outcomeOK, outcomeLate}, true},
+		{"a connection broke while it was up", []outcome{outcomeOK, outcomeClosed, outcomeOK, outcomeLate, outcomeLate}, true},
+		{"never up", []outcome{outcomeLate, outcomeLate}, false},
+		{"nothing answers, not even its kernel", []outcome{outcomeOK, outcomeTimeout, outcomeTimeout}, false},
+		{"it refused", []outcome{outcomeOK, outcomeLate, outcomeLate, outcomeRefused, outcomeLate}, false},
+		{"it broke the connection", []outcome{outcomeOK, outcomeLate, outcomeLate, outcomeClosed, outcomeLate}, false},
+		{"it refused, and is up again", []outcome{outcomeOK, outcomeRefused, outcomeRefused, outcomeOK, outcomeOK, outcomeLate, outcomeLate}, true},
+		{"another's", []outcome{outcomeOK, outcomeLate, outcomeLate, outcomeIdentity}, false},
+		{"another's, and late", []outcome{outcomeOK, outcomeReborn, outcomeLate, outcomeLate}, false},
+		{"up", []outcome{outcomeOK, outcomeLate}, false},
+	} {
+		h := health{Rise: 2, Fall: 2}
+		for _, c := range tt.in {
+			h.observe(c, time.Unix(0, 0))
+		}
+		if got := h.slow(); got != tt.want {
+			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestChooseSlow: with no better API server left, a slow one serves.
+func TestChooseSlow(t *testing.T) {
+	a, b, c := addrAt(1), addrAt(2), addrAt(3)
+	w := func(a netip.AddrPort, n int) Dest { return Dest{a, n, Masq} }
+	slow := func(a netip.AddrPort) candidate { return candidate{a, Down, false, true} }
+	dead := func(a netip.AddrPort) candidate { return candidate{a, Down, true, false} }
+	for _, tt := range []struct {
+		name             string
+		masters          []candidate
+		last             []Dest
+		want, whenJoined []Dest
+	}{
+		{"alone", []candidate{slow(a)}, []Dest{w(a, 1)}, []Dest{w(a, 1)}, []Dest{w(a, 1)}},
+		{"a better one serves", []candidate{slow(a), {b, Up, false, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
+		{"the other refuses", []candidate{slow(a), dead(b)}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1)}, []Dest{w(a, 1), w(b, 0)}},
+		{"the other is of another cluster", []candidate{slow(a), {b, Alien, false, false}}, []Dest{w(b, 1)}, []Dest{w(a, 1)}, []Dest{w(a, 1)}},
+		{"it was out, and the last one refuses now", []candidate{slow(a), dead(b)}, []Dest{w(b, 1)}, []Dest{w(a, 1)}, []Dest{w(a, 1), w(b, 0)}},
+		{"all are slow", []candidate{slow(a), slow(b), slow(c)}, []Dest{w(c, 1)}, []Dest{w(a, 1), w(b, 1), w(c, 1)}, []Dest{w(a, 1), w(b, 1), w(c, 1)}},
+		{"one drains", []candidate{slow(a), {b, Draining, false, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
+	} {
+		if got := choose(tt.masters, tt.last, false); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
+		if got := choose(tt.masters, tt.last, true); !slices.Equal(got, tt.whenJoined) {
+			t.Errorf("%s, on a node that has joined: %v, want %v", tt.name, got, tt.whenJoined)
+		}
+	}
+}
+
+// TestSlowLoneServer: the only API server of a node that has joined stops answering,
+// but for PINGs. It keeps its place, and once its process is gone it does not.
+func TestSlowLoneServer(t *testing.T) {
+	w := newGuardedWorld(t)
+	hang := make(chan struct{})
+	w.m.stop()
+	w.m.handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == DefaultPath {
+			select {
+			case <-hang:
+				<-r.Context().Done()
+			default:
+			}
+		}
+		w.says.ServeHTTP(rw, r)
+	})
+	w.m.start()
+	w.s.Profile.ReadyTimeout = 300 * time.Millisecond
+	w.start(w.s)
+	w.eventually("it serves", w.serves("1"))
+	mark := w.kernel.mark()
+	close(hang)
+	w.eventually("it is down", func() bool { return w.said("is down, it was up") > 0 })
+	poke(w.daemon.kept()[w.s.VIP].changed)
+	time.Sleep(200 * time.Millisecond)
+	if since := w.kernel.since(mark); len(since) > 0 || !w.serves("1")() {
+		t.Errorf("the rules changed: %s", fmt.Sprint(since))
+	}
+	w.m.stop()
+	w.eventually("it gets no new connections", w.serves("0"))
+}
