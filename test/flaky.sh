@@ -18,6 +18,7 @@ mkdir -p "$out"
 tmp=$(mktemp -d)
 memory=
 [ ! -w /dev/shm ] || memory=$(mktemp -d /dev/shm/flaky-XXXXXX)
+chmod 755 "$tmp" ${memory:+"$memory"} # some tests run programs as another user
 load=()
 child=
 end() {
@@ -46,8 +47,8 @@ for dir in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' "$
 		at=${files[n / 3 % 2]}
 		mkdir -p "$at/files"
 		set -m
-		(cd "$dir" && TMPDIR=$at/files exec "$tmp/test" -test.cpu "${cpus[n % 3]}" -test.shuffle on -test.timeout 60m \
-			${RUN:+-test.run "$RUN"}) >"$tmp/log" 2>&1 &
+		(cd "$dir" && TMPDIR=$at/files exec "$tmp/test" -test.cpu="${cpus[n % 3]}" -test.shuffle=on -test.timeout=60m \
+			${RUN:+-test.run="$RUN"}) >"$tmp/log" 2>&1 &
 		child=$!
 		set +m
 		if ! wait "$child"; then

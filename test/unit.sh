@@ -16,13 +16,15 @@ end() {
 trap end EXIT
 trap 'exit 130' INT TERM HUP
 
-export GOTMPDIR=${GOTMPDIR:-${TMPDIR:-/tmp}} # where test programs are linked; they are large
-if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] && [ "$(df --output=avail /dev/shm | tail -n 1)" -gt $((3 * gib)) ] &&
-	[ "$(sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo)" -gt $((6 * gib)) ]; then
-	files=$(mktemp -d /dev/shm/edgebake-unit-XXXXXX)
-else
-	files=$(mktemp -d)
+at=${TMPDIR:-/tmp}
+if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] && [ "$(df --output=avail /dev/shm | tail -n 1)" -gt $((6 * gib)) ] &&
+	[ "$(sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo)" -gt $((10 * gib)) ]; then
+	at=/dev/shm
 fi
+# Always the same name: go knows its cached results by it. Others may enter, since some
+# tests run programs as another user.
+files=$at/edgebake-unit-$(id -u)-$(cksum <<<"$PWD" | cut -d ' ' -f 1)
+mkdir -m 755 "$files" 2>/dev/null || [ -O "$files" ] && [ ! -L "$files" ] || { files=$(mktemp -d -p "$at") && chmod 755 "$files"; }
 export TMPDIR=$files
 
 (cd "$root" && go build -o bin/ ./test/report)
