@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,11 +48,10 @@ func TestSpread(t *testing.T) {
 	w.offline, w.patience = true, 5*time.Minute
 	e := w.env()
 	var first time.Time
+	var once sync.Once // several connections are tried at once
 	began, dial := w.now, e.Dial
 	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if first.IsZero() {
-			first = w.now
-		}
+		once.Do(func() { first = w.now })
 		return dial(ctx, network, addr)
 	}
 	waits, sleep := 0, e.Sleep

@@ -112,6 +112,7 @@ type world struct {
 	deafKubelet   bool // its unit does not read kubeadm-flags.env
 	// link reports whether the settings in place make a network; nil: they do.
 	link   func() bool
+	linkMu sync.Mutex // several connections are tried at once
 	synced bool
 	// answers reports whether a time server has set the clock; nil: synced tells.
 	answers func() bool
@@ -205,10 +206,17 @@ func (c *fakeCluster) of(w *world) {
 
 // unreachable is what is wrong with the network.
 func (w *world) unreachable() error {
-	if w.offline || w.link != nil && !w.link() {
+	if w.offline || !w.linked() {
 		return errors.New("network is unreachable")
 	}
 	return nil
+}
+
+// linked reports whether the settings in place make a network.
+func (w *world) linked() bool {
+	w.linkMu.Lock()
+	defer w.linkMu.Unlock()
+	return w.link == nil || w.link()
 }
 
 // kubeletReported is when kubelet last reached the cluster.
@@ -755,7 +763,7 @@ func (w *world) env() *Env {
 			},
 			Listen: func(_ context.Context, addr string) (net.Listener, error) { return w.listens(addr) },
 			Source: func(context.Context, string) (netip.Addr, error) {
-				if w.offline && !w.cabled || w.link != nil && !w.link() {
+				if w.offline && !w.cabled || !w.linked() {
 					return netip.Addr{}, errors.New("network is unreachable")
 				}
 				return w.source, nil
