@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 )
 
 const inventoryHead = `apiVersion: edgebake.io/v1alpha1
@@ -182,4 +183,44 @@ func FuzzInventory(f *testing.F) {
 			t.Errorf("%+v came back as %+v", inv.Sites, again.Sites)
 		}
 	})
+}
+
+// TestInventorySpread: the more machines an Inventory has, the longer is the time
+// over which they spread what they do at once.
+func TestInventorySpread(t *testing.T) {
+	for _, tt := range []struct {
+		sites int
+		field string
+		want  time.Duration
+	}{
+		{1, "", 3 * time.Second},
+		{300, "", 3 * time.Second},
+		{1000, "", 10 * time.Second},
+		{1000, "spreadSeconds: 60", time.Minute},
+	} {
+		var b strings.Builder
+		fmt.Fprintf(&b, "apiVersion: edgebake.io/v1alpha1\nkind: Inventory\ndefaults:\n  masters: [10.0.0.1:6443]\n  credentials: {token: abcdef.0123456789abcdef}\n  unsafeSkipCAVerification: true\n  %s\nsites:\n", tt.field)
+		for i := range tt.sites {
+			fmt.Fprintf(&b, "- {name: shop-%d, match: {serial: S%d}}\n", i, i)
+		}
+		inv, err := ParseInventory("inventory.yaml", []byte(b.String()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := inv.Sites[0].Spread(); got != tt.want {
+			t.Errorf("%d sites, %q: %s, want %s", tt.sites, tt.field, got, tt.want)
+		}
+		// A Site that is stamped by itself says it.
+		text, err := EncodeSlot(&inv.Sites[0].Site)
+		if err != nil {
+			t.Fatal(err)
+		}
+		site, err := ParseSite("site.yaml", text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := site.Spread(); got != tt.want {
+			t.Errorf("%d sites, %q: the Site stamped has %s, want %s", tt.sites, tt.field, got, tt.want)
+		}
+	}
 }

@@ -10,7 +10,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
@@ -116,7 +118,19 @@ func (inv *Inventory) merge(doc *document) {
 	for i := range inv.Sites {
 		inv.Sites[i].Site = m.site(i)
 		inv.Sites[i].setDefaults()
+		if s := &inv.Sites[i].Site; s.SpreadSeconds == 0 {
+			s.SpreadSeconds = spreadSeconds(len(inv.Sites))
+		}
 	}
+}
+
+// spreadSeconds is the default of a Site's SpreadSeconds in an Inventory of so many: a
+// hundred machines a second. 0: the least is enough.
+func spreadSeconds(sites int) int {
+	if seconds := sites / 100; time.Duration(seconds)*time.Second > ondisk.BootSpread {
+		return min(seconds, 600)
+	}
+	return 0
 }
 
 // site is the i-th Site, whole, with what could be decoded of it.

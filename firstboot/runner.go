@@ -38,11 +38,11 @@ func Backoff(n int, r float64) time.Duration {
 	return d/2 + time.Duration(r*float64(d/2))
 }
 
-// bootDelay is the share of ondisk.BootSpread that a node of this identity waits: always
-// the same, and evenly distributed over all.
-func bootDelay(identity string) time.Duration {
+// bootDelay is the share of the spread that a node of this identity waits: always the
+// same, and evenly distributed over all.
+func bootDelay(identity string, spread time.Duration) time.Duration {
 	sum := sha256.Sum256([]byte(identity))
-	return time.Duration(binary.BigEndian.Uint16(sum[:2])) * ondisk.BootSpread / (1 << 16)
+	return time.Duration(binary.BigEndian.Uint16(sum[:2])) * spread / (1 << 16)
 }
 
 // Runner carries out phases.
@@ -136,7 +136,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 		// network, or retry, are spread already. The time since the run began is part
 		// of the delay: nodes that booted together have spent about the same.
 		r.spread = true
-		if left := bootDelay(active.Node+machineID(e)) - e.Now().Sub(r.began); left > 0 {
+		if left := bootDelay(active.Node+machineID(e), active.Site.Spread()) - e.Now().Sub(r.began); left > 0 {
 			if err := r.pause(ctx, e, left); err != nil {
 				return err
 			}

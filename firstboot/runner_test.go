@@ -25,8 +25,8 @@ func TestSpread(t *testing.T) {
 	var early, late int
 	for i := range 1000 {
 		id := fmt.Sprintf("shop-%d", i)
-		d := bootDelay(id)
-		if d < 0 || d >= ondisk.BootSpread || d != bootDelay(id) {
+		d := bootDelay(id, ondisk.BootSpread)
+		if d < 0 || d >= ondisk.BootSpread || d != bootDelay(id, ondisk.BootSpread) {
 			t.Fatalf("%s waits %s", id, d)
 		}
 		if d < ondisk.BootSpread/10 {
@@ -55,7 +55,7 @@ func TestSpread(t *testing.T) {
 		return dial(ctx, network, addr)
 	}
 	waits, sleep := 0, e.Sleep
-	want := bootDelay("edge-sn0042" + machineID(e))
+	want := bootDelay("edge-sn0042"+machineID(e), ondisk.BootSpread)
 	// What the machine does before counts: here, reading its slot takes a while.
 	took, read := time.Duration(0), e.ReadSlot
 	e.ReadSlot = func(device string) (*slot.Contents, error) {

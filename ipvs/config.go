@@ -40,9 +40,12 @@ type Server struct {
 	Scheduler string
 	Source    netip.Addr // of the local route; found out if not given
 	Profile   Profile
-	Rise      int // successful probes in a row that bring an API server back, 1 to 100
-	Fall      int // failed probes in a row that take one out, 1 to 100
-	Probe     Probe
+	// BootSpread is how long after power-on API servers are not asked at the most,
+	// beyond ondisk.BootSpread; it is in Profile.Spread too.
+	BootSpread time.Duration
+	Rise       int // successful probes in a row that bring an API server back, 1 to 100
+	Fall       int // failed probes in a row that take one out, 1 to 100
+	Probe      Probe
 	// Learn lets the cluster's ConfigMap replace Masters.
 	Learn bool
 	// Joined is the cluster that an API server has to show.
@@ -203,6 +206,11 @@ func FromVirtual(v ondisk.IPVSVirtual) (Server, error) {
 	default:
 		errs = append(errs, fmt.Errorf("profile: unknown profile %q: want lan or metered", v.Profile))
 	}
+	if v.SpreadSeconds < 0 || v.SpreadSeconds > 600 {
+		errs = append(errs, fmt.Errorf("spreadSeconds: must be between 0 and 600: %d", v.SpreadSeconds))
+	}
+	s.BootSpread = max(time.Duration(v.SpreadSeconds)*time.Second, ondisk.BootSpread)
+	s.Profile.Spread = max(s.Profile.Spread, s.BootSpread)
 	vip := v.VIP
 	if vip == "" {
 		vip = DefaultVIP

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 func TestParseConfigRefuses(t *testing.T) {
@@ -172,5 +174,22 @@ func TestWatchedFile(t *testing.T) {
 	check("removed", true)
 	if none := (watchedFile{}); none.changed() {
 		t.Error("no file has changed")
+	}
+}
+
+// TestSpreadOfVirtual: a large cluster's nodes take longer to come back, and after a
+// boot, and those of a small one as long as the profile says.
+func TestSpreadOfVirtual(t *testing.T) {
+	for _, tt := range []struct {
+		seconds      int
+		boot, spread time.Duration
+	}{{0, ondisk.BootSpread, DefaultSpread}, {10, 10 * time.Second, DefaultSpread}, {40, 40 * time.Second, 40 * time.Second}} {
+		s, err := FromVirtual(ondisk.IPVSVirtual{Masters: []string{"10.0.0.1:6443"}, SpreadSeconds: tt.seconds})
+		if err != nil || s.BootSpread != tt.boot || s.Profile.Spread != tt.spread {
+			t.Errorf("%d s: after a boot %s, return %s: %v", tt.seconds, s.BootSpread, s.Profile.Spread, err)
+		}
+	}
+	if _, err := FromVirtual(ondisk.IPVSVirtual{Masters: []string{"10.0.0.1:6443"}, SpreadSeconds: 601}); err == nil {
+		t.Error("601 s are accepted")
 	}
 }

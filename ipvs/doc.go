@@ -13,11 +13,11 @@
 //     restores what somebody else changed.
 //   - [Daemon] connects them and follows changes of its files.
 //
-// Invariants: the last real server is removed only if a slow one, which still
-// accepts connections, takes its place, or if it is an alien, one that cannot prove its identity or shows another cluster: an alien never receives
-// traffic, not even as the last one; a wrong clock never removes an API server;
-// other virtual servers are never touched; sockets are destroyed only if they are
-// connected to an API server that is dead, an alien or no longer listed (through
-// IPVS or, where the kernel has none, directly), or through a virtual server that
-// is removed.
+// Invariants: the last real server is removed only if a slow one, which still accepts
+// connections, takes its place, or if it is an alien, one that cannot prove its
+// identity or shows another cluster: an alien never receives traffic, not even as the
+// last one; a wrong clock never removes an API server; other virtual servers are never
+// touched; sockets are destroyed only if they are connected to an API server that is
+// dead, an alien or no longer listed (through IPVS or, where the kernel has none,
+// directly), or through a virtual server that is removed.
 package ipvs

@@ -202,16 +202,22 @@ func bootSpread(config string) time.Duration {
 	if err != nil {
 		return 0
 	}
-	return spread(time.Since(st.ModTime()), up, rand.Float64())
+	most := time.Duration(ondisk.BootSpread)
+	if servers, err := ipvs.ReadConfig(config); err == nil {
+		for _, s := range servers {
+			most = max(most, s.BootSpread)
+		}
+	}
+	return spread(time.Since(st.ModTime()), up, most, rand.Float64())
 }
 
-// spread is a share r of ondisk.BootSpread at a boot that found its configuration. One
-// that was given it while it ran is first boot's, which has waited already.
-func spread(configAge, up time.Duration, r float64) time.Duration {
+// spread is a share r of most at a boot that found its configuration. One that was
+// given it while it ran is first boot's, which has waited already.
+func spread(configAge, up, most time.Duration, r float64) time.Duration {
 	if up > bootTime || configAge < up {
 		return 0
 	}
-	return time.Duration(r * float64(ondisk.BootSpread))
+	return time.Duration(r * float64(most))
 }
 
 // maxShown bounds a text that may quote a peer: a certificate can have a thousand names.

@@ -21,7 +21,7 @@ const (
 
 // BootSpread bounds how long a machine waits after power-on before its first word
 // to the API servers, for their sake when the power comes back in a thousand shops
-// at once.
+// at once. A Site can set more.
 const BootSpread = 3 * time.Second
 
 // Files in the slot (paths inside its FAT file system).
@@ -398,6 +398,10 @@ type IPVSVirtual struct {
 	Profile   string `json:"profile,omitempty"`   // lan (default) | metered
 	Rise      int    `json:"rise,omitempty"`      // default 2
 	Fall      int    `json:"fall,omitempty"`      // default 2
+	// SpreadSeconds is the time over which the cluster's nodes spread their first
+	// requests after power-on, BootSpread at least, and their return to an API server
+	// that they can do without. 0: as short as possible.
+	SpreadSeconds int `json:"spreadSeconds,omitempty"`
 	// LearnMasters lets the cluster's ConfigMap kube-public/edgebake-masters
 	// replace Masters.
 	LearnMasters bool `json:"learnMasters,omitempty"`

@@ -163,6 +163,8 @@ func IPVS(site *configs.Site) *ondisk.IPVS {
 			Rise:         site.IPVS.Rise,
 			Fall:         site.IPVS.Fall,
 			LearnMasters: site.IPVS.LearnMasters,
+
+			SpreadSeconds: site.SpreadSeconds,
 		}},
 	}
 }
