@@ -374,7 +374,7 @@ func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, er
 		if err != nil {
 			return nil, err
 		}
-		f.Contents = text
+		f.Contents = &text
 	}
 	return canonical(c)
 }

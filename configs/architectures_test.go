@@ -25,7 +25,7 @@ files: [{path: /etc/motd, contents: "{{.Arch}}", template: true}]
 	}
 	var got []string
 	for _, i := range all {
-		motd, err := i.RenderFile(i.Files[0].Contents)
+		motd, err := i.RenderFile(*i.Files[0].Contents)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -511,7 +511,7 @@ func FuzzIgnition(f *testing.F) {
 	f.Add([]byte(`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:,x"}}]}}`))
 	f.Add([]byte(`{"ignition":{"version":"3.0.0"},"systemd":{"units":[{"name":"a.service","enabled":true}]}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		cfg, probs := ParseIgnition("a.ign", data)
+		cfg, _, probs := ParseIgnition("a.ign", data)
 		if (cfg == nil) == (probs == nil) {
 			t.Fatalf("neither taken nor refused: %v", probs)
 		}
@@ -523,9 +523,10 @@ func TestIgnitionIsJSON(t *testing.T) {
 	const tail = "; a Butane config must be translated first (butane --strict)"
 	for text, want := range map[string]string{
 		"# A config\nvariant: fcos\n":  "a.ign:1:2: not an Ignition config, which is JSON: invalid character '#' looking for beginning of value" + tail,
-		`{"ignition":{"version":"9"}}`: "a.ign: ignition.version must be one of 3.0.0 to 3.6.0" + tail,
+		`{"ignition":{"version":"9"}}`: "a.ign: ignition.version 9 is not supported: use 3.0.0 to 3.6.0",
+		`{"variant":"fcos"}`:           "a.ign: ignition.version is missing: give 3.0.0 to 3.6.0" + tail,
 	} {
-		if _, probs := ParseIgnition("a.ign", []byte(text)); probs == nil || probs.Error() != want {
+		if _, _, probs := ParseIgnition("a.ign", []byte(text)); probs == nil || probs.Error() != want {
 			t.Errorf("%v\nwant %s", probs, want)
 		}
 	}

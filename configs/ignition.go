@@ -6,10 +6,12 @@ import (
 	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -26,17 +28,17 @@ import (
 )
 
 // ParseIgnition reads an Ignition config of any spec from 3.0 to 3.6, judged
-// by Ignition's own library, and rejects what first boot does not apply. The
-// problems carry the place in the config.
-func ParseIgnition(name string, data []byte) (*types.Config, Problems) {
-	var probs Problems
+// by Ignition's own library, and rejects what first boot does not apply. Warnings are
+// settings that have another effect than the author may expect. Both have the place
+// in the config.
+func ParseIgnition(name string, data []byte) (cfg *types.Config, warnings, probs Problems) {
 	if len(data) > ondisk.SlotRoom {
 		probs.add("", "has %.1f MiB; the slot has room for %d MiB: put large files into the Image (files, overlays) instead", float64(len(data))/(1<<20), ondisk.SlotRoom>>20)
 		probs[0].File = name
-		return nil, probs
+		return nil, nil, probs
 	}
 	isJSON := bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) // if perhaps with a slip
-	cfg, rep, err := ign.ParseCompatibleVersion(data)
+	parsed, rep, err := ign.ParseCompatibleVersion(data)
 	for _, e := range rep.Entries {
 		// A key the library does not know is only a warning to it. To an
 		// unattended machine it is a setting that is silently missing.
@@ -53,31 +55,95 @@ func ParseIgnition(name string, data []byte) (*types.Config, Problems) {
 		if len(e.Context.Path) > 0 {
 			p.Path = strings.TrimPrefix(e.Context.String(), "$.")
 		}
+		if e.Kind == report.Warn && isHarmless(e.Message) {
+			warnings = append(warnings, p)
+			continue
+		}
 		probs = append(probs, p)
 	}
 	if err != nil {
 		if len(probs) == 0 {
-			probs.add("", "%s", ignitionError(err))
+			probs.add("", "%s", ignitionError(err, data))
 			probs[0].File = name
 		}
-		return nil, probs.cut(name, 0)
+		return nil, nil, probs.cut(name, 0)
 	}
-	own := CheckIgnition(&cfg)
-	for _, u := range UnsupportedIgnition(&cfg) {
+	own := CheckIgnition(&parsed)
+	for _, u := range UnsupportedIgnition(&parsed) {
 		own = append(own, u.Problem)
 	}
 	probs = append(probs, LocateIgnition(name, data, own.cut(name, 0))...)
 	if len(probs) > 0 {
-		return nil, probs.first(name, 0)
+		return nil, nil, probs.first(name, 0)
 	}
-	return &cfg, nil
+	for _, w := range LocateIgnition(name, data, decimalModes(data)) {
+		// It explains the special bits, of which the library warns.
+		warnings = slices.DeleteFunc(warnings, func(p Problem) bool { return p.Path == w.Path })
+		warnings = append(warnings, w)
+	}
+	return &parsed, warnings, nil
 }
+
+// isHarmless reports a warning of Ignition's library about something that Ignition
+// applies all the same, and first boot too.
+func isHarmless(message string) bool {
+	return message == ignerrors.ErrModeSpecialBits.Error() || message == ignerrors.ErrHardLinkSpecifiesOwner.Error()
+}
+
+// decimalModes warns about modes that were written in octal. JSON has decimal numbers
+// only: 644 is 01204, and 420 is 0644.
+func decimalModes(data []byte) (warnings Problems) {
+	// As written: the library clears special bits below spec 3.6.
+	type nodes []struct{ Mode *int }
+	var cfg struct {
+		Storage struct{ Files, Directories nodes }
+	}
+	if json.Unmarshal(data, &cfg) != nil {
+		return nil // the library has said why
+	}
+	warn := func(path string, mode *int) {
+		if mode == nil || usualModes[*mode] {
+			return
+		}
+		if octal, err := strconv.ParseInt(strconv.Itoa(*mode), 8, 32); err == nil && usualModes[int(octal)] {
+			warnings.add(path, "%d is %#o in octal: if %#o is meant, write %d", *mode, *mode, octal, octal)
+		}
+	}
+	for i, f := range cfg.Storage.Files {
+		warn(fmt.Sprintf("storage.files.%d.mode", i), f.Mode)
+	}
+	for i, d := range cfg.Storage.Directories {
+		warn(fmt.Sprintf("storage.directories.%d.mode", i), d.Mode)
+	}
+	return warnings
+}
+
+// usualModes are modes that files and directories often have.
+var usualModes = func() map[int]bool {
+	modes := map[int]bool{0o1777: true, 0o2755: true, 0o2770: true, 0o2775: true, 0o4755: true, 0o6755: true}
+	for _, owner := range []int{4, 5, 6, 7} { // the others have no right that the owner lacks
+		for group := range owner + 1 {
+			for other := range group + 1 {
+				if group&^owner == 0 && other&^group == 0 && group != 2 && group != 3 && other != 2 && other != 3 {
+					modes[owner<<6|group<<3|other] = true
+				}
+			}
+		}
+	}
+	return modes
+}()
 
 const fromButane = "a Butane config must be translated first (butane --strict)"
 
-func ignitionError(err error) string {
+func ignitionError(err error, data []byte) string {
 	if errors.Is(err, ignerrors.ErrUnknownVersion) || errors.Is(err, ignerrors.ErrInvalidVersion) {
-		return "ignition.version must be one of 3.0.0 to 3.6.0; " + fromButane
+		var head struct {
+			Ignition struct{ Version string }
+		}
+		if json.Unmarshal(data, &head) == nil && head.Ignition.Version != "" {
+			return fmt.Sprintf("ignition.version %s is not supported: use 3.0.0 to 3.6.0", shorten(head.Ignition.Version))
+		}
+		return "ignition.version is missing: give 3.0.0 to 3.6.0; " + fromButane
 	}
 	return fmt.Sprintf("not an Ignition config: %v", err)
 }
@@ -163,6 +229,9 @@ func UnsupportedIgnition(cfg *types.Config) []Unsupported {
 	return out
 }
 
+// lockedPasswd are password fields of accounts without one.
+var lockedPasswd = regexp.MustCompile(`^[*!x]+$`)
+
 // ignitionName is the name of a user or group that every tool takes.
 var ignitionName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}$`)
 
@@ -197,6 +266,9 @@ func checkIgnitionUsers(cfg *types.Config, probs *Problems) {
 		path := fmt.Sprintf("passwd.users.%d", i)
 		name(path+".name", "user", u.Name)
 		field(path+".passwordHash", str(u.PasswordHash))
+		if hash := str(u.PasswordHash); hash != "" && !lockedPasswd.MatchString(hash) && !hashedPasswd.MatchString(hash) {
+			probs.add(path+".passwordHash", "is not a crypt(3) hash ($y$… or $6$…; `mkpasswd` prints one); clear-text passwords are rejected")
+		}
 		field(path+".gecos", str(u.Gecos))
 		checkID(path+".uid", u.UID, probs)
 		for _, f := range []struct{ name, value string }{{"homeDir", str(u.HomeDir)}, {"shell", str(u.Shell)}} {

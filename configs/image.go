@@ -314,8 +314,8 @@ type Overlay struct {
 type File struct {
 	// Path is the absolute path on the node.
 	Path string `yaml:"path" json:"path"`
-	// Contents is the file's text.
-	Contents string `yaml:"contents,omitempty" json:"contents,omitempty" text:"lines"`
+	// Contents is the file's text; "" makes an empty file.
+	Contents *string `yaml:"contents,omitempty" json:"contents,omitempty" text:"lines"`
 	// Source is the path of a file to copy.
 	Source string `yaml:"source,omitempty" json:"source,omitempty"`
 	// Link makes it a symbolic link to this target.

@@ -173,6 +173,10 @@ func (i *Image) validateRaspberryPi(probs *Problems) {
 	}
 }
 
+// networkManagers are packages whose services run DHCP, or configure interfaces, as
+// soon as they are installed.
+var networkManagers = []string{"network-manager", "dhcpcd", "dhcpcd5", "ifupdown", "ifupdown2", "ifupdown-ng", "connman", "wicd", "netplan.io", "netscript-2.4"}
+
 // exactlyOne reports how many of the members of a union are set.
 func exactlyOne(path string, probs *Problems, members map[string]bool) bool {
 	var set []string
@@ -230,7 +234,9 @@ func (d *DebianBase) validate(path string, probs *Problems) {
 	seen := repeats{}
 	for i, p := range d.Packages {
 		sub := fmt.Sprintf("%s.packages[%d]", path, i)
-		if !packageSpec.MatchString(p) {
+		if by := packageName.FindString(p); slices.Contains(networkManagers, by) {
+			probs.add(sub, "%s would configure the network beside systemd-networkd, which applies the Site's network: remove it", by)
+		} else if !packageSpec.MatchString(p) {
 			probs.add(sub, "%q is not a package, as vim, vim=2:9.1-1 or vim/trixie-backports", shorten(p))
 		} else if seen.again(p) {
 			probs.add(sub, "%s is listed twice", p)
@@ -643,7 +649,7 @@ func (i *Image) validateFiles(probs *Problems) {
 				probs.add(p+".path", "%s is a file, but files[%d] lies inside it", f.Path, m)
 			}
 		}
-		exactlyOne(p, probs, map[string]bool{"contents": f.Contents != "", "source": f.Source != "", "link": f.Link != ""})
+		exactlyOne(p, probs, map[string]bool{"contents": f.Contents != nil, "source": f.Source != "", "link": f.Link != ""})
 		if f.Link != "" && f.Template {
 			probs.add(p+".template", "a link has no contents to render")
 		}
@@ -656,8 +662,8 @@ func (i *Image) validateFiles(probs *Problems) {
 		if len(f.Link) > 4095 {
 			probs.add(p+".link", "is longer than 4095 bytes")
 		}
-		if f.Template && f.Contents != "" {
-			if _, err := i.RenderFile(f.Contents); err != nil {
+		if f.Template && f.Contents != nil {
+			if _, err := i.RenderFile(*f.Contents); err != nil {
 				probs.add(p+".contents", "%v", err)
 			}
 		}

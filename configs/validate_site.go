@@ -48,7 +48,7 @@ func (s *Site) validate(credentials bool) Problems {
 		if s.IgnitionFile != "" {
 			probs.add("ignition", "give either ignition or ignitionFile, not both")
 		}
-		if _, bad := ParseIgnition("", []byte(s.Ignition.Reveal())); bad != nil {
+		if _, _, bad := ParseIgnition("", []byte(s.Ignition.Reveal())); bad != nil {
 			for _, p := range bad {
 				probs.add("ignition", "%s", inner(p))
 			}

@@ -2,6 +2,7 @@ package configs
 
 import (
 	"fmt"
+	"net/netip"
 	"strconv"
 )
 
@@ -74,8 +75,8 @@ func (i *Image) validatePair(probs *Problems) {
 	}
 }
 
-// Warnings returns what an Image is allowed to have, but should not: versions
-// that get no more security fixes, and pairs that will stop working.
+// Warnings returns settings of a valid Image that are allowed, but seldom right, each
+// with its field.
 func (i *Image) Warnings() []string {
 	var list []string
 	minor, series := kubernetesMinor(i.Kubernetes.Version), i.containerdSeries()
@@ -94,5 +95,8 @@ func (i *Image) Warnings() []string {
 		list = append(list, fmt.Sprintf("%s: containerd 1.7 works with Kubernetes v1.%d, but not with v1.%d and later: use %s",
 			field, minor, firstKubernetesWithoutFallback, ExampleContainerd))
 	}
-	return list
+	if p, err := netip.ParsePrefix(i.CNI.PodCIDR); err == nil && p.Contains(defaultVIP) {
+		list = append(list, fmt.Sprintf("cni.podCIDR: %s contains %s, the default virtual address of API servers: choose another network, or have each Site set vip", p, defaultVIP))
+	}
+	return append(list, i.Kernel.contradictions()...)
 }

@@ -468,8 +468,8 @@ func TestSplitSystemState(t *testing.T) {
 func TestFiles(t *testing.T) {
 	img := testImage()
 	img.Files = []configs.File{
-		{Path: "/etc/motd", Contents: "{{.Name}} on {{.Arch}}\n", Template: true},
-		{Path: "/etc/issue", Contents: "x", Replace: true, Mode: "0600", UID: 7},
+		{Path: "/etc/motd", Contents: new("{{.Name}} on {{.Arch}}\n"), Template: true},
+		{Path: "/etc/issue", Contents: new("x"), Replace: true, Mode: "0600", UID: 7},
 		{Path: "/etc/link", Link: "motd"},
 	}
 	layers, err := Files(img, testFacts(), nil, nil)
@@ -485,7 +485,7 @@ func TestFiles(t *testing.T) {
 	if n := layers[1].Nodes[0]; n.Mode != tree.ModeRegular|0o600 || n.UID != 7 {
 		t.Errorf("mode and owner are %o %d", n.Mode, n.UID)
 	}
-	img.Files = []configs.File{{Path: "/a", Contents: "{{.Nope}}", Template: true}, {Path: "/b", Mode: "rw", Contents: "x"}}
+	img.Files = []configs.File{{Path: "/a", Contents: new("{{.Nope}}"), Template: true}, {Path: "/b", Mode: "rw", Contents: new("x")}}
 	_, err = Files(img, testFacts(), nil, nil)
 	if err == nil || !strings.Contains(err.Error(), "files[0]: ") || !strings.Contains(err.Error(), "files[1]: ") {
 		t.Errorf("both problems are to be reported, got %v", err)

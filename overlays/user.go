@@ -66,7 +66,10 @@ func fileInode(img *configs.Image, index int, load func(int) (tree.Content, erro
 		}
 	}
 	i.Mode = tree.ModeRegular | uint32(mode)
-	text := file.Contents
+	var text string
+	if file.Contents != nil {
+		text = *file.Contents
+	}
 	switch {
 	case file.Source != "" && !file.Template:
 		c, err := load(index)

@@ -124,9 +124,7 @@ func outIsOutput(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 }
 
 func printWarnings(s streams, doc *configs.ClusterFile) {
-	for _, w := range doc.Warnings {
-		fmt.Fprintf(s.Err, "%s (warning)\n", w)
-	}
+	s.warn(doc.Warnings)
 }
 
 func printMint(s streams, dir string, change *mint.Change) {

@@ -180,7 +180,7 @@ func readCluster(doc *configs.Document) (*configs.ClusterFile, []configs.Manifes
 
 // siteIgnition reads the files that a Site names: the certificate goes into it, the
 // Ignition config is returned, unless another one is given.
-func siteIgnition(name string, data []byte, site *configs.Site, ignition string) (user []byte, err error) {
+func siteIgnition(s streams, name string, data []byte, site *configs.Site, ignition string) (user []byte, err error) {
 	// All that is wrong with the files it names, not the first of them.
 	caErr := inlineCA(name, data, site)
 	p := ignition
@@ -198,9 +198,11 @@ func siteIgnition(name string, data []byte, site *configs.Site, ignition string)
 		}
 		// Judged here under the name that the person knows it by; on the node
 		// it is config.ign.
-		if _, problems := configs.ParseIgnition(p, user); problems != nil {
+		_, warnings, problems := configs.ParseIgnition(p, user)
+		if problems != nil {
 			return nil, errors.Join(caErr, problems)
 		}
+		s.warn(warnings)
 	}
 	return user, caErr
 }
@@ -268,7 +270,7 @@ join token.`,
 			if err != nil {
 				return err
 			}
-			user, err := siteIgnition(a[0], data, site, "")
+			user, err := siteIgnition(s, a[0], data, site, "")
 			if err != nil {
 				return err
 			}

@@ -164,13 +164,15 @@ func sitesOf(s streams, name string, data []byte, doc *configs.Document, ignitio
 		if err != nil {
 			return media.Site{}, orToken(err)
 		}
-		return inventoryFiles(name, data, inv, ignition)
+		s.warn(configs.LocateInventory(name, data, inv.Warnings()))
+		return inventoryFiles(s, name, data, inv, ignition)
 	}
 	site, err := doc.Site(token, forced)
 	if err != nil {
 		return media.Site{}, orToken(err)
 	}
-	return siteFiles(name, data, site, ignition)
+	s.warn(configs.LocateSite(name, data, site.Warnings()))
+	return siteFiles(s, name, data, site, ignition)
 }
 
 // notRead rejects an output that is one of the files which a Site or Inventory is read
@@ -200,9 +202,9 @@ func orToken(err error) error {
 	return probs
 }
 
-func siteFiles(name string, data []byte, site *configs.Site, ignition string) (media.Site, error) {
+func siteFiles(s streams, name string, data []byte, site *configs.Site, ignition string) (media.Site, error) {
 	out := media.Site{Doc: site, Files: map[string][]byte{}, Version: configs.Version, Read: origin(name, data, ignition, site.IgnitionFile)}
-	user, err := siteIgnition(name, data, site, ignition)
+	user, err := siteIgnition(s, name, data, site, ignition)
 	if err != nil {
 		return out, err
 	}
@@ -229,9 +231,9 @@ func origin(name string, data []byte, ignition, file string) media.Read {
 }
 
 // inventoryFiles is an Inventory and what goes into the slot with it.
-func inventoryFiles(name string, data []byte, inv *configs.Inventory, ignition string) (media.Site, error) {
+func inventoryFiles(s streams, name string, data []byte, inv *configs.Inventory, ignition string) (media.Site, error) {
 	out := media.Site{Files: map[string][]byte{}, Version: configs.Version, Read: origin(name, data, ignition, "")}
-	user, err := finishInventory(name, data, inv, ignition)
+	user, err := finishInventory(s, name, data, inv, ignition)
 	if err != nil {
 		return out, err
 	}
@@ -246,7 +248,7 @@ func inventoryFiles(name string, data []byte, inv *configs.Inventory, ignition s
 // finishInventory puts the files that an Inventory names into it, and renders
 // each site for no machine in particular, together with the Ignition config
 // that all get, if one is given.
-func finishInventory(name string, data []byte, inv *configs.Inventory, ignition string) (user []byte, err error) {
+func finishInventory(s streams, name string, data []byte, inv *configs.Inventory, ignition string) (user []byte, err error) {
 	err = inv.InlineFiles(func(field, p string) (string, error) {
 		b, err := os.ReadFile(besideDocument(name, p))
 		if err != nil {
@@ -262,9 +264,11 @@ func finishInventory(name string, data []byte, inv *configs.Inventory, ignition 
 		if user, err = os.ReadFile(ignition); err != nil {
 			return nil, fmt.Errorf("--ignition: %w", err)
 		}
-		if _, problems := configs.ParseIgnition(ignition, user); problems != nil {
+		_, warnings, problems := configs.ParseIgnition(ignition, user)
+		if problems != nil {
 			return nil, problems
 		}
+		s.warn(warnings)
 	}
 	var probs configs.Problems
 	for i := range inv.Sites {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/printable"
 	"golang.org/x/term"
 )
@@ -142,5 +143,12 @@ func (s streams) askHidden(prompt string, f *os.File) (string, error) {
 		return string(a.text), a.err
 	case <-ended:
 		return "", errors.Join(in.ctx.Err(), term.Restore(int(f.Fd()), before))
+	}
+}
+
+// warn prints what is allowed in a document, but seldom right.
+func (s streams) warn(warnings configs.Problems) {
+	for _, w := range warnings {
+		fmt.Fprintf(s.Err, "%s (warning)\n", w)
 	}
 }

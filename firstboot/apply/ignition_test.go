@@ -168,7 +168,7 @@ func TestLikeTheRealIgnition(t *testing.T) {
 			before := ours.whole()
 			name, words, refused := strings.Cut(f.Name, ": refused: ")
 			var err error
-			if _, probs := configs.ParseIgnition(name, f.Data); probs != nil {
+			if _, _, probs := configs.ParseIgnition(name, f.Data); probs != nil {
 				err = probs
 			}
 			if err == nil || refused && !strings.Contains(err.Error(), words) {

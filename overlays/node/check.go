@@ -164,7 +164,7 @@ func (c *check) files(userIgnition []byte) {
 		userIgnition = []byte(c.site.Ignition.Reveal())
 	}
 	if len(userIgnition) > 0 {
-		user, probs := configs.ParseIgnition(ondisk.SlotIgnition, userIgnition)
+		user, _, probs := configs.ParseIgnition(ondisk.SlotIgnition, userIgnition)
 		if probs != nil {
 			c.probs = append(c.probs, probs...)
 			return

@@ -209,7 +209,7 @@ func renderProxy(cfg *types.Config, site *configs.Site) {
 // merge lays a person's config over ours. Ignition's own merge lets the later
 // one win in silence, so what both set is looked for first.
 func merge(cfg types.Config, name string, data []byte) (types.Config, error) {
-	user, probs := configs.ParseIgnition(name, data)
+	user, _, probs := configs.ParseIgnition(name, data)
 	if probs != nil {
 		return cfg, fmt.Errorf("reading %s: %w", name, probs)
 	}

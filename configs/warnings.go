@@ -1,0 +1,105 @@
+package configs
+
+import (
+	"fmt"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Limits of resolvers: kubelet and musl use three DNS servers; glibc before 2.26 in a
+// container uses six search domains.
+const (
+	maxDNSServers    = 3
+	maxSearchDomains = 6
+)
+
+// defaultPodCIDR is the pod network of an Image that does not set one.
+var defaultPodCIDR = netip.MustParsePrefix("10.244.0.0/16")
+
+// defaultVIP is the virtual address of a Site that does not set one.
+var defaultVIP = netip.MustParseAddr("10.103.97.2")
+
+// Warnings returns settings of a valid Site that are allowed, but seldom right. Their
+// paths are fields of the Site; see LocateSite.
+func (s *Site) Warnings() Problems {
+	var w Problems
+	n := &s.Network
+	if len(n.DNS) > maxDNSServers {
+		w.add("network.dns", "has %d servers; pods and the node's own programs use only the first %d: remove the others", len(n.DNS), maxDNSServers)
+	}
+	if len(n.Search) > maxSearchDomains {
+		w.add("network.search", "has %d domains; resolvers in older containers use only the first %d of these and the cluster's own: keep those that are needed", len(n.Search), maxSearchDomains)
+	}
+	for i, d := range n.DNS {
+		if a, err := netip.ParseAddr(d); err == nil && a.IsLinkLocalUnicast() && a.Zone() == "" {
+			w.add(fmt.Sprintf("network.dns[%d]", i), "%s is valid on one interface only: name it, as in %s%%%s", d, d, exampleInterface(n))
+		}
+	}
+	for i, f := range n.Interfaces {
+		for j, o := range n.Interfaces[:i] {
+			if f.MAC == "" && o.MAC == "" && f.Name != o.Name && matchesName(o.Name, f.Name) {
+				w.add(fmt.Sprintf("network.interfaces[%d]", i), "never applies: %s is matched by network.interfaces[%d] (%s), and the first match applies; put this one first", f.Name, j, o.Name)
+				break
+			}
+		}
+	}
+	if vip, err := netip.ParseAddr(s.VIP); err == nil && defaultPodCIDR.Contains(vip) {
+		w.add("vip", "%s is in %s, the default pod network: choose an address outside the networks of pods and Services, unless the cluster has others", vip, defaultPodCIDR)
+	}
+	if !s.Ignition.IsZero() {
+		_, inline, _ := ParseIgnition("", []byte(s.Ignition.Reveal()))
+		for _, p := range inline {
+			w.add("ignition", "%s", inner(p))
+		}
+	}
+	return w
+}
+
+// Warnings returns the warnings of each site; see LocateInventory.
+func (inv *Inventory) Warnings() []Problems {
+	all := make([]Problems, len(inv.Sites))
+	for i := range inv.Sites {
+		all[i] = inv.Sites[i].Site.Warnings()
+	}
+	return all
+}
+
+// exampleInterface returns the name of the first interface that has one.
+func exampleInterface(n *Network) string {
+	for _, f := range n.Interfaces {
+		if f.Name != "" && ifaceName.MatchString(f.Name) {
+			return f.Name
+		}
+	}
+	return "enp1s0"
+}
+
+// matchesName reports whether a pattern matches a plain interface name.
+func matchesName(pattern, name string) bool {
+	if !strings.ContainsAny(pattern, "*?[") || strings.HasPrefix(pattern, "!") || !ifaceName.MatchString(name) {
+		return false
+	}
+	ok, err := path.Match(pattern, name)
+	return err == nil && ok
+}
+
+// repeatable are kernel arguments that may be given several times.
+var repeatable = []string{"console", "earlycon", "earlyprintk", "mtdparts", "memmap", "video", "hugepages", "hugepagesz", "acpi_osi", "systemd.setenv", "systemd.wants", "systemd.mask", "rd.driver.blacklist", "modprobe.blacklist", "module_blacklist", "dyndbg"}
+
+// contradictions warns about kernel arguments that are given with two values.
+func (k *Kernel) contradictions() (warnings []string) {
+	values := map[string]string{}
+	for n, a := range k.Args {
+		key, value, _ := strings.Cut(a, "=")
+		first, twice := values[key]
+		switch {
+		case !twice:
+			values[key] = value
+		case first != value && !slices.Contains(repeatable, key):
+			warnings = append(warnings, fmt.Sprintf("kernel.args[%d]: %s contradicts %s=%s before it: remove one of the two", n, a, key, first))
+		}
+	}
+	return warnings
+}
