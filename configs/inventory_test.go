@@ -88,7 +88,7 @@ func TestInventoryPlaces(t *testing.T) {
     match: {serial: %s}
     nodeType: edge
     nodePool: %s
-    network: {interfaces: [{name: en*, addresses: [192.168.1.20/24]}]}`
+    network: {interfaces: [{name: en*, addresses: [192.168.1.20/24], gateway: 192.168.1.1}]}`
 	mustInventory(t, inventoryHead+fmt.Sprintf(site, "a", "SNA", "berlin")+fmt.Sprintf(site, "b", "SNB", "paris"))
 	_, err := ParseInventory("i", []byte(inventoryHead+fmt.Sprintf(site, "a", "SNA", "berlin")+fmt.Sprintf(site, "b", "SNB", "berlin")))
 	if err == nil || !strings.Contains(err.Error(), "sites[1].network.interfaces[0].addresses[0]: address 192.168.1.20 in node pool berlin is also that of sites[0] (a)") {

@@ -200,9 +200,10 @@ type Network struct {
 }
 
 // Interface is one network interface: name or mac choose it, and it has
-// dhcp, addresses or VLANs.
+// dhcp, addresses or VLANs. With bond or bridge, edgebake makes it.
 type Interface struct {
-	// Name, e.g. enp1s0, or a pattern, e.g. en*.
+	// Name, e.g. enp1s0, or a pattern, e.g. en*. Of a bond or bridge, the name to
+	// give it, e.g. bond0.
 	Name string `yaml:"name,omitempty" json:"name,omitempty"`
 	// MAC address of the card.
 	MAC string `yaml:"mac,omitempty" json:"mac,omitempty"`
@@ -210,9 +211,15 @@ type Interface struct {
 	DHCP bool `yaml:"dhcp,omitempty" json:"dhcp,omitempty"`
 	// Addresses with prefix length, e.g. 192.168.7.20/24.
 	Addresses []string `yaml:"addresses,omitempty" json:"addresses,omitempty"`
-	// Gateway is the default router, inside one of the addresses' networks; at
-	// most one IPv4 and one IPv6 gateway per Site.
+	// Gateway is the default router, inside one of the addresses' networks. Where
+	// all addresses are single ones (/32, /128), any router on the link.
 	Gateway string `yaml:"gateway,omitempty" json:"gateway,omitempty"`
+	// Metric of the default route, from the gateway or DHCP: the lowest one is used
+	// while its interface is up. Two gateways of a family need different ones.
+	Metric int `yaml:"metric,omitempty" json:"metric,omitempty" jsonschema:"minimum=1,maximum=65535"`
+	// NoDefaultRoute takes addresses from DHCP and routers, but no default route: a
+	// further uplink or a network of devices.
+	NoDefaultRoute bool `yaml:"noDefaultRoute,omitempty" json:"noDefaultRoute,omitempty"`
 	// AcceptRA accepts IPv6 router advertisements beside static addresses:
 	// further addresses, routes and DNS servers from any machine on the network.
 	// With dhcp they are always accepted.
@@ -226,6 +233,27 @@ type Interface struct {
 	// WiFi joins a wireless network; name must be the interface's exact name,
 	// e.g. wlan0. The image needs wpasupplicant.
 	WiFi *WiFi `yaml:"wifi,omitempty" json:"wifi,omitempty"`
+	// Bond makes this interface from several others.
+	Bond *Bond `yaml:"bond,omitempty" json:"bond,omitempty"`
+	// Bridge makes this interface a bridge with these ports.
+	Bridge []string `yaml:"bridge,omitempty" json:"bridge,omitempty"`
+}
+
+// Bond joins several cards to one interface.
+type Bond struct {
+	// Interfaces are the names of its cards.
+	Interfaces []string `yaml:"interfaces" json:"interfaces"`
+	// Mode: active-backup needs nothing of the switch, 802.3ad (LACP) a
+	// configured one.
+	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"default=active-backup,enum=active-backup,enum=802.3ad,enum=balance-rr,enum=balance-xor,enum=balance-alb,enum=balance-tlb,enum=broadcast"`
+}
+
+// Ports returns the names of the interfaces that a bond or bridge has.
+func (f *Interface) Ports() []string {
+	if f.Bond != nil {
+		return f.Bond.Interfaces
+	}
+	return f.Bridge
 }
 
 // Route is one static route.
@@ -246,8 +274,14 @@ type VLAN struct {
 	Addresses []string `yaml:"addresses,omitempty" json:"addresses,omitempty"`
 	// Gateway is the default router.
 	Gateway string `yaml:"gateway,omitempty" json:"gateway,omitempty"`
+	// Metric of the default route.
+	Metric int `yaml:"metric,omitempty" json:"metric,omitempty" jsonschema:"minimum=1,maximum=65535"`
+	// NoDefaultRoute takes no default route from DHCP and routers.
+	NoDefaultRoute bool `yaml:"noDefaultRoute,omitempty" json:"noDefaultRoute,omitempty"`
 	// AcceptRA accepts IPv6 router advertisements beside static addresses.
 	AcceptRA bool `yaml:"acceptRA,omitempty" json:"acceptRA,omitempty"`
+	// MTU in bytes, at most that of the interface below.
+	MTU int `yaml:"mtu,omitempty" json:"mtu,omitempty" jsonschema:"minimum=576,maximum=65535"`
 }
 
 // WiFi joins a wireless network.
@@ -257,6 +291,15 @@ type WiFi struct {
 	// PSK is the passphrase (8 to 63 ASCII characters) or the key (64
 	// hexadecimal digits). Without it, the network is open.
 	PSK Secret `yaml:"psk,omitempty" json:"psk,omitempty" text:"any"`
+	// EAP is the method of a network with logins (WPA-Enterprise).
+	EAP string `yaml:"eap,omitempty" json:"eap,omitempty" jsonschema:"enum=peap,enum=ttls"`
+	// Identity is the login's name.
+	Identity string `yaml:"identity,omitempty" json:"identity,omitempty" text:"any"`
+	// Password of the login.
+	Password Secret `yaml:"password,omitempty" json:"password,omitempty" text:"any"`
+	// CACert is the certificate, PEM, of the authority that signed the network's.
+	// Without it, anybody can pose as the network and learn the password.
+	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines"`
 	// Country is the ISO 3166 code of the regulatory domain, e.g. DE.
 	Country string `yaml:"country,omitempty" json:"country,omitempty"`
 }
@@ -264,10 +307,12 @@ type WiFi struct {
 // Proxy is the HTTP proxy of the site. Masters, VIP and endpoint are always
 // reached directly.
 type Proxy struct {
-	// HTTP is the proxy's URL for HTTP.
-	HTTP string `yaml:"http,omitempty" json:"http,omitempty"`
+	// HTTP is the proxy's URL for HTTP, if need be with a login:
+	// http://user:password@proxy.example.com:3128. Write special characters as in
+	// any URL (@ as %40).
+	HTTP Secret `yaml:"http,omitempty" json:"http,omitempty"`
 	// HTTPS is the proxy's URL for HTTPS.
-	HTTPS string `yaml:"https,omitempty" json:"https,omitempty"`
+	HTTPS Secret `yaml:"https,omitempty" json:"https,omitempty"`
 	// NoProxy lists hosts, .domains and CIDRs that are reached directly. The pods
 	// of a control plane also reach pods, Services and private addresses directly.
 	NoProxy []string `yaml:"noProxy,omitempty" json:"noProxy,omitempty"`

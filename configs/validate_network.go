@@ -2,9 +2,11 @@ package configs
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"path"
 	"slices"
 	"strings"
@@ -12,11 +14,12 @@ import (
 
 func (n *Network) validate(probs *Problems) {
 	seen := map[netip.Addr]string{}
-	gateways := map[bool]string{} // by family: is it IPv4
+	gateways := map[gatewayKey]string{}
 	vlans := map[int]string{}
 	for i := range n.Interfaces {
 		n.Interfaces[i].validate(fmt.Sprintf("network.interfaces[%d]", i), n.Interfaces[:i], seen, gateways, vlans, probs)
 	}
+	n.validatePorts(probs)
 	checkDNS(n.DNS, probs)
 	for i, d := range n.Search {
 		if !isDNSName(strings.ToLower(d)) {
@@ -61,14 +64,20 @@ func checkNTP(servers []string, probs *Problems) {
 }
 
 func (p *Proxy) validate(probs *Problems) {
-	for _, u := range []struct{ path, url string }{{"network.proxy.http", p.HTTP}, {"network.proxy.https", p.HTTPS}} {
+	for _, u := range []struct{ path, url string }{{"network.proxy.http", p.HTTP.Reveal()}, {"network.proxy.https", p.HTTPS.Reveal()}} {
 		if u.url == "" {
 			continue
 		}
-		if bad := badURL(u.url, "http", "https"); bad != "" {
+		// The URL may have a password, so no message quotes it.
+		login, rest := splitLogin(u.url)
+		_, err := url.ParseRequestURI(u.url)
+		switch bad := badURL(rest, "http", "https"); {
+		case login != "" && (bad != "" || err != nil):
+			probs.add(u.path, "is not a URL, such as http://user:password@proxy.example.com:3128; write special characters of the login as in any URL (@ as %%40, : as %%3A, / as %%2F, %% as %%25)")
+		case bad != "":
 			probs.add(u.path, "%s", bad)
-		} else if strings.ContainsAny(u.url, `"'\$%`) || badText(u.url) != "" {
-			probs.add(u.path, "contains a quote, $, %% or control character")
+		case strings.ContainsAny(u.url, `"'\$`) || badText(u.url) != "":
+			probs.add(u.path, "contains a quote, $ or control character: write it as in any URL ($ as %%24)")
 		}
 	}
 	for i, h := range p.NoProxy {
@@ -79,12 +88,109 @@ func (p *Proxy) validate(probs *Problems) {
 			probs.add(path, "%q is neither a host, a .domain nor a CIDR, e.g. example.com or 10.0.0.0/8", shorten(h))
 		}
 	}
-	if len(p.NoProxy) > 0 && p.HTTP == "" && p.HTTPS == "" {
+	if len(p.NoProxy) > 0 && p.HTTP.IsZero() && p.HTTPS.IsZero() {
 		probs.add("network.proxy.noProxy", "has no meaning without network.proxy.http or .https")
 	}
 }
 
-func (f *Interface) validate(path string, before []Interface, seen map[netip.Addr]string, gateways map[bool]string, vlans map[int]string, probs *Problems) {
+// splitLogin takes the login, with its @, out of a URL.
+func splitLogin(u string) (login, rest string) {
+	scheme, after, ok := strings.Cut(u, "://")
+	if !ok {
+		return "", u
+	}
+	at := strings.LastIndexByte(after, '@')
+	return after[:at+1], scheme + "://" + after[at+1:]
+}
+
+// gatewayKey is what two default routes must differ in.
+type gatewayKey struct {
+	v4     bool
+	metric int
+}
+
+// validatePorts checks bonds and bridges against the other interfaces.
+func (n *Network) validatePorts(probs *Problems) {
+	owners := map[string]string{} // port: the field that has it
+	named := map[string]int{}
+	for i, f := range n.Interfaces {
+		if f.Name != "" {
+			named[f.Name] = i
+		}
+	}
+	for i := range n.Interfaces {
+		f := &n.Interfaces[i]
+		field := fmt.Sprintf("network.interfaces[%d].bridge", i)
+		if f.Bond != nil {
+			field = fmt.Sprintf("network.interfaces[%d].bond.interfaces", i)
+		}
+		for j, port := range f.Ports() {
+			sub := fmt.Sprintf("%s[%d]", field, j)
+			at, listed := named[port]
+			switch other, twice := owners[port]; {
+			case badInterfaceName(port, false) != "" || port == "":
+				probs.add(sub, "%q is not the name of an interface, e.g. eno1", shorten(port))
+			case port == f.Name:
+				probs.add(sub, "%s cannot be a port of itself", port)
+			case twice:
+				probs.add(sub, "%s is %s already", port, other)
+			case listed && (n.Interfaces[at].DHCP || len(n.Interfaces[at].Addresses) > 0):
+				probs.add(sub, "%s has addresses of its own in network.interfaces[%d]: move them to %s", port, at, f.Name)
+			case listed && slices.Contains(n.Interfaces[at].Ports(), f.Name):
+				probs.add(sub, "%s is built on %s, and cannot be a port of it", port, f.Name)
+			case listed && n.Interfaces[at].Bridge != nil:
+				probs.add(sub, "%s is a bridge: list its ports here instead", port)
+			case !listed:
+				for k, o := range n.Interfaces {
+					if matchesName(o.Name, port) && o.MAC == "" && len(o.Ports()) == 0 {
+						probs.add(sub, "%s is matched by network.interfaces[%d] (%s), which configures it by itself: write the names of the interfaces meant there", port, k, o.Name)
+					}
+				}
+			}
+			if owners[port] == "" {
+				owners[port] = sub
+			}
+		}
+	}
+	for i, f := range n.Interfaces {
+		if _, isPort := owners[f.Name]; !f.DHCP && len(f.Addresses) == 0 && len(f.VLANs) == 0 && (f.Name == "" || !isPort) {
+			probs.add(fmt.Sprintf("network.interfaces[%d]", i), "has neither dhcp: true nor addresses nor vlans")
+		}
+	}
+}
+
+// validateMade checks what an interface may have that edgebake makes.
+func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
+	if f.Bond == nil && f.Bridge == nil {
+		return
+	}
+	what := "bond"
+	if f.Bond == nil {
+		what = "bridge"
+	}
+	switch {
+	case f.Bond != nil && f.Bridge != nil:
+		probs.add(path, "has both bond and bridge: give the bond an item of its own, and its name as a port of the bridge")
+	case len(f.Ports()) == 0:
+		probs.add(path+"."+what, "has no interfaces: name at least one, e.g. eno1")
+	}
+	if f.Name == "" || glob {
+		probs.add(path+".name", "a %s needs a name of its own, e.g. %s", what, map[string]string{"bond": "bond0", "bridge": "br0"}[what])
+	} else if slices.Contains(takenNames, f.Name) || strings.HasPrefix(f.Name, "vlan") {
+		probs.add(path+".name", "%s is used by the node's own networks: choose another, e.g. %s", f.Name, map[string]string{"bond": "bond0", "bridge": "br0"}[what])
+	}
+	if f.MAC != "" {
+		probs.add(path+".mac", "chooses a card, and a %s is made: remove it", what)
+	}
+	if f.WiFi != nil {
+		probs.add(path+".wifi", "a %s cannot join a wireless network", what)
+	}
+}
+
+// takenNames are interfaces that a node's cluster networks make.
+var takenNames = []string{"cni0", "docker0", "flannel.1", "kube-ipvs0", "kube-bridge", "cilium_host", "nodelocaldns", "yurthub-dummy0"}
+
+func (f *Interface) validate(path string, before []Interface, seen map[netip.Addr]string, gateways map[gatewayKey]string, vlans map[int]string, probs *Problems) {
 	glob := strings.ContainsAny(f.Name, "*?[!")
 	switch {
 	case f.Name == "" && f.MAC == "":
@@ -104,11 +210,9 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 	}) {
 		probs.add(path, "this interface is listed twice; put all its addresses into one item")
 	}
-	if !f.DHCP && len(f.Addresses) == 0 && len(f.VLANs) == 0 {
-		probs.add(path, "has neither dhcp: true nor addresses nor vlans")
-	}
+	f.validateMade(path, glob, probs)
 	checkRA(path, f.DHCP, f.AcceptRA, f.Addresses, probs)
-	prefixes := checkAddressing(path, f.DHCP, f.Addresses, f.Gateway, f.MTU, seen, gateways, probs)
+	prefixes := checkAddressing(addressed{path, f.DHCP, f.Addresses, f.Gateway, f.MTU, f.Metric, f.NoDefaultRoute}, seen, gateways, probs)
 	routes := repeats{}
 	for i, r := range f.Routes {
 		sub := fmt.Sprintf("%s.routes[%d]", path, i)
@@ -117,7 +221,7 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 		switch {
 		case err != nil:
 		case to.Bits() == 0:
-			defaultRoute(sub+".to", to.Addr().Is4(), gateways, probs)
+			defaultRoute(sub+".to", gatewayKey{to.Addr().Is4(), f.Metric}, gateways, probs)
 		case routes.again(r.To):
 			probs.add(sub+".to", "the interface has a route to %s already", r.To)
 		}
@@ -136,7 +240,10 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 			probs.add(sub, "has neither dhcp: true nor addresses")
 		}
 		checkRA(sub, v.DHCP, v.AcceptRA, v.Addresses, probs)
-		checkAddressing(sub, v.DHCP, v.Addresses, v.Gateway, 0, seen, gateways, probs)
+		checkAddressing(addressed{sub, v.DHCP, v.Addresses, v.Gateway, v.MTU, v.Metric, v.NoDefaultRoute}, seen, gateways, probs)
+		if parent := cmp.Or(f.MTU, 1500); v.MTU > parent {
+			probs.add(sub+".mtu", "%d is larger than that of the interface below (%d): set mtu there too", v.MTU, parent)
+		}
 	}
 	if f.WiFi != nil {
 		f.WiFi.validate(path+".wifi", probs)
@@ -176,10 +283,29 @@ func checkRA(path string, dhcp, acceptRA bool, addresses []string, probs *Proble
 	}
 }
 
+// addressed has the fields that an interface and a VLAN share.
+type addressed struct {
+	path           string
+	dhcp           bool
+	addresses      []string
+	gateway        string
+	mtu, metric    int
+	noDefaultRoute bool
+}
+
 // checkAddressing checks the addresses and the gateway of one interface or
 // VLAN and returns the subnets it is in.
-func checkAddressing(path string, dhcp bool, addresses []string, gateway string, mtu int, seen map[netip.Addr]string, gateways map[bool]string, probs *Problems) []netip.Prefix {
+func checkAddressing(f addressed, seen map[netip.Addr]string, gateways map[gatewayKey]string, probs *Problems) []netip.Prefix {
+	path, dhcp, addresses, gateway, mtu := f.path, f.dhcp, f.addresses, f.gateway, f.mtu
 	var prefixes []netip.Prefix
+	switch {
+	case f.noDefaultRoute && gateway != "":
+		probs.add(path+".noDefaultRoute", "contradicts gateway: remove one of the two")
+	case f.noDefaultRoute && !dhcp:
+		probs.add(path+".noDefaultRoute", "has no effect without dhcp: remove it")
+	case f.metric != 0 && f.noDefaultRoute:
+		probs.add(path+".metric", "has no effect with noDefaultRoute: remove it")
+	}
 	var bad bool
 	for i, s := range addresses {
 		sub := fmt.Sprintf("%s.addresses[%d]", path, i)
@@ -242,23 +368,94 @@ func checkAddressing(path string, dhcp bool, addresses []string, gateway string,
 	case bad || g.Is6() && g.IsLinkLocalUnicast():
 	case len(prefixes) == 0 && dhcp:
 		probs.add(sub, "comes from DHCP here; remove it, or give addresses")
-	case !containsAddr(prefixes, g):
-		probs.add(sub, "%s is in none of the interface's networks (%s)", g, strings.Join(addresses, ", "))
+	case !containsAddr(prefixes, g) && !OnLink(addresses, g):
+		probs.add(sub, "%s is in none of the interface's networks (%s); to reach a router outside of them, give the addresses as single ones (%s)", g, strings.Join(addresses, ", "), singleAddress(prefixes, g))
 	case slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == g }):
 		probs.add(sub, "%s is the machine's own address", g)
 	}
-	defaultRoute(sub, g.Is4(), gateways, probs)
+	defaultRoute(sub, gatewayKey{g.Is4(), f.metric}, gateways, probs)
 	return prefixes
 }
 
-// defaultRoute notes the field that gives a family's default route, of which
-// there can be one.
-func defaultRoute(path string, v4 bool, gateways map[bool]string, probs *Problems) {
-	if other, twice := gateways[v4]; twice {
-		probs.add(path, "there is a default gateway already (%s); use routes for further networks", other)
+// OnLink reports whether a gateway is reached directly although it is in no network of
+// the interface: its addresses of the gateway's family are single ones.
+func OnLink(addresses []string, gateway netip.Addr) bool {
+	single := false
+	for _, s := range addresses {
+		p, err := netip.ParsePrefix(s)
+		if err != nil || p.Addr().Is4() != gateway.Is4() {
+			continue
+		}
+		if !p.IsSingleIP() {
+			return false
+		}
+		single = true
+	}
+	return single
+}
+
+// singleAddress is an example of an address of the gateway's family on its own.
+func singleAddress(prefixes []netip.Prefix, gateway netip.Addr) string {
+	for _, p := range prefixes {
+		if p.Addr().Is4() == gateway.Is4() {
+			return netip.PrefixFrom(p.Addr(), p.Addr().BitLen()).String()
+		}
+	}
+	return "192.0.2.1/32"
+}
+
+// defaultRoute notes the field that gives a default route. Several of a family need
+// different metrics.
+func defaultRoute(path string, key gatewayKey, gateways map[gatewayKey]string, probs *Problems) {
+	if other, twice := gateways[key]; twice {
+		probs.add(path, "there is a default gateway already (%s): give one of the two interfaces a metric (the lowest is used first), or use routes for further networks", other)
 		return
 	}
-	gateways[v4] = path
+	gateways[key] = path
+}
+
+// validateReach reports API servers that no route leads to. Only static networks are
+// known; an Ignition config may add to them.
+func (s *Site) validateReach(probs *Problems) {
+	if len(s.Network.Interfaces) == 0 || !s.Ignition.IsZero() || s.IgnitionFile != "" {
+		return
+	}
+	var direct []netip.Prefix
+	for i := range s.Network.Interfaces {
+		f := &s.Network.Interfaces[i]
+		if f.DHCP || f.AcceptRA || f.Gateway != "" {
+			return
+		}
+		direct = append(direct, parsedPrefixes(f.Addresses)...)
+		for _, r := range f.Routes {
+			direct = append(direct, parsedPrefixes([]string{r.To})...)
+		}
+		for _, v := range f.VLANs {
+			if v.DHCP || v.AcceptRA || v.Gateway != "" {
+				return
+			}
+			direct = append(direct, parsedPrefixes(v.Addresses)...)
+		}
+	}
+	for i, m := range s.Masters {
+		a, err := netip.ParseAddrPort(m)
+		if err != nil || len(direct) == 0 || a.Addr().Zone() != "" {
+			continue
+		}
+		if !slices.ContainsFunc(direct, func(p netip.Prefix) bool { return p.Masked().Contains(a.Addr().Unmap()) }) {
+			probs.add(fmt.Sprintf("masters[%d]", i), "no route leads to %s: add network.interfaces[].gateway, or a route to its network", a.Addr())
+		}
+	}
+}
+
+// parsedPrefixes returns those that are valid.
+func parsedPrefixes(list []string) (prefixes []netip.Prefix) {
+	for _, s := range list {
+		if p, err := netip.ParsePrefix(s); err == nil {
+			prefixes = append(prefixes, p)
+		}
+	}
+	return prefixes
 }
 
 // partOf is the hostPart of a in the first network that it is special in.
@@ -327,6 +524,25 @@ func (w *WiFi) validate(path string, probs *Problems) {
 		// IEEE 802.11: a passphrase is 8 to 63 printable ASCII characters.
 		if len(psk) < 8 || len(psk) > 63 || strings.ContainsFunc(psk, func(r rune) bool { return r < 0x20 || r > 0x7e }) {
 			probs.add(path+".psk", "must be 8 to 63 printable ASCII characters, or 64 hexadecimal digits")
+		}
+	}
+	switch login := w.Identity != "" || !w.Password.IsZero() || w.CACert != ""; {
+	case w.EAP == "" && login:
+		probs.add(path+".eap", "is missing: with identity and password, name the method, peap or ttls")
+	case w.EAP == "":
+	case !w.PSK.IsZero():
+		probs.add(path+".psk", "is for networks without logins: remove it, or eap")
+	default:
+		if w.Identity == "" {
+			probs.missing(path+".identity", "is required with eap")
+		}
+		if w.Password.IsZero() {
+			probs.missing(path+".password", "is required with eap")
+		}
+	}
+	if w.CACert != "" {
+		if _, err := parseCA(w.CACert); err != nil {
+			probs.add(path+".caCert", "%v", err)
 		}
 	}
 	if w.Country != "" && !countryCode.MatchString(w.Country) {

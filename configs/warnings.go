@@ -38,6 +38,9 @@ func (s *Site) Warnings() Problems {
 		}
 	}
 	for i, f := range n.Interfaces {
+		if f.WiFi != nil && f.WiFi.EAP != "" && f.WiFi.CACert == "" {
+			w.add(fmt.Sprintf("network.interfaces[%d].wifi", i), "anybody can pose as the network %q and learn the password: give caCert, the authority of the network's certificate", f.WiFi.SSID)
+		}
 		for j, o := range n.Interfaces[:i] {
 			if f.MAC == "" && o.MAC == "" && f.Name != o.Name && matchesName(o.Name, f.Name) {
 				w.add(fmt.Sprintf("network.interfaces[%d]", i), "never applies: %s is matched by network.interfaces[%d] (%s), and the first match applies; put this one first", f.Name, j, o.Name)

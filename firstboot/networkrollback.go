@@ -420,6 +420,7 @@ func loadNetwork(ctx context.Context, e *Env, paths []string) error {
 		}
 	}
 	var errs []error
+	e.deleteDevices(ctx, paths)
 	if err := e.reloadNetwork(ctx); err != nil {
 		errs = append(errs, fmt.Errorf("loading the network settings: %w", err))
 	}

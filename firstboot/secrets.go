@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"net/url"
 	"strings"
 
 	"github.com/edgebake/edgebake/cluster/api"
@@ -35,6 +36,14 @@ func secretsOf(s *configs.Site) []string {
 	for _, i := range s.Network.Interfaces {
 		if i.WiFi != nil {
 			add(i.WiFi.PSK.Reveal())
+			add(i.WiFi.Password.Reveal())
+		}
+	}
+	for _, proxy := range []configs.Secret{s.Network.Proxy.HTTP, s.Network.Proxy.HTTPS} {
+		if u, err := url.Parse(proxy.Reveal()); err == nil && u.User != nil {
+			password, _ := u.User.Password()
+			add(password)
+			add(u.User.String())
 		}
 	}
 	for _, u := range s.Users {

@@ -334,7 +334,8 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 		{[]string{"/etc/systemd/journald.conf"}, "restart", "systemd-journald.service"},
 		{[]string{"/etc/systemd/resolved.conf"}, "restart", "systemd-resolved.service"},
 		{[]string{"/etc/systemd/timesyncd.conf"}, "restart", "systemd-timesyncd.service"},
-		{[]string{"/etc/containerd/config.toml", "/etc/containerd/conf.d/"}, "try-restart", "containerd.service"},
+		{[]string{"/etc/containerd/config.toml", "/etc/containerd/conf.d/", ondisk.ProxyEnv}, "try-restart", "containerd.service"},
+		{[]string{ondisk.ProxyEnv}, "try-restart", "kubelet.service"},
 	} {
 		if !under(r.dirs...) {
 			continue
@@ -349,6 +350,7 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 		}
 	}
 	if under("/etc/systemd/network/") {
+		e.deleteDevices(ctx, c.Paths)
 		if err := e.reloadNetwork(ctx); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -465,6 +467,21 @@ func (e *Env) reloadNetwork(ctx context.Context) error {
 		return e.Remove(unloadedNetwork)
 	}
 	return nil
+}
+
+// deleteDevices removes the bonds, bridges and VLANs whose files are gone from these
+// paths: networkd makes such devices, but leaves them, with their addresses, when a
+// reload does not find them any more.
+func (e *Env) deleteDevices(ctx context.Context, paths []string) {
+	for _, p := range paths {
+		name, ok := node.MadeDevice(p)
+		if !ok || e.exists(p) {
+			continue
+		}
+		if err := e.Run(ctx, Cmd{Args: []string{"networkctl", "delete", name}}); err != nil {
+			e.Log.Warn("removing an interface of the former network settings", "interface", name, "error", err)
+		}
+	}
 }
 
 // lateReload has networkd read the settings that it could not be told of when they were

@@ -96,6 +96,7 @@ const (
 	HealthyFile    = "/run/edgebake-healthy"          // this boot is as good as the last: UnitHealthy waits for it
 	ImportImageDir = "/var/lib/edgebake/import"       // archives of mode "import", removed once imported
 	YurthubEnv     = "/etc/edgebake/yurthub.env"      // yurthub's arguments, for its unit
+	ProxyEnv       = "/etc/edgebake/proxy.env"        // the Site's proxy, for containerd and kubelet
 	KubeletConfig  = "/var/lib/kubelet/config.yaml"   // kubelet is held by its absence
 	KubernetesDir  = "/etc/kubernetes"                // kubeadm's and kubelet's, on DATA
 	ManifestsDir   = "/etc/kubernetes/manifests"      // static pods

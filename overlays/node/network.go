@@ -6,7 +6,9 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net"
+	"net/netip"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -29,24 +31,55 @@ func renderNetwork(cfg *types.Config, n *configs.Network) error {
 		// The image's default, but with the site's servers instead of DHCP's.
 		ifaces = []configs.Interface{{Name: "en* eth*", DHCP: true}}
 	}
+	ports := portsOf(ifaces)
+	cards := slices.DeleteFunc(slices.Clone(ifaces), func(f configs.Interface) bool { return ports[f.Name] != "" })
+	last := lastResort(ifaces)
 	for i, f := range ifaces {
 		base := fmt.Sprintf("%s20-edgebake-%02d", networkDir, i)
-		addFile(cfg, base+".network", 0o644, interfaceFile(n, &f, len(ifaces) == 1))
-		for _, v := range f.VLANs {
+		text := interfaceFile(n, &f, ports[f.Name], len(cards) == 1)
+		if last == vlanOf(i, -1) {
+			text += lastResortRoute(f.Addresses)
+		}
+		addFile(cfg, base+".network", 0o644, text)
+		if len(f.Ports()) > 0 {
+			addFile(cfg, base+"-"+f.Name+".netdev", 0o644, madeDevice(&f))
+			// Without it udev gives a bond and a bridge an address of their own, which no
+			// reservation of a DHCP server knows.
+			addFile(cfg, base+"-"+f.Name+".link", 0o644, fmt.Sprintf("%s[Match]\nOriginalName=%s\n\n[Link]\nMACAddressPolicy=none\n", header, f.Name))
+		}
+		for _, port := range f.Ports() {
+			if !slices.ContainsFunc(ifaces, func(o configs.Interface) bool { return o.Name == port }) {
+				addFile(cfg, base+"-port-"+port+".network", 0o644, portFile(&f, port))
+			}
+		}
+		for j, v := range f.VLANs {
 			name := vlanName(v.ID)
 			addFile(cfg, base+"-"+name+".netdev", 0o644,
 				fmt.Sprintf("%s[NetDev]\nName=%s\nKind=vlan\n\n[VLAN]\nId=%d\n", header, name, v.ID))
 			var b strings.Builder
-			fmt.Fprintf(&b, "%s[Match]\nName=%s\n\n[Network]\n", header, name)
-			addressing(&b, v.DHCP, v.AcceptRA, v.Addresses, v.Gateway)
-			if len(ifaces) == 1 && f.WiFi == nil && isStatic(v.DHCP, v.Addresses) {
+			fmt.Fprintf(&b, "%s[Match]\nName=%s\n", header, name)
+			if v.MTU != 0 {
+				fmt.Fprintf(&b, "\n[Link]\nMTUBytes=%d\n", v.MTU)
+			}
+			b.WriteString("\n[Network]\n")
+			a := addressed{v.DHCP, v.AcceptRA, v.NoDefaultRoute, v.Addresses, v.Gateway, v.Metric}
+			a.network(&b, false)
+			if len(cards) == 1 && f.WiFi == nil && isStatic(v.DHCP, v.Addresses) {
 				b.WriteString(withoutCarrier)
 			}
-			learnedSections(&b, n, v.DHCP, v.AcceptRA)
+			a.learned(&b, n)
+			a.gatewayRoute(&b)
+			if last == vlanOf(i, j) {
+				b.WriteString(lastResortRoute(v.Addresses))
+			}
 			addFile(cfg, base+"-"+name+".network", 0o644, b.String())
 		}
 		if f.WiFi != nil {
-			wpa, err := wpaFile(f.WiFi)
+			ca := "/etc/wpa_supplicant/ca-" + f.Name + ".pem"
+			if f.WiFi.CACert != "" {
+				addFile(cfg, ca, 0o644, f.WiFi.CACert)
+			}
+			wpa, err := wpaFile(f.WiFi, ca)
 			if err != nil {
 				return fmt.Errorf("rendering the Wi-Fi of %s: %w", f.Name, err)
 			}
@@ -77,7 +110,99 @@ func renderNetwork(cfg *types.Config, n *configs.Network) error {
 // VLAN ids are unique in a site, so the id is enough of a name.
 func vlanName(id int) string { return fmt.Sprintf("vlan%d", id) }
 
-func interfaceFile(n *configs.Network, f *configs.Interface, only bool) string {
+// portsOf maps each port to the line that makes it one.
+func portsOf(ifaces []configs.Interface) map[string]string {
+	ports := map[string]string{}
+	for i := range ifaces {
+		for _, p := range ifaces[i].Ports() {
+			ports[p] = portLine(&ifaces[i])
+		}
+	}
+	return ports
+}
+
+func portLine(f *configs.Interface) string {
+	if f.Bond != nil {
+		return "Bond=" + f.Name + "\n"
+	}
+	return "Bridge=" + f.Name + "\n"
+}
+
+// portFile configures a card that has no item of its own in the Site.
+func portFile(f *configs.Interface, port string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s[Match]\nName=%s\n", header, port)
+	if f.MTU != 0 {
+		fmt.Fprintf(&b, "\n[Link]\nMTUBytes=%d\n", f.MTU)
+	}
+	b.WriteString("\n[Network]\n" + portLine(f))
+	return b.String()
+}
+
+// madeDevice makes a bond or bridge with the MAC address of a port.
+func madeDevice(f *configs.Interface) string {
+	if f.Bond == nil {
+		return fmt.Sprintf("%s[NetDev]\nName=%s\nKind=bridge\nMACAddress=none\n", header, f.Name)
+	}
+	return fmt.Sprintf("%s[NetDev]\nName=%s\nKind=bond\nMACAddress=none\n\n[Bond]\nMode=%s\nMIIMonitorSec=100ms\n", header, f.Name, f.Bond.Mode)
+}
+
+var madeDeviceFile = regexp.MustCompile(`^/etc/systemd/network/20-edgebake-[0-9]+-(.+)\.netdev$`)
+
+// MadeDevice returns the interface that a file of the network settings makes.
+func MadeDevice(file string) (name string, ok bool) {
+	if m := madeDeviceFile.FindStringSubmatch(file); m != nil {
+		return m[1], true
+	}
+	return "", false
+}
+
+// vlanOf numbers an interface (VLAN -1) and its VLANs.
+func vlanOf(iface, vlan int) [2]int { return [2]int{iface, vlan} }
+
+// lastResort finds the interface that gets a route of last resort: the first one with
+// static addresses where nothing gives a default route. Without any route to a
+// Service's address, programs in the network of the host cannot connect to it, although
+// kube-proxy would send them elsewhere.
+func lastResort(ifaces []configs.Interface) [2]int {
+	none := vlanOf(-1, -1)
+	found := none
+	for i, f := range ifaces {
+		if f.DHCP || f.Gateway != "" || slices.ContainsFunc(f.Routes, func(r configs.Route) bool { return strings.HasSuffix(r.To, "/0") }) {
+			return none
+		}
+		if found == none && len(f.Addresses) > 0 {
+			found = vlanOf(i, -1)
+		}
+		for j, v := range f.VLANs {
+			if v.DHCP || v.Gateway != "" {
+				return none
+			}
+			if found == none && len(v.Addresses) > 0 {
+				found = vlanOf(i, j)
+			}
+		}
+	}
+	return found
+}
+
+func lastResortRoute(addresses []string) string {
+	var b strings.Builder
+	for _, family := range []struct {
+		v4    bool
+		route string
+	}{{true, "Destination=0.0.0.0/0\nScope=link"}, {false, "Destination=::/0"}} {
+		if slices.ContainsFunc(addresses, func(s string) bool {
+			p, err := netip.ParsePrefix(s)
+			return err == nil && p.Addr().Is4() == family.v4
+		}) {
+			fmt.Fprintf(&b, "\n# The addresses of Services need some route; no gateway is known.\n[Route]\n%s\nMetric=65535\n", family.route)
+		}
+	}
+	return b.String()
+}
+
+func interfaceFile(n *configs.Network, f *configs.Interface, port string, only bool) string {
 	var b strings.Builder
 	b.WriteString(header + "[Match]\n")
 	if f.Name != "" {
@@ -98,16 +223,22 @@ func interfaceFile(n *configs.Network, f *configs.Interface, only bool) string {
 		fmt.Fprintf(&b, "\n[Link]\nMTUBytes=%d\n", f.MTU)
 	}
 	b.WriteString("\n[Network]\n")
-	addressing(&b, f.DHCP, f.AcceptRA, f.Addresses, f.Gateway)
+	a := addressed{f.DHCP, f.AcceptRA, f.NoDefaultRoute, f.Addresses, f.Gateway, f.Metric}
+	a.network(&b, port != "")
+	b.WriteString(port)
 	for _, v := range f.VLANs {
 		fmt.Fprintf(&b, "VLAN=%s\n", vlanName(v.ID))
 	}
 	if only && !f.DHCP && f.WiFi == nil && (len(f.Addresses) > 0 || slices.ContainsFunc(f.VLANs, func(v configs.VLAN) bool { return isStatic(v.DHCP, v.Addresses) })) {
 		b.WriteString(withoutCarrier)
 	}
-	learnedSections(&b, n, f.DHCP, f.AcceptRA)
+	a.learned(&b, n)
+	a.gatewayRoute(&b)
 	for _, r := range f.Routes {
 		fmt.Fprintf(&b, "\n[Route]\nDestination=%s\nGateway=%s\n", r.To, r.Via)
+		if f.Metric != 0 && strings.HasSuffix(r.To, "/0") {
+			fmt.Fprintf(&b, "Metric=%d\n", f.Metric)
+		}
 	}
 	return b.String()
 }
@@ -120,22 +251,31 @@ const withoutCarrier = "ConfigureWithoutCarrier=yes\nIgnoreCarrierLoss=yes\n"
 
 func isStatic(dhcp bool, addresses []string) bool { return !dhcp && len(addresses) > 0 }
 
-func addressing(b *strings.Builder, dhcp, acceptRA bool, addresses []string, gateway string) {
-	if dhcp {
+// addressed has the fields that an interface and a VLAN share.
+type addressed struct {
+	dhcp, acceptRA, noDefaultRoute bool
+	addresses                      []string
+	gateway                        string
+	metric                         int
+}
+
+// network writes the addressing part of the section Network.
+func (a addressed) network(b *strings.Builder, isPort bool) {
+	if a.dhcp {
 		b.WriteString("DHCP=yes\n")
 	}
-	for _, a := range addresses {
-		fmt.Fprintf(b, "Address=%s\n", a)
+	for _, s := range a.addresses {
+		fmt.Fprintf(b, "Address=%s\n", s)
 	}
-	if gateway != "" {
-		fmt.Fprintf(b, "Gateway=%s\n", gateway)
+	if a.gateway != "" && !a.ownRoute() {
+		fmt.Fprintf(b, "Gateway=%s\n", a.gateway)
 	}
 	switch {
-	case dhcp: // which router advertisements belong to
-	case len(addresses) == 0:
-		// A trunk: only its VLANs speak.
+	case a.dhcp: // which router advertisements belong to
+	case len(a.addresses) == 0 || isPort:
+		// A trunk or a port: only what is built on it speaks.
 		b.WriteString("LinkLocalAddressing=no\nIPv6AcceptRA=no\n")
-	case acceptRA:
+	case a.acceptRA:
 		b.WriteString("IPv6AcceptRA=yes\n")
 	default:
 		// Any machine on the network can send one, and with it routes and DNS servers.
@@ -143,29 +283,59 @@ func addressing(b *strings.Builder, dhcp, acceptRA bool, addresses []string, gat
 	}
 }
 
-// learnedSections limits what is taken from DHCP servers and routers. Never the host
-// name: the node's name is the site's. The site's own servers replace theirs, and a
-// lease is requested by MAC address, since the machine ID is new at first boot.
-func learnedSections(b *strings.Builder, n *configs.Network, dhcp, acceptRA bool) {
-	if dhcp {
-		var use string
-		if len(n.DNS) > 0 {
-			use += "UseDNS=no\n"
-		}
+// ownRoute reports whether the gateway needs what a section Route alone can say.
+func (a addressed) ownRoute() bool { return a.metric != 0 || a.onLink() }
+
+func (a addressed) onLink() bool {
+	g, err := netip.ParseAddr(a.gateway)
+	return err == nil && !g.IsLinkLocalUnicast() && configs.OnLink(a.addresses, g)
+}
+
+// gatewayRoute writes the default route where network has not.
+func (a addressed) gatewayRoute(b *strings.Builder) {
+	if a.gateway == "" || !a.ownRoute() {
+		return
+	}
+	fmt.Fprintf(b, "\n[Route]\nGateway=%s\n", a.gateway)
+	if a.onLink() {
+		b.WriteString("GatewayOnLink=yes\n")
+	}
+	if a.metric != 0 {
+		fmt.Fprintf(b, "Metric=%d\n", a.metric)
+	}
+}
+
+// learned limits what is taken from DHCP servers and routers. Never the host name: the
+// node's name is the site's. The site's own servers replace theirs, and a lease is
+// requested by MAC address, since the machine ID is new at first boot.
+func (a addressed) learned(b *strings.Builder, n *configs.Network) {
+	var route, use string
+	if a.noDefaultRoute {
+		route = "UseGateway=no\n"
+	}
+	if a.metric != 0 {
+		route = fmt.Sprintf("RouteMetric=%d\n", a.metric)
+	}
+	if len(n.DNS) > 0 {
+		use += "UseDNS=no\n"
+	}
+	ra := route + use
+	if a.dhcp {
 		if len(n.NTP) > 0 {
 			use += "UseNTP=no\n"
 		}
-		b.WriteString("\n[DHCPv4]\nUseHostname=no\nClientIdentifier=mac\n" + use)
+		b.WriteString("\n[DHCPv4]\nUseHostname=no\nClientIdentifier=mac\n" + route + use)
 		b.WriteString("\n[DHCPv6]\nUseHostname=no\n" + use)
 	}
-	if (dhcp || acceptRA) && len(n.DNS) > 0 {
-		b.WriteString("\n[IPv6AcceptRA]\nUseDNS=no\n")
+	if (a.dhcp || a.acceptRA) && ra != "" {
+		b.WriteString("\n[IPv6AcceptRA]\n" + ra)
 	}
 }
 
 // wpaFile is wpa_supplicant's configuration for one network. The SSID goes
-// in as hexadecimal digits, which need no quoting.
-func wpaFile(w *configs.WiFi) (string, error) {
+// in as hexadecimal digits, which need no quoting; ca is the path of the network's
+// authority.
+func wpaFile(w *configs.WiFi, ca string) (string, error) {
 	var b strings.Builder
 	b.WriteString(header + "ctrl_interface=/run/wpa_supplicant\n")
 	if w.Country != "" {
@@ -173,6 +343,13 @@ func wpaFile(w *configs.WiFi) (string, error) {
 	}
 	fmt.Fprintf(&b, "\nnetwork={\n\tscan_ssid=1\n\tssid=%s\n", hex.EncodeToString([]byte(w.SSID)))
 	switch psk := w.PSK.Reveal(); {
+	case w.EAP != "":
+		// Hexadecimal digits need no quoting. Both methods have MSCHAPv2 inside.
+		fmt.Fprintf(&b, "\tkey_mgmt=WPA-EAP WPA-EAP-SHA256\n\tieee80211w=1\n\teap=%s\n\tidentity=%x\n\tpassword=%x\n\tphase2=\"auth=MSCHAPV2\"\n",
+			strings.ToUpper(w.EAP), w.Identity, w.Password.Reveal())
+		if w.CACert != "" {
+			fmt.Fprintf(&b, "\tca_cert=\"%s\"\n", ca)
+		}
 	case psk == "":
 		b.WriteString("\tkey_mgmt=NONE\n")
 	case len(psk) == 64: // the key itself, which WPA3 cannot use

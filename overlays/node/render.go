@@ -14,6 +14,7 @@ import (
 	"github.com/vincent-petithory/dataurl"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 // Render returns the operating-system settings of a site on a machine as an
@@ -174,7 +175,7 @@ func ControlPlaneProxyEnv(site *configs.Site) []string {
 
 func proxyEnv(site *configs.Site, also []string) []string {
 	p := site.Network.Proxy
-	if p.HTTP == "" && p.HTTPS == "" {
+	if p.HTTP.IsZero() && p.HTTPS.IsZero() {
 		return nil
 	}
 	direct := []string{"localhost", "127.0.0.1", "::1", ".svc", ".cluster.local", site.Endpoint, site.VIP}
@@ -183,7 +184,7 @@ func proxyEnv(site *configs.Site, also []string) []string {
 	}
 	direct = slices.Concat(direct, also, p.NoProxy)
 	var env []string
-	for _, v := range []struct{ name, value string }{{"HTTP_PROXY", p.HTTP}, {"HTTPS_PROXY", p.HTTPS}, {"NO_PROXY", strings.Join(direct, ",")}} {
+	for _, v := range []struct{ name, value string }{{"HTTP_PROXY", p.HTTP.Reveal()}, {"HTTPS_PROXY", p.HTTPS.Reveal()}, {"NO_PROXY", strings.Join(direct, ",")}} {
 		if v.value != "" {
 			env = append(env, v.name+"="+v.value)
 		}
@@ -196,13 +197,16 @@ func renderProxy(cfg *types.Config, site *configs.Site) {
 	if env == nil {
 		return
 	}
+	// systemd shows Environment= to every user, and the proxy may have a login.
 	var b strings.Builder
-	b.WriteString(header + "[Service]\n")
+	b.WriteString(header)
 	for _, e := range env {
-		fmt.Fprintf(&b, "Environment=\"%s\"\n", e)
+		name, value, _ := strings.Cut(e, "=")
+		fmt.Fprintf(&b, "%s=\"%s\"\n", name, value)
 	}
+	addFile(cfg, ondisk.ProxyEnv, 0o600, b.String())
 	for _, unit := range []string{"containerd.service", "kubelet.service"} {
-		addDropin(cfg, unit, "20-edgebake-proxy.conf", b.String())
+		addDropin(cfg, unit, "20-edgebake-proxy.conf", header+"[Service]\nEnvironmentFile=-"+ondisk.ProxyEnv+"\n")
 	}
 }
 
