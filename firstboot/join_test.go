@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -215,7 +216,7 @@ func TestEveryKubeadm(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.site.Network.Proxy.HTTPS = "http://192.0.2.99:3128"
+	m.site.Network.Proxy.HTTPS = configs.NewSecret("http://192.0.2.99:3128")
 	m.stampSite(m.site)
 	if err := m.run(New(watch(m.world, m.env()))); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
