@@ -732,7 +732,7 @@ func TestProxyOfTheControlPlane(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	site := *m.site
 	for _, proxy := range []string{"", "http://192.0.2.99:3128", "http://192.0.2.98:3128", ""} {
-		site.Network.Proxy.HTTPS = proxy
+		site.Network.Proxy.HTTPS = configs.NewSecret(proxy)
 		m.stampSite(&site)
 		m.on()
 		m.bootDone()
