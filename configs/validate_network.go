@@ -414,17 +414,18 @@ func defaultRoute(path string, key gatewayKey, gateways map[gatewayKey]string, p
 	gateways[key] = path
 }
 
-// validateReach reports API servers that no route leads to. Only static networks are
-// known; an Ignition config may add to them.
-func (s *Site) validateReach(probs *Problems) {
+// Unreachable reports API servers that no route leads to, with the fields of a valid
+// Site. Only static networks are known; an Ignition config may add to them. A desk
+// rejects such a Site; a machine that already has it does what it can.
+func (s *Site) Unreachable() (probs Problems) {
 	if len(s.Network.Interfaces) == 0 || !s.Ignition.IsZero() || s.IgnitionFile != "" {
-		return
+		return nil
 	}
 	var direct []netip.Prefix
 	for i := range s.Network.Interfaces {
 		f := &s.Network.Interfaces[i]
 		if f.DHCP || f.AcceptRA || f.Gateway != "" {
-			return
+			return nil
 		}
 		direct = append(direct, parsedPrefixes(f.Addresses)...)
 		for _, r := range f.Routes {
@@ -432,7 +433,7 @@ func (s *Site) validateReach(probs *Problems) {
 		}
 		for _, v := range f.VLANs {
 			if v.DHCP || v.AcceptRA || v.Gateway != "" {
-				return
+				return nil
 			}
 			direct = append(direct, parsedPrefixes(v.Addresses)...)
 		}
@@ -446,6 +447,7 @@ func (s *Site) validateReach(probs *Problems) {
 			probs.add(fmt.Sprintf("masters[%d]", i), "no route leads to %s: add network.interfaces[].gateway, or a route to its network", a.Addr())
 		}
 	}
+	return probs
 }
 
 // parsedPrefixes returns those that are valid.

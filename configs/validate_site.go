@@ -42,7 +42,6 @@ func (s *Site) validate(credentials bool) Problems {
 	s.validateVIPUse(&probs)
 	s.validateMasterUse(&probs)
 	s.validateServerUse(&probs)
-	s.validateReach(&probs)
 	s.validateUsers(&probs)
 	s.Report.validate(&probs)
 	if !s.Ignition.IsZero() {

@@ -93,3 +93,24 @@ func TestImageWarnings(t *testing.T) {
 		}
 	}
 }
+
+func TestUnreachable(t *testing.T) {
+	const head = "apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [10.1.2.3:6443, 192.168.7.9:6443, 10.2.0.1:6443]\ncredentials: {token: abcdef.0123456789abcdee}\n" +
+		"caCertHashes: [\"sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"]\n"
+	for name, c := range map[string]struct{ network, want string }{
+		"the default": {"", ""},
+		"static": {"network: {interfaces: [{name: \"en*\", addresses: [192.168.7.20/24], routes: [{to: 10.2.0.0/16, via: 192.168.7.1}]}]}\n",
+			"site.yaml:3:11: masters[0]: no route leads to 10.1.2.3: add network.interfaces[].gateway, or a route to its network"},
+		"a VLAN":    {"network: {interfaces: [{name: eth0, vlans: [{id: 7, addresses: [10.1.0.5/16]}, {id: 9, addresses: [10.2.0.5/16]}, {id: 8, addresses: [192.168.7.20/24]}]}]}\n", ""},
+		"a gateway": {"network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24], gateway: 192.168.7.1}]}\n", ""},
+		"DHCP":      {"network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24]}, {name: eth1, dhcp: true}]}\n", ""},
+	} {
+		site, err := ParseSite("site.yaml", []byte(head+c.network))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := LocateSite("site.yaml", []byte(head+c.network), site.Unreachable()).Error(); got != c.want && !(c.want == "" && got == Problems{}.Error()) {
+			t.Errorf("%s: %s\nwant %s", name, got, c.want)
+		}
+	}
+}

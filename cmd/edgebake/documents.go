@@ -165,6 +165,13 @@ func sitesOf(s streams, name string, data []byte, doc *configs.Document, ignitio
 			return media.Site{}, orToken(err)
 		}
 		s.warn(configs.LocateInventory(name, data, inv.Warnings()))
+		lost := make([]configs.Problems, len(inv.Sites))
+		for i := range inv.Sites {
+			lost[i] = inv.Sites[i].Site.Unreachable()
+		}
+		if probs := configs.LocateInventory(name, data, lost); probs != nil {
+			return media.Site{}, probs
+		}
 		return inventoryFiles(s, name, data, inv, ignition)
 	}
 	site, err := doc.Site(token, forced)
@@ -172,6 +179,9 @@ func sitesOf(s streams, name string, data []byte, doc *configs.Document, ignitio
 		return media.Site{}, orToken(err)
 	}
 	s.warn(configs.LocateSite(name, data, site.Warnings()))
+	if probs := site.Unreachable(); probs != nil && ignition == "" {
+		return media.Site{}, configs.LocateSite(name, data, probs)
+	}
 	return siteFiles(s, name, data, site, ignition)
 }
 
