@@ -34,6 +34,11 @@ func Takes(t testing.TB, quiet time.Duration) {
 	if testing.Short() {
 		t.Skipf("with -short; it takes %v on a quiet machine", quiet)
 	}
+	takes(t, quiet)
+}
+
+func takes(t testing.TB, quiet time.Duration) {
+	t.Helper()
 	until, limited, err := limit()
 	if err != nil {
 		t.Fatal(err)

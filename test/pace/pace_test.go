@@ -14,7 +14,7 @@ func run(t *testing.T, quiet, left time.Duration) (ran bool) {
 	t.Helper()
 	t.Setenv(Until, strconv.FormatInt(time.Now().Add(left).Unix(), 10))
 	t.Run("one", func(t *testing.T) {
-		Takes(t, quiet)
+		takes(t, quiet)
 		ran = true
 	})
 	return ran
@@ -78,7 +78,7 @@ func TestTook(t *testing.T) {
 func TestNoLimit(t *testing.T) {
 	t.Setenv(Until, "")
 	t.Setenv(Record, "")
-	Takes(t, 1000*time.Hour)
+	takes(t, 1000*time.Hour)
 }
 
 func TestLimitRead(t *testing.T) {
