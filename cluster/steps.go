@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"fmt"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -41,6 +43,13 @@ func controllersStep(without bool) string {
 		list = "-" + openyurt.NodeLifecycle + "," + list
 	}
 	return editConfig + `set "controllers" among controllerManager.extraArgs to "` + list + `". ` +
+		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml")
+}
+
+// managerRateStep gives kube-controller-manager the rates of a control plane that
+// edgebake builds.
+func managerRateStep() string {
+	return editConfig + fmt.Sprintf(`set "kube-api-qps" to "%d" and "kube-api-burst" to "%d" among controllerManager.extraArgs. `, configs.ManagerQPS, 2*configs.ManagerQPS) +
 		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml")
 }
 

@@ -6,12 +6,15 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -62,6 +65,11 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check
 		return nil, err
 	}
 	out = append(out, names)
+	rate, err := c.certificateRate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, rate...)
 	if version == "" {
 		add("OpenYurt", CheckUnknown, "there is no CRD "+openyurt.PoolCRD+": native nodes can join, edge and cloud nodes cannot", openyurt.InstallManager)
 		return out, nil
@@ -105,6 +113,37 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check,
 	}
 	return f, nil
 }
+
+// certificateRate advises where kube-controller-manager sends fewer requests a second
+// than in a control plane that edgebake builds.
+func (c *Client) certificateRate(ctx context.Context) ([]Check, error) {
+	all, err := c.list(ctx, pods, systemNamespace, metav1.ListOptions{LabelSelector: managerLabel})
+	if apierrors.IsForbidden(err) {
+		return nil, nil // it is advice
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range all {
+		qps := 20 // its default
+		for _, arg := range containerArgs(p.Object, "spec", "containers") {
+			if value, ok := strings.CutPrefix(arg, "--kube-api-qps="); ok {
+				if n, err := strconv.ParseFloat(value, 64); err == nil {
+					qps = int(n)
+				}
+			}
+		}
+		if qps < configs.ManagerQPS {
+			return []Check{{Name: "many nodes at once get their certificates soon", State: CheckUnknown,
+				Detail: fmt.Sprintf("kube-controller-manager (%s) sends %d requests a second, two for each certificate; this matters when more than some hundred machines are switched on together", p.GetName(), qps),
+				Fix:    managerRateStep()}}, nil
+		}
+	}
+	return nil, nil
+}
+
+// managerLabel selects the pods of kube-controller-manager.
+const managerLabel = "component=kube-controller-manager"
 
 // manager is what a cluster has of OpenYurt's yurt-manager, which approves
 // yurthub's certificates.
@@ -152,7 +191,7 @@ func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 	}
 	out = append(out, ready)
 	theirs := runs(containerArgs(m.deployment.Object, "spec", "template", "spec", "containers"), openyurt.NodeLifecycle)
-	all, err := c.list(ctx, pods, systemNamespace, metav1.ListOptions{LabelSelector: "component=kube-controller-manager"})
+	all, err := c.list(ctx, pods, systemNamespace, metav1.ListOptions{LabelSelector: managerLabel})
 	if err != nil {
 		return out, err
 	}

@@ -215,3 +215,36 @@ func TestFieldsOfALaterKubernetes(t *testing.T) {
 		t.Errorf("warnings: %v", c.Warnings)
 	}
 }
+
+// TestManagerRates: kube-controller-manager of a cluster that edgebake builds approves
+// certificates fast enough for many machines, unless the Cluster says another rate.
+func TestManagerRates(t *testing.T) {
+	const doc = "---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ncontrollerManager:\n  extraArgs:\n  - {name: %s, value: '7'}\n"
+	for name, tt := range map[string]struct {
+		more string
+		want []string
+		not  string
+	}{
+		"nothing said":     {"", []string{`"kube-api-qps"`, `value: "150"`, `"kube-api-burst"`, `value: "300"`}, "never"},
+		"another argument": {fmt.Sprintf(doc, "v"), []string{"name: v", "kube-api-qps", "kube-api-burst"}, "never"},
+		"another rate":     {fmt.Sprintf(doc, "kube-api-qps"), []string{"kube-api-qps"}, "kube-api-burst"},
+	} {
+		c := mustCluster(t, smallCluster+tt.more)
+		s, err := c.ControlPlaneSite(&c.Masters[0], "id", "sha256:"+strings.Repeat("0a", 32), time.Time{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		docs, err := s.KubeadmDocuments(KubeadmLocal{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(string(docs), want) {
+				t.Errorf("%s: kubeadm's documents lack %q:\n%s", name, want, docs)
+			}
+		}
+		if strings.Contains(string(docs), tt.not) {
+			t.Errorf("%s: kubeadm's documents have %q:\n%s", name, tt.not, docs)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -35,6 +36,32 @@ func (f *ClusterFile) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, b
 	return &s, nil
 }
 
+// The rates of requests that kube-controller-manager gets. It sends two for each
+// certificate of a node that joins: 4,000 nodes that are switched on together wait a
+// minute for theirs, with its default of 20 a second nearly seven.
+const (
+	managerQPS   = "kube-api-qps"
+	managerBurst = "kube-api-burst"
+	// ManagerQPS is the value of --kube-api-qps.
+	ManagerQPS = 150
+)
+
+// setManagerRates sets the rates, unless the Cluster's own documents set one.
+func setManagerRates(cluster *yaml.Node) {
+	list := listAt(cluster, "controllerManager", "extraArgs")
+	for _, arg := range list.Content {
+		if name := yamltree.Text(yamltree.Get(yamltree.Deref(arg), "name")); name == managerQPS || name == managerBurst {
+			return
+		}
+	}
+	for _, a := range []struct {
+		name  string
+		value int
+	}{{managerQPS, ManagerQPS}, {managerBurst, 2 * ManagerQPS}} {
+		list.Content = append(list.Content, mapping("name", encodeString(a.name), "value", encodeString(strconv.Itoa(a.value))))
+	}
+}
+
 // controlPlaneDocuments are kubeadm's documents for one control-plane node: those of
 // the Cluster's file, with what its fields say.
 func (f *ClusterFile) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
@@ -55,6 +82,7 @@ func (f *ClusterFile) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error)
 	str(cluster, strings.Join(f.PodCIDRs, ","), "networking", "podSubnet")
 	str(cluster, strings.Join(f.ServiceCIDRs, ","), "networking", "serviceSubnet")
 	str(cluster, EtcdDataDir, "etcd", "local", "dataDir")
+	setManagerRates(cluster)
 	names := []string{f.Endpoint, f.VIP}
 	for _, o := range f.Masters {
 		names = append(names, strings.Split(f.nodeIP(&o), ",")...)

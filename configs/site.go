@@ -91,7 +91,7 @@ type Site struct {
 	// SpreadSeconds is the time over which the machines of the cluster spread what all
 	// of them do at once: their first requests after power-on, and, from 15 s up, the
 	// return to an API server while another one serves (3 to 600). Default: 3, and in
-	// an Inventory of more than 300 sites a hundredth of their number.
+	// an Inventory or Cluster of more than 300 machines a hundredth of their number.
 	SpreadSeconds int `yaml:"spreadSeconds,omitempty" json:"spreadSeconds,omitempty" jsonschema:"minimum=3,maximum=600"`
 	// IPVS sets how API servers are probed and balanced.
 	IPVS IPVS `yaml:"ipvs,omitempty" json:"ipvs,omitempty"`

@@ -216,6 +216,8 @@ func clockSynced(ctx context.Context, e *Env) bool {
 const (
 	ntpPatience = time.Minute
 	ntpFirst    = 30 * time.Second
+	ntpRetry    = 10 // looks at the clock, 2 s apart, until time servers are asked again
+	timesyncd   = "systemd-timesyncd.service"
 )
 
 // waitForNTP waits for the clock to follow a time server, bounded, and says
@@ -228,6 +230,12 @@ func waitForNTP(ctx context.Context, e *Env, patience time.Duration) bool {
 	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
 		synced = clockSynced(ctx, e)
 		tries++
+		if !synced && tries%ntpRetry == 0 {
+			// By itself it would try again in five minutes only.
+			if err := e.Unit(ctx, "try-restart", timesyncd); err != nil {
+				return false, fmt.Errorf("having the time servers asked again: %w", err)
+			}
+		}
 		// By tries too: time may jump while we wait for just that.
 		return synced || e.Now().After(end) || tries > int(patience/(2*time.Second)), nil
 	})

@@ -294,3 +294,24 @@ func TestConvertAfterTheClockWasSet(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestTimeServersAreAskedAgain: systemd-timesyncd tries again after minutes by itself, so
+// whoever waits for it has it try sooner.
+func TestTimeServersAreAskedAgain(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	e := w.env()
+	asked, unit := 0, e.Unit
+	e.Unit = func(ctx context.Context, verb, name string) error {
+		if verb == "try-restart" && name == timesyncd {
+			asked++
+		}
+		return unit(ctx, verb, name)
+	}
+	if waitForNTP(t.Context(), e, ntpPatience) {
+		t.Fatal("there is no time server")
+	}
+	if asked < 2 || asked > 3 {
+		t.Errorf("they were asked again %d times in %s", asked, ntpPatience)
+	}
+}

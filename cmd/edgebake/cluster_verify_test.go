@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -14,6 +15,7 @@ import (
 // every command's. The cluster has an API server and nothing that nodes need.
 func TestClusterVerifyAsJSON(t *testing.T) {
 	c := newCLI(t)
+	rate := "--kube-api-qps=50"
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		switch r.URL.Path {
@@ -21,6 +23,8 @@ func TestClusterVerifyAsJSON(t *testing.T) {
 			io.WriteString(w, `{}`)
 		case "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices":
 			io.WriteString(w, `{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSliceList", "items": [{"ports": [{"port": 6443}], "endpoints": [{"addresses": ["10.0.0.1"]}]}]}`)
+		case "/api/v1/namespaces/kube-system/pods":
+			io.WriteString(w, `{"apiVersion": "v1", "kind": "PodList", "items": [{"metadata": {"name": "manager-1", "namespace": "kube-system"}, "spec": {"containers": [{"command": ["kube-controller-manager", "`+rate+`"]}]}}]}`)
 		default:
 			w.WriteHeader(http.StatusNotFound)
 			io.WriteString(w, `{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}`)
@@ -51,5 +55,14 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, se
 			t.Errorf("%s is %q, want %s, of %q", what, states[what], state, states)
 		}
 	}
-	c.want(c.err, fmt.Sprintf("edgebake: verifying %s: it lacks 4 of 7 things\n", server.URL))
+	c.want(c.err, fmt.Sprintf("edgebake: verifying %s: it lacks 4 of 8 things\n", server.URL))
+	const certificates = "many nodes at once get their certificates soon"
+	if states[certificates] != "unknown" {
+		t.Errorf("50 requests a second: %q", states)
+	}
+	rate = "--kube-api-qps=150"
+	c.run(1, "cluster", "verify", "--kubeconfig", "admin.conf")
+	if strings.Contains(c.out, certificates) {
+		t.Errorf("150 requests a second: %s", c.out)
+	}
 }
