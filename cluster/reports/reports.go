@@ -127,7 +127,8 @@ func Open(dir string) (*Store, error) {
 	}
 	for name := range old {
 		from, to := filepath.Join(dir, name+suffix), filepath.Join(dir, subdir, name+suffix)
-		if _, err := os.Lstat(to); err == nil {
+		_, err := os.Lstat(to)
+		if err == nil {
 			err = os.Remove(from) // a newer one is there
 		} else {
 			err = os.Rename(from, to)
