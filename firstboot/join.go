@@ -24,6 +24,9 @@ const (
 	kubeadmFlags  = "/var/lib/kubelet/kubeadm-flags.env"
 	kubeletPKI    = "/var/lib/kubelet/pki"
 	clientCert    = kubeletPKI + "/kubelet-client-current.pem"
+	// pendingKey is the key for which kubelet has requested a certificate. With it the
+	// next try continues with the same CSR, behind which others may wait by now.
+	pendingKey = kubeletPKI + "/kubelet-client.key.tmp"
 )
 
 // joinPhase has unmodified kubeadm join, then turns kubelet to the endpoint.
@@ -85,7 +88,7 @@ func joinPhase(active *Active) Phase {
 				return nil // it did join; only the rest is left to do
 			}
 			// What was discovered may be what misled the join.
-			return errors.Join(undoJoin(ctx, e), e.Remove(discoveryFile))
+			return errors.Join(undoJoin(ctx, e, pendingKey), e.Remove(discoveryFile))
 		},
 	}
 }
@@ -105,7 +108,7 @@ func join(ctx context.Context, e *Env, active *Active) error {
 	if err := saveJoin(e, active); err != nil {
 		return err
 	}
-	if err := undoJoin(ctx, e); err != nil { // of a try that was cut off
+	if err := undoJoin(ctx, e, pendingKey); err != nil { // of a try that was cut off
 		return err
 	}
 	if err := kubeadmJoin(ctx, e, active, *active.Site); err != nil {

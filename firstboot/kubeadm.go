@@ -128,7 +128,7 @@ func judgeJoin(name string, err error) error {
 	case strings.Contains(msg, "Unauthorized"):
 		return Advise(err, "the token may just have expired; a new one goes into site.yaml (`kubeadm token create`)")
 	case strings.Contains(msg, "TLS bootstrap"), strings.Contains(msg, "kubelet-check"):
-		return Advise(err, "see `journalctl -u kubelet -u containerd` on the machine; in the cluster, see whether its CSR is approved (`kubectl get csr`)")
+		return Advise(err, "see `journalctl -u kubelet -u containerd` on the machine; in the cluster, see whether its CSR is approved (`kubectl get csr`): approve one that is pending, delete one that was denied, and the machine asks again")
 	}
 	return err
 }
@@ -186,8 +186,9 @@ func (t *tail) last() string {
 
 // undoJoin takes back exactly what kubeadm join and kubelet wrote, so that
 // the next try finds what the first one found. (kubeadm reset would do more:
-// it empties /etc/kubernetes/manifests, where an image may have put pods.)
-func undoJoin(ctx context.Context, e *Env) error {
+// it empties /etc/kubernetes/manifests, where an image may have put pods.) Files in keep
+// stay.
+func undoJoin(ctx context.Context, e *Env, keep ...string) error {
 	left := false
 	for _, f := range joinFiles {
 		left = left || e.exists(f)
@@ -198,6 +199,9 @@ func undoJoin(ctx context.Context, e *Env) error {
 		}
 	}
 	for _, f := range slices.Concat(joinFiles, kubeletKeys(e), []string{readyMark}) {
+		if slices.Contains(keep, f) {
+			continue
+		}
 		if err := e.Remove(f); err != nil {
 			return fmt.Errorf("undoing the join: %w", err)
 		}

@@ -1,0 +1,34 @@
+package firstboot
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// TestPendingKeyIsKept: a join that failed while the node's CSR was pending is tried again
+// with the same key, so kubelet finds its CSR. A reset removes the key.
+func TestPendingKeyIsKept(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	e := w.env()
+	const key = "-----BEGIN EC PRIVATE KEY-----"
+	if err := e.WriteFile(pendingKey, []byte(key), Mode(0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Remove(clientCert); err != nil { // it is not enrolled
+		t.Fatal(err)
+	}
+	phase := joinPhase(&Active{Site: new(configs.Site)})
+	if err := phase.Undo(t.Context(), e); err != nil {
+		t.Fatal(err)
+	}
+	if w.has(kubeadmFlags) || w.has(clientCert) || !strings.Contains(w.get(pendingKey), key) {
+		t.Errorf("flags: %t, certificate: %t, key: %q", w.has(kubeadmFlags), w.has(clientCert), w.get(pendingKey))
+	}
+	if err := undoJoin(t.Context(), e); err != nil || w.has(pendingKey) {
+		t.Errorf("the key is still there: %v", err)
+	}
+}
