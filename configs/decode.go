@@ -576,7 +576,11 @@ func (d *document) mapping(n *yaml.Node, v reflect.Value, path string) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, val := n.Content[i], n.Content[i+1]
 		sub := keyPath(path, key.Value)
-		if key.Kind != yaml.ScalarNode || key.Value == "<<" {
+		if key.Kind == yaml.ScalarNode && key.Value == "<<" {
+			d.problem(key, path, "merge keys (<<) are not read; write the fields out")
+			continue
+		}
+		if key.Kind != yaml.ScalarNode {
 			d.problem(key, path, "a name must be a plain word")
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -32,19 +33,16 @@ type Join struct {
 	CAHashes []string
 }
 
-// ParseJoin reads the line that kubeadm prints for machines to join.
-// What is wrong with it never quotes the token.
-func ParseJoin(line string) (*Join, error) {
-	words := strings.Fields(strings.NewReplacer("\\\n", " ", "\\\r\n", " ").Replace(line))
-	for len(words) > 0 && path.Base(words[0]) != "kubeadm" {
-		words = words[1:] // sudo
-	}
-	if len(words) < 2 || words[1] != "join" {
-		return nil, errors.New("want a line that begins with kubeadm join, as `kubeadm token create --print-join-command` prints it")
+// ParseJoin reads the line that kubeadm prints for machines to join, alone or in the
+// output of kubeadm init, or one of yurtadm or edgeadm. Its errors never quote the token.
+func ParseJoin(text string) (*Join, error) {
+	words, err := joinLine(strings.Fields(strings.NewReplacer("\\\n", " ", "\\\r\n", " ").Replace(text)))
+	if err != nil {
+		return nil, err
 	}
 	var j Join
 	var errs []error
-	for words = words[2:]; len(words) > 0; words = words[1:] {
+	for ; len(words) > 0; words = words[1:] {
 		if dash := strings.TrimLeft(words[0], "–—−"); dash != words[0] {
 			return nil, fmt.Errorf("it has %q, whose dashes a text program has changed: write --%s, or copy the line from the terminal", words[0], dash)
 		}
@@ -56,26 +54,27 @@ func ParseJoin(line string) (*Join, error) {
 			j.Master = words[0]
 			continue
 		}
-		switch flag {
-		case "--token", "--discovery-token-ca-cert-hash":
-		case "--control-plane", "--certificate-key":
-			return nil, fmt.Errorf("it has %s, so it is the line for control-plane nodes: take the one for workers", flag)
-		default:
-			errs = append(errs, fmt.Errorf("it has %s, which is not taken over: leave it out, and look for the field of the Site with `edgebake explain site`", flag))
-			continue
-		}
-		if !given && len(words) > 1 {
+		if !given && len(words) > 1 && !slices.Contains(joinSwitches, flag) && !strings.HasPrefix(words[1], "-") {
 			words, value = words[1:], words[1]
 		}
-		if flag == "--token" {
+		switch flag {
+		case "--token":
 			j.Token = value
-			continue
+		case "--discovery-token-ca-cert-hash":
+			// A terminal that wraps the line may break it inside of the hash.
+			for len(words) > 1 && len(value) < caHashLen && isHex(words[1]) {
+				words, value = words[1:], value+words[1]
+			}
+			j.CAHashes = append(j.CAHashes, strings.ToLower(value))
+		case "--config", "--discovery-file", "--discovery-token", "--tls-bootstrap-token":
+			return nil, fmt.Errorf("it has %s: give a line with --token and --discovery-token-ca-cert-hash, as `kubeadm token create --print-join-command` prints it", flag)
+		default:
+			if field := joinFields[flag]; field != "" {
+				errs = append(errs, fmt.Errorf("it has %s, which is not taken over: leave it out, and set %s in site.yaml", flag, field))
+				continue
+			}
+			errs = append(errs, fmt.Errorf("it has %s, which is not taken over: leave it out, and look for the field of the Site with `edgebake explain site`", flag))
 		}
-		// A terminal that wraps the line may break it inside of the hash.
-		for len(words) > 1 && len(value) < caHashLen && isHex(words[1]) {
-			words, value = words[1:], value+words[1]
-		}
-		j.CAHashes = append(j.CAHashes, strings.ToLower(value))
 	}
 	if bad := badHostPort(j.Master); bad != "" {
 		errs = append(errs, fmt.Errorf("the API server %s", bad))
@@ -95,6 +94,66 @@ func ParseJoin(line string) (*Join, error) {
 		return nil, err
 	}
 	return &j, nil
+}
+
+// joinLine returns the words that follow "kubeadm join" for a worker. The output of
+// kubeadm init also has a line for control-plane nodes, which is skipped.
+func joinLine(words []string) (worker []string, err error) {
+	starts := []int{}
+	for i := 1; i < len(words); i++ {
+		if words[i] == "join" && slices.Contains([]string{"kubeadm", "yurtadm", "edgeadm"}, path.Base(words[i-1])) {
+			starts = append(starts, i+1)
+		}
+	}
+	if len(starts) == 0 {
+		return nil, errors.New("want a line that begins with kubeadm join, as `kubeadm token create --print-join-command` prints it")
+	}
+	found := 0
+	for n, start := range starts {
+		line := words[start:]
+		if n+1 < len(starts) {
+			line = words[start : starts[n+1]-2]
+		}
+		if i := slices.IndexFunc(line, isControlPlaneFlag); i >= 0 {
+			flag, _, _ := strings.Cut(line[i], "=")
+			err = fmt.Errorf("it has %s, so it is the line for control-plane nodes: take the one for workers", flag)
+			continue
+		}
+		worker = line
+		found++
+	}
+	switch {
+	case found > 1:
+		return nil, fmt.Errorf("it has %d lines for workers to join: keep one", found)
+	case found == 0:
+		return nil, err
+	}
+	return worker, nil
+}
+
+func isControlPlaneFlag(word string) bool {
+	flag, _, _ := strings.Cut(word, "=")
+	return flag == "--control-plane" || flag == "--certificate-key"
+}
+
+// joinSwitches are flags of kubeadm, yurtadm and edgeadm join without a value.
+var joinSwitches = []string{
+	"--control-plane", "--discovery-token-unsafe-skip-ca-verification", "--dry-run", "--reuse-cni-bin", "--enable-edge",
+}
+
+// joinFields maps flags of kubeadm, yurtadm and edgeadm join to fields of the Site.
+var joinFields = map[string]string{
+	"--node-name":               "nodeName",
+	"--cri-socket":              "criSocket",
+	"--ignore-preflight-errors": "ignorePreflightErrors",
+	"--skip-phases":             "skipPhases",
+	"--node-type":               "nodeType",
+	"--enable-edge":             "nodeType",
+	"--nodepool-name":           "nodePool",
+	"--node-labels":             "labels",
+	"--namespace":               "yurthub.namespace",
+	"--organizations":           "organizations",
+	"--discovery-token-unsafe-skip-ca-verification": "caCertHashes (or unsafeSkipCAVerification, which trusts any API server)",
 }
 
 const caHashLen = len("sha256:") + 2*sha256.Size

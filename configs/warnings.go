@@ -48,6 +48,9 @@ func (s *Site) Warnings() Problems {
 			}
 		}
 	}
+	if s.noDefaultRoute() {
+		w.add("network.interfaces", "no interface has a default route: programs on the node's own network, such as flannel and Calico, reach no Service and the node stays NotReady; add a gateway, or a route to the Services' CIDR")
+	}
 	if vip, err := netip.ParseAddr(s.VIP); err == nil && defaultPodCIDR.Contains(vip) {
 		w.add("vip", "%s is in %s, the default pod network: choose an address outside the networks of pods and Services, unless the cluster has others", vip, defaultPodCIDR)
 	}
@@ -58,6 +61,29 @@ func (s *Site) Warnings() Problems {
 		}
 	}
 	return w
+}
+
+// noDefaultRoute reports whether all addresses are static and nothing leads beyond their
+// networks. Any route may be the one to Services, and an Ignition config may add routes.
+func (s *Site) noDefaultRoute() bool {
+	if !s.Ignition.IsZero() || s.IgnitionFile != "" || len(s.Unreachable()) > 0 {
+		return false
+	}
+	static := false
+	for i := range s.Network.Interfaces {
+		f := &s.Network.Interfaces[i]
+		if f.Gateway != "" || len(f.Routes) > 0 || (f.DHCP || f.AcceptRA) && !f.NoDefaultRoute {
+			return false
+		}
+		static = static || len(f.Addresses) > 0
+		for _, v := range f.VLANs {
+			if v.Gateway != "" || (v.DHCP || v.AcceptRA) && !v.NoDefaultRoute {
+				return false
+			}
+			static = static || len(v.Addresses) > 0
+		}
+	}
+	return static
 }
 
 // Warnings returns the warnings of each site; see LocateInventory.

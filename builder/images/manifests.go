@@ -91,7 +91,7 @@ func List(img *configs.Image, dir string) (Listing, error) {
 	}
 	l.Notes = append(l.Notes, ignored.unused()...)
 	if v := img.Kubernetes.Version; v != "" && !slices.ContainsFunc(l.Images, func(w Wanted) bool { return strings.HasSuffix("/"+w.Name.Path, "/kube-proxy") }) {
-		l.Notes = append(l.Notes, fmt.Sprintf("no kube-proxy on board: a cluster that runs it makes every node pull it; if yours does, add its image (kube-proxy:%s) to images:", v))
+		l.Notes = append(l.Notes, fmt.Sprintf("no kube-proxy on board: a cluster that runs it makes every node pull it; if yours does, add its image (kube-proxy:%s) to images", v))
 	}
 	return l, errors.Join(errs...)
 }
