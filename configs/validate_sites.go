@@ -89,7 +89,7 @@ func siteKey(text string) (key minisign.PublicKey, problem string) {
 		return key, fmt.Sprintf("%q is a file's name: %s", shorten(text), want)
 	}
 	if err := key.UnmarshalText([]byte(text)); err != nil || key.String() != text {
-		return key, "is not a minisign public key: " + want
+		return key, "is not a minisign public key: want the second line of its file (RW...)"
 	}
 	return key, ""
 }

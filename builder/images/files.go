@@ -263,7 +263,7 @@ func (f *ociFiles) root(_ context.Context, ref configs.Ref) (Descriptor, error) 
 		}
 		for _, n := range names {
 			if n != "" {
-				have[n] = true
+				have[fullName(n)] = true
 			}
 		}
 		if ref.Digest != "" && string(d.Digest) == string(ref.Digest) || ref.Tag != "" && (sameRef(full, ref) || sameRef(tag, ref) || full == "" && tag == ref.Tag) {
@@ -304,6 +304,18 @@ func orNone(names []string) string {
 		return "none at all"
 	}
 	return strings.Join(names, ", ")
+}
+
+// fullName returns a name in the form that ref has: docker.io/library/app:1 for app:1.
+// Tags alone and digests stay as they are.
+func fullName(name string) string {
+	if _, err := configs.ParseDigest(name); err == nil || !strings.ContainsAny(name, "/:") {
+		return name
+	}
+	if r, err := configs.ParseRef(name); err == nil && r.Tag != "" && r.Digest == "" {
+		return r.Repo() + ":" + r.Tag
+	}
+	return name
 }
 
 // sameRef reports whether name is the reference, both in full form.
@@ -364,7 +376,7 @@ func (f *dockerFiles) find(ctx context.Context, ref configs.Ref) (Descriptor, er
 	for _, img := range f.images {
 		match := len(f.images) == 1 && (len(img.RepoTags) == 0 || ref.Repo()+":"+ref.Tag == Sole)
 		for _, tag := range img.RepoTags {
-			have = append(have, tag)
+			have = append(have, fullName(tag))
 			match = match || sameRef(tag, ref)
 		}
 		if match {

@@ -330,6 +330,13 @@ func TestMissingPlatformSaysWhichExist(t *testing.T) {
 	l = newLayout(t, small("edgebake.test/b:1", "b"))
 	_, err = resolveAndBake(t, newCache(t), o, l.imgs)
 	wantError(t, err, "edgebake.test/b:1", "for linux/amd64, not for linux/riscv64")
+
+	o.Arch = "amd64"
+	img = small("edgebake.test/c:1", "c")
+	img.Variant = "v2"
+	l = newLayout(t, img)
+	_, err = resolveAndBake(t, newCache(t), o, l.imgs)
+	wantError(t, err, "for linux/amd64/v2, which not every amd64 machine runs")
 }
 
 func TestPlatformIsChosen(t *testing.T) {
@@ -383,6 +390,20 @@ func TestMissingNameSaysWhichExist(t *testing.T) {
 	l.imgs[0].Ref = "edgebake.test/c:1"
 	_, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions())
 	wantError(t, err, "edgebake.test/c:1", "it has no image of that name, but edgebake.test/a:1, edgebake.test/b:1; write one of these as ref", "org.opencontainers.image.ref.name")
+
+	// A short name is shown as the full one that ref needs.
+	l = newLayout(t, small("edgebake.test/a:1", "a"))
+	var index jsonDoc
+	l.read("", &index)
+	index["manifests"].([]any)[0].(jsonDoc)["annotations"] = jsonDoc{"org.opencontainers.image.ref.name": "app:v1"}
+	l.writeIndex(index)
+	l.imgs[0].Ref = "localhost/app:v1"
+	_, err = Resolve(t.Context(), newCache(t), l.imgs, testOptions())
+	wantError(t, err, "but docker.io/library/app:v1; write one of these as ref")
+	l.imgs[0].Ref = "docker.io/library/app:v1"
+	if _, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions()); err != nil {
+		t.Error(err)
+	}
 }
 
 // Who wants the one image of a layout or archive that has several is told how
@@ -832,8 +853,9 @@ func TestAuthFile(t *testing.T) {
 		{`{"auths":{"https://` + s.host + `/v1/":{"username":"robot","password":"hunter2"}}}`, ""},
 		{`{"credHelpers":{"` + s.host + `":"edgebake-test"}}`, ""},
 		{`{"credsStore":"edgebake-test"}`, ""},
-		{`{"credHelpers":{"` + s.host + `":"edgebake-none"}}`, "asking its credential helper for the login of " + s.host},
-		{`{"auths":{}}`, "log in"},
+		{`{"credHelpers":{"` + s.host + `":"edgebake-none"}}`, "its credential helper docker-credential-edgebake-none is not installed"},
+		{`{"auths":{}}`, "correct the login of " + s.host + " in auths of /"},
+		{`{"auths":{"` + s.host + `":{"username":"robot","password":"other"}}}`, "config.json, or add it there"},
 		{`hunter2`, "not a docker config.json"},
 	} {
 		_, err := fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries[0].AuthFile = write(tt.doc) })
@@ -848,7 +870,12 @@ func TestAuthFile(t *testing.T) {
 			t.Errorf("the password is in the message: %v", err)
 		}
 	}
-	_, err := fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries[0].AuthFile = "/nonexistent/auth.json" })
+	// The user's own configuration, as Docker Desktop leaves it.
+	docker := write(`{"credsStore":"edgebake-none"}`)
+	t.Setenv("DOCKER_CONFIG", filepath.Dir(docker))
+	_, err := fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries[0].AuthFile = "" })
+	wantError(t, err, docker, "docker-credential-edgebake-none is not installed", "remove credsStore")
+	_, err = fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries[0].AuthFile = "/nonexistent/auth.json" })
 	wantError(t, err, "/nonexistent/auth.json", "correct authFile")
 }
 

@@ -157,7 +157,7 @@ func (r *registrySource) each(ref configs.Ref, digest configs.Digest, f func(*re
 			r.mu.Unlock()
 			return nil
 		}
-		failed := &registry.Error{Host: e.host, Digest: string(digest), Stall: r.stall, Err: err}
+		failed := &registry.Error{Host: e.host, Digest: string(digest), Stall: r.stall, AuthFile: r.config[e.host].AuthFile, Err: err}
 		errs = append(errs, failed)
 		r.mu.Lock()
 		r.failed(t, failed)

@@ -23,7 +23,9 @@ type Error struct {
 	Host   string
 	Digest string // of the blob that was asked for; empty for a name
 	Stall  time.Duration
-	Err    error
+	// AuthFile is the file that the host's login was looked for in, if one was named.
+	AuthFile string
+	Err      error
 }
 
 // Error puts into plain words what the client library tells with requests and
@@ -144,6 +146,8 @@ func Fix(err error, w Words) string {
 func fixOfStatus(err error, code int, w Words) string {
 	var asked *Error
 	switch {
+	case (code == http.StatusUnauthorized || code == http.StatusForbidden) && errors.As(err, &asked) && asked.AuthFile != "":
+		return fmt.Sprintf("correct the login of %s in auths of %s, or add it there (registries also answer so when the image does not exist)", asked.Host, asked.AuthFile)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		return w.Login + " (registries also answer so when the image does not exist)"
 	case code == http.StatusNotFound && errors.As(err, &asked) && asked.Digest != "":

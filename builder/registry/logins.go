@@ -2,10 +2,13 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"regexp"
 
 	"github.com/docker/cli/cli/config/configfile"
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -16,9 +19,44 @@ import (
 // those of the user's own.
 func Logins(path string) (authn.Keychain, error) {
 	if path == "" {
-		return authn.DefaultKeychain, nil
+		return userLogins{}, nil
 	}
 	return readAuthFile(path)
+}
+
+// userLogins are the logins of the user's own docker or podman configuration.
+type userLogins struct{}
+
+func (userLogins) Resolve(target authn.Resource) (authn.Authenticator, error) {
+	login, err := authn.DefaultKeychain.Resolve(target)
+	if helper := missingHelper(err); helper != "" {
+		return nil, fmt.Errorf("reading your login from %s: its credential helper %s is not installed; install it, or remove credsStore and credHelpers from that file",
+			userFile(), helper)
+	}
+	return login, err
+}
+
+// userFile names the configuration that authn.DefaultKeychain reads.
+func userFile() string {
+	home, _ := os.UserHomeDir()
+	docker := filepath.Join(cmp.Or(os.Getenv("DOCKER_CONFIG"), filepath.Join(home, ".docker")), "config.json")
+	if _, err := os.Stat(docker); err == nil {
+		return docker
+	}
+	return cmp.Or(os.Getenv("REGISTRY_AUTH_FILE"), "podman's containers/auth.json")
+}
+
+var helperNotFound = regexp.MustCompile(`exec: "(docker-credential-[^"]+)": executable file not found`)
+
+// missingHelper returns the name of the program that err could not start, or "".
+func missingHelper(err error) string {
+	if err == nil {
+		return ""
+	}
+	if found := helperNotFound.FindStringSubmatch(err.Error()); found != nil {
+		return found[1]
+	}
+	return ""
 }
 
 // authFile is a docker config.json, credential helpers and stores included, as
@@ -58,6 +96,9 @@ func (a authFile) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	}
 	for _, key := range keys {
 		c, err := a.GetAuthConfig(key)
+		if helper := missingHelper(err); helper != "" {
+			return nil, fmt.Errorf("%w %s: its credential helper %s is not installed", ErrAuthFile, a.Filename, helper)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("%w %s: asking its credential helper for the login of %s: %w", ErrAuthFile, a.Filename, key, err)
 		}

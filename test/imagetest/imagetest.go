@@ -37,6 +37,8 @@ type Image struct {
 	Layers []Layer
 	// Arch is amd64 unless set.
 	Arch string
+	// Variant is the architecture's in the image's config.
+	Variant string
 	// Config is the "config" member of the image's config: Entrypoint, Env…
 	Config map[string]any
 	// Docker makes a docker schema 2 manifest instead of an OCI one.
@@ -211,10 +213,14 @@ func (l *Layout) manifest(i Image) (Descriptor, error) {
 	if cfg == nil {
 		cfg = map[string]any{}
 	}
-	c, err := l.json(config, map[string]any{
+	doc := map[string]any{
 		"architecture": i.arch(), "os": "linux", "created": Date.Format(time.RFC3339), "config": cfg,
 		"rootfs": map[string]any{"type": "layers", "diff_ids": diffs},
-	})
+	}
+	if i.Variant != "" {
+		doc["variant"] = i.Variant
+	}
+	c, err := l.json(config, doc)
 	if err != nil {
 		return c, err
 	}
