@@ -229,6 +229,10 @@ func UnsupportedIgnition(cfg *types.Config) []Unsupported {
 	return out
 }
 
+// anyHash is the form of a crypt(3) hash, down to DES. Ignition judges none, so a hash
+// that no password fits is left alone.
+var anyHash = regexp.MustCompile(`^(\$[0-9a-zA-Z]+\$|_[./0-9A-Za-z]{19}$|[./0-9A-Za-z]{13}$)`)
+
 // lockedPasswd are password fields of accounts without one.
 var lockedPasswd = regexp.MustCompile(`^[*!x]+$`)
 
@@ -266,7 +270,7 @@ func checkIgnitionUsers(cfg *types.Config, probs *Problems) {
 		path := fmt.Sprintf("passwd.users.%d", i)
 		name(path+".name", "user", u.Name)
 		field(path+".passwordHash", str(u.PasswordHash))
-		if hash := str(u.PasswordHash); hash != "" && !lockedPasswd.MatchString(hash) && !hashedPasswd.MatchString(hash) {
+		if hash := str(u.PasswordHash); hash != "" && !lockedPasswd.MatchString(hash) && !anyHash.MatchString(hash) {
 			probs.add(path+".passwordHash", "is not a crypt(3) hash ($y$… or $6$…; `mkpasswd` prints one); clear-text passwords are rejected")
 		}
 		field(path+".gecos", str(u.Gecos))
