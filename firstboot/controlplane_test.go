@@ -2044,6 +2044,41 @@ func TestMasterTakesNoOthersKeys(t *testing.T) {
 	}
 }
 
+// TestPublishedMeanwhile: between the check and the run, another control-plane node
+// publishes, the API server stops answering, or a person deletes cluster-info. Nothing
+// of a published cluster is reset.
+func TestPublishedMeanwhile(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	for name, c := range map[string]struct {
+		happens func()
+		keys    bool
+		fails   bool
+	}{
+		"published":               {happens: func() {}, keys: true},
+		"published, without keys": {happens: func() {}},
+		"no answer":               {happens: func() { m.cluster.allDown(true) }, keys: true, fails: true},
+		"deleted, without keys":   {happens: func() { m.cluster.unpublished = true }, fails: true},
+	} {
+		m.inits = nil
+		site := *m.site
+		if !c.keys {
+			site.Credentials = configs.Credentials{}
+		}
+		c.happens()
+		err := publishPhase(&Active{Site: &site, Node: site.NodeName}).Run(t.Context(), m.env())
+		if (err != nil) != c.fails {
+			t.Errorf("%s: %v", name, err)
+		}
+		if len(m.inits) > 0 {
+			t.Errorf("%s: kubeadm ran %q", name, m.inits)
+		}
+		m.cluster.allDown(false)
+		m.cluster.unpublished = false
+	}
+}
+
 // cluster-info that somebody deleted from a living cluster is not published
 // again by a machine that has no tokens any more; one that never published it
 // asks for the keys.

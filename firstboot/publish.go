@@ -68,12 +68,20 @@ func publishPhase(active *Active) Phase {
 			if err != nil {
 				return err
 			}
-			if next, err := newerInfo(ctx, e, c); next != "" && err == nil {
-				err = c.MergePatch(ctx, clusterInfo, map[string]any{"data": map[string]string{"kubeconfig": next}})
-				if err != nil {
+			switch next, err := newerInfo(ctx, e, c); {
+			case err != nil && api.Code(err) != 404:
+				return fmt.Errorf("asking whether the cluster is published: %w", err)
+			case err != nil: // it is not
+			case next == "":
+				return nil // another control-plane node was faster
+			default:
+				if err := c.MergePatch(ctx, clusterInfo, map[string]any{"data": map[string]string{"kubeconfig": next}}); err != nil {
 					return fmt.Errorf("publishing the cluster's CA, which was issued again: %w", err)
 				}
 				return nil
+			}
+			if site.Credentials.Keys == nil {
+				return errors.New("cluster-info was deleted a moment ago")
 			}
 			if err := waitForOwnNode(ctx, e, c, active); err != nil { // kubeadm notes the runtime there
 				return err
