@@ -33,6 +33,9 @@ func clockPhase(active *Active) Phase {
 		Name: "clock", Doc: clockDoc, Timeout: 3 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			if clockSynced(ctx, e) {
+				if keptFloor(e).After(e.Now()) {
+					return Todo, nil
+				}
 				return Done, nil
 			}
 			behind := e.Now().Before(clockFloor(e, active)) || e.Now().Before(begun(ctx, e, active.Site))
@@ -42,6 +45,13 @@ func clockPhase(active *Active) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
+			if clockSynced(ctx, e) && keptFloor(e).After(e.Now()) {
+				// Whoever signed the certificate had a clock that was ahead.
+				if err := e.Remove(floorFile); err != nil {
+					return fmt.Errorf("forgetting a moment that has not passed: %w", err)
+				}
+				return nil
+			}
 			if err := raiseClock(e, clockFloor(e, active)); err != nil {
 				return err
 			}
@@ -83,16 +93,26 @@ func raiseClock(e *Env, floor time.Time) error {
 const askedNTP = ondisk.RunMark + "asked-ntp"
 
 // floorFile has a moment that a certificate of the cluster has shown to have passed.
-// It is for the next boot, whose clock may begin in 1970 again.
+// It is for the next boot, whose clock may begin in 1970 again. A time server that
+// contradicts it, and a reset, remove it.
 const floorFile = ondisk.StateDir + "/clock-floor"
 
 // clockFloor is a moment that has certainly passed.
 func clockFloor(e *Env, active *Active) time.Time {
 	floor := time.Unix(max(active.Image.SourceDate, credibleStamp(active.Image, active.Stamped)), 0)
-	if kept, err := time.Parse(time.RFC3339, e.text(floorFile)); err == nil && kept.After(floor) {
+	if kept := keptFloor(e); kept.After(floor) {
 		return kept
 	}
 	return floor
+}
+
+// keptFloor is the moment in floorFile; zero: there is none.
+func keptFloor(e *Env) time.Time {
+	kept, err := time.Parse(time.RFC3339, e.text(floorFile))
+	if err != nil {
+		return time.Time{}
+	}
+	return kept
 }
 
 // keepFloor keeps a moment that has passed for the next boots.

@@ -89,6 +89,37 @@ func TestStrangersMoveNoClock(t *testing.T) {
 	}
 }
 
+// TestFloorOfTheFuture: the clock of whoever signed a certificate was ahead. What was kept
+// of it moves no clock any more once a time server has answered, or after a reset.
+func TestFloorOfTheFuture(t *testing.T) {
+	t.Parallel()
+	for name, forget := range map[string]func(w *world){
+		"time server": func(w *world) { w.synced = true; w.mustBoot() },
+		"reset": func(w *world) {
+			if _, err := w.reset(); err != nil {
+				t.Fatal(err)
+			}
+			delete(w.cluster.nodes, "edge-sn0042")
+			w.stamp(ownDev, w.site(withToken))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			w.mustBoot()
+			w.put(floorFile, w.now.AddDate(0, 6, 0).UTC().Format(time.RFC3339)+"\n")
+			w.powerOn()
+			forget(w)
+			w.synced = false
+			w.powerOn()
+			w.mustBoot()
+			if w.now.Year() != 2026 || w.has(floorFile) {
+				t.Errorf("the clock says %s, the floor is %q", w.now, w.get(floorFile))
+			}
+		})
+	}
+}
+
 // TestKubeletsCertificateOfTheFuture: the controller manager's clock was ahead when it
 // signed. The node waits or, with a token, joins again.
 func TestKubeletsCertificateOfTheFuture(t *testing.T) {
