@@ -44,6 +44,12 @@ func memberToRecord(e *Env) *memberRecord {
 	have, ok := readMember(e)
 	want := memberRecord{Version: memberVersion, Node: memberName(e), CA: enrolledPins(e)}
 	switch {
+	case e.exists(leavingFile):
+		// What is left of the former cluster's credentials goes.
+		if ok && have.Node == "" && len(have.CA) == 0 {
+			return nil
+		}
+		return &memberRecord{Version: memberVersion}
 	case isMember(e):
 		if ok && have.Node == want.Node && slices.Equal(have.CA, want.CA) {
 			return nil

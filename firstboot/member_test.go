@@ -137,6 +137,33 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	}
 }
 
+// TestPowerCutWhileLeaving: credentials that are still there do not make the machine a
+// member of the former cluster again.
+func TestPowerCutWhileLeaving(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.rebuild()
+	w.joinError = func(int) error { return errors.New("kubelet is not well") }
+	w.stamp(ownDev, w.site(withToken))
+	w.powerOn()
+	whole := w.clone(t)
+	if err := whole.boot(); err == nil || isMember(whole.env()) {
+		t.Fatalf("it has not left its cluster: %v", err)
+	}
+	w.cutAt = slices.Index(whole.names, "write "+leavingFile) + 2
+	if err := w.boot(); err == nil || w.cutAt == 1 || !isMember(w.env()) {
+		t.Fatalf("it was not cut off: %v", err)
+	}
+	w.powerOn()
+	if err := w.boot(); err == nil || isMember(w.env()) {
+		t.Fatalf("it has not left its cluster: %v", err)
+	}
+	if got, ok := readMember(w.env()); !ok || got.Node != "" || got.CA != nil {
+		t.Errorf("the record of a machine that has left its cluster is %+v", got)
+	}
+}
+
 // TestAnUnreadableRecord, or one of a later release, is one all the same.
 func TestAnUnreadableRecord(t *testing.T) {
 	t.Parallel()
