@@ -47,10 +47,17 @@ func Endings(dir string, now time.Time) ([]Ending, error) {
 		crt, _ := pairFiles(ca.ClusterCA)
 		all = append(all, Ending{crt, ca.cert.NotAfter})
 	}
-	if end := record.adminEnd(); now.Add(adminRenewal).After(end) {
-		all = append(all, Ending{fileAdmin, end})
+	if record.adminDue(now) {
+		all = append(all, Ending{fileAdmin, record.adminEnd()})
 	}
 	return all, nil
+}
+
+// adminDue reports whether the administrator's kubeconfig is to be made anew. One of a
+// time that is still to come was made by a clock that was ahead.
+func (r *Record) adminDue(now time.Time) bool {
+	end := r.adminEnd()
+	return now.Add(adminRenewal).After(end) || now.Add(skew).Before(end.Add(-adminLife))
 }
 
 // adminEnd is when the administrator's kubeconfig ends. Records that do not say it are
@@ -76,14 +83,15 @@ func dueCAs(dir string, now time.Time) ([]dueCA, error) {
 		if err != nil {
 			return nil, err
 		}
-		if now.Add(caRenewal).After(cert.NotAfter) {
+		// As adminDue.
+		if now.Add(caRenewal).After(cert.NotAfter) || now.Before(cert.NotBefore) {
 			due = append(due, dueCA{ca, cert})
 		}
 	}
 	return due, nil
 }
 
-// renew issues CAs that end soon again, each with its own key, and makes the
+// renew issues CAs that end soon, or are not valid yet, again, each with its own key, and makes the
 // administrator's kubeconfig anew. Whoever trusts the key of a CA, as pins do, trusts
 // the new certificate; every certificate that the former one signed is valid with both.
 func renew(dir string, record *Record, c *configs.ClusterFile, o Options, change *Change) error {
@@ -91,7 +99,7 @@ func renew(dir string, record *Record, c *configs.ClusterFile, o Options, change
 	if err != nil {
 		return err
 	}
-	if len(cas) == 0 && !o.Now.Add(adminRenewal).After(record.adminEnd()) {
+	if len(cas) == 0 && !record.adminDue(o.Now) {
 		return nil
 	}
 	if err := record.checkClock(dir, o.Now); err != nil {

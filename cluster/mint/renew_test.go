@@ -120,6 +120,34 @@ func TestRenew(t *testing.T) {
 	}
 }
 
+// TestRenewByAClockThatWasAhead: nobody accepts certificates of a time that is still to
+// come. The next run, with the right clock, makes them anew.
+func TestRenewByAClockThatWasAhead(t *testing.T) {
+	all := []string{"pki/ca.crt", "pki/etcd/ca.crt", "pki/front-proxy-ca.crt", "admin.conf"}
+	for _, years := range []int{1, 9} {
+		dir := filepath.Join(t.TempDir(), "shops")
+		mustNew(t, dir, document)
+		want := all
+		if years == 1 {
+			want = all[3:]
+		}
+		for _, at := range []time.Time{now().AddDate(years, 0, 0), now().Add(time.Hour)} {
+			c, err := newOf(dir, document, Options{Now: at})
+			if err != nil || !slices.Equal(c.Renewed, want) {
+				t.Fatalf("%s: renewed %q, want %q; %v", at, c.Renewed, want, err)
+			}
+			files := contents(t, dir)
+			cert, ca := adminOf(t, files["admin.conf"])
+			if err := accepts(ca, cert, at); err != nil || string(parseCert(t, files["pki/ca.crt"]).Raw) != string(ca.Raw) {
+				t.Errorf("%s: the administrator's kubeconfig: %v", at, err)
+			}
+		}
+		if c, err := newOf(dir, document, Options{Now: now().Add(2 * time.Hour)}); err != nil || !c.Nothing() {
+			t.Errorf("again: renewed %q, %v", c.Renewed, err)
+		}
+	}
+}
+
 // Cut off before any of its files, the next run ends with all of them renewed.
 func TestRenewAfterPowerCut(t *testing.T) {
 	made := filepath.Join(t.TempDir(), "shops")
