@@ -93,7 +93,7 @@ func TestOCIBaseFromRegistry(t *testing.T) {
 		name, password, pin string
 		want                []string
 	}{
-		{"no entry", "hunter3", "", []string{"base.oci: ", host + "/os/base:1", "log in", "authFile"}},
+		{"no entry", "hunter3", "", []string{"base.oci: ", host + "/os/base:1", "correct the login of " + host, "auth.json"}},
 		{"wrong digest", "hunter2", "sha256:" + strings.Repeat("ab", 32), []string{"base.oci: ", host + "/os/base:1", strings.Repeat("ab", 32)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
