@@ -79,7 +79,7 @@ func needPrograms(t *testing.T) *lab.Programs {
 const document = `apiVersion: edgebake.io/v1alpha1
 kind: Cluster
 name: shops
-kubernetesVersion: v1.36.3
+kubernetesVersion: ` + lab.KubernetesVersion + `
 masters: [{name: m1, address: 192.0.2.11}, {name: m2, address: 192.0.2.12}, {name: m3, address: 192.0.2.13}]
 nodes: [{name: a}]
 `
