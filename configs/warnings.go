@@ -49,7 +49,7 @@ func (s *Site) Warnings() Problems {
 		}
 	}
 	if s.noDefaultRoute() {
-		w.add("network.interfaces", "no interface has a default route: programs on the node's own network, such as flannel and Calico, reach no Service and the node stays NotReady; add a gateway, or a route to the Services' CIDR")
+		w.add("network.interfaces", "no interface has a default route: the node gets one of last resort, without a router, so that programs in its own network reach Services; if the site has a router, add gateway")
 	}
 	if vip, err := netip.ParseAddr(s.VIP); err == nil && defaultPodCIDR.Contains(vip) {
 		w.add("vip", "%s is in %s, the default pod network: choose an address outside the networks of pods and Services, unless the cluster has others", vip, defaultPodCIDR)
