@@ -9,7 +9,7 @@ import (
 	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 // TestPlace: what is wrong with a layer, a file of it or a container image is told

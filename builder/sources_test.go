@@ -22,8 +22,8 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk/file"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/file"
+	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/test/buildtest"
 	"github.com/edgebake/edgebake/test/imagetest"
 )

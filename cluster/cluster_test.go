@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/edgebake/edgebake/cluster/reports"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 func TestExcludeVIP(t *testing.T) {

@@ -24,7 +24,7 @@ import (
 	"github.com/coreos/vcontext/tree"
 	"github.com/vincent-petithory/dataurl"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // ParseIgnition reads an Ignition config of any spec from 3.0 to 3.6, judged

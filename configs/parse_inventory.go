@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/yamltree"
+	"github.com/edgebake/edgebake/ondisk"
 	"go.yaml.in/yaml/v3"
 )
 

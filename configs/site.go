@@ -3,7 +3,7 @@ package configs
 import (
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // Site is one machine's identity and join data: what `edgebake stamp` writes

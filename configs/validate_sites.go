@@ -9,7 +9,7 @@ import (
 
 	"aead.dev/minisign"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // secretKeySize is the size of a minisign secret key; a public one has 42

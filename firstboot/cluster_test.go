@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // rebuild puts another cluster in place of the machine's, at the same

@@ -32,9 +32,9 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/mint"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // cutConf is the kubeconfig that kubeadm stumbles over: half a file.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // slack is what may lie unused behind DATA: the backup GPT and alignment.

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // second puts another disk with the same image's partitions into the machine.

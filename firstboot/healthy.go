@@ -8,7 +8,7 @@ import (
 	"net/netip"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // A system that was just installed boots on trial: edgebake-healthy.service

@@ -9,7 +9,7 @@ import (
 	"regexp"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 var machineIDForm = regexp.MustCompile(`^[0-9a-f]{32}$`)

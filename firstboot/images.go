@@ -10,8 +10,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/file"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/file"
 )
 
 // imagesPhase imports the container images of an Image with imageStore.mode

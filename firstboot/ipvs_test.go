@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/ipvs"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // TestIPVScareTakesWhatFirstBootWrites: whatever the former API servers of a Site were,

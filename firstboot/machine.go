@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/firstboot/facts"
+	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // A machine that was a member of a cluster stays one to strangers' sticks, also while it

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/firstboot/apply"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 const wrongDNS = "192.0.3.1"

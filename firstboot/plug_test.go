@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/fat"
-	"github.com/edgebake/edgebake/configs/ondisk/slot"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk/slot"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 const stickDev = "/dev/sdb1"

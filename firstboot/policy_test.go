@@ -10,7 +10,7 @@ import (
 	"aead.dev/minisign"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // TestWhatAStickMayChange fills every field of a Site with something else than

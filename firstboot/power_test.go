@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // TestPowerGoesRightAfterReady: once the token is forgotten, nothing of the

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // inUseBytes are the certificates and kubeconfigs that the control plane uses.

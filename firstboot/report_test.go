@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // TestReportIsSentAgain: the server is away when the node is done.

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // etcdMember is what etcd writes below its data directory.

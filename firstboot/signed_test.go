@@ -9,8 +9,8 @@ import (
 
 	"aead.dev/minisign"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
 func newSiteKey(t *testing.T) minisign.PrivateKey {

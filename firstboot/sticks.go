@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
 // A site on a stick is taken into the machine's own slot, as if it had been

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // TestTwoMachinesWithOneSite: both joined, and each kubelet overwrites what the other

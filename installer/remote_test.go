@@ -19,8 +19,8 @@ import (
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/builder/media"
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
 // server shows bytes; each may answer in place of it.

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // Defaults of a virtual server.

@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/file"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/file"
 )
 
 // hostsMark ends the lines of /etc/hosts that are ours.

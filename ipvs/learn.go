@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // The cluster's own list of API servers: a ConfigMap that every node may read.

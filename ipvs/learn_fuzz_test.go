@@ -5,7 +5,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // FuzzLearned reads what the cluster answers, and the file that keeps it.

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // Locks are files below RunDir, held by flock(2). Nobody but root can open

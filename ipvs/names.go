@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // Masters may be given by DNS names. The last good answers count as long as

@@ -5,7 +5,7 @@ import (
 	"path"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 const (

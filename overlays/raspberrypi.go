@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 // The firmware of a Raspberry Pi reads config.txt from the disk's first FAT

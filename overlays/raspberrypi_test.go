@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 func piImage() *configs.Image {

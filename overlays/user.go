@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 // FileLayer is what the node of files[index] calls its source.

@@ -27,7 +27,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/test/disktest"
 	"github.com/edgebake/edgebake/test/mediatest"
 	"github.com/google/go-containerregistry/pkg/registry"

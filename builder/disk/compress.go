@@ -8,7 +8,7 @@ import (
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/disk/seekable"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // compressor turns the raw image into frames: workers pack chunks of Align

@@ -21,9 +21,9 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/disk/gpt"
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/fat"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
@@ -63,7 +63,7 @@ func sample() (Spec, disktest.Blobs) {
 }
 
 // testSlot is a slot that shows which digest it was given. It is not a file
-// system: configs/ondisk/slot's tests see to that.
+// system: ondisk/slot's tests see to that.
 func testSlot(d Digest) ([]byte, error) {
 	b := make([]byte, ondisk.SlotSize)
 	copy(b, "slot of "+d.Golden)

@@ -9,7 +9,7 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/test/disktest"
 )
 

@@ -21,7 +21,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 	"golang.org/x/sys/unix"
 )
 

@@ -15,7 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 // snapshot is one overlayfs snapshot directory in memory: what containerd

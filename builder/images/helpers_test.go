@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 func sectionOf(b []byte) *io.SectionReader {

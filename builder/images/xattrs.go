@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 // checkXattr says whether an entry keeps an extended attribute of its layer.

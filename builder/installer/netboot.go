@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/disk"
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/file"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/file"
 )
 
 // Netboot makes in dir what UEFI HTTP boot starts: a disk with the EFI system

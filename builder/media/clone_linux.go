@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/edgebake/edgebake/configs/ondisk/file"
+	"github.com/edgebake/edgebake/ondisk/file"
 )
 
 // lock takes the image for as long as the file is open. Those that only read

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/builder/device"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/disktest"
 )

@@ -9,8 +9,8 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/disk"
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
 // All copies of an image have the GUIDs that were built into it. A disk that

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/edgebake/edgebake/configs/ondisk/file"
+	"github.com/edgebake/edgebake/ondisk/file"
 )
 
 // TestStampHidesFromReaders: whoever opened an image while others might read it

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/edgebake/edgebake/configs/ondisk/file"
 	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/edgebake/edgebake/ondisk/file"
 )
 
 // secretFile reports whether what lies under a name must stay secret.

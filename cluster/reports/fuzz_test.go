@@ -8,7 +8,7 @@ import (
 	"unicode"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // FuzzReport sends a report of any content: it is rejected, or kept within its bound and

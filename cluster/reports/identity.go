@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk/file"
+	"github.com/edgebake/edgebake/ondisk/file"
 )
 
 // Identity is how machines know the receiver, and it them.

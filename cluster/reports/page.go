@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/printable"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 //go:embed page.html

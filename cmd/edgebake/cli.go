@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )

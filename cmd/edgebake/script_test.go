@@ -11,12 +11,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk/fat"
 
 	"filippo.io/age"
 	"filippo.io/age/armor"
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/slot"
 
 	"bytes"
 	"errors"

@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs/ondisk/store"
-	"github.com/edgebake/edgebake/configs/ondisk/store/merge"
+	"github.com/edgebake/edgebake/ondisk/store"
+	"github.com/edgebake/edgebake/ondisk/store/merge"
 	"github.com/spf13/cobra"
 )
 

@@ -14,9 +14,9 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/host"
+	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/test/scripttest"
 )
 

@@ -13,9 +13,9 @@ import (
 	"syscall"
 
 	"github.com/edgebake/edgebake/cmd/internal/version"
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/firstboot/console"
 	"github.com/edgebake/edgebake/installer"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 const about = `installer installs an image on the machine that it runs on, and overwrites disks

@@ -13,8 +13,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/ipvs"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // careFlags are lvscare's, so that ipvscare can take its place in scripts and

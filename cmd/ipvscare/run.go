@@ -20,9 +20,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/edgebake/edgebake/cmd/internal/version"
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/ipvs"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // Defaults of flags.

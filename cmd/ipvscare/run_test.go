@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/ipvs"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // TestSpread: nodes that boot together ask apart, and nobody else waits.

@@ -11,7 +11,7 @@ import (
 	"github.com/coreos/go-systemd/v22/dbus"
 	"golang.org/x/sys/unix"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // Boot tells how long this machine has been up, and where that time went as

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // TestLock: it is flock's own, which ipvscare takes, too.

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // files is a Root: a path that ends in / is a directory, contents that begin

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // controlPlane finds container images that a control plane runs and the image

@@ -14,7 +14,7 @@ import (
 	"github.com/vincent-petithory/dataurl"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // Render returns the operating-system settings of a site on a machine as an

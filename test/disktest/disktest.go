@@ -17,7 +17,7 @@ import (
 	"testing"
 	"unicode/utf16"
 
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/test/desk"
 	"golang.org/x/sys/unix"
 )

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/builder/qemu"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/test/lab"
 )
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/builder/media"
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/test/lab"
 )
 

@@ -21,7 +21,7 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	baker "github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk/store"
+	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/test/imagetest"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/configs/ondisk/store"
+	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/test/imagetest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/edgebake/edgebake/configs/ondisk/store"
-	"github.com/edgebake/edgebake/configs/ondisk/store/merge"
+	"github.com/edgebake/edgebake/ondisk/store"
+	"github.com/edgebake/edgebake/ondisk/store/merge"
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 

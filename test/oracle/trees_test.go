@@ -32,7 +32,7 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	baker "github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk/store"
+	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/imagetest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 // A directory of one block is a list of names. A larger one is indexed, so

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/disktest"
 )

@@ -1,6 +1,6 @@
 package ext4
 
-import "github.com/edgebake/edgebake/configs/ondisk/tree"
+import "github.com/edgebake/edgebake/ondisk/tree"
 
 // Flags of an inode.
 const (

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 func TestPaths(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 // Inode numbers with a meaning ("Special inodes").

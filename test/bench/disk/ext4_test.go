@@ -29,7 +29,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 	"golang.org/x/sys/unix"
 
 	"github.com/edgebake/edgebake/test/bench"

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/disk"
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/tree"
 
 	"github.com/edgebake/edgebake/test/bench"
 )

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/test/desk"
 )
 

@@ -3,7 +3,7 @@
 // writes it when it stamps, any laptop may edit it, and firstboot reads it,
 // writes its report to it and removes the secrets from it.
 //
-// Contract (docs and configs/ondisk name the files):
+// Contract (docs and ondisk name the files):
 //   - The slot is always written as a whole, never edited, in an order that
 //     survives a power cut: the first sector is zeroed, the rest is written, and
 //     the first sector comes last. A reader that finds the first sector zero
@@ -37,9 +37,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/fat"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 // Room of the reports. What is not used is filled with line ends, which a

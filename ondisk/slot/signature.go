@@ -14,7 +14,7 @@ import (
 
 	"aead.dev/minisign"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // A site on a stick may be signed, so that a machine that takes nothing from

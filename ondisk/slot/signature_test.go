@@ -13,7 +13,7 @@ import (
 
 	"aead.dev/minisign"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/test/desk"
 )
 

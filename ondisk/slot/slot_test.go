@@ -15,8 +15,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/fat"
 	"github.com/edgebake/edgebake/test/disktest"
 )
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/edgebake/edgebake/configs/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
 // CopyFile copies one file of a device's FAT file system, which may be too

@@ -6,7 +6,7 @@ import (
 	"path"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // What a slot may hold, for whoever writes one and for whoever reads one. A USB

@@ -12,7 +12,7 @@ import (
 
 	"aead.dev/minisign"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // An image may be signed, so that nobody but its maker can have made what is on

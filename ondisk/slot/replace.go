@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
 // A slot that a machine writes itself must not be lost to a power cut: what is

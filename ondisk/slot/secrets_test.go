@@ -12,7 +12,7 @@ import (
 
 	"github.com/vincent-petithory/dataurl"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // TestScrubOfEveryEncoding has the token in config.ign and in a file, written

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // A stick with an inventory may have a file in which each machine notes which

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 // file is a node on its way into the file system.

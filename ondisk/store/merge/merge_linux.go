@@ -15,7 +15,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs/ondisk/store"
+	"github.com/edgebake/edgebake/ondisk/store"
 	"golang.org/x/sys/unix"
 )
 
