@@ -251,6 +251,33 @@ func TestKubeadmsSystemctl(t *testing.T) {
 	}
 }
 
+// TestKubeletStart: a flag that an older root's kubeadm left on DATA, and that
+// kubelet 1.35 and later rejects, is dropped; all others arrive unchanged.
+func TestKubeletStart(t *testing.T) {
+	script, err := embedded.ReadFile("files/base/usr/lib/edgebake/kubelet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	here := strings.ReplaceAll(string(script), "exec /usr/bin/kubelet", "exec printf '<%s>'")
+	for args, want := range map[string]string{
+		"--config=/a --pod-infra-container-image=registry.k8s.io/pause:3.10 --node-ip=192.0.2.1 --pod-infra-container-image=x": "<--config=/a><--node-ip=192.0.2.1>",
+		"--config=/a": "<--config=/a>",
+		"--register-with-taints=a=b:NoSchedule,c=:NoExecute --v=2": "<--register-with-taints=a=b:NoSchedule,c=:NoExecute><--v=2>",
+	} {
+		out, err := exec.Command("sh", append([]string{"-c", here, "kubelet"}, strings.Fields(args)...)...).Output()
+		if err != nil || string(out) != want {
+			t.Errorf("%s: %s, %v; expected %s", args, out, err, want)
+		}
+	}
+	if out, err := exec.Command("sh", "-c", here, "kubelet", "--a=with space *", "").Output(); err != nil || string(out) != "<--a=with space *><>" {
+		t.Errorf("%s, %v", out, err)
+	}
+	unit, err := embedded.ReadFile("files/base/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf")
+	if err != nil || !strings.Contains(string(unit), "\nExecStart=/usr/lib/edgebake/kubelet $") {
+		t.Errorf("the unit does not start it: %s, %v", unit, err)
+	}
+}
+
 func indent(s string) string {
 	if s == "" {
 		return ""

@@ -265,6 +265,9 @@ journalctl -b --no-pager -o cat _PID=1 | grep -i watchdog
 systemd-analyze blame --no-pager | head -n 20`))
 
 	mark := vm.Serial.Mark()
+	// As kubeadm up to 1.34 left it on DATA, for a root with a later kubelet.
+	w.mustOnNode(vm, `sed -i 's|^KUBELET_KUBEADM_ARGS="|&--pod-infra-container-image=registry.k8s.io/pause:3.10 |' /var/lib/kubelet/kubeadm-flags.env && sync
+grep pod-infra /var/lib/kubelet/kubeadm-flags.env`)
 	// Without systemd nobody feeds the watchdog.
 	w.mustOnNode(vm, "systemd-run --collect /bin/sh -c 'sleep 20; echo 1 >/sys/fs/cgroup/init.scope/cgroup.freeze'")
 	mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
