@@ -112,13 +112,20 @@ func (s *Site) KubeadmDocuments(l KubeadmLocal) ([]byte, error) {
 
 // ClusterDocuments are the documents that kubeadm uploads to the cluster; of a valid Site.
 func (s *Site) ClusterDocuments() ([]byte, error) {
+	return s.documentsOfKind("ClusterConfiguration", "KubeletConfiguration")
+}
+
+// ProxyDocument is the KubeProxyConfiguration of a valid Site; empty: it has none.
+func (s *Site) ProxyDocument() ([]byte, error) {
+	return s.documentsOfKind("KubeProxyConfiguration")
+}
+
+func (s *Site) documentsOfKind(kinds ...string) ([]byte, error) {
 	docs, probs := readKubeadmText(s.ControlPlane.Kubeadm)
 	if probs != nil {
 		return nil, fmt.Errorf("reading kubeadm's documents: %w", probs)
 	}
-	docs = slices.DeleteFunc(docs, func(d KubeadmDocument) bool {
-		return d.Kind != "ClusterConfiguration" && d.Kind != "KubeletConfiguration"
-	})
+	docs = slices.DeleteFunc(docs, func(d KubeadmDocument) bool { return !slices.Contains(kinds, d.Kind) })
 	return docs.encode()
 }
 

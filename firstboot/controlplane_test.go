@@ -512,12 +512,19 @@ func (m *controlPlane) kubeadm(c Cmd) error {
 		if strings.Contains(conf, "initial-cluster") {
 			m.t.Errorf("%s with how one member of etcd starts:\n%s", phase, conf)
 		}
-		if phase == "upload-config all" {
-			m.cluster.mu.Lock()
-			if m.cluster.annotations == nil { // kubeadm-config is changed, kubelet-config replaced
-				m.cluster.annotations = map[string]string{}
+		uploads := map[string][]string{"upload-config all": {"ClusterConfiguration", "kubelet"}, "addon kube-proxy": {"config.conf"}}
+		for _, key := range uploads[phase] { // kubeadm-config is changed, the others replaced
+			if err := m.effect("kubeadm uploads " + key); err != nil {
+				return err
 			}
-			m.cluster.configs = map[string]string{"ClusterConfiguration": conf, "kubelet": conf}
+			m.cluster.mu.Lock()
+			if m.cluster.annotations == nil {
+				m.cluster.annotations, m.cluster.configs = map[string]string{}, map[string]string{}
+			}
+			m.cluster.configs[key] = conf
+			if _, proxy, ok := strings.Cut(conf, "kind: KubeProxyConfiguration\n"); ok && key == "config.conf" {
+				m.cluster.configs[key], _, _ = strings.Cut(proxy, "\n---")
+			}
 			m.cluster.mu.Unlock()
 		}
 	case "bootstrap-token":

@@ -5,10 +5,15 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -19,10 +24,13 @@ import (
 const (
 	kubeadmConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config"
 	kubeletConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubelet-config"
+	proxyConfigMap   = "/api/v1/namespaces/kube-system/configmaps/kube-proxy"
 	// documentsKey is the annotation of kubeadm-config that names the documents that were
-	// uploaded last; uploadedKey, what the ConfigMaps were then.
+	// uploaded last; uploadedKey, what the ConfigMaps were then. uploadingKey is there from
+	// before an upload until it is complete, and names its documents.
 	documentsKey = "edgebake.io/documents"
 	uploadedKey  = "edgebake.io/uploaded"
+	uploadingKey = "edgebake.io/uploading"
 	// documentsMark names the documents of this machine that are in the cluster.
 	documentsMark = ondisk.StateDir + "/cluster-documents"
 	// documentsFile has them for a person, where first boot does not upload them.
@@ -39,10 +47,11 @@ func documentsOf(site *configs.Site) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// uploaded is what the cluster has of such documents.
+// uploaded describes the cluster's copy of such documents.
 type uploaded struct {
 	documents string // of which Site; "": unknown
-	untouched bool   // it is still what was uploaded
+	untouched bool   // nobody has changed it, except an upload that was cut off
+	cutOff    bool   // an upload has begun and did not end
 	contents  string // names what it is now
 }
 
@@ -60,8 +69,18 @@ func readUploaded(ctx context.Context, c *api.Client) (uploaded, error) {
 	}
 	sum := sha256.Sum256([]byte(cluster.Data["ClusterConfiguration"] + "\x00" + kubelet.Data["kubelet"]))
 	u := uploaded{documents: cluster.Metadata.Annotations[documentsKey], contents: hex.EncodeToString(sum[:16])}
-	u.untouched = cluster.Metadata.Annotations[uploadedKey] == u.contents
+	u.cutOff = cluster.Metadata.Annotations[uploadingKey] != ""
+	u.untouched = u.cutOff || cluster.Metadata.Annotations[uploadedKey] == u.contents
 	return u, nil
+}
+
+// annotate sets annotations of kubeadm-config; nil removes one.
+func annotate(ctx context.Context, c *api.Client, annotations map[string]any) error {
+	err := c.MergePatch(ctx, kubeadmConfigMap, map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	if err != nil {
+		return fmt.Errorf("noting which of kubeadm's documents are uploaded: %w", err)
+	}
+	return nil
 }
 
 // noteUploaded notes in the cluster, and then on this machine, that the documents were
@@ -69,10 +88,10 @@ func readUploaded(ctx context.Context, c *api.Client) (uploaded, error) {
 func noteUploaded(ctx context.Context, e *Env, c *api.Client, documents string) error {
 	now, err := readUploaded(ctx, c)
 	if err == nil {
-		err = c.MergePatch(ctx, kubeadmConfigMap, map[string]any{"metadata": map[string]any{"annotations": map[string]any{documentsKey: documents, uploadedKey: now.contents}}})
+		err = annotate(ctx, c, map[string]any{documentsKey: documents, uploadedKey: now.contents, uploadingKey: nil})
 	}
 	if err != nil {
-		return fmt.Errorf("noting which of kubeadm's documents are uploaded: %w", err)
+		return err
 	}
 	return markDocuments(e, documents)
 }
@@ -87,10 +106,14 @@ func markDocuments(e *Env, documents string) error {
 // documentsPhase uploads kubeadm's documents again when the Site has others, unless
 // somebody else has changed what is there: that is reported.
 func documentsPhase(active *Active) Phase {
-	site, reported := active.Site, false
+	site, reported, compared := active.Site, false, false
 	return Phase{
 		Name: "documents", Doc: "the cluster has kubeadm's documents of the Site", Timeout: 2 * time.Minute,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			if !compared {
+				compared = true
+				remarkProxy(ctx, e, site)
+			}
 			documents, err := documentsOf(site)
 			if err != nil || !reported && e.text(documentsMark) != documents {
 				return Todo, err
@@ -111,18 +134,24 @@ func documentsPhase(active *Active) Phase {
 				return err
 			}
 			had := e.text(documentsMark)
-			switch {
-			case there.documents == documents: // by this machine, another one, or a person
-				return markDocuments(e, documents)
+			switch entitled := had != "" && there.documents != "" && there.untouched; {
+			case there.documents == documents && !(entitled && there.cutOff):
+				return markDocuments(e, documents) // uploaded by this machine, another one, or a person
 			case had == "" && there.documents == "":
 				// Of a former release: what the cluster has is what it is to have.
 				return markDocuments(e, documents)
-			case had != "" && there.documents != "" && there.untouched:
+			case entitled:
+				if err := annotate(ctx, c, map[string]any{uploadingKey: documents}); err != nil {
+					return err
+				}
 				if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"upload-config", "all"}); err != nil {
 					return err
 				}
+				if err := noteUploaded(ctx, e, c, documents); err != nil {
+					return err
+				}
 				e.Console("kubeadm's documents of the Site are uploaded to the cluster")
-				return noteUploaded(ctx, e, c, documents)
+				return nil
 			}
 			// A machine that comes with documents that the cluster never had may as well
 			// have old ones.
@@ -139,4 +168,83 @@ func documentsPhase(active *Active) Phase {
 			return nil
 		},
 	}
+}
+
+// remarkProxy reports where kube-proxy's configuration in the cluster lacks what the Site
+// sets. kubeadm would upload it only together with a new DaemonSet.
+func remarkProxy(ctx context.Context, e *Env, site *configs.Site) {
+	differences, err := proxyDifferences(ctx, e, site)
+	if err != nil {
+		e.Log.Warn("comparing kube-proxy's configuration with the Site's", "error", err)
+	} else if len(differences) > 0 {
+		e.Note("kube-proxy's configuration in the cluster differs from the Site's (%s). First boot leaves it, since kubeadm would reset kube-proxy's DaemonSet. To fix: correct config.conf (`kubectl -n kube-system edit configmap kube-proxy`), then `kubectl -n kube-system rollout restart daemonset kube-proxy`",
+			strings.Join(differences, "; "))
+	}
+}
+
+func proxyDifferences(ctx context.Context, e *Env, site *configs.Site) ([]string, error) {
+	document, err := site.ProxyDocument()
+	if err != nil || len(document) == 0 {
+		return nil, err
+	}
+	c, err := adminClient(e, site)
+	if err != nil {
+		return nil, err
+	}
+	var there struct {
+		Data map[string]string `json:"data"`
+	}
+	if err := c.Get(ctx, proxyConfigMap, &there); api.Code(err) == 404 {
+		return nil, nil // something else replaces kube-proxy
+	} else if err != nil {
+		return nil, err
+	}
+	var want, has map[string]any
+	if err := yamltree.Unmarshal(document, &want); err != nil {
+		return nil, err
+	}
+	if err := yamltree.Unmarshal([]byte(there.Data["config.conf"]), &has); err != nil {
+		return nil, fmt.Errorf("reading config.conf of ConfigMap kube-system/kube-proxy: %w", err)
+	}
+	delete(want, "apiVersion") // an upgrade may change it
+	delete(want, "kind")
+	return lacking("", want, has), nil
+}
+
+// lacking lists the fields of want that has lacks, or has with other values. Further
+// fields and further items of a list do not count; a field that is absent has its zero
+// value.
+func lacking(field string, want, has any) []string {
+	switch w := want.(type) {
+	case map[string]any:
+		h, _ := has.(map[string]any)
+		var all []string
+		for _, key := range slices.Sorted(maps.Keys(w)) {
+			all = append(all, lacking(strings.TrimPrefix(field+"."+key, "."), w[key], h[key])...)
+		}
+		return all
+	case []any:
+		h, _ := has.([]any)
+		if !slices.ContainsFunc(w, func(item any) bool {
+			return !slices.ContainsFunc(h, func(o any) bool { return fmt.Sprint(o) == fmt.Sprint(item) })
+		}) {
+			return nil
+		}
+	default:
+		zero := want == nil || has == nil && reflect.ValueOf(want).IsZero()
+		if zero || fmt.Sprint(want) == fmt.Sprint(has) || sameDuration(want, has) {
+			return nil
+		}
+	}
+	if has == nil || has == "" {
+		return []string{fmt.Sprintf("%s is not set, %v in the Site", field, want)}
+	}
+	return []string{fmt.Sprintf("%s is %v, %v in the Site", field, has, want)}
+}
+
+// sameDuration reports whether two values are the same duration, as 1h and 1h0m0s.
+func sameDuration(a, b any) bool {
+	x, err := time.ParseDuration(fmt.Sprint(a))
+	y, errY := time.ParseDuration(fmt.Sprint(b))
+	return err == nil && errY == nil && x == y
 }

@@ -1,11 +1,14 @@
 package firstboot
 
 import (
+	"errors"
 	"maps"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
 // TestCorrectedDocuments: a Site with other documents of kubeadm for the whole cluster
@@ -58,15 +61,8 @@ func TestCorrectedDocuments(t *testing.T) {
 			if uploads(m) > 0 || len(m.state().Notes) > 0 {
 				t.Fatalf("with the same Site kubeadm ran %q, notes %q", m.inits, m.state().Notes)
 			}
-			corrected := *m.site
-			control := *m.site.ControlPlane
-			control.Kubeadm = strings.Replace(control.Kubeadm, "clusterName:", "caCertificateValidityPeriod: 90000h0m0s\nclusterName:", 1)
-			if control.Kubeadm == m.site.ControlPlane.Kubeadm {
-				t.Fatal("the Site is as it was")
-			}
-			corrected.ControlPlane, corrected.Credentials = &control, configs.Credentials{}
 			keys := m.site
-			m.site = &corrected
+			m.site = m.corrected("clusterName:", "caCertificateValidityPeriod: 90000h0m0s\nclusterName:")
 			tt.change(m)
 			m.inits = nil
 			m.stampSite(m.site)
@@ -92,6 +88,109 @@ func TestCorrectedDocuments(t *testing.T) {
 			}
 			m.site = keys
 		})
+	}
+}
+
+// corrected is the machine's Site with another text in kubeadm's documents, and without keys.
+func (m *controlPlane) corrected(old, with string) *configs.Site {
+	m.t.Helper()
+	site, control := *m.site, *m.site.ControlPlane
+	control.Kubeadm = strings.Replace(control.Kubeadm, old, with, 1)
+	if control.Kubeadm == m.site.ControlPlane.Kubeadm {
+		m.t.Fatal("the Site is as it was")
+	}
+	site.ControlPlane, site.Credentials = &control, configs.Credentials{}
+	return &site
+}
+
+// TestUploadThatWasCutOff is completed, and is not taken for a change by somebody else.
+func TestUploadThatWasCutOff(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	m.stampSite(m.corrected("clusterName:", "certificateValidityPeriod: 9000h0m0s\nclusterName:"))
+	files := m.files()
+	for name, interrupt := range map[string]func(c *controlPlane){
+		"before the upload":         func(c *controlPlane) { c.cutBefore("kubeadm uploads ClusterConfiguration") },
+		"within the upload":         func(c *controlPlane) { c.cutBefore("kubeadm uploads kubelet") },
+		"the cluster takes no note": func(c *controlPlane) { c.cluster.noNotes, c.patience = true, time.Minute },
+		"before this machine's":     func(c *controlPlane) { c.cutBefore("write " + documentsMark) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := m.cloneWith(t, files)
+			c.on()
+			interrupt(c)
+			if err := c.boot(); err == nil {
+				t.Fatal("it was not cut off")
+			}
+			c.cluster.noNotes, c.cutAt, c.before, c.patience = false, 0, nil, m.patience
+			c.on()
+			c.bootDone()
+			if notes := c.state().Notes; len(notes) > 0 || c.has(documentsFile) || len(c.cluster.annotations) != 2 {
+				t.Errorf("notes %q, annotations %q", notes, c.cluster.annotations)
+			}
+			for key, text := range c.cluster.configs {
+				if key != "config.conf" && !strings.Contains(text, "certificateValidityPeriod: 9000h0m0s") {
+					t.Errorf("%s is not of the corrected Site:\n%s", key, text)
+				}
+			}
+		})
+	}
+}
+
+// cutBefore has the power go before an effect.
+func (w *world) cutBefore(effect string) {
+	w.before = func(name string) {
+		if name == effect {
+			w.mu.Lock()
+			w.cutAt = w.effects + 1
+			w.mu.Unlock()
+		}
+	}
+}
+
+// TestKubeProxyDiffers: a Site with another configuration of kube-proxy changes nothing,
+// and a note says what to do.
+func TestKubeProxyDiffers(t *testing.T) {
+	t.Parallel()
+	const document = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: "
+	sites := mintedSites(t, 1)
+	control := *sites[0].Site.ControlPlane
+	control.Kubeadm += "---\n" + document + "iptables\n"
+	sites[0].Site.ControlPlane = &control
+	m := newControlPlane(t, sites)
+	m.bootDone()
+	m.stampSite(m.corrected("mode: iptables", "mode: nftables"))
+	for _, differs := range []bool{true, true, false} {
+		if !differs {
+			m.cluster.configs["config.conf"] = strings.Replace(m.cluster.configs["config.conf"], "mode: iptables", "mode: nftables", 1)
+		}
+		m.inits = nil
+		m.on()
+		m.bootDone()
+		notes := strings.Join(m.state().Notes, "\n")
+		if strings.Contains(notes, "(mode is iptables, nftables in the Site)") != differs || strings.Contains(strings.Join(m.inits, "\n"), "addon") {
+			t.Errorf("notes %q, kubeadm ran %q", notes, m.inits)
+		}
+	}
+}
+
+func TestLacking(t *testing.T) {
+	t.Parallel()
+	const site = "mode: ipvs\niptables: {syncPeriod: 1h, masqueradeAll: false}\nipvs: {excludeCIDRs: [10.0.0.1/32]}\nfeatureGates: {A: true}\n"
+	for has, want := range map[string]string{
+		"mode: ipvs\niptables: {syncPeriod: 1h0m0s}\nipvs: {excludeCIDRs: [10.0.0.2/32, 10.0.0.1/32]}\nfeatureGates: {A: true, B: false}\noomScoreAdj: null\n": "",
+		"mode: \"\"\niptables: {syncPeriod: 30s, masqueradeAll: true}\nipvs: {excludeCIDRs: null}\n": "featureGates.A is not set, true in the Site; iptables.masqueradeAll is true, false in the Site; " +
+			"iptables.syncPeriod is 30s, 1h in the Site; ipvs.excludeCIDRs is not set, [10.0.0.1/32] in the Site; mode is not set, ipvs in the Site",
+	} {
+		var s, h map[string]any
+		if err := errors.Join(yamltree.Unmarshal([]byte(site), &s), yamltree.Unmarshal([]byte(has), &h)); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(lacking("", s, h), "; "); got != want {
+			t.Errorf("%s\ngot  %q\nwant %q", has, got, want)
+		}
 	}
 }
 

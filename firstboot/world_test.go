@@ -1649,15 +1649,25 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(map[string]any{"items": []any{map[string]any{"spec": map[string]any{"cidrs": c.serviceCIDRs}}}})
 	case r.URL.Path == "/apis/networking.k8s.io/v1/servicecidrs":
 		http.Error(w, `{"message":"forbidden"}`, http.StatusForbidden)
+	case r.URL.Path == proxyConfigMap && c.configs["config.conf"] != "":
+		answer(map[string]any{"data": map[string]string{"config.conf": c.configs["config.conf"]}})
 	case (r.URL.Path == kubeadmConfigMap || r.URL.Path == kubeletConfigMap) && c.configs != nil:
 		if r.Method == http.MethodPatch {
 			var patch struct {
-				Metadata struct{ Annotations map[string]string }
+				Metadata struct{ Annotations map[string]*string }
 			}
 			if err := json.NewDecoder(r.Body).Decode(&patch); err != nil || r.URL.Path != kubeadmConfigMap {
 				c.t.Errorf("%s is changed (%v)", r.URL.Path, err)
 			}
-			maps.Copy(c.annotations, patch.Metadata.Annotations)
+			if c.noNotes && patch.Metadata.Annotations[documentsKey] != nil {
+				http.Error(w, `{"message":"etcd is busy"}`, http.StatusServiceUnavailable)
+				return
+			}
+			for key, value := range patch.Metadata.Annotations {
+				if delete(c.annotations, key); value != nil {
+					c.annotations[key] = *value
+				}
+			}
 		}
 		if r.URL.Path == kubeletConfigMap {
 			answer(map[string]any{"data": map[string]string{"kubelet": c.configs["kubelet"]}})
