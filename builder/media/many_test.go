@@ -229,7 +229,7 @@ func TestOutputIsTheImage(t *testing.T) {
 	for _, output := range []string{"soft.raw", "hard.raw", "shops/shop-1.raw", "g.raw", "./g.raw"} {
 		for _, force := range []bool{false, true} {
 			_, err := Stamp(t.Context(), "g.raw", site(), StampOptions{Now: now, Output: output, Force: force})
-			if want := "stamping image g.raw: " + output + " is the image itself: name another file, or stamp in place, without --output"; err == nil || err.Error() != want {
+			if want := "stamping image g.raw: " + output + " is the image itself: name another file, or change the image itself (--in-place)"; err == nil || err.Error() != want {
 				t.Errorf("%v, want %s", err, want)
 			}
 		}
@@ -250,8 +250,7 @@ func TestOutputIsTheImage(t *testing.T) {
 	if disktest.Sum(t, "g.raw") != before {
 		t.Fatal("the image was written to")
 	}
-	done, err := Stamp(t.Context(), "g.raw", site(), StampOptions{Now: now})
-	if err != nil || !done.GoldenFile || disktest.Sum(t, "g.raw") == before {
-		t.Errorf("%+v, %v", done, err)
+	if _, err := Stamp(t.Context(), "g.raw", site(), StampOptions{Now: now}); err != nil || disktest.Sum(t, "g.raw") == before {
+		t.Error(err)
 	}
 }

@@ -62,15 +62,13 @@ type Stamped struct {
 	// Slot is what the slot now says. Golden is empty where the old slot
 	// could not be read: Verify has nothing to compare with then.
 	Slot ondisk.SlotInfo
-	// GoldenFile reports that the image itself, a file, was golden: it no longer is.
-	GoldenFile bool
 }
 
 // Stamp writes a site into an image's slot.
 func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, error) {
 	inPlace := o.Output == ""
 	if !inPlace && same(path, o.Output) {
-		return nil, fmt.Errorf("stamping image %s: %w: name another file, or stamp in place, without --output", path, itself(o.Output))
+		return nil, fmt.Errorf("stamping image %s: %w: name another file, or change the image itself (--in-place)", path, itself(o.Output))
 	}
 	flag := os.O_RDONLY
 	if inPlace {
@@ -94,50 +92,83 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	}
 	result := &Stamped{Path: path, Image: m.info, Slot: c.Info}
 	if inPlace {
-		if !m.device {
-			_, err := slot.Read(m.section(p))
-			result.GoldenFile = errors.Is(err, slot.ErrNoSite)
-		}
-		// In a sparse file the slot may have holes: a full disk is noticed
-		// before the old slot is gone.
-		if err := m.reserve(p); err != nil {
-			return nil, fmt.Errorf("stamping image %s: %w", path, disk.Explain(err, filepath.Dir(path)))
-		}
-		if err := m.hide(); err != nil {
-			return nil, fmt.Errorf("stamping image %s: %w", path, err)
-		}
-		if err := m.put(window{m.f, p.Start, true}, p, img); err != nil {
-			if m.device && errors.Is(err, fs.ErrPermission) {
-				err = fmt.Errorf("%w: it is read-only: look for a write-protect switch", err)
-			}
-			return nil, fmt.Errorf("stamping image %s: %w", path, disk.Explain(err, filepath.Dir(path)))
-		}
-		return result, nil
+		return result, m.stampInPlace(p, img)
 	}
 	result.Path = o.Output
 	return result, m.stampCopy(ctx, p, img, o)
 }
 
+// stampInPlace replaces the slot of the image itself.
+func (m *image) stampInPlace(p gpt.Partition, img []byte) error {
+	// In a sparse file the slot may have holes: a full disk is noticed
+	// before the old slot is gone.
+	err := m.reserve(p)
+	if err == nil {
+		err = m.hide()
+	}
+	if err == nil {
+		err = m.put(window{m.f, p.Start, true}, p, img)
+		if m.device && errors.Is(err, fs.ErrPermission) {
+			err = fmt.Errorf("%w: it is read-only: look for a write-protect switch", err)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("stamping image %s: %w", m.path, disk.Explain(err, filepath.Dir(m.path)))
+	}
+	return nil
+}
+
+// Unstamp writes the slot of a golden image into an image or a device: no Site, no
+// Ignition config, no report of a machine.
+func Unstamp(path string) (*Stamped, error) {
+	m, err := openLocked(path, os.O_RDWR, true)
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	p, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return nil, fmt.Errorf("unstamping image %s: %w", path, err)
+	}
+	info := m.goldenSlot(p)
+	img, err := slot.Encode(slot.Contents{Info: info})
+	if err != nil {
+		return nil, fmt.Errorf("unstamping image %s: %w", path, err)
+	}
+	return &Stamped{Path: path, Image: m.info, Slot: info}, m.stampInPlace(p, img)
+}
+
+// goldenSlot describes the image in its slot, as the build did.
+func (m *image) goldenSlot(p gpt.Partition) ondisk.SlotInfo {
+	info, err := slot.ReadInfo(m.section(p))
+	if err != nil || info.Plan != m.info.Plan {
+		// A slot that somebody damaged: its digests are lost.
+		info = ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: m.info.Plan}
+	}
+	info.SiteVersions, info.Stamped = m.info.SiteVersions, 0
+	if info.SectorSize == 0 && m.table.SectorSize != gpt.Sector512 {
+		info.SectorSize = m.table.SectorSize
+	}
+	return info
+}
+
 // slotOf holds a site against the image and returns what stamping writes into the
 // slot.
 func (m *image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
-	info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: m.info.Plan, SiteVersions: m.info.SiteVersions, SectorSize: m.table.SectorSize}
 	probs, err := m.serves(s)
 	if err := errors.Join(err, append(probs, s.tooLarge()...).Err()); err != nil {
 		return slot.Contents{}, err
 	}
-	if info.Stamped, err = m.stampDate(o); err != nil {
+	date, err := m.stampDate(o)
+	if err != nil {
 		return slot.Contents{}, err
 	}
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		return slot.Contents{}, err
 	}
-	// The slot is made anew; of the old one only the digests are needed, and the
-	// signature. A slot that somebody damaged does not stop us.
-	if old, err := slot.ReadInfo(m.section(p)); err == nil && old.Plan == m.info.Plan {
-		info.Golden, info.Parts, info.Signature = old.Golden, old.Parts, old.Signature
-	}
+	info := m.goldenSlot(p)
+	info.Stamped = date
 	fileTime := o.Now
 	if o.Undated {
 		fileTime = time.Unix(m.info.SourceDate, 0)

@@ -148,7 +148,7 @@ such a copy joins the site's cluster by itself.
 		return usageError{fmt.Errorf("%w%s; see %s --help", err, nearFlag(c, err), c.CommandPath())}
 	})
 	root.AddCommand(
-		newBuild(s), newPlan(s), newStamp(s), newPreflight(s), newInventory(s), newSite(s), newCluster(s), newValidate(s), newInspect(s), newReport(s), newDiff(s), newRender(s),
+		newBuild(s), newPlan(s), newStamp(s), newUnstamp(s), newPreflight(s), newInventory(s), newSite(s), newCluster(s), newValidate(s), newInspect(s), newReport(s), newDiff(s), newRender(s),
 		newFlash(s), newInstaller(s), newDevices(s), newVerify(s), newPush(s), newPull(s),
 		newBoot(s), newImages(s), newInit(s), newSchema(s), newExplain(s), newCacheCommand(s), newVersion(s), newMan(s),
 	)

@@ -79,7 +79,7 @@ func TestInitBuilds(t *testing.T) {
 	c.run(0, "validate", "image.yaml", "site.yaml")
 	c.run(0, "build", "image.yaml")
 	c.want(c.err, "images: WARNING: containerd.sandbox names no pause image", "and name it there")
-	c.run(0, "stamp", "my-edge.raw", "site.yaml")
+	c.run(0, "stamp", "my-edge.raw", "site.yaml", "--in-place")
 	c.run(0, "inspect", "my-edge.raw")
 	c.want(c.out, "slot        site")
 	// What is exported is the base in the image, not one more.
@@ -121,10 +121,10 @@ func TestExamples(t *testing.T) {
 			}
 			return
 		}
-		// Nobody is there to ask, and the registry has no certificate.
+		// Nobody is there to ask, a file plays the disk, and the registry has no certificate.
 		want := there.Replace("edgebake " + strings.Join(words, " "))
 		if !slices.ContainsFunc(lines, func(line string) bool {
-			return line == want || line == want+" --yes" || line == want+" --insecure"
+			return line == want || slices.Contains([]string{" --yes", " --insecure", " --in-place"}, strings.TrimPrefix(line, want))
 		}) {
 			t.Errorf("%s: the example is not in examples.txtar:\n%s", path, want)
 		}

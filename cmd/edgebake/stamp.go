@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ type stampFlags struct {
 	media.StampOptions
 	secrets  secretFlags
 	ignition string
+	inPlace  bool
 	each     bool
 	slots    bool
 	slot     string
@@ -31,10 +33,10 @@ func newStamp(s streams) *cobra.Command {
 		Use:               "stamp IMAGE SITE|INVENTORY",
 		ValidArgsFunction: completeFiles(imageEndings, documentEndings),
 		Short:             "Write Sites into a golden image",
-		Long: `Stamp puts a Site document into an image's slot, in place or, with --output,
-into a copy. Images are .raw or .raw.zst, or a device that one was written to;
-size and everything outside of the slot stay as they are. A Site that the image
-cannot serve is rejected.
+		Long: `Stamp writes a Site document into the slot of a copy of an image (--output), of the
+image itself (--in-place), or of a device that an image was written to. Images are
+.raw or .raw.zst; size and everything outside of the slot stay as they are. A Site
+that the image cannot serve is rejected.
 
 An Inventory document goes into the slot whole: each machine takes the Site that
 matches it and wipes the others from its disk.
@@ -46,7 +48,7 @@ the token and the Ignition config in it; written to a USB stick instead (dd), it
 is a stick with that Site.
 
 The stamped image holds the join token: treat it as a secret until the
-machine is Ready.`,
+machine is Ready. edgebake unstamp makes it a golden image again.`,
 		Example: `  edgebake stamp my-edge.raw site.yaml --output berlin-7.raw
   edgebake stamp my-edge.raw.zst site.yaml --output berlin-7.raw.zst
   edgebake stamp my-edge.raw inventory.yaml --output stores.raw
@@ -65,6 +67,7 @@ machine is Ready.`,
 	f := c.Flags()
 	f.StringVarP(&o.Output, "output", "o", "", "write a stamped copy here and leave the image as it is; with --each or --slots, a directory")
 	_ = c.MarkFlagFilename("output", imageEndings...)
+	f.BoolVar(&o.inPlace, "in-place", false, "write into the image itself, which is no golden image then")
 	f.BoolVarP(&o.Force, "force", "f", false, "replace outputs that are there")
 	f.BoolVar(&o.Undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
 	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
@@ -87,11 +90,11 @@ type stampMode struct {
 func stampModes() []stampMode {
 	document := []string{"output", "force", "undated", "ignition", "token-file", "identity"}
 	return []stampMode{
-		{"SITE", document, stampOne},
+		{"SITE", append([]string{"in-place"}, document...), stampOne},
 		{"--each", append([]string{"each"}, document...), stampMany},
 		{"--slots", append([]string{"each", "slots"}, document...), stampMany},
 		// A slot has its document's token and Ignition config already.
-		{"--slot", []string{"slot", "output", "force", "undated"}, stampSlot},
+		{"--slot", []string{"slot", "in-place", "output", "force", "undated"}, stampSlot},
 	}
 }
 
@@ -117,6 +120,9 @@ func (m *stampMode) check(c *cobra.Command, a []string, o stampFlags) error {
 			rest.flags = append(rest.flags, f.Name)
 		}
 	})
+	if o.slot == "" {
+		rest.purpose = fmt.Sprintf("one image, and %s writes a file for each Site", m.name)
+	}
 	errs := []error{rejectIdle(c, rest)}
 	switch {
 	case o.slot != "" && len(a) == 2:
@@ -129,6 +135,12 @@ func (m *stampMode) check(c *cobra.Command, a []string, o stampFlags) error {
 	}
 	if (o.each || o.slots) && o.slot == "" && o.Output == "" {
 		errs = append(errs, usageError{fmt.Errorf("%s requires a directory to write to: --output DIR", m.name)})
+	}
+	switch {
+	case o.inPlace && o.Output != "":
+		errs = append(errs, usageError{errors.New("--in-place and --output exclude each other")})
+	case errors.Join(errs...) == nil && !o.inPlace && o.Output == "" && slices.Contains(m.flags, "in-place") && !isDevice(a[0]):
+		errs = append(errs, usageError{fmt.Errorf("the Site's token would be written into %s:\n  --output FILE stamps a copy\n  --in-place changes %[1]s itself", a[0])})
 	}
 	return errors.Join(errs...)
 }
@@ -159,7 +171,7 @@ func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if doc.Inventory != nil {
 		with += fmt.Sprintf(" (%s)", configs.Count(len(doc.Inventory.Sites), "site"))
 	}
-	sayStamped(s, done, with, doc.Inventory != nil)
+	sayStamped(s, done, with, o)
 	return nil
 }
 
@@ -215,17 +227,43 @@ func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
-	sayStamped(s, done, o.slot, site.Inventory != nil)
+	sayStamped(s, done, o.slot, o)
 	return nil
 }
 
-func sayStamped(s streams, done *media.Stamped, with string, many bool) {
+func sayStamped(s streams, done *media.Stamped, with string, o stampFlags) {
 	s.note("stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, with)
-	if done.GoldenFile {
-		holds := "the Site's token"
-		if many {
-			holds = "its Sites' tokens"
-		}
-		s.hint("stamped in place: %s now holds %s; --output makes a copy\n", done.Path, holds)
+	if o.inPlace {
+		s.hint("%s now holds the token: edgebake unstamp %[1]s removes it\n", done.Path)
+	}
+}
+
+// isDevice reports whether a name is that of a device: a flashed disk is one machine's.
+func isDevice(name string) bool {
+	fi, err := os.Stat(name)
+	return err == nil && fi.Mode()&fs.ModeDevice != 0
+}
+
+func newUnstamp(s streams) *cobra.Command {
+	return &cobra.Command{
+		Use:               "unstamp IMAGE",
+		ValidArgsFunction: completeFiles(imageEndings),
+		Short:             "Remove the Site from an image",
+		Long: `Unstamp takes a Site or Inventory, with its token and Ignition config, out of an
+image or a device, and overwrites where it was. The image is the golden image again,
+byte for byte, unless a machine has booted it.`,
+		Example: `  edgebake unstamp my-edge.raw`,
+		Args:    args(1, 1, "one image"),
+		RunE: func(_ *cobra.Command, a []string) error {
+			done, err := media.Unstamp(a[0])
+			if err != nil {
+				return err
+			}
+			s.note("%s has no Site\n", done.Path)
+			if done.Slot.Golden == "" {
+				fmt.Fprintf(s.Err, "WARNING: the slot of %s was damaged, and with it the golden digest is lost: edgebake verify has nothing to compare with\n", done.Path)
+			}
+			return nil
+		},
 	}
 }

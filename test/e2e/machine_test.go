@@ -56,7 +56,7 @@ func TestCorrectedSite(t *testing.T) {
 			t.Errorf("edgebake inspect does not show %q of the machine's report:\n%s", want, report)
 		}
 	}
-	w.must(w.bin, "stamp", disk, w.site(0, lab.Site{NodeName: name}))
+	w.must(w.bin, "stamp", disk, w.site(0, lab.Site{NodeName: name}), "--in-place")
 	vm = w.start(lab.VMConfig{Name: name, Image: disk})
 	node := w.ready(vm, nil)
 	w.off(vm)
@@ -64,7 +64,7 @@ func TestCorrectedSite(t *testing.T) {
 	w.noSecret(vm, joined)
 	w.checkDisk(joined)
 
-	w.must(w.bin, "stamp", joined, w.site(0, lab.Site{NodeName: name, Address: "192.0.2.77/24", Gateway: "192.0.2.1"}))
+	w.must(w.bin, "stamp", joined, w.site(0, lab.Site{NodeName: name, Address: "192.0.2.77/24", Gateway: "192.0.2.1"}), "--in-place")
 	vm = w.start(lab.VMConfig{Name: name, Image: joined})
 	w.expect(vm, 0, `edgebake: the new network settings reach no API server: the former ones are back`)
 	again := w.ready(vm, node)

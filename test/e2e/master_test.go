@@ -198,7 +198,7 @@ func TestClusterFromImages(t *testing.T) {
 	// Its data is given up for the snapshot that first boot took.
 	snapshot, lost := w.snapshotOn(disk), filepath.Join(w.lab.Dir, "lost")
 	w.must(p.bin, "cluster", "sites", minted, "--continue-from", "m1", "--restore", snapshot, "--output", lost)
-	w.must(p.bin, "stamp", disk, filepath.Join(lost, "m1.yaml"))
+	w.must(p.bin, "stamp", disk, filepath.Join(lost, "m1.yaml"), "--in-place")
 	restored := w.start(lab.VMConfig{Name: "m1", Image: disk, Guest: 0, CPUs: 1, Memory: 2560, Lockstep: clock})
 	w.expect(restored, 0, `edgebake: etcd begins with a snapshot`)
 	if again := w.ready(restored, before); again.Metadata.UID != before.Metadata.UID {

@@ -115,7 +115,7 @@ func TestClusterOfThree(t *testing.T) {
 
 	lost := filepath.Join(w.lab.Dir, "lost")
 	w.must(p.bin, "cluster", "sites", minted, "--continue-from", "m3", "--output", lost)
-	w.must(p.bin, "stamp", disk, filepath.Join(lost, "m3.yaml"))
+	w.must(p.bin, "stamp", disk, filepath.Join(lost, "m3.yaml"), "--in-place")
 	w.must(p.bin, "stamp", golden, filepath.Join(lost, "m1.yaml"), "--output", images["m1"], "--force")
 	images["m3"] = disk
 	m1, m3 = master(0), master(2)
