@@ -377,8 +377,8 @@ func (b *build) write(ctx context.Context, id string, c *composed) (*Report, err
 	}
 	s := b.step("write", b.Output)
 	res, err := disk.Write(ctx, b.Output, spec, layout, b.Cache, disk.WriteOptions{
-		Known: b.knownSums(), Unchanged: b.Cache.Unchanged,
-		Zstd: strings.HasSuffix(b.Output, ".zst"), Force: b.Force, Progress: s.progress,
+		Unchanged: b.Cache.Unchanged,
+		Zstd:      strings.HasSuffix(b.Output, ".zst"), Force: b.Force, Progress: s.progress,
 		Slot: func(d disk.Digest) ([]byte, error) {
 			info := ondisk.SlotInfo{
 				Version: ondisk.SlotInfoVersion, Plan: id, Golden: d.Golden, Parts: d.Parts, SiteVersions: siteVersions, SectorSize: spec.SectorSize,
@@ -391,9 +391,6 @@ func (b *build) write(ctx context.Context, id string, c *composed) (*Report, err
 	})
 	if err != nil {
 		return nil, err
-	}
-	if res.Sums != nil {
-		b.Cache.Keep(b.sumsKey(), encodeSums(res.Sums))
 	}
 	s.done()
 	return b.report(id, c, layout, res)

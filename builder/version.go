@@ -9,80 +9,68 @@ import (
 	"strings"
 )
 
-// checkVersion rejects a program of the user's that is not of the version that the
-// Image says. Its name does not tell, and it may be for another processor, so that it
-// cannot be asked; but the linker writes the version into what Go makes. A program
-// that was not linked by Go, or that is packed, passes. The file is sha in the cache,
-// and called name in messages; field has the version.
+// checkVersion rejects a program that is not of the version in the Image. The program may be for
+// another processor, so it is not run: the linker writes the version into Go programs.
+// Programs that are not linked by Go, or packed, pass. The file is blob sha of the cache,
+// and called name in messages; field names the version.
 func (b *build) checkVersion(sha, name, field, version string) error {
-	// Programs are large: what was read once is known.
-	note := "version 2 " + version + " " + sha
-	if b.Cache.Kept(note) != nil {
-		return nil
-	}
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if _, err := buildinfo.Read(f); err == nil {
-		has, err := hasVersion(io.NewSectionReader(f, 0, 1<<62), version)
-		if err != nil {
-			return fmt.Errorf("reading %s: %w", name, err)
-		}
-		if !has {
-			return fmt.Errorf("%s is not %s: give the program of that version, or set %s to what `%s --version` says", name, version, field, name)
-		}
+	if _, err := buildinfo.Read(f); err != nil {
+		return nil
 	}
-	b.Cache.Keep(note, []byte{})
+	has, err := hasVersion(io.NewSectionReader(f, 0, 1<<62), version)
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", name, err)
+	}
+	if !has {
+		return fmt.Errorf("%s is not %s: give the program of that version, or set %s to what `%s --version` says", name, version, field, name)
+	}
 	return nil
 }
 
-// hasVersion tells whether a Go program has a version in it, with or without "v". The
-// versions of the modules that it was made from do not count: in the list of them they
-// follow a tab, and in the names of their files an @. Nor does the beginning of another
-// version: v1.36.30 and v1.36.3-rc.1 are not v1.36.3. What a distributor appends
-// (v1.36.3+k3s1) is of that version.
+// hasVersion reports whether a Go program contains a version, with or without "v".
+// Versions of its modules do not count: they follow a tab in the list of modules, and an
+// @ in file names. Other versions with the same beginning do not count either: v1.36.30
+// and v1.36.3-rc.1 are not v1.36.3. A distributor's suffix (v1.36.3+k3s1) is allowed.
 func hasVersion(r io.Reader, version string) (bool, error) {
 	want := []byte(strings.TrimPrefix(version, "v"))
-	const before, behind = len("\tv"), len("-alpha.") // what is looked at on either side
+	const margin = 8 // bytes that isVersion examines on either side
 	buf := make([]byte, 1<<20)
-	have, from := 0, 0 // what is left of the last piece, and where in it the search goes on
-	for {
-		n, err := r.Read(buf[have:])
-		if err != nil && !errors.Is(err, io.EOF) {
+	for kept, from := 0, 0; ; {
+		n, err := io.ReadFull(r, buf[kept:])
+		last := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+		if err != nil && !last {
 			return false, err
 		}
-		text := buf[:have+n]
-		// A match that is nearer to the end is looked at with the next piece.
-		end := len(text)
-		if err == nil {
-			end = max(0, end-behind)
-		}
-		for at := from; at < end; {
-			i := bytes.Index(text[at:end], want)
+		text := buf[:kept+n]
+		for at := from; ; at++ {
+			i := bytes.Index(text[at:], want)
 			if i < 0 {
 				break
 			}
 			at += i
-			if isVersion(text[:at], text[at+len(want):]) {
+			end := at + len(want)
+			if !last && end+margin > len(text) {
+				break // examined with the next piece
+			}
+			if isVersion(text[:at], text[end:]) {
 				return true, nil
 			}
-			at++
 		}
-		if err != nil {
+		if last {
 			return false, nil
 		}
-		next := max(from, end-len(want)+1) // where a match could begin that was not looked at
-		left := max(0, next-before)
-		from = next - left
-		have = copy(buf, text[left:])
+		// Matches in the first margin bytes of what is kept have been examined.
+		kept, from = copy(buf, text[len(text)-2*margin-len(want):]), margin
 	}
 }
 
-// isVersion tells whether a version that was found between two texts is one by itself.
-// Before it may stand anything: a linker puts one text behind another. A version that it
-// was told has a zero behind it.
+// isVersion reports whether a match between two texts is a whole version. Any text may
+// precede it, since the linker joins strings; a zero byte follows one set by -ldflags.
 func isVersion(before, behind []byte) bool {
 	if name := bytes.TrimSuffix(before, []byte("v")); bytes.HasSuffix(name, []byte("\t")) || bytes.HasSuffix(name, []byte("@")) {
 		return false

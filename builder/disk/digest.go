@@ -3,17 +3,14 @@ package disk
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"hash"
 	"io"
 	"runtime"
 	"sync"
 	"sync/atomic"
 
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 // Digest tells one disk from another, without its slot.
@@ -163,29 +160,23 @@ func parallel(ctx context.Context, n int, spare <-chan struct{}, worker func() f
 	return nil
 }
 
-// Sums are digests of chunks, by what the chunks are composed of: bytes, and ranges
-// of blobs that are named by their digests. See docs/decisions/0039.
-type Sums map[[32]byte][32]byte
-
-// tracker notes what is written and, where it is told to, hashes each chunk when the
-// writer goes on to another, beside the writing, unless known has its digest. One that
-// the writer comes back to is hashed again at the end.
+// tracker records which chunks are written. If it hashes, it does so in parallel to
+// the writing, each chunk when the writer moves on to another one. A chunk that the
+// writer returns to is hashed again at the end.
 type tracker struct {
 	f      io.ReaderAt
 	size   int64
 	mu     sync.Mutex // one write at a time
 	chunks []tracked
-	at     int  // the chunk that is being written; -1: none
-	known  Sums // nil: digests are not remembered
+	at     int // the chunk that is being written; -1: none
 
-	left  chan visit // chunks to be hashed
+	left  chan visit // chunks to hash; nil if the tracker does not hash
 	ended chan struct{}
 }
 
-// tracked is one chunk: the digest is that of its first sumOf writes.
+// tracked is one chunk. sum is its digest after its first sumOf writes.
 type tracked struct {
 	writes uint32
-	made   hash.Hash // of what it is composed of
 	sumOf  uint32
 	sum    [32]byte
 }
@@ -196,11 +187,10 @@ type visit struct {
 	writes uint32
 }
 
-// newTracker returns a tracker that hashes, or only notes what is written.
-func newTracker(f io.ReaderAt, size int64, hashing bool, known Sums) *tracker {
+// newTracker returns a tracker of writes to f. With hashing set it hashes the chunks.
+func newTracker(f io.ReaderAt, size int64, hashing bool) *tracker {
 	t := &tracker{f: f, size: size, chunks: make([]tracked, (size+Align-1)/Align), at: -1}
 	if hashing {
-		t.known = known
 		t.left, t.ended = make(chan visit, len(t.chunks)), make(chan struct{})
 		go t.hash(t.left)
 	}
@@ -219,8 +209,8 @@ func (t *tracker) hash(left <-chan visit) {
 	}
 }
 
-// write carries out a write of b at off. spans say which of it are blobs'.
-func (t *tracker) write(b []byte, off int64, spans []tree.Span, do func() (int, error)) (int, error) {
+// write calls do, which writes b at off, and records the write.
+func (t *tracker) write(b []byte, off int64, do func() (int, error)) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n, err := do()
@@ -231,86 +221,25 @@ func (t *tracker) write(b []byte, off int64, spans []tree.Span, do func() (int, 
 			t.leave()
 			t.at = i
 		}
-		c := &t.chunks[i]
-		c.writes++
-		if t.known != nil {
-			if c.made == nil {
-				c.made = sha256.New()
-			}
-			spans = compose(c.made, b, at, end, (off+int64(at))%Align, spans)
-		}
+		t.chunks[i].writes++
 		at = end
 	}
 	return n, err
 }
 
-// compose adds the bytes from at to end, which are written at off, to what a chunk is
-// composed of. It returns the spans behind them.
-func compose(made hash.Hash, b []byte, at, end int, off int64, spans []tree.Span) []tree.Span {
-	var head [40]byte
-	add := func(blob string, n int, from int64, size int) {
-		binary.LittleEndian.PutUint64(head[0:], uint64(off))
-		binary.LittleEndian.PutUint64(head[8:], uint64(n))
-		binary.LittleEndian.PutUint64(head[16:], uint64(from))
-		binary.LittleEndian.PutUint64(head[24:], uint64(size))
-		binary.LittleEndian.PutUint64(head[32:], uint64(len(blob))) // 0: the bytes follow
-		made.Write(head[:])
-		off += int64(n)
-	}
-	for at < end {
-		next := end
-		if len(spans) > 0 {
-			s := spans[0]
-			if s.At+s.Len <= at {
-				spans = spans[1:]
-				continue
-			}
-			if s.At <= at {
-				skip := at - s.At
-				n := min(s.Len-skip, end-at)
-				add(s.Blob, n, s.Off+int64(skip), min(max(s.Size-skip, 0), n))
-				io.WriteString(made, s.Blob)
-				at += n
-				continue
-			}
-			next = min(end, s.At)
-		}
-		add("", next-at, 0, 0)
-		made.Write(b[at:next])
-		at = next
-	}
-	return spans
-}
-
-// leave has the chunk that was written hashed, unless its digest is known.
+// leave queues the chunk that was written for hashing.
 func (t *tracker) leave() {
 	if t.at < 0 || t.left == nil {
 		return
 	}
-	c := &t.chunks[t.at]
-	if _, ok := t.remembered(c); !ok {
-		t.left <- visit{t.at, c.writes}
-	}
+	t.left <- visit{t.at, t.chunks[t.at].writes}
 	t.at = -1
-}
-
-// remembered is the digest of a chunk composed like this one.
-func (t *tracker) remembered(c *tracked) (sum [32]byte, ok bool) {
-	if c.made == nil {
-		return sum, false
-	}
-	sum, ok = t.known[[32]byte(c.made.Sum(nil))]
-	return sum, ok
 }
 
 // rehash hashes a chunk that has no good digest.
 func (t *tracker) rehash(i int, buf []byte) error {
 	c := &t.chunks[i]
 	if c.writes == c.sumOf {
-		return nil
-	}
-	if sum, ok := t.remembered(c); ok {
-		c.sum, c.sumOf = sum, c.writes
 		return nil
 	}
 	n, err := t.f.ReadAt(buf, int64(i)*Align)
@@ -351,15 +280,4 @@ func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo) (Dig
 		}
 		return zeroSum()
 	}), nil
-}
-
-// sums are the digests of all chunks that were written, after finish.
-func (t *tracker) sums() Sums {
-	s := Sums{}
-	for i := range t.chunks {
-		if c := &t.chunks[i]; c.made != nil {
-			s[[32]byte(c.made.Sum(nil))] = c.sum
-		}
-	}
-	return s
 }

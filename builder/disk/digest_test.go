@@ -26,7 +26,7 @@ func TestTracker(t *testing.T) {
 		if err := f.Truncate(size); err != nil {
 			t.Fatal(err)
 		}
-		tr := newTracker(f, size, true, nil)
+		tr := newTracker(f, size, true)
 		off := int64(0)
 		for range 12 {
 			n := 1 + rnd.IntN(len(data)-1)
@@ -42,7 +42,7 @@ func TestTracker(t *testing.T) {
 				off = 0
 			}
 			b := data[:min(int64(n), size-off)]
-			if _, err := tr.write(b, off, nil, func() (int, error) { return f.WriteAt(b, off) }); err != nil {
+			if _, err := tr.write(b, off, func() (int, error) { return f.WriteAt(b, off) }); err != nil {
 				t.Fatal(err)
 			}
 			off += int64(len(b))

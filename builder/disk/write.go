@@ -26,13 +26,8 @@ type WriteOptions struct {
 	// Slot makes the slot's bytes, once the digests are known. It must be set
 	// if the layout has a slot.
 	Slot func(Digest) ([]byte, error)
-	// Known are digests of chunks of earlier images (Result.Sums), whose blobs have
-	// their digests as names. A chunk that is composed of the same is not hashed again.
-	// Nil: every chunk is hashed as it was written, and there are no Result.Sums.
-	Known Sums
-	// Unchanged, where set, is asked after the last read of a blob: an error, which says
-	// that blobs are no longer what they were when they were verified, ends the
-	// writing, and no image appears. It must be set where Known is.
+	// Unchanged, where set, is called after the last read of a blob. It returns an
+	// error if a blob has changed since it was verified; then no image appears.
 	Unchanged func() error
 	// Progress, where set, is told of the work done so far, in bytes.
 	Progress func(done, total int64)
@@ -42,8 +37,6 @@ type WriteOptions struct {
 type Result struct {
 	Digest
 	Parts []PartResult
-	// Sums are Known of the next image.
-	Sums Sums
 }
 
 // PartResult is one partition as it came out.
@@ -108,9 +101,6 @@ func check(s Spec, l *Layout, o WriteOptions) error {
 			errs = append(errs, fmt.Errorf("writing the image: partition %d of the layout is %s, %s, %d bytes at %d, which is not what the spec says", i+1, p.Label, p.FS, p.Size, p.Start))
 		}
 	}
-	if o.Known != nil && o.Unchanged == nil {
-		errs = append(errs, errors.New("BUG: writing the image: digests are remembered, and nobody tells whether the blobs are unchanged"))
-	}
 	if l.Find(ondisk.LabelSlot) != nil && o.Slot == nil {
 		errs = append(errs, errors.New("writing the image: nobody makes its slot"))
 	}
@@ -147,7 +137,7 @@ func (w *writer) write(out *Output) error {
 	if err := w.raw.Truncate(w.layout.Size); err != nil {
 		return err
 	}
-	w.track = newTracker(w.raw, w.layout.Size, !w.opts.Zstd, w.opts.Known)
+	w.track = newTracker(w.raw, w.layout.Size, !w.opts.Zstd)
 	defer w.track.stop()
 	for i := range w.layout.Parts {
 		if err := w.partition(&w.spec.Partitions[i], w.layout.Parts[i]); err != nil {
@@ -175,9 +165,6 @@ func (w *writer) write(out *Output) error {
 	}
 	if w.result.Digest, err = w.track.finish(w.ctx, w.layout.Parts); err != nil {
 		return err
-	}
-	if w.opts.Known != nil {
-		w.result.Sums = w.track.sums()
 	}
 	slot, at, err := w.slot()
 	if err != nil || slot == nil {
@@ -248,10 +235,7 @@ type region struct {
 	written     int64
 }
 
-func (r *region) WriteAt(p []byte, off int64) (int, error) { return r.WriteFrom(p, off, nil) }
-
-// WriteFrom is WriteAt; spans say which of it are blobs'.
-func (r *region) WriteFrom(p []byte, off int64, spans []tree.Span) (int, error) {
+func (r *region) WriteAt(p []byte, off int64) (int, error) {
 	if err := r.w.ctx.Err(); err != nil {
 		return 0, err
 	}
@@ -262,7 +246,7 @@ func (r *region) WriteFrom(p []byte, off int64, spans []tree.Span) (int, error) 
 		return 0, fmt.Errorf("BUG: %d bytes at %d are beyond the end of %s (%d bytes)", len(p), off, r.name, r.size)
 	}
 	off += r.start
-	n, err := r.w.track.write(p, off, spans, func() (int, error) { return r.w.raw.WriteAt(p, off) })
+	n, err := r.w.track.write(p, off, func() (int, error) { return r.w.raw.WriteAt(p, off) })
 	r.written += int64(n)
 	if !r.w.opts.Zstd { // then it is not raw that is kept
 		r.w.raw.WriteBehind(off)

@@ -7,7 +7,6 @@
 package fetch
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -17,7 +16,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -32,7 +30,6 @@ import (
 //	used/<sha256>    its modification time is when a session used the blob last
 //	keys/<sha256>    names the blob that a recipe led to
 //	locks/<sha256>   held while a recipe is being carried out
-//	kept/<sha256>    a note that whoever made it can do without
 //	programs/<name>-<start of sha256>  copies of blobs that are run from here
 //	tmp/<session>/   unfinished blobs of one process
 //
@@ -420,42 +417,6 @@ func (c *Cache) Lookup(key string) (sha string, ok bool) {
 func (c *Cache) Remember(key, sha string) error {
 	sum := sha256.Sum256([]byte(key))
 	return c.setKey(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])), sha)
-}
-
-// Keep keeps a note under a name until the cache is pruned. Kept returns it, or nothing:
-// a note that cannot be written, or is damaged, is as if it had never been made.
-func (c *Cache) Keep(name string, note []byte) {
-	path := c.keptPath(name)
-	if old := c.Kept(name); old != nil && bytes.Equal(old, note) {
-		return
-	}
-	f, err := os.CreateTemp(c.session, "kept-")
-	if err != nil {
-		return
-	}
-	sum := sha256.Sum256(slices.Concat([]byte(name), note))
-	_, err = f.Write(slices.Concat(sum[:], note))
-	if errors.Join(err, f.Chmod(0o644), f.Close()) != nil || replace(f.Name(), path) != nil {
-		os.Remove(f.Name())
-	}
-}
-
-// Kept returns what Keep stored under a name; nil if it stored nothing.
-func (c *Cache) Kept(name string) []byte {
-	b, err := os.ReadFile(c.keptPath(name))
-	if err != nil || len(b) < sha256.Size {
-		return nil
-	}
-	sum := sha256.Sum256(slices.Concat([]byte(name), b[sha256.Size:]))
-	if !bytes.Equal(sum[:], b[:sha256.Size]) {
-		return nil
-	}
-	return b[sha256.Size:]
-}
-
-func (c *Cache) keptPath(name string) string {
-	sum := sha256.Sum256([]byte(name))
-	return filepath.Join(c.dir, "kept", hex.EncodeToString(sum[:]))
 }
 
 // Forget makes the next Make of key carry out its recipe again. The blob stays

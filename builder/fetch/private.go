@@ -9,7 +9,7 @@ import (
 )
 
 // subdirs are the directories of a cache.
-var subdirs = []string{"blobs", "sound", "used", "keys", "locks", "kept", "programs", "tmp"}
+var subdirs = []string{"blobs", "sound", "used", "keys", "locks", "programs", "tmp"}
 
 // private makes the cache's directories, for this user alone, and rejects those that
 // anybody else could have written to. Notes, keys and programs in a cache are

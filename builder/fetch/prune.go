@@ -102,7 +102,7 @@ func skipGone(err error) error {
 // which, and what running builds have begun.
 func (c *Cache) Notes() (int64, error) {
 	var sum int64
-	for _, dir := range []string{"keys", "sound", "used", "locks", "kept", "tmp"} {
+	for _, dir := range []string{"keys", "sound", "used", "locks", "tmp"} {
 		sizes, err := c.sizes(dir)
 		if err != nil {
 			return 0, err
@@ -225,7 +225,6 @@ func (c *Cache) dropNotes(alone bool) error {
 			})
 		})
 	}
-	drop("kept", func(string) bool { return true })
 	if alone {
 		drop("locks", func(string) bool { return true })
 	}

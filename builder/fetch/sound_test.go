@@ -153,51 +153,6 @@ func TestHashingEndsWithTheBuild(t *testing.T) {
 	}
 }
 
-// TestKept: a note that is not whole, or another's, is none, and pruning takes it.
-func TestKept(t *testing.T) {
-	c, err := Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	want := func(what, note string) {
-		t.Helper()
-		if got := c.Kept("a"); string(got) != note {
-			t.Errorf("%s: %q, want %q", what, got, note)
-		}
-	}
-	want("none", "")
-	c.Keep("a", []byte("note"))
-	want("kept", "note")
-	c.Keep("a", []byte("other"))
-	want("replaced", "other")
-	whole, err := os.ReadFile(c.keptPath("a"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for what, b := range map[string][]byte{"cut": whole[:len(whole)-1], "short": whole[:5], "empty": {}, "changed": append(bytes.Clone(whole[:len(whole)-1]), 'x')} {
-		if err := os.WriteFile(c.keptPath("a"), b, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		want(what, "")
-	}
-	c.Keep("a", []byte("again"))
-	if err := os.Rename(c.keptPath("a"), c.keptPath("b")); err != nil {
-		t.Fatal(err)
-	}
-	if got := c.Kept("b"); got != nil {
-		t.Errorf("another's: %q", got)
-	}
-	c.Keep("a", []byte("last"))
-	if _, err := c.Prune(Limits{}); err != nil {
-		t.Fatal(err)
-	}
-	want("pruned", "")
-	if left, err := os.ReadDir(filepath.Join(c.dir, "kept")); err != nil || len(left) > 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
-}
-
 // TestUntouched tells a blob that somebody wrote to after it was verified.
 func TestUntouched(t *testing.T) {
 	c, err := Open(t.TempDir())

@@ -78,45 +78,6 @@ func build(t *testing.T, nodes []tree.Node, blobs tree.Blobs, o Options) string 
 	return name
 }
 
-// sourced compares what it is told of blobs with what is written.
-type sourced struct {
-	*os.File
-	t     *testing.T
-	blobs disktest.Blobs
-	told  int64
-}
-
-func (s *sourced) WriteFrom(b []byte, off int64, spans []tree.Span) (int, error) {
-	for _, p := range spans {
-		if !bytes.Equal(b[p.At:p.At+p.Len], s.blobs[p.Blob][p.Off:][:p.Size]) {
-			s.t.Errorf("at %d: %+v is not what is written", off, p)
-		}
-		s.told += int64(p.Size)
-	}
-	return s.WriteAt(b, off)
-}
-
-func TestSpans(t *testing.T) {
-	nodes, blobs := sample()
-	blobs["long"] = bytes.Repeat([]byte("0123456"), 500_000)
-	n := nodes[len(nodes)-1]
-	n.Path, n.Inode = "long", &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: date, Data: tree.Content{Blob: "long", Off: 3, Size: 3_000_000}}
-	nodes = append(nodes, n)
-	want := build(t, nodes, blobs, kinds[2])
-	f, err := os.Create(filepath.Join(t.TempDir(), "fat.img"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	s := &sourced{f, t, blobs, 0}
-	if err := errors.Join(f.Truncate(kinds[2].Size), Write(s, nodes, blobs, kinds[2])); err != nil {
-		t.Fatal(err)
-	}
-	if disktest.Sum(t, f.Name()) != disktest.Sum(t, want) || s.told < 3_000_000 {
-		t.Errorf("another file system, or told of %d bytes only", s.told)
-	}
-}
-
 var kinds = []Options{
 	{Type: 16, Label: "EDGEBAKE", VolumeID: 0x12345678, Size: 16 << 20, Start: 516 << 20, Time: date},
 	{Type: 32, Label: "ESP", VolumeID: 0x9abcdef0, Size: 512 << 20, Start: 4 << 20, Time: date},

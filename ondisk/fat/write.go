@@ -489,13 +489,7 @@ func (c *copier) write(w io.WriterAt, off int64, d tree.Content) error {
 			}
 			return fmt.Errorf("reading blob %s at %d: %w", d.Blob, d.Off+done, err)
 		}
-		var err error
-		if s, ok := w.(tree.Sourced); ok {
-			_, err = s.WriteFrom(b, off+done, []tree.Span{{Len: len(b), Blob: d.Blob, Off: d.Off + done, Size: len(b)}})
-		} else {
-			_, err = w.WriteAt(b, off+done)
-		}
-		if err != nil {
+		if _, err := w.WriteAt(b, off+done); err != nil {
 			return err
 		}
 		done += int64(len(b))

@@ -73,21 +73,6 @@ type Content struct {
 // Bytes makes the Content of a small rendered file.
 func Bytes(b []byte) Content { return Content{Size: int64(len(b)), Inline: b} }
 
-// Span tells of a part of some bytes, Len of them from At, that they are a blob's:
-// Size bytes from Off, and behind these zeros.
-type Span struct {
-	At, Len int
-	Blob    string
-	Off     int64
-	Size    int
-}
-
-// Sourced is a writer that wants to know which of the bytes are a blob's. The spans
-// are in order.
-type Sourced interface {
-	WriteFrom(b []byte, off int64, spans []Span) (int, error)
-}
-
 // Blobs opens blobs for reading. The cache of builder/fetch is the one used
 // by builds; tests use a map.
 type Blobs interface {

@@ -16,7 +16,7 @@ const bufferSize = 1 << 20
 // goroutine writes full buffers, in order, while the next one is filled.
 type emitter struct {
 	cur     chunk
-	empty   chan chunk
+	empty   chan []byte
 	full    chan chunk
 	done    chan struct{}
 	failed  chan struct{} // closed once err is set
@@ -24,24 +24,23 @@ type emitter struct {
 	written int64 // valid after close
 }
 
-// chunk is a row of blocks to be written at off. spans are in order, and whole blocks.
+// chunk is a row of blocks to be written at off.
 type chunk struct {
-	b     []byte
-	off   int64
-	spans []tree.Span
+	b   []byte
+	off int64
 }
 
 func newEmitter(w io.WriterAt) *emitter {
 	e := &emitter{
-		empty:  make(chan chunk, 3),
+		empty:  make(chan []byte, 3),
 		full:   make(chan chunk, 3),
 		done:   make(chan struct{}),
 		failed: make(chan struct{}),
 	}
 	for range cap(e.empty) {
-		e.empty <- chunk{b: make([]byte, 0, bufferSize)}
+		e.empty <- make([]byte, 0, bufferSize)
 	}
-	e.cur = <-e.empty
+	e.cur.b = <-e.empty
 	go e.run(w)
 	return e
 }
@@ -59,7 +58,7 @@ func (e *emitter) run(w io.WriterAt) {
 				close(e.failed)
 			}
 		}
-		e.empty <- chunk{b: c.b[:0], spans: c.spans[:0]}
+		e.empty <- c.b[:0]
 	}
 }
 
@@ -67,8 +66,6 @@ var zeroBlock [blockSize]byte
 
 // writeSparse writes a chunk's blocks but those of zeros.
 func writeSparse(w io.WriterAt, c chunk) (written int64, err error) {
-	sourced, ok := w.(tree.Sourced)
-	var part []tree.Span
 	zero := func(i int) bool { return bytes.Equal(c.b[i:i+blockSize], zeroBlock[:]) }
 	for i := 0; i < len(c.b); {
 		if zero(i) {
@@ -79,13 +76,7 @@ func writeSparse(w io.WriterAt, c chunk) (written int64, err error) {
 		for end < len(c.b) && !zero(end) {
 			end += blockSize
 		}
-		var n int
-		if ok {
-			part, c.spans = within(part[:0], c.spans, i, end)
-			n, err = sourced.WriteFrom(c.b[i:end], c.off+int64(i), part)
-		} else {
-			n, err = w.WriteAt(c.b[i:end], c.off+int64(i))
-		}
+		n, err := w.WriteAt(c.b[i:end], c.off+int64(i))
 		written += int64(n)
 		if err != nil {
 			return written, fmt.Errorf("writing %d bytes at offset %d: %w", end-i, c.off+int64(i), err)
@@ -93,29 +84,6 @@ func writeSparse(w io.WriterAt, c chunk) (written int64, err error) {
 		i = end
 	}
 	return written, nil
-}
-
-// within appends to part the spans of the bytes from i to end, as seen from i. The
-// rest are those behind.
-func within(part, spans []tree.Span, i, end int) (of, rest []tree.Span) {
-	for len(spans) > 0 && spans[0].At < end {
-		s := spans[0]
-		from, to := max(s.At, i), min(s.At+s.Len, end)
-		if from < to {
-			skip := from - s.At
-			part = append(part, tree.Span{At: from - i, Len: to - from, Blob: s.Blob, Off: s.Off + int64(skip), Size: min(max(s.Size-skip, 0), to-from)})
-		}
-		if s.At+s.Len > end {
-			break
-		}
-		spans = spans[1:]
-	}
-	return part, spans
-}
-
-// from says that the blocks given last are a blob's.
-func (e *emitter) from(n int, blob string, off int64, size int) {
-	e.cur.spans = append(e.cur.spans, tree.Span{At: len(e.cur.b) - n, Len: n, Blob: blob, Off: off, Size: size})
 }
 
 // blocks gives memory for up to n blocks from block at on, at least for one.
@@ -142,7 +110,7 @@ func (e *emitter) block(at int64) []byte {
 func (e *emitter) flush() {
 	if len(e.cur.b) > 0 {
 		e.full <- e.cur
-		e.cur = <-e.empty
+		e.cur.b = <-e.empty
 	}
 }
 
@@ -309,9 +277,6 @@ func (s *source) writeTo(e *emitter, n *tree.Node, blocks []extent) error {
 				return err
 			}
 			clear(b[k:])
-			if n.Data.Blob != "" {
-				e.from(len(b), n.Data.Blob, off, int(k))
-			}
 			off += k
 			left -= k
 			ext.start += int64(len(b)) / blockSize

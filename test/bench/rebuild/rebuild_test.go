@@ -89,10 +89,10 @@ func BenchmarkRebuild(b *testing.B) {
 			build()
 			golden[round] = w.golden(image)
 		}},
-		{name: "the same with --locked, which reads all inputs and remembers nothing", run: func(round int) {
+		{name: "the same with --locked, which hashes all inputs", run: func(round int) {
 			build("--locked")
 			if got := w.golden(image); got != golden[round] {
-				w.Fatalf("round %d: the rebuild has the golden digest %s, a build that remembers nothing %s", round, golden[round], got)
+				w.Fatalf("round %d: the rebuild has the golden digest %s, a locked build %s", round, golden[round], got)
 			}
 		}},
 		{name: "stamping a copy", run: func(int) {
@@ -154,7 +154,7 @@ func report(runs int, stored int64, subjects []*subject) string {
 	var t strings.Builder
 	fmt.Fprintf(&t, "# A build after a small change, and stamping\n\n"+
 		"Made by `make bench` (test/bench/rebuild): configs/examples/quickstart.yaml with an overlay, %d MiB stored, everything but the changed file in the cache. Whole commands, %d of each in turns, %d processors. Load average at the end: %s.\n"+
-		"Aims on a quiet computer of the time when they were set: %.1f s for the build, %d ms for stamping in place. All of them leave their files stored, as a power cut finds them. The golden digest of each build is compared with that of one that remembers nothing.\n\n"+
+		"Aims on a quiet computer of the time when they were set: %.1f s for the build, %d ms for stamping in place. All of them leave their files stored, as a power cut finds them. The golden digest of each build is compared with that of a locked one.\n\n"+
 		"| | seconds | least | × dd | processor s |\n|---|---|---|---|---|\n",
 		stored>>20, runs, runtime.NumCPU(), bench.Load(), promisedBuild.Seconds(), promisedStamp.Milliseconds())
 	rival := bench.Median(subjects[0].clock)
