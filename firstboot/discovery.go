@@ -103,7 +103,8 @@ func ownPins(e *Env, site *configs.Site) []string {
 	return slices.DeleteFunc(own, func(pin string) bool { return !isPinned(pin, site.CAPins()) })
 }
 
-// startTime is more than an API server that has started needs to know its tokens.
+// startTime is more than an API server that has started needs to know its tokens, or a
+// cluster to sign cluster-info.
 const startTime = 20 * time.Second
 
 // findCluster is api.Discover, with what a person can do where that fails. API servers
@@ -118,6 +119,14 @@ func findCluster(ctx context.Context, e *Env, d api.Discovery) (*api.Found, erro
 			return nil, err
 		}
 		waited = true
+		found, err = api.Discover(ctx, d)
+	}
+	if everyErrorIs(err, api.ErrSignature) {
+		// Right after a change cluster-info still has the signature of the former text.
+		e.Waiting("the cluster to sign its cluster-info for the bootstrap token")
+		if err := e.Sleep(ctx, startTime); err != nil {
+			return nil, err
+		}
 		found, err = api.Discover(ctx, d)
 	}
 	if learned, failed := learnTime(ctx, e, d, err); learned {

@@ -110,6 +110,33 @@ func TestTokenOfAStartingAPIServer(t *testing.T) {
 	}
 }
 
+// TestClusterInfoWithAFormerSignature: somebody has changed cluster-info, and the cluster
+// has yet to sign it. A signature that stays wrong is reported.
+func TestClusterInfoWithAFormerSignature(t *testing.T) {
+	t.Parallel()
+	for name, signedAfter := range map[string]time.Duration{"signed soon": 5 * time.Second, "another secret": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			w.cluster.changed = true
+			e := w.env()
+			start, sleep := w.now, e.Sleep
+			e.Sleep = func(ctx context.Context, d time.Duration) error {
+				err := sleep(ctx, d)
+				w.cluster.mu.Lock()
+				w.cluster.changed = w.now.Sub(start) < signedAfter
+				w.cluster.mu.Unlock()
+				return err
+			}
+			w.patience = 5 * time.Minute
+			err := w.run(New(e))
+			if signed := signedAfter < time.Minute; (err == nil) != signed || w.said("FAILED") == signed {
+				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+			}
+		})
+	}
+}
+
 // TestOneAPIServerDoesNotStopDiscovery: what one API server says alone, while the
 // others are out of reach, is retried.
 func TestOneAPIServerDoesNotStopDiscovery(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
@@ -45,7 +46,7 @@ func publishPhase(active *Active) Phase {
 				return Todo, err
 			}
 			switch next, err := newerInfo(ctx, e, c); {
-			case next != "":
+			case next != nil:
 				return Todo, nil
 			case err == nil:
 				return Done, nil
@@ -72,10 +73,10 @@ func publishPhase(active *Active) Phase {
 			case err != nil && api.Code(err) != 404:
 				return fmt.Errorf("asking whether the cluster is published: %w", err)
 			case err != nil: // it is not
-			case next == "":
+			case next == nil:
 				return nil // another control-plane node was faster
 			default:
-				if err := c.MergePatch(ctx, clusterInfo, map[string]any{"data": map[string]string{"kubeconfig": next}}); err != nil {
+				if err := c.MergePatch(ctx, clusterInfo, map[string]any{"data": next}); err != nil {
 					return fmt.Errorf("publishing the cluster's CA, which was issued again: %w", err)
 				}
 				return nil
@@ -132,33 +133,45 @@ func publishPhase(active *Active) Phase {
 	}
 }
 
-// newerInfo is the kubeconfig that cluster-info is to have instead, where it has the
-// cluster's CA as it was issued before; the cluster signs it anew.
-func newerInfo(ctx context.Context, e *Env, c *api.Client) (string, error) {
+// newerInfo is what to change in cluster-info where it has the cluster's CA as it was
+// issued before; nil: nothing. The former signatures go: the cluster signs it anew, and a
+// wrong signature would look like one by another token.
+func newerInfo(ctx context.Context, e *Env, c *api.Client) (map[string]any, error) {
 	var info struct {
-		Data struct{ Kubeconfig string } `json:"data"`
+		Data map[string]string `json:"data"`
 	}
 	if err := c.Get(ctx, clusterInfo, &info); err != nil {
-		return "", err
+		return nil, err
 	}
-	k, err := api.ParseKubeconfig([]byte(info.Data.Kubeconfig))
+	text := []byte(info.Data["kubeconfig"])
+	k, err := api.ParseKubeconfig(text)
 	if err != nil {
-		return "", nil // somebody has changed it
+		return nil, nil // somebody has changed it
 	}
 	cluster, err := k.Cluster()
 	if err != nil {
-		return "", nil
+		return nil, nil
 	}
 	published, err := base64.StdEncoding.DecodeString(cluster.CAData)
 	if err != nil {
-		return "", nil
+		return nil, nil
 	}
 	ca := api.Reissued(published, e.contents(ondisk.KubeCA), e.Now())
 	if ca == nil {
-		return "", nil
+		return nil, nil
 	}
-	next, err := api.SetCA([]byte(info.Data.Kubeconfig), ca)
-	return string(next), err
+	next, err := api.SetCA(text, ca)
+	if err != nil {
+		return nil, err
+	}
+	change := map[string]any{}
+	for key := range info.Data {
+		if strings.HasPrefix(key, api.SignaturePrefix) {
+			change[key] = nil
+		}
+	}
+	change["kubeconfig"] = string(next)
+	return change, nil
 }
 
 const (

@@ -1238,6 +1238,8 @@ type fakeCluster struct {
 	beside []byte
 	// made counts the Nodes of each name that were registered.
 	made map[string]int
+	// changed: cluster-info has another kubeconfig, and still the former one's signature.
+	changed bool
 	// unpublished: there is no cluster-info yet.
 	unpublished bool
 	objects     []string // that were created
@@ -1630,17 +1632,24 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/api/v1/namespaces/kube-public/configmaps/cluster-info" && c.unpublished:
 		http.NotFound(w, r)
 	case r.URL.Path == "/api/v1/namespaces/kube-public/configmaps/cluster-info" && r.Method == http.MethodPatch:
-		var patch struct{ Data struct{ Kubeconfig string } }
+		var patch struct{ Data map[string]*string }
 		if err := json.NewDecoder(r.Body).Decode(&patch); err != nil {
 			c.t.Error(err)
 		}
-		c.pem = trustedBy(c.t, patch.Data.Kubeconfig)
+		if signature, changed := patch.Data["jws-kubeconfig-abcdef"]; !changed || signature != nil {
+			c.t.Error("the signature of the former kubeconfig stays")
+		}
+		c.pem = trustedBy(c.t, *patch.Data["kubeconfig"])
 		answer(map[string]any{})
 	case r.URL.Path == "/api/v1/namespaces/kube-public/configmaps/cluster-info":
 		kc := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters:\n- name: \"\"\n  cluster:\n    server: https://192.0.2.11:6443\n    certificate-authority-data: %s\n", base64.StdEncoding.EncodeToString(slices.Concat(c.beside, c.pem)))
 		data := map[string]string{"kubeconfig": kc}
 		if !c.unsigned && !c.revoked {
-			data["jws-kubeconfig-abcdef"] = sign(kc, "abcdef", testSecret)
+			text := kc
+			if c.changed {
+				text = "the former one"
+			}
+			data["jws-kubeconfig-abcdef"] = sign(text, "abcdef", testSecret)
 		}
 		answer(map[string]any{"metadata": map[string]string{"uid": fmt.Sprint("info-", c.births)}, "data": data})
 	case r.URL.Path == "/api/v1/namespaces/default/services/kubernetes" && !c.noService:

@@ -185,7 +185,7 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (*
 	// The signature first: it is of the bytes as they came, and nobody who
 	// lacks the token's secret has what they say parsed.
 	text := []byte(cm.Data[kubeconfigKey])
-	sig, signed := cm.Data[signaturePrefix+id]
+	sig, signed := cm.Data[SignaturePrefix+id]
 	if !signed {
 		return nil, d.unsigned(ctx, master, text)
 	}

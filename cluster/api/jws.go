@@ -14,7 +14,8 @@ import (
 const (
 	clusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 	kubeconfigKey   = "kubeconfig"
-	signaturePrefix = "jws-kubeconfig-"
+	// SignaturePrefix is followed by a token's ID.
+	SignaturePrefix = "jws-kubeconfig-"
 )
 
 // SplitToken takes a bootstrap token apart; the form is the one kubeadm
@@ -82,7 +83,7 @@ func CheckSignature(data map[string]string, token string) error {
 	if err != nil {
 		return err
 	}
-	sig, ok := data[signaturePrefix+id]
+	sig, ok := data[SignaturePrefix+id]
 	if !ok {
 		return errors.New("it has no signature of this token")
 	}
