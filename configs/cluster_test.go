@@ -170,7 +170,7 @@ func TestCheckManifest(t *testing.T) {
 		"list":         {"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Namespace, metadata: {name: a}}]\n", ""},
 		"empty":        {"---\n# nothing\n---\n", "m.yaml:1:1: has no Kubernetes object in it"},
 		"syntax":       {ok + "---\n---\nkind: [\n", "m.yaml:8: document 3: not YAML: did not find expected node content"},
-		"first syntax": {"a: b: c\n", "m.yaml:1: document 1: not YAML: mapping values are not allowed in this context: a value that contains a colon and a space needs quotes"},
+		"first syntax": {"a: b: c\n", "m.yaml:1: document 1: not YAML: mapping values are not allowed in this context: the indentation is wrong, or a colon is missing in a line before it; a value that contains a colon and a space needs quotes"},
 		"no kind":      {ok + "---\napiVersion: v1\nmetadata: {name: a}\n", "m.yaml:7:1: document 2: kind: is missing"},
 		"no name":      {ok + "---\napiVersion: v1\nkind: Pod\n", "m.yaml:7:1: document 2: metadata.name: is missing"},
 		"twice":        {ok + "---\napiVersion: v1\nkind: Pod\nkind: Pod\nmetadata: {name: a}\n", `m.yaml:9: document 2: mapping key "kind" already defined at line 8`},

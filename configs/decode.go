@@ -232,12 +232,9 @@ type document struct {
 	more   []*yaml.Node        // the documents behind it, of a Cluster
 	where  map[string]position // field path -> its value
 	nodes  int
-	looked int // bytes, for swallowed items
 	probs  Problems
 	untold int  // problems that were counted and not kept
 	all    bool // all problems are kept
-	// text is what the document was read from; nil: not known.
-	text *source
 	// strict: the text itself goes to Kubernetes, to which 5 is not a string.
 	strict bool
 }
@@ -345,7 +342,7 @@ func readDocument(file string, data []byte) (*document, Problems) {
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
 		return fail(&doc, "", "the document must be a mapping that begins with apiVersion: %s", APIVersion)
 	}
-	d := &document{file: file, root: doc.Content[0], where: map[string]position{}, text: newSource(data)}
+	d := &document{file: file, root: doc.Content[0], where: map[string]position{}}
 	var version string
 	for _, f := range []struct {
 		name string
@@ -391,14 +388,6 @@ func (d *document) decode(n *yaml.Node, v reflect.Value, path string) {
 		n = n.Alias
 	}
 	d.where[path] = position{n.Line, n.Column}
-	if at, ok := d.swallowed(n); ok && d.alone(n) {
-		d.problem(n, path, "%s", colonHint)
-		return
-	} else if ok {
-		d.problem(&at, path, "the item is indented as a part of the value in line %d: begin it where the other items begin; a field with items has no other value", n.Line)
-		return
-	}
-
 	if v.Type() == secretType {
 		var s string
 		d.scalar(n, reflect.ValueOf(&s).Elem(), path, true)
@@ -425,54 +414,6 @@ func (d *document) decode(n *yaml.Node, v reflect.Value, path string) {
 	default:
 		d.scalar(n, v, path, false)
 	}
-}
-
-// swallowed finds a list's item that is part of a plain value, which goes on in a
-// line that is indented more.
-func (d *document) swallowed(n *yaml.Node) (at yaml.Node, ok bool) {
-	if d.text == nil || n.Kind != yaml.ScalarNode || n.Style != 0 || strings.HasPrefix(n.Value, "-") || !strings.Contains(n.Value, "- ") {
-		return at, false
-	}
-	if !d.looksAt(n.Line) {
-		return at, false
-	}
-	if first := []rune(d.text.line(n.Line)); n.Column < 1 || n.Column > len(first) || strings.HasPrefix(string(first[n.Column-1:]), n.Value) {
-		return at, false // it is all in its line
-	}
-	for line := n.Line + 1; line <= d.text.lines(); line++ {
-		if !d.looksAt(line) {
-			return at, false
-		}
-		text := d.text.line(line)
-		item := strings.TrimSpace(text)
-		if item == "" {
-			continue
-		}
-		if words, _, _ := strings.Cut(item, " #"); !strings.Contains(n.Value, strings.TrimSpace(words)) {
-			return at, false // the value has ended
-		}
-		if strings.HasPrefix(item, "- ") {
-			return yaml.Node{Line: line, Column: indent(text) + 1}, true
-		}
-	}
-	return at, false
-}
-
-// maxLooked bounds the bytes of lines that are looked at again for swallowed items.
-// Many values in one line would have that line read as often: minutes, for a file on
-// a stick.
-const maxLooked = 8 << 20
-
-func (d *document) looksAt(line int) bool {
-	d.looked += d.text.size(line) + 1
-	return d.looked <= maxLooked
-}
-
-// alone reports whether a plain value has its line to itself, and is one word there:
-// a field's name, more likely, without its colon.
-func (d *document) alone(n *yaml.Node) bool {
-	text := d.text.line(n.Line)
-	return len(strings.Fields(text)) == 1 && indent(text) == n.Column-1
 }
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }

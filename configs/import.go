@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/edgebake/edgebake/configs/yamltree"
@@ -183,29 +182,18 @@ var documentLine = regexp.MustCompile(`^(?:(?:[ \t]*#.*|---)?\n)*(?:apiVersion|k
 // tableText is the table as UTF-8 without marks.
 func tableText(name string, b []byte) (string, error) {
 	fail := func(line int, msg string) (string, error) { return "", Problems{{File: name, Line: line, Msg: msg}} }
-	switch {
-	case bytes.HasPrefix(b, []byte("\xff\xfe")), bytes.HasPrefix(b, []byte("\xfe\xff")):
-		units := make([]uint16, 0, len(b)/2)
-		for i := 2; i+1 < len(b); i += 2 {
-			u := uint16(b[i]) | uint16(b[i+1])<<8
-			if b[0] == 0xfe {
-				u = uint16(b[i])<<8 | uint16(b[i+1])
-			}
-			units = append(units, u)
-		}
-		b = []byte(string(utf16.Decode(units)))
-	case bytes.HasPrefix(b, []byte("PK\x03\x04")):
+	if bytes.HasPrefix(b, []byte("PK\x03\x04")) {
 		return fail(1, "is a spreadsheet's own file, not CSV: save it as CSV UTF-8")
 	}
 	text := strings.TrimPrefix(string(b), "\ufeff")
-	if i := strings.IndexByte(text, 0); i >= 0 {
-		return fail(1+strings.Count(text[:i], "\n"), "holds a zero byte: it is not a table; save it as CSV UTF-8")
+	bad := invalidUTF8(b)
+	if zero := bytes.IndexByte(b, 0); zero >= 0 { // UTF-16
+		bad = min(bad, zero)
 	}
-	if !utf8.ValidString(text) {
-		return fail(1+strings.Count(text[:invalidUTF8([]byte(text))], "\n"), "is not UTF-8: save the table as CSV UTF-8")
+	if bad < len(b) {
+		return fail(lineOf(b, bad), "is not UTF-8: save the table as CSV UTF-8")
 	}
-	// Old Macs end lines with a carriage return alone.
-	text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
+	text = strings.ReplaceAll(text, "\r\n", "\n")
 	if at := documentLine.FindStringIndex(text); at != nil {
 		return fail(1+strings.Count(text[:at[1]], "\n"), "is an edgebake document, not a table: name the table here, and the Site with --template")
 	}

