@@ -133,7 +133,7 @@ func (b *build) missingTools(ctx context.Context, compile, rest []string) error 
 		}
 	}
 	if b.img.Arch != runtime.GOARCH {
-		errs = append(errs, fieldError("base.debian", lookForEmulation(ctx, b.img.Arch).problem()))
+		errs = append(errs, fieldError("base.debian", checkEmulation(ctx, b.img.Arch)))
 	}
 	return errors.Join(errs...)
 }
