@@ -306,7 +306,7 @@ func newBuild(s streams) *cobra.Command {
 		b     buildFlags
 	)
 	c := &cobra.Command{
-		Use:               "build IMAGE",
+		Use:               "build [IMAGE]",
 		ValidArgsFunction: completeFiles(documentEndings),
 		Short:             "Bake a golden disk image",
 		Long: `Build bakes the golden image that an Image document describes. Beside the image
@@ -358,13 +358,14 @@ of an encrypted key is read from the environment variable
 	f := c.Flags()
 	f.StringVarP(&b.output, "output", "o", "", "image to write, .raw or .raw.zst (default NAME.raw)")
 	_ = c.MarkFlagFilename("output", imageEndings...)
-	f.BoolVarP(&b.force, "force", "f", false, "replace an image that is there, its report and its SBOM")
+	f.BoolVar(&b.force, "force", false, "replace an image that is there, its report and its SBOM")
 	f.BoolVar(&b.update, "update", false, "take the newest packages and tags, and renew the lock")
 	f.StringVar(&b.base, "base", "", "use this exported base instead of making one")
 	f.StringVar(&b.exportBase, "export-base", "", "also copy the made base to this file, for --base")
 	f.StringVar(&b.sign, "sign", "", "minisign secret key to sign the image with")
 	_ = c.MarkFlagFilename("sign")
 	f.BoolVar(&b.asJSON, "json", false, "print events and the report as JSON, one object a line")
+	takesDocument(s, c, 0, true)
 	return c
 }
 

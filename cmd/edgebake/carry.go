@@ -150,7 +150,7 @@ resumes there.`,
 	}
 	c.Flags().StringVarP(&output, "output", "o", "", "file to write, .raw.zst or .raw (default: the repository's name.raw.zst)")
 	_ = c.MarkFlagFilename("output", imageEndings...)
-	c.Flags().BoolVarP(&o.Force, "force", "f", false, "replace a file that is there")
+	c.Flags().BoolVar(&o.Force, "force", false, "replace a file that is there")
 	keyFlag(c, &keys)
 	registryFlags(c, &o.Options)
 	return c

@@ -212,6 +212,41 @@ func args(low, high int, what string) cobra.PositionalArgs {
 	}
 }
 
+// takesDocument lets -f name the document that is operand n, as with kubectl. An Image's
+// is image.yaml in the current directory where nothing names it.
+func takesDocument(s streams, c *cobra.Command, n int, image bool) {
+	var files []string
+	usage := "the document (instead of the operand)"
+	if image {
+		usage = "the document (instead of the operand; default " + defaultImage + ")"
+	}
+	c.Flags().StringArrayVarP(&files, "filename", "f", nil, usage)
+	_ = c.MarkFlagFilename("filename", documentEndings...)
+	whole := func(a []string) []string {
+		a = append(slices.Clone(a), files...)
+		if _, err := os.Stat(defaultImage); image && len(a) == n && err == nil {
+			a = append(a, defaultImage)
+		}
+		return a
+	}
+	check, run := c.Args, c.RunE
+	c.Args = func(c *cobra.Command, a []string) error {
+		if image && len(whole(a)) == 0 {
+			return usageError{fmt.Errorf("%s requires a document, and there is no %s here; edgebake init writes one", c.CommandPath(), defaultImage)}
+		}
+		return check(c, whole(a))
+	}
+	c.RunE = func(c *cobra.Command, a []string) error {
+		all := whole(a)
+		if len(a)+len(files) < len(all) {
+			s.hint("edgebake: using %s\n", defaultImage)
+		}
+		return run(c, all)
+	}
+}
+
+const defaultImage = "image.yaml"
+
 const cacheUsage = "directory of fetched and made inputs (default $EDGEBAKE_CACHE, else edgebake in the user's cache directory)"
 
 // cacheFlag adds --cache.

@@ -112,6 +112,7 @@ domain, masters, or a lower version of Kubernetes.`,
 	f.StringVar(&identity, "identity", "", "file of the secret key that opens an encrypted DIR, to renew certificates in it")
 	_ = c.MarkFlagFilename("identity")
 	f.StringArrayVar(&encryptTo, "encrypt-to", nil, "encrypt the secrets to this age or ssh public `key`, or to those of this file (can be repeated)")
+	takesDocument(s, c, 0, false)
 	return c
 }
 
@@ -227,7 +228,7 @@ the cluster lives stamp Sites without the words.`,
 	f.StringVar(&o.words.ContinueFrom, "continue-from", "", "control-plane node whose data is kept where etcd's quorum is lost for good")
 	f.StringVar(&o.snapshot, "restore", "", "snapshot of etcd that the node of --continue-from begins with")
 	_ = c.MarkFlagFilename("restore", "db")
-	f.BoolVarP(&o.force, "force", "f", false, "replace files that are there")
+	f.BoolVar(&o.force, "force", false, "replace files that are there")
 	return c
 }
 

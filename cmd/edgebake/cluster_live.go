@@ -110,7 +110,7 @@ goes to a file that only you can read.`,
 	f := c.Flags()
 	f.StringVarP(&output, "output", "o", "", "write the Site to this file, with mode 0600 (default: standard output)")
 	_ = c.MarkFlagFilename("output", documentEndings...)
-	f.BoolVarP(&force, "force", "f", false, "replace a file that is there")
+	f.BoolVar(&force, "force", false, "replace a file that is there")
 	f.StringVar(&node, "node", "", "name of the node that the token is for; it becomes the Site's nodeName")
 	f.Var((*span)(&ttl), "ttl", "how long the token is valid, e.g. 12h or 30d")
 	f.StringVar(&vip, "vip", "", "VIP to write into the Site (default: the Site's own, 10.103.97.2)")
@@ -607,6 +607,6 @@ control-plane node is rejected, since its member of etcd would stay.`,
 		},
 	}
 	w.flags(c)
-	c.Flags().BoolVarP(&force, "force", "f", false, "remove it even though it is Ready")
+	c.Flags().BoolVar(&force, "force", false, "remove it even though it is Ready")
 	return c
 }

@@ -25,15 +25,16 @@ import (
 func newValidate(s streams) *cobra.Command {
 	var secrets secretFlags
 	c := &cobra.Command{
-		Use:               "validate FILE...",
+		Use:               "validate [FILE...]",
 		ValidArgsFunction: completeFiles(documentEndings),
 		Short:             "Check Image, Site, Inventory and Cluster documents",
 		Long: `Validate checks documents of any kind and prints every problem as
 FILE:LINE:COLUMN: FIELD: what is wrong. Nothing is fetched or written. Of a
 Cluster the documents of kubeadm that follow it and its manifests are checked
 too.`,
-		Example: `  edgebake validate image.yaml site.yaml`,
-		Args:    args(1, -1, "at least one document"),
+		Example: `  edgebake validate image.yaml site.yaml
+  edgebake validate -f image.yaml`,
+		Args: args(1, -1, "at least one document"),
 		RunE: func(c *cobra.Command, files []string) error {
 			var all configs.Problems
 			for _, name := range files {
@@ -53,6 +54,7 @@ too.`,
 		},
 	}
 	secrets.flags(c)
+	takesDocument(s, c, 0, true)
 	return c
 }
 
@@ -284,6 +286,7 @@ join token.`,
 	}
 	c.Flags().BoolVar(&ignition, "ignition", false, "print an Ignition v3 config")
 	secrets.identityFlag(c)
+	takesDocument(s, c, 0, false)
 	return c
 }
 

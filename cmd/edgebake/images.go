@@ -47,7 +47,7 @@ func newImages(s streams) *cobra.Command {
 	var flags imageFlags
 	var output string
 	c := &cobra.Command{
-		Use:               "images IMAGE",
+		Use:               "images [IMAGE]",
 		ValidArgsFunction: completeFiles(documentEndings),
 		Short:             "List the container images that an Image bakes in",
 		Long: `Images resolves the container images of an Image document: its own, those of
@@ -97,5 +97,6 @@ that no manifest names.`,
 	}
 	flags.flags(c)
 	outputFlag(c, &output)
+	takesDocument(s, c, 0, true)
 	return c
 }

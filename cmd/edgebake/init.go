@@ -78,7 +78,7 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 	f.StringVar(&key, "ssh-key", "", "file of the public key that may log in")
 	_ = c.MarkFlagFilename("ssh-key", "pub")
 	f.BoolVar(&cluster, "cluster", false, "write a Cluster instead")
-	f.BoolVarP(&force, "force", "f", false, "replace files that are there")
+	f.BoolVar(&force, "force", false, "replace files that are there")
 	return c
 }
 

@@ -101,7 +101,7 @@ ISO and image contain the Site's token: keep them like one.`,
 	f.StringVar(&out.url, "url", "", "where a web server shows that directory, http:// or https://")
 	f.StringVar(&out.caCert, "ca-cert", "", "`file` with the certificate (PEM) of the CA of the --url's server; none other is accepted then (default: the CAs that the image knows)")
 	_ = c.MarkFlagFilename("ca-cert", "crt", "pem")
-	f.BoolVarP(&out.force, "force", "f", false, "replace an output that is there")
+	f.BoolVar(&out.force, "force", false, "replace an output that is there")
 	o.siteFlags(c)
 	o.install.flags(c)
 	return c

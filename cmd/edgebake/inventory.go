@@ -62,7 +62,7 @@ are taken.`,
 	f.StringVarP(&o.output, "output", "o", "", "Inventory to write (default: standard output)")
 	_ = c.MarkFlagFilename("output", documentEndings...)
 	f.StringArrayVar(&o.columns, "map", nil, "`COLUMN=FIELD`, repeatable; FIELD - leaves the column out")
-	f.BoolVarP(&o.force, "force", "f", false, "replace an output that is there")
+	f.BoolVar(&o.force, "force", false, "replace an output that is there")
 	o.secrets.identityFlag(c)
 	return c
 }

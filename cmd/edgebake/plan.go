@@ -19,7 +19,7 @@ func newPlan(s streams) *cobra.Command {
 	var flags imageFlags
 	var output string
 	c := &cobra.Command{
-		Use:               "plan IMAGE",
+		Use:               "plan [IMAGE]",
 		ValidArgsFunction: completeFiles(documentEndings),
 		Short:             "Print the inputs of a build, pinned, without building",
 		Long: `Plan resolves an Image: digests of files, of what release servers publish and
@@ -58,6 +58,7 @@ plan, with the recipes.`,
 	}
 	flags.flags(c)
 	outputFlag(c, &output)
+	takesDocument(s, c, 0, true)
 	return c
 }
 

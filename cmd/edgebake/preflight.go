@@ -82,6 +82,7 @@ if anything failed.`,
 	f.BoolVar(&o.offline, "offline", false, "ask nobody: check the documents, and the image, alone")
 	o.secrets.flags(c)
 	outputFlag(c, &o.output)
+	takesDocument(s, c, 0, false)
 	return c
 }
 

@@ -65,7 +65,7 @@ longer.`,
 	_ = c.MarkFlagFilename("build", "json")
 	f.StringVar(&boot, "boot", "", "report.json of a node that booted the image")
 	_ = c.MarkFlagFilename("boot", "json")
-	f.BoolVarP(&force, "force", "f", false, "replace a page that is there")
+	f.BoolVar(&force, "force", false, "replace a page that is there")
 	return c
 }
 

@@ -84,8 +84,9 @@ The files hold the join token: treat them and the stick as secrets.`,
 	f.StringVarP(&o.output, "output", "o", "", "write to this directory, for example the stick (default: the Site's name with -stick)")
 	_ = c.MarkFlagDirname("output")
 	f.BoolVar(&o.anyMachine, "any-machine", false, "sign a Site without match, which every machine takes whose Image names the key")
-	f.BoolVarP(&o.force, "force", "f", false, "replace files that are there")
+	f.BoolVar(&o.force, "force", false, "replace files that are there")
 	o.secrets.flags(c)
+	takesDocument(s, c, 0, false)
 	return c
 }
 

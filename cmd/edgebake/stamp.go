@@ -68,7 +68,7 @@ machine is Ready. edgebake unstamp makes it a golden image again.`,
 	f.StringVarP(&o.Output, "output", "o", "", "write a stamped copy here and leave the image as it is; with --each or --slots, a directory")
 	_ = c.MarkFlagFilename("output", imageEndings...)
 	f.BoolVar(&o.inPlace, "in-place", false, "write into the image itself, which is no golden image then")
-	f.BoolVarP(&o.Force, "force", "f", false, "replace outputs that are there")
+	f.BoolVar(&o.Force, "force", false, "replace outputs that are there")
 	f.BoolVar(&o.Undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
 	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
 	f.BoolVar(&o.each, "each", false, "stamp each Site of the Inventory onto a copy of its own in the directory --output")
@@ -76,6 +76,7 @@ machine is Ready. edgebake unstamp makes it a golden image again.`,
 	f.StringVar(&o.slot, "slot", "", "write this slot, made by --slots, into the image or device")
 	_ = c.MarkFlagFilename("slot", strings.TrimPrefix(media.SlotEnding, "."))
 	o.secrets.flags(c)
+	takesDocument(s, c, 1, false)
 	return c
 }
 
@@ -88,7 +89,7 @@ type stampMode struct {
 
 // stampModes are all of them; the first is that of two operands.
 func stampModes() []stampMode {
-	document := []string{"output", "force", "undated", "ignition", "token-file", "identity"}
+	document := []string{"filename", "output", "force", "undated", "ignition", "token-file", "identity"}
 	return []stampMode{
 		{"SITE", append([]string{"in-place"}, document...), stampOne},
 		{"--each", append([]string{"each"}, document...), stampMany},
