@@ -21,50 +21,38 @@ const clockDoc = "a clock that is not in the past"
 // passed: the image's date, when its site was stamped, or the beginning of a
 // certificate of the cluster. Boards without a battery wake up in 1970, where every
 // certificate is not yet valid. A clock that follows a time server knows better than
-// all of these. One that makes this node's certificate look expired may be in the
-// future: a time server is asked first. So it is before a control-plane node makes its
-// first certificates, which begin when its clock says.
+// all of these. By one that makes this node's certificate look expired, or not valid yet,
+// nothing is decided before a time server was asked; nor does a control-plane node make
+// its first certificates, which begin when its clock says.
 func clockPhase(active *Active) Phase {
 	ask := func(e *Env) bool {
 		first := active.Site.NodeType == configs.NodeControlPlane && !e.exists(controlPlaneMark)
-		return (first || errors.Is(enrolled(e), errExpired)) && !e.exists(askedNTP)
+		return (first || outOfTime(enrolled(e))) && !e.exists(askedNTP)
 	}
+	floor := clockFloor(active)
 	return Phase{
 		Name: "clock", Doc: clockDoc, Timeout: 3 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			if clockSynced(ctx, e) {
-				if keptFloor(e).After(e.Now()) {
-					return Todo, nil
-				}
 				return Done, nil
 			}
-			behind := e.Now().Before(clockFloor(e, active)) || e.Now().Before(begun(ctx, e, active.Site))
-			if behind || ask(e) {
+			if e.Now().Before(floor) || e.Now().Before(begun(ctx, e, active.Site)) || ask(e) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			if clockSynced(ctx, e) && keptFloor(e).After(e.Now()) {
-				// Whoever signed the certificate had a clock that was ahead.
-				if err := e.Remove(floorFile); err != nil {
-					return fmt.Errorf("forgetting a moment that has not passed: %w", err)
-				}
-				return nil
-			}
-			if err := raiseClock(e, clockFloor(e, active)); err != nil {
+			if err := raiseClock(e, floor); err != nil {
 				return err
 			}
-			if from := begun(ctx, e, active.Site); e.Now().Before(from) {
-				if err := errors.Join(keepFloor(e, from), raiseClock(e, from)); err != nil {
-					return err
-				}
+			if err := raiseClock(e, begun(ctx, e, active.Site)); err != nil {
+				return err
 			}
 			if e.exists(askedNTP) {
 				return nil
 			}
 			patience := ntpPatience
-			if active.Site.NodeType == configs.NodeControlPlane && !errors.Is(enrolled(e), errExpired) {
+			if active.Site.NodeType == configs.NodeControlPlane && !outOfTime(enrolled(e)) {
 				patience = ntpFirst
 			}
 			waitForNTP(ctx, e, patience)
@@ -92,46 +80,21 @@ func raiseClock(e *Env, floor time.Time) error {
 // switched on.
 const askedNTP = ondisk.RunMark + "asked-ntp"
 
-// floorFile has a moment that a certificate of the cluster has shown to have passed.
-// It is for the next boot, whose clock may begin in 1970 again. A time server that
-// contradicts it, and a reset, remove it.
-const floorFile = ondisk.StateDir + "/clock-floor"
-
 // clockFloor is a moment that has certainly passed.
-func clockFloor(e *Env, active *Active) time.Time {
-	floor := time.Unix(max(active.Image.SourceDate, credibleStamp(active.Image, active.Stamped)), 0)
-	if kept := keptFloor(e); kept.After(floor) {
-		return kept
-	}
-	return floor
+func clockFloor(active *Active) time.Time {
+	return time.Unix(max(active.Image.SourceDate, credibleStamp(active.Image, active.Stamped)), 0)
 }
 
-// keptFloor is the moment in floorFile; zero: there is none.
-func keptFloor(e *Env) time.Time {
-	kept, err := time.Parse(time.RFC3339, e.text(floorFile))
-	if err != nil {
-		return time.Time{}
-	}
-	return kept
-}
-
-// keepFloor keeps a moment that has passed for the next boots.
-func keepFloor(e *Env, floor time.Time) error {
-	if _, err := e.write(floorFile, []byte(floor.UTC().Format(time.RFC3339)+"\n"), Mode(0o600)); err != nil {
-		return fmt.Errorf("keeping a moment that has passed: %w", err)
-	}
-	return nil
-}
-
-// learnTime keeps the beginning of a certificate that discovery has found to be not
-// valid yet, and reports whether it did. Only the pin makes it certain: without one
-// anybody could move the clock.
+// learnTime sets the clock to the beginning of a certificate that discovery has found to
+// be not valid yet, and reports whether it did. Only the pin makes it certain: without one
+// anybody could move the clock. It is not kept for later boots: the clock of whoever signed
+// it may have been ahead, and a person may correct both.
 func learnTime(ctx context.Context, e *Env, d api.Discovery, discovered error) (bool, error) {
 	early := (*api.EarlyError)(nil)
 	if !errors.As(discovered, &early) || d.SkipPins && len(d.CA) == 0 || clockSynced(ctx, e) {
 		return false, nil
 	}
-	return true, keepFloor(e, early.From)
+	return true, raiseClock(e, early.From)
 }
 
 // beganPatience bounds the wait for certificates that show that the clock is behind.

@@ -130,7 +130,7 @@ func findCluster(ctx context.Context, e *Env, d api.Discovery) (*api.Found, erro
 		found, err = api.Discover(ctx, d)
 	}
 	if learned, failed := learnTime(ctx, e, d, err); learned {
-		return nil, cmp.Or(failed, errRestart) // at the clock
+		return nil, cmp.Or(failed, errRestart) // what earlier phases made may depend on the clock
 	}
 	if err != nil {
 		return nil, judgeDiscovery(ctx, e, d.Masters, err, waited)

@@ -54,12 +54,12 @@ const (
 	etcdFormerCA = ondisk.RunMark + "etcd-former-ca"
 )
 
-// pkiFilesFor is pkiFiles, but that a CA on the disk which was issued again stays: a
-// Site may be older.
+// pkiFilesFor is pkiFiles, except that a CA on the disk which was issued again stays: a
+// Site may be older, and the clock may be behind.
 func pkiFilesFor(e *Env, k *configs.ClusterKeys) ([]pkiFile, error) {
 	files, err := pkiFiles(k)
 	for i, f := range files {
-		if has := e.contents(f.path); strings.HasSuffix(f.path, ".crt") && api.Reissued(f.data, has, e.Now()) != nil {
+		if has := e.contents(f.path); strings.HasSuffix(f.path, ".crt") && api.Supersedes(has, f.data) {
 			files[i].data = has
 		}
 	}

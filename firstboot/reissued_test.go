@@ -200,4 +200,14 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	if m.said("etcd on this machine uses its CA") {
 		t.Error("etcd was restarted, and it is told to")
 	}
+	m.clockSays(m.now.AddDate(0, 0, -2)) // before they were issued
+	files, err := pkiFilesFor(m.env(), older.Credentials.Keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if strings.HasSuffix(f.path, ".crt") && string(f.data) != m.get(f.path) {
+			t.Errorf("with a clock that is behind, %s is taken from the older Site", f.path)
+		}
+	}
 }

@@ -427,6 +427,36 @@ func TestCertificatesOfAClockAhead(t *testing.T) {
 	}
 }
 
+// A control-plane node that was off wakes up with a clock behind its certificates. They are
+// good once a time server answers.
+func TestCertificatesOfAClockBehind(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	m.now = m.now.AddDate(0, 3, 0)
+	conf := m.cluster.client("system:node:m1", m.now.AddDate(1, 0, 0)) // kubelet has renewed it
+	own, err := os.Readlink(filepath.Join(m.root, clientCert))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.puts(own, conf)
+	m.clockSays(m.now.AddDate(0, -2, 0))
+	m.on()
+	at := m.now.Add(20 * time.Second)
+	m.synced = false
+	m.answers = func() bool {
+		if !m.synced && !m.now.Before(at) {
+			m.synced = true
+			m.setClock(-m.wrong)
+		}
+		return m.synced
+	}
+	m.bootDone()
+	if n := m.madeTimes(); n != 1 || m.get(own) != conf {
+		t.Errorf("certificates were made %d times", n)
+	}
+}
+
 // A control-plane node without a battery, a time server and etcd's data takes its seat in
 // a cluster whose certificates are of a time that its clock does not know of.
 func TestClockBehindTheOtherMasters(t *testing.T) {

@@ -177,7 +177,7 @@ func resetIPVS(ctx context.Context, e *Env, site *configs.Site) error {
 // back: the next site's config does that, and until then the machine stays
 // reachable.
 func resetFiles(_ context.Context, e *Env) error {
-	for _, p := range []string{readyMark, memberFile, floorFile, appliedFile, ondisk.SiteCopy, ignitionCopy, discoveryFile, joinFile, bootstrapRun, hubBootstrap, kubeletRestart, joinedFile, joinedCluster, clusterManifests, documentsMark, documentsFile, madeFile, leavingFile, meteredConfFile, kubeletConfDir, ondisk.StateFile} {
+	for _, p := range []string{readyMark, memberFile, appliedFile, ondisk.SiteCopy, ignitionCopy, discoveryFile, joinFile, bootstrapRun, hubBootstrap, kubeletRestart, joinedFile, joinedCluster, clusterManifests, documentsMark, documentsFile, madeFile, leavingFile, meteredConfFile, kubeletConfDir, ondisk.StateFile} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("forgetting the cluster: %w", err)
 		}

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"slices"
 	"time"
 )
 
@@ -39,6 +40,19 @@ func Reissued(cas, offered []byte, now time.Time) []byte {
 		return nil
 	}
 	return out
+}
+
+// Supersedes reports whether one of offered, PEM, is one of cas, issued again with its own
+// key and valid for longer, whatever the clock says.
+func Supersedes(offered, cas []byte) bool {
+	have, err := ParseCerts(cas)
+	if err != nil {
+		return false
+	}
+	others, err := ParseCerts(offered)
+	return err == nil && slices.ContainsFunc(have, func(ca *x509.Certificate) bool {
+		return slices.ContainsFunc(others, func(o *x509.Certificate) bool { return isReissued(ca, o) })
+	})
 }
 
 func isReissued(ca, next *x509.Certificate) bool {
