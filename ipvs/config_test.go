@@ -172,6 +172,10 @@ func TestWatchedFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("removed", true)
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	check("a directory instead", true)
 	if none := (watchedFile{}); none.changed() {
 		t.Error("no file has changed")
 	}

@@ -351,11 +351,12 @@ func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 	}
 }
 
-// watchedFile notices that a file has other content. Its times would not do: two
-// writes within one tick of the kernel's clock leave the same ones.
+// watchedFile notices that a file has other content, or cannot be read for another
+// reason. Times would not do: two writes within one tick of the kernel's clock leave
+// the same ones.
 type watchedFile struct {
 	path string
-	sum  [sha256.Size]byte // zero: there is none
+	sum  [sha256.Size]byte // of the content or of the error; zero: no such file
 }
 
 func (f *watchedFile) changed() bool {
@@ -363,8 +364,11 @@ func (f *watchedFile) changed() bool {
 		return false
 	}
 	var sum [sha256.Size]byte
-	if data, err := os.ReadFile(f.path); err == nil {
+	switch data, err := os.ReadFile(f.path); {
+	case err == nil:
 		sum = sha256.Sum256(data)
+	case !errors.Is(err, fs.ErrNotExist):
+		sum = sha256.Sum256([]byte(err.Error()))
 	}
 	old := f.sum
 	f.sum = sum

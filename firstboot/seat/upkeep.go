@@ -158,11 +158,10 @@ func (u Upkeep) Keep(ctx context.Context) (Found, error) {
 	lead := own.Leader == own.Member
 	f.Well = len(alarms) == 0
 	full := f.alarms(alarms, members)
-	compacted := false
 	if lead && len(full) > 0 {
 		// The API server's own compaction is a write, which etcd rejects now. It is an
 		// error where nothing was written since the last one.
-		if compacted = u.Own.Compact(ctx, own.Revision) == nil; compacted {
+		if u.Own.Compact(ctx, own.Revision) == nil {
 			f.did("compacted etcd's history")
 		}
 	}
@@ -170,8 +169,9 @@ func (u Upkeep) Keep(ctx context.Context) (Found, error) {
 	f.Well = f.Well && len(away) == 0
 	crowded := false
 	for _, v := range voters {
-		// Right after a compaction a member does not know yet what it uses no more.
-		due := v.Fragmented() || compacted && v.Crowded()
+		// A member counts what a compaction freed as used until its next write, and none
+		// comes while the alarm stands.
+		due := v.Fragmented() || len(full) > 0 && v.Crowded()
 		if due && lead {
 			if err := u.defragment(ctx, &f, &v, away); err != nil {
 				crowded = true
