@@ -26,21 +26,26 @@ const (
 	exampleKey   = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE0Y2vFLE7fQ2HHmGEUQGTqWn4Ri9GJMn1T9AeeQkMi+ admin@example.com"
 )
 
-// Join is what `kubeadm join` is told of a cluster.
-type Join struct {
-	Master   string
-	Token    string
-	CAHashes []string
+// Start describes the cluster and the person that documents to start from are for.
+// What is empty is unknown.
+type Start struct {
+	Masters                      []string
+	Token                        string
+	CAHashes                     []string
+	NodeName, NodeType, NodePool string
+	SSHKey                       string
+	// LeftOut lists flags of the join line for which an image needs nothing.
+	LeftOut []string
 }
 
 // ParseJoin reads the line that kubeadm prints for machines to join, alone or in the
 // output of kubeadm init, or one of yurtadm or edgeadm. Its errors never quote the token.
-func ParseJoin(text string) (*Join, error) {
+func ParseJoin(text string) (*Start, error) {
 	words, err := joinLine(strings.Fields(strings.NewReplacer("\\\n", " ", "\\\r\n", " ").Replace(text)))
 	if err != nil {
 		return nil, err
 	}
-	var j Join
+	var j Start
 	var errs []error
 	for ; len(words) > 0; words = words[1:] {
 		if dash := strings.TrimLeft(words[0], "–—−"); dash != words[0] {
@@ -48,10 +53,10 @@ func ParseJoin(text string) (*Join, error) {
 		}
 		flag, value, given := strings.Cut(words[0], "=")
 		if !strings.HasPrefix(flag, "-") {
-			if j.Master != "" {
+			if len(j.Masters) > 0 {
 				errs = append(errs, errors.New("it names two API servers: give one, and add the others to masters in site.yaml"))
 			}
-			j.Master = words[0]
+			j.Masters = strings.Split(words[0], ",") // as yurtadm takes several
 			continue
 		}
 		if !given && len(words) > 1 && !slices.Contains(joinSwitches, flag) && !strings.HasPrefix(words[1], "-") {
@@ -68,7 +73,23 @@ func ParseJoin(text string) (*Join, error) {
 			j.CAHashes = append(j.CAHashes, strings.ToLower(value))
 		case "--config", "--discovery-file", "--discovery-token", "--tls-bootstrap-token":
 			return nil, fmt.Errorf("it has %s: give a line with --token and --discovery-token-ca-cert-hash, as `kubeadm token create --print-join-command` prints it", flag)
+		case "--node-name":
+			j.NodeName = strings.ToLower(value) // as kubeadm does
+			if err := CheckNodeName(j.NodeName); err != nil {
+				errs = append(errs, fmt.Errorf("--node-name: %w", err))
+			}
+		case "--node-type":
+			j.NodeType = value
+			if value != NodeEdge && value != NodeCloud {
+				errs = append(errs, fmt.Errorf("--node-type %s: edgebake makes nodes of type %s or %s", shorten(value), NodeEdge, NodeCloud))
+			}
+		case "--nodepool-name":
+			j.NodePool = value
 		default:
+			if slices.Contains(joinOnBoard, flag) {
+				j.LeftOut = append(j.LeftOut, flag)
+				continue
+			}
 			if field := joinFields[flag]; field != "" {
 				errs = append(errs, fmt.Errorf("it has %s, which is not taken over: leave it out, and set %s in site.yaml", flag, field))
 				continue
@@ -76,8 +97,16 @@ func ParseJoin(text string) (*Join, error) {
 			errs = append(errs, fmt.Errorf("it has %s, which is not taken over: leave it out, and look for the field of the Site with `edgebake explain site`", flag))
 		}
 	}
-	if bad := badHostPort(j.Master); bad != "" {
-		errs = append(errs, fmt.Errorf("the API server %s", bad))
+	if len(j.Masters) == 0 {
+		j.Masters = []string{""}
+	}
+	for _, m := range j.Masters {
+		if bad := badHostPort(m); bad != "" {
+			errs = append(errs, fmt.Errorf("the API server %s", bad))
+		}
+	}
+	if yurt := j.NodeType == NodeEdge || j.NodeType == NodeCloud; yurt && j.NodePool == "" {
+		errs = append(errs, fmt.Errorf("it has --node-type %s and no --nodepool-name, without which no %[1]s node joins: add it", j.NodeType))
 	}
 	if !tokenForm.MatchString(j.Token) {
 		errs = append(errs, errors.New("it has no --token TOKEN: "+tokenWords))
@@ -141,15 +170,19 @@ var joinSwitches = []string{
 	"--control-plane", "--discovery-token-unsafe-skip-ca-verification", "--dry-run", "--reuse-cni-bin", "--enable-edge",
 }
 
+// joinOnBoard are flags of yurtadm and edgeadm join about programs that are in the
+// image, and about SuperEdge's lite-apiserver, which no image has.
+var joinOnBoard = []string{
+	"--install-pkg-path", "--worker-path", "--runtime", "--enable-edge",
+	"--kubernetes-resource-server", "--reuse-cni-bin", "--pause-image",
+	"--yurthub-image", "--yurthub-binary-url", "--yurthub-server-addr",
+}
+
 // joinFields maps flags of kubeadm, yurtadm and edgeadm join to fields of the Site.
 var joinFields = map[string]string{
-	"--node-name":               "nodeName",
 	"--cri-socket":              "criSocket",
 	"--ignore-preflight-errors": "ignorePreflightErrors",
 	"--skip-phases":             "skipPhases",
-	"--node-type":               "nodeType",
-	"--enable-edge":             "nodeType",
-	"--nodepool-name":           "nodePool",
 	"--node-labels":             "labels",
 	"--namespace":               "yurthub.namespace",
 	"--organizations":           "organizations",
@@ -170,33 +203,52 @@ func CheckSSHKey(line string) error {
 	return nil
 }
 
-// StartSite is a Site to start from: the example with what is known of the
-// cluster and of the person who will log in, and placeholders for the rest. What
-// the example shows besides is commented out; with the cluster's join line, users
-// too where no key is known: the Site is complete without them.
-func StartSite(j *Join, sshKey string) []byte {
-	token, hashes := placeholderToken, []string{placeholderHash}
+// Site is a Site to start from: the example with what is known, and placeholders for
+// the rest. What the example shows besides is commented out; with the cluster's join
+// line, users too where no key is known: the Site is complete without them.
+func (j *Start) Site() []byte {
+	token, hashes, key := placeholderToken, []string{placeholderHash}, placeholderKey
+	out := []string{"labels:", "taints:", "network:"}
 	text := exampleSite
-	if j != nil {
+	if len(j.Masters) > 0 {
 		token, hashes = j.Token, j.CAHashes
 		const masters = "  - 192.168.7.11:6443\n  - 192.168.7.12:6443\n  - 192.168.7.13:6443\n"
-		known := "  - " + quoteYAML(j.Master) + "\n"
-		if a, err := netip.ParseAddrPort(j.Master); err == nil && a.Addr().Is6() {
+		known := ""
+		for _, m := range j.Masters {
+			known += "  - " + quoteYAML(m) + "\n"
+		}
+		if a, err := netip.ParseAddrPort(j.Masters[0]); err == nil && a.Addr().Is6() {
 			known += "\n# Of the API servers' family; a free address that stands for all of them.\nvip: fd00:ed6e::2\n"
 		}
 		text = strings.Replace(text, masters, known, 1)
-	}
-	out := []string{"labels:", "taints:", "network:"}
-	if sshKey == "" {
-		sshKey = placeholderKey
-		if j != nil {
+		if j.SSHKey == "" {
 			out = append(out, "users:")
 		}
 	}
+	if j.SSHKey != "" {
+		key = j.SSHKey
+	}
+	const name = "nodeName: shop-{{.MAC}}\n"
+	named := name
+	if j.NodeName != "" {
+		named = "nodeName: " + j.NodeName + "\n"
+	}
+	if j.NodeType != "" {
+		named += "nodeType: " + j.NodeType + "\nnodePool: " + quoteYAML(j.NodePool) + "\n"
+	}
+	text = strings.Replace(text, name, named, 1)
 	text = strings.Replace(text, exampleToken, token, 1)
 	text = strings.Replace(text, exampleHash, strings.Join(hashes, "\n  - "), 1)
-	text = strings.Replace(text, exampleKey, quoteYAML(sshKey), 1)
+	text = strings.Replace(text, exampleKey, quoteYAML(key), 1)
 	return []byte(commentOut(text, out...))
+}
+
+// Image is an Image to start from: the example, or that of OpenYurt for its nodes.
+func (j *Start) Image() []byte {
+	if j.NodeType != "" {
+		return []byte(exampleOpenYurt)
+	}
+	return []byte(exampleImage)
 }
 
 // StartCluster is a Cluster to start from: the example, with the key of the person

@@ -312,7 +312,7 @@ func strict(t *testing.T, s *jsonschema.Schema, kind string, used map[string]boo
 // TestTypoIsOneProblem: a misspelt field is not also missing, unless it is there besides.
 func TestTypoIsOneProblem(t *testing.T) {
 	image := string(ExampleImage())
-	site := string(StartSite(&Join{Master: "192.168.7.11:6443", Token: "bcdefa.0123456789abcdef", CAHashes: []string{"sha256:" + strings.Repeat("ab", 32)}}, exampleKey))
+	site := string((&Start{Masters: []string{"192.168.7.11:6443"}, Token: "bcdefa.0123456789abcdef", CAHashes: []string{"sha256:" + strings.Repeat("ab", 32)}, SSHKey: exampleKey}).Site())
 	for _, c := range []struct {
 		doc, old, typo string
 		more           []string

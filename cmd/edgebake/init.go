@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -29,10 +30,12 @@ func newInit(s streams) *cobra.Command {
 belongs there, the Site has placeholders, which validate tells you to replace:
 a token, the CA's hash, an SSH key. --join 'kubeadm join ...' fills in the first
 two from the line that kubeadm prints on a control-plane node (kubeadm token
-create --print-join-command); --join - reads it from standard input, which keeps
-the token out of the shell's history, and from other users of this computer, who can
-read command lines. --cluster writes a commented cluster.yaml
-instead, for edgebake cluster new.
+create --print-join-command), or from yurtadm's or edgeadm's; --join - reads it
+from standard input, which keeps the token out of the shell's history, and from other
+users of this computer, who can read command lines. At a terminal init asks for it.
+--cluster writes a commented cluster.yaml instead, for edgebake cluster new.
+
+Files that are there and were edited are kept.
 
 For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 		Example: `  edgebake init
@@ -49,20 +52,33 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 				if err != nil {
 					return err
 				}
-				return writeStart(s, dir, []start{{"cluster", configs.StartCluster(key), 0o666}}, force)
+				return writeStart(s, dir, []start{{"cluster", configs.StartCluster(key), configs.StartCluster(""), 0o666, key != ""}}, force)
 			}
 			if c.Flags().Changed("join") && strings.TrimSpace(join) == "" {
 				return usageError{errors.New("--join is empty: give it the line that kubeadm prints, or leave it out")}
 			}
-			site, err := startSite(s, join, key)
+			known, err := startOf(s, dir, join, key)
 			if err != nil {
 				return err
 			}
-			err = writeStart(s, dir, []start{{"image", configs.ExampleImage(), 0o666}, {"site", site, 0o600}}, force) // a token will be in the Site
-			if err == nil && join != "" && key == "" {
+			blank, joins := new(configs.Start), len(known.Masters) > 0
+			err = writeStart(s, dir, []start{
+				{"image", known.Image(), blank.Image(), 0o666, known.NodeType != ""},
+				{"site", known.Site(), blank.Site(), 0o600, joins || known.SSHKey != ""}, // a token will be in the Site
+			}, force)
+			if err != nil {
+				return err
+			}
+			if len(known.LeftOut) > 0 {
+				s.hint("Left out, since the image has all that a node runs: %s\n", strings.Join(known.LeftOut, ", "))
+			}
+			if known.NodeType != "" {
+				s.hint("image.yaml is for OpenYurt nodes: name your yurthub, its digest and the pause image in it\n")
+			}
+			if joins && known.SSHKey == "" {
 				s.hint("Nobody can log in to a machine with this Site: uncomment users in it, or use --ssh-key\n")
 			}
-			return err
+			return nil
 		},
 	}
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
@@ -78,7 +94,7 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 	f.StringVar(&key, "ssh-key", "", "file of the public key that may log in")
 	_ = c.MarkFlagFilename("ssh-key", "pub")
 	f.BoolVar(&cluster, "cluster", false, "write a Cluster instead")
-	f.BoolVar(&force, "force", false, "replace files that are there")
+	f.BoolVar(&force, "force", false, "replace files that were edited")
 	return c
 }
 
@@ -98,11 +114,11 @@ func startKey(file string) (string, error) {
 	return key, nil
 }
 
-// startSite makes the Site that init writes.
-func startSite(s streams, line, keyFile string) ([]byte, error) {
-	var join *configs.Join
+// startOf finds what is known of the cluster and of the person who will log in.
+func startOf(s streams, dir, line, keyFile string) (*configs.Start, error) {
 	var errs []error
-	if line == "-" {
+	switch _, err := os.Stat(filepath.Join(dir, "site.yaml")); {
+	case line == "-":
 		data, err := io.ReadAll(io.LimitReader(s.In, 64<<10))
 		if err != nil {
 			return nil, err
@@ -110,67 +126,107 @@ func startSite(s streams, line, keyFile string) ([]byte, error) {
 		if line = string(data); strings.TrimSpace(line) == "" {
 			return nil, errors.New("--join: standard input is empty")
 		}
+	case line == "" && errors.Is(err, fs.ErrNotExist):
+		if _, ok := s.terminal(); ok {
+			s.hint("Paste the line that kubeadm prints on a control-plane node (kubeadm token create\n--print-join-command), or the output of kubeadm init; an empty line leaves it for later:\n")
+			line = pasted(s.In)
+		}
 	}
+	known := new(configs.Start)
 	if line != "" {
-		var err error
-		join, err = configs.ParseJoin(line)
+		join, err := configs.ParseJoin(line)
 		for _, e := range builder.SplitErrors(err) {
 			errs = append(errs, fmt.Errorf("--join: %w", e))
 		}
+		if err == nil {
+			known = join
+		}
 	}
 	key, err := startKey(keyFile)
-	return configs.StartSite(join, key), errors.Join(append(errs, err)...)
+	known.SSHKey = key
+	return known, errors.Join(append(errs, err)...)
+}
+
+// pasted reads a join line from a terminal: until there is one, or until an empty line
+// comes first or twice.
+func pasted(in io.Reader) string {
+	var text strings.Builder
+	empty := 1
+	for lines := bufio.NewScanner(in); empty < 2 && lines.Scan(); {
+		line := lines.Text()
+		text.WriteString(line + "\n")
+		if empty++; strings.TrimSpace(line) != "" {
+			empty = 0
+		}
+		if _, err := configs.ParseJoin(text.String()); err == nil && !strings.HasSuffix(strings.TrimSpace(line), "\\") {
+			break
+		}
+	}
+	return strings.TrimSpace(text.String())
 }
 
 // start is a document to start from.
 type start struct {
-	kind string
-	text []byte
-	perm fs.FileMode
+	kind  string
+	text  []byte
+	blank []byte // what it is where nothing is known
+	perm  fs.FileMode
+	asked bool // flags say what is in it
 }
 
-// writeStart writes documents to start from, and the schemas that they name.
+// writeStart writes documents to start from, and the schemas that they name. A file that
+// somebody has edited stays.
 func writeStart(s streams, dir string, all []start, force bool) error {
-	type file struct {
-		name string
-		data []byte
-		perm fs.FileMode
-	}
-	var schemas, documents []file
-	for _, d := range all {
-		schema, err := configs.Schema(d.kind)
-		if err != nil {
-			return err
-		}
-		name := filepath.Join(schemaDir, d.kind+".schema.json")
-		schemas = append(schemas, file{name, schema, 0o666})
-		documents = append(documents, file{d.kind + ".yaml", append([]byte("# yaml-language-server: $schema="+name+"\n"), d.text...), d.perm})
-	}
 	undo, err := disk.MakeDirectory(filepath.Join(dir, schemaDir))
 	if err != nil {
 		return err
 	}
 	defer undo()
 	var errs []error
-	for _, f := range documents {
-		errs = append(errs, builder.CheckFile(filepath.Join(dir, f.name), force))
+	var names []string
+	var wrote []func() error
+	write := func(name string, data []byte, perm fs.FileMode) {
+		wrote = append(wrote, func() error { return builder.WriteFile(name, data, perm) })
+	}
+	said := ""
+	for _, d := range all {
+		schema, err := configs.Schema(d.kind)
+		if err != nil {
+			return err
+		}
+		at := filepath.Join(schemaDir, d.kind+".schema.json")
+		write(filepath.Join(dir, at), schema, 0o666)
+		head := "# yaml-language-server: $schema=" + at + "\n"
+		name := filepath.Join(dir, d.kind+".yaml")
+		names = append(names, name)
+		old, err := os.ReadFile(name)
+		switch {
+		case err == nil && string(old) == head+string(d.text):
+			said += "kept " + name + ", which is there\n"
+		case errors.Is(err, fs.ErrNotExist), force, string(old) == head+string(d.blank):
+			errs = append(errs, builder.CheckFile(name, true))
+			write(name, append([]byte(head), d.text...), d.perm)
+			said += "wrote " + name + "\n"
+		case err != nil:
+			errs = append(errs, err)
+		case d.asked:
+			errs = append(errs, fmt.Errorf("%s was edited: --force replaces it", name))
+		default:
+			said += "kept " + name + ", which is there\n"
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	for _, f := range append(schemas, documents...) {
-		if err := builder.WriteFile(filepath.Join(dir, f.name), f.data, f.perm); err != nil {
+	for _, f := range wrote {
+		if err := f(); err != nil {
 			return err
 		}
-	}
-	var names []string
-	for _, f := range documents {
-		names = append(names, filepath.Join(dir, f.name))
 	}
 	them := "them"
 	if len(names) == 1 {
 		them = "it"
 	}
-	s.note("wrote %s\nEdit %s, then: edgebake validate %s\n", strings.Join(names, "\nwrote "), them, strings.Join(names, " "))
+	s.note("%sEdit %s, then: edgebake validate %s\n", said, them, strings.Join(names, " "))
 	return nil
 }
