@@ -1752,6 +1752,32 @@ func TestBeginsOverALoglessDatabase(t *testing.T) {
 	}
 }
 
+// A start that etcd rejects at boot after boot leaves a database each time. The largest,
+// which may be the only one with data, and the latest stay.
+func TestLoglessDatabasesDoNotPileUp(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.put(asideDir+"/wal/0.wal", "of a former word")
+	for _, text := range []string{"new", "all the data of a shop", "void", "nothing", "nil"} {
+		m.put("/var/lib/etcd/member/snap/db", text)
+		if err := setAsideLogless(m.env()); err != nil {
+			t.Fatal(err)
+		}
+		m.now = m.now.Add(time.Minute)
+	}
+	var left []string
+	for _, f := range m.aside("/snap/db") {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = append(left, string(b))
+	}
+	if want := []string{"all the data of a shop", "nil"}; !slices.Equal(left, want) || len(m.aside("/wal/0.wal")) != 1 {
+		t.Errorf("set aside: %q, want %q", left, want)
+	}
+}
+
 // The leader's machine defragments, where its disk has room; a full database is opened
 // again. What only a person can do is in the report.
 func TestEtcdIsLookedAfter(t *testing.T) {
@@ -1769,7 +1795,7 @@ func TestEtcdIsLookedAfter(t *testing.T) {
 	}{
 		"nothing is wrong": {},
 		"half is unused":   {status: half(), asked: []string{"defragment"}},
-		"no room for it":   {status: half(), used: 7 << 29, note: "is not defragmented: it needs "},
+		"no room for it":   {status: half(), used: 7 << 29, note: "is not defragmented: it needs 100 MiB meanwhile, and of the 512 MiB that are free on /var, 614 MiB must stay"},
 		"another leads":    {status: map[string]string{"leader": "2", "dbSize": "419430400", "dbSizeInUse": "1048576"}},
 		"it is full": {status: map[string]string{"dbSize": "2147483648", "dbSizeInUse": "104857600"}, alarm: seat.NoSpace,
 			asked: []string{"compaction", "defragment", "DEACTIVATE NOSPACE"}},
@@ -1790,6 +1816,25 @@ func TestEtcdIsLookedAfter(t *testing.T) {
 				t.Errorf("etcd was asked for %q; notes: %s", m.own.asked, notes)
 			}
 		})
+	}
+}
+
+// What the disk of another machine has free is known to its kubelet.
+func TestRoomOnOtherMachines(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	for summary, want := range map[string]string{
+		`{"node":{"fs":{"availableBytes":4000000000,"capacityBytes":5000000000}}}`: "",
+		`{"node":{"fs":{"availableBytes":500000000,"capacityBytes":5000000000}}}`:  "must stay",
+		`{"node":{}}`: "its kubelet does not show how much is free on its disk",
+		"":            "asking its kubelet how much is free on its disk: ",
+	} {
+		m.cluster.summary = summary
+		err := roomOn(t.Context(), m.env(), m.site, "m2", 100<<20)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", summary, err, want)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -57,26 +58,69 @@ func setAsideLogless(e *Env) error {
 		return nil
 	}
 	to, err := setAside(e)
-	if err == nil {
-		e.Log.Info("moved a database of etcd without a log aside", "to", to)
+	if err != nil {
+		return err
 	}
-	return err
+	e.Log.Info("moved a database of etcd without a log aside", "to", to)
+	return pruneLogless(e, to)
+}
+
+// pruneLogless removes databases without a log that were set aside, except the latest and
+// the largest of the others: etcd leaves an empty one with each start that it rejects, and
+// only one may have data.
+func pruneLogless(e *Env, latest string) error {
+	dirs, err := asideDirs(e)
+	if err != nil {
+		return err
+	}
+	var logless []string
+	for _, dir := range dirs {
+		if wal, _, _, err := seat.LogOf(e.path(dir + "/wal")); err == nil && !wal && dir != latest {
+			logless = append(logless, dir)
+		}
+	}
+	size := func(dir string) int64 {
+		info, err := os.Stat(e.path(dir + "/snap/db"))
+		if err != nil {
+			return 0
+		}
+		return info.Size()
+	}
+	slices.SortStableFunc(logless, func(a, b string) int { return cmp.Compare(size(b), size(a)) })
+	for _, dir := range logless[min(1, len(logless)):] {
+		e.Log.Info("removing an earlier database of etcd without a log", "dir", dir)
+		if err := e.RemoveAll(dir); err != nil {
+			return fmt.Errorf("removing etcd's data that was set aside: %w", err)
+		}
+	}
+	return nil
+}
+
+// asideDirs lists the directories with data that was set aside, by name.
+func asideDirs(e *Env) ([]string, error) {
+	found, err := filepath.Glob(e.path(asideDir) + "*")
+	if err != nil {
+		return nil, err
+	}
+	var dirs []string
+	for _, dir := range found {
+		if info, err := os.Stat(dir); err == nil && info.IsDir() {
+			dirs = append(dirs, strings.TrimPrefix(dir, strings.TrimSuffix(e.path("/"), "/")))
+		}
+	}
+	return dirs, nil
 }
 
 // ageSetAside counts the days on which etcd is well, and removes data that was set aside
 // before asideDays of them. Where etcd is not well, the data may be needed: the count
 // begins again.
 func ageSetAside(e *Env, well bool) error {
-	dirs, err := filepath.Glob(e.path(asideDir) + "*")
+	dirs, err := asideDirs(e)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, dir := range dirs {
-		dir = strings.TrimPrefix(dir, strings.TrimSuffix(e.path("/"), "/"))
-		if info, err := os.Stat(e.path(dir)); err != nil || !info.IsDir() {
-			continue
-		}
 		days := strings.Fields(e.text(dir + asideHealthy))
 		today := e.Now().UTC().Format(time.DateOnly)
 		switch {

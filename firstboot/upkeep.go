@@ -2,6 +2,7 @@ package firstboot
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -54,23 +55,26 @@ func lookAfterEtcd(ctx context.Context, e *Env, site *configs.Site) (seat.Found,
 	client.Timeout = 0 // ctx has the end
 	ctx, cancel := context.WithTimeout(ctx, upkeepTime)
 	defer cancel()
-	u := seat.Upkeep{Own: memberEtcd(client, site.Self()), Name: site.Self().Name, Others: map[string]seat.Etcd{}, Room: func(bytes int64) error { return roomFor(e, bytes) }}
+	u := seat.Upkeep{Own: memberEtcd(client, site.Self()), Name: site.Self().Name, Others: map[string]seat.Etcd{}}
 	for _, m := range site.ControlPlane.Members {
 		if m.Name != u.Name {
 			u.Others[m.Name] = memberEtcd(client, m)
 		}
 	}
+	u.Room = func(ctx context.Context, member string, bytes int64) error {
+		return roomOn(ctx, e, site, member, bytes)
+	}
 	return u.Keep(ctx)
 }
 
-// roomFor reports why /var has no room for so many bytes beside what kubelet and etcd
-// need.
-func roomFor(e *Env, bytes int64) error {
-	total, err := e.FSSize("/var")
-	if err != nil {
-		return err
+// roomOn reports why /var of a control-plane node has no room for so many bytes beside
+// what kubelet and etcd need.
+func roomOn(ctx context.Context, e *Env, site *configs.Site, member string, bytes int64) error {
+	space := spaceOn
+	if member == site.Self().Name {
+		space = ownSpace
 	}
-	free, err := e.FSFree("/var")
+	total, free, err := space(ctx, e, site, member)
 	if err != nil {
 		return err
 	}
@@ -78,4 +82,35 @@ func roomFor(e *Env, bytes int64) error {
 		return fmt.Errorf("it needs %s meanwhile, and of the %s that are free on /var, %s must stay", configs.HumanSize(bytes), configs.HumanSize(free), configs.HumanSize(least))
 	}
 	return nil
+}
+
+func ownSpace(_ context.Context, e *Env, _ *configs.Site, _ string) (total, free int64, err error) {
+	if total, err = e.FSSize("/var"); err == nil {
+		free, err = e.FSFree("/var")
+	}
+	return total, free, err
+}
+
+// spaceOn asks kubelet of another machine, through the API server. Its file system is the
+// one that etcd has too.
+func spaceOn(ctx context.Context, e *Env, site *configs.Site, member string) (total, free int64, err error) {
+	c, err := adminClient(e, site)
+	if err != nil {
+		return 0, 0, err
+	}
+	var summary struct {
+		Node struct {
+			FS struct{ AvailableBytes, CapacityBytes int64 } `json:"fs"`
+		} `json:"node"`
+	}
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if err := c.Get(ctx, "/api/v1/nodes/"+member+"/proxy/stats/summary", &summary); err != nil {
+		return 0, 0, fmt.Errorf("asking its kubelet how much is free on its disk: %w", err)
+	}
+	fs := summary.Node.FS
+	if fs.CapacityBytes <= 0 {
+		return 0, 0, errors.New("its kubelet does not show how much is free on its disk")
+	}
+	return fs.CapacityBytes, fs.AvailableBytes, nil
 }

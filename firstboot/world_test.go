@@ -1254,6 +1254,7 @@ type fakeCluster struct {
 	noNotes    bool
 	// configs are what kubeadm has uploaded, annotations those of kubeadm-config.
 	configs, annotations map[string]string
+	summary              string // what kubelet of m2 says of its machine
 	// created are the paths of objects that are there or were created.
 	created []string
 	// dns are the paths of CoreDNS' objects that are there, deleted those that were.
@@ -1658,6 +1659,8 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(map[string]any{"items": []any{map[string]any{"spec": map[string]any{"cidrs": c.serviceCIDRs}}}})
 	case r.URL.Path == "/apis/networking.k8s.io/v1/servicecidrs":
 		http.Error(w, `{"message":"forbidden"}`, http.StatusForbidden)
+	case r.URL.Path == "/api/v1/nodes/m2/proxy/stats/summary" && c.summary != "":
+		answer(json.RawMessage(c.summary))
 	case r.URL.Path == proxyConfigMap && c.configs["config.conf"] != "":
 		answer(map[string]any{"data": map[string]string{"config.conf": c.configs["config.conf"]}})
 	case (r.URL.Path == kubeadmConfigMap || r.URL.Path == kubeletConfigMap) && c.configs != nil:

@@ -109,8 +109,9 @@ type Upkeep struct {
 	Name string // this machine's
 	// Others are asked through their own ports, by name.
 	Others map[string]Etcd
-	// Room reports why this machine's disk has no room for so many bytes.
-	Room func(bytes int64) error
+	// Room reports why the disk of a member's machine has no room for so many bytes more. A
+	// disk that is full ends etcd.
+	Room func(ctx context.Context, member string, bytes int64) error
 }
 
 // Found is the result of an Upkeep.
@@ -261,10 +262,8 @@ func (u Upkeep) defragment(ctx context.Context, f *Found, v *voter, away []strin
 	if len(away) > 0 {
 		return fmt.Errorf("it waits for %s", list(away))
 	}
-	if v.Name == u.Name {
-		if err := u.Room(v.InUse); err != nil {
-			return err
-		}
+	if err := u.Room(ctx, v.Name, v.InUse); err != nil {
+		return err
 	}
 	if err := v.etcd.Defragment(ctx); err != nil {
 		return err

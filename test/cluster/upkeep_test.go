@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -79,7 +80,7 @@ func TestFullDatabase(t *testing.T) {
 	}
 	keep := func(i int) seat.Found {
 		t.Helper()
-		u := seat.Upkeep{Own: etcd(i), Name: name(i), Others: map[string]seat.Etcd{}, Room: func(int64) error { return nil }}
+		u := seat.Upkeep{Own: etcd(i), Name: name(i), Others: map[string]seat.Etcd{}, Room: func(context.Context, string, int64) error { return nil }}
 		for j := range 3 {
 			if i != j {
 				u.Others[name(j)] = etcd(j)
