@@ -62,8 +62,8 @@ func clusterNow(ctx context.Context, e *Env, n *api.Node) (*ondisk.IPVSJoined, e
 // for one that was born again. So the note follows what changes: new values are taken
 // only from an API server that shows another witness as it was noted. A cluster that
 // shows none is errOther.
-func clusterToNote(ctx context.Context, e *Env, active *Active, n *api.Node) (*ondisk.IPVSJoined, error) {
-	if active.Site.NodeType == configs.NodeControlPlane {
+func clusterToNote(ctx context.Context, e *Env, site *configs.Site, n *api.Node) (*ondisk.IPVSJoined, error) {
+	if site.NodeType == configs.NodeControlPlane {
 		return nil, nil // its way leads to its own API server
 	}
 	now, err := clusterNow(ctx, e, n)
@@ -78,7 +78,7 @@ func clusterToNote(ctx context.Context, e *Env, active *Active, n *api.Node) (*o
 		return nil, nil
 	}
 	// What was asked through the endpoint may be the answers of two API servers.
-	return clusterShown(ctx, e, active.Site, noted)
+	return clusterShown(ctx, e, site, noted)
 }
 
 // clusterShown is the cluster of an API server that shows cluster-info and the Node, and
@@ -122,35 +122,6 @@ func clusterShown(ctx context.Context, e *Env, site *configs.Site, noted *ondisk
 		return nil, err
 	}
 	return nil, nil
-}
-
-// saveCluster notes it, for ipvscare too.
-func saveCluster(ctx context.Context, e *Env, active *Active) error {
-	_, n, err := ownNode(ctx, e, active.Node)
-	if err != nil {
-		return err
-	}
-	note, err := clusterToNote(ctx, e, active, n)
-	if errors.Is(err, errOther) {
-		return nil // Check says so
-	}
-	if note == nil || err != nil {
-		return err
-	}
-	if noted := readJoinedCluster(e); noted != nil {
-		e.Log.Info("the cluster's witnesses have changed one after the other: noting them anew", "was", *noted, "is", *note)
-	}
-	doc, err := json.Marshal(note)
-	if err == nil {
-		_, err = e.write(joinedCluster, append(doc, '\n'), Mode(0o600))
-	}
-	if err != nil {
-		return fmt.Errorf("noting which cluster this is: %w", err)
-	}
-	if active.Site.IPVS.Disabled {
-		return nil
-	}
-	return writeIPVSConfig(e, active.Site)
 }
 
 // showTimeout bounds what an API server is asked to show that it is the node's. That

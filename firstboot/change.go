@@ -109,14 +109,14 @@ func (c *change) carryOut(ctx context.Context, steps []Phase) error {
 // step makes an attempt at a step and tells how it went.
 func (c *change) step(ctx context.Context, s Phase) result {
 	last := ""
-	c.e.waiting = func(what string) {
+	c.e.onWaiting(func(what string) {
 		if what != last {
 			last = what
 			c.tell(Step{s.Name, "waiting", what})
 		}
-	}
+	})
 	res := s.attempt(ctx, c.e, progress{})
-	c.e.waiting = nil
+	c.e.onWaiting(nil)
 	if res.outcome == startOver {
 		res.err = errRestart
 	}

@@ -4,37 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
-
-// firstbootIdle is an error while first boot is on its way to what the site
-// says: the two would undo each other's work. One that has said that it is done
-// only sends its report.
-func firstbootIdle(ctx context.Context, e *Env) error {
-	switch state, err := e.UnitState(ctx, ondisk.UnitFirstboot); {
-	case err != nil:
-		return err
-	case state != "active" && state != "activating" && state != "reloading":
-		return nil
-	}
-	since, err := e.UnitSince(ctx, ondisk.UnitFirstboot)
-	if err != nil {
-		return err
-	}
-	result := ondisk.ResultRunning // also where an earlier run wrote the state, or nobody can read it
-	if s, err := LoadState(e.Root); err == nil && s.BootID == bootID(e) && !s.Updated.Before(since.Earlier()) {
-		result = s.Result
-	}
-	if result == ondisk.ResultDone {
-		return nil
-	}
-	return Advise(fmt.Errorf("first boot is at work on this machine, and not done (%s)", result),
-		"`firstboot status` says what it waits for; wait until it is done, or stop it: systemctl stop firstboot")
-}
 
 // changeable is this machine, a worker node that can be converted or reverted in
 // place.
@@ -78,52 +52,9 @@ func changeableName(ctx context.Context, e *Env) (string, error) {
 	return name, nil
 }
 
-// redirected reports whether kubelet is told to go through yurthub.
-func redirected(e *Env) bool {
-	return openyurt.IsTurned(string(e.contents(kubeadmFlags)))
-}
-
-// errUnread says that nothing is known about the Node.
-var errUnread = errors.New("its Node cannot be read")
-
-// readNode asks the API server as kubelet.conf says, past yurthub.
-func readNode(ctx context.Context, e *Env, name string) (*api.Node, error) {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
-	c, err := nodeClient(e)
-	if err != nil {
-		return nil, err
-	}
-	n, err := c.GetNode(ctx, name)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errUnread, err)
-	}
-	return n, nil
-}
-
-// readyNow looks whether the cluster sees the node Ready, by the word of the
-// kubelet that runs.
-func readyNow(ctx context.Context, e *Env, n *api.Node) error {
-	if ready, why := n.Ready(); !ready {
-		return fmt.Errorf("node %s is not Ready: %s", n.Metadata.Name, why)
-	}
-	return reported(ctx, e, n)
-}
-
 // isHubNode reports whether this is an OpenYurt node, whole: kubelet goes through
 // yurthub, and the Node has all labels. A convert that was killed has left less; run
 // again, it continues.
 func isHubNode(e *Env, n *api.Node) bool {
 	return redirected(e) && openyurt.Labelled(n.Metadata.Labels)
-}
-
-// siteIfAny is the active Site; nil on a node that edgebake did not build, or
-// whose Site cannot be read.
-func siteIfAny(e *Env, image ondisk.ImageInfo) *Active {
-	active, err := activeSite(e, image, nil)
-	if err != nil {
-		e.Log.Info("continuing without a Site", "reason", err)
-		return nil
-	}
-	return active
 }

@@ -18,25 +18,25 @@ import (
 const clockDoc = "a clock that is not in the past"
 
 // clockPhase brings the clock to the latest moment that is certain to have
-// passed: the image's date, when its site was stamped, or the beginning of a
+// passed: the image's date, when its Site was stamped (in seconds since the epoch), or the beginning of a
 // certificate of the cluster. Boards without a battery wake up in 1970, where every
 // certificate is not yet valid. A clock that follows a time server knows better than
 // all of these. By one that makes this node's certificate look expired, or not valid yet,
 // nothing is decided before a time server was asked; nor does a control-plane node make
 // its first certificates, which begin when its clock says.
-func clockPhase(active *Active) Phase {
+func clockPhase(site *configs.Site, image ondisk.ImageInfo, stamped int64) Phase {
 	ask := func(e *Env) bool {
-		first := active.Site.NodeType == configs.NodeControlPlane && !e.exists(controlPlaneMark)
+		first := site.NodeType == configs.NodeControlPlane && !e.exists(controlPlaneMark)
 		return (first || outOfTime(enrolled(e))) && !e.exists(askedNTP)
 	}
-	floor := clockFloor(active)
+	floor := clockFloor(image, stamped)
 	return Phase{
 		Name: "clock", Doc: clockDoc, Timeout: 3 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			if clockSynced(ctx, e) {
 				return Done, nil
 			}
-			if e.Now().Before(floor) || e.Now().Before(begun(ctx, e, active.Site)) || ask(e) {
+			if e.Now().Before(floor) || e.Now().Before(begun(ctx, e, site)) || ask(e) {
 				return Todo, nil
 			}
 			return Done, nil
@@ -45,14 +45,14 @@ func clockPhase(active *Active) Phase {
 			if err := raiseClock(e, floor); err != nil {
 				return err
 			}
-			if err := raiseClock(e, begun(ctx, e, active.Site)); err != nil {
+			if err := raiseClock(e, begun(ctx, e, site)); err != nil {
 				return err
 			}
 			if e.exists(askedNTP) {
 				return nil
 			}
 			patience := ntpPatience
-			if active.Site.NodeType == configs.NodeControlPlane && !outOfTime(enrolled(e)) {
+			if site.NodeType == configs.NodeControlPlane && !outOfTime(enrolled(e)) {
 				patience = ntpFirst
 			}
 			waitForNTP(ctx, e, patience)
@@ -81,8 +81,8 @@ func raiseClock(e *Env, floor time.Time) error {
 const askedNTP = ondisk.RunMark + "asked-ntp"
 
 // clockFloor is a moment that has certainly passed.
-func clockFloor(active *Active) time.Time {
-	return time.Unix(max(active.Image.SourceDate, credibleStamp(active.Image, active.Stamped)), 0)
+func clockFloor(image ondisk.ImageInfo, stamped int64) time.Time {
+	return time.Unix(max(image.SourceDate, credibleStamp(image, stamped)), 0)
 }
 
 // learnTime sets the clock to the beginning of a certificate that discovery has found to

@@ -3,9 +3,9 @@ package firstboot
 import (
 	"context"
 	"crypto/x509"
-	"encoding/base64"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync"
@@ -14,39 +14,13 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // A machine belongs to the cluster whose CA it trusts. A site may name another
 // one: the machine moves, or its cluster was rebuilt. Then it leaves the
 // former cluster, but not before the other one has proven itself and accepts
 // the token: a slip in the site must not cost a node that runs.
-
-// leavingFile says that the machine is leaving its cluster: whoever finds it
-// carries that to its end, since half of the credentials serve nothing.
-const leavingFile = ondisk.StateDir + "/leaving"
-
-// memberName is the name that kubelet's certificate, valid or not, is for;
-// "" on a machine that is not a node.
-func memberName(e *Env) string {
-	cert, _ := enrolment(e)
-	return nodeIn(cert)
-}
-
-// nodeUser and the name of a node are the user that its kubelet is to the cluster.
-const nodeUser = "system:node:"
-
-// nodeIn is the node that kubelet's certificate is for; of nil and of one for
-// somebody else, "".
-func nodeIn(cert *x509.Certificate) string {
-	if cert == nil {
-		return ""
-	}
-	name, ok := strings.CutPrefix(cert.Subject.CommonName, nodeUser)
-	if !ok {
-		return ""
-	}
-	return name
-}
 
 // clusterPhase has the machine leave a cluster that is not the site's. It
 // comes before ipvscare gets the site's API servers, which it verifies with
@@ -119,70 +93,6 @@ func clusterPhase(active *Active) Phase {
 			return errRestart // the machine is called what the site says from now on
 		},
 	}
-}
-
-// isMember reports whether the machine has credentials of a cluster, also such
-// that have expired or are not valid yet.
-func isMember(e *Env) bool {
-	err := enrolled(e)
-	return err == nil || outOfTime(err)
-}
-
-// staleCA reports whether a machine that is not a node has the CA of a discovery
-// that does not hold any more: of another site, or of an earlier boot of one that
-// pins none. API servers are verified with it.
-func staleCA(e *Env, site *configs.Site) bool {
-	pem := e.contents(ondisk.KubeCA)
-	if pem == nil {
-		return false
-	}
-	if pins := site.CAPins(); len(pins) > 0 && !unpinned(site) {
-		return !allPinned(pem, pins)
-	}
-	return !discovered(e, site)
-}
-
-// unpinned reports whether the site takes whatever cluster answers.
-func unpinned(site *configs.Site) bool { return site.UnsafeSkipCAVerification && site.CACert == "" }
-
-// anyPinned reports whether one of the CAs in pem is pinned. That tells whose a machine
-// is: its CA may be one of several while the cluster exchanges it.
-func anyPinned(pem []byte, pins []string) bool {
-	return slices.ContainsFunc(caPins(pem), func(has string) bool { return isPinned(has, pins) })
-}
-
-// allPinned reports whether the CAs in pem, at least one, are pinned all: one that is not
-// may be anybody's.
-func allPinned(pem []byte, pins []string) bool {
-	have := caPins(pem)
-	return len(have) > 0 && !slices.ContainsFunc(have, func(has string) bool { return !isPinned(has, pins) })
-}
-
-func isPinned(has string, pins []string) bool {
-	return slices.ContainsFunc(pins, func(p string) bool { return strings.EqualFold(strings.TrimSpace(p), has) })
-}
-
-// enrolledCA is what the node's own kubeconfig trusts, else the file beside it.
-func enrolledCA(e *Env) []byte {
-	if k, err := credentials(e); err == nil {
-		if c, err := k.Cluster(); err == nil {
-			if pem, err := c.CA(e.Root); err == nil && len(pem) > 0 {
-				return pem
-			}
-		}
-	}
-	return e.contents(ondisk.KubeCA)
-}
-
-func enrolledPins(e *Env) []string { return caPins(enrolledCA(e)) }
-
-// caPins are the pins of the CAs in pem, none where something else is in it.
-func caPins(pem []byte) []string {
-	pins, err := api.Pins(pem)
-	if err != nil {
-		return nil
-	}
-	return pins
 }
 
 // errUnclear: no API server can be asked whose cluster it is.
@@ -292,21 +202,46 @@ func leaveCluster(ctx context.Context, e *Env, active *Active) error {
 	return nil
 }
 
-// discovered reports whether the discovery of this boot holds for the site:
-// it has its token, and found the CA that is on the disk, and no other, which it pins.
-func discovered(e *Env, site *configs.Site) bool {
-	conf, ca := e.contents(discoveryFile), e.contents(ondisk.KubeCA)
-	if conf == nil || ca == nil || !unpinned(site) && !allPinned(ca, site.CAPins()) {
-		return false
-	}
-	k, err := e.parseKubeconfig(conf)
+// takeCA has kubelet, yurthub and first boot trust a CA that was issued again. The file
+// that tells that it was done goes last; ipvscare reads it by itself.
+func takeCA(ctx context.Context, e *Env, ca []byte) error {
+	const doing = "taking the cluster's CA, which was issued again"
+	end, err := api.FirstEnd(ca)
 	if err != nil {
-		return false
+		return fmt.Errorf("%s: %w", doing, err)
 	}
-	c, err := k.Cluster()
-	if err != nil || c.CAData != base64.StdEncoding.EncodeToString(ca) {
-		return false
+	var changes []func(*Env) error
+	for _, f := range []string{ondisk.KubeletConf, openyurt.Identity} {
+		conf, err := e.read(f)
+		if err != nil {
+			continue // it is not there, or is made anew
+		}
+		k, err := e.parseKubeconfig(conf)
+		if err != nil {
+			continue
+		}
+		if c, err := k.Cluster(); err != nil || c.CAData == "" {
+			continue // it names the file
+		}
+		next, err := api.SetCA(conf, ca)
+		if err != nil {
+			return fmt.Errorf("%s: %s: %w", doing, f, err)
+		}
+		changes = append(changes, writing(f, next, 0o600))
 	}
-	u, err := k.User()
-	return err == nil && u.Token == site.Credentials.Token.Reveal()
+	changes = append(changes, func(e *Env) error {
+		state, err := e.UnitState(ctx, openyurt.Unit)
+		if err == nil && state == "active" {
+			err = e.Unit(ctx, "restart", openyurt.Unit)
+		}
+		return err
+	})
+	if err := restartFor(ctx, e, doing, changes...); err != nil {
+		return err
+	}
+	if _, err := e.write(ondisk.KubeCA, ca, Mode(fs.FileMode(0o644))); err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	e.Log.Info("the cluster's CA was issued again", "end", end.UTC())
+	return nil
 }

@@ -811,7 +811,7 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 	if now, err := clusterNow(t.Context(), e, n); err != nil || now.ClusterInfo != "info-7" {
 		t.Fatalf("the endpoint shows %+v, %v", now, err)
 	}
-	if note, err := clusterToNote(t.Context(), e, active, n); err != nil || note != nil {
+	if note, err := clusterToNote(t.Context(), e, active.Site, n); err != nil || note != nil {
 		t.Errorf("to be noted: %+v, %v", note, err)
 	}
 }

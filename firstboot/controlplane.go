@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -20,39 +19,6 @@ import (
 // A control-plane node has the cluster's keys from its Site. None of them is
 // the first: each runs kubeadm's init phases, and etcd starts only as the seat
 // decision says (package seat).
-
-// controlPlanePhases are those after the Site's, on a control-plane node.
-func controlPlanePhases(active *Active) []Phase {
-	return []Phase{
-		addressPhase(active.Site),  // etcd and the API server listen there
-		clockPhase(active),         // before the first certificate is judged
-		keysPhase(active),          // before anything is signed
-		endpointPhase(active.Site), // before the first client of the own API server
-		imagesPhase(),              // before kubelet wants them
-		certificatesPhase(active),  // the seat decision asks with them
-		seatPhase(active),          // before etcd can start, at each boot
-		controlPlanePhase(active),  // kubelet, and with it the control plane
-		continuedPhase(active),     // etcd's force-new-cluster is for one start
-		publishPhase(active),       // what nodes join with; once in a cluster's life
-		snapshotPhase(active),      // before what may wait for a person
-		upkeepPhase(active),        // after a snapshot
-		registerPhase(active),      // the Node is a control-plane node's
-		forgetPhase(active),        // all that needs the Site's keys is done; Ready may wait for a network add-on
-		againPhase(),               // certificates and snapshots are looked after while the machine is on
-		documentsPhase(active),     // another Site may have others than the birth uploaded
-		manifestsPhase(active),     // once; one of them may be what Ready waits for
-		readyPhase(active),
-	}
-}
-
-// ownHostPort is the machine's own API server.
-func ownHostPort(site *configs.Site) string {
-	_, port, err := net.SplitHostPort(site.Masters[0])
-	if err != nil {
-		panic("BUG: port of a Site that was not validated: " + err.Error())
-	}
-	return net.JoinHostPort(site.Self().Address, port)
-}
 
 // addressPhase sees that the machine has its own address, and that new network
 // settings lead to somebody. Where nobody answers, it continues: all machines of a
@@ -124,10 +90,6 @@ func endpointPhase(site *configs.Site) Phase {
 		Run: func(ctx context.Context, e *Env) error { return e.setHosts(ctx, endpointOwner, line) },
 	}
 }
-
-// controlPlaneMark names the documents and the proxy that the control plane's pods
-// and kubelet's settings were made from, once they are on the disk.
-const controlPlaneMark = ondisk.StateDir + "/control-plane"
 
 var controlPlanePods = []string{manifests + "/kube-apiserver.yaml", manifests + "/kube-controller-manager.yaml", manifests + "/kube-scheduler.yaml"}
 

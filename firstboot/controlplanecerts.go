@@ -3,12 +3,10 @@ package firstboot
 import (
 	"cmp"
 	"context"
-	"crypto"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"path"
@@ -443,25 +441,3 @@ func noteMade(e *Env, site *configs.Site, made []credential, when time.Time) err
 	}
 	return nil
 }
-
-// parseSigner reads a private key, PEM. No error quotes any of it.
-func parseSigner(text []byte) (crypto.Signer, error) {
-	b, _ := pem.Decode(text)
-	if b == nil {
-		return nil, errors.New("there is no private key in PEM")
-	}
-	key, err := x509.ParsePKCS8PrivateKey(b.Bytes)
-	if err != nil {
-		key, err = anyError(x509.ParseECPrivateKey(b.Bytes))
-	}
-	if err != nil {
-		key, err = anyError(x509.ParsePKCS1PrivateKey(b.Bytes))
-	}
-	signer, ok := key.(crypto.Signer)
-	if err != nil || !ok {
-		return nil, errors.New("the private key is damaged")
-	}
-	return signer, nil
-}
-
-func anyError[T any](key T, err error) (any, error) { return key, err }

@@ -15,7 +15,6 @@ import (
 const (
 	hubUnitFile  = "/etc/systemd/system/" + openyurt.Unit
 	bakedHubUnit = "/usr/lib/systemd/system/" + openyurt.Unit
-	manifests    = ondisk.ManifestsDir
 )
 
 // joinEvidence is what convert, revert and reset change of how a node has joined.

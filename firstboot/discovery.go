@@ -214,19 +214,6 @@ const (
 	serverNameFix = "add the endpoint or the API servers' addresses to the API servers' certSANs, or correct endpoint and masters in site.yaml"
 )
 
-// joinedErrors are the errors that err joins, or itself.
-func joinedErrors(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		return joined.Unwrap()
-	}
-	return []error{err}
-}
-
-// everyErrorIs reports whether all the errors joined in err are target.
-func everyErrorIs(err, target error) bool {
-	return !slices.ContainsFunc(joinedErrors(err), func(e error) bool { return !errors.Is(e, target) })
-}
-
 // nameIsFree looks, where the token's rights allow, whether the cluster has a
 // Node of our name already.
 func nameIsFree(ctx context.Context, e *Env, c *api.Client, name string) error {
@@ -249,9 +236,4 @@ func nameIsFree(ctx context.Context, e *Env, c *api.Client, name string) error {
 	e.Log.Warn("the cluster has a stale Node of this name, which keeps its old labels and taints", "node", name, "fix", fix)
 	e.Console(fmt.Sprintf("the cluster has a stale Node %s, which keeps its old labels and taints: %s", name, fix))
 	return nil
-}
-
-// otherName is the fix of a name that the cluster knows already.
-func otherName(name string) string {
-	return fmt.Sprintf("if the old machine is gone: kubectl delete node %s; else give this one another nodeName in site.yaml", name)
 }

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -31,18 +30,6 @@ func oneDisk(e *Env) error {
 		fix += "; keep " + disk + ", which has the data of this machine"
 	}
 	return Permanent(fmt.Errorf("/ is on %s and /var on %s, of another disk: %s", root.Root, part, loaderWords(e.disksWith(e.loaderPart()))), fix)
-}
-
-// rewriting is a fix that has a person write the image to this machine's disk again,
-// with what is lost then.
-func rewriting(e *Env, fix string) string {
-	switch {
-	case e.exists(configs.EtcdDataDir + "/member"):
-		return fix + "; this machine's data of etcd is lost then: first see that more than half of all control-plane nodes run without it, or copy " + snapshotDir + " to another computer"
-	case isMember(e):
-		return fix + "; what pods keep on the disk is lost then, and the Site needs a token for the machine to join again"
-	}
-	return fix
 }
 
 // loaderWords says which disk the boot loader means.
@@ -113,7 +100,7 @@ func dataPartition(e *Env) (*blockDisk, *device, error) {
 
 // freeBehind is the space between a partition and the next one, or the disk's
 // end: somebody may have a partition of their own behind DATA.
-func (d *blockDisk) freeBehind(p *device) int64 {
+func freeBehind(d *blockDisk, p *device) int64 {
 	next := d.Size
 	for _, other := range d.Parts {
 		if other.Start > p.Start {
@@ -125,7 +112,7 @@ func (d *blockDisk) freeBehind(p *device) int64 {
 
 // notGrown reports what of DATA is smaller than it can be.
 func notGrown(e *Env, d *blockDisk, data *device) error {
-	if free := d.freeBehind(data); free > slack {
+	if free := freeBehind(d, data); free > slack {
 		return fmt.Errorf("%d MiB behind partition %s are free", free>>20, data.Name)
 	}
 	fs, err := e.FSSize("/var")
@@ -144,7 +131,7 @@ func notGrown(e *Env, d *blockDisk, data *device) error {
 // not grow.
 func grow(ctx context.Context, e *Env, d *blockDisk, data *device) error {
 	var errs []error
-	if d.freeBehind(data) > slack {
+	if freeBehind(d, data) > slack {
 		e.Waiting("systemd-repart to grow %s", data.Name)
 		if err := e.Run(ctx, Cmd{Args: []string{"systemd-repart", "--dry-run=no", "/dev/" + d.Name}}); err != nil {
 			errs = append(errs, fmt.Errorf("growing partition %s: %w", data.Name, err))

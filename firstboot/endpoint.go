@@ -3,9 +3,7 @@ package firstboot
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
@@ -33,119 +31,6 @@ func toEndpoint(ctx context.Context, e *Env, site *configs.Site, names *certName
 	return restartFor(ctx, e, "turning kubelet to the endpoint", writing(ondisk.KubeletConf, next, 0o600))
 }
 
-// everyAPIServerIsNamed reports whether the certificate of every API server has the
-// endpoint's name. kubelet drops tls-server-name when it writes its kubeconfig,
-// so only then may it begin with the endpoint. An API server that does not
-// answer may come back with a certificate that has not.
-func everyAPIServerIsNamed(ctx context.Context, e *Env, masters []string, ca []byte, endpoint string) bool {
-	return errors.Join(askNames(ctx, e, masters, ca, endpoint)...) == nil
-}
-
-// askNames asks all API servers at once whether their certificate has one of
-// names.
-func askNames(ctx context.Context, e *Env, masters []string, ca []byte, names ...string) []error {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-	defer cancel()
-	errs := make([]error, len(masters))
-	var wg sync.WaitGroup
-	for i, m := range masters {
-		wg.Go(func() { _, errs[i] = api.ServerName(ctx, e.Dial, e.Now, m, ca, names) })
-	}
-	wg.Wait()
-	return errs
-}
-
-// certNames are the names in the certificates of all API servers. They are
-// asked for each name once: an API server may show another certificate for
-// another name.
-type certNames struct {
-	endpoint string
-	masters  []string
-	ca       []byte
-	answers  map[string][]error // by name, one of each API server
-}
-
-func certNamesOf(e *Env, site *configs.Site) *certNames {
-	return &certNames{site.Endpoint, mastersOf(e, site), e.contents(ondisk.KubeCA), map[string][]error{}}
-}
-
-func (c *certNames) ask(ctx context.Context, e *Env, name string) []error {
-	if _, known := c.answers[name]; !known {
-		c.answers[name] = askNames(ctx, e, c.masters, c.ca, name)
-	}
-	return c.answers[name]
-}
-
-// named counts the API servers whose certificate has name; the error is what
-// the others said.
-func (c *certNames) named(ctx context.Context, e *Env, name string) (int, error) {
-	errs := c.ask(ctx, e, name)
-	n := 0
-	for _, err := range errs {
-		if err == nil {
-			n++
-		}
-	}
-	return n, errors.Join(errs...)
-}
-
-// shared is kubelet's tls-server-name for the endpoint: empty, which stands for the
-// endpoint itself, where the API servers that answer have its name in their
-// certificates; otherwise the name that kubeadm puts there, which yurthubs of other
-// nodes have too. Where no name is in all of them it is the one that most have.
-func (c *certNames) shared(ctx context.Context, e *Env) (string, error) {
-	endpoint, endpointErr := c.named(ctx, e, c.endpoint)
-	if endpoint == len(c.masters) && endpoint > 0 {
-		return "", nil // no name can be in more of them
-	}
-	shared, sharedErr := c.named(ctx, e, api.SharedName)
-	switch {
-	case endpoint > 0 && endpoint >= shared:
-		return "", nil
-	case shared > 0:
-		return api.SharedName, nil
-	}
-	err := errors.Join(sharedErr, endpointErr)
-	if everyErrorIs(sharedErr, api.ErrServerName) { // those that do not answer may have a name
-		return "", Permanent(err, "add "+c.endpoint+" to the API servers' certSANs")
-	}
-	return "", fmt.Errorf("asking the API servers for their certificates' names: %w", sharedErr)
-}
-
-// fit reports whether kubelet may keep name: it is in the certificate of every API
-// server that answers, or no other name is in more of them. The shared name gives way
-// to the endpoint once every API server is known to have that.
-func (c *certNames) fit(ctx context.Context, e *Env, name string) bool {
-	if name == api.SharedName && c.endpoint != name {
-		if n, _ := c.named(ctx, e, c.endpoint); n == len(c.masters) && n > 0 {
-			return false
-		}
-	}
-	have, err := c.named(ctx, e, name)
-	if !errors.Is(err, api.ErrServerName) {
-		return true
-	}
-	for _, other := range []string{api.SharedName, c.endpoint} {
-		if n, _ := c.named(ctx, e, other); n > have {
-			return false
-		}
-	}
-	return true
-}
-
-// away counts the API servers that answer with a certificate of the CA,
-// whatever its names, and those that do not.
-func (c *certNames) away(ctx context.Context, e *Env, name string) (answer, away int) {
-	for _, err := range c.ask(ctx, e, name) {
-		if err == nil || errors.Is(err, api.ErrServerName) {
-			answer++
-		} else {
-			away++
-		}
-	}
-	return answer, away
-}
-
 // runAgainLater reports whether first boot is to run once more while this machine is
 // on, and whether its timer runs: an API server that is away now may come back
 // with a certificate that lacks kubelet's name for it, and new API servers that
@@ -164,17 +49,4 @@ func runAgainLater(ctx context.Context, e *Env, site *configs.Site, names *certN
 	}
 	_, due := endsInYears(e, e.contents(ondisk.KubeCA)) // until it was issued again
 	return away > 0 || due || len(formerMasters(e, site)) > 0, running
-}
-
-// kubeletServer is where kubelet.conf points.
-func kubeletServer(e *Env) (server, tlsServerName string, err error) {
-	k, err := kubeletConfig(e)
-	if err != nil {
-		return "", "", err
-	}
-	c, err := k.Cluster()
-	if err != nil {
-		return "", "", err
-	}
-	return c.Server, c.TLSServerName, nil
 }

@@ -182,7 +182,7 @@ type Audience struct {
 	Notify func(state string)
 }
 
-// pass is set by the Runner for one pass.
+// pass is what a run sets: see OnWaiting, OnNote and BeginPass.
 type pass struct {
 	// waiting receives what the running phase waits for.
 	waiting func(what string)
@@ -215,6 +215,12 @@ type Cmd struct {
 	Output io.Writer
 	Stdin  io.Reader
 }
+
+// onWaiting has f called with what the running phase waits for; nil: nothing is.
+func (e *Env) onWaiting(f func(what string)) { e.waiting = f }
+
+// onNote has f called with each note.
+func (e *Env) onNote(f func(what string)) { e.noting = f }
 
 // Waiting says what the running phase waits for: on the status line, in the
 // state and in the report. Saying the same again is free.
@@ -301,4 +307,20 @@ func (e *Env) retryFor(ctx context.Context, patience, interval time.Duration, tr
 		return last == nil || e.Now().After(end), nil
 	})
 	return cmp.Or(last, err)
+}
+
+// jobPatience is how long one unit is waited for, jobsPatience all units of an
+// Apply. systemd continues a job that nobody waits for.
+const jobPatience = 15 * time.Second
+
+// boundedUnit is Unit that waits for the job for a limited time: a unit may wait
+// for a card that is missing, or for a server.
+func (e *Env) boundedUnit(ctx context.Context, patience time.Duration, verb, unit string) error {
+	bounded, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := e.Unit(bounded, verb, unit)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return fmt.Errorf("%s has not finished after %s, and continues in the background", verb, patience)
+	}
+	return err
 }

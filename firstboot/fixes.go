@@ -64,3 +64,11 @@ func Advice(err error) string {
 	slices.Sort(all)
 	return strings.Join(slices.Compact(all), "; ")
 }
+
+// withAdvice is oneLine, and what a person can do about it.
+func withAdvice(err error) string {
+	if a := Advice(err); a != "" {
+		return oneLine(err) + " (" + a + ")"
+	}
+	return oneLine(err)
+}

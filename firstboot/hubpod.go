@@ -19,54 +19,6 @@ import (
 // bootstrap token. Kubelet has none and goes through yurthub from its first start,
 // so it need not be turned afterwards.
 
-const (
-	// The token is on /run, gone with the power; as long as it is needed it
-	// comes from the slot again.
-	hubBootstrapDir = ondisk.RunDir + "/yurthub"
-	hubBootstrap    = hubBootstrapDir + "/bootstrap-hub.conf"
-)
-
-// leadsToHub reports whether kubelet.conf, or what stands in its place, leads
-// to yurthub: then the node's own certificate is yurthub's.
-func leadsToHub(kubeletConf *api.Kubeconfig) bool {
-	c, err := kubeletConf.Cluster()
-	return err == nil && c.Server == openyurt.Proxy
-}
-
-// kubeletConfig is kubelet.conf, or what stands in its place.
-func kubeletConfig(e *Env) (*api.Kubeconfig, error) {
-	return e.kubeconfigAt(ondisk.KubeletConf, "kubelet's credentials")
-}
-
-// credentials is the kubeconfig with this node's own certificate.
-func credentials(e *Env) (*api.Kubeconfig, error) {
-	k, err := kubeletConfig(e)
-	if err != nil {
-		return nil, err
-	}
-	return ownKubeconfig(e, k)
-}
-
-// ownKubeconfig is the kubeconfig with this node's own certificate, which kubelet.conf
-// has or leads to.
-func ownKubeconfig(e *Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
-	if !leadsToHub(kubeletConf) {
-		return kubeletConf, nil
-	}
-	return e.kubeconfigAt(openyurt.Identity, "yurthub's credentials")
-}
-
-// otherForm is what an enrolled node meets whose image was replaced by one
-// with the other form of yurthub.
-func otherForm(e *Env, pod bool) error {
-	k, err := kubeletConfig(e)
-	if err != nil || leadsToHub(k) == pod {
-		return nil
-	}
-	return Permanent(errors.New("this node's certificate belongs to another form of yurthub than the image's"),
-		"run `firstboot reset` on the machine, and join it again with a new token")
-}
-
 // podJoinPhase has kubeadm start a kubelet whose first pod is yurthub, and
 // which knows no other way to the cluster.
 func podJoinPhase(active *Active) Phase {
@@ -136,7 +88,7 @@ func podJoined(ctx context.Context, e *Env, active *Active) (bool, error) {
 
 func podJoin(ctx context.Context, e *Env, active *Active) error {
 	site := active.Site
-	if err := saveJoin(e, active); err != nil {
+	if err := saveJoin(e, site, active.Node); err != nil {
 		return err
 	}
 	if err := undoPodJoin(ctx, e, site.CRISocket); err != nil { // of a try that was cut off
@@ -206,6 +158,16 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 // socketAnnotation is where kubeadm before 1.34 reads, when it upgrades a node, which
 // container runtime it has.
 const socketAnnotation = "kubeadm.alpha.kubernetes.io/cri-socket"
+
+// nodeMissing returns what keeps the Node of a Site out of the cluster, as far as
+// OpenYurt is concerned; nil: nothing is known.
+func nodeMissing(ctx context.Context, e *Env, active *Active) error {
+	h, err := hubOf(e, active)
+	if err != nil {
+		return nil
+	}
+	return poolFits(ctx, e, h)
+}
 
 // annotateSocket makes up for what kubeadm could not do at the end of its join.
 func annotateSocket(ctx context.Context, e *Env, active *Active) error {

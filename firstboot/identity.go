@@ -6,13 +6,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"regexp"
 	"time"
 
 	"github.com/edgebake/edgebake/ondisk"
 )
-
-var machineIDForm = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // identityPhase tells this machine from every other one that was written from the
 // same golden image. It sets the machine id and the file systems' UUIDs. The UUIDs
@@ -71,8 +68,6 @@ func identityPhase() Phase {
 	}
 }
 
-const etcMachineID = "/etc/machine-id"
-
 // keepMachineID makes root and DATA have the same id. DATA's wins: root's is
 // one that systemd made up because the initrd did not bring DATA's.
 func keepMachineID(e *Env) (string, error) {
@@ -115,16 +110,6 @@ func makeKey(e *Env) error {
 }
 
 func uuidTried(label string) string { return ondisk.RunMark + "uuid-" + label }
-
-func machineID(e *Env) string { return machineIDIn(e, etcMachineID) }
-
-func machineIDIn(e *Env, path string) string {
-	id := e.text(path)
-	if !machineIDForm.MatchString(id) {
-		return ""
-	}
-	return id
-}
 
 // ownFileSystems are the ext4 partitions in use, by label, which every copy of
 // the image has alike: DATA, and the root that is booted, whichever of the two

@@ -316,7 +316,7 @@ func TestWaitingSaysWhatWentWrong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = sitePhase(&siteReader{image: image}).Run(t.Context(), e)
+	err = sitePhase(&siteReader{image: image}, nil).Run(t.Context(), e)
 	if err == nil || errors.Is(err, errNoSite) || !strings.Contains(err.Error(), "input/output error") || Advice(err) == "" {
 		t.Error(err)
 	}

@@ -3,30 +3,11 @@ package firstboot
 import (
 	"cmp"
 	"context"
-	"crypto/x509"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
-)
-
-// Files that hold the token, all on /run: it is gone with the power.
-const (
-	discoveryFile = ondisk.RunDir + "/discovery.conf"
-	joinFile      = ondisk.RunDir + "/join.yaml"
-	bootstrapRun  = ondisk.RunDir + "/bootstrap-kubelet.conf"
-	// bootstrapConf is where kubeadm writes the token for kubelet. It is made
-	// a link to /run beforehand: what is deleted from a disk stays in its
-	// free blocks.
-	bootstrapConf = ondisk.KubernetesDir + "/bootstrap-kubelet.conf"
-	kubeadmFlags  = "/var/lib/kubelet/kubeadm-flags.env"
-	kubeletPKI    = "/var/lib/kubelet/pki"
-	clientCert    = kubeletPKI + "/kubelet-client-current.pem"
-	// pendingKey is the key for which kubelet has requested a certificate. With it the
-	// next try continues with the same CSR, behind which others may wait by now.
-	pendingKey = kubeletPKI + "/kubelet-client.key.tmp"
 )
 
 // joinPhase has unmodified kubeadm join, then turns kubelet to the endpoint.
@@ -93,19 +74,8 @@ func joinPhase(active *Active) Phase {
 	}
 }
 
-// resetForName is the fix of a worker; a control-plane node cannot be reset.
-const resetForName = "run `firstboot reset` on the machine to join under the new name, or give nodeName back its value"
-
-// sameName makes sure that the site means the node that this machine is.
-func sameName(cert *x509.Certificate, name, fix string) error {
-	if is := nodeIn(cert); is != name {
-		return Permanent(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", cmp.Or(is, cert.Subject.CommonName), name), fix)
-	}
-	return nil
-}
-
 func join(ctx context.Context, e *Env, active *Active) error {
-	if err := saveJoin(e, active); err != nil {
+	if err := saveJoin(e, active.Site, active.Node); err != nil {
 		return err
 	}
 	if err := undoJoin(ctx, e, pendingKey); err != nil { // of a try that was cut off

@@ -61,15 +61,15 @@ func (j joinedAs) write(e *Env) error {
 
 // saveJoin keeps what the machine and its site are while it joins. One that
 // joins again keeps the facts that its name came from.
-func saveJoin(e *Env, active *Active) error {
-	site, machine := active.Site, e.facts()
+func saveJoin(e *Env, site *configs.Site, name string) error {
+	machine := e.facts()
 	if e.exists(joinedCluster) { // it may be another one by now
 		if err := e.Remove(joinedCluster); err != nil {
 			return fmt.Errorf("forgetting the former cluster: %w", err)
 		}
 	}
 	before, ok := readJoinedAs(e)
-	if name, err := node.NodeName(site, machine); ok && (err != nil || name != active.Node) {
+	if now, err := node.NodeName(site, machine); ok && (err != nil || now != name) {
 		machine = before.Machine
 	}
 	return joinedAs{
@@ -161,23 +161,4 @@ func saveForgotten(e *Env) error {
 	}
 	j.TokenForgotten = true
 	return j.write(e)
-}
-
-// dropLabels has kubelet register its Node without labels, should it ever have
-// to make it again.
-func dropLabels(env []byte, labels map[string]string) []byte {
-	return eachArgs(env, func(args string) string {
-		return nodeLabels.ReplaceAllStringFunc(args, func(flag string) string {
-			m := nodeLabels.FindStringSubmatch(flag)
-			kept := slices.DeleteFunc(strings.Split(m[2], ","), func(l string) bool {
-				k, v, _ := strings.Cut(l, "=")
-				gone, ok := labels[k]
-				return ok && gone == v
-			})
-			if len(kept) == 0 {
-				return ""
-			}
-			return m[1] + "--node-labels=" + strings.Join(kept, ",")
-		})
-	})
 }

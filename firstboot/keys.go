@@ -15,8 +15,6 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-const pkiDir = ondisk.KubernetesDir + "/pki"
-
 // pkiFile is a file of what comes with the minted keys.
 type pkiFile struct {
 	path string
@@ -158,21 +156,4 @@ func diskIsOfSite(e *Env, active *Active) error {
 		return sameName(cert, active.Node, fix)
 	}
 	return nil
-}
-
-// keysInPlace looks at keys whose copy in the slot is gone.
-func keysInPlace(e *Env, site *configs.Site) error {
-	var errs []error
-	for _, ca := range configs.ClusterCAs() {
-		if _, err := loadPair(e, pkiDir+"/"+ca.Base+".crt", pkiDir+"/"+ca.Base+".key"); err != nil {
-			errs = append(errs, fmt.Errorf("reading the cluster's keys (%s): %w", ca.Base, err))
-		}
-	}
-	if _, err := parseSigner(e.contents(pkiDir + "/sa.key")); err != nil {
-		errs = append(errs, fmt.Errorf("reading the key of the service accounts: %w", err))
-	}
-	if len(errs) == 0 && !anyPinned(e.contents(ondisk.KubeCA), site.CAPins()) {
-		errs = append(errs, errors.New("the cluster's CA on this machine is not the Site's"))
-	}
-	return errors.Join(errs...)
 }

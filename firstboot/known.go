@@ -26,6 +26,12 @@ func newKnown() *known {
 	return &known{kubeconfigs: map[string]*api.Kubeconfig{}, pairs: map[[sha256.Size]byte]*tls.Certificate{}, signed: map[[sha256.Size]byte]struct{}{}}
 }
 
+// beginPass has lookups cached, and connections to API servers kept, until end is called.
+func (e *Env) beginPass() (end func()) {
+	e.known = newKnown()
+	return e.known.close
+}
+
 func (k *known) close() {
 	k.ways.Close()
 	for _, end := range k.ends {

@@ -1,14 +1,11 @@
 package firstboot
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
@@ -133,57 +130,6 @@ func judgeJoin(name string, err error) error {
 	return err
 }
 
-// tail hands lines to the log and keeps the last of them for the error.
-type tail struct {
-	mu    sync.Mutex
-	log   func(string)
-	part  []byte
-	lines []string
-}
-
-var _ io.Writer = (*tail)(nil)
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.part = append(t.part, p...)
-	for {
-		line, rest, ok := bytes.Cut(t.part, []byte("\n"))
-		if !ok {
-			return len(p), nil
-		}
-		t.part = rest
-		if s := strings.TrimSpace(string(line)); s != "" {
-			t.log(s)
-			t.lines = append(t.lines, s)
-			if len(t.lines) > 40 {
-				t.lines = t.lines[1:]
-			}
-		}
-	}
-}
-
-// last is what matters of the output: the lines that say error, or the last.
-func (t *tail) last() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	lines := t.lines
-	if s := strings.TrimSpace(string(t.part)); s != "" {
-		lines = append(lines, s)
-	}
-	var out []string
-	for _, l := range lines {
-		low := strings.ToLower(l)
-		if strings.HasPrefix(low, "error") || strings.Contains(low, "[error") || strings.HasPrefix(low, "fatal") {
-			out = append(out, l)
-		}
-	}
-	if len(out) == 0 && len(lines) > 0 {
-		out = lines[max(0, len(lines)-3):]
-	}
-	return strings.Join(out, "; ")
-}
-
 // undoJoin takes back exactly what kubeadm join and kubelet wrote, so that
 // the next try finds what the first one found. (kubeadm reset would do more:
 // it empties /etc/kubernetes/manifests, where an image may have put pods.) Files in keep
@@ -214,4 +160,9 @@ func undoJoin(ctx context.Context, e *Env, keep ...string) error {
 var joinFiles = []string{
 	ondisk.KubeletConfig, ondisk.KubeletConf, bootstrapConf, bootstrapRun, joinFile, kubeadmFlags,
 	"/var/lib/kubelet/instance-config.yaml",
+}
+
+// otherName is the fix of a name that the cluster knows already.
+func otherName(name string) string {
+	return fmt.Sprintf("if the old machine is gone: kubectl delete node %s; else give this one another nodeName in site.yaml", name)
 }

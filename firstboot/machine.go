@@ -263,3 +263,16 @@ func (e *Env) labelled(dev string) bool {
 	label, err := e.SlotLabel(dev) // mostly it has another file system
 	return err == nil && label == ondisk.LabelSlot
 }
+
+// ownSlot is this disk's slot.
+func ownSlot(e *Env) (string, error) {
+	d, err := e.rootDisk()
+	if err != nil {
+		return "", err
+	}
+	p := d.part(ondisk.LabelSlot)
+	if p == nil {
+		return "", fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelSlot)
+	}
+	return "/dev/" + p.Name, nil
+}

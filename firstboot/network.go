@@ -16,9 +16,6 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// probeTimeout bounds the connect to one API server.
-const probeTimeout = 4 * time.Second
-
 // reach connects to every API server at once and returns the first that
 // answers, else what each said.
 func reach(ctx context.Context, e *Env, masters []string) (string, error) {
@@ -49,15 +46,6 @@ func reach(ctx context.Context, e *Env, masters []string) (string, error) {
 		return found, nil
 	}
 	return "", fmt.Errorf("no API server answers: %w", errors.Join(errs...))
-}
-
-// plainNet takes the address out of a dial error: the caller names it.
-func plainNet(err error) error {
-	var op *net.OpError
-	if errors.As(err, &op) && op.Err != nil {
-		return op.Err
-	}
-	return err
 }
 
 // Owners of blocks in /etc/hosts.
@@ -234,17 +222,6 @@ func apiServerAddrs(ctx context.Context, e *Env, site *configs.Site, master stri
 	return out, nil
 }
 
-// answers reports whether somebody takes connections at addr.
-func answers(ctx context.Context, e *Env, addr string) error {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-	defer cancel()
-	conn, err := e.Dial(ctx, "tcp", addr)
-	if err != nil {
-		return err
-	}
-	return conn.Close()
-}
-
 // nodeLine is the node's own line in /etc/hosts. Without it kubeadm and
 // kubelet ask DNS for the node's name, which costs half a minute where no
 // server answers.
@@ -297,3 +274,49 @@ func waitForAPIServer(ctx context.Context, e *Env, masters []string, patience ti
 var networkDirs = [...]string{"/etc/systemd/network", "/etc/systemd/resolved.conf.d", "/etc/wpa_supplicant"}
 
 const goodNetwork = ondisk.StateDir + "/network"
+
+// ownHostPort is the machine's own API server.
+func ownHostPort(site *configs.Site) string {
+	_, port, err := net.SplitHostPort(site.Masters[0])
+	if err != nil {
+		panic("BUG: port of a Site that was not validated: " + err.Error())
+	}
+	return net.JoinHostPort(site.Self().Address, port)
+}
+
+// offlineHealthy judges a boot of a node that was Ready before and reaches no
+// API server now: kubelet and ipvscare run, and a network of the site leads
+// towards the API servers. A system whose network driver is missing has that
+// no more than one without a cable; neither is proof enough.
+func offlineHealthy(ctx context.Context, e *Env, site *configs.Site) error {
+	var errs []error
+	units := []string{ondisk.UnitKubelet}
+	if !site.IPVS.Disabled {
+		units = append(units, ondisk.UnitIPVSCare)
+	}
+	for _, u := range units {
+		if state, err := e.UnitState(ctx, u); err != nil || state != "active" {
+			errs = append(errs, errors.Join(fmt.Errorf("%s is %s", u, state), err))
+		}
+	}
+	return errors.Join(append(errs, hasRoute(ctx, e, mastersOf(e, site)))...)
+}
+
+// nodeAddress is what the network phase wrote: it holds offline too.
+func nodeAddress(e *Env) string {
+	inside := false
+	for line := range strings.Lines(string(e.contents("/etc/hosts"))) {
+		line = strings.TrimSpace(line)
+		switch {
+		case line == "# BEGIN "+nodeOwner:
+			inside = true
+		case line == "# END "+nodeOwner:
+			inside = false
+		case inside:
+			if f := strings.Fields(line); len(f) > 1 {
+				return f[0]
+			}
+		}
+	}
+	return ""
+}

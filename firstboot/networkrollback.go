@@ -233,8 +233,6 @@ func mayTry(e *Env) bool {
 	return since < 0 || since >= trialPauses[t.Count] // below 0: the clock was set back
 }
 
-func bootID(e *Env) string { return e.text("/proc/sys/kernel/random/boot_id") }
-
 // rollBack tries the former settings, the last that reached all, where those in place
 // reach less. The former ones stay if they reach more, and the others still do not:
 // the network may have come up meanwhile, after a power cut of the whole building for
@@ -305,13 +303,14 @@ func takeBack(ctx context.Context, e *Env) error {
 }
 
 // endTrial makes the settings those of the site before another one is applied:
-// what the former ones left would stay forever.
-func endTrial(ctx context.Context, e *Env) error {
+// what the former ones left would stay forever. applied: this root has the settings of a
+// Site.
+func endTrial(ctx context.Context, e *Env, applied bool) error {
 	t, ok := readTrial(e)
 	if !ok {
 		return nil
 	}
-	if !e.exists(manifestFile) {
+	if !applied {
 		// The trial was another root's: its files are none of this one's, and
 		// what is put in place here would be taken for baked.
 		return forgetTrial(e)
@@ -420,8 +419,8 @@ func loadNetwork(ctx context.Context, e *Env, paths []string) error {
 		}
 	}
 	var errs []error
-	e.deleteDevices(ctx, paths)
-	if err := e.reloadNetwork(ctx); err != nil {
+	deleteDevices(ctx, e, paths)
+	if err := reloadNetwork(ctx, e); err != nil {
 		errs = append(errs, fmt.Errorf("loading the network settings: %w", err))
 	}
 	if slices.ContainsFunc(paths, func(p string) bool { return strings.HasPrefix(p, "/etc/systemd/resolved.conf.d/") }) {

@@ -6,17 +6,17 @@ import (
 	"slices"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
+	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // firstPhases is the part of the way from a booted machine to a node that needs
 // no site, and ends with one.
 func firstPhases(reader *siteReader) []Phase {
 	return []Phase{
-		identityPhase(),   // first: everything later may log, and logs carry the machine id
-		diskPhase(),       // before anything fills DATA
-		sitePhase(reader), // all that follows comes from the site
+		identityPhase(),                  // first: everything later may log, and logs carry the machine id
+		diskPhase(),                      // before anything fills DATA
+		sitePhase(reader, closePodPorts), // all that follows comes from the site
 	}
 }
 
@@ -44,18 +44,18 @@ func Phases(active *Active) []Phase {
 		}
 	}
 	before := []Phase{
-		networkPhase(site),     // an API server must be in reach for the rest
-		clockPhase(active),     // before the first certificate is judged
-		clusterPhase(active),   // before API servers are verified with the CA that is there
-		ipvsPhase(site),        // the first request already survives a dead API server
-		discoveryPhase(active), // the CA, before anything trusts an API server
-		imagesPhase(),          // long, so after all that may fail early; before kubelet needs them
+		networkPhase(site),                      // an API server must be in reach for the rest
+		clockPhase(site, image, active.Stamped), // before the first certificate is judged
+		clusterPhase(active),                    // before API servers are verified with the CA that is there
+		ipvsPhase(site),                         // the first request already survives a dead API server
+		discoveryPhase(active),                  // the CA, before anything trusts an API server
+		imagesPhase(),                           // long, so after all that may fail early; before kubelet needs them
 	}
 	after := []Phase{
-		vipPhase(site),      // only a member may ask
-		argsPhase(active),   // a member's; the next phase sees whether it went well
-		readyPhase(active),  // the cluster's own word, not ours; on an OpenYurt node through yurthub
-		forgetPhase(active), // last: until Ready, the join may have to begin again
+		vipPhase(site),                      // only a member may ask
+		argsPhase(active),                   // a member's; the next phase sees whether it went well
+		readyPhase(active, hubNode(active)), // the cluster's own word, not ours; on an OpenYurt node through yurthub
+		forgetPhase(active),                 // last: until Ready, the join may have to begin again
 	}
 	return slices.Concat(before, joining, after)
 }
@@ -90,14 +90,54 @@ func New(e *Env) *Runner {
 	reader := &siteReader{image: image}
 	return &Runner{
 		Env: e, Plan: image.Plan, Sources: siteSources,
-		First: func() []Phase { return firstPhases(reader) }, Active: func() *Active { return reader.last }, Phases: Phases,
+		First: func() []Phase { return firstPhases(reader) },
+		Rest:  func() (Node, []Phase) { return nodeOf(reader.last), Phases(reader.last) },
 	}
 }
 
-// hubForm is how yurthub runs on this image.
-func hubForm(image ondisk.ImageInfo) string {
-	if y := image.Yurthub; y != nil {
-		return y.Form
+// controlPlanePhases are those after the Site's, on a control-plane node.
+func controlPlanePhases(active *Active) []Phase {
+	site, image := active.Site, active.Image
+	return []Phase{
+		addressPhase(site),                      // etcd and the API server listen there
+		clockPhase(site, image, active.Stamped), // before the first certificate is judged
+		keysPhase(active),                       // before anything is signed
+		endpointPhase(site),                     // before the first client of the own API server
+		imagesPhase(),                           // before kubelet wants them
+		certificatesPhase(active),               // the seat decision asks with them
+		seatPhase(active),                       // before etcd can start, at each boot
+		controlPlanePhase(active),               // kubelet, and with it the control plane
+		continuedPhase(active),                  // etcd's force-new-cluster is for one start
+		publishPhase(active),                    // what nodes join with; once in a cluster's life
+		snapshotPhase(active),                   // before what may wait for a person
+		upkeepPhase(active),                     // after a snapshot
+		registerPhase(active),                   // the Node is a control-plane node's
+		forgetPhase(active),                     // all that needs the Site's keys is done; Ready may wait for a network add-on
+		againPhase(),                            // certificates and snapshots are looked after while the machine is on
+		documentsPhase(active),                  // another Site may have others than the birth uploaded
+		manifestsPhase(active),                  // once; one of them may be what Ready waits for
+		readyPhase(active, HubNode{}),
 	}
-	return ""
+}
+
+// nodeOf is what the Runner needs to know of the node that a Site makes.
+func nodeOf(active *Active) Node {
+	site := active.Site
+	return Node{
+		Name: active.Node, Type: site.NodeType, MAC: active.MAC, NotTaken: active.NotTaken,
+		Secrets: secretsOf(site), Report: site.Report, Proxy: node.ProxyEnv(site), Spread: site.Spread(),
+		OfflineHealthy: func(ctx context.Context, e *Env) error { return offlineHealthy(ctx, e, site) },
+	}
+}
+
+// hubNode is what yurthub adds to the phase that waits for the Node.
+func hubNode(active *Active) HubNode {
+	var h HubNode
+	if active.Site.OpenYurt() {
+		h.Missing = func(ctx context.Context, e *Env) error { return nodeMissing(ctx, e, active) }
+	}
+	if active.Site.OpenYurt() && hubForm(active.Image) == openyurt.FormStaticPod {
+		h.Ready = func(ctx context.Context, e *Env) error { return annotateSocket(ctx, e, active) }
+	}
+	return h
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -163,6 +164,15 @@ func closePorts(ctx context.Context, e *Env, p ports) error {
 		}
 	}
 	return nil
+}
+
+// closePodPorts closes the ports of a yurthub that kubelet will run as a static pod. The
+// pod's manifest is on DATA; a root that is new has no rules yet.
+func closePodPorts(ctx context.Context, e *Env, site *configs.Site) error {
+	if !e.exists(openyurt.Manifest) {
+		return nil
+	}
+	return closePorts(ctx, e, ports{open: site.Yurthub.OpenPort, clients: site.Yurthub.LocalClients, pod: true})
 }
 
 // portsClosed reports whether the rules are in the kernel.

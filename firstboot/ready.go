@@ -3,69 +3,33 @@ package firstboot
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// kubeletKeys are the key pairs that kubelet made while joining.
-func kubeletKeys(e *Env) []string {
-	entries, err := os.ReadDir(e.path(kubeletPKI))
-	if err != nil {
-		return nil
-	}
-	var out []string
-	for _, en := range entries {
-		if strings.HasPrefix(en.Name(), "kubelet-client") || strings.HasPrefix(en.Name(), "kubelet.") {
-			out = append(out, filepath.Join(kubeletPKI, en.Name()))
-		}
-	}
-	return out
+// HubNode is what an OpenYurt node adds to readyPhase; a func that is nil does nothing.
+type HubNode struct {
+	// Missing returns what keeps a Node out of the cluster; nil: nothing is known.
+	Missing func(context.Context, *Env) error
+	// Ready completes the Node once it is Ready.
+	Ready func(context.Context, *Env) error
 }
-
-// nodeClient reads with the node's own certificate, through the endpoint and
-// past yurthub.
-func nodeClient(e *Env) (*api.Client, error) {
-	k, err := credentials(e)
-	if err != nil {
-		return nil, err
-	}
-	return e.clientOf(k)
-}
-
-// ownNode is this machine's Node as the cluster has it, and the client that
-// asked for it.
-func ownNode(ctx context.Context, e *Env, name string) (*api.Client, *api.Node, error) {
-	c, err := nodeClient(e)
-	if err != nil {
-		return nil, nil, err
-	}
-	n, err := c.GetNode(ctx, name)
-	if api.Code(err) == 404 {
-		err = Advise(fmt.Errorf("%w %s yet", errNoNode, name), "see `journalctl -u kubelet` on the machine")
-	}
-	return c, n, err
-}
-
-var errNoNode = errors.New("the cluster has no Node")
 
 // readyPhase sees the node as the cluster sees it.
-func readyPhase(active *Active) Phase {
-	r := &readiness{active: active}
+func readyPhase(active *Active, hub HubNode) Phase {
+	r := &readiness{active: active, hub: hub}
 	return Phase{
-		Name: readyStep, Doc: "the cluster sees the node Ready, with the Site's labels", Timeout: 3 * time.Minute,
+		Name: "node-ready", Doc: "the cluster sees the node Ready, with the Site's labels", Timeout: 3 * time.Minute,
 		Check: r.check, Run: r.await,
 	}
 }
@@ -73,6 +37,7 @@ func readyPhase(active *Active) Phase {
 // readiness looks at this machine's Node.
 type readiness struct {
 	active *Active
+	hub    HubNode
 	// joined is what was noted when the machine joined, if noted.
 	joined joinedAs
 	noted  bool
@@ -89,11 +54,9 @@ func (r *readiness) look(ctx context.Context, e *Env) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	_, n, err := ownNode(ctx, e, r.active.Node)
-	if errors.Is(err, errNoNode) && site.OpenYurt() {
-		if h, herr := hubOf(e, r.active); herr == nil {
-			if perr := poolFits(ctx, e, h); perr != nil {
-				return perr
-			}
+	if errors.Is(err, errNoNode) && r.hub.Missing != nil {
+		if missing := r.hub.Missing(ctx, e); missing != nil {
+			return missing
 		}
 	}
 	if err != nil {
@@ -144,7 +107,7 @@ func (r *readiness) check(ctx context.Context, e *Env) (Verdict, error) {
 		}
 		return Todo, nil
 	}
-	note, err := clusterToNote(ctx, e, r.active, r.node)
+	note, err := clusterToNote(ctx, e, r.active.Site, r.node)
 	switch {
 	case errors.Is(err, errOther) && r.active.Site.IPVS.Disabled:
 		// Nothing is between kubelet and the API servers, which it follows already.
@@ -190,8 +153,8 @@ func (r *readiness) await(ctx context.Context, e *Env) error {
 	if err := cmp.Or(final, err); err != nil {
 		return err
 	}
-	if r.active.Site.OpenYurt() && hubForm(r.active.Image) == openyurt.FormStaticPod {
-		if err := annotateSocket(ctx, e, r.active); err != nil {
+	if r.hub.Ready != nil {
+		if err := r.hub.Ready(ctx, e); err != nil {
 			return err
 		}
 	}
@@ -260,33 +223,6 @@ func unlabelOwn(ctx context.Context, e *Env, name string, labels map[string]stri
 	return nil
 }
 
-// reported makes sure that kubelet runs, and that what the cluster shows is
-// what kubelet has said since it was started: for the better part of a minute
-// a Node looks as Ready as it was before.
-func reported(ctx context.Context, e *Env, n *api.Node) error {
-	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
-		return Advise(errors.Join(fmt.Errorf("kubelet is %s", state), err), "see `journalctl -u kubelet` on the machine")
-	}
-	since, err := e.UnitSince(ctx, ondisk.UnitKubelet)
-	if err != nil {
-		return err
-	}
-	// A report of this boot may be dated by a clock that was set since.
-	earliest := since.Now
-	if id := bootID(e); id != "" && n.Status.NodeInfo.BootID == id {
-		earliest = since.Earlier()
-	}
-	if n.Heartbeat().Before(earliest.Truncate(time.Second)) {
-		return Advise(fmt.Errorf("kubelet has not reported to the cluster since it was started at %s", since.Now.UTC().Format(time.TimeOnly)),
-			"it does within a minute; else see `journalctl -u kubelet` on the machine")
-	}
-	return nil
-}
-
-// readyMark says that the cluster has seen this enrolment Ready once, which
-// cannot be observed offline.
-const readyMark = ondisk.StateDir + "/ready"
-
 // missingLabels are those of the site that the Node does not carry.
 func missingLabels(site *configs.Site, n *api.Node) map[string]string {
 	out := node.KubeletLabels(site)
@@ -305,126 +241,31 @@ func labelWords(labels map[string]string) string {
 	return strings.Join(out, ", ")
 }
 
-// forgetPhase leaves nothing of the token on this machine.
-func forgetPhase(active *Active) Phase {
-	return Phase{
-		Name: "forget-token", Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
-		Final: true, // nothing before it needs the token any more
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			for _, f := range tokenFiles {
-				if e.exists(f) {
-					return Todo, nil
-				}
-			}
-			if j, ok := readJoinedAs(e); ok && !j.TokenForgotten {
-				return Todo, nil
-			}
-			if found, err := secretsInSlot(e, active); err != nil || found != noSecrets {
-				return Todo, err
-			}
-			return Done, nil
-		},
-		Run: func(ctx context.Context, e *Env) error {
-			// Kubeadm and kubelet sync nothing, and the token is the only way
-			// back in.
-			if err := syncCredentials(e); err != nil {
-				return err
-			}
-			for _, f := range tokenFiles {
-				if err := e.Remove(f); err != nil {
-					return fmt.Errorf("forgetting the token: %w", err)
-				}
-			}
-			found, err := secretsInSlot(e, active)
-			if err == nil && found != noSecrets {
-				err = forgetToken(e, active, found == slotBlank)
-			}
-			if err != nil {
-				return err
-			}
-			return saveForgotten(e)
-		},
-	}
-}
-
-// slotSecrets is what secretsInSlot found.
-type slotSecrets int
-
-const (
-	noSecrets   slotSecrets = iota // of the active Site
-	someSecrets                    // it has some
-	slotBlank                      // it was cut off while they were forgotten
-)
-
-// secretsInSlot looks for secrets of the active Site in the slot. Another Site,
-// stamped meanwhile, keeps its own: it needs them.
-func secretsInSlot(e *Env, active *Active) (slotSecrets, error) {
-	dev, err := ownSlot(e)
-	if err != nil {
-		return noSecrets, err
-	}
-	c, one, err := readContents(e, dev)
-	if errors.Is(err, slot.ErrBlank) {
-		return slotBlank, nil
-	}
-	site, mac := active.Site, active.MAC
-	if err == nil && !active.isMadeOf(one.Files[ondisk.SlotSite], one.Files[ondisk.SlotIgnition]) {
-		if site, err = parseSite(one.Files[ondisk.SlotSite]); err == nil {
-			mac, err = siteMAC(active.inputs.key, site, one.Files[ondisk.SlotIgnition])
-		}
-	}
-	if err != nil {
-		// A person's half-written correction is left for the person.
-		e.Log.Warn("the slot cannot be read, and is left as it is", "error", err)
-		return noSecrets, nil
-	}
-	if mac != active.MAC {
-		e.Log.Info("the slot has another Site now, and is left as it is")
-		return noSecrets, nil
-	}
-	if site.Credentials.IsZero() && !hasPKI(c) {
-		return noSecrets, nil
-	}
-	return someSecrets, nil
-}
-
-// forgetToken leaves the Site in the slot, and no secret. A blank slot was cut off
-// in the middle of this: what else was in it is gone.
-func forgetToken(e *Env, active *Active, blank bool) error {
-	doc, err := withoutToken(active.Site)
+// saveCluster notes it, for ipvscare too.
+func saveCluster(ctx context.Context, e *Env, active *Active) error {
+	_, n, err := ownNode(ctx, e, active.Node)
 	if err != nil {
 		return err
 	}
-	var secrets []string
-	if token := active.Site.Credentials.Token.Reveal(); token != "" {
-		secrets = append(secrets, token)
+	note, err := clusterToNote(ctx, e, active.Site, n)
+	if errors.Is(err, errOther) {
+		return nil // Check says so
 	}
-	info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: active.Image.Plan}
-	if blank {
-		info.Stamped = active.Stamped
-		c := slot.Contents{Info: info, Files: map[string][]byte{ondisk.SlotSite: doc}}
-		if active.ignition != nil {
-			c.Files[ondisk.SlotIgnition] = slot.HideInIgnition(active.ignition, secrets...)
-		}
-		if err := e.WriteSlot(active.Device, &c); err != nil {
-			return fmt.Errorf("writing the Site to the slot again: %w", err)
-		}
+	if note == nil || err != nil {
+		return err
+	}
+	if noted := readJoinedCluster(e); noted != nil {
+		e.Log.Info("the cluster's witnesses have changed one after the other: noting them anew", "was", *noted, "is", *note)
+	}
+	doc, err := json.Marshal(note)
+	if err == nil {
+		_, err = e.write(joinedCluster, append(doc, '\n'), Mode(0o600))
+	}
+	if err != nil {
+		return fmt.Errorf("noting which cluster this is: %w", err)
+	}
+	if active.Site.IPVS.Disabled {
 		return nil
 	}
-	if err := e.ScrubSlot(active.Device, info, doc, secrets); err != nil {
-		return fmt.Errorf("forgetting the token: %w", err)
-	}
-	return nil
-}
-
-// tokenFiles may hold the token, or point to where it was.
-var tokenFiles = []string{discoveryFile, joinFile, bootstrapRun, bootstrapConf, hubBootstrap}
-
-func hasPKI(c *slot.Contents) bool {
-	for name := range c.Files {
-		if strings.HasPrefix(name, ondisk.SlotPKIDir+"/") {
-			return true
-		}
-	}
-	return false
+	return writeIPVSConfig(e, active.Site)
 }

@@ -3,9 +3,7 @@ package firstboot
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -31,8 +29,6 @@ func plainLists(ctx context.Context, e *Env, version string) (string, error) {
 	return gate, nil
 }
 
-var kubeadmArgs = regexp.MustCompile(`(?m)^(KUBELET_KUBEADM_ARGS=")(.*)(")[ \t]*$`)
-
 // redirectFlags adds to kubeadm-flags.env what turns kubelet to yurthub.
 func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, error) {
 	env = directFlags(env)
@@ -40,14 +36,6 @@ func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, e
 		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", kubeadmFlags)
 	}
 	return eachArgs(env, func(args string) string { return openyurt.Turn(registerFlags(args, labels), gate) }), nil
-}
-
-// eachArgs changes kubelet's arguments in kubeadm-flags.env.
-func eachArgs(env []byte, change func(args string) string) []byte {
-	return kubeadmArgs.ReplaceAllFunc(env, func(line []byte) []byte {
-		m := kubeadmArgs.FindSubmatch(line)
-		return []byte(string(m[1]) + change(string(m[2])) + string(m[3]))
-	})
 }
 
 // directFlags takes it out again.
@@ -62,8 +50,6 @@ func directFlags(env []byte) []byte {
 		}
 	})
 }
-
-var nodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)
 
 // givenLabels are those of all --node-labels, each key=value.
 func givenLabels(args string) []string {
@@ -163,9 +149,6 @@ func redirectPhase(kubernetes string, labels map[string]string) Phase {
 	}
 }
 
-// kubeletRestart says that kubelet has to be restarted for what was written.
-const kubeletRestart = ondisk.RunDir + "/restart-kubelet"
-
 func redirect(ctx context.Context, e *Env, kubernetes string, labels map[string]string) error {
 	flags, err := e.read(kubeadmFlags)
 	if err != nil {
@@ -193,32 +176,6 @@ func direct(ctx context.Context, e *Env, labels map[string]string) error {
 	flags = registering(directFlags(flags), labels)
 	return restartFor(ctx, e, "turning kubelet from yurthub",
 		writing(kubeadmFlags, flags, 0o644), func(e *Env) error { return e.Remove(openyurt.KubeletConf) })
-}
-
-// writing is a change of a file.
-func writing(path string, b []byte, mode fs.FileMode) func(*Env) error {
-	return func(e *Env) error {
-		_, err := e.write(path, b, Mode(mode))
-		return err
-	}
-}
-
-// restartFor carries out changes of what kubelet reads when it starts, and
-// restarts it. A kill in between must not lose the restart.
-func restartFor(ctx context.Context, e *Env, doing string, changes ...func(*Env) error) error {
-	mark := func(e *Env) error { return e.WriteFile(kubeletRestart, nil, Mode(0o600)) }
-	for _, change := range append([]func(*Env) error{mark}, changes...) {
-		if err := change(e); err != nil {
-			return fmt.Errorf("%s: %w", doing, err)
-		}
-	}
-	if err := e.Unit(ctx, "restart", ondisk.UnitKubelet); err != nil {
-		return fmt.Errorf("restarting kubelet: %w", err)
-	}
-	if err := e.Remove(kubeletRestart); err != nil {
-		return fmt.Errorf("restarting kubelet: %w", err)
-	}
-	return nil
 }
 
 // registeredAs are the labels of OpenYurt's that kubelet registers with.

@@ -13,49 +13,6 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Kubelet registers its Node once after it starts. A Node that somebody deletes later
-// stays away until kubelet starts again.
-const (
-	// registerTime bounds the time that kubelet needs to register while the API server
-	// answers: its pauses between two tries grow to 7 s.
-	registerTime = 20 * time.Second
-	// registerAgain is the least time between two starts of kubelet that have it
-	// register: something else may keep the Node away, for example a webhook.
-	registerAgain = 10 * time.Minute
-)
-
-// absence is how long the cluster has answered that it has no Node of this machine.
-type absence struct{ since time.Time }
-
-// end restarts kubelet once the Node has been missing for registerTime. A machine whose
-// API servers may be of another cluster than it joined leaves kubelet alone: registered
-// there, kubelet would stop the pods that it runs.
-func (a *absence) end(ctx context.Context, e *Env, site *configs.Site) error {
-	now := e.Now()
-	if a.since.IsZero() {
-		a.since = now
-	}
-	if now.Sub(a.since) < registerTime {
-		return nil
-	}
-	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
-		return err
-	}
-	start, err := e.UnitSince(ctx, ondisk.UnitKubelet)
-	if err != nil || now.Sub(start.Now) < registerAgain {
-		return err
-	}
-	if again, unclear := checkBornAgain(ctx, e, site); again || unclear != nil {
-		return unclear
-	}
-	e.Log.Info("the cluster has no Node of this machine, and kubelet registers it only when it starts: restarting kubelet")
-	e.Console("the cluster has no Node of this machine: restarting kubelet, which registers it")
-	if err := e.Unit(ctx, "restart", ondisk.UnitKubelet); err != nil {
-		return fmt.Errorf("restarting kubelet: %w", err)
-	}
-	return nil
-}
-
 func waitForOwnNode(ctx context.Context, e *Env, c *api.Client, active *Active) error {
 	name, missing := active.Node, absence{}
 	e.Waiting("kubelet to register the Node %s", name)

@@ -45,6 +45,25 @@ func bootDelay(identity string, spread time.Duration) time.Duration {
 	return time.Duration(binary.BigEndian.Uint16(sum[:2])) * spread / (1 << 16)
 }
 
+// Node is what the Runner needs to know of the node that the active Site makes.
+type Node struct {
+	Name, Type string
+	// MAC identifies the Site's contents.
+	MAC string
+	// NotTaken is what is wrong with a newer Site in the slot; nil: nothing.
+	NotTaken error
+	// Secrets are removed from all that is logged, saved and reported.
+	Secrets []string
+	// Report is where reports go, Proxy what they go through (environment variables).
+	Report configs.Report
+	Proxy  []string
+	// Spread is the time over which nodes that boot together spread their first requests.
+	Spread time.Duration
+	// OfflineHealthy judges a boot in which no API server is in reach; nil: it is as good
+	// as the last one.
+	OfflineHealthy func(context.Context, *Env) error
+}
+
 // Runner carries out phases.
 type Runner struct {
 	Env *Env
@@ -53,11 +72,10 @@ type Runner struct {
 	// First are the phases that come before the Site is known; the last of them
 	// puts one in place.
 	First func() []Phase
-	// Active returns the Site that First put in place. All later phases of the
-	// pass use it, whatever is stamped meanwhile.
-	Active func() *Active
-	// Phases are those after First, for this Site. Both are made anew for each pass.
-	Phases func(*Active) []Phase
+	// Rest returns the node that the Site makes of this machine, and the phases after
+	// First. Both lists are made anew for each pass. Rest is called once in a pass: a Site
+	// that is stamped meanwhile takes effect in the next one.
+	Rest func() (Node, []Phase)
 	// Sources returns a digest of all slots: a run that has stopped starts over
 	// when it changes.
 	Sources func(*Env) string
@@ -87,7 +105,8 @@ type Runner struct {
 // Run carries out all phases until the node is done or ctx ends.
 func (r *Runner) Run(ctx context.Context) error {
 	e := *r.Env
-	e.waiting, e.noting = r.waiting, r.noting
+	e.onWaiting(r.waiting)
+	e.onNote(r.noting)
 	r.lastErr = map[string]string{}
 	r.began = e.Now()
 	r.begin(&e)
@@ -107,8 +126,7 @@ func (r *Runner) Run(ctx context.Context) error {
 // pause, and the next begins at the first phase: checks are cheap, and what an
 // earlier phase made may be what went wrong.
 func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) error {
-	e.known = newKnown()
-	defer e.known.close()
+	defer e.beginPass()()
 	unknown := false
 	step := func(phases []Phase) error {
 		for _, p := range phases {
@@ -129,20 +147,19 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	if err := step(first); err != nil {
 		return err
 	}
-	active := r.Active()
-	r.adopt(e, active)
+	node, rest := r.Rest()
+	r.adopt(e, node)
 	if !r.spread {
 		// Once, before the first connection to an API server: nodes that wait for the
 		// network, or retry, are spread already. The time since the run began is part
 		// of the delay: nodes that booted together have spent about the same.
 		r.spread = true
-		if left := bootDelay(active.Node+machineID(e), active.Site.Spread()) - e.Now().Sub(r.began); left > 0 {
+		if left := bootDelay(node.Name+machineID(e), node.Spread) - e.Now().Sub(r.began); left > 0 {
 			if err := r.pause(ctx, e, left); err != nil {
 				return err
 			}
 		}
 	}
-	rest := r.Phases(active)
 	r.show(slices.Concat(first, rest), true)
 	if err := step(rest); err != nil {
 		return err
@@ -150,7 +167,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	if unknown {
 		// Offline: the node runs with what it has. Look again, seldom.
 		r.result(e, ondisk.ResultWaiting)
-		if err := offlineHealthy(ctx, e, active.Site); err != nil {
+		if err := node.OfflineHealthy(ctx, e); err != nil {
 			e.Log.Info("whether this boot is as good as the last is unknown", "error", err)
 		} else if err := saveHealthy(e); err != nil {
 			return err

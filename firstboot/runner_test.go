@@ -197,9 +197,12 @@ func TestChecksOnlyLook(t *testing.T) {
 			}
 			for range 2 {
 				r := New(w.env())
-				first, rest := r.First, r.Phases
+				first, rest := r.First, r.Rest
 				r.First = func() []Phase { return watch(first()) }
-				r.Phases = func(a *Active) []Phase { return watch(rest(a)) }
+				r.Rest = func() (Node, []Phase) {
+					node, phases := rest()
+					return node, watch(phases)
+				}
 				if err := w.run(r); err != nil {
 					t.Fatal(err)
 				}
@@ -231,15 +234,15 @@ func TestPhasesAreOfOnePass(t *testing.T) {
 		}
 	}
 	passes := 0
-	r := &Runner{Env: w.env(), Sources: func(*Env) string { return "" }, Active: func() *Active { return &Active{Site: &configs.Site{}} }}
+	r := &Runner{Env: w.env(), Sources: func(*Env) string { return "" }}
 	r.First = func() []Phase { return []Phase{phase()} }
-	r.Phases = func(*Active) []Phase {
+	r.Rest = func() (Node, []Phase) {
 		passes++
 		last := Phase{Name: "last", Timeout: time.Minute, Run: func(context.Context, *Env) error { return nil }}
 		if passes < 3 {
 			last.Run = func(context.Context, *Env) error { return errRestart }
 		}
-		return []Phase{phase(), last}
+		return Node{}, []Phase{phase(), last}
 	}
 	if err := w.run(r); err != nil {
 		t.Fatal(err)

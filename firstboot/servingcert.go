@@ -12,12 +12,6 @@ import (
 	"time"
 )
 
-// What kubelet serves with where its cluster has not set serverTLSBootstrap.
-const (
-	servingCert = kubeletPKI + "/kubelet.crt"
-	servingKey  = kubeletPKI + "/kubelet.key"
-)
-
 // makeServingCert signs a certificate for kubelet's own server by itself, as
 // kubelet does where it finds none when it starts, with the same names and for as
 // long. Kubelet makes two RSA keys for it, which takes a small machine seconds

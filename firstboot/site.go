@@ -99,19 +99,6 @@ func (r *siteReader) read(e *Env) (*Active, error) {
 // errNoSite: there is none yet, which is the state of every golden image.
 var errNoSite = errors.New("there is no Site in the slot")
 
-// ownSlot is this disk's slot.
-func ownSlot(e *Env) (string, error) {
-	d, err := e.rootDisk()
-	if err != nil {
-		return "", err
-	}
-	p := d.part(ondisk.LabelSlot)
-	if p == nil {
-		return "", fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelSlot)
-	}
-	return "/dev/" + p.Name, nil
-}
-
 // readSite reads and checks what a slot holds. before, which may be nil, is what
 // it held earlier.
 func readSite(e *Env, image ondisk.ImageInfo, dev string, before *Active) (*slot.Contents, *Active, error) {
@@ -338,4 +325,15 @@ func contentsDigest(c *slot.Contents) string {
 		fmt.Fprintf(h, "%s\x00%d\x00%s", ondisk.SlotSignature, len(c.Signature), c.Signature)
 	}
 	return hex.EncodeToString(h.Sum(nil))
+}
+
+// siteIfAny is the active Site; nil on a node that edgebake did not build, or
+// whose Site cannot be read.
+func siteIfAny(e *Env, image ondisk.ImageInfo) *Active {
+	active, err := activeSite(e, image, nil)
+	if err != nil {
+		e.Log.Info("continuing without a Site", "reason", err)
+		return nil
+	}
+	return active
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -15,14 +14,14 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
-	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // sitePhase finds the site and makes the operating system's settings what it
 // says. When it is done, reader has read that Site last; the rest of the pass
-// uses it.
-func sitePhase(reader *siteReader) Phase {
+// uses it. beforeKubelet is called before a kubelet is started that has waited for the
+// Site's settings; nil: nothing is to be done.
+func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *Env, *configs.Site) error) Phase {
 	left := false // the slot of a node, in this pass: it could not be written
 	return Phase{
 		Name: "site-config", Doc: "the Site's settings are in place", Timeout: 5 * time.Minute,
@@ -69,7 +68,10 @@ func sitePhase(reader *siteReader) Phase {
 			if err != nil {
 				return err
 			}
-			return applySite(ctx, e, a)
+			if err := applySite(ctx, e, a); err != nil {
+				return err
+			}
+			return startHeldKubelet(ctx, e, a.Site, beforeKubelet)
 		},
 	}
 }
@@ -109,7 +111,7 @@ func waitForSite(ctx context.Context, e *Env, reader *siteReader, none error) (*
 // applySite makes the machine's settings those of the site.
 func applySite(ctx context.Context, e *Env, a *Active) error {
 	if !a.isApplied(e) {
-		if err := endTrial(ctx, e); err != nil {
+		if err := endTrial(ctx, e, e.exists(manifestFile)); err != nil {
 			return err
 		}
 		if enrolled(e) == nil {
@@ -142,11 +144,16 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 	if _, err := e.write(appliedFile, []byte(a.applied()+"\n"), Mode(0o600)); err != nil {
 		return fmt.Errorf("noting which Site is in place: %w", err)
 	}
+	return nil
+}
+
+// startHeldKubelet starts a kubelet that has waited for the Site's settings, after before.
+func startHeldKubelet(ctx context.Context, e *Env, site *configs.Site, before func(context.Context, *Env, *configs.Site) error) error {
 	if held, err := kubeletHeld(ctx, e); !held || err != nil {
 		return err
 	}
-	if e.exists(openyurt.Manifest) { // of DATA, and the rules are of a root that is new
-		if err := closePorts(ctx, e, ports{open: a.Site.Yurthub.OpenPort, clients: a.Site.Yurthub.LocalClients, pod: true}); err != nil {
+	if before != nil {
+		if err := before(ctx, e, site); err != nil {
 			return err
 		}
 	}
@@ -258,25 +265,10 @@ func hidesToken(after, before []byte) bool {
 }
 
 const (
-	// jobPatience is how long one unit is waited for, jobsPatience all units of an
-	// Apply. systemd continues a job that nobody waits for.
-	jobPatience  = 15 * time.Second
 	jobsPatience = 2 * time.Minute
 	// jobLeast is enough for systemd to queue a job.
 	jobLeast = 2 * time.Second
 )
-
-// boundedUnit is Unit that waits for the job for a limited time: a unit may wait
-// for a card that is missing, or for a server.
-func (e *Env) boundedUnit(ctx context.Context, patience time.Duration, verb, unit string) error {
-	bounded, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	err := e.Unit(bounded, verb, unit)
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return fmt.Errorf("%s has not finished after %s, and continues in the background", verb, patience)
-	}
-	return err
-}
 
 // jobs are those of one Apply. Each unit gets its job, however long the others take.
 type jobs struct {
@@ -350,8 +342,8 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 		}
 	}
 	if under("/etc/systemd/network/") {
-		e.deleteDevices(ctx, c.Paths)
-		if err := e.reloadNetwork(ctx); err != nil {
+		deleteDevices(ctx, e, c.Paths)
+		if err := reloadNetwork(ctx, e); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
@@ -386,56 +378,6 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 	return ctx.Err()
 }
 
-const wpaConf = "/etc/wpa_supplicant/wpa_supplicant-"
-
-// wpaUnits are the units that read the Wi-Fi settings among paths, or that a link
-// among them enables.
-func wpaUnits(paths []string) []string {
-	var out []string
-	for _, p := range paths {
-		u := ""
-		if name, ok := strings.CutPrefix(p, wpaConf); ok {
-			u = "wpa_supplicant@" + strings.TrimSuffix(name, ".conf") + ".service"
-		} else if strings.HasSuffix(filepath.Dir(p), ".wants") && strings.HasPrefix(filepath.Base(p), "wpa_supplicant@") {
-			u = filepath.Base(p)
-		}
-		if u != "" && !slices.Contains(out, u) {
-			out = append(out, u)
-		}
-	}
-	return out
-}
-
-// wpaVerb is the verb after which a running unit of wpa_supplicant uses what its file
-// says. Without a file it must end: it would continue with what it has loaded.
-func wpaVerb(e *Env, unit string) string {
-	card := strings.TrimSuffix(strings.TrimPrefix(unit, "wpa_supplicant@"), ".service")
-	if e.exists(wpaConf + card + ".conf") {
-		return "try-restart"
-	}
-	return "stop"
-}
-
-// setHosts keeps the owner's lines in /etc/hosts, and leaves all others.
-// ipvscare, which keeps a line there too, waits meanwhile.
-func (e *Env) setHosts(ctx context.Context, owner string, entries ...node.HostsEntry) error {
-	release, err := e.Lock(ctx, ondisk.HostsLock)
-	if err != nil {
-		return fmt.Errorf("writing to /etc/hosts: %w", err)
-	}
-	defer release()
-	old, _ := e.read("/etc/hosts") // none: a new one is written
-	if _, err := e.write("/etc/hosts", node.EditHosts(old, owner, entries), Mode(0o644)); err != nil {
-		return fmt.Errorf("writing to /etc/hosts: %w", err)
-	}
-	return nil
-}
-
-func (e *Env) hasHosts(owner string, entries ...node.HostsEntry) bool {
-	old, _ := e.read("/etc/hosts")
-	return bytes.Equal(node.EditHosts(old, owner, entries), old)
-}
-
 // fits rejects a Site that requires what this system lacks, before any of it
 // is applied.
 func fits(e *Env, a *Active) error {
@@ -446,60 +388,5 @@ func fits(e *Env, a *Active) error {
 	if probs := node.CheckSite(node.Image{Info: a.Image, Root: baked}, a.Site, a.ignition); probs != nil {
 		return rejectSite(probs)
 	}
-	return nil
-}
-
-// unloadedNetwork says that networkd has not read the network settings that are in
-// place. A boot loads all.
-const unloadedNetwork = ondisk.RunMark + "unloaded-network"
-
-// reloadNetwork has networkd read its settings. networkctl asks it over D-Bus,
-// which may come up later than first boot does.
-func (e *Env) reloadNetwork(ctx context.Context) error {
-	err := e.boundedUnit(ctx, jobPatience, "start", "dbus.service")
-	if err == nil {
-		err = e.Run(ctx, Cmd{Args: []string{"networkctl", "reload"}})
-	}
-	if err != nil {
-		return errors.Join(err, e.WriteFile(unloadedNetwork, nil, Mode(0o600)))
-	}
-	if e.exists(unloadedNetwork) {
-		return e.Remove(unloadedNetwork)
-	}
-	return nil
-}
-
-// deleteDevices removes the bonds, bridges and VLANs whose files are gone from these
-// paths: networkd makes such devices, but leaves them, with their addresses, when a
-// reload does not find them any more.
-func (e *Env) deleteDevices(ctx context.Context, paths []string) {
-	for _, p := range paths {
-		name, ok := node.MadeDevice(p)
-		if !ok || e.exists(p) {
-			continue
-		}
-		if err := e.Run(ctx, Cmd{Args: []string{"networkctl", "delete", name}}); err != nil {
-			e.Log.Warn("removing an interface of the former network settings", "interface", name, "error", err)
-		}
-	}
-}
-
-// lateReload has networkd read the settings that it could not be told of when they were
-// put in place. It is made for one pass, which continues where networkd cannot be asked.
-type lateReload struct{ failed bool }
-
-func (l *lateReload) due(e *Env) bool { return !l.failed && e.exists(unloadedNetwork) }
-
-func (l *lateReload) run(ctx context.Context, e *Env) error {
-	if !l.due(e) {
-		return nil
-	}
-	err := e.reloadNetwork(ctx)
-	if err == nil || ctx.Err() != nil {
-		return err
-	}
-	l.failed = true
-	e.Log.Warn("networkd has not reloaded the network settings", "error", err)
-	e.Note("the network settings of the Site are not in use yet, the next boot loads them at the latest: %s", oneLine(err))
 	return nil
 }

@@ -12,12 +12,9 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/ondisk"
 )
 
 const (
-	// snapshotDir holds snapshots of etcd, on DATA, which no reset removes.
-	snapshotDir = ondisk.StateDir + "/snapshots"
 	// snapshotLock is held by whoever takes one.
 	snapshotLock = "/run/edgebake-snapshot.lock"
 	// snapshotDate is a snapshot's name: when it was taken.

@@ -3,9 +3,7 @@ package firstboot
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"slices"
 	"strings"
@@ -13,7 +11,6 @@ import (
 
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // begin starts the state of this run. What an earlier run wrote is only read
@@ -65,32 +62,6 @@ func (r *Runner) recordBootClock(ctx context.Context, e *Env) {
 // clockTimeout is more than systemd takes to answer.
 const clockTimeout = 5 * time.Second
 
-// imageInfo is what the builder wrote about the image, read once in a run. A
-// node that edgebake did not build has none, which is not an error; one that
-// cannot be read is, since every check against the image would be skipped.
-func imageInfo(e *Env) (ondisk.ImageInfo, error) {
-	var info ondisk.ImageInfo
-	b, err := e.read(ondisk.ImageInfoFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		return info, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(b, &info)
-	}
-	if err == nil && (info.Version == 0 || info.Plan == "") {
-		err = errors.New("it does not say which plan it was built from")
-	}
-	if err != nil {
-		return ondisk.ImageInfo{}, Permanent(fmt.Errorf("reading what this machine's image says of itself (%s): %w", ondisk.ImageInfoFile, err),
-			rewriting(e, "the disk is damaged: flash the machine again"))
-	}
-	if info.Version != ondisk.ImageInfoVersion {
-		return ondisk.ImageInfo{}, Permanent(fmt.Errorf("%s has version %d, this firstboot reads %d", ondisk.ImageInfoFile, info.Version, ondisk.ImageInfoVersion),
-			rewriting(e, "build the image and its firstboot with the same edgebake, and flash the machine again"))
-	}
-	return info, nil
-}
-
 // LoadState reads the state below root.
 func LoadState(root string) (*ondisk.State, error) {
 	e := Env{Root: root}
@@ -128,16 +99,15 @@ func (r *Runner) show(phases []Phase, all bool) {
 }
 
 // adopt makes the site known to what is said from now on.
-func (r *Runner) adopt(e *Env, active *Active) {
-	if active.NotTaken != nil {
-		e.Note("the slot's Site is not taken, the former one stays: %s", oneLine(active.NotTaken))
+func (r *Runner) adopt(e *Env, node Node) {
+	if node.NotTaken != nil {
+		e.Note("the slot's Site is not taken, the former one stays: %s", oneLine(node.NotTaken))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.state.Node, r.state.NodeType, r.state.SiteMAC = active.Node, active.Site.NodeType, active.MAC
-	secrets := secretsOf(active.Site)
-	r.secrets.Store(&secrets)
-	r.url, r.reportCA, r.proxy = active.Site.Report.URL, active.Site.Report.CACert, node.ProxyEnv(active.Site)
+	r.state.Node, r.state.NodeType, r.state.SiteMAC = node.Name, node.Type, node.MAC
+	r.secrets.Store(&node.Secrets)
+	r.url, r.reportCA, r.proxy = node.Report.URL, node.Report.CACert, node.Proxy
 }
 
 // set changes what the state says of one phase and saves it.
@@ -259,23 +229,6 @@ func (r *Runner) sayFailure(e *Env, p Phase, err error) {
 	fix, _ := Fix(err)
 	r.say(e, fmt.Sprintf("FAILED %s: %s", p.Name, r.words(oneLine(err))))
 	r.say(e, "    to fix: "+r.words(fix))
-}
-
-// withAdvice is oneLine, and what a person can do about it.
-func withAdvice(err error) string {
-	if a := Advice(err); a != "" {
-		return oneLine(err) + " (" + a + ")"
-	}
-	return oneLine(err)
-}
-
-// oneLine makes of a joined error one line.
-func oneLine(err error) string {
-	if err == nil {
-		return ""
-	}
-	lines := strings.Split(strings.TrimSpace(err.Error()), "\n")
-	return strings.Join(lines, "; ")
 }
 
 func (r *Runner) waiting(what string) {

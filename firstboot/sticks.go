@@ -108,7 +108,7 @@ func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[
 		if hasJoined(e) {
 			got.info.Stamped = min(got.info.Stamped, latestStamp(e, image, have))
 		}
-		name := e.stickName(dev)
+		name := stickName(e, dev)
 		s := &stick{dev: dev, memory: name, digest: hex.EncodeToString(m.Sum(nil)), signed: got.signed, info: got.info, before: have, entry: got.entry, files: withOwnIgnition(got.files, own)}
 		s.active, err = resolveSite(e, image, &slot.Contents{Info: s.info, Files: s.files}, s.files[ondisk.SlotSite], have)
 		if err != nil {
@@ -343,7 +343,7 @@ var usbBus = regexp.MustCompile(`/usb\d+/`)
 
 // stickName tells one stick from another: by its serial number, else by the
 // port that it is in.
-func (e *Env) stickName(dev string) string {
+func stickName(e *Env, dev string) string {
 	part := filepath.Base(dev)
 	entries, err := os.ReadDir(e.path("/sys/block"))
 	if err != nil {

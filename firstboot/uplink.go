@@ -182,7 +182,7 @@ func gatewaysOf(e *Env, site *configs.Site) []string {
 			named(v.Addresses, v.Gateway)
 		}
 	}
-	routes := e.routes(own.Is4())
+	routes := routes(e, own.Is4())
 	for _, direct := range routes {
 		if direct.via.IsUnspecified() && direct.to.Bits() > 0 && direct.to.Contains(own) {
 			for _, r := range routes {
@@ -207,7 +207,7 @@ type route struct {
 }
 
 // routes reads the kernel's table of one family.
-func (e *Env) routes(v4 bool) []route {
+func routes(e *Env, v4 bool) []route {
 	var out []route
 	if v4 {
 		for line := range strings.Lines(string(e.contents("/proc/net/route"))) {

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -137,8 +136,8 @@ func TestWhatAPhaseWaitsForIsSaved(t *testing.T) {
 		return nil
 	}}
 	r := &Runner{
-		Env: e, Sources: func(*Env) string { return "" }, Active: func() *Active { return &Active{Site: &configs.Site{}} },
-		First: func() []Phase { return []Phase{p} }, Phases: func(*Active) []Phase { return nil },
+		Env: e, Sources: func(*Env) string { return "" },
+		First: func() []Phase { return []Phase{p} }, Rest: func() (Node, []Phase) { return Node{}, nil },
 	}
 	w.patience = time.Hour
 	if err := w.run(r); err != nil {

@@ -1,12 +1,10 @@
 package firstboot
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"slices"
@@ -105,25 +103,6 @@ func (h hub) through(withEndpoint bool) hub {
 		h.Servers = append(h.Servers, h.keep)
 	}
 	return h
-}
-
-// nodeAddress is what the network phase wrote: it holds offline too.
-func nodeAddress(e *Env) string {
-	inside := false
-	for line := range strings.Lines(string(e.contents("/etc/hosts"))) {
-		line = strings.TrimSpace(line)
-		switch {
-		case line == "# BEGIN "+nodeOwner:
-			inside = true
-		case line == "# END "+nodeOwner:
-			inside = false
-		case inside:
-			if f := strings.Fields(line); len(f) > 1 {
-				return f[0]
-			}
-		}
-	}
-	return ""
 }
 
 // hubFiles is what lies on the disk for yurthub.
@@ -358,35 +337,6 @@ func hubReady(ctx context.Context, e *Env) error {
 		return fmt.Errorf("it says: %s", body)
 	}
 	return nil
-}
-
-// localGet asks a server on this node, without TLS.
-func localGet(ctx context.Context, e *Env, addr, path string) (body string, code int, err error) {
-	conn, err := e.Dial(ctx, "tcp", addr)
-	if err != nil {
-		return "", 0, err
-	}
-	defer conn.Close()
-	if end, ok := ctx.Deadline(); ok {
-		if err := conn.SetDeadline(end); err != nil {
-			return "", 0, err
-		}
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+path, nil)
-	if err != nil {
-		return "", 0, err
-	}
-	req.Close = true
-	if err := req.Write(conn); err != nil {
-		return "", 0, err
-	}
-	res, err := http.ReadResponse(bufio.NewReader(conn), req)
-	if err != nil {
-		return "", 0, err
-	}
-	defer res.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(res.Body, 4096))
-	return strings.TrimSpace(string(b)), res.StatusCode, err
 }
 
 // waitForHub waits for readyz, and tells meanwhile what is missing in the

@@ -1,0 +1,123 @@
+package firstboot
+
+import (
+	"cmp"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
+)
+
+// redirected reports whether kubelet is told to go through yurthub.
+func redirected(e *Env) bool {
+	return openyurt.IsTurned(string(e.contents(kubeadmFlags)))
+}
+
+// memberName is the name that kubelet's certificate, valid or not, is for;
+// "" on a machine that is not a node.
+func memberName(e *Env) string {
+	cert, _ := enrolment(e)
+	return nodeIn(cert)
+}
+
+// nodeUser and the name of a node are the user that its kubelet is to the cluster.
+const nodeUser = "system:node:"
+
+// nodeIn is the node that kubelet's certificate is for; of nil and of one for
+// somebody else, "".
+func nodeIn(cert *x509.Certificate) string {
+	if cert == nil {
+		return ""
+	}
+	name, ok := strings.CutPrefix(cert.Subject.CommonName, nodeUser)
+	if !ok {
+		return ""
+	}
+	return name
+}
+
+// isMember reports whether the machine has credentials of a cluster, also such
+// that have expired or are not valid yet.
+func isMember(e *Env) bool {
+	err := enrolled(e)
+	return err == nil || outOfTime(err)
+}
+
+// kubeletServer is where kubelet.conf points.
+func kubeletServer(e *Env) (server, tlsServerName string, err error) {
+	k, err := kubeletConfig(e)
+	if err != nil {
+		return "", "", err
+	}
+	c, err := k.Cluster()
+	if err != nil {
+		return "", "", err
+	}
+	return c.Server, c.TLSServerName, nil
+}
+
+// leadsToHub reports whether kubelet.conf, or what stands in its place, leads
+// to yurthub: then the node's own certificate is yurthub's.
+func leadsToHub(kubeletConf *api.Kubeconfig) bool {
+	c, err := kubeletConf.Cluster()
+	return err == nil && c.Server == openyurt.Proxy
+}
+
+// kubeletConfig is kubelet.conf, or what stands in its place.
+func kubeletConfig(e *Env) (*api.Kubeconfig, error) {
+	return e.kubeconfigAt(ondisk.KubeletConf, "kubelet's credentials")
+}
+
+// credentials is the kubeconfig with this node's own certificate.
+func credentials(e *Env) (*api.Kubeconfig, error) {
+	k, err := kubeletConfig(e)
+	if err != nil {
+		return nil, err
+	}
+	return ownKubeconfig(e, k)
+}
+
+// ownKubeconfig is the kubeconfig with this node's own certificate, which kubelet.conf
+// has or leads to.
+func ownKubeconfig(e *Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
+	if !leadsToHub(kubeletConf) {
+		return kubeletConf, nil
+	}
+	return e.kubeconfigAt(openyurt.Identity, "yurthub's credentials")
+}
+
+// otherForm is what an enrolled node meets whose image was replaced by one
+// with the other form of yurthub.
+func otherForm(e *Env, pod bool) error {
+	k, err := kubeletConfig(e)
+	if err != nil || leadsToHub(k) == pod {
+		return nil
+	}
+	return Permanent(errors.New("this node's certificate belongs to another form of yurthub than the image's"),
+		"run `firstboot reset` on the machine, and join it again with a new token")
+}
+
+// resetForName is the fix of a worker; a control-plane node cannot be reset.
+const resetForName = "run `firstboot reset` on the machine to join under the new name, or give nodeName back its value"
+
+// sameName makes sure that the site means the node that this machine is.
+func sameName(cert *x509.Certificate, name, fix string) error {
+	if is := nodeIn(cert); is != name {
+		return Permanent(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", cmp.Or(is, cert.Subject.CommonName), name), fix)
+	}
+	return nil
+}
+
+// nodeClient reads with the node's own certificate, through the endpoint and
+// past yurthub.
+func nodeClient(e *Env) (*api.Client, error) {
+	k, err := credentials(e)
+	if err != nil {
+		return nil, err
+	}
+	return e.clientOf(k)
+}

@@ -1,0 +1,30 @@
+package firstboot
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// setHosts keeps the owner's lines in /etc/hosts, and leaves all others.
+// ipvscare, which keeps a line there too, waits meanwhile.
+func (e *Env) setHosts(ctx context.Context, owner string, entries ...node.HostsEntry) error {
+	release, err := e.Lock(ctx, ondisk.HostsLock)
+	if err != nil {
+		return fmt.Errorf("writing to /etc/hosts: %w", err)
+	}
+	defer release()
+	old, _ := e.read("/etc/hosts") // none: a new one is written
+	if _, err := e.write("/etc/hosts", node.EditHosts(old, owner, entries), Mode(0o644)); err != nil {
+		return fmt.Errorf("writing to /etc/hosts: %w", err)
+	}
+	return nil
+}
+
+func (e *Env) hasHosts(owner string, entries ...node.HostsEntry) bool {
+	old, _ := e.read("/etc/hosts")
+	return bytes.Equal(node.EditHosts(old, owner, entries), old)
+}

@@ -1,0 +1,33 @@
+package firstboot
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/edgebake/edgebake/ondisk"
+)
+
+// firstbootIdle is an error while first boot is on its way to what the site
+// says: the two would undo each other's work. One that has said that it is done
+// only sends its report.
+func firstbootIdle(ctx context.Context, e *Env) error {
+	switch state, err := e.UnitState(ctx, ondisk.UnitFirstboot); {
+	case err != nil:
+		return err
+	case state != "active" && state != "activating" && state != "reloading":
+		return nil
+	}
+	since, err := e.UnitSince(ctx, ondisk.UnitFirstboot)
+	if err != nil {
+		return err
+	}
+	result := ondisk.ResultRunning // also where an earlier run wrote the state, or nobody can read it
+	if s, err := LoadState(e.Root); err == nil && s.BootID == bootID(e) && !s.Updated.Before(since.Earlier()) {
+		result = s.Result
+	}
+	if result == ondisk.ResultDone {
+		return nil
+	}
+	return Advise(fmt.Errorf("first boot is at work on this machine, and not done (%s)", result),
+		"`firstboot status` says what it waits for; wait until it is done, or stop it: systemctl stop firstboot")
+}

@@ -1,0 +1,44 @@
+package firstboot
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/edgebake/edgebake/ondisk"
+)
+
+// hubForm is how yurthub runs on this image.
+func hubForm(image ondisk.ImageInfo) string {
+	if y := image.Yurthub; y != nil {
+		return y.Form
+	}
+	return ""
+}
+
+// imageInfo is what the builder wrote about the image, read once in a run. A
+// node that edgebake did not build has none, which is not an error; one that
+// cannot be read is, since every check against the image would be skipped.
+func imageInfo(e *Env) (ondisk.ImageInfo, error) {
+	var info ondisk.ImageInfo
+	b, err := e.read(ondisk.ImageInfoFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return info, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &info)
+	}
+	if err == nil && (info.Version == 0 || info.Plan == "") {
+		err = errors.New("it does not say which plan it was built from")
+	}
+	if err != nil {
+		return ondisk.ImageInfo{}, Permanent(fmt.Errorf("reading what this machine's image says of itself (%s): %w", ondisk.ImageInfoFile, err),
+			rewriting(e, "the disk is damaged: flash the machine again"))
+	}
+	if info.Version != ondisk.ImageInfoVersion {
+		return ondisk.ImageInfo{}, Permanent(fmt.Errorf("%s has version %d, this firstboot reads %d", ondisk.ImageInfoFile, info.Version, ondisk.ImageInfoVersion),
+			rewriting(e, "build the image and its firstboot with the same edgebake, and flash the machine again"))
+	}
+	return info, nil
+}

@@ -1,0 +1,70 @@
+package firstboot
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/ondisk"
+)
+
+// dropLabels has kubelet register its Node without labels, should it ever have
+// to make it again.
+func dropLabels(env []byte, labels map[string]string) []byte {
+	return eachArgs(env, func(args string) string {
+		return nodeLabels.ReplaceAllStringFunc(args, func(flag string) string {
+			m := nodeLabels.FindStringSubmatch(flag)
+			kept := slices.DeleteFunc(strings.Split(m[2], ","), func(l string) bool {
+				k, v, _ := strings.Cut(l, "=")
+				gone, ok := labels[k]
+				return ok && gone == v
+			})
+			if len(kept) == 0 {
+				return ""
+			}
+			return m[1] + "--node-labels=" + strings.Join(kept, ",")
+		})
+	})
+}
+
+// eachArgs changes kubelet's arguments in kubeadm-flags.env.
+func eachArgs(env []byte, change func(args string) string) []byte {
+	return kubeadmArgs.ReplaceAllFunc(env, func(line []byte) []byte {
+		m := kubeadmArgs.FindSubmatch(line)
+		return []byte(string(m[1]) + change(string(m[2])) + string(m[3]))
+	})
+}
+
+var nodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)
+
+// kubeletRestart says that kubelet has to be restarted for what was written.
+const kubeletRestart = ondisk.RunDir + "/restart-kubelet"
+
+// writing is a change of a file.
+func writing(path string, b []byte, mode fs.FileMode) func(*Env) error {
+	return func(e *Env) error {
+		_, err := e.write(path, b, Mode(mode))
+		return err
+	}
+}
+
+// restartFor carries out changes of what kubelet reads when it starts, and
+// restarts it. A kill in between must not lose the restart.
+func restartFor(ctx context.Context, e *Env, doing string, changes ...func(*Env) error) error {
+	mark := func(e *Env) error { return e.WriteFile(kubeletRestart, nil, Mode(0o600)) }
+	for _, change := range append([]func(*Env) error{mark}, changes...) {
+		if err := change(e); err != nil {
+			return fmt.Errorf("%s: %w", doing, err)
+		}
+	}
+	if err := e.Unit(ctx, "restart", ondisk.UnitKubelet); err != nil {
+		return fmt.Errorf("restarting kubelet: %w", err)
+	}
+	if err := e.Remove(kubeletRestart); err != nil {
+		return fmt.Errorf("restarting kubelet: %w", err)
+	}
+	return nil
+}

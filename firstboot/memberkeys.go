@@ -1,0 +1,51 @@
+package firstboot
+
+import (
+	"crypto"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/ondisk"
+)
+
+// parseSigner reads a private key, PEM. No error quotes any of it.
+func parseSigner(text []byte) (crypto.Signer, error) {
+	b, _ := pem.Decode(text)
+	if b == nil {
+		return nil, errors.New("there is no private key in PEM")
+	}
+	key, err := x509.ParsePKCS8PrivateKey(b.Bytes)
+	if err != nil {
+		key, err = anyError(x509.ParseECPrivateKey(b.Bytes))
+	}
+	if err != nil {
+		key, err = anyError(x509.ParsePKCS1PrivateKey(b.Bytes))
+	}
+	signer, ok := key.(crypto.Signer)
+	if err != nil || !ok {
+		return nil, errors.New("the private key is damaged")
+	}
+	return signer, nil
+}
+
+func anyError[T any](key T, err error) (any, error) { return key, err }
+
+// keysInPlace looks at keys whose copy in the slot is gone.
+func keysInPlace(e *Env, site *configs.Site) error {
+	var errs []error
+	for _, ca := range configs.ClusterCAs() {
+		if _, err := loadPair(e, pkiDir+"/"+ca.Base+".crt", pkiDir+"/"+ca.Base+".key"); err != nil {
+			errs = append(errs, fmt.Errorf("reading the cluster's keys (%s): %w", ca.Base, err))
+		}
+	}
+	if _, err := parseSigner(e.contents(pkiDir + "/sa.key")); err != nil {
+		errs = append(errs, fmt.Errorf("reading the key of the service accounts: %w", err))
+	}
+	if len(errs) == 0 && !anyPinned(e.contents(ondisk.KubeCA), site.CAPins()) {
+		errs = append(errs, errors.New("the cluster's CA on this machine is not the Site's"))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,59 @@
+package firstboot
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"sync"
+)
+
+// tail hands lines to the log and keeps the last of them for the error.
+type tail struct {
+	mu    sync.Mutex
+	log   func(string)
+	part  []byte
+	lines []string
+}
+
+var _ io.Writer = (*tail)(nil)
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.part = append(t.part, p...)
+	for {
+		line, rest, ok := bytes.Cut(t.part, []byte("\n"))
+		if !ok {
+			return len(p), nil
+		}
+		t.part = rest
+		if s := strings.TrimSpace(string(line)); s != "" {
+			t.log(s)
+			t.lines = append(t.lines, s)
+			if len(t.lines) > 40 {
+				t.lines = t.lines[1:]
+			}
+		}
+	}
+}
+
+// last is what matters of the output: the lines that say error, or the last.
+func (t *tail) last() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	lines := t.lines
+	if s := strings.TrimSpace(string(t.part)); s != "" {
+		lines = append(lines, s)
+	}
+	var out []string
+	for _, l := range lines {
+		low := strings.ToLower(l)
+		if strings.HasPrefix(low, "error") || strings.Contains(low, "[error") || strings.HasPrefix(low, "fatal") {
+			out = append(out, l)
+		}
+	}
+	if len(out) == 0 && len(lines) > 0 {
+		out = lines[max(0, len(lines)-3):]
+	}
+	return strings.Join(out, "; ")
+}

@@ -1,0 +1,97 @@
+package firstboot
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// hasRoute returns nil if this machine has an address and a route for any of
+// the API servers.
+func hasRoute(ctx context.Context, e *Env, masters []string) error {
+	var errs []error
+	try := func(addr string) bool {
+		_, err := e.Source(ctx, addr)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("no way to %s: %w", addr, err))
+		}
+		return err == nil
+	}
+	named := false
+	for _, m := range masters {
+		host, _, err := net.SplitHostPort(m)
+		if err != nil {
+			return fmt.Errorf("reading the API server %q: %w", m, err)
+		}
+		if _, err := netip.ParseAddr(host); err != nil {
+			named = true
+		} else if try(m) {
+			return nil
+		}
+	}
+	// An API server whose name nobody resolves now may be anywhere: addresses that
+	// only a default route leads to (RFC 5737, RFC 3849).
+	if named && (try("192.0.2.1:6443") || try("[2001:db8::1]:6443")) {
+		return nil
+	}
+	return errors.Join(errs...)
+}
+
+// probeTimeout bounds the connect to one API server.
+const probeTimeout = 4 * time.Second
+
+// plainNet takes the address out of a dial error: the caller names it.
+func plainNet(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Err != nil {
+		return op.Err
+	}
+	return err
+}
+
+// answers reports whether somebody takes connections at addr.
+func answers(ctx context.Context, e *Env, addr string) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	conn, err := e.Dial(ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// localGet asks a server on this node, without TLS.
+func localGet(ctx context.Context, e *Env, addr, path string) (body string, code int, err error) {
+	conn, err := e.Dial(ctx, "tcp", addr)
+	if err != nil {
+		return "", 0, err
+	}
+	defer conn.Close()
+	if end, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(end); err != nil {
+			return "", 0, err
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+path, nil)
+	if err != nil {
+		return "", 0, err
+	}
+	req.Close = true
+	if err := req.Write(conn); err != nil {
+		return "", 0, err
+	}
+	res, err := http.ReadResponse(bufio.NewReader(conn), req)
+	if err != nil {
+		return "", 0, err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(res.Body, 4096))
+	return strings.TrimSpace(string(b)), res.StatusCode, err
+}

@@ -1,0 +1,97 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+const wpaConf = "/etc/wpa_supplicant/wpa_supplicant-"
+
+// wpaUnits are the units that read the Wi-Fi settings among paths, or that a link
+// among them enables.
+func wpaUnits(paths []string) []string {
+	var out []string
+	for _, p := range paths {
+		u := ""
+		if name, ok := strings.CutPrefix(p, wpaConf); ok {
+			u = "wpa_supplicant@" + strings.TrimSuffix(name, ".conf") + ".service"
+		} else if strings.HasSuffix(filepath.Dir(p), ".wants") && strings.HasPrefix(filepath.Base(p), "wpa_supplicant@") {
+			u = filepath.Base(p)
+		}
+		if u != "" && !slices.Contains(out, u) {
+			out = append(out, u)
+		}
+	}
+	return out
+}
+
+// wpaVerb is the verb after which a running unit of wpa_supplicant uses what its file
+// says. Without a file it must end: it would continue with what it has loaded.
+func wpaVerb(e *Env, unit string) string {
+	card := strings.TrimSuffix(strings.TrimPrefix(unit, "wpa_supplicant@"), ".service")
+	if e.exists(wpaConf + card + ".conf") {
+		return "try-restart"
+	}
+	return "stop"
+}
+
+// unloadedNetwork says that networkd has not read the network settings that are in
+// place. A boot loads all.
+const unloadedNetwork = ondisk.RunMark + "unloaded-network"
+
+// reloadNetwork has networkd read its settings. networkctl asks it over D-Bus,
+// which may come up later than first boot does.
+func reloadNetwork(ctx context.Context, e *Env) error {
+	err := e.boundedUnit(ctx, jobPatience, "start", "dbus.service")
+	if err == nil {
+		err = e.Run(ctx, Cmd{Args: []string{"networkctl", "reload"}})
+	}
+	if err != nil {
+		return errors.Join(err, e.WriteFile(unloadedNetwork, nil, Mode(0o600)))
+	}
+	if e.exists(unloadedNetwork) {
+		return e.Remove(unloadedNetwork)
+	}
+	return nil
+}
+
+// deleteDevices removes the bonds, bridges and VLANs whose files are gone from these
+// paths: networkd makes such devices, but leaves them, with their addresses, when a
+// reload does not find them any more.
+func deleteDevices(ctx context.Context, e *Env, paths []string) {
+	for _, p := range paths {
+		name, ok := node.MadeDevice(p)
+		if !ok || e.exists(p) {
+			continue
+		}
+		if err := e.Run(ctx, Cmd{Args: []string{"networkctl", "delete", name}}); err != nil {
+			e.Log.Warn("removing an interface of the former network settings", "interface", name, "error", err)
+		}
+	}
+}
+
+// lateReload has networkd read the settings that it could not be told of when they were
+// put in place. It is made for one pass, which continues where networkd cannot be asked.
+type lateReload struct{ failed bool }
+
+func (l *lateReload) due(e *Env) bool { return !l.failed && e.exists(unloadedNetwork) }
+
+func (l *lateReload) run(ctx context.Context, e *Env) error {
+	if !l.due(e) {
+		return nil
+	}
+	err := reloadNetwork(ctx, e)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	l.failed = true
+	e.Log.Warn("networkd has not reloaded the network settings", "error", err)
+	e.Note("the network settings of the Site are not in use yet, the next boot loads them at the latest: %s", oneLine(err))
+	return nil
+}
