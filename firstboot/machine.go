@@ -68,10 +68,12 @@ func (e *Env) mountedFrom(place string) (part, disk string) {
 
 // loaderPart is the PARTUUID of the partition that the boot loader was started
 // from, as it says itself; empty where it does not.
-func (e *Env) loaderPart() string {
-	b := e.contents(loaderPartFile)
+func (e *Env) loaderPart() string { return parseLoaderPart(e.contents(loaderPartFile)) }
+
+// parseLoaderPart reads a variable of the firmware: its attributes, and UTF-16.
+func parseLoaderPart(b []byte) string {
 	var s strings.Builder
-	for i := 4; i+1 < len(b); i += 2 { // behind the attributes: UTF-16
+	for i := 4; i+1 < len(b); i += 2 {
 		if r := rune(b[i]) | rune(b[i+1])<<8; r != 0 {
 			s.WriteRune(r)
 		}

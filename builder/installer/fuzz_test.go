@@ -29,3 +29,28 @@ func FuzzOptions(f *testing.F) {
 		}
 	})
 }
+
+// FuzzEntry reads a boot entry of any content: the installer's own has a kernel, an initrd
+// and the image's options, and read again it is the same.
+func FuzzEntry(f *testing.F) {
+	f.Add("title Edgebake\nlinux /a/vmlinuz\ninitrd /a/initrd.img\noptions root=PARTUUID=1 rw console=ttyS0\n")
+	f.Add("linux //x\r\ninitrd /y\ninitrd z\noptions\noptions quiet \"a b\"")
+	f.Add("linux /\ninitrd ")
+	f.Fuzz(func(t *testing.T, text string) {
+		e, err := parseEntry(text)
+		if err != nil {
+			return
+		}
+		again := "linux /" + e.kernel + "\noptions " + e.options + "\n"
+		for _, i := range e.initrds {
+			again += "initrd /" + i + "\n"
+		}
+		got, err := parseEntry(again)
+		if err != nil || got.kernel != e.kernel || !slices.Equal(got.initrds, e.initrds) || got.options != e.options {
+			t.Errorf("%q becomes %+v, then %+v (%v)", text, e, got, err)
+		}
+		if e.kernel == "" || slices.Contains(e.initrds, "") {
+			t.Errorf("%q becomes %+v", text, e)
+		}
+	})
+}

@@ -104,8 +104,12 @@ func readEntry(p *media.Payload) (*bootEntry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the boot entry %s of the image: %w: build the image with this edgebake", ondisk.ESPEntryA, err)
 	}
-	e := &bootEntry{}
-	for line := range strings.Lines(string(text)) {
+	return parseEntry(string(text))
+}
+
+func parseEntry(text string) (*bootEntry, error) {
+	e := &bootEntry{options: options("")}
+	for line := range strings.Lines(text) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), " ")
 		value = strings.TrimSpace(value)
 		switch key {
@@ -117,7 +121,7 @@ func readEntry(p *media.Payload) (*bootEntry, error) {
 			e.options = options(value)
 		}
 	}
-	if e.kernel == "" || len(e.initrds) == 0 {
+	if e.kernel == "" || len(e.initrds) == 0 || slices.Contains(e.initrds, "") {
 		return nil, fmt.Errorf("the boot entry %s of the image names no kernel and initrd: build the image with this edgebake", ondisk.ESPEntryA)
 	}
 	return e, nil

@@ -72,7 +72,9 @@ func run(ctx context.Context, m machine, args []string, out, errOut io.Writer) i
 	if err == nil {
 		return exitOK
 	}
-	fmt.Fprintln(errOut, "firstboot:", err)
+	for line := range strings.SplitSeq(err.Error(), "\n") { // each of several errors
+		fmt.Fprintln(errOut, "firstboot:", line)
+	}
 	if advice := firstboot.Advice(err); advice != "" {
 		fmt.Fprintln(errOut, "    to fix:", advice)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/edgebake/edgebake/configs/printable"
@@ -17,7 +18,9 @@ func main() {
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	if err != nil {
-		fmt.Fprintln(printable.To(os.Stderr), "ipvscare:", err)
+		for line := range strings.SplitSeq(err.Error(), "\n") { // each of several errors
+			fmt.Fprintln(printable.To(os.Stderr), "ipvscare:", line)
+		}
 		os.Exit(exitCode(err))
 	}
 }
