@@ -124,15 +124,20 @@ type MintOptions struct {
 	VIP  string
 }
 
+func mintRights() []right {
+	return []right{
+		{"create", secrets, systemNamespace, ""},
+		{"get", configMaps, publicNamespace, "cluster-info"},
+		{"get", configMaps, systemNamespace, "kubeadm-config"},
+		{"list", endpointSlices, metav1.NamespaceDefault, ""},
+	}
+}
+
 // MintToken makes a bootstrap token on the cluster, and the part of a Site
 // that joins with it.
 func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) {
 	const doing = "minting a token"
-	if err := c.need(ctx, doing,
-		right{"create", secrets, systemNamespace, ""},
-		right{"get", configMaps, publicNamespace, "cluster-info"},
-		right{"get", configMaps, systemNamespace, "kubeadm-config"},
-		right{"list", endpointSlices, metav1.NamespaceDefault, ""}); err != nil {
+	if err := c.need(ctx, doing, mintRights()...); err != nil {
 		return nil, err
 	}
 	// What a Site needs is read first: a token that nobody can use is not made.

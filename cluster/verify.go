@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/rest"
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/openyurt"
@@ -83,26 +81,17 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check
 func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check, error) {
 	const doing = "reading the API server's certificate"
 	f := Check{Name: "the API server's certificate has endpoint and VIP", State: CheckOK}
-	client, err := rest.HTTPClientFor(c.config)
+	_, conn, err := c.version(ctx, doing)
 	if err != nil {
-		return f, fmt.Errorf("%s: %w", doing, err)
+		return f, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(c.Server(), "/")+"/version", nil)
-	if err != nil {
-		return f, fmt.Errorf("%s: %w", doing, err)
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return f, c.explain(doing, err)
-	}
-	defer resp.Body.Close()
-	if resp.TLS == nil || len(resp.TLS.PeerCertificates) == 0 {
+	if conn == nil || len(conn.PeerCertificates) == 0 {
 		f.State, f.Detail = CheckUnknown, "the API server is reached without TLS"
 		return f, nil
 	}
 	var lacks []string
 	for _, name := range []string{endpoint, vip} {
-		if name != "" && resp.TLS.PeerCertificates[0].VerifyHostname(name) != nil {
+		if name != "" && conn.PeerCertificates[0].VerifyHostname(name) != nil {
 			lacks = append(lacks, name)
 		}
 	}

@@ -34,6 +34,10 @@ type Start struct {
 	CAHashes                     []string
 	NodeName, NodeType, NodePool string
 	SSHKey                       string
+	// Endpoint, Kubernetes and Pause are those of a living cluster.
+	Endpoint, Kubernetes, Pause string
+	// Agents reports that agents.yaml lists what runs on every node.
+	Agents bool
 	// LeftOut lists flags of the join line for which an image needs nothing.
 	LeftOut []string
 }
@@ -220,6 +224,9 @@ func (j *Start) Site() []byte {
 		if a, err := netip.ParseAddrPort(j.Masters[0]); err == nil && a.Addr().Is6() {
 			known += "\n# Of the API servers' family; a free address that stands for all of them.\nvip: fd00:ed6e::2\n"
 		}
+		if j.Endpoint != "" {
+			known += "\n# The name in the API servers' certificates.\nendpoint: " + j.Endpoint + "\n"
+		}
 		text = strings.Replace(text, masters, known, 1)
 		if j.SSHKey == "" {
 			out = append(out, "users:")
@@ -248,7 +255,17 @@ func (j *Start) Image() []byte {
 	if j.NodeType != "" {
 		return []byte(exampleOpenYurt)
 	}
-	return []byte(exampleImage)
+	text := exampleImage
+	if j.Kubernetes != "" {
+		text = strings.Replace(text, "version: v1.37.2", "version: "+j.Kubernetes, 1)
+	}
+	if j.Pause != "" {
+		text = strings.Replace(text, "  #   sandbox: registry.example.com/pause:3.10", "  sandbox: "+j.Pause, 1)
+	}
+	if j.Agents {
+		text = strings.Replace(text, "#   imagesFrom: [agents.yaml]", "imagesFrom: [agents.yaml]", 1)
+	}
+	return []byte(text)
 }
 
 // StartCluster is a Cluster to start from: the example, with the key of the person

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,9 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
 )
@@ -22,7 +25,8 @@ const schemaDir = ".edgebake"
 
 func newInit(s streams) *cobra.Command {
 	var dir, join, key string
-	var cluster, force bool
+	var w way
+	var asCluster, force bool
 	c := &cobra.Command{
 		Use:   "init",
 		Short: "Write a commented Image and Site, or Cluster, to start from",
@@ -35,38 +39,48 @@ from standard input, which keeps the token out of the shell's history, and from 
 users of this computer, who can read command lines. At a terminal init asks for it.
 --cluster writes a commented cluster.yaml instead, for edgebake cluster new.
 
+--kubeconfig reads a living cluster: the Image gets its version, its pause image and the
+images of its DaemonSets (agents.yaml), the Site its API servers, the hash of its CA and
+a new token. edgebake build then bakes an image for its nodes.
+
 Files that are there and were edited are kept.
 
 For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 		Example: `  edgebake init
   edgebake init --join -  # paste the line that kubeadm prints, then Ctrl-D
+  edgebake init --kubeconfig ~/.kube/config --ssh-key ~/.ssh/id_ed25519.pub
   edgebake init --dir sites/berlin
   edgebake init --cluster`,
 		Args: args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
-			if cluster {
-				if err := rejectIdle(c, idle{flags: []string{"join"}, purpose: "a machine of a cluster that lives, and --cluster for a new one: choose one"}); err != nil {
+			if asCluster {
+				if err := rejectIdle(c, idle{flags: []string{"join", "kubeconfig", "context"}, purpose: "a machine of a cluster that lives, and --cluster for a new one: choose one"}); err != nil {
 					return err
 				}
 				key, err := startKey(key)
 				if err != nil {
 					return err
 				}
-				return writeStart(s, dir, []start{{"cluster", configs.StartCluster(key), configs.StartCluster(""), 0o666, key != ""}}, force)
+				return writeStart(s, dir, []start{{"cluster", configs.StartCluster(key), configs.StartCluster(""), 0o666, key != ""}}, force, nil)
 			}
 			if c.Flags().Changed("join") && strings.TrimSpace(join) == "" {
 				return usageError{errors.New("--join is empty: give it the line that kubeadm prints, or leave it out")}
+			}
+			if w.kubeconfig != "" {
+				if join != "" {
+					return usageError{errors.New("--join and --kubeconfig exclude each other: both say which cluster it is")}
+				}
+				return initLiving(c.Context(), s, dir, w, key, force)
+			}
+			if err := rejectIdle(c, idle{flags: []string{"context"}, purpose: "--kubeconfig FILE"}); err != nil {
+				return err
 			}
 			known, err := startOf(s, dir, join, key)
 			if err != nil {
 				return err
 			}
-			blank, joins := new(configs.Start), len(known.Masters) > 0
-			err = writeStart(s, dir, []start{
-				{"image", known.Image(), blank.Image(), 0o666, known.NodeType != ""},
-				{"site", known.Site(), blank.Site(), 0o600, joins || known.SSHKey != ""}, // a token will be in the Site
-			}, force)
-			if err != nil {
+			joins := len(known.Masters) > 0
+			if err := writeStart(s, dir, starts(known, known.NodeType != "", joins || known.SSHKey != ""), force, nil); err != nil {
 				return err
 			}
 			if len(known.LeftOut) > 0 {
@@ -93,9 +107,79 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 	f.StringVar(&join, "join", "", "kubeadm's line for machines that join, in quotes; - reads it from standard input")
 	f.StringVar(&key, "ssh-key", "", "file of the public key that may log in")
 	_ = c.MarkFlagFilename("ssh-key", "pub")
-	f.BoolVar(&cluster, "cluster", false, "write a Cluster instead")
+	f.StringVar(&w.kubeconfig, "kubeconfig", "", "fill in the documents from the cluster of this kubeconfig")
+	_ = c.MarkFlagFilename("kubeconfig")
+	f.StringVar(&w.context, "context", "", "context of the kubeconfig (default its current one)")
+	f.BoolVar(&asCluster, "cluster", false, "write a Cluster instead")
 	f.BoolVar(&force, "force", false, "replace files that were edited")
 	return c
+}
+
+// starts are an Image and a Site; imageAsked and siteAsked say which of them flags fill in.
+func starts(known *configs.Start, imageAsked, siteAsked bool) []start {
+	blank := new(configs.Start)
+	return []start{
+		{"image", known.Image(), blank.Image(), 0o666, imageAsked},
+		{"site", known.Site(), blank.Site(), 0o600, siteAsked}, // a token will be in the Site
+	}
+}
+
+// initTokenTTL is how long the token of a Site of init --kubeconfig is valid.
+const initTokenTTL = 72 * time.Hour
+
+// initLiving writes an Image and a Site for the nodes of a living cluster. The token is
+// made last, once nothing is known to be wrong.
+func initLiving(ctx context.Context, s streams, dir string, w way, keyFile string, force bool) error {
+	key, err := startKey(keyFile)
+	if err != nil {
+		return err
+	}
+	client, err := w.open()
+	if err != nil {
+		return err
+	}
+	facts, err := client.Facts(ctx)
+	if err != nil {
+		return err
+	}
+	known := &configs.Start{SSHKey: key, Kubernetes: facts.Version, Pause: facts.Pause, Agents: facts.Agents != nil}
+	if _, err := configs.ParseImages("image.yaml", known.Image()); err != nil {
+		return fmt.Errorf("no image for Kubernetes %s: %w", facts.Version, err)
+	}
+	documents := func() []start {
+		all := starts(known, true, true)
+		if facts.Agents != nil {
+			all = append(all, start{"agents", facts.Agents, nil, 0o666, true})
+		}
+		return all
+	}
+	var minted *cluster.Minted
+	err = writeStart(s, dir, documents(), force, func() ([]start, error) {
+		var err error
+		if minted, err = client.MintToken(ctx, cluster.MintOptions{TTL: initTokenTTL, Now: time.Now()}); err != nil {
+			return nil, err
+		}
+		site := minted.Site
+		known.Masters, known.Endpoint, known.CAHashes, known.Token = site.Masters, site.Endpoint, site.CACertHashes, site.Credentials.Token.Reveal()
+		return documents(), nil
+	})
+	if err != nil {
+		if minted != nil {
+			err = fmt.Errorf("%w: token %s is made: revoke it (edgebake cluster token revoke %[2]s)", err, minted.ID)
+		}
+		return err
+	}
+	s.note("Kubernetes %s; token %s is valid until %s (edgebake cluster token mint makes others)\n", facts.Version, minted.ID, minted.Expires.Format(time.RFC3339))
+	if facts.Pause == "" {
+		s.hint("No node lists a pause image: name yours in containerd.sandbox (kubeadm config images list | grep pause)\n")
+	}
+	if len(facts.Skipped) > 0 {
+		s.hint("Left out, since they are not for Linux: %s\n", strings.Join(facts.Skipped, ", "))
+	}
+	if key == "" {
+		s.hint("Nobody can log in to a machine with this Site: uncomment users in it, or use --ssh-key\n")
+	}
+	return nil
 }
 
 // startKey reads the key that may log in; empty: none was named.
@@ -165,7 +249,7 @@ func pasted(in io.Reader) string {
 	return strings.TrimSpace(text.String())
 }
 
-// start is a document to start from.
+// start is a document to start from, or what one of them reads (blank is nil).
 type start struct {
 	kind  string
 	text  []byte
@@ -174,9 +258,20 @@ type start struct {
 	asked bool // flags say what is in it
 }
 
+func (d *start) schema() string { return filepath.Join(schemaDir, d.kind+".schema.json") }
+
+// head is the line that names the schema to editors.
+func (d *start) head() string {
+	if d.blank == nil {
+		return ""
+	}
+	return "# yaml-language-server: $schema=" + d.schema() + "\n"
+}
+
 // writeStart writes documents to start from, and the schemas that they name. A file that
-// somebody has edited stays.
-func writeStart(s streams, dir string, all []start, force bool) error {
+// somebody has edited stays. If finish is set, it completes the documents once it is
+// known that they can be written.
+func writeStart(s streams, dir string, all []start, force bool, finish func() ([]start, error)) error {
 	undo, err := disk.MakeDirectory(filepath.Join(dir, schemaDir))
 	if err != nil {
 		return err
@@ -184,49 +279,58 @@ func writeStart(s streams, dir string, all []start, force bool) error {
 	defer undo()
 	var errs []error
 	var names []string
-	var wrote []func() error
-	write := func(name string, data []byte, perm fs.FileMode) {
-		wrote = append(wrote, func() error { return builder.WriteFile(name, data, perm) })
-	}
-	said := ""
+	kept := map[string]bool{}
 	for _, d := range all {
-		schema, err := configs.Schema(d.kind)
-		if err != nil {
-			return err
-		}
-		at := filepath.Join(schemaDir, d.kind+".schema.json")
-		write(filepath.Join(dir, at), schema, 0o666)
-		head := "# yaml-language-server: $schema=" + at + "\n"
 		name := filepath.Join(dir, d.kind+".yaml")
-		names = append(names, name)
+		if d.blank != nil {
+			names = append(names, name)
+		}
 		old, err := os.ReadFile(name)
+		rest := strings.TrimPrefix(string(old), d.head())
 		switch {
-		case err == nil && string(old) == head+string(d.text):
-			said += "kept " + name + ", which is there\n"
-		case errors.Is(err, fs.ErrNotExist), force, string(old) == head+string(d.blank):
+		case err == nil && !force && finish == nil && rest == string(d.text):
+		case errors.Is(err, fs.ErrNotExist), force, err == nil && d.blank != nil && rest == string(d.blank):
 			errs = append(errs, builder.CheckFile(name, true))
-			write(name, append([]byte(head), d.text...), d.perm)
-			said += "wrote " + name + "\n"
+			continue
 		case err != nil:
 			errs = append(errs, err)
-		case d.asked:
+		case d.asked && rest != string(d.text):
 			errs = append(errs, fmt.Errorf("%s was edited: --force replaces it", name))
-		default:
-			said += "kept " + name + ", which is there\n"
 		}
+		kept[name] = true
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	for _, f := range wrote {
-		if err := f(); err != nil {
+	if finish != nil {
+		if all, err = finish(); err != nil {
 			return err
 		}
+	}
+	for _, d := range all {
+		if d.blank != nil {
+			schema, err := configs.Schema(d.kind)
+			if err == nil {
+				err = builder.WriteFile(filepath.Join(dir, d.schema()), schema, 0o666)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		name := filepath.Join(dir, d.kind+".yaml")
+		if kept[name] {
+			s.note("kept %s, which is there\n", name)
+			continue
+		}
+		if err := builder.WriteFile(name, append([]byte(d.head()), d.text...), d.perm); err != nil {
+			return err
+		}
+		s.note("wrote %s\n", name)
 	}
 	them := "them"
 	if len(names) == 1 {
 		them = "it"
 	}
-	s.note("%sEdit %s, then: edgebake validate %s\n", said, them, strings.Join(names, " "))
+	s.note("Edit %s, then: edgebake validate %s\n", them, strings.Join(names, " "))
 	return nil
 }

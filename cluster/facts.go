@@ -1,0 +1,151 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"path"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	"golang.org/x/mod/semver"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
+)
+
+// Facts describes a cluster to the Image of its nodes.
+type Facts struct {
+	// Version of the API server, without the suffix of a distribution.
+	Version string
+	// Pause is the newest pause image that a node has; empty: none is listed.
+	Pause string
+	// Agents are the cluster's DaemonSets, reduced to their images, as YAML; nil: none.
+	Agents []byte
+	// Skipped lists the DaemonSets of other operating systems than Linux.
+	Skipped []string
+}
+
+// Facts reads them. It checks first that the kubeconfig's user may also mint a token.
+func (c *Client) Facts(ctx context.Context) (*Facts, error) {
+	const doing = "describing the cluster"
+	if err := c.need(ctx, doing, append(mintRights(), right{"list", nodes, "", ""}, right{"list", daemonSets, "", ""})...); err != nil {
+		return nil, err
+	}
+	version, _, err := c.version(ctx, doing)
+	if err != nil {
+		return nil, err
+	}
+	if !semver.IsValid(version) {
+		return nil, fmt.Errorf("%s: the API server calls its version %q", doing, version)
+	}
+	version, _, _ = strings.Cut(version, "+")
+	f := &Facts{Version: strings.TrimSuffix(version, semver.Prerelease(version))}
+	if f.Pause, err = c.pause(ctx); err != nil {
+		return nil, err
+	}
+	all, err := c.list(ctx, daemonSets, "", metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var docs bytes.Buffer
+	enc := yaml.NewEncoder(&docs)
+	enc.SetIndent(2)
+	for _, d := range all {
+		if system, _, _ := unstructured.NestedString(d.Object, "spec", "template", "spec", "nodeSelector", "kubernetes.io/os"); system != "" && system != "linux" {
+			f.Skipped = append(f.Skipped, d.GetName())
+			continue
+		}
+		if err := enc.Encode(onlyImages(&d)); err != nil {
+			return nil, err
+		}
+	}
+	if f.Agents = docs.Bytes(); len(f.Agents) > 0 {
+		f.Agents = append([]byte("# Images of the DaemonSets of "+c.Server()+".\n"), f.Agents...)
+	}
+	return f, nil
+}
+
+// onlyImages is a DaemonSet without all that does not name an image: its settings may
+// be secret.
+func onlyImages(d *unstructured.Unstructured) map[string]any {
+	pod := map[string]any{}
+	for _, field := range []string{"initContainers", "containers"} {
+		list, _, _ := unstructured.NestedSlice(d.Object, "spec", "template", "spec", field)
+		var kept []any
+		for _, x := range list {
+			if m, ok := x.(map[string]any); ok {
+				kept = append(kept, map[string]any{"name": m["name"], "image": m["image"]})
+			}
+		}
+		if kept != nil {
+			pod[field] = kept
+		}
+	}
+	volumes, _, _ := unstructured.NestedSlice(d.Object, "spec", "template", "spec", "volumes")
+	var kept []any
+	for _, x := range volumes {
+		if m, ok := x.(map[string]any); ok && m["image"] != nil {
+			kept = append(kept, m)
+		}
+	}
+	if kept != nil {
+		pod["volumes"] = kept
+	}
+	return map[string]any{
+		"apiVersion": "apps/v1", "kind": "DaemonSet",
+		"metadata": map[string]any{"name": d.GetName(), "namespace": d.GetNamespace()},
+		"spec":     map[string]any{"template": map[string]any{"spec": pod}},
+	}
+}
+
+// pause finds the newest pause image on the nodes, by its tag.
+func (c *Client) pause(ctx context.Context) (found string, err error) {
+	all, err := c.list(ctx, nodes, "", metav1.ListOptions{})
+	if err != nil {
+		return "", err
+	}
+	newest := ""
+	for _, n := range all {
+		images, _, _ := unstructured.NestedSlice(n.Object, "status", "images")
+		for _, x := range images {
+			m, _ := x.(map[string]any)
+			names, _, _ := unstructured.NestedStringSlice(m, "names")
+			for _, name := range names {
+				tag, ok := strings.CutPrefix(path.Base(name), "pause:")
+				if v := "v" + tag; ok && (found == "" || semver.Compare(v, newest) > 0) {
+					found, newest = name, v
+				}
+			}
+		}
+	}
+	return found, nil
+}
+
+// version asks the API server for its version; the state of the connection is nil
+// without TLS.
+func (c *Client) version(ctx context.Context, doing string) (string, *tls.ConnectionState, error) {
+	client, err := rest.HTTPClientFor(c.config)
+	if err != nil {
+		return "", nil, fmt.Errorf("%s: %w", doing, err)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(c.Server(), "/")+"/version", nil)
+	if err != nil {
+		return "", nil, fmt.Errorf("%s: %w", doing, err)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", nil, c.explain(doing, err)
+	}
+	defer resp.Body.Close()
+	var v struct {
+		GitVersion string `json:"gitVersion"`
+	}
+	// An answer of another form has no version, and is judged by the caller.
+	_ = json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&v)
+	return v.GitVersion, resp.TLS, nil
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+)
+
+// living is an API server with what kubeadm, flannel and three nodes leave on one.
+type living struct {
+	*httptest.Server
+	answers map[string]string
+	denied  string // the resource that the user may not use
+	minted  []string
+}
+
+func newLiving(t *testing.T) *living {
+	l := &living{}
+	l.Server = httptest.NewTLSServer(l)
+	t.Cleanup(l.Close)
+	ca := base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: l.Certificate().Raw}))
+	info, err := json.Marshal("apiVersion: v1\nkind: Config\nclusters:\n- name: \"\"\n  cluster: {server: \"https://x:6443\", certificate-authority-data: " + ca + "}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.answers = map[string]string{
+		"/version": `{"gitVersion": "v1.36.3+vendor.1"}`,
+		"/api/v1/namespaces/kube-public/configmaps/cluster-info":   `{"kind": "ConfigMap", "apiVersion": "v1", "data": {"kubeconfig": ` + string(info) + `}}`,
+		"/api/v1/namespaces/kube-system/configmaps/kubeadm-config": `{"kind": "ConfigMap", "apiVersion": "v1", "data": {"ClusterConfiguration": "controlPlaneEndpoint: cp.example.com:6443\n"}}`,
+		"/apis/discovery.k8s.io/v1/namespaces/default/endpointslices": `{"kind": "EndpointSliceList", "apiVersion": "discovery.k8s.io/v1", "items": [
+			{"ports": [{"port": 6443}], "endpoints": [{"addresses": ["192.168.7.12"]}, {"addresses": ["192.168.7.11"]}]}]}`,
+		"/api/v1/nodes": `{"kind": "NodeList", "apiVersion": "v1", "items": [
+			{"status": {"images": [{"names": ["registry.k8s.io/pause@sha256:0", "registry.k8s.io/pause:3.9"]}]}},
+			{"status": {"images": [{"names": ["registry.k8s.io/pause:3.10"]}, {"names": ["registry.k8s.io/etcd:3.6.1"]}]}}, {}]}`,
+		"/apis/apps/v1/daemonsets": `{"kind": "DaemonSetList", "apiVersion": "apps/v1", "items": [
+			{"metadata": {"name": "kube-flannel", "namespace": "kube-flannel"}, "spec": {"template": {"spec": {
+				"initContainers": [{"name": "cni", "image": "ghcr.io/flannel-io/flannel-cni-plugin:v1.7.1"}],
+				"containers": [{"name": "flannel", "image": "ghcr.io/flannel-io/flannel:v0.27.0", "env": [{"name": "PASSWORD", "value": "hunter2"}]}]}}}},
+			{"metadata": {"name": "kube-proxy", "namespace": "kube-system"}, "spec": {"template": {"spec": {
+				"containers": [{"name": "kube-proxy", "image": "registry.k8s.io/kube-proxy:v1.36.3"}]}}}},
+			{"metadata": {"name": "kube-proxy-windows", "namespace": "kube-system"}, "spec": {"template": {"spec": {
+				"nodeSelector": {"kubernetes.io/os": "windows"}, "containers": [{"name": "p", "image": "x/y:1"}]}}}}]}`,
+	}
+	return l
+}
+
+func (l *living) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	switch answer, ok := l.answers[r.URL.Path]; {
+	case strings.HasSuffix(r.URL.Path, "/selfsubjectaccessreviews"):
+		var in map[string]any
+		_ = json.NewDecoder(r.Body).Decode(&in)
+		of := in["spec"].(map[string]any)["resourceAttributes"].(map[string]any)["resource"]
+		in["status"] = map[string]any{"allowed": of != l.denied}
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(in)
+	case r.Method == http.MethodPost:
+		var in map[string]any
+		_ = json.NewDecoder(r.Body).Decode(&in)
+		l.minted = append(l.minted, in["metadata"].(map[string]any)["name"].(string))
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(in)
+	case ok:
+		_, _ = w.Write([]byte(answer))
+	default:
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = w.Write([]byte(`{"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound"}`))
+	}
+}
+
+// kubeconfig of the cluster's administrator.
+func (l *living) kubeconfig(c *cli) {
+	c.file("kubeconfig", "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {token: t}}]\n"+
+		"clusters: [{name: a, cluster: {insecure-skip-tls-verify: true, server: '"+l.URL+"'}}]\n")
+}
+
+// TestInitFromCluster: from a living cluster to documents that build and stamp take.
+func TestInitFromCluster(t *testing.T) {
+	c, l := newCLI(t), newLiving(t)
+	l.kubeconfig(c)
+	c.file("id.pub", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE0Y2vFLE7fQ2HHmGEUQGTqWn4Ri9GJMn1T9AeeQkMi+ me\n")
+	c.run(0, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
+	c.want(c.out, "wrote image.yaml", "wrote site.yaml", "wrote agents.yaml", "Kubernetes v1.36.3; token ")
+	c.want(c.err, "Left out, since they are not for Linux: kube-proxy-windows")
+	text := func(name string) string {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	c.want(text("image.yaml"), "\n  version: v1.36.3\n", "\n  sandbox: registry.k8s.io/pause:3.10\n", "\nimagesFrom: [agents.yaml]\n")
+	agents := text("agents.yaml")
+	c.want(agents, "image: ghcr.io/flannel-io/flannel-cni-plugin:v1.7.1", "image: ghcr.io/flannel-io/flannel:v0.27.0", "image: registry.k8s.io/kube-proxy:v1.36.3")
+	if strings.Contains(agents, "hunter2") || strings.Contains(agents, "x/y") {
+		t.Errorf("it keeps more than the images of Linux nodes:\n%s", agents)
+	}
+	c.run(0, "validate", "image.yaml", "site.yaml")
+	site, err := configs.ParseSite("site.yaml", []byte(text("site.yaml")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pins, err := api.Pins(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: l.Certificate().Raw}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, _, _ := strings.Cut(site.Credentials.Token.Reveal(), ".")
+	if !slices.Equal(site.Masters, []string{"192.168.7.11:6443", "192.168.7.12:6443"}) || site.Endpoint != "cp.example.com" ||
+		!slices.Equal(site.CACertHashes, pins) || !slices.Equal(l.minted, []string{api.TokenSecretName(token)}) {
+		t.Errorf("%s\nminted %q, the CA is %q", text("site.yaml"), l.minted, pins)
+	}
+	if st, err := os.Stat("site.yaml"); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("others may read the token: %v, %v", st.Mode(), err)
+	}
+
+	// What was edited stays, and then no token is made.
+	c.run(1, "init", "--kubeconfig", "kubeconfig")
+	c.want(c.err, "site.yaml was edited: --force replaces it")
+	c.run(0, "init", "--kubeconfig", "kubeconfig", "--force")
+	if len(l.minted) != 2 {
+		t.Errorf("minted %q", l.minted)
+	}
+}
+
+// TestInitFromClusterFails: nothing is written, and no token made, where the cluster
+// cannot be described.
+func TestInitFromClusterFails(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(l *living)
+		want   string
+	}{
+		"rights":  {func(l *living) { l.denied = "daemonsets" }, "list daemonsets.apps"},
+		"old":     {func(l *living) { l.answers["/version"] = `{"gitVersion": "v1.28.3"}` }, "no image for Kubernetes v1.28.3: "},
+		"version": {func(l *living) { l.answers["/version"] = "<html>" }, `the API server calls its version ""`},
+		"no cluster-info": {func(l *living) {
+			maps.DeleteFunc(l.answers, func(path, _ string) bool { return strings.HasSuffix(path, "cluster-info") })
+		}, "`kubeadm init phase bootstrap-token` on a control-plane node makes it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, l := newCLI(t), newLiving(t)
+			l.kubeconfig(c)
+			tt.change(l)
+			c.run(1, "init", "--kubeconfig", "kubeconfig")
+			c.want(c.err, tt.want)
+			if left, err := os.ReadDir("."); err != nil || len(left) != 1 || l.minted != nil {
+				t.Errorf("it left %v, minted %q, %v", left, l.minted, err)
+			}
+		})
+	}
+}
