@@ -36,8 +36,9 @@ const (
 	fileAdmin    = "admin.conf"
 )
 
-// version of the directory's form.
-const version = 1
+// version of the directory's form. Version 1 had no adminUntil and formerCAs, and is
+// read too.
+const version = 2
 
 // Record is what a directory says of itself, in clear.
 type Record struct {
@@ -202,7 +203,7 @@ func fixed(c *configs.ClusterFile) Fixed {
 func mint(dir string, c *configs.ClusterFile, recipients []string, o Options) (*Change, error) {
 	now := o.Now
 	fail := func(err error) (*Change, error) { return nil, fmt.Errorf("minting %s: %w", c.Name, err) }
-	record := &Record{Version: version, ID: rand.Text(), Created: now.UTC().Truncate(time.Second), Recipients: recipients, Fixed: fixed(c), Kubernetes: c.KubernetesVersion, Document: digest(c.Text)}
+	record := &Record{ID: rand.Text(), Created: now.UTC().Truncate(time.Second), Recipients: recipients, Fixed: fixed(c), Kubernetes: c.KubernetesVersion, Document: digest(c.Text)}
 	record.Births = []Birth{{Issued: record.Created, Until: record.Created.Add(c.TokenLifetime())}}
 	files := map[string][]byte{fileDocument: c.Text}
 	for i, m := range o.Manifests {
@@ -259,6 +260,7 @@ func mint(dir string, c *configs.ClusterFile, recipients []string, o Options) (*
 }
 
 func encodeRecord(r *Record) ([]byte, error) {
+	r.Version = version
 	b, err := json.MarshalIndent(r, "", "  ")
 	return append(b, '\n'), err
 }
@@ -356,8 +358,8 @@ func Load(dir string) (*Record, error) {
 	}{&r.Version}); err != nil || r.Version == 0 {
 		return nil, fmt.Errorf("reading %s: %s is damaged", dir, fileRecord)
 	}
-	if r.Version != version {
-		return nil, fmt.Errorf("reading %s: it was made by another edgebake (form %d, this one reads %d): use that edgebake", dir, r.Version, version)
+	if r.Version < 1 || r.Version > version {
+		return nil, fmt.Errorf("reading %s: %s has version %d, and this edgebake reads versions 1 and %d: use the edgebake that wrote it, or a later one", dir, fileRecord, r.Version, version)
 	}
 	if err := d.Decode(&r); err != nil {
 		return nil, fmt.Errorf("reading %s: %s is damaged: %w", dir, fileRecord, err)

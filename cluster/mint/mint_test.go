@@ -3,12 +3,14 @@ package mint
 import (
 	"bytes"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -179,8 +181,8 @@ func TestNewDirectory(t *testing.T) {
 			return os.WriteFile(filepath.Join(d, "pki", "etcd", "ca.crt"), ca.certPEM(), 0o600)
 		}, "pki/etcd/ca.crt and pki/etcd/ca.key are not a pair"},
 		"newer": {func(d string) error {
-			return os.WriteFile(filepath.Join(d, "mint.json"), []byte(`{"version":2,"new":1}`), 0o600)
-		}, "made by another edgebake (form 2"},
+			return os.WriteFile(filepath.Join(d, "mint.json"), []byte(`{"version":9,"new":1}`), 0o600)
+		}, "mint.json has version 9"},
 		"damaged": {func(d string) error { return os.WriteFile(filepath.Join(d, "mint.json"), []byte("{"), 0o600) }, "mint.json is damaged"},
 		"in use": {func(d string) error {
 			var err error
@@ -527,5 +529,63 @@ func TestRenewTokens(t *testing.T) {
 		if !strings.HasPrefix(workers[i].Site.Credentials.Token.Reveal(), x.ID+".") {
 			t.Errorf("the Site of %s has another token", x.Node)
 		}
+	}
+}
+
+// TestRecordOfAnotherVersion: a directory of an earlier edgebake is read and brought up to
+// date; one of a later edgebake is rejected by name, whatever fields it has.
+func TestRecordOfAnotherVersion(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "shops")
+	mustNew(t, dir, document)
+	file := filepath.Join(dir, fileRecord)
+	rewrite := func(edit func(map[string]any)) {
+		t.Helper()
+		var r map[string]any
+		b, err := os.ReadFile(file)
+		if err == nil {
+			err = json.Unmarshal(b, &r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		edit(r)
+		if b, err = json.Marshal(r); err == nil {
+			err = os.WriteFile(file, b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	rewrite(func(r map[string]any) {
+		r["version"] = 1
+		delete(r, "adminUntil")
+	})
+	late := now().AddDate(0, 7, 0)
+	if _, err := newOf(dir, document, Options{Now: late}); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := Load(dir); err != nil || r.Version != 2 || !r.AdminUntil.Equal(late.Add(adminLife)) {
+		t.Errorf("%+v, %v", r, err)
+	}
+	rewrite(func(r map[string]any) { r["version"], r["later"] = 3, true })
+	want := "reading " + dir + ": mint.json has version 3, and this edgebake reads versions 1 and 2: use the edgebake that wrote it, or a later one"
+	if _, err := Load(dir); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
+// TestRecordFields: earlier edgebakes reject fields that they do not know. A further one
+// comes with a further version.
+func TestRecordFields(t *testing.T) {
+	t.Parallel()
+	fields := map[int]string{2: "version id created caHash recipients cluster kubernetesVersion document tokens manifests births said adminUntil formerCAs"}
+	var got []string
+	for f := range reflect.TypeFor[Record]().Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		got = append(got, name)
+	}
+	if strings.Join(got, " ") != fields[version] {
+		t.Errorf("version %d of %s has the fields\n%s\nwant\n%s", version, fileRecord, strings.Join(got, " "), fields[version])
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/big"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
@@ -148,7 +149,9 @@ func renew(dir string, record *Record, c *configs.ClusterFile, o Options, change
 		fresh[crt] = ca.certPEM()
 		change.Renewed = append(change.Renewed, crt)
 		if due.Base == configs.KubernetesCA {
-			record.FormerCAs = append(record.FormerCAs, string(old.certPEM()))
+			if former := string(old.certPEM()); !slices.Contains(record.FormerCAs, former) { // a run was cut off
+				record.FormerCAs = append(record.FormerCAs, former)
+			}
 			clusterCA = ca
 		}
 	}

@@ -177,6 +177,9 @@ func TestRenewAfterPowerCut(t *testing.T) {
 		got := contents(t, dir)
 		_, inAdmin := adminOf(t, got["admin.conf"])
 		ca := parseCert(t, got["pki/ca.crt"])
+		if record, err := Load(dir); err != nil || !slices.Equal(record.FormerCAs, []string{old["pki/ca.crt"]}) {
+			t.Errorf("before %s: former CAs %q, %v", order[n], record.FormerCAs, err)
+		}
 		if ends, err := Endings(dir, late); err != nil || len(ends) > 0 || inAdmin.NotAfter.Before(ca.NotAfter.AddDate(0, 0, -1)) {
 			t.Errorf("before %s: %+v, %v; the CA ends %s, in admin.conf %s", order[n], ends, err, ca.NotAfter, inAdmin.NotAfter)
 		}
