@@ -21,7 +21,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -103,9 +102,6 @@ type Store struct {
 	all   map[string]Report
 	bytes int // of all files
 }
-
-// nodeName is what Kubernetes accepts as a Node's name, and a file's name here.
-var nodeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
 
 // Below the receiver's directory, reports have one of their own.
 const (
@@ -310,8 +306,8 @@ func (s *Store) evict(but string, which func(Report) bool) *Report {
 // check rejects what first boot does not send, and takes what terminals obey
 // out of the rest.
 func check(s *ondisk.State) error {
-	if !nodeName.MatchString(s.Node) {
-		return fmt.Errorf("node %.40q: want the name of a Node", s.Node)
+	if err := configs.CheckNodeName(s.Node); err != nil { // it names a file, too
+		return fmt.Errorf("node: %w", err)
 	}
 	switch s.Result {
 	case ondisk.ResultRunning, ondisk.ResultWaiting, ondisk.ResultDone, ondisk.ResultFailed:
