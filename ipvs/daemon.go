@@ -200,13 +200,11 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err := d.openKernel(); err != nil {
 		return err
 	}
-	newAlarm, closeAlarms := quietAlarms()
-	defer closeAlarms()
 	d.keeper = newKeeper(d.opt.Kernel, d.logf, &d.stats, func(err error) {
 		d.logf("%v", err)
 		cancel(ErrRestart)
 	})
-	d.keeper.absent, d.keeper.beat, d.keeper.alarms = d.absent.Load(), beat{d.started}, newAlarm
+	d.keeper.absent, d.keeper.beat = d.absent.Load(), beat{d.started}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
@@ -308,9 +306,8 @@ func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 	hosts := &watchedFile{path: d.opt.HostsFile}
 	cas := make(map[netip.AddrPort]*watchedFile)
 	hosts.changed()
-	tick := d.keeper.alarms()
-	defer tick.stop()
-	tick.set(d.keeper.beat.after(0))
+	tick := time.NewTimer(d.keeper.beat.after(0))
+	defer tick.Stop()
 	for {
 		all := false
 		select {
@@ -320,7 +317,7 @@ func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 			all = true
 			d.logf("reading all files again")
 		case <-tick.C:
-			tick.set(d.keeper.beat.after(lookTime - keepTick))
+			tick.Reset(d.keeper.beat.after(lookTime - keepTick))
 		}
 		if (config.changed() || all) && d.opt.Servers == nil {
 			d.reload(ctx)

@@ -189,3 +189,7 @@ func TestChooseGuarded(t *testing.T) {
 		})
 	}
 }
+
+func indexDest(dests []Dest, a netip.AddrPort) int {
+	return slices.IndexFunc(dests, func(d Dest) bool { return d.Addr == a })
+}

@@ -340,7 +340,7 @@ func (g *group) enlist(ctx context.Context) {
 		mctx, cancel := context.WithCancel(ctx)
 		m.cancel = cancel
 		w := &watcher{
-			profile: g.server.Profile, fall: g.server.Fall, renew: m.renew, stuck: m.stuck, slots: g.d.slots, beat: g.d.keeper.beat, alarms: g.d.keeper.alarms,
+			profile: g.server.Profile, fall: g.server.Fall, renew: m.renew, stuck: m.stuck, slots: g.d.slots, beat: g.d.keeper.beat,
 			target: func() target {
 				g.mu.Lock()
 				defer g.mu.Unlock()

@@ -176,10 +176,7 @@ func TestStatusWhileItStarts(t *testing.T) {
 	g, _ := namesGroup(t, t.TempDir(), deadDNS, "10.0.0.1:6443")
 	w.kernel.services = []Service{{VIP: g.vip, Scheduler: "rr", Dests: []Dest{{Addr: addrAt(1), Weight: 1}}}}
 	g.d.opt.StateDir, g.server.Learn = state, true
-	newAlarm, closeAlarms := quietAlarms()
-	defer closeAlarms()
 	g.d.keeper = newKeeper(w.kernel, g.d.logf, &g.d.stats, func(error) {})
-	g.d.keeper.alarms = newAlarm
 	go g.d.keeper.run(t.Context())
 	done := make(chan struct{})
 	go func() {

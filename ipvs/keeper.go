@@ -26,8 +26,8 @@ type Kernel interface {
 	// Ready looks whether IP_VS is there, loading it now and then if that is
 	// possible, and returns errNoIPVS if it is not.
 	Ready() error
-	// Services returns all virtual TCP servers with their real servers.
-	Services() ([]Service, error)
+	// Service returns a virtual TCP server with its real servers, nil if there is none.
+	Service(vip netip.AddrPort) (*Service, error)
 	// Apply does one step other than Sever.
 	Apply(Op) error
 	// Conns returns the connections to vip that are mapped to dest.
@@ -49,8 +49,6 @@ type Kernel interface {
 	SetRoute(vip, src netip.Addr) error
 	// DelRoute removes the route that SetRoute made.
 	DelRoute(vip netip.Addr) error
-	// Steady reports, cheaply, whether services and settings stand as wanted.
-	Steady(want []Service) (bool, error)
 	// Settings puts the kernel's settings right and returns what it changed.
 	Settings() ([]string, error)
 	// Watch calls wake after routes or addresses changed.
@@ -66,7 +64,7 @@ const (
 	// to be right again within a second, and PINGs, which are due 0.8 s to 1 s
 	// after the last answer, go out at the same time.
 	keepTick = 920 * time.Millisecond
-	// keepFull is the pause between complete comparisons.
+	// keepFull is the pause between looks at the routes as well.
 	keepFull = time.Minute
 	// keepGather lets a burst of route changes pass before looking.
 	keepGather = 100 * time.Millisecond
@@ -88,7 +86,6 @@ type keeper struct {
 	turned func(error) // IP_VS went or came
 	stats  *stats
 	beat   beat
-	alarms alarms
 
 	want []Service
 	via  map[netip.AddrPort]ways
@@ -116,9 +113,8 @@ func (k *keeper) run(ctx context.Context) {
 	if err != nil {
 		k.log("cannot watch routes, checking every %s instead: %v", keepFull, err)
 	}
-	tick := k.alarms()
-	defer tick.stop()
-	tick.set(k.beat.after(0))
+	tick := time.NewTimer(k.beat.after(0))
+	defer tick.Stop()
 	gather := time.NewTimer(time.Hour)
 	gather.Stop()
 	defer gather.Stop()
@@ -136,13 +132,12 @@ func (k *keeper) run(ctx context.Context) {
 				k.say(k.routes())
 			}
 		case <-tick.C:
-			tick.set(k.beat.after(0))
-			if !k.absent && time.Since(last) >= keepFull {
+			tick.Reset(k.beat.after(0))
+			full := time.Since(last) >= keepFull
+			if full {
 				last = time.Now()
-				k.say(errors.Join(k.reconcile(true), k.routes()))
-				continue
 			}
-			k.tick()
+			k.tick(full)
 		}
 	}
 }
@@ -158,8 +153,9 @@ func (k *keeper) do(ctx context.Context, f func() error) error {
 	return <-done
 }
 
-// tick is the steady look. It allocates nothing while all is well.
-func (k *keeper) tick() {
+// tick restores what another program changed. full includes the routes, whose changes
+// the kernel otherwise announces.
+func (k *keeper) tick(full bool) {
 	if k.absent {
 		if k.waited += keepTick; k.waited >= absentEvery {
 			k.waited = 0
@@ -172,11 +168,11 @@ func (k *keeper) tick() {
 	if len(k.want) == 0 {
 		return
 	}
-	ok, err := k.kernel.Steady(k.want)
-	if ok && err == nil {
-		return
+	err := k.reconcile(true)
+	if full {
+		err = errors.Join(err, k.routes())
 	}
-	k.say(k.reconcile(true))
+	k.say(err)
 }
 
 // say logs an error once, and that it is over.
@@ -217,20 +213,10 @@ func (k *keeper) current(ctx context.Context, vip netip.AddrPort) (s *Service, e
 		if k.absent {
 			return nil
 		}
-		all, err := k.kernel.Services()
-		s = find(all, vip)
+		s, err = k.kernel.Service(vip)
 		return err
 	})
 	return s, err
-}
-
-func find(all []Service, vip netip.AddrPort) *Service {
-	for i := range all {
-		if all[i].VIP == vip {
-			return &all[i]
-		}
-	}
-	return nil
 }
 
 // sever destroys the sockets connected straight to an API server.
@@ -254,12 +240,12 @@ func (k *keeper) drop(ctx context.Context, vip netip.AddrPort) error {
 // removeService removes one virtual server. The route stays while another virtual
 // server uses the same address.
 func removeService(kernel Kernel, vip netip.AddrPort, keepRoute bool) error {
-	all, err := kernel.Services()
+	have, err := kernel.Service(vip)
 	if err != nil && !errors.Is(err, errNoIPVS) {
 		return err
 	}
 	var errs []error
-	for _, op := range diff(nil, find(all, vip)) {
+	for _, op := range diff(nil, have) {
 		if err := apply(kernel, op, nil); err != nil {
 			errs = append(errs, err)
 		}
@@ -285,15 +271,15 @@ func (k *keeper) reconcile(repair bool) error {
 		k.stats.repairs.Add(1)
 		k.log("restored kernel settings: %v", settings)
 	}
-	all, err := k.kernel.Services()
-	if err != nil {
-		if errors.Is(err, errNoIPVS) {
-			k.turned(err)
-		}
-		return errors.Join(append(errs, err)...)
-	}
 	for i := range k.want {
-		ops := diff(&k.want[i], find(all, k.want[i].VIP))
+		have, err := k.kernel.Service(k.want[i].VIP)
+		if err != nil {
+			if errors.Is(err, errNoIPVS) {
+				k.turned(err)
+			}
+			return errors.Join(append(errs, err)...)
+		}
+		ops := diff(&k.want[i], have)
 		if len(ops) == 0 {
 			continue
 		}

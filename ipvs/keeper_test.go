@@ -48,18 +48,28 @@ func (k *memKernel) Ready() error {
 	return nil
 }
 
-func (k *memKernel) Services() ([]Service, error) {
+func (k *memKernel) Service(vip netip.AddrPort) (*Service, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.absent {
 		return nil, errNoIPVS
 	}
-	var all []Service
-	for _, s := range k.services {
-		s.Dests = slices.Clone(s.Dests)
-		all = append(all, s)
+	s := find(k.services, vip)
+	if s == nil {
+		return nil, nil
 	}
-	return all, nil
+	clone := *s
+	clone.Dests = slices.Clone(s.Dests)
+	return &clone, nil
+}
+
+func find(all []Service, vip netip.AddrPort) *Service {
+	for i := range all {
+		if all[i].VIP == vip {
+			return &all[i]
+		}
+	}
+	return nil
 }
 
 func (k *memKernel) Apply(op Op) error {
@@ -147,17 +157,6 @@ func (k *memKernel) DelRoute(vip netip.Addr) error {
 	defer k.mu.Unlock()
 	delete(k.routes, vip)
 	return nil
-}
-
-func (k *memKernel) Steady(want []Service) (bool, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for i := range want {
-		if !equalService(&want[i], find(k.services, want[i].VIP)) {
-			return false, nil
-		}
-	}
-	return !k.absent, nil
 }
 
 func (k *memKernel) Settings() ([]string, error) { return nil, nil }

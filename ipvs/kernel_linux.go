@@ -32,7 +32,6 @@ const serviceFlags = 0x1 | 0x4 | 0x8 | 0x10 | 0x20
 // namespace of this process.
 type kernel struct {
 	handle   *mobyipvs.Handle
-	steady   steady
 	sockets  procFile
 	settings *sysctls
 	module   module
@@ -86,7 +85,6 @@ func (k *kernel) Close() {
 		k.handle.Close()
 		k.handle = nil
 	}
-	k.steady.table.close()
 }
 
 // gone turns the error of a removed module into errNoIPVS.
@@ -101,53 +99,53 @@ func (k *kernel) gone(err error) error {
 	return err
 }
 
-func (k *kernel) Services() ([]Service, error) {
+func (k *kernel) Service(vip netip.AddrPort) (*Service, error) {
 	if k.handle == nil {
 		if err := k.Ready(); err != nil {
 			return nil, err
 		}
 	}
-	list, err := k.handle.GetServices()
+	asked := serviceAt(vip)
+	s, err := k.handle.GetService(asked)
+	if errors.Is(err, unix.ESRCH) {
+		return nil, nil
+	}
 	if err != nil {
-		return nil, k.gone(fmt.Errorf("listing virtual servers: %w", err))
+		return nil, k.gone(fmt.Errorf("reading the virtual server %s: %w", vip, err))
 	}
-	var all []Service
-	for _, s := range list {
-		vip, ok := netip.AddrFromSlice(s.Address)
-		if !ok || s.Protocol != unix.IPPROTO_TCP || s.FWMark != 0 {
-			continue
-		}
-		svc := Service{VIP: netip.AddrPortFrom(vip, s.Port), Scheduler: s.SchedName, Flags: s.Flags & serviceFlags}
-		dests, err := k.handle.GetDestinations(s)
-		if err != nil {
-			return nil, fmt.Errorf("listing real servers of %s: %w", svc.VIP, err)
-		}
-		for _, d := range dests {
-			addr, ok := netip.AddrFromSlice(d.Address)
-			if !ok {
-				return nil, fmt.Errorf("listing real servers of %s: unreadable address %v", svc.VIP, d.Address)
-			}
-			svc.Dests = append(svc.Dests, Dest{netip.AddrPortFrom(addr, d.Port), d.Weight,
-				Forward(d.ConnectionFlags & mobyipvs.ConnectionFlagFwdMask)})
-		}
-		all = append(all, svc)
+	svc := &Service{VIP: vip, Scheduler: s.SchedName, Flags: s.Flags & serviceFlags}
+	dests, err := k.handle.GetDestinations(asked)
+	if err != nil {
+		return nil, k.gone(fmt.Errorf("listing real servers of %s: %w", vip, err))
 	}
-	return all, nil
+	for _, d := range dests {
+		addr, ok := netip.AddrFromSlice(d.Address)
+		if !ok {
+			return nil, fmt.Errorf("listing real servers of %s: unreadable address %v", vip, d.Address)
+		}
+		svc.Dests = append(svc.Dests, Dest{netip.AddrPortFrom(addr, d.Port), d.Weight,
+			Forward(d.ConnectionFlags & mobyipvs.ConnectionFlagFwdMask)})
+	}
+	return svc, nil
+}
+
+// serviceAt names a virtual TCP server to the kernel.
+func serviceAt(vip netip.AddrPort) *mobyipvs.Service {
+	s := &mobyipvs.Service{Address: vip.Addr().AsSlice(), Port: vip.Port(), Protocol: unix.IPPROTO_TCP,
+		AddressFamily: unix.AF_INET, Netmask: 0xffffffff}
+	if vip.Addr().Is6() {
+		s.AddressFamily, s.Netmask = unix.AF_INET6, 128
+	}
+	return s
 }
 
 func (k *kernel) Apply(op Op) error {
 	if k.handle == nil {
 		return errNoIPVS
 	}
-	s := &mobyipvs.Service{
-		Address: op.Service.VIP.Addr().AsSlice(), Port: op.Service.VIP.Port(), Protocol: unix.IPPROTO_TCP,
-		SchedName: op.Service.Scheduler, Flags: op.Service.Flags,
-		AddressFamily: unix.AF_INET, Netmask: 0xffffffff,
-	}
-	d := &mobyipvs.Destination{AddressFamily: unix.AF_INET}
-	if op.Service.VIP.Addr().Is6() {
-		s.AddressFamily, s.Netmask, d.AddressFamily = unix.AF_INET6, 128, unix.AF_INET6
-	}
+	s := serviceAt(op.Service.VIP)
+	s.SchedName, s.Flags = op.Service.Scheduler, op.Service.Flags
+	d := &mobyipvs.Destination{AddressFamily: s.AddressFamily}
 	if op.Kind > DelService {
 		d.Address, d.Port = op.Dest.Addr.Addr().AsSlice(), op.Dest.Addr.Port()
 		d.Weight, d.ConnectionFlags = op.Dest.Weight, uint32(op.Dest.Forward)
@@ -167,13 +165,6 @@ func (k *kernel) Apply(op Op) error {
 		return k.handle.DelDestination(s, d)
 	}
 	return fmt.Errorf("%s is not a step of the kernel's", op.Kind)
-}
-
-func (k *kernel) Steady(want []Service) (bool, error) {
-	if ok, err := k.settings.steady(); !ok {
-		return false, err
-	}
-	return k.steady.same(procServices, want)
 }
 
 func (k *kernel) Settings() ([]string, error) { return k.settings.ensure() }

@@ -21,8 +21,6 @@ import (
 // delivers events.
 type link struct {
 	nc net.Conn
-	// quiet is the connection under nc, if it is such a one.
-	quiet *quietConn
 
 	h2     bool
 	skew   skew
@@ -108,16 +106,12 @@ func dialLink(ctx context.Context, t target, limit int) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := quiet(nc)
-	if q != nil {
-		nc = q
-	}
 	if t.progress != nil {
 		t.progress.Store(progressConnected)
 		nc = &hearing{nc, t.progress}
 	}
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
-	l := &link{nc: nc, quiet: q, target: t, events: make(chan event, 16), done: make(chan struct{})}
+	l := &link{nc: nc, target: t, events: make(chan event, 16), done: make(chan struct{})}
 	err = l.handshake(ctx)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
@@ -256,9 +250,7 @@ func (l *link) exhausted() bool { return l.stream > 1<<30 }
 const writeTime = 2 * time.Second
 
 func (l *link) write(b []byte) error {
-	if l.quiet == nil { // which keeps to writeTime by itself, without a timer
-		l.nc.SetWriteDeadline(time.Now().Add(writeTime))
-	}
+	l.nc.SetWriteDeadline(time.Now().Add(writeTime))
 	_, err := l.nc.Write(b)
 	return err
 }

@@ -270,10 +270,7 @@ func TestProblemsGo(t *testing.T) {
 	}
 	g.d.say(g.vip.String()+": authorities", errors.New("damaged"))
 	g.d.say("metrics", errors.New("in use"))
-	newAlarm, closeAlarms := quietAlarms()
-	defer closeAlarms()
 	g.d.keeper = newKeeper(newMemKernel(t), g.d.logf, &g.d.stats, func(error) {})
-	g.d.keeper.alarms = newAlarm
 	go g.d.keeper.run(t.Context())
 	g.d.forget(t.Context(), g.vip)
 	if got := problems(); got != "metrics" {

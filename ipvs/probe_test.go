@@ -286,7 +286,7 @@ func senseBy(t testing.TB, m *fakeMaster, p Profile, r *roots, probe Probe) *sen
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &sensed{health: health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{}), stuck: make(chan struct{}, 1)}
-	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), stuck: s.stuck, slots: make(chan struct{}, handshakes), beat: beat{time.Now()}, alarms: runtimeAlarm,
+	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), stuck: s.stuck, slots: make(chan struct{}, handshakes), beat: beat{time.Now()},
 		alone: func() bool { return !s.others.Load() },
 		target: func() target {
 			return target{addr: addrAt(1), name: "10.0.0.1", sni: "apiserver.cluster.local",

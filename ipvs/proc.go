@@ -11,12 +11,11 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 )
 
 // Files of the kernel, per network namespace.
 const (
-	procServices = "/proc/net/ip_vs"
+	procServices = "/proc/net/ip_vs" // only whether it exists
 	procConns    = "/proc/net/ip_vs_conn"
 	procTCP      = "/proc/net/tcp"
 	procTCP6     = "/proc/net/tcp6"
@@ -57,7 +56,7 @@ func (p *procFile) next(path string) ([]byte, error) {
 	have := copy(p.buf, p.buf[p.begun:p.end])
 	p.begun, p.end = 0, 0
 	for {
-		n, err := pread(p.file, p.buf[have:], p.off)
+		n, err := p.file.ReadAt(p.buf[have:], p.off)
 		p.off += int64(n)
 		have += n
 		switch whole := bytes.LastIndexByte(p.buf[:have], '\n') + 1; {
@@ -76,153 +75,11 @@ func (p *procFile) next(path string) ([]byte, error) {
 	}
 }
 
-// read returns the whole file. The slice is valid until the next call.
-func (p *procFile) read(path string) ([]byte, error) {
-	if err := p.open(path); err != nil {
-		return nil, err
-	}
-	n := 0
-	for {
-		m, err := pread(p.file, p.buf[n:], int64(n))
-		n += m
-		switch {
-		case err == io.EOF:
-			return p.buf[:n], nil
-		case err != nil:
-			p.close()
-			return nil, err
-		case n == len(p.buf):
-			p.buf = append(p.buf, make([]byte, len(p.buf))...)
-		}
-	}
-}
-
 func (p *procFile) close() {
 	if p.file != nil {
 		p.file.Close()
 		p.file = nil
 	}
-}
-
-// steady compares /proc/net/ip_vs with what should stand there, without
-// allocating: it is done every second forever, and asking by netlink would
-// make garbage each time. It only notices that something is off; what to do
-// about it is found out by netlink.
-type steady struct {
-	table procFile
-	seen  []bool
-}
-
-// same reports whether every wanted service stands in the kernel just so.
-func (s *steady) same(path string, want []Service) (bool, error) {
-	text, err := s.table.read(path)
-	if err != nil {
-		return false, err
-	}
-	for i := range want {
-		ok, err := s.match(text, &want[i])
-		if !ok || err != nil {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
-// match looks for one service and its real servers in the text:
-//
-//	TCP  0A676102:192B rr
-//	  -> 0A67000B:192B      Masq    1      0          0
-func (s *steady) match(text []byte, want *Service) (bool, error) {
-	if cap(s.seen) < len(want.Dests) {
-		s.seen = make([]bool, len(want.Dests))
-	}
-	s.seen = s.seen[:len(want.Dests)]
-	clear(s.seen)
-	inside, found, count := false, false, 0
-	for len(text) > 0 {
-		var line []byte
-		if i := bytes.IndexByte(text, '\n'); i >= 0 {
-			line, text = text[:i], text[i+1:]
-		} else {
-			line, text = text, nil
-		}
-		first, rest := field(line)
-		switch {
-		case string(first) == "->":
-			if !inside {
-				continue
-			}
-			a, rest := field(rest)
-			addr, ok := parseHexAddrPort(a)
-			if !ok {
-				return false, fmt.Errorf("unexpected line in the kernel's table: %q", line)
-			}
-			method, rest := field(rest)
-			weight, _ := field(rest)
-			i := indexDest(want.Dests, addr)
-			if i < 0 || s.seen[i] || string(method) != procForward(want.Dests[i].Forward) || !equalInt(weight, want.Dests[i].Weight) {
-				return false, nil
-			}
-			s.seen[i] = true
-			count++
-		case string(first) == "TCP":
-			a, rest := field(rest)
-			addr, ok := parseHexAddrPort(a)
-			inside = ok && addr == want.VIP
-			if !inside {
-				continue
-			}
-			found = true
-			scheduler, rest := field(rest)
-			if string(scheduler) != want.Scheduler {
-				return false, nil
-			}
-			for f, rest := field(rest); len(f) > 0; f, rest = field(rest) {
-				if string(f) == "persistent" || string(f) == "ops" {
-					return false, nil
-				}
-			}
-		default:
-			inside = false
-		}
-	}
-	return found && count == len(want.Dests), nil
-}
-
-// procForward is how the kernel's table names a method.
-func procForward(f Forward) string {
-	switch f {
-	case Masq:
-		return "Masq"
-	case Local:
-		return "Local"
-	case Tunnel:
-		return "Tunnel"
-	}
-	return "Route"
-}
-
-func indexDest(dests []Dest, a netip.AddrPort) int {
-	for i := range dests {
-		if dests[i].Addr == a {
-			return i
-		}
-	}
-	return -1
-}
-
-func equalInt(b []byte, n int) bool {
-	v := 0
-	if len(b) == 0 {
-		return false
-	}
-	for _, c := range b {
-		if c < '0' || c > '9' || v > 1<<24 {
-			return false
-		}
-		v = v*10 + int(c-'0')
-	}
-	return v == n
 }
 
 // field cuts the first word off.
@@ -235,20 +92,6 @@ func field(b []byte) (word, rest []byte) {
 		i++
 	}
 	return b[:i], b[i:]
-}
-
-// parseHexAddrPort reads 0A676102:192B and [2001:0db8:…:0001]:192B.
-func parseHexAddrPort(b []byte) (netip.AddrPort, bool) {
-	i := bytes.LastIndexByte(b, ':')
-	if i < 0 {
-		return netip.AddrPort{}, false
-	}
-	port, ok := hex(b[i+1:], 4)
-	if !ok {
-		return netip.AddrPort{}, false
-	}
-	addr, ok := parseHexAddr(b[:i])
-	return netip.AddrPortFrom(addr, uint16(port)), ok
 }
 
 // parseHexAddr reads 0A676102, and eight groups of four digits with or
@@ -362,44 +205,24 @@ func readConns(path string, vip, dest netip.AddrPort) ([]Conn, error) {
 type sysctl struct {
 	path string
 	min  int
-	// lacking is what to say where the kernel is built without it.
+	// lacking is the error on kernels that are built without it.
 	lacking error
-	file    *os.File
-}
-
-// value reads the setting without allocating once the file is open.
-func (s *sysctl) value(buf []byte) (int, error) {
-	if s.file == nil {
-		f, err := os.OpenFile(s.path, os.O_RDWR, 0)
-		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
-			// A container may not change it. Perhaps it is right as it is.
-			f, err = os.Open(s.path)
-		}
-		if err != nil {
-			return 0, err
-		}
-		s.file = f
-	}
-	n, err := pread(s.file, buf, 0)
-	if err != nil && err != io.EOF {
-		return 0, err
-	}
-	v := 0
-	for _, c := range buf[:n] {
-		if c >= '0' && c <= '9' {
-			v = v*10 + int(c-'0')
-		}
-	}
-	return v, nil
 }
 
 // ensure raises the setting if it is too low and reports whether it was.
-func (s *sysctl) ensure(buf []byte) (bool, error) {
-	v, err := s.value(buf)
-	if err != nil || v >= s.min {
+func (s *sysctl) ensure() (bool, error) {
+	text, err := os.ReadFile(s.path)
+	if err != nil {
 		return false, err
 	}
-	if _, err := s.file.WriteAt(strconv.AppendInt(nil, int64(s.min), 10), 0); err != nil {
+	v, err := strconv.Atoi(string(bytes.TrimSpace(text)))
+	if err != nil {
+		return false, fmt.Errorf("reading %s: %w", s.path, err)
+	}
+	if v >= s.min {
+		return false, nil
+	}
+	if err := os.WriteFile(s.path, strconv.AppendInt(nil, int64(s.min), 10), 0); err != nil {
 		return false, fmt.Errorf("setting %s to %d: %w: set it on the node, in /etc/sysctl.d, if this is a container", s.path, s.min, err)
 	}
 	return true, nil
@@ -408,7 +231,7 @@ func (s *sysctl) ensure(buf []byte) (bool, error) {
 // absent reports whether the kernel is built without the setting. A setting
 // whose neighbours are missing too belongs to a module that is not loaded.
 func (s *sysctl) absent() bool {
-	if s.lacking == nil || s.file != nil {
+	if s.lacking == nil {
 		return false
 	}
 	_, err := os.Stat(s.path)
@@ -416,18 +239,10 @@ func (s *sysctl) absent() bool {
 	return errors.Is(err, fs.ErrNotExist) && derr == nil
 }
 
-func (s *sysctl) close() {
-	if s.file != nil {
-		s.file.Close()
-		s.file = nil
-	}
-}
-
 // sysctls are the settings that ipvscare keeps.
 type sysctls struct {
 	list []sysctl
-	buf  [32]byte
-	// tracking is how many connections the kernel tracks.
+	// tracking is the file with the number of tracked connections.
 	tracking string
 }
 
@@ -450,31 +265,12 @@ func newSysctls(dir string) *sysctls {
 	}}
 }
 
-// steady reports, without allocating, whether all is as it should be.
-func (k *sysctls) steady() (bool, error) {
-	for i := range k.list {
-		s := &k.list[i]
-		v, err := s.value(k.buf[:])
-		if err != nil && s.absent() {
-			continue
-		}
-		if err != nil || v < s.min {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
 // ensure puts all right and returns what it changed.
 func (k *sysctls) ensure() (changed []string, err error) {
 	var errs []error
 	for i := range k.list {
 		s := &k.list[i]
-		did, err := s.ensure(k.buf[:])
-		if err != nil && s.file != nil { // the file may have gone with its module
-			s.close()
-			did, err = s.ensure(k.buf[:])
-		}
+		did, err := s.ensure()
 		switch {
 		case err != nil && s.absent():
 			errs = append(errs, s.lacking)

@@ -80,10 +80,10 @@ func stuckBehind(conns []byte, vip netip.AddrPort, sockets []netip.AddrPort) []n
 // connections wait, if the profile sends no PINGs.
 func (g *group) listener(ctx context.Context) {
 	k := g.d.keeper
-	look := k.alarms()
-	defer look.stop()
+	look := time.NewTimer(0)
+	defer look.Stop()
 	for {
-		look.set(k.beat.after(stuckEvery - keepTick))
+		look.Reset(k.beat.after(stuckEvery - keepTick))
 		select {
 		case <-ctx.Done():
 			return

@@ -32,21 +32,12 @@ func TestSysctls(t *testing.T) {
 	dir, read := settingsDir(t, map[string]string{"vs/expire_nodest_conn": "0\n", "vs/conntrack": "0\n",
 		"conf/all/arp_ignore": "2\n", "conf/all/arp_announce": "0\n"})
 	k := newSysctls(dir)
-	if ok, err := k.steady(); ok || err != nil {
-		t.Errorf("before: %v %v", ok, err)
-	}
 	changed, err := k.ensure()
 	if err != nil || len(changed) != 3 || !slices.ContainsFunc(changed, func(p string) bool { return strings.HasSuffix(p, "vs/conntrack") }) {
 		t.Errorf("%v %v", changed, err)
 	}
 	if c, e, i := read("vs/conntrack"), read("vs/expire_nodest_conn"), read("conf/all/arp_ignore"); c != "1" || e != "1" || i != "2" {
 		t.Errorf("conntrack %s, expire_nodest_conn %s, arp_ignore %s", c, e, i)
-	}
-	if ok, err := k.steady(); !ok || err != nil {
-		t.Errorf("after: %v %v", ok, err)
-	}
-	if n := testing.AllocsPerRun(100, func() { k.steady() }); n != 0 {
-		t.Errorf("%v allocations", n)
 	}
 }
 
@@ -60,9 +51,6 @@ func TestSysctlsUntracked(t *testing.T) {
 	}
 	if read("vs/expire_nodest_conn") != "1" {
 		t.Error("the rest was not set")
-	}
-	if ok, err := k.steady(); !ok || err != nil {
-		t.Errorf("it is looked at again and again: %v %v", ok, err)
 	}
 	// Without the module nothing is lacking.
 	if err := os.RemoveAll(filepath.Join(dir, "ipv4/vs")); err != nil {

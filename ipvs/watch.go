@@ -29,8 +29,7 @@ type watcher struct {
 	// count is told of what goes over the wire.
 	count func(what counter)
 	// beat is when this process is awake anyway.
-	beat   beat
-	alarms alarms
+	beat beat
 	// alone reports whether no API server is up: the return of this one is urgent.
 	alone func() bool
 	// readyDue is when the next request is due, across connections: a
@@ -353,12 +352,12 @@ func (w *watcher) vouched(ctx context.Context) (outcome, error) {
 
 // hold senses over one connection until it breaks. It returns the connection
 // to go on with, if one proved itself meanwhile. What is sent and when is the
-// schedule's to decide; the loop has one alarm, and does what it says.
+// schedule's to decide; the loop has one timer.
 func (w *watcher) hold(ctx context.Context, l *link) *link {
 	s := newSchedule(time.Now(), &w.profile, w.beat, l.h2, w.readyDue, &w.rtt)
 	w.readyDue = time.Time{}
-	due := w.alarms()
-	defer due.stop()
+	due := time.NewTimer(0)
+	defer due.Stop()
 	for {
 		for !l.exhausted() {
 			what := s.next(time.Now())
@@ -372,7 +371,7 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 		if l.exhausted() {
 			return nil
 		}
-		due.set(time.Until(s.due()))
+		due.Reset(time.Until(s.due()))
 		select {
 		case <-ctx.Done():
 			return nil

@@ -24,15 +24,16 @@ type table struct {
 	all []ipvs.Service
 }
 
-func (k *table) Services() ([]ipvs.Service, error) {
+func (k *table) Service(vip netip.AddrPort) (*ipvs.Service, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var out []ipvs.Service
-	for _, s := range k.all {
-		s.Dests = slices.Clone(s.Dests)
-		out = append(out, s)
+	i := slices.IndexFunc(k.all, func(s ipvs.Service) bool { return s.VIP == vip })
+	if i < 0 {
+		return nil, nil
 	}
-	return out, nil
+	s := k.all[i]
+	s.Dests = slices.Clone(s.Dests)
+	return &s, nil
 }
 
 func (k *table) Apply(op ipvs.Op) error {
@@ -64,7 +65,6 @@ func (k *table) Source(netip.Addr) (netip.Addr, error)          { return netip.M
 func (k *table) Route(netip.Addr) (netip.Addr, bool, error)     { return netip.Addr{}, false, nil }
 func (k *table) SetRoute(_, _ netip.Addr) error                 { return nil }
 func (k *table) DelRoute(netip.Addr) error                      { return nil }
-func (k *table) Steady([]ipvs.Service) (bool, error)            { return true, nil }
 func (k *table) Settings() ([]string, error)                    { return nil, nil }
 func (k *table) Watch(context.Context, func()) error            { return nil }
 
@@ -138,8 +138,8 @@ func TestMasterShowsItsCluster(t *testing.T) {
 				return len(s) == 1 && len(s[0].Masters) == 1 && s[0].Masters[0].State == tt.want
 			})
 			until(t, "the kernel to have it so", func() bool {
-				all, _ := kernel.Services()
-				return len(all) == 1 && (len(all[0].Dests) == 1) == (tt.want == "up")
+				s, _ := kernel.Service(server.VIP)
+				return s != nil && (len(s.Dests) == 1) == (tt.want == "up")
 			})
 		})
 	}
