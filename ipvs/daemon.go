@@ -14,6 +14,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
 // Options are what a Daemon needs to know besides the virtual servers.
@@ -32,7 +34,7 @@ type Options struct {
 	// LearnEvery overrides the profile's pause between readings of the
 	// cluster's list.
 	LearnEvery time.Duration
-	Kernel     Kernel
+	Kernel     kernel.Kernel
 	// Spread is how long API servers are not asked where nothing stands in the
 	// kernel yet: this machine booted, and perhaps a thousand others did.
 	Spread time.Duration
@@ -255,7 +257,7 @@ func (d *Daemon) configured() ([]Server, error) {
 // is kept, where there is one.
 func (d *Daemon) openKernel() error {
 	err := d.opt.Kernel.Ready()
-	if errors.Is(err, errNoIPVS) && !d.opt.Once && d.opt.HostsFile != "" {
+	if errors.Is(err, kernel.ErrNoIPVS) && !d.opt.Once && d.opt.HostsFile != "" {
 		d.absent.Store(true)
 		d.logf("%v; until then %s names a healthy API server", err, d.opt.HostsFile)
 		return nil
@@ -571,7 +573,7 @@ type Leftovers struct {
 // removes nothing and fails while a daemon keeps one of the virtual servers. Each
 // virtual server that is removed goes to log, on one line; of the others the error
 // says why, one line each.
-func Clean(ctx context.Context, kernel Kernel, l Leftovers, log func(string)) error {
+func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(string)) error {
 	names := make(map[netip.AddrPort][]string)
 	notes := noted(l.RunDir)
 	if l.Noted {
@@ -593,12 +595,12 @@ func Clean(ctx context.Context, kernel Kernel, l Leftovers, log func(string)) er
 			return fmt.Errorf("process %d keeps %s: stop it first, with `systemctl stop ipvscare`", pid, vip)
 		}
 	}
-	if err := kernel.Ready(); err != nil && !errors.Is(err, errNoIPVS) {
+	if err := machine.Ready(); err != nil && !errors.Is(err, kernel.ErrNoIPVS) {
 		return err
 	}
 	var errs []error
 	for _, vip := range vips {
-		err := removeService(kernel, vip, false)
+		err := removeService(machine, vip, false)
 		for _, name := range names[vip] {
 			if l.HostsFile != "" {
 				_, herr := keepHosts(ctx, l.HostsFile, l.RunDir, noLineFor(name, vip.Addr()))

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
 var testVIP = netip.MustParseAddrPort("10.103.97.2:6443")
@@ -13,61 +15,61 @@ func addrAt(i byte) netip.AddrPort {
 }
 
 // decode makes a service out of fuzz bytes: two bytes for each real server.
-func decode(b []byte) *Service {
+func decode(b []byte) *kernel.Service {
 	if len(b) == 0 {
 		return nil
 	}
-	s := &Service{VIP: testVIP, Scheduler: Schedulers()[int(b[0])%6], Flags: uint32(b[0]>>7) * 4}
+	s := &kernel.Service{VIP: testVIP, Scheduler: Schedulers()[int(b[0])%6], Flags: uint32(b[0]>>7) * 4}
 	for b = b[1:]; len(b) >= 2; b = b[2:] {
 		a := addrAt(b[0] % 8)
 		if indexDest(s.Dests, a) >= 0 {
 			continue
 		}
-		s.Dests = append(s.Dests, Dest{a, int(b[1] % 3), Forward(b[1] >> 6)})
+		s.Dests = append(s.Dests, kernel.Dest{Addr: a, Weight: int(b[1] % 3), Forward: kernel.Forward(b[1] >> 6)})
 	}
 	return s
 }
 
 // perform does what the kernel would, and rejects what it would refuse.
-func perform(t *testing.T, s *Service, op Op) *Service {
+func perform(t *testing.T, s *kernel.Service, op kernel.Op) *kernel.Service {
 	t.Helper()
 	i := -1
 	if s != nil {
 		i = indexDest(s.Dests, op.Dest.Addr)
 	}
-	if (s == nil) != (op.Kind == AddService) {
+	if (s == nil) != (op.Kind == kernel.AddService) {
 		t.Fatalf("%s on %v", op, s)
 	}
 	switch op.Kind {
-	case AddService:
-		b := op.Service.bare()
+	case kernel.AddService:
+		b := kernel.Service{VIP: op.Service.VIP, Scheduler: op.Service.Scheduler, Flags: op.Service.Flags}
 		return &b
-	case UpdateService:
+	case kernel.UpdateService:
 		s.Scheduler, s.Flags = op.Service.Scheduler, op.Service.Flags
-	case DelService:
+	case kernel.DelService:
 		return nil
-	case AddDest:
+	case kernel.AddDest:
 		if i >= 0 {
 			t.Fatalf("%s: it is there already", op)
 		}
 		s.Dests = append(s.Dests, op.Dest)
-	case UpdateDest:
+	case kernel.UpdateDest:
 		if i < 0 {
 			t.Fatalf("%s: it is not there", op)
 		}
 		s.Dests[i] = op.Dest
-	case Sever, DelDest:
+	case kernel.Sever, kernel.DelDest:
 		if i < 0 || s.Dests[i].Weight != 0 {
 			t.Fatalf("%s: it still takes new connections", op)
 		}
-		if op.Kind == DelDest {
+		if op.Kind == kernel.DelDest {
 			s.Dests = slices.Delete(s.Dests, i, i+1)
 		}
 	}
 	return s
 }
 
-func serving(s *Service) int {
+func serving(s *kernel.Service) int {
 	n := 0
 	if s != nil {
 		for _, d := range s.Dests {
@@ -79,11 +81,11 @@ func serving(s *Service) int {
 	return n
 }
 
-func equalService(a, b *Service) bool {
+func equalService(a, b *kernel.Service) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.VIP == b.VIP && a.Scheduler == b.Scheduler && a.Flags == b.Flags && slices.Equal(sorted(a.Dests), sorted(b.Dests))
+	return a.VIP == b.VIP && a.Scheduler == b.Scheduler && a.Flags == b.Flags && slices.Equal(byAddress(a.Dests), byAddress(b.Dests))
 }
 
 func FuzzDiff(f *testing.F) {
@@ -96,17 +98,17 @@ func FuzzDiff(f *testing.F) {
 		want, have := decode(w), decode(h)
 		both := serving(want) > 0 && serving(have) > 0
 		severed := map[netip.AddrPort]bool{}
-		for _, op := range diff(want, have) {
+		for _, op := range kernel.Diff(want, have) {
 			if op.Service.VIP != testVIP {
 				t.Fatalf("%s is for another virtual server", op)
 			}
 			switch op.Kind {
-			case Sever:
+			case kernel.Sever:
 				severed[op.Dest.Addr] = true
 				if want != nil && indexDest(want.Dests, op.Dest.Addr) >= 0 {
 					t.Fatalf("%s: it is wanted", op)
 				}
-			case DelDest:
+			case kernel.DelDest:
 				if !severed[op.Dest.Addr] {
 					t.Fatalf("%s before its connections were severed", op)
 				}
@@ -119,7 +121,7 @@ func FuzzDiff(f *testing.F) {
 		if !equalService(have, want) {
 			t.Fatalf("got %v, want %v", have, want)
 		}
-		if again := diff(want, have); len(again) != 0 {
+		if again := kernel.Diff(want, have); len(again) != 0 {
 			t.Fatalf("a second run finds %v", again)
 		}
 	})
@@ -127,29 +129,31 @@ func FuzzDiff(f *testing.F) {
 
 func TestChoose(t *testing.T) {
 	a, b, c := addrAt(1), addrAt(2), addrAt(3)
-	w := func(a netip.AddrPort, n int) Dest { return Dest{a, n, Masq} }
+	w := func(a netip.AddrPort, n int) kernel.Dest {
+		return kernel.Dest{Addr: a, Weight: n, Forward: kernel.Masq}
+	}
 	for _, tt := range []struct {
 		name    string
 		masters []candidate
-		last    []Dest
-		want    []Dest
+		last    []kernel.Dest
+		want    []kernel.Dest
 	}{
-		{"all up", []candidate{{a, Up, false, false}, {b, Up, false, false}}, nil, []Dest{w(a, 1), w(b, 1)}},
-		{"one down", []candidate{{a, Up, false, false}, {b, Down, false, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1)}},
-		{"one draining", []candidate{{a, Up, false, false}, {b, Draining, false, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1), w(b, 0)}},
-		{"only draining left", []candidate{{a, Down, false, false}, {b, Draining, false, false}}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
-		{"all down: the last set stays", []candidate{{a, Down, false, false}, {b, Down, false, false}}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
-		{"all down but one alien", []candidate{{a, Alien, false, false}, {b, Down, false, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(b, 1)}},
-		{"an alien is nobody's last resort", []candidate{{a, Alien, false, false}}, []Dest{w(a, 1)}, nil},
-		{"first start: nobody before its verdict", []candidate{{a, Unknown, false, false}, {b, Up, false, false}}, nil, []Dest{w(b, 1)}},
-		{"restart: all keep their places", []candidate{{a, Unknown, false, false}, {b, Unknown, false, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1), w(b, 1)}},
-		{"restart while one drains", []candidate{{a, Unknown, false, false}, {b, Unknown, false, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
-		{"restart while one drains: it is up", []candidate{{a, Unknown, false, false}, {b, Up, false, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1), w(b, 1)}},
-		{"restart while one drains, and the other dies", []candidate{{a, Down, false, false}, {b, Unknown, false, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
-		{"restart while one drains, and both die", []candidate{{a, Down, false, false}, {b, Down, false, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1)}},
-		{"restart: unlisted ones go", []candidate{{a, Unknown, false, false}}, []Dest{w(a, 1), w(c, 1)}, []Dest{w(a, 1)}},
-		{"new list, nobody proven: the old ones serve on", []candidate{{a, Unknown, false, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(b, 1), w(c, 1)}},
-		{"new list, one proven: the old ones go", []candidate{{a, Up, false, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(a, 1)}},
+		{"all up", []candidate{{a, Up, false, false}, {b, Up, false, false}}, nil, []kernel.Dest{w(a, 1), w(b, 1)}},
+		{"one down", []candidate{{a, Up, false, false}, {b, Down, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 1)}},
+		{"one draining", []candidate{{a, Up, false, false}, {b, Draining, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 1), w(b, 0)}},
+		{"only draining left", []candidate{{a, Down, false, false}, {b, Draining, false, false}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
+		{"all down: the last set stays", []candidate{{a, Down, false, false}, {b, Down, false, false}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
+		{"all down but one alien", []candidate{{a, Alien, false, false}, {b, Down, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(b, 1)}},
+		{"an alien is nobody's last resort", []candidate{{a, Alien, false, false}}, []kernel.Dest{w(a, 1)}, nil},
+		{"first start: nobody before its verdict", []candidate{{a, Unknown, false, false}, {b, Up, false, false}}, nil, []kernel.Dest{w(b, 1)}},
+		{"restart: all keep their places", []candidate{{a, Unknown, false, false}, {b, Unknown, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 1), w(b, 1)}},
+		{"restart while one drains", []candidate{{a, Unknown, false, false}, {b, Unknown, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(a, 1), w(b, 0)}},
+		{"restart while one drains: it is up", []candidate{{a, Unknown, false, false}, {b, Up, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(a, 1), w(b, 1)}},
+		{"restart while one drains, and the other dies", []candidate{{a, Down, false, false}, {b, Unknown, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(a, 1), w(b, 0)}},
+		{"restart while one drains, and both die", []candidate{{a, Down, false, false}, {b, Down, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(a, 1)}},
+		{"restart: unlisted ones go", []candidate{{a, Unknown, false, false}}, []kernel.Dest{w(a, 1), w(c, 1)}, []kernel.Dest{w(a, 1)}},
+		{"new list, nobody proven: the old ones serve on", []candidate{{a, Unknown, false, false}}, []kernel.Dest{w(b, 1), w(c, 1)}, []kernel.Dest{w(b, 1), w(c, 1)}},
+		{"new list, one proven: the old ones go", []candidate{{a, Up, false, false}}, []kernel.Dest{w(b, 1), w(c, 1)}, []kernel.Dest{w(a, 1)}},
 		{"nothing known at all", nil, nil, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -164,23 +168,25 @@ func TestChoose(t *testing.T) {
 // keeps its connections and gets no others.
 func TestChooseGuarded(t *testing.T) {
 	a, b := addrAt(1), addrAt(2)
-	w := func(a netip.AddrPort, n int) Dest { return Dest{a, n, Masq} }
+	w := func(a netip.AddrPort, n int) kernel.Dest {
+		return kernel.Dest{Addr: a, Weight: n, Forward: kernel.Masq}
+	}
 	for _, tt := range []struct {
 		name    string
 		masters []candidate
-		last    []Dest
-		want    []Dest
+		last    []kernel.Dest
+		want    []kernel.Dest
 	}{
-		{"nobody answers", []candidate{{a, Down, true, false}, {b, Down, true, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 0), w(b, 0)}},
-		{"and still nobody", []candidate{{a, Down, true, false}}, []Dest{w(a, 0)}, []Dest{w(a, 0)}},
-		{"one answers badly", []candidate{{a, Down, false, false}, {b, Down, true, false}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
-		{"one is back", []candidate{{a, Up, false, false}, {b, Down, true, false}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1)}},
-		{"one is another cluster's", []candidate{{a, Alien, false, false}, {b, Down, true, false}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(b, 0)}},
-		{"listed anew, nothing known: it keeps its place", []candidate{{a, Unknown, false, false}}, []Dest{w(a, 0)}, []Dest{w(a, 0)}},
-		{"a restart costs nothing", []candidate{{a, Unknown, false, false}}, []Dest{w(a, 1)}, []Dest{w(a, 1)}},
-		{"no longer listed, and nobody is proven", []candidate{{a, Unknown, false, false}}, []Dest{w(b, 1)}, []Dest{w(b, 0)}},
-		{"a restart while nobody answers", []candidate{{a, Unknown, false, false}, {b, Unknown, false, false}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 0), w(b, 0)}},
-		{"all drain", []candidate{{a, Draining, false, false}, {b, Down, true, false}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1)}},
+		{"nobody answers", []candidate{{a, Down, true, false}, {b, Down, true, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 0), w(b, 0)}},
+		{"and still nobody", []candidate{{a, Down, true, false}}, []kernel.Dest{w(a, 0)}, []kernel.Dest{w(a, 0)}},
+		{"one answers badly", []candidate{{a, Down, false, false}, {b, Down, true, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(a, 1), w(b, 0)}},
+		{"one is back", []candidate{{a, Up, false, false}, {b, Down, true, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(a, 1)}},
+		{"one is another cluster's", []candidate{{a, Alien, false, false}, {b, Down, true, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(b, 0)}},
+		{"listed anew, nothing known: it keeps its place", []candidate{{a, Unknown, false, false}}, []kernel.Dest{w(a, 0)}, []kernel.Dest{w(a, 0)}},
+		{"a restart costs nothing", []candidate{{a, Unknown, false, false}}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1)}},
+		{"no longer listed, and nobody is proven", []candidate{{a, Unknown, false, false}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 0)}},
+		{"a restart while nobody answers", []candidate{{a, Unknown, false, false}, {b, Unknown, false, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(a, 0), w(b, 0)}},
+		{"all drain", []candidate{{a, Draining, false, false}, {b, Down, true, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(a, 1)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := choose(tt.masters, tt.last, true); !slices.Equal(got, tt.want) {
@@ -190,6 +196,10 @@ func TestChooseGuarded(t *testing.T) {
 	}
 }
 
-func indexDest(dests []Dest, a netip.AddrPort) int {
-	return slices.IndexFunc(dests, func(d Dest) bool { return d.Addr == a })
+func indexDest(dests []kernel.Dest, a netip.AddrPort) int {
+	return slices.IndexFunc(dests, func(d kernel.Dest) bool { return d.Addr == a })
+}
+
+func byAddress(dests []kernel.Dest) []kernel.Dest {
+	return slices.SortedStableFunc(slices.Values(dests), func(a, b kernel.Dest) int { return a.Addr.Compare(b.Addr) })
 }

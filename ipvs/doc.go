@@ -5,11 +5,11 @@
 //
 // The parts, from pure functions to the kernel:
 //
-//   - diff and choose map values to values: which real servers the virtual
-//     server has, and the steps that lead there.
+//   - choose maps values to values: which real servers the virtual server has.
+//     Package kernel has the steps that lead there.
 //   - health turns the outcomes of probes into a state, one per API server.
 //   - a watcher per API server holds one HTTP/2 connection and probes over it.
-//   - the keeper is the one goroutine that uses the [Kernel]; within a second it
+//   - the keeper is the one goroutine that uses the [kernel.Kernel]; within a second it
 //     restores what somebody else changed.
 //   - [Daemon] connects them and follows changes of its files.
 //

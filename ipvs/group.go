@@ -15,6 +15,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
 // group keeps one virtual server: it owns the watchers of its API servers and
@@ -40,10 +42,10 @@ type group struct {
 	// be written at nextStore.
 	storedNames map[string][]netip.Addr
 	nextStore   time.Time
-	looked      bool       // every name was looked up once
-	stood       []Dest     // what choose is told of before
-	hostsAt     netip.Addr // what the hosts file says
-	verdicts    bool       // every API server had its first verdict
+	looked      bool          // every name was looked up once
+	stood       []kernel.Dest // what choose is told of before
+	hostsAt     netip.Addr    // what the hosts file says
+	verdicts    bool          // every API server had its first verdict
 	// cert is the node's own, certFile what it was read of.
 	cert     *tls.Certificate
 	certFile []byte
@@ -142,7 +144,7 @@ func (g *group) takeOver(ctx context.Context) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	serves := slices.ContainsFunc(have.Dests, func(d Dest) bool { return d.Weight > 0 })
+	serves := slices.ContainsFunc(have.Dests, func(d kernel.Dest) bool { return d.Weight > 0 })
 	// One of weight 0 drains or, where API servers have to show their cluster, is
 	// out until it does: it has its connections. Else nobody is left to keep any:
 	// an earlier life ended while it removed the last one.
@@ -416,14 +418,14 @@ func (g *group) apply(ctx context.Context) {
 	dests := choose(candidates, g.stood, g.guarded())
 	previous := g.serving()
 	if g.stood = dests; len(g.serving()) > 0 { // else whoever keeps its connections keeps its place
-		g.stood = slices.DeleteFunc(slices.Clone(dests), func(d Dest) bool {
+		g.stood = slices.DeleteFunc(slices.Clone(dests), func(d kernel.Dest) bool {
 			m := g.members[d.Addr]
 			return d.Weight == 0 && m != nil && m.health.State != Unknown // or nobody knows whether it still drains
 		})
 	}
 	last := g.serving()
 	g.mu.Unlock()
-	want := Service{VIP: s.VIP, Scheduler: s.Scheduler, Dests: dests}
+	want := kernel.Service{VIP: s.VIP, Scheduler: s.Scheduler, Dests: dests}
 	err := g.d.keeper.set(ctx, want, ways{masters: via, source: s.Source})
 	if ctx.Err() != nil {
 		return

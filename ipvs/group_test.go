@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/ipvs/kernel"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -174,7 +175,7 @@ func TestStatusWhileItStarts(t *testing.T) {
 	}
 	w := newWorld(t, 0)
 	g, _ := namesGroup(t, t.TempDir(), deadDNS, "10.0.0.1:6443")
-	w.kernel.services = []Service{{VIP: g.vip, Scheduler: "rr", Dests: []Dest{{Addr: addrAt(1), Weight: 1}}}}
+	w.kernel.services = []kernel.Service{{VIP: g.vip, Scheduler: "rr", Dests: []kernel.Dest{{Addr: addrAt(1), Weight: 1}}}}
 	g.d.opt.StateDir, g.server.Learn = state, true
 	g.d.keeper = newKeeper(w.kernel, g.d.logf, &g.d.stats, func(error) {})
 	go g.d.keeper.run(t.Context())

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
 const (
@@ -374,8 +376,8 @@ func (w *guardedWorld) serves(weight string) func() bool {
 // until that is known. The former cluster gets its traffic back at once.
 func TestBornAgain(t *testing.T) {
 	w := newGuardedWorld(t)
-	mine := Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: w.s.VIP, Dest: w.m.addr}
-	w.kernel.change(func() { w.kernel.conns = []Conn{mine} })
+	mine := kernel.Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: w.s.VIP, Dest: w.m.addr}
+	w.kernel.change(func() { w.kernel.conns = []kernel.Conn{mine} })
 	w.start(w.s)
 	w.eventually("it serves", w.serves("1"))
 
@@ -396,7 +398,7 @@ func TestBornAgain(t *testing.T) {
 	w.says.set(newInfo, "404")
 	w.eventually("it is another's", w.serves(""))
 	w.kernel.change(func() {
-		if !slices.Equal(w.kernel.severed, []Conn{mine}) {
+		if !slices.Equal(w.kernel.severed, []kernel.Conn{mine}) {
 			t.Errorf("severed %v", w.kernel.severed)
 		}
 	})
@@ -424,8 +426,8 @@ func TestBornAgain(t *testing.T) {
 // A restart of ipvscare meanwhile leaves them alone, and changes nothing else.
 func TestRestartInAnOutage(t *testing.T) {
 	w := newGuardedWorld(t)
-	mine := Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: w.s.VIP, Dest: w.m.addr}
-	w.kernel.change(func() { w.kernel.conns = []Conn{mine} })
+	mine := kernel.Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: w.s.VIP, Dest: w.m.addr}
+	w.kernel.change(func() { w.kernel.conns = []kernel.Conn{mine} })
 	w.start(w.s)
 	w.eventually("it serves", w.serves("1"))
 	w.m.stop()

@@ -7,10 +7,9 @@ import (
 	"net/netip"
 	"slices"
 	"time"
-)
 
-// errNoIPVS means that the kernel has no IP_VS.
-var errNoIPVS = errors.New("the kernel has no IP_VS: load it with `modprobe ip_vs`, or use a kernel that has it")
+	"github.com/edgebake/edgebake/ipvs/kernel"
+)
 
 // errPresent means that IP_VS is there after all.
 var errPresent = errors.New("the kernel has IP_VS now")
@@ -18,45 +17,6 @@ var errPresent = errors.New("the kernel has IP_VS now")
 // ErrRestart means that the daemon has to be started anew in a new process:
 // IP_VS came or went, and its netlink family is remembered per process.
 var ErrRestart = errors.New("restarting: IP_VS was loaded or unloaded")
-
-// Kernel is what the keeper needs of the machine. It is not safe for
-// concurrent use; the keeper's goroutine is its only caller. The real one is
-// in kernel_linux.go, tests have one in memory.
-type Kernel interface {
-	// Ready looks whether IP_VS is there, loading it now and then if that is
-	// possible, and returns errNoIPVS if it is not.
-	Ready() error
-	// Service returns a virtual TCP server with its real servers, nil if there is none.
-	Service(vip netip.AddrPort) (*Service, error)
-	// Apply does one step other than Sever.
-	Apply(Op) error
-	// Conns returns the connections to vip that are mapped to dest.
-	Conns(vip, dest netip.AddrPort) ([]Conn, error)
-	// Sever destroys this node's sockets of the connections.
-	Sever([]Conn) (int, error)
-	// Untrack has connection tracking forget the connections to vip that are
-	// mapped to dest.
-	Untrack(vip, dest netip.AddrPort) error
-	// Stuck returns the real servers from which this node's connections to vip
-	// wait for an acknowledgement.
-	Stuck(vip netip.AddrPort) ([]netip.AddrPort, error)
-	// SeverRemote destroys this node's sockets connected to addr.
-	SeverRemote(addr netip.AddrPort) (int, error)
-	// Source returns the address from which this node reaches dst.
-	Source(dst netip.Addr) (netip.Addr, error)
-	// Route returns the source of the local route to vip, if there is one.
-	Route(vip netip.Addr) (netip.Addr, bool, error)
-	SetRoute(vip, src netip.Addr) error
-	// DelRoute removes the route that SetRoute made.
-	DelRoute(vip netip.Addr) error
-	// Settings puts the kernel's settings right and returns what it changed.
-	Settings() ([]string, error)
-	// Watch calls wake after routes or addresses changed.
-	Watch(ctx context.Context, wake func()) error
-}
-
-// ProcSysNet is where the kernel's network settings are.
-const ProcSysNet = "/proc/sys/net"
 
 // Periods of the keeper.
 const (
@@ -79,7 +39,7 @@ type ways struct {
 
 // keeper owns the kernel. One goroutine does everything, in turn.
 type keeper struct {
-	kernel Kernel
+	kernel kernel.Kernel
 	log    func(format string, args ...any)
 	calls  chan func()
 	wake   chan struct{}
@@ -87,7 +47,7 @@ type keeper struct {
 	stats  *stats
 	beat   beat
 
-	want []Service
+	want []kernel.Service
 	via  map[netip.AddrPort]ways
 	// absent means that IP_VS is not there: nothing is kept, but sockets can
 	// still be destroyed.
@@ -97,7 +57,7 @@ type keeper struct {
 	complaint string
 }
 
-func newKeeper(k Kernel, log func(string, ...any), st *stats, turned func(error)) *keeper {
+func newKeeper(k kernel.Kernel, log func(string, ...any), st *stats, turned func(error)) *keeper {
 	return &keeper{kernel: k, log: log, stats: st, turned: turned,
 		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]ways)}
 }
@@ -191,12 +151,12 @@ func (k *keeper) say(err error) {
 }
 
 // set makes want the desired state of its virtual server.
-func (k *keeper) set(ctx context.Context, want Service, via ways) error {
+func (k *keeper) set(ctx context.Context, want kernel.Service, via ways) error {
 	return k.do(ctx, func() error {
 		if k.absent {
 			return nil
 		}
-		i := slices.IndexFunc(k.want, func(s Service) bool { return s.VIP == want.VIP })
+		i := slices.IndexFunc(k.want, func(s kernel.Service) bool { return s.VIP == want.VIP })
 		if i < 0 {
 			k.want = append(k.want, want)
 		} else {
@@ -208,7 +168,7 @@ func (k *keeper) set(ctx context.Context, want Service, via ways) error {
 }
 
 // current returns the virtual server as the kernel has it, nil if it has not.
-func (k *keeper) current(ctx context.Context, vip netip.AddrPort) (s *Service, err error) {
+func (k *keeper) current(ctx context.Context, vip netip.AddrPort) (s *kernel.Service, err error) {
 	err = k.do(ctx, func() error {
 		if k.absent {
 			return nil
@@ -231,27 +191,27 @@ func (k *keeper) sever(ctx context.Context, addr netip.AddrPort) error {
 // drop removes the virtual server, its connections and its route.
 func (k *keeper) drop(ctx context.Context, vip netip.AddrPort) error {
 	return k.do(ctx, func() error {
-		k.want = slices.DeleteFunc(k.want, func(s Service) bool { return s.VIP == vip })
+		k.want = slices.DeleteFunc(k.want, func(s kernel.Service) bool { return s.VIP == vip })
 		delete(k.via, vip)
-		return removeService(k.kernel, vip, slices.ContainsFunc(k.want, func(s Service) bool { return s.VIP.Addr() == vip.Addr() }))
+		return removeService(k.kernel, vip, slices.ContainsFunc(k.want, func(s kernel.Service) bool { return s.VIP.Addr() == vip.Addr() }))
 	})
 }
 
 // removeService removes one virtual server. The route stays while another virtual
 // server uses the same address.
-func removeService(kernel Kernel, vip netip.AddrPort, keepRoute bool) error {
-	have, err := kernel.Service(vip)
-	if err != nil && !errors.Is(err, errNoIPVS) {
+func removeService(machine kernel.Kernel, vip netip.AddrPort, keepRoute bool) error {
+	have, err := machine.Service(vip)
+	if err != nil && !errors.Is(err, kernel.ErrNoIPVS) {
 		return err
 	}
 	var errs []error
-	for _, op := range diff(nil, have) {
-		if err := apply(kernel, op, nil); err != nil {
+	for _, op := range kernel.Diff(nil, have) {
+		if err := apply(machine, op, nil); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	if !keepRoute {
-		errs = append(errs, kernel.DelRoute(vip.Addr()))
+		errs = append(errs, machine.DelRoute(vip.Addr()))
 	}
 	return errors.Join(errs...)
 }
@@ -274,12 +234,12 @@ func (k *keeper) reconcile(repair bool) error {
 	for i := range k.want {
 		have, err := k.kernel.Service(k.want[i].VIP)
 		if err != nil {
-			if errors.Is(err, errNoIPVS) {
+			if errors.Is(err, kernel.ErrNoIPVS) {
 				k.turned(err)
 			}
 			return errors.Join(append(errs, err)...)
 		}
-		ops := diff(&k.want[i], have)
+		ops := kernel.Diff(&k.want[i], have)
 		if len(ops) == 0 {
 			continue
 		}
@@ -297,7 +257,7 @@ func (k *keeper) reconcile(repair bool) error {
 }
 
 // brief names the steps, a few of them.
-func brief(ops []Op) string {
+func brief(ops []kernel.Op) string {
 	const most = 4
 	s := ""
 	for i, op := range ops {
@@ -308,24 +268,24 @@ func brief(ops []Op) string {
 			s += ", "
 		}
 		s += op.Kind.String()
-		if op.Kind > DelService {
+		if op.Kind > kernel.DelService {
 			s += " " + op.Dest.Addr.String()
 		}
 	}
 	return s
 }
 
-func apply(kernel Kernel, op Op, st *stats) error {
-	if op.Kind != Sever {
-		if err := kernel.Apply(op); err != nil {
+func apply(machine kernel.Kernel, op kernel.Op, st *stats) error {
+	if op.Kind != kernel.Sever {
+		if err := machine.Apply(op); err != nil {
 			return fmt.Errorf("%s: %w", op, err)
 		}
 		return nil
 	}
-	conns, err := kernel.Conns(op.Service.VIP, op.Dest.Addr)
+	conns, err := machine.Conns(op.Service.VIP, op.Dest.Addr)
 	if err == nil && len(conns) > 0 {
 		var n int
-		n, err = kernel.Sever(conns)
+		n, err = machine.Sever(conns)
 		if st != nil {
 			st.severed.Add(int64(n))
 		}
@@ -333,7 +293,7 @@ func apply(kernel Kernel, op Op, st *stats) error {
 	// IPVS throws away the first packet that connection tracking still maps to
 	// a real server which is gone, and whoever is just opening a connection
 	// would have to wait for one more of its SYNs.
-	if err = errors.Join(err, kernel.Untrack(op.Service.VIP, op.Dest.Addr)); err != nil {
+	if err = errors.Join(err, machine.Untrack(op.Service.VIP, op.Dest.Addr)); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	return nil

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
 // memKernel is a kernel in memory. It checks what it is told as a kernel
@@ -21,13 +23,13 @@ type memKernel struct {
 	t        *testing.T
 	mu       sync.Mutex
 	absent   bool
-	services []Service
-	conns    []Conn
+	services []kernel.Service
+	conns    []kernel.Conn
 	routes   map[netip.Addr]netip.Addr
 	source   netip.Addr
 	steps    []string
 	history  []string // the table after each step
-	severed  []Conn
+	severed  []kernel.Conn
 	remotes  []netip.AddrPort
 	stuck    []netip.AddrPort
 	// untracked are the real servers that connection tracking was to forget.
@@ -43,16 +45,16 @@ func (k *memKernel) Ready() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.absent {
-		return errNoIPVS
+		return kernel.ErrNoIPVS
 	}
 	return nil
 }
 
-func (k *memKernel) Service(vip netip.AddrPort) (*Service, error) {
+func (k *memKernel) Service(vip netip.AddrPort) (*kernel.Service, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.absent {
-		return nil, errNoIPVS
+		return nil, kernel.ErrNoIPVS
 	}
 	s := find(k.services, vip)
 	if s == nil {
@@ -63,7 +65,7 @@ func (k *memKernel) Service(vip netip.AddrPort) (*Service, error) {
 	return &clone, nil
 }
 
-func find(all []Service, vip netip.AddrPort) *Service {
+func find(all []kernel.Service, vip netip.AddrPort) *kernel.Service {
 	for i := range all {
 		if all[i].VIP == vip {
 			return &all[i]
@@ -72,11 +74,11 @@ func find(all []Service, vip netip.AddrPort) *Service {
 	return nil
 }
 
-func (k *memKernel) Apply(op Op) error {
+func (k *memKernel) Apply(op kernel.Op) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.absent {
-		return errNoIPVS
+		return kernel.ErrNoIPVS
 	}
 	k.steps = append(k.steps, op.String())
 	s := find(k.services, op.Service.VIP)
@@ -85,7 +87,7 @@ func (k *memKernel) Apply(op Op) error {
 	case s == nil && after != nil:
 		k.services = append(k.services, *after)
 	case after == nil:
-		k.services = slices.DeleteFunc(k.services, func(s Service) bool { return s.VIP == op.Service.VIP })
+		k.services = slices.DeleteFunc(k.services, func(s kernel.Service) bool { return s.VIP == op.Service.VIP })
 	default:
 		*s = *after
 	}
@@ -93,10 +95,10 @@ func (k *memKernel) Apply(op Op) error {
 	return nil
 }
 
-func (k *memKernel) Conns(vip, dest netip.AddrPort) ([]Conn, error) {
+func (k *memKernel) Conns(vip, dest netip.AddrPort) ([]kernel.Conn, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var mine []Conn
+	var mine []kernel.Conn
 	for _, c := range k.conns {
 		if c.Virtual == vip && c.Dest == dest {
 			mine = append(mine, c)
@@ -105,7 +107,7 @@ func (k *memKernel) Conns(vip, dest netip.AddrPort) ([]Conn, error) {
 	return mine, nil
 }
 
-func (k *memKernel) Sever(conns []Conn) (int, error) {
+func (k *memKernel) Sever(conns []kernel.Conn) (int, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.severed = append(k.severed, conns...)
@@ -198,7 +200,7 @@ func (k *memKernel) table() string {
 	var s []string
 	for _, svc := range k.services {
 		s = append(s, fmt.Sprintf("%s %s", svc.VIP, svc.Scheduler))
-		for _, d := range sorted(svc.Dests) {
+		for _, d := range byAddress(svc.Dests) {
 			s = append(s, fmt.Sprintf("%s=%d", d.Addr.Addr(), d.Weight))
 		}
 	}
@@ -333,13 +335,13 @@ func TestDaemon(t *testing.T) {
 	}
 	w.eventually("the hosts line is there", hosts(s.VIP.Addr().String()+" apiserver.cluster.local # ipvscare\n"))
 
-	mine := Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: s.VIP, Dest: a.addr}
-	other := Conn{Client: netip.MustParseAddrPort("10.0.0.100:2"), Virtual: s.VIP, Dest: b.addr}
-	w.kernel.change(func() { w.kernel.conns = []Conn{mine, other} })
+	mine := kernel.Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: s.VIP, Dest: a.addr}
+	other := kernel.Conn{Client: netip.MustParseAddrPort("10.0.0.100:2"), Virtual: s.VIP, Dest: b.addr}
+	w.kernel.change(func() { w.kernel.conns = []kernel.Conn{mine, other} })
 	a.stop()
 	w.eventually("one is out", func() bool { return w.kernel.text() == onlyB })
 	w.kernel.change(func() {
-		if !slices.Equal(w.kernel.severed, []Conn{mine}) {
+		if !slices.Equal(w.kernel.severed, []kernel.Conn{mine}) {
 			t.Errorf("severed %v", w.kernel.severed)
 		}
 		if !slices.Equal(w.kernel.untracked, []netip.AddrPort{a.addr}) {
@@ -408,10 +410,10 @@ func TestRestartWhileOneDrains(t *testing.T) {
 	s := testServer(t, 200)
 	s.Masters = []Master{a.master(), b.master()}
 	drains := fmt.Sprintf("%s rr %s=1 %s=0", s.VIP, a.addr.Addr(), b.addr.Addr())
-	mine := Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: s.VIP, Dest: b.addr}
+	mine := kernel.Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: s.VIP, Dest: b.addr}
 	w.kernel.change(func() {
-		w.kernel.conns = []Conn{mine}
-		w.kernel.services = []Service{{VIP: s.VIP, Scheduler: "rr", Dests: []Dest{{a.addr, 1, Masq}, {b.addr, 0, Masq}}}}
+		w.kernel.conns = []kernel.Conn{mine}
+		w.kernel.services = []kernel.Service{{VIP: s.VIP, Scheduler: "rr", Dests: []kernel.Dest{{Addr: a.addr, Weight: 1, Forward: kernel.Masq}, {Addr: b.addr, Weight: 0, Forward: kernel.Masq}}}}
 	})
 	w.start(s)
 	w.eventually("both have verdicts", func() bool { return w.said("is up, it was unknown") == 1 && w.said("is draining, it was unknown") == 1 })

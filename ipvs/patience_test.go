@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
 func TestLatency(t *testing.T) {
@@ -204,22 +206,24 @@ func TestSlowHealth(t *testing.T) {
 // TestChooseSlow: with no better API server left, a slow one serves.
 func TestChooseSlow(t *testing.T) {
 	a, b, c := addrAt(1), addrAt(2), addrAt(3)
-	w := func(a netip.AddrPort, n int) Dest { return Dest{a, n, Masq} }
+	w := func(a netip.AddrPort, n int) kernel.Dest {
+		return kernel.Dest{Addr: a, Weight: n, Forward: kernel.Masq}
+	}
 	slow := func(a netip.AddrPort) candidate { return candidate{a, Down, false, true} }
 	dead := func(a netip.AddrPort) candidate { return candidate{a, Down, true, false} }
 	for _, tt := range []struct {
 		name             string
 		masters          []candidate
-		last             []Dest
-		want, whenJoined []Dest
+		last             []kernel.Dest
+		want, whenJoined []kernel.Dest
 	}{
-		{"alone", []candidate{slow(a)}, []Dest{w(a, 1)}, []Dest{w(a, 1)}, []Dest{w(a, 1)}},
-		{"a better one serves", []candidate{slow(a), {b, Up, false, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
-		{"the other refuses", []candidate{slow(a), dead(b)}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1)}, []Dest{w(a, 1), w(b, 0)}},
-		{"the other is of another cluster", []candidate{slow(a), {b, Alien, false, false}}, []Dest{w(b, 1)}, []Dest{w(a, 1)}, []Dest{w(a, 1)}},
-		{"it was out, and the last one refuses now", []candidate{slow(a), dead(b)}, []Dest{w(b, 1)}, []Dest{w(a, 1)}, []Dest{w(a, 1), w(b, 0)}},
-		{"all are slow", []candidate{slow(a), slow(b), slow(c)}, []Dest{w(c, 1)}, []Dest{w(a, 1), w(b, 1), w(c, 1)}, []Dest{w(a, 1), w(b, 1), w(c, 1)}},
-		{"one drains", []candidate{slow(a), {b, Draining, false, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
+		{"alone", []candidate{slow(a)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1)}},
+		{"a better one serves", []candidate{slow(a), {b, Up, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
+		{"the other refuses", []candidate{slow(a), dead(b)}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1), w(b, 0)}},
+		{"the other is of another cluster", []candidate{slow(a), {b, Alien, false, false}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1)}},
+		{"it was out, and the last one refuses now", []candidate{slow(a), dead(b)}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1), w(b, 0)}},
+		{"all are slow", []candidate{slow(a), slow(b), slow(c)}, []kernel.Dest{w(c, 1)}, []kernel.Dest{w(a, 1), w(b, 1), w(c, 1)}, []kernel.Dest{w(a, 1), w(b, 1), w(c, 1)}},
+		{"one drains", []candidate{slow(a), {b, Draining, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
 	} {
 		if got := choose(tt.masters, tt.last, false); !slices.Equal(got, tt.want) {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)

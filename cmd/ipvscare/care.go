@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/edgebake/edgebake/ipvs"
+	"github.com/edgebake/edgebake/ipvs/kernel"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -60,7 +61,7 @@ func (c *careFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&c.hosts, "hosts", hostsFile, "the hosts file")
 	f.StringVar(&c.run, "run-dir", runDir, "directory of locks, sockets and the record of virtual servers created")
 	f.StringVar(&c.metrics, "metrics", "", "loopback address for Prometheus; empty: none")
-	f.StringVar(&c.sysctls, "sysctls", ipvs.ProcSysNet, "the kernel's network settings; in a container, a mount of the node's")
+	f.StringVar(&c.sysctls, "sysctls", kernel.ProcSysNet, "the kernel's network settings; in a container, a mount of the node's")
 	f.StringVar(&c.profile, "profile", "lan", "lan or metered")
 }
 
@@ -168,11 +169,11 @@ what others change. docs/ipvscare.md lists the differences.`,
 				return usageError{err}
 			}
 			if c.clean {
-				kernel, err := ipvs.OpenKernel(c.sysctls)
+				machine, err := kernel.Open(c.sysctls)
 				if err != nil {
 					return err
 				}
-				return ipvs.Clean(ctx, kernel, ipvs.Leftovers{Servers: []ipvs.Server{s}, HostsFile: c.hosts, RunDir: c.run}, func(line string) { fmt.Fprintln(stderr, line) })
+				return ipvs.Clean(ctx, machine, ipvs.Leftovers{Servers: []ipvs.Server{s}, HostsFile: c.hosts, RunDir: c.run}, func(line string) { fmt.Fprintln(stderr, line) })
 			}
 			hosts := c.hosts
 			if c.host == "" {

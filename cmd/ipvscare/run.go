@@ -22,6 +22,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/ipvs"
+	"github.com/edgebake/edgebake/ipvs/kernel"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -151,7 +152,7 @@ place, so that a restart or an upgrade breaks no connection.`,
 				return nil // stopped meanwhile
 			}
 			opt.Spread = bootSpread(opt.ConfigFile)
-			return keep(ctx, opt, ipvs.ProcSysNet, stderr)
+			return keep(ctx, opt, kernel.ProcSysNet, stderr)
 		},
 	}
 }
@@ -235,7 +236,7 @@ func shown(text string) string {
 // keep runs the daemon under systemd or by itself.
 func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Writer) error {
 	tuneMemory()
-	kernel, err := ipvs.OpenKernel(sysctls)
+	machine, err := kernel.Open(sysctls)
 	if err != nil {
 		return err
 	}
@@ -243,7 +244,7 @@ func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Write
 	signal.Notify(reload, syscall.SIGHUP)
 	defer signal.Stop(reload)
 	lines := log.New(stderr, "", 0) // the journal has the time
-	opt.Kernel = kernel
+	opt.Kernel = machine
 	opt.Log = func(line string) { lines.Print(shown(line)) }
 	opt.Reload = reload
 	opt.Ready = func() {
@@ -350,12 +351,12 @@ func cleanCommand(stderr io.Writer) *command {
 the hosts file. Stop ipvscare first.`,
 		flags: f,
 		run: func(ctx context.Context) error {
-			kernel, err := ipvs.OpenKernel("")
+			machine, err := kernel.Open("")
 			if err != nil {
 				return err
 			}
 			lines := func(line string) { fmt.Fprintln(stderr, line) }
-			return ipvs.Clean(ctx, kernel, leftovers(config, hosts, run, lines), lines)
+			return ipvs.Clean(ctx, machine, leftovers(config, hosts, run, lines), lines)
 		},
 	}
 }

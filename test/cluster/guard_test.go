@@ -16,18 +16,19 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/ipvs"
+	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
 // table is a kernel that has nothing but IPVS' table.
 type table struct {
 	mu  sync.Mutex
-	all []ipvs.Service
+	all []kernel.Service
 }
 
-func (k *table) Service(vip netip.AddrPort) (*ipvs.Service, error) {
+func (k *table) Service(vip netip.AddrPort) (*kernel.Service, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	i := slices.IndexFunc(k.all, func(s ipvs.Service) bool { return s.VIP == vip })
+	i := slices.IndexFunc(k.all, func(s kernel.Service) bool { return s.VIP == vip })
 	if i < 0 {
 		return nil, nil
 	}
@@ -36,37 +37,37 @@ func (k *table) Service(vip netip.AddrPort) (*ipvs.Service, error) {
 	return &s, nil
 }
 
-func (k *table) Apply(op ipvs.Op) error {
+func (k *table) Apply(op kernel.Op) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if op.Kind == ipvs.AddService {
+	if op.Kind == kernel.AddService {
 		k.all = append(k.all, op.Service)
 		return nil
 	}
-	i := slices.IndexFunc(k.all, func(s ipvs.Service) bool { return s.VIP == op.Service.VIP })
+	i := slices.IndexFunc(k.all, func(s kernel.Service) bool { return s.VIP == op.Service.VIP })
 	if i < 0 {
 		return errors.New("no such service")
 	}
 	s := &k.all[i]
-	s.Dests = slices.DeleteFunc(s.Dests, func(d ipvs.Dest) bool { return d.Addr == op.Dest.Addr })
-	if op.Kind == ipvs.AddDest || op.Kind == ipvs.UpdateDest {
+	s.Dests = slices.DeleteFunc(s.Dests, func(d kernel.Dest) bool { return d.Addr == op.Dest.Addr })
+	if op.Kind == kernel.AddDest || op.Kind == kernel.UpdateDest {
 		s.Dests = append(s.Dests, op.Dest)
 	}
 	return nil
 }
 
-func (k *table) Ready() error                                   { return nil }
-func (k *table) Conns(_, _ netip.AddrPort) ([]ipvs.Conn, error) { return nil, nil }
-func (k *table) Sever([]ipvs.Conn) (int, error)                 { return 0, nil }
-func (k *table) Untrack(_, _ netip.AddrPort) error              { return nil }
-func (k *table) Stuck(netip.AddrPort) ([]netip.AddrPort, error) { return nil, nil }
-func (k *table) SeverRemote(netip.AddrPort) (int, error)        { return 0, nil }
-func (k *table) Source(netip.Addr) (netip.Addr, error)          { return netip.MustParseAddr("127.0.0.1"), nil }
-func (k *table) Route(netip.Addr) (netip.Addr, bool, error)     { return netip.Addr{}, false, nil }
-func (k *table) SetRoute(_, _ netip.Addr) error                 { return nil }
-func (k *table) DelRoute(netip.Addr) error                      { return nil }
-func (k *table) Settings() ([]string, error)                    { return nil, nil }
-func (k *table) Watch(context.Context, func()) error            { return nil }
+func (k *table) Ready() error                                     { return nil }
+func (k *table) Conns(_, _ netip.AddrPort) ([]kernel.Conn, error) { return nil, nil }
+func (k *table) Sever([]kernel.Conn) (int, error)                 { return 0, nil }
+func (k *table) Untrack(_, _ netip.AddrPort) error                { return nil }
+func (k *table) Stuck(netip.AddrPort) ([]netip.AddrPort, error)   { return nil, nil }
+func (k *table) SeverRemote(netip.AddrPort) (int, error)          { return 0, nil }
+func (k *table) Source(netip.Addr) (netip.Addr, error)            { return netip.MustParseAddr("127.0.0.1"), nil }
+func (k *table) Route(netip.Addr) (netip.Addr, bool, error)       { return netip.Addr{}, false, nil }
+func (k *table) SetRoute(_, _ netip.Addr) error                   { return nil }
+func (k *table) DelRoute(netip.Addr) error                        { return nil }
+func (k *table) Settings() ([]string, error)                      { return nil, nil }
+func (k *table) Watch(context.Context, func()) error              { return nil }
 
 // TestMasterShowsItsCluster: a real API server shows the UIDs of cluster-info, to
 // anybody, and of the Node and of the Service that it has made, to a certificate; ipvscare
@@ -116,14 +117,14 @@ func TestMasterShowsItsCluster(t *testing.T) {
 		{"cluster-info is another, and there is no certificate to ask with", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID}, "", "down"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			kernel := &table{}
+			rules := &table{}
 			server := ipvs.Server{VIP: netip.MustParseAddrPort("10.103.97.222:6443"), Masters: []ipvs.Master{{Host: addr.Addr().String(), Port: addr.Port()}},
 				Scheduler: "rr", Profile: ipvs.LAN(), Rise: 2, Fall: 2, Probe: ipvs.Probe{Method: "GET", Path: "/readyz", CAFile: lc.CAFile}, Joined: tt.joined}
 			file := tt.cert
 			if file == "" {
 				file = filepath.Join(t.TempDir(), "none.pem")
 			}
-			d := ipvs.NewDaemon(ipvs.Options{Servers: []ipvs.Server{server}, Kernel: kernel, ClientCert: file, Log: func(line string) { t.Log(line) }})
+			d := ipvs.NewDaemon(ipvs.Options{Servers: []ipvs.Server{server}, Kernel: rules, ClientCert: file, Log: func(line string) { t.Log(line) }})
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			done := make(chan error, 1)
 			go func() { done <- d.Run(ctx) }()
@@ -138,7 +139,7 @@ func TestMasterShowsItsCluster(t *testing.T) {
 				return len(s) == 1 && len(s[0].Masters) == 1 && s[0].Masters[0].State == tt.want
 			})
 			until(t, "the kernel to have it so", func() bool {
-				s, _ := kernel.Service(server.VIP)
+				s, _ := rules.Service(server.VIP)
 				return s != nil && (len(s.Dests) == 1) == (tt.want == "up")
 			})
 		})

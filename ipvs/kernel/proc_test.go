@@ -1,4 +1,4 @@
-package ipvs
+package kernel
 
 import (
 	"bytes"
@@ -35,7 +35,7 @@ TCP nonsense
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	mine, err := readConns(file, testVIP, netip.MustParseAddrPort("10.103.0.11:6443"))
+	mine, err := readConns(file, vip6443, netip.MustParseAddrPort("10.103.0.11:6443"))
 	if err != nil || len(mine) != 1 || mine[0] != all[0] {
 		t.Errorf("%v, %v", mine, err)
 	}
@@ -58,7 +58,7 @@ func TestReadConnsOfALargeTable(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	mine, err := readConns(file, testVIP, netip.MustParseAddrPort("10.103.0.11:6443"))
+	mine, err := readConns(file, vip6443, netip.MustParseAddrPort("10.103.0.11:6443"))
 	runtime.ReadMemStats(&after)
 	if err != nil || len(mine) != 5 {
 		t.Errorf("%v, %v", mine, err)
@@ -91,7 +91,7 @@ func FuzzProc(f *testing.F) {
 	f.Add([]byte("TCP 0A670065 D2F0 0A676102 192B 0A67000B 192B ESTABLISHED     899\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		parseConns(text, func(Conn, []byte) bool { return true })
-		stuckSockets(text, testVIP)
+		stuckSockets(text, vip6443)
 	})
 }
 

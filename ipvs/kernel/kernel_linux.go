@@ -1,4 +1,4 @@
-package ipvs
+package kernel
 
 import (
 	"cmp"
@@ -28,22 +28,22 @@ const routeProtocol = 101
 // schedulers' own. The kernel adds "hashed" (2) by itself.
 const serviceFlags = 0x1 | 0x4 | 0x8 | 0x10 | 0x20
 
-// kernel is the machine's own, by netlink and /proc, in the network
+// linux is the machine's own, by netlink and /proc, in the network
 // namespace of this process.
-type kernel struct {
+type linux struct {
 	handle   *mobyipvs.Handle
 	sockets  procFile
 	settings *sysctls
 	module   module
 }
 
-// OpenKernel returns the machine's kernel, with its settings below sysctlDir,
+// Open returns the machine's kernel, with its settings below sysctlDir,
 // ProcSysNet by default. It needs root, and no IP_VS yet.
-func OpenKernel(sysctlDir string) (Kernel, error) {
+func Open(sysctlDir string) (Kernel, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("ipvscare must run as root: it changes the kernel's tables")
 	}
-	return &kernel{settings: newSysctls(cmp.Or(sysctlDir, ProcSysNet)), module: module{
+	return &linux{settings: newSysctls(cmp.Or(sysctlDir, ProcSysNet)), module: module{
 		shown: func() bool {
 			_, err := os.Stat(procServices)
 			return err == nil
@@ -63,10 +63,10 @@ func OpenKernel(sysctlDir string) (Kernel, error) {
 
 // Ready asks the kernel itself first: moby/ipvs remembers forever what it
 // found out first, and reports success on a kernel without IP_VS.
-func (k *kernel) Ready() error {
+func (k *linux) Ready() error {
 	if !k.module.ready(time.Now()) {
 		k.Close()
-		return errNoIPVS
+		return ErrNoIPVS
 	}
 	if k.handle != nil {
 		return nil
@@ -80,26 +80,26 @@ func (k *kernel) Ready() error {
 }
 
 // Close lets go of the handle.
-func (k *kernel) Close() {
+func (k *linux) Close() {
 	if k.handle != nil {
 		k.handle.Close()
 		k.handle = nil
 	}
 }
 
-// gone turns the error of a removed module into errNoIPVS.
-func (k *kernel) gone(err error) error {
+// gone turns the error of a removed module into ErrNoIPVS.
+func (k *linux) gone(err error) error {
 	if err == nil {
 		return nil
 	}
 	if !k.module.known() {
 		k.Close()
-		return errNoIPVS
+		return ErrNoIPVS
 	}
 	return err
 }
 
-func (k *kernel) Service(vip netip.AddrPort) (*Service, error) {
+func (k *linux) Service(vip netip.AddrPort) (*Service, error) {
 	if k.handle == nil {
 		if err := k.Ready(); err != nil {
 			return nil, err
@@ -139,9 +139,9 @@ func serviceAt(vip netip.AddrPort) *mobyipvs.Service {
 	return s
 }
 
-func (k *kernel) Apply(op Op) error {
+func (k *linux) Apply(op Op) error {
 	if k.handle == nil {
-		return errNoIPVS
+		return ErrNoIPVS
 	}
 	s := serviceAt(op.Service.VIP)
 	s.SchedName, s.Flags = op.Service.Scheduler, op.Service.Flags
@@ -167,9 +167,9 @@ func (k *kernel) Apply(op Op) error {
 	return fmt.Errorf("%s is not a step of the kernel's", op.Kind)
 }
 
-func (k *kernel) Settings() ([]string, error) { return k.settings.ensure() }
+func (k *linux) Settings() ([]string, error) { return k.settings.ensure() }
 
-func (k *kernel) Conns(vip, dest netip.AddrPort) ([]Conn, error) {
+func (k *linux) Conns(vip, dest netip.AddrPort) ([]Conn, error) {
 	return readConns(procConns, vip, dest)
 }
 
@@ -195,7 +195,7 @@ func (r *destroyRequest) Serialize() []byte {
 
 // Sever uses one netlink socket for all: opening one for each of a thousand
 // connections would take most of the time.
-func (k *kernel) Sever(conns []Conn) (int, error) {
+func (k *linux) Sever(conns []Conn) (int, error) {
 	sock, err := nl.Subscribe(unix.NETLINK_SOCK_DIAG)
 	if err != nil {
 		return 0, fmt.Errorf("opening socket diagnosis: %w", err)
@@ -221,7 +221,7 @@ func (k *kernel) Sever(conns []Conn) (int, error) {
 	return n, nil
 }
 
-func (k *kernel) Untrack(vip, dest netip.AddrPort) error {
+func (k *linux) Untrack(vip, dest netip.AddrPort) error {
 	if n, err := os.ReadFile(k.settings.tracking); err != nil || string(n) == "0\n" {
 		return nil // nothing is tracked here
 	}
@@ -242,7 +242,7 @@ func unsupported(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-func (k *kernel) Stuck(vip netip.AddrPort) ([]netip.AddrPort, error) {
+func (k *linux) Stuck(vip netip.AddrPort) ([]netip.AddrPort, error) {
 	path := procTCP
 	if vip.Addr().Is6() {
 		path = procTCP6
@@ -280,7 +280,7 @@ func (k *kernel) Stuck(vip netip.AddrPort) ([]netip.AddrPort, error) {
 	}
 }
 
-func (k *kernel) SeverRemote(addr netip.AddrPort) (int, error) {
+func (k *linux) SeverRemote(addr netip.AddrPort) (int, error) {
 	conns, err := socketsTo(addr)
 	if err != nil {
 		return 0, fmt.Errorf("listing sockets: %w", err)
@@ -288,7 +288,7 @@ func (k *kernel) SeverRemote(addr netip.AddrPort) (int, error) {
 	return k.Sever(conns)
 }
 
-func (k *kernel) Source(dst netip.Addr) (netip.Addr, error) {
+func (k *linux) Source(dst netip.Addr) (netip.Addr, error) {
 	routes, err := netlink.RouteGet(dst.AsSlice())
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("looking up the route to %s: %w", dst, err)
@@ -303,7 +303,7 @@ func (k *kernel) Source(dst netip.Addr) (netip.Addr, error) {
 
 // Route asks how a packet to vip would go now, which is what counts, however
 // many tables and rules there are.
-func (k *kernel) Route(vip netip.Addr) (netip.Addr, bool, error) {
+func (k *linux) Route(vip netip.Addr) (netip.Addr, bool, error) {
 	routes, err := netlink.RouteGet(vip.AsSlice())
 	if err != nil { // no way at all: the route is to be made
 		return netip.Addr{}, false, nil
@@ -317,7 +317,7 @@ func (k *kernel) Route(vip netip.Addr) (netip.Addr, bool, error) {
 	return netip.Addr{}, false, nil
 }
 
-func (k *kernel) viaLoopback(vip, src netip.Addr) (*netlink.Route, error) {
+func (k *linux) viaLoopback(vip, src netip.Addr) (*netlink.Route, error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("finding lo: %w", err)
@@ -341,7 +341,7 @@ func (k *kernel) viaLoopback(vip, src netip.Addr) (*netlink.Route, error) {
 	return r, nil
 }
 
-func (k *kernel) SetRoute(vip, src netip.Addr) error {
+func (k *linux) SetRoute(vip, src netip.Addr) error {
 	r, err := k.viaLoopback(vip, src)
 	if err != nil {
 		return err
@@ -352,7 +352,7 @@ func (k *kernel) SetRoute(vip, src netip.Addr) error {
 	return nil
 }
 
-func (k *kernel) DelRoute(vip netip.Addr) error {
+func (k *linux) DelRoute(vip netip.Addr) error {
 	r, err := k.viaLoopback(vip, netip.Addr{})
 	if err != nil {
 		return err
@@ -363,7 +363,7 @@ func (k *kernel) DelRoute(vip netip.Addr) error {
 	return nil
 }
 
-func (k *kernel) Watch(ctx context.Context, wake func()) error {
+func (k *linux) Watch(ctx context.Context, wake func()) error {
 	sock, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE)
 	if err != nil {

@@ -1,7 +1,6 @@
-package ipvs
+package kernel
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -84,11 +83,11 @@ func (o Op) String() string {
 	return fmt.Sprintf("%s %s -> %s weight %d %s", o.Kind, o.Service.VIP, o.Dest.Addr, o.Dest.Weight, o.Dest.Forward)
 }
 
-// diff returns the steps from have to want; nil stands for no service at all.
+// Diff returns the steps from have to want; nil stands for no service at all.
 // New and better real servers come before worse ones go, so that no step
 // leaves the service without a real server that it had and keeps. A real
 // server that goes is first given weight 0 and its connections are severed.
-func diff(want, have *Service) []Op {
+func Diff(want, have *Service) []Op {
 	var ops []Op
 	switch {
 	case want == nil && have == nil:
@@ -152,90 +151,4 @@ func (s *Service) bare() Service {
 
 func sorted(dests []Dest) []Dest {
 	return slices.SortedStableFunc(slices.Values(dests), func(a, b Dest) int { return a.Addr.Compare(b.Addr) })
-}
-
-// candidate is what choose knows of one API server.
-type candidate struct {
-	Addr  netip.AddrPort
-	State State
-	// Lost: it does not answer, and may come back as an API server of another cluster.
-	Lost bool
-	// Slow: it is down only because its answers are late.
-	Slow bool
-}
-
-// choose decides which API servers stand behind the virtual server. last are
-// the real servers that were chosen before, or stand there, whoever put them.
-// Those of weight 0 only keep the connections that they have. guarded says that an API server has to show its
-// cluster.
-//
-//   - API servers that are up get weight 1, draining ones weight 0;
-//   - one that stood there before and has no verdict yet keeps its place, so
-//     that a restart costs nothing;
-//   - if nobody is left: the draining ones serve again; else the slow ones
-//     do, without those that are dead; else the last set stays, even when the list was replaced meanwhile. What of it may come
-//     back as an API server of another cluster keeps the connections that it
-//     has, and gets no others (weight 0);
-//   - an alien (wrong identity) is never chosen.
-func choose(masters []candidate, last []Dest, guarded bool) []Dest {
-	known := make(map[netip.AddrPort]candidate, len(masters))
-	for _, m := range masters {
-		known[m.Addr] = m
-	}
-	stood := make(map[netip.AddrPort]Dest, len(last))
-	for _, d := range last {
-		stood[d.Addr] = d
-	}
-	var dests []Dest
-	serving := false
-	for _, m := range masters {
-		before, there := stood[m.Addr]
-		switch {
-		case m.State == Up:
-			dests = append(dests, Dest{m.Addr, 1, Masq})
-			serving = true
-		case m.State == Unknown && there:
-			dests = append(dests, Dest{m.Addr, before.Weight, Masq})
-			serving = serving || before.Weight > 0
-		case m.State == Draining:
-			dests = append(dests, Dest{m.Addr, 0, Masq})
-		}
-	}
-	if !serving {
-		for i, d := range dests {
-			if known[d.Addr].State == Draining {
-				dests[i].Weight = 1
-				serving = true
-			}
-		}
-	}
-	if !serving {
-		dests = nil
-		for _, m := range masters {
-			if m.Slow {
-				dests = append(dests, Dest{m.Addr, 1, Masq})
-			}
-		}
-		slow := len(dests) > 0
-		served := slices.ContainsFunc(last, func(d Dest) bool { return d.Weight > 0 })
-		for _, d := range last {
-			m, listed := known[d.Addr]
-			switch {
-			case m.State == Alien || m.Slow:
-				continue
-			case served && d.Weight == 0 && m.State != Unknown:
-				continue // it drained, and has its verdict
-			case served && d.Weight == 0:
-				dests = append(dests, d)
-			case guarded && (!listed || m.Lost || m.State == Unknown):
-				dests = append(dests, Dest{d.Addr, 0, Masq})
-			case slow && m.State == Down:
-				continue
-			default:
-				dests = append(dests, Dest{d.Addr, 1, Masq})
-			}
-		}
-	}
-	slices.SortFunc(dests, func(a, b Dest) int { return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Weight, b.Weight)) })
-	return dests
 }

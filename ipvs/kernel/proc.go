@@ -1,4 +1,4 @@
-package ipvs
+package kernel
 
 import (
 	"bytes"

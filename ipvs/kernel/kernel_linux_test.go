@@ -1,4 +1,4 @@
-package ipvs
+package kernel
 
 import (
 	"encoding/binary"
@@ -134,7 +134,7 @@ func TestUntrackInALargeTable(t *testing.T) {
 		flows = append(flows, [2]tuple{{client, there}, {there, client}})
 	}
 	track(t, flows...)
-	k := &kernel{settings: newSysctls(ProcSysNet)}
+	k := &linux{settings: newSysctls(ProcSysNet)}
 	for name, forget := range map[string]func() error{
 		"as it is done":            func() error { return k.Untrack(vip, dest) },
 		"by a kernel before 5.8":   func() error { return untrack(vip, dest, false) },
