@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/ipvs/probe"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -23,10 +24,6 @@ const (
 	DefaultPath      = "/readyz"          // that a probe requests
 	DefaultSpread    = 15 * time.Second   // of the return to an API server, see Profile
 )
-
-// certName is a name that every kube-apiserver certificate carries. It lets
-// a cluster whose certificate does not know the endpoint's name work too.
-const certName = "kubernetes"
 
 // Schedulers returns the names of the IPVS schedulers that a configuration may
 // name, as the kernel spells them.
@@ -45,25 +42,11 @@ type Server struct {
 	BootSpread time.Duration
 	Rise       int // successful probes in a row that bring an API server back, 1 to 100
 	Fall       int // failed probes in a row that take one out, 1 to 100
-	Probe      Probe
+	Probe      probe.Spec
 	// Learn lets the cluster's ConfigMap replace Masters.
 	Learn bool
 	// Joined is the cluster that an API server has to show.
 	Joined Joined
-}
-
-// Probe says how an API server proves that it is alive.
-type Probe struct {
-	CAFile string // verifies API servers; until it exists nobody is verified
-	// Unsafe accepts any certificate. Only a person may ask for it.
-	Unsafe  bool
-	Plain   bool   // HTTP without TLS
-	Method  string // GET, HEAD, ...
-	Path    string // begins with "/"
-	Headers map[string]string
-	Body    string
-	// Status are HTTP statuses that count as healthy besides 200 to 399.
-	Status []int
 }
 
 // Master is a kube-apiserver address as it was written: the host is an
@@ -189,7 +172,7 @@ func fromConfig(doc ondisk.IPVS) ([]Server, error) {
 func FromVirtual(v ondisk.IPVSVirtual) (Server, error) {
 	s := Server{
 		Host: v.Host, Scheduler: v.Scheduler, Rise: v.Rise, Fall: v.Fall, Learn: v.LearnMasters,
-		Probe: Probe{CAFile: v.CAFile, Path: v.ProbePath},
+		Probe: probe.Spec{CAFile: v.CAFile, Path: v.ProbePath},
 	}
 	var errs []error
 	if j := v.Joined; j != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/ipvs/probe"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -83,7 +84,7 @@ func TestCAFile(t *testing.T) {
 	now := time.Now()
 	c := newCA(t, now.Add(-time.Hour), now.Add(time.Hour))
 	leaf := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.issue(t, now.Add(-time.Hour), now.Add(time.Hour), "kubernetes").Certificate[0]})
-	if r, err := parseRoots("ca.crt", append([]byte("# the old and the new\n"), append(c.pem, c.pem...)...)); err != nil || len(r.certs) != 2 {
+	if r, err := probe.ParseRoots("ca.crt", append([]byte("# the old and the new\n"), append(c.pem, c.pem...)...)); err != nil || len(r.Certs) != 2 {
 		t.Errorf("a bundle: %v", err)
 	}
 	for _, tt := range []struct {
@@ -97,7 +98,7 @@ func TestCAFile(t *testing.T) {
 		{"no certificate inside", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")}), "x509"},
 		{"a master's own certificate", leaf, "is not a CA: use the cluster's ca.crt"},
 	} {
-		if _, err := parseRoots("ca.crt", tt.data); err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "ca.crt") {
+		if _, err := probe.ParseRoots("ca.crt", tt.data); err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "ca.crt") {
 			t.Errorf("%s: got %v, want %q", tt.name, err, tt.want)
 		}
 	}

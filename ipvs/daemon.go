@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/ipvs/kernel"
+	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
 // Options are what a Daemon needs to know besides the virtual servers.
@@ -161,12 +162,12 @@ func (d *Daemon) unsay(prefix string, but ...string) {
 	})
 }
 
-func readRoots(file string) (*roots, error) {
+func readRoots(file string) (*probe.Roots, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
-	return parseRoots(file, data)
+	return probe.ParseRoots(file, data)
 }
 
 // ReadConfig reads ipvs.json and checks it, see FromVirtual. The error of a file

@@ -7,6 +7,7 @@
 //
 //   - choose maps values to values: which real servers the virtual server has.
 //     Package kernel has the steps that lead there.
+//   - package probe asks one API server.
 //   - health turns the outcomes of probes into a state, one per API server.
 //   - a watcher per API server holds one HTTP/2 connection and probes over it.
 //   - the keeper is the one goroutine that uses the [kernel.Kernel]; within a second it

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
 // inquiry decides between a slow API server and a dead one: PINGs go on over
@@ -12,7 +14,7 @@ import (
 // ones, and fresh connections are tried at growing intervals.
 type inquiry struct {
 	w *watcher
-	l *link
+	l *probe.Link
 	// fresh delivers the results of the pending tries.
 	fresh   chan attempt
 	pending int
@@ -26,26 +28,18 @@ type inquiry struct {
 
 // attempt is the result of a fresh connection.
 type attempt struct {
-	l     *link
-	class outcome
+	l     *probe.Link
+	class probe.Outcome
 	err   error
 	took  time.Duration
 }
-
-// The progress of a connection, in order. An API server's kernel alone shakes hands
-// over TCP, even for a stopped program; bytes come from the program.
-const (
-	progressNone int32 = iota
-	progressConnected
-	progressHeard
-)
 
 // finding is what a round led to. Unless it is over, the round failed as class
 // and err say.
 type finding struct {
 	over  bool
-	alive *link // the connection to go on with, if it is over
-	class outcome
+	alive *probe.Link // the connection to go on with, if it is over
+	class probe.Outcome
 	err   error
 }
 
@@ -54,7 +48,7 @@ type finding struct {
 // server began to answer excuses one round, as many times as it takes to fall.
 // ok is false when the API server has to be dialled anew; silent says that the held
 // connection is not broken and may still answer.
-func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok, silent bool) {
+func (w *watcher) doubt(ctx context.Context, l *probe.Link) (alive *probe.Link, ok, silent bool) {
 	if w.state == Down { // there is nothing to decide
 		return nil, false, true
 	}
@@ -71,18 +65,18 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok, silent b
 		if f.over {
 			return f.alive, f.alive != nil, false
 		}
-		if f.class == outcomeTimeout {
+		if f.class == probe.Timeout {
 			if excused < w.fall && q.excuse() {
 				excused++
 				continue
 			}
 			if q.late() {
-				f.class = outcomeLate
+				f.class = probe.Late
 			}
 		}
 		failed++
 		if s, _ := w.see(f.class, f.err); s == Down {
-			return nil, false, f.class != outcomeRefused
+			return nil, false, f.class != probe.Refused
 		}
 	}
 	return nil, false, false
@@ -92,9 +86,9 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok, silent b
 func (q *inquiry) round(ctx context.Context, tick <-chan time.Time) finding {
 	for range q.w.profile.Ticks - 1 {
 		q.try(ctx)
-		if q.l.h2 {
+		if q.l.HTTP2 {
 			q.w.count(countPing)
-			if err := q.l.ping(); err != nil {
+			if err := q.l.Ping(); err != nil {
 				return q.broken(err)
 			}
 		}
@@ -102,7 +96,7 @@ func (q *inquiry) round(ctx context.Context, tick <-chan time.Time) finding {
 			return f
 		}
 	}
-	return finding{class: outcomeTimeout}
+	return finding{class: probe.Timeout}
 }
 
 // try begins a fresh connection, if one is due. The pause doubles from one to the
@@ -131,26 +125,26 @@ func (q *inquiry) listen(ctx context.Context, tick <-chan time.Time) (f finding,
 			return finding{over: true}, true
 		case <-tick:
 			return finding{}, false
-		case e := <-q.l.events:
-			switch e.kind {
-			case evPong, evResponse:
+		case e := <-q.l.Events:
+			switch e.Kind {
+			case probe.EventPong, probe.EventResponse:
 				return finding{over: true, alive: q.l}, true
-			case evGoAway:
+			case probe.EventGoAway:
 				return finding{over: true}, true
 			}
-			return q.broken(e.err), true
+			return q.broken(e.Err), true
 		case a := <-q.fresh:
 			q.pending--
 			switch {
 			case a.l != nil:
 				q.w.shook(a)
 				return finding{over: true, alive: a.l}, true
-			case a.class == outcomeIdentity:
+			case a.class == probe.Identity:
 				q.w.see(a.class, a.err)
 				return finding{over: true}, true
-			case a.class == outcomeTCPOnly:
+			case a.class == probe.TCPOnly:
 				return finding{over: true}, true
-			case a.class == outcomeRefused:
+			case a.class == probe.Refused:
 				return finding{class: a.class, err: a.err}, true
 			}
 		}
@@ -159,13 +153,13 @@ func (q *inquiry) listen(ctx context.Context, tick <-chan time.Time) (f finding,
 
 // broken is a held connection that ended meanwhile.
 func (q *inquiry) broken(err error) finding {
-	q.w.see(outcomeClosed, err)
+	q.w.see(probe.Closed, err)
 	return finding{over: true}
 }
 
 // excuse uses one sign of life up, if there is one.
 func (q *inquiry) excuse() bool {
-	i := slices.IndexFunc(q.signs, func(s *atomic.Int32) bool { return s.Load() == progressHeard })
+	i := slices.IndexFunc(q.signs, func(s *atomic.Int32) bool { return s.Load() == probe.Heard })
 	if i < 0 {
 		return false
 	}
@@ -176,7 +170,7 @@ func (q *inquiry) excuse() bool {
 
 // late reports whether the API server accepts connections, and is only silent.
 func (q *inquiry) late() bool {
-	return q.accepted || slices.ContainsFunc(q.signs, func(s *atomic.Int32) bool { return s.Load() >= progressConnected })
+	return q.accepted || slices.ContainsFunc(q.signs, func(s *atomic.Int32) bool { return s.Load() >= probe.Connected })
 }
 
 // dismiss closes whoever comes too late.
@@ -184,7 +178,7 @@ func (q *inquiry) dismiss() {
 	go func(n int) {
 		for range n {
 			if a := <-q.fresh; a.l != nil {
-				a.l.close()
+				a.l.Close()
 			}
 		}
 	}(q.pending)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/ipvs/kernel"
+	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
 // group keeps one virtual server: it owns the watchers of its API servers and
@@ -24,7 +25,7 @@ import (
 type group struct {
 	d     *Daemon
 	vip   netip.AddrPort
-	roots atomic.Pointer[roots]
+	roots atomic.Pointer[probe.Roots]
 
 	mu      sync.Mutex
 	server  Server
@@ -244,7 +245,7 @@ func (g *group) loadCA() {
 		return
 	}
 	old := g.roots.Swap(r)
-	if old != nil && old.pool.Equal(r.pool) {
+	if old != nil && old.Pool.Equal(r.Pool) {
 		return
 	}
 	if old == nil {
@@ -272,14 +273,14 @@ func (g *group) list() []Master {
 }
 
 // target is how an API server is dialled. g.mu is held.
-func (g *group) target(a netip.AddrPort, name string) target {
+func (g *group) target(a netip.AddrPort, name string) probe.Target {
 	sni := g.server.Host
 	if sni == "" {
-		sni = certName
+		sni = probe.CertName
 	}
-	t := target{addr: a, name: name, sni: sni, probe: g.server.Probe, roots: g.roots.Load()}
-	if t.roots != nil && !t.probe.Plain {
-		t.client = g.client()
+	t := probe.Target{Addr: a, Name: name, SNI: sni, Probe: g.server.Probe, Roots: g.roots.Load()}
+	if t.Roots != nil && !t.Probe.Plain {
+		t.Client = g.client()
 	}
 	return t
 }
@@ -343,13 +344,13 @@ func (g *group) enlist(ctx context.Context) {
 		m.cancel = cancel
 		w := &watcher{
 			profile: g.server.Profile, fall: g.server.Fall, renew: m.renew, stuck: m.stuck, slots: g.d.slots, beat: g.d.keeper.beat,
-			target: func() target {
+			target: func() probe.Target {
 				g.mu.Lock()
 				defer g.mu.Unlock()
 				return g.target(a, name)
 			},
-			observe: func(c outcome, err error) (State, bool) { return g.observe(mctx, a, m, c, err) },
-			vouch:   func(ctx context.Context) (outcome, error) { return g.vouch(ctx, a, m) },
+			observe: func(c probe.Outcome, err error) (State, bool) { return g.observe(mctx, a, m, c, err) },
+			vouch:   func(ctx context.Context) (probe.Outcome, error) { return g.vouch(ctx, a, m) },
 			count:   func(c counter) { g.d.stats.wire[c].Add(1) },
 			alone: func() bool {
 				g.mu.Lock()
@@ -363,7 +364,7 @@ func (g *group) enlist(ctx context.Context) {
 }
 
 // observe takes one outcome of a watcher.
-func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c outcome, err error) (State, bool) {
+func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c probe.Outcome, err error) (State, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if ctx.Err() != nil { // a watcher that was stopped speaks of the past
@@ -375,7 +376,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c outc
 	if err != nil {
 		m.err = err.Error()
 	}
-	if skewed := c == outcomeSkewedOK; skewed != m.skewed {
+	if skewed := c == probe.SkewedOK; skewed != m.skewed {
 		m.skewed = skewed
 		if skewed && !changed { // or the line below says it
 			g.d.logf("%s: API server %s: %s", g.vip, a, c)

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/netip"
 	"time"
+
+	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
 // A cluster may be born again with the same keys, its API servers' disks having
@@ -56,41 +58,41 @@ const (
 var errHidden = errors.New("it shows neither cluster-info nor this node's Node")
 
 // vouch has the API server show which cluster it is of.
-func (j *Joined) vouch(ctx context.Context, t target) (outcome, error) {
+func (j *Joined) vouch(ctx context.Context, t probe.Target) (probe.Outcome, error) {
 	anonymous := t
-	anonymous.client = nil // kubeadm's RBAC rule grants it to system:anonymous alone
+	anonymous.Client = nil // kubeadm's RBAC rule grants it to system:anonymous alone
 	info, infoStatus, err := uidOf(ctx, anonymous, clusterInfoPath)
 	if infoStatus == 200 && info == j.ClusterInfo {
-		return outcomeOK, nil
+		return probe.OK, nil
 	}
 	var noInfo error
 	if err != nil {
 		noInfo = fmt.Errorf("asking for its cluster-info: %w", err)
 		// One that hangs up on strangers may answer the node.
-		if class := classify(err, false); class != outcomeClosed || ctx.Err() != nil {
+		if class := probe.Classify(err, false); class != probe.Closed || ctx.Err() != nil {
 			return class, noInfo
 		}
 	}
 	node, nodeStatus, err := uidOf(ctx, t, nodePath+j.Node)
 	if nodeStatus == 200 && node == j.NodeUID {
-		return outcomeOK, nil
+		return probe.OK, nil
 	}
 	if err != nil && noInfo == nil {
-		return classify(err, false), fmt.Errorf("asking for this node's Node: %w", err)
+		return probe.Classify(err, false), fmt.Errorf("asking for this node's Node: %w", err)
 	}
 	var service string
 	var serviceStatus int
 	if err == nil && j.ServiceUID != "" {
 		service, serviceStatus, err = uidOf(ctx, t, servicePath)
 		if serviceStatus == 200 && service == j.ServiceUID {
-			return outcomeOK, nil
+			return probe.OK, nil
 		}
 		if err != nil && noInfo == nil {
-			return classify(err, false), fmt.Errorf("asking for its Service default/kubernetes: %w", err)
+			return probe.Classify(err, false), fmt.Errorf("asking for its Service default/kubernetes: %w", err)
 		}
 	}
 	if noInfo != nil {
-		return outcomeClosed, noInfo
+		return probe.Closed, noInfo
 	}
 	said := fmt.Errorf("cluster-info: %s, it was %s; Node %s: %s, it was %s", uidWord(info, infoStatus), j.ClusterInfo, j.Node, uidWord(node, nodeStatus), j.NodeUID)
 	if j.ServiceUID != "" {
@@ -99,15 +101,15 @@ func (j *Joined) vouch(ctx context.Context, t target) (outcome, error) {
 	noNode := nodeStatus == 200 || nodeStatus == 404 // another machine's, or none
 	switch {
 	case noNode && (infoStatus == 200 || serviceStatus == 200):
-		return outcomeReborn, said
+		return probe.Reborn, said
 	case noNode && j.ServiceUID != "":
 		// A cluster that was just born shows none of the three, and publishing may
 		// take any time.
-		return outcomeUnshown, said
+		return probe.Unshown, said
 	case isHidden(infoStatus) && (noNode || isHidden(nodeStatus)):
-		return outcomeUnshown, fmt.Errorf("%w (%w)", errHidden, said)
+		return probe.Unshown, fmt.Errorf("%w (%w)", errHidden, said)
 	}
-	return outcomeUnshown, said // as while it starts
+	return probe.Unshown, said // as while it starts
 }
 
 // isHidden reports whether a status says that something is not there, or not to
@@ -122,31 +124,31 @@ func uidWord(uid string, status int) string {
 }
 
 // uidOf reads the UID of one object.
-func uidOf(ctx context.Context, t target, path string) (uid string, status int, err error) {
-	t.progress = nil
-	t.probe = Probe{Method: "GET", Path: path, Headers: map[string]string{"Accept": metadataOnly}}
+func uidOf(ctx context.Context, t probe.Target, path string) (uid string, status int, err error) {
+	t.Progress = nil
+	t.Probe = probe.Spec{Method: "GET", Path: path, Headers: map[string]string{"Accept": metadataOnly}}
 	e, _, err := fetch(ctx, t, vouchTime)
-	if err != nil || e.status != 200 {
-		return "", e.status, err
+	if err != nil || e.Status != 200 {
+		return "", e.Status, err
 	}
 	var object struct {
 		Metadata struct {
 			UID string `json:"uid"`
 		} `json:"metadata"`
 	}
-	if err := json.Unmarshal(e.body, &object); err != nil || object.Metadata.UID == "" {
+	if err := json.Unmarshal(e.Body, &object); err != nil || object.Metadata.UID == "" {
 		return "", 0, fmt.Errorf("%s is answered with something else than an object", path)
 	}
 	return object.Metadata.UID, 200, nil
 }
 
 // vouch is asked for each new connection to an API server.
-func (g *group) vouch(ctx context.Context, a netip.AddrPort, m *member) (outcome, error) {
+func (g *group) vouch(ctx context.Context, a netip.AddrPort, m *member) (probe.Outcome, error) {
 	g.mu.Lock()
 	joined, t := g.server.Joined, g.target(a, m.name)
 	g.mu.Unlock()
-	if joined == (Joined{}) || t.roots == nil || t.probe.Unsafe || t.probe.Plain {
-		return outcomeOK, nil
+	if joined == (Joined{}) || t.Roots == nil || t.Probe.Unsafe || t.Probe.Plain {
+		return probe.OK, nil
 	}
 	class, err := joined.vouch(ctx, t)
 	g.mu.Lock()
@@ -156,7 +158,7 @@ func (g *group) vouch(ctx context.Context, a netip.AddrPort, m *member) (outcome
 			m.excused = true
 			g.d.logf("%s: API server %s: %v for %s: taking it for one of the cluster that this node joined", g.vip, a, err, hiddenTime)
 		}
-		return outcomeOK, nil
+		return probe.OK, nil
 	}
 	return class, err
 }
@@ -184,5 +186,5 @@ func (g *group) guarded() bool { return g.server.Joined != (Joined{}) }
 // another cluster: it does not answer. One that answers, however badly or late, is
 // what it was.
 func (m *member) lost() bool {
-	return m.health.State == Down && !m.health.Class.answered() && !m.health.slow()
+	return m.health.State == Down && !m.health.Class.Answered() && !m.health.slow()
 }

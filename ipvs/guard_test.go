@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/ipvs/kernel"
+	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
 const (
@@ -86,35 +87,35 @@ func TestVouch(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
 		name, info, node string
-		class            outcome
+		class            probe.Outcome
 		hidden           bool
 	}{
-		{"as it was", oldInfo, oldNode, outcomeOK, false},
-		{"the Node was deleted, as a person may do", oldInfo, "404", outcomeOK, false},
-		{"the Node is another's by now", oldInfo, newNode, outcomeOK, false},
-		{"cluster-info was made anew", newInfo, oldNode, outcomeOK, false},
-		{"cluster-info was deleted", "404", oldNode, outcomeOK, false},
-		{"nobody reads anonymously any more", "401", oldNode, outcomeOK, false},
-		{"born again", newInfo, "404", outcomeReborn, false},
-		{"born again, with a machine of that name", newInfo, newNode, outcomeReborn, false},
-		{"born again, and still starting", newInfo, "403", outcomeUnshown, false},
-		{"born again, and not published yet", "403", "404", outcomeUnshown, true},
-		{"both are gone", "404", "404", outcomeUnshown, true},
-		{"hidden, and the node's certificate has expired", "403", "401", outcomeUnshown, true},
-		{"starting", "503", "503", outcomeUnshown, false},
-		{"cluster-info cannot be read, and the Node is as it was", "", oldNode, outcomeOK, false},
-		{"cluster-info cannot be read, and the Node is another's", "", newNode, outcomeClosed, false},
-		{"cluster-info was made anew, and the Node cannot be read", newInfo, "", outcomeClosed, false},
-		{"cluster-info was made anew, and the node's certificate has expired", newInfo, "401", outcomeUnshown, false},
-		{"starting, and the Node is not there", "503", "404", outcomeUnshown, false},
+		{"as it was", oldInfo, oldNode, probe.OK, false},
+		{"the Node was deleted, as a person may do", oldInfo, "404", probe.OK, false},
+		{"the Node is another's by now", oldInfo, newNode, probe.OK, false},
+		{"cluster-info was made anew", newInfo, oldNode, probe.OK, false},
+		{"cluster-info was deleted", "404", oldNode, probe.OK, false},
+		{"nobody reads anonymously any more", "401", oldNode, probe.OK, false},
+		{"born again", newInfo, "404", probe.Reborn, false},
+		{"born again, with a machine of that name", newInfo, newNode, probe.Reborn, false},
+		{"born again, and still starting", newInfo, "403", probe.Unshown, false},
+		{"born again, and not published yet", "403", "404", probe.Unshown, true},
+		{"both are gone", "404", "404", probe.Unshown, true},
+		{"hidden, and the node's certificate has expired", "403", "401", probe.Unshown, true},
+		{"starting", "503", "503", probe.Unshown, false},
+		{"cluster-info cannot be read, and the Node is as it was", "", oldNode, probe.OK, false},
+		{"cluster-info cannot be read, and the Node is another's", "", newNode, probe.Closed, false},
+		{"cluster-info was made anew, and the Node cannot be read", newInfo, "", probe.Closed, false},
+		{"cluster-info was made anew, and the node's certificate has expired", newInfo, "401", probe.Unshown, false},
+		{"starting, and the Node is not there", "503", "404", probe.Unshown, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := newFakeMaster(t, cert)
 				m.http.Handler = &shows{info: tt.info, node: tt.node}
 				m.start()
-				class, err := joinedOld.vouch(t.Context(), target{addr: addrAt(1), sni: "apiserver.cluster.local", roots: c.roots(t), dial: m.dial})
-				if class != tt.class || (err == nil) != (class == outcomeOK) || err != nil && strings.Contains(err.Error(), "it shows neither") != tt.hidden {
+				class, err := joinedOld.vouch(t.Context(), probe.Target{Addr: addrAt(1), SNI: "apiserver.cluster.local", Roots: c.roots(t), Dial: m.dial})
+				if class != tt.class || (err == nil) != (class == probe.OK) || err != nil && strings.Contains(err.Error(), "it shows neither") != tt.hidden {
 					t.Errorf("got %v: %v", class, err)
 				}
 				m.stop()
@@ -131,33 +132,33 @@ func TestVouchByService(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
 		name, info, node, service string
-		class                     outcome
+		class                     probe.Outcome
 		hidden                    bool
 	}{
-		{"as it was", oldInfo, oldNode, oldSvc, outcomeOK, false},
-		{"the Service was made anew", oldInfo, "404", newSvc, outcomeOK, false},
-		{"the Service and cluster-info were made anew", newInfo, oldNode, newSvc, outcomeOK, false},
-		{"cluster-info was made anew, and the Node deleted", newInfo, "404", oldSvc, outcomeOK, false},
-		{"cluster-info was deleted, and the Node is another's", "404", newNode, oldSvc, outcomeOK, false},
-		{"cluster-info cannot be read, and the Node was deleted", "", "404", oldSvc, outcomeOK, false},
-		{"born again", newInfo, "404", newSvc, outcomeReborn, false},
-		{"born again, and not published yet", "403", "404", newSvc, outcomeReborn, false},
-		{"born again, and never published", "404", newNode, newSvc, outcomeReborn, false},
-		{"born again a moment ago", "403", "404", "404", outcomeUnshown, false},
-		{"born again, and nodes may not read Services", newInfo, "404", "403", outcomeReborn, false},
-		{"all are hidden", "403", "404", "403", outcomeUnshown, false},
-		{"hidden, and the node's certificate has expired", "403", "401", "401", outcomeUnshown, true},
-		{"cluster-info and the Service cannot be read", "", "404", "", outcomeClosed, false},
-		{"the Service cannot be read", "404", "404", "", outcomeClosed, false},
-		{"starting", "503", "503", "503", outcomeUnshown, false},
+		{"as it was", oldInfo, oldNode, oldSvc, probe.OK, false},
+		{"the Service was made anew", oldInfo, "404", newSvc, probe.OK, false},
+		{"the Service and cluster-info were made anew", newInfo, oldNode, newSvc, probe.OK, false},
+		{"cluster-info was made anew, and the Node deleted", newInfo, "404", oldSvc, probe.OK, false},
+		{"cluster-info was deleted, and the Node is another's", "404", newNode, oldSvc, probe.OK, false},
+		{"cluster-info cannot be read, and the Node was deleted", "", "404", oldSvc, probe.OK, false},
+		{"born again", newInfo, "404", newSvc, probe.Reborn, false},
+		{"born again, and not published yet", "403", "404", newSvc, probe.Reborn, false},
+		{"born again, and never published", "404", newNode, newSvc, probe.Reborn, false},
+		{"born again a moment ago", "403", "404", "404", probe.Unshown, false},
+		{"born again, and nodes may not read Services", newInfo, "404", "403", probe.Reborn, false},
+		{"all are hidden", "403", "404", "403", probe.Unshown, false},
+		{"hidden, and the node's certificate has expired", "403", "401", "401", probe.Unshown, true},
+		{"cluster-info and the Service cannot be read", "", "404", "", probe.Closed, false},
+		{"the Service cannot be read", "404", "404", "", probe.Closed, false},
+		{"starting", "503", "503", "503", probe.Unshown, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := newFakeMaster(t, cert)
 				m.http.Handler = &shows{info: tt.info, node: tt.node, service: tt.service}
 				m.start()
-				class, err := joinedNow.vouch(t.Context(), target{addr: addrAt(1), sni: "apiserver.cluster.local", roots: c.roots(t), dial: m.dial})
-				if class != tt.class || (err == nil) != (class == outcomeOK) || errors.Is(err, errHidden) != tt.hidden {
+				class, err := joinedNow.vouch(t.Context(), probe.Target{Addr: addrAt(1), SNI: "apiserver.cluster.local", Roots: c.roots(t), Dial: m.dial})
+				if class != tt.class || (err == nil) != (class == probe.OK) || errors.Is(err, errHidden) != tt.hidden {
 					t.Errorf("got %v: %v", class, err)
 				}
 				m.stop()

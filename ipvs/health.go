@@ -1,75 +1,10 @@
 package ipvs
 
 import (
-	"fmt"
 	"time"
+
+	"github.com/edgebake/edgebake/ipvs/probe"
 )
-
-// outcome is what became of one probe.
-type outcome int
-
-// Outcomes. The first group means alive.
-const (
-	outcomeOK       outcome = iota // ready
-	outcomeGuarded                 // 401, 403, 429: alive, and not talking to us
-	outcomeTCPOnly                 // accepts connections; the CA is not known yet and it does not speak TLS
-	outcomeSkewedOK                // ready; its certificate does not fit this node's clock, which is the suspect
-	leastBad
-	outcomeDraining    // says that it is shutting down
-	outcomeServerError // 5xx, or a status that was not expected
-	outcomeRefused
-	outcomeClosed  // the held connection broke
-	outcomeTimeout // no answer
-	outcomeLate    // no answer in time; but it accepts connections
-	outcomeExpired // certificate expired by the API server's own clock too
-	outcomeUnreachable
-	outcomeUnshown  // does not show which cluster it is of
-	outcomeIdentity // certificate of another authority, or not a kube-apiserver's
-	outcomeReborn   // of another cluster, which has the same CA
-)
-
-func (c outcome) String() string {
-	switch c {
-	case outcomeOK:
-		return "ready"
-	case outcomeGuarded:
-		return "alive (status 401, 403 or 429)"
-	case outcomeTCPOnly:
-		return "accepts connections"
-	case outcomeSkewedOK:
-		return "ready, but this node's clock does not fit its certificate"
-	case outcomeDraining:
-		return "draining"
-	case outcomeServerError:
-		return "server error"
-	case outcomeRefused:
-		return "connection refused"
-	case outcomeClosed:
-		return "connection broken"
-	case outcomeTimeout, outcomeLate:
-		return "no answer"
-	case outcomeExpired:
-		return "certificate expired"
-	case outcomeUnreachable:
-		return "unreachable"
-	case outcomeUnshown:
-		return "does not show which cluster it is of"
-	case outcomeReborn:
-		return "another cluster with the same keys than this node joined: to accept it, give this node a Site with a token of that cluster"
-	case outcomeIdentity:
-		return "wrong identity: its certificate is not signed by the cluster's CA for a kube-apiserver"
-	}
-	return fmt.Sprintf("class(%d)", int(c))
-}
-
-// Alive reports whether the outcome counts for the API server.
-func (c outcome) Alive() bool { return c < leastBad }
-
-// answered reports whether the outcome is an answer over a connection on which
-// the API server has proven itself.
-func (c outcome) answered() bool {
-	return c.Alive() || c == outcomeDraining || c == outcomeServerError || c == outcomeExpired
-}
 
 // State is what is believed of an API server.
 type State int
@@ -100,9 +35,9 @@ type health struct {
 	Rise, Fall int
 
 	State State
-	Class outcome   // of the last probe
-	Since time.Time // of State
-	Falls int       // how often it went down
+	Class probe.Outcome // of the last probe
+	Since time.Time     // of State
+	Falls int           // how often it went down
 
 	good, bad int
 	// sound: it was up, and has failed in no other way than being late since.
@@ -111,15 +46,15 @@ type health struct {
 }
 
 // observe takes the outcome of one probe and reports whether State changed.
-func (h *health) observe(c outcome, now time.Time) bool {
+func (h *health) observe(c probe.Outcome, now time.Time) bool {
 	h.Class = c
-	if !c.Alive() && c != outcomeLate {
+	if !c.Alive() && c != probe.Late {
 		h.sound = false
 	} else if c.Alive() && h.State == Up {
 		h.sound = true
 	}
 	switch {
-	case c == outcomeIdentity || c == outcomeReborn:
+	case c == probe.Identity || c == probe.Reborn:
 		h.good, h.bad = 0, 0
 		return h.enter(Alien, now) // no second chance: luck does not decide it
 	case c.Alive():
@@ -138,7 +73,7 @@ func (h *health) observe(c outcome, now time.Time) bool {
 			}
 		}
 		return false
-	case c == outcomeDraining:
+	case c == probe.Draining:
 		h.good, h.bad = 0, 0
 		if h.State == Alien {
 			return false

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/ipvs/kernel"
+	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
 // memKernel is a kernel in memory. It checks what it is told as a kernel
@@ -276,7 +277,7 @@ func newWorld(t *testing.T, masters int) *world {
 func testServer(t *testing.T, last byte) Server {
 	t.Helper()
 	s := Server{VIP: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 103, 97, last}), 6443), Host: "apiserver.cluster.local",
-		Scheduler: "rr", Profile: LAN(), Rise: 2, Fall: 2, Probe: Probe{Method: "GET", Path: "/readyz"}}
+		Scheduler: "rr", Profile: LAN(), Rise: 2, Fall: 2, Probe: probe.Spec{Method: "GET", Path: "/readyz"}}
 	s.Profile.Retry, s.Profile.Ready = 50*time.Millisecond, 100*time.Millisecond
 	s.Profile.RetryMax, s.Profile.Spread = s.Profile.Retry, s.Profile.Retry
 	// A master is stopped by closing its connections: none is down because this
@@ -404,7 +405,7 @@ func TestRestartWhileOneDrains(t *testing.T) {
 	b.stop()
 	b.handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		rw.WriteHeader(500)
-		io.WriteString(rw, shutdownMark+" failed\n")
+		io.WriteString(rw, "[-]shutdown failed\n")
 	})
 	b.start()
 	s := testServer(t, 200)

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/ipvs/probe"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -256,10 +257,10 @@ func (g *group) learn(ctx context.Context) error {
 		return fmt.Errorf("reading the node's certificate: %w", err)
 	}
 	from, configured := g.askTeacher()
-	if !from.addr.IsValid() || from.roots == nil {
+	if !from.Addr.IsValid() || from.Roots == nil {
 		return errNobody
 	}
-	from.client = &cert
+	from.Client = &cert
 	masters, err := g.readList(ctx, from)
 	if err != nil {
 		return err
@@ -286,7 +287,7 @@ func (g *group) learn(ctx context.Context) error {
 // ones beside it. It stays the same one as long as it is up: a fault that all of
 // them have is then said once. Without any that is up, the target has no address;
 // without authorities it has no roots. Then the next reading is due once there are.
-func (g *group) askTeacher() (from target, configured []Master) {
+func (g *group) askTeacher() (from probe.Target, configured []Master) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if m := g.members[g.teacher]; m == nil || m.health.State != Up {
@@ -301,7 +302,7 @@ func (g *group) askTeacher() (from target, configured []Master) {
 	if m := g.members[g.teacher]; m != nil {
 		from = g.target(g.teacher, m.name)
 	}
-	g.unasked = from.roots == nil
+	g.unasked = from.Roots == nil
 	return from, g.server.Masters
 }
 
@@ -315,23 +316,23 @@ func (g *group) askAgain() {
 }
 
 // readList reads the cluster's list from one API server.
-func (g *group) readList(ctx context.Context, from target) ([]Master, error) {
-	from.probe = Probe{Method: "GET", Path: learnPath}
+func (g *group) readList(ctx context.Context, from probe.Target) ([]Master, error) {
+	from.Probe = probe.Spec{Method: "GET", Path: learnPath}
 	e, _, err := fetch(ctx, from, 20*time.Second)
 	if err != nil {
-		return nil, fmt.Errorf("reading %s from %s: %w", learnPath, from.addr, err)
+		return nil, fmt.Errorf("reading %s from %s: %w", learnPath, from.Addr, err)
 	}
-	switch e.status {
+	switch e.Status {
 	case 200:
 	case 404:
 		return nil, errors.New("there is no ConfigMap kube-public/edgebake-masters: make it, or turn learnMasters off; keeping the list")
 	default:
-		return nil, fmt.Errorf("%s answered with status %d to %s; keeping the list", from.addr, e.status, learnPath)
+		return nil, fmt.Errorf("%s answered with status %d to %s; keeping the list", from.Addr, e.Status, learnPath)
 	}
-	if len(e.body) >= bodyLimitLong {
-		return nil, fmt.Errorf("ConfigMap kube-public/edgebake-masters is larger than %d KiB; keeping the list", bodyLimitLong>>10)
+	if len(e.Body) >= probe.BodyLimitLong {
+		return nil, fmt.Errorf("ConfigMap kube-public/edgebake-masters is larger than %d KiB; keeping the list", probe.BodyLimitLong>>10)
 	}
-	masters, err := parseConfigMap(g.vip, e.body)
+	masters, err := parseConfigMap(g.vip, e.Body)
 	if err != nil {
 		return nil, fmt.Errorf("ConfigMap kube-public/edgebake-masters: %w; keeping the list", err)
 	}
@@ -395,7 +396,7 @@ func (g *group) provable(ctx context.Context, masters []Master) bool {
 		g.mu.Lock()
 		t := g.target(a, m.Host)
 		g.mu.Unlock()
-		if e, skew, err := fetch(ctx, t, 3*time.Second); err == nil && t.probe.judge(e, skew).Alive() {
+		if e, skew, err := fetch(ctx, t, 3*time.Second); err == nil && t.Probe.Judge(e, skew).Alive() {
 			return true
 		}
 	}
@@ -403,27 +404,27 @@ func (g *group) provable(ctx context.Context, masters []Master) bool {
 }
 
 // fetch makes one request on a connection of its own.
-func fetch(ctx context.Context, t target, timeout time.Duration) (event, skew, error) {
+func fetch(ctx context.Context, t probe.Target, timeout time.Duration) (probe.Event, probe.Skew, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	l, err := dialLink(ctx, t, bodyLimitLong)
+	l, err := probe.Dial(ctx, t, probe.BodyLimitLong)
 	if err != nil {
-		return event{}, skew{}, err
+		return probe.Event{}, probe.Skew{}, err
 	}
-	defer l.close()
-	if err := l.ask(); err != nil {
-		return event{}, skew{}, err
+	defer l.Close()
+	if err := l.Ask(); err != nil {
+		return probe.Event{}, probe.Skew{}, err
 	}
 	for {
 		select {
 		case <-ctx.Done():
-			return event{}, skew{}, ctx.Err()
-		case e := <-l.events:
-			switch e.kind {
-			case evResponse:
-				return e, l.skew, nil
-			case evClosed:
-				return event{}, skew{}, fmt.Errorf("the connection broke: %w", e.err)
+			return probe.Event{}, probe.Skew{}, ctx.Err()
+		case e := <-l.Events:
+			switch e.Kind {
+			case probe.EventResponse:
+				return e, l.Skew, nil
+			case probe.EventClosed:
+				return probe.Event{}, probe.Skew{}, fmt.Errorf("the connection broke: %w", e.Err)
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/ipvs/kernel"
+	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
 func TestLatency(t *testing.T) {
@@ -178,20 +179,20 @@ func TestUrgentReturn(t *testing.T) {
 func TestSlowHealth(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		in   []outcome
+		in   []probe.Outcome
 		want bool
 	}{
-		{"late", []outcome{outcomeOK, outcomeLate, outcomeLate}, true},
-		{"still late", []outcome{outcomeOK, outcomeLate, outcomeLate, outcomeOK, outcomeLate}, true},
-		{"a connection broke while it was up", []outcome{outcomeOK, outcomeClosed, outcomeOK, outcomeLate, outcomeLate}, true},
-		{"never up", []outcome{outcomeLate, outcomeLate}, false},
-		{"nothing answers, not even its kernel", []outcome{outcomeOK, outcomeTimeout, outcomeTimeout}, false},
-		{"it refused", []outcome{outcomeOK, outcomeLate, outcomeLate, outcomeRefused, outcomeLate}, false},
-		{"it broke the connection", []outcome{outcomeOK, outcomeLate, outcomeLate, outcomeClosed, outcomeLate}, false},
-		{"it refused, and is up again", []outcome{outcomeOK, outcomeRefused, outcomeRefused, outcomeOK, outcomeOK, outcomeLate, outcomeLate}, true},
-		{"another's", []outcome{outcomeOK, outcomeLate, outcomeLate, outcomeIdentity}, false},
-		{"another's, and late", []outcome{outcomeOK, outcomeReborn, outcomeLate, outcomeLate}, false},
-		{"up", []outcome{outcomeOK, outcomeLate}, false},
+		{"late", []probe.Outcome{probe.OK, probe.Late, probe.Late}, true},
+		{"still late", []probe.Outcome{probe.OK, probe.Late, probe.Late, probe.OK, probe.Late}, true},
+		{"a connection broke while it was up", []probe.Outcome{probe.OK, probe.Closed, probe.OK, probe.Late, probe.Late}, true},
+		{"never up", []probe.Outcome{probe.Late, probe.Late}, false},
+		{"nothing answers, not even its kernel", []probe.Outcome{probe.OK, probe.Timeout, probe.Timeout}, false},
+		{"it refused", []probe.Outcome{probe.OK, probe.Late, probe.Late, probe.Refused, probe.Late}, false},
+		{"it broke the connection", []probe.Outcome{probe.OK, probe.Late, probe.Late, probe.Closed, probe.Late}, false},
+		{"it refused, and is up again", []probe.Outcome{probe.OK, probe.Refused, probe.Refused, probe.OK, probe.OK, probe.Late, probe.Late}, true},
+		{"another's", []probe.Outcome{probe.OK, probe.Late, probe.Late, probe.Identity}, false},
+		{"another's, and late", []probe.Outcome{probe.OK, probe.Reborn, probe.Late, probe.Late}, false},
+		{"up", []probe.Outcome{probe.OK, probe.Late}, false},
 	} {
 		h := health{Rise: 2, Fall: 2}
 		for _, c := range tt.in {

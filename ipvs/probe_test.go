@@ -26,6 +26,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
 // ca is an authority of the tests.
@@ -69,9 +71,9 @@ func (c *ca) issue(t testing.TB, from, to time.Time, names ...string) tls.Certif
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-func (c *ca) roots(t testing.TB) *roots {
+func (c *ca) roots(t testing.TB) *probe.Roots {
 	t.Helper()
-	r, err := parseRoots("ca.crt", c.pem)
+	r, err := probe.ParseRoots("ca.crt", c.pem)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,22 +279,22 @@ type sensed struct {
 	others atomic.Bool // other API servers serve
 }
 
-func sense(t testing.TB, m *fakeMaster, p Profile, r *roots) *sensed {
+func sense(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots) *sensed {
 	t.Helper()
-	return senseBy(t, m, p, r, Probe{Method: "GET", Path: "/readyz"})
+	return senseBy(t, m, p, r, probe.Spec{Method: "GET", Path: "/readyz"})
 }
 
-func senseBy(t testing.TB, m *fakeMaster, p Profile, r *roots, probe Probe) *sensed {
+func senseBy(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots, asked probe.Spec) *sensed {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &sensed{health: health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{}), stuck: make(chan struct{}, 1)}
 	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), stuck: s.stuck, slots: make(chan struct{}, handshakes), beat: beat{time.Now()},
 		alone: func() bool { return !s.others.Load() },
-		target: func() target {
-			return target{addr: addrAt(1), name: "10.0.0.1", sni: "apiserver.cluster.local",
-				probe: probe, roots: r, dial: m.dial}
+		target: func() probe.Target {
+			return probe.Target{Addr: addrAt(1), Name: "10.0.0.1", SNI: "apiserver.cluster.local",
+				Probe: asked, Roots: r, Dial: m.dial}
 		},
-		observe: func(c outcome, err error) (State, bool) {
+		observe: func(c probe.Outcome, err error) (State, bool) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if s.health.observe(c, time.Now()) {
@@ -476,26 +478,26 @@ func TestAnswersOfMasters(t *testing.T) {
 		plain  bool
 		extra  int // --health-status
 		want   State
-		class  outcome
+		class  probe.Outcome
 	}{
-		{name: "ready", want: Up, class: outcomeOK},
-		{name: "ready over HTTP/1.1", plain: true, want: Up, class: outcomeOK},
-		{name: "unauthorized", status: 401, want: Up, class: outcomeGuarded},
-		{name: "forbidden", status: 403, want: Up, class: outcomeGuarded},
-		{name: "too many", status: 429, want: Up, class: outcomeGuarded},
-		{name: "unavailable", status: 503, want: Down, class: outcomeServerError},
-		{name: "not found", status: 404, want: Down, class: outcomeServerError},
-		{name: "unavailable, which is healthy here", status: 503, extra: 503, want: Up, class: outcomeOK},
-		{name: "ready, beside what else is healthy", extra: 503, want: Up, class: outcomeOK},
-		{name: "draining", status: 500, body: drain, want: Draining, class: outcomeDraining},
-		{name: "wrong CA", cert: other.issue(t, from, to, "kubernetes"), want: Alien, class: outcomeIdentity},
-		{name: "wrong name", cert: c.issue(t, from, to, "etcd"), want: Alien, class: outcomeIdentity},
-		{name: "wrong CA, no CA yet", cert: other.issue(t, from, to, "kubernetes"), noCA: true, want: Up, class: outcomeOK},
-		{name: "not valid yet", cert: early, want: Up, class: outcomeSkewedOK},
-		{name: "expired by our clock only", cert: expired, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, class: outcomeSkewedOK},
-		{name: "expired by both clocks", cert: expired, date: "Sat, 01 Jan 2000 00:00:05 GMT", want: Down, class: outcomeExpired},
-		{name: "expired, and forbidden", cert: expired, status: 403, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, class: outcomeGuarded},
-		{name: "another certificate of ours", cert: client, want: Up, class: outcomeOK},
+		{name: "ready", want: Up, class: probe.OK},
+		{name: "ready over HTTP/1.1", plain: true, want: Up, class: probe.OK},
+		{name: "unauthorized", status: 401, want: Up, class: probe.Guarded},
+		{name: "forbidden", status: 403, want: Up, class: probe.Guarded},
+		{name: "too many", status: 429, want: Up, class: probe.Guarded},
+		{name: "unavailable", status: 503, want: Down, class: probe.ServerError},
+		{name: "not found", status: 404, want: Down, class: probe.ServerError},
+		{name: "unavailable, which is healthy here", status: 503, extra: 503, want: Up, class: probe.OK},
+		{name: "ready, beside what else is healthy", extra: 503, want: Up, class: probe.OK},
+		{name: "draining", status: 500, body: drain, want: Draining, class: probe.Draining},
+		{name: "wrong CA", cert: other.issue(t, from, to, "kubernetes"), want: Alien, class: probe.Identity},
+		{name: "wrong name", cert: c.issue(t, from, to, "etcd"), want: Alien, class: probe.Identity},
+		{name: "wrong CA, no CA yet", cert: other.issue(t, from, to, "kubernetes"), noCA: true, want: Up, class: probe.OK},
+		{name: "not valid yet", cert: early, want: Up, class: probe.SkewedOK},
+		{name: "expired by our clock only", cert: expired, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, class: probe.SkewedOK},
+		{name: "expired by both clocks", cert: expired, date: "Sat, 01 Jan 2000 00:00:05 GMT", want: Down, class: probe.Expired},
+		{name: "expired, and forbidden", cert: expired, status: 403, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, class: probe.Guarded},
+		{name: "another certificate of ours", cert: client, want: Up, class: probe.OK},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -513,7 +515,7 @@ func TestAnswersOfMasters(t *testing.T) {
 				if tt.noCA {
 					r = nil
 				}
-				probe := Probe{Method: "GET", Path: "/readyz"}
+				probe := probe.Spec{Method: "GET", Path: "/readyz"}
 				if tt.extra != 0 {
 					probe.Status = []int{tt.extra}
 				}
@@ -534,23 +536,23 @@ func TestAnswersOfMasters(t *testing.T) {
 func TestHealth(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		in   []outcome
+		in   []probe.Outcome
 		want State
 	}{
 		{"nothing", nil, Unknown},
-		{"the first good one is enough", []outcome{outcomeOK}, Up},
-		{"one bad one is not", []outcome{outcomeOK, outcomeTimeout}, Up},
-		{"two in a row are", []outcome{outcomeOK, outcomeTimeout, outcomeRefused}, Down},
-		{"two apart are not", []outcome{outcomeOK, outcomeTimeout, outcomeOK, outcomeTimeout}, Up},
-		{"one good one does not heal", []outcome{outcomeOK, outcomeTimeout, outcomeTimeout, outcomeOK}, Down},
-		{"two do", []outcome{outcomeOK, outcomeTimeout, outcomeTimeout, outcomeOK, outcomeOK}, Up},
-		{"alive is good", []outcome{outcomeOK, outcomeTimeout, outcomeTimeout, outcomeGuarded, outcomeSkewedOK}, Up},
-		{"an alien is one at once", []outcome{outcomeOK, outcomeIdentity}, Alien},
-		{"and remains one when it fails", []outcome{outcomeOK, outcomeIdentity, outcomeRefused, outcomeRefused}, Alien},
-		{"and when it drains", []outcome{outcomeOK, outcomeIdentity, outcomeDraining}, Alien},
-		{"until it proves itself", []outcome{outcomeOK, outcomeIdentity, outcomeOK, outcomeOK}, Up},
-		{"draining counts at once", []outcome{outcomeOK, outcomeDraining}, Draining},
-		{"then it stops", []outcome{outcomeOK, outcomeDraining, outcomeRefused, outcomeRefused}, Down},
+		{"the first good one is enough", []probe.Outcome{probe.OK}, Up},
+		{"one bad one is not", []probe.Outcome{probe.OK, probe.Timeout}, Up},
+		{"two in a row are", []probe.Outcome{probe.OK, probe.Timeout, probe.Refused}, Down},
+		{"two apart are not", []probe.Outcome{probe.OK, probe.Timeout, probe.OK, probe.Timeout}, Up},
+		{"one good one does not heal", []probe.Outcome{probe.OK, probe.Timeout, probe.Timeout, probe.OK}, Down},
+		{"two do", []probe.Outcome{probe.OK, probe.Timeout, probe.Timeout, probe.OK, probe.OK}, Up},
+		{"alive is good", []probe.Outcome{probe.OK, probe.Timeout, probe.Timeout, probe.Guarded, probe.SkewedOK}, Up},
+		{"an alien is one at once", []probe.Outcome{probe.OK, probe.Identity}, Alien},
+		{"and remains one when it fails", []probe.Outcome{probe.OK, probe.Identity, probe.Refused, probe.Refused}, Alien},
+		{"and when it drains", []probe.Outcome{probe.OK, probe.Identity, probe.Draining}, Alien},
+		{"until it proves itself", []probe.Outcome{probe.OK, probe.Identity, probe.OK, probe.OK}, Up},
+		{"draining counts at once", []probe.Outcome{probe.OK, probe.Draining}, Draining},
+		{"then it stops", []probe.Outcome{probe.OK, probe.Draining, probe.Refused, probe.Refused}, Down},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := health{Rise: 2, Fall: 2}
@@ -566,24 +568,24 @@ func TestHealth(t *testing.T) {
 		h := health{Rise: 2, Fall: 1}
 		now := time.Unix(0, 0)
 		var needed []int
-		h.observe(outcomeOK, now)
+		h.observe(probe.OK, now)
 		for range 5 {
 			now = now.Add(time.Second)
-			h.observe(outcomeRefused, now)
+			h.observe(probe.Refused, now)
 			n := 0
 			for h.State != Up {
 				n++
-				h.observe(outcomeOK, now)
+				h.observe(probe.OK, now)
 			}
 			needed = append(needed, n)
 		}
 		if got, want := fmt.Sprint(needed), "[2 4 8 16 16]"; got != want {
 			t.Errorf("good probes needed: %s, want %s", got, want)
 		}
-		h.observe(outcomeOK, now.Add(time.Hour)) // a quiet hour forgives
-		h.observe(outcomeRefused, now.Add(time.Hour))
-		h.observe(outcomeOK, now.Add(time.Hour))
-		if h.observe(outcomeOK, now.Add(time.Hour)); h.State != Up {
+		h.observe(probe.OK, now.Add(time.Hour)) // a quiet hour forgives
+		h.observe(probe.Refused, now.Add(time.Hour))
+		h.observe(probe.OK, now.Add(time.Hour))
+		if h.observe(probe.OK, now.Add(time.Hour)); h.State != Up {
 			t.Error("it is not forgiven")
 		}
 	})
@@ -593,17 +595,17 @@ func TestClassify(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
 		noCA bool
-		want outcome
+		want probe.Outcome
 	}{
-		{&identityError{errors.New("x")}, false, outcomeIdentity},
-		{errNotTLS, true, outcomeTCPOnly},
-		{errNotTLS, false, outcomeIdentity},
-		{os.NewSyscallError("connect", syscall.ECONNREFUSED), false, outcomeRefused},
-		{os.NewSyscallError("connect", syscall.EHOSTUNREACH), false, outcomeUnreachable},
-		{context.DeadlineExceeded, false, outcomeTimeout},
-		{io.EOF, false, outcomeClosed},
+		{&probe.IdentityError{Err: errors.New("x")}, false, probe.Identity},
+		{probe.ErrNotTLS, true, probe.TCPOnly},
+		{probe.ErrNotTLS, false, probe.Identity},
+		{os.NewSyscallError("connect", syscall.ECONNREFUSED), false, probe.Refused},
+		{os.NewSyscallError("connect", syscall.EHOSTUNREACH), false, probe.Unreachable},
+		{context.DeadlineExceeded, false, probe.Timeout},
+		{io.EOF, false, probe.Closed},
 	} {
-		if got := classify(fmt.Errorf("dialling: %w", tt.err), tt.noCA); got != tt.want {
+		if got := probe.Classify(fmt.Errorf("dialling: %w", tt.err), tt.noCA); got != tt.want {
 			t.Errorf("%v: got %s, want %s", tt.err, got, tt.want)
 		}
 	}

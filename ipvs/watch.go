@@ -6,18 +6,20 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
+
+	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
 // watcher senses one API server for as long as it lives. It reports outcomes
 // through observe, which returns the belief that follows from them.
 type watcher struct {
-	target  func() target // asked at every dial: the CA may have come or changed
+	target  func() probe.Target // asked at every dial: the CA may have come or changed
 	profile Profile
 	fall    int
-	observe func(outcome, error) (s State, doubted bool)
+	observe func(probe.Outcome, error) (s State, doubted bool)
 	// vouch has the API server show which cluster it is of, at each new connection
 	// and before it is believed; nil: it need not.
-	vouch func(context.Context) (outcome, error)
+	vouch func(context.Context) (probe.Outcome, error)
 	// renew tells the watcher to dial anew.
 	renew chan struct{}
 	// stuck tells it that the node's own connections to the API server wait for an
@@ -48,7 +50,7 @@ type watcher struct {
 	// silent is the connection of an API server that was called down because it did
 	// not answer. It is held: to an API server that answers again it is one
 	// handshake less.
-	silent *link
+	silent *probe.Link
 }
 
 // handshakes is how many slots there are.
@@ -66,7 +68,7 @@ const (
 
 // run watches until the context ends.
 func (w *watcher) run(ctx context.Context) {
-	var next *link // a connection that proved itself while the old one was doubted
+	var next *probe.Link // a connection that proved itself while the old one was doubted
 	for ctx.Err() == nil {
 		l := next
 		next = nil
@@ -77,15 +79,15 @@ func (w *watcher) run(ctx context.Context) {
 		}
 		if l != w.silent { // or the same process has shown its cluster already
 			if class, err := w.vouched(ctx); err != nil {
-				l.close()
+				l.Close()
 				if ctx.Err() != nil {
 					break
 				}
-				if class == outcomeTimeout { // it shook hands
-					class = outcomeLate
+				if class == probe.Timeout { // it shook hands
+					class = probe.Late
 				}
 				w.fail(class, err)
-				if class == outcomeReborn {
+				if class == probe.Reborn {
 					w.drop()
 					w.sleep(ctx, jitter(rebornPause*w.profile.Retry))
 					w.failed = 0
@@ -98,7 +100,7 @@ func (w *watcher) run(ctx context.Context) {
 		began := time.Now()
 		next = w.hold(ctx, l)
 		if l != w.silent {
-			l.close()
+			l.Close()
 		}
 		if next == nil && w.silent == nil && time.Since(began) < w.profile.Tick {
 			// Whoever accepts and hangs up at once must not make us spin.
@@ -107,21 +109,21 @@ func (w *watcher) run(ctx context.Context) {
 	}
 	w.drop()
 	if next != nil {
-		next.close()
+		next.Close()
 	}
 }
 
 // drop closes the silent connection.
 func (w *watcher) drop() {
 	if w.silent != nil {
-		w.silent.close()
+		w.silent.Close()
 		w.silent = nil
 	}
 }
 
 // reach tries until there is a connection, a fresh one or the silent one that speaks
 // again. It returns nil when the context ends.
-func (w *watcher) reach(ctx context.Context) *link {
+func (w *watcher) reach(ctx context.Context) *probe.Link {
 	for ctx.Err() == nil {
 		if w.failed > 0 {
 			if l := w.pause(ctx); l != nil {
@@ -138,13 +140,13 @@ func (w *watcher) reach(ctx context.Context) *link {
 		case l != nil:
 			go func() { // whoever comes too late is closed
 				if a := <-tried; a.l != nil {
-					a.l.close()
+					a.l.Close()
 				}
 			}()
 			return l
 		case ctx.Err() != nil:
 			if a.l != nil {
-				a.l.close()
+				a.l.Close()
 			}
 			return nil
 		}
@@ -159,7 +161,7 @@ func (w *watcher) reach(ctx context.Context) *link {
 
 // listen waits for the result of a try, or for the silent connection to speak, which
 // is returned then.
-func (w *watcher) listen(ctx context.Context, tried <-chan attempt) (*link, attempt) {
+func (w *watcher) listen(ctx context.Context, tried <-chan attempt) (*probe.Link, attempt) {
 	for {
 		select {
 		case a := <-tried: // which also ends with the context
@@ -173,27 +175,27 @@ func (w *watcher) listen(ctx context.Context, tried <-chan attempt) (*link, atte
 }
 
 // words are the events of the silent connection.
-func (w *watcher) words() <-chan event {
+func (w *watcher) words() <-chan probe.Event {
 	if w.silent == nil {
 		return nil
 	}
-	return w.silent.events
+	return w.silent.Events
 }
 
 // spoke takes an event of the silent connection, and returns it if it lives.
-func (w *watcher) spoke(e event) *link {
-	switch e.kind {
-	case evPong, evResponse:
+func (w *watcher) spoke(e probe.Event) *probe.Link {
+	switch e.Kind {
+	case probe.EventPong, probe.EventResponse:
 		return w.silent
-	case evClosed:
-		w.see(outcomeClosed, e.err)
+	case probe.EventClosed:
+		w.see(probe.Closed, e.Err)
 	}
 	w.drop()
 	return nil
 }
 
 // see passes an outcome on.
-func (w *watcher) see(class outcome, err error) (s State, doubted bool) {
+func (w *watcher) see(class probe.Outcome, err error) (s State, doubted bool) {
 	w.state, doubted = w.observe(class, err)
 	if w.state == Up {
 		w.failed = 0
@@ -202,14 +204,14 @@ func (w *watcher) see(class outcome, err error) (s State, doubted bool) {
 }
 
 // fail takes a try that led to no connection which can be used.
-func (w *watcher) fail(class outcome, err error) {
+func (w *watcher) fail(class probe.Outcome, err error) {
 	_, w.soon = w.see(class, err)
 	w.failed++
 	w.readyDue = time.Time{}
 }
 
 // pause waits before the next try. It returns the silent connection if that speaks meanwhile.
-func (w *watcher) pause(ctx context.Context) *link {
+func (w *watcher) pause(ctx context.Context) *probe.Link {
 	if w.soon {
 		w.soon = false
 		return w.sleep(ctx, w.profile.Tick)
@@ -261,7 +263,7 @@ func (w *watcher) shook(a attempt) {
 	case a.l != nil:
 		w.late = 0
 		w.shake.add(a.took)
-	case a.class == outcomeLate:
+	case a.class == probe.Late:
 		w.late++
 	}
 }
@@ -285,13 +287,13 @@ func room(d time.Duration) time.Duration {
 
 // sleep waits, but not longer than until the silent connection speaks, which it
 // returns then, or the watcher is to dial anew.
-func (w *watcher) sleep(ctx context.Context, d time.Duration) *link {
+func (w *watcher) sleep(ctx context.Context, d time.Duration) *probe.Link {
 	l, _ := w.rest(ctx, d)
 	return l
 }
 
 // rest is sleep, and reports whether the watcher is to dial anew.
-func (w *watcher) rest(ctx context.Context, d time.Duration) (l *link, woken bool) {
+func (w *watcher) rest(ctx context.Context, d time.Duration) (l *probe.Link, woken bool) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	for {
@@ -316,20 +318,20 @@ func (w *watcher) dial(ctx context.Context, timeout time.Duration, progress *ato
 	case w.slots <- struct{}{}:
 		defer func() { <-w.slots }()
 	case <-ctx.Done():
-		return attempt{class: outcomeTimeout, err: ctx.Err()}
+		return attempt{class: probe.Timeout, err: ctx.Err()}
 	}
 	w.count(countDial)
 	t := w.target()
-	t.progress, t.connectTime = progress, w.connectTimeout()
+	t.Progress, t.ConnectTime = progress, w.connectTimeout()
 	dctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	began := time.Now()
-	l, err := dialLink(dctx, t, bodyLimit)
+	l, err := probe.Dial(dctx, t, probe.BodyLimit)
 	a := attempt{l: l, err: err, took: time.Since(began)}
 	if err != nil {
-		a.class = classify(err, t.roots == nil && !t.probe.Unsafe)
-		if a.class == outcomeTimeout && progress.Load() >= progressConnected {
-			a.class = outcomeLate
+		a.class = probe.Classify(err, t.Roots == nil && !t.Probe.Unsafe)
+		if a.class == probe.Timeout && progress.Load() >= probe.Connected {
+			a.class = probe.Late
 		}
 	}
 	return a
@@ -337,15 +339,15 @@ func (w *watcher) dial(ctx context.Context, timeout time.Duration, progress *ato
 
 // vouched has the API server show its cluster, one of as many as may shake hands
 // at once.
-func (w *watcher) vouched(ctx context.Context) (outcome, error) {
+func (w *watcher) vouched(ctx context.Context) (probe.Outcome, error) {
 	if w.vouch == nil {
-		return outcomeOK, nil
+		return probe.OK, nil
 	}
 	select {
 	case w.slots <- struct{}{}:
 		defer func() { <-w.slots }()
 	case <-ctx.Done():
-		return outcomeTimeout, ctx.Err()
+		return probe.Timeout, ctx.Err()
 	}
 	return w.vouch(ctx)
 }
@@ -353,13 +355,13 @@ func (w *watcher) vouched(ctx context.Context) (outcome, error) {
 // hold senses over one connection until it breaks. It returns the connection
 // to go on with, if one proved itself meanwhile. What is sent and when is the
 // schedule's to decide; the loop has one timer.
-func (w *watcher) hold(ctx context.Context, l *link) *link {
-	s := newSchedule(time.Now(), &w.profile, w.beat, l.h2, w.readyDue, &w.rtt)
+func (w *watcher) hold(ctx context.Context, l *probe.Link) *probe.Link {
+	s := newSchedule(time.Now(), &w.profile, w.beat, l.HTTP2, w.readyDue, &w.rtt)
 	w.readyDue = time.Time{}
 	due := time.NewTimer(0)
 	defer due.Stop()
 	for {
-		for !l.exhausted() {
+		for !l.Exhausted() {
 			what := s.next(time.Now())
 			if what == rest {
 				break
@@ -368,7 +370,7 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 				return next
 			}
 		}
-		if l.exhausted() {
+		if l.Exhausted() {
 			return nil
 		}
 		due.Reset(time.Until(s.due()))
@@ -379,7 +381,7 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 			return nil
 		case <-w.stuck:
 			s.suspect(time.Now())
-		case e := <-l.events:
+		case e := <-l.Events:
 			if w.hear(s, l, e) {
 				return nil
 			}
@@ -390,15 +392,15 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 
 // do carries out what the schedule wants. over says that the connection is not
 // to be held any longer; next is the one to go on with, if there is one.
-func (w *watcher) do(ctx context.Context, l *link, s *schedule, what action) (next *link, over bool) {
+func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what action) (next *probe.Link, over bool) {
 	var err error
 	switch what {
 	case ask:
 		w.count(countRequest)
-		err = l.ask()
+		err = l.Ask()
 	case ping:
 		w.count(countPing)
-		err = l.ping()
+		err = l.Ping()
 	case doubt:
 		alive, ok, silent := w.doubt(ctx, l)
 		s.inquired(time.Now())
@@ -411,39 +413,39 @@ func (w *watcher) do(ctx context.Context, l *link, s *schedule, what action) (ne
 		}
 		s.trust(time.Now())
 	case overdue:
-		class := outcomeTimeout
-		if l.h2 { // or it would be doubted by now
-			class = outcomeLate
+		class := probe.Timeout
+		if l.HTTP2 { // or it would be doubted by now
+			class = probe.Late
 		}
-		w.see(class, fmt.Errorf("no answer to %s in %s", l.target.probe.Path, w.profile.ReadyTimeout))
+		w.see(class, fmt.Errorf("no answer to %s in %s", l.Target.Probe.Path, w.profile.ReadyTimeout))
 		// Over HTTP/2 it answers PINGs, so only the request hangs: it is asked
 		// once more on the same connection.
-		return nil, !l.h2
+		return nil, !l.HTTP2
 	}
 	if err != nil {
-		w.see(outcomeClosed, err)
+		w.see(probe.Closed, err)
 	}
 	return nil, err != nil
 }
 
 // hear takes an event, and reports whether the connection is over.
-func (w *watcher) hear(s *schedule, l *link, e event) (over bool) {
-	switch e.kind {
-	case evPong:
-		if e.ping == l.pings { // or it answers one of an inquiry that is over
+func (w *watcher) hear(s *schedule, l *probe.Link, e probe.Event) (over bool) {
+	switch e.Kind {
+	case probe.EventPong:
+		if e.Ping == l.Pings { // or it answers one of an inquiry that is over
 			s.pong(time.Now())
 		}
-	case evGoAway:
+	case probe.EventGoAway:
 		over, w.readyDue = s.goAway(time.Now())
 		return over
-	case evClosed:
-		w.see(outcomeClosed, e.err)
+	case probe.EventClosed:
+		w.see(probe.Closed, e.Err)
 		return true
-	case evResponse:
+	case probe.EventResponse:
 		if !s.awaits() {
 			return false
 		}
-		state, doubted := w.see(l.target.probe.judge(e, l.skew), nil)
+		state, doubted := w.see(l.Target.Probe.Judge(e, l.Skew), nil)
 		s.response(time.Now(), state, doubted)
 		if s.leaving {
 			w.readyDue = s.readyDue

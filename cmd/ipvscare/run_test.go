@@ -17,6 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/edgebake/edgebake/ipvs"
+	"github.com/edgebake/edgebake/ipvs/probe"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -71,7 +72,7 @@ func TestLvscareFlags(t *testing.T) {
 	check("source", s.Source, "10.0.0.9")
 	check("interval", s.Profile.Ready, 7*time.Second)
 	check("timeout", s.Profile.ReadyTimeout, 3*time.Second)
-	check("probe", s.Probe, ipvs.Probe{CAFile: "/etc/kubernetes/pki/ca.crt", Unsafe: true, Method: "HEAD", Path: "/healthz",
+	check("probe", s.Probe, probe.Spec{CAFile: "/etc/kubernetes/pki/ca.crt", Unsafe: true, Method: "HEAD", Path: "/healthz",
 		Headers: map[string]string{"a": "b"}, Body: "x", Status: []int{200, 204}})
 
 	env := map[string]string{"CARE_VS": "10.1.1.1:1", "CARE_RS": "10.0.0.1:1,10.0.0.2:1", "CARE_HEALTH_PATH": "/livez",

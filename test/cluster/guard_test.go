@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/ipvs"
 	"github.com/edgebake/edgebake/ipvs/kernel"
+	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
 // table is a kernel that has nothing but IPVS' table.
@@ -119,7 +120,7 @@ func TestMasterShowsItsCluster(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			rules := &table{}
 			server := ipvs.Server{VIP: netip.MustParseAddrPort("10.103.97.222:6443"), Masters: []ipvs.Master{{Host: addr.Addr().String(), Port: addr.Port()}},
-				Scheduler: "rr", Profile: ipvs.LAN(), Rise: 2, Fall: 2, Probe: ipvs.Probe{Method: "GET", Path: "/readyz", CAFile: lc.CAFile}, Joined: tt.joined}
+				Scheduler: "rr", Profile: ipvs.LAN(), Rise: 2, Fall: 2, Probe: probe.Spec{Method: "GET", Path: "/readyz", CAFile: lc.CAFile}, Joined: tt.joined}
 			file := tt.cert
 			if file == "" {
 				file = filepath.Join(t.TempDir(), "none.pem")

@@ -121,11 +121,11 @@ func TestSharedPackages(t *testing.T) {
 	}
 }
 
-// TestIPVSDoors: one file of ipvs has netlink, one the paths of /proc.
+// TestIPVSDoors: one file of ipvs/kernel has netlink, one the paths of /proc.
 func TestIPVSDoors(t *testing.T) {
 	doors := map[string][]string{}
 	eachGoFile(t, func(rel string, _ func(ast.Node) token.Position, f *ast.File) {
-		if path.Dir(rel) != "ipvs" || strings.HasSuffix(rel, "_test.go") {
+		if path.Dir(rel) != "ipvs/kernel" || strings.HasSuffix(rel, "_test.go") {
 			return
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
@@ -150,7 +150,7 @@ func TestIPVSDoors(t *testing.T) {
 			return true
 		})
 	})
-	if got := fmt.Sprint(doors); got != "map[/proc/net:[ipvs/proc.go] netlink:[ipvs/kernel_linux.go]]" {
+	if got := fmt.Sprint(doors); got != "map[/proc/net:[ipvs/kernel/proc.go] netlink:[ipvs/kernel/kernel_linux.go]]" {
 		t.Errorf("%s: ARCHITECTURE.md says otherwise", got)
 	}
 }

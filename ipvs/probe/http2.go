@@ -1,4 +1,4 @@
-package ipvs
+package probe
 
 import (
 	"bufio"
@@ -41,7 +41,7 @@ const (
 
 const http2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-func (l *link) preface() error {
+func (l *Link) preface() error {
 	b := []byte(http2Preface)
 	b = appendFrame(b, frameSettings, 0, 0, nil)
 	b = appendSetting(b, settingEnablePush, 0)
@@ -65,7 +65,7 @@ func appendFrame(b []byte, kind, flags byte, stream uint32, payload []byte) []by
 
 // encodeHTTP2 returns the request's header block. The encoder's dynamic table
 // is off, so that the bytes do not depend on what was sent before.
-func (t *target) encodeHTTP2(method, path string) []byte {
+func (t *Target) encodeHTTP2(method, path string) []byte {
 	var buf bytes.Buffer
 	enc := hpack.NewEncoder(&buf)
 	enc.SetMaxDynamicTableSize(0)
@@ -73,19 +73,19 @@ func (t *target) encodeHTTP2(method, path string) []byte {
 		{":path", path}, {"user-agent", "ipvscare"}} {
 		enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
 	}
-	for _, k := range sortedKeys(t.probe.Headers) {
-		enc.WriteField(hpack.HeaderField{Name: strings.ToLower(k), Value: t.probe.Headers[k]})
+	for _, k := range sortedKeys(t.Probe.Headers) {
+		enc.WriteField(hpack.HeaderField{Name: strings.ToLower(k), Value: t.Probe.Headers[k]})
 	}
 	return buf.Bytes()
 }
 
-func (l *link) askHTTP2() error {
+func (l *Link) askHTTP2() error {
 	if l.stream == 0 {
 		l.stream = 1
 	} else {
 		l.stream += 2
 	}
-	body := l.target.probe.Body
+	body := l.Target.Probe.Body
 	flags := byte(flagEndHeaders | flagEndStream)
 	if body != "" {
 		flags = flagEndHeaders
@@ -97,15 +97,15 @@ func (l *link) askHTTP2() error {
 	return l.write(l.wbuf)
 }
 
-func (l *link) pingHTTP2() error {
-	l.pings++
+func (l *Link) pingHTTP2() error {
+	l.Pings++
 	l.wbuf = appendFrame(l.wbuf[:0], framePing, 0, 0, nil)
 	l.wbuf[2] = 8
-	l.wbuf = binary.BigEndian.AppendUint64(l.wbuf, l.pings)
+	l.wbuf = binary.BigEndian.AppendUint64(l.wbuf, l.Pings)
 	return l.write(l.wbuf)
 }
 
-func (l *link) reply(kind, flags byte, stream uint32, payload []byte) error {
+func (l *Link) reply(kind, flags byte, stream uint32, payload []byte) error {
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
 	l.wbuf = appendFrame(l.wbuf[:0], kind, flags, stream, payload)
@@ -113,11 +113,11 @@ func (l *link) reply(kind, flags byte, stream uint32, payload []byte) error {
 }
 
 // readHTTP2 turns frames into events until the connection ends.
-func (l *link) readHTTP2(limit int) {
+func (l *Link) readHTTP2(limit int) {
 	r := newFrameReader(l, limit)
 	for {
 		if err := r.next(); err != nil {
-			l.deliver(event{kind: evClosed, err: err})
+			l.deliver(Event{Kind: EventClosed, Err: err})
 			return
 		}
 	}
@@ -126,7 +126,7 @@ func (l *link) readHTTP2(limit int) {
 // frameReader turns the frames of one connection into events. There is one
 // request at a time, so that all HEADERS and DATA belong to its answer.
 type frameReader struct {
-	l     *link
+	l     *Link
 	br    *bufio.Reader
 	limit int // bytes kept of a body
 	head  [9]byte
@@ -135,7 +135,7 @@ type frameReader struct {
 	dec       *hpack.Decoder
 	block     []byte // the header block so far
 	lastBlock bool   // no DATA follows it
-	answer    event  // the answer so far
+	answer    Event  // the answer so far
 	consumed  int    // bytes of DATA that the window does not know of yet
 }
 
@@ -148,12 +148,12 @@ type frame struct {
 
 func (f frame) has(flag byte) bool { return f.flags&flag != 0 }
 
-func newFrameReader(l *link, limit int) *frameReader {
+func newFrameReader(l *Link, limit int) *frameReader {
 	r := &frameReader{l: l, br: bufio.NewReaderSize(l.nc, 2<<10), limit: limit, buf: make([]byte, 512)}
 	r.dec = hpack.NewDecoder(4096, func(f hpack.HeaderField) {
 		switch f.Name {
 		case ":status":
-			r.answer.status, _ = strconv.Atoi(f.Value)
+			r.answer.Status, _ = strconv.Atoi(f.Value)
 		case "date":
 			r.answer.date = f.Value
 		}
@@ -193,7 +193,7 @@ func (r *frameReader) next() error {
 		}
 		return r.l.reply(frameSettings, flagAck, 0, nil)
 	case frameGoAway:
-		return r.tell(event{kind: evGoAway})
+		return r.tell(Event{Kind: EventGoAway})
 	case frameHeaders:
 		return r.headers(f)
 	case frameContinuation:
@@ -202,13 +202,13 @@ func (r *frameReader) next() error {
 	case frameData:
 		return r.data(f)
 	case frameReset:
-		r.answer.status = 0 // counts as a server error
+		r.answer.Status = 0 // counts as a server error
 		return r.finish()
 	}
 	return nil // of no interest
 }
 
-func (r *frameReader) tell(e event) error {
+func (r *frameReader) tell(e Event) error {
 	if !r.l.deliver(e) {
 		return net.ErrClosed
 	}
@@ -220,7 +220,7 @@ func (r *frameReader) ping(f frame) error {
 		return errors.New("malformed PING")
 	}
 	if f.has(flagAck) {
-		return r.tell(event{kind: evPong, ping: binary.BigEndian.Uint64(f.payload)})
+		return r.tell(Event{Kind: EventPong, Ping: binary.BigEndian.Uint64(f.payload)})
 	}
 	return r.l.reply(framePing, flagAck, 0, f.payload)
 }
@@ -260,9 +260,9 @@ func (r *frameReader) data(f frame) error {
 		return err
 	}
 	// Of a short answer that says that all is well, nothing is worth keeping.
-	wanted := r.answer.status != 200 || r.limit > bodyLimit
-	if room := r.limit - len(r.answer.body); wanted && room > 0 {
-		r.answer.body = append(r.answer.body, body[:min(len(body), room)]...)
+	wanted := r.answer.Status != 200 || r.limit > BodyLimit
+	if room := r.limit - len(r.answer.Body); wanted && room > 0 {
+		r.answer.Body = append(r.answer.Body, body[:min(len(body), room)]...)
 	}
 	if err := r.credit(f); err != nil {
 		return err
@@ -289,9 +289,9 @@ func (r *frameReader) credit(f frame) error {
 
 // finish delivers the answer.
 func (r *frameReader) finish() error {
-	r.answer.kind = evResponse
+	r.answer.Kind = EventResponse
 	err := r.tell(r.answer)
-	r.answer = event{}
+	r.answer = Event{}
 	return err
 }
 

@@ -1,4 +1,4 @@
-package ipvs
+package probe
 
 import (
 	"context"
@@ -15,17 +15,17 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
-// skew is a certificate that is right in all but time.
-type skew struct {
+// Skew is a certificate that is right in all but time.
+type Skew struct {
 	off      bool // it does not fit this node's clock
 	early    bool // because it is not valid yet
 	notAfter time.Time
 }
 
-// roots are the authorities of the cluster.
-type roots struct {
-	pool  *x509.CertPool
-	certs []*x509.Certificate
+// Roots are the authorities of the cluster.
+type Roots struct {
+	Pool  *x509.CertPool
+	Certs []*x509.Certificate
 }
 
 // What an API server sends is little: a leaf, and where the cluster's authority is
@@ -38,59 +38,59 @@ const (
 
 // verify checks a chain for server authentication and for one of the names.
 // A chain that is right in all but time is not an error; skew tells.
-func (r *roots) verify(ctx context.Context, chain []*x509.Certificate, names []string, now time.Time) (skew, error) {
+func (r *Roots) verify(ctx context.Context, chain []*x509.Certificate, names []string, now time.Time) (Skew, error) {
 	if len(chain) == 0 {
-		return skew{}, errors.New("no certificate")
+		return Skew{}, errors.New("no certificate")
 	}
 	size := 0
 	for _, c := range chain {
 		size += len(c.Raw)
 	}
 	if len(chain) > maxChain || size > maxChainBytes {
-		return skew{}, fmt.Errorf("it sends %d certificates with %d bytes: at most %d with %d are accepted", len(chain), size, maxChain, maxChainBytes)
+		return Skew{}, fmt.Errorf("it sends %d certificates with %d bytes: at most %d with %d are accepted", len(chain), size, maxChain, maxChainBytes)
 	}
 	leaf := chain[0]
-	opts := x509.VerifyOptions{Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now,
+	opts := x509.VerifyOptions{Roots: r.Pool, Intermediates: x509.NewCertPool(), CurrentTime: now,
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	for _, c := range chain[1:] {
 		opts.Intermediates.AddCert(c)
 	}
 	if err := servercert.Check(leaf); err != nil {
-		return skew{}, err
+		return Skew{}, err
 	}
 	named := slices.ContainsFunc(names, func(n string) bool { return n != "" && leaf.VerifyHostname(n) == nil })
 	if !named {
-		return skew{}, fmt.Errorf("its certificate is for %s: it must match one of %s",
+		return Skew{}, fmt.Errorf("its certificate is for %s: it must match one of %s",
 			printable.Names(slices.Concat(leaf.DNSNames, addresses(leaf.IPAddresses))), strings.Join(names, " "))
 	}
 	_, err := leaf.Verify(opts)
 	var invalid x509.CertificateInvalidError
 	if err == nil {
-		return skew{}, nil
+		return Skew{}, nil
 	}
 	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
-		return skew{}, &certificateError{err}
+		return Skew{}, &certificateError{err}
 	}
 	// Is there any time at which the chain was right? The borders of the validities
 	// are the only candidates. Those of the peer's own authorities are left out: it
 	// may send as many as it likes.
 	moments := []time.Time{leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2), leaf.NotBefore, leaf.NotAfter}
-	for _, c := range r.certs {
+	for _, c := range r.Certs {
 		moments = append(moments, c.NotBefore, c.NotAfter)
 	}
 	for _, m := range moments {
 		if ctx.Err() != nil {
-			return skew{}, ctx.Err()
+			return Skew{}, ctx.Err()
 		}
 		if m.Before(leaf.NotBefore) || m.After(leaf.NotAfter) {
 			continue
 		}
 		opts.CurrentTime = m
 		if _, verr := leaf.Verify(opts); verr == nil {
-			return skew{off: true, early: now.Before(leaf.NotBefore), notAfter: leaf.NotAfter}, nil
+			return Skew{off: true, early: now.Before(leaf.NotBefore), notAfter: leaf.NotAfter}, nil
 		}
 	}
-	return skew{}, &certificateError{err}
+	return Skew{}, &certificateError{err}
 }
 
 // certificateError is an error about a certificate that may be anybody's, and quotes
@@ -108,9 +108,9 @@ func addresses(ips []net.IP) []string {
 	return s
 }
 
-// parseRoots reads a PEM file of authorities.
-func parseRoots(name string, pemData []byte) (*roots, error) {
-	r := &roots{pool: x509.NewCertPool()}
+// ParseRoots reads a PEM file of authorities.
+func ParseRoots(name string, pemData []byte) (*Roots, error) {
+	r := &Roots{Pool: x509.NewCertPool()}
 	certs, err := parseCertificates(pemData)
 	if err != nil {
 		return nil, fmt.Errorf("reading CA file %s: %w", name, err)
@@ -119,9 +119,9 @@ func parseRoots(name string, pemData []byte) (*roots, error) {
 		if !c.IsCA {
 			return nil, fmt.Errorf("reading CA file %s: certificate %d (%s) is not a CA: use the cluster's ca.crt", name, i+1, c.Subject)
 		}
-		r.pool.AddCert(c)
+		r.Pool.AddCert(c)
 	}
-	r.certs = certs
+	r.Certs = certs
 	return r, nil
 }
 

@@ -1,4 +1,4 @@
-package ipvs
+package probe
 
 import (
 	"bufio"
@@ -9,26 +9,26 @@ import (
 )
 
 // encodeHTTP1 returns the request's text.
-func (t *target) encodeHTTP1(method, path string) []byte {
+func (t *Target) encodeHTTP1(method, path string) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: ipvscare\r\n", method, path, t.authority())
-	for _, k := range sortedKeys(t.probe.Headers) {
-		fmt.Fprintf(&b, "%s: %s\r\n", k, t.probe.Headers[k])
+	for _, k := range sortedKeys(t.Probe.Headers) {
+		fmt.Fprintf(&b, "%s: %s\r\n", k, t.Probe.Headers[k])
 	}
-	if t.probe.Body != "" {
-		fmt.Fprintf(&b, "Content-Length: %d\r\n", len(t.probe.Body))
+	if t.Probe.Body != "" {
+		fmt.Fprintf(&b, "Content-Length: %d\r\n", len(t.Probe.Body))
 	}
-	b.WriteString("\r\n" + t.probe.Body)
+	b.WriteString("\r\n" + t.Probe.Body)
 	return []byte(b.String())
 }
 
 // readHTTP1 turns responses into events until the connection ends.
-func (l *link) readHTTP1(limit int) {
+func (l *Link) readHTTP1(limit int) {
 	br := bufio.NewReaderSize(l.nc, 4<<10)
 	for {
 		resp, last, err := readResponse(br, limit)
 		if err != nil {
-			l.deliver(event{kind: evClosed, err: err})
+			l.deliver(Event{Kind: EventClosed, Err: err})
 			return
 		}
 		if !l.deliver(resp) {
@@ -36,22 +36,22 @@ func (l *link) readHTTP1(limit int) {
 		}
 		if last {
 			// The server said that it would close: no news about its health.
-			l.deliver(event{kind: evGoAway})
+			l.deliver(Event{Kind: EventGoAway})
 			return
 		}
 	}
 }
 
 // readResponse reads one HTTP/1.1 response. last means that no other follows.
-func readResponse(br *bufio.Reader, limit int) (resp event, last bool, err error) {
+func readResponse(br *bufio.Reader, limit int) (resp Event, last bool, err error) {
 	line, err := readLine(br)
 	if err != nil {
 		return resp, false, err
 	}
 	proto, rest, _ := strings.Cut(line, " ")
 	code, _, _ := strings.Cut(rest, " ")
-	resp.kind = evResponse
-	if resp.status, err = strconv.Atoi(code); err != nil || !strings.HasPrefix(proto, "HTTP/1.") {
+	resp.Kind = EventResponse
+	if resp.Status, err = strconv.Atoi(code); err != nil || !strings.HasPrefix(proto, "HTTP/1.") {
 		return resp, false, fmt.Errorf("not an HTTP response: %.40q", line)
 	}
 	last = proto == "HTTP/1.0"
@@ -83,7 +83,7 @@ func readResponse(br *bufio.Reader, limit int) (resp event, last bool, err error
 	}
 	var body io.Reader
 	switch {
-	case resp.status == 204 || resp.status == 304 || resp.status < 200:
+	case resp.Status == 204 || resp.Status == 304 || resp.Status < 200:
 		return resp, last, nil
 	case chunked, length < 0:
 		// The end of such a body is the end of the connection for us: read
@@ -93,11 +93,11 @@ func readResponse(br *bufio.Reader, limit int) (resp event, last bool, err error
 	default:
 		body = io.LimitReader(br, length)
 	}
-	resp.body = make([]byte, 0, 256)
-	for len(resp.body) < limit {
-		chunk := make([]byte, min(512, limit-len(resp.body)))
+	resp.Body = make([]byte, 0, 256)
+	for len(resp.Body) < limit {
+		chunk := make([]byte, min(512, limit-len(resp.Body)))
 		n, err := body.Read(chunk)
-		resp.body = append(resp.body, chunk[:n]...)
+		resp.Body = append(resp.Body, chunk[:n]...)
 		if err == io.EOF {
 			break
 		}

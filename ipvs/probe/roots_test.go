@@ -1,4 +1,4 @@
-package ipvs
+package probe
 
 import (
 	"context"
@@ -61,9 +61,9 @@ func TestVerifyChain(t *testing.T) {
 	ca := issue(t, "kubernetes", authority(at(-100), at(100)), nil)
 	old := issue(t, "kubernetes", authority(at(-100), at(-10)), nil)
 	inter := issue(t, "between", authority(at(-90), at(90)), ca)
-	r := &roots{pool: x509.NewCertPool(), certs: []*x509.Certificate{ca.Certificate, old.Certificate}}
-	r.pool.AddCert(ca.Certificate)
-	r.pool.AddCert(old.Certificate)
+	r := &Roots{Pool: x509.NewCertPool(), Certs: []*x509.Certificate{ca.Certificate, old.Certificate}}
+	r.Pool.AddCert(ca.Certificate)
+	r.Pool.AddCert(old.Certificate)
 	chain := func(all ...*issued) (out []*x509.Certificate) {
 		for _, c := range all {
 			out = append(out, c.Certificate)
@@ -150,8 +150,8 @@ func TestStalledWhileVerifying(t *testing.T) {
 	now := time.Now()
 	ca := issue(t, "kubernetes", authority(now.AddDate(0, 0, -100), now.AddDate(0, 0, 100)), nil)
 	leaf := issue(t, "s", server(now.AddDate(0, 0, -9), now.AddDate(0, 0, -1), "kubernetes"), ca) // to this node's clock
-	r := &roots{pool: x509.NewCertPool(), certs: []*x509.Certificate{ca.Certificate}}
-	r.pool.AddCert(ca.Certificate)
+	r := &Roots{Pool: x509.NewCertPool(), Certs: []*x509.Certificate{ca.Certificate}}
+	r.Pool.AddCert(ca.Certificate)
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: leaf.key}}})
 	if err != nil {
 		t.Fatal(err)
@@ -168,12 +168,12 @@ func TestStalledWhileVerifying(t *testing.T) {
 	}()
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	_, err = dialLink(ctx, target{sni: certName, roots: r, probe: Probe{Method: "GET", Path: DefaultPath},
-		dial: func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
+	_, err = Dial(ctx, Target{SNI: CertName, Roots: r, Probe: Spec{Method: "GET", Path: "/readyz"},
+		Dial: func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
 			conn, err := net.Dial("tcp", l.Addr().String())
 			return &lateConn{Conn: conn, ctx: ctx}, err
 		}}, 1<<10)
-	if class := classify(err, false); class != outcomeTimeout {
+	if class := Classify(err, false); class != Timeout {
 		t.Errorf("%s: %v", class, err)
 	}
 }

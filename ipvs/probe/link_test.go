@@ -1,10 +1,11 @@
-package ipvs
+package probe
 
 import (
 	"bytes"
 	"encoding/binary"
 	"io"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -28,18 +29,18 @@ func (c *scripted) SetReadDeadline(time.Time) error  { return nil }
 func (c *scripted) SetWriteDeadline(time.Time) error { return nil }
 
 // hear runs the reader over the bytes and returns its events.
-func hear(data []byte, h2 bool) ([]event, *scripted) {
+func hear(data []byte, h2 bool) ([]Event, *scripted) {
 	c := &scripted{Reader: bytes.NewReader(data)}
-	l := &link{nc: c, h2: h2, events: make(chan event, 1), done: make(chan struct{})}
+	l := &Link{nc: c, HTTP2: h2, Events: make(chan Event, 1), done: make(chan struct{})}
 	if h2 {
-		go l.readHTTP2(bodyLimit)
+		go l.readHTTP2(BodyLimit)
 	} else {
-		go l.readHTTP1(bodyLimit)
+		go l.readHTTP1(BodyLimit)
 	}
-	var all []event
-	for e := range l.events {
+	var all []Event
+	for e := range l.Events {
 		all = append(all, e)
-		if e.kind == evClosed || e.kind == evGoAway && !h2 {
+		if e.Kind == EventClosed || e.Kind == EventGoAway && !h2 {
 			return all, c
 		}
 	}
@@ -58,8 +59,8 @@ func FuzzHTTP2(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		all, _ := hear(data, true)
 		for _, e := range all {
-			if len(e.body) > bodyLimit {
-				t.Fatalf("%d bytes of body", len(e.body))
+			if len(e.Body) > BodyLimit {
+				t.Fatalf("%d bytes of body", len(e.Body))
 			}
 		}
 	})
@@ -71,8 +72,8 @@ func FuzzHTTP1(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		all, _ := hear(data, false)
 		for _, e := range all {
-			if len(e.body) > bodyLimit {
-				t.Fatalf("%d bytes of body", len(e.body))
+			if len(e.Body) > BodyLimit {
+				t.Fatalf("%d bytes of body", len(e.Body))
 			}
 		}
 	})
@@ -101,18 +102,18 @@ func TestFrames(t *testing.T) {
 	all, c := hear(b.Bytes(), true)
 	var kinds []eventKind
 	for _, e := range all {
-		kinds = append(kinds, e.kind)
+		kinds = append(kinds, e.Kind)
 	}
-	if want := []eventKind{evResponse, evPong, evResponse, evGoAway, evClosed}; len(kinds) != len(want) {
+	if want := []eventKind{EventResponse, EventPong, EventResponse, EventGoAway, EventClosed}; len(kinds) != len(want) {
 		t.Fatalf("got %v, want %v", kinds, want)
 	}
-	if e := all[0]; e.status != 500 || string(e.body) != "[-]shutdown failed" || e.date != "Sat, 01 Jan 2000 00:00:05 GMT" {
+	if e := all[0]; e.Status != 500 || string(e.Body) != "[-]shutdown failed" || e.date != "Sat, 01 Jan 2000 00:00:05 GMT" {
 		t.Errorf("%+v", e)
 	}
-	if c := (&Probe{}).judge(all[0], skew{}); c != outcomeDraining {
+	if c := (&Spec{}).Judge(all[0], Skew{}); c != Draining {
 		t.Errorf("it is judged %s", c)
 	}
-	if c := (&Probe{}).judge(all[2], skew{}); c != outcomeServerError {
+	if c := (&Spec{}).Judge(all[2], Skew{}); c != ServerError {
 		t.Errorf("a reset stream is judged %s", c)
 	}
 	// The answers: SETTINGS and PING are acknowledged.
@@ -126,17 +127,17 @@ func TestFrames(t *testing.T) {
 
 	// What we write is read by x/net.
 	c = &scripted{}
-	l := &link{nc: c, h2: true, target: target{addr: addrAt(1), probe: Probe{Method: "GET", Path: "/readyz", Headers: map[string]string{"X-A": "b"}}}}
+	l := &Link{nc: c, HTTP2: true, Target: Target{Addr: netip.MustParseAddrPort("10.0.0.1:6443"), Probe: Spec{Method: "GET", Path: "/readyz", Headers: map[string]string{"X-A": "b"}}}}
 	l.encodeRequest("GET", "/readyz")
 	if err := l.preface(); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := l.ask(); err != nil {
+		if err := l.Ask(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := l.ping(); err != nil {
+	if err := l.Ping(); err != nil {
 		t.Fatal(err)
 	}
 	preface := make([]byte, len(http2.ClientPreface))
@@ -183,11 +184,11 @@ func TestFrames(t *testing.T) {
 func TestSteadyLink(t *testing.T) {
 	c := &scripted{}
 	c.wrote.Grow(1 << 20)
-	l := &link{nc: c, h2: true}
-	if err := l.ping(); err != nil {
+	l := &Link{nc: c, HTTP2: true}
+	if err := l.Ping(); err != nil {
 		t.Fatal(err)
 	}
-	if n := testing.AllocsPerRun(100, func() { l.ping() }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { l.Ping() }); n != 0 {
 		t.Errorf("%v allocations for a PING", n)
 	}
 }
