@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -13,14 +14,14 @@ import (
 func againPhase() Phase {
 	return Phase{
 		Name: "again", Doc: "first boot looks after certificates and snapshots while the machine is on", Timeout: time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitAgain)
 			if err != nil || state != "active" {
 				return Todo, err
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := e.Unit(ctx, "start", ondisk.UnitAgain); err != nil {
 				return fmt.Errorf("starting %s: %w", ondisk.UnitAgain, err)
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -40,7 +41,7 @@ type proven struct {
 }
 
 // former are the API servers of the list and those learned beside it.
-func (p *proven) former(e *Env) []string {
+func (p *proven) former(e *machine.Env) []string {
 	all := slices.Clone(p.Masters)
 	for _, m := range slices.Concat(p.Learned, learnedBeside(e, func(s ondisk.IPVSLearnedVirtual) bool { return slices.EqualFunc(s.Configured, p.Masters, sameMaster) })) {
 		if !slices.ContainsFunc(all, func(other string) bool { return sameMaster(m, other) }) {
@@ -50,17 +51,17 @@ func (p *proven) former(e *Env) []string {
 	return all
 }
 
-func readProven(e *Env) (*proven, bool) {
+func readProven(e *machine.Env) (*proven, bool) {
 	p := new(proven)
-	if err := json.Unmarshal(e.contents(provenFile), p); err != nil {
+	if err := json.Unmarshal(e.Contents(provenFile), p); err != nil {
 		return p, false
 	}
-	return p, slices.ContainsFunc(caPins(e.contents(ondisk.KubeCA)), func(pin string) bool { return slices.Contains(p.CA, pin) })
+	return p, slices.ContainsFunc(caPins(e.Contents(ondisk.KubeCA)), func(pin string) bool { return slices.Contains(p.CA, pin) })
 }
 
 // formerMasters are those that the site names no more and a member of the
 // cluster still counts on.
-func formerMasters(e *Env, site *configs.Site) []string {
+func formerMasters(e *machine.Env, site *configs.Site) []string {
 	p, ok := readProven(e)
 	if !ok || slices.Equal(p.Masters, site.Masters) || !isMember(e) {
 		return nil
@@ -88,7 +89,7 @@ func fitsVIP(site *configs.Site, master string) bool {
 
 // configuredMasters are what ipvscare is told: the site's API servers, and the former
 // ones for as long as they are needed.
-func configuredMasters(e *Env, site *configs.Site) []string {
+func configuredMasters(e *machine.Env, site *configs.Site) []string {
 	return slices.Concat(site.Masters, formerMasters(e, site))
 }
 
@@ -99,7 +100,7 @@ const maxLearned = 64
 // configured ones: over the years all API servers of a Site may be replaced. They
 // are a member's alone, and only as long as ipvscare uses them: what it learned
 // beside another list than today's, or in another cluster, it has dropped.
-func learnedMasters(e *Env, site *configs.Site) []string {
+func learnedMasters(e *machine.Env, site *configs.Site) []string {
 	if site.IPVS.Disabled || !site.IPVS.LearnMasters || !isMember(e) {
 		return nil
 	}
@@ -119,8 +120,8 @@ func learnedMasters(e *Env, site *configs.Site) []string {
 
 // learnedBeside are the API servers that ipvscare has learned for virtual servers like
 // this.
-func learnedBeside(e *Env, like func(ondisk.IPVSLearnedVirtual) bool) []string {
-	b := e.contents(ondisk.IPVSLearned)
+func learnedBeside(e *machine.Env, like func(ondisk.IPVSLearnedVirtual) bool) []string {
+	b := e.Contents(ondisk.IPVSLearned)
 	if b == nil {
 		return nil
 	}
@@ -158,26 +159,26 @@ func sameMaster(a, b string) bool {
 }
 
 // mastersOf are the API servers of the cluster: configured and learned.
-func mastersOf(e *Env, site *configs.Site) []string {
+func mastersOf(e *machine.Env, site *configs.Site) []string {
 	return slices.Concat(configuredMasters(e, site), learnedMasters(e, site))
 }
 
 // withFormerMasters is the site with the API servers that ipvscare is told.
-func withFormerMasters(e *Env, site *configs.Site) *configs.Site {
+func withFormerMasters(e *machine.Env, site *configs.Site) *configs.Site {
 	s := *site
 	s.Masters = configuredMasters(e, site)
 	return &s
 }
 
 // keepMasters records the site's list as one that has proven itself.
-func keepMasters(e *Env, site *configs.Site, ca []byte) error {
+func keepMasters(e *machine.Env, site *configs.Site, ca []byte) error {
 	return writeProven(e, &proven{Masters: site.Masters, CA: caPins(ca)})
 }
 
-func writeProven(e *Env, p *proven) error {
+func writeProven(e *machine.Env, p *proven) error {
 	b, err := json.Marshal(p)
 	if err == nil {
-		_, err = e.write(provenFile, b, Mode(0o600))
+		_, err = e.Write(provenFile, b, machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("recording the API servers that have proven themselves: %w", err)
@@ -187,7 +188,7 @@ func writeProven(e *Env, p *proven) error {
 
 // keepLearned records what ipvscare has learned beside the former list, before it is
 // told another one.
-func keepLearned(e *Env, site *configs.Site) error {
+func keepLearned(e *machine.Env, site *configs.Site) error {
 	if len(formerMasters(e, site)) == 0 {
 		return nil
 	}
@@ -198,14 +199,14 @@ func keepLearned(e *Env, site *configs.Site) error {
 
 // mastersProven reports whether an API server of the site's has proven itself
 // by the cluster's CA, asking them only where that is not on record.
-func mastersProven(ctx context.Context, e *Env, site *configs.Site) bool {
+func mastersProven(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	if p, ok := readProven(e); ok && slices.Equal(p.Masters, site.Masters) {
 		return true
 	}
-	return oneProves(ctx, e, site, e.contents(ondisk.KubeCA))
+	return oneProves(ctx, e, site, e.Contents(ondisk.KubeCA))
 }
 
-func oneProves(ctx context.Context, e *Env, site *configs.Site, ca []byte) bool {
+func oneProves(ctx context.Context, e *machine.Env, site *configs.Site, ca []byte) bool {
 	// Not by the API server's own name: a kubelet's serving certificate may be of
 	// the same CA, and be for its host.
 	errs := askNames(ctx, e, site.Masters, ca, api.SharedName, site.Endpoint)
@@ -214,19 +215,19 @@ func oneProves(ctx context.Context, e *Env, site *configs.Site, ca []byte) bool 
 
 // mastersRecorded reports whether nothing is left to be done about the list:
 // it is on record, or no API server of it proves itself yet and that was said.
-func mastersRecorded(ctx context.Context, e *Env, site *configs.Site) bool {
+func mastersRecorded(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	if enrolled(e) != nil {
 		return true
 	}
 	if p, ok := readProven(e); ok && slices.Equal(p.Masters, site.Masters) {
 		return true
 	}
-	return !mastersProven(ctx, e, site) && (len(formerMasters(e, site)) == 0 || e.text(saidFormer) == strings.Join(site.Masters, ","))
+	return !mastersProven(ctx, e, site) && (len(formerMasters(e, site)) == 0 || e.Text(saidFormer) == strings.Join(site.Masters, ","))
 }
 
 // recordMasters records the site's list once an API server of it has proven
 // itself, and says so while none has.
-func recordMasters(ctx context.Context, e *Env, site *configs.Site) error {
+func recordMasters(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err := keepLearned(e, site); err != nil {
 		return err
 	}
@@ -234,7 +235,7 @@ func recordMasters(ctx context.Context, e *Env, site *configs.Site) error {
 		return nil
 	}
 	if mastersProven(ctx, e, site) {
-		return keepMasters(e, site, e.contents(ondisk.KubeCA))
+		return keepMasters(e, site, e.Contents(ondisk.KubeCA))
 	}
 	former := formerMasters(e, site)
 	if len(former) == 0 {
@@ -244,5 +245,5 @@ func recordMasters(ctx context.Context, e *Env, site *configs.Site) error {
 		strings.Join(site.Masters, ", "), strings.Join(former, ", "))
 	e.Log.Warn(line)
 	e.Console(line)
-	return e.WriteFile(saidFormer, []byte(strings.Join(site.Masters, ",")), Mode(0o600))
+	return e.WriteFile(saidFormer, []byte(strings.Join(site.Masters, ",")), machine.Mode(0o600))
 }

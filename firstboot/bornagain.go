@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -24,9 +25,9 @@ import (
 // joinedCluster is that note.
 const joinedCluster = ondisk.StateDir + "/joined-cluster.json"
 
-func readJoinedCluster(e *Env) *ondisk.IPVSJoined {
+func readJoinedCluster(e *machine.Env) *ondisk.IPVSJoined {
 	j := new(ondisk.IPVSJoined)
-	if json.Unmarshal(e.contents(joinedCluster), j) != nil || j.ClusterInfo == "" || j.NodeUID == "" {
+	if json.Unmarshal(e.Contents(joinedCluster), j) != nil || j.ClusterInfo == "" || j.NodeUID == "" {
 		return nil
 	}
 	return j
@@ -35,7 +36,7 @@ func readJoinedCluster(e *Env) *ondisk.IPVSJoined {
 // clusterNow identifies the cluster that this node is Ready in, by the UIDs of
 // cluster-info, of the Node and, where the node may read it, of the API servers' Service.
 // It is nil if cluster-info cannot be read.
-func clusterNow(ctx context.Context, e *Env, n *api.Node) (*ondisk.IPVSJoined, error) {
+func clusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJoined, error) {
 	c, err := nodeClient(e)
 	if err != nil {
 		return nil, err
@@ -62,7 +63,7 @@ func clusterNow(ctx context.Context, e *Env, n *api.Node) (*ondisk.IPVSJoined, e
 // for one that was born again. So the note follows what changes: new values are taken
 // only from an API server that shows another witness as it was noted. A cluster that
 // shows none is errOther.
-func clusterToNote(ctx context.Context, e *Env, site *configs.Site, n *api.Node) (*ondisk.IPVSJoined, error) {
+func clusterToNote(ctx context.Context, e *machine.Env, site *configs.Site, n *api.Node) (*ondisk.IPVSJoined, error) {
 	if site.NodeType == configs.NodeControlPlane {
 		return nil, nil // its way leads to its own API server
 	}
@@ -83,7 +84,7 @@ func clusterToNote(ctx context.Context, e *Env, site *configs.Site, n *api.Node)
 
 // clusterShown is the cluster of an API server that shows cluster-info and the Node, and
 // one of the witnesses as noted; nil if that is the note already, or nobody shows both.
-func clusterShown(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.IPVSJoined) (*ondisk.IPVSJoined, error) {
+func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted *ondisk.IPVSJoined) (*ondisk.IPVSJoined, error) {
 	masters := mastersOf(e, site)
 	shown := make([]ondisk.IPVSJoined, len(masters))
 	errs := askEach(ctx, masters, func(ctx context.Context, i int) error {
@@ -133,14 +134,14 @@ var errOther = errors.New("another cluster with the same keys")
 
 // bornAgain reports whether the API servers that answer are of another cluster
 // than the node joined, which has the same keys.
-func bornAgain(ctx context.Context, e *Env, site *configs.Site) bool {
+func bornAgain(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	again, _ := checkBornAgain(ctx, e, site)
 	return again
 }
 
 // checkBornAgain is bornAgain, and what keeps API servers from showing of which
 // cluster they are, e.g. a clock here for which their certificates are not valid yet.
-func checkBornAgain(ctx context.Context, e *Env, site *configs.Site) (again bool, unclear error) {
+func checkBornAgain(ctx context.Context, e *machine.Env, site *configs.Site) (again bool, unclear error) {
 	noted := readJoinedCluster(e)
 	if noted == nil || !isMember(e) {
 		return false, nil
@@ -176,7 +177,7 @@ func askEach(ctx context.Context, masters []string, ask func(ctx context.Context
 }
 
 // directClient asks one API server, past the endpoint, with the node's certificate.
-func directClient(ctx context.Context, e *Env, site *configs.Site, master string) (*api.Client, error) {
+func directClient(ctx context.Context, e *machine.Env, site *configs.Site, master string) (*api.Client, error) {
 	name, err := api.ServerName(ctx, e.Dial, e.Now, master, enrolledCA(e), []string{api.SharedName, site.Endpoint})
 	if err != nil {
 		return nil, err
@@ -191,7 +192,7 @@ func directClient(ctx context.Context, e *Env, site *configs.Site, master string
 
 // showsCluster has one API server show cluster-info, the node's Node and the Service of
 // the API servers: one of them is enough, as it is for ipvscare.
-func showsCluster(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.IPVSJoined, master string) error {
+func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted *ondisk.IPVSJoined, master string) error {
 	c, err := directClient(ctx, e, site, master)
 	if err != nil {
 		return err
@@ -221,7 +222,7 @@ func showsCluster(ctx context.Context, e *Env, site *configs.Site, noted *ondisk
 }
 
 // bornAgainNote is said of a node whose API servers are another cluster's.
-func bornAgainNote(e *Env) string {
+func bornAgainNote(e *machine.Env) string {
 	noted := readJoinedCluster(e)
 	return fmt.Sprintf("the API servers are of another cluster with the same keys (cluster-info had UID %s, Node %s %s): the node keeps its pods, and treats the API servers as out of reach. To fix: bring the former cluster back; or, to have the node join the new one and stop its pods, put a token of it into site.yaml, in the slot or on a stick",
 		noted.ClusterInfo, noted.Node, noted.NodeUID)

@@ -10,14 +10,15 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
 // staleCA reports whether a machine that is not a node has the CA of a discovery
 // that does not hold any more: of another site, or of an earlier boot of one that
 // pins none. API servers are verified with it.
-func staleCA(e *Env, site *configs.Site) bool {
-	pem := e.contents(ondisk.KubeCA)
+func staleCA(e *machine.Env, site *configs.Site) bool {
+	pem := e.Contents(ondisk.KubeCA)
 	if pem == nil {
 		return false
 	}
@@ -48,7 +49,7 @@ func isPinned(has string, pins []string) bool {
 }
 
 // enrolledCA is what the node's own kubeconfig trusts, else the file beside it.
-func enrolledCA(e *Env) []byte {
+func enrolledCA(e *machine.Env) []byte {
 	if k, err := credentials(e); err == nil {
 		if c, err := k.Cluster(); err == nil {
 			if pem, err := c.CA(e.Root); err == nil && len(pem) > 0 {
@@ -56,10 +57,10 @@ func enrolledCA(e *Env) []byte {
 			}
 		}
 	}
-	return e.contents(ondisk.KubeCA)
+	return e.Contents(ondisk.KubeCA)
 }
 
-func enrolledPins(e *Env) []string { return caPins(enrolledCA(e)) }
+func enrolledPins(e *machine.Env) []string { return caPins(enrolledCA(e)) }
 
 // caPins are the pins of the CAs in pem, none where something else is in it.
 func caPins(pem []byte) []string {
@@ -72,12 +73,12 @@ func caPins(pem []byte) []string {
 
 // discovered reports whether the discovery of this boot holds for the site:
 // it has its token, and found the CA that is on the disk, and no other, which it pins.
-func discovered(e *Env, site *configs.Site) bool {
-	conf, ca := e.contents(discoveryFile), e.contents(ondisk.KubeCA)
+func discovered(e *machine.Env, site *configs.Site) bool {
+	conf, ca := e.Contents(discoveryFile), e.Contents(ondisk.KubeCA)
 	if conf == nil || ca == nil || !unpinned(site) && !allPinned(ca, site.CAPins()) {
 		return false
 	}
-	k, err := e.parseKubeconfig(conf)
+	k, err := e.ParseKubeconfig(conf)
 	if err != nil {
 		return false
 	}
@@ -96,22 +97,22 @@ func discovered(e *Env, site *configs.Site) bool {
 
 // endsInYears reports whether CAs, PEM, end so soon that they should have been issued
 // again.
-func endsInYears(e *Env, cas []byte) (time.Time, bool) {
+func endsInYears(e *machine.Env, cas []byte) (time.Time, bool) {
 	end, err := api.FirstEnd(cas)
 	return end, err == nil && e.Now().Add(api.CAWarning).After(end)
 }
 
 // newerCA is the CA that this node is enrolled with as it was issued again, from the
 // Site or from whoever answers for the API servers; nil: none is due, or there is none.
-func newerCA(ctx context.Context, e *Env, site *configs.Site) []byte {
-	have := e.contents(ondisk.KubeCA)
+func newerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
+	have := e.Contents(ondisk.KubeCA)
 	if _, due := endsInYears(e, have); !due {
 		return nil
 	}
 	if ca := api.Reissued(have, []byte(site.CACert), e.Now()); ca != nil {
 		return ca
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
 	masters := mastersOf(e, site)
 	found := make([][]byte, len(masters))
@@ -133,8 +134,8 @@ func newerCA(ctx context.Context, e *Env, site *configs.Site) []byte {
 }
 
 // remarkEndOfCA says that the cluster's CA ends, and that nobody has issued it again.
-func remarkEndOfCA(e *Env, file string) {
-	if end, due := endsInYears(e, e.contents(file)); due {
+func remarkEndOfCA(e *machine.Env, file string) {
+	if end, due := endsInYears(e, e.Contents(file)); due {
 		e.Note("%s is valid until %s. To fix: `edgebake cluster new` with the Cluster's document issues it again; then stamp the Sites of the control-plane nodes and restart these one by one", file, end.UTC().Format(time.DateOnly))
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -38,7 +39,7 @@ func (s certStore) current() string { return s.dir + "/" + s.name + "-current.pe
 // RestoreCertificates goes back to the newest certificate that can be used
 // wherever a power cut spoilt the current one. It is for the time before
 // kubelet and yurthub start.
-func RestoreCertificates(e *Env) error {
+func RestoreCertificates(e *machine.Env) error {
 	var errs []error
 	for _, s := range certStores() {
 		if err := s.restore(e); err != nil {
@@ -48,7 +49,7 @@ func RestoreCertificates(e *Env) error {
 	return errors.Join(append(errs, removeBrokenPair(e, servingCert, servingKey))...)
 }
 
-func (s certStore) restore(e *Env) error {
+func (s certStore) restore(e *machine.Env) error {
 	broken := checkLoadable(e, s.current())
 	if broken == nil {
 		return nil
@@ -61,7 +62,7 @@ func (s certStore) restore(e *Env) error {
 		e.Console(fmt.Sprintf("%s cannot be used and leads to %s again", s.current(), filepath.Base(newest)))
 		return nil
 	}
-	if s.askedAnew && e.exists(s.current()) {
+	if s.askedAnew && e.Exists(s.current()) {
 		e.Log.Warn("removed a certificate that cannot be used: another one will be requested", "link", s.current(), "error", broken)
 		return e.Remove(s.current())
 	}
@@ -72,8 +73,8 @@ var certDate = regexp.MustCompile(`^-[0-9-]+\.pem$`)
 
 // newest is the file of the certificate issued last among those that can be
 // used, or "". Names tell less: they are by the clock of then.
-func (s certStore) newest(e *Env) string {
-	entries, err := os.ReadDir(e.path(s.dir))
+func (s certStore) newest(e *machine.Env) string {
+	entries, err := os.ReadDir(e.Path(s.dir))
 	if err != nil {
 		return ""
 	}
@@ -95,14 +96,14 @@ func (s certStore) newest(e *Env) string {
 
 // checkLoadable returns why the certificate at path, perhaps a link, cannot be
 // used.
-func checkLoadable(e *Env, path string) error {
+func checkLoadable(e *machine.Env, path string) error {
 	_, err := loadLinked(e, path)
 	return err
 }
 
 // loadLinked reads a certificate and its key from one file, perhaps a link.
-func loadLinked(e *Env, path string) (*x509.Certificate, error) {
-	if target, err := os.Readlink(e.path(path)); err == nil {
+func loadLinked(e *machine.Env, path string) (*x509.Certificate, error) {
+	if target, err := os.Readlink(e.Path(path)); err == nil {
 		if !filepath.IsAbs(target) {
 			target = filepath.Join(filepath.Dir(path), target)
 		}
@@ -112,16 +113,16 @@ func loadLinked(e *Env, path string) (*x509.Certificate, error) {
 }
 
 // loadPair reads a certificate and the key that belongs to it.
-func loadPair(e *Env, certFile, keyFile string) (*x509.Certificate, error) {
-	cert, err := e.read(certFile)
+func loadPair(e *machine.Env, certFile, keyFile string) (*x509.Certificate, error) {
+	cert, err := e.Read(certFile)
 	if err != nil {
 		return nil, err
 	}
-	key, err := e.read(keyFile)
+	key, err := e.Read(keyFile)
 	if err != nil {
 		return nil, err
 	}
-	pair, err := e.parsePair(cert, key)
+	pair, err := e.ParsePair(cert, key)
 	if err != nil {
 		return nil, err
 	}
@@ -130,8 +131,8 @@ func loadPair(e *Env, certFile, keyFile string) (*x509.Certificate, error) {
 
 // removeBrokenPair removes kubelet's self-signed certificate where it cannot
 // be used: kubelet makes another one, but only checks that the files exist.
-func removeBrokenPair(e *Env, cert, key string) error {
-	if !slices.ContainsFunc([]string{cert, key}, e.exists) {
+func removeBrokenPair(e *machine.Env, cert, key string) error {
+	if !slices.ContainsFunc([]string{cert, key}, e.Exists) {
 		return nil
 	}
 	if _, err := loadPair(e, cert, key); err == nil {

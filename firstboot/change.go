@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -27,7 +28,7 @@ type toKeep struct{ files, units []string }
 // reset. It keeps evidence: how each step went, and what the files were before
 // and after.
 type change struct {
-	e     *Env
+	e     *machine.Env
 	tell  func(Step)
 	dir   string // of the evidence
 	keep  toKeep
@@ -42,7 +43,7 @@ type change struct {
 	onward bool
 }
 
-func newChange(e *Env, what string, keep toKeep, tell func(Step)) *change {
+func newChange(e *machine.Env, what string, keep toKeep, tell func(Step)) *change {
 	own := *e // whose waiting is told here
 	return &change{e: &own, tell: tell, keep: keep, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
 }
@@ -109,14 +110,14 @@ func (c *change) carryOut(ctx context.Context, steps []Phase) error {
 // step makes an attempt at a step and tells how it went.
 func (c *change) step(ctx context.Context, s Phase) result {
 	last := ""
-	c.e.onWaiting(func(what string) {
+	c.e.OnWaiting(func(what string) {
 		if what != last {
 			last = what
 			c.tell(Step{s.Name, "waiting", what})
 		}
 	})
 	res := s.attempt(ctx, c.e, progress{})
-	c.e.onWaiting(nil)
+	c.e.OnWaiting(nil)
 	if res.outcome == startOver {
 		res.err = errRestart
 	}
@@ -126,7 +127,7 @@ func (c *change) step(ctx context.Context, s Phase) result {
 	case ranDone:
 		c.record(Step{s.Name, "done", s.Doc})
 	default:
-		c.record(Step{s.Name, "failed", oneLine(res.err)})
+		c.record(Step{s.Name, "failed", machine.OneLine(res.err)})
 	}
 	return res
 }
@@ -139,7 +140,7 @@ func (c *change) undo(ctx context.Context, did []Phase, why error) error {
 			continue
 		}
 		if err := s.undo(ctx, c.e); err != nil {
-			c.record(Step{s.Name, "failed", "undoing it: " + oneLine(err)})
+			c.record(Step{s.Name, "failed", "undoing it: " + machine.OneLine(err)})
 			why = errors.Join(why, fmt.Errorf("undoing %s: %w", s.Name, err))
 			continue
 		}
@@ -153,7 +154,7 @@ func (c *change) record(s Step) {
 	c.tell(s)
 	b, err := json.MarshalIndent(c.steps, "", "  ")
 	if err == nil {
-		err = c.e.WriteFile(c.dir+"/steps.json", append(b, '\n'), Mode(0o600))
+		err = c.e.WriteFile(c.dir+"/steps.json", append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
 		c.e.Log.Warn("keeping evidence", "error", err)
@@ -162,12 +163,12 @@ func (c *change) record(s Step) {
 
 func (c *change) copyFiles(when string) {
 	for _, p := range c.keep.files {
-		b, err := c.e.read(p)
+		b, err := c.e.Read(p)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
 		if err == nil {
-			err = c.e.WriteFile(c.dir+"/"+when+p, b, Mode(0o600))
+			err = c.e.WriteFile(c.dir+"/"+when+p, b, machine.Mode(0o600))
 		}
 		if err != nil {
 			c.e.Log.Warn("keeping evidence", "file", p, "error", err)
@@ -182,9 +183,9 @@ func (c *change) finish(ctx context.Context) {
 	for _, u := range c.keep.units {
 		args = append(args, "-u", u)
 	}
-	err := c.e.Run(ctx, Cmd{Args: args, Output: &out})
+	err := c.e.Run(ctx, machine.Cmd{Args: args, Output: &out})
 	if err == nil {
-		err = c.e.WriteFile(c.dir+"/journal.txt", []byte(out.String()), Mode(0o600))
+		err = c.e.WriteFile(c.dir+"/journal.txt", []byte(out.String()), machine.Mode(0o600))
 	}
 	if err != nil {
 		c.e.Log.Warn("keeping evidence", "error", err)

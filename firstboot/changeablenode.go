@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -18,7 +19,7 @@ type changeable struct {
 	active *Active // nil: none
 }
 
-func changeableNode(ctx context.Context, e *Env) (changeable, error) {
+func changeableNode(ctx context.Context, e *machine.Env) (changeable, error) {
 	image, err := imageInfo(e)
 	if err != nil {
 		return changeable{}, err
@@ -30,8 +31,8 @@ func changeableNode(ctx context.Context, e *Env) (changeable, error) {
 
 // changeableName is the name of the node. A control plane cannot be changed in
 // place, nor can a node that first boot is still making.
-func changeableName(ctx context.Context, e *Env) (string, error) {
-	if e.exists(manifests + "/kube-apiserver.yaml") {
+func changeableName(ctx context.Context, e *machine.Env) (string, error) {
+	if e.Exists(manifests + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
 	}
 	if k, err := kubeletConfig(e); err == nil && leadsToHub(k) {
@@ -55,6 +56,6 @@ func changeableName(ctx context.Context, e *Env) (string, error) {
 // isHubNode reports whether this is an OpenYurt node, whole: kubelet goes through
 // yurthub, and the Node has all labels. A convert that was killed has left less; run
 // again, it continues.
-func isHubNode(e *Env, n *api.Node) bool {
+func isHubNode(e *machine.Env, n *api.Node) bool {
 	return redirected(e) && openyurt.Labelled(n.Metadata.Labels)
 }

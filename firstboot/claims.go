@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -21,16 +22,16 @@ import (
 
 // claimedBy returns who else has taken the stick's site; nil: nobody that still
 // matches it.
-func (s *stick) claimedBy(e *Env) *slot.Claim {
+func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 	if s.entry == nil {
 		return nil
 	}
 	claims, err := e.ReadClaims(s.dev)
 	if err != nil {
-		e.Note("who has taken sites of stick %s cannot be read: %s", s.dev, oneLine(err))
+		e.Note("who has taken sites of stick %s cannot be read: %s", s.dev, machine.OneLine(err))
 		return nil
 	}
-	me := e.facts()
+	me := e.Facts()
 	for _, c := range claims {
 		// One that the inventory does not mean any more was replaced.
 		other := node.Machine{MACs: c.MACs, Serial: c.Serial, UUID: c.UUID, AssetTag: c.AssetTag}
@@ -59,14 +60,14 @@ func sameMachine(a, b node.Machine) bool {
 
 // claim notes that this machine has taken the stick's site. A stick that cannot
 // be written serves all the same.
-func (s *stick) claim(e *Env) {
+func (s *stick) claim(e *machine.Env) {
 	if s.entry == nil {
 		return
 	}
-	m := e.facts()
+	m := e.Facts()
 	err := e.WriteClaim(s.dev, slot.Claim{Site: s.entry.Name, MACs: m.MACs, Serial: m.Serial, UUID: m.UUID, AssetTag: m.AssetTag})
 	if err != nil && !errors.Is(err, slot.ErrNoClaims) {
-		e.Note("stick %s does not note that this machine has taken the Site %s: %s", s.dev, s.entry.Name, oneLine(err))
+		e.Note("stick %s does not note that this machine has taken the Site %s: %s", s.dev, s.entry.Name, machine.OneLine(err))
 	}
 }
 

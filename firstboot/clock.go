@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -25,14 +26,14 @@ const clockDoc = "a clock that is not in the past"
 // nothing is decided before a time server was asked; nor does a control-plane node make
 // its first certificates, which begin when its clock says.
 func clockPhase(site *configs.Site, image ondisk.ImageInfo, stamped int64) Phase {
-	ask := func(e *Env) bool {
-		first := site.NodeType == configs.NodeControlPlane && !e.exists(controlPlaneMark)
-		return (first || outOfTime(enrolled(e))) && !e.exists(askedNTP)
+	ask := func(e *machine.Env) bool {
+		first := site.NodeType == configs.NodeControlPlane && !e.Exists(controlPlaneMark)
+		return (first || outOfTime(enrolled(e))) && !e.Exists(askedNTP)
 	}
 	floor := clockFloor(image, stamped)
 	return Phase{
 		Name: "clock", Doc: clockDoc, Timeout: 3 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			if clockSynced(ctx, e) {
 				return Done, nil
 			}
@@ -41,14 +42,14 @@ func clockPhase(site *configs.Site, image ondisk.ImageInfo, stamped int64) Phase
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := raiseClock(e, floor); err != nil {
 				return err
 			}
 			if err := raiseClock(e, begun(ctx, e, site)); err != nil {
 				return err
 			}
-			if e.exists(askedNTP) {
+			if e.Exists(askedNTP) {
 				return nil
 			}
 			patience := ntpPatience
@@ -56,7 +57,7 @@ func clockPhase(site *configs.Site, image ondisk.ImageInfo, stamped int64) Phase
 				patience = ntpFirst
 			}
 			waitForNTP(ctx, e, patience)
-			if err := e.WriteFile(askedNTP, nil, Mode(0o600)); err != nil {
+			if err := e.WriteFile(askedNTP, nil, machine.Mode(0o600)); err != nil {
 				return fmt.Errorf("recording that a time server was asked: %w", err)
 			}
 			return nil
@@ -65,7 +66,7 @@ func clockPhase(site *configs.Site, image ondisk.ImageInfo, stamped int64) Phase
 }
 
 // raiseClock sets the clock to floor if it is behind.
-func raiseClock(e *Env, floor time.Time) error {
+func raiseClock(e *machine.Env, floor time.Time) error {
 	if !e.Now().Before(floor) {
 		return nil
 	}
@@ -89,7 +90,7 @@ func clockFloor(image ondisk.ImageInfo, stamped int64) time.Time {
 // be not valid yet, and reports whether it did. Only the pin makes it certain: without one
 // anybody could move the clock. It is not kept for later boots: the clock of whoever signed
 // it may have been ahead, and a person may correct both.
-func learnTime(ctx context.Context, e *Env, d api.Discovery, discovered error) (bool, error) {
+func learnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered error) (bool, error) {
 	early := (*api.EarlyError)(nil)
 	if !errors.As(discovered, &early) || d.SkipPins && len(d.CA) == 0 || clockSynced(ctx, e) {
 		return false, nil
@@ -104,7 +105,7 @@ const beganPatience = 2 * time.Second
 // machine of the cluster shows, or that this node is enrolled with; zero: there is none.
 // They are verified with the CA of the Site or of the enrolment, so that nobody else can
 // move the clock.
-func begun(ctx context.Context, e *Env, site *configs.Site) time.Time {
+func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 	ctx, cancel := context.WithTimeout(ctx, beganPatience)
 	defer cancel()
 	type server struct {
@@ -145,7 +146,7 @@ func begun(ctx context.Context, e *Env, site *configs.Site) time.Time {
 
 // clusterCAs are the CAs of the cluster and of its etcd, PEM, as far as this machine
 // has them for sure.
-func clusterCAs(e *Env, site *configs.Site) (ca, etcdCA []byte) {
+func clusterCAs(e *machine.Env, site *configs.Site) (ca, etcdCA []byte) {
 	switch keys := site.Credentials.Keys; {
 	case isMember(e):
 		ca = enrolledCA(e)
@@ -155,7 +156,7 @@ func clusterCAs(e *Env, site *configs.Site) (ca, etcdCA []byte) {
 		ca = []byte(keys.CA.Cert)
 	}
 	if site.NodeType == configs.NodeControlPlane {
-		etcdCA = e.contents(pkiDir + "/etcd/ca.crt")
+		etcdCA = e.Contents(pkiDir + "/etcd/ca.crt")
 		if keys := site.Credentials.Keys; keys != nil {
 			etcdCA = []byte(keys.EtcdCA.Cert)
 		}
@@ -186,7 +187,7 @@ func credibleStamp(image ondisk.ImageInfo, stamped int64) int64 {
 
 // clockSynced reports whether the clock follows a time server, as far as is
 // known.
-func clockSynced(ctx context.Context, e *Env) bool {
+func clockSynced(ctx context.Context, e *machine.Env) bool {
 	synced, err := e.ClockSynced(ctx)
 	if err != nil {
 		e.Log.Warn("asking for the state of the clock", "error", err)
@@ -205,12 +206,12 @@ const (
 
 // waitForNTP waits for the clock to follow a time server, bounded, and says
 // how it went. To have no time server is not a failure.
-func waitForNTP(ctx context.Context, e *Env, patience time.Duration) bool {
+func waitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) bool {
 	e.Waiting("a time server, since the clock may be wrong")
 	end := e.Now().Add(patience)
 	synced := false
 	tries := 0
-	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
+	err := e.Poll(ctx, 2*time.Second, func() (bool, error) {
 		synced = clockSynced(ctx, e)
 		tries++
 		if !synced && tries%ntpRetry == 0 {
@@ -233,7 +234,7 @@ func waitForNTP(ctx context.Context, e *Env, patience time.Duration) bool {
 // judgeOutOfTime judges what enrolled says of a certificate that has expired, or is not
 // valid yet: nil where the clock was wrong and is right by now; for good only by a clock
 // that follows a time server.
-func judgeOutOfTime(ctx context.Context, e *Env) error {
+func judgeOutOfTime(ctx context.Context, e *machine.Env) error {
 	const newToken = "put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick"
 	synced := clockSynced(ctx, e) // before the clock is read once more
 	err := enrolled(e)

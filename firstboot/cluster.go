@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -29,8 +30,8 @@ func clusterPhase(active *Active) Phase {
 	var newer []byte // the CA that Check has found
 	return Phase{
 		Name: "cluster", Doc: "no other cluster than the Site's is on this machine", Timeout: 2 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			if e.exists(leavingFile) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+			if e.Exists(leavingFile) {
 				return Todo, nil
 			}
 			if !isMember(e) {
@@ -66,8 +67,8 @@ func clusterPhase(active *Active) Phase {
 			}
 			return Todo, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
-			if isMember(e) && !e.exists(leavingFile) {
+		Run: func(ctx context.Context, e *machine.Env) error {
+			if isMember(e) && !e.Exists(leavingFile) {
 				if newer != nil {
 					return takeCA(ctx, e, newer)
 				}
@@ -101,7 +102,7 @@ var errUnclear = errors.New("no API server answers")
 // sameCluster reports whether a member belongs to the site's cluster: by the
 // site's pins, offline too; without any, by the certificates of the API
 // servers.
-func sameCluster(ctx context.Context, e *Env, site *configs.Site) (bool, error) {
+func sameCluster(ctx context.Context, e *machine.Env, site *configs.Site) (bool, error) {
 	if !unpinned(site) {
 		return anyPinned(enrolledCA(e), site.CAPins()), nil
 	}
@@ -120,7 +121,7 @@ func sameCluster(ctx context.Context, e *Env, site *configs.Site) (bool, error) 
 
 // showCA reports whether one of these API servers has a certificate of the CA that
 // this machine is enrolled with.
-func showCA(ctx context.Context, e *Env, site *configs.Site, masters []string) (bool, error) {
+func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []string) (bool, error) {
 	ca := enrolledCA(e)
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -150,7 +151,7 @@ func showCA(ctx context.Context, e *Env, site *configs.Site, masters []string) (
 
 // noTokenToMove is what a member meets whose site is of another cluster, and
 // has no token for it.
-func noTokenToMove(e *Env, site *configs.Site) error {
+func noTokenToMove(e *machine.Env, site *configs.Site) error {
 	return Permanent(fmt.Errorf("the Site is of another cluster than this machine is enrolled in: it pins %s, the machine has CA %s, and the Site has no token to join with",
 		strings.Join(site.CAPins(), ", "), strings.Join(enrolledPins(e), ", ")),
 		"to move the machine, put a token of the other cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct caCertHashes. Until then the node stays in its cluster")
@@ -158,14 +159,14 @@ func noTokenToMove(e *Env, site *configs.Site) error {
 
 // otherClusterNote is said of a member whose site pins nothing and has no token,
 // while servers of another CA answer for its API servers.
-func otherClusterNote(e *Env) string {
+func otherClusterNote(e *machine.Env) string {
 	return fmt.Sprintf("the API servers are not of the cluster that this machine is enrolled in (CA %s); it stays in that one, and treats them as out of reach. To fix: if the cluster was rebuilt, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
 		strings.Join(enrolledPins(e), ", "))
 }
 
 // clusterProvesItself makes sure that the other cluster is there, is the pinned one,
 // accepts the token, and has room for a Node of our name.
-func clusterProvesItself(ctx context.Context, e *Env, active *Active) error {
+func clusterProvesItself(ctx context.Context, e *machine.Env, active *Active) error {
 	site := active.Site
 	d := discoveryOf(e, site)
 	d.Masters = site.Masters // the former ones are of the cluster that it leaves
@@ -179,8 +180,8 @@ func clusterProvesItself(ctx context.Context, e *Env, active *Active) error {
 
 // leaveCluster removes all that a machine has of a cluster. The CA goes last
 // but for the mark: what is left after a cut still shows whose it is.
-func leaveCluster(ctx context.Context, e *Env, active *Active) error {
-	if err := e.WriteFile(leavingFile, nil, Mode(0o600)); err != nil {
+func leaveCluster(ctx context.Context, e *machine.Env, active *Active) error {
+	if err := e.WriteFile(leavingFile, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
 	e.Waiting("the former cluster's credentials to be gone")
@@ -204,19 +205,19 @@ func leaveCluster(ctx context.Context, e *Env, active *Active) error {
 
 // takeCA has kubelet, yurthub and first boot trust a CA that was issued again. The file
 // that tells that it was done goes last; ipvscare reads it by itself.
-func takeCA(ctx context.Context, e *Env, ca []byte) error {
+func takeCA(ctx context.Context, e *machine.Env, ca []byte) error {
 	const doing = "taking the cluster's CA, which was issued again"
 	end, err := api.FirstEnd(ca)
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
-	var changes []func(*Env) error
+	var changes []func(*machine.Env) error
 	for _, f := range []string{ondisk.KubeletConf, openyurt.Identity} {
-		conf, err := e.read(f)
+		conf, err := e.Read(f)
 		if err != nil {
 			continue // it is not there, or is made anew
 		}
-		k, err := e.parseKubeconfig(conf)
+		k, err := e.ParseKubeconfig(conf)
 		if err != nil {
 			continue
 		}
@@ -229,7 +230,7 @@ func takeCA(ctx context.Context, e *Env, ca []byte) error {
 		}
 		changes = append(changes, writing(f, next, 0o600))
 	}
-	changes = append(changes, func(e *Env) error {
+	changes = append(changes, func(e *machine.Env) error {
 		state, err := e.UnitState(ctx, openyurt.Unit)
 		if err == nil && state == "active" {
 			err = e.Unit(ctx, "restart", openyurt.Unit)
@@ -239,7 +240,7 @@ func takeCA(ctx context.Context, e *Env, ca []byte) error {
 	if err := restartFor(ctx, e, doing, changes...); err != nil {
 		return err
 	}
-	if _, err := e.write(ondisk.KubeCA, ca, Mode(fs.FileMode(0o644))); err != nil {
+	if _, err := e.Write(ondisk.KubeCA, ca, machine.Mode(fs.FileMode(0o644))); err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	e.Log.Info("the cluster's CA was issued again", "end", end.UTC())

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
@@ -40,20 +41,20 @@ func continuedPhase(active *Active) Phase {
 	site := active.Site
 	return Phase{
 		Name: "continue", Doc: "etcd runs as one that others can join", Timeout: 10 * time.Minute,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			if bytes.Contains(e.contents(etcdRun), []byte("--"+forceNewCluster)) {
+		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+			if bytes.Contains(e.Contents(etcdRun), []byte("--"+forceNewCluster)) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			client, err := etcdClient(e)
 			if err != nil {
 				return err
 			}
 			defer client.CloseIdleConnections()
 			e.Waiting("etcd to serve with this machine's data alone")
-			err = e.retry(ctx, seatInterval, func() error {
+			err = e.Retry(ctx, seatInterval, func() error {
 				_, err := seat.Etcd{Client: client, URL: ownEtcdURL(site)}.Members(ctx)
 				return err
 			})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -28,9 +29,9 @@ func addressPhase(site *configs.Site) Phase {
 	up, late := toNeighbours(site), &lateReload{}
 	return Phase{
 		Name: "network", Doc: "this machine's own address", Timeout: networkTimeout,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			addr, err := netip.ParseAddr(site.Self().Address)
-			if err != nil || trialCutOff(e) || late.due(e) || hasOwnAddress(ctx, e, site) != nil || !e.hasHosts(nodeOwner, nodeLine(e, addr)) {
+			if err != nil || trialCutOff(e) || late.due(e) || hasOwnAddress(ctx, e, site) != nil || !e.HasHosts(nodeOwner, nodeLine(e, addr)) {
 				return Todo, err
 			}
 			if networkIsNew(e) && (mayTry(e) && !decided(e) || neighbourAnswers(ctx, e, site) == nil) {
@@ -38,7 +39,7 @@ func addressPhase(site *configs.Site) Phase {
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			addr, err := netip.ParseAddr(site.Self().Address)
 			if err != nil {
 				return err
@@ -58,10 +59,10 @@ func addressPhase(site *configs.Site) Phase {
 				if found.extent == ownAddress {
 					e.Log.Warn("going on with this machine's own address alone", "error", found.err)
 				}
-				return e.setHosts(ctx, nodeOwner, nodeLine(e, addr))
+				return e.SetHosts(ctx, nodeOwner, nodeLine(e, addr))
 			}
 			e.Waiting("this machine's address %s", addr)
-			if err := e.retryFor(ctx, networkTime, 2*time.Second, func() error { return hasOwnAddress(ctx, e, site) }); err != nil {
+			if err := e.RetryFor(ctx, networkTime, 2*time.Second, func() error { return hasOwnAddress(ctx, e, site) }); err != nil {
 				return Advise(err, fix)
 			}
 			if networkIsNew(e) && neighbourAnswers(ctx, e, site) == nil {
@@ -69,7 +70,7 @@ func addressPhase(site *configs.Site) Phase {
 					return err
 				}
 			}
-			return e.setHosts(ctx, nodeOwner, nodeLine(e, addr))
+			return e.SetHosts(ctx, nodeOwner, nodeLine(e, addr))
 		},
 	}
 }
@@ -81,13 +82,13 @@ func endpointPhase(site *configs.Site) Phase {
 	line := node.HostsEntry{IP: site.Self().Address, Names: []string{site.Endpoint}}
 	return Phase{
 		Name: "endpoint", Doc: "the endpoint leads to this machine's own API server", Timeout: time.Minute,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			if !e.hasHosts(endpointOwner, line) {
+		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+			if !e.HasHosts(endpointOwner, line) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error { return e.setHosts(ctx, endpointOwner, line) },
+		Run: func(ctx context.Context, e *machine.Env) error { return e.SetHosts(ctx, endpointOwner, line) },
 	}
 }
 
@@ -102,20 +103,20 @@ func controlPlanePhase(active *Active) Phase {
 	}
 	sum := sha256.Sum256([]byte(madeFrom))
 	mark := hex.EncodeToString(sum[:])
-	made := func(e *Env) bool {
-		return e.text(controlPlaneMark) == mark && enrolled(e) == nil &&
-			!slices.ContainsFunc(controlPlanePods, func(p string) bool { return len(e.contents(p)) == 0 })
+	made := func(e *machine.Env) bool {
+		return e.Text(controlPlaneMark) == mark && enrolled(e) == nil &&
+			!slices.ContainsFunc(controlPlanePods, func(p string) bool { return len(e.Contents(p)) == 0 })
 	}
 	return Phase{
 		Name: "control-plane", Doc: "this machine's API server is ready", Timeout: 20 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitKubelet)
 			if err != nil || state != "active" || !made(e) || ownAPI(ctx, e, site) != nil {
 				return Todo, err
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			if !made(e) {
 				if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"control-plane", "all"}, []string{"kubelet-start"}); err != nil {
 					return err
@@ -123,7 +124,7 @@ func controlPlanePhase(active *Active) Phase {
 				if err := syncCredentials(e); err != nil { // kubeadm does not sync
 					return err
 				}
-				if _, err := e.write(controlPlaneMark, []byte(mark+"\n"), Mode(0o600)); err != nil {
+				if _, err := e.Write(controlPlaneMark, []byte(mark+"\n"), machine.Mode(0o600)); err != nil {
 					return fmt.Errorf("noting how the control plane was made: %w", err)
 				}
 			}
@@ -141,14 +142,14 @@ func controlPlanePhase(active *Active) Phase {
 
 // waitForAPI waits for this machine's own API server. While its member of etcd
 // has no vote, it answers nothing.
-func waitForAPI(ctx context.Context, e *Env, site *configs.Site) error {
+func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	client, err := etcdClient(e)
 	if err != nil {
 		return err
 	}
 	defer client.CloseIdleConnections()
 	usable := true
-	err = e.retry(ctx, seatInterval, func() error {
+	err = e.Retry(ctx, seatInterval, func() error {
 		bad := ownAPI(ctx, e, site)
 		if bad == nil {
 			return nil
@@ -156,9 +157,9 @@ func waitForAPI(ctx context.Context, e *Env, site *configs.Site) error {
 		if _, usable = badCredentials(e, site); !usable { // the clock was set meanwhile
 			return nil
 		}
-		e.Waiting("this machine's API server: %s", oneLine(bad))
+		e.Waiting("this machine's API server: %s", machine.OneLine(bad))
 		if err := promote(ctx, e, site, client); err != nil {
-			e.Waiting("this machine's member of etcd to catch up: %s", oneLine(err))
+			e.Waiting("this machine's member of etcd to catch up: %s", machine.OneLine(err))
 		}
 		return bad
 	})
@@ -172,17 +173,17 @@ func waitForAPI(ctx context.Context, e *Env, site *configs.Site) error {
 }
 
 // ownAPI reports what is wrong with this machine's own API server.
-func ownAPI(ctx context.Context, e *Env, site *configs.Site) error {
+func ownAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	c := api.Client{Server: "https://" + ownHostPort(site), CA: e.contents(ondisk.KubeCA), Dial: e.Dial, Now: e.Now, Ways: e.ways()}
+	c := api.Client{Server: "https://" + ownHostPort(site), CA: e.Contents(ondisk.KubeCA), Dial: e.Dial, Now: e.Now, Ways: e.Ways()}
 	return c.Get(ctx, "/readyz", nil)
 }
 
 // adminClient may do anything in the cluster, through this machine's own API
 // server.
-func adminClient(e *Env, site *configs.Site) (*api.Client, error) {
-	c, err := e.clientAt(superAdminConf, "the administrator's kubeconfig")
+func adminClient(e *machine.Env, site *configs.Site) (*api.Client, error) {
+	c, err := e.ClientAt(superAdminConf, "the administrator's kubeconfig")
 	if err != nil {
 		return nil, err
 	}

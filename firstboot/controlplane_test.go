@@ -33,6 +33,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/mint"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -421,7 +422,7 @@ func (m *controlPlane) on() {
 }
 
 // kubeadm does what the phases of kubeadm init do to the disk and the cluster.
-func (m *controlPlane) kubeadm(c Cmd) error {
+func (m *controlPlane) kubeadm(c machine.Cmd) error {
 	args, confDir := c.Args[3:len(c.Args)-2], ondisk.KubernetesDir
 	if i := slices.Index(args, "--kubeconfig-dir"); i > 0 {
 		args, confDir = args[:i], args[i+1]
@@ -1539,7 +1540,7 @@ func (m *controlPlane) peerOf(l net.Listener) *http.Client {
 }
 
 // etcdutl restores what it is given, as ctr runs it in etcd's image.
-func (m *controlPlane) etcdutl(c Cmd) error {
+func (m *controlPlane) etcdutl(c machine.Cmd) error {
 	args := c.Args[slices.Index(c.Args, "etcdutl"):]
 	inside := func(p string) string {
 		p = strings.Replace(p, "/snapshots/", snapshotDir+"/", 1)
@@ -1660,7 +1661,7 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 				}
 			}
 			boot("said", first, text, false)
-			firmware := string(m.env().contents(restoredVar))
+			firmware := string(m.env().Contents(restoredVar))
 			if (len(firmware) > 4) != uefi {
 				t.Fatalf("the firmware has %q", firmware)
 			}
@@ -1683,7 +1684,7 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 			again.withWords(restore(text, again.now.Add(time.Hour)))
 			again.on()
 			again.bootDone()
-			if again.get(db) != text || uefi && string(again.env().contents(restoredVar)) == firmware {
+			if again.get(db) != text || uefi && string(again.env().Contents(restoredVar)) == firmware {
 				t.Errorf("said again, etcd has %q", again.get(db))
 			}
 		})
@@ -2414,7 +2415,7 @@ func TestPublishedDNS(t *testing.T) {
 func TestResetForgetsKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.init = func(Cmd) error { return errHalf }
+	m.init = func(machine.Cmd) error { return errHalf }
 	if err := m.boot(); err == nil || !m.has(pkiDir+"/ca.key") {
 		t.Fatalf("%v, and no key to forget", err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -61,16 +62,16 @@ type credential struct {
 	files []string
 	// usable reads those that are at, and returns the certificate, or why the
 	// control plane cannot use it.
-	usable func(e *Env, at func(file string) string) (*x509.Certificate, error)
+	usable func(e *machine.Env, at func(file string) string) (*x509.Certificate, error)
 	// outdated is why another one is to be made although this one can be used.
-	outdated func(e *Env, at func(file string) string, cert *x509.Certificate) error
+	outdated func(e *machine.Env, at func(file string) string, cert *x509.Certificate) error
 }
 
 // name is the file that tells a person which one it is.
 func (c credential) name() string { return c.files[len(c.files)-1] }
 
 // wrong is why another one is to be made than the one that is at.
-func (c credential) wrong(e *Env, at func(file string) string) error {
+func (c credential) wrong(e *machine.Env, at func(file string) string) error {
 	cert, err := c.usable(e, at)
 	if err != nil {
 		return err
@@ -88,17 +89,17 @@ func certificatesPhase(active *Active) Phase {
 	kept := false // in this pass: kubeadm has failed, and those in use can be used
 	return Phase{
 		Name: "certificates", Doc: "the control plane's certificates are whole, valid and have all names", Timeout: 5 * time.Minute,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
 			for _, ca := range configs.ClusterCAs() {
 				remarkEndOfCA(e, pkiDir+"/"+ca.Base+".crt")
 			}
 			bad, usable := badCredentials(e, site)
-			if len(bad) > 0 && !(kept && usable) || e.exists(podsRestart) || len(bad) == 0 && e.exists(renewalDir) {
+			if len(bad) > 0 && !(kept && usable) || e.Exists(podsRestart) || len(bad) == 0 && e.Exists(renewalDir) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			bad, _ := badCredentials(e, site)
 			if err := putInPlace(e, bad); err != nil { // of a run that was cut off
 				return err
@@ -112,13 +113,13 @@ func certificatesPhase(active *Active) Phase {
 					return failed
 				default: // the control plane need not wait for it
 					kept = true
-					e.Note("the control plane's certificates are not renewed: %s; those in use are valid until %s, and it is tried again every two hours and at each boot", oneLine(failed), firstEnd(e, still).UTC().Format(time.RFC3339))
+					e.Note("the control plane's certificates are not renewed: %s; those in use are valid until %s, and it is tried again every two hours and at each boot", machine.OneLine(failed), firstEnd(e, still).UTC().Format(time.RFC3339))
 				}
 			}
 			if err := e.RemoveAll(renewalDir); err != nil {
 				return fmt.Errorf("removing %s: %w", renewalDir, err)
 			}
-			if !e.exists(podsRestart) {
+			if !e.Exists(podsRestart) {
 				return nil
 			}
 			return restartReaders(ctx, e)
@@ -127,12 +128,12 @@ func certificatesPhase(active *Active) Phase {
 }
 
 // makeCredentials has kubeadm make those, and puts them in place.
-func makeCredentials(ctx context.Context, e *Env, active *Active, wanted []credential) error {
+func makeCredentials(ctx context.Context, e *machine.Env, active *Active, wanted []credential) error {
 	if err := e.RemoveAll(renewalDir); err != nil {
 		return fmt.Errorf("removing %s: %w", renewalDir, err)
 	}
 	for _, dir := range []string{renewalDir, renewed(pkiDir), renewed(pkiDir + "/etcd")} {
-		if err := e.Mkdir(dir, Mode(0o700)); err != nil {
+		if err := e.Mkdir(dir, machine.Mode(0o700)); err != nil {
 			return fmt.Errorf("making a directory for new certificates: %w", err)
 		}
 	}
@@ -175,7 +176,7 @@ func makeCredentials(ctx context.Context, e *Env, active *Active, wanted []crede
 // ones that can be used. They stay in renewalDir too: a power cut between a key and
 // its certificate leaves a pair in use that does not fit, and the next run puts both
 // in place again.
-func putInPlace(e *Env, old []credential) error {
+func putInPlace(e *machine.Env, old []credential) error {
 	old = slices.DeleteFunc(slices.Clone(old), func(c credential) bool {
 		return c.wrong(e, renewed) != nil
 	})
@@ -185,12 +186,12 @@ func putInPlace(e *Env, old []credential) error {
 	if err := e.Sync(renewalDir); err != nil { // kubeadm does not
 		return fmt.Errorf("syncing the new certificates: %w", err)
 	}
-	mark := e.contents(podsRestart) // of a run that was killed
+	mark := e.Contents(podsRestart) // of a run that was killed
 	kubelets := slices.ContainsFunc(old, func(c credential) bool { return slices.Contains(c.files, ondisk.KubeletConf) })
 	if kubelets {
 		mark = []byte(kubeletToo)
 	}
-	if err := e.WriteFile(podsRestart, mark, Mode(0o600)); err != nil {
+	if err := e.WriteFile(podsRestart, mark, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("noting that the control plane is to be restarted: %w", err)
 	}
 	if kubelets { // it prefers those that it has renewed itself, also when they are not valid
@@ -209,7 +210,7 @@ func putInPlace(e *Env, old []credential) error {
 }
 
 // removeUselessKeys removes kubelet's own key pairs that it cannot use any more.
-func removeUselessKeys(e *Env) error {
+func removeUselessKeys(e *machine.Env) error {
 	for _, f := range kubeletKeys(e) {
 		cert, err := loadLinked(e, f)
 		if f == servingCert || f == servingKey {
@@ -227,7 +228,7 @@ func removeUselessKeys(e *Env) error {
 
 // badCredentials are those that kubeadm must make, or make anew, and whether all of
 // them can be used until then.
-func badCredentials(e *Env, site *configs.Site) (bad []credential, usable bool) {
+func badCredentials(e *machine.Env, site *configs.Site) (bad []credential, usable bool) {
 	usable = true
 	for _, c := range credentialsOf(site) {
 		if c.wrong(e, inUse) == nil {
@@ -242,7 +243,7 @@ func badCredentials(e *Env, site *configs.Site) (bad []credential, usable bool) 
 }
 
 // firstEnd is when the first of them expires.
-func firstEnd(e *Env, all []credential) time.Time {
+func firstEnd(e *machine.Env, all []credential) time.Time {
 	var first time.Time
 	for _, c := range all {
 		if cert, err := c.usable(e, inUse); err == nil && (first.IsZero() || cert.NotAfter.Before(first)) {
@@ -259,14 +260,14 @@ func credentialsOf(site *configs.Site) []credential {
 		cert, key, ca := pkiDir+"/"+l.base+".crt", pkiDir+"/"+l.base+".key", pkiDir+"/"+l.ca+".crt"
 		all = append(all, credential{
 			files: []string{key, cert},
-			usable: func(e *Env, at func(string) string) (*x509.Certificate, error) {
+			usable: func(e *machine.Env, at func(string) string) (*x509.Certificate, error) {
 				c, err := loadPair(e, at(cert), at(key))
 				if err != nil {
 					return nil, err
 				}
 				return c, validBy(e, c, ca)
 			},
-			outdated: func(e *Env, _ func(string) string, c *x509.Certificate) error {
+			outdated: func(e *machine.Env, _ func(string) string, c *x509.Certificate) error {
 				if l.base == "apiserver" {
 					for _, name := range site.ControlPlane.CertSANs() {
 						if err := c.VerifyHostname(name); err != nil {
@@ -281,17 +282,17 @@ func credentialsOf(site *configs.Site) []credential {
 	for _, f := range controlPlaneConfs {
 		all = append(all, credential{
 			files: []string{f},
-			usable: func(e *Env, at func(string) string) (*x509.Certificate, error) {
+			usable: func(e *machine.Env, at func(string) string) (*x509.Certificate, error) {
 				return confCert(e, at(f))
 			},
-			outdated: func(e *Env, at func(string) string, c *x509.Certificate) error {
+			outdated: func(e *machine.Env, at func(string) string, c *x509.Certificate) error {
 				return cmp.Or(formerCA(e, at(f)), endsSoon(e, c, ondisk.KubeCA))
 			},
 		})
 	}
 	return append(all, credential{
 		files: []string{ondisk.KubeletConf},
-		usable: func(e *Env, at func(string) string) (*x509.Certificate, error) {
+		usable: func(e *machine.Env, at func(string) string) (*x509.Certificate, error) {
 			if f := at(ondisk.KubeletConf); f != ondisk.KubeletConf {
 				return confCert(e, f)
 			}
@@ -302,15 +303,15 @@ func credentialsOf(site *configs.Site) []credential {
 			return cert, inTime(e, cert)
 		},
 		// Kubelet renews its own, as long as it runs.
-		outdated: func(e *Env, at func(string) string, _ *x509.Certificate) error {
+		outdated: func(e *machine.Env, at func(string) string, _ *x509.Certificate) error {
 			return formerCA(e, at(ondisk.KubeletConf))
 		},
 	})
 }
 
 // formerCA reports whether a kubeconfig trusts the cluster's CA as it was issued before.
-func formerCA(e *Env, path string) error {
-	k, err := e.kubeconfigAt(path, "the kubeconfig")
+func formerCA(e *machine.Env, path string) error {
+	k, err := e.KubeconfigAt(path, "the kubeconfig")
 	if err != nil {
 		return err
 	}
@@ -322,15 +323,15 @@ func formerCA(e *Env, path string) error {
 	if err != nil {
 		return err
 	}
-	if api.Reissued(trusted, e.contents(ondisk.KubeCA), e.Now()) != nil {
+	if api.Reissued(trusted, e.Contents(ondisk.KubeCA), e.Now()) != nil {
 		return errors.New("the cluster's CA was issued again since it was made")
 	}
 	return nil
 }
 
 // confCert is the certificate of a kubeconfig.
-func confCert(e *Env, path string) (*x509.Certificate, error) {
-	c, err := e.clientAt(path, "the kubeconfig")
+func confCert(e *machine.Env, path string) (*x509.Certificate, error) {
+	c, err := e.ClientAt(path, "the kubeconfig")
 	if err != nil {
 		return nil, err
 	}
@@ -345,12 +346,12 @@ func confCert(e *Env, path string) (*x509.Certificate, error) {
 }
 
 // validBy reports whether a certificate is signed by that CA, and is valid now.
-func validBy(e *Env, cert *x509.Certificate, caFile string) error {
-	cas, err := api.ParseCerts(e.contents(caFile))
+func validBy(e *machine.Env, cert *x509.Certificate, caFile string) error {
+	cas, err := api.ParseCerts(e.Contents(caFile))
 	if err != nil {
 		return err
 	}
-	if err := e.signedBy(cert, cas[0]); err != nil {
+	if err := e.SignedBy(cert, cas[0]); err != nil {
 		return err
 	}
 	return inTime(e, cert)
@@ -358,7 +359,7 @@ func validBy(e *Env, cert *x509.Certificate, caFile string) error {
 
 // inTime reports whether a certificate is valid now. One that is not valid yet was made
 // by a clock that was ahead: nobody accepts it for so long.
-func inTime(e *Env, cert *x509.Certificate) error {
+func inTime(e *machine.Env, cert *x509.Certificate) error {
 	switch now := e.Now(); {
 	case now.After(cert.NotAfter):
 		return fmt.Errorf("it was valid until %s", cert.NotAfter.UTC().Format(time.RFC3339))
@@ -370,8 +371,8 @@ func inTime(e *Env, cert *x509.Certificate) error {
 
 // endsSoon reports whether less than half of a certificate's time is left. Another
 // one has all of its time, however long that is, so it is not renewed again at once.
-func endsSoon(e *Env, cert *x509.Certificate, caFile string) error {
-	cas, err := api.ParseCerts(e.contents(caFile))
+func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
+	cas, err := api.ParseCerts(e.Contents(caFile))
 	if err != nil {
 		return err
 	}
@@ -398,9 +399,9 @@ type madeNote struct {
 
 const madeNoteVersion = 1
 
-func readMadeNote(e *Env) madeNote {
+func readMadeNote(e *machine.Env) madeNote {
 	var n madeNote
-	if json.Unmarshal(e.contents(madeFile), &n) != nil {
+	if json.Unmarshal(e.Contents(madeFile), &n) != nil {
 		return madeNote{}
 	}
 	return n
@@ -411,7 +412,7 @@ func fingerprint(cert *x509.Certificate) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func madeAt(e *Env, cert *x509.Certificate) time.Time {
+func madeAt(e *machine.Env, cert *x509.Certificate) time.Time {
 	if made := readMadeNote(e).Made[fingerprint(cert)]; made.After(cert.NotBefore) {
 		return made
 	}
@@ -420,7 +421,7 @@ func madeAt(e *Env, cert *x509.Certificate) time.Time {
 
 // noteMade notes when new credentials were made, before they are in place; what is
 // known of those in use is kept.
-func noteMade(e *Env, site *configs.Site, made []credential, when time.Time) error {
+func noteMade(e *machine.Env, site *configs.Site, made []credential, when time.Time) error {
 	before, now := readMadeNote(e).Made, map[string]time.Time{}
 	for _, c := range credentialsOf(site) {
 		if cert, err := c.usable(e, inUse); err == nil && !before[fingerprint(cert)].IsZero() {
@@ -434,7 +435,7 @@ func noteMade(e *Env, site *configs.Site, made []credential, when time.Time) err
 	}
 	b, err := json.MarshalIndent(madeNote{madeNoteVersion, now}, "", "  ")
 	if err == nil {
-		_, err = e.write(madeFile, append(b, '\n'), Mode(0o600))
+		_, err = e.Write(madeFile, append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("noting when the certificates were made: %w", err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -44,7 +45,7 @@ var ErrAlready = errors.New("there is nothing to do")
 // Convert makes a running native node an OpenYurt node, pods kept. Every step
 // is checked; when one fails, those before it are undone. After a kill, run
 // again, it continues; Revert takes it back.
-func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) error {
+func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(Step)) error {
 	this, err := changeableNode(ctx, e)
 	if err != nil {
 		return err
@@ -74,9 +75,9 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 // convertible rejects a node that is not Ready. Once kubelet is turned, by a
 // convert that was killed, it may not have reported yet; the steps left wait for
 // that.
-func convertible(ctx context.Context, e *Env, n *api.Node) error {
+func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
 	err := readyNow(ctx, e, n)
-	if err == nil || e.exists(openyurt.KubeletConf) {
+	if err == nil || e.Exists(openyurt.KubeletConf) {
 		return nil
 	}
 	return Advise(fmt.Errorf("a node that is not Ready is not converted, since the result could not be checked: %w", err),
@@ -84,7 +85,7 @@ func convertible(ctx context.Context, e *Env, n *api.Node) error {
 }
 
 // poolTakes looks whether the Node can get into the pool.
-func poolTakes(ctx context.Context, e *Env, n *api.Node, h hub) error {
+func poolTakes(ctx context.Context, e *machine.Env, n *api.Node, h hub) error {
 	if err := poolFits(ctx, e, h); err != nil {
 		return err
 	}
@@ -98,7 +99,7 @@ func poolTakes(ctx context.Context, e *Env, n *api.Node, h hub) error {
 // alreadyHub says what an OpenYurt node is that was to be converted. Nothing
 // of it is touched: a change that failed on the way could only be undone by
 // making the node native, which nobody asked for.
-func alreadyHub(ctx context.Context, e *Env, n *api.Node, active *Active, o ConvertOptions) error {
+func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *Active, o ConvertOptions) error {
 	name, labels, kind := n.Metadata.Name, n.Metadata.Labels, configs.NodeEdge
 	if openyurt.IsCloud(labels) {
 		kind = configs.NodeCloud
@@ -139,7 +140,7 @@ type conversion struct {
 // serves, and the labels come last, since the cluster acts on them.
 func (c *conversion) steps() []Phase {
 	turn := redirectPhase(c.image.Kubernetes, c.labels)
-	turn.Undo = func(ctx context.Context, e *Env) error { return direct(ctx, e, nil) }
+	turn.Undo = func(ctx context.Context, e *machine.Env) error { return direct(ctx, e, nil) }
 	return []Phase{
 		hubUnitStep(),
 		c.yurthub(),
@@ -153,22 +154,22 @@ func (c *conversion) steps() []Phase {
 func hubUnitStep() Phase {
 	return Phase{
 		Name: "unit", Doc: "the unit of yurthub is there", Timeout: time.Minute,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			if !e.exists(openyurt.Dropin) && (e.exists(bakedHubUnit) || string(e.contents(hubUnitFile)) == openyurt.UnitFile) {
+		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+			if !e.Exists(openyurt.Dropin) && (e.Exists(bakedHubUnit) || string(e.Contents(hubUnitFile)) == openyurt.UnitFile) {
 				return Done, nil
 			}
 			return Todo, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := e.Remove(openyurt.Dropin); err != nil {
 				return fmt.Errorf("writing the unit of yurthub: %w", err)
 			}
-			if !e.exists(bakedHubUnit) {
-				if err := e.WriteFile(hubUnitFile, []byte(openyurt.UnitFile), Mode(0o644)); err != nil {
+			if !e.Exists(bakedHubUnit) {
+				if err := e.WriteFile(hubUnitFile, []byte(openyurt.UnitFile), machine.Mode(0o644)); err != nil {
 					return fmt.Errorf("writing the unit of yurthub: %w", err)
 				}
 			}
-			if err := e.Mkdir(openyurt.Root, Mode(0o755)); err != nil {
+			if err := e.Mkdir(openyurt.Root, machine.Mode(0o755)); err != nil {
 				return fmt.Errorf("making %s: %w", openyurt.Root, err)
 			}
 			return e.Unit(ctx, "daemon-reload", "")
@@ -179,13 +180,13 @@ func hubUnitStep() Phase {
 
 func (c *conversion) yurthub() Phase {
 	return servingPhase(Phase{
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			if !hubInPlace(e, c.hub) || !hubServes(ctx, e) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := closePorts(ctx, e, c.hub.ports()); err != nil {
 				return err
 			}
@@ -193,8 +194,8 @@ func (c *conversion) yurthub() Phase {
 		},
 		// A convert that was killed may have turned kubelet before this one
 		// began, and no yurthub means no cluster for it then.
-		Undo: func(ctx context.Context, e *Env) error {
-			if redirected(e) || e.exists(kubeletRestart) {
+		Undo: func(ctx context.Context, e *machine.Env) error {
+			if redirected(e) || e.Exists(kubeletRestart) {
 				if err := direct(ctx, e, nil); err != nil {
 					return err
 				}
@@ -207,14 +208,16 @@ func (c *conversion) yurthub() Phase {
 func (c *conversion) label() Phase {
 	return Phase{
 		Name: "labels", Doc: "the Node carries OpenYurt's labels", Timeout: time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) { return checkLabels(ctx, e, c.hub.Node, c.labels) },
-		Run: func(ctx context.Context, e *Env) (err error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+			return checkLabels(ctx, e, c.hub.Node, c.labels)
+		},
+		Run: func(ctx context.Context, e *machine.Env) (err error) {
 			if c.labelsBefore, err = hubLabels(ctx, e, c.hub.Node); err != nil {
 				return err
 			}
 			return patchLabels(ctx, e, c.hub.Node, anyOf(c.labels))
 		},
-		Undo: func(ctx context.Context, e *Env) error {
+		Undo: func(ctx context.Context, e *machine.Env) error {
 			if c.labelsBefore == nil {
 				return nil // they were not read, and so not changed
 			}

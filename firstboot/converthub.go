@@ -12,12 +12,13 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
 // hubForConvert is yurthub as a convert sets it up on this node.
-func hubForConvert(ctx context.Context, e *Env, n *api.Node, active *Active, o ConvertOptions) (hub, error) {
+func hubForConvert(ctx context.Context, e *machine.Env, n *api.Node, active *Active, o ConvertOptions) (hub, error) {
 	version, err := canRunHub(ctx, e, o)
 	if err != nil {
 		return hub{}, err
@@ -26,7 +27,7 @@ func hubForConvert(ctx context.Context, e *Env, n *api.Node, active *Active, o C
 	if err != nil {
 		return hub{}, err
 	}
-	ca, err := e.read(ondisk.KubeCA)
+	ca, err := e.Read(ondisk.KubeCA)
 	if err != nil {
 		return hub{}, fmt.Errorf("reading the cluster's CA: %w", err)
 	}
@@ -49,11 +50,11 @@ func hubForConvert(ctx context.Context, e *Env, n *api.Node, active *Active, o C
 
 // canRunHub looks for what yurthub needs on the machine, and returns the version
 // of its program.
-func canRunHub(ctx context.Context, e *Env, o ConvertOptions) (version string, err error) {
+func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version string, err error) {
 	if o.NodePool == "" {
 		return "", errors.New("no node pool is given: " + openyurt.Unpooled)
 	}
-	if !e.exists(openyurt.Program) {
+	if !e.Exists(openyurt.Program) {
 		return "", Advise(fmt.Errorf("there is no %s", openyurt.Program), "put yurthub's program there, of the release that the cluster runs")
 	}
 	release, err := hubProgram(ctx, e)
@@ -72,7 +73,7 @@ func canRunHub(ctx context.Context, e *Env, o ConvertOptions) (version string, e
 			return "", fmt.Errorf("--yurthub-arg --%s %s", name, bad)
 		}
 	}
-	if !e.exists(clientCert) {
+	if !e.Exists(clientCert) {
 		return "", Advise(fmt.Errorf("there is no %s, the certificate that yurthub borrows", clientCert), "kubelet must run with rotateCertificates: true, as kubeadm sets it")
 	}
 	return version, portsClosable(ctx, e)
@@ -80,7 +81,7 @@ func canRunHub(ctx context.Context, e *Env, o ConvertOptions) (version string, e
 
 // serversFor are those that were asked for, or where kubelet goes now and the
 // site's API servers.
-func serversFor(e *Env, active *Active, o ConvertOptions) ([]string, error) {
+func serversFor(e *machine.Env, active *Active, o ConvertOptions) ([]string, error) {
 	server, _, err := kubeletServer(e)
 	if err != nil || len(o.Servers) > 0 {
 		return o.Servers, err
@@ -96,7 +97,7 @@ func serversFor(e *Env, active *Active, o ConvertOptions) ([]string, error) {
 
 // addressTowards is this node's address. On the way to a VIP of its own a
 // machine may have any source address, so that is asked for last.
-func addressTowards(ctx context.Context, e *Env, n *api.Node, server string) (string, error) {
+func addressTowards(ctx context.Context, e *machine.Env, n *api.Node, server string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil {
 		return "", fmt.Errorf("reading server %s: %w", server, err)
@@ -116,14 +117,14 @@ func addressTowards(ctx context.Context, e *Env, n *api.Node, server string) (st
 
 // hasDummy reports whether the kernel has dummy interfaces. On a node that
 // edgebake did not build nobody may have loaded them yet.
-func hasDummy(ctx context.Context, e *Env) bool {
+func hasDummy(ctx context.Context, e *machine.Env) bool {
 	const module = "/sys/module/dummy"
-	if !e.exists(module) {
-		if err := e.Run(ctx, Cmd{Args: []string{"modprobe", "dummy"}}); err != nil {
+	if !e.Exists(module) {
+		if err := e.Run(ctx, machine.Cmd{Args: []string{"modprobe", "dummy"}}); err != nil {
 			e.Log.Info("this kernel has no dummy interface", "error", err)
 		}
 	}
-	return e.exists(module)
+	return e.Exists(module)
 }
 
 // internalIP is the address that the cluster knows the node by. Towards a
@@ -139,9 +140,9 @@ func internalIP(n *api.Node) string {
 
 // hubProgram asks yurthub's program for its release, e.g. v1.7; "": it was built
 // by hand, without one.
-func hubProgram(ctx context.Context, e *Env) (release string, err error) {
+func hubProgram(ctx context.Context, e *machine.Env) (release string, err error) {
 	var out strings.Builder
-	if err := e.Run(ctx, Cmd{Args: []string{openyurt.Program, "--version"}, Output: &out}); err != nil {
+	if err := e.Run(ctx, machine.Cmd{Args: []string{openyurt.Program, "--version"}, Output: &out}); err != nil {
 		var start *fs.PathError
 		if errors.As(err, &start) {
 			err = start.Err // the rest names the program once more
@@ -165,7 +166,7 @@ func CheckServers(servers []string) error {
 
 // certHasOwnName asks a server for a certificate with the name of its own URL:
 // yurthub takes no tls-server-name.
-func certHasOwnName(ctx context.Context, e *Env, server string, ca []byte) error {
+func certHasOwnName(ctx context.Context, e *machine.Env, server string, ca []byte) error {
 	u, err := url.Parse(server)
 	if err != nil {
 		return fmt.Errorf("reading server %s: %w", server, err)
@@ -178,7 +179,7 @@ func certHasOwnName(ctx context.Context, e *Env, server string, ca []byte) error
 
 // usableServers are the servers that yurthub can verify. One that does not answer
 // now stays in the list, if another does.
-func usableServers(ctx context.Context, e *Env, servers []string, ca []byte) ([]string, error) {
+func usableServers(ctx context.Context, e *machine.Env, servers []string, ca []byte) ([]string, error) {
 	var out []string
 	var errs []error
 	answers := false

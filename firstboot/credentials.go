@@ -8,18 +8,19 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
 // redirected reports whether kubelet is told to go through yurthub.
-func redirected(e *Env) bool {
-	return openyurt.IsTurned(string(e.contents(kubeadmFlags)))
+func redirected(e *machine.Env) bool {
+	return openyurt.IsTurned(string(e.Contents(kubeadmFlags)))
 }
 
 // memberName is the name that kubelet's certificate, valid or not, is for;
 // "" on a machine that is not a node.
-func memberName(e *Env) string {
+func memberName(e *machine.Env) string {
 	cert, _ := enrolment(e)
 	return nodeIn(cert)
 }
@@ -42,13 +43,13 @@ func nodeIn(cert *x509.Certificate) string {
 
 // isMember reports whether the machine has credentials of a cluster, also such
 // that have expired or are not valid yet.
-func isMember(e *Env) bool {
+func isMember(e *machine.Env) bool {
 	err := enrolled(e)
 	return err == nil || outOfTime(err)
 }
 
 // kubeletServer is where kubelet.conf points.
-func kubeletServer(e *Env) (server, tlsServerName string, err error) {
+func kubeletServer(e *machine.Env) (server, tlsServerName string, err error) {
 	k, err := kubeletConfig(e)
 	if err != nil {
 		return "", "", err
@@ -68,12 +69,12 @@ func leadsToHub(kubeletConf *api.Kubeconfig) bool {
 }
 
 // kubeletConfig is kubelet.conf, or what stands in its place.
-func kubeletConfig(e *Env) (*api.Kubeconfig, error) {
-	return e.kubeconfigAt(ondisk.KubeletConf, "kubelet's credentials")
+func kubeletConfig(e *machine.Env) (*api.Kubeconfig, error) {
+	return e.KubeconfigAt(ondisk.KubeletConf, "kubelet's credentials")
 }
 
 // credentials is the kubeconfig with this node's own certificate.
-func credentials(e *Env) (*api.Kubeconfig, error) {
+func credentials(e *machine.Env) (*api.Kubeconfig, error) {
 	k, err := kubeletConfig(e)
 	if err != nil {
 		return nil, err
@@ -83,16 +84,16 @@ func credentials(e *Env) (*api.Kubeconfig, error) {
 
 // ownKubeconfig is the kubeconfig with this node's own certificate, which kubelet.conf
 // has or leads to.
-func ownKubeconfig(e *Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
+func ownKubeconfig(e *machine.Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
 	if !leadsToHub(kubeletConf) {
 		return kubeletConf, nil
 	}
-	return e.kubeconfigAt(openyurt.Identity, "yurthub's credentials")
+	return e.KubeconfigAt(openyurt.Identity, "yurthub's credentials")
 }
 
 // otherForm is what an enrolled node meets whose image was replaced by one
 // with the other form of yurthub.
-func otherForm(e *Env, pod bool) error {
+func otherForm(e *machine.Env, pod bool) error {
 	k, err := kubeletConfig(e)
 	if err != nil || leadsToHub(k) == pod {
 		return nil
@@ -114,10 +115,10 @@ func sameName(cert *x509.Certificate, name, fix string) error {
 
 // nodeClient reads with the node's own certificate, through the endpoint and
 // past yurthub.
-func nodeClient(e *Env) (*api.Client, error) {
+func nodeClient(e *machine.Env) (*api.Client, error) {
 	k, err := credentials(e)
 	if err != nil {
 		return nil, err
 	}
-	return e.clientOf(k)
+	return e.ClientOf(k)
 }

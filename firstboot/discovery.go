@@ -13,11 +13,12 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
 // discoveryOf is how a site finds its cluster.
-func discoveryOf(e *Env, site *configs.Site) api.Discovery {
+func discoveryOf(e *machine.Env, site *configs.Site) api.Discovery {
 	return api.Discovery{
 		Masters: mastersOf(e, site), Token: site.Credentials.Token.Reveal(),
 		Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification, CA: []byte(site.CACert),
@@ -30,7 +31,7 @@ func discoveryPhase(active *Active) Phase {
 	site := active.Site
 	return Phase{
 		Name: "discovery", Doc: "the cluster is found, and is the pinned one", Timeout: time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			err := enrolled(e)
 			if err == nil || discovered(e, site) {
 				return Done, nil
@@ -47,7 +48,7 @@ func discoveryPhase(active *Active) Phase {
 			}
 			return Todo, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			d := discoveryOf(e, site)
 			if isMember(e) && len(d.CA) == 0 {
 				// It joins again, and what it enrolled with is its cluster's, whatever a
@@ -62,7 +63,7 @@ func discoveryPhase(active *Active) Phase {
 			if err := nameIsFree(ctx, e, found.Client(d), active.Node); err != nil {
 				return err
 			}
-			if _, err := e.write(ondisk.KubeCA, found.CA, Mode(0o644)); err != nil {
+			if _, err := e.Write(ondisk.KubeCA, found.CA, machine.Mode(0o644)); err != nil {
 				return fmt.Errorf("writing the cluster's CA: %w", err)
 			}
 			if slices.Contains(site.Masters, found.Master) {
@@ -86,7 +87,7 @@ func discoveryPhase(active *Active) Phase {
 			if err != nil {
 				return err
 			}
-			if err := e.WriteFile(discoveryFile, conf, Mode(0o600)); err != nil {
+			if err := e.WriteFile(discoveryFile, conf, machine.Mode(0o600)); err != nil {
 				return fmt.Errorf("writing the discovery file: %w", err)
 			}
 			return nil
@@ -95,7 +96,7 @@ func discoveryPhase(active *Active) Phase {
 }
 
 // ownPins are the pins of the CA that a member enrolled with, as far as its Site pins it.
-func ownPins(e *Env, site *configs.Site) []string {
+func ownPins(e *machine.Env, site *configs.Site) []string {
 	own := enrolledPins(e)
 	if unpinned(site) {
 		return own
@@ -110,7 +111,7 @@ const startTime = 20 * time.Second
 // findCluster is api.Discover, with what a person can do where that fails. API servers
 // that do not accept the token, and do not show whether they are ready, are asked
 // again when they must have started.
-func findCluster(ctx context.Context, e *Env, d api.Discovery) (*api.Found, error) {
+func findCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Found, error) {
 	found, err := api.Discover(ctx, d)
 	waited := false
 	if tokenIsRefused(err, true) && !tokenIsRefused(err, false) {
@@ -121,7 +122,7 @@ func findCluster(ctx context.Context, e *Env, d api.Discovery) (*api.Found, erro
 		waited = true
 		found, err = api.Discover(ctx, d)
 	}
-	if everyErrorIs(err, api.ErrSignature) {
+	if machine.EveryErrorIs(err, api.ErrSignature) {
 		// Right after a change cluster-info still has the signature of the former text.
 		e.Waiting("the cluster to sign its cluster-info for the bootstrap token")
 		if err := e.Sleep(ctx, startTime); err != nil {
@@ -143,7 +144,7 @@ func findCluster(ctx context.Context, e *Env, d api.Discovery) (*api.Found, erro
 // have had the time to start.
 func tokenIsRefused(err error, waited bool) bool {
 	forGood := false
-	for _, err := range joinedErrors(err) {
+	for _, err := range machine.JoinedErrors(err) {
 		switch {
 		case errors.Is(err, api.ErrToken):
 			forGood = forGood || !errors.Is(err, api.ErrStarting) && (waited || !errors.Is(err, api.ErrReadyHidden))
@@ -166,27 +167,27 @@ func answered(err error) bool {
 // address that belongs to another cluster, or one API server whose certificate is wrong,
 // may be a slip of the pen while the right API servers are out of reach for now: it
 // stops the run only when all do. waited is as in tokenIsRefused.
-func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error, waited bool) error {
+func judgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err error, waited bool) error {
 	var expired x509.CertificateInvalidError
 	early := (*api.EarlyError)(nil)
 	switch {
-	case errors.Is(err, api.ErrPin) && !everyErrorIs(err, api.ErrPin):
+	case errors.Is(err, api.ErrPin) && !machine.EveryErrorIs(err, api.ErrPin):
 		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrPin):
 		return Permanent(err, "compare caCertHashes in site.yaml with the cluster's (`kubeadm token create --print-join-command` shows it), and the API servers' addresses")
-	case errors.Is(err, api.ErrCA) && !everyErrorIs(err, api.ErrCA):
+	case errors.Is(err, api.ErrCA) && !machine.EveryErrorIs(err, api.ErrCA):
 		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrCA):
 		return Permanent(err, "compare caCert in site.yaml with /etc/kubernetes/pki/ca.crt of a control-plane node, and check the API servers' addresses")
-	case everyErrorIs(err, api.ErrNode):
+	case machine.EveryErrorIs(err, api.ErrNode):
 		return Advise(err, "correct masters: a node's kubelet or yurthub answers there; if they are right, look for the machine that answers in place of the API servers")
-	case tokenIsRefused(err, waited), everyErrorIs(err, api.ErrSignature):
+	case tokenIsRefused(err, waited), machine.EveryErrorIs(err, api.ErrSignature):
 		return Permanent(err, newTokenFix)
 	case errors.Is(err, api.ErrToken):
 		return Advise(err, "an API server that has just started accepts no token, for seconds; if this stays, "+newTokenFix)
 	case errors.Is(err, api.ErrSignature):
 		return Advise(err, newTokenFix+", or correct masters; the others do not answer")
-	case errors.Is(err, api.ErrServerName) && !everyErrorIs(err, api.ErrServerName):
+	case errors.Is(err, api.ErrServerName) && !machine.EveryErrorIs(err, api.ErrServerName):
 		return Advise(err, serverNameFix+"; the others do not answer")
 	case errors.Is(err, api.ErrServerName):
 		return Permanent(err, serverNameFix)
@@ -216,14 +217,14 @@ const (
 
 // nameIsFree looks, where the token's rights allow, whether the cluster has a
 // Node of our name already.
-func nameIsFree(ctx context.Context, e *Env, c *api.Client, name string) error {
+func nameIsFree(ctx context.Context, e *machine.Env, c *api.Client, name string) error {
 	n, err := c.GetNode(ctx, name)
 	if err != nil {
 		return nil // there is none, or the token may not read nodes; kubeadm looks again
 	}
 	ready, _ := n.Ready()
-	ours := n.Status.NodeInfo.MachineID != "" && n.Status.NodeInfo.MachineID == machineID(e)
-	if uuid := e.facts().UUID; uuid != "" && strings.EqualFold(uuid, n.Status.NodeInfo.SystemUUID) {
+	ours := n.Status.NodeInfo.MachineID != "" && n.Status.NodeInfo.MachineID == machine.ID(e)
+	if uuid := e.Facts().UUID; uuid != "" && strings.EqualFold(uuid, n.Status.NodeInfo.SystemUUID) {
 		ours = true
 	}
 	fix := otherName(name)

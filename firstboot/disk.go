@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -19,9 +20,9 @@ const journal = 256 << 20
 // oneDisk checks that what is mounted is of one disk. Two dd copies of an image
 // have equal GUIDs, and the kernel takes whichever it sees first: / of one and
 // /var of the other is a machine that is neither.
-func oneDisk(e *Env) error {
-	root, err := e.rootDisk()
-	part, disk := e.mountedFrom("/var")
+func oneDisk(e *machine.Env) error {
+	root, err := e.RootDisk()
+	part, disk := e.MountedFrom("/var")
 	if err != nil || disk == "" || disk == root.Name {
 		return nil // or a node that edgebake did not build
 	}
@@ -29,7 +30,7 @@ func oneDisk(e *Env) error {
 	if rewriting(e, "") != "" {
 		fix += "; keep " + disk + ", which has the data of this machine"
 	}
-	return Permanent(fmt.Errorf("/ is on %s and /var on %s, of another disk: %s", root.Root, part, loaderWords(e.disksWith(e.loaderPart()))), fix)
+	return Permanent(fmt.Errorf("/ is on %s and /var on %s, of another disk: %s", root.Root, part, loaderWords(e.DisksWith(e.LoaderPart()))), fix)
 }
 
 // loaderWords says which disk the boot loader means.
@@ -51,7 +52,7 @@ func diskPhase() Phase {
 	tried := false // in this pass
 	return Phase{
 		Name: "disk", Doc: "DATA fills the device", Timeout: 5 * time.Minute,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
 			d, data, err := dataPartition(e)
 			if err != nil {
 				return Todo, err
@@ -61,7 +62,7 @@ func diskPhase() Phase {
 			}
 			return Todo, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			d, data, err := dataPartition(e)
 			if err != nil {
 				return err
@@ -78,19 +79,19 @@ func diskPhase() Phase {
 			}
 			if err != nil {
 				e.Log.Warn("DATA did not grow", "error", err)
-				e.Note("DATA does not use all the free space behind it: %s. The node continues with the space that it has", oneLine(err))
+				e.Note("DATA does not use all the free space behind it: %s. The node continues with the space that it has", machine.OneLine(err))
 			}
 			return nil
 		},
 	}
 }
 
-func dataPartition(e *Env) (*blockDisk, *device, error) {
-	d, err := e.lookUpRootDisk()
+func dataPartition(e *machine.Env) (*machine.Disk, *machine.Partition, error) {
+	d, err := e.LookUpRootDisk()
 	if err != nil {
 		return nil, nil, err
 	}
-	data := d.part(ondisk.LabelData)
+	data := d.Part(ondisk.LabelData)
 	if data == nil {
 		return nil, nil, Permanent(fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelData),
 			rewriting(e, "the image was not written whole; write it to the device again"))
@@ -100,7 +101,7 @@ func dataPartition(e *Env) (*blockDisk, *device, error) {
 
 // freeBehind is the space between a partition and the next one, or the disk's
 // end: somebody may have a partition of their own behind DATA.
-func freeBehind(d *blockDisk, p *device) int64 {
+func freeBehind(d *machine.Disk, p *machine.Partition) int64 {
 	next := d.Size
 	for _, other := range d.Parts {
 		if other.Start > p.Start {
@@ -111,7 +112,7 @@ func freeBehind(d *blockDisk, p *device) int64 {
 }
 
 // notGrown reports what of DATA is smaller than it can be.
-func notGrown(e *Env, d *blockDisk, data *device) error {
+func notGrown(e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	if free := freeBehind(d, data); free > slack {
 		return fmt.Errorf("%d MiB behind partition %s are free", free>>20, data.Name)
 	}
@@ -129,16 +130,16 @@ func notGrown(e *Env, d *blockDisk, data *device) error {
 
 // grow grows the partition, and the file system even where the partition does
 // not grow.
-func grow(ctx context.Context, e *Env, d *blockDisk, data *device) error {
+func grow(ctx context.Context, e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	var errs []error
 	if freeBehind(d, data) > slack {
 		e.Waiting("systemd-repart to grow %s", data.Name)
-		if err := e.Run(ctx, Cmd{Args: []string{"systemd-repart", "--dry-run=no", "/dev/" + d.Name}}); err != nil {
+		if err := e.Run(ctx, machine.Cmd{Args: []string{"systemd-repart", "--dry-run=no", "/dev/" + d.Name}}); err != nil {
 			errs = append(errs, fmt.Errorf("growing partition %s: %w", data.Name, err))
 		}
 	}
 	e.Waiting("the file system on %s to grow", data.Name)
-	if err := e.Run(ctx, Cmd{Args: []string{"/usr/lib/systemd/systemd-growfs", "/var"}}); err != nil {
+	if err := e.Run(ctx, machine.Cmd{Args: []string{"/usr/lib/systemd/systemd-growfs", "/var"}}); err != nil {
 		errs = append(errs, fmt.Errorf("growing the file system of %s: %w", data.Name, err))
 	}
 	return errors.Join(errs...)

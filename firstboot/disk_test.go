@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -65,7 +66,7 @@ func TestTwoCopiesOfOneImage(t *testing.T) {
 			w := nativeWorld(t)
 			w.second("vdb", tc.other)
 			if tc.loader != "" {
-				w.put(loaderPartFile, utf16(tc.loader))
+				w.put(machine.LoaderPartFile, utf16(tc.loader))
 			}
 			w.put("/proc/self/mountinfo", strings.Replace(w.get("/proc/self/mountinfo"), "254:5 / /var", "253:5 / /var", 1))
 			if err := w.boot(); err == nil || !w.said("/ is on vda3 and /var on vdb5, of another disk: "+tc.words) {
@@ -174,7 +175,7 @@ func TestDataCannotGrow(t *testing.T) {
 				e := w.env()
 				run, size := e.Run, int64(4<<30)
 				e.FSSize = func(string) (int64, error) { return size, nil }
-				e.Run = func(ctx context.Context, c Cmd) error {
+				e.Run = func(ctx context.Context, c machine.Cmd) error {
 					if c.Args[0] == "systemd-repart" {
 						w.names = append(w.names, "systemd-repart")
 						if tt.name == "it grows" {

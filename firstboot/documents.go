@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -85,7 +86,7 @@ func annotate(ctx context.Context, c *api.Client, annotations map[string]any) er
 
 // noteUploaded notes in the cluster, and then on this machine, that the documents were
 // uploaded.
-func noteUploaded(ctx context.Context, e *Env, c *api.Client, documents string) error {
+func noteUploaded(ctx context.Context, e *machine.Env, c *api.Client, documents string) error {
 	now, err := readUploaded(ctx, c)
 	if err == nil {
 		err = annotate(ctx, c, map[string]any{documentsKey: documents, uploadedKey: now.contents, uploadingKey: nil})
@@ -96,8 +97,8 @@ func noteUploaded(ctx context.Context, e *Env, c *api.Client, documents string) 
 	return markDocuments(e, documents)
 }
 
-func markDocuments(e *Env, documents string) error {
-	if _, err := e.write(documentsMark, []byte(documents+"\n"), Mode(0o600)); err != nil {
+func markDocuments(e *machine.Env, documents string) error {
+	if _, err := e.Write(documentsMark, []byte(documents+"\n"), machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("noting which of kubeadm's documents are uploaded: %w", err)
 	}
 	return e.Remove(documentsFile)
@@ -109,18 +110,18 @@ func documentsPhase(active *Active) Phase {
 	site, reported, compared := active.Site, false, false
 	return Phase{
 		Name: "documents", Doc: "the cluster has kubeadm's documents of the Site", Timeout: 2 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			if !compared {
 				compared = true
 				remarkProxy(ctx, e, site)
 			}
 			documents, err := documentsOf(site)
-			if err != nil || !reported && e.text(documentsMark) != documents {
+			if err != nil || !reported && e.Text(documentsMark) != documents {
 				return Todo, err
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			documents, err := documentsOf(site)
 			if err != nil {
 				return err
@@ -133,7 +134,7 @@ func documentsPhase(active *Active) Phase {
 			if err != nil {
 				return err
 			}
-			had := e.text(documentsMark)
+			had := e.Text(documentsMark)
 			switch entitled := had != "" && there.documents != "" && there.untouched; {
 			case there.documents == documents && !(entitled && there.cutOff):
 				return markDocuments(e, documents) // uploaded by this machine, another one, or a person
@@ -158,7 +159,7 @@ func documentsPhase(active *Active) Phase {
 			reported = true
 			text, err := site.KubeadmDocuments(configs.KubeadmLocal{})
 			if err == nil {
-				_, err = e.write(documentsFile, text, Mode(0o600))
+				_, err = e.Write(documentsFile, text, machine.Mode(0o600))
 			}
 			if err != nil {
 				return fmt.Errorf("writing kubeadm's documents for a person: %w", err)
@@ -172,7 +173,7 @@ func documentsPhase(active *Active) Phase {
 
 // remarkProxy reports where kube-proxy's configuration in the cluster lacks what the Site
 // sets. kubeadm would upload it only together with a new DaemonSet.
-func remarkProxy(ctx context.Context, e *Env, site *configs.Site) {
+func remarkProxy(ctx context.Context, e *machine.Env, site *configs.Site) {
 	differences, err := proxyDifferences(ctx, e, site)
 	if err != nil {
 		e.Log.Warn("comparing kube-proxy's configuration with the Site's", "error", err)
@@ -182,7 +183,7 @@ func remarkProxy(ctx context.Context, e *Env, site *configs.Site) {
 	}
 }
 
-func proxyDifferences(ctx context.Context, e *Env, site *configs.Site) ([]string, error) {
+func proxyDifferences(ctx context.Context, e *machine.Env, site *configs.Site) ([]string, error) {
 	document, err := site.ProxyDocument()
 	if err != nil || len(document) == 0 {
 		return nil, err

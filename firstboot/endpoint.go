@@ -7,17 +7,18 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
 // toEndpoint turns kubelet.conf from the one API server it joined through to
 // the endpoint, which outlives any of them.
-func toEndpoint(ctx context.Context, e *Env, site *configs.Site, names *certNames) error {
+func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *certNames) error {
 	server, name, err := kubeletServer(e)
-	if err == nil && server == site.EndpointURL() && !e.exists(kubeletRestart) && names.fit(ctx, e, cmp.Or(name, site.Endpoint)) {
+	if err == nil && server == site.EndpointURL() && !e.Exists(kubeletRestart) && names.fit(ctx, e, cmp.Or(name, site.Endpoint)) {
 		return nil // it joined through the endpoint
 	}
-	conf, err := e.read(ondisk.KubeletConf)
+	conf, err := e.Read(ondisk.KubeletConf)
 	if err != nil {
 		return fmt.Errorf("reading kubelet's credentials: %w", err)
 	}
@@ -35,7 +36,7 @@ func toEndpoint(ctx context.Context, e *Env, site *configs.Site, names *certName
 // on, and whether its timer runs: an API server that is away now may come back
 // with a certificate that lacks kubelet's name for it, and new API servers that
 // are still to come prove themselves only then.
-func runAgainLater(ctx context.Context, e *Env, site *configs.Site, names *certNames) (later, running bool) {
+func runAgainLater(ctx context.Context, e *machine.Env, site *configs.Site, names *certNames) (later, running bool) {
 	state, err := e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {
 		e.Log.Warn("asking for the state of "+ondisk.UnitAgain, "error", err)
@@ -47,6 +48,6 @@ func runAgainLater(ctx context.Context, e *Env, site *configs.Site, names *certN
 	if answer == 0 {
 		return running, running // offline: first boot itself stays and looks
 	}
-	_, due := endsInYears(e, e.contents(ondisk.KubeCA)) // until it was issued again
+	_, due := endsInYears(e, e.Contents(ondisk.KubeCA)) // until it was issued again
 	return away > 0 || due || len(formerMasters(e, site)) > 0, running
 }

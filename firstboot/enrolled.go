@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/yamltree"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -26,14 +27,14 @@ var (
 // what is wrong with them. It looks at files alone, so it can tell offline;
 // and into them, since kubeadm and kubelet write without syncing, and a power
 // cut leaves names without contents.
-func enrolled(e *Env) error {
+func enrolled(e *machine.Env) error {
 	_, err := enrolment(e)
 	return err
 }
 
 // enrolledOrEarly is enrolled while the clock may still be behind: it holds a node up
 // no more than a network that is away.
-func enrolledOrEarly(e *Env) bool {
+func enrolledOrEarly(e *machine.Env) bool {
 	err := enrolled(e)
 	return err == nil || errors.Is(err, errEarly)
 }
@@ -42,7 +43,7 @@ func enrolledOrEarly(e *Env) bool {
 // there with errExpired and errEarly too. The files are read each time, also within a pass:
 // kubeadm and kubelet write them meanwhile, and kubelet renews its certificate
 // when it likes. What they say is parsed once (Env.known).
-func enrolment(e *Env) (*x509.Certificate, error) {
+func enrolment(e *machine.Env) (*x509.Certificate, error) {
 	var conf *api.Kubeconfig
 	for _, f := range []struct {
 		path  string
@@ -56,7 +57,7 @@ func enrolment(e *Env) (*x509.Certificate, error) {
 		{kubeadmFlags, isKubeadmFlags},
 		{ondisk.KubeCA, isCA},
 	} {
-		b, err := e.read(f.path)
+		b, err := e.Read(f.path)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("%w: there is no %s", errNotEnrolled, f.path)
 		}
@@ -91,14 +92,14 @@ func outOfTime(err error) bool { return errors.Is(err, errExpired) || errors.Is(
 // Enrolled reports whether the files below root, perhaps those of another
 // machine, are a node's: nil, or what is wrong with them.
 func Enrolled(root string, now time.Time) error {
-	return enrolled(&Env{Root: root, Clock: Clock{Now: func() time.Time { return now }}})
+	return enrolled(&machine.Env{Root: root, Clock: machine.Clock{Now: func() time.Time { return now }}})
 }
 
 // errCut describes a file that was still on its way to the disk.
 var errCut = errors.New("it is empty or was cut off, as by a power failure")
 
-func leadsToServer(e *Env, kubeconfig []byte) (*api.Kubeconfig, error) {
-	k, err := e.parseKubeconfig(kubeconfig)
+func leadsToServer(e *machine.Env, kubeconfig []byte) (*api.Kubeconfig, error) {
+	k, err := e.ParseKubeconfig(kubeconfig)
 	if err != nil {
 		return nil, errors.Join(errCut, err)
 	}
@@ -130,7 +131,7 @@ func isCA(b []byte) error {
 	return nil
 }
 
-func kubeletCert(e *Env) (*x509.Certificate, error) {
+func kubeletCert(e *machine.Env) (*x509.Certificate, error) {
 	k, err := credentials(e)
 	if err != nil {
 		return nil, err
@@ -138,12 +139,12 @@ func kubeletCert(e *Env) (*x509.Certificate, error) {
 	return certOf(e, k)
 }
 
-func certOf(e *Env, k *api.Kubeconfig) (*x509.Certificate, error) {
+func certOf(e *machine.Env, k *api.Kubeconfig) (*x509.Certificate, error) {
 	u, err := k.User()
 	if err != nil {
 		return nil, err
 	}
-	pair, err := e.keyPair(u)
+	pair, err := e.KeyPair(u)
 	if err != nil {
 		return nil, err
 	}
@@ -154,20 +155,20 @@ func certOf(e *Env, k *api.Kubeconfig) (*x509.Certificate, error) {
 // token is wiped: without them it cannot get back into the cluster. What else is
 // written meanwhile (yurthub's cache, kubelet's serving certificate) is on the same
 // file system, so syncing these syncs it too.
-func identityFiles(e *Env) []string {
+func identityFiles(e *machine.Env) []string {
 	all := append([]string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, openyurt.Identity}, kubeletKeys(e)...)
 	for _, s := range certStores() {
 		all = append(all, s.current())
 	}
 	return slices.DeleteFunc(all, func(p string) bool {
-		_, err := os.Stat(e.path(p))
+		_, err := os.Stat(e.Path(p))
 		return err != nil
 	})
 }
 
 // syncCredentials makes sure that what the join made is on the disk, whole: from here
 // on a power cut leaves a node.
-func syncCredentials(e *Env) error {
+func syncCredentials(e *machine.Env) error {
 	if err := e.Sync(append(identityFiles(e), "/etc", "/var")...); err != nil {
 		return fmt.Errorf("syncing the node's credentials: %w", err)
 	}

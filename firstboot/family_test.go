@@ -8,12 +8,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
 // dualStack gives the machine both families and the masters names with
 // addresses of these; the kernel prefers IPv6, as RFC 6724 has it.
-func (w *world) dualStack(addrs ...string) *Env {
+func (w *world) dualStack(addrs ...string) *machine.Env {
 	e := w.env()
 	var all []netip.Addr
 	for _, a := range addrs {

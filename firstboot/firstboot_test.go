@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/openyurt"
@@ -463,7 +464,7 @@ func TestSecretsNeverShowBeforeTheEndEither(t *testing.T) {
 	var seen []string
 	e := w.env()
 	write := e.WriteFile
-	e.WriteFile = func(p string, b []byte, o Owner) error {
+	e.WriteFile = func(p string, b []byte, o machine.Owner) error {
 		if bytes.Contains(b, []byte(testSecret)) && !strings.HasPrefix(p, ondisk.RunDir+"/") {
 			seen = append(seen, p)
 		}

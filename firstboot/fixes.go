@@ -4,6 +4,8 @@ import (
 	"errors"
 	"slices"
 	"strings"
+
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // permanent is an error that no retry fixes.
@@ -65,10 +67,10 @@ func Advice(err error) string {
 	return strings.Join(slices.Compact(all), "; ")
 }
 
-// withAdvice is oneLine, and what a person can do about it.
+// withAdvice is OneLine, and what a person can do about it.
 func withAdvice(err error) string {
 	if a := Advice(err); a != "" {
-		return oneLine(err) + " (" + a + ")"
+		return machine.OneLine(err) + " (" + a + ")"
 	}
-	return oneLine(err)
+	return machine.OneLine(err)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -20,8 +21,8 @@ const (
 
 // secretsInSlot looks for secrets of the active Site in the slot. Another Site,
 // stamped meanwhile, keeps its own: it needs them.
-func secretsInSlot(e *Env, active *Active) (slotSecrets, error) {
-	dev, err := ownSlot(e)
+func secretsInSlot(e *machine.Env, active *Active) (slotSecrets, error) {
+	dev, err := machine.OwnSlot(e)
 	if err != nil {
 		return noSecrets, err
 	}
@@ -52,7 +53,7 @@ func secretsInSlot(e *Env, active *Active) (slotSecrets, error) {
 
 // forgetToken leaves the Site in the slot, and no secret. A blank slot was cut off
 // in the middle of this: what else was in it is gone.
-func forgetToken(e *Env, active *Active, blank bool) error {
+func forgetToken(e *machine.Env, active *Active, blank bool) error {
 	doc, err := withoutToken(active.Site)
 	if err != nil {
 		return err

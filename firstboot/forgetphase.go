@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // forgetPhase leaves nothing of the token on this machine.
@@ -11,9 +13,9 @@ func forgetPhase(active *Active) Phase {
 	return Phase{
 		Name: "forget-token", Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
 		Final: true, // nothing before it needs the token any more
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
 			for _, f := range tokenFiles {
-				if e.exists(f) {
+				if e.Exists(f) {
 					return Todo, nil
 				}
 			}
@@ -25,7 +27,7 @@ func forgetPhase(active *Active) Phase {
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			// Kubeadm and kubelet sync nothing, and the token is the only way
 			// back in.
 			if err := syncCredentials(e); err != nil {

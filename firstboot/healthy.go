@@ -3,6 +3,7 @@ package firstboot
 import (
 	"fmt"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -12,11 +13,11 @@ import (
 // after a while, and after the last try the former system boots again.
 
 // saveHealthy says that this boot is as good as the last one.
-func saveHealthy(e *Env) error {
-	if e.exists(ondisk.HealthyFile) {
+func saveHealthy(e *machine.Env) error {
+	if e.Exists(ondisk.HealthyFile) {
 		return nil
 	}
-	if err := e.WriteFile(ondisk.HealthyFile, nil, Mode(0o644)); err != nil {
+	if err := e.WriteFile(ondisk.HealthyFile, nil, machine.Mode(0o644)); err != nil {
 		return fmt.Errorf("noting that this boot went well: %w", err)
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -87,7 +88,7 @@ func poolOf(h hub) openyurt.Need {
 
 // poolFits looks, with the node's own rights, whether the node may be of its
 // pool; nil also where that is unknown.
-func poolFits(ctx context.Context, e *Env, h hub) error {
+func poolFits(ctx context.Context, e *machine.Env, h hub) error {
 	c, err := nodeClient(e)
 	if err != nil {
 		return nil // yurthub's own identity is still to come
@@ -116,7 +117,7 @@ func poolFits(ctx context.Context, e *Env, h hub) error {
 
 // missingForHub looks, with the node's own rights, at what yurthub waits for in
 // the cluster, and returns what is not there; nil: nothing was found missing.
-func missingForHub(ctx context.Context, e *Env, h hub) error {
+func missingForHub(ctx context.Context, e *machine.Env, h hub) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	if h.IsPod() && enrolled(e) != nil {
@@ -212,7 +213,7 @@ func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 	}
 	state, why := denied.state()
 	if why != "" {
-		why = ": " + oneLine(errors.New(why))
+		why = ": " + machine.OneLine(errors.New(why))
 	}
 	err := fmt.Errorf("%s was %s%s", what(denied), strings.ToLower(state), why)
 	if newest.Metadata.Name == denied.Metadata.Name {

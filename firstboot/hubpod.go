@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -26,7 +27,7 @@ func podJoinPhase(active *Active) Phase {
 	labels := openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud)
 	return Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet runs yurthub and goes through it", Timeout: 5 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			if err := otherForm(e, true); err != nil {
 				return Todo, err
 			}
@@ -34,8 +35,8 @@ func podJoinPhase(active *Active) Phase {
 				if err := sameName(cert, active.Node, resetForName); err != nil {
 					return Todo, err
 				}
-				flags := e.contents(kubeadmFlags)
-				if e.exists(kubeletRestart) || string(registering(flags, labels)) != string(flags) {
+				flags := e.Contents(kubeadmFlags)
+				if e.Exists(kubeletRestart) || string(registering(flags, labels)) != string(flags) {
 					return Todo, nil // the site names another pool since
 				}
 				return Done, nil
@@ -46,13 +47,13 @@ func podJoinPhase(active *Active) Phase {
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			if enrolled(e) == nil {
 				return register(ctx, e, labels)
 			}
 			return podJoin(ctx, e, active)
 		},
-		Undo: func(ctx context.Context, e *Env) error {
+		Undo: func(ctx context.Context, e *machine.Env) error {
 			if enrolled(e) == nil {
 				return nil
 			}
@@ -66,27 +67,27 @@ func podJoinPhase(active *Active) Phase {
 
 // podJoined reports whether kubeadm's part is over and yurthub has all it
 // needs to ask for its identity.
-func podJoined(ctx context.Context, e *Env, active *Active) (bool, error) {
+func podJoined(ctx context.Context, e *machine.Env, active *Active) (bool, error) {
 	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, openyurt.Manifest} {
-		if !e.exists(p) {
+		if !e.Exists(p) {
 			return false, nil
 		}
 	}
-	conf, err := e.read(hubBootstrap)
+	conf, err := e.Read(hubBootstrap)
 	if err != nil || !strings.Contains(string(conf), active.Site.Credentials.Token.Reveal()) {
 		return false, nil // another boot, or another token
 	}
-	if !openyurt.PodIsOf(string(e.contents(openyurt.Manifest)), active.Node) {
+	if !openyurt.PodIsOf(string(e.Contents(openyurt.Manifest)), active.Node) {
 		return false, nil // the site gave it another name meanwhile
 	}
-	if !openyurt.IsTurned(string(e.contents(kubeadmFlags))) {
+	if !openyurt.IsTurned(string(e.Contents(kubeadmFlags))) {
 		return false, nil
 	}
 	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
 	return state == "active", err
 }
 
-func podJoin(ctx context.Context, e *Env, active *Active) error {
+func podJoin(ctx context.Context, e *machine.Env, active *Active) error {
 	site := active.Site
 	if err := saveJoin(e, site, active.Node); err != nil {
 		return err
@@ -103,7 +104,7 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 		return err
 	}
 	h = h.through(withEndpoint)
-	ca, err := e.read(ondisk.KubeCA)
+	ca, err := e.Read(ondisk.KubeCA)
 	if err != nil {
 		return fmt.Errorf("reading the cluster's CA: %w", err)
 	}
@@ -132,7 +133,7 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 		{ondisk.KubeletConf, []byte(openyurt.Kubeconfig)},
 		{openyurt.Manifest, h.PodManifest()},
 	} {
-		if err := e.WriteFile(f.path, f.data, Mode(0o600)); err != nil {
+		if err := e.WriteFile(f.path, f.data, machine.Mode(0o600)); err != nil {
 			return fmt.Errorf("preparing yurthub: %w", err)
 		}
 	}
@@ -161,7 +162,7 @@ const socketAnnotation = "kubeadm.alpha.kubernetes.io/cri-socket"
 
 // nodeMissing returns what keeps the Node of a Site out of the cluster, as far as
 // OpenYurt is concerned; nil: nothing is known.
-func nodeMissing(ctx context.Context, e *Env, active *Active) error {
+func nodeMissing(ctx context.Context, e *machine.Env, active *Active) error {
 	h, err := hubOf(e, active)
 	if err != nil {
 		return nil
@@ -170,7 +171,7 @@ func nodeMissing(ctx context.Context, e *Env, active *Active) error {
 }
 
 // annotateSocket makes up for what kubeadm could not do at the end of its join.
-func annotateSocket(ctx context.Context, e *Env, active *Active) error {
+func annotateSocket(ctx context.Context, e *machine.Env, active *Active) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	c, n, err := ownNode(ctx, e, active.Node)
@@ -186,7 +187,7 @@ func annotateSocket(ctx context.Context, e *Env, active *Active) error {
 
 // hubServer is the one server that yurthub.conf will name for good: the first
 // that answers and that yurthub can verify.
-func hubServer(ctx context.Context, e *Env, servers []string, ca []byte) (string, error) {
+func hubServer(ctx context.Context, e *machine.Env, servers []string, ca []byte) (string, error) {
 	var errs []error
 	for _, s := range servers {
 		err := certHasOwnName(ctx, e, s, ca)
@@ -200,8 +201,8 @@ func hubServer(ctx context.Context, e *Env, servers []string, ca []byte) (string
 }
 
 // undoPodJoin takes back what podJoin, and what it started, wrote.
-func undoPodJoin(ctx context.Context, e *Env, socket string) error {
-	ran := e.exists(openyurt.Manifest)
+func undoPodJoin(ctx context.Context, e *machine.Env, socket string) error {
+	ran := e.Exists(openyurt.Manifest)
 	if err := undoJoin(ctx, e); err != nil {
 		return err
 	}
@@ -217,15 +218,15 @@ func undoPodJoin(ctx context.Context, e *Env, socket string) error {
 
 var podID = regexp.MustCompile(`(?m)^[0-9a-f]{64}$`)
 
-func removeHubPod(ctx context.Context, e *Env, socket string) error {
+func removeHubPod(ctx context.Context, e *machine.Env, socket string) error {
 	crictl := []string{"crictl", "--runtime-endpoint", socket}
 	var out strings.Builder
-	err := e.Run(ctx, Cmd{Args: append(crictl[:3:3], "pods", "--quiet", "--namespace", openyurt.PodNamespace, "--name", openyurt.PodName), Output: &out})
+	err := e.Run(ctx, machine.Cmd{Args: append(crictl[:3:3], "pods", "--quiet", "--namespace", openyurt.PodNamespace, "--name", openyurt.PodName), Output: &out})
 	if err != nil {
 		return fmt.Errorf("looking for yurthub's pod: %w: %s", err, strings.TrimSpace(out.String()))
 	}
 	for _, id := range podID.FindAllString(out.String(), -1) {
-		if err := e.Run(ctx, Cmd{Args: append(crictl[:3:3], "rmp", "--force", id)}); err != nil {
+		if err := e.Run(ctx, machine.Cmd{Args: append(crictl[:3:3], "rmp", "--force", id)}); err != nil {
 			return fmt.Errorf("removing yurthub's pod: %w", err)
 		}
 	}
@@ -234,8 +235,8 @@ func removeHubPod(ctx context.Context, e *Env, socket string) error {
 
 // missingIdentity looks, with the bootstrap token, where yurthub's first
 // request is.
-func missingIdentity(ctx context.Context, e *Env, h hub) error {
-	c, err := e.clientAt(hubBootstrap, "yurthub's bootstrap file")
+func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
+	c, err := e.ClientAt(hubBootstrap, "yurthub's bootstrap file")
 	if err != nil {
 		return err
 	}
@@ -263,11 +264,11 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 
 // makeManifests makes kubelet's directory of static pods, where it is not
 // there: as kubeadm does, for root alone.
-func makeManifests(e *Env) error {
-	if e.exists(manifests) {
+func makeManifests(e *machine.Env) error {
+	if e.Exists(manifests) {
 		return nil
 	}
-	if err := e.Mkdir(manifests, Mode(0o700)); err != nil {
+	if err := e.Mkdir(manifests, machine.Mode(0o700)); err != nil {
 		return fmt.Errorf("making %s: %w", manifests, err)
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -23,10 +24,10 @@ var (
 
 // hubLeft reports whether anything is left of yurthub. A baked unit counts as
 // nothing: it stays, held by its condition.
-func hubLeft(e *Env) bool { return slices.ContainsFunc(hubLeavings, e.exists) }
+func hubLeft(e *machine.Env) bool { return slices.ContainsFunc(hubLeavings, e.Exists) }
 
 // removeHub removes yurthub, all that it has, and its unit.
-func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
+func removeHub(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	if err := removeHubFiles(ctx, e, image); err != nil {
 		return err
 	}
@@ -34,12 +35,12 @@ func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 }
 
 // removeHubFiles is removeHub but for the unit.
-func removeHubFiles(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
+func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	if err := e.Unit(ctx, "stop", openyurt.Unit); err != nil {
 		return fmt.Errorf("stopping yurthub: %w", err)
 	}
 	// Its units, which may be baked and stay, are loaded with these.
-	loaded := slices.ContainsFunc([]string{portsTimerFile, portsUnitFile, hubDropin, openyurt.Dropin}, e.exists)
+	loaded := slices.ContainsFunc([]string{portsTimerFile, portsUnitFile, hubDropin, openyurt.Dropin}, e.Exists)
 	if err := openPorts(ctx, e); err != nil {
 		return err
 	}
@@ -61,16 +62,16 @@ func removeHubFiles(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 
 // removeDummy removes yurthub's interface, with the address at which pods look
 // for it: yurthub leaves it behind when it is killed.
-func removeDummy(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
-	args := string(e.contents(hubEnv))
+func removeDummy(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
+	args := string(e.Contents(hubEnv))
 	if y := image.Yurthub; y != nil { // a pod has its arguments in a manifest that kubeadm took away
 		args += " " + strings.Join(y.ExtraArgs, " ")
 	}
 	for _, n := range openyurt.DummyNames(args) {
-		if !e.exists("/sys/class/net/" + n) {
+		if !e.Exists("/sys/class/net/" + n) {
 			continue
 		}
-		if err := e.Run(ctx, Cmd{Args: []string{"ip", "link", "delete", n}}); err != nil {
+		if err := e.Run(ctx, machine.Cmd{Args: []string{"ip", "link", "delete", n}}); err != nil {
 			return fmt.Errorf("removing yurthub's interface %s: %w", n, err)
 		}
 	}
@@ -79,7 +80,7 @@ func removeDummy(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 
 // forgetHub removes yurthub's identity, its cache, and the ways to it. The
 // directory that they are in may be baked, and stays.
-func forgetHub(e *Env) error {
+func forgetHub(e *machine.Env) error {
 	for _, p := range ownLeavings {
 		if err := e.RemoveAll(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
@@ -90,8 +91,8 @@ func forgetHub(e *Env) error {
 
 // removeUnit removes the unit if it is the one we wrote; a baked one stays,
 // held by its condition.
-func removeUnit(ctx context.Context, e *Env) error {
-	if !e.exists(hubUnitFile) {
+func removeUnit(ctx context.Context, e *machine.Env) error {
+	if !e.Exists(hubUnitFile) {
 		return nil
 	}
 	if err := e.Unit(ctx, "disable", openyurt.Unit); err != nil {

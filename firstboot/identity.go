@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -22,23 +23,23 @@ import (
 func identityPhase() Phase {
 	return Phase{
 		Name: "identity", Doc: "a machine id and file system ids of its own", Timeout: 2 * time.Minute,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
 			// Before anything is written to either.
 			if err := oneDisk(e); err != nil {
 				return Todo, err
 			}
-			id := machineIDIn(e, ondisk.MachineID)
-			if id == "" || machineID(e) != id || !hasKey(e) || memberToRecord(e) != nil {
+			id := machine.IDIn(e, ondisk.MachineID)
+			if id == "" || machine.ID(e) != id || !hasKey(e) || memberToRecord(e) != nil {
 				return Todo, nil
 			}
 			for label, dev := range ownFileSystems(e) {
-				if have, err := e.FSUUID(dev); err == nil && have != fsUUID(id, label) && !e.exists(uuidTried(label)) {
+				if have, err := e.FSUUID(dev); err == nil && have != fsUUID(id, label) && !e.Exists(uuidTried(label)) {
 					return Todo, nil
 				}
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			id, err := keepMachineID(e)
 			if err != nil {
 				return err
@@ -51,15 +52,15 @@ func identityPhase() Phase {
 			}
 			for label, dev := range ownFileSystems(e) {
 				want := fsUUID(id, label)
-				if have, err := e.FSUUID(dev); err != nil || have == want || e.exists(uuidTried(label)) {
+				if have, err := e.FSUUID(dev); err != nil || have == want || e.Exists(uuidTried(label)) {
 					continue
 				}
 				// Nothing is mounted by UUID, so a file system that keeps the
 				// golden one is untidy and no more: try once a boot.
-				if _, err := e.write(uuidTried(label), nil, Mode(0o600)); err != nil {
+				if _, err := e.Write(uuidTried(label), nil, machine.Mode(0o600)); err != nil {
 					return fmt.Errorf("noting the attempt on %s: %w", label, err)
 				}
-				if err := e.Run(ctx, Cmd{Args: []string{"tune2fs", "-U", uuidString(want), dev}}); err != nil {
+				if err := e.Run(ctx, machine.Cmd{Args: []string{"tune2fs", "-U", uuidString(want), dev}}); err != nil {
 					e.Log.Warn("this file system keeps the UUID of the golden image", "partition", label, "error", err)
 				}
 			}
@@ -70,21 +71,21 @@ func identityPhase() Phase {
 
 // keepMachineID makes root and DATA have the same id. DATA's wins: root's is
 // one that systemd made up because the initrd did not bring DATA's.
-func keepMachineID(e *Env) (string, error) {
-	id := machineIDIn(e, ondisk.MachineID)
+func keepMachineID(e *machine.Env) (string, error) {
+	id := machine.IDIn(e, ondisk.MachineID)
 	if id == "" {
-		id = machineID(e)
+		id = machine.ID(e)
 	}
 	if id == "" {
 		id = hex.EncodeToString(e.Random(16))
 	}
-	if machineIDIn(e, ondisk.MachineID) != id {
-		if err := e.WriteFile(ondisk.MachineID, []byte(id+"\n"), Mode(0o444)); err != nil {
+	if machine.IDIn(e, ondisk.MachineID) != id {
+		if err := e.WriteFile(ondisk.MachineID, []byte(id+"\n"), machine.Mode(0o444)); err != nil {
 			return "", fmt.Errorf("keeping the machine id: %w", err)
 		}
 	}
-	if had := machineID(e); had != id {
-		if err := e.WriteFile(etcMachineID, []byte(id+"\n"), Mode(0o444)); err != nil {
+	if had := machine.ID(e); had != id {
+		if err := e.WriteFile(machine.EtcMachineID, []byte(id+"\n"), machine.Mode(0o444)); err != nil {
 			return "", fmt.Errorf("writing the machine id: %w", err)
 		}
 		if had != "" {
@@ -96,14 +97,14 @@ func keepMachineID(e *Env) (string, error) {
 
 const keyLength = 32
 
-func hasKey(e *Env) bool { return len(e.contents(keyFile)) == keyLength }
+func hasKey(e *machine.Env) bool { return len(e.Contents(keyFile)) == keyLength }
 
 // makeKey makes this machine's key, by which it names Sites, unless it has one.
-func makeKey(e *Env) error {
+func makeKey(e *machine.Env) error {
 	if hasKey(e) {
 		return nil
 	}
-	if err := e.WriteFile(keyFile, e.Random(keyLength), Mode(0o600)); err != nil {
+	if err := e.WriteFile(keyFile, e.Random(keyLength), machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("making a key for this machine: %w", err)
 	}
 	return nil
@@ -115,9 +116,9 @@ func uuidTried(label string) string { return ondisk.RunMark + "uuid-" + label }
 // the image has alike: DATA, and the root that is booted, whichever of the two
 // it is. The other root waits for an update, or holds one that nobody has
 // booted yet: it stays as it was written.
-func ownFileSystems(e *Env) map[string]string {
+func ownFileSystems(e *machine.Env) map[string]string {
 	out := map[string]string{}
-	d, err := e.rootDisk()
+	d, err := e.RootDisk()
 	if err != nil {
 		return out // a node that edgebake did not build, or a test without disks
 	}

@@ -4,13 +4,14 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
 // firstbootIdle is an error while first boot is on its way to what the site
 // says: the two would undo each other's work. One that has said that it is done
 // only sends its report.
-func firstbootIdle(ctx context.Context, e *Env) error {
+func firstbootIdle(ctx context.Context, e *machine.Env) error {
 	switch state, err := e.UnitState(ctx, ondisk.UnitFirstboot); {
 	case err != nil:
 		return err
@@ -22,7 +23,7 @@ func firstbootIdle(ctx context.Context, e *Env) error {
 		return err
 	}
 	result := ondisk.ResultRunning // also where an earlier run wrote the state, or nobody can read it
-	if s, err := LoadState(e.Root); err == nil && s.BootID == bootID(e) && !s.Updated.Before(since.Earlier()) {
+	if s, err := LoadState(e.Root); err == nil && s.BootID == machine.BootID(e) && !s.Updated.Before(since.Earlier()) {
 		result = s.Result
 	}
 	if result == ondisk.ResultDone {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -20,9 +21,9 @@ func hubForm(image ondisk.ImageInfo) string {
 // imageInfo is what the builder wrote about the image, read once in a run. A
 // node that edgebake did not build has none, which is not an error; one that
 // cannot be read is, since every check against the image would be skipped.
-func imageInfo(e *Env) (ondisk.ImageInfo, error) {
+func imageInfo(e *machine.Env) (ondisk.ImageInfo, error) {
 	var info ondisk.ImageInfo
-	b, err := e.read(ondisk.ImageInfoFile)
+	b, err := e.Read(ondisk.ImageInfoFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return info, nil
 	}

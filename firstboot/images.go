@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
 )
@@ -20,14 +21,14 @@ import (
 func imagesPhase() Phase {
 	return Phase{
 		Name: "images", Doc: "the container images on board are in containerd's store", Timeout: time.Hour,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
 			left, err := archivesLeft(e)
 			if err != nil || len(left) > 0 {
 				return Todo, err
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			left, err := archivesLeft(e)
 			if err != nil {
 				return err
@@ -45,8 +46,8 @@ func imagesPhase() Phase {
 
 // archivesLeft are the archives that are not imported yet: a file that is
 // gone was.
-func archivesLeft(e *Env) ([]ondisk.ImportArchive, error) {
-	b, err := e.read(ondisk.ImportImageDir + "/" + ondisk.ImportIndexFile)
+func archivesLeft(e *machine.Env) ([]ondisk.ImportArchive, error) {
+	b, err := e.Read(ondisk.ImportImageDir + "/" + ondisk.ImportIndexFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -61,13 +62,13 @@ func archivesLeft(e *Env) ([]ondisk.ImportArchive, error) {
 		return nil, fmt.Errorf("reading the list of image archives: %w", err)
 	}
 	return slices.DeleteFunc(index.Archives, func(a ondisk.ImportArchive) bool {
-		return !e.exists(ondisk.ImportImageDir + "/" + a.File)
+		return !e.Exists(ondisk.ImportImageDir + "/" + a.File)
 	}), nil
 }
 
-func importArchive(ctx context.Context, e *Env, a ondisk.ImportArchive) error {
+func importArchive(ctx context.Context, e *machine.Env, a ondisk.ImportArchive) error {
 	path := ondisk.ImportImageDir + "/" + a.File
-	sum, err := file.SHA256(e.path(path))
+	sum, err := file.SHA256(e.Path(path))
 	if err != nil {
 		return err
 	}
@@ -77,9 +78,9 @@ func importArchive(ctx context.Context, e *Env, a ondisk.ImportArchive) error {
 				a.Ref, path, rewriting(e, "write the disk image to the device again")))
 	}
 	ctr := func(args ...string) error {
-		return e.Run(ctx, Cmd{Args: append([]string{"ctr", "--namespace", "k8s.io", "images"}, args...)})
+		return e.Run(ctx, machine.Cmd{Args: append([]string{"ctr", "--namespace", "k8s.io", "images"}, args...)})
 	}
-	if err := ctr("import", "--platform", a.Platform, e.path(path)); err != nil {
+	if err := ctr("import", "--platform", a.Platform, e.Path(path)); err != nil {
 		return err
 	}
 	for _, name := range a.Names {

@@ -7,6 +7,7 @@ import (
 	"maps"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -32,7 +33,7 @@ func isOthers(err error) bool { return errors.Is(err, errNoMatch) || errors.Is(e
 // forMachine is what a slot holds for this machine: the contents as they are, its Site
 // without the match that fits the machine, or in place of an inventory the one site that
 // matches, which is returned too.
-func forMachine(e *Env, c *slot.Contents) (*slot.Contents, *configs.InventorySite, error) {
+func forMachine(e *machine.Env, c *slot.Contents) (*slot.Contents, *configs.InventorySite, error) {
 	doc, ok := c.Files[ondisk.SlotInventory]
 	if !ok {
 		c, err := ifMeant(e, c)
@@ -42,7 +43,7 @@ func forMachine(e *Env, c *slot.Contents) (*slot.Contents, *configs.InventorySit
 	if err != nil {
 		return nil, nil, Permanent(fmt.Errorf("the inventory has problems: %w", err), "correct the inventory and stamp it again, or bring a stick with a Site")
 	}
-	machine := e.facts()
+	machine := e.Facts()
 	site, err := node.FindSite(inv, machine)
 	if err != nil {
 		return nil, nil, Permanent(err, "let each machine match one Site of the inventory, and stamp it again")
@@ -66,7 +67,7 @@ func forMachine(e *Env, c *slot.Contents) (*slot.Contents, *configs.InventorySit
 }
 
 // ifMeant is forMachine of contents with a Site alone.
-func ifMeant(e *Env, c *slot.Contents) (*slot.Contents, error) {
+func ifMeant(e *machine.Env, c *slot.Contents) (*slot.Contents, error) {
 	doc := c.Files[ondisk.SlotSite]
 	if !bytes.Contains(doc, []byte("match")) {
 		return c, nil // as most; where YAML spells it otherwise, resolveSite sees it
@@ -75,7 +76,7 @@ func ifMeant(e *Env, c *slot.Contents) (*slot.Contents, error) {
 	if err != nil || site.Match.IsZero() {
 		return c, nil // whoever resolves the site says what is wrong with it
 	}
-	if !node.Matches(site.Match, e.facts()) {
+	if !node.Matches(site.Match, e.Facts()) {
 		return nil, errNotMeant
 	}
 	site.Match = configs.Match{}
@@ -92,8 +93,8 @@ func ifMeant(e *Env, c *slot.Contents) (*slot.Contents, error) {
 // readUnwritten reads the machine's own slot where it still has to be written:
 // it holds an inventory with a site for this machine, or the power went while it
 // was written. one is what it is to hold; nil where nothing has to be done.
-func readUnwritten(e *Env) (dev string, c, one *slot.Contents) {
-	dev, err := ownSlot(e)
+func readUnwritten(e *machine.Env) (dev string, c, one *slot.Contents) {
+	dev, err := machine.OwnSlot(e)
 	if err != nil {
 		return "", nil, nil
 	}
@@ -106,14 +107,14 @@ func readUnwritten(e *Env) (dev string, c, one *slot.Contents) {
 	return dev, c, one
 }
 
-func unwritten(e *Env) bool {
+func unwritten(e *machine.Env) bool {
 	_, _, one := readUnwritten(e)
 	return one != nil
 }
 
 // takeFromInventory takes this machine's site of the inventory in its own slot,
 // and wipes the others'.
-func takeFromInventory(e *Env) error {
+func takeFromInventory(e *machine.Env) error {
 	dev, c, one := readUnwritten(e)
 	if one == nil {
 		return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/printable"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -28,13 +29,13 @@ func ipvsPhase(site *configs.Site) Phase {
 func ipvscarePhase(site *configs.Site) Phase {
 	return Phase{
 		Name: "ipvs", Doc: "ipvscare keeps the way to the API servers open", Timeout: 90 * time.Second,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 			if err != nil || !mastersRecorded(ctx, e, site) {
 				return Todo, err
 			}
 			want, err := ipvsConfig(e, site)
-			if err != nil || string(e.contents(ondisk.IPVSConfig)) != string(want) {
+			if err != nil || string(e.Contents(ondisk.IPVSConfig)) != string(want) {
 				return Todo, err
 			}
 			if endpointAnswers(ctx, e, site) == nil {
@@ -51,7 +52,7 @@ func ipvscarePhase(site *configs.Site) Phase {
 			}
 			return Todo, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := recordMasters(ctx, e, site); err != nil {
 				return err
 			}
@@ -59,7 +60,7 @@ func ipvscarePhase(site *configs.Site) Phase {
 			if err != nil {
 				return err
 			}
-			wrote, err := e.write(ondisk.IPVSConfig, doc, Mode(0o644))
+			wrote, err := e.Write(ondisk.IPVSConfig, doc, machine.Mode(0o644))
 			if err != nil {
 				return fmt.Errorf("writing the list of API servers: %w", err)
 			}
@@ -74,7 +75,7 @@ func ipvscarePhase(site *configs.Site) Phase {
 
 // ipvsConfig is what ipvscare is told: the site's list, and the cluster that an
 // API server has to show.
-func ipvsConfig(e *Env, site *configs.Site) ([]byte, error) {
+func ipvsConfig(e *machine.Env, site *configs.Site) ([]byte, error) {
 	conf := node.IPVS(withFormerMasters(e, site))
 	for i := range conf.Servers {
 		s := &conf.Servers[i]
@@ -107,10 +108,10 @@ func balanced(site *configs.Site, masters []string) []string {
 }
 
 // writeIPVSConfig has an ipvscare that runs follow what is noted by now.
-func writeIPVSConfig(e *Env, site *configs.Site) error {
+func writeIPVSConfig(e *machine.Env, site *configs.Site) error {
 	doc, err := ipvsConfig(e, site)
 	if err == nil {
-		_, err = e.write(ondisk.IPVSConfig, doc, Mode(0o644))
+		_, err = e.Write(ondisk.IPVSConfig, doc, machine.Mode(0o644))
 	}
 	if err != nil {
 		return fmt.Errorf("writing ipvscare's configuration: %w", err)
@@ -122,8 +123,8 @@ func writeIPVSConfig(e *Env, site *configs.Site) error {
 // is. One that is damaged must not keep the machine where it is: it is written anew for
 // site, or removed where there is no site with IPVS. ipvscare has notes of its own
 // until the machine is switched off, which takes the rules away.
-func cleanIPVS(ctx context.Context, e *Env, site *configs.Site) error {
-	if !e.exists(ondisk.IPVSConfig) {
+func cleanIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
+	if !e.Exists(ondisk.IPVSConfig) {
 		return nil
 	}
 	if !ipvsConfigReadable(e) {
@@ -136,13 +137,13 @@ func cleanIPVS(ctx context.Context, e *Env, site *configs.Site) error {
 			return fmt.Errorf("replacing the damaged %s: %w", ondisk.IPVSConfig, err)
 		}
 	}
-	return e.Run(ctx, Cmd{Args: []string{"ipvscare", "clean"}})
+	return e.Run(ctx, machine.Cmd{Args: []string{"ipvscare", "clean"}})
 }
 
 // ipvsConfigReadable reports whether ipvs.json is what first boot writes.
-func ipvsConfigReadable(e *Env) bool {
+func ipvsConfigReadable(e *machine.Env) bool {
 	var conf ondisk.IPVS
-	err := json.Unmarshal(e.contents(ondisk.IPVSConfig), &conf)
+	err := json.Unmarshal(e.Contents(ondisk.IPVSConfig), &conf)
 	return err == nil && conf.Version == ondisk.IPVSVersion && len(conf.Servers) > 0
 }
 
@@ -150,7 +151,7 @@ func ipvsConfigReadable(e *Env) bool {
 // serves, or has said that this kernel has no IP_VS and keeps /etc/hosts. One
 // that runs follows a list that was written by itself, and one that serves is left
 // alone.
-func startIPVSCare(ctx context.Context, e *Env, site *configs.Site, wrote bool) error {
+func startIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrote bool) error {
 	state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 	if err != nil {
 		return err
@@ -171,8 +172,8 @@ func startIPVSCare(ctx context.Context, e *Env, site *configs.Site, wrote bool) 
 // waitForEndpoint waits until API servers are reached through the endpoint. Those of
 // another cluster never are, and Check says so; what hides whether they are of another
 // one is part of the error.
-func waitForEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
-	err := e.retryFor(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
+func waitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) error {
+	err := e.RetryFor(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
 	if err != nil {
 		again, unclear := checkBornAgain(ctx, e, site)
 		if again {
@@ -191,9 +192,9 @@ func waitForEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
 func hostsPhase(site *configs.Site) Phase {
 	return Phase{
 		Name: "ipvs", Doc: "/etc/hosts maps the endpoint to an API server", Timeout: 90 * time.Second,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
-			if err != nil || !mastersRecorded(ctx, e, site) || state == "active" || e.exists(ondisk.IPVSConfig) {
+			if err != nil || !mastersRecorded(ctx, e, site) || state == "active" || e.Exists(ondisk.IPVSConfig) {
 				return Todo, err
 			}
 			if enrolled(e) == nil && endpointAnswers(ctx, e, site) != nil {
@@ -201,7 +202,7 @@ func hostsPhase(site *configs.Site) Phase {
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := recordMasters(ctx, e, site); err != nil {
 				return err
 			}
@@ -228,24 +229,24 @@ const servePatience = 30 * time.Second
 
 // endpointAnswers tells a way to the API servers that is broken on this
 // machine from API servers that are out of reach: only the first is an error.
-func endpointAnswers(ctx context.Context, e *Env, site *configs.Site) error {
+func endpointAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if _, err := reach(ctx, e, mastersOf(e, site)); err != nil {
 		return nil // nothing to be told offline
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
 	conn, err := e.Dial(ctx, "tcp", site.EndpointHostPort())
 	if err != nil {
-		return fmt.Errorf("the endpoint %s does not answer on this machine, and the API servers do: %w", site.EndpointHostPort(), plainNet(err))
+		return fmt.Errorf("the endpoint %s does not answer on this machine, and the API servers do: %w", site.EndpointHostPort(), machine.PlainNet(err))
 	}
 	return conn.Close()
 }
 
 // setEndpointHosts keeps the endpoint's name on one API server where no IPVS
 // serves it.
-func setEndpointHosts(ctx context.Context, e *Env, site *configs.Site, master string) error {
+func setEndpointHosts(ctx context.Context, e *machine.Env, site *configs.Site, master string) error {
 	if !site.IPVS.Disabled {
-		return e.setHosts(ctx, endpointOwner) // ipvscare keeps the line
+		return e.SetHosts(ctx, endpointOwner) // ipvscare keeps the line
 	}
 	ways, err := apiServerAddrs(ctx, e, site, master)
 	if err != nil {
@@ -253,7 +254,7 @@ func setEndpointHosts(ctx context.Context, e *Env, site *configs.Site, master st
 	}
 	way := ways[0]
 	for _, w := range ways[1:] {
-		if answers(ctx, e, way) == nil {
+		if machine.Answers(ctx, e, way) == nil {
 			break
 		}
 		way = w
@@ -262,5 +263,5 @@ func setEndpointHosts(ctx context.Context, e *Env, site *configs.Site, master st
 	if err != nil {
 		return fmt.Errorf("reading the API server %q: %w", way, err)
 	}
-	return e.setHosts(ctx, endpointOwner, node.HostsEntry{IP: host, Names: []string{site.Endpoint}})
+	return e.SetHosts(ctx, endpointOwner, node.HostsEntry{IP: host, Names: []string{site.Endpoint}})
 }

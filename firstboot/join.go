@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -16,7 +17,7 @@ func joinPhase(active *Active) Phase {
 	var asked *certNames // by Run, which the next Check looks at
 	return Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet talks to the endpoint", Timeout: 5 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			cert, err := enrolment(e)
 			if err != nil {
 				return Todo, nil
@@ -36,7 +37,7 @@ func joinPhase(active *Active) Phase {
 			if asked = nil; names == nil {
 				names = certNamesOf(e, site)
 			}
-			if server != site.EndpointURL() || e.exists(kubeletRestart) || !names.fit(ctx, e, cmp.Or(name, site.Endpoint)) {
+			if server != site.EndpointURL() || e.Exists(kubeletRestart) || !names.fit(ctx, e, cmp.Or(name, site.Endpoint)) {
 				return Todo, nil
 			}
 			if later, running := runAgainLater(ctx, e, site, names); later != running {
@@ -44,7 +45,7 @@ func joinPhase(active *Active) Phase {
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := enrolled(e); err != nil {
 				if err := join(ctx, e, active); err != nil {
 					return err
@@ -64,7 +65,7 @@ func joinPhase(active *Active) Phase {
 			}
 			return nil
 		},
-		Undo: func(ctx context.Context, e *Env) error {
+		Undo: func(ctx context.Context, e *machine.Env) error {
 			if enrolled(e) == nil {
 				return nil // it did join; only the rest is left to do
 			}
@@ -74,7 +75,7 @@ func joinPhase(active *Active) Phase {
 	}
 }
 
-func join(ctx context.Context, e *Env, active *Active) error {
+func join(ctx context.Context, e *machine.Env, active *Active) error {
 	if err := saveJoin(e, active.Site, active.Node); err != nil {
 		return err
 	}

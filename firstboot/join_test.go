@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -125,7 +126,7 @@ func TestMastersGoDuringTheJoin(t *testing.T) {
 	w.patience = 30 * time.Minute
 	e := w.env()
 	gone, back := time.Time{}, time.Time{}
-	e.Run = func(ctx context.Context, c Cmd) error {
+	e.Run = func(ctx context.Context, c machine.Cmd) error {
 		if c.Args[0] != "kubeadm" || !gone.IsZero() {
 			return w.exec(ctx, c)
 		}
@@ -165,7 +166,7 @@ func TestKubeadmsPath(t *testing.T) {
 	w := nativeWorld(t)
 	e := w.env()
 	run, path := e.Run, ""
-	e.Run = func(ctx context.Context, c Cmd) error {
+	e.Run = func(ctx context.Context, c machine.Cmd) error {
 		if c.Args[0] == "kubeadm" {
 			for _, v := range c.Env {
 				if p, ok := strings.CutPrefix(v, "PATH="); ok {
@@ -189,9 +190,9 @@ func TestKubeadmsPath(t *testing.T) {
 func TestEveryKubeadm(t *testing.T) {
 	t.Parallel()
 	ran := map[string]int{}
-	watch := func(w *world, e *Env) *Env {
+	watch := func(w *world, e *machine.Env) *machine.Env {
 		run := e.Run
-		e.Run = func(ctx context.Context, c Cmd) error {
+		e.Run = func(ctx context.Context, c machine.Cmd) error {
 			if c.Args[0] != "kubeadm" {
 				return run(ctx, c)
 			}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -42,16 +43,16 @@ type joinedAs struct {
 // readJoinedAs reads it. A phase does so once in each Check and Run: Check tells
 // what is on the machine, which a Run that was killed, or another phase since, has
 // changed; and reset, another process, writes the same file.
-func readJoinedAs(e *Env) (joinedAs, bool) {
+func readJoinedAs(e *machine.Env) (joinedAs, bool) {
 	var j joinedAs
-	b := e.contents(joinedFile)
+	b := e.Contents(joinedFile)
 	return j, b != nil && json.Unmarshal(b, &j) == nil
 }
 
-func (j joinedAs) write(e *Env) error {
+func (j joinedAs) write(e *machine.Env) error {
 	b, err := json.MarshalIndent(j, "", "  ")
 	if err == nil {
-		_, err = e.write(joinedFile, append(b, '\n'), Mode(0o600))
+		_, err = e.Write(joinedFile, append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("noting how this machine joined: %w", err)
@@ -61,9 +62,9 @@ func (j joinedAs) write(e *Env) error {
 
 // saveJoin keeps what the machine and its site are while it joins. One that
 // joins again keeps the facts that its name came from.
-func saveJoin(e *Env, site *configs.Site, name string) error {
-	machine := e.facts()
-	if e.exists(joinedCluster) { // it may be another one by now
+func saveJoin(e *machine.Env, site *configs.Site, name string) error {
+	machine := e.Facts()
+	if e.Exists(joinedCluster) { // it may be another one by now
 		if err := e.Remove(joinedCluster); err != nil {
 			return fmt.Errorf("forgetting the former cluster: %w", err)
 		}
@@ -79,7 +80,7 @@ func saveJoin(e *Env, site *configs.Site, name string) error {
 }
 
 // remarkSocketKept says that kubelet's container runtime is the one of the join.
-func remarkSocketKept(e *Env, j joinedAs, site *configs.Site) {
+func remarkSocketKept(e *machine.Env, j joinedAs, site *configs.Site) {
 	if j.CRISocket != site.CRISocket {
 		e.Note("criSocket of the Site is not in place: kubelet uses %s, with which it joined. To fix: `firstboot reset` and a new token join the node again with the Site's; or give it back its former value", j.CRISocket)
 	}
@@ -97,7 +98,7 @@ func union(a, b map[string]string) map[string]string {
 // remarkTaints says which taints were added to a site or taken from it since the
 // join, and are still to be changed: a node may not do that itself. Those that
 // somebody took from the Node are left to him.
-func remarkTaints(e *Env, j joinedAs, site *configs.Site, n *api.Node) {
+func remarkTaints(e *machine.Env, j joinedAs, site *configs.Site, n *api.Node) {
 	var args []string
 	for _, t := range site.Taints {
 		if !slices.Contains(j.Taints, t) && !slices.Contains(n.Spec.Taints, api.Taint(t)) {
@@ -144,7 +145,7 @@ func leftLabels(j joinedAs, site *configs.Site, n *api.Node) map[string]string {
 
 // saveLabels keeps which labels first boot has given the Node. Like saveForgotten
 // it changes what is there now: a reset may have written since it was read last.
-func saveLabels(e *Env, site *configs.Site) error {
+func saveLabels(e *machine.Env, site *configs.Site) error {
 	j, ok := readJoinedAs(e)
 	if !ok {
 		return nil
@@ -154,7 +155,7 @@ func saveLabels(e *Env, site *configs.Site) error {
 }
 
 // saveForgotten keeps that the token of the join is forgotten.
-func saveForgotten(e *Env) error {
+func saveForgotten(e *machine.Env) error {
 	j, ok := readJoinedAs(e)
 	if !ok || j.TokenForgotten {
 		return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -19,7 +20,7 @@ import (
 type pkiFile struct {
 	path string
 	data []byte
-	mode Owner
+	mode machine.Owner
 }
 
 // pkiFiles are what a control-plane node keeps of the cluster's keys.
@@ -28,7 +29,7 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	secret, open := Mode(0o600), Mode(0o644)
+	secret, open := machine.Mode(0o600), machine.Mode(0o644)
 	var out []pkiFile
 	for _, ca := range slices.Backward(configs.ClusterCAs()) { // by the first of them a machine is a cluster's
 		out = append(out,
@@ -54,10 +55,10 @@ const (
 
 // pkiFilesFor is pkiFiles, except that a CA on the disk which was issued again stays: a
 // Site may be older, and the clock may be behind.
-func pkiFilesFor(e *Env, k *configs.ClusterKeys) ([]pkiFile, error) {
+func pkiFilesFor(e *machine.Env, k *configs.ClusterKeys) ([]pkiFile, error) {
 	files, err := pkiFiles(k)
 	for i, f := range files {
-		if has := e.contents(f.path); strings.HasSuffix(f.path, ".crt") && api.Supersedes(has, f.data) {
+		if has := e.Contents(f.path); strings.HasSuffix(f.path, ".crt") && api.Supersedes(has, f.data) {
 			files[i].data = has
 		}
 	}
@@ -100,11 +101,11 @@ func keysPhase(active *Active) Phase {
 	keys := site.Credentials.Keys
 	return Phase{
 		Name: "keys", Doc: "the cluster's keys are in place", Timeout: time.Minute,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
 			if err := diskIsOfSite(e, active); err != nil {
 				return Todo, err
 			}
-			if e.exists(etcdFormerCA) {
+			if e.Exists(etcdFormerCA) {
 				e.Note("etcd on this machine uses its CA as it was issued before. To fix: restart the machine, one control-plane node at a time")
 			}
 			if keys == nil {
@@ -117,23 +118,23 @@ func keysPhase(active *Active) Phase {
 			if err != nil {
 				return Todo, err
 			}
-			if slices.ContainsFunc(files, func(f pkiFile) bool { return string(e.contents(f.path)) != string(f.data) }) {
+			if slices.ContainsFunc(files, func(f pkiFile) bool { return string(e.Contents(f.path)) != string(f.data) }) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
-		Run: func(_ context.Context, e *Env) error {
+		Run: func(_ context.Context, e *machine.Env) error {
 			files, err := pkiFilesFor(e, keys)
 			if err != nil {
 				return err
 			}
-			if ca := e.contents(etcdCA); decided(e) && ca != nil && slices.ContainsFunc(files, func(f pkiFile) bool { return f.path == etcdCA && string(f.data) != string(ca) }) {
-				if err := e.WriteFile(etcdFormerCA, nil, Mode(0o600)); err != nil {
+			if ca := e.Contents(etcdCA); decided(e) && ca != nil && slices.ContainsFunc(files, func(f pkiFile) bool { return f.path == etcdCA && string(f.data) != string(ca) }) {
+				if err := e.WriteFile(etcdFormerCA, nil, machine.Mode(0o600)); err != nil {
 					return fmt.Errorf("noting that etcd runs with a former CA: %w", err)
 				}
 			}
 			for _, f := range files {
-				if _, err := e.write(f.path, f.data, f.mode); err != nil {
+				if _, err := e.Write(f.path, f.data, f.mode); err != nil {
 					return fmt.Errorf("putting the cluster's keys in place: %w", err)
 				}
 			}
@@ -144,12 +145,12 @@ func keysPhase(active *Active) Phase {
 
 // diskIsOfSite makes sure that what the disk has of a cluster is of the site's,
 // and this machine's.
-func diskIsOfSite(e *Env, active *Active) error {
+func diskIsOfSite(e *machine.Env, active *Active) error {
 	fix := rewriting(e, "a control-plane node does not move: correct the Site, or write the image to the machine's disk again")
 	if c := active.Site.ControlPlane; c != nil && c.ContinueFrom == active.Node {
 		fix = "a control-plane node does not move: correct the Site, and keep the disk, since the Site says to continue from this machine"
 	}
-	if ca := e.contents(ondisk.KubeCA); len(caPins(ca)) > 0 && !anyPinned(ca, active.Site.CAPins()) {
+	if ca := e.Contents(ondisk.KubeCA); len(caPins(ca)) > 0 && !anyPinned(ca, active.Site.CAPins()) {
 		return Permanent(errors.New("this machine has the CA of another cluster than the Site's"), fix)
 	}
 	if cert, err := enrolment(e); err == nil || outOfTime(err) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -28,7 +29,7 @@ var shortLived = []string{"GOGC=off", "GOMEMLIMIT=128MiB"}
 // kubeadm runs kubeadm with args: join, phases of init, and reset alike. It gets
 // the proxy of the site, if there is a site. Its output goes to the log at level;
 // the lines that matter are in the error.
-func kubeadm(ctx context.Context, e *Env, site *configs.Site, level slog.Level, args ...string) error {
+func kubeadm(ctx context.Context, e *machine.Env, site *configs.Site, level slog.Level, args ...string) error {
 	env := append(slices.Clone(shortLived), kubeadmPath)
 	switch {
 	case site == nil:
@@ -37,9 +38,9 @@ func kubeadm(ctx context.Context, e *Env, site *configs.Site, level slog.Level, 
 	default:
 		env = append(env, node.ProxyEnv(site)...)
 	}
-	out := &tail{log: func(line string) { e.Log.Log(ctx, level, "kubeadm: "+line) }}
-	if err := e.Run(ctx, Cmd{Args: append([]string{"kubeadm"}, args...), Env: env, Output: out}); err != nil {
-		if said := out.last(); said != "" {
+	out := &machine.Tail{Log: func(line string) { e.Log.Log(ctx, level, "kubeadm: "+line) }}
+	if err := e.Run(ctx, machine.Cmd{Args: append([]string{"kubeadm"}, args...), Env: env, Output: out}); err != nil {
+		if said := out.Last(); said != "" {
 			err = fmt.Errorf("%w: %s", err, said)
 		}
 		return err
@@ -50,7 +51,7 @@ func kubeadm(ctx context.Context, e *Env, site *configs.Site, level slog.Level, 
 // kubeadmJoin runs `kubeadm join` with the discovery file, as s says, which is
 // the active site with more arguments for kubelet; ignore are checks of its
 // that fail since firstboot was there before.
-func kubeadmJoin(ctx context.Context, e *Env, active *Active, s configs.Site, ignore ...string) error {
+func kubeadmJoin(ctx context.Context, e *machine.Env, active *Active, s configs.Site, ignore ...string) error {
 	// The discovery file carries the token itself: only so kubeadm keeps the
 	// file's tls-server-name. We have written the CA that kubeadm would.
 	s.Credentials = configs.Credentials{}
@@ -61,7 +62,7 @@ func kubeadmJoin(ctx context.Context, e *Env, active *Active, s configs.Site, ig
 	if err != nil {
 		return err
 	}
-	if err := e.WriteFile(joinFile, conf, Mode(0o600)); err != nil {
+	if err := e.WriteFile(joinFile, conf, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("writing kubeadm's configuration: %w", err)
 	}
 	if err := e.Symlink(bootstrapRun, bootstrapConf); err != nil {
@@ -82,14 +83,14 @@ const initFile = ondisk.RunDir + "/kubeadm-init.yaml"
 
 // kubeadmInit runs phases of `kubeadm init` with the site's documents; nothing
 // in l is for one of them alone.
-func kubeadmInit(ctx context.Context, e *Env, active *Active, l configs.KubeadmLocal, phases ...[]string) error {
+func kubeadmInit(ctx context.Context, e *machine.Env, active *Active, l configs.KubeadmLocal, phases ...[]string) error {
 	board := node.LocalKubeadm(active.Image, active.Site)
 	l.EtcdTag, l.DNSTag = board.EtcdTag, board.DNSTag
 	docs, err := active.Site.KubeadmDocuments(l)
 	if err != nil {
 		return err
 	}
-	if err := e.WriteFile(initFile, docs, Mode(0o600)); err != nil {
+	if err := e.WriteFile(initFile, docs, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("writing kubeadm's configuration: %w", err)
 	}
 	for _, phase := range phases {
@@ -104,7 +105,7 @@ func kubeadmInit(ctx context.Context, e *Env, active *Active, l configs.KubeadmL
 
 // kubeadmReset takes back what kubeadm did. What it prints is for who ran it by
 // hand: what to clean up, which first boot does.
-func kubeadmReset(ctx context.Context, e *Env, active *Active) error {
+func kubeadmReset(ctx context.Context, e *machine.Env, active *Active) error {
 	args := []string{"reset", "--force", "--cri-socket"}
 	if active == nil {
 		return kubeadm(ctx, e, nil, slog.LevelDebug, append(args, ondisk.CRISocket)...)
@@ -134,10 +135,10 @@ func judgeJoin(name string, err error) error {
 // the next try finds what the first one found. (kubeadm reset would do more:
 // it empties /etc/kubernetes/manifests, where an image may have put pods.) Files in keep
 // stay.
-func undoJoin(ctx context.Context, e *Env, keep ...string) error {
+func undoJoin(ctx context.Context, e *machine.Env, keep ...string) error {
 	left := false
 	for _, f := range joinFiles {
-		left = left || e.exists(f)
+		left = left || e.Exists(f)
 	}
 	if left {
 		if err := e.Unit(ctx, "stop", ondisk.UnitKubelet); err != nil {

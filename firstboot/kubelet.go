@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -44,18 +45,18 @@ var nodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)
 const kubeletRestart = ondisk.RunDir + "/restart-kubelet"
 
 // writing is a change of a file.
-func writing(path string, b []byte, mode fs.FileMode) func(*Env) error {
-	return func(e *Env) error {
-		_, err := e.write(path, b, Mode(mode))
+func writing(path string, b []byte, mode fs.FileMode) func(*machine.Env) error {
+	return func(e *machine.Env) error {
+		_, err := e.Write(path, b, machine.Mode(mode))
 		return err
 	}
 }
 
 // restartFor carries out changes of what kubelet reads when it starts, and
 // restarts it. A kill in between must not lose the restart.
-func restartFor(ctx context.Context, e *Env, doing string, changes ...func(*Env) error) error {
-	mark := func(e *Env) error { return e.WriteFile(kubeletRestart, nil, Mode(0o600)) }
-	for _, change := range append([]func(*Env) error{mark}, changes...) {
+func restartFor(ctx context.Context, e *machine.Env, doing string, changes ...func(*machine.Env) error) error {
+	mark := func(e *machine.Env) error { return e.WriteFile(kubeletRestart, nil, machine.Mode(0o600)) }
+	for _, change := range append([]func(*machine.Env) error{mark}, changes...) {
 		if err := change(e); err != nil {
 			return fmt.Errorf("%s: %w", doing, err)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -57,7 +58,7 @@ func argsPhase(active *Active) Phase {
 	site := active.Site
 	return Phase{
 		Name: "kubelet-args", Doc: "kubelet has the Site's arguments", Timeout: 3*argsPatience + 3*time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			j, ok := readJoinedAs(e)
 			if !ok {
 				return Done, nil // a node that joined before this was noted
@@ -77,7 +78,7 @@ func argsPhase(active *Active) Phase {
 			}
 			return Todo, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			j, _ := readJoinedAs(e)
 			return changeArgs(ctx, e, j, wantedArgs(ctx, e, active, j))
 		},
@@ -85,7 +86,7 @@ func argsPhase(active *Active) Phase {
 }
 
 // wantedArgs are the site's, and what follows from its other fields.
-func wantedArgs(ctx context.Context, e *Env, active *Active, j joinedAs) map[string]string {
+func wantedArgs(ctx context.Context, e *machine.Env, active *Active, j joinedAs) map[string]string {
 	site := active.Site
 	want := union(site.KubeletExtraArgs, nil)
 	if _, given := want["config-dir"]; !given && site.IPVS.Profile == "metered" && active.Image.Kubernetes != "" &&
@@ -99,13 +100,13 @@ func wantedArgs(ctx context.Context, e *Env, active *Active, j joinedAs) map[str
 }
 
 // lacksConfDir reports whether the directory that kubelet is to read is not there.
-func lacksConfDir(e *Env, want map[string]string) bool {
-	return want["config-dir"] == kubeletConfDir && string(e.contents(meteredConfFile)) != meteredConf
+func lacksConfDir(e *machine.Env, want map[string]string) bool {
+	return want["config-dir"] == kubeletConfDir && string(e.Contents(meteredConfFile)) != meteredConf
 }
 
 // twoAddresses is --node-ip for a node of two families in a cluster of two;
 // "": kubelet finds one by itself, or the site names them.
-func twoAddresses(ctx context.Context, e *Env, site *configs.Site, j joinedAs) string {
+func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j joinedAs) string {
 	if _, given := site.KubeletExtraArgs["node-ip"]; given || site.KubeletExtraArgs["cloud-provider"] != "" {
 		return ""
 	}
@@ -126,7 +127,7 @@ func twoAddresses(ctx context.Context, e *Env, site *configs.Site, j joinedAs) s
 
 // dualStack asks the cluster whether its Services have addresses of both
 // families.
-func dualStack(ctx context.Context, e *Env) (bool, error) {
+func dualStack(ctx context.Context, e *machine.Env) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	c, err := nodeClient(e)
@@ -144,8 +145,8 @@ func dualStack(ctx context.Context, e *Env) (bool, error) {
 
 // changeArgs restarts kubelet with the wanted arguments, and with the former
 // ones where it does not come up with these.
-func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string) error {
-	flags, err := e.read(kubeadmFlags)
+func changeArgs(ctx context.Context, e *machine.Env, j joinedAs, want map[string]string) error {
+	flags, err := e.Read(kubeadmFlags)
 	if err != nil {
 		return fmt.Errorf("giving kubelet the Site's arguments: %w", err)
 	}
@@ -155,7 +156,7 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 		return nil // what the cluster says has changed since the check
 	}
 	if conf { // before kubelet looks for it
-		if err := e.WriteFile(meteredConfFile, []byte(meteredConf), Mode(0o644)); err != nil {
+		if err := e.WriteFile(meteredConfFile, []byte(meteredConf), machine.Mode(0o644)); err != nil {
 			return fmt.Errorf("giving kubelet the Site's settings: %w", err)
 		}
 	}
@@ -200,7 +201,7 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 	if err != nil {
 		return fmt.Errorf("noting kubelet's arguments: %w", err)
 	}
-	if err := e.WriteFile(refusedArgs, b, Mode(0o600)); err != nil {
+	if err := e.WriteFile(refusedArgs, b, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("noting kubelet's arguments: %w", err)
 	}
 	j.TryingArgs = nil
@@ -210,7 +211,7 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 	return awaitKubelet(ctx, e)
 }
 
-func restartWith(ctx context.Context, e *Env, flags []byte) error {
+func restartWith(ctx context.Context, e *machine.Env, flags []byte) error {
 	return restartFor(ctx, e, "giving kubelet the Site's arguments", writing(kubeadmFlags, flags, 0o644))
 }
 
@@ -247,21 +248,21 @@ func changedArgs(before, after map[string]string) string {
 	return strings.Join(out, ", ")
 }
 
-func argsRefused(e *Env, want map[string]string) bool {
+func argsRefused(e *machine.Env, want map[string]string) bool {
 	var refused map[string]string
-	b := e.contents(refusedArgs)
+	b := e.Contents(refusedArgs)
 	return b != nil && json.Unmarshal(b, &refused) == nil && maps.Equal(refused, want)
 }
 
-func remarkRefusedArgs(e *Env, have, want map[string]string) {
+func remarkRefusedArgs(e *machine.Env, have, want map[string]string) {
 	e.Note("kubeletExtraArgs of the Site are not in place (%s): kubelet did not come up with them, and runs with the former ones. To fix: correct them in site.yaml; `journalctl -u kubelet` on the machine has kubelet's words",
 		changedArgs(have, want))
 }
 
 // awaitKubelet waits until kubelet says that it is well, and has said so for a
 // while.
-func awaitKubelet(ctx context.Context, e *Env) error {
-	err := e.retryFor(ctx, argsPatience, 2*time.Second, func() error { return kubeletWell(ctx, e) })
+func awaitKubelet(ctx context.Context, e *machine.Env) error {
+	err := e.RetryFor(ctx, argsPatience, 2*time.Second, func() error { return kubeletWell(ctx, e) })
 	if err != nil {
 		return Advise(fmt.Errorf("kubelet does not come up: %w", err), "see `journalctl -u kubelet` on the machine")
 	}
@@ -269,7 +270,7 @@ func awaitKubelet(ctx context.Context, e *Env) error {
 }
 
 // kubeletWell asks kubelet itself, as kubeadm does.
-func kubeletWell(ctx context.Context, e *Env) error {
+func kubeletWell(ctx context.Context, e *machine.Env) error {
 	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 		return errors.Join(fmt.Errorf("its unit is %s", state), err)
 	}
@@ -277,7 +278,7 @@ func kubeletWell(ctx context.Context, e *Env) error {
 		Address string `yaml:"healthzBindAddress"`
 		Port    *int   `yaml:"healthzPort"`
 	}
-	if err := yamltree.Unmarshal(e.contents(ondisk.KubeletConfig), &conf); err != nil {
+	if err := yamltree.Unmarshal(e.Contents(ondisk.KubeletConfig), &conf); err != nil {
 		return fmt.Errorf("reading %s: %w", ondisk.KubeletConfig, err)
 	}
 	port := 10248
@@ -297,7 +298,7 @@ func kubeletWell(ctx context.Context, e *Env) error {
 	if a, err := netip.ParseAddr(host); err == nil && a.IsUnspecified() {
 		host = "127.0.0.1"
 	}
-	body, code, err := localGet(ctx, e, net.JoinHostPort(host, strconv.Itoa(port)), "/healthz")
+	body, code, err := machine.LocalGet(ctx, e, net.JoinHostPort(host, strconv.Itoa(port)), "/healthz")
 	if err == nil && code != 200 {
 		err = fmt.Errorf("it says: %s", body)
 	}

@@ -4,12 +4,13 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
 // hubLabels is a change that makes the Node's labels of OpenYurt's what they
 // are now.
-func hubLabels(ctx context.Context, e *Env, name string) (map[string]any, error) {
+func hubLabels(ctx context.Context, e *machine.Env, name string) (map[string]any, error) {
 	n, err := readNode(ctx, e, name)
 	if err != nil {
 		return nil, err
@@ -41,7 +42,7 @@ func noLabels() map[string]any {
 }
 
 // checkLabels looks whether the Node's labels of OpenYurt's are those; nil: none.
-func checkLabels(ctx context.Context, e *Env, name string, want map[string]string) (Verdict, error) {
+func checkLabels(ctx context.Context, e *machine.Env, name string, want map[string]string) (Verdict, error) {
 	n, err := readNode(ctx, e, name)
 	if err != nil {
 		return Todo, err
@@ -54,7 +55,7 @@ func checkLabels(ctx context.Context, e *Env, name string, want map[string]strin
 	return Done, nil
 }
 
-func patchLabels(ctx context.Context, e *Env, name string, labels map[string]any) error {
+func patchLabels(ctx context.Context, e *machine.Env, name string, labels map[string]any) error {
 	c, err := nodeClient(e)
 	if err != nil {
 		return err

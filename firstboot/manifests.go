@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -39,13 +40,13 @@ func manifestsPhase(active *Active) Phase {
 	site := active.Site
 	return Phase{
 		Name: "manifests", Doc: "the Cluster's manifests are applied", Timeout: 10 * time.Minute,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			if e.exists(clusterManifests) {
+		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+			if e.Exists(clusterManifests) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			c, err := adminClient(e, site)
 			if err != nil {
 				return err
@@ -68,8 +69,8 @@ func manifestsPhase(active *Active) Phase {
 
 // applyManifests applies all objects, each once, and again and again those with which
 // it did not go well.
-func applyManifests(ctx context.Context, e *Env, c *api.Client, site *configs.Site) error {
-	manifests, err := configs.UnpackManifests(configs.NewSecret(string(e.contents(clusterManifests))))
+func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *configs.Site) error {
+	manifests, err := configs.UnpackManifests(configs.NewSecret(string(e.Contents(clusterManifests))))
 	if err != nil {
 		return Permanent(fmt.Errorf("reading the Cluster's manifests (%s): %w", clusterManifests, err),
 			"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
@@ -80,14 +81,14 @@ func applyManifests(ctx context.Context, e *Env, c *api.Client, site *configs.Si
 	}
 	keys, left, own := markerKeys(all), len(all), map[string]bool{}
 	e.Waiting("%d objects of the Cluster's manifests to be applied", left)
-	err = e.retry(ctx, applyInterval, func() error {
+	err = e.Retry(ctx, applyInterval, func() error {
 		var err error
 		left, err = applyRound(ctx, c, site, all, keys, own)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if err != nil {
-			e.Waiting("%d of %d objects of the Cluster's manifests to be applied: %s", left, len(all), oneLine(err))
+			e.Waiting("%d of %d objects of the Cluster's manifests to be applied: %s", left, len(all), machine.OneLine(err))
 		}
 		return err
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -29,22 +30,22 @@ type memberRecord struct {
 
 // readMember reads the record. One that cannot be read, or is of a later release, still
 // counts as one.
-func readMember(e *Env) (r memberRecord, ok bool) {
-	if !e.exists(memberFile) {
+func readMember(e *machine.Env) (r memberRecord, ok bool) {
+	if !e.Exists(memberFile) {
 		return r, false
 	}
-	if json.Unmarshal(e.contents(memberFile), &r) != nil || r.Version != memberVersion {
+	if json.Unmarshal(e.Contents(memberFile), &r) != nil || r.Version != memberVersion {
 		return memberRecord{}, true
 	}
 	return r, true
 }
 
 // memberToRecord is the record as it should be, nil where it is right.
-func memberToRecord(e *Env) *memberRecord {
+func memberToRecord(e *machine.Env) *memberRecord {
 	have, ok := readMember(e)
 	want := memberRecord{Version: memberVersion, Node: memberName(e), CA: enrolledPins(e)}
 	switch {
-	case e.exists(leavingFile):
+	case e.Exists(leavingFile):
 		// What is left of the former cluster's credentials goes.
 		if ok && have.Node == "" && len(have.CA) == 0 {
 			return nil
@@ -55,14 +56,14 @@ func memberToRecord(e *Env) *memberRecord {
 			return nil
 		}
 		return &want
-	case !ok && e.exists(readyMark): // of a former release, and its credentials are damaged
+	case !ok && e.Exists(readyMark): // of a former release, and its credentials are damaged
 		return &want
 	}
 	return nil
 }
 
 // recordMember records that this machine is a member, if it is one.
-func recordMember(e *Env) error {
+func recordMember(e *machine.Env) error {
 	want := memberToRecord(e)
 	if want == nil {
 		return nil
@@ -70,10 +71,10 @@ func recordMember(e *Env) error {
 	return want.write(e)
 }
 
-func (r memberRecord) write(e *Env) error {
+func (r memberRecord) write(e *machine.Env) error {
 	b, err := json.Marshal(r)
 	if err == nil {
-		_, err = e.write(memberFile, append(b, '\n'), Mode(0o600))
+		_, err = e.Write(memberFile, append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("recording that this machine is a member of a cluster: %w", err)
@@ -85,21 +86,21 @@ func (r memberRecord) write(e *Env) error {
 // certificate expired, its credentials were damaged, or a join that was to replace them
 // failed. A machine whose clock is wrong, which somebody on its network can cause, does
 // not count as a blank one.
-func hasJoined(e *Env) bool {
+func hasJoined(e *machine.Env) bool {
 	_, was := readMember(e)
-	return was || isMember(e) || e.exists(readyMark)
+	return was || isMember(e) || e.Exists(readyMark)
 }
 
 // memberNode is the name under which this machine is enrolled in a cluster, or was; ""
 // where it is unknown.
-func memberNode(e *Env) string {
+func memberNode(e *machine.Env) string {
 	r, _ := readMember(e)
 	return cmp.Or(memberName(e), r.Node)
 }
 
 // memberPins are the pins of the CA of the cluster that this machine is a member of, or
 // was; none where that is unknown.
-func memberPins(e *Env) []string {
+func memberPins(e *machine.Env) []string {
 	if isMember(e) {
 		return enrolledPins(e)
 	}

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -46,8 +47,8 @@ const (
 const pkiDir = ondisk.KubernetesDir + "/pki"
 
 // kubeletKeys are the key pairs that kubelet made while joining.
-func kubeletKeys(e *Env) []string {
-	entries, err := os.ReadDir(e.path(kubeletPKI))
+func kubeletKeys(e *machine.Env) []string {
+	entries, err := os.ReadDir(e.Path(kubeletPKI))
 	if err != nil {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -34,17 +35,17 @@ func parseSigner(text []byte) (crypto.Signer, error) {
 func anyError[T any](key T, err error) (any, error) { return key, err }
 
 // keysInPlace looks at keys whose copy in the slot is gone.
-func keysInPlace(e *Env, site *configs.Site) error {
+func keysInPlace(e *machine.Env, site *configs.Site) error {
 	var errs []error
 	for _, ca := range configs.ClusterCAs() {
 		if _, err := loadPair(e, pkiDir+"/"+ca.Base+".crt", pkiDir+"/"+ca.Base+".key"); err != nil {
 			errs = append(errs, fmt.Errorf("reading the cluster's keys (%s): %w", ca.Base, err))
 		}
 	}
-	if _, err := parseSigner(e.contents(pkiDir + "/sa.key")); err != nil {
+	if _, err := parseSigner(e.Contents(pkiDir + "/sa.key")); err != nil {
 		errs = append(errs, fmt.Errorf("reading the key of the service accounts: %w", err))
 	}
-	if len(errs) == 0 && !anyPinned(e.contents(ondisk.KubeCA), site.CAPins()) {
+	if len(errs) == 0 && !anyPinned(e.Contents(ondisk.KubeCA), site.CAPins()) {
 		errs = append(errs, errors.New("the cluster's CA on this machine is not the Site's"))
 	}
 	return errors.Join(errs...)

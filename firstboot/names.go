@@ -8,6 +8,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -15,14 +16,14 @@ import (
 // endpoint's name. kubelet drops tls-server-name when it writes its kubeconfig,
 // so only then may it begin with the endpoint. An API server that does not
 // answer may come back with a certificate that has not.
-func everyAPIServerIsNamed(ctx context.Context, e *Env, masters []string, ca []byte, endpoint string) bool {
+func everyAPIServerIsNamed(ctx context.Context, e *machine.Env, masters []string, ca []byte, endpoint string) bool {
 	return errors.Join(askNames(ctx, e, masters, ca, endpoint)...) == nil
 }
 
 // askNames asks all API servers at once whether their certificate has one of
 // names.
-func askNames(ctx context.Context, e *Env, masters []string, ca []byte, names ...string) []error {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+func askNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, names ...string) []error {
+	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
@@ -43,11 +44,11 @@ type certNames struct {
 	answers  map[string][]error // by name, one of each API server
 }
 
-func certNamesOf(e *Env, site *configs.Site) *certNames {
-	return &certNames{site.Endpoint, mastersOf(e, site), e.contents(ondisk.KubeCA), map[string][]error{}}
+func certNamesOf(e *machine.Env, site *configs.Site) *certNames {
+	return &certNames{site.Endpoint, mastersOf(e, site), e.Contents(ondisk.KubeCA), map[string][]error{}}
 }
 
-func (c *certNames) ask(ctx context.Context, e *Env, name string) []error {
+func (c *certNames) ask(ctx context.Context, e *machine.Env, name string) []error {
 	if _, known := c.answers[name]; !known {
 		c.answers[name] = askNames(ctx, e, c.masters, c.ca, name)
 	}
@@ -56,7 +57,7 @@ func (c *certNames) ask(ctx context.Context, e *Env, name string) []error {
 
 // named counts the API servers whose certificate has name; the error is what
 // the others said.
-func (c *certNames) named(ctx context.Context, e *Env, name string) (int, error) {
+func (c *certNames) named(ctx context.Context, e *machine.Env, name string) (int, error) {
 	errs := c.ask(ctx, e, name)
 	n := 0
 	for _, err := range errs {
@@ -71,7 +72,7 @@ func (c *certNames) named(ctx context.Context, e *Env, name string) (int, error)
 // endpoint itself, where the API servers that answer have its name in their
 // certificates; otherwise the name that kubeadm puts there, which yurthubs of other
 // nodes have too. Where no name is in all of them it is the one that most have.
-func (c *certNames) shared(ctx context.Context, e *Env) (string, error) {
+func (c *certNames) shared(ctx context.Context, e *machine.Env) (string, error) {
 	endpoint, endpointErr := c.named(ctx, e, c.endpoint)
 	if endpoint == len(c.masters) && endpoint > 0 {
 		return "", nil // no name can be in more of them
@@ -84,7 +85,7 @@ func (c *certNames) shared(ctx context.Context, e *Env) (string, error) {
 		return api.SharedName, nil
 	}
 	err := errors.Join(sharedErr, endpointErr)
-	if everyErrorIs(sharedErr, api.ErrServerName) { // those that do not answer may have a name
+	if machine.EveryErrorIs(sharedErr, api.ErrServerName) { // those that do not answer may have a name
 		return "", Permanent(err, "add "+c.endpoint+" to the API servers' certSANs")
 	}
 	return "", fmt.Errorf("asking the API servers for their certificates' names: %w", sharedErr)
@@ -93,7 +94,7 @@ func (c *certNames) shared(ctx context.Context, e *Env) (string, error) {
 // fit reports whether kubelet may keep name: it is in the certificate of every API
 // server that answers, or no other name is in more of them. The shared name gives way
 // to the endpoint once every API server is known to have that.
-func (c *certNames) fit(ctx context.Context, e *Env, name string) bool {
+func (c *certNames) fit(ctx context.Context, e *machine.Env, name string) bool {
 	if name == api.SharedName && c.endpoint != name {
 		if n, _ := c.named(ctx, e, c.endpoint); n == len(c.masters) && n > 0 {
 			return false
@@ -113,7 +114,7 @@ func (c *certNames) fit(ctx context.Context, e *Env, name string) bool {
 
 // away counts the API servers that answer with a certificate of the CA,
 // whatever its names, and those that do not.
-func (c *certNames) away(ctx context.Context, e *Env, name string) (answer, away int) {
+func (c *certNames) away(ctx context.Context, e *machine.Env, name string) (answer, away int) {
 	for _, err := range c.ask(ctx, e, name) {
 		if err == nil || errors.Is(err, api.ErrServerName) {
 			answer++

@@ -12,14 +12,15 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // reach connects to every API server at once and returns the first that
 // answers, else what each said.
-func reach(ctx context.Context, e *Env, masters []string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+func reach(ctx context.Context, e *machine.Env, masters []string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -29,7 +30,7 @@ func reach(ctx context.Context, e *Env, masters []string) (string, error) {
 		wg.Go(func() {
 			conn, err := e.Dial(ctx, "tcp", m)
 			if err != nil {
-				errs[i] = fmt.Errorf("%s: %w", m, plainNet(err))
+				errs[i] = fmt.Errorf("%s: %w", m, machine.PlainNet(err))
 				return
 			}
 			conn.Close()
@@ -59,7 +60,7 @@ func networkPhase(site *configs.Site) Phase {
 	late := &lateReload{}
 	return Phase{
 		Name: "network", Doc: "an address, and an API server that answers", Timeout: networkTimeout,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			if trialCutOff(e) || late.due(e) {
 				return Todo, nil
 			}
@@ -72,7 +73,7 @@ func networkPhase(site *configs.Site) Phase {
 				// Offline: a member of the cluster waits for nobody. ipvscare may know API
 				// servers all the same, by a name that DNS does not tell any more for
 				// example. That says nothing for new settings of the network.
-				if err == nil && !site.IPVS.Disabled && answers(ctx, e, site.EndpointHostPort()) == nil {
+				if err == nil && !site.IPVS.Disabled && machine.Answers(ctx, e, site.EndpointHostPort()) == nil {
 					return Done, nil
 				}
 				return Unknown, nil
@@ -80,12 +81,12 @@ func networkPhase(site *configs.Site) Phase {
 			if err != nil {
 				return Todo, nil
 			}
-			if !e.hasHosts(nodeOwner, nodeLine(e, src)) || networkIsNew(e) {
+			if !e.HasHosts(nodeOwner, nodeLine(e, src)) || networkIsNew(e) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := late.run(ctx, e); err != nil {
 				return err
 			}
@@ -107,7 +108,7 @@ func networkPhase(site *configs.Site) Phase {
 			if err != nil {
 				return err
 			}
-			return e.setHosts(ctx, nodeOwner, nodeLine(e, src))
+			return e.SetHosts(ctx, nodeOwner, nodeLine(e, src))
 		},
 	}
 }
@@ -116,7 +117,7 @@ func networkPhase(site *configs.Site) Phase {
 // the way to any API server. A machine with two cards may have one address on the way
 // to one API server and another on the way to another: which of them answers first
 // must not tell its address.
-func presentAddr(ctx context.Context, e *Env, site *configs.Site) (netip.Addr, error) {
+func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	present, err := netip.ParseAddr(nodeAddress(e))
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("reading this node's address in /etc/hosts: %w", err)
@@ -140,12 +141,12 @@ func presentAddr(ctx context.Context, e *Env, site *configs.Site) (netip.Addr, e
 
 // firstAddr is the node's address on the way to the first API server, in the order of
 // the list, that answers; where none answers, to the first that there is a way to.
-func firstAddr(ctx context.Context, e *Env, site *configs.Site) (netip.Addr, error) {
+func firstAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	masters := mastersOf(e, site)
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
 	for i, m := range masters {
-		wg.Go(func() { errs[i] = answers(ctx, e, m) })
+		wg.Go(func() { errs[i] = machine.Answers(ctx, e, m) })
 	}
 	wg.Wait()
 	var order []string
@@ -171,7 +172,7 @@ func firstAddr(ctx context.Context, e *Env, site *configs.Site) (netip.Addr, err
 // family of the VIP. An API server known by name may have addresses of both, of
 // which IPVS uses one; the Node must have an address that the API servers see
 // too.
-func nodeAddr(ctx context.Context, e *Env, site *configs.Site, master string) (netip.Addr, error) {
+func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master string) (netip.Addr, error) {
 	ways, err := apiServerAddrs(ctx, e, site, master)
 	if err != nil {
 		return netip.Addr{}, err
@@ -181,19 +182,19 @@ func nodeAddr(ctx context.Context, e *Env, site *configs.Site, master string) (n
 		src, err := e.Source(ctx, way)
 		if err == nil && site.IPVS.Disabled && len(ways) > 1 {
 			// Nothing but the attempt tells which family works.
-			err = answers(ctx, e, way)
+			err = machine.Answers(ctx, e, way)
 		}
 		if err == nil {
 			return src, nil
 		}
-		errs = append(errs, fmt.Errorf("%s: %w", way, plainNet(err)))
+		errs = append(errs, fmt.Errorf("%s: %w", way, machine.PlainNet(err)))
 	}
 	return netip.Addr{}, fmt.Errorf("looking for this node's address on the way to %s: %w", master, errors.Join(errs...))
 }
 
 // apiServerAddrs are an API server's addresses, "host:port", that the VIP can
 // stand for; where there is no IPVS, all.
-func apiServerAddrs(ctx context.Context, e *Env, site *configs.Site, master string) ([]string, error) {
+func apiServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, master string) ([]string, error) {
 	host, port, err := net.SplitHostPort(master)
 	if err != nil {
 		return nil, fmt.Errorf("reading the API server %q: %w", master, err)
@@ -201,7 +202,7 @@ func apiServerAddrs(ctx context.Context, e *Env, site *configs.Site, master stri
 	if _, err := netip.ParseAddr(host); err == nil {
 		return []string{master}, nil
 	}
-	bounded, cancel := context.WithTimeout(ctx, probeTimeout)
+	bounded, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
 	addrs, err := e.Resolve(bounded, host)
 	if err != nil {
@@ -225,8 +226,8 @@ func apiServerAddrs(ctx context.Context, e *Env, site *configs.Site, master stri
 // nodeLine is the node's own line in /etc/hosts. Without it kubeadm and
 // kubelet ask DNS for the node's name, which costs half a minute where no
 // server answers.
-func nodeLine(e *Env, addr netip.Addr) node.HostsEntry {
-	return node.HostsEntry{IP: addr.String(), Names: []string{e.text("/etc/hostname")}}
+func nodeLine(e *machine.Env, addr netip.Addr) node.HostsEntry {
+	return node.HostsEntry{IP: addr.String(), Names: []string{e.Text("/etc/hostname")}}
 }
 
 // networkTime is how long a network may take to come up: DHCP, spanning tree,
@@ -239,7 +240,7 @@ const networkTimeout = 6 * time.Minute
 // useNetwork waits until the network settings in place reach what they are for, and
 // keeps them then. Where they do not, the former ones are tried; former says that
 // they are back.
-func useNetwork(ctx context.Context, e *Env, u uplink, patience time.Duration) (found reached, former bool, err error) {
+func useNetwork(ctx context.Context, e *machine.Env, u uplink, patience time.Duration) (found reached, former bool, err error) {
 	if trialCutOff(e) {
 		if err := takeBack(ctx, e); err != nil {
 			return reached{}, false, err
@@ -256,10 +257,10 @@ func useNetwork(ctx context.Context, e *Env, u uplink, patience time.Duration) (
 	return found, former, err
 }
 
-func waitForAPIServer(ctx context.Context, e *Env, masters []string, patience time.Duration) (string, error) {
+func waitForAPIServer(ctx context.Context, e *machine.Env, masters []string, patience time.Duration) (string, error) {
 	found := ""
-	err := e.retryFor(ctx, patience, 2*time.Second, func() (err error) {
-		if hasRoute(ctx, e, masters) == nil {
+	err := e.RetryFor(ctx, patience, 2*time.Second, func() (err error) {
+		if machine.HasRoute(ctx, e, masters) == nil {
 			e.Waiting("an API server to answer (%s)", strings.Join(masters, ", "))
 		} else {
 			e.Waiting("an address and a route to an API server")
@@ -288,7 +289,7 @@ func ownHostPort(site *configs.Site) string {
 // API server now: kubelet and ipvscare run, and a network of the site leads
 // towards the API servers. A system whose network driver is missing has that
 // no more than one without a cable; neither is proof enough.
-func offlineHealthy(ctx context.Context, e *Env, site *configs.Site) error {
+func offlineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	var errs []error
 	units := []string{ondisk.UnitKubelet}
 	if !site.IPVS.Disabled {
@@ -299,13 +300,13 @@ func offlineHealthy(ctx context.Context, e *Env, site *configs.Site) error {
 			errs = append(errs, errors.Join(fmt.Errorf("%s is %s", u, state), err))
 		}
 	}
-	return errors.Join(append(errs, hasRoute(ctx, e, mastersOf(e, site)))...)
+	return errors.Join(append(errs, machine.HasRoute(ctx, e, mastersOf(e, site)))...)
 }
 
 // nodeAddress is what the network phase wrote: it holds offline too.
-func nodeAddress(e *Env) string {
+func nodeAddress(e *machine.Env) string {
 	inside := false
-	for line := range strings.Lines(string(e.contents("/etc/hosts"))) {
+	for line := range strings.Lines(string(e.Contents("/etc/hosts"))) {
 		line = strings.TrimSpace(line)
 		switch {
 		case line == "# BEGIN "+nodeOwner:

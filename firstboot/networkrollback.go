@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/beneath"
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // The network settings that last reached an API server, or on a control-plane node
@@ -40,7 +41,7 @@ func (f netFile) equal(g netFile) bool {
 }
 
 // networkFiles are the settings now in place.
-func networkFiles(e *Env) (map[string]netFile, error) {
+func networkFiles(e *machine.Env) (map[string]netFile, error) {
 	out, err := wpaLinks(e)
 	if err != nil {
 		return nil, err
@@ -63,8 +64,8 @@ const (
 // collectSettings collects files and links in dir and in directories below it. A Site
 // may give such a directory to a user, so no link is followed, and what is not a file
 // of a sensible size is left alone.
-func collectSettings(e *Env, dir string, depth int, out map[string]netFile) error {
-	entries, err := os.ReadDir(e.path(dir))
+func collectSettings(e *machine.Env, dir string, depth int, out map[string]netFile) error {
+	entries, err := os.ReadDir(e.Path(dir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -98,8 +99,8 @@ func collectSettings(e *Env, dir string, depth int, out map[string]netFile) erro
 }
 
 // wpaLinks are the links by which a boot starts wpa_supplicant.
-func wpaLinks(e *Env) (map[string]netFile, error) {
-	paths, err := filepath.Glob(e.path("/etc/systemd/system/*.wants/wpa_supplicant@*.service"))
+func wpaLinks(e *machine.Env) (map[string]netFile, error) {
+	paths, err := filepath.Glob(e.Path("/etc/systemd/system/*.wants/wpa_supplicant@*.service"))
 	if err != nil {
 		return nil, fmt.Errorf("looking for the units of the Wi-Fi: %w", err)
 	}
@@ -125,8 +126,8 @@ func digestOf(files map[string]netFile) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-func goodFiles(e *Env) (map[string]netFile, bool) {
-	b, err := e.read(goodNetwork + "/good.json")
+func goodFiles(e *machine.Env) (map[string]netFile, bool) {
+	b, err := e.Read(goodNetwork + "/good.json")
 	if err != nil {
 		return nil, false
 	}
@@ -140,9 +141,9 @@ func goodFiles(e *Env) (map[string]netFile, bool) {
 // networkIsNew reports whether the settings in place have not reached anybody
 // yet. Settings that were given up do not count as new, nor do those that networkd has
 // not read: with the ones that it uses, nothing is found out about them.
-func networkIsNew(e *Env) bool {
+func networkIsNew(e *machine.Env) bool {
 	now, err := networkFiles(e)
-	if err != nil || e.exists(unloadedNetwork) {
+	if err != nil || e.Exists(unloadedNetwork) {
 		return false
 	}
 	good, ok := goodFiles(e)
@@ -150,14 +151,14 @@ func networkIsNew(e *Env) bool {
 }
 
 // keepNetwork remembers the settings in place as good.
-func keepNetwork(e *Env) error {
+func keepNetwork(e *machine.Env) error {
 	now, err := networkFiles(e)
 	if err != nil {
 		return err
 	}
 	b, err := json.Marshal(now)
 	if err == nil {
-		_, err = e.write(goodNetwork+"/good.json", b, Mode(0o600))
+		_, err = e.Write(goodNetwork+"/good.json", b, machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("keeping the network settings that work: %w", err)
@@ -194,8 +195,8 @@ const trialFile = goodNetwork + "/trial.json"
 // are used up only a boot brings one more.
 var trialPauses = [...]time.Duration{0, 10 * time.Minute, time.Hour}
 
-func readTrial(e *Env) (*trial, bool) {
-	b, err := e.read(trialFile)
+func readTrial(e *machine.Env) (*trial, bool) {
+	b, err := e.Read(trialFile)
 	if err != nil {
 		return &trial{}, false
 	}
@@ -206,10 +207,10 @@ func readTrial(e *Env) (*trial, bool) {
 	return t, true
 }
 
-func (t *trial) write(e *Env) error {
+func (t *trial) write(e *machine.Env) error {
 	b, err := json.Marshal(t)
 	if err == nil {
-		_, err = e.write(trialFile, b, Mode(0o600))
+		_, err = e.Write(trialFile, b, machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("recording the trial of the former network settings: %w", err)
@@ -218,12 +219,12 @@ func (t *trial) write(e *Env) error {
 }
 
 // mayTry reports whether there are former settings, and it is time to try them.
-func mayTry(e *Env) bool {
+func mayTry(e *machine.Env) bool {
 	if _, ok := goodFiles(e); !ok || !networkIsNew(e) {
 		return false
 	}
 	t, ok := readTrial(e)
-	if !ok || t.Boot != bootID(e) {
+	if !ok || t.Boot != machine.BootID(e) {
 		return true
 	}
 	if t.Count >= len(trialPauses) {
@@ -238,7 +239,7 @@ func mayTry(e *Env) bool {
 // the network may have come up meanwhile, after a power cut of the whole building for
 // example. It returns how far the settings lead that are in place in the end, and
 // whether they are the former ones.
-func rollBack(ctx context.Context, e *Env, u uplink, with reached) (reached, bool, error) {
+func rollBack(ctx context.Context, e *machine.Env, u uplink, with reached) (reached, bool, error) {
 	good, ok := goodFiles(e)
 	if !ok || !mayTry(e) {
 		return with, false, nil
@@ -248,7 +249,7 @@ func rollBack(ctx context.Context, e *Env, u uplink, with reached) (reached, boo
 		return with, false, err
 	}
 	t, _ := readTrial(e)
-	t.State, t.New, t.Count, t.Boot, t.At = onTrial, now, t.Count+1, bootID(e), e.Now().Unix()
+	t.State, t.New, t.Count, t.Boot, t.At = onTrial, now, t.Count+1, machine.BootID(e), e.Now().Unix()
 	if err := t.write(e); err != nil {
 		return with, false, err
 	}
@@ -281,13 +282,13 @@ func rollBack(ctx context.Context, e *Env, u uplink, with reached) (reached, boo
 }
 
 // trialCutOff reports whether the power went while former settings were on trial.
-func trialCutOff(e *Env) bool {
+func trialCutOff(e *machine.Env) bool {
 	t, ok := readTrial(e)
 	return ok && t.State == onTrial
 }
 
 // takeBack puts the site's settings in place of those on trial.
-func takeBack(ctx context.Context, e *Env) error {
+func takeBack(ctx context.Context, e *machine.Env) error {
 	t, ok := readTrial(e)
 	if !ok {
 		return nil
@@ -305,7 +306,7 @@ func takeBack(ctx context.Context, e *Env) error {
 // endTrial makes the settings those of the site before another one is applied:
 // what the former ones left would stay forever. applied: this root has the settings of a
 // Site.
-func endTrial(ctx context.Context, e *Env, applied bool) error {
+func endTrial(ctx context.Context, e *machine.Env, applied bool) error {
 	t, ok := readTrial(e)
 	if !ok {
 		return nil
@@ -327,7 +328,7 @@ func endTrial(ctx context.Context, e *Env, applied bool) error {
 	return forgetTrial(e)
 }
 
-func forgetTrial(e *Env) error {
+func forgetTrial(e *machine.Env) error {
 	if err := e.Remove(trialFile); err != nil {
 		return fmt.Errorf("forgetting the trial of the former network settings: %w", err)
 	}
@@ -337,7 +338,7 @@ func forgetTrial(e *Env) error {
 // setNetwork makes files the network settings, and no others. A daemon has loaded those
 // before, or what an earlier run that was killed had written: each daemon that a
 // difference concerns loads its settings again, also where its file is removed.
-func setNetwork(ctx context.Context, e *Env, before, files map[string]netFile) error {
+func setNetwork(ctx context.Context, e *machine.Env, before, files map[string]netFile) error {
 	now, err := networkFiles(e)
 	if err != nil {
 		return err
@@ -370,7 +371,7 @@ func setNetwork(ctx context.Context, e *Env, before, files map[string]netFile) e
 		f := files[p]
 		switch {
 		case f.Link == "":
-			_, err = e.write(p, f.Data, Owner{Mode: f.Mode, UID: f.UID, GID: f.GID})
+			_, err = e.Write(p, f.Data, machine.Owner{Mode: f.Mode, UID: f.UID, GID: f.GID})
 		case !has(now, p, f):
 			err = e.Symlink(f.Link, p)
 		}
@@ -397,7 +398,7 @@ const wpaPatience = 30 * time.Second
 
 // loadNetwork has the daemons load the settings at these paths. Wi-Fi that does not
 // start must not keep the rest from being tried.
-func loadNetwork(ctx context.Context, e *Env, paths []string) error {
+func loadNetwork(ctx context.Context, e *machine.Env, paths []string) error {
 	links, err := wpaLinks(e)
 	if err != nil {
 		return err
@@ -414,7 +415,7 @@ func loadNetwork(ctx context.Context, e *Env, paths []string) error {
 				verb = "restart"
 			}
 		}
-		if err := e.boundedUnit(ctx, wpaPatience, verb, u); err != nil {
+		if err := e.BoundedUnit(ctx, wpaPatience, verb, u); err != nil {
 			e.Log.Warn("loading the Wi-Fi settings", "unit", u, "verb", verb, "error", err)
 		}
 	}
@@ -424,7 +425,7 @@ func loadNetwork(ctx context.Context, e *Env, paths []string) error {
 		errs = append(errs, fmt.Errorf("loading the network settings: %w", err))
 	}
 	if slices.ContainsFunc(paths, func(p string) bool { return strings.HasPrefix(p, "/etc/systemd/resolved.conf.d/") }) {
-		if err := e.boundedUnit(ctx, jobPatience, "restart", "systemd-resolved.service"); err != nil {
+		if err := e.BoundedUnit(ctx, machine.JobPatience, "restart", "systemd-resolved.service"); err != nil {
 			errs = append(errs, fmt.Errorf("loading the DNS settings: %w", err))
 		}
 	}

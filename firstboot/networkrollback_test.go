@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 	"github.com/edgebake/edgebake/test/desk"
@@ -506,7 +507,7 @@ func TestPresentAddressInTime(t *testing.T) {
 		site.Masters = append(site.Masters, fmt.Sprintf("m%d.example:6443", i))
 	}
 	synctest.Test(t, func(t *testing.T) {
-		e := &Env{Root: root, Network: Network{
+		e := &machine.Env{Root: root, Network: machine.Network{
 			Resolve: func(_ context.Context, host string) ([]netip.Addr, error) {
 				n := host[1:2]
 				return []netip.Addr{netip.MustParseAddr("2001:db8::" + n), netip.MustParseAddr("192.0.2.1" + n)}, nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -15,7 +16,7 @@ import (
 var errUnread = errors.New("its Node cannot be read")
 
 // readNode asks the API server as kubelet.conf says, past yurthub.
-func readNode(ctx context.Context, e *Env, name string) (*api.Node, error) {
+func readNode(ctx context.Context, e *machine.Env, name string) (*api.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	c, err := nodeClient(e)
@@ -31,7 +32,7 @@ func readNode(ctx context.Context, e *Env, name string) (*api.Node, error) {
 
 // readyNow looks whether the cluster sees the node Ready, by the word of the
 // kubelet that runs.
-func readyNow(ctx context.Context, e *Env, n *api.Node) error {
+func readyNow(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if ready, why := n.Ready(); !ready {
 		return fmt.Errorf("node %s is not Ready: %s", n.Metadata.Name, why)
 	}
@@ -40,7 +41,7 @@ func readyNow(ctx context.Context, e *Env, n *api.Node) error {
 
 // ownNode is this machine's Node as the cluster has it, and the client that
 // asked for it.
-func ownNode(ctx context.Context, e *Env, name string) (*api.Client, *api.Node, error) {
+func ownNode(ctx context.Context, e *machine.Env, name string) (*api.Client, *api.Node, error) {
 	c, err := nodeClient(e)
 	if err != nil {
 		return nil, nil, err
@@ -57,7 +58,7 @@ var errNoNode = errors.New("the cluster has no Node")
 // reported makes sure that kubelet runs, and that what the cluster shows is
 // what kubelet has said since it was started: for the better part of a minute
 // a Node looks as Ready as it was before.
-func reported(ctx context.Context, e *Env, n *api.Node) error {
+func reported(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 		return Advise(errors.Join(fmt.Errorf("kubelet is %s", state), err), "see `journalctl -u kubelet` on the machine")
 	}
@@ -67,7 +68,7 @@ func reported(ctx context.Context, e *Env, n *api.Node) error {
 	}
 	// A report of this boot may be dated by a clock that was set since.
 	earliest := since.Now
-	if id := bootID(e); id != "" && n.Status.NodeInfo.BootID == id {
+	if id := machine.BootID(e); id != "" && n.Status.NodeInfo.BootID == id {
 		earliest = since.Earlier()
 	}
 	if n.Heartbeat().Before(earliest.Truncate(time.Second)) {
@@ -94,7 +95,7 @@ type absence struct{ since time.Time }
 // end restarts kubelet once the Node has been missing for registerTime. A machine whose
 // API servers may be of another cluster than it joined leaves kubelet alone: registered
 // there, kubelet would stop the pods that it runs.
-func (a *absence) end(ctx context.Context, e *Env, site *configs.Site) error {
+func (a *absence) end(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	now := e.Now()
 	if a.since.IsZero() {
 		a.since = now

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // TestPendingKeyIsKept: a join that failed while the node's CSR was pending is tried again
@@ -15,7 +16,7 @@ func TestPendingKeyIsKept(t *testing.T) {
 	w.mustBoot()
 	e := w.env()
 	const key = "-----BEGIN EC PRIVATE KEY-----"
-	if err := e.WriteFile(pendingKey, []byte(key), Mode(0o600)); err != nil {
+	if err := e.WriteFile(pendingKey, []byte(key), machine.Mode(0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if err := e.Remove(clientCert); err != nil { // it is not enrolled

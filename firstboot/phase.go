@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs/printable"
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // Phase is one step of first boot, or of what a person asks for: convert,
@@ -18,12 +19,12 @@ type Phase struct {
 	Name, Doc string
 	// Check looks at the machine, never at the state file. Nil: Run is always
 	// carried out, and believed.
-	Check func(context.Context, *Env) (Verdict, error)
+	Check func(context.Context, *machine.Env) (Verdict, error)
 	// Run does what Check found missing; it may be killed anywhere.
-	Run func(context.Context, *Env) error
+	Run func(context.Context, *machine.Env) error
 	// Undo takes back what a failed Run left; nil: nothing needs to be. It is
 	// not called when only a Check failed: the machine may be as it should.
-	Undo func(context.Context, *Env) error
+	Undo func(context.Context, *machine.Env) error
 	// Timeout bounds one attempt of Run.
 	Timeout time.Duration
 	// Final is for what cannot be taken back: it is left alone in a pass in
@@ -76,7 +77,7 @@ type progress struct{ running, checking func() }
 
 // attempt carries out a phase once: look, do, look again. It is the one way in
 // which anything is carried out on a node.
-func (p Phase) attempt(ctx context.Context, e *Env, tell progress) result {
+func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) result {
 	switch v, err := p.check(ctx, e); {
 	case err != nil:
 		return result{err: err}
@@ -110,7 +111,7 @@ func (p Phase) attempt(ctx context.Context, e *Env, tell progress) result {
 	return result{err: errors.New("it succeeded, but its check still fails"), ran: true}
 }
 
-func (p Phase) check(ctx context.Context, e *Env) (Verdict, error) {
+func (p Phase) check(ctx context.Context, e *machine.Env) (Verdict, error) {
 	if p.Check == nil {
 		return Todo, nil
 	}
@@ -120,11 +121,11 @@ func (p Phase) check(ctx context.Context, e *Env) (Verdict, error) {
 }
 
 // run is bounded by the phase's timeout, and says what it waited for then.
-func (p Phase) run(ctx context.Context, e *Env) error {
+func (p Phase) run(ctx context.Context, e *machine.Env) error {
 	bounded, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
 	waitedFor, own := "", *e
-	own.onWaiting(func(what string) {
+	own.OnWaiting(func(what string) {
 		waitedFor = what
 		e.Waiting("%s", what)
 	})
@@ -135,7 +136,7 @@ func (p Phase) run(ctx context.Context, e *Env) error {
 	return err
 }
 
-func (p Phase) undo(ctx context.Context, e *Env) error {
+func (p Phase) undo(ctx context.Context, e *machine.Env) error {
 	if p.Undo == nil {
 		return nil
 	}

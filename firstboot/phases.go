@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -64,10 +65,10 @@ func Phases(active *Active) []Phase {
 func unservedPhase(site *configs.Site) Phase {
 	return Phase{
 		Name: "node-type", Doc: "a node type that first boot can make",
-		Check: func(context.Context, *Env) (Verdict, error) {
+		Check: func(context.Context, *machine.Env) (Verdict, error) {
 			return Todo, Permanent(fmt.Errorf("first boot does not make nodes of type %s", site.NodeType), "choose another nodeType in site.yaml")
 		},
-		Run: func(context.Context, *Env) error { return nil },
+		Run: func(context.Context, *machine.Env) error { return nil },
 	}
 }
 
@@ -76,13 +77,13 @@ func unservedPhase(site *configs.Site) Phase {
 func damagedPhase(err error) Phase {
 	return Phase{
 		Name: "image", Doc: "what the image says of itself can be read",
-		Check: func(context.Context, *Env) (Verdict, error) { return Todo, err },
-		Run:   func(context.Context, *Env) error { return nil },
+		Check: func(context.Context, *machine.Env) (Verdict, error) { return Todo, err },
+		Run:   func(context.Context, *machine.Env) error { return nil },
 	}
 }
 
 // New returns the Runner that a node has.
-func New(e *Env) *Runner {
+func New(e *machine.Env) *Runner {
 	image, err := imageInfo(e)
 	if err != nil {
 		return &Runner{Env: e, Sources: siteSources, First: func() []Phase { return []Phase{damagedPhase(err)} }}
@@ -126,7 +127,7 @@ func nodeOf(active *Active) Node {
 	return Node{
 		Name: active.Node, Type: site.NodeType, MAC: active.MAC, NotTaken: active.NotTaken,
 		Secrets: secretsOf(site), Report: site.Report, Proxy: node.ProxyEnv(site), Spread: site.Spread(),
-		OfflineHealthy: func(ctx context.Context, e *Env) error { return offlineHealthy(ctx, e, site) },
+		OfflineHealthy: func(ctx context.Context, e *machine.Env) error { return offlineHealthy(ctx, e, site) },
 	}
 }
 
@@ -134,10 +135,10 @@ func nodeOf(active *Active) Node {
 func hubNode(active *Active) HubNode {
 	var h HubNode
 	if active.Site.OpenYurt() {
-		h.Missing = func(ctx context.Context, e *Env) error { return nodeMissing(ctx, e, active) }
+		h.Missing = func(ctx context.Context, e *machine.Env) error { return nodeMissing(ctx, e, active) }
 	}
 	if active.Site.OpenYurt() && hubForm(active.Image) == openyurt.FormStaticPod {
-		h.Ready = func(ctx context.Context, e *Env) error { return annotateSocket(ctx, e, active) }
+		h.Ready = func(ctx context.Context, e *machine.Env) error { return annotateSocket(ctx, e, active) }
 	}
 	return h
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/fat"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -102,13 +103,13 @@ func TestAStickOfManyPartitions(t *testing.T) {
 		w.put(disk+name+"/start", fmt.Sprint(4096+i, "\n"))
 		w.put(disk+name+"/uevent", "DEVTYPE=partition\n")
 	}
-	if got := e.removableSlots(); !slices.Equal(got, []string{stickDev}) || probed > maxProbes {
+	if got := e.RemovableSlots(); !slices.Equal(got, []string{stickDev}) || probed > machine.MaxProbes {
 		t.Errorf("%v after %d labels", got, probed)
 	}
 	for i := range 250 {
 		w.put(fmt.Sprintf("%s/sdb%d/uevent", disk, i+2), "PARTNAME=EDGEBAKE\n")
 	}
-	if got := e.removableSlots(); len(got) != maxSticks {
+	if got := e.RemovableSlots(); len(got) != machine.MaxSticks {
 		t.Errorf("%d slots", len(got))
 	}
 }
@@ -262,7 +263,7 @@ func TestCards(t *testing.T) {
 				}
 				w.stamp(dev, w.site(withToken))
 			}
-			if got := slices.Contains(w.env().removableSlots(), dev); got != c.taken {
+			if got := slices.Contains(w.env().RemovableSlots(), dev); got != c.taken {
 				t.Errorf("a stick: %t", got)
 			}
 		})

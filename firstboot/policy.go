@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -106,7 +107,7 @@ type taking struct {
 
 // admitFiles is what this machine, whose active Site is old, takes of a stick. Nothing
 // on the stick is parsed before its signature has been looked at.
-func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot.Contents) (*taking, error) {
+func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string, c *slot.Contents) (*taking, error) {
 	all := &taking{info: c.Info}
 	when, unsigned := checkSignature(e, image, old, c)
 	if unsigned == nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -140,18 +141,18 @@ WantedBy=timers.target
 
 // closePorts puts the rules in the kernel, and what keeps them there. Yurthub
 // does not start before, at this boot and at later ones.
-func closePorts(ctx context.Context, e *Env, p ports) error {
+func closePorts(ctx context.Context, e *machine.Env, p ports) error {
 	files := portFiles(p)
 	wrote := false
 	for _, path := range slices.Sorted(maps.Keys(files)) {
-		did, err := e.write(path, files[path], Mode(0o644))
+		did, err := e.Write(path, files[path], machine.Mode(0o644))
 		if err != nil {
 			return fmt.Errorf("closing the ports of yurthub: %w", err)
 		}
 		wrote = wrote || did
 	}
 	var out strings.Builder
-	if err := e.Run(ctx, Cmd{Args: []string{"nft", "-f", hubNFT}, Output: &out}); err != nil {
+	if err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "-f", hubNFT}, Output: &out}); err != nil {
 		return portsOpen(err, out.String())
 	}
 	steps := [][2]string{{"enable", portsUnit}, {"enable", portsTimer}, {"start", portsTimer}}
@@ -168,18 +169,18 @@ func closePorts(ctx context.Context, e *Env, p ports) error {
 
 // closePodPorts closes the ports of a yurthub that kubelet will run as a static pod. The
 // pod's manifest is on DATA; a root that is new has no rules yet.
-func closePodPorts(ctx context.Context, e *Env, site *configs.Site) error {
-	if !e.exists(openyurt.Manifest) {
+func closePodPorts(ctx context.Context, e *machine.Env, site *configs.Site) error {
+	if !e.Exists(openyurt.Manifest) {
 		return nil
 	}
 	return closePorts(ctx, e, ports{open: site.Yurthub.OpenPort, clients: site.Yurthub.LocalClients, pod: true})
 }
 
 // portsClosed reports whether the rules are in the kernel.
-func portsClosed(ctx context.Context, e *Env) bool {
+func portsClosed(ctx context.Context, e *machine.Env) bool {
 	for _, family := range []string{"inet", "bridge"} {
 		var out strings.Builder
-		err := e.Run(ctx, Cmd{Args: []string{"nft", "list", "table", family, portsTable}, Output: &out})
+		err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "list", "table", family, portsTable}, Output: &out})
 		if err != nil || !strings.Contains(out.String(), "jump pods") || !strings.Contains(out.String(), "drop") || family == "inet" && !strings.Contains(out.String(), "skuid") {
 			return false
 		}
@@ -188,8 +189,8 @@ func portsClosed(ctx context.Context, e *Env) bool {
 }
 
 // openPorts takes the rules away, once yurthub is gone.
-func openPorts(ctx context.Context, e *Env) error {
-	if e.exists(portsKubelet) {
+func openPorts(ctx context.Context, e *machine.Env) error {
+	if e.Exists(portsKubelet) {
 		// First: kubelet must not wait for rules that are gone.
 		if err := e.Remove(portsKubelet); err != nil {
 			return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
@@ -198,16 +199,16 @@ func openPorts(ctx context.Context, e *Env) error {
 			return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
 		}
 	}
-	if e.exists(portsTimerFile) {
+	if e.Exists(portsTimerFile) {
 		for _, step := range [][2]string{{"stop", portsTimer}, {"disable", portsTimer}, {"disable", portsUnit}} {
 			if err := e.Unit(ctx, step[0], step[1]); err != nil {
 				return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
 			}
 		}
 	}
-	if e.exists(hubNFT) {
+	if e.Exists(hubNFT) {
 		for _, family := range []string{"inet", "bridge"} {
-			if err := e.Run(ctx, Cmd{Args: []string{"nft", "delete", "table", family, portsTable}}); err != nil {
+			if err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "delete", "table", family, portsTable}}); err != nil {
 				e.Log.Warn("removing the rules for yurthub's ports", "error", err)
 			}
 		}
@@ -222,9 +223,9 @@ func openPorts(ctx context.Context, e *Env) error {
 
 // portsClosable has nft check the rules, which asks the kernel for what they
 // need and changes nothing.
-func portsClosable(ctx context.Context, e *Env) error {
+func portsClosable(ctx context.Context, e *machine.Env) error {
 	var out strings.Builder
-	err := e.Run(ctx, Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(string(portRules(ports{}))), Output: &out})
+	err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(string(portRules(ports{}))), Output: &out})
 	if err == nil {
 		return nil
 	}
@@ -233,7 +234,7 @@ func portsClosable(ctx context.Context, e *Env) error {
 
 func portsOpen(err error, said string) error {
 	if said = strings.TrimSpace(said); said != "" {
-		err = fmt.Errorf("%w: %s", err, oneLine(errors.New(said)))
+		err = fmt.Errorf("%w: %s", err, machine.OneLine(errors.New(said)))
 	}
 	return Advise(fmt.Errorf("the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed: %w", err),
 		"install nftables 0.9.4 or later; the kernel must be 5.6 or later, with nf_tables for the families inet and bridge, nft_fib_inet and nft_reject_inet")

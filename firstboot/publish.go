@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -40,7 +41,7 @@ func publishPhase(active *Active) Phase {
 	site := active.Site
 	return Phase{
 		Name: "publish", Doc: "the cluster has what nodes join with", Timeout: 10 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			c, err := adminClient(e, site)
 			if err != nil {
 				return Todo, err
@@ -54,7 +55,7 @@ func publishPhase(active *Active) Phase {
 				return Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
 			case site.Credentials.Keys != nil:
 				return Todo, nil
-			case e.exists(readyMark):
+			case e.Exists(readyMark):
 				// It was published before the keys were wiped, and somebody has
 				// deleted it since. What else is there is not to be reset.
 				e.Note("the cluster publishes no cluster-info any more: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
@@ -64,7 +65,7 @@ func publishPhase(active *Active) Phase {
 					"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 			}
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			c, err := adminClient(e, site)
 			if err != nil {
 				return err
@@ -120,7 +121,7 @@ func publishPhase(active *Active) Phase {
 			if err := kept.CreateAll(ctx, objects); err != nil {
 				return err
 			}
-			if e.exists(clusterManifests) {
+			if e.Exists(clusterManifests) {
 				if _, err := madeMarker(ctx, kept, site, applyAll); err != nil {
 					return err
 				}
@@ -136,7 +137,7 @@ func publishPhase(active *Active) Phase {
 // newerInfo is what to change in cluster-info where it has the cluster's CA as it was
 // issued before; nil: nothing. The former signatures go: the cluster signs it anew, and a
 // wrong signature would look like one by another token.
-func newerInfo(ctx context.Context, e *Env, c *api.Client) (map[string]any, error) {
+func newerInfo(ctx context.Context, e *machine.Env, c *api.Client) (map[string]any, error) {
 	var info struct {
 		Data map[string]string `json:"data"`
 	}
@@ -156,7 +157,7 @@ func newerInfo(ctx context.Context, e *Env, c *api.Client) (map[string]any, erro
 	if err != nil {
 		return nil, nil
 	}
-	ca := api.Reissued(published, e.contents(ondisk.KubeCA), e.Now())
+	ca := api.Reissued(published, e.Contents(ondisk.KubeCA), e.Now())
 	if ca == nil {
 		return nil, nil
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -20,9 +21,9 @@ import (
 // HubNode is what an OpenYurt node adds to readyPhase; a func that is nil does nothing.
 type HubNode struct {
 	// Missing returns what keeps a Node out of the cluster; nil: nothing is known.
-	Missing func(context.Context, *Env) error
+	Missing func(context.Context, *machine.Env) error
 	// Ready completes the Node once it is Ready.
-	Ready func(context.Context, *Env) error
+	Ready func(context.Context, *machine.Env) error
 }
 
 // readyPhase sees the node as the cluster sees it.
@@ -49,7 +50,7 @@ type readiness struct {
 }
 
 // look returns nil when all is well, else what is missing.
-func (r *readiness) look(ctx context.Context, e *Env) error {
+func (r *readiness) look(ctx context.Context, e *machine.Env) error {
 	site := r.active.Site
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -76,11 +77,11 @@ func (r *readiness) look(ctx context.Context, e *Env) error {
 	if err := reported(ctx, e, n); err != nil {
 		return err
 	}
-	return r.reporters.judge(e, n, e.exists(readyMark))
+	return r.reporters.judge(e, n, e.Exists(readyMark))
 }
 
 // labels compares the Node's labels with the Site's.
-func (r *readiness) labels(e *Env) error {
+func (r *readiness) labels(e *machine.Env) error {
 	site, n := r.active.Site, r.node
 	missing, left := missingLabels(site, n), leftLabels(r.joined, site, n)
 	r.otherLabels = len(missing)+len(left) > 0
@@ -96,8 +97,8 @@ func (r *readiness) labels(e *Env) error {
 	return nil
 }
 
-func (r *readiness) check(ctx context.Context, e *Env) (Verdict, error) {
-	if !e.exists(readyMark) {
+func (r *readiness) check(ctx context.Context, e *machine.Env) (Verdict, error) {
+	if !e.Exists(readyMark) {
 		return Todo, nil // whatever the cluster says
 	}
 	r.joined, r.noted = readJoinedAs(e)
@@ -123,11 +124,11 @@ func (r *readiness) check(ctx context.Context, e *Env) (Verdict, error) {
 
 // await waits for the node to be Ready, labels it where the cluster lets it, and
 // saves what holds of a node that was Ready.
-func (r *readiness) await(ctx context.Context, e *Env) error {
+func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	var refused, final error
 	labelled, missing := false, absence{}
 	r.joined, r.noted = readJoinedAs(e)
-	err := e.retry(ctx, 2*time.Second, func() error {
+	err := e.Retry(ctx, 2*time.Second, func() error {
 		bad := r.look(ctx, e)
 		if errors.Is(bad, errNoNode) {
 			bad = errors.Join(bad, missing.end(ctx, e, r.active.Site))
@@ -146,7 +147,7 @@ func (r *readiness) await(ctx context.Context, e *Env) error {
 			if refused != nil {
 				bad = fmt.Errorf("%w; the node may not set them: %w", bad, refused)
 			}
-			e.Waiting("the Node to be Ready: %s", oneLine(bad))
+			e.Waiting("the Node to be Ready: %s", machine.OneLine(bad))
 		}
 		return bad
 	})
@@ -167,14 +168,14 @@ func (r *readiness) await(ctx context.Context, e *Env) error {
 	if err := recordMember(e); err != nil {
 		return err
 	}
-	_, err = e.write(readyMark, nil, Mode(0o600))
+	_, err = e.Write(readyMark, nil, machine.Mode(0o600))
 	return err
 }
 
 // labelOwn gives the Node the labels of the site that it lacks, as far as the
 // cluster lets a node do that, and reports whether it has tried: a Node that was
 // there before, of a machine of the same name, keeps what it had.
-func labelOwn(ctx context.Context, e *Env, active *Active, j joinedAs) (tried bool, refused error) {
+func labelOwn(ctx context.Context, e *machine.Env, active *Active, j joinedAs) (tried bool, refused error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	_, n, err := ownNode(ctx, e, active.Node)
@@ -207,13 +208,13 @@ func labelOwn(ctx context.Context, e *Env, active *Active, j joinedAs) (tried bo
 }
 
 // unlabelOwn takes labels from the Node that the site has no more.
-func unlabelOwn(ctx context.Context, e *Env, name string, labels map[string]string) error {
+func unlabelOwn(ctx context.Context, e *machine.Env, name string, labels map[string]string) error {
 	gone := map[string]any{}
 	for k := range labels {
 		gone[k] = nil
 	}
-	flags := e.contents(kubeadmFlags)
-	if _, err := e.write(kubeadmFlags, dropLabels(flags, labels), Mode(0o644)); err != nil {
+	flags := e.Contents(kubeadmFlags)
+	if _, err := e.Write(kubeadmFlags, dropLabels(flags, labels), machine.Mode(0o644)); err != nil {
 		return fmt.Errorf("having kubelet register without labels: %w", err)
 	}
 	if err := patchLabels(ctx, e, name, gone); err != nil {
@@ -242,7 +243,7 @@ func labelWords(labels map[string]string) string {
 }
 
 // saveCluster notes it, for ipvscare too.
-func saveCluster(ctx context.Context, e *Env, active *Active) error {
+func saveCluster(ctx context.Context, e *machine.Env, active *Active) error {
 	_, n, err := ownNode(ctx, e, active.Node)
 	if err != nil {
 		return err
@@ -259,7 +260,7 @@ func saveCluster(ctx context.Context, e *Env, active *Active) error {
 	}
 	doc, err := json.Marshal(note)
 	if err == nil {
-		_, err = e.write(joinedCluster, append(doc, '\n'), Mode(0o600))
+		_, err = e.Write(joinedCluster, append(doc, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("noting which cluster this is: %w", err)

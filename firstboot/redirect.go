@@ -8,16 +8,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
 // plainLists is the flag with which this node's kubelet, of the image's
 // version, lists in a way that yurthub can serve.
-func plainLists(ctx context.Context, e *Env, version string) (string, error) {
+func plainLists(ctx context.Context, e *machine.Env, version string) (string, error) {
 	if version == "" { // a node that edgebake did not build
 		var out strings.Builder
-		if err := e.Run(ctx, Cmd{Args: []string{"kubelet", "--version"}, Output: &out}); err != nil {
+		if err := e.Run(ctx, machine.Cmd{Args: []string{"kubelet", "--version"}, Output: &out}); err != nil {
 			return "", fmt.Errorf("asking kubelet for its version: %w", err)
 		}
 		version = out.String()
@@ -107,8 +108,8 @@ func registering(env []byte, labels map[string]string) []byte {
 }
 
 // register restarts kubelet with these labels.
-func register(ctx context.Context, e *Env, labels map[string]string) error {
-	flags, err := e.read(kubeadmFlags)
+func register(ctx context.Context, e *machine.Env, labels map[string]string) error {
+	flags, err := e.Read(kubeadmFlags)
 	if err != nil {
 		return fmt.Errorf("having kubelet register with the Site's labels: %w", err)
 	}
@@ -120,9 +121,9 @@ func register(ctx context.Context, e *Env, labels map[string]string) error {
 func redirectPhase(kubernetes string, labels map[string]string) Phase {
 	return Phase{
 		Name: "kubelet-redirect", Doc: "kubelet talks to yurthub", Timeout: 2 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			flags := e.contents(kubeadmFlags)
-			if e.exists(kubeletRestart) || string(e.contents(openyurt.KubeletConf)) != openyurt.Kubeconfig {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+			flags := e.Contents(kubeadmFlags)
+			if e.Exists(kubeletRestart) || string(e.Contents(openyurt.KubeletConf)) != openyurt.Kubeconfig {
 				return Todo, nil
 			}
 			gate, err := plainLists(ctx, e, kubernetes)
@@ -137,10 +138,10 @@ func redirectPhase(kubernetes string, labels map[string]string) Phase {
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error { return redirect(ctx, e, kubernetes, labels) },
+		Run: func(ctx context.Context, e *machine.Env) error { return redirect(ctx, e, kubernetes, labels) },
 		// Kubelet through a yurthub that does not serve would be cut off. One that
 		// serves is kubelet's only way where the API servers are out of reach.
-		Undo: func(ctx context.Context, e *Env) error {
+		Undo: func(ctx context.Context, e *machine.Env) error {
 			if hubReady(ctx, e) == nil {
 				return nil
 			}
@@ -149,8 +150,8 @@ func redirectPhase(kubernetes string, labels map[string]string) Phase {
 	}
 }
 
-func redirect(ctx context.Context, e *Env, kubernetes string, labels map[string]string) error {
-	flags, err := e.read(kubeadmFlags)
+func redirect(ctx context.Context, e *machine.Env, kubernetes string, labels map[string]string) error {
+	flags, err := e.Read(kubeadmFlags)
 	if err != nil {
 		return fmt.Errorf("turning kubelet to yurthub: %w", err)
 	}
@@ -168,14 +169,14 @@ func redirect(ctx context.Context, e *Env, kubernetes string, labels map[string]
 
 // direct turns kubelet from yurthub, and has it register with these labels of
 // OpenYurt's; nil: as a native node.
-func direct(ctx context.Context, e *Env, labels map[string]string) error {
-	flags, err := e.read(kubeadmFlags)
+func direct(ctx context.Context, e *machine.Env, labels map[string]string) error {
+	flags, err := e.Read(kubeadmFlags)
 	if err != nil {
 		return fmt.Errorf("turning kubelet from yurthub: %w", err)
 	}
 	flags = registering(directFlags(flags), labels)
 	return restartFor(ctx, e, "turning kubelet from yurthub",
-		writing(kubeadmFlags, flags, 0o644), func(e *Env) error { return e.Remove(openyurt.KubeletConf) })
+		writing(kubeadmFlags, flags, 0o644), func(e *machine.Env) error { return e.Remove(openyurt.KubeletConf) })
 }
 
 // registeredAs are the labels of OpenYurt's that kubelet registers with.

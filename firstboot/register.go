@@ -10,13 +10,14 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-func waitForOwnNode(ctx context.Context, e *Env, c *api.Client, active *Active) error {
+func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *Active) error {
 	name, missing := active.Node, absence{}
 	e.Waiting("kubelet to register the Node %s", name)
-	err := e.retry(ctx, seatInterval, func() error {
+	err := e.Retry(ctx, seatInterval, func() error {
 		_, err := c.GetNode(ctx, name)
 		if api.Code(err) == 404 {
 			return errors.Join(err, missing.end(ctx, e, active.Site))
@@ -38,7 +39,7 @@ func registerPhase(active *Active) Phase {
 	site := active.Site
 	return Phase{
 		Name: "register", Doc: "the Node is a control-plane node's, and kubelet renews its certificate", Timeout: 5 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			c, err := adminClient(e, site)
 			if err != nil {
 				return Todo, err
@@ -50,12 +51,12 @@ func registerPhase(active *Active) Phase {
 			if err != nil {
 				return Todo, nil
 			}
-			if _, marked := n.Metadata.Labels[controlPlaneLabel]; !marked || !bytes.Contains(e.contents(ondisk.KubeletConf), []byte(clientCert)) {
+			if _, marked := n.Metadata.Labels[controlPlaneLabel]; !marked || !bytes.Contains(e.Contents(ondisk.KubeletConf), []byte(clientCert)) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			c, err := adminClient(e, site)
 			if err != nil {
 				return err
@@ -73,9 +74,9 @@ func registerPhase(active *Active) Phase {
 				}
 			}
 			e.Waiting("kubelet to keep its certificate in %s", clientCert)
-			if err := e.poll(ctx, seatInterval, func() (bool, error) {
-				_, err := os.Stat(e.path(kubeletPKI))
-				return err == nil && len(kubeletKeys(e)) > 0 && e.exists(clientCert), nil
+			if err := e.Poll(ctx, seatInterval, func() (bool, error) {
+				_, err := os.Stat(e.Path(kubeletPKI))
+				return err == nil && len(kubeletKeys(e)) > 0 && e.Exists(clientCert), nil
 			}); err != nil {
 				return Advise(fmt.Errorf("kubelet has no %s: %w", clientCert, err), "see `journalctl -u kubelet` on the machine")
 			}

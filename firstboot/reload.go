@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -33,9 +34,9 @@ func wpaUnits(paths []string) []string {
 
 // wpaVerb is the verb after which a running unit of wpa_supplicant uses what its file
 // says. Without a file it must end: it would continue with what it has loaded.
-func wpaVerb(e *Env, unit string) string {
+func wpaVerb(e *machine.Env, unit string) string {
 	card := strings.TrimSuffix(strings.TrimPrefix(unit, "wpa_supplicant@"), ".service")
-	if e.exists(wpaConf + card + ".conf") {
+	if e.Exists(wpaConf + card + ".conf") {
 		return "try-restart"
 	}
 	return "stop"
@@ -47,15 +48,15 @@ const unloadedNetwork = ondisk.RunMark + "unloaded-network"
 
 // reloadNetwork has networkd read its settings. networkctl asks it over D-Bus,
 // which may come up later than first boot does.
-func reloadNetwork(ctx context.Context, e *Env) error {
-	err := e.boundedUnit(ctx, jobPatience, "start", "dbus.service")
+func reloadNetwork(ctx context.Context, e *machine.Env) error {
+	err := e.BoundedUnit(ctx, machine.JobPatience, "start", "dbus.service")
 	if err == nil {
-		err = e.Run(ctx, Cmd{Args: []string{"networkctl", "reload"}})
+		err = e.Run(ctx, machine.Cmd{Args: []string{"networkctl", "reload"}})
 	}
 	if err != nil {
-		return errors.Join(err, e.WriteFile(unloadedNetwork, nil, Mode(0o600)))
+		return errors.Join(err, e.WriteFile(unloadedNetwork, nil, machine.Mode(0o600)))
 	}
-	if e.exists(unloadedNetwork) {
+	if e.Exists(unloadedNetwork) {
 		return e.Remove(unloadedNetwork)
 	}
 	return nil
@@ -64,13 +65,13 @@ func reloadNetwork(ctx context.Context, e *Env) error {
 // deleteDevices removes the bonds, bridges and VLANs whose files are gone from these
 // paths: networkd makes such devices, but leaves them, with their addresses, when a
 // reload does not find them any more.
-func deleteDevices(ctx context.Context, e *Env, paths []string) {
+func deleteDevices(ctx context.Context, e *machine.Env, paths []string) {
 	for _, p := range paths {
 		name, ok := node.MadeDevice(p)
-		if !ok || e.exists(p) {
+		if !ok || e.Exists(p) {
 			continue
 		}
-		if err := e.Run(ctx, Cmd{Args: []string{"networkctl", "delete", name}}); err != nil {
+		if err := e.Run(ctx, machine.Cmd{Args: []string{"networkctl", "delete", name}}); err != nil {
 			e.Log.Warn("removing an interface of the former network settings", "interface", name, "error", err)
 		}
 	}
@@ -80,9 +81,9 @@ func deleteDevices(ctx context.Context, e *Env, paths []string) {
 // put in place. It is made for one pass, which continues where networkd cannot be asked.
 type lateReload struct{ failed bool }
 
-func (l *lateReload) due(e *Env) bool { return !l.failed && e.exists(unloadedNetwork) }
+func (l *lateReload) due(e *machine.Env) bool { return !l.failed && e.Exists(unloadedNetwork) }
 
-func (l *lateReload) run(ctx context.Context, e *Env) error {
+func (l *lateReload) run(ctx context.Context, e *machine.Env) error {
 	if !l.due(e) {
 		return nil
 	}
@@ -92,6 +93,6 @@ func (l *lateReload) run(ctx context.Context, e *Env) error {
 	}
 	l.failed = true
 	e.Log.Warn("networkd has not reloaded the network settings", "error", err)
-	e.Note("the network settings of the Site are not in use yet, the next boot loads them at the latest: %s", oneLine(err))
+	e.Note("the network settings of the Site are not in use yet, the next boot loads them at the latest: %s", machine.OneLine(err))
 	return nil
 }

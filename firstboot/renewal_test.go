@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -49,15 +50,15 @@ func TestRenewalThatFails(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
 	full := errors.New("exit status 1")
-	for name, fails := range map[string]func(m *controlPlane) func(Cmd) error{
-		"at once": func(*controlPlane) func(Cmd) error {
-			return func(c Cmd) error {
+	for name, fails := range map[string]func(m *controlPlane) func(machine.Cmd) error{
+		"at once": func(*controlPlane) func(machine.Cmd) error {
+			return func(c machine.Cmd) error {
 				fmt.Fprintln(c.Output, "error execution phase certs/apiserver: write /etc/kubernetes/pki/apiserver.key: no space left on device")
 				return full
 			}
 		},
-		"between a key and its certificate": func(m *controlPlane) func(Cmd) error {
-			return func(c Cmd) error {
+		"between a key and its certificate": func(m *controlPlane) func(machine.Cmd) error {
+			return func(c machine.Cmd) error {
 				m.before = func(effect string) {
 					if effect == "kubeadm writes "+renewed(pkiDir+"/etcd/peer.crt") {
 						m.cut = true
@@ -68,16 +69,16 @@ func TestRenewalThatFails(t *testing.T) {
 				return err
 			}
 		},
-		"at the kubeconfigs": func(m *controlPlane) func(Cmd) error {
-			return func(c Cmd) error {
+		"at the kubeconfigs": func(m *controlPlane) func(machine.Cmd) error {
+			return func(c machine.Cmd) error {
 				if strings.Contains(strings.Join(c.Args, " "), "kubeconfig all") {
 					return full
 				}
 				return m.kubeadm(c)
 			}
 		},
-		"with files that were cut off": func(m *controlPlane) func(Cmd) error {
-			return func(c Cmd) error {
+		"with files that were cut off": func(m *controlPlane) func(machine.Cmd) error {
+			return func(c machine.Cmd) error {
 				err := m.kubeadm(c)
 				m.put(renewed(pkiDir+"/etcd/server.crt"), "")
 				return err
@@ -92,7 +93,7 @@ func TestRenewalThatFails(t *testing.T) {
 			before := m.inUseBytes()
 			pods := m.get(controlPlanePods[0])
 			failing := fails(m)
-			m.world.init = func(c Cmd) error {
+			m.world.init = func(c machine.Cmd) error {
 				if args := strings.Join(c.Args, " "); strings.Contains(args, "certs all") || strings.Contains(args, "kubeconfig all") {
 					return failing(c)
 				}
@@ -133,7 +134,7 @@ func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	m.now = m.now.AddDate(0, 8, 0)
 	m.put(pkiDir+"/etcd/server.key", "")
 	before := m.inUseBytes()
-	m.world.init = func(Cmd) error { return errors.New("no space left on device") }
+	m.world.init = func(machine.Cmd) error { return errors.New("no space left on device") }
 	m.on()
 	if err := m.boot(); err == nil || !m.said("no space left on device") {
 		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))

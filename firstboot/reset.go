@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/openyurt"
@@ -19,13 +20,13 @@ import (
 // that the machine can still be reached; a new site joins it again. The
 // returned name is the Node that the cluster still has, "" where the machine
 // does not know any more that it was one.
-func Reset(ctx context.Context, e *Env, tell func(Step)) (node string, err error) {
+func Reset(ctx context.Context, e *machine.Env, tell func(Step)) (node string, err error) {
 	cert, _ := kubeletCert(e)
 	node = nodeIn(cert)
 	if s, err := LoadState(e.Root); node == "" && err == nil {
 		node = s.Node
 	}
-	if e.exists(manifests + "/kube-apiserver.yaml") {
+	if e.Exists(manifests + "/kube-apiserver.yaml") {
 		return node, errors.New("this machine runs a control plane; `kubeadm reset` takes that away, knowing about etcd")
 	}
 	image, err := imageInfo(e)
@@ -46,7 +47,7 @@ type reset struct {
 
 func (r *reset) steps() []Phase {
 	steps := []Phase{
-		{Name: "firstboot", Run: func(ctx context.Context, e *Env) error {
+		{Name: "firstboot", Run: func(ctx context.Context, e *machine.Env) error {
 			// The timer first: it starts the service.
 			for _, unit := range []string{ondisk.UnitAgain, ondisk.UnitFirstboot} {
 				if err := e.Unit(ctx, "stop", unit); err != nil {
@@ -56,17 +57,17 @@ func (r *reset) steps() []Phase {
 			r.active = siteIfAny(e, r.image)
 			return nil
 		}},
-		{Name: "token", Run: func(_ context.Context, e *Env) error { return resetToken(e, r.active) }}, // before the rest: with it, a cut on the way would end in a join
-		{Name: "kubeadm", Run: func(ctx context.Context, e *Env) error { return resetKubeadm(ctx, e, r.active) }},
-		{Name: "yurthub", Run: func(ctx context.Context, e *Env) error { return removeHub(ctx, e, r.image) }},
-		{Name: "ipvs", Run: func(ctx context.Context, e *Env) error {
+		{Name: "token", Run: func(_ context.Context, e *machine.Env) error { return resetToken(e, r.active) }}, // before the rest: with it, a cut on the way would end in a join
+		{Name: "kubeadm", Run: func(ctx context.Context, e *machine.Env) error { return resetKubeadm(ctx, e, r.active) }},
+		{Name: "yurthub", Run: func(ctx context.Context, e *machine.Env) error { return removeHub(ctx, e, r.image) }},
+		{Name: "ipvs", Run: func(ctx context.Context, e *machine.Env) error {
 			var site *configs.Site
 			if r.active != nil {
 				site = r.active.Site
 			}
 			return resetIPVS(ctx, e, site)
 		}},
-		{Name: "sticks", Run: func(_ context.Context, e *Env) error {
+		{Name: "sticks", Run: func(_ context.Context, e *machine.Env) error {
 			return resetSticks(e, r.image, r.active, func(what string) { r.record(Step{"sticks", "note", what}) })
 		}},
 		{Name: "files", Run: resetFiles}, // last: the state tells what went before
@@ -79,8 +80,8 @@ func (r *reset) steps() []Phase {
 
 // resetKubeadm lets kubeadm take back its part, and puts back what it empties
 // and the image had put there.
-func resetKubeadm(ctx context.Context, e *Env, active *Active) error {
-	entries, err := os.ReadDir(e.path(manifests))
+func resetKubeadm(ctx context.Context, e *machine.Env, active *Active) error {
+	entries, err := os.ReadDir(e.Path(manifests))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("reading %s: %w", manifests, err)
 	}
@@ -89,14 +90,14 @@ func resetKubeadm(ctx context.Context, e *Env, active *Active) error {
 		if p == openyurt.Manifest {
 			continue // ours
 		}
-		if b, err := e.read(p); err == nil && en.Type().IsRegular() {
+		if b, err := e.Read(p); err == nil && en.Type().IsRegular() {
 			// A cut in the middle must not lose them.
-			if err := e.WriteFile(keptManifests+"/"+en.Name(), b, Mode(0o600)); err != nil {
+			if err := e.WriteFile(keptManifests+"/"+en.Name(), b, machine.Mode(0o600)); err != nil {
 				return fmt.Errorf("keeping %s: %w", p, err)
 			}
 		}
 	}
-	if e.exists(ondisk.KubeletConf) || e.exists(ondisk.KubeletConfig) {
+	if e.Exists(ondisk.KubeletConf) || e.Exists(ondisk.KubeletConfig) {
 		if err := kubeadmReset(ctx, e, active); err != nil {
 			return err
 		}
@@ -116,14 +117,14 @@ func resetKubeadm(ctx context.Context, e *Env, active *Active) error {
 	if err := e.RemoveAll(renewalDir); err != nil {
 		return fmt.Errorf("removing the cluster's keys: %w", err)
 	}
-	kept, err := os.ReadDir(e.path(keptManifests))
+	kept, err := os.ReadDir(e.Path(keptManifests))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("reading %s: %w", keptManifests, err)
 	}
 	for _, en := range kept {
-		b, err := e.read(keptManifests + "/" + en.Name())
+		b, err := e.Read(keptManifests + "/" + en.Name())
 		if err == nil {
-			_, err = e.write(manifests+"/"+en.Name(), b, Mode(0o600))
+			_, err = e.Write(manifests+"/"+en.Name(), b, machine.Mode(0o600))
 		}
 		if err != nil {
 			return fmt.Errorf("giving back %s/%s: %w", manifests, en.Name(), err)
@@ -137,7 +138,7 @@ const keptManifests = ondisk.StateDir + "/manifests"
 // resetToken forgets the token of a join that did not come to its end, with
 // which the machine would join again. One that came after it, with a site for
 // the time after the reset, stays.
-func resetToken(e *Env, active *Active) error {
+func resetToken(e *machine.Env, active *Active) error {
 	if active == nil {
 		return nil // no site to write into the slot
 	}
@@ -163,20 +164,20 @@ func resetToken(e *Env, active *Active) error {
 
 // resetIPVS removes what ipvscare made and keeps; site, which may be nil, is as in
 // cleanIPVS.
-func resetIPVS(ctx context.Context, e *Env, site *configs.Site) error {
+func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 		return fmt.Errorf("stopping ipvscare: %w", err)
 	}
 	if err := cleanIPVS(ctx, e, site); err != nil {
 		return err
 	}
-	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.setHosts(ctx, endpointOwner), e.setHosts(ctx, nodeOwner))
+	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.SetHosts(ctx, endpointOwner), e.SetHosts(ctx, nodeOwner))
 }
 
 // resetFiles forgets the cluster. What was applied for the site is not taken
 // back: the next site's config does that, and until then the machine stays
 // reachable.
-func resetFiles(_ context.Context, e *Env) error {
+func resetFiles(_ context.Context, e *machine.Env) error {
 	for _, p := range []string{readyMark, memberFile, appliedFile, ondisk.SiteCopy, ignitionCopy, discoveryFile, joinFile, bootstrapRun, hubBootstrap, kubeletRestart, joinedFile, joinedCluster, clusterManifests, documentsMark, documentsFile, madeFile, leavingFile, meteredConfFile, kubeletConfDir, ondisk.StateFile} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("forgetting the cluster: %w", err)

@@ -11,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/edgebake/edgebake/configs/yamltree"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -27,12 +28,12 @@ const renewedAnnotation = "edgebake.io/certificates"
 
 // restartReaders restarts what has read the former certificates. The mark goes
 // last: killed before that, the next run does all of it again.
-func restartReaders(ctx context.Context, e *Env) error {
+func restartReaders(ctx context.Context, e *machine.Env) error {
 	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
 	if err == nil {
 		err = restartPods(e)
 	}
-	if err == nil && state == "active" && string(e.contents(podsRestart)) == kubeletToo { // else it starts with what is there now
+	if err == nil && state == "active" && string(e.Contents(podsRestart)) == kubeletToo { // else it starts with what is there now
 		err = e.Unit(ctx, "restart", ondisk.UnitKubelet)
 	}
 	if err != nil {
@@ -45,10 +46,10 @@ func restartReaders(ctx context.Context, e *Env) error {
 // which reads its certificates at each connection. A controller manager and a
 // scheduler read their kubeconfigs once. Where kubelet does not run, they may run
 // all the same: it leaves pods alone when it ends, and takes them over as they are.
-func restartPods(e *Env) error {
+func restartPods(e *machine.Env) error {
 	when := e.Now().UTC().Format(time.RFC3339)
 	for _, p := range controlPlanePods {
-		pod, err := e.read(p)
+		pod, err := e.Read(p)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // it is made later, and starts with what is there then
 		}
@@ -58,7 +59,7 @@ func restartPods(e *Env) error {
 				e.Log.Warn("a pod of the control plane is not restarted", "manifest", p, "error", err)
 				continue
 			}
-			_, err = e.write(p, pod, Mode(0o600))
+			_, err = e.Write(p, pod, machine.Mode(0o600))
 		}
 		if err != nil {
 			return fmt.Errorf("having kubelet restart %s: %w", p, err)

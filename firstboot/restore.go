@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
@@ -26,7 +27,7 @@ const (
 
 // restoreSnapshot makes etcd's data of the snapshot that the site names. etcd's
 // own tool does that, out of etcd's image. Cut off anywhere, it begins again.
-func restoreSnapshot(ctx context.Context, e *Env, active *Active) error {
+func restoreSnapshot(ctx context.Context, e *machine.Env, active *Active) error {
 	site := active.Site
 	sum := strings.ToLower(site.ControlPlane.Restore)
 	etcd, err := etcdImage(active.Image)
@@ -39,16 +40,16 @@ func restoreSnapshot(ctx context.Context, e *Env, active *Active) error {
 	}
 	self := site.Self()
 	args := []string{"ctr", "--namespace", "k8s.io", "run", "--rm",
-		"--mount", "type=bind,src=" + e.path(snapshotDir) + ",dst=/snapshots,options=rbind:ro",
-		"--mount", "type=bind,src=" + e.path(restoreDir) + ",dst=/restore,options=rbind:rw",
+		"--mount", "type=bind,src=" + e.Path(snapshotDir) + ",dst=/snapshots,options=rbind:ro",
+		"--mount", "type=bind,src=" + e.Path(restoreDir) + ",dst=/restore,options=rbind:rw",
 		etcd, "edgebake-restore-" + hex.EncodeToString(e.Random(4))}
 	args = append(args, seat.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), seat.Token(site.ControlPlane.ID, sum[:16]+"-"+site.ControlPlane.Said))...)
-	out := &tail{log: func(line string) { e.Log.Info("etcdutl: " + line) }}
-	if err := e.Run(ctx, Cmd{Args: args, Output: out}); err != nil {
-		return Advise(fmt.Errorf("etcdutl does not restore the snapshot %s: %w: %s", file, err, out.last()), "if the snapshot is damaged, name another one")
+	out := &machine.Tail{Log: func(line string) { e.Log.Info("etcdutl: " + line) }}
+	if err := e.Run(ctx, machine.Cmd{Args: args, Output: out}); err != nil {
+		return Advise(fmt.Errorf("etcdutl does not restore the snapshot %s: %w: %s", file, err, out.Last()), "if the snapshot is damaged, name another one")
 	}
 	made := restoreDir + "/data/member"
-	if wal, member, _, err := seat.LogOf(e.path(made + "/wal")); err != nil || !wal || member == "" {
+	if wal, member, _, err := seat.LogOf(e.Path(made + "/wal")); err != nil || !wal || member == "" {
 		return errors.Join(fmt.Errorf("etcdutl made no log of the snapshot %s", file), err)
 	}
 	if err := e.Sync(restoreDir); err != nil { // etcdutl may not
@@ -68,8 +69,8 @@ func restoreSnapshot(ctx context.Context, e *Env, active *Active) error {
 }
 
 // snapshotAtHand has the snapshot where etcdutl can read it, and returns its path there.
-func snapshotAtHand(e *Env, sum string) (string, error) {
-	if err := errors.Join(e.RemoveAll(restoreDir), e.Mkdir(restoreDir, Mode(0o700)), e.Mkdir(snapshotDir, Mode(0o700))); err != nil {
+func snapshotAtHand(e *machine.Env, sum string) (string, error) {
+	if err := errors.Join(e.RemoveAll(restoreDir), e.Mkdir(restoreDir, machine.Mode(0o700)), e.Mkdir(snapshotDir, machine.Mode(0o700))); err != nil {
 		return "", fmt.Errorf("restoring a snapshot: %w", err)
 	}
 	return findSnapshot(e, sum)
@@ -77,24 +78,24 @@ func snapshotAtHand(e *Env, sum string) (string, error) {
 
 // findSnapshot looks for the one with that digest among this machine's own and
 // on sticks, and returns its path as etcdutl sees it.
-func findSnapshot(e *Env, sum string) (string, error) {
+func findSnapshot(e *machine.Env, sum string) (string, error) {
 	all, err := snapshots(e)
 	if err != nil {
 		return "", err
 	}
 	for _, s := range all {
-		if got, err := file.SHA256(e.path(snapshotDir + "/" + s.name)); err == nil && got == sum {
+		if got, err := file.SHA256(e.Path(snapshotDir + "/" + s.name)); err == nil && got == sum {
 			return "/snapshots/" + s.name, nil
 		}
 	}
 	var errs []error
-	for _, dev := range e.removableSlots() {
-		err := e.Stream(fromStick, Mode(0o600), func(w io.Writer) error { return e.SlotFile(dev, snapshotOnStick, w) })
+	for _, dev := range e.RemovableSlots() {
+		err := e.Stream(fromStick, machine.Mode(0o600), func(w io.Writer) error { return e.SlotFile(dev, snapshotOnStick, w) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("stick %s: %w", dev, err))
 			continue
 		}
-		got, err := file.SHA256(e.path(fromStick))
+		got, err := file.SHA256(e.Path(fromStick))
 		if err == nil && got == sum {
 			return "/restore/" + path.Base(fromStick), nil
 		}

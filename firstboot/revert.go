@@ -6,12 +6,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Revert makes an OpenYurt node native again, pods kept.
-func Revert(ctx context.Context, e *Env, tell func(Step)) error {
+func Revert(ctx context.Context, e *machine.Env, tell func(Step)) error {
 	this, err := changeableNode(ctx, e)
 	if err != nil {
 		return err
@@ -31,7 +32,7 @@ func Revert(ctx context.Context, e *Env, tell func(Step)) error {
 	return c.withoutTimer(ctx, steps)
 }
 
-func allDone(ctx context.Context, e *Env, steps []Phase) (bool, error) {
+func allDone(ctx context.Context, e *machine.Env, steps []Phase) (bool, error) {
 	for _, s := range steps {
 		if s.Name == readyStep {
 			continue // says how a change went, not whether there is one to make
@@ -64,16 +65,16 @@ func (r *reversion) steps() []Phase {
 func (r *reversion) unlabel() Phase {
 	return Phase{
 		Name: "labels", Doc: "the Node carries no label of OpenYurt's", Timeout: time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			return checkLabels(ctx, e, r.node, nil)
 		},
-		Run: func(ctx context.Context, e *Env) (err error) {
+		Run: func(ctx context.Context, e *machine.Env) (err error) {
 			if r.labelsBefore, err = hubLabels(ctx, e, r.node); err != nil {
 				return err
 			}
 			return patchLabels(ctx, e, r.node, noLabels())
 		},
-		Undo: func(ctx context.Context, e *Env) error {
+		Undo: func(ctx context.Context, e *machine.Env) error {
 			if r.labelsBefore == nil || !redirected(e) {
 				return nil // a native node it stays, and carries none
 			}
@@ -85,18 +86,18 @@ func (r *reversion) unlabel() Phase {
 func (r *reversion) direct() Phase {
 	return Phase{
 		Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			flags := e.contents(kubeadmFlags)
-			if e.exists(kubeletRestart) || e.exists(openyurt.KubeletConf) || redirected(e) || string(registering(flags, nil)) != string(flags) {
+		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+			flags := e.Contents(kubeadmFlags)
+			if e.Exists(kubeletRestart) || e.Exists(openyurt.KubeletConf) || redirected(e) || string(registering(flags, nil)) != string(flags) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
-			r.registeredBefore = registeredAs(e.contents(kubeadmFlags))
+		Run: func(ctx context.Context, e *machine.Env) error {
+			r.registeredBefore = registeredAs(e.Contents(kubeadmFlags))
 			return direct(ctx, e, nil)
 		},
-		Undo: func(ctx context.Context, e *Env) error {
+		Undo: func(ctx context.Context, e *machine.Env) error {
 			if err := hubReady(ctx, e); err != nil {
 				e.Log.Warn("kubelet stays where it is, since yurthub does not serve", "error", err)
 				return nil
@@ -109,7 +110,7 @@ func (r *reversion) direct() Phase {
 func (r *reversion) yurthub() Phase {
 	return Phase{
 		Name: "yurthub", Doc: "yurthub is gone", Timeout: 2 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			state, err := e.UnitState(ctx, openyurt.Unit)
 			if err != nil {
 				return Todo, err
@@ -119,7 +120,7 @@ func (r *reversion) yurthub() Phase {
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error { return removeHub(ctx, e, r.image) },
+		Run: func(ctx context.Context, e *machine.Env) error { return removeHub(ctx, e, r.image) },
 	}
 }
 
@@ -131,14 +132,14 @@ func stillReady(name string, through bool) Phase {
 	seen := false // by this run
 	return Phase{
 		Name: readyStep, Doc: "the cluster sees the node Ready", Timeout: 3 * time.Minute,
-		Check: func(context.Context, *Env) (Verdict, error) {
+		Check: func(context.Context, *machine.Env) (Verdict, error) {
 			if !seen {
 				return Todo, nil
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
-			err := e.retry(ctx, 2*time.Second, func() error {
+		Run: func(ctx context.Context, e *machine.Env) error {
+			err := e.Retry(ctx, 2*time.Second, func() error {
 				n, err := readNode(ctx, e, name)
 				if err != nil {
 					return err
@@ -156,12 +157,12 @@ func stillReady(name string, through bool) Phase {
 
 // ensureKubelet makes sure that kubelet runs with what was written for it: on a
 // node that edgebake did not build its unit may read its flags elsewhere.
-func ensureKubelet(ctx context.Context, e *Env, through bool) error {
+func ensureKubelet(ctx context.Context, e *machine.Env, through bool) error {
 	var out strings.Builder
-	if err := e.Run(ctx, Cmd{Args: []string{"systemctl", "show", "--property", "MainPID", "--value", ondisk.UnitKubelet}, Output: &out}); err != nil {
+	if err := e.Run(ctx, machine.Cmd{Args: []string{"systemctl", "show", "--property", "MainPID", "--value", ondisk.UnitKubelet}, Output: &out}); err != nil {
 		return fmt.Errorf("looking for kubelet: %w", err)
 	}
-	args, err := e.read("/proc/" + strings.TrimSpace(out.String()) + "/cmdline")
+	args, err := e.Read("/proc/" + strings.TrimSpace(out.String()) + "/cmdline")
 	if err != nil {
 		return fmt.Errorf("looking how kubelet was started: %w", err)
 	}

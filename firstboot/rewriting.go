@@ -1,12 +1,15 @@
 package firstboot
 
-import "github.com/edgebake/edgebake/configs"
+import (
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
+)
 
 // rewriting is a fix that has a person write the image to this machine's disk again,
 // with what is lost then.
-func rewriting(e *Env, fix string) string {
+func rewriting(e *machine.Env, fix string) string {
 	switch {
-	case e.exists(configs.EtcdDataDir + "/member"):
+	case e.Exists(configs.EtcdDataDir + "/member"):
 		return fix + "; this machine's data of etcd is lost then: first see that more than half of all control-plane nodes run without it, or copy " + snapshotDir + " to another computer"
 	case isMember(e):
 		return fix + "; what pods keep on the disk is lost then, and the Site needs a token for the machine to join again"

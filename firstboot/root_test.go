@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/tools/txtar"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -68,7 +69,7 @@ func TestExchangedRoot(t *testing.T) {
 			}
 			id, passwd := w.get(ondisk.MachineID), w.get("/etc/passwd")
 			w.exchangeRoot()
-			w.put(etcMachineID, brought.id)
+			w.put(machine.EtcMachineID, brought.id)
 			w.powerOn()
 			if w.units[ondisk.UnitKubelet] == "active" {
 				t.Fatal("kubelet runs under the name of a root without a Site")
@@ -76,7 +77,7 @@ func TestExchangedRoot(t *testing.T) {
 			if err := w.boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 			}
-			if got := w.get(etcMachineID); got != id || w.get(ondisk.MachineID) != id {
+			if got := w.get(machine.EtcMachineID); got != id || w.get(ondisk.MachineID) != id {
 				t.Errorf("the machine id is %q, on DATA %q; it was %q", got, w.get(ondisk.MachineID), id)
 			}
 			if got := w.get("/etc/passwd"); got != passwd {

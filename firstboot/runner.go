@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -61,12 +62,12 @@ type Node struct {
 	Spread time.Duration
 	// OfflineHealthy judges a boot in which no API server is in reach; nil: it is as good
 	// as the last one.
-	OfflineHealthy func(context.Context, *Env) error
+	OfflineHealthy func(context.Context, *machine.Env) error
 }
 
 // Runner carries out phases.
 type Runner struct {
-	Env *Env
+	Env *machine.Env
 	// Plan is the image's, for the report.
 	Plan string
 	// First are the phases that come before the Site is known; the last of them
@@ -78,7 +79,7 @@ type Runner struct {
 	Rest func() (Node, []Phase)
 	// Sources returns a digest of all slots: a run that has stopped starts over
 	// when it changes.
-	Sources func(*Env) string
+	Sources func(*machine.Env) string
 
 	mu       sync.Mutex
 	state    ondisk.State
@@ -105,8 +106,8 @@ type Runner struct {
 // Run carries out all phases until the node is done or ctx ends.
 func (r *Runner) Run(ctx context.Context) error {
 	e := *r.Env
-	e.onWaiting(r.waiting)
-	e.onNote(r.noting)
+	e.OnWaiting(r.waiting)
+	e.OnNote(r.noting)
 	r.lastErr = map[string]string{}
 	r.began = e.Now()
 	r.begin(&e)
@@ -125,8 +126,8 @@ func (r *Runner) Run(ctx context.Context) error {
 // pass goes through the phases once. A phase that fails ends the pass after a
 // pause, and the next begins at the first phase: checks are cheap, and what an
 // earlier phase made may be what went wrong.
-func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) error {
-	defer e.beginPass()()
+func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]int) error {
+	defer e.BeginPass()()
 	unknown := false
 	step := func(phases []Phase) error {
 		for _, p := range phases {
@@ -154,7 +155,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 		// network, or retry, are spread already. The time since the run began is part
 		// of the delay: nodes that booted together have spent about the same.
 		r.spread = true
-		if left := bootDelay(node.Name+machineID(e), node.Spread) - e.Now().Sub(r.began); left > 0 {
+		if left := bootDelay(node.Name+machine.ID(e), node.Spread) - e.Now().Sub(r.began); left > 0 {
 			if err := r.pause(ctx, e, left); err != nil {
 				return err
 			}
@@ -195,7 +196,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 
 // phase makes one attempt at a phase. Unless it succeeds, or its result is unknown,
 // the error ends the pass.
-func (r *Runner) phase(ctx context.Context, e *Env, p Phase, attempts map[string]int) (Verdict, error) {
+func (r *Runner) phase(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int) (Verdict, error) {
 	r.busy(e, checkTimeout)
 	res := p.attempt(ctx, e, progress{
 		running: func() {
@@ -227,7 +228,7 @@ func (r *Runner) phase(ctx context.Context, e *Env, p Phase, attempts map[string
 
 // failed reports a failure, undoes what Run left, and waits for the time to
 // begin again.
-func (r *Runner) failed(ctx context.Context, e *Env, p Phase, attempts map[string]int, res result) error {
+func (r *Runner) failed(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int, res result) error {
 	n := attempts[p.Name]
 	r.recordFailure(e, p, n, res.err)
 	if res.half {
@@ -251,7 +252,7 @@ func (r *Runner) failed(ctx context.Context, e *Env, p Phase, attempts map[strin
 
 // stop stays after a permanent failure, visible, until there is another site
 // or it is time to look whether the cluster was fixed.
-func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]int, err error) error {
+func (r *Runner) stop(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int, err error) error {
 	r.mark(e, p, ondisk.PhaseFailed, attempts[p.Name], err)
 	r.result(e, ondisk.ResultFailed)
 	r.publish(ctx, e)
@@ -275,14 +276,14 @@ func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]
 }
 
 // pause waits; systemd hears that we are alive meanwhile.
-func (r *Runner) pause(ctx context.Context, e *Env, d time.Duration) error {
+func (r *Runner) pause(ctx context.Context, e *machine.Env, d time.Duration) error {
 	r.busy(e, d)
 	return e.Sleep(ctx, d)
 }
 
 // busy says how long the next step may take: until then, and a while longer,
 // the watchdog is fed.
-func (r *Runner) busy(e *Env, d time.Duration) {
+func (r *Runner) busy(e *machine.Env, d time.Duration) {
 	r.mu.Lock()
 	r.busyTil = e.Now().Add(d + time.Minute)
 	r.mu.Unlock()

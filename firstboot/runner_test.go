@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -55,7 +56,7 @@ func TestSpread(t *testing.T) {
 		return dial(ctx, network, addr)
 	}
 	waits, sleep := 0, e.Sleep
-	want := bootDelay("edge-sn0042"+machineID(e), ondisk.BootSpread)
+	want := bootDelay("edge-sn0042"+machine.ID(e), ondisk.BootSpread)
 	// What the machine does before counts: here, reading its slot takes a while.
 	took, read := time.Duration(0), e.ReadSlot
 	e.ReadSlot = func(device string) (*slot.Contents, error) {
@@ -92,7 +93,7 @@ func TestStopSpread(t *testing.T) {
 		e.Now = func() time.Time { return now }
 		e.Sleep = func(_ context.Context, d time.Duration) error { now = now.Add(d); return nil }
 		e.Rand = chance.Float64
-		r := &Runner{Env: e, Sources: func(*Env) string { looks++; return "" }}
+		r := &Runner{Env: e, Sources: func(*machine.Env) string { looks++; return "" }}
 		if err := r.stop(t.Context(), e, Phase{Name: "join"}, map[string]int{}, Permanent(errors.New("no such token"), "mint one")); !errors.Is(err, errRestart) {
 			t.Fatal(err)
 		}
@@ -130,12 +131,12 @@ func TestBackoff(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 		defer cancel()
-		r := &Runner{Env: e, Sources: func(*Env) string { return "" }}
+		r := &Runner{Env: e, Sources: func(*machine.Env) string { return "" }}
 		r.First = func() []Phase {
 			return []Phase{{
 				Name: "never", Doc: "never done", Timeout: 10 * time.Second,
-				Check: func(context.Context, *Env) (Verdict, error) { return Todo, nil },
-				Run: func(ctx context.Context, e *Env) error {
+				Check: func(context.Context, *machine.Env) (Verdict, error) { return Todo, nil },
+				Run: func(ctx context.Context, e *machine.Env) error {
 					tried = append(tried, time.Since(start))
 					<-ctx.Done() // hangs until its deadline
 					return ctx.Err()
@@ -181,7 +182,7 @@ func TestChecksOnlyLook(t *testing.T) {
 			looked := 0
 			watch := func(phases []Phase) []Phase {
 				for i, p := range phases {
-					phases[i].Check = func(ctx context.Context, e *Env) (Verdict, error) {
+					phases[i].Check = func(ctx context.Context, e *machine.Env) (Verdict, error) {
 						before := len(w.names)
 						v, err := p.Check(ctx, e)
 						for _, n := range w.names[before:] {
@@ -224,23 +225,23 @@ func TestPhasesAreOfOnePass(t *testing.T) {
 		remembers := false
 		return Phase{
 			Name: "forgetful", Timeout: time.Minute,
-			Check: func(context.Context, *Env) (Verdict, error) {
+			Check: func(context.Context, *machine.Env) (Verdict, error) {
 				if remembers {
 					return Done, nil
 				}
 				return Todo, nil
 			},
-			Run: func(context.Context, *Env) error { ran++; remembers = true; return nil },
+			Run: func(context.Context, *machine.Env) error { ran++; remembers = true; return nil },
 		}
 	}
 	passes := 0
-	r := &Runner{Env: w.env(), Sources: func(*Env) string { return "" }}
+	r := &Runner{Env: w.env(), Sources: func(*machine.Env) string { return "" }}
 	r.First = func() []Phase { return []Phase{phase()} }
 	r.Rest = func() (Node, []Phase) {
 		passes++
-		last := Phase{Name: "last", Timeout: time.Minute, Run: func(context.Context, *Env) error { return nil }}
+		last := Phase{Name: "last", Timeout: time.Minute, Run: func(context.Context, *machine.Env) error { return nil }}
 		if passes < 3 {
-			last.Run = func(context.Context, *Env) error { return errRestart }
+			last.Run = func(context.Context, *machine.Env) error { return errRestart }
 		}
 		return Node{}, []Phase{phase(), last}
 	}
@@ -299,13 +300,13 @@ func TestRetrySaysWhatWasWrong(t *testing.T) {
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		now, tries := time.Unix(0, 0), 0
-		e := &Env{Clock: Clock{Now: func() time.Time { return now }, Sleep: func(ctx context.Context, d time.Duration) error {
+		e := &machine.Env{Clock: machine.Clock{Now: func() time.Time { return now }, Sleep: func(ctx context.Context, d time.Duration) error {
 			if now = now.Add(d); tries == 4 {
 				cancel()
 			}
 			return ctx.Err()
 		}}}
-		err := e.retryFor(ctx, tt.patience, time.Minute, func() error {
+		err := e.RetryFor(ctx, tt.patience, time.Minute, func() error {
 			switch tries++; {
 			case tries > tt.fails:
 				return nil

@@ -15,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
@@ -46,13 +47,13 @@ const (
 func seatPhase(active *Active) Phase {
 	return Phase{
 		Name: "seat", Doc: "it is decided that etcd may start, and how", Timeout: time.Hour,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
 			if decided(e) {
 				return Done, nil
 			}
 			return Todo, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			client, err := etcdClient(e)
 			if err != nil {
 				return err
@@ -60,26 +61,26 @@ func seatPhase(active *Active) Phase {
 			defer client.CloseIdleConnections()
 			t := &taker{e: e, active: active, site: active.Site, client: client}
 			// The others ask also while a failure of this phase stands.
-			e.atEndOfPass(t.close)
+			e.AtEndOfPass(t.close)
 			return t.take(ctx)
 		},
 	}
 }
 
 // decided reports whether the decision of this boot was made.
-func decided(e *Env) bool {
-	target, err := os.Readlink(e.path(etcdManifest))
-	return err == nil && target == etcdRun && len(e.contents(etcdRun)) > 0
+func decided(e *machine.Env) bool {
+	target, err := os.Readlink(e.Path(etcdManifest))
+	return err == nil && target == etcdRun && len(e.Contents(etcdRun)) > 0
 }
 
 // etcdTLS is how control-plane nodes know each other before there is a
 // cluster: by etcd's CA, which only they have the key of.
-func etcdTLS(e *Env) (*tls.Config, error) {
-	pool, err := api.Pool(e.contents(pkiDir + "/etcd/ca.crt"))
+func etcdTLS(e *machine.Env) (*tls.Config, error) {
+	pool, err := api.Pool(e.Contents(pkiDir + "/etcd/ca.crt"))
 	if err != nil {
 		return nil, fmt.Errorf("reading etcd's CA: %w", err)
 	}
-	cert, err := tls.X509KeyPair(e.contents(pkiDir+"/etcd/peer.crt"), e.contents(pkiDir+"/etcd/peer.key"))
+	cert, err := tls.X509KeyPair(e.Contents(pkiDir+"/etcd/peer.crt"), e.Contents(pkiDir+"/etcd/peer.key"))
 	if err != nil {
 		return nil, fmt.Errorf("reading etcd's certificate: %w", err)
 	}
@@ -91,7 +92,7 @@ func etcdTLS(e *Env) (*tls.Config, error) {
 
 // etcdClient asks other control-plane nodes, and etcd. Whoever asks again soon
 // does it over the same connections, and closes them at the end.
-func etcdClient(e *Env) (*http.Client, error) {
+func etcdClient(e *machine.Env) (*http.Client, error) {
 	conf, err := etcdTLS(e)
 	if err != nil {
 		return nil, err
@@ -101,7 +102,7 @@ func etcdClient(e *Env) (*http.Client, error) {
 
 // taker takes a seat in etcd.
 type taker struct {
-	e      *Env
+	e      *machine.Env
 	active *Active
 	site   *configs.Site
 	client *http.Client
@@ -204,7 +205,7 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 		members, err := t.join(ctx, d)
 		if err != nil {
 			// As while another member is away for a moment.
-			t.e.Waiting("a seat in etcd: %s", oneLine(err))
+			t.e.Waiting("a seat in etcd: %s", machine.OneLine(err))
 			return seatWaits, nil
 		}
 		if err := t.saveSeat(); err != nil {
@@ -305,10 +306,10 @@ func memberEtcd(client *http.Client, m configs.ControlPlaneMember) seat.Etcd {
 }
 
 // etcdDisk is what the disk has of etcd. One that cannot be read is not blank.
-func etcdDisk(e *Env) (seat.Disk, error) {
+func etcdDisk(e *machine.Env) (seat.Disk, error) {
 	var d seat.Disk
 	var err error
-	d.WAL, d.Member, d.Etcd, err = seat.LogOf(e.path(configs.EtcdDataDir + "/member/wal"))
+	d.WAL, d.Member, d.Etcd, err = seat.LogOf(e.Path(configs.EtcdDataDir + "/member/wal"))
 	if err != nil {
 		return d, Advise(fmt.Errorf("looking for the data of etcd: %w", err), "check the disk; if it is to be replaced, write the image to the new one: the machine then joins the others, while more than half of all control-plane nodes run without it")
 	}
@@ -316,7 +317,7 @@ func etcdDisk(e *Env) (seat.Disk, error) {
 	return d, nil
 }
 
-func isBlank(e *Env) bool {
+func isBlank(e *machine.Env) bool {
 	d, err := etcdDisk(e)
 	return err == nil && !d.WAL
 }
@@ -400,7 +401,7 @@ func (t *taker) start(ctx context.Context, state, members string, more ...config
 }
 
 // startEtcd has kubelet start etcd, or start it anew with other arguments.
-func startEtcd(ctx context.Context, e *Env, active *Active, args []configs.KubeadmArg) error {
+func startEtcd(ctx context.Context, e *machine.Env, active *Active, args []configs.KubeadmArg) error {
 	if err := e.Symlink(etcdRun, etcdManifest); err != nil {
 		return fmt.Errorf("letting etcd start: %w", err)
 	}
@@ -408,14 +409,14 @@ func startEtcd(ctx context.Context, e *Env, active *Active, args []configs.Kubea
 		return err
 	}
 	written := etcdManifest
-	if target, err := os.Readlink(e.path(etcdManifest)); err == nil {
+	if target, err := os.Readlink(e.Path(etcdManifest)); err == nil {
 		written = target // kubeadm writes through a link
 	}
-	pod := e.contents(written)
+	pod := e.Contents(written)
 	if len(pod) == 0 {
 		return errors.New("kubeadm wrote no pod of etcd")
 	}
-	if err := e.WriteFile(etcdRun, pod, Mode(0o600)); err != nil {
+	if err := e.WriteFile(etcdRun, pod, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("letting etcd start: %w", err)
 	}
 	// Kubelet notices changes in the directory, not behind a link.
@@ -426,7 +427,7 @@ func startEtcd(ctx context.Context, e *Env, active *Active, args []configs.Kubea
 }
 
 // promote gives this machine's member its vote, if it is there and has none.
-func promote(ctx context.Context, e *Env, site *configs.Site, client *http.Client) error {
+func promote(ctx context.Context, e *machine.Env, site *configs.Site, client *http.Client) error {
 	self := site.Self()
 	for _, m := range site.ControlPlane.Members {
 		if m.Name == self.Name {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
@@ -35,15 +36,15 @@ func (t *taker) oldSeat(ctx context.Context, v seat.View, etcds []seat.Etcd) (se
 		for _, etcd := range etcds {
 			active, err := etcd.Active(ctx, m.ID)
 			if err != nil {
-				return seat.Watched, oneLine(err), nil
+				return seat.Watched, machine.OneLine(err), nil
 			}
 			if active {
 				return seat.Alive, fmt.Sprintf("etcd at %s is in touch with the member %s (%s)", etcd.URL, m.ID, v.Self), nil
 			}
 		}
 	}
-	machine, lease := t.leaseOfNode(ctx)
-	if machine == "" || machine == machineID(t.e) {
+	holder, lease := t.leaseOfNode(ctx)
+	if holder == "" || holder == machine.ID(t.e) {
 		return seat.Gone, "", nil
 	}
 	if t.watch.since.IsZero() {
@@ -51,7 +52,7 @@ func (t *taker) oldSeat(ctx context.Context, v seat.View, etcds []seat.Etcd) (se
 	}
 	switch {
 	case lease != t.watch.lease:
-		return seat.Alive, fmt.Sprintf("the Node %s is renewed by the machine with id %s", t.site.NodeName, machine), nil
+		return seat.Alive, fmt.Sprintf("the Node %s is renewed by the machine with id %s", t.site.NodeName, holder), nil
 	case t.e.Now().Sub(t.watch.since) < seatWatched:
 		return seat.Watched, fmt.Sprintf("watching for %s whether another machine runs as Node %s", seatWatched, t.site.NodeName), nil
 	}

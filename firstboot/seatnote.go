@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // seatNoteFile lies beside etcd's data, and goes where that goes: it says of
@@ -31,9 +32,9 @@ type seatNote struct {
 const seatNoteVersion = 1
 
 // readSeatNote reads the note; one that is missing or damaged says nothing.
-func readSeatNote(e *Env) seatNote {
+func readSeatNote(e *machine.Env) seatNote {
 	var n seatNote
-	if json.Unmarshal(e.contents(seatNoteFile), &n) != nil {
+	if json.Unmarshal(e.Contents(seatNoteFile), &n) != nil {
 		return seatNote{}
 	}
 	return n
@@ -58,14 +59,14 @@ func (n seatNote) hasCarriedOut(site *configs.Site) bool {
 }
 
 // write notes it before etcd can start. It outlasts a power cut.
-func (n seatNote) write(e *Env) error {
+func (n seatNote) write(e *machine.Env) error {
 	n.Version = seatNoteVersion
 	b, err := json.Marshal(n)
-	if err == nil && !e.exists(configs.EtcdDataDir) {
-		err = e.Mkdir(configs.EtcdDataDir, Mode(0o700))
+	if err == nil && !e.Exists(configs.EtcdDataDir) {
+		err = e.Mkdir(configs.EtcdDataDir, machine.Mode(0o700))
 	}
 	if err == nil {
-		_, err = e.write(seatNoteFile, append(b, '\n'), Mode(0o600))
+		_, err = e.Write(seatNoteFile, append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("noting of which cluster etcd's data is: %w", err)

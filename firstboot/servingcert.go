@@ -10,14 +10,16 @@ import (
 	"math/big"
 	"net/netip"
 	"time"
+
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // makeServingCert signs a certificate for kubelet's own server by itself, as
 // kubelet does where it finds none when it starts, with the same names and for as
 // long. Kubelet makes two RSA keys for it, which takes a small machine seconds
 // while everything waits for kubelet; an elliptic key takes none.
-func makeServingCert(e *Env, name string) error {
-	if e.exists(servingCert) && e.exists(servingKey) {
+func makeServingCert(e *machine.Env, name string) error {
+	if e.Exists(servingCert) && e.Exists(servingKey) {
 		return nil
 	}
 	key, err := ecdsa.ParseRawPrivateKey(elliptic.P256(), e.Random(32))
@@ -48,10 +50,10 @@ func makeServingCert(e *Env, name string) error {
 	for _, f := range []struct {
 		path  string
 		block pem.Block
-		owner Owner
+		owner machine.Owner
 	}{
-		{servingKey, pem.Block{Type: "EC PRIVATE KEY", Bytes: der}, Mode(0o600)},
-		{servingCert, pem.Block{Type: "CERTIFICATE", Bytes: cert}, Mode(0o644)},
+		{servingKey, pem.Block{Type: "EC PRIVATE KEY", Bytes: der}, machine.Mode(0o600)},
+		{servingCert, pem.Block{Type: "CERTIFICATE", Bytes: cert}, machine.Mode(0o644)},
 	} {
 		if err := e.WriteFile(f.path, pem.EncodeToMemory(&f.block), f.owner); err != nil {
 			return fmt.Errorf("writing what kubelet serves with: %w", err)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // TestServingCert: kubelet starts with a certificate of its node's name that it
@@ -60,7 +62,7 @@ func TestServingCertCannotBeWritten(t *testing.T) {
 	w := nativeWorld(t)
 	e := w.env()
 	write, failed := e.WriteFile, false
-	e.WriteFile = func(path string, data []byte, o Owner) error {
+	e.WriteFile = func(path string, data []byte, o machine.Owner) error {
 		if path == servingKey && !failed {
 			failed = true
 			return errors.New("no space left on device")

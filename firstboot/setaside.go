@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -31,10 +32,10 @@ const asideDays = 7
 
 // setAside moves etcd's data to a directory of its own, and returns its path. Cut off
 // anywhere, the data is in one of the two places.
-func setAside(e *Env) (string, error) {
+func setAside(e *machine.Env) (string, error) {
 	base := asideDir + "-" + e.Now().UTC().Format("20060102-150405")
 	to := base
-	for n := 2; e.exists(to); n++ { // the clock may have been set back
+	for n := 2; e.Exists(to); n++ { // the clock may have been set back
 		to = fmt.Sprintf("%s-%d", base, n)
 	}
 	if err := e.Rename(etcdMember, to); err != nil {
@@ -46,15 +47,15 @@ func setAside(e *Env) (string, error) {
 // setAsideLogless makes room for a new beginning. A start that etcd rejected, or a
 // damaged disk, leaves a database without a log, over which etcd never comes up. Data
 // with a log is an error.
-func setAsideLogless(e *Env) error {
-	wal, _, _, err := seat.LogOf(e.path(etcdMember + "/wal"))
+func setAsideLogless(e *machine.Env) error {
+	wal, _, _, err := seat.LogOf(e.Path(etcdMember + "/wal"))
 	if err == nil && wal {
 		err = errors.New("there is a log of etcd")
 	}
 	if err != nil {
 		return fmt.Errorf("making room in %s: %w", etcdMember, err)
 	}
-	if !e.exists(etcdMember) {
+	if !e.Exists(etcdMember) {
 		return nil
 	}
 	to, err := setAside(e)
@@ -68,19 +69,19 @@ func setAsideLogless(e *Env) error {
 // pruneLogless removes databases without a log that were set aside, except the latest and
 // the largest of the others: etcd leaves an empty one with each start that it rejects, and
 // only one may have data.
-func pruneLogless(e *Env, latest string) error {
+func pruneLogless(e *machine.Env, latest string) error {
 	dirs, err := asideDirs(e)
 	if err != nil {
 		return err
 	}
 	var logless []string
 	for _, dir := range dirs {
-		if wal, _, _, err := seat.LogOf(e.path(dir + "/wal")); err == nil && !wal && dir != latest {
+		if wal, _, _, err := seat.LogOf(e.Path(dir + "/wal")); err == nil && !wal && dir != latest {
 			logless = append(logless, dir)
 		}
 	}
 	size := func(dir string) int64 {
-		info, err := os.Stat(e.path(dir + "/snap/db"))
+		info, err := os.Stat(e.Path(dir + "/snap/db"))
 		if err != nil {
 			return 0
 		}
@@ -97,15 +98,15 @@ func pruneLogless(e *Env, latest string) error {
 }
 
 // asideDirs lists the directories with data that was set aside, by name.
-func asideDirs(e *Env) ([]string, error) {
-	found, err := filepath.Glob(e.path(asideDir) + "*")
+func asideDirs(e *machine.Env) ([]string, error) {
+	found, err := filepath.Glob(e.Path(asideDir) + "*")
 	if err != nil {
 		return nil, err
 	}
 	var dirs []string
 	for _, dir := range found {
 		if info, err := os.Stat(dir); err == nil && info.IsDir() {
-			dirs = append(dirs, strings.TrimPrefix(dir, strings.TrimSuffix(e.path("/"), "/")))
+			dirs = append(dirs, strings.TrimPrefix(dir, strings.TrimSuffix(e.Path("/"), "/")))
 		}
 	}
 	return dirs, nil
@@ -114,14 +115,14 @@ func asideDirs(e *Env) ([]string, error) {
 // ageSetAside counts the days on which etcd is well, and removes data that was set aside
 // before asideDays of them. Where etcd is not well, the data may be needed: the count
 // begins again.
-func ageSetAside(e *Env, well bool) error {
+func ageSetAside(e *machine.Env, well bool) error {
 	dirs, err := asideDirs(e)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, dir := range dirs {
-		days := strings.Fields(e.text(dir + asideHealthy))
+		days := strings.Fields(e.Text(dir + asideHealthy))
 		today := e.Now().UTC().Format(time.DateOnly)
 		switch {
 		case !well && len(days) > 0:
@@ -131,7 +132,7 @@ func ageSetAside(e *Env, well bool) error {
 			e.Log.Info("removing etcd's data that was set aside: etcd has been well for days", "dir", dir, "days", len(days))
 			errs = append(errs, e.RemoveAll(dir))
 		default:
-			_, err := e.write(dir+asideHealthy, []byte(strings.Join(append(days, today), "\n")+"\n"), Mode(0o600))
+			_, err := e.Write(dir+asideHealthy, []byte(strings.Join(append(days, today), "\n")+"\n"), machine.Mode(0o600))
 			errs = append(errs, err)
 		}
 	}

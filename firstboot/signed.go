@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -30,7 +31,7 @@ const (
 // checkSignature returns when the files of a stick were signed by a key that
 // the Image names, or why that does not count. old is the active Site, nil: there is
 // none.
-func checkSignature(e *Env, image ondisk.ImageInfo, old *Active, c *slot.Contents) (int64, error) {
+func checkSignature(e *machine.Env, image ondisk.ImageInfo, old *Active, c *slot.Contents) (int64, error) {
 	when, err := c.Verify(image.SiteKeys)
 	if err != nil {
 		return 0, err
@@ -56,7 +57,7 @@ func checkSignature(e *Env, image ondisk.ImageInfo, old *Active, c *slot.Content
 // stampedOnDisk is the date of the active Site if somebody who has the disk, or a key of
 // the Image, has put it there; 0: it came from an unsigned stick, or has no date. A date
 // before the image's counts too: the image may be newer than the Site.
-func stampedOnDisk(e *Env, active *Active) int64 {
+func stampedOnDisk(e *machine.Env, active *Active) int64 {
 	if active == nil || slices.Contains(secondsIn(e, unsignedFile), active.Stamped) {
 		return 0
 	}
@@ -67,11 +68,11 @@ func stampedOnDisk(e *Env, active *Active) int64 {
 }
 
 // lastSigned is the date below which the machine takes no signed Site; 0: there is none.
-func lastSigned(e *Env) int64 { return slices.Max(append(secondsIn(e, signedFile), 0)) }
+func lastSigned(e *machine.Env) int64 { return slices.Max(append(secondsIn(e, signedFile), 0)) }
 
-func secondsIn(e *Env, file string) []int64 {
+func secondsIn(e *machine.Env, file string) []int64 {
 	var out []int64
-	for _, text := range strings.Fields(e.text(file)) {
+	for _, text := range strings.Fields(e.Text(file)) {
 		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
 			out = append(out, n)
 		}
@@ -81,7 +82,7 @@ func secondsIn(e *Env, file string) []int64 {
 
 // saveSigned remembers, before the stick is taken, below which date no signature counts:
 // its own, and that of the Site that it replaces, whose date is lost.
-func (s *stick) saveSigned(e *Env) error {
+func (s *stick) saveSigned(e *machine.Env) error {
 	floor := s.signed
 	if !s.known {
 		floor = max(floor, stampedOnDisk(e, s.before))
@@ -97,7 +98,7 @@ func (s *stick) saveSigned(e *Env) error {
 
 // saveUnsigned remembers, before the stick is taken, that the date in the slot is the word
 // of whoever made it.
-func (s *stick) saveUnsigned(e *Env, stamped int64) error {
+func (s *stick) saveUnsigned(e *machine.Env, stamped int64) error {
 	if s.signed > 0 {
 		return nil
 	}
@@ -111,7 +112,7 @@ func (s *stick) saveUnsigned(e *Env, stamped int64) error {
 	return nil
 }
 
-func writeSeconds(e *Env, file string, seconds ...int64) error {
-	_, err := e.write(file, []byte(strings.Trim(fmt.Sprint(seconds), "[]")+"\n"), Mode(0o600))
+func writeSeconds(e *machine.Env, file string, seconds ...int64) error {
+	_, err := e.Write(file, []byte(strings.Trim(fmt.Sprint(seconds), "[]")+"\n"), machine.Mode(0o600))
 	return err
 }

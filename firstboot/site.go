@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -88,7 +89,7 @@ type siteReader struct {
 	last  *Active // of the last time that it was read well
 }
 
-func (r *siteReader) read(e *Env) (*Active, error) {
+func (r *siteReader) read(e *machine.Env) (*Active, error) {
 	a, err := activeSite(e, r.image, r.last)
 	if err == nil {
 		r.last = a
@@ -101,7 +102,7 @@ var errNoSite = errors.New("there is no Site in the slot")
 
 // readSite reads and checks what a slot holds. before, which may be nil, is what
 // it held earlier.
-func readSite(e *Env, image ondisk.ImageInfo, dev string, before *Active) (*slot.Contents, *Active, error) {
+func readSite(e *machine.Env, image ondisk.ImageInfo, dev string, before *Active) (*slot.Contents, *Active, error) {
 	c, one, err := readContents(e, dev)
 	if err != nil {
 		return c, nil, err
@@ -114,7 +115,7 @@ func readSite(e *Env, image ondisk.ImageInfo, dev string, before *Active) (*slot
 }
 
 // readContents reads what a slot holds, whole and for this machine.
-func readContents(e *Env, dev string) (c, one *slot.Contents, err error) {
+func readContents(e *machine.Env, dev string) (c, one *slot.Contents, err error) {
 	c, err = e.ReadSlot(dev)
 	if errors.Is(err, slot.ErrNoSite) || errors.Is(err, slot.ErrBlank) {
 		return c, nil, fmt.Errorf("%w (%s: %w)", errNoSite, dev, err)
@@ -131,12 +132,12 @@ func readContents(e *Env, dev string) (c, one *slot.Contents, err error) {
 
 // resolveSite makes of a site's document the site on this machine. Of before it
 // takes what was made of the same.
-func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, before *Active) (*Active, error) {
-	m := e.facts()
+func resolveSite(e *machine.Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, before *Active) (*Active, error) {
+	m := e.Facts()
 	j, _ := readJoinedAs(e)
 	cert, notEnrolled := enrolment(e)
 	member := nodeIn(cert)
-	inputs := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, member, notEnrolled == nil, e.contents(keyFile)}
+	inputs := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, member, notEnrolled == nil, e.Contents(keyFile)}
 	if before != nil && reflect.DeepEqual(before.inputs, inputs) {
 		a := *before
 		a.Device, a.NotTaken, a.unwritten = "", nil, false // of the slot, not of the site
@@ -241,8 +242,8 @@ func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 // invalid, it is the copy of the last one that this machine applied. No phase calls
 // it: the siteReader of a pass does, and what a person asks for does it once, at its
 // beginning. before, which may be nil, is the result of an earlier call.
-func activeSite(e *Env, image ondisk.ImageInfo, before *Active) (*Active, error) {
-	dev, err := ownSlot(e)
+func activeSite(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, error) {
+	dev, err := machine.OwnSlot(e)
 	if err != nil {
 		return nil, err
 	}
@@ -251,12 +252,12 @@ func activeSite(e *Env, image ondisk.ImageInfo, before *Active) (*Active, error)
 		a.Device = dev
 		return a, nil
 	}
-	doc, copyErr := e.read(ondisk.SiteCopy)
+	doc, copyErr := e.Read(ondisk.SiteCopy)
 	if copyErr != nil {
 		return nil, err
 	}
 	files := map[string][]byte{}
-	if ign, err := e.read(ignitionCopy); err == nil {
+	if ign, err := e.Read(ignitionCopy); err == nil {
 		files[ondisk.SlotIgnition] = ign
 	}
 	old, copyErr := resolveSite(e, image, &slot.Contents{Files: files}, doc, before)
@@ -275,7 +276,7 @@ func (a *Active) isMadeOf(doc, ignition []byte) bool {
 
 // otherMachine reports what is wrong with a Site that gives a member another name: unless
 // it takes the machine to another cluster, it is another machine's.
-func (a *Active) otherMachine(e *Env, name string) error {
+func (a *Active) otherMachine(e *machine.Env, name string) error {
 	moves := !a.Site.Credentials.Token.IsZero() &&
 		(unpinned(a.Site) || !slices.ContainsFunc(memberPins(e), func(pin string) bool { return isPinned(pin, a.Site.CAPins()) }))
 	if name == "" || a.Node == name || moves {
@@ -285,26 +286,26 @@ func (a *Active) otherMachine(e *Env, name string) error {
 }
 
 // isApplied reports whether the machine's settings are those of the site.
-func (a *Active) isApplied(e *Env) bool { return e.text(appliedFile) == a.applied() }
+func (a *Active) isApplied(e *machine.Env) bool { return e.Text(appliedFile) == a.applied() }
 
 // applied names the settings of the site on this machine.
 func (a *Active) applied() string { return a.MAC + " " + a.Hostname }
 
 // siteSources tells one state of all slots in reach from another, whether
 // their sites are valid or not.
-func siteSources(e *Env) string {
+func siteSources(e *machine.Env) string {
 	var all []string
-	if dev, err := ownSlot(e); err == nil {
+	if dev, err := machine.OwnSlot(e); err == nil {
 		all = append(all, slotDigest(e, dev))
 	}
-	for _, dev := range e.removableSlots() {
+	for _, dev := range e.RemovableSlots() {
 		all = append(all, dev+" "+slotDigest(e, dev))
 	}
 	return strings.Join(all, "\n")
 }
 
 // slotDigest tells one state of the slot's site from another, valid or not.
-func slotDigest(e *Env, dev string) string {
+func slotDigest(e *machine.Env, dev string) string {
 	c, err := e.ReadSlot(dev)
 	if err != nil {
 		return "unreadable"
@@ -329,7 +330,7 @@ func contentsDigest(c *slot.Contents) string {
 
 // siteIfAny is the active Site; nil on a node that edgebake did not build, or
 // whose Site cannot be read.
-func siteIfAny(e *Env, image ondisk.ImageInfo) *Active {
+func siteIfAny(e *machine.Env, image ondisk.ImageInfo) *Active {
 	active, err := activeSite(e, image, nil)
 	if err != nil {
 		e.Log.Info("continuing without a Site", "reason", err)

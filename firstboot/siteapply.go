@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/apply"
 	"github.com/edgebake/edgebake/firstboot/beneath"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -21,15 +22,15 @@ import (
 // says. When it is done, reader has read that Site last; the rest of the pass
 // uses it. beforeKubelet is called before a kubelet is started that has waited for the
 // Site's settings; nil: nothing is to be done.
-func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *Env, *configs.Site) error) Phase {
+func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *machine.Env, *configs.Site) error) Phase {
 	left := false // the slot of a node, in this pass: it could not be written
 	return Phase{
 		Name: "site-config", Doc: "the Site's settings are in place", Timeout: 5 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			if s, err := newStick(e, reader); s != nil {
 				return Todo, nil
 			} else if err != nil {
-				e.Note("%s", oneLine(err))
+				e.Note("%s", machine.OneLine(err))
 			}
 			a, err := reader.read(e)
 			if errors.Is(err, errNoSite) {
@@ -41,7 +42,7 @@ func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *Env, *co
 			if err != nil {
 				return Todo, err
 			}
-			if !a.isApplied(e) || e.text("/proc/sys/kernel/hostname") != a.Hostname {
+			if !a.isApplied(e) || e.Text("/proc/sys/kernel/hostname") != a.Hostname {
 				return Todo, nil
 			}
 			if held, err := kubeletHeld(ctx, e); held || err != nil {
@@ -50,7 +51,7 @@ func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *Env, *co
 			noteFailedUnits(ctx, e)
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			err := takeFromInventory(e)
 			if left = err != nil && isMember(e); left {
 				// It has an active Site, and other work to do.
@@ -78,20 +79,20 @@ func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *Env, *co
 
 // waitForSite waits, within its attempt, for somebody to bring a site. none says why there
 // is none in the slot.
-func waitForSite(ctx context.Context, e *Env, reader *siteReader, none error) (*Active, error) {
+func waitForSite(ctx context.Context, e *machine.Env, reader *siteReader, none error) (*Active, error) {
 	if isOthers(none) {
-		e.Waiting("a Site; %s. This machine: %s", oneLine(none), e.facts())
+		e.Waiting("a Site; %s. This machine: %s", machine.OneLine(none), e.Facts())
 	}
-	e.Waiting("a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: %s", e.facts())
+	e.Waiting("a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: %s", e.Facts())
 	var found *Active
 	var siteErr error
-	err := e.poll(ctx, standstill, func() (bool, error) {
+	err := e.Poll(ctx, standstill, func() (bool, error) {
 		if s, err := newStick(e, reader); s != nil {
 			if err := s.take(e); err != nil {
 				return false, err
 			}
 		} else if err != nil {
-			e.Waiting("a Site; %s. This machine: %s", oneLine(err), e.facts())
+			e.Waiting("a Site; %s. This machine: %s", machine.OneLine(err), e.Facts())
 		}
 		if err := takeFromInventory(e); err != nil {
 			return false, err
@@ -109,9 +110,9 @@ func waitForSite(ctx context.Context, e *Env, reader *siteReader, none error) (*
 }
 
 // applySite makes the machine's settings those of the site.
-func applySite(ctx context.Context, e *Env, a *Active) error {
+func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 	if !a.isApplied(e) {
-		if err := endTrial(ctx, e, e.exists(manifestFile)); err != nil {
+		if err := endTrial(ctx, e, e.Exists(manifestFile)); err != nil {
 			return err
 		}
 		if enrolled(e) == nil {
@@ -141,14 +142,14 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 		return fmt.Errorf("setting the host name to %s: %w", a.Hostname, err)
 	}
 	// Last: from here on Check finds the settings in place.
-	if _, err := e.write(appliedFile, []byte(a.applied()+"\n"), Mode(0o600)); err != nil {
+	if _, err := e.Write(appliedFile, []byte(a.applied()+"\n"), machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("noting which Site is in place: %w", err)
 	}
 	return nil
 }
 
 // startHeldKubelet starts a kubelet that has waited for the Site's settings, after before.
-func startHeldKubelet(ctx context.Context, e *Env, site *configs.Site, before func(context.Context, *Env, *configs.Site) error) error {
+func startHeldKubelet(ctx context.Context, e *machine.Env, site *configs.Site, before func(context.Context, *machine.Env, *configs.Site) error) error {
 	if held, err := kubeletHeld(ctx, e); !held || err != nil {
 		return err
 	}
@@ -165,7 +166,7 @@ func startHeldKubelet(ctx context.Context, e *Env, site *configs.Site, before fu
 
 // kubeletHeld reports whether kubelet of an enrolled node does not run: it
 // waited for the site's settings, on a root that had none.
-func kubeletHeld(ctx context.Context, e *Env) (bool, error) {
+func kubeletHeld(ctx context.Context, e *machine.Env) (bool, error) {
 	if !enrolledOrEarly(e) {
 		return false, nil
 	}
@@ -175,15 +176,15 @@ func kubeletHeld(ctx context.Context, e *Env) (bool, error) {
 
 // keepSite copies the site for the day when the slot is spoilt. It has no
 // token; a Wi-Fi key stays in it, which is in the settings on this disk too.
-func keepSite(e *Env, a *Active) error {
+func keepSite(e *machine.Env, a *Active) error {
 	doc, err := withoutToken(a.Site)
 	if err == nil {
-		err = e.WriteFile(ondisk.SiteCopy, doc, Mode(0o600))
+		err = e.WriteFile(ondisk.SiteCopy, doc, machine.Mode(0o600))
 	}
 	if err == nil && a.ignition != nil {
 		// Without the token too: the slot may have to be made again from this
 		// when nobody knows any more what to take out.
-		err = e.WriteFile(ignitionCopy, slot.HideInIgnition(a.ignition, a.Site.Credentials.Token.Reveal()), Mode(0o600))
+		err = e.WriteFile(ignitionCopy, slot.HideInIgnition(a.ignition, a.Site.Credentials.Token.Reveal()), machine.Mode(0o600))
 	} else if err == nil {
 		err = e.Remove(ignitionCopy)
 	}
@@ -202,22 +203,19 @@ func withoutToken(site *configs.Site) ([]byte, error) {
 	return configs.EncodeSlot(&s)
 }
 
-func applier(e *Env) apply.Target {
+func applier(e *machine.Env) apply.Target {
 	return apply.Target{
 		Root: e.Root, Manifest: manifestFile, Originals: originalsDir,
-		WriteFile: func(p string, b []byte, m apply.Meta) error {
+		WriteFile: func(p string, b []byte, m machine.Owner) error {
 			if mayHideToken(b) {
 				// A user may have put anything where he may write.
 				if before, _, err := (beneath.Root{Dir: e.Root}).ReadFile(p); err == nil && hidesToken(b, before) {
 					b = before
 				}
 			}
-			return e.WriteFile(p, b, Owner{Mode: m.Mode, UID: m.UID, GID: m.GID})
+			return e.WriteFile(p, b, m)
 		},
-		Mkdir: func(p string, m apply.Meta) error {
-			return e.Mkdir(p, Owner{Mode: m.Mode, UID: m.UID, GID: m.GID})
-		},
-		Symlink: e.Symlink, Link: e.Link, Remove: e.Remove,
+		Mkdir: e.Mkdir, Symlink: e.Symlink, Link: e.Link, Remove: e.Remove,
 		Unit: e.Unit,
 	}
 }
@@ -272,24 +270,24 @@ const (
 
 // jobs are those of one Apply. Each unit gets its job, however long the others take.
 type jobs struct {
-	e   *Env
+	e   *machine.Env
 	end time.Time
 }
 
 // unit reports an error only where ctx ended. What is wrong with a unit is a note:
 // joining goes on.
 func (j jobs) unit(ctx context.Context, verb, unit, failing string) error {
-	patience := max(jobLeast, min(jobPatience, j.end.Sub(j.e.Now())))
-	err := j.e.boundedUnit(ctx, patience, verb, unit)
+	patience := max(jobLeast, min(machine.JobPatience, j.end.Sub(j.e.Now())))
+	err := j.e.BoundedUnit(ctx, patience, verb, unit)
 	if err != nil && ctx.Err() == nil {
 		j.e.Log.Warn(failing, "unit", unit, "verb", verb, "error", err)
-		j.e.Note("%s (%s): %s", failing, unit, oneLine(err))
+		j.e.Note("%s (%s): %s", failing, unit, machine.OneLine(err))
 	}
 	return ctx.Err()
 }
 
 // noteFailedUnits notes the units of the Site that have failed.
-func noteFailedUnits(ctx context.Context, e *Env) {
+func noteFailedUnits(ctx context.Context, e *machine.Env) {
 	units, err := applier(e).EnabledUnits()
 	if err != nil {
 		e.Log.Warn("looking for the units of the Site", "error", err)
@@ -303,7 +301,7 @@ func noteFailedUnits(ctx context.Context, e *Env) {
 
 // activateChanges tells the running system what has changed below it: the files
 // were applied to a machine that is up. Unless ctx ends, each unit is told.
-func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
+func activateChanges(ctx context.Context, e *machine.Env, c apply.Changes) error {
 	j := jobs{e, e.Now().Add(jobsPatience)}
 	if len(c.Units) > 0 {
 		if err := e.Unit(ctx, "daemon-reload", ""); err != nil {
@@ -337,7 +335,7 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 		}
 	}
 	for _, p := range c.Paths {
-		if (strings.HasPrefix(p, "/etc/sysctl.d/") || strings.HasPrefix(p, "/etc/modules-load.d/")) && !e.exists(p) {
+		if (strings.HasPrefix(p, "/etc/sysctl.d/") || strings.HasPrefix(p, "/etc/modules-load.d/")) && !e.Exists(p) {
 			e.Log.Warn("what this file did stays until the next boot", "removed", p)
 		}
 	}
@@ -380,7 +378,7 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 
 // fits rejects a Site that requires what this system lacks, before any of it
 // is applied.
-func fits(e *Env, a *Active) error {
+func fits(e *machine.Env, a *Active) error {
 	baked, err := apply.NewBaked(applier(e))
 	if err != nil {
 		return fmt.Errorf("looking for what the Site needs: %w", err)

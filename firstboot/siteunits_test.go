@@ -9,11 +9,12 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/apply"
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // slowUnits has units whose jobs do not end. As with D-Bus, a job is not even queued
 // where ctx has ended.
-func (w *world) slowUnits(e *Env, slow ...string) {
+func (w *world) slowUnits(e *machine.Env, slow ...string) {
 	unit := e.Unit
 	e.Unit = func(ctx context.Context, verb, name string) error {
 		if err := e.Sleep(ctx, 0); err != nil {
@@ -135,7 +136,7 @@ func TestSlowDaemons(t *testing.T) {
 
 // networkd is what it has loaded of the Site's settings: networkctl tells it over D-Bus,
 // which comes up late.
-func (w *world) networkd(e *Env, dbus time.Duration) (loaded func() string) {
+func (w *world) networkd(e *machine.Env, dbus time.Duration) (loaded func() string) {
 	const settings = "/etc/systemd/network/20-edgebake-00.network"
 	read := func() string {
 		if w.has(settings) {
@@ -153,7 +154,7 @@ func (w *world) networkd(e *Env, dbus time.Duration) (loaded func() string) {
 		}
 		return unit(ctx, verb, name)
 	}
-	e.Run = func(ctx context.Context, c Cmd) error {
+	e.Run = func(ctx context.Context, c machine.Cmd) error {
 		err := run(ctx, c)
 		if err == nil && strings.Join(c.Args, " ") == "networkctl reload" {
 			has = read()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 const (
@@ -33,7 +34,7 @@ const (
 
 // Snapshot writes what etcd on this machine holds to a file in snapshotDir, and
 // returns its path. Old ones go.
-func Snapshot(ctx context.Context, e *Env) (string, error) {
+func Snapshot(ctx context.Context, e *machine.Env) (string, error) {
 	image, err := imageInfo(e)
 	if err != nil {
 		return "", err
@@ -48,7 +49,7 @@ func Snapshot(ctx context.Context, e *Env) (string, error) {
 	return snapshot(ctx, e, active.Site)
 }
 
-func snapshot(ctx context.Context, e *Env, site *configs.Site) (string, error) {
+func snapshot(ctx context.Context, e *machine.Env, site *configs.Site) (string, error) {
 	client, err := etcdClient(e)
 	if err != nil {
 		return "", err
@@ -66,7 +67,7 @@ func snapshot(ctx context.Context, e *Env, site *configs.Site) (string, error) {
 		return "", err
 	}
 	path := snapshotDir + "/" + snapshotName(e.Now())
-	err = e.Stream(path, Mode(0o600), func(w io.Writer) error {
+	err = e.Stream(path, machine.Mode(0o600), func(w io.Writer) error {
 		return memberEtcd(client, site.Self()).Snapshot(ctx, w)
 	})
 	if err != nil {
@@ -86,8 +87,8 @@ type savedSnapshot struct {
 // snapshots lists those there are, the newest first. Names are dates; those of the
 // future were taken by a clock that was wrong, and come last: first they would push out
 // all that the right clock dates.
-func snapshots(e *Env) ([]savedSnapshot, error) {
-	entries, err := os.ReadDir(e.path(snapshotDir))
+func snapshots(e *machine.Env) ([]savedSnapshot, error) {
+	entries, err := os.ReadDir(e.Path(snapshotDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("looking for snapshots: %w", err)
 	}
@@ -111,10 +112,10 @@ func snapshots(e *Env) ([]savedSnapshot, error) {
 // roomForSnapshot drops old snapshots, but for the newest, where the next one leaves
 // too little of the disk: etcd stops where it cannot write, and kubelet stops pods
 // well before.
-func roomForSnapshot(e *Env) error {
+func roomForSnapshot(e *machine.Env) error {
 	fail := func(err error) error { return fmt.Errorf("making room for a snapshot: %w", err) }
 	size := int64(0) // of the database: what a snapshot of it has
-	if info, err := os.Stat(e.path(configs.EtcdDataDir + "/member/snap/db")); err == nil {
+	if info, err := os.Stat(e.Path(configs.EtcdDataDir + "/member/snap/db")); err == nil {
 		size = info.Size()
 	}
 	if err := dropHalfSnapshots(e); err != nil {
@@ -152,8 +153,8 @@ func roomForSnapshot(e *Env) error {
 
 // dropHalfSnapshots removes what a power cut has left. Its name is a date, so the
 // next one does not write over it. Whoever takes a snapshot holds the lock.
-func dropHalfSnapshots(e *Env) error {
-	entries, err := os.ReadDir(e.path(snapshotDir))
+func dropHalfSnapshots(e *machine.Env) error {
+	entries, err := os.ReadDir(e.Path(snapshotDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("looking for snapshots: %w", err)
 	}
@@ -167,7 +168,7 @@ func dropHalfSnapshots(e *Env) error {
 	return nil
 }
 
-func dropSnapshots(e *Env) error {
+func dropSnapshots(e *machine.Env) error {
 	all, err := snapshots(e)
 	if err != nil {
 		return err
@@ -190,10 +191,10 @@ func snapshotPhase(active *Active) Phase {
 	tried := false
 	return Phase{
 		Name: "snapshot", Doc: "there is a snapshot of etcd that is not older than a day", Timeout: snapshotTime + time.Minute,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
 			all, err := snapshots(e)
 			if err != nil {
-				e.Note("no snapshot of etcd: %s", oneLine(err))
+				e.Note("no snapshot of etcd: %s", machine.OneLine(err))
 				return Done, nil
 			}
 			if len(all) > 0 {
@@ -208,10 +209,10 @@ func snapshotPhase(active *Active) Phase {
 			}
 			return Todo, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			tried = true
 			if path, err := snapshot(ctx, e, active.Site); err != nil {
-				e.Note("no snapshot of etcd: %s", oneLine(err))
+				e.Note("no snapshot of etcd: %s", machine.OneLine(err))
 			} else {
 				e.Log.Info("saved a snapshot of etcd", "file", path)
 			}

@@ -10,26 +10,27 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs/printable"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
 // begin starts the state of this run. What an earlier run wrote is only read
 // for what a person may still want to see: when it all began.
-func (r *Runner) begin(e *Env) {
+func (r *Runner) begin(e *machine.Env) {
 	e.Log = slog.New(redacting{Handler: e.Log.Handler(), redact: r.redact})
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := e.Now()
 	r.state = ondisk.State{
 		Version: ondisk.StateVersion, Result: ondisk.ResultRunning,
-		BootID: bootID(e),
+		BootID: machine.BootID(e),
 		Plan:   r.Plan, Started: now, Updated: now,
 	}
 	if old, err := LoadState(e.Root); err == nil && old.BootID == r.state.BootID {
 		r.state.Started, r.state.Boot = old.Started, old.Boot // restarted within one boot
 	}
 	r.busyTil = now.Add(time.Minute)
-	if dev, err := ownSlot(e); err == nil {
+	if dev, err := machine.OwnSlot(e); err == nil {
 		r.device = dev // where to say that its site is invalid
 	}
 }
@@ -37,7 +38,7 @@ func (r *Runner) begin(e *Env) {
 // recordBootClock records when the parts of this boot began. It is called again
 // when first boot is done, since systemd's own part ends after first boot began. An
 // error is only logged.
-func (r *Runner) recordBootClock(ctx context.Context, e *Env) {
+func (r *Runner) recordBootClock(ctx context.Context, e *machine.Env) {
 	r.mu.Lock()
 	known := r.state.Boot
 	r.mu.Unlock()
@@ -64,8 +65,8 @@ const clockTimeout = 5 * time.Second
 
 // LoadState reads the state below root.
 func LoadState(root string) (*ondisk.State, error) {
-	e := Env{Root: root}
-	b, err := e.read(ondisk.StateFile)
+	e := machine.Env{Root: root}
+	b, err := e.Read(ondisk.StateFile)
 	if err != nil {
 		return nil, fmt.Errorf("reading the state of first boot: %w", err)
 	}
@@ -99,9 +100,9 @@ func (r *Runner) show(phases []Phase, all bool) {
 }
 
 // adopt makes the site known to what is said from now on.
-func (r *Runner) adopt(e *Env, node Node) {
+func (r *Runner) adopt(e *machine.Env, node Node) {
 	if node.NotTaken != nil {
-		e.Note("the slot's Site is not taken, the former one stays: %s", oneLine(node.NotTaken))
+		e.Note("the slot's Site is not taken, the former one stays: %s", machine.OneLine(node.NotTaken))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -111,7 +112,7 @@ func (r *Runner) adopt(e *Env, node Node) {
 }
 
 // set changes what the state says of one phase and saves it.
-func (r *Runner) set(e *Env, name string, change func(*ondisk.PhaseState)) (ps ondisk.PhaseState, changed bool, place string) {
+func (r *Runner) set(e *machine.Env, name string, change func(*ondisk.PhaseState)) (ps ondisk.PhaseState, changed bool, place string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.state.Phases {
@@ -156,18 +157,18 @@ const waitSavedEvery = time.Minute
 
 // save writes the state; who holds the lock calls it. A state that cannot be
 // written must not stop a node from joining.
-func (r *Runner) save(e *Env) {
+func (r *Runner) save(e *machine.Env) {
 	r.state.Updated, r.unsaved = e.Now(), false
 	b, err := json.MarshalIndent(r.state, "", "  ")
 	if err == nil {
-		err = e.WriteFile(ondisk.StateFile, append(b, '\n'), Mode(0o600))
+		err = e.WriteFile(ondisk.StateFile, append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
 		e.Log.Error("writing the state of first boot", "error", err)
 	}
 }
 
-func (r *Runner) mark(e *Env, p Phase, status string, attempts int, err error) {
+func (r *Runner) mark(e *machine.Env, p Phase, status string, attempts int, err error) {
 	ps, changed, place := r.set(e, p.Name, func(ps *ondisk.PhaseState) {
 		ps.Status, ps.Attempts, ps.Waiting = status, attempts, ""
 	})
@@ -184,7 +185,7 @@ func (r *Runner) mark(e *Env, p Phase, status string, attempts int, err error) {
 	}
 }
 
-func (r *Runner) done(e *Env, p Phase, attempts int) {
+func (r *Runner) done(e *machine.Env, p Phase, attempts int) {
 	ps, changed, place := r.set(e, p.Name, func(ps *ondisk.PhaseState) {
 		ps.Status, ps.Attempts, ps.Waiting, ps.Error, ps.Fix = ondisk.PhaseDone, attempts, "", "", ""
 	})
@@ -202,8 +203,8 @@ func (r *Runner) done(e *Env, p Phase, attempts int) {
 }
 
 // recordFailure records a failed attempt, and says it once for each new reason.
-func (r *Runner) recordFailure(e *Env, p Phase, attempts int, err error) {
-	what := printable.Line(r.words(oneLine(err)))
+func (r *Runner) recordFailure(e *machine.Env, p Phase, attempts int, err error) {
+	what := printable.Line(r.words(machine.OneLine(err)))
 	fix := printable.Text(r.words(Advice(err)))
 	_, _, place := r.set(e, p.Name, func(ps *ondisk.PhaseState) {
 		ps.Status, ps.Attempts, ps.Error, ps.Fix = ondisk.PhaseWaiting, attempts, what, fix
@@ -225,9 +226,9 @@ func (r *Runner) recordFailure(e *Env, p Phase, attempts int, err error) {
 	}
 }
 
-func (r *Runner) sayFailure(e *Env, p Phase, err error) {
+func (r *Runner) sayFailure(e *machine.Env, p Phase, err error) {
 	fix, _ := Fix(err)
-	r.say(e, fmt.Sprintf("FAILED %s: %s", p.Name, r.words(oneLine(err))))
+	r.say(e, fmt.Sprintf("FAILED %s: %s", p.Name, r.words(machine.OneLine(err))))
 	r.say(e, "    to fix: "+r.words(fix))
 }
 
@@ -284,14 +285,14 @@ func (r *Runner) forgetNotes() {
 }
 
 // say tells a person: console, status line and journal.
-func (r *Runner) say(e *Env, line string) {
+func (r *Runner) say(e *machine.Env, line string) {
 	line = printable.Line(line)
 	e.Console(line)
 	e.Notify("STATUS=" + line)
 	e.Log.Info(line)
 }
 
-func (r *Runner) result(e *Env, result string) {
+func (r *Runner) result(e *machine.Env, result string) {
 	r.mu.Lock()
 	changed := r.state.Result != result
 	r.state.Result = result
@@ -307,7 +308,7 @@ func (r *Runner) result(e *Env, result string) {
 
 // publish puts the report where it can be seen without this machine's help:
 // on the slot, and at the site's URL. Neither may hold up the node.
-func (r *Runner) publish(ctx context.Context, e *Env) {
+func (r *Runner) publish(ctx context.Context, e *machine.Env) {
 	r.mu.Lock()
 	state, device, url, ca, proxy := r.state, r.device, r.url, r.reportCA, r.proxy
 	state.Phases, state.Notes = slices.Clone(state.Phases), slices.Clone(state.Notes)

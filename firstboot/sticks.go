@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -56,8 +57,8 @@ const notTaken = "not taken after reset: "
 // newStick looks for a site that somebody has brought. One with problems does
 // not hide another's; its error is returned when there is no other: of each stick
 // a sentence that names it.
-func newStick(e *Env, reader *siteReader) (*stick, error) {
-	devs := e.removableSlots()
+func newStick(e *machine.Env, reader *siteReader) (*stick, error) {
+	devs := e.RemovableSlots()
 	if len(devs) == 0 {
 		return nil, nil
 	}
@@ -70,7 +71,7 @@ func newStick(e *Env, reader *siteReader) (*stick, error) {
 		switch isNew, why := s.judge(e, have); {
 		case isNew && !s.known:
 			if by := s.claimedBy(e); by != nil {
-				errs = append(errs, fmt.Errorf("stick %s is not taken: %w", s.dev, errClaimed(s, by, e.facts())))
+				errs = append(errs, fmt.Errorf("stick %s is not taken: %w", s.dev, errClaimed(s, by, e.Facts())))
 				continue
 			}
 			return s, nil
@@ -86,8 +87,8 @@ func newStick(e *Env, reader *siteReader) (*stick, error) {
 // sticks reads the Sites of removable slots, for a machine whose active Site is have;
 // those with none, and inventories without one for this machine, are passed
 // over.
-func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[]error) []*stick {
-	own, key := ownContents(e), e.contents(keyFile)
+func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[]error) []*stick {
+	own, key := ownContents(e), e.Contents(keyFile)
 	var out []*stick
 	names := map[string]int{}
 	for _, dev := range devs {
@@ -133,12 +134,12 @@ func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[
 }
 
 // takeSticks takes what new sites there are, one after the other.
-func takeSticks(e *Env, reader *siteReader) error {
-	for range maxSticks {
+func takeSticks(e *machine.Env, reader *siteReader) error {
+	for range machine.MaxSticks {
 		s, err := newStick(e, reader)
 		if s == nil {
 			if err != nil {
-				e.Note("%s", oneLine(err))
+				e.Note("%s", machine.OneLine(err))
 			}
 			return nil
 		}
@@ -151,14 +152,14 @@ func takeSticks(e *Env, reader *siteReader) error {
 
 // ownContents is what the machine's own slot holds, or held before it was
 // spoilt.
-func ownContents(e *Env) *slot.Contents {
-	if dev, err := ownSlot(e); err == nil {
+func ownContents(e *machine.Env) *slot.Contents {
+	if dev, err := machine.OwnSlot(e); err == nil {
 		if c, err := e.ReadSlot(dev); err == nil || errors.Is(err, slot.ErrNoSite) && c != nil {
 			return c
 		}
 	}
 	c := &slot.Contents{Files: map[string][]byte{}}
-	if ign := e.contents(ignitionCopy); ign != nil {
+	if ign := e.Contents(ignitionCopy); ign != nil {
 		c.Files[ondisk.SlotIgnition] = ign
 	}
 	return c
@@ -185,8 +186,8 @@ func withOwnIgnition(brought map[string][]byte, own *slot.Contents) map[string][
 // judge reports whether the stick's site is to be taken, or why it is not
 // where somebody may wonder. have is the machine's active Site, nil:
 // none.
-func (s *stick) judge(e *Env, have *Active) (isNew bool, why string) {
-	remembered := e.text(s.memory)
+func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
+	remembered := e.Text(s.memory)
 	unchanged := strings.TrimPrefix(remembered, notTaken) == s.digest
 	token := s.active.Site.Credentials.Token
 	same := have != nil && have.MAC == s.active.MAC
@@ -215,7 +216,7 @@ func (s *stick) judge(e *Env, have *Active) (isNew bool, why string) {
 // bringsLostKeys reports whether a control-plane node with the Site have has lost
 // keys of its cluster, of which its slot has none any more, and the stick has
 // them.
-func (s *stick) bringsLostKeys(e *Env, have *Active) bool {
+func (s *stick) bringsLostKeys(e *machine.Env, have *Active) bool {
 	return s.active.Site.Credentials.Keys != nil && have.Site.Credentials.Keys == nil && keysInPlace(e, have.Site) != nil
 }
 
@@ -228,7 +229,7 @@ func stampedBefore(a, b *Active) bool {
 
 // latestStamp is the latest date that a node believes of a stick. A stranger's
 // could have its clock set years ahead, or newer sites be taken for old ones.
-func latestStamp(e *Env, image ondisk.ImageInfo, have *Active) int64 {
+func latestStamp(e *machine.Env, image ondisk.ImageInfo, have *Active) int64 {
 	latest := max(e.Now().Unix(), image.SourceDate)
 	if have != nil {
 		latest = max(latest, have.Stamped)
@@ -240,12 +241,12 @@ func date(seconds int64) string { return time.Unix(seconds, 0).UTC().Format(time
 
 // take copies the site into the machine's own slot, so that the stick may be
 // pulled out, and remembers what the stick holds.
-func (s *stick) take(e *Env) error {
+func (s *stick) take(e *machine.Env) error {
 	if err := s.saveSigned(e); err != nil {
 		return err
 	}
 	if !s.known {
-		own, err := ownSlot(e)
+		own, err := machine.OwnSlot(e)
 		if err != nil {
 			return err
 		}
@@ -266,11 +267,11 @@ func (s *stick) take(e *Env) error {
 			return fmt.Errorf("writing the Site of stick %s to the slot %s: %w", s.dev, own, err)
 		}
 		var damaged []error // and so absent
-		if err := forgetAbsent(e, sticks(e, s.active.Image, s.active, e.removableSlots(), &damaged)); err != nil {
+		if err := forgetAbsent(e, sticks(e, s.active.Image, s.active, e.RemovableSlots(), &damaged)); err != nil {
 			return err
 		}
 	}
-	if err := e.WriteFile(s.memory, []byte(s.digest+"\n"), Mode(0o600)); err != nil {
+	if err := e.WriteFile(s.memory, []byte(s.digest+"\n"), machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("noting what stick %s holds: %w", s.dev, err)
 	}
 	if !s.known {
@@ -288,12 +289,12 @@ func (s *stick) take(e *Env) error {
 
 // forgetAbsent forgets what sticks held that are not among the present ones now
 // that another's site is taken: whoever plugs one in again means it.
-func forgetAbsent(e *Env, all []*stick) error {
+func forgetAbsent(e *machine.Env, all []*stick) error {
 	present := map[string]bool{}
 	for _, s := range all {
 		present[filepath.Base(s.memory)] = true
 	}
-	entries, err := os.ReadDir(e.path(seenDir))
+	entries, err := os.ReadDir(e.Path(seenDir))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -313,18 +314,18 @@ func forgetAbsent(e *Env, all []*stick) error {
 
 // resetSticks has no stick take the machine, whose Site was active, back into
 // the cluster that it leaves, and says what the ones in it will do.
-func resetSticks(e *Env, image ondisk.ImageInfo, active *Active, say func(string)) error {
+func resetSticks(e *machine.Env, image ondisk.ImageInfo, active *Active, say func(string)) error {
 	if err := makeKey(e); err != nil {
 		return err
 	}
 	var damaged []error // they bring it nowhere
-	present := sticks(e, image, active, e.removableSlots(), &damaged)
+	present := sticks(e, image, active, e.RemovableSlots(), &damaged)
 	for _, s := range present {
-		if strings.TrimPrefix(e.text(s.memory), notTaken) != s.digest {
+		if strings.TrimPrefix(e.Text(s.memory), notTaken) != s.digest {
 			say(fmt.Sprintf("stick %s holds a Site that was not taken yet: the machine takes it at its next boot, unless the stick is pulled out", s.dev))
 			continue
 		}
-		if err := e.WriteFile(s.memory, []byte(notTaken+s.digest+"\n"), Mode(0o600)); err != nil {
+		if err := e.WriteFile(s.memory, []byte(notTaken+s.digest+"\n"), machine.Mode(0o600)); err != nil {
 			return fmt.Errorf("noting what stick %s holds: %w", s.dev, err)
 		}
 		token := ""
@@ -343,9 +344,9 @@ var usbBus = regexp.MustCompile(`/usb\d+/`)
 
 // stickName tells one stick from another: by its serial number, else by the
 // port that it is in.
-func stickName(e *Env, dev string) string {
+func stickName(e *machine.Env, dev string) string {
 	part := filepath.Base(dev)
-	entries, err := os.ReadDir(e.path("/sys/block"))
+	entries, err := os.ReadDir(e.Path("/sys/block"))
 	if err != nil {
 		return part
 	}
@@ -354,18 +355,18 @@ func stickName(e *Env, dev string) string {
 		if !ok || strings.Trim(rest, "p0123456789") != "" {
 			continue
 		}
-		target, err := os.Readlink(e.path(filepath.Join("/sys/block", en.Name())))
+		target, err := os.Readlink(e.Path(filepath.Join("/sys/block", en.Name())))
 		if err != nil {
 			return part
 		}
 		dir := filepath.Join("/sys/block", target)
 		for d := dir; d != "/sys" && d != "/"; d = filepath.Dir(d) {
 			// The first of these above a disk is the stick or card itself.
-			if !e.exists(filepath.Join(d, "idVendor")) && !e.exists(filepath.Join(d, "cid")) {
+			if !e.Exists(filepath.Join(d, "idVendor")) && !e.Exists(filepath.Join(d, "cid")) {
 				continue
 			}
-			if serial := e.text(filepath.Join(d, "serial")); serial != "" {
-				return "serial " + e.text(filepath.Join(d, "idVendor")) + e.text(filepath.Join(d, "cid")) + " " + serial + " " + rest
+			if serial := e.Text(filepath.Join(d, "serial")); serial != "" {
+				return "serial " + e.Text(filepath.Join(d, "idVendor")) + e.Text(filepath.Join(d, "cid")) + " " + serial + " " + rest
 			}
 			dir = d
 			break

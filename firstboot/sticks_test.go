@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/edgebake/edgebake/firstboot/apply"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -350,7 +350,7 @@ func TestAPipeInTheWayOfStars(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		done <- applier(w.env()).WriteFile("/home/user/probe", []byte("token="+strings.Repeat("*", len(testToken))), apply.Meta{Mode: 0o600})
+		done <- applier(w.env()).WriteFile("/home/user/probe", []byte("token="+strings.Repeat("*", len(testToken))), machine.Owner{Mode: 0o600})
 	}()
 	select {
 	case err := <-done:

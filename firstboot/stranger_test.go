@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -223,11 +224,11 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 func TestWordsOfAStranger(t *testing.T) {
 	t.Parallel()
 	var out []string
-	e := &Env{
+	e := &machine.Env{
 		Log:   slog.New(slog.DiscardHandler),
-		Clock: Clock{Now: time.Now},
-		Files: Files{WriteFile: func(string, []byte, Owner) error { return nil }},
-		Audience: Audience{
+		Clock: machine.Clock{Now: time.Now},
+		Files: machine.Files{WriteFile: func(string, []byte, machine.Owner) error { return nil }},
+		Audience: machine.Audience{
 			Console: func(line string) { out = append(out, line) },
 			Notify:  func(state string) { out = append(out, state) },
 		},

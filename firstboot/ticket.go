@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
@@ -20,7 +21,7 @@ const (
 )
 
 // ticket is the state of the site's.
-func ticket(e *Env, site *configs.Site) seat.Ticket {
+func ticket(e *machine.Env, site *configs.Site) seat.Ticket {
 	switch until := site.ControlPlane.Birth(); {
 	case until.IsZero():
 		return seat.NoTicket
@@ -35,7 +36,7 @@ func ticket(e *Env, site *configs.Site) seat.Ticket {
 }
 
 // ticketDates says what the ticket was judged by. It is part of what is said once.
-func ticketDates(e *Env, site *configs.Site) string {
+func ticketDates(e *machine.Env, site *configs.Site) string {
 	return fmt.Sprintf("%s; this machine's clock says %s", site.ControlPlane.Birth().UTC().Format(time.RFC3339), e.Now().UTC().Format(time.DateOnly))
 }
 
@@ -54,8 +55,8 @@ func ticketID(site *configs.Site) string {
 func ticketWord(site *configs.Site) string { return site.ControlPlane.ID + " " + ticketID(site) }
 
 // firmwareNote is what this machine used last, as its firmware noted it.
-func firmwareNote(e *Env, variable string) string {
-	b := e.contents(variable)
+func firmwareNote(e *machine.Env, variable string) string {
+	b := e.Contents(variable)
 	if len(b) < 4 { // the variable's attributes
 		return ""
 	}
@@ -75,7 +76,7 @@ func (t *taker) useTicket() error {
 }
 
 // noteInFirmware keeps what was used where no disk does.
-func noteInFirmware(e *Env, variable, word string) {
+func noteInFirmware(e *machine.Env, variable, word string) {
 	if firmwareNote(e, variable) == word {
 		return
 	}
@@ -96,7 +97,7 @@ func restoreWord(site *configs.Site) string {
 // restoredBefore reports whether this machine has carried out the Site's word to
 // restore, or a later one, and has not that data any more, or data that was written
 // since. A restore that was cut off goes on.
-func restoredBefore(e *Env, site *configs.Site) bool {
+func restoredBefore(e *machine.Env, site *configs.Site) bool {
 	c, note := site.ControlPlane, readSeatNote(e)
 	if c.Restore == "" || c.ContinueFrom != site.Self().Name || note.Continued == continueWord(site) {
 		return false

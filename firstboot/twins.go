@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // Two machines with one Site have one Node. Switched on together, both join; then each
@@ -34,7 +35,7 @@ func (r *reporters) saw(n *api.Node, now time.Time) {
 // judge returns an error if two machines report as the Node, or while it is not known
 // that this one does alone. trusted: the Node was Ready before, so that it need not be
 // watched unless it shows another machine.
-func (r *reporters) judge(e *Env, n *api.Node, trusted bool) error {
+func (r *reporters) judge(e *machine.Env, n *api.Node, trusted bool) error {
 	last := len(r.seen) - 1
 	if last < 0 {
 		return nil
@@ -43,7 +44,7 @@ func (r *reporters) judge(e *Env, n *api.Node, trusted bool) error {
 		return Permanent(fmt.Errorf("two machines run as the Node %s (%s; and %s), and its pods run on both", n.Metadata.Name, r.seen[last-1], r.seen[last]),
 			"switch one of the two off; give it a Site of its own, with another nodeName, before you switch it on again")
 	}
-	switch own := n.Status.NodeInfo.MachineID == machineID(e); {
+	switch own := n.Status.NodeInfo.MachineID == machine.ID(e); {
 	case !own:
 		return Advise(fmt.Errorf("the Node %s is another machine's still (%s)", n.Metadata.Name, r.seen[last]),
 			"kubelet of this machine changes that within seconds; else switch the other machine off, or give one of the two a Site with another nodeName")

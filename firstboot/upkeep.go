@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
@@ -20,17 +21,17 @@ func upkeepPhase(active *Active) Phase {
 	looked := false
 	return Phase{
 		Name: "etcd", Doc: "etcd's databases have room, and no alarm stands", Timeout: upkeepTime + time.Minute,
-		Check: func(context.Context, *Env) (Verdict, error) {
+		Check: func(context.Context, *machine.Env) (Verdict, error) {
 			if looked {
 				return Done, nil
 			}
 			return Todo, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			looked = true
 			found, err := lookAfterEtcd(ctx, e, active.Site)
 			if err != nil {
-				e.Note("etcd could not be looked after: %s", oneLine(err))
+				e.Note("etcd could not be looked after: %s", machine.OneLine(err))
 			}
 			for _, what := range found.Done {
 				e.Log.Info("looked after etcd", "done", what)
@@ -39,14 +40,14 @@ func upkeepPhase(active *Active) Phase {
 				e.Note("%s", what)
 			}
 			if err := ageSetAside(e, err == nil && found.Well); err != nil {
-				e.Note("%s", oneLine(err))
+				e.Note("%s", machine.OneLine(err))
 			}
 			return nil
 		},
 	}
 }
 
-func lookAfterEtcd(ctx context.Context, e *Env, site *configs.Site) (seat.Found, error) {
+func lookAfterEtcd(ctx context.Context, e *machine.Env, site *configs.Site) (seat.Found, error) {
 	client, err := etcdClient(e)
 	if err != nil {
 		return seat.Found{}, err
@@ -69,7 +70,7 @@ func lookAfterEtcd(ctx context.Context, e *Env, site *configs.Site) (seat.Found,
 
 // roomOn reports why /var of a control-plane node has no room for so many bytes beside
 // what kubelet and etcd need.
-func roomOn(ctx context.Context, e *Env, site *configs.Site, member string, bytes int64) error {
+func roomOn(ctx context.Context, e *machine.Env, site *configs.Site, member string, bytes int64) error {
 	space := spaceOn
 	if member == site.Self().Name {
 		space = ownSpace
@@ -84,7 +85,7 @@ func roomOn(ctx context.Context, e *Env, site *configs.Site, member string, byte
 	return nil
 }
 
-func ownSpace(_ context.Context, e *Env, _ *configs.Site, _ string) (total, free int64, err error) {
+func ownSpace(_ context.Context, e *machine.Env, _ *configs.Site, _ string) (total, free int64, err error) {
 	if total, err = e.FSSize("/var"); err == nil {
 		free, err = e.FSFree("/var")
 	}
@@ -93,7 +94,7 @@ func ownSpace(_ context.Context, e *Env, _ *configs.Site, _ string) (total, free
 
 // spaceOn asks kubelet of another machine, through the API server. Its file system is the
 // one that etcd has too.
-func spaceOn(ctx context.Context, e *Env, site *configs.Site, member string) (total, free int64, err error) {
+func spaceOn(ctx context.Context, e *machine.Env, site *configs.Site, member string) (total, free int64, err error) {
 	c, err := adminClient(e, site)
 	if err != nil {
 		return 0, 0, err

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // uplink is what the network is for on a node of this type: network settings that
@@ -22,7 +23,7 @@ type uplink struct {
 	// peers is what is to be reached, e.g. "an API server".
 	peers string
 	// wait waits until all is reached, or until patience is over.
-	wait func(ctx context.Context, e *Env, patience time.Duration) reached
+	wait func(ctx context.Context, e *machine.Env, patience time.Duration) reached
 }
 
 // reached is how far the network leads.
@@ -44,7 +45,7 @@ const (
 
 // toAPIServers is the uplink of a node that needs the API servers of others.
 func toAPIServers(masters []string) uplink {
-	return uplink{"an API server", func(ctx context.Context, e *Env, patience time.Duration) reached {
+	return uplink{"an API server", func(ctx context.Context, e *machine.Env, patience time.Duration) reached {
 		master, err := waitForAPIServer(ctx, e, masters, patience)
 		if err != nil {
 			return reached{err: err}
@@ -56,9 +57,9 @@ func toAPIServers(masters []string) uplink {
 // toNeighbours is the uplink of a control-plane node: its own address, and somebody
 // else in the network of that. Where nobody else is expected, the address is all.
 func toNeighbours(site *configs.Site) uplink {
-	return uplink{"another control-plane node or a gateway", func(ctx context.Context, e *Env, patience time.Duration) reached {
+	return uplink{"another control-plane node or a gateway", func(ctx context.Context, e *machine.Env, patience time.Duration) reached {
 		r := reached{}
-		r.err = e.retryFor(ctx, patience, 2*time.Second, func() error {
+		r.err = e.RetryFor(ctx, patience, 2*time.Second, func() error {
 			r.extent = nothing
 			e.Waiting("this machine's address %s", site.Self().Address)
 			if err := hasOwnAddress(ctx, e, site); err != nil {
@@ -78,11 +79,11 @@ func toNeighbours(site *configs.Site) uplink {
 
 // hasOwnAddress reports whether this machine has its address: the other
 // control-plane nodes know it by that.
-func hasOwnAddress(ctx context.Context, e *Env, site *configs.Site) error {
+func hasOwnAddress(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	own := site.Self().Address
 	src, err := e.Source(ctx, ownHostPort(site))
 	if err != nil {
-		return fmt.Errorf("looking for the address %s on this machine: %w", own, plainNet(err))
+		return fmt.Errorf("looking for the address %s on this machine: %w", own, machine.PlainNet(err))
 	}
 	if want, err := netip.ParseAddr(own); err != nil || src.Unmap() != want.Unmap() {
 		return fmt.Errorf("this machine does not have its address %s (it would send from %s)", own, src)
@@ -102,7 +103,7 @@ const (
 // reached. A host that is up and runs nothing yet rejects the connection, which is
 // an answer. A gateway may drop it; but where it is not there, or the cable is out,
 // the kernel finds nobody with its address, and says so.
-func neighbourAnswers(ctx context.Context, e *Env, site *configs.Site) error {
+func neighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	type neighbour struct {
 		addr    string
 		gateway bool
@@ -143,7 +144,7 @@ func neighbourAnswers(ctx context.Context, e *Env, site *configs.Site) error {
 	for range all { // none outlives this call
 		a := <-answers
 		if a.err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", a.addr, plainNet(a.err)))
+			errs = append(errs, fmt.Errorf("%s: %w", a.addr, machine.PlainNet(a.err)))
 		} else if !answered {
 			answered = true
 			cancel()
@@ -158,7 +159,7 @@ func neighbourAnswers(ctx context.Context, e *Env, site *configs.Site) error {
 // gatewaysOf are the gateways on the interface that has the machine's own address: as
 // the kernel has them, and as the Site names them, since those may be missing because
 // of what is wrong.
-func gatewaysOf(e *Env, site *configs.Site) []string {
+func gatewaysOf(e *machine.Env, site *configs.Site) []string {
 	own, err := netip.ParseAddr(site.Self().Address)
 	if err != nil {
 		return nil
@@ -207,10 +208,10 @@ type route struct {
 }
 
 // routes reads the kernel's table of one family.
-func routes(e *Env, v4 bool) []route {
+func routes(e *machine.Env, v4 bool) []route {
 	var out []route
 	if v4 {
-		for line := range strings.Lines(string(e.contents("/proc/net/route"))) {
+		for line := range strings.Lines(string(e.Contents("/proc/net/route"))) {
 			f := strings.Fields(line) // Iface Destination Gateway Flags RefCnt Use Metric Mask …
 			if len(f) < 8 {
 				continue
@@ -225,7 +226,7 @@ func routes(e *Env, v4 bool) []route {
 		}
 		return out
 	}
-	for line := range strings.Lines(string(e.contents("/proc/net/ipv6_route"))) {
+	for line := range strings.Lines(string(e.Contents("/proc/net/ipv6_route"))) {
 		f := strings.Fields(line) // destination length source length gateway metric refcnt use flags card
 		if len(f) < 10 || f[9] == "lo" {
 			continue

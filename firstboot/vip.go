@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -26,8 +27,8 @@ func vipPhase(site *configs.Site) Phase {
 	const fix = "choose another vip in site.yaml, outside of the cluster's service ranges (kubeadm: networking.serviceSubnet)"
 	return Phase{
 		Name: "vip", Doc: "the VIP is not a Service's address", Timeout: time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			if site.IPVS.Disabled || e.text(saidVIP) == site.VIP {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+			if site.IPVS.Disabled || e.Text(saidVIP) == site.VIP {
 				return Done, nil
 			}
 			in, service, err := vipInCluster(ctx, e, site)
@@ -36,14 +37,14 @@ func vipPhase(site *configs.Site) Phase {
 				// Offline, or a cluster that tells its nodes nothing.
 				e.Log.Info("whether the VIP is free in the cluster is unknown", "error", err)
 				return Done, nil
-			case service != "" && !e.exists(readyMark):
+			case service != "" && !e.Exists(readyMark):
 				return Todo, Permanent(fmt.Errorf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach", site.VIP, service), fix)
 			case in.IsValid():
 				return Todo, nil
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			in, service, err := vipInCluster(ctx, e, site)
 			if err != nil {
 				return fmt.Errorf("asking whether the VIP is free in the cluster: %w", err)
@@ -55,14 +56,14 @@ func vipPhase(site *configs.Site) Phase {
 			}
 			e.Log.Warn(line)
 			e.Console(line)
-			return e.WriteFile(saidVIP, []byte(site.VIP), Mode(0o600))
+			return e.WriteFile(saidVIP, []byte(site.VIP), machine.Mode(0o600))
 		},
 	}
 }
 
 // vipInCluster asks for the service range that the VIP lies in, if any, and for
 // the Service that has it, "namespace/name".
-func vipInCluster(ctx context.Context, e *Env, site *configs.Site) (in netip.Prefix, service string, err error) {
+func vipInCluster(ctx context.Context, e *machine.Env, site *configs.Site) (in netip.Prefix, service string, err error) {
 	vip, err := netip.ParseAddr(site.VIP)
 	if err != nil {
 		return in, "", fmt.Errorf("reading the VIP: %w", err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -103,13 +104,13 @@ func TestWhatAPhaseWaitsForIsSaved(t *testing.T) {
 	e := w.env()
 	saved := func() string { return w.state().Phases[0].Waiting }
 	ran := false
-	check := func(context.Context, *Env) (Verdict, error) {
+	check := func(context.Context, *machine.Env) (Verdict, error) {
 		if ran {
 			return Done, nil
 		}
 		return Todo, nil
 	}
-	p := Phase{Name: "wait", Doc: "it waits", Timeout: time.Hour, Check: check, Run: func(ctx context.Context, e *Env) error {
+	p := Phase{Name: "wait", Doc: "it waits", Timeout: time.Hour, Check: check, Run: func(ctx context.Context, e *machine.Env) error {
 		ran = true
 		e.Waiting("the first thing")
 		if got := saved(); got != "the first thing" {
@@ -136,7 +137,7 @@ func TestWhatAPhaseWaitsForIsSaved(t *testing.T) {
 		return nil
 	}}
 	r := &Runner{
-		Env: e, Sources: func(*Env) string { return "" },
+		Env: e, Sources: func(*machine.Env) string { return "" },
 		First: func() []Phase { return []Phase{p} }, Rest: func() (Node, []Phase) { return Node{}, nil },
 	}
 	w.patience = time.Hour

@@ -40,6 +40,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/openyurt"
@@ -119,8 +120,8 @@ type world struct {
 
 	// On a control-plane node: the phases of kubeadm init, connections that are
 	// not the cluster's, and what first boot listens on.
-	init    func(Cmd) error
-	ctrRun  func(Cmd) error
+	init    func(machine.Cmd) error
+	ctrRun  func(machine.Cmd) error
 	dials   func(ctx context.Context, addr string) (net.Conn, error, bool)
 	listens func(addr string) (net.Listener, error)
 	// refuses is what is wrong by now with a way of those connections to the API
@@ -513,11 +514,11 @@ func (w *world) said(words string) bool {
 	return slices.ContainsFunc(w.console, func(l string) bool { return strings.Contains(l, words) })
 }
 
-func (w *world) env() *Env {
-	e := &Env{
+func (w *world) env() *machine.Env {
+	e := &machine.Env{
 		Root: w.root,
 		Log:  slog.New(slog.NewTextHandler(&w.log, nil)),
-		Clock: Clock{
+		Clock: machine.Clock{
 			Now: func() time.Time { return w.now },
 			Sleep: func(ctx context.Context, d time.Duration) error {
 				return w.sleep(ctx, d)
@@ -536,15 +537,15 @@ func (w *world) env() *Env {
 				return w.synced, nil
 			},
 		},
-		Chance: Chance{
+		Chance: machine.Chance{
 			Rand: func() float64 { return 0 },
 			Random: func(n int) []byte {
 				w.randoms++
 				return bytes.Repeat([]byte{w.randoms}, n)
 			},
 		},
-		Files: Files{
-			WriteFile: func(p string, b []byte, o Owner) error {
+		Files: machine.Files{
+			WriteFile: func(p string, b []byte, o machine.Owner) error {
 				if p == "/etc/hosts" && !w.locked[ondisk.HostsLock] {
 					w.t.Errorf("%s is written without %s", p, ondisk.HostsLock)
 				}
@@ -565,7 +566,7 @@ func (w *world) env() *Env {
 				}
 				return err
 			},
-			Stream: func(p string, o Owner, write func(io.Writer) error) error {
+			Stream: func(p string, o machine.Owner, write func(io.Writer) error) error {
 				if err := w.effect("stream " + p); err != nil {
 					return err
 				}
@@ -607,7 +608,7 @@ func (w *world) env() *Env {
 				}
 				return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.Link(filepath.Join(w.root, target), full))
 			},
-			Mkdir: func(p string, o Owner) error {
+			Mkdir: func(p string, o machine.Owner) error {
 				if err := w.effect("mkdir " + p); err != nil {
 					return err
 				}
@@ -659,7 +660,7 @@ func (w *world) env() *Env {
 				return func() { delete(w.locked, path) }, nil
 			},
 		},
-		Programs: Programs{
+		Programs: machine.Programs{
 			Run: w.exec,
 			Unit: func(_ context.Context, verb, unit string) error {
 				if err := w.effect(strings.TrimSpace(verb + " " + unit)); err != nil {
@@ -701,12 +702,12 @@ func (w *world) env() *Env {
 				}
 				return "inactive", nil
 			},
-			UnitSince: func(_ context.Context, unit string) (UnitStart, error) {
+			UnitSince: func(_ context.Context, unit string) (machine.UnitStart, error) {
 				if unit == ondisk.UnitKubelet && w.crashLoop && strings.Contains(w.get(kubeadmFlags), w.badArg) {
 					at := w.now.Add(-9 * time.Second)
-					return UnitStart{Now: at, Then: at}, nil
+					return machine.UnitStart{Now: at, Then: at}, nil
 				}
-				return UnitStart{Now: w.started[unit], Then: w.started[unit].Add(-w.stepped[unit])}, nil
+				return machine.UnitStart{Now: w.started[unit], Then: w.started[unit].Add(-w.stepped[unit])}, nil
 			},
 			BootClock: func(context.Context) (ondisk.BootClock, error) {
 				w.clockAsked++
@@ -717,7 +718,7 @@ func (w *world) env() *Env {
 				return c, nil
 			},
 		},
-		Machine: Machine{
+		Platform: machine.Platform{
 			SetHostname: func(name string) error {
 				if err := w.effect("hostname " + name); err != nil {
 					return err
@@ -736,7 +737,7 @@ func (w *world) env() *Env {
 				return nil
 			},
 		},
-		Network: Network{
+		Network: machine.Network{
 			Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 				if addr == kubeletHealth {
 					return w.dialKubelet(ctx)
@@ -780,7 +781,7 @@ func (w *world) env() *Env {
 				return nil
 			},
 		},
-		Slots: Slots{
+		Slots: machine.Slots{
 			SlotLabel: func(dev string) (string, error) {
 				d, ok := w.slots[dev]
 				if !ok {
@@ -841,7 +842,7 @@ func (w *world) env() *Env {
 				return slot.WriteReport(d, slot.Report{Text: text, JSON: json})
 			},
 		},
-		FileSystems: FileSystems{
+		FileSystems: machine.FileSystems{
 			FSUUID: func(dev string) ([16]byte, error) {
 				if u, ok := w.uuids[dev]; ok {
 					return u, nil
@@ -851,7 +852,7 @@ func (w *world) env() *Env {
 			FSSize: func(string) (int64, error) { return 4 << 30, nil },
 			FSFree: func(string) (int64, error) { return 4<<30 - w.used - w.bytesBelow(snapshotDir), nil },
 		},
-		Audience: Audience{
+		Audience: machine.Audience{
 			Console: func(line string) { w.console = append(w.console, line) },
 			Notify:  func(string) {},
 		},
@@ -995,7 +996,7 @@ func nodeNameOf(joinConf string) string {
 }
 
 // exec plays the programs.
-func (w *world) exec(ctx context.Context, c Cmd) error {
+func (w *world) exec(ctx context.Context, c machine.Cmd) error {
 	name := strings.Join(c.Args, " ")
 	if err := w.effect("run " + name); err != nil {
 		return err
@@ -1052,7 +1053,7 @@ func (w *world) exec(ctx context.Context, c Cmd) error {
 
 // kubeadm does what kubeadm join and the kubelet it starts do to the disk,
 // with the power going at any of their files.
-func (w *world) kubeadm(ctx context.Context, c Cmd) error {
+func (w *world) kubeadm(ctx context.Context, c machine.Cmd) error {
 	w.joins++
 	conf := w.get(c.Args[3])
 	for _, f := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, bootstrapRun, ondisk.KubeCA} {

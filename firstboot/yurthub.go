@@ -14,6 +14,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -49,15 +50,15 @@ ExecStartPre=/usr/sbin/nft -f ` + hubNFT + `
 `
 
 // hubOf is the hub of a Site, but for its Servers.
-func hubOf(e *Env, active *Active) (hub, error) {
+func hubOf(e *machine.Env, active *Active) (hub, error) {
 	site, info := active.Site, active.Image.Yurthub
 	if info == nil {
 		return hub{}, Permanent(errors.New("this image carries no yurthub"), "build the Image with yurthub, or choose nodeType native")
 	}
 	h := hub{openPort: site.Yurthub.OpenPort, clients: site.Yurthub.LocalClients, endpoint: site.EndpointURL(), Hub: openyurt.Hub{
 		Version: info.Version, Node: active.Node, Pool: site.NodePool, Cloud: site.NodeType == configs.NodeCloud,
-		NodeIP: cmp.Or(nodeAddress(e), openyurt.NodeIPIn(string(e.contents(hubKept)))),
-		Dummy:  e.exists("/sys/module/dummy"), Namespace: site.Yurthub.Namespace, LBMode: info.LBMode,
+		NodeIP: cmp.Or(nodeAddress(e), openyurt.NodeIPIn(string(e.Contents(hubKept)))),
+		Dummy:  e.Exists("/sys/module/dummy"), Namespace: site.Yurthub.Namespace, LBMode: info.LBMode,
 		Pins: site.CAPins(), Organizations: site.Organizations, Image: info.Image, BootstrapFile: hubBootstrap,
 		Extra: slices.Concat(info.ExtraArgs, site.Yurthub.ExtraArgs),
 	}}
@@ -78,8 +79,8 @@ func hubOf(e *Env, active *Active) (hub, error) {
 }
 
 // hubIdentityServer is the server in yurthub.conf; "": there is none yet.
-func hubIdentityServer(e *Env) string {
-	k, err := e.parseKubeconfig(e.contents(openyurt.Identity))
+func hubIdentityServer(e *machine.Env) string {
+	k, err := e.ParseKubeconfig(e.Contents(openyurt.Identity))
 	if err != nil {
 		return ""
 	}
@@ -117,9 +118,9 @@ func hubFiles(h hub) map[string][]byte {
 	return files
 }
 
-func hubInPlace(e *Env, h hub) bool {
+func hubInPlace(e *machine.Env, h hub) bool {
 	for p, b := range hubFiles(h) {
-		if string(e.contents(p)) != string(b) {
+		if string(e.Contents(p)) != string(b) {
 			return false
 		}
 	}
@@ -130,7 +131,7 @@ func hubInPlace(e *Env, h hub) bool {
 func hubPhase(active *Active) Phase {
 	site := active.Site
 	return servingPhase(Phase{
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
 			h, err := hubOf(e, active)
 			if err != nil {
 				return Todo, err
@@ -141,7 +142,7 @@ func hubPhase(active *Active) Phase {
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
+		Run: func(ctx context.Context, e *machine.Env) error {
 			h, err := hubOf(e, active)
 			if err == nil {
 				err = closePorts(ctx, e, h.ports()) // first: it may run already
@@ -162,7 +163,7 @@ func hubPhase(active *Active) Phase {
 				e.Log.Warn("the node's pool", "error", err)
 			}
 			withEndpoint, err := endpointInCert(ctx, e, site)
-			if err != nil && !onDisk && e.exists(readyMark) {
+			if err != nil && !onDisk && e.Exists(readyMark) {
 				// Its root was exchanged: it continues as it did on the former one.
 				withEndpoint, err = keptEndpoint(e, site)
 			}
@@ -189,13 +190,13 @@ func servingPhase(p Phase) Phase {
 
 // hubServes reports whether yurthub runs as it was last told to, behind the rules
 // for its ports, and is ready.
-func hubServes(ctx context.Context, e *Env) bool {
-	return !e.exists(hubRestart) && portsClosed(ctx, e) && hubReady(ctx, e) == nil
+func hubServes(ctx context.Context, e *machine.Env) bool {
+	return !e.Exists(hubRestart) && portsClosed(ctx, e) && hubReady(ctx, e) == nil
 }
 
 // serveHub starts yurthub, whose ports are closed to others, and waits until it
 // is ready.
-func serveHub(ctx context.Context, e *Env, h hub) error {
+func serveHub(ctx context.Context, e *machine.Env, h hub) error {
 	if err := startHub(ctx, e, h); err != nil {
 		return err
 	}
@@ -204,7 +205,7 @@ func serveHub(ctx context.Context, e *Env, h hub) error {
 
 // checkHubRelease makes sure that the program on board is of the release that the
 // Image named, whose flags it gets.
-func checkHubRelease(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
+func checkHubRelease(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	info := image.Yurthub
 	if info == nil || info.Form == openyurt.FormStaticPod {
 		return nil
@@ -226,7 +227,7 @@ func checkHubRelease(ctx context.Context, e *Env, image ondisk.ImageInfo) error 
 // hubOnDisk is h with the servers that the disk holds, if it holds this hub.
 // Whether the endpoint is among them was decided by a look at the API servers when
 // it was written; offline, what was written holds.
-func hubOnDisk(e *Env, h hub) (_ hub, onDisk bool) {
+func hubOnDisk(e *machine.Env, h hub) (_ hub, onDisk bool) {
 	for _, withEndpoint := range []bool{true, false} {
 		if with := h.through(withEndpoint); hubInPlace(e, with) {
 			return with, true
@@ -239,7 +240,7 @@ func hubOnDisk(e *Env, h hub) (_ hub, onDisk bool) {
 // is on /run: a boot is a restart.
 const hubRestart = ondisk.RunDir + "/restart-yurthub"
 
-func startHub(ctx context.Context, e *Env, h hub) error {
+func startHub(ctx context.Context, e *machine.Env, h hub) error {
 	if !h.Dummy {
 		e.Log.Warn("this kernel has no dummy interface: pods do not find yurthub at " + openyurt.PodAddress)
 	}
@@ -248,7 +249,7 @@ func startHub(ctx context.Context, e *Env, h hub) error {
 			return err
 		}
 		// kubelet watches the directory, and makes the pod anew when it changes.
-		if _, err := e.write(openyurt.Manifest, h.PodManifest(), Mode(0o600)); err != nil {
+		if _, err := e.Write(openyurt.Manifest, h.PodManifest(), machine.Mode(0o600)); err != nil {
 			return fmt.Errorf("writing yurthub's pod: %w", err)
 		}
 		return nil
@@ -257,19 +258,19 @@ func startHub(ctx context.Context, e *Env, h hub) error {
 	if err != nil {
 		return err
 	}
-	if hubInPlace(e, h) && state == "active" && !e.exists(hubRestart) {
+	if hubInPlace(e, h) && state == "active" && !e.Exists(hubRestart) {
 		return nil // it runs as it should, and is waited for
 	}
-	if err := e.WriteFile(hubRestart, nil, Mode(0o600)); err != nil {
+	if err := e.WriteFile(hubRestart, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("preparing yurthub: %w", err)
 	}
 	files := hubFiles(h)
 	for _, p := range []string{hubSysctl, hubDropin, hubKept, hubEnv} {
-		if _, err := e.write(p, files[p], Mode(0o644)); err != nil {
+		if _, err := e.Write(p, files[p], machine.Mode(0o644)); err != nil {
 			return fmt.Errorf("preparing yurthub: %w", err)
 		}
 	}
-	if err := e.Run(ctx, Cmd{Args: []string{"sysctl", "-q", "-e", "-p", hubSysctl}}); err != nil {
+	if err := e.Run(ctx, machine.Cmd{Args: []string{"sysctl", "-q", "-e", "-p", hubSysctl}}); err != nil {
 		e.Log.Warn("yurthub may not start without a network", "error", err)
 	}
 	for _, step := range [][2]string{{"daemon-reload", ""}, {"enable", openyurt.Unit}, {"restart", openyurt.Unit}} {
@@ -284,8 +285,8 @@ func startHub(ctx context.Context, e *Env, h hub) error {
 // endpoint's name, since it takes no tls-server-name: one API server whose
 // certificate lacks it is enough for no, since IPVS may lead to any. Those that
 // do not answer are looked at again when they do.
-func endpointInCert(ctx context.Context, e *Env, site *configs.Site) (bool, error) {
-	ca, err := e.read(ondisk.KubeCA)
+func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bool, error) {
+	ca, err := e.Read(ondisk.KubeCA)
 	if err != nil {
 		return false, fmt.Errorf("reading the cluster's CA: %w", err)
 	}
@@ -308,7 +309,7 @@ func endpointInCert(ctx context.Context, e *Env, site *configs.Site) (bool, erro
 // endpointHolds reports whether yurthub may still have the endpoint in its
 // list: an API server may have come back, or come in addition, whose
 // certificate lacks its name.
-func endpointHolds(ctx context.Context, e *Env, h hub, site *configs.Site) bool {
+func endpointHolds(ctx context.Context, e *machine.Env, h hub, site *configs.Site) bool {
 	if !slices.Contains(h.Servers, site.EndpointURL()) {
 		return true
 	}
@@ -317,8 +318,8 @@ func endpointHolds(ctx context.Context, e *Env, h hub, site *configs.Site) bool 
 }
 
 // keptEndpoint is what endpointInCert last said, as DATA has it.
-func keptEndpoint(e *Env, site *configs.Site) (bool, error) {
-	servers := openyurt.ServersIn(string(e.contents(hubKept)) + string(e.contents(openyurt.Manifest)))
+func keptEndpoint(e *machine.Env, site *configs.Site) (bool, error) {
+	servers := openyurt.ServersIn(string(e.Contents(hubKept)) + string(e.Contents(openyurt.Manifest)))
 	if servers == nil {
 		return false, errors.New("no API server can be asked for the names in its certificate, and no earlier answer is on the disk")
 	}
@@ -326,10 +327,10 @@ func keptEndpoint(e *Env, site *configs.Site) (bool, error) {
 }
 
 // hubReady asks yurthub itself.
-func hubReady(ctx context.Context, e *Env) error {
+func hubReady(ctx context.Context, e *machine.Env) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	body, code, err := localGet(ctx, e, openyurt.Health, openyurt.ReadyPath)
+	body, code, err := machine.LocalGet(ctx, e, openyurt.Health, openyurt.ReadyPath)
 	if err != nil {
 		return fmt.Errorf("it does not answer: %w", err)
 	}
@@ -341,9 +342,9 @@ func hubReady(ctx context.Context, e *Env) error {
 
 // waitForHub waits for readyz, and tells meanwhile what is missing in the
 // cluster: yurthub itself only ever says that it waits.
-func waitForHub(ctx context.Context, e *Env, h hub) error {
+func waitForHub(ctx context.Context, e *machine.Env, h hub) error {
 	tries := 0
-	err := e.retry(ctx, 2*time.Second, func() error {
+	err := e.Retry(ctx, 2*time.Second, func() error {
 		bad := hubReady(ctx, e)
 		if bad == nil {
 			return nil
@@ -354,7 +355,7 @@ func waitForHub(ctx context.Context, e *Env, h hub) error {
 			if missing := missingForHub(ctx, e, h); missing != nil {
 				e.Waiting("yurthub to be ready: %s", withAdvice(missing))
 			} else {
-				e.Waiting("yurthub to be ready: %s", oneLine(bad))
+				e.Waiting("yurthub to be ready: %s", machine.OneLine(bad))
 			}
 		} else if tries == 1 {
 			e.Waiting("yurthub to get its certificates and to sync")

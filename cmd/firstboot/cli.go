@@ -20,6 +20,7 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/host"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -33,10 +34,10 @@ const (
 // usageError is a command line that cannot be carried out.
 type usageError struct{ error }
 
-// machine is what the commands work on.
-type machine struct {
+// target is what the commands work on.
+type target struct {
 	// env makes the means to change it; what they log goes to log.
-	env func(log io.Writer) *firstboot.Env
+	env func(log io.Writer) *machine.Env
 	// root: we may change it.
 	root bool
 	// boot says how long it took to come up, if it knows.
@@ -46,15 +47,15 @@ type machine struct {
 }
 
 // thisMachine is the one that this program runs on.
-func thisMachine() machine {
-	return machine{
+func thisMachine() target {
+	return target{
 		env: host.New, root: os.Geteuid() == 0, boot: host.Boot,
 		insist: func() { signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE) },
 	}
 }
 
 // needRoot says that a command needs root, and why, unless we are.
-func (m machine) needRoot(what, why string) error {
+func (m target) needRoot(what, why string) error {
 	if !m.root {
 		return fmt.Errorf("%s needs root: it %s", what, why)
 	}
@@ -62,7 +63,7 @@ func (m machine) needRoot(what, why string) error {
 }
 
 // run carries out one command line on a machine.
-func run(ctx context.Context, m machine, args []string, out, errOut io.Writer) int {
+func run(ctx context.Context, m target, args []string, out, errOut io.Writer) int {
 	// Notes and errors quote sticks and servers of others, and a terminal obeys control
 	// characters.
 	out, errOut = printable.To(out), printable.To(errOut)
@@ -84,7 +85,7 @@ func run(ctx context.Context, m machine, args []string, out, errOut io.Writer) i
 	return exitFailed
 }
 
-func newRoot(m machine, out, errOut io.Writer) *cobra.Command {
+func newRoot(m target, out, errOut io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "firstboot",
 		Short: "Make this machine a node of its cluster",
@@ -135,7 +136,7 @@ func noArgs(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-func newRun(m machine, log io.Writer) *cobra.Command {
+func newRun(m target, log io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "run", Short: "Carry out first boot, or check that it still holds", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -167,7 +168,7 @@ func newRun(m machine, log io.Writer) *cobra.Command {
 	}
 }
 
-func newCertificates(m machine, log io.Writer) *cobra.Command {
+func newCertificates(m target, log io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "certificates", Short: "Go back to certificates that can be used, after a power cut", Args: noArgs,
 		Long: `Certificates looks at those that kubelet and yurthub rotate. Where the current
@@ -182,7 +183,7 @@ can be used. It runs at each boot, before kubelet and yurthub.`,
 	}
 }
 
-func newSnapshot(m machine, log io.Writer) *cobra.Command {
+func newSnapshot(m target, log io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "snapshot", Short: "Save what etcd on this control-plane node holds", Args: noArgs,
 		Long: `Snapshot writes a file to /var/lib/edgebake/snapshots, of the form that etcdctl
@@ -203,7 +204,7 @@ secrets: copy them to a safe place, since a disk that is lost takes them along.`
 }
 
 // watch feeds systemd's watchdog for as long as the run moves.
-func watch(ctx context.Context, e *firstboot.Env, r *firstboot.Runner) (stop func()) {
+func watch(ctx context.Context, e *machine.Env, r *firstboot.Runner) (stop func()) {
 	ctx, stop = context.WithCancel(ctx)
 	go func() {
 		for e.Sleep(ctx, 20*time.Second) == nil {
@@ -215,7 +216,7 @@ func watch(ctx context.Context, e *firstboot.Env, r *firstboot.Runner) (stop fun
 	return stop
 }
 
-func newStatus(m machine, log io.Writer) *cobra.Command {
+func newStatus(m target, log io.Writer) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show how first boot goes", Args: noArgs,

@@ -13,7 +13,7 @@ func TestMigrationNamesOurCommands(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	root := newRoot(machine{}, &bytes.Buffer{}, &bytes.Buffer{})
+	root := newRoot(target{}, &bytes.Buffer{}, &bytes.Buffer{})
 	found := regexp.MustCompile("`firstboot ([a-z]+)`").FindAllStringSubmatch(string(page), -1)
 	for _, m := range found {
 		if cmd, _, err := root.Find(m[1:]); err != nil || cmd == root {

@@ -18,7 +18,7 @@ import (
 // containerdRoot is the store of this machine.
 const containerdRoot = "/" + store.Root
 
-func newImages(m machine) *cobra.Command {
+func newImages(m target) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "images", Short: "Look after the container images that came with the disk image",
 		Args: subcommand,
@@ -28,7 +28,7 @@ func newImages(m machine) *cobra.Command {
 	return cmd
 }
 
-func newImagesMerge(m machine) *cobra.Command {
+func newImagesMerge(m target) *cobra.Command {
 	var o merge.Options
 	var output string
 	cmd := &cobra.Command{

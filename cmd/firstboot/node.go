@@ -24,7 +24,7 @@ func printStep(w io.Writer) func(firstboot.Step) {
 	}
 }
 
-func newConvert(m machine, log io.Writer) *cobra.Command {
+func newConvert(m target, log io.Writer) *cobra.Command {
 	var o firstboot.ConvertOptions
 	var nodeType string
 	cmd := &cobra.Command{
@@ -77,7 +77,7 @@ joined, given yurthub's program at ` + openyurt.Program + `.`,
 	return cmd
 }
 
-func newRevert(m machine, log io.Writer) *cobra.Command {
+func newRevert(m target, log io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "revert", Short: "Turn this OpenYurt node into a native node again", Args: noArgs,
 		Example: "  firstboot revert",
@@ -104,7 +104,7 @@ certificate of its own and cannot be reverted: reset it and join it again.`,
 	}
 }
 
-func newReset(m machine, log io.Writer) *cobra.Command {
+func newReset(m target, log io.Writer) *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use: "reset", Short: "Take this machine out of its cluster", Args: noArgs,

@@ -14,8 +14,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/host"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/test/scripttest"
 )
@@ -42,14 +42,14 @@ func TestScript(t *testing.T) {
 // aMachine is one whose disk is below a directory, with nothing that runs. What a person
 // in front of it reads goes to standard output. Once it says what to fix it would only
 // look for another site: systemd stops it then.
-func aMachine(dir string, root bool, stop func()) machine {
+func aMachine(dir string, root bool, stop func()) target {
 	f := host.Files{Root: dir}
-	env := &firstboot.Env{
+	env := &machine.Env{
 		Root:   dir,
 		Log:    slog.New(slog.DiscardHandler),
-		Clock:  firstboot.Clock{Now: time.Now, Sleep: host.Sleep},
-		Chance: firstboot.Chance{Rand: func() float64 { return 0 }, Random: func(n int) []byte { return make([]byte, n) }},
-		Files: firstboot.Files{
+		Clock:  machine.Clock{Now: time.Now, Sleep: host.Sleep},
+		Chance: machine.Chance{Rand: func() float64 { return 0 }, Random: func(n int) []byte { return make([]byte, n) }},
+		Files: machine.Files{
 			WriteFile: f.WriteFile,
 			Mkdir:     f.Mkdir,
 			Remove:    f.Remove,
@@ -57,13 +57,13 @@ func aMachine(dir string, root bool, stop func()) machine {
 			Sync:      f.Sync,
 			Lock:      f.Lock,
 		},
-		Programs: firstboot.Programs{
-			Run:       func(context.Context, firstboot.Cmd) error { return nil },
+		Programs: machine.Programs{
+			Run:       func(context.Context, machine.Cmd) error { return nil },
 			Unit:      func(context.Context, string, string) error { return nil },
 			UnitState: func(context.Context, string) (string, error) { return "inactive", nil },
 			BootClock: func(context.Context) (ondisk.BootClock, error) { return ondisk.BootClock{}, errors.New("no systemd") },
 		},
-		Audience: firstboot.Audience{
+		Audience: machine.Audience{
 			Console: func(line string) {
 				fmt.Println("console:", line)
 				if strings.HasPrefix(line, "    to fix: ") {
@@ -73,8 +73,8 @@ func aMachine(dir string, root bool, stop func()) machine {
 			Notify: func(string) {},
 		},
 	}
-	return machine{
-		env: func(io.Writer) *firstboot.Env { return env }, root: root,
+	return target{
+		env: func(io.Writer) *machine.Env { return env }, root: root,
 		boot: func(context.Context) string { return "up for 1.0 s" }, insist: func() {},
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/coreos/ignition/v2/config/v3_6/types"
 
+	"github.com/edgebake/edgebake/firstboot/beneath"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
@@ -129,7 +130,7 @@ func each(probs node.AccountProblems) []error {
 func (t Target) readAccounts() (*accounts, error) {
 	a := &accounts{db: map[string]*table{}, made: map[string]bool{}}
 	for _, f := range accountFiles {
-		tab := &table{meta: Meta{Mode: f.mode}}
+		tab := &table{meta: beneath.Owner{Mode: f.mode}}
 		a.db[f.path] = tab
 		b, st, err := t.root().ReadFile(f.path)
 		if errors.Is(err, fs.ErrNotExist) {

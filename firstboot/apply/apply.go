@@ -20,7 +20,6 @@ package apply
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -29,13 +28,8 @@ import (
 	"github.com/coreos/ignition/v2/config/v3_6/types"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/beneath"
 )
-
-// Meta is whose a path is, and with which permissions.
-type Meta struct {
-	Mode     fs.FileMode
-	UID, GID int
-}
 
 // Target is the system to change: reading is below Root, changing goes
 // through the funcs, whose paths begin at Root too.
@@ -46,9 +40,9 @@ type Target struct {
 	Manifest, Originals string
 
 	// WriteFile replaces a file at once and makes missing parents.
-	WriteFile func(path string, data []byte, m Meta) error
+	WriteFile func(path string, data []byte, m beneath.Owner) error
 	// Mkdir makes a directory, or gives it owner and permissions.
-	Mkdir   func(path string, m Meta) error
+	Mkdir   func(path string, m beneath.Owner) error
 	Symlink func(target, path string) error
 	Link    func(target, path string) error
 	// Remove removes a file, link or empty directory; nothing there is fine.

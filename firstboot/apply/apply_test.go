@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/apply"
+	"github.com/edgebake/edgebake/firstboot/beneath"
 	"github.com/edgebake/edgebake/firstboot/host"
 )
 
@@ -70,7 +70,6 @@ func (s *system) step() error {
 
 func (s *system) target() apply.Target {
 	f := host.Files{Root: s.root}
-	own := func(m apply.Meta) firstboot.Owner { return firstboot.Owner{Mode: m.Mode, UID: m.UID, GID: m.GID} }
 	do := func(run func() error) error {
 		if err := s.step(); err != nil {
 			return err
@@ -79,10 +78,10 @@ func (s *system) target() apply.Target {
 	}
 	return apply.Target{
 		Root: s.root, Manifest: manifestFile, Originals: originals,
-		WriteFile: func(p string, b []byte, m apply.Meta) error {
-			return do(func() error { return f.WriteFile(p, b, own(m)) })
+		WriteFile: func(p string, b []byte, m beneath.Owner) error {
+			return do(func() error { return f.WriteFile(p, b, m) })
 		},
-		Mkdir:   func(p string, m apply.Meta) error { return do(func() error { return f.Mkdir(p, own(m)) }) },
+		Mkdir:   func(p string, m beneath.Owner) error { return do(func() error { return f.Mkdir(p, m) }) },
 		Symlink: func(t, p string) error { return do(func() error { return f.Symlink(t, p) }) },
 		Link:    func(t, p string) error { return do(func() error { return f.Link(t, p) }) },
 		Remove:  func(p string) error { return do(func() error { return f.Remove(p) }) },

@@ -13,6 +13,7 @@ import (
 	"github.com/coreos/ignition/v2/config/v3_6/types"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
 // desired lists what the config wants, in the order in which it is made, and
@@ -68,9 +69,9 @@ func sortEntries(out []entry) {
 // listed are the entries that the config names itself.
 func listed(c *types.Config, acc *accounts) (out []entry, errs []error) {
 	node := func(n types.Node, kind string, mode *int, usual fs.FileMode) entry {
-		e := entry{Path: path.Clean(n.Path), Kind: kind, overwrite: yes(n.Overwrite), Meta: Meta{Mode: usual}}
+		e := entry{Path: path.Clean(n.Path), Kind: kind, overwrite: yes(n.Overwrite), Owner: beneath.Owner{Mode: usual}}
 		if mode != nil {
-			e.Meta.Mode, e.modeSet = fileMode(*mode), true
+			e.Owner.Mode, e.modeSet = fileMode(*mode), true
 		}
 		uid, err := acc.uid(n.User)
 		if err != nil {
@@ -81,10 +82,10 @@ func listed(c *types.Config, acc *accounts) (out []entry, errs []error) {
 			errs = append(errs, fmt.Errorf("%s: %w", n.Path, err))
 		}
 		if e.uidSet = uid != nil; e.uidSet {
-			e.Meta.UID = *uid
+			e.Owner.UID = *uid
 		}
 		if e.gidSet = gid != nil; e.gidSet {
-			e.Meta.GID = *gid
+			e.Owner.GID = *gid
 		}
 		return e
 	}
@@ -121,7 +122,7 @@ func listed(c *types.Config, acc *accounts) (out []entry, errs []error) {
 func unitEntries(u types.Unit) []entry {
 	var out []entry
 	file := func(p, data string) {
-		out = append(out, entry{Path: p, Kind: kindFile, Data: []byte(data), Meta: Meta{Mode: 0o644},
+		out = append(out, entry{Path: p, Kind: kindFile, Data: []byte(data), Owner: beneath.Owner{Mode: 0o644},
 			modeSet: true, uidSet: true, gidSet: true, overwrite: true, unit: u.Name})
 	}
 	switch {
@@ -174,13 +175,13 @@ func merged(all []entry) (out []entry, errs []error) {
 // over is e, with the owner and permissions of first where it names none.
 func over(first, e entry) entry {
 	if !e.modeSet {
-		e.Meta.Mode, e.modeSet = first.Meta.Mode, first.modeSet
+		e.Owner.Mode, e.modeSet = first.Owner.Mode, first.modeSet
 	}
 	if !e.uidSet {
-		e.Meta.UID, e.uidSet = first.Meta.UID, first.uidSet
+		e.Owner.UID, e.uidSet = first.Owner.UID, first.uidSet
 	}
 	if !e.gidSet {
-		e.Meta.GID, e.gidSet = first.Meta.GID, first.gidSet
+		e.Owner.GID, e.gidSet = first.Owner.GID, first.gidSet
 	}
 	return e
 }
@@ -200,30 +201,30 @@ func (t Target) inherit(w *entry, old manifest) error {
 		return err
 	}
 	if !w.modeSet {
-		w.Meta.Mode = before.Mode & modeBits
+		w.Owner.Mode = before.Mode & modeBits
 	}
 	if !w.uidSet {
-		w.Meta.UID = before.UID
+		w.Owner.UID = before.UID
 	}
 	if !w.gidSet {
-		w.Meta.GID = before.GID
+		w.Owner.GID = before.GID
 	}
 	return nil
 }
 
 // before is the owner and mode of what stood at p before us.
-func (t Target) before(p string, old manifest) (Meta, bool, error) {
+func (t Target) before(p string, old manifest) (beneath.Owner, bool, error) {
 	m, ours := old.Paths[p]
 	if ours && !m.Original {
-		return Meta{}, false, nil
+		return beneath.Owner{}, false, nil
 	}
 	if ours {
 		k, ok, err := t.keptMeta(p)
 		if err != nil {
-			return Meta{}, false, fmt.Errorf("reading what %s was before: %w", p, err)
+			return beneath.Owner{}, false, fmt.Errorf("reading what %s was before: %w", p, err)
 		}
 		if ok {
-			return Meta{Mode: fs.FileMode(k.Mode), UID: k.UID, GID: k.GID}, true, nil
+			return beneath.Owner{Mode: fs.FileMode(k.Mode), UID: k.UID, GID: k.GID}, true, nil
 		}
 	}
 	meta, ok := t.there(p)
@@ -231,13 +232,13 @@ func (t Target) before(p string, old manifest) (Meta, bool, error) {
 }
 
 // there is the owner and mode of what stands at p.
-func (t Target) there(p string) (Meta, bool) {
+func (t Target) there(p string) (beneath.Owner, bool) {
 	st, err := t.root().Lstat(p)
 	if err != nil || st.Mode()&fs.ModeSymlink != 0 {
-		return Meta{}, false
+		return beneath.Owner{}, false
 	}
 	uid, gid := owner(st)
-	return Meta{Mode: st.Mode(), UID: uid, GID: gid}, true
+	return beneath.Owner{Mode: st.Mode(), UID: uid, GID: gid}, true
 }
 
 // conflicts finds what the config would write over without having said so.
@@ -401,7 +402,7 @@ func (t Target) skeleton(skel, home string, uid, gid int) ([]entry, error) {
 		if err != nil {
 			return err
 		}
-		e := entry{Path: home + rel, Meta: Meta{Mode: st.Mode() & modeBits, UID: uid, GID: gid},
+		e := entry{Path: home + rel, Owner: beneath.Owner{Mode: st.Mode() & modeBits, UID: uid, GID: gid},
 			modeSet: true, uidSet: true, gidSet: true, once: true}
 		switch {
 		case d.IsDir():

@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+
+	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
 // kinds of entries.
@@ -23,7 +25,7 @@ const (
 type entry struct {
 	Path, Kind string
 	Data       []byte
-	Meta       Meta
+	Owner      beneath.Owner
 	// modeSet, uidSet, gidSet: the config itself names them. What it does
 	// not name stays as it is where something is there.
 	modeSet, uidSet, gidSet bool
@@ -120,8 +122,8 @@ func (t Target) keep(w entry) (bool, error) {
 	meta, err := json.Marshal(k)
 	if err == nil {
 		err = errors.Join(
-			t.WriteFile(t.original(w.Path), data, Meta{Mode: 0o600}),
-			t.WriteFile(t.original(w.Path)+".meta", meta, Meta{Mode: 0o600}))
+			t.WriteFile(t.original(w.Path), data, beneath.Owner{Mode: 0o600}),
+			t.WriteFile(t.original(w.Path)+".meta", meta, beneath.Owner{Mode: 0o600}))
 	}
 	if err != nil {
 		return false, fmt.Errorf("keeping the original of %s: %w", w.Path, err)
@@ -168,7 +170,7 @@ func (t Target) giveBack(p string, m made) error {
 // restore makes p what was kept of it.
 func (t Target) restore(p string, k kept) error {
 	mode := fs.FileMode(k.Mode)
-	meta := Meta{Mode: mode & modeBits, UID: k.UID, GID: k.GID}
+	meta := beneath.Owner{Mode: mode & modeBits, UID: k.UID, GID: k.GID}
 	st, err := t.root().Lstat(p)
 	if err == nil && st.IsDir() != mode.IsDir() {
 		if err := t.Remove(p); err != nil {
@@ -227,7 +229,7 @@ func (t Target) EnabledUnits() ([]string, error) {
 func (t Target) save(m manifest) error {
 	b, err := json.MarshalIndent(m, "", "  ")
 	if err == nil {
-		err = t.WriteFile(t.Manifest, append(b, '\n'), Meta{Mode: 0o600})
+		err = t.WriteFile(t.Manifest, append(b, '\n'), beneath.Owner{Mode: 0o600})
 	}
 	if err != nil {
 		return fmt.Errorf("writing the list of what is applied: %w", err)

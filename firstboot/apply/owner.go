@@ -4,6 +4,8 @@ import (
 	"io/fs"
 	"os"
 	"syscall"
+
+	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
 func owner(st os.FileInfo) (uid, gid int) {
@@ -13,11 +15,11 @@ func owner(st os.FileInfo) (uid, gid int) {
 	return 0, 0
 }
 
-func sameOwner(st fs.FileInfo, m Meta) bool {
+func sameOwner(st fs.FileInfo, m beneath.Owner) bool {
 	uid, gid := owner(st)
 	return uid == m.UID && gid == m.GID
 }
 
-func sameMeta(st fs.FileInfo, m Meta) bool {
+func sameMeta(st fs.FileInfo, m beneath.Owner) bool {
 	return st.Mode()&modeBits == m.Mode&modeBits && sameOwner(st, m)
 }

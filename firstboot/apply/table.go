@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/edgebake/edgebake/firstboot/beneath"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
@@ -14,7 +15,7 @@ import (
 type table struct {
 	rows  node.Lines
 	there bool
-	meta  Meta
+	meta  beneath.Owner
 	dirty bool
 }
 

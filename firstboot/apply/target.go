@@ -119,7 +119,7 @@ func (t Target) same(w entry) bool {
 		return false
 	case kindSymlink:
 		return st.Mode()&fs.ModeSymlink != 0 && path.Clean(st.Link) == path.Clean(w.Target) &&
-			(!w.uidSet && !w.gidSet || sameOwner(st, w.Meta))
+			(!w.uidSet && !w.gidSet || sameOwner(st, w.Owner))
 	case kindLink:
 		target, err := t.root().Lstat(w.Target)
 		return err == nil && os.SameFile(st.FileInfo, target.FileInfo)
@@ -127,14 +127,14 @@ func (t Target) same(w entry) bool {
 		if !st.IsDir() {
 			return t.isDir(w.Path) // a link to a directory serves as one
 		}
-		return sameMeta(st, w.Meta)
+		return sameMeta(st, w.Owner)
 	}
 	want, err := t.data(w)
 	if err != nil || !st.Mode().IsRegular() || st.Size() != int64(len(want)) {
 		return false
 	}
 	have, opened, err := t.root().ReadFile(w.Path)
-	return err == nil && sameMeta(opened, w.Meta) && bytes.Equal(have, want)
+	return err == nil && sameMeta(opened, w.Owner) && bytes.Equal(have, want)
 }
 
 // isGone reports whether nothing can stand at a path.
@@ -163,15 +163,15 @@ func (t Target) put(w entry) (bool, error) {
 	case w.Kind == kindAbsent:
 		err = t.Remove(w.Path)
 	case w.Kind == kindDir:
-		err = t.Mkdir(w.Path, w.Meta)
+		err = t.Mkdir(w.Path, w.Owner)
 	case w.Kind == kindSymlink:
-		err = t.symlink(w.Target, w.Path, w.Meta)
+		err = t.symlink(w.Target, w.Path, w.Owner)
 	case w.Kind == kindLink:
 		err = t.Link(w.Target, w.Path)
 	default:
 		var data []byte
 		if data, err = t.data(w); err == nil {
-			err = t.WriteFile(w.Path, data, w.Meta)
+			err = t.WriteFile(w.Path, data, w.Owner)
 		}
 	}
 	if err != nil {
@@ -181,7 +181,7 @@ func (t Target) put(w entry) (bool, error) {
 }
 
 // symlink makes a link with its owner.
-func (t Target) symlink(target, p string, m Meta) error {
+func (t Target) symlink(target, p string, m beneath.Owner) error {
 	if err := t.Symlink(target, p); err != nil || m.UID == 0 && m.GID == 0 {
 		return err
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/coreos/ignition/v2/config/v3_6/types"
+
+	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
 // user makes, changes or removes a user as useradd, usermod and userdel do.
@@ -213,9 +215,9 @@ func (t Target) homes(a *accounts, old manifest) ([]entry, error) {
 		uid, _ := strconv.Atoi(row[2]) // made or checked above
 		gid, _ := strconv.Atoi(row[3])
 		dir := path.Clean(row[5])
-		own := func(m fs.FileMode) Meta { return Meta{Mode: m, UID: uid, GID: gid} }
+		own := func(m fs.FileMode) beneath.Owner { return beneath.Owner{Mode: m, UID: uid, GID: gid} }
 		if a.made[u.Name] && !yes(u.NoCreateHome) {
-			out = append(out, entry{Path: dir, Kind: kindDir, Meta: own(a.defs.homeMode)})
+			out = append(out, entry{Path: dir, Kind: kindDir, Owner: own(a.defs.homeMode)})
 			// As useradd does, only into a home that it makes. A home that
 			// an earlier try began is gone on with.
 			_, begun := old.Paths[dir]
@@ -235,9 +237,9 @@ func (t Target) homes(a *accounts, old manifest) ([]entry, error) {
 			keys.WriteString(strings.TrimRight(string(k), "\n") + "\n")
 		}
 		out = append(out,
-			entry{Path: dir, Kind: kindDir, Meta: own(a.defs.homeMode)},
-			entry{Path: dir + "/.ssh", Kind: kindDir, Meta: own(0o700), modeSet: true, uidSet: true, gidSet: true},
-			entry{Path: dir + "/.ssh/authorized_keys", Kind: kindFile, Data: []byte(keys.String()), Meta: own(0o600), modeSet: true, uidSet: true, gidSet: true, overwrite: true})
+			entry{Path: dir, Kind: kindDir, Owner: own(a.defs.homeMode)},
+			entry{Path: dir + "/.ssh", Kind: kindDir, Owner: own(0o700), modeSet: true, uidSet: true, gidSet: true},
+			entry{Path: dir + "/.ssh/authorized_keys", Kind: kindFile, Data: []byte(keys.String()), Owner: own(0o600), modeSet: true, uidSet: true, gidSet: true, overwrite: true})
 	}
 	return out, nil
 }

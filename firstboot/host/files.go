@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/beneath"
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // Files changes the files below Root so that a power cut leaves the old state
@@ -24,13 +24,13 @@ type Files struct{ Root string }
 func (f Files) root() beneath.Root { return beneath.Root{Dir: f.Root} }
 
 // WriteFile replaces a file at once, and makes missing parents.
-func (f Files) WriteFile(path string, data []byte, o firstboot.Owner) error {
-	return f.root().WriteFile(path, data, beneath.Owner(o))
+func (f Files) WriteFile(path string, data []byte, o machine.Owner) error {
+	return f.root().WriteFile(path, data, o)
 }
 
 // Stream is WriteFile for what write gives bit by bit.
-func (f Files) Stream(path string, o firstboot.Owner, write func(io.Writer) error) error {
-	return f.root().Stream(path, beneath.Owner(o), write)
+func (f Files) Stream(path string, o machine.Owner, write func(io.Writer) error) error {
+	return f.root().Stream(path, o, write)
 }
 
 // Rename moves a file or a directory to where nothing is.
@@ -76,8 +76,8 @@ func (f Files) Symlink(target, path string) error { return f.root().Symlink(targ
 func (f Files) Link(target, path string) error { return f.root().Link(target, path) }
 
 // Mkdir makes a directory, or gives it its owner and permissions.
-func (f Files) Mkdir(path string, o firstboot.Owner) error {
-	return f.root().Mkdir(path, beneath.Owner(o))
+func (f Files) Mkdir(path string, o machine.Owner) error {
+	return f.root().Mkdir(path, o)
 }
 
 // Remove removes a file, a link or an empty directory; a directory that is

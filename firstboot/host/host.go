@@ -1,5 +1,5 @@
 // Package host is the one part of first boot that touches a machine: it makes the
-// firstboot.Env of the running system. It makes no decisions.
+// machine.Env of the running system. It makes no decisions.
 package host
 
 import (
@@ -22,26 +22,26 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
-	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/console"
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // New makes the Env of this machine. The log goes to log, which systemd hands
 // to the journal.
-func New(log io.Writer) *firstboot.Env {
+func New(log io.Writer) *machine.Env {
 	dialer := &net.Dialer{Timeout: 10 * time.Second}
 	f := Files{Root: "/"}
-	return &firstboot.Env{
+	return &machine.Env{
 		Root: "/",
 		Log:  slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{ReplaceAttr: withoutTime})),
-		Clock: firstboot.Clock{
+		Clock: machine.Clock{
 			Now:         time.Now,
 			Sleep:       Sleep,
 			SetClock:    setClock,
 			ClockSynced: clockSynced,
 		},
-		Chance: firstboot.Chance{Rand: mrand.Float64, Random: random},
-		Files: firstboot.Files{
+		Chance: machine.Chance{Rand: mrand.Float64, Random: random},
+		Files: machine.Files{
 			WriteFile: f.WriteFile,
 			Stream:    f.Stream,
 			Rename:    f.Rename,
@@ -53,18 +53,18 @@ func New(log io.Writer) *firstboot.Env {
 			Sync:      f.Sync,
 			Lock:      f.Lock,
 		},
-		Programs: firstboot.Programs{
+		Programs: machine.Programs{
 			Run:       run,
 			Unit:      unit,
 			UnitState: unitState,
 			UnitSince: unitSince,
 			BootClock: bootClock,
 		},
-		Machine: firstboot.Machine{
+		Platform: machine.Platform{
 			SetHostname:    func(name string) error { return unix.Sethostname([]byte(name)) },
 			SetFirmwareVar: func(path string, value []byte) error { return setFirmwareVar(path, value) },
 		},
-		Network: firstboot.Network{
+		Network: machine.Network{
 			Dial: dialer.DialContext,
 			Listen: func(ctx context.Context, addr string) (net.Listener, error) {
 				return new(net.ListenConfig).Listen(ctx, "tcp", addr)
@@ -81,7 +81,7 @@ func New(log io.Writer) *firstboot.Env {
 				return post(ctx, http.Client{Transport: t}, url, body)
 			},
 		},
-		Slots: firstboot.Slots{
+		Slots: machine.Slots{
 			SlotLabel:  slotLabel,
 			ReadSlot:   readSlot,
 			SlotFile:   slotFile,
@@ -91,8 +91,8 @@ func New(log io.Writer) *firstboot.Env {
 			ScrubSlot:  scrubSlot,
 			ReportSlot: reportSlot,
 		},
-		FileSystems: firstboot.FileSystems{FSUUID: fsUUID, FSSize: fsSize, FSFree: fsFree},
-		Audience: firstboot.Audience{
+		FileSystems: machine.FileSystems{FSUUID: fsUUID, FSSize: fsSize, FSFree: fsFree},
+		Audience: machine.Audience{
 			Console: func(line string) { console.Say(console.Active, "/dev", line) },
 			Notify: func(state string) {
 				// Without systemd there is nobody to tell, which is not an error.
@@ -130,7 +130,7 @@ func random(n int) []byte {
 
 // run runs a program. It dies with us: systemd kills the unit's processes,
 // and a cut-off join is begun again.
-func run(ctx context.Context, c firstboot.Cmd) error {
+func run(ctx context.Context, c machine.Cmd) error {
 	cmd := exec.CommandContext(ctx, c.Args[0], c.Args[1:]...)
 	cmd.Env = append(os.Environ(), c.Env...)
 	cmd.Stdin = c.Stdin

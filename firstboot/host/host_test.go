@@ -24,7 +24,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -33,7 +33,7 @@ func TestWriteFile(t *testing.T) {
 	f := Files{Root: t.TempDir()}
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
-	if err := f.WriteFile("/a/b/c", []byte("one"), firstboot.Mode(0o644)); err != nil {
+	if err := f.WriteFile("/a/b/c", []byte("one"), machine.Mode(0o644)); err != nil {
 		t.Fatal(err)
 	}
 	for p, want := range map[string]os.FileMode{"a": 0o755, "a/b": 0o755, "a/b/c": 0o644} {
@@ -53,7 +53,7 @@ func TestWriteFile(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(f.Root, ".link.edgebake-new"), []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.WriteFile("/link", []byte("two"), firstboot.Mode(0o4755)); err != nil {
+	if err := f.WriteFile("/link", []byte("two"), machine.Mode(0o4755)); err != nil {
 		t.Fatal(err)
 	}
 	if b, _ := os.ReadFile(outside); string(b) != "mine" {
@@ -67,7 +67,7 @@ func TestWriteFile(t *testing.T) {
 	if err := os.Symlink(outside, filepath.Join(f.Root, ".x.edgebake-new")); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.WriteFile("/x", []byte("three"), firstboot.Mode(0o600)); err != nil {
+	if err := f.WriteFile("/x", []byte("three"), machine.Mode(0o600)); err != nil {
 		t.Error(err)
 	}
 	if b, _ := os.ReadFile(outside); string(b) != "mine" {
@@ -77,7 +77,7 @@ func TestWriteFile(t *testing.T) {
 
 func TestLinksAndRemove(t *testing.T) {
 	f := Files{Root: t.TempDir()}
-	if err := f.WriteFile("/file", []byte("x"), firstboot.Mode(0o600)); err != nil {
+	if err := f.WriteFile("/file", []byte("x"), machine.Mode(0o600)); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // twice: the second finds the first
@@ -87,14 +87,14 @@ func TestLinksAndRemove(t *testing.T) {
 		if err := f.Link("/file", "/hard"); err != nil {
 			t.Fatal(err)
 		}
-		if err := f.Mkdir("/dir", firstboot.Mode(0o750)); err != nil {
+		if err := f.Mkdir("/dir", machine.Mode(0o750)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if to, err := os.Readlink(filepath.Join(f.Root, "sub/link")); err != nil || to != "/file" {
 		t.Errorf("%s, %v", to, err)
 	}
-	if err := f.WriteFile("/dir/in", nil, firstboot.Mode(0o600)); err != nil {
+	if err := f.WriteFile("/dir/in", nil, machine.Mode(0o600)); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range []string{"/dir", "/nowhere", "/file/below", "/hard", "/sub/link"} {
@@ -115,16 +115,16 @@ func TestLinksAndRemove(t *testing.T) {
 
 func TestRun(t *testing.T) {
 	var out bytes.Buffer
-	if err := run(t.Context(), firstboot.Cmd{Args: []string{"sh", "-c", "echo $A; echo err >&2"}, Env: []string{"A=b"}, Output: &out}); err != nil || out.String() != "b\nerr\n" {
+	if err := run(t.Context(), machine.Cmd{Args: []string{"sh", "-c", "echo $A; echo err >&2"}, Env: []string{"A=b"}, Output: &out}); err != nil || out.String() != "b\nerr\n" {
 		t.Errorf("%q, %v", out.String(), err)
 	}
-	err := run(t.Context(), firstboot.Cmd{Args: []string{"sh", "-c", "echo why >&2; exit 3"}})
+	err := run(t.Context(), machine.Cmd{Args: []string{"sh", "-c", "echo why >&2; exit 3"}})
 	if err == nil || !strings.Contains(err.Error(), "exit status 3: why") {
 		t.Errorf("%v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if err := run(ctx, firstboot.Cmd{Args: []string{"sleep", "60"}}); !errors.Is(err, context.DeadlineExceeded) {
+	if err := run(ctx, machine.Cmd{Args: []string{"sleep", "60"}}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v", err)
 	}
 }

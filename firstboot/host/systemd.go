@@ -10,7 +10,7 @@ import (
 	"github.com/coreos/go-systemd/v22/dbus"
 	"golang.org/x/sys/unix"
 
-	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // unit carries out a verb on a unit and waits for its job.
@@ -82,29 +82,29 @@ func unitState(ctx context.Context, name string) (string, error) {
 
 // unitSince reads both clocks' stamps. Nobody sets the monotonic one: translated, it is
 // the start by the clock of now.
-func unitSince(ctx context.Context, name string) (firstboot.UnitStart, error) {
+func unitSince(ctx context.Context, name string) (machine.UnitStart, error) {
 	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {
-		return firstboot.UnitStart{}, fmt.Errorf("talking to systemd: %w", err)
+		return machine.UnitStart{}, fmt.Errorf("talking to systemd: %w", err)
 	}
 	defer conn.Close()
 	var stamps [2]time.Duration
 	for i, property := range []string{"ActiveEnterTimestampMonotonic", "ActiveEnterTimestamp"} {
 		p, err := conn.GetUnitPropertyContext(ctx, name, property)
 		if err != nil {
-			return firstboot.UnitStart{}, fmt.Errorf("asking when %s was started: %w", name, err)
+			return machine.UnitStart{}, fmt.Errorf("asking when %s was started: %w", name, err)
 		}
 		usec, ok := p.Value.Value().(uint64)
 		if !ok {
-			return firstboot.UnitStart{}, fmt.Errorf("asking when %s was started: the answer is %s", name, p.Value)
+			return machine.UnitStart{}, fmt.Errorf("asking when %s was started: the answer is %s", name, p.Value)
 		}
 		stamps[i] = time.Duration(usec) * time.Microsecond
 	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return firstboot.UnitStart{}, fmt.Errorf("reading the clock: %w", err)
+		return machine.UnitStart{}, fmt.Errorf("reading the clock: %w", err)
 	}
-	return firstboot.UnitStart{
+	return machine.UnitStart{
 		Now:  time.Now().Add(stamps[0] - time.Duration(now.Nano())),
 		Then: time.UnixMicro(stamps[1].Microseconds()),
 	}, nil

@@ -48,6 +48,9 @@ var rooms = map[string][]string{
 	"overlays":           {"openyurt", "configs", "ondisk", "ondisk/tree", "overlays/node"},
 	"overlays/node":      {"openyurt", "configs", "ondisk"},
 	"firstboot":          {"openyurt", "configs", "ondisk", "ondisk/slot", "configs/yamltree", "overlays/node", "cluster/api", "firstboot/...", "configs/printable", "ondisk/file"},
+	"firstboot/beneath":  {},
+	"firstboot/facts":    {"configs", "overlays/node"},
+	"firstboot/machine":  {"ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/beneath", "firstboot/facts"},
 	"firstboot/...":      {"openyurt", "configs", "ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/...", "configs/printable"},
 	// The installer runs on the machine before it is a node: it flashes as
 	// edgebake does, and knows the machine as first boot does.

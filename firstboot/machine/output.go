@@ -1,4 +1,4 @@
-package firstboot
+package machine
 
 import (
 	"bytes"
@@ -7,17 +7,17 @@ import (
 	"sync"
 )
 
-// tail hands lines to the log and keeps the last of them for the error.
-type tail struct {
+// Tail hands lines to the log and keeps the last of them for the error.
+type Tail struct {
 	mu    sync.Mutex
-	log   func(string)
+	Log   func(string)
 	part  []byte
 	lines []string
 }
 
-var _ io.Writer = (*tail)(nil)
+var _ io.Writer = (*Tail)(nil)
 
-func (t *tail) Write(p []byte) (int, error) {
+func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.part = append(t.part, p...)
@@ -28,7 +28,7 @@ func (t *tail) Write(p []byte) (int, error) {
 		}
 		t.part = rest
 		if s := strings.TrimSpace(string(line)); s != "" {
-			t.log(s)
+			t.Log(s)
 			t.lines = append(t.lines, s)
 			if len(t.lines) > 40 {
 				t.lines = t.lines[1:]
@@ -37,8 +37,8 @@ func (t *tail) Write(p []byte) (int, error) {
 	}
 }
 
-// last is what matters of the output: the lines that say error, or the last.
-func (t *tail) last() string {
+// Last is what matters of the output: the lines that say error, or the last.
+func (t *Tail) Last() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	lines := t.lines

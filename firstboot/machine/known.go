@@ -1,4 +1,4 @@
-package firstboot
+package machine
 
 import (
 	"crypto/sha256"
@@ -12,9 +12,9 @@ import (
 
 // known caches lookups for one pass.
 type known struct {
-	disk *blockDisk // that we were started from
-	ways api.Ways   // to API servers
-	ends []func()   // run at the end of the pass
+	disk *Disk    // that we were started from
+	ways api.Ways // to API servers
+	ends []func() // run at the end of the pass
 
 	mu          sync.Mutex
 	kubeconfigs map[string]*api.Kubeconfig // by their text; nobody changes one
@@ -26,8 +26,8 @@ func newKnown() *known {
 	return &known{kubeconfigs: map[string]*api.Kubeconfig{}, pairs: map[[sha256.Size]byte]*tls.Certificate{}, signed: map[[sha256.Size]byte]struct{}{}}
 }
 
-// beginPass has lookups cached, and connections to API servers kept, until end is called.
-func (e *Env) beginPass() (end func()) {
+// BeginPass has lookups cached, and connections to API servers kept, until end is called.
+func (e *Env) BeginPass() (end func()) {
 	e.known = newKnown()
 	return e.known.close
 }
@@ -39,8 +39,8 @@ func (k *known) close() {
 	}
 }
 
-// atEndOfPass runs end when the pass is over. Outside of one it never runs.
-func (e *Env) atEndOfPass(end func()) {
+// AtEndOfPass runs end when the pass is over. Outside of one it never runs.
+func (e *Env) AtEndOfPass(end func()) {
 	if e.known != nil {
 		e.known.ends = append(e.known.ends, end)
 	}
@@ -64,9 +64,9 @@ func once[K comparable, V any](mu *sync.Mutex, all map[K]V, key K, create func()
 	return v, err
 }
 
-// parseKubeconfig parses each text once in a pass: a dozen checks look into
+// ParseKubeconfig parses each text once in a pass: a dozen checks look into
 // kubelet.conf.
-func (e *Env) parseKubeconfig(text []byte) (*api.Kubeconfig, error) {
+func (e *Env) ParseKubeconfig(text []byte) (*api.Kubeconfig, error) {
 	parse := func() (*api.Kubeconfig, error) { return api.ParseKubeconfig(text) }
 	if e.known == nil {
 		return parse()
@@ -74,8 +74,8 @@ func (e *Env) parseKubeconfig(text []byte) (*api.Kubeconfig, error) {
 	return once(&e.known.mu, e.known.kubeconfigs, string(text), parse)
 }
 
-// parsePair parses a certificate and its key, once in a pass as well.
-func (e *Env) parsePair(cert, key []byte) (*tls.Certificate, error) {
+// ParsePair parses a certificate and its key, once in a pass as well.
+func (e *Env) ParsePair(cert, key []byte) (*tls.Certificate, error) {
 	parse := func() (*tls.Certificate, error) {
 		pair, err := tls.X509KeyPair(cert, key)
 		return &pair, err
@@ -86,21 +86,21 @@ func (e *Env) parsePair(cert, key []byte) (*tls.Certificate, error) {
 	return once(&e.known.mu, e.known.pairs, digest(cert, key), parse)
 }
 
-// keyPair is the client certificate of a kubeconfig's user.
-func (e *Env) keyPair(u *api.User) (*tls.Certificate, error) {
+// KeyPair is the client certificate of a kubeconfig's user.
+func (e *Env) KeyPair(u *api.User) (*tls.Certificate, error) {
 	cert, key, err := u.KeyTexts(e.Root)
 	if err != nil {
 		return nil, err
 	}
-	pair, err := e.parsePair(cert, key)
+	pair, err := e.ParsePair(cert, key)
 	if err != nil {
 		return nil, fmt.Errorf("reading a kubeconfig's client certificate: %w", err)
 	}
 	return pair, nil
 }
 
-// signedBy verifies the signature of a certificate, once in a pass.
-func (e *Env) signedBy(cert, ca *x509.Certificate) error {
+// SignedBy verifies the signature of a certificate, once in a pass.
+func (e *Env) SignedBy(cert, ca *x509.Certificate) error {
 	if e.known == nil {
 		return cert.CheckSignatureFrom(ca)
 	}
@@ -117,37 +117,37 @@ func digest(a, b []byte) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// ways are those of this pass to API servers, nil outside of one.
-func (e *Env) ways() *api.Ways {
+// Ways are those of this pass to API servers, nil outside of one.
+func (e *Env) Ways() *api.Ways {
 	if e.known == nil {
 		return nil
 	}
 	return &e.known.ways
 }
 
-// clientOf makes a client of a kubeconfig.
-func (e *Env) clientOf(k *api.Kubeconfig) (*api.Client, error) {
-	c, err := k.ClientBy(e.Root, e.Dial, e.keyPair)
+// ClientOf makes a client of a kubeconfig.
+func (e *Env) ClientOf(k *api.Kubeconfig) (*api.Client, error) {
+	c, err := k.ClientBy(e.Root, e.Dial, e.KeyPair)
 	if err == nil {
-		c.Ways, c.Now = e.ways(), e.Now
+		c.Ways, c.Now = e.Ways(), e.Now
 	}
 	return c, err
 }
 
-// kubeconfigAt reads the kubeconfig at path; whose it is, the error says.
-func (e *Env) kubeconfigAt(path, whose string) (*api.Kubeconfig, error) {
-	text, err := e.read(path)
+// KubeconfigAt reads the kubeconfig at path; whose it is, the error says.
+func (e *Env) KubeconfigAt(path, whose string) (*api.Kubeconfig, error) {
+	text, err := e.Read(path)
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", whose, err)
 	}
-	return e.parseKubeconfig(text)
+	return e.ParseKubeconfig(text)
 }
 
-// clientAt makes a client of the kubeconfig at path.
-func (e *Env) clientAt(path, whose string) (*api.Client, error) {
-	k, err := e.kubeconfigAt(path, whose)
+// ClientAt makes a client of the kubeconfig at path.
+func (e *Env) ClientAt(path, whose string) (*api.Client, error) {
+	k, err := e.KubeconfigAt(path, whose)
 	if err != nil {
 		return nil, err
 	}
-	return e.clientOf(k)
+	return e.ClientOf(k)
 }

@@ -1,4 +1,4 @@
-package firstboot
+package machine
 
 import (
 	"bufio"
@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// hasRoute returns nil if this machine has an address and a route for any of
+// HasRoute returns nil if this machine has an address and a route for any of
 // the API servers.
-func hasRoute(ctx context.Context, e *Env, masters []string) error {
+func HasRoute(ctx context.Context, e *Env, masters []string) error {
 	var errs []error
 	try := func(addr string) bool {
 		_, err := e.Source(ctx, addr)
@@ -44,11 +44,11 @@ func hasRoute(ctx context.Context, e *Env, masters []string) error {
 	return errors.Join(errs...)
 }
 
-// probeTimeout bounds the connect to one API server.
-const probeTimeout = 4 * time.Second
+// ProbeTimeout bounds the connect to one API server.
+const ProbeTimeout = 4 * time.Second
 
-// plainNet takes the address out of a dial error: the caller names it.
-func plainNet(err error) error {
+// PlainNet takes the address out of a dial error: the caller names it.
+func PlainNet(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Err != nil {
 		return op.Err
@@ -56,9 +56,9 @@ func plainNet(err error) error {
 	return err
 }
 
-// answers reports whether somebody takes connections at addr.
-func answers(ctx context.Context, e *Env, addr string) error {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+// Answers reports whether somebody takes connections at addr.
+func Answers(ctx context.Context, e *Env, addr string) error {
+	ctx, cancel := context.WithTimeout(ctx, ProbeTimeout)
 	defer cancel()
 	conn, err := e.Dial(ctx, "tcp", addr)
 	if err != nil {
@@ -67,8 +67,8 @@ func answers(ctx context.Context, e *Env, addr string) error {
 	return conn.Close()
 }
 
-// localGet asks a server on this node, without TLS.
-func localGet(ctx context.Context, e *Env, addr, path string) (body string, code int, err error) {
+// LocalGet asks a server on this node, without TLS.
+func LocalGet(ctx context.Context, e *Env, addr, path string) (body string, code int, err error) {
 	conn, err := e.Dial(ctx, "tcp", addr)
 	if err != nil {
 		return "", 0, err

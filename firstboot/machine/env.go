@@ -1,4 +1,4 @@
-package firstboot
+package machine
 
 import (
 	"cmp"
@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/beneath"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -34,7 +35,7 @@ type Env struct {
 	Chance
 	Files
 	Programs
-	Machine
+	Platform
 	Network
 	Slots
 	FileSystems
@@ -120,8 +121,8 @@ type Programs struct {
 	BootClock func(ctx context.Context) (ondisk.BootClock, error)
 }
 
-// Machine is what the kernel and the firmware keep of it.
-type Machine struct {
+// Platform is what the kernel and the firmware keep of it.
+type Platform struct {
 	SetHostname func(name string) error
 	// SetFirmwareVar sets a variable of UEFI's, which a disk that is written again
 	// does not lose. ErrUnsupported: the machine has no UEFI.
@@ -193,13 +194,10 @@ type pass struct {
 }
 
 // Owner says whose a file becomes, and with which permissions.
-type Owner struct {
-	Mode     fs.FileMode
-	UID, GID int
-}
+type Owner = beneath.Owner
 
 // owns reports whether a file is its owner's. Only root gives files to others.
-func (o Owner) owns(st fs.FileInfo) bool {
+func owns(o Owner, st fs.FileInfo) bool {
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	return os.Geteuid() != 0 || ok && int(sys.Uid) == o.UID && int(sys.Gid) == o.GID
 }
@@ -216,11 +214,11 @@ type Cmd struct {
 	Stdin  io.Reader
 }
 
-// onWaiting has f called with what the running phase waits for; nil: nothing is.
-func (e *Env) onWaiting(f func(what string)) { e.waiting = f }
+// OnWaiting has f called with what the running phase waits for; nil: nothing is.
+func (e *Env) OnWaiting(f func(what string)) { e.waiting = f }
 
-// onNote has f called with each note.
-func (e *Env) onNote(f func(what string)) { e.noting = f }
+// OnNote has f called with each note.
+func (e *Env) OnNote(f func(what string)) { e.noting = f }
 
 // Waiting says what the running phase waits for: on the status line, in the
 // state and in the report. Saying the same again is free.
@@ -238,34 +236,34 @@ func (e *Env) Note(format string, args ...any) {
 	}
 }
 
-func (e *Env) path(p string) string { return filepath.Join(e.Root, p) }
+func (e *Env) Path(p string) string { return filepath.Join(e.Root, p) }
 
-func (e *Env) read(path string) ([]byte, error) { return os.ReadFile(e.path(path)) }
+func (e *Env) Read(path string) ([]byte, error) { return os.ReadFile(e.Path(path)) }
 
-// contents is a file's contents, nil where there is none. One that is there
+// Contents is a file's contents, nil where there is none. One that is there
 // and cannot be read counts as missing, and is logged.
-func (e *Env) contents(path string) []byte {
-	b, err := e.read(path)
+func (e *Env) Contents(path string) []byte {
+	b, err := e.Read(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && e.Log != nil {
 		e.Log.Debug("a file counts as missing", "error", err)
 	}
 	return b
 }
 
-// text is contents without the white space around them, as most files of the
+// Text is contents without the white space around them, as most files of the
 // kernel's are read.
-func (e *Env) text(path string) string { return strings.TrimSpace(string(e.contents(path))) }
+func (e *Env) Text(path string) string { return strings.TrimSpace(string(e.Contents(path))) }
 
-func (e *Env) exists(path string) bool {
-	_, err := os.Lstat(e.path(path))
+func (e *Env) Exists(path string) bool {
+	_, err := os.Lstat(e.Path(path))
 	return err == nil
 }
 
-// write replaces path unless it is already what it should be, and reports
+// Write replaces path unless it is already what it should be, and reports
 // whether it did.
-func (e *Env) write(path string, data []byte, o Owner) (bool, error) {
-	if old, err := e.read(path); err == nil && string(old) == string(data) {
-		if st, err := os.Lstat(e.path(path)); err == nil && st.Mode().IsRegular() && st.Mode().Perm() == o.Mode.Perm() && o.owns(st) {
+func (e *Env) Write(path string, data []byte, o Owner) (bool, error) {
+	if old, err := e.Read(path); err == nil && string(old) == string(data) {
+		if st, err := os.Lstat(e.Path(path)); err == nil && st.Mode().IsRegular() && st.Mode().Perm() == o.Mode.Perm() && owns(o, st) {
 			return false, nil
 		}
 	}
@@ -275,8 +273,8 @@ func (e *Env) write(path string, data []byte, o Owner) (bool, error) {
 	return true, nil
 }
 
-// poll calls try every interval until it is true, ctx ends, or it fails.
-func (e *Env) poll(ctx context.Context, interval time.Duration, try func() (bool, error)) error {
+// Poll calls try every interval until it is true, ctx ends, or it fails.
+func (e *Env) Poll(ctx context.Context, interval time.Duration, try func() (bool, error)) error {
 	for {
 		ok, err := try()
 		if err != nil || ok {
@@ -288,17 +286,17 @@ func (e *Env) poll(ctx context.Context, interval time.Duration, try func() (bool
 	}
 }
 
-// retry tries every interval until it goes well or ctx ends. The error is what was
+// Retry tries every interval until it goes well or ctx ends. The error is what was
 // wrong last: it says more than that the time is up.
-func (e *Env) retry(ctx context.Context, interval time.Duration, try func() error) error {
-	return e.retryFor(ctx, math.MaxInt64, interval, try)
+func (e *Env) Retry(ctx context.Context, interval time.Duration, try func() error) error {
+	return e.RetryFor(ctx, math.MaxInt64, interval, try)
 }
 
-// retryFor is retry that ends when patience is over, too.
-func (e *Env) retryFor(ctx context.Context, patience, interval time.Duration, try func() error) error {
+// RetryFor is retry that ends when patience is over, too.
+func (e *Env) RetryFor(ctx context.Context, patience, interval time.Duration, try func() error) error {
 	end := e.Now().Add(patience)
 	var last error
-	err := e.poll(ctx, interval, func() (bool, error) {
+	err := e.Poll(ctx, interval, func() (bool, error) {
 		err := try()
 		if err != nil && last != nil && ctx.Err() != nil {
 			return false, last // ctx cut the try off, whose error tells nothing else
@@ -309,13 +307,13 @@ func (e *Env) retryFor(ctx context.Context, patience, interval time.Duration, tr
 	return cmp.Or(last, err)
 }
 
-// jobPatience is how long one unit is waited for, jobsPatience all units of an
+// JobPatience is how long one unit is waited for, jobsPatience all units of an
 // Apply. systemd continues a job that nobody waits for.
-const jobPatience = 15 * time.Second
+const JobPatience = 15 * time.Second
 
-// boundedUnit is Unit that waits for the job for a limited time: a unit may wait
+// BoundedUnit is Unit that waits for the job for a limited time: a unit may wait
 // for a card that is missing, or for a server.
-func (e *Env) boundedUnit(ctx context.Context, patience time.Duration, verb, unit string) error {
+func (e *Env) BoundedUnit(ctx context.Context, patience time.Duration, verb, unit string) error {
 	bounded, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	err := e.Unit(bounded, verb, unit)

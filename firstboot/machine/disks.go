@@ -1,4 +1,4 @@
-package firstboot
+package machine
 
 import (
 	"errors"
@@ -14,11 +14,11 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// facts are who this machine is.
-func (e *Env) facts() node.Machine { return facts.Read(e.Root) }
+// Facts are who this machine is.
+func (e *Env) Facts() node.Machine { return facts.Read(e.Root) }
 
-// device is one partition that the kernel shows.
-type device struct {
+// Partition is one partition that the kernel shows.
+type Partition struct {
 	Name  string // "nvme0n1p2"
 	Label string // GPT partition name
 	UUID  string // GPT partition GUID, where the kernel tells it (6.9 and later)
@@ -26,15 +26,15 @@ type device struct {
 	Size  int64
 }
 
-// blockDisk is the disk a partition is on.
-type blockDisk struct {
+// Disk is the disk a partition is on.
+type Disk struct {
 	Name  string
 	Root  string // the partition mounted at /, of the disk that has it
 	Size  int64
-	Parts []device // in order of Start
+	Parts []Partition // in order of Start
 }
 
-func (d *blockDisk) part(label string) *device {
+func (d *Disk) Part(label string) *Partition {
 	for i := range d.Parts {
 		if d.Parts[i].Label == label {
 			return &d.Parts[i]
@@ -43,10 +43,10 @@ func (d *blockDisk) part(label string) *device {
 	return nil
 }
 
-// mountedFrom finds the partition mounted at a place, and its disk, in
+// MountedFrom finds the partition mounted at a place, and its disk, in
 // /sys/devices. It is empty where no partition is.
-func (e *Env) mountedFrom(place string) (part, disk string) {
-	b, err := e.read("/proc/self/mountinfo")
+func (e *Env) MountedFrom(place string) (part, disk string) {
+	b, err := e.Read("/proc/self/mountinfo")
 	if err != nil {
 		return "", ""
 	}
@@ -55,20 +55,20 @@ func (e *Env) mountedFrom(place string) (part, disk string) {
 		if len(f) < 5 || f[4] != place {
 			continue
 		}
-		target, err := os.Readlink(e.path("/sys/dev/block/" + f[2]))
+		target, err := os.Readlink(e.Path("/sys/dev/block/" + f[2]))
 		if err != nil {
 			continue
 		}
-		if p := filepath.Join("/sys/dev/block", target); e.exists(filepath.Join(p, "partition")) {
+		if p := filepath.Join("/sys/dev/block", target); e.Exists(filepath.Join(p, "partition")) {
 			part, disk = filepath.Base(p), filepath.Base(filepath.Dir(p)) // the last one lies on top
 		}
 	}
 	return part, disk
 }
 
-// loaderPart is the PARTUUID of the partition that the boot loader was started
+// LoaderPart is the PARTUUID of the partition that the boot loader was started
 // from, as it says itself; empty where it does not.
-func (e *Env) loaderPart() string { return parseLoaderPart(e.contents(loaderPartFile)) }
+func (e *Env) LoaderPart() string { return parseLoaderPart(e.Contents(LoaderPartFile)) }
 
 // parseLoaderPart reads a variable of the firmware: its attributes, and UTF-16.
 func parseLoaderPart(b []byte) string {
@@ -81,50 +81,50 @@ func parseLoaderPart(b []byte) string {
 	return strings.ToLower(s.String())
 }
 
-// loaderPartFile is systemd's interface of boot loaders.
-const loaderPartFile = "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+// LoaderPartFile is systemd's interface of boot loaders.
+const LoaderPartFile = "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 
-// disksWith lists the disks that have a partition of that PARTUUID.
-func (e *Env) disksWith(partUUID string) []string {
-	entries, err := os.ReadDir(e.path("/sys/block"))
+// DisksWith lists the disks that have a partition of that PARTUUID.
+func (e *Env) DisksWith(partUUID string) []string {
+	entries, err := os.ReadDir(e.Path("/sys/block"))
 	if err != nil || partUUID == "" {
 		return nil
 	}
 	var out []string
 	for _, en := range entries {
 		dir := filepath.Join("/sys/block", en.Name())
-		if target, err := os.Readlink(e.path(dir)); err == nil {
+		if target, err := os.Readlink(e.Path(dir)); err == nil {
 			dir = filepath.Join("/sys/block", target)
 		}
 		d, err := e.readDisk(dir)
 		if err != nil {
 			continue
 		}
-		if slices.ContainsFunc(d.Parts, func(p device) bool { return p.UUID == partUUID }) {
+		if slices.ContainsFunc(d.Parts, func(p Partition) bool { return p.UUID == partUUID }) {
 			out = append(out, d.Name)
 		}
 	}
 	return out
 }
 
-// rootDisk is the disk we were started from: the one that has the partition
+// RootDisk is the disk we were started from: the one that has the partition
 // mounted at /. Its siblings are ours, whatever other disks carry the same
 // labels. A pass looks it up once, in dozens of files: nobody exchanges it, and
-// its partitions keep their names. Their sizes are lookUpRootDisk's to tell.
-func (e *Env) rootDisk() (*blockDisk, error) {
+// its partitions keep their names. Their sizes are LookUpRootDisk's to tell.
+func (e *Env) RootDisk() (*Disk, error) {
 	if e.known != nil && e.known.disk != nil {
 		return e.known.disk, nil
 	}
-	d, err := e.lookUpRootDisk()
+	d, err := e.LookUpRootDisk()
 	if err == nil && e.known != nil {
 		e.known.disk = d
 	}
 	return d, err
 }
 
-// lookUpRootDisk is rootDisk as it is now.
-func (e *Env) lookUpRootDisk() (*blockDisk, error) {
-	b, err := e.read("/proc/self/mountinfo")
+// LookUpRootDisk is RootDisk as it is now.
+func (e *Env) LookUpRootDisk() (*Disk, error) {
+	b, err := e.Read("/proc/self/mountinfo")
 	if err != nil {
 		return nil, fmt.Errorf("looking for the root device: %w", err)
 	}
@@ -133,12 +133,12 @@ func (e *Env) lookUpRootDisk() (*blockDisk, error) {
 		if len(f) < 5 || f[4] != "/" {
 			continue
 		}
-		target, err := os.Readlink(e.path("/sys/dev/block/" + f[2]))
+		target, err := os.Readlink(e.Path("/sys/dev/block/" + f[2]))
 		if err != nil {
 			continue // an overlay or a tmpfs mounted before the real one
 		}
 		part := filepath.Join("/sys/dev/block", target)
-		if !e.exists(filepath.Join(part, "partition")) {
+		if !e.Exists(filepath.Join(part, "partition")) {
 			return nil, fmt.Errorf("looking for the root device: %s is not a partition", filepath.Base(part))
 		}
 		d, err := e.readDisk(filepath.Dir(part))
@@ -150,19 +150,19 @@ func (e *Env) lookUpRootDisk() (*blockDisk, error) {
 	return nil, errors.New("looking for the root device: no block device is mounted at /")
 }
 
-func (e *Env) readDisk(dir string) (*blockDisk, error) {
-	d := &blockDisk{Name: filepath.Base(dir), Size: e.sectors(filepath.Join(dir, "size"))}
-	entries, err := os.ReadDir(e.path(dir))
+func (e *Env) readDisk(dir string) (*Disk, error) {
+	d := &Disk{Name: filepath.Base(dir), Size: e.sectors(filepath.Join(dir, "size"))}
+	entries, err := os.ReadDir(e.Path(dir))
 	if err != nil {
 		return nil, fmt.Errorf("reading disk %s: %w", d.Name, err)
 	}
 	for _, en := range entries {
 		p := filepath.Join(dir, en.Name())
-		if !e.exists(filepath.Join(p, "partition")) {
+		if !e.Exists(filepath.Join(p, "partition")) {
 			continue
 		}
-		part := device{Name: en.Name(), Start: e.sectors(filepath.Join(p, "start")), Size: e.sectors(filepath.Join(p, "size"))}
-		for line := range strings.Lines(string(e.contents(filepath.Join(p, "uevent")))) {
+		part := Partition{Name: en.Name(), Start: e.sectors(filepath.Join(p, "start")), Size: e.sectors(filepath.Join(p, "size"))}
+		for line := range strings.Lines(string(e.Contents(filepath.Join(p, "uevent")))) {
 			if v, ok := strings.CutPrefix(strings.TrimSpace(line), "PARTNAME="); ok {
 				part.Label = v
 			}
@@ -172,13 +172,13 @@ func (e *Env) readDisk(dir string) (*blockDisk, error) {
 		}
 		d.Parts = append(d.Parts, part)
 	}
-	slices.SortFunc(d.Parts, func(a, b device) int { return int(min(max(a.Start-b.Start, -1), 1)) })
+	slices.SortFunc(d.Parts, func(a, b Partition) int { return int(min(max(a.Start-b.Start, -1), 1)) })
 	return d, nil
 }
 
 // sectors reads a number of 512-byte sectors as bytes.
 func (e *Env) sectors(path string) int64 {
-	n, err := strconv.ParseInt(e.text(path), 10, 64)
+	n, err := strconv.ParseInt(e.Text(path), 10, 64)
 	if err != nil {
 		return 0
 	}
@@ -188,19 +188,19 @@ func (e *Env) sectors(path string) int64 {
 // A stick may claim hundreds of partitions. Nobody brings more sites at once,
 // or more partitions, than these.
 const (
-	maxSticks = 8
-	maxProbes = 64
+	MaxSticks = 8
+	MaxProbes = 64
 )
 
-// removableSlots lists what may hold a site on USB sticks and cards:
+// RemovableSlots lists what may hold a site on USB sticks and cards:
 // partitions named EDGEBAKE, and FAT file systems with that label, in a
 // partition or on the whole device. Labels are what a laptop can give.
-func (e *Env) removableSlots() []string {
-	entries, err := os.ReadDir(e.path("/sys/block"))
+func (e *Env) RemovableSlots() []string {
+	entries, err := os.ReadDir(e.Path("/sys/block"))
 	if err != nil {
 		return nil
 	}
-	root, err := e.rootDisk()
+	root, err := e.RootDisk()
 	if err != nil {
 		return nil // any of them might be the disk we were started from
 	}
@@ -211,7 +211,7 @@ func (e *Env) removableSlots() []string {
 			continue
 		}
 		dir := filepath.Join("/sys/block", en.Name())
-		target, err := os.Readlink(e.path(dir))
+		target, err := os.Readlink(e.Path(dir))
 		if err == nil {
 			dir = filepath.Join("/sys/block", target)
 		}
@@ -224,10 +224,10 @@ func (e *Env) removableSlots() []string {
 		}
 		parts := d.Parts
 		if len(parts) == 0 {
-			parts = []device{{Name: d.Name}}
+			parts = []Partition{{Name: d.Name}}
 		}
 		for _, p := range parts {
-			if probes++; probes > maxProbes || len(out) == maxSticks {
+			if probes++; probes > MaxProbes || len(out) == MaxSticks {
 				return out
 			}
 			if dev := "/dev/" + p.Name; p.Label == ondisk.LabelSlot || e.labelled(dev) {
@@ -243,16 +243,16 @@ func (e *Env) removableSlots() []string {
 // goes together with its reader.
 func (e *Env) isRemovable(disk string) bool {
 	switch {
-	case e.text(filepath.Join(disk, "removable")) == "1", strings.Contains(disk, "/usb"):
+	case e.Text(filepath.Join(disk, "removable")) == "1", strings.Contains(disk, "/usb"):
 		return true
-	case e.text(filepath.Join(disk, "device/type")) == "SD": // soldered eMMC says MMC
+	case e.Text(filepath.Join(disk, "device/type")) == "SD": // soldered eMMC says MMC
 		return true
 	case strings.HasPrefix(filepath.Base(disk), "mspblk"): // Memory Stick
 		return true
 	}
 	// Devices behind a port to the outside, Thunderbolt for example.
 	for dir := filepath.Dir(disk); dir != "/sys/devices" && len(dir) > 1; dir = filepath.Dir(dir) {
-		if e.text(filepath.Join(dir, "removable")) == "removable" {
+		if e.Text(filepath.Join(dir, "removable")) == "removable" {
 			return true
 		}
 	}
@@ -266,13 +266,13 @@ func (e *Env) labelled(dev string) bool {
 	return err == nil && label == ondisk.LabelSlot
 }
 
-// ownSlot is this disk's slot.
-func ownSlot(e *Env) (string, error) {
-	d, err := e.rootDisk()
+// OwnSlot is this disk's slot.
+func OwnSlot(e *Env) (string, error) {
+	d, err := e.RootDisk()
 	if err != nil {
 		return "", err
 	}
-	p := d.part(ondisk.LabelSlot)
+	p := d.Part(ondisk.LabelSlot)
 	if p == nil {
 		return "", fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelSlot)
 	}

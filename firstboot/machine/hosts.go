@@ -1,4 +1,4 @@
-package firstboot
+package machine
 
 import (
 	"bytes"
@@ -9,22 +9,22 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// setHosts keeps the owner's lines in /etc/hosts, and leaves all others.
+// SetHosts keeps the owner's lines in /etc/hosts, and leaves all others.
 // ipvscare, which keeps a line there too, waits meanwhile.
-func (e *Env) setHosts(ctx context.Context, owner string, entries ...node.HostsEntry) error {
+func (e *Env) SetHosts(ctx context.Context, owner string, entries ...node.HostsEntry) error {
 	release, err := e.Lock(ctx, ondisk.HostsLock)
 	if err != nil {
 		return fmt.Errorf("writing to /etc/hosts: %w", err)
 	}
 	defer release()
-	old, _ := e.read("/etc/hosts") // none: a new one is written
-	if _, err := e.write("/etc/hosts", node.EditHosts(old, owner, entries), Mode(0o644)); err != nil {
+	old, _ := e.Read("/etc/hosts") // none: a new one is written
+	if _, err := e.Write("/etc/hosts", node.EditHosts(old, owner, entries), Mode(0o644)); err != nil {
 		return fmt.Errorf("writing to /etc/hosts: %w", err)
 	}
 	return nil
 }
 
-func (e *Env) hasHosts(owner string, entries ...node.HostsEntry) bool {
-	old, _ := e.read("/etc/hosts")
+func (e *Env) HasHosts(owner string, entries ...node.HostsEntry) bool {
+	old, _ := e.Read("/etc/hosts")
 	return bytes.Equal(node.EditHosts(old, owner, entries), old)
 }
