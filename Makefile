@@ -15,7 +15,7 @@ UNIT = $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}
 # that edgebake was called in.
 AGENT := GOOS=linux CGO_ENABLED=0 GOFLAGS=-mod=readonly GOWORK=off GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off go build -trimpath -buildvcs=false -ldflags='-s -w'
 
-.PHONY: help deps need-go build packages demo demo-cluster test check lint tidy unit oracle e2e race flaky bench fuzz nightly clean
+.PHONY: help deps need-go build install packages demo demo-cluster test check lint tidy unit oracle e2e race flaky bench fuzz nightly clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -35,6 +35,15 @@ build: need-go ## compile edgebake, firstboot, ipvscare and installer into bin/
 	@[ -z "$$(GOEXPERIMENT= go env GOEXPERIMENT)" ] || \
 	  { echo "GOEXPERIMENT is set in go's own file, and would change the programs' bytes: remove it with \`go env -u GOEXPERIMENT\`"; exit 1; }
 	@$(AGENT) -o bin/ ./cmd/firstboot ./cmd/ipvscare ./cmd/installer
+
+# As root too, which often has no go: it compiles nothing.
+PREFIX ?= /usr/local
+install: ## copy what make build has made to PREFIX (/usr/local)/bin and PREFIX/lib/edgebake
+	@[ -x bin/edgebake ] || { echo "there is no bin/edgebake: run make build first, as yourself"; exit 1; }
+	@arch=$$(uname -m | sed 's/x86_64/amd64/; s/aarch64/arm64/'); \
+	  for p in firstboot ipvscare installer; do install -D bin/$$p $(DESTDIR)$(PREFIX)/lib/edgebake/$$p-linux-$$arch; done
+	@install -D bin/edgebake $(DESTDIR)$(PREFIX)/bin/edgebake
+	@echo "installed $(DESTDIR)$(PREFIX)/bin/edgebake"
 
 packages: ## make Debian packages and container images of edgebake in build/packages/ (amd64, arm64)
 	@test/deps/install.sh packages

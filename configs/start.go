@@ -275,7 +275,12 @@ func StartCluster(sshKey string) []byte {
 		sshKey = placeholderKey
 	}
 	quoted := "'" + strings.ReplaceAll(sshKey, "'", "''") + "'"
-	return []byte(strings.Replace(exampleCluster, `"`+exampleKey+`"`, quoted, 1))
+	// Its nodes are those of the Image to start from.
+	return []byte(strings.NewReplacer(
+		`"`+exampleKey+`"`, quoted,
+		"\nopenyurt: true\n", "\n# openyurt: true # with nodes of nodeType edge and cloud, which the Image must list too (nodeTypes)\n",
+		"nodeType: edge, nodePool: shops, ", "", "nodeType: native, ", "",
+	).Replace(exampleCluster))
 }
 
 // quoteYAML quotes what YAML would read otherwise: [fd00::1]:6443.

@@ -8,13 +8,11 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs"
@@ -59,7 +57,7 @@ func Push(ctx context.Context, path string, ref configs.Ref, o Options) (*Pushed
 	}
 	packed := g
 	if g.Frames() == nil {
-		f, err := pack(ctx, g, path, &o)
+		f, err := g.PackFile(ctx, func(done, total int64) { o.progress("compress", done, total) })
 		if err != nil {
 			return nil, fmt.Errorf("compressing image %s: %w", path, err)
 		}
@@ -74,21 +72,6 @@ func Push(ctx context.Context, path string, ref configs.Ref, o Options) (*Pushed
 		return nil, err
 	}
 	return p.result, nil
-}
-
-// pack compresses a raw image into a file without a name.
-func pack(ctx context.Context, g *media.Golden, path string, o *Options) (*os.File, error) {
-	dir := os.TempDir()
-	f, err := os.CreateTemp(dir, ".edgebake-push-*")
-	if err != nil {
-		return nil, fmt.Errorf("%w: set TMPDIR to a directory with room, or build the image as .raw.zst", err)
-	}
-	os.Remove(f.Name())
-	if err := g.Pack(ctx, f, func(done, total int64) { o.progress("compress", done, total) }); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("%w (TMPDIR names another directory for it; an image that is built as .raw.zst needs none)", disk.Explain(err, dir))
-	}
-	return f, nil
 }
 
 // push is one on its way.

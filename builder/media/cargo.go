@@ -205,6 +205,21 @@ func (g *Golden) Stored() int64 { return g.m.stored }
 // File reads the image's file as it is.
 func (g *Golden) File() io.ReaderAt { return g.m.f }
 
+// PackFile compresses a raw image into a file without a name.
+func (g *Golden) PackFile(ctx context.Context, progress func(done, total int64)) (*os.File, error) {
+	dir := os.TempDir()
+	f, err := os.CreateTemp(dir, ".edgebake-*")
+	if err != nil {
+		return nil, fmt.Errorf("%w: set TMPDIR to a directory with room, or build the image as .raw.zst", err)
+	}
+	os.Remove(f.Name())
+	if err := g.Pack(ctx, f, progress); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%w (TMPDIR names another directory for it; an image that is built as .raw.zst needs none)", disk.Explain(err, dir))
+	}
+	return f, nil
+}
+
 // Pack compresses a raw image, as it would have been built compressed. out is
 // empty.
 func (g *Golden) Pack(ctx context.Context, out io.WriterAt, progress func(done, total int64)) error {

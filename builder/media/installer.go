@@ -69,8 +69,10 @@ func (p *Payload) take() error {
 	if boards := p.Image.Boards; len(boards) > 0 {
 		return fmt.Errorf("it is for %s, whose firmware starts no installer: write it to the board's card or drive with edgebake flash", strings.Join(boards, " and "))
 	}
+	sum := sha256.Sum256(p.f.slot)
+	p.SlotSum = hex.EncodeToString(sum[:])
 	if m.z == nil {
-		return errors.New("it is not compressed, and an installer carries it as it is: name the image NAME.raw.zst when it is built, or compress it with edgebake build --output NAME.raw.zst")
+		return nil // Verify compresses it
 	}
 	part, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -86,9 +88,24 @@ func (p *Payload) take() error {
 			return err
 		}
 	}
-	sum := sha256.Sum256(p.f.slot)
-	p.SlotSum = hex.EncodeToString(sum[:])
 	return nil
+}
+
+// compress puts a compressed copy, in a file without a name, in place of a raw image.
+func (p *Payload) compress(ctx context.Context, progress func(done, total int64)) error {
+	path := p.f.m.path
+	tmp, err := (&Golden{p.f.m}).PackFile(ctx, progress)
+	if err != nil {
+		return err
+	}
+	m, err := openFile(tmp, path)
+	if err != nil {
+		tmp.Close()
+		return err
+	}
+	p.f.m.close()
+	p.f.m, p.system = m, sync.OnceValues(p.openSystem)
+	return p.take()
 }
 
 // slotEdits are what stamping the slot writes into a compressed file.
@@ -107,8 +124,14 @@ func (w *editor) WriteAt(b []byte, off int64) (int, error) {
 }
 
 // Verify reads the whole image and compares it with its golden digest: damage
-// is to be found at the desk, not in front of the machine.
+// is to be found at the desk, not in front of the machine. A raw image is compressed
+// first.
 func (p *Payload) Verify(ctx context.Context, progress func(done, total int64)) error {
+	if p.f.m.z == nil {
+		if err := p.compress(ctx, progress); err != nil {
+			return fmt.Errorf("compressing image %s: %w", p.f.m.path, err)
+		}
+	}
 	got, err := disk.Digests(ctx, disk.Source{Read: p.f.m.chunk, Progress: progress}, p.f.m.parts())
 	if err != nil && ctx.Err() == nil {
 		err = unreadable(err)

@@ -109,7 +109,7 @@ func (c *check) image() {
 		c.add("arch", "the Site is for %s, the image for %s: build the image for %s", site.Arch, info.Arch, site.Arch)
 	}
 	if len(info.NodeTypes) > 0 && !slices.Contains(info.NodeTypes, site.NodeType) {
-		c.add("nodeType", "the image cannot make a node of type %q, only %s: build an image with this type, or change nodeType", site.NodeType, strings.Join(info.NodeTypes, ", "))
+		c.add("nodeType", "the image cannot make a node of type %q, only %s: add %[1]s to nodeTypes of the Image and build it again, or change nodeType", site.NodeType, strings.Join(info.NodeTypes, ", "))
 	}
 	if y := info.Yurthub; y != nil {
 		if len(site.Organizations) > 0 && y.Form == openyurt.FormUnit {
