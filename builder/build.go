@@ -282,7 +282,7 @@ func (b *build) imageInfo(id, kernel, containerd string, store *images.Result) o
 	img := b.img
 	info := ondisk.ImageInfo{
 		Version: ondisk.ImageInfoVersion, Name: img.Name, Plan: id, Arch: img.Arch,
-		SourceDate: b.date.Unix(), NodeTypes: img.NodeTypes, SiteVersions: siteVersions, InventoryVersions: siteVersions,
+		SourceDate: b.date.Unix(), NodeTypes: img.NodeTypes, SiteVersions: siteVersions, SiteFields: configs.SiteFields(), InventoryVersions: siteVersions,
 		Removable: img.Sites.Removable, SiteKeys: img.Sites.Keys,
 		Kubernetes: img.Kubernetes.Version, Containerd: containerd, Kernel: kernel,
 		Snapshotter: "overlayfs", Images: store.Images,

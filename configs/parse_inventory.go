@@ -119,14 +119,14 @@ func (inv *Inventory) merge(doc *document) {
 		inv.Sites[i].Site = m.site(i)
 		inv.Sites[i].setDefaults()
 		if s := &inv.Sites[i].Site; s.SpreadSeconds == 0 {
-			s.SpreadSeconds = spreadSeconds(len(inv.Sites))
+			s.SpreadSeconds = DefaultSpread(len(inv.Sites))
 		}
 	}
 }
 
-// spreadSeconds is the default of a Site's SpreadSeconds in an Inventory of so many: a
+// DefaultSpread is the default of a Site's SpreadSeconds in an Inventory of so many: a
 // hundred machines a second. 0: the least is enough.
-func spreadSeconds(sites int) int {
+func DefaultSpread(sites int) int {
 	if seconds := sites / 100; time.Duration(seconds)*time.Second > ondisk.BootSpread {
 		return min(seconds, 600)
 	}

@@ -389,7 +389,7 @@ func (c *Cluster) NodeSite(n *ClusterNode, token Secret, caHash string) *Site {
 	s.NodePool, s.Labels, s.Taints, s.Network = n.NodePool, n.Labels, n.Taints, n.Network
 	s.Credentials.Token = token
 	s.CACertHashes = []string{caHash}
-	s.SpreadSeconds = spreadSeconds(len(c.Nodes))
+	s.SpreadSeconds = DefaultSpread(len(c.Nodes))
 	return &s
 }
 

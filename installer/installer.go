@@ -430,7 +430,7 @@ func (r *run) site(image media.Source) (o media.FlashOptions, name string, err e
 	files := maps.Clone(s.Files)
 	delete(files, ondisk.SlotInventory)
 	files[ondisk.SlotSite] = own
-	o.Site = &media.Site{Doc: &found.Site, Files: files, Version: filepath.Base(configs.APIVersion)}
+	o.Site = &media.Site{Doc: &found.Site, Files: files, Version: filepath.Base(configs.APIVersion), DefaultSpread: configs.DefaultSpread(len(inv.Sites))}
 	o.Stamp = media.StampOptions{Now: time.Unix(s.Info.Stamped, 0), Undated: s.Info.Stamped == 0}
 	return o, found.Name, nil
 }

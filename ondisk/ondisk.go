@@ -178,6 +178,9 @@ type ImageInfo struct {
 	SitesNotBefore int64    `json:"sitesNotBefore,omitempty"`
 	NodeTypes      []string `json:"nodeTypes"`
 	SiteVersions   []string `json:"siteVersions"`
+	// SiteFields are the fields of Sites that first boot knows (configs.SiteFields); it
+	// rejects others. Older images have no list.
+	SiteFields []string `json:"siteFields,omitempty"`
 	// InventoryVersions are those of the inventories that first boot reads.
 	InventoryVersions []string `json:"inventoryVersions,omitempty"`
 	Kubernetes        string   `json:"kubernetes"`       // "v1.36.3"

@@ -150,19 +150,34 @@ func (m *image) problems(s Site) (configs.Problems, error) {
 	if err != nil {
 		return nil, err
 	}
-	check := func(site *configs.Site) configs.Problems {
-		return node.CheckSite(node.Image{Info: m.info, Root: files, Strict: true}, site, s.Files[ondisk.SlotIgnition])
+	check := func(site *configs.Site, spreadIsDefault bool) configs.Problems {
+		probs := node.CheckSite(node.Image{Info: m.info, Root: files, Strict: true}, site, s.Files[ondisk.SlotIgnition])
+		return append(probs, m.unknownFields(site, spreadIsDefault)...)
 	}
 	if s.Doc != nil {
-		return s.Read.site(check(s.Doc)), nil
+		return s.Read.site(check(s.Doc, s.Doc.SpreadSeconds == s.DefaultSpread)), nil
 	}
 	var probs []configs.Problems
 	if s.Inventory != nil {
 		for i := range s.Inventory.Sites {
-			probs = append(probs, check(&s.Inventory.Sites[i].Site))
+			probs = append(probs, check(&s.Inventory.Sites[i].Site, !s.Inventory.WritesSpread(i)))
 		}
 	}
 	return s.Read.inventory(probs), nil
+}
+
+// unknownFields reports fields that the image's first boot would reject.
+func (m *image) unknownFields(site *configs.Site, spreadIsDefault bool) (probs configs.Problems) {
+	if m.info.SiteFields == nil {
+		return nil // an older image does not say
+	}
+	_, beyond := site.OnlyFields(m.info.SiteFields)
+	for _, f := range beyond {
+		if f != configs.SpreadField || !spreadIsDefault {
+			probs = append(probs, configs.Problem{Path: f, Msg: "this image's first boot does not know the field: remove it, or build the image again with this edgebake"})
+		}
+	}
+	return probs
 }
 
 // site says where the problems of a Site are.

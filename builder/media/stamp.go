@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -34,6 +36,9 @@ type Site struct {
 	Files map[string][]byte
 	// Version of the document: "v1alpha1".
 	Version string
+	// DefaultSpread is the spreadSeconds that the Inventory of Doc gives it by default: an
+	// image that does not know the field gets a Site without it.
+	DefaultSpread int
 }
 
 // Read are the documents of a Site as they were read, so that errors say where.
@@ -167,13 +172,44 @@ func (m *image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
 	if err != nil {
 		return slot.Contents{}, err
 	}
+	files, err := m.filesFor(s)
+	if err != nil {
+		return slot.Contents{}, err
+	}
 	info := m.goldenSlot(p)
 	info.Stamped = date
 	fileTime := o.Now
 	if o.Undated {
 		fileTime = time.Unix(m.info.SourceDate, 0)
 	}
-	return slot.Contents{Info: info, Files: s.Files, Time: fileTime}, nil
+	return slot.Contents{Info: info, Files: files, Time: fileTime}, nil
+}
+
+// filesFor are the Site's files without the fields that the image's first boot does not
+// know: serves has made sure that they have defaults only.
+func (m *image) filesFor(s Site) (map[string][]byte, error) {
+	if s.Doc == nil {
+		return s.Files, nil
+	}
+	known := m.info.SiteFields
+	if known == nil {
+		// It may be older than the field, and can do without a default.
+		known = configs.SiteFields()
+		if s.Doc.SpreadSeconds == s.DefaultSpread {
+			known = slices.DeleteFunc(known, func(f string) bool { return f == configs.SpreadField })
+		}
+	}
+	doc, _ := s.Doc.OnlyFields(known)
+	if reflect.DeepEqual(doc, s.Doc) {
+		return s.Files, nil
+	}
+	b, err := configs.EncodeSlot(doc)
+	if err != nil {
+		return nil, err
+	}
+	files := maps.Clone(s.Files)
+	files[ondisk.SlotSite] = b
+	return files, nil
 }
 
 // encodeSlot is slotOf, and its bytes as slot.Encode makes them.

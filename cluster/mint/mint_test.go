@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -587,5 +588,29 @@ func TestRecordFields(t *testing.T) {
 	}
 	if strings.Join(got, " ") != fields[version] {
 		t.Errorf("version %d of %s has the fields\n%s\nwant\n%s", version, fileRecord, strings.Join(got, " "), fields[version])
+	}
+}
+
+// TestInventoryOfMany: what the Inventory's size makes of spreadSeconds by itself is not
+// written, since first boot of an earlier image does not know the field.
+func TestInventoryOfMany(t *testing.T) {
+	t.Parallel()
+	var sites []NodeSite
+	for i := range 500 {
+		name := fmt.Sprint("shop-", i)
+		c := &configs.Cluster{Name: "shops", Endpoint: "apiserver.cluster.local", VIP: "10.103.97.2", Port: 6443, Masters: []configs.ControlPlaneNode{{Name: "m1", Address: "192.0.2.11"}}, Nodes: make([]configs.ClusterNode, 500)}
+		site := c.NodeSite(&configs.ClusterNode{Name: name, NodeType: configs.NodeNative}, configs.NewSecret("abcdef.0123456789abcdef"), "sha256:"+strings.Repeat("ab", 32))
+		sites = append(sites, NodeSite{Name: name, Match: configs.Match{Serial: name}, Site: site})
+	}
+	if sites[0].Site.SpreadSeconds != 5 {
+		t.Fatalf("a Site has %d", sites[0].Site.SpreadSeconds)
+	}
+	text, err := Inventory(sites)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inv, err := configs.ParseInventory("inventory.yaml", text)
+	if err != nil || inv.Sites[7].SpreadSeconds != 5 || strings.Contains(string(text), "spreadSeconds") {
+		t.Errorf("%v\n%s", err, text[:min(len(text), 1000)])
 	}
 }

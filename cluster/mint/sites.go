@@ -184,7 +184,11 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 			errs = append(errs, fmt.Errorf("writing the Inventory: node %s has no match: say which machine it is in the Cluster (nodes, match)", s.Name))
 			continue
 		}
-		n, err := siteNode(s)
+		site := *s.Site
+		if site.SpreadSeconds == configs.DefaultSpread(len(sites)) {
+			site.SpreadSeconds = 0 // the Inventory's own default
+		}
+		n, err := siteNode(&site)
 		if err != nil {
 			return nil, err
 		}
@@ -218,8 +222,8 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 }
 
 // siteNode is a Site as a mapping, without what the Inventory says itself.
-func siteNode(s NodeSite) (*yaml.Node, error) {
-	raw, err := configs.EncodeSlot(s.Site)
+func siteNode(s *configs.Site) (*yaml.Node, error) {
+	raw, err := configs.EncodeSlot(s)
 	if err != nil {
 		return nil, err
 	}

@@ -321,7 +321,7 @@ func eachSite(doc media.Site) ([]media.Named, error) {
 		if ign := doc.Files[ondisk.SlotIgnition]; ign != nil {
 			files[ondisk.SlotIgnition] = ign
 		}
-		out = append(out, media.Named{Name: s.Name, Site: media.Site{Doc: &s.Site, Files: files, Version: doc.Version}})
+		out = append(out, media.Named{Name: s.Name, Site: media.Site{Doc: &s.Site, Files: files, Version: doc.Version, DefaultSpread: configs.DefaultSpread(len(doc.Inventory.Sites))}})
 	}
 	return out, nil
 }
