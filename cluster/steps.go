@@ -53,6 +53,13 @@ func managerRateStep() string {
 		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml")
 }
 
+// podRoomStep makes room for more nodes. The nodes keep their parts of the network.
+func podRoomStep() string {
+	return editConfig + `set networking.podSubnet to a larger network that contains the present one. ` +
+		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml") +
+		" Then give the same network to the network plugin and to kube-proxy (clusterCIDR)."
+}
+
 // lifecycleFix is what to do where both or neither of kube-controller-manager and
 // yurt-manager watch whether nodes live. version is yurt-manager's, "" if its image
 // does not say.

@@ -1,9 +1,11 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -63,11 +65,11 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check
 		return nil, err
 	}
 	out = append(out, names)
-	rate, err := c.certificateRate(ctx)
+	advice, err := c.managerAdvice(ctx)
 	if err != nil {
 		return nil, err
 	}
-	out = append(out, rate...)
+	out = append(out, advice...)
 	if version == "" {
 		add("OpenYurt", CheckUnknown, "there is no CRD "+openyurt.PoolCRD+": native nodes can join, edge and cloud nodes cannot", openyurt.InstallManager)
 		return out, nil
@@ -103,32 +105,75 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check,
 	return f, nil
 }
 
-// certificateRate advises where kube-controller-manager sends fewer requests a second
-// than in a control plane that edgebake builds.
-func (c *Client) certificateRate(ctx context.Context) ([]Check, error) {
+// managerAdvice reads the flags of kube-controller-manager that limit how many nodes a
+// cluster can have, or how fast they join.
+func (c *Client) managerAdvice(ctx context.Context) ([]Check, error) {
 	all, err := c.list(ctx, pods, systemNamespace, metav1.ListOptions{LabelSelector: managerLabel})
 	if apierrors.IsForbidden(err) {
 		return nil, nil // it is advice
 	}
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	args := containerArgs(all[0].Object, "spec", "containers")
+	var out []Check
+	qps, err := strconv.ParseFloat(cmp.Or(flagOf(args, "kube-api-qps"), "20"), 64)
+	if err == nil && int(qps) < configs.ManagerQPS {
+		out = append(out, Check{Name: "many nodes at once get their certificates soon", State: CheckUnknown,
+			Detail: fmt.Sprintf("kube-controller-manager (%s) sends %d requests a second, two for each certificate; this matters when more than some hundred machines are switched on together", all[0].GetName(), int(qps)),
+			Fix:    managerRateStep()})
+	}
+	list, err := c.list(ctx, nodes, "", metav1.ListOptions{})
+	if apierrors.IsForbidden(err) {
+		return out, nil
+	}
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range all {
-		qps := 20 // its default
-		for _, arg := range containerArgs(p.Object, "spec", "containers") {
-			if value, ok := strings.CutPrefix(arg, "--kube-api-qps="); ok {
-				if n, err := strconv.ParseFloat(value, 64); err == nil {
-					qps = int(n)
-				}
-			}
-		}
-		if qps < configs.ManagerQPS {
-			return []Check{{Name: "many nodes at once get their certificates soon", State: CheckUnknown,
-				Detail: fmt.Sprintf("kube-controller-manager (%s) sends %d requests a second, two for each certificate; this matters when more than some hundred machines are switched on together", p.GetName(), qps),
-				Fix:    managerRateStep()}}, nil
+	if room := podRoom(args); room > 0 && len(list) >= room*3/4 {
+		out = append(out, Check{Name: "more nodes have room in the network of pods", State: CheckUnknown,
+			Detail: fmt.Sprintf("--cluster-cidr=%s of kube-controller-manager has room for %d nodes, and there are %d; pods do not start on those without a part of it", flagOf(args, "cluster-cidr"), room, len(list)),
+			Fix:    podRoomStep()})
+	}
+	return out, nil
+}
+
+// flagOf returns the value of the last --name=value, "" if there is none.
+func flagOf(args []string, name string) (value string) {
+	for _, arg := range args {
+		if v, ok := strings.CutPrefix(arg, "--"+name+"="); ok {
+			value = v
 		}
 	}
-	return nil, nil
+	return value
+}
+
+// podRoom returns how many nodes get a part of kube-controller-manager's network of pods,
+// 0 where it gives out none. Of two families the smaller room counts.
+func podRoom(args []string) int {
+	if flagOf(args, "allocate-node-cidrs") != "true" {
+		return 0
+	}
+	room := 0
+	for _, cidr := range strings.Split(flagOf(args, "cluster-cidr"), ",") {
+		p, err := netip.ParsePrefix(strings.TrimSpace(cidr))
+		if err != nil {
+			return 0
+		}
+		family, mask := "ipv4", configs.NodeMask4
+		if p.Addr().Is6() {
+			family, mask = "ipv6", configs.NodeMask6
+		}
+		if given := cmp.Or(flagOf(args, "node-cidr-mask-size-"+family), flagOf(args, "node-cidr-mask-size")); given != "" {
+			if mask, err = strconv.Atoi(given); err != nil {
+				return 0
+			}
+		}
+		if n := 1 << max(0, min(mask-p.Bits(), 30)); room == 0 || n < room {
+			room = n
+		}
+	}
+	return room
 }
 
 // managerLabel selects the pods of kube-controller-manager.

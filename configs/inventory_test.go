@@ -210,6 +210,12 @@ func TestInventorySpread(t *testing.T) {
 		if got := inv.Sites[0].Spread(); got != tt.want {
 			t.Errorf("%d sites, %q: %s, want %s", tt.sites, tt.field, got, tt.want)
 		}
+		warned := LocateInventory("inventory.yaml", []byte(b.String()), inv.Warnings())
+		if room := tt.sites <= 256; (warned == nil) != room {
+			t.Errorf("%d sites: %v", tt.sites, warned)
+		} else if !room && !strings.Contains(warned.Error(), "has room for 256 nodes (a /24 for each), and these are") {
+			t.Errorf("%d sites: %v", tt.sites, warned)
+		}
 		// A Site that is stamped by itself says it.
 		text, err := EncodeSlot(&inv.Sites[0].Site)
 		if err != nil {

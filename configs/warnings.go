@@ -18,6 +18,13 @@ const (
 // defaultPodCIDR is the pod network of an Image that does not set one.
 var defaultPodCIDR = netip.MustParsePrefix("10.244.0.0/16")
 
+// Lengths of the part of the pod network that kube-controller-manager gives each node,
+// unless it is told another, per family.
+const (
+	NodeMask4 = 24
+	NodeMask6 = 64
+)
+
 // defaultVIP is the virtual address of a Site that does not set one.
 var defaultVIP = netip.MustParseAddr("10.103.97.2")
 
@@ -91,6 +98,9 @@ func (inv *Inventory) Warnings() []Problems {
 	all := make([]Problems, len(inv.Sites))
 	for i := range inv.Sites {
 		all[i] = inv.Sites[i].Site.Warnings()
+	}
+	if room := 1 << (NodeMask4 - defaultPodCIDR.Bits()); len(all) > room {
+		all[room].add("", "the default network of pods, %s, has room for %d nodes (a /%d for each), and these are %d: make sure that the cluster has a larger one (podCIDRs of a Cluster, podSubnet of kubeadm)", defaultPodCIDR, room, NodeMask4, len(all))
 	}
 	return all
 }

@@ -15,7 +15,7 @@ import (
 // every command's. The cluster has an API server and nothing that nodes need.
 func TestClusterVerifyAsJSON(t *testing.T) {
 	c := newCLI(t)
-	rate := "--kube-api-qps=50"
+	rate, nodes := "--kube-api-qps=50", 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		switch r.URL.Path {
@@ -24,7 +24,9 @@ func TestClusterVerifyAsJSON(t *testing.T) {
 		case "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices":
 			io.WriteString(w, `{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSliceList", "items": [{"ports": [{"port": 6443}], "endpoints": [{"addresses": ["10.0.0.1"]}]}]}`)
 		case "/api/v1/namespaces/kube-system/pods":
-			io.WriteString(w, `{"apiVersion": "v1", "kind": "PodList", "items": [{"metadata": {"name": "manager-1", "namespace": "kube-system"}, "spec": {"containers": [{"command": ["kube-controller-manager", "`+rate+`"]}]}}]}`)
+			io.WriteString(w, `{"apiVersion": "v1", "kind": "PodList", "items": [{"metadata": {"name": "manager-1", "namespace": "kube-system"}, "spec": {"containers": [{"command": ["kube-controller-manager", "--allocate-node-cidrs=true", "--cluster-cidr=10.244.0.0/20,fd00::/48", "`+rate+`"]}]}}]}`)
+		case "/api/v1/nodes":
+			io.WriteString(w, `{"apiVersion": "v1", "kind": "NodeList", "items": [`+strings.Join(slices.Repeat([]string{"{}"}, nodes), ",")+`]}`)
 		default:
 			w.WriteHeader(http.StatusNotFound)
 			io.WriteString(w, `{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}`)
@@ -60,9 +62,21 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, se
 	if states[certificates] != "unknown" {
 		t.Errorf("50 requests a second: %q", states)
 	}
-	rate = "--kube-api-qps=150"
+	const room = "more nodes have room in the network of pods"
+	if states[room] != "" {
+		t.Errorf("no node: %q", states)
+	}
+	rate, nodes = "--kube-api-qps=150", 12
 	c.run(1, "cluster", "verify", "--kubeconfig", "admin.conf")
 	if strings.Contains(c.out, certificates) {
 		t.Errorf("150 requests a second: %s", c.out)
+	}
+	if !strings.Contains(c.out, room) || !strings.Contains(c.out, "has room for 16 nodes, and there are 12") {
+		t.Errorf("12 nodes in a network of 16: %s", c.out)
+	}
+	rate = "--node-cidr-mask-size-ipv4=26"
+	c.run(1, "cluster", "verify", "--kubeconfig", "admin.conf")
+	if strings.Contains(c.out, room) {
+		t.Errorf("12 nodes in a network of 64: %s", c.out)
 	}
 }
