@@ -23,7 +23,10 @@ import (
 //
 // kubelet connects to the proxy without TLS, as root. So nothing that another user's
 // process sends from one of these ports leaves it: whoever listens there while yurthub
-// is down answers nobody.
+// is down answers nobody. The answer to a connection request must be root's: a listener
+// with a full queue answers with SYN cookies, and the kernel gives those packets no user.
+// A connection that is established all the same could send data without a user too, by
+// closing its socket at once.
 const (
 	portsUnit      = "edgebake-yurthub-ports.service"
 	portsTimer     = "edgebake-yurthub-ports.timer"
@@ -71,7 +74,9 @@ table inet TABLE {
 	chain output {
 		type filter hook output priority filter - 10; policy accept;
 		tcp dport { ALL } meta skuid != { USERS } fib daddr type local reject with tcp reset
+		tcp sport { ALL } meta skuid 0 accept
 		tcp sport { ALL } meta skuid != 0 drop
+		tcp sport { ALL } tcp flags & syn == syn drop
 	}
 }
 table bridge TABLE

@@ -1,11 +1,13 @@
 package firstboot
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -391,6 +393,90 @@ func TestPortRules(t *testing.T) {
 	} {
 		if got, want := reach(c.when, c.ports, c.listener), want(c.want); !slices.Equal(got, want) {
 			t.Errorf("%s: reached\n%s\nwant\n%s", c.name, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+}
+
+// TestNoUserAnswersWithCookies: a user's listener with a full queue answers with SYN
+// cookies, which the kernel sends without a user, and nobody gets a connection to it.
+func TestNoUserAnswersWithCookies(t *testing.T) {
+	t.Parallel()
+	desk.NeedProgram(t, "nft", "nftables")
+	desk.NeedProgram(t, "ip", "iproute2")
+	desk.NeedRoot(t, "it makes a network")
+	rules := filepath.Join(t.TempDir(), "nft")
+	if err := os.WriteFile(rules, portRules(ports{}), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const tries = 4
+	for _, c := range []struct {
+		name      string
+		user      int
+		rules     bool
+		connected int
+	}{
+		// The kernel keeps one request, and one connection beyond the backlog of 0.
+		{"a user, no rules", 65534, false, 1},
+		{"root", 0, true, 1},
+		{"a user", 65534, true, 0},
+	} {
+		got := make(chan int, 1)
+		go func() {
+			defer close(got)
+			runtime.LockOSThread() // for good: the thread has another network and ends with us
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				t.Error(err)
+				return
+			}
+			setUp := "ip link set lo up"
+			if c.rules {
+				setUp += " && nft -f " + rules
+			}
+			if out, err := exec.Command("sh", "-c", setUp).CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+				return
+			}
+			to := unix.SockaddrInet4{Port: 10261, Addr: [4]byte{127, 0, 0, 1}}
+			unix.Setfsuid(c.user) // of this thread alone
+			l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+			unix.Setfsuid(0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer unix.Close(l)
+			if err := errors.Join(unix.Bind(l, &to), unix.Listen(l, 0)); err != nil {
+				t.Error(err)
+				return
+			}
+			var fds []unix.PollFd
+			for range tries {
+				fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer unix.Close(fd)
+				if err := unix.Connect(fd, &to); err != nil && err != unix.EINPROGRESS {
+					t.Error(err)
+					return
+				}
+				fds = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLOUT})
+			}
+			time.Sleep(200 * time.Millisecond)
+			if _, err := unix.Poll(fds, 0); err != nil {
+				t.Error(err)
+			}
+			n := 0
+			for _, fd := range fds {
+				if fd.Revents&unix.POLLOUT != 0 && fd.Revents&(unix.POLLERR|unix.POLLHUP) == 0 {
+					n++
+				}
+			}
+			got <- n
+		}()
+		if n := <-got; n < c.connected || c.connected == 0 && n > 0 {
+			t.Errorf("%s: %d of %d connections, want %d", c.name, n, tries, c.connected)
 		}
 	}
 }
