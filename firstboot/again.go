@@ -6,20 +6,21 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
 // againPhase has first boot run again and again on a control-plane node, which
 // nobody may restart for years.
-func againPhase() Phase {
-	return Phase{
+func againPhase() run.Phase {
+	return run.Phase{
 		Name: "again", Doc: "first boot looks after certificates and snapshots while the machine is on", Timeout: time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitAgain)
 			if err != nil || state != "active" {
-				return Todo, err
+				return run.Todo, err
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := e.Unit(ctx, "start", ondisk.UnitAgain); err != nil {

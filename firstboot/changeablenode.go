@@ -7,6 +7,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -36,14 +37,14 @@ func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
 	}
 	if k, err := kubeletConfig(e); err == nil && leadsToHub(k) {
-		return "", Advise(fmt.Errorf("this is an OpenYurt node whose kubelet has no certificate of its own (yurthub before %s, a static pod): it cannot be changed in place", openyurt.Release(openyurt.FirstUnit)),
+		return "", run.Advise(fmt.Errorf("this is an OpenYurt node whose kubelet has no certificate of its own (yurthub before %s, a static pod): it cannot be changed in place", openyurt.Release(openyurt.FirstUnit)),
 			"run `firstboot reset`, then join the machine again with the other nodeType")
 	}
 	cert, err := enrolment(e)
 	if err != nil {
 		return "", fmt.Errorf("only a node that kubeadm joined can be converted or reverted, and %w", err)
 	}
-	if err := firstbootIdle(ctx, e); err != nil {
+	if err := run.Idle(ctx, e); err != nil {
 		return "", err
 	}
 	name := nodeIn(cert)

@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -25,22 +26,22 @@ const clockDoc = "a clock that is not in the past"
 // all of these. By one that makes this node's certificate look expired, or not valid yet,
 // nothing is decided before a time server was asked; nor does a control-plane node make
 // its first certificates, which begin when its clock says.
-func clockPhase(site *configs.Site, image ondisk.ImageInfo, stamped int64) Phase {
+func clockPhase(site *configs.Site, image ondisk.ImageInfo, stamped int64) run.Phase {
 	ask := func(e *machine.Env) bool {
 		first := site.NodeType == configs.NodeControlPlane && !e.Exists(controlPlaneMark)
 		return (first || outOfTime(enrolled(e))) && !e.Exists(askedNTP)
 	}
 	floor := clockFloor(image, stamped)
-	return Phase{
+	return run.Phase{
 		Name: "clock", Doc: clockDoc, Timeout: 3 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if clockSynced(ctx, e) {
-				return Done, nil
+				return run.Done, nil
 			}
 			if e.Now().Before(floor) || e.Now().Before(begun(ctx, e, site)) || ask(e) {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := raiseClock(e, floor); err != nil {
@@ -242,10 +243,10 @@ func judgeOutOfTime(ctx context.Context, e *machine.Env) error {
 	case err == nil:
 		return nil
 	case synced && errors.Is(err, errEarly):
-		return Advise(err, "a clock of the control plane was ahead when it was signed: wait until then; or "+newToken)
+		return run.Advise(err, "a clock of the control plane was ahead when it was signed: wait until then; or "+newToken)
 	case synced:
-		return Permanent(err, newToken)
+		return run.NeedsPerson(err, newToken)
 	}
-	return Advise(fmt.Errorf("%w (this machine's clock says %s and follows no time server)", err, e.Now().UTC().Format(time.DateOnly)),
+	return run.Advise(fmt.Errorf("%w (this machine's clock says %s and follows no time server)", err, e.Now().UTC().Format(time.DateOnly)),
 		"if the clock is wrong, name a reachable time server in the Site (network.ntp); if it is right, "+newToken)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -26,46 +27,46 @@ import (
 // clusterPhase has the machine leave a cluster that is not the site's. It
 // comes before ipvscare gets the site's API servers, which it verifies with
 // the CA that is on the disk.
-func clusterPhase(active *Active) Phase {
+func clusterPhase(active *Active) run.Phase {
 	var newer []byte // the CA that Check has found
-	return Phase{
+	return run.Phase{
 		Name: "cluster", Doc: "no other cluster than the Site's is on this machine", Timeout: 2 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if e.Exists(leavingFile) {
-				return Todo, nil
+				return run.Todo, nil
 			}
 			if !isMember(e) {
 				if staleCA(e, active.Site) {
-					return Todo, nil
+					return run.Todo, nil
 				}
-				return Done, nil
+				return run.Done, nil
 			}
 			same, err := sameCluster(ctx, e, active.Site)
 			if errors.Is(err, errUnclear) {
-				return Unknown, nil
+				return run.Unknown, nil
 			}
 			if err == nil && same {
 				if newer = newerCA(ctx, e, active.Site); newer != nil {
-					return Todo, nil
+					return run.Todo, nil
 				}
 				remarkEndOfCA(e, ondisk.KubeCA)
 			}
 			if err == nil && same && !active.Site.Credentials.Token.IsZero() && bornAgain(ctx, e, active.Site) {
-				return Todo, nil // somebody has brought a token of it
+				return run.Todo, nil // somebody has brought a token of it
 			}
 			if err != nil || same {
-				return Done, err
+				return run.Done, err
 			}
 			if active.Site.Credentials.Token.IsZero() {
 				if unpinned(active.Site) {
 					// Something else may answer on the way, and be gone tomorrow: to the node its
 					// API servers are out of reach.
 					e.Note("%s", otherClusterNote(e))
-					return Unknown, nil
+					return run.Unknown, nil
 				}
-				return Todo, noTokenToMove(e, active.Site)
+				return run.Todo, noTokenToMove(e, active.Site)
 			}
-			return Todo, nil
+			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if isMember(e) && !e.Exists(leavingFile) {
@@ -91,7 +92,7 @@ func clusterPhase(active *Active) Phase {
 			if err := leaveCluster(ctx, e, active); err != nil {
 				return err
 			}
-			return errRestart // the machine is called what the site says from now on
+			return run.ErrRestart // the machine is called what the site says from now on
 		},
 	}
 }
@@ -152,7 +153,7 @@ func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []s
 // noTokenToMove is what a member meets whose site is of another cluster, and
 // has no token for it.
 func noTokenToMove(e *machine.Env, site *configs.Site) error {
-	return Permanent(fmt.Errorf("the Site is of another cluster than this machine is enrolled in: it pins %s, the machine has CA %s, and the Site has no token to join with",
+	return run.NeedsPerson(fmt.Errorf("the Site is of another cluster than this machine is enrolled in: it pins %s, the machine has CA %s, and the Site has no token to join with",
 		strings.Join(site.CAPins(), ", "), strings.Join(enrolledPins(e), ", ")),
 		"to move the machine, put a token of the other cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct caCertHashes. Until then the node stays in its cluster")
 }

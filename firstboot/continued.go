@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
@@ -37,15 +38,15 @@ func ownEtcdURL(site *configs.Site) string {
 }
 
 // continuedPhase takes the flag back once it has done its work.
-func continuedPhase(active *Active) Phase {
+func continuedPhase(active *Active) run.Phase {
 	site := active.Site
-	return Phase{
+	return run.Phase{
 		Name: "continue", Doc: "etcd runs as one that others can join", Timeout: 10 * time.Minute,
-		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			if bytes.Contains(e.Contents(etcdRun), []byte("--"+forceNewCluster)) {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			client, err := etcdClient(e)
@@ -59,7 +60,7 @@ func continuedPhase(active *Active) Phase {
 				return err
 			})
 			if err != nil {
-				return Advise(fmt.Errorf("etcd does not serve with this machine's data alone: %w", err), "see `crictl ps -a` and /var/log/pods on the machine")
+				return run.Advise(fmt.Errorf("etcd does not serve with this machine's data alone: %w", err), "see `crictl ps -a` and /var/log/pods on the machine")
 			}
 			if err := readSeatNote(e).carriedOut(site).write(e); err != nil {
 				return err

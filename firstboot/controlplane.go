@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -25,19 +26,19 @@ import (
 // settings lead to somebody. Where nobody answers, it continues: all machines of a
 // building may boot together, and a sole control-plane node may be alone. Once etcd
 // may run in this boot, its network is left alone.
-func addressPhase(site *configs.Site) Phase {
+func addressPhase(site *configs.Site) run.Phase {
 	up, late := toNeighbours(site), &lateReload{}
-	return Phase{
+	return run.Phase{
 		Name: "network", Doc: "this machine's own address", Timeout: networkTimeout,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			addr, err := netip.ParseAddr(site.Self().Address)
 			if err != nil || trialCutOff(e) || late.due(e) || hasOwnAddress(ctx, e, site) != nil || !e.HasHosts(nodeOwner, nodeLine(e, addr)) {
-				return Todo, err
+				return run.Todo, err
 			}
 			if networkIsNew(e) && (mayTry(e) && !decided(e) || neighbourAnswers(ctx, e, site) == nil) {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			addr, err := netip.ParseAddr(site.Self().Address)
@@ -54,7 +55,7 @@ func addressPhase(site *configs.Site) Phase {
 					return err
 				}
 				if found.extent == nothing {
-					return Advise(found.err, fix)
+					return run.Advise(found.err, fix)
 				}
 				if found.extent == ownAddress {
 					e.Log.Warn("going on with this machine's own address alone", "error", found.err)
@@ -63,7 +64,7 @@ func addressPhase(site *configs.Site) Phase {
 			}
 			e.Waiting("this machine's address %s", addr)
 			if err := e.RetryFor(ctx, networkTime, 2*time.Second, func() error { return hasOwnAddress(ctx, e, site) }); err != nil {
-				return Advise(err, fix)
+				return run.Advise(err, fix)
 			}
 			if networkIsNew(e) && neighbourAnswers(ctx, e, site) == nil {
 				if err := keepNetwork(e); err != nil {
@@ -78,15 +79,15 @@ func addressPhase(site *configs.Site) Phase {
 // endpointPhase maps the endpoint's name to this machine's own API server. No
 // IPVS balances it here: controller manager, scheduler and kubelet of a
 // control-plane node live and die with its own API server anyway.
-func endpointPhase(site *configs.Site) Phase {
+func endpointPhase(site *configs.Site) run.Phase {
 	line := node.HostsEntry{IP: site.Self().Address, Names: []string{site.Endpoint}}
-	return Phase{
+	return run.Phase{
 		Name: "endpoint", Doc: "the endpoint leads to this machine's own API server", Timeout: time.Minute,
-		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			if !e.HasHosts(endpointOwner, line) {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error { return e.SetHosts(ctx, endpointOwner, line) },
 	}
@@ -95,7 +96,7 @@ func endpointPhase(site *configs.Site) Phase {
 var controlPlanePods = []string{manifests + "/kube-apiserver.yaml", manifests + "/kube-controller-manager.yaml", manifests + "/kube-scheduler.yaml"}
 
 // controlPlanePhase has kubelet run the control plane.
-func controlPlanePhase(active *Active) Phase {
+func controlPlanePhase(active *Active) run.Phase {
 	site := active.Site
 	madeFrom := active.Image.Plan + "\x00" + site.ControlPlane.Kubeadm
 	if proxy := node.ControlPlaneProxyEnv(site); proxy != nil { // none: as before the mark had it
@@ -107,14 +108,14 @@ func controlPlanePhase(active *Active) Phase {
 		return e.Text(controlPlaneMark) == mark && enrolled(e) == nil &&
 			!slices.ContainsFunc(controlPlanePods, func(p string) bool { return len(e.Contents(p)) == 0 })
 	}
-	return Phase{
+	return run.Phase{
 		Name: "control-plane", Doc: "this machine's API server is ready", Timeout: 20 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitKubelet)
 			if err != nil || state != "active" || !made(e) || ownAPI(ctx, e, site) != nil {
-				return Todo, err
+				return run.Todo, err
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if !made(e) {
@@ -164,10 +165,10 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 		return bad
 	})
 	if !usable {
-		return errRestart
+		return run.ErrRestart
 	}
 	if err != nil {
-		return Advise(fmt.Errorf("this machine's API server is not ready: %w", err), "etcd needs more than half of the control-plane nodes; else see `crictl ps -a` and /var/log/pods on the machine")
+		return run.Advise(fmt.Errorf("this machine's API server is not ready: %w", err), "etcd needs more than half of the control-plane nodes; else see `crictl ps -a` and /var/log/pods on the machine")
 	}
 	return err
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -84,20 +85,20 @@ func (c credential) wrong(e *machine.Env, at func(file string) string) error {
 // certificate whose names have changed; so it makes new ones in renewalDir, where
 // only links to the good ones are. What is in use stays until the new ones are on
 // the disk and verified: kubeadm may fail at any of them.
-func certificatesPhase(active *Active) Phase {
+func certificatesPhase(active *Active) run.Phase {
 	site := active.Site
 	kept := false // in this pass: kubeadm has failed, and those in use can be used
-	return Phase{
+	return run.Phase{
 		Name: "certificates", Doc: "the control plane's certificates are whole, valid and have all names", Timeout: 5 * time.Minute,
-		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			for _, ca := range configs.ClusterCAs() {
 				remarkEndOfCA(e, pkiDir+"/"+ca.Base+".crt")
 			}
 			bad, usable := badCredentials(e, site)
 			if len(bad) > 0 && !(kept && usable) || e.Exists(podsRestart) || len(bad) == 0 && e.Exists(renewalDir) {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			bad, _ := badCredentials(e, site)

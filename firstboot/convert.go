@@ -9,6 +9,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -19,9 +20,9 @@ const (
 )
 
 // joinEvidence is what convert, revert and reset change of how a node has joined.
-var joinEvidence = toKeep{
-	files: []string{kubeadmFlags, hubEnv, openyurt.KubeletConf, hubUnitFile, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"},
-	units: []string{openyurt.Unit, ondisk.UnitKubelet},
+var joinEvidence = run.Evidence{
+	Files: []string{kubeadmFlags, hubEnv, openyurt.KubeletConf, hubUnitFile, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"},
+	Units: []string{openyurt.Unit, ondisk.UnitKubelet},
 }
 
 // ConvertOptions say what kind of OpenYurt node a native one becomes.
@@ -45,7 +46,7 @@ var ErrAlready = errors.New("there is nothing to do")
 // Convert makes a running native node an OpenYurt node, pods kept. Every step
 // is checked; when one fails, those before it are undone. After a kill, run
 // again, it continues; Revert takes it back.
-func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(Step)) error {
+func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(run.Step)) error {
 	this, err := changeableNode(ctx, e)
 	if err != nil {
 		return err
@@ -67,9 +68,9 @@ func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(St
 	if err := poolTakes(ctx, e, n, h); err != nil {
 		return err
 	}
-	c := newChange(e, "convert", joinEvidence, tell)
-	c.resumed = true
-	return c.withoutTimer(ctx, (&conversion{hub: h, image: this.image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
+	c := run.NewChange(e, "convert", joinEvidence, tell)
+	c.Resumed = true
+	return c.WithoutTimer(ctx, (&conversion{hub: h, image: this.image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
 
 // convertible rejects a node that is not Ready. Once kubelet is turned, by a
@@ -80,7 +81,7 @@ func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if err == nil || e.Exists(openyurt.KubeletConf) {
 		return nil
 	}
-	return Advise(fmt.Errorf("a node that is not Ready is not converted, since the result could not be checked: %w", err),
+	return run.Advise(fmt.Errorf("a node that is not Ready is not converted, since the result could not be checked: %w", err),
 		"see `journalctl -u kubelet -u containerd` on the machine, and convert it once it is Ready")
 }
 
@@ -90,7 +91,7 @@ func poolTakes(ctx context.Context, e *machine.Env, n *api.Node, h hub) error {
 		return err
 	}
 	if has := openyurt.PoolOf(n.Metadata.Labels); has != "" && has != h.Pool {
-		return Advise(fmt.Errorf("the Node %s is in node pool %s already, and OpenYurt changes a pool only by taking the label away first", n.Metadata.Name, has),
+		return run.Advise(fmt.Errorf("the Node %s is in node pool %s already, and OpenYurt changes a pool only by taking the label away first", n.Metadata.Name, has),
 			"convert it with --nodepool-name "+has+", or: "+openyurt.Unlabel(n.Metadata.Name))
 	}
 	return nil
@@ -111,7 +112,7 @@ func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *Active
 		fix = "its Site sets this: change nodeType, nodePool or the arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
 	}
 	if openyurt.PoolOf(labels) != o.NodePool || openyurt.IsCloud(labels) != o.Cloud {
-		return Advise(errors.New(is), fix)
+		return run.Advise(errors.New(is), fix)
 	}
 	if !bySite {
 		h, err := hubForConvert(ctx, e, n, active, o)
@@ -119,11 +120,11 @@ func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *Active
 			return err
 		}
 		if !hubInPlace(e, h) {
-			return Advise(fmt.Errorf("%s, and its yurthub has other arguments (%s)", is, hubEnv), fix)
+			return run.Advise(fmt.Errorf("%s, and its yurthub has other arguments (%s)", is, hubEnv), fix)
 		}
 	}
 	if err := hubReady(ctx, e); err != nil {
-		return Advise(fmt.Errorf("%s, but yurthub is not ready: %w", is, err), openyurt.Hub{}.Logs())
+		return run.Advise(fmt.Errorf("%s, but yurthub is not ready: %w", is, err), openyurt.Hub{}.Logs())
 	}
 	return fmt.Errorf("%s: %w", is, ErrAlready)
 }
@@ -138,10 +139,10 @@ type conversion struct {
 
 // steps in their order: nothing kubelet depends on is touched before yurthub
 // serves, and the labels come last, since the cluster acts on them.
-func (c *conversion) steps() []Phase {
+func (c *conversion) steps() []run.Phase {
 	turn := redirectPhase(c.image.Kubernetes, c.labels)
 	turn.Undo = func(ctx context.Context, e *machine.Env) error { return direct(ctx, e, nil) }
-	return []Phase{
+	return []run.Phase{
 		hubUnitStep(),
 		c.yurthub(),
 		turn,
@@ -151,14 +152,14 @@ func (c *conversion) steps() []Phase {
 }
 
 // hubUnitStep provides yurthub's unit where the image has none.
-func hubUnitStep() Phase {
-	return Phase{
+func hubUnitStep() run.Phase {
+	return run.Phase{
 		Name: "unit", Doc: "the unit of yurthub is there", Timeout: time.Minute,
-		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			if !e.Exists(openyurt.Dropin) && (e.Exists(bakedHubUnit) || string(e.Contents(hubUnitFile)) == openyurt.UnitFile) {
-				return Done, nil
+				return run.Done, nil
 			}
-			return Todo, nil
+			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := e.Remove(openyurt.Dropin); err != nil {
@@ -178,13 +179,13 @@ func hubUnitStep() Phase {
 	}
 }
 
-func (c *conversion) yurthub() Phase {
-	return servingPhase(Phase{
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+func (c *conversion) yurthub() run.Phase {
+	return servingPhase(run.Phase{
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if !hubInPlace(e, c.hub) || !hubServes(ctx, e) {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := closePorts(ctx, e, c.hub.ports()); err != nil {
@@ -205,10 +206,10 @@ func (c *conversion) yurthub() Phase {
 	})
 }
 
-func (c *conversion) label() Phase {
-	return Phase{
+func (c *conversion) label() run.Phase {
+	return run.Phase{
 		Name: "labels", Doc: "the Node carries OpenYurt's labels", Timeout: time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			return checkLabels(ctx, e, c.hub.Node, c.labels)
 		},
 		Run: func(ctx context.Context, e *machine.Env) (err error) {

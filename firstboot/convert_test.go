@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -33,21 +34,21 @@ func soleNode(t *testing.T) *world {
 	return w
 }
 
-func (w *world) convert(o ConvertOptions) (steps []Step, err error) {
+func (w *world) convert(o ConvertOptions) (steps []run.Step, err error) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	w.off, w.cut = cancel, false
-	err = Convert(ctx, w.env(), o, func(s Step) { steps = append(steps, s) })
+	err = Convert(ctx, w.env(), o, func(s run.Step) { steps = append(steps, s) })
 	return steps, err
 }
 
-func (w *world) revert() (steps []Step, err error) {
+func (w *world) revert() (steps []run.Step, err error) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	w.off, w.cut = cancel, false
-	err = Revert(ctx, w.env(), func(s Step) { steps = append(steps, s) })
+	err = Revert(ctx, w.env(), func(s run.Step) { steps = append(steps, s) })
 	return steps, err
 }
 
@@ -56,7 +57,7 @@ func (w *world) reset() (node string, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	w.off, w.cut = cancel, false
-	return Reset(ctx, w.env(), func(Step) {})
+	return Reset(ctx, w.env(), func(run.Step) {})
 }
 
 // clean is the tree without evidence and state.
@@ -196,7 +197,7 @@ func TestConvertGoesOnWithoutAReport(t *testing.T) {
 		w.cluster.mu.Unlock()
 		return sleep(ctx, d)
 	}
-	if err := Convert(ctx, e, pool, func(Step) {}); err != nil {
+	if err := Convert(ctx, e, pool, func(run.Step) {}); err != nil {
 		t.Error(err)
 	}
 }
@@ -438,8 +439,8 @@ func TestConvertRefuses(t *testing.T) {
 			w := readyNode(t)
 			tc.prepare(w)
 			before := w.clean()
-			if _, err := w.convert(tc.o); err == nil || !strings.Contains(err.Error()+"\n"+Advice(err), tc.words) {
-				t.Errorf("convert: %v\n%s", err, Advice(err))
+			if _, err := w.convert(tc.o); err == nil || !strings.Contains(err.Error()+"\n"+run.Advice(err), tc.words) {
+				t.Errorf("convert: %v\n%s", err, run.Advice(err))
 			}
 			sameTree(t, "refused", w.clean(), before)
 		})
@@ -498,8 +499,8 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 			}
 			before := w.clean()
 			steps, err := w.convert(tc.o)
-			if err == nil || errors.Is(err, ErrAlready) || !strings.Contains(err.Error(), tc.words) || !strings.Contains(Advice(err), tc.advice) {
-				t.Errorf("convert: %v\n%s", err, Advice(err))
+			if err == nil || errors.Is(err, ErrAlready) || !strings.Contains(err.Error(), tc.words) || !strings.Contains(run.Advice(err), tc.advice) {
+				t.Errorf("convert: %v\n%s", err, run.Advice(err))
 			}
 			if len(steps) > 0 {
 				t.Errorf("it began: %v", steps)
@@ -536,7 +537,7 @@ func TestConvertKilledThenFails(t *testing.T) {
 			}
 		}
 	}
-	if _, err := w.convert(ConvertOptions{NodePool: "beijing"}); err == nil || !strings.Contains(Advice(err), "kubectl certificate approve") {
+	if _, err := w.convert(ConvertOptions{NodePool: "beijing"}); err == nil || !strings.Contains(run.Advice(err), "kubectl certificate approve") {
 		t.Fatalf("convert: %v", err)
 	}
 	sameTree(t, "undone", w.clean(), native)
@@ -574,7 +575,7 @@ func TestRevertFailsAtItsEnd(t *testing.T) {
 	stuck := "/sys/class/net/hub-dummy0/stuck"
 	w.put(stuck, "")
 	steps, err := w.revert()
-	if err == nil || !strings.Contains(Advice(err), "run the same command again") {
+	if err == nil || !strings.Contains(run.Advice(err), "run the same command again") {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	if labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels; redirected(w.env()) || len(labels) != 0 {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -55,7 +56,7 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 		return "", errors.New("no node pool is given: " + openyurt.Unpooled)
 	}
 	if !e.Exists(openyurt.Program) {
-		return "", Advise(fmt.Errorf("there is no %s", openyurt.Program), "put yurthub's program there, of the release that the cluster runs")
+		return "", run.Advise(fmt.Errorf("there is no %s", openyurt.Program), "put yurthub's program there, of the release that the cluster runs")
 	}
 	release, err := hubProgram(ctx, e)
 	if err != nil {
@@ -63,7 +64,7 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 	}
 	if release != "" && !openyurt.CanBorrow(release) {
 		first := openyurt.Release(openyurt.FirstUnit)
-		return "", Advise(fmt.Errorf("%s is %s: only %s and later can use kubelet's certificate, as a node that has joined must", openyurt.Program, release, first),
+		return "", run.Advise(fmt.Errorf("%s is %s: only %s and later can use kubelet's certificate, as a node that has joined must", openyurt.Program, release, first),
 			"put yurthub's program of "+first+" or later there")
 	}
 	version = openyurt.FirstOf(release)
@@ -74,7 +75,7 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 		}
 	}
 	if !e.Exists(clientCert) {
-		return "", Advise(fmt.Errorf("there is no %s, the certificate that yurthub borrows", clientCert), "kubelet must run with rotateCertificates: true, as kubeadm sets it")
+		return "", run.Advise(fmt.Errorf("there is no %s, the certificate that yurthub borrows", clientCert), "kubelet must run with rotateCertificates: true, as kubeadm sets it")
 	}
 	return version, portsClosable(ctx, e)
 }
@@ -147,7 +148,7 @@ func hubProgram(ctx context.Context, e *machine.Env) (release string, err error)
 		if errors.As(err, &start) {
 			err = start.Err // the rest names the program once more
 		}
-		return "", Advise(fmt.Errorf("trying %s: %w", openyurt.Program, err), "put yurthub's program itself there, for this machine's processor")
+		return "", run.Advise(fmt.Errorf("trying %s: %w", openyurt.Program, err), "put yurthub's program itself there, for this machine's processor")
 	}
 	return openyurt.Reported(out.String()), nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -98,7 +99,7 @@ func otherForm(e *machine.Env, pod bool) error {
 	if err != nil || leadsToHub(k) == pod {
 		return nil
 	}
-	return Permanent(errors.New("this node's certificate belongs to another form of yurthub than the image's"),
+	return run.NeedsPerson(errors.New("this node's certificate belongs to another form of yurthub than the image's"),
 		"run `firstboot reset` on the machine, and join it again with a new token")
 }
 
@@ -108,7 +109,7 @@ const resetForName = "run `firstboot reset` on the machine to join under the new
 // sameName makes sure that the site means the node that this machine is.
 func sameName(cert *x509.Certificate, name, fix string) error {
 	if is := nodeIn(cert); is != name {
-		return Permanent(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", cmp.Or(is, cert.Subject.CommonName), name), fix)
+		return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", cmp.Or(is, cert.Subject.CommonName), name), fix)
 	}
 	return nil
 }

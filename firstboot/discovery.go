@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -27,26 +28,26 @@ func discoveryOf(e *machine.Env, site *configs.Site) api.Discovery {
 }
 
 // discoveryPhase finds the cluster and makes sure that it is the right one.
-func discoveryPhase(active *Active) Phase {
+func discoveryPhase(active *Active) run.Phase {
 	site := active.Site
-	return Phase{
+	return run.Phase{
 		Name: "discovery", Doc: "the cluster is found, and is the pinned one", Timeout: time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			err := enrolled(e)
 			if err == nil || discovered(e, site) {
-				return Done, nil
+				return run.Done, nil
 			}
 			if site.Credentials.Token.IsZero() {
 				if outOfTime(err) {
 					if err = judgeOutOfTime(ctx, e); err == nil {
-						return Done, nil
+						return run.Done, nil
 					}
-					return Todo, err
+					return run.Todo, err
 				}
-				return Todo, Permanent(fmt.Errorf("%w, and the Site has no bootstrap token", err),
+				return run.Todo, run.NeedsPerson(fmt.Errorf("%w, and the Site has no bootstrap token", err),
 					"put a token into site.yaml (`kubeadm token create`), in the slot or on a stick")
 			}
-			return Todo, nil
+			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			d := discoveryOf(e, site)
@@ -131,7 +132,7 @@ func findCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 		found, err = api.Discover(ctx, d)
 	}
 	if learned, failed := learnTime(ctx, e, d, err); learned {
-		return nil, cmp.Or(failed, errRestart) // what earlier phases made may depend on the clock
+		return nil, cmp.Or(failed, run.ErrRestart) // what earlier phases made may depend on the clock
 	}
 	if err != nil {
 		return nil, judgeDiscovery(ctx, e, d.Masters, err, waited)
@@ -172,42 +173,42 @@ func judgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err e
 	early := (*api.EarlyError)(nil)
 	switch {
 	case errors.Is(err, api.ErrPin) && !machine.EveryErrorIs(err, api.ErrPin):
-		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
+		return run.Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrPin):
-		return Permanent(err, "compare caCertHashes in site.yaml with the cluster's (`kubeadm token create --print-join-command` shows it), and the API servers' addresses")
+		return run.NeedsPerson(err, "compare caCertHashes in site.yaml with the cluster's (`kubeadm token create --print-join-command` shows it), and the API servers' addresses")
 	case errors.Is(err, api.ErrCA) && !machine.EveryErrorIs(err, api.ErrCA):
-		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
+		return run.Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrCA):
-		return Permanent(err, "compare caCert in site.yaml with /etc/kubernetes/pki/ca.crt of a control-plane node, and check the API servers' addresses")
+		return run.NeedsPerson(err, "compare caCert in site.yaml with /etc/kubernetes/pki/ca.crt of a control-plane node, and check the API servers' addresses")
 	case machine.EveryErrorIs(err, api.ErrNode):
-		return Advise(err, "correct masters: a node's kubelet or yurthub answers there; if they are right, look for the machine that answers in place of the API servers")
+		return run.Advise(err, "correct masters: a node's kubelet or yurthub answers there; if they are right, look for the machine that answers in place of the API servers")
 	case tokenIsRefused(err, waited), machine.EveryErrorIs(err, api.ErrSignature):
-		return Permanent(err, newTokenFix)
+		return run.NeedsPerson(err, newTokenFix)
 	case errors.Is(err, api.ErrToken):
-		return Advise(err, "an API server that has just started accepts no token, for seconds; if this stays, "+newTokenFix)
+		return run.Advise(err, "an API server that has just started accepts no token, for seconds; if this stays, "+newTokenFix)
 	case errors.Is(err, api.ErrSignature):
-		return Advise(err, newTokenFix+", or correct masters; the others do not answer")
+		return run.Advise(err, newTokenFix+", or correct masters; the others do not answer")
 	case errors.Is(err, api.ErrServerName) && !machine.EveryErrorIs(err, api.ErrServerName):
-		return Advise(err, serverNameFix+"; the others do not answer")
+		return run.Advise(err, serverNameFix+"; the others do not answer")
 	case errors.Is(err, api.ErrServerName):
-		return Permanent(err, serverNameFix)
+		return run.NeedsPerson(err, serverNameFix)
 	case errors.As(err, &early):
-		return Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
+		return run.Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
 			"correct the clock that is wrong: this machine's is behind, or that of the API servers was ahead when their certificates were made; a time server in the Site (network.ntp) does it")
 	case errors.As(err, &expired) && expired.Reason == x509.Expired:
 		waitForNTP(ctx, e, ntpPatience)
-		return Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
+		return run.Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
 			"if the clock is wrong, name a reachable time server in the Site (network.ntp); if it is right, renew the API servers' certificates")
 	case errors.Is(err, api.ErrUnsigned):
-		return Advise(err, "the controller manager's bootstrapsigner signs it within seconds; the token must be allowed to sign (usage \"signing\")")
+		return run.Advise(err, "the controller manager's bootstrapsigner signs it within seconds; the token must be allowed to sign (usage \"signing\")")
 	case errors.Is(err, api.ErrAnonymous):
 		// --anonymous-auth=false, or an AuthenticationConfiguration that allows
 		// anonymous requests to the health paths only.
-		return Advise(err, "give the Site the cluster's CA (caFile: ca.crt when stamping, or caCert in site.yaml; it is /etc/kubernetes/pki/ca.crt of a control-plane node): then nothing is asked anonymously; or allow anonymous requests of /api/v1/namespaces/kube-public/configmaps/cluster-info in the API servers' AuthenticationConfiguration")
+		return run.Advise(err, "give the Site the cluster's CA (caFile: ca.crt when stamping, or caCert in site.yaml; it is /etc/kubernetes/pki/ca.crt of a control-plane node): then nothing is asked anonymously; or allow anonymous requests of /api/v1/namespaces/kube-public/configmaps/cluster-info in the API servers' AuthenticationConfiguration")
 	case errors.Is(err, api.ErrNoClusterInfo):
-		return Advise(err, "let the cluster publish it: kubeadm init phase bootstrap-token")
+		return run.Advise(err, "let the cluster publish it: kubeadm init phase bootstrap-token")
 	}
-	return Advise(err, "check that these are the cluster's API servers ("+strings.Join(masters, ", ")+") and that port and firewall let this node through")
+	return run.Advise(err, "check that these are the cluster's API servers ("+strings.Join(masters, ", ")+") and that port and firewall let this node through")
 }
 
 const (
@@ -230,9 +231,9 @@ func nameIsFree(ctx context.Context, e *machine.Env, c *api.Client, name string)
 	fix := otherName(name)
 	switch {
 	case ready && ours:
-		return Advise(fmt.Errorf("the cluster still shows this machine's own Node %s as Ready; it turns NotReady within a minute", name), fix)
+		return run.Advise(fmt.Errorf("the cluster still shows this machine's own Node %s as Ready; it turns NotReady within a minute", name), fix)
 	case ready:
-		return Permanent(fmt.Errorf("the node name %s is taken: the cluster has a Node of that name, and it is Ready", name), fix)
+		return run.NeedsPerson(fmt.Errorf("the node name %s is taken: the cluster has a Node of that name, and it is Ready", name), fix)
 	}
 	e.Log.Warn("the cluster has a stale Node of this name, which keeps its old labels and taints", "node", name, "fix", fix)
 	e.Console(fmt.Sprintf("the cluster has a stale Node %s, which keeps its old labels and taints: %s", name, fix))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -158,8 +159,8 @@ func TestOneAPIServerDoesNotStopDiscovery(t *testing.T) {
 		{errors.Join(api.ErrServerName), true},
 	} {
 		err := judgeDiscovery(t.Context(), w.env(), []string{"192.0.2.11:6443"}, tc.err, false)
-		if _, stop := Fix(err); stop != tc.stop || Advice(err) == "" {
-			t.Errorf("%q stops %v, want %v; advice %q", tc.err, stop, tc.stop, Advice(err))
+		if _, stop := run.Fix(err); stop != tc.stop || run.Advice(err) == "" {
+			t.Errorf("%q stops %v, want %v; advice %q", tc.err, stop, tc.stop, run.Advice(err))
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -30,7 +31,7 @@ func oneDisk(e *machine.Env) error {
 	if rewriting(e, "") != "" {
 		fix += "; keep " + disk + ", which has the data of this machine"
 	}
-	return Permanent(fmt.Errorf("/ is on %s and /var on %s, of another disk: %s", root.Root, part, loaderWords(e.DisksWith(e.LoaderPart()))), fix)
+	return run.NeedsPerson(fmt.Errorf("/ is on %s and /var on %s, of another disk: %s", root.Root, part, loaderWords(e.DisksWith(e.LoaderPart()))), fix)
 }
 
 // loaderWords says which disk the boot loader means.
@@ -48,19 +49,19 @@ func loaderWords(disks []string) string {
 // systemd-growfs do it early at boot; this looks, and calls them where they did
 // not. A node needs an API server, and a control-plane node its etcd, more than
 // the whole disk: one whose DATA cannot grow says so and continues.
-func diskPhase() Phase {
+func diskPhase() run.Phase {
 	tried := false // in this pass
-	return Phase{
+	return run.Phase{
 		Name: "disk", Doc: "DATA fills the device", Timeout: 5 * time.Minute,
-		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			d, data, err := dataPartition(e)
 			if err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			if tried || notGrown(e, d, data) == nil {
-				return Done, nil
+				return run.Done, nil
 			}
-			return Todo, nil
+			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			d, data, err := dataPartition(e)
@@ -93,7 +94,7 @@ func dataPartition(e *machine.Env) (*machine.Disk, *machine.Partition, error) {
 	}
 	data := d.Part(ondisk.LabelData)
 	if data == nil {
-		return nil, nil, Permanent(fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelData),
+		return nil, nil, run.NeedsPerson(fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelData),
 			rewriting(e, "the image was not written whole; write it to the device again"))
 	}
 	return d, data, nil

@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -106,20 +107,20 @@ func markDocuments(e *machine.Env, documents string) error {
 
 // documentsPhase uploads kubeadm's documents again when the Site has others, unless
 // somebody else has changed what is there: that is reported.
-func documentsPhase(active *Active) Phase {
+func documentsPhase(active *Active) run.Phase {
 	site, reported, compared := active.Site, false, false
-	return Phase{
+	return run.Phase{
 		Name: "documents", Doc: "the cluster has kubeadm's documents of the Site", Timeout: 2 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if !compared {
 				compared = true
 				remarkProxy(ctx, e, site)
 			}
 			documents, err := documentsOf(site)
 			if err != nil || !reported && e.Text(documentsMark) != documents {
-				return Todo, err
+				return run.Todo, err
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			documents, err := documentsOf(site)

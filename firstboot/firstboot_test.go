@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/openyurt"
@@ -280,8 +281,8 @@ func TestStaticPodIsNotTurned(t *testing.T) {
 	_, convert := w.convert(pool)
 	_, revert := w.revert()
 	for _, err := range []error{convert, revert} {
-		if err == nil || !strings.Contains(Advice(err), "`firstboot reset`") {
-			t.Errorf("%v\n%s", err, Advice(err))
+		if err == nil || !strings.Contains(run.Advice(err), "`firstboot reset`") {
+			t.Errorf("%v\n%s", err, run.Advice(err))
 		}
 	}
 	if name, err := w.reset(); err != nil || name != "edge-sn0042" {

@@ -6,26 +6,27 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 )
 
 // forgetPhase leaves nothing of the token on this machine.
-func forgetPhase(active *Active) Phase {
-	return Phase{
+func forgetPhase(active *Active) run.Phase {
+	return run.Phase{
 		Name: "forget-token", Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
-		Final: true, // nothing before it needs the token any more
-		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+		Irreversible: true, // nothing before it needs the token any more
+		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			for _, f := range tokenFiles {
 				if e.Exists(f) {
-					return Todo, nil
+					return run.Todo, nil
 				}
 			}
 			if j, ok := readJoinedAs(e); ok && !j.TokenForgotten {
-				return Todo, nil
+				return run.Todo, nil
 			}
 			if found, err := secretsInSlot(e, active); err != nil || found != noSecrets {
-				return Todo, err
+				return run.Todo, err
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			// Kubeadm and kubelet sync nothing, and the token is the only way

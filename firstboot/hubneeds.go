@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -103,12 +104,12 @@ func poolFits(ctx context.Context, e *machine.Env, h hub) error {
 		return nil // why not is said by who waits for it
 	}
 	if len(pools.Items) == 0 {
-		return Advise(fmt.Errorf("the cluster has no NodePool %s, and OpenYurt's webhook rejects a Node whose pool does not exist", h.Pool), need.Fix)
+		return run.Advise(fmt.Errorf("the cluster has no NodePool %s, and OpenYurt's webhook rejects a Node whose pool does not exist", h.Pool), need.Fix)
 	}
 	switch what, fix := openyurt.PoolProblem(pools.Items[0].Spec.Type, h.Cloud); {
 	case what == "":
 	case h.Cloud:
-		return Permanent(fmt.Errorf("NodePool %s %s", h.Pool, what), fix)
+		return run.NeedsPerson(fmt.Errorf("NodePool %s %s", h.Pool, what), fix)
 	default: // it works all the same
 		e.Note("NodePool %s %s: %s", h.Pool, what, fix)
 	}
@@ -158,7 +159,7 @@ func missingApproval(ctx context.Context, c *api.Client, h hub) error {
 			return r.Spec.Username == nodeUser+h.Node && slices.Contains(requestOf(r).DNSNames, openyurt.ServerName)
 		})
 	case api.Code(err) == 0:
-		return Advise(fmt.Errorf("%w: %w", errNobodyAnswers, err), "check the network between this node and the API servers")
+		return run.Advise(fmt.Errorf("%w: %w", errNobodyAnswers, err), "check the network between this node and the API servers")
 	}
 	return nil
 }
@@ -169,17 +170,17 @@ func missingRight(n openyurt.Need, err error, namespace string) error {
 	code, kind := api.Code(err), n.Resource.Kind
 	if n.Resource.Version == "" { // Kubernetes' own, which is always there
 		if code == 403 {
-			return Advise(fmt.Errorf("nodes may not list %ss in %s, which yurthub needs", kind, namespace), n.Fix)
+			return run.Advise(fmt.Errorf("nodes may not list %ss in %s, which yurthub needs", kind, namespace), n.Fix)
 		}
 		return nil
 	}
 	switch crd := n.Resource.CRD(); {
 	case code == 403:
-		return Advise(fmt.Errorf("nodes may not list %ss (%s), which yurthub needs", kind, crd), n.Fix)
+		return run.Advise(fmt.Errorf("nodes may not list %ss (%s), which yurthub needs", kind, crd), n.Fix)
 	case code == 404:
-		return Advise(fmt.Errorf("the cluster has no %s CRD (%s)", kind, crd), openyurt.InstallManager+": another may lack "+n.Resource.Version)
+		return run.Advise(fmt.Errorf("the cluster has no %s CRD (%s)", kind, crd), openyurt.InstallManager+": another may lack "+n.Resource.Version)
 	case code >= 500:
-		return Advise(fmt.Errorf("the API server fails to list %ss (%s), which yurthub needs: %w", kind, crd, err),
+		return run.Advise(fmt.Errorf("the API server fails to list %ss (%s), which yurthub needs: %w", kind, crd, err),
 			"look whether "+openyurt.Manager+" runs: its webhook turns one version of a NodePool into another")
 	}
 	return nil
@@ -208,7 +209,7 @@ func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 	case newest.Metadata.Name == "", state == "Approved":
 		return nil
 	case denied.Metadata.Name == "":
-		return Advise(errors.New(what(newest)+" is not approved yet"),
+		return run.Advise(errors.New(what(newest)+" is not approved yet"),
 			"let OpenYurt's csrapprover run, or: kubectl certificate approve "+newest.Metadata.Name)
 	}
 	state, why := denied.state()
@@ -217,9 +218,9 @@ func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 	}
 	err := fmt.Errorf("%s was %s%s", what(denied), strings.ToLower(state), why)
 	if newest.Metadata.Name == denied.Metadata.Name {
-		return Advise(err, "find out who denies it; yurthub asks again by itself, and that request must be approved")
+		return run.Advise(err, "find out who denies it; yurthub asks again by itself, and that request must be approved")
 	}
-	return Advise(fmt.Errorf("%w; the one after it (CSR %s) is not approved yet", err, newest.Metadata.Name),
+	return run.Advise(fmt.Errorf("%w; the one after it (CSR %s) is not approved yet", err, newest.Metadata.Name),
 		"find out who denied it, or: kubectl certificate approve "+newest.Metadata.Name)
 }
 

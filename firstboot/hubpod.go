@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -22,30 +23,30 @@ import (
 
 // podJoinPhase has kubeadm start a kubelet whose first pod is yurthub, and
 // which knows no other way to the cluster.
-func podJoinPhase(active *Active) Phase {
+func podJoinPhase(active *Active) run.Phase {
 	site := active.Site
 	labels := openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud)
-	return Phase{
+	return run.Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet runs yurthub and goes through it", Timeout: 5 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if err := otherForm(e, true); err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			if cert, err := enrolment(e); err == nil {
 				if err := sameName(cert, active.Node, resetForName); err != nil {
-					return Todo, err
+					return run.Todo, err
 				}
 				flags := e.Contents(kubeadmFlags)
 				if e.Exists(kubeletRestart) || string(registering(flags, labels)) != string(flags) {
-					return Todo, nil // the site names another pool since
+					return run.Todo, nil // the site names another pool since
 				}
-				return Done, nil
+				return run.Done, nil
 			}
 			done, err := podJoined(ctx, e, active)
 			if err != nil || !done {
-				return Todo, err
+				return run.Todo, err
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if enrolled(e) == nil {
@@ -196,7 +197,7 @@ func hubServer(ctx context.Context, e *machine.Env, servers []string, ca []byte)
 		}
 		errs = append(errs, err)
 	}
-	return "", Advise(fmt.Errorf("yurthub can use none of the API servers: %w", errors.Join(errs...)),
+	return "", run.Advise(fmt.Errorf("yurthub can use none of the API servers: %w", errors.Join(errs...)),
 		"their certificates must have the endpoint or their own addresses (certSANs of the API servers)")
 }
 
@@ -243,10 +244,10 @@ func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 	csrs, err := listCSRs(ctx, c, openyurt.ClientSigner)
 	switch {
 	case api.Code(err) == 401:
-		return Advise(errors.New("the bootstrap token is not valid any more, and yurthub has no certificate yet"),
+		return run.Advise(errors.New("the bootstrap token is not valid any more, and yurthub has no certificate yet"),
 			"put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick")
 	case api.Code(err) == 0 && err != nil:
-		return Advise(fmt.Errorf("no API server answers: %w", err), "check the network between this node and the API servers")
+		return run.Advise(fmt.Errorf("no API server answers: %w", err), "check the network between this node and the API servers")
 	case err != nil:
 		return fmt.Errorf("looking for yurthub's request for its client certificate: %w", err)
 	}
@@ -259,7 +260,7 @@ func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 	if err != nil || asked {
 		return err
 	}
-	return Advise(errors.New("yurthub has not asked for its client certificate yet"), h.Logs())
+	return run.Advise(errors.New("yurthub has not asked for its client certificate yet"), h.Logs())
 }
 
 // makeManifests makes kubelet's directory of static pods, where it is not

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -20,24 +21,24 @@ import (
 //
 // The id stays the machine's when its root is exchanged: DATA has a copy, and the
 // initrd gives it to a root that has none.
-func identityPhase() Phase {
-	return Phase{
+func identityPhase() run.Phase {
+	return run.Phase{
 		Name: "identity", Doc: "a machine id and file system ids of its own", Timeout: 2 * time.Minute,
-		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			// Before anything is written to either.
 			if err := oneDisk(e); err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			id := machine.IDIn(e, ondisk.MachineID)
 			if id == "" || machine.ID(e) != id || !hasKey(e) || memberToRecord(e) != nil {
-				return Todo, nil
+				return run.Todo, nil
 			}
 			for label, dev := range ownFileSystems(e) {
 				if have, err := e.FSUUID(dev); err == nil && have != fsUUID(id, label) && !e.Exists(uuidTried(label)) {
-					return Todo, nil
+					return run.Todo, nil
 				}
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			id, err := keepMachineID(e)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
 )
@@ -18,15 +19,15 @@ import (
 // imagesPhase imports the container images of an Image with imageStore.mode
 // import. The usual images lie in containerd's store already; then there is
 // nothing here to do.
-func imagesPhase() Phase {
-	return Phase{
+func imagesPhase() run.Phase {
+	return run.Phase{
 		Name: "images", Doc: "the container images on board are in containerd's store", Timeout: time.Hour,
-		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			left, err := archivesLeft(e)
 			if err != nil || len(left) > 0 {
-				return Todo, err
+				return run.Todo, err
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			left, err := archivesLeft(e)
@@ -73,7 +74,7 @@ func importArchive(ctx context.Context, e *machine.Env, a ondisk.ImportArchive) 
 		return err
 	}
 	if sum != a.SHA256 {
-		return Permanent(fmt.Errorf("the image archive %s is damaged: it has %s, expected %s", path, sum, a.SHA256),
+		return run.NeedsPerson(fmt.Errorf("the image archive %s is damaged: it has %s, expected %s", path, sum, a.SHA256),
 			fmt.Sprintf("import %s by hand (`ctr --namespace k8s.io images import FILE`) and remove %s; or %s. The device may be failing",
 				a.Ref, path, rewriting(e, "write the disk image to the device again")))
 	}

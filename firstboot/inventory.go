@@ -8,6 +8,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -41,12 +42,12 @@ func forMachine(e *machine.Env, c *slot.Contents) (*slot.Contents, *configs.Inve
 	}
 	inv, err := configs.ParsePublicInventory(ondisk.SlotInventory, doc)
 	if err != nil {
-		return nil, nil, Permanent(fmt.Errorf("the inventory has problems: %w", err), "correct the inventory and stamp it again, or bring a stick with a Site")
+		return nil, nil, run.NeedsPerson(fmt.Errorf("the inventory has problems: %w", err), "correct the inventory and stamp it again, or bring a stick with a Site")
 	}
 	machine := e.Facts()
 	site, err := node.FindSite(inv, machine)
 	if err != nil {
-		return nil, nil, Permanent(err, "let each machine match one Site of the inventory, and stamp it again")
+		return nil, nil, run.NeedsPerson(err, "let each machine match one Site of the inventory, and stamp it again")
 	}
 	if site == nil {
 		return nil, nil, errNoMatch
@@ -56,7 +57,7 @@ func forMachine(e *machine.Env, c *slot.Contents) (*slot.Contents, *configs.Inve
 		return nil, nil, err
 	}
 	if limit := slot.SizeLimit(ondisk.SlotSite); int64(len(own)) > limit {
-		return nil, nil, Permanent(fmt.Errorf("the Site %s of the inventory has %d bytes, a slot has room for a Site of %d", site.Name, len(own), limit),
+		return nil, nil, run.NeedsPerson(fmt.Errorf("the Site %s of the inventory has %d bytes, a slot has room for a Site of %d", site.Name, len(own), limit),
 			"take large contents out of its ignition, or out of the one in defaults, and put them into the Image (files, overlays) or into a config.ign for all (stamp --ignition); stamp the inventory again")
 	}
 	one := *c

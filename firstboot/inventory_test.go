@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -317,7 +318,7 @@ func TestWaitingSaysWhatWentWrong(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = sitePhase(&siteReader{image: image}, nil).Run(t.Context(), e)
-	if err == nil || errors.Is(err, errNoSite) || !strings.Contains(err.Error(), "input/output error") || Advice(err) == "" {
+	if err == nil || errors.Is(err, errNoSite) || !strings.Contains(err.Error(), "input/output error") || run.Advice(err) == "" {
 		t.Error(err)
 	}
 }

@@ -13,12 +13,13 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // ipvsPhase has the way to the API servers kept open, before anything asks them.
-func ipvsPhase(site *configs.Site) Phase {
+func ipvsPhase(site *configs.Site) run.Phase {
 	if site.IPVS.Disabled {
 		return hostsPhase(site)
 	}
@@ -26,31 +27,31 @@ func ipvsPhase(site *configs.Site) Phase {
 }
 
 // ipvscarePhase has ipvscare keep it.
-func ipvscarePhase(site *configs.Site) Phase {
-	return Phase{
+func ipvscarePhase(site *configs.Site) run.Phase {
+	return run.Phase{
 		Name: "ipvs", Doc: "ipvscare keeps the way to the API servers open", Timeout: 90 * time.Second,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 			if err != nil || !mastersRecorded(ctx, e, site) {
-				return Todo, err
+				return run.Todo, err
 			}
 			want, err := ipvsConfig(e, site)
 			if err != nil || string(e.Contents(ondisk.IPVSConfig)) != string(want) {
-				return Todo, err
+				return run.Todo, err
 			}
 			if endpointAnswers(ctx, e, site) == nil {
 				if state != "active" {
-					return Todo, nil
+					return run.Todo, nil
 				}
-				return Done, nil
+				return run.Done, nil
 			}
 			// Its unit's start is not over as long as it serves nobody: waiting for that
 			// would take all the time that this phase has.
 			if (state == "active" || state == "activating") && bornAgain(ctx, e, site) {
 				e.Note("%s", bornAgainNote(e))
-				return Unknown, nil
+				return run.Unknown, nil
 			}
-			return Todo, nil
+			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := recordMasters(ctx, e, site); err != nil {
@@ -182,25 +183,25 @@ func waitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) er
 		if unclear != nil {
 			err = fmt.Errorf("%w; they do not show which cluster they are of: %s", err, printable.Line(strings.ReplaceAll(unclear.Error(), "\n", "; ")))
 		}
-		return Advise(err, "see `ipvscare status` and `journalctl -u ipvscare` on the machine; an API server whose certificate is of another CA gets no traffic")
+		return run.Advise(err, "see `ipvscare status` and `journalctl -u ipvscare` on the machine; an API server whose certificate is of another CA gets no traffic")
 	}
 	return nil
 }
 
 // hostsPhase goes without ipvscare: the endpoint's name stands for one API
 // server, and when that one is gone and another is there, it is time to move.
-func hostsPhase(site *configs.Site) Phase {
-	return Phase{
+func hostsPhase(site *configs.Site) run.Phase {
+	return run.Phase{
 		Name: "ipvs", Doc: "/etc/hosts maps the endpoint to an API server", Timeout: 90 * time.Second,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 			if err != nil || !mastersRecorded(ctx, e, site) || state == "active" || e.Exists(ondisk.IPVSConfig) {
-				return Todo, err
+				return run.Todo, err
 			}
 			if enrolled(e) == nil && endpointAnswers(ctx, e, site) != nil {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := recordMasters(ctx, e, site); err != nil {

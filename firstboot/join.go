@@ -8,22 +8,23 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
 // joinPhase has unmodified kubeadm join, then turns kubelet to the endpoint.
-func joinPhase(active *Active) Phase {
+func joinPhase(active *Active) run.Phase {
 	site := active.Site
 	var asked *certNames // by Run, which the next Check looks at
-	return Phase{
+	return run.Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet talks to the endpoint", Timeout: 5 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			cert, err := enrolment(e)
 			if err != nil {
-				return Todo, nil
+				return run.Todo, nil
 			}
 			if err := errors.Join(otherForm(e, false), sameName(cert, active.Node, resetForName)); err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			if site.NodeType == configs.NodeNative && redirected(e) {
 				// By a convert, or by its Site before: nobody looks after yurthub.
@@ -31,19 +32,19 @@ func joinPhase(active *Active) Phase {
 			}
 			server, name, err := kubeletServer(e)
 			if err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			names := asked
 			if asked = nil; names == nil {
 				names = certNamesOf(e, site)
 			}
 			if server != site.EndpointURL() || e.Exists(kubeletRestart) || !names.fit(ctx, e, cmp.Or(name, site.Endpoint)) {
-				return Todo, nil
+				return run.Todo, nil
 			}
 			if later, running := runAgainLater(ctx, e, site, names); later != running {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := enrolled(e); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -213,7 +214,7 @@ func TestEveryKubeadm(t *testing.T) {
 	if err := w.run(New(watch(w, w.env()))); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	if _, err := Reset(t.Context(), watch(w, w.env()), func(Step) {}); err != nil {
+	if _, err := Reset(t.Context(), watch(w, w.env()), func(run.Step) {}); err != nil {
 		t.Fatal(err)
 	}
 	m := newControlPlane(t, mintedSites(t, 1))

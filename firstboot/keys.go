@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -96,32 +97,32 @@ func publicOf(private string) ([]byte, error) {
 
 // keysPhase puts the cluster's keys where kubeadm and the control plane look
 // for them.
-func keysPhase(active *Active) Phase {
+func keysPhase(active *Active) run.Phase {
 	site := active.Site
 	keys := site.Credentials.Keys
-	return Phase{
+	return run.Phase{
 		Name: "keys", Doc: "the cluster's keys are in place", Timeout: time.Minute,
-		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			if err := diskIsOfSite(e, active); err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			if e.Exists(etcdFormerCA) {
 				e.Note("etcd on this machine uses its CA as it was issued before. To fix: restart the machine, one control-plane node at a time")
 			}
 			if keys == nil {
 				if err := keysInPlace(e, site); err != nil {
-					return Todo, Permanent(err, "stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
+					return run.Todo, run.NeedsPerson(err, "stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 				}
-				return Done, nil
+				return run.Done, nil
 			}
 			files, err := pkiFilesFor(e, keys)
 			if err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			if slices.ContainsFunc(files, func(f pkiFile) bool { return string(e.Contents(f.path)) != string(f.data) }) {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(_ context.Context, e *machine.Env) error {
 			files, err := pkiFilesFor(e, keys)
@@ -151,7 +152,7 @@ func diskIsOfSite(e *machine.Env, active *Active) error {
 		fix = "a control-plane node does not move: correct the Site, and keep the disk, since the Site says to continue from this machine"
 	}
 	if ca := e.Contents(ondisk.KubeCA); len(caPins(ca)) > 0 && !anyPinned(ca, active.Site.CAPins()) {
-		return Permanent(errors.New("this machine has the CA of another cluster than the Site's"), fix)
+		return run.NeedsPerson(errors.New("this machine has the CA of another cluster than the Site's"), fix)
 	}
 	if cert, err := enrolment(e); err == nil || outOfTime(err) {
 		return sameName(cert, active.Node, fix)

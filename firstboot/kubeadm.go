@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -122,11 +123,11 @@ func judgeJoin(name string, err error) error {
 	msg := err.Error()
 	switch {
 	case strings.Contains(msg, "already exists in the cluster"):
-		return Advise(err, otherName(name))
+		return run.Advise(err, otherName(name))
 	case strings.Contains(msg, "Unauthorized"):
-		return Advise(err, "the token may just have expired; a new one goes into site.yaml (`kubeadm token create`)")
+		return run.Advise(err, "the token may just have expired; a new one goes into site.yaml (`kubeadm token create`)")
 	case strings.Contains(msg, "TLS bootstrap"), strings.Contains(msg, "kubelet-check"):
-		return Advise(err, "see `journalctl -u kubelet -u containerd` on the machine; in the cluster, see whether its CSR is approved (`kubectl get csr`): approve one that is pending, delete one that was denied, and the machine asks again")
+		return run.Advise(err, "see `journalctl -u kubelet -u containerd` on the machine; in the cluster, see whether its CSR is approved (`kubectl get csr`): approve one that is pending, delete one that was denied, and the machine asks again")
 	}
 	return err
 }

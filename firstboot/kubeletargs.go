@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -54,29 +55,29 @@ const (
 )
 
 // argsPhase has kubelet run with the arguments that the site gives it.
-func argsPhase(active *Active) Phase {
+func argsPhase(active *Active) run.Phase {
 	site := active.Site
-	return Phase{
+	return run.Phase{
 		Name: "kubelet-args", Doc: "kubelet has the Site's arguments", Timeout: 3*argsPatience + 3*time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			j, ok := readJoinedAs(e)
 			if !ok {
-				return Done, nil // a node that joined before this was noted
+				return run.Done, nil // a node that joined before this was noted
 			}
 			remarkSocketKept(e, j, site)
 			want := wantedArgs(ctx, e, active, j)
 			switch {
 			case j.TryingArgs != nil: // cut off
-				return Todo, nil
+				return run.Todo, nil
 			case lacksConfDir(e, want):
-				return Todo, nil
+				return run.Todo, nil
 			case maps.Equal(want, j.KubeletExtraArgs):
-				return Done, nil
+				return run.Done, nil
 			case argsRefused(e, want):
 				remarkRefusedArgs(e, j.KubeletExtraArgs, want)
-				return Done, nil
+				return run.Done, nil
 			}
-			return Todo, nil
+			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			j, _ := readJoinedAs(e)
@@ -264,7 +265,7 @@ func remarkRefusedArgs(e *machine.Env, have, want map[string]string) {
 func awaitKubelet(ctx context.Context, e *machine.Env) error {
 	err := e.RetryFor(ctx, argsPatience, 2*time.Second, func() error { return kubeletWell(ctx, e) })
 	if err != nil {
-		return Advise(fmt.Errorf("kubelet does not come up: %w", err), "see `journalctl -u kubelet` on the machine")
+		return run.Advise(fmt.Errorf("kubelet does not come up: %w", err), "see `journalctl -u kubelet` on the machine")
 	}
 	return nil
 }

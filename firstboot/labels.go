@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -42,17 +43,17 @@ func noLabels() map[string]any {
 }
 
 // checkLabels looks whether the Node's labels of OpenYurt's are those; nil: none.
-func checkLabels(ctx context.Context, e *machine.Env, name string, want map[string]string) (Verdict, error) {
+func checkLabels(ctx context.Context, e *machine.Env, name string, want map[string]string) (run.Verdict, error) {
 	n, err := readNode(ctx, e, name)
 	if err != nil {
-		return Todo, err
+		return run.Todo, err
 	}
 	for _, k := range openyurt.LabelKeys() {
 		if n.Metadata.Labels[k] != want[k] {
-			return Todo, nil
+			return run.Todo, nil
 		}
 	}
-	return Done, nil
+	return run.Done, nil
 }
 
 func patchLabels(ctx context.Context, e *machine.Env, name string, labels map[string]any) error {

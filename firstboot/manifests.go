@@ -11,6 +11,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -36,15 +37,15 @@ const (
 )
 
 // manifestsPhase applies them.
-func manifestsPhase(active *Active) Phase {
+func manifestsPhase(active *Active) run.Phase {
 	site := active.Site
-	return Phase{
+	return run.Phase{
 		Name: "manifests", Doc: "the Cluster's manifests are applied", Timeout: 10 * time.Minute,
-		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			if e.Exists(clusterManifests) {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			c, err := adminClient(e, site)
@@ -72,7 +73,7 @@ func manifestsPhase(active *Active) Phase {
 func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *configs.Site) error {
 	manifests, err := configs.UnpackManifests(configs.NewSecret(string(e.Contents(clusterManifests))))
 	if err != nil {
-		return Permanent(fmt.Errorf("reading the Cluster's manifests (%s): %w", clusterManifests, err),
+		return run.NeedsPerson(fmt.Errorf("reading the Cluster's manifests (%s): %w", clusterManifests, err),
 			"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 	}
 	all, err := objectsOf(manifests)
@@ -93,7 +94,7 @@ func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *co
 		return err
 	})
 	if err != nil {
-		return Advise(fmt.Errorf("%d of %d objects of the Cluster's manifests are not applied: %w", left, len(all), err),
+		return run.Advise(fmt.Errorf("%d of %d objects of the Cluster's manifests are not applied: %w", left, len(all), err),
 			"what waits for a webhook is applied once a node runs its pod; else apply corrected manifests yourself (`kubectl apply`), and end this with `kubectl -n kube-system label configmap "+appliedMarker+" "+applyingLabel+"-`")
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -86,7 +87,7 @@ func (c *certNames) shared(ctx context.Context, e *machine.Env) (string, error) 
 	}
 	err := errors.Join(sharedErr, endpointErr)
 	if machine.EveryErrorIs(sharedErr, api.ErrServerName) { // those that do not answer may have a name
-		return "", Permanent(err, "add "+c.endpoint+" to the API servers' certSANs")
+		return "", run.NeedsPerson(err, "add "+c.endpoint+" to the API servers' certSANs")
 	}
 	return "", fmt.Errorf("asking the API servers for their certificates' names: %w", sharedErr)
 }

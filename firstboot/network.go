@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -56,17 +57,17 @@ const (
 )
 
 // networkPhase sees that the node has an address and a way to an API server.
-func networkPhase(site *configs.Site) Phase {
+func networkPhase(site *configs.Site) run.Phase {
 	late := &lateReload{}
-	return Phase{
+	return run.Phase{
 		Name: "network", Doc: "an address, and an API server that answers", Timeout: networkTimeout,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if trialCutOff(e) || late.due(e) {
-				return Todo, nil
+				return run.Todo, nil
 			}
 			_, away := reach(ctx, e, mastersOf(e, site))
 			if away != nil && (!enrolledOrEarly(e) || mayTry(e)) {
-				return Todo, nil
+				return run.Todo, nil
 			}
 			src, err := presentAddr(ctx, e, site)
 			if away != nil {
@@ -74,17 +75,17 @@ func networkPhase(site *configs.Site) Phase {
 				// servers all the same, by a name that DNS does not tell any more for
 				// example. That says nothing for new settings of the network.
 				if err == nil && !site.IPVS.Disabled && machine.Answers(ctx, e, site.EndpointHostPort()) == nil {
-					return Done, nil
+					return run.Done, nil
 				}
-				return Unknown, nil
+				return run.Unknown, nil
 			}
 			if err != nil {
-				return Todo, nil
+				return run.Todo, nil
 			}
 			if !e.HasHosts(nodeOwner, nodeLine(e, src)) || networkIsNew(e) {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := late.run(ctx, e); err != nil {
@@ -96,7 +97,7 @@ func networkPhase(site *configs.Site) Phase {
 				return err
 			}
 			if found.err != nil && !former {
-				return Advise(found.err, "check the cable, the switch port and the Site's network settings (addresses, gateway, VLAN, masters)")
+				return run.Advise(found.err, "check the cable, the switch port and the Site's network settings (addresses, gateway, VLAN, masters)")
 			}
 			if found.err != nil {
 				return found.err
@@ -217,7 +218,7 @@ func apiServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, mas
 		}
 	}
 	if len(out) == 0 {
-		return nil, Advise(fmt.Errorf("API server %s has no address of the family of the VIP %s", host, vip),
+		return nil, run.Advise(fmt.Errorf("API server %s has no address of the family of the VIP %s", host, vip),
 			"choose a vip of the API servers' family in site.yaml (10.103.97.2, or fd00:ed6e::2 for IPv6), or give the name such an address in DNS")
 	}
 	return out, nil

@@ -19,6 +19,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 	"github.com/edgebake/edgebake/test/desk"
@@ -523,7 +524,7 @@ func TestPresentAddressInTime(t *testing.T) {
 				return nil, ctx.Err()
 			},
 		}}
-		ctx, cancel := context.WithTimeout(t.Context(), checkTimeout)
+		ctx, cancel := context.WithTimeout(t.Context(), run.CheckTimeout)
 		defer cancel()
 		if got, err := presentAddr(ctx, e, site); err != nil || got.String() != line.IP {
 			t.Errorf("%s, %v", got, err)

@@ -9,6 +9,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -48,7 +49,7 @@ func ownNode(ctx context.Context, e *machine.Env, name string) (*api.Client, *ap
 	}
 	n, err := c.GetNode(ctx, name)
 	if api.Code(err) == 404 {
-		err = Advise(fmt.Errorf("%w %s yet", errNoNode, name), "see `journalctl -u kubelet` on the machine")
+		err = run.Advise(fmt.Errorf("%w %s yet", errNoNode, name), "see `journalctl -u kubelet` on the machine")
 	}
 	return c, n, err
 }
@@ -60,7 +61,7 @@ var errNoNode = errors.New("the cluster has no Node")
 // a Node looks as Ready as it was before.
 func reported(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
-		return Advise(errors.Join(fmt.Errorf("kubelet is %s", state), err), "see `journalctl -u kubelet` on the machine")
+		return run.Advise(errors.Join(fmt.Errorf("kubelet is %s", state), err), "see `journalctl -u kubelet` on the machine")
 	}
 	since, err := e.UnitSince(ctx, ondisk.UnitKubelet)
 	if err != nil {
@@ -72,7 +73,7 @@ func reported(ctx context.Context, e *machine.Env, n *api.Node) error {
 		earliest = since.Earlier()
 	}
 	if n.Heartbeat().Before(earliest.Truncate(time.Second)) {
-		return Advise(fmt.Errorf("kubelet has not reported to the cluster since it was started at %s", since.Now.UTC().Format(time.TimeOnly)),
+		return run.Advise(fmt.Errorf("kubelet has not reported to the cluster since it was started at %s", since.Now.UTC().Format(time.TimeOnly)),
 			"it does within a minute; else see `journalctl -u kubelet` on the machine")
 	}
 	return nil

@@ -7,14 +7,15 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // firstPhases is the part of the way from a booted machine to a node that needs
 // no site, and ends with one.
-func firstPhases(reader *siteReader) []Phase {
-	return []Phase{
+func firstPhases(reader *siteReader) []run.Phase {
+	return []run.Phase{
 		identityPhase(),                  // first: everything later may log, and logs carry the machine id
 		diskPhase(),                      // before anything fills DATA
 		sitePhase(reader, closePodPorts), // all that follows comes from the site
@@ -22,29 +23,29 @@ func firstPhases(reader *siteReader) []Phase {
 }
 
 // Phases is the rest of the way, as an active site has it.
-func Phases(active *Active) []Phase {
+func Phases(active *Active) []run.Phase {
 	site, image := active.Site, active.Image
-	var joining []Phase
+	var joining []run.Phase
 	switch {
 	case site.NodeType == configs.NodeControlPlane:
 		return controlPlanePhases(active)
 	case site.NodeType == configs.NodeNative:
-		joining = []Phase{joinPhase(active)}
+		joining = []run.Phase{joinPhase(active)}
 	case !site.OpenYurt():
-		return []Phase{unservedPhase(site)}
+		return []run.Phase{unservedPhase(site)}
 	case hubForm(image) == openyurt.FormStaticPod:
-		joining = []Phase{
+		joining = []run.Phase{
 			podJoinPhase(active), // kubelet runs yurthub, and has no other way
 			hubPhase(active),     // its two certificates, with the token and then with the first
 		}
 	default:
-		joining = []Phase{
+		joining = []run.Phase{
 			joinPhase(active), // straight to the API servers: yurthub borrows the certificate that kubelet gets here
 			hubPhase(active),  // serves before anybody is sent to it
 			redirectPhase(image.Kubernetes, openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
 		}
 	}
-	before := []Phase{
+	before := []run.Phase{
 		networkPhase(site),                      // an API server must be in reach for the rest
 		clockPhase(site, image, active.Stamped), // before the first certificate is judged
 		clusterPhase(active),                    // before API servers are verified with the CA that is there
@@ -52,7 +53,7 @@ func Phases(active *Active) []Phase {
 		discoveryPhase(active),                  // the CA, before anything trusts an API server
 		imagesPhase(),                           // long, so after all that may fail early; before kubelet needs them
 	}
-	after := []Phase{
+	after := []run.Phase{
 		vipPhase(site),                      // only a member may ask
 		argsPhase(active),                   // a member's; the next phase sees whether it went well
 		readyPhase(active, hubNode(active)), // the cluster's own word, not ours; on an OpenYurt node through yurthub
@@ -62,11 +63,11 @@ func Phases(active *Active) []Phase {
 }
 
 // unservedPhase stops at a node type that this program does not make.
-func unservedPhase(site *configs.Site) Phase {
-	return Phase{
+func unservedPhase(site *configs.Site) run.Phase {
+	return run.Phase{
 		Name: "node-type", Doc: "a node type that first boot can make",
-		Check: func(context.Context, *machine.Env) (Verdict, error) {
-			return Todo, Permanent(fmt.Errorf("first boot does not make nodes of type %s", site.NodeType), "choose another nodeType in site.yaml")
+		Check: func(context.Context, *machine.Env) (run.Verdict, error) {
+			return run.Todo, run.NeedsPerson(fmt.Errorf("first boot does not make nodes of type %s", site.NodeType), "choose another nodeType in site.yaml")
 		},
 		Run: func(context.Context, *machine.Env) error { return nil },
 	}
@@ -74,32 +75,32 @@ func unservedPhase(site *configs.Site) Phase {
 
 // damagedPhase stops where the image on this disk cannot be read: no site can
 // be held against it.
-func damagedPhase(err error) Phase {
-	return Phase{
+func damagedPhase(err error) run.Phase {
+	return run.Phase{
 		Name: "image", Doc: "what the image says of itself can be read",
-		Check: func(context.Context, *machine.Env) (Verdict, error) { return Todo, err },
+		Check: func(context.Context, *machine.Env) (run.Verdict, error) { return run.Todo, err },
 		Run:   func(context.Context, *machine.Env) error { return nil },
 	}
 }
 
 // New returns the Runner that a node has.
-func New(e *machine.Env) *Runner {
+func New(e *machine.Env) *run.Runner {
 	image, err := imageInfo(e)
 	if err != nil {
-		return &Runner{Env: e, Sources: siteSources, First: func() []Phase { return []Phase{damagedPhase(err)} }}
+		return &run.Runner{Env: e, Sources: siteSources, First: func() []run.Phase { return []run.Phase{damagedPhase(err)} }}
 	}
 	reader := &siteReader{image: image}
-	return &Runner{
+	return &run.Runner{
 		Env: e, Plan: image.Plan, Sources: siteSources,
-		First: func() []Phase { return firstPhases(reader) },
-		Rest:  func() (Node, []Phase) { return nodeOf(reader.last), Phases(reader.last) },
+		First: func() []run.Phase { return firstPhases(reader) },
+		Rest:  func() (run.Node, []run.Phase) { return nodeOf(reader.last), Phases(reader.last) },
 	}
 }
 
 // controlPlanePhases are those after the Site's, on a control-plane node.
-func controlPlanePhases(active *Active) []Phase {
+func controlPlanePhases(active *Active) []run.Phase {
 	site, image := active.Site, active.Image
-	return []Phase{
+	return []run.Phase{
 		addressPhase(site),                      // etcd and the API server listen there
 		clockPhase(site, image, active.Stamped), // before the first certificate is judged
 		keysPhase(active),                       // before anything is signed
@@ -122,9 +123,9 @@ func controlPlanePhases(active *Active) []Phase {
 }
 
 // nodeOf is what the Runner needs to know of the node that a Site makes.
-func nodeOf(active *Active) Node {
+func nodeOf(active *Active) run.Node {
 	site := active.Site
-	return Node{
+	return run.Node{
 		Name: active.Node, Type: site.NodeType, MAC: active.MAC, NotTaken: active.NotTaken,
 		Secrets: secretsOf(site), Report: site.Report, Proxy: node.ProxyEnv(site), Spread: site.Spread(),
 		OfflineHealthy: func(ctx context.Context, e *machine.Env) error { return offlineHealthy(ctx, e, site) },

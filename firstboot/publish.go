@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -37,31 +38,31 @@ subjects:
 // publishPhase gives a new cluster what kubeadm's init gives it, and the
 // objects of the site. cluster-info comes last: where it is, all is. Nothing
 // is done twice in a cluster's life: what somebody changed since stays.
-func publishPhase(active *Active) Phase {
+func publishPhase(active *Active) run.Phase {
 	site := active.Site
-	return Phase{
+	return run.Phase{
 		Name: "publish", Doc: "the cluster has what nodes join with", Timeout: 10 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			c, err := adminClient(e, site)
 			if err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			switch next, err := newerInfo(ctx, e, c); {
 			case next != nil:
-				return Todo, nil
+				return run.Todo, nil
 			case err == nil:
-				return Done, nil
+				return run.Done, nil
 			case api.Code(err) != 404:
-				return Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
+				return run.Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
 			case site.Credentials.Keys != nil:
-				return Todo, nil
+				return run.Todo, nil
 			case e.Exists(readyMark):
 				// It was published before the keys were wiped, and somebody has
 				// deleted it since. What else is there is not to be reset.
 				e.Note("the cluster publishes no cluster-info any more: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
-				return Done, nil
+				return run.Done, nil
 			default:
-				return Todo, Permanent(errors.New("the cluster was never published, and the keys and tokens to publish it with are gone from the slot"),
+				return run.Todo, run.NeedsPerson(errors.New("the cluster was never published, and the keys and tokens to publish it with are gone from the slot"),
 					"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 			}
 		},

@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -27,9 +28,9 @@ type HubNode struct {
 }
 
 // readyPhase sees the node as the cluster sees it.
-func readyPhase(active *Active, hub HubNode) Phase {
+func readyPhase(active *Active, hub HubNode) run.Phase {
 	r := &readiness{active: active, hub: hub}
-	return Phase{
+	return run.Phase{
 		Name: "node-ready", Doc: "the cluster sees the node Ready, with the Site's labels", Timeout: 3 * time.Minute,
 		Check: r.check, Run: r.await,
 	}
@@ -72,7 +73,7 @@ func (r *readiness) look(ctx context.Context, e *machine.Env) error {
 		remarkTaints(e, r.joined, site, n)
 	}
 	if ready, why := n.Ready(); !ready {
-		return Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
+		return run.Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
 	}
 	if err := reported(ctx, e, n); err != nil {
 		return err
@@ -88,25 +89,25 @@ func (r *readiness) labels(e *machine.Env) error {
 	switch {
 	case len(missing) > 0:
 		// Kubelet labels only the Node that it makes itself.
-		return Advise(fmt.Errorf("the Node %s lacks labels of the Site: %s", n.Metadata.Name, labelWords(missing)),
+		return run.Advise(fmt.Errorf("the Node %s lacks labels of the Site: %s", n.Metadata.Name, labelWords(missing)),
 			fmt.Sprintf("the Node was there before and kept its labels: kubectl delete node %s, then restart the machine", n.Metadata.Name))
 	case len(left) > 0:
-		return Advise(fmt.Errorf("the Node %s has labels that the Site has no more: %s", n.Metadata.Name, labelWords(left)),
+		return run.Advise(fmt.Errorf("the Node %s has labels that the Site has no more: %s", n.Metadata.Name, labelWords(left)),
 			fmt.Sprintf("take them away: kubectl label node %s %s-", n.Metadata.Name, strings.Join(slices.Sorted(maps.Keys(left)), "- ")))
 	}
 	return nil
 }
 
-func (r *readiness) check(ctx context.Context, e *machine.Env) (Verdict, error) {
+func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 	if !e.Exists(readyMark) {
-		return Todo, nil // whatever the cluster says
+		return run.Todo, nil // whatever the cluster says
 	}
 	r.joined, r.noted = readJoinedAs(e)
 	if err := r.look(ctx, e); err != nil {
-		if api.Code(err) == 0 && Advice(err) == "" {
-			return Unknown, nil // nobody answers: a node that was Ready continues
+		if api.Code(err) == 0 && run.Advice(err) == "" {
+			return run.Unknown, nil // nobody answers: a node that was Ready continues
 		}
-		return Todo, nil
+		return run.Todo, nil
 	}
 	note, err := clusterToNote(ctx, e, r.active.Site, r.node)
 	switch {
@@ -115,11 +116,11 @@ func (r *readiness) check(ctx context.Context, e *machine.Env) (Verdict, error) 
 		e.Log.Warn("the API servers are of another cluster than the one noted", "noted", *readJoinedCluster(e))
 	case errors.Is(err, errOther):
 		e.Note("%s", bornAgainNote(e))
-		return Unknown, nil
+		return run.Unknown, nil
 	case err == nil && note != nil:
-		return Todo, nil
+		return run.Todo, nil
 	}
-	return Done, nil
+	return run.Done, nil
 }
 
 // await waits for the node to be Ready, labels it where the cluster lets it, and
@@ -139,7 +140,7 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 			labelled, refused = labelOwn(ctx, e, r.active, r.joined)
 			bad = r.look(ctx, e)
 		}
-		if _, ok := Fix(bad); ok {
+		if _, ok := run.Fix(bad); ok {
 			final = bad
 			return nil
 		}

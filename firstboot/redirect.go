@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -118,25 +119,25 @@ func register(ctx context.Context, e *machine.Env, labels map[string]string) err
 
 // redirectPhase turns kubelet to yurthub, and has it register as what labels
 // say.
-func redirectPhase(kubernetes string, labels map[string]string) Phase {
-	return Phase{
+func redirectPhase(kubernetes string, labels map[string]string) run.Phase {
+	return run.Phase{
 		Name: "kubelet-redirect", Doc: "kubelet talks to yurthub", Timeout: 2 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			flags := e.Contents(kubeadmFlags)
 			if e.Exists(kubeletRestart) || string(e.Contents(openyurt.KubeletConf)) != openyurt.Kubeconfig {
-				return Todo, nil
+				return run.Todo, nil
 			}
 			gate, err := plainLists(ctx, e, kubernetes)
 			if err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			if want, err := redirectFlags(flags, gate, labels); err != nil || string(want) != string(flags) {
-				return Todo, nil // what is wrong with them is said when they are written
+				return run.Todo, nil // what is wrong with them is said when they are written
 			}
 			if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
-				return Todo, err
+				return run.Todo, err
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error { return redirect(ctx, e, kubernetes, labels) },
 		// Kubelet through a yurthub that does not serve would be cut off. One that

@@ -11,6 +11,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -26,7 +27,7 @@ func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *
 		return err
 	})
 	if err != nil {
-		return Advise(fmt.Errorf("kubelet has not registered the Node %s: %w", name, err), "see `journalctl -u kubelet` on the machine")
+		return run.Advise(fmt.Errorf("kubelet has not registered the Node %s: %w", name, err), "see `journalctl -u kubelet` on the machine")
 	}
 	return nil
 }
@@ -35,26 +36,26 @@ const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
 
 // registerPhase marks the Node, and has kubelet renew its own certificate:
 // kubeadm writes one into its kubeconfig that would expire.
-func registerPhase(active *Active) Phase {
+func registerPhase(active *Active) run.Phase {
 	site := active.Site
-	return Phase{
+	return run.Phase{
 		Name: "register", Doc: "the Node is a control-plane node's, and kubelet renews its certificate", Timeout: 5 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			c, err := adminClient(e, site)
 			if err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			n, err := c.GetNode(ctx, active.Node)
 			if err != nil && api.Code(err) != 404 {
-				return Todo, err
+				return run.Todo, err
 			}
 			if err != nil {
-				return Todo, nil
+				return run.Todo, nil
 			}
 			if _, marked := n.Metadata.Labels[controlPlaneLabel]; !marked || !bytes.Contains(e.Contents(ondisk.KubeletConf), []byte(clientCert)) {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			c, err := adminClient(e, site)
@@ -78,7 +79,7 @@ func registerPhase(active *Active) Phase {
 				_, err := os.Stat(e.Path(kubeletPKI))
 				return err == nil && len(kubeletKeys(e)) > 0 && e.Exists(clientCert), nil
 			}); err != nil {
-				return Advise(fmt.Errorf("kubelet has no %s: %w", clientCert, err), "see `journalctl -u kubelet` on the machine")
+				return run.Advise(fmt.Errorf("kubelet has no %s: %w", clientCert, err), "see `journalctl -u kubelet` on the machine")
 			}
 			if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"kubelet-finalize", "all"}); err != nil {
 				return err

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -53,7 +54,7 @@ func TestReportIsSentAgain(t *testing.T) {
 		tries++
 		return errors.New("connection refused")
 	}
-	if err := w.run(New(e)); err != nil || tries != reportTries {
+	if err := w.run(New(e)); err != nil || tries != run.ReportTries {
 		t.Errorf("%d tries, %v", tries, err)
 	}
 }
@@ -66,7 +67,7 @@ func TestReportTellsOfTheBoot(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	s, err := LoadState(w.root)
+	s, err := run.LoadState(w.root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +81,7 @@ func TestReportTellsOfTheBoot(t *testing.T) {
 	if err := w.run(New(e)); err != nil {
 		t.Fatal(err)
 	}
-	if s, err = LoadState(w.root); err != nil || s.Boot != nil {
+	if s, err = run.LoadState(w.root); err != nil || s.Boot != nil {
 		t.Errorf("%+v, %v", s.Boot, err)
 	}
 }

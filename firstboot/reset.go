@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/openyurt"
@@ -20,10 +21,10 @@ import (
 // that the machine can still be reached; a new site joins it again. The
 // returned name is the Node that the cluster still has, "" where the machine
 // does not know any more that it was one.
-func Reset(ctx context.Context, e *machine.Env, tell func(Step)) (node string, err error) {
+func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node string, err error) {
 	cert, _ := kubeletCert(e)
 	node = nodeIn(cert)
-	if s, err := LoadState(e.Root); node == "" && err == nil {
+	if s, err := run.LoadState(e.Root); node == "" && err == nil {
 		node = s.Node
 	}
 	if e.Exists(manifests + "/kube-apiserver.yaml") {
@@ -33,20 +34,20 @@ func Reset(ctx context.Context, e *machine.Env, tell func(Step)) (node string, e
 	if err != nil {
 		return node, err
 	}
-	c := newChange(e, "reset", joinEvidence, tell)
-	c.onward = true
-	return node, c.carryOut(ctx, (&reset{image: image, record: c.record}).steps())
+	c := run.NewChange(e, "reset", joinEvidence, tell)
+	c.Onward = true
+	return node, c.CarryOut(ctx, (&reset{image: image, record: c.Record}).steps())
 }
 
 // reset is a machine on its way out of its cluster.
 type reset struct {
 	image  ondisk.ImageInfo
 	active *Active // read once nobody changes it any more; nil where there is none
-	record func(Step)
+	record func(run.Step)
 }
 
-func (r *reset) steps() []Phase {
-	steps := []Phase{
+func (r *reset) steps() []run.Phase {
+	steps := []run.Phase{
 		{Name: "firstboot", Run: func(ctx context.Context, e *machine.Env) error {
 			// The timer first: it starts the service.
 			for _, unit := range []string{ondisk.UnitAgain, ondisk.UnitFirstboot} {
@@ -68,7 +69,7 @@ func (r *reset) steps() []Phase {
 			return resetIPVS(ctx, e, site)
 		}},
 		{Name: "sticks", Run: func(_ context.Context, e *machine.Env) error {
-			return resetSticks(e, r.image, r.active, func(what string) { r.record(Step{"sticks", "note", what}) })
+			return resetSticks(e, r.image, r.active, func(what string) { r.record(run.Step{Name: "sticks", Status: "note", Detail: what}) })
 		}},
 		{Name: "files", Run: resetFiles}, // last: the state tells what went before
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
@@ -46,7 +47,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *Active) error 
 	args = append(args, seat.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), seat.Token(site.ControlPlane.ID, sum[:16]+"-"+site.ControlPlane.Said))...)
 	out := &machine.Tail{Log: func(line string) { e.Log.Info("etcdutl: " + line) }}
 	if err := e.Run(ctx, machine.Cmd{Args: args, Output: out}); err != nil {
-		return Advise(fmt.Errorf("etcdutl does not restore the snapshot %s: %w: %s", file, err, out.Last()), "if the snapshot is damaged, name another one")
+		return run.Advise(fmt.Errorf("etcdutl does not restore the snapshot %s: %w: %s", file, err, out.Last()), "if the snapshot is damaged, name another one")
 	}
 	made := restoreDir + "/data/member"
 	if wal, member, _, err := seat.LogOf(e.Path(made + "/wal")); err != nil || !wal || member == "" {
@@ -101,7 +102,7 @@ func findSnapshot(e *machine.Env, sum string) (string, error) {
 		}
 		errs = append(errs, err, e.Remove(fromStick), fmt.Errorf("stick %s: %s has the SHA-256 %s", dev, snapshotOnStick, got))
 	}
-	return "", Advise(errors.Join(append(errs, fmt.Errorf("there is no snapshot with the SHA-256 %s on this machine, nor on a stick", sum))...),
+	return "", run.Advise(errors.Join(append(errs, fmt.Errorf("there is no snapshot with the SHA-256 %s on this machine, nor on a stick", sum))...),
 		"copy it to "+snapshotDir+", or bring it as "+snapshotOnStick+" on a stick named EDGEBAKE")
 }
 

@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Revert makes an OpenYurt node native again, pods kept.
-func Revert(ctx context.Context, e *machine.Env, tell func(Step)) error {
+func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 	this, err := changeableNode(ctx, e)
 	if err != nil {
 		return err
@@ -24,24 +25,24 @@ func Revert(ctx context.Context, e *machine.Env, tell func(Step)) error {
 		return fmt.Errorf("%s is a native node already: %w", this.node, ErrAlready)
 	}
 	if active := this.active; active != nil && active.Site.OpenYurt() {
-		return Advise(fmt.Errorf("this machine's Site says nodeType: %s, which first boot would make it again at the next boot", active.Site.NodeType),
+		return run.Advise(fmt.Errorf("this machine's Site says nodeType: %s, which first boot would make it again at the next boot", active.Site.NodeType),
 			"set nodeType: native in site.yaml, in the slot or on a stick, and remove nodePool; then revert")
 	}
-	c := newChange(e, "revert", joinEvidence, tell)
-	c.changedAt = readyStep
-	return c.withoutTimer(ctx, steps)
+	c := run.NewChange(e, "revert", joinEvidence, tell)
+	c.ChangedAt = readyStep
+	return c.WithoutTimer(ctx, steps)
 }
 
-func allDone(ctx context.Context, e *machine.Env, steps []Phase) (bool, error) {
+func allDone(ctx context.Context, e *machine.Env, steps []run.Phase) (bool, error) {
 	for _, s := range steps {
 		if s.Name == readyStep {
 			continue // says how a change went, not whether there is one to make
 		}
-		v, err := s.check(ctx, e)
+		v, err := s.Look(ctx, e)
 		if err != nil {
 			return false, fmt.Errorf("looking whether the step %s is done: %w", s.Name, err)
 		}
-		if v != Done {
+		if v != run.Done {
 			return false, nil
 		}
 	}
@@ -58,14 +59,14 @@ type reversion struct {
 
 // steps in their order. The labels come first: with a pool and without the
 // other label the cluster would convert the node again.
-func (r *reversion) steps() []Phase {
-	return []Phase{r.unlabel(), r.direct(), stillReady(r.node, false), r.yurthub()}
+func (r *reversion) steps() []run.Phase {
+	return []run.Phase{r.unlabel(), r.direct(), stillReady(r.node, false), r.yurthub()}
 }
 
-func (r *reversion) unlabel() Phase {
-	return Phase{
+func (r *reversion) unlabel() run.Phase {
+	return run.Phase{
 		Name: "labels", Doc: "the Node carries no label of OpenYurt's", Timeout: time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			return checkLabels(ctx, e, r.node, nil)
 		},
 		Run: func(ctx context.Context, e *machine.Env) (err error) {
@@ -83,15 +84,15 @@ func (r *reversion) unlabel() Phase {
 	}
 }
 
-func (r *reversion) direct() Phase {
-	return Phase{
+func (r *reversion) direct() run.Phase {
+	return run.Phase{
 		Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
-		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			flags := e.Contents(kubeadmFlags)
 			if e.Exists(kubeletRestart) || e.Exists(openyurt.KubeletConf) || redirected(e) || string(registering(flags, nil)) != string(flags) {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			r.registeredBefore = registeredAs(e.Contents(kubeadmFlags))
@@ -107,18 +108,18 @@ func (r *reversion) direct() Phase {
 	}
 }
 
-func (r *reversion) yurthub() Phase {
-	return Phase{
+func (r *reversion) yurthub() run.Phase {
+	return run.Phase{
 		Name: "yurthub", Doc: "yurthub is gone", Timeout: 2 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, openyurt.Unit)
 			if err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			if state == "active" || hubLeft(e) {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error { return removeHub(ctx, e, r.image) },
 	}
@@ -128,15 +129,15 @@ const readyStep = "node-ready"
 
 // stillReady waits for the node to be Ready by the word of the kubelet that
 // runs now.
-func stillReady(name string, through bool) Phase {
+func stillReady(name string, through bool) run.Phase {
 	seen := false // by this run
-	return Phase{
+	return run.Phase{
 		Name: readyStep, Doc: "the cluster sees the node Ready", Timeout: 3 * time.Minute,
-		Check: func(context.Context, *machine.Env) (Verdict, error) {
+		Check: func(context.Context, *machine.Env) (run.Verdict, error) {
 			if !seen {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			err := e.Retry(ctx, 2*time.Second, func() error {
@@ -178,6 +179,6 @@ func ensureKubelet(ctx context.Context, e *machine.Env, through bool) error {
 	if (conf == openyurt.KubeletConf) == through {
 		return nil
 	}
-	return Advise(fmt.Errorf("kubelet runs with --kubeconfig=%s, whatever %s says", conf, kubeadmFlags),
+	return run.Advise(fmt.Errorf("kubelet runs with --kubeconfig=%s, whatever %s says", conf, kubeadmFlags),
 		"see `systemctl cat kubelet`: its unit must pass $KUBELET_KUBEADM_ARGS on, and KUBELET_EXTRA_ARGS (/etc/default/kubelet, /etc/sysconfig/kubelet) must not set --kubeconfig")
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
@@ -44,14 +45,14 @@ const (
 )
 
 // seatPhase lets etcd start, once it is decided how.
-func seatPhase(active *Active) Phase {
-	return Phase{
+func seatPhase(active *Active) run.Phase {
+	return run.Phase{
 		Name: "seat", Doc: "it is decided that etcd may start, and how", Timeout: time.Hour,
-		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			if decided(e) {
-				return Done, nil
+				return run.Done, nil
 			}
-			return Todo, nil
+			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			client, err := etcdClient(e)
@@ -121,7 +122,7 @@ func (t *taker) take(ctx context.Context) error {
 	said := ""
 	for {
 		if _, usable := badCredentials(t.e, t.site); !usable { // the clock was set meanwhile
-			return errRestart
+			return run.ErrRestart
 		}
 		v, err := t.view(ctx)
 		if err != nil {
@@ -142,7 +143,7 @@ func (t *taker) take(ctx context.Context) error {
 			t.tellBlank(ctx, seat.BlankAnswer(v.TicketID, v.Ticket == seat.UsedTicket || v.Word.Restored))
 		}
 		if err := t.e.Sleep(ctx, seatInterval); err != nil {
-			return Advise(fmt.Errorf("no decision yet (%s: %s): %w", d.Do, d.Why, err), d.Fix)
+			return run.Advise(fmt.Errorf("no decision yet (%s: %s): %w", d.Do, d.Why, err), d.Fix)
 		}
 	}
 }
@@ -156,7 +157,7 @@ const (
 	seatTaken                   // etcd was started
 )
 
-// carryOut does what was decided.
+// CarryOut does what was decided.
 func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error) {
 	if d.Do != seat.Stop {
 		t.stopped = time.Time{}
@@ -217,11 +218,11 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 			t.stopped = t.e.Now()
 		}
 		if t.e.Now().Sub(t.stopped) >= seatPatience {
-			return seatWaits, Permanent(errors.New(d.Why), d.Fix)
+			return seatWaits, run.NeedsPerson(errors.New(d.Why), d.Fix)
 		}
 	case seat.Wait:
 	default:
-		return seatWaits, Permanent(fmt.Errorf("the seat decision is %s, which this first boot does not carry out", d.Do), "keep the disk, and update the image")
+		return seatWaits, run.NeedsPerson(fmt.Errorf("the seat decision is %s, which this first boot does not carry out", d.Do), "keep the disk, and update the image")
 	}
 	if d.Fix != "" && t.e.Now().Sub(t.since) >= fixAfter {
 		t.e.Waiting("%s; to fix: %s", d.Why, d.Fix)
@@ -311,7 +312,7 @@ func etcdDisk(e *machine.Env) (seat.Disk, error) {
 	var err error
 	d.WAL, d.Member, d.Etcd, err = seat.LogOf(e.Path(configs.EtcdDataDir + "/member/wal"))
 	if err != nil {
-		return d, Advise(fmt.Errorf("looking for the data of etcd: %w", err), "check the disk; if it is to be replaced, write the image to the new one: the machine then joins the others, while more than half of all control-plane nodes run without it")
+		return d, run.Advise(fmt.Errorf("looking for the data of etcd: %w", err), "check the disk; if it is to be replaced, write the image to the new one: the machine then joins the others, while more than half of all control-plane nodes run without it")
 	}
 	d.Cluster = readSeatNote(e).Cluster
 	return d, nil

@@ -15,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -151,7 +152,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, c *slot.Contents, doc [
 		return nil, err
 	}
 	if !site.Match.IsZero() && !node.Matches(site.Match, m) {
-		return nil, Permanent(errNotMeant, "stamp this machine's own Site")
+		return nil, run.NeedsPerson(errNotMeant, "stamp this machine's own Site")
 	}
 	was := cmp.Or(member, j.Was)
 	name, err := node.NodeName(site, m)
@@ -159,7 +160,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, c *slot.Contents, doc [
 		name, err = was, nil // it had the fact, or what counts as none since
 	}
 	if err != nil {
-		return nil, Permanent(fmt.Errorf("this machine gets no node name: %w", err), "set nodeName in site.yaml")
+		return nil, run.NeedsPerson(fmt.Errorf("this machine gets no node name: %w", err), "set nodeName in site.yaml")
 	}
 	if was != "" && name != was {
 		// Another card may sort first since; the machine is the same, and joins
@@ -179,7 +180,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, c *slot.Contents, doc [
 		called := *site
 		called.NodeName = hostname
 		if a.config, err = node.Render(&called, m, inputs.ignition); err != nil {
-			return nil, Permanent(fmt.Errorf("the Site's settings have problems: %w", err), "correct site.yaml or its Ignition config")
+			return nil, run.NeedsPerson(fmt.Errorf("the Site's settings have problems: %w", err), "correct site.yaml or its Ignition config")
 		}
 	}
 	if same && bytes.Equal(before.inputs.key, inputs.key) {
@@ -196,7 +197,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, c *slot.Contents, doc [
 func parseSite(doc []byte) (*configs.Site, error) {
 	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc) // the token may be forgotten already
 	if err != nil {
-		return nil, Permanent(fmt.Errorf("the Site has problems: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
+		return nil, run.NeedsPerson(fmt.Errorf("the Site has problems: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
 	}
 	return site, nil
 }
@@ -209,14 +210,14 @@ func checkFitsImage(image ondisk.ImageInfo, site *configs.Site) error {
 		return nil
 	}
 	if slices.ContainsFunc(probs, func(p configs.Problem) bool { return p.Path == "nodeType" }) {
-		return Permanent(fmt.Errorf("the Site asks for node type %s, this image makes %s", site.NodeType, strings.Join(image.NodeTypes, ", ")),
+		return run.NeedsPerson(fmt.Errorf("the Site asks for node type %s, this image makes %s", site.NodeType, strings.Join(image.NodeTypes, ", ")),
 			"stamp a Site with one of these types, or write another image")
 	}
 	return rejectSite(probs)
 }
 
 func rejectSite(probs configs.Problems) error {
-	return Permanent(fmt.Errorf("the Site does not fit this image: %w", probs), "correct site.yaml in the slot or on a stick, and restart the machine")
+	return run.NeedsPerson(fmt.Errorf("the Site does not fit this image: %w", probs), "correct site.yaml in the slot or on a stick, and restart the machine")
 }
 
 // siteMAC names a site by its contents. The token is left out: it is
@@ -282,7 +283,7 @@ func (a *Active) otherMachine(e *machine.Env, name string) error {
 	if name == "" || a.Node == name || moves {
 		return nil
 	}
-	return Permanent(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", name, a.Node), resetForName)
+	return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", name, a.Node), resetForName)
 }
 
 // isApplied reports whether the machine's settings are those of the site.

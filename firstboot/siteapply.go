@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/apply"
 	"github.com/edgebake/edgebake/firstboot/beneath"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -22,34 +23,34 @@ import (
 // says. When it is done, reader has read that Site last; the rest of the pass
 // uses it. beforeKubelet is called before a kubelet is started that has waited for the
 // Site's settings; nil: nothing is to be done.
-func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *machine.Env, *configs.Site) error) Phase {
+func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *machine.Env, *configs.Site) error) run.Phase {
 	left := false // the slot of a node, in this pass: it could not be written
-	return Phase{
+	return run.Phase{
 		Name: "site-config", Doc: "the Site's settings are in place", Timeout: 5 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if s, err := newStick(e, reader); s != nil {
-				return Todo, nil
+				return run.Todo, nil
 			} else if err != nil {
 				e.Note("%s", machine.OneLine(err))
 			}
 			a, err := reader.read(e)
 			if errors.Is(err, errNoSite) {
-				return Todo, nil // Run waits
+				return run.Todo, nil // Run waits
 			}
 			if !left && (err == nil && a.unwritten || err != nil && unwritten(e)) {
-				return Todo, nil // the others' sites are wiped, whatever is wrong with this one's
+				return run.Todo, nil // the others' sites are wiped, whatever is wrong with this one's
 			}
 			if err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			if !a.isApplied(e) || e.Text("/proc/sys/kernel/hostname") != a.Hostname {
-				return Todo, nil
+				return run.Todo, nil
 			}
 			if held, err := kubeletHeld(ctx, e); held || err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			noteFailedUnits(ctx, e)
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			err := takeFromInventory(e)
@@ -86,7 +87,7 @@ func waitForSite(ctx context.Context, e *machine.Env, reader *siteReader, none e
 	e.Waiting("a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: %s", e.Facts())
 	var found *Active
 	var siteErr error
-	err := e.Poll(ctx, standstill, func() (bool, error) {
+	err := e.Poll(ctx, run.Standstill, func() (bool, error) {
 		if s, err := newStick(e, reader); s != nil {
 			if err := s.take(e); err != nil {
 				return false, err
@@ -104,7 +105,7 @@ func waitForSite(ctx context.Context, e *machine.Env, reader *siteReader, none e
 		err = errNoSite
 	}
 	if err != nil {
-		return nil, Advise(err, "stamp a Site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml")
+		return nil, run.Advise(err, "stamp a Site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml")
 	}
 	return found, siteErr
 }
@@ -127,10 +128,10 @@ func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 		target.Activate = func(ctx context.Context, c apply.Changes) error { return activateChanges(ctx, e, c) }
 		if _, err := apply.Apply(ctx, target, a.config); err != nil {
 			if bad := (*apply.Unsupported)(nil); errors.As(err, &bad) {
-				return Permanent(err, "remove these sections from the Ignition config; disks are laid out when the image is built")
+				return run.NeedsPerson(err, "remove these sections from the Ignition config; disks are laid out when the image is built")
 			}
 			if bad := (*apply.Refused)(nil); errors.As(err, &bad) {
-				return Permanent(err, "correct that in the Site's users or its Ignition config, and stamp it again or bring it on a stick")
+				return run.NeedsPerson(err, "correct that in the Site's users or its Ignition config, and stamp it again or bring it on a stick")
 			}
 			return fmt.Errorf("applying the Site's settings: %w", err)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 )
 
 const (
@@ -140,7 +141,7 @@ func roomForSnapshot(e *machine.Env) error {
 		room += all[keep].size
 	}
 	if room < least { // with none of them there would be too little: they stay
-		return Advise(fail(fmt.Errorf("it has %s, and of the %s that are free on /var, %s must stay (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), snapshotLeaves)),
+		return run.Advise(fail(fmt.Errorf("it has %s, and of the %s that are free on /var, %s must stay (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), snapshotLeaves)),
 			"remove from the disk what is not needed (`crictl rmi --prune`, `journalctl --vacuum-size=100M`), or use a larger one")
 	}
 	for _, old := range all[keep:] {
@@ -187,27 +188,27 @@ func dropSnapshots(e *machine.Env) error {
 
 // snapshotPhase keeps a snapshot that is not older than a day. That there is
 // none is said, and holds nothing up.
-func snapshotPhase(active *Active) Phase {
+func snapshotPhase(active *Active) run.Phase {
 	tried := false
-	return Phase{
+	return run.Phase{
 		Name: "snapshot", Doc: "there is a snapshot of etcd that is not older than a day", Timeout: snapshotTime + time.Minute,
-		Check: func(_ context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			all, err := snapshots(e)
 			if err != nil {
 				e.Note("no snapshot of etcd: %s", machine.OneLine(err))
-				return Done, nil
+				return run.Done, nil
 			}
 			if len(all) > 0 {
 				taken, err := time.Parse(snapshotDate, all[0].name)
 				// All may be of the future.
 				if err == nil && e.Now().Sub(taken) < snapshotEvery && !taken.After(e.Now()) {
-					return Done, nil
+					return run.Done, nil
 				}
 			}
 			if tried {
-				return Done, nil
+				return run.Done, nil
 			}
-			return Todo, nil
+			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			tried = true

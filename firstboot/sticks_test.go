@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -392,11 +393,11 @@ func TestResetAndASticksToken(t *testing.T) {
 	w.stamp(ownDev, "")
 	w.plug(w.site(withToken))
 	w.mustBoot()
-	var steps []Step
-	if _, err := Reset(t.Context(), w.env(), func(s Step) { steps = append(steps, s) }); err != nil {
+	var steps []run.Step
+	if _, err := Reset(t.Context(), w.env(), func(s run.Step) { steps = append(steps, s) }); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(steps, func(s Step) bool {
+	if !slices.ContainsFunc(steps, func(s run.Step) bool {
 		return strings.Contains(s.Detail, "stick /dev/sdb1 holds the former Site, with its bootstrap token")
 	}) {
 		t.Errorf("reset did not say it: %v", steps)
@@ -422,11 +423,11 @@ func TestResetBeforeANewStick(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.plug(w.reportTo("next", withToken))
-	var steps []Step
-	if _, err := Reset(t.Context(), w.env(), func(s Step) { steps = append(steps, s) }); err != nil {
+	var steps []run.Step
+	if _, err := Reset(t.Context(), w.env(), func(s run.Step) { steps = append(steps, s) }); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(steps, func(s Step) bool { return strings.Contains(s.Detail, "was not taken yet") }) {
+	if !slices.ContainsFunc(steps, func(s run.Step) bool { return strings.Contains(s.Detail, "was not taken yet") }) {
 		t.Errorf("reset did not say it: %v", steps)
 	}
 	delete(w.cluster.nodes, "edge-sn0042")

@@ -4,14 +4,12 @@ import (
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
-	"log/slog"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
-	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -216,33 +214,5 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	w.powerOn()
 	if err := w.boot(); err == nil || w.has("/root/.ssh/authorized_keys") {
 		t.Errorf("%v: a stranger's keys are in place", err)
-	}
-}
-
-// TestWordsOfAStranger: nobody writes to the console's terminal, or to systemd,
-// through what first boot repeats.
-func TestWordsOfAStranger(t *testing.T) {
-	t.Parallel()
-	var out []string
-	e := &machine.Env{
-		Log:   slog.New(slog.DiscardHandler),
-		Clock: machine.Clock{Now: time.Now},
-		Files: machine.Files{WriteFile: func(string, []byte, machine.Owner) error { return nil }},
-		Audience: machine.Audience{
-			Console: func(line string) { out = append(out, line) },
-			Notify:  func(state string) { out = append(out, state) },
-		},
-	}
-	r := &Runner{Env: e}
-	r.state.Phases = []ondisk.PhaseState{{Name: "yurthub", Status: ondisk.PhaseRunning}}
-	r.say(e, "it says: \x1b[2J\nMAINPID=1")
-	r.waiting("it says: \x1b[2J\nMAINPID=1")
-	for _, line := range out {
-		if strings.ContainsAny(line, "\x1b\n") || !strings.Contains(line, "MAINPID=1") {
-			t.Errorf("%q", line)
-		}
-	}
-	if len(out) != 4 {
-		t.Errorf("said: %q", out)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 )
 
 // Two machines with one Site have one Node. Switched on together, both join; then each
@@ -41,12 +42,12 @@ func (r *reporters) judge(e *machine.Env, n *api.Node, trusted bool) error {
 		return nil
 	}
 	if slices.Contains(r.seen[:last], r.seen[last]) {
-		return Permanent(fmt.Errorf("two machines run as the Node %s (%s; and %s), and its pods run on both", n.Metadata.Name, r.seen[last-1], r.seen[last]),
+		return run.NeedsPerson(fmt.Errorf("two machines run as the Node %s (%s; and %s), and its pods run on both", n.Metadata.Name, r.seen[last-1], r.seen[last]),
 			"switch one of the two off; give it a Site of its own, with another nodeName, before you switch it on again")
 	}
 	switch own := n.Status.NodeInfo.MachineID == machine.ID(e); {
 	case !own:
-		return Advise(fmt.Errorf("the Node %s is another machine's still (%s)", n.Metadata.Name, r.seen[last]),
+		return run.Advise(fmt.Errorf("the Node %s is another machine's still (%s)", n.Metadata.Name, r.seen[last]),
 			"kubelet of this machine changes that within seconds; else switch the other machine off, or give one of the two a Site with another nodeName")
 	case trusted && last == 0, e.Now().Sub(r.since) >= reporterStays:
 		return nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
@@ -17,15 +18,15 @@ const upkeepTime = 20 * time.Minute
 
 // upkeepPhase looks after etcd's databases, and after data that was set aside. Trouble is
 // said, and holds nothing up.
-func upkeepPhase(active *Active) Phase {
+func upkeepPhase(active *Active) run.Phase {
 	looked := false
-	return Phase{
+	return run.Phase{
 		Name: "etcd", Doc: "etcd's databases have room, and no alarm stands", Timeout: upkeepTime + time.Minute,
-		Check: func(context.Context, *machine.Env) (Verdict, error) {
+		Check: func(context.Context, *machine.Env) (run.Verdict, error) {
 			if looked {
-				return Done, nil
+				return run.Done, nil
 			}
-			return Todo, nil
+			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			looked = true

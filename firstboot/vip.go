@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -23,26 +24,26 @@ const saidVIP = ondisk.RunMark + "vip"
 // vipPhase sees that the VIP is nobody else's in the cluster. On this node it
 // leads to the API servers, whatever the cluster means by it, and only a member
 // may ask what the cluster means.
-func vipPhase(site *configs.Site) Phase {
+func vipPhase(site *configs.Site) run.Phase {
 	const fix = "choose another vip in site.yaml, outside of the cluster's service ranges (kubeadm: networking.serviceSubnet)"
-	return Phase{
+	return run.Phase{
 		Name: "vip", Doc: "the VIP is not a Service's address", Timeout: time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if site.IPVS.Disabled || e.Text(saidVIP) == site.VIP {
-				return Done, nil
+				return run.Done, nil
 			}
 			in, service, err := vipInCluster(ctx, e, site)
 			switch {
 			case err != nil:
 				// Offline, or a cluster that tells its nodes nothing.
 				e.Log.Info("whether the VIP is free in the cluster is unknown", "error", err)
-				return Done, nil
+				return run.Done, nil
 			case service != "" && !e.Exists(readyMark):
-				return Todo, Permanent(fmt.Errorf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach", site.VIP, service), fix)
+				return run.Todo, run.NeedsPerson(fmt.Errorf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach", site.VIP, service), fix)
 			case in.IsValid():
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			in, service, err := vipInCluster(ctx, e, site)

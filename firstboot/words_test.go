@@ -10,34 +10,9 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
-
-func TestWordsAndGist(t *testing.T) {
-	t.Parallel()
-	r := &Runner{}
-	for in, want := range map[string][2]string{
-		"read tcp 192.0.2.50:40112->10.103.97.2:6443: read: connection reset by peer":                    {"read tcp 10.103.97.2:6443: read: connection reset by peer", "read tcp 10.103.97.2:6443: read: connection reset by peer"},
-		"read tcp [fd00::50]:40112->[fd00:ed6e::2]:6443: read: connection reset by peer":                 {"read tcp [fd00:ed6e::2]:6443: read: connection reset by peer", "read tcp [fd00:ed6e::2]:6443: read: connection reset by peer"},
-		"write udp [fe80::1%eth0]:5->[fe80::2%eth0]:53: i/o timeout":                                     {"write udp [fe80::2%eth0]:53: i/o timeout", "write udp [fe80::2%eth0]:53: i/o timeout"},
-		"lookup m1: read udp 127.0.0.1:51234->127.0.0.53:53: i/o timeout":                                {"lookup m1: read udp 127.0.0.53:53: i/o timeout", "lookup m1: read udp 127.0.0.53:53: i/o timeout"},
-		"dial tcp 192.0.2.11:6443: connect: connection refused":                                          {"dial tcp 192.0.2.11:6443: connect: connection refused", "dial tcp 192.0.2.11:6443: connect: connection refused"},
-		"current time 2026-11-20T10:00:01Z is after 2026-11-01T00:00:00Z":                                {"current time 2026-11-20T10:00:01Z is after 2026-11-01T00:00:00Z", "current time … is after …"},
-		"PLEG is not healthy: pleg was last seen active 3m5.123456s ago; threshold is 3m0s":              {"PLEG is not healthy: pleg was last seen active 3m5.123456s ago; threshold is 3m0s", "PLEG is not healthy: pleg was last seen active … ago; threshold is …"},
-		"E1120 10:00:01.123456    4711 checks.go:1] not healthy after 4m0.000617123s":                    {"E1120 10:00:01.123456    4711 checks.go:1] not healthy after 4m0.000617123s", "…checks.go:1] not healthy after …"},
-		"image 3 of 7, registry.k8s.io/pause:3.10, 2 objects of fd00::10, sn0042s, v1.36.3, 10.0.0.1/24": {"", ""},
-	} {
-		if want[0] == "" {
-			want = [2]string{in, in}
-		}
-		if got := r.words(in); got != want[0] {
-			t.Errorf("it is said as %q, want %q", got, want[0])
-		}
-		if got := gist(r.words(in)); got != want[1] {
-			t.Errorf("its gist is %q, want %q", got, want[1])
-		}
-	}
-}
 
 // resetConn is a connection that is reset at once.
 type resetConn struct {
@@ -104,13 +79,13 @@ func TestWhatAPhaseWaitsForIsSaved(t *testing.T) {
 	e := w.env()
 	saved := func() string { return w.state().Phases[0].Waiting }
 	ran := false
-	check := func(context.Context, *machine.Env) (Verdict, error) {
+	check := func(context.Context, *machine.Env) (run.Verdict, error) {
 		if ran {
-			return Done, nil
+			return run.Done, nil
 		}
-		return Todo, nil
+		return run.Todo, nil
 	}
-	p := Phase{Name: "wait", Doc: "it waits", Timeout: time.Hour, Check: check, Run: func(ctx context.Context, e *machine.Env) error {
+	p := run.Phase{Name: "wait", Doc: "it waits", Timeout: time.Hour, Check: check, Run: func(ctx context.Context, e *machine.Env) error {
 		ran = true
 		e.Waiting("the first thing")
 		if got := saved(); got != "the first thing" {
@@ -136,9 +111,9 @@ func TestWhatAPhaseWaitsForIsSaved(t *testing.T) {
 		}
 		return nil
 	}}
-	r := &Runner{
+	r := &run.Runner{
 		Env: e, Sources: func(*machine.Env) string { return "" },
-		First: func() []Phase { return []Phase{p} }, Rest: func() (Node, []Phase) { return Node{}, nil },
+		First: func() []run.Phase { return []run.Phase{p} }, Rest: func() (run.Node, []run.Phase) { return run.Node{}, nil },
 	}
 	w.patience = time.Hour
 	if err := w.run(r); err != nil {

@@ -41,6 +41,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/openyurt"
@@ -331,7 +332,7 @@ func (w *world) boot() error {
 	return w.run(New(w.env()))
 }
 
-func (w *world) run(r *Runner) error {
+func (w *world) run(r *run.Runner) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	w.off, w.cut = cancel, false
@@ -503,7 +504,7 @@ func (w *world) has(path string) bool {
 
 func (w *world) state() *ondisk.State {
 	w.t.Helper()
-	s, err := LoadState(w.root)
+	s, err := run.LoadState(w.root)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -53,7 +54,7 @@ ExecStartPre=/usr/sbin/nft -f ` + hubNFT + `
 func hubOf(e *machine.Env, active *Active) (hub, error) {
 	site, info := active.Site, active.Image.Yurthub
 	if info == nil {
-		return hub{}, Permanent(errors.New("this image carries no yurthub"), "build the Image with yurthub, or choose nodeType native")
+		return hub{}, run.NeedsPerson(errors.New("this image carries no yurthub"), "build the Image with yurthub, or choose nodeType native")
 	}
 	h := hub{openPort: site.Yurthub.OpenPort, clients: site.Yurthub.LocalClients, endpoint: site.EndpointURL(), Hub: openyurt.Hub{
 		Version: info.Version, Node: active.Node, Pool: site.NodePool, Cloud: site.NodeType == configs.NodeCloud,
@@ -64,7 +65,7 @@ func hubOf(e *machine.Env, active *Active) (hub, error) {
 	}}
 	switch {
 	case h.IsPod() && h.Image == "":
-		return hub{}, Permanent(errors.New("this image names no container image of yurthub"), "build the Image again, with yurthub.image")
+		return hub{}, run.NeedsPerson(errors.New("this image names no container image of yurthub"), "build the Image again, with yurthub.image")
 	case !h.IsPod() && h.NodeIP == "": // a pod does not need it
 		return hub{}, errors.New("this node's address is not known yet")
 	}
@@ -128,19 +129,19 @@ func hubInPlace(e *machine.Env, h hub) bool {
 }
 
 // hubPhase has yurthub run with its identity and its first lists synced.
-func hubPhase(active *Active) Phase {
+func hubPhase(active *Active) run.Phase {
 	site := active.Site
-	return servingPhase(Phase{
-		Check: func(ctx context.Context, e *machine.Env) (Verdict, error) {
+	return servingPhase(run.Phase{
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			h, err := hubOf(e, active)
 			if err != nil {
-				return Todo, err
+				return run.Todo, err
 			}
 			h, onDisk := hubOnDisk(e, h)
 			if !onDisk || enrolled(e) != nil || !hubServes(ctx, e) || !endpointHolds(ctx, e, h, site) {
-				return Todo, nil
+				return run.Todo, nil
 			}
-			return Done, nil
+			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			h, err := hubOf(e, active)
@@ -155,7 +156,7 @@ func hubPhase(active *Active) Phase {
 			}
 			h, onDisk := hubOnDisk(e, h)
 			if err := poolFits(ctx, e, h); err != nil {
-				if _, permanent := Fix(err); permanent && !onDisk {
+				if _, permanent := run.Fix(err); permanent && !onDisk {
 					return err // one that runs stays
 				}
 				// Without OpenYurt's webhooks the node gets along; with them
@@ -183,7 +184,7 @@ func hubPhase(active *Active) Phase {
 
 // servingPhase is the phase at whose end yurthub serves, on a node that joins and
 // on one that is converted.
-func servingPhase(p Phase) Phase {
+func servingPhase(p run.Phase) run.Phase {
 	p.Name, p.Doc, p.Timeout = "yurthub", "yurthub has its certificates and serves", 6*time.Minute
 	return p
 }
@@ -212,13 +213,13 @@ func checkHubRelease(ctx context.Context, e *machine.Env, image ondisk.ImageInfo
 	}
 	version, err := hubProgram(ctx, e)
 	if errors.Is(err, syscall.ENOEXEC) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-		return Permanent(err, "build the Image with yurthub's program for this machine")
+		return run.NeedsPerson(err, "build the Image with yurthub's program for this machine")
 	}
 	if err != nil {
 		return err
 	}
 	if version != "" && !strings.HasPrefix(info.Version, version+".") {
-		return Permanent(fmt.Errorf("yurthub on board is of %s, the Image says %s, which has other flags", version, info.Version),
+		return run.NeedsPerson(fmt.Errorf("yurthub on board is of %s, the Image says %s, which has other flags", version, info.Version),
 			"build the Image with the version that its yurthub.binary is of")
 	}
 	return nil
@@ -353,7 +354,7 @@ func waitForHub(ctx context.Context, e *machine.Env, h hub) error {
 		// of nodes may be waiting for the same thing.
 		if tries++; tries%15 == 10 {
 			if missing := missingForHub(ctx, e, h); missing != nil {
-				e.Waiting("yurthub to be ready: %s", withAdvice(missing))
+				e.Waiting("yurthub to be ready: %s", run.WithAdvice(missing))
 			} else {
 				e.Waiting("yurthub to be ready: %s", machine.OneLine(bad))
 			}
@@ -368,5 +369,5 @@ func waitForHub(ctx context.Context, e *machine.Env, h hub) error {
 	if missing := missingForHub(context.WithoutCancel(ctx), e, h); missing != nil {
 		return missing
 	}
-	return Advise(fmt.Errorf("yurthub does not become ready: %w", err), h.Logs())
+	return run.Advise(fmt.Errorf("yurthub does not become ready: %w", err), h.Logs())
 }

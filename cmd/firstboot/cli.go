@@ -21,6 +21,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/host"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -62,8 +63,8 @@ func (m target) needRoot(what, why string) error {
 	return nil
 }
 
-// run carries out one command line on a machine.
-func run(ctx context.Context, m target, args []string, out, errOut io.Writer) int {
+// execute carries out one command line on a machine.
+func execute(ctx context.Context, m target, args []string, out, errOut io.Writer) int {
 	// Notes and errors quote sticks and servers of others, and a terminal obeys control
 	// characters.
 	out, errOut = printable.To(out), printable.To(errOut)
@@ -76,7 +77,7 @@ func run(ctx context.Context, m target, args []string, out, errOut io.Writer) in
 	for line := range strings.SplitSeq(err.Error(), "\n") { // each of several errors
 		fmt.Fprintln(errOut, "firstboot:", line)
 	}
-	if advice := firstboot.Advice(err); advice != "" {
+	if advice := run.Advice(err); advice != "" {
 		fmt.Fprintln(errOut, "    to fix:", advice)
 	}
 	if u := (usageError{}); errors.As(err, &u) {
@@ -204,7 +205,7 @@ secrets: copy them to a safe place, since a disk that is lost takes them along.`
 }
 
 // watch feeds systemd's watchdog for as long as the run moves.
-func watch(ctx context.Context, e *machine.Env, r *firstboot.Runner) (stop func()) {
+func watch(ctx context.Context, e *machine.Env, r *run.Runner) (stop func()) {
 	ctx, stop = context.WithCancel(ctx)
 	go func() {
 		for e.Sleep(ctx, 20*time.Second) == nil {
@@ -222,7 +223,7 @@ func newStatus(m target, log io.Writer) *cobra.Command {
 		Use: "status", Short: "Show how first boot goes", Args: noArgs,
 		Example: "  firstboot status\n  firstboot status -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := firstboot.LoadState(m.env(log).Root)
+			s, err := run.LoadState(m.env(log).Root)
 			if errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("%w; first boot has not begun here: it runs as firstboot.service on machines booted from an edgebake image", err)
 			}
@@ -231,7 +232,7 @@ func newStatus(m target, log io.Writer) *cobra.Command {
 			}
 			switch output {
 			case "text":
-				fmt.Fprint(cmd.OutOrStdout(), firstboot.ReportText(s))
+				fmt.Fprint(cmd.OutOrStdout(), run.ReportText(s))
 			case "json":
 				enc := json.NewEncoder(printable.JSON(cmd.OutOrStdout()))
 				enc.SetIndent("", "  ")

@@ -10,12 +10,13 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
 // printStep tells a person how one step went.
-func printStep(w io.Writer) func(firstboot.Step) {
-	return func(s firstboot.Step) {
+func printStep(w io.Writer) func(run.Step) {
+	return func(s run.Step) {
 		if s.Detail != "" {
 			fmt.Fprintf(w, "%-16s %s: %s\n", s.Name, s.Status, s.Detail)
 			return

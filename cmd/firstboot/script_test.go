@@ -23,7 +23,7 @@ import (
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"firstboot": func() {
 		ctx, stop := context.WithCancel(context.Background())
-		os.Exit(run(ctx, aMachine(os.Getenv("MACHINE"), os.Getenv("MACHINE_USER") != "nobody", stop), os.Args[1:], os.Stdout, os.Stderr))
+		os.Exit(execute(ctx, aMachine(os.Getenv("MACHINE"), os.Getenv("MACHINE_USER") != "nobody", stop), os.Args[1:], os.Stdout, os.Stderr))
 	}})
 }
 

@@ -51,6 +51,7 @@ var rooms = map[string][]string{
 	"firstboot/beneath":  {},
 	"firstboot/facts":    {"configs", "overlays/node"},
 	"firstboot/machine":  {"ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/beneath", "firstboot/facts"},
+	"firstboot/run":      {"configs", "configs/printable", "ondisk", "firstboot/machine"},
 	"firstboot/...":      {"openyurt", "configs", "ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/...", "configs/printable"},
 	// The installer runs on the machine before it is a node: it flashes as
 	// edgebake does, and knows the machine as first boot does.

@@ -1,4 +1,4 @@
-package firstboot
+package run
 
 import (
 	"context"
@@ -27,9 +27,9 @@ type Phase struct {
 	Undo func(context.Context, *machine.Env) error
 	// Timeout bounds one attempt of Run.
 	Timeout time.Duration
-	// Final is for what cannot be taken back: it is left alone in a pass in
+	// Irreversible is for what cannot be taken back: it is left alone in a pass in
 	// which the verdict of a phase before it is Unknown.
-	Final bool
+	Irreversible bool
 }
 
 // Verdict is what Check found.
@@ -46,7 +46,7 @@ const (
 )
 
 const (
-	checkTimeout = 30 * time.Second
+	CheckTimeout = 30 * time.Second
 	undoTimeout  = 2 * time.Minute
 )
 
@@ -58,7 +58,7 @@ const (
 	foundDone            // there was nothing to do
 	ranDone              // Run did it, and Check agrees
 	foundUnknown         // Check found Unknown
-	startOver            // Run returned errRestart
+	startOver            // Run returned ErrRestart
 )
 
 type result struct {
@@ -68,9 +68,9 @@ type result struct {
 	half bool  // Run failed, and may have left half of its work
 }
 
-// errRestart begins again at the first phase. A phase whose Run has changed
+// ErrRestart begins again at the first phase. A phase whose Run has changed
 // what earlier phases use returns it.
-var errRestart = errors.New("starting over")
+var ErrRestart = errors.New("starting over")
 
 // progress is told what an attempt is about to do; either may be nil.
 type progress struct{ running, checking func() }
@@ -78,7 +78,7 @@ type progress struct{ running, checking func() }
 // attempt carries out a phase once: look, do, look again. It is the one way in
 // which anything is carried out on a node.
 func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) result {
-	switch v, err := p.check(ctx, e); {
+	switch v, err := p.Look(ctx, e); {
 	case err != nil:
 		return result{err: err}
 	case v == Done:
@@ -89,7 +89,7 @@ func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) resul
 	if tell.running != nil {
 		tell.running()
 	}
-	if err := p.run(ctx, e); errors.Is(err, errRestart) {
+	if err := p.run(ctx, e); errors.Is(err, ErrRestart) {
 		return result{outcome: startOver, ran: true}
 	} else if err != nil {
 		return result{err: err, ran: true, half: true}
@@ -100,7 +100,7 @@ func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) resul
 	if tell.checking != nil {
 		tell.checking()
 	}
-	switch v, err := p.check(ctx, e); {
+	switch v, err := p.Look(ctx, e); {
 	case err != nil:
 		return result{err: err, ran: true}
 	case v == Done:
@@ -111,11 +111,11 @@ func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) resul
 	return result{err: errors.New("it succeeded, but its check still fails"), ran: true}
 }
 
-func (p Phase) check(ctx context.Context, e *machine.Env) (Verdict, error) {
+func (p Phase) Look(ctx context.Context, e *machine.Env) (Verdict, error) {
 	if p.Check == nil {
 		return Todo, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	ctx, cancel := context.WithTimeout(ctx, CheckTimeout)
 	defer cancel()
 	return p.Check(ctx, e)
 }

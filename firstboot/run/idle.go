@@ -1,4 +1,4 @@
-package firstboot
+package run
 
 import (
 	"context"
@@ -8,10 +8,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// firstbootIdle is an error while first boot is on its way to what the site
+// Idle is an error while first boot is on its way to what the site
 // says: the two would undo each other's work. One that has said that it is done
 // only sends its report.
-func firstbootIdle(ctx context.Context, e *machine.Env) error {
+func Idle(ctx context.Context, e *machine.Env) error {
 	switch state, err := e.UnitState(ctx, ondisk.UnitFirstboot); {
 	case err != nil:
 		return err

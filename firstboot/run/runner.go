@@ -1,4 +1,4 @@
-package firstboot
+package run
 
 import (
 	"context"
@@ -22,8 +22,8 @@ import (
 const (
 	backoffFirst = 2 * time.Second
 	backoffMax   = time.Minute
-	// standstill is how often a stopped run looks for a corrected site.
-	standstill = 10 * time.Second
+	// Standstill is how often a stopped run looks for a corrected site.
+	Standstill = 10 * time.Second
 	// repeat is how often it looks, and says, whether it is still so: the fix
 	// may have been one in the cluster.
 	repeat = 10 * time.Minute
@@ -39,9 +39,9 @@ func Backoff(n int, r float64) time.Duration {
 	return d/2 + time.Duration(r*float64(d/2))
 }
 
-// bootDelay is the share of the spread that a node of this identity waits: always the
+// BootDelay is the share of the spread that a node of this identity waits: always the
 // same, and evenly distributed over all.
-func bootDelay(identity string, spread time.Duration) time.Duration {
+func BootDelay(identity string, spread time.Duration) time.Duration {
 	sum := sha256.Sum256([]byte(identity))
 	return time.Duration(binary.BigEndian.Uint16(sum[:2])) * spread / (1 << 16)
 }
@@ -116,7 +116,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	attempts := map[string]int{}
 	for {
 		err := r.pass(ctx, &e, attempts)
-		if errors.Is(err, errRestart) {
+		if errors.Is(err, ErrRestart) {
 			continue
 		}
 		return err
@@ -131,7 +131,7 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 	unknown := false
 	step := func(phases []Phase) error {
 		for _, p := range phases {
-			if unknown && p.Final {
+			if unknown && p.Irreversible {
 				continue
 			}
 			v, err := r.phase(ctx, e, p, attempts)
@@ -155,7 +155,7 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 		// network, or retry, are spread already. The time since the run began is part
 		// of the delay: nodes that booted together have spent about the same.
 		r.spread = true
-		if left := bootDelay(node.Name+machine.ID(e), node.Spread) - e.Now().Sub(r.began); left > 0 {
+		if left := BootDelay(node.Name+machine.ID(e), node.Spread) - e.Now().Sub(r.began); left > 0 {
 			if err := r.pause(ctx, e, left); err != nil {
 				return err
 			}
@@ -177,12 +177,12 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 		if err := r.pause(ctx, e, Backoff(attempts["offline"], e.Rand())); err != nil {
 			return err
 		}
-		return errRestart
+		return ErrRestart
 	}
 	// A stick may have been slower to appear than the first phases were.
 	for _, p := range first {
-		if v, err := p.check(ctx, e); err == nil && v == Todo {
-			return errRestart
+		if v, err := p.Look(ctx, e); err == nil && v == Todo {
+			return ErrRestart
 		}
 	}
 	r.recordBootClock(ctx, e)
@@ -197,14 +197,14 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 // phase makes one attempt at a phase. Unless it succeeds, or its result is unknown,
 // the error ends the pass.
 func (r *Runner) phase(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int) (Verdict, error) {
-	r.busy(e, checkTimeout)
+	r.busy(e, CheckTimeout)
 	res := p.attempt(ctx, e, progress{
 		running: func() {
 			attempts[p.Name]++
 			r.mark(e, p, ondisk.PhaseRunning, attempts[p.Name], nil)
 			r.busy(e, p.Timeout)
 		},
-		checking: func() { r.busy(e, checkTimeout) },
+		checking: func() { r.busy(e, CheckTimeout) },
 	})
 	switch res.outcome {
 	case foundDone, ranDone:
@@ -215,7 +215,7 @@ func (r *Runner) phase(ctx context.Context, e *machine.Env, p Phase, attempts ma
 		return Unknown, nil
 	case startOver:
 		r.mark(e, p, ondisk.PhasePending, attempts[p.Name], nil)
-		return Todo, errRestart
+		return Todo, ErrRestart
 	}
 	if !res.ran {
 		attempts[p.Name]++
@@ -247,7 +247,7 @@ func (r *Runner) failed(ctx context.Context, e *machine.Env, p Phase, attempts m
 	if err := r.pause(ctx, e, Backoff(n, e.Rand())); err != nil {
 		return err
 	}
-	return errRestart
+	return ErrRestart
 }
 
 // stop stays after a permanent failure, visible, until there is another site
@@ -260,17 +260,17 @@ func (r *Runner) stop(ctx context.Context, e *machine.Env, p Phase, attempts map
 	// all nodes that a fault of the cluster has stopped would come back together.
 	sources, end := r.Sources(e), e.Now().Add(repeat+time.Duration(e.Rand()*float64(repeat)/4))
 	for {
-		if err := r.pause(ctx, e, max(0, min(standstill, end.Sub(e.Now())))); err != nil {
+		if err := r.pause(ctx, e, max(0, min(Standstill, end.Sub(e.Now())))); err != nil {
 			return err
 		}
 		if r.Sources(e) != sources {
 			e.Log.Info("there is another Site: starting over")
 			e.Console("another Site was found: starting over")
 			clear(attempts)
-			return errRestart
+			return ErrRestart
 		}
 		if !e.Now().Before(end) {
-			return errRestart
+			return ErrRestart
 		}
 	}
 }

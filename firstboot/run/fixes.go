@@ -1,4 +1,4 @@
-package firstboot
+package run
 
 import (
 	"errors"
@@ -8,22 +8,22 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// permanent is an error that no retry fixes.
-type permanent struct {
+// needsPerson is an error that a person must fix.
+type needsPerson struct {
 	err error
 	fix string
 }
 
-func (p *permanent) Error() string { return p.err.Error() }
-func (p *permanent) Unwrap() error { return p.err }
+func (p *needsPerson) Error() string { return p.err.Error() }
+func (p *needsPerson) Unwrap() error { return p.err }
 
-// Permanent marks err as one that no retry fixes; fix is what a person
-// does about it.
-func Permanent(err error, fix string) error { return &permanent{err, fix} }
+// NeedsPerson marks err as one that only a person can fix, and how. It is looked at again
+// every ten minutes, since the fix may be in the cluster.
+func NeedsPerson(err error, fix string) error { return &needsPerson{err, fix} }
 
-// Fix returns the fix of a Permanent error, and whether err is one.
+// Fix returns the fix of an error that NeedsPerson has marked, and whether err is one.
 func Fix(err error) (string, bool) {
-	var p *permanent
+	var p *needsPerson
 	if errors.As(err, &p) {
 		return p.fix, true
 	}
@@ -50,7 +50,7 @@ func Advice(err error) string {
 	var walk func(error)
 	walk = func(err error) {
 		switch x := err.(type) {
-		case *permanent:
+		case *needsPerson:
 			all = append(all, x.fix)
 		case *advised:
 			all = append(all, x.advice)
@@ -67,8 +67,8 @@ func Advice(err error) string {
 	return strings.Join(slices.Compact(all), "; ")
 }
 
-// withAdvice is OneLine, and what a person can do about it.
-func withAdvice(err error) string {
+// WithAdvice is OneLine, and what a person can do about it.
+func WithAdvice(err error) string {
 	if a := Advice(err); a != "" {
 		return machine.OneLine(err) + " (" + a + ")"
 	}

@@ -1,4 +1,4 @@
-package firstboot
+package run
 
 import (
 	"context"
@@ -20,9 +20,9 @@ type Step struct {
 	Detail       string
 }
 
-// toKeep is what is kept of a change: files, as they were before it and
+// Evidence is what is kept of a change: files, as they were before it and
 // after, none of which may hold a secret, and the journals of units.
-type toKeep struct{ files, units []string }
+type Evidence struct{ Files, Units []string }
 
 // change carries out what a person asks for, in steps: convert, revert or
 // reset. It keeps evidence: how each step went, and what the files were before
@@ -31,41 +31,41 @@ type change struct {
 	e     *machine.Env
 	tell  func(Step)
 	dir   string // of the evidence
-	keep  toKeep
+	keep  Evidence
 	steps []Step
-	// resumed: if a step fails, steps that were found done are undone too: an
+	// Resumed: if a step fails, steps that were found done are undone too: an
 	// earlier run, which was killed, did them.
-	resumed bool
-	// changedAt names the step after which nothing is undone: the node is what was
+	Resumed bool
+	// ChangedAt names the step after which nothing is undone: the node is what was
 	// asked for, and the rest is cleaning up.
-	changedAt string
-	// onward: nothing is ever undone; the next run continues.
-	onward bool
+	ChangedAt string
+	// Onward: nothing is ever undone; the next run continues.
+	Onward bool
 }
 
-func newChange(e *machine.Env, what string, keep toKeep, tell func(Step)) *change {
+func NewChange(e *machine.Env, what string, keep Evidence, tell func(Step)) *change {
 	own := *e // whose waiting is told here
 	return &change{e: &own, tell: tell, keep: keep, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
 }
 
-// withoutTimer is carryOut while the timer of first boot, if it runs, is stopped: it
+// WithoutTimer is CarryOut while the timer of first boot, if it runs, is stopped: it
 // could start first boot in the middle of the change, and the two would undo each
 // other's work. The timer runs again when the change has ended, well or not. One that
 // was killed leaves it stopped until the next boot, which runs first boot itself.
-func (c *change) withoutTimer(ctx context.Context, steps []Phase) error {
+func (c *change) WithoutTimer(ctx context.Context, steps []Phase) error {
 	state, err := c.e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {
 		return err
 	}
 	if state != "active" {
-		return c.carryOut(ctx, steps)
+		return c.CarryOut(ctx, steps)
 	}
 	if err := c.e.Unit(ctx, "stop", ondisk.UnitAgain); err != nil {
 		return fmt.Errorf("stopping %s: %w", ondisk.UnitAgain, err)
 	}
-	err = firstbootIdle(ctx, c.e) // the timer may just have started it
+	err = Idle(ctx, c.e) // the timer may just have started it
 	if err == nil {
-		err = c.carryOut(ctx, steps)
+		err = c.CarryOut(ctx, steps)
 	}
 	if start := c.e.Unit(context.WithoutCancel(ctx), "start", ondisk.UnitAgain); start != nil {
 		err = errors.Join(err, fmt.Errorf("starting %s again: %w", ondisk.UnitAgain, start))
@@ -73,20 +73,20 @@ func (c *change) withoutTimer(ctx context.Context, steps []Phase) error {
 	return err
 }
 
-// carryOut takes the steps in order. When one fails, it and those before it
+// CarryOut takes the steps in order. When one fails, it and those before it
 // are undone, the last first.
-func (c *change) carryOut(ctx context.Context, steps []Phase) error {
+func (c *change) CarryOut(ctx context.Context, steps []Phase) error {
 	c.copyFiles("before")
 	var did []Phase
 	changed := false
 	for _, s := range steps {
 		res := c.step(ctx, s)
-		if res.ran || c.resumed && res.outcome == foundDone {
+		if res.ran || c.Resumed && res.outcome == foundDone {
 			did = append(did, s)
 		}
 		switch {
 		case res.err == nil:
-		case c.onward:
+		case c.Onward:
 			return Advise(fmt.Errorf("%s: %w", s.Name, res.err), "run the same command again: it continues")
 		case changed:
 			c.finish(context.WithoutCancel(ctx))
@@ -99,9 +99,9 @@ func (c *change) carryOut(ctx context.Context, steps []Phase) error {
 			c.finish(undo)
 			return fmt.Errorf("%s: %w (undone; evidence is in %s)", s.Name, err, c.dir)
 		}
-		changed = changed || s.Name == c.changedAt
+		changed = changed || s.Name == c.ChangedAt
 	}
-	if !c.onward {
+	if !c.Onward {
 		c.finish(ctx)
 	}
 	return nil
@@ -119,15 +119,15 @@ func (c *change) step(ctx context.Context, s Phase) result {
 	res := s.attempt(ctx, c.e, progress{})
 	c.e.OnWaiting(nil)
 	if res.outcome == startOver {
-		res.err = errRestart
+		res.err = ErrRestart
 	}
 	switch res.outcome {
 	case foundDone:
-		c.record(Step{s.Name, "as it should be", s.Doc})
+		c.Record(Step{s.Name, "as it should be", s.Doc})
 	case ranDone:
-		c.record(Step{s.Name, "done", s.Doc})
+		c.Record(Step{s.Name, "done", s.Doc})
 	default:
-		c.record(Step{s.Name, "failed", machine.OneLine(res.err)})
+		c.Record(Step{s.Name, "failed", machine.OneLine(res.err)})
 	}
 	return res
 }
@@ -140,16 +140,16 @@ func (c *change) undo(ctx context.Context, did []Phase, why error) error {
 			continue
 		}
 		if err := s.undo(ctx, c.e); err != nil {
-			c.record(Step{s.Name, "failed", "undoing it: " + machine.OneLine(err)})
+			c.Record(Step{s.Name, "failed", "undoing it: " + machine.OneLine(err)})
 			why = errors.Join(why, fmt.Errorf("undoing %s: %w", s.Name, err))
 			continue
 		}
-		c.record(Step{s.Name, "undone", ""})
+		c.Record(Step{s.Name, "undone", ""})
 	}
 	return why
 }
 
-func (c *change) record(s Step) {
+func (c *change) Record(s Step) {
 	c.steps = append(c.steps, s)
 	c.tell(s)
 	b, err := json.MarshalIndent(c.steps, "", "  ")
@@ -162,7 +162,7 @@ func (c *change) record(s Step) {
 }
 
 func (c *change) copyFiles(when string) {
-	for _, p := range c.keep.files {
+	for _, p := range c.keep.Files {
 		b, err := c.e.Read(p)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -180,7 +180,7 @@ func (c *change) finish(ctx context.Context) {
 	c.copyFiles("after")
 	var out strings.Builder
 	args := []string{"journalctl", "--no-pager", "-n", "400"}
-	for _, u := range c.keep.units {
+	for _, u := range c.keep.Units {
 		args = append(args, "-u", u)
 	}
 	err := c.e.Run(ctx, machine.Cmd{Args: args, Output: &out})

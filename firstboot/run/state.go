@@ -1,4 +1,4 @@
-package firstboot
+package run
 
 import (
 	"context"
@@ -340,7 +340,7 @@ func (r *Runner) publish(ctx context.Context, e *machine.Env) {
 			}
 			e.Log.Warn("sending the report", "url", url, "error", err)
 			// The last word is worth some patience, until there is a later one.
-			if !final || n == reportTries || r.reports.Load() != report {
+			if !final || n == ReportTries || r.reports.Load() != report {
 				return
 			}
 			if e.Sleep(ctx, Backoff(n, e.Rand())) != nil {
@@ -350,8 +350,8 @@ func (r *Runner) publish(ctx context.Context, e *machine.Env) {
 	})
 }
 
-// reportTries is how often a final report is sent: for about a minute.
-const reportTries = 6
+// ReportTries is how often a final report is sent: for about a minute.
+const ReportTries = 6
 
 // ReportText is the state for people.
 func ReportText(s *ondisk.State) string {
