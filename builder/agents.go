@@ -15,7 +15,6 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/builder/procgroup"
-	"github.com/edgebake/edgebake/configs"
 	"golang.org/x/mod/module"
 	"golang.org/x/mod/semver"
 )
@@ -24,7 +23,7 @@ import (
 const modulePath = "github.com/edgebake/edgebake"
 
 // resolveAgents finds the programs of ours that the image carries.
-func (b *build) resolveAgents(ctx context.Context) error {
+func (b *resolver) resolveAgents(ctx context.Context) error {
 	agents := []struct {
 		name, given, sha string
 		err              error
@@ -35,12 +34,21 @@ func (b *build) resolveAgents(ctx context.Context) error {
 	var wg sync.WaitGroup // go takes a while to see that it has nothing to do
 	for i := range agents {
 		a := &agents[i]
-		wg.Go(func() { a.sha, a.err = b.agent(ctx, a.name, a.given) })
+		wg.Go(func() {
+			if a.given == "" {
+				a.sha, a.err = b.agent(ctx, a.name)
+				return
+			}
+			if a.sha, a.err = b.importNamed(ctx, a.given, ""); a.err == nil {
+				a.err = b.checkFile(a.sha, "usr/bin/"+a.name, a.given)
+			}
+			a.err = fieldError("agents."+a.name, a.err)
+		})
 	}
 	wg.Wait()
 	var errs []error
 	for _, a := range agents {
-		if recipe, ok := agentRecipe(b.Options, a.name, b.img.Arch); ok && errors.Is(a.err, errNoAgent) {
+		if recipe, ok := agentRecipe(b.Options, a.name, b.arch); ok && errors.Is(a.err, errNoAgent) {
 			errs = append(errs, b.addGo("agents."+a.name, program{a.name, "usr/bin/" + a.name}, recipe))
 			continue
 		}
@@ -52,7 +60,7 @@ func (b *build) resolveAgents(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		b.add(origin{field: "agents." + a.name}, a.name, plan.Input{Make: "agent", Go: compiledBy, SHA256: a.sha}, program{a.name, "usr/bin/" + a.name}.layer(), nil)
+		b.add(origin{field: "agents." + a.name}, a.name, plan.Input{Make: makeAgent, File: a.given, Go: compiledBy, SHA256: a.sha}, program{a.name, "usr/bin/" + a.name}.layer())
 	}
 	return errors.Join(errs...)
 }
@@ -61,9 +69,9 @@ func (b *build) resolveAgents(ctx context.Context) error {
 // an architecture: from edgebake's package, in the source tree we stand in,
 // beside the running edgebake, or on the module proxy.
 func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) {
-	b := &build{Options: o, img: &configs.Image{Arch: arch}}
+	b := &run{Options: o, arch: arch}
 	o.Cache.Until(ctx)
-	sha, err := b.agent(ctx, name, "")
+	sha, err := b.agent(ctx, name)
 	if r, ok := agentRecipe(o, name, arch); ok && errors.Is(err, errNoAgent) {
 		made, ok := fetch.Compiled(ctx, b.Cache, r)
 		err = nil
@@ -102,22 +110,15 @@ var errNoAgent = errors.New("install edgebake's package, which has it, put it th
 // from the directory of edgebake itself.
 const packaged = "../lib/edgebake"
 
-// agent brings one of our programs into the cache: from the path given, else
-// from the package that edgebake was installed with, else compiled from the
-// source tree we stand in, else from beside the running edgebake.
-func (b *build) agent(ctx context.Context, name, given string) (string, error) {
-	if given != "" {
-		sha, err := b.importNamed(ctx, given, "")
-		if err != nil {
-			return "", fieldError("agents."+name, err)
-		}
-		return sha, fieldError("agents."+name, b.checkFile(sha, "usr/bin/"+name, given))
-	}
+// agent brings one of edgebake's programs into the cache: from the package that edgebake
+// was installed with, else compiled from the source tree around the current directory,
+// else from beside the running edgebake.
+func (b *run) agent(ctx context.Context, name string) (string, error) {
 	dir, err := ownDir()
 	if err != nil {
 		return "", fmt.Errorf("looking for %s beside edgebake: %w", name, err)
 	}
-	forArch := name + "-linux-" + b.img.Arch
+	forArch := name + "-linux-" + b.arch
 	// An installed edgebake's programs are those that came with it, wherever it
 	// is called: that directory may be the source of another version.
 	if p := filepath.Join(dir, packaged, forArch); fileExists(p) {
@@ -129,7 +130,7 @@ func (b *build) agent(ctx context.Context, name, given string) (string, error) {
 		return b.compileAgent(ctx, name, src)
 	}
 	for _, f := range []string{forArch, name} {
-		if p := filepath.Join(dir, f); fileExists(p) && elfArch(p) == b.img.Arch {
+		if p := filepath.Join(dir, f); fileExists(p) && elfArch(p) == b.arch {
 			return b.importFile(ctx, p, "")
 		}
 	}
@@ -138,9 +139,9 @@ func (b *build) agent(ctx context.Context, name, given string) (string, error) {
 
 // importProgram takes what can be nothing else than a program for the image's
 // architecture.
-func (b *build) importProgram(ctx context.Context, path string) (string, error) {
-	if got := elfArch(path); got != b.img.Arch {
-		return "", fmt.Errorf("reading %s: not a program for %s: install edgebake's package again", path, b.img.Arch)
+func (b *run) importProgram(ctx context.Context, path string) (string, error) {
+	if got := elfArch(path); got != b.arch {
+		return "", fmt.Errorf("reading %s: not a program for %s: install edgebake's package again", path, b.arch)
 	}
 	return b.importFile(ctx, path, "")
 }
@@ -180,7 +181,7 @@ func sourceTree() (string, bool) {
 // of GOEXPERIMENT, which must be empty, CompileProgram asks go.
 var agentEnv = []string{"GOOS=linux", "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off"}
 
-func (b *build) compileAgent(ctx context.Context, name, src string) (string, error) {
+func (b *run) compileAgent(ctx context.Context, name, src string) (string, error) {
 	s := b.step(name, "compiling from the source tree")
 	defer s.done()
 	tmp, err := b.Cache.TempDir()
@@ -190,14 +191,14 @@ func (b *build) compileAgent(ctx context.Context, name, src string) (string, err
 	defer os.RemoveAll(tmp)
 	out := filepath.Join(tmp, name)
 	// Where go finds what it made of the same source before, it links nothing.
-	key := fmt.Sprintf("agent %s %s %s", src, name, b.img.Arch)
+	key := fmt.Sprintf("agent %s %s %s", src, name, b.arch)
 	last, ok := b.Cache.Lookup(key)
 	if ok {
 		if err := b.layDown(last, out); err != nil {
 			return "", err
 		}
 	}
-	if err := CompileProgram(ctx, src, name, b.img.Arch, out); err != nil {
+	if err := CompileProgram(ctx, src, name, b.arch, out); err != nil {
 		return "", err
 	}
 	f, err := os.Open(out)
@@ -213,7 +214,7 @@ func (b *build) compileAgent(ctx context.Context, name, src string) (string, err
 }
 
 // layDown copies a blob to a file.
-func (b *build) layDown(sha, path string) error {
+func (b *run) layDown(sha, path string) error {
 	from, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return err

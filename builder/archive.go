@@ -46,7 +46,7 @@ Debug::NoLocking "true";
 // defaultMirror is where mmdebstrap takes Debian from.
 const defaultMirror = "http://deb.debian.org/debian"
 
-func (b *build) newAptIndex(r debianRecipe) (*aptIndex, error) {
+func (b *run) newAptIndex(r debianRecipe) (*aptIndex, error) {
 	dir, err := b.Cache.TempDir()
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ var (
 
 // checkArchive finds suites and packages that the archive does not have before
 // anything is made of it.
-func (b *build) checkArchive(ctx context.Context, r debianRecipe) error {
+func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 	if _, err := exec.LookPath("apt-get"); err != nil {
 		return nil // mmdebstrap, which needs it too, will say so
 	}
@@ -131,7 +131,7 @@ func firstError(said string) string {
 }
 
 // missingSuites are those that apt did not find, each tied to its field.
-func (b *build) missingSuites(r debianRecipe, said string) error {
+func (b *executor) missingSuites(r debianRecipe, said string) error {
 	var errs []error
 	var seen []string
 	for _, m := range missingSuite.FindAllStringSubmatch(said, -1) {
@@ -152,7 +152,7 @@ func (b *build) missingSuites(r debianRecipe, said string) error {
 }
 
 // missingPackages are those that apt did not find, each tied to its field.
-func (b *build) missingPackages(ctx context.Context, x *aptIndex, r debianRecipe, said string) error {
+func (b *executor) missingPackages(ctx context.Context, x *aptIndex, r debianRecipe, said string) error {
 	found := missingPackage.FindAllStringSubmatch(said, -1)
 	if len(found) == 0 {
 		return nil
@@ -176,9 +176,12 @@ func (b *build) missingPackages(ctx context.Context, x *aptIndex, r debianRecipe
 			bare, _, _ := strings.Cut(name, ":")
 			what = fmt.Sprintf("suite %s has no package %s for %s (components: %s)%s", r.Suite, name, r.Arch, strings.Join(r.Components, ", "), configs.DidYouMean(bare, known))
 		}
-		i := slices.IndexFunc(b.img.Base.Debian.Packages, func(p string) bool {
-			return packageName(p) == name && configs.PackageIsFor(p, r.Arch)
-		})
+		i := -1
+		if b.doc != nil {
+			i = slices.IndexFunc(b.doc.Base.Debian.Packages, func(p string) bool {
+				return packageName(p) == name && configs.PackageIsFor(p, r.Arch)
+			})
+		}
 		if i < 0 {
 			errs = append(errs, fieldError("base.debian.suite", fmt.Errorf("%s, which a node needs", what)))
 			continue

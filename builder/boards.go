@@ -20,7 +20,7 @@ const (
 // boards says which boards without UEFI the kernel of the base serves; none for
 // other hardware. That a board is not served, or not with every bootloader, is a
 // warning; a kernel that serves none is an error.
-func (b *build) boards(base []tree.Node, kernel string) ([]string, error) {
+func (b *executor) boards(base []tree.Node, kernel string) ([]string, error) {
 	if b.img.Hardware != configs.RaspberryPi {
 		return nil, nil
 	}
@@ -81,7 +81,7 @@ func firmwareDate(firmware []byte) time.Time {
 // plainKernel rejects a kernel that the firmware of these boards cannot start:
 // it knows Linux' own format for arm64 (Documentation/arch/arm64/booting.rst) and
 // no EFI program that unpacks itself.
-func (b *build) plainKernel(base []tree.Node, file string) error {
+func (b *executor) plainKernel(base []tree.Node, file string) error {
 	const magic, at = "ARM\x64", 56
 	i := slices.IndexFunc(base, func(n tree.Node) bool { return n.Path == file })
 	data := base[i].Data
@@ -100,7 +100,7 @@ func (b *build) plainKernel(base []tree.Node, file string) error {
 }
 
 // readBase is the content of a file of the base; nil: the base does not have it.
-func (b *build) readBase(base []tree.Node, file string, limit int64) ([]byte, error) {
+func (b *executor) readBase(base []tree.Node, file string, limit int64) ([]byte, error) {
 	i := slices.IndexFunc(base, func(n tree.Node) bool { return n.Path == file && n.IsRegular() })
 	if i < 0 {
 		return nil, nil

@@ -2,9 +2,9 @@
 //
 // Resolve pins every input and returns a Plan. It copies local files and overlays
 // into the cache; it neither downloads nor compiles the other inputs. With
-// Options.Update the cache forgets the base first. BuildEach resolves, fetches or
-// makes the inputs, merges them with what package overlays renders, and writes
-// the disk.
+// Options.Update the cache forgets the base first. Execute does the rest, from the Plan
+// alone: it fetches or makes the inputs, merges them with what package overlays renders,
+// and writes the disk. BuildEach does both for several images.
 //
 // The same plan gives the same bytes: none depends on the clock, on a random
 // number or on a path of the host. No step needs root.
@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,16 +23,14 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 // Options of a build.
 type Options struct {
-	// Dir is the directory of the Image document; its relative paths start
-	// there.
+	// Dir is the directory of the Image document, or of the file of a plan; its relative
+	// paths start there.
 	Dir   string
 	Cache *fetch.Cache
 	// Version is the running edgebake's. It is told, and decides nothing.
@@ -39,8 +38,8 @@ type Options struct {
 	// Published is the version of our module that the running edgebake was
 	// fetched in by `go install`, empty where it was not.
 	Published string
-	// Lock, where there is one, pins inputs. Locked rejects every input the
-	// lock does not have.
+	// Lock, where there is one, pins inputs. Locked rejects every input that the
+	// lock, or the plan that is executed, does not have.
 	Lock   *plan.Lock
 	Locked bool
 	// RootRoom is the room for a root that machines in the field have; a larger
@@ -90,35 +89,26 @@ const (
 	StateDone     = "done"
 )
 
-// build is one image on its way.
-type build struct {
+// run is the work on one image. It reports events and timings, and reads local files.
+type run struct {
 	Options
-	img   *configs.Image
-	begun time.Time // for the report's timings only
-	date  time.Time
-	plan  *plan.Plan
-	// pinned are the container images to take on board.
-	pinned []images.Pinned
-	files  []tree.Layer // what Image.files makes
-	// base is the tree of the base, where checkBase has looked into it.
-	base struct {
-		sha   string
-		nodes []tree.Node
+	arch  string
+	begun time.Time  // for the report's timings only
+	mu    sync.Mutex // guards Events, steps and kept
+	steps []StepTime
+	kept  error // a LeftoverError
+}
+
+func newRun(ctx context.Context, arch string, o Options) *run {
+	r := &run{Options: o, arch: arch, begun: now()}
+	if o.Cache != nil {
+		o.Cache.Until(ctx)
+		if o.Locked {
+			o.Cache.HashAll()
+		}
+		r.watchCache()
 	}
-	// given is the tar of Options.Base, uncompressed, once it is found to be the base
-	// that the plan has.
-	given string
-	// cni is the network configuration that the user brings, and plugins what
-	// it calls; nil where there is none.
-	cni     []byte
-	plugins []string
-	origins map[string]origin   // of inputs and layers, by name
-	makes   map[string]makeFunc // how inputs without bytes get them
-	// checkNames asks the archive for what a base is made of.
-	checkNames func(context.Context) error
-	mu         sync.Mutex // guards Events, plan.Inputs, steps and kept
-	steps      []StepTime
-	kept       error // a LeftoverError
+	return r
 }
 
 // LeftoverError is what a build that was interrupted or has failed could not
@@ -129,61 +119,43 @@ func (e *LeftoverError) Error() string { return e.Err.Error() }
 func (e *LeftoverError) Unwrap() error { return e.Err }
 
 // keep notes what could not be removed.
-func (b *build) keep(err error) {
+func (r *run) keep(err error) {
 	if err == nil {
 		return
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.kept = errors.Join(b.kept, &LeftoverError{err})
-}
-
-// makeFunc brings an input's bytes into the cache.
-type makeFunc func(ctx context.Context, step *step) (sha string, err error)
-
-func newBuild(ctx context.Context, img *configs.Image, o Options) (*build, error) {
-	if err := img.Validate().Err(); err != nil {
-		return nil, err
-	}
-	b := &build{Options: o, img: img, begun: now(), date: img.SourceTime(), origins: map[string]origin{}, makes: map[string]makeFunc{}}
-	if o.Cache != nil {
-		o.Cache.Until(ctx)
-		if o.Locked {
-			o.Cache.HashAll()
-		}
-		b.watchCache()
-	}
-	return b, nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.kept = errors.Join(r.kept, &LeftoverError{err})
 }
 
 // watchCache has damaged inputs told of as this build's from now on.
-func (b *build) watchCache() {
-	b.Cache.OnDamage(func(sha string) {
-		b.event(Event{Step: "cache", State: StateWarning, Text: fmt.Sprintf("cached input %.12s was damaged and is fetched or made again", sha)})
+func (r *run) watchCache() {
+	r.Cache.OnDamage(func(sha string) {
+		r.event(Event{Step: "cache", State: StateWarning, Text: fmt.Sprintf("cached input %.12s was damaged and is fetched or made again", sha)})
 	})
 }
 
 // path is a path of the Image document, seen from here.
-func (b *build) path(p string) string {
+func (r *run) path(p string) string {
 	if filepath.IsAbs(p) {
 		return p
 	}
-	return filepath.Join(b.Dir, p)
+	return filepath.Join(r.Dir, p)
 }
 
-func (b *build) event(e Event) {
-	if b.Events == nil {
+func (r *run) event(e Event) {
+	if r.Events == nil {
 		return
 	}
-	e.Arch = b.img.Arch
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.Events(e)
+	e.Arch = r.arch
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Events(e)
 }
 
 // step reports on one part of the work.
 type step struct {
-	b     *build
+	r     *run
 	name  string
 	start time.Time
 }
@@ -197,9 +169,9 @@ type StepTime struct {
 	Seconds float64 `json:"seconds"`
 }
 
-func (b *build) step(name, text string) *step {
-	b.event(Event{Step: name, State: StateStart, Text: text})
-	return &step{b: b, name: name, start: now()}
+func (r *run) step(name, text string) *step {
+	r.event(Event{Step: name, State: StateStart, Text: text})
+	return &step{r: r, name: name, start: now()}
 }
 
 // now is for durations in reports and progress only; no byte of an image
@@ -207,28 +179,28 @@ func (b *build) step(name, text string) *step {
 func now() time.Time { return time.Now() }
 
 func (s *step) log(line string) {
-	s.b.event(Event{Step: s.name, State: StateLog, Text: line})
+	s.r.event(Event{Step: s.name, State: StateLog, Text: line})
 }
 
 // detail is a line of a program that was called.
 func (s *step) detail(line string) {
-	s.b.event(Event{Step: s.name, State: StateDetail, Text: line})
+	s.r.event(Event{Step: s.name, State: StateDetail, Text: line})
 }
 
 func (s *step) warn(format string, args ...any) {
-	s.b.event(Event{Step: s.name, State: StateWarning, Text: fmt.Sprintf(format, args...)})
+	s.r.event(Event{Step: s.name, State: StateWarning, Text: fmt.Sprintf(format, args...)})
 }
 
 func (s *step) progress(done, total int64) {
-	s.b.event(Event{Step: s.name, State: StateProgress, Done: done, Total: max(total, 0)})
+	s.r.event(Event{Step: s.name, State: StateProgress, Done: done, Total: max(total, 0)})
 }
 
 func (s *step) done() {
 	t := now().Sub(s.start).Seconds()
-	s.b.mu.Lock()
-	s.b.steps = append(s.b.steps, StepTime{s.name, s.start.Sub(s.b.begun).Seconds(), t})
-	s.b.mu.Unlock()
-	s.b.event(Event{Step: s.name, State: StateDone, Seconds: t})
+	s.r.mu.Lock()
+	s.r.steps = append(s.r.steps, StepTime{s.name, s.start.Sub(s.r.begun).Seconds(), t})
+	s.r.mu.Unlock()
+	s.r.event(Event{Step: s.name, State: StateDone, Seconds: t})
 }
 
 // Write lets child processes' output become details.
@@ -242,16 +214,16 @@ func (s *step) Write(p []byte) (int, error) {
 }
 
 // importNamed brings a file that the Image names into the cache.
-func (b *build) importNamed(ctx context.Context, path, want string) (string, error) {
-	sha, err := b.importFile(ctx, b.path(path), want)
+func (r *run) importNamed(ctx context.Context, path, want string) (string, error) {
+	sha, err := r.importFile(ctx, r.path(path), want)
 	return sha, notThere(err)
 }
 
 // importFile brings a local file into the cache. A file that has not changed
 // since (same inode, size and change time) is not read again, unless the build is
 // locked.
-func (b *build) importFile(ctx context.Context, path, want string) (string, error) {
-	if want != "" && b.Cache.Has(want) {
+func (r *run) importFile(ctx context.Context, path, want string) (string, error) {
+	if want != "" && r.Cache.Has(want) {
 		return want, nil
 	}
 	if fi, err := os.Stat(path); err == nil && !fi.Mode().IsRegular() {
@@ -262,18 +234,25 @@ func (b *build) importFile(ctx context.Context, path, want string) (string, erro
 		return "", err
 	}
 	defer f.Close()
-	sha, err := b.Cache.ImportFile(ctx, f, b.Locked)
+	sha, err := r.Cache.ImportFile(ctx, f, r.Locked)
 	if err != nil {
 		return "", fmt.Errorf("reading %s: %w", path, err)
 	}
 	if want != "" && sha != want {
-		size, err := b.Cache.Size(sha)
+		size, err := r.Cache.Size(sha)
 		if err != nil {
 			return "", err
 		}
 		return "", fmt.Errorf("reading %s: %w; put the file there that is meant, or correct its sha256", path, &fetch.DigestError{Want: want, Got: sha, Size: size})
 	}
 	return sha, nil
+}
+
+// packDir packs a directory that the Image names into a tar of the cache.
+func (r *run) packDir(ctx context.Context, dir string, date time.Time) (string, error) {
+	return r.Cache.Import(ctx, func(ctx context.Context, w io.Writer) error {
+		return tree.PackDir(ctx, w, r.path(dir), date)
+	})
 }
 
 // canonical is the JSON a digest is made over.

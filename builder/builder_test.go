@@ -265,12 +265,12 @@ func TestPlannedRoom(t *testing.T) {
 // TestTree looks at the merged tree through the same code that writes it.
 func TestTree(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
-	b, err := resolve(t.Context(), p.image(t), p.options(""))
+	b := start(t, p.image(t), p.options(""))
+	id, err := b.plan.ID()
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, err := b.plan.ID()
-	if err != nil {
+	if err := b.makeInputs(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	c, err := b.compose(t.Context(), id)
@@ -431,9 +431,12 @@ func TestOutput(t *testing.T) {
 		filepath.Join(dir, "none", "x.raw"): "make directory " + filepath.Join(dir, "none") + " first",
 		"":                                  "no output is named",
 	} {
-		if _, err := p.build(t, out); err == nil || !strings.Contains(err.Error(), want) {
+		if err := CheckOutput(out, false); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", out, err, want)
 		}
+	}
+	if _, err := p.build(t, there); err == nil {
+		t.Error("a file that is there is replaced")
 	}
 	if b, err := os.ReadFile(there); err != nil || string(b) != "mine" {
 		t.Errorf("the file that was there is now %q, %v", b, err)
@@ -664,7 +667,11 @@ func TestDamagedCache(t *testing.T) {
 func TestExportBase(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	file := filepath.Join(t.TempDir(), "base.tar")
-	if err := ExportBase(t.Context(), p.image(t), p.options(""), file); err != nil {
+	pl, err := Resolve(t.Context(), p.image(t), p.options(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ExportBase(t.Context(), pl, p.options(""), file); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(file)
@@ -941,7 +948,7 @@ func TestDpkgStatus(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %+v", got)
 	}
-	b := &build{img: &configs.Image{Containerd: configs.Containerd{Debian: true}}}
+	b := &executor{img: &configs.Image{Containerd: configs.Containerd{Debian: true}}}
 	if v, err := b.containerdVersion(got); err != nil || v != "1.7.24" {
 		t.Errorf("containerd is %q, %v", v, err)
 	}
@@ -975,9 +982,7 @@ func TestCheckHidden(t *testing.T) {
 	node := func(layer, path string, mode uint32) tree.Node {
 		return tree.Node{Layer: layer, Path: path, Inode: &tree.Inode{Mode: mode}}
 	}
-	overlay := origin{kind: kindOverlay}
-	b := &build{origins: map[string]origin{inputBase: {kind: kindBase}, "overlay 0": overlay, "overlay 1": overlay}}
-	err := errors.Join(b.checkHidden([]tree.Node{
+	err := errors.Join(checkHidden([]tree.Node{
 		node(inputBase, "run/motd", tree.ModeRegular),
 		node("overlay 0", "run", tree.ModeDir),
 		node("overlay 0", "run/web.conf", tree.ModeRegular),
@@ -1042,7 +1047,7 @@ func TestDebianArguments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newDebianRecipe(img, img.SourceTime(), []keyring{{sha256: "aa", name: "a.gpg"}})
+	r := newDebianRecipe(img, img.SourceTime(), []string{"aa"})
 	args := r.args([]string{"/keys/a.gpg"})
 	for _, want := range []string{"--variant=minbase", "--architectures=amd64", "--keyring=/keys/a.gpg", `--customize-hook=chroot "$1" /bin/sh -euc 'echo '\''it'\'''`, "trixie"} {
 		if !slices.Contains(args, want) {
@@ -1102,7 +1107,7 @@ func TestDebianHints(t *testing.T) {
 // Build builds one image.
 func Build(ctx context.Context, img *configs.Image, o Options) (*Result, error) {
 	var res *Result
-	err := BuildEach(ctx, []Job{{img, o}}, func(_ int, r *Result) error {
+	err := BuildEach(ctx, []Job{{Image: img, Options: o}}, func(_ int, r *Result) error {
 		res = r
 		return nil
 	})

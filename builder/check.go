@@ -93,7 +93,7 @@ func isLeftover(p string) bool {
 
 // checkTree rejects a merged tree that would not boot on the machines it is
 // for, or that would make them all alike.
-func (b *build) checkTree(nodes []tree.Node) error {
+func (b *executor) checkTree(nodes []tree.Node) error {
 	var errs []error
 	bad := func(err error) { errs = append(errs, &tree.LayerError{Layer: inputBase, Err: err}) }
 	kernel, err := overlays.KernelVersion(nodes)
@@ -126,17 +126,17 @@ func (b *build) checkTree(nodes []tree.Node) error {
 			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s is one machine's identity and must not be in an image for many: remove it", n.Path)})
 		}
 	}
-	errs = append(errs, b.checkHidden(nodes)...)
+	errs = append(errs, checkHidden(nodes)...)
 	errs = append(errs, checkPrograms(nodes, b.Cache, b.img)...)
 	return errors.Join(errs...)
 }
 
 // checkHidden rejects files of overlays that no booted machine would see.
 // What a base has in such places came with its packages.
-func (b *build) checkHidden(nodes []tree.Node) []error {
+func checkHidden(nodes []tree.Node) []error {
 	var errs []error
 	for _, n := range nodes {
-		if n.IsDir() || !b.isOverlay(n) {
+		if n.IsDir() || !isOverlay(n.Layer) {
 			continue
 		}
 		if by := configs.HiddenAtBoot("/" + n.Path); by != "" {
@@ -247,7 +247,7 @@ func checkProgram(f io.ReaderAt, path, name string, img *configs.Image) (problem
 
 // checkFile is checkProgram of a file in the cache: what lies on this computer is
 // looked at before anything is compiled.
-func (b *build) checkFile(sha, path, name string) error {
+func (b *resolver) checkFile(sha, path, name string) error {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return err
@@ -263,7 +263,7 @@ const pid1 = "usr/lib/systemd/systemd"
 // checkBase rejects a base for another architecture that lies on this machine
 // as a file, before anything is made: every one of its programs would be
 // rejected at the end.
-func (b *build) checkBase(ctx context.Context) error {
+func (b *executor) checkBase(ctx context.Context) error {
 	sha := b.input(inputBase).SHA256
 	switch {
 	case b.Base != "":
@@ -271,16 +271,16 @@ func (b *build) checkBase(ctx context.Context) error {
 		if sha, err = b.importFile(ctx, b.Base, ""); err != nil {
 			return b.origins[inputBase].blame(err)
 		}
-	case b.img.Base.Tar == nil || sha == "" || !b.Cache.Has(sha):
+	case b.input(inputBase).Make != "" || sha == "" || !b.Cache.Has(sha):
 		return nil
 	}
 	sha, err := fetch.Uncompressed(ctx, b.Cache, sha, maxArchive)
 	if err != nil {
-		return b.place(&tree.LayerError{Layer: inputBase, Err: err})
+		return b.origins.place(&tree.LayerError{Layer: inputBase, Err: err})
 	}
 	nodes, err := b.index(sha, inputBase)
 	if err != nil {
-		return b.place(err)
+		return b.origins.place(err)
 	}
 	b.base.sha, b.base.nodes = sha, nodes
 	i := slices.IndexFunc(nodes, func(n tree.Node) bool { return n.Path == pid1 && n.IsRegular() && n.Data.Size >= 64 })
@@ -294,7 +294,7 @@ func (b *build) checkBase(ctx context.Context) error {
 	defer f.Close()
 	problem, err := checkProgram(io.NewSectionReader(f, nodes[i].Data.Off, nodes[i].Data.Size), pid1, "its "+pid1, b.img)
 	if problem != nil {
-		return b.place(&tree.LayerError{Layer: inputBase, Err: problem})
+		return b.origins.place(&tree.LayerError{Layer: inputBase, Err: problem})
 	}
 	return err
 }
@@ -345,8 +345,19 @@ func machineName(m elf.Machine) string {
 	return m.String()
 }
 
-// checkPlugins looks for the programs that the user's network configuration
-// calls.
+// checkCNI looks for the programs that the user's network configuration, if there is one, calls.
+func (b *executor) checkCNI(c *composed) error {
+	if c.facts.CNI == nil {
+		return nil
+	}
+	plugins, err := overlays.CNIPlugins(c.facts.CNI)
+	if err != nil {
+		return fieldError("cni.config", err)
+	}
+	return checkPlugins(c.merged, plugins, b.inputs[inputCNI].File)
+}
+
+// checkPlugins looks for plugins of a network configuration file.
 func checkPlugins(nodes []tree.Node, plugins []string, file string) error {
 	have := map[string]bool{}
 	for _, n := range nodes {

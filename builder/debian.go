@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/builder/procgroup"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/overlays"
@@ -54,30 +55,29 @@ const initrdSettings = "echo FSTYPE=ext4; echo RESUME=none"
 // hook's text.
 const initrdEnv = "EDGEBAKE_INITRD"
 
-func newDebianRecipe(img *configs.Image, date time.Time, keyrings []keyring) debianRecipe {
+func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) debianRecipe {
 	b := img.Base.Debian
-	var digests []string
-	for _, k := range keyrings {
-		digests = append(digests, k.sha256)
-	}
 	pk := append(overlays.Packages(img), b.PackagesFor(img.Arch)...)
 	slices.Sort(pk)
 	return debianRecipe{
 		Version: 5, Suite: b.Suite, Arch: img.Arch, Sources: b.Sources,
-		Components: overlays.Components(img), Keyrings: digests,
+		Components: overlays.Components(img), Keyrings: keyrings,
 		Packages: slices.Compact(pk), Run: b.Run, SourceDate: date.Unix(),
 		Initrd: overlays.InitrdScript(),
 	}
 }
 
+// debianKey is the cache's key of a base.
+func debianKey(in plan.Input) string { return in.Make + " " + string(in.Recipe) }
+
 // makeDebian runs mmdebstrap and writes the root file system's tar to w. It
 // needs no root: an ordinary user gets a user namespace.
-func (b *build) makeDebian(ctx context.Context, r debianRecipe, keyrings []keyring, w io.Writer, say func(line string)) error {
+func (b *executor) makeDebian(ctx context.Context, r debianRecipe, w io.Writer, say func(line string)) error {
 	scratch, err := newScratch()
 	if err != nil {
 		return err
 	}
-	paths, err := b.layDownKeyrings(keyrings, scratch)
+	paths, err := b.layDownKeyrings(ctx, r, scratch)
 	if err != nil {
 		b.keep(removeScratch(scratch))
 		return err
@@ -335,13 +335,9 @@ func parseDpkgStatus(r io.Reader) ([]dpkgPackage, error) {
 	return out, nil
 }
 
-// keyring is one of base.debian.keyrings, in the cache.
-type keyring struct{ sha256, name string }
-
-// keyrings brings the keyrings into the cache: mmdebstrap, which may run much later,
-// gets those whose digests are in the recipe.
-func (b *build) keyrings(ctx context.Context) ([]keyring, error) {
-	var out []keyring
+// keyrings brings the keyrings of the Image into the cache: mmdebstrap, which may run much
+// later, gets those whose digests are in the recipe.
+func (b *resolver) keyrings(ctx context.Context) (digests []string, _ error) {
 	var errs []error
 	for i, k := range b.img.Base.Debian.Keyrings {
 		sha, err := b.importNamed(ctx, k, "")
@@ -349,25 +345,33 @@ func (b *build) keyrings(ctx context.Context) ([]keyring, error) {
 			errs = append(errs, fieldError(fmt.Sprintf("base.debian.keyrings[%d]", i), err))
 			continue
 		}
-		out = append(out, keyring{sha, filepath.Base(k)})
+		digests = append(digests, sha)
 	}
-	return out, errors.Join(errs...)
+	b.plan.Keyrings = b.img.Base.Debian.Keyrings
+	return digests, errors.Join(errs...)
 }
 
-// layDownKeyrings writes keyrings into dir, where every user may read them, and returns
-// their paths. They keep their names, of which apt reads the ending.
-func (b *build) layDownKeyrings(keyrings []keyring, dir string) ([]string, error) {
+// layDownKeyrings writes the recipe's keyrings into dir, where every user may read them, and
+// returns their paths. They keep their names, since apt reads the ending.
+func (b *executor) layDownKeyrings(ctx context.Context, r debianRecipe, dir string) ([]string, error) {
+	if len(b.plan.Keyrings) != len(r.Keyrings) {
+		return nil, fmt.Errorf("the recipe of the base has %s, the plan %d", configs.Count(len(r.Keyrings), "keyring"), len(b.plan.Keyrings))
+	}
 	var paths []string
-	for i, k := range keyrings {
-		raw, err := b.Cache.ReadBlob(k.sha256)
+	for i, sha := range r.Keyrings {
+		name := b.plan.Keyrings[i]
+		if _, err := b.importNamed(ctx, name, sha); err != nil {
+			return nil, err
+		}
+		raw, err := b.Cache.ReadBlob(sha)
 		if err != nil {
 			return nil, err
 		}
 		own := filepath.Join(dir, fmt.Sprintf("keyring-%d", i))
-		path := filepath.Join(own, k.name)
+		path := filepath.Join(own, filepath.Base(name))
 		// The umask has no say.
 		if err := errors.Join(os.Mkdir(own, 0o755), os.WriteFile(path, raw, 0o644), os.Chmod(own, 0o755), os.Chmod(path, 0o644)); err != nil {
-			return nil, fmt.Errorf("copying keyring %s: %w", k.name, err)
+			return nil, fmt.Errorf("copying keyring %s: %w", name, err)
 		}
 		paths = append(paths, path)
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/test/buildtest"
 	"github.com/edgebake/edgebake/test/desk"
 )
@@ -316,12 +317,12 @@ func TestScratchAndApt(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cache.Close()
-	b := &build{Options: Options{Cache: cache}}
+	b := &executor{run: &run{Options: Options{Cache: cache}}, plan: &plan.Plan{Keyrings: []string{"site.asc"}}}
 	sha, _, err := b.Cache.Put(t.Context(), "", strings.NewReader("key"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	paths, err := b.layDownKeyrings([]keyring{{sha, "site.asc"}}, dir)
+	paths, err := b.layDownKeyrings(t.Context(), debianRecipe{Keyrings: []string{sha}}, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -388,10 +389,7 @@ case "$*"`
 	if err := os.WriteFile(tool, []byte(strings.Replace(string(script), `case "$*"`, look, 1)), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	b, err := resolve(t.Context(), p.image(t), p.options(""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := start(t, p.image(t), p.options(""))
 	if err := os.WriteFile(path, []byte("key two"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -72,7 +72,7 @@ func (p *project) jobs(t *testing.T) []Job {
 	var jobs []Job
 	for _, img := range images {
 		o := p.options(filepath.Join(t.TempDir(), img.Arch+".raw"))
-		jobs = append(jobs, Job{img, o})
+		jobs = append(jobs, Job{Image: img, Options: o})
 	}
 	return jobs
 }

@@ -19,12 +19,12 @@ import (
 // imageOrigin says where a container image comes from, for the lock.
 func imageOrigin(i configs.ContainerImage) (plan.Input, error) {
 	raw, err := canonical(configs.ContainerImage{Ref: i.Ref, Layout: i.Layout, Archive: i.Archive})
-	return plan.Input{Make: "image", Recipe: raw}, err
+	return plan.Input{Make: makeImage, Recipe: raw}, err
 }
 
 // isPinned reports whether what the lock has of an image counts: of a local
 // source only with --locked, since who makes an archive anew means it.
-func (b *build) isPinned(i configs.ContainerImage) bool {
+func (b *resolver) isPinned(i configs.ContainerImage) bool {
 	return b.Locked || i.Layout == "" && i.Archive == ""
 }
 
@@ -40,7 +40,7 @@ func imageWarnings(img *configs.Image, notes []string) []string {
 
 // resolveImages pins the container images to take on board. A digest in the
 // lock counts as if the Image gave it.
-func (b *build) resolveImages(ctx context.Context) error {
+func (b *resolver) resolveImages(ctx context.Context) error {
 	listing, listErr := images.List(b.img, b.Dir)
 	list := listing.Images
 	for _, n := range imageWarnings(b.img, listing.Notes) {
@@ -63,9 +63,7 @@ func (b *build) resolveImages(ctx context.Context) error {
 		}
 		wanted[n] = i
 		inputs[i], names[i] = in, w.Name
-		from := origin{field: w.Field, manifest: w.Manifest}
-		b.origins[imagePrefix+i.Ref] = from
-		b.origins[images.LayerName(w.Name.String())] = from // its files
+		b.origins[imagePrefix+i.Ref] = origin{field: w.Field, place: w.Manifest}
 	}
 	var versionErr error
 	if b.img.ImageStore.Mode != "import" && !b.img.Containerd.Debian {
@@ -74,32 +72,32 @@ func (b *build) resolveImages(ctx context.Context) error {
 			versionErr = fieldError("containerd.version", versionErr)
 		}
 	}
-	var pinErr error
-	b.pinned, pinErr = b.pinImages(ctx, wanted)
-	if err := errors.Join(versionErr, b.place(errors.Join(listErr, pinErr))); err != nil {
+	pinned, pinErr := b.pinImages(ctx, wanted)
+	if err := errors.Join(versionErr, b.origins.place(errors.Join(listErr, pinErr))); err != nil {
 		return err
 	}
-	for n := range b.pinned {
-		p := &b.pinned[n]
+	for n := range pinned {
+		p := &pinned[n]
 		// On the node the image has the name the document gives it, whoever
 		// pinned it.
 		p.Ref = names[p.Source]
 		in := inputs[p.Source]
 		in.SHA256, in.Digest = p.Target.Digest.Hex(), string(p.Manifest.Digest)
-		b.add(b.origins[imagePrefix+p.Source.Ref], imagePrefix+p.Source.Ref, in, nil, nil)
+		b.add(b.origins[imagePrefix+p.Source.Ref], imagePrefix+p.Source.Ref, in, nil)
 	}
 	// The order in which the document names them must not show on the disk.
-	slices.SortFunc(b.pinned, func(a, b images.Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
+	slices.SortFunc(pinned, func(a, b images.Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
+	b.plan.Images = pinned
 	return nil
 }
 
 // pinImages asks where the images come from what they are. The answer for
 // images that all have a digest never changes: it is kept, so that a locked
 // build whose inputs are cached needs no network.
-func (b *build) pinImages(ctx context.Context, wanted []configs.ContainerImage) ([]images.Pinned, error) {
+func (b *resolver) pinImages(ctx context.Context, wanted []configs.ContainerImage) ([]images.Pinned, error) {
 	for _, i := range wanted {
 		if i.Digest == "" {
-			return images.Resolve(ctx, b.Cache, wanted, b.imageOptions())
+			return images.Resolve(ctx, b.Cache, wanted, imageOptions(b.run, b.img, b.plan))
 		}
 	}
 	key, err := canonical(wanted)
@@ -121,9 +119,9 @@ func (b *build) pinImages(ctx context.Context, wanted []configs.ContainerImage) 
 }
 
 // pinOnce asks what the images are, unless the cache has the answer.
-func (b *build) pinOnce(ctx context.Context, recipe string, wanted []configs.ContainerImage) ([]images.Pinned, error) {
+func (b *resolver) pinOnce(ctx context.Context, recipe string, wanted []configs.ContainerImage) ([]images.Pinned, error) {
 	sha, err := b.Cache.Make(ctx, recipe, func(ctx context.Context, w io.Writer) error {
-		pinned, err := images.Resolve(ctx, b.Cache, wanted, b.imageOptions())
+		pinned, err := images.Resolve(ctx, b.Cache, wanted, imageOptions(b.run, b.img, b.plan))
 		if err != nil {
 			return err
 		}
@@ -165,49 +163,36 @@ func readPinned(raw []byte, wanted []configs.ContainerImage) ([]images.Pinned, e
 }
 
 // resolveOCI takes a container image's root file system as the base.
-func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
+func (b *resolver) resolveOCI(ctx context.Context, src configs.OCISource) error {
 	i := configs.ContainerImage(src)
-	if i.Ref == "" {
-		i.Ref = images.Sole
-	}
 	raw, err := canonical(ociRecipe{src, b.date.Unix()})
 	if err != nil {
 		return err
 	}
-	in := plan.Input{Make: "oci", Recipe: raw}
+	in := plan.Input{Make: makeOCI, Recipe: raw}
 	if sha, ok := b.Lock.Pinned(inputBase, in); ok && b.isPinned(i) {
 		// The tag may have moved on; what the lock has is still meant.
 		in.SHA256, in.Digest = sha, b.Lock.Inputs[inputBase].Digest
-		if i.Digest == "" {
-			i.Digest = in.Digest
-		}
-		b.add(b.baseOrigin("base.oci"), inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
-			p, err := b.pinOCI(ctx, i)
-			if err != nil {
-				return "", err
-			}
-			sha, err := b.makeOCI(ctx, p)
-			return sha, fieldError("base.oci", err)
-		})
+		b.add(origin{field: "base.oci"}, inputBase, in, &plan.Layer{})
 		return nil
 	}
-	p, err := b.pinOCI(ctx, i)
+	p, err := pinOCI(ctx, b.run, i, imageOptions(b.run, b.img, b.plan))
 	if err != nil {
 		return err
 	}
 	in.Digest = string(p.Target.Digest)
-	if sha, ok := b.Cache.Lookup(b.ociKey(p)); ok && b.Base == "" {
+	if sha, ok := b.Cache.Lookup(ociKey(p, b.date.Unix())); ok && b.Base == "" {
 		in.SHA256 = sha
 	}
-	b.add(b.baseOrigin("base.oci"), inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
-		sha, err := b.makeOCI(ctx, p)
-		return sha, fieldError("base.oci", err)
-	})
+	b.add(origin{field: "base.oci"}, inputBase, in, &plan.Layer{})
 	return nil
 }
 
-func (b *build) pinOCI(ctx context.Context, i configs.ContainerImage) (images.Pinned, error) {
-	pinned, err := images.Resolve(ctx, b.Cache, []configs.ContainerImage{i}, b.imageOptions())
+func pinOCI(ctx context.Context, r *run, i configs.ContainerImage, o images.Options) (images.Pinned, error) {
+	if i.Ref == "" {
+		i.Ref = images.Sole
+	}
+	pinned, err := images.Resolve(ctx, r.Cache, []configs.ContainerImage{i}, o)
 	if err != nil {
 		return images.Pinned{}, fieldError("base.oci", err)
 	}
@@ -221,29 +206,47 @@ type ociRecipe struct {
 	Date int64 `json:"date"`
 }
 
-func (b *build) ociKey(p images.Pinned) string {
-	return fmt.Sprintf("oci root 3 %d %s", b.date.Unix(), p.Manifest.Digest)
+func ociKey(p images.Pinned, date int64) string {
+	return fmt.Sprintf("oci root 3 %d %s", date, p.Manifest.Digest)
 }
 
-// makeOCI flattens the image's layers into one tar.
-func (b *build) makeOCI(ctx context.Context, p images.Pinned) (string, error) {
-	blobs, err := images.Layers(ctx, b.Cache, p, b.imageOptions())
+// makeOCI flattens a container image's layers into one tar.
+func (b *executor) makeOCI(ctx context.Context, in plan.Input) (string, error) {
+	var r ociRecipe
+	if err := json.Unmarshal(in.Recipe, &r); err != nil {
+		return "", fmt.Errorf("reading the recipe: %w", err)
+	}
+	i := configs.ContainerImage(r.Source)
+	if i.Digest == "" {
+		i.Digest = in.Digest
+	}
+	o := imageOptions(b.run, b.img, b.plan)
+	p, err := pinOCI(ctx, b.run, i, o)
 	if err != nil {
 		return "", err
 	}
+	sha, err := b.flatten(ctx, p, r.Date, o)
+	return sha, fieldError("base.oci", err)
+}
+
+func (b *executor) flatten(ctx context.Context, p images.Pinned, date int64, o images.Options) (string, error) {
+	o.KeepLayers = false
+	if err := images.Fetch(ctx, b.Cache, []images.Pinned{p}, o); err != nil {
+		return "", err
+	}
 	var layers []tree.Layer
-	for n, sha := range blobs {
-		nodes, err := b.index(sha, string(p.Layers[n].Digest))
+	for _, l := range p.Layers {
+		nodes, err := b.index(l.DiffID.Hex(), string(l.Digest))
 		if err != nil {
 			return "", err
 		}
-		layers = append(layers, tree.Layer{Name: string(p.Layers[n].Digest), Nodes: nodes})
+		layers = append(layers, tree.Layer{Name: string(l.Digest), Nodes: nodes})
 	}
 	flat, err := tree.Flatten(layers, b.date)
 	if err != nil {
 		return "", err
 	}
-	return b.Cache.Make(ctx, b.ociKey(p), func(_ context.Context, w io.Writer) error {
+	return b.Cache.Make(ctx, ociKey(p, date), func(_ context.Context, w io.Writer) error {
 		return tree.WriteTar(w, flat, b.Cache)
 	})
 }
@@ -251,11 +254,10 @@ func (b *build) makeOCI(ctx context.Context, p images.Pinned) (string, error) {
 // Images pins the container images that an Image takes on board, and nothing
 // else.
 func Images(ctx context.Context, img *configs.Image, o Options) ([]images.Pinned, error) {
-	b, err := newBuild(ctx, img, o)
+	b, err := newResolver(ctx, img, o)
 	if err != nil {
 		return nil, err
 	}
-	b.plan = &plan.Plan{Arch: img.Arch, Inputs: map[string]plan.Input{}}
 	if o.Locked && o.Lock == nil {
 		return nil, errNoLock
 	}
@@ -269,5 +271,5 @@ func Images(ctx context.Context, img *configs.Image, o Options) ([]images.Pinned
 			return nil, err
 		}
 	}
-	return b.pinned, nil
+	return b.plan.Images, nil
 }

@@ -9,20 +9,17 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/overlays"
 )
 
-// layer turns a layer of the plan into nodes.
-func (b *build) layer(ctx context.Context, l plan.Layer) (tree.Layer, error) {
-	out, err := b.nodes(ctx, l)
-	return out, b.place(err)
-}
-
-func (b *build) nodes(ctx context.Context, l plan.Layer) (tree.Layer, error) {
+// nodes turns a layer of the plan into nodes.
+func (b *executor) nodes(ctx context.Context, l plan.Layer) (tree.Layer, error) {
 	sha := b.input(l.Input).SHA256
 	if l.Path != "" {
 		size, err := b.Cache.Size(sha)
@@ -52,26 +49,17 @@ func (b *build) nodes(ctx context.Context, l plan.Layer) (tree.Layer, error) {
 	return tree.Layer{Name: l.Name, Nodes: nodes, Replace: l.Replace || l.Members != nil}, nil
 }
 
-// archive returns the blob of an input's tar, uncompressed. The plan, and with it the
-// lock, keeps the base's.
-func (b *build) archive(ctx context.Context, input string) (string, error) {
+// archive returns the blob of an input's tar, uncompressed.
+func (b *executor) archive(ctx context.Context, input string) (string, error) {
 	if input == inputBase && b.given != "" {
 		return b.given, nil
 	}
-	in := b.input(input)
-	sha, err := fetch.Uncompressed(ctx, b.Cache, in.SHA256, maxArchive)
-	if err == nil && input == inputBase && sha != in.SHA256 {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		in.Uncompressed = sha
-		b.plan.Inputs[input] = in
-	}
-	return sha, err
+	return fetch.Uncompressed(ctx, b.Cache, b.input(input).SHA256, maxArchive)
 }
 
 // index opens an uncompressed tar of the cache; the base's is opened once, by
 // checkBase where that came first.
-func (b *build) index(sha, layer string) ([]tree.Node, error) {
+func (b *executor) index(sha, layer string) ([]tree.Node, error) {
 	if layer == inputBase && sha == b.base.sha {
 		return b.base.nodes, nil
 	}
@@ -89,7 +77,7 @@ func (b *build) index(sha, layer string) ([]tree.Node, error) {
 
 // members picks programs out of a release's archive. What they are dated
 // there and who owned them on the machine that packed them does not matter.
-func (b *build) members(nodes []tree.Node, l plan.Layer) ([]tree.Node, error) {
+func (b *executor) members(nodes []tree.Node, l plan.Layer) ([]tree.Node, error) {
 	by := make(map[string]tree.Node, len(nodes))
 	for _, n := range nodes {
 		by[n.Path] = n
@@ -109,25 +97,29 @@ func (b *build) members(nodes []tree.Node, l plan.Layer) ([]tree.Node, error) {
 }
 
 // userFiles makes the layers of Image.files.
-func (b *build) userFiles(f overlays.Facts) ([]tree.Layer, error) {
+func userFiles(img *configs.Image, date time.Time, cache *fetch.Cache, inputs map[string]plan.Input) ([]tree.Layer, error) {
 	load := func(index int) (tree.Content, error) {
-		sha := b.input(fileInput(index)).SHA256
-		size, err := b.Cache.Size(sha)
+		in, ok := inputs[fileInput(index)]
+		if !ok {
+			return tree.Content{}, fmt.Errorf("BUG: there is no input %s", fileInput(index))
+		}
+		sha := in.SHA256
+		size, err := cache.Size(sha)
 		if err != nil || size == 0 {
 			return tree.Content{}, err
 		}
 		return tree.Content{Blob: sha, Size: size}, nil
 	}
 	open := func(index int) (io.ReadCloser, error) {
-		raw, err := b.Cache.ReadBlob(b.input(fileInput(index)).SHA256)
+		raw, err := cache.ReadBlob(inputs[fileInput(index)].SHA256)
 		return io.NopCloser(bytes.NewReader(raw)), err
 	}
-	return overlays.Files(b.img, f, load, open)
+	return overlays.Files(img, overlays.Facts{SourceDate: date}, load, open)
 }
 
 // packages lists what dpkg installed into the base; none where it is not a
 // Debian.
-func (b *build) packages(nodes []tree.Node) ([]dpkgPackage, error) {
+func (b *executor) packages(nodes []tree.Node) ([]dpkgPackage, error) {
 	for _, n := range nodes {
 		if n.Path == dpkgStatusPath && n.IsRegular() {
 			data, err := tree.ReadContent(n.Data, b.Cache, maxDpkgStatus)

@@ -1,6 +1,7 @@
 package builder
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,60 +18,103 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/ondisk/tree"
 	"golang.org/x/sync/errgroup"
 )
 
-// makeInputs brings the bytes of every input into the cache and completes the
-// plan's digests. What needs the network and what needs the processor go side
+// Kinds of inputs that are made here (plan.Input.Make).
+const (
+	makeDebian = "mmdebstrap"
+	makeGo     = "go"
+	makeOCI    = "oci"    // the root file system of a container image
+	makeImage  = "image"  // a container image to take on board
+	makeFolder = "folder" // packed as a tar
+	makeAgent  = "agent"  // one of edgebake's own programs
+)
+
+// makeInputs brings the bytes of every input into the cache and completes their
+// digests. What needs the network and what needs the processor go side
 // by side; compilers run one after the other, since one already takes all
 // there is.
-func (b *build) makeInputs(ctx context.Context) error {
+func (b *executor) makeInputs(ctx context.Context) error {
 	compile, rest := b.missingInputs()
-	g, ctx := errgroup.WithContext(ctx)
+	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		for _, name := range compile {
-			if err := b.makeOne(ctx, name); err != nil {
+			if err := b.makeOne(gctx, name); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 	for _, name := range rest {
-		g.Go(func() error { return b.makeOne(ctx, name) })
+		g.Go(func() error { return b.makeOne(gctx, name) })
 	}
+	g.Go(func() error { return b.fetchImages(gctx) })
 	if err := errors.Join(g.Wait(), b.kept); err != nil {
 		return err
 	}
-	return b.fillGoReleases()
+	return b.complete(ctx)
 }
 
-// fillGoReleases names the Go release of compiled programs that are cached, where the
-// lock does not: it may be older than Input.Go. The release is read from the program.
-func (b *build) fillGoReleases() error {
-	for name, in := range b.plan.Inputs {
-		if in.Make != "go" || in.Go != "" {
-			continue
-		}
+// fetchImages brings the container images into the cache.
+func (b *executor) fetchImages(ctx context.Context) error {
+	if len(b.plan.Images) == 0 {
+		return nil
+	}
+	s := b.step("images", configs.Count(len(b.plan.Images), "container image"))
+	o := imageOptions(b.run, b.img, b.plan)
+	o.Progress = func(p images.Progress) { s.log(fmt.Sprintf("layer %d of %d: %s", p.Done, p.Total, p.Ref)) }
+	if err := images.Fetch(ctx, b.Cache, b.plan.Images, o); err != nil {
+		return b.origins.place(err)
+	}
+	s.done()
+	return nil
+}
+
+// complete adds to the inputs what only their bytes show: the digest of a compressed base
+// uncompressed, and the Go releases of compiled programs that the lock does not name.
+func (b *executor) complete(ctx context.Context) error {
+	for name, in := range b.inputs {
 		var err error
-		if in.Go, err = b.compiledBy(in.SHA256); err != nil {
+		switch {
+		case name == inputBase:
+			var sha string
+			if sha, err = b.archive(ctx, name); err != nil {
+				err = b.origins.place(&tree.LayerError{Layer: name, Err: err})
+			} else if sha != in.SHA256 {
+				in.Uncompressed = sha
+			}
+		case in.Make == makeGo && in.Go == "":
+			in.Go, err = b.compiledBy(in.SHA256)
+		}
+		if err != nil {
 			return err
 		}
-		b.plan.Inputs[name] = in
+		b.inputs[name] = in
 	}
 	return nil
 }
 
+func (b *executor) input(name string) plan.Input {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.inputs[name]
+}
+
 // missingInputs are those whose bytes are not in the cache: what Go compiles, and
-// all else.
-func (b *build) missingInputs() (compile, rest []string) {
-	for _, name := range slices.Sorted(maps.Keys(b.makes)) {
+// all else but container images.
+func (b *executor) missingInputs() (compile, rest []string) {
+	for _, name := range slices.Sorted(maps.Keys(b.plan.Inputs)) {
 		switch in := b.input(name); {
+		case in.Make == makeImage:
 		case name == inputBase && b.Base != "": // whatever the lock or the cache has
 			rest = append(rest, name)
 		case in.SHA256 != "" && b.Cache.Has(in.SHA256):
-		case in.Make == "go":
+		case in.Make == makeGo:
 			compile = append(compile, name)
 		default:
 			rest = append(rest, name)
@@ -81,21 +125,25 @@ func (b *build) missingInputs() (compile, rest []string) {
 
 // checkInputs finds what would keep inputs from being made, before the first
 // one is.
-func (b *build) checkInputs(ctx context.Context) error {
+func (b *executor) checkInputs(ctx context.Context) error {
 	compile, rest := b.missingInputs()
 	if err := errors.Join(b.missingTools(ctx, compile, rest), b.checkBase(ctx)); err != nil {
 		return err
 	}
 	errs := []error{b.checkGo(ctx, compile), b.checkVersions(ctx, compile)}
-	if slices.Contains(rest, inputBase) && b.Base == "" && b.checkNames != nil {
-		errs = append(errs, b.checkNames(ctx))
+	if in := b.input(inputBase); in.Make == makeDebian && slices.Contains(rest, inputBase) && b.Base == "" {
+		r, err := recipeOf[debianRecipe](in)
+		if err == nil {
+			err = b.checkArchive(ctx, r)
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
 // missingTools finds the programs that making these inputs needs and that are not
 // here, all of them before the first one is made.
-func (b *build) missingTools(ctx context.Context, compile, rest []string) error {
+func (b *executor) missingTools(ctx context.Context, compile, rest []string) error {
 	var errs []error
 	var goErr error
 	if len(compile) > 0 {
@@ -120,7 +168,7 @@ func (b *build) missingTools(ctx context.Context, compile, rest []string) error 
 			errs = append(errs, &configs.FieldError{Path: field, Err: fmt.Errorf("compiling %s needs Go%s, and %w, or %s", name, release, goErr, hint)})
 		}
 	}
-	if !slices.Contains(rest, inputBase) || b.Base != "" || b.img.Base.Debian == nil {
+	if !slices.Contains(rest, inputBase) || b.Base != "" || b.input(inputBase).Make != makeDebian {
 		return errors.Join(errs...)
 	}
 	tools := []string{"mmdebstrap"}
@@ -132,14 +180,14 @@ func (b *build) missingTools(ctx context.Context, compile, rest []string) error 
 			errs = append(errs, &configs.FieldError{Path: "base.debian", Err: fmt.Errorf("making the Debian base needs %s: apt-get install mmdebstrap uidmap debian-archive-keyring (or give a base of another kind: tar, oci)", tool)})
 		}
 	}
-	if b.img.Arch != runtime.GOARCH {
-		errs = append(errs, fieldError("base.debian", checkEmulation(ctx, b.img.Arch)))
+	if b.arch != runtime.GOARCH {
+		errs = append(errs, fieldError("base.debian", checkEmulation(ctx, b.arch)))
 	}
 	return errors.Join(errs...)
 }
 
 // compiledBy is the Go release that compiled a program in the cache.
-func (b *build) compiledBy(sha string) (string, error) {
+func (b *run) compiledBy(sha string) (string, error) {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return "", err
@@ -150,7 +198,7 @@ func (b *build) compiledBy(sha string) (string, error) {
 
 // checkGo rejects a Go release other than that of the locked programs that are to be
 // compiled, before minutes are spent on bytes that are not the lock's.
-func (b *build) checkGo(ctx context.Context, compile []string) error {
+func (b *executor) checkGo(ctx context.Context, compile []string) error {
 	if !b.Locked {
 		return nil
 	}
@@ -186,7 +234,7 @@ func (b *build) checkGo(ctx context.Context, compile []string) error {
 
 // checkVersions rejects versions that the module proxy does not have, before minutes
 // are spent on compiling the other programs.
-func (b *build) checkVersions(ctx context.Context, compile []string) error {
+func (b *executor) checkVersions(ctx context.Context, compile []string) error {
 	type wanted struct{ module, version string }
 	var order []string // an input of each version
 	recipes := map[wanted]fetch.GoRecipe{}
@@ -223,20 +271,27 @@ func (b *build) checkVersions(ctx context.Context, compile []string) error {
 }
 
 // goRecipe is how an input is compiled.
-func (b *build) goRecipe(name string) (r fetch.GoRecipe, err error) {
-	err = json.Unmarshal(b.input(name).Recipe, &r)
-	return r, err
+func (b *executor) goRecipe(name string) (fetch.GoRecipe, error) {
+	return recipeOf[fetch.GoRecipe](b.input(name))
+}
+
+// recipeOf reads the recipe of an input that is made here.
+func recipeOf[T any](in plan.Input) (r T, err error) {
+	if err := json.Unmarshal(in.Recipe, &r); err != nil {
+		return r, fmt.Errorf("reading its recipe: %w", err)
+	}
+	return r, nil
 }
 
 // blameVersion ties a version that does not exist to its field.
-func (b *build) blameVersion(name string, err error) error {
+func (b *executor) blameVersion(name string, err error) error {
 	if unknown := (*fetch.UnknownVersionError)(nil); errors.As(err, &unknown) {
 		return &configs.FieldError{Path: strings.TrimSuffix(b.origins[name].field, ".source") + ".version", Err: unknown}
 	}
 	return err
 }
 
-func (b *build) makeOne(ctx context.Context, name string) error {
+func (b *executor) makeOne(ctx context.Context, name string) error {
 	err := b.makeInput(ctx, name)
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -257,74 +312,169 @@ func (b *build) makeOne(ctx context.Context, name string) error {
 // compiling is what a person is told who waits for it.
 const compiling = "compiled by Go: a minute or two on a quick computer"
 
-func (b *build) makeInput(ctx context.Context, name string) error {
+// makeInput brings the bytes of an input into the cache, and notes its digest.
+func (b *executor) makeInput(ctx context.Context, name string) error {
 	in := b.input(name)
-	what, compiled := "fetching", ""
-	switch in.Make {
-	case "":
-	case "mmdebstrap":
-		what = "making it with mmdebstrap: a minute, more on a slow line"
-		if b.img.Arch != runtime.GOARCH {
-			what = "making it with mmdebstrap; its packages' scripts run in emulation: about eight minutes, once"
-		}
-	case "go":
-		r, err := b.goRecipe(name)
-		if err != nil {
-			return err
-		}
-		what = compiling
-		if made, ok := fetch.Compiled(ctx, b.Cache, r); ok {
-			what, compiled = "cached", made[r.Packages[0]]
-		}
-	default:
-		what = "making it (" + in.Make + ")"
+	compiled, err := b.compiled(ctx, in)
+	if err != nil {
+		return err
 	}
-	s := b.step(name, what)
+	s := b.step(name, b.making(in, compiled))
 	var sha string
-	var err error
 	switch {
 	case name == inputBase && b.Base != "":
 		sha, err = b.giveBase(ctx, &in)
 	case compiled != "":
 		sha = compiled
 	default:
-		sha, err = b.makes[name](ctx, s)
+		sha, err = b.make(ctx, s, name, in)
 	}
 	if err != nil {
 		return err
 	}
 	compiledBy := ""
-	if in.Make == "go" {
+	if in.Make == makeGo {
 		if compiledBy, err = b.compiledBy(sha); err != nil {
 			return err
 		}
 	}
-	if in.SHA256 != "" && sha != in.SHA256 {
-		if name == inputBase && b.Base != "" && (b.Locked || in.Make == "") {
-			return b.otherBase(in, sha)
-		}
-		if b.Locked || in.Make == "" {
-			return fmt.Errorf("made %s, locked is %s%s", sha, in.SHA256, lockedHint(in, compiledBy))
-		}
-		why := ""
-		if in.Go != compiledBy && in.Go != "" {
-			why = fmt.Sprintf("; compiled by %s, was by %s", compiledBy, in.Go)
-		}
-		s.warn("differs from the lock, which is renewed (%.12s, was %.12s%s)", sha, in.SHA256, why)
+	if err := b.compare(s, name, in, sha, compiledBy); err != nil {
+		return err
 	}
-	in.Go = compiledBy
-	b.mu.Lock()
 	in.SHA256 = sha
-	b.plan.Inputs[name] = in
+	if in.Make == makeGo {
+		in.Go = compiledBy
+	}
+	b.mu.Lock()
+	b.inputs[name] = in
 	b.mu.Unlock()
 	s.done()
+	return nil
+}
+
+// compiled returns the digest of a program that was compiled before; empty: it was not.
+func (b *executor) compiled(ctx context.Context, in plan.Input) (string, error) {
+	if in.Make != makeGo {
+		return "", nil
+	}
+	r, err := recipeOf[fetch.GoRecipe](in)
+	if err != nil {
+		return "", err
+	}
+	made, _ := fetch.Compiled(ctx, b.Cache, r)
+	return made[r.Packages[0]], nil
+}
+
+// making is what the step of an input is called.
+func (b *executor) making(in plan.Input, compiled string) string {
+	switch {
+	case compiled != "":
+		return "cached"
+	case in.Make == makeGo:
+		return compiling
+	case in.Make == makeDebian && b.arch != runtime.GOARCH:
+		return "making it with mmdebstrap; its packages' scripts run in emulation: about eight minutes, once"
+	case in.Make == makeDebian:
+		return "making it with mmdebstrap: a minute, more on a slow line"
+	case in.Make != "":
+		return "making it (" + in.Make + ")"
+	case in.File != "":
+		return "copying " + in.File
+	}
+	return "fetching"
+}
+
+// make gets the bytes of an input into the cache, each kind in its way, and returns their digest.
+func (b *executor) make(ctx context.Context, s *step, name string, in plan.Input) (string, error) {
+	switch in.Make {
+	case makeDebian:
+		return b.makeBase(ctx, s, in)
+	case makeGo:
+		r, err := recipeOf[fetch.GoRecipe](in)
+		if err != nil {
+			return "", err
+		}
+		made, err := fetch.GoBuild(ctx, b.Cache, r, s)
+		return made[r.Packages[0]], err
+	case makeOCI:
+		return b.makeOCI(ctx, in)
+	case makeFolder:
+		return b.packDir(ctx, in.File, b.date)
+	case makeAgent:
+		if in.File == "" {
+			return b.agent(ctx, name)
+		}
+		return b.importNamed(ctx, in.File, in.SHA256)
+	case "":
+		if in.File != "" {
+			return b.importNamed(ctx, in.File, in.SHA256)
+		}
+		return fetch.Download(ctx, b.Cache, in.Fetch, in.SHA256, b.limit(name), s.progress)
+	}
+	return "", fmt.Errorf("BUG: nothing makes an input of kind %q", in.Make)
+}
+
+// maxProgram is how large a program that is downloaded may be. The largest, kubelet
+// and k3s, have less than a tenth of it.
+const maxProgram = 1 << 30
+
+// limit is how large a file may be that is downloaded for an input.
+func (b *executor) limit(name string) int64 {
+	for _, l := range b.plan.Layers {
+		if l.Input == name && l.Path != "" {
+			return maxProgram
+		}
+	}
+	return maxArchive
+}
+
+// makeBase has mmdebstrap make the base.
+func (b *executor) makeBase(ctx context.Context, s *step, in plan.Input) (string, error) {
+	r, err := recipeOf[debianRecipe](in)
+	if err != nil {
+		return "", err
+	}
+	key := debianKey(in)
+	// What was made here may be older than what somebody else has locked.
+	if have, ok := b.Cache.Lookup(key); ok && in.SHA256 != "" && have != in.SHA256 {
+		if err := b.Cache.Forget(key); err != nil {
+			return "", err
+		}
+	}
+	return b.Cache.Make(ctx, key, func(ctx context.Context, w io.Writer) error {
+		return b.makeDebian(ctx, r, w, s.detail)
+	})
+}
+
+// compare compares the digest of an input's bytes with the plan's. If that is not binding,
+// the lock is renewed.
+func (b *executor) compare(s *step, name string, in plan.Input, sha, compiledBy string) error {
+	if in.SHA256 == "" || sha == in.SHA256 {
+		return nil
+	}
+	binding := b.bound || in.Make == ""
+	if binding && name == inputBase && b.Base != "" {
+		return b.otherBase(in, sha)
+	}
+	if binding {
+		pinned := "locked"
+		if b.doc == nil {
+			pinned = "planned"
+		}
+		return fmt.Errorf("made %s, %s is %s%s", sha, pinned, in.SHA256, b.lockedHint(in, compiledBy))
+	}
+	why := ""
+	if in.Go != compiledBy && in.Go != "" {
+		why = fmt.Sprintf("; compiled by %s, was by %s", compiledBy, in.Go)
+	}
+	s.warn("differs from the lock, which is renewed (%.12s, was %.12s%s)", sha, in.SHA256, why)
 	return nil
 }
 
 // giveBase brings the file of --base into the cache and returns the digest that it has
 // in the plan: the one that the plan has already, where the file is that base,
 // compressed or not.
-func (b *build) giveBase(ctx context.Context, in *plan.Input) (sha string, err error) {
+func (b *executor) giveBase(ctx context.Context, in *plan.Input) (sha string, err error) {
 	file, err := b.importFile(ctx, b.Base, "")
 	if err != nil {
 		return "", err
@@ -345,36 +495,42 @@ func (b *build) giveBase(ctx context.Context, in *plan.Input) (sha string, err e
 	return b.given, nil
 }
 
-// otherBase says that --base is not the base that the Image or the lock has.
-func (b *build) otherBase(in plan.Input, sha string) error {
+// otherBase says that --base is not the base that the Image, the lock or the plan has.
+func (b *executor) otherBase(in plan.Input, sha string) error {
 	switch {
-	case in.Make == "" && b.img.Base.Tar.SHA256 != "":
+	case b.doc == nil:
+		return fmt.Errorf("it is %s (uncompressed), planned is %s: give the base that was exported with this plan", sha, in.SHA256)
+	case in.Make == "" && b.doc.Base.Tar.SHA256 != "":
 		return fmt.Errorf("it is %s (uncompressed), base.tar.sha256 is %s: give the archive that has this digest; or the base that was exported, with the lock that was written then; or correct base.tar.sha256", sha, in.SHA256)
-	case b.Locked && in.Make != "":
+	case in.Make != "":
 		return fmt.Errorf("it is %s (uncompressed), locked is %s: give the base that was exported with this lock, or build without --locked, which renews it", sha, in.SHA256)
 	}
 	return fmt.Errorf("it is %s (uncompressed), locked is %s: give the base that was exported with this lock, or build without --base", sha, in.SHA256)
 }
 
-func lockedHint(in plan.Input, compiledBy string) string {
+func (b *executor) lockedHint(in plan.Input, compiledBy string) string {
+	renew := "renew the lock by building without --locked"
+	if b.doc == nil {
+		renew = "make the plan again"
+	}
 	switch in.Make {
-	case "mmdebstrap":
-		return "; the Debian archive has moved on: give the base that was exported (--base FILE, see edgebake build --export-base), or renew the lock by building without --locked"
-	case "go":
+	case makeDebian:
+		return "; the Debian archive has moved on: give the base that was exported (--base FILE, see edgebake build --export-base), or " + renew
+	case makeGo:
 		if in.Go == "" {
-			return "; it was compiled by " + compiledBy + " here, and the lock does not say by which Go release its own was: try the one that was current then (GOTOOLCHAIN=go1.X.Y), or renew the lock by building without --locked"
+			return "; it was compiled by " + compiledBy + " here, and the lock does not say by which Go release its own was: try the one that was current then (GOTOOLCHAIN=go1.X.Y), or " + renew
 		}
+	}
+	if b.doc == nil {
+		return "; " + renew
 	}
 	return "; build without --locked to renew the lock"
 }
 
 // exportBase copies the base's tar, uncompressed, out of the cache, so that a locked
 // build works when the archive it came from has moved on.
-func (b *build) exportBase(ctx context.Context, path string) error {
-	sha, err := b.archive(ctx, inputBase)
-	if err != nil {
-		return fmt.Errorf("exporting the base: %w", err)
-	}
+func (b *executor) exportBase(path string) error {
+	sha := cmp.Or(b.given, b.inputs[inputBase].Uncompressed, b.inputs[inputBase].SHA256)
 	src, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return fmt.Errorf("exporting the base: %w", err)

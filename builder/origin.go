@@ -3,41 +3,54 @@ package builder
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/tree"
+	"github.com/edgebake/edgebake/overlays"
 )
 
-// origin is what somebody wrote that an input or a layer comes from. The plan does
-// not have it: it decides nothing.
+// origin is what a person wrote that an input or a layer comes from.
 type origin struct {
-	kind layerKind
 	// One of these, or none: edgebake itself brings it.
-	field    string // of the Image
-	manifest string // the place in a manifest that imagesFrom names
-	flag     string
+	field string // of the Image
+	place string // in a manifest that imagesFrom names
+	flag  string
 }
 
-// layerKind says where a layer of the plan goes.
-type layerKind int
+// origins are those of inputs and layers, by name.
+type origins map[string]origin
 
-const (
-	kindOther   layerKind = iota
-	kindBase              // below all others
-	kindOverlay           // over what edgebake renders
-)
+// originsOf are those of a plan. base is Options.Base.
+func originsOf(p *plan.Plan, files int, base string) origins {
+	o := origins{}
+	for name, in := range p.Inputs {
+		o[name] = origin{field: in.Field, place: in.Place}
+	}
+	if base != "" {
+		o[inputBase] = origin{field: o[inputBase].field, flag: "--base " + base}
+	}
+	for i := range files {
+		o[overlays.FileLayer(i)] = origin{field: fmt.Sprintf("files[%d].path", i)}
+	}
+	for _, img := range p.Images {
+		o[images.LayerName(img.Ref.String())] = o[imagePrefix+img.Source.Ref]
+	}
+	return o
+}
 
 // blame names the origin of what err is about.
 func (o origin) blame(err error) error {
 	switch {
 	case o.flag != "":
 		return fmt.Errorf("%s: %w", o.flag, err)
-	case o.manifest != "":
-		return fmt.Errorf("%s: %w", o.manifest, err)
+	case o.place != "":
+		return fmt.Errorf("%s: %w", o.place, err)
 	case o.field != "":
 		return &configs.FieldError{Path: o.field, Err: err}
 	}
@@ -49,7 +62,7 @@ var sizeFields = map[string]string{ondisk.LabelRootA: "disk.root", ondisk.LabelD
 
 // place names the origins of what is wrong with layers, their files and container
 // images.
-func (b *build) place(err error) error {
+func (all origins) place(err error) error {
 	var errs []error
 	for _, e := range SplitErrors(err) {
 		var placed *configs.FieldError
@@ -61,13 +74,13 @@ func (b *build) place(err error) error {
 		case errors.As(e, &size):
 			e = &configs.FieldError{Path: sizeFields[size.Label], Err: e}
 		case errors.As(e, &layer):
-			if o, ok := b.origins[layer.Layer]; ok && o.manifest == "" {
+			if o, ok := all[layer.Layer]; ok && o.place == "" {
 				e = o.blame(withPath(layer))
 			} else {
 				e = o.blame(e) // one manifest may name several images
 			}
 		case errors.As(e, &image):
-			e = b.origins[imagePrefix+image.Image.Ref].blame(e)
+			e = all[imagePrefix+image.Image.Ref].blame(e)
 		}
 		errs = append(errs, e)
 	}
@@ -109,5 +122,5 @@ func byLayer(err error) error {
 	return errors.Join(found...)
 }
 
-// isOverlay reports whether a node is of a directory that the user lays over.
-func (b *build) isOverlay(n tree.Node) bool { return b.origins[n.Layer].kind == kindOverlay }
+// isOverlay reports whether a layer is a directory that the user lays over.
+func isOverlay(layer string) bool { return strings.HasPrefix(layer, overlayPrefix) }

@@ -15,13 +15,13 @@ import (
 // TestPlace: what is wrong with a layer, a file of it or a container image is told
 // with the field, the manifest or the flag that it comes from.
 func TestPlace(t *testing.T) {
-	b := &build{origins: map[string]origin{
-		inputBase:                   {kind: kindBase, field: "base.tar", flag: "--base x.tar"},
+	b := origins{
+		inputBase:                   {field: "base.tar", flag: "--base x.tar"},
 		"files[2]":                  {field: "files[2].path"},
 		"image app:1":               {field: "images[3]"},
 		images.LayerName("x/app:1"): {field: "images[3]"},
-		images.LayerName("x/web:1"): {manifest: "web.yaml:7: Deployment web"},
-	}}
+		images.LayerName("x/web:1"): {place: "web.yaml:7: Deployment web"},
+	}
 	// A container image's file goes through the merge into the file system.
 	file := func(layer, path string) tree.Node {
 		return tree.Node{Layer: layer, Path: path, Inode: &tree.Inode{Mode: tree.ModeRegular}}

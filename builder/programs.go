@@ -85,7 +85,7 @@ func programSets(img *configs.Image) []programSet {
 	return sets
 }
 
-func (b *build) resolvePrograms(ctx context.Context) error {
+func (b *resolver) resolvePrograms(ctx context.Context) error {
 	var errs []error
 	for _, s := range programSets(b.img) {
 		if err := b.resolveSet(ctx, s); err != nil {
@@ -93,7 +93,7 @@ func (b *build) resolvePrograms(ctx context.Context) error {
 		}
 	}
 	if y := b.img.Yurthub; y != nil && y.Binary != nil {
-		errs = append(errs, b.fileSource(ctx, "yurthub", origin{field: "yurthub.binary"}, *y.Binary, &plan.Layer{Path: yurthubPath, Mode: tree.ModeRegular | 0o755}))
+		errs = append(errs, b.fileSource(ctx, inputYurthub, "yurthub.binary", *y.Binary, &plan.Layer{Path: yurthubPath, Mode: tree.ModeRegular | 0o755}))
 	}
 	return errors.Join(errs...)
 }
@@ -104,7 +104,7 @@ func crictlRecipe(version, arch string) fetch.GoRecipe {
 		LDFlags: "-s -w -X " + m + "/pkg/version.Version=" + version}
 }
 
-func (b *build) resolveSet(ctx context.Context, s programSet) error {
+func (b *resolver) resolveSet(ctx context.Context, s programSet) error {
 	switch {
 	case s.source.GoModule != nil:
 		return b.resolveGo(s)
@@ -116,7 +116,7 @@ func (b *build) resolveSet(ctx context.Context, s programSet) error {
 	return errors.New("choose one of goModule, url and file")
 }
 
-func (b *build) resolveGo(s programSet) error {
+func (b *resolver) resolveGo(s programSet) error {
 	r, err := s.recipe()
 	if err != nil {
 		return err
@@ -132,15 +132,12 @@ func (b *build) resolveGo(s programSet) error {
 }
 
 // addGo enters a program that is compiled from the module proxy.
-func (b *build) addGo(field string, p program, r fetch.GoRecipe) error {
+func (b *resolver) addGo(field string, p program, r fetch.GoRecipe) error {
 	raw, err := canonical(r)
 	if err != nil {
 		return err
 	}
-	b.add(origin{field: field}, p.name, plan.Input{Make: "go", Recipe: raw}, p.layer(), func(ctx context.Context, s *step) (string, error) {
-		made, err := fetch.GoBuild(ctx, b.Cache, r, s)
-		return made[r.Packages[0]], err
-	})
+	b.add(origin{field: field}, p.name, plan.Input{Make: makeGo, Recipe: raw}, p.layer())
 	return nil
 }
 
@@ -148,7 +145,7 @@ func (p program) layer() *plan.Layer {
 	return &plan.Layer{Path: p.path, Mode: tree.ModeRegular | 0o755}
 }
 
-func (b *build) resolveURL(ctx context.Context, s programSet) error {
+func (b *resolver) resolveURL(ctx context.Context, s programSet) error {
 	base := strings.TrimRight(s.source.URL.Base, "/") + "/" + s.dir
 	if s.archive != "" {
 		members := map[string]string{}
@@ -166,7 +163,7 @@ func (b *build) resolveURL(ctx context.Context, s programSet) error {
 
 // resolveRelease pins one file of a release server: by the Image, else by the
 // lock, else by the digest that the server publishes beside the file.
-func (b *build) resolveRelease(ctx context.Context, field, name, url string, src configs.URLSource, layer *plan.Layer) error {
+func (b *resolver) resolveRelease(ctx context.Context, field, name, url string, src configs.URLSource, layer *plan.Layer) error {
 	in := plan.Input{Fetch: []string{url}, SHA256: src.Sum(b.img.Arch, path.Base(url))}
 	if _, locked := b.Lock.Pinned(name, in); in.SHA256 == "" && !locked {
 		switch {
@@ -181,13 +178,13 @@ func (b *build) resolveRelease(ctx context.Context, field, name, url string, src
 		}
 		in.SHA256 = sha
 	}
-	b.add(origin{field: field}, name, in, layer, b.fetcher(name, layer))
+	b.add(origin{field: field}, name, in, layer)
 	return nil
 }
 
 var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-func (b *build) publishedDigest(ctx context.Context, url string) (string, error) {
+func (b *run) publishedDigest(ctx context.Context, url string) (string, error) {
 	var errs []error
 	for _, ext := range sidecars {
 		sha, err := fetch.Head(ctx, b.Cache, url+ext, maxSidecar)
@@ -213,7 +210,7 @@ func (b *build) publishedDigest(ctx context.Context, url string) (string, error)
 	return "", fmt.Errorf("the server publishes no digest of %s: check the version, or give the digest under sha256 (%s: <hex>)\n%w", fetch.Redact(url), path.Base(url), errors.Join(errs...))
 }
 
-func (b *build) resolveDir(ctx context.Context, s programSet) error {
+func (b *resolver) resolveDir(ctx context.Context, s programSet) error {
 	var errs []error
 	for _, p := range s.programs {
 		dir := s.source.File.Dir
@@ -228,7 +225,7 @@ func (b *build) resolveDir(ctx context.Context, s programSet) error {
 			errs = append(errs, err)
 			continue
 		}
-		b.add(origin{field: s.field}, p.name, plan.Input{File: file, SHA256: sha}, p.layer(), nil)
+		b.add(origin{field: s.field}, p.name, plan.Input{File: file, SHA256: sha}, p.layer())
 		err = b.checkFile(sha, p.path, file)
 		if err == nil {
 			err = b.checkVersion(sha, file, strings.TrimSuffix(s.field, ".source")+".version", s.version)

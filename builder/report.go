@@ -60,14 +60,11 @@ func countFiles(nodes []tree.Node) int {
 	return len(seen)
 }
 
-func (b *build) report(id string, c *composed, l *disk.Layout, res *disk.Result) (*Report, error) {
+func (b *executor) report(id string, c *composed, l *disk.Layout, res *disk.Result) (*Report, error) {
 	r := &Report{
 		Version: ReportVersion, Name: b.img.Name, Plan: id, Builder: b.plan.Builder, Golden: res.Golden,
-		Size: l.Size, Info: c.facts.Info, Inputs: map[string]plan.Input{}, Packages: len(c.packages),
+		Size: l.Size, Info: c.facts.Info, Inputs: b.plan.With(b.inputs).Lock().Inputs, Packages: len(c.packages),
 		Images: c.imgReport, Timings: b.steps,
-	}
-	for name, in := range b.plan.Inputs {
-		r.Inputs[name] = in
 	}
 	written := map[string]disk.PartResult{}
 	for _, p := range res.Parts {

@@ -7,9 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/images"
@@ -24,6 +24,7 @@ import (
 const (
 	inputBase      = "base"
 	inputCNI       = "cni"
+	inputYurthub   = "yurthub"
 	imagePrefix    = "image "
 	overlayPrefix  = "overlay "
 	fileSrcPrefix  = "file "
@@ -43,26 +44,43 @@ const (
 // container images. Inputs that are made here keep the digest the lock or the
 // cache has for them.
 func Resolve(ctx context.Context, img *configs.Image, o Options) (*plan.Plan, error) {
-	b, err := resolve(ctx, img, o)
+	b, err := newResolver(ctx, img, o)
 	if err != nil {
 		return nil, err
 	}
-	return b.plan, nil
+	return b.resolve(ctx)
 }
 
-func resolve(ctx context.Context, img *configs.Image, o Options) (*build, error) {
-	b, err := newBuild(ctx, img, o)
-	if err != nil {
+// resolver makes the plan of one Image.
+type resolver struct {
+	*run
+	img     *configs.Image
+	date    time.Time
+	plan    *plan.Plan
+	cni     []byte // the user's network configuration; nil: none
+	origins origins
+}
+
+func newResolver(ctx context.Context, img *configs.Image, o Options) (*resolver, error) {
+	if err := img.Validate().Err(); err != nil {
 		return nil, err
 	}
-	b.plan = &plan.Plan{
-		Version:    plan.Version,
-		Name:       img.Name,
-		Builder:    o.Version,
-		Arch:       img.Arch,
-		SourceDate: b.date.Unix(),
-		Inputs:     map[string]plan.Input{},
-	}
+	date := img.SourceTime()
+	return &resolver{
+		run: newRun(ctx, img.Arch, o), img: img, date: date, origins: origins{},
+		plan: &plan.Plan{
+			Version:    plan.Version,
+			Name:       img.Name,
+			Builder:    o.Version,
+			Arch:       img.Arch,
+			SourceDate: date.Unix(),
+			Inputs:     map[string]plan.Input{},
+			Registries: img.Registries,
+		},
+	}, nil
+}
+
+func (b *resolver) resolve(ctx context.Context) (*plan.Plan, error) {
 	s := b.step("resolve", "pinning inputs")
 	// The order of the layers: the base, programs over it, then what the
 	// user lays over all. What edgebake renders itself comes before the
@@ -80,25 +98,23 @@ func resolve(ctx context.Context, img *configs.Image, o Options) (*build, error)
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	if b.plan.Partitions, err = partitions(img); err != nil {
+	var err error
+	if b.plan.Partitions, err = partitions(b.img); err != nil {
 		return nil, err
 	}
-	if b.plan.Config, err = renderedConfig(img, b.files); err != nil {
+	if b.plan.Rendered, err = rendered(b.img, b.plan, b.cni); err != nil {
 		return nil, err
 	}
-	if b.plan.Rendered, err = b.rendered(); err != nil {
-		return nil, err
-	}
-	if o.Locked {
-		if o.Lock == nil {
+	if b.Locked {
+		if b.Lock == nil {
 			return nil, errNoLock
 		}
-		if err := checkLock(o.Lock, b.plan); err != nil {
+		if err := checkLock(b.Lock, b.plan); err != nil {
 			return nil, err
 		}
 	}
 	s.done()
-	return b, nil
+	return b.plan, nil
 }
 
 var errNoLock = errors.New("--locked: no lock beside the Image; build once without --locked to make one")
@@ -112,31 +128,21 @@ func checkLock(l *plan.Lock, p *plan.Plan) error {
 
 // add enters an input, what asks for it and, unless layer is nil, how it enters
 // the tree. The lock's digest is taken where none is known otherwise.
-func (b *build) add(from origin, name string, in plan.Input, layer *plan.Layer, make makeFunc) {
+func (b *resolver) add(from origin, name string, in plan.Input, layer *plan.Layer) {
 	b.origins[name] = from
+	in.Field, in.Place = from.field, from.place
 	if sha, ok := b.Lock.Pinned(name, in); ok && in.SHA256 == "" {
 		in.SHA256, in.Go = sha, b.Lock.Go(name)
 	}
 	in.Uncompressed = b.Lock.Uncompressed(name, in)
 	b.plan.Inputs[name] = in
-	if make != nil {
-		b.makes[name] = make
-	}
 	if layer != nil {
 		layer.Name, layer.Input = name, name
 		b.plan.Layers = append(b.plan.Layers, *layer)
 	}
 }
 
-// baseOrigin is what the base comes from: that field, or --base in its place.
-func (b *build) baseOrigin(field string) origin {
-	if b.Base != "" {
-		return origin{kind: kindBase, field: field, flag: "--base " + b.Base}
-	}
-	return origin{kind: kindBase, field: field}
-}
-
-func (b *build) resolveBase(ctx context.Context) error {
+func (b *resolver) resolveBase(ctx context.Context) error {
 	base := b.img.Base
 	switch {
 	case base.Debian != nil:
@@ -144,13 +150,12 @@ func (b *build) resolveBase(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		r := newDebianRecipe(b.img, b.date, keyrings)
-		raw, err := canonical(r)
+		raw, err := canonical(newDebianRecipe(b.img, b.date, keyrings))
 		if err != nil {
 			return err
 		}
-		in := plan.Input{Make: "mmdebstrap", Recipe: raw}
-		key := in.Make + " " + string(raw)
+		in := plan.Input{Make: makeDebian, Recipe: raw}
+		key := debianKey(in)
 		if b.Update {
 			if err := b.Cache.Forget(key); err != nil {
 				return err
@@ -161,24 +166,12 @@ func (b *build) resolveBase(ctx context.Context) error {
 				in.SHA256 = sha
 			}
 		}
-		b.checkNames = func(ctx context.Context) error { return b.checkArchive(ctx, r) }
-		b.add(b.baseOrigin("base.debian"), inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
-			// What was made here may be older than what somebody else has locked.
-			want := b.input(inputBase).SHA256
-			if have, ok := b.Cache.Lookup(key); ok && want != "" && have != want {
-				if err := b.Cache.Forget(key); err != nil {
-					return "", err
-				}
-			}
-			return b.Cache.Make(ctx, key, func(ctx context.Context, w io.Writer) error {
-				return b.makeDebian(ctx, r, keyrings, w, s.detail)
-			})
-		})
+		b.add(origin{field: "base.debian"}, inputBase, in, &plan.Layer{})
 		return nil
 	case base.Tar != nil && base.Tar.File != "" && b.Base != "":
 		return &configs.FieldError{Path: "base.tar.file", Err: fmt.Errorf("the Image names its base already: build without --base %s, or put that name here", b.Base)}
 	case base.Tar != nil:
-		return b.fileSource(ctx, inputBase, b.baseOrigin("base.tar"), *base.Tar, &plan.Layer{})
+		return b.fileSource(ctx, inputBase, "base.tar", *base.Tar, &plan.Layer{})
 	case base.OCI != nil:
 		return b.resolveOCI(ctx, *base.OCI)
 	}
@@ -186,47 +179,25 @@ func (b *build) resolveBase(ctx context.Context) error {
 }
 
 // fileSource enters a file by path or URL.
-func (b *build) fileSource(ctx context.Context, name string, from origin, src configs.FileSource, layer *plan.Layer) error {
+func (b *resolver) fileSource(ctx context.Context, name, field string, src configs.FileSource, layer *plan.Layer) error {
 	if src.File != "" {
 		sha, err := b.importNamed(ctx, src.File, src.SHA256)
 		if err != nil {
-			return fieldError(from.field, err)
+			return fieldError(field, err)
 		}
-		b.add(from, name, plan.Input{File: src.File, SHA256: sha}, layer, nil)
-		return fieldError(from.field, b.checkFile(sha, layer.Path, src.File))
+		b.add(origin{field: field}, name, plan.Input{File: src.File, SHA256: sha}, layer)
+		return fieldError(field, b.checkFile(sha, layer.Path, src.File))
 	}
 	in := plan.Input{Fetch: []string{src.URL}, SHA256: src.SHA256}
 	if _, locked := b.Lock.Pinned(name, in); src.SHA256 == "" && !locked {
-		return fieldError(from.field, fmt.Errorf("%s has no sha256; give it, so that nobody can slip in another file", fetch.Redact(src.URL)))
+		return fieldError(field, fmt.Errorf("%s has no sha256; give it, so that nobody can slip in another file", fetch.Redact(src.URL)))
 	}
-	b.add(from, name, in, layer, b.fetcher(name, layer))
+	b.add(origin{field: field}, name, in, layer)
 	return nil
 }
 
-// maxProgram is how large a program that is downloaded may be. The largest, kubelet
-// and k3s, have less than a tenth of it.
-const maxProgram = 1 << 30
-
-// fetcher downloads the input of that name.
-func (b *build) fetcher(name string, layer *plan.Layer) makeFunc {
-	limit := int64(maxArchive)
-	if layer != nil && layer.Path != "" {
-		limit = maxProgram
-	}
-	return func(ctx context.Context, s *step) (string, error) {
-		in := b.input(name)
-		return fetch.Download(ctx, b.Cache, in.Fetch, in.SHA256, limit, s.progress)
-	}
-}
-
-func (b *build) input(name string) plan.Input {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.plan.Inputs[name]
-}
-
 // resolveOverlays packs the user's directories.
-func (b *build) resolveOverlays(ctx context.Context) error {
+func (b *resolver) resolveOverlays(ctx context.Context) error {
 	var errs []error
 	for i, o := range b.img.Overlays {
 		field := fmt.Sprintf("overlays[%d].dir", i)
@@ -234,24 +205,20 @@ func (b *build) resolveOverlays(ctx context.Context) error {
 			errs = append(errs, fieldError(field, err))
 			continue
 		}
-		sha, err := b.Cache.Import(ctx, func(ctx context.Context, w io.Writer) error {
-			return tree.PackDir(ctx, w, b.path(o.Dir), b.date)
-		})
+		sha, err := b.packDir(ctx, o.Dir, b.date)
 		if err != nil {
 			errs = append(errs, fieldError(field, err))
 			continue
 		}
-		b.add(origin{kind: kindOverlay, field: field}, fmt.Sprintf("%s%d", overlayPrefix, i), plan.Input{Make: "folder", File: o.Dir, SHA256: sha}, &plan.Layer{Replace: o.Replace}, nil)
+		b.add(origin{field: field}, fmt.Sprintf("%s%d", overlayPrefix, i), plan.Input{Make: makeFolder, File: o.Dir, SHA256: sha}, &plan.Layer{Replace: o.Replace})
 	}
 	return errors.Join(errs...)
 }
 
-// resolveFiles pins the sources of single files; overlays makes their layers.
-// Templates are tried now: nobody should wait for a compiler to hear of them.
-func (b *build) resolveFiles(ctx context.Context) error {
+// resolveFiles pins the sources of single files, and renders those that are templates.
+func (b *resolver) resolveFiles(ctx context.Context) error {
 	var errs []error
 	for i, f := range b.img.Files {
-		b.origins[overlays.FileLayer(i)] = origin{field: fmt.Sprintf("files[%d].path", i)}
 		if f.Source == "" {
 			continue
 		}
@@ -261,11 +228,13 @@ func (b *build) resolveFiles(ctx context.Context) error {
 			errs = append(errs, fieldError(field, err))
 			continue
 		}
-		b.add(origin{field: field}, fileInput(i), plan.Input{File: f.Source, SHA256: sha}, nil, nil)
+		b.add(origin{field: field}, fileInput(i), plan.Input{File: f.Source, SHA256: sha}, nil)
 	}
 	if len(errs) == 0 {
-		var err error
-		b.files, err = b.userFiles(overlays.Facts{SourceDate: b.date})
+		files, err := userFiles(b.img, b.date, b.Cache, b.plan.Inputs)
+		if err == nil {
+			b.plan.Config, err = renderedConfig(b.img, files)
+		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
@@ -276,7 +245,7 @@ func (b *build) resolveFiles(ctx context.Context) error {
 func fileInput(i int) string { return fmt.Sprintf("%s%d", fileSrcPrefix, i) }
 
 // resolveCNI pins the network configuration that stands beside the Image.
-func (b *build) resolveCNI(ctx context.Context) error {
+func (b *resolver) resolveCNI(ctx context.Context) error {
 	c := b.img.CNI.Config
 	if !strings.HasSuffix(c, ".conflist") {
 		return nil
@@ -288,10 +257,10 @@ func (b *build) resolveCNI(ctx context.Context) error {
 	if b.cni, err = b.Cache.ReadBlob(sha); err != nil {
 		return fieldError("cni.config", err)
 	}
-	if b.plugins, err = overlays.CNIPlugins(b.cni); err != nil {
+	if _, err = overlays.CNIPlugins(b.cni); err != nil {
 		return fieldError("cni.config", fmt.Errorf("reading %s: %w", c, err))
 	}
-	b.add(origin{field: "cni.config"}, inputCNI, plan.Input{File: c, SHA256: sha}, nil, nil)
+	b.add(origin{field: "cni.config"}, inputCNI, plan.Input{File: c, SHA256: sha}, nil)
 	return nil
 }
 
@@ -379,30 +348,30 @@ func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, er
 	return canonical(c)
 }
 
-// rendered is the digest of what edgebake renders for the Image, before it is
+// rendered is the digest of what edgebake renders for an Image, before it is
 // known what the inputs bring: stand-ins take the place of that.
-func (b *build) rendered() (string, error) {
-	f := overlays.Facts{SourceDate: b.date, CNI: b.cni, Containerd: strings.TrimPrefix(b.img.Containerd.Version, "v")}
-	if b.img.Containerd.Debian {
+func rendered(img *configs.Image, p *plan.Plan, cni []byte) (string, error) {
+	f := overlays.Facts{SourceDate: time.Unix(p.SourceDate, 0).UTC(), CNI: cni, Containerd: strings.TrimPrefix(img.Containerd.Version, "v")}
+	if img.Containerd.Debian {
 		f.Containerd = "1" // the form that Debian's has; the base is an input
 	}
-	f.Info = b.imageInfo("", "", f.Containerd, &images.Result{})
-	root, err := overlays.Root(b.img, f)
+	f.Info = imageInfo(img, p, "", "", f.Containerd, &images.Result{})
+	root, err := overlays.Root(img, f)
 	if err != nil {
 		return "", err
 	}
-	cmdline, err := overlays.CommandLine(b.img, f, ondisk.LabelRootA)
+	cmdline, err := overlays.CommandLine(img, f, ondisk.LabelRootA)
 	if err != nil {
 		return "", err
 	}
-	if err := overlays.CheckCommandLine(b.img, cmdline); err != nil {
+	if err := overlays.CheckCommandLine(img, cmdline); err != nil {
 		return "", fieldError("kernel.args", err)
 	}
 	all, err := canonical(struct {
 		Nodes       []tree.Node
 		CommandLine string
 		Firmware    string `json:",omitempty"`
-	}{root.Nodes, cmdline, overlays.FirmwareConfig(b.img)})
+	}{root.Nodes, cmdline, overlays.FirmwareConfig(img)})
 	if err != nil {
 		return "", err
 	}

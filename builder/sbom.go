@@ -32,7 +32,7 @@ const noAssertion = "NOASSERTION"
 
 // makeSBOM lists Debian packages, programs with the modules they were linked
 // from, and container images.
-func (b *build) makeSBOM(id string, c *composed) ([]byte, error) {
+func (b *executor) makeSBOM(id string, c *composed) ([]byte, error) {
 	d := &sbom{seen: map[common.ElementID]bool{}, doc: &spdx.Document{
 		SPDXVersion:    spdx.Version,
 		DataLicense:    spdx.DataLicense,
@@ -83,7 +83,7 @@ func (b *build) makeSBOM(id string, c *composed) ([]byte, error) {
 }
 
 // programsSBOM lists the programs that do not come out of packages.
-func (b *build) programsSBOM(d *sbom, image common.ElementID, merged []tree.Node) error {
+func (b *executor) programsSBOM(d *sbom, image common.ElementID, merged []tree.Node) error {
 	layers := map[string]plan.Layer{}
 	for _, l := range b.plan.Layers {
 		if l.Path != "" || l.Members != nil {
@@ -150,7 +150,7 @@ func programVersion(info *debug.BuildInfo) string {
 
 // buildInfo reads which modules a Go program was linked from; nil where it is
 // none.
-func (b *build) buildInfo(n tree.Node) (*debug.BuildInfo, error) {
+func (b *executor) buildInfo(n tree.Node) (*debug.BuildInfo, error) {
 	f, err := b.Cache.OpenBlob(n.Data.Blob)
 	if err != nil {
 		return nil, err

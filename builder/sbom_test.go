@@ -62,10 +62,8 @@ func TestSBOMDoesNotTellWhereFrom(t *testing.T) {
 	var ids []string
 	var docs []*spdx.Document
 	for _, in := range []plan.Input{{SHA256: sha}, {SHA256: sha, Make: "go", Recipe: recipe}} {
-		b := &build{Options: Options{Cache: c}, plan: &plan.Plan{
-			Inputs: map[string]plan.Input{"agent": in},
-			Layers: []plan.Layer{{Name: "agent", Input: "agent", Path: "usr/bin/agent"}},
-		}}
+		b := &executor{run: &run{Options: Options{Cache: c}}, inputs: map[string]plan.Input{"agent": in}}
+		b.plan = &plan.Plan{Inputs: b.inputs, Layers: []plan.Layer{{Name: "agent", Input: "agent", Path: "usr/bin/agent"}}}
 		id, err := b.plan.ID()
 		if err != nil {
 			t.Fatal(err)

@@ -28,17 +28,24 @@ import (
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
-// merged resolves, makes and merges, as Build does before it writes.
-func (p *project) merged(t *testing.T) (*build, map[string]tree.Node) {
+// start resolves an Image.
+func start(t *testing.T, img *configs.Image, o Options) *executor {
 	t.Helper()
-	b, err := resolve(t.Context(), p.image(t), p.options(""))
+	b, err := Job{Image: img, Options: o}.start(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	return b
+}
+
+// merged resolves, makes and merges, as Build does before it writes.
+func (p *project) merged(t *testing.T) (*executor, map[string]tree.Node) {
+	t.Helper()
+	b := start(t, p.image(t), p.options(""))
 	if err := b.makeInputs(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	id, err := b.plan.ID()
+	id, err := b.plan.With(b.inputs).ID()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,11 +227,8 @@ func TestReleaseServer(t *testing.T) {
 	// With the lock, and the cache, no server is needed.
 	s.requests()
 	o := p.options("")
-	o.Lock, o.Locked = b.plan.Lock(), true
-	again, err := resolve(t.Context(), p.image(t), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o.Lock, o.Locked = b.plan.With(b.inputs).Lock(), true
+	again := start(t, p.image(t), o)
 	if err := again.makeInputs(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -240,10 +244,7 @@ func TestReleaseServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer o.Cache.Close()
-	again, err = resolve(t.Context(), p.image(t), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	again = start(t, p.image(t), o)
 	if err := again.makeInputs(t.Context()); err == nil || !strings.Contains(err.Error(), "input kubelet: ") || !strings.Contains(err.Error(), "not the one that was asked for") {
 		t.Errorf("a changed file: %v", err)
 	}
@@ -259,15 +260,14 @@ func TestPublishedDigest(t *testing.T) {
 	s.files["/named.sha256sum"] = sum + "  named\n"
 	s.files["/junk.sha256"] = "<html>not found</html>"
 	p := newProject(t, buildtest.Base(), nil)
-	b, err := newBuild(t.Context(), p.image(t), p.options(""))
+	b, err := newResolver(t.Context(), p.image(t), p.options(""))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.plan = &plan.Plan{Inputs: map[string]plan.Input{}}
 	src := configs.URLSource{Base: s.URL, SHA256FromServer: true}
 	for _, name := range []string{"plain", "named"} {
-		if err := b.resolveRelease(t.Context(), "kubernetes.source", name, s.URL+"/"+name, src, &plan.Layer{}); err != nil || b.input(name).SHA256 != sum {
-			t.Errorf("%s: %+v, %v", name, b.input(name), err)
+		if err := b.resolveRelease(t.Context(), "kubernetes.source", name, s.URL+"/"+name, src, &plan.Layer{}); err != nil || b.plan.Inputs[name].SHA256 != sum {
+			t.Errorf("%s: %+v, %v", name, b.plan.Inputs[name], err)
 		}
 	}
 	for name, want := range map[string]string{"junk": "holds no SHA-256", "none": "404"} {
@@ -559,7 +559,7 @@ func TestExportCompressedBase(t *testing.T) {
 	}
 	exported := filepath.Join(dir, "exported.tar")
 	o.Lock = lock
-	if err := ExportBase(t.Context(), p.image(t), o, exported); err != nil {
+	if err := ExportBase(t.Context(), first.Plan, o, exported); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(exported); err != nil || !bytes.Equal(got, raw) {
@@ -610,7 +610,7 @@ func TestExportCompressedBase(t *testing.T) {
 				t.Errorf("the next lock has %+v", got)
 			}
 			again := filepath.Join(t.TempDir(), "again.tar")
-			if err := ExportBase(t.Context(), p.image(t), o, again); err != nil {
+			if err := ExportBase(t.Context(), r.Plan, o, again); err != nil {
 				t.Fatal(err)
 			}
 			if got, err := os.ReadFile(again); err != nil || !bytes.Equal(got, raw) {

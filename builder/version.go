@@ -13,7 +13,7 @@ import (
 // another processor, so it is not run: the linker writes the version into Go programs.
 // Programs that are not linked by Go, or packed, pass. The file is blob sha of the cache,
 // and called name in messages; field names the version.
-func (b *build) checkVersion(sha, name, field, version string) error {
+func (b *run) checkVersion(sha, name, field, version string) error {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return err

@@ -251,6 +251,23 @@ func Compute(s Spec) (*Layout, error) {
 	return l, nil
 }
 
+// Fill gives a FAT partition its files after the disk was laid out, since they may describe
+// the layout. They must fit.
+func (s *Spec) Fill(l *Layout, label string, nodes []tree.Node) error {
+	for i := range s.Partitions {
+		p, info := &s.Partitions[i], l.Find(s.Partitions[i].Label)
+		if p.Label != label || info == nil {
+			continue
+		}
+		if err := fat.Fits(nodes, s.fatOptions(p, ondisk.PartitionInfo{Size: info.Size})); err != nil {
+			return fmt.Errorf("laying out partition %s: %w", label, err)
+		}
+		p.Nodes, info.Used = nodes, content(nodes)
+		return nil
+	}
+	return fmt.Errorf("BUG: there is no partition %s to fill", label)
+}
+
 // size computes how large a partition is, its file system and the room that has.
 // rootA, where it is laid out already, is what ROOT-B is as large as. bad takes
 // what is wrong.

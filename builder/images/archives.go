@@ -19,15 +19,10 @@ import (
 // Archives is the fallback for runtimes whose store we cannot write: one OCI
 // archive an image, below ondisk.ImportImageDir, and the index that firstboot
 // works through. Archives stand alone, so that each can be removed once it
-// was imported.
+// was imported. The images must be in the cache, fetched with Options.KeepLayers.
 func Archives(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Result, error) {
 	if err := checkSandbox(pinned, o.Sandbox); err != nil {
 		return nil, fmt.Errorf("preparing image archives: %w", err)
-	}
-	// The layers are uncompressed here too, though only their own blobs are
-	// wanted: the node would reject one that is not its diffID, too late.
-	if err := fetchLayers(ctx, c, pinned, &o, true); err != nil {
-		return nil, err
 	}
 	dir := strings.TrimPrefix(ondisk.ImportImageDir, "/")
 	r := &Result{}

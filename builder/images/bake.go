@@ -22,7 +22,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Bake makes containerd's store out of pinned images.
+// Bake makes containerd's store out of pinned images that Fetch has brought into the cache.
 func Bake(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Result, error) {
 	snapshotter, err1 := o.snapshotter()
 	err2 := CheckContainerd(o.ContainerdVersion)
@@ -34,9 +34,6 @@ func Bake(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Res
 	// the order the images were given in.
 	pinned = slices.Clone(pinned)
 	slices.SortFunc(pinned, func(a, b Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
-	if err := fetchLayers(ctx, c, pinned, &o, o.KeepLayers); err != nil {
-		return nil, err
-	}
 	b := &baker{
 		cache: c, options: &o, snapshotter: snapshotter,
 		snapshots: map[string]*snapshot{}, budget: newBudget(&o),
@@ -67,9 +64,43 @@ func checkSandbox(pinned []Pinned, sandbox string) error {
 	return fmt.Errorf("the sandbox image %s is not among the images, so no pod could start without a registry; list it in images", want)
 }
 
-// fetchLayers brings every layer into the cache, each once, several at a
-// time.
-func fetchLayers(ctx context.Context, c *fetch.Cache, pinned []Pinned, o *Options, keep bool) error {
+// Fetch brings everything that pinned images consist of into the cache, each layer once and
+// several at a time. The cache has layers uncompressed and verified, named by their diffIDs;
+// with Options.KeepLayers also as they are shipped.
+func Fetch(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) error {
+	sources := newSources(c, &o)
+	defer sources.close()
+	if err := sources.documents(ctx, pinned); err != nil {
+		return err
+	}
+	return sources.layers(ctx, pinned)
+}
+
+// documents fetches the manifests and configs that the cache lacks: another computer may have
+// pinned the images.
+func (s *sources) documents(ctx context.Context, pinned []Pinned) error {
+	errs := make([]error, len(pinned))
+	parallel(len(pinned), func(n int) {
+		p := &pinned[n]
+		for what, d := range p.stored(false) {
+			if s.cache.Has(d.Digest.Hex()) {
+				continue
+			}
+			src, err := s.get(ctx, p.Source)
+			if err == nil {
+				_, err = readDoc(ctx, s.cache, src, p.Ref, what, d)
+			}
+			if err != nil {
+				errs[n] = &ImageError{p.Source, err}
+				return
+			}
+		}
+	})
+	return errors.Join(errs...)
+}
+
+func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
+	o, keep := s.options, s.options.KeepLayers
 	type job struct {
 		image, layer int
 	}
@@ -91,8 +122,6 @@ func fetchLayers(ctx context.Context, c *fetch.Cache, pinned []Pinned, o *Option
 	slices.SortStableFunc(jobs, func(a, b job) int {
 		return int(pinned[b.image].Layers[b.layer].Size - pinned[a.image].Layers[a.layer].Size)
 	})
-	sources := newSources(c, o)
-	defer sources.close()
 	limits := make([]sizeLimit, len(pinned))
 	for i := range limits {
 		limits[i] = newSizeLimit(o)
@@ -104,7 +133,7 @@ func fetchLayers(ctx context.Context, c *fetch.Cache, pinned []Pinned, o *Option
 	var full atomic.Pointer[error]
 	parallel(len(jobs), func(n int) {
 		p, j := &pinned[jobs[n].image], jobs[n].layer
-		if err := sources.fetch(ctx, p, j, keep, limits[jobs[n].image]); err != nil {
+		if err := s.fetch(ctx, p, j, keep, limits[jobs[n].image]); err != nil {
 			errs[n] = &ImageError{p.Source, err}
 			switch {
 			case fetch.NoRoom(err):
@@ -412,18 +441,4 @@ func (b *baker) report(pinned []Pinned) Report {
 		r.Size += s.size
 	}
 	return r
-}
-
-// Layers brings the layers of one image into the cache, uncompressed and
-// verified, and returns their blobs in order: for who wants the image's files
-// rather than containerd's store.
-func Layers(ctx context.Context, c *fetch.Cache, p Pinned, o Options) ([]string, error) {
-	if err := fetchLayers(ctx, c, []Pinned{p}, &o, false); err != nil {
-		return nil, err
-	}
-	var blobs []string
-	for _, l := range p.Layers {
-		blobs = append(blobs, l.DiffID.Hex())
-	}
-	return blobs, nil
 }

@@ -34,6 +34,9 @@ func bake(t *testing.T, c *fetch.Cache, imgs ...imagetest.Image) (*images.Result
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := images.Fetch(t.Context(), c, pinned, o); err != nil {
+		t.Fatal(err)
+	}
 	r, err := images.Bake(t.Context(), c, pinned, o)
 	if err != nil {
 		t.Fatal(err)
@@ -126,6 +129,9 @@ func TestMemoryDoesNotGrowWithSize(t *testing.T) {
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
+		if err := images.Fetch(t.Context(), c, pinned, o); err != nil {
+			t.Fatal(err)
+		}
 		if _, err := images.Bake(t.Context(), c, pinned, o); err != nil {
 			t.Fatal(err)
 		}

@@ -2,6 +2,7 @@ package images
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"io"
 	"iter"
@@ -29,4 +30,19 @@ func openCache(t testing.TB, dir string) *fetch.Cache {
 		t.Fatal(err)
 	}
 	return c
+}
+
+func fetchAndBake(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Result, error) {
+	if err := Fetch(ctx, c, pinned, o); err != nil {
+		return nil, err
+	}
+	return Bake(ctx, c, pinned, o)
+}
+
+func fetchAndArchive(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Result, error) {
+	o.KeepLayers = true
+	if err := Fetch(ctx, c, pinned, o); err != nil {
+		return nil, err
+	}
+	return Archives(ctx, c, pinned, o)
 }

@@ -646,7 +646,7 @@ func TestIndexes(t *testing.T) {
 					t.Errorf("pinned to %q: %+v, %v", digest, s, err)
 				}
 			}
-			if _, err := Archives(t.Context(), c, pinned, o); err != nil {
+			if _, err := fetchAndArchive(t.Context(), c, pinned, o); err != nil {
 				t.Error(err)
 			}
 		})

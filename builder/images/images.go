@@ -3,7 +3,7 @@
 // without importing anything.
 //
 // Resolve pins references to digests and selects the platform; it unpacks
-// nothing. Bake fetches each layer once into the build's cache, uncompressed, and
+// nothing. Fetch brings each layer once into the build's cache, uncompressed. Bake
 // returns tree nodes below var/lib/containerd whose contents are ranges of those
 // layers. Archives is the fallback for runtimes whose store edgebake cannot
 // write: archives that the node imports at first boot.
@@ -40,7 +40,7 @@ type Options struct {
 	// empty: overlayfs.
 	Snapshotter string
 	// KeepLayers keeps the layers' own blobs in the store, so that the node
-	// can export its images.
+	// can export its images. Archives consist of these blobs.
 	KeepLayers bool
 	// Sandbox is the reference of the pause image, which must be on board.
 	Sandbox string

@@ -58,7 +58,7 @@ func resolveAndBake(t *testing.T, c *fetch.Cache, o Options, imgs []configs.Cont
 	if err != nil {
 		return nil, err
 	}
-	return Bake(t.Context(), c, pinned, o)
+	return fetchAndBake(t.Context(), c, pinned, o)
 }
 
 func mustBake(t *testing.T, c *fetch.Cache, o Options, imgs []configs.ContainerImage) *Result {
@@ -382,7 +382,7 @@ func TestUnknownContainerdIsRefused(t *testing.T) {
 	o := testOptions()
 	o.ContainerdVersion = "2.9.0"
 	o.Snapshotter = "zfs"
-	_, err := Bake(t.Context(), newCache(t), nil, o)
+	_, err := fetchAndBake(t.Context(), newCache(t), nil, o)
 	if err == nil || !strings.Contains(err.Error(), "zfs") || !strings.Contains(err.Error(), "2.9.0") {
 		t.Errorf("both problems at once: %v", err)
 	}

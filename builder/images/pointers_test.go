@@ -49,9 +49,9 @@ func TestSizesInDescriptors(t *testing.T) {
 								return err
 							}
 							if mode == "import" {
-								_, err = Archives(t.Context(), c, pinned, o)
+								_, err = fetchAndArchive(t.Context(), c, pinned, o)
 							} else {
-								_, err = Bake(t.Context(), c, pinned, o)
+								_, err = fetchAndBake(t.Context(), c, pinned, o)
 							}
 							return err
 						}
@@ -86,7 +86,7 @@ func TestDamagedLayerIsNotWanted(t *testing.T) {
 		o.KeepLayers = keep
 		pinned, err := Resolve(t.Context(), c, l.imgs, o)
 		if err == nil {
-			_, err = Bake(t.Context(), c, pinned, o)
+			_, err = fetchAndBake(t.Context(), c, pinned, o)
 		}
 		if err != nil {
 			t.Fatal(err)

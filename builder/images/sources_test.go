@@ -245,7 +245,7 @@ func TestModeImport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := Archives(t.Context(), c, pinned, o)
+	r, err := fetchAndArchive(t.Context(), c, pinned, o)
 	if err != nil {
 		t.Fatal(err)
 	}

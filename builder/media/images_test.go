@@ -71,6 +71,11 @@ func TestVerifyImages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	kept := o
+	kept.KeepLayers = true
+	if err := images.Fetch(t.Context(), c, pinned, kept); err != nil {
+		t.Fatal(err)
+	}
 	baked, err := images.Bake(t.Context(), c, pinned, o)
 	if err != nil {
 		t.Fatal(err)

@@ -38,7 +38,12 @@ func (l *Lock) NarrowRoom(room int64) {
 
 // Lock of a plan whose inputs all have their digest.
 func (p *Plan) Lock() *Lock {
-	return &Lock{Version: LockVersion, Arch: p.Arch, Inputs: maps.Clone(p.Inputs)}
+	l := &Lock{Version: LockVersion, Arch: p.Arch, Inputs: map[string]Input{}}
+	for name, in := range p.Inputs {
+		in.Field, in.Place = "", ""
+		l.Inputs[name] = in
+	}
+	return l
 }
 
 // For reports whether the lock is of an image for that architecture.
@@ -72,25 +77,30 @@ const newLock = "restore the file, or remove it to make a new one"
 
 // validate reports the fields that have no meaning.
 func (l *Lock) validate() error {
-	var errs []error
-	bad := func(field, value, want string) {
-		errs = append(errs, fmt.Errorf("reading the lock: %s: %q is not %s; %s", field, value, want, newLock))
+	bad := func(field, value, want string) error {
+		return fmt.Errorf("reading the lock: %s: %q is not %s; %s", field, value, want, newLock)
 	}
-	for _, name := range slices.Sorted(maps.Keys(l.Inputs)) {
-		in := l.Inputs[name]
+	errs := checkInputs(l.Inputs, bad)
+	if l.RootRoom < 0 {
+		errs = append(errs, bad("rootRoom", fmt.Sprint(l.RootRoom), "a size"))
+	}
+	return errors.Join(errs...)
+}
+
+// checkInputs finds digests that are none.
+func checkInputs(inputs map[string]Input, bad func(field, value, want string) error) (errs []error) {
+	for _, name := range slices.Sorted(maps.Keys(inputs)) {
+		in := inputs[name]
 		for _, f := range []struct{ name, value string }{{"sha256", in.SHA256}, {"uncompressed", in.Uncompressed}} {
 			if f.value != "" && !isHex64(f.value) {
-				bad(fmt.Sprintf("inputs[%q].%s", name, f.name), f.value, "a SHA-256 of 64 hexadecimal digits")
+				errs = append(errs, bad(fmt.Sprintf("inputs[%q].%s", name, f.name), f.value, "a SHA-256 of 64 hexadecimal digits"))
 			}
 		}
 		if sha, ok := strings.CutPrefix(in.Digest, "sha256:"); in.Digest != "" && (!ok || !isHex64(sha)) {
-			bad(fmt.Sprintf("inputs[%q].digest", name), in.Digest, `"sha256:" and 64 hexadecimal digits`)
+			errs = append(errs, bad(fmt.Sprintf("inputs[%q].digest", name), in.Digest, `"sha256:" and 64 hexadecimal digits`))
 		}
 	}
-	if l.RootRoom < 0 {
-		bad("rootRoom", fmt.Sprint(l.RootRoom), "a size")
-	}
-	return errors.Join(errs...)
+	return errs
 }
 
 func isHex64(s string) bool {
@@ -138,7 +148,9 @@ func (l *Lock) Pinned(name string, in Input) (string, bool) {
 }
 
 func sameOrigin(a, b Input) bool {
-	return a.Make == b.Make && slices.Equal(a.Fetch, b.Fetch) && a.File == b.File && compact(a.Recipe) == compact(b.Recipe)
+	// A lock does not say where edgebake's own programs were found.
+	sameFile := a.File == b.File || a.Make == "agent"
+	return a.Make == b.Make && slices.Equal(a.Fetch, b.Fetch) && sameFile && compact(a.Recipe) == compact(b.Recipe)
 }
 
 // compact undoes the indentation that a recipe got inside the lock file.

@@ -1,8 +1,9 @@
 // Package plan defines the Plan: everything a build needs, resolved and
-// pinned, with nothing done yet. A Plan is pure data. The same Plan gives the
-// same bytes, whoever builds it, wherever and whenever; its ID names the
-// result and seeds every GUID and UUID on the disk. A Lock keeps the digests
-// of a Plan beside the Image document, so that a later build uses the same.
+// pinned, with nothing done yet. A Plan is pure data, and nothing changes it once
+// it is resolved. The same Plan gives the same bytes, whoever builds it, wherever and
+// whenever; its ID names the result and seeds every GUID and UUID on the disk. A Lock
+// keeps the digests of a Plan beside the Image document, so that a later build uses
+// the same.
 package plan
 
 import (
@@ -13,15 +14,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
+
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/configs"
 )
 
 // Version of the plan's JSON form, and of how a disk is written from it: a
 // change to either raises it.
 const Version = 2
 
-// Plan is what `edgebake plan` prints and what a build carries out.
+// Plan is what `edgebake plan` prints and what a build executes.
 type Plan struct {
 	Version int    `json:"version"`
 	Name    string `json:"name"`
@@ -46,6 +51,13 @@ type Plan struct {
 	// Config is the canonical JSON of the Image document's remaining part:
 	// what overlays render from.
 	Config json.RawMessage `json:"config"`
+	// Images are the container images to take on board, with their layers. They
+	// follow from the digests in Inputs, and are not part of the id.
+	Images []images.Pinned `json:"images,omitempty"`
+	// Registries and Keyrings (paths, in the order of the recipe's digests) serve to get
+	// inputs. They are not part of the id.
+	Registries []configs.Registry `json:"registries,omitempty"`
+	Keyrings   []string           `json:"keyrings,omitempty"`
 }
 
 // Input is one thing that comes from outside: fetched, a file, or made here.
@@ -73,6 +85,10 @@ type Input struct {
 	// Uncompressed is the digest, in hex, of a compressed base uncompressed, once it is
 	// known: an exported base has these bytes.
 	Uncompressed string `json:"uncompressed,omitempty"`
+	// Field of the Image, or Place in a manifest of imagesFrom, asks for the input. They
+	// are for messages only, and not in the lock.
+	Field string `json:"field,omitempty"`
+	Place string `json:"place,omitempty"`
 }
 
 // From says in a few words where the input comes from, or what it is made of.
@@ -153,7 +169,7 @@ var ErrUnpinned = errors.New("the plan has inputs without digest")
 // bytes are decides, not how they got here.
 func (p *Plan) ID() (string, error) {
 	c := *p
-	c.Builder = ""
+	c.Builder, c.Images, c.Registries, c.Keyrings = "", nil, nil, nil
 	c.Inputs = make(map[string]Input, len(p.Inputs))
 	var open []string
 	for _, name := range slices.Sorted(maps.Keys(p.Inputs)) {
@@ -179,17 +195,93 @@ func (p *Plan) ID() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// Encode is the form `edgebake plan` prints: indented, with the id first
-// where every input has its digest.
+// With returns the plan with these inputs, whose digests are now known.
+func (p *Plan) With(inputs map[string]Input) *Plan {
+	c := *p
+	c.Inputs = maps.Clone(inputs)
+	return &c
+}
+
+// file is the form of a plan in a file: with its id where every input has its digest.
+type file struct {
+	ID string `json:"id,omitempty"`
+	*Plan
+}
+
+// Encode returns the form that `edgebake plan` prints, which Decode reads.
 func (p *Plan) Encode() ([]byte, error) {
 	id, err := p.ID()
 	if err != nil && !errors.Is(err, ErrUnpinned) {
 		return nil, err
 	}
-	return encode(struct {
-		ID string `json:"id,omitempty"`
-		*Plan
-	}{id, p})
+	return encode(file{id, p})
+}
+
+// Decode reads a plan that Encode wrote. It rejects one that was edited, or that another
+// version of edgebake wrote.
+func Decode(data []byte) (*Plan, error) {
+	const again = "make it again with edgebake plan --output json"
+	f := file{Plan: &Plan{}}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&f); err != nil {
+		return nil, fmt.Errorf("reading the plan: %w; %s", err, again)
+	}
+	p := f.Plan
+	if p.Version != Version {
+		return nil, fmt.Errorf("reading the plan: its version is %d, this edgebake reads %d: use the edgebake that wrote it (%s), or %s", p.Version, Version, p.Builder, again)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, fmt.Errorf("reading the plan: there is something after its end; %s", again)
+	}
+	if p.Inputs == nil {
+		p.Inputs = map[string]Input{}
+	}
+	// Files are indented; the id is that of the compact form.
+	p.Config = json.RawMessage(compact(p.Config))
+	for name, in := range p.Inputs {
+		if in.Recipe != nil {
+			in.Recipe = json.RawMessage(compact(in.Recipe))
+			p.Inputs[name] = in
+		}
+	}
+	if err := errors.Join(p.problems()...); err != nil {
+		return nil, err
+	}
+	id, err := p.ID()
+	if err != nil && !errors.Is(err, ErrUnpinned) {
+		return nil, err
+	}
+	if id != f.ID {
+		return nil, fmt.Errorf("reading the plan: it was edited: its id is %q, its contents have %q; %s", f.ID, id, again)
+	}
+	return p, nil
+}
+
+// problems lists fields whose values have no meaning.
+func (p *Plan) problems() []error {
+	errs := checkInputs(p.Inputs, func(field, value, want string) error {
+		return fmt.Errorf("reading the plan: %s: %q is not %s", field, value, want)
+	})
+	for i, l := range p.Layers {
+		if _, ok := p.Inputs[l.Input]; !ok {
+			errs = append(errs, fmt.Errorf("reading the plan: layers[%d].input: there is no input %q", i, l.Input))
+		}
+	}
+	images := map[string]bool{}
+	for i, img := range p.Images {
+		name := "image " + img.Source.Ref
+		images[name] = true
+		if in := p.Inputs[name]; in.SHA256 != img.Target.Digest.Hex() || in.Digest != string(img.Manifest.Digest) {
+			errs = append(errs, fmt.Errorf("reading the plan: images[%d]: it is not the one of input %q", i, name))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.Inputs)) {
+		if p.Inputs[name].Make == "image" && !images[name] {
+			errs = append(errs, fmt.Errorf("reading the plan: inputs[%q]: images has no such image", name))
+		}
+	}
+	return errs
 }
 
 func encode(v any) ([]byte, error) {

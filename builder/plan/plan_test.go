@@ -200,3 +200,41 @@ func FuzzDecodeLock(f *testing.F) {
 		}
 	})
 }
+
+// TestDecode: a plan is read as it was written, or not at all.
+func TestDecode(t *testing.T) {
+	written := func(p *Plan) string {
+		b, err := p.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	p := sample()
+	got, err := Decode([]byte(written(p)))
+	if err != nil || id(t, got) != id(t, p) || written(got) != written(p) {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	open := sample()
+	open.Inputs["base"] = Input{Make: "mmdebstrap", Recipe: json.RawMessage(`{"suite": "trixie"}`)}
+	if _, err := Decode([]byte(written(open))); err != nil {
+		t.Errorf("an input without digest: %v", err)
+	}
+	replace := func(old, new string) string { return strings.Replace(written(p), old, new, 1) }
+	for what, c := range map[string]struct{ text, want string }{
+		"edited":           {replace(`"name": "x"`, `"name": "y"`), "it was edited"},
+		"without its id":   {replace(`"id": "`+id(t, p)+`",`, ""), "it was edited"},
+		"another version":  {replace(`"version": 2`, `"version": 3`), "its version is 3, this edgebake reads 2: use the edgebake that wrote it (1), or"},
+		"an unknown field": {replace(`"name": "x"`, `"name": "x", "more": 1`), "unknown field"},
+		"two":              {written(p) + written(p), "something after its end"},
+		"cut":              {written(p)[:100], "unexpected EOF"},
+		"not a digest":     {replace(hex64("b"), "B"), `inputs["kubelet"].sha256: "B" is not a SHA-256`},
+		"a layer of nothing": {replace(`"input": "base"`, `"input": "x"`),
+			`layers[0].input: there is no input "x"`},
+		"an image without its layers": {replace(`"make": "mmdebstrap"`, `"make": "image"`), `inputs["base"]: images has no such image`},
+	} {
+		if _, err := Decode([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", what, err, c.want)
+		}
+	}
+}

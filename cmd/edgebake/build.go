@@ -468,9 +468,7 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc document, targets [
 		return doc.explain(err)
 	}
 	for i, t := range targets {
-		// The base that is in the image, not one made anew.
-		t.Update, t.Lock = false, results[i].Plan.Lock()
-		if err := builder.ExportBase(ctx, t.img, t.Options, fileFor(targets, &t, b.exportBase)); err != nil {
+		if err := builder.ExportBase(ctx, results[i].Plan, t.Options, fileFor(targets, &t, b.exportBase)); err != nil {
 			return withImage(ctx, t.Output, fmt.Errorf("the image is complete, its base is not exported: %w", err))
 		}
 	}

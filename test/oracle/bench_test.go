@@ -478,6 +478,9 @@ func TestBenchBake(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if err := baker.Fetch(t.Context(), c, pinned, options()); err != nil {
+			t.Fatal(err)
+		}
 		if _, err := baker.Bake(t.Context(), c, pinned, options()); err != nil {
 			t.Fatal(err)
 		}
@@ -584,6 +587,9 @@ func TestBakeInOwnProcess(t *testing.T) {
 	c := openCache(t)
 	pinned, err := baker.Resolve(t.Context(), c, list, options())
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := baker.Fetch(t.Context(), c, pinned, options()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := baker.Bake(t.Context(), c, pinned, options()); err != nil {

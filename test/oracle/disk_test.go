@@ -33,6 +33,10 @@ func pinImages(t *testing.T, c *fetch.Cache, o baker.Options, imgs ...imagetest.
 	if err != nil {
 		t.Fatal(err)
 	}
+	o.KeepLayers = true
+	if err := baker.Fetch(t.Context(), c, pinned, o); err != nil {
+		t.Fatal(err)
+	}
 	return pinned
 }
 

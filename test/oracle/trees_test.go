@@ -92,6 +92,9 @@ func bake(t *testing.T, dir, layout string, o baker.Options, refs ...string) *ba
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := baker.Fetch(t.Context(), c, pinned, o); err != nil {
+		t.Fatal(err)
+	}
 	r, err := baker.Bake(t.Context(), c, pinned, o)
 	if err != nil {
 		t.Fatal(err)

@@ -30,7 +30,7 @@ var rooms = map[string][]string{
 	"ondisk/slot":        {"ondisk", "ondisk/fat", "ondisk/tree"},
 	"ondisk/store":       {"ondisk/tree"},
 	"ondisk/store/merge": {"ondisk/store"},
-	"builder/plan":       {},
+	"builder/plan":       {"builder/images", "configs"},
 	"builder/transfer":   {},
 	"builder/procgroup":  {},
 	"builder/fetch":      {"builder/procgroup", "builder/transfer", "builder/plan", "ondisk/tree"},

@@ -47,6 +47,9 @@ func bakeInto(t *testing.T, dir string, imgs ...imagetest.Image) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := images.Fetch(t.Context(), c, pinned, o); err != nil {
+		t.Fatal(err)
+	}
 	r, err := images.Bake(t.Context(), c, pinned, o)
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,534 @@
+package builder
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/slot"
+	"github.com/edgebake/edgebake/ondisk/tree"
+	"github.com/edgebake/edgebake/overlays"
+)
+
+// siteVersions are the Site documents that the firstboot on board reads.
+var siteVersions = []string{configs.Version}
+
+// Result of a build.
+type Result struct {
+	Plan   *plan.Plan
+	Report *Report
+	SBOM   []byte // SPDX, JSON
+}
+
+// Job is one of the images that are built together: an Image, or a Plan made of one.
+type Job struct {
+	Image   *configs.Image
+	Plan    *plan.Plan
+	Options Options
+}
+
+// BuildEach builds images one after the other and hands each to done when it is
+// complete. All of them are resolved and checked before the first input is made. A
+// problem that several have in common is reported once. CheckOutput tells beforehand
+// whether an output can be written.
+func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) error) error {
+	builds := make([]*executor, len(jobs))
+	err := forEachJob(ctx, jobs, func(i int, j Job) (err error) {
+		builds[i], err = j.start(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := forEachJob(ctx, jobs, func(i int, _ Job) error { return builds[i].checkInputs(ctx) }); err != nil {
+		return err
+	}
+	ready := now()
+	for i, b := range builds {
+		b.begun = b.begun.Add(now().Sub(ready)) // not the time in which others were built
+		r, err := b.execute(ctx)
+		if err != nil {
+			return err
+		}
+		if err := done(i, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// start resolves the job's Image, if it has no plan yet.
+func (j Job) start(ctx context.Context) (*executor, error) {
+	if j.Plan != nil {
+		return openPlan(ctx, j.Plan, j.Options)
+	}
+	b, err := newResolver(ctx, j.Image, j.Options)
+	if err != nil {
+		return nil, err
+	}
+	p, err := b.resolve(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e, err := newExecutor(b.run, p)
+	if err != nil {
+		return nil, err
+	}
+	e.doc = j.Image
+	return e, nil
+}
+
+// forEachJob calls f for each job and joins the errors, each text once.
+func forEachJob(ctx context.Context, jobs []Job, f func(i int, j Job) error) error {
+	var errs []error
+	for i, j := range jobs {
+		err := f(i, j)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		errs = append(errs, err)
+		if fetch.NoRoom(err) {
+			break
+		}
+	}
+	return JoinDistinct(errs...)
+}
+
+// Execute builds the image of a plan, which it does not change. Result.Plan has the
+// digests of all inputs.
+func Execute(ctx context.Context, p *plan.Plan, o Options) (*Result, error) {
+	var r *Result
+	err := BuildEach(ctx, []Job{{Plan: p, Options: o}}, func(_ int, one *Result) error { r = one; return nil })
+	return r, err
+}
+
+// executor builds the image of one plan.
+type executor struct {
+	*run
+	plan    *plan.Plan     // never changed
+	img     *configs.Image // what the plan renders from
+	date    time.Time
+	origins origins
+	// bound means that the plan's digests are binding: inputs that were made anew must
+	// have them. Otherwise the lock is renewed.
+	bound bool
+	// doc is the Image document, for messages only; nil if the plan was made elsewhere.
+	doc    *configs.Image
+	inputs map[string]plan.Input // the plan's, with the digests found since; guarded by mu
+	// base is the tree of the base, where checkBase has read it.
+	base struct {
+		sha   string
+		nodes []tree.Node
+	}
+	// given is the tar of Options.Base, uncompressed, once it is known to be the base
+	// of the plan.
+	given string
+}
+
+// openPlan prepares to execute a plan made elsewhere. This edgebake must render the same for
+// it as the one that made the plan.
+func openPlan(ctx context.Context, p *plan.Plan, o Options) (*executor, error) {
+	o.Locked = true
+	b, err := newExecutor(newRun(ctx, p.Arch, o), p)
+	if err != nil {
+		return nil, err
+	}
+	cni, err := b.cni()
+	if err != nil {
+		return nil, err
+	}
+	r, err := rendered(b.img, p, cni)
+	if err != nil {
+		return nil, err
+	}
+	if r != p.Rendered {
+		return nil, fmt.Errorf("the plan was made by edgebake %s, which renders other files than this one (%s): use that edgebake, or make the plan again", p.Builder, o.Version)
+	}
+	return b, nil
+}
+
+func newExecutor(r *run, p *plan.Plan) (*executor, error) {
+	img, err := imageOf(p)
+	if err != nil {
+		return nil, err
+	}
+	return &executor{
+		run: r, plan: p, img: img, date: time.Unix(p.SourceDate, 0).UTC(), bound: r.Locked,
+		origins: originsOf(p, len(img.Files), r.Base), inputs: maps.Clone(p.Inputs),
+	}, nil
+}
+
+// imageOf returns the Image that a plan renders from: without what only says where inputs
+// come from, and with the text of templates.
+func imageOf(p *plan.Plan) (*configs.Image, error) {
+	img := &configs.Image{}
+	d := json.NewDecoder(bytes.NewReader(p.Config))
+	d.DisallowUnknownFields()
+	if err := d.Decode(img); err != nil {
+		return nil, fmt.Errorf("reading the plan: config: %w", err)
+	}
+	for i := range img.Files {
+		f := &img.Files[i]
+		if in, ok := p.Inputs[fileInput(i)]; ok && !f.Template {
+			f.Source = in.File
+		}
+		f.Template = false
+	}
+	if p.Inputs[inputBase].Make == makeDebian {
+		img.Base.Debian = &configs.DebianBase{}
+	}
+	if in, ok := p.Inputs[inputYurthub]; ok && img.Yurthub != nil {
+		img.Yurthub.Binary = &configs.FileSource{File: in.File}
+	}
+	return img, nil
+}
+
+// cni returns the user's network configuration; nil: there is none.
+func (b *executor) cni() ([]byte, error) {
+	in, ok := b.plan.Inputs[inputCNI]
+	if !ok {
+		return nil, nil
+	}
+	if _, err := b.importNamed(context.Background(), in.File, in.SHA256); err != nil {
+		return nil, b.origins[inputCNI].blame(err)
+	}
+	return b.Cache.ReadBlob(in.SHA256)
+}
+
+// execute makes the inputs, and the image of them.
+func (b *executor) execute(ctx context.Context) (*Result, error) {
+	b.watchCache()
+	if err := b.makeInputs(ctx); err != nil {
+		return nil, err
+	}
+	full := b.plan.With(b.inputs)
+	id, err := full.ID()
+	if err != nil {
+		return nil, err
+	}
+	c, err := b.compose(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	r, err := b.write(ctx, id, c)
+	if err != nil {
+		return nil, err
+	}
+	return &Result{Plan: full, Report: r, SBOM: c.sbom}, nil
+}
+
+// ExportBase makes the base of a plan, if that was not done before, and copies it to path
+// as an uncompressed tar.
+func ExportBase(ctx context.Context, p *plan.Plan, o Options, path string) error {
+	only := p.With(map[string]plan.Input{inputBase: p.Inputs[inputBase]})
+	only.Layers, only.Images = nil, nil
+	b, err := newExecutor(newRun(ctx, p.Arch, o), only)
+	if err != nil {
+		return err
+	}
+	if err := b.checkInputs(ctx); err != nil {
+		return err
+	}
+	if err := b.makeInputs(ctx); err != nil {
+		return err
+	}
+	return b.exportBase(path)
+}
+
+// CheckOutput tells, before a build begins, why its image could not be written.
+func CheckOutput(out string, force bool) error {
+	switch {
+	case out == "":
+		return errors.New("no output is named")
+	case !strings.HasSuffix(out, ".raw") && !strings.HasSuffix(out, ".raw.zst"):
+		return fmt.Errorf("output %s: its name must end in .raw or .raw.zst (compressed)", out)
+	}
+	if err := CheckFile(out, force); err != nil {
+		return fmt.Errorf("output %w", err)
+	}
+	return nil
+}
+
+// composed is everything that will be on the disk.
+type composed struct {
+	esp       []tree.Node
+	root      []tree.Node
+	data      []tree.Node
+	packages  []dpkgPackage
+	imgReport images.Report
+	sbom      []byte
+	merged    []tree.Node
+	facts     overlays.Facts
+}
+
+// compose merges the layers, in the order that the plan has them with what
+// edgebake renders before the user's own, and checks the result.
+func (b *executor) compose(ctx context.Context, id string) (*composed, error) {
+	s := b.step("merge", "merging layers")
+	base, programs, user, err := b.planLayers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := &composed{}
+	store, err := b.gather(ctx, id, base.Nodes, c)
+	if err != nil {
+		return nil, err
+	}
+	own, err := overlays.Root(b.img, c.facts)
+	if err != nil {
+		return nil, err
+	}
+	files, err := userFiles(b.img, b.date, b.Cache, b.inputs)
+	if err != nil {
+		return nil, err
+	}
+	brought := slices.Concat(user, files)
+	layers := slices.Concat([]tree.Layer{base}, programs, []tree.Layer{{Name: "images", Nodes: store}, overlays.Fresh(own, brought)}, brought)
+	if c.merged, err = tree.Merge(layers, b.date); err != nil {
+		return nil, b.origins.place(err)
+	}
+	if err := b.checkTree(c.merged); err != nil {
+		return nil, b.origins.place(err)
+	}
+	if err := b.checkCNI(c); err != nil {
+		return nil, err
+	}
+	c.root, c.data = overlays.Split(c.merged)
+	if c.sbom, err = b.makeSBOM(id, c); err != nil {
+		return nil, err
+	}
+	s.done()
+	return c, nil
+}
+
+// planLayers returns the layers of the plan: the base, programs over it, and the user's.
+func (b *executor) planLayers(ctx context.Context) (base tree.Layer, programs, user []tree.Layer, err error) {
+	for _, l := range b.plan.Layers {
+		layer, err := b.nodes(ctx, l)
+		if err != nil {
+			return base, nil, nil, b.origins.place(err)
+		}
+		switch {
+		case l.Name == inputBase:
+			base = layer
+		case isOverlay(l.Name):
+			user = append(user, layer)
+		default:
+			programs = append(programs, layer)
+		}
+	}
+	return base, programs, user, nil
+}
+
+// gather collects the facts that rendering needs, and returns the nodes of the container images.
+func (b *executor) gather(ctx context.Context, id string, base []tree.Node, c *composed) (_ []tree.Node, err error) {
+	if c.packages, err = b.packages(base); err != nil {
+		return nil, err
+	}
+	containerd, err := b.containerdVersion(c.packages)
+	if err != nil {
+		return nil, err
+	}
+	kernel, err := overlays.KernelVersion(base)
+	if err != nil {
+		// Nothing can be rendered without a kernel. Report everything that the base lacks.
+		return nil, b.origins.place(b.checkTree(base))
+	}
+	boards, err := b.boards(base, kernel)
+	if err != nil {
+		return nil, b.origins.place(err)
+	}
+	store, err := b.bakeImages(ctx, containerd)
+	if err != nil {
+		return nil, b.origins.place(err)
+	}
+	c.imgReport = store.Report
+	info := imageInfo(b.img, b.plan, id, kernel, containerd, store)
+	info.Boards = boards
+	c.facts = overlays.Facts{SourceDate: b.date, Info: info, Containerd: containerd}
+	c.facts.CNI, err = b.cni()
+	return store.Nodes, err
+}
+
+// bakeImages lays the container images down.
+func (b *executor) bakeImages(ctx context.Context, containerd string) (*images.Result, error) {
+	if len(b.plan.Images) == 0 {
+		return &images.Result{}, nil
+	}
+	o := imageOptions(b.run, b.img, b.plan)
+	o.ContainerdVersion = containerd
+	if b.img.ImageStore.Mode == "import" {
+		return images.Archives(ctx, b.Cache, b.plan.Images, o)
+	}
+	return images.Bake(ctx, b.Cache, b.plan.Images, o)
+}
+
+func imageOptions(r *run, img *configs.Image, p *plan.Plan) images.Options {
+	return images.Options{
+		Arch:       p.Arch,
+		KeepLayers: img.ImageStore.KeepLayers || img.ImageStore.Mode == "import",
+		MaxLayer:   img.ImageStore.MaxLayer(),
+		MaxFiles:   img.ImageStore.MaxFiles,
+		Sandbox:    img.Containerd.Sandbox,
+		Registries: p.Registries,
+		Dir:        r.Dir,
+		SourceDate: time.Unix(p.SourceDate, 0).UTC(),
+		Warn:       func(text string) { r.event(Event{Step: "images", State: StateWarning, Text: text}) },
+	}
+}
+
+// containerdVersion is the one on board.
+func (b *executor) containerdVersion(packages []dpkgPackage) (string, error) {
+	if !b.img.Containerd.Debian {
+		return strings.TrimPrefix(b.img.Containerd.Version, "v"), nil
+	}
+	for _, p := range packages {
+		if p.Name == "containerd" {
+			v, _, _ := strings.Cut(p.Version, "~")
+			v, _, _ = strings.Cut(v, "-")
+			v, _, _ = strings.Cut(v, "+")
+			return v, nil
+		}
+	}
+	return "", errors.New("containerd.debian: the base has no package containerd")
+}
+
+func imageInfo(img *configs.Image, pl *plan.Plan, id, kernel, containerd string, store *images.Result) ondisk.ImageInfo {
+	info := ondisk.ImageInfo{
+		Version: ondisk.ImageInfoVersion, Name: img.Name, Plan: id, Arch: img.Arch,
+		SourceDate: pl.SourceDate, NodeTypes: img.NodeTypes, SiteVersions: siteVersions, SiteFields: configs.SiteFields(), InventoryVersions: siteVersions,
+		Removable: img.Sites.Removable, SiteKeys: img.Sites.Keys,
+		Kubernetes: img.Kubernetes.Version, Containerd: containerd, Kernel: kernel,
+		Snapshotter: "overlayfs", Images: store.Images,
+	}
+	if t := img.Sites.NotBeforeTime(); !t.IsZero() {
+		info.SitesNotBefore = t.Unix()
+	}
+	if img.CNI.Config == "bridge" {
+		info.PodCIDR = img.CNI.PodCIDR
+	}
+	if y := img.Yurthub; y != nil {
+		info.Yurthub = &ondisk.YurthubInfo{Version: y.Version, Form: y.Form, LBMode: y.LBMode, ExtraArgs: y.ExtraArgs}
+		if y.Image != nil {
+			info.Yurthub.Image = y.Image.Ref
+		}
+	}
+	for _, p := range pl.Partitions {
+		info.Partitions = append(info.Partitions, ondisk.PartitionInfo{
+			Label: p.Label, FS: p.FS, GUID: disk.PartitionGUID(id, p.Label),
+		})
+	}
+	return info
+}
+
+// spec says what the disk will be.
+func (b *executor) spec(id string, c *composed) disk.Spec {
+	spec := disk.Spec{ID: id, Arch: b.img.Arch, SourceDate: b.date, SectorSize: int64(b.img.Disk.Sector)}
+	for _, p := range b.plan.Partitions {
+		d := disk.Partition{Label: p.Label, FS: p.FS, Size: p.Size, Gap: p.Gap}
+		switch p.Label {
+		case ondisk.LabelRootA:
+			d.Nodes = c.root
+			d.FreeBytes = max(minRootHead, contentSize(c.root)/8)
+			d.Grow, d.HashTree = p.Grow.Of(contentSize(c.root)), p.HashTree
+		case ondisk.LabelData:
+			d.Nodes = c.data
+			d.FreeBytes = b.dataHeadroom(c)
+		}
+		spec.Partitions = append(spec.Partitions, d)
+	}
+	return spec
+}
+
+// dataHeadroom keeps a node alive on a device no larger than the image:
+// kubelet evicts pods and removes images when less than 15 % is free. Images
+// to be imported need their place twice more, packed and unpacked.
+func (b *executor) dataHeadroom(c *composed) int64 {
+	used := contentSize(c.data)
+	if b.img.ImageStore.Mode == "import" {
+		return minDataHead + used/2 + 4*c.imgReport.Size
+	}
+	return max(minDataHead, used/2)
+}
+
+func contentSize(nodes []tree.Node) (n int64) {
+	for _, node := range nodes {
+		n += node.Data.Size
+	}
+	return n
+}
+
+// checkRoom warns of a root that machines in the field have no room for.
+func (b *executor) checkRoom(l *disk.Layout) {
+	root := l.Find(ondisk.LabelRootA)
+	if b.RootRoom == 0 || root == nil || root.FSSize <= b.RootRoom {
+		return
+	}
+	b.event(Event{Step: "write", State: StateWarning, Text: fmt.Sprintf(
+		"the root file system has %d MiB, machines flashed with earlier images have room for %d MiB: they cannot take this image as an update. Make it smaller; or, if all of them are flashed again, remove rootRoom from the lock",
+		root.FSSize>>20, b.RootRoom>>20)})
+}
+
+// write lays the disk out and writes it. The layout depends on ROOT-A and
+// DATA only, so it is known before the ESP, whose image.json describes it.
+func (b *executor) write(ctx context.Context, id string, c *composed) (*Report, error) {
+	spec := b.spec(id, c)
+	layout, err := disk.Compute(spec)
+	if err != nil {
+		return nil, b.origins.place(byLayer(err))
+	}
+	b.checkRoom(layout)
+	c.facts.Info.Partitions = slices.Clone(layout.Parts)
+	if c.esp, err = overlays.ESP(b.img, c.facts, c.merged); err != nil {
+		return nil, b.origins.place(err)
+	}
+	c.esp = append(c.esp, tree.Node{Path: ondisk.ESPSBOM, Layer: layerEdgebake, Inode: &tree.Inode{
+		Mode: tree.ModeRegular | 0o644, MTime: b.date, Data: tree.Bytes(c.sbom)}})
+	if err := spec.Fill(layout, ondisk.LabelESP, c.esp); err != nil {
+		return nil, err
+	}
+	s := b.step("write", b.Output)
+	res, err := disk.Write(ctx, b.Output, spec, layout, b.Cache, disk.WriteOptions{
+		Unchanged: b.Cache.Unchanged,
+		Zstd:      strings.HasSuffix(b.Output, ".zst"), Force: b.Force, Progress: s.progress,
+		Slot: func(d disk.Digest) ([]byte, error) {
+			info := ondisk.SlotInfo{
+				Version: ondisk.SlotInfoVersion, Plan: id, Golden: d.Golden, Parts: d.Parts, SiteVersions: siteVersions, SectorSize: spec.SectorSize,
+			}
+			if err := b.sign(&info, c.esp); err != nil {
+				return nil, err
+			}
+			return slot.Make(slot.Contents{Info: info})
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.done()
+	return b.report(id, c, layout, res)
+}
+
+// sign signs the image, if that is asked for.
+func (b *executor) sign(info *ondisk.SlotInfo, esp []tree.Node) (err error) {
+	if b.Sign == nil {
+		return nil
+	}
+	i := slices.IndexFunc(esp, func(n tree.Node) bool { return n.Path == ondisk.ESPImageInfo })
+	if i < 0 {
+		return fmt.Errorf("BUG: the ESP has no %s", ondisk.ESPImageInfo)
+	}
+	info.Signature, err = b.Sign(info.Golden, esp[i].Data.Inline)
+	return err
+}
