@@ -219,9 +219,15 @@ func (o *Output) Discard() {
 	}
 }
 
-// Explain adds to an error of writing below dir what a person can do about
-// it.
+// Explain adds to an error of writing below dir what a person can do about it. The path
+// in the error goes: it may be a temporary one, and the caller names the file.
 func Explain(err error, dir string) error {
+	switch e := err.(type) {
+	case *fs.PathError:
+		err = e.Err
+	case *os.LinkError:
+		err = e.Err
+	}
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("%w: directory %s is full; make room or write elsewhere", err, dir)

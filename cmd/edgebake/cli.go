@@ -48,6 +48,9 @@ func run(ctx context.Context, args []string, s streams) int {
 	said := s.Err
 	var usage usageError
 	var left unfinished
+	if out.lost != nil && errors.Is(err, out.lost) {
+		err = nil // nothing else failed
+	}
 	switch {
 	case err == nil && out.lost == nil:
 		return exitOK
@@ -56,7 +59,7 @@ func run(ctx context.Context, args []string, s streams) int {
 		if e := (*fs.PathError)(nil); errors.As(err, &e) {
 			err = e.Err
 		}
-		err = fmt.Errorf("it was done, and what there is to say of it is lost: writing to standard output: %w", err)
+		err = fmt.Errorf("done, but the result could not be printed: writing to standard output: %w", err)
 	case errors.As(err, &left):
 		fmt.Fprintf(said, "edgebake: %v\n", left)
 		return exitInterrupted

@@ -72,8 +72,12 @@ The files hold the join token: treat them and the stick as secrets.`,
 			if err != nil {
 				return err
 			}
-			s.note("signed %s with key %X: %s\n", a[0], done.key, filepath.Join(done.dir, ondisk.SlotSignature))
-			s.note("Next: copy everything in %s to a FAT stick named %s\n", done.dir, ondisk.LabelSlot)
+			signed := a[0]
+			if signed == "-" {
+				signed = "standard input"
+			}
+			s.note("signed %s with key %X: %s\n", signed, done.key, filepath.Join(done.dir, ondisk.SlotSignature))
+			s.note("Next: copy the contents of %s/ to a FAT stick named %s\n", strings.TrimSuffix(done.dir, "/"), ondisk.LabelSlot)
 			return nil
 		},
 	}

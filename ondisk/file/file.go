@@ -4,6 +4,7 @@
 package file
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -38,20 +39,30 @@ func Swap(path string, data []byte) error { return replace(path, data, false) }
 
 func replace(path string, data []byte, sync bool) error {
 	f, err := os.CreateTemp(filepath.Dir(path), unfinished+"*") // 0600
+	if err == nil {
+		_, err = f.Write(data)
+		if sync && err == nil {
+			err = f.Sync()
+		}
+		err = cmp.Or(err, f.Close())
+		if err == nil {
+			err = os.Rename(f.Name(), path)
+		}
+		if err != nil {
+			os.Remove(f.Name())
+		}
+	}
+	// The temporary name tells nobody anything.
+	switch e := err.(type) {
+	case *fs.PathError:
+		err = e.Err
+	case *os.LinkError:
+		err = e.Err
+	}
 	if err != nil {
-		return err
+		return &fs.PathError{Op: "write", Path: path, Err: err}
 	}
-	_, err = f.Write(data)
-	if sync {
-		err = errors.Join(err, f.Sync())
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-	return err
+	return nil
 }
 
 // SyncDir makes new names in a directory outlast a power cut, where its file

@@ -3,6 +3,7 @@ package file
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -32,8 +33,12 @@ func TestReplace(t *testing.T) {
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
 		t.Errorf("%v, %v", entries, err)
 	}
-	if err := Replace(filepath.Join(dir, "missing", "a"), nil); err == nil {
-		t.Error("a file was written into a directory that does not exist")
+	missing := filepath.Join(dir, "missing", "a")
+	if err := Replace(missing, nil); err == nil || err.Error() != "write "+missing+": no such file or directory" {
+		t.Errorf("writing into a directory that does not exist: %v", err)
+	}
+	if err := Replace(filepath.Join(dir, "d"), nil); err == nil || strings.Contains(err.Error(), unfinished) {
+		t.Errorf("an error with a name that nobody knows: %v", err)
 	}
 }
 
