@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/overlays"
@@ -297,7 +298,7 @@ func diskSize(field, s string) (int64, error) {
 	if s == "" {
 		return 0, nil
 	}
-	n, err := configs.ParseSize(s)
+	n, err := forms.ParseSize(s)
 	if err != nil {
 		return 0, fieldError(field, err)
 	}

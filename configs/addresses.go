@@ -5,102 +5,11 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/edgebake/edgebake/configs/forms"
 )
-
-// hexNumber is a host's last part that inet_aton(3) reads as a number.
-var hexNumber = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)$`)
-
-// isLoopbackName reports whether every machine takes the name for itself.
-func isLoopbackName(name string) bool {
-	name = strings.TrimSuffix(strings.ToLower(name), ".")
-	switch name {
-	case "localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback":
-		return true
-	}
-	return strings.HasSuffix(name, ".localhost") || strings.HasPrefix(name, "localhost.") ||
-		strings.HasPrefix(name, "localhost4.") || strings.HasPrefix(name, "localhost6.")
-}
-
-var (
-	thisNetwork = netip.MustParsePrefix("0.0.0.0/8")
-	reservedV4  = netip.MustParsePrefix("240.0.0.0/4")
-	broadcastV4 = netip.MustParseAddr("255.255.255.255")
-)
-
-// badMachine says why a cannot be the address of one machine, in words that
-// follow the address.
-func badMachine(a netip.Addr) string {
-	switch {
-	case a.IsUnspecified() || thisNetwork.Contains(a):
-		return "stands for no machine in particular"
-	case a.IsLoopback():
-		return "is the loopback address, which every machine takes for itself"
-	case a.IsMulticast():
-		return "is a multicast address, which stands for a group"
-	case a == broadcastV4:
-		return "is the broadcast address"
-	case reservedV4.Contains(a):
-		return "is in 240.0.0.0/4, which is reserved"
-	case a.Is4In6():
-		return fmt.Sprintf("is an IPv4 address written as IPv6; write %s", a.Unmap())
-	}
-	return ""
-}
-
-// badServer says why a cannot be the address that a server is reached at
-// from anywhere on the node.
-func badServer(a netip.Addr) string {
-	if bad := badMachine(a.WithZone("")); bad != "" {
-		if a.Is4In6() {
-			return bad
-		}
-		return bad + "; use the server's own address"
-	}
-	if a.Zone() != "" && !a.IsLinkLocalUnicast() {
-		return fmt.Sprintf("names an interface (%%%s), which means nothing to others; write %s", shorten(a.Zone()), a.WithZone(""))
-	}
-	if a.IsLinkLocalUnicast() {
-		want := "unique local (fd…) or global"
-		if a.Is4() {
-			want = "private or public"
-		}
-		return "is a link-local address, which is valid on one link only; use the server's " + want + " address"
-	}
-	return ""
-}
-
-// badRouter says why a cannot be the next hop of one interface.
-func badRouter(a netip.Addr) string {
-	if a.Zone() != "" {
-		return fmt.Sprintf("names an interface (%%%s); write %s, which is looked for behind the interface it stands at", shorten(a.Zone()), a.WithZone(""))
-	}
-	return badMachine(a)
-}
-
-// serviceAddrs are what kubeadm gives the cluster's API and DNS by default:
-// kube-proxy takes them away from anybody else.
-var serviceAddrs = map[netip.Addr]string{
-	netip.MustParseAddr("10.96.0.1"):  "the Service kubernetes",
-	netip.MustParseAddr("10.96.0.10"): "the cluster's DNS",
-}
-
-// hostPart describes an address that is not one machine's in its network:
-// "network" or "broadcast", else "".
-func hostPart(p netip.Prefix, a netip.Addr) string {
-	if !a.Is4() || !p.Contains(a) || p.Bits() >= 31 {
-		return ""
-	}
-	switch {
-	case a == p.Masked().Addr():
-		return "network"
-	case isBroadcast(netip.PrefixFrom(a, p.Bits())):
-		return "broadcast"
-	}
-	return ""
-}
 
 // subnet is an address of the machine with its network, and the field that
 // gives it.
@@ -146,7 +55,7 @@ func (s *Site) validateVIPUse(probs *Problems) {
 		}
 		if err == nil && addr == vip {
 			taken = true
-			probs.add(path, "%s is the VIP, which must be free; give the VIP another address (vip)", addr)
+			probs.Add(path, "%s is the VIP, which must be free; give the VIP another address (vip)", addr)
 		}
 	}
 	for i, f := range s.Network.Interfaces {
@@ -174,7 +83,7 @@ func (s *Site) validateVIPUse(probs *Problems) {
 	}
 	for _, n := range subnets {
 		if n.Contains(vip) && n.Bits() >= 8 {
-			probs.add("vip", "%s lies in %s, the network of %s; choose an address that no network of the site contains", vip, n.Masked(), n.path)
+			probs.Add("vip", "%s lies in %s, the network of %s; choose an address that no network of the site contains", vip, n.Masked(), n.path)
 			return
 		}
 	}
@@ -187,30 +96,30 @@ func (s *Site) validateMasterUse(probs *Problems) {
 	for i, m := range s.Masters {
 		path := fmt.Sprintf("masters[%d]", i)
 		host, _, err := net.SplitHostPort(m)
-		if err != nil || badHostPort(m) != "" {
+		if err != nil || forms.BadHostPort(m) != "" {
 			continue
 		}
 		if s.NodeType == NodeControlPlane {
 			continue // it is one of them
 		}
 		if strings.EqualFold(host, s.NodeName) {
-			probs.add(path, "%s is the node itself (nodeName), whose name stands for its own address there", host)
+			probs.Add(path, "%s is the node itself (nodeName), whose name stands for its own address there", host)
 		}
 		a, err := netip.ParseAddr(host)
 		if err != nil {
 			continue
 		}
-		if what := serviceAddrs[a]; what != "" {
-			probs.add(path, "%s is the address of %s inside the cluster (kubeadm's default); give the control-plane node's own address", a, what)
+		if what := forms.ServiceAddrs[a]; what != "" {
+			probs.Add(path, "%s is the address of %s inside the cluster (kubeadm's default); give the control-plane node's own address", a, what)
 		}
 		own := slices.IndexFunc(subnets, func(n subnet) bool { return n.Addr() == a })
 		if own >= 0 {
-			probs.add(path, "%s is this machine's own address (%s); give the control-plane node's", a, subnets[own].path)
+			probs.Add(path, "%s is this machine's own address (%s); give the control-plane node's", a, subnets[own].path)
 			continue
 		}
 		for _, n := range subnets {
-			if part := hostPart(n.Prefix, a); part != "" {
-				probs.add(path, "%s is the %s address of %s (%s), not one machine's", a, part, n.Masked(), n.path)
+			if part := forms.HostPart(n.Prefix, a); part != "" {
+				probs.Add(path, "%s is the %s address of %s (%s), not one machine's", a, part, n.Masked(), n.path)
 				break
 			}
 		}
@@ -226,24 +135,24 @@ func (s *Site) validateServerUse(probs *Problems) {
 		if err != nil {
 			return
 		}
-		if what := serviceAddrs[a]; what != "" {
-			probs.add(path, "%s is the address of %s (kubeadm's default), which answers only once the node is in the cluster; name a server outside of it", a, what)
+		if what := forms.ServiceAddrs[a]; what != "" {
+			probs.Add(path, "%s is the address of %s (kubeadm's default), which answers only once the node is in the cluster; name a server outside of it", a, what)
 			return
 		}
 		for _, n := range subnets {
-			if part := hostPart(n.Prefix, a); part != "" {
-				probs.add(path, "%s is the %s address of %s (%s), not one machine's", a, part, n.Masked(), n.path)
+			if part := forms.HostPart(n.Prefix, a); part != "" {
+				probs.Add(path, "%s is the %s address of %s (%s), not one machine's", a, part, n.Masked(), n.path)
 				return
 			}
 		}
 	}
 	itself := func(path, host string) {
-		if strings.EqualFold(host, s.NodeName) && !isLoopbackName(host) {
-			probs.add(path, "%s is the node itself (nodeName); name a server", host)
+		if strings.EqualFold(host, s.NodeName) && !forms.IsLoopbackName(host) {
+			probs.Add(path, "%s is the node itself (nodeName); name a server", host)
 		}
 		if a, err := netip.ParseAddr(host); err == nil && host != s.VIP {
 			if own := slices.IndexFunc(subnets, func(n subnet) bool { return n.Addr() == a }); own >= 0 {
-				probs.add(path, "%s is this machine's own address (%s); name a server", a, subnets[own].path)
+				probs.Add(path, "%s is this machine's own address (%s); name a server", a, subnets[own].path)
 			}
 		}
 	}
@@ -262,11 +171,11 @@ func (s *Site) validateServerUse(probs *Problems) {
 	host := u.Hostname()
 	nobody("report.url", host)
 	itself("report.url", host)
-	if a, err := netip.ParseAddr(host); err == nil && badServer(a) != "" {
-		probs.add("report.url", "%s %s", a, badServer(a))
+	if a, err := netip.ParseAddr(host); err == nil && forms.BadServer(a) != "" {
+		probs.Add("report.url", "%s %s", a, forms.BadServer(a))
 	}
-	if isLoopbackName(host) {
-		probs.add("report.url", "%s is every machine's name for itself; name a server", host)
+	if forms.IsLoopbackName(host) {
+		probs.Add("report.url", "%s is every machine's name for itself; name a server", host)
 	}
 }
 

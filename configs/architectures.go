@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
@@ -31,10 +32,10 @@ func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 // Images is what ParseImages returns of a document.
 func (d *Document) Images(archs ...string) ([]*Image, error) {
 	doc := d.doc
-	if doc.kind != KindImage {
-		return nil, doc.wrongKind(KindImage)
+	if doc.Kind != KindImage {
+		return nil, doc.WrongKind(KindImage)
 	}
-	nodes, err := doc.architectures(archs)
+	nodes, err := architectures(doc, archs)
 	if err != nil {
 		return nil, err
 	}
@@ -43,13 +44,13 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 	for i, n := range nodes {
 		one := doc
 		if i > 0 { // decoding leaves its marks on it
-			one, _ = readDocument(doc.file, d.data)
+			one, _ = strict.Read(doc.File, d.data, documentForm)
 		}
 		if n != nil {
-			yamltree.Set(one.root, fieldArch, n)
+			yamltree.Set(one.Root, fieldArch, n)
 		}
 		img := new(Image)
-		err := one.parse(KindImage, img, func(*document) Problems {
+		err := one.Parse(KindImage, img, func() Problems {
 			if len(images) == 0 {
 				return img.Validate()
 			}
@@ -66,7 +67,7 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 		}
 		images = append(images, img)
 	}
-	if err := all.first(doc.file, 0).Err(); err != nil {
+	if err := all.First(doc.File, 0).Err(); err != nil {
 		return nil, err
 	}
 	return images, nil
@@ -76,7 +77,7 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 func sharedDigests(a, b *Image) (probs Problems) {
 	check := func(path string, a, b *FileSource) {
 		if a != nil && b != nil && (a.File != b.File || a.URL != b.URL) && a.SHA256 != "" && a.SHA256 == b.SHA256 {
-			probs.add(path+".sha256", "one digest cannot be that of a file for each architecture: make an Image document for each of them")
+			probs.Add(path+".sha256", "one digest cannot be that of a file for each architecture: make an Image document for each of them")
 		}
 	}
 	check("base.tar", a.Base.Tar, b.Base.Tar)
@@ -88,18 +89,18 @@ func sharedDigests(a, b *Image) (probs Problems) {
 
 // ListedArchitectures are those that an Image document is for.
 func ListedArchitectures(data []byte) []string {
-	doc, probs := readDocument("", data)
+	doc, probs := strict.Read("", data, documentForm)
 	if probs != nil {
 		return nil
 	}
-	switch n := yamltree.Get(doc.root, fieldArch); {
+	switch n := yamltree.Get(doc.Root, fieldArch); {
 	case n != nil && n.Kind == yaml.SequenceNode:
 		var all []string
 		for _, item := range n.Content {
 			all = append(all, yamltree.Text(yamltree.Deref(item)))
 		}
 		return all
-	case yamltree.Text(n) != "" && !isNull(n):
+	case yamltree.Text(n) != "" && !yamltree.IsNull(n):
 		return []string{n.Value}
 	}
 	return []string{Architectures()[0]} // the default
@@ -107,8 +108,8 @@ func ListedArchitectures(data []byte) []string {
 
 // architectures are the values of arch, one for each image: those of the
 // document (nil: its default), or the given ones at the same place.
-func (doc *document) architectures(given []string) ([]*yaml.Node, error) {
-	n := yamltree.Get(doc.root, fieldArch)
+func architectures(doc *strict.Document, given []string) ([]*yaml.Node, error) {
+	n := yamltree.Get(doc.Root, fieldArch)
 	if len(given) > 0 {
 		var nodes []*yaml.Node
 		for _, a := range given {
@@ -124,7 +125,7 @@ func (doc *document) architectures(given []string) ([]*yaml.Node, error) {
 		return []*yaml.Node{n}, nil
 	}
 	if len(n.Content) == 0 {
-		doc.problem(n, fieldArch, "needs at least one of %s", strings.Join(Architectures(), ", "))
+		doc.Problem(n, fieldArch, "needs at least one of %s", strings.Join(Architectures(), ", "))
 	}
 	var nodes []*yaml.Node
 	var seen []string
@@ -132,14 +133,14 @@ func (doc *document) architectures(given []string) ([]*yaml.Node, error) {
 		v := yamltree.Deref(item)
 		path := fmt.Sprintf("%s[%d]", fieldArch, i)
 		switch {
-		case v.Kind != yaml.ScalarNode || isNull(v) || v.Value == "":
-			doc.problem(item, path, "must be one of %s", strings.Join(Architectures(), ", "))
+		case v.Kind != yaml.ScalarNode || yamltree.IsNull(v) || v.Value == "":
+			doc.Problem(item, path, "must be one of %s", strings.Join(Architectures(), ", "))
 		case slices.Contains(seen, v.Value):
-			doc.problem(item, path, "%s is listed twice", shorten(v.Value))
+			doc.Problem(item, path, "%s is listed twice", strict.Shorten(v.Value))
 		}
 		nodes, seen = append(nodes, v), append(seen, v.Value)
 	}
-	return nodes, doc.probs.Err()
+	return nodes, doc.Probs.Err()
 }
 
 // archInPath stands for the architecture in paths: what is one's alone lies in

@@ -69,7 +69,7 @@ func TestSiteCA(t *testing.T) {
 		{"as a kubeconfig has it", []string{"caCert: " + base64.StdEncoding.EncodeToString([]byte(ca))}, "base64 -d", nil},
 		{"a path", []string{"caCert: /etc/kubernetes/pki/ca.crt"}, "no PEM certificate", nil},
 		{"damaged", []string{inlineCert(string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")})))}, "damaged", nil},
-		{"too much", []string{inlineCert(strings.Repeat(ca, 1+maxCA/len(ca)))}, "about a thousand", nil},
+		{"too much", []string{inlineCert(strings.Repeat(ca, 1+64<<10/len(ca)))}, "about a thousand", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, err := ParseSite("site.yaml", siteWith(c.lines...))

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/edgebake/edgebake/configs/manifest"
 )
 
 const smallCluster = `apiVersion: edgebake.io/v1alpha1
@@ -184,7 +186,7 @@ func TestCheckManifest(t *testing.T) {
 		"no JSON":      {"apiVersion: v1\nkind: A\nmetadata: {name: a}\nspec: {most: .inf}\n", "m.yaml:4:14: document 1: an object is sent as JSON, which has no .inf here"},
 		"windows line": {strings.ReplaceAll(ok, "\n", "\r\n") + "---\r\nkind: [\r\n", "m.yaml:7: document 2: not YAML: did not find expected node content"},
 	} {
-		if got := CheckManifest("m.yaml", []byte(tt.text)).Error(); got != tt.want {
+		if got := manifest.Check("m.yaml", []byte(tt.text)).Error(); got != tt.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", name, got, tt.want)
 		}
 	}
@@ -192,7 +194,7 @@ func TestCheckManifest(t *testing.T) {
 
 func FuzzCheckManifest(f *testing.F) {
 	f.Add("apiVersion: v1\nkind: List\nitems: [{apiVersion: v1}]\n---\n- &a [*a]\n")
-	f.Fuzz(func(t *testing.T, text string) { CheckManifest("m.yaml", []byte(text)) })
+	f.Fuzz(func(t *testing.T, text string) { manifest.Check("m.yaml", []byte(text)) })
 }
 
 func FuzzParseCluster(f *testing.F) {

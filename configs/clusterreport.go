@@ -34,13 +34,13 @@ func (r *ClusterReport) validate(probs *Problems) {
 		return
 	}
 	if len(r.Key.Reveal()) < minReportKey {
-		probs.add("report.key", "is shorter than %d letters; use the key that `edgebake cluster listen` prints", minReportKey)
+		probs.Add("report.key", "is shorter than %d letters; use the key that `edgebake cluster listen` prints", minReportKey)
 	}
 	u, err := url.Parse(r.URL)
 	switch {
 	case r.URL == "":
-		probs.add("report.key", "has no receiver; name it with report.url")
+		probs.Add("report.key", "has no receiver; name it with report.url")
 	case err == nil && (strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != ""):
-		probs.add("report.url", "has a path, and with report.key each machine gets one of its own; leave it out: %s://%s", u.Scheme, u.Host)
+		probs.Add("report.url", "has a path, and with report.key each machine gets one of its own; leave it out: %s://%s", u.Scheme, u.Host)
 	}
 }

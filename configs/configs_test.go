@@ -16,6 +16,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/ignition"
+	"github.com/edgebake/edgebake/configs/strict"
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/tools/txtar"
 )
@@ -255,7 +258,7 @@ func TestAliases(t *testing.T) {
 // fill sets every field of v to something, in a form that needs quoting.
 func fill(v reflect.Value, depth int) {
 	switch {
-	case v.Type() == secretType:
+	case v.Type() == reflect.TypeFor[Secret]():
 		v.Set(reflect.ValueOf(NewSecret("s3cret: \"x\"\n# " + fmt.Sprint(depth))))
 	case v.Kind() == reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
@@ -289,14 +292,14 @@ func TestEncode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, probs := readDocument("slot", slot)
+	doc, probs := strict.Read("slot", slot, documentForm)
 	if probs != nil {
 		t.Fatal(probs)
 	}
 	back := new(Site)
-	doc.decode(doc.root, reflect.ValueOf(back).Elem(), "")
-	if doc.probs != nil {
-		t.Fatal(doc.probs)
+	doc.DecodeInto(back)
+	if doc.Probs != nil {
+		t.Fatal(doc.Probs)
 	}
 	if !reflect.DeepEqual(site, back) {
 		t.Errorf("came back changed:\n%s", slot)
@@ -402,12 +405,12 @@ func TestSecretComesIn(t *testing.T) {
 
 func TestParseSize(t *testing.T) {
 	for in, want := range map[string]int64{"1MiB": 1 << 20, "512MiB": 512 << 20, "3GiB": 3 << 30, "1TiB": 1 << 40, "64TiB": 64 << 40} {
-		if got, err := ParseSize(in); err != nil || got != want {
+		if got, err := forms.ParseSize(in); err != nil || got != want {
 			t.Errorf("%s: %d, %v", in, got, err)
 		}
 	}
 	for _, in := range []string{"", "3G", "3GB", "3", "-1MiB", "0MiB", "1.5GiB", "3 GiB", "3gib", "65TiB", "9999999999TiB", "99999999999MiB"} {
-		if got, err := ParseSize(in); err == nil {
+		if got, err := forms.ParseSize(in); err == nil {
 			t.Errorf("%q was taken: %d", in, got)
 		}
 	}
@@ -446,13 +449,13 @@ func TestSSHKeys(t *testing.T) {
 		key("sk-ssh-ed25519@openssh.com"), `from="10.0.0.0/8",no-pty ` + key("ssh-ed25519") + " x",
 		`command="echo ssh-rsa" ` + key("ssh-ed25519"),
 	} {
-		if bad := badSSHKey(good); bad != "" {
+		if bad := forms.BadSSHKey(good); bad != "" {
 			t.Errorf("%s: %s", good, bad)
 		}
 	}
 	whole := key("ssh-ed25519")
 	for _, bad := range []string{whole[:len(whole)-4], whole[:40], "ssh-ed25519", "ssh-dss " + strings.Fields(whole)[1]} {
-		if badSSHKey(bad) == "" {
+		if forms.BadSSHKey(bad) == "" {
 			t.Errorf("%s was taken", bad)
 		}
 	}
@@ -511,7 +514,7 @@ func FuzzIgnition(f *testing.F) {
 	f.Add([]byte(`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:,x"}}]}}`))
 	f.Add([]byte(`{"ignition":{"version":"3.0.0"},"systemd":{"units":[{"name":"a.service","enabled":true}]}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		cfg, _, probs := ParseIgnition("a.ign", data)
+		cfg, _, probs := ignition.Parse("a.ign", data)
 		if (cfg == nil) == (probs == nil) {
 			t.Fatalf("neither taken nor refused: %v", probs)
 		}
@@ -526,7 +529,7 @@ func TestIgnitionIsJSON(t *testing.T) {
 		`{"ignition":{"version":"9"}}`: "a.ign: ignition.version 9 is not supported: use 3.0.0 to 3.6.0",
 		`{"variant":"fcos"}`:           "a.ign: ignition.version is missing: give 3.0.0 to 3.6.0" + tail,
 	} {
-		if _, _, probs := ParseIgnition("a.ign", []byte(text)); probs == nil || probs.Error() != want {
+		if _, _, probs := ignition.Parse("a.ign", []byte(text)); probs == nil || probs.Error() != want {
 			t.Errorf("%v\nwant %s", probs, want)
 		}
 	}

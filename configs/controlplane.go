@@ -9,6 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/kubeadm"
+	"github.com/edgebake/edgebake/configs/manifest"
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
@@ -127,10 +131,10 @@ func (c *SiteControlPlane) Birth() time.Time {
 func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 	if s.NodeType != NodeControlPlane {
 		if s.ControlPlane != nil {
-			probs.add("controlPlane", "needs nodeType control-plane")
+			probs.Add("controlPlane", "needs nodeType control-plane")
 		}
 		if s.Credentials.Keys != nil {
-			probs.add("credentials.keys", "needs nodeType control-plane: no other node may have the cluster's keys")
+			probs.Add("credentials.keys", "needs nodeType control-plane: no other node may have the cluster's keys")
 		}
 		return
 	}
@@ -139,35 +143,35 @@ func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 		"skipPhases": len(s.SkipPhases) > 0, "ignorePreflightErrors": len(s.IgnorePreflightErrors) > 0,
 	} {
 		if given {
-			probs.add(path, "is not for nodeType control-plane: say it in the kubeadm documents of the Cluster, and write the Sites again")
+			probs.Add(path, "is not for nodeType control-plane: say it in the kubeadm documents of the Cluster, and write the Sites again")
 		}
 	}
 	if s.NodePool != "" {
-		probs.add("nodePool", "needs nodeType edge or cloud: a control-plane node is in no pool")
+		probs.Add("nodePool", "needs nodeType edge or cloud: a control-plane node is in no pool")
 	}
 	if !s.IPVS.Disabled {
-		probs.add("ipvs.disabled", "must be true for nodeType control-plane: the node maps the endpoint to its own API server")
+		probs.Add("ipvs.disabled", "must be true for nodeType control-plane: the node maps the endpoint to its own API server")
 	}
 	if !s.Credentials.Token.IsZero() {
-		probs.add("credentials.token", "is not for nodeType control-plane, which has the cluster's keys: remove it")
+		probs.Add("credentials.token", "is not for nodeType control-plane, which has the cluster's keys: remove it")
 	}
 	switch {
 	case s.Credentials.Keys != nil:
 		s.Credentials.Keys.validate(s.CACertHashes, probs)
 	case credentials:
-		probs.missing("credentials.keys", "is required for nodeType control-plane (`edgebake cluster sites` writes it)")
+		probs.AddMissing("credentials.keys", "is required for nodeType control-plane (`edgebake cluster sites` writes it)")
 	}
 	if s.ControlPlane == nil {
-		probs.missing("controlPlane", "is required for nodeType control-plane (`edgebake cluster sites` writes it)")
+		probs.AddMissing("controlPlane", "is required for nodeType control-plane (`edgebake cluster sites` writes it)")
 		return
 	}
 	s.validateMembers(probs)
 	c := s.ControlPlane
 	if c.ID != "" && !mintID(c.ID) {
-		probs.add("controlPlane.id", "%q is not an id of `edgebake cluster new`", shorten(c.ID))
+		probs.Add("controlPlane.id", "%q is not an id of `edgebake cluster new`", strict.Shorten(c.ID))
 	}
 	if c.BirthUntil != "" && c.Birth().IsZero() {
-		probs.add("controlPlane.birthUntil", "%q is not a date, e.g. 2026-12-24T12:00:00Z", shorten(c.BirthUntil))
+		probs.Add("controlPlane.birthUntil", "%q is not a date, e.g. 2026-12-24T12:00:00Z", strict.Shorten(c.BirthUntil))
 	}
 	s.validateSeatWords(probs)
 	if c.Kubeadm != "" {
@@ -186,29 +190,29 @@ func (s *Site) validateSeatWords(probs *Problems) {
 		path := fmt.Sprintf("controlPlane.absent[%d]", i)
 		switch {
 		case !member(name):
-			probs.add(path, "%q is not among controlPlane.members", shorten(name))
+			probs.Add(path, "%q is not among controlPlane.members", strict.Shorten(name))
 		case seen.again(name):
-			probs.add(path, "%s is listed twice", shorten(name))
+			probs.Add(path, "%s is listed twice", strict.Shorten(name))
 		case name == c.ContinueFrom:
-			probs.add(path, "%s is named by controlPlane.continueFrom: it cannot be absent", shorten(name))
+			probs.Add(path, "%s is named by controlPlane.continueFrom: it cannot be absent", strict.Shorten(name))
 		}
 	}
 	if len(c.Members) > 0 && !slices.ContainsFunc(c.Members, func(m ControlPlaneMember) bool { return !slices.Contains(c.Absent, m.Name) }) {
-		probs.add("controlPlane.absent", "lists every member: one must be left to be born")
+		probs.Add("controlPlane.absent", "lists every member: one must be left to be born")
 	}
 	if c.Restore != "" && c.ContinueFrom == "" {
-		probs.add("controlPlane.restore", "needs continueFrom: the member that restores it")
+		probs.Add("controlPlane.restore", "needs continueFrom: the member that restores it")
 	}
 	if sum, err := hex.DecodeString(c.Restore); c.Restore != "" && (err != nil || len(sum) != 32) {
-		probs.add("controlPlane.restore", "%q is not a SHA-256 in hexadecimal digits (`sha256sum FILE`)", shorten(c.Restore))
+		probs.Add("controlPlane.restore", "%q is not a SHA-256 in hexadecimal digits (`sha256sum FILE`)", strict.Shorten(c.Restore))
 	}
 	if _, err := time.Parse(time.RFC3339, c.Said); c.Said != "" && err != nil {
-		probs.add("controlPlane.said", "%q is not a time, e.g. 2026-11-25T10:00:00Z", shorten(c.Said))
+		probs.Add("controlPlane.said", "%q is not a time, e.g. 2026-11-25T10:00:00Z", strict.Shorten(c.Said))
 	} else if (c.Said != "") != (c.ContinueFrom != "") {
-		probs.add("controlPlane.said", "goes with continueFrom, which holds once: `edgebake cluster sites DIR --continue-from NAME` writes both")
+		probs.Add("controlPlane.said", "goes with continueFrom, which holds once: `edgebake cluster sites DIR --continue-from NAME` writes both")
 	}
 	if c.ContinueFrom != "" && !member(c.ContinueFrom) {
-		probs.add("controlPlane.continueFrom", "%q is not among controlPlane.members", shorten(c.ContinueFrom))
+		probs.Add("controlPlane.continueFrom", "%q is not among controlPlane.members", strict.Shorten(c.ContinueFrom))
 	}
 }
 
@@ -225,31 +229,31 @@ func (s *Site) validateMembers(probs *Problems) {
 		path := fmt.Sprintf("controlPlane.members[%d]", i)
 		before := s.ControlPlane.Members[:i]
 		self = self || m.Name == s.NodeName
-		if m.Name != "" && CheckNodeName(m.Name) != nil {
-			probs.add(path+".name", "%v", CheckNodeName(m.Name))
+		if m.Name != "" && forms.CheckNodeName(m.Name) != nil {
+			probs.Add(path+".name", "%v", forms.CheckNodeName(m.Name))
 		}
 		a, err := netip.ParseAddr(m.Address)
 		switch {
 		case m.Address == "":
 		case err != nil:
-			probs.add(path+".address", "%q is not an IP address", shorten(m.Address))
-		case badServer(a) != "":
-			probs.add(path+".address", "%s %s", a, badServer(a))
+			probs.Add(path+".address", "%q is not an IP address", strict.Shorten(m.Address))
+		case forms.BadServer(a) != "":
+			probs.Add(path+".address", "%s %s", a, forms.BadServer(a))
 		case len(s.Masters) == len(s.ControlPlane.Members) && hostOf(s.Masters[i]) != m.Address:
-			probs.add(path+".address", "%s is not the address of masters[%d] (%s): both must list the same machines in the same order", a, i, shorten(s.Masters[i]))
+			probs.Add(path+".address", "%s is not the address of masters[%d] (%s): both must list the same machines in the same order", a, i, strict.Shorten(s.Masters[i]))
 		}
 		if slices.ContainsFunc(before, func(o ControlPlaneMember) bool { return o.Name == m.Name }) {
-			probs.add(path+".name", "%s is listed twice", shorten(m.Name))
+			probs.Add(path+".name", "%s is listed twice", strict.Shorten(m.Name))
 		}
 		if slices.ContainsFunc(before, func(o ControlPlaneMember) bool { return o.Address == m.Address }) {
-			probs.add(path+".address", "%s is listed twice", shorten(m.Address))
+			probs.Add(path+".address", "%s is listed twice", strict.Shorten(m.Address))
 		}
 	}
 	if len(s.Masters) != len(s.ControlPlane.Members) {
-		probs.add("controlPlane.members", "has %s, and masters %d: both must list the same", Count(len(s.ControlPlane.Members), "machine"), len(s.Masters))
+		probs.Add("controlPlane.members", "has %s, and masters %d: both must list the same", Count(len(s.ControlPlane.Members), "machine"), len(s.Masters))
 	}
 	if !self && len(s.ControlPlane.Members) > 0 {
-		probs.add("nodeName", "%q is not among controlPlane.members", shorten(s.NodeName))
+		probs.Add("nodeName", "%q is not among controlPlane.members", strict.Shorten(s.NodeName))
 	}
 }
 
@@ -265,29 +269,29 @@ func hostOf(hostPort string) string {
 // of this Site.
 func (s *Site) validateKubeadmDocuments(probs *Problems) {
 	const path = "controlPlane.kubeadm"
-	docs, bad := readKubeadmText(s.ControlPlane.Kubeadm)
+	docs, bad := kubeadm.ReadText(s.ControlPlane.Kubeadm)
 	for _, p := range bad {
-		probs.add(path, "%s", inner(p))
+		probs.Add(path, "%s", inner(p))
 	}
 	if bad != nil {
 		return
 	}
 	want := func(kind, field, value, why string) {
-		root := docs.of(kind)
+		root := docs.Of(kind)
 		if root == nil {
 			return
 		}
-		n := nodeAt(root, field)
+		n := yamltree.At(root, field)
 		if got := yamltree.Text(n); got != value {
-			probs.add(path, "%s.%s is %q, and must be %q: %s", kind, field, shorten(got), shorten(value), why)
+			probs.Add(path, "%s.%s is %q, and must be %q: %s", kind, field, strict.Shorten(got), strict.Shorten(value), why)
 		}
 	}
 	for _, kind := range []string{"ClusterConfiguration", "InitConfiguration"} {
-		if docs.of(kind) == nil {
-			probs.add(path, "has no %s", kind)
+		if docs.Of(kind) == nil {
+			probs.Add(path, "has no %s", kind)
 		}
 	}
-	if len(s.Masters) > 0 && badHostPort(s.Masters[0]) == "" {
+	if len(s.Masters) > 0 && forms.BadHostPort(s.Masters[0]) == "" {
 		want("ClusterConfiguration", "controlPlaneEndpoint", s.EndpointHostPort(), "that is the Site's endpoint and the API servers' port")
 		_, port, _ := net.SplitHostPort(s.Masters[0])
 		want("InitConfiguration", "localAPIEndpoint.bindPort", port, "that is the API servers' port")
@@ -299,8 +303,8 @@ func (s *Site) validateKubeadmDocuments(probs *Problems) {
 		}
 	}
 	want("ClusterConfiguration", "etcd.local.dataDir", EtcdDataDir, "the decision whether etcd may start looks there")
-	if c := docs.of("ClusterConfiguration"); c != nil && !k8sVersion.MatchString(yamltree.Text(nodeAt(c, "kubernetesVersion"))) {
-		probs.add(path, "ClusterConfiguration.kubernetesVersion is required, e.g. "+ExampleKubernetes)
+	if c := docs.Of("ClusterConfiguration"); c != nil && !kubeadm.VersionForm.MatchString(yamltree.Text(yamltree.At(c, "kubernetesVersion"))) {
+		probs.Add(path, "ClusterConfiguration.kubernetesVersion is required, e.g. "+ExampleKubernetes)
 	}
 }
 
@@ -335,34 +339,34 @@ func (k *ClusterKeys) validate(pins []string, probs *Problems) {
 	for _, ca := range ClusterCAs() {
 		path, pair := "credentials.keys."+ca.field, ca.Of(k)
 		if pair.Key.IsZero() {
-			probs.missing(path+".key", "is required")
+			probs.AddMissing(path+".key", "is required")
 		}
 		if pair.Cert == "" || pair.Key.IsZero() {
 			continue
 		}
-		certs, err := parseCA(pair.Cert)
+		certs, err := forms.ParseCA(pair.Cert)
 		if err != nil {
-			probs.add(path+".cert", "%v", err)
+			probs.Add(path+".cert", "%v", err)
 			continue
 		}
 		if len(certs) != 1 {
-			probs.add(path+".cert", "has %d certificates, expected the CA's alone", len(certs))
+			probs.Add(path+".cert", "has %d certificates, expected the CA's alone", len(certs))
 			continue
 		}
-		if public, err := parsePrivateKey(pair.Key.Reveal()); err != nil {
-			probs.add(path+".key", "%v", err)
+		if public, err := forms.ParsePrivateKey(pair.Key.Reveal()); err != nil {
+			probs.Add(path+".key", "%v", err)
 		} else if !public.Equal(certs[0].PublicKey) {
-			probs.add(path+".key", "is not the key of the certificate beside it")
+			probs.Add(path+".key", "is not the key of the certificate beside it")
 		}
 		if ca.Base == KubernetesCA && len(pins) > 0 && !slices.ContainsFunc(pins, func(pin string) bool { return strings.EqualFold(pin, caPin(certs[0])) }) {
-			probs.add(path+".cert", "has none of caCertHashes (it is %s): the two are of different clusters", caPin(certs[0]))
+			probs.Add(path+".cert", "has none of caCertHashes (it is %s): the two are of different clusters", caPin(certs[0]))
 		}
 	}
 	if k.ServiceAccount.IsZero() {
-		probs.missing("credentials.keys.serviceAccount", "is required")
-	} else if _, err := parsePrivateKey(k.ServiceAccount.Reveal()); err != nil {
-		probs.add("credentials.keys.serviceAccount", "%v", err)
+		probs.AddMissing("credentials.keys.serviceAccount", "is required")
+	} else if _, err := forms.ParsePrivateKey(k.ServiceAccount.Reveal()); err != nil {
+		probs.Add("credentials.keys.serviceAccount", "%v", err)
 	}
-	checkPacked("credentials.keys.objects", k.Objects, probs)
-	checkPacked("credentials.keys.manifests", k.Manifests, probs)
+	manifest.CheckPacked("credentials.keys.objects", k.Objects, probs)
+	manifest.CheckPacked("credentials.keys.manifests", k.Manifests, probs)
 }

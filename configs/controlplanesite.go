@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
@@ -48,7 +49,7 @@ const (
 
 // setManagerRates sets the rates, unless the Cluster's own documents set one.
 func setManagerRates(cluster *yaml.Node) {
-	list := listAt(cluster, "controllerManager", "extraArgs")
+	list := yamltree.ListAt(cluster, "controllerManager", "extraArgs")
 	for _, arg := range list.Content {
 		if name := yamltree.Text(yamltree.Get(yamltree.Deref(arg), "name")); name == managerQPS || name == managerBurst {
 			return
@@ -58,20 +59,20 @@ func setManagerRates(cluster *yaml.Node) {
 		name  string
 		value int
 	}{{managerQPS, ManagerQPS}, {managerBurst, 2 * ManagerQPS}} {
-		list.Content = append(list.Content, mapping("name", encodeString(a.name), "value", encodeString(strconv.Itoa(a.value))))
+		list.Content = append(list.Content, yamltree.Mapping("name", yamltree.Quoted(a.name), "value", yamltree.Quoted(strconv.Itoa(a.value))))
 	}
 }
 
 // controlPlaneDocuments are kubeadm's documents for one control-plane node: those of
 // the Cluster's file, with what its fields say.
 func (f *ClusterFile) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
-	docs := kubeadmDocs{
+	docs := kubeadm.Documents{
 		f.document("ClusterConfiguration"), f.document("InitConfiguration"), f.document("KubeletConfiguration"),
 	}
 	cluster, init := docs[0].Root, docs[1].Root
 	str := func(n *yaml.Node, value string, path ...string) {
 		if value != "" {
-			setAt(n, encodeString(value), path...)
+			yamltree.SetAt(n, yamltree.Quoted(value), path...)
 		}
 	}
 	str(cluster, f.Name, "clusterName")
@@ -91,18 +92,18 @@ func (f *ClusterFile) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error)
 	str(init, m.Name, "nodeRegistration", "name")
 	str(init, defaultCRISocket, "nodeRegistration", "criSocket")
 	str(init, m.Address, "localAPIEndpoint", "advertiseAddress")
-	setAt(init, plain(fmt.Sprint(f.Port), "!!int"), "localAPIEndpoint", "bindPort")
-	if nodeAt(init, "timeouts.controlPlaneComponentHealthCheck") == nil {
+	yamltree.SetAt(init, yamltree.Plain(fmt.Sprint(f.Port), "!!int"), "localAPIEndpoint", "bindPort")
+	if yamltree.At(init, "timeouts.controlPlaneComponentHealthCheck") == nil {
 		str(init, componentPatience, "timeouts", "controlPlaneComponentHealthCheck")
 	}
-	args := &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{mapping("name", encodeString("node-ip"), "value", encodeString(f.nodeIP(m)))}}
-	if own := nodeAt(init, "nodeRegistration.kubeletExtraArgs"); own != nil && own.Kind == yaml.SequenceNode {
+	args := yamltree.List(yamltree.Mapping("name", yamltree.Quoted("node-ip"), "value", yamltree.Quoted(f.nodeIP(m))))
+	if own := yamltree.At(init, "nodeRegistration.kubeletExtraArgs"); own != nil && own.Kind == yaml.SequenceNode {
 		args.Content = append(args.Content, own.Content...)
 	}
-	setAt(init, args, "nodeRegistration", "kubeletExtraArgs")
+	yamltree.SetAt(init, args, "nodeRegistration", "kubeletExtraArgs")
 	if f.KubeProxy.Mode == "none" {
-		setAt(cluster, plain("true", "!!bool"), "proxy", "disabled")
-		return docs.encode()
+		yamltree.SetAt(cluster, yamltree.Plain("true", "!!bool"), "proxy", "disabled")
+		return docs.Encode()
 	}
 	proxy := f.document("KubeProxyConfiguration")
 	str(proxy.Root, f.KubeProxy.Mode, "mode")
@@ -115,7 +116,7 @@ func (f *ClusterFile) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error)
 		}
 		addItems(proxy.Root, []string{fmt.Sprintf("%s/%d", f.VIP, bits)}, "ipvs", "excludeCIDRs")
 	}
-	return append(docs, proxy).encode()
+	return append(docs, proxy).Encode()
 }
 
 // nodeIP is kubelet's --node-ip on a control-plane node: with both families in a cluster
@@ -137,16 +138,14 @@ const componentPatience = "20m0s"
 const defaultCRISocket = "unix:///run/containerd/containerd.sock"
 
 // document is the person's document of a kind, to be changed, or a new one.
-func (f *ClusterFile) document(kind string) KubeadmDocument {
-	root := &yaml.Node{Kind: yaml.MappingNode}
-	for _, d := range f.Kubeadm {
-		if d.Kind == kind {
-			root = cloneNode(d.Root)
-		}
+func (f *ClusterFile) document(kind string) kubeadm.Document {
+	root := yamltree.Mapping()
+	if own := f.Kubeadm.Of(kind); own != nil {
+		root = cloneNode(own)
 	}
-	setAt(root, plain(kubeadmVersions[kind], "!!str"), "apiVersion")
-	setAt(root, plain(kind, "!!str"), "kind")
-	return KubeadmDocument{kind, root}
+	yamltree.SetAt(root, yamltree.Plain(kubeadm.Versions[kind], "!!str"), "apiVersion")
+	yamltree.SetAt(root, yamltree.Plain(kind, "!!str"), "kind")
+	return kubeadm.Document{Kind: kind, Root: root}
 }
 
 // cloneNode copies a tree, with what its aliases stand for.
@@ -162,10 +161,10 @@ func cloneNode(n *yaml.Node) *yaml.Node {
 
 // addItems adds texts to a list, those that it has not yet.
 func addItems(root *yaml.Node, items []string, path ...string) {
-	list := listAt(root, path...)
+	list := yamltree.ListAt(root, path...)
 	for _, item := range items {
 		if !slices.ContainsFunc(list.Content, func(n *yaml.Node) bool { return yamltree.Deref(n).Value == item }) {
-			list.Content = append(list.Content, encodeString(item))
+			list.Content = append(list.Content, yamltree.Quoted(item))
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package configs
 
-import _ "embed" // the examples
+import (
+	_ "embed"
+)
 
 //go:embed examples/image.yaml
 var exampleImage string

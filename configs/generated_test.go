@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/invopop/jsonschema"
 )
 
@@ -70,7 +71,7 @@ func fieldDoc(docs map[string]string, t reflect.Type, f reflect.StructField) str
 	// What is written in the document stands as it is written there.
 	first, _, _ := strings.Cut(rest, " ")
 	first = strings.TrimRight(first, ",.:;")
-	if slices.Contains(tagValues(f, "enum"), first) || slices.Contains(tagValues(f, "default"), first) {
+	if slices.Contains(strict.TagValues(f, "enum"), first) || slices.Contains(strict.TagValues(f, "default"), first) {
 		return rest
 	}
 	return strings.ToUpper(rest[:1]) + rest[1:]
@@ -101,7 +102,7 @@ func walkTypes(t reflect.Type, seen map[reflect.Type]bool, visit func(reflect.Ty
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()
 	}
-	if t.Kind() != reflect.Struct || t == secretType || seen[t] {
+	if t.Kind() != reflect.Struct || t == reflect.TypeFor[Secret]() || seen[t] {
 		return
 	}
 	seen[t] = true
@@ -119,7 +120,7 @@ func TestSchemas(t *testing.T) {
 			Anonymous:      true,
 			ExpandedStruct: true,
 			Mapper: func(t reflect.Type) *jsonschema.Schema {
-				if t == secretType {
+				if t == reflect.TypeFor[Secret]() {
 					return &jsonschema.Schema{Type: "string"}
 				}
 				return nil
@@ -139,7 +140,7 @@ func TestSchemas(t *testing.T) {
 		if name == "inventory" {
 			partSites(s)
 		}
-		strict(t, s, name, used)
+		constrained(t, s, name, used)
 		s.Title = fmt.Sprintf("edgebake %s, %s", strings.ToUpper(name[:1])+name[1:], APIVersion)
 		var b bytes.Buffer
 		enc := json.NewEncoder(&b)
@@ -195,13 +196,13 @@ func rows(docs map[string]string, root reflect.Type) []row {
 			if !f.IsExported() || f.Anonymous { // the Site in an Inventory's: documented there
 				continue
 			}
-			r := row{path: join(path, fieldName(f)), required: required(f), doc: fieldDoc(docs, t, f), allowed: tagValues(f, "enum")}
-			if d := tagValues(f, "default"); d != nil {
+			r := row{path: strict.Join(path, strict.FieldName(f)), required: strict.Required(f), doc: fieldDoc(docs, t, f), allowed: strict.TagValues(f, "enum")}
+			if d := strict.TagValues(f, "default"); d != nil {
 				r.def = d[0]
 			}
 			ft, sub := f.Type, r.path
 			switch {
-			case ft == secretType:
+			case ft == reflect.TypeFor[Secret]():
 				r.typ = "secret string"
 			case ft.Kind() == reflect.Map:
 				r.typ = "map of strings"
@@ -226,7 +227,7 @@ func rows(docs map[string]string, root reflect.Type) []row {
 			default:
 				r.typ = "number"
 			}
-			r.section = ft.Kind() == reflect.Struct && ft != secretType && ft.NumField() > 0 && ft != reflect.TypeFor[Site]()
+			r.section = ft.Kind() == reflect.Struct && ft != reflect.TypeFor[Secret]() && ft.NumField() > 0 && ft != reflect.TypeFor[Site]()
 			out = append(out, r)
 			if r.section {
 				walk(ft, sub)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/edgebake/edgebake/configs/strict"
 )
 
 // hostileSite is what a stranger's stick may have: at most 256 KiB.
@@ -71,11 +73,11 @@ func TestASiteThatIsABurden(t *testing.T) {
 			if !errors.As(err, &probs) || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("%.3000v", err)
 			}
-			if len(probs) > maxProblems+1 || len(err.Error()) > 80<<10 {
+			if len(probs) > strict.MaxProblems+1 || len(err.Error()) > 80<<10 {
 				t.Errorf("%d problems, %d bytes", len(probs), len(err.Error()))
 			}
 			for _, p := range probs {
-				if len([]rune(p.Error())) > maxMsg+maxPath+100 {
+				if len([]rune(p.Error())) > 1300 {
 					t.Errorf("a problem has %d bytes", len(p.Error()))
 				}
 			}
@@ -95,12 +97,12 @@ func TestTheRest(t *testing.T) {
 	doc := hostileSite + "caCertHashes: [" + strings.Repeat("a,", 70) + "]\n"
 	_, err := ParsePublicSite("site.yaml", []byte(doc))
 	var probs Problems
-	if !errors.As(err, &probs) || len(probs) != maxProblems+1 {
+	if !errors.As(err, &probs) || len(probs) != strict.MaxProblems+1 {
 		t.Fatal(err)
 	}
 	LocateSite("site.yaml", []byte(doc), probs)
 	// Each is of the wrong form, and all but the first are there twice.
-	if last := probs[maxProblems].Error(); !strings.HasSuffix(last, "and 89 more problems") {
+	if last := probs[strict.MaxProblems].Error(); !strings.HasSuffix(last, "and 89 more problems") {
 		t.Errorf("the last is %q", last)
 	}
 }

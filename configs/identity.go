@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"unicode"
+
+	"github.com/edgebake/edgebake/configs/strict"
 )
 
 // Identity returns a vendor's serial number, UUID or asset tag, trimmed, and
@@ -109,11 +111,11 @@ type matchKey struct{ field, key string }
 // validate reports what is wrong with the match at path.
 func (m Match) validate(path string, probs *Problems) {
 	if m.IsZero() {
-		probs.add(path, "must say which machine the Site is for: give macs, serial, uuid or assetTag (a machine without a Site prints its own)")
+		probs.Add(path, "must say which machine the Site is for: give macs, serial, uuid or assetTag (a machine without a Site prints its own)")
 	}
 	for i, mac := range m.MACs {
 		if CardMAC(mac) == "" {
-			probs.add(fmt.Sprintf("%s.macs[%d]", path, i), "%q is not the MAC address of one network card, e.g. 52:54:00:12:34:56", shorten(mac))
+			probs.Add(fmt.Sprintf("%s.macs[%d]", path, i), "%q is not the MAC address of one network card, e.g. 52:54:00:12:34:56", strict.Shorten(mac))
 		}
 	}
 	for _, k := range []struct{ field, what, value string }{
@@ -122,13 +124,13 @@ func (m Match) validate(path string, probs *Problems) {
 		switch {
 		case k.value == "":
 		case Identity(k.value) == "":
-			probs.add(path+"."+k.field, "%q never matches: firmware has it where no %s was filled in, so many machines carry it; use another member, e.g. macs", shorten(k.value), k.what)
-		case badText(k.value) != "":
-			probs.add(path+"."+k.field, "%s", badText(k.value))
+			probs.Add(path+"."+k.field, "%q never matches: firmware has it where no %s was filled in, so many machines carry it; use another member, e.g. macs", strict.Shorten(k.value), k.what)
+		case strict.BadText(k.value) != "":
+			probs.Add(path+"."+k.field, "%s", strict.BadText(k.value))
 		case unseen(k.value) != 0:
-			probs.add(path+"."+k.field, "contains an invisible character (%U), which no machine has there: type it again", unseen(k.value))
+			probs.Add(path+"."+k.field, "contains an invisible character (%U), which no machine has there: type it again", unseen(k.value))
 		case k.field == "uuid" && !uuidForm.MatchString(strings.ToLower(strings.TrimSpace(k.value))):
-			probs.add(path+"."+k.field, "%q is not a UUID, e.g. 4c4c4544-0042-3510-8052-c7c04f4e4232", shorten(k.value))
+			probs.Add(path+"."+k.field, "%q is not a UUID, e.g. 4c4c4544-0042-3510-8052-c7c04f4e4232", strict.Shorten(k.value))
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package configs
 
-import "testing"
+import (
+	"testing"
+)
 
 func TestIdentity(t *testing.T) {
 	for _, junk := range []string{

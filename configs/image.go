@@ -1,5 +1,9 @@
 package configs
 
+import (
+	"github.com/edgebake/edgebake/configs/forms"
+)
+
 // Image describes what is baked into a golden image. It contains no secrets
 // and nothing site-specific. Relative paths start at the folder of the Image's
 // file.
@@ -279,7 +283,7 @@ type ImageStore struct {
 
 // MaxLayer is MaxLayerSize in bytes, 0 where it is not set.
 func (s *ImageStore) MaxLayer() int64 {
-	n, err := ParseSize(s.MaxLayerSize)
+	n, err := forms.ParseSize(s.MaxLayerSize)
 	if err != nil {
 		return 0 // Validate has told
 	}

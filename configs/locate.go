@@ -1,17 +1,19 @@
 package configs
 
-import "reflect"
+import (
+	"github.com/edgebake/edgebake/configs/strict"
+)
 
 // Locate tells where in a document a field is, or what is nearest around it:
 // for problems that only show when what a field names is looked at. Line and
 // column are 0 if data is not a document.
 func Locate(name string, data []byte, path string) (line, col int) {
 	doc := located(name, data)
-	if doc.root == nil {
+	if doc.Root == nil {
 		return 0, 0
 	}
-	at := doc.find(path)
-	return at.line, at.col
+	at := doc.Find(path)
+	return at.Line, at.Col
 }
 
 // LocateSite says where in a Site the fields of problems are that only show
@@ -19,10 +21,10 @@ func Locate(name string, data []byte, path string) (line, col int) {
 func LocateSite(name string, data []byte, probs Problems) Problems {
 	doc := located(name, data)
 	for i := range probs {
-		at := doc.find(probs[i].Path)
-		probs[i].File, probs[i].Line, probs[i].Col = name, at.line, at.col
+		at := doc.Find(probs[i].Path)
+		probs[i].File, probs[i].Line, probs[i].Col = name, at.Line, at.Col
 	}
-	probs.sort()
+	probs.Sort()
 	return probs
 }
 
@@ -37,17 +39,21 @@ func LocateInventory(name string, data []byte, sites []Problems) Problems {
 		}
 	}
 	r.finish(len(sites))
-	r.doc.probs.sort()
-	return r.doc.probs
+	r.doc.Probs.Sort()
+	return r.doc.Probs
 }
 
-// located is a document that was read before, with the places of its fields.
-func located(name string, data []byte) *document {
-	doc, probs := readDocument(name, data)
+// located returns a document that was read before, with the places of its fields.
+func located(name string, data []byte) *strict.Document {
+	doc, probs := strict.Read(name, data, documentForm)
 	if probs != nil {
-		return &document{file: name}
+		return &strict.Document{File: name}
 	}
-	doc.decode(doc.root, reflect.New(doc.typ()).Elem(), "")
-	doc.probs = nil
+	into := map[string]any{KindImage: new(Image), KindInventory: new(Inventory), KindCluster: new(Cluster)}[doc.Kind]
+	if into == nil {
+		into = new(Site)
+	}
+	doc.DecodeInto(into)
+	doc.Probs = nil
 	return doc
 }

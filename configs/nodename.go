@@ -7,6 +7,8 @@ import (
 	"strings"
 	"text/template"
 	"text/template/parse"
+
+	"github.com/edgebake/edgebake/configs/forms"
 )
 
 // NameFacts is what a node name template can be made of. Empty: the machine
@@ -103,7 +105,7 @@ func badNodeNameTemplate(tmpl string) string {
 	if err != nil {
 		return err.Error()
 	}
-	if err := CheckNodeName(strings.ToLower(name)); err != nil {
+	if err := forms.CheckNodeName(strings.ToLower(name)); err != nil {
 		if strings.Contains(tmpl, "{{") {
 			return fmt.Sprintf("on a machine with serial number %s and MAC address %s, %s", sample.Serial, sample.MAC, err)
 		}

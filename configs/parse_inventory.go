@@ -1,17 +1,15 @@
 package configs
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/ondisk"
 	"go.yaml.in/yaml/v3"
@@ -40,21 +38,21 @@ func ParseInventory(name string, data []byte) (*Inventory, error) {
 // setToken gives the token to the sites that have none, or to all.
 func (inv *Inventory) setToken(token Secret, forced bool) {
 	m := inv.merged
-	credentials := empty()
-	credentials.Content = append(credentials.Content, plain("token", "!!str"), encodeString(token.Reveal()))
+	credentials := yamltree.Mapping()
+	credentials.Content = append(credentials.Content, yamltree.Plain("token", "!!str"), yamltree.Quoted(token.Reveal()))
 	instead := func(n *yaml.Node) *yaml.Node {
-		n = without(n, "credentials")
-		n.Content = append(n.Content, plain("credentials", "!!str"), credentials)
+		n = yamltree.Without(n, "credentials")
+		n.Content = append(n.Content, yamltree.Plain("credentials", "!!str"), credentials)
 		return n
 	}
 	d := yamltree.Get(m.defaults, "credentials")
-	if forced || d == nil || isNull(d) || len(d.Content) == 0 {
+	if forced || d == nil || yamltree.IsNull(d) || len(d.Content) == 0 {
 		m.defaults = instead(m.defaults)
 	}
 	for i := range inv.Sites {
 		own := &inv.Sites[i].Site.Credentials
 		if given := yamltree.Get(m.sites[i], "credentials"); given != nil && (forced || own.Token.IsZero()) {
-			m.sites[i] = without(m.sites[i], "credentials")
+			m.sites[i] = yamltree.Without(m.sites[i], "credentials")
 		}
 		if forced || own.Token.IsZero() {
 			*own = Credentials{Token: token}
@@ -69,47 +67,57 @@ func ParsePublicInventory(name string, data []byte) (*Inventory, error) {
 	if err != nil {
 		return nil, err
 	}
-	return d.doc.inventory(false)
+	return parseInventory(d.doc, false)
 }
 
-func (doc *document) inventory(credentials bool) (*Inventory, error) {
-	if doc.kind != KindInventory {
-		return nil, doc.wrongKind(KindInventory)
+// ParseWholeInventory is ParsePublicInventory, and reports all problems, however many.
+func ParseWholeInventory(name string, data []byte) (*Inventory, error) {
+	d, err := Read(name, data)
+	if err != nil {
+		return nil, err
+	}
+	d.doc.All = true
+	return parseInventory(d.doc, false)
+}
+
+func parseInventory(doc *strict.Document, credentials bool) (*Inventory, error) {
+	if doc.Kind != KindInventory {
+		return nil, doc.WrongKind(KindInventory)
 	}
 	inv := new(Inventory)
-	doc.decode(doc.root, reflect.ValueOf(inv).Elem(), "")
-	undecoded := slices.Clone(doc.probs)
-	if doc.nodes > doc.maxNodes() || doc.untold > 0 {
-		return nil, doc.problems()
+	doc.DecodeInto(inv)
+	undecoded := slices.Clone(doc.Probs)
+	if doc.Overflowed() {
+		return nil, doc.Err()
 	}
 	inv.merge(doc)
 	report := inventoryReport{doc: doc, undecoded: undecoded}
 	inv.validate(credentials, &report)
 	report.finish(len(inv.Sites))
-	if err := doc.problems(); err != nil {
+	if err := doc.Err(); err != nil {
 		return nil, err
 	}
 	return inv, nil
 }
 
 // merge makes each Site whole.
-func (inv *Inventory) merge(doc *document) {
-	m := &mergedInventory{name: doc.file, defaults: empty()}
-	if n := yamltree.Get(doc.root, "defaults"); n != nil && n.Kind == yaml.MappingNode {
+func (inv *Inventory) merge(doc *strict.Document) {
+	m := &mergedInventory{name: doc.File, defaults: yamltree.Mapping()}
+	if n := yamltree.Get(doc.Root, "defaults"); n != nil && n.Kind == yaml.MappingNode {
 		m.defaults = n
 	}
 	for _, reserved := range []string{"apiVersion", "kind"} {
 		if n := yamltree.Get(m.defaults, reserved); n != nil {
-			doc.problem(n, "defaults."+reserved, "stands once, at the top of the Inventory: remove it here")
+			doc.Problem(n, "defaults."+reserved, "stands once, at the top of the Inventory: remove it here")
 		}
 	}
 	if n := yamltree.Get(m.defaults, "match"); n != nil {
-		doc.problem(n, "defaults.match", "is of one machine: write it in each of sites")
+		doc.Problem(n, "defaults.match", "is of one machine: write it in each of sites")
 	}
-	if n := yamltree.Get(doc.root, "sites"); n != nil && n.Kind == yaml.SequenceNode {
+	if n := yamltree.Get(doc.Root, "sites"); n != nil && n.Kind == yaml.SequenceNode {
 		for _, item := range n.Content {
 			if item = yamltree.Deref(item); item.Kind != yaml.MappingNode {
-				item = empty()
+				item = yamltree.Mapping()
 			}
 			m.sites = append(m.sites, item)
 		}
@@ -135,12 +143,10 @@ func DefaultSpread(sites int) int {
 
 // site is the i-th Site, whole, with what could be decoded of it.
 func (m *mergedInventory) site(i int) Site {
-	node := mergeNodes("", without(m.defaults, "apiVersion", "kind", "match"), without(m.sites[i], "name", "match"))
+	node := mergeNodes("", yamltree.Without(m.defaults, "apiVersion", "kind", "match"), yamltree.Without(m.sites[i], "name", "match"))
 	var s Site
-	v := reflect.ValueOf(&s).Elem()
-	// What is wrong with the form has been reported where it stands.
-	scratch := &document{kind: KindInventory, where: map[string]position{}}
-	scratch.decode(node, v, "")
+	// Problems of its form have been reported where it is written.
+	strict.New("", node, limits(KindInventory)).DecodeInto(&s)
 	s.APIVersion, s.Kind = APIVersion, KindSite
 	return s
 }
@@ -153,7 +159,7 @@ func (s *InventorySite) setDefaults() {
 	if s.NodeName == "" {
 		s.NodeName = s.Name
 	}
-	applyDefaults(reflect.ValueOf(&s.Site).Elem())
+	strict.ApplyDefaults(&s.Site)
 }
 
 // choices are fields of which one says what another would: a site that gives
@@ -169,60 +175,35 @@ func choices() [][]string {
 func mergeNodes(path string, base, over *yaml.Node) *yaml.Node {
 	gone := map[string]bool{}
 	own := map[string]*yaml.Node{}
-	for k, v := range entries(over) {
+	for k, v := range yamltree.Entries(over) {
 		own[k], gone[k] = v, true
 		if path != "" {
 			continue
 		}
 		for _, group := range choices() {
-			if slices.Contains(group, k) && !isNull(v) {
+			if slices.Contains(group, k) && !yamltree.IsNull(v) {
 				for _, other := range group {
 					gone[other] = true
 				}
 			}
 		}
 	}
-	out := empty()
-	add := func(k string, v *yaml.Node) { out.Content = append(out.Content, plain(k, "!!str"), v) }
-	for k, v := range entries(base) {
+	out := yamltree.Mapping()
+	add := func(k string, v *yaml.Node) { out.Content = append(out.Content, yamltree.Plain(k, "!!str"), v) }
+	for k, v := range yamltree.Entries(base) {
 		o := own[k]
 		switch {
 		case !gone[k]:
 			add(k, v)
-		case o != nil && o.Kind == yaml.MappingNode && v.Kind == yaml.MappingNode && join(path, k) != "credentials":
-			add(k, mergeNodes(join(path, k), v, o))
+		case o != nil && o.Kind == yaml.MappingNode && v.Kind == yaml.MappingNode && strict.Join(path, k) != "credentials":
+			add(k, mergeNodes(strict.Join(path, k), v, o))
 			delete(own, k)
 		}
 	}
-	for k := range entries(over) {
-		if v := own[k]; v != nil && !isNull(v) {
+	for k := range yamltree.Entries(over) {
+		if v := own[k]; v != nil && !yamltree.IsNull(v) {
 			add(k, v)
 			delete(own, k)
-		}
-	}
-	return out
-}
-
-func empty() *yaml.Node { return &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"} }
-
-// entries are a mapping's, in order and without aliases; of a key that is given
-// twice, which has been reported, the last counts.
-func entries(m *yaml.Node) func(func(string, *yaml.Node) bool) {
-	return func(yield func(string, *yaml.Node) bool) {
-		for i := 0; i+1 < len(m.Content); i += 2 {
-			if k := m.Content[i]; k.Kind == yaml.ScalarNode && !yield(k.Value, yamltree.Deref(m.Content[i+1])) {
-				return
-			}
-		}
-	}
-}
-
-// without is a mapping that lacks some keys.
-func without(m *yaml.Node, names ...string) *yaml.Node {
-	out := empty()
-	for k, v := range entries(m) {
-		if !slices.Contains(names, k) {
-			out.Content = append(out.Content, plain(k, "!!str"), v)
 		}
 	}
 	return out
@@ -230,7 +211,7 @@ func without(m *yaml.Node, names ...string) *yaml.Node {
 
 // inventoryReport gathers problems and finds where they stand.
 type inventoryReport struct {
-	doc       *document
+	doc       *strict.Document
 	undecoded Problems
 	shared    map[Problem][]int // without position: of which sites
 	order     []Problem
@@ -238,21 +219,16 @@ type inventoryReport struct {
 
 // at reports a problem of a field of the Inventory.
 func (r *inventoryReport) at(path, format string, args ...any) {
-	r.found(Problem{Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))})
+	r.found(strict.NewProblem(path, format, args...))
 }
 
 // found reports a problem, of which path and words are known.
 func (r *inventoryReport) found(p Problem) {
-	if r.doc.reported(r.undecoded, p.Path) {
-		return
-	}
-	at := r.doc.find(p.Path)
-	p.File, p.Line, p.Col = r.doc.file, at.line, at.col
-	r.doc.probs = append(r.doc.probs, p)
+	r.doc.Found(r.undecoded, p)
 }
 
-// under is the problem of a field below another.
-func (p Problem) under(path string) Problem {
+// under returns the problem of a field below path.
+func under(path string, p Problem) Problem {
 	p.Path = path + "." + p.Path
 	return p
 }
@@ -262,11 +238,11 @@ func (p Problem) under(path string) Problem {
 func (r *inventoryReport) of(i int, p Problem) {
 	own := fmt.Sprintf("sites[%d]", i)
 	for path := p.Path; path != ""; path = parent(path) {
-		if _, ok := r.doc.where[own+"."+path]; ok {
-			r.found(p.under(own))
+		if r.doc.Has(own + "." + path) {
+			r.found(under(own, p))
 			return
 		}
-		if _, ok := r.doc.where["defaults."+path]; ok {
+		if r.doc.Has("defaults." + path) {
 			break
 		}
 	}
@@ -284,17 +260,17 @@ func (r *inventoryReport) of(i int, p Problem) {
 func (r *inventoryReport) finish(sites int) {
 	for _, p := range r.order {
 		of := r.shared[p]
-		_, given := r.doc.where["defaults."+p.Path]
+		given := r.doc.Has("defaults." + p.Path)
 		switch {
 		case !given && len(of) < max(sites, 2):
 			for _, i := range of {
-				r.found(p.under(fmt.Sprintf("sites[%d]", i)))
+				r.found(under(fmt.Sprintf("sites[%d]", i), p))
 			}
 		case len(of) < sites:
 			p.Msg = fmt.Sprintf("%s (in %d of %d Sites, the first is sites[%d])", p.Msg, len(of), sites, of[0])
-			r.found(p.under("defaults"))
+			r.found(under("defaults", p))
 		default:
-			r.found(p.under("defaults"))
+			r.found(under("defaults", p))
 		}
 	}
 }
@@ -329,14 +305,14 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 		case s.Name == "":
 			r.found(Problem{Path: own + ".name", Missing: true, Msg: "is required, since nodeName is a template: files made for the Site have this name"})
 		case !siteName.MatchString(s.Name) || len(s.Name) > 63 || strings.Contains(s.Name, ".."):
-			r.at(own+".name", "%q must be lower-case letters, digits, - and ., beginning and ending with a letter or digit, at most 63", shorten(s.Name))
+			r.at(own+".name", "%q must be lower-case letters, digits, - and ., beginning and ending with a letter or digit, at most 63", strict.Shorten(s.Name))
 		default:
 			claim(i, "name", fmt.Sprintf("%q", s.Name), "name "+s.Name)
 		}
 		var probs Problems
 		s.Match.validate("match", &probs)
 		for _, p := range probs {
-			r.found(p.under(own))
+			r.found(under(own, p))
 		}
 		if s.NodeType == NodeControlPlane {
 			r.at(own+".nodeType", "control-plane nodes have Sites of their own: every machine that is stamped with the Inventory would have the cluster's keys")
@@ -385,7 +361,7 @@ func (inv *Inventory) sharedNodeName(r *inventoryReport) bool {
 	if have < 2 {
 		return false
 	}
-	r.at("defaults.nodeName", "gives %d machines the node name %s: remove it, and each node is called as its site, or let it tell them apart, e.g. shop-{{.MAC}}", have, shorten(given.Value))
+	r.at("defaults.nodeName", "gives %d machines the node name %s: remove it, and each node is called as its site, or let it tell them apart, e.g. shop-{{.MAC}}", have, strict.Shorten(given.Value))
 	return true
 }
 
@@ -417,7 +393,7 @@ func addressOf(a netip.Addr, pool string) string {
 // label names a site for people.
 func (inv *Inventory) label(i int) string {
 	if name := inv.Sites[i].Name; name != "" {
-		return fmt.Sprintf("sites[%d] (%s)", i, shorten(name))
+		return fmt.Sprintf("sites[%d] (%s)", i, strict.Shorten(name))
 	}
 	return fmt.Sprintf("sites[%d]", i)
 }
@@ -432,12 +408,12 @@ func (inv *Inventory) InlineFiles(read func(field, path string) (string, error))
 		for i := 0; i+1 < len(m.Content); i += 2 {
 			instead, ok := map[string]string{"caFile": "caCert", "ignitionFile": "ignition"}[m.Content[i].Value]
 			v := yamltree.Deref(m.Content[i+1])
-			if !ok || isNull(v) || v.Value == "" {
+			if !ok || yamltree.IsNull(v) || v.Value == "" {
 				continue
 			}
 			text, err := read(at+"."+m.Content[i].Value, v.Value)
 			errs = append(errs, err)
-			m.Content[i], m.Content[i+1] = plain(instead, "!!str"), encodeString(text)
+			m.Content[i], m.Content[i+1] = yamltree.Plain(instead, "!!str"), yamltree.Quoted(text)
 			changed = true
 		}
 	}
@@ -469,75 +445,13 @@ func (inv *Inventory) InlineFiles(read func(field, path string) (string, error))
 // EncodeSlotInventory is the Inventory as stamping writes it into a slot, with
 // its secrets; the bytes depend on what it says alone.
 func EncodeSlotInventory(inv *Inventory) ([]byte, error) {
-	root := empty()
-	put := func(m *yaml.Node, name string, v *yaml.Node) {
-		m.Content = append(m.Content, plain(name, "!!str"), v)
+	root := yamltree.Mapping("apiVersion", yamltree.Quoted(APIVersion), "kind", yamltree.Quoted(KindInventory))
+	if d := yamltree.Clean(inv.merged.defaults); len(d.Content) > 0 {
+		yamltree.Set(root, "defaults", d)
 	}
-	put(root, "apiVersion", encodeString(APIVersion))
-	put(root, "kind", encodeString(KindInventory))
-	if d := clean(inv.merged.defaults); len(d.Content) > 0 {
-		put(root, "defaults", d)
-	}
-	return encodeInventory(root, inv.merged.sites, clean)
-}
-
-// sitesAtOnce are so many that what is written at once costs little more than
-// its own.
-const sitesAtOnce = 100
-
-// encodeInventory writes the fields that come first, and then the sites as form
-// makes them. Of thousands only some are written at once: yaml's encoder keeps
-// all its events, of 200 bytes, until it is done.
-func encodeInventory(first *yaml.Node, sites []*yaml.Node, form func(*yaml.Node) *yaml.Node) ([]byte, error) {
-	out, err := encodeNode(first)
-	for i := 0; i < len(sites) && err == nil; i += sitesAtOnce {
-		list := empty()
-		list.Content = append(list.Content, plain("sites", "!!str"), sequence(sites[i:min(i+sitesAtOnce, len(sites))], form))
-		var b []byte
-		b, err = encodeNode(list)
-		if i > 0 {
-			b = bytes.TrimPrefix(b, []byte("sites:\n"))
-		}
-		out = append(out, b...)
-	}
+	b, err := yamltree.EncodeWithList(root, "sites", inv.merged.sites, yamltree.Clean)
 	if err != nil {
 		return nil, fmt.Errorf("encoding the inventory: %w", err)
 	}
-	return out, nil
-}
-
-// sequence is a list of nodes as form makes them.
-func sequence(items []*yaml.Node, form func(*yaml.Node) *yaml.Node) *yaml.Node {
-	n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
-	for _, item := range items {
-		n.Content = append(n.Content, form(item))
-	}
-	return n
-}
-
-// plainKey finds keys that need no quotes.
-var plainKey = regexp.MustCompile(`^[A-Za-z]{2,}$`)
-
-// clean is a node without comments, aliases and styles.
-func clean(n *yaml.Node) *yaml.Node {
-	n = yamltree.Deref(n)
-	out := &yaml.Node{Kind: n.Kind, Tag: n.ShortTag(), Value: n.Value}
-	if n.Kind == yaml.ScalarNode && out.Tag == "!!str" {
-		out.Style = yaml.DoubleQuotedStyle
-	}
-	if n.Kind == yaml.MappingNode {
-		sorted := maps.Collect(entries(n))
-		for _, k := range slices.Sorted(maps.Keys(sorted)) {
-			key := encodeString(k)
-			if plainKey.MatchString(k) {
-				key = plain(k, "!!str")
-			}
-			out.Content = append(out.Content, key, clean(sorted[k]))
-		}
-		return out
-	}
-	for _, c := range n.Content {
-		out.Content = append(out.Content, clean(c))
-	}
-	return out
+	return b, nil
 }

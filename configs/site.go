@@ -1,8 +1,10 @@
 package configs
 
 import (
+	"fmt"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -55,7 +57,7 @@ type Site struct {
 	// NodeType is native (a plain kubeadm worker), edge (behind yurthub, keeps
 	// working without the cluster), cloud (behind yurthub, always online) or
 	// control-plane (`edgebake cluster sites` writes such Sites).
-	NodeType string `yaml:"nodeType,omitempty" json:"nodeType,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud,enum=control-plane,default=native"`
+	NodeType string `yaml:"nodeType,omitempty" json:"nodeType,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud,enum=control-plane,default=native" instead:"local=yurtadm's local type (no yurthub cache, iptables rules to the API servers of a tenant cluster) is not built: a native node with masters and ipvs keeps the same way open"`
 	// Arch is the machine's processor architecture; stamping rejects an image
 	// for another. Default: any.
 	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64"`
@@ -341,4 +343,14 @@ type Report struct {
 	// receiver's own where it signed itself, as `edgebake cluster listen` does.
 	// Default: the authorities that the image knows.
 	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines"`
+}
+
+// EncodeSlot returns the Site as stamping writes it into the slot, with its secrets,
+// which no other encoding of a Site has. The bytes depend on the Site alone.
+func EncodeSlot(s *Site) ([]byte, error) {
+	b, err := strict.Encode(s)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the Site: %w", err)
+	}
+	return b, nil
 }

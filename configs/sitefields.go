@@ -1,11 +1,12 @@
 package configs
 
 import (
+	"fmt"
 	"reflect"
 	"slices"
 	"strconv"
-	"strings"
 
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
@@ -21,11 +22,11 @@ func SiteFields() []string {
 		for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 			t = t.Elem()
 		}
-		if t.Kind() != reflect.Struct || t == secretType {
+		if t.Kind() != reflect.Struct || t == reflect.TypeFor[Secret]() {
 			return
 		}
 		for i := range t.NumField() {
-			p := joinField(path, fieldName(t.Field(i)))
+			p := strict.Join(path, strict.FieldName(t.Field(i)))
 			all = append(all, p)
 			add(t.Field(i).Type, p)
 		}
@@ -34,8 +35,6 @@ func SiteFields() []string {
 	slices.Sort(all)
 	return all
 }
-
-func joinField(path, name string) string { return strings.TrimPrefix(path+"."+name, ".") }
 
 // OnlyFields is a copy of a Site with the fields of that list alone. beyond has the paths
 // of those left out, as problems name them, unless their value is the default.
@@ -57,10 +56,10 @@ func (s *Site) OnlyFields(known []string) (only *Site, beyond []string) {
 			for i := range v.Len() {
 				out.Index(i).Set(copied(v.Index(i), path, at+"["+strconv.Itoa(i)+"]"))
 			}
-		case v.Kind() == reflect.Struct && v.Type() != secretType:
+		case v.Kind() == reflect.Struct && v.Type() != reflect.TypeFor[Secret]():
 			for i := range v.NumField() {
-				f, name := v.Type().Field(i), fieldName(v.Type().Field(i))
-				switch p, where := joinField(path, name), joinField(at, name); {
+				f, name := v.Type().Field(i), strict.FieldName(v.Type().Field(i))
+				switch p, where := strict.Join(path, name), strict.Join(at, name); {
 				case isKnown[p]:
 					out.Field(i).Set(copied(v.Field(i), p, where))
 				case !v.Field(i).IsZero() && !isDefault(f, v.Field(i)):
@@ -78,12 +77,14 @@ func (s *Site) OnlyFields(known []string) (only *Site, beyond []string) {
 
 // isDefault reports whether a field has the value that it gets where it is not set.
 func isDefault(f reflect.StructField, v reflect.Value) bool {
-	d := reflect.New(v.Type()).Elem()
-	for _, def := range tagValues(f, "default") {
-		setDefault(d, def)
+	if def := strict.TagValues(f, "default"); def != nil && def[0] == fmt.Sprint(v.Interface()) {
+		return true
 	}
-	applyDefaults(d)
-	return reflect.DeepEqual(d.Interface(), v.Interface())
+	d := reflect.New(v.Type())
+	if v.Kind() == reflect.Struct {
+		strict.ApplyDefaults(d.Interface())
+	}
+	return reflect.DeepEqual(d.Elem().Interface(), v.Interface())
 }
 
 // WritesSpread reports whether a person has set spreadSeconds of the Inventory's i-th Site.

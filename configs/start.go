@@ -8,6 +8,9 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/strict"
 )
 
 // What a Site to start from shows where only its reader knows what belongs
@@ -16,7 +19,6 @@ import (
 const (
 	placeholderToken = "xxxxxx.xxxxxxxxxxxxxxxx"
 	placeholderHash  = "sha256:xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
-	placeholderKey   = "ssh-ed25519 xxxxxxxx admin@example.com"
 )
 
 // What examples/site.yaml and cluster.yaml have in their places.
@@ -79,13 +81,13 @@ func ParseJoin(text string) (*Start, error) {
 			return nil, fmt.Errorf("it has %s: give a line with --token and --discovery-token-ca-cert-hash, as `kubeadm token create --print-join-command` prints it", flag)
 		case "--node-name":
 			j.NodeName = strings.ToLower(value) // as kubeadm does
-			if err := CheckNodeName(j.NodeName); err != nil {
+			if err := forms.CheckNodeName(j.NodeName); err != nil {
 				errs = append(errs, fmt.Errorf("--node-name: %w", err))
 			}
 		case "--node-type":
 			j.NodeType = value
 			if value != NodeEdge && value != NodeCloud {
-				errs = append(errs, fmt.Errorf("--node-type %s: edgebake makes nodes of type %s or %s", shorten(value), NodeEdge, NodeCloud))
+				errs = append(errs, fmt.Errorf("--node-type %s: edgebake makes nodes of type %s or %s", strict.Shorten(value), NodeEdge, NodeCloud))
 			}
 		case "--nodepool-name":
 			j.NodePool = value
@@ -105,7 +107,7 @@ func ParseJoin(text string) (*Start, error) {
 		j.Masters = []string{""}
 	}
 	for _, m := range j.Masters {
-		if bad := badHostPort(m); bad != "" {
+		if bad := forms.BadHostPort(m); bad != "" {
 			errs = append(errs, fmt.Errorf("the API server %s", bad))
 		}
 	}
@@ -120,7 +122,7 @@ func ParseJoin(text string) (*Start, error) {
 	}
 	for _, h := range j.CAHashes {
 		if !caHashForm.MatchString(h) {
-			errs = append(errs, fmt.Errorf("--discovery-token-ca-cert-hash %q is not sha256: followed by 64 hexadecimal digits", shorten(h)))
+			errs = append(errs, fmt.Errorf("--discovery-token-ca-cert-hash %q is not sha256: followed by 64 hexadecimal digits", strict.Shorten(h)))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -199,19 +201,11 @@ func isHex(s string) bool {
 	return strings.Trim(strings.ToLower(s), "0123456789abcdef") == ""
 }
 
-// CheckSSHKey says what is wrong with a line of authorized_keys.
-func CheckSSHKey(line string) error {
-	if bad := badSSHKey(line); bad != "" {
-		return errors.New(bad)
-	}
-	return nil
-}
-
 // Site is a Site to start from: the example with what is known, and placeholders for
 // the rest. What the example shows besides is commented out; with the cluster's join
 // line, users too where no key is known: the Site is complete without them.
 func (j *Start) Site() []byte {
-	token, hashes, key := placeholderToken, []string{placeholderHash}, placeholderKey
+	token, hashes, key := placeholderToken, []string{placeholderHash}, forms.PlaceholderKey
 	out := []string{"labels:", "taints:", "network:"}
 	text := exampleSite
 	if len(j.Masters) > 0 {
@@ -272,7 +266,7 @@ func (j *Start) Image() []byte {
 // who will log in, or a placeholder.
 func StartCluster(sshKey string) []byte {
 	if sshKey == "" {
-		sshKey = placeholderKey
+		sshKey = forms.PlaceholderKey
 	}
 	quoted := "'" + strings.ReplaceAll(sshKey, "'", "''") + "'"
 	// Its nodes are those of the Image to start from.

@@ -4,12 +4,15 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/kubeadm"
+	"github.com/edgebake/edgebake/configs/strict"
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -20,7 +23,7 @@ type ClusterFile struct {
 	File string
 	Text []byte
 	// Kubeadm are the documents that follow it.
-	Kubeadm []KubeadmDocument
+	Kubeadm kubeadm.Documents
 	// Warnings are what can be meant, but seldom is.
 	Warnings Problems
 }
@@ -43,18 +46,19 @@ func ParseCluster(name string, data []byte) (*ClusterFile, error) {
 // Cluster is what ParseCluster returns of a document. With problems it still returns
 // what could be read of one, so that those of its manifests are told in the same run.
 func (d *Document) Cluster() (*ClusterFile, error) {
-	name := d.doc.file
-	f := &ClusterFile{Cluster: new(Cluster), File: name, Text: d.data}
-	err := d.doc.parse(KindCluster, f.Cluster, func(d *document) Problems {
+	doc := d.doc
+	f := &ClusterFile{Cluster: new(Cluster), File: doc.File, Text: d.data}
+	err := doc.Parse(KindCluster, f.Cluster, func() Problems {
 		var probs Problems
-		f.Kubeadm, f.Warnings, probs = kubeadmDocuments(name, d.more, f.KubernetesVersion)
-		d.probs = append(d.probs, probs...)
-		if i := slices.IndexFunc(f.Kubeadm, func(k KubeadmDocument) bool { return k.Kind == "KubeProxyConfiguration" }); i >= 0 && f.KubeProxy.Mode == "none" {
-			d.problem(f.Kubeadm[i].Root, "KubeProxyConfiguration", "has no effect with kubeProxy.mode none: remove it")
+		f.Kubeadm, f.Warnings, probs = kubeadm.ReadAfter(doc.File, doc.More, f.KubernetesVersion)
+		doc.Probs = append(doc.Probs, probs...)
+		if proxy := f.Kubeadm.Of("KubeProxyConfiguration"); proxy != nil && f.KubeProxy.Mode == "none" {
+			doc.Problem(proxy, "KubeProxyConfiguration", "has no effect with kubeProxy.mode none: remove it")
 		}
 		for _, w := range append(f.warnings(), f.nobodyToAsk()...) {
-			at := d.find(w.Path)
-			f.Warnings = append(f.Warnings, Problem{File: name, Line: at.line, Col: at.col, Path: w.Path, Msg: w.Msg, Missing: w.Missing})
+			at := doc.Find(w.Path)
+			w.File, w.Line, w.Col = doc.File, at.Line, at.Col
+			f.Warnings = append(f.Warnings, w)
 		}
 		return f.Cluster.Validate()
 	})
@@ -77,7 +81,8 @@ var (
 	defaultServices = map[bool]string{false: "10.96.0.0/16", true: "fd00:96::/112"}
 )
 
-func (c *Cluster) setDefaults() {
+// SetDefaults sets the defaults that depend on other fields.
+func (c *Cluster) SetDefaults() {
 	v6 := false
 	if len(c.Masters) > 0 {
 		a, err := netip.ParseAddr(c.Masters[0].Address)
@@ -103,12 +108,12 @@ func (c *Cluster) setDefaults() {
 func (c *Cluster) warnings() Problems {
 	var probs Problems
 	if n := len(c.Masters); n > 0 && n%2 == 0 {
-		probs.add("masters", "%d control-plane nodes survive the loss of %d, as %d would, and one more can fail: etcd needs more than half of its members; take %d or %d", n, (n-1)/2, n-1, n-1, n+1)
+		probs.Add("masters", "%d control-plane nodes survive the loss of %d, as %d would, and one more can fail: etcd needs more than half of its members; take %d or %d", n, (n-1)/2, n-1, n-1, n+1)
 	} else if n > 7 {
-		probs.add("masters", "%d members make etcd slow: every write waits for more than half of them; take 3 or 5", n)
+		probs.Add("masters", "%d members make etcd slow: every write waits for more than half of them; take 3 or 5", n)
 	}
 	if c.KubeProxy.Mode == "ipvs" && !KubernetesBefore(c.KubernetesVersion, 35) {
-		probs.add("kubeProxy.mode", "kube-proxy's mode ipvs is deprecated since v1.35: take nftables or iptables (ipvscare does not need it)")
+		probs.Add("kubeProxy.mode", "kube-proxy's mode ipvs is deprecated since v1.35: take nftables or iptables (ipvscare does not need it)")
 	}
 	return probs
 }
@@ -116,10 +121,8 @@ func (c *Cluster) warnings() Problems {
 // nobodyToAsk warns of machines on which CoreDNS does not start: kubeadm has it
 // forward what is not the cluster's to the DNS servers of the machine.
 func (f *ClusterFile) nobodyToAsk() Problems {
-	for _, d := range f.Kubeadm {
-		if d.Kind == "ClusterConfiguration" && truth(nodeAt(d.Root, "dns.disabled")) {
-			return nil
-		}
+	if yamltree.True(yamltree.At(f.Kubeadm.Of("ClusterConfiguration"), "dns.disabled")) {
+		return nil
 	}
 	var paths, names []string
 	look := func(path, name string, n Network) {
@@ -139,7 +142,7 @@ func (f *ClusterFile) nobodyToAsk() Problems {
 		if len(names) > 1 {
 			more = fmt.Sprintf(" and %d more", len(names)-1)
 		}
-		probs.add(paths[0], "%s%s: no DNS server (neither dns nor dhcp): CoreDNS does not start there, since it forwards to the machine's; add dns, or leave CoreDNS out with dns: {disabled: true} in a ClusterConfiguration", names[0], more)
+		probs.Add(paths[0], "%s%s: no DNS server (neither dns nor dhcp): CoreDNS does not start there, since it forwards to the machine's; add dns, or leave CoreDNS out with dns: {disabled: true} in a ClusterConfiguration", names[0], more)
 	}
 	return probs
 }
@@ -156,36 +159,36 @@ const maxTokenTTL = 365 * 24 * time.Hour
 // nothing; the values must have their defaults.
 func (c *Cluster) Validate() Problems {
 	var probs Problems
-	checkTags(reflect.ValueOf(c).Elem(), "", &probs)
-	if c.Name != "" && (!isDNSName(c.Name) || strings.Contains(c.Name, ".") || len(c.Name) > 63) {
-		probs.add("name", "%q cannot name a cluster: lower-case letters, digits and - only, at most 63, beginning and ending with a letter or digit", shorten(c.Name))
+	strict.Check(c, checks, &probs)
+	if c.Name != "" && (!forms.IsDNSName(c.Name) || strings.Contains(c.Name, ".") || len(c.Name) > 63) {
+		probs.Add("name", "%q cannot name a cluster: lower-case letters, digits and - only, at most 63, beginning and ending with a letter or digit", strict.Shorten(c.Name))
 	}
 	if v := c.KubernetesVersion; v != "" {
 		switch {
-		case !k8sVersion.MatchString(v):
-			probs.add("kubernetesVersion", "%s", badVersion(v, k8sVersion, ExampleKubernetes))
-		case KubernetesBefore(v, oldestClusterKubernetes):
-			probs.add("kubernetesVersion", "%s is too old: kubeadm of v1.%d and later can build a cluster from images", v, oldestClusterKubernetes)
+		case !kubeadm.VersionForm.MatchString(v):
+			probs.Add("kubernetesVersion", "%s", badVersion(v, kubeadm.VersionForm, ExampleKubernetes))
+		case KubernetesBefore(v, kubeadm.OldestKubernetes):
+			probs.Add("kubernetesVersion", "%s is too old: kubeadm of v1.%d and later can build a cluster from images", v, kubeadm.OldestKubernetes)
 		}
 	}
 	if bad := badRepository(c.ImageRepository); bad != "" {
-		probs.add("imageRepository", "%s", bad)
+		probs.Add("imageRepository", "%s", bad)
 	}
 	if a, err := netip.ParseAddr(c.KubeProxy.BindAddress); c.KubeProxy.BindAddress != "" && (err != nil || a.Zone() != "" || a.IsMulticast()) {
-		probs.add("kubeProxy.bindAddress", "%q is not an IP address to listen on, e.g. 0.0.0.0", shorten(c.KubeProxy.BindAddress))
+		probs.Add("kubeProxy.bindAddress", "%q is not an IP address to listen on, e.g. 0.0.0.0", strict.Shorten(c.KubeProxy.BindAddress))
 	} else if c.KubeProxy.BindAddress != "" && c.KubeProxy.Mode == "none" {
-		probs.add("kubeProxy.bindAddress", "has no effect with kubeProxy.mode none: remove it")
+		probs.Add("kubeProxy.bindAddress", "has no effect with kubeProxy.mode none: remove it")
 	}
 	switch d, err := time.ParseDuration(c.TokenTTL); {
 	case err != nil:
-		probs.add("tokenTTL", "%q is not a duration, e.g. 168h", shorten(c.TokenTTL))
+		probs.Add("tokenTTL", "%q is not a duration, e.g. 168h", strict.Shorten(c.TokenTTL))
 	case d < time.Hour || d > maxTokenTTL:
-		probs.add("tokenTTL", "must be from 1h to %dh, not %s: machines need time to be flashed, carried and switched on, and a token that never expires is a key", int(maxTokenTTL.Hours()), c.TokenTTL)
+		probs.Add("tokenTTL", "must be from 1h to %dh, not %s: machines need time to be flashed, carried and switched on, and a token that never expires is a key", int(maxTokenTTL.Hours()), c.TokenTTL)
 	}
 	c.validateManifests(&probs)
 	c.validateMachines(&probs)
 	c.validateNetworks(&probs)
-	checkText(reflect.ValueOf(c).Elem(), "", &probs)
+	strict.CheckText(c, &probs)
 	return probs
 }
 
@@ -195,13 +198,13 @@ var repositoryForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{
 func badRepository(s string) string {
 	switch last := s[strings.LastIndexByte(s, '/')+1:]; {
 	case strings.Contains(s, "://"):
-		return fmt.Sprintf("%q: leave the scheme out, e.g. registry.k8s.io", shorten(s))
+		return fmt.Sprintf("%q: leave the scheme out, e.g. registry.k8s.io", strict.Shorten(s))
 	case strings.HasSuffix(s, "/"):
-		return fmt.Sprintf("%q: leave the slash at the end out", shorten(s))
+		return fmt.Sprintf("%q: leave the slash at the end out", strict.Shorten(s))
 	case strings.Contains(s, "@") || strings.Contains(s, "/") && strings.Contains(last, ":"):
-		return fmt.Sprintf("%q names one image; give what all images' names begin with, e.g. registry.k8s.io", shorten(s))
+		return fmt.Sprintf("%q names one image; give what all images' names begin with, e.g. registry.k8s.io", strict.Shorten(s))
 	case !repositoryForm.MatchString(s):
-		return fmt.Sprintf("%q is not a registry with an optional path, e.g. registry.example.com/kubernetes", shorten(s))
+		return fmt.Sprintf("%q is not a registry with an optional path, e.g. registry.example.com/kubernetes", strict.Shorten(s))
 	}
 	return ""
 }
@@ -212,11 +215,11 @@ func (c *Cluster) validateManifests(probs *Problems) {
 		path := fmt.Sprintf("manifests[%d]", i)
 		switch {
 		case m == "":
-			probs.add(path, "is empty; give a file's path")
+			probs.Add(path, "is empty; give a file's path")
 		case strings.Contains(m, "://"):
-			probs.add(path, "%q is a URL: fetch it and keep the file beside the Cluster, so that what is applied cannot change", shorten(m))
+			probs.Add(path, "%q is a URL: fetch it and keep the file beside the Cluster, so that what is applied cannot change", strict.Shorten(m))
 		case seen.again(m):
-			probs.add(path, "is listed twice")
+			probs.Add(path, "is listed twice")
 		}
 	}
 }
@@ -230,7 +233,7 @@ func (o owners) take(value, path, what string, probs *Problems) {
 		return
 	}
 	if other, twice := o[value]; twice {
-		probs.add(path, "%s is %s already", strings.TrimSpace(what+" "+shorten(value)), other)
+		probs.Add(path, "%s is %s already", strings.TrimSpace(what+" "+strict.Shorten(value)), other)
 		return
 	}
 	o[value] = path
@@ -266,7 +269,7 @@ func (c *Cluster) validateMachines(probs *Problems) {
 		c.validateName(n.Name, path+".name", names, probs)
 		n.Match.takeMatch(path+".match", marks, probs)
 		if (n.NodeType == NodeEdge || n.NodeType == NodeCloud) && !c.HasOpenYurt() {
-			probs.add(path+".nodeType", "%s needs OpenYurt, which the cluster is without (openyurt: false)", n.NodeType)
+			probs.Add(path+".nodeType", "%s needs OpenYurt, which the cluster is without (openyurt: false)", n.NodeType)
 		}
 		c.underMachine(c.nodeProblems(n), path, probs)
 		takeSubnets(&n.Network, path, addresses, nil, probs)
@@ -279,15 +282,15 @@ func (c *Cluster) validateName(name, path string, names owners, probs *Problems)
 		return // required
 	}
 	if strings.Contains(name, "{{") {
-		probs.add(path, "%q is a template; every machine of a Cluster is named", shorten(name))
+		probs.Add(path, "%q is a template; every machine of a Cluster is named", strict.Shorten(name))
 		return
 	}
-	if err := CheckNodeName(name); err != nil {
-		probs.add(path, "%s", err)
+	if err := forms.CheckNodeName(name); err != nil {
+		probs.Add(path, "%s", err)
 		return
 	}
 	if name == c.Endpoint {
-		probs.add(path, "is also the endpoint, which stands for the API servers")
+		probs.Add(path, "is also the endpoint, which stands for the API servers")
 	}
 	names.take(name, path, "name", probs)
 }
@@ -302,26 +305,26 @@ func (m *ControlPlaneNode) validateAddress(path string, probs *Problems) {
 		hint := ""
 		if p, err := netip.ParsePrefix(m.Address); err == nil {
 			hint = fmt.Sprintf(": write %s, and the prefix length in network.interfaces", p.Addr())
-		} else if host, _, err := net.SplitHostPort(m.Address); err == nil && badHost(host) == "" {
+		} else if host, _, err := net.SplitHostPort(m.Address); err == nil && forms.BadHost(host) == "" {
 			hint = ": leave the port out, it is port of the Cluster"
-		} else if badHost(m.Address) == "" {
+		} else if forms.BadHost(m.Address) == "" {
 			hint = "; a name will not do: etcd's members know each other by address"
 		}
-		probs.add(path+".address", "%q is not an IP address%s", shorten(m.Address), hint)
+		probs.Add(path+".address", "%q is not an IP address%s", strict.Shorten(m.Address), hint)
 		return
-	case badServer(a) != "":
-		probs.add(path+".address", "%s %s", a, badServer(a))
+	case forms.BadServer(a) != "":
+		probs.Add(path+".address", "%s %s", a, forms.BadServer(a))
 		return
-	case serviceAddrs[a] != "":
-		probs.add(path+".address", "%s is the address of %s inside the cluster (kubeadm's default)", a, serviceAddrs[a])
+	case forms.ServiceAddrs[a] != "":
+		probs.Add(path+".address", "%s is the address of %s inside the cluster (kubeadm's default)", a, forms.ServiceAddrs[a])
 	}
 	subnets := m.Network.subnets()
 	if len(subnets) > 0 && !m.Network.usesDHCP() && !slices.ContainsFunc(subnets, func(s subnet) bool { return s.Addr() == a.Unmap() }) {
-		probs.add(path+".address", "%s is not an address of the machine's network, and no interface uses DHCP: add it to an interface", a)
+		probs.Add(path+".address", "%s is not an address of the machine's network, and no interface uses DHCP: add it to an interface", a)
 	}
 	for _, s := range subnets {
-		if part := hostPart(s.Prefix, a); part != "" {
-			probs.add(path+".address", "%s is the %s address of %s, not one machine's", a, part, s.Masked())
+		if part := forms.HostPart(s.Prefix, a); part != "" {
+			probs.Add(path+".address", "%s is the %s address of %s, not one machine's", a, part, s.Masked())
 		}
 	}
 }
@@ -357,7 +360,7 @@ func (m Match) takeMatch(path string, marks owners, probs *Problems) {
 func (c *Cluster) underMachine(problems Problems, path string, into *Problems) {
 	for _, p := range problems {
 		if p.Path != "vip" {
-			p.Path = join(path, p.Path)
+			p.Path = strict.Join(path, p.Path)
 		} else if slices.ContainsFunc(*into, func(o Problem) bool { return o.Path == "vip" }) {
 			continue
 		} else {
@@ -379,7 +382,7 @@ func (c *Cluster) APIServers() []string {
 // siteFrame is a Site of this cluster, for a node of that name; empty: for none yet.
 func (c *Cluster) siteFrame(nodeType, node string) Site {
 	s := Site{APIVersion: APIVersion, Kind: KindSite, NodeName: node, Masters: c.APIServers(), Endpoint: c.Endpoint, VIP: c.VIP, NodeType: nodeType, Users: c.Users, Report: c.Report.of(node)}
-	applyDefaults(reflect.ValueOf(&s).Elem())
+	strict.ApplyDefaults(&s)
 	return s
 }
 
@@ -429,10 +432,10 @@ func (c *Cluster) siteProblems(probs *Problems) {
 			continue
 		}
 		if vip, err := netip.ParseAddr(c.VIP); err == nil && a.Unmap() == vip.Unmap() {
-			probs.add(fmt.Sprintf("masters[%d].address", i), "%s is the VIP; the VIP is a free address that stands for all API servers, so give it another one (vip)", a)
+			probs.Add(fmt.Sprintf("masters[%d].address", i), "%s is the VIP; the VIP is a free address that stands for all API servers, so give it another one (vip)", a)
 		}
 		if first, err := netip.ParseAddr(c.Masters[0].Address); err == nil && first.Is4() != a.Is4() {
-			probs.add(fmt.Sprintf("masters[%d].address", i), "%s and %s are of different families; IPVS balances one virtual address to real ones of the same family", a, first)
+			probs.Add(fmt.Sprintf("masters[%d].address", i), "%s and %s are of different families; IPVS balances one virtual address to real ones of the same family", a, first)
 		}
 	}
 }
@@ -441,7 +444,7 @@ func (c *Cluster) siteProblems(probs *Problems) {
 func inFields(probs Problems, fields []string) Problems {
 	var kept Problems
 	for _, p := range probs {
-		if slices.ContainsFunc(fields, func(f string) bool { return covers(f, p.Path) }) {
+		if slices.ContainsFunc(fields, func(f string) bool { return strict.Covers(f, p.Path) }) {
 			kept = append(kept, p)
 		}
 	}
@@ -465,11 +468,11 @@ func (c *Cluster) validateNetworks(probs *Problems) {
 	pods := c.parseCIDRs("podCIDRs", c.PodCIDRs, "pods", probs)
 	services := c.parseCIDRs("serviceCIDRs", c.ServiceCIDRs, "Services", probs)
 	if len(pods) == len(c.PodCIDRs) && len(services) == len(c.ServiceCIDRs) && !slices.EqualFunc(pods, services, func(a, b clusterNet) bool { return a.Addr().Is4() == b.Addr().Is4() }) {
-		probs.add("serviceCIDRs", "must be of the same families as podCIDRs, in the same order (%s; %s)", strings.Join(c.ServiceCIDRs, ", "), strings.Join(c.PodCIDRs, ", "))
+		probs.Add("serviceCIDRs", "must be of the same families as podCIDRs, in the same order (%s; %s)", strings.Join(c.ServiceCIDRs, ", "), strings.Join(c.PodCIDRs, ", "))
 	}
 	if len(c.Masters) > 0 && len(pods) > 0 {
 		if a, err := netip.ParseAddr(c.Masters[0].Address); err == nil && a.Is4() != pods[0].Addr().Is4() {
-			probs.add("podCIDRs[0]", "%s and the API servers' addresses (%s) are of different families; the first network must be of the API servers' family", pods[0].Prefix, a)
+			probs.Add("podCIDRs[0]", "%s and the API servers' addresses (%s) are of different families; the first network must be of the API servers' family", pods[0].Prefix, a)
 		}
 	}
 	for _, p := range pods {
@@ -478,9 +481,9 @@ func (c *Cluster) validateNetworks(probs *Problems) {
 	for _, s := range services {
 		// The API server keeps an entry for each address.
 		if hosts := s.Addr().BitLen() - s.Bits(); hosts > 20 {
-			probs.add(s.path, "%s is too large: the API server takes at most 2^20 Services: write %s", s.Prefix, netip.PrefixFrom(s.Addr(), s.Addr().BitLen()-20))
+			probs.Add(s.path, "%s is too large: the API server takes at most 2^20 Services: write %s", s.Prefix, netip.PrefixFrom(s.Addr(), s.Addr().BitLen()-20))
 		} else if hosts < 4 {
-			probs.add(s.path, "%s has no room for Services; the cluster's DNS alone takes the tenth address", s.Prefix)
+			probs.Add(s.path, "%s has no room for Services; the cluster's DNS alone takes the tenth address", s.Prefix)
 		}
 	}
 	all := append(slices.Clone(pods), services...)
@@ -491,7 +494,7 @@ func (c *Cluster) validateNetworks(probs *Problems) {
 				if n.isDefault() && !other.isDefault() { // nobody wrote that one
 					at, with = other, n
 				}
-				probs.add(at.path, "%s (%s) overlaps %s (%s, %s): one address would be two things", at.Prefix, at.what, with.Prefix, with.what, with.path)
+				probs.Add(at.path, "%s (%s) overlaps %s (%s, %s): one address would be two things", at.Prefix, at.what, with.Prefix, with.what, with.path)
 			}
 		}
 		c.validateOverlap(n, probs)
@@ -501,29 +504,29 @@ func (c *Cluster) validateNetworks(probs *Problems) {
 func (c *Cluster) parseCIDRs(field string, cidrs []string, what string, probs *Problems) []clusterNet {
 	var out []clusterNet
 	if len(cidrs) > 2 {
-		probs.add(field, "has %d networks; want one, or one IPv4 and one IPv6", len(cidrs))
+		probs.Add(field, "has %d networks; want one, or one IPv4 and one IPv6", len(cidrs))
 	}
 	for i, s := range cidrs {
 		path := fmt.Sprintf("%s[%d]", field, i)
 		p, err := netip.ParsePrefix(s)
 		switch {
 		case err != nil:
-			probs.add(path, "%q is not a CIDR, e.g. 10.244.0.0/16", shorten(s))
+			probs.Add(path, "%q is not a CIDR, e.g. 10.244.0.0/16", strict.Shorten(s))
 			continue
 		case p.Addr().Is4In6():
-			probs.add(path, "%q is IPv4 written as IPv6; write it as IPv4", s)
+			probs.Add(path, "%q is IPv4 written as IPv6; write it as IPv4", s)
 			continue
 		case p != p.Masked():
-			probs.add(path, "%s has bits set behind its prefix; write %s", s, p.Masked())
+			probs.Add(path, "%s has bits set behind its prefix; write %s", s, p.Masked())
 		}
 		p = p.Masked()
 		for _, r := range reserved {
 			if p.Overlaps(r.Prefix) {
-				probs.add(path, "%s overlaps %s, %s", p, r.Prefix, r.what)
+				probs.Add(path, "%s overlaps %s, %s", p, r.Prefix, r.what)
 			}
 		}
 		if slices.ContainsFunc(out, func(o clusterNet) bool { return o.Addr().Is4() == p.Addr().Is4() }) {
-			probs.add(path, "%s: there is a network of this family already; want one IPv4 and one IPv6", p)
+			probs.Add(path, "%s: there is a network of this family already; want one IPv4 and one IPv6", p)
 		}
 		out = append(out, clusterNet{p, path, what})
 	}
@@ -535,11 +538,11 @@ var reserved = []struct {
 	netip.Prefix
 	what string
 }{
-	{thisNetwork, "which stands for no machine"},
+	{forms.ThisNetwork, "which stands for no machine"},
 	{netip.MustParsePrefix("127.0.0.0/8"), "the loopback network"},
 	{netip.MustParsePrefix("169.254.0.0/16"), "the link-local network, where yurthub listens (" + openyurt.PodAddress + ")"},
 	{netip.MustParsePrefix("224.0.0.0/4"), "the multicast addresses"},
-	{reservedV4, "which is reserved"},
+	{forms.ReservedV4, "which is reserved"},
 	{netip.MustParsePrefix("::1/128"), "the loopback address"},
 	{netip.MustParsePrefix("fe80::/10"), "the link-local addresses"},
 	{netip.MustParsePrefix("ff00::/8"), "the multicast addresses"},
@@ -552,11 +555,11 @@ func (c *Cluster) validatePodSize(p clusterNet, probs *Problems) {
 	machines := len(c.Masters) + len(c.Nodes)
 	switch {
 	case p.Bits() > perNode:
-		probs.add(p.path, "%s is too small: each node gets a /%d of it", p.Prefix, perNode)
+		probs.Add(p.path, "%s is too small: each node gets a /%d of it", p.Prefix, perNode)
 	case perNode-p.Bits() > 16:
-		probs.add(p.path, "%s is too large: the controller manager divides it into at most 2^16 parts of /%d: write %s", p.Prefix, perNode, netip.PrefixFrom(p.Addr(), perNode-16))
+		probs.Add(p.path, "%s is too large: the controller manager divides it into at most 2^16 parts of /%d: write %s", p.Prefix, perNode, netip.PrefixFrom(p.Addr(), perNode-16))
 	case 1<<(perNode-p.Bits()) < machines:
-		probs.add(p.path, "%s has room for %s (a /%d each); the cluster has %d", p.Prefix, Count(1<<(perNode-p.Bits()), "node"), perNode, machines)
+		probs.Add(p.path, "%s has room for %s (a /%d each); the cluster has %d", p.Prefix, Count(1<<(perNode-p.Bits()), "node"), perNode, machines)
 	}
 }
 
@@ -564,11 +567,11 @@ func (c *Cluster) validatePodSize(p clusterNet, probs *Problems) {
 // network of the cluster.
 func (c *Cluster) validateOverlap(n clusterNet, probs *Problems) {
 	if vip, err := netip.ParseAddr(c.VIP); err == nil && n.Contains(vip.Unmap()) {
-		probs.add(n.path, "%s (%s) contains the VIP %s: choose another network, or another VIP (vip)", n.Prefix, n.what, vip)
+		probs.Add(n.path, "%s (%s) contains the VIP %s: choose another network, or another VIP (vip)", n.Prefix, n.what, vip)
 	}
 	for i, m := range c.Masters {
 		if a, err := netip.ParseAddr(m.Address); err == nil && n.Contains(a.Unmap()) {
-			probs.add(n.path, "%s (%s) contains %s, the address of control-plane node %s (masters[%d]): choose another network", n.Prefix, n.what, a, m.Name, i)
+			probs.Add(n.path, "%s (%s) contains %s, the address of control-plane node %s (masters[%d]): choose another network", n.Prefix, n.what, a, m.Name, i)
 		}
 		c.overlapMachine(n, &m.Network, fmt.Sprintf("masters[%d]", i), m.Address, probs)
 	}
@@ -582,18 +585,18 @@ func (c *Cluster) validateOverlap(n clusterNet, probs *Problems) {
 func (c *Cluster) overlapMachine(n clusterNet, network *Network, path, address string, probs *Problems) {
 	for _, s := range network.subnets() {
 		if s.Overlaps(n.Prefix) && (s.Addr().String() != address || !n.Contains(s.Addr())) {
-			probs.add(n.path, "%s (%s) overlaps %s, the network of %s.%s: choose another network", n.Prefix, n.what, s.Masked(), path, s.path)
+			probs.Add(n.path, "%s (%s) overlaps %s, the network of %s.%s: choose another network", n.Prefix, n.what, s.Masked(), path, s.path)
 		}
 	}
 	for i, d := range network.DNS {
 		if a, err := netip.ParseAddr(d); err == nil && n.Contains(a.Unmap()) {
-			probs.add(n.path, "%s (%s) contains %s, a DNS server (%s.network.dns[%d]): choose another network", n.Prefix, n.what, d, path, i)
+			probs.Add(n.path, "%s (%s) contains %s, a DNS server (%s.network.dns[%d]): choose another network", n.Prefix, n.what, d, path, i)
 		}
 	}
 	for i, f := range network.Interfaces {
 		for j, r := range f.Routes {
 			if p, err := netip.ParsePrefix(r.To); err == nil && p.Bits() > 0 && p.Overlaps(n.Prefix) && !c.leadsToPods(n, p, r.Via) {
-				probs.add(n.path, "%s (%s) overlaps %s, to which %s.network.interfaces[%d].routes[%d] leads: choose another network", n.Prefix, n.what, r.To, path, i, j)
+				probs.Add(n.path, "%s (%s) overlaps %s, to which %s.network.interfaces[%d].routes[%d] leads: choose another network", n.Prefix, n.what, r.To, path, i, j)
 			}
 		}
 	}

@@ -7,20 +7,21 @@ import (
 	"maps"
 	"net/netip"
 	"path"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/kubeadm"
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// setDefaults fills in what depends on other fields; the rest stands in the
-// struct tags.
-func (i *Image) setDefaults() {
+// SetDefaults sets the defaults that depend on other fields.
+func (i *Image) SetDefaults() {
 	i.expandPaths()
 	if y := i.Yurthub; y != nil && y.Form == "" {
 		y.Form = openyurt.FormUnit
@@ -77,15 +78,9 @@ const (
 	oldestKubernetes = 30
 )
 
-// KubernetesBefore reports whether a version of Kubernetes is one before
-// v1.minor.
+// KubernetesBefore reports whether a version of Kubernetes is one before v1.minor.
 func KubernetesBefore(version string, minor int) bool {
-	m := k8sVersion.FindStringSubmatch(version)
-	if m == nil {
-		return false
-	}
-	n, err := strconv.Atoi(m[1])
-	return err == nil && n < minor
+	return kubeadm.VersionForm.MatchString(version) && kubeadm.Minor(version) < minor
 }
 
 // RaspberryPi is the value of hardware for boards without UEFI.
@@ -95,15 +90,15 @@ const RaspberryPi = "raspberry-pi"
 // nothing; the values must have their defaults.
 func (i *Image) Validate() Problems {
 	var probs Problems
-	checkTags(reflect.ValueOf(i).Elem(), "", &probs)
+	strict.Check(i, checks, &probs)
 	if i.Name != "" && !imageName.MatchString(i.Name) {
-		probs.add("name", "%q: lower-case letters, digits, -, _ and ., at most 63, with a letter or digit at both ends", shorten(i.Name))
+		probs.Add("name", "%q: lower-case letters, digits, -, _ and ., at most 63, with a letter or digit at both ends", strict.Shorten(i.Name))
 	}
 	if t, err := time.Parse(time.RFC3339, i.SourceDate); err != nil {
-		probs.add("sourceDate", "%q is not an RFC 3339 date, e.g. 2026-01-31T12:00:00Z", shorten(i.SourceDate))
+		probs.Add("sourceDate", "%q is not an RFC 3339 date, e.g. 2026-01-31T12:00:00Z", strict.Shorten(i.SourceDate))
 	} else if t.Year() < 1980 || t.Year() > 2107 {
 		// The range of FAT's dates.
-		probs.add("sourceDate", "must lie between 1980 and 2107")
+		probs.Add("sourceDate", "must lie between 1980 and 2107")
 	}
 	if i.Hardware == RaspberryPi {
 		i.validateRaspberryPi(&probs)
@@ -112,10 +107,10 @@ func (i *Image) Validate() Problems {
 	for n, t := range i.NodeTypes {
 		p := fmt.Sprintf("nodeTypes[%d]", n)
 		if (t == NodeEdge || t == NodeCloud) && i.Yurthub == nil {
-			probs.add(p, "%s nodes need yurthub on board; add the field yurthub or remove the type", t)
+			probs.Add(p, "%s nodes need yurthub on board; add the field yurthub or remove the type", t)
 		}
 		if types.again(t) {
-			probs.add(p, "%s is listed twice", t)
+			probs.Add(p, "%s is listed twice", t)
 		}
 	}
 	i.validateControlPlane(&probs)
@@ -125,8 +120,8 @@ func (i *Image) Validate() Problems {
 	i.validateImages(&probs)
 	i.validateFiles(&probs)
 	if s := i.ImageStore.MaxLayerSize; s != "" {
-		if _, err := ParseSize(s); err != nil {
-			probs.add("imageStore.maxLayerSize", "%v", err)
+		if _, err := forms.ParseSize(s); err != nil {
+			probs.Add("imageStore.maxLayerSize", "%v", err)
 		}
 	}
 	i.Kernel.validate(&probs)
@@ -134,13 +129,13 @@ func (i *Image) Validate() Problems {
 		if f.size == "" {
 			continue
 		}
-		if n, err := ParseSize(f.size); err != nil {
-			probs.add(f.path, "%v", err)
+		if n, err := forms.ParseSize(f.size); err != nil {
+			probs.Add(f.path, "%v", err)
 		} else if n < 64<<20 {
-			probs.add(f.path, "%s is too small for a file system that grows; at least 64MiB", f.size)
+			probs.Add(f.path, "%s is too small for a file system that grows; at least 64MiB", f.size)
 		}
 	}
-	checkText(reflect.ValueOf(i).Elem(), "", &probs)
+	strict.CheckText(i, &probs)
 	return probs
 }
 
@@ -153,10 +148,10 @@ var (
 // validateRaspberryPi looks for what contradicts boards that have no UEFI.
 func (i *Image) validateRaspberryPi(probs *Problems) {
 	if i.Arch != "arm64" {
-		probs.add("hardware", "raspberry-pi boards are arm64: set arch: arm64, or hardware: generic for machines with UEFI")
+		probs.Add("hardware", "raspberry-pi boards are arm64: set arch: arm64, or hardware: generic for machines with UEFI")
 	}
 	if i.Disk.Sector == 4096 {
-		probs.add("disk.sector", "a Raspberry Pi starts from cards and drives with sectors of 512 bytes: remove it")
+		probs.Add("disk.sector", "a Raspberry Pi starts from cards and drives with sectors of 512 bytes: remove it")
 	}
 	if i.Base.Debian == nil {
 		return
@@ -166,9 +161,9 @@ func (i *Image) validateRaspberryPi(probs *Problems) {
 		switch {
 		case !PackageIsFor(p, i.Arch):
 		case strings.HasPrefix(name, "linux-image-cloud-"):
-			probs.add(fmt.Sprintf("base.debian.packages[%d]", n), "%s has no drivers of boards: remove it; hardware: raspberry-pi brings linux-image-arm64", name)
+			probs.Add(fmt.Sprintf("base.debian.packages[%d]", n), "%s has no drivers of boards: remove it; hardware: raspberry-pi brings linux-image-arm64", name)
 		case ofUEFI.MatchString(name):
-			probs.add(fmt.Sprintf("base.debian.packages[%d]", n), "%s is for machines with UEFI, which a Raspberry Pi does not have, nor its Secure Boot: remove it, or take hardware: generic", name)
+			probs.Add(fmt.Sprintf("base.debian.packages[%d]", n), "%s is for machines with UEFI, which a Raspberry Pi does not have, nor its Secure Boot: remove it, or take hardware: generic", name)
 		}
 	}
 }
@@ -188,11 +183,11 @@ func exactlyOne(path string, probs *Problems, members map[string]bool) bool {
 	names := strings.Join(slices.Sorted(maps.Keys(members)), ", ")
 	switch len(set) {
 	case 0:
-		probs.add(path, "exactly one of %s is required", names)
+		probs.Add(path, "exactly one of %s is required", names)
 	case 1:
 		return true
 	default:
-		probs.add(path, "exactly one of %s is allowed, not %s", names, strings.Join(set, " and "))
+		probs.Add(path, "exactly one of %s is allowed, not %s", names, strings.Join(set, " and "))
 	}
 	return false
 }
@@ -205,7 +200,7 @@ func (b *Base) validate(probs *Problems) {
 	if o := b.OCI; o != nil {
 		exactlyOne("base.oci", probs, map[string]bool{"ref": o.Ref != "", "layout": o.Layout != "", "archive": o.Archive != ""})
 		if bad := badImageRef(o.Ref); o.Ref != "" && bad != "" {
-			probs.add("base.oci.ref", "%s", bad)
+			probs.Add("base.oci.ref", "%s", bad)
 		}
 		checkDigest("base.oci.digest", o.Digest, probs)
 	}
@@ -216,35 +211,35 @@ func (b *Base) validate(probs *Problems) {
 
 func (d *DebianBase) validate(path string, probs *Problems) {
 	if !suiteName.MatchString(d.Suite) {
-		probs.add(path+".suite", "%q is not the name of a suite, as trixie", shorten(d.Suite))
+		probs.Add(path+".suite", "%q is not the name of a suite, as trixie", strict.Shorten(d.Suite))
 	}
 	for i, s := range d.Sources {
 		p := fmt.Sprintf("%s.sources[%d]", path, i)
 		if !strings.HasPrefix(s, "deb ") && !strings.HasPrefix(s, "deb-src ") {
-			probs.add(p, "%q is not a line of sources.list: deb [OPTIONS] URI SUITE COMPONENT", shorten(s))
-		} else if bad := badText(s); bad != "" {
-			probs.add(p, "%s", bad)
+			probs.Add(p, "%q is not a line of sources.list: deb [OPTIONS] URI SUITE COMPONENT", strict.Shorten(s))
+		} else if bad := strict.BadText(s); bad != "" {
+			probs.Add(p, "%s", bad)
 		}
 	}
 	for i, k := range d.Keyrings {
 		if k == "" {
-			probs.add(fmt.Sprintf("%s.keyrings[%d]", path, i), "is empty; give the path of a keyring")
+			probs.Add(fmt.Sprintf("%s.keyrings[%d]", path, i), "is empty; give the path of a keyring")
 		}
 	}
 	seen := repeats{}
 	for i, p := range d.Packages {
 		sub := fmt.Sprintf("%s.packages[%d]", path, i)
 		if by := packageName.FindString(p); slices.Contains(networkManagers, by) {
-			probs.add(sub, "%s would configure the network beside systemd-networkd, which applies the Site's network: remove it", by)
+			probs.Add(sub, "%s would configure the network beside systemd-networkd, which applies the Site's network: remove it", by)
 		} else if !packageSpec.MatchString(p) {
-			probs.add(sub, "%q is not a package, as vim, vim=2:9.1-1 or vim/trixie-backports", shorten(p))
+			probs.Add(sub, "%q is not a package, as vim, vim=2:9.1-1 or vim/trixie-backports", strict.Shorten(p))
 		} else if seen.again(p) {
-			probs.add(sub, "%s is listed twice", p)
+			probs.Add(sub, "%s is listed twice", p)
 		}
 	}
 	for i, r := range d.Run {
 		if strings.TrimSpace(r) == "" {
-			probs.add(fmt.Sprintf("%s.run[%d]", path, i), "is empty; give a shell command")
+			probs.Add(fmt.Sprintf("%s.run[%d]", path, i), "is empty; give a shell command")
 		}
 	}
 }
@@ -253,28 +248,28 @@ func checkDigest(path, digest string, probs *Problems) {
 	switch {
 	case digest == "" || digestForm.MatchString(digest):
 	case sha256Hex.MatchString(digest):
-		probs.add(path, "write the algorithm too: sha256:%s", digest)
+		probs.Add(path, "write the algorithm too: sha256:%s", digest)
 	default:
-		probs.add(path, "%q is not sha256: followed by 64 hexadecimal digits in lower case", shorten(digest))
+		probs.Add(path, "%q is not sha256: followed by 64 hexadecimal digits in lower case", strict.Shorten(digest))
 	}
 }
 
 func checkSHA256(path, sum string, probs *Problems) {
 	if bare, ok := strings.CutPrefix(sum, "sha256:"); ok && sha256Hex.MatchString(bare) {
-		probs.add(path, "leave sha256: out; the field says it")
+		probs.Add(path, "leave sha256: out; the field says it")
 	} else if !sha256Hex.MatchString(sum) {
-		probs.add(path, "%q is not a SHA-256: 64 hexadecimal digits in lower case", shorten(sum))
+		probs.Add(path, "%q is not a SHA-256: 64 hexadecimal digits in lower case", strict.Shorten(sum))
 	}
 }
 
 func (f *FileSource) validate(path string, probs *Problems) {
 	exactlyOne(path, probs, map[string]bool{"file": f.File != "", "url": f.URL != ""})
 	if f.URL != "" {
-		if bad := badURL(f.URL, "https", "http"); bad != "" {
-			probs.add(path+".url", "%s", bad)
+		if bad := forms.BadURL(f.URL, "https", "http"); bad != "" {
+			probs.Add(path+".url", "%s", bad)
 		}
 		if f.SHA256 == "" {
-			probs.missing(path+".sha256", "is required with url: what comes over the network is verified")
+			probs.AddMissing(path+".sha256", "is required with url: what comes over the network is verified")
 		}
 	}
 	if f.SHA256 != "" {
@@ -295,19 +290,19 @@ func (s *Source) validate(path, arch string, files []string, probs *Problems) {
 }
 
 func (u *URLSource) validate(path, arch string, files []string, probs *Problems) {
-	bad := badURL(u.Base, "https", "http")
+	bad := forms.BadURL(u.Base, "https", "http")
 	if u.Base != "" && bad != "" {
-		probs.add(path+".base", "%s", bad)
+		probs.Add(path+".base", "%s", bad)
 	}
 	checkSums(path+".sha256", u.SHA256, probs)
 	switch {
 	case u.SHA256FromServer:
 		if bad == "" && !strings.HasPrefix(u.Base, "https://") {
-			probs.add(path+".sha256FromServer", "needs a base that begins with https://, or anybody on the way could change file and digest alike")
+			probs.Add(path+".sha256FromServer", "needs a base that begins with https://, or anybody on the way could change file and digest alike")
 		}
 		return
 	case len(u.SHA256) == 0:
-		probs.missing(path+".sha256", "is required: the digest of each file by its name, or sha256FromServer: true")
+		probs.AddMissing(path+".sha256", "is required: the digest of each file by its name, or sha256FromServer: true")
 		return
 	}
 	for _, f := range files {
@@ -317,7 +312,7 @@ func (u *URLSource) validate(path, arch string, files []string, probs *Problems)
 		if perArch(u.SHA256) && !strings.Contains(f, arch) {
 			f = arch + "/" + f
 		}
-		probs.add(path+".sha256", "has no digest of %s; add it, or sha256FromServer: true", f)
+		probs.Add(path+".sha256", "has no digest of %s; add it, or sha256FromServer: true", f)
 	}
 }
 
@@ -349,20 +344,20 @@ func perArch(sums map[string]string) bool {
 func checkSums(path string, sums map[string]string, probs *Problems) {
 	for _, name := range slices.Sorted(maps.Keys(sums)) {
 		if !sumName.MatchString(name) {
-			probs.add(keyPath(path, name), "must be the name of a file, without a path, or ARCH/NAME")
+			probs.Add(strict.KeyPath(path, name), "must be the name of a file, without a path, or ARCH/NAME")
 		}
-		checkSHA256(keyPath(path, name), sums[name], probs)
+		checkSHA256(strict.KeyPath(path, name), sums[name], probs)
 	}
 }
 
 func (i *Image) validatePrograms(probs *Problems) {
 	k := &i.Kubernetes
-	if m := k8sVersion.FindStringSubmatch(k.Version); m == nil {
+	if m := kubeadm.VersionForm.FindStringSubmatch(k.Version); m == nil {
 		if k.Version != "" {
-			probs.add("kubernetes.version", "%s", badVersion(k.Version, k8sVersion, ExampleKubernetes))
+			probs.Add("kubernetes.version", "%s", badVersion(k.Version, kubeadm.VersionForm, ExampleKubernetes))
 		}
 	} else if minor, err := strconv.Atoi(m[1]); err == nil && minor < oldestKubernetes {
-		probs.add("kubernetes.version", "%s is too old: v1.%d and later are supported", k.Version, oldestKubernetes)
+		probs.Add("kubernetes.version", "%s is too old: v1.%d and later are supported", k.Version, oldestKubernetes)
 	}
 	files := []string{"kubelet", "kubeadm"}
 	if k.Kubectl {
@@ -374,46 +369,46 @@ func (i *Image) validatePrograms(probs *Problems) {
 	hasSource := c.Source.GoModule != nil || c.Source.URL != nil || c.Source.File != nil
 	if c.Debian {
 		if c.Version != "" || hasSource {
-			probs.add("containerd.debian", "takes the version that the base has; remove version and source")
+			probs.Add("containerd.debian", "takes the version that the base has; remove version and source")
 		}
 		if i.Base.Debian == nil {
-			probs.add("containerd.debian", "needs base.debian, which installs the package")
+			probs.Add("containerd.debian", "needs base.debian, which installs the package")
 		}
 	} else {
 		switch m := containerdVersion.FindStringSubmatch(c.Version); {
 		case c.Version == "":
-			probs.missing("containerd.version", "is required, e.g. "+ExampleContainerd+" (or debian: true for the base's own)")
+			probs.AddMissing("containerd.version", "is required, e.g. "+ExampleContainerd+" (or debian: true for the base's own)")
 		case m == nil:
-			probs.add("containerd.version", "%s", badVersion(c.Version, containerdVersion, ExampleContainerd))
+			probs.Add("containerd.version", "%s", badVersion(c.Version, containerdVersion, ExampleContainerd))
 		case m[1] != "2" && (m[1] != "1" || m[2] != "7"):
-			probs.add("containerd.version", "%s is not supported; 1.7 and 2.x are", c.Version)
+			probs.Add("containerd.version", "%s is not supported; 1.7 and 2.x are", c.Version)
 		}
 		c.Source.validate("containerd.source", i.Arch, []string{fmt.Sprintf("containerd-%s-linux-%s.tar.gz", c.Version, i.Arch)}, probs)
 	}
 	i.validatePair(probs)
 	if bad := badImageRef(c.Sandbox); c.Sandbox != "" && bad != "" {
-		probs.add("containerd.sandbox", "%s", bad)
+		probs.Add("containerd.sandbox", "%s", bad)
 	}
 	if t := c.Crictl; t != nil {
 		if t.Version != "" && !crictlVersion.MatchString(t.Version) {
-			probs.add("containerd.crictl.version", "%s", badVersion(t.Version, crictlVersion, ExampleCrictl))
+			probs.Add("containerd.crictl.version", "%s", badVersion(t.Version, crictlVersion, ExampleCrictl))
 		}
 		t.Source.validate("containerd.crictl.source", i.Arch, []string{fmt.Sprintf("crictl-%s-linux-%s.tar.gz", t.Version, i.Arch)}, probs)
 	} else if KubernetesBefore(k.Version, 31) && !KubernetesBefore(k.Version, oldestKubernetes) {
-		probs.missing("containerd.crictl", "is required with Kubernetes %s, whose kubeadm does not join without crictl", k.Version)
+		probs.AddMissing("containerd.crictl", "is required with Kubernetes %s, whose kubeadm does not join without crictl", k.Version)
 	}
 
 	if bad := badPodCIDR(i.CNI.PodCIDR); bad != "" {
-		probs.add("cni.podCIDR", "%s", bad)
+		probs.Add("cni.podCIDR", "%s", bad)
 	}
 	if c := i.CNI.Config; c != "bridge" && c != "none" && !strings.HasSuffix(c, ".conflist") {
-		probs.add("cni.config", "%q must be bridge, none or the path of a file that ends in .conflist%s", shorten(c), DidYouMean(c, []string{"bridge", "none"}))
+		probs.Add("cni.config", "%q must be bridge, none or the path of a file that ends in .conflist%s", strict.Shorten(c), DidYouMean(c, []string{"bridge", "none"}))
 	}
 	if y := i.Yurthub; y != nil {
 		y.validate(probs)
-		if openyurt.RunsAsPod(y.Version) && k8sVersion.MatchString(k.Version) && !KubernetesBefore(k.Version, openyurt.LastKubernetesOfPods+1) {
+		if openyurt.RunsAsPod(y.Version) && kubeadm.VersionForm.MatchString(k.Version) && !KubernetesBefore(k.Version, openyurt.LastKubernetesOfPods+1) {
 			const last = openyurt.LastKubernetesOfPods
-			probs.add("kubernetes.version", "%s would run no pod behind yurthub %s, which does not answer kubelet v1.%d and later when it asks for Services: use yurthub %s, or Kubernetes v1.%d", k.Version, y.Version, last+1, openyurt.Release(openyurt.FirstUnit), last)
+			probs.Add("kubernetes.version", "%s would run no pod behind yurthub %s, which does not answer kubelet v1.%d and later when it asks for Services: use yurthub %s, or Kubernetes v1.%d", k.Version, y.Version, last+1, openyurt.Release(openyurt.FirstUnit), last)
 		}
 	}
 }
@@ -423,14 +418,14 @@ func badPodCIDR(s string) string {
 	p, err := netip.ParsePrefix(s)
 	switch {
 	case err != nil:
-		return fmt.Sprintf("%q is not a CIDR, e.g. 10.244.0.0/16", shorten(s))
+		return fmt.Sprintf("%q is not a CIDR, e.g. 10.244.0.0/16", strict.Shorten(s))
 	case p != p.Masked():
 		return fmt.Sprintf("%q has bits set behind its prefix; write %s", s, p.Masked())
 	case p.Bits() > p.Addr().BitLen()-4:
 		return fmt.Sprintf("%s has no room for pods: write a network of /%d or larger, e.g. 10.244.0.0/16", s, p.Addr().BitLen()-4)
 	case p.Bits() < map[bool]int{true: 8, false: 16}[p.Addr().Is4()]:
 		return fmt.Sprintf("%s covers most of the internet, which pods could not reach then; write a private network, e.g. 10.244.0.0/16", s)
-	case badMachine(p.Addr()) != "" || p.Addr().IsLinkLocalUnicast():
+	case forms.BadMachine(p.Addr()) != "" || p.Addr().IsLinkLocalUnicast():
 		return fmt.Sprintf("%s is not a network that machines can have; write a private one, e.g. 10.244.0.0/16", s)
 	case p.Contains(netip.MustParseAddr("10.96.0.1")):
 		return fmt.Sprintf("%s contains 10.96.0.1, the address of the Service kubernetes (kubeadm's default); write another private network, e.g. 10.244.0.0/16", s)
@@ -446,7 +441,7 @@ func badVersion(v string, form *regexp.Regexp, example string) string {
 	if bare, ok := strings.CutPrefix(v, "v"); ok && form.MatchString(bare) {
 		return fmt.Sprintf("%q must not start with \"v\": %s", v, bare)
 	}
-	return fmt.Sprintf("%q is not a version, e.g. %s", shorten(v), example)
+	return fmt.Sprintf("%q is not a version, e.g. %s", strict.Shorten(v), example)
 }
 
 func (y *Yurthub) validate(probs *Problems) {
@@ -454,33 +449,33 @@ func (y *Yurthub) validate(probs *Problems) {
 	switch {
 	case y.Version == "":
 	case !ok && !releaseVersion.MatchString(y.Version):
-		probs.add("yurthub.version", "%s", badVersion(y.Version, openyurt.VersionForm, openyurt.Example()))
+		probs.Add("yurthub.version", "%s", badVersion(y.Version, openyurt.VersionForm, openyurt.Example()))
 	case ok && minor < openyurt.Oldest:
-		probs.add("yurthub.version", "%s is too old: %s are supported", y.Version, openyurt.Supported())
+		probs.Add("yurthub.version", "%s is too old: %s are supported", y.Version, openyurt.Supported())
 	case !ok || minor > openyurt.Newest:
-		probs.add("yurthub.version", "%s is unknown to this edgebake: %s are supported", y.Version, openyurt.Supported())
+		probs.Add("yurthub.version", "%s is unknown to this edgebake: %s are supported", y.Version, openyurt.Supported())
 	}
 	firstUnit := openyurt.Release(openyurt.FirstUnit)
 	switch y.Form {
 	case openyurt.FormUnit:
 		if openyurt.RunsAsPod(y.Version) {
-			probs.add("yurthub.form", "unit requires %s or later, where yurthub can use kubelet's certificate; %s runs as staticPod", firstUnit, y.Version)
+			probs.Add("yurthub.form", "unit requires %s or later, where yurthub can use kubelet's certificate; %s runs as staticPod", firstUnit, y.Version)
 		}
 		if y.Binary == nil {
-			probs.missing("yurthub.binary", "is required for form unit")
+			probs.AddMissing("yurthub.binary", "is required for form unit")
 		}
 		if y.Image != nil {
-			probs.add("yurthub.image", "is for form staticPod; form unit runs binary")
+			probs.Add("yurthub.image", "is for form staticPod; form unit runs binary")
 		}
 	case openyurt.FormStaticPod:
 		if ok && openyurt.FormOf(minor) == openyurt.FormUnit {
-			probs.add("yurthub.form", "staticPod is for releases before %s, as OpenYurt runs them; %s runs as unit", firstUnit, y.Version)
+			probs.Add("yurthub.form", "staticPod is for releases before %s, as OpenYurt runs them; %s runs as unit", firstUnit, y.Version)
 		}
 		if y.Image == nil {
-			probs.missing("yurthub.image", "is required for form staticPod")
+			probs.AddMissing("yurthub.image", "is required for form staticPod")
 		}
 		if y.Binary != nil {
-			probs.add("yurthub.binary", "is for form unit; form staticPod runs image")
+			probs.Add("yurthub.binary", "is for form unit; form staticPod runs image")
 		}
 	}
 	if y.Binary != nil {
@@ -505,27 +500,27 @@ func badImageRef(ref string) string {
 	_, err := ParseRef(ref)
 	switch {
 	case hasDigest && !digestForm.MatchString(digest):
-		return fmt.Sprintf("%q: what follows @ is not sha256: and 64 hexadecimal digits", shorten(ref))
+		return fmt.Sprintf("%q: what follows @ is not sha256: and 64 hexadecimal digits", strict.Shorten(ref))
 	case !hasHost || !strings.ContainsAny(host, ".:") && host != "localhost":
-		return fmt.Sprintf("%q is a short name; write it in full: REGISTRY/PATH:TAG", shorten(ref))
+		return fmt.Sprintf("%q is a short name; write it in full: REGISTRY/PATH:TAG", strict.Shorten(ref))
 	case errors.As(err, new(*untaggedError)):
-		return fmt.Sprintf("%q has no tag; latest is not assumed, since it changes", shorten(ref))
+		return fmt.Sprintf("%q has no tag; latest is not assumed, since it changes", strict.Shorten(ref))
 	case err != nil || strings.ToLower(host) != host: // names are looked up to the letter
-		return fmt.Sprintf("%q is not an image reference: REGISTRY/PATH:TAG", shorten(ref))
+		return fmt.Sprintf("%q is not an image reference: REGISTRY/PATH:TAG", strict.Shorten(ref))
 	}
 	return ""
 }
 
 func (c *ContainerImage) validate(path string, probs *Problems) {
 	if bad := badImageRef(c.Ref); c.Ref != "" && bad != "" {
-		probs.add(path+".ref", "%s", bad)
+		probs.Add(path+".ref", "%s", bad)
 	}
 	if c.Layout != "" && c.Archive != "" {
-		probs.add(path, "give layout or archive, not both")
+		probs.Add(path, "give layout or archive, not both")
 	}
 	checkDigest(path+".digest", c.Digest, probs)
 	if _, inRef, ok := strings.Cut(c.Ref, "@"); ok && c.Digest != "" && inRef != c.Digest {
-		probs.add(path+".digest", "is not the digest in ref")
+		probs.Add(path+".digest", "is not the digest in ref")
 	}
 }
 
@@ -536,8 +531,8 @@ func (i *Image) validateControlPlane(probs *Problems) {
 	if at < 0 || len(i.ImagesFrom) > 0 {
 		return
 	}
-	if KubernetesBefore(i.Kubernetes.Version, oldestClusterKubernetes) {
-		probs.add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs Kubernetes v1.%d or later", oldestClusterKubernetes)
+	if KubernetesBefore(i.Kubernetes.Version, kubeadm.OldestKubernetes) {
+		probs.Add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs Kubernetes v1.%d or later", kubeadm.OldestKubernetes)
 	}
 	has := func(name, tag string) bool {
 		return slices.ContainsFunc(i.Images, func(c ContainerImage) bool {
@@ -556,7 +551,7 @@ func (i *Image) validateControlPlane(probs *Problems) {
 		missing = append(missing, defaultRepository+"/"+ImageEtcd)
 	}
 	if len(missing) > 0 {
-		probs.add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs the control plane's container images on board: add to images %s (`kubeadm config images list --kubernetes-version %s` prints the list; with another registry, its names)", strings.Join(missing, ", "), i.Kubernetes.Version)
+		probs.Add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs the control plane's container images on board: add to images %s (`kubeadm config images list --kubernetes-version %s` prints the list; with another registry, its names)", strings.Join(missing, ", "), i.Kubernetes.Version)
 	}
 }
 
@@ -566,33 +561,33 @@ func (i *Image) validateImages(probs *Problems) {
 		p := fmt.Sprintf("images[%d]", n)
 		c.validate(p, probs)
 		if refs.again(c.Ref) {
-			probs.add(p+".ref", "%q is listed twice", shorten(c.Ref))
+			probs.Add(p+".ref", "%q is listed twice", strict.Shorten(c.Ref))
 		}
 	}
 	for n, g := range i.ImagesFrom {
 		if _, err := path.Match(g, ""); err != nil || g == "" {
-			probs.add(fmt.Sprintf("imagesFrom[%d]", n), "%q is not a path or pattern, as manifests/*.yaml", shorten(g))
+			probs.Add(fmt.Sprintf("imagesFrom[%d]", n), "%q is not a path or pattern, as manifests/*.yaml", strict.Shorten(g))
 		}
 	}
 	for n, g := range i.ImagesIgnore {
 		if _, err := path.Match(g, ""); err != nil || g == "" {
-			probs.add(fmt.Sprintf("imagesIgnore[%d]", n), "%q is not an image reference or pattern, such as quay.io/prometheus/*", shorten(g))
+			probs.Add(fmt.Sprintf("imagesIgnore[%d]", n), "%q is not an image reference or pattern, such as quay.io/prometheus/*", strict.Shorten(g))
 		}
 	}
 	if len(i.ImagesIgnore) > 0 && len(i.ImagesFrom) == 0 {
-		probs.add("imagesIgnore", "has no effect without imagesFrom: remove it")
+		probs.Add("imagesIgnore", "has no effect without imagesFrom: remove it")
 	}
 	for n, r := range i.Registries {
 		p := fmt.Sprintf("registries[%d]", n)
 		if r.Host != "" && !hostForm.MatchString(r.Host) {
-			probs.add(p+".host", "%q is not host or host:port", shorten(r.Host))
+			probs.Add(p+".host", "%q is not host or host:port", strict.Shorten(r.Host))
 		}
 		if hosts.again(r.Host) {
-			probs.add(p+".host", "%q is listed twice", shorten(r.Host))
+			probs.Add(p+".host", "%q is listed twice", strict.Shorten(r.Host))
 		}
 		for m, mirror := range r.Mirrors {
-			if !mirrorForm.MatchString(mirror) && badURL(mirror, "https", "http") != "" {
-				probs.add(fmt.Sprintf("%s.mirrors[%d]", p, m), "%q is not host, host:port, host/path or a URL", shorten(mirror))
+			if !mirrorForm.MatchString(mirror) && forms.BadURL(mirror, "https", "http") != "" {
+				probs.Add(fmt.Sprintf("%s.mirrors[%d]", p, m), "%q is not host, host:port, host/path or a URL", strict.Shorten(mirror))
 			}
 		}
 	}
@@ -626,45 +621,45 @@ func (i *Image) validateFiles(probs *Problems) {
 	dirs := repeats{}
 	for n, o := range i.Overlays {
 		if dirs.again(o.Dir) {
-			probs.add(fmt.Sprintf("overlays[%d].dir", n), "%q is listed twice", shorten(o.Dir))
+			probs.Add(fmt.Sprintf("overlays[%d].dir", n), "%q is listed twice", strict.Shorten(o.Dir))
 		}
 	}
 	for n, f := range i.Files {
 		p := fmt.Sprintf("files[%d]", n)
-		if bad := badFilePath(f.Path); f.Path != "" && bad != "" {
-			probs.add(p+".path", "%s", bad)
+		if bad := forms.BadFilePath(f.Path); f.Path != "" && bad != "" {
+			probs.Add(p+".path", "%s", bad)
 		} else if by := HiddenAtBoot(f.Path); by != "" {
-			probs.add(p+".path", "%s would never be seen: %s", f.Path, by)
+			probs.Add(p+".path", "%s would never be seen: %s", f.Path, by)
 		} else if identity(f.Path) {
-			probs.add(p+".path", "%s is an identity, which every machine of the image would share; first boot makes one", f.Path)
+			probs.Add(p+".path", "%s is an identity, which every machine of the image would share; first boot makes one", f.Path)
 		}
 		for m, o := range i.Files[:n] {
 			switch {
-			case f.Path == "" || badFilePath(o.Path) != "":
+			case f.Path == "" || forms.BadFilePath(o.Path) != "":
 			case o.Path == f.Path:
-				probs.add(p+".path", "%s is files[%d] already", f.Path, m)
+				probs.Add(p+".path", "%s is files[%d] already", f.Path, m)
 			case strings.HasPrefix(f.Path, o.Path+"/"):
-				probs.add(p+".path", "%s lies inside files[%d], which is a file", f.Path, m)
+				probs.Add(p+".path", "%s lies inside files[%d], which is a file", f.Path, m)
 			case strings.HasPrefix(o.Path, f.Path+"/"):
-				probs.add(p+".path", "%s is a file, but files[%d] lies inside it", f.Path, m)
+				probs.Add(p+".path", "%s is a file, but files[%d] lies inside it", f.Path, m)
 			}
 		}
 		exactlyOne(p, probs, map[string]bool{"contents": f.Contents != nil, "source": f.Source != "", "link": f.Link != ""})
 		if f.Link != "" && f.Template {
-			probs.add(p+".template", "a link has no contents to render")
+			probs.Add(p+".template", "a link has no contents to render")
 		}
 		switch {
 		case f.Link != "" && f.Mode != "":
-			probs.add(p+".mode", "a link has no mode of its own; remove it")
+			probs.Add(p+".mode", "a link has no mode of its own; remove it")
 		case f.Mode != "" && !octalMode.MatchString(f.Mode):
-			probs.add(p+".mode", "%q is not a mode in octal, as 0644", shorten(f.Mode))
+			probs.Add(p+".mode", "%q is not a mode in octal, as 0644", strict.Shorten(f.Mode))
 		}
 		if len(f.Link) > 4095 {
-			probs.add(p+".link", "is longer than 4095 bytes")
+			probs.Add(p+".link", "is longer than 4095 bytes")
 		}
 		if f.Template && f.Contents != nil {
 			if _, err := i.RenderFile(*f.Contents); err != nil {
-				probs.add(p+".contents", "%v", err)
+				probs.Add(p+".contents", "%v", err)
 			}
 		}
 	}
@@ -710,47 +705,47 @@ func (k *Kernel) validate(probs *Problems) {
 		p := fmt.Sprintf("kernel.args[%d]", n)
 		key, _, _ := strings.Cut(a, "=")
 		switch {
-		case a == "" || badText(a) != "":
-			probs.add(p, "must be one argument, without line breaks")
+		case a == "" || strict.BadText(a) != "":
+			probs.Add(p, "must be one argument, without line breaks")
 		case key == "console":
-			probs.add(p, "use kernel.consoles")
+			probs.Add(p, "use kernel.consoles")
 		case slices.Contains([]string{"root", "rootfstype", "rootflags", "ro", "rw", "init", "rdinit", "initrd"}, key):
-			probs.add(p, "%s is set by edgebake", key)
+			probs.Add(p, "%s is set by edgebake", key)
 		case strings.ReplaceAll(key, "-", "_") == "systemd.machine_id":
-			probs.add(p, "%s is an identity, which every machine of the image would share; first boot makes one", key)
+			probs.Add(p, "%s is an identity, which every machine of the image would share; first boot makes one", key)
 		case slices.Contains(toAShell, a):
-			probs.add(p, "%s boots to a shell, at which nobody sits; remove it", a)
+			probs.Add(p, "%s boots to a shell, at which nobody sits; remove it", a)
 		case a == "--":
-			probs.add(p, "ends the kernel's arguments; what follows would be init's")
+			probs.Add(p, "ends the kernel's arguments; what follows would be init's")
 		case strings.Count(a, `"`)%2 == 1:
-			probs.add(p, "%q has a quote that nothing closes, and the next arguments would be part of it", shorten(a))
+			probs.Add(p, "%q has a quote that nothing closes, and the next arguments would be part of it", strict.Shorten(a))
 		case spaceOutsideQuotes(a):
-			probs.add(p, "%q contains a space; give each argument an item of its own", shorten(a))
+			probs.Add(p, "%q contains a space; give each argument an item of its own", strict.Shorten(a))
 		case arguments.again(a):
-			probs.add(p, "%s is listed twice", a)
+			probs.Add(p, "%s is listed twice", a)
 		}
 	}
 	for n, c := range k.Consoles {
 		p := fmt.Sprintf("kernel.consoles[%d]", n)
 		if !consoleForm.MatchString(c) {
-			probs.add(p, "%q is not a console, e.g. tty0 or ttyS0,115200", shorten(c))
+			probs.Add(p, "%q is not a console, e.g. tty0 or ttyS0,115200", strict.Shorten(c))
 		} else if consoles.again(c) {
-			probs.add(p, "%s is listed twice", c)
+			probs.Add(p, "%s is listed twice", c)
 		}
 	}
 	for n, m := range k.Modules {
 		if !moduleName.MatchString(m) {
-			probs.add(fmt.Sprintf("kernel.modules[%d]", n), "%q is not the name of a kernel module", shorten(m))
+			probs.Add(fmt.Sprintf("kernel.modules[%d]", n), "%q is not the name of a kernel module", strict.Shorten(m))
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(k.Sysctl)) {
 		if !sysctlKey.MatchString(key) {
-			probs.add(keyPath("kernel.sysctl", key), "is not a sysctl name, e.g. net.ipv4.ip_forward")
+			probs.Add(strict.KeyPath("kernel.sysctl", key), "is not a sysctl name, e.g. net.ipv4.ip_forward")
 		} else if plainSysctl(key) == "net.ipv4.ip_forward" && strings.TrimSpace(k.Sysctl[key]) != "1" {
-			probs.add(keyPath("kernel.sysctl", key), "must be 1: kubeadm joins no node that does not forward; remove it")
+			probs.Add(strict.KeyPath("kernel.sysctl", key), "must be 1: kubeadm joins no node that does not forward; remove it")
 		}
-		if bad := badText(k.Sysctl[key]); bad != "" {
-			probs.add(keyPath("kernel.sysctl", key), "%s", bad)
+		if bad := strict.BadText(k.Sysctl[key]); bad != "" {
+			probs.Add(strict.KeyPath("kernel.sysctl", key), "%s", bad)
 		}
 	}
 }

@@ -10,6 +10,9 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/strict"
 )
 
 func (n *Network) validate(probs *Problems) {
@@ -22,8 +25,8 @@ func (n *Network) validate(probs *Problems) {
 	n.validatePorts(probs)
 	checkDNS(n.DNS, probs)
 	for i, d := range n.Search {
-		if !isDNSName(strings.ToLower(d)) {
-			probs.add(fmt.Sprintf("network.search[%d]", i), "%q is not a domain", shorten(d))
+		if !forms.IsDNSName(strings.ToLower(d)) {
+			probs.Add(fmt.Sprintf("network.search[%d]", i), "%q is not a domain", strict.Shorten(d))
 		}
 	}
 	checkNTP(n.NTP, probs)
@@ -34,13 +37,13 @@ func checkDNS(servers []string, probs *Problems) {
 	seen := repeats{}
 	for i, d := range servers {
 		if a, err := netip.ParseAddr(d); err != nil {
-			probs.add(fmt.Sprintf("network.dns[%d]", i), "%q is not the IP address of a DNS server", shorten(d))
-		} else if bad := badMachine(a.WithZone("")); bad != "" {
-			probs.add(fmt.Sprintf("network.dns[%d]", i), "%s is not the address of a DNS server: it %s", shorten(d), bad)
+			probs.Add(fmt.Sprintf("network.dns[%d]", i), "%q is not the IP address of a DNS server", strict.Shorten(d))
+		} else if bad := forms.BadMachine(a.WithZone("")); bad != "" {
+			probs.Add(fmt.Sprintf("network.dns[%d]", i), "%s is not the address of a DNS server: it %s", strict.Shorten(d), bad)
 		} else if a.Zone() != "" && !ifaceName.MatchString(a.Zone()) {
-			probs.add(fmt.Sprintf("network.dns[%d]", i), "%q: what stands behind the %% is not an interface's name", shorten(d))
+			probs.Add(fmt.Sprintf("network.dns[%d]", i), "%q: what stands behind the %% is not an interface's name", strict.Shorten(d))
 		} else if seen.again(d) {
-			probs.add(fmt.Sprintf("network.dns[%d]", i), "is listed twice")
+			probs.Add(fmt.Sprintf("network.dns[%d]", i), "is listed twice")
 		}
 	}
 }
@@ -50,15 +53,15 @@ func checkNTP(servers []string, probs *Problems) {
 	for i, h := range servers {
 		path := fmt.Sprintf("network.ntp[%d]", i)
 		a, err := netip.ParseAddr(h)
-		switch bad := badHost(h); {
+		switch bad := forms.BadHost(h); {
 		case bad != "":
-			probs.add(path, "%s", bad)
-		case err == nil && badServer(a) != "":
-			probs.add(path, "%s %s", a, badServer(a))
-		case isLoopbackName(h):
-			probs.add(path, "%q is every machine's name for itself; name a time server", h)
+			probs.Add(path, "%s", bad)
+		case err == nil && forms.BadServer(a) != "":
+			probs.Add(path, "%s %s", a, forms.BadServer(a))
+		case forms.IsLoopbackName(h):
+			probs.Add(path, "%q is every machine's name for itself; name a time server", h)
 		case seen.again(h):
-			probs.add(path, "is listed twice")
+			probs.Add(path, "is listed twice")
 		}
 	}
 }
@@ -71,25 +74,25 @@ func (p *Proxy) validate(probs *Problems) {
 		// The URL may have a password, so no message quotes it.
 		login, rest := splitLogin(u.url)
 		_, err := url.ParseRequestURI(u.url)
-		switch bad := badURL(rest, "http", "https"); {
+		switch bad := forms.BadURL(rest, "http", "https"); {
 		case login != "" && (bad != "" || err != nil):
-			probs.add(u.path, "is not a URL, such as http://user:password@proxy.example.com:3128; write special characters of the login as in any URL (@ as %%40, : as %%3A, / as %%2F, %% as %%25)")
+			probs.Add(u.path, "is not a URL, such as http://user:password@proxy.example.com:3128; write special characters of the login as in any URL (@ as %%40, : as %%3A, / as %%2F, %% as %%25)")
 		case bad != "":
-			probs.add(u.path, "%s", bad)
-		case strings.ContainsAny(u.url, `"'\$`) || badText(u.url) != "":
-			probs.add(u.path, "contains a quote, $ or control character: write it as in any URL ($ as %%24)")
+			probs.Add(u.path, "%s", bad)
+		case strings.ContainsAny(u.url, `"'\$`) || strict.BadText(u.url) != "":
+			probs.Add(u.path, "contains a quote, $ or control character: write it as in any URL ($ as %%24)")
 		}
 	}
 	for i, h := range p.NoProxy {
 		path := fmt.Sprintf("network.proxy.noProxy[%d]", i)
-		if h == "" || strings.ContainsAny(h, ", \"'\\$%") || badText(h) != "" {
-			probs.add(path, "%q: one host, .domain or CIDR an item, without commas, spaces and quotes", shorten(h))
+		if h == "" || strings.ContainsAny(h, ", \"'\\$%") || strict.BadText(h) != "" {
+			probs.Add(path, "%q: one host, .domain or CIDR an item, without commas, spaces and quotes", strict.Shorten(h))
 		} else if _, err := netip.ParsePrefix(h); err != nil && strings.Contains(h, "/") {
-			probs.add(path, "%q is neither a host, a .domain nor a CIDR, e.g. example.com or 10.0.0.0/8", shorten(h))
+			probs.Add(path, "%q is neither a host, a .domain nor a CIDR, e.g. example.com or 10.0.0.0/8", strict.Shorten(h))
 		}
 	}
 	if len(p.NoProxy) > 0 && p.HTTP.IsZero() && p.HTTPS.IsZero() {
-		probs.add("network.proxy.noProxy", "has no meaning without network.proxy.http or .https")
+		probs.Add("network.proxy.noProxy", "has no meaning without network.proxy.http or .https")
 	}
 }
 
@@ -129,21 +132,21 @@ func (n *Network) validatePorts(probs *Problems) {
 			at, listed := named[port]
 			switch other, twice := owners[port]; {
 			case badInterfaceName(port, false) != "" || port == "":
-				probs.add(sub, "%q is not the name of an interface, e.g. eno1", shorten(port))
+				probs.Add(sub, "%q is not the name of an interface, e.g. eno1", strict.Shorten(port))
 			case port == f.Name:
-				probs.add(sub, "%s cannot be a port of itself", port)
+				probs.Add(sub, "%s cannot be a port of itself", port)
 			case twice:
-				probs.add(sub, "%s is %s already", port, other)
+				probs.Add(sub, "%s is %s already", port, other)
 			case listed && (n.Interfaces[at].DHCP || len(n.Interfaces[at].Addresses) > 0):
-				probs.add(sub, "%s has addresses of its own in network.interfaces[%d]: move them to %s", port, at, f.Name)
+				probs.Add(sub, "%s has addresses of its own in network.interfaces[%d]: move them to %s", port, at, f.Name)
 			case listed && slices.Contains(n.Interfaces[at].Ports(), f.Name):
-				probs.add(sub, "%s is built on %s, and cannot be a port of it", port, f.Name)
+				probs.Add(sub, "%s is built on %s, and cannot be a port of it", port, f.Name)
 			case listed && n.Interfaces[at].Bridge != nil:
-				probs.add(sub, "%s is a bridge: list its ports here instead", port)
+				probs.Add(sub, "%s is a bridge: list its ports here instead", port)
 			case !listed:
 				for k, o := range n.Interfaces {
 					if matchesName(o.Name, port) && o.MAC == "" && len(o.Ports()) == 0 {
-						probs.add(sub, "%s is matched by network.interfaces[%d] (%s), which configures it by itself: write the names of the interfaces meant there", port, k, o.Name)
+						probs.Add(sub, "%s is matched by network.interfaces[%d] (%s), which configures it by itself: write the names of the interfaces meant there", port, k, o.Name)
 					}
 				}
 			}
@@ -154,7 +157,7 @@ func (n *Network) validatePorts(probs *Problems) {
 	}
 	for i, f := range n.Interfaces {
 		if _, isPort := owners[f.Name]; !f.DHCP && len(f.Addresses) == 0 && len(f.VLANs) == 0 && (f.Name == "" || !isPort) {
-			probs.add(fmt.Sprintf("network.interfaces[%d]", i), "has neither dhcp: true nor addresses nor vlans")
+			probs.Add(fmt.Sprintf("network.interfaces[%d]", i), "has neither dhcp: true nor addresses nor vlans")
 		}
 	}
 }
@@ -170,20 +173,20 @@ func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
 	}
 	switch {
 	case f.Bond != nil && f.Bridge != nil:
-		probs.add(path, "has both bond and bridge: give the bond an item of its own, and its name as a port of the bridge")
+		probs.Add(path, "has both bond and bridge: give the bond an item of its own, and its name as a port of the bridge")
 	case len(f.Ports()) == 0:
-		probs.add(path+"."+what, "has no interfaces: name at least one, e.g. eno1")
+		probs.Add(path+"."+what, "has no interfaces: name at least one, e.g. eno1")
 	}
 	if f.Name == "" || glob {
-		probs.add(path+".name", "a %s needs a name of its own, e.g. %s", what, map[string]string{"bond": "bond0", "bridge": "br0"}[what])
+		probs.Add(path+".name", "a %s needs a name of its own, e.g. %s", what, map[string]string{"bond": "bond0", "bridge": "br0"}[what])
 	} else if slices.Contains(takenNames, f.Name) || strings.HasPrefix(f.Name, "vlan") {
-		probs.add(path+".name", "%s is used by the node's own networks: choose another, e.g. %s", f.Name, map[string]string{"bond": "bond0", "bridge": "br0"}[what])
+		probs.Add(path+".name", "%s is used by the node's own networks: choose another, e.g. %s", f.Name, map[string]string{"bond": "bond0", "bridge": "br0"}[what])
 	}
 	if f.MAC != "" {
-		probs.add(path+".mac", "chooses a card, and a %s is made: remove it", what)
+		probs.Add(path+".mac", "chooses a card, and a %s is made: remove it", what)
 	}
 	if f.WiFi != nil {
-		probs.add(path+".wifi", "a %s cannot join a wireless network", what)
+		probs.Add(path+".wifi", "a %s cannot join a wireless network", what)
 	}
 }
 
@@ -194,21 +197,21 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 	glob := strings.ContainsAny(f.Name, "*?[!")
 	switch {
 	case f.Name == "" && f.MAC == "":
-		probs.add(path, "name or mac must say which interface is meant")
+		probs.Add(path, "name or mac must say which interface is meant")
 	}
 	if bad := badInterfaceName(f.Name, glob); bad != "" {
-		probs.add(path+".name", "%s", bad)
+		probs.Add(path+".name", "%s", bad)
 	}
 	if f.MAC != "" {
 		mac, err := net.ParseMAC(f.MAC)
 		if err != nil || len(mac) != 6 || mac[0]&1 == 1 || bytes.Equal(mac, make([]byte, 6)) {
-			probs.add(path+".mac", "%q is not the MAC address of an interface, as 52:54:00:12:34:56", shorten(f.MAC))
+			probs.Add(path+".mac", "%q is not the MAC address of an interface, as 52:54:00:12:34:56", strict.Shorten(f.MAC))
 		}
 	}
 	if slices.ContainsFunc(before, func(o Interface) bool {
 		return o.Name == f.Name && sameMAC(o.MAC, f.MAC) && (f.Name != "" || f.MAC != "")
 	}) {
-		probs.add(path, "this interface is listed twice; put all its addresses into one item")
+		probs.Add(path, "this interface is listed twice; put all its addresses into one item")
 	}
 	f.validateMade(path, glob, probs)
 	checkRA(path, f.DHCP, f.AcceptRA, f.Addresses, probs)
@@ -223,32 +226,32 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 		case to.Bits() == 0:
 			defaultRoute(sub+".to", gatewayKey{to.Addr().Is4(), f.Metric}, gateways, probs)
 		case routes.again(r.To):
-			probs.add(sub+".to", "the interface has a route to %s already", r.To)
+			probs.Add(sub+".to", "the interface has a route to %s already", r.To)
 		}
 	}
 	if len(f.VLANs) > 0 && glob {
-		probs.add(path+".vlans", "need one parent: name the interface (%q is a pattern)", f.Name)
+		probs.Add(path+".vlans", "need one parent: name the interface (%q is a pattern)", f.Name)
 	}
 	for i, v := range f.VLANs {
 		sub := fmt.Sprintf("%s.vlans[%d]", path, i)
 		if other, twice := vlans[v.ID]; twice {
-			probs.add(sub+".id", "VLAN %d is %s already", v.ID, other)
+			probs.Add(sub+".id", "VLAN %d is %s already", v.ID, other)
 		} else {
 			vlans[v.ID] = sub
 		}
 		if !v.DHCP && len(v.Addresses) == 0 {
-			probs.add(sub, "has neither dhcp: true nor addresses")
+			probs.Add(sub, "has neither dhcp: true nor addresses")
 		}
 		checkRA(sub, v.DHCP, v.AcceptRA, v.Addresses, probs)
 		checkAddressing(addressed{sub, v.DHCP, v.Addresses, v.Gateway, v.MTU, v.Metric, v.NoDefaultRoute}, seen, gateways, probs)
 		if parent := cmp.Or(f.MTU, 1500); v.MTU > parent {
-			probs.add(sub+".mtu", "%d is larger than that of the interface below (%d): set mtu there too", v.MTU, parent)
+			probs.Add(sub+".mtu", "%d is larger than that of the interface below (%d): set mtu there too", v.MTU, parent)
 		}
 	}
 	if f.WiFi != nil {
 		f.WiFi.validate(path+".wifi", probs)
 		if f.Name == "" || glob {
-			probs.add(path+".name", "Wi-Fi needs the interface's own name, e.g. wlan0 or wlp2s0")
+			probs.Add(path+".name", "Wi-Fi needs the interface's own name, e.g. wlan0 or wlp2s0")
 		}
 	}
 }
@@ -266,7 +269,7 @@ func badInterfaceName(name string, glob bool) string {
 	}
 	_, err := path.Match(strings.TrimPrefix(name, "!"), "")
 	if !ifacePattern.MatchString(name) || !glob && !ifaceName.MatchString(name) || err != nil {
-		return fmt.Sprintf("%q is not an interface's name (at most 15 letters, digits, _, . and -) or a pattern of one, as enp1s0 or en*", shorten(name))
+		return fmt.Sprintf("%q is not an interface's name (at most 15 letters, digits, _, . and -) or a pattern of one, as enp1s0 or en*", strict.Shorten(name))
 	}
 	return ""
 }
@@ -279,7 +282,7 @@ func sameMAC(a, b string) bool {
 
 func checkRA(path string, dhcp, acceptRA bool, addresses []string, probs *Problems) {
 	if acceptRA && !dhcp && len(addresses) == 0 {
-		probs.add(path+".acceptRA", "needs addresses beside it, or dhcp: true")
+		probs.Add(path+".acceptRA", "needs addresses beside it, or dhcp: true")
 	}
 }
 
@@ -300,11 +303,11 @@ func checkAddressing(f addressed, seen map[netip.Addr]string, gateways map[gatew
 	var prefixes []netip.Prefix
 	switch {
 	case f.noDefaultRoute && gateway != "":
-		probs.add(path+".noDefaultRoute", "contradicts gateway: remove one of the two")
+		probs.Add(path+".noDefaultRoute", "contradicts gateway: remove one of the two")
 	case f.noDefaultRoute && !dhcp:
-		probs.add(path+".noDefaultRoute", "has no effect without dhcp: remove it")
+		probs.Add(path+".noDefaultRoute", "has no effect without dhcp: remove it")
 	case f.metric != 0 && f.noDefaultRoute:
-		probs.add(path+".metric", "has no effect with noDefaultRoute: remove it")
+		probs.Add(path+".metric", "has no effect with noDefaultRoute: remove it")
 	}
 	var bad bool
 	for i, s := range addresses {
@@ -313,37 +316,37 @@ func checkAddressing(f addressed, seen map[netip.Addr]string, gateways map[gatew
 		if err != nil {
 			bad = true
 			if a, err := netip.ParseAddr(s); err == nil && a.Zone() != "" {
-				probs.add(sub, "%q names an interface, which this item does already; write the address and its prefix length alone, e.g. %s/64", shorten(s), a.WithZone(""))
+				probs.Add(sub, "%q names an interface, which this item does already; write the address and its prefix length alone, e.g. %s/64", strict.Shorten(s), a.WithZone(""))
 			} else if err == nil {
-				probs.add(sub, "%q has no prefix length; write %q if that is the network's size", s, netip.PrefixFrom(a, map[bool]int{true: 24, false: 64}[a.Is4()]))
+				probs.Add(sub, "%q has no prefix length; write %q if that is the network's size", s, netip.PrefixFrom(a, map[bool]int{true: 24, false: 64}[a.Is4()]))
 			} else {
-				probs.add(sub, "%q is not an address with prefix length, e.g. 192.168.1.20/24", shorten(s))
+				probs.Add(sub, "%q is not an address with prefix length, e.g. 192.168.1.20/24", strict.Shorten(s))
 			}
 			continue
 		}
 		a := p.Addr()
 		if a.IsUnspecified() {
-			probs.add(sub, "%s cannot be a machine's address: it %s; write the interface's own, e.g. 192.168.1.20/24", s, badMachine(a))
+			probs.Add(sub, "%s cannot be a machine's address: it %s; write the interface's own, e.g. 192.168.1.20/24", s, forms.BadMachine(a))
 			bad = true
 			continue
 		}
 		if shortest := map[bool]int{true: 8, false: 16}[a.Is4()]; p.Bits() < shortest {
-			probs.add(sub, "%s: a prefix length of %d makes most of the internet the interface's own network; write that of the network, e.g. %s", s, p.Bits(), netip.PrefixFrom(a, map[bool]int{true: 24, false: 64}[a.Is4()]))
+			probs.Add(sub, "%s: a prefix length of %d makes most of the internet the interface's own network; write that of the network, e.g. %s", s, p.Bits(), netip.PrefixFrom(a, map[bool]int{true: 24, false: 64}[a.Is4()]))
 			bad = true
 			continue
 		}
-		if a.Is4() && (thisNetwork.Contains(a) || reservedV4.Contains(a)) || a.Is4In6() {
-			probs.add(sub, "%s cannot be a machine's address: it %s", s, badMachine(a))
+		if a.Is4() && (forms.ThisNetwork.Contains(a) || forms.ReservedV4.Contains(a)) || a.Is4In6() {
+			probs.Add(sub, "%s cannot be a machine's address: it %s", s, forms.BadMachine(a))
 			continue
 		}
-		if host := p.Bits() < a.BitLen()-1; a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || host && (a == p.Masked().Addr() || a.Is4() && isBroadcast(p)) {
-			probs.add(sub, "%s is the address of a network or group, not of one machine", s)
+		if host := p.Bits() < a.BitLen()-1; a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || host && (a == p.Masked().Addr() || a.Is4() && forms.IsBroadcast(p)) {
+			probs.Add(sub, "%s is the address of a network or group, not of one machine", s)
 		}
 		if a.Is6() && mtu != 0 && mtu < 1280 {
-			probs.add(path+".mtu", "IPv6 (%s) needs at least 1280, not %d", s, mtu)
+			probs.Add(path+".mtu", "IPv6 (%s) needs at least 1280, not %d", s, mtu)
 		}
 		if other, twice := seen[a]; twice {
-			probs.add(sub, "%s is %s already", a, other)
+			probs.Add(sub, "%s is %s already", a, other)
 		} else {
 			seen[a] = sub
 		}
@@ -355,23 +358,23 @@ func checkAddressing(f addressed, seen map[netip.Addr]string, gateways map[gatew
 	sub := path + ".gateway"
 	g, err := netip.ParseAddr(gateway)
 	if err != nil {
-		probs.add(sub, "%q is not the IP address of a router", shorten(gateway))
+		probs.Add(sub, "%q is not the IP address of a router", strict.Shorten(gateway))
 		return prefixes
 	}
-	if bad := badRouter(g); bad != "" {
-		probs.add(sub, "%s cannot be a router: it %s", shorten(gateway), bad)
+	if bad := forms.BadRouter(g); bad != "" {
+		probs.Add(sub, "%s cannot be a router: it %s", strict.Shorten(gateway), bad)
 		return prefixes
 	}
 	switch {
 	case partOf(prefixes, g) != "":
-		probs.add(sub, "%s is the %s address of the interface's network, not a router's", g, partOf(prefixes, g))
+		probs.Add(sub, "%s is the %s address of the interface's network, not a router's", g, partOf(prefixes, g))
 	case bad || g.Is6() && g.IsLinkLocalUnicast():
 	case len(prefixes) == 0 && dhcp:
-		probs.add(sub, "comes from DHCP here; remove it, or give addresses")
+		probs.Add(sub, "comes from DHCP here; remove it, or give addresses")
 	case !containsAddr(prefixes, g) && !OnLink(addresses, g):
-		probs.add(sub, "%s is in none of the interface's networks (%s); to reach a router outside of them, give the addresses as single ones (%s)", g, strings.Join(addresses, ", "), singleAddress(prefixes, g))
+		probs.Add(sub, "%s is in none of the interface's networks (%s); to reach a router outside of them, give the addresses as single ones (%s)", g, strings.Join(addresses, ", "), singleAddress(prefixes, g))
 	case slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == g }):
-		probs.add(sub, "%s is the machine's own address", g)
+		probs.Add(sub, "%s is the machine's own address", g)
 	}
 	defaultRoute(sub, gatewayKey{g.Is4(), f.metric}, gateways, probs)
 	return prefixes
@@ -408,7 +411,7 @@ func singleAddress(prefixes []netip.Prefix, gateway netip.Addr) string {
 // different metrics.
 func defaultRoute(path string, key gatewayKey, gateways map[gatewayKey]string, probs *Problems) {
 	if other, twice := gateways[key]; twice {
-		probs.add(path, "there is a default gateway already (%s): give one of the two interfaces a metric (the lowest is used first), or use routes for further networks", other)
+		probs.Add(path, "there is a default gateway already (%s): give one of the two interfaces a metric (the lowest is used first), or use routes for further networks", other)
 		return
 	}
 	gateways[key] = path
@@ -444,7 +447,7 @@ func (s *Site) Unreachable() (probs Problems) {
 			continue
 		}
 		if !slices.ContainsFunc(direct, func(p netip.Prefix) bool { return p.Masked().Contains(a.Addr().Unmap()) }) {
-			probs.add(fmt.Sprintf("masters[%d]", i), "no route leads to %s: add network.interfaces[].gateway, or a route to its network", a.Addr())
+			probs.Add(fmt.Sprintf("masters[%d]", i), "no route leads to %s: add network.interfaces[].gateway, or a route to its network", a.Addr())
 		}
 	}
 	return probs
@@ -460,10 +463,10 @@ func parsedPrefixes(list []string) (prefixes []netip.Prefix) {
 	return prefixes
 }
 
-// partOf is the hostPart of a in the first network that it is special in.
+// partOf is the forms.HostPart of a in the first network that it is special in.
 func partOf(prefixes []netip.Prefix, a netip.Addr) string {
 	for _, p := range prefixes {
-		if part := hostPart(p, a); part != "" {
+		if part := forms.HostPart(p, a); part != "" {
 			return part
 		}
 	}
@@ -474,80 +477,69 @@ func containsAddr(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// isBroadcast reports whether p's address is its network's last one.
-func isBroadcast(p netip.Prefix) bool {
-	a := p.Addr().As4()
-	for bit := p.Bits(); bit < 32; bit++ {
-		if a[bit/8]&(0x80>>(bit%8)) == 0 {
-			return false
-		}
-	}
-	return true
-}
-
 func (r Route) validate(path string, dhcp bool, prefixes []netip.Prefix, probs *Problems) {
 	to, err := netip.ParsePrefix(r.To)
 	if r.To != "" && err != nil {
-		probs.add(path+".to", "%q is not a CIDR, e.g. 10.0.0.0/8", shorten(r.To))
+		probs.Add(path+".to", "%q is not a CIDR, e.g. 10.0.0.0/8", strict.Shorten(r.To))
 	} else if err == nil && to != to.Masked() {
-		probs.add(path+".to", "%s has bits set behind its prefix; write %s", r.To, to.Masked())
+		probs.Add(path+".to", "%s has bits set behind its prefix; write %s", r.To, to.Masked())
 	}
 	if err == nil && to.Bits() > 0 && (to.Addr().IsLoopback() || to.Addr().IsMulticast() || to.Addr().IsLinkLocalUnicast() || to.Addr().IsUnspecified()) {
-		probs.add(path+".to", "%s is not reached through a router", r.To)
+		probs.Add(path+".to", "%s is not reached through a router", r.To)
 	}
 	via, viaErr := netip.ParseAddr(r.Via)
 	switch {
 	case r.Via == "":
 	case viaErr != nil:
-		probs.add(path+".via", "%q is not the IP address of a router", shorten(r.Via))
-	case badRouter(via) != "":
-		probs.add(path+".via", "%s cannot be a router: it %s", shorten(r.Via), badRouter(via))
+		probs.Add(path+".via", "%q is not the IP address of a router", strict.Shorten(r.Via))
+	case forms.BadRouter(via) != "":
+		probs.Add(path+".via", "%s cannot be a router: it %s", strict.Shorten(r.Via), forms.BadRouter(via))
 		return
 	case partOf(prefixes, via) != "":
-		probs.add(path+".via", "%s is the %s address of the interface's network, not a router's", via, partOf(prefixes, via))
+		probs.Add(path+".via", "%s is the %s address of the interface's network, not a router's", via, partOf(prefixes, via))
 	case slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == via }):
-		probs.add(path+".via", "%s is the machine's own address", via)
+		probs.Add(path+".via", "%s is the machine's own address", via)
 	}
 	if err != nil || viaErr != nil {
 		return
 	}
 	if to.Addr().Is4() != via.Is4() {
-		probs.add(path, "%s and %s are of different families", r.To, r.Via)
+		probs.Add(path, "%s and %s are of different families", r.To, r.Via)
 	} else if !dhcp && len(prefixes) > 0 && !via.IsLinkLocalUnicast() && !containsAddr(prefixes, via) {
-		probs.add(path+".via", "%s is in none of the interface's networks", via)
+		probs.Add(path+".via", "%s is in none of the interface's networks", via)
 	}
 }
 
 func (w *WiFi) validate(path string, probs *Problems) {
 	if len(w.SSID) > 32 {
-		probs.add(path+".ssid", "has %d bytes; a network's name has at most 32", len(w.SSID))
+		probs.Add(path+".ssid", "has %d bytes; a network's name has at most 32", len(w.SSID))
 	}
 	if psk := w.PSK.Reveal(); psk != "" && !pskHex.MatchString(psk) {
 		// IEEE 802.11: a passphrase is 8 to 63 printable ASCII characters.
 		if len(psk) < 8 || len(psk) > 63 || strings.ContainsFunc(psk, func(r rune) bool { return r < 0x20 || r > 0x7e }) {
-			probs.add(path+".psk", "must be 8 to 63 printable ASCII characters, or 64 hexadecimal digits")
+			probs.Add(path+".psk", "must be 8 to 63 printable ASCII characters, or 64 hexadecimal digits")
 		}
 	}
 	switch login := w.Identity != "" || !w.Password.IsZero() || w.CACert != ""; {
 	case w.EAP == "" && login:
-		probs.add(path+".eap", "is missing: with identity and password, name the method, peap or ttls")
+		probs.Add(path+".eap", "is missing: with identity and password, name the method, peap or ttls")
 	case w.EAP == "":
 	case !w.PSK.IsZero():
-		probs.add(path+".psk", "is for networks without logins: remove it, or eap")
+		probs.Add(path+".psk", "is for networks without logins: remove it, or eap")
 	default:
 		if w.Identity == "" {
-			probs.missing(path+".identity", "is required with eap")
+			probs.AddMissing(path+".identity", "is required with eap")
 		}
 		if w.Password.IsZero() {
-			probs.missing(path+".password", "is required with eap")
+			probs.AddMissing(path+".password", "is required with eap")
 		}
 	}
 	if w.CACert != "" {
-		if _, err := parseCA(w.CACert); err != nil {
-			probs.add(path+".caCert", "%v", err)
+		if _, err := forms.ParseCA(w.CACert); err != nil {
+			probs.Add(path+".caCert", "%v", err)
 		}
 	}
 	if w.Country != "" && !countryCode.MatchString(w.Country) {
-		probs.add(path+".country", "%q is not a country code of two capital letters, e.g. DE", shorten(w.Country))
+		probs.Add(path+".country", "%q is not a country code of two capital letters, e.g. DE", strict.Shorten(w.Country))
 	}
 }

@@ -5,13 +5,15 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode"
 
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/ignition"
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -29,7 +31,7 @@ func (s *Site) Validate() Problems { return s.validate(true) }
 
 func (s *Site) validate(credentials bool) Problems {
 	var probs Problems
-	checkTags(reflect.ValueOf(s).Elem(), "", &probs)
+	strict.Check(s, checks, &probs)
 	if !s.Match.IsZero() {
 		s.Match.validate("match", &probs)
 	}
@@ -46,15 +48,15 @@ func (s *Site) validate(credentials bool) Problems {
 	s.Report.validate(&probs)
 	if !s.Ignition.IsZero() {
 		if s.IgnitionFile != "" {
-			probs.add("ignition", "give either ignition or ignitionFile, not both")
+			probs.Add("ignition", "give either ignition or ignitionFile, not both")
 		}
-		if _, _, bad := ParseIgnition("", []byte(s.Ignition.Reveal())); bad != nil {
+		if _, _, bad := ignition.Parse("", []byte(s.Ignition.Reveal())); bad != nil {
 			for _, p := range bad {
-				probs.add("ignition", "%s", inner(p))
+				probs.Add("ignition", "%s", inner(p))
 			}
 		}
 	}
-	checkText(reflect.ValueOf(s).Elem(), "", &probs)
+	strict.CheckText(s, &probs)
 	return probs
 }
 
@@ -103,8 +105,8 @@ func (s *Site) validateMasters(probs *Problems) (v4, v6 int) {
 	seen := map[string]int{}
 	for i, m := range s.Masters {
 		path := fmt.Sprintf("masters[%d]", i)
-		if bad := badHostPort(m); bad != "" {
-			probs.add(path, "%s", bad)
+		if bad := forms.BadHostPort(m); bad != "" {
+			probs.Add(path, "%s", bad)
 			continue
 		}
 		host, _, _ := net.SplitHostPort(m)
@@ -118,19 +120,19 @@ func (s *Site) validateMasters(probs *Problems) (v4, v6 int) {
 				v6++
 			}
 			if vip, err := netip.ParseAddr(s.VIP); err == nil && addr == vip.Unmap() {
-				probs.add(path, "%s is the VIP; the VIP is a free address that stands for all API servers, so give it another one (vip)", addr)
+				probs.Add(path, "%s is the VIP; the VIP is a free address that stands for all API servers, so give it another one (vip)", addr)
 			}
 		} else if strings.EqualFold(host, s.Endpoint) {
-			probs.add(path, "%s is the endpoint, whose name the node itself maps to the VIP; name the API servers by address or by names of their own", host)
+			probs.Add(path, "%s is the endpoint, whose name the node itself maps to the VIP; name the API servers by address or by names of their own", host)
 		}
 		if first, twice := seen[key]; twice {
-			probs.add(path, "%s is masters[%d] again", m, first)
+			probs.Add(path, "%s is masters[%d] again", m, first)
 			continue
 		}
 		seen[key] = i
 	}
 	if v4 > 0 && v6 > 0 {
-		probs.add("masters", "IPv4 and IPv6 addresses are mixed; IPVS balances one virtual address to real ones of the same family")
+		probs.Add("masters", "IPv4 and IPv6 addresses are mixed; IPVS balances one virtual address to real ones of the same family")
 	}
 	return v4, v6
 }
@@ -138,40 +140,40 @@ func (s *Site) validateMasters(probs *Problems) (v4, v6 int) {
 func (s *Site) validateVIP(v4, v6 int, probs *Problems) {
 	vip, err := netip.ParseAddr(s.VIP)
 	switch {
-	case err != nil && strings.Contains(s.VIP, ":") && badHostPort(s.VIP) == "":
-		probs.add("vip", "%q: leave the port out; it is that of the first API server", s.VIP)
+	case err != nil && strings.Contains(s.VIP, ":") && forms.BadHostPort(s.VIP) == "":
+		probs.Add("vip", "%q: leave the port out; it is that of the first API server", s.VIP)
 	case err != nil:
-		probs.add("vip", "%q is not an IP address", shorten(s.VIP))
-	case badMachine(vip.WithZone("")) != "":
-		probs.add("vip", "%s cannot stand for the API servers: it %s; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip, badMachine(vip.WithZone("")))
-	case badServer(vip) != "":
-		probs.add("vip", "%s is a link-local address, which is valid on one link only; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip)
+		probs.Add("vip", "%q is not an IP address", strict.Shorten(s.VIP))
+	case forms.BadMachine(vip.WithZone("")) != "":
+		probs.Add("vip", "%s cannot stand for the API servers: it %s; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip, forms.BadMachine(vip.WithZone("")))
+	case forms.BadServer(vip) != "":
+		probs.Add("vip", "%s is a link-local address, which is valid on one link only; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip)
 	case s.IPVS.Disabled:
-	case serviceAddrs[vip] != "":
-		probs.add("vip", "%s is the address of %s (kubeadm's default), which kube-proxy takes on every node; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip, serviceAddrs[vip])
+	case forms.ServiceAddrs[vip] != "":
+		probs.Add("vip", "%s is the address of %s (kubeadm's default), which kube-proxy takes on every node; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip, forms.ServiceAddrs[vip])
 	case vip.Is4() && v6 > 0 && v4 == 0:
-		probs.add("vip", "%s is IPv4 and the API servers are IPv6; choose an IPv6 address, e.g. fd00:ed6e::2", vip)
+		probs.Add("vip", "%s is IPv4 and the API servers are IPv6; choose an IPv6 address, e.g. fd00:ed6e::2", vip)
 	case vip.Is6() && v4 > 0 && v6 == 0:
-		probs.add("vip", "%s is IPv6 and the API servers are IPv4; choose an IPv4 address, e.g. 10.103.97.2", vip)
+		probs.Add("vip", "%s is IPv6 and the API servers are IPv4; choose an IPv4 address, e.g. 10.103.97.2", vip)
 	}
 }
 
 func (s *Site) validateEndpoint(probs *Problems) {
 	switch _, err := netip.ParseAddr(s.Endpoint); {
-	case err == nil || !isDNSName(s.Endpoint) || badHost(s.Endpoint) != "":
-		probs.add("endpoint", "%q is not a DNS name in lower case", shorten(s.Endpoint))
-	case isLoopbackName(s.Endpoint):
-		probs.add("endpoint", "%q is every machine's name for itself; use the cluster's own name, e.g. apiserver.cluster.local", s.Endpoint)
+	case err == nil || !forms.IsDNSName(s.Endpoint) || forms.BadHost(s.Endpoint) != "":
+		probs.Add("endpoint", "%q is not a DNS name in lower case", strict.Shorten(s.Endpoint))
+	case forms.IsLoopbackName(s.Endpoint):
+		probs.Add("endpoint", "%q is every machine's name for itself; use the cluster's own name, e.g. apiserver.cluster.local", s.Endpoint)
 	}
 }
 
 func (s *Site) validateToken(credentials bool, probs *Problems) {
 	if tok := s.Credentials.Token; tok.Reveal() == placeholderToken {
-		probs.add("credentials.token", "replace the example: `kubeadm token create --print-join-command` prints a token (`edgebake init --join` takes its whole line)")
+		probs.Add("credentials.token", "replace the example: `kubeadm token create --print-join-command` prints a token (`edgebake init --join` takes its whole line)")
 	} else if !tok.IsZero() && !tokenForm.MatchString(tok.Reveal()) {
-		probs.add("credentials.token", "is not a bootstrap token: %s (`kubeadm token create` makes one)", tokenWords)
+		probs.Add("credentials.token", "is not a bootstrap token: %s (`kubeadm token create` makes one)", tokenWords)
 	} else if tok.IsZero() && credentials && s.NodeType != NodeControlPlane {
-		probs.missing("credentials.token", "is required")
+		probs.AddMissing("credentials.token", "is required")
 	}
 }
 
@@ -180,11 +182,11 @@ func (s *Site) validateCAPins(probs *Problems) {
 	hasCA := s.CACert != "" || s.CAFile != ""
 	switch {
 	case len(s.CACertHashes) > 0 && s.UnsafeSkipCAVerification:
-		probs.add("unsafeSkipCAVerification", "contradicts caCertHashes; keep the hashes and remove this")
+		probs.Add("unsafeSkipCAVerification", "contradicts caCertHashes; keep the hashes and remove this")
 	case hasCA && s.UnsafeSkipCAVerification:
-		probs.add("unsafeSkipCAVerification", "contradicts caCert and caFile; keep the certificate and remove this")
+		probs.Add("unsafeSkipCAVerification", "contradicts caCert and caFile; keep the certificate and remove this")
 	case len(s.CACertHashes) == 0 && !hasCA && !s.UnsafeSkipCAVerification:
-		probs.missing("caCertHashes", "is required, so that the node joins your cluster and no other: sha256:<hex> as `kubeadm token create --print-join-command` shows it; to join whatever answers, say unsafeSkipCAVerification: true")
+		probs.AddMissing("caCertHashes", "is required, so that the node joins your cluster and no other: sha256:<hex> as `kubeadm token create --print-join-command` shows it; to join whatever answers, say unsafeSkipCAVerification: true")
 	}
 }
 
@@ -194,14 +196,14 @@ func (s *Site) validateCAHashes(probs *Problems) {
 		path := fmt.Sprintf("caCertHashes[%d]", i)
 		switch {
 		case h == placeholderHash:
-			probs.add(path, "replace the example: `kubeadm token create --print-join-command` prints the hash (`edgebake init --join` takes its whole line)")
+			probs.Add(path, "replace the example: `kubeadm token create --print-join-command` prints the hash (`edgebake init --join` takes its whole line)")
 		case sha256Hex.MatchString(strings.ToLower(h)):
-			probs.add(path, "write the kind of hash too: \"sha256:%s\"", h)
+			probs.Add(path, "write the kind of hash too: \"sha256:%s\"", h)
 		case !caHashForm.MatchString(h):
-			probs.add(path, "%q is not sha256: followed by 64 hexadecimal digits", shorten(h))
+			probs.Add(path, "%q is not sha256: followed by 64 hexadecimal digits", strict.Shorten(h))
 		}
 		if seen.again(strings.ToLower(h)) {
-			probs.add(path, "is listed twice")
+			probs.Add(path, "is listed twice")
 		}
 	}
 }
@@ -272,34 +274,34 @@ func (s *Site) validateNode(probs *Problems) {
 
 func (s *Site) validateName(probs *Problems) {
 	if bad := badNodeNameTemplate(s.NodeName); bad != "" {
-		probs.add("nodeName", "%s", bad)
+		probs.Add("nodeName", "%s", bad)
 	} else if s.NodeName == s.Endpoint {
-		probs.add("nodeName", "is also the endpoint, which stands for the API servers")
+		probs.Add("nodeName", "is also the endpoint, which stands for the API servers")
 	}
 }
 
 func (s *Site) validatePool(probs *Problems) {
 	switch {
 	case s.OpenYurt() && s.NodePool == "":
-		probs.missing("nodePool", "is required for nodeType %s: %s", s.NodeType, openyurt.Unpooled)
+		probs.AddMissing("nodePool", "is required for nodeType %s: %s", s.NodeType, openyurt.Unpooled)
 	case s.NodeType == NodeNative && s.NodePool != "":
-		probs.add("nodePool", "needs nodeType edge or cloud: OpenYurt would convert a native node that carries the label of a pool")
+		probs.Add("nodePool", "needs nodeType edge or cloud: OpenYurt would convert a native node that carries the label of a pool")
 	case badNodePool(s.NodePool) != "":
-		probs.add("nodePool", "%s", badNodePool(s.NodePool))
+		probs.Add("nodePool", "%s", badNodePool(s.NodePool))
 	}
 }
 
 func (s *Site) validateYurthub(probs *Problems) {
 	if !isNamespace(s.Yurthub.Namespace) {
-		probs.add("yurthub.namespace", "%q is not the name of a namespace", shorten(s.Yurthub.Namespace))
+		probs.Add("yurthub.namespace", "%q is not the name of a namespace", strict.Shorten(s.Yurthub.Namespace))
 	}
 	validateYurthubArgs("yurthub.extraArgs", s.Yurthub.ExtraArgs, "", probs)
 	validateLocalClients("yurthub.localClients", s.Yurthub.LocalClients, probs)
 	if !s.OpenYurt() && len(s.Yurthub.LocalClients) > 0 {
-		probs.add("yurthub.localClients", "needs nodeType edge or cloud; a native node runs no yurthub")
+		probs.Add("yurthub.localClients", "needs nodeType edge or cloud; a native node runs no yurthub")
 	}
 	if !s.OpenYurt() && len(s.Yurthub.ExtraArgs) > 0 {
-		probs.add("yurthub.extraArgs", "needs nodeType edge or cloud; a native node runs no yurthub")
+		probs.Add("yurthub.extraArgs", "needs nodeType edge or cloud; a native node runs no yurthub")
 	}
 }
 
@@ -312,11 +314,11 @@ func validateLocalClients(path string, uids []int, probs *Problems) {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		switch {
 		case uid == 0:
-			probs.add(at, "0 is root, who may always use yurthub: remove it")
+			probs.Add(at, "0 is root, who may always use yurthub: remove it")
 		case uid < 0 || uid > maxUser:
-			probs.add(at, "%d is not a user ID: 1 to %d", uid, maxUser)
+			probs.Add(at, "%d is not a user ID: 1 to %d", uid, maxUser)
 		case seen.again(strconv.Itoa(uid)):
-			probs.add(at, "%d is in the list twice", uid)
+			probs.Add(at, "%d is in the list twice", uid)
 		}
 	}
 }
@@ -327,30 +329,30 @@ func (s *Site) validateOrganizations(probs *Problems) {
 		path := fmt.Sprintf("organizations[%d]", i)
 		switch {
 		case !s.OpenYurt():
-			probs.add(path, "needs nodeType edge or cloud: organizations are those of yurthub's certificate")
+			probs.Add(path, "needs nodeType edge or cloud: organizations are those of yurthub's certificate")
 		case org == "" || strings.ContainsFunc(org, func(r rune) bool { return r == ',' || unicode.IsSpace(r) || unicode.IsControl(r) }):
-			probs.add(path, "%q: one organization an item, without spaces or commas", shorten(org))
+			probs.Add(path, "%q: one organization an item, without spaces or commas", strict.Shorten(org))
 		case strings.HasPrefix(org, "system:"):
-			probs.add(path, "%q: groups of system: are for the cluster to give", shorten(org))
+			probs.Add(path, "%q: groups of system: are for the cluster to give", strict.Shorten(org))
 		case seen.again(org):
-			probs.add(path, "is listed twice")
+			probs.Add(path, "is listed twice")
 		}
 	}
 }
 
 func (s *Site) validateLabels(probs *Problems) {
 	for _, k := range slices.Sorted(maps.Keys(s.Labels)) {
-		path := keyPath("labels", k)
-		switch bad := badLabelKey(k); {
+		path := strict.KeyPath("labels", k)
+		switch bad := forms.BadLabelKey(k); {
 		case bad != "":
-			probs.add(path, "%s", bad)
+			probs.Add(path, "%s", bad)
 		case openyurt.IsLabel(k):
-			probs.add(path, "follows from nodeType and nodePool; remove it")
+			probs.Add(path, "follows from nodeType and nodePool; remove it")
 		case !kubeletMaySet(k):
-			probs.add(path, "a kubelet may not set labels of kubernetes.io and k8s.io, but for node.kubernetes.io/…, kubelet.kubernetes.io/… and topology.kubernetes.io/zone and /region; set it from the cluster: kubectl label node NODE %s=%s", k, s.Labels[k])
+			probs.Add(path, "a kubelet may not set labels of kubernetes.io and k8s.io, but for node.kubernetes.io/…, kubelet.kubernetes.io/… and topology.kubernetes.io/zone and /region; set it from the cluster: kubectl label node NODE %s=%s", k, s.Labels[k])
 		}
-		if bad := badLabelValue(s.Labels[k]); bad != "" {
-			probs.add(path, "%s", bad)
+		if bad := forms.BadLabelValue(s.Labels[k]); bad != "" {
+			probs.Add(path, "%s", bad)
 		}
 	}
 }
@@ -359,62 +361,62 @@ func (s *Site) validateTaints(probs *Problems) {
 	seen := repeats{}
 	for i, t := range s.Taints {
 		path := fmt.Sprintf("taints[%d]", i)
-		if bad := badLabelKey(t.Key); t.Key != "" && bad != "" {
-			probs.add(path+".key", "%s", bad)
+		if bad := forms.BadLabelKey(t.Key); t.Key != "" && bad != "" {
+			probs.Add(path+".key", "%s", bad)
 		}
-		if bad := badLabelValue(t.Value); bad != "" {
-			probs.add(path+".value", "%s", bad)
+		if bad := forms.BadLabelValue(t.Value); bad != "" {
+			probs.Add(path+".value", "%s", bad)
 		}
 		if seen.again(t.Key + "\x00" + t.Effect) {
-			probs.add(path, "a taint %s:%s is listed already", shorten(t.Key), shorten(t.Effect))
+			probs.Add(path, "a taint %s:%s is listed already", strict.Shorten(t.Key), strict.Shorten(t.Effect))
 		}
 	}
 }
 
 func (s *Site) validateKubeadm(probs *Problems) {
-	if p, ok := strings.CutPrefix(s.CRISocket, "unix://"); !ok || badFilePath(p) != "" || badArgument(p) != "" {
-		probs.add("criSocket", "%q is not of the form unix:///run/containerd/containerd.sock", shorten(s.CRISocket))
+	if p, ok := strings.CutPrefix(s.CRISocket, "unix://"); !ok || forms.BadFilePath(p) != "" || badArgument(p) != "" {
+		probs.Add("criSocket", "%q is not of the form unix:///run/containerd/containerd.sock", strict.Shorten(s.CRISocket))
 	}
 	phases, checks := repeats{}, repeats{}
 	for i, p := range s.SkipPhases {
 		path := fmt.Sprintf("skipPhases[%d]", i)
 		switch {
 		case !skipPhase.MatchString(p):
-			probs.add(path, "%q is not the name of a phase of kubeadm join, e.g. preflight or kubelet-wait-bootstrap", shorten(p))
+			probs.Add(path, "%q is not the name of a phase of kubeadm join, e.g. preflight or kubelet-wait-bootstrap", strict.Shorten(p))
 		case p == "kubelet-start":
-			probs.add(path, "kubelet-start is the joining itself; without it the node would never join")
+			probs.Add(path, "kubelet-start is the joining itself; without it the node would never join")
 		case phases.again(p):
-			probs.add(path, "is listed twice")
+			probs.Add(path, "is listed twice")
 		}
 	}
 	for i, e := range s.IgnorePreflightErrors {
 		path := fmt.Sprintf("ignorePreflightErrors[%d]", i)
 		switch {
 		case e == "" || strings.ContainsFunc(e, func(r rune) bool { return r == ',' || unicode.IsSpace(r) || unicode.IsControl(r) }):
-			probs.add(path, "%q: one check an item, e.g. Swap or NumCPU, or all", shorten(e))
+			probs.Add(path, "%q: one check an item, e.g. Swap or NumCPU, or all", strict.Shorten(e))
 		case strings.EqualFold(e, "all") && len(s.IgnorePreflightErrors) > 1:
-			probs.add(path, "all includes the others, and kubeadm accepts it only alone")
+			probs.Add(path, "all includes the others, and kubeadm accepts it only alone")
 		case checks.again(strings.ToLower(e)):
-			probs.add(path, "is listed twice")
+			probs.Add(path, "is listed twice")
 		}
 	}
 }
 
 func (s *Site) validateKubelet(probs *Problems) {
 	for _, k := range slices.Sorted(maps.Keys(s.KubeletExtraArgs)) {
-		path := keyPath("kubeletExtraArgs", k)
+		path := strict.KeyPath("kubeletExtraArgs", k)
 		switch instead := managedKubeletArg(k); {
 		case strings.HasPrefix(k, "-"):
-			probs.add(path, "leave the dashes out: %q", strings.TrimLeft(k, "-"))
+			probs.Add(path, "leave the dashes out: %q", strings.TrimLeft(k, "-"))
 		case !flagName.MatchString(k):
-			probs.add(path, "%q is not the name of a flag", shorten(k))
+			probs.Add(path, "%q is not the name of a flag", strict.Shorten(k))
 		case instead != "":
-			probs.add(path, "cannot be given here: %s", instead)
+			probs.Add(path, "cannot be given here: %s", instead)
 		}
 		if bad := badArgument(s.KubeletExtraArgs[k]); bad != "" {
-			probs.add(path, "%s", bad)
+			probs.Add(path, "%s", bad)
 		} else if bad := badNodeIP(s.KubeletExtraArgs[k]); k == "node-ip" && bad != "" {
-			probs.add(path, "%s", bad)
+			probs.Add(path, "%s", bad)
 		}
 	}
 }
@@ -424,10 +426,10 @@ func (s *Site) validateKubelet(probs *Problems) {
 // quotes and backslashes for its own.
 func badArgument(v string) string {
 	switch {
-	case badText(v) != "":
-		return badText(v)
+	case strict.BadText(v) != "":
+		return strict.BadText(v)
 	case strings.ContainsFunc(v, unicode.IsSpace) || strings.ContainsAny(v, "\"'\\"):
-		return fmt.Sprintf("%q contains a blank, quote or backslash, at which kubelet's command line would be divided", shorten(v))
+		return fmt.Sprintf("%q contains a blank, quote or backslash, at which kubelet's command line would be divided", strict.Shorten(v))
 	}
 	return ""
 }
@@ -437,14 +439,14 @@ func badArgument(v string) string {
 func badNodeIP(v string) string {
 	addrs := strings.Split(v, ",")
 	if len(addrs) > 2 {
-		return fmt.Sprintf("%q has %d addresses; at most one IPv4 and one IPv6 address are possible", shorten(v), len(addrs))
+		return fmt.Sprintf("%q has %d addresses; at most one IPv4 and one IPv6 address are possible", strict.Shorten(v), len(addrs))
 	}
 	for _, s := range addrs {
 		a, err := netip.ParseAddr(s)
 		if err != nil {
-			return fmt.Sprintf("%q is not an IP address", shorten(s))
+			return fmt.Sprintf("%q is not an IP address", strict.Shorten(s))
 		}
-		if bad := badMachine(a); bad != "" && !a.IsUnspecified() {
+		if bad := forms.BadMachine(a); bad != "" && !a.IsUnspecified() {
 			return fmt.Sprintf("%s cannot be the node's address: it %s", a, bad)
 		}
 	}
@@ -453,26 +455,26 @@ func badNodeIP(v string) string {
 
 // badNodePool says what is wrong with the name of a node pool, if one is given.
 func badNodePool(name string) string {
-	if name == "" || isDNSName(name) && len(name) <= 63 {
+	if name == "" || forms.IsDNSName(name) && len(name) <= 63 {
 		return ""
 	}
-	return fmt.Sprintf("%q is not the name of a node pool: lower-case letters, digits, - and ., at most 63", shorten(name))
+	return fmt.Sprintf("%q is not the name of a node pool: lower-case letters, digits, - and ., at most 63", strict.Shorten(name))
 }
 
-func isNamespace(name string) bool { return isDNSName(name) && !strings.Contains(name, ".") }
+func isNamespace(name string) bool { return forms.IsDNSName(name) && !strings.Contains(name, ".") }
 
 // CheckHub finds what is wrong with settings of yurthub that came by the flags
 // of `firstboot convert`, which it names. Empty ones are left out.
 func CheckHub(nodePool, namespace, lbMode string, localClients []int, extraArgs []string) error {
 	var probs Problems
 	if bad := badNodePool(nodePool); bad != "" {
-		probs.add("--nodepool-name", "%s", bad)
+		probs.Add("--nodepool-name", "%s", bad)
 	}
 	if namespace != "" && !isNamespace(namespace) {
-		probs.add("--namespace", "%q is not the name of a namespace", shorten(namespace))
+		probs.Add("--namespace", "%q is not the name of a namespace", strict.Shorten(namespace))
 	}
 	if modes := openyurt.LBModes(); lbMode != "" && !slices.Contains(modes, lbMode) {
-		probs.add("--lb-mode", "%q is not one of %s", shorten(lbMode), strings.Join(modes, ", "))
+		probs.Add("--lb-mode", "%q is not one of %s", strict.Shorten(lbMode), strings.Join(modes, ", "))
 	}
 	validateLocalClients("--local-client", localClients, &probs)
 	validateYurthubArgs("--yurthub-arg", extraArgs, "", &probs)
@@ -496,11 +498,11 @@ func validateYurthubArgs(path string, args []string, version string, probs *Prob
 		name, _, _ = strings.Cut(name, "=")
 		switch {
 		case !isFlag || !flagName.MatchString(name):
-			probs.add(sub, "%q is not of the form --name=value", shorten(a))
-		case strings.ContainsFunc(a, unicode.IsSpace) || badText(a) != "":
-			probs.add(sub, "contains a space or control character; write --name=value as one word")
+			probs.Add(sub, "%q is not of the form --name=value", strict.Shorten(a))
+		case strings.ContainsFunc(a, unicode.IsSpace) || strict.BadText(a) != "":
+			probs.Add(sub, "contains a space or control character; write --name=value as one word")
 		case openyurt.BadFlag(name, version) != "":
-			probs.add(sub, "--%s %s", name, openyurt.BadFlag(name, version))
+			probs.Add(sub, "--%s %s", name, openyurt.BadFlag(name, version))
 		}
 	}
 }
@@ -508,7 +510,7 @@ func validateYurthubArgs(path string, args []string, version string, probs *Prob
 func (s *Site) validateIPVS(probs *Problems) {
 	v := s.IPVS
 	if !strings.HasPrefix(v.ProbePath, "/") || strings.ContainsFunc(v.ProbePath, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
-		probs.add("ipvs.probePath", "%q must begin with / and hold no space", shorten(v.ProbePath))
+		probs.Add("ipvs.probePath", "%q must begin with / and hold no space", strict.Shorten(v.ProbePath))
 	}
 }
 
@@ -520,13 +522,13 @@ func (s *Site) validateNames(probs *Problems) {
 	}
 	for i, m := range s.Masters {
 		host, _, _ := net.SplitHostPort(m)
-		if _, err := netip.ParseAddr(host); err != nil && badHostPort(m) == "" {
-			probs.add(fmt.Sprintf("masters[%d]", i), "%s is a name, but no interface uses DHCP and network.dns is empty, so nothing could resolve it", host)
+		if _, err := netip.ParseAddr(host); err != nil && forms.BadHostPort(m) == "" {
+			probs.Add(fmt.Sprintf("masters[%d]", i), "%s is a name, but no interface uses DHCP and network.dns is empty, so nothing could resolve it", host)
 		}
 	}
 	for i, h := range n.NTP {
-		if _, err := netip.ParseAddr(h); err != nil && badHost(h) == "" {
-			probs.add(fmt.Sprintf("network.ntp[%d]", i), "%s is a name, but no interface uses DHCP and network.dns is empty, so nothing could resolve it", h)
+		if _, err := netip.ParseAddr(h); err != nil && forms.BadHost(h) == "" {
+			probs.Add(fmt.Sprintf("network.ntp[%d]", i), "%s is a name, but no interface uses DHCP and network.dns is empty, so nothing could resolve it", h)
 		}
 	}
 }
@@ -536,50 +538,50 @@ func (s *Site) validateUsers(probs *Problems) {
 	for i, u := range s.Users {
 		path := fmt.Sprintf("users[%d]", i)
 		if u.Name != "" && !userName.MatchString(u.Name) {
-			probs.add(path+".name", "%q is not a user's name: lower-case letters, digits, - and _, at most 32, beginning with a letter", shorten(u.Name))
+			probs.Add(path+".name", "%q is not a user's name: lower-case letters, digits, - and _, at most 32, beginning with a letter", strict.Shorten(u.Name))
 		}
 		if names.again(u.Name) {
-			probs.add(path+".name", "%q is listed twice", shorten(u.Name))
+			probs.Add(path+".name", "%q is listed twice", strict.Shorten(u.Name))
 		}
 		for j, k := range u.SSHAuthorizedKeys {
-			if bad := badSSHKey(k); bad != "" {
-				probs.add(fmt.Sprintf("%s.sshAuthorizedKeys[%d]", path, j), "%s", bad)
+			if bad := forms.BadSSHKey(k); bad != "" {
+				probs.Add(fmt.Sprintf("%s.sshAuthorizedKeys[%d]", path, j), "%s", bad)
 			}
 		}
 		switch hash := u.PasswordHash.Reveal(); {
 		case hash == "":
 		case !hashedPasswd.MatchString(hash):
-			probs.add(path+".passwordHash", "is not a crypt(3) hash ($y$… or $6$…; `mkpasswd` prints one); clear-text passwords are rejected")
+			probs.Add(path+".passwordHash", "is not a crypt(3) hash ($y$… or $6$…; `mkpasswd` prints one); clear-text passwords are rejected")
 		case !wholeHash.MatchString(hash):
-			probs.add(path+".passwordHash", "is cut short or damaged: no password would fit it; copy the whole line that `mkpasswd` prints")
+			probs.Add(path+".passwordHash", "is cut short or damaged: no password would fit it; copy the whole line that `mkpasswd` prints")
 		}
 		groups := repeats{}
 		for j, g := range u.Groups {
 			if !userName.MatchString(g) {
-				probs.add(fmt.Sprintf("%s.groups[%d]", path, j), "%q is not a group's name", shorten(g))
+				probs.Add(fmt.Sprintf("%s.groups[%d]", path, j), "%q is not a group's name", strict.Shorten(g))
 			} else if groups.again(g) {
-				probs.add(fmt.Sprintf("%s.groups[%d]", path, j), "is listed twice")
+				probs.Add(fmt.Sprintf("%s.groups[%d]", path, j), "is listed twice")
 			}
 		}
-		if bad := badFilePath(u.Shell); u.Shell != "" && bad != "" {
-			probs.add(path+".shell", "%s", bad)
+		if bad := forms.BadFilePath(u.Shell); u.Shell != "" && bad != "" {
+			probs.Add(path+".shell", "%s", bad)
 		}
 	}
 }
 
 func (r *Report) validate(probs *Problems) {
 	if r.URL != "" {
-		if bad := badURL(r.URL, "https"); bad != "" {
-			probs.add("report.url", "%s", bad)
+		if bad := forms.BadURL(r.URL, "https"); bad != "" {
+			probs.Add("report.url", "%s", bad)
 		}
 	}
 	if r.CACert == "" {
 		return
 	}
 	if r.URL == "" {
-		probs.add("report.caCert", "has no receiver to vouch for; name one with report.url")
+		probs.Add("report.caCert", "has no receiver to vouch for; name one with report.url")
 	}
-	if _, err := parseCertificates(r.CACert); err != nil {
-		probs.add("report.caCert", "%s", err)
+	if _, err := forms.ParseCertificates(r.CACert); err != nil {
+		probs.Add("report.caCert", "%s", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"aead.dev/minisign"
-
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -32,21 +32,21 @@ func (i *Image) validateSites(probs *Problems) {
 	s := &i.Sites
 	i.validateNotBefore(probs)
 	if s.Removable == ondisk.SitesSigned && len(s.Keys) == 0 {
-		probs.missing("sites.keys", "is required with removable: signed: add the public key of whoever signs Sites (minisign -G makes a pair)")
+		probs.AddMissing("sites.keys", "is required with removable: signed: add the public key of whoever signs Sites (minisign -G makes a pair)")
 	}
 	if s.Removable == ondisk.SitesNever && len(s.Keys) > 0 {
-		probs.add("sites.keys", "has no effect with removable: never: remove it, or set removable: signed")
+		probs.Add("sites.keys", "has no effect with removable: never: remove it, or set removable: signed")
 	}
 	var seen []minisign.PublicKey
 	for n, text := range s.Keys {
 		p := fmt.Sprintf("sites.keys[%d]", n)
 		key, problem := siteKey(text)
 		if problem != "" {
-			probs.add(p, "%s", problem)
+			probs.Add(p, "%s", problem)
 			continue
 		}
 		if slices.ContainsFunc(seen, func(k minisign.PublicKey) bool { return k.Equal(key) }) {
-			probs.add(p, "key %X is listed twice", key.ID())
+			probs.Add(p, "key %X is listed twice", key.ID())
 		}
 		seen = append(seen, key)
 	}
@@ -58,11 +58,11 @@ func (i *Image) validateNotBefore(probs *Problems) {
 		return
 	}
 	if len(i.Sites.Keys) == 0 {
-		probs.add(path, "has no effect without sites.keys: it is about signed Sites")
+		probs.Add(path, "has no effect without sites.keys: it is about signed Sites")
 	}
 	t, err := time.Parse(time.RFC3339, i.Sites.NotBefore)
 	if err != nil || t.Unix() <= 0 {
-		probs.add(path, "%q is not a date, e.g. 2026-11-30T00:00:00Z", shorten(i.Sites.NotBefore))
+		probs.Add(path, "%q is not a date, e.g. 2026-11-30T00:00:00Z", strict.Shorten(i.Sites.NotBefore))
 		return
 	}
 	made, err := time.Parse(time.RFC3339, i.SourceDate)
@@ -70,7 +70,7 @@ func (i *Image) validateNotBefore(probs *Problems) {
 		return // said already
 	}
 	if _, last := (ondisk.ImageInfo{SourceDate: made.Unix()}).StampDates(); t.After(last) {
-		probs.add(path, "is after %s, the last date of a signature that this image accepts", last.Format(time.RFC3339))
+		probs.Add(path, "is after %s, the last date of a signature that this image accepts", last.Format(time.RFC3339))
 	}
 }
 
@@ -86,7 +86,7 @@ func siteKey(text string) (key minisign.PublicKey, problem string) {
 	case err == nil && len(raw) == secretKeySize:
 		return key, "is a secret key, which belongs to whoever signs alone: " + want
 	case strings.HasSuffix(text, ".pub"):
-		return key, fmt.Sprintf("%q is a file's name: %s", shorten(text), want)
+		return key, fmt.Sprintf("%q is a file's name: %s", strict.Shorten(text), want)
 	}
 	if err := key.UnmarshalText([]byte(text)); err != nil || key.String() != text {
 		return key, "is not a minisign public key: want the second line of its file (RW...)"

@@ -3,7 +3,8 @@ package configs
 import (
 	"fmt"
 	"net/netip"
-	"strconv"
+
+	"github.com/edgebake/edgebake/configs/kubeadm"
 )
 
 // Versions used by the examples, and named in messages that show how to write one.
@@ -55,23 +56,14 @@ func (i *Image) containerdSeries() string {
 	return ""
 }
 
-// kubernetesMinor returns 37 for v1.37.2, and 0 if the version cannot be read.
-func kubernetesMinor(version string) int {
-	if m := k8sVersion.FindStringSubmatch(version); m != nil {
-		n, _ := strconv.Atoi(m[1])
-		return n
-	}
-	return 0
-}
-
 // validatePair rejects versions that do not work together.
 func (i *Image) validatePair(probs *Problems) {
-	if minor := kubernetesMinor(i.Kubernetes.Version); minor >= firstKubernetesWithoutFallback && i.containerdSeries() == "1.7" {
+	if minor := kubeadm.Minor(i.Kubernetes.Version); minor >= firstKubernetesWithoutFallback && i.containerdSeries() == "1.7" {
 		field := "containerd.version"
 		if i.Containerd.Debian {
 			field = "containerd.debian"
 		}
-		probs.add(field, "kubelet v1.%d does not start with containerd 1.7, which cannot report its cgroup driver: use containerd %s", minor, ExampleContainerd)
+		probs.Add(field, "kubelet v1.%d does not start with containerd 1.7, which cannot report its cgroup driver: use containerd %s", minor, ExampleContainerd)
 	}
 }
 
@@ -79,7 +71,7 @@ func (i *Image) validatePair(probs *Problems) {
 // with its field.
 func (i *Image) Warnings() []string {
 	var list []string
-	minor, series := kubernetesMinor(i.Kubernetes.Version), i.containerdSeries()
+	minor, series := kubeadm.Minor(i.Kubernetes.Version), i.containerdSeries()
 	if end, ok := endedKubernetes[minor]; ok {
 		list = append(list, fmt.Sprintf("kubernetes.version: Kubernetes v1.%d has had no security fixes since %s: use %s", minor, end, ExampleKubernetes))
 	}

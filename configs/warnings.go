@@ -6,6 +6,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/edgebake/edgebake/configs/ignition"
 )
 
 // Limits of resolvers: kubelet and musl use three DNS servers; glibc before 2.26 in a
@@ -34,37 +36,37 @@ func (s *Site) Warnings() Problems {
 	var w Problems
 	n := &s.Network
 	if len(n.DNS) > maxDNSServers {
-		w.add("network.dns", "has %d servers; pods and the node's own programs use only the first %d: remove the others", len(n.DNS), maxDNSServers)
+		w.Add("network.dns", "has %d servers; pods and the node's own programs use only the first %d: remove the others", len(n.DNS), maxDNSServers)
 	}
 	if len(n.Search) > maxSearchDomains {
-		w.add("network.search", "has %d domains; resolvers in older containers use only the first %d of these and the cluster's own: keep those that are needed", len(n.Search), maxSearchDomains)
+		w.Add("network.search", "has %d domains; resolvers in older containers use only the first %d of these and the cluster's own: keep those that are needed", len(n.Search), maxSearchDomains)
 	}
 	for i, d := range n.DNS {
 		if a, err := netip.ParseAddr(d); err == nil && a.IsLinkLocalUnicast() && a.Zone() == "" {
-			w.add(fmt.Sprintf("network.dns[%d]", i), "%s is valid on one interface only: name it, as in %s%%%s", d, d, exampleInterface(n))
+			w.Add(fmt.Sprintf("network.dns[%d]", i), "%s is valid on one interface only: name it, as in %s%%%s", d, d, exampleInterface(n))
 		}
 	}
 	for i, f := range n.Interfaces {
 		if f.WiFi != nil && f.WiFi.EAP != "" && f.WiFi.CACert == "" {
-			w.add(fmt.Sprintf("network.interfaces[%d].wifi", i), "anybody can pose as the network %q and learn the password: give caCert, the authority of the network's certificate", f.WiFi.SSID)
+			w.Add(fmt.Sprintf("network.interfaces[%d].wifi", i), "anybody can pose as the network %q and learn the password: give caCert, the authority of the network's certificate", f.WiFi.SSID)
 		}
 		for j, o := range n.Interfaces[:i] {
 			if f.MAC == "" && o.MAC == "" && f.Name != o.Name && matchesName(o.Name, f.Name) {
-				w.add(fmt.Sprintf("network.interfaces[%d]", i), "never applies: %s is matched by network.interfaces[%d] (%s), and the first match applies; put this one first", f.Name, j, o.Name)
+				w.Add(fmt.Sprintf("network.interfaces[%d]", i), "never applies: %s is matched by network.interfaces[%d] (%s), and the first match applies; put this one first", f.Name, j, o.Name)
 				break
 			}
 		}
 	}
 	if s.noDefaultRoute() {
-		w.add("network.interfaces", "no interface has a default route: the node gets one of last resort, without a router, so that programs in its own network reach Services; if the site has a router, add gateway")
+		w.Add("network.interfaces", "no interface has a default route: the node gets one of last resort, without a router, so that programs in its own network reach Services; if the site has a router, add gateway")
 	}
 	if vip, err := netip.ParseAddr(s.VIP); err == nil && defaultPodCIDR.Contains(vip) {
-		w.add("vip", "%s is in %s, the default pod network: choose an address outside the networks of pods and Services, unless the cluster has others", vip, defaultPodCIDR)
+		w.Add("vip", "%s is in %s, the default pod network: choose an address outside the networks of pods and Services, unless the cluster has others", vip, defaultPodCIDR)
 	}
 	if !s.Ignition.IsZero() {
-		_, inline, _ := ParseIgnition("", []byte(s.Ignition.Reveal()))
+		_, inline, _ := ignition.Parse("", []byte(s.Ignition.Reveal()))
 		for _, p := range inline {
-			w.add("ignition", "%s", inner(p))
+			w.Add("ignition", "%s", inner(p))
 		}
 	}
 	return w
@@ -100,7 +102,7 @@ func (inv *Inventory) Warnings() []Problems {
 		all[i] = inv.Sites[i].Site.Warnings()
 	}
 	if room := 1 << (NodeMask4 - defaultPodCIDR.Bits()); len(all) > room {
-		all[room].add("", "the default network of pods, %s, has room for %d nodes (a /%d for each), and these are %d: make sure that the cluster has a larger one (podCIDRs of a Cluster, podSubnet of kubeadm)", defaultPodCIDR, room, NodeMask4, len(all))
+		all[room].Add("", "the default network of pods, %s, has room for %d nodes (a /%d for each), and these are %d: make sure that the cluster has a larger one (podCIDRs of a Cluster, podSubnet of kubeadm)", defaultPodCIDR, room, NodeMask4, len(all))
 	}
 	return all
 }

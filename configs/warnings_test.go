@@ -3,6 +3,8 @@ package configs
 import (
 	"strings"
 	"testing"
+
+	"github.com/edgebake/edgebake/configs/ignition"
 )
 
 // TestWarnings compares each document's warnings, with their places.
@@ -46,7 +48,7 @@ func TestDecimalModes(t *testing.T) {
 	} {
 		for _, version := range []string{"3.4.0", "3.6.0"} {
 			text := `{"ignition":{"version":"` + version + `"},"storage":{"files":[{"path":"/etc/foo","mode":` + mode + `,"contents":{"source":"data:,x"}}]}}`
-			_, warnings, probs := ParseIgnition("a.ign", []byte(text))
+			_, warnings, probs := ignition.Parse("a.ign", []byte(text))
 			if probs != nil {
 				t.Errorf("%s: %v", mode, probs)
 			}
@@ -65,7 +67,7 @@ func TestIgnitionWarnings(t *testing.T) {
 		`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a"}],"links":[{"path":"/b","target":"/a","hard":true,"user":{"id":1}}]}}`:                           "ignored for hard link",
 		`{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"a","passwordHash":"*"},{"name":"b","passwordHash":"$y$j9T$abcdefgh$0123456789012345678901234567"}]}}`: "",
 	} {
-		_, warnings, probs := ParseIgnition("a.ign", []byte(text))
+		_, warnings, probs := ignition.Parse("a.ign", []byte(text))
 		if probs != nil || !strings.Contains(warnings.Error(), want) || want == "" && len(warnings) > 0 {
 			t.Errorf("%s\nproblems %v, warnings %v", text, probs, warnings)
 		}
@@ -74,7 +76,7 @@ func TestIgnitionWarnings(t *testing.T) {
 		`{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"a","passwordHash":"secret"}]}}`: "clear-text passwords are rejected",
 		`{"ignition":{"version":"3.7.0-experimental"}}`:                                              "ignition.version 3.7.0-experimental is not supported: use 3.0.0 to 3.6.0",
 	} {
-		if _, _, probs := ParseIgnition("a.ign", []byte(text)); !strings.Contains(probs.Error(), want) {
+		if _, _, probs := ignition.Parse("a.ign", []byte(text)); !strings.Contains(probs.Error(), want) {
 			t.Errorf("%s: %v", text, probs)
 		}
 	}

@@ -1,6 +1,8 @@
 package configs
 
-import "fmt"
+import (
+	"fmt"
+)
 
 // Count is a number of things, for messages: 1 site, 2 sites.
 func Count(n int, what string) string {

@@ -27,15 +27,15 @@ import (
 	"testing"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/mint"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/ondisk"
+	"go.yaml.in/yaml/v3"
 )
 
 // cutConf is the kubeconfig that kubeadm stumbles over: half a file.
@@ -66,7 +66,7 @@ func mintedSites(t *testing.T, masters int) []mint.NodeSite {
 
 // testManifests have an object in a namespace that the next file makes, and a
 // list.
-var testManifests = []configs.Manifest{
+var testManifests = []manifest.File{
 	{Name: "cni.yaml", Text: "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: early, namespace: shop}\n"},
 	{Name: "apps/shop.yaml", Text: "# nothing\n---\napiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: shop}}\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: late}}\n"},
 }
@@ -2374,7 +2374,7 @@ func TestManifestsThatCannotBeNoted(t *testing.T) {
 // An object has one key whatever its contents are, and two where it is listed twice.
 func TestMarkerKeys(t *testing.T) {
 	t.Parallel()
-	all, err := objectsOf([]configs.Manifest{{Name: "a.yaml", Text: `{apiVersion: apps/v1, kind: Deployment, metadata: {name: a, namespace: b}}
+	all, err := objectsOf([]manifest.File{{Name: "a.yaml", Text: `{apiVersion: apps/v1, kind: Deployment, metadata: {name: a, namespace: b}}
 ---
 {apiVersion: apps/v2, kind: Deployment, metadata: {name: a, namespace: b}, spec: {}}
 ---

@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
@@ -71,7 +72,7 @@ func manifestsPhase(active *Active) run.Phase {
 // applyManifests applies all objects, each once, and again and again those with which
 // it did not go well.
 func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *configs.Site) error {
-	manifests, err := configs.UnpackManifests(configs.NewSecret(string(e.Contents(clusterManifests))))
+	manifests, err := manifest.Unpack(configs.NewSecret(string(e.Contents(clusterManifests))))
 	if err != nil {
 		return run.NeedsPerson(fmt.Errorf("reading the Cluster's manifests (%s): %w", clusterManifests, err),
 			"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
@@ -160,7 +161,7 @@ func markerKeys(all []api.Object) []string {
 }
 
 // objectsOf are the objects of manifests, in their order.
-func objectsOf(manifests []configs.Manifest) ([]api.Object, error) {
+func objectsOf(manifests []manifest.File) ([]api.Object, error) {
 	var all []api.Object
 	for _, m := range manifests {
 		objects, err := api.Objects(m.Name, []byte(m.Text))

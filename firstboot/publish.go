@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
@@ -107,11 +108,11 @@ func publishPhase(active *Active) run.Phase {
 			if err != nil {
 				return err
 			}
-			tokens, err := configs.UnpackManifests(site.Credentials.Keys.Objects)
+			tokens, err := manifest.Unpack(site.Credentials.Keys.Objects)
 			if err != nil {
 				return fmt.Errorf("reading the objects of the Site: %w", err)
 			}
-			objects, err := objectsOf(append(tokens, configs.Manifest{Name: "cluster-info's rules", Text: clusterInfoRules}))
+			objects, err := objectsOf(append(tokens, manifest.File{Name: "cluster-info's rules", Text: clusterInfoRules}))
 			if err != nil {
 				return err
 			}

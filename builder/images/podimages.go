@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
@@ -67,7 +68,7 @@ func scanManifests(file string, raw []byte) (manifestImages, error) {
 
 func (s *scan) unreadable(err error, raw []byte) error {
 	if bytes.Contains(raw, []byte("{{")) {
-		return fmt.Errorf("reading manifest %s: %w (%s)", s.file, err, configs.Unrendered)
+		return fmt.Errorf("reading manifest %s: %w (%s)", s.file, err, manifest.Unrendered)
 	}
 	return fmt.Errorf("reading manifest %s: %w; correct it, or have imagesFrom pass it over", s.file, err)
 }
@@ -171,7 +172,7 @@ func (o *object) run(image *yaml.Node) {
 	case err == nil:
 		o.scan.run = append(o.scan.run, Found{ref, image.Value, where})
 	case strings.Contains(image.Value, "{{"):
-		o.errs = append(o.errs, fmt.Errorf("%s: %q: %s", where, image.Value, configs.Unrendered))
+		o.errs = append(o.errs, fmt.Errorf("%s: %q: %s", where, image.Value, manifest.Unrendered))
 	default:
 		o.errs = append(o.errs, fmt.Errorf("%s: %w", where, err))
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/sealed"
 )
 
@@ -96,20 +97,20 @@ func (o *opened) keys(now time.Time) (*configs.ClusterKeys, error) {
 		}
 	}
 	if len(objects) > 0 {
-		tokens, err := configs.PackManifests([]configs.Manifest{{Name: "tokens", Text: strings.Join(objects, "---\n")}})
+		tokens, err := manifest.Pack([]manifest.File{{Name: "tokens", Text: strings.Join(objects, "---\n")}})
 		k.Objects = tokens
 		errs = append(errs, err)
 	}
-	var manifests []configs.Manifest
+	var manifests []manifest.File
 	for i, f := range o.record.Manifests {
 		text := read(f.Name)
 		// As with the document: a power cut may have left the next one.
 		if text != "" && digest([]byte(text)) != f.SHA256 {
 			errs = append(errs, fmt.Errorf("reading %s: %s is not the manifest of the last update: run `edgebake cluster new` again, with the current manifests", o.dir, f.Name))
 		}
-		manifests = append(manifests, configs.Manifest{Name: o.cluster.Manifests[i], Text: text})
+		manifests = append(manifests, manifest.File{Name: o.cluster.Manifests[i], Text: text})
 	}
-	packed, err := configs.PackManifests(manifests)
+	packed, err := manifest.Pack(manifests)
 	k.Manifests = packed
 	return k, errors.Join(append(errs, err)...)
 }

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"filippo.io/age"
-
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/sealed"
 )
 
@@ -102,7 +102,7 @@ func TestDualStackMasters(t *testing.T) {
 func TestMasterSites(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	if _, err := newOf(dir, strings.Replace(threeMasters, "nodes:", "manifests: [a.yaml]\nnodes:", 1), Options{Now: now(),
-		Manifests: []configs.Manifest{{Name: "a.yaml", Text: "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n"}}}); err != nil {
+		Manifests: []manifest.File{{Name: "a.yaml", Text: "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n"}}}); err != nil {
 		t.Fatal(err)
 	}
 	sites, err := ControlPlaneSites(dir, sealed.Identity{}, now())
@@ -131,7 +131,7 @@ func TestMasterSites(t *testing.T) {
 	if site.ControlPlane.Birth() != sites[1].Expires || site.ControlPlane.ID == "" {
 		t.Errorf("%+v", site.ControlPlane)
 	}
-	if tokens, err := configs.UnpackManifests(site.Credentials.Keys.Objects); err != nil || len(tokens) != 1 || strings.Count(tokens[0].Text, "name: bootstrap-token-") != 1 {
+	if tokens, err := manifest.Unpack(site.Credentials.Keys.Objects); err != nil || len(tokens) != 1 || strings.Count(tokens[0].Text, "name: bootstrap-token-") != 1 {
 		t.Errorf("tokens: %+v, %v", tokens, err)
 	}
 	bare := *site
@@ -178,8 +178,8 @@ func TestManifests(t *testing.T) {
 		doc := func(list string) string {
 			return strings.Replace(threeMasters, "nodes:", "manifests: "+list+"\nnodes:", 1)
 		}
-		cni, app := configs.Manifest{Name: "net/objects.yaml", Text: "kind: CNI, with a secret"}, configs.Manifest{Name: "app/objects.yaml", Text: "kind: App"}
-		update := func(list string, all ...configs.Manifest) *Change {
+		cni, app := manifest.File{Name: "net/objects.yaml", Text: "kind: CNI, with a secret"}, manifest.File{Name: "app/objects.yaml", Text: "kind: App"}
+		update := func(list string, all ...manifest.File) *Change {
 			t.Helper()
 			c, err := newOf(dir, doc(list), Options{Now: now(), EncryptTo: encryptTo, Manifests: all})
 			if err != nil {
@@ -222,8 +222,8 @@ func TestManifests(t *testing.T) {
 			if sites, err = ControlPlaneSites(dir, sealed.Identity{}, now()); err != nil {
 				t.Fatal(err)
 			}
-			got, err := configs.UnpackManifests(sites[2].Site.Credentials.Keys.Manifests)
-			if err != nil || !slices.Equal(got, []configs.Manifest{cni, app}) {
+			got, err := manifest.Unpack(sites[2].Site.Credentials.Keys.Manifests)
+			if err != nil || !slices.Equal(got, []manifest.File{cni, app}) {
 				t.Errorf("%+v, %v", got, err)
 			}
 		}
@@ -233,7 +233,7 @@ func TestManifests(t *testing.T) {
 		if err := os.RemoveAll(filepath.Join(dir, "manifests")); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := newOf(dir, doc("[app/objects.yaml]"), Options{Now: now(), Manifests: []configs.Manifest{app}}); err == nil || !strings.Contains(err.Error(), "01-objects.yaml") {
+		if _, err := newOf(dir, doc("[app/objects.yaml]"), Options{Now: now(), Manifests: []manifest.File{app}}); err == nil || !strings.Contains(err.Error(), "01-objects.yaml") {
 			t.Errorf("a manifest is gone: %v", err)
 		}
 	}

@@ -21,12 +21,12 @@ import (
 	"syscall"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-	"golang.org/x/mod/semver"
-
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/sealed"
+	"go.yaml.in/yaml/v3"
+	"golang.org/x/mod/semver"
 )
 
 // The files of a directory, beside pki/ and tokens/.
@@ -123,7 +123,7 @@ type Options struct {
 	// Identity opens an encrypted directory, to renew certificates in it.
 	Identity sealed.Identity
 	// Manifests are the document's, in its order.
-	Manifests []configs.Manifest
+	Manifests []manifest.File
 }
 
 // Change is what New did.
@@ -276,12 +276,12 @@ func (r *Record) write(dir string) error {
 
 // manifestFile is a manifest's place in the directory: its number gives two files
 // of one name two places.
-func manifestFile(i int, m configs.Manifest) File {
+func manifestFile(i int, m manifest.File) File {
 	return File{fmt.Sprintf("manifests/%02d-%s", i+1, path.Base(filepath.ToSlash(m.Name))), digest([]byte(m.Text))}
 }
 
 // updateManifests takes the document's manifests anew.
-func updateManifests(dir string, record *Record, all []configs.Manifest) (changed bool, err error) {
+func updateManifests(dir string, record *Record, all []manifest.File) (changed bool, err error) {
 	var now []File
 	for i, m := range all {
 		f := manifestFile(i, m)

@@ -18,9 +18,9 @@ import (
 	"time"
 
 	"filippo.io/age"
-
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/sealed"
 )
 
@@ -236,23 +236,23 @@ func TestNewAfterPowerCut(t *testing.T) {
 // and one unfinished; the record is written last. Nothing is read from it that
 // does not fit together, and the same command completes it.
 func TestUpdateAfterPowerCut(t *testing.T) {
-	manifest := func(name string) configs.Manifest {
-		return configs.Manifest{Name: name + ".yaml", Text: "apiVersion: v1\nkind: Namespace\nmetadata: {name: of-" + name + "}\n"}
+	namespace := func(name string) manifest.File {
+		return manifest.File{Name: name + ".yaml", Text: "apiVersion: v1\nkind: Namespace\nmetadata: {name: of-" + name + "}\n"}
 	}
-	update := func(dir, text string, all ...configs.Manifest) {
+	update := func(dir, text string, all ...manifest.File) {
 		t.Helper()
 		if _, err := newOf(dir, text, Options{Now: now(), Manifests: all}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	edited := manifest("z")
+	edited := namespace("z")
 	edited.Text += "# edited\n"
 	was := strings.Replace(document, "users:", "manifests: [z.yaml, x.yaml, y.yaml]\nusers:", 1)
 	is := strings.NewReplacer("users:", "manifests: [z.yaml, y.yaml]\nusers:", "{name: a,", "{name: c,").Replace(document)
 	dir := filepath.Join(t.TempDir(), "shops")
-	update(dir, was, manifest("z"), manifest("x"), manifest("y"))
+	update(dir, was, namespace("z"), namespace("x"), namespace("y"))
 	before := contents(t, dir)
-	update(dir, is, edited, manifest("y"))
+	update(dir, is, edited, namespace("y"))
 	after := contents(t, dir)
 	var changed []string
 	for name := range after {
@@ -284,7 +284,7 @@ func TestUpdateAfterPowerCut(t *testing.T) {
 		} else if !fits && !strings.Contains(err.Error(), "run `edgebake cluster new` again") {
 			t.Error(err)
 		}
-		update(dir, is, edited, manifest("y"))
+		update(dir, is, edited, namespace("y"))
 		got := contents(t, dir)
 		if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, slices.Sorted(maps.Keys(after))) || got[fileDocument] != is || got["pki/ca.key"] != before["pki/ca.key"] {
 			t.Errorf("%b: in the end it has %q", some, names)
@@ -519,7 +519,7 @@ func TestRenewTokens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	objects, err := configs.UnpackManifests(masters[0].Site.Credentials.Keys.Objects)
+	objects, err := manifest.Unpack(masters[0].Site.Credentials.Keys.Objects)
 	if err != nil {
 		t.Fatal(err)
 	}

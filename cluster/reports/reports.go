@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
 )
@@ -306,7 +307,7 @@ func (s *Store) evict(but string, which func(Report) bool) *Report {
 // check rejects what first boot does not send, and takes what terminals obey
 // out of the rest.
 func check(s *ondisk.State) error {
-	if err := configs.CheckNodeName(s.Node); err != nil { // it names a file, too
+	if err := forms.CheckNodeName(s.Node); err != nil { // it names a file, too
 		return fmt.Errorf("node: %w", err)
 	}
 	switch s.Result {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/spf13/cobra"
 )
 
@@ -123,7 +124,7 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 				limits.UsedSince = time.Now().Add(-olderThan)
 			}
 			if given("keep") {
-				n, err := configs.ParseSize(keep)
+				n, err := forms.ParseSize(keep)
 				if keep == "0" {
 					n, err = 0, nil
 				}

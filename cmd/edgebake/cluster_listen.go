@@ -15,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/reports"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 )
@@ -65,7 +66,7 @@ the cluster's own word is ` + "`edgebake cluster status`" + `.`,
 
 func (r *receiver) run(ctx context.Context, s streams) error {
 	for _, name := range r.names { // it stays forever
-		if err := configs.CheckHost(name); err != nil {
+		if err := forms.CheckHost(name); err != nil {
 			return usageError{fmt.Errorf("--name: %w; give it without scheme, port and path", err)}
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/cluster/reports"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/spf13/cobra"
 )
 
@@ -64,7 +65,7 @@ goes to a file that only you can read.`,
 				return usageError{fmt.Errorf("--ttl %s: must be from 1m to 8760h", ttl)}
 			}
 			if node != "" {
-				if err := configs.CheckNodeName(node); err != nil {
+				if err := forms.CheckNodeName(node); err != nil {
 					return usageError{fmt.Errorf("--node: %w", err)}
 				}
 			}
@@ -592,7 +593,7 @@ control-plane node is rejected, since its member of etcd would stay.`,
 		Example: `  edgebake cluster remove shop-7`,
 		Args:    args(1, 1, "the name of one node"),
 		RunE: func(c *cobra.Command, a []string) error {
-			if err := configs.CheckNodeName(a[0]); err != nil {
+			if err := forms.CheckNodeName(a[0]); err != nil {
 				return usageError{err}
 			}
 			client, err := w.open()

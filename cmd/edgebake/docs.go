@@ -17,6 +17,8 @@ import (
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ignition"
+	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 	"github.com/spf13/cobra"
@@ -154,14 +156,14 @@ func checkTemplates(name string, data []byte, img *configs.Image) error {
 
 // readCluster is a Cluster with the files of Kubernetes objects that it names. What
 // is wrong with these is told beside what is wrong with it.
-func readCluster(doc *configs.Document) (*configs.ClusterFile, []configs.Manifest, error) {
+func readCluster(doc *configs.Document) (*configs.ClusterFile, []manifest.File, error) {
 	c, err := doc.Cluster()
 	var all configs.Problems
 	if err != nil && !errors.As(err, &all) {
 		return nil, nil, err
 	}
 	told := all
-	var manifests []configs.Manifest
+	var manifests []manifest.File
 	for i, m := range c.Manifests {
 		field := fmt.Sprintf("manifests[%d]", i)
 		if slices.ContainsFunc(told, func(p configs.Problem) bool { return p.Path == field }) {
@@ -174,25 +176,25 @@ func readCluster(doc *configs.Document) (*configs.ClusterFile, []configs.Manifes
 			all = append(all, configs.Problem{File: c.File, Line: line, Col: col, Path: field, Msg: err.Error()})
 			continue
 		}
-		all = append(all, configs.CheckManifest(p, text)...)
-		manifests = append(manifests, configs.Manifest{Name: m, Text: string(text)})
+		all = append(all, manifest.Check(p, text)...)
+		manifests = append(manifests, manifest.File{Name: m, Text: string(text)})
 	}
 	return c, manifests, all.Err()
 }
 
 // siteIgnition reads the files that a Site names: the certificate goes into it, the
 // Ignition config is returned, unless another one is given.
-func siteIgnition(s streams, name string, data []byte, site *configs.Site, ignition string) (user []byte, err error) {
+func siteIgnition(s streams, name string, data []byte, site *configs.Site, ignitionFlag string) (user []byte, err error) {
 	// All that is wrong with the files it names, not the first of them.
 	caErr := inlineCA(name, data, site)
-	p := ignition
+	p := ignitionFlag
 	if p == "" && site.IgnitionFile != "" {
 		p = besideDocument(name, site.IgnitionFile)
 	}
 	if p != "" {
 		user, err = os.ReadFile(p)
 		switch {
-		case err != nil && ignition != "":
+		case err != nil && ignitionFlag != "":
 			return nil, errors.Join(caErr, fmt.Errorf("--ignition: %w", err))
 		case err != nil:
 			line, col := configs.Locate(name, data, "ignitionFile")
@@ -200,7 +202,7 @@ func siteIgnition(s streams, name string, data []byte, site *configs.Site, ignit
 		}
 		// Judged here under the name that the person knows it by; on the node
 		// it is config.ign.
-		_, warnings, problems := configs.ParseIgnition(p, user)
+		_, warnings, problems := ignition.Parse(p, user)
 		if problems != nil {
 			return nil, errors.Join(caErr, problems)
 		}

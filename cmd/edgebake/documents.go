@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -258,7 +259,7 @@ func inventoryFiles(s streams, name string, data []byte, inv *configs.Inventory,
 // finishInventory puts the files that an Inventory names into it, and renders
 // each site for no machine in particular, together with the Ignition config
 // that all get, if one is given.
-func finishInventory(s streams, name string, data []byte, inv *configs.Inventory, ignition string) (user []byte, err error) {
+func finishInventory(s streams, name string, data []byte, inv *configs.Inventory, ignitionFlag string) (user []byte, err error) {
 	err = inv.InlineFiles(func(field, p string) (string, error) {
 		b, err := os.ReadFile(besideDocument(name, p))
 		if err != nil {
@@ -270,11 +271,11 @@ func finishInventory(s streams, name string, data []byte, inv *configs.Inventory
 	if err != nil {
 		return nil, err
 	}
-	if ignition != "" {
-		if user, err = os.ReadFile(ignition); err != nil {
+	if ignitionFlag != "" {
+		if user, err = os.ReadFile(ignitionFlag); err != nil {
 			return nil, fmt.Errorf("--ignition: %w", err)
 		}
-		_, warnings, problems := configs.ParseIgnition(ignition, user)
+		_, warnings, problems := ignition.Parse(ignitionFlag, user)
 		if problems != nil {
 			return nil, problems
 		}

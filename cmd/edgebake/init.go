@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/spf13/cobra"
 )
 
@@ -190,7 +191,7 @@ func startKey(file string) (string, error) {
 	data, err := os.ReadFile(file)
 	key := strings.TrimSpace(string(data))
 	if err == nil {
-		err = configs.CheckSSHKey(key)
+		err = forms.CheckSSHKey(key)
 	}
 	if err != nil {
 		return "", fmt.Errorf("--ssh-key: %s: %w", file, err)

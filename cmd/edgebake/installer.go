@@ -20,6 +20,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/spf13/cobra"
 )
@@ -156,7 +157,7 @@ func (out *installerOutput) readCA() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--ca-cert: %w", err)
 	}
-	if err := configs.CheckCertificates(string(text)); err != nil {
+	if err := forms.CheckCertificates(string(text)); err != nil {
 		return nil, fmt.Errorf("--ca-cert: %s %w", out.caCert, err)
 	}
 	return text, nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/importer"
 	"github.com/spf13/cobra"
 )
 
@@ -98,7 +99,7 @@ func importTable(s streams, name string, o importFlags) error {
 	if err != nil {
 		return err
 	}
-	out, sites, err := configs.ImportCSV(name, table, o.template, template, configs.ImportOptions{Map: columns, Path: func(p string) string {
+	out, sites, err := importer.CSV(name, table, o.template, template, importer.Options{Map: columns, Path: func(p string) string {
 		return fromOutput(besideDocument(o.template, p), o.output)
 	}, Warn: func(text string) { fmt.Fprintf(s.Err, "WARNING: %s\n", text) }})
 	if err != nil {

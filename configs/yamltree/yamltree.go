@@ -3,7 +3,12 @@
 package yamltree
 
 import (
+	"bytes"
+	"maps"
+	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -148,4 +153,160 @@ func put(m, key, value *yaml.Node) {
 		return
 	}
 	m.Content = append(m.Content, key, value)
+}
+
+// IsNull reports whether a node has no value.
+func IsNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
+
+// Plain returns a scalar with a tag.
+func Plain(value, tag string) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: value}
+}
+
+// Quoted returns a text that is always written in quotes.
+func Quoted(s string) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s, Style: yaml.DoubleQuotedStyle}
+}
+
+// Mapping returns a mapping of keys and values in turn.
+func Mapping(pairs ...any) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+	for i := 0; i < len(pairs); i += 2 {
+		n.Content = append(n.Content, Plain(pairs[i].(string), "!!str"), pairs[i+1].(*yaml.Node))
+	}
+	return n
+}
+
+// List returns a list.
+func List(items ...*yaml.Node) *yaml.Node {
+	return &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Content: items}
+}
+
+// Encode writes documents as YAML with an indentation of 2.
+func Encode(docs ...*yaml.Node) ([]byte, error) {
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	for _, n := range docs {
+		if err := enc.Encode(n); err != nil {
+			return nil, err
+		}
+	}
+	err := enc.Close()
+	return b.Bytes(), err
+}
+
+// Entries yields the keys and values of a mapping in order, without aliases.
+func Entries(m *yaml.Node) func(func(string, *yaml.Node) bool) {
+	return func(yield func(string, *yaml.Node) bool) {
+		for i := 0; i+1 < len(m.Content); i += 2 {
+			if k := m.Content[i]; k.Kind == yaml.ScalarNode && !yield(k.Value, Deref(m.Content[i+1])) {
+				return
+			}
+		}
+	}
+}
+
+// Without returns a mapping that lacks some keys.
+func Without(m *yaml.Node, names ...string) *yaml.Node {
+	out := Mapping()
+	for k, v := range Entries(m) {
+		if !slices.Contains(names, k) {
+			out.Content = append(out.Content, Plain(k, "!!str"), v)
+		}
+	}
+	return out
+}
+
+// plainKey matches keys that need no quotes.
+var plainKey = regexp.MustCompile(`^[A-Za-z]{2,}$`)
+
+// Clean returns a tree without comments, aliases and styles, its keys sorted.
+func Clean(n *yaml.Node) *yaml.Node {
+	n = Deref(n)
+	out := &yaml.Node{Kind: n.Kind, Tag: n.ShortTag(), Value: n.Value}
+	if n.Kind == yaml.ScalarNode && out.Tag == "!!str" {
+		out.Style = yaml.DoubleQuotedStyle
+	}
+	if n.Kind == yaml.MappingNode {
+		sorted := maps.Collect(Entries(n))
+		for _, k := range slices.Sorted(maps.Keys(sorted)) {
+			key := Quoted(k)
+			if plainKey.MatchString(k) {
+				key = Plain(k, "!!str")
+			}
+			out.Content = append(out.Content, key, Clean(sorted[k]))
+		}
+		return out
+	}
+	for _, c := range n.Content {
+		out.Content = append(out.Content, Clean(c))
+	}
+	return out
+}
+
+// At returns the value at a dotted path, nil if there is none.
+func At(n *yaml.Node, path string) *yaml.Node {
+	for part := range strings.SplitSeq(path, ".") {
+		n = Get(n, part)
+	}
+	return n
+}
+
+// SetAt sets a field below m, with the mappings on the way.
+func SetAt(m, value *yaml.Node, path ...string) {
+	for _, key := range path[:len(path)-1] {
+		n := Get(m, key)
+		if n == nil {
+			n = Mapping()
+			Set(m, key, n)
+		} else if n.Kind != yaml.MappingNode {
+			*n = *Mapping() // null
+		}
+		m = n
+	}
+	if n := Get(m, path[len(path)-1]); n != nil {
+		*n = *value
+		return
+	}
+	Set(m, path[len(path)-1], value)
+}
+
+// ListAt returns a list below m, made if need be.
+func ListAt(m *yaml.Node, path ...string) *yaml.Node {
+	name := strings.Join(path, ".")
+	if list := At(m, name); list != nil && list.Kind == yaml.SequenceNode {
+		return list
+	}
+	SetAt(m, List(), path...)
+	return At(m, name)
+}
+
+// True reports whether a node is a boolean that is true.
+func True(n *yaml.Node) bool {
+	yes, err := strconv.ParseBool(Text(n))
+	return err == nil && yes
+}
+
+// itemsAtOnce are enough that what is written at once costs little more than its own.
+const itemsAtOnce = 100
+
+// EncodeWithList writes a mapping, and a list after it as its last field, each item as form
+// makes it. The list is written in parts: package yaml's encoder keeps 200 bytes for each
+// of its events.
+func EncodeWithList(m *yaml.Node, key string, items []*yaml.Node, form func(*yaml.Node) *yaml.Node) ([]byte, error) {
+	out, err := Encode(m)
+	for i := 0; i < len(items) && err == nil; i += itemsAtOnce {
+		part := List()
+		for _, item := range items[i:min(i+itemsAtOnce, len(items))] {
+			part.Content = append(part.Content, form(item))
+		}
+		var b []byte
+		b, err = Encode(Mapping(key, part))
+		if i > 0 {
+			b = bytes.TrimPrefix(b, []byte(key+":\n"))
+		}
+		out = append(out, b...)
+	}
+	return out, err
 }

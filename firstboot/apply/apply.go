@@ -26,8 +26,7 @@ import (
 
 	ign "github.com/coreos/ignition/v2/config/v3_6"
 	"github.com/coreos/ignition/v2/config/v3_6/types"
-
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
@@ -93,13 +92,13 @@ func Parse(config []byte) (*types.Config, error) {
 		return nil, refuse(fmt.Errorf("parsing the Ignition config: %w: %s", err, strings.TrimSpace(rep.String())))
 	}
 	var sections []string
-	for _, p := range configs.UnsupportedIgnition(&cfg) {
+	for _, p := range ignition.FindUnsupported(&cfg) {
 		sections = append(sections, p.Section)
 	}
 	if sections != nil {
 		return nil, refuse(&Unsupported{sections})
 	}
-	if probs := configs.CheckIgnition(&cfg); probs != nil {
+	if probs := ignition.Check(&cfg); probs != nil {
 		return nil, refuse(fmt.Errorf("reading the Ignition config: %w", probs))
 	}
 	return &cfg, nil

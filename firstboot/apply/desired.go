@@ -11,8 +11,7 @@ import (
 	"strings"
 
 	"github.com/coreos/ignition/v2/config/v3_6/types"
-
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
@@ -97,7 +96,7 @@ func listed(c *types.Config, acc *accounts) (out []entry, errs []error) {
 		e.keepData = f.Contents.Source == nil && len(f.Append) == 0
 		e.appendTo = f.Contents.Source == nil && len(f.Append) > 0
 		for _, r := range append([]types.Resource{f.Contents}, f.Append...) {
-			b, err := configs.IgnitionContents(r)
+			b, err := ignition.Contents(r)
 			if err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", f.Path, err))
 			}

@@ -11,11 +11,11 @@ import (
 	"syscall"
 	"testing"
 
-	"golang.org/x/tools/txtar"
-
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/firstboot/apply"
 	"github.com/edgebake/edgebake/test/desk"
+	"golang.org/x/tools/txtar"
 )
 
 // ignitionVersion is the release the result is held against.
@@ -168,7 +168,7 @@ func TestLikeTheRealIgnition(t *testing.T) {
 			before := ours.whole()
 			name, words, refused := strings.Cut(f.Name, ": refused: ")
 			var err error
-			if _, _, probs := configs.ParseIgnition(name, f.Data); probs != nil {
+			if _, _, probs := ignition.Parse(name, f.Data); probs != nil {
 				err = probs
 			}
 			if err == nil || refused && !strings.Contains(err.Error(), words) {

@@ -12,8 +12,8 @@ import (
 	"strings"
 
 	"github.com/coreos/ignition/v2/config/v3_6/types"
-
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -164,7 +164,7 @@ func (c *check) files(userIgnition []byte) {
 		userIgnition = []byte(c.site.Ignition.Reveal())
 	}
 	if len(userIgnition) > 0 {
-		user, _, probs := configs.ParseIgnition(ondisk.SlotIgnition, userIgnition)
+		user, _, probs := ignition.Parse(ondisk.SlotIgnition, userIgnition)
 		if probs != nil {
 			c.probs = append(c.probs, probs...)
 			return
@@ -185,7 +185,7 @@ func (c *check) files(userIgnition []byte) {
 	c.units()
 	for i, p := range c.probs {
 		if p.File == ondisk.SlotIgnition {
-			c.probs[i] = configs.LocateIgnition(p.File, userIgnition, configs.Problems{p})[0]
+			c.probs[i] = ignition.Locate(p.File, userIgnition, configs.Problems{p})[0]
 		}
 	}
 }

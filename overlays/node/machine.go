@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
 )
 
 // Machine is what a machine knows about itself. The zero Machine stands for
@@ -86,7 +87,7 @@ func NodeName(site *configs.Site, m Machine) (string, error) {
 		return "", err
 	}
 	name = strings.ToLower(name)
-	if err := configs.CheckNodeName(name); err != nil {
+	if err := forms.CheckNodeName(name); err != nil {
 		return "", err
 	}
 	return name, nil

@@ -11,10 +11,10 @@ import (
 	ign "github.com/coreos/ignition/v2/config/v3_6"
 	"github.com/coreos/ignition/v2/config/v3_6/types"
 	"github.com/coreos/vcontext/report"
-	"github.com/vincent-petithory/dataurl"
-
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/vincent-petithory/dataurl"
 )
 
 // Render returns the operating-system settings of a site on a machine as an
@@ -213,7 +213,7 @@ func renderProxy(cfg *types.Config, site *configs.Site) {
 // merge lays a person's config over ours. Ignition's own merge lets the later
 // one win in silence, so what both set is looked for first.
 func merge(cfg types.Config, name string, data []byte) (types.Config, error) {
-	user, _, probs := configs.ParseIgnition(name, data)
+	user, _, probs := ignition.Parse(name, data)
 	if probs != nil {
 		return cfg, fmt.Errorf("reading %s: %w", name, probs)
 	}

@@ -20,7 +20,7 @@ import (
 
 var update = flag.Bool("update", false, "write what was made of others' types")
 
-const componentForms = "../../configs/componentforms.txt"
+const componentForms = "../../configs/kubeadm/componentforms.txt"
 
 // TestComponentForms: the fields by which documents of kubelet and kube-proxy are
 // judged are those of Kubernetes' own types.

@@ -17,12 +17,13 @@ import (
 // reveals lists the files that take a Secret's value out, and what for. Each is a
 // place where a secret can get lost: think of one more twice.
 var reveals = map[string]string{
-	"configs/encode.go":              "the slot, where all secrets of a Site are",
+	"configs/strict/encode.go":       "the slot, where all secrets of a Site are",
 	"configs/parse_inventory.go":     "an Inventory's token, into each machine's Site",
 	"configs/kubeadmdocs.go":         "the token that kubeadm init makes, for kubeadm",
-	"configs/packed.go":              "manifests, unpacked",
+	"configs/manifest/packed.go":     "manifests, unpacked",
 	"configs/controlplane.go":        "checks the cluster's keys",
-	"configs/decode.go":              "checks a token's form",
+	"configs/parse.go":               "checks a token's form",
+	"configs/strict/tags.go":         "checks the forms of secrets",
 	"configs/validate_network.go":    "checks a Wi-Fi key's form",
 	"configs/validate_site.go":       "checks the forms of token, password hash and Ignition config",
 	"configs/warnings.go":            "looks for modes in decimal in an Ignition config",
@@ -160,10 +161,11 @@ func TestIPVSDoors(t *testing.T) {
 var trees = map[string]string{
 	"configs/yamltree/foreign.go": "checks each tree first",
 	"configs/yamltree/objects.go": "single values",
-	"configs/decode.go":           "trees, and single values",
-	"configs/manifests.go":        "trees, decoded after yamltree.Check",
-	"configs/kubeadmdocs.go":      "trees",
-	"configs/syntax.go":           "trees, to find a line",
+	"configs/strict/document.go":  "trees",
+	"configs/strict/decode.go":    "single values",
+	"configs/strict/syntax.go":    "trees, to find a line",
+	"configs/manifest/check.go":   "trees, decoded after yamltree.Check",
+	"configs/kubeadm/kubeadm.go":  "trees",
 	"builder/images/podimages.go": "trees",
 	"cluster/api/apply.go":        "trees",
 	"cluster/mint/mint.go":        "JSON",

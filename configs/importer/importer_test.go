@@ -1,10 +1,12 @@
-package configs
+package importer
 
 import (
 	"fmt"
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/edgebake/edgebake/configs"
 )
 
 const importTemplate = `apiVersion: edgebake.io/v1alpha1
@@ -16,12 +18,12 @@ network:
 `
 
 // importing is an import's result, or what is wrong.
-func importing(table string, columns map[string]string) (*Inventory, error) {
-	out, _, err := ImportCSV("t.csv", []byte(table), "site.yaml", []byte(importTemplate), ImportOptions{Map: columns})
+func importing(table string, columns map[string]string) (*configs.Inventory, error) {
+	out, _, err := CSV("t.csv", []byte(table), "site.yaml", []byte(importTemplate), Options{Map: columns})
 	if err != nil {
 		return nil, err
 	}
-	return ParsePublicInventory("i", out)
+	return configs.ParsePublicInventory("i", out)
 }
 
 // TestImportNamesNodes: a table that names the machines names their nodes, whatever
@@ -36,12 +38,12 @@ func TestImportNamesNodes(t *testing.T) {
 		{"name,serial,nodeName\nshop-1,SN1,till-1\n", "nodeName: shop-{{.MAC}}\n", "till-1", false},
 	} {
 		var said []string
-		out, _, err := ImportCSV("t.csv", []byte(c.table), "site.yaml", []byte(strings.ReplaceAll(importTemplate, "addresses: [192.0.2.9/24]", "dhcp: true")+c.template),
-			ImportOptions{Warn: func(s string) { said = append(said, s) }})
+		out, _, err := CSV("t.csv", []byte(c.table), "site.yaml", []byte(strings.ReplaceAll(importTemplate, "addresses: [192.0.2.9/24]", "dhcp: true")+c.template),
+			Options{Warn: func(s string) { said = append(said, s) }})
 		if err != nil {
 			t.Fatal(err)
 		}
-		inv, err := ParsePublicInventory("i.yaml", out)
+		inv, err := configs.ParsePublicInventory("i.yaml", out)
 		if err != nil || inv.Sites[0].NodeName != c.want || c.warned != (len(said) == 1) {
 			t.Errorf("%q, %q: %v, %v\n%s", c.table, c.template, err, said, out)
 		}
@@ -91,7 +93,7 @@ func TestImportSaysOnce(t *testing.T) {
 			t.Errorf("%q: %v, want %s", table, err, want)
 		}
 	}
-	_, _, err := ImportCSV("t.csv", []byte("name,serial\na,SN1\nb,SN2\nc,SN3\n"), "site.yaml", []byte(strings.ReplaceAll(importTemplate, "addresses: [192.0.2.9/24]", "dhcp: true")+"nodeName: till\n"), ImportOptions{})
+	_, _, err := CSV("t.csv", []byte("name,serial\na,SN1\nb,SN2\nc,SN3\n"), "site.yaml", []byte(strings.ReplaceAll(importTemplate, "addresses: [192.0.2.9/24]", "dhcp: true")+"nodeName: till\n"), Options{})
 	if want := "site.yaml: nodeName: gives 3 machines the node name till: remove it, and each node is called as its site, or let it tell them apart, e.g. shop-{{.MAC}}"; err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
@@ -105,13 +107,13 @@ func TestImportWithAWrongTemplate(t *testing.T) {
 		"apiVersion: edgebake.io/v1alpha1\nkind: Image\nname: a\n":                                  "site.yaml:2:7: kind: expected a document of kind Site, got one of kind Image",
 		strings.ReplaceAll(importTemplate, "masters: [192.0.2.11:6443]", "masters: [192.0.2.11]\n"): "site.yaml:3:11: masters[0]: ",
 	} {
-		_, _, err := ImportCSV("t.csv", []byte("name,serial\na,SN1\n"), "site.yaml", []byte(template), ImportOptions{})
+		_, _, err := CSV("t.csv", []byte("name,serial\na,SN1\n"), "site.yaml", []byte(template), Options{})
 		if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%v, want %s alone", err, want)
 		}
 	}
 	// A row without what its column holds for others is still named.
-	_, _, err := ImportCSV("t.csv", []byte("name,serial,masters\na,SN1,192.0.2.11:6443\nb,SN2,\n"), "site.yaml", []byte(strings.ReplaceAll(importTemplate, "masters: [192.0.2.11:6443]", "colour: red")), ImportOptions{})
+	_, _, err := CSV("t.csv", []byte("name,serial,masters\na,SN1,192.0.2.11:6443\nb,SN2,\n"), "site.yaml", []byte(strings.ReplaceAll(importTemplate, "masters: [192.0.2.11:6443]", "colour: red")), Options{})
 	if err == nil || !strings.Contains(err.Error(), "site.yaml:3:1: colour: unknown field") || !strings.Contains(err.Error(), `t.csv:3: column "masters": is required`) {
 		t.Error(err)
 	}
@@ -130,7 +132,7 @@ func TestImportWithAWrongTemplate(t *testing.T) {
 		{"swapped, with a comment", "# A site.\n\n" + importTemplate, importTemplate,
 			"t.csv:3: is an edgebake document, not a table: name the table here, and the Site with --template"},
 	} {
-		if _, _, err := ImportCSV("t.csv", []byte(c.table), "site.yaml", []byte(c.template), ImportOptions{}); err == nil || err.Error() != c.want {
+		if _, _, err := CSV("t.csv", []byte(c.table), "site.yaml", []byte(c.template), Options{}); err == nil || err.Error() != c.want {
 			t.Errorf("%s:\n%v\nwant\n%s", c.name, err, c.want)
 		}
 	}
@@ -187,7 +189,7 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 	if _, err := importing("name,serial\na,SN1\n", map[string]string{"S/N": "serial"}); err == nil || !strings.Contains(err.Error(), `column "S/N": is mapped to serial, and the table has no such column`) {
 		t.Error(err)
 	}
-	_, _, err := ImportCSV("t.csv", []byte("name,serial\na,SN1\n"), "site.yaml", []byte(importTemplate+"colour: red\n"), ImportOptions{})
+	_, _, err := CSV("t.csv", []byte("name,serial\na,SN1\n"), "site.yaml", []byte(importTemplate+"colour: red\n"), Options{})
 	if err == nil || !strings.Contains(err.Error(), "site.yaml:7:1: colour: unknown field") {
 		t.Error(err)
 	}
@@ -207,11 +209,11 @@ func TestImportOfFreeText(t *testing.T) {
 				m[h] = f
 			}
 		}
-		out, _, err := ImportCSV("t.csv", []byte("name,serial,"+head+"\na,SN1,"+cells+"\n"), "site.yaml", []byte(template), ImportOptions{Map: m})
+		out, _, err := CSV("t.csv", []byte("name,serial,"+head+"\na,SN1,"+cells+"\n"), "site.yaml", []byte(template), Options{Map: m})
 		if err != nil {
 			return err
 		}
-		inv, err := ParsePublicInventory("i", out)
+		inv, err := configs.ParsePublicInventory("i", out)
 		if err != nil {
 			return err
 		}
@@ -262,12 +264,12 @@ caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789
 		}
 		return rows
 	}
-	run := func(template, table string) (*Inventory, string) {
-		out, _, err := ImportCSV("t.csv", []byte(table), "site.yaml", []byte(template), ImportOptions{})
+	run := func(template, table string) (*configs.Inventory, string) {
+		out, _, err := CSV("t.csv", []byte(table), "site.yaml", []byte(template), Options{})
 		if err != nil {
 			return nil, err.Error()
 		}
-		inv, err := ParsePublicInventory("i", out)
+		inv, err := configs.ParsePublicInventory("i", out)
 		return inv, fmt.Sprint(err)
 	}
 	if inv, err := run(named, table("")); inv == nil || len(inv.Sites) != 200 || inv.Sites[6].Network.Interfaces[0].Name != "en*" ||
@@ -347,7 +349,7 @@ func TestImportOfThousands(t *testing.T) {
 	runtime.GC()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	_, n, err := ImportCSV("t.csv", []byte(b.String()), "site.yaml", []byte(importTemplate), ImportOptions{})
+	_, n, err := CSV("t.csv", []byte(b.String()), "site.yaml", []byte(importTemplate), Options{})
 	runtime.ReadMemStats(&after)
 	if err != nil || n != 5000 {
 		t.Fatal(n, err)

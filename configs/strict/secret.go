@@ -1,4 +1,4 @@
-package configs
+package strict
 
 import (
 	"encoding/json"

@@ -1,4 +1,6 @@
-package configs
+// Package importer turns tables, as spreadsheets save them, into Inventories. strict.Problems name
+// the row's line and the column.
+package importer
 
 import (
 	"bytes"
@@ -15,12 +17,14 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
 
-// ImportOptions are how a table becomes an Inventory.
-type ImportOptions struct {
+// Options set how a table becomes an Inventory.
+type Options struct {
 	// Map names the field of a column whose header is another; "-" leaves the
 	// column out.
 	Map map[string]string
@@ -87,11 +91,11 @@ func (c column) at() string {
 	return p
 }
 
-// ImportCSV makes an Inventory of a table with a header line, each row a site,
+// CSV makes an Inventory of a table with a header line, each row a site,
 // and a template, the Site that they have in common. A column is a field, by
-// its path or by what people call it. Problems name the row's line and the
+// its path or by what people call it. strict.Problems name the row's line and the
 // column.
-func ImportCSV(name string, table []byte, templateName string, template []byte, o ImportOptions) (inventory []byte, sites int, err error) {
+func CSV(name string, table []byte, templateName string, template []byte, o Options) (inventory []byte, sites int, err error) {
 	defaults, probs := templateFields(templateName, template, o)
 	im := &importer{name: name, template: templateName, defaults: defaults}
 	text, err := tableText(name, table)
@@ -121,44 +125,44 @@ func (im *importer) nameNodes(warn func(string)) {
 	if !has("name") || has("nodeName") || name == nil || !strings.Contains(name.Value, "{{") {
 		return
 	}
-	im.defaults = without(im.defaults, "nodeName")
+	im.defaults = yamltree.Without(im.defaults, "nodeName")
 	if warn != nil {
-		warn(fmt.Sprintf("nodeName %s of %s is left out: the table names the machines, and each node is called as its site. To have it all the same, add it to defaults in the Inventory", name.Value, FileName(im.template)))
+		warn(fmt.Sprintf("nodeName %s of %s is left out: the table names the machines, and each node is called as its site. To have it all the same, add it to defaults in the Inventory", name.Value, strict.FileName(im.template)))
 	}
 }
 
 // besides are the problems of the rows where the template's are told already:
 // without those that the rows have from it, e.g. a field that is misspelt there.
-func (im *importer) besides(template, rows Problems) Problems {
-	return slices.DeleteFunc(rows, func(p Problem) bool {
-		return p.File != im.name || p.Missing || slices.ContainsFunc(template, func(t Problem) bool { return strings.HasSuffix(p.Msg, t.Msg) })
+func (im *importer) besides(template, rows strict.Problems) strict.Problems {
+	return slices.DeleteFunc(rows, func(p strict.Problem) bool {
+		return p.File != im.name || p.Missing || slices.ContainsFunc(template, func(t strict.Problem) bool { return strings.HasSuffix(p.Msg, t.Msg) })
 	})
 }
 
 // asProblems are an error's problems, or the error as one.
-func asProblems(err error) Problems {
-	var probs Problems
+func asProblems(err error) strict.Problems {
+	var probs strict.Problems
 	if err != nil && !errors.As(err, &probs) {
-		probs = Problems{{Msg: err.Error()}}
+		probs = strict.Problems{{Msg: err.Error()}}
 	}
 	return probs
 }
 
 // templateFields are the fields that the template has, and what is wrong with it
 // as a Site of its own.
-func templateFields(name string, template []byte, o ImportOptions) (*yaml.Node, Problems) {
-	doc, probs := readDocument(name, template)
-	if probs != nil {
-		return nil, probs
-	}
-	_, err := ParsePublicSite(name, template)
-	if doc.kind != KindSite {
+func templateFields(name string, template []byte, o Options) (*yaml.Node, strict.Problems) {
+	doc, err := configs.Read(name, template)
+	if err != nil {
 		return nil, asProblems(err)
 	}
-	fields := without(doc.root, "apiVersion", "kind")
+	_, err = configs.ParsePublicSite(name, template)
+	if doc.Kind() != configs.KindSite {
+		return nil, asProblems(err)
+	}
+	fields := yamltree.Without(doc.Root(), "apiVersion", "kind")
 	for i := 0; i+1 < len(fields.Content); i += 2 {
 		if k := fields.Content[i].Value; o.Path != nil && (k == "caFile" || k == "ignitionFile") {
-			fields.Content[i+1] = encodeString(o.Path(fields.Content[i+1].Value))
+			fields.Content[i+1] = yamltree.Quoted(o.Path(fields.Content[i+1].Value))
 		}
 	}
 	return fields, asProblems(err)
@@ -168,10 +172,10 @@ func templateFields(name string, template []byte, o ImportOptions) (*yaml.Node, 
 // it: an address for its interface, for example. Whether each row does is found
 // when the whole Inventory is read. Where it is not known what the columns hold,
 // any of them may complete a field that has fields of its own.
-func (im *importer) notGiven(template Problems) Problems {
-	return slices.DeleteFunc(template, func(p Problem) bool {
+func (im *importer) notGiven(template strict.Problems) strict.Problems {
+	return slices.DeleteFunc(template, func(p strict.Problem) bool {
 		return p.Missing || !im.headed && hasFields(p.Path) || p.Path != "" && slices.ContainsFunc(im.columns, func(c column) bool {
-			return covers(p.Path, c.at())
+			return strict.Covers(p.Path, c.at())
 		})
 	})
 }
@@ -181,17 +185,19 @@ var documentLine = regexp.MustCompile(`^(?:(?:[ \t]*#.*|---)?\n)*(?:apiVersion|k
 
 // tableText is the table as UTF-8 without marks.
 func tableText(name string, b []byte) (string, error) {
-	fail := func(line int, msg string) (string, error) { return "", Problems{{File: name, Line: line, Msg: msg}} }
+	fail := func(line int, msg string) (string, error) {
+		return "", strict.Problems{{File: name, Line: line, Msg: msg}}
+	}
 	if bytes.HasPrefix(b, []byte("PK\x03\x04")) {
 		return fail(1, "is a spreadsheet's own file, not CSV: save it as CSV UTF-8")
 	}
 	text := strings.TrimPrefix(string(b), "\ufeff")
-	bad := invalidUTF8(b)
+	bad := strict.InvalidUTF8(b)
 	if zero := bytes.IndexByte(b, 0); zero >= 0 { // UTF-16
 		bad = min(bad, zero)
 	}
 	if bad < len(b) {
-		return fail(lineOf(b, bad), "is not UTF-8: save the table as CSV UTF-8")
+		return fail(strict.LineOf(b, bad), "is not UTF-8: save the table as CSV UTF-8")
 	}
 	text = strings.ReplaceAll(text, "\r\n", "\n")
 	if at := documentLine.FindStringIndex(text); at != nil {
@@ -223,22 +229,23 @@ type importer struct {
 	headed   bool // the columns are known, each of them
 	sites    []*yaml.Node
 	lines    []int // of each site
-	probs    Problems
+	probs    strict.Problems
 }
 
 func (im *importer) problem(line int, header, format string, args ...any) {
-	p := Problem{File: im.name, Line: line, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))}
+	p := strict.NewProblem("", format, args...)
+	p.File, p.Line = im.name, line
 	if header != "" {
-		p.Path = fmt.Sprintf("column %q", shorten(header))
+		p.Path = fmt.Sprintf("column %q", strict.Shorten(header))
 	}
 	im.probs = append(im.probs, p)
 }
 
-func (im *importer) read(text string, o ImportOptions) error {
+func (im *importer) read(text string, o Options) error {
 	sep, rest := separator(text)
 	offset := strings.Count(text[:len(text)-len(rest)], "\n")
 	if sep == '"' || sep == '\n' || sep == utf8.RuneError || !utf8.ValidRune(sep) {
-		return Problems{{File: im.name, Line: 1, Msg: "sep= names nothing that can stand between columns: use ; or ,"}}
+		return strict.Problems{{File: im.name, Line: 1, Msg: "sep= names nothing that can stand between columns: use ; or ,"}}
 	}
 	r := csv.NewReader(strings.NewReader(rest))
 	r.Comma, r.FieldsPerRecord, r.TrimLeadingSpace = sep, -1, sep != '\t'
@@ -302,7 +309,7 @@ func plainHeader(s string) string {
 	return strings.NewReplacer(" ", "", "-", "", "_", "", ".", "").Replace(strings.ToLower(s))
 }
 
-func (im *importer) header(line int, row []string, o ImportOptions) {
+func (im *importer) header(line int, row []string, o Options) {
 	if len(row) > maxColumns {
 		im.problem(line, "", "has %d columns, at most %d are read", len(row), maxColumns)
 		return
@@ -310,7 +317,7 @@ func (im *importer) header(line int, row []string, o ImportOptions) {
 	given := map[string]string{}
 	for h, f := range o.Map {
 		if !slices.Contains(row, h) {
-			im.problem(line, h, "is mapped to %s, and the table has no such column%s", f, DidYouMean(h, row))
+			im.problem(line, h, "is mapped to %s, and the table has no such column%s", f, strict.DidYouMean(h, row))
 		}
 	}
 	for _, h := range row {
@@ -359,7 +366,7 @@ func (im *importer) named(line int) {
 			continue
 		}
 		said[i] = true
-		im.problem(line, c.header, "holds %s, and nothing says which interface that is: put network: {interfaces: [{name: en*}]} into %s, or name it in a column (interface)", c.field, FileName(im.template))
+		im.problem(line, c.header, "holds %s, and nothing says which interface that is: put network: {interfaces: [{name: en*}]} into %s, or name it in a column (interface)", c.field, strict.FileName(im.template))
 	}
 }
 
@@ -394,7 +401,7 @@ var pathPart = regexp.MustCompile(`^([A-Za-z]+)((?:\[\d\])*)$`)
 func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad string) {
 	path, kind, free, bad = fieldOf(field)
 	if bad == "" && (len(path) == 0 || !inCell(kind)) {
-		return nil, nil, false, fmt.Sprintf("%q holds more than a cell can", shorten(field))
+		return nil, nil, false, fmt.Sprintf("%q holds more than a cell can", strict.Shorten(field))
 	}
 	return path, kind, free, bad
 }
@@ -404,7 +411,7 @@ func fieldOf(field string) (path []step, kind reflect.Type, free bool, bad strin
 	fail := func(format string, args ...any) ([]step, reflect.Type, bool, string) {
 		return nil, nil, false, fmt.Sprintf(format, args...)
 	}
-	t := reflect.TypeFor[InventorySite]()
+	t := reflect.TypeFor[configs.InventorySite]()
 	rest := field
 	for rest != "" {
 		if t.Kind() == reflect.Map {
@@ -413,21 +420,21 @@ func fieldOf(field string) (path []step, kind reflect.Type, free bool, bad strin
 		var part string
 		part, rest, _ = strings.Cut(rest, ".")
 		m := pathPart.FindStringSubmatch(part)
-		if m == nil || t.Kind() != reflect.Struct || t == secretType {
-			return fail("%q is not a field of a Site%s", shorten(field), DidYouMean(plainHeader(field), slices.Sorted(maps.Keys(columnNames()))))
+		if m == nil || t.Kind() != reflect.Struct || t == reflect.TypeFor[strict.Secret]() {
+			return fail("%q is not a field of a Site%s", strict.Shorten(field), strict.DidYouMean(plainHeader(field), slices.Sorted(maps.Keys(columnNames()))))
 		}
-		f, ok := fieldByName(reflect.New(t).Elem(), m[1])
+		f, ok := strict.FieldByName(t, m[1])
 		if !ok {
-			known := fieldNames(t)
+			known := strict.FieldNames(t)
 			if len(path) == 0 {
 				known = append(known, slices.Sorted(maps.Keys(columnNames()))...)
 			}
-			return fail("%q is not a field of a Site%s", shorten(field), DidYouMean(m[1], known))
+			return fail("%q is not a field of a Site%s", strict.Shorten(field), strict.DidYouMean(m[1], known))
 		}
 		path, t, free = append(path, step{key: m[1]}), f.Type, f.Tag.Get("text") == "any"
 		for _, i := range strings.FieldsFunc(m[2], func(r rune) bool { return r == '[' || r == ']' }) {
 			if t.Kind() != reflect.Slice {
-				return fail("%q: %s is not a list", shorten(field), m[1])
+				return fail("%q: %s is not a list", strict.Shorten(field), m[1])
 			}
 			n, _ := strconv.Atoi(i)
 			path, t = append(path, step{item: n}), t.Elem()
@@ -443,11 +450,11 @@ func fieldOf(field string) (path []step, kind reflect.Type, free bool, bad strin
 func inCell(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Struct:
-		return t == secretType
+		return t == reflect.TypeFor[strict.Secret]()
 	case reflect.Slice:
 		return t.Elem().Kind() == reflect.String
 	}
-	return t == secretType || t.Kind() != reflect.Map
+	return t == reflect.TypeFor[strict.Secret]() || t.Kind() != reflect.Map
 }
 
 // hasFields reports whether a field of a Site has fields of its own.
@@ -463,10 +470,10 @@ func (im *importer) row(line int, row []string) {
 		if len(row) < len(im.columns) {
 			fix = "add the empty ones"
 		}
-		im.problem(line, "", "has %s, the first line names %s: %s", Count(len(row), "cell"), Count(len(im.columns), "column"), fix)
+		im.problem(line, "", "has %s, the first line names %s: %s", configs.Count(len(row), "cell"), configs.Count(len(im.columns), "column"), fix)
 		return
 	}
-	site := empty()
+	site := yamltree.Mapping()
 	for i, c := range im.columns {
 		if row[i] != "" && c.path != nil {
 			if bad := notValue(row[i], c); bad != "" {
@@ -496,9 +503,9 @@ var (
 // machine waits for its site. A password may look like a formula, and is not
 // quoted.
 func notValue(text string, c column) string {
-	said, secret := "", c.kind == secretType
+	said, secret := "", c.kind == reflect.TypeFor[strict.Secret]()
 	if !secret {
-		said = strconv.Quote(shorten(text)) + " "
+		said = strconv.Quote(strict.Shorten(text)) + " "
 	}
 	none := noValue
 	if secret || c.free {
@@ -520,35 +527,35 @@ func notValue(text string, c column) string {
 func cellValue(text string, c column) *yaml.Node {
 	switch {
 	case c.kind.Kind() == reflect.Slice:
-		n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+		n := yamltree.List()
 		for _, item := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" \t\n,;|", r) }) {
-			n.Content = append(n.Content, encodeString(item))
+			n.Content = append(n.Content, yamltree.Quoted(item))
 		}
 		return n
 	case c.kind.Kind() == reflect.Bool:
 		low := strings.ToLower(text)
 		if slices.Contains([]string{"yes", "y", "1", "true"}, low) {
-			return plain("true", "!!bool")
+			return yamltree.Plain("true", "!!bool")
 		} else if slices.Contains([]string{"no", "n", "0", "false"}, low) {
-			return plain("false", "!!bool")
+			return yamltree.Plain("false", "!!bool")
 		}
-		return encodeString(text) // which validation rejects
+		return yamltree.Quoted(text) // which validation rejects
 	case c.kind.Kind() == reflect.Int:
 		if _, err := strconv.Atoi(text); err == nil {
-			return plain(text, "!!int")
+			return yamltree.Plain(text, "!!int")
 		}
-		return encodeString(text)
+		return yamltree.Quoted(text)
 	case c.field == "name":
-		return encodeString(strings.ToLower(text))
+		return yamltree.Quoted(strings.ToLower(text))
 	}
-	return encodeString(text)
+	return yamltree.Quoted(text)
 }
 
 // set puts v where path leads below n. A list is begun with the template's, of
 // which only the item differs.
 func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) string {
 	if len(path) == 1 && path[0].key != "" {
-		n.Content = append(without(n, path[0].key).Content, plain(path[0].key, "!!str"), v)
+		n.Content = append(yamltree.Without(n, path[0].key).Content, yamltree.Plain(path[0].key, "!!str"), v)
 		return ""
 	}
 	var below *yaml.Node // the template's
@@ -558,14 +565,14 @@ func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) strin
 	next := yamltree.Get(n, path[0].key)
 	list := path[1].key == ""
 	if next == nil {
-		next = empty()
+		next = yamltree.Mapping()
 		if list {
-			next = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+			next = yamltree.List()
 			if below != nil && below.Kind == yaml.SequenceNode {
-				next = clean(below)
+				next = yamltree.Clean(below)
 			}
 		}
-		n.Content = append(n.Content, plain(path[0].key, "!!str"), next)
+		n.Content = append(n.Content, yamltree.Plain(path[0].key, "!!str"), next)
 	}
 	if !list {
 		return im.set(next, below, path[1:], v)
@@ -575,7 +582,7 @@ func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) strin
 		return fmt.Sprintf("is item %d of %s, and there is no item %d", i, path[0].key, i-1)
 	}
 	if i == len(next.Content) {
-		next.Content = append(next.Content, empty())
+		next.Content = append(next.Content, yamltree.Mapping())
 	}
 	if len(path) == 2 {
 		next.Content[i] = v
@@ -591,18 +598,14 @@ func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) strin
 // encode writes the Inventory, and says what is wrong with it by row and
 // column.
 func (im *importer) encode() ([]byte, error) {
-	root := empty()
-	put := func(k string, v *yaml.Node) { root.Content = append(root.Content, plain(k, "!!str"), v) }
-	put("apiVersion", plain(APIVersion, "!!str"))
-	put("kind", plain(KindInventory, "!!str"))
-	put("defaults", im.defaults)
-	b, err := encodeInventory(root, im.sites, func(n *yaml.Node) *yaml.Node { return n })
+	root := yamltree.Mapping("apiVersion", yamltree.Plain(configs.APIVersion, "!!str"), "kind", yamltree.Plain(configs.KindInventory, "!!str"), "defaults", im.defaults)
+	b, err := yamltree.EncodeWithList(root, "sites", im.sites, func(n *yaml.Node) *yaml.Node { return n })
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("encoding the Inventory: %w", err)
 	}
 	im.sites = nil // thousands need not be in memory twice
-	_, err = im.parse(b)
-	var probs Problems
+	_, err = configs.ParseWholeInventory(im.name, b)
+	var probs strict.Problems
 	if errors.As(err, &probs) {
 		return nil, im.byRow(probs)
 	}
@@ -612,17 +615,17 @@ func (im *importer) encode() ([]byte, error) {
 var siteIndex = regexp.MustCompile(`^sites\[(\d+)\]\.?(.*)$`)
 
 // byRow words an Inventory's problems for whoever has the table.
-func (im *importer) byRow(probs Problems) Problems {
+func (im *importer) byRow(probs strict.Problems) strict.Problems {
 	for _, p := range probs {
 		m := siteIndex.FindStringSubmatch(p.Path)
 		if m == nil {
-			im.probs = append(im.probs, Problem{File: im.template, Path: strings.TrimPrefix(p.Path, "defaults."), Msg: im.lineOf(p.Msg)})
+			im.probs = append(im.probs, strict.Problem{File: im.template, Path: strings.TrimPrefix(p.Path, "defaults."), Msg: im.lineOf(p.Msg)})
 			continue
 		}
 		i, _ := strconv.Atoi(m[1])
 		line, field, header := im.lines[i], m[2], ""
 		for _, c := range im.columns {
-			if covers(c.at(), field) || covers(field, c.at()) {
+			if strict.Covers(c.at(), field) || strict.Covers(field, c.at()) {
 				header = c.header
 			}
 		}
@@ -633,19 +636,8 @@ func (im *importer) byRow(probs Problems) Problems {
 		// What no column holds is the template's to give, but for names.
 		im.probs[len(im.probs)-1].Missing = p.Missing && header == "" && field != "name"
 	}
-	im.probs.sort()
+	im.probs.Sort()
 	return im.once()
-}
-
-// parse reads the Inventory that the table becomes. Rows that have a problem in common
-// are told together (once), so all of them are needed.
-func (im *importer) parse(inventory []byte) (*Inventory, error) {
-	d, err := Read(im.name, inventory)
-	if err != nil {
-		return nil, err
-	}
-	d.doc.all = true
-	return d.doc.inventory(false)
 }
 
 // lineOf names a row by its line, which people see, not by its place in the list.
@@ -660,13 +652,13 @@ func (im *importer) lineOf(msg string) string {
 }
 
 // once says what more than maxAlike rows have in common once, with their lines.
-func (im *importer) once() Problems {
-	alike := map[Problem][]int{}
-	kind := func(p Problem) Problem { p.Line = 0; return p }
+func (im *importer) once() strict.Problems {
+	alike := map[strict.Problem][]int{}
+	kind := func(p strict.Problem) strict.Problem { p.Line = 0; return p }
 	for _, p := range im.probs {
 		alike[kind(p)] = append(alike[kind(p)], p.Line)
 	}
-	var out Problems
+	var out strict.Problems
 	for _, p := range im.probs {
 		lines := alike[kind(p)]
 		switch {
@@ -678,7 +670,7 @@ func (im *importer) once() Problems {
 		}
 	}
 	if n := len(out); n > maxImportNotes {
-		out = append(out[:maxImportNotes], Problem{File: im.name, Msg: Count(n-maxImportNotes, "more problem")})
+		out = append(out[:maxImportNotes], strict.Problem{File: im.name, Msg: configs.Count(n-maxImportNotes, "more problem")})
 	}
 	return out
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/invopop/jsonschema"
 )
 
@@ -118,7 +119,7 @@ func schemaForms() map[string]func(*jsonschema.Schema) {
 		"Taint.key":                    pattern(labelKeyForm),
 		"Taint.value":                  pattern(labelForm),
 		"IPVS.probePath":               pattern(`^/\S*$`),
-		"SiteYurthub.namespace":        form(dnsLabel),
+		"SiteYurthub.namespace":        form(forms.DNSLabel),
 		"SiteYurthub.extraArgs":        each(pattern(hubArgForm)),
 		"Network.dns":                  items(except(`^(127\.|0\.0\.0\.0$|255\.255\.255\.255$|::1?$)`)),
 		"Network.ntp":                  items(except(everyName)),
@@ -162,14 +163,14 @@ func schemaForms() map[string]func(*jsonschema.Schema) {
 		"Yurthub.extraArgs":            each(pattern(hubArgForm)),
 		"ContainerImage.ref":           pattern(refForm),
 		"ContainerImage.digest":        form(digestForm),
-		"ImageStore.maxLayerSize":      form(sizeForm),
+		"ImageStore.maxLayerSize":      form(forms.SizeForm),
 		"File.path":                    pattern(`^/`),
 		"File.mode":                    form(octalMode),
 		"Kernel.args":                  items(except(`^(single|emergency|rescue|s|S|1)$|^systemd\.unit=(emergency|rescue)\.target$`)),
 		"Kernel.consoles":              items(form(consoleForm)),
 		"Kernel.modules":               each(form(moduleName)),
-		"Disk.root":                    form(sizeForm),
-		"Disk.data":                    form(sizeForm),
+		"Disk.root":                    form(forms.SizeForm),
+		"Disk.data":                    form(forms.SizeForm),
 		"Inventory.sites":              length(1, 0),
 		"Cluster.masters":              length(1, 0),
 		"Cluster.kubernetesVersion":    pattern(`^v1\.(3[1-9]|[4-9][0-9]|[1-9][0-9]{2,})\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`),
@@ -270,8 +271,8 @@ func imageRules(s *jsonschema.Schema) {
 	)
 }
 
-// strict adds to a schema what validate checks and a schema can say.
-func strict(t *testing.T, s *jsonschema.Schema, kind string, used map[string]bool) {
+// constrained adds to a schema what validate checks and a schema can say.
+func constrained(t *testing.T, s *jsonschema.Schema, kind string, used map[string]bool) {
 	t.Helper()
 	root := strings.ToUpper(kind[:1]) + kind[1:]
 	all := maps.Clone(s.Definitions)

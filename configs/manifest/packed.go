@@ -1,4 +1,4 @@
-package configs
+package manifest
 
 import (
 	"bytes"
@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// Manifest is one file of Kubernetes objects that a Cluster names.
-type Manifest struct {
+// File is one file of Kubernetes objects that a Cluster names.
+type File struct {
 	Name string `json:"name"`
 	Text string `json:"text"`
 }
@@ -22,23 +24,23 @@ const (
 	maxManifestFiles = 10_000
 )
 
-// PackManifests packs manifests as a Site carries them: JSON, gzip, base64. CNI
+// Pack packs manifests as a Site carries them: JSON, gzip, base64. CNI
 // plugins and OpenYurt bring CustomResourceDefinitions of hundreds of kilobytes,
 // and a fleet hundreds of tokens, which a slot has no room for as they are. The
 // same files give the same text.
-func PackManifests(all []Manifest) (Secret, error) {
+func Pack(all []File) (strict.Secret, error) {
 	if len(all) == 0 {
-		return Secret{}, nil
+		return strict.Secret{}, nil
 	}
 	if len(all) > maxManifestFiles {
-		return Secret{}, fmt.Errorf("packing the manifests: they are %d files, at most %d are possible: join some", len(all), maxManifestFiles)
+		return strict.Secret{}, fmt.Errorf("packing the manifests: they are %d files, at most %d are possible: join some", len(all), maxManifestFiles)
 	}
 	text, err := json.Marshal(all)
 	if err != nil {
-		return Secret{}, fmt.Errorf("packing the manifests: %w", err)
+		return strict.Secret{}, fmt.Errorf("packing the manifests: %w", err)
 	}
 	if len(text) > maxManifests {
-		return Secret{}, fmt.Errorf("packing the manifests: they have %d MiB together, at most %d are possible", len(text)>>20, maxManifests>>20)
+		return strict.Secret{}, fmt.Errorf("packing the manifests: they have %d MiB together, at most %d are possible", len(text)>>20, maxManifests>>20)
 	}
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
@@ -49,13 +51,13 @@ func PackManifests(all []Manifest) (Secret, error) {
 		err = z.Close()
 	}
 	if err != nil {
-		return Secret{}, fmt.Errorf("packing the manifests: %w", err)
+		return strict.Secret{}, fmt.Errorf("packing the manifests: %w", err)
 	}
-	return NewSecret(base64.StdEncoding.EncodeToString(b.Bytes())), nil
+	return strict.NewSecret(base64.StdEncoding.EncodeToString(b.Bytes())), nil
 }
 
-// UnpackManifests reads what PackManifests wrote.
-func UnpackManifests(packed Secret) ([]Manifest, error) {
+// Unpack reads what Pack wrote.
+func Unpack(packed strict.Secret) ([]File, error) {
 	if packed.IsZero() {
 		return nil, nil
 	}
@@ -74,14 +76,14 @@ func UnpackManifests(packed Secret) ([]Manifest, error) {
 	case len(text) > maxManifests:
 		return nil, fmt.Errorf("it unfolds to more than %d MiB", maxManifests>>20)
 	}
-	var all []Manifest
+	var all []File
 	dec := json.NewDecoder(bytes.NewReader(text))
 	if t, err := dec.Token(); err != nil || t != json.Delim('[') {
 		return nil, errNoManifests
 	}
 	// One by one: a list of empty ones would take ten times its text.
 	for dec.More() {
-		var m Manifest
+		var m File
 		if err := dec.Decode(&m); err != nil {
 			return nil, errNoManifests
 		}
@@ -98,17 +100,18 @@ func UnpackManifests(packed Secret) ([]Manifest, error) {
 
 var errNoManifests = errors.New("it is not a list of manifests")
 
-func checkPacked(path string, packed Secret, probs *Problems) {
-	all, err := UnpackManifests(packed)
+// CheckPacked reports what is wrong with packed manifests.
+func CheckPacked(path string, packed strict.Secret, probs *strict.Problems) {
+	all, err := Unpack(packed)
 	if err != nil {
-		probs.add(path, "%v: `edgebake cluster sites` writes it", err)
+		probs.Add(path, "%v: `edgebake cluster sites` writes it", err)
 	}
 	for _, m := range all {
-		if len(*probs) > maxProblems {
+		if len(*probs) > strict.MaxProblems {
 			return // more than are told
 		}
-		for _, p := range CheckManifest(m.Name, []byte(m.Text)) {
-			probs.add(path, "%v", p)
+		for _, p := range Check(m.Name, []byte(m.Text)) {
+			probs.Add(path, "%v", p)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package configs
+package strict
 
 import (
 	"cmp"
@@ -25,7 +25,7 @@ type Problem struct {
 // What a person reads of a document's problems, and a machine keeps in its state of
 // those of a stick.
 const (
-	maxProblems = 50
+	MaxProblems = 50
 	maxMsg      = 1000 // letters of one problem of a document
 	maxTold     = 8000 // and of one with what a program said that was called for a field
 	maxPath     = 200
@@ -40,6 +40,11 @@ func atMost(letters int, s string) string {
 		return string(r[:letters]) + "…"
 	}
 	return s
+}
+
+// NewProblem returns a problem of a field.
+func NewProblem(path, format string, args ...any) Problem {
+	return Problem{Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))}
 }
 
 // FieldError is a problem with what a field names, found by somebody who does not
@@ -102,16 +107,21 @@ func (ps Problems) Err() error {
 	return ps
 }
 
-func (ps *Problems) add(path, format string, args ...any) {
-	*ps = append(*ps, Problem{Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))})
+// Add appends a problem of a field.
+func (ps *Problems) Add(path, format string, args ...any) {
+	*ps = append(*ps, NewProblem(path, format, args...))
 }
 
-// missing reports a field that is required and not there.
-func (ps *Problems) missing(path, format string, args ...any) {
-	*ps = append(*ps, Problem{Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...)), Missing: true})
+// AddMissing reports a field that is required and not there.
+// Add appends a problem of a field.
+func (ps *Problems) AddMissing(path, format string, args ...any) {
+	p := NewProblem(path, format, args...)
+	p.Missing = true
+	*ps = append(*ps, p)
 }
 
-func (ps Problems) sort() {
+// Sort puts problems in the order of the document.
+func (ps Problems) Sort() {
 	slices.SortStableFunc(ps, func(a, b Problem) int {
 		if a.rest != b.rest {
 			if a.rest {
@@ -123,21 +133,25 @@ func (ps Problems) sort() {
 	})
 }
 
-// first are the first maxProblems in the document's order, and how many follow; more
+// First returns the first MaxProblems in the document's order, and how many follow; more
 // are those that were only counted.
-func (ps Problems) first(file string, more int) Problems {
-	ps.sort()
-	return ps.cut(file, more)
+func (ps Problems) First(file string, more int) Problems {
+	ps.Sort()
+	return ps.Cut(file, more)
 }
 
-// cut is first of problems that are in order.
-func (ps Problems) cut(file string, more int) Problems {
-	if len(ps) > maxProblems {
-		more += len(ps) - maxProblems
-		ps = ps[:maxProblems:maxProblems]
+// Cut is First for problems that are in order.
+func (ps Problems) Cut(file string, more int) Problems {
+	if len(ps) > MaxProblems {
+		more += len(ps) - MaxProblems
+		ps = ps[:MaxProblems:MaxProblems]
 	}
 	if more > 0 {
-		ps = append(ps, Problem{File: file, Msg: "and " + Count(more, "more problem"), rest: true})
+		rest := fmt.Sprintf("%d more problems", more)
+		if more == 1 {
+			rest = "1 more problem"
+		}
+		ps = append(ps, Problem{File: file, Msg: "and " + rest, rest: true})
 	}
 	return ps
 }

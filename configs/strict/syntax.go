@@ -1,4 +1,4 @@
-package configs
+package strict
 
 import (
 	"bytes"
@@ -43,8 +43,8 @@ const (
 	flowHint  = "a [ or { is not closed, or a comma is missing"
 )
 
-// syntaxProblem describes an error of package yaml in data.
-func syntaxProblem(file string, data []byte, err error) Problem {
+// SyntaxProblem describes an error of package yaml in data.
+func SyntaxProblem(file string, data []byte, err error) Problem {
 	p := Problem{File: file}
 	m := yamlError.FindStringSubmatch(err.Error())
 	if m == nil {
@@ -57,10 +57,10 @@ func syntaxProblem(file string, data []byte, err error) Problem {
 	case unknownAnchor.MatchString(words):
 		p.Line, p.Msg = max(p.Line, stoppedAt(data)), "not YAML: a value that begins with * needs quotes"
 	case !utf8.Valid(data):
-		p.Line, p.Msg = lineOf(data, invalidUTF8(data)), "is not UTF-8 text; save the file in this encoding"
+		p.Line, p.Msg = LineOf(data, InvalidUTF8(data)), "is not UTF-8 text; save the file in this encoding"
 	case control >= 0:
 		r, _ := utf8.DecodeRune(data[control:])
-		p.Line, p.Msg = lineOf(data, control), fmt.Sprintf("not YAML: contains the control character %U; remove it", r)
+		p.Line, p.Msg = LineOf(data, control), fmt.Sprintf("not YAML: contains the control character %U; remove it", r)
 	default:
 		hint := yamlHints[words]
 		switch hint {
@@ -77,10 +77,11 @@ func syntaxProblem(file string, data []byte, err error) Problem {
 	return p
 }
 
-func lineOf(data []byte, offset int) int { return 1 + bytes.Count(data[:offset], []byte("\n")) }
+// LineOf returns the line of an offset, counted from 1.
+func LineOf(data []byte, offset int) int { return 1 + bytes.Count(data[:offset], []byte("\n")) }
 
-// invalidUTF8 returns the offset at which data stops being UTF-8.
-func invalidUTF8(data []byte) int {
+// InvalidUTF8 returns the offset at which data stops being UTF-8.
+func InvalidUTF8(data []byte) int {
 	for i, r := range string(data) {
 		if r == utf8.RuneError && !bytes.HasPrefix(data[i:], []byte("\ufffd")) {
 			return i

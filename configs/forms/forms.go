@@ -1,4 +1,7 @@
-package configs
+// Package forms judges single values that documents hold: names, hosts, addresses, labels,
+// URLs, keys. A function Bad... returns what is wrong with a value in words that follow its
+// field, or nothing.
+package forms
 
 import (
 	"encoding/base64"
@@ -11,52 +14,33 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
-)
 
-// The forms of the values that documents hold. Each check returns what is
-// wrong in words that follow "FIELD: ", or "".
+	"github.com/edgebake/edgebake/configs/strict"
+)
 
 var (
-	dnsLabel     = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
-	labelName    = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
-	sha256Hex    = regexp.MustCompile(`^[0-9a-f]{64}$`)
-	digestForm   = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
-	caHashForm   = regexp.MustCompile(`^sha256:[0-9a-fA-F]{64}$`)
-	tokenForm    = regexp.MustCompile(`^[a-z0-9]{6}\.[a-z0-9]{16}$`)
-	userName     = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
-	flagName     = regexp.MustCompile(`^[a-z0-9][a-z0-9-]*$`)
-	k8sVersion   = regexp.MustCompile(`^v1\.([0-9]+)\.([0-9]+)(-(alpha|beta|rc)\.[0-9]+)?$`)
-	sizeForm     = regexp.MustCompile(`^([1-9][0-9]*)(MiB|GiB|TiB)$`)
-	nearlySize   = regexp.MustCompile(`^\s*([1-9][0-9]{0,9})\s*([mMgGtT])([iI]?[bB])?\s*$`)
-	octalMode    = regexp.MustCompile(`^0?[0-7]{3,4}$`)
-	hashedPasswd = regexp.MustCompile(`^\$(1|2[abxy]|5|6|7|y|gy)\$[./0-9A-Za-z$=,]{8,}$`)
-	wholeHash    = regexp.MustCompile(`^(\$1\$.*\$.{22}|\$2[abxy]\$[0-9]{2}\$.{53}|\$(5|7|y|gy)\$.*\$.{43}|\$6\$.*\$.{86})$`)
-	ifacePattern = regexp.MustCompile(`^!?[A-Za-z0-9_.*?\[\]-]{1,31}$`)
-	ifaceName    = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,15}$`)
-	countryCode  = regexp.MustCompile(`^[A-Z]{2}$`)
-	pskHex       = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)
-	packageSpec  = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?( \[(amd64|arm64)\])?$`)
-	moduleName   = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
-	sysctlKey    = regexp.MustCompile(`^[A-Za-z0-9_*-]+([./][A-Za-z0-9_*-]+)+$`)
-	consoleForm  = regexp.MustCompile(`^(tty[A-Za-z0-9]*|hvc[0-9]+)(,[0-9]+[noe]?[78]?r?)?$`)
+	DNSLabel   = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	labelName  = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
+	SizeForm   = regexp.MustCompile(`^([1-9][0-9]*)(MiB|GiB|TiB)$`)
+	nearlySize = regexp.MustCompile(`^\s*([1-9][0-9]{0,9})\s*([mMgGtT])([iI]?[bB])?\s*$`)
 )
 
-// tokenWords say what tokenForm is.
-const tokenWords = "6 letters or digits, a dot, 16 letters or digits, all in lower case"
+// PlaceholderKey is the public key of a Site to start from, which its reader must replace.
+const PlaceholderKey = "ssh-ed25519 xxxxxxxx admin@example.com"
 
 // ParseSize reads a size like "512MiB" or "3GiB".
 func ParseSize(s string) (int64, error) {
-	m := sizeForm.FindStringSubmatch(s)
+	m := SizeForm.FindStringSubmatch(s)
 	if m == nil {
 		hint := ""
 		if n := nearlySize.FindStringSubmatch(s); n != nil {
 			hint = fmt.Sprintf("; did you mean %q?", n[1]+strings.ToUpper(n[2])+"iB")
 		}
-		return 0, fmt.Errorf("reading size %q: write a whole number with MiB, GiB or TiB, e.g. 512MiB or 3GiB%s", shorten(s), hint)
+		return 0, fmt.Errorf("reading size %q: write a whole number with MiB, GiB or TiB, e.g. 512MiB or 3GiB%s", strict.Shorten(s), hint)
 	}
 	n, err := strconv.ParseInt(m[1], 10, 64)
 	if err != nil {
-		return 0, fmt.Errorf("reading size %q: more than 64TiB", shorten(s))
+		return 0, fmt.Errorf("reading size %q: more than 64TiB", strict.Shorten(s))
 	}
 	shift := map[string]uint{"MiB": 20, "GiB": 30, "TiB": 40}[m[2]]
 	if n > 64<<40>>shift {
@@ -71,23 +55,23 @@ func CheckNodeName(name string) error {
 	switch {
 	case name == "":
 		return fmt.Errorf("a node's name cannot be empty")
-	case isLoopbackName(name):
+	case IsLoopbackName(name):
 		return fmt.Errorf("%q is every machine's name for itself; give the node a name of its own", name)
 	case len(name) > 63:
-		return fmt.Errorf("%q has %d letters; a node's name has at most 63", shorten(name), len(name))
-	case !isDNSName(name):
+		return fmt.Errorf("%q has %d letters; a node's name has at most 63", strict.Shorten(name), len(name))
+	case !IsDNSName(name):
 		return fmt.Errorf("%q cannot name a node: lower-case letters, digits, - and . only, each part between dots beginning and ending with a letter or digit", name)
 	}
 	return nil
 }
 
-// isDNSName reports whether s is an RFC 1123 subdomain in lower case.
-func isDNSName(s string) bool {
+// IsDNSName reports whether s is an RFC 1123 subdomain in lower case.
+func IsDNSName(s string) bool {
 	if s == "" || len(s) > 253 {
 		return false
 	}
 	for label := range strings.SplitSeq(s, ".") {
-		if !dnsLabel.MatchString(label) {
+		if !DNSLabel.MatchString(label) {
 			return false
 		}
 	}
@@ -96,52 +80,52 @@ func isDNSName(s string) bool {
 
 // CheckHost returns why s is neither an IP address nor a DNS name, or nil.
 func CheckHost(s string) error {
-	if bad := badHost(s); bad != "" {
+	if bad := BadHost(s); bad != "" {
 		return errors.New(bad)
 	}
 	return nil
 }
 
-// badHost says what is wrong with s as an IP address or DNS name.
-func badHost(s string) string {
+// BadHost says what is wrong with s as an IP address or DNS name.
+func BadHost(s string) string {
 	if a, err := netip.ParseAddr(s); err == nil {
 		if a.Zone() != "" {
-			return fmt.Sprintf("%q names an interface, which means nothing to others: a server needs an address that is valid on more than one link", shorten(s))
+			return fmt.Sprintf("%q names an interface, which means nothing to others: a server needs an address that is valid on more than one link", strict.Shorten(s))
 		}
 		return ""
 	}
 	lower := strings.ToLower(s)
 	last := lower[strings.LastIndexByte(lower, '.')+1:]
-	if !isDNSName(lower) || hexNumber.MatchString(last) {
-		return fmt.Sprintf("%q is neither an IP address nor a DNS name", shorten(s))
+	if !IsDNSName(lower) || hexNumber.MatchString(last) {
+		return fmt.Sprintf("%q is neither an IP address nor a DNS name", strict.Shorten(s))
 	}
 	return ""
 }
 
-// badHostPort says what is wrong with s as "host:port", with the fix for
+// BadHostPort says what is wrong with s as "host:port", with the fix for
 // the mistakes people make.
-func badHostPort(s string) string {
+func BadHostPort(s string) string {
 	switch {
 	case s == "":
 		return "is empty; write host:port"
 	case strings.Contains(s, "://"):
 		u, err := url.Parse(s)
 		if err != nil || u.Host == "" {
-			return fmt.Sprintf("%q: leave the scheme out; write host:port", shorten(s))
+			return fmt.Sprintf("%q: leave the scheme out; write host:port", strict.Shorten(s))
 		}
-		return fmt.Sprintf("%q: leave the scheme out; write %q", shorten(s), withPort(u.Host))
+		return fmt.Sprintf("%q: leave the scheme out; write %q", strict.Shorten(s), withPort(u.Host))
 	case strings.Contains(s, ","):
-		return fmt.Sprintf("%q holds several addresses; give each an item of its own", shorten(s))
+		return fmt.Sprintf("%q holds several addresses; give each an item of its own", strict.Shorten(s))
 	case strings.ContainsFunc(s, unicode.IsSpace):
-		return fmt.Sprintf("%q contains a space", shorten(s))
+		return fmt.Sprintf("%q contains a space", strict.Shorten(s))
 	case strings.Contains(s, "/"):
-		return fmt.Sprintf("%q: a path has no place here; write host:port", shorten(s))
+		return fmt.Sprintf("%q: a path has no place here; write host:port", strict.Shorten(s))
 	}
 	if strings.ContainsFunc(s, unicode.IsControl) {
-		return fmt.Sprintf("%q contains a control character", shorten(s))
+		return fmt.Sprintf("%q contains a control character", strict.Shorten(s))
 	}
 	if a, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")); err == nil && !strings.Contains(a.Zone(), "]") {
-		if bad := badServer(a); bad != "" {
+		if bad := BadServer(a); bad != "" {
 			return fmt.Sprintf("%s %s", a, bad)
 		}
 		if a.Is6() && !strings.HasPrefix(s, "[") { // where the port begins is anybody's guess
@@ -151,32 +135,32 @@ func badHostPort(s string) string {
 	}
 	host, port, ok := cutLast(s, ":")
 	if !ok {
-		return fmt.Sprintf("%q has no port; write %q", shorten(s), s+":6443")
+		return fmt.Sprintf("%q has no port; write %q", strict.Shorten(s), s+":6443")
 	}
 	if badPort(port) {
-		return fmt.Sprintf("%q: the port must be a number from 1 to 65535", shorten(s))
+		return fmt.Sprintf("%q: the port must be a number from 1 to 65535", strict.Shorten(s))
 	}
 	if inner, ok := strings.CutPrefix(host, "["); ok {
 		inner, ok = strings.CutSuffix(inner, "]")
 		if a, err := netip.ParseAddr(inner); !ok || err != nil || !a.Is6() {
-			return fmt.Sprintf("%q: the part in brackets is not an IPv6 address", shorten(s))
+			return fmt.Sprintf("%q: the part in brackets is not an IPv6 address", strict.Shorten(s))
 		}
-		if a, err := netip.ParseAddr(inner); err == nil && badServer(a) != "" {
-			return fmt.Sprintf("%s %s", a, badServer(a))
+		if a, err := netip.ParseAddr(inner); err == nil && BadServer(a) != "" {
+			return fmt.Sprintf("%s %s", a, BadServer(a))
 		}
 		host = inner
 	} else if strings.Contains(host, ":") {
-		return fmt.Sprintf("%q: write an IPv6 address in brackets, as in [fd00::1]:6443", shorten(s))
+		return fmt.Sprintf("%q: write an IPv6 address in brackets, as in [fd00::1]:6443", strict.Shorten(s))
 	}
-	if bad := badHost(host); bad != "" {
+	if bad := BadHost(host); bad != "" {
 		return bad
 	}
 	if a, err := netip.ParseAddr(host); err == nil {
-		if bad := badServer(a); bad != "" {
+		if bad := BadServer(a); bad != "" {
 			return fmt.Sprintf("%s %s", a, bad)
 		}
 	}
-	if isLoopbackName(host) {
+	if IsLoopbackName(host) {
 		return fmt.Sprintf("%q is every machine's name for itself; give the control-plane node's address", host)
 	}
 	return ""
@@ -202,30 +186,30 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// badLabelKey says what is wrong with k as the key of a label or taint.
-func badLabelKey(k string) string {
+// BadLabelKey says what is wrong with k as the key of a label or taint.
+func BadLabelKey(k string) string {
 	prefix, name, ok := strings.Cut(k, "/")
 	if !ok {
 		prefix, name = "", k
-	} else if !isDNSName(prefix) {
-		return fmt.Sprintf("%q: what stands before the / must be a DNS name in lower case", shorten(k))
+	} else if !IsDNSName(prefix) {
+		return fmt.Sprintf("%q: what stands before the / must be a DNS name in lower case", strict.Shorten(k))
 	}
 	if !labelName.MatchString(name) {
-		return fmt.Sprintf("%q is not a valid key: [DNS-NAME/]NAME, the name of at most 63 letters, digits, -, _ and ., with a letter or digit at both ends", shorten(k))
+		return fmt.Sprintf("%q is not a valid key: [DNS-NAME/]NAME, the name of at most 63 letters, digits, -, _ and ., with a letter or digit at both ends", strict.Shorten(k))
 	}
 	return ""
 }
 
-// badLabelValue says what is wrong with v as the value of a label or taint.
-func badLabelValue(v string) string {
+// BadLabelValue says what is wrong with v as the value of a label or taint.
+func BadLabelValue(v string) string {
 	if v != "" && !labelName.MatchString(v) {
-		return fmt.Sprintf("%q is not a valid value: at most 63 letters, digits, -, _ and ., with a letter or digit at both ends", shorten(v))
+		return fmt.Sprintf("%q is not a valid value: at most 63 letters, digits, -, _ and ., with a letter or digit at both ends", strict.Shorten(v))
 	}
 	return ""
 }
 
-// badURL says what is wrong with s as a URL of one of the schemes.
-func badURL(s string, schemes ...string) string {
+// BadURL says what is wrong with s as a URL of one of the schemes.
+func BadURL(s string, schemes ...string) string {
 	u, err := url.Parse(s)
 	if err != nil || u.Host == "" || strings.ContainsFunc(s, unicode.IsSpace) {
 		return fmt.Sprintf("is not a URL of the form %s://host/path", schemes[0])
@@ -240,7 +224,7 @@ func badURL(s string, schemes ...string) string {
 	case u.User != nil:
 		// Not a Secret: it would be printed.
 		return "the URL holds a user name or password, which would show in logs; leave them out"
-	case badHost(u.Hostname()) != "":
+	case BadHost(u.Hostname()) != "":
 		return "the URL's host is neither an IP address nor a DNS name"
 	case strings.HasSuffix(u.Host, ":") || u.Port() != "" && badPort(u.Port()):
 		return "the URL's port must be a number from 1 to 65535"
@@ -248,11 +232,11 @@ func badURL(s string, schemes ...string) string {
 	return ""
 }
 
-// badSSHKey says what is wrong with an authorized_keys line; options in
+// BadSSHKey says what is wrong with an authorized_keys line; options in
 // front of the key are allowed.
-func badSSHKey(line string) string {
+func BadSSHKey(line string) string {
 	switch {
-	case line == placeholderKey:
+	case line == PlaceholderKey:
 		return "replace the example by your public key (a file that ends in .pub), or remove the user"
 	case strings.Contains(line, "PRIVATE KEY"):
 		return "is a private key; give the public one, the file that ends in .pub"
@@ -300,33 +284,33 @@ func badKeyBlob(kind, encoded string) string {
 	return ""
 }
 
-// badFilePath says what is wrong with p as the place of a file on the node.
-func badFilePath(p string) string {
+// BadFilePath says what is wrong with p as the place of a file on the node.
+func BadFilePath(p string) string {
 	switch {
 	case !strings.HasPrefix(p, "/"):
-		return fmt.Sprintf("%q must be absolute", shorten(p))
+		return fmt.Sprintf("%q must be absolute", strict.Shorten(p))
 	case p == "/" || strings.HasSuffix(p, "/"):
-		return fmt.Sprintf("%q names a directory, not a file", shorten(p))
+		return fmt.Sprintf("%q names a directory, not a file", strict.Shorten(p))
 	case strings.ContainsFunc(p, unicode.IsControl):
-		return fmt.Sprintf("%q contains a line break or control character", shorten(p))
+		return fmt.Sprintf("%q contains a line break or control character", strict.Shorten(p))
 	case len(p) > 4095:
 		return "is longer than 4095 bytes"
 	}
 	for part := range strings.SplitSeq(p[1:], "/") {
 		switch {
 		case part == "" || part == "." || part == "..":
-			return fmt.Sprintf("%q must be clean: no empty part, no . and no ..", shorten(p))
+			return fmt.Sprintf("%q must be clean: no empty part, no . and no ..", strict.Shorten(p))
 		case len(part) > 255:
-			return fmt.Sprintf("%q: a part is longer than 255 bytes", shorten(p))
+			return fmt.Sprintf("%q: a part is longer than 255 bytes", strict.Shorten(p))
 		}
 	}
 	return ""
 }
 
-// badText says what is wrong with s as one line of text.
-func badText(s string) string {
-	if strings.ContainsFunc(s, unicode.IsControl) {
-		return "contains a line break or control character"
+// CheckSSHKey returns what is wrong with a line of authorized_keys, or nil.
+func CheckSSHKey(line string) error {
+	if bad := BadSSHKey(line); bad != "" {
+		return errors.New(bad)
 	}
-	return ""
+	return nil
 }

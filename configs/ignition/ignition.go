@@ -1,4 +1,6 @@
-package configs
+// Package ignition reads the Ignition configs that a Site may have: Ignition's own library
+// judges the form, and this package what first boot does not apply.
+package ignition
 
 import (
 	"bytes"
@@ -22,18 +24,19 @@ import (
 	vpath "github.com/coreos/vcontext/path"
 	"github.com/coreos/vcontext/report"
 	"github.com/coreos/vcontext/tree"
-	"github.com/vincent-petithory/dataurl"
-
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/vincent-petithory/dataurl"
 )
 
-// ParseIgnition reads an Ignition config of any spec from 3.0 to 3.6, judged
+// Parse reads an Ignition config of any spec from 3.0 to 3.6, judged
 // by Ignition's own library, and rejects what first boot does not apply. Warnings are
 // settings that have another effect than the author may expect. Both have the place
 // in the config.
-func ParseIgnition(name string, data []byte) (cfg *types.Config, warnings, probs Problems) {
+func Parse(name string, data []byte) (cfg *types.Config, warnings, probs strict.Problems) {
 	if len(data) > ondisk.SlotRoom {
-		probs.add("", "has %.1f MiB; the slot has room for %d MiB: put large files into the Image (files, overlays) instead", float64(len(data))/(1<<20), ondisk.SlotRoom>>20)
+		probs.Add("", "has %.1f MiB; the slot has room for %d MiB: put large files into the Image (files, overlays) instead", float64(len(data))/(1<<20), ondisk.SlotRoom>>20)
 		probs[0].File = name
 		return nil, nil, probs
 	}
@@ -45,7 +48,8 @@ func ParseIgnition(name string, data []byte) (cfg *types.Config, warnings, probs
 		if e.Kind == report.Info {
 			continue
 		}
-		p := Problem{File: name, Msg: atMost(maxMsg, e.Message)}
+		p := strict.NewProblem("", "%s", e.Message)
+		p.File = name
 		if !isJSON {
 			p.Msg = fmt.Sprintf("not an Ignition config, which is JSON: %s; %s", p.Msg, fromButane)
 		}
@@ -63,22 +67,22 @@ func ParseIgnition(name string, data []byte) (cfg *types.Config, warnings, probs
 	}
 	if err != nil {
 		if len(probs) == 0 {
-			probs.add("", "%s", ignitionError(err, data))
+			probs.Add("", "%s", parseError(err, data))
 			probs[0].File = name
 		}
-		return nil, nil, probs.cut(name, 0)
+		return nil, nil, probs.Cut(name, 0)
 	}
-	own := CheckIgnition(&parsed)
-	for _, u := range UnsupportedIgnition(&parsed) {
+	own := Check(&parsed)
+	for _, u := range FindUnsupported(&parsed) {
 		own = append(own, u.Problem)
 	}
-	probs = append(probs, LocateIgnition(name, data, own.cut(name, 0))...)
+	probs = append(probs, Locate(name, data, own.Cut(name, 0))...)
 	if len(probs) > 0 {
-		return nil, nil, probs.first(name, 0)
+		return nil, nil, probs.First(name, 0)
 	}
-	for _, w := range LocateIgnition(name, data, decimalModes(data)) {
+	for _, w := range Locate(name, data, decimalModes(data)) {
 		// It explains the special bits, of which the library warns.
-		warnings = slices.DeleteFunc(warnings, func(p Problem) bool { return p.Path == w.Path })
+		warnings = slices.DeleteFunc(warnings, func(p strict.Problem) bool { return p.Path == w.Path })
 		warnings = append(warnings, w)
 	}
 	return &parsed, warnings, nil
@@ -92,7 +96,7 @@ func isHarmless(message string) bool {
 
 // decimalModes warns about modes that were written in octal. JSON has decimal numbers
 // only: 644 is 01204, and 420 is 0644.
-func decimalModes(data []byte) (warnings Problems) {
+func decimalModes(data []byte) (warnings strict.Problems) {
 	// As written: the library clears special bits below spec 3.6.
 	type nodes []struct{ Mode *int }
 	var cfg struct {
@@ -106,7 +110,7 @@ func decimalModes(data []byte) (warnings Problems) {
 			return
 		}
 		if octal, err := strconv.ParseInt(strconv.Itoa(*mode), 8, 32); err == nil && usualModes[int(octal)] {
-			warnings.add(path, "%d is %#o in octal: if %#o is meant, write %d", *mode, *mode, octal, octal)
+			warnings.Add(path, "%d is %#o in octal: if %#o is meant, write %d", *mode, *mode, octal, octal)
 		}
 	}
 	for i, f := range cfg.Storage.Files {
@@ -135,22 +139,22 @@ var usualModes = func() map[int]bool {
 
 const fromButane = "a Butane config must be translated first (butane --strict)"
 
-func ignitionError(err error, data []byte) string {
+func parseError(err error, data []byte) string {
 	if errors.Is(err, ignerrors.ErrUnknownVersion) || errors.Is(err, ignerrors.ErrInvalidVersion) {
 		var head struct {
 			Ignition struct{ Version string }
 		}
 		if json.Unmarshal(data, &head) == nil && head.Ignition.Version != "" {
-			return fmt.Sprintf("ignition.version %s is not supported: use 3.0.0 to 3.6.0", shorten(head.Ignition.Version))
+			return fmt.Sprintf("ignition.version %s is not supported: use 3.0.0 to 3.6.0", strict.Shorten(head.Ignition.Version))
 		}
 		return "ignition.version is missing: give 3.0.0 to 3.6.0; " + fromButane
 	}
 	return fmt.Sprintf("not an Ignition config: %v", err)
 }
 
-// LocateIgnition says where in an Ignition config the fields of problems are,
+// Locate says where in an Ignition config the fields of problems are,
 // or what is nearest around them.
-func LocateIgnition(name string, data []byte, probs Problems) Problems {
+func Locate(name string, data []byte, probs strict.Problems) strict.Problems {
 	root, err := vjson.UnmarshalToContext(data)
 	for i := range probs {
 		probs[i].File = name
@@ -189,16 +193,16 @@ func contextPath(field string) vpath.ContextPath {
 // it sets up a system that is already there, from what it has on board.
 type Unsupported struct {
 	Section string // as a person names it
-	Problem Problem
+	Problem strict.Problem
 }
 
-// UnsupportedIgnition lists those of cfg: the one list that validate, stamp
+// FindUnsupported lists those of cfg: the one list that validate, stamp
 // and first boot use.
-func UnsupportedIgnition(cfg *types.Config) []Unsupported {
+func FindUnsupported(cfg *types.Config) []Unsupported {
 	var out []Unsupported
 	add := func(there bool, section, path, format string, args ...any) {
 		if there {
-			out = append(out, Unsupported{section, Problem{Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))}})
+			out = append(out, Unsupported{section, strict.NewProblem(path, format, args...)})
 		}
 	}
 	const image = "the disk is made by the Image (disk, kernel); remove this"
@@ -236,28 +240,28 @@ var anyHash = regexp.MustCompile(`^(\$[0-9a-zA-Z]+\$|_[./0-9A-Za-z]{19}$|[./0-9A
 // lockedPasswd are password fields of accounts without one.
 var lockedPasswd = regexp.MustCompile(`^[*!x]+$`)
 
-// ignitionName is the name of a user or group that every tool takes.
-var ignitionName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}$`)
+// accountName is the name of a user or group that every tool takes.
+var accountName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}$`)
 
-// CheckIgnition finds what is wrong with a config that Ignition's library
+// Check finds what is wrong with a config that Ignition's library
 // takes, and would come out on the machine: the library looks at the form.
-func CheckIgnition(cfg *types.Config) Problems {
-	var probs Problems
-	checkIgnitionUsers(cfg, &probs)
-	checkIgnitionNodes(cfg, &probs)
-	checkIgnitionUnits(cfg, &probs)
+func Check(cfg *types.Config) strict.Problems {
+	var probs strict.Problems
+	checkUsers(cfg, &probs)
+	checkNodes(cfg, &probs)
+	checkUnits(cfg, &probs)
 	return probs
 }
 
-func checkIgnitionUsers(cfg *types.Config, probs *Problems) {
+func checkUsers(cfg *types.Config, probs *strict.Problems) {
 	name := func(path, what, s string) {
-		if !ignitionName.MatchString(s) || strings.Trim(s, "0123456789") == "" || s == "." || s == ".." {
-			probs.add(path, "%q is not a %s's name: at most 32 letters, digits, _, . and -, not digits alone and not a - in front", shorten(s), what)
+		if !accountName.MatchString(s) || strings.Trim(s, "0123456789") == "" || s == "." || s == ".." {
+			probs.Add(path, "%q is not a %s's name: at most 32 letters, digits, _, . and -, not digits alone and not a - in front", strict.Shorten(s), what)
 		}
 	}
 	field := func(path, s string) {
-		if strings.Contains(s, ":") || badText(s) != "" {
-			probs.add(path, "contains a colon, line break or control character, which the account files cannot hold")
+		if strings.Contains(s, ":") || strict.BadText(s) != "" {
+			probs.Add(path, "contains a colon, line break or control character, which the account files cannot hold")
 		}
 	}
 	for i, g := range cfg.Passwd.Groups {
@@ -271,14 +275,14 @@ func checkIgnitionUsers(cfg *types.Config, probs *Problems) {
 		name(path+".name", "user", u.Name)
 		field(path+".passwordHash", str(u.PasswordHash))
 		if hash := str(u.PasswordHash); hash != "" && !lockedPasswd.MatchString(hash) && !anyHash.MatchString(hash) {
-			probs.add(path+".passwordHash", "is not a crypt(3) hash ($y$… or $6$…; `mkpasswd` prints one); clear-text passwords are rejected")
+			probs.Add(path+".passwordHash", "is not a crypt(3) hash ($y$… or $6$…; `mkpasswd` prints one); clear-text passwords are rejected")
 		}
 		field(path+".gecos", str(u.Gecos))
 		checkID(path+".uid", u.UID, probs)
 		for _, f := range []struct{ name, value string }{{"homeDir", str(u.HomeDir)}, {"shell", str(u.Shell)}} {
 			field(path+"."+f.name, f.value)
 			if f.value != "" && !strings.HasPrefix(f.value, "/") {
-				probs.add(path+"."+f.name, "%q must be absolute", shorten(f.value))
+				probs.Add(path+"."+f.name, "%q must be absolute", strict.Shorten(f.value))
 			}
 		}
 		for j, g := range u.Groups {
@@ -291,31 +295,31 @@ func checkIgnitionUsers(cfg *types.Config, probs *Problems) {
 		}
 		for j, k := range u.SSHAuthorizedKeys {
 			if strings.ContainsAny(strings.TrimRight(string(k), "\n"), "\x00\r") {
-				probs.add(fmt.Sprintf("%s.sshAuthorizedKeys.%d", path, j), "contains a control character")
+				probs.Add(fmt.Sprintf("%s.sshAuthorizedKeys.%d", path, j), "contains a control character")
 			}
 		}
 	}
 }
 
-func checkID(path string, id *int, probs *Problems) {
+func checkID(path string, id *int, probs *strict.Problems) {
 	if id != nil && (*id < 0 || *id >= 1<<32-1) {
-		probs.add(path, "must be from 0 to %d, not %d", uint32(1<<32-2), *id)
+		probs.Add(path, "must be from 0 to %d, not %d", uint32(1<<32-2), *id)
 	}
 }
 
-func checkIgnitionNodes(cfg *types.Config, probs *Problems) {
+func checkNodes(cfg *types.Config, probs *strict.Problems) {
 	kinds := map[string]string{} // path -> field of what stands there and is not a directory
 	node := func(field string, n types.Node, mode *int, dir bool) {
-		if bad := badFilePath(n.Path); bad != "" && n.Path != "/" {
-			probs.add(field+".path", "%s", bad)
+		if bad := forms.BadFilePath(n.Path); bad != "" && n.Path != "/" {
+			probs.Add(field+".path", "%s", bad)
 		}
 		if n.Path == "/" && !dir {
-			probs.add(field+".path", "the root directory cannot be anything else")
+			probs.Add(field+".path", "the root directory cannot be anything else")
 		}
 		checkID(field+".user.id", n.User.ID, probs)
 		checkID(field+".group.id", n.Group.ID, probs)
 		if mode != nil && (*mode < 0 || *mode > 0o7777) {
-			probs.add(field+".mode", "must be from 0 to 4095 (0o7777), not %d; JSON has no octal numbers: 0644 is 420", *mode)
+			probs.Add(field+".mode", "must be from 0 to 4095 (0o7777), not %d; JSON has no octal numbers: 0644 is 420", *mode)
 		}
 		if !dir {
 			kinds[n.Path] = field
@@ -335,8 +339,8 @@ func checkIgnitionNodes(cfg *types.Config, probs *Problems) {
 	for i, l := range cfg.Storage.Links {
 		field := fmt.Sprintf("storage.links.%d", i)
 		node(field, l.Node, nil, false)
-		if bad := badText(str(l.Target)); bad != "" {
-			probs.add(field+".target", "%s", bad)
+		if bad := strict.BadText(str(l.Target)); bad != "" {
+			probs.Add(field+".target", "%s", bad)
 		}
 	}
 	inside := func(field, p string) {
@@ -346,7 +350,7 @@ func checkIgnitionNodes(cfg *types.Config, probs *Problems) {
 				return
 			}
 			if other := kinds[dir]; other != "" {
-				probs.add(field+".path", "%s lies inside %s (%s), which is not a directory", p, dir, other)
+				probs.Add(field+".path", "%s lies inside %s (%s), which is not a directory", p, dir, other)
 				return
 			}
 		}
@@ -363,37 +367,37 @@ func checkIgnitionNodes(cfg *types.Config, probs *Problems) {
 	for i, u := range cfg.Systemd.Units {
 		p := "/etc/systemd/system/" + u.Name
 		if other := kinds[p]; other != "" && (str(u.Contents) != "" || u.Mask != nil) {
-			probs.add(fmt.Sprintf("systemd.units.%d.name", i), "%s is %s already; keep one of the two", p, other)
+			probs.Add(fmt.Sprintf("systemd.units.%d.name", i), "%s is %s already; keep one of the two", p, other)
 		}
 		for j, d := range u.Dropins {
 			if other := kinds[p+".d/"+d.Name]; other != "" {
-				probs.add(fmt.Sprintf("systemd.units.%d.dropins.%d.name", i, j), "%s is %s already; keep one of the two", p+".d/"+d.Name, other)
+				probs.Add(fmt.Sprintf("systemd.units.%d.dropins.%d.name", i, j), "%s is %s already; keep one of the two", p+".d/"+d.Name, other)
 			}
 		}
 	}
 }
 
-func checkContents(field string, r types.Resource, probs *Problems) {
+func checkContents(field string, r types.Resource, probs *strict.Problems) {
 	if s := str(r.Source); s != "" && !strings.HasPrefix(s, "data:") {
 		return // unsupported, and reported as such
 	}
-	if _, err := IgnitionContents(r); err != nil {
-		probs.add(field, "%v", err)
+	if _, err := Contents(r); err != nil {
+		probs.Add(field, "%v", err)
 	}
 }
 
-func checkIgnitionUnits(cfg *types.Config, probs *Problems) {
+func checkUnits(cfg *types.Config, probs *strict.Problems) {
 	bad := func(name string) bool {
-		return name == "" || len(name) > 255 || strings.ContainsAny(name, "/ ") || badText(name) != "" || strings.HasPrefix(name, ".")
+		return name == "" || len(name) > 255 || strings.ContainsAny(name, "/ ") || strict.BadText(name) != "" || strings.HasPrefix(name, ".")
 	}
 	for i, u := range cfg.Systemd.Units {
 		path := fmt.Sprintf("systemd.units.%d", i)
 		if bad(u.Name) {
-			probs.add(path+".name", "%q is not the name of a unit, e.g. hello.service", shorten(u.Name))
+			probs.Add(path+".name", "%q is not the name of a unit, e.g. hello.service", strict.Shorten(u.Name))
 		}
 		for j, d := range u.Dropins {
 			if bad(d.Name) {
-				probs.add(fmt.Sprintf("%s.dropins.%d.name", path, j), "%q is not the name of a drop-in, e.g. 10-nice.conf", shorten(d.Name))
+				probs.Add(fmt.Sprintf("%s.dropins.%d.name", path, j), "%q is not the name of a drop-in, e.g. 10-nice.conf", strict.Shorten(d.Name))
 			}
 		}
 	}
@@ -402,8 +406,8 @@ func checkIgnitionUnits(cfg *types.Config, probs *Problems) {
 // maxContents bounds what a compressed resource may become.
 const maxContents = 64 << 20
 
-// IgnitionContents returns the contents that a config carries itself.
-func IgnitionContents(r types.Resource) ([]byte, error) {
+// Contents returns the contents that a config carries itself.
+func Contents(r types.Resource) ([]byte, error) {
 	if str(r.Source) == "" {
 		return nil, nil
 	}

@@ -1,0 +1,5 @@
+package configs
+
+import "github.com/edgebake/edgebake/configs/strict"
+
+var checks = strict.Checks{}

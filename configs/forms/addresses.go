@@ -1,0 +1,113 @@
+package forms
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/strict"
+)
+
+// hexNumber is a host's last part that inet_aton(3) reads as a number.
+var hexNumber = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)$`)
+
+// IsLoopbackName reports whether every machine takes the name for itself.
+func IsLoopbackName(name string) bool {
+	name = strings.TrimSuffix(strings.ToLower(name), ".")
+	switch name {
+	case "localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback":
+		return true
+	}
+	return strings.HasSuffix(name, ".localhost") || strings.HasPrefix(name, "localhost.") ||
+		strings.HasPrefix(name, "localhost4.") || strings.HasPrefix(name, "localhost6.")
+}
+
+var (
+	ThisNetwork = netip.MustParsePrefix("0.0.0.0/8")
+	ReservedV4  = netip.MustParsePrefix("240.0.0.0/4")
+	broadcastV4 = netip.MustParseAddr("255.255.255.255")
+)
+
+// BadMachine says why a cannot be the address of one machine, in words that
+// follow the address.
+func BadMachine(a netip.Addr) string {
+	switch {
+	case a.IsUnspecified() || ThisNetwork.Contains(a):
+		return "stands for no machine in particular"
+	case a.IsLoopback():
+		return "is the loopback address, which every machine takes for itself"
+	case a.IsMulticast():
+		return "is a multicast address, which stands for a group"
+	case a == broadcastV4:
+		return "is the broadcast address"
+	case ReservedV4.Contains(a):
+		return "is in 240.0.0.0/4, which is reserved"
+	case a.Is4In6():
+		return fmt.Sprintf("is an IPv4 address written as IPv6; write %s", a.Unmap())
+	}
+	return ""
+}
+
+// BadServer says why a cannot be the address that a server is reached at
+// from anywhere on the node.
+func BadServer(a netip.Addr) string {
+	if bad := BadMachine(a.WithZone("")); bad != "" {
+		if a.Is4In6() {
+			return bad
+		}
+		return bad + "; use the server's own address"
+	}
+	if a.Zone() != "" && !a.IsLinkLocalUnicast() {
+		return fmt.Sprintf("names an interface (%%%s), which means nothing to others; write %s", strict.Shorten(a.Zone()), a.WithZone(""))
+	}
+	if a.IsLinkLocalUnicast() {
+		want := "unique local (fd…) or global"
+		if a.Is4() {
+			want = "private or public"
+		}
+		return "is a link-local address, which is valid on one link only; use the server's " + want + " address"
+	}
+	return ""
+}
+
+// BadRouter says why a cannot be the next hop of one interface.
+func BadRouter(a netip.Addr) string {
+	if a.Zone() != "" {
+		return fmt.Sprintf("names an interface (%%%s); write %s, which is looked for behind the interface it stands at", strict.Shorten(a.Zone()), a.WithZone(""))
+	}
+	return BadMachine(a)
+}
+
+// ServiceAddrs are what kubeadm gives the cluster's API and DNS by default:
+// kube-proxy takes them away from anybody else.
+var ServiceAddrs = map[netip.Addr]string{
+	netip.MustParseAddr("10.96.0.1"):  "the Service kubernetes",
+	netip.MustParseAddr("10.96.0.10"): "the cluster's DNS",
+}
+
+// HostPart describes an address that is not one machine's in its network:
+// "network" or "broadcast", else "".
+func HostPart(p netip.Prefix, a netip.Addr) string {
+	if !a.Is4() || !p.Contains(a) || p.Bits() >= 31 {
+		return ""
+	}
+	switch {
+	case a == p.Masked().Addr():
+		return "network"
+	case IsBroadcast(netip.PrefixFrom(a, p.Bits())):
+		return "broadcast"
+	}
+	return ""
+}
+
+// IsBroadcast reports whether p's address is its network's last one.
+func IsBroadcast(p netip.Prefix) bool {
+	a := p.Addr().As4()
+	for bit := p.Bits(); bit < 32; bit++ {
+		if a[bit/8]&(0x80>>(bit%8)) == 0 {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,132 @@
+package kubeadm
+
+import (
+	_ "embed"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/strict"
+	"github.com/edgebake/edgebake/configs/yamltree"
+	"go.yaml.in/yaml/v3"
+)
+
+// The fields of the documents, a line each: path, then the kind of its value; [] is an item
+// of a list, * any key. The oracles' module writes those of kubelet and kube-proxy from
+// Kubernetes' own types (TestComponentForms), which are too large for a node's programs.
+var (
+	//go:embed componentforms.txt
+	componentForms string
+	//go:embed kubeadmforms.txt
+	kubeadmForms string
+)
+
+// formsOf is the minor version of Kubernetes that the forms are of.
+const formsOf = 37
+
+// form is what a value of a component's document must be: a mapping with
+// these fields, or one value of a kind.
+type form struct {
+	value  string
+	fields map[string]*form
+}
+
+func readForms() *form {
+	all := &form{fields: map[string]*form{}}
+	for line := range strings.Lines(componentForms + kubeadmForms) {
+		path, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		at := all
+		for part := range strings.SplitSeq(strings.ReplaceAll(path, "[]", ".[]"), ".") {
+			if at.fields[part] == nil {
+				at.fields[part] = &form{fields: map[string]*form{}}
+			}
+			at = at.fields[part]
+		}
+		at.value = value
+	}
+	return all
+}
+
+// checkFields reports fields that the document's reader would reject or ignore.
+func checkFields(d *strict.Document) {
+	if f := readForms().fields[d.Kind]; f != nil {
+		f.check(d, d.Root, d.Kind)
+	}
+}
+
+func (form *form) check(d *strict.Document, n *yaml.Node, path string) {
+	n = yamltree.Deref(n)
+	item, anyKey := form.fields["[]"], form.fields["*"]
+	switch {
+	case yamltree.IsNull(n) || form.value == "any":
+	case form.value != "":
+		if !fits(n, form.value) {
+			d.Problem(n, path, "must be %s, not %s", valueWords[form.value], shownValue(n, form.value))
+		}
+	case item != nil && n.Kind == yaml.SequenceNode:
+		for i, v := range n.Content {
+			item.check(d, v, fmt.Sprintf("%s[%d]", path, i))
+		}
+	case item != nil:
+		d.Problem(n, path, "must be a list (each item on a line of its own after \"- \"), not %s", strict.Shape(n))
+	case n.Kind != yaml.MappingNode:
+		d.Problem(n, path, "must be a mapping, not %s", strict.Shape(n))
+	default:
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key, value := n.Content[i], n.Content[i+1]
+			switch sub := form.fields[key.Value]; {
+			case key.Value == "<<":
+				d.Problem(key, path, "merge keys (<<) are not read; write the fields out")
+			case anyKey != nil:
+				anyKey.check(d, value, strict.KeyPath(path, key.Value))
+			case sub != nil:
+				sub.check(d, value, strict.Join(path, key.Value))
+			default:
+				d.Problem(key, strict.Join(path, key.Value), "unknown field in Kubernetes v1.%d%s", formsOf, strict.DidYouMean(key.Value, slices.Sorted(maps.Keys(form.fields))))
+			}
+		}
+	}
+}
+
+var valueWords = map[string]string{"string": "a string", "secret": "a string", "boolean": "true or false", "integer": "a whole number", "number": "a number"}
+
+// shownValue says what is there instead, and what to do where it is quotes.
+func shownValue(n *yaml.Node, kind string) string {
+	switch {
+	case n.Kind != yaml.ScalarNode:
+		return strict.Shape(n)
+	case kind == "secret":
+		return "a value without quotes"
+	case kind == "string":
+		return fmt.Sprintf("%s: put it into quotes", strict.Shorten(n.Value))
+	case n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) != 0:
+		return fmt.Sprintf("the string %q: leave the quotes out", strict.Shorten(n.Value))
+	}
+	return strconv.Quote(strict.Shorten(n.Value))
+}
+
+// wordsForBooleans are what Kubernetes, which reads YAML 1.1, takes for true or false
+// where no quotes are, beside these two.
+var wordsForBooleans = []string{"y", "yes", "on", "n", "no", "off"}
+
+// fits reports whether a component takes a value as that kind. They read
+// strictly: 5 is not a string.
+func fits(n *yaml.Node, kind string) bool {
+	if n.Kind != yaml.ScalarNode {
+		return false
+	}
+	switch tag := n.ShortTag(); kind {
+	case "string", "secret":
+		plain := n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle|yaml.TaggedStyle) == 0
+		return tag != "!!int" && tag != "!!float" && tag != "!!bool" && !(plain && slices.Contains(wordsForBooleans, strings.ToLower(n.Value)))
+	case "boolean":
+		return tag == "!!bool"
+	case "integer":
+		return tag == "!!int"
+	case "number":
+		return tag == "!!int" || tag == "!!float"
+	}
+	return true
+}

@@ -1,0 +1,304 @@
+// Package kubeadm reads the documents of kubeadm, kubelet and kube-proxy: those that follow
+// a Cluster in its file, and those that a control-plane node's Site carries.
+package kubeadm
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/manifest"
+	"github.com/edgebake/edgebake/configs/strict"
+	"github.com/edgebake/edgebake/configs/yamltree"
+	"go.yaml.in/yaml/v3"
+)
+
+// Document is one of these documents.
+type Document struct {
+	Kind string
+	Root *yaml.Node // its mapping
+}
+
+// Documents are at most one of each kind.
+type Documents []Document
+
+// Of returns the root of the document of a kind, nil if there is none.
+func (d Documents) Of(kind string) *yaml.Node {
+	for _, doc := range d {
+		if doc.Kind == kind {
+			return doc.Root
+		}
+	}
+	return nil
+}
+
+// Encode writes the documents as one text.
+func (d Documents) Encode() ([]byte, error) {
+	var roots []*yaml.Node
+	for _, doc := range d {
+		roots = append(roots, doc.Root)
+	}
+	text, err := yamltree.Encode(roots...)
+	if err != nil {
+		return nil, fmt.Errorf("encoding kubeadm's documents: %w", err)
+	}
+	return text, nil
+}
+
+// VersionForm matches the versions of Kubernetes; the first group is the minor version.
+var VersionForm = regexp.MustCompile(`^v1\.([0-9]+)\.([0-9]+)(-(alpha|beta|rc)\.[0-9]+)?$`)
+
+// Minor returns 37 for v1.37.2, and 0 if the version cannot be read.
+func Minor(version string) int {
+	if m := VersionForm.FindStringSubmatch(version); m != nil {
+		n, _ := strconv.Atoi(m[1])
+		return n
+	}
+	return 0
+}
+
+const kubeadmVersion = "kubeadm.k8s.io/v1beta4"
+
+// Versions maps the kinds of documents to the one API version that edgebake writes:
+// merging what was written for another one could change its meaning.
+var Versions = map[string]string{
+	"ClusterConfiguration":   kubeadmVersion,
+	"InitConfiguration":      kubeadmVersion,
+	"KubeletConfiguration":   "kubelet.config.k8s.io/v1beta1",
+	"KubeProxyConfiguration": "kubeproxy.config.k8s.io/v1alpha1",
+}
+
+// OldestKubernetes is the minor version of Kubernetes that v1beta4 of
+// kubeadm's documents came with: in the versions before, an argument cannot be
+// given twice and initial-cluster not be set.
+const OldestKubernetes = 31
+
+// minCertificateValidity is the shortest time for the control plane's certificates.
+// First boot renews them when half of it is over, so a machine that was off for the
+// other half finds none that has expired.
+const minCertificateValidity = 30 * 24 * time.Hour
+
+// elsewhere are kinds that kubeadm reads but a Cluster does not, and
+// what to use instead.
+var elsewhere = map[string]string{
+	"JoinConfiguration":    "nodes join by their Site: use its fields (kubeletExtraArgs, ignorePreflightErrors, skipPhases)",
+	"ResetConfiguration":   "it is of no use here: `firstboot reset` resets a node",
+	"UpgradeConfiguration": "it is for `kubeadm upgrade`, which reads it itself",
+	"ClusterStatus":        "kubeadm itself writes it: remove it",
+}
+
+// ownedByEdgebake are the fields that edgebake writes, by kind, and where the
+// value comes from instead.
+var ownedByEdgebake = map[string]map[string]string{
+	"ClusterConfiguration": {
+		"kubernetesVersion":           "use kubernetesVersion of the Cluster",
+		"controlPlaneEndpoint":        "use endpoint and port of the Cluster",
+		"clusterName":                 "use name of the Cluster",
+		"certificatesDir":             "first boot puts the certificates where kubelet expects them",
+		"imageRepository":             "use imageRepository of the Cluster",
+		"encryptionAlgorithm":         "the keys are made by `edgebake cluster new`",
+		"caCertificateValidityPeriod": "the CAs are made by `edgebake cluster new`",
+		"networking.podSubnet":        "use podCIDRs of the Cluster",
+		"networking.serviceSubnet":    "use serviceCIDRs of the Cluster",
+		"proxy.disabled":              "use kubeProxy.mode of the Cluster: none",
+		"etcd.external":               "each control-plane node runs a member of etcd",
+		"etcd.local.dataDir":          "it is /var/lib/etcd, which the seat decision looks at",
+	},
+	"InitConfiguration": {
+		"bootstrapTokens":                  "`edgebake cluster new` makes one for each node",
+		"certificateKey":                   "every control-plane node has the keys already",
+		"dryRun":                           "first boot runs the phases for real",
+		"localAPIEndpoint":                 "use address of each item of masters, and port of the Cluster",
+		"skipPhases":                       "first boot chooses the phases",
+		"nodeRegistration.name":            "use name of each item of masters",
+		"nodeRegistration.criSocket":       "the image's containerd is used",
+		"nodeRegistration.imagePullSerial": "the images are in the disk image",
+	},
+	"KubeletConfiguration": {
+		"staticPodPath":                    "the control plane runs from /etc/kubernetes/manifests",
+		"authentication.x509.clientCAFile": "it is the cluster's CA",
+		"containerRuntimeEndpoint":         "the image's containerd is used",
+		"rotateCertificates":               "it is always on: a node's certificate would expire",
+	},
+	"KubeProxyConfiguration": {
+		"mode":                        "use kubeProxy.mode of the Cluster",
+		"bindAddress":                 "use kubeProxy.bindAddress of the Cluster",
+		"clusterCIDR":                 "use podCIDRs of the Cluster",
+		"clientConnection.kubeconfig": "kubeadm writes it",
+		"hostnameOverride":            "it is each node's name",
+	},
+}
+
+// ownedArgs are flags of the control plane's programs that edgebake or kubeadm
+// must set, by the list that would carry them.
+var ownedArgs = map[string][]string{
+	"etcd.local.extraArgs": {"name", "data-dir", "initial-cluster", "initial-cluster-state", "initial-cluster-token", "initial-advertise-peer-urls",
+		"listen-client-urls", "listen-peer-urls", "advertise-client-urls", "cert-file", "key-file", "trusted-ca-file", "client-cert-auth",
+		"peer-cert-file", "peer-key-file", "peer-trusted-ca-file", "peer-client-cert-auth", "force-new-cluster"},
+	"apiServer.extraArgs": {"advertise-address", "secure-port", "etcd-servers", "service-cluster-ip-range", "client-ca-file", "tls-cert-file",
+		"tls-private-key-file", "service-account-key-file", "service-account-signing-key-file", "enable-bootstrap-token-auth",
+		"etcd-cafile", "etcd-certfile", "etcd-keyfile", "proxy-client-cert-file", "proxy-client-key-file", "requestheader-client-ca-file",
+		"kubelet-client-certificate", "kubelet-client-key"},
+	"controllerManager.extraArgs": {"cluster-cidr", "service-cluster-ip-range", "cluster-name", "cluster-signing-cert-file", "cluster-signing-key-file",
+		"root-ca-file", "client-ca-file", "requestheader-client-ca-file", "service-account-private-key-file", "kubeconfig"},
+	"scheduler.extraArgs": {"kubeconfig"},
+	"nodeRegistration.kubeletExtraArgs": {"hostname-override", "node-ip", "kubeconfig", "bootstrap-kubeconfig", "config", "cert-dir", "root-dir",
+		"rotate-certificates", "container-runtime-endpoint", "pod-infra-container-image"},
+}
+
+// ReadAfter reads the documents that follow a Cluster of that version of Kubernetes. Wrong
+// fields of a version that is newer than this program are warnings.
+func ReadAfter(file string, roots []*yaml.Node, kubernetes string) (docs Documents, warnings, probs strict.Problems) {
+	for _, root := range roots {
+		d := strict.New(file, root, strict.DefaultLimits)
+		if root.Kind != yaml.MappingNode {
+			d.Problem(root, "", "expected a document of kubeadm (a mapping with apiVersion and kind), got %s", strict.Shape(root))
+			probs = append(probs, d.Probs...)
+			continue
+		}
+		if readable(d) && manifest.Decodes(d) {
+			ownedFields(d)
+			certificateValidity(d)
+			ownedArguments(d, true)
+			known := len(d.Probs)
+			checkFields(d)
+			if Minor(kubernetes) > formsOf {
+				warnings = append(warnings, d.Probs[known:]...)
+				d.Probs = d.Probs[:known]
+			}
+		}
+		if first := docs.Of(d.Kind); first != nil && Versions[d.Kind] != "" {
+			d.Problem(root, d.Kind, "a second %s begins here; the first is on line %d: put both into one", d.Kind, first.Line)
+		}
+		probs = append(probs, d.Probs...)
+		docs = append(docs, Document{d.Kind, root})
+	}
+	return docs, warnings, probs
+}
+
+// ReadText reads the documents that a Site carries.
+func ReadText(text string) (docs Documents, probs strict.Problems) {
+	dec := yaml.NewDecoder(strings.NewReader(text))
+	for len(probs) <= strict.MaxProblems {
+		var n yaml.Node
+		err := dec.Decode(&n)
+		if errors.Is(err, io.EOF) {
+			return docs, probs
+		}
+		if err != nil {
+			return docs, append(probs, strict.SyntaxProblem("", []byte(text), err))
+		}
+		if len(n.Content) != 1 || n.Content[0].Kind != yaml.MappingNode {
+			probs = append(probs, strict.Problem{Line: n.Line, Col: n.Column, Msg: "expected a document of kubeadm (a mapping with apiVersion and kind)"})
+			continue
+		}
+		d := strict.New("", n.Content[0], strict.DefaultLimits)
+		if readable(d) && manifest.Decodes(d) {
+			ownedArguments(d, false)
+			if Versions[d.Kind] == kubeadmVersion {
+				checkFields(d)
+			}
+		}
+		if docs.Of(d.Kind) != nil {
+			d.Problem(d.Root, d.Kind, "a second %s begins here", d.Kind)
+		}
+		probs = append(probs, d.Probs...)
+		docs = append(docs, Document{d.Kind, d.Root})
+	}
+	return docs, probs.First("", 0)
+}
+
+// readable reports a document that is not of a kind and version that can be read further.
+func readable(d *strict.Document) bool {
+	d.Kind = yamltree.Text(yamltree.Value(d.Root, "kind"))
+	version := yamltree.Text(yamltree.Value(d.Root, "apiVersion"))
+	at := func(key string) *yaml.Node {
+		if n := yamltree.Value(d.Root, key); n != nil {
+			return n
+		}
+		return d.Root
+	}
+	want, known := Versions[d.Kind]
+	group, _, _ := strings.Cut(version, "/")
+	wantGroup, _, _ := strings.Cut(want, "/")
+	switch {
+	case d.Kind == "" || version == "":
+		d.Problem(d.Root, "", "a document after the Cluster must have apiVersion and kind; kubeadm's and its components' may follow: %s", strings.Join(slices.Sorted(maps.Keys(Versions)), ", "))
+		return false
+	case strings.HasPrefix(version, "edgebake.io/"):
+		d.Problem(at("kind"), "kind", "a second edgebake document (%s) begins here; put each into a file of its own", strict.Shorten(d.Kind))
+		return false
+	case elsewhere[d.Kind] != "":
+		d.Problem(at("kind"), "kind", "%s has no place in a Cluster: %s", d.Kind, elsewhere[d.Kind])
+		return false
+	case !known:
+		d.Problem(at("kind"), "kind", "unknown document %s of %s%s; want one of %s; Kubernetes objects go into files listed in manifests", strict.Shorten(d.Kind), strict.Shorten(version),
+			strict.DidYouMean(d.Kind, slices.Sorted(maps.Keys(Versions))), strings.Join(slices.Sorted(maps.Keys(Versions)), ", "))
+		return false
+	case group != wantGroup:
+		d.Problem(at("apiVersion"), d.Kind+".apiVersion", "%s is of %s, not %s", d.Kind, want, strict.Shorten(version))
+	case version != want:
+		hint := ""
+		if group == "kubeadm.k8s.io" {
+			hint = ": `kubeadm config migrate --old-config OLD --new-config NEW` rewrites it"
+		}
+		d.Problem(at("apiVersion"), d.Kind+".apiVersion", "%s does not fit: edgebake writes %s, and fields of other versions mean other things%s", strict.Shorten(version), want, hint)
+		return false // every field of another form would be reported
+	}
+	return true
+}
+
+// ownedArguments reports arguments that edgebake and kubeadm set: in a person's document,
+// also those that edgebake writes into a Site's.
+func ownedArguments(d *strict.Document, persons bool) {
+	for _, list := range slices.Sorted(maps.Keys(ownedArgs)) {
+		n := yamltree.At(d.Root, list)
+		if n == nil || n.Kind != yaml.SequenceNode {
+			continue
+		}
+		for i, item := range n.Content {
+			if item.Kind != yaml.MappingNode {
+				continue
+			}
+			name := yamltree.Text(yamltree.Value(item, "name"))
+			path := fmt.Sprintf("%s.%s[%d].name", d.Kind, list, i)
+			switch {
+			case strings.HasPrefix(name, "-"):
+				d.Problem(yamltree.Value(item, "name"), path, "leave the dashes out: %q", strings.TrimLeft(name, "-"))
+			case slices.Contains(ownedArgs[list], name) && (persons || name != "node-ip"):
+				d.Problem(yamltree.Value(item, "name"), path, "--%s is set by edgebake and kubeadm: remove it", name)
+			}
+		}
+	}
+}
+
+// ownedFields reports fields that edgebake writes.
+func ownedFields(d *strict.Document) {
+	owned := ownedByEdgebake[d.Kind]
+	for _, path := range slices.Sorted(maps.Keys(owned)) {
+		if n := yamltree.At(d.Root, path); n != nil && !yamltree.IsNull(n) {
+			d.Problem(n, d.Kind+"."+path, "is set by edgebake: %s; remove it here", owned[path])
+		}
+	}
+}
+
+// certificateValidity reports a period that is too short to renew certificates in.
+func certificateValidity(d *strict.Document) {
+	const field = "certificateValidityPeriod"
+	n := yamltree.At(d.Root, field)
+	if d.Kind != "ClusterConfiguration" || n == nil || yamltree.IsNull(n) || n.Kind != yaml.ScalarNode {
+		return
+	}
+	switch period, err := time.ParseDuration(n.Value); {
+	case err != nil:
+		d.Problem(n, d.Kind+"."+field, "%s is not a duration, e.g. 2160h", strict.Shorten(n.Value))
+	case period < minCertificateValidity:
+		d.Problem(n, d.Kind+"."+field, "must be at least %dh, not %s: certificates are renewed when half of the time is over, and a machine may be off for the other half; set %dh or more", int(minCertificateValidity.Hours()), n.Value, int(minCertificateValidity.Hours()))
+	}
+}

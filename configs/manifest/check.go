@@ -1,0 +1,170 @@
+// Package manifest reads files of Kubernetes objects: what keeps them from being applied,
+// and the form in which a control-plane node's Site carries them.
+package manifest
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/strict"
+	"github.com/edgebake/edgebake/configs/yamltree"
+	"go.yaml.in/yaml/v3"
+)
+
+// Check reads a file of Kubernetes objects and returns every problem
+// in it, each with its line and the number of its document.
+func Check(file string, data []byte) strict.Problems {
+	var probs strict.Problems
+	if err := yamltree.TooDense(data); err != nil {
+		return append(probs, strict.FaultProblem(file, err))
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	objects := 0
+	for n := 1; len(probs) <= strict.MaxProblems; n++ {
+		var doc yaml.Node
+		err := dec.Decode(&doc)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			// The parser cannot go on behind an error.
+			p := strict.SyntaxProblem(file, data, err)
+			if bytes.Contains(data, []byte("{{")) {
+				p.Msg += " (" + Unrendered + ")"
+			}
+			p.Path = "document " + strconv.Itoa(n)
+			return append(probs, p)
+		}
+		if len(doc.Content) != 1 || yamltree.IsNull(doc.Content[0]) {
+			continue // nothing between two ---
+		}
+		objects++
+		d := strict.New(file, doc.Content[0], strict.DefaultLimits)
+		if d.Root.Kind != yaml.MappingNode || Decodes(d) {
+			checkObject(d, d.Root)
+		}
+		for _, p := range d.Probs {
+			p.Path = strings.TrimSuffix("document "+strconv.Itoa(n)+": "+p.Path, ": ")
+			probs = append(probs, p)
+		}
+	}
+	if objects == 0 && len(probs) == 0 {
+		probs = append(probs, strict.Problem{File: file, Line: 1, Col: 1, Msg: "has no Kubernetes object in it"})
+	}
+	return probs.First(file, 0)
+}
+
+// checkObject reports what keeps an object from being applied at all.
+func checkObject(d *strict.Document, root *yaml.Node) {
+	if root.Kind != yaml.MappingNode {
+		d.Problem(root, "", "expected a Kubernetes object (a mapping with apiVersion and kind), got %s", strict.Shape(root))
+		return
+	}
+	for _, key := range []string{"apiVersion", "kind"} {
+		switch n := yamltree.Value(root, key); {
+		case n == nil || yamltree.IsNull(n):
+			d.Problem(root, key, "is missing")
+		case n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str":
+			d.Problem(n, key, "must be a string")
+		}
+	}
+	if strings.HasPrefix(yamltree.Text(yamltree.Value(root, "apiVersion")), "edgebake.io/") {
+		d.Problem(yamltree.Value(root, "apiVersion"), "apiVersion", "an edgebake document is not a Kubernetes object")
+		return
+	}
+	if strings.HasSuffix(yamltree.Text(yamltree.Value(root, "kind")), "List") && yamltree.Value(root, "items") != nil {
+		items := yamltree.Value(root, "items")
+		if items.Kind != yaml.SequenceNode {
+			d.Problem(items, "items", "must be a list")
+			return
+		}
+		for _, item := range items.Content {
+			checkObject(d, item)
+		}
+		return
+	}
+	name := yamltree.At(root, "metadata.name")
+	switch {
+	case name == nil && yamltree.At(root, "metadata.generateName") != nil:
+		d.Problem(yamltree.At(root, "metadata.generateName"), "metadata.generateName", "would make another object each time it is applied; give metadata.name")
+	case name == nil || yamltree.IsNull(name):
+		d.Problem(root, "metadata.name", "is missing")
+	case name.Kind != yaml.ScalarNode || name.ShortTag() != "!!str" || name.Value == "":
+		d.Problem(name, "metadata.name", "must be a string that is not empty")
+	}
+}
+
+// Unrendered is the hint for a manifest with {{ }} in it.
+const Unrendered = "it looks like a chart's template: render it first, e.g. with helm template"
+
+// complexKey is the first key of a mapping that is not a plain word, as
+// {{ .Values.name }} is to a parser of YAML.
+func complexKey(n *yaml.Node) *yaml.Node {
+	for i, c := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 0 && c.Kind != yaml.ScalarNode && c.Kind != yaml.AliasNode {
+			return c
+		}
+		if found := complexKey(c); found != nil {
+			return found
+		}
+	}
+	return nil
+}
+
+// Decodes reports what keeps a document from being decoded as kubectl does it, such as a
+// key that is given twice.
+func Decodes(d *strict.Document) bool {
+	if faults(d, d.Root) {
+		return false
+	}
+	if key := complexKey(d.Root); key != nil {
+		d.Problem(key, "", "a key must be a plain word (%s)", Unrendered)
+		return false
+	}
+	root := yamltree.Clone(d.Root) // problems quote words as they were written
+	if bad := yamltree.AsKubectl(root); bad != nil {
+		d.Problem(bad, "", "an object is sent as JSON, which has no %s here", bad.Value)
+		return false
+	}
+	if faults(d, root) { // keys that are equal as kubectl reads them
+		return false
+	}
+	var anything map[string]any
+	err := root.Decode(&anything)
+	var te *yaml.TypeError
+	switch {
+	case err == nil:
+		return true
+	case errors.As(err, &te):
+		for _, e := range te.Errors {
+			typeError(d, e)
+		}
+	default:
+		d.Report(strict.SyntaxProblem(d.File, nil, err))
+	}
+	return false
+}
+
+// faults reports what package yaml cannot decode at a bounded cost.
+func faults(d *strict.Document, root *yaml.Node) bool {
+	found := yamltree.Check(root)
+	for _, f := range found {
+		d.Report(strict.FaultProblem(d.File, f))
+	}
+	return len(found) > 0
+}
+
+// typeError reports one line of package yaml: "line 3: cannot unmarshal ...".
+func typeError(d *strict.Document, text string) {
+	p := strict.Problem{File: d.File, Msg: text}
+	if rest, ok := strings.CutPrefix(text, "line "); ok {
+		at, msg, _ := strings.Cut(rest, ": ")
+		if n, err := strconv.Atoi(at); err == nil {
+			p.Line, p.Msg = n, msg
+		}
+	}
+	d.Report(p)
+}

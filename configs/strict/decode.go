@@ -1,0 +1,236 @@
+package strict
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/yamltree"
+	"go.yaml.in/yaml/v3"
+)
+
+var secretType = reflect.TypeFor[Secret]()
+
+// DecodeInto decodes the document into a struct. It never stops early: all problems are
+// reported at once.
+func (d *Document) DecodeInto(into any) {
+	v := reflect.ValueOf(into).Elem()
+	d.into = v.Type()
+	d.decode(d.Root, v, "")
+}
+
+// decode puts n into v, and a problem into d for everything that does not
+// fit. It never stops early: all problems are reported at once.
+func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
+	if d.nodes++; d.nodes > d.limits.Nodes {
+		if d.nodes == d.limits.Nodes+1 {
+			d.Problem(n, path, "the document is too large: its aliases make it more than %d values", d.limits.Nodes)
+		}
+		return
+	}
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	d.where[path] = Position{n.Line, n.Column}
+	if v.Type() == secretType {
+		var s string
+		d.scalar(n, reflect.ValueOf(&s).Elem(), path, true)
+		v.Set(reflect.ValueOf(NewSecret(s)))
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		// "debian:" with nothing behind it chooses debian, with defaults;
+		// "openyurt:" says neither true nor false.
+		if v.Type().Elem().Kind() != reflect.Struct && yamltree.IsNull(n) {
+			return
+		}
+		v.Set(reflect.New(v.Type().Elem()))
+		d.decode(n, v.Elem(), path)
+	case reflect.Struct:
+		d.structure(n, v, path)
+	case reflect.Slice:
+		d.list(n, v, path)
+	case reflect.Map:
+		d.mapping(n, v, path)
+	case reflect.Interface:
+		// Somebody else's form, which is not judged here.
+	default:
+		d.scalar(n, v, path, false)
+	}
+}
+
+func (d *Document) structure(n *yaml.Node, v reflect.Value, path string) {
+	if yamltree.IsNull(n) {
+		return
+	}
+	if n.Kind != yaml.MappingNode {
+		d.Problem(n, path, "must be a mapping (%s), not %s", strings.Join(FieldNames(v.Type()), ", "), Shape(n))
+		return
+	}
+	seen := map[string]int{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, val := n.Content[i], n.Content[i+1]
+		name := key.Value
+		sub := Join(path, name)
+		if key.Kind != yaml.ScalarNode {
+			d.Problem(key, path, "a field's name must be a plain word")
+			continue
+		}
+		if name == "<<" {
+			d.Problem(key, path, "merge keys (<<) are not read; write the fields out")
+			continue
+		}
+		if line, twice := seen[name]; twice {
+			d.Problem(key, sub, "is given twice; first on line %d", line)
+			continue
+		}
+		seen[name] = key.Line
+		f, ok := FieldByName(v.Type(), name)
+		if !ok && d.Full() {
+			d.untold++
+			continue
+		}
+		if !ok {
+			d.Problem(key, sub, "unknown field%s", d.hint(name, v.Type()))
+			d.Probs[len(d.Probs)-1].meant = d.meant(name, path, v.Type())
+			continue
+		}
+		into := v.FieldByIndex(f.Index)
+		d.decode(val, into, sub)
+		// Later a 0 cannot be told from a field that is not there.
+		if low, high, ok := bounds(f); ok && low > 0 && into.IsZero() && val.ShortTag() == "!!int" {
+			d.Problem(val, sub, "must be from %d to %d, not 0", low, high)
+		}
+	}
+}
+
+func (d *Document) list(n *yaml.Node, v reflect.Value, path string) {
+	if yamltree.IsNull(n) {
+		return
+	}
+	if n.Kind != yaml.SequenceNode {
+		what := Shape(n)
+		if n.Kind == yaml.ScalarNode && n.Style == 0 && strings.HasPrefix(n.Value, "-") {
+			what += `; a space is missing after the "-"`
+		}
+		d.Problem(n, path, "must be a list (each item on a line of its own after \"- \"), not %s", what)
+		return
+	}
+	most := d.limits.Items
+	if more, ok := d.limits.More[path]; ok {
+		most = more
+	}
+	if len(n.Content) > most {
+		d.Problem(n, path, "has %d items: want at most %d", len(n.Content), most)
+		return
+	}
+	s := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
+	for i, item := range n.Content {
+		if d.nodes > d.limits.Nodes {
+			return
+		}
+		sub := fmt.Sprintf("%s[%d]", path, i)
+		if yamltree.IsNull(item) {
+			d.Problem(item, sub, "is empty")
+			continue
+		}
+		d.decode(item, s.Index(i), sub)
+	}
+	v.Set(s)
+}
+
+func (d *Document) mapping(n *yaml.Node, v reflect.Value, path string) {
+	if yamltree.IsNull(n) {
+		return
+	}
+	if n.Kind != yaml.MappingNode {
+		d.Problem(n, path, "must be a mapping of names to values, not %s", Shape(n))
+		return
+	}
+	m := reflect.MakeMap(v.Type())
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, val := n.Content[i], n.Content[i+1]
+		sub := KeyPath(path, key.Value)
+		if key.Kind == yaml.ScalarNode && key.Value == "<<" {
+			d.Problem(key, path, "merge keys (<<) are not read; write the fields out")
+			continue
+		}
+		if key.Kind != yaml.ScalarNode {
+			d.Problem(key, path, "a name must be a plain word")
+			continue
+		}
+		k := reflect.ValueOf(key.Value)
+		if m.MapIndex(k).IsValid() {
+			d.Problem(key, sub, "is given twice")
+			continue
+		}
+		e := reflect.New(v.Type().Elem()).Elem()
+		d.decode(val, e, sub)
+		m.SetMapIndex(k, e)
+	}
+	v.Set(m)
+}
+
+func (d *Document) scalar(n *yaml.Node, v reflect.Value, path string, secret bool) {
+	shown := Shape(n)
+	if n.Kind == yaml.ScalarNode && !secret {
+		shown = strconv.Quote(Shorten(n.Value))
+	}
+	if n.Kind != yaml.ScalarNode {
+		if n.Kind == yaml.MappingNode && n.Style&yaml.FlowStyle != 0 && len(n.Content) > 0 && n.Content[0].Kind == yaml.MappingNode {
+			shown += `; a value that begins with {{ needs quotes`
+		}
+		d.Problem(n, path, "must be %s, not %s", wanted(v), shown)
+		return
+	}
+	tag := n.ShortTag()
+	if tag == "!!null" {
+		return // as if it were not there
+	}
+	ok := false
+	switch v.Kind() {
+	case reflect.String:
+		// Versions, modes and labels look like numbers and booleans: what
+		// stands there is what is meant.
+		if ok = slices.Contains([]string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp"}, tag); ok {
+			v.SetString(n.Value)
+		}
+	case reflect.Bool:
+		if ok = tag == "!!bool"; ok {
+			v.SetBool(strings.EqualFold(n.Value, "true"))
+		}
+	default:
+		ok = tag == "!!int" && n.Decode(v.Addr().Interface()) == nil
+	}
+	if !ok {
+		d.Problem(n, path, "must be %s, not %s", wanted(v), shown)
+	}
+}
+
+func wanted(v reflect.Value) string {
+	switch v.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Uint32:
+		return "a whole number, 0 or more"
+	}
+	return "a whole number"
+}
+
+// shape describes a value without quoting it: a token put in the wrong place
+// is a secret still.
+// Shape names the kind of a node.
+func Shape(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	}
+	return "a single value"
+}

@@ -1,0 +1,258 @@
+package strict
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/yamltree"
+	"go.yaml.in/yaml/v3"
+)
+
+// Form describes the documents that Read accepts.
+type Form struct {
+	APIVersion string
+	Kinds      []string
+	// Limits returns the bounds of a document of a kind.
+	Limits func(kind string) Limits
+	// Followed is the kind of document that other documents may follow in its file.
+	Followed string
+	// EmptyHint and KindHint end the messages for an empty document and for one of an
+	// unknown kind.
+	EmptyHint, KindHint string
+}
+
+// Limits bound what a document may contain, also through its aliases.
+type Limits struct {
+	Nodes int // values
+	Items int // of one list
+	// More is the bound of the lists that have another one, by path.
+	More map[string]int
+}
+
+// Position is a place in a file; Line and Col count from 1, and 0 means unknown.
+type Position struct{ Line, Col int }
+
+// Document is a YAML document on its way into a Go value.
+type Document struct {
+	File string
+	Kind string
+	Root *yaml.Node
+	// More are the documents that follow it in its file.
+	More []*yaml.Node
+	// Probs are the problems found so far.
+	Probs Problems
+	// All keeps every problem; otherwise the first maxProblems are kept, and the others
+	// counted: a stranger's document may have one in every value.
+	All bool
+
+	form   *Form
+	limits Limits
+	into   reflect.Type // what Root is decoded into
+	where  map[string]Position
+	nodes  int
+	untold int // problems that were only counted
+}
+
+// DefaultLimits bound documents that an operator writes.
+var DefaultLimits = Limits{Nodes: 200_000, Items: 200_000}
+
+// New returns a document that has been parsed elsewhere.
+func New(file string, root *yaml.Node, l Limits) *Document {
+	return &Document{File: file, Root: root, limits: l, where: map[string]Position{}}
+}
+
+// Read parses data, and checks its version and the form of its kind.
+func Read(file string, data []byte, f *Form) (*Document, Problems) {
+	docs, probs := parse(file, data)
+	if probs != nil {
+		return nil, probs
+	}
+	d := New(file, nil, DefaultLimits)
+	d.form = f
+	fail := func(n *yaml.Node, path, format string, args ...any) (*Document, Problems) {
+		if n == nil {
+			n = &yaml.Node{Line: 1, Column: 1}
+		}
+		d.Problem(n, path, format, args...)
+		return nil, d.Probs
+	}
+	if len(docs) == 0 {
+		return fail(nil, "", "the document is empty%s", f.EmptyHint)
+	}
+	if len(docs[0].Content) != 1 || docs[0].Content[0].Kind != yaml.MappingNode {
+		return fail(docs[0], "", "the document must be a mapping that begins with apiVersion: %s", f.APIVersion)
+	}
+	d.Root = docs[0].Content[0]
+	for _, name := range []string{"apiVersion", "kind"} {
+		v := yamltree.Value(d.Root, name)
+		if v == nil {
+			return fail(d.Root, name, "is missing; an edgebake document begins with apiVersion: %s and kind: %s", f.APIVersion, strings.Join(f.Kinds, ", "))
+		}
+		if v.Kind != yaml.ScalarNode {
+			return fail(v, name, "must be a string")
+		}
+		d.where[name] = Position{v.Line, v.Column}
+	}
+	version := yamltree.Value(d.Root, "apiVersion")
+	d.Kind = yamltree.Text(yamltree.Value(d.Root, "kind"))
+	d.limits = f.Limits(d.Kind)
+	if version.Value != f.APIVersion {
+		return fail(version, "apiVersion", "%q is unknown to this edgebake, which reads %s", version.Value, f.APIVersion)
+	}
+	for _, n := range docs[1:] {
+		if d.Kind != f.Followed {
+			return fail(n, "", "a second document begins here; put each into a file of its own")
+		}
+		if len(n.Content) == 1 && !yamltree.IsNull(n.Content[0]) { // there may be nothing between two ---
+			d.More = append(d.More, n.Content[0])
+		}
+	}
+	return d, nil
+}
+
+func parse(file string, data []byte) (docs []*yaml.Node, probs Problems) {
+	if err := yamltree.DenserThan(data, maxMarks); err != nil {
+		return nil, Problems{FaultProblem(file, err)}
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	for {
+		n := new(yaml.Node)
+		err := dec.Decode(n)
+		if errors.Is(err, io.EOF) {
+			return docs, nil
+		}
+		if err != nil {
+			return nil, Problems{SyntaxProblem(file, data, err)}
+		}
+		docs = append(docs, n)
+	}
+}
+
+// maxMarks bounds the fields and items of a text before it is parsed.
+const maxMarks = 2_000_000
+
+// FaultProblem places a yamltree.Fault in its file.
+func FaultProblem(file string, err error) Problem {
+	var f yamltree.Fault
+	if !errors.As(err, &f) {
+		f.Msg = err.Error()
+	}
+	return Problem{File: file, Line: f.Line, Msg: atMost(maxMsg, f.Msg)}
+}
+
+// Parse decodes the document into a struct, sets its defaults, and validates it.
+func (d *Document) Parse(kind string, into any, validate func() Problems) error {
+	if d.Kind != kind {
+		return d.WrongKind(kind)
+	}
+	d.DecodeInto(into)
+	ApplyDefaults(into)
+	if v, ok := into.(interface{ SetDefaults() }); ok {
+		v.SetDefaults()
+	}
+	if d.Overflowed() {
+		return d.Err()
+	}
+	undecoded := d.Probs
+	for _, p := range validate() {
+		d.Found(undecoded, p)
+	}
+	return d.Err()
+}
+
+// Overflowed reports whether the document is too large, or has too many problems, for
+// its values to be judged.
+func (d *Document) Overflowed() bool { return d.untold > 0 || d.nodes > d.limits.Nodes }
+
+// Found adds a problem of validation at its place, unless those of decoding are the
+// reason for it: the field was not decoded, or is missing since its name was misspelt.
+func (d *Document) Found(undecoded Problems, p Problem) {
+	if slices.ContainsFunc(undecoded, func(u Problem) bool {
+		return Covers(u.Path, p.Path) || !d.Has(u.meant) && Covers(u.meant, p.Path)
+	}) {
+		return
+	}
+	at := d.Find(p.Path)
+	p.File, p.Line, p.Col = d.File, at.Line, at.Col
+	d.Probs = append(d.Probs, p)
+}
+
+// Err returns the document's problems as an error, nil if there are none.
+func (d *Document) Err() error {
+	if d.All {
+		d.Probs.Sort()
+		return d.Probs.Err()
+	}
+	return d.Probs.First(d.File, d.untold).Err()
+}
+
+// Covers reports whether path is outer or a field inside it.
+func Covers(outer, path string) bool {
+	rest, ok := strings.CutPrefix(path, outer)
+	return ok && outer != "" && (rest == "" || rest[0] == '.' || rest[0] == '[')
+}
+
+// Has reports whether the document has a field.
+func (d *Document) Has(path string) bool {
+	_, ok := d.where[path]
+	return ok
+}
+
+// Find returns where a field is, or the nearest thing around it.
+func (d *Document) Find(path string) Position {
+	if d.where == nil {
+		return Position{}
+	}
+	for {
+		if at, ok := d.where[path]; ok {
+			return at
+		}
+		i := strings.LastIndexAny(path, ".[")
+		if i < 0 {
+			return Position{1, 1}
+		}
+		path = path[:i]
+	}
+}
+
+// Problem reports a problem of the field at path, at the place of n.
+func (d *Document) Problem(n *yaml.Node, path, format string, args ...any) {
+	if d.Full() {
+		d.untold++
+		return
+	}
+	d.Report(Problem{File: d.File, Line: n.Line, Col: n.Column, Path: path, Msg: fmt.Sprintf(format, args...)})
+}
+
+// Full reports whether further problems are only counted.
+func (d *Document) Full() bool { return len(d.Probs) >= MaxProblems && !d.All }
+
+// Report adds a problem.
+func (d *Document) Report(p Problem) {
+	if d.Full() {
+		d.untold++
+		return
+	}
+	p.Msg = atMost(maxMsg, p.Msg)
+	d.Probs = append(d.Probs, p)
+}
+
+// WrongKind explains a document that is not of the wanted kind; empty: any kind.
+func (d *Document) WrongKind(want string) error {
+	at := d.Find("kind")
+	p := Problem{File: d.File, Line: at.Line, Col: at.Col, Path: "kind"}
+	switch {
+	case want == "":
+		p.Msg = fmt.Sprintf("unknown kind %q%s%s", d.Kind, DidYouMean(d.Kind, d.form.Kinds), d.form.KindHint)
+	case slices.Contains(d.form.Kinds, d.Kind):
+		p.Msg = fmt.Sprintf("expected a document of kind %s, got one of kind %s", want, d.Kind)
+	default:
+		p.Msg = fmt.Sprintf("unknown kind %q%s; wanted here: %s", d.Kind, DidYouMean(d.Kind, []string{want}), want)
+	}
+	return Problems{p}
+}

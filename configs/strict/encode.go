@@ -1,0 +1,74 @@
+package strict
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+
+	"github.com/edgebake/edgebake/configs/yamltree"
+	"go.yaml.in/yaml/v3"
+)
+
+// Encode writes a struct as YAML, with its secrets. The bytes depend on the value alone.
+func Encode(v any) ([]byte, error) {
+	return yamltree.Encode(encodeValue(reflect.ValueOf(v).Elem()))
+}
+
+// encodeValue returns v as a YAML node, nil where there is nothing to write.
+// Strings are always quoted: a label "true" must come back as a string, and
+// nothing has to be guessed.
+func encodeValue(v reflect.Value) *yaml.Node {
+	if v.Type() == secretType {
+		s := v.Interface().(Secret)
+		if s.IsZero() {
+			return nil
+		}
+		return yamltree.Quoted(s.Reveal())
+	}
+	if v.IsZero() {
+		return nil
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		return encodeValue(v.Elem())
+	case reflect.Struct:
+		n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+		for i := range v.NumField() {
+			if f := encodeValue(v.Field(i)); f != nil {
+				n.Content = append(n.Content, yamltree.Plain(FieldName(v.Type().Field(i)), "!!str"), f)
+			}
+		}
+		if len(n.Content) == 0 {
+			return nil
+		}
+		return n
+	case reflect.Slice:
+		n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+		for i := range v.Len() {
+			f := encodeValue(v.Index(i))
+			if f == nil { // an item keeps its place
+				f = yamltree.Plain("{}", "!!map")
+				if v.Index(i).Kind() == reflect.String {
+					f = yamltree.Quoted("")
+				}
+			}
+			n.Content = append(n.Content, f)
+		}
+		return n
+	case reflect.Map:
+		m := v.Interface().(map[string]string)
+		n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			n.Content = append(n.Content, yamltree.Quoted(k), yamltree.Quoted(m[k]))
+		}
+		return n
+	case reflect.String:
+		return yamltree.Quoted(v.String())
+	case reflect.Bool:
+		return yamltree.Plain(strconv.FormatBool(v.Bool()), "!!bool")
+	case reflect.Int:
+		return yamltree.Plain(strconv.FormatInt(v.Int(), 10), "!!int")
+	}
+	panic("BUG: a document holds a field of kind " + v.Kind().String())
+}

@@ -1,0 +1,128 @@
+package strict
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// FieldDoc is one field of a document, as its schema has it.
+type FieldDoc struct {
+	// Path as it is written in commands, e.g. "site.network.interfaces".
+	Path string
+	// Name is its last part.
+	Name string
+	// Type is string, integer, boolean, object, map, a list of one of them
+	// ("[]string"), or either ("string or []string").
+	Type string
+	// Values are the ones allowed, where they are listed.
+	Values []string
+	// Default is the value without it, as JSON; empty where there is none.
+	Default     string
+	Required    bool
+	Description string
+	// Fields are those of an object, or of a list's items, sorted by name.
+	Fields []FieldDoc
+}
+
+// schemaNode is the part of JSON Schema that our schemas use.
+type schemaNode struct {
+	Ref                  string                 `json:"$ref"`
+	Defs                 map[string]*schemaNode `json:"$defs"`
+	Type                 any                    `json:"type"`
+	Description          string                 `json:"description"`
+	Enum                 []any                  `json:"enum"`
+	Default              json.RawMessage        `json:"default"`
+	Properties           map[string]*schemaNode `json:"properties"`
+	Required             []string               `json:"required"`
+	Items                *schemaNode            `json:"items"`
+	AnyOf                []*schemaNode          `json:"anyOf"`
+	AdditionalProperties any                    `json:"additionalProperties"`
+}
+
+// pathIndex is what problems name an item or a key with: users[0], labels["a.b/c"].
+var pathIndex = regexp.MustCompile(`\[(?:\d+|"[^"]*")\]`)
+
+// Explain describes a field of a document of that kind by its path, e.g.
+// "site.network.interfaces", from the kind's schema. Indices, which the paths of problems
+// have, are ignored.
+func Explain(schema []byte, path string) (*FieldDoc, error) {
+	kind, rest, _ := strings.Cut(pathIndex.ReplaceAllString(path, ""), ".")
+	kind = strings.ToLower(kind)
+	var root schemaNode
+	if err := json.Unmarshal(schema, &root); err != nil {
+		return nil, fmt.Errorf("reading the schema of %s: %w", kind, err)
+	}
+	f := root.field(&root, kind, kind, false)
+	at := kind
+	for rest != "" {
+		var name string
+		name, rest, _ = strings.Cut(rest, ".")
+		i := slices.IndexFunc(f.Fields, func(c FieldDoc) bool { return c.Name == name })
+		if i < 0 {
+			names := make([]string, len(f.Fields))
+			for i, c := range f.Fields {
+				names[i] = c.Name
+			}
+			if len(names) == 0 {
+				return nil, fmt.Errorf("%s has no fields of its own", at)
+			}
+			return nil, fmt.Errorf("%s has no field %q: want one of %s%s", at, name, strings.Join(names, ", "), DidYouMean(name, names))
+		}
+		f, at = f.Fields[i], at+"."+name
+	}
+	return &f, nil
+}
+
+// field describes n, with what is below it.
+func (n *schemaNode) field(root *schemaNode, path, name string, required bool) FieldDoc {
+	f := FieldDoc{Path: path, Name: name, Required: required, Description: n.Description}
+	list := ""
+	if several := n.orList(); several != nil {
+		f.Type, n = several.typeName()+" or []"+several.typeName(), &schemaNode{Type: several.Type, Enum: several.Enum, Default: n.Default}
+	}
+	for n.Ref != "" || n.Items != nil {
+		if n.Items != nil {
+			n, list = n.Items, list+"[]"
+			continue
+		}
+		n = root.Defs[strings.TrimPrefix(n.Ref, "#/$defs/")]
+		if f.Description == "" {
+			f.Description = n.Description
+		}
+	}
+	if len(n.Default) > 0 {
+		f.Default = string(n.Default)
+	}
+	for _, v := range n.Enum {
+		f.Values = append(f.Values, fmt.Sprint(v))
+	}
+	for _, c := range slices.Sorted(maps.Keys(n.Properties)) {
+		f.Fields = append(f.Fields, n.Properties[c].field(root, path+"."+c, c, slices.Contains(n.Required, c)))
+	}
+	if f.Type == "" {
+		f.Type = list + n.typeName()
+	}
+	return f
+}
+
+// orList is what an item of n is, where n is such an item or a list of them.
+func (n *schemaNode) orList() *schemaNode {
+	if len(n.AnyOf) == 2 && n.AnyOf[1].Items != nil {
+		return n.AnyOf[0]
+	}
+	return nil
+}
+
+func (n *schemaNode) typeName() string {
+	if values, ok := n.AdditionalProperties.(map[string]any); ok {
+		return fmt.Sprintf("map of %v", values["type"])
+	}
+	if s, ok := n.Type.(string); ok {
+		return s
+	}
+	return "any"
+}

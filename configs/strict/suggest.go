@@ -1,0 +1,181 @@
+package strict
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// Shorten cuts a text for a message.
+func Shorten(s string) string {
+	if r := []rune(s); len(r) > 60 {
+		return string(r[:57]) + "..."
+	}
+	return s
+}
+
+// Join returns the path of a field of path.
+func Join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+// KeyPath returns the path of a key of a map.
+func KeyPath(path, key string) string { return path + "[" + strconv.Quote(key) + "]" }
+
+// FieldName returns the name of a struct field in the document.
+func FieldName(f reflect.StructField) string {
+	name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+	return name
+}
+
+// FieldByName finds a field of a struct by its name in the document.
+func FieldByName(t reflect.Type, name string) (reflect.StructField, bool) {
+	all := fields(t)
+	if i := slices.IndexFunc(all, func(f reflect.StructField) bool { return FieldName(f) == name }); i >= 0 {
+		return all[i], true
+	}
+	return reflect.StructField{}, false
+}
+
+// FieldNames returns the names of a struct's fields in the document.
+func FieldNames(t reflect.Type) []string {
+	var names []string
+	for _, f := range fields(t) {
+		names = append(names, FieldName(f))
+	}
+	return names
+}
+
+var fieldsOf sync.Map // of a reflect.Type
+
+// fields returns the fields that a person writes: the exported ones, and in place of an
+// embedded struct its own, except the two that begin a document.
+func fields(t reflect.Type) []reflect.StructField {
+	if known, ok := fieldsOf.Load(t); ok {
+		return known.([]reflect.StructField)
+	}
+	var out []reflect.StructField
+	for i := range t.NumField() {
+		f := t.Field(i)
+		switch {
+		case !f.IsExported():
+		case f.Anonymous:
+			for _, in := range fields(f.Type) {
+				shadow, _ := t.FieldByName(in.Name) // the outer field of that name, if there is one
+				if n := FieldName(in); n != "apiVersion" && n != "kind" && len(shadow.Index) > 1 {
+					in.Index = append([]int{i}, in.Index...)
+					out = append(out, in)
+				}
+			}
+		default:
+			out = append(out, f)
+		}
+	}
+	fieldsOf.Store(t, out)
+	return out
+}
+
+// meant is the path that an unknown field in path was probably to have, or empty.
+func (d *Document) meant(name, path string, t reflect.Type) string {
+	if k := closest(name, FieldNames(t)); k != "" {
+		return Join(path, k)
+	}
+	if places := placesOf(name, d.into, "", 0); len(places) == 1 {
+		return places[0]
+	}
+	return ""
+}
+
+// hint says what a person may have meant by an unknown field: a name close
+// to it, else the place where a field of that name exists.
+func (d *Document) hint(name string, t reflect.Type) string {
+	if h := DidYouMean(name, FieldNames(t)); h != "" {
+		return h
+	}
+	if places := placesOf(name, d.into, "", 0); len(places) > 0 {
+		return fmt.Sprintf("; did you mean %s?", strings.Join(places, " or "))
+	}
+	names := FieldNames(t)
+	if len(names) == 0 {
+		return "; there are no fields here"
+	}
+	return "; known here: " + strings.Join(names, ", ")
+}
+
+// placesOf lists the paths of t's fields called name or nearly so.
+func placesOf(name string, t reflect.Type, path string, depth int) []string {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		if t.Kind() == reflect.Slice {
+			path += "[]"
+		}
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct || t == secretType || depth > 6 {
+		return nil
+	}
+	var found []string
+	for _, f := range fields(t) {
+		sub := Join(path, FieldName(f))
+		if n := strings.ToLower(name); distance(n, strings.ToLower(FieldName(f))) <= len(n)/4 {
+			found = append(found, sub)
+		}
+		found = append(found, placesOf(name, f.Type, sub, depth+1)...)
+	}
+	return found[:min(len(found), 3)]
+}
+
+// alias are names that others have for what we name.
+var alias = map[string]string{"x86_64": "amd64", "x86-64": "amd64", "x64": "amd64", "aarch64": "arm64", "armv8": "arm64"}
+
+// DidYouMean suggests one of the known names for an unknown one, as the end of
+// a message; it is empty where none is near.
+func DidYouMean(name string, known []string) string {
+	if k := closest(name, known); k != "" {
+		return fmt.Sprintf("; did you mean %q?", k)
+	}
+	return ""
+}
+
+// closest is the known name that an unknown one was probably to be, or empty.
+func closest(name string, known []string) string {
+	if k := alias[strings.ToLower(name)]; slices.Contains(known, k) {
+		return k
+	}
+	best, bestDist := "", 1+len(name)/4
+	for _, k := range known {
+		if dist := distance(strings.ToLower(name), strings.ToLower(k)); dist <= bestDist {
+			best, bestDist = k, dist-1
+		}
+	}
+	return best
+}
+
+// distance is the number of letters to insert, remove or change between a
+// and b (Levenshtein).
+func distance(a, b string) int {
+	if len(a) > 64 || len(b) > 64 {
+		return 64
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diag := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			diag, row[j+1] = row[j+1], min(row[j+1]+1, row[j]+1, diag+cost)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,283 @@
+package strict
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+)
+
+// Field is a field of a document that Walk visits.
+type Field struct {
+	reflect.StructField
+	Path  string
+	Value reflect.Value
+}
+
+// Walk calls visit for each field that a person writes in the struct that v points to,
+// those inside after the field they are in.
+func Walk(v any, visit func(Field)) { walk(reflect.ValueOf(v), "", visit) }
+
+func walk(v reflect.Value, path string, visit func(Field)) {
+	switch {
+	case v.Kind() == reflect.Pointer && !v.IsNil():
+		walk(v.Elem(), path, visit)
+	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Struct:
+		for i := range v.Len() {
+			walk(v.Index(i), fmt.Sprintf("%s[%d]", path, i), visit)
+		}
+	case v.Kind() == reflect.Struct && v.Type() != secretType:
+		for _, f := range fields(v.Type()) {
+			in := Field{f, Join(path, FieldName(f)), v.FieldByIndex(f.Index)}
+			visit(in)
+			walk(in.Value, in.Path, visit)
+		}
+	}
+}
+
+// Texts calls yield for each text in a field: its own, its items or its map's values.
+func (f Field) Texts(yield func(path string, v reflect.Value)) {
+	switch v := f.Value; {
+	case v.Kind() == reflect.String || v.Type() == secretType:
+		yield(f.Path, v)
+	case v.Kind() == reflect.Pointer && v.Type().Elem().Kind() == reflect.String && !v.IsNil():
+		yield(f.Path, v.Elem())
+	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.String:
+		for i := range v.Len() {
+			yield(fmt.Sprintf("%s[%d]", f.Path, i), v.Index(i))
+		}
+	}
+}
+
+func text(v reflect.Value) string {
+	if s, ok := v.Interface().(Secret); ok {
+		return s.Reveal()
+	}
+	return v.String()
+}
+
+// TagValues returns the values of key in f's jsonschema tag.
+func TagValues(f reflect.StructField, key string) []string {
+	var vals []string
+	for part := range strings.SplitSeq(f.Tag.Get("jsonschema"), ",") {
+		if v, ok := strings.CutPrefix(part, key+"="); ok {
+			vals = append(vals, v)
+		}
+	}
+	return vals
+}
+
+// Required reports whether the field may not be left out.
+func Required(f reflect.StructField) bool {
+	return !strings.Contains(f.Tag.Get("yaml"), "omitempty")
+}
+
+// ApplyDefaults sets every empty field that has a default in its tag.
+func ApplyDefaults(v any) {
+	Walk(v, func(f Field) {
+		def := TagValues(f.StructField, "default")
+		if def == nil || !f.Value.IsZero() {
+			return
+		}
+		if f.Value.Kind() == reflect.String {
+			f.Value.SetString(def[0])
+			return
+		}
+		n, err := strconv.ParseInt(def[0], 10, 64)
+		if err != nil {
+			panic(fmt.Sprintf("BUG: default %q of a field of kind %s: %v", def[0], f.Value.Kind(), err))
+		}
+		f.Value.SetInt(n)
+	})
+}
+
+// Checks maps the names in check tags to functions that return what is wrong with a
+// text, in words that follow its field, or nothing.
+type Checks map[string]func(string) string
+
+// Check reports what contradicts the tags of v's fields: required fields that are empty,
+// numbers out of bounds, values that are not allowed (enum), of the wrong form (check),
+// repeated (unique), or set together (oneof).
+func Check(v any, checks Checks, probs *Problems) {
+	checkOneOf(reflect.ValueOf(v).Elem(), "", probs)
+	Walk(v, func(f Field) {
+		if Required(f.StructField) && f.Value.Kind() != reflect.Struct {
+			if f.Value.IsZero() {
+				probs.AddMissing(f.Path, "is required")
+			} else if f.Value.Kind() == reflect.Slice && f.Value.Len() == 0 {
+				probs.Add(f.Path, "needs at least one item")
+			}
+		}
+		if low, high, ok := bounds(f.StructField); ok && !f.Value.IsZero() && !within(f.Value, low, high) {
+			probs.Add(f.Path, "must be from %d to %d, not %v", low, high, f.Value)
+		}
+		checkEnum(f, probs)
+		checkForm(f, checks, probs)
+		checkOneOf(f.Value, f.Path, probs)
+	})
+}
+
+// bounds returns the least and the greatest value of a number, if its tag has them.
+func bounds(f reflect.StructField) (low, high int64, ok bool) {
+	least, most := TagValues(f, "minimum"), TagValues(f, "maximum")
+	if least == nil || most == nil {
+		return 0, 0, false
+	}
+	low, lowErr := strconv.ParseInt(least[0], 10, 64)
+	high, highErr := strconv.ParseInt(most[0], 10, 64)
+	if lowErr != nil || highErr != nil {
+		panic(fmt.Sprintf("BUG: field %s is from %q to %q", f.Name, least[0], most[0]))
+	}
+	return low, high, true
+}
+
+func within(v reflect.Value, low, high int64) bool {
+	if v.CanUint() {
+		return v.Uint() <= uint64(high) && v.Uint() >= uint64(low)
+	}
+	return v.Int() >= low && v.Int() <= high
+}
+
+func checkEnum(f Field, probs *Problems) {
+	allowed := TagValues(f.StructField, "enum")
+	if allowed == nil {
+		return
+	}
+	if f.Value.CanInt() && !f.Value.IsZero() && !slices.Contains(allowed, strconv.FormatInt(f.Value.Int(), 10)) {
+		probs.Add(f.Path, "%d is not one of %s", f.Value.Int(), strings.Join(allowed, ", "))
+	}
+	f.Texts(func(path string, v reflect.Value) {
+		s := v.String()
+		if s == "" || slices.Contains(allowed, s) {
+			return // emptiness is the business of required
+		}
+		hint := DidYouMean(s, allowed)
+		if value, why, _ := strings.Cut(f.Tag.Get("instead"), "="); value == s {
+			hint = "; " + why
+		}
+		probs.Add(path, "%q is not one of %s%s", Shorten(s), strings.Join(allowed, ", "), hint)
+	})
+}
+
+// checkForm applies the tags check and unique of one field.
+func checkForm(f Field, checks Checks, probs *Problems) {
+	name, unique := f.Tag.Get("check"), f.Tag.Get("unique")
+	check := checks[name]
+	if check == nil && name != "" {
+		panic(fmt.Sprintf("BUG: field %s has the unknown check %q", f.Name, name))
+	}
+	seen := map[string]bool{}
+	f.Texts(func(path string, v reflect.Value) {
+		s := text(v)
+		if s == "" && f.Value.Kind() != reflect.Slice {
+			return // emptiness is the business of required
+		}
+		if check != nil {
+			if bad := check(s); bad != "" {
+				probs.Add(path, "%s", bad)
+				return
+			}
+		}
+		if unique != "" && seen[s] {
+			probs.Add(path, "%q is listed twice", Shorten(s))
+		}
+		seen[s] = true
+	})
+	if unique == "" || f.Value.Kind() != reflect.Slice || f.Value.Type().Elem().Kind() != reflect.Struct {
+		return
+	}
+	for i := range f.Value.Len() { // unique names the fields that tell the items apart
+		key, path, shown := "", fmt.Sprintf("%s[%d]", f.Path, i), ""
+		for name := range strings.SplitSeq(unique, ",") {
+			in, ok := FieldByName(f.Value.Type().Elem(), name)
+			if !ok {
+				panic(fmt.Sprintf("BUG: items of %s have no field %s", f.Name, name))
+			}
+			shown = f.Value.Index(i).FieldByIndex(in.Index).String()
+			key += shown + "\x00"
+		}
+		if !strings.Contains(unique, ",") {
+			path = Join(path, unique)
+		}
+		if strings.Trim(key, "\x00") != "" && seen[key] {
+			probs.Add(path, "%s is listed twice", strings.Join(strings.Split(strings.TrimSuffix(key, "\x00"), "\x00"), ":"))
+		}
+		seen[key] = true
+	}
+}
+
+// checkOneOf reports a struct in which not exactly one, or more than one (oneof:"atmost"),
+// of the fields with the tag oneof is set.
+func checkOneOf(v reflect.Value, path string, probs *Problems) {
+	switch {
+	case v.Kind() == reflect.Pointer && !v.IsNil():
+		checkOneOf(v.Elem(), path, probs)
+	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Struct:
+		for i := range v.Len() {
+			checkOneOf(v.Index(i), fmt.Sprintf("%s[%d]", path, i), probs)
+		}
+	case v.Kind() == reflect.Struct && v.Type() != secretType:
+		var names, set []string
+		atMost := false
+		for _, f := range fields(v.Type()) {
+			if f.Tag.Get("oneof") == "" {
+				continue
+			}
+			atMost = f.Tag.Get("oneof") == "atmost"
+			names = append(names, FieldName(f))
+			if !v.FieldByIndex(f.Index).IsZero() {
+				set = append(set, FieldName(f))
+			}
+		}
+		slices.Sort(names)
+		slices.Sort(set)
+		switch {
+		case len(set) > 1:
+			probs.Add(path, "exactly one of %s is allowed, not %s", strings.Join(names, ", "), strings.Join(set, " and "))
+		case len(names) > 0 && len(set) == 0 && !atMost:
+			probs.Add(path, "exactly one of %s is required", strings.Join(names, ", "))
+		}
+	}
+}
+
+// CheckText reports control characters in every text that has no other problem: each ends
+// in a file whose format uses lines or blanks. The tag text:"lines" exempts texts of
+// several lines, text:"tabs" allows tabs.
+func CheckText(v any, probs *Problems) {
+	known := map[string]bool{}
+	for _, p := range *probs {
+		known[p.Path] = true
+	}
+	Walk(v, func(f Field) {
+		check := func(path, s string) {
+			if f.Tag.Get("text") == "tabs" {
+				s = strings.ReplaceAll(s, "\t", "")
+			}
+			if f.Tag.Get("text") != "lines" && !known[path] && BadText(s) != "" {
+				known[path] = true
+				probs.Add(path, "%s", BadText(s))
+			}
+		}
+		if m, ok := f.Value.Interface().(map[string]string); ok {
+			for _, k := range slices.Sorted(maps.Keys(m)) {
+				check(KeyPath(f.Path, k), k+m[k])
+			}
+		}
+		f.Texts(func(path string, v reflect.Value) {
+			if v.Type() != secretType { // each kind of secret has a form of its own
+				check(path, v.String())
+			}
+		})
+	})
+}
+
+// BadText returns what is wrong with s as one line of text.
+func BadText(s string) string {
+	if strings.ContainsFunc(s, unicode.IsControl) {
+		return "contains a line break or control character"
+	}
+	return ""
+}
