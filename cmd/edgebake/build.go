@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/plan"
@@ -43,9 +44,13 @@ func (f *imageFlags) flags(c *cobra.Command) {
 	_ = c.RegisterFlagCompletionFunc("arch", cobra.FixedCompletions(configs.Architectures(), cobra.ShellCompDirectiveNoFileComp))
 }
 
-// target is one of the images that a document describes, of one architecture.
+// target is one of the images that a document describes, of one architecture; or that of a
+// plan.
 type target struct {
-	img *configs.Image
+	img        *configs.Image // nil with a plan
+	plan       *plan.Plan
+	name, arch string
+	date       time.Time
 	builder.Options
 	lock string
 	// suffix tells the names of its files from those of the document's others;
@@ -71,7 +76,10 @@ func (f *imageFlags) open(s streams, image string) ([]target, document, error) {
 	own := configs.ListedArchitectures(doc.data)
 	var targets []target
 	for _, img := range images {
-		t := target{img: img, Options: builder.Options{Dir: dirOf(image), Version: version.String(), Published: version.Published(), Locked: f.locked}}
+		t := target{
+			img: img, name: img.Name, arch: img.Arch, date: img.SourceTime(),
+			Options: builder.Options{Dir: dirOf(image), Version: version.String(), Published: version.Published(), Locked: f.locked},
+		}
 		if len(own) != 1 || own[0] != img.Arch {
 			t.suffix = "-" + img.Arch
 		}
@@ -85,6 +93,38 @@ func (f *imageFlags) open(s streams, image string) ([]target, document, error) {
 		targets[i].Cache = cache
 	}
 	return targets, doc, err
+}
+
+// openPlan reads the plan of --plan, and opens the cache.
+func (b *buildFlags) openPlan(s streams, cacheDir string) ([]target, document, error) {
+	doc := document{name: b.plan}
+	data, err := readInput(s, b.plan)
+	if err != nil {
+		return nil, doc, err
+	}
+	p, err := plan.Decode(data)
+	if err != nil {
+		name := b.plan
+		if name == "-" {
+			name = "standard input"
+		}
+		return nil, doc, eachNamed(name, err)
+	}
+	t := target{
+		plan: p, name: p.Name, arch: p.Arch, date: time.Unix(p.SourceDate, 0).UTC(),
+		Options: builder.Options{Dir: dirOf(b.plan), Version: version.String(), Published: version.Published()},
+	}
+	t.Cache, err = openCache(cacheDir)
+	return []target{t}, doc, err
+}
+
+// eachNamed puts the name of a file before each of its problems.
+func eachNamed(name string, err error) error {
+	var errs []error
+	for _, e := range builder.SplitErrors(err) {
+		errs = append(errs, fmt.Errorf("%s: %w", name, e))
+	}
+	return errors.Join(errs...)
 }
 
 // checkArchs rejects architectures that there are no images for.
@@ -145,11 +185,7 @@ func (t *target) readLock(named, image string, several bool) error {
 		}
 		lock, err := plan.DecodeLock(data)
 		if err != nil {
-			var errs []error
-			for _, e := range builder.SplitErrors(err) {
-				errs = append(errs, fmt.Errorf("%s: %w", name, e))
-			}
-			return errors.Join(errs...)
+			return eachNamed(name, err)
 		}
 		if !lock.For(t.img.Arch) {
 			if i == 0 {
@@ -236,7 +272,7 @@ func (b *buildFlags) files(targets []target, document, lock string) []buildFile 
 		t := &targets[i]
 		of := ""
 		if len(targets) > 1 {
-			of = " for " + t.img.Arch
+			of = " for " + t.arch
 		}
 		lockName := "lock"
 		if lock != "" {
@@ -296,8 +332,8 @@ func (t *target) checkFiles(exportBase string) error {
 
 // buildFlags are those of edgebake build, besides imageFlags.
 type buildFlags struct {
-	output, base, exportBase, sign string
-	force, update, asJSON          bool
+	plan, output, base, exportBase, sign string
+	force, update, asJSON                bool
 }
 
 func newBuild(s streams) *cobra.Command {
@@ -326,6 +362,10 @@ other architectures than the document's, or for some of them; where that is one,
 --output and --lock are exactly its names. A Debian base for another architecture
 than this computer's is made in emulation (qemu-user), once.
 
+A plan holds everything that the result depends on. --plan builds from one that was
+made elsewhere, by the same edgebake, and rejects every input that is not the
+plan's. Files that the plan names are looked for from its own directory.
+
 --sign signs the golden digest and image.json with a minisign secret key; verify,
 flash and whoever has the public key can tell the image from others. The password
 of an encrypted key is read from the environment variable
@@ -337,7 +377,8 @@ of an encrypted key is read from the environment variable
   edgebake build image.yaml --arch amd64,arm64 --output node.raw # node-amd64.raw, node-arm64.raw
   edgebake build image.yaml --force --update                 # with today's packages
   edgebake build image.yaml --force --export-base base.tar   # keep the made base ...
-  edgebake build image.yaml --force --locked --base base.tar # ... and build from it`,
+  edgebake build image.yaml --force --locked --base base.tar # ... and build from it
+  edgebake plan image.yaml --output json >plan.json; edgebake build --plan plan.json`,
 		Args: args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if b.update && (flags.locked || b.base != "") {
@@ -347,11 +388,7 @@ of an encrypted key is read from the environment variable
 			if err != nil {
 				return err
 			}
-			defer targets[0].Cache.Close()
-			if err := b.apply(s, targets, args[0], flags.lock); err != nil {
-				return err
-			}
-			return b.run(c.Context(), s, doc, targets)
+			return b.run(c.Context(), s, doc, targets, flags.lock)
 		},
 	}
 	flags.flags(c)
@@ -365,8 +402,40 @@ of an encrypted key is read from the environment variable
 	f.StringVar(&b.sign, "sign", "", "minisign secret key to sign the image with")
 	_ = c.MarkFlagFilename("sign")
 	f.BoolVar(&b.asJSON, "json", false, "print events and the report as JSON, one object a line")
+	f.StringVar(&b.plan, "plan", "", "build from this plan, of edgebake plan --output json, instead of an Image")
+	_ = c.MarkFlagFilename("plan", "json")
 	takesDocument(s, c, 0, true)
+	b.takesPlan(s, c, &flags.cache)
 	return c
+}
+
+// takesPlan has --plan take the place of the document.
+func (b *buildFlags) takesPlan(s streams, c *cobra.Command, cacheDir *string) {
+	check, run := c.Args, c.RunE
+	c.Args = func(c *cobra.Command, args []string) error {
+		if b.plan == "" {
+			return check(c, args)
+		}
+		if len(args) > 0 {
+			return usageError{fmt.Errorf("--plan takes the place of the Image %s: choose one", args[0])}
+		}
+		for _, other := range []string{"filename", "lock", "locked", "arch", "update"} {
+			if c.Flags().Changed(other) {
+				return usageError{fmt.Errorf("--%s is for an Image, whose inputs a plan has pinned: leave it out, or leave out --plan", other)}
+			}
+		}
+		return nil
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if b.plan == "" {
+			return run(c, args)
+		}
+		targets, doc, err := b.openPlan(s, *cacheDir)
+		if err != nil {
+			return err
+		}
+		return b.run(c.Context(), s, doc, targets, "")
+	}
 }
 
 // apply puts into the targets what the flags say, and finds what would go
@@ -380,7 +449,7 @@ func (b *buildFlags) apply(s streams, targets []target, document, lock string) e
 		}
 		t.Base, t.Output, t.Force = fileFor(targets, t, b.base), fileFor(targets, t, b.output), b.force
 		if t.Output == "" {
-			t.Output = t.img.Name + t.suffix + ".raw"
+			t.Output = t.name + t.suffix + ".raw"
 		}
 		errs = append(errs, t.checkFiles(fileFor(targets, t, b.exportBase)))
 	}
@@ -388,7 +457,7 @@ func (b *buildFlags) apply(s streams, targets []target, document, lock string) e
 	errs = append(errs, checkDistinct(files))
 	for _, f := range files {
 		for _, t := range targets {
-			if f.written {
+			if f.written && t.img != nil {
 				errs = append(errs, builder.NotRead(t.img, t.Dir, f.name, f.path))
 			}
 		}
@@ -408,7 +477,7 @@ func (b *buildFlags) apply(s streams, targets []target, document, lock string) e
 		return err
 	}
 	for i := range targets {
-		date := targets[i].img.SourceTime()
+		date := targets[i].date
 		targets[i].Sign = func(golden string, info []byte) (string, error) {
 			return slot.SignImage(golden, info, key, date)
 		}
@@ -422,11 +491,16 @@ func fileFor(targets []target, t *target, file string) string {
 	if file == "" || len(targets) == 1 {
 		return file
 	}
-	return forArch(file, t.img.Arch)
+	return forArch(file, t.arch)
 }
 
-// run builds the targets, with all that belongs beside each image, and sums up.
-func (b *buildFlags) run(ctx context.Context, s streams, doc document, targets []target) error {
+// run builds the targets, with all that belongs beside each image, and sums up. lock is that
+// of --lock.
+func (b *buildFlags) run(ctx context.Context, s streams, doc document, targets []target, lock string) error {
+	defer targets[0].Cache.Close()
+	if err := b.apply(s, targets, doc.name, lock); err != nil {
+		return err
+	}
 	show := newDisplay(s, b.asJSON)
 	// The lock is for the cache: builds run one after the other, and the cache that
 	// they share sends its warnings from the goroutine of any reader.
@@ -447,7 +521,7 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc document, targets [
 				tell(e)
 			}
 		}
-		jobs = append(jobs, builder.Job{Image: t.img, Options: o})
+		jobs = append(jobs, builder.Job{Image: t.img, Plan: t.plan, Options: o})
 	}
 	var results []*builder.Result
 	var complete []string
