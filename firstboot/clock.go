@@ -20,31 +20,31 @@ import (
 const clockDoc = "a clock that is not in the past"
 
 // clockPhase brings the clock to the latest moment that is certain to have
-// passed: the image's date, when its Site was stamped (in seconds since the epoch), or the beginning of a
+// passed: the image's date, when its Site was stamped, or the beginning of a
 // certificate of the cluster. Boards without a battery wake up in 1970, where every
 // certificate is not yet valid. A clock that follows a time server knows better than
 // all of these. By one that makes this node's certificate look expired, or not valid yet,
 // nothing is decided before a time server was asked; nor does a control-plane node make
 // its first certificates, which begin when its clock says.
-func clockPhase(site *configs.Site, image ondisk.ImageInfo, stamped int64) run.Phase {
+func clockPhase(active *Active) run.Phase {
+	site := active.Site
 	ask := func(e *machine.Env) bool {
 		first := site.NodeType == configs.NodeControlPlane && !e.Exists(controlPlaneMark)
 		return (first || outOfTime(enrolled(e))) && !e.Exists(askedNTP)
 	}
-	floor := clockFloor(image, stamped)
 	return run.Phase{
 		Name: "clock", Doc: clockDoc, Timeout: 3 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if clockSynced(ctx, e) {
 				return run.Done, nil
 			}
-			if e.Now().Before(floor) || e.Now().Before(begun(ctx, e, site)) || ask(e) {
+			if e.Now().Before(clockFloor(active.Image, clockDate(e, active))) || e.Now().Before(begun(ctx, e, site)) || ask(e) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			if err := raiseClock(e, floor); err != nil {
+			if err := raiseClock(e, clockFloor(active.Image, clockDate(e, active))); err != nil {
 				return err
 			}
 			if err := raiseClock(e, begun(ctx, e, site)); err != nil {

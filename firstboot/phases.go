@@ -46,12 +46,12 @@ func Phases(active *Active) []run.Phase {
 		}
 	}
 	before := []run.Phase{
-		networkPhase(site),                      // an API server must be in reach for the rest
-		clockPhase(site, image, active.Stamped), // before the first certificate is judged
-		clusterPhase(active),                    // before API servers are verified with the CA that is there
-		ipvsPhase(site),                         // the first request already survives a dead API server
-		discoveryPhase(active),                  // the CA, before anything trusts an API server
-		imagesPhase(),                           // long, so after all that may fail early; before kubelet needs them
+		networkPhase(site),     // an API server must be in reach for the rest
+		clockPhase(active),     // before the first certificate is judged
+		clusterPhase(active),   // before API servers are verified with the CA that is there
+		ipvsPhase(site),        // the first request already survives a dead API server
+		discoveryPhase(active), // the CA, before anything trusts an API server
+		imagesPhase(),          // long, so after all that may fail early; before kubelet needs them
 	}
 	after := []run.Phase{
 		vipPhase(site),                      // only a member may ask
@@ -99,25 +99,25 @@ func New(e *machine.Env) *run.Runner {
 
 // controlPlanePhases are those after the Site's, on a control-plane node.
 func controlPlanePhases(active *Active) []run.Phase {
-	site, image := active.Site, active.Image
+	site := active.Site
 	return []run.Phase{
-		addressPhase(site),                      // etcd and the API server listen there
-		clockPhase(site, image, active.Stamped), // before the first certificate is judged
-		keysPhase(active),                       // before anything is signed
-		endpointPhase(site),                     // before the first client of the own API server
-		imagesPhase(),                           // before kubelet wants them
-		certificatesPhase(active),               // the seat decision asks with them
-		seatPhase(active),                       // before etcd can start, at each boot
-		controlPlanePhase(active),               // kubelet, and with it the control plane
-		continuedPhase(active),                  // etcd's force-new-cluster is for one start
-		publishPhase(active),                    // what nodes join with; once in a cluster's life
-		snapshotPhase(active),                   // before what may wait for a person
-		upkeepPhase(active),                     // after a snapshot
-		registerPhase(active),                   // the Node is a control-plane node's
-		forgetPhase(active),                     // all that needs the Site's keys is done; Ready may wait for a network add-on
-		againPhase(),                            // certificates and snapshots are looked after while the machine is on
-		documentsPhase(active),                  // another Site may have others than the birth uploaded
-		manifestsPhase(active),                  // once; one of them may be what Ready waits for
+		addressPhase(site),        // etcd and the API server listen there
+		clockPhase(active),        // before the first certificate is judged
+		keysPhase(active),         // before anything is signed
+		endpointPhase(site),       // before the first client of the own API server
+		imagesPhase(),             // before kubelet wants them
+		certificatesPhase(active), // the seat decision asks with them
+		seatPhase(active),         // before etcd can start, at each boot
+		controlPlanePhase(active), // kubelet, and with it the control plane
+		continuedPhase(active),    // etcd's force-new-cluster is for one start
+		publishPhase(active),      // what nodes join with; once in a cluster's life
+		snapshotPhase(active),     // before what may wait for a person
+		upkeepPhase(active),       // after a snapshot
+		registerPhase(active),     // the Node is a control-plane node's
+		forgetPhase(active),       // all that needs the Site's keys is done; Ready may wait for a network add-on
+		againPhase(),              // certificates and snapshots are looked after while the machine is on
+		documentsPhase(active),    // another Site may have others than the birth uploaded
+		manifestsPhase(active),    // once; one of them may be what Ready waits for
 		readyPhase(active, HubNode{}),
 	}
 }

@@ -26,6 +26,10 @@ const (
 	// signature, in seconds since the epoch: of the one in the slot, and of one that may be
 	// on its way there.
 	unsignedFile = ondisk.StateDir + "/unsigned"
+	// clockFile has the dates of the last Sites that came to a member from sticks without
+	// a signature, each with the date that counts for the clock in its place, in seconds
+	// since the epoch: of the Site in the slot, and of one that may be on its way there.
+	clockFile = ondisk.StateDir + "/stick-dates"
 )
 
 // checkSignature returns when the files of a stick were signed by a key that
@@ -107,6 +111,36 @@ func (s *stick) saveUnsigned(e *machine.Env, stamped int64) error {
 		dates = append(dates, s.before.Stamped) // the power may go before the slot is written
 	}
 	if err := writeSeconds(e, unsignedFile, dates...); err != nil {
+		return fmt.Errorf("noting the date of the Site of stick %s: %w", s.dev, err)
+	}
+	return nil
+}
+
+// clockDate is the date of the active Site as far as it counts for the clock. A stranger's
+// stick must not move a member's clock, and the machine cannot tell a date that is ahead
+// while its own clock is: so what counts is the date of the Site that the stick replaced.
+func clockDate(e *machine.Env, active *Active) int64 {
+	pairs := secondsIn(e, clockFile)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if pairs[i] == active.Stamped {
+			return pairs[i+1]
+		}
+	}
+	return active.Stamped
+}
+
+// saveClockDate remembers, before the stick is taken, which date counts for the clock
+// instead of the one that will be in the slot.
+func (s *stick) saveClockDate(e *machine.Env, stamped int64) error {
+	if s.signed > 0 || !hasJoined(e) {
+		return nil
+	}
+	pairs := []int64{stamped, 0}
+	if s.before != nil {
+		counts := clockDate(e, s.before)
+		pairs = []int64{stamped, counts, s.before.Stamped, counts} // the power may go before the slot is written
+	}
+	if err := writeSeconds(e, clockFile, pairs...); err != nil {
 		return fmt.Errorf("noting the date of the Site of stick %s: %w", s.dev, err)
 	}
 	return nil

@@ -263,6 +263,9 @@ func (s *stick) take(e *machine.Env) error {
 		if err := s.saveUnsigned(e, c.Info.Stamped); err != nil {
 			return err
 		}
+		if err := s.saveClockDate(e, c.Info.Stamped); err != nil {
+			return err
+		}
 		if err := e.WriteSlot(own, &c); err != nil {
 			return fmt.Errorf("writing the Site of stick %s to the slot %s: %w", s.dev, own, err)
 		}

@@ -437,3 +437,51 @@ func TestResetBeforeANewStick(t *testing.T) {
 		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
 	}
 }
+
+// TestAStrangersDateAndAClockAhead: a fake time server has put the clock ahead when a
+// stick with a date ahead is plugged in. Once the clock is right again and the stick is
+// gone, the date in the slot does not move it, wherever the power went meanwhile.
+func TestAStrangersDateAndAClockAhead(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.admits(ondisk.SitesRepair)
+	ahead := func(w *world, stamped time.Time) {
+		w.plug("")
+		w.stampAt(stickDev, stamped.Unix(), map[string]string{"site.yaml": w.site(fmt.Sprintf("network: {dns: [192.0.2.%d]}", stamped.Second()+1))})
+		w.powerOn()
+		w.clockSays(w.truth().AddDate(2, 6, 0))
+		w.synced = true
+	}
+	corrected := func(w *world, when string) {
+		w.synced = false
+		w.unplug()
+		w.powerOn()
+		w.clockSays(w.truth())
+		err := w.boot()
+		if w.wrong != 0 || !w.said("[8/14] discovery: as it should be") {
+			t.Errorf("%s: %v; the clock is wrong by %s\n%s", when, err, w.wrong, strings.Join(w.console, "\n"))
+		}
+	}
+	first, second := worldStart.AddDate(2, 0, 1), worldStart.AddDate(2, 0, 2)
+	second = second.Add(time.Second)
+	ahead(w, first)
+	before := w.clone(t)
+	if err := w.boot(); err == nil || !w.said("took the Site of stick") {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	corrected(w, "one stick")
+	ahead(w, second)
+	if err := w.boot(); err == nil || !strings.Contains(w.slotSite(ownDev), "192.0.2.2") {
+		t.Fatalf("%v\n%s", err, w.slotSite(ownDev))
+	}
+	corrected(w, "another stick")
+
+	for n, written := 1, false; !written; n++ {
+		cut := before.clone(t)
+		cut.cutAt = cut.effects + n
+		err := cut.boot()
+		written = slices.Contains(cut.names, "write slot "+ownDev)
+		corrected(cut, fmt.Sprintf("cut at effect %d (%v)", n, err))
+	}
+}
