@@ -50,6 +50,9 @@ func (s *Site) validate(credentials bool) Problems {
 		if s.IgnitionFile != "" {
 			probs.Add("ignition", "give either ignition or ignitionFile, not both")
 		}
+		if credentials && ignition.Holds([]byte(s.Ignition.Reveal()), s.Credentials.Token) {
+			probs.Add("ignition", "contains the bootstrap token, which is wiped after the join: remove it here, and have programs on the node use a credential of their own")
+		}
 		if _, _, bad := ignition.Parse("", []byte(s.Ignition.Reveal())); bad != nil {
 			for _, p := range bad {
 				probs.Add("ignition", "%s", inner(p))

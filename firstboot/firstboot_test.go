@@ -3,6 +3,7 @@ package firstboot
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"flag"
 	"fmt"
 	"io/fs"
@@ -515,6 +516,9 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		{"disks", func(w *world) {
 			w.stamp(ownDev, w.site(withToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"disks":[{"device":"/dev/sda"}]}}'`))
 		}, "site-config", "storage.disks", "correct site.yaml"},
+		{"the token in config.ign", func(w *world) {
+			w.stampAt(ownDev, day(1), map[string]string{ondisk.SlotSite: w.site(withToken), ondisk.SlotIgnition: tokenInIgnition("data:;base64," + base64.StdEncoding.EncodeToString([]byte("token="+testToken)))})
+		}, "site-config", "contains the bootstrap token", "take the token out"},
 		{"an unknown group", func(w *world) {
 			w.put("/etc/passwd", "root:x:0:0::/root:/bin/sh\n")
 			w.put("/etc/group", "root:x:0:\n")

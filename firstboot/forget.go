@@ -67,7 +67,7 @@ func forgetToken(e *machine.Env, active *Active, blank bool) error {
 		info.Stamped = active.Stamped
 		c := slot.Contents{Info: info, Files: map[string][]byte{ondisk.SlotSite: doc}}
 		if active.ignition != nil {
-			c.Files[ondisk.SlotIgnition] = slot.HideInIgnition(active.ignition, secrets...)
+			c.Files[ondisk.SlotIgnition] = slot.Hide(active.ignition, secrets...)
 		}
 		if err := e.WriteSlot(active.Device, &c); err != nil {
 			return fmt.Errorf("writing the Site to the slot again: %w", err)

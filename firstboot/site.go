@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
@@ -151,6 +152,9 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, c *slot.Contents, doc [
 	} else if site, err = parseSite(doc); err != nil {
 		return nil, err
 	}
+	if token := site.Credentials.Token; notEnrolled != nil && (ignition.Holds(inputs.ignition, token) || ignition.Holds([]byte(site.Ignition.Reveal()), token)) {
+		return nil, run.NeedsPerson(errors.New("the Site's Ignition config contains the bootstrap token, which must stand in credentials alone"), "take the token out of the Ignition config, and stamp the Site again or bring it on a stick")
+	}
 	if !site.Match.IsZero() && !node.Matches(site.Match, m) {
 		return nil, run.NeedsPerson(errNotMeant, "stamp this machine's own Site")
 	}
@@ -228,9 +232,9 @@ func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 		return "", fmt.Errorf("naming the Site: %w", err)
 	}
 	if token := site.Credentials.Token.Reveal(); token != "" {
-		// As it is after the token was forgotten: else it would be applied
-		// once more, with stars in place of the token.
-		ignition = slot.HideInIgnition(ignition, token)
+		// As it is after the token was forgotten, in an old slot: else it would be
+		// applied once more, with stars in place of the token.
+		ignition = slot.Hide(ignition, token)
 	}
 	m := hmac.New(sha256.New, key)
 	m.Write(doc)

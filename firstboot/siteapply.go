@@ -1,7 +1,6 @@
 package firstboot
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/apply"
-	"github.com/edgebake/edgebake/firstboot/beneath"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
@@ -183,9 +181,8 @@ func keepSite(e *machine.Env, a *Active) error {
 		err = e.WriteFile(ondisk.SiteCopy, doc, machine.Mode(0o600))
 	}
 	if err == nil && a.ignition != nil {
-		// Without the token too: the slot may have to be made again from this
-		// when nobody knows any more what to take out.
-		err = e.WriteFile(ignitionCopy, slot.HideInIgnition(a.ignition, a.Site.Credentials.Token.Reveal()), machine.Mode(0o600))
+		// An old slot may have the token in its config.ign.
+		err = e.WriteFile(ignitionCopy, slot.Hide(a.ignition, a.Site.Credentials.Token.Reveal()), machine.Mode(0o600))
 	} else if err == nil {
 		err = e.Remove(ignitionCopy)
 	}
@@ -207,60 +204,9 @@ func withoutToken(site *configs.Site) ([]byte, error) {
 func applier(e *machine.Env) apply.Target {
 	return apply.Target{
 		Root: e.Root, Manifest: manifestFile, Originals: originalsDir,
-		WriteFile: func(p string, b []byte, m machine.Owner) error {
-			if mayHideToken(b) {
-				// A user may have put anything where he may write.
-				if before, _, err := (beneath.Root{Dir: e.Root}).ReadFile(p); err == nil && hidesToken(b, before) {
-					b = before
-				}
-			}
-			return e.WriteFile(p, b, m)
-		},
-		Mkdir: e.Mkdir, Symlink: e.Symlink, Link: e.Link, Remove: e.Remove,
+		WriteFile: e.WriteFile, Mkdir: e.Mkdir, Symlink: e.Symlink, Link: e.Link, Remove: e.Remove,
 		Unit: e.Unit,
 	}
-}
-
-// shortestCover is the least that stands in place of a token, which has 23
-// bytes, and more in another encoding.
-const shortestCover = 20
-
-// mayHideToken reports whether b may have had a token.
-func mayHideToken(b []byte) bool {
-	return slices.ContainsFunc([]string{"*", "A", "0"}, func(filling string) bool {
-		return bytes.Contains(b, []byte(strings.Repeat(filling, shortestCover)))
-	})
-}
-
-// hidesToken reports whether after is before, with a filling in place of a
-// bootstrap token: the slot's config.ign has that once the token is forgotten,
-// and what was made from it earlier is still what was meant.
-func hidesToken(after, before []byte) bool {
-	if len(after) != len(before) || bytes.Equal(after, before) {
-		return false
-	}
-	for i := 0; i < len(after); {
-		if after[i] == before[i] {
-			i++
-			continue
-		}
-		filling := after[i]
-		if !strings.ContainsRune("*A0", rune(filling)) {
-			return false
-		}
-		from, to := i, i
-		for from > 0 && after[from-1] == filling {
-			from--
-		}
-		for to < len(after) && after[to] == filling {
-			to++
-		}
-		if to-from < shortestCover {
-			return false
-		}
-		i = to
-	}
-	return true
 }
 
 const (

@@ -1,15 +1,18 @@
 package media
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -152,6 +155,7 @@ func (m *image) problems(s Site) (configs.Problems, error) {
 	}
 	check := func(site *configs.Site, spreadIsDefault bool) configs.Problems {
 		probs := node.CheckSite(node.Image{Info: m.info, Root: files, Strict: true}, site, s.Files[ondisk.SlotIgnition])
+		probs = append(probs, tokenElsewhere(site, s.Files)...)
 		return append(probs, m.unknownFields(site, spreadIsDefault)...)
 	}
 	if s.Doc != nil {
@@ -164,6 +168,22 @@ func (m *image) problems(s Site) (configs.Problems, error) {
 		}
 	}
 	return s.Read.inventory(probs), nil
+}
+
+// tokenElsewhere reports the Site's token in other files of the slot, which the machine
+// does not wipe after the join.
+func tokenElsewhere(site *configs.Site, files map[string][]byte) (probs configs.Problems) {
+	token := site.Credentials.Token
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		found := name == ondisk.SlotIgnition && ignition.Holds(files[name], token)
+		if strings.HasPrefix(name, ondisk.SlotFilesDir+"/") && !token.IsZero() {
+			found = bytes.Contains(files[name], []byte(token.Reveal()))
+		}
+		if found {
+			probs.Add("credentials.token", "is in %s too, from which it is not wiped after the join: remove it there, and have programs on the node use a credential of their own", name)
+		}
+	}
+	return probs
 }
 
 // unknownFields reports fields that the image's first boot would reject.

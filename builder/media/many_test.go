@@ -184,6 +184,11 @@ sites:
 	if probs, err := m.serves(s); err != nil || probs != nil {
 		t.Error(err)
 	}
+	s.Files[ondisk.SlotIgnition] = []byte(`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:;base64,YWJjZGVmLjAxMjM0NTY3ODlhYmNkZWY="}}]}}`)
+	s.Files["files/note"] = []byte("abcdef.0123456789abcdef")
+	if probs, err := m.serves(s); err != nil || len(probs) != 2 || !strings.Contains(probs.Error(), "credentials.token: is in config.ign too") || !strings.Contains(probs.Error(), "is in files/note too") {
+		t.Error(err, probs)
+	}
 }
 
 // TestSlotsOfManySites: a hundred take 6 s of a processor at most, as 500 take 30.

@@ -475,3 +475,30 @@ func str(s *string) string {
 	}
 	return *s
 }
+
+// Holds reports whether a config contains a secret, as it is written or in the contents of
+// a file.
+func Holds(config []byte, secret strict.Secret) bool {
+	word := []byte(secret.Reveal())
+	if len(word) == 0 || len(config) == 0 {
+		return false
+	}
+	if bytes.Contains(config, word) {
+		return true
+	}
+	cfg, _, err := ign.ParseCompatibleVersion(config)
+	if err != nil {
+		return false
+	}
+	if text, err := json.Marshal(cfg); err == nil && bytes.Contains(text, word) { // it was escaped
+		return true
+	}
+	for _, f := range cfg.Storage.Files {
+		for _, r := range append([]types.Resource{f.Contents}, f.Append...) {
+			if data, err := Contents(r); err == nil && bytes.Contains(data, word) {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -2,11 +2,8 @@ package slot
 
 import (
 	"bytes"
-	"compress/gzip"
-	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"slices"
@@ -76,18 +73,6 @@ func TestWhatIsReadCanBeScrubbed(t *testing.T) {
 				l.put("config.ign", `{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"/big","contents":{"source":"data:,`+token+strings.Repeat("a", 12<<20)+`"}}]}}`)
 			},
 			kept: all,
-		},
-		"an Ignition config that grows": {
-			make: func(l *laptop) {
-				var packed bytes.Buffer
-				z := gzip.NewWriter(&packed)
-				if _, err := io.WriteString(z, token); err != nil || z.Close() != nil {
-					l.t.Fatal(err)
-				}
-				l.put("config.ign", fmt.Sprintf("{\"storage\":{\"files\":[{\"path\":\"/a\",\"contents\":{\"source\":\"data:;base64,%s\"}}]},\"x\":\"%s\"}",
-					base64.StdEncoding.EncodeToString(packed.Bytes()), strings.Repeat("\u2028", 9<<20/3)))
-			},
-			kept: without("config.ign"),
 		},
 		"another formatter's smaller clusters": {
 			make: func(l *laptop) {

@@ -820,11 +820,10 @@ func writeReport(f Device, r Report) error {
 	return errors.Join(errs...)
 }
 
-// Scrub writes the slot anew without its secrets: site is its site.yaml from now
-// on, also where an inventory.yaml was (nil: the slot has neither), pki/ and
-// every file that the contract does not name go, config.ign, files/ and the
-// report stay, with stars where they quote one of the secrets in any of the
-// forms that hider knows, compressed contents of config.ign among them.
+// Scrub writes the slot anew without its secrets. site becomes its site.yaml, also in place
+// of an inventory.yaml (nil: the slot has neither). pki/ and every file that the contract
+// does not name are removed. config.ign, files/ and the report stay, with stars in place of
+// the secrets.
 //
 // That no secret stays matters more than what else was there. What cannot be
 // written again is given up, in the order of concessions. A slot that cannot be
@@ -848,20 +847,15 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 	if site != nil {
 		c.Files[ondisk.SlotSite] = site
 	}
-	hide := newHider(secrets)
 	for p, b := range c.Files {
 		if strings.HasPrefix(p, ondisk.SlotPKIDir+"/") {
 			delete(c.Files, p)
 			continue
 		}
-		if p == ondisk.SlotIgnition {
-			c.Files[p] = hide.ignition(b)
-		} else {
-			c.Files[p] = hide.text(b)
-		}
+		c.Files[p] = Hide(b, secrets...)
 	}
 	c.Signature = nil // of what was there
-	c.Report.Text, c.Report.JSON = hide.text(c.Report.Text), hide.text(c.Report.JSON)
+	c.Report.Text, c.Report.JSON = Hide(c.Report.Text, secrets...), Hide(c.Report.JSON, secrets...)
 	img, err := c.encode()
 	for _, concede := range concessions {
 		if err != nil {
@@ -882,8 +876,7 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 // read, one after the other until it can be: laptops and other formatters put more
 // into 16 MiB than Make does. The Site itself is never given up.
 var concessions = []func(*Contents, ondisk.SlotInfo){
-	// Names that no other system could read again, and a config.ign that has grown too
-	// large where a secret is hidden in it.
+	// Names that no other system could read again, and files that are too large.
 	func(c *Contents, _ ondisk.SlotInfo) {
 		kept := map[string]bool{}
 		for _, n := range fat.Acceptable(c.nodes()) {

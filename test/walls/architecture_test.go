@@ -27,6 +27,8 @@ var reveals = map[string]string{
 	"configs/validate_network.go":    "checks a Wi-Fi key's form",
 	"configs/validate_site.go":       "checks the forms of token, password hash and Ignition config",
 	"configs/warnings.go":            "looks for modes in decimal in an Ignition config",
+	"builder/media/check.go":         "looks for the token in other files of the slot",
+	"configs/ignition/ignition.go":   "looks for the token in an Ignition config",
 	"overlays/node/render.go":        "the Ignition config and password hashes, for the applier",
 	"overlays/node/check.go":         "the Ignition config, held against the image",
 	"overlays/node/network.go":       "Wi-Fi keys, for wpa_supplicant",
