@@ -5,8 +5,7 @@
 // cut into a few large parts of whole frames. The config blob describes the
 // image: its golden digest, its signature, image.json and the table of its
 // frames. Therefore a reader can verify the signature before it downloads the
-// image, can read any frame by a range request, and hashes frames while the rest
-// arrives.
+// image, and hashes frames while the rest arrives.
 //
 // Invariants:
 //
@@ -14,8 +13,8 @@
 //   - The manifest is pushed last: a tag names a complete, verified image, or
 //     still what it named before.
 //   - A file gets its name only after its golden digest was verified.
-//   - Nothing is transferred twice: a part that the registry has is not sent,
-//     and an interrupted download resumes, also in the next run.
+//   - A broken transfer repeats at most one part: parts that the registry has are
+//     not sent, and an interrupted download resumes at a part, also in the next run.
 //   - An image with a Site in it is neither pushed nor pulled.
 package carry
 

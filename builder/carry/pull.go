@@ -127,11 +127,8 @@ type pull struct {
 	chunks *media.Chunks
 	result *Pulled
 
-	// noRange: the registry sends blobs as a whole only.
-	noRange bool
-	left    int64 // bytes that a former run has left
-	done    int64 // bytes of the image that are there
-	resumed int64 // of them, those that were there before
+	whole int64 // bytes at the beginning of the file that are worth keeping
+	done  int64 // bytes of the image that are there
 	// damaged is what is wrong with a frame of an image that has arrived whole.
 	damaged error
 }
@@ -176,19 +173,20 @@ func (p *pull) announce(ctx context.Context) error {
 	return nil
 }
 
-// download brings all parts, and hashes their frames as they arrive.
+// download brings all parts, and hashes their frames as they arrive. After a failure the file
+// has whole parts only.
 func (p *pull) download(ctx context.Context, raw *disk.Output) error {
 	st, err := p.out.Stat()
 	if err != nil {
 		return err
 	}
-	if p.left = st.Size(); p.left > p.config.Stored {
-		p.left = p.config.Stored
-		if err := p.out.Truncate(p.left); err != nil {
+	if p.whole = st.Size(); p.whole > p.config.Stored {
+		p.whole = p.config.Stored
+		if err := p.out.Truncate(p.whole); err != nil {
 			return err
 		}
 	}
-	if err := disk.CheckSpace(filepath.Dir(p.out.Temp()), p.config.Stored-p.left, "the image"); err != nil {
+	if err := disk.CheckSpace(filepath.Dir(p.out.Temp()), p.config.Stored-p.whole, "the image"); err != nil {
 		return err
 	}
 	if p.chunks, err = media.NewChunks(p.out.File, p.config.Stored, p.config.Table); err != nil {
@@ -205,15 +203,15 @@ func (p *pull) download(ctx context.Context, raw *disk.Output) error {
 	defer h.stop()
 	from := int64(0)
 	for i, l := range p.m.Layers {
-		if err := p.part(ctx, h, l, from, min(max(p.left-from, 0), l.Size)); err != nil {
+		if err := p.part(ctx, h, l, from); err != nil {
 			if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 				err = cause
 			}
-			return fmt.Errorf("part %d of %d: %w", i+1, len(p.m.Layers), err)
+			h.stop()
+			return errors.Join(fmt.Errorf("part %d of %d: %w", i+1, len(p.m.Layers), err), p.out.Truncate(p.whole))
 		}
 		from += l.Size
 	}
-	p.result.Had = p.resumed
 	p.damaged = h.wait()
 	return context.Cause(ctx)
 }
@@ -226,49 +224,39 @@ type fetched struct {
 	h    hash.Hash
 }
 
-// part brings one part, of which a former run has left have bytes.
-func (p *pull) part(ctx context.Context, hashing *hasher, d descriptor, from, have int64) error {
+// part brings one part, unless a former run has left it whole.
+func (p *pull) part(ctx context.Context, hashing *hasher, d descriptor, from int64) error {
 	f := &fetched{descriptor: d, from: from, h: sha256.New()}
-	if err := p.rehash(ctx, hashing, f, have); err != nil {
-		return err
-	}
-	for again := false; ; again = true {
-		cut, err := p.fetch(ctx, hashing, f)
-		if err != nil {
+	if p.whole >= from+d.Size {
+		if err := p.rehash(ctx, hashing, f); err != nil {
 			return err
 		}
-		if got := configs.DigestOf(f.h.Sum(nil)); got == d.Digest {
-			if !again {
-				p.resumed += have
-			}
+		if configs.DigestOf(f.h.Sum(nil)) == d.Digest {
+			p.result.Had += d.Size
 			return nil
-		} else if again || have == 0 && !cut {
-			if err := p.out.Truncate(from); err != nil {
-				return err
-			}
-			return fmt.Errorf("%s sends other bytes than those of digest %s (they have %s): the blob is damaged, or somebody changed it on the way: push the image again", p.ref.Domain, d.Digest, got)
 		}
 		p.o.warn("what is there of a part of %s is not of this image, or is damaged: fetching that part again", p.ref)
-		// Nothing behind it is believed either.
-		if err := p.out.Truncate(from); err != nil {
-			return err
-		}
-		p.left = from
-		hashing.rewind(from)
-		p.done -= f.have
-		f.have = 0
-		f.h.Reset()
 	}
+	err := p.repo.again(ctx, d.Digest, "fetching that part again", func() error {
+		if err := p.drop(hashing, f); err != nil {
+			return transfer.Final(err)
+		}
+		return p.fetch(ctx, hashing, f)
+	})
+	if err == nil {
+		p.whole = from + d.Size
+	}
+	return err
 }
 
 // rehash takes what a former run has left of a part.
-func (p *pull) rehash(ctx context.Context, hashing *hasher, f *fetched, have int64) error {
+func (p *pull) rehash(ctx context.Context, hashing *hasher, f *fetched) error {
 	buf := make([]byte, 1<<20)
-	for f.have < have {
+	for f.have < f.Size {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		n, err := p.out.ReadAt(buf[:min(int64(len(buf)), have-f.have)], f.from+f.have)
+		n, err := p.out.ReadAt(buf[:min(int64(len(buf)), f.Size-f.have)], f.from+f.have)
 		if n == 0 {
 			return fmt.Errorf("reading %s: %w", p.out.Temp(), err)
 		}
@@ -286,72 +274,40 @@ func (p *pull) took(hashing *hasher, f *fetched, b []byte) {
 	p.o.progress("pull", p.done, p.config.Stored)
 }
 
-// fetch asks for what is missing of a part until all of it is there. cut says
-// that it came in more than one piece.
-func (p *pull) fetch(ctx context.Context, hashing *hasher, f *fetched) (cut bool, err error) {
-	if f.have == f.Size {
-		return false, nil
+// drop removes what is there of a part, and everything behind it.
+func (p *pull) drop(hashing *hasher, f *fetched) error {
+	if err := p.out.Truncate(f.from); err != nil {
+		return err
 	}
-	pieces := 0
-	err = p.repo.again(ctx, f.Digest, "going on where it broke off", func() (bool, error) {
-		missing := f.Size - f.have
-		pieces++
-		err := p.piece(ctx, hashing, f)
-		// Less does not count as progress: a line that gives so little before it breaks
-		// never comes to an end.
-		got := missing - (f.Size - f.have)
-		return got > 0 && got >= min(64<<10, missing/2), err
-	})
-	return pieces > 1, err
+	p.whole = f.from
+	hashing.rewind(f.from)
+	p.done -= f.have
+	f.have = 0
+	f.h.Reset()
+	return nil
 }
 
-// piece makes one request.
-func (p *pull) piece(ctx context.Context, hashing *hasher, f *fetched) error {
-	header := http.Header{}
-	if f.have > 0 && !p.noRange {
-		header.Set("Range", fmt.Sprintf("bytes=%d-%d", f.have, f.Size-1))
-	}
-	resp, err := p.repo.request(ctx, http.MethodGet, p.repo.url("/blobs/"+string(f.Digest)), header, nil, 0, http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable)
+// fetch downloads a part and compares its digest.
+func (p *pull) fetch(ctx context.Context, hashing *hasher, f *fetched) error {
+	resp, err := p.repo.request(ctx, http.MethodGet, p.repo.url("/blobs/"+string(f.Digest)), nil, nil, 0, http.StatusOK)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	switch {
-	case resp.StatusCode == http.StatusOK:
-		if f.have > 0 && !p.noRange {
-			p.noRange = true
-			p.o.warn("%s ignores ranges: what is there already is sent again", p.ref.Domain)
-		}
-		if _, err := io.CopyN(io.Discard, resp.Body, f.have); err != nil {
-			return unexpected(err)
-		}
-	case resp.StatusCode == http.StatusPartialContent && f.have > 0 && startsAt(resp, f.have):
-	case !p.noRange && f.have > 0:
-		p.noRange = true
-		p.o.warn("%s answers another range than it was asked for: what is there already is sent again", p.ref.Domain)
-		return p.piece(ctx, hashing, f)
-	default:
-		return transfer.Final(fmt.Errorf("%s answers with a range that nobody asked for", p.ref.Domain))
+	if err := p.save(hashing, f, resp.Body); err != nil {
+		return err
 	}
-	return p.save(hashing, f, resp.Body)
-}
-
-// startsAt reports whether a partial answer begins at that byte.
-func startsAt(resp *http.Response, at int64) bool {
-	var from, to int64
-	_, err := fmt.Sscanf(resp.Header.Get("Content-Range"), "bytes %d-%d", &from, &to)
-	return err == nil && from == at
-}
-
-// unexpected is the early end of what should have been longer.
-func unexpected(err error) error {
-	if err == io.EOF {
-		return io.ErrUnexpectedEOF
+	got := configs.DigestOf(f.h.Sum(nil))
+	if got == f.Digest {
+		return nil
 	}
-	return err
+	if err := p.drop(hashing, f); err != nil {
+		return transfer.Final(err)
+	}
+	return transfer.Final(fmt.Errorf("%s sends other bytes than those of digest %s (they have %s): the blob is damaged, or somebody changed it on the way: push the image again", p.ref.Domain, f.Digest, got))
 }
 
-// save takes what comes.
+// save writes what comes to the file.
 func (p *pull) save(hashing *hasher, f *fetched, body io.Reader) error {
 	buf := make([]byte, 256<<10)
 	for f.have < f.Size {
@@ -363,8 +319,11 @@ func (p *pull) save(hashing *hasher, f *fetched, body io.Reader) error {
 			p.took(hashing, f, buf[:n])
 			p.out.WriteBehind(f.from + f.have)
 		}
+		if err == io.EOF && f.have < f.Size {
+			err = io.ErrUnexpectedEOF
+		}
 		if err != nil && f.have < f.Size {
-			return unexpected(err)
+			return err
 		}
 	}
 	return nil

@@ -3,7 +3,6 @@ package carry
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -126,13 +125,13 @@ func (p *push) run(ctx context.Context) error {
 	}
 	b, err := encode(m)
 	if err == nil {
-		err = p.repo.again(ctx, "", "", func() (bool, error) {
+		err = p.repo.again(ctx, "", "", func() error {
 			resp, err := p.repo.request(ctx, http.MethodPut, p.repo.url("/manifests/"+p.repo.ref.Tag), http.Header{"Content-Type": {manifestType}},
 				strings.NewReader(string(b)), int64(len(b)), http.StatusCreated, http.StatusOK, http.StatusAccepted)
 			if err == nil {
 				resp.Body.Close()
 			}
-			return false, err
+			return err
 		})
 	}
 	if err != nil {
@@ -286,7 +285,7 @@ func (p *push) blob(ctx context.Context, d descriptor, content *io.SectionReader
 		return nil
 	}
 	u := &upload{p: p, d: d, content: content}
-	if err := p.repo.again(ctx, "", "resuming to send", func() (bool, error) { return u.try(ctx) }); err != nil {
+	if err := p.repo.again(ctx, "", "sending it again", func() error { return u.try(ctx) }); err != nil {
 		return err
 	}
 	p.count(func(r *Pushed) { r.Sent += d.Size })
@@ -319,107 +318,53 @@ func (p *push) sent(n int64) {
 	p.repo.o.progress("push", min(p.done, p.result.Stored-1), p.result.Stored)
 }
 
-// upload is one blob on its way. What the registry has kept of it when the
-// connection breaks is not sent again.
+// upload is one blob on its way. It is sent whole, in one request.
 type upload struct {
 	p       *push
 	d       descriptor
 	content *io.SectionReader
-	where   string // the registry's place for it; empty: none yet
 	begun   bool
 	counted int64 // told as progress
-	// most that the registry ever had of it: one that loses what it had, and
-	// gets that again, comes no further.
-	most int64
 }
 
-func (u *upload) try(ctx context.Context) (bool, error) {
-	from, err := u.resume(ctx)
-	if err != nil {
-		return false, err
-	}
-	if from < u.d.Size {
-		u.most = max(u.most, from)
-		if err := u.send(ctx, from); err != nil {
-			// The next one looks what has arrived.
-			at, statErr := u.kept(ctx)
-			progress := statErr == nil && at > u.most
-			u.most = max(u.most, at)
-			return progress, err
+func (u *upload) try(ctx context.Context) error {
+	if u.begun { // perhaps only the last answer was lost
+		if there, err := u.p.repo.has(ctx, u.d); err != nil || there {
+			return err
 		}
-	}
-	return false, u.finish(ctx)
-}
-
-// resume returns how much of the blob the registry has, at the place that it
-// has for it.
-func (u *upload) resume(ctx context.Context) (int64, error) {
-	if u.begun {
-		// Perhaps only the last answer was lost.
-		if there, err := u.p.repo.has(ctx, u.d); err != nil {
-			return 0, err
-		} else if there {
-			u.where = ""
-			return u.d.Size, nil
-		}
-		if from, err := u.kept(ctx); err == nil {
-			return from, nil
-		}
-	}
-	resp, err := u.p.repo.request(ctx, http.MethodPost, u.p.repo.url("/blobs/uploads/"), nil, nil, 0, http.StatusAccepted)
-	if err != nil {
-		return 0, err
-	}
-	resp.Body.Close()
-	if u.where, err = at(resp); err != nil {
-		return 0, transfer.Final(err)
 	}
 	u.begun = true
-	return 0, nil
-}
-
-// kept asks how much of the upload the registry has.
-func (u *upload) kept(ctx context.Context) (int64, error) {
-	if u.where == "" {
-		return 0, errors.New("there is no upload")
-	}
-	resp, err := u.p.repo.request(ctx, http.MethodGet, u.where, nil, nil, 0, http.StatusNoContent)
+	resp, err := u.p.repo.request(ctx, http.MethodPost, u.p.repo.url("/blobs/uploads/"), nil, nil, 0, http.StatusAccepted)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	resp.Body.Close()
 	where, err := at(resp)
 	if err != nil {
-		return 0, err
+		return transfer.Final(err)
 	}
-	from, ok := ranged(resp.Header.Get("Range"))
-	// "0-0" is said of one byte, and by some of none.
-	if !ok || from <= 1 || from > u.d.Size {
-		return 0, errors.New("the registry does not say what it has")
+	if where, err = u.send(ctx, where); err != nil {
+		return err
 	}
-	u.where = where
-	return from, nil
+	return u.finish(ctx, where)
 }
 
-// send sends what is left, in one request: there are registries that take no
-// more than one.
-func (u *upload) send(ctx context.Context, from int64) error {
+// send sends the blob, and returns where its upload is from then on.
+func (u *upload) send(ctx context.Context, where string) (string, error) {
 	header := http.Header{"Content-Type": {"application/octet-stream"}}
-	if from > 0 {
-		header.Set("Content-Range", fmt.Sprintf("%d-%d", from, u.d.Size-1))
-	}
-	body := &counted{r: io.NewSectionReader(u.content, from, u.d.Size-from), count: u.count, at: from}
-	return transfer.Send(ctx, body, u.p.repo.stall, func(ctx context.Context, body io.Reader) error {
-		resp, err := u.p.repo.request(ctx, http.MethodPatch, u.where, header, body, u.d.Size-from, http.StatusAccepted, http.StatusNoContent, http.StatusCreated)
+	body := &counted{r: io.NewSectionReader(u.content, 0, u.d.Size), count: u.count}
+	err := transfer.Send(ctx, body, u.p.repo.stall, func(ctx context.Context, body io.Reader) error {
+		resp, err := u.p.repo.request(ctx, http.MethodPatch, where, header, body, u.d.Size, http.StatusAccepted, http.StatusNoContent, http.StatusCreated)
 		if err != nil {
 			return err
 		}
 		resp.Body.Close()
-		if u.where, err = at(resp); err != nil {
+		if where, err = at(resp); err != nil {
 			return transfer.Final(err)
 		}
 		return nil
 	})
+	return where, err
 }
 
 // count tells progress that was not told before.
@@ -431,18 +376,15 @@ func (u *upload) count(at int64) {
 }
 
 // finish has the registry check the digest and name the blob.
-func (u *upload) finish(ctx context.Context) error {
-	if u.where == "" {
-		return nil // it is there
-	}
-	where, err := url.Parse(u.where)
+func (u *upload) finish(ctx context.Context, where string) error {
+	to, err := url.Parse(where)
 	if err != nil {
 		return transfer.Final(err)
 	}
-	q := where.Query()
+	q := to.Query()
 	q.Set("digest", string(u.d.Digest))
-	where.RawQuery = q.Encode()
-	resp, err := u.p.repo.request(ctx, http.MethodPut, where.String(), nil, http.NoBody, 0, http.StatusCreated, http.StatusNoContent)
+	to.RawQuery = q.Encode()
+	resp, err := u.p.repo.request(ctx, http.MethodPut, to.String(), nil, http.NoBody, 0, http.StatusCreated, http.StatusNoContent)
 	if err != nil {
 		return err
 	}

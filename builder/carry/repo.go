@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -53,10 +52,10 @@ func openRepo(ctx context.Context, ref configs.Ref, scope string, o *Options) (*
 		return nil, fmt.Errorf("asking for the login of %s: %w", ref.Domain, err)
 	}
 	rt := transport.NewUserAgent(registry.Access{Insecure: o.Insecure, Stall: r.stall}.Transport(), "edgebake")
-	err = r.again(ctx, "", "", func() (bool, error) {
+	err = r.again(ctx, "", "", func() error {
 		in, err := transport.NewWithContext(ctx, r.name.Registry, login, rt, []string{r.name.Scope(scope)})
 		r.client = &http.Client{Transport: in}
-		return false, err
+		return err
 	})
 	return r, err
 }
@@ -90,12 +89,12 @@ func (r *repo) request(ctx context.Context, method, url string, header http.Head
 	return resp, nil
 }
 
-// attempts is how often in a row something is tried that brings nothing.
+// attempts is how often something is tried.
 const attempts = 5
 
 // again calls f until it succeeds, or there is no hope. what says in a warning
 // what is being done.
-func (r *repo) again(ctx context.Context, digest configs.Digest, what string, f func() (brought bool, err error)) error {
+func (r *repo) again(ctx context.Context, digest configs.Digest, what string, f func() error) error {
 	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
 	if what != "" {
 		retry.Again = func(err error) {
@@ -105,7 +104,7 @@ func (r *repo) again(ctx context.Context, digest configs.Digest, what string, f 
 		}
 	}
 	return retry.Do(ctx, func() (bool, error) {
-		brought, err := f()
+		err := f()
 		if err == nil {
 			return false, nil
 		}
@@ -118,7 +117,7 @@ func (r *repo) again(ctx context.Context, digest configs.Digest, what string, f 
 		case first || !passes(err):
 			return false, transfer.Final(failed)
 		}
-		return brought, failed
+		return false, failed
 	})
 }
 
@@ -139,16 +138,16 @@ func passes(err error) bool {
 // document reads a manifest or a blob that is small.
 func (r *repo) document(ctx context.Context, path string, digest configs.Digest, accept string, limit int64) ([]byte, error) {
 	var b []byte
-	err := r.again(ctx, digest, "", func() (bool, error) {
+	err := r.again(ctx, digest, "", func() error {
 		resp, err := r.request(ctx, http.MethodGet, r.url(path), http.Header{"Accept": {accept}}, nil, 0, http.StatusOK)
 		if err != nil {
-			return false, err
+			return err
 		}
 		defer resp.Body.Close()
 		if b, err = io.ReadAll(io.LimitReader(resp.Body, limit+1)); err == nil && int64(len(b)) > limit {
 			err = transfer.Final(fmt.Errorf("%s sent more than %d bytes of %s", r.ref.Domain, limit, path))
 		}
-		return false, err
+		return err
 	})
 	if err == nil && digest != "" && digestOf(b) != digest {
 		err = fmt.Errorf("%s sends other bytes than those of digest %s: it is damaged, or somebody changed them on the way", r.ref.Domain, digest)
@@ -159,14 +158,14 @@ func (r *repo) document(ctx context.Context, path string, digest configs.Digest,
 // has reports whether the registry has a blob.
 func (r *repo) has(ctx context.Context, d descriptor) (bool, error) {
 	there := false
-	err := r.again(ctx, "", "", func() (bool, error) {
+	err := r.again(ctx, "", "", func() error {
 		resp, err := r.request(ctx, http.MethodHead, r.url("/blobs/"+string(d.Digest)), nil, nil, 0, http.StatusOK, http.StatusNotFound)
 		if err != nil {
-			return false, err
+			return err
 		}
 		resp.Body.Close()
 		there = resp.StatusCode == http.StatusOK && (resp.ContentLength < 0 || resp.ContentLength == d.Size)
-		return false, nil
+		return nil
 	})
 	return there, err
 }
@@ -182,13 +181,4 @@ func at(resp *http.Response) (string, error) {
 		return "", errors.New("the registry names a place for an upload that is not a URL")
 	}
 	return u.String(), nil
-}
-
-// ranged reads "0-1023" or "bytes=0-1023", of which registries answer either.
-func ranged(s string) (next int64, ok bool) {
-	var from, to int64
-	if _, err := fmt.Sscanf(strings.TrimPrefix(s, "bytes="), "%d-%d", &from, &to); err != nil || from != 0 || to < 0 {
-		return 0, false
-	}
-	return to + 1, true
 }
