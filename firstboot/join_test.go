@@ -160,32 +160,6 @@ func TestMastersGoDuringTheJoin(t *testing.T) {
 	noSecret(t, w)
 }
 
-// TestKubeadmsPath: the image's systemctl comes before the system's, which reloads
-// all units when kubeadm starts kubelet.
-func TestKubeadmsPath(t *testing.T) {
-	t.Parallel()
-	w := nativeWorld(t)
-	e := w.env()
-	run, path := e.Run, ""
-	e.Run = func(ctx context.Context, c machine.Cmd) error {
-		if c.Args[0] == "kubeadm" {
-			for _, v := range c.Env {
-				if p, ok := strings.CutPrefix(v, "PATH="); ok {
-					path = p
-				}
-			}
-		}
-		return run(ctx, c)
-	}
-	if err := w.run(New(e)); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
-	}
-	dirs := filepath.SplitList(path)
-	if own, system := slices.Index(dirs, ondisk.KubeadmPath), slices.Index(dirs, "/usr/bin"); own != 0 || system < 0 {
-		t.Errorf("kubeadm's PATH is %q", path)
-	}
-}
-
 // TestEveryKubeadm: the phases of init, and a reset, run as the join does, through
 // the proxy of their Site.
 func TestEveryKubeadm(t *testing.T) {
@@ -198,7 +172,7 @@ func TestEveryKubeadm(t *testing.T) {
 				return run(ctx, c)
 			}
 			ran[c.Args[1]]++
-			for _, want := range []string{kubeadmPath, "GOGC=off", "HTTPS_PROXY=http://192.0.2.99:3128"} {
+			for _, want := range []string{"GOGC=off", "HTTPS_PROXY=http://192.0.2.99:3128"} {
 				if !slices.Contains(c.Env, want) {
 					t.Errorf("%q runs without %s: %q", c.Args, want, c.Env)
 				}

@@ -18,10 +18,6 @@ import (
 // joinPatience is how long kubeadm waits for kubelet to enrol.
 const joinPatience = 2 * time.Minute
 
-// kubeadmPath is where kubeadm looks for programs: systemd's own PATH, behind the
-// image's systemctl for it.
-const kubeadmPath = "PATH=" + ondisk.KubeadmPath + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
 // shortLived turns off garbage collection in programs in Go that end before their
 // garbage counts. These are kubeadm and the kubelet that kubeadm asks for its
 // version. A third of kubeadm's work before its first line was collecting.
@@ -31,7 +27,7 @@ var shortLived = []string{"GOGC=off", "GOMEMLIMIT=128MiB"}
 // the proxy of the site, if there is a site. Its output goes to the log at level;
 // the lines that matter are in the error.
 func kubeadm(ctx context.Context, e *machine.Env, site *configs.Site, level slog.Level, args ...string) error {
-	env := append(slices.Clone(shortLived), kubeadmPath)
+	env := slices.Clone(shortLived)
 	switch {
 	case site == nil:
 	case site.ControlPlane != nil: // kubeadm puts it into the pods of the control plane
@@ -68,9 +64,6 @@ func kubeadmJoin(ctx context.Context, e *machine.Env, active *Active, s configs.
 	}
 	if err := e.Symlink(bootstrapRun, bootstrapConf); err != nil {
 		return fmt.Errorf("keeping the token off the disk: %w", err)
-	}
-	if err := makeServingCert(e, active.Node); err != nil {
-		return err
 	}
 	e.Waiting("kubeadm join")
 	if err := kubeadm(ctx, e, &s, slog.LevelInfo, "join", "--config", joinFile); err != nil {

@@ -102,7 +102,6 @@ const (
 	ManifestsDir   = "/etc/kubernetes/manifests"      // static pods
 	KubeletConf    = "/etc/kubernetes/kubelet.conf"   // kubelet's credentials
 	KubeCA         = "/etc/kubernetes/pki/ca.crt"     // the cluster's CA
-	KubeadmPath    = "/usr/lib/edgebake/kubeadm"      // programs that kubeadm finds before those of the system
 	CRISocket      = "unix:///run/containerd/containerd.sock"
 )
 

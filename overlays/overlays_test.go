@@ -214,67 +214,33 @@ func TestColdplug(t *testing.T) {
 	}
 }
 
-// TestKubeadmsSystemctl: units are read again only where kubelet's have changed;
-// everything else is the system's.
-func TestKubeadmsSystemctl(t *testing.T) {
-	script, err := embedded.ReadFile("files/base" + ondisk.KubeadmPath + "/systemctl")
+// TestKubeletStart: a flag that an older root's kubeadm left on DATA, and that
+// kubelet 1.35 and later rejects, is removed; all others stay.
+func TestKubeletStart(t *testing.T) {
+	unit, err := embedded.ReadFile("files/base/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf")
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	system := filepath.Join(dir, "systemctl")
-	if err := os.WriteFile(system, []byte("#!/bin/sh\ncase $1 in show) cat "+dir+"/need ;; *) echo \"$@\"; exit 3 ;; esac\n"), 0o755); err != nil {
-		t.Fatal(err)
+	m := regexp.MustCompile(`(?m)^ExecStartPre=-/bin/sh -c '(.*)'$`).FindSubmatch(unit)
+	if m == nil {
+		t.Fatalf("nothing runs before kubelet: %s", unit)
 	}
-	here := strings.ReplaceAll(string(script), "/usr/bin/systemctl", system)
-	for _, c := range []struct {
-		need string // NeedDaemonReload
-		args []string
-		want string
-		code int
-	}{
-		{"no\n", []string{"daemon-reload"}, "", 0},
-		{"yes\n", []string{"daemon-reload"}, "--lines=0 daemon-reload\n", 3},
-		{"", []string{"daemon-reload"}, "--lines=0 daemon-reload\n", 3},
-		{"no\n", []string{"restart", "kubelet"}, "--lines=0 restart kubelet\n", 3},
-		{"no\n", []string{"status", "kubelet"}, "--lines=0 status kubelet\n", 3},
-		{"no\n", []string{"is-active", "systemd-resolved"}, "--lines=0 is-active systemd-resolved\n", 3},
+	file := filepath.Join(t.TempDir(), "flags.env")
+	script := strings.ReplaceAll(string(m[1]), "/var/lib/kubelet/kubeadm-flags.env", file)
+	for before, after := range map[string]string{
+		`KUBELET_KUBEADM_ARGS="--pod-infra-container-image=registry.k8s.io/pause:3.10 --node-ip=192.0.2.1"`: `KUBELET_KUBEADM_ARGS=" --node-ip=192.0.2.1"`,
+		`KUBELET_KUBEADM_ARGS="--node-ip=192.0.2.1 --pod-infra-container-image=registry.k8s.io/pause:3.10"`: `KUBELET_KUBEADM_ARGS="--node-ip=192.0.2.1"`,
+		`KUBELET_KUBEADM_ARGS="--register-with-taints=a=b:NoSchedule,c=:NoExecute --v=2"`:                   `KUBELET_KUBEADM_ARGS="--register-with-taints=a=b:NoSchedule,c=:NoExecute --v=2"`,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, "need"), []byte(c.need), 0o644); err != nil {
+		if err := os.WriteFile(file, []byte(before+"\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.Command("sh", append([]string{"-c", here, "systemctl"}, c.args...)...)
-		out, err := cmd.Output()
-		if code := cmd.ProcessState.ExitCode(); string(out) != c.want || code != c.code {
-			t.Errorf("systemctl %s, NeedDaemonReload %q: %q, status %d (%v); expected %q, %d", strings.Join(c.args, " "), c.need, out, code, err, c.want, c.code)
+		if out, err := exec.Command("sh", "-c", script).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
 		}
-	}
-}
-
-// TestKubeletStart: a flag that an older root's kubeadm left on DATA, and that
-// kubelet 1.35 and later rejects, is dropped; all others arrive unchanged.
-func TestKubeletStart(t *testing.T) {
-	script, err := embedded.ReadFile("files/base/usr/lib/edgebake/kubelet")
-	if err != nil {
-		t.Fatal(err)
-	}
-	here := strings.ReplaceAll(string(script), "exec /usr/bin/kubelet", "exec printf '<%s>'")
-	for args, want := range map[string]string{
-		"--config=/a --pod-infra-container-image=registry.k8s.io/pause:3.10 --node-ip=192.0.2.1 --pod-infra-container-image=x": "<--config=/a><--node-ip=192.0.2.1>",
-		"--config=/a": "<--config=/a>",
-		"--register-with-taints=a=b:NoSchedule,c=:NoExecute --v=2": "<--register-with-taints=a=b:NoSchedule,c=:NoExecute><--v=2>",
-	} {
-		out, err := exec.Command("sh", append([]string{"-c", here, "kubelet"}, strings.Fields(args)...)...).Output()
-		if err != nil || string(out) != want {
-			t.Errorf("%s: %s, %v; expected %s", args, out, err, want)
+		if got, err := os.ReadFile(file); err != nil || string(got) != after+"\n" {
+			t.Errorf("%s became %s (%v), want %s", before, got, err, after)
 		}
-	}
-	if out, err := exec.Command("sh", "-c", here, "kubelet", "--a=with space *", "").Output(); err != nil || string(out) != "<--a=with space *><>" {
-		t.Errorf("%s, %v", out, err)
-	}
-	unit, err := embedded.ReadFile("files/base/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf")
-	if err != nil || !strings.Contains(string(unit), "\nExecStart=/usr/lib/edgebake/kubelet $") {
-		t.Errorf("the unit does not start it: %s, %v", unit, err)
 	}
 }
 
