@@ -38,6 +38,14 @@ func imageWarnings(img *configs.Image, notes []string) []string {
 	return notes
 }
 
+// checkStore rejects a containerd for which container images cannot be baked.
+func checkStore(img *configs.Image) error {
+	if img.ImageStore.Mode == "import" || img.Containerd.Debian {
+		return nil
+	}
+	return fieldError("containerd.version", images.CheckContainerd(img.Containerd.Version))
+}
+
 // resolveImages pins the container images to take on board. A digest in the
 // lock counts as if the Image gave it.
 func (b *resolver) resolveImages(ctx context.Context) error {
@@ -65,15 +73,9 @@ func (b *resolver) resolveImages(ctx context.Context) error {
 		inputs[i], names[i] = in, w.Name
 		b.origins[imagePrefix+i.Ref] = origin{field: w.Field, place: w.Manifest}
 	}
-	var versionErr error
-	if b.img.ImageStore.Mode != "import" && !b.img.Containerd.Debian {
-		// Found out now, not after compiling.
-		if versionErr = images.CheckContainerd(b.img.Containerd.Version); versionErr != nil {
-			versionErr = fieldError("containerd.version", versionErr)
-		}
-	}
 	pinned, pinErr := b.pinImages(ctx, wanted)
-	if err := errors.Join(versionErr, b.origins.place(errors.Join(listErr, pinErr))); err != nil {
+	// Found out now, not after compiling.
+	if err := errors.Join(checkStore(b.img), b.origins.place(errors.Join(listErr, pinErr))); err != nil {
 		return err
 	}
 	for n := range pinned {

@@ -84,7 +84,8 @@ func namedBy(img *configs.Image, dir string) []named {
 }
 
 // LookForFiles reports files and directories that an Image names and that are not
-// there; dir is where its relative paths begin. Programs in a directory, whose
+// there, and a containerd for which its container images cannot be baked; dir is where
+// its relative paths begin. Programs in a directory, whose
 // names a build knows, are left to it.
 //
 // The warnings are those that a build begins with.
@@ -103,6 +104,9 @@ func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 		errs = append(errs, fieldError(n.field, err))
 	}
 	listing, err := images.List(img, dir) // reads imagesFrom
+	if len(listing.Images) > 0 {
+		errs = append(errs, checkStore(img))
+	}
 	return imageWarnings(img, listing.Notes), errors.Join(append(errs, err)...)
 }
 

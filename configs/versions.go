@@ -75,6 +75,9 @@ func (i *Image) Warnings() []string {
 	if end, ok := endedKubernetes[minor]; ok {
 		list = append(list, fmt.Sprintf("kubernetes.version: Kubernetes v1.%d has had no security fixes since %s: use %s", minor, end, ExampleKubernetes))
 	}
+	if newest := kubeadm.Minor(ExampleKubernetes); minor > newest {
+		list = append(list, fmt.Sprintf("kubernetes.version: Kubernetes v1.%d is newer than this edgebake, which was tested with v1.%d and earlier", minor, newest))
+	}
 	field := "containerd.version"
 	if i.Containerd.Debian {
 		field = "containerd.debian"

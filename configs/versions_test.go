@@ -66,7 +66,8 @@ func TestVersionPairs(t *testing.T) {
 		{"v1.37.2", url("1.7.35"), "containerd.version: containerd 1.7 works with Kubernetes v1.37, but not with v1.38 and later", ""},
 		{"v1.38.0", url("1.7.35"), "", "containerd.version: kubelet v1.38 does not start with containerd 1.7"},
 		{"v1.38.0", "{debian: true}", "", "containerd.debian: kubelet v1.38 does not start with containerd 1.7"},
-		{"v1.38.0", url(ExampleContainerd), "", ""},
+		{"v1.38.0", url(ExampleContainerd), "kubernetes.version: Kubernetes v1.38 is newer than this edgebake, which was tested with v1.37 and earlier", ""},
+		{"v1.38.0", url("2.4.2"), "kubernetes.version: Kubernetes v1.38 is newer", ""},
 	} {
 		img, err := versionsImage(t, c.kubernetes, c.containerd)
 		if c.err != "" {

@@ -252,6 +252,13 @@ func (k *keeper) reconcile(repair bool) error {
 				errs = append(errs, err)
 			}
 		}
+		if repair && ops[0].Kind == kernel.AddService {
+			// Its connections went with the service. A client that only waits, as for
+			// a watch, would not notice.
+			n, err := k.kernel.SeverRemote(k.want[i].VIP)
+			k.stats.severed.Add(int64(n))
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

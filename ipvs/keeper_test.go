@@ -366,8 +366,18 @@ func TestDaemon(t *testing.T) {
 		}
 	}
 
-	w.kernel.change(func() { w.kernel.services = nil })
-	w.eventually("a flush is repaired", func() bool { return strings.Contains(w.kernel.text(), "=1") })
+	w.kernel.change(func() {
+		if len(w.kernel.remotes) > 0 {
+			t.Errorf("severed all sockets to %v", w.kernel.remotes)
+		}
+		w.kernel.services = nil
+	})
+	w.eventually("a flush is repaired, and what it cut off is told", func() bool {
+		w.kernel.mu.Lock()
+		told := slices.Equal(w.kernel.remotes, []netip.AddrPort{s.VIP})
+		w.kernel.mu.Unlock()
+		return told && strings.Contains(w.kernel.text(), "=1")
+	})
 	w.kernel.change(func() { clear(w.kernel.routes); w.kernel.wake() })
 	w.eventually("the route is repaired", func() bool {
 		w.kernel.mu.Lock()

@@ -293,8 +293,10 @@ func (b *baker) finish(ctx context.Context, pinned []Pinned) (*Result, error) {
 	date := b.options.SourceDate
 	for _, s := range b.order {
 		parent := ""
+		labels := map[string]string{store.LabelSnapshotRef: s.chainID, store.LabelSnapshotDiff: s.diffID}
 		if s.parent != nil {
 			parent = s.parent.chainID
+			labels[store.LabelSnapshotParent] = parent
 		}
 		b.state.Snapshots = append(b.state.Snapshots, store.Snapshot{
 			Key: s.chainID, Parent: parent, ID: s.id, Kind: store.KindCommitted,
@@ -302,7 +304,7 @@ func (b *baker) finish(ctx context.Context, pinned []Pinned) (*Result, error) {
 			// and when it is committed.
 			Backend: store.BackendName(2*s.id, s.chainID),
 			Size:    s.size, Inodes: s.inodes,
-			Labels:  map[string]string{store.LabelSnapshotRef: s.chainID},
+			Labels:  labels,
 			Created: date, Updated: date,
 		})
 	}

@@ -63,6 +63,9 @@ const (
 	LabelGCSnapshot   = "containerd.io/gc.ref.snapshot."  // + snapshotter
 	LabelUncompressed = "containerd.io/uncompressed"
 	LabelSnapshotRef  = "containerd.io/snapshot.ref"
+	// containerd 2.3 and later attach these too; older versions keep them.
+	LabelSnapshotDiff   = "containerd.io/snapshot/diff-id"
+	LabelSnapshotParent = "containerd.io/snapshot/parent-chain-id"
 	// LabelManaged marks an image as the CRI plugin's.
 	LabelManaged = "io.cri-containerd.image"
 	// LabelPinned keeps an image from the kubelet's garbage collection.

@@ -138,7 +138,7 @@ func (d *demo) bakeCluster(ctx context.Context) (map[string]string, error) {
 	}
 	document := filepath.Join(clusterDir, "master.yaml")
 	// As deep below the root as the examples, whose paths it keeps.
-	if err := os.WriteFile(document, []byte(lab.ControlPlaneImage(string(quickstart), "../../build/control-plane")), 0o644); err != nil {
+	if err := os.WriteFile(document, []byte(lab.ControlPlaneImage(string(quickstart), "../../build/control-plane", lab.Releases()[0])), 0o644); err != nil {
 		return nil, err
 	}
 	images := map[string]string{worker: filepath.Join("build", "quickstart.raw"), master: filepath.Join(clusterDir, "control-plane.raw")}

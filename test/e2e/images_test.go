@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/test/imagetest"
 	"github.com/edgebake/edgebake/test/lab"
 )
@@ -233,13 +234,13 @@ ctr -n k8s.io images ls -q`))
 	var out bytes.Buffer
 	fmt.Fprintf(&out, `# First boot: prebaked against imported
 
-%d images, %d MB unpacked, on the same machine: QEMU without KVM, 2 CPUs, UEFI, containerd 2.2.9, kubeadm %s, once
+%d images, %d MB unpacked, on the same machine: QEMU without KVM, 2 CPUs, UEFI, containerd %s, kubeadm %s, once
 prebaked and once with `+"`imageStore: {mode: import}`"+`. Seconds since power-on, and since the line before, as the console and the
 cluster told them. One run each; %d CPUs for all, load %s at the end, %s.
 
 | | prebaked | import |
 |---|---|---|
-`, len(refs), size>>20, lab.KubernetesVersion, runtime.NumCPU(), loadAverage(), time.Now().UTC().Format(time.DateOnly))
+`, len(refs), size>>20, configs.ExampleContainerd, lab.KubernetesVersion, runtime.NumCPU(), loadAverage(), time.Now().UTC().Format(time.DateOnly))
 	last := map[string]time.Duration{}
 	for _, what := range order {
 		cell := func(mode string) string {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -19,17 +20,31 @@ import (
 // madeControlPlane is the quickstart image with the control plane's container images
 // on board.
 var madeControlPlane = sync.OnceValues(func() (string, error) {
-	return bakeFor("master", func(quickstart string) string { return lab.ControlPlaneImage(quickstart, controlPlaneLayout) })
+	return bakeMaster("master", lab.Releases()[0])
 })
+
+// bakeMaster bakes the quickstart image with a release's control plane on board.
+func bakeMaster(name string, r lab.Release) (image string, err error) {
+	layout := "control-plane"
+	if r != lab.Releases()[0] {
+		layout += "-" + r.Kubernetes
+	}
+	if err := makeLayout(layout, "-control-plane", "-kubernetes", r.Kubernetes); err != nil {
+		return "", err
+	}
+	return bakeFor(name, func(quickstart string) string { return lab.ControlPlaneImage(quickstart, "../../build/"+layout, r) })
+}
 
 // madeAddons are images of control-plane nodes and of workers, with kube-proxy and
 // CoreDNS on board.
 var madeAddons = sync.OnceValues(func() (images struct{ master, worker string }, err error) {
-	if err := makeLayout("addons"); err != nil {
-		return images, err
+	for _, kind := range []string{"control-plane", "addons"} {
+		if err := makeLayout(kind, "-"+kind); err != nil {
+			return images, err
+		}
 	}
 	images.master, err = bakeFor("master-addons", func(quickstart string) string {
-		return lab.WithAddons(lab.ControlPlaneImage(quickstart, controlPlaneLayout), addonsLayout, podCIDR(0))
+		return lab.WithAddons(lab.ControlPlaneImage(quickstart, controlPlaneLayout, lab.Releases()[0]), addonsLayout, podCIDR(0))
 	})
 	if err == nil {
 		images.worker, err = bakeFor("worker-addons", func(quickstart string) string {
@@ -49,20 +64,17 @@ const (
 	addonsLayout       = "../../build/addons"
 )
 
-// makeLayout makes one of them.
-func makeLayout(name string) error {
+// makeLayout makes one of them, by test/images with these flags.
+func makeLayout(name string, flags ...string) error {
 	p, err := made()
 	if err != nil {
 		return err
 	}
-	return p.run(context.Background(), "go", "run", "./test/images", "-"+name, "-o", "build/"+name)
+	return p.run(context.Background(), append([]string{"go", "run", "./test/images", "-o", "build/" + name}, flags...)...)
 }
 
 // bakeFor bakes an image that is made from the quickstart's.
 func bakeFor(name string, from func(quickstart string) string) (image string, err error) {
-	if err := makeLayout("control-plane"); err != nil {
-		return "", err
-	}
 	p, err := made()
 	if err != nil {
 		return "", err
@@ -102,14 +114,30 @@ func TestClusterIsBorn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	clusterIsBorn(t, p, golden, lab.KubernetesVersion)
+}
+
+// ntpMirror tells machines in lockstep that their clocks are right.
+func ntpMirror(t time.Time) time.Time { return t }
+
+// clusterIsBorn has a control-plane node from golden and a worker from the parts' image.
+func clusterIsBorn(t *testing.T, p *parts, golden, kubernetes string) *world {
+	t.Helper()
 	w := newNet(t, p)
-	minted := w.mint(lab.Minted{Masters: w.machines(0, "m1"), Workers: w.machines(1, "shop1")})
+	// A control-plane node waits for a time server before it makes certificates.
+	if err := w.lab.ServeTime(t.Context(), w.net, ntpMirror); err != nil {
+		t.Fatal(err)
+	}
+	both := w.machines(0, "m1", "shop1")
+	both[0].NTP = lab.Gateway
+	minted := w.mint(lab.Minted{Kubernetes: kubernetes, Masters: both[:1], Workers: both[1:]})
 	shop1, m1 := w.stamp(p.golden, minted, "shop1"), w.stamp(golden, minted, "m1") // before the clock begins
 	clock := w.lab.NewLockstep()
 	worker := w.start(lab.VMConfig{Name: "shop1", Image: shop1, Guest: 1, CPUs: 1, Lockstep: clock})
 	w.expect(worker, 0, lab.WaitsForAPIServer.String())
 	master := w.start(lab.VMConfig{Name: "m1", Image: m1, Guest: 0, CPUs: 1, Memory: 2560, Lockstep: clock})
 	w.expect(master, 0, `edgebake: etcd begins with nothing`)
+	var err error
 	if w.c, err = w.lab.Attach(p.progs, w.net, filepath.Join(minted, "pki", "ca.crt"), filepath.Join(minted, "admin.conf"), w.net.GuestAddr(0).String()+":6443"); err != nil {
 		t.Fatal(err)
 	}
@@ -123,6 +151,7 @@ func TestClusterIsBorn(t *testing.T) {
 	w.off(master)
 	w.keysOn(w.disk(master), minted, 1)
 	w.keysOn(w.disk(worker), minted, 0)
+	return w
 }
 
 // A cluster from images alone: minted at a desk, its worker switched on before
@@ -277,7 +306,7 @@ func (w *world) machines(first int, names ...string) []lab.MintedMachine {
 // mint makes a cluster's keys and its machines' Sites.
 func (w *world) mint(c lab.Minted) (dir string) {
 	w.t.Helper()
-	c.Kubernetes = lab.KubernetesVersion
+	c.Kubernetes = cmp.Or(c.Kubernetes, lab.KubernetesVersion)
 	text, err := c.YAML()
 	if err != nil {
 		w.t.Fatal(err)

@@ -12,20 +12,20 @@ import (
 
 // controlPlane makes the container images that every control plane of kubeadm's
 // runs.
-func controlPlane(ctx context.Context, out string, archs []string, log io.Writer) error {
+func controlPlane(ctx context.Context, release lab.Release, out string, archs []string, log io.Writer) error {
 	return fromModules(ctx, out, archs, log, func(cache *fetch.Cache, arch string) ([]controlImage, error) {
-		k8s, err := fetch.KubernetesRecipe(lab.KubernetesVersion, arch, "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+		k8s, err := fetch.KubernetesRecipe(release.Kubernetes, arch, "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 		if err != nil {
 			return nil, err
 		}
 		var images []controlImage
 		for _, pkg := range k8s.Packages {
 			name := lab.ProgramName(pkg)
-			images = append(images, controlImage{ref: name + ":" + lab.KubernetesVersion, parts: []part{{k8s, pkg, name}}})
+			images = append(images, controlImage{ref: name + ":" + release.Kubernetes, parts: []part{{k8s, pkg, name}}})
 		}
 		// As etcd's own: the one that serves first.
-		server, tool := lab.EtcdRecipe(lab.EtcdVersion, arch), lab.EtcdutlRecipe(lab.EtcdVersion, arch)
-		return append(images, controlImage{ref: "etcd:" + lab.EtcdImageTag, parts: []part{{server, server.Module, "etcd"}, {tool, tool.Module, "etcdutl"}}}), nil
+		server, tool := lab.EtcdRecipe(release.Etcd, arch), lab.EtcdutlRecipe(release.Etcd, arch)
+		return append(images, controlImage{ref: "etcd:" + release.EtcdImageTag, parts: []part{{server, server.Module, "etcd"}, {tool, tool.Module, "etcdutl"}}}), nil
 	})
 }
 

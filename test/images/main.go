@@ -25,6 +25,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/edgebake/edgebake/test/lab"
 )
 
 // images are programs, each with its place in its image and what that image
@@ -49,11 +51,18 @@ func main() {
 	archs := flag.String("arch", "amd64", "architectures, with commas: amd64, arm64")
 	control := flag.Bool("control-plane", false, "make the images of a control plane instead, from the Go module proxy")
 	added := flag.Bool("addons", false, "make those of kube-proxy and CoreDNS instead, from the Go module proxy and from Debian")
+	kubernetes := flag.String("kubernetes", lab.KubernetesVersion, "the version of the control plane")
 	flag.Parse()
 	make := run
 	switch {
 	case *control:
-		make = controlPlane
+		make = func(ctx context.Context, out string, archs []string, log io.Writer) error {
+			release, err := lab.FindRelease(*kubernetes)
+			if err != nil {
+				return err
+			}
+			return controlPlane(ctx, release, out, archs, log)
+		}
 	case *added:
 		make = addons
 	}

@@ -8,10 +8,11 @@ import (
 
 // ControlPlaneImage is the quickstart Image with a control plane's container images on
 // board, which lie in an OCI layout.
-func ControlPlaneImage(quickstart, layout string) string {
+func ControlPlaneImage(quickstart, layout string, r Release) string {
+	quickstart = strings.ReplaceAll(quickstart, KubernetesVersion, r.Kubernetes)
 	doc := strings.Replace(quickstart, "name: quickstart\n", "name: master\nnodeTypes: [native, control-plane]\n", 1)
-	return onBoard(doc, layout, "kube-apiserver:"+KubernetesVersion, "kube-controller-manager:"+KubernetesVersion,
-		"kube-scheduler:"+KubernetesVersion, "etcd:"+EtcdImageTag)
+	return onBoard(doc, layout, "kube-apiserver:"+r.Kubernetes, "kube-controller-manager:"+r.Kubernetes,
+		"kube-scheduler:"+r.Kubernetes, "etcd:"+r.EtcdImageTag)
 }
 
 // WithAddons is an Image with kube-proxy and CoreDNS on board, for a node whose pods
@@ -43,8 +44,8 @@ type MintedMachine struct {
 	Name, Address string
 	// Cards are its network's interfaces, as a Site has them in one line.
 	Cards string
-	// DNS is the server that it asks; none: empty.
-	DNS string
+	// DNS and NTP are the servers that it asks; none: empty.
+	DNS, NTP string
 }
 
 // mintedYAML waits longer than real machines do: an emulated one may stand still
@@ -61,11 +62,11 @@ manifests: [{{range $i, $m := .}}{{if $i}}, {{end}}{{$m}}{{end}}]
 {{- end}}
 masters:
 {{- range .Masters}}
-  - {name: {{.Name}}, address: {{.Address}}, network: {interfaces: [{{.Cards}}]{{with .DNS}}, dns: [{{.}}]{{end}}}}
+  - {name: {{.Name}}, address: {{.Address}}, network: {interfaces: [{{.Cards}}]{{with .DNS}}, dns: [{{.}}]{{end}}{{with .NTP}}, ntp: [{{.}}]{{end}}}}
 {{- end}}
 nodes:
 {{- range .Workers}}
-  - {name: {{.Name}}, network: {interfaces: [{{.Cards}}]{{with .DNS}}, dns: [{{.}}]{{end}}}}
+  - {name: {{.Name}}, network: {interfaces: [{{.Cards}}]{{with .DNS}}, dns: [{{.}}]{{end}}{{with .NTP}}, ntp: [{{.}}]{{end}}}}
 {{- end}}
 ---
 apiVersion: kubeadm.k8s.io/v1beta4

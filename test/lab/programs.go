@@ -24,6 +24,29 @@ const (
 	CoreDNSVersion = "v1.14.6"
 )
 
+// Release is a version of Kubernetes, and the etcd that its kubeadm asks for, by that
+// image tag.
+type Release struct{ Kubernetes, Etcd, EtcdImageTag string }
+
+// Releases are those of which control planes are made from images; the first is the
+// one of all other tests.
+func Releases() []Release {
+	return []Release{
+		{KubernetesVersion, EtcdVersion, EtcdImageTag},
+		{"v1.36.5", "v3.6.8", "3.6.8-0"},
+	}
+}
+
+// FindRelease is the release of a version of Kubernetes.
+func FindRelease(kubernetes string) (Release, error) {
+	for _, r := range Releases() {
+		if r.Kubernetes == kubernetes {
+			return r, nil
+		}
+	}
+	return Release{}, fmt.Errorf("the lab makes no control plane of Kubernetes %s: it knows %v", kubernetes, Releases())
+}
+
 // Programs are the paths of what a control plane runs.
 type Programs struct {
 	Version                                                         string // of Kubernetes
@@ -83,16 +106,30 @@ func BuildPrograms(ctx context.Context, c *fetch.Cache, version string, log io.W
 
 // CachedEtcd is the program of etcd alone, from the user's cache.
 func CachedEtcd(ctx context.Context, log io.Writer) (string, error) {
+	return cachedProgram(ctx, EtcdRecipe(EtcdVersion, runtime.GOARCH), log)
+}
+
+// CachedKubeProxy is kube-proxy of this version of Kubernetes, from the user's cache.
+func CachedKubeProxy(ctx context.Context, version string, log io.Writer) (string, error) {
+	r, err := fetch.KubernetesRecipe(version, runtime.GOARCH, "kube-proxy")
+	if err != nil {
+		return "", err
+	}
+	return cachedProgram(ctx, r, log)
+}
+
+// cachedProgram compiles a recipe's one program, or takes it from the user's cache.
+func cachedProgram(ctx context.Context, r fetch.GoRecipe, log io.Writer) (string, error) {
 	cache, err := OpenCache()
 	if err != nil {
 		return "", err
 	}
-	r := EtcdRecipe(EtcdVersion, runtime.GOARCH)
+	pkg := r.Packages[0]
 	blobs, err := fetch.GoBuild(ctx, cache, r, log)
 	if err != nil {
-		return "", fmt.Errorf("building etcd: %w", err)
+		return "", fmt.Errorf("building %s: %w", pkg, err)
 	}
-	return cache.Program(blobs[r.Module], ProgramName(r.Module))
+	return cache.Program(blobs[pkg], ProgramName(pkg))
 }
 
 // EtcdRecipe compiles etcd (such as "v3.7.0"), for control planes.

@@ -73,7 +73,7 @@ func benchImages(t *testing.T, compression string) []imagetest.Image {
 		img("go", base, layer(goroot+"/bin", "usr/bin")),
 		img("tools", base, layer(goroot+"/pkg/tool", "usr/lib/go/tool")),
 		img("src", base, layer(module, "usr/src/containerd")),
-		img("containerd", layer(programs(t, "2.2.9"), "usr/bin")),
+		img("containerd", layer(programs(t, configs.ExampleContainerd), "usr/bin")),
 		img("containerd-1", layer(programs(t, "1.7.35"), "usr/bin")),
 		img("tests", layer(goroot+"/test", "usr/src/test", goroot+"/lib", "usr/lib/go", goroot+"/api", "usr/share/api")),
 		img("runc", layer(filepath.Dir(runc(t)), "usr/sbin")),
@@ -243,10 +243,10 @@ func TestBenchFirstContainer(t *testing.T) {
 		t.Fatalf("%d images of %d MB: too little to compare", len(imgs), size>>20)
 	}
 
-	bin := programs(t, "2.2.9")
+	bin := programs(t, configs.ExampleContainerd)
 	var out bytes.Buffer
-	fmt.Fprintf(&out, "# First container: prebaked against importing\n\n%d images, %d MB unpacked, containerd 2.2.9, one loop-mounted ext4 with direct I/O for each run, caches dropped; %d interleaved runs, median. %d CPUs, load %s at the start, %s.\n",
-		len(imgs), size>>20, benchRuns, runtime.NumCPU(), loadAverage(), time.Now().UTC().Format("2006-01-02"))
+	fmt.Fprintf(&out, "# First container: prebaked against importing\n\n%d images, %d MB unpacked, containerd %s, one loop-mounted ext4 with direct I/O for each run, caches dropped; %d interleaved runs, median. %d CPUs, load %s at the start, %s.\n",
+		len(imgs), size>>20, configs.ExampleContainerd, benchRuns, runtime.NumCPU(), loadAverage(), time.Now().UTC().Format("2006-01-02"))
 	var disks map[string]measured // one run of each: they hardly differ
 	for _, quarter := range []bool{false, true} {
 		figures := map[string][]measured{}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/test/imagetest"
 	"google.golang.org/grpc"
@@ -32,7 +33,7 @@ func versions() []string {
 	if os.Getenv("EDGEBAKE_MATRIX") == "all" {
 		return []string{"1.7.35", "2.0.14", "2.1.9", "2.2.9", "2.3.7", "2.4.2"}
 	}
-	return []string{"1.7.35", "2.2.9"}
+	return []string{"1.7.35", configs.ExampleContainerd}
 }
 
 // programs compiles a release of containerd and puts its programs, with a

@@ -81,7 +81,7 @@ func TestContainerdRunsFromWrittenDisk(t *testing.T) {
 	}
 	d.mount()
 	t.Cleanup(d.unmount)
-	node := start(t, programs(t, "2.2.9"), d.mnt)
+	node := start(t, programs(t, configs.ExampleContainerd), d.mnt)
 	node.runsHello("edgebake.test/hello:1")
 	if got := node.run("edgebake.test/nasty:1", "list", "/opt"); !strings.Contains(got, "/opt/opq/newer") || strings.Contains(got, "/opt/opq/old1") {
 		t.Errorf("the nasty image looks like this:\n%s", got)

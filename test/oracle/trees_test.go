@@ -49,7 +49,7 @@ func needRoot(t *testing.T) {
 var sourceDate = time.Unix(1767225600, 0).UTC()
 
 func options() baker.Options {
-	return baker.Options{Arch: "amd64", ContainerdVersion: "2.2.9", SourceDate: sourceDate}
+	return baker.Options{Arch: "amd64", ContainerdVersion: configs.ExampleContainerd, SourceDate: sourceDate}
 }
 
 // testImages are what both sides unpack.
