@@ -108,6 +108,7 @@ func TestFailoverWhileHostsIsLocked(t *testing.T) {
 // removal of their rules nor the next configuration, and one of them that is
 // wanted again is kept again.
 func TestRemovalWhileHostsIsLocked(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 0)
 	var all []Server
 	for i, host := range []string{"one", "two", "three"} {

@@ -299,6 +299,7 @@ func TestWitnessesChangeOneByOne(t *testing.T) {
 // TestRewrittenNote: first boot notes anew what has changed of the cluster, and an
 // API server that was another cluster's by the former note is compared with that.
 func TestRewrittenNote(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 0)
 	file := filepath.Join(t.TempDir(), "ipvs.json")
 	write := func(joined Joined) {
@@ -454,6 +455,7 @@ func TestRestartInAnOutage(t *testing.T) {
 // TestSameClusterComesBack: an API server that was away gets its traffic back,
 // and one that is unwell and answers keeps it as the last one.
 func TestSameClusterComesBack(t *testing.T) {
+	t.Parallel()
 	w := newGuardedWorld(t)
 	w.start(w.s)
 	w.eventually("it serves", w.serves("1"))
@@ -479,6 +481,7 @@ func TestSameClusterComesBack(t *testing.T) {
 // TestBornAgainWithoutIPVS: where /etc/hosts is the way to a master, the name
 // leads nowhere.
 func TestBornAgainWithoutIPVS(t *testing.T) {
+	t.Parallel()
 	w := newGuardedWorld(t)
 	w.kernel.absent = true
 	w.s.VIP = netip.AddrPortFrom(w.s.VIP.Addr(), w.m.addr.Port()) // a hosts file knows no ports

@@ -463,6 +463,7 @@ func TestDaemonSpread(t *testing.T) {
 }
 
 func TestDaemonWithoutIPVS(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 2)
 	s := testServer(t, 201)
 	for _, m := range w.masters {

@@ -35,6 +35,7 @@ func nodeCert(t *testing.T, c *ca) string {
 // TestLearnWhenSomebodyIsThere: with nobody to ask the cluster's list is neither
 // wrong nor right, and it is read as soon as somebody is there.
 func TestLearnWhenSomebodyIsThere(t *testing.T) {
+	t.Parallel()
 	for _, what := range []string{"the network", "the CA"} {
 		t.Run(what+" comes late", func(t *testing.T) {
 			from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
@@ -88,6 +89,7 @@ func TestLearnWhenSomebodyIsThere(t *testing.T) {
 // What was learned beside the former one does not come back with that one, not even
 // after a boot, and whenever the power is cut.
 func TestChangedMastersDropTheLearnedList(t *testing.T) {
+	t.Parallel()
 	const stored = `{"version":1,"servers":[{"vip":"10.103.97.9:6443","configured":["127.0.0.1:1"],"masters":["192.0.2.9:1"]}]}`
 	former, changed := testServer(t, 9), testServer(t, 9)
 	former.Masters, former.Learn = []Master{{"127.0.0.1", 1}}, true
@@ -105,6 +107,7 @@ func TestChangedMastersDropTheLearnedList(t *testing.T) {
 		{"turned off before a boot", off, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, 0)
 			file := filepath.Join(w.state, "learned.json")
 			if err := errors.Join(os.MkdirAll(w.state, 0o700), os.WriteFile(file, []byte(stored), 0o600)); err != nil {

@@ -19,6 +19,7 @@ import (
 )
 
 func TestSecondDaemonIsRefused(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	s := testServer(t, 202)
 	s.Masters = []Master{w.masters[0].master()}

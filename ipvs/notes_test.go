@@ -28,6 +28,7 @@ func (w *world) ours() string {
 // TestHostChanges: whenever a virtual server's name changes, the line of the old
 // one goes, and so it does with what was left of an earlier life.
 func TestHostChanges(t *testing.T) {
+	t.Parallel()
 	server := func(last byte, host string) Server {
 		s := testServer(t, last)
 		s.Host, s.Masters = host, []Master{{"127.0.0.1", 1}}
@@ -60,6 +61,7 @@ func TestHostChanges(t *testing.T) {
 				},
 			} {
 				t.Run(how, func(t *testing.T) {
+					t.Parallel()
 					w := newWorld(t, 0)
 					w.start(tt.before...)
 					var named []string
