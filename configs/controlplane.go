@@ -157,7 +157,7 @@ func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 	}
 	switch {
 	case s.Credentials.Keys != nil:
-		s.Credentials.Keys.validate(s.CACertHashes, probs)
+		s.Credentials.Keys.validate(s, probs)
 	case credentials:
 		probs.AddMissing("credentials.keys", "is required for nodeType control-plane (`edgebake cluster sites` writes it)")
 	}
@@ -334,8 +334,13 @@ func ClusterCAs() []ClusterCA {
 	}
 }
 
-// validate checks the keys, each against its certificate.
-func (k *ClusterKeys) validate(pins []string, probs *Problems) {
+// validate checks the keys, each against its certificate, and the cluster's CA against
+// the one that the Site names.
+func (k *ClusterKeys) validate(s *Site, probs *Problems) {
+	pins, field := s.CACertHashes, "caCertHashes"
+	if len(pins) == 0 {
+		pins, field = s.CAPins(), "the keys of caCert"
+	}
 	for _, ca := range ClusterCAs() {
 		path, pair := "credentials.keys."+ca.field, ca.Of(k)
 		if pair.Key.IsZero() {
@@ -359,7 +364,7 @@ func (k *ClusterKeys) validate(pins []string, probs *Problems) {
 			probs.Add(path+".key", "is not the key of the certificate beside it")
 		}
 		if ca.Base == KubernetesCA && len(pins) > 0 && !slices.ContainsFunc(pins, func(pin string) bool { return strings.EqualFold(pin, caPin(certs[0])) }) {
-			probs.Add(path+".cert", "has none of caCertHashes (it is %s): the two are of different clusters", caPin(certs[0]))
+			probs.Add(path+".cert", "has none of %s (it is %s): the two are of different clusters", field, caPin(certs[0]))
 		}
 	}
 	if k.ServiceAccount.IsZero() {

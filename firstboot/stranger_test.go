@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -214,5 +215,42 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	w.powerOn()
 	if err := w.boot(); err == nil || w.has("/root/.ssh/authorized_keys") {
 		t.Errorf("%v: a stranger's keys are in place", err)
+	}
+}
+
+// TestAStrangersKeys of another cluster replace none of a control-plane node, in whichever
+// way its Site names its CA.
+func TestAStrangersKeys(t *testing.T) {
+	t.Parallel()
+	stranger := mintedSites(t, 1)[0].Site.Credentials
+	for _, inSite := range []string{"caCertHashes", "caCert"} {
+		m := newControlPlane(t, mintedSites(t, 1))
+		m.bootDone()
+		m.admits(ondisk.SitesRepair)
+		own := *m.site
+		if inSite == "caCert" {
+			own.CACert, own.CACertHashes = own.Credentials.Keys.CA.Cert, nil
+		}
+		own.Credentials = configs.Credentials{}
+		m.stampSite(&own)
+		m.on()
+		m.bootDone()
+		before := m.get(pkiDir+"/ca.key") + m.get(pkiDir+"/sa.key")
+
+		stick := own
+		stick.Credentials = stranger
+		stick.CACert, stick.CACertHashes = stranger.Keys.CA.Cert, nil
+		stick.Network.DNS = []string{"192.0.2.123"}
+		text, err := configs.EncodeSlot(&stick)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.plug("")
+		m.stampAt(stickDev, day(21), map[string]string{"site.yaml": string(text)})
+		m.on()
+		m.bootDone()
+		if m.get(pkiDir+"/ca.key")+m.get(pkiDir+"/sa.key") != before || !m.said("stick /dev/sdb1 is not taken: the Site has problems") {
+			t.Errorf("%s: %s", inSite, strings.Join(m.console, "\n"))
+		}
 	}
 }
