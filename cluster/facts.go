@@ -146,6 +146,9 @@ func (c *Client) version(ctx context.Context, doing string) (string, *tls.Connec
 		GitVersion string `json:"gitVersion"`
 	}
 	// An answer of another form has no version, and is judged by the caller.
-	_ = json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&v)
-	return v.GitVersion, resp.TLS, nil
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if err == nil {
+		_ = json.Unmarshal(text, &v)
+	}
+	return v.GitVersion, resp.TLS, c.explain(doing, err)
 }

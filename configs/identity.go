@@ -76,6 +76,15 @@ func (m Match) IsZero() bool {
 	return len(m.MACs) == 0 && m.Serial == "" && m.UUID == "" && m.AssetTag == ""
 }
 
+// String names the machine, for messages.
+func (m Match) String() string {
+	var all []string
+	for _, k := range m.keys() {
+		all = append(all, k.key)
+	}
+	return strings.Join(all, ", ")
+}
+
 // keys are what the match is made of, each with its field, in a form in which
 // two that mean the same are the same.
 func (m Match) keys() []matchKey {

@@ -272,8 +272,8 @@ type ImageStore struct {
 	// KeepLayers also keeps the compressed layers, which only `ctr images
 	// export` needs.
 	KeepLayers bool `yaml:"keepLayers,omitempty" json:"keepLayers,omitempty"`
-	// MaxLayerSize is the largest uncompressed size of a layer, e.g. 20GiB;
-	// default 8GiB. The layers of one image may have four times as much together,
+	// MaxLayerSize is the largest uncompressed size of a layer, e.g. 20Gi;
+	// default 8Gi. The layers of one image may have four times as much together,
 	// the sparse files of all images an eighth of it.
 	MaxLayerSize string `yaml:"maxLayerSize,omitempty" json:"maxLayerSize,omitempty"`
 	// MaxFiles is how many files and directories all images may have together;
@@ -350,12 +350,12 @@ type Kernel struct {
 	Sysctl map[string]string `yaml:"sysctl,omitempty" json:"sysctl,omitempty"`
 }
 
-// Disk is the shape of the output. Sizes are whole numbers with MiB, GiB or
-// TiB.
+// Disk is the shape of the output. Sizes are whole numbers with Mi, Gi or Ti,
+// as in 512Mi.
 type Disk struct {
 	// Root is the size of the root file system, and of the largest one that an
 	// update may bring. Default: the content with some headroom, plus half the
-	// content again, at least 256MiB.
+	// content again, at least 256Mi.
 	Root string `yaml:"root,omitempty" json:"root,omitempty"`
 	// Data is the size of the data partition before it grows to fill the
 	// device. Default: the content with some headroom.

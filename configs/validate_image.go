@@ -132,7 +132,7 @@ func (i *Image) Validate() Problems {
 		if n, err := forms.ParseSize(f.size); err != nil {
 			probs.Add(f.path, "%v", err)
 		} else if n < 64<<20 {
-			probs.Add(f.path, "%s is too small for a file system that grows; at least 64MiB", f.size)
+			probs.Add(f.path, "%s is too small for a file system that grows; at least 64Mi", f.size)
 		}
 	}
 	strict.CheckText(i, &probs)

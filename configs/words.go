@@ -12,17 +12,17 @@ func Count(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// HumanSize is a number of bytes, for messages and tables.
+// HumanSize is a number of bytes, for messages and tables, as a quantity of Kubernetes.
 func HumanSize(n int64) string {
 	switch {
 	case n >= 10<<30:
-		return fmt.Sprintf("%.0f GiB", float64(n)/(1<<30))
+		return fmt.Sprintf("%.0fGi", float64(n)/(1<<30))
 	case n >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+		return fmt.Sprintf("%.1fGi", float64(n)/(1<<30))
 	case n >= 1<<20:
-		return fmt.Sprintf("%.0f MiB", float64(n)/(1<<20))
+		return fmt.Sprintf("%.0fMi", float64(n)/(1<<20))
 	case n >= 1<<10:
-		return fmt.Sprintf("%.0f KiB", float64(n)/(1<<10))
+		return fmt.Sprintf("%.0fKi", float64(n)/(1<<10))
 	}
 	return fmt.Sprintf("%d B", n)
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/edgebake/edgebake/configs/forms"
 )
 
 // Rule says which disk of a machine an installer takes, before anybody has seen
@@ -142,33 +144,12 @@ func (p *ruleParser) pattern(term, key, value string) string {
 }
 
 func (p *ruleParser) size(term, key, value string) int64 {
-	n, err := parseSize(value)
+	n, err := forms.ParseSize(value)
 	if err != nil {
 		p.bad("%s: %w", term, err)
 	}
 	p.once(key)
 	return n
-}
-
-// parseSize reads 100G: as vendors count, 100 × 10⁹ bytes, or with an i, as in
-// 100Gi, × 2³⁰.
-func parseSize(s string) (int64, error) {
-	i := strings.IndexFunc(s, func(c rune) bool { return c < '0' || c > '9' })
-	if i < 0 {
-		i = len(s)
-	}
-	units := map[string]int64{"M": 1e6, "G": 1e9, "T": 1e12, "MB": 1e6, "GB": 1e9, "TB": 1e12,
-		"Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-	unit, ok := units[s[i:]]
-	n, err := strconv.ParseInt(s[:i], 10, 64)
-	if s[i:] == "" && err == nil && n > 0 {
-		// As bytes, size>=100 would hold for every disk there is.
-		return 0, fmt.Errorf("%q has no unit; write %sG if gigabytes are meant", s, s)
-	}
-	if err != nil || !ok || n <= 0 || n > (1<<62)/unit {
-		return 0, fmt.Errorf("%q is not a size, e.g. 100G or 64Gi", s)
-	}
-	return n * unit, nil
 }
 
 // size shows bytes as vendors print them on disks.

@@ -261,9 +261,9 @@ func TestLayerBombs(t *testing.T) {
 		layers []imagetest.Layer
 		want   []string
 	}{
-		"zeros":     {[]imagetest.Layer{zeros(100), zeros(2 << 20)}, []string{"layer 2 of 2 sha256:", "more than 1 MiB", "raise imageStore.maxLayerSize"}},
-		"zstd":      {[]imagetest.Layer{zstdZeros}, []string{"layer 1 of 1 sha256:", "more than 1 MiB", "raise imageStore.maxLayerSize"}},
-		"together":  {[]imagetest.Layer{zeros(1000 << 10), zeros(1001 << 10), zeros(1002 << 10), zeros(1003 << 10), zeros(1004 << 10)}, []string{"of 5 sha256:", "more than 4 MiB", "raise imageStore.maxLayerSize"}},
+		"zeros":     {[]imagetest.Layer{zeros(100), zeros(2 << 20)}, []string{"layer 2 of 2 sha256:", "more than 1Mi", "raise imageStore.maxLayerSize"}},
+		"zstd":      {[]imagetest.Layer{zstdZeros}, []string{"layer 1 of 1 sha256:", "more than 1Mi", "raise imageStore.maxLayerSize"}},
+		"together":  {[]imagetest.Layer{zeros(1000 << 10), zeros(1001 << 10), zeros(1002 << 10), zeros(1003 << 10), zeros(1004 << 10)}, []string{"of 5 sha256:", "more than 4Mi", "raise imageStore.maxLayerSize"}},
 		"names":     {[]imagetest.Layer{names}, []string{"layer 1 of 1 (sha256:", "more than 1000 files", "raise imageStore.maxFiles"}},
 		"deep":      {[]imagetest.Layer{deep}, []string{"layer 1 of 1 (sha256:", "raise imageStore.maxFiles"}},
 		"links":     {[]imagetest.Layer{links}, []string{"layer 1 of 1 (sha256:", "elements together", "raise imageStore.maxFiles"}},
@@ -297,7 +297,7 @@ func TestSparseBomb(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newCache(t)
 			_, err := applyLayer(t.Context(), c, sectionOf(sparseTar(t, records)), "blob", nil, time.Unix(0, 0), newBudget(&Options{}))
-			wantError(t, err, `entry "big"`, "2.0 GiB", "more than 1.0 GiB", "imageStore.maxLayerSize")
+			wantError(t, err, `entry "big"`, "2.0Gi", "more than 1.0Gi", "imageStore.maxLayerSize")
 			unpoisoned(t, c)
 			if raised, err := c.TempDir(); err != nil || raised == "" {
 				t.Error(err)

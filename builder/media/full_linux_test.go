@@ -69,6 +69,9 @@ func stampManyOnASmallDisk(t *testing.T, dir string) {
 			!strings.Contains(err.Error(), "directory "+dir+" has ") {
 			t.Errorf("%s: %v", what, err)
 		}
+		if !o.Slots && !strings.Contains(err.Error(), "or write the slots alone, 1") {
+			t.Errorf("images: no way out: %v", err)
+		}
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
 			t.Errorf("%s: %v, %v", what, entries, err)
 		}

@@ -99,6 +99,8 @@ type SiteSummary struct {
 	NodeType string   `json:"nodeType"`
 	NodePool string   `json:"nodePool,omitempty"`
 	Masters  []string `json:"masters"`
+	// Match names the machine that the site is for.
+	Match configs.Match `json:"match,omitzero"`
 	// Token reports whether a join token is (still) there.
 	Token bool `json:"token"`
 }
@@ -206,7 +208,7 @@ func summary(doc []byte) *SiteSummary {
 	if err != nil {
 		return nil
 	}
-	return &SiteSummary{NodeName: site.NodeName, NodeType: site.NodeType, NodePool: site.NodePool,
+	return &SiteSummary{NodeName: site.NodeName, NodeType: site.NodeType, NodePool: site.NodePool, Match: site.Match,
 		Masters: site.Masters, Token: !site.Credentials.Token.IsZero()}
 }
 

@@ -150,8 +150,11 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 // roomForAll says early that what StampMany makes does not fit. Slots differ by
 // what stands in their Sites, and are taken to be as large as the first.
 func (m *image) roomForAll(sites []Named, outputs []string, o ManyOptions) error {
+	var copies error
 	if !o.Slots {
-		return m.roomForCopies(outputs, false)
+		if copies = m.roomForCopies(outputs, false); copies == nil {
+			return nil
+		}
 	}
 	_, img, err := m.encodeSlot(sites[0].Site, o.StampOptions)
 	if err != nil {
@@ -162,6 +165,10 @@ func (m *image) roomForAll(sites []Named, outputs []string, o ManyOptions) error
 		if !disk.IsZero(b) {
 			each += disk.SparseBlock
 		}
+	}
+	if copies != nil {
+		return fmt.Errorf("%w; or write the slots alone, %s for all: --slots in place of --each (edgebake stamp DISK --slot FILE puts one on a disk)",
+			copies, configs.HumanSize(each*int64(len(sites))))
 	}
 	return checkRoom(outputs, each, "slot")
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
@@ -589,14 +590,16 @@ func printReport(s streams, out string, r *builder.Report) {
 		fmt.Fprintf(s.Out, "  boots on %s\n", strings.Join(boards, " and "))
 	}
 	for _, p := range r.Partitions {
-		fmt.Fprintf(s.Out, "  %-9s %-6s %9s", p.Label, p.FS, configs.HumanSize(p.Size))
-		if p.Files > 0 {
-			fmt.Fprintf(s.Out, "  %9s in %s, %s free", configs.HumanSize(p.Used), configs.Count(p.Files, "file"), configs.HumanSize(p.Free))
+		sizes := media.Partition{Label: p.Label, FS: p.FS, Size: p.Size}
+		if p.Files > 0 { // the same as inspect reads from the file system
+			sizes.Free, sizes.Reserve = p.Free, p.Reserve()
+			sizes.Used = p.Size - p.Free - sizes.Reserve
 		}
-		if p.Reserve() > 0 {
-			fmt.Fprintf(s.Out, ", %s reserve", configs.HumanSize(p.Reserve()))
-		}
-		if p.Label == ondisk.LabelRootB {
+		printSizes(s.Out, sizes)
+		switch {
+		case p.Files > 0:
+			fmt.Fprintf(s.Out, "  %s", configs.Count(p.Files, "file"))
+		case p.Label == ondisk.LabelRootB:
 			fmt.Fprintf(s.Out, "  room for an update of %s", configs.HumanSize(p.Room))
 		}
 		fmt.Fprintln(s.Out)

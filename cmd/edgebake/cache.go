@@ -112,13 +112,13 @@ fetched or made again when a build asks for it.
 A base that Debian's archive would make differently by now cannot be made
 again: export it first (edgebake build --export-base) where a lock pins it.`,
 		Example: `  edgebake cache prune --older-than 30d
-  edgebake cache prune --keep 10GiB
-  edgebake cache prune --keep 10GiB --dry-run`,
+  edgebake cache prune --keep 10Gi
+  edgebake cache prune --keep 10Gi --dry-run`,
 		Args: args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
 			given := c.Flags().Changed
 			if !given("older-than") && !given("keep") {
-				return usageError{errors.New("say what may go: --older-than TIME (e.g. 30d), --keep SIZE (e.g. 10GiB), or both")}
+				return usageError{errors.New("say what may go: --older-than TIME (e.g. 30d), --keep SIZE (e.g. 10Gi), or both")}
 			}
 			if given("older-than") {
 				limits.UsedSince = time.Now().Add(-olderThan)
@@ -153,7 +153,7 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 	}
 	f := c.Flags()
 	f.Var((*span)(&olderThan), "older-than", "remove what no build has used for so long, e.g. 30d or 12h")
-	f.StringVar(&keep, "keep", "", "keep no more than this, e.g. 10GiB (0: nothing); what was used longest ago goes first")
+	f.StringVar(&keep, "keep", "", "keep no more than this, e.g. 10Gi (0: nothing); what was used longest ago goes first")
 	f.BoolVarP(&limits.DryRun, "dry-run", "n", false, "take nothing away, tell what would go")
 	return c
 }

@@ -118,8 +118,12 @@ func newRoot(s streams) *cobra.Command {
 site-specific, and stamps a Site document onto copies of it. A machine that boots
 such a copy joins the site's cluster by itself.
 
+Four commands check something: validate a document, verify the bytes of an image or a
+disk, preflight whether the machines of a Site can join, and cluster verify what a
+living cluster lacks for its nodes.
+
 --output (-o) says where to write for commands that write something, and the form
-(text or json) for commands that print something. The exit code is 0 for success,
+(text, json or yaml) for commands that print something. The exit code is 0 for success,
 1 for a failure, 2 for a wrong command line and 130 after Ctrl-C.`,
 		Example: `  edgebake init                                           # writes image.yaml and site.yaml
   edgebake build image.yaml                               # bakes the golden image
@@ -138,7 +142,10 @@ such a copy joins the site's cluster by itself.
 	f := root.PersistentFlags()
 	f.BoolVarP(&s.talk.quiet, "quiet", "q", false, "print results, warnings and errors only")
 	f.BoolVarP(&s.talk.verbose, "verbose", "v", false, "also print the output of the programs that edgebake calls")
-	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		if f := c.Flags().Lookup("output"); f != nil && f.Value.String() == "-" && !slices.Contains(writesToStdout, c.CommandPath()) {
+			return usageError{fmt.Errorf("--output -: %s cannot write to standard output: name a file or directory", c.CommandPath())}
+		}
 		if s.talk.quiet && s.talk.verbose {
 			return usageError{errors.New("--quiet and --verbose exclude each other")}
 		}
@@ -150,11 +157,24 @@ such a copy joins the site's cluster by itself.
 		}
 		return usageError{fmt.Errorf("%w%s; see %s --help", err, nearFlag(c, err), c.CommandPath())}
 	})
-	root.AddCommand(
-		newBuild(s), newPlan(s), newStamp(s), newUnstamp(s), newPreflight(s), newInventory(s), newSite(s), newCluster(s), newValidate(s), newInspect(s), newReport(s), newDiff(s), newRender(s),
-		newFlash(s), newInstaller(s), newDevices(s), newVerify(s), newPush(s), newPull(s),
-		newBoot(s), newImages(s), newInit(s), newSchema(s), newExplain(s), newCacheCommand(s), newVersion(s), newMan(s),
-	)
+	for _, g := range []struct {
+		id, title string
+		commands  []*cobra.Command
+	}{
+		{"build", "Build images:", []*cobra.Command{newInit(s), newValidate(s), newPlan(s), newImages(s), newBuild(s), newPush(s), newPull(s)}},
+		{"stamp", "Stamp and flash:", []*cobra.Command{newStamp(s), newUnstamp(s), newSite(s), newInventory(s), newFlash(s), newInstaller(s), newDevices(s)}},
+		{"cluster", "Clusters:", []*cobra.Command{newCluster(s), newPreflight(s)}},
+		{"inspect", "Inspect and try:", []*cobra.Command{newInspect(s), newVerify(s), newReport(s), newDiff(s), newRender(s), newBoot(s)}},
+		{"other", "Other:", []*cobra.Command{newSchema(s), newExplain(s), newCacheCommand(s), newVersion(s), newMan(s)}},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
+		for _, c := range g.commands {
+			c.GroupID = g.id
+			root.AddCommand(c)
+		}
+	}
+	root.SetHelpCommandGroupID("other")
+	root.SetCompletionCommandGroupID("other")
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
@@ -173,6 +193,9 @@ such a copy joins the site's cluster by itself.
 	}
 	return root
 }
+
+// writesToStdout are the commands whose --output - is standard output.
+var writesToStdout = []string{"edgebake report", "edgebake inventory import", "edgebake cluster token mint"}
 
 // subcommand rejects words that are not a command below c.
 func subcommand(c *cobra.Command, args []string) error {

@@ -152,7 +152,7 @@ func TestWouldBeRead(t *testing.T) {
 	if err := wouldBeRead("stores.csv", maxDocument, 49_000); err != nil {
 		t.Error(err)
 	}
-	const want = "stores.csv: the Inventory of its 49000 sites would have 33 MiB, and a document has at most 32 MiB: split the table"
+	const want = "stores.csv: the Inventory of its 49000 sites would have 33Mi, and a document has at most 32Mi: split the table"
 	if err := wouldBeRead("stores.csv", maxDocument+1<<20, 49_000); err == nil || !strings.Contains(err.Error(), want) {
 		t.Error(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"slices"
@@ -68,6 +69,9 @@ goes to a file that only you can read.`,
 				if err := forms.CheckNodeName(node); err != nil {
 					return usageError{fmt.Errorf("--node: %w", err)}
 				}
+			}
+			if output == "-" {
+				output = ""
 			}
 			if output != "" {
 				if err := notInput("--output", output, "the kubeconfig", w.kubeconfig); err != nil {
@@ -372,7 +376,7 @@ func newClusterVerify(s streams) *cobra.Command {
 		Use:   "verify",
 		Short: "Show what a living cluster lacks for its nodes",
 		Long: `Verify looks for what nodes need on a kubeadm cluster and prints a table: ✓ is
-there, ✗ is missing, with its fix, - cannot be seen from here or need not be. It
+there, ✗ is missing, with its fix, – cannot be seen from here or need not be. It
 changes nothing. Exit code 1: something is missing.`,
 		Example: `  edgebake cluster verify --nodepool shops=Edge
   edgebake cluster verify -o json`,
@@ -407,8 +411,8 @@ changes nothing. Exit code 1: something is missing.`,
 			}
 			err = printAs(s, output, rows, func() {
 				for _, f := range found {
-					mark := map[string]string{cluster.CheckOK: "✓", cluster.CheckFailed: "✗", cluster.CheckUnknown: "-"}[f.State]
-					fmt.Fprintf(s.Out, "%s %s\n", mark, f.Name)
+					io.WriteString(s.bytes(), s.mark(f.State))
+					fmt.Fprintf(s.Out, " %s\n", f.Name)
 					if f.Detail != "" {
 						fmt.Fprintf(s.Out, "    %s\n", f.Detail)
 					}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,10 +23,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
 )
 
 func newValidate(s streams) *cobra.Command {
 	var secrets secretFlags
+	var output string
 	c := &cobra.Command{
 		Use:               "validate [FILE...]",
 		ValidArgsFunction: completeFiles(documentEndings),
@@ -41,7 +44,7 @@ too.`,
 			var all configs.Problems
 			for _, name := range files {
 				err := validateFile(s, name, secrets)
-				if err == nil {
+				if err == nil && output == "text" {
 					s.note("%s: ok\n", configs.FileName(name))
 				}
 				for _, e := range builder.SplitErrors(err) {
@@ -52,12 +55,33 @@ too.`,
 					all = append(all, p...)
 				}
 			}
-			return all.Err()
+			if output == "text" {
+				return all.Err()
+			}
+			found := []problem{}
+			for _, p := range all {
+				found = append(found, problem{p.File, p.Line, p.Col, p.Path, p.Msg})
+			}
+			err := printAs(s, output, map[string]any{"problems": found}, nil)
+			if err == nil && len(found) > 0 {
+				err = errors.New(configs.Count(len(found), "problem"))
+			}
+			return err
 		},
 	}
+	outputFlag(c, &output)
 	secrets.flags(c)
 	takesDocument(s, c, 0, true)
 	return c
+}
+
+// problem is a configs.Problem in JSON.
+type problem struct {
+	File    string `json:"file,omitempty"`
+	Line    int    `json:"line,omitempty"`
+	Column  int    `json:"column,omitempty"`
+	Field   string `json:"field,omitempty"`
+	Message string `json:"message"`
 }
 
 func validateFile(s streams, name string, secrets secretFlags) error {
@@ -320,8 +344,8 @@ func newVersion(s streams) *cobra.Command {
 
 func outputFlag(c *cobra.Command, output *string) {
 	*output = "text"
-	c.Flags().VarP((*outputForm)(output), "output", "o", "form of the output: text or json")
-	complete(c, "output", "text", "json")
+	c.Flags().VarP((*outputForm)(output), "output", "o", "form of the output: text, json or yaml")
+	complete(c, "output", "text", "json", "yaml")
 }
 
 // outputForm is rejected before any work is done.
@@ -331,24 +355,41 @@ func (o *outputForm) String() string { return string(*o) }
 func (o *outputForm) Type() string   { return "string" }
 
 func (o *outputForm) Set(s string) error {
-	if s != "text" && s != "json" {
-		return errors.New("text or json")
+	if s != "text" && s != "json" && s != "yaml" {
+		return errors.New("text, json or yaml")
 	}
 	*o = outputForm(s)
 	return nil
 }
 
-// printAs prints v as JSON, or calls text.
-func printAs(s streams, output string, v any, text func()) error {
+// printAs prints v as JSON or YAML, or calls text.
+func printAs(s streams, output string, v any, asText func()) error {
 	if output == "text" {
-		text()
+		asText()
 		return nil
 	}
 	if list := reflect.ValueOf(v); list.Kind() == reflect.Slice && list.IsNil() {
 		v = []any{} // a list of nothing, not null
 	}
-	e := json.NewEncoder(s.json())
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	return e.Encode(v)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	return printJSON(s, output, text.Bytes())
+}
+
+// printJSON prints JSON as it is, or as YAML.
+func printJSON(s streams, output string, text []byte) error {
+	if output != "yaml" {
+		_, err := s.json().Write(text)
+		return err
+	}
+	out, err := yaml.JSONToYAML(text)
+	if err == nil {
+		_, err = s.Out.Write(out)
+	}
+	return err
 }

@@ -83,6 +83,7 @@ type flashOptions struct {
 	secrets        secretFlags
 	undated        bool
 	yes, noVerify  bool
+	dryRun         bool
 	log            string
 	keys           []string
 	stick          string // to make an installer of
@@ -133,7 +134,7 @@ With an Inventory each machine gets the Site that matches it.`,
 			if err := errors.Join(rejectIdle(c, disks), o.checkSite(c), imageFirst(c, a)); err != nil {
 				return usageError{err}
 			}
-			if (o.site == "-" || o.secrets.tokenFile == "-") && !o.yes {
+			if (o.site == "-" || o.secrets.tokenFile == "-") && !o.yes && !o.dryRun {
 				return usageError{errors.New("a Site or token from standard input leaves nobody to ask: add --yes")}
 			}
 			if o.stick != "" {
@@ -145,6 +146,7 @@ With an Inventory each machine gets the Site that matches it.`,
 	f := c.Flags()
 	o.siteFlags(c)
 	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask, for scripts")
+	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "check disk, image and Site, say what would be written, and write nothing")
 	f.BoolVar(&o.noVerify, "no-verify", false, "do not read back what was written")
 	f.StringVar(&o.stick, "installer", "", "make this stick (or file) an installer of the image")
 	_ = c.RegisterFlagCompletionFunc("installer", func(c *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
@@ -213,6 +215,11 @@ func flash(ctx context.Context, s streams, image, path string, o flashOptions) e
 	}
 	defer f.Close()
 	defer t.Close()
+	if o.dryRun {
+		show.close()
+		s.note("would write %s to %s\n", described(image, f.Image, f.State, o.site), t.disk.Describe())
+		return nil
+	}
 	if !o.yes {
 		if err := t.confirm(s, described(image, f.Image, f.State, o.site)); err != nil {
 			return err

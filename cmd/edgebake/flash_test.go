@@ -79,7 +79,7 @@ func TestDevicesCommand(t *testing.T) {
 	}
 	var list bytes.Buffer
 	printDisks(streams{Out: &list}, []device.Disk{{Path: "/dev/loop0", Size: 1 << 30}, {Path: "/dev/loop1", Size: 1 << 30, Sector: 4096}})
-	if got, want := list.String(), "/dev/loop0    1.0 GiB\n/dev/loop1    1.0 GiB  (4Kn)\n"; got != want {
+	if got, want := list.String(), "/dev/loop0      1.0Gi\n/dev/loop1      1.0Gi  (4Kn)\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	c.run(0, "devices")

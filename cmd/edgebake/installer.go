@@ -267,6 +267,11 @@ func flashInstaller(ctx context.Context, s streams, image string, o flashOptions
 		fmt.Fprintf(s.Err, "WARNING: %s: %s\n", image, w)
 	}
 	words := described(image, p.Image, p.State, o.site)
+	if o.dryRun {
+		show.close()
+		s.note("would write an installer of %s to %s\n", words, t.disk.Describe())
+		return nil
+	}
 	if !o.yes {
 		if err := t.confirm(s, "an installer of "+words); err != nil {
 			return err

@@ -55,7 +55,12 @@ are taken.`,
 		Example: `  edgebake inventory import stores.csv --template site.yaml -o inventory.yaml
   edgebake inventory import stores.csv --template site.yaml --map "S/N=serial" --map Manager=-`,
 		Args: args(1, 1, "one table (CSV)"),
-		RunE: func(c *cobra.Command, a []string) error { return importTable(s, a[0], o) },
+		RunE: func(c *cobra.Command, a []string) error {
+			if o.output == "-" {
+				o.output = ""
+			}
+			return importTable(s, a[0], o)
+		},
 	}
 	f := c.Flags()
 	f.StringVar(&o.template, "template", "", "Site document with what all rows have in common")

@@ -252,15 +252,28 @@ func printSlot(w io.Writer, slot *media.SlotState) {
 	if !site.Token {
 		fmt.Fprint(w, ", no token")
 	}
+	if !site.Match.IsZero() {
+		fmt.Fprintf(w, ", for %s", site.Match)
+	}
 	fmt.Fprintln(w)
 }
 
 func printPartition(w io.Writer, p media.Partition) {
+	printSizes(w, p)
+	fmt.Fprintf(w, "  %s", p.GUID)
+	if p.Error != "" {
+		fmt.Fprintf(w, "  damaged: %s", p.Error)
+	}
+	fmt.Fprintln(w)
+}
+
+// printSizes prints the columns that build and inspect show of a partition.
+func printSizes(w io.Writer, p media.Partition) {
 	fmt.Fprintf(w, "  %-9s %-6s %9s", p.Label, p.FS, configs.HumanSize(p.Size))
 	switch {
 	case p.Error != "":
 		fmt.Fprintf(w, "  %9s       %9s     ", "?", "?")
-	case p.FS != "":
+	case p.Used > 0:
 		fmt.Fprintf(w, "  %9s used  %9s free", configs.HumanSize(p.Used), configs.HumanSize(p.Free))
 	default:
 		fmt.Fprintf(w, "  %9s       %9s     ", "", "")
@@ -270,11 +283,6 @@ func printPartition(w io.Writer, p media.Partition) {
 	} else {
 		fmt.Fprintf(w, "  %9s        ", "")
 	}
-	fmt.Fprintf(w, "  %s", p.GUID)
-	if p.Error != "" {
-		fmt.Fprintf(w, "  damaged: %s", p.Error)
-	}
-	fmt.Fprintln(w)
 }
 
 func printContainerImages(w io.Writer, images []ondisk.ImageRef, verified bool) {

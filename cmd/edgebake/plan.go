@@ -52,8 +52,7 @@ plan, with the recipes.`,
 			if err != nil {
 				return err
 			}
-			_, err = s.json().Write(out)
-			return err
+			return printJSON(s, output, out)
 		},
 	}
 	flags.flags(c)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"strings"
@@ -226,24 +227,31 @@ func imageChecks(g *media.Golden, doc media.Site) []cluster.Check {
 
 func printChecks(s streams, checks []cluster.Check) {
 	var table bytes.Buffer
+	var marks []string // of the lines
 	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
-	marks := map[string]string{cluster.CheckOK: "✓", cluster.CheckFailed: "✗", cluster.CheckUnknown: "–"}
 	var unread []string
 	for _, c := range checks {
 		if c.Detail == notRead {
 			unread = append(unread, c.Name)
 			continue
 		}
-		fmt.Fprintf(w, "%s %s\t%s\t%s\n", marks[c.State], c.Name, c.Site, c.Detail)
+		marks = append(marks, s.mark(c.State))
+		fmt.Fprintf(w, " %s\t%s\t%s\n", c.Name, c.Site, c.Detail)
 		if c.Fix != "" {
-			fmt.Fprintf(w, "  \t\tto fix: %s\n", c.Fix)
+			marks = append(marks, " ")
+			fmt.Fprintf(w, " \t\tto fix: %s\n", c.Fix)
 		}
 	}
 	w.Flush()
 	if unread != nil {
-		fmt.Fprintf(&table, "– not checked: %s\n", strings.Join(unread, ", "))
+		marks = append(marks, s.mark(cluster.CheckUnknown))
+		fmt.Fprintf(&table, " not checked: %s\n", strings.Join(unread, ", "))
 	}
 	for line := range strings.Lines(table.String()) {
+		if len(marks) > 0 { // a check's detail may have lines of its own
+			io.WriteString(s.bytes(), marks[0])
+			marks = marks[1:]
+		}
 		fmt.Fprintln(s.Out, strings.TrimRight(line, " \n"))
 	}
 }

@@ -31,7 +31,7 @@ image, or for a stamped copy from that of the golden image beside it; --build
 names another. --boot adds how a node's first boot went: report.json of its slot.
 
 The name given with --output decides the form: .html, or .json for the data that
-the page shows. --output json prints them. Reading a compressed image takes
+the page shows. --output json and yaml print them, --output - prints the page. Reading a compressed image takes
 longer.`,
 		Example: `  edgebake report my-edge.raw
   edgebake report my-edge.raw -o report.html --boot report.json
@@ -41,11 +41,12 @@ longer.`,
 			if output == "" {
 				output = stemOf(a[0]) + ".report.html"
 			}
-			asJSON := output == "json" || strings.HasSuffix(output, ".json")
-			if !asJSON && !strings.HasSuffix(output, ".html") {
-				return usageError{fmt.Errorf("--output %s: want a name that ends in .html or .json, or json", output)}
+			printed := slices.Contains([]string{"json", "yaml", "-"}, output)
+			asJSON := printed && output != "-" || strings.HasSuffix(output, ".json")
+			if !printed && !asJSON && !strings.HasSuffix(output, ".html") {
+				return usageError{fmt.Errorf("--output %s: want a name that ends in .html or .json; or json, yaml or -, which print", output)}
 			}
-			if output != "json" {
+			if !printed {
 				if err := builder.CheckFile(output, force); err != nil {
 					return fmt.Errorf("output %w", err)
 				}
@@ -59,7 +60,7 @@ longer.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&output, "output", "o", "", "page to write, .html, or its data, .json; json prints them (default IMAGE.report.html)")
+	f.StringVarP(&output, "output", "o", "", "page to write, .html, or its data, .json; json, yaml and - print (default IMAGE.report.html)")
 	_ = c.MarkFlagFilename("output", "html", "json")
 	f.StringVar(&build, "build", "", "report.json of the image's build (default: the one beside it)")
 	_ = c.MarkFlagFilename("build", "json")
@@ -84,8 +85,11 @@ func writeReport(s streams, image, build, boot, output string, asJSON bool) erro
 	} else if err := a.HTML(&out); err != nil {
 		return err
 	}
-	if output == "json" {
-		_, err := s.json().Write(out.Bytes())
+	switch output {
+	case "json", "yaml":
+		return printJSON(s, output, out.Bytes())
+	case "-":
+		_, err := s.bytes().Write(out.Bytes())
 		return err
 	}
 	if err := builder.WriteFile(output, out.Bytes(), 0o666); err != nil {
@@ -97,6 +101,7 @@ func writeReport(s streams, image, build, boot, output string, asJSON bool) erro
 
 func newDiff(s streams) *cobra.Command {
 	var output string
+	var exitCode bool
 	c := &cobra.Command{
 		Use:               "diff A B",
 		ValidArgsFunction: completeFiles(imageEndings),
@@ -105,17 +110,23 @@ func newDiff(s streams) *cobra.Command {
 partitions, what takes how much room, files, and the lines of small ones. The
 slots are left out.`,
 		Example: `  edgebake diff my-edge.raw other.raw
-  edgebake diff my-edge.raw my-edge.raw.zst --output json`,
+  edgebake diff my-edge.raw my-edge.raw.zst --output json
+  edgebake diff my-edge.raw my-edge.raw.zst --exit-code`,
 		Args: args(2, 2, "two images"),
 		RunE: func(c *cobra.Command, a []string) error {
 			d, err := anatomy.Diff(a[0], a[1])
 			if err != nil {
 				return err
 			}
-			return printAs(s, output, d, func() { d.Text(s.Out) })
+			err = printAs(s, output, d, func() { d.Text(s.Out) })
+			if err == nil && exitCode && !d.Equal {
+				err = errors.New("the images differ")
+			}
+			return err
 		},
 	}
 	outputFlag(c, &output)
+	c.Flags().BoolVar(&exitCode, "exit-code", false, "fail (exit code 1) where the images differ, as diff(1) does")
 	return c
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/printable"
 	"golang.org/x/term"
@@ -69,6 +70,22 @@ func (s streams) hint(format string, args ...any) {
 	if !s.quiet() {
 		fmt.Fprintf(s.Err, format, args...)
 	}
+}
+
+// mark shows the state of a check: in colour on a terminal, unless NO_COLOR is set.
+func (s streams) mark(state string) string {
+	m := map[string]struct{ sign, color string }{
+		cluster.CheckOK: {"✓", "32"}, cluster.CheckFailed: {"✗", "31"}, cluster.CheckUnknown: {"–", "33"},
+	}[state]
+	out := s.bytes()
+	if r, ok := out.(*results); ok {
+		out = r.Writer
+	}
+	f, ok := out.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return m.sign
+	}
+	return "\x1b[" + m.color + "m" + m.sign + "\x1b[0m"
 }
 
 // input is standard input for as long as the context lives: a command that

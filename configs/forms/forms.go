@@ -4,6 +4,7 @@
 package forms
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
@@ -21,32 +22,30 @@ import (
 var (
 	DNSLabel   = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	labelName  = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
-	SizeForm   = regexp.MustCompile(`^([1-9][0-9]*)(MiB|GiB|TiB)$`)
-	nearlySize = regexp.MustCompile(`^\s*([1-9][0-9]{0,9})\s*([mMgGtT])([iI]?[bB])?\s*$`)
+	SizeForm   = regexp.MustCompile(`^([1-9][0-9]*)([MGT]i?)B?$`)
+	nearlySize = regexp.MustCompile(`^\s*([1-9][0-9]{0,9})\s*([mMgGtT]?)[iI]?[bB]?\s*$`)
 )
 
 // PlaceholderKey is the public key of a Site to start from, which its reader must replace.
 const PlaceholderKey = "ssh-ed25519 xxxxxxxx admin@example.com"
 
-// ParseSize reads a size like "512MiB" or "3GiB".
+// ParseSize reads a size as Kubernetes' quantities are written, 512Mi or 2G, with a B
+// at the end or without.
 func ParseSize(s string) (int64, error) {
 	m := SizeForm.FindStringSubmatch(s)
 	if m == nil {
 		hint := ""
 		if n := nearlySize.FindStringSubmatch(s); n != nil {
-			hint = fmt.Sprintf("; did you mean %q?", n[1]+strings.ToUpper(n[2])+"iB")
+			hint = fmt.Sprintf("; did you mean %q?", n[1]+strings.ToUpper(cmp.Or(n[2], "G"))+"i")
 		}
-		return 0, fmt.Errorf("reading size %q: write a whole number with MiB, GiB or TiB, e.g. 512MiB or 3GiB%s", strict.Shorten(s), hint)
+		return 0, fmt.Errorf("reading size %q: write a whole number with Mi, Gi or Ti (or M, G or T), e.g. 512Mi or 3Gi%s", strict.Shorten(s), hint)
 	}
+	unit := map[string]int64{"M": 1e6, "G": 1e9, "T": 1e12, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}[m[2]]
 	n, err := strconv.ParseInt(m[1], 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("reading size %q: more than 64TiB", strict.Shorten(s))
+	if err != nil || n > 64<<40/unit {
+		return 0, fmt.Errorf("reading size %q: more than 64Ti", strict.Shorten(s))
 	}
-	shift := map[string]uint{"MiB": 20, "GiB": 30, "TiB": 40}[m[2]]
-	if n > 64<<40>>shift {
-		return 0, fmt.Errorf("reading size %q: more than 64TiB", s)
-	}
-	return n << shift, nil
+	return n * unit, nil
 }
 
 // CheckNodeName returns why name cannot name a Node, or nil. The limit of 63

@@ -15,7 +15,7 @@ packages=(ca-certificates debian-archive-keyring mmdebstrap uidmap qemu-system-x
 [ "${1:-}" != packages ] || packages=(ca-certificates debian-archive-keyring git mmdebstrap uidmap)
 # The oracles that judge disks and units, and the network of the end-to-end
 # tests.
-case "${1:-}" in demo | packages) ;; *) packages+=(bmap-tools chromium cpio cryptsetup-bin e2fsprogs dosfstools dnsmasq-base gdisk minisign mtools systemd iproute2 nftables openssh-client openssl zstd gcc libc6-dev libblkid-dev man-db passwd udev xorriso) ;; esac
+case "${1:-}" in demo | packages) ;; *) packages+=(bmap-tools bsdutils chromium cpio cryptsetup-bin e2fsprogs dosfstools dnsmasq-base gdisk minisign mtools systemd iproute2 nftables openssh-client openssl zstd gcc libc6-dev libblkid-dev man-db passwd udev xorriso) ;; esac
 [ "${1:-}" != nightly ] || packages+=(lintian)
 # Packages of another architecture are set up in emulation; arch-test tells
 # mmdebstrap that it works, QEMU boots what comes of it with AAVMF's firmware.

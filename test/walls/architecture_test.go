@@ -46,6 +46,7 @@ var reveals = map[string]string{
 	"cmd/edgebake/cluster_listen.go": "the receiver's key, for the Cluster",
 	"cluster/reports/identity.go":    "how long the receiver's key is",
 	"configs/clusterreport.go":       "the receiver's key, of which a machine's URL is made",
+	"cmd/edgebake/init.go":           "a new token, into the Site to start from",
 	"cmd/edgebake/cluster.go":        "how large the manifests are",
 }
 
