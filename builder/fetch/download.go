@@ -97,34 +97,17 @@ func (d downloader) fetch(ctx context.Context, c *Cache, urls []string, want str
 	if progress == nil {
 		progress = func(int64, int64) {}
 	}
-	failed := make(map[string]error, len(urls)) // the last word on each mirror
-	left := urls
 	sha := ""
 	retry := transfer.Retry{Attempts: d.rounds, Pause: d.pause}
-	err := retry.Do(ctx, func() (bool, error) {
-		var again []string
-		var pause time.Duration
-		for _, u := range left {
-			var err error
-			if sha, err = d.once(ctx, c, u, want, progress); err == nil || ctx.Err() != nil {
-				return false, err
-			}
-			failed[u] = fmt.Errorf("fetching %s: %w", Redact(u), err)
-			if errors.As(err, new(passing)) {
-				again = append(again, u)
-				pause = max(pause, transfer.AskedPause(err))
-			}
+	err := retry.Each(ctx, len(urls), func(i int) (err error) {
+		if sha, err = d.once(ctx, c, urls[i], want, progress); err == nil {
+			return nil
 		}
-		left = again
-		var errs []error
-		for _, u := range urls {
-			errs = append(errs, failed[u])
+		failed := fmt.Errorf("fetching %s: %w", Redact(urls[i]), err)
+		if !errors.As(err, new(passing)) {
+			return transfer.Final(failed)
 		}
-		if err := errors.Join(errs...); len(left) == 0 {
-			return false, transfer.Final(err)
-		} else {
-			return false, transfer.After(err, pause)
-		}
+		return failed
 	})
 	if err != nil {
 		return "", err

@@ -216,6 +216,16 @@ func readFile(name string) ([]byte, error) {
 	return os.ReadFile(name)
 }
 
+// take has a function read a file.
+func (b *bundle) take(name string, take func(io.Reader) error) error {
+	f, err := b.file(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return take(f)
+}
+
 func (b *bundle) read(name string) ([]byte, error) {
 	f, err := b.file(name)
 	if err != nil {
@@ -327,8 +337,8 @@ func sameRef(name string, ref configs.Ref) bool {
 	return err == nil && r.Repo() == ref.Repo() && r.Tag == ref.Tag
 }
 
-func (f *ociFiles) open(_ context.Context, _ configs.Ref, d Descriptor) (io.ReadCloser, error) {
-	return f.file("blobs/sha256/" + d.Digest.Hex())
+func (f *ociFiles) fetch(_ context.Context, _ configs.Ref, d Descriptor, take func(io.Reader) error) error {
+	return f.take("blobs/sha256/"+d.Digest.Hex(), take)
 }
 
 // dockerFiles is what `docker save` writes: layers and configs by name, and
@@ -450,21 +460,36 @@ func (f *dockerFiles) describe(ctx context.Context, name, mediaType string) (Des
 	return d, nil
 }
 
-func (f *dockerFiles) open(ctx context.Context, ref configs.Ref, d Descriptor) (io.ReadCloser, error) {
+func (f *dockerFiles) fetch(ctx context.Context, ref configs.Ref, d Descriptor, take func(io.Reader) error) error {
+	manifest, name, err := f.blob(ctx, ref, d)
+	switch {
+	case err != nil:
+		return err
+	case manifest != nil:
+		return take(bytes.NewReader(manifest))
+	}
+	return f.take(name, take)
+}
+
+// blob finds a manifest that was made, or the file of another blob.
+func (f *dockerFiles) blob(ctx context.Context, ref configs.Ref, d Descriptor) (manifest []byte, name string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if raw, ok := f.manifests[d.Digest]; ok {
-		return io.NopCloser(bytes.NewReader(raw)), nil
+		return raw, "", nil
 	}
 	if f.names[d.Digest] == "" {
 		// A source opened anew, for a Pinned that another process resolved.
 		if _, err := f.find(ctx, ref); err != nil {
-			return nil, err
+			return nil, "", err
 		}
+	}
+	if raw, ok := f.manifests[d.Digest]; ok {
+		return raw, "", nil
 	}
 	name, ok := f.names[d.Digest]
 	if !ok {
-		return nil, fmt.Errorf("the archive has no such blob any more; it was changed, resolve the image again")
+		return nil, "", errors.New("the archive has no such blob any more; it was changed, resolve the image again")
 	}
-	return f.file(name)
+	return nil, name, nil
 }

@@ -204,12 +204,10 @@ type unpacker struct {
 func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, l Layer, keep bool) error {
 	sha, diff := l.Digest.Hex(), l.DiffID.Hex()
 	if keep && !c.Has(sha) {
-		r, err := src.open(ctx, ref, l.Descriptor)
-		if err != nil {
+		err := src.fetch(ctx, ref, l.Descriptor, func(r io.Reader) error {
+			_, _, err := c.Put(ctx, sha, newDigestReader(r, l.Descriptor))
 			return err
-		}
-		_, _, err = c.Put(ctx, sha, newDigestReader(r, l.Descriptor))
-		r.Close()
+		})
 		if err != nil {
 			return err
 		}
@@ -227,22 +225,21 @@ func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, re
 }
 
 func (u unpacker) uncompress(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, l Layer, window uint64) error {
-	diff := l.DiffID.Hex()
-	var raw io.ReadCloser
-	var err error
-	if sha := l.Digest.Hex(); c.Has(sha) {
-		f, err := c.OpenBlob(sha)
-		if err != nil {
-			return err
-		}
-		raw = struct {
-			io.Reader
-			io.Closer
-		}{io.NewSectionReader(f, 0, l.Size+1), f}
-	} else if raw, err = src.open(ctx, ref, l.Descriptor); err != nil {
+	sha := l.Digest.Hex()
+	if !c.Has(sha) {
+		return src.fetch(ctx, ref, l.Descriptor, func(r io.Reader) error { return u.unpack(ctx, c, r, l, window) })
+	}
+	f, err := c.OpenBlob(sha)
+	if err != nil {
 		return err
 	}
-	defer raw.Close()
+	defer f.Close()
+	return u.unpack(ctx, c, io.NewSectionReader(f, 0, l.Size+1), l, window)
+}
+
+// unpack reads a layer's blob into the cache, uncompressed.
+func (u unpacker) unpack(ctx context.Context, c *fetch.Cache, raw io.Reader, l Layer, window uint64) error {
+	diff := l.DiffID.Hex()
 	r, err := newLayerReader(contextReader{ctx, raw}, l, window)
 	if err != nil {
 		return err

@@ -749,22 +749,21 @@ func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 	}
 }
 
-// A mirror that was silent once is asked last from then on, for any blob; one
-// that spoiled a blob is asked last for that blob.
+// A mirror that was silent once is asked last from then on, for any blob.
 func TestBadMirrorsAreAskedLast(t *testing.T) {
 	r := newRegistry(&Options{Registries: []configs.Registry{{Host: "a.test", Mirrors: []string{"b.test", "c.test"}}}}, nil)
 	ref := configs.Ref{Domain: "a.test", Path: "x", Tag: "1"}
 	bad := map[string]error{}
 	asked := func(digest configs.Digest) string {
 		var hosts []string
-		r.each(ref, digest, func(_ *remote.Puller, repo name.Repository) error {
+		r.each(t.Context(), ref, digest, func(_ *remote.Puller, repo name.Repository) (bool, error) {
 			hosts = append(hosts, repo.RegistryStr())
-			return bad[repo.RegistryStr()]
+			return false, bad[repo.RegistryStr()]
 		})
 		return strings.Join(hosts, " ")
 	}
 	bad["b.test"] = errors.New("has it not")
-	if got := asked("sha256:1") + ", " + asked("sha256:1") + ", " + asked("sha256:2"); got != "b.test c.test, c.test, b.test c.test" {
+	if got := asked("sha256:1") + ", " + asked("sha256:1") + ", " + asked("sha256:2"); got != "b.test c.test, b.test c.test, b.test c.test" {
 		t.Error(got)
 	}
 	bad["b.test"] = transfer.ErrStalled

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -30,17 +31,9 @@ type registrySource struct {
 
 	mu      sync.Mutex
 	pullers map[string]*remote.Puller // by host
-	tries   map[configs.Digest]*tries
-	silent  map[string]int // how often a host was
+	silent  map[string]int            // how often a host was
+	warned  map[string]bool
 	warn    func(text string)
-	warned  map[string]bool // of this host
-}
-
-// tries is what became of the attempts to fetch one blob.
-type tries struct {
-	at    string                     // the host that was asked last
-	count map[string]int             // failures, by host
-	errs  map[string]*registry.Error // the last failure, by host
 }
 
 func newRegistry(o *Options, at func(string) string) *registrySource {
@@ -50,7 +43,6 @@ func newRegistry(o *Options, at func(string) string) *registrySource {
 		at:      at,
 		config:  map[string]configs.Registry{},
 		pullers: map[string]*remote.Puller{},
-		tries:   map[configs.Digest]*tries{},
 		silent:  map[string]int{},
 		warn:    o.Warn,
 		warned:  map[string]bool{},
@@ -127,139 +119,85 @@ func (r *registrySource) repository(e endpoint) (name.Repository, error) {
 	return name.NewRepository(e.host+"/"+e.repo, opts...)
 }
 
-// each asks the endpoints in turn until one has it. Those that spoiled the blob
-// before are asked last, and those that were silent, which may take long;
-// digest is empty for what is asked by name.
-func (r *registrySource) each(ref configs.Ref, digest configs.Digest, f func(*remote.Puller, name.Repository) error) error {
+// attempts is how often a host is asked for a blob whose transfer breaks off.
+const attempts = 3
+
+// each asks the endpoints in turn until one succeeds, those that were silent before last.
+// digest is empty for what is asked by name. f reports whether a transfer had begun.
+func (r *registrySource) each(ctx context.Context, ref configs.Ref, digest configs.Digest, f func(*remote.Puller, name.Repository) (begun bool, err error)) error {
 	es := r.endpoints(ref)
-	t := r.triesOf(digest)
 	r.mu.Lock()
-	slices.SortStableFunc(es, func(a, b endpoint) int {
-		return cmp.Compare(t.count[a.host]+r.silent[a.host], t.count[b.host]+r.silent[b.host])
-	})
+	slices.SortStableFunc(es, func(a, b endpoint) int { return cmp.Compare(r.silent[a.host], r.silent[b.host]) })
 	r.mu.Unlock()
-	var errs endpointErrors
-	for n, e := range es {
-		err := func() error {
-			p, err := r.puller(e.host)
-			if err != nil {
-				return err
-			}
-			repo, err := r.repository(e)
-			if err != nil {
-				return err
-			}
-			return f(p, repo)
-		}()
-		if err == nil {
-			r.mu.Lock()
-			t.at = e.host
-			r.mu.Unlock()
-			return nil
+	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
+	err := retry.Each(ctx, len(es), func(i int) error {
+		begun, err := r.ask(es[i], f)
+		if err == nil || ctx.Err() != nil {
+			return err
 		}
-		failed := &registry.Error{Host: e.host, Digest: string(digest), Stall: r.stall, AuthFile: r.config[e.host].AuthFile, Err: err}
-		errs = append(errs, failed)
-		r.mu.Lock()
-		r.failed(t, failed)
-		if n < len(es)-1 && transfer.IsTimeout(err) {
-			r.warnOnce(failed, "asking the next, and this one last from now on")
+		failed := &registry.Error{Host: es[i].host, Digest: string(digest), Stall: r.stall, AuthFile: r.config[es[i].host].AuthFile, Err: err}
+		if begun && !transfer.IsBroken(err) && !wrongBytes(err, digest) {
+			return transfer.Stop(err) // not the registry's doing
 		}
-		r.mu.Unlock()
+		r.failed(failed, begun, i < len(es)-1)
+		if begun && transfer.IsBroken(err) {
+			return failed
+		}
+		// The client library has repeated the request; wrong bytes would come again.
+		return transfer.Final(failed)
+	})
+	var all transfer.Failures
+	if !errors.As(err, &all) {
+		return err
 	}
-	return errs.join()
+	var answers endpointErrors
+	for _, err := range all {
+		answers = append(answers, err.(*registry.Error))
+	}
+	return answers.join()
 }
 
-// warnOnce tells what costs time though it may end well. r.mu is held.
-func (r *registrySource) warnOnce(e *registry.Error, goOn string) {
-	if r.warn != nil && !r.warned[e.Host] {
-		r.warn(e.Error() + "; " + goOn)
+// ask calls f with the client of an endpoint.
+func (r *registrySource) ask(e endpoint, f func(*remote.Puller, name.Repository) (bool, error)) (begun bool, err error) {
+	p, err := r.puller(e.host)
+	if err != nil {
+		return false, err
 	}
-	r.warned[e.Host] = true
+	repo, err := r.repository(e)
+	if err != nil {
+		return false, err
+	}
+	return f(p, repo)
 }
 
-// failed takes down what a host did wrong. r.mu is held.
-func (r *registrySource) failed(t *tries, e *registry.Error) {
-	t.count[e.Host]++
-	t.errs[e.Host] = e
+// wrongBytes reports whether a blob came whole, and is another than its digest says.
+func wrongBytes(err error, digest configs.Digest) bool {
+	var wrong *fetch.DigestError
+	return errors.Is(err, errTooLong) || errors.As(err, &wrong) && wrong.Want == digest.Hex()
+}
+
+// failed remembers hosts that were silent, and warns once of each host that costs time although
+// the transfer may end well.
+func (r *registrySource) failed(e *registry.Error, begun, others bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	goOn := ""
+	switch {
+	case others && begun:
+		goOn = "asking the next"
+	case others && transfer.IsTimeout(e.Err):
+		goOn = "asking the next, and this one last from now on"
+	case begun && transfer.IsBroken(e.Err):
+		goOn = "asking again"
+	}
 	if transfer.IsTimeout(e.Err) {
 		r.silent[e.Host]++
 	}
-}
-
-func (r *registrySource) triesOf(digest configs.Digest) *tries {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if t := r.tries[digest]; t != nil {
-		return t
+	if goOn == "" || r.warn == nil || r.warned[e.Host] {
+		return
 	}
-	t := &tries{count: map[string]int{}, errs: map[string]*registry.Error{}}
-	if digest != "" {
-		r.tries[digest] = t
-	}
-	return t
-}
-
-// attempts is how often a blob is asked for whose transfer breaks off, once all
-// hosts have been asked.
-const attempts = 3
-
-// spoiled notes that the transfer of a blob failed after it had begun, and
-// reports whether another host can be asked for it, or what to say if not.
-func (r *registrySource) spoiled(ref configs.Ref, digest configs.Digest, err error) (elsewhere bool, _ error) {
-	t := r.triesOf(digest)
-	es := r.endpoints(ref)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	failed := &registry.Error{Host: t.at, Digest: string(digest), Stall: r.stall, Err: err}
-	r.failed(t, failed)
-	if slices.ContainsFunc(es, func(e endpoint) bool { return t.count[e.host] == 0 }) {
-		r.warnOnce(failed, "asking the next")
-		return true, nil
-	}
-	var errs endpointErrors
-	for _, e := range es {
-		if failed := t.errs[e.host]; failed != nil {
-			errs = append(errs, failed)
-		}
-	}
-	if !transfer.IsBroken(err) { // who sends wrong bytes will send them again
-		return false, transfer.Final(errs.join())
-	}
-	r.warnOnce(failed, "asking again")
-	return false, errs.join()
-}
-
-// again calls f, which fetches a blob, until that succeeds or there is no
-// hope. The client library repeats requests; a transfer that broke off in the
-// middle is ours to repeat, and bytes that one mirror spoiled are asked of the
-// next.
-func again(ctx context.Context, src source, ref configs.Ref, digest configs.Digest, f func() error) error {
-	r, remote := src.(*registrySource)
-	if !remote {
-		return f()
-	}
-	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
-	return retry.Do(ctx, func() (bool, error) {
-		for {
-			err := f()
-			if err == nil || ctx.Err() != nil {
-				return false, err
-			}
-			var unopened *registry.Error
-			var wrong *fetch.DigestError
-			switch {
-			case errors.As(err, &unopened):
-				return false, transfer.Final(err)
-			case transfer.IsBroken(err), errors.Is(err, errTooLong), errors.As(err, &wrong) && wrong.Want == digest.Hex():
-			default:
-				return false, transfer.Final(err) // not the registry's doing
-			}
-			elsewhere, err := r.spoiled(ref, digest, err)
-			if !elsewhere {
-				return false, err
-			}
-		}
-	})
+	r.warned[e.Host] = true
+	r.warn(e.Error() + "; " + goOn)
 }
 
 // endpointErrors is what a registry and its mirrors answered, each with its
@@ -295,13 +233,13 @@ func (es endpointErrors) Unwrap() []error {
 
 func (r *registrySource) root(ctx context.Context, ref configs.Ref) (Descriptor, error) {
 	var d Descriptor
-	err := r.each(ref, "", func(p *remote.Puller, repo name.Repository) error {
+	err := r.each(ctx, ref, "", func(p *remote.Puller, repo name.Repository) (bool, error) {
 		got, err := p.Get(ctx, r.reference(repo, ref))
 		if err != nil {
-			return err
+			return false, err
 		}
 		if !strings.HasPrefix(strings.TrimSpace(string(got.Manifest)), "{") {
-			return fmt.Errorf("it answered with %s, %w", cmp.Or(string(got.MediaType), "bytes"), registry.ErrNoManifest)
+			return false, fmt.Errorf("it answered with %s, %w", cmp.Or(string(got.MediaType), "bytes"), registry.ErrNoManifest)
 		}
 		// The digest does not cover the type in the answer's header.
 		d = Descriptor{Size: got.Size}
@@ -309,7 +247,7 @@ func (r *registrySource) root(ctx context.Context, ref configs.Ref) (Descriptor,
 			d.MediaType = string(got.MediaType) // it is read again, and reported
 		}
 		d.Digest, err = configs.ParseDigest(got.Digest.String())
-		return err
+		return false, err
 	})
 	return d, err
 }
@@ -321,35 +259,34 @@ func (r *registrySource) reference(repo name.Repository, ref configs.Ref) name.R
 	return repo.Tag(ref.Tag)
 }
 
-func (r *registrySource) open(ctx context.Context, ref configs.Ref, d Descriptor) (io.ReadCloser, error) {
-	var body io.ReadCloser
-	err := r.each(ref, d.Digest, func(p *remote.Puller, repo name.Repository) error {
+func (r *registrySource) fetch(ctx context.Context, ref configs.Ref, d Descriptor, take func(io.Reader) error) error {
+	return r.each(ctx, ref, d.Digest, func(p *remote.Puller, repo name.Repository) (bool, error) {
 		if isIndex(d.MediaType) || isManifest(d.MediaType) {
 			got, err := p.Get(ctx, repo.Digest(string(d.Digest)))
 			if err != nil {
-				return err
+				return false, err
 			}
-			body = io.NopCloser(strings.NewReader(string(got.Manifest)))
-			return nil
+			return true, take(bytes.NewReader(got.Manifest))
 		}
 		l, err := p.Layer(ctx, repo.Digest(string(d.Digest)))
 		if err != nil {
-			return err
+			return false, err
 		}
-		if body, err = l.Compressed(); err == nil {
-			body = unverified{body}
+		body, err := l.Compressed()
+		if err != nil {
+			return false, err
 		}
-		return err
+		defer body.Close()
+		return true, take(unverified{body})
 	})
-	return body, err
 }
 
 // unverified makes what the client library finds wrong with a blob's digest an
 // ordinary end: who reads a source verifies it, and can tell more.
-type unverified struct{ io.ReadCloser }
+type unverified struct{ io.Reader }
 
 func (u unverified) Read(p []byte) (int, error) {
-	n, err := u.ReadCloser.Read(p)
+	n, err := u.Reader.Read(p)
 	if err != nil && strings.Contains(err.Error(), "error verifying") { // its type is internal
 		err = io.EOF
 	}

@@ -20,8 +20,9 @@ import (
 type source interface {
 	// root finds what the reference points at.
 	root(ctx context.Context, ref configs.Ref) (Descriptor, error)
-	// open reads a blob or manifest.
-	open(ctx context.Context, ref configs.Ref, d Descriptor) (io.ReadCloser, error)
+	// fetch has take read a blob or manifest, again from the beginning where a transfer
+	// breaks off or brings wrong bytes, and there is another attempt.
+	fetch(ctx context.Context, ref configs.Ref, d Descriptor, take func(io.Reader) error) error
 	// name is how messages call the source.
 	name() string
 	io.Closer
@@ -61,13 +62,8 @@ func readDoc(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, w
 		return fail(fmt.Errorf("it claims %d bytes; at most %d are sensible", d.Size, maxDoc))
 	}
 	if !c.Has(sha) {
-		err := again(ctx, src, ref, d.Digest, func() error {
-			r, err := src.open(ctx, ref, d)
-			if err != nil {
-				return err
-			}
-			defer r.Close()
-			_, _, err = c.Put(ctx, sha, io.LimitReader(r, maxDoc+1))
+		err := src.fetch(ctx, ref, d, func(r io.Reader) error {
+			_, _, err := c.Put(ctx, sha, io.LimitReader(r, maxDoc+1))
 			return err
 		})
 		if err != nil {

@@ -69,8 +69,7 @@ func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool, limit 
 		return badBlob(fmt.Sprintf("layer %d of %d", j+1, len(p.Layers)), l.Descriptor, p.Ref, src, sizeErr)
 	}
 	u := unpacker{limit, &s.large}
-	err = again(ctx, src, p.Ref, l.Digest, func() error { return u.fetchLayer(ctx, s.cache, src, p.Ref, l, keep) })
-	if err != nil {
+	if err := u.fetchLayer(ctx, s.cache, src, p.Ref, l, keep); err != nil {
 		return blobError(fmt.Sprintf("layer %d of %d", j+1, len(p.Layers)), l.Descriptor, p.Ref, src, err)
 	}
 	return nil

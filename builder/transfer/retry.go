@@ -62,6 +62,50 @@ func (r Retry) Do(ctx context.Context, try func() (brought bool, err error)) err
 	}
 }
 
+// Each asks n places in turn, in rounds, until one of them succeeds. A place whose error is
+// Final is not asked again, and no other is asked after Stop. The result is Failures, unless
+// it is nil, the error of Stop, or that of ctx.
+func (r Retry) Each(ctx context.Context, n int, try func(i int) error) error {
+	last, over := make(Failures, n), make([]bool, n)
+	return r.Do(ctx, func() (bool, error) {
+		left, pause := false, time.Duration(0)
+		for i := range n {
+			if over[i] {
+				continue
+			}
+			err := try(i)
+			if err == nil || ctx.Err() != nil {
+				return false, err
+			}
+			if stop := (*stopError)(nil); errors.As(err, &stop) {
+				return false, Final(stop.error)
+			}
+			if final := (*finalError)(nil); errors.As(err, &final) {
+				last[i], over[i] = final.error, true
+				continue
+			}
+			last[i], left, pause = err, true, max(pause, AskedPause(err))
+		}
+		if !left {
+			return false, Final(last)
+		}
+		return false, After(last, pause)
+	})
+}
+
+// Failures are the last errors of places, in their order.
+type Failures []error
+
+func (f Failures) Error() string   { return errors.Join(f...).Error() }
+func (f Failures) Unwrap() []error { return f }
+
+// Stop says that no other place could do better. Each returns err.
+func Stop(err error) error { return &stopError{err} }
+
+type stopError struct{ error }
+
+func (e *stopError) Unwrap() error { return e.error }
+
 func (r Retry) sleep(ctx context.Context, d time.Duration) error {
 	if r.Sleep != nil {
 		return r.Sleep(ctx, d)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -147,6 +148,46 @@ func TestRetry(t *testing.T) {
 		})
 		if err != tt.err || !slices.Equal(pauses, tt.pauses) || told != len(pauses) {
 			t.Errorf("%s: %v after %v, told %d times", name, err, pauses, told)
+		}
+	}
+}
+
+// TestEach: places are asked in turn; one whose answer is final is asked once.
+func TestEach(t *testing.T) {
+	passing, gone, hopeless := errors.New("passing"), errors.New("gone"), errors.New("hopeless")
+	for name, tt := range map[string]struct {
+		answers map[string]error // by place and round
+		asked   string
+		pauses  []time.Duration
+		err     string
+	}{
+		"the first":     {map[string]error{}, "a1", nil, ""},
+		"the second":    {map[string]error{"a1": passing}, "a1 b1", nil, ""},
+		"in two rounds": {map[string]error{"a1": passing, "b1": Final(gone)}, "a1 b1 a2", []time.Duration{1}, ""},
+		"none":          {map[string]error{"a1": Final(gone), "b1": Final(gone)}, "a1 b1", nil, "gone\ngone"},
+		"never": {map[string]error{"a1": After(passing, 5), "b1": Final(gone), "a2": passing, "a3": passing}, "a1 b1 a2 a3",
+			[]time.Duration{5, 10}, "passing\ngone"},
+		"hopeless": {map[string]error{"a1": Stop(hopeless)}, "a1", nil, "hopeless"},
+	} {
+		var asked []string
+		var pauses []time.Duration
+		rounds := [2]int{}
+		r := Retry{Attempts: 3, Pause: 1, Sleep: func(_ context.Context, d time.Duration) error { pauses = append(pauses, d); return nil }}
+		err := r.Each(t.Context(), 2, func(i int) error {
+			rounds[i]++
+			at := fmt.Sprint(string("ab"[i]), rounds[i])
+			asked = append(asked, at)
+			return tt.answers[at]
+		})
+		got := ""
+		if err != nil {
+			got = err.Error()
+		}
+		if strings.Join(asked, " ") != tt.asked || !slices.Equal(pauses, tt.pauses) || got != tt.err {
+			t.Errorf("%s: asked %v, pauses %v, %q", name, asked, pauses, got)
+		}
+		if err := errors.Is(err, hopeless); err != (tt.err == "hopeless") {
+			t.Errorf("%s: Stop's error is lost", name)
 		}
 	}
 }
