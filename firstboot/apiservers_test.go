@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -129,7 +130,7 @@ func TestOneOfTheNewMastersProves(t *testing.T) {
 	}
 	// Nothing is left to do at the next boot.
 	w.powerOn()
-	if err := w.boot(); err != nil || slices.ContainsFunc(w.names, func(n string) bool { return strings.Contains(n, provenFile) }) {
+	if err := w.boot(); err != nil || slices.ContainsFunc(w.names, func(n string) bool { return strings.Contains(n, member.ProvenFile) }) {
 		t.Errorf("%v: %s", err, w.names)
 	}
 }
@@ -152,7 +153,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 	const third = "192.0.2.13:6443"
 	wantName := func(t *testing.T, w *world, want string) {
 		t.Helper()
-		if server, name, err := kubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != want {
+		if server, name, err := member.KubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != want {
 			t.Errorf("kubelet goes to %s (%q), expected %q; %v", server, name, want, err)
 		}
 	}
@@ -463,7 +464,7 @@ func TestWhatIsLearnedCounts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return learnedMasters(w.env(), site)
+		return member.LearnedMasters(w.env(), site)
 	}
 	const learns = "ipvs: {learnMasters: true}"
 	w.learn(siteMasters...)
@@ -558,7 +559,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 // TestMarksAreNotInRunDir, which goes when first boot ends.
 func TestMarksAreNotInRunDir(t *testing.T) {
 	t.Parallel()
-	for _, mark := range []string{askedNTP, saidVIP, saidFormer, uuidTried(ondisk.LabelData), refusedArgs} {
+	for _, mark := range []string{askedNTP, saidVIP, member.SaidFormer, uuidTried(ondisk.LabelData), refusedArgs} {
 		if strings.HasPrefix(mark, ondisk.RunDir+"/") {
 			t.Errorf("%s goes when first boot ends", mark)
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -33,21 +34,21 @@ func changeableNode(ctx context.Context, e *machine.Env) (changeable, error) {
 // changeableName is the name of the node. A control plane cannot be changed in
 // place, nor can a node that first boot is still making.
 func changeableName(ctx context.Context, e *machine.Env) (string, error) {
-	if e.Exists(manifests + "/kube-apiserver.yaml") {
+	if e.Exists(member.ManifestsDir + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
 	}
-	if k, err := kubeletConfig(e); err == nil && leadsToHub(k) {
+	if k, err := member.KubeletConfig(e); err == nil && member.LeadsToHub(k) {
 		return "", run.Advise(fmt.Errorf("this is an OpenYurt node whose kubelet has no certificate of its own (yurthub before %s, a static pod): it cannot be changed in place", openyurt.Release(openyurt.FirstUnit)),
 			"run `firstboot reset`, then join the machine again with the other nodeType")
 	}
-	cert, err := enrolment(e)
+	cert, err := member.Enrolment(e)
 	if err != nil {
 		return "", fmt.Errorf("only a node that kubeadm joined can be converted or reverted, and %w", err)
 	}
 	if err := run.Idle(ctx, e); err != nil {
 		return "", err
 	}
-	name := nodeIn(cert)
+	name := member.NodeIn(cert)
 	if name == "" {
 		return "", fmt.Errorf("kubelet's certificate is for %q, which is not a node", cert.Subject.CommonName)
 	}
@@ -58,5 +59,5 @@ func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 // yurthub, and the Node has all labels. A convert that was killed has left less; run
 // again, it continues.
 func isHubNode(e *machine.Env, n *api.Node) bool {
-	return redirected(e) && openyurt.Labelled(n.Metadata.Labels)
+	return member.Redirected(e) && openyurt.Labelled(n.Metadata.Labels)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -29,8 +30,8 @@ const clockDoc = "a clock that is not in the past"
 func clockPhase(active *Active) run.Phase {
 	site := active.Site
 	ask := func(e *machine.Env) bool {
-		first := site.NodeType == configs.NodeControlPlane && !e.Exists(controlPlaneMark)
-		return (first || outOfTime(enrolled(e))) && !e.Exists(askedNTP)
+		first := site.NodeType == configs.NodeControlPlane && !e.Exists(member.ControlPlaneMark)
+		return (first || member.OutOfTime(member.Enrolled(e))) && !e.Exists(askedNTP)
 	}
 	return run.Phase{
 		Name: "clock", Doc: clockDoc, Timeout: 3 * time.Minute,
@@ -54,7 +55,7 @@ func clockPhase(active *Active) run.Phase {
 				return nil
 			}
 			patience := ntpPatience
-			if site.NodeType == configs.NodeControlPlane && !outOfTime(enrolled(e)) {
+			if site.NodeType == configs.NodeControlPlane && !member.OutOfTime(member.Enrolled(e)) {
 				patience = ntpFirst
 			}
 			waitForNTP(ctx, e, patience)
@@ -115,7 +116,7 @@ func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 	}
 	var all []server
 	ca, etcdCA := clusterCAs(e, site)
-	for _, m := range mastersOf(e, site) {
+	for _, m := range member.MastersOf(e, site) {
 		if len(ca) > 0 && !(etcdCA != nil && m == ownHostPort(site)) {
 			all = append(all, server{m, ca})
 		}
@@ -139,7 +140,7 @@ func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 	}
 	wg.Wait()
 	// What a control-plane node has signed itself shows nothing but its own clock.
-	if cert, err := enrolment(e); errors.Is(err, errEarly) && site.NodeType != configs.NodeControlPlane && validAt(cert, ca, cert.NotBefore) {
+	if cert, err := member.Enrolment(e); errors.Is(err, member.ErrEarly) && site.NodeType != configs.NodeControlPlane && validAt(cert, ca, cert.NotBefore) {
 		from = append(from, cert.NotBefore)
 	}
 	return slices.MaxFunc(append(from, time.Time{}), time.Time.Compare)
@@ -149,15 +150,15 @@ func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 // has them for sure.
 func clusterCAs(e *machine.Env, site *configs.Site) (ca, etcdCA []byte) {
 	switch keys := site.Credentials.Keys; {
-	case isMember(e):
-		ca = enrolledCA(e)
+	case member.Is(e):
+		ca = member.EnrolledCA(e)
 	case site.CACert != "":
 		ca = []byte(site.CACert)
 	case keys != nil:
 		ca = []byte(keys.CA.Cert)
 	}
 	if site.NodeType == configs.NodeControlPlane {
-		etcdCA = e.Contents(pkiDir + "/etcd/ca.crt")
+		etcdCA = e.Contents(member.PKIDir + "/etcd/ca.crt")
 		if keys := site.Credentials.Keys; keys != nil {
 			etcdCA = []byte(keys.EtcdCA.Cert)
 		}
@@ -238,11 +239,11 @@ func waitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 func judgeOutOfTime(ctx context.Context, e *machine.Env) error {
 	const newToken = "put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick"
 	synced := clockSynced(ctx, e) // before the clock is read once more
-	err := enrolled(e)
+	err := member.Enrolled(e)
 	switch {
 	case err == nil:
 		return nil
-	case synced && errors.Is(err, errEarly):
+	case synced && errors.Is(err, member.ErrEarly):
 		return run.Advise(err, "a clock of the control plane was ahead when it was signed: wait until then; or "+newToken)
 	case synced:
 		return run.NeedsPerson(err, newToken)

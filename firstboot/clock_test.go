@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -35,8 +36,8 @@ func TestClockBehind(t *testing.T) {
 			w.powerOn()
 			w.clockSays(wakeUp)
 			w.offline = true
-			if err := w.boot(); err == nil || enrolled(w.env()) != nil || w.joins != 1 {
-				t.Errorf("%v; the clock says %s, enrolled: %v, joins: %d\n%s", err, w.now, enrolled(w.env()), w.joins, strings.Join(w.console, "\n"))
+			if err := w.boot(); err == nil || member.Enrolled(w.env()) != nil || w.joins != 1 {
+				t.Errorf("%v; the clock says %s, enrolled: %v, joins: %d\n%s", err, w.now, member.Enrolled(w.env()), w.joins, strings.Join(w.console, "\n"))
 			}
 			// The API servers' certificates were renewed while it was off.
 			w.offline = false
@@ -60,7 +61,7 @@ func TestOwnCertificateShowsTheTime(t *testing.T) {
 	w.powerOn()
 	w.clockSays(wakeUp)
 	w.offline = true
-	if err := w.boot(); err == nil || enrolled(w.env()) != nil {
+	if err := w.boot(); err == nil || member.Enrolled(w.env()) != nil {
 		t.Errorf("%v; the clock says %s\n%s", err, w.now, strings.Join(w.console, "\n"))
 	}
 }
@@ -127,7 +128,7 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 	w.synced = true
 	w.mustBoot()
 	early := w.now.Add(8 * time.Hour)
-	own, err := os.Readlink(filepath.Join(w.root, clientCert))
+	own, err := os.Readlink(filepath.Join(w.root, member.ClientCert))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,8 +143,8 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
 	w.cluster.revive = true
 	w.mustBoot()
-	if w.joins != 2 || enrolled(w.env()) != nil {
-		t.Errorf("%d joins, %v", w.joins, enrolled(w.env()))
+	if w.joins != 2 || member.Enrolled(w.env()) != nil {
+		t.Errorf("%d joins, %v", w.joins, member.Enrolled(w.env()))
 	}
 }
 
@@ -200,7 +201,7 @@ func TestClockInTheFuture(t *testing.T) {
 			}
 			truth := w.now
 			w.patience = 30 * time.Minute
-			cert := w.get(clientCert)
+			cert := w.get(member.ClientCert)
 			w.stamp(ownDev, w.site(c.lines...))
 			w.powerOn()
 			w.clockSays(truth.AddDate(5, 0, 0))
@@ -216,7 +217,7 @@ func TestClockInTheFuture(t *testing.T) {
 			}
 			err := w.run(New(e))
 			said := strings.Join(w.console, "\n")
-			if w.joins != 1 || w.get(clientCert) != cert {
+			if w.joins != 1 || w.get(member.ClientCert) != cert {
 				t.Errorf("it joined anew\n%s", said)
 			}
 			if c.after == 0 {

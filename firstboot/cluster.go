@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -32,11 +33,11 @@ func clusterPhase(active *Active) run.Phase {
 	return run.Phase{
 		Name: "cluster", Doc: "no other cluster than the Site's is on this machine", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			if e.Exists(leavingFile) {
+			if e.Exists(member.LeavingFile) {
 				return run.Todo, nil
 			}
-			if !isMember(e) {
-				if staleCA(e, active.Site) {
+			if !member.Is(e) {
+				if member.StaleCA(e, active.Site) {
 					return run.Todo, nil
 				}
 				return run.Done, nil
@@ -46,19 +47,19 @@ func clusterPhase(active *Active) run.Phase {
 				return run.Unknown, nil
 			}
 			if err == nil && same {
-				if newer = newerCA(ctx, e, active.Site); newer != nil {
+				if newer = member.NewerCA(ctx, e, active.Site); newer != nil {
 					return run.Todo, nil
 				}
-				remarkEndOfCA(e, ondisk.KubeCA)
+				member.RemarkEndOfCA(e, ondisk.KubeCA)
 			}
-			if err == nil && same && !active.Site.Credentials.Token.IsZero() && bornAgain(ctx, e, active.Site) {
+			if err == nil && same && !active.Site.Credentials.Token.IsZero() && member.BornAgain(ctx, e, active.Site) {
 				return run.Todo, nil // somebody has brought a token of it
 			}
 			if err != nil || same {
 				return run.Done, err
 			}
 			if active.Site.Credentials.Token.IsZero() {
-				if unpinned(active.Site) {
+				if member.Unpinned(active.Site) {
 					// Something else may answer on the way, and be gone tomorrow: to the node its
 					// API servers are out of reach.
 					e.Note("%s", otherClusterNote(e))
@@ -69,23 +70,23 @@ func clusterPhase(active *Active) run.Phase {
 			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			if isMember(e) && !e.Exists(leavingFile) {
+			if member.Is(e) && !e.Exists(member.LeavingFile) {
 				if newer != nil {
 					return takeCA(ctx, e, newer)
 				}
 				if err := clusterProvesItself(ctx, e, active); err != nil {
 					return err
 				}
-				name := memberName(e)
-				e.Log.Info("leaving the former cluster", "node", name, "ca", strings.Join(enrolledPins(e), ", "))
-				if bornAgain(ctx, e, active.Site) {
+				name := member.Name(e)
+				e.Log.Info("leaving the former cluster", "node", name, "ca", strings.Join(member.EnrolledPins(e), ", "))
+				if member.BornAgain(ctx, e, active.Site) {
 					e.Console("the cluster was born again with the same keys, and the Site has a token for it: joining it again")
 				} else {
 					e.Console(fmt.Sprintf("the Site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
-						strings.Join(enrolledPins(e), ", "), name))
+						strings.Join(member.EnrolledPins(e), ", "), name))
 				}
 				// It still was a member; whose CA and name it had is over with this.
-				if err := (memberRecord{Version: memberVersion}).write(e); err != nil {
+				if err := (member.Record{Version: member.RecordVersion}).Write(e); err != nil {
 					return err
 				}
 			}
@@ -104,14 +105,14 @@ var errUnclear = errors.New("no API server answers")
 // site's pins, offline too; without any, by the certificates of the API
 // servers.
 func sameCluster(ctx context.Context, e *machine.Env, site *configs.Site) (bool, error) {
-	if !unpinned(site) {
-		return anyPinned(enrolledCA(e), site.CAPins()), nil
+	if !member.Unpinned(site) {
+		return member.AnyPinned(member.EnrolledCA(e), site.CAPins()), nil
 	}
 	same, err := showCA(ctx, e, site, site.Masters)
 	if same || err == nil && !site.Credentials.Token.IsZero() { // somebody may want the machine to move to who answers there
 		return same, err
 	}
-	if learned := learnedMasters(e, site); len(learned) > 0 {
+	if learned := member.LearnedMasters(e, site); len(learned) > 0 {
 		// They took the place of the Site's, whose addresses may be others' by now.
 		if now, unclear := showCA(ctx, e, site, learned); now || err != nil {
 			return now, unclear
@@ -123,7 +124,7 @@ func sameCluster(ctx context.Context, e *machine.Env, site *configs.Site) (bool,
 // showCA reports whether one of these API servers has a certificate of the CA that
 // this machine is enrolled with.
 func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []string) (bool, error) {
-	ca := enrolledCA(e)
+	ca := member.EnrolledCA(e)
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	errs := make([]error, len(masters))
@@ -154,7 +155,7 @@ func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []s
 // has no token for it.
 func noTokenToMove(e *machine.Env, site *configs.Site) error {
 	return run.NeedsPerson(fmt.Errorf("the Site is of another cluster than this machine is enrolled in: it pins %s, the machine has CA %s, and the Site has no token to join with",
-		strings.Join(site.CAPins(), ", "), strings.Join(enrolledPins(e), ", ")),
+		strings.Join(site.CAPins(), ", "), strings.Join(member.EnrolledPins(e), ", ")),
 		"to move the machine, put a token of the other cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct caCertHashes. Until then the node stays in its cluster")
 }
 
@@ -162,7 +163,7 @@ func noTokenToMove(e *machine.Env, site *configs.Site) error {
 // while servers of another CA answer for its API servers.
 func otherClusterNote(e *machine.Env) string {
 	return fmt.Sprintf("the API servers are not of the cluster that this machine is enrolled in (CA %s); it stays in that one, and treats them as out of reach. To fix: if the cluster was rebuilt, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
-		strings.Join(enrolledPins(e), ", "))
+		strings.Join(member.EnrolledPins(e), ", "))
 }
 
 // clusterProvesItself makes sure that the other cluster is there, is the pinned one,
@@ -182,7 +183,7 @@ func clusterProvesItself(ctx context.Context, e *machine.Env, active *Active) er
 // leaveCluster removes all that a machine has of a cluster. The CA goes last
 // but for the mark: what is left after a cut still shows whose it is.
 func leaveCluster(ctx context.Context, e *machine.Env, active *Active) error {
-	if err := e.WriteFile(leavingFile, nil, machine.Mode(0o600)); err != nil {
+	if err := e.WriteFile(member.LeavingFile, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
 	e.Waiting("the former cluster's credentials to be gone")
@@ -196,7 +197,7 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *Active) error {
 	if err := resetIPVS(ctx, e, active.Site); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
-	for _, p := range append(slices.Clone(tokenFiles), kubeletRestart, saidVIP, joinedFile, joinedCluster, ondisk.KubeCA, leavingFile) {
+	for _, p := range append(slices.Clone(member.TokenFiles), kubeletRestart, saidVIP, member.JoinedFile, member.JoinedCluster, ondisk.KubeCA, member.LeavingFile) {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("leaving the cluster: %w", err)
 		}

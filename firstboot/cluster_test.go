@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -55,7 +56,7 @@ func wantMember(t *testing.T, w *world, joins int) {
 	if got := w.get(ondisk.KubeCA); got != string(w.cluster.pem) {
 		t.Error("the CA on the disk is another cluster's")
 	}
-	k, err := credentials(w.env())
+	k, err := member.Credentials(w.env())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +65,7 @@ func wantMember(t *testing.T, w *world, joins int) {
 	} else if ca, err := c.CA(w.root); err != nil || string(ca) != string(w.cluster.pem) {
 		t.Errorf("the kubeconfig trusts another CA (%v)", err)
 	}
-	for _, p := range []string{leavingFile, ondisk.IPVSLearned} {
+	for _, p := range []string{member.LeavingFile, ondisk.IPVSLearned} {
 		if w.has(p) {
 			t.Errorf("%s is there", p)
 		}
@@ -111,7 +112,7 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 			if !w.said("leaving the former one (CA "+former.pin+")") || !w.said("kubectl delete node edge-sn0042") {
 				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 			}
-			if tc.name == "edge to native" && (w.has(hubEnv) || redirected(w.env())) {
+			if tc.name == "edge to native" && (w.has(hubEnv) || member.Redirected(w.env())) {
 				t.Error("yurthub is still there")
 			}
 			w.powerOn()
@@ -152,12 +153,12 @@ func TestPowerCutWhileMoving(t *testing.T) {
 			whole := w.clone(t)
 			whole.mustBoot()
 			// What comes after it is a first boot's way.
-			left := slices.Index(whole.names, "remove "+leavingFile)
+			left := slices.Index(whole.names, "remove "+member.LeavingFile)
 			if left < 10 {
 				t.Fatalf("it left after %d effects: %v", left, whole.names)
 			}
 			followed := map[[32]byte]bool{}
-			for n := slices.Index(whole.names, "write "+leavingFile); n < left+3; n++ {
+			for n := slices.Index(whole.names, "write "+member.LeavingFile); n < left+3; n++ {
 				cut := w.clone(t)
 				cut.cutAt = n + 1
 				if err := cut.boot(); err == nil {
@@ -193,7 +194,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 		if err := w.boot(); err == nil || !w.said("FAILED cluster: the Site is of another cluster") || !w.said(former.pin) || !w.said("put a token of the other cluster into site.yaml") {
 			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 		}
-		if w.get(ondisk.IPVSConfig) != ipvs || w.get(ondisk.KubeCA) != string(former.pem) || enrolled(w.env()) != nil || w.units[ondisk.UnitKubelet] != "active" {
+		if w.get(ondisk.IPVSConfig) != ipvs || w.get(ondisk.KubeCA) != string(former.pem) || member.Enrolled(w.env()) != nil || w.units[ondisk.UnitKubelet] != "active" {
 			t.Error("the node was touched")
 		}
 	}
@@ -201,7 +202,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 	w.stamp(ownDev, unpin(w.site()))
 	w.powerOn()
 	w.offline = false
-	if err := w.boot(); err == nil || !w.said("the API servers are not of the cluster that this machine is enrolled in") || enrolled(w.env()) != nil ||
+	if err := w.boot(); err == nil || !w.said("the API servers are not of the cluster that this machine is enrolled in") || member.Enrolled(w.env()) != nil ||
 		w.state().Result != ondisk.ResultWaiting || w.said("tried again") || w.said("FAILED") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
@@ -238,7 +239,7 @@ func TestMoveWaitsForTheOtherCluster(t *testing.T) {
 			if err := w.boot(); err == nil {
 				t.Fatal("it moved")
 			}
-			if w.get(ondisk.IPVSConfig) != ipvs || w.get(ondisk.KubeCA) != ca || enrolled(w.env()) != nil || w.slotSite(ownDev) != site {
+			if w.get(ondisk.IPVSConfig) != ipvs || w.get(ondisk.KubeCA) != ca || member.Enrolled(w.env()) != nil || w.slotSite(ownDev) != site {
 				t.Errorf("something was changed\n%s", strings.Join(w.console, "\n"))
 			}
 			w.cluster.down = map[string]bool{}
@@ -262,7 +263,7 @@ func TestSlipInThePins(t *testing.T) {
 	if err := w.boot(); err == nil || !w.said("FAILED cluster") || !w.said("compare caCertHashes") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	if enrolled(w.env()) != nil || w.slotSite(ownDev) != site {
+	if member.Enrolled(w.env()) != nil || w.slotSite(ownDev) != site {
 		t.Error("the node left its cluster, or the token is gone")
 	}
 }
@@ -301,7 +302,7 @@ func TestMoveUnderAnotherName(t *testing.T) {
 	w.stamp(ownDev, strings.Replace(w.site(withToken), "edge-{{.Serial}}", "other", 1))
 	w.powerOn()
 	w.before = func(effect string) {
-		if effect == "hostname other" && enrolled(w.env()) == nil {
+		if effect == "hostname other" && member.Enrolled(w.env()) == nil {
 			t.Error("renamed while it was a member of the former cluster")
 		}
 	}
@@ -354,7 +355,7 @@ func TestDiscoveryOfAnotherSite(t *testing.T) {
 	w := nativeWorld(t)
 	w.before = func(effect string) {
 		// After the discovery, before the join is begun.
-		if effect == "write "+joinedFile && w.joins == 0 && w.slotSite(ownDev) != "" {
+		if effect == "write "+member.JoinedFile && w.joins == 0 && w.slotSite(ownDev) != "" {
 			w.before = nil
 			w.joinError = func(n int) error {
 				w.joinError = nil
@@ -482,7 +483,7 @@ func TestRejoinIsSeenReady(t *testing.T) {
 			w.offline = true
 		}
 	}
-	if err := w.boot(); err == nil || !strings.Contains(w.slotSite(ownDev), testToken) || w.has(readyMark) {
+	if err := w.boot(); err == nil || !strings.Contains(w.slotSite(ownDev), testToken) || w.has(member.ReadyMark) {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 }
@@ -497,11 +498,11 @@ func (w *world) bearAgain() {
 	w.cluster.down[ownEndpoint] = true
 }
 
-// joinedAs is the note of the cluster, and ipvscare's.
+// JoinedAs is the note of the cluster, and ipvscare's.
 func (w *world) wantJoined(births int) {
 	w.t.Helper()
 	want := &ondisk.IPVSJoined{ClusterInfo: fmt.Sprint("info-", births), Node: "edge-sn0042", NodeUID: fmt.Sprint("node-", births), ServiceUID: fmt.Sprint("service-", births)}
-	if got := readJoinedCluster(w.env()); got == nil || *got != *want {
+	if got := member.ReadJoinedCluster(w.env()); got == nil || *got != *want {
 		w.t.Errorf("the note is %+v, want %+v", got, want)
 	}
 	var conf ondisk.IPVS
@@ -536,14 +537,14 @@ func TestClusterBornAgain(t *testing.T) {
 				if err := w.boot(); err == nil || w.state().Result != ondisk.ResultWaiting || !w.said("the API servers are of another cluster with the same keys (cluster-info had UID info-0, Node edge-sn0042 node-0)") {
 					t.Fatalf("%v, %s\n%s", err, w.state().Result, strings.Join(w.console, "\n"))
 				}
-				if w.said("FAILED") || w.joins != 1 || enrolled(w.env()) != nil || w.units[ondisk.UnitKubelet] != "active" {
+				if w.said("FAILED") || w.joins != 1 || member.Enrolled(w.env()) != nil || w.units[ondisk.UnitKubelet] != "active" {
 					t.Errorf("the node was touched: %d joins\n%s", w.joins, strings.Join(w.console, "\n"))
 				}
 				w.wantJoined(0)
 			}
 			w.stamp(ownDev, w.site(append(lines, withToken)...))
 			w.before = func(effect string) {
-				if effect == "remove "+joinedCluster {
+				if effect == "remove "+member.JoinedCluster {
 					w.cluster.mu.Lock()
 					defer w.cluster.mu.Unlock()
 					delete(w.cluster.down, ownEndpoint)
@@ -577,11 +578,11 @@ func TestNotBornAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if bornAgain(t.Context(), w.env(), site) {
+			if member.BornAgain(t.Context(), w.env(), site) {
 				t.Error("it is taken for another cluster")
 			}
 			w.bearAgain()
-			if name != "cluster-info hidden" && !bornAgain(t.Context(), w.env(), site) {
+			if name != "cluster-info hidden" && !member.BornAgain(t.Context(), w.env(), site) {
 				t.Error("another cluster is taken for it")
 			}
 		})
@@ -605,7 +606,7 @@ func TestBornAgainBeforeItPublishes(t *testing.T) {
 			delete(w.cluster.nodes, "edge-sn0042")
 		}, false, false},
 		"not published, by an old note": {func(w *world) {
-			w.put(joinedCluster, strings.Replace(w.get(joinedCluster), `,"serviceUID":"service-0"`, "", 1))
+			w.put(member.JoinedCluster, strings.Replace(w.get(member.JoinedCluster), `,"serviceUID":"service-0"`, "", 1))
 			w.bearAgain()
 			w.cluster.unpublished = true
 		}, false, true},
@@ -620,7 +621,7 @@ func TestBornAgainBeforeItPublishes(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.unregistered = false // ipvscare lets kubelet reach nobody
-			if again, unclear := checkBornAgain(t.Context(), w.env(), site); again != tt.again || (unclear != nil) != tt.isUnclear {
+			if again, unclear := member.CheckBornAgain(t.Context(), w.env(), site); again != tt.again || (unclear != nil) != tt.isUnclear {
 				t.Errorf("born again: %v, unclear: %v", again, unclear)
 			}
 		})
@@ -691,7 +692,7 @@ func TestBornAgainFarAway(t *testing.T) {
 			return dial(ctx, network, addr)
 		}
 	}
-	if !bornAgain(t.Context(), e, site) {
+	if !member.BornAgain(t.Context(), e, site) {
 		t.Error("another cluster is not recognized")
 	}
 }
@@ -702,7 +703,7 @@ func TestNodeOfAFormerRelease(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	if err := os.Remove(w.inside(joinedCluster)); err != nil {
+	if err := os.Remove(w.inside(member.JoinedCluster)); err != nil {
 		t.Fatal(err)
 	}
 	hidden := w.clone(t)
@@ -713,7 +714,7 @@ func TestNodeOfAFormerRelease(t *testing.T) {
 	hidden.cluster.knownOnly = true
 	hidden.powerOn()
 	hidden.mustBoot()
-	if hidden.has(joinedCluster) || strings.Contains(hidden.get(ondisk.IPVSConfig), "joined") {
+	if hidden.has(member.JoinedCluster) || strings.Contains(hidden.get(ondisk.IPVSConfig), "joined") {
 		t.Error("what cannot be read was noted")
 	}
 }
@@ -735,7 +736,7 @@ func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 
 	own := *w.cluster.nodes["edge-sn0042"]
 	delete(w.cluster.nodes, "edge-sn0042")
-	if bornAgain(t.Context(), w.env(), site) {
+	if member.BornAgain(t.Context(), w.env(), site) {
 		t.Error("its own cluster is taken for another one once the Node is deleted")
 	}
 	own.Metadata.UID = "node-anew" // kubelet registers again
@@ -748,7 +749,7 @@ func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 // wantNoted is the note of the cluster, and ipvscare's.
 func (w *world) wantNoted(want ondisk.IPVSJoined) {
 	w.t.Helper()
-	if got := readJoinedCluster(w.env()); got == nil || *got != want {
+	if got := member.ReadJoinedCluster(w.env()); got == nil || *got != want {
 		w.t.Errorf("the note is %+v, want %+v", got, want)
 	}
 	var conf ondisk.IPVS
@@ -771,13 +772,13 @@ func TestNoteIsNotTakenFromAnotherCluster(t *testing.T) {
 		}
 		w := nativeWorld(t, lines...)
 		w.mustBoot()
-		before := w.get(joinedCluster)
+		before := w.get(member.JoinedCluster)
 		w.cluster.births++
 		w.cluster.nodes["edge-sn0042"].Metadata.UID = "node-1"
 		w.powerOn()
 		w.patience = time.Minute
 		err := w.boot()
-		if got := w.get(joinedCluster); got != before {
+		if got := w.get(member.JoinedCluster); got != before {
 			t.Errorf("IPVS disabled %v: noted %s, it was %s", disabled, got, before)
 		}
 		if said := w.said("the API servers are of another cluster with the same keys"); said == disabled || (err == nil) != disabled {
@@ -796,7 +797,7 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 	reborn.of(w)
 	reborn.births = 7
 	e := w.env()
-	_, n, err := ownNode(t.Context(), e, "edge-sn0042")
+	_, n, err := member.OwnNode(t.Context(), e, "edge-sn0042")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -808,10 +809,10 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	active := &Active{Site: site, Node: "edge-sn0042"}
-	if now, err := clusterNow(t.Context(), e, n); err != nil || now.ClusterInfo != "info-7" {
+	if now, err := member.ClusterNow(t.Context(), e, n); err != nil || now.ClusterInfo != "info-7" {
 		t.Fatalf("the endpoint shows %+v, %v", now, err)
 	}
-	if note, err := clusterToNote(t.Context(), e, active.Site, n); err != nil || note != nil {
+	if note, err := member.ClusterToNote(t.Context(), e, active.Site, n); err != nil || note != nil {
 		t.Errorf("to be noted: %+v, %v", note, err)
 	}
 }

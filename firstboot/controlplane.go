@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -93,7 +94,7 @@ func endpointPhase(site *configs.Site) run.Phase {
 	}
 }
 
-var controlPlanePods = []string{manifests + "/kube-apiserver.yaml", manifests + "/kube-controller-manager.yaml", manifests + "/kube-scheduler.yaml"}
+var controlPlanePods = []string{member.ManifestsDir + "/kube-apiserver.yaml", member.ManifestsDir + "/kube-controller-manager.yaml", member.ManifestsDir + "/kube-scheduler.yaml"}
 
 // controlPlanePhase has kubelet run the control plane.
 func controlPlanePhase(active *Active) run.Phase {
@@ -105,7 +106,7 @@ func controlPlanePhase(active *Active) run.Phase {
 	sum := sha256.Sum256([]byte(madeFrom))
 	mark := hex.EncodeToString(sum[:])
 	made := func(e *machine.Env) bool {
-		return e.Text(controlPlaneMark) == mark && enrolled(e) == nil &&
+		return e.Text(member.ControlPlaneMark) == mark && member.Enrolled(e) == nil &&
 			!slices.ContainsFunc(controlPlanePods, func(p string) bool { return len(e.Contents(p)) == 0 })
 	}
 	return run.Phase{
@@ -122,10 +123,10 @@ func controlPlanePhase(active *Active) run.Phase {
 				if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"control-plane", "all"}, []string{"kubelet-start"}); err != nil {
 					return err
 				}
-				if err := syncCredentials(e); err != nil { // kubeadm does not sync
+				if err := member.SyncCredentials(e); err != nil { // kubeadm does not sync
 					return err
 				}
-				if _, err := e.Write(controlPlaneMark, []byte(mark+"\n"), machine.Mode(0o600)); err != nil {
+				if _, err := e.Write(member.ControlPlaneMark, []byte(mark+"\n"), machine.Mode(0o600)); err != nil {
 					return fmt.Errorf("noting how the control plane was made: %w", err)
 				}
 			}

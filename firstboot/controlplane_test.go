@@ -33,6 +33,7 @@ import (
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/ondisk"
 	"go.yaml.in/yaml/v3"
@@ -394,17 +395,17 @@ func (m *controlPlane) kubelet() error {
 			return refused
 		}
 	}
-	if cert, err := loadPair(m.env(), pkiDir+"/apiserver.crt", pkiDir+"/apiserver.key"); err == nil && m.now.Before(cert.NotBefore) {
+	if cert, err := member.LoadPair(m.env(), member.PKIDir+"/apiserver.crt", member.PKIDir+"/apiserver.key"); err == nil && m.now.Before(cert.NotBefore) {
 		return errors.New("its certificate is not valid yet")
 	}
 	conf, err := os.ReadFile(filepath.Join(m.root, ondisk.KubeletConf))
 	if err != nil || len(conf) == 0 {
 		return nil
 	}
-	if !m.has(clientCert) {
-		pem := kubeletPKI + "/kubelet-client-2026-11-20-10-00-00.pem"
+	if !m.has(member.ClientCert) {
+		pem := member.KubeletPKI + "/kubelet-client-2026-11-20-10-00-00.pem"
 		m.puts(pem, m.cluster.client("system:node:m1", m.now.AddDate(1, 0, 0)))
-		if err := os.Symlink(pem, filepath.Join(m.root, clientCert)); err != nil {
+		if err := os.Symlink(pem, filepath.Join(m.root, member.ClientCert)); err != nil {
 			return err
 		}
 	}
@@ -431,7 +432,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 	phase := strings.Join(args, " ")
 	m.inits = append(m.inits, phase)
 	conf := m.get(c.Args[len(c.Args)-1])
-	pki := pkiDir
+	pki := member.PKIDir
 	if _, dir, ok := strings.Cut(conf, "certificatesDir: "); ok {
 		dir, _, _ = strings.Cut(dir, "\n")
 		pki = strings.Trim(dir, `"`)
@@ -505,7 +506,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 			}
 		}
 	case "kubelet-start":
-		if err := errors.Join(write(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--node-ip=192.0.2.11\"\n"), write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n")); err != nil {
+		if err := errors.Join(write(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--node-ip=192.0.2.11\"\n"), write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n")); err != nil {
 			return err
 		}
 		m.units[ondisk.UnitKubelet], m.world.started[ondisk.UnitKubelet], m.heard, m.unregistered = "active", m.now, m.now, true
@@ -553,7 +554,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		m.cluster.mu.Unlock()
 	case "kubelet-finalize all":
 		text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(ondisk.KubeCA)))},
-			api.User{CertFile: clientCert, KeyFile: clientCert})
+			api.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
 		if err != nil {
 			return err
 		}
@@ -636,7 +637,7 @@ func (m *controlPlane) keysOnlyInPlace() {
 	lines := m.keyLines()
 	for _, f := range m.files() {
 		for name, line := range lines {
-			if own := f.path == pkiDir+"/"+name; f.mode.IsRegular() && bytes.Contains(f.data, []byte(line)) != own {
+			if own := f.path == member.PKIDir+"/"+name; f.mode.IsRegular() && bytes.Contains(f.data, []byte(line)) != own {
 				m.t.Errorf("%s in %s: %v", name, f.path, !own)
 			}
 		}
@@ -962,7 +963,7 @@ func TestMasterRenewsCertificates(t *testing.T) {
 	sites := mintedSites(t, 1)
 	for name, spoil := range map[string]func(m *controlPlane) []string{
 		"a key is empty": func(m *controlPlane) []string {
-			m.put(pkiDir+"/etcd/server.key", "")
+			m.put(member.PKIDir+"/etcd/server.key", "")
 			return []string{"certs all", "kubeconfig all", "etcd local"}
 		},
 		"half a kubeconfig": func(m *controlPlane) []string {
@@ -1010,14 +1011,14 @@ func TestMasterRunsForYears(t *testing.T) {
 	for range 26 { // the timer, for 780 days
 		m.now = m.now.AddDate(0, 0, 30)
 		m.heard = m.now
-		if at, err := os.Readlink(filepath.Join(m.root, clientCert)); err != nil {
+		if at, err := os.Readlink(filepath.Join(m.root, member.ClientCert)); err != nil {
 			t.Fatal(err)
 		} else {
 			m.puts(at, m.cluster.client("system:node:m1", m.now.AddDate(1, 0, 0))) // kubelet renews its own
 		}
 		m.bootDone()
 		for _, l := range leaves {
-			cert, err := loadPair(m.env(), pkiDir+"/"+l.base+".crt", pkiDir+"/"+l.base+".key")
+			cert, err := member.LoadPair(m.env(), member.PKIDir+"/"+l.base+".crt", member.PKIDir+"/"+l.base+".key")
 			if err != nil || m.now.AddDate(0, 0, 30).After(cert.NotAfter) {
 				t.Fatalf("%s on %s: %v", l.base, m.now, err)
 			}
@@ -1101,10 +1102,10 @@ func TestSnapshots(t *testing.T) {
 		}
 		return all
 	}
-	if all := saved(); len(all) != 1 || !strings.HasPrefix(m.get(snapshotDir+"/"+all[0].name), "all objects") {
+	if all := saved(); len(all) != 1 || !strings.HasPrefix(m.get(member.SnapshotDir+"/"+all[0].name), "all objects") {
 		t.Fatalf("%v", all)
 	}
-	m.put(snapshotDir+"/.20260101-000000.db.edgebake-new", "half")
+	m.put(member.SnapshotDir+"/.20260101-000000.db.edgebake-new", "half")
 	for range 10 {
 		m.now = m.now.Add(25 * time.Hour)
 		m.bootDone()
@@ -1113,7 +1114,7 @@ func TestSnapshots(t *testing.T) {
 	}
 	all := saved()
 	newest, err := time.Parse("20060102-150405.db", all[0].name)
-	if err != nil || len(all) != snapshotsKept || m.now.Sub(newest) > 2*time.Hour || m.has(snapshotDir+"/.20260101-000000.db.edgebake-new") {
+	if err != nil || len(all) != snapshotsKept || m.now.Sub(newest) > 2*time.Hour || m.has(member.SnapshotDir+"/.20260101-000000.db.edgebake-new") {
 		t.Errorf("%v on %s", all, m.now)
 	}
 	m.own.short = true
@@ -1150,14 +1151,14 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 		t.Fatalf("%v", all)
 	}
 	const total = 4 << 30
-	size := m.bytesBelow(snapshotDir) / 6
+	size := m.bytesBelow(member.SnapshotDir) / 6
 	m.puts("/var/lib/etcd/member/snap/db", strings.Repeat("x", int(size)))
 	m.used = total - total/100*snapshotLeaves - 3*size // room for three
-	if all := days(1); len(all) != 3 || m.bytesBelow(snapshotDir) != 3*size {
+	if all := days(1); len(all) != 3 || m.bytesBelow(member.SnapshotDir) != 3*size {
 		t.Errorf("%v", all)
 	}
 	// What a power cut left half written goes first.
-	half := snapshotDir + "/.20260101-000000.db.edgebake-new"
+	half := member.SnapshotDir + "/.20260101-000000.db.edgebake-new"
 	m.puts(half, strings.Repeat("x", int(size)))
 	if all := days(1); len(all) != 3 || m.has(half) {
 		t.Errorf("%v, half a snapshot is there: %v", all, m.has(half))
@@ -1191,7 +1192,7 @@ func TestSnapshotsOfTheFuture(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	for _, name := range []string{"20400101-000000.db", "20400102-000000.db"} {
-		m.put(snapshotDir+"/"+name, "of a clock that was wrong")
+		m.put(member.SnapshotDir+"/"+name, "of a clock that was wrong")
 	}
 	for range 10 {
 		m.now = m.now.Add(25 * time.Hour)
@@ -1278,7 +1279,7 @@ func TestContinueWithoutANote(t *testing.T) {
 	}
 	const text = "all objects of last week"
 	digest := sha256.Sum256([]byte(text))
-	m.put(snapshotDir+"/20261111-000000.db", text)
+	m.put(member.SnapshotDir+"/20261111-000000.db", text)
 	m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
 	m.bootDone()
 	if m.get("/var/lib/etcd/member/snap/db") != text || len(m.aside("/wal/0.wal")) != 1 {
@@ -1543,7 +1544,7 @@ func (m *controlPlane) peerOf(l net.Listener) *http.Client {
 func (m *controlPlane) etcdutl(c machine.Cmd) error {
 	args := c.Args[slices.Index(c.Args, "etcdutl"):]
 	inside := func(p string) string {
-		p = strings.Replace(p, "/snapshots/", snapshotDir+"/", 1)
+		p = strings.Replace(p, "/snapshots/", member.SnapshotDir+"/", 1)
 		return strings.Replace(p, "/restore/", restoreDir+"/", 1)
 	}
 	if !slices.Contains(c.Args, "registry.k8s.io/etcd:3.6.8-0") {
@@ -1600,8 +1601,8 @@ func TestRestoreASnapshot(t *testing.T) {
 					m.slotFiles[stickDev+"/"+snapshotOnStick] = "another"
 				}
 			} else {
-				m.put(snapshotDir+"/20261111-000000.db", text)
-				m.put(snapshotDir+"/20261112-000000.db", "a newer one")
+				m.put(member.SnapshotDir+"/20261111-000000.db", text)
+				m.put(member.SnapshotDir+"/20261112-000000.db", "a newer one")
 			}
 			if tt.wrong {
 				if err := m.boot(); err == nil || len(m.starts) > 0 || m.has(etcdManifest) || !m.said("there is no snapshot with the SHA-256 "+sum) {
@@ -1644,8 +1645,8 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 				if firmware != "" {
 					m.put(restoredVar, firmware)
 				}
-				m.put(snapshotDir+"/20261111-000000.db", text)
-				m.put(snapshotDir+"/20261112-000000.db", other)
+				m.put(member.SnapshotDir+"/20261111-000000.db", text)
+				m.put(member.SnapshotDir+"/20261112-000000.db", other)
 				return m
 			}
 			m := machine("")
@@ -1848,7 +1849,7 @@ func TestSetAsideIsKept(t *testing.T) {
 	m.put(asideDir+"/wal/0.wal", "of a former program")
 	for i, text := range []string{"first", "second"} {
 		digest := sha256.Sum256([]byte(text))
-		m.put(snapshotDir+"/2026111"+fmt.Sprint(i)+"-000000.db", text)
+		m.put(member.SnapshotDir+"/2026111"+fmt.Sprint(i)+"-000000.db", text)
 		if i > 0 {
 			m.now = m.now.Add(time.Hour)
 		}
@@ -1964,7 +1965,7 @@ func TestMasterLosesKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	m.put(pkiDir+"/front-proxy-ca.key", "")
+	m.put(member.PKIDir+"/front-proxy-ca.key", "")
 	m.on()
 	if err := m.boot(); err == nil || !m.said("FAILED keys") {
 		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
@@ -2027,7 +2028,7 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 				m.stampAt(stickDev, day(19), files)
 			}
 			m.bootDone()
-			m.put(pkiDir+"/etcd/ca.key", "")
+			m.put(member.PKIDir+"/etcd/ca.key", "")
 			m.on()
 			if !tt.before {
 				if err := m.boot(); err == nil || !m.said("FAILED keys") {
@@ -2085,7 +2086,7 @@ func TestMasterTakesNoOthersKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	m.put(pkiDir+"/etcd/ca.key", "")
+	m.put(member.PKIDir+"/etcd/ca.key", "")
 	text, err := configs.EncodeSlot(mintedSites(t, 1)[0].Site)
 	if err != nil {
 		t.Fatal(err)
@@ -2416,7 +2417,7 @@ func TestResetForgetsKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.init = func(machine.Cmd) error { return errHalf }
-	if err := m.boot(); err == nil || !m.has(pkiDir+"/ca.key") {
+	if err := m.boot(); err == nil || !m.has(member.PKIDir+"/ca.key") {
 		t.Fatalf("%v, and no key to forget", err)
 	}
 	if _, err := m.reset(); err != nil {

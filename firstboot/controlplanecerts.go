@@ -18,6 +18,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -92,7 +93,7 @@ func certificatesPhase(active *Active) run.Phase {
 		Name: "certificates", Doc: "the control plane's certificates are whole, valid and have all names", Timeout: 5 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			for _, ca := range configs.ClusterCAs() {
-				remarkEndOfCA(e, pkiDir+"/"+ca.Base+".crt")
+				member.RemarkEndOfCA(e, member.PKIDir+"/"+ca.Base+".crt")
 			}
 			bad, usable := badCredentials(e, site)
 			if len(bad) > 0 && !(kept && usable) || e.Exists(podsRestart) || len(bad) == 0 && e.Exists(renewalDir) {
@@ -133,7 +134,7 @@ func makeCredentials(ctx context.Context, e *machine.Env, active *Active, wanted
 	if err := e.RemoveAll(renewalDir); err != nil {
 		return fmt.Errorf("removing %s: %w", renewalDir, err)
 	}
-	for _, dir := range []string{renewalDir, renewed(pkiDir), renewed(pkiDir + "/etcd")} {
+	for _, dir := range []string{renewalDir, renewed(member.PKIDir), renewed(member.PKIDir + "/etcd")} {
 		if err := e.Mkdir(dir, machine.Mode(0o700)); err != nil {
 			return fmt.Errorf("making a directory for new certificates: %w", err)
 		}
@@ -157,7 +158,7 @@ func makeCredentials(ctx context.Context, e *machine.Env, active *Active, wanted
 		}
 	}
 	began := e.Now().UTC()
-	err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{CertificatesDir: renewed(pkiDir)},
+	err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{CertificatesDir: renewed(member.PKIDir)},
 		[]string{"certs", "all"}, []string{"kubeconfig", "all", "--kubeconfig-dir", renewalDir})
 	if err == nil {
 		err = noteMade(e, active.Site, wanted, began)
@@ -212,10 +213,10 @@ func putInPlace(e *machine.Env, old []credential) error {
 
 // removeUselessKeys removes kubelet's own key pairs that it cannot use any more.
 func removeUselessKeys(e *machine.Env) error {
-	for _, f := range kubeletKeys(e) {
-		cert, err := loadLinked(e, f)
-		if f == servingCert || f == servingKey {
-			cert, err = loadPair(e, servingCert, servingKey)
+	for _, f := range member.KubeletKeys(e) {
+		cert, err := member.LoadLinked(e, f)
+		if f == member.ServingCert || f == member.ServingKey {
+			cert, err = member.LoadPair(e, member.ServingCert, member.ServingKey)
 		}
 		if err == nil && inTime(e, cert) == nil {
 			continue
@@ -258,11 +259,11 @@ func firstEnd(e *machine.Env, all []credential) time.Time {
 func credentialsOf(site *configs.Site) []credential {
 	var all []credential
 	for _, l := range leaves {
-		cert, key, ca := pkiDir+"/"+l.base+".crt", pkiDir+"/"+l.base+".key", pkiDir+"/"+l.ca+".crt"
+		cert, key, ca := member.PKIDir+"/"+l.base+".crt", member.PKIDir+"/"+l.base+".key", member.PKIDir+"/"+l.ca+".crt"
 		all = append(all, credential{
 			files: []string{key, cert},
 			usable: func(e *machine.Env, at func(string) string) (*x509.Certificate, error) {
-				c, err := loadPair(e, at(cert), at(key))
+				c, err := member.LoadPair(e, at(cert), at(key))
 				if err != nil {
 					return nil, err
 				}
@@ -297,7 +298,7 @@ func credentialsOf(site *configs.Site) []credential {
 			if f := at(ondisk.KubeletConf); f != ondisk.KubeletConf {
 				return confCert(e, f)
 			}
-			cert, err := kubeletCert(e)
+			cert, err := member.KubeletCert(e)
 			if err != nil {
 				return nil, err
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -21,7 +22,7 @@ const (
 
 // joinEvidence is what convert, revert and reset change of how a node has joined.
 var joinEvidence = run.Evidence{
-	Files: []string{kubeadmFlags, hubEnv, openyurt.KubeletConf, hubUnitFile, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"},
+	Files: []string{member.KubeadmFlags, hubEnv, openyurt.KubeletConf, hubUnitFile, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"},
 	Units: []string{openyurt.Unit, ondisk.UnitKubelet},
 }
 
@@ -51,7 +52,7 @@ func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(ru
 	if err != nil {
 		return err
 	}
-	n, err := readNode(ctx, e, this.node)
+	n, err := member.ReadNode(ctx, e, this.node)
 	if err != nil {
 		return fmt.Errorf("convert must reach the cluster, to label the Node and to check the result: %w", err)
 	}
@@ -77,7 +78,7 @@ func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(ru
 // convert that was killed, it may not have reported yet; the steps left wait for
 // that.
 func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
-	err := readyNow(ctx, e, n)
+	err := member.ReadyNow(ctx, e, n)
 	if err == nil || e.Exists(openyurt.KubeletConf) {
 		return nil
 	}
@@ -196,7 +197,7 @@ func (c *conversion) yurthub() run.Phase {
 		// A convert that was killed may have turned kubelet before this one
 		// began, and no yurthub means no cluster for it then.
 		Undo: func(ctx context.Context, e *machine.Env) error {
-			if redirected(e) || e.Exists(kubeletRestart) {
+			if member.Redirected(e) || e.Exists(kubeletRestart) {
 				if err := direct(ctx, e, nil); err != nil {
 					return err
 				}
@@ -210,19 +211,19 @@ func (c *conversion) label() run.Phase {
 	return run.Phase{
 		Name: "labels", Doc: "the Node carries OpenYurt's labels", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			return checkLabels(ctx, e, c.hub.Node, c.labels)
+			return member.CheckLabels(ctx, e, c.hub.Node, c.labels)
 		},
 		Run: func(ctx context.Context, e *machine.Env) (err error) {
-			if c.labelsBefore, err = hubLabels(ctx, e, c.hub.Node); err != nil {
+			if c.labelsBefore, err = member.HubLabels(ctx, e, c.hub.Node); err != nil {
 				return err
 			}
-			return patchLabels(ctx, e, c.hub.Node, anyOf(c.labels))
+			return member.PatchLabels(ctx, e, c.hub.Node, member.AnyOf(c.labels))
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if c.labelsBefore == nil {
 				return nil // they were not read, and so not changed
 			}
-			return patchLabels(ctx, e, c.hub.Node, c.labelsBefore)
+			return member.PatchLabels(ctx, e, c.hub.Node, c.labelsBefore)
 		},
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -95,7 +96,7 @@ func TestConvertRevertConvert(t *testing.T) {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	edge := w.clean()
-	if !strings.Contains(w.get(kubeadmFlags), openyurt.ListPlainly+openyurt.TurnedFlags) || w.get(openyurt.KubeletConf) != openyurt.Kubeconfig {
+	if !strings.Contains(w.get(member.KubeadmFlags), openyurt.ListPlainly+openyurt.TurnedFlags) || w.get(openyurt.KubeletConf) != openyurt.Kubeconfig {
 		t.Error("kubelet is not turned to yurthub")
 	}
 	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
@@ -289,7 +290,7 @@ func foreignNode(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w.put(ondisk.KubeletConf, string(conf))
-	w.put(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///var/run/containerd/containerd.sock --pod-infra-container-image=registry.example/pause:3.9\"\n")
+	w.put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///var/run/containerd/containerd.sock --pod-infra-container-image=registry.example/pause:3.9\"\n")
 	return w
 }
 
@@ -352,7 +353,7 @@ func TestGateFitsKubelet(t *testing.T) {
 		if _, err := w.convert(pool); err != nil {
 			t.Fatal(err)
 		}
-		flags := w.get(kubeadmFlags)
+		flags := w.get(member.KubeadmFlags)
 		if !strings.Contains(flags, want+openyurt.TurnedFlags) || strings.Contains(flags, "feature-gates") != (want != "") {
 			t.Errorf("%q: %s", version, flags)
 		}
@@ -405,7 +406,7 @@ func TestConvertRefuses(t *testing.T) {
 		o       ConvertOptions
 		words   string
 	}{
-		{"control plane", func(w *world) { w.put(manifests+"/kube-apiserver.yaml", "x") }, pool, "control plane"},
+		{"control plane", func(w *world) { w.put(member.ManifestsDir+"/kube-apiserver.yaml", "x") }, pool, "control plane"},
 		{"no answer", func(w *world) { w.offline = true }, pool, "convert must reach the cluster, to label the Node and to check the result: its Node cannot be read: "},
 		{"not ready", func(w *world) { w.cluster.notReady = true }, pool, "is not Ready: KubeletNotReady"},
 		{"no pool", func(*world) {}, ConvertOptions{}, "no node pool"},
@@ -424,13 +425,13 @@ func TestConvertRefuses(t *testing.T) {
 			w.cluster.nodes["edge-sn0042"].Metadata.Labels = map[string]string{openyurt.LabelNodePool: "beijing"}
 		}, pool, "the Node edge-sn0042 is in node pool beijing already"},
 		{"no certificate that rotates", func(w *world) {
-			b := w.get(clientCert)
-			for _, p := range kubeletKeys(w.env()) {
+			b := w.get(member.ClientCert)
+			for _, p := range member.KubeletKeys(w.env()) {
 				os.Remove(filepath.Join(w.root, p))
 			}
 			w.put("/etc/kubernetes/own.pem", b)
-			w.put(ondisk.KubeletConf, strings.ReplaceAll(w.get(ondisk.KubeletConf), clientCert, "/etc/kubernetes/own.pem"))
-		}, pool, "there is no " + clientCert},
+			w.put(ondisk.KubeletConf, strings.ReplaceAll(w.get(ondisk.KubeletConf), member.ClientCert, "/etc/kubernetes/own.pem"))
+		}, pool, "there is no " + member.ClientCert},
 		{"no nftables", func(w *world) { w.noNFT = true }, pool, "the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed: exec"},
 		{"no node", func(w *world) { os.Remove(filepath.Join(w.root, ondisk.KubeletConf)) }, pool, "only a node that kubeadm joined can be converted or reverted, and this machine is not enrolled: there is no /etc/kubernetes/kubelet.conf"},
 		{"http", func(*world) {}, ConvertOptions{NodePool: "p", Servers: []string{"http://192.0.2.11:6443"}}, "not of the form https://host:port"},
@@ -578,8 +579,8 @@ func TestRevertFailsAtItsEnd(t *testing.T) {
 	if err == nil || !strings.Contains(run.Advice(err), "run the same command again") {
 		t.Fatalf("%v\n%v", err, steps)
 	}
-	if labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels; redirected(w.env()) || len(labels) != 0 {
-		t.Errorf("it was undone: labels %v, kubelet's flags %s", labels, w.get(kubeadmFlags))
+	if labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels; member.Redirected(w.env()) || len(labels) != 0 {
+		t.Errorf("it was undone: labels %v, kubelet's flags %s", labels, w.get(member.KubeadmFlags))
 	}
 	if err := os.Remove(filepath.Join(w.root, stuck)); err != nil {
 		t.Fatal(err)
@@ -602,8 +603,8 @@ func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
 	if _, err := w.revert(); err == nil {
 		t.Fatal("it takes a node that is not Ready for one")
 	}
-	if labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels; redirected(w.env()) || len(labels) != 0 {
-		t.Errorf("labels %v, kubelet's flags %s", labels, w.get(kubeadmFlags))
+	if labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels; member.Redirected(w.env()) || len(labels) != 0 {
+		t.Errorf("labels %v, kubelet's flags %s", labels, w.get(member.KubeadmFlags))
 	}
 }
 
@@ -745,7 +746,7 @@ func TestRegisterFlags(t *testing.T) {
 func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	w.put(manifests+"/baked.yaml", "kind: Pod\n")
+	w.put(member.ManifestsDir+"/baked.yaml", "kind: Pod\n")
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
@@ -755,7 +756,7 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	if err != nil || name != "edge-sn0042" {
 		t.Fatalf("%s, %v", name, err)
 	}
-	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, ondisk.KubeCA, ondisk.IPVSConfig, hubEnv, openyurt.KubeletConf, readyMark} {
+	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, ondisk.KubeCA, ondisk.IPVSConfig, hubEnv, openyurt.KubeletConf, member.ReadyMark} {
 		if w.has(p) {
 			t.Errorf("%s is still there", p)
 		}
@@ -763,7 +764,7 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	if w.has("/sys/class/net/mine") {
 		t.Error("yurthub's interface is still there")
 	}
-	if w.get(manifests+"/baked.yaml") != "kind: Pod\n" {
+	if w.get(member.ManifestsDir+"/baked.yaml") != "kind: Pod\n" {
 		t.Error("what was baked is gone")
 	}
 	if name, err := w.reset(); err != nil || name != "" {

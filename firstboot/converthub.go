@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -74,8 +75,8 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 			return "", fmt.Errorf("--yurthub-arg --%s %s", name, bad)
 		}
 	}
-	if !e.Exists(clientCert) {
-		return "", run.Advise(fmt.Errorf("there is no %s, the certificate that yurthub borrows", clientCert), "kubelet must run with rotateCertificates: true, as kubeadm sets it")
+	if !e.Exists(member.ClientCert) {
+		return "", run.Advise(fmt.Errorf("there is no %s, the certificate that yurthub borrows", member.ClientCert), "kubelet must run with rotateCertificates: true, as kubeadm sets it")
 	}
 	return version, portsClosable(ctx, e)
 }
@@ -83,13 +84,13 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 // serversFor are those that were asked for, or where kubelet goes now and the
 // site's API servers.
 func serversFor(e *machine.Env, active *Active, o ConvertOptions) ([]string, error) {
-	server, _, err := kubeletServer(e)
+	server, _, err := member.KubeletServer(e)
 	if err != nil || len(o.Servers) > 0 {
 		return o.Servers, err
 	}
 	servers := []string{server}
 	if active != nil {
-		for _, m := range mastersOf(e, active.Site) {
+		for _, m := range member.MastersOf(e, active.Site) {
 			servers = append(servers, "https://"+m)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -21,7 +22,7 @@ import (
 // discoveryOf is how a site finds its cluster.
 func discoveryOf(e *machine.Env, site *configs.Site) api.Discovery {
 	return api.Discovery{
-		Masters: mastersOf(e, site), Token: site.Credentials.Token.Reveal(),
+		Masters: member.MastersOf(e, site), Token: site.Credentials.Token.Reveal(),
 		Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification, CA: []byte(site.CACert),
 		Names: []string{site.Endpoint, api.SharedName}, Dial: e.Dial, Now: e.Now, Timeout: 10 * time.Second,
 	}
@@ -33,12 +34,12 @@ func discoveryPhase(active *Active) run.Phase {
 	return run.Phase{
 		Name: "discovery", Doc: "the cluster is found, and is the pinned one", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			err := enrolled(e)
-			if err == nil || discovered(e, site) {
+			err := member.Enrolled(e)
+			if err == nil || member.Discovered(e, site) {
 				return run.Done, nil
 			}
 			if site.Credentials.Token.IsZero() {
-				if outOfTime(err) {
+				if member.OutOfTime(err) {
 					if err = judgeOutOfTime(ctx, e); err == nil {
 						return run.Done, nil
 					}
@@ -51,7 +52,7 @@ func discoveryPhase(active *Active) run.Phase {
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			d := discoveryOf(e, site)
-			if isMember(e) && len(d.CA) == 0 {
+			if member.Is(e) && len(d.CA) == 0 {
 				// It joins again, and what it enrolled with is its cluster's, whatever a
 				// Site without pins would take.
 				d.Pins, d.SkipPins = ownPins(e, site), false
@@ -68,7 +69,7 @@ func discoveryPhase(active *Active) run.Phase {
 				return fmt.Errorf("writing the cluster's CA: %w", err)
 			}
 			if slices.Contains(site.Masters, found.Master) {
-				if err := keepMasters(e, site, found.CA); err != nil {
+				if err := member.KeepMasters(e, site, found.CA); err != nil {
 					return err
 				}
 			}
@@ -76,7 +77,7 @@ func discoveryPhase(active *Active) run.Phase {
 				return err
 			}
 			server, name := "https://"+found.Master, found.ServerName
-			if everyAPIServerIsNamed(ctx, e, d.Masters, found.CA, site.Endpoint) && endpointAnswers(ctx, e, site) == nil {
+			if member.EveryAPIServerIsNamed(ctx, e, d.Masters, found.CA, site.Endpoint) && endpointAnswers(ctx, e, site) == nil {
 				// The join itself survives a dead API server then, and kubelet need not be
 				// turned and restarted afterwards.
 				server, name = site.EndpointURL(), ""
@@ -88,7 +89,7 @@ func discoveryPhase(active *Active) run.Phase {
 			if err != nil {
 				return err
 			}
-			if err := e.WriteFile(discoveryFile, conf, machine.Mode(0o600)); err != nil {
+			if err := e.WriteFile(member.DiscoveryFile, conf, machine.Mode(0o600)); err != nil {
 				return fmt.Errorf("writing the discovery file: %w", err)
 			}
 			return nil
@@ -98,11 +99,11 @@ func discoveryPhase(active *Active) run.Phase {
 
 // ownPins are the pins of the CA that a member enrolled with, as far as its Site pins it.
 func ownPins(e *machine.Env, site *configs.Site) []string {
-	own := enrolledPins(e)
-	if unpinned(site) {
+	own := member.EnrolledPins(e)
+	if member.Unpinned(site) {
 		return own
 	}
-	return slices.DeleteFunc(own, func(pin string) bool { return !isPinned(pin, site.CAPins()) })
+	return slices.DeleteFunc(own, func(pin string) bool { return !member.IsPinned(pin, site.CAPins()) })
 }
 
 // startTime is more than an API server that has started needs to know its tokens, or a

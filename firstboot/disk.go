@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -28,7 +29,7 @@ func oneDisk(e *machine.Env) error {
 		return nil // or a node that edgebake did not build
 	}
 	fix := "take one of the disks out; or write one again with edgebake flash, which gives a disk GUIDs of its own"
-	if rewriting(e, "") != "" {
+	if member.Rewriting(e, "") != "" {
 		fix += "; keep " + disk + ", which has the data of this machine"
 	}
 	return run.NeedsPerson(fmt.Errorf("/ is on %s and /var on %s, of another disk: %s", root.Root, part, loaderWords(e.DisksWith(e.LoaderPart()))), fix)
@@ -95,7 +96,7 @@ func dataPartition(e *machine.Env) (*machine.Disk, *machine.Partition, error) {
 	data := d.Part(ondisk.LabelData)
 	if data == nil {
 		return nil, nil, run.NeedsPerson(fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelData),
-			rewriting(e, "the image was not written whole; write it to the device again"))
+			member.Rewriting(e, "the image was not written whole; write it to the device again"))
 	}
 	return d, data, nil
 }

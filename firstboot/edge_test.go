@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -86,7 +87,7 @@ func TestPoolChanged(t *testing.T) {
 	if !w.said("lacks labels of the Site: "+openyurt.LabelNodePool+"=beijing") || !w.said("kubectl delete node edge-sn0042, then restart the machine") {
 		t.Errorf("%s", strings.Join(w.console, "\n"))
 	}
-	if flags := w.get(kubeadmFlags); !strings.Contains(flags, openyurt.LabelNodePool+"=beijing") || strings.Contains(flags, "shanghai") {
+	if flags := w.get(member.KubeadmFlags); !strings.Contains(flags, openyurt.LabelNodePool+"=beijing") || strings.Contains(flags, "shanghai") {
 		t.Errorf("kubelet registers with %s", flags)
 	}
 }
@@ -152,7 +153,7 @@ func TestSiteTurnedNative(t *testing.T) {
 	if _, err := w.revert(); err != nil {
 		t.Fatal(err)
 	}
-	if flags := w.get(kubeadmFlags); strings.Contains(flags, "openyurt") {
+	if flags := w.get(member.KubeadmFlags); strings.Contains(flags, "openyurt") {
 		t.Errorf("kubelet registers with %s", flags)
 	}
 	w.powerOn()

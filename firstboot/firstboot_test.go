@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -63,7 +64,7 @@ func (w *world) treeOf(files []entry) map[string]string {
 			continue
 		}
 		switch {
-		case "/"+rel == ondisk.StateFile, "/"+rel == keyFile, "/"+rel == appliedFile, "/"+rel == servingCert, "/"+rel == servingKey, strings.HasSuffix(rel, ".pem"), strings.HasSuffix(rel, "ca.crt"):
+		case "/"+rel == ondisk.StateFile, "/"+rel == keyFile, "/"+rel == appliedFile, "/"+rel == member.ServingCert, "/"+rel == member.ServingKey, strings.HasSuffix(rel, ".pem"), strings.HasSuffix(rel, "ca.crt"):
 			text = "(differs from run to run)"
 		case strings.HasSuffix(rel, ".conf") && strings.Contains(text, "certificate-authority-data"):
 			a, _, _ := strings.Cut(text, "certificate-authority-data: ")
@@ -115,7 +116,7 @@ func TestEdgeJoinSaysWhatItDoes(t *testing.T) {
 	}
 	golden(t, "edge.console", strings.Join(w.console, "\n")+"\n")
 	golden(t, "edge.effects", strings.Join(w.names, "\n")+"\n")
-	golden(t, "edge.env", strings.ReplaceAll(w.get(hubEnv), w.cluster.pin, "(pin)")+w.get(kubeadmFlags))
+	golden(t, "edge.env", strings.ReplaceAll(w.get(hubEnv), w.cluster.pin, "(pin)")+w.get(member.KubeadmFlags))
 	w.edgeThenOffline()
 	if s := w.state(); s.Result != ondisk.ResultWaiting {
 		t.Errorf("offline the result is %s", s.Result)
@@ -174,7 +175,7 @@ func TestStaticPodForm(t *testing.T) {
 	if slices.Contains(w.names, "restart kubelet.service") {
 		t.Error("kubelet was restarted: it went elsewhere at first")
 	}
-	golden(t, "pod.env", w.get(kubeadmFlags))
+	golden(t, "pod.env", w.get(member.KubeadmFlags))
 	w.edgeThenOffline()
 }
 
@@ -209,7 +210,7 @@ func TestStaticPodPoolChanged(t *testing.T) {
 		if err := w.boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 		}
-		if flags := w.get(kubeadmFlags); !strings.Contains(flags, openyurt.LabelNodePool+"="+pool) || w.joins != 1 {
+		if flags := w.get(member.KubeadmFlags); !strings.Contains(flags, openyurt.LabelNodePool+"="+pool) || w.joins != 1 {
 			t.Errorf("kubelet registers with %s, kubeadm ran %d times", flags, w.joins)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 )
 
@@ -15,12 +16,12 @@ func forgetPhase(active *Active) run.Phase {
 		Name: "forget-token", Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
 		Irreversible: true, // nothing before it needs the token any more
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-			for _, f := range tokenFiles {
+			for _, f := range member.TokenFiles {
 				if e.Exists(f) {
 					return run.Todo, nil
 				}
 			}
-			if j, ok := readJoinedAs(e); ok && !j.TokenForgotten {
+			if j, ok := member.ReadJoinedAs(e); ok && !j.TokenForgotten {
 				return run.Todo, nil
 			}
 			if found, err := secretsInSlot(e, active); err != nil || found != noSecrets {
@@ -31,10 +32,10 @@ func forgetPhase(active *Active) run.Phase {
 		Run: func(ctx context.Context, e *machine.Env) error {
 			// Kubeadm and kubelet sync nothing, and the token is the only way
 			// back in.
-			if err := syncCredentials(e); err != nil {
+			if err := member.SyncCredentials(e); err != nil {
 				return err
 			}
-			for _, f := range tokenFiles {
+			for _, f := range member.TokenFiles {
 				if err := e.Remove(f); err != nil {
 					return fmt.Errorf("forgetting the token: %w", err)
 				}
@@ -46,7 +47,7 @@ func forgetPhase(active *Active) run.Phase {
 			if err != nil {
 				return err
 			}
-			return saveForgotten(e)
+			return member.SaveForgotten(e)
 		},
 	}
 }

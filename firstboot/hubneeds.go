@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -90,7 +91,7 @@ func poolOf(h hub) openyurt.Need {
 // poolFits looks, with the node's own rights, whether the node may be of its
 // pool; nil also where that is unknown.
 func poolFits(ctx context.Context, e *machine.Env, h hub) error {
-	c, err := nodeClient(e)
+	c, err := member.NodeClient(e)
 	if err != nil {
 		return nil // yurthub's own identity is still to come
 	}
@@ -121,10 +122,10 @@ func poolFits(ctx context.Context, e *machine.Env, h hub) error {
 func missingForHub(ctx context.Context, e *machine.Env, h hub) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	if h.IsPod() && enrolled(e) != nil {
+	if h.IsPod() && member.Enrolled(e) != nil {
 		return missingIdentity(ctx, e, h) // nobody to ask the rest as
 	}
-	c, err := nodeClient(e)
+	c, err := member.NodeClient(e)
 	if err != nil {
 		return err
 	}
@@ -156,7 +157,7 @@ func missingApproval(ctx context.Context, c *api.Client, h hub) error {
 	switch {
 	case err == nil:
 		return judgeCSRs(csrs, "server", openyurt.ServerSigner, func(r csr) bool {
-			return r.Spec.Username == nodeUser+h.Node && slices.Contains(requestOf(r).DNSNames, openyurt.ServerName)
+			return r.Spec.Username == member.NodeUser+h.Node && slices.Contains(requestOf(r).DNSNames, openyurt.ServerName)
 		})
 	case api.Code(err) == 0:
 		return run.Advise(fmt.Errorf("%w: %w", errNobodyAnswers, err), "check the network between this node and the API servers")

@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -29,14 +30,14 @@ func podJoinPhase(active *Active) run.Phase {
 	return run.Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet runs yurthub and goes through it", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			if err := otherForm(e, true); err != nil {
+			if err := member.OtherForm(e, true); err != nil {
 				return run.Todo, err
 			}
-			if cert, err := enrolment(e); err == nil {
-				if err := sameName(cert, active.Node, resetForName); err != nil {
+			if cert, err := member.Enrolment(e); err == nil {
+				if err := member.SameName(cert, active.Node, member.ResetForName); err != nil {
 					return run.Todo, err
 				}
-				flags := e.Contents(kubeadmFlags)
+				flags := e.Contents(member.KubeadmFlags)
 				if e.Exists(kubeletRestart) || string(registering(flags, labels)) != string(flags) {
 					return run.Todo, nil // the site names another pool since
 				}
@@ -49,19 +50,19 @@ func podJoinPhase(active *Active) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			if enrolled(e) == nil {
+			if member.Enrolled(e) == nil {
 				return register(ctx, e, labels)
 			}
 			return podJoin(ctx, e, active)
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
-			if enrolled(e) == nil {
+			if member.Enrolled(e) == nil {
 				return nil
 			}
 			if done, err := podJoined(ctx, e, active); err != nil || done {
 				return err
 			}
-			return errors.Join(undoPodJoin(ctx, e, site.CRISocket), e.Remove(discoveryFile))
+			return errors.Join(undoPodJoin(ctx, e, site.CRISocket), e.Remove(member.DiscoveryFile))
 		},
 	}
 }
@@ -69,19 +70,19 @@ func podJoinPhase(active *Active) run.Phase {
 // podJoined reports whether kubeadm's part is over and yurthub has all it
 // needs to ask for its identity.
 func podJoined(ctx context.Context, e *machine.Env, active *Active) (bool, error) {
-	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, openyurt.Manifest} {
+	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, member.KubeadmFlags, ondisk.KubeCA, openyurt.Manifest} {
 		if !e.Exists(p) {
 			return false, nil
 		}
 	}
-	conf, err := e.Read(hubBootstrap)
+	conf, err := e.Read(member.HubBootstrap)
 	if err != nil || !strings.Contains(string(conf), active.Site.Credentials.Token.Reveal()) {
 		return false, nil // another boot, or another token
 	}
 	if !openyurt.PodIsOf(string(e.Contents(openyurt.Manifest)), active.Node) {
 		return false, nil // the site gave it another name meanwhile
 	}
-	if !openyurt.IsTurned(string(e.Contents(kubeadmFlags))) {
+	if !openyurt.IsTurned(string(e.Contents(member.KubeadmFlags))) {
 		return false, nil
 	}
 	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
@@ -90,7 +91,7 @@ func podJoined(ctx context.Context, e *machine.Env, active *Active) (bool, error
 
 func podJoin(ctx context.Context, e *machine.Env, active *Active) error {
 	site := active.Site
-	if err := saveJoin(e, site, active.Node); err != nil {
+	if err := member.SaveJoin(e, site, active.Node); err != nil {
 		return err
 	}
 	if err := undoPodJoin(ctx, e, site.CRISocket); err != nil { // of a try that was cut off
@@ -128,7 +129,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *Active) error {
 		path string
 		data []byte
 	}{
-		{hubBootstrap, boot},
+		{member.HubBootstrap, boot},
 		{openyurt.KubeletConf, []byte(openyurt.Kubeconfig)},
 		// For kubeadm, which waits until kubelet has one.
 		{ondisk.KubeletConf, []byte(openyurt.Kubeconfig)},
@@ -175,7 +176,7 @@ func nodeMissing(ctx context.Context, e *machine.Env, active *Active) error {
 func annotateSocket(ctx context.Context, e *machine.Env, active *Active) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	c, n, err := ownNode(ctx, e, active.Node)
+	c, n, err := member.OwnNode(ctx, e, active.Node)
 	if err != nil || n.Metadata.Annotations[socketAnnotation] != "" {
 		return err
 	}
@@ -237,7 +238,7 @@ func removeHubPod(ctx context.Context, e *machine.Env, socket string) error {
 // missingIdentity looks, with the bootstrap token, where yurthub's first
 // request is.
 func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
-	c, err := e.ClientAt(hubBootstrap, "yurthub's bootstrap file")
+	c, err := e.ClientAt(member.HubBootstrap, "yurthub's bootstrap file")
 	if err != nil {
 		return err
 	}
@@ -253,7 +254,7 @@ func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 	}
 	asked := false
 	err = judgeCSRs(csrs, "client", openyurt.ClientSigner, func(r csr) bool {
-		mine := requestOf(r).Subject.CommonName == nodeUser+h.Node
+		mine := requestOf(r).Subject.CommonName == member.NodeUser+h.Node
 		asked = asked || mine
 		return mine
 	})
@@ -266,11 +267,11 @@ func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 // makeManifests makes kubelet's directory of static pods, where it is not
 // there: as kubeadm does, for root alone.
 func makeManifests(e *machine.Env) error {
-	if e.Exists(manifests) {
+	if e.Exists(member.ManifestsDir) {
 		return nil
 	}
-	if err := e.Mkdir(manifests, machine.Mode(0o700)); err != nil {
-		return fmt.Errorf("making %s: %w", manifests, err)
+	if err := e.Mkdir(member.ManifestsDir, machine.Mode(0o700)); err != nil {
+		return fmt.Errorf("making %s: %w", member.ManifestsDir, err)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -18,7 +19,7 @@ import (
 var (
 	portsLeavings = []string{portsKubelet, portsTimerFile, portsUnitFile, hubNFT} // by openPorts
 	unitLeavings  = []string{hubEnv, hubKept, hubDropin, openyurt.Dropin, hubSysctl, hubRestart}
-	ownLeavings   = append([]string{openyurt.Manifest, hubBootstrap, openyurt.KubeletConf}, openyurt.Identities()...)
+	ownLeavings   = append([]string{openyurt.Manifest, member.HubBootstrap, openyurt.KubeletConf}, openyurt.Identities()...)
 	hubLeavings   = slices.Concat(portsLeavings, unitLeavings, ownLeavings, []string{hubUnitFile})
 )
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -30,7 +31,7 @@ func identityPhase() run.Phase {
 				return run.Todo, err
 			}
 			id := machine.IDIn(e, ondisk.MachineID)
-			if id == "" || machine.ID(e) != id || !hasKey(e) || memberToRecord(e) != nil {
+			if id == "" || machine.ID(e) != id || !hasKey(e) || member.ToRecord(e) != nil {
 				return run.Todo, nil
 			}
 			for label, dev := range ownFileSystems(e) {
@@ -48,7 +49,7 @@ func identityPhase() run.Phase {
 			if err := makeKey(e); err != nil {
 				return err
 			}
-			if err := recordMember(e); err != nil {
+			if err := member.SaveRecord(e); err != nil {
 				return err
 			}
 			for label, dev := range ownFileSystems(e) {

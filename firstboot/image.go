@@ -7,6 +7,7 @@ import (
 	"io/fs"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -36,11 +37,11 @@ func imageInfo(e *machine.Env) (ondisk.ImageInfo, error) {
 	}
 	if err != nil {
 		return ondisk.ImageInfo{}, run.NeedsPerson(fmt.Errorf("reading what this machine's image says of itself (%s): %w", ondisk.ImageInfoFile, err),
-			rewriting(e, "the disk is damaged: flash the machine again"))
+			member.Rewriting(e, "the disk is damaged: flash the machine again"))
 	}
 	if info.Version != ondisk.ImageInfoVersion {
 		return ondisk.ImageInfo{}, run.NeedsPerson(fmt.Errorf("%s has version %d, this firstboot reads %d", ondisk.ImageInfoFile, info.Version, ondisk.ImageInfoVersion),
-			rewriting(e, "build the image and its firstboot with the same edgebake, and flash the machine again"))
+			member.Rewriting(e, "build the image and its firstboot with the same edgebake, and flash the machine again"))
 	}
 	return info, nil
 }

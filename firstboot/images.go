@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
@@ -76,7 +77,7 @@ func importArchive(ctx context.Context, e *machine.Env, a ondisk.ImportArchive) 
 	if sum != a.SHA256 {
 		return run.NeedsPerson(fmt.Errorf("the image archive %s is damaged: it has %s, expected %s", path, sum, a.SHA256),
 			fmt.Sprintf("import %s by hand (`ctr --namespace k8s.io images import FILE`) and remove %s; or %s. The device may be failing",
-				a.Ref, path, rewriting(e, "write the disk image to the device again")))
+				a.Ref, path, member.Rewriting(e, "write the disk image to the device again")))
 	}
 	ctr := func(args ...string) error {
 		return e.Run(ctx, machine.Cmd{Args: append([]string{"ctr", "--namespace", "k8s.io", "images"}, args...)})

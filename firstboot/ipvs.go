@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -32,7 +33,7 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 		Name: "ipvs", Doc: "ipvscare keeps the way to the API servers open", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
-			if err != nil || !mastersRecorded(ctx, e, site) {
+			if err != nil || !member.MastersRecorded(ctx, e, site) {
 				return run.Todo, err
 			}
 			want, err := ipvsConfig(e, site)
@@ -47,14 +48,14 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 			}
 			// Its unit's start is not over as long as it serves nobody: waiting for that
 			// would take all the time that this phase has.
-			if (state == "active" || state == "activating") && bornAgain(ctx, e, site) {
-				e.Note("%s", bornAgainNote(e))
+			if (state == "active" || state == "activating") && member.BornAgain(ctx, e, site) {
+				e.Note("%s", member.BornAgainNote(e))
 				return run.Unknown, nil
 			}
 			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			if err := recordMasters(ctx, e, site); err != nil {
+			if err := member.RecordMasters(ctx, e, site); err != nil {
 				return err
 			}
 			doc, err := ipvsConfig(e, site)
@@ -77,12 +78,12 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 // ipvsConfig is what ipvscare is told: the site's list, and the cluster that an
 // API server has to show.
 func ipvsConfig(e *machine.Env, site *configs.Site) ([]byte, error) {
-	conf := node.IPVS(withFormerMasters(e, site))
+	conf := node.IPVS(member.WithFormerMasters(e, site))
 	for i := range conf.Servers {
 		s := &conf.Servers[i]
 		s.Masters = balanced(site, s.Masters)
-		if isMember(e) {
-			s.Joined = readJoinedCluster(e)
+		if member.Is(e) {
+			s.Joined = member.ReadJoinedCluster(e)
 		}
 	}
 	doc, err := json.MarshalIndent(conf, "", "  ")
@@ -176,7 +177,7 @@ func startIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrot
 func waitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	err := e.RetryFor(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
 	if err != nil {
-		again, unclear := checkBornAgain(ctx, e, site)
+		again, unclear := member.CheckBornAgain(ctx, e, site)
 		if again {
 			return nil
 		}
@@ -195,16 +196,16 @@ func hostsPhase(site *configs.Site) run.Phase {
 		Name: "ipvs", Doc: "/etc/hosts maps the endpoint to an API server", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
-			if err != nil || !mastersRecorded(ctx, e, site) || state == "active" || e.Exists(ondisk.IPVSConfig) {
+			if err != nil || !member.MastersRecorded(ctx, e, site) || state == "active" || e.Exists(ondisk.IPVSConfig) {
 				return run.Todo, err
 			}
-			if enrolled(e) == nil && endpointAnswers(ctx, e, site) != nil {
+			if member.Enrolled(e) == nil && endpointAnswers(ctx, e, site) != nil {
 				return run.Todo, nil
 			}
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			if err := recordMasters(ctx, e, site); err != nil {
+			if err := member.RecordMasters(ctx, e, site); err != nil {
 				return err
 			}
 			if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
@@ -216,7 +217,7 @@ func hostsPhase(site *configs.Site) run.Phase {
 			if err := e.Remove(ondisk.IPVSConfig); err != nil {
 				return fmt.Errorf("removing %s: %w", ondisk.IPVSConfig, err)
 			}
-			master, err := reach(ctx, e, mastersOf(e, site))
+			master, err := reach(ctx, e, member.MastersOf(e, site))
 			if err != nil {
 				return err
 			}
@@ -231,7 +232,7 @@ const servePatience = 30 * time.Second
 // endpointAnswers tells a way to the API servers that is broken on this
 // machine from API servers that are out of reach: only the first is an error.
 func endpointAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
-	if _, err := reach(ctx, e, mastersOf(e, site)); err != nil {
+	if _, err := reach(ctx, e, member.MastersOf(e, site)); err != nil {
 		return nil // nothing to be told offline
 	}
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ipvs"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -18,7 +19,7 @@ func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	former := w.get(provenFile)
+	former := w.get(member.ProvenFile)
 	for _, tc := range []struct {
 		name, masters string
 		lines         []string
@@ -44,7 +45,7 @@ func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 			}
 			continue // nobody has such a Site
 		}
-		p := new(proven)
+		p := new(member.Proven)
 		if err := json.Unmarshal([]byte(former), p); err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +54,7 @@ func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.put(provenFile, string(b))
+		w.put(member.ProvenFile, string(b))
 		doc, err := ipvsConfig(w.env(), site)
 		if err != nil {
 			t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -15,30 +16,30 @@ import (
 // joinPhase has unmodified kubeadm join, then turns kubelet to the endpoint.
 func joinPhase(active *Active) run.Phase {
 	site := active.Site
-	var asked *certNames // by Run, which the next Check looks at
+	var asked *member.Names // by Run, which the next Check looks at
 	return run.Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet talks to the endpoint", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			cert, err := enrolment(e)
+			cert, err := member.Enrolment(e)
 			if err != nil {
 				return run.Todo, nil
 			}
-			if err := errors.Join(otherForm(e, false), sameName(cert, active.Node, resetForName)); err != nil {
+			if err := errors.Join(member.OtherForm(e, false), member.SameName(cert, active.Node, member.ResetForName)); err != nil {
 				return run.Todo, err
 			}
-			if site.NodeType == configs.NodeNative && redirected(e) {
+			if site.NodeType == configs.NodeNative && member.Redirected(e) {
 				// By a convert, or by its Site before: nobody looks after yurthub.
 				e.Note("this node goes through yurthub, but its Site says nodeType: native. To fix: set nodeType edge or cloud there, or run `firstboot revert`")
 			}
-			server, name, err := kubeletServer(e)
+			server, name, err := member.KubeletServer(e)
 			if err != nil {
 				return run.Todo, err
 			}
 			names := asked
 			if asked = nil; names == nil {
-				names = certNamesOf(e, site)
+				names = member.NamesOf(e, site)
 			}
-			if server != site.EndpointURL() || e.Exists(kubeletRestart) || !names.fit(ctx, e, cmp.Or(name, site.Endpoint)) {
+			if server != site.EndpointURL() || e.Exists(kubeletRestart) || !names.Fit(ctx, e, cmp.Or(name, site.Endpoint)) {
 				return run.Todo, nil
 			}
 			if later, running := runAgainLater(ctx, e, site, names); later != running {
@@ -47,12 +48,12 @@ func joinPhase(active *Active) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			if err := enrolled(e); err != nil {
+			if err := member.Enrolled(e); err != nil {
 				if err := join(ctx, e, active); err != nil {
 					return err
 				}
 			}
-			names := certNamesOf(e, site)
+			names := member.NamesOf(e, site)
 			if err := toEndpoint(ctx, e, site, names); err != nil {
 				return err
 			}
@@ -67,24 +68,24 @@ func joinPhase(active *Active) run.Phase {
 			return nil
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
-			if enrolled(e) == nil {
+			if member.Enrolled(e) == nil {
 				return nil // it did join; only the rest is left to do
 			}
 			// What was discovered may be what misled the join.
-			return errors.Join(undoJoin(ctx, e, pendingKey), e.Remove(discoveryFile))
+			return errors.Join(undoJoin(ctx, e, member.PendingKey), e.Remove(member.DiscoveryFile))
 		},
 	}
 }
 
 func join(ctx context.Context, e *machine.Env, active *Active) error {
-	if err := saveJoin(e, active.Site, active.Node); err != nil {
+	if err := member.SaveJoin(e, active.Site, active.Node); err != nil {
 		return err
 	}
-	if err := undoJoin(ctx, e, pendingKey); err != nil { // of a try that was cut off
+	if err := undoJoin(ctx, e, member.PendingKey); err != nil { // of a try that was cut off
 		return err
 	}
 	if err := kubeadmJoin(ctx, e, active, *active.Site); err != nil {
 		return err
 	}
-	return recordMember(e)
+	return member.SaveRecord(e)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -210,7 +211,7 @@ func TestFirstMasterDead(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	if server, name, err := kubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "kubernetes" {
+	if server, name, err := member.KubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "kubernetes" {
 		t.Errorf("kubelet goes to %s (%s), %v", server, name, err)
 	}
 }
@@ -224,7 +225,7 @@ func TestJoinsThroughTheEndpoint(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	if server, name, err := kubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "" {
+	if server, name, err := member.KubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "" {
 		t.Errorf("kubelet goes to %s (%s), %v", server, name, err)
 	}
 	if slices.Contains(w.names, "restart kubelet.service") {
@@ -294,7 +295,7 @@ func TestAFailedLookUndoesNothing(t *testing.T) {
 		if failed != 3 {
 			t.Errorf("it was asked %d times", failed)
 		}
-		if slices.Contains(w.names, "remove "+openyurt.KubeletConf) || !strings.Contains(w.get(kubeadmFlags), openyurt.KubeletConf) {
+		if slices.Contains(w.names, "remove "+openyurt.KubeletConf) || !strings.Contains(w.get(member.KubeadmFlags), openyurt.KubeletConf) {
 			t.Errorf("kubelet was turned away from yurthub: %s", w.names)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -69,9 +70,9 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 				w.stamp(ownDev, w.site(append(slices.Clone(c.more), withToken, before)...))
 				w.mustBoot()
 				if form != "staticPod" { // what kubeadm writes
-					w.put(kubeadmFlags, strings.Replace(w.get(kubeadmFlags), "containerd.sock", "containerd.sock --max-pods=50 --v=2", 1))
+					w.put(member.KubeadmFlags, strings.Replace(w.get(member.KubeadmFlags), "containerd.sock", "containerd.sock --max-pods=50 --v=2", 1))
 				}
-				was := w.get(kubeadmFlags)
+				was := w.get(member.KubeadmFlags)
 				w.stamp(ownDev, w.site(append(slices.Clone(c.more), after)...))
 				w.powerOn()
 				if bad {
@@ -79,7 +80,7 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 				}
 				judge := func(w *world, cut string) {
 					t.Helper()
-					flags := w.get(kubeadmFlags)
+					flags := w.get(member.KubeadmFlags)
 					note := strings.Contains(strings.Join(w.state().Notes, "\n"), "kubeletExtraArgs of the Site are not in place (max-pods, system-reserved, v)")
 					has := strings.Contains(flags, "--v=4") && strings.Contains(flags, "--system-reserved=cpu=100m,memory=50Mi") && !strings.Contains(flags, "max-pods")
 					had := strings.Contains(flags, "--v=2") == strings.Contains(was, "--v=2") && !strings.Contains(flags, "system-reserved")
@@ -130,7 +131,7 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 
 					corrected.stamp(ownDev, corrected.site(append(slices.Clone(c.more), before)...))
 					corrected.mustBoot()
-					if flags := corrected.get(kubeadmFlags); argsOf(flags) != argsOf(was) || corrected.said("not in place") {
+					if flags := corrected.get(member.KubeadmFlags); argsOf(flags) != argsOf(was) || corrected.said("not in place") {
 						t.Errorf("cut at effect %d, and corrected: notes %q, kubelet has\n%swas\n%s", n, corrected.state().Notes, flags, was)
 					}
 				}
@@ -155,12 +156,12 @@ func TestArgumentsWhileKubeletStarts(t *testing.T) {
 	for _, loops := range []bool{false, true} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
 		w.mustBoot()
-		was := w.get(kubeadmFlags)
+		was := w.get(member.KubeadmFlags)
 		w.stamp(ownDev, w.site("kubeletExtraArgs: {v: '2', system-reserved: cpux}"))
 		w.powerOn()
 		w.badArg, w.refusals, w.crashLoop = "system-reserved", 3, loops
 		w.mustBoot()
-		if flags := w.get(kubeadmFlags); strings.Contains(flags, "system-reserved") || !w.said("not in place") {
+		if flags := w.get(member.KubeadmFlags); strings.Contains(flags, "system-reserved") || !w.said("not in place") {
 			t.Errorf("loops %v: notes %q, kubelet has\n%swas\n%s", loops, w.state().Notes, flags, was)
 		}
 	}
@@ -170,7 +171,7 @@ func TestArgumentsThatFixKubelet(t *testing.T) {
 	for _, helps := range []bool{true, false} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
 		w.mustBoot()
-		w.put(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--v=2\"\n")
+		w.put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--v=2\"\n")
 		w.stamp(ownDev, w.site())
 		w.powerOn()
 		w.badArg = "--v=2"
@@ -180,7 +181,7 @@ func TestArgumentsThatFixKubelet(t *testing.T) {
 		if err := w.boot(); err != nil || w.said("kubelet does not come up: connection refused") == helps {
 			t.Errorf("helps %v: %v\n%s", helps, err, strings.Join(w.console, "\n"))
 		}
-		if got := w.get(kubeadmFlags); got != "KUBELET_KUBEADM_ARGS=\"\"\n" {
+		if got := w.get(member.KubeadmFlags); got != "KUBELET_KUBEADM_ARGS=\"\"\n" {
 			t.Errorf("helps %v: kubelet has %s", helps, got)
 		}
 	}
@@ -216,10 +217,10 @@ func TestMeteredKubelet(t *testing.T) {
 	const flag = "--config-dir=" + kubeletConfDir
 	w := nativeWorld(t, "ipvs: {profile: metered}")
 	w.mustBoot()
-	if got := w.get(kubeadmFlags); !strings.Contains(got, flag) || !strings.Contains(w.get(meteredConfFile), "nodeStatusReportFrequency: 1h") {
+	if got := w.get(member.KubeadmFlags); !strings.Contains(got, flag) || !strings.Contains(w.get(meteredConfFile), "nodeStatusReportFrequency: 1h") {
 		t.Errorf("kubelet has %s and %s", got, w.get(meteredConfFile))
 	}
-	file, flags := slices.Index(w.names, "write "+meteredConfFile), slices.Index(w.names, "write "+kubeadmFlags)
+	file, flags := slices.Index(w.names, "write "+meteredConfFile), slices.Index(w.names, "write "+member.KubeadmFlags)
 	if file < 0 || flags < file {
 		t.Errorf("kubelet is told of the directory before it is there: %d, %d", file, flags)
 	}
@@ -237,7 +238,7 @@ func TestMeteredKubelet(t *testing.T) {
 	w.stamp(ownDev, w.site())
 	w.powerOn()
 	w.mustBoot()
-	if got := w.get(kubeadmFlags); strings.Contains(got, "config-dir") {
+	if got := w.get(member.KubeadmFlags); strings.Contains(got, "config-dir") {
 		t.Errorf("kubelet has %s", got)
 	}
 
@@ -245,7 +246,7 @@ func TestMeteredKubelet(t *testing.T) {
 	older.put(ondisk.ImageInfoFile, strings.Replace(older.get(ondisk.ImageInfoFile), "v1.30.3", "v1.29.9", 1))
 	older.stamp(ownDev, older.site(withToken, "nodeType: edge", "nodePool: shanghai", "ipvs: {profile: metered}"))
 	older.mustBoot()
-	if got := older.get(kubeadmFlags); strings.Contains(got, "config-dir") {
+	if got := older.get(member.KubeadmFlags); strings.Contains(got, "config-dir") {
 		t.Errorf("a kubelet that does not know the directory has %s", got)
 	}
 }
@@ -272,14 +273,14 @@ func TestNodeOfTwoFamilies(t *testing.T) {
 			w := nativeWorld(t, c.lines...)
 			w.cluster.serviceCIDRs = c.cidrs
 			w.mustBoot()
-			if got := w.get(kubeadmFlags); strings.Contains(got, "--node-ip") != (c.want != "") || !strings.Contains(got, c.want) {
+			if got := w.get(member.KubeadmFlags); strings.Contains(got, "--node-ip") != (c.want != "") || !strings.Contains(got, c.want) {
 				t.Errorf("kubelet has %s, want %q", got, c.want)
 			}
-			was := w.get(kubeadmFlags)
+			was := w.get(member.KubeadmFlags)
 			w.powerOn()
 			w.offline = true
 			w.boot()
-			if got := w.get(kubeadmFlags); got != was || slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
+			if got := w.get(member.KubeadmFlags); got != was || slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
 				t.Errorf("offline it was changed: %s, was %s", got, was)
 			}
 		})
@@ -293,14 +294,14 @@ func TestLabelRemoved(t *testing.T) {
 	w.mustBoot()
 	n := w.cluster.nodes["edge-sn0042"]
 	n.Metadata.Labels["mine"] = "yes"
-	w.put(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--a=b --node-labels=shop=12,zone=north --c=d\"\n")
+	w.put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--a=b --node-labels=shop=12,zone=north --c=d\"\n")
 	w.stamp(ownDev, w.site("labels: {zone: north}"))
 	w.powerOn()
 	w.mustBoot()
 	if l := n.Metadata.Labels; l["zone"] != "north" || l["mine"] != "yes" || len(l) != 2 {
 		t.Errorf("labels: %v", l)
 	}
-	if flags := w.get(kubeadmFlags); flags != "KUBELET_KUBEADM_ARGS=\"--a=b --node-labels=zone=north --c=d\"\n" {
+	if flags := w.get(member.KubeadmFlags); flags != "KUBELET_KUBEADM_ARGS=\"--a=b --node-labels=zone=north --c=d\"\n" {
 		t.Errorf("kubelet registers with %s", flags)
 	}
 	// Somebody else's label of the same name is his.

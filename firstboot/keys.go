@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -34,12 +35,12 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 	var out []pkiFile
 	for _, ca := range slices.Backward(configs.ClusterCAs()) { // by the first of them a machine is a cluster's
 		out = append(out,
-			pkiFile{pkiDir + "/" + ca.Base + ".key", []byte(ca.Of(k).Key.Reveal()), secret},
-			pkiFile{pkiDir + "/" + ca.Base + ".crt", []byte(ca.Of(k).Cert), open})
+			pkiFile{member.PKIDir + "/" + ca.Base + ".key", []byte(ca.Of(k).Key.Reveal()), secret},
+			pkiFile{member.PKIDir + "/" + ca.Base + ".crt", []byte(ca.Of(k).Cert), open})
 	}
 	out = append(out,
-		pkiFile{pkiDir + "/sa.pub", public, open},
-		pkiFile{pkiDir + "/sa.key", []byte(k.ServiceAccount.Reveal()), secret},
+		pkiFile{member.PKIDir + "/sa.pub", public, open},
+		pkiFile{member.PKIDir + "/sa.key", []byte(k.ServiceAccount.Reveal()), secret},
 	)
 	if !k.Manifests.IsZero() { // until they are applied
 		out = append(out, pkiFile{clusterManifests, []byte(k.Manifests.Reveal()), secret})
@@ -48,7 +49,7 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 }
 
 const (
-	etcdCA = pkiDir + "/etcd/ca.crt"
+	etcdCA = member.PKIDir + "/etcd/ca.crt"
 	// etcdFormerCA says that etcd's CA has changed since etcd was started, which reads it
 	// then.
 	etcdFormerCA = ondisk.RunMark + "etcd-former-ca"
@@ -68,7 +69,7 @@ func pkiFilesFor(e *machine.Env, k *configs.ClusterKeys) ([]pkiFile, error) {
 
 // controlPlaneFiles are the keys of a control-plane node, and what is made with them.
 func controlPlaneFiles() []string {
-	files := append([]string{pkiDir + "/sa.key", pkiDir + "/sa.pub"}, controlPlaneConfs...)
+	files := append([]string{member.PKIDir + "/sa.key", member.PKIDir + "/sa.pub"}, controlPlaneConfs...)
 	var bases []string
 	for _, ca := range configs.ClusterCAs() {
 		bases = append(bases, ca.Base)
@@ -77,14 +78,14 @@ func controlPlaneFiles() []string {
 		bases = append(bases, l.base)
 	}
 	for _, base := range bases {
-		files = append(files, pkiDir+"/"+base+".key", pkiDir+"/"+base+".crt")
+		files = append(files, member.PKIDir+"/"+base+".key", member.PKIDir+"/"+base+".crt")
 	}
 	return files
 }
 
 // publicOf is the public key of a private one, PEM both.
 func publicOf(private string) ([]byte, error) {
-	signer, err := parseSigner([]byte(private))
+	signer, err := member.ParseSigner([]byte(private))
 	if err != nil {
 		return nil, fmt.Errorf("reading the key of the service accounts: %w", err)
 	}
@@ -110,7 +111,7 @@ func keysPhase(active *Active) run.Phase {
 				e.Note("etcd on this machine uses its CA as it was issued before. To fix: restart the machine, one control-plane node at a time")
 			}
 			if keys == nil {
-				if err := keysInPlace(e, site); err != nil {
+				if err := member.KeysInPlace(e, site); err != nil {
 					return run.Todo, run.NeedsPerson(err, "stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 				}
 				return run.Done, nil
@@ -147,15 +148,15 @@ func keysPhase(active *Active) run.Phase {
 // diskIsOfSite makes sure that what the disk has of a cluster is of the site's,
 // and this machine's.
 func diskIsOfSite(e *machine.Env, active *Active) error {
-	fix := rewriting(e, "a control-plane node does not move: correct the Site, or write the image to the machine's disk again")
+	fix := member.Rewriting(e, "a control-plane node does not move: correct the Site, or write the image to the machine's disk again")
 	if c := active.Site.ControlPlane; c != nil && c.ContinueFrom == active.Node {
 		fix = "a control-plane node does not move: correct the Site, and keep the disk, since the Site says to continue from this machine"
 	}
-	if ca := e.Contents(ondisk.KubeCA); len(caPins(ca)) > 0 && !anyPinned(ca, active.Site.CAPins()) {
+	if ca := e.Contents(ondisk.KubeCA); len(member.CAPins(ca)) > 0 && !member.AnyPinned(ca, active.Site.CAPins()) {
 		return run.NeedsPerson(errors.New("this machine has the CA of another cluster than the Site's"), fix)
 	}
-	if cert, err := enrolment(e); err == nil || outOfTime(err) {
-		return sameName(cert, active.Node, fix)
+	if cert, err := member.Enrolment(e); err == nil || member.OutOfTime(err) {
+		return member.SameName(cert, active.Node, fix)
 	}
 	return nil
 }

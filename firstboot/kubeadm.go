@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -55,18 +56,18 @@ func kubeadmJoin(ctx context.Context, e *machine.Env, active *Active, s configs.
 	if !slices.ContainsFunc(s.IgnorePreflightErrors, func(c string) bool { return strings.EqualFold(c, "all") }) { // which kubeadm wants alone
 		s.IgnorePreflightErrors = slices.Concat(s.IgnorePreflightErrors, ignore, []string{"FileAvailable--etc-kubernetes-pki-ca.crt"})
 	}
-	conf, err := node.JoinConfiguration(&s, node.Join{NodeName: active.Node, Discovery: discoveryFile, Timeout: joinPatience, Kubernetes: active.Image.Kubernetes})
+	conf, err := node.JoinConfiguration(&s, node.Join{NodeName: active.Node, Discovery: member.DiscoveryFile, Timeout: joinPatience, Kubernetes: active.Image.Kubernetes})
 	if err != nil {
 		return err
 	}
-	if err := e.WriteFile(joinFile, conf, machine.Mode(0o600)); err != nil {
+	if err := e.WriteFile(member.JoinFile, conf, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("writing kubeadm's configuration: %w", err)
 	}
-	if err := e.Symlink(bootstrapRun, bootstrapConf); err != nil {
+	if err := e.Symlink(member.BootstrapRun, member.BootstrapConf); err != nil {
 		return fmt.Errorf("keeping the token off the disk: %w", err)
 	}
 	e.Waiting("kubeadm join")
-	if err := kubeadm(ctx, e, &s, slog.LevelInfo, "join", "--config", joinFile); err != nil {
+	if err := kubeadm(ctx, e, &s, slog.LevelInfo, "join", "--config", member.JoinFile); err != nil {
 		return judgeJoin(active.Node, err)
 	}
 	return nil
@@ -139,7 +140,7 @@ func undoJoin(ctx context.Context, e *machine.Env, keep ...string) error {
 			return fmt.Errorf("stopping kubelet: %w", err)
 		}
 	}
-	for _, f := range slices.Concat(joinFiles, kubeletKeys(e), []string{readyMark}) {
+	for _, f := range slices.Concat(joinFiles, member.KubeletKeys(e), []string{member.ReadyMark}) {
 		if slices.Contains(keep, f) {
 			continue
 		}
@@ -153,7 +154,7 @@ func undoJoin(ctx context.Context, e *machine.Env, keep ...string) error {
 // joinFiles is what a join writes; config.yaml, which lets kubelet start,
 // goes first.
 var joinFiles = []string{
-	ondisk.KubeletConfig, ondisk.KubeletConf, bootstrapConf, bootstrapRun, joinFile, kubeadmFlags,
+	ondisk.KubeletConfig, ondisk.KubeletConf, member.BootstrapConf, member.BootstrapRun, member.JoinFile, member.KubeadmFlags,
 	"/var/lib/kubelet/instance-config.yaml",
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -33,8 +34,8 @@ func dropLabels(env []byte, labels map[string]string) []byte {
 
 // eachArgs changes kubelet's arguments in kubeadm-flags.env.
 func eachArgs(env []byte, change func(args string) string) []byte {
-	return kubeadmArgs.ReplaceAllFunc(env, func(line []byte) []byte {
-		m := kubeadmArgs.FindSubmatch(line)
+	return member.KubeadmArgs.ReplaceAllFunc(env, func(line []byte) []byte {
+		m := member.KubeadmArgs.FindSubmatch(line)
 		return []byte(string(m[1]) + change(string(m[2])) + string(m[3]))
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -60,11 +61,11 @@ func argsPhase(active *Active) run.Phase {
 	return run.Phase{
 		Name: "kubelet-args", Doc: "kubelet has the Site's arguments", Timeout: 3*argsPatience + 3*time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			j, ok := readJoinedAs(e)
+			j, ok := member.ReadJoinedAs(e)
 			if !ok {
 				return run.Done, nil // a node that joined before this was noted
 			}
-			remarkSocketKept(e, j, site)
+			member.RemarkSocketKept(e, j, site)
 			want := wantedArgs(ctx, e, active, j)
 			switch {
 			case j.TryingArgs != nil: // cut off
@@ -80,16 +81,16 @@ func argsPhase(active *Active) run.Phase {
 			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			j, _ := readJoinedAs(e)
+			j, _ := member.ReadJoinedAs(e)
 			return changeArgs(ctx, e, j, wantedArgs(ctx, e, active, j))
 		},
 	}
 }
 
 // wantedArgs are the site's, and what follows from its other fields.
-func wantedArgs(ctx context.Context, e *machine.Env, active *Active, j joinedAs) map[string]string {
+func wantedArgs(ctx context.Context, e *machine.Env, active *Active, j member.JoinedAs) map[string]string {
 	site := active.Site
-	want := union(site.KubeletExtraArgs, nil)
+	want := member.Union(site.KubeletExtraArgs, nil)
 	if _, given := want["config-dir"]; !given && site.IPVS.Profile == "metered" && active.Image.Kubernetes != "" &&
 		!configs.KubernetesBefore(active.Image.Kubernetes, 30) { // before, kubelet does not read such a directory
 		want["config-dir"] = kubeletConfDir
@@ -107,7 +108,7 @@ func lacksConfDir(e *machine.Env, want map[string]string) bool {
 
 // twoAddresses is --node-ip for a node of two families in a cluster of two;
 // "": kubelet finds one by itself, or the site names them.
-func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j joinedAs) string {
+func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j member.JoinedAs) string {
 	if _, given := site.KubeletExtraArgs["node-ip"]; given || site.KubeletExtraArgs["cloud-provider"] != "" {
 		return ""
 	}
@@ -131,7 +132,7 @@ func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j joi
 func dualStack(ctx context.Context, e *machine.Env) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	c, err := nodeClient(e)
+	c, err := member.NodeClient(e)
 	if err != nil {
 		return false, err
 	}
@@ -146,8 +147,8 @@ func dualStack(ctx context.Context, e *machine.Env) (bool, error) {
 
 // changeArgs restarts kubelet with the wanted arguments, and with the former
 // ones where it does not come up with these.
-func changeArgs(ctx context.Context, e *machine.Env, j joinedAs, want map[string]string) error {
-	flags, err := e.Read(kubeadmFlags)
+func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map[string]string) error {
+	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {
 		return fmt.Errorf("giving kubelet the Site's arguments: %w", err)
 	}
@@ -162,7 +163,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j joinedAs, want map[string
 		}
 	}
 	// Those of a trial that was cut off may be in the file too.
-	ours := union(former, j.TryingArgs)
+	ours := member.Union(former, j.TryingArgs)
 	next := withArgs(flags, ours, want)
 	changed := changedArgs(ours, want)
 	if changed == "" {
@@ -174,8 +175,8 @@ func changeArgs(ctx context.Context, e *machine.Env, j joinedAs, want map[string
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	j.TryingArgs = union(want, nil)
-	if err := j.write(e); err != nil {
+	j.TryingArgs = member.Union(want, nil)
+	if err := j.Write(e); err != nil {
 		return err
 	}
 	if err := restartWith(ctx, e, next); err != nil {
@@ -187,14 +188,14 @@ func changeArgs(ctx context.Context, e *machine.Env, j joinedAs, want map[string
 	}
 	if bad == nil || !wasWell { // where it was not well before, nothing is lost
 		j.KubeletExtraArgs, j.TryingArgs = want, nil
-		if err := j.write(e); err != nil {
+		if err := j.Write(e); err != nil {
 			return err
 		}
 		e.Console(fmt.Sprintf("kubelet was restarted with the Site's arguments: %s changed", changed))
 		return bad
 	}
 	e.Log.Warn("kubelet does not come up with the Site's arguments, and gets the former ones back", "changed", changed, "error", bad)
-	if err := restartWith(ctx, e, withArgs(next, union(ours, want), former)); err != nil {
+	if err := restartWith(ctx, e, withArgs(next, member.Union(ours, want), former)); err != nil {
 		return err
 	}
 	// Once a boot: kubelet is not restarted for it all the time.
@@ -206,14 +207,14 @@ func changeArgs(ctx context.Context, e *machine.Env, j joinedAs, want map[string
 		return fmt.Errorf("noting kubelet's arguments: %w", err)
 	}
 	j.TryingArgs = nil
-	if err := j.write(e); err != nil {
+	if err := j.Write(e); err != nil {
 		return err
 	}
 	return awaitKubelet(ctx, e)
 }
 
 func restartWith(ctx context.Context, e *machine.Env, flags []byte) error {
-	return restartFor(ctx, e, "giving kubelet the Site's arguments", writing(kubeadmFlags, flags, 0o644))
+	return restartFor(ctx, e, "giving kubelet the Site's arguments", writing(member.KubeadmFlags, flags, 0o644))
 }
 
 // withArgs is kubeadm-flags.env with arguments that changed from before to
@@ -240,7 +241,7 @@ func withArgs(env []byte, before, after map[string]string) []byte {
 // changedArgs names the arguments in which two sets differ.
 func changedArgs(before, after map[string]string) string {
 	var out []string
-	for _, k := range slices.Sorted(maps.Keys(union(before, after))) {
+	for _, k := range slices.Sorted(maps.Keys(member.Union(before, after))) {
 		was, had := before[k]
 		if is, has := after[k]; is != was || has != had {
 			out = append(out, k)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -94,7 +95,7 @@ func TestANeighboursSite(t *testing.T) {
 				w.expire()
 				w.joinError = func(int) error { return errors.New("kubelet is not well") }
 				w.powerOn()
-				if err := w.boot(); err == nil || isMember(w.env()) {
+				if err := w.boot(); err == nil || member.Is(w.env()) {
 					t.Fatal(err)
 				}
 				w.joinError = nil

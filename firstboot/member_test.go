@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -52,7 +53,7 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 			w.oneMaster()
 			w.mustBoot()
 			if former {
-				if err := os.Remove(w.inside(memberFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+				if err := os.Remove(w.inside(member.RecordFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 					t.Fatal(err)
 				}
 			}
@@ -60,12 +61,12 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 			w.joinError = func(int) error { return errors.New("kubelet is not well") }
 			w.powerOn()
 			whole := w.clone(t)
-			if err := whole.boot(); err == nil || isMember(whole.env()) {
+			if err := whole.boot(); err == nil || member.Is(whole.env()) {
 				t.Fatalf("%s: it is still a member: %v", name, err)
 			}
 			wantNoStranger(t, whole.clone(t), name+": after a failed join")
 
-			first := slices.Index(whole.names, "write "+joinedFile)
+			first := slices.Index(whole.names, "write "+member.JoinedFile)
 			last := slices.IndexFunc(whole.names, func(n string) bool { return strings.HasPrefix(n, "kubeadm writes ") })
 			if first < 0 || last < first {
 				t.Fatalf("%s: %q", name, whole.names)
@@ -91,7 +92,7 @@ func TestPowerCutAfterTheJoin(t *testing.T) {
 	w.oneMaster()
 	whole := w.clone(t)
 	whole.mustBoot()
-	w.cutAt = slices.Index(whole.names, "write "+memberFile) + 2
+	w.cutAt = slices.Index(whole.names, "write "+member.RecordFile) + 2
 	if err := w.boot(); err == nil || w.cutAt == 1 {
 		t.Fatal("it was not cut off")
 	}
@@ -105,31 +106,31 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	w := nativeWorld(t)
 	w.admits(ondisk.SitesRepair)
 	w.mustBoot()
-	want := memberRecord{Version: memberVersion, Node: "edge-sn0042", CA: []string{w.cluster.pin}}
-	if got, ok := readMember(w.env()); !ok || got.Node != want.Node || !slices.Equal(got.CA, want.CA) || got.Version != want.Version {
+	want := member.Record{Version: member.RecordVersion, Node: "edge-sn0042", CA: []string{w.cluster.pin}}
+	if got, ok := member.ReadRecord(w.env()); !ok || got.Node != want.Node || !slices.Equal(got.CA, want.CA) || got.Version != want.Version {
 		t.Errorf("the record is %+v", got)
 	}
 	w.rebuild()
 	w.joinError = func(int) error { return errors.New("kubelet is not well") }
 	w.stamp(ownDev, w.site(withToken))
 	w.powerOn()
-	if err := w.boot(); err == nil || isMember(w.env()) {
+	if err := w.boot(); err == nil || member.Is(w.env()) {
 		t.Fatalf("it has not left its cluster: %v", err)
 	}
-	if got, ok := readMember(w.env()); !ok || got.Node != "" || got.CA != nil {
+	if got, ok := member.ReadRecord(w.env()); !ok || got.Node != "" || got.CA != nil {
 		t.Errorf("the record of a machine that has left its cluster is %+v", got)
 	}
 	wantNoStranger(t, w, "on the way to another cluster")
 	w.joinError = nil
 	w.powerOn()
 	w.mustBoot()
-	if got, ok := readMember(w.env()); !ok || got.Node != want.Node || !slices.Equal(got.CA, []string{w.cluster.pin}) {
+	if got, ok := member.ReadRecord(w.env()); !ok || got.Node != want.Node || !slices.Equal(got.CA, []string{w.cluster.pin}) {
 		t.Errorf("the record in the other cluster is %+v", got)
 	}
 	if _, err := w.reset(); err != nil {
 		t.Fatal(err)
 	}
-	if hasJoined(w.env()) {
+	if member.HasJoined(w.env()) {
 		t.Error("after a reset it is no blank machine")
 	}
 	delete(w.cluster.nodes, "edge-sn0042")
@@ -152,18 +153,18 @@ func TestPowerCutWhileLeaving(t *testing.T) {
 	w.stamp(ownDev, w.site(withToken))
 	w.powerOn()
 	whole := w.clone(t)
-	if err := whole.boot(); err == nil || isMember(whole.env()) {
+	if err := whole.boot(); err == nil || member.Is(whole.env()) {
 		t.Fatalf("it has not left its cluster: %v", err)
 	}
-	w.cutAt = slices.Index(whole.names, "write "+leavingFile) + 2
-	if err := w.boot(); err == nil || w.cutAt == 1 || !isMember(w.env()) {
+	w.cutAt = slices.Index(whole.names, "write "+member.LeavingFile) + 2
+	if err := w.boot(); err == nil || w.cutAt == 1 || !member.Is(w.env()) {
 		t.Fatalf("it was not cut off: %v", err)
 	}
 	w.powerOn()
-	if err := w.boot(); err == nil || isMember(w.env()) {
+	if err := w.boot(); err == nil || member.Is(w.env()) {
 		t.Fatalf("it has not left its cluster: %v", err)
 	}
-	if got, ok := readMember(w.env()); !ok || got.Node != "" || got.CA != nil {
+	if got, ok := member.ReadRecord(w.env()); !ok || got.Node != "" || got.CA != nil {
 		t.Errorf("the record of a machine that has left its cluster is %+v", got)
 	}
 }
@@ -173,8 +174,8 @@ func TestAnUnreadableRecord(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "{", `{"version":7,"node":{}}`} {
 		w := newWorld(t, "testdata/machine.txtar")
-		w.put(memberFile, text)
-		if got, ok := readMember(w.env()); !ok || got.Node != "" || !hasJoined(w.env()) {
+		w.put(member.RecordFile, text)
+		if got, ok := member.ReadRecord(w.env()); !ok || got.Node != "" || !member.HasJoined(w.env()) {
 			t.Errorf("%q: %+v, %v", text, got, ok)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -65,8 +66,8 @@ func networkPhase(site *configs.Site) run.Phase {
 			if trialCutOff(e) || late.due(e) {
 				return run.Todo, nil
 			}
-			_, away := reach(ctx, e, mastersOf(e, site))
-			if away != nil && (!enrolledOrEarly(e) || mayTry(e)) {
+			_, away := reach(ctx, e, member.MastersOf(e, site))
+			if away != nil && (!member.EnrolledOrEarly(e) || mayTry(e)) {
 				return run.Todo, nil
 			}
 			src, err := presentAddr(ctx, e, site)
@@ -91,7 +92,7 @@ func networkPhase(site *configs.Site) run.Phase {
 			if err := late.run(ctx, e); err != nil {
 				return err
 			}
-			up := toAPIServers(mastersOf(e, site))
+			up := toAPIServers(member.MastersOf(e, site))
 			found, former, err := useNetwork(ctx, e, up, networkTime)
 			if err != nil {
 				return err
@@ -123,7 +124,7 @@ func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("reading this node's address in /etc/hosts: %w", err)
 	}
-	masters := mastersOf(e, site)
+	masters := member.MastersOf(e, site)
 	found := make([]bool, len(masters))
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
@@ -143,7 +144,7 @@ func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip
 // firstAddr is the node's address on the way to the first API server, in the order of
 // the list, that answers; where none answers, to the first that there is a way to.
 func firstAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
-	masters := mastersOf(e, site)
+	masters := member.MastersOf(e, site)
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
 	for i, m := range masters {
@@ -301,7 +302,7 @@ func offlineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) err
 			errs = append(errs, errors.Join(fmt.Errorf("%s is %s", u, state), err))
 		}
 	}
-	return errors.Join(append(errs, machine.HasRoute(ctx, e, mastersOf(e, site)))...)
+	return errors.Join(append(errs, machine.HasRoute(ctx, e, member.MastersOf(e, site)))...)
 }
 
 // nodeAddress is what the network phase wrote: it holds offline too.

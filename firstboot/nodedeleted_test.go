@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -69,7 +70,7 @@ func TestNodeOfAControlPlaneNodeIsDeleted(t *testing.T) {
 
 // snapshots are those of etcd on the disk.
 func (w *world) snapshots() (names []string) {
-	entries, _ := os.ReadDir(filepath.Join(w.root, snapshotDir)) // none, where it is missing
+	entries, _ := os.ReadDir(filepath.Join(w.root, member.SnapshotDir)) // none, where it is missing
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
@@ -90,7 +91,7 @@ func TestNodeOfAWorkerIsDeleted(t *testing.T) {
 		"deleted, and offline":    {func(w *world) { w.offline = true }, 0, false},
 		"refused since":           {func(w *world) { w.cluster.refusesNode = true }, 1, false},
 		"in another cluster":      {func(w *world) { w.cluster.births++ }, 0, false},
-		"before there was a note": {func(w *world) { os.Remove(w.inside(joinedCluster)) }, 1, true},
+		"before there was a note": {func(w *world) { os.Remove(w.inside(member.JoinedCluster)) }, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

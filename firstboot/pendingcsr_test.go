@@ -6,6 +6,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 )
 
 // TestPendingKeyIsKept: a join that failed while the node's CSR was pending is tried again
@@ -16,20 +17,20 @@ func TestPendingKeyIsKept(t *testing.T) {
 	w.mustBoot()
 	e := w.env()
 	const key = "-----BEGIN EC PRIVATE KEY-----"
-	if err := e.WriteFile(pendingKey, []byte(key), machine.Mode(0o600)); err != nil {
+	if err := e.WriteFile(member.PendingKey, []byte(key), machine.Mode(0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Remove(clientCert); err != nil { // it is not enrolled
+	if err := e.Remove(member.ClientCert); err != nil { // it is not enrolled
 		t.Fatal(err)
 	}
 	phase := joinPhase(&Active{Site: new(configs.Site)})
 	if err := phase.Undo(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}
-	if w.has(kubeadmFlags) || w.has(clientCert) || !strings.Contains(w.get(pendingKey), key) {
-		t.Errorf("flags: %t, certificate: %t, key: %q", w.has(kubeadmFlags), w.has(clientCert), w.get(pendingKey))
+	if w.has(member.KubeadmFlags) || w.has(member.ClientCert) || !strings.Contains(w.get(member.PendingKey), key) {
+		t.Errorf("flags: %t, certificate: %t, key: %q", w.has(member.KubeadmFlags), w.has(member.ClientCert), w.get(member.PendingKey))
 	}
-	if err := undoJoin(t.Context(), e); err != nil || w.has(pendingKey) {
+	if err := undoJoin(t.Context(), e); err != nil || w.has(member.PendingKey) {
 		t.Errorf("the key is still there: %v", err)
 	}
 }

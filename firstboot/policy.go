@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -137,17 +138,17 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 	if old != nil {
 		site = old.Site
 	}
-	got := admit(image.Removable, hasJoined(e), unsigned == nil, site, next)
+	got := admit(image.Removable, member.HasJoined(e), unsigned == nil, site, next)
 	switch {
 	case got.site == nil:
 		return nil, notAdmitted(image)
 	case got.whole:
 		return all, nil
 	}
-	if unpinned(site) && !next.Credentials.IsZero() {
+	if member.Unpinned(site) && !next.Credentials.IsZero() {
 		// Nothing else ties the node to its cluster: with a stranger's token it
 		// would move to whatever cluster the stick names.
-		if got.site.CACertHashes = memberPins(e); len(got.site.CACertHashes) == 0 {
+		if got.site.CACertHashes = member.Pins(e); len(got.site.CACertHashes) == 0 {
 			return nil, fmt.Errorf("it contains a token, and it is unknown which cluster this machine belongs to (unsafeSkipCAVerification, and no record of its CA)")
 		}
 		got.site.UnsafeSkipCAVerification = false

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -70,7 +71,7 @@ func TestStateDecidesNothing(t *testing.T) {
 			machine.oneMaster()
 			whole := machine.clone(t)
 			whole.mustBoot()
-			for _, at := range []string{"write " + ondisk.IPVSConfig, "kubeadm ends", "write " + readyMark} {
+			for _, at := range []string{"write " + ondisk.IPVSConfig, "kubeadm ends", "write " + member.ReadyMark} {
 				cut := machine.clone(t)
 				cut.cutAt = slices.Index(whole.names, at) + 1
 				if err := cut.boot(); err == nil || cut.cutAt == 0 {
@@ -207,7 +208,7 @@ func TestStateDecidesNoConvert(t *testing.T) {
 func TestEnrolledReadsWhatItFinds(t *testing.T) {
 	t.Parallel()
 	ready := readyNode(t)
-	for _, file := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, clientCert} {
+	for _, file := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, member.KubeadmFlags, ondisk.KubeCA, member.ClientCert} {
 		for spoilt, spoil := range map[string]func([]byte) []byte{
 			"empty":   func([]byte) []byte { return nil },
 			"cut off": func(b []byte) []byte { return b[:len(b)/2] },
@@ -215,7 +216,7 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 		} {
 			w := ready.clone(t)
 			p := filepath.Join(w.root, file)
-			if file == clientCert {
+			if file == member.ClientCert {
 				p = filepath.Join(w.root, "/var/lib/kubelet/pki/kubelet-client-2026-11-20-10-00-00.pem")
 			}
 			b, err := os.ReadFile(p)
@@ -225,10 +226,10 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 			if err := os.WriteFile(p, spoil(b), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := enrolled(w.env()); !errors.Is(err, errNotEnrolled) {
+			if err := member.Enrolled(w.env()); !errors.Is(err, member.ErrNotEnrolled) {
 				t.Errorf("%s is %s: enrolled says %v", file, spoilt, err)
 			}
-			if file != clientCert {
+			if file != member.ClientCert {
 				continue
 			}
 			// Without a token there is no way on, which is said.
@@ -238,7 +239,7 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 			}
 		}
 	}
-	if err := enrolled(ready.env()); err != nil {
+	if err := member.Enrolled(ready.env()); err != nil {
 		t.Error(err)
 	}
 }
@@ -253,9 +254,9 @@ func TestRestoreCertificates(t *testing.T) {
 	}
 	first, second, third := pair(0), pair(100), pair(200)
 	otherKey := third[:strings.Index(third, "-----BEGIN PRIVATE")] + second[strings.Index(second, "-----BEGIN PRIVATE"):]
-	for _, s := range certStores() {
+	for _, s := range member.CertStores() {
 		// Clocks go wrong: the name of the second is the greatest.
-		dated := func(date string) string { return s.dir + "/" + s.name + "-" + date + ".pem" }
+		dated := func(date string) string { return s.Dir + "/" + s.Name + "-" + date + ".pem" }
 		one, two, three := dated("2026-11-20-10-00-00"), dated("2031-01-01-00-00-00"), dated("2027-06-08-10-00-00")
 		for name, tc := range map[string]struct {
 			third  string
@@ -276,30 +277,30 @@ func TestRestoreCertificates(t *testing.T) {
 			w.put(one, first)
 			w.put(two, second)
 			w.put(three, tc.third)
-			w.put(s.dir+"/"+s.name+"-other-2035-01-01-00-00-00.pem", third) // another store's
+			w.put(s.Dir+"/"+s.Name+"-other-2035-01-01-00-00-00.pem", third) // another store's
 			if tc.target != "" {
-				if err := os.Symlink(tc.target, filepath.Join(w.root, s.current())); err != nil {
+				if err := os.Symlink(tc.target, filepath.Join(w.root, s.Current())); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if err := RestoreCertificates(w.env()); err != nil {
+			if err := member.RestoreCertificates(w.env()); err != nil {
 				t.Error(err)
 			}
-			if got, err := os.Readlink(filepath.Join(w.root, s.current())); err != nil || got != tc.want {
-				t.Errorf("%s, %s: the link leads to %s, not %s (%v)", s.name, name, got, tc.want, err)
+			if got, err := os.Readlink(filepath.Join(w.root, s.Current())); err != nil || got != tc.want {
+				t.Errorf("%s, %s: the link leads to %s, not %s (%v)", s.Name, name, got, tc.want, err)
 			}
 		}
 		// With none that can be used, what is asked for anew must not be there.
 		w := newWorld(t, "testdata/machine.txtar")
 		w.put(one, "")
-		if err := os.Symlink(one, filepath.Join(w.root, s.current())); err != nil {
+		if err := os.Symlink(one, filepath.Join(w.root, s.Current())); err != nil {
 			t.Fatal(err)
 		}
-		if err := RestoreCertificates(w.env()); err != nil {
+		if err := member.RestoreCertificates(w.env()); err != nil {
 			t.Error(err)
 		}
-		if w.has(s.current()) == s.askedAnew {
-			t.Errorf("%s has none that can be used, and its link is there: %v", s.name, w.has(s.current()))
+		if w.has(s.Current()) == s.AskedAnew {
+			t.Errorf("%s has none that can be used, and its link is there: %v", s.Name, w.has(s.Current()))
 		}
 	}
 }
@@ -309,14 +310,14 @@ func TestRestoreKubeletsOwnPair(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	pair := w.cluster.client("edge-sn0042@1", w.now.AddDate(1, 0, 0))
-	cert, key := kubeletPKI+"/kubelet.crt", kubeletPKI+"/kubelet.key"
+	cert, key := member.KubeletPKI+"/kubelet.crt", member.KubeletPKI+"/kubelet.key"
 	for _, tc := range []struct {
 		cert, key string
 		stays     bool
 	}{{pair, pair, true}, {"", pair, false}, {pair, "", false}} {
 		w.put(cert, tc.cert)
 		w.put(key, tc.key)
-		if err := RestoreCertificates(w.env()); err != nil {
+		if err := member.RestoreCertificates(w.env()); err != nil {
 			t.Error(err)
 		}
 		if w.has(cert) != tc.stays || w.has(key) != tc.stays {
@@ -330,10 +331,10 @@ func TestRestoreKubeletsOwnPair(t *testing.T) {
 func TestRotationCutOff(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
-	rotated := kubeletPKI + "/kubelet-client-2027-08-01-00-00-00.pem"
+	rotated := member.KubeletPKI + "/kubelet-client-2027-08-01-00-00-00.pem"
 	w.now = w.now.Add(200 * 24 * time.Hour)
 	w.puts(rotated, w.cluster.client("system:node:edge-sn0042", w.now.AddDate(1, 0, 0)))
-	link := filepath.Join(w.root, clientCert)
+	link := filepath.Join(w.root, member.ClientCert)
 	if err := errors.Join(os.Remove(link), os.Symlink(rotated, link)); err != nil {
 		t.Fatal(err)
 	}

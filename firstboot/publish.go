@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -57,7 +58,7 @@ func publishPhase(active *Active) run.Phase {
 				return run.Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
 			case site.Credentials.Keys != nil:
 				return run.Todo, nil
-			case e.Exists(readyMark):
+			case e.Exists(member.ReadyMark):
 				// It was published before the keys were wiped, and somebody has
 				// deleted it since. What else is there is not to be reset.
 				e.Note("the cluster publishes no cluster-info any more: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")

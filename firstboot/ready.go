@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -41,7 +42,7 @@ type readiness struct {
 	active *Active
 	hub    HubNode
 	// joined is what was noted when the machine joined, if noted.
-	joined joinedAs
+	joined member.JoinedAs
 	noted  bool
 	// Of the last look:
 	node        *api.Node // as it was seen
@@ -55,8 +56,8 @@ func (r *readiness) look(ctx context.Context, e *machine.Env) error {
 	site := r.active.Site
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_, n, err := ownNode(ctx, e, r.active.Node)
-	if errors.Is(err, errNoNode) && r.hub.Missing != nil {
+	_, n, err := member.OwnNode(ctx, e, r.active.Node)
+	if errors.Is(err, member.ErrNoNode) && r.hub.Missing != nil {
 		if missing := r.hub.Missing(ctx, e); missing != nil {
 			return missing
 		}
@@ -70,21 +71,21 @@ func (r *readiness) look(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	if r.noted {
-		remarkTaints(e, r.joined, site, n)
+		member.RemarkTaints(e, r.joined, site, n)
 	}
 	if ready, why := n.Ready(); !ready {
 		return run.Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
 	}
-	if err := reported(ctx, e, n); err != nil {
+	if err := member.Reported(ctx, e, n); err != nil {
 		return err
 	}
-	return r.reporters.judge(e, n, e.Exists(readyMark))
+	return r.reporters.judge(e, n, e.Exists(member.ReadyMark))
 }
 
 // labels compares the Node's labels with the Site's.
 func (r *readiness) labels(e *machine.Env) error {
 	site, n := r.active.Site, r.node
-	missing, left := missingLabels(site, n), leftLabels(r.joined, site, n)
+	missing, left := missingLabels(site, n), member.LeftLabels(r.joined, site, n)
 	r.otherLabels = len(missing)+len(left) > 0
 	switch {
 	case len(missing) > 0:
@@ -99,23 +100,23 @@ func (r *readiness) labels(e *machine.Env) error {
 }
 
 func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-	if !e.Exists(readyMark) {
+	if !e.Exists(member.ReadyMark) {
 		return run.Todo, nil // whatever the cluster says
 	}
-	r.joined, r.noted = readJoinedAs(e)
+	r.joined, r.noted = member.ReadJoinedAs(e)
 	if err := r.look(ctx, e); err != nil {
 		if api.Code(err) == 0 && run.Advice(err) == "" {
 			return run.Unknown, nil // nobody answers: a node that was Ready continues
 		}
 		return run.Todo, nil
 	}
-	note, err := clusterToNote(ctx, e, r.active.Site, r.node)
+	note, err := member.ClusterToNote(ctx, e, r.active.Site, r.node)
 	switch {
-	case errors.Is(err, errOther) && r.active.Site.IPVS.Disabled:
+	case errors.Is(err, member.ErrOtherCluster) && r.active.Site.IPVS.Disabled:
 		// Nothing is between kubelet and the API servers, which it follows already.
-		e.Log.Warn("the API servers are of another cluster than the one noted", "noted", *readJoinedCluster(e))
-	case errors.Is(err, errOther):
-		e.Note("%s", bornAgainNote(e))
+		e.Log.Warn("the API servers are of another cluster than the one noted", "noted", *member.ReadJoinedCluster(e))
+	case errors.Is(err, member.ErrOtherCluster):
+		e.Note("%s", member.BornAgainNote(e))
 		return run.Unknown, nil
 	case err == nil && note != nil:
 		return run.Todo, nil
@@ -127,14 +128,14 @@ func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, err
 // saves what holds of a node that was Ready.
 func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	var refused, final error
-	labelled, missing := false, absence{}
-	r.joined, r.noted = readJoinedAs(e)
+	labelled, missing := false, member.Absence{}
+	r.joined, r.noted = member.ReadJoinedAs(e)
 	err := e.Retry(ctx, 2*time.Second, func() error {
 		bad := r.look(ctx, e)
-		if errors.Is(bad, errNoNode) {
-			bad = errors.Join(bad, missing.end(ctx, e, r.active.Site))
+		if errors.Is(bad, member.ErrNoNode) {
+			bad = errors.Join(bad, missing.End(ctx, e, r.active.Site))
 		} else {
-			missing = absence{}
+			missing = member.Absence{}
 		}
 		if r.otherLabels && !labelled {
 			labelled, refused = labelOwn(ctx, e, r.active, r.joined)
@@ -160,26 +161,26 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 			return err
 		}
 	}
-	if err := saveLabels(e, r.active.Site); err != nil {
+	if err := member.SaveLabels(e, r.active.Site); err != nil {
 		return err
 	}
 	if err := saveCluster(ctx, e, r.active); err != nil {
 		return err
 	}
-	if err := recordMember(e); err != nil {
+	if err := member.SaveRecord(e); err != nil {
 		return err
 	}
-	_, err = e.Write(readyMark, nil, machine.Mode(0o600))
+	_, err = e.Write(member.ReadyMark, nil, machine.Mode(0o600))
 	return err
 }
 
 // labelOwn gives the Node the labels of the site that it lacks, as far as the
 // cluster lets a node do that, and reports whether it has tried: a Node that was
 // there before, of a machine of the same name, keeps what it had.
-func labelOwn(ctx context.Context, e *machine.Env, active *Active, j joinedAs) (tried bool, refused error) {
+func labelOwn(ctx context.Context, e *machine.Env, active *Active, j member.JoinedAs) (tried bool, refused error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_, n, err := ownNode(ctx, e, active.Node)
+	_, n, err := member.OwnNode(ctx, e, active.Node)
 	if err != nil {
 		return false, nil
 	}
@@ -196,13 +197,13 @@ func labelOwn(ctx context.Context, e *machine.Env, active *Active, j joinedAs) (
 		if len(labels) == 0 {
 			continue
 		}
-		if err := patchLabels(ctx, e, n.Metadata.Name, anyOf(labels)); err != nil {
+		if err := member.PatchLabels(ctx, e, n.Metadata.Name, member.AnyOf(labels)); err != nil {
 			refused = errors.Join(refused, err)
 			continue
 		}
 		e.Console(fmt.Sprintf("the Node %s lacked labels of the Site, and has them now: %s", n.Metadata.Name, labelWords(labels)))
 	}
-	if left := leftLabels(j, active.Site, n); len(left) > 0 {
+	if left := member.LeftLabels(j, active.Site, n); len(left) > 0 {
 		refused = errors.Join(refused, unlabelOwn(ctx, e, n.Metadata.Name, left))
 	}
 	return true, refused
@@ -214,11 +215,11 @@ func unlabelOwn(ctx context.Context, e *machine.Env, name string, labels map[str
 	for k := range labels {
 		gone[k] = nil
 	}
-	flags := e.Contents(kubeadmFlags)
-	if _, err := e.Write(kubeadmFlags, dropLabels(flags, labels), machine.Mode(0o644)); err != nil {
+	flags := e.Contents(member.KubeadmFlags)
+	if _, err := e.Write(member.KubeadmFlags, dropLabels(flags, labels), machine.Mode(0o644)); err != nil {
 		return fmt.Errorf("having kubelet register without labels: %w", err)
 	}
-	if err := patchLabels(ctx, e, name, gone); err != nil {
+	if err := member.PatchLabels(ctx, e, name, gone); err != nil {
 		return err
 	}
 	e.Console(fmt.Sprintf("the Node %s had labels that the Site has no more: %s; they are gone", name, labelWords(labels)))
@@ -245,23 +246,23 @@ func labelWords(labels map[string]string) string {
 
 // saveCluster notes it, for ipvscare too.
 func saveCluster(ctx context.Context, e *machine.Env, active *Active) error {
-	_, n, err := ownNode(ctx, e, active.Node)
+	_, n, err := member.OwnNode(ctx, e, active.Node)
 	if err != nil {
 		return err
 	}
-	note, err := clusterToNote(ctx, e, active.Site, n)
-	if errors.Is(err, errOther) {
+	note, err := member.ClusterToNote(ctx, e, active.Site, n)
+	if errors.Is(err, member.ErrOtherCluster) {
 		return nil // Check says so
 	}
 	if note == nil || err != nil {
 		return err
 	}
-	if noted := readJoinedCluster(e); noted != nil {
+	if noted := member.ReadJoinedCluster(e); noted != nil {
 		e.Log.Info("the cluster's witnesses have changed one after the other: noting them anew", "was", *noted, "is", *note)
 	}
 	doc, err := json.Marshal(note)
 	if err == nil {
-		_, err = e.Write(joinedCluster, append(doc, '\n'), machine.Mode(0o600))
+		_, err = e.Write(member.JoinedCluster, append(doc, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("noting which cluster this is: %w", err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -34,8 +35,8 @@ func plainLists(ctx context.Context, e *machine.Env, version string) (string, er
 // redirectFlags adds to kubeadm-flags.env what turns kubelet to yurthub.
 func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, error) {
 	env = directFlags(env)
-	if !kubeadmArgs.Match(env) {
-		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", kubeadmFlags)
+	if !member.KubeadmArgs.Match(env) {
+		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", member.KubeadmFlags)
 	}
 	return eachArgs(env, func(args string) string { return openyurt.Turn(registerFlags(args, labels), gate) }), nil
 }
@@ -110,11 +111,11 @@ func registering(env []byte, labels map[string]string) []byte {
 
 // register restarts kubelet with these labels.
 func register(ctx context.Context, e *machine.Env, labels map[string]string) error {
-	flags, err := e.Read(kubeadmFlags)
+	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {
 		return fmt.Errorf("having kubelet register with the Site's labels: %w", err)
 	}
-	return restartFor(ctx, e, "having kubelet register with the Site's labels", writing(kubeadmFlags, registering(flags, labels), 0o644))
+	return restartFor(ctx, e, "having kubelet register with the Site's labels", writing(member.KubeadmFlags, registering(flags, labels), 0o644))
 }
 
 // redirectPhase turns kubelet to yurthub, and has it register as what labels
@@ -123,7 +124,7 @@ func redirectPhase(kubernetes string, labels map[string]string) run.Phase {
 	return run.Phase{
 		Name: "kubelet-redirect", Doc: "kubelet talks to yurthub", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			flags := e.Contents(kubeadmFlags)
+			flags := e.Contents(member.KubeadmFlags)
 			if e.Exists(kubeletRestart) || string(e.Contents(openyurt.KubeletConf)) != openyurt.Kubeconfig {
 				return run.Todo, nil
 			}
@@ -152,7 +153,7 @@ func redirectPhase(kubernetes string, labels map[string]string) run.Phase {
 }
 
 func redirect(ctx context.Context, e *machine.Env, kubernetes string, labels map[string]string) error {
-	flags, err := e.Read(kubeadmFlags)
+	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {
 		return fmt.Errorf("turning kubelet to yurthub: %w", err)
 	}
@@ -165,19 +166,19 @@ func redirect(ctx context.Context, e *machine.Env, kubernetes string, labels map
 		return err
 	}
 	return restartFor(ctx, e, "turning kubelet to yurthub",
-		writing(openyurt.KubeletConf, []byte(openyurt.Kubeconfig), 0o600), writing(kubeadmFlags, flags, 0o644))
+		writing(openyurt.KubeletConf, []byte(openyurt.Kubeconfig), 0o600), writing(member.KubeadmFlags, flags, 0o644))
 }
 
 // direct turns kubelet from yurthub, and has it register with these labels of
 // OpenYurt's; nil: as a native node.
 func direct(ctx context.Context, e *machine.Env, labels map[string]string) error {
-	flags, err := e.Read(kubeadmFlags)
+	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {
 		return fmt.Errorf("turning kubelet from yurthub: %w", err)
 	}
 	flags = registering(directFlags(flags), labels)
 	return restartFor(ctx, e, "turning kubelet from yurthub",
-		writing(kubeadmFlags, flags, 0o644), func(e *machine.Env) error { return e.Remove(openyurt.KubeletConf) })
+		writing(member.KubeadmFlags, flags, 0o644), func(e *machine.Env) error { return e.Remove(openyurt.KubeletConf) })
 }
 
 // registeredAs are the labels of OpenYurt's that kubelet registers with.

@@ -11,19 +11,20 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
 func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *Active) error {
-	name, missing := active.Node, absence{}
+	name, missing := active.Node, member.Absence{}
 	e.Waiting("kubelet to register the Node %s", name)
 	err := e.Retry(ctx, seatInterval, func() error {
 		_, err := c.GetNode(ctx, name)
 		if api.Code(err) == 404 {
-			return errors.Join(err, missing.end(ctx, e, active.Site))
+			return errors.Join(err, missing.End(ctx, e, active.Site))
 		}
-		missing = absence{}
+		missing = member.Absence{}
 		return err
 	})
 	if err != nil {
@@ -52,7 +53,7 @@ func registerPhase(active *Active) run.Phase {
 			if err != nil {
 				return run.Todo, nil
 			}
-			if _, marked := n.Metadata.Labels[controlPlaneLabel]; !marked || !bytes.Contains(e.Contents(ondisk.KubeletConf), []byte(clientCert)) {
+			if _, marked := n.Metadata.Labels[controlPlaneLabel]; !marked || !bytes.Contains(e.Contents(ondisk.KubeletConf), []byte(member.ClientCert)) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
@@ -74,17 +75,17 @@ func registerPhase(active *Active) run.Phase {
 					return err
 				}
 			}
-			e.Waiting("kubelet to keep its certificate in %s", clientCert)
+			e.Waiting("kubelet to keep its certificate in %s", member.ClientCert)
 			if err := e.Poll(ctx, seatInterval, func() (bool, error) {
-				_, err := os.Stat(e.Path(kubeletPKI))
-				return err == nil && len(kubeletKeys(e)) > 0 && e.Exists(clientCert), nil
+				_, err := os.Stat(e.Path(member.KubeletPKI))
+				return err == nil && len(member.KubeletKeys(e)) > 0 && e.Exists(member.ClientCert), nil
 			}); err != nil {
-				return run.Advise(fmt.Errorf("kubelet has no %s: %w", clientCert, err), "see `journalctl -u kubelet` on the machine")
+				return run.Advise(fmt.Errorf("kubelet has no %s: %w", member.ClientCert, err), "see `journalctl -u kubelet` on the machine")
 			}
 			if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"kubelet-finalize", "all"}); err != nil {
 				return err
 			}
-			return syncCredentials(e)
+			return member.SyncCredentials(e)
 		},
 	}
 }

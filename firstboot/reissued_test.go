@@ -16,6 +16,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -54,11 +55,11 @@ func trustedBy(t *testing.T, conf string) []byte {
 func (w *world) yearsLater(years int) {
 	w.t.Helper()
 	w.now = w.now.AddDate(years, 0, 0)
-	own, err := os.Readlink(filepath.Join(w.root, clientCert))
+	own, err := os.Readlink(filepath.Join(w.root, member.ClientCert))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.put(own, w.cluster.client(nodeUser+memberName(w.env()), w.truth().AddDate(1, 0, 0)))
+	w.put(own, w.cluster.client(member.NodeUser+member.Name(w.env()), w.truth().AddDate(1, 0, 0)))
 	w.powerOn()
 }
 
@@ -145,7 +146,7 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	m.started = ""
 	m.bootDone()
 	for _, ca := range configs.ClusterCAs() {
-		if file := pkiDir + "/" + ca.Base + ".crt"; !m.said(file + " is valid until 2036-11-") {
+		if file := member.PKIDir + "/" + ca.Base + ".crt"; !m.said(file + " is valid until 2036-11-") {
 			t.Errorf("nobody was told of %s\n%s", file, strings.Join(m.console, "\n"))
 		}
 	}
@@ -178,7 +179,7 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 			m.bootDone()
 		}
 		for _, of := range configs.ClusterCAs() {
-			if m.get(pkiDir+"/"+of.Base+".crt") != of.Of(&keys).Cert {
+			if m.get(member.PKIDir+"/"+of.Base+".crt") != of.Of(&keys).Cert {
 				t.Errorf("%s: the CA %s is the former one", when, of.Base)
 			}
 		}

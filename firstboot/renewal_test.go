@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -60,7 +61,7 @@ func TestRenewalThatFails(t *testing.T) {
 		"between a key and its certificate": func(m *controlPlane) func(machine.Cmd) error {
 			return func(c machine.Cmd) error {
 				m.before = func(effect string) {
-					if effect == "kubeadm writes "+renewed(pkiDir+"/etcd/peer.crt") {
+					if effect == "kubeadm writes "+renewed(member.PKIDir+"/etcd/peer.crt") {
 						m.cut = true
 					}
 				}
@@ -80,7 +81,7 @@ func TestRenewalThatFails(t *testing.T) {
 		"with files that were cut off": func(m *controlPlane) func(machine.Cmd) error {
 			return func(c machine.Cmd) error {
 				err := m.kubeadm(c)
-				m.put(renewed(pkiDir+"/etcd/server.crt"), "")
+				m.put(renewed(member.PKIDir+"/etcd/server.crt"), "")
 				return err
 			}
 		},
@@ -132,7 +133,7 @@ func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	m.now = m.now.AddDate(0, 8, 0)
-	m.put(pkiDir+"/etcd/server.key", "")
+	m.put(member.PKIDir+"/etcd/server.key", "")
 	before := m.inUseBytes()
 	m.world.init = func(machine.Cmd) error { return errors.New("no space left on device") }
 	m.on()
@@ -157,7 +158,7 @@ func TestKubeletKeepsWhatItCanUse(t *testing.T) {
 	for _, expired := range []bool{false, true} {
 		m := newControlPlane(t, sites)
 		m.bootDone()
-		own, err := os.Readlink(filepath.Join(m.root, clientCert))
+		own, err := os.Readlink(filepath.Join(m.root, member.ClientCert))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -264,7 +265,7 @@ func TestRenewalOfShortCertificates(t *testing.T) {
 				want  int
 			}{{due - day, 0}, {2 * day, 1}, {2 * time.Hour, 0}, {due - day, 0}, {2 * day, 1}} {
 				m.now = m.now.Add(tt.after)
-				own, err := os.Readlink(filepath.Join(m.root, clientCert))
+				own, err := os.Readlink(filepath.Join(m.root, member.ClientCert))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -436,7 +437,7 @@ func TestCertificatesOfAClockBehind(t *testing.T) {
 	m.bootDone()
 	m.now = m.now.AddDate(0, 3, 0)
 	conf := m.cluster.client("system:node:m1", m.now.AddDate(1, 0, 0)) // kubelet has renewed it
-	own, err := os.Readlink(filepath.Join(m.root, clientCert))
+	own, err := os.Readlink(filepath.Join(m.root, member.ClientCert))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -22,12 +23,12 @@ import (
 // returned name is the Node that the cluster still has, "" where the machine
 // does not know any more that it was one.
 func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node string, err error) {
-	cert, _ := kubeletCert(e)
-	node = nodeIn(cert)
+	cert, _ := member.KubeletCert(e)
+	node = member.NodeIn(cert)
 	if s, err := run.LoadState(e.Root); node == "" && err == nil {
 		node = s.Node
 	}
-	if e.Exists(manifests + "/kube-apiserver.yaml") {
+	if e.Exists(member.ManifestsDir + "/kube-apiserver.yaml") {
 		return node, errors.New("this machine runs a control plane; `kubeadm reset` takes that away, knowing about etcd")
 	}
 	image, err := imageInfo(e)
@@ -82,12 +83,12 @@ func (r *reset) steps() []run.Phase {
 // resetKubeadm lets kubeadm take back its part, and puts back what it empties
 // and the image had put there.
 func resetKubeadm(ctx context.Context, e *machine.Env, active *Active) error {
-	entries, err := os.ReadDir(e.Path(manifests))
+	entries, err := os.ReadDir(e.Path(member.ManifestsDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("reading %s: %w", manifests, err)
+		return fmt.Errorf("reading %s: %w", member.ManifestsDir, err)
 	}
 	for _, en := range entries {
-		p := filepath.Join(manifests, en.Name())
+		p := filepath.Join(member.ManifestsDir, en.Name())
 		if p == openyurt.Manifest {
 			continue // ours
 		}
@@ -125,10 +126,10 @@ func resetKubeadm(ctx context.Context, e *machine.Env, active *Active) error {
 	for _, en := range kept {
 		b, err := e.Read(keptManifests + "/" + en.Name())
 		if err == nil {
-			_, err = e.Write(manifests+"/"+en.Name(), b, machine.Mode(0o600))
+			_, err = e.Write(member.ManifestsDir+"/"+en.Name(), b, machine.Mode(0o600))
 		}
 		if err != nil {
-			return fmt.Errorf("giving back %s/%s: %w", manifests, en.Name(), err)
+			return fmt.Errorf("giving back %s/%s: %w", member.ManifestsDir, en.Name(), err)
 		}
 	}
 	return e.RemoveAll(keptManifests)
@@ -143,7 +144,7 @@ func resetToken(e *machine.Env, active *Active) error {
 	if active == nil {
 		return nil // no site to write into the slot
 	}
-	j, joining := readJoinedAs(e)
+	j, joining := member.ReadJoinedAs(e)
 	switch {
 	case joining && j.TokenForgotten:
 		return nil
@@ -154,13 +155,13 @@ func resetToken(e *machine.Env, active *Active) error {
 	if active.NotTaken != nil && !blank {
 		return nil // a person's half-written correction is left for the person
 	}
-	if cert, err := kubeletCert(e); err == nil && nodeIn(cert) != active.Node {
+	if cert, err := member.KubeletCert(e); err == nil && member.NodeIn(cert) != active.Node {
 		return nil // it is the next site already
 	}
 	if err := forgetToken(e, active, blank); err != nil {
 		return err
 	}
-	return saveForgotten(e)
+	return member.SaveForgotten(e)
 }
 
 // resetIPVS removes what ipvscare made and keeps; site, which may be nil, is as in
@@ -179,7 +180,7 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 // back: the next site's config does that, and until then the machine stays
 // reachable.
 func resetFiles(_ context.Context, e *machine.Env) error {
-	for _, p := range []string{readyMark, memberFile, appliedFile, ondisk.SiteCopy, ignitionCopy, discoveryFile, joinFile, bootstrapRun, hubBootstrap, kubeletRestart, joinedFile, joinedCluster, clusterManifests, documentsMark, documentsFile, madeFile, leavingFile, meteredConfFile, kubeletConfDir, ondisk.StateFile} {
+	for _, p := range []string{member.ReadyMark, member.RecordFile, appliedFile, ondisk.SiteCopy, ignitionCopy, member.DiscoveryFile, member.JoinFile, member.BootstrapRun, member.HubBootstrap, kubeletRestart, member.JoinedFile, member.JoinedCluster, clusterManifests, documentsMark, documentsFile, madeFile, member.LeavingFile, meteredConfFile, kubeletConfDir, ondisk.StateFile} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("forgetting the cluster: %w", err)
 		}

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/ondisk"
@@ -41,7 +42,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *Active) error 
 	}
 	self := site.Self()
 	args := []string{"ctr", "--namespace", "k8s.io", "run", "--rm",
-		"--mount", "type=bind,src=" + e.Path(snapshotDir) + ",dst=/snapshots,options=rbind:ro",
+		"--mount", "type=bind,src=" + e.Path(member.SnapshotDir) + ",dst=/snapshots,options=rbind:ro",
 		"--mount", "type=bind,src=" + e.Path(restoreDir) + ",dst=/restore,options=rbind:rw",
 		etcd, "edgebake-restore-" + hex.EncodeToString(e.Random(4))}
 	args = append(args, seat.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), seat.Token(site.ControlPlane.ID, sum[:16]+"-"+site.ControlPlane.Said))...)
@@ -71,7 +72,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *Active) error 
 
 // snapshotAtHand has the snapshot where etcdutl can read it, and returns its path there.
 func snapshotAtHand(e *machine.Env, sum string) (string, error) {
-	if err := errors.Join(e.RemoveAll(restoreDir), e.Mkdir(restoreDir, machine.Mode(0o700)), e.Mkdir(snapshotDir, machine.Mode(0o700))); err != nil {
+	if err := errors.Join(e.RemoveAll(restoreDir), e.Mkdir(restoreDir, machine.Mode(0o700)), e.Mkdir(member.SnapshotDir, machine.Mode(0o700))); err != nil {
 		return "", fmt.Errorf("restoring a snapshot: %w", err)
 	}
 	return findSnapshot(e, sum)
@@ -85,7 +86,7 @@ func findSnapshot(e *machine.Env, sum string) (string, error) {
 		return "", err
 	}
 	for _, s := range all {
-		if got, err := file.SHA256(e.Path(snapshotDir + "/" + s.name)); err == nil && got == sum {
+		if got, err := file.SHA256(e.Path(member.SnapshotDir + "/" + s.name)); err == nil && got == sum {
 			return "/snapshots/" + s.name, nil
 		}
 	}
@@ -103,7 +104,7 @@ func findSnapshot(e *machine.Env, sum string) (string, error) {
 		errs = append(errs, err, e.Remove(fromStick), fmt.Errorf("stick %s: %s has the SHA-256 %s", dev, snapshotOnStick, got))
 	}
 	return "", run.Advise(errors.Join(append(errs, fmt.Errorf("there is no snapshot with the SHA-256 %s on this machine, nor on a stick", sum))...),
-		"copy it to "+snapshotDir+", or bring it as "+snapshotOnStick+" on a stick named EDGEBAKE")
+		"copy it to "+member.SnapshotDir+", or bring it as "+snapshotOnStick+" on a stick named EDGEBAKE")
 }
 
 // etcdImage is the image of etcd on board.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -67,19 +68,19 @@ func (r *reversion) unlabel() run.Phase {
 	return run.Phase{
 		Name: "labels", Doc: "the Node carries no label of OpenYurt's", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			return checkLabels(ctx, e, r.node, nil)
+			return member.CheckLabels(ctx, e, r.node, nil)
 		},
 		Run: func(ctx context.Context, e *machine.Env) (err error) {
-			if r.labelsBefore, err = hubLabels(ctx, e, r.node); err != nil {
+			if r.labelsBefore, err = member.HubLabels(ctx, e, r.node); err != nil {
 				return err
 			}
-			return patchLabels(ctx, e, r.node, noLabels())
+			return member.PatchLabels(ctx, e, r.node, member.NoLabels())
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
-			if r.labelsBefore == nil || !redirected(e) {
+			if r.labelsBefore == nil || !member.Redirected(e) {
 				return nil // a native node it stays, and carries none
 			}
-			return patchLabels(ctx, e, r.node, r.labelsBefore)
+			return member.PatchLabels(ctx, e, r.node, r.labelsBefore)
 		},
 	}
 }
@@ -88,14 +89,14 @@ func (r *reversion) direct() run.Phase {
 	return run.Phase{
 		Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-			flags := e.Contents(kubeadmFlags)
-			if e.Exists(kubeletRestart) || e.Exists(openyurt.KubeletConf) || redirected(e) || string(registering(flags, nil)) != string(flags) {
+			flags := e.Contents(member.KubeadmFlags)
+			if e.Exists(kubeletRestart) || e.Exists(openyurt.KubeletConf) || member.Redirected(e) || string(registering(flags, nil)) != string(flags) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			r.registeredBefore = registeredAs(e.Contents(kubeadmFlags))
+			r.registeredBefore = registeredAs(e.Contents(member.KubeadmFlags))
 			return direct(ctx, e, nil)
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
@@ -141,11 +142,11 @@ func stillReady(name string, through bool) run.Phase {
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			err := e.Retry(ctx, 2*time.Second, func() error {
-				n, err := readNode(ctx, e, name)
+				n, err := member.ReadNode(ctx, e, name)
 				if err != nil {
 					return err
 				}
-				return readyNow(ctx, e, n)
+				return member.ReadyNow(ctx, e, n)
 			})
 			if err == nil {
 				err = ensureKubelet(ctx, e, through)
@@ -179,6 +180,6 @@ func ensureKubelet(ctx context.Context, e *machine.Env, through bool) error {
 	if (conf == openyurt.KubeletConf) == through {
 		return nil
 	}
-	return run.Advise(fmt.Errorf("kubelet runs with --kubeconfig=%s, whatever %s says", conf, kubeadmFlags),
+	return run.Advise(fmt.Errorf("kubelet runs with --kubeconfig=%s, whatever %s says", conf, member.KubeadmFlags),
 		"see `systemctl cat kubelet`: its unit must pass $KUBELET_KUBEADM_ARGS on, and KUBELET_EXTRA_ARGS (/etc/default/kubelet, /etc/sysconfig/kubelet) must not set --kubeconfig")
 }

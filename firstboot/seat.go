@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
@@ -25,7 +26,7 @@ import (
 // never older than this boot. It is not in RunDir, which goes when first boot
 // ends: kubelet would stop etcd.
 const (
-	etcdManifest = manifests + "/etcd.yaml"
+	etcdManifest = member.ManifestsDir + "/etcd.yaml"
 	etcdRun      = "/run/edgebake-etcd.yaml"
 )
 
@@ -77,11 +78,11 @@ func decided(e *machine.Env) bool {
 // etcdTLS is how control-plane nodes know each other before there is a
 // cluster: by etcd's CA, which only they have the key of.
 func etcdTLS(e *machine.Env) (*tls.Config, error) {
-	pool, err := api.Pool(e.Contents(pkiDir + "/etcd/ca.crt"))
+	pool, err := api.Pool(e.Contents(member.PKIDir + "/etcd/ca.crt"))
 	if err != nil {
 		return nil, fmt.Errorf("reading etcd's CA: %w", err)
 	}
-	cert, err := tls.X509KeyPair(e.Contents(pkiDir+"/etcd/peer.crt"), e.Contents(pkiDir+"/etcd/peer.key"))
+	cert, err := tls.X509KeyPair(e.Contents(member.PKIDir+"/etcd/peer.crt"), e.Contents(member.PKIDir+"/etcd/peer.key"))
 	if err != nil {
 		return nil, fmt.Errorf("reading etcd's certificate: %w", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -78,7 +79,7 @@ type siteInputs struct {
 	doc, ignition []byte
 	stamped       int64
 	machine       node.Machine
-	joined        joinedAs
+	joined        member.JoinedAs
 	member        string
 	enrolled      bool
 	key           []byte
@@ -136,9 +137,9 @@ func readContents(e *machine.Env, dev string) (c, one *slot.Contents, err error)
 // takes what was made of the same.
 func resolveSite(e *machine.Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, before *Active) (*Active, error) {
 	m := e.Facts()
-	j, _ := readJoinedAs(e)
-	cert, notEnrolled := enrolment(e)
-	member := nodeIn(cert)
+	j, _ := member.ReadJoinedAs(e)
+	cert, notEnrolled := member.Enrolment(e)
+	member := member.NodeIn(cert)
 	inputs := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, member, notEnrolled == nil, e.Contents(keyFile)}
 	if before != nil && reflect.DeepEqual(before.inputs, inputs) {
 		a := *before
@@ -283,11 +284,11 @@ func (a *Active) isMadeOf(doc, ignition []byte) bool {
 // it takes the machine to another cluster, it is another machine's.
 func (a *Active) otherMachine(e *machine.Env, name string) error {
 	moves := !a.Site.Credentials.Token.IsZero() &&
-		(unpinned(a.Site) || !slices.ContainsFunc(memberPins(e), func(pin string) bool { return isPinned(pin, a.Site.CAPins()) }))
+		(member.Unpinned(a.Site) || !slices.ContainsFunc(member.Pins(e), func(pin string) bool { return member.IsPinned(pin, a.Site.CAPins()) }))
 	if name == "" || a.Node == name || moves {
 		return nil
 	}
-	return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", name, a.Node), resetForName)
+	return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", name, a.Node), member.ResetForName)
 }
 
 // isApplied reports whether the machine's settings are those of the site.

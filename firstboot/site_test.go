@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -18,9 +19,9 @@ func TestStampInTheMiddle(t *testing.T) {
 	}{
 		{"before the settings are in place", "hostname edge-sn0042"},
 		{"before the network is used", "start ipvscare.service"},
-		{"before kubeadm runs", "write " + joinFile},
+		{"before kubeadm runs", "write " + member.JoinFile},
 		{"before kubelet is turned", "restart kubelet.service"},
-		{"before the token is forgotten", "write " + readyMark},
+		{"before the token is forgotten", "write " + member.ReadyMark},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := nativeWorld(t, "labels: {zone: north}")

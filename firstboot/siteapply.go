@@ -11,6 +11,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/apply"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -52,7 +53,7 @@ func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *machine.
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			err := takeFromInventory(e)
-			if left = err != nil && isMember(e); left {
+			if left = err != nil && member.Is(e); left {
 				// It has an active Site, and other work to do.
 				e.Log.Warn("the slot is left as it is", "error", err)
 			} else if err != nil {
@@ -114,8 +115,8 @@ func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 		if err := endTrial(ctx, e, e.Exists(manifestFile)); err != nil {
 			return err
 		}
-		if enrolled(e) == nil {
-			if err := a.otherMachine(e, memberName(e)); err != nil {
+		if member.Enrolled(e) == nil {
+			if err := a.otherMachine(e, member.Name(e)); err != nil {
 				return err
 			}
 		}
@@ -166,7 +167,7 @@ func startHeldKubelet(ctx context.Context, e *machine.Env, site *configs.Site, b
 // kubeletHeld reports whether kubelet of an enrolled node does not run: it
 // waited for the site's settings, on a root that had none.
 func kubeletHeld(ctx context.Context, e *machine.Env) (bool, error) {
-	if !enrolledOrEarly(e) {
+	if !member.EnrolledOrEarly(e) {
 		return false, nil
 	}
 	state, err := e.UnitState(ctx, ondisk.UnitKubelet)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 )
 
@@ -33,7 +34,7 @@ const (
 	snapshotTime = 20 * time.Minute
 )
 
-// Snapshot writes what etcd on this machine holds to a file in snapshotDir, and
+// Snapshot writes what etcd on this machine holds to a file in SnapshotDir, and
 // returns its path. Old ones go.
 func Snapshot(ctx context.Context, e *machine.Env) (string, error) {
 	image, err := imageInfo(e)
@@ -67,7 +68,7 @@ func snapshot(ctx context.Context, e *machine.Env, site *configs.Site) (string, 
 	if err := roomForSnapshot(e); err != nil {
 		return "", err
 	}
-	path := snapshotDir + "/" + snapshotName(e.Now())
+	path := member.SnapshotDir + "/" + snapshotName(e.Now())
 	err = e.Stream(path, machine.Mode(0o600), func(w io.Writer) error {
 		return memberEtcd(client, site.Self()).Snapshot(ctx, w)
 	})
@@ -79,7 +80,7 @@ func snapshot(ctx context.Context, e *machine.Env, site *configs.Site) (string, 
 
 func snapshotName(taken time.Time) string { return taken.UTC().Format(snapshotDate) }
 
-// savedSnapshot is a file of snapshotDir.
+// savedSnapshot is a file of SnapshotDir.
 type savedSnapshot struct {
 	name string
 	size int64
@@ -89,7 +90,7 @@ type savedSnapshot struct {
 // future were taken by a clock that was wrong, and come last: first they would push out
 // all that the right clock dates.
 func snapshots(e *machine.Env) ([]savedSnapshot, error) {
-	entries, err := os.ReadDir(e.Path(snapshotDir))
+	entries, err := os.ReadDir(e.Path(member.SnapshotDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("looking for snapshots: %w", err)
 	}
@@ -145,7 +146,7 @@ func roomForSnapshot(e *machine.Env) error {
 			"remove from the disk what is not needed (`crictl rmi --prune`, `journalctl --vacuum-size=100M`), or use a larger one")
 	}
 	for _, old := range all[keep:] {
-		if err := e.Remove(snapshotDir + "/" + old.name); err != nil {
+		if err := e.Remove(member.SnapshotDir + "/" + old.name); err != nil {
 			return fail(err)
 		}
 	}
@@ -155,13 +156,13 @@ func roomForSnapshot(e *machine.Env) error {
 // dropHalfSnapshots removes what a power cut has left. Its name is a date, so the
 // next one does not write over it. Whoever takes a snapshot holds the lock.
 func dropHalfSnapshots(e *machine.Env) error {
-	entries, err := os.ReadDir(e.Path(snapshotDir))
+	entries, err := os.ReadDir(e.Path(member.SnapshotDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("looking for snapshots: %w", err)
 	}
 	for _, en := range entries {
 		if strings.HasPrefix(en.Name(), ".") {
-			if err := e.Remove(snapshotDir + "/" + en.Name()); err != nil {
+			if err := e.Remove(member.SnapshotDir + "/" + en.Name()); err != nil {
 				return fmt.Errorf("removing half a snapshot: %w", err)
 			}
 		}
@@ -179,7 +180,7 @@ func dropSnapshots(e *machine.Env) error {
 		if total += s.size; i == 0 || i < snapshotsKept && total <= snapshotsMaxBytes {
 			continue
 		}
-		if err := e.Remove(snapshotDir + "/" + s.name); err != nil {
+		if err := e.Remove(member.SnapshotDir + "/" + s.name); err != nil {
 			return fmt.Errorf("removing an old snapshot: %w", err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -106,7 +107,7 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 		if len(got.omitted) > 0 {
 			e.Note("of the Site of stick %s is left out, since the Image allows repairs only (sites.removable): %s", dev, strings.Join(got.omitted, ", "))
 		}
-		if hasJoined(e) {
+		if member.HasJoined(e) {
 			got.info.Stamped = min(got.info.Stamped, latestStamp(e, image, have))
 		}
 		name := stickName(e, dev)
@@ -116,7 +117,7 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
 			continue
 		}
-		if err := s.active.otherMachine(e, memberNode(e)); err != nil {
+		if err := s.active.otherMachine(e, member.Node(e)); err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
 			continue
 		}
@@ -205,7 +206,7 @@ func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 	case unchanged:
 		// The machine's own copy of the token is forgotten. One whose
 		// certificate has expired, or was lost, may use the stick's.
-		return same && !token.IsZero() && have.Site.Credentials.Token.IsZero() && enrolled(e) != nil, ""
+		return same && !token.IsZero() && have.Site.Credentials.Token.IsZero() && member.Enrolled(e) != nil, ""
 	case s.signed == 0 && have != nil && stampedBefore(s.active, have):
 		return false, fmt.Sprintf("it was stamped on %s, the Site in the slot on %s: stamp the stick again to go back to it",
 			date(s.active.Stamped), date(have.Stamped))
@@ -217,7 +218,7 @@ func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 // keys of its cluster, of which its slot has none any more, and the stick has
 // them.
 func (s *stick) bringsLostKeys(e *machine.Env, have *Active) bool {
-	return s.active.Site.Credentials.Keys != nil && have.Site.Credentials.Keys == nil && keysInPlace(e, have.Site) != nil
+	return s.active.Site.Credentials.Keys != nil && have.Site.Credentials.Keys == nil && member.KeysInPlace(e, have.Site) != nil
 }
 
 // stampedBefore reports whether a was stamped before b, where both have a date that

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -261,7 +262,7 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 	t.Helper()
 	whole := w.clone(t)
 	whole.mustBoot()
-	for n := slices.Index(whole.names, "write "+readyMark); n < len(whole.names); n++ {
+	for n := slices.Index(whole.names, "write "+member.ReadyMark); n < len(whole.names); n++ {
 		cut := w.clone(t)
 		cut.cutAt = n + 1
 		if err := cut.boot(); err != nil { // a report that cannot be written stops nobody

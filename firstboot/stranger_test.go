@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -101,7 +102,7 @@ func TestAStrangersBundle(t *testing.T) {
 			w.now = w.now.AddDate(-2, 0, 0)
 			w.powerOn()
 			w.mustBoot()
-			if w.joins != 1 || enrolled(w.env()) != nil || w.get(ondisk.KubeletConf) != conf {
+			if w.joins != 1 || member.Enrolled(w.env()) != nil || w.get(ondisk.KubeletConf) != conf {
 				t.Errorf("it is no member of its cluster any more (%d joins)", w.joins)
 			}
 		})
@@ -150,20 +151,20 @@ func TestABundleOnTheDisk(t *testing.T) {
 	}
 	e := w.env()
 	bundle := w.get(ondisk.KubeCA) // of the Site without pins
-	if len(caPins([]byte(bundle))) != 2 {
+	if len(member.CAPins([]byte(bundle))) != 2 {
 		t.Fatalf("the CA is\n%s", bundle)
 	}
 	conf, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(bundle))}, api.User{Token: testToken})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.put(discoveryFile, string(conf))
+	w.put(member.DiscoveryFile, string(conf))
 	site, err := parseSite([]byte(w.site(withToken)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !staleCA(e, site) || discovered(e, site) {
-		t.Errorf("stale %v, discovered %v", staleCA(e, site), discovered(e, site))
+	if !member.StaleCA(e, site) || member.Discovered(e, site) {
+		t.Errorf("stale %v, discovered %v", member.StaleCA(e, site), member.Discovered(e, site))
 	}
 	w.joinError = nil
 	w.stamp(ownDev, w.site(withToken))

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -41,8 +42,8 @@ func TestTwoMachinesWithOneSite(t *testing.T) {
 				}
 				return own
 			}
-			if err := w.boot(); err == nil || !w.said(tt.says) || w.has(readyMark) != tt.before {
-				t.Fatalf("%v, says Ready: %v\n%s", err, w.has(readyMark), strings.Join(w.console, "\n"))
+			if err := w.boot(); err == nil || !w.said(tt.says) || w.has(member.ReadyMark) != tt.before {
+				t.Fatalf("%v, says Ready: %v\n%s", err, w.has(member.ReadyMark), strings.Join(w.console, "\n"))
 			}
 			w.cluster.twin = nil
 			w.powerOn()

@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -38,7 +39,7 @@ func vipPhase(site *configs.Site) run.Phase {
 				// Offline, or a cluster that tells its nodes nothing.
 				e.Log.Info("whether the VIP is free in the cluster is unknown", "error", err)
 				return run.Done, nil
-			case service != "" && !e.Exists(readyMark):
+			case service != "" && !e.Exists(member.ReadyMark):
 				return run.Todo, run.NeedsPerson(fmt.Errorf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach", site.VIP, service), fix)
 			case in.IsValid():
 				return run.Todo, nil
@@ -69,7 +70,7 @@ func vipInCluster(ctx context.Context, e *machine.Env, site *configs.Site) (in n
 	if err != nil {
 		return in, "", fmt.Errorf("reading the VIP: %w", err)
 	}
-	c, err := nodeClient(e)
+	c, err := member.NodeClient(e)
 	if err == nil {
 		c, err = c.Kept()
 	}

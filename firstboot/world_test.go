@@ -41,6 +41,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -223,7 +224,7 @@ func (w *world) linked() bool {
 
 // kubeletReported is when kubelet last reached the cluster.
 func (w *world) kubeletReported() time.Time {
-	flags, _ := os.ReadFile(filepath.Join(w.root, kubeadmFlags))
+	flags, _ := os.ReadFile(filepath.Join(w.root, member.KubeadmFlags))
 	if w.units[ondisk.UnitKubelet] != "active" || w.kubeletBroken && strings.Contains(string(flags), openyurt.KubeletConf) {
 		return time.Time{}
 	}
@@ -236,7 +237,7 @@ func (w *world) kubeletRegisters(c *fakeCluster) {
 	if !w.unregistered || w.kubeletReported().IsZero() || w.unreachable() != nil || c.down[ownEndpoint] || c.elsewhere[ownEndpoint] != nil {
 		return
 	}
-	cert, err := kubeletCert(w.env())
+	cert, err := member.KubeletCert(w.env())
 	if now := w.truth(); err != nil || now.After(cert.NotAfter) || now.Before(cert.NotBefore) || cert.CheckSignatureFrom(c.ca) != nil {
 		return
 	}
@@ -404,7 +405,7 @@ func (w *world) powerOn() {
 	w.stepped = nil
 	w.put("/proc/sys/kernel/random/boot_id", fmt.Sprintf("boot-%d\n", w.boots))
 	w.cutAt, w.effects, w.names, w.console, w.cut = 0, 0, nil, nil, false
-	if err := RestoreCertificates(w.env()); err != nil { // a unit of its own, before kubelet
+	if err := member.RestoreCertificates(w.env()); err != nil { // a unit of its own, before kubelet
 		w.t.Fatal(err)
 	}
 	w.effects, w.names = 0, nil
@@ -704,7 +705,7 @@ func (w *world) env() *machine.Env {
 				return "inactive", nil
 			},
 			UnitSince: func(_ context.Context, unit string) (machine.UnitStart, error) {
-				if unit == ondisk.UnitKubelet && w.crashLoop && strings.Contains(w.get(kubeadmFlags), w.badArg) {
+				if unit == ondisk.UnitKubelet && w.crashLoop && strings.Contains(w.get(member.KubeadmFlags), w.badArg) {
 					at := w.now.Add(-9 * time.Second)
 					return machine.UnitStart{Now: at, Then: at}, nil
 				}
@@ -851,7 +852,7 @@ func (w *world) env() *machine.Env {
 				return [16]byte{}, errors.New("no device")
 			},
 			FSSize: func(string) (int64, error) { return 4 << 30, nil },
-			FSFree: func(string) (int64, error) { return 4<<30 - w.used - w.bytesBelow(snapshotDir), nil },
+			FSFree: func(string) (int64, error) { return 4<<30 - w.used - w.bytesBelow(member.SnapshotDir), nil },
 		},
 		Audience: machine.Audience{
 			Console: func(line string) { w.console = append(w.console, line) },
@@ -942,7 +943,7 @@ const kubeletHealth = "127.0.0.1:10248"
 // dialKubelet reaches kubelet's health port while it runs with arguments that
 // it takes.
 func (w *world) dialKubelet(ctx context.Context) (net.Conn, error) {
-	bad := w.badArg != "" && strings.Contains(w.get(kubeadmFlags), w.badArg)
+	bad := w.badArg != "" && strings.Contains(w.get(member.KubeadmFlags), w.badArg)
 	bad = bad && !w.crashLoop
 	if w.refusals > 0 {
 		w.refusals--
@@ -963,7 +964,7 @@ func (w *world) enrolHub() bool {
 	if w.cluster.clientCSR != "" {
 		return false
 	}
-	boot, err := api.ParseKubeconfig([]byte(w.get(hubBootstrap)))
+	boot, err := api.ParseKubeconfig([]byte(w.get(member.HubBootstrap)))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -1022,7 +1023,7 @@ func (w *world) exec(ctx context.Context, c machine.Cmd) error {
 		return err
 	case strings.HasPrefix(name, "systemctl show --property MainPID"):
 		conf := ondisk.KubeletConf
-		if strings.Contains(w.get(kubeadmFlags), openyurt.KubeletConf) && !w.deafKubelet {
+		if strings.Contains(w.get(member.KubeadmFlags), openyurt.KubeletConf) && !w.deafKubelet {
 			conf = openyurt.KubeletConf
 		}
 		w.put("/proc/700/cmdline", "/usr/bin/kubelet\x00--kubeconfig="+ondisk.KubeletConf+"\x00--kubeconfig="+conf+"\x00")
@@ -1057,13 +1058,13 @@ func (w *world) exec(ctx context.Context, c machine.Cmd) error {
 func (w *world) kubeadm(ctx context.Context, c machine.Cmd) error {
 	w.joins++
 	conf := w.get(c.Args[3])
-	for _, f := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, bootstrapRun, ondisk.KubeCA} {
+	for _, f := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, member.BootstrapRun, ondisk.KubeCA} {
 		ignored := strings.Contains(conf, "FileAvailable-"+strings.ReplaceAll(f, "/", "-"))
 		if w.has(f) && !ignored {
 			return fmt.Errorf("[ERROR FileAvailable-%s]: %s already exists", strings.ReplaceAll(f, "/", "-"), f)
 		}
 	}
-	disc, err := api.ParseKubeconfig([]byte(w.get(discoveryFile)))
+	disc, err := api.ParseKubeconfig([]byte(w.get(member.DiscoveryFile)))
 	if err != nil {
 		return err
 	}
@@ -1082,7 +1083,7 @@ func (w *world) kubeadm(ctx context.Context, c machine.Cmd) error {
 		return nil
 	}
 	name := nodeNameOf(conf)
-	if err := write(bootstrapConf, "token: "+u.Token); err != nil {
+	if err := write(member.BootstrapConf, "token: "+u.Token); err != nil {
 		return err
 	}
 	fmt.Fprintf(c.Output, "[preflight] Running pre-flight checks\n[kubelet-start] token %s\n", u.Token)
@@ -1102,7 +1103,7 @@ func (w *world) kubeadm(ctx context.Context, c machine.Cmd) error {
 		}
 		args = strings.TrimSpace(args)
 	}
-	if err := errors.Join(write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n"), write(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\""+args+"\"\n")); err != nil {
+	if err := errors.Join(write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n"), write(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\""+args+"\"\n")); err != nil {
 		return err
 	}
 	w.units[ondisk.UnitKubelet], w.heard, w.joinConf, w.unregistered = "active", w.now, conf, true
@@ -1111,7 +1112,7 @@ func (w *world) kubeadm(ctx context.Context, c machine.Cmd) error {
 		if err := w.effect("kubeadm ends"); err != nil {
 			return err
 		}
-		if err := os.Remove(filepath.Join(w.root, bootstrapConf)); err != nil {
+		if err := os.Remove(filepath.Join(w.root, member.BootstrapConf)); err != nil {
 			return err
 		}
 		// Through yurthub.
@@ -1129,14 +1130,14 @@ func (w *world) kubeadm(ctx context.Context, c machine.Cmd) error {
 	if err != nil {
 		return err
 	}
-	dated := kubeletPKI + "/kubelet-client-2026-11-20-10-00-00.pem"
+	dated := member.KubeletPKI + "/kubelet-client-2026-11-20-10-00-00.pem"
 	if err := write(dated, w.cluster.client("system:node:"+name, w.truth().AddDate(1, 0, 0))); err != nil {
 		return err
 	}
-	if err := os.Symlink(dated, filepath.Join(w.root, clientCert)); err != nil {
+	if err := os.Symlink(dated, filepath.Join(w.root, member.ClientCert)); err != nil {
 		return err
 	}
-	kc, err := api.NewKubeconfig(api.Cluster{Server: cl.Server, CAData: cl.CAData}, api.User{CertFile: clientCert, KeyFile: clientCert})
+	kc, err := api.NewKubeconfig(api.Cluster{Server: cl.Server, CAData: cl.CAData}, api.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
 	if err != nil {
 		return err
 	}
@@ -1147,7 +1148,7 @@ func (w *world) kubeadm(ctx context.Context, c machine.Cmd) error {
 	if err := w.effect("kubeadm ends"); err != nil {
 		return err
 	}
-	return os.Remove(filepath.Join(w.root, bootstrapConf))
+	return os.Remove(filepath.Join(w.root, member.BootstrapConf))
 }
 
 // kubeletArgs are the flags of kubelet in a JoinConfiguration of either

@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -60,7 +61,7 @@ func hubOf(e *machine.Env, active *Active) (hub, error) {
 		Version: info.Version, Node: active.Node, Pool: site.NodePool, Cloud: site.NodeType == configs.NodeCloud,
 		NodeIP: cmp.Or(nodeAddress(e), openyurt.NodeIPIn(string(e.Contents(hubKept)))),
 		Dummy:  e.Exists("/sys/module/dummy"), Namespace: site.Yurthub.Namespace, LBMode: info.LBMode,
-		Pins: site.CAPins(), Organizations: site.Organizations, Image: info.Image, BootstrapFile: hubBootstrap,
+		Pins: site.CAPins(), Organizations: site.Organizations, Image: info.Image, BootstrapFile: member.HubBootstrap,
 		Extra: slices.Concat(info.ExtraArgs, site.Yurthub.ExtraArgs),
 	}}
 	switch {
@@ -70,7 +71,7 @@ func hubOf(e *machine.Env, active *Active) (hub, error) {
 		return hub{}, errors.New("this node's address is not known yet")
 	}
 	h.LBMode = cmp.Or(h.LBMode, openyurt.LBPriority)
-	for _, m := range mastersOf(e, site) {
+	for _, m := range member.MastersOf(e, site) {
 		h.masters = append(h.masters, "https://"+m)
 	}
 	if h.IsPod() {
@@ -138,7 +139,7 @@ func hubPhase(active *Active) run.Phase {
 				return run.Todo, err
 			}
 			h, onDisk := hubOnDisk(e, h)
-			if !onDisk || enrolled(e) != nil || !hubServes(ctx, e) || !endpointHolds(ctx, e, h, site) {
+			if !onDisk || member.Enrolled(e) != nil || !hubServes(ctx, e) || !endpointHolds(ctx, e, h, site) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
@@ -164,7 +165,7 @@ func hubPhase(active *Active) run.Phase {
 				e.Log.Warn("the node's pool", "error", err)
 			}
 			withEndpoint, err := endpointInCert(ctx, e, site)
-			if err != nil && !onDisk && e.Exists(readyMark) {
+			if err != nil && !onDisk && e.Exists(member.ReadyMark) {
 				// Its root was exchanged: it continues as it did on the former one.
 				withEndpoint, err = keptEndpoint(e, site)
 			}
@@ -291,8 +292,8 @@ func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bo
 	if err != nil {
 		return false, fmt.Errorf("reading the cluster's CA: %w", err)
 	}
-	masters := mastersOf(e, site)
-	errs := askNames(ctx, e, masters, ca, site.Endpoint)
+	masters := member.MastersOf(e, site)
+	errs := member.AskNames(ctx, e, masters, ca, site.Endpoint)
 	has := false
 	for i, err := range errs {
 		if errors.Is(err, api.ErrServerName) {

@@ -21,6 +21,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/host"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -179,7 +180,7 @@ can be used. It runs at each boot, before kubelet and yurthub.`,
 			if err := m.needRoot("certificates", "reads private keys"); err != nil {
 				return err
 			}
-			return firstboot.RestoreCertificates(m.env(log))
+			return member.RestoreCertificates(m.env(log))
 		},
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/test/lab"
@@ -233,7 +233,7 @@ func (w *world) wayBack(rec *lab.Recording) error {
 			}
 		}
 	}
-	enrolled := firstboot.Enrolled(root, time.Now())
+	enrolled := member.EnrolledBelow(root, time.Now())
 	if enrolled != nil && token != nil {
 		return fmt.Errorf("it has no way into the cluster: %w; %w", enrolled, token)
 	}

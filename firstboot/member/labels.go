@@ -1,4 +1,4 @@
-package firstboot
+package member
 
 import (
 	"context"
@@ -9,14 +9,14 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// hubLabels is a change that makes the Node's labels of OpenYurt's what they
+// HubLabels is a change that makes the Node's labels of OpenYurt's what they
 // are now.
-func hubLabels(ctx context.Context, e *machine.Env, name string) (map[string]any, error) {
-	n, err := readNode(ctx, e, name)
+func HubLabels(ctx context.Context, e *machine.Env, name string) (map[string]any, error) {
+	n, err := ReadNode(ctx, e, name)
 	if err != nil {
 		return nil, err
 	}
-	out := noLabels()
+	out := NoLabels()
 	for k := range out {
 		if v, ok := n.Metadata.Labels[k]; ok {
 			out[k] = v
@@ -25,7 +25,7 @@ func hubLabels(ctx context.Context, e *machine.Env, name string) (map[string]any
 	return out, nil
 }
 
-func anyOf(labels map[string]string) map[string]any {
+func AnyOf(labels map[string]string) map[string]any {
 	out := map[string]any{}
 	for k, v := range labels {
 		out[k] = v
@@ -33,8 +33,8 @@ func anyOf(labels map[string]string) map[string]any {
 	return out
 }
 
-// noLabels is a change that takes OpenYurt's labels from a Node.
-func noLabels() map[string]any {
+// NoLabels is a change that takes OpenYurt's labels from a Node.
+func NoLabels() map[string]any {
 	out := map[string]any{}
 	for _, k := range openyurt.LabelKeys() {
 		out[k] = nil
@@ -42,9 +42,9 @@ func noLabels() map[string]any {
 	return out
 }
 
-// checkLabels looks whether the Node's labels of OpenYurt's are those; nil: none.
-func checkLabels(ctx context.Context, e *machine.Env, name string, want map[string]string) (run.Verdict, error) {
-	n, err := readNode(ctx, e, name)
+// CheckLabels looks whether the Node's labels of OpenYurt's are those; nil: none.
+func CheckLabels(ctx context.Context, e *machine.Env, name string, want map[string]string) (run.Verdict, error) {
+	n, err := ReadNode(ctx, e, name)
 	if err != nil {
 		return run.Todo, err
 	}
@@ -56,8 +56,8 @@ func checkLabels(ctx context.Context, e *machine.Env, name string, want map[stri
 	return run.Done, nil
 }
 
-func patchLabels(ctx context.Context, e *machine.Env, name string, labels map[string]any) error {
-	c, err := nodeClient(e)
+func PatchLabels(ctx context.Context, e *machine.Env, name string, labels map[string]any) error {
+	c, err := NodeClient(e)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package firstboot
+package member
 
 import (
 	"crypto/x509"
@@ -19,52 +19,52 @@ import (
 // link to the newest. It syncs neither, so that a power cut soon after a
 // rotation leaves the link and an empty file, and its owner does not start.
 type certStore struct {
-	dir, name string
-	// askedAnew: without a certificate its owner requests another; with a
+	Dir, Name string
+	// AskedAnew: without a certificate its owner requests another; with a
 	// broken one it does not.
-	askedAnew bool
+	AskedAnew bool
 }
 
-// certStores are kubelet's and yurthub's.
-func certStores() []certStore {
-	all := []certStore{{kubeletPKI, "kubelet-client", false}, {kubeletPKI, "kubelet-server", true}}
+// CertStores are kubelet's and yurthub's.
+func CertStores() []certStore {
+	all := []certStore{{KubeletPKI, "kubelet-client", false}, {KubeletPKI, "kubelet-server", true}}
 	for _, c := range openyurt.Certificates() {
 		all = append(all, certStore{c.Dir, c.Name, c.AskedAnew})
 	}
 	return all
 }
 
-func (s certStore) current() string { return s.dir + "/" + s.name + "-current.pem" }
+func (s certStore) Current() string { return s.Dir + "/" + s.Name + "-current.pem" }
 
 // RestoreCertificates goes back to the newest certificate that can be used
 // wherever a power cut spoilt the current one. It is for the time before
 // kubelet and yurthub start.
 func RestoreCertificates(e *machine.Env) error {
 	var errs []error
-	for _, s := range certStores() {
+	for _, s := range CertStores() {
 		if err := s.restore(e); err != nil {
-			errs = append(errs, fmt.Errorf("restoring %s: %w", s.current(), err))
+			errs = append(errs, fmt.Errorf("restoring %s: %w", s.Current(), err))
 		}
 	}
-	return errors.Join(append(errs, removeBrokenPair(e, servingCert, servingKey))...)
+	return errors.Join(append(errs, removeBrokenPair(e, ServingCert, ServingKey))...)
 }
 
 func (s certStore) restore(e *machine.Env) error {
-	broken := checkLoadable(e, s.current())
+	broken := checkLoadable(e, s.Current())
 	if broken == nil {
 		return nil
 	}
 	if newest := s.newest(e); newest != "" {
-		if err := e.Symlink(newest, s.current()); err != nil {
+		if err := e.Symlink(newest, s.Current()); err != nil {
 			return err
 		}
-		e.Log.Warn("went back to the newest certificate that can be used", "link", s.current(), "to", newest, "error", broken)
-		e.Console(fmt.Sprintf("%s cannot be used and leads to %s again", s.current(), filepath.Base(newest)))
+		e.Log.Warn("went back to the newest certificate that can be used", "link", s.Current(), "to", newest, "error", broken)
+		e.Console(fmt.Sprintf("%s cannot be used and leads to %s again", s.Current(), filepath.Base(newest)))
 		return nil
 	}
-	if s.askedAnew && e.Exists(s.current()) {
-		e.Log.Warn("removed a certificate that cannot be used: another one will be requested", "link", s.current(), "error", broken)
-		return e.Remove(s.current())
+	if s.AskedAnew && e.Exists(s.Current()) {
+		e.Log.Warn("removed a certificate that cannot be used: another one will be requested", "link", s.Current(), "error", broken)
+		return e.Remove(s.Current())
 	}
 	return nil
 }
@@ -74,19 +74,19 @@ var certDate = regexp.MustCompile(`^-[0-9-]+\.pem$`)
 // newest is the file of the certificate issued last among those that can be
 // used, or "". Names tell less: they are by the clock of then.
 func (s certStore) newest(e *machine.Env) string {
-	entries, err := os.ReadDir(e.Path(s.dir))
+	entries, err := os.ReadDir(e.Path(s.Dir))
 	if err != nil {
 		return ""
 	}
 	var best string
 	var issued *x509.Certificate
 	for _, en := range entries { // in order of names
-		date, ok := strings.CutPrefix(en.Name(), s.name)
+		date, ok := strings.CutPrefix(en.Name(), s.Name)
 		if !ok || !certDate.MatchString(date) || !en.Type().IsRegular() {
 			continue
 		}
-		p := s.dir + "/" + en.Name()
-		cert, err := loadPair(e, p, p)
+		p := s.Dir + "/" + en.Name()
+		cert, err := LoadPair(e, p, p)
 		if err == nil && (issued == nil || !cert.NotBefore.Before(issued.NotBefore)) {
 			best, issued = p, cert
 		}
@@ -97,23 +97,23 @@ func (s certStore) newest(e *machine.Env) string {
 // checkLoadable returns why the certificate at path, perhaps a link, cannot be
 // used.
 func checkLoadable(e *machine.Env, path string) error {
-	_, err := loadLinked(e, path)
+	_, err := LoadLinked(e, path)
 	return err
 }
 
-// loadLinked reads a certificate and its key from one file, perhaps a link.
-func loadLinked(e *machine.Env, path string) (*x509.Certificate, error) {
+// LoadLinked reads a certificate and its key from one file, perhaps a link.
+func LoadLinked(e *machine.Env, path string) (*x509.Certificate, error) {
 	if target, err := os.Readlink(e.Path(path)); err == nil {
 		if !filepath.IsAbs(target) {
 			target = filepath.Join(filepath.Dir(path), target)
 		}
 		path = target
 	}
-	return loadPair(e, path, path)
+	return LoadPair(e, path, path)
 }
 
-// loadPair reads a certificate and the key that belongs to it.
-func loadPair(e *machine.Env, certFile, keyFile string) (*x509.Certificate, error) {
+// LoadPair reads a certificate and the key that belongs to it.
+func LoadPair(e *machine.Env, certFile, keyFile string) (*x509.Certificate, error) {
 	cert, err := e.Read(certFile)
 	if err != nil {
 		return nil, err
@@ -135,7 +135,7 @@ func removeBrokenPair(e *machine.Env, cert, key string) error {
 	if !slices.ContainsFunc([]string{cert, key}, e.Exists) {
 		return nil
 	}
-	if _, err := loadPair(e, cert, key); err == nil {
+	if _, err := LoadPair(e, cert, key); err == nil {
 		return nil
 	}
 	return errors.Join(e.Remove(cert), e.Remove(key))

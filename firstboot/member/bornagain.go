@@ -1,4 +1,4 @@
-package firstboot
+package member
 
 import (
 	"cmp"
@@ -22,22 +22,22 @@ import (
 // what only this cluster has, and ipvscare (package ipvs) gives no other one any
 // traffic.
 
-// joinedCluster is that note.
-const joinedCluster = ondisk.StateDir + "/joined-cluster.json"
+// JoinedCluster is that note.
+const JoinedCluster = ondisk.StateDir + "/joined-cluster.json"
 
-func readJoinedCluster(e *machine.Env) *ondisk.IPVSJoined {
+func ReadJoinedCluster(e *machine.Env) *ondisk.IPVSJoined {
 	j := new(ondisk.IPVSJoined)
-	if json.Unmarshal(e.Contents(joinedCluster), j) != nil || j.ClusterInfo == "" || j.NodeUID == "" {
+	if json.Unmarshal(e.Contents(JoinedCluster), j) != nil || j.ClusterInfo == "" || j.NodeUID == "" {
 		return nil
 	}
 	return j
 }
 
-// clusterNow identifies the cluster that this node is Ready in, by the UIDs of
+// ClusterNow identifies the cluster that this node is Ready in, by the UIDs of
 // cluster-info, of the Node and, where the node may read it, of the API servers' Service.
 // It is nil if cluster-info cannot be read.
-func clusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJoined, error) {
-	c, err := nodeClient(e)
+func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJoined, error) {
+	c, err := NodeClient(e)
 	if err != nil {
 		return nil, err
 	}
@@ -55,23 +55,23 @@ func clusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJ
 	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID, ServiceUID: service}, nil
 }
 
-// clusterToNote is the note that is to replace the one there is, nil if that one is
+// ClusterToNote is the note that is to replace the one there is, nil if that one is
 // right or cannot be made better.
 //
 // A person may publish cluster-info anew, and later delete the Node: a note that kept
 // what it began with would match nothing then, and the node would take its own cluster
 // for one that was born again. So the note follows what changes: new values are taken
 // only from an API server that shows another witness as it was noted. A cluster that
-// shows none is errOther.
-func clusterToNote(ctx context.Context, e *machine.Env, site *configs.Site, n *api.Node) (*ondisk.IPVSJoined, error) {
+// shows none is ErrOtherCluster.
+func ClusterToNote(ctx context.Context, e *machine.Env, site *configs.Site, n *api.Node) (*ondisk.IPVSJoined, error) {
 	if site.NodeType == configs.NodeControlPlane {
 		return nil, nil // its way leads to its own API server
 	}
-	now, err := clusterNow(ctx, e, n)
+	now, err := ClusterNow(ctx, e, n)
 	if now == nil || err != nil {
 		return nil, err
 	}
-	noted := readJoinedCluster(e)
+	noted := ReadJoinedCluster(e)
 	switch {
 	case noted == nil:
 		return now, nil
@@ -85,7 +85,7 @@ func clusterToNote(ctx context.Context, e *machine.Env, site *configs.Site, n *a
 // clusterShown is the cluster of an API server that shows cluster-info and the Node, and
 // one of the witnesses as noted; nil if that is the note already, or nobody shows both.
 func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted *ondisk.IPVSJoined) (*ondisk.IPVSJoined, error) {
-	masters := mastersOf(e, site)
+	masters := MastersOf(e, site)
 	shown := make([]ondisk.IPVSJoined, len(masters))
 	errs := askEach(ctx, masters, func(ctx context.Context, i int) error {
 		c, err := directClient(ctx, e, site, masters[i])
@@ -109,7 +109,7 @@ func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted
 			return fmt.Errorf("%s shows objects without UIDs", masters[i])
 		}
 		if uid != noted.ClusterInfo && n.Metadata.UID != noted.NodeUID && (service == "" || service != noted.ServiceUID) {
-			return errOther
+			return ErrOtherCluster
 		}
 		return nil
 	})
@@ -119,7 +119,7 @@ func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted
 		}
 		return &shown[i], nil
 	}
-	if err := errors.Join(errs...); errors.Is(err, errOther) {
+	if err := errors.Join(errs...); errors.Is(err, ErrOtherCluster) {
 		return nil, err
 	}
 	return nil, nil
@@ -129,24 +129,24 @@ func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted
 // takes three connections, each of them a second and more by satellite.
 const showTimeout = 20 * time.Second
 
-// errOther: an API server is of another cluster than the node joined.
-var errOther = errors.New("another cluster with the same keys")
+// ErrOtherCluster: an API server is of another cluster than the node joined.
+var ErrOtherCluster = errors.New("another cluster with the same keys")
 
-// bornAgain reports whether the API servers that answer are of another cluster
+// BornAgain reports whether the API servers that answer are of another cluster
 // than the node joined, which has the same keys.
-func bornAgain(ctx context.Context, e *machine.Env, site *configs.Site) bool {
-	again, _ := checkBornAgain(ctx, e, site)
+func BornAgain(ctx context.Context, e *machine.Env, site *configs.Site) bool {
+	again, _ := CheckBornAgain(ctx, e, site)
 	return again
 }
 
-// checkBornAgain is bornAgain, and what keeps API servers from showing of which
+// CheckBornAgain is BornAgain, and what keeps API servers from showing of which
 // cluster they are, e.g. a clock here for which their certificates are not valid yet.
-func checkBornAgain(ctx context.Context, e *machine.Env, site *configs.Site) (again bool, unclear error) {
-	noted := readJoinedCluster(e)
-	if noted == nil || !isMember(e) {
+func CheckBornAgain(ctx context.Context, e *machine.Env, site *configs.Site) (again bool, unclear error) {
+	noted := ReadJoinedCluster(e)
+	if noted == nil || !Is(e) {
 		return false, nil
 	}
-	masters := mastersOf(e, site)
+	masters := MastersOf(e, site)
 	errs := askEach(ctx, masters, func(ctx context.Context, i int) error {
 		if err := showsCluster(ctx, e, site, noted, masters[i]); err != nil {
 			return fmt.Errorf("%s: %w", masters[i], err)
@@ -157,7 +157,7 @@ func checkBornAgain(ctx context.Context, e *machine.Env, site *configs.Site) (ag
 		return false, nil
 	}
 	err := errors.Join(errs...)
-	if errors.Is(err, errOther) {
+	if errors.Is(err, ErrOtherCluster) {
 		return true, nil
 	}
 	return false, err
@@ -178,11 +178,11 @@ func askEach(ctx context.Context, masters []string, ask func(ctx context.Context
 
 // directClient asks one API server, past the endpoint, with the node's certificate.
 func directClient(ctx context.Context, e *machine.Env, site *configs.Site, master string) (*api.Client, error) {
-	name, err := api.ServerName(ctx, e.Dial, e.Now, master, enrolledCA(e), []string{api.SharedName, site.Endpoint})
+	name, err := api.ServerName(ctx, e.Dial, e.Now, master, EnrolledCA(e), []string{api.SharedName, site.Endpoint})
 	if err != nil {
 		return nil, err
 	}
-	c, err := nodeClient(e)
+	c, err := NodeClient(e)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +208,7 @@ func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted
 	case err != nil && api.Code(err) != 404:
 		return cmp.Or(noInfo, err)
 	case noted.ServiceUID == "":
-		return cmp.Or(noInfo, errOther)
+		return cmp.Or(noInfo, ErrOtherCluster)
 	}
 	switch service, err := c.ServiceUID(ctx); {
 	case err != nil && api.Code(err) == 0:
@@ -216,14 +216,14 @@ func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted
 	case err == nil && service == noted.ServiceUID:
 		return nil
 	case err == nil:
-		return errOther // whether it has published cluster-info or not
+		return ErrOtherCluster // whether it has published cluster-info or not
 	}
-	return cmp.Or(noInfo, errOther)
+	return cmp.Or(noInfo, ErrOtherCluster)
 }
 
-// bornAgainNote is said of a node whose API servers are another cluster's.
-func bornAgainNote(e *machine.Env) string {
-	noted := readJoinedCluster(e)
+// BornAgainNote is said of a node whose API servers are another cluster's.
+func BornAgainNote(e *machine.Env) string {
+	noted := ReadJoinedCluster(e)
 	return fmt.Sprintf("the API servers are of another cluster with the same keys (cluster-info had UID %s, Node %s %s): the node keeps its pods, and treats the API servers as out of reach. To fix: bring the former cluster back; or, to have the node join the new one and stop its pods, put a token of it into site.yaml, in the slot or on a stick",
 		noted.ClusterInfo, noted.Node, noted.NodeUID)
 }

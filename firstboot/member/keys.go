@@ -1,4 +1,4 @@
-package firstboot
+package member
 
 import (
 	"crypto"
@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// parseSigner reads a private key, PEM. No error quotes any of it.
-func parseSigner(text []byte) (crypto.Signer, error) {
+// ParseSigner reads a private key, PEM. No error quotes any of it.
+func ParseSigner(text []byte) (crypto.Signer, error) {
 	b, _ := pem.Decode(text)
 	if b == nil {
 		return nil, errors.New("there is no private key in PEM")
@@ -34,18 +34,18 @@ func parseSigner(text []byte) (crypto.Signer, error) {
 
 func anyError[T any](key T, err error) (any, error) { return key, err }
 
-// keysInPlace looks at keys whose copy in the slot is gone.
-func keysInPlace(e *machine.Env, site *configs.Site) error {
+// KeysInPlace looks at keys whose copy in the slot is gone.
+func KeysInPlace(e *machine.Env, site *configs.Site) error {
 	var errs []error
 	for _, ca := range configs.ClusterCAs() {
-		if _, err := loadPair(e, pkiDir+"/"+ca.Base+".crt", pkiDir+"/"+ca.Base+".key"); err != nil {
+		if _, err := LoadPair(e, PKIDir+"/"+ca.Base+".crt", PKIDir+"/"+ca.Base+".key"); err != nil {
 			errs = append(errs, fmt.Errorf("reading the cluster's keys (%s): %w", ca.Base, err))
 		}
 	}
-	if _, err := parseSigner(e.Contents(pkiDir + "/sa.key")); err != nil {
+	if _, err := ParseSigner(e.Contents(PKIDir + "/sa.key")); err != nil {
 		errs = append(errs, fmt.Errorf("reading the key of the service accounts: %w", err))
 	}
-	if len(errs) == 0 && !anyPinned(e.Contents(ondisk.KubeCA), site.CAPins()) {
+	if len(errs) == 0 && !AnyPinned(e.Contents(ondisk.KubeCA), site.CAPins()) {
 		errs = append(errs, errors.New("the cluster's CA on this machine is not the Site's"))
 	}
 	return errors.Join(errs...)

@@ -1,4 +1,4 @@
-package firstboot
+package member
 
 import (
 	"cmp"
@@ -16,12 +16,12 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// joinedFile is what the machine and its site were when it joined.
-const joinedFile = ondisk.StateDir + "/joined.json"
+// JoinedFile is what the machine and its site were when it joined.
+const JoinedFile = ondisk.StateDir + "/joined.json"
 
-// joinedAs is joinedFile: what cannot be observed later, and what kubeadm and
+// JoinedAs is JoinedFile: what cannot be observed later, and what kubeadm and
 // kubelet take from a site once, when they join.
-type joinedAs struct {
+type JoinedAs struct {
 	Machine node.Machine `json:"machine"`
 	// Was is the former name of a member that joins again. It is kept here because
 	// the join removes the credentials that had it.
@@ -40,19 +40,19 @@ type joinedAs struct {
 	TokenForgotten bool `json:"tokenForgotten,omitempty"`
 }
 
-// readJoinedAs reads it. A phase does so once in each Check and Run: Check tells
+// ReadJoinedAs reads it. A phase does so once in each Check and Run: Check tells
 // what is on the machine, which a Run that was killed, or another phase since, has
 // changed; and reset, another process, writes the same file.
-func readJoinedAs(e *machine.Env) (joinedAs, bool) {
-	var j joinedAs
-	b := e.Contents(joinedFile)
+func ReadJoinedAs(e *machine.Env) (JoinedAs, bool) {
+	var j JoinedAs
+	b := e.Contents(JoinedFile)
 	return j, b != nil && json.Unmarshal(b, &j) == nil
 }
 
-func (j joinedAs) write(e *machine.Env) error {
+func (j JoinedAs) Write(e *machine.Env) error {
 	b, err := json.MarshalIndent(j, "", "  ")
 	if err == nil {
-		_, err = e.Write(joinedFile, append(b, '\n'), machine.Mode(0o600))
+		_, err = e.Write(JoinedFile, append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("noting how this machine joined: %w", err)
@@ -60,33 +60,33 @@ func (j joinedAs) write(e *machine.Env) error {
 	return nil
 }
 
-// saveJoin keeps what the machine and its site are while it joins. One that
+// SaveJoin keeps what the machine and its site are while it joins. One that
 // joins again keeps the facts that its name came from.
-func saveJoin(e *machine.Env, site *configs.Site, name string) error {
+func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 	machine := e.Facts()
-	if e.Exists(joinedCluster) { // it may be another one by now
-		if err := e.Remove(joinedCluster); err != nil {
+	if e.Exists(JoinedCluster) { // it may be another one by now
+		if err := e.Remove(JoinedCluster); err != nil {
 			return fmt.Errorf("forgetting the former cluster: %w", err)
 		}
 	}
-	before, ok := readJoinedAs(e)
+	before, ok := ReadJoinedAs(e)
 	if now, err := node.NodeName(site, machine); ok && (err != nil || now != name) {
 		machine = before.Machine
 	}
-	return joinedAs{
-		Machine: machine, Was: cmp.Or(memberName(e), before.Was), Taints: site.Taints, KubeletExtraArgs: site.KubeletExtraArgs,
+	return JoinedAs{
+		Machine: machine, Was: cmp.Or(Name(e), before.Was), Taints: site.Taints, KubeletExtraArgs: site.KubeletExtraArgs,
 		CRISocket: site.CRISocket, Labels: node.KubeletLabels(site),
-	}.write(e)
+	}.Write(e)
 }
 
-// remarkSocketKept says that kubelet's container runtime is the one of the join.
-func remarkSocketKept(e *machine.Env, j joinedAs, site *configs.Site) {
+// RemarkSocketKept says that kubelet's container runtime is the one of the join.
+func RemarkSocketKept(e *machine.Env, j JoinedAs, site *configs.Site) {
 	if j.CRISocket != site.CRISocket {
 		e.Note("criSocket of the Site is not in place: kubelet uses %s, with which it joined. To fix: `firstboot reset` and a new token join the node again with the Site's; or give it back its former value", j.CRISocket)
 	}
 }
 
-func union(a, b map[string]string) map[string]string {
+func Union(a, b map[string]string) map[string]string {
 	out := maps.Clone(a)
 	if out == nil {
 		out = map[string]string{}
@@ -95,10 +95,10 @@ func union(a, b map[string]string) map[string]string {
 	return out
 }
 
-// remarkTaints says which taints were added to a site or taken from it since the
+// RemarkTaints says which taints were added to a site or taken from it since the
 // join, and are still to be changed: a node may not do that itself. Those that
 // somebody took from the Node are left to him.
-func remarkTaints(e *machine.Env, j joinedAs, site *configs.Site, n *api.Node) {
+func RemarkTaints(e *machine.Env, j JoinedAs, site *configs.Site, n *api.Node) {
 	var args []string
 	for _, t := range site.Taints {
 		if !slices.Contains(j.Taints, t) && !slices.Contains(n.Spec.Taints, api.Taint(t)) {
@@ -128,9 +128,9 @@ func taintWord(t configs.Taint) string {
 	return t.Key + "=" + t.Value + ":" + t.Effect
 }
 
-// leftLabels are those that first boot gave the Node and the site has no more.
+// LeftLabels are those that first boot gave the Node and the site has no more.
 // OpenYurt's stay: they go with yurthub, by a revert.
-func leftLabels(j joinedAs, site *configs.Site, n *api.Node) map[string]string {
+func LeftLabels(j JoinedAs, site *configs.Site, n *api.Node) map[string]string {
 	want := node.KubeletLabels(site)
 	out := map[string]string{}
 	for k, v := range j.Labels {
@@ -143,23 +143,23 @@ func leftLabels(j joinedAs, site *configs.Site, n *api.Node) map[string]string {
 	return out
 }
 
-// saveLabels keeps which labels first boot has given the Node. Like saveForgotten
+// SaveLabels keeps which labels first boot has given the Node. Like SaveForgotten
 // it changes what is there now: a reset may have written since it was read last.
-func saveLabels(e *machine.Env, site *configs.Site) error {
-	j, ok := readJoinedAs(e)
+func SaveLabels(e *machine.Env, site *configs.Site) error {
+	j, ok := ReadJoinedAs(e)
 	if !ok {
 		return nil
 	}
 	j.Labels = node.KubeletLabels(site)
-	return j.write(e)
+	return j.Write(e)
 }
 
-// saveForgotten keeps that the token of the join is forgotten.
-func saveForgotten(e *machine.Env) error {
-	j, ok := readJoinedAs(e)
+// SaveForgotten keeps that the token of the join is forgotten.
+func SaveForgotten(e *machine.Env) error {
+	j, ok := ReadJoinedAs(e)
 	if !ok || j.TokenForgotten {
 		return nil
 	}
 	j.TokenForgotten = true
-	return j.write(e)
+	return j.Write(e)
 }

@@ -1,4 +1,4 @@
-package firstboot
+package member
 
 import (
 	"context"
@@ -21,15 +21,15 @@ import (
 // itself too.
 
 const (
-	provenFile = ondisk.StateDir + "/masters.json"
-	// saidFormer has the list of which a person was told, since this machine was
+	ProvenFile = ondisk.StateDir + "/masters.json"
+	// SaidFormer has the list of which a person was told, since this machine was
 	// switched on, that it does not prove itself and the former one is still needed.
-	saidFormer = ondisk.RunMark + "former-masters"
+	SaidFormer = ondisk.RunMark + "former-masters"
 )
 
-// proven is a list of API servers of which one has shown a certificate of the
+// Proven is a list of API servers of which one has shown a certificate of the
 // cluster's CA.
-type proven struct {
+type Proven struct {
 	Masters []string `json:"masters"`
 	// CA are the pins of that CA: the API servers of a cluster that this machine
 	// has left are none of ours.
@@ -41,7 +41,7 @@ type proven struct {
 }
 
 // former are the API servers of the list and those learned beside it.
-func (p *proven) former(e *machine.Env) []string {
+func (p *Proven) former(e *machine.Env) []string {
 	all := slices.Clone(p.Masters)
 	for _, m := range slices.Concat(p.Learned, learnedBeside(e, func(s ondisk.IPVSLearnedVirtual) bool { return slices.EqualFunc(s.Configured, p.Masters, sameMaster) })) {
 		if !slices.ContainsFunc(all, func(other string) bool { return sameMaster(m, other) }) {
@@ -51,19 +51,19 @@ func (p *proven) former(e *machine.Env) []string {
 	return all
 }
 
-func readProven(e *machine.Env) (*proven, bool) {
-	p := new(proven)
-	if err := json.Unmarshal(e.Contents(provenFile), p); err != nil {
+func readProven(e *machine.Env) (*Proven, bool) {
+	p := new(Proven)
+	if err := json.Unmarshal(e.Contents(ProvenFile), p); err != nil {
 		return p, false
 	}
-	return p, slices.ContainsFunc(caPins(e.Contents(ondisk.KubeCA)), func(pin string) bool { return slices.Contains(p.CA, pin) })
+	return p, slices.ContainsFunc(CAPins(e.Contents(ondisk.KubeCA)), func(pin string) bool { return slices.Contains(p.CA, pin) })
 }
 
-// formerMasters are those that the site names no more and a member of the
+// FormerMasters are those that the site names no more and a member of the
 // cluster still counts on.
-func formerMasters(e *machine.Env, site *configs.Site) []string {
+func FormerMasters(e *machine.Env, site *configs.Site) []string {
 	p, ok := readProven(e)
-	if !ok || slices.Equal(p.Masters, site.Masters) || !isMember(e) {
+	if !ok || slices.Equal(p.Masters, site.Masters) || !Is(e) {
 		return nil
 	}
 	return slices.DeleteFunc(p.former(e), func(m string) bool {
@@ -90,18 +90,18 @@ func fitsVIP(site *configs.Site, master string) bool {
 // configuredMasters are what ipvscare is told: the site's API servers, and the former
 // ones for as long as they are needed.
 func configuredMasters(e *machine.Env, site *configs.Site) []string {
-	return slices.Concat(site.Masters, formerMasters(e, site))
+	return slices.Concat(site.Masters, FormerMasters(e, site))
 }
 
 // maxLearned is the most that ipvscare learns.
 const maxLearned = 64
 
-// learnedMasters are those that ipvscare has learned from the cluster, beside the
+// LearnedMasters are those that ipvscare has learned from the cluster, beside the
 // configured ones: over the years all API servers of a Site may be replaced. They
 // are a member's alone, and only as long as ipvscare uses them: what it learned
 // beside another list than today's, or in another cluster, it has dropped.
-func learnedMasters(e *machine.Env, site *configs.Site) []string {
-	if site.IPVS.Disabled || !site.IPVS.LearnMasters || !isMember(e) {
+func LearnedMasters(e *machine.Env, site *configs.Site) []string {
+	if site.IPVS.Disabled || !site.IPVS.LearnMasters || !Is(e) {
 		return nil
 	}
 	configured := configuredMasters(e, site)
@@ -158,27 +158,27 @@ func sameMaster(a, b string) bool {
 	return strings.EqualFold(a, b)
 }
 
-// mastersOf are the API servers of the cluster: configured and learned.
-func mastersOf(e *machine.Env, site *configs.Site) []string {
-	return slices.Concat(configuredMasters(e, site), learnedMasters(e, site))
+// MastersOf are the API servers of the cluster: configured and learned.
+func MastersOf(e *machine.Env, site *configs.Site) []string {
+	return slices.Concat(configuredMasters(e, site), LearnedMasters(e, site))
 }
 
-// withFormerMasters is the site with the API servers that ipvscare is told.
-func withFormerMasters(e *machine.Env, site *configs.Site) *configs.Site {
+// WithFormerMasters is the site with the API servers that ipvscare is told.
+func WithFormerMasters(e *machine.Env, site *configs.Site) *configs.Site {
 	s := *site
 	s.Masters = configuredMasters(e, site)
 	return &s
 }
 
-// keepMasters records the site's list as one that has proven itself.
-func keepMasters(e *machine.Env, site *configs.Site, ca []byte) error {
-	return writeProven(e, &proven{Masters: site.Masters, CA: caPins(ca)})
+// KeepMasters records the site's list as one that has proven itself.
+func KeepMasters(e *machine.Env, site *configs.Site, ca []byte) error {
+	return writeProven(e, &Proven{Masters: site.Masters, CA: CAPins(ca)})
 }
 
-func writeProven(e *machine.Env, p *proven) error {
+func writeProven(e *machine.Env, p *Proven) error {
 	b, err := json.Marshal(p)
 	if err == nil {
-		_, err = e.Write(provenFile, b, machine.Mode(0o600))
+		_, err = e.Write(ProvenFile, b, machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("recording the API servers that have proven themselves: %w", err)
@@ -189,7 +189,7 @@ func writeProven(e *machine.Env, p *proven) error {
 // keepLearned records what ipvscare has learned beside the former list, before it is
 // told another one.
 func keepLearned(e *machine.Env, site *configs.Site) error {
-	if len(formerMasters(e, site)) == 0 {
+	if len(FormerMasters(e, site)) == 0 {
 		return nil
 	}
 	p, _ := readProven(e)
@@ -209,35 +209,35 @@ func mastersProven(ctx context.Context, e *machine.Env, site *configs.Site) bool
 func oneProves(ctx context.Context, e *machine.Env, site *configs.Site, ca []byte) bool {
 	// Not by the API server's own name: a kubelet's serving certificate may be of
 	// the same CA, and be for its host.
-	errs := askNames(ctx, e, site.Masters, ca, api.SharedName, site.Endpoint)
+	errs := AskNames(ctx, e, site.Masters, ca, api.SharedName, site.Endpoint)
 	return slices.Contains(errs, nil)
 }
 
-// mastersRecorded reports whether nothing is left to be done about the list:
+// MastersRecorded reports whether nothing is left to be done about the list:
 // it is on record, or no API server of it proves itself yet and that was said.
-func mastersRecorded(ctx context.Context, e *machine.Env, site *configs.Site) bool {
-	if enrolled(e) != nil {
+func MastersRecorded(ctx context.Context, e *machine.Env, site *configs.Site) bool {
+	if Enrolled(e) != nil {
 		return true
 	}
 	if p, ok := readProven(e); ok && slices.Equal(p.Masters, site.Masters) {
 		return true
 	}
-	return !mastersProven(ctx, e, site) && (len(formerMasters(e, site)) == 0 || e.Text(saidFormer) == strings.Join(site.Masters, ","))
+	return !mastersProven(ctx, e, site) && (len(FormerMasters(e, site)) == 0 || e.Text(SaidFormer) == strings.Join(site.Masters, ","))
 }
 
-// recordMasters records the site's list once an API server of it has proven
+// RecordMasters records the site's list once an API server of it has proven
 // itself, and says so while none has.
-func recordMasters(ctx context.Context, e *machine.Env, site *configs.Site) error {
+func RecordMasters(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err := keepLearned(e, site); err != nil {
 		return err
 	}
-	if enrolled(e) != nil {
+	if Enrolled(e) != nil {
 		return nil
 	}
 	if mastersProven(ctx, e, site) {
-		return keepMasters(e, site, e.Contents(ondisk.KubeCA))
+		return KeepMasters(e, site, e.Contents(ondisk.KubeCA))
 	}
-	former := formerMasters(e, site)
+	former := FormerMasters(e, site)
 	if len(former) == 0 {
 		return nil
 	}
@@ -245,5 +245,5 @@ func recordMasters(ctx context.Context, e *machine.Env, site *configs.Site) erro
 		strings.Join(site.Masters, ", "), strings.Join(former, ", "))
 	e.Log.Warn(line)
 	e.Console(line)
-	return e.WriteFile(saidFormer, []byte(strings.Join(site.Masters, ",")), machine.Mode(0o600))
+	return e.WriteFile(SaidFormer, []byte(strings.Join(site.Masters, ",")), machine.Mode(0o600))
 }

@@ -1,4 +1,4 @@
-package firstboot
+package member
 
 import (
 	"bytes"
@@ -18,32 +18,32 @@ import (
 )
 
 var (
-	errNotEnrolled = errors.New("this machine is not enrolled")
+	ErrNotEnrolled = errors.New("this machine is not enrolled")
 	errExpired     = errors.New("this node's certificate has expired")
-	errEarly       = errors.New("this node's certificate is not valid yet")
+	ErrEarly       = errors.New("this node's certificate is not valid yet")
 )
 
-// enrolled reports whether the node has credentials of the cluster: nil, or
+// Enrolled reports whether the node has credentials of the cluster: nil, or
 // what is wrong with them. It looks at files alone, so it can tell offline;
 // and into them, since kubeadm and kubelet write without syncing, and a power
 // cut leaves names without contents.
-func enrolled(e *machine.Env) error {
-	_, err := enrolment(e)
+func Enrolled(e *machine.Env) error {
+	_, err := Enrolment(e)
 	return err
 }
 
-// enrolledOrEarly is enrolled while the clock may still be behind: it holds a node up
+// EnrolledOrEarly is enrolled while the clock may still be behind: it holds a node up
 // no more than a network that is away.
-func enrolledOrEarly(e *machine.Env) bool {
-	err := enrolled(e)
-	return err == nil || errors.Is(err, errEarly)
+func EnrolledOrEarly(e *machine.Env) bool {
+	err := Enrolled(e)
+	return err == nil || errors.Is(err, ErrEarly)
 }
 
-// enrolment is the node's certificate, and what enrolled says of it; it is
-// there with errExpired and errEarly too. The files are read each time, also within a pass:
+// Enrolment is the node's certificate, and what enrolled says of it; it is
+// there with errExpired and ErrEarly too. The files are read each time, also within a pass:
 // kubeadm and kubelet write them meanwhile, and kubelet renews its certificate
 // when it likes. What they say is parsed once (Env.known).
-func enrolment(e *machine.Env) (*x509.Certificate, error) {
+func Enrolment(e *machine.Env) (*x509.Certificate, error) {
 	var conf *api.Kubeconfig
 	for _, f := range []struct {
 		path  string
@@ -54,45 +54,45 @@ func enrolment(e *machine.Env) (*x509.Certificate, error) {
 			return err
 		}},
 		{ondisk.KubeletConfig, isKubeletConfig},
-		{kubeadmFlags, isKubeadmFlags},
+		{KubeadmFlags, isKubeadmFlags},
 		{ondisk.KubeCA, isCA},
 	} {
 		b, err := e.Read(f.path)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("%w: there is no %s", errNotEnrolled, f.path)
+			return nil, fmt.Errorf("%w: there is no %s", ErrNotEnrolled, f.path)
 		}
 		if err == nil {
 			err = f.parse(b)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w: reading %s: %w", errNotEnrolled, f.path, err)
+			return nil, fmt.Errorf("%w: reading %s: %w", ErrNotEnrolled, f.path, err)
 		}
 	}
 	own, err := ownKubeconfig(e, conf)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errNotEnrolled, err)
+		return nil, fmt.Errorf("%w: %w", ErrNotEnrolled, err)
 	}
 	cert, err := certOf(e, own)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errNotEnrolled, err)
+		return nil, fmt.Errorf("%w: %w", ErrNotEnrolled, err)
 	}
 	switch now := e.Now(); {
 	case now.After(cert.NotAfter):
 		return cert, fmt.Errorf("%w on %s", errExpired, cert.NotAfter.UTC().Format(time.RFC3339))
 	case now.Before(cert.NotBefore):
-		return cert, fmt.Errorf("%w: it begins on %s", errEarly, cert.NotBefore.UTC().Format(time.RFC3339))
+		return cert, fmt.Errorf("%w: it begins on %s", ErrEarly, cert.NotBefore.UTC().Format(time.RFC3339))
 	}
 	return cert, nil
 }
 
-// outOfTime reports whether what enrolled says is about the clock, or about a
+// OutOfTime reports whether what enrolled says is about the clock, or about a
 // certificate that was made by a wrong one: the machine is a node's all the same.
-func outOfTime(err error) bool { return errors.Is(err, errExpired) || errors.Is(err, errEarly) }
+func OutOfTime(err error) bool { return errors.Is(err, errExpired) || errors.Is(err, ErrEarly) }
 
-// Enrolled reports whether the files below root, perhaps those of another
+// EnrolledBelow reports whether the files below root, perhaps those of another
 // machine, are a node's: nil, or what is wrong with them.
-func Enrolled(root string, now time.Time) error {
-	return enrolled(&machine.Env{Root: root, Clock: machine.Clock{Now: func() time.Time { return now }}})
+func EnrolledBelow(root string, now time.Time) error {
+	return Enrolled(&machine.Env{Root: root, Clock: machine.Clock{Now: func() time.Time { return now }}})
 }
 
 // errCut describes a file that was still on its way to the disk.
@@ -118,7 +118,7 @@ func isKubeletConfig(b []byte) error {
 }
 
 func isKubeadmFlags(b []byte) error {
-	if !kubeadmArgs.Match(b) || bytes.IndexByte(b, 0) >= 0 {
+	if !KubeadmArgs.Match(b) || bytes.IndexByte(b, 0) >= 0 {
 		return errCut
 	}
 	return nil
@@ -131,8 +131,8 @@ func isCA(b []byte) error {
 	return nil
 }
 
-func kubeletCert(e *machine.Env) (*x509.Certificate, error) {
-	k, err := credentials(e)
+func KubeletCert(e *machine.Env) (*x509.Certificate, error) {
+	k, err := Credentials(e)
 	if err != nil {
 		return nil, err
 	}
@@ -156,9 +156,9 @@ func certOf(e *machine.Env, k *api.Kubeconfig) (*x509.Certificate, error) {
 // written meanwhile (yurthub's cache, kubelet's serving certificate) is on the same
 // file system, so syncing these syncs it too.
 func identityFiles(e *machine.Env) []string {
-	all := append([]string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, openyurt.Identity}, kubeletKeys(e)...)
-	for _, s := range certStores() {
-		all = append(all, s.current())
+	all := append([]string{ondisk.KubeletConf, ondisk.KubeletConfig, KubeadmFlags, ondisk.KubeCA, openyurt.Identity}, KubeletKeys(e)...)
+	for _, s := range CertStores() {
+		all = append(all, s.Current())
 	}
 	return slices.DeleteFunc(all, func(p string) bool {
 		_, err := os.Stat(e.Path(p))
@@ -166,9 +166,9 @@ func identityFiles(e *machine.Env) []string {
 	})
 }
 
-// syncCredentials makes sure that what the join made is on the disk, whole: from here
+// SyncCredentials makes sure that what the join made is on the disk, whole: from here
 // on a power cut leaves a node.
-func syncCredentials(e *machine.Env) error {
+func SyncCredentials(e *machine.Env) error {
 	if err := e.Sync(append(identityFiles(e), "/etc", "/var")...); err != nil {
 		return fmt.Errorf("syncing the node's credentials: %w", err)
 	}

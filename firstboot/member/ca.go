@@ -1,4 +1,4 @@
-package firstboot
+package member
 
 import (
 	"context"
@@ -14,43 +14,43 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// staleCA reports whether a machine that is not a node has the CA of a discovery
+// StaleCA reports whether a machine that is not a node has the CA of a discovery
 // that does not hold any more: of another site, or of an earlier boot of one that
 // pins none. API servers are verified with it.
-func staleCA(e *machine.Env, site *configs.Site) bool {
+func StaleCA(e *machine.Env, site *configs.Site) bool {
 	pem := e.Contents(ondisk.KubeCA)
 	if pem == nil {
 		return false
 	}
-	if pins := site.CAPins(); len(pins) > 0 && !unpinned(site) {
+	if pins := site.CAPins(); len(pins) > 0 && !Unpinned(site) {
 		return !allPinned(pem, pins)
 	}
-	return !discovered(e, site)
+	return !Discovered(e, site)
 }
 
-// unpinned reports whether the site takes whatever cluster answers.
-func unpinned(site *configs.Site) bool { return site.UnsafeSkipCAVerification && site.CACert == "" }
+// Unpinned reports whether the site takes whatever cluster answers.
+func Unpinned(site *configs.Site) bool { return site.UnsafeSkipCAVerification && site.CACert == "" }
 
-// anyPinned reports whether one of the CAs in pem is pinned. That tells whose a machine
+// AnyPinned reports whether one of the CAs in pem is pinned. That tells whose a machine
 // is: its CA may be one of several while the cluster exchanges it.
-func anyPinned(pem []byte, pins []string) bool {
-	return slices.ContainsFunc(caPins(pem), func(has string) bool { return isPinned(has, pins) })
+func AnyPinned(pem []byte, pins []string) bool {
+	return slices.ContainsFunc(CAPins(pem), func(has string) bool { return IsPinned(has, pins) })
 }
 
 // allPinned reports whether the CAs in pem, at least one, are pinned all: one that is not
 // may be anybody's.
 func allPinned(pem []byte, pins []string) bool {
-	have := caPins(pem)
-	return len(have) > 0 && !slices.ContainsFunc(have, func(has string) bool { return !isPinned(has, pins) })
+	have := CAPins(pem)
+	return len(have) > 0 && !slices.ContainsFunc(have, func(has string) bool { return !IsPinned(has, pins) })
 }
 
-func isPinned(has string, pins []string) bool {
+func IsPinned(has string, pins []string) bool {
 	return slices.ContainsFunc(pins, func(p string) bool { return strings.EqualFold(strings.TrimSpace(p), has) })
 }
 
-// enrolledCA is what the node's own kubeconfig trusts, else the file beside it.
-func enrolledCA(e *machine.Env) []byte {
-	if k, err := credentials(e); err == nil {
+// EnrolledCA is what the node's own kubeconfig trusts, else the file beside it.
+func EnrolledCA(e *machine.Env) []byte {
+	if k, err := Credentials(e); err == nil {
 		if c, err := k.Cluster(); err == nil {
 			if pem, err := c.CA(e.Root); err == nil && len(pem) > 0 {
 				return pem
@@ -60,10 +60,10 @@ func enrolledCA(e *machine.Env) []byte {
 	return e.Contents(ondisk.KubeCA)
 }
 
-func enrolledPins(e *machine.Env) []string { return caPins(enrolledCA(e)) }
+func EnrolledPins(e *machine.Env) []string { return CAPins(EnrolledCA(e)) }
 
-// caPins are the pins of the CAs in pem, none where something else is in it.
-func caPins(pem []byte) []string {
+// CAPins are the pins of the CAs in pem, none where something else is in it.
+func CAPins(pem []byte) []string {
 	pins, err := api.Pins(pem)
 	if err != nil {
 		return nil
@@ -71,11 +71,11 @@ func caPins(pem []byte) []string {
 	return pins
 }
 
-// discovered reports whether the discovery of this boot holds for the site:
+// Discovered reports whether the discovery of this boot holds for the site:
 // it has its token, and found the CA that is on the disk, and no other, which it pins.
-func discovered(e *machine.Env, site *configs.Site) bool {
-	conf, ca := e.Contents(discoveryFile), e.Contents(ondisk.KubeCA)
-	if conf == nil || ca == nil || !unpinned(site) && !allPinned(ca, site.CAPins()) {
+func Discovered(e *machine.Env, site *configs.Site) bool {
+	conf, ca := e.Contents(DiscoveryFile), e.Contents(ondisk.KubeCA)
+	if conf == nil || ca == nil || !Unpinned(site) && !allPinned(ca, site.CAPins()) {
 		return false
 	}
 	k, err := e.ParseKubeconfig(conf)
@@ -95,18 +95,18 @@ func discovered(e *machine.Env, site *configs.Site) bool {
 // Site's keys; the first of them publishes it in cluster-info, where workers find it. It
 // proves itself by its key, which they have trusted so far.
 
-// endsInYears reports whether CAs, PEM, end so soon that they should have been issued
+// CAEndsSoon reports whether CAs, PEM, end so soon that they should have been issued
 // again.
-func endsInYears(e *machine.Env, cas []byte) (time.Time, bool) {
+func CAEndsSoon(e *machine.Env, cas []byte) (time.Time, bool) {
 	end, err := api.FirstEnd(cas)
 	return end, err == nil && e.Now().Add(api.CAWarning).After(end)
 }
 
-// newerCA is the CA that this node is enrolled with as it was issued again, from the
+// NewerCA is the CA that this node is enrolled with as it was issued again, from the
 // Site or from whoever answers for the API servers; nil: none is due, or there is none.
-func newerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
+func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	have := e.Contents(ondisk.KubeCA)
-	if _, due := endsInYears(e, have); !due {
+	if _, due := CAEndsSoon(e, have); !due {
 		return nil
 	}
 	if ca := api.Reissued(have, []byte(site.CACert), e.Now()); ca != nil {
@@ -114,7 +114,7 @@ func newerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	}
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
-	masters := mastersOf(e, site)
+	masters := MastersOf(e, site)
 	found := make([][]byte, len(masters))
 	var wg sync.WaitGroup
 	for i, m := range masters {
@@ -133,9 +133,9 @@ func newerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	return nil
 }
 
-// remarkEndOfCA says that the cluster's CA ends, and that nobody has issued it again.
-func remarkEndOfCA(e *machine.Env, file string) {
-	if end, due := endsInYears(e, e.Contents(file)); due {
+// RemarkEndOfCA says that the cluster's CA ends, and that nobody has issued it again.
+func RemarkEndOfCA(e *machine.Env, file string) {
+	if end, due := CAEndsSoon(e, e.Contents(file)); due {
 		e.Note("%s is valid until %s. To fix: `edgebake cluster new` with the Cluster's document issues it again; then stamp the Sites of the control-plane nodes and restart these one by one", file, end.UTC().Format(time.DateOnly))
 	}
 }

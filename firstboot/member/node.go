@@ -1,4 +1,4 @@
-package firstboot
+package member
 
 import (
 	"context"
@@ -16,11 +16,11 @@ import (
 // errUnread says that nothing is known about the Node.
 var errUnread = errors.New("its Node cannot be read")
 
-// readNode asks the API server as kubelet.conf says, past yurthub.
-func readNode(ctx context.Context, e *machine.Env, name string) (*api.Node, error) {
+// ReadNode asks the API server as kubelet.conf says, past yurthub.
+func ReadNode(ctx context.Context, e *machine.Env, name string) (*api.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	c, err := nodeClient(e)
+	c, err := NodeClient(e)
 	if err != nil {
 		return nil, err
 	}
@@ -31,35 +31,35 @@ func readNode(ctx context.Context, e *machine.Env, name string) (*api.Node, erro
 	return n, nil
 }
 
-// readyNow looks whether the cluster sees the node Ready, by the word of the
+// ReadyNow looks whether the cluster sees the node Ready, by the word of the
 // kubelet that runs.
-func readyNow(ctx context.Context, e *machine.Env, n *api.Node) error {
+func ReadyNow(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if ready, why := n.Ready(); !ready {
 		return fmt.Errorf("node %s is not Ready: %s", n.Metadata.Name, why)
 	}
-	return reported(ctx, e, n)
+	return Reported(ctx, e, n)
 }
 
-// ownNode is this machine's Node as the cluster has it, and the client that
+// OwnNode is this machine's Node as the cluster has it, and the client that
 // asked for it.
-func ownNode(ctx context.Context, e *machine.Env, name string) (*api.Client, *api.Node, error) {
-	c, err := nodeClient(e)
+func OwnNode(ctx context.Context, e *machine.Env, name string) (*api.Client, *api.Node, error) {
+	c, err := NodeClient(e)
 	if err != nil {
 		return nil, nil, err
 	}
 	n, err := c.GetNode(ctx, name)
 	if api.Code(err) == 404 {
-		err = run.Advise(fmt.Errorf("%w %s yet", errNoNode, name), "see `journalctl -u kubelet` on the machine")
+		err = run.Advise(fmt.Errorf("%w %s yet", ErrNoNode, name), "see `journalctl -u kubelet` on the machine")
 	}
 	return c, n, err
 }
 
-var errNoNode = errors.New("the cluster has no Node")
+var ErrNoNode = errors.New("the cluster has no Node")
 
-// reported makes sure that kubelet runs, and that what the cluster shows is
+// Reported makes sure that kubelet runs, and that what the cluster shows is
 // what kubelet has said since it was started: for the better part of a minute
 // a Node looks as Ready as it was before.
-func reported(ctx context.Context, e *machine.Env, n *api.Node) error {
+func Reported(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 		return run.Advise(errors.Join(fmt.Errorf("kubelet is %s", state), err), "see `journalctl -u kubelet` on the machine")
 	}
@@ -90,13 +90,13 @@ const (
 	registerAgain = 10 * time.Minute
 )
 
-// absence is how long the cluster has answered that it has no Node of this machine.
-type absence struct{ since time.Time }
+// Absence is how long the cluster has answered that it has no Node of this machine.
+type Absence struct{ since time.Time }
 
-// end restarts kubelet once the Node has been missing for registerTime. A machine whose
+// End restarts kubelet once the Node has been missing for registerTime. A machine whose
 // API servers may be of another cluster than it joined leaves kubelet alone: registered
 // there, kubelet would stop the pods that it runs.
-func (a *absence) end(ctx context.Context, e *machine.Env, site *configs.Site) error {
+func (a *Absence) End(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	now := e.Now()
 	if a.since.IsZero() {
 		a.since = now
@@ -111,7 +111,7 @@ func (a *absence) end(ctx context.Context, e *machine.Env, site *configs.Site) e
 	if err != nil || now.Sub(start.Now) < registerAgain {
 		return err
 	}
-	if again, unclear := checkBornAgain(ctx, e, site); again || unclear != nil {
+	if again, unclear := CheckBornAgain(ctx, e, site); again || unclear != nil {
 		return unclear
 	}
 	e.Log.Info("the cluster has no Node of this machine, and kubelet registers it only when it starts: restarting kubelet")

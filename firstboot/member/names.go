@@ -1,4 +1,4 @@
-package firstboot
+package member
 
 import (
 	"context"
@@ -13,17 +13,17 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// everyAPIServerIsNamed reports whether the certificate of every API server has the
+// EveryAPIServerIsNamed reports whether the certificate of every API server has the
 // endpoint's name. kubelet drops tls-server-name when it writes its kubeconfig,
 // so only then may it begin with the endpoint. An API server that does not
 // answer may come back with a certificate that has not.
-func everyAPIServerIsNamed(ctx context.Context, e *machine.Env, masters []string, ca []byte, endpoint string) bool {
-	return errors.Join(askNames(ctx, e, masters, ca, endpoint)...) == nil
+func EveryAPIServerIsNamed(ctx context.Context, e *machine.Env, masters []string, ca []byte, endpoint string) bool {
+	return errors.Join(AskNames(ctx, e, masters, ca, endpoint)...) == nil
 }
 
-// askNames asks all API servers at once whether their certificate has one of
+// AskNames asks all API servers at once whether their certificate has one of
 // names.
-func askNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, names ...string) []error {
+func AskNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, names ...string) []error {
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
 	errs := make([]error, len(masters))
@@ -35,30 +35,30 @@ func askNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, 
 	return errs
 }
 
-// certNames are the names in the certificates of all API servers. They are
+// Names are the names in the certificates of all API servers. They are
 // asked for each name once: an API server may show another certificate for
 // another name.
-type certNames struct {
+type Names struct {
 	endpoint string
 	masters  []string
 	ca       []byte
 	answers  map[string][]error // by name, one of each API server
 }
 
-func certNamesOf(e *machine.Env, site *configs.Site) *certNames {
-	return &certNames{site.Endpoint, mastersOf(e, site), e.Contents(ondisk.KubeCA), map[string][]error{}}
+func NamesOf(e *machine.Env, site *configs.Site) *Names {
+	return &Names{site.Endpoint, MastersOf(e, site), e.Contents(ondisk.KubeCA), map[string][]error{}}
 }
 
-func (c *certNames) ask(ctx context.Context, e *machine.Env, name string) []error {
+func (c *Names) ask(ctx context.Context, e *machine.Env, name string) []error {
 	if _, known := c.answers[name]; !known {
-		c.answers[name] = askNames(ctx, e, c.masters, c.ca, name)
+		c.answers[name] = AskNames(ctx, e, c.masters, c.ca, name)
 	}
 	return c.answers[name]
 }
 
 // named counts the API servers whose certificate has name; the error is what
 // the others said.
-func (c *certNames) named(ctx context.Context, e *machine.Env, name string) (int, error) {
+func (c *Names) named(ctx context.Context, e *machine.Env, name string) (int, error) {
 	errs := c.ask(ctx, e, name)
 	n := 0
 	for _, err := range errs {
@@ -69,11 +69,11 @@ func (c *certNames) named(ctx context.Context, e *machine.Env, name string) (int
 	return n, errors.Join(errs...)
 }
 
-// shared is kubelet's tls-server-name for the endpoint: empty, which stands for the
+// Shared is kubelet's tls-server-name for the endpoint: empty, which stands for the
 // endpoint itself, where the API servers that answer have its name in their
 // certificates; otherwise the name that kubeadm puts there, which yurthubs of other
 // nodes have too. Where no name is in all of them it is the one that most have.
-func (c *certNames) shared(ctx context.Context, e *machine.Env) (string, error) {
+func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
 	endpoint, endpointErr := c.named(ctx, e, c.endpoint)
 	if endpoint == len(c.masters) && endpoint > 0 {
 		return "", nil // no name can be in more of them
@@ -92,10 +92,10 @@ func (c *certNames) shared(ctx context.Context, e *machine.Env) (string, error) 
 	return "", fmt.Errorf("asking the API servers for their certificates' names: %w", sharedErr)
 }
 
-// fit reports whether kubelet may keep name: it is in the certificate of every API
+// Fit reports whether kubelet may keep name: it is in the certificate of every API
 // server that answers, or no other name is in more of them. The shared name gives way
 // to the endpoint once every API server is known to have that.
-func (c *certNames) fit(ctx context.Context, e *machine.Env, name string) bool {
+func (c *Names) Fit(ctx context.Context, e *machine.Env, name string) bool {
 	if name == api.SharedName && c.endpoint != name {
 		if n, _ := c.named(ctx, e, c.endpoint); n == len(c.masters) && n > 0 {
 			return false
@@ -113,9 +113,9 @@ func (c *certNames) fit(ctx context.Context, e *machine.Env, name string) bool {
 	return true
 }
 
-// away counts the API servers that answer with a certificate of the CA,
+// Away counts the API servers that answer with a certificate of the CA,
 // whatever its names, and those that do not.
-func (c *certNames) away(ctx context.Context, e *machine.Env, name string) (answer, away int) {
+func (c *Names) Away(ctx context.Context, e *machine.Env, name string) (answer, away int) {
 	for _, err := range c.ask(ctx, e, name) {
 		if err == nil || errors.Is(err, api.ErrServerName) {
 			answer++

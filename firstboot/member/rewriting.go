@@ -1,0 +1,18 @@
+package member
+
+import (
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
+)
+
+// Rewriting is a fix that has a person write the image to this machine's disk again,
+// with what is lost then.
+func Rewriting(e *machine.Env, fix string) string {
+	switch {
+	case e.Exists(configs.EtcdDataDir + "/member"):
+		return fix + "; this machine's data of etcd is lost then: first see that more than half of all control-plane nodes run without it, or copy " + SnapshotDir + " to another computer"
+	case Is(e):
+		return fix + "; what pods keep on the disk is lost then, and the Site needs a token for the machine to join again"
+	}
+	return fix
+}
