@@ -15,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -445,13 +446,13 @@ func TestEndpointIsAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	address := nodeAddress(w.env())
+	address := network.NodeAddress(w.env())
 	for _, m := range siteMasters {
 		w.cluster.down[m] = true
 	}
 	w.powerOn()
-	if w.mustBoot(); nodeAddress(w.env()) != address {
-		t.Errorf("the address is %s", nodeAddress(w.env()))
+	if w.mustBoot(); network.NodeAddress(w.env()) != address {
+		t.Errorf("the address is %s", network.NodeAddress(w.env()))
 	}
 }
 
@@ -559,7 +560,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 // TestMarksAreNotInRunDir, which goes when first boot ends.
 func TestMarksAreNotInRunDir(t *testing.T) {
 	t.Parallel()
-	for _, mark := range []string{askedNTP, saidVIP, member.SaidFormer, uuidTried(ondisk.LabelData), refusedArgs} {
+	for _, mark := range []string{network.AskedNTP, saidVIP, member.SaidFormer, uuidTried(ondisk.LabelData), refusedArgs} {
 		if strings.HasPrefix(mark, ondisk.RunDir+"/") {
 			t.Errorf("%s goes when first boot ends", mark)
 		}

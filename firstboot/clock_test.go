@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -334,15 +335,15 @@ func TestTimeServersAreAskedAgain(t *testing.T) {
 	e := w.env()
 	asked, unit := 0, e.Unit
 	e.Unit = func(ctx context.Context, verb, name string) error {
-		if verb == "try-restart" && name == timesyncd {
+		if verb == "try-restart" && name == network.Timesyncd {
 			asked++
 		}
 		return unit(ctx, verb, name)
 	}
-	if waitForNTP(t.Context(), e, ntpPatience) {
+	if network.WaitForNTP(t.Context(), e, network.NTPPatience) {
 		t.Fatal("there is no time server")
 	}
 	if asked < 2 || asked > 3 {
-		t.Errorf("they were asked again %d times in %s", asked, ntpPatience)
+		t.Errorf("they were asked again %d times in %s", asked, network.NTPPatience)
 	}
 }

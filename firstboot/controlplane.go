@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -28,15 +29,15 @@ import (
 // building may boot together, and a sole control-plane node may be alone. Once etcd
 // may run in this boot, its network is left alone.
 func addressPhase(site *configs.Site) run.Phase {
-	up, late := toNeighbours(site), &lateReload{}
+	up, late := network.ToNeighbours(site), &network.LateReload{}
 	return run.Phase{
-		Name: "network", Doc: "this machine's own address", Timeout: networkTimeout,
+		Name: "network", Doc: "this machine's own address", Timeout: network.Timeout,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			addr, err := netip.ParseAddr(site.Self().Address)
-			if err != nil || trialCutOff(e) || late.due(e) || hasOwnAddress(ctx, e, site) != nil || !e.HasHosts(nodeOwner, nodeLine(e, addr)) {
+			if err != nil || network.TrialCutOff(e) || late.Due(e) || network.HasOwnAddress(ctx, e, site) != nil || !e.HasHosts(network.NodeOwner, network.NodeLine(e, addr)) {
 				return run.Todo, err
 			}
-			if networkIsNew(e) && (mayTry(e) && !decided(e) || neighbourAnswers(ctx, e, site) == nil) {
+			if network.IsNew(e) && (network.MayTry(e) && !decided(e) || network.NeighbourAnswers(ctx, e, site) == nil) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
@@ -46,33 +47,33 @@ func addressPhase(site *configs.Site) run.Phase {
 			if err != nil {
 				return err
 			}
-			if err := late.run(ctx, e); err != nil {
+			if err := late.Run(ctx, e); err != nil {
 				return err
 			}
 			const fix = "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine"
-			if trialCutOff(e) || mayTry(e) && !decided(e) {
-				found, _, err := useNetwork(ctx, e, up, networkTime)
+			if network.TrialCutOff(e) || network.MayTry(e) && !decided(e) {
+				found, _, err := network.Use(ctx, e, up, network.Patience)
 				if err != nil {
 					return err
 				}
-				if found.extent == nothing {
-					return run.Advise(found.err, fix)
+				if found.Extent == network.Nothing {
+					return run.Advise(found.Err, fix)
 				}
-				if found.extent == ownAddress {
-					e.Log.Warn("going on with this machine's own address alone", "error", found.err)
+				if found.Extent == network.OwnAddress {
+					e.Log.Warn("going on with this machine's own address alone", "error", found.Err)
 				}
-				return e.SetHosts(ctx, nodeOwner, nodeLine(e, addr))
+				return e.SetHosts(ctx, network.NodeOwner, network.NodeLine(e, addr))
 			}
 			e.Waiting("this machine's address %s", addr)
-			if err := e.RetryFor(ctx, networkTime, 2*time.Second, func() error { return hasOwnAddress(ctx, e, site) }); err != nil {
+			if err := e.RetryFor(ctx, network.Patience, 2*time.Second, func() error { return network.HasOwnAddress(ctx, e, site) }); err != nil {
 				return run.Advise(err, fix)
 			}
-			if networkIsNew(e) && neighbourAnswers(ctx, e, site) == nil {
-				if err := keepNetwork(e); err != nil {
+			if network.IsNew(e) && network.NeighbourAnswers(ctx, e, site) == nil {
+				if err := network.Keep(e); err != nil {
 					return err
 				}
 			}
-			return e.SetHosts(ctx, nodeOwner, nodeLine(e, addr))
+			return e.SetHosts(ctx, network.NodeOwner, network.NodeLine(e, addr))
 		},
 	}
 }
@@ -85,12 +86,12 @@ func endpointPhase(site *configs.Site) run.Phase {
 	return run.Phase{
 		Name: "endpoint", Doc: "the endpoint leads to this machine's own API server", Timeout: time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-			if !e.HasHosts(endpointOwner, line) {
+			if !e.HasHosts(network.EndpointOwner, line) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
 		},
-		Run: func(ctx context.Context, e *machine.Env) error { return e.SetHosts(ctx, endpointOwner, line) },
+		Run: func(ctx context.Context, e *machine.Env) error { return e.SetHosts(ctx, network.EndpointOwner, line) },
 	}
 }
 
@@ -178,7 +179,7 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 func ownAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	c := api.Client{Server: "https://" + ownHostPort(site), CA: e.Contents(ondisk.KubeCA), Dial: e.Dial, Now: e.Now, Ways: e.Ways()}
+	c := api.Client{Server: "https://" + network.OwnHostPort(site), CA: e.Contents(ondisk.KubeCA), Dial: e.Dial, Now: e.Now, Ways: e.Ways()}
 	return c.Get(ctx, "/readyz", nil)
 }
 
@@ -189,6 +190,6 @@ func adminClient(e *machine.Env, site *configs.Site) (*api.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.Server, c.ServerName = "https://"+ownHostPort(site), ""
+	c.Server, c.ServerName = "https://"+network.OwnHostPort(site), ""
 	return c, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -104,7 +105,7 @@ func addressTowards(ctx context.Context, e *machine.Env, n *api.Node, server str
 	if err != nil {
 		return "", fmt.Errorf("reading server %s: %w", server, err)
 	}
-	if address := nodeAddress(e); address != "" {
+	if address := network.NodeAddress(e); address != "" {
 		return address, nil
 	}
 	if address := internalIP(n); address != "" {

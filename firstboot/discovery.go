@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -40,7 +41,7 @@ func discoveryPhase(active *Active) run.Phase {
 			}
 			if site.Credentials.Token.IsZero() {
 				if member.OutOfTime(err) {
-					if err = judgeOutOfTime(ctx, e); err == nil {
+					if err = network.JudgeOutOfTime(ctx, e); err == nil {
 						return run.Done, nil
 					}
 					return run.Todo, err
@@ -132,7 +133,7 @@ func findCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 		}
 		found, err = api.Discover(ctx, d)
 	}
-	if learned, failed := learnTime(ctx, e, d, err); learned {
+	if learned, failed := network.LearnTime(ctx, e, d, err); learned {
 		return nil, cmp.Or(failed, run.ErrRestart) // what earlier phases made may depend on the clock
 	}
 	if err != nil {
@@ -197,7 +198,7 @@ func judgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err e
 		return run.Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
 			"correct the clock that is wrong: this machine's is behind, or that of the API servers was ahead when their certificates were made; a time server in the Site (network.ntp) does it")
 	case errors.As(err, &expired) && expired.Reason == x509.Expired:
-		waitForNTP(ctx, e, ntpPatience)
+		network.WaitForNTP(ctx, e, network.NTPPatience)
 		return run.Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
 			"if the clock is wrong, name a reachable time server in the Site (network.ntp); if it is right, renew the API servers' certificates")
 	case errors.Is(err, api.ErrUnsigned):

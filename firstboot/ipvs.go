@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -217,7 +218,7 @@ func hostsPhase(site *configs.Site) run.Phase {
 			if err := e.Remove(ondisk.IPVSConfig); err != nil {
 				return fmt.Errorf("removing %s: %w", ondisk.IPVSConfig, err)
 			}
-			master, err := reach(ctx, e, member.MastersOf(e, site))
+			master, err := network.Reach(ctx, e, member.MastersOf(e, site))
 			if err != nil {
 				return err
 			}
@@ -232,7 +233,7 @@ const servePatience = 30 * time.Second
 // endpointAnswers tells a way to the API servers that is broken on this
 // machine from API servers that are out of reach: only the first is an error.
 func endpointAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
-	if _, err := reach(ctx, e, member.MastersOf(e, site)); err != nil {
+	if _, err := network.Reach(ctx, e, member.MastersOf(e, site)); err != nil {
 		return nil // nothing to be told offline
 	}
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
@@ -248,9 +249,9 @@ func endpointAnswers(ctx context.Context, e *machine.Env, site *configs.Site) er
 // serves it.
 func setEndpointHosts(ctx context.Context, e *machine.Env, site *configs.Site, master string) error {
 	if !site.IPVS.Disabled {
-		return e.SetHosts(ctx, endpointOwner) // ipvscare keeps the line
+		return e.SetHosts(ctx, network.EndpointOwner) // ipvscare keeps the line
 	}
-	ways, err := apiServerAddrs(ctx, e, site, master)
+	ways, err := network.APIServerAddrs(ctx, e, site, master)
 	if err != nil {
 		return err
 	}
@@ -265,5 +266,5 @@ func setEndpointHosts(ctx context.Context, e *machine.Env, site *configs.Site, m
 	if err != nil {
 		return fmt.Errorf("reading the API server %q: %w", way, err)
 	}
-	return e.SetHosts(ctx, endpointOwner, node.HostsEntry{IP: host, Names: []string{site.Endpoint}})
+	return e.SetHosts(ctx, network.EndpointOwner, node.HostsEntry{IP: host, Names: []string{site.Endpoint}})
 }

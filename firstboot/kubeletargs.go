@@ -18,6 +18,7 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -112,7 +113,7 @@ func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j mem
 	if _, given := site.KubeletExtraArgs["node-ip"]; given || site.KubeletExtraArgs["cloud-provider"] != "" {
 		return ""
 	}
-	both := site.Network.BothAddresses(nodeAddress(e))
+	both := site.Network.BothAddresses(network.NodeAddress(e))
 	if both == "" {
 		return ""
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/apply"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -183,7 +184,7 @@ func TestTrialGivesWiFiBack(t *testing.T) {
 	if err := w.boot(); err == nil {
 		t.Fatal("it was done without an uplink")
 	}
-	if !w.has(trialFile) {
+	if !w.has(network.TrialFile) {
 		t.Fatal("nothing was tried")
 	}
 	for _, when := range []string{"now", "after a boot"} {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -68,7 +69,7 @@ func TestPowerCutDuringATrial(t *testing.T) {
 		if !w.networkHas("192.0.3.50/24") || w.networkHas("192.0.2.50/24") {
 			t.Fatalf("cut at %d: the Site's addresses are not in place\n%s", n, strings.Join(w.console, "\n"))
 		}
-		if w.has(trialFile) {
+		if w.has(network.TrialFile) {
 			t.Fatalf("cut at %d: the trial is still recorded", n)
 		}
 	})
@@ -140,7 +141,7 @@ func TestDeadUplink(t *testing.T) {
 	if err := w.boot(); err == nil {
 		t.Fatal("it was done without an uplink")
 	}
-	if flips := count(w.names, "networkctl reload"); flips > 1+2*len(trialPauses) {
+	if flips := count(w.names, "networkctl reload"); flips > 1+2*len(network.TrialPauses) {
 		t.Errorf("the addresses were changed %d times in %s", flips, w.patience)
 	}
 	if !w.networkHas("192.0.3.50/24") {
@@ -159,7 +160,7 @@ func TestDeadUplink(t *testing.T) {
 	}
 	// The uplink is back.
 	w.link = nil
-	if err := w.boot(); err != nil || !w.networkHas("192.0.3.50/24") || w.has(trialFile) {
+	if err := w.boot(); err != nil || !w.networkHas("192.0.3.50/24") || w.has(network.TrialFile) {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 }
@@ -184,7 +185,7 @@ func TestCorrectedAfterARollback(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	if !w.networkHas("192.0.2.51/24") || w.networkHas("Id=7") || w.networkHas("192.0.2.50/24") || w.has(trialFile) {
+	if !w.networkHas("192.0.2.51/24") || w.networkHas("Id=7") || w.networkHas("192.0.2.50/24") || w.has(network.TrialFile) {
 		t.Error("something of the former settings is left")
 	}
 }
@@ -198,7 +199,7 @@ func TestTrialOfAnotherRoot(t *testing.T) {
 	w.powerOn()
 	w.link = func() bool { return w.networkHas("192.0.2.50/24") }
 	w.mustBoot()
-	if !w.has(trialFile) {
+	if !w.has(network.TrialFile) {
 		t.Fatal("nothing was tried")
 	}
 	w.exchangeRoot()
@@ -300,7 +301,7 @@ func TestTwoCards(t *testing.T) {
 		if err := w.run(New(e)); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 		}
-		return nodeAddress(e)
+		return network.NodeAddress(e)
 	}
 	for _, tt := range []struct{ answering, gone, want string }{
 		{"192.0.2.12:6443", "", second},
@@ -336,8 +337,8 @@ func TestFirstAddressByTheList(t *testing.T) {
 		}
 		return netip.MustParseAddr("198.51.100.50"), nil
 	}
-	if err := w.run(New(e)); err != nil || nodeAddress(e) != "192.0.2.50" {
-		t.Errorf("%v; the address is %s", err, nodeAddress(e))
+	if err := w.run(New(e)); err != nil || network.NodeAddress(e) != "192.0.2.50" {
+		t.Errorf("%v; the address is %s", err, network.NodeAddress(e))
 	}
 }
 
@@ -420,8 +421,8 @@ func TestAddressChangesAfterARollback(t *testing.T) {
 	}
 	w.source = netip.MustParseAddr("192.0.2.77")
 	w.powerOn()
-	if w.mustBoot(); nodeAddress(w.env()) != "192.0.2.77" || !w.has(dropin) {
-		t.Fatalf("the address is %s", nodeAddress(w.env()))
+	if w.mustBoot(); network.NodeAddress(w.env()) != "192.0.2.77" || !w.has(dropin) {
+		t.Fatalf("the address is %s", network.NodeAddress(w.env()))
 	}
 	w.stamp(ownDev, w.site("network: {dns: [192.0.2.9]}"))
 	w.link = nil
@@ -479,7 +480,7 @@ func TestSettingsAreCollectedSafely(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(w.root, dir, "70-pipe.network"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	files, err := networkFiles(w.env())
+	files, err := network.Files(w.env())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -499,7 +500,7 @@ func TestPresentAddressInTime(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(root, "etc/hosts"), node.EditHosts(nil, nodeOwner, []node.HostsEntry{line}), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "etc/hosts"), node.EditHosts(nil, network.NodeOwner, []node.HostsEntry{line}), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	site := &configs.Site{}
@@ -526,7 +527,7 @@ func TestPresentAddressInTime(t *testing.T) {
 		}}
 		ctx, cancel := context.WithTimeout(t.Context(), run.CheckTimeout)
 		defer cancel()
-		if got, err := presentAddr(ctx, e, site); err != nil || got.String() != line.IP {
+		if got, err := network.PresentAddr(ctx, e, site); err != nil || got.String() != line.IP {
 			t.Errorf("%s, %v", got, err)
 		}
 	})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -46,8 +47,8 @@ func Phases(active *Active) []run.Phase {
 		}
 	}
 	before := []run.Phase{
-		networkPhase(site),     // an API server must be in reach for the rest
-		clockPhase(active),     // before the first certificate is judged
+		network.Phase(site), // an API server must be in reach for the rest
+		network.ClockPhase(site, image, stampedAt(active)), // before the first certificate is judged
 		clusterPhase(active),   // before API servers are verified with the CA that is there
 		ipvsPhase(site),        // the first request already survives a dead API server
 		discoveryPhase(active), // the CA, before anything trusts an API server
@@ -99,10 +100,10 @@ func New(e *machine.Env) *run.Runner {
 
 // controlPlanePhases are those after the Site's, on a control-plane node.
 func controlPlanePhases(active *Active) []run.Phase {
-	site := active.Site
+	site, image := active.Site, active.Image
 	return []run.Phase{
-		addressPhase(site),        // etcd and the API server listen there
-		clockPhase(active),        // before the first certificate is judged
+		addressPhase(site), // etcd and the API server listen there
+		network.ClockPhase(site, image, stampedAt(active)), // before the first certificate is judged
 		keysPhase(active),         // before anything is signed
 		endpointPhase(site),       // before the first client of the own API server
 		imagesPhase(),             // before kubelet wants them
@@ -128,7 +129,7 @@ func nodeOf(active *Active) run.Node {
 	return run.Node{
 		Name: active.Node, Type: site.NodeType, MAC: active.MAC, NotTaken: active.NotTaken,
 		Secrets: secretsOf(site), Report: site.Report, Proxy: node.ProxyEnv(site), Spread: site.Spread(),
-		OfflineHealthy: func(ctx context.Context, e *machine.Env) error { return offlineHealthy(ctx, e, site) },
+		OfflineHealthy: func(ctx context.Context, e *machine.Env) error { return network.OfflineHealthy(ctx, e, site) },
 	}
 }
 
@@ -142,4 +143,9 @@ func hubNode(active *Active) HubNode {
 		h.Ready = func(ctx context.Context, e *machine.Env) error { return annotateSocket(ctx, e, active) }
 	}
 	return h
+}
+
+// stampedAt returns when the Site was stamped, as far as that counts for the clock.
+func stampedAt(active *Active) func(*machine.Env) int64 {
+	return func(e *machine.Env) int64 { return clockDate(e, active) }
 }

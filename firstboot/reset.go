@@ -11,6 +11,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -173,7 +174,7 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err := cleanIPVS(ctx, e, site); err != nil {
 		return err
 	}
-	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.SetHosts(ctx, endpointOwner), e.SetHosts(ctx, nodeOwner))
+	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.SetHosts(ctx, network.EndpointOwner), e.SetHosts(ctx, network.NodeOwner))
 }
 
 // resetFiles forgets the cluster. What was applied for the site is not taken

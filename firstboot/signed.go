@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -132,7 +133,7 @@ func clockDate(e *machine.Env, active *Active) int64 {
 // saveClockDate remembers, before the stick is taken, which date counts for the clock
 // instead of the one that will be in the slot.
 func (s *stick) saveClockDate(e *machine.Env, stamped int64) error {
-	if s.signed > 0 || !hasJoined(e) {
+	if s.signed > 0 || !member.HasJoined(e) {
 		return nil
 	}
 	pairs := []int64{stamped, 0}

@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/apply"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -112,7 +113,7 @@ func waitForSite(ctx context.Context, e *machine.Env, reader *siteReader, none e
 // applySite makes the machine's settings those of the site.
 func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 	if !a.isApplied(e) {
-		if err := endTrial(ctx, e, e.Exists(manifestFile)); err != nil {
+		if err := network.EndTrial(ctx, e, e.Exists(manifestFile)); err != nil {
 			return err
 		}
 		if member.Enrolled(e) == nil {
@@ -288,16 +289,16 @@ func activateChanges(ctx context.Context, e *machine.Env, c apply.Changes) error
 		}
 	}
 	if under("/etc/systemd/network/") {
-		deleteDevices(ctx, e, c.Paths)
-		if err := reloadNetwork(ctx, e); err != nil {
+		network.DeleteDevices(ctx, e, c.Paths)
+		if err := network.Reload(ctx, e); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
 			e.Log.Warn("networkd has not reloaded the network settings yet", "error", err) // the network phase tells it
 		}
 	}
-	for _, u := range wpaUnits(c.Paths) {
-		if err := j.unit(ctx, wpaVerb(e, u), u, "the Wi-Fi settings of the Site may take effect at the next boot only"); err != nil {
+	for _, u := range network.WPAUnits(c.Paths) {
+		if err := j.unit(ctx, network.WPAVerb(e, u), u, "the Wi-Fi settings of the Site may take effect at the next boot only"); err != nil {
 			return err
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/firstboot/apply"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/network"
 )
 
 // slowUnits has units whose jobs do not end. As with D-Bus, a job is not even queued
@@ -126,7 +127,7 @@ func TestSlowDaemons(t *testing.T) {
 		t.Errorf("vpn.service is %q; %v", w.units["vpn.service"], err)
 	}
 	start := w.now
-	if err := loadNetwork(t.Context(), e, paths); err == nil {
+	if err := network.Load(t.Context(), e, paths); err == nil {
 		t.Error("resolved did not come up, and nobody says so")
 	}
 	if took := w.now.Sub(start); took > 2*time.Minute {

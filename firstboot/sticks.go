@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -224,7 +225,7 @@ func (s *stick) bringsLostKeys(e *machine.Env, have *Active) bool {
 // stampedBefore reports whether a was stamped before b, where both have a date that
 // can be true.
 func stampedBefore(a, b *Active) bool {
-	was, is := credibleStamp(a.Image, a.Stamped), credibleStamp(b.Image, b.Stamped)
+	was, is := network.CredibleStamp(a.Image, a.Stamped), network.CredibleStamp(b.Image, b.Stamped)
 	return was > 0 && is > 0 && was < is
 }
 
@@ -258,7 +259,7 @@ func (s *stick) take(e *machine.Env) error {
 		if have, err := e.ReadSlot(own); err == nil || errors.Is(err, slot.ErrNoSite) && have != nil {
 			c.Info = have.Info // plan and golden digest are the disk's own
 		}
-		if stamped := credibleStamp(s.active.Image, s.info.Stamped); stamped > 0 {
+		if stamped := network.CredibleStamp(s.active.Image, s.info.Stamped); stamped > 0 {
 			c.Info.Stamped = stamped
 		}
 		if err := s.saveUnsigned(e, c.Info.Stamped); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
@@ -47,13 +48,13 @@ func (m *controlPlane) neighbours(lead func(addr string) error) {
 	dial := m.dials
 	m.dials = func(ctx context.Context, addr string) (net.Conn, error, bool) {
 		host, port, _ := net.SplitHostPort(addr)
-		if port != gatewayPort && port != configs.EtcdPeerPort || host == "192.0.2.11" || host == "127.0.0.1" {
+		if port != network.GatewayPort && port != configs.EtcdPeerPort || host == "192.0.2.11" || host == "127.0.0.1" {
 			return dial(ctx, addr)
 		}
 		if err := lead(addr); err != nil {
 			return nil, err, true
 		}
-		if port == gatewayPort {
+		if port == network.GatewayPort {
 			return nil, syscall.ECONNREFUSED, true
 		}
 		return dial(ctx, addr)
@@ -136,7 +137,7 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 			if !m.usesCard("eth1") || m.said("the former ones are back") {
 				t.Errorf("console:\n%s", strings.Join(m.console, "\n"))
 			}
-			if networkIsNew(m.env()) == tt.kept {
+			if network.IsNew(m.env()) == tt.kept {
 				t.Errorf("kept as good: %v", !tt.kept)
 			}
 			// Once etcd may run, nobody touches its network.
@@ -163,9 +164,9 @@ func TestWorkersNetworkComesUpLate(t *testing.T) {
 	w.stamp(ownDev, w.site(address("192.0.2.51")))
 	w.powerOn()
 	tried := false
-	w.link = func() bool { tried = tried || w.has(trialFile); return tried }
+	w.link = func() bool { tried = tried || w.has(network.TrialFile); return tried }
 	w.mustBoot()
-	if !w.networkHas("192.0.2.51/24") || w.has(trialFile) || w.said("the former ones are back") {
+	if !w.networkHas("192.0.2.51/24") || w.has(network.TrialFile) || w.said("the former ones are back") {
 		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 	}
 }
@@ -203,14 +204,14 @@ eth1	006433C6	00000000	0001	0	0	0	00FFFFFF	0	0	0
 		{site("203.0.113.4", "", ""), nil},
 		{site("2001:db8::11", "", ""), []string{"fe80::1%eth0"}},
 	} {
-		if got := gatewaysOf(w.env(), tt.site); !slices.Equal(got, tt.want) {
+		if got := network.GatewaysOf(w.env(), tt.site); !slices.Equal(got, tt.want) {
 			t.Errorf("%s: %q, expected %q", tt.site.Self().Address, got, tt.want)
 		}
 	}
-	if err := neighbourAnswers(t.Context(), w.env(), site("203.0.113.4", "", "")); err != nil {
+	if err := network.NeighbourAnswers(t.Context(), w.env(), site("203.0.113.4", "", "")); err != nil {
 		t.Errorf("nobody else is expected: %v", err)
 	}
-	if err := neighbourAnswers(t.Context(), w.env(), site("198.51.100.4", "", "")); err == nil || errors.Is(err, context.Canceled) {
+	if err := network.NeighbourAnswers(t.Context(), w.env(), site("198.51.100.4", "", "")); err == nil || errors.Is(err, context.Canceled) {
 		t.Errorf("a gateway that is not there answers: %v", err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -59,7 +60,7 @@ func hubOf(e *machine.Env, active *Active) (hub, error) {
 	}
 	h := hub{openPort: site.Yurthub.OpenPort, clients: site.Yurthub.LocalClients, endpoint: site.EndpointURL(), Hub: openyurt.Hub{
 		Version: info.Version, Node: active.Node, Pool: site.NodePool, Cloud: site.NodeType == configs.NodeCloud,
-		NodeIP: cmp.Or(nodeAddress(e), openyurt.NodeIPIn(string(e.Contents(hubKept)))),
+		NodeIP: cmp.Or(network.NodeAddress(e), openyurt.NodeIPIn(string(e.Contents(hubKept)))),
 		Dummy:  e.Exists("/sys/module/dummy"), Namespace: site.Yurthub.Namespace, LBMode: info.LBMode,
 		Pins: site.CAPins(), Organizations: site.Organizations, Image: info.Image, BootstrapFile: member.HubBootstrap,
 		Extra: slices.Concat(info.ExtraArgs, site.Yurthub.ExtraArgs),

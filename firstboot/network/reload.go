@@ -1,4 +1,4 @@
-package firstboot
+package network
 
 import (
 	"context"
@@ -14,9 +14,9 @@ import (
 
 const wpaConf = "/etc/wpa_supplicant/wpa_supplicant-"
 
-// wpaUnits are the units that read the Wi-Fi settings among paths, or that a link
+// WPAUnits are the units that read the Wi-Fi settings among paths, or that a link
 // among them enables.
-func wpaUnits(paths []string) []string {
+func WPAUnits(paths []string) []string {
 	var out []string
 	for _, p := range paths {
 		u := ""
@@ -32,9 +32,9 @@ func wpaUnits(paths []string) []string {
 	return out
 }
 
-// wpaVerb is the verb after which a running unit of wpa_supplicant uses what its file
+// WPAVerb is the verb after which a running unit of wpa_supplicant uses what its file
 // says. Without a file it must end: it would continue with what it has loaded.
-func wpaVerb(e *machine.Env, unit string) string {
+func WPAVerb(e *machine.Env, unit string) string {
 	card := strings.TrimSuffix(strings.TrimPrefix(unit, "wpa_supplicant@"), ".service")
 	if e.Exists(wpaConf + card + ".conf") {
 		return "try-restart"
@@ -46,9 +46,9 @@ func wpaVerb(e *machine.Env, unit string) string {
 // place. A boot loads all.
 const unloadedNetwork = ondisk.RunMark + "unloaded-network"
 
-// reloadNetwork has networkd read its settings. networkctl asks it over D-Bus,
+// Reload has networkd read its settings. networkctl asks it over D-Bus,
 // which may come up later than first boot does.
-func reloadNetwork(ctx context.Context, e *machine.Env) error {
+func Reload(ctx context.Context, e *machine.Env) error {
 	err := e.BoundedUnit(ctx, machine.JobPatience, "start", "dbus.service")
 	if err == nil {
 		err = e.Run(ctx, machine.Cmd{Args: []string{"networkctl", "reload"}})
@@ -62,10 +62,10 @@ func reloadNetwork(ctx context.Context, e *machine.Env) error {
 	return nil
 }
 
-// deleteDevices removes the bonds, bridges and VLANs whose files are gone from these
+// DeleteDevices removes the bonds, bridges and VLANs whose files are gone from these
 // paths: networkd makes such devices, but leaves them, with their addresses, when a
 // reload does not find them any more.
-func deleteDevices(ctx context.Context, e *machine.Env, paths []string) {
+func DeleteDevices(ctx context.Context, e *machine.Env, paths []string) {
 	for _, p := range paths {
 		name, ok := node.MadeDevice(p)
 		if !ok || e.Exists(p) {
@@ -77,17 +77,17 @@ func deleteDevices(ctx context.Context, e *machine.Env, paths []string) {
 	}
 }
 
-// lateReload has networkd read the settings that it could not be told of when they were
+// LateReload has networkd read the settings that it could not be told of when they were
 // put in place. It is made for one pass, which continues where networkd cannot be asked.
-type lateReload struct{ failed bool }
+type LateReload struct{ failed bool }
 
-func (l *lateReload) due(e *machine.Env) bool { return !l.failed && e.Exists(unloadedNetwork) }
+func (l *LateReload) Due(e *machine.Env) bool { return !l.failed && e.Exists(unloadedNetwork) }
 
-func (l *lateReload) run(ctx context.Context, e *machine.Env) error {
-	if !l.due(e) {
+func (l *LateReload) Run(ctx context.Context, e *machine.Env) error {
+	if !l.Due(e) {
 		return nil
 	}
-	err := reloadNetwork(ctx, e)
+	err := Reload(ctx, e)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}

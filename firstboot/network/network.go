@@ -1,4 +1,4 @@
-package firstboot
+package network
 
 import (
 	"context"
@@ -19,9 +19,9 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// reach connects to every API server at once and returns the first that
+// Reach connects to every API server at once and returns the first that
 // answers, else what each said.
-func reach(ctx context.Context, e *machine.Env, masters []string) (string, error) {
+func Reach(ctx context.Context, e *machine.Env, masters []string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
 	var mu sync.Mutex
@@ -53,24 +53,24 @@ func reach(ctx context.Context, e *machine.Env, masters []string) (string, error
 
 // Owners of blocks in /etc/hosts.
 const (
-	nodeOwner     = "edgebake node"
-	endpointOwner = "edgebake endpoint"
+	NodeOwner     = "edgebake node"
+	EndpointOwner = "edgebake endpoint"
 )
 
-// networkPhase sees that the node has an address and a way to an API server.
-func networkPhase(site *configs.Site) run.Phase {
-	late := &lateReload{}
+// Phase sees that the node has an address and a way to an API server.
+func Phase(site *configs.Site) run.Phase {
+	late := &LateReload{}
 	return run.Phase{
-		Name: "network", Doc: "an address, and an API server that answers", Timeout: networkTimeout,
+		Name: "network", Doc: "an address, and an API server that answers", Timeout: Timeout,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			if trialCutOff(e) || late.due(e) {
+			if TrialCutOff(e) || late.Due(e) {
 				return run.Todo, nil
 			}
-			_, away := reach(ctx, e, member.MastersOf(e, site))
-			if away != nil && (!member.EnrolledOrEarly(e) || mayTry(e)) {
+			_, away := Reach(ctx, e, member.MastersOf(e, site))
+			if away != nil && (!member.EnrolledOrEarly(e) || MayTry(e)) {
 				return run.Todo, nil
 			}
-			src, err := presentAddr(ctx, e, site)
+			src, err := PresentAddr(ctx, e, site)
 			if away != nil {
 				// Offline: a member of the cluster waits for nobody. ipvscare may know API
 				// servers all the same, by a name that DNS does not tell any more for
@@ -83,44 +83,44 @@ func networkPhase(site *configs.Site) run.Phase {
 			if err != nil {
 				return run.Todo, nil
 			}
-			if !e.HasHosts(nodeOwner, nodeLine(e, src)) || networkIsNew(e) {
+			if !e.HasHosts(NodeOwner, NodeLine(e, src)) || IsNew(e) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			if err := late.run(ctx, e); err != nil {
+			if err := late.Run(ctx, e); err != nil {
 				return err
 			}
 			up := toAPIServers(member.MastersOf(e, site))
-			found, former, err := useNetwork(ctx, e, up, networkTime)
+			found, former, err := Use(ctx, e, up, Patience)
 			if err != nil {
 				return err
 			}
-			if found.err != nil && !former {
-				return run.Advise(found.err, "check the cable, the switch port and the Site's network settings (addresses, gateway, VLAN, masters)")
+			if found.Err != nil && !former {
+				return run.Advise(found.Err, "check the cable, the switch port and the Site's network settings (addresses, gateway, VLAN, masters)")
 			}
-			if found.err != nil {
-				return found.err
+			if found.Err != nil {
+				return found.Err
 			}
-			src, err := presentAddr(ctx, e, site)
+			src, err := PresentAddr(ctx, e, site)
 			if err != nil {
 				src, err = firstAddr(ctx, e, site)
 			}
 			if err != nil {
 				return err
 			}
-			return e.SetHosts(ctx, nodeOwner, nodeLine(e, src))
+			return e.SetHosts(ctx, NodeOwner, NodeLine(e, src))
 		},
 	}
 }
 
-// presentAddr is the node's address of today, for as long as the machine has it on
+// PresentAddr is the node's address of today, for as long as the machine has it on
 // the way to any API server. A machine with two cards may have one address on the way
 // to one API server and another on the way to another: which of them answers first
 // must not tell its address.
-func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
-	present, err := netip.ParseAddr(nodeAddress(e))
+func PresentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
+	present, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("reading this node's address in /etc/hosts: %w", err)
 	}
@@ -175,7 +175,7 @@ func firstAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.A
 // which IPVS uses one; the Node must have an address that the API servers see
 // too.
 func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master string) (netip.Addr, error) {
-	ways, err := apiServerAddrs(ctx, e, site, master)
+	ways, err := APIServerAddrs(ctx, e, site, master)
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -194,9 +194,9 @@ func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master st
 	return netip.Addr{}, fmt.Errorf("looking for this node's address on the way to %s: %w", master, errors.Join(errs...))
 }
 
-// apiServerAddrs are an API server's addresses, "host:port", that the VIP can
+// APIServerAddrs are an API server's addresses, "host:port", that the VIP can
 // stand for; where there is no IPVS, all.
-func apiServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, master string) ([]string, error) {
+func APIServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, master string) ([]string, error) {
 	host, port, err := net.SplitHostPort(master)
 	if err != nil {
 		return nil, fmt.Errorf("reading the API server %q: %w", master, err)
@@ -225,36 +225,36 @@ func apiServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, mas
 	return out, nil
 }
 
-// nodeLine is the node's own line in /etc/hosts. Without it kubeadm and
+// NodeLine is the node's own line in /etc/hosts. Without it kubeadm and
 // kubelet ask DNS for the node's name, which costs half a minute where no
 // server answers.
-func nodeLine(e *machine.Env, addr netip.Addr) node.HostsEntry {
+func NodeLine(e *machine.Env, addr netip.Addr) node.HostsEntry {
 	return node.HostsEntry{IP: addr.String(), Names: []string{e.Text("/etc/hostname")}}
 }
 
-// networkTime is how long a network may take to come up: DHCP, spanning tree,
+// Patience is how long a network may take to come up: DHCP, spanning tree,
 // a Wi-Fi association.
-const networkTime = 75 * time.Second
+const Patience = 75 * time.Second
 
-// networkTimeout has time for the new settings, the former and the new once more.
-const networkTimeout = 6 * time.Minute
+// Timeout has time for the new settings, the former and the new once more.
+const Timeout = 6 * time.Minute
 
-// useNetwork waits until the network settings in place reach what they are for, and
+// Use waits until the network settings in place reach what they are for, and
 // keeps them then. Where they do not, the former ones are tried; former says that
 // they are back.
-func useNetwork(ctx context.Context, e *machine.Env, u uplink, patience time.Duration) (found reached, former bool, err error) {
-	if trialCutOff(e) {
+func Use(ctx context.Context, e *machine.Env, u Uplink, patience time.Duration) (found Reached, former bool, err error) {
+	if TrialCutOff(e) {
 		if err := takeBack(ctx, e); err != nil {
-			return reached{}, false, err
+			return Reached{}, false, err
 		}
 	}
-	if found = u.wait(ctx, e, patience); found.extent != everything {
+	if found = u.wait(ctx, e, patience); found.Extent != everything {
 		if found, former, err = rollBack(ctx, e, u, found); err != nil {
-			return found, former, errors.Join(found.err, err)
+			return found, former, errors.Join(found.Err, err)
 		}
 	}
-	if found.extent == everything && !former && networkIsNew(e) { // the former ones are good, and their trial stays on record
-		err = keepNetwork(e)
+	if found.Extent == everything && !former && IsNew(e) { // the former ones are good, and their trial stays on record
+		err = Keep(e)
 	}
 	return found, former, err
 }
@@ -267,7 +267,7 @@ func waitForAPIServer(ctx context.Context, e *machine.Env, masters []string, pat
 		} else {
 			e.Waiting("an address and a route to an API server")
 		}
-		found, err = reach(ctx, e, masters)
+		found, err = Reach(ctx, e, masters)
 		return err
 	})
 	return found, err
@@ -278,8 +278,8 @@ var networkDirs = [...]string{"/etc/systemd/network", "/etc/systemd/resolved.con
 
 const goodNetwork = ondisk.StateDir + "/network"
 
-// ownHostPort is the machine's own API server.
-func ownHostPort(site *configs.Site) string {
+// OwnHostPort is the machine's own API server.
+func OwnHostPort(site *configs.Site) string {
 	_, port, err := net.SplitHostPort(site.Masters[0])
 	if err != nil {
 		panic("BUG: port of a Site that was not validated: " + err.Error())
@@ -287,11 +287,11 @@ func ownHostPort(site *configs.Site) string {
 	return net.JoinHostPort(site.Self().Address, port)
 }
 
-// offlineHealthy judges a boot of a node that was Ready before and reaches no
+// OfflineHealthy judges a boot of a node that was Ready before and reaches no
 // API server now: kubelet and ipvscare run, and a network of the site leads
 // towards the API servers. A system whose network driver is missing has that
 // no more than one without a cable; neither is proof enough.
-func offlineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) error {
+func OfflineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	var errs []error
 	units := []string{ondisk.UnitKubelet}
 	if !site.IPVS.Disabled {
@@ -305,15 +305,15 @@ func offlineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) err
 	return errors.Join(append(errs, machine.HasRoute(ctx, e, member.MastersOf(e, site)))...)
 }
 
-// nodeAddress is what the network phase wrote: it holds offline too.
-func nodeAddress(e *machine.Env) string {
+// NodeAddress is what the network phase wrote: it holds offline too.
+func NodeAddress(e *machine.Env) string {
 	inside := false
 	for line := range strings.Lines(string(e.Contents("/etc/hosts"))) {
 		line = strings.TrimSpace(line)
 		switch {
-		case line == "# BEGIN "+nodeOwner:
+		case line == "# BEGIN "+NodeOwner:
 			inside = true
-		case line == "# END "+nodeOwner:
+		case line == "# END "+NodeOwner:
 			inside = false
 		case inside:
 			if f := strings.Fields(line); len(f) > 1 {

@@ -1,4 +1,4 @@
-package firstboot
+package network
 
 import (
 	"context"
@@ -17,71 +17,71 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// uplink is what the network is for on a node of this type: network settings that
+// Uplink is what the network is for on a node of this type: network settings that
 // reach it are kept, and come back when others reach less.
-type uplink struct {
+type Uplink struct {
 	// peers is what is to be reached, e.g. "an API server".
 	peers string
 	// wait waits until all is reached, or until patience is over.
-	wait func(ctx context.Context, e *machine.Env, patience time.Duration) reached
+	wait func(ctx context.Context, e *machine.Env, patience time.Duration) Reached
 }
 
-// reached is how far the network leads.
-type reached struct {
-	extent extent
+// Reached is how far the network leads.
+type Reached struct {
+	Extent Extent
 	// by is the API server that answered, for a node that has none of its own.
 	by string
-	// err says what is missing of all.
-	err error
+	// Err says what is missing of all.
+	Err error
 }
 
-type extent int
+type Extent int
 
 const (
-	nothing    extent = iota
-	ownAddress        // a control-plane node can start with that
+	Nothing    Extent = iota
+	OwnAddress        // a control-plane node can start with that
 	everything
 )
 
 // toAPIServers is the uplink of a node that needs the API servers of others.
-func toAPIServers(masters []string) uplink {
-	return uplink{"an API server", func(ctx context.Context, e *machine.Env, patience time.Duration) reached {
+func toAPIServers(masters []string) Uplink {
+	return Uplink{"an API server", func(ctx context.Context, e *machine.Env, patience time.Duration) Reached {
 		master, err := waitForAPIServer(ctx, e, masters, patience)
 		if err != nil {
-			return reached{err: err}
+			return Reached{Err: err}
 		}
-		return reached{extent: everything, by: master}
+		return Reached{Extent: everything, by: master}
 	}}
 }
 
-// toNeighbours is the uplink of a control-plane node: its own address, and somebody
+// ToNeighbours is the uplink of a control-plane node: its own address, and somebody
 // else in the network of that. Where nobody else is expected, the address is all.
-func toNeighbours(site *configs.Site) uplink {
-	return uplink{"another control-plane node or a gateway", func(ctx context.Context, e *machine.Env, patience time.Duration) reached {
-		r := reached{}
-		r.err = e.RetryFor(ctx, patience, 2*time.Second, func() error {
-			r.extent = nothing
+func ToNeighbours(site *configs.Site) Uplink {
+	return Uplink{"another control-plane node or a gateway", func(ctx context.Context, e *machine.Env, patience time.Duration) Reached {
+		r := Reached{}
+		r.Err = e.RetryFor(ctx, patience, 2*time.Second, func() error {
+			r.Extent = Nothing
 			e.Waiting("this machine's address %s", site.Self().Address)
-			if err := hasOwnAddress(ctx, e, site); err != nil {
+			if err := HasOwnAddress(ctx, e, site); err != nil {
 				return err
 			}
-			r.extent = ownAddress
+			r.Extent = OwnAddress
 			e.Waiting("another control-plane node or a gateway to answer")
-			if err := neighbourAnswers(ctx, e, site); err != nil {
+			if err := NeighbourAnswers(ctx, e, site); err != nil {
 				return err
 			}
-			r.extent = everything
+			r.Extent = everything
 			return nil
 		})
 		return r
 	}}
 }
 
-// hasOwnAddress reports whether this machine has its address: the other
+// HasOwnAddress reports whether this machine has its address: the other
 // control-plane nodes know it by that.
-func hasOwnAddress(ctx context.Context, e *machine.Env, site *configs.Site) error {
+func HasOwnAddress(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	own := site.Self().Address
-	src, err := e.Source(ctx, ownHostPort(site))
+	src, err := e.Source(ctx, OwnHostPort(site))
 	if err != nil {
 		return fmt.Errorf("looking for the address %s on this machine: %w", own, machine.PlainNet(err))
 	}
@@ -92,18 +92,18 @@ func hasOwnAddress(ctx context.Context, e *machine.Env, site *configs.Site) erro
 }
 
 const (
-	// gatewayPort is any port: that a gateway rejects a connection shows it too.
-	gatewayPort = "53"
+	// GatewayPort is any port: that a gateway rejects a connection shows it too.
+	GatewayPort = "53"
 	// neighbourTimeout is more than the three seconds after which the kernel says
 	// that nobody has an address.
 	neighbourTimeout = 6 * time.Second
 )
 
-// neighbourAnswers reports whether another control-plane node or a gateway can be
+// NeighbourAnswers reports whether another control-plane node or a gateway can be
 // reached. A host that is up and runs nothing yet rejects the connection, which is
 // an answer. A gateway may drop it; but where it is not there, or the cable is out,
 // the kernel finds nobody with its address, and says so.
-func neighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
+func NeighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	type neighbour struct {
 		addr    string
 		gateway bool
@@ -114,8 +114,8 @@ func neighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) e
 			all = append(all, neighbour{addr: net.JoinHostPort(m.Address, configs.EtcdPeerPort)})
 		}
 	}
-	for _, g := range gatewaysOf(e, site) {
-		all = append(all, neighbour{net.JoinHostPort(g, gatewayPort), true})
+	for _, g := range GatewaysOf(e, site) {
+		all = append(all, neighbour{net.JoinHostPort(g, GatewayPort), true})
 	}
 	if len(all) == 0 {
 		return nil
@@ -156,10 +156,10 @@ func neighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) e
 	return fmt.Errorf("no other control-plane node and no gateway answers: %w", errors.Join(errs...))
 }
 
-// gatewaysOf are the gateways on the interface that has the machine's own address: as
+// GatewaysOf are the gateways on the interface that has the machine's own address: as
 // the kernel has them, and as the Site names them, since those may be missing because
 // of what is wrong.
-func gatewaysOf(e *machine.Env, site *configs.Site) []string {
+func GatewaysOf(e *machine.Env, site *configs.Site) []string {
 	own, err := netip.ParseAddr(site.Self().Address)
 	if err != nil {
 		return nil

@@ -1,4 +1,4 @@
-package firstboot
+package network
 
 import (
 	"context"
@@ -20,18 +20,18 @@ import (
 
 const clockDoc = "a clock that is not in the past"
 
-// clockPhase brings the clock to the latest moment that is certain to have
-// passed: the image's date, when its Site was stamped, or the beginning of a
+// ClockPhase brings the clock to the latest moment that is certain to have
+// passed: the image's date, when its Site was stamped (stamped returns that in seconds
+// since the epoch), or the beginning of a
 // certificate of the cluster. Boards without a battery wake up in 1970, where every
 // certificate is not yet valid. A clock that follows a time server knows better than
 // all of these. By one that makes this node's certificate look expired, or not valid yet,
 // nothing is decided before a time server was asked; nor does a control-plane node make
 // its first certificates, which begin when its clock says.
-func clockPhase(active *Active) run.Phase {
-	site := active.Site
+func ClockPhase(site *configs.Site, image ondisk.ImageInfo, stamped func(*machine.Env) int64) run.Phase {
 	ask := func(e *machine.Env) bool {
 		first := site.NodeType == configs.NodeControlPlane && !e.Exists(member.ControlPlaneMark)
-		return (first || member.OutOfTime(member.Enrolled(e))) && !e.Exists(askedNTP)
+		return (first || member.OutOfTime(member.Enrolled(e))) && !e.Exists(AskedNTP)
 	}
 	return run.Phase{
 		Name: "clock", Doc: clockDoc, Timeout: 3 * time.Minute,
@@ -39,27 +39,27 @@ func clockPhase(active *Active) run.Phase {
 			if clockSynced(ctx, e) {
 				return run.Done, nil
 			}
-			if e.Now().Before(clockFloor(active.Image, clockDate(e, active))) || e.Now().Before(begun(ctx, e, site)) || ask(e) {
+			if e.Now().Before(clockFloor(image, stamped(e))) || e.Now().Before(begun(ctx, e, site)) || ask(e) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			if err := raiseClock(e, clockFloor(active.Image, clockDate(e, active))); err != nil {
+			if err := raiseClock(e, clockFloor(image, stamped(e))); err != nil {
 				return err
 			}
 			if err := raiseClock(e, begun(ctx, e, site)); err != nil {
 				return err
 			}
-			if e.Exists(askedNTP) {
+			if e.Exists(AskedNTP) {
 				return nil
 			}
-			patience := ntpPatience
+			patience := NTPPatience
 			if site.NodeType == configs.NodeControlPlane && !member.OutOfTime(member.Enrolled(e)) {
 				patience = ntpFirst
 			}
-			waitForNTP(ctx, e, patience)
-			if err := e.WriteFile(askedNTP, nil, machine.Mode(0o600)); err != nil {
+			WaitForNTP(ctx, e, patience)
+			if err := e.WriteFile(AskedNTP, nil, machine.Mode(0o600)); err != nil {
 				return fmt.Errorf("recording that a time server was asked: %w", err)
 			}
 			return nil
@@ -79,20 +79,20 @@ func raiseClock(e *machine.Env, floor time.Time) error {
 	return nil
 }
 
-// askedNTP says that time servers were waited for since this machine was
+// AskedNTP says that time servers were waited for since this machine was
 // switched on.
-const askedNTP = ondisk.RunMark + "asked-ntp"
+const AskedNTP = ondisk.RunMark + "asked-ntp"
 
 // clockFloor is a moment that has certainly passed.
 func clockFloor(image ondisk.ImageInfo, stamped int64) time.Time {
-	return time.Unix(max(image.SourceDate, credibleStamp(image, stamped)), 0)
+	return time.Unix(max(image.SourceDate, CredibleStamp(image, stamped)), 0)
 }
 
-// learnTime sets the clock to the beginning of a certificate that discovery has found to
+// LearnTime sets the clock to the beginning of a certificate that discovery has found to
 // be not valid yet, and reports whether it did. Only the pin makes it certain: without one
 // anybody could move the clock. It is not kept for later boots: the clock of whoever signed
 // it may have been ahead, and a person may correct both.
-func learnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered error) (bool, error) {
+func LearnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered error) (bool, error) {
 	early := (*api.EarlyError)(nil)
 	if !errors.As(discovered, &early) || d.SkipPins && len(d.CA) == 0 || clockSynced(ctx, e) {
 		return false, nil
@@ -117,7 +117,7 @@ func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 	var all []server
 	ca, etcdCA := clusterCAs(e, site)
 	for _, m := range member.MastersOf(e, site) {
-		if len(ca) > 0 && !(etcdCA != nil && m == ownHostPort(site)) {
+		if len(ca) > 0 && !(etcdCA != nil && m == OwnHostPort(site)) {
 			all = append(all, server{m, ca})
 		}
 	}
@@ -177,9 +177,9 @@ func validAt(cert *x509.Certificate, ca []byte, at time.Time) bool {
 	return err == nil
 }
 
-// credibleStamp is the date of stamping; 0 where no computer with a right clock
+// CredibleStamp is the date of stamping; 0 where no computer with a right clock
 // can have stamped this image then.
-func credibleStamp(image ondisk.ImageInfo, stamped int64) int64 {
+func CredibleStamp(image ondisk.ImageInfo, stamped int64) int64 {
 	first, last := image.StampDates()
 	if t := time.Unix(stamped, 0); t.Before(first) || t.After(last) {
 		return 0
@@ -197,18 +197,18 @@ func clockSynced(ctx context.Context, e *machine.Env) bool {
 	return err == nil && synced
 }
 
-// ntpPatience bounds the wait for a time server that a certificate depends on: a site
+// NTPPatience bounds the wait for a time server that a certificate depends on: a site
 // without one must still join. ntpFirst is for a control-plane node that has none yet.
 const (
-	ntpPatience = time.Minute
+	NTPPatience = time.Minute
 	ntpFirst    = 30 * time.Second
 	ntpRetry    = 10 // looks at the clock, 2 s apart, until time servers are asked again
-	timesyncd   = "systemd-timesyncd.service"
+	Timesyncd   = "systemd-timesyncd.service"
 )
 
-// waitForNTP waits for the clock to follow a time server, bounded, and says
+// WaitForNTP waits for the clock to follow a time server, bounded, and says
 // how it went. To have no time server is not a failure.
-func waitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) bool {
+func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) bool {
 	e.Waiting("a time server, since the clock may be wrong")
 	end := e.Now().Add(patience)
 	synced := false
@@ -218,7 +218,7 @@ func waitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 		tries++
 		if !synced && tries%ntpRetry == 0 {
 			// By itself it would try again in five minutes only.
-			if err := e.Unit(ctx, "try-restart", timesyncd); err != nil {
+			if err := e.Unit(ctx, "try-restart", Timesyncd); err != nil {
 				return false, fmt.Errorf("having the time servers asked again: %w", err)
 			}
 		}
@@ -233,10 +233,10 @@ func waitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 	return true
 }
 
-// judgeOutOfTime judges what enrolled says of a certificate that has expired, or is not
+// JudgeOutOfTime judges what enrolled says of a certificate that has expired, or is not
 // valid yet: nil where the clock was wrong and is right by now; for good only by a clock
 // that follows a time server.
-func judgeOutOfTime(ctx context.Context, e *machine.Env) error {
+func JudgeOutOfTime(ctx context.Context, e *machine.Env) error {
 	const newToken = "put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick"
 	synced := clockSynced(ctx, e) // before the clock is read once more
 	err := member.Enrolled(e)

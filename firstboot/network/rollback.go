@@ -1,4 +1,4 @@
-package firstboot
+package network
 
 import (
 	"bytes"
@@ -40,8 +40,8 @@ func (f netFile) equal(g netFile) bool {
 	return f.Mode == g.Mode && f.UID == g.UID && f.GID == g.GID && f.Link == g.Link && bytes.Equal(f.Data, g.Data)
 }
 
-// networkFiles are the settings now in place.
-func networkFiles(e *machine.Env) (map[string]netFile, error) {
+// Files are the settings now in place.
+func Files(e *machine.Env) (map[string]netFile, error) {
 	out, err := wpaLinks(e)
 	if err != nil {
 		return nil, err
@@ -138,11 +138,11 @@ func goodFiles(e *machine.Env) (map[string]netFile, bool) {
 	return out, true
 }
 
-// networkIsNew reports whether the settings in place have not reached anybody
+// IsNew reports whether the settings in place have not reached anybody
 // yet. Settings that were given up do not count as new, nor do those that networkd has
 // not read: with the ones that it uses, nothing is found out about them.
-func networkIsNew(e *machine.Env) bool {
-	now, err := networkFiles(e)
+func IsNew(e *machine.Env) bool {
+	now, err := Files(e)
 	if err != nil || e.Exists(unloadedNetwork) {
 		return false
 	}
@@ -150,9 +150,9 @@ func networkIsNew(e *machine.Env) bool {
 	return !ok || digestOf(now) != digestOf(good)
 }
 
-// keepNetwork remembers the settings in place as good.
-func keepNetwork(e *machine.Env) error {
-	now, err := networkFiles(e)
+// Keep remembers the settings in place as good.
+func Keep(e *machine.Env) error {
+	now, err := Files(e)
 	if err != nil {
 		return err
 	}
@@ -188,15 +188,15 @@ const (
 	keptNew    trialState = "new"    // they fared no better
 )
 
-const trialFile = goodNetwork + "/trial.json"
+const TrialFile = goodNetwork + "/trial.json"
 
-// trialPauses are the least time between one trial and the next: an uplink
+// TrialPauses are the least time between one trial and the next: an uplink
 // that is dead must not have a node flip its addresses forever. When they
 // are used up only a boot brings one more.
-var trialPauses = [...]time.Duration{0, 10 * time.Minute, time.Hour}
+var TrialPauses = [...]time.Duration{0, 10 * time.Minute, time.Hour}
 
 func readTrial(e *machine.Env) (*trial, bool) {
-	b, err := e.Read(trialFile)
+	b, err := e.Read(TrialFile)
 	if err != nil {
 		return &trial{}, false
 	}
@@ -210,7 +210,7 @@ func readTrial(e *machine.Env) (*trial, bool) {
 func (t *trial) write(e *machine.Env) error {
 	b, err := json.Marshal(t)
 	if err == nil {
-		_, err = e.Write(trialFile, b, machine.Mode(0o600))
+		_, err = e.Write(TrialFile, b, machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("recording the trial of the former network settings: %w", err)
@@ -218,20 +218,20 @@ func (t *trial) write(e *machine.Env) error {
 	return nil
 }
 
-// mayTry reports whether there are former settings, and it is time to try them.
-func mayTry(e *machine.Env) bool {
-	if _, ok := goodFiles(e); !ok || !networkIsNew(e) {
+// MayTry reports whether there are former settings, and it is time to try them.
+func MayTry(e *machine.Env) bool {
+	if _, ok := goodFiles(e); !ok || !IsNew(e) {
 		return false
 	}
 	t, ok := readTrial(e)
 	if !ok || t.Boot != machine.BootID(e) {
 		return true
 	}
-	if t.Count >= len(trialPauses) {
+	if t.Count >= len(TrialPauses) {
 		return false
 	}
 	since := e.Now().Sub(time.Unix(t.At, 0))
-	return since < 0 || since >= trialPauses[t.Count] // below 0: the clock was set back
+	return since < 0 || since >= TrialPauses[t.Count] // below 0: the clock was set back
 }
 
 // rollBack tries the former settings, the last that reached all, where those in place
@@ -239,12 +239,12 @@ func mayTry(e *machine.Env) bool {
 // the network may have come up meanwhile, after a power cut of the whole building for
 // example. It returns how far the settings lead that are in place in the end, and
 // whether they are the former ones.
-func rollBack(ctx context.Context, e *machine.Env, u uplink, with reached) (reached, bool, error) {
+func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reached, bool, error) {
 	good, ok := goodFiles(e)
-	if !ok || !mayTry(e) {
+	if !ok || !MayTry(e) {
 		return with, false, nil
 	}
-	now, err := networkFiles(e)
+	now, err := Files(e)
 	if err != nil {
 		return with, false, err
 	}
@@ -257,15 +257,15 @@ func rollBack(ctx context.Context, e *machine.Env, u uplink, with reached) (reac
 	if err := setNetwork(ctx, e, now, good); err != nil {
 		return with, false, err
 	}
-	former := u.wait(ctx, e, networkTime)
-	if former.extent <= with.extent {
+	former := u.wait(ctx, e, Patience)
+	if former.Extent <= with.Extent {
 		return with, false, takeBack(ctx, e)
 	}
 	e.Waiting("%s to answer with the new network settings after all", u.peers)
 	if err := setNetwork(ctx, e, good, now); err != nil {
 		return with, false, err
 	}
-	if again := u.wait(ctx, e, networkTime); again.extent >= former.extent {
+	if again := u.wait(ctx, e, Patience); again.Extent >= former.Extent {
 		t.State = keptNew
 		return again, false, t.write(e)
 	}
@@ -278,11 +278,11 @@ func rollBack(ctx context.Context, e *machine.Env, u uplink, with reached) (reac
 	}
 	e.Log.Error(fmt.Sprintf("the corrected Site's network settings do not reach %s: the former ones are back", u.peers), "by", former.by)
 	e.Console(fmt.Sprintf("the new network settings do not reach %s: the former ones are back. Correct the Site.", u.peers))
-	return u.wait(ctx, e, networkTime), true, nil
+	return u.wait(ctx, e, Patience), true, nil
 }
 
-// trialCutOff reports whether the power went while former settings were on trial.
-func trialCutOff(e *machine.Env) bool {
+// TrialCutOff reports whether the power went while former settings were on trial.
+func TrialCutOff(e *machine.Env) bool {
 	t, ok := readTrial(e)
 	return ok && t.State == onTrial
 }
@@ -303,10 +303,10 @@ func takeBack(ctx context.Context, e *machine.Env) error {
 	return t.write(e)
 }
 
-// endTrial makes the settings those of the site before another one is applied:
+// EndTrial makes the settings those of the site before another one is applied:
 // what the former ones left would stay forever. applied: this root has the settings of a
 // Site.
-func endTrial(ctx context.Context, e *machine.Env, applied bool) error {
+func EndTrial(ctx context.Context, e *machine.Env, applied bool) error {
 	t, ok := readTrial(e)
 	if !ok {
 		return nil
@@ -316,7 +316,7 @@ func endTrial(ctx context.Context, e *machine.Env, applied bool) error {
 		// what is put in place here would be taken for baked.
 		return forgetTrial(e)
 	}
-	now, err := networkFiles(e)
+	now, err := Files(e)
 	if err != nil {
 		return err
 	}
@@ -329,7 +329,7 @@ func endTrial(ctx context.Context, e *machine.Env, applied bool) error {
 }
 
 func forgetTrial(e *machine.Env) error {
-	if err := e.Remove(trialFile); err != nil {
+	if err := e.Remove(TrialFile); err != nil {
 		return fmt.Errorf("forgetting the trial of the former network settings: %w", err)
 	}
 	return nil
@@ -339,7 +339,7 @@ func forgetTrial(e *machine.Env) error {
 // before, or what an earlier run that was killed had written: each daemon that a
 // difference concerns loads its settings again, also where its file is removed.
 func setNetwork(ctx context.Context, e *machine.Env, before, files map[string]netFile) error {
-	now, err := networkFiles(e)
+	now, err := Files(e)
 	if err != nil {
 		return err
 	}
@@ -379,7 +379,7 @@ func setNetwork(ctx context.Context, e *machine.Env, before, files map[string]ne
 			return fmt.Errorf("writing network setting %s: %w", p, err)
 		}
 	}
-	return loadNetwork(ctx, e, slices.Sorted(maps.Keys(differ)))
+	return Load(ctx, e, slices.Sorted(maps.Keys(differ)))
 }
 
 // inNetworkDirs reports whether a directory is below those of the network settings.
@@ -396,9 +396,9 @@ func has(files map[string]netFile, p string, f netFile) bool {
 // card, which may be missing.
 const wpaPatience = 30 * time.Second
 
-// loadNetwork has the daemons load the settings at these paths. Wi-Fi that does not
+// Load has the daemons load the settings at these paths. Wi-Fi that does not
 // start must not keep the rest from being tried.
-func loadNetwork(ctx context.Context, e *machine.Env, paths []string) error {
+func Load(ctx context.Context, e *machine.Env, paths []string) error {
 	links, err := wpaLinks(e)
 	if err != nil {
 		return err
@@ -408,8 +408,8 @@ func loadNetwork(ctx context.Context, e *machine.Env, paths []string) error {
 			return fmt.Errorf("reloading systemd: %w", err)
 		}
 	}
-	for _, u := range wpaUnits(paths) {
-		verb := wpaVerb(e, u)
+	for _, u := range WPAUnits(paths) {
+		verb := WPAVerb(e, u)
 		for p := range links {
 			if verb == "try-restart" && filepath.Base(p) == u {
 				verb = "restart"
@@ -420,8 +420,8 @@ func loadNetwork(ctx context.Context, e *machine.Env, paths []string) error {
 		}
 	}
 	var errs []error
-	deleteDevices(ctx, e, paths)
-	if err := reloadNetwork(ctx, e); err != nil {
+	DeleteDevices(ctx, e, paths)
+	if err := Reload(ctx, e); err != nil {
 		errs = append(errs, fmt.Errorf("loading the network settings: %w", err))
 	}
 	if slices.ContainsFunc(paths, func(p string) bool { return strings.HasPrefix(p, "/etc/systemd/resolved.conf.d/") }) {
