@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -461,7 +462,7 @@ func TestWhatIsLearnedCounts(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "ipvs: {learnMasters: true}")
 	learned := func(lines ...string) []string {
-		site, err := parseSite([]byte(w.site(lines...)))
+		site, err := site.Parse([]byte(w.site(lines...)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -544,7 +545,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	}
 	// ipvscare that serves is not restarted, whatever the phase has to do.
 	w.names = nil
-	site, err := parseSite([]byte(w.slotSite(ownDev)))
+	site, err := site.Parse([]byte(w.slotSite(ownDev)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -560,7 +561,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 // TestMarksAreNotInRunDir, which goes when first boot ends.
 func TestMarksAreNotInRunDir(t *testing.T) {
 	t.Parallel()
-	for _, mark := range []string{network.AskedNTP, saidVIP, member.SaidFormer, uuidTried(ondisk.LabelData), refusedArgs} {
+	for _, mark := range []string{network.AskedNTP, saidVIP, member.SaidFormer, site.UUIDTried(ondisk.LabelData), refusedArgs} {
 		if strings.HasPrefix(mark, ondisk.RunDir+"/") {
 			t.Errorf("%s goes when first boot ends", mark)
 		}

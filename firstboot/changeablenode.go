@@ -9,6 +9,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -18,15 +19,15 @@ import (
 type changeable struct {
 	node   string
 	image  ondisk.ImageInfo
-	active *Active // nil: none
+	active *site.Active // nil: none
 }
 
 func changeableNode(ctx context.Context, e *machine.Env) (changeable, error) {
-	image, err := imageInfo(e)
+	image, err := site.ImageInfo(e)
 	if err != nil {
 		return changeable{}, err
 	}
-	active := siteIfAny(e, image)
+	active := site.IfAny(e, image)
 	name, err := changeableName(ctx, e)
 	return changeable{name, image, active}, err
 }

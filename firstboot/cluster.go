@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -28,7 +29,7 @@ import (
 // clusterPhase has the machine leave a cluster that is not the site's. It
 // comes before ipvscare gets the site's API servers, which it verifies with
 // the CA that is on the disk.
-func clusterPhase(active *Active) run.Phase {
+func clusterPhase(active *site.Active) run.Phase {
 	var newer []byte // the CA that Check has found
 	return run.Phase{
 		Name: "cluster", Doc: "no other cluster than the Site's is on this machine", Timeout: 2 * time.Minute,
@@ -168,7 +169,7 @@ func otherClusterNote(e *machine.Env) string {
 
 // clusterProvesItself makes sure that the other cluster is there, is the pinned one,
 // accepts the token, and has room for a Node of our name.
-func clusterProvesItself(ctx context.Context, e *machine.Env, active *Active) error {
+func clusterProvesItself(ctx context.Context, e *machine.Env, active *site.Active) error {
 	site := active.Site
 	d := discoveryOf(e, site)
 	d.Masters = site.Masters // the former ones are of the cluster that it leaves
@@ -182,7 +183,7 @@ func clusterProvesItself(ctx context.Context, e *machine.Env, active *Active) er
 
 // leaveCluster removes all that a machine has of a cluster. The CA goes last
 // but for the mark: what is left after a cut still shows whose it is.
-func leaveCluster(ctx context.Context, e *machine.Env, active *Active) error {
+func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := e.WriteFile(member.LeavingFile, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}

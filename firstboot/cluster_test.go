@@ -14,6 +14,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -574,7 +575,7 @@ func TestNotBornAgain(t *testing.T) {
 			w := nativeWorld(t)
 			w.mustBoot()
 			change(w.cluster)
-			site, err := parseSite([]byte(w.site()))
+			site, err := site.Parse([]byte(w.site()))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -616,7 +617,7 @@ func TestBornAgainBeforeItPublishes(t *testing.T) {
 			w := nativeWorld(t)
 			w.mustBoot()
 			tt.change(w)
-			site, err := parseSite([]byte(w.site()))
+			site, err := site.Parse([]byte(w.site()))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -659,7 +660,7 @@ func TestUnclearWhetherBornAgain(t *testing.T) {
 	w.mustBoot()
 	w.cluster.knownOnly, w.cluster.noService = true, true
 	w.bearAgain()
-	site, err := parseSite([]byte(w.site()))
+	site, err := site.Parse([]byte(w.site()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -678,7 +679,7 @@ func TestBornAgainFarAway(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.bearAgain()
-	site, err := parseSite([]byte(w.site()))
+	site, err := site.Parse([]byte(w.site()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -725,7 +726,7 @@ func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	site, err := parseSite([]byte(w.site()))
+	site, err := site.Parse([]byte(w.site()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -804,11 +805,11 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 	w.cluster.mu.Lock()
 	w.cluster.elsewhere = map[string]*fakeCluster{ownEndpoint: reborn, "192.0.2.13:6443": reborn}
 	w.cluster.mu.Unlock()
-	site, err := parseSite([]byte(w.site()))
+	spec, err := site.Parse([]byte(w.site()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	active := &Active{Site: site, Node: "edge-sn0042"}
+	active := &site.Active{Site: spec, Node: "edge-sn0042"}
 	if now, err := member.ClusterNow(t.Context(), e, n); err != nil || now.ClusterInfo != "info-7" {
 		t.Fatalf("the endpoint shows %+v, %v", now, err)
 	}

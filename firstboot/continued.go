@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/firstboot/site"
 )
 
 // Where a quorum is lost for good, a person names one machine to continue from.
@@ -38,7 +39,7 @@ func ownEtcdURL(site *configs.Site) string {
 }
 
 // continuedPhase takes the flag back once it has done its work.
-func continuedPhase(active *Active) run.Phase {
+func continuedPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
 		Name: "continue", Doc: "etcd runs as one that others can join", Timeout: 10 * time.Minute,

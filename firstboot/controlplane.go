@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -98,7 +99,7 @@ func endpointPhase(site *configs.Site) run.Phase {
 var controlPlanePods = []string{member.ManifestsDir + "/kube-apiserver.yaml", member.ManifestsDir + "/kube-controller-manager.yaml", member.ManifestsDir + "/kube-scheduler.yaml"}
 
 // controlPlanePhase has kubelet run the control plane.
-func controlPlanePhase(active *Active) run.Phase {
+func controlPlanePhase(active *site.Active) run.Phase {
 	site := active.Site
 	madeFrom := active.Image.Plan + "\x00" + site.ControlPlane.Kubeadm
 	if proxy := node.ControlPlaneProxyEnv(site); proxy != nil { // none: as before the mark had it

@@ -27,6 +27,8 @@ import (
 	"testing"
 	"time"
 
+	"go.yaml.in/yaml/v3"
+
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/mint"
 	"github.com/edgebake/edgebake/configs"
@@ -35,8 +37,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
-	"go.yaml.in/yaml/v3"
 )
 
 // cutConf is the kubeconfig that kubeadm stumbles over: half a file.
@@ -2116,12 +2118,12 @@ func TestPublishedMeanwhile(t *testing.T) {
 		"deleted, without keys":   {happens: func() { m.cluster.unpublished = true }, fails: true},
 	} {
 		m.inits = nil
-		site := *m.site
+		spec := *m.site
 		if !c.keys {
-			site.Credentials = configs.Credentials{}
+			spec.Credentials = configs.Credentials{}
 		}
 		c.happens()
-		err := publishPhase(&Active{Site: &site, Node: site.NodeName}).Run(t.Context(), m.env())
+		err := publishPhase(&site.Active{Site: &spec, Node: spec.NodeName}).Run(t.Context(), m.env())
 		if (err != nil) != c.fails {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -2444,9 +2446,9 @@ func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 // nodes' tokens included.
 func TestSecretsOfAMaster(t *testing.T) {
 	t.Parallel()
-	site := mintedSites(t, 1)[0].Site
-	hidden := strings.Join(secretsOf(site), "\n")
-	for i, secret := range site.Credentials.Keys.Secrets() {
+	spec := mintedSites(t, 1)[0].Site
+	hidden := strings.Join(site.SecretsOf(spec), "\n")
+	for i, secret := range spec.Credentials.Keys.Secrets() {
 		for line := range strings.Lines(strings.TrimSpace(secret.Reveal())) {
 			if line = strings.TrimSpace(line); len(line) >= 24 && !strings.HasPrefix(line, "-----") && !strings.Contains(hidden, line) {
 				t.Errorf("secret %d is shown: %.20s...", i, line)

@@ -20,6 +20,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -86,7 +87,7 @@ func (c credential) wrong(e *machine.Env, at func(file string) string) error {
 // certificate whose names have changed; so it makes new ones in renewalDir, where
 // only links to the good ones are. What is in use stays until the new ones are on
 // the disk and verified: kubeadm may fail at any of them.
-func certificatesPhase(active *Active) run.Phase {
+func certificatesPhase(active *site.Active) run.Phase {
 	site := active.Site
 	kept := false // in this pass: kubeadm has failed, and those in use can be used
 	return run.Phase{
@@ -130,7 +131,7 @@ func certificatesPhase(active *Active) run.Phase {
 }
 
 // makeCredentials has kubeadm make those, and puts them in place.
-func makeCredentials(ctx context.Context, e *machine.Env, active *Active, wanted []credential) error {
+func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, wanted []credential) error {
 	if err := e.RemoveAll(renewalDir); err != nil {
 		return fmt.Errorf("removing %s: %w", renewalDir, err)
 	}

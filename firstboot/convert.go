@@ -11,6 +11,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -101,7 +102,7 @@ func poolTakes(ctx context.Context, e *machine.Env, n *api.Node, h hub) error {
 // alreadyHub says what an OpenYurt node is that was to be converted. Nothing
 // of it is touched: a change that failed on the way could only be undone by
 // making the node native, which nobody asked for.
-func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *Active, o ConvertOptions) error {
+func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *site.Active, o ConvertOptions) error {
 	name, labels, kind := n.Metadata.Name, n.Metadata.Labels, configs.NodeEdge
 	if openyurt.IsCloud(labels) {
 		kind = configs.NodeCloud

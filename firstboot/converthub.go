@@ -16,12 +16,13 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
 // hubForConvert is yurthub as a convert sets it up on this node.
-func hubForConvert(ctx context.Context, e *machine.Env, n *api.Node, active *Active, o ConvertOptions) (hub, error) {
+func hubForConvert(ctx context.Context, e *machine.Env, n *api.Node, active *site.Active, o ConvertOptions) (hub, error) {
 	version, err := canRunHub(ctx, e, o)
 	if err != nil {
 		return hub{}, err
@@ -84,7 +85,7 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 
 // serversFor are those that were asked for, or where kubelet goes now and the
 // site's API servers.
-func serversFor(e *machine.Env, active *Active, o ConvertOptions) ([]string, error) {
+func serversFor(e *machine.Env, active *site.Active, o ConvertOptions) ([]string, error) {
 	server, _, err := member.KubeletServer(e)
 	if err != nil || len(o.Servers) > 0 {
 		return o.Servers, err

@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -30,7 +31,7 @@ func discoveryOf(e *machine.Env, site *configs.Site) api.Discovery {
 }
 
 // discoveryPhase finds the cluster and makes sure that it is the right one.
-func discoveryPhase(active *Active) run.Phase {
+func discoveryPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
 		Name: "discovery", Doc: "the cluster is found, and is the pinned one", Timeout: time.Minute,

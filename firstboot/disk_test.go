@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -141,7 +142,7 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 	named := newControlPlane(t, mintedSites(t, 1))
 	named.bootDone()
 	named.put(configs.EtcdDataDir+"/member/wal/0.wal", "data")
-	active := &Active{Site: named.site, Node: "m9"}
+	active := &site.Active{Site: named.site, Node: "m9"}
 	err := diskIsOfSite(named.env(), active)
 	if fix, permanent := run.Fix(err); !permanent || strings.Contains(fix, "firstboot reset") || !strings.Contains(fix, "data of etcd is lost then") {
 		t.Errorf("%v: %s", err, fix)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -28,17 +29,17 @@ func TestArchitectureNamesThePhases(t *testing.T) {
 	}
 	first, _, _ := strings.Cut(worker, "→ cluster")
 	native := regexp.MustCompile(`\(.*?\)`).ReplaceAllString(worker, "")
-	site := func(nodeType string) *Active {
+	spec := func(nodeType string) *site.Active {
 		s := &configs.Site{NodeType: nodeType, Masters: []string{"192.0.2.1:6443"}}
 		if nodeType == configs.NodeControlPlane {
 			s.ControlPlane = &configs.SiteControlPlane{Members: []configs.ControlPlaneMember{{Name: "m1", Address: "192.0.2.1"}}}
 			s.NodeName = "m1"
 		}
-		return &Active{Site: s, Image: ondisk.ImageInfo{Yurthub: &ondisk.YurthubInfo{Form: openyurt.FormUnit}}}
+		return &site.Active{Site: s, Image: ondisk.ImageInfo{Yurthub: &ondisk.YurthubInfo{Form: openyurt.FormUnit}}}
 	}
 	for nodeType, want := range map[string]string{configs.NodeNative: names(native), configs.NodeEdge: names(worker), configs.NodeControlPlane: names(first + master)} {
 		var got []string
-		for _, p := range append(firstPhases(&siteReader{}), Phases(site(nodeType))...) {
+		for _, p := range append(firstPhases(&site.Reader{}), Phases(spec(nodeType))...) {
 			got = append(got, p.Name)
 		}
 		if strings.Join(got, " ") != want {

@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -107,7 +108,7 @@ func markDocuments(e *machine.Env, documents string) error {
 
 // documentsPhase uploads kubeadm's documents again when the Site has others, unless
 // somebody else has changed what is there: that is reported.
-func documentsPhase(active *Active) run.Phase {
+func documentsPhase(active *site.Active) run.Phase {
 	site, reported, compared := active.Site, false, false
 	return run.Phase{
 		Name: "documents", Doc: "the cluster has kubeadm's documents of the Site", Timeout: 2 * time.Minute,

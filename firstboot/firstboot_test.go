@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/openyurt"
@@ -64,7 +65,7 @@ func (w *world) treeOf(files []entry) map[string]string {
 			continue
 		}
 		switch {
-		case "/"+rel == ondisk.StateFile, "/"+rel == keyFile, "/"+rel == appliedFile, "/"+rel == member.ServingCert, "/"+rel == member.ServingKey, strings.HasSuffix(rel, ".pem"), strings.HasSuffix(rel, "ca.crt"):
+		case "/"+rel == ondisk.StateFile, "/"+rel == site.KeyFile, "/"+rel == site.AppliedFile, "/"+rel == member.ServingCert, "/"+rel == member.ServingKey, strings.HasSuffix(rel, ".pem"), strings.HasSuffix(rel, "ca.crt"):
 			text = "(differs from run to run)"
 		case strings.HasSuffix(rel, ".conf") && strings.Contains(text, "certificate-authority-data"):
 			a, _, _ := strings.Cut(text, "certificate-authority-data: ")

@@ -8,10 +8,11 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 )
 
 // forgetPhase leaves nothing of the token on this machine.
-func forgetPhase(active *Active) run.Phase {
+func forgetPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "forget-token", Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
 		Irreversible: true, // nothing before it needs the token any more
@@ -24,7 +25,7 @@ func forgetPhase(active *Active) run.Phase {
 			if j, ok := member.ReadJoinedAs(e); ok && !j.TokenForgotten {
 				return run.Todo, nil
 			}
-			if found, err := secretsInSlot(e, active); err != nil || found != noSecrets {
+			if found, err := site.SecretsInSlot(e, active); err != nil || found != site.NoSecrets {
 				return run.Todo, err
 			}
 			return run.Done, nil
@@ -40,9 +41,9 @@ func forgetPhase(active *Active) run.Phase {
 					return fmt.Errorf("forgetting the token: %w", err)
 				}
 			}
-			found, err := secretsInSlot(e, active)
-			if err == nil && found != noSecrets {
-				err = forgetToken(e, active, found == slotBlank)
+			found, err := site.SecretsInSlot(e, active)
+			if err == nil && found != site.NoSecrets {
+				err = site.ForgetToken(e, active, found == site.SlotBlank)
 			}
 			if err != nil {
 				return err

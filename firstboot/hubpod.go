@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -24,7 +25,7 @@ import (
 
 // podJoinPhase has kubeadm start a kubelet whose first pod is yurthub, and
 // which knows no other way to the cluster.
-func podJoinPhase(active *Active) run.Phase {
+func podJoinPhase(active *site.Active) run.Phase {
 	site := active.Site
 	labels := openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud)
 	return run.Phase{
@@ -69,7 +70,7 @@ func podJoinPhase(active *Active) run.Phase {
 
 // podJoined reports whether kubeadm's part is over and yurthub has all it
 // needs to ask for its identity.
-func podJoined(ctx context.Context, e *machine.Env, active *Active) (bool, error) {
+func podJoined(ctx context.Context, e *machine.Env, active *site.Active) (bool, error) {
 	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, member.KubeadmFlags, ondisk.KubeCA, openyurt.Manifest} {
 		if !e.Exists(p) {
 			return false, nil
@@ -89,7 +90,7 @@ func podJoined(ctx context.Context, e *machine.Env, active *Active) (bool, error
 	return state == "active", err
 }
 
-func podJoin(ctx context.Context, e *machine.Env, active *Active) error {
+func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	site := active.Site
 	if err := member.SaveJoin(e, site, active.Node); err != nil {
 		return err
@@ -164,7 +165,7 @@ const socketAnnotation = "kubeadm.alpha.kubernetes.io/cri-socket"
 
 // nodeMissing returns what keeps the Node of a Site out of the cluster, as far as
 // OpenYurt is concerned; nil: nothing is known.
-func nodeMissing(ctx context.Context, e *machine.Env, active *Active) error {
+func nodeMissing(ctx context.Context, e *machine.Env, active *site.Active) error {
 	h, err := hubOf(e, active)
 	if err != nil {
 		return nil
@@ -173,7 +174,7 @@ func nodeMissing(ctx context.Context, e *machine.Env, active *Active) error {
 }
 
 // annotateSocket makes up for what kubeadm could not do at the end of its join.
-func annotateSocket(ctx context.Context, e *machine.Env, active *Active) error {
+func annotateSocket(ctx context.Context, e *machine.Env, active *site.Active) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	c, n, err := member.OwnNode(ctx, e, active.Node)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -313,12 +314,12 @@ func TestWaitingSaysWhatWentWrong(t *testing.T) {
 		return sleep(ctx, d)
 	}
 	e.WriteSlot = func(string, *slot.Contents) error { return errors.New("input/output error") }
-	image, err := imageInfo(e)
+	image, err := site.ImageInfo(e)
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = sitePhase(&siteReader{image: image}, nil).Run(t.Context(), e)
-	if err == nil || errors.Is(err, errNoSite) || !strings.Contains(err.Error(), "input/output error") || run.Advice(err) == "" {
+	err = site.Phase(&site.Reader{Image: image}, nil).Run(t.Context(), e)
+	if err == nil || errors.Is(err, site.ErrNoSite) || !strings.Contains(err.Error(), "input/output error") || run.Advice(err) == "" {
 		t.Error(err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ipvs"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -38,7 +39,7 @@ func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 		{"a root", "m1.example.:6443", nil, nil, nil},
 		{"an underscore", "m_1.example:6443", nil, nil, nil},
 	} {
-		site, err := parseSite([]byte(w.withMasters(tc.masters, tc.lines...)))
+		site, err := site.Parse([]byte(w.withMasters(tc.masters, tc.lines...)))
 		if err != nil {
 			if tc.want != nil {
 				t.Errorf("%s: %v", tc.name, err)

@@ -10,11 +10,12 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
 // joinPhase has unmodified kubeadm join, then turns kubelet to the endpoint.
-func joinPhase(active *Active) run.Phase {
+func joinPhase(active *site.Active) run.Phase {
 	site := active.Site
 	var asked *member.Names // by Run, which the next Check looks at
 	return run.Phase{
@@ -77,7 +78,7 @@ func joinPhase(active *Active) run.Phase {
 	}
 }
 
-func join(ctx context.Context, e *machine.Env, active *Active) error {
+func join(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := member.SaveJoin(e, active.Site, active.Node); err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -98,7 +99,7 @@ func publicOf(private string) ([]byte, error) {
 
 // keysPhase puts the cluster's keys where kubeadm and the control plane look
 // for them.
-func keysPhase(active *Active) run.Phase {
+func keysPhase(active *site.Active) run.Phase {
 	site := active.Site
 	keys := site.Credentials.Keys
 	return run.Phase{
@@ -147,7 +148,7 @@ func keysPhase(active *Active) run.Phase {
 
 // diskIsOfSite makes sure that what the disk has of a cluster is of the site's,
 // and this machine's.
-func diskIsOfSite(e *machine.Env, active *Active) error {
+func diskIsOfSite(e *machine.Env, active *site.Active) error {
 	fix := member.Rewriting(e, "a control-plane node does not move: correct the Site, or write the image to the machine's disk again")
 	if c := active.Site.ControlPlane; c != nil && c.ContinueFrom == active.Node {
 		fix = "a control-plane node does not move: correct the Site, and keep the disk, since the Site says to continue from this machine"

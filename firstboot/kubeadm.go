@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -49,7 +50,7 @@ func kubeadm(ctx context.Context, e *machine.Env, site *configs.Site, level slog
 // kubeadmJoin runs `kubeadm join` with the discovery file, as s says, which is
 // the active site with more arguments for kubelet; ignore are checks of its
 // that fail since firstboot was there before.
-func kubeadmJoin(ctx context.Context, e *machine.Env, active *Active, s configs.Site, ignore ...string) error {
+func kubeadmJoin(ctx context.Context, e *machine.Env, active *site.Active, s configs.Site, ignore ...string) error {
 	// The discovery file carries the token itself: only so kubeadm keeps the
 	// file's tls-server-name. We have written the CA that kubeadm would.
 	s.Credentials = configs.Credentials{}
@@ -78,7 +79,7 @@ const initFile = ondisk.RunDir + "/kubeadm-init.yaml"
 
 // kubeadmInit runs phases of `kubeadm init` with the site's documents; nothing
 // in l is for one of them alone.
-func kubeadmInit(ctx context.Context, e *machine.Env, active *Active, l configs.KubeadmLocal, phases ...[]string) error {
+func kubeadmInit(ctx context.Context, e *machine.Env, active *site.Active, l configs.KubeadmLocal, phases ...[]string) error {
 	board := node.LocalKubeadm(active.Image, active.Site)
 	l.EtcdTag, l.DNSTag = board.EtcdTag, board.DNSTag
 	docs, err := active.Site.KubeadmDocuments(l)
@@ -100,7 +101,7 @@ func kubeadmInit(ctx context.Context, e *machine.Env, active *Active, l configs.
 
 // kubeadmReset takes back what kubeadm did. What it prints is for who ran it by
 // hand: what to clean up, which first boot does.
-func kubeadmReset(ctx context.Context, e *machine.Env, active *Active) error {
+func kubeadmReset(ctx context.Context, e *machine.Env, active *site.Active) error {
 	args := []string{"reset", "--force", "--cri-socket"}
 	if active == nil {
 		return kubeadm(ctx, e, nil, slog.LevelDebug, append(args, ondisk.CRISocket)...)

@@ -20,6 +20,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -57,7 +58,7 @@ const (
 )
 
 // argsPhase has kubelet run with the arguments that the site gives it.
-func argsPhase(active *Active) run.Phase {
+func argsPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
 		Name: "kubelet-args", Doc: "kubelet has the Site's arguments", Timeout: 3*argsPatience + 3*time.Minute,
@@ -89,7 +90,7 @@ func argsPhase(active *Active) run.Phase {
 }
 
 // wantedArgs are the site's, and what follows from its other fields.
-func wantedArgs(ctx context.Context, e *machine.Env, active *Active, j member.JoinedAs) map[string]string {
+func wantedArgs(ctx context.Context, e *machine.Env, active *site.Active, j member.JoinedAs) map[string]string {
 	site := active.Site
 	want := member.Union(site.KubeletExtraArgs, nil)
 	if _, given := want["config-dir"]; !given && site.IPVS.Profile == "metered" && active.Image.Kubernetes != "" &&

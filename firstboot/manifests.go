@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -38,7 +39,7 @@ const (
 )
 
 // manifestsPhase applies them.
-func manifestsPhase(active *Active) run.Phase {
+func manifestsPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
 		Name: "manifests", Doc: "the Cluster's manifests are applied", Timeout: 10 * time.Minute,

@@ -9,6 +9,7 @@ import (
 
 	"github.com/edgebake/edgebake/firstboot/apply"
 	"github.com/edgebake/edgebake/firstboot/network"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -210,7 +211,7 @@ func TestRemovedSettings(t *testing.T) {
 	} {
 		w.names = nil
 		w.log.Reset()
-		if err := activateChanges(t.Context(), w.env(), apply.Changes{Paths: []string{tt.path}}); err != nil {
+		if err := site.ActivateChanges(t.Context(), w.env(), apply.Changes{Paths: []string{tt.path}}); err != nil {
 			t.Errorf("%s: %v", tt.path, err)
 		}
 		if !slices.Contains(w.names, tt.told) {
@@ -223,7 +224,7 @@ func TestRemovedSettings(t *testing.T) {
 	}
 	// A unit of the Site's own, of the same name, has its own file.
 	w.names = nil
-	if err := activateChanges(t.Context(), w.env(), apply.Changes{Paths: []string{"/etc/systemd/system/wpa_supplicant@wlan0.service"}}); err != nil || len(w.names) > 0 {
+	if err := site.ActivateChanges(t.Context(), w.env(), apply.Changes{Paths: []string{"/etc/systemd/system/wpa_supplicant@wlan0.service"}}); err != nil || len(w.names) > 0 {
 		t.Errorf("%v, %q", err, w.names)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/site"
 )
 
 // TestPendingKeyIsKept: a join that failed while the node's CSR was pending is tried again
@@ -23,7 +24,7 @@ func TestPendingKeyIsKept(t *testing.T) {
 	if err := e.Remove(member.ClientCert); err != nil { // it is not enrolled
 		t.Fatal(err)
 	}
-	phase := joinPhase(&Active{Site: new(configs.Site)})
+	phase := joinPhase(&site.Active{Site: new(configs.Site)})
 	if err := phase.Undo(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}

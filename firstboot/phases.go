@@ -9,32 +9,33 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // firstPhases is the part of the way from a booted machine to a node that needs
 // no site, and ends with one.
-func firstPhases(reader *siteReader) []run.Phase {
+func firstPhases(reader *site.Reader) []run.Phase {
 	return []run.Phase{
-		identityPhase(),                  // first: everything later may log, and logs carry the machine id
-		diskPhase(),                      // before anything fills DATA
-		sitePhase(reader, closePodPorts), // all that follows comes from the site
+		site.IdentityPhase(),              // first: everything later may log, and logs carry the machine id
+		site.DiskPhase(),                  // before anything fills DATA
+		site.Phase(reader, closePodPorts), // all that follows comes from the site
 	}
 }
 
 // Phases is the rest of the way, as an active site has it.
-func Phases(active *Active) []run.Phase {
-	site, image := active.Site, active.Image
+func Phases(active *site.Active) []run.Phase {
+	spec, image := active.Site, active.Image
 	var joining []run.Phase
 	switch {
-	case site.NodeType == configs.NodeControlPlane:
+	case spec.NodeType == configs.NodeControlPlane:
 		return controlPlanePhases(active)
-	case site.NodeType == configs.NodeNative:
+	case spec.NodeType == configs.NodeNative:
 		joining = []run.Phase{joinPhase(active)}
-	case !site.OpenYurt():
-		return []run.Phase{unservedPhase(site)}
-	case hubForm(image) == openyurt.FormStaticPod:
+	case !spec.OpenYurt():
+		return []run.Phase{unservedPhase(spec)}
+	case site.HubForm(image) == openyurt.FormStaticPod:
 		joining = []run.Phase{
 			podJoinPhase(active), // kubelet runs yurthub, and has no other way
 			hubPhase(active),     // its two certificates, with the token and then with the first
@@ -43,19 +44,19 @@ func Phases(active *Active) []run.Phase {
 		joining = []run.Phase{
 			joinPhase(active), // straight to the API servers: yurthub borrows the certificate that kubelet gets here
 			hubPhase(active),  // serves before anybody is sent to it
-			redirectPhase(image.Kubernetes, openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
+			redirectPhase(image.Kubernetes, openyurt.Labels(spec.NodePool, spec.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
 		}
 	}
 	before := []run.Phase{
-		network.Phase(site), // an API server must be in reach for the rest
-		network.ClockPhase(site, image, stampedAt(active)), // before the first certificate is judged
+		network.Phase(spec), // an API server must be in reach for the rest
+		network.ClockPhase(spec, image, stampedAt(active)), // before the first certificate is judged
 		clusterPhase(active),   // before API servers are verified with the CA that is there
-		ipvsPhase(site),        // the first request already survives a dead API server
+		ipvsPhase(spec),        // the first request already survives a dead API server
 		discoveryPhase(active), // the CA, before anything trusts an API server
 		imagesPhase(),          // long, so after all that may fail early; before kubelet needs them
 	}
 	after := []run.Phase{
-		vipPhase(site),                      // only a member may ask
+		vipPhase(spec),                      // only a member may ask
 		argsPhase(active),                   // a member's; the next phase sees whether it went well
 		readyPhase(active, hubNode(active)), // the cluster's own word, not ours; on an OpenYurt node through yurthub
 		forgetPhase(active),                 // last: until Ready, the join may have to begin again
@@ -86,20 +87,20 @@ func damagedPhase(err error) run.Phase {
 
 // New returns the Runner that a node has.
 func New(e *machine.Env) *run.Runner {
-	image, err := imageInfo(e)
+	image, err := site.ImageInfo(e)
 	if err != nil {
-		return &run.Runner{Env: e, Sources: siteSources, First: func() []run.Phase { return []run.Phase{damagedPhase(err)} }}
+		return &run.Runner{Env: e, Sources: site.Sources, First: func() []run.Phase { return []run.Phase{damagedPhase(err)} }}
 	}
-	reader := &siteReader{image: image}
+	reader := &site.Reader{Image: image}
 	return &run.Runner{
-		Env: e, Plan: image.Plan, Sources: siteSources,
+		Env: e, Plan: image.Plan, Sources: site.Sources,
 		First: func() []run.Phase { return firstPhases(reader) },
-		Rest:  func() (run.Node, []run.Phase) { return nodeOf(reader.last), Phases(reader.last) },
+		Rest:  func() (run.Node, []run.Phase) { return nodeOf(reader.Last), Phases(reader.Last) },
 	}
 }
 
 // controlPlanePhases are those after the Site's, on a control-plane node.
-func controlPlanePhases(active *Active) []run.Phase {
+func controlPlanePhases(active *site.Active) []run.Phase {
 	site, image := active.Site, active.Image
 	return []run.Phase{
 		addressPhase(site), // etcd and the API server listen there
@@ -124,28 +125,28 @@ func controlPlanePhases(active *Active) []run.Phase {
 }
 
 // nodeOf is what the Runner needs to know of the node that a Site makes.
-func nodeOf(active *Active) run.Node {
-	site := active.Site
+func nodeOf(active *site.Active) run.Node {
+	spec := active.Site
 	return run.Node{
-		Name: active.Node, Type: site.NodeType, MAC: active.MAC, NotTaken: active.NotTaken,
-		Secrets: secretsOf(site), Report: site.Report, Proxy: node.ProxyEnv(site), Spread: site.Spread(),
-		OfflineHealthy: func(ctx context.Context, e *machine.Env) error { return network.OfflineHealthy(ctx, e, site) },
+		Name: active.Node, Type: spec.NodeType, MAC: active.MAC, NotTaken: active.NotTaken,
+		Secrets: site.SecretsOf(spec), Report: spec.Report, Proxy: node.ProxyEnv(spec), Spread: spec.Spread(),
+		OfflineHealthy: func(ctx context.Context, e *machine.Env) error { return network.OfflineHealthy(ctx, e, spec) },
 	}
 }
 
 // hubNode is what yurthub adds to the phase that waits for the Node.
-func hubNode(active *Active) HubNode {
+func hubNode(active *site.Active) HubNode {
 	var h HubNode
 	if active.Site.OpenYurt() {
 		h.Missing = func(ctx context.Context, e *machine.Env) error { return nodeMissing(ctx, e, active) }
 	}
-	if active.Site.OpenYurt() && hubForm(active.Image) == openyurt.FormStaticPod {
+	if active.Site.OpenYurt() && site.HubForm(active.Image) == openyurt.FormStaticPod {
 		h.Ready = func(ctx context.Context, e *machine.Env) error { return annotateSocket(ctx, e, active) }
 	}
 	return h
 }
 
 // stampedAt returns when the Site was stamped, as far as that counts for the clock.
-func stampedAt(active *Active) func(*machine.Env) int64 {
-	return func(e *machine.Env) int64 { return clockDate(e, active) }
+func stampedAt(active *site.Active) func(*machine.Env) int64 {
+	return func(e *machine.Env) int64 { return site.ClockDate(e, active) }
 }

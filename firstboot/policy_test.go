@@ -10,6 +10,7 @@ import (
 	"aead.dev/minisign"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -44,45 +45,45 @@ func TestWhatAStickMayChange(t *testing.T) {
 		{ondisk.SitesUntilEnrolled, true, true, false, true, false},
 		{ondisk.SitesRepair, true, true, false, true, false},
 	} {
-		got := admit(c.policy, c.enrolled, c.signed, &old, &next)
-		if (got.site == nil) != c.none || got.whole != c.whole || (len(got.omitted) > 0) != c.some {
+		got := site.Admit(c.policy, c.enrolled, c.signed, &old, &next)
+		if (got.Site == nil) != c.none || got.Whole != c.whole || (len(got.Omitted) > 0) != c.some {
 			t.Errorf("%s, enrolled %v, signed %v: %+v", c.policy, c.enrolled, c.signed, got)
 		}
 	}
 
 	for _, policy := range []string{ondisk.SitesRepair, ondisk.SitesUntilEnrolled} {
-		if got := admit(policy, true, false, nil, &next); got.site != nil {
+		if got := site.Admit(policy, true, false, nil, &next); got.Site != nil {
 			t.Errorf("%s: a node whose Site cannot be read takes %+v", policy, got)
 		}
 	}
 
-	got := admit(ondisk.SitesRepair, true, false, &old, &next)
+	got := site.Admit(ondisk.SitesRepair, true, false, &old, &next)
 	want := old
 	want.Masters, want.Network, want.Credentials = next.Masters, next.Network, next.Credentials
 	want.Network.Proxy, want.Network.NTP = old.Network.Proxy, old.Network.NTP
-	if !reflect.DeepEqual(*got.site, want) {
-		t.Errorf("taken: %+v", *got.site)
+	if !reflect.DeepEqual(*got.Site, want) {
+		t.Errorf("taken: %+v", *got.Site)
 	}
 	for i := range reflect.TypeFor[configs.Site]().NumField() {
 		switch name := reflect.TypeFor[configs.Site]().Field(i).Name; name {
 		case "Masters", "Network", "Credentials":
 		default:
-			if !reflect.ValueOf(*got.site).Field(i).IsZero() {
+			if !reflect.ValueOf(*got.Site).Field(i).IsZero() {
 				t.Errorf("%s was taken from a stranger's stick", name)
 			}
 		}
 	}
 	for _, name := range []string{"users", "ignition", "caCertHashes", "caCert", "kubeletExtraArgs", "endpoint", "vip", "yurthub", "report", "network.proxy", "network.ntp"} {
-		if !slices.Contains(got.omitted, name) {
-			t.Errorf("%s was left out and not said: %v", name, got.omitted)
+		if !slices.Contains(got.Omitted, name) {
+			t.Errorf("%s was left out and not said: %v", name, got.Omitted)
 		}
 	}
-	if again := admit(ondisk.SitesRepair, true, false, &old, &old); len(again.omitted) > 0 {
-		t.Errorf("nothing differs: %v", again.omitted)
+	if again := site.Admit(ondisk.SitesRepair, true, false, &old, &old); len(again.Omitted) > 0 {
+		t.Errorf("nothing differs: %v", again.Omitted)
 	}
 	next.Credentials = configs.Credentials{}
 	old.Credentials.Token = configs.NewSecret("live")
-	if got := admit(ondisk.SitesRepair, true, false, &old, &next); got.site.Credentials.Token.Reveal() != "live" {
+	if got := site.Admit(ondisk.SitesRepair, true, false, &old, &next); got.Site.Credentials.Token.Reveal() != "live" {
 		t.Error("a stick without a token took the machine's away")
 	}
 }

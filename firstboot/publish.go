@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -40,7 +41,7 @@ subjects:
 // publishPhase gives a new cluster what kubeadm's init gives it, and the
 // objects of the site. cluster-info comes last: where it is, all is. Nothing
 // is done twice in a cluster's life: what somebody changed since stays.
-func publishPhase(active *Active) run.Phase {
+func publishPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
 		Name: "publish", Doc: "the cluster has what nodes join with", Timeout: 10 * time.Minute,

@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -29,7 +30,7 @@ type HubNode struct {
 }
 
 // readyPhase sees the node as the cluster sees it.
-func readyPhase(active *Active, hub HubNode) run.Phase {
+func readyPhase(active *site.Active, hub HubNode) run.Phase {
 	r := &readiness{active: active, hub: hub}
 	return run.Phase{
 		Name: "node-ready", Doc: "the cluster sees the node Ready, with the Site's labels", Timeout: 3 * time.Minute,
@@ -39,7 +40,7 @@ func readyPhase(active *Active, hub HubNode) run.Phase {
 
 // readiness looks at this machine's Node.
 type readiness struct {
-	active *Active
+	active *site.Active
 	hub    HubNode
 	// joined is what was noted when the machine joined, if noted.
 	joined member.JoinedAs
@@ -177,7 +178,7 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 // labelOwn gives the Node the labels of the site that it lacks, as far as the
 // cluster lets a node do that, and reports whether it has tried: a Node that was
 // there before, of a machine of the same name, keeps what it had.
-func labelOwn(ctx context.Context, e *machine.Env, active *Active, j member.JoinedAs) (tried bool, refused error) {
+func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member.JoinedAs) (tried bool, refused error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	_, n, err := member.OwnNode(ctx, e, active.Node)
@@ -245,7 +246,7 @@ func labelWords(labels map[string]string) string {
 }
 
 // saveCluster notes it, for ipvscare too.
-func saveCluster(ctx context.Context, e *machine.Env, active *Active) error {
+func saveCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	_, n, err := member.OwnNode(ctx, e, active.Node)
 	if err != nil {
 		return err

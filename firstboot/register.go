@@ -13,10 +13,11 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *Active) error {
+func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *site.Active) error {
 	name, missing := active.Node, member.Absence{}
 	e.Waiting("kubelet to register the Node %s", name)
 	err := e.Retry(ctx, seatInterval, func() error {
@@ -37,7 +38,7 @@ const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
 
 // registerPhase marks the Node, and has kubelet renew its own certificate:
 // kubeadm writes one into its kubeconfig that would expire.
-func registerPhase(active *Active) run.Phase {
+func registerPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
 		Name: "register", Doc: "the Node is a control-plane node's, and kubelet renews its certificate", Timeout: 5 * time.Minute,

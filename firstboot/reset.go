@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/openyurt"
@@ -32,7 +33,7 @@ func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node strin
 	if e.Exists(member.ManifestsDir + "/kube-apiserver.yaml") {
 		return node, errors.New("this machine runs a control plane; `kubeadm reset` takes that away, knowing about etcd")
 	}
-	image, err := imageInfo(e)
+	image, err := site.ImageInfo(e)
 	if err != nil {
 		return node, err
 	}
@@ -44,7 +45,7 @@ func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node strin
 // reset is a machine on its way out of its cluster.
 type reset struct {
 	image  ondisk.ImageInfo
-	active *Active // read once nobody changes it any more; nil where there is none
+	active *site.Active // read once nobody changes it any more; nil where there is none
 	record func(run.Step)
 }
 
@@ -57,7 +58,7 @@ func (r *reset) steps() []run.Phase {
 					return err
 				}
 			}
-			r.active = siteIfAny(e, r.image)
+			r.active = site.IfAny(e, r.image)
 			return nil
 		}},
 		{Name: "token", Run: func(_ context.Context, e *machine.Env) error { return resetToken(e, r.active) }}, // before the rest: with it, a cut on the way would end in a join
@@ -71,7 +72,7 @@ func (r *reset) steps() []run.Phase {
 			return resetIPVS(ctx, e, site)
 		}},
 		{Name: "sticks", Run: func(_ context.Context, e *machine.Env) error {
-			return resetSticks(e, r.image, r.active, func(what string) { r.record(run.Step{Name: "sticks", Status: "note", Detail: what}) })
+			return site.ResetSticks(e, r.image, r.active, func(what string) { r.record(run.Step{Name: "sticks", Status: "note", Detail: what}) })
 		}},
 		{Name: "files", Run: resetFiles}, // last: the state tells what went before
 	}
@@ -83,7 +84,7 @@ func (r *reset) steps() []run.Phase {
 
 // resetKubeadm lets kubeadm take back its part, and puts back what it empties
 // and the image had put there.
-func resetKubeadm(ctx context.Context, e *machine.Env, active *Active) error {
+func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) error {
 	entries, err := os.ReadDir(e.Path(member.ManifestsDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("reading %s: %w", member.ManifestsDir, err)
@@ -141,7 +142,7 @@ const keptManifests = ondisk.StateDir + "/manifests"
 // resetToken forgets the token of a join that did not come to its end, with
 // which the machine would join again. One that came after it, with a site for
 // the time after the reset, stays.
-func resetToken(e *machine.Env, active *Active) error {
+func resetToken(e *machine.Env, active *site.Active) error {
 	if active == nil {
 		return nil // no site to write into the slot
 	}
@@ -149,7 +150,7 @@ func resetToken(e *machine.Env, active *Active) error {
 	switch {
 	case joining && j.TokenForgotten:
 		return nil
-	case !joining && !active.isApplied(e):
+	case !joining && !active.IsApplied(e):
 		return nil // first boot has not taken up this site
 	}
 	blank := errors.Is(active.NotTaken, slot.ErrBlank)
@@ -159,7 +160,7 @@ func resetToken(e *machine.Env, active *Active) error {
 	if cert, err := member.KubeletCert(e); err == nil && member.NodeIn(cert) != active.Node {
 		return nil // it is the next site already
 	}
-	if err := forgetToken(e, active, blank); err != nil {
+	if err := site.ForgetToken(e, active, blank); err != nil {
 		return err
 	}
 	return member.SaveForgotten(e)
@@ -181,7 +182,7 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 // back: the next site's config does that, and until then the machine stays
 // reachable.
 func resetFiles(_ context.Context, e *machine.Env) error {
-	for _, p := range []string{member.ReadyMark, member.RecordFile, appliedFile, ondisk.SiteCopy, ignitionCopy, member.DiscoveryFile, member.JoinFile, member.BootstrapRun, member.HubBootstrap, kubeletRestart, member.JoinedFile, member.JoinedCluster, clusterManifests, documentsMark, documentsFile, madeFile, member.LeavingFile, meteredConfFile, kubeletConfDir, ondisk.StateFile} {
+	for _, p := range []string{member.ReadyMark, member.RecordFile, site.AppliedFile, ondisk.SiteCopy, site.IgnitionCopy, member.DiscoveryFile, member.JoinFile, member.BootstrapRun, member.HubBootstrap, kubeletRestart, member.JoinedFile, member.JoinedCluster, clusterManifests, documentsMark, documentsFile, madeFile, member.LeavingFile, meteredConfFile, kubeletConfDir, ondisk.StateFile} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("forgetting the cluster: %w", err)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
 )
@@ -29,7 +30,7 @@ const (
 
 // restoreSnapshot makes etcd's data of the snapshot that the site names. etcd's
 // own tool does that, out of etcd's image. Cut off anywhere, it begins again.
-func restoreSnapshot(ctx context.Context, e *machine.Env, active *Active) error {
+func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) error {
 	site := active.Site
 	sum := strings.ToLower(site.ControlPlane.Restore)
 	etcd, err := etcdImage(active.Image)

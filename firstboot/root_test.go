@@ -10,6 +10,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -86,7 +87,7 @@ func TestExchangedRoot(t *testing.T) {
 			if got := strings.TrimSpace(w.get("/proc/sys/kernel/hostname")); got != "edge-sn0042" {
 				t.Errorf("the host name is %s", got)
 			}
-			started, settled := slices.Index(w.names, "start "+ondisk.UnitKubelet), slices.Index(w.names, "write "+appliedFile)
+			started, settled := slices.Index(w.names, "start "+ondisk.UnitKubelet), slices.Index(w.names, "write "+site.AppliedFile)
 			if started < settled || settled < 0 {
 				t.Errorf("kubelet was to start after the Site's settings: %q", w.names)
 			}
@@ -171,7 +172,7 @@ func TestOwnFileSystems(t *testing.T) {
 	golden := [16]byte{1}
 	w.uuids = map[string][16]byte{"/dev/vda3": golden, "/dev/vda4": golden, "/dev/vda5": golden}
 	w.exchangeRoot()
-	if got := ownFileSystems(w.env()); len(got) != 2 || got[ondisk.LabelRootB] != "/dev/vda4" || got[ondisk.LabelData] != "/dev/vda5" {
+	if got := site.OwnFileSystems(w.env()); len(got) != 2 || got[ondisk.LabelRootB] != "/dev/vda4" || got[ondisk.LabelData] != "/dev/vda5" {
 		t.Errorf("file systems in use are %v", got)
 	}
 	if err := w.boot(); err != nil {

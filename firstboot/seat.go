@@ -19,6 +19,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/firstboot/site"
 )
 
 // etcd's pod is a link into /run: kubelet, which starts at a boot before first
@@ -46,7 +47,7 @@ const (
 )
 
 // seatPhase lets etcd start, once it is decided how.
-func seatPhase(active *Active) run.Phase {
+func seatPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "seat", Doc: "it is decided that etcd may start, and how", Timeout: time.Hour,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
@@ -105,7 +106,7 @@ func etcdClient(e *machine.Env) (*http.Client, error) {
 // taker takes a seat in etcd.
 type taker struct {
 	e      *machine.Env
-	active *Active
+	active *site.Active
 	site   *configs.Site
 	client *http.Client
 
@@ -403,7 +404,7 @@ func (t *taker) start(ctx context.Context, state, members string, more ...config
 }
 
 // startEtcd has kubelet start etcd, or start it anew with other arguments.
-func startEtcd(ctx context.Context, e *machine.Env, active *Active, args []configs.KubeadmArg) error {
+func startEtcd(ctx context.Context, e *machine.Env, active *site.Active, args []configs.KubeadmArg) error {
 	if err := e.Symlink(etcdRun, etcdManifest); err != nil {
 		return fmt.Errorf("letting etcd start: %w", err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"aead.dev/minisign"
 
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -310,7 +311,7 @@ func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	whole := w.clone(t)
 	whole.mustBoot()
 	last := slices.Index(whole.names, "write slot "+ownDev) + 3
-	if last < 5 || !slices.Contains(whole.names, "write "+unsignedFile) {
+	if last < 5 || !slices.Contains(whole.names, "write "+site.UnsignedFile) {
 		t.Fatalf("%q", whole.names)
 	}
 	for n := 1; n <= last; n++ {
@@ -329,7 +330,7 @@ func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 			cut.powerOn()
 			cut.mustBoot()
 			if cut.goesBy("office") != c.taken {
-				t.Errorf("cut at %s: signed on %s, taken %v\n%s", whole.names[n-1], date(c.signed), !c.taken, strings.Join(cut.console, "\n"))
+				t.Errorf("cut at %s: signed on %s, taken %v\n%s", whole.names[n-1], site.Date(c.signed), !c.taken, strings.Join(cut.console, "\n"))
 			}
 		}
 	}

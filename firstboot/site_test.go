@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -63,14 +64,14 @@ func TestStampInTheMiddle(t *testing.T) {
 func TestSecretsOfTheActiveSite(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	site, other := w.site(withToken), w.site(withToken, "labels: {zone: south}")
+	spec, other := w.site(withToken), w.site(withToken, "labels: {zone: south}")
 	e := w.env()
-	w.put(keyFile, "key")
-	image, err := imageInfo(e)
+	w.put(site.KeyFile, "key")
+	image, err := site.ImageInfo(e)
 	if err != nil {
 		t.Fatal(err)
 	}
-	active, err := activeSite(e, image, nil)
+	active, err := site.Read(e, image, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,17 +79,17 @@ func TestSecretsOfTheActiveSite(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		files map[string]string
-		want  slotSecrets
+		want  site.SlotSecrets
 	}{
-		{"the same", map[string]string{ondisk.SlotSite: site}, someSecrets},
-		{"the same in other words", map[string]string{ondisk.SlotSite: "# ours\n" + site}, someSecrets},
-		{"the same without its token", map[string]string{ondisk.SlotSite: w.site()}, noSecrets},
-		{"another", map[string]string{ondisk.SlotSite: other}, noSecrets},
-		{"another Ignition config", map[string]string{ondisk.SlotSite: site, ondisk.SlotIgnition: ign}, noSecrets},
-		{"half a Site", map[string]string{ondisk.SlotSite: site + "labels: [zone\n"}, noSecrets},
+		{"the same", map[string]string{ondisk.SlotSite: spec}, site.SomeSecrets},
+		{"the same in other words", map[string]string{ondisk.SlotSite: "# ours\n" + spec}, site.SomeSecrets},
+		{"the same without its token", map[string]string{ondisk.SlotSite: w.site()}, site.NoSecrets},
+		{"another", map[string]string{ondisk.SlotSite: other}, site.NoSecrets},
+		{"another Ignition config", map[string]string{ondisk.SlotSite: spec, ondisk.SlotIgnition: ign}, site.NoSecrets},
+		{"half a Site", map[string]string{ondisk.SlotSite: spec + "labels: [zone\n"}, site.NoSecrets},
 	} {
 		w.stampAt(ownDev, 0, tc.files)
-		if got, err := secretsInSlot(e, active); err != nil || got != tc.want {
+		if got, err := site.SecretsInSlot(e, active); err != nil || got != tc.want {
 			t.Errorf("%s: %v, want %v (%v)", tc.name, got, tc.want, err)
 		}
 	}

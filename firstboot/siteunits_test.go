@@ -11,6 +11,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/apply"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/network"
+	"github.com/edgebake/edgebake/firstboot/site"
 )
 
 // slowUnits has units whose jobs do not end. As with D-Bus, a job is not even queued
@@ -92,8 +93,8 @@ func TestApplyingIsCutOff(t *testing.T) {
 	if err := w.run(New(e)); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	if w.units["vpn.service"] == "active" || w.has(appliedFile) {
-		t.Fatalf("vpn.service is %q, the Site counts as applied: %v", w.units["vpn.service"], w.has(appliedFile))
+	if w.units["vpn.service"] == "active" || w.has(site.AppliedFile) {
+		t.Fatalf("vpn.service is %q, the Site counts as applied: %v", w.units["vpn.service"], w.has(site.AppliedFile))
 	}
 	e.Unit = func(ctx context.Context, verb, name string) error {
 		if name == "a.service" && verb != "enable" {
@@ -123,7 +124,7 @@ func TestSlowDaemons(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	paths := []string{"/etc/systemd/resolved.conf.d/1.conf", "/etc/systemd/timesyncd.conf", "/etc/containerd/config.toml", "/etc/wpa_supplicant/wpa_supplicant-wlan0.conf", "/etc/systemd/network/1.network"}
-	if err := activateChanges(ctx, e, apply.Changes{Paths: paths, Units: []apply.UnitChange{{Name: "vpn.service", Enabled: true}}}); err != nil || w.units["vpn.service"] != "active" {
+	if err := site.ActivateChanges(ctx, e, apply.Changes{Paths: paths, Units: []apply.UnitChange{{Name: "vpn.service", Enabled: true}}}); err != nil || w.units["vpn.service"] != "active" {
 		t.Errorf("vpn.service is %q; %v", w.units["vpn.service"], err)
 	}
 	start := w.now

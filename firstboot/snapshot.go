@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 )
 
 const (
@@ -37,11 +38,11 @@ const (
 // Snapshot writes what etcd on this machine holds to a file in SnapshotDir, and
 // returns its path. Old ones go.
 func Snapshot(ctx context.Context, e *machine.Env) (string, error) {
-	image, err := imageInfo(e)
+	image, err := site.ImageInfo(e)
 	if err != nil {
 		return "", err
 	}
-	active, err := activeSite(e, image, nil)
+	active, err := site.Read(e, image, nil)
 	if err != nil {
 		return "", err
 	}
@@ -189,7 +190,7 @@ func dropSnapshots(e *machine.Env) error {
 
 // snapshotPhase keeps a snapshot that is not older than a day. That there is
 // none is said, and holds nothing up.
-func snapshotPhase(active *Active) run.Phase {
+func snapshotPhase(active *site.Active) run.Phase {
 	tried := false
 	return run.Phase{
 		Name: "snapshot", Doc: "there is a snapshot of etcd that is not older than a day", Timeout: snapshotTime + time.Minute,

@@ -9,6 +9,7 @@ import (
 
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -297,7 +298,7 @@ func TestTokenInIgnition(t *testing.T) {
 	if err != nil || !strings.Contains(string(c.Files[ondisk.SlotIgnition]), "/etc/probe") {
 		t.Fatalf("%v: config.ign is %s", err, c.Files[ondisk.SlotIgnition])
 	}
-	if ign := string(c.Files[ondisk.SlotIgnition]) + w.get(ignitionCopy); strings.Contains(ign, testToken) {
+	if ign := string(c.Files[ondisk.SlotIgnition]) + w.get(site.IgnitionCopy); strings.Contains(ign, testToken) {
 		t.Errorf("the token is still there: %s", ign)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -159,7 +160,7 @@ func TestABundleOnTheDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.put(member.DiscoveryFile, string(conf))
-	site, err := parseSite([]byte(w.site(withToken)))
+	site, err := site.Parse([]byte(w.site(withToken)))
 	if err != nil {
 		t.Fatal(err)
 	}

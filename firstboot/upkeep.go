@@ -10,6 +10,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/firstboot/site"
 )
 
 // upkeepTime bounds one look after etcd. A database has 8 GiB at most, and is written
@@ -18,7 +19,7 @@ const upkeepTime = 20 * time.Minute
 
 // upkeepPhase looks after etcd's databases, and after data that was set aside. Trouble is
 // said, and holds nothing up.
-func upkeepPhase(active *Active) run.Phase {
+func upkeepPhase(active *site.Active) run.Phase {
 	looked := false
 	return run.Phase{
 		Name: "etcd", Doc: "etcd's databases have room, and no alarm stands", Timeout: upkeepTime + time.Minute,

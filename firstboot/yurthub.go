@@ -18,6 +18,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -53,7 +54,7 @@ ExecStartPre=/usr/sbin/nft -f ` + hubNFT + `
 `
 
 // hubOf is the hub of a Site, but for its Servers.
-func hubOf(e *machine.Env, active *Active) (hub, error) {
+func hubOf(e *machine.Env, active *site.Active) (hub, error) {
 	site, info := active.Site, active.Image.Yurthub
 	if info == nil {
 		return hub{}, run.NeedsPerson(errors.New("this image carries no yurthub"), "build the Image with yurthub, or choose nodeType native")
@@ -131,7 +132,7 @@ func hubInPlace(e *machine.Env, h hub) bool {
 }
 
 // hubPhase has yurthub run with its identity and its first lists synced.
-func hubPhase(active *Active) run.Phase {
+func hubPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return servingPhase(run.Phase{
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {

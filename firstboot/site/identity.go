@@ -1,4 +1,4 @@
-package firstboot
+package site
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// identityPhase tells this machine from every other one that was written from the
+// IdentityPhase tells this machine from every other one that was written from the
 // same golden image. It sets the machine id and the file systems' UUIDs. The UUIDs
 // follow from the machine id, so that Check can see whether they are set. It also
 // makes the key by which the machine names Sites, and records whether the machine is a
@@ -22,7 +22,7 @@ import (
 //
 // The id stays the machine's when its root is exchanged: DATA has a copy, and the
 // initrd gives it to a root that has none.
-func identityPhase() run.Phase {
+func IdentityPhase() run.Phase {
 	return run.Phase{
 		Name: "identity", Doc: "a machine id and file system ids of its own", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
@@ -34,8 +34,8 @@ func identityPhase() run.Phase {
 			if id == "" || machine.ID(e) != id || !hasKey(e) || member.ToRecord(e) != nil {
 				return run.Todo, nil
 			}
-			for label, dev := range ownFileSystems(e) {
-				if have, err := e.FSUUID(dev); err == nil && have != fsUUID(id, label) && !e.Exists(uuidTried(label)) {
+			for label, dev := range OwnFileSystems(e) {
+				if have, err := e.FSUUID(dev); err == nil && have != fsUUID(id, label) && !e.Exists(UUIDTried(label)) {
 					return run.Todo, nil
 				}
 			}
@@ -52,14 +52,14 @@ func identityPhase() run.Phase {
 			if err := member.SaveRecord(e); err != nil {
 				return err
 			}
-			for label, dev := range ownFileSystems(e) {
+			for label, dev := range OwnFileSystems(e) {
 				want := fsUUID(id, label)
-				if have, err := e.FSUUID(dev); err != nil || have == want || e.Exists(uuidTried(label)) {
+				if have, err := e.FSUUID(dev); err != nil || have == want || e.Exists(UUIDTried(label)) {
 					continue
 				}
 				// Nothing is mounted by UUID, so a file system that keeps the
 				// golden one is untidy and no more: try once a boot.
-				if _, err := e.Write(uuidTried(label), nil, machine.Mode(0o600)); err != nil {
+				if _, err := e.Write(UUIDTried(label), nil, machine.Mode(0o600)); err != nil {
 					return fmt.Errorf("noting the attempt on %s: %w", label, err)
 				}
 				if err := e.Run(ctx, machine.Cmd{Args: []string{"tune2fs", "-U", uuidString(want), dev}}); err != nil {
@@ -99,26 +99,26 @@ func keepMachineID(e *machine.Env) (string, error) {
 
 const keyLength = 32
 
-func hasKey(e *machine.Env) bool { return len(e.Contents(keyFile)) == keyLength }
+func hasKey(e *machine.Env) bool { return len(e.Contents(KeyFile)) == keyLength }
 
 // makeKey makes this machine's key, by which it names Sites, unless it has one.
 func makeKey(e *machine.Env) error {
 	if hasKey(e) {
 		return nil
 	}
-	if err := e.WriteFile(keyFile, e.Random(keyLength), machine.Mode(0o600)); err != nil {
+	if err := e.WriteFile(KeyFile, e.Random(keyLength), machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("making a key for this machine: %w", err)
 	}
 	return nil
 }
 
-func uuidTried(label string) string { return ondisk.RunMark + "uuid-" + label }
+func UUIDTried(label string) string { return ondisk.RunMark + "uuid-" + label }
 
-// ownFileSystems are the ext4 partitions in use, by label, which every copy of
+// OwnFileSystems are the ext4 partitions in use, by label, which every copy of
 // the image has alike: DATA, and the root that is booted, whichever of the two
 // it is. The other root waits for an update, or holds one that nobody has
 // booted yet: it stays as it was written.
-func ownFileSystems(e *machine.Env) map[string]string {
+func OwnFileSystems(e *machine.Env) map[string]string {
 	out := map[string]string{}
 	d, err := e.RootDisk()
 	if err != nil {

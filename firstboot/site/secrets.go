@@ -1,4 +1,4 @@
-package firstboot
+package site
 
 import (
 	"net/url"
@@ -8,8 +8,8 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// secretsOf lists what must never be seen of a site.
-func secretsOf(s *configs.Site) []string {
+// SecretsOf lists what must never be seen of a site.
+func SecretsOf(s *configs.Site) []string {
 	if s == nil {
 		return nil
 	}

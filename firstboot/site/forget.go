@@ -1,4 +1,4 @@
-package firstboot
+package site
 
 import (
 	"errors"
@@ -10,50 +10,50 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// slotSecrets is what secretsInSlot found.
-type slotSecrets int
+// SlotSecrets is what SecretsInSlot found.
+type SlotSecrets int
 
 const (
-	noSecrets   slotSecrets = iota // of the active Site
-	someSecrets                    // it has some
-	slotBlank                      // it was cut off while they were forgotten
+	NoSecrets   SlotSecrets = iota // of the active Site
+	SomeSecrets                    // it has some
+	SlotBlank                      // it was cut off while they were forgotten
 )
 
-// secretsInSlot looks for secrets of the active Site in the slot. Another Site,
+// SecretsInSlot looks for secrets of the active Site in the slot. Another Site,
 // stamped meanwhile, keeps its own: it needs them.
-func secretsInSlot(e *machine.Env, active *Active) (slotSecrets, error) {
+func SecretsInSlot(e *machine.Env, active *Active) (SlotSecrets, error) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {
-		return noSecrets, err
+		return NoSecrets, err
 	}
 	c, one, err := readContents(e, dev)
 	if errors.Is(err, slot.ErrBlank) {
-		return slotBlank, nil
+		return SlotBlank, nil
 	}
 	site, mac := active.Site, active.MAC
 	if err == nil && !active.isMadeOf(one.Files[ondisk.SlotSite], one.Files[ondisk.SlotIgnition]) {
-		if site, err = parseSite(one.Files[ondisk.SlotSite]); err == nil {
+		if site, err = Parse(one.Files[ondisk.SlotSite]); err == nil {
 			mac, err = siteMAC(active.inputs.key, site, one.Files[ondisk.SlotIgnition])
 		}
 	}
 	if err != nil {
 		// A person's half-written correction is left for the person.
 		e.Log.Warn("the slot cannot be read, and is left as it is", "error", err)
-		return noSecrets, nil
+		return NoSecrets, nil
 	}
 	if mac != active.MAC {
 		e.Log.Info("the slot has another Site now, and is left as it is")
-		return noSecrets, nil
+		return NoSecrets, nil
 	}
 	if site.Credentials.IsZero() && !hasPKI(c) {
-		return noSecrets, nil
+		return NoSecrets, nil
 	}
-	return someSecrets, nil
+	return SomeSecrets, nil
 }
 
-// forgetToken leaves the Site in the slot, and no secret. A blank slot was cut off
+// ForgetToken leaves the Site in the slot, and no secret. A blank slot was cut off
 // in the middle of this: what else was in it is gone.
-func forgetToken(e *machine.Env, active *Active, blank bool) error {
+func ForgetToken(e *machine.Env, active *Active, blank bool) error {
 	doc, err := withoutToken(active.Site)
 	if err != nil {
 		return err

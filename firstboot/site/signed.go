@@ -1,4 +1,4 @@
-package firstboot
+package site
 
 import (
 	"fmt"
@@ -23,10 +23,10 @@ const (
 	// signedFile has the date below which no signature counts, in seconds since the
 	// epoch.
 	signedFile = ondisk.StateDir + "/signed"
-	// unsignedFile has the dates of the last Sites that came from sticks without a
+	// UnsignedFile has the dates of the last Sites that came from sticks without a
 	// signature, in seconds since the epoch: of the one in the slot, and of one that may be
 	// on its way there.
-	unsignedFile = ondisk.StateDir + "/unsigned"
+	UnsignedFile = ondisk.StateDir + "/unsigned"
 	// clockFile has the dates of the last Sites that came to a member from sticks without
 	// a signature, each with the date that counts for the clock in its place, in seconds
 	// since the epoch: of the Site in the slot, and of one that may be on its way there.
@@ -53,7 +53,7 @@ func checkSignature(e *machine.Env, image ondisk.ImageInfo, old *Active, c *slot
 		{stampedOnDisk(e, old), "the Site in the slot was stamped on %s: sign it again to go back to it"},
 	} {
 		if when.Unix() < floor.seconds {
-			return 0, fmt.Errorf("it was signed on %s, and "+floor.words, when.Format(time.DateTime), date(floor.seconds))
+			return 0, fmt.Errorf("it was signed on %s, and "+floor.words, when.Format(time.DateTime), Date(floor.seconds))
 		}
 	}
 	return when.Unix(), nil
@@ -63,7 +63,7 @@ func checkSignature(e *machine.Env, image ondisk.ImageInfo, old *Active, c *slot
 // the Image, has put it there; 0: it came from an unsigned stick, or has no date. A date
 // before the image's counts too: the image may be newer than the Site.
 func stampedOnDisk(e *machine.Env, active *Active) int64 {
-	if active == nil || slices.Contains(secondsIn(e, unsignedFile), active.Stamped) {
+	if active == nil || slices.Contains(secondsIn(e, UnsignedFile), active.Stamped) {
 		return 0
 	}
 	if _, last := active.Image.StampDates(); active.Stamped > last.Unix() {
@@ -108,19 +108,19 @@ func (s *stick) saveUnsigned(e *machine.Env, stamped int64) error {
 		return nil
 	}
 	dates := []int64{stamped}
-	if s.before != nil && slices.Contains(secondsIn(e, unsignedFile), s.before.Stamped) {
+	if s.before != nil && slices.Contains(secondsIn(e, UnsignedFile), s.before.Stamped) {
 		dates = append(dates, s.before.Stamped) // the power may go before the slot is written
 	}
-	if err := writeSeconds(e, unsignedFile, dates...); err != nil {
+	if err := writeSeconds(e, UnsignedFile, dates...); err != nil {
 		return fmt.Errorf("noting the date of the Site of stick %s: %w", s.dev, err)
 	}
 	return nil
 }
 
-// clockDate is the date of the active Site as far as it counts for the clock. A stranger's
+// ClockDate is the date of the active Site as far as it counts for the clock. A stranger's
 // stick must not move a member's clock, and the machine cannot tell a date that is ahead
 // while its own clock is: so what counts is the date of the Site that the stick replaced.
-func clockDate(e *machine.Env, active *Active) int64 {
+func ClockDate(e *machine.Env, active *Active) int64 {
 	pairs := secondsIn(e, clockFile)
 	for i := 0; i+1 < len(pairs); i += 2 {
 		if pairs[i] == active.Stamped {
@@ -138,7 +138,7 @@ func (s *stick) saveClockDate(e *machine.Env, stamped int64) error {
 	}
 	pairs := []int64{stamped, 0}
 	if s.before != nil {
-		counts := clockDate(e, s.before)
+		counts := ClockDate(e, s.before)
 		pairs = []int64{stamped, counts, s.before.Stamped, counts} // the power may go before the slot is written
 	}
 	if err := writeSeconds(e, clockFile, pairs...); err != nil {

@@ -1,4 +1,4 @@
-package firstboot
+package site
 
 import (
 	"context"
@@ -19,11 +19,11 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// sitePhase finds the site and makes the operating system's settings what it
+// Phase finds the site and makes the operating system's settings what it
 // says. When it is done, reader has read that Site last; the rest of the pass
 // uses it. beforeKubelet is called before a kubelet is started that has waited for the
 // Site's settings; nil: nothing is to be done.
-func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *machine.Env, *configs.Site) error) run.Phase {
+func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *configs.Site) error) run.Phase {
 	left := false // the slot of a node, in this pass: it could not be written
 	return run.Phase{
 		Name: "site-config", Doc: "the Site's settings are in place", Timeout: 5 * time.Minute,
@@ -34,7 +34,7 @@ func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *machine.
 				e.Note("%s", machine.OneLine(err))
 			}
 			a, err := reader.read(e)
-			if errors.Is(err, errNoSite) {
+			if errors.Is(err, ErrNoSite) {
 				return run.Todo, nil // Run waits
 			}
 			if !left && (err == nil && a.unwritten || err != nil && unwritten(e)) {
@@ -43,7 +43,7 @@ func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *machine.
 			if err != nil {
 				return run.Todo, err
 			}
-			if !a.isApplied(e) || e.Text("/proc/sys/kernel/hostname") != a.Hostname {
+			if !a.IsApplied(e) || e.Text("/proc/sys/kernel/hostname") != a.Hostname {
 				return run.Todo, nil
 			}
 			if held, err := kubeletHeld(ctx, e); held || err != nil {
@@ -64,7 +64,7 @@ func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *machine.
 				return err
 			}
 			a, err := reader.read(e)
-			if errors.Is(err, errNoSite) {
+			if errors.Is(err, ErrNoSite) {
 				a, err = waitForSite(ctx, e, reader, err)
 			}
 			if err != nil {
@@ -80,7 +80,7 @@ func sitePhase(reader *siteReader, beforeKubelet func(context.Context, *machine.
 
 // waitForSite waits, within its attempt, for somebody to bring a site. none says why there
 // is none in the slot.
-func waitForSite(ctx context.Context, e *machine.Env, reader *siteReader, none error) (*Active, error) {
+func waitForSite(ctx context.Context, e *machine.Env, reader *Reader, none error) (*Active, error) {
 	if isOthers(none) {
 		e.Waiting("a Site; %s. This machine: %s", machine.OneLine(none), e.Facts())
 	}
@@ -99,10 +99,10 @@ func waitForSite(ctx context.Context, e *machine.Env, reader *siteReader, none e
 			return false, err
 		}
 		found, siteErr = reader.read(e)
-		return !errors.Is(siteErr, errNoSite), nil
+		return !errors.Is(siteErr, ErrNoSite), nil
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = errNoSite
+		err = ErrNoSite
 	}
 	if err != nil {
 		return nil, run.Advise(err, "stamp a Site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml")
@@ -112,7 +112,7 @@ func waitForSite(ctx context.Context, e *machine.Env, reader *siteReader, none e
 
 // applySite makes the machine's settings those of the site.
 func applySite(ctx context.Context, e *machine.Env, a *Active) error {
-	if !a.isApplied(e) {
+	if !a.IsApplied(e) {
 		if err := network.EndTrial(ctx, e, e.Exists(manifestFile)); err != nil {
 			return err
 		}
@@ -125,7 +125,7 @@ func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 			return err
 		}
 		target := applier(e)
-		target.Activate = func(ctx context.Context, c apply.Changes) error { return activateChanges(ctx, e, c) }
+		target.Activate = func(ctx context.Context, c apply.Changes) error { return ActivateChanges(ctx, e, c) }
 		if _, err := apply.Apply(ctx, target, a.config); err != nil {
 			if bad := (*apply.Unsupported)(nil); errors.As(err, &bad) {
 				return run.NeedsPerson(err, "remove these sections from the Ignition config; disks are laid out when the image is built")
@@ -143,7 +143,7 @@ func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 		return fmt.Errorf("setting the host name to %s: %w", a.Hostname, err)
 	}
 	// Last: from here on Check finds the settings in place.
-	if _, err := e.Write(appliedFile, []byte(a.applied()+"\n"), machine.Mode(0o600)); err != nil {
+	if _, err := e.Write(AppliedFile, []byte(a.applied()+"\n"), machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("noting which Site is in place: %w", err)
 	}
 	return nil
@@ -184,9 +184,9 @@ func keepSite(e *machine.Env, a *Active) error {
 	}
 	if err == nil && a.ignition != nil {
 		// An old slot may have the token in its config.ign.
-		err = e.WriteFile(ignitionCopy, slot.Hide(a.ignition, a.Site.Credentials.Token.Reveal()), machine.Mode(0o600))
+		err = e.WriteFile(IgnitionCopy, slot.Hide(a.ignition, a.Site.Credentials.Token.Reveal()), machine.Mode(0o600))
 	} else if err == nil {
-		err = e.Remove(ignitionCopy)
+		err = e.Remove(IgnitionCopy)
 	}
 	if err != nil {
 		return fmt.Errorf("keeping a copy of the Site: %w", err)
@@ -248,9 +248,9 @@ func noteFailedUnits(ctx context.Context, e *machine.Env) {
 	}
 }
 
-// activateChanges tells the running system what has changed below it: the files
+// ActivateChanges tells the running system what has changed below it: the files
 // were applied to a machine that is up. Unless ctx ends, each unit is told.
-func activateChanges(ctx context.Context, e *machine.Env, c apply.Changes) error {
+func ActivateChanges(ctx context.Context, e *machine.Env, c apply.Changes) error {
 	j := jobs{e, e.Now().Add(jobsPatience)}
 	if len(c.Units) > 0 {
 		if err := e.Unit(ctx, "daemon-reload", ""); err != nil {

@@ -1,4 +1,4 @@
-package firstboot
+package site
 
 import (
 	"crypto/hmac"
@@ -59,7 +59,7 @@ const notTaken = "not taken after reset: "
 // newStick looks for a site that somebody has brought. One with problems does
 // not hide another's; its error is returned when there is no other: of each stick
 // a sentence that names it.
-func newStick(e *machine.Env, reader *siteReader) (*stick, error) {
+func newStick(e *machine.Env, reader *Reader) (*stick, error) {
 	devs := e.RemovableSlots()
 	if len(devs) == 0 {
 		return nil, nil
@@ -69,7 +69,7 @@ func newStick(e *machine.Env, reader *siteReader) (*stick, error) {
 	if err != nil {
 		have = nil
 	}
-	for _, s := range sticks(e, reader.image, have, devs, &errs) {
+	for _, s := range sticks(e, reader.Image, have, devs, &errs) {
 		switch isNew, why := s.judge(e, have); {
 		case isNew && !s.known:
 			if by := s.claimedBy(e); by != nil {
@@ -90,7 +90,7 @@ func newStick(e *machine.Env, reader *siteReader) (*stick, error) {
 // those with none, and inventories without one for this machine, are passed
 // over.
 func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[]error) []*stick {
-	own, key := ownContents(e), e.Contents(keyFile)
+	own, key := ownContents(e), e.Contents(KeyFile)
 	var out []*stick
 	names := map[string]int{}
 	for _, dev := range devs {
@@ -136,7 +136,7 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 }
 
 // takeSticks takes what new sites there are, one after the other.
-func takeSticks(e *machine.Env, reader *siteReader) error {
+func takeSticks(e *machine.Env, reader *Reader) error {
 	for range machine.MaxSticks {
 		s, err := newStick(e, reader)
 		if s == nil {
@@ -161,7 +161,7 @@ func ownContents(e *machine.Env) *slot.Contents {
 		}
 	}
 	c := &slot.Contents{Files: map[string][]byte{}}
-	if ign := e.Contents(ignitionCopy); ign != nil {
+	if ign := e.Contents(IgnitionCopy); ign != nil {
 		c.Files[ondisk.SlotIgnition] = ign
 	}
 	return c
@@ -210,7 +210,7 @@ func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 		return same && !token.IsZero() && have.Site.Credentials.Token.IsZero() && member.Enrolled(e) != nil, ""
 	case s.signed == 0 && have != nil && stampedBefore(s.active, have):
 		return false, fmt.Sprintf("it was stamped on %s, the Site in the slot on %s: stamp the stick again to go back to it",
-			date(s.active.Stamped), date(have.Stamped))
+			Date(s.active.Stamped), Date(have.Stamped))
 	}
 	return true, ""
 }
@@ -239,7 +239,7 @@ func latestStamp(e *machine.Env, image ondisk.ImageInfo, have *Active) int64 {
 	return latest
 }
 
-func date(seconds int64) string { return time.Unix(seconds, 0).UTC().Format(time.DateTime) }
+func Date(seconds int64) string { return time.Unix(seconds, 0).UTC().Format(time.DateTime) }
 
 // take copies the site into the machine's own slot, so that the stick may be
 // pulled out, and remembers what the stick holds.
@@ -317,9 +317,9 @@ func forgetAbsent(e *machine.Env, all []*stick) error {
 	return nil
 }
 
-// resetSticks has no stick take the machine, whose Site was active, back into
+// ResetSticks has no stick take the machine, whose Site was active, back into
 // the cluster that it leaves, and says what the ones in it will do.
-func resetSticks(e *machine.Env, image ondisk.ImageInfo, active *Active, say func(string)) error {
+func ResetSticks(e *machine.Env, image ondisk.ImageInfo, active *Active, say func(string)) error {
 	if err := makeKey(e); err != nil {
 		return err
 	}

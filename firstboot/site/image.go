@@ -1,4 +1,4 @@
-package firstboot
+package site
 
 import (
 	"encoding/json"
@@ -12,18 +12,18 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// hubForm is how yurthub runs on this image.
-func hubForm(image ondisk.ImageInfo) string {
+// HubForm is how yurthub runs on this image.
+func HubForm(image ondisk.ImageInfo) string {
 	if y := image.Yurthub; y != nil {
 		return y.Form
 	}
 	return ""
 }
 
-// imageInfo is what the builder wrote about the image, read once in a run. A
+// ImageInfo is what the builder wrote about the image, read once in a run. A
 // node that edgebake did not build has none, which is not an error; one that
 // cannot be read is, since every check against the image would be skipped.
-func imageInfo(e *machine.Env) (ondisk.ImageInfo, error) {
+func ImageInfo(e *machine.Env) (ondisk.ImageInfo, error) {
 	var info ondisk.ImageInfo
 	b, err := e.Read(ondisk.ImageInfoFile)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,4 +1,4 @@
-package firstboot
+package site
 
 import (
 	"context"
@@ -46,11 +46,11 @@ func loaderWords(disks []string) string {
 	return "two copies of one image are in this machine, and the boot loader's own partition is on each of " + strings.Join(disks, " and ")
 }
 
-// diskPhase makes DATA use the free space behind it. systemd-repart and
+// DiskPhase makes DATA use the free space behind it. systemd-repart and
 // systemd-growfs do it early at boot; this looks, and calls them where they did
 // not. A node needs an API server, and a control-plane node its etcd, more than
 // the whole disk: one whose DATA cannot grow says so and continues.
-func diskPhase() run.Phase {
+func DiskPhase() run.Phase {
 	tried := false // in this pass
 	return run.Phase{
 		Name: "disk", Doc: "DATA fills the device", Timeout: 5 * time.Minute,

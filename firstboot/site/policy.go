@@ -1,4 +1,4 @@
-package firstboot
+package site
 
 import (
 	"bytes"
@@ -19,15 +19,15 @@ import (
 
 // admitted is what a machine takes of a stick's site.
 type admitted struct {
-	// site to take; nil: nothing is taken.
-	site *configs.Site
-	// whole: the stick's other files are taken as well.
-	whole bool
-	// omitted names the fields that are not taken although they differ.
-	omitted []string
+	// Site to take; nil: nothing is taken.
+	Site *configs.Site
+	// Whole: the stick's other files are taken as well.
+	Whole bool
+	// Omitted names the fields that are not taken although they differ.
+	Omitted []string
 }
 
-// admit decides what a machine takes of the site on a stick, which anybody may
+// Admit decides what a machine takes of the site on a stick, which anybody may
 // plug in. old is its active Site; nil: it cannot be read any more.
 // signed says that a key which the Image names has signed next.
 //
@@ -38,16 +38,16 @@ type admitted struct {
 // (users, keys, Ignition), that leads it to another cluster (pins, CA), that changes
 // what runs on it (arguments, labels, pools, the proxy that images come through), or
 // that could move its clock past the end of its certificate (time servers).
-func admit(policy string, joined, signed bool, old, next *configs.Site) admitted {
+func Admit(policy string, joined, signed bool, old, next *configs.Site) admitted {
 	switch {
 	case policy == ondisk.SitesNever:
 		return admitted{}
 	case signed:
-		return admitted{site: next, whole: true}
+		return admitted{Site: next, Whole: true}
 	case policy == ondisk.SitesSigned:
 		return admitted{}
 	case policy == ondisk.SitesAlways, !joined:
-		return admitted{site: next, whole: true}
+		return admitted{Site: next, Whole: true}
 	case policy == ondisk.SitesUntilEnrolled, old == nil:
 		return admitted{}
 	}
@@ -75,7 +75,7 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) admitted
 	if !slices.Equal(next.Network.NTP, old.Network.NTP) {
 		omitted = append(omitted, "network.ntp")
 	}
-	return admitted{site: &site, omitted: omitted}
+	return admitted{Site: &site, Omitted: omitted}
 }
 
 // differingFields names the fields of two Sites that are not the same.
@@ -138,26 +138,26 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 	if old != nil {
 		site = old.Site
 	}
-	got := admit(image.Removable, member.HasJoined(e), unsigned == nil, site, next)
+	got := Admit(image.Removable, member.HasJoined(e), unsigned == nil, site, next)
 	switch {
-	case got.site == nil:
+	case got.Site == nil:
 		return nil, notAdmitted(image)
-	case got.whole:
+	case got.Whole:
 		return all, nil
 	}
 	if member.Unpinned(site) && !next.Credentials.IsZero() {
 		// Nothing else ties the node to its cluster: with a stranger's token it
 		// would move to whatever cluster the stick names.
-		if got.site.CACertHashes = member.Pins(e); len(got.site.CACertHashes) == 0 {
+		if got.Site.CACertHashes = member.Pins(e); len(got.Site.CACertHashes) == 0 {
 			return nil, fmt.Errorf("it contains a token, and it is unknown which cluster this machine belongs to (unsafeSkipCAVerification, and no record of its CA)")
 		}
-		got.site.UnsafeSkipCAVerification = false
+		got.Site.UnsafeSkipCAVerification = false
 	}
-	doc, err := configs.EncodeSlot(got.site)
+	doc, err := configs.EncodeSlot(got.Site)
 	if err != nil {
 		return nil, err
 	}
-	t := &taking{info: c.Info, files: maps.Clone(ownContents(e).Files), omitted: got.omitted, digest: all.digest, entry: entry}
+	t := &taking{info: c.Info, files: maps.Clone(ownContents(e).Files), omitted: got.Omitted, digest: all.digest, entry: entry}
 	delete(t.files, ondisk.SlotInventory) // of which the machine's site is taken
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if name != ondisk.SlotSite && !bytes.Equal(c.Files[name], t.files[name]) {

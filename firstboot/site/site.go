@@ -1,4 +1,4 @@
-package firstboot
+package site
 
 import (
 	"bytes"
@@ -25,10 +25,10 @@ import (
 
 // What firstboot keeps beside the state, on DATA.
 const (
-	// keyFile holds the key of the HMACs below, so that they reveal nothing.
-	keyFile = ondisk.StateDir + "/key"
-	// ignitionCopy is the Ignition config last taken from a slot.
-	ignitionCopy = ondisk.StateDir + "/config.ign"
+	// KeyFile holds the key of the HMACs below, so that they reveal nothing.
+	KeyFile = ondisk.StateDir + "/key"
+	// IgnitionCopy is the Ignition config last taken from a slot.
+	IgnitionCopy = ondisk.StateDir + "/config.ign"
 	// seenDir remembers what each stick held: unchanged it is not taken again.
 	seenDir = ondisk.StateDir + "/sticks"
 )
@@ -36,9 +36,9 @@ const (
 // What describes this root's /etc is kept in it: a root that was just written
 // has none of it, and gets the site's settings anew.
 const (
-	// appliedFile names the site whose settings are in place; kubelet.service
+	// AppliedFile names the site whose settings are in place; kubelet.service
 	// waits for it.
-	appliedFile = ondisk.EtcDir + "/applied"
+	AppliedFile = ondisk.EtcDir + "/applied"
 	// manifestFile lists what the applier made.
 	manifestFile = ondisk.EtcDir + "/manifest.json"
 	originalsDir = ondisk.EtcDir + "/originals"
@@ -85,23 +85,23 @@ type siteInputs struct {
 	key           []byte
 }
 
-// siteReader reads the active Site anew, and resolves it anew only where what it
+// Reader reads the active Site anew, and resolves it anew only where what it
 // is made of has changed since the last time.
-type siteReader struct {
-	image ondisk.ImageInfo
-	last  *Active // of the last time that it was read well
+type Reader struct {
+	Image ondisk.ImageInfo
+	Last  *Active // of the last time that it was read well
 }
 
-func (r *siteReader) read(e *machine.Env) (*Active, error) {
-	a, err := activeSite(e, r.image, r.last)
+func (r *Reader) read(e *machine.Env) (*Active, error) {
+	a, err := Read(e, r.Image, r.Last)
 	if err == nil {
-		r.last = a
+		r.Last = a
 	}
 	return a, err
 }
 
-// errNoSite: there is none yet, which is the state of every golden image.
-var errNoSite = errors.New("there is no Site in the slot")
+// ErrNoSite: there is none yet, which is the state of every golden image.
+var ErrNoSite = errors.New("there is no Site in the slot")
 
 // readSite reads and checks what a slot holds. before, which may be nil, is what
 // it held earlier.
@@ -121,14 +121,14 @@ func readSite(e *machine.Env, image ondisk.ImageInfo, dev string, before *Active
 func readContents(e *machine.Env, dev string) (c, one *slot.Contents, err error) {
 	c, err = e.ReadSlot(dev)
 	if errors.Is(err, slot.ErrNoSite) || errors.Is(err, slot.ErrBlank) {
-		return c, nil, fmt.Errorf("%w (%s: %w)", errNoSite, dev, err)
+		return c, nil, fmt.Errorf("%w (%s: %w)", ErrNoSite, dev, err)
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the slot %s: %w", dev, err)
 	}
 	one, _, err = forMachine(e, c)
 	if isOthers(err) {
-		return c, nil, fmt.Errorf("%w (%s: %w)", errNoSite, dev, err)
+		return c, nil, fmt.Errorf("%w (%s: %w)", ErrNoSite, dev, err)
 	}
 	return c, one, err
 }
@@ -140,7 +140,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, c *slot.Contents, doc [
 	j, _ := member.ReadJoinedAs(e)
 	cert, notEnrolled := member.Enrolment(e)
 	member := member.NodeIn(cert)
-	inputs := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, member, notEnrolled == nil, e.Contents(keyFile)}
+	inputs := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, member, notEnrolled == nil, e.Contents(KeyFile)}
 	if before != nil && reflect.DeepEqual(before.inputs, inputs) {
 		a := *before
 		a.Device, a.NotTaken, a.unwritten = "", nil, false // of the slot, not of the site
@@ -150,7 +150,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, c *slot.Contents, doc [
 	site, err := (*configs.Site)(nil), error(nil)
 	if same {
 		site = before.Site // a join changes what the machine is, and not the document
-	} else if site, err = parseSite(doc); err != nil {
+	} else if site, err = Parse(doc); err != nil {
 		return nil, err
 	}
 	if token := site.Credentials.Token; notEnrolled != nil && (ignition.Holds(inputs.ignition, token) || ignition.Holds([]byte(site.Ignition.Reveal()), token)) {
@@ -199,7 +199,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, c *slot.Contents, doc [
 	return a, err
 }
 
-func parseSite(doc []byte) (*configs.Site, error) {
+func Parse(doc []byte) (*configs.Site, error) {
 	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc) // the token may be forgotten already
 	if err != nil {
 		return nil, run.NeedsPerson(fmt.Errorf("the Site has problems: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
@@ -244,11 +244,11 @@ func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 	return hex.EncodeToString(m.Sum(nil)), nil
 }
 
-// activeSite reads the active Site from the slot. If the slot's is missing or
+// Read reads the active Site from the slot. If the slot's is missing or
 // invalid, it is the copy of the last one that this machine applied. No phase calls
-// it: the siteReader of a pass does, and what a person asks for does it once, at its
+// it: the Reader of a pass does, and what a person asks for does it once, at its
 // beginning. before, which may be nil, is the result of an earlier call.
-func activeSite(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, error) {
+func Read(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, error) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {
 		return nil, err
@@ -263,7 +263,7 @@ func activeSite(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active
 		return nil, err
 	}
 	files := map[string][]byte{}
-	if ign, err := e.Read(ignitionCopy); err == nil {
+	if ign, err := e.Read(IgnitionCopy); err == nil {
 		files[ondisk.SlotIgnition] = ign
 	}
 	old, copyErr := resolveSite(e, image, &slot.Contents{Files: files}, doc, before)
@@ -291,15 +291,15 @@ func (a *Active) otherMachine(e *machine.Env, name string) error {
 	return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", name, a.Node), member.ResetForName)
 }
 
-// isApplied reports whether the machine's settings are those of the site.
-func (a *Active) isApplied(e *machine.Env) bool { return e.Text(appliedFile) == a.applied() }
+// IsApplied reports whether the machine's settings are those of the site.
+func (a *Active) IsApplied(e *machine.Env) bool { return e.Text(AppliedFile) == a.applied() }
 
 // applied names the settings of the site on this machine.
 func (a *Active) applied() string { return a.MAC + " " + a.Hostname }
 
-// siteSources tells one state of all slots in reach from another, whether
+// Sources tells one state of all slots in reach from another, whether
 // their sites are valid or not.
-func siteSources(e *machine.Env) string {
+func Sources(e *machine.Env) string {
 	var all []string
 	if dev, err := machine.OwnSlot(e); err == nil {
 		all = append(all, slotDigest(e, dev))
@@ -334,10 +334,10 @@ func contentsDigest(c *slot.Contents) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// siteIfAny is the active Site; nil on a node that edgebake did not build, or
+// IfAny is the active Site; nil on a node that edgebake did not build, or
 // whose Site cannot be read.
-func siteIfAny(e *machine.Env, image ondisk.ImageInfo) *Active {
-	active, err := activeSite(e, image, nil)
+func IfAny(e *machine.Env, image ondisk.ImageInfo) *Active {
+	active, err := Read(e, image, nil)
 	if err != nil {
 		e.Log.Info("continuing without a Site", "reason", err)
 		return nil
