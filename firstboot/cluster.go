@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -198,7 +199,7 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) erro
 	if err := resetIPVS(ctx, e, active.Site); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
-	for _, p := range append(slices.Clone(member.TokenFiles), kubeletRestart, saidVIP, member.JoinedFile, member.JoinedCluster, ondisk.KubeCA, member.LeavingFile) {
+	for _, p := range append(slices.Clone(member.TokenFiles), kubeadm.KubeletRestart, saidVIP, member.JoinedFile, member.JoinedCluster, ondisk.KubeCA, member.LeavingFile) {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("leaving the cluster: %w", err)
 		}
@@ -231,7 +232,7 @@ func takeCA(ctx context.Context, e *machine.Env, ca []byte) error {
 		if err != nil {
 			return fmt.Errorf("%s: %s: %w", doing, f, err)
 		}
-		changes = append(changes, writing(f, next, 0o600))
+		changes = append(changes, kubeadm.Writing(f, next, 0o600))
 	}
 	changes = append(changes, func(e *machine.Env) error {
 		state, err := e.UnitState(ctx, openyurt.Unit)
@@ -240,7 +241,7 @@ func takeCA(ctx context.Context, e *machine.Env, ca []byte) error {
 		}
 		return err
 	})
-	if err := restartFor(ctx, e, doing, changes...); err != nil {
+	if err := kubeadm.RestartFor(ctx, e, doing, changes...); err != nil {
 		return err
 	}
 	if _, err := e.Write(ondisk.KubeCA, ca, machine.Mode(fs.FileMode(0o644))); err != nil {

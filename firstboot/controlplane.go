@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
@@ -122,7 +123,7 @@ func controlPlanePhase(active *site.Active) run.Phase {
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if !made(e) {
-				if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"control-plane", "all"}, []string{"kubelet-start"}); err != nil {
+				if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{}, []string{"control-plane", "all"}, []string{"kubelet-start"}); err != nil {
 					return err
 				}
 				if err := member.SyncCredentials(e); err != nil { // kubeadm does not sync

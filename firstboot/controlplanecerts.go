@@ -17,6 +17,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -159,7 +160,7 @@ func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, w
 		}
 	}
 	began := e.Now().UTC()
-	err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{CertificatesDir: renewed(member.PKIDir)},
+	err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{CertificatesDir: renewed(member.PKIDir)},
 		[]string{"certs", "all"}, []string{"kubeconfig", "all", "--kubeconfig-dir", renewalDir})
 	if err == nil {
 		err = noteMade(e, active.Site, wanted, began)

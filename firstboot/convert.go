@@ -8,6 +8,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -198,7 +199,7 @@ func (c *conversion) yurthub() run.Phase {
 		// A convert that was killed may have turned kubelet before this one
 		// began, and no yurthub means no cluster for it then.
 		Undo: func(ctx context.Context, e *machine.Env) error {
-			if member.Redirected(e) || e.Exists(kubeletRestart) {
+			if member.Redirected(e) || e.Exists(kubeadm.KubeletRestart) {
 				if err := direct(ctx, e, nil); err != nil {
 					return err
 				}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
@@ -231,7 +232,7 @@ func nameIsFree(ctx context.Context, e *machine.Env, c *api.Client, name string)
 	if uuid := e.Facts().UUID; uuid != "" && strings.EqualFold(uuid, n.Status.NodeInfo.SystemUUID) {
 		ours = true
 	}
-	fix := otherName(name)
+	fix := kubeadm.OtherName(name)
 	switch {
 	case ready && ours:
 		return run.Advise(fmt.Errorf("the cluster still shows this machine's own Node %s as Ready; it turns NotReady within a minute", name), fix)

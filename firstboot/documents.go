@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
@@ -147,7 +148,7 @@ func documentsPhase(active *site.Active) run.Phase {
 				if err := annotate(ctx, c, map[string]any{uploadingKey: documents}); err != nil {
 					return err
 				}
-				if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"upload-config", "all"}); err != nil {
+				if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{}, []string{"upload-config", "all"}); err != nil {
 					return err
 				}
 				if err := noteUploaded(ctx, e, c, documents); err != nil {

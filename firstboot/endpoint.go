@@ -7,6 +7,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
@@ -16,7 +17,7 @@ import (
 // the endpoint, which outlives any of them.
 func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *member.Names) error {
 	server, name, err := member.KubeletServer(e)
-	if err == nil && server == site.EndpointURL() && !e.Exists(kubeletRestart) && names.Fit(ctx, e, cmp.Or(name, site.Endpoint)) {
+	if err == nil && server == site.EndpointURL() && !e.Exists(kubeadm.KubeletRestart) && names.Fit(ctx, e, cmp.Or(name, site.Endpoint)) {
 		return nil // it joined through the endpoint
 	}
 	conf, err := e.Read(ondisk.KubeletConf)
@@ -30,7 +31,7 @@ func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *
 	if err != nil {
 		return err
 	}
-	return restartFor(ctx, e, "turning kubelet to the endpoint", writing(ondisk.KubeletConf, next, 0o600))
+	return kubeadm.RestartFor(ctx, e, "turning kubelet to the endpoint", kubeadm.Writing(ondisk.KubeletConf, next, 0o600))
 }
 
 // runAgainLater reports whether first boot is to run once more while this machine is

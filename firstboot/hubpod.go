@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -39,7 +40,7 @@ func podJoinPhase(active *site.Active) run.Phase {
 					return run.Todo, err
 				}
 				flags := e.Contents(member.KubeadmFlags)
-				if e.Exists(kubeletRestart) || string(registering(flags, labels)) != string(flags) {
+				if e.Exists(kubeadm.KubeletRestart) || string(registering(flags, labels)) != string(flags) {
 					return run.Todo, nil // the site names another pool since
 				}
 				return run.Done, nil
@@ -146,7 +147,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	}
 	s := *site
 	s.KubeletExtraArgs = openyurt.JoinedArgs(site.KubeletExtraArgs, gate)
-	err = kubeadmJoin(ctx, e, active, s, "FileAvailable--etc-kubernetes-kubelet.conf")
+	err = kubeadm.Join(ctx, e, active, s, "FileAvailable--etc-kubernetes-kubelet.conf")
 	if err != nil && strings.Contains(err.Error(), "uploading crisocket") {
 		// The last thing kubeadm does, and through yurthub, for which it waits
 		// a minute: longer than that somebody may take to approve what yurthub
@@ -206,7 +207,7 @@ func hubServer(ctx context.Context, e *machine.Env, servers []string, ca []byte)
 // undoPodJoin takes back what podJoin, and what it started, wrote.
 func undoPodJoin(ctx context.Context, e *machine.Env, socket string) error {
 	ran := e.Exists(openyurt.Manifest)
-	if err := undoJoin(ctx, e); err != nil {
+	if err := kubeadm.UndoJoin(ctx, e); err != nil {
 		return err
 	}
 	if ran {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -40,7 +41,7 @@ func joinPhase(active *site.Active) run.Phase {
 			if asked = nil; names == nil {
 				names = member.NamesOf(e, site)
 			}
-			if server != site.EndpointURL() || e.Exists(kubeletRestart) || !names.Fit(ctx, e, cmp.Or(name, site.Endpoint)) {
+			if server != site.EndpointURL() || e.Exists(kubeadm.KubeletRestart) || !names.Fit(ctx, e, cmp.Or(name, site.Endpoint)) {
 				return run.Todo, nil
 			}
 			if later, running := runAgainLater(ctx, e, site, names); later != running {
@@ -73,7 +74,7 @@ func joinPhase(active *site.Active) run.Phase {
 				return nil // it did join; only the rest is left to do
 			}
 			// What was discovered may be what misled the join.
-			return errors.Join(undoJoin(ctx, e, member.PendingKey), e.Remove(member.DiscoveryFile))
+			return errors.Join(kubeadm.UndoJoin(ctx, e, member.PendingKey), e.Remove(member.DiscoveryFile))
 		},
 	}
 }
@@ -82,10 +83,10 @@ func join(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := member.SaveJoin(e, active.Site, active.Node); err != nil {
 		return err
 	}
-	if err := undoJoin(ctx, e, member.PendingKey); err != nil { // of a try that was cut off
+	if err := kubeadm.UndoJoin(ctx, e, member.PendingKey); err != nil { // of a try that was cut off
 		return err
 	}
-	if err := kubeadmJoin(ctx, e, active, *active.Site); err != nil {
+	if err := kubeadm.Join(ctx, e, active, *active.Site); err != nil {
 		return err
 	}
 	return member.SaveRecord(e)

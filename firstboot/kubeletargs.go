@@ -16,6 +16,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
@@ -216,13 +217,13 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 }
 
 func restartWith(ctx context.Context, e *machine.Env, flags []byte) error {
-	return restartFor(ctx, e, "giving kubelet the Site's arguments", writing(member.KubeadmFlags, flags, 0o644))
+	return kubeadm.RestartFor(ctx, e, "giving kubelet the Site's arguments", kubeadm.Writing(member.KubeadmFlags, flags, 0o644))
 }
 
 // withArgs is kubeadm-flags.env with arguments that changed from before to
 // after. What turns kubelet to yurthub stays as it is, at the end.
 func withArgs(env []byte, before, after map[string]string) []byte {
-	return eachArgs(env, func(args string) string {
+	return kubeadm.EachArgs(env, func(args string) string {
 		args, tail := openyurt.Unturn(args)
 		var kept []string
 		for _, f := range strings.Fields(args) {

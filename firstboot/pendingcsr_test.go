@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/site"
@@ -31,7 +32,7 @@ func TestPendingKeyIsKept(t *testing.T) {
 	if w.has(member.KubeadmFlags) || w.has(member.ClientCert) || !strings.Contains(w.get(member.PendingKey), key) {
 		t.Errorf("flags: %t, certificate: %t, key: %q", w.has(member.KubeadmFlags), w.has(member.ClientCert), w.get(member.PendingKey))
 	}
-	if err := undoJoin(t.Context(), e); err != nil || w.has(member.PendingKey) {
+	if err := kubeadm.UndoJoin(t.Context(), e); err != nil || w.has(member.PendingKey) {
 		t.Errorf("the key is still there: %v", err)
 	}
 }

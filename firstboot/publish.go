@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/manifest"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -100,7 +101,7 @@ func publishPhase(active *site.Active) run.Phase {
 			if !there {
 				phases = append(phases, []string{"addon", "coredns"})
 			}
-			if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, phases...); err != nil {
+			if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{}, phases...); err != nil {
 				return err
 			}
 			documents, err := documentsOf(site)
@@ -133,7 +134,7 @@ func publishPhase(active *site.Active) run.Phase {
 			// Without one, kubeadm makes a token of its own that is valid for a day. It
 			// prints both kinds, and the journal outlives a minute.
 			token := configs.NewSecret(hex.EncodeToString(e.Random(3)) + "." + hex.EncodeToString(e.Random(8)))
-			return kubeadmInit(ctx, e, active, configs.KubeadmLocal{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"})
+			return kubeadm.Init(ctx, e, active, configs.KubeadmLocal{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"})
 		},
 	}
 }

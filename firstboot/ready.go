@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -217,7 +218,7 @@ func unlabelOwn(ctx context.Context, e *machine.Env, name string, labels map[str
 		gone[k] = nil
 	}
 	flags := e.Contents(member.KubeadmFlags)
-	if _, err := e.Write(member.KubeadmFlags, dropLabels(flags, labels), machine.Mode(0o644)); err != nil {
+	if _, err := e.Write(member.KubeadmFlags, kubeadm.DropLabels(flags, labels), machine.Mode(0o644)); err != nil {
 		return fmt.Errorf("having kubelet register without labels: %w", err)
 	}
 	if err := member.PatchLabels(ctx, e, name, gone); err != nil {

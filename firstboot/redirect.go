@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -38,12 +39,12 @@ func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, e
 	if !member.KubeadmArgs.Match(env) {
 		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", member.KubeadmFlags)
 	}
-	return eachArgs(env, func(args string) string { return openyurt.Turn(registerFlags(args, labels), gate) }), nil
+	return kubeadm.EachArgs(env, func(args string) string { return openyurt.Turn(registerFlags(args, labels), gate) }), nil
 }
 
 // directFlags takes it out again.
 func directFlags(env []byte) []byte {
-	return eachArgs(env, func(args string) string {
+	return kubeadm.EachArgs(env, func(args string) string {
 		for {
 			rest, turned := openyurt.Unturn(args)
 			if turned == "" {
@@ -57,7 +58,7 @@ func directFlags(env []byte) []byte {
 // givenLabels are those of all --node-labels, each key=value.
 func givenLabels(args string) []string {
 	var out []string
-	for _, m := range nodeLabels.FindAllStringSubmatch(args, -1) {
+	for _, m := range kubeadm.NodeLabels.FindAllStringSubmatch(args, -1) {
 		out = append(out, strings.Split(strings.TrimSuffix(m[2], `"`), ",")...)
 	}
 	return out
@@ -91,7 +92,7 @@ func registerFlags(args string, labels map[string]string) string {
 		flag = "--node-labels=" + strings.Join(kept, ",")
 	}
 	placed := false
-	out := nodeLabels.ReplaceAllStringFunc(args, func(old string) string {
+	out := kubeadm.NodeLabels.ReplaceAllStringFunc(args, func(old string) string {
 		if placed || flag == "" {
 			return ""
 		}
@@ -106,7 +107,7 @@ func registerFlags(args string, labels map[string]string) string {
 
 // registering is kubeadm-flags.env with these labels.
 func registering(env []byte, labels map[string]string) []byte {
-	return eachArgs(env, func(args string) string { return registerFlags(args, labels) })
+	return kubeadm.EachArgs(env, func(args string) string { return registerFlags(args, labels) })
 }
 
 // register restarts kubelet with these labels.
@@ -115,7 +116,7 @@ func register(ctx context.Context, e *machine.Env, labels map[string]string) err
 	if err != nil {
 		return fmt.Errorf("having kubelet register with the Site's labels: %w", err)
 	}
-	return restartFor(ctx, e, "having kubelet register with the Site's labels", writing(member.KubeadmFlags, registering(flags, labels), 0o644))
+	return kubeadm.RestartFor(ctx, e, "having kubelet register with the Site's labels", kubeadm.Writing(member.KubeadmFlags, registering(flags, labels), 0o644))
 }
 
 // redirectPhase turns kubelet to yurthub, and has it register as what labels
@@ -125,7 +126,7 @@ func redirectPhase(kubernetes string, labels map[string]string) run.Phase {
 		Name: "kubelet-redirect", Doc: "kubelet talks to yurthub", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			flags := e.Contents(member.KubeadmFlags)
-			if e.Exists(kubeletRestart) || string(e.Contents(openyurt.KubeletConf)) != openyurt.Kubeconfig {
+			if e.Exists(kubeadm.KubeletRestart) || string(e.Contents(openyurt.KubeletConf)) != openyurt.Kubeconfig {
 				return run.Todo, nil
 			}
 			gate, err := plainLists(ctx, e, kubernetes)
@@ -165,8 +166,8 @@ func redirect(ctx context.Context, e *machine.Env, kubernetes string, labels map
 	if err != nil {
 		return err
 	}
-	return restartFor(ctx, e, "turning kubelet to yurthub",
-		writing(openyurt.KubeletConf, []byte(openyurt.Kubeconfig), 0o600), writing(member.KubeadmFlags, flags, 0o644))
+	return kubeadm.RestartFor(ctx, e, "turning kubelet to yurthub",
+		kubeadm.Writing(openyurt.KubeletConf, []byte(openyurt.Kubeconfig), 0o600), kubeadm.Writing(member.KubeadmFlags, flags, 0o644))
 }
 
 // direct turns kubelet from yurthub, and has it register with these labels of
@@ -177,8 +178,8 @@ func direct(ctx context.Context, e *machine.Env, labels map[string]string) error
 		return fmt.Errorf("turning kubelet from yurthub: %w", err)
 	}
 	flags = registering(directFlags(flags), labels)
-	return restartFor(ctx, e, "turning kubelet from yurthub",
-		writing(member.KubeadmFlags, flags, 0o644), func(e *machine.Env) error { return e.Remove(openyurt.KubeletConf) })
+	return kubeadm.RestartFor(ctx, e, "turning kubelet from yurthub",
+		kubeadm.Writing(member.KubeadmFlags, flags, 0o644), func(e *machine.Env) error { return e.Remove(openyurt.KubeletConf) })
 }
 
 // registeredAs are the labels of OpenYurt's that kubelet registers with.

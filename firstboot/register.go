@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -72,7 +73,7 @@ func registerPhase(active *site.Active) run.Phase {
 				return err
 			}
 			if _, marked := n.Metadata.Labels[controlPlaneLabel]; !marked {
-				if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"mark-control-plane"}); err != nil {
+				if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{}, []string{"mark-control-plane"}); err != nil {
 					return err
 				}
 			}
@@ -83,7 +84,7 @@ func registerPhase(active *site.Active) run.Phase {
 			}); err != nil {
 				return run.Advise(fmt.Errorf("kubelet has no %s: %w", member.ClientCert, err), "see `journalctl -u kubelet` on the machine")
 			}
-			if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"kubelet-finalize", "all"}); err != nil {
+			if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{}, []string{"kubelet-finalize", "all"}); err != nil {
 				return err
 			}
 			return member.SyncCredentials(e)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
@@ -102,11 +103,11 @@ func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) erro
 		}
 	}
 	if e.Exists(ondisk.KubeletConf) || e.Exists(ondisk.KubeletConfig) {
-		if err := kubeadmReset(ctx, e, active); err != nil {
+		if err := kubeadm.Reset(ctx, e, active); err != nil {
 			return err
 		}
 	}
-	if err := undoJoin(ctx, e); err != nil {
+	if err := kubeadm.UndoJoin(ctx, e); err != nil {
 		return err
 	}
 	if err := e.Remove(ondisk.KubeCA); err != nil {
@@ -182,7 +183,7 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 // back: the next site's config does that, and until then the machine stays
 // reachable.
 func resetFiles(_ context.Context, e *machine.Env) error {
-	for _, p := range []string{member.ReadyMark, member.RecordFile, site.AppliedFile, ondisk.SiteCopy, site.IgnitionCopy, member.DiscoveryFile, member.JoinFile, member.BootstrapRun, member.HubBootstrap, kubeletRestart, member.JoinedFile, member.JoinedCluster, clusterManifests, documentsMark, documentsFile, madeFile, member.LeavingFile, meteredConfFile, kubeletConfDir, ondisk.StateFile} {
+	for _, p := range []string{member.ReadyMark, member.RecordFile, site.AppliedFile, ondisk.SiteCopy, site.IgnitionCopy, member.DiscoveryFile, member.JoinFile, member.BootstrapRun, member.HubBootstrap, kubeadm.KubeletRestart, member.JoinedFile, member.JoinedCluster, clusterManifests, documentsMark, documentsFile, madeFile, member.LeavingFile, meteredConfFile, kubeletConfDir, ondisk.StateFile} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("forgetting the cluster: %w", err)
 		}

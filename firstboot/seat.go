@@ -15,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -408,7 +409,7 @@ func startEtcd(ctx context.Context, e *machine.Env, active *site.Active, args []
 	if err := e.Symlink(etcdRun, etcdManifest); err != nil {
 		return fmt.Errorf("letting etcd start: %w", err)
 	}
-	if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{EtcdArgs: args}, []string{"etcd", "local"}); err != nil {
+	if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{EtcdArgs: args}, []string{"etcd", "local"}); err != nil {
 		return err
 	}
 	written := etcdManifest

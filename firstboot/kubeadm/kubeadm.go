@@ -1,4 +1,4 @@
-package firstboot
+package kubeadm
 
 import (
 	"context"
@@ -47,10 +47,10 @@ func kubeadm(ctx context.Context, e *machine.Env, site *configs.Site, level slog
 	return nil
 }
 
-// kubeadmJoin runs `kubeadm join` with the discovery file, as s says, which is
+// Join runs `kubeadm join` with the discovery file, as s says, which is
 // the active site with more arguments for kubelet; ignore are checks of its
 // that fail since firstboot was there before.
-func kubeadmJoin(ctx context.Context, e *machine.Env, active *site.Active, s configs.Site, ignore ...string) error {
+func Join(ctx context.Context, e *machine.Env, active *site.Active, s configs.Site, ignore ...string) error {
 	// The discovery file carries the token itself: only so kubeadm keeps the
 	// file's tls-server-name. We have written the CA that kubeadm would.
 	s.Credentials = configs.Credentials{}
@@ -77,9 +77,9 @@ func kubeadmJoin(ctx context.Context, e *machine.Env, active *site.Active, s con
 // initFile is the configuration of kubeadm init for this machine.
 const initFile = ondisk.RunDir + "/kubeadm-init.yaml"
 
-// kubeadmInit runs phases of `kubeadm init` with the site's documents; nothing
+// Init runs phases of `kubeadm init` with the site's documents; nothing
 // in l is for one of them alone.
-func kubeadmInit(ctx context.Context, e *machine.Env, active *site.Active, l configs.KubeadmLocal, phases ...[]string) error {
+func Init(ctx context.Context, e *machine.Env, active *site.Active, l configs.KubeadmLocal, phases ...[]string) error {
 	board := node.LocalKubeadm(active.Image, active.Site)
 	l.EtcdTag, l.DNSTag = board.EtcdTag, board.DNSTag
 	docs, err := active.Site.KubeadmDocuments(l)
@@ -99,9 +99,9 @@ func kubeadmInit(ctx context.Context, e *machine.Env, active *site.Active, l con
 	return e.Remove(initFile)
 }
 
-// kubeadmReset takes back what kubeadm did. What it prints is for who ran it by
+// Reset takes back what kubeadm did. What it prints is for who ran it by
 // hand: what to clean up, which first boot does.
-func kubeadmReset(ctx context.Context, e *machine.Env, active *site.Active) error {
+func Reset(ctx context.Context, e *machine.Env, active *site.Active) error {
 	args := []string{"reset", "--force", "--cri-socket"}
 	if active == nil {
 		return kubeadm(ctx, e, nil, slog.LevelDebug, append(args, ondisk.CRISocket)...)
@@ -118,7 +118,7 @@ func judgeJoin(name string, err error) error {
 	msg := err.Error()
 	switch {
 	case strings.Contains(msg, "already exists in the cluster"):
-		return run.Advise(err, otherName(name))
+		return run.Advise(err, OtherName(name))
 	case strings.Contains(msg, "Unauthorized"):
 		return run.Advise(err, "the token may just have expired; a new one goes into site.yaml (`kubeadm token create`)")
 	case strings.Contains(msg, "TLS bootstrap"), strings.Contains(msg, "kubelet-check"):
@@ -127,11 +127,11 @@ func judgeJoin(name string, err error) error {
 	return err
 }
 
-// undoJoin takes back exactly what kubeadm join and kubelet wrote, so that
+// UndoJoin takes back exactly what kubeadm join and kubelet wrote, so that
 // the next try finds what the first one found. (kubeadm reset would do more:
 // it empties /etc/kubernetes/manifests, where an image may have put pods.) Files in keep
 // stay.
-func undoJoin(ctx context.Context, e *machine.Env, keep ...string) error {
+func UndoJoin(ctx context.Context, e *machine.Env, keep ...string) error {
 	left := false
 	for _, f := range joinFiles {
 		left = left || e.Exists(f)
@@ -159,7 +159,7 @@ var joinFiles = []string{
 	"/var/lib/kubelet/instance-config.yaml",
 }
 
-// otherName is the fix of a name that the cluster knows already.
-func otherName(name string) string {
+// OtherName is the fix of a name that the cluster knows already.
+func OtherName(name string) string {
 	return fmt.Sprintf("if the old machine is gone: kubectl delete node %s; else give this one another nodeName in site.yaml", name)
 }

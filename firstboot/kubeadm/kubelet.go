@@ -1,4 +1,4 @@
-package firstboot
+package kubeadm
 
 import (
 	"context"
@@ -13,12 +13,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// dropLabels has kubelet register its Node without labels, should it ever have
+// DropLabels has kubelet register its Node without labels, should it ever have
 // to make it again.
-func dropLabels(env []byte, labels map[string]string) []byte {
-	return eachArgs(env, func(args string) string {
-		return nodeLabels.ReplaceAllStringFunc(args, func(flag string) string {
-			m := nodeLabels.FindStringSubmatch(flag)
+func DropLabels(env []byte, labels map[string]string) []byte {
+	return EachArgs(env, func(args string) string {
+		return NodeLabels.ReplaceAllStringFunc(args, func(flag string) string {
+			m := NodeLabels.FindStringSubmatch(flag)
 			kept := slices.DeleteFunc(strings.Split(m[2], ","), func(l string) bool {
 				k, v, _ := strings.Cut(l, "=")
 				gone, ok := labels[k]
@@ -32,31 +32,31 @@ func dropLabels(env []byte, labels map[string]string) []byte {
 	})
 }
 
-// eachArgs changes kubelet's arguments in kubeadm-flags.env.
-func eachArgs(env []byte, change func(args string) string) []byte {
+// EachArgs changes kubelet's arguments in kubeadm-flags.env.
+func EachArgs(env []byte, change func(args string) string) []byte {
 	return member.KubeadmArgs.ReplaceAllFunc(env, func(line []byte) []byte {
 		m := member.KubeadmArgs.FindSubmatch(line)
 		return []byte(string(m[1]) + change(string(m[2])) + string(m[3]))
 	})
 }
 
-var nodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)
+var NodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)
 
-// kubeletRestart says that kubelet has to be restarted for what was written.
-const kubeletRestart = ondisk.RunDir + "/restart-kubelet"
+// KubeletRestart says that kubelet has to be restarted for what was written.
+const KubeletRestart = ondisk.RunDir + "/restart-kubelet"
 
-// writing is a change of a file.
-func writing(path string, b []byte, mode fs.FileMode) func(*machine.Env) error {
+// Writing is a change of a file.
+func Writing(path string, b []byte, mode fs.FileMode) func(*machine.Env) error {
 	return func(e *machine.Env) error {
 		_, err := e.Write(path, b, machine.Mode(mode))
 		return err
 	}
 }
 
-// restartFor carries out changes of what kubelet reads when it starts, and
+// RestartFor carries out changes of what kubelet reads when it starts, and
 // restarts it. A kill in between must not lose the restart.
-func restartFor(ctx context.Context, e *machine.Env, doing string, changes ...func(*machine.Env) error) error {
-	mark := func(e *machine.Env) error { return e.WriteFile(kubeletRestart, nil, machine.Mode(0o600)) }
+func RestartFor(ctx context.Context, e *machine.Env, doing string, changes ...func(*machine.Env) error) error {
+	mark := func(e *machine.Env) error { return e.WriteFile(KubeletRestart, nil, machine.Mode(0o600)) }
 	for _, change := range append([]func(*machine.Env) error{mark}, changes...) {
 		if err := change(e); err != nil {
 			return fmt.Errorf("%s: %w", doing, err)
@@ -65,7 +65,7 @@ func restartFor(ctx context.Context, e *machine.Env, doing string, changes ...fu
 	if err := e.Unit(ctx, "restart", ondisk.UnitKubelet); err != nil {
 		return fmt.Errorf("restarting kubelet: %w", err)
 	}
-	if err := e.Remove(kubeletRestart); err != nil {
+	if err := e.Remove(KubeletRestart); err != nil {
 		return fmt.Errorf("restarting kubelet: %w", err)
 	}
 	return nil
