@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/site"
@@ -549,11 +550,11 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := startIPVSCare(t.Context(), w.env(), site, false); err != nil || len(w.names) != 0 {
+	if err := join.StartIPVSCare(t.Context(), w.env(), site, false); err != nil || len(w.names) != 0 {
 		t.Errorf("%v, %q", err, w.names)
 	}
 	w.cluster.down[ownEndpoint] = true
-	if err := startIPVSCare(t.Context(), w.env(), site, false); count(w.names, "restart "+ondisk.UnitIPVSCare) != 1 {
+	if err := join.StartIPVSCare(t.Context(), w.env(), site, false); count(w.names, "restart "+ondisk.UnitIPVSCare) != 1 {
 		t.Errorf("%v, %q", err, w.names)
 	}
 }
@@ -561,7 +562,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 // TestMarksAreNotInRunDir, which goes when first boot ends.
 func TestMarksAreNotInRunDir(t *testing.T) {
 	t.Parallel()
-	for _, mark := range []string{network.AskedNTP, saidVIP, member.SaidFormer, site.UUIDTried(ondisk.LabelData), refusedArgs} {
+	for _, mark := range []string{network.AskedNTP, join.SaidVIP, member.SaidFormer, site.UUIDTried(ondisk.LabelData), join.RefusedArgs} {
 		if strings.HasPrefix(mark, ondisk.RunDir+"/") {
 			t.Errorf("%s goes when first boot ends", mark)
 		}

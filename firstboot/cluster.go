@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
@@ -172,14 +173,14 @@ func otherClusterNote(e *machine.Env) string {
 // accepts the token, and has room for a Node of our name.
 func clusterProvesItself(ctx context.Context, e *machine.Env, active *site.Active) error {
 	site := active.Site
-	d := discoveryOf(e, site)
+	d := join.DiscoveryOf(e, site)
 	d.Masters = site.Masters // the former ones are of the cluster that it leaves
 	e.Waiting("the other cluster to show itself (%s); the node stays in its own until then", strings.Join(d.Masters, ", "))
-	found, err := findCluster(ctx, e, d)
+	found, err := join.FindCluster(ctx, e, d)
 	if err != nil {
 		return err
 	}
-	return nameIsFree(ctx, e, found.Client(d), active.Node)
+	return join.NameIsFree(ctx, e, found.Client(d), active.Node)
 }
 
 // leaveCluster removes all that a machine has of a cluster. The CA goes last
@@ -199,7 +200,7 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) erro
 	if err := resetIPVS(ctx, e, active.Site); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
-	for _, p := range append(slices.Clone(member.TokenFiles), kubeadm.KubeletRestart, saidVIP, member.JoinedFile, member.JoinedCluster, ondisk.KubeCA, member.LeavingFile) {
+	for _, p := range append(slices.Clone(member.TokenFiles), kubeadm.KubeletRestart, join.SaidVIP, member.JoinedFile, member.JoinedCluster, ondisk.KubeCA, member.LeavingFile) {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("leaving the cluster: %w", err)
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
@@ -664,7 +665,7 @@ func TestUnclearWhetherBornAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = waitForEndpoint(t.Context(), w.env(), site)
+	err = join.WaitForEndpoint(t.Context(), w.env(), site)
 	for _, want := range []string{"does not answer on this machine", "they do not show which cluster they are of: ", ": /api/v1/namespaces/kube-public/configmaps/cluster-info answered 401"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q: %v", want, err)

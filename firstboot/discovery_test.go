@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -158,7 +159,7 @@ func TestOneAPIServerDoesNotStopDiscovery(t *testing.T) {
 		{errors.Join(api.ErrServerName, away), false},
 		{errors.Join(api.ErrServerName), true},
 	} {
-		err := judgeDiscovery(t.Context(), w.env(), []string{"192.0.2.11:6443"}, tc.err, false)
+		err := join.JudgeDiscovery(t.Context(), w.env(), []string{"192.0.2.11:6443"}, tc.err, false)
 		if _, stop := run.Fix(err); stop != tc.stop || run.Advice(err) == "" {
 			t.Errorf("%q stops %v, want %v; advice %q", tc.err, stop, tc.stop, run.Advice(err))
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ipvs"
@@ -56,7 +57,7 @@ func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.put(member.ProvenFile, string(b))
-		doc, err := ipvsConfig(w.env(), site)
+		doc, err := join.IPVSConfig(w.env(), site)
 		if err != nil {
 			t.Fatal(err)
 		}

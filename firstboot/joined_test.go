@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -201,11 +202,11 @@ func TestWithArgs(t *testing.T) {
 		{"--a=1 --feature-gates=X=true" + openyurt.ListPlainly + openyurt.TurnedFlags, "--a=1" + openyurt.ListPlainly + openyurt.TurnedFlags, map[string]string{"feature-gates": "X=true"}, nil},
 		{"--a=1" + openyurt.TurnedFlags, "--a=1 --v=4" + openyurt.TurnedFlags, nil, map[string]string{"v": "4"}},
 	} {
-		got := string(withArgs([]byte(env(c.have)), c.before, c.after))
+		got := string(join.WithArgs([]byte(env(c.have)), c.before, c.after))
 		if got != env(c.want) {
 			t.Errorf("%q: %v to %v: %q, want %q", c.have, c.before, c.after, got, env(c.want))
 		}
-		if again := string(withArgs([]byte(got), c.before, c.after)); again != got {
+		if again := string(join.WithArgs([]byte(got), c.before, c.after)); again != got {
 			t.Errorf("once more: %q, was %q", again, got)
 		}
 	}
@@ -214,13 +215,13 @@ func TestWithArgs(t *testing.T) {
 // TestMeteredKubelet reports less often, and as before once the link is not
 // metered any more. The file that says so is there before kubelet looks for it.
 func TestMeteredKubelet(t *testing.T) {
-	const flag = "--config-dir=" + kubeletConfDir
+	const flag = "--config-dir=" + join.KubeletConfDir
 	w := nativeWorld(t, "ipvs: {profile: metered}")
 	w.mustBoot()
-	if got := w.get(member.KubeadmFlags); !strings.Contains(got, flag) || !strings.Contains(w.get(meteredConfFile), "nodeStatusReportFrequency: 1h") {
-		t.Errorf("kubelet has %s and %s", got, w.get(meteredConfFile))
+	if got := w.get(member.KubeadmFlags); !strings.Contains(got, flag) || !strings.Contains(w.get(join.MeteredConfFile), "nodeStatusReportFrequency: 1h") {
+		t.Errorf("kubelet has %s and %s", got, w.get(join.MeteredConfFile))
 	}
-	file, flags := slices.Index(w.names, "write "+meteredConfFile), slices.Index(w.names, "write "+member.KubeadmFlags)
+	file, flags := slices.Index(w.names, "write "+join.MeteredConfFile), slices.Index(w.names, "write "+member.KubeadmFlags)
 	if file < 0 || flags < file {
 		t.Errorf("kubelet is told of the directory before it is there: %d, %d", file, flags)
 	}
@@ -229,10 +230,10 @@ func TestMeteredKubelet(t *testing.T) {
 	if slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
 		t.Error("kubelet is restarted at each boot")
 	}
-	w.put(meteredConfFile, "")
+	w.put(join.MeteredConfFile, "")
 	w.powerOn()
 	w.mustBoot()
-	if w.get(meteredConfFile) != meteredConf || !slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
+	if w.get(join.MeteredConfFile) != join.MeteredConf || !slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
 		t.Error("a file that was damaged stays as it is")
 	}
 	w.stamp(ownDev, w.site())

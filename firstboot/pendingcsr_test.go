@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
@@ -25,7 +26,7 @@ func TestPendingKeyIsKept(t *testing.T) {
 	if err := e.Remove(member.ClientCert); err != nil { // it is not enrolled
 		t.Fatal(err)
 	}
-	phase := joinPhase(&site.Active{Site: new(configs.Site)})
+	phase := join.Phase(&site.Active{Site: new(configs.Site)})
 	if err := phase.Undo(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}

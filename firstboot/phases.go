@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -32,7 +33,7 @@ func Phases(active *site.Active) []run.Phase {
 	case spec.NodeType == configs.NodeControlPlane:
 		return controlPlanePhases(active)
 	case spec.NodeType == configs.NodeNative:
-		joining = []run.Phase{joinPhase(active)}
+		joining = []run.Phase{join.Phase(active)}
 	case !spec.OpenYurt():
 		return []run.Phase{unservedPhase(spec)}
 	case site.HubForm(image) == openyurt.FormStaticPod:
@@ -42,24 +43,24 @@ func Phases(active *site.Active) []run.Phase {
 		}
 	default:
 		joining = []run.Phase{
-			joinPhase(active), // straight to the API servers: yurthub borrows the certificate that kubelet gets here
-			hubPhase(active),  // serves before anybody is sent to it
+			join.Phase(active), // straight to the API servers: yurthub borrows the certificate that kubelet gets here
+			hubPhase(active),   // serves before anybody is sent to it
 			redirectPhase(image.Kubernetes, openyurt.Labels(spec.NodePool, spec.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
 		}
 	}
 	before := []run.Phase{
 		network.Phase(spec), // an API server must be in reach for the rest
 		network.ClockPhase(spec, image, stampedAt(active)), // before the first certificate is judged
-		clusterPhase(active),   // before API servers are verified with the CA that is there
-		ipvsPhase(spec),        // the first request already survives a dead API server
-		discoveryPhase(active), // the CA, before anything trusts an API server
-		imagesPhase(),          // long, so after all that may fail early; before kubelet needs them
+		clusterPhase(active),        // before API servers are verified with the CA that is there
+		join.IPVSPhase(spec),        // the first request already survives a dead API server
+		join.DiscoveryPhase(active), // the CA, before anything trusts an API server
+		join.ImagesPhase(),          // long, so after all that may fail early; before kubelet needs them
 	}
 	after := []run.Phase{
-		vipPhase(spec),                      // only a member may ask
-		argsPhase(active),                   // a member's; the next phase sees whether it went well
-		readyPhase(active, hubNode(active)), // the cluster's own word, not ours; on an OpenYurt node through yurthub
-		forgetPhase(active),                 // last: until Ready, the join may have to begin again
+		join.VIPPhase(spec),                      // only a member may ask
+		join.ArgsPhase(active),                   // a member's; the next phase sees whether it went well
+		join.ReadyPhase(active, hubNode(active)), // the cluster's own word, not ours; on an OpenYurt node through yurthub
+		join.ForgetPhase(active),                 // last: until Ready, the join may have to begin again
 	}
 	return slices.Concat(before, joining, after)
 }
@@ -107,7 +108,7 @@ func controlPlanePhases(active *site.Active) []run.Phase {
 		network.ClockPhase(site, image, stampedAt(active)), // before the first certificate is judged
 		keysPhase(active),         // before anything is signed
 		endpointPhase(site),       // before the first client of the own API server
-		imagesPhase(),             // before kubelet wants them
+		join.ImagesPhase(),        // before kubelet wants them
 		certificatesPhase(active), // the seat decision asks with them
 		seatPhase(active),         // before etcd can start, at each boot
 		controlPlanePhase(active), // kubelet, and with it the control plane
@@ -116,11 +117,11 @@ func controlPlanePhases(active *site.Active) []run.Phase {
 		snapshotPhase(active),     // before what may wait for a person
 		upkeepPhase(active),       // after a snapshot
 		registerPhase(active),     // the Node is a control-plane node's
-		forgetPhase(active),       // all that needs the Site's keys is done; Ready may wait for a network add-on
+		join.ForgetPhase(active),  // all that needs the Site's keys is done; Ready may wait for a network add-on
 		againPhase(),              // certificates and snapshots are looked after while the machine is on
 		documentsPhase(active),    // another Site may have others than the birth uploaded
 		manifestsPhase(active),    // once; one of them may be what Ready waits for
-		readyPhase(active, HubNode{}),
+		join.ReadyPhase(active, join.HubNode{}),
 	}
 }
 
@@ -135,8 +136,8 @@ func nodeOf(active *site.Active) run.Node {
 }
 
 // hubNode is what yurthub adds to the phase that waits for the Node.
-func hubNode(active *site.Active) HubNode {
-	var h HubNode
+func hubNode(active *site.Active) join.HubNode {
+	var h join.HubNode
 	if active.Site.OpenYurt() {
 		h.Missing = func(ctx context.Context, e *machine.Env) error { return nodeMissing(ctx, e, active) }
 	}

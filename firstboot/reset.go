@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
@@ -168,12 +169,12 @@ func resetToken(e *machine.Env, active *site.Active) error {
 }
 
 // resetIPVS removes what ipvscare made and keeps; site, which may be nil, is as in
-// cleanIPVS.
+// CleanIPVS.
 func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 		return fmt.Errorf("stopping ipvscare: %w", err)
 	}
-	if err := cleanIPVS(ctx, e, site); err != nil {
+	if err := join.CleanIPVS(ctx, e, site); err != nil {
 		return err
 	}
 	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.SetHosts(ctx, network.EndpointOwner), e.SetHosts(ctx, network.NodeOwner))
@@ -183,7 +184,7 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 // back: the next site's config does that, and until then the machine stays
 // reachable.
 func resetFiles(_ context.Context, e *machine.Env) error {
-	for _, p := range []string{member.ReadyMark, member.RecordFile, site.AppliedFile, ondisk.SiteCopy, site.IgnitionCopy, member.DiscoveryFile, member.JoinFile, member.BootstrapRun, member.HubBootstrap, kubeadm.KubeletRestart, member.JoinedFile, member.JoinedCluster, clusterManifests, documentsMark, documentsFile, madeFile, member.LeavingFile, meteredConfFile, kubeletConfDir, ondisk.StateFile} {
+	for _, p := range []string{member.ReadyMark, member.RecordFile, site.AppliedFile, ondisk.SiteCopy, site.IgnitionCopy, member.DiscoveryFile, member.JoinFile, member.BootstrapRun, member.HubBootstrap, kubeadm.KubeletRestart, member.JoinedFile, member.JoinedCluster, clusterManifests, documentsMark, documentsFile, madeFile, member.LeavingFile, join.MeteredConfFile, join.KubeletConfDir, ondisk.StateFile} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("forgetting the cluster: %w", err)
 		}

@@ -1,4 +1,4 @@
-package firstboot
+package join
 
 import (
 	"context"
@@ -17,10 +17,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// imagesPhase imports the container images of an Image with imageStore.mode
+// ImagesPhase imports the container images of an Image with imageStore.mode
 // import. The usual images lie in containerd's store already; then there is
 // nothing here to do.
-func imagesPhase() run.Phase {
+func ImagesPhase() run.Phase {
 	return run.Phase{
 		Name: "images", Doc: "the container images on board are in containerd's store", Timeout: time.Hour,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {

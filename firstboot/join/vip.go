@@ -1,4 +1,4 @@
-package firstboot
+package join
 
 import (
 	"context"
@@ -18,19 +18,19 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// saidVIP says that a person was told, since this machine was switched on, that
+// SaidVIP says that a person was told, since this machine was switched on, that
 // this VIP lies among the cluster's Services.
-const saidVIP = ondisk.RunMark + "vip"
+const SaidVIP = ondisk.RunMark + "vip"
 
-// vipPhase sees that the VIP is nobody else's in the cluster. On this node it
+// VIPPhase sees that the VIP is nobody else's in the cluster. On this node it
 // leads to the API servers, whatever the cluster means by it, and only a member
 // may ask what the cluster means.
-func vipPhase(site *configs.Site) run.Phase {
+func VIPPhase(site *configs.Site) run.Phase {
 	const fix = "choose another vip in site.yaml, outside of the cluster's service ranges (kubeadm: networking.serviceSubnet)"
 	return run.Phase{
 		Name: "vip", Doc: "the VIP is not a Service's address", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			if site.IPVS.Disabled || e.Text(saidVIP) == site.VIP {
+			if site.IPVS.Disabled || e.Text(SaidVIP) == site.VIP {
 				return run.Done, nil
 			}
 			in, service, err := vipInCluster(ctx, e, site)
@@ -58,7 +58,7 @@ func vipPhase(site *configs.Site) run.Phase {
 			}
 			e.Log.Warn(line)
 			e.Console(line)
-			return e.WriteFile(saidVIP, []byte(site.VIP), machine.Mode(0o600))
+			return e.WriteFile(SaidVIP, []byte(site.VIP), machine.Mode(0o600))
 		},
 	}
 }

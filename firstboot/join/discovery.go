@@ -1,4 +1,4 @@
-package firstboot
+package join
 
 import (
 	"cmp"
@@ -22,8 +22,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// discoveryOf is how a site finds its cluster.
-func discoveryOf(e *machine.Env, site *configs.Site) api.Discovery {
+// DiscoveryOf is how a site finds its cluster.
+func DiscoveryOf(e *machine.Env, site *configs.Site) api.Discovery {
 	return api.Discovery{
 		Masters: member.MastersOf(e, site), Token: site.Credentials.Token.Reveal(),
 		Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification, CA: []byte(site.CACert),
@@ -31,8 +31,8 @@ func discoveryOf(e *machine.Env, site *configs.Site) api.Discovery {
 	}
 }
 
-// discoveryPhase finds the cluster and makes sure that it is the right one.
-func discoveryPhase(active *site.Active) run.Phase {
+// DiscoveryPhase finds the cluster and makes sure that it is the right one.
+func DiscoveryPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
 		Name: "discovery", Doc: "the cluster is found, and is the pinned one", Timeout: time.Minute,
@@ -54,18 +54,18 @@ func discoveryPhase(active *site.Active) run.Phase {
 			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			d := discoveryOf(e, site)
+			d := DiscoveryOf(e, site)
 			if member.Is(e) && len(d.CA) == 0 {
 				// It joins again, and what it enrolled with is its cluster's, whatever a
 				// Site without pins would take.
 				d.Pins, d.SkipPins = ownPins(e, site), false
 			}
 			e.Waiting("an API server to show its cluster-info (%s)", strings.Join(d.Masters, ", "))
-			found, err := findCluster(ctx, e, d)
+			found, err := FindCluster(ctx, e, d)
 			if err != nil {
 				return err
 			}
-			if err := nameIsFree(ctx, e, found.Client(d), active.Node); err != nil {
+			if err := NameIsFree(ctx, e, found.Client(d), active.Node); err != nil {
 				return err
 			}
 			if _, err := e.Write(ondisk.KubeCA, found.CA, machine.Mode(0o644)); err != nil {
@@ -113,10 +113,10 @@ func ownPins(e *machine.Env, site *configs.Site) []string {
 // cluster to sign cluster-info.
 const startTime = 20 * time.Second
 
-// findCluster is api.Discover, with what a person can do where that fails. API servers
+// FindCluster is api.Discover, with what a person can do where that fails. API servers
 // that do not accept the token, and do not show whether they are ready, are asked
 // again when they must have started.
-func findCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Found, error) {
+func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Found, error) {
 	found, err := api.Discover(ctx, d)
 	waited := false
 	if tokenIsRefused(err, true) && !tokenIsRefused(err, false) {
@@ -139,7 +139,7 @@ func findCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 		return nil, cmp.Or(failed, run.ErrRestart) // what earlier phases made may depend on the clock
 	}
 	if err != nil {
-		return nil, judgeDiscovery(ctx, e, d.Masters, err, waited)
+		return nil, JudgeDiscovery(ctx, e, d.Masters, err, waited)
 	}
 	return found, nil
 }
@@ -168,11 +168,11 @@ func answered(err error) bool {
 	}, func(word error) bool { return errors.Is(err, word) })
 }
 
-// judgeDiscovery tells transient failures from those that a person must fix. One
+// JudgeDiscovery tells transient failures from those that a person must fix. One
 // address that belongs to another cluster, or one API server whose certificate is wrong,
 // may be a slip of the pen while the right API servers are out of reach for now: it
 // stops the run only when all do. waited is as in tokenIsRefused.
-func judgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err error, waited bool) error {
+func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err error, waited bool) error {
 	var expired x509.CertificateInvalidError
 	early := (*api.EarlyError)(nil)
 	switch {
@@ -220,9 +220,9 @@ const (
 	serverNameFix = "add the endpoint or the API servers' addresses to the API servers' certSANs, or correct endpoint and masters in site.yaml"
 )
 
-// nameIsFree looks, where the token's rights allow, whether the cluster has a
+// NameIsFree looks, where the token's rights allow, whether the cluster has a
 // Node of our name already.
-func nameIsFree(ctx context.Context, e *machine.Env, c *api.Client, name string) error {
+func NameIsFree(ctx context.Context, e *machine.Env, c *api.Client, name string) error {
 	n, err := c.GetNode(ctx, name)
 	if err != nil {
 		return nil // there is none, or the token may not read nodes; kubeadm looks again

@@ -1,4 +1,4 @@
-package firstboot
+package join
 
 import (
 	"context"
@@ -20,8 +20,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// ipvsPhase has the way to the API servers kept open, before anything asks them.
-func ipvsPhase(site *configs.Site) run.Phase {
+// IPVSPhase has the way to the API servers kept open, before anything asks them.
+func IPVSPhase(site *configs.Site) run.Phase {
 	if site.IPVS.Disabled {
 		return hostsPhase(site)
 	}
@@ -37,7 +37,7 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 			if err != nil || !member.MastersRecorded(ctx, e, site) {
 				return run.Todo, err
 			}
-			want, err := ipvsConfig(e, site)
+			want, err := IPVSConfig(e, site)
 			if err != nil || string(e.Contents(ondisk.IPVSConfig)) != string(want) {
 				return run.Todo, err
 			}
@@ -59,7 +59,7 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 			if err := member.RecordMasters(ctx, e, site); err != nil {
 				return err
 			}
-			doc, err := ipvsConfig(e, site)
+			doc, err := IPVSConfig(e, site)
 			if err != nil {
 				return err
 			}
@@ -68,17 +68,17 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 				return fmt.Errorf("writing the list of API servers: %w", err)
 			}
 			e.Waiting("ipvscare to serve")
-			if err := startIPVSCare(ctx, e, site, wrote); err != nil {
+			if err := StartIPVSCare(ctx, e, site, wrote); err != nil {
 				return err
 			}
-			return waitForEndpoint(ctx, e, site)
+			return WaitForEndpoint(ctx, e, site)
 		},
 	}
 }
 
-// ipvsConfig is what ipvscare is told: the site's list, and the cluster that an
+// IPVSConfig is what ipvscare is told: the site's list, and the cluster that an
 // API server has to show.
-func ipvsConfig(e *machine.Env, site *configs.Site) ([]byte, error) {
+func IPVSConfig(e *machine.Env, site *configs.Site) ([]byte, error) {
 	conf := node.IPVS(member.WithFormerMasters(e, site))
 	for i := range conf.Servers {
 		s := &conf.Servers[i]
@@ -112,7 +112,7 @@ func balanced(site *configs.Site, masters []string) []string {
 
 // writeIPVSConfig has an ipvscare that runs follow what is noted by now.
 func writeIPVSConfig(e *machine.Env, site *configs.Site) error {
-	doc, err := ipvsConfig(e, site)
+	doc, err := IPVSConfig(e, site)
 	if err == nil {
 		_, err = e.Write(ondisk.IPVSConfig, doc, machine.Mode(0o644))
 	}
@@ -122,11 +122,11 @@ func writeIPVSConfig(e *machine.Env, site *configs.Site) error {
 	return nil
 }
 
-// cleanIPVS has ipvscare remove what it made, while its configuration says what that
+// CleanIPVS has ipvscare remove what it made, while its configuration says what that
 // is. One that is damaged must not keep the machine where it is: it is written anew for
 // site, or removed where there is no site with IPVS. ipvscare has notes of its own
 // until the machine is switched off, which takes the rules away.
-func cleanIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
+func CleanIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if !e.Exists(ondisk.IPVSConfig) {
 		return nil
 	}
@@ -150,11 +150,11 @@ func ipvsConfigReadable(e *machine.Env) bool {
 	return err == nil && conf.Version == ondisk.IPVSVersion && len(conf.Servers) > 0
 }
 
-// startIPVSCare starts its unit. That is Type=notify: its start is over when it
+// StartIPVSCare starts its unit. That is Type=notify: its start is over when it
 // serves, or has said that this kernel has no IP_VS and keeps /etc/hosts. One
 // that runs follows a list that was written by itself, and one that serves is left
 // alone.
-func startIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrote bool) error {
+func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrote bool) error {
 	state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 	if err != nil {
 		return err
@@ -172,10 +172,10 @@ func startIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrot
 	return nil
 }
 
-// waitForEndpoint waits until API servers are reached through the endpoint. Those of
+// WaitForEndpoint waits until API servers are reached through the endpoint. Those of
 // another cluster never are, and Check says so; what hides whether they are of another
 // one is part of the error.
-func waitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) error {
+func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	err := e.RetryFor(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
 	if err != nil {
 		again, unclear := member.CheckBornAgain(ctx, e, site)
@@ -212,7 +212,7 @@ func hostsPhase(site *configs.Site) run.Phase {
 			if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 				return fmt.Errorf("stopping %s: %w", ondisk.UnitIPVSCare, err)
 			}
-			if err := cleanIPVS(ctx, e, site); err != nil {
+			if err := CleanIPVS(ctx, e, site); err != nil {
 				e.Log.Warn("removing IPVS rules", "error", err)
 			}
 			if err := e.Remove(ondisk.IPVSConfig); err != nil {

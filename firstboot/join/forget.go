@@ -1,4 +1,4 @@
-package firstboot
+package join
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
-// forgetPhase leaves nothing of the token on this machine.
-func forgetPhase(active *site.Active) run.Phase {
+// ForgetPhase leaves nothing of the token on this machine.
+func ForgetPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "forget-token", Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
 		Irreversible: true, // nothing before it needs the token any more

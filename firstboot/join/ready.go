@@ -1,4 +1,4 @@
-package firstboot
+package join
 
 import (
 	"cmp"
@@ -22,7 +22,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// HubNode is what an OpenYurt node adds to readyPhase; a func that is nil does nothing.
+// HubNode is what an OpenYurt node adds to ReadyPhase; a func that is nil does nothing.
 type HubNode struct {
 	// Missing returns what keeps a Node out of the cluster; nil: nothing is known.
 	Missing func(context.Context, *machine.Env) error
@@ -30,8 +30,8 @@ type HubNode struct {
 	Ready func(context.Context, *machine.Env) error
 }
 
-// readyPhase sees the node as the cluster sees it.
-func readyPhase(active *site.Active, hub HubNode) run.Phase {
+// ReadyPhase sees the node as the cluster sees it.
+func ReadyPhase(active *site.Active, hub HubNode) run.Phase {
 	r := &readiness{active: active, hub: hub}
 	return run.Phase{
 		Name: "node-ready", Doc: "the cluster sees the node Ready, with the Site's labels", Timeout: 3 * time.Minute,

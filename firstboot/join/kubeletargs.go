@@ -1,4 +1,4 @@
-package firstboot
+package join
 
 import (
 	"cmp"
@@ -31,9 +31,9 @@ import (
 // restarted. If it does not come up with the new arguments, it gets the former ones
 // back: a mistake in a Site must not take down a running node.
 
-// refusedArgs are those that kubelet did not come up with, since this machine
+// RefusedArgs are those that kubelet did not come up with, since this machine
 // was switched on.
-const refusedArgs = ondisk.RunMark + "refused-kubelet-args"
+const RefusedArgs = ondisk.RunMark + "refused-kubelet-args"
 
 // On a metered link kubelet sends an unchanged status once an hour instead of every
 // five minutes, which costs 2.6 MB a day. Its lease still shows that it is alive,
@@ -41,9 +41,9 @@ const refusedArgs = ondisk.RunMark + "refused-kubelet-args"
 // configuration directory. The directory is on DATA, like kubelet's other settings:
 // without it kubelet would not start, e.g. on a new root.
 const (
-	kubeletConfDir  = ondisk.StateDir + "/kubelet.conf.d"
-	meteredConfFile = kubeletConfDir + "/50-metered.conf"
-	meteredConf     = `# Written by firstboot for ipvs.profile: metered.
+	KubeletConfDir  = ondisk.StateDir + "/kubelet.conf.d"
+	MeteredConfFile = KubeletConfDir + "/50-metered.conf"
+	MeteredConf     = `# Written by firstboot for ipvs.profile: metered.
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 nodeStatusReportFrequency: 1h
@@ -58,8 +58,8 @@ const (
 	argsSteady = 30 * time.Second
 )
 
-// argsPhase has kubelet run with the arguments that the site gives it.
-func argsPhase(active *site.Active) run.Phase {
+// ArgsPhase has kubelet run with the arguments that the site gives it.
+func ArgsPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
 		Name: "kubelet-args", Doc: "kubelet has the Site's arguments", Timeout: 3*argsPatience + 3*time.Minute,
@@ -96,7 +96,7 @@ func wantedArgs(ctx context.Context, e *machine.Env, active *site.Active, j memb
 	want := member.Union(site.KubeletExtraArgs, nil)
 	if _, given := want["config-dir"]; !given && site.IPVS.Profile == "metered" && active.Image.Kubernetes != "" &&
 		!configs.KubernetesBefore(active.Image.Kubernetes, 30) { // before, kubelet does not read such a directory
-		want["config-dir"] = kubeletConfDir
+		want["config-dir"] = KubeletConfDir
 	}
 	if ip := twoAddresses(ctx, e, site, j); ip != "" {
 		want["node-ip"] = ip
@@ -106,7 +106,7 @@ func wantedArgs(ctx context.Context, e *machine.Env, active *site.Active, j memb
 
 // lacksConfDir reports whether the directory that kubelet is to read is not there.
 func lacksConfDir(e *machine.Env, want map[string]string) bool {
-	return want["config-dir"] == kubeletConfDir && string(e.Contents(meteredConfFile)) != meteredConf
+	return want["config-dir"] == KubeletConfDir && string(e.Contents(MeteredConfFile)) != MeteredConf
 }
 
 // twoAddresses is --node-ip for a node of two families in a cluster of two;
@@ -161,13 +161,13 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 		return nil // what the cluster says has changed since the check
 	}
 	if conf { // before kubelet looks for it
-		if err := e.WriteFile(meteredConfFile, []byte(meteredConf), machine.Mode(0o644)); err != nil {
+		if err := e.WriteFile(MeteredConfFile, []byte(MeteredConf), machine.Mode(0o644)); err != nil {
 			return fmt.Errorf("giving kubelet the Site's settings: %w", err)
 		}
 	}
 	// Those of a trial that was cut off may be in the file too.
 	ours := member.Union(former, j.TryingArgs)
-	next := withArgs(flags, ours, want)
+	next := WithArgs(flags, ours, want)
 	changed := changedArgs(ours, want)
 	if changed == "" {
 		changed = "config-dir" // its files alone
@@ -198,7 +198,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 		return bad
 	}
 	e.Log.Warn("kubelet does not come up with the Site's arguments, and gets the former ones back", "changed", changed, "error", bad)
-	if err := restartWith(ctx, e, withArgs(next, member.Union(ours, want), former)); err != nil {
+	if err := restartWith(ctx, e, WithArgs(next, member.Union(ours, want), former)); err != nil {
 		return err
 	}
 	// Once a boot: kubelet is not restarted for it all the time.
@@ -206,7 +206,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	if err != nil {
 		return fmt.Errorf("noting kubelet's arguments: %w", err)
 	}
-	if err := e.WriteFile(refusedArgs, b, machine.Mode(0o600)); err != nil {
+	if err := e.WriteFile(RefusedArgs, b, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("noting kubelet's arguments: %w", err)
 	}
 	j.TryingArgs = nil
@@ -220,9 +220,9 @@ func restartWith(ctx context.Context, e *machine.Env, flags []byte) error {
 	return kubeadm.RestartFor(ctx, e, "giving kubelet the Site's arguments", kubeadm.Writing(member.KubeadmFlags, flags, 0o644))
 }
 
-// withArgs is kubeadm-flags.env with arguments that changed from before to
+// WithArgs is kubeadm-flags.env with arguments that changed from before to
 // after. What turns kubelet to yurthub stays as it is, at the end.
-func withArgs(env []byte, before, after map[string]string) []byte {
+func WithArgs(env []byte, before, after map[string]string) []byte {
 	return kubeadm.EachArgs(env, func(args string) string {
 		args, tail := openyurt.Unturn(args)
 		var kept []string
@@ -255,7 +255,7 @@ func changedArgs(before, after map[string]string) string {
 
 func argsRefused(e *machine.Env, want map[string]string) bool {
 	var refused map[string]string
-	b := e.Contents(refusedArgs)
+	b := e.Contents(RefusedArgs)
 	return b != nil && json.Unmarshal(b, &refused) == nil && maps.Equal(refused, want)
 }
 

@@ -1,4 +1,4 @@
-package firstboot
+package join
 
 import (
 	"cmp"
@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// joinPhase has unmodified kubeadm join, then turns kubelet to the endpoint.
-func joinPhase(active *site.Active) run.Phase {
+// Phase has unmodified kubeadm join, then turns kubelet to the endpoint.
+func Phase(active *site.Active) run.Phase {
 	site := active.Site
 	var asked *member.Names // by Run, which the next Check looks at
 	return run.Phase{
