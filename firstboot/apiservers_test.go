@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
@@ -276,8 +277,8 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	w.stamp(ownDev, w.site(withToken, "nodeType: edge", "nodePool: shanghai"))
 	w.cluster.down[third] = true
 	w.mustBoot()
-	if !strings.Contains(w.get(hubEnv), "--server-addr=https://apiserver.cluster.local:6443,") {
-		t.Fatalf("yurthub's arguments:\n%s", w.get(hubEnv))
+	if !strings.Contains(w.get(hub.EnvFile), "--server-addr=https://apiserver.cluster.local:6443,") {
+		t.Fatalf("yurthub's arguments:\n%s", w.get(hub.EnvFile))
 	}
 	w.powerOn()
 	w.mustBoot()
@@ -288,8 +289,8 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	w.namedAs(third, "kubernetes")
 	w.powerOn()
 	w.mustBoot()
-	if strings.Contains(w.get(hubEnv), "https://apiserver.cluster.local:6443") || !slices.Contains(w.names, "restart "+openyurt.Unit) {
-		t.Errorf("yurthub may be led to a master that it does not take:\n%s", w.get(hubEnv))
+	if strings.Contains(w.get(hub.EnvFile), "https://apiserver.cluster.local:6443") || !slices.Contains(w.names, "restart "+openyurt.Unit) {
+		t.Errorf("yurthub may be led to a master that it does not take:\n%s", w.get(hub.EnvFile))
 	}
 	w.powerOn()
 	w.mustBoot()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -191,10 +192,10 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) erro
 	}
 	e.Waiting("the former cluster's credentials to be gone")
 	// Pods go on until kubelet of the other cluster ends those it does not know.
-	if err := undoPodJoin(ctx, e, active.Site.CRISocket); err != nil {
+	if err := hub.UndoPodJoin(ctx, e, active.Site.CRISocket); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
-	if err := removeHub(ctx, e, active.Image); err != nil {
+	if err := hub.Remove(ctx, e, active.Image); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
 	if err := resetIPVS(ctx, e, active.Site); err != nil {

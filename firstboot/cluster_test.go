@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/site"
@@ -114,7 +115,7 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 			if !w.said("leaving the former one (CA "+former.pin+")") || !w.said("kubectl delete node edge-sn0042") {
 				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 			}
-			if tc.name == "edge to native" && (w.has(hubEnv) || member.Redirected(w.env())) {
+			if tc.name == "edge to native" && (w.has(hub.EnvFile) || member.Redirected(w.env())) {
 				t.Error("yurthub is still there")
 			}
 			w.powerOn()

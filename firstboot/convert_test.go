@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
@@ -35,12 +36,12 @@ func soleNode(t *testing.T) *world {
 	return w
 }
 
-func (w *world) convert(o ConvertOptions) (steps []run.Step, err error) {
+func (w *world) convert(o hub.ConvertOptions) (steps []run.Step, err error) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	w.off, w.cut = cancel, false
-	err = Convert(ctx, w.env(), o, func(s run.Step) { steps = append(steps, s) })
+	err = hub.Convert(ctx, w.env(), o, func(s run.Step) { steps = append(steps, s) })
 	return steps, err
 }
 
@@ -49,7 +50,7 @@ func (w *world) revert() (steps []run.Step, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	w.off, w.cut = cancel, false
-	err = Revert(ctx, w.env(), func(s run.Step) { steps = append(steps, s) })
+	err = hub.Revert(ctx, w.env(), func(s run.Step) { steps = append(steps, s) })
 	return steps, err
 }
 
@@ -86,7 +87,7 @@ func sameTree(t *testing.T, when string, got, want map[string]string) {
 	}
 }
 
-var pool = ConvertOptions{NodePool: "shanghai"}
+var pool = hub.ConvertOptions{NodePool: "shanghai"}
 
 func TestConvertRevertConvert(t *testing.T) {
 	t.Parallel()
@@ -103,7 +104,7 @@ func TestConvertRevertConvert(t *testing.T) {
 	if labels[openyurt.LabelEdgeWorker] != "true" || labels[openyurt.LabelNodePool] != "shanghai" {
 		t.Errorf("labels: %v", labels)
 	}
-	if _, err := w.convert(pool); !errors.Is(err, ErrAlready) {
+	if _, err := w.convert(pool); !errors.Is(err, hub.ErrAlready) {
 		t.Errorf("converted twice: %v", err)
 	}
 	w.put("/sys/class/net/hub-dummy0", "") // yurthub was killed
@@ -114,7 +115,7 @@ func TestConvertRevertConvert(t *testing.T) {
 	if len(labels) != 0 || w.units[openyurt.Unit] == "active" {
 		t.Errorf("after revert: labels %v, yurthub %s", labels, w.units[openyurt.Unit])
 	}
-	if _, err := w.revert(); !errors.Is(err, ErrAlready) {
+	if _, err := w.revert(); !errors.Is(err, hub.ErrAlready) {
 		t.Errorf("reverted twice: %v", err)
 	}
 	if _, err := w.convert(pool); err != nil {
@@ -198,7 +199,7 @@ func TestConvertGoesOnWithoutAReport(t *testing.T) {
 		w.cluster.mu.Unlock()
 		return sleep(ctx, d)
 	}
-	if err := Convert(ctx, e, pool, func(run.Step) {}); err != nil {
+	if err := hub.Convert(ctx, e, pool, func(run.Step) {}); err != nil {
 		t.Error(err)
 	}
 }
@@ -207,7 +208,7 @@ func TestConvertGoesOnWithoutAReport(t *testing.T) {
 func TestRevertKilled(t *testing.T) {
 	t.Parallel()
 	whole := soleNode(t)
-	whole.put(bakedHubUnit, openyurt.UnitFile) // it stays, and tells nothing of what else is left
+	whole.put(hub.BakedUnit, openyurt.UnitFile) // it stays, and tells nothing of what else is left
 	if _, err := whole.convert(pool); err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +219,7 @@ func TestRevertKilled(t *testing.T) {
 	}
 	killEach(t, whole, killed{
 		prepare: func(w *world) {
-			w.put(bakedHubUnit, openyurt.UnitFile)
+			w.put(hub.BakedUnit, openyurt.UnitFile)
 			if _, err := w.convert(pool); err != nil {
 				t.Fatal(err)
 			}
@@ -266,7 +267,7 @@ func killEach(t *testing.T, whole *world, k killed) {
 				want map[string]string
 			}{{"again", k.again, k.want}, {"back", k.back, k.before}} {
 				w := cut.cloneWith(t, left)
-				if err := way.run(w); err != nil && !errors.Is(err, ErrAlready) {
+				if err := way.run(w); err != nil && !errors.Is(err, hub.ErrAlready) {
 					t.Errorf("killed at %d (%s), %s: %v", n, at, way.name, err)
 				}
 				sameTree(t, "killed at "+at+", "+way.name, w.clean(), way.want)
@@ -302,14 +303,14 @@ func TestConvertForeignNode(t *testing.T) {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	for _, want := range []string{"--server-addr=https://192.0.2.11:6443 ", "--node-ip=192.0.2.50 ", "--nodepool-name=shanghai "} {
-		if !strings.Contains(w.get(hubEnv), want) {
-			t.Errorf("yurthub's arguments lack %s: %s", want, w.get(hubEnv))
+		if !strings.Contains(w.get(hub.EnvFile), want) {
+			t.Errorf("yurthub's arguments lack %s: %s", want, w.get(hub.EnvFile))
 		}
 	}
-	if w.get(hubUnitFile) != openyurt.UnitFile || !slices.Contains(w.names, "enable "+openyurt.Unit) || !slices.Contains(w.names, "run modprobe dummy") {
+	if w.get(hub.UnitFile) != openyurt.UnitFile || !slices.Contains(w.names, "enable "+openyurt.Unit) || !slices.Contains(w.names, "run modprobe dummy") {
 		t.Errorf("the unit was not made to last: %v", w.names)
 	}
-	if _, err := w.convert(pool); !errors.Is(err, ErrAlready) {
+	if _, err := w.convert(pool); !errors.Is(err, hub.ErrAlready) {
 		t.Errorf("converted twice: %v", err)
 	}
 	if steps, err := w.revert(); err != nil {
@@ -323,19 +324,19 @@ func TestConvertForeignNode(t *testing.T) {
 func TestConvertAfterYurtadm(t *testing.T) {
 	t.Parallel()
 	w := foreignNode(t)
-	w.put(hubUnitFile, "[Service]\nExecStart=/usr/local/bin/yurthub\n")
+	w.put(hub.UnitFile, "[Service]\nExecStart=/usr/local/bin/yurthub\n")
 	w.put(openyurt.Dropin, "[Service]\nExecStart=\nExecStart=/usr/local/bin/yurthub --working-mode=edge\n")
 	if steps, err := w.convert(pool); err != nil {
 		t.Fatalf("%v\n%v", err, steps)
 	}
-	if w.has(openyurt.Dropin) || w.get(hubUnitFile) != openyurt.UnitFile {
+	if w.has(openyurt.Dropin) || w.get(hub.UnitFile) != openyurt.UnitFile {
 		t.Error("yurthub would start as yurtadm had it")
 	}
 	w.put(openyurt.Dropin, "[Service]\n")
 	if steps, err := w.revert(); err != nil {
 		t.Fatalf("%v\n%v", err, steps)
 	}
-	if w.has(openyurt.Dropin) || w.has(hubUnitFile) {
+	if w.has(openyurt.Dropin) || w.has(hub.UnitFile) {
 		t.Error("something of yurtadm's is left")
 	}
 }
@@ -403,24 +404,24 @@ func TestConvertRefuses(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		prepare func(*world)
-		o       ConvertOptions
+		o       hub.ConvertOptions
 		words   string
 	}{
 		{"control plane", func(w *world) { w.put(member.ManifestsDir+"/kube-apiserver.yaml", "x") }, pool, "control plane"},
 		{"no answer", func(w *world) { w.offline = true }, pool, "convert must reach the cluster, to label the Node and to check the result: its Node cannot be read: "},
 		{"not ready", func(w *world) { w.cluster.notReady = true }, pool, "is not Ready: KubeletNotReady"},
-		{"no pool", func(*world) {}, ConvertOptions{}, "no node pool"},
+		{"no pool", func(*world) {}, hub.ConvertOptions{}, "no node pool"},
 		{"no program", func(w *world) { os.Remove(filepath.Join(w.root, openyurt.Program)) }, pool, "there is no " + openyurt.Program},
 		{"another processor", func(w *world) { w.put(openyurt.Program, "for another processor") }, pool, "exec format error\nput yurthub's program itself there, for this machine's processor"},
 		{"older yurthub", func(w *world) { w.put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`) }, pool, "is v1.6: only v1.7 and later"},
-		{"a flag of a later yurthub", func(w *world) { w.put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.7.0"}`) }, ConvertOptions{NodePool: "shanghai", Extra: []string{"--no-such-flag"}}, "--yurthub-arg --no-such-flag is unknown to yurthub"},
+		{"a flag of a later yurthub", func(w *world) { w.put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.7.0"}`) }, hub.ConvertOptions{NodePool: "shanghai", Extra: []string{"--no-such-flag"}}, "--yurthub-arg --no-such-flag is unknown to yurthub"},
 		{"first boot at work", func(w *world) {
 			w.put(ondisk.StateFile, strings.Replace(w.get(ondisk.StateFile), `"result": "done"`, `"result": "waiting"`, 1))
 			w.units[ondisk.UnitFirstboot] = "active"
 		}, pool, "first boot is at work on this machine, and not done (waiting)"},
-		{"no server answers", func(w *world) { w.cluster.down["192.0.2.99:6443"] = true }, ConvertOptions{NodePool: "p", Servers: []string{"https://192.0.2.99:6443"}}, "yurthub can use none of the servers: connecting to the API server 192.0.2.99:6443"},
+		{"no server answers", func(w *world) { w.cluster.down["192.0.2.99:6443"] = true }, hub.ConvertOptions{NodePool: "p", Servers: []string{"https://192.0.2.99:6443"}}, "yurthub can use none of the servers: connecting to the API server 192.0.2.99:6443"},
 		{"no such pool", func(w *world) { w.cluster.noPool = true }, pool, "the cluster has no NodePool shanghai"},
-		{"cloud in an edge pool", func(*world) {}, ConvertOptions{NodePool: "shanghai", Cloud: true}, "NodePool shanghai is of type Edge"},
+		{"cloud in an edge pool", func(*world) {}, hub.ConvertOptions{NodePool: "shanghai", Cloud: true}, "NodePool shanghai is of type Edge"},
 		{"in another pool", func(w *world) {
 			w.cluster.nodes["edge-sn0042"].Metadata.Labels = map[string]string{openyurt.LabelNodePool: "beijing"}
 		}, pool, "the Node edge-sn0042 is in node pool beijing already"},
@@ -434,7 +435,7 @@ func TestConvertRefuses(t *testing.T) {
 		}, pool, "there is no " + member.ClientCert},
 		{"no nftables", func(w *world) { w.noNFT = true }, pool, "the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed: exec"},
 		{"no node", func(w *world) { os.Remove(filepath.Join(w.root, ondisk.KubeletConf)) }, pool, "only a node that kubeadm joined can be converted or reverted, and this machine is not enrolled: there is no /etc/kubernetes/kubelet.conf"},
-		{"http", func(*world) {}, ConvertOptions{NodePool: "p", Servers: []string{"http://192.0.2.11:6443"}}, "not of the form https://host:port"},
+		{"http", func(*world) {}, hub.ConvertOptions{NodePool: "p", Servers: []string{"http://192.0.2.11:6443"}}, "not of the form https://host:port"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := readyNode(t)
@@ -451,10 +452,10 @@ func TestConvertRefuses(t *testing.T) {
 func TestConvertLeavesThePortOpen(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
-	if _, err := w.convert(ConvertOptions{NodePool: "shanghai", OpenPort: true, LocalClients: []int{65534}}); err != nil {
+	if _, err := w.convert(hub.ConvertOptions{NodePool: "shanghai", OpenPort: true, LocalClients: []int{65534}}); err != nil {
 		t.Fatal(err)
 	}
-	if w.rules != string(portRules(ports{open: true, clients: []int{65534}})) {
+	if w.rules != string(hub.PortRules(hub.Ports{Open: true, Clients: []int{65534}})) {
 		t.Errorf("the rules are:\n%s", w.rules)
 	}
 }
@@ -482,16 +483,16 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 		name   string
 		node   func(*testing.T) *world
 		lack   func(*world)
-		o      ConvertOptions
+		o      hub.ConvertOptions
 		words  string
 		advice string
 	}{
-		{"another pool", converted, nil, ConvertOptions{NodePool: "beijing"}, is, "`firstboot revert`"},
-		{"another type", converted, nil, ConvertOptions{NodePool: "shanghai", Cloud: true}, is, "`firstboot revert`"},
-		{"other arguments", converted, nil, ConvertOptions{NodePool: "shanghai", LBMode: "rr"}, is + ", and its yurthub has other arguments", "`firstboot revert`"},
+		{"another pool", converted, nil, hub.ConvertOptions{NodePool: "beijing"}, is, "`firstboot revert`"},
+		{"another type", converted, nil, hub.ConvertOptions{NodePool: "shanghai", Cloud: true}, is, "`firstboot revert`"},
+		{"other arguments", converted, nil, hub.ConvertOptions{NodePool: "shanghai", LBMode: "rr"}, is + ", and its yurthub has other arguments", "`firstboot revert`"},
 		{"yurthub is down", converted, func(w *world) { w.units[openyurt.Unit] = "inactive" }, pool, is + ", but yurthub is not ready", "journalctl -u yurthub"},
 		{"no answer", converted, func(w *world) { w.offline = true }, pool, "convert must reach the cluster", ""},
-		{"by its Site, another pool", bySite, nil, ConvertOptions{NodePool: "beijing"}, "in node pool", "its Site sets this"},
+		{"by its Site, another pool", bySite, nil, hub.ConvertOptions{NodePool: "beijing"}, "in node pool", "its Site sets this"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := tc.node(t)
@@ -500,7 +501,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 			}
 			before := w.clean()
 			steps, err := w.convert(tc.o)
-			if err == nil || errors.Is(err, ErrAlready) || !strings.Contains(err.Error(), tc.words) || !strings.Contains(run.Advice(err), tc.advice) {
+			if err == nil || errors.Is(err, hub.ErrAlready) || !strings.Contains(err.Error(), tc.words) || !strings.Contains(run.Advice(err), tc.advice) {
 				t.Errorf("convert: %v\n%s", err, run.Advice(err))
 			}
 			if len(steps) > 0 {
@@ -511,7 +512,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 	}
 	w := bySite(t)
 	now := w.cluster.nodes["edge-sn0042"].Metadata.Labels
-	if _, err := w.convert(ConvertOptions{NodePool: now[openyurt.LabelNodePool]}); !errors.Is(err, ErrAlready) {
+	if _, err := w.convert(hub.ConvertOptions{NodePool: now[openyurt.LabelNodePool]}); !errors.Is(err, hub.ErrAlready) {
 		t.Errorf("what its Site made it: %v", err)
 	}
 }
@@ -538,7 +539,7 @@ func TestConvertKilledThenFails(t *testing.T) {
 			}
 		}
 	}
-	if _, err := w.convert(ConvertOptions{NodePool: "beijing"}); err == nil || !strings.Contains(run.Advice(err), "kubectl certificate approve") {
+	if _, err := w.convert(hub.ConvertOptions{NodePool: "beijing"}); err == nil || !strings.Contains(run.Advice(err), "kubectl certificate approve") {
 		t.Fatalf("convert: %v", err)
 	}
 	sameTree(t, "undone", w.clean(), native)
@@ -735,7 +736,7 @@ func TestRegisterFlags(t *testing.T) {
 		{"--a=b --node-labels=zone=north", nil, "--a=b --node-labels=zone=north"},
 		{"--a=b", nil, "--a=b"},
 	} {
-		if got := registerFlags(tc.args, tc.labels); got != tc.want {
+		if got := hub.RegisterFlags(tc.args, tc.labels); got != tc.want {
 			t.Errorf("%q, %v: %q, want %q", tc.args, tc.labels, got, tc.want)
 		}
 	}
@@ -750,13 +751,13 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.put(hubEnv, strings.Replace(w.get(hubEnv), "--v=2", "--v=2 --dummy-if-name=mine", 1))
+	w.put(hub.EnvFile, strings.Replace(w.get(hub.EnvFile), "--v=2", "--v=2 --dummy-if-name=mine", 1))
 	w.put("/sys/class/net/mine", "")
 	name, err := w.reset()
 	if err != nil || name != "edge-sn0042" {
 		t.Fatalf("%s, %v", name, err)
 	}
-	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, ondisk.KubeCA, ondisk.IPVSConfig, hubEnv, openyurt.KubeletConf, member.ReadyMark} {
+	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, ondisk.KubeCA, ondisk.IPVSConfig, hub.EnvFile, openyurt.KubeletConf, member.ReadyMark} {
 		if w.has(p) {
 			t.Errorf("%s is still there", p)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -206,7 +207,7 @@ func TestPortOpened(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	if w.rules != string(portRules(ports{open: true, clients: []int{1000, 65534}})) {
+	if w.rules != string(hub.PortRules(hub.Ports{Open: true, Clients: []int{1000, 65534}})) {
 		t.Errorf("the rules are:\n%s", w.rules)
 	}
 }

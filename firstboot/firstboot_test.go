@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -117,7 +118,7 @@ func TestEdgeJoinSaysWhatItDoes(t *testing.T) {
 	}
 	golden(t, "edge.console", strings.Join(w.console, "\n")+"\n")
 	golden(t, "edge.effects", strings.Join(w.names, "\n")+"\n")
-	golden(t, "edge.env", strings.ReplaceAll(w.get(hubEnv), w.cluster.pin, "(pin)")+w.get(member.KubeadmFlags))
+	golden(t, "edge.env", strings.ReplaceAll(w.get(hub.EnvFile), w.cluster.pin, "(pin)")+w.get(member.KubeadmFlags))
 	w.edgeThenOffline()
 	if s := w.state(); s.Result != ondisk.ResultWaiting {
 		t.Errorf("offline the result is %s", s.Result)
@@ -170,7 +171,7 @@ func TestStaticPodForm(t *testing.T) {
 	}
 	golden(t, "edge.pod.yaml", strings.ReplaceAll(w.get(openyurt.Manifest), w.cluster.pin, "(pin)"))
 	golden(t, "pod.effects", strings.Join(w.names, "\n")+"\n")
-	if w.has(hubEnv) || w.units[openyurt.Unit] == "active" {
+	if w.has(hub.EnvFile) || w.units[openyurt.Unit] == "active" {
 		t.Error("the unit was used too")
 	}
 	if slices.Contains(w.names, "restart kubelet.service") {
@@ -247,7 +248,7 @@ func TestStaticPodWaits(t *testing.T) {
 		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
 	}
 	// Which kubeadm had to leave undone.
-	if got := w.cluster.nodes["edge-sn0042"].Metadata.Annotations[socketAnnotation]; got != ondisk.CRISocket {
+	if got := w.cluster.nodes["edge-sn0042"].Metadata.Annotations[hub.SocketAnnotation]; got != ondisk.CRISocket {
 		t.Errorf("the Node's container runtime is noted as %q", got)
 	}
 }

@@ -3,6 +3,7 @@ package firstboot
 import (
 	"testing"
 
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -12,14 +13,14 @@ func FuzzKubeadmFlags(f *testing.F) {
 	f.Add([]byte(`KUBELET_KUBEADM_ARGS="--node-labels=,=,==, --node-labels="` + "\nX=1"))
 	labels := map[string]string{openyurt.LabelEdgeWorker: "true"}
 	f.Fuzz(func(t *testing.T, env []byte) {
-		once, err := redirectFlags(env, "", labels)
+		once, err := hub.RedirectFlags(env, "", labels)
 		if err != nil {
 			return
 		}
-		twice, err := redirectFlags(once, "", labels)
+		twice, err := hub.RedirectFlags(once, "", labels)
 		if err != nil || string(once) != string(twice) {
 			t.Errorf("once %q, twice %q (%v)", once, twice, err)
 		}
-		registering(directFlags(once), nil) // must return
+		hub.Registering(hub.DirectFlags(once), nil) // must return
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/apply"
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
@@ -235,14 +236,14 @@ func TestRemovedDropins(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
 	w.mustBoot()
-	if !w.has(hubDropin) {
+	if !w.has(hub.DropinFile) {
 		t.Fatal("no drop-in")
 	}
 	w.names = nil
-	if err := removeHub(t.Context(), w.env(), ondisk.ImageInfo{}); err != nil {
+	if err := hub.Remove(t.Context(), w.env(), ondisk.ImageInfo{}); err != nil {
 		t.Fatal(err)
 	}
-	if i := slices.Index(w.names, "remove "+hubDropin); i < 0 || !slices.Contains(w.names[i:], "daemon-reload") {
+	if i := slices.Index(w.names, "remove "+hub.DropinFile); i < 0 || !slices.Contains(w.names[i:], "daemon-reload") {
 		t.Errorf("%q", w.names)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/network"
@@ -19,9 +20,9 @@ import (
 // no site, and ends with one.
 func firstPhases(reader *site.Reader) []run.Phase {
 	return []run.Phase{
-		site.IdentityPhase(),              // first: everything later may log, and logs carry the machine id
-		site.DiskPhase(),                  // before anything fills DATA
-		site.Phase(reader, closePodPorts), // all that follows comes from the site
+		site.IdentityPhase(),                  // first: everything later may log, and logs carry the machine id
+		site.DiskPhase(),                      // before anything fills DATA
+		site.Phase(reader, hub.ClosePodPorts), // all that follows comes from the site
 	}
 }
 
@@ -38,14 +39,14 @@ func Phases(active *site.Active) []run.Phase {
 		return []run.Phase{unservedPhase(spec)}
 	case site.HubForm(image) == openyurt.FormStaticPod:
 		joining = []run.Phase{
-			podJoinPhase(active), // kubelet runs yurthub, and has no other way
-			hubPhase(active),     // its two certificates, with the token and then with the first
+			hub.PodJoinPhase(active), // kubelet runs yurthub, and has no other way
+			hub.Phase(active),        // its two certificates, with the token and then with the first
 		}
 	default:
 		joining = []run.Phase{
 			join.Phase(active), // straight to the API servers: yurthub borrows the certificate that kubelet gets here
-			hubPhase(active),   // serves before anybody is sent to it
-			redirectPhase(image.Kubernetes, openyurt.Labels(spec.NodePool, spec.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
+			hub.Phase(active),  // serves before anybody is sent to it
+			hub.RedirectPhase(image.Kubernetes, openyurt.Labels(spec.NodePool, spec.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
 		}
 	}
 	before := []run.Phase{
@@ -139,10 +140,10 @@ func nodeOf(active *site.Active) run.Node {
 func hubNode(active *site.Active) join.HubNode {
 	var h join.HubNode
 	if active.Site.OpenYurt() {
-		h.Missing = func(ctx context.Context, e *machine.Env) error { return nodeMissing(ctx, e, active) }
+		h.Missing = func(ctx context.Context, e *machine.Env) error { return hub.NodeMissing(ctx, e, active) }
 	}
 	if active.Site.OpenYurt() && site.HubForm(active.Image) == openyurt.FormStaticPod {
-		h.Ready = func(ctx context.Context, e *machine.Env) error { return annotateSocket(ctx, e, active) }
+		h.Ready = func(ctx context.Context, e *machine.Env) error { return hub.AnnotateSocket(ctx, e, active) }
 	}
 	return h
 }

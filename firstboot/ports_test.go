@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/test/desk"
@@ -43,11 +44,11 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 	if err := w.boot(); err != nil || !strings.Contains(w.rules, "10261") {
 		t.Fatalf("%v; rules %q", err, w.rules)
 	}
-	load, start := slices.Index(w.names, "run nft -f "+hubNFT), slices.Index(w.names, "restart "+openyurt.Unit)
+	load, start := slices.Index(w.names, "run nft -f "+hub.NFTFile), slices.Index(w.names, "restart "+openyurt.Unit)
 	if load < 0 || start < load {
 		t.Errorf("the rules are loaded after yurthub was started: %d, %d", load, start)
 	}
-	for _, unit := range []string{"enable " + portsUnit, "enable " + portsTimer, "start " + portsTimer} {
+	for _, unit := range []string{"enable " + hub.PortsUnit, "enable " + hub.PortsTimer, "start " + hub.PortsTimer} {
 		if !slices.Contains(w.names, unit) {
 			t.Errorf("no %s", unit)
 		}
@@ -85,7 +86,7 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 		}
 
 		// What is taken back leaves nothing that kubelet would wait for.
-		if err := openPorts(t.Context(), w.env()); err != nil || w.has(portsKubelet) || w.has(hubNFT) {
+		if err := hub.OpenPorts(t.Context(), w.env()); err != nil || w.has(hub.PortsKubelet) || w.has(hub.NFTFile) {
 			t.Errorf("%v: the drop-in or the rules are left", err)
 		}
 	}
@@ -98,7 +99,7 @@ func TestRulesComeBeforeKubelet(t *testing.T) {
 	w.exchangeRoot()
 	w.powerOn()
 	w.mustBoot()
-	load, start := slices.Index(w.names, "run nft -f "+hubNFT), slices.Index(w.names, "start "+ondisk.UnitKubelet)
+	load, start := slices.Index(w.names, "run nft -f "+hub.NFTFile), slices.Index(w.names, "start "+ondisk.UnitKubelet)
 	if load < 0 || start < load {
 		t.Errorf("kubelet is started before the rules are loaded: %d, %d", load, start)
 	}
@@ -113,8 +114,8 @@ func TestOpenPortsIsCutOff(t *testing.T) {
 	for n := 1; ; n++ {
 		w := whole.clone(t)
 		w.off, w.cutAt = func() {}, n
-		err := openPorts(t.Context(), w.env())
-		if w.has(portsKubelet) && !w.has(hubNFT) {
+		err := hub.OpenPorts(t.Context(), w.env())
+		if w.has(hub.PortsKubelet) && !w.has(hub.NFTFile) {
 			t.Errorf("cut at effect %d: kubelet waits for rules that are gone", n)
 		}
 		if err == nil {
@@ -128,14 +129,14 @@ func TestPortUnitsAreValid(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "systemd-analyze", "systemd")
 	dir := t.TempDir()
-	files := portFiles(ports{})
-	for _, p := range []string{portsUnitFile, portsTimerFile} {
+	files := hub.PortFiles(hub.Ports{})
+	for _, p := range []string{hub.PortsUnitFile, hub.PortsTimerFile} {
 		text := strings.ReplaceAll(string(files[p]), "/usr/sbin/nft", "/bin/true")
 		if err := os.WriteFile(filepath.Join(dir, filepath.Base(p)), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	out, err := exec.Command("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", filepath.Join(dir, portsUnit), filepath.Join(dir, portsTimer)).CombinedOutput()
+	out, err := exec.Command("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", filepath.Join(dir, hub.PortsUnit), filepath.Join(dir, hub.PortsTimer)).CombinedOutput()
 	if err != nil || strings.Contains(string(out), dir) {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -148,14 +149,14 @@ func TestRemovedRulesAreMentioned(t *testing.T) {
 	desk.NeedProgram(t, "nft", "nftables")
 	desk.NeedProgram(t, "unshare", "util-linux")
 	desk.NeedRoot(t, "it makes a network")
-	unit := string(portFiles(ports{})[portsUnitFile])
+	unit := string(hub.PortFiles(hub.Ports{})[hub.PortsUnitFile])
 	_, look, _ := strings.Cut(unit, "ExecStart=/bin/sh -c '")
 	look, _, found := strings.Cut(look, "'\n")
 	if !found {
 		t.Fatalf("the unit looks for no rules:\n%s", unit)
 	}
 	rules := filepath.Join(t.TempDir(), "nft")
-	if err := os.WriteFile(rules, portRules(ports{}), 0o644); err != nil {
+	if err := os.WriteFile(rules, hub.PortRules(hub.Ports{}), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
@@ -163,8 +164,8 @@ func TestRemovedRulesAreMentioned(t *testing.T) {
 		said            bool
 	}{
 		"at a boot":         {"", "true", false},
-		"by the timer":      {"TRIGGER_UNIT=" + portsTimer, "nft -f " + rules, false},
-		"they were removed": {"TRIGGER_UNIT=" + portsTimer, "true", true},
+		"by the timer":      {"TRIGGER_UNIT=" + hub.PortsTimer, "nft -f " + rules, false},
+		"they were removed": {"TRIGGER_UNIT=" + hub.PortsTimer, "true", true},
 	} {
 		cmd := exec.Command("unshare", "-n", "sh", "-c", c.before+" && "+look)
 		cmd.Env = append(os.Environ(), c.trigger)
@@ -344,9 +345,9 @@ func TestPortRules(t *testing.T) {
 	}
 	dir := t.TempDir()
 	rules := filepath.Join(dir, "nft")
-	reach := func(when string, p ports, listener string) []string {
+	reach := func(when string, p hub.Ports, listener string) []string {
 		t.Helper()
-		if err := os.WriteFile(rules, portRules(p), 0o644); err != nil {
+		if err := os.WriteFile(rules, hub.PortRules(p), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		cmd := exec.Command("unshare", "-n", "bash", "-c", neighbours)
@@ -379,17 +380,17 @@ func TestPortRules(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name, when, listener string
-		ports                ports
+		ports                hub.Ports
 		want                 func(who, port string) bool
 	}{
-		{"no rules", "before", "0", ports{}, func(string, string) bool { return true }},
-		{"closed", "after", "0", ports{}, closed},
-		{"the pool's port open", "after", "0", ports{open: true}, func(who, port string) bool {
+		{"no rules", "before", "0", hub.Ports{}, func(string, string) bool { return true }},
+		{"closed", "after", "0", hub.Ports{}, closed},
+		{"the pool's port open", "after", "0", hub.Ports{Open: true}, func(who, port string) bool {
 			return closed(who, port) || port == "10269" && who != "client" && who != "user"
 		}},
-		{"open to a user", "after", "0", ports{clients: []int{7, 1234}}, func(who, port string) bool { return closed(who, port) || who == "client" }},
-		{"a user listens, no rules", "before", "65534", ports{}, func(string, string) bool { return true }},
-		{"a user listens", "after", "65534", ports{open: true, clients: []int{1234, 65534}}, func(string, string) bool { return false }},
+		{"open to a user", "after", "0", hub.Ports{Clients: []int{7, 1234}}, func(who, port string) bool { return closed(who, port) || who == "client" }},
+		{"a user listens, no rules", "before", "65534", hub.Ports{}, func(string, string) bool { return true }},
+		{"a user listens", "after", "65534", hub.Ports{Open: true, Clients: []int{1234, 65534}}, func(string, string) bool { return false }},
 	} {
 		if got, want := reach(c.when, c.ports, c.listener), want(c.want); !slices.Equal(got, want) {
 			t.Errorf("%s: reached\n%s\nwant\n%s", c.name, strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -405,7 +406,7 @@ func TestNoUserAnswersWithCookies(t *testing.T) {
 	desk.NeedProgram(t, "ip", "iproute2")
 	desk.NeedRoot(t, "it makes a network")
 	rules := filepath.Join(t.TempDir(), "nft")
-	if err := os.WriteFile(rules, portRules(ports{}), 0o644); err != nil {
+	if err := os.WriteFile(rules, hub.PortRules(hub.Ports{}), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	const tries = 4

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -39,7 +40,7 @@ func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node strin
 	if err != nil {
 		return node, err
 	}
-	c := run.NewChange(e, "reset", joinEvidence, tell)
+	c := run.NewChange(e, "reset", hub.Evidence, tell)
 	c.Onward = true
 	return node, c.CarryOut(ctx, (&reset{image: image, record: c.Record}).steps())
 }
@@ -65,7 +66,7 @@ func (r *reset) steps() []run.Phase {
 		}},
 		{Name: "token", Run: func(_ context.Context, e *machine.Env) error { return resetToken(e, r.active) }}, // before the rest: with it, a cut on the way would end in a join
 		{Name: "kubeadm", Run: func(ctx context.Context, e *machine.Env) error { return resetKubeadm(ctx, e, r.active) }},
-		{Name: "yurthub", Run: func(ctx context.Context, e *machine.Env) error { return removeHub(ctx, e, r.image) }},
+		{Name: "yurthub", Run: func(ctx context.Context, e *machine.Env) error { return hub.Remove(ctx, e, r.image) }},
 		{Name: "ipvs", Run: func(ctx context.Context, e *machine.Env) error {
 			var site *configs.Site
 			if r.active != nil {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/tools/txtar"
 
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
@@ -140,7 +141,7 @@ func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 		form, args string
 		world      func(*testing.T) *world
 	}{
-		{"unit", hubEnv, func(t *testing.T) *world { return edgeWorld(t) }},
+		{"unit", hub.EnvFile, func(t *testing.T) *world { return edgeWorld(t) }},
 		{"staticPod", openyurt.Manifest, podWorld},
 	} {
 		t.Run(c.form, func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
@@ -56,7 +57,7 @@ func TestALongWaitIsSaidOnce(t *testing.T) {
 		}
 	}
 	for _, l := range w.console {
-		if strings.Contains(l, readyStep) {
+		if strings.Contains(l, hub.ReadyStep) {
 			lines++
 		}
 	}
@@ -65,7 +66,7 @@ func TestALongWaitIsSaidOnce(t *testing.T) {
 		t.Errorf("in an hour the state was written %d times, and the console had %d lines\n%s", writes, lines, strings.Join(w.console[max(0, len(w.console)-9):], "\n"))
 	}
 	for _, p := range w.state().Phases {
-		if p.Name == readyStep && !strings.Contains(p.Waiting+p.Error, "read tcp 10.103.97.2:6443: ") {
+		if p.Name == hub.ReadyStep && !strings.Contains(p.Waiting+p.Error, "read tcp 10.103.97.2:6443: ") {
 			t.Errorf("the state says of it: %+v", p)
 		}
 	}

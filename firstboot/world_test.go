@@ -40,6 +40,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -384,15 +385,15 @@ func (w *world) powerOn() {
 		w.units[ondisk.UnitIPVSCare] = w.ipvscare()
 	}
 	w.rules = ""
-	if w.has(portsUnitFile) && !w.noNFT {
-		w.rules = w.get(hubNFT)
+	if w.has(hub.PortsUnitFile) && !w.noNFT {
+		w.rules = w.get(hub.NFTFile)
 	}
-	if _, err := os.Stat(filepath.Join(w.root, hubEnv)); err == nil && w.rules != "" {
+	if _, err := os.Stat(filepath.Join(w.root, hub.EnvFile)); err == nil && w.rules != "" {
 		w.units[openyurt.Unit] = "active"
 		w.hubStarts()
 	}
 	// As kubelet.service has it.
-	if b, err := os.ReadFile(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil && len(b) > 0 && (w.has(site.AppliedFile) || !w.has(ondisk.SiteCopy)) && !(w.has(portsKubelet) && w.noNFT) {
+	if b, err := os.ReadFile(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil && len(b) > 0 && (w.has(site.AppliedFile) || !w.has(ondisk.SiteCopy)) && !(w.has(hub.PortsKubelet) && w.noNFT) {
 		w.units[ondisk.UnitKubelet] = "active"
 		w.started[ondisk.UnitKubelet] = w.now
 		w.unregistered = true
@@ -677,11 +678,11 @@ func (w *world) env() *machine.Env {
 					if unit == ondisk.UnitKubelet && (verb == "restart" || w.units[unit] != "active") {
 						w.unregistered = true
 					}
-					if unit == ondisk.UnitKubelet && w.has(portsKubelet) {
+					if unit == ondisk.UnitKubelet && w.has(hub.PortsKubelet) {
 						if w.noNFT {
 							return errors.New("the control process exited with error code")
 						}
-						w.rules = w.get(hubNFT)
+						w.rules = w.get(hub.NFTFile)
 					}
 					w.units[unit] = "active"
 					w.started[unit] = w.now
@@ -1124,7 +1125,7 @@ func (w *world) kubeadm(ctx context.Context, c machine.Cmd) error {
 		}
 		w.cluster.mu.Lock()
 		defer w.cluster.mu.Unlock()
-		w.cluster.nodes[name].Metadata.Annotations = map[string]string{socketAnnotation: ondisk.CRISocket}
+		w.cluster.nodes[name].Metadata.Annotations = map[string]string{hub.SocketAnnotation: ondisk.CRISocket}
 		return conn.Close()
 	}
 	cl, err := disc.Cluster()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -26,7 +27,7 @@ func printStep(w io.Writer) func(run.Step) {
 }
 
 func newConvert(m target, log io.Writer) *cobra.Command {
-	var o firstboot.ConvertOptions
+	var o hub.ConvertOptions
 	var nodeType string
 	cmd := &cobra.Command{
 		Use: "convert", Short: "Turn this running native node into an OpenYurt node", Args: noArgs,
@@ -47,7 +48,7 @@ joined, given yurthub's program at ` + openyurt.Program + `.`,
 			if o.NodePool == "" {
 				errs = append(errs, errors.New("--nodepool-name is required: "+openyurt.Unpooled))
 			}
-			errs = append(errs, firstboot.CheckServers(o.Servers), configs.CheckHub(o.NodePool, o.Namespace, o.LBMode, o.LocalClients, o.Extra))
+			errs = append(errs, hub.CheckServers(o.Servers), configs.CheckHub(o.NodePool, o.Namespace, o.LBMode, o.LocalClients, o.Extra))
 			if err := errors.Join(errs...); err != nil {
 				return usageError{err}
 			}
@@ -55,8 +56,8 @@ joined, given yurthub's program at ` + openyurt.Program + `.`,
 				return err
 			}
 			m.insist()
-			err := firstboot.Convert(cmd.Context(), m.env(log), o, printStep(cmd.OutOrStdout()))
-			if errors.Is(err, firstboot.ErrAlready) {
+			err := hub.Convert(cmd.Context(), m.env(log), o, printStep(cmd.OutOrStdout()))
+			if errors.Is(err, hub.ErrAlready) {
 				fmt.Fprintln(cmd.OutOrStdout(), err)
 				return nil
 			}
@@ -92,8 +93,8 @@ certificate of its own and cannot be reverted: reset it and join it again.`,
 				return err
 			}
 			m.insist()
-			err := firstboot.Revert(cmd.Context(), m.env(log), printStep(cmd.OutOrStdout()))
-			if errors.Is(err, firstboot.ErrAlready) {
+			err := hub.Revert(cmd.Context(), m.env(log), printStep(cmd.OutOrStdout()))
+			if errors.Is(err, hub.ErrAlready) {
 				fmt.Fprintln(cmd.OutOrStdout(), err)
 				return nil
 			}

@@ -1,4 +1,4 @@
-package firstboot
+package hub
 
 import (
 	"context"
@@ -30,14 +30,14 @@ func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 		return run.Advise(fmt.Errorf("this machine's Site says nodeType: %s, which first boot would make it again at the next boot", active.Site.NodeType),
 			"set nodeType: native in site.yaml, in the slot or on a stick, and remove nodePool; then revert")
 	}
-	c := run.NewChange(e, "revert", joinEvidence, tell)
-	c.ChangedAt = readyStep
+	c := run.NewChange(e, "revert", Evidence, tell)
+	c.ChangedAt = ReadyStep
 	return c.WithoutTimer(ctx, steps)
 }
 
 func allDone(ctx context.Context, e *machine.Env, steps []run.Phase) (bool, error) {
 	for _, s := range steps {
-		if s.Name == readyStep {
+		if s.Name == ReadyStep {
 			continue // says how a change went, not whether there is one to make
 		}
 		v, err := s.Look(ctx, e)
@@ -91,7 +91,7 @@ func (r *reversion) direct() run.Phase {
 		Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			flags := e.Contents(member.KubeadmFlags)
-			if e.Exists(kubeadm.KubeletRestart) || e.Exists(openyurt.KubeletConf) || member.Redirected(e) || string(registering(flags, nil)) != string(flags) {
+			if e.Exists(kubeadm.KubeletRestart) || e.Exists(openyurt.KubeletConf) || member.Redirected(e) || string(Registering(flags, nil)) != string(flags) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
@@ -123,18 +123,18 @@ func (r *reversion) yurthub() run.Phase {
 			}
 			return run.Done, nil
 		},
-		Run: func(ctx context.Context, e *machine.Env) error { return removeHub(ctx, e, r.image) },
+		Run: func(ctx context.Context, e *machine.Env) error { return Remove(ctx, e, r.image) },
 	}
 }
 
-const readyStep = "node-ready"
+const ReadyStep = "node-ready"
 
 // stillReady waits for the node to be Ready by the word of the kubelet that
 // runs now.
 func stillReady(name string, through bool) run.Phase {
 	seen := false // by this run
 	return run.Phase{
-		Name: readyStep, Doc: "the cluster sees the node Ready", Timeout: 3 * time.Minute,
+		Name: ReadyStep, Doc: "the cluster sees the node Ready", Timeout: 3 * time.Minute,
 		Check: func(context.Context, *machine.Env) (run.Verdict, error) {
 			if !seen {
 				return run.Todo, nil

@@ -1,4 +1,4 @@
-package firstboot
+package hub
 
 import (
 	"context"
@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	hubUnitFile  = "/etc/systemd/system/" + openyurt.Unit
-	bakedHubUnit = "/usr/lib/systemd/system/" + openyurt.Unit
+	UnitFile  = "/etc/systemd/system/" + openyurt.Unit
+	BakedUnit = "/usr/lib/systemd/system/" + openyurt.Unit
 )
 
-// joinEvidence is what convert, revert and reset change of how a node has joined.
-var joinEvidence = run.Evidence{
-	Files: []string{member.KubeadmFlags, hubEnv, openyurt.KubeletConf, hubUnitFile, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"},
+// Evidence is what convert, revert and reset change of how a node has joined.
+var Evidence = run.Evidence{
+	Files: []string{member.KubeadmFlags, EnvFile, openyurt.KubeletConf, UnitFile, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"},
 	Units: []string{openyurt.Unit, ondisk.UnitKubelet},
 }
 
@@ -71,7 +71,7 @@ func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(ru
 	if err := poolTakes(ctx, e, n, h); err != nil {
 		return err
 	}
-	c := run.NewChange(e, "convert", joinEvidence, tell)
+	c := run.NewChange(e, "convert", Evidence, tell)
 	c.Resumed = true
 	return c.WithoutTimer(ctx, (&conversion{hub: h, image: this.image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
@@ -123,7 +123,7 @@ func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *site.A
 			return err
 		}
 		if !hubInPlace(e, h) {
-			return run.Advise(fmt.Errorf("%s, and its yurthub has other arguments (%s)", is, hubEnv), fix)
+			return run.Advise(fmt.Errorf("%s, and its yurthub has other arguments (%s)", is, EnvFile), fix)
 		}
 	}
 	if err := hubReady(ctx, e); err != nil {
@@ -143,7 +143,7 @@ type conversion struct {
 // steps in their order: nothing kubelet depends on is touched before yurthub
 // serves, and the labels come last, since the cluster acts on them.
 func (c *conversion) steps() []run.Phase {
-	turn := redirectPhase(c.image.Kubernetes, c.labels)
+	turn := RedirectPhase(c.image.Kubernetes, c.labels)
 	turn.Undo = func(ctx context.Context, e *machine.Env) error { return direct(ctx, e, nil) }
 	return []run.Phase{
 		hubUnitStep(),
@@ -159,7 +159,7 @@ func hubUnitStep() run.Phase {
 	return run.Phase{
 		Name: "unit", Doc: "the unit of yurthub is there", Timeout: time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-			if !e.Exists(openyurt.Dropin) && (e.Exists(bakedHubUnit) || string(e.Contents(hubUnitFile)) == openyurt.UnitFile) {
+			if !e.Exists(openyurt.Dropin) && (e.Exists(BakedUnit) || string(e.Contents(UnitFile)) == openyurt.UnitFile) {
 				return run.Done, nil
 			}
 			return run.Todo, nil
@@ -168,8 +168,8 @@ func hubUnitStep() run.Phase {
 			if err := e.Remove(openyurt.Dropin); err != nil {
 				return fmt.Errorf("writing the unit of yurthub: %w", err)
 			}
-			if !e.Exists(bakedHubUnit) {
-				if err := e.WriteFile(hubUnitFile, []byte(openyurt.UnitFile), machine.Mode(0o644)); err != nil {
+			if !e.Exists(BakedUnit) {
+				if err := e.WriteFile(UnitFile, []byte(openyurt.UnitFile), machine.Mode(0o644)); err != nil {
 					return fmt.Errorf("writing the unit of yurthub: %w", err)
 				}
 			}

@@ -1,4 +1,4 @@
-package firstboot
+package hub
 
 import (
 	"context"
@@ -29,16 +29,16 @@ import (
 // A connection that is established all the same could send data without a user too, by
 // closing its socket at once.
 const (
-	portsUnit      = "edgebake-yurthub-ports.service"
-	portsTimer     = "edgebake-yurthub-ports.timer"
-	portsUnitFile  = "/etc/systemd/system/" + portsUnit
-	portsTimerFile = "/etc/systemd/system/" + portsTimer
+	PortsUnit      = "edgebake-yurthub-ports.service"
+	PortsTimer     = "edgebake-yurthub-ports.timer"
+	PortsUnitFile  = "/etc/systemd/system/" + PortsUnit
+	PortsTimerFile = "/etc/systemd/system/" + PortsTimer
 	portsTable     = "edgebake_yurthub"
-	// portsKubelet holds a kubelet that runs yurthub as a static pod.
-	portsKubelet = "/etc/systemd/system/kubelet.service.d/20-edgebake-yurthub-ports.conf"
+	// PortsKubelet holds a kubelet that runs yurthub as a static pod.
+	PortsKubelet = "/etc/systemd/system/kubelet.service.d/20-edgebake-yurthub-ports.conf"
 )
 
-// portRules are the nftables rules, for IPv4 and IPv6. Packets of this node's own
+// PortRules are the nftables rules, for IPv4 and IPv6. Packets of this node's own
 // processes have the user who opened the socket; those of pods, forwarded ones and
 // resets of the kernel have none, and no rule in output matches them. A destination is
 // looked up (fib) because it may have been rewritten. A packet counts as a pod's
@@ -47,14 +47,14 @@ const (
 // interfaces would be out of date as soon as somebody plugs in a network card. A
 // bridge may have a network card as a port, so the second table looks at the port
 // too. Loading replaces the table at once, so the ports are never open meanwhile.
-func portRules(p ports) []byte {
+func PortRules(p Ports) []byte {
 	local, pods := openyurt.HealthPort, openyurt.ProxyPort+", "+openyurt.SecurePort
 	all := pods + ", " + local + ", " + openyurt.PoolPort
-	if !p.open {
+	if !p.Open {
 		local += ", " + openyurt.PoolPort
 	}
 	users := "0"
-	for _, uid := range p.clients {
+	for _, uid := range p.Clients {
 		users += ", " + strconv.Itoa(uid)
 	}
 	return []byte(strings.NewReplacer("LOCAL", local, "PODS", pods, "ALL", all, "USERS", users, "TABLE", portsTable).Replace(
@@ -95,23 +95,23 @@ table bridge TABLE {
 `))
 }
 
-// ports is what the rules for yurthub's ports depend on.
-type ports struct {
-	open    bool  // the pool's, to other nodes of the pool
-	clients []int // users of this node, beside root
+// Ports is what the rules for yurthub's ports depend on.
+type Ports struct {
+	Open    bool  // the pool's, to other nodes of the pool
+	Clients []int // users of this node, beside root
 	pod     bool  // kubelet runs yurthub
 }
 
-func (h hub) ports() ports { return ports{open: h.openPort, clients: h.clients, pod: h.IsPod()} }
+func (h hub) ports() Ports { return Ports{Open: h.openPort, Clients: h.clients, pod: h.IsPod()} }
 
-// portFiles are the rules and what keeps them in the kernel. nftables.service flushes
+// PortFiles are the rules and what keeps them in the kernel. nftables.service flushes
 // all rules when it starts or is reloaded, those of others as well: its start loads
 // these again at once, the timer after a reload and after anything else, with a line in
 // the journal. kube-proxy flushes only its own tables.
-func portFiles(p ports) map[string][]byte {
+func PortFiles(p Ports) map[string][]byte {
 	files := map[string][]byte{
-		hubNFT: portRules(p),
-		portsUnitFile: []byte(`# Written by firstboot.
+		NFTFile: PortRules(p),
+		PortsUnitFile: []byte(`# Written by firstboot.
 [Unit]
 Description=Close the ports of yurthub to other machines and users
 After=nftables.service firewalld.service
@@ -120,13 +120,13 @@ Before=` + openyurt.Unit + ` ` + ondisk.UnitKubelet + `
 [Service]
 Type=oneshot
 ExecStart=/bin/sh -c '[ -z "$TRIGGER_UNIT" ] || /usr/sbin/nft list table inet ` + portsTable + ` >/dev/null 2>&1 || echo "<4>something has removed the rules for the ports of yurthub: loading them again"'
-ExecStart=/usr/sbin/nft -f ` + hubNFT + `
+ExecStart=/usr/sbin/nft -f ` + NFTFile + `
 LogLevelMax=notice
 
 [Install]
 WantedBy=multi-user.target nftables.service firewalld.service
 `),
-		portsTimerFile: []byte(`# Written by firstboot.
+		PortsTimerFile: []byte(`# Written by firstboot.
 [Unit]
 Description=Keep the ports of yurthub closed to other machines and users
 
@@ -140,15 +140,15 @@ WantedBy=timers.target
 `),
 	}
 	if p.pod { // as yurthub's own unit is held, where it has one
-		files[portsKubelet] = []byte(closePortDropin)
+		files[PortsKubelet] = []byte(closePortDropin)
 	}
 	return files
 }
 
 // closePorts puts the rules in the kernel, and what keeps them there. Yurthub
 // does not start before, at this boot and at later ones.
-func closePorts(ctx context.Context, e *machine.Env, p ports) error {
-	files := portFiles(p)
+func closePorts(ctx context.Context, e *machine.Env, p Ports) error {
+	files := PortFiles(p)
 	wrote := false
 	for _, path := range slices.Sorted(maps.Keys(files)) {
 		did, err := e.Write(path, files[path], machine.Mode(0o644))
@@ -158,10 +158,10 @@ func closePorts(ctx context.Context, e *machine.Env, p ports) error {
 		wrote = wrote || did
 	}
 	var out strings.Builder
-	if err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "-f", hubNFT}, Output: &out}); err != nil {
+	if err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "-f", NFTFile}, Output: &out}); err != nil {
 		return portsOpen(err, out.String())
 	}
-	steps := [][2]string{{"enable", portsUnit}, {"enable", portsTimer}, {"start", portsTimer}}
+	steps := [][2]string{{"enable", PortsUnit}, {"enable", PortsTimer}, {"start", PortsTimer}}
 	if wrote {
 		steps = slices.Insert(steps, 0, [2]string{"daemon-reload", ""})
 	}
@@ -173,13 +173,13 @@ func closePorts(ctx context.Context, e *machine.Env, p ports) error {
 	return nil
 }
 
-// closePodPorts closes the ports of a yurthub that kubelet will run as a static pod. The
+// ClosePodPorts closes the ports of a yurthub that kubelet will run as a static pod. The
 // pod's manifest is on DATA; a root that is new has no rules yet.
-func closePodPorts(ctx context.Context, e *machine.Env, site *configs.Site) error {
+func ClosePodPorts(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if !e.Exists(openyurt.Manifest) {
 		return nil
 	}
-	return closePorts(ctx, e, ports{open: site.Yurthub.OpenPort, clients: site.Yurthub.LocalClients, pod: true})
+	return closePorts(ctx, e, Ports{Open: site.Yurthub.OpenPort, Clients: site.Yurthub.LocalClients, pod: true})
 }
 
 // portsClosed reports whether the rules are in the kernel.
@@ -194,25 +194,25 @@ func portsClosed(ctx context.Context, e *machine.Env) bool {
 	return true
 }
 
-// openPorts takes the rules away, once yurthub is gone.
-func openPorts(ctx context.Context, e *machine.Env) error {
-	if e.Exists(portsKubelet) {
+// OpenPorts takes the rules away, once yurthub is gone.
+func OpenPorts(ctx context.Context, e *machine.Env) error {
+	if e.Exists(PortsKubelet) {
 		// First: kubelet must not wait for rules that are gone.
-		if err := e.Remove(portsKubelet); err != nil {
+		if err := e.Remove(PortsKubelet); err != nil {
 			return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
 		}
 		if err := e.Unit(ctx, "daemon-reload", ""); err != nil {
 			return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
 		}
 	}
-	if e.Exists(portsTimerFile) {
-		for _, step := range [][2]string{{"stop", portsTimer}, {"disable", portsTimer}, {"disable", portsUnit}} {
+	if e.Exists(PortsTimerFile) {
+		for _, step := range [][2]string{{"stop", PortsTimer}, {"disable", PortsTimer}, {"disable", PortsUnit}} {
 			if err := e.Unit(ctx, step[0], step[1]); err != nil {
 				return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
 			}
 		}
 	}
-	if e.Exists(hubNFT) {
+	if e.Exists(NFTFile) {
 		for _, family := range []string{"inet", "bridge"} {
 			if err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "delete", "table", family, portsTable}}); err != nil {
 				e.Log.Warn("removing the rules for yurthub's ports", "error", err)
@@ -231,7 +231,7 @@ func openPorts(ctx context.Context, e *machine.Env) error {
 // need and changes nothing.
 func portsClosable(ctx context.Context, e *machine.Env) error {
 	var out strings.Builder
-	err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(string(portRules(ports{}))), Output: &out})
+	err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(string(PortRules(Ports{}))), Output: &out})
 	if err == nil {
 		return nil
 	}

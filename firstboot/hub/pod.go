@@ -1,4 +1,4 @@
-package firstboot
+package hub
 
 import (
 	"context"
@@ -24,9 +24,9 @@ import (
 // bootstrap token. Kubelet has none and goes through yurthub from its first start,
 // so it need not be turned afterwards.
 
-// podJoinPhase has kubeadm start a kubelet whose first pod is yurthub, and
+// PodJoinPhase has kubeadm start a kubelet whose first pod is yurthub, and
 // which knows no other way to the cluster.
-func podJoinPhase(active *site.Active) run.Phase {
+func PodJoinPhase(active *site.Active) run.Phase {
 	site := active.Site
 	labels := openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud)
 	return run.Phase{
@@ -40,7 +40,7 @@ func podJoinPhase(active *site.Active) run.Phase {
 					return run.Todo, err
 				}
 				flags := e.Contents(member.KubeadmFlags)
-				if e.Exists(kubeadm.KubeletRestart) || string(registering(flags, labels)) != string(flags) {
+				if e.Exists(kubeadm.KubeletRestart) || string(Registering(flags, labels)) != string(flags) {
 					return run.Todo, nil // the site names another pool since
 				}
 				return run.Done, nil
@@ -64,7 +64,7 @@ func podJoinPhase(active *site.Active) run.Phase {
 			if done, err := podJoined(ctx, e, active); err != nil || done {
 				return err
 			}
-			return errors.Join(undoPodJoin(ctx, e, site.CRISocket), e.Remove(member.DiscoveryFile))
+			return errors.Join(UndoPodJoin(ctx, e, site.CRISocket), e.Remove(member.DiscoveryFile))
 		},
 	}
 }
@@ -96,7 +96,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := member.SaveJoin(e, site, active.Node); err != nil {
 		return err
 	}
-	if err := undoPodJoin(ctx, e, site.CRISocket); err != nil { // of a try that was cut off
+	if err := UndoPodJoin(ctx, e, site.CRISocket); err != nil { // of a try that was cut off
 		return err
 	}
 	withEndpoint, err := endpointInCert(ctx, e, site)
@@ -160,13 +160,13 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	return err
 }
 
-// socketAnnotation is where kubeadm before 1.34 reads, when it upgrades a node, which
+// SocketAnnotation is where kubeadm before 1.34 reads, when it upgrades a node, which
 // container runtime it has.
-const socketAnnotation = "kubeadm.alpha.kubernetes.io/cri-socket"
+const SocketAnnotation = "kubeadm.alpha.kubernetes.io/cri-socket"
 
-// nodeMissing returns what keeps the Node of a Site out of the cluster, as far as
+// NodeMissing returns what keeps the Node of a Site out of the cluster, as far as
 // OpenYurt is concerned; nil: nothing is known.
-func nodeMissing(ctx context.Context, e *machine.Env, active *site.Active) error {
+func NodeMissing(ctx context.Context, e *machine.Env, active *site.Active) error {
 	h, err := hubOf(e, active)
 	if err != nil {
 		return nil
@@ -174,15 +174,15 @@ func nodeMissing(ctx context.Context, e *machine.Env, active *site.Active) error
 	return poolFits(ctx, e, h)
 }
 
-// annotateSocket makes up for what kubeadm could not do at the end of its join.
-func annotateSocket(ctx context.Context, e *machine.Env, active *site.Active) error {
+// AnnotateSocket makes up for what kubeadm could not do at the end of its join.
+func AnnotateSocket(ctx context.Context, e *machine.Env, active *site.Active) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	c, n, err := member.OwnNode(ctx, e, active.Node)
-	if err != nil || n.Metadata.Annotations[socketAnnotation] != "" {
+	if err != nil || n.Metadata.Annotations[SocketAnnotation] != "" {
 		return err
 	}
-	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]string{socketAnnotation: active.Site.CRISocket}}}
+	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]string{SocketAnnotation: active.Site.CRISocket}}}
 	if err := c.MergePatch(ctx, "/api/v1/nodes/"+n.Metadata.Name, patch); err != nil {
 		return fmt.Errorf("annotating Node %s with its container runtime: %w", n.Metadata.Name, err)
 	}
@@ -204,8 +204,8 @@ func hubServer(ctx context.Context, e *machine.Env, servers []string, ca []byte)
 		"their certificates must have the endpoint or their own addresses (certSANs of the API servers)")
 }
 
-// undoPodJoin takes back what podJoin, and what it started, wrote.
-func undoPodJoin(ctx context.Context, e *machine.Env, socket string) error {
+// UndoPodJoin takes back what podJoin, and what it started, wrote.
+func UndoPodJoin(ctx context.Context, e *machine.Env, socket string) error {
 	ran := e.Exists(openyurt.Manifest)
 	if err := kubeadm.UndoJoin(ctx, e); err != nil {
 		return err

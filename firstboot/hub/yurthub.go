@@ -1,4 +1,4 @@
-package firstboot
+package hub
 
 import (
 	"cmp"
@@ -25,13 +25,13 @@ import (
 
 // What first boot puts onto an OpenYurt node beside OpenYurt's own files.
 const (
-	hubEnv = ondisk.YurthubEnv
+	EnvFile = ondisk.YurthubEnv
 	// hubKept is a copy of it on DATA, for a root that was exchanged while the API
 	// servers are out of reach.
-	hubKept   = ondisk.StateDir + "/yurthub.env"
-	hubNFT    = ondisk.EtcDir + "/yurthub.nft"
-	hubDropin = "/etc/systemd/system/" + openyurt.Unit + ".d/10-edgebake-port.conf"
-	hubSysctl = "/etc/sysctl.d/80-edgebake-yurthub.conf"
+	hubKept    = ondisk.StateDir + "/yurthub.env"
+	NFTFile    = ondisk.EtcDir + "/yurthub.nft"
+	DropinFile = "/etc/systemd/system/" + openyurt.Unit + ".d/10-edgebake-port.conf"
+	hubSysctl  = "/etc/sysctl.d/80-edgebake-yurthub.conf"
 )
 
 // hub is what first boot decides of a yurthub.
@@ -50,7 +50,7 @@ type hub struct {
 // rules for its ports, or not at all; systemd tries again.
 const closePortDropin = `# Written by firstboot.
 [Service]
-ExecStartPre=/usr/sbin/nft -f ` + hubNFT + `
+ExecStartPre=/usr/sbin/nft -f ` + NFTFile + `
 `
 
 // hubOf is the hub of a Site, but for its Servers.
@@ -112,13 +112,13 @@ func (h hub) through(withEndpoint bool) hub {
 
 // hubFiles is what lies on the disk for yurthub.
 func hubFiles(h hub) map[string][]byte {
-	files := portFiles(h.ports())
+	files := PortFiles(h.ports())
 	if h.IsPod() {
 		files[openyurt.Manifest] = h.PodManifest()
 		return files
 	}
-	files[hubEnv], files[hubKept], files[hubSysctl] = h.Env(), h.Env(), []byte(openyurt.Sysctl)
-	files[hubDropin] = []byte(closePortDropin)
+	files[EnvFile], files[hubKept], files[hubSysctl] = h.Env(), h.Env(), []byte(openyurt.Sysctl)
+	files[DropinFile] = []byte(closePortDropin)
 	return files
 }
 
@@ -131,8 +131,8 @@ func hubInPlace(e *machine.Env, h hub) bool {
 	return true
 }
 
-// hubPhase has yurthub run with its identity and its first lists synced.
-func hubPhase(active *site.Active) run.Phase {
+// Phase has yurthub run with its identity and its first lists synced.
+func Phase(active *site.Active) run.Phase {
 	site := active.Site
 	return servingPhase(run.Phase{
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -269,7 +269,7 @@ func startHub(ctx context.Context, e *machine.Env, h hub) error {
 		return fmt.Errorf("preparing yurthub: %w", err)
 	}
 	files := hubFiles(h)
-	for _, p := range []string{hubSysctl, hubDropin, hubKept, hubEnv} {
+	for _, p := range []string{hubSysctl, DropinFile, hubKept, EnvFile} {
 		if _, err := e.Write(p, files[p], machine.Mode(0o644)); err != nil {
 			return fmt.Errorf("preparing yurthub: %w", err)
 		}

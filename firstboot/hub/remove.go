@@ -1,4 +1,4 @@
-package firstboot
+package hub
 
 import (
 	"context"
@@ -17,38 +17,38 @@ import (
 // it is removed. Both removing and looking whether anything is left use these
 // lists: what a removal that was cut off has not reached is found.
 var (
-	portsLeavings = []string{portsKubelet, portsTimerFile, portsUnitFile, hubNFT} // by openPorts
-	unitLeavings  = []string{hubEnv, hubKept, hubDropin, openyurt.Dropin, hubSysctl, hubRestart}
+	portsLeavings = []string{PortsKubelet, PortsTimerFile, PortsUnitFile, NFTFile} // by OpenPorts
+	unitLeavings  = []string{EnvFile, hubKept, DropinFile, openyurt.Dropin, hubSysctl, hubRestart}
 	ownLeavings   = append([]string{openyurt.Manifest, member.HubBootstrap, openyurt.KubeletConf}, openyurt.Identities()...)
-	hubLeavings   = slices.Concat(portsLeavings, unitLeavings, ownLeavings, []string{hubUnitFile})
+	hubLeavings   = slices.Concat(portsLeavings, unitLeavings, ownLeavings, []string{UnitFile})
 )
 
 // hubLeft reports whether anything is left of yurthub. A baked unit counts as
 // nothing: it stays, held by its condition.
 func hubLeft(e *machine.Env) bool { return slices.ContainsFunc(hubLeavings, e.Exists) }
 
-// removeHub removes yurthub, all that it has, and its unit.
-func removeHub(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
+// Remove removes yurthub, all that it has, and its unit.
+func Remove(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	if err := removeHubFiles(ctx, e, image); err != nil {
 		return err
 	}
 	return removeUnit(ctx, e)
 }
 
-// removeHubFiles is removeHub but for the unit.
+// removeHubFiles is Remove but for the unit.
 func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	if err := e.Unit(ctx, "stop", openyurt.Unit); err != nil {
 		return fmt.Errorf("stopping yurthub: %w", err)
 	}
 	// Its units, which may be baked and stay, are loaded with these.
-	loaded := slices.ContainsFunc([]string{portsTimerFile, portsUnitFile, hubDropin, openyurt.Dropin}, e.Exists)
-	if err := openPorts(ctx, e); err != nil {
+	loaded := slices.ContainsFunc([]string{PortsTimerFile, PortsUnitFile, DropinFile, openyurt.Dropin}, e.Exists)
+	if err := OpenPorts(ctx, e); err != nil {
 		return err
 	}
 	if err := removeDummy(ctx, e, image); err != nil {
 		return err
 	}
-	for _, p := range append(slices.Clone(unitLeavings), filepath.Dir(hubDropin)) {
+	for _, p := range append(slices.Clone(unitLeavings), filepath.Dir(DropinFile)) {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}
@@ -64,7 +64,7 @@ func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo)
 // removeDummy removes yurthub's interface, with the address at which pods look
 // for it: yurthub leaves it behind when it is killed.
 func removeDummy(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
-	args := string(e.Contents(hubEnv))
+	args := string(e.Contents(EnvFile))
 	if y := image.Yurthub; y != nil { // a pod has its arguments in a manifest that kubeadm took away
 		args += " " + strings.Join(y.ExtraArgs, " ")
 	}
@@ -93,13 +93,13 @@ func forgetHub(e *machine.Env) error {
 // removeUnit removes the unit if it is the one we wrote; a baked one stays,
 // held by its condition.
 func removeUnit(ctx context.Context, e *machine.Env) error {
-	if !e.Exists(hubUnitFile) {
+	if !e.Exists(UnitFile) {
 		return nil
 	}
 	if err := e.Unit(ctx, "disable", openyurt.Unit); err != nil {
 		return fmt.Errorf("disabling yurthub: %w", err)
 	}
-	if err := e.Remove(hubUnitFile); err != nil {
+	if err := e.Remove(UnitFile); err != nil {
 		return fmt.Errorf("removing the unit of yurthub: %w", err)
 	}
 	return e.Unit(ctx, "daemon-reload", "")

@@ -1,4 +1,4 @@
-package firstboot
+package hub
 
 import (
 	"context"
@@ -33,17 +33,17 @@ func plainLists(ctx context.Context, e *machine.Env, version string) (string, er
 	return gate, nil
 }
 
-// redirectFlags adds to kubeadm-flags.env what turns kubelet to yurthub.
-func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, error) {
-	env = directFlags(env)
+// RedirectFlags adds to kubeadm-flags.env what turns kubelet to yurthub.
+func RedirectFlags(env []byte, gate string, labels map[string]string) ([]byte, error) {
+	env = DirectFlags(env)
 	if !member.KubeadmArgs.Match(env) {
 		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", member.KubeadmFlags)
 	}
-	return kubeadm.EachArgs(env, func(args string) string { return openyurt.Turn(registerFlags(args, labels), gate) }), nil
+	return kubeadm.EachArgs(env, func(args string) string { return openyurt.Turn(RegisterFlags(args, labels), gate) }), nil
 }
 
-// directFlags takes it out again.
-func directFlags(env []byte) []byte {
+// DirectFlags takes it out again.
+func DirectFlags(env []byte) []byte {
 	return kubeadm.EachArgs(env, func(args string) string {
 		for {
 			rest, turned := openyurt.Unturn(args)
@@ -64,10 +64,10 @@ func givenLabels(args string) []string {
 	return out
 }
 
-// registerFlags has kubelet register its Node with these labels of OpenYurt's,
+// RegisterFlags has kubelet register its Node with these labels of OpenYurt's,
 // or with neither: they hold when the Node was deleted, and only then. Kubeadm
 // wrote down those of the day of the join.
-func registerFlags(args string, labels map[string]string) string {
+func RegisterFlags(args string, labels map[string]string) string {
 	var kept []string
 	right, seen := map[string]bool{}, 0
 	for _, l := range givenLabels(args) {
@@ -105,9 +105,9 @@ func registerFlags(args string, labels map[string]string) string {
 	return out
 }
 
-// registering is kubeadm-flags.env with these labels.
-func registering(env []byte, labels map[string]string) []byte {
-	return kubeadm.EachArgs(env, func(args string) string { return registerFlags(args, labels) })
+// Registering is kubeadm-flags.env with these labels.
+func Registering(env []byte, labels map[string]string) []byte {
+	return kubeadm.EachArgs(env, func(args string) string { return RegisterFlags(args, labels) })
 }
 
 // register restarts kubelet with these labels.
@@ -116,12 +116,12 @@ func register(ctx context.Context, e *machine.Env, labels map[string]string) err
 	if err != nil {
 		return fmt.Errorf("having kubelet register with the Site's labels: %w", err)
 	}
-	return kubeadm.RestartFor(ctx, e, "having kubelet register with the Site's labels", kubeadm.Writing(member.KubeadmFlags, registering(flags, labels), 0o644))
+	return kubeadm.RestartFor(ctx, e, "having kubelet register with the Site's labels", kubeadm.Writing(member.KubeadmFlags, Registering(flags, labels), 0o644))
 }
 
-// redirectPhase turns kubelet to yurthub, and has it register as what labels
+// RedirectPhase turns kubelet to yurthub, and has it register as what labels
 // say.
-func redirectPhase(kubernetes string, labels map[string]string) run.Phase {
+func RedirectPhase(kubernetes string, labels map[string]string) run.Phase {
 	return run.Phase{
 		Name: "kubelet-redirect", Doc: "kubelet talks to yurthub", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -133,7 +133,7 @@ func redirectPhase(kubernetes string, labels map[string]string) run.Phase {
 			if err != nil {
 				return run.Todo, err
 			}
-			if want, err := redirectFlags(flags, gate, labels); err != nil || string(want) != string(flags) {
+			if want, err := RedirectFlags(flags, gate, labels); err != nil || string(want) != string(flags) {
 				return run.Todo, nil // what is wrong with them is said when they are written
 			}
 			if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
@@ -162,7 +162,7 @@ func redirect(ctx context.Context, e *machine.Env, kubernetes string, labels map
 	if err != nil {
 		return err
 	}
-	flags, err = redirectFlags(flags, gate, labels)
+	flags, err = RedirectFlags(flags, gate, labels)
 	if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func direct(ctx context.Context, e *machine.Env, labels map[string]string) error
 	if err != nil {
 		return fmt.Errorf("turning kubelet from yurthub: %w", err)
 	}
-	flags = registering(directFlags(flags), labels)
+	flags = Registering(DirectFlags(flags), labels)
 	return kubeadm.RestartFor(ctx, e, "turning kubelet from yurthub",
 		kubeadm.Writing(member.KubeadmFlags, flags, 0o644), func(e *machine.Env) error { return e.Remove(openyurt.KubeletConf) })
 }
