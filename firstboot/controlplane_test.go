@@ -34,6 +34,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/seat"
@@ -80,8 +81,8 @@ var appliedPaths = []string{"/api/v1/namespaces/shop", "/api/v1/namespaces/defau
 // wantApplied checks that the manifests were applied, and nothing of them is left.
 func (m *controlPlane) wantApplied(when string) {
 	m.t.Helper()
-	if got := slices.Compact(slices.Sorted(slices.Values(m.cluster.applied))); !slices.Equal(got, slices.Sorted(slices.Values(appliedPaths))) || !m.cluster.marked || m.has(clusterManifests) {
-		m.t.Errorf("%s: applied %q, said so %v, kept %v", when, m.cluster.applied, m.cluster.marked, m.has(clusterManifests))
+	if got := slices.Compact(slices.Sorted(slices.Values(m.cluster.applied))); !slices.Equal(got, slices.Sorted(slices.Values(appliedPaths))) || !m.cluster.marked || m.has(controlplane.ClusterManifests) {
+		m.t.Errorf("%s: applied %q, said so %v, kept %v", when, m.cluster.applied, m.cluster.marked, m.has(controlplane.ClusterManifests))
 	}
 }
 
@@ -153,7 +154,7 @@ func newControlPlane(t *testing.T, sites []mint.NodeSite) *controlPlane {
 	}
 	for _, s := range sites[1:] {
 		f := newFakeMember(t, keys.EtcdCA, w.truth)
-		f.ticket = ticketID(s.Site)
+		f.ticket = controlplane.TicketID(s.Site)
 		m.others[s.Site.Self().Address] = f
 	}
 	m.own = newFakeMember(t, keys.EtcdCA, w.truth)
@@ -313,7 +314,7 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // dial reaches the other masters, and what this one runs.
 func (m *controlPlane) dial(ctx context.Context, addr string) (net.Conn, error, bool) {
 	host, port, _ := net.SplitHostPort(addr)
-	forced := strings.Contains(m.started, forceNewCluster)
+	forced := strings.Contains(m.started, controlplane.ForceNewCluster)
 	if addr == "127.0.0.1:2379" || addr == "192.0.2.11:2379" {
 		if m.started == "" || forced && host != "127.0.0.1" {
 			return nil, errors.New("connection refused"), true
@@ -358,7 +359,7 @@ func (m *controlPlane) kubelet() error {
 	if m.units[ondisk.UnitKubelet] != "active" {
 		return refused
 	}
-	pod, err := os.ReadFile(m.inside(etcdManifest))
+	pod, err := os.ReadFile(m.inside(controlplane.EtcdManifest))
 	if err != nil || len(pod) == 0 {
 		return refused
 	}
@@ -369,11 +370,11 @@ func (m *controlPlane) kubelet() error {
 	if m.started == "" {
 		m.started = string(pod)
 		if !m.has("/var/lib/etcd/member/wal/0.wal") {
-			if m.has(etcdMember) {
+			if m.has(controlplane.EtcdMember) {
 				m.t.Error("etcd begins over what is left of a database, and never comes up")
 			}
 			m.starts = append(m.starts, strings.TrimSpace(string(pod)))
-			if note := readSeatNote(m.env()); note.Cluster != m.site.ControlPlane.ID {
+			if note := controlplane.ReadSeatNote(m.env()); note.Cluster != m.site.ControlPlane.ID {
 				m.t.Errorf("etcd begins on a disk with the note %+v", note)
 			}
 			m.put("/var/lib/etcd/member/wal/0.wal", "")
@@ -392,7 +393,7 @@ func (m *controlPlane) kubelet() error {
 	if m.learner {
 		return refused
 	}
-	for _, p := range controlPlanePods {
+	for _, p := range controlplane.Pods {
 		if b, err := os.ReadFile(filepath.Join(m.root, p)); err != nil || len(b) == 0 {
 			return refused
 		}
@@ -455,13 +456,13 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 	}
 	switch phase {
 	case "certs all":
-		for _, l := range leaves {
+		for _, l := range controlplane.Leaves {
 			if err := m.leaf(l, pki, write, need); err != nil {
 				return err
 			}
 		}
 	case "kubeconfig all":
-		for _, f := range slices.Insert(slices.Clone(controlPlaneConfs), 2, ondisk.KubeletConf) {
+		for _, f := range slices.Insert(slices.Clone(controlplane.Confs), 2, ondisk.KubeletConf) {
 			to := confDir + "/" + filepath.Base(f)
 			if b, err := os.ReadFile(filepath.Join(m.root, to)); err == nil {
 				if _, err := api.ParseKubeconfig(b); err != nil {
@@ -486,17 +487,17 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		}
 	case "etcd local":
 		if m.has("/var/lib/etcd/member/wal/0.wal") {
-			if strings.Contains(conf, forceNewCluster) {
+			if strings.Contains(conf, controlplane.ForceNewCluster) {
 				if !strings.Contains(conf, `value: "https://127.0.0.1:2379"`) {
 					m.t.Errorf("others can join etcd that drops them at its next start:\n%s", conf)
 				}
-				return write(etcdManifest, "--"+forceNewCluster+"=true\n")
+				return write(controlplane.EtcdManifest, "--"+controlplane.ForceNewCluster+"=true\n")
 			}
-			return write(etcdManifest, "has data\n")
+			return write(controlplane.EtcdManifest, "has data\n")
 		}
-		return write(etcdManifest, etcdState(m.t, conf))
+		return write(controlplane.EtcdManifest, etcdState(m.t, conf))
 	case "control-plane all":
-		for _, p := range controlPlanePods {
+		for _, p := range controlplane.Pods {
 			pod := "kind: Pod\nmetadata: {name: " + filepath.Base(p) + "}\n"
 			for _, v := range c.Env { // kubeadm's own go into the pods
 				if name, _, _ := strings.Cut(v, "="); strings.HasSuffix(name, "_PROXY") {
@@ -552,7 +553,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		}
 	case "mark-control-plane":
 		m.cluster.mu.Lock()
-		m.cluster.nodes["m1"].Metadata.Labels[controlPlaneLabel] = ""
+		m.cluster.nodes["m1"].Metadata.Labels[controlplane.Label] = ""
 		m.cluster.mu.Unlock()
 	case "kubelet-finalize all":
 		text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(ondisk.KubeCA)))},
@@ -610,19 +611,19 @@ func (m *controlPlane) certUntil() time.Time {
 }
 
 // leaf makes a certificate that is not there; what is there is whole to it.
-func (m *controlPlane) leaf(l leaf, dir string, write func(p, data string) error, need func(string) string) error {
-	cert, key := dir+"/"+l.base+".crt", dir+"/"+l.base+".key"
+func (m *controlPlane) leaf(l controlplane.Leaf, dir string, write func(p, data string) error, need func(string) string) error {
+	cert, key := dir+"/"+l.Base+".crt", dir+"/"+l.Base+".key"
 	if m.has(cert) {
 		return nil
 	}
-	pair, err := tls.X509KeyPair([]byte(need(dir+"/"+l.ca+".crt")), []byte(need(dir+"/"+l.ca+".key")))
+	pair, err := tls.X509KeyPair([]byte(need(dir+"/"+l.CA+".crt")), []byte(need(dir+"/"+l.CA+".key")))
 	if err != nil {
 		return err
 	}
 	// Who asks again for the same gets the same, as with the cluster's clients.
 	until := m.certUntil()
-	made, _ := m.cluster.issued.LoadOrStore(fmt.Sprint(l.base, m.now, until), sync.OnceValue(func() string {
-		return pairPEM(m.t, issueFor(m.t, pair.Leaf, pair.PrivateKey.(crypto.Signer), l.base,
+	made, _ := m.cluster.issued.LoadOrStore(fmt.Sprint(l.Base, m.now, until), sync.OnceValue(func() string {
+		return pairPEM(m.t, issueFor(m.t, pair.Leaf, pair.PrivateKey.(crypto.Signer), l.Base,
 			[]string{"apiserver.cluster.local", "192.0.2.11", "192.0.2.12", "192.0.2.13", "10.103.97.2"}, m.now.Add(-backdate), until))
 	}))
 	both := made.(func() string)()
@@ -700,7 +701,7 @@ func (m *controlPlane) ends() {
 	if err := os.RemoveAll(filepath.Join(m.root, ondisk.RunDir)); err != nil {
 		m.t.Fatal(err)
 	}
-	if err := m.kubelet(); err != nil || !decided(m.env()) {
+	if err := m.kubelet(); err != nil || !controlplane.Decided(m.env()) {
 		m.t.Errorf("first boot ended, and with it etcd: %v", err)
 	}
 }
@@ -747,7 +748,7 @@ func TestProxyOfTheControlPlane(t *testing.T) {
 		m.stampSite(&site)
 		m.on()
 		m.bootDone()
-		for _, p := range controlPlanePods {
+		for _, p := range controlplane.Pods {
 			pod := m.get(p)
 			if strings.Contains(pod, "_PROXY") != (proxy != "") || !strings.Contains(pod, proxy) {
 				t.Errorf("with the proxy %q, %s is\n%s", proxy, p, pod)
@@ -794,7 +795,7 @@ func TestReflashedMasterStops(t *testing.T) {
 				f.state = tt.others
 			}
 			err := m.boot()
-			if err == nil || len(m.starts) > 0 || m.has(etcdManifest) {
+			if err == nil || len(m.starts) > 0 || m.has(controlplane.EtcdManifest) {
 				t.Fatalf("%v, etcd was started as %q", err, m.starts)
 			}
 			if tt.says != "" && (!m.said("FAILED seat") || !m.said(tt.says)) || tt.says == "" && !m.said("not seen yet") {
@@ -829,7 +830,7 @@ func TestReplacedMasterJoins(t *testing.T) {
 func (m *controlPlane) lived(cluster string) {
 	m.t.Helper()
 	m.put("/var/lib/etcd/member/wal/0.wal", "")
-	m.put(seatNoteFile, fmt.Sprintf(`{"version":1,"cluster":%q}`, cluster))
+	m.put(controlplane.SeatNoteFile, fmt.Sprintf(`{"version":1,"cluster":%q}`, cluster))
 }
 
 // rejected leaves what etcd does of a start that it rejected: a database, and no log.
@@ -863,7 +864,7 @@ func TestForeignEtcdIsNotServed(t *testing.T) {
 			m := newControlPlane(t, mintedSites(t, 1))
 			m.lived(strings.ReplaceAll(tt.cluster, "own", m.site.ControlPlane.ID))
 			err := m.boot()
-			if served := m.has(etcdManifest); served != (tt.says == "") || (err == nil) != served || !m.said(tt.says) {
+			if served := m.has(controlplane.EtcdManifest); served != (tt.says == "") || (err == nil) != served || !m.said(tt.says) {
 				t.Errorf("%v, served: %v\n%s", err, served, strings.Join(m.console, "\n"))
 			}
 		})
@@ -969,7 +970,7 @@ func TestMasterRenewsCertificates(t *testing.T) {
 			return []string{"certs all", "kubeconfig all", "etcd local"}
 		},
 		"half a kubeconfig": func(m *controlPlane) []string {
-			m.put(superAdminConf, "apiVersion: v1\nkind: Conf")
+			m.put(controlplane.SuperAdminConf, "apiVersion: v1\nkind: Conf")
 			return []string{"certs all", "kubeconfig all", "etcd local"}
 		},
 		"eight months later": func(m *controlPlane) []string {
@@ -992,8 +993,8 @@ func TestMasterRenewsCertificates(t *testing.T) {
 			if !slices.Equal(m.inits, want) {
 				t.Errorf("kubeadm ran %q, want %q", m.inits, want)
 			}
-			if bad, _ := badCredentials(m.env(), m.site); len(bad) > 0 || m.has(renewalDir) {
-				t.Errorf("still bad: %d, and %s is there: %v", len(bad), renewalDir, m.has(renewalDir))
+			if bad, _ := controlplane.BadCredentials(m.env(), m.site); len(bad) > 0 || m.has(controlplane.RenewalDir) {
+				t.Errorf("still bad: %d, and %s is there: %v", len(bad), controlplane.RenewalDir, m.has(controlplane.RenewalDir))
 			}
 		})
 	}
@@ -1008,7 +1009,7 @@ func TestMasterRunsForYears(t *testing.T) {
 	if m.units[ondisk.UnitAgain] != "active" {
 		t.Fatal("nothing runs first boot again")
 	}
-	pods := m.get(controlPlanePods[1])
+	pods := m.get(controlplane.Pods[1])
 	m.inits = nil
 	for range 26 { // the timer, for 780 days
 		m.now = m.now.AddDate(0, 0, 30)
@@ -1019,14 +1020,14 @@ func TestMasterRunsForYears(t *testing.T) {
 			m.puts(at, m.cluster.client("system:node:m1", m.now.AddDate(1, 0, 0))) // kubelet renews its own
 		}
 		m.bootDone()
-		for _, l := range leaves {
-			cert, err := member.LoadPair(m.env(), member.PKIDir+"/"+l.base+".crt", member.PKIDir+"/"+l.base+".key")
+		for _, l := range controlplane.Leaves {
+			cert, err := member.LoadPair(m.env(), member.PKIDir+"/"+l.Base+".crt", member.PKIDir+"/"+l.Base+".key")
 			if err != nil || m.now.AddDate(0, 0, 30).After(cert.NotAfter) {
-				t.Fatalf("%s on %s: %v", l.base, m.now, err)
+				t.Fatalf("%s on %s: %v", l.Base, m.now, err)
 			}
 		}
 		if len(m.inits) > 0 {
-			if now := m.get(controlPlanePods[1]); now == pods || !strings.Contains(now, "name: kube-controller-manager.yaml") {
+			if now := m.get(controlplane.Pods[1]); now == pods || !strings.Contains(now, "name: kube-controller-manager.yaml") {
 				t.Fatalf("the controller manager still has the former certificate:\n%s", now)
 			} else {
 				pods = now
@@ -1035,7 +1036,7 @@ func TestMasterRunsForYears(t *testing.T) {
 				t.Fatalf("kubeadm ran %q, etcd was restarted %q", m.inits, m.restarts)
 			}
 			m.inits = nil
-		} else if m.get(controlPlanePods[1]) != pods {
+		} else if m.get(controlplane.Pods[1]) != pods {
 			t.Fatal("it was restarted for nothing")
 		}
 	}
@@ -1052,18 +1053,18 @@ func TestRestartOutlastsAKill(t *testing.T) {
 		days int
 		at   []string // each kills it once
 	}{
-		"pods":                    {240, []string{"write " + controlPlanePods[1]}},
-		"pods, kubelet's expired": {370, []string{"write " + controlPlanePods[1]}},
+		"pods":                    {240, []string{"write " + controlplane.Pods[1]}},
+		"pods, kubelet's expired": {370, []string{"write " + controlplane.Pods[1]}},
 		"kubelet":                 {370, []string{restart}},
-		"twice":                   {370, []string{"write " + controlPlanePods[1], restart}},
-		"its mark is still there": {370, []string{"remove " + podsRestart}},
-		"halfway through them":    {370, []string{"kubeadm writes " + renewed(controlPlaneConfs[3]), restart}},
+		"twice":                   {370, []string{"write " + controlplane.Pods[1], restart}},
+		"its mark is still there": {370, []string{"remove " + controlplane.PodsRestart}},
+		"halfway through them":    {370, []string{"kubeadm writes " + controlplane.Renewed(controlplane.Confs[3]), restart}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, sites)
 			m.bootDone()
-			pods := m.get(controlPlanePods[1])
+			pods := m.get(controlplane.Pods[1])
 			m.now = m.now.AddDate(0, 0, tt.days)
 			renewed := m.now
 			for _, at := range tt.at {
@@ -1079,13 +1080,13 @@ func TestRestartOutlastsAKill(t *testing.T) {
 				m.before, m.cutAt = nil, 0
 			}
 			m.bootDone()
-			if m.get(controlPlanePods[1]) == pods {
+			if m.get(controlplane.Pods[1]) == pods {
 				t.Error("the controller manager still has the former certificate")
 			}
 			if started := m.world.started[ondisk.UnitKubelet]; started.Before(renewed) != (tt.days < 365) {
 				t.Errorf("kubelet was started on %s, its certificate is another since %s", started, renewed)
 			}
-			if m.has(podsRestart) {
+			if m.has(controlplane.PodsRestart) {
 				t.Error("it is restarted once more")
 			}
 		})
@@ -1097,14 +1098,14 @@ func TestSnapshots(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	saved := func() []savedSnapshot {
-		all, err := snapshots(m.env())
+	saved := func() []controlplane.SavedSnapshot {
+		all, err := controlplane.Snapshots(m.env())
 		if err != nil {
 			t.Fatal(err)
 		}
 		return all
 	}
-	if all := saved(); len(all) != 1 || !strings.HasPrefix(m.get(member.SnapshotDir+"/"+all[0].name), "all objects") {
+	if all := saved(); len(all) != 1 || !strings.HasPrefix(m.get(member.SnapshotDir+"/"+all[0].Name), "all objects") {
 		t.Fatalf("%v", all)
 	}
 	m.put(member.SnapshotDir+"/.20260101-000000.db.edgebake-new", "half")
@@ -1115,8 +1116,8 @@ func TestSnapshots(t *testing.T) {
 		m.bootDone() // it is young
 	}
 	all := saved()
-	newest, err := time.Parse("20060102-150405.db", all[0].name)
-	if err != nil || len(all) != snapshotsKept || m.now.Sub(newest) > 2*time.Hour || m.has(member.SnapshotDir+"/.20260101-000000.db.edgebake-new") {
+	newest, err := time.Parse("20060102-150405.db", all[0].Name)
+	if err != nil || len(all) != controlplane.SnapshotsKept || m.now.Sub(newest) > 2*time.Hour || m.has(member.SnapshotDir+"/.20260101-000000.db.edgebake-new") {
 		t.Errorf("%v on %s", all, m.now)
 	}
 	m.own.short = true
@@ -1125,7 +1126,7 @@ func TestSnapshots(t *testing.T) {
 	if !slices.Equal(saved(), all) || !slices.ContainsFunc(m.state().Notes, func(n string) bool { return strings.Contains(n, "no snapshot of etcd") }) {
 		t.Errorf("%v, notes %q", saved(), m.state().Notes)
 	}
-	path, err := Snapshot(t.Context(), m.env())
+	path, err := controlplane.Snapshot(t.Context(), m.env())
 	if err == nil || m.has(path) && path != "" {
 		t.Errorf("half a snapshot is at %q", path)
 	}
@@ -1137,13 +1138,13 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	days := func(n int) []savedSnapshot {
+	days := func(n int) []controlplane.SavedSnapshot {
 		t.Helper()
 		for range n {
 			m.now = m.now.Add(25 * time.Hour)
 			m.bootDone()
 		}
-		all, err := snapshots(m.env())
+		all, err := controlplane.Snapshots(m.env())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1155,7 +1156,7 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	const total = 4 << 30
 	size := m.bytesBelow(member.SnapshotDir) / 6
 	m.puts("/var/lib/etcd/member/snap/db", strings.Repeat("x", int(size)))
-	m.used = total - total/100*snapshotLeaves - 3*size // room for three
+	m.used = total - total/100*controlplane.SnapshotLeaves - 3*size // room for three
 	if all := days(1); len(all) != 3 || m.bytesBelow(member.SnapshotDir) != 3*size {
 		t.Errorf("%v", all)
 	}
@@ -1175,14 +1176,14 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 		t.Errorf("%v, before %v", all, before)
 	}
 	// Two at a time are one after the other.
-	release, err := m.env().Lock(t.Context(), snapshotLock)
+	release, err := m.env().Lock(t.Context(), controlplane.SnapshotLock)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer release()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := Snapshot(ctx, m.env()); err == nil || !strings.Contains(err.Error(), "waiting for another snapshot") {
+	if _, err := controlplane.Snapshot(ctx, m.env()); err == nil || !strings.Contains(err.Error(), "waiting for another snapshot") {
 		t.Error(err)
 	}
 }
@@ -1204,11 +1205,11 @@ func TestSnapshotsOfTheFuture(t *testing.T) {
 			m.bootDone()
 		}
 	}
-	all, err := snapshots(m.env())
-	if err != nil || len(all) != snapshotsKept {
+	all, err := controlplane.Snapshots(m.env())
+	if err != nil || len(all) != controlplane.SnapshotsKept {
 		t.Fatalf("%v, %v", all, err)
 	}
-	oldest, err := time.Parse("20060102-150405.db", all[len(all)-1].name)
+	oldest, err := time.Parse("20060102-150405.db", all[len(all)-1].Name)
 	if err != nil || m.now.Sub(oldest) < 6*24*time.Hour || oldest.After(m.now) {
 		t.Errorf("on %s: %v", m.now.Format(time.DateTime), all)
 	}
@@ -1242,7 +1243,7 @@ func TestContinueFromThisMachine(t *testing.T) {
 	m.cluster.unpublished = false
 	m.lived(m.site.ControlPlane.ID)
 	m.withWords(mint.Words{ContinueFrom: "m1"})
-	forced := "--" + forceNewCluster + "=true"
+	forced := "--" + controlplane.ForceNewCluster + "=true"
 	for round := range 2 {
 		m.starts, m.restarts = nil, nil
 		m.bootDone()
@@ -1269,12 +1270,12 @@ func TestContinueWithoutANote(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 3))
 	m.cluster.unpublished = false
 	m.lived(m.site.ControlPlane.ID)
-	if err := os.Remove(m.inside(seatNoteFile)); err != nil {
+	if err := os.Remove(m.inside(controlplane.SeatNoteFile)); err != nil {
 		t.Fatal(err)
 	}
 	m.withWords(mint.Words{ContinueFrom: "m1"})
 	for range 2 {
-		if err := m.boot(); err == nil || m.started != "" || m.has(etcdRun) || !m.has("/var/lib/etcd/member/wal/0.wal") || !m.said("no note of which cluster it is") || m.said("write the image") || !m.said("--restore FILE") {
+		if err := m.boot(); err == nil || m.started != "" || m.has(controlplane.EtcdRun) || !m.has("/var/lib/etcd/member/wal/0.wal") || !m.said("no note of which cluster it is") || m.said("write the image") || !m.said("--restore FILE") {
 			t.Fatalf("%v, etcd runs as %q\n%s", err, m.started, strings.Join(m.console, "\n"))
 		}
 		m.on()
@@ -1308,7 +1309,7 @@ func TestContinueWithAnothersCA(t *testing.T) {
 func TestPowerCutOfContinue(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
-	for at, times := range map[string]int{"write " + etcdRun: 2, "write " + seatNoteFile: 1, "symlink " + etcdManifest: 4, "kubeadm writes " + etcdManifest: 2} {
+	for at, times := range map[string]int{"write " + controlplane.EtcdRun: 2, "write " + controlplane.SeatNoteFile: 1, "symlink " + controlplane.EtcdManifest: 4, "kubeadm writes " + controlplane.EtcdManifest: 2} {
 		for nth := 1; nth <= times; nth++ {
 			t.Run(fmt.Sprint(at, nth), func(t *testing.T) {
 				t.Parallel()
@@ -1332,8 +1333,8 @@ func TestPowerCutOfContinue(t *testing.T) {
 				m.lose()
 				m.on()
 				m.bootDone()
-				if m.started != "has data\n" || !strings.HasPrefix(readSeatNote(m.env()).Continued, "m1 ") {
-					t.Errorf("etcd runs as %q, note %+v", m.started, readSeatNote(m.env()))
+				if m.started != "has data\n" || !strings.HasPrefix(controlplane.ReadSeatNote(m.env()).Continued, "m1 ") {
+					t.Errorf("etcd runs as %q, note %+v", m.started, controlplane.ReadSeatNote(m.env()))
 				}
 			})
 		}
@@ -1348,7 +1349,7 @@ func TestContinueFromAnother(t *testing.T) {
 	m.cluster.unpublished = false
 	m.lived(m.site.ControlPlane.ID)
 	m.withWords(mint.Words{ContinueFrom: "m2"})
-	if err := m.boot(); err == nil || len(m.starts) > 0 || m.has(etcdManifest) {
+	if err := m.boot(); err == nil || len(m.starts) > 0 || m.has(controlplane.EtcdManifest) {
 		t.Fatalf("%v, etcd was started as %q before m2 lives", err, m.starts)
 	}
 	f := m.quorum()
@@ -1380,7 +1381,7 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 			f := m.quorum()
 			f.members = f.members[1:2]
 			m.bootDone()
-			if note := readSeatNote(m.env()); !strings.HasPrefix(note.Continued, "m2 ") {
+			if note := controlplane.ReadSeatNote(m.env()); !strings.HasPrefix(note.Continued, "m2 ") {
 				t.Fatalf("it joined, and notes %+v", note)
 			}
 			const member = 16045690984503098046
@@ -1393,12 +1394,12 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 			m.on()
 			m.patience = 90 * time.Second
 			m.before = func(string) {
-				if decided(m.env()) {
+				if controlplane.Decided(m.env()) {
 					m.cutAt = 1
 				}
 			}
 			_ = m.boot()
-			if decided(m.env()) != counted {
+			if controlplane.Decided(m.env()) != counted {
 				t.Errorf("etcd was let start: %v\n%s", !counted, m.log.String())
 			}
 		})
@@ -1417,12 +1418,12 @@ func logHead(member, cluster uint64) []byte {
 // its firmware knows. A new ticket holds, and a birth that was cut off goes on.
 func TestTicketIsForOneBirth(t *testing.T) {
 	t.Parallel()
-	for name, cut := range map[string]string{"born": "", "cut off before the note": "firmware", "cut off behind it": "kubeadm writes " + etcdManifest} {
+	for name, cut := range map[string]string{"born": "", "cut off before the note": "firmware", "cut off behind it": "kubeadm writes " + controlplane.EtcdManifest} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sites := mintedSites(t, 1)
 			m := newControlPlane(t, sites)
-			m.put(filepath.Dir(bornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
+			m.put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
 			m.before = func(effect string) {
 				if effect == cut && !m.cut {
 					m.cutAt = 1
@@ -1438,11 +1439,11 @@ func TestTicketIsForOneBirth(t *testing.T) {
 			if len(m.starts) != 1 {
 				t.Fatalf("etcd was started as %q", m.starts)
 			}
-			firmware := m.get(bornVar)
+			firmware := m.get(controlplane.BornVar)
 
 			again := newControlPlane(t, sites)
-			again.put(bornVar, firmware)
-			if err := again.boot(); err == nil || len(again.starts) > 0 || again.has(etcdManifest) || !again.said("has begun the cluster with this ticket before") {
+			again.put(controlplane.BornVar, firmware)
+			if err := again.boot(); err == nil || len(again.starts) > 0 || again.has(controlplane.EtcdManifest) || !again.said("has begun the cluster with this ticket before") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.console, "\n"))
 			}
 			s := *again.site
@@ -1452,7 +1453,7 @@ func TestTicketIsForOneBirth(t *testing.T) {
 			again.stampSite(&s)
 			again.on()
 			again.bootDone()
-			if len(again.starts) != 1 || again.get(bornVar) == firmware {
+			if len(again.starts) != 1 || again.get(controlplane.BornVar) == firmware {
 				t.Errorf("etcd was started as %q", again.starts)
 			}
 		})
@@ -1470,7 +1471,7 @@ func TestTicketsThatDiffer(t *testing.T) {
 	}{
 		"another ticket": {func(m *controlPlane) { m.others["192.0.2.13"].ticket = "2026-12-24T12:00:00Z" },
 			"the Site of this machine has another ticket for the cluster's birth (2026-11-27T09:00:00Z) than that of m3 (2026-12-24T12:00:00Z)"},
-		"no ticket":      {func(m *controlPlane) { m.others["192.0.2.13"].ticket = noTicketID }, "than that of m3 (none)"},
+		"no ticket":      {func(m *controlPlane) { m.others["192.0.2.13"].ticket = controlplane.NoTicketID }, "than that of m3 (none)"},
 		"an older image": {func(m *controlPlane) { m.others["192.0.2.13"].ticket = "" }, "m3 does not state its ticket"},
 		"it is used":     {func(m *controlPlane) { m.others["192.0.2.13"].state = seat.Spent }, "m3 has begun the cluster before with the ticket that all have"},
 	} {
@@ -1483,7 +1484,7 @@ func TestTicketsThatDiffer(t *testing.T) {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.console, "\n"))
 			}
 			m.all(seat.Blank)
-			m.others["192.0.2.13"].ticket = ticketID(m.site)
+			m.others["192.0.2.13"].ticket = controlplane.TicketID(m.site)
 			m.on()
 			m.bootDone()
 			if len(m.starts) != 1 || !strings.HasSuffix(m.starts[0], " new") {
@@ -1501,7 +1502,7 @@ func TestUsedTicketIsTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
-			m.put(bornVar, "\x07\x00\x00\x00"+ticketWord(m.site))
+			m.put(controlplane.BornVar, "\x07\x00\x00\x00"+controlplane.TicketWord(m.site))
 			m.all(others)
 			m.patience = 8 * time.Minute
 			told := map[bool]seat.Peer{}
@@ -1524,7 +1525,7 @@ func TestUsedTicketIsTold(t *testing.T) {
 			if err := m.run(New(e)); err == nil || len(m.starts) > 0 || !m.said("begun the cluster with this ticket before") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.console, "\n"))
 			}
-			if want := (seat.Peer{State: seat.Spent, Ticket: ticketID(m.site)}); told[others == seat.Blank] != want {
+			if want := (seat.Peer{State: seat.Spent, Ticket: controlplane.TicketID(m.site)}); told[others == seat.Blank] != want {
 				t.Errorf("the others are told %+v, want %+v", told, want)
 			}
 		})
@@ -1533,7 +1534,7 @@ func TestUsedTicketIsTold(t *testing.T) {
 
 // peerOf is a client as another control-plane node has it, of what listens there.
 func (m *controlPlane) peerOf(l net.Listener) *http.Client {
-	conf, err := etcdTLS(m.env())
+	conf, err := controlplane.EtcdTLS(m.env())
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -1547,7 +1548,7 @@ func (m *controlPlane) etcdutl(c machine.Cmd) error {
 	args := c.Args[slices.Index(c.Args, "etcdutl"):]
 	inside := func(p string) string {
 		p = strings.Replace(p, "/snapshots/", member.SnapshotDir+"/", 1)
-		return strings.Replace(p, "/restore/", restoreDir+"/", 1)
+		return strings.Replace(p, "/restore/", controlplane.RestoreDir+"/", 1)
 	}
 	if !slices.Contains(c.Args, "registry.k8s.io/etcd:3.6.8-0") {
 		m.t.Errorf("ctr %q", c.Args)
@@ -1598,23 +1599,23 @@ func TestRestoreASnapshot(t *testing.T) {
 			}
 			if tt.stick {
 				m.plug("")
-				m.slotFiles = map[string]string{stickDev + "/" + snapshotOnStick: text}
+				m.slotFiles = map[string]string{stickDev + "/" + controlplane.SnapshotOnStick: text}
 				if tt.wrong {
-					m.slotFiles[stickDev+"/"+snapshotOnStick] = "another"
+					m.slotFiles[stickDev+"/"+controlplane.SnapshotOnStick] = "another"
 				}
 			} else {
 				m.put(member.SnapshotDir+"/20261111-000000.db", text)
 				m.put(member.SnapshotDir+"/20261112-000000.db", "a newer one")
 			}
 			if tt.wrong {
-				if err := m.boot(); err == nil || len(m.starts) > 0 || m.has(etcdManifest) || !m.said("there is no snapshot with the SHA-256 "+sum) {
+				if err := m.boot(); err == nil || len(m.starts) > 0 || m.has(controlplane.EtcdManifest) || !m.said("there is no snapshot with the SHA-256 "+sum) {
 					t.Errorf("%v, started as %q\n%s", err, m.starts, strings.Join(m.console, "\n"))
 				}
 				return
 			}
 			for range 2 {
 				m.bootDone()
-				if m.get("/var/lib/etcd/member/snap/db") != text || m.has(restoreDir) || tt.old != (len(m.aside("/wal")) == 1) || m.started != "has data\n" {
+				if m.get("/var/lib/etcd/member/snap/db") != text || m.has(controlplane.RestoreDir) || tt.old != (len(m.aside("/wal")) == 1) || m.started != "has data\n" {
 					t.Fatalf("etcd runs as %q\n%s", m.started, strings.Join(m.console, "\n"))
 				}
 				m.on()
@@ -1642,10 +1643,10 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 				m.now = m.now.Add(200 * time.Hour)
 				m.cluster.unpublished = false
 				if uefi {
-					m.put(filepath.Dir(bornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
+					m.put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
 				}
 				if firmware != "" {
-					m.put(restoredVar, firmware)
+					m.put(controlplane.RestoredVar, firmware)
 				}
 				m.put(member.SnapshotDir+"/20261111-000000.db", text)
 				m.put(member.SnapshotDir+"/20261112-000000.db", other)
@@ -1664,7 +1665,7 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 				}
 			}
 			boot("said", first, text, false)
-			firmware := string(m.env().Contents(restoredVar))
+			firmware := string(m.env().Contents(controlplane.RestoredVar))
 			if (len(firmware) > 4) != uefi {
 				t.Fatalf("the firmware has %q", firmware)
 			}
@@ -1681,13 +1682,13 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 
 			again := machine(firmware)
 			again.withWords(first)
-			if err := again.boot(); uefi && (err == nil || len(again.starts) > 0 || again.has(etcdManifest) || !again.said("that data is no longer on its disk")) {
+			if err := again.boot(); uefi && (err == nil || len(again.starts) > 0 || again.has(controlplane.EtcdManifest) || !again.said("that data is no longer on its disk")) {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.console, "\n"))
 			}
 			again.withWords(restore(text, again.now.Add(time.Hour)))
 			again.on()
 			again.bootDone()
-			if again.get(db) != text || uefi && string(again.env().Contents(restoredVar)) == firmware {
+			if again.get(db) != text || uefi && string(again.env().Contents(controlplane.RestoredVar)) == firmware {
 				t.Errorf("said again, etcd has %q", again.get(db))
 			}
 		})
@@ -1700,12 +1701,12 @@ func TestCarriedOutIsNoBirth(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	before := readSeatNote(m.env())
+	before := controlplane.ReadSeatNote(m.env())
 	if before.Born == "" {
 		t.Fatalf("%+v", before)
 	}
 	before.Said = m.now
-	if after := before.carriedOut(m.site); after.Born != "" || after.Cluster != before.Cluster || !after.Said.Equal(m.now) {
+	if after := before.CarriedOut(m.site); after.Born != "" || after.Cluster != before.Cluster || !after.Said.Equal(m.now) {
 		t.Errorf("%+v, before %+v", after, before)
 	}
 }
@@ -1717,9 +1718,9 @@ func TestRestoreWithoutASnapshot(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 3))
 	m.cluster.unpublished = false
 	m.lived(m.site.ControlPlane.ID)
-	m.put(asideDir+"/wal/0.wal", "of a former loss")
+	m.put(controlplane.AsideDir+"/wal/0.wal", "of a former loss")
 	m.withWords(mint.Words{ContinueFrom: "m1", Restore: strings.Repeat("ab", 32)})
-	if err := m.boot(); err == nil || !m.said("there is no snapshot with the SHA-256 abab") || !m.has("/var/lib/etcd/member/wal/0.wal") || m.get(asideDir+"/wal/0.wal") != "of a former loss" {
+	if err := m.boot(); err == nil || !m.said("there is no snapshot with the SHA-256 abab") || !m.has("/var/lib/etcd/member/wal/0.wal") || m.get(controlplane.AsideDir+"/wal/0.wal") != "of a former loss" {
 		t.Errorf("%v, data in place: %v\n%s", err, m.has("/var/lib/etcd/member/wal/0.wal"), strings.Join(m.console, "\n"))
 	}
 }
@@ -1727,7 +1728,7 @@ func TestRestoreWithoutASnapshot(t *testing.T) {
 // aside lists what there is at a path in directories with data that was set aside.
 func (m *controlPlane) aside(path string) []string {
 	m.t.Helper()
-	found, err := filepath.Glob(m.inside(asideDir) + "*" + path)
+	found, err := filepath.Glob(m.inside(controlplane.AsideDir) + "*" + path)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -1761,10 +1762,10 @@ func TestBeginsOverALoglessDatabase(t *testing.T) {
 func TestLoglessDatabasesDoNotPileUp(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.put(asideDir+"/wal/0.wal", "of a former word")
+	m.put(controlplane.AsideDir+"/wal/0.wal", "of a former word")
 	for _, text := range []string{"new", "all the data of a shop", "void", "nothing", "nil"} {
 		m.put("/var/lib/etcd/member/snap/db", text)
-		if err := setAsideLogless(m.env()); err != nil {
+		if err := controlplane.SetAsideLogless(m.env()); err != nil {
 			t.Fatal(err)
 		}
 		m.now = m.now.Add(time.Minute)
@@ -1835,7 +1836,7 @@ func TestRoomOnOtherMachines(t *testing.T) {
 		"":            "asking its kubelet how much is free on its disk: ",
 	} {
 		m.cluster.summary = summary
-		err := roomOn(t.Context(), m.env(), m.site, "m2", 100<<20)
+		err := controlplane.RoomOn(t.Context(), m.env(), m.site, "m2", 100<<20)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", summary, err, want)
 		}
@@ -1848,7 +1849,7 @@ func TestSetAsideIsKept(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	m.put(asideDir+"/wal/0.wal", "of a former program")
+	m.put(controlplane.AsideDir+"/wal/0.wal", "of a former program")
 	for i, text := range []string{"first", "second"} {
 		digest := sha256.Sum256([]byte(text))
 		m.put(member.SnapshotDir+"/2026111"+fmt.Sprint(i)+"-000000.db", text)
@@ -1891,7 +1892,7 @@ func TestRestoreKeepsALog(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.rejected()
 	m.put("/var/lib/etcd/member/wal/0.wal", "")
-	if err := setAsideLogless(m.env()); err == nil || !m.has("/var/lib/etcd/member/snap/db") || !m.has("/var/lib/etcd/member/wal/0.wal") {
+	if err := controlplane.SetAsideLogless(m.env()); err == nil || !m.has("/var/lib/etcd/member/snap/db") || !m.has("/var/lib/etcd/member/wal/0.wal") {
 		t.Errorf("%v, and the data is gone", err)
 	}
 }
@@ -1907,23 +1908,23 @@ func TestPowerCutOfRestore(t *testing.T) {
 		kept  bool
 	}{
 		"old data":         {func(m *controlPlane) { m.lived(m.site.ControlPlane.ID) }, "rename " + configs.EtcdDataDir + "/member", true},
-		"a rejected start": {(*controlPlane).rejected, "mkdir " + restoreDir, false},
+		"a rejected start": {(*controlPlane).rejected, "mkdir " + controlplane.RestoreDir, false},
 	} {
 		begin := func(t *testing.T) *controlPlane {
 			m := newControlPlane(t, sites)
 			m.now = m.now.Add(200 * time.Hour)
 			m.cluster.unpublished = false
-			m.put(filepath.Dir(bornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
+			m.put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
 			m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
 			tt.disk(m)
 			m.plug("")
-			m.slotFiles = map[string]string{stickDev + "/" + snapshotOnStick: text}
+			m.slotFiles = map[string]string{stickDev + "/" + controlplane.SnapshotOnStick: text}
 			return m
 		}
 		whole := begin(t)
 		whole.bootDone()
 		from := slices.Index(whole.names, tt.first)
-		to := slices.Index(whole.names, "rename "+restoreDir+"/data/member") + 4
+		to := slices.Index(whole.names, "rename "+controlplane.RestoreDir+"/data/member") + 4
 		if from < 0 || to-from < 8 {
 			t.Fatalf("effects: %q", whole.names)
 		}
@@ -2078,8 +2079,8 @@ func TestWordsFromAStick(t *testing.T) {
 			t.Fatalf("with keys: %v, taken: %v\n%s", keys, taken, strings.Join(m.console, "\n"))
 		}
 	}
-	if !m.said("etcd continues from this machine alone") || !strings.HasPrefix(readSeatNote(m.env()).Continued, "m1 ") {
-		t.Errorf("note %+v\n%s", readSeatNote(m.env()), strings.Join(m.console, "\n"))
+	if !m.said("etcd continues from this machine alone") || !strings.HasPrefix(controlplane.ReadSeatNote(m.env()).Continued, "m1 ") {
+		t.Errorf("note %+v\n%s", controlplane.ReadSeatNote(m.env()), strings.Join(m.console, "\n"))
 	}
 	m.keysOnlyInPlace()
 }
@@ -2123,7 +2124,7 @@ func TestPublishedMeanwhile(t *testing.T) {
 			spec.Credentials = configs.Credentials{}
 		}
 		c.happens()
-		err := publishPhase(&site.Active{Site: &spec, Node: spec.NodeName}).Run(t.Context(), m.env())
+		err := controlplane.PublishPhase(&site.Active{Site: &spec, Node: spec.NodeName}).Run(t.Context(), m.env())
 		if (err != nil) != c.fails {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -2268,7 +2269,7 @@ func TestManifests(t *testing.T) {
 	m.stampSite(m.site)
 	m.on()
 	m.bootDone()
-	if len(m.cluster.applied) > 0 || m.has(clusterManifests) {
+	if len(m.cluster.applied) > 0 || m.has(controlplane.ClusterManifests) {
 		t.Errorf("applied again: %q", m.cluster.applied)
 	}
 
@@ -2297,7 +2298,7 @@ func TestManifestsOfAnOlderCluster(t *testing.T) {
 	m.cluster.noNotes = false
 	m.on()
 	m.bootDone()
-	if want := appliedPaths; len(m.cluster.applied) > 0 || !slices.Equal(m.cluster.created, want) || !m.cluster.marked || m.has(clusterManifests) {
+	if want := appliedPaths; len(m.cluster.applied) > 0 || !slices.Equal(m.cluster.created, want) || !m.cluster.marked || m.has(controlplane.ClusterManifests) {
 		t.Errorf("applied %q, there are %q", m.cluster.applied, m.cluster.created)
 	}
 }
@@ -2341,7 +2342,7 @@ func TestManifestsAreAppliedOnce(t *testing.T) {
 	other.cluster.marked = true
 	other.on()
 	other.bootDone()
-	if len(other.cluster.applied) > 0 || other.has(clusterManifests) {
+	if len(other.cluster.applied) > 0 || other.has(controlplane.ClusterManifests) {
 		t.Errorf("applied %v, though it was ended", other.cluster.applied)
 	}
 
@@ -2377,7 +2378,7 @@ func TestManifestsThatCannotBeNoted(t *testing.T) {
 // An object has one key whatever its contents are, and two where it is listed twice.
 func TestMarkerKeys(t *testing.T) {
 	t.Parallel()
-	all, err := objectsOf([]manifest.File{{Name: "a.yaml", Text: `{apiVersion: apps/v1, kind: Deployment, metadata: {name: a, namespace: b}}
+	all, err := controlplane.ObjectsOf([]manifest.File{{Name: "a.yaml", Text: `{apiVersion: apps/v1, kind: Deployment, metadata: {name: a, namespace: b}}
 ---
 {apiVersion: apps/v2, kind: Deployment, metadata: {name: a, namespace: b}, spec: {}}
 ---
@@ -2386,7 +2387,7 @@ func TestMarkerKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keys, alone := markerKeys(all), markerKeys(all[1:])
+	keys, alone := controlplane.MarkerKeys(all), controlplane.MarkerKeys(all[1:])
 	if keys[0] == keys[1] || keys[1] == keys[2] || alone[0] != keys[0] || alone[1] != keys[2] {
 		t.Errorf("%q, without the first %q", keys, alone)
 	}
@@ -2402,8 +2403,8 @@ func TestPublishedDNS(t *testing.T) {
 		gone  []string
 	}{
 		{nil, true, nil},
-		{[]string{dnsDeployment}, true, []string{dnsDeployment}},
-		{[]string{dnsDeployment, dnsService}, false, nil},
+		{[]string{controlplane.DnsDeployment}, true, []string{controlplane.DnsDeployment}},
+		{[]string{controlplane.DnsDeployment, controlplane.DnsService}, false, nil},
 	} {
 		m := newControlPlane(t, mintedSites(t, 1))
 		m.cluster.dns = tt.there
@@ -2425,7 +2426,7 @@ func TestResetForgetsKeys(t *testing.T) {
 	if _, err := m.reset(); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range controlPlaneFiles() {
+	for _, f := range controlplane.Files() {
 		if m.has(f) {
 			t.Errorf("%s is there still", f)
 		}
@@ -2437,7 +2438,7 @@ func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.put("/var/lib/etcd/member/wal", "")
-	if err := m.boot(); err == nil || m.has(etcdManifest) || !m.said("looking for the data of etcd") {
+	if err := m.boot(); err == nil || m.has(controlplane.EtcdManifest) || !m.said("looking for the data of etcd") {
 		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
 	}
 }

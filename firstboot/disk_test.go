@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
@@ -143,7 +144,7 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 	named.bootDone()
 	named.put(configs.EtcdDataDir+"/member/wal/0.wal", "data")
 	active := &site.Active{Site: named.site, Node: "m9"}
-	err := diskIsOfSite(named.env(), active)
+	err := controlplane.DiskIsOfSite(named.env(), active)
 	if fix, permanent := run.Fix(err); !permanent || strings.Contains(fix, "firstboot reset") || !strings.Contains(fix, "data of etcd is lost then") {
 		t.Errorf("%v: %s", err, fix)
 	}
@@ -194,7 +195,7 @@ func TestDataCannotGrow(t *testing.T) {
 				if err := w.run(New(e)); err != nil {
 					t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 				}
-				if w == m.world && !decided(e) {
+				if w == m.world && !controlplane.Decided(e) {
 					t.Error("etcd may not start")
 				}
 				notes := strings.Join(w.state().Notes, "\n")

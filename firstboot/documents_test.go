@@ -9,6 +9,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 )
 
 // TestCorrectedDocuments: a Site with other documents of kubeadm for the whole cluster
@@ -31,22 +32,22 @@ func TestCorrectedDocuments(t *testing.T) {
 		"nobody has changed them":   {func(*controlPlane) {}, 1, false},
 		"a person has changed them": {func(m *controlPlane) { m.cluster.configs["ClusterConfiguration"] += "# mine" }, 0, true},
 		"another one uploaded them": {func(m *controlPlane) {
-			documents, err := documentsOf(m.site)
+			documents, err := controlplane.DocumentsOf(m.site)
 			if err != nil {
 				t.Fatal(err)
 			}
 			m.cluster.configs["ClusterConfiguration"] += "# by m2"
-			m.cluster.annotations[documentsKey] = documents
+			m.cluster.annotations[controlplane.DocumentsKey] = documents
 		}, 0, false},
 		"the cluster is of a former release": {func(m *controlPlane) { clear(m.cluster.annotations) }, 0, true},
 		"so is this machine": {func(m *controlPlane) {
 			clear(m.cluster.annotations)
-			if err := m.env().Remove(documentsMark); err != nil {
+			if err := m.env().Remove(controlplane.DocumentsMark); err != nil {
 				t.Fatal(err)
 			}
 		}, 0, false},
 		"the disk is new, and the Site may be old": {func(m *controlPlane) {
-			if err := m.env().Remove(documentsMark); err != nil {
+			if err := m.env().Remove(controlplane.DocumentsMark); err != nil {
 				t.Fatal(err)
 			}
 		}, 0, true},
@@ -69,21 +70,21 @@ func TestCorrectedDocuments(t *testing.T) {
 			m.on()
 			m.bootDone()
 			notes := strings.Join(m.state().Notes, "\n")
-			if uploads(m) != tt.uploads || strings.Contains(notes, "kubeadm init phase upload-config all --config "+documentsFile) != tt.note || m.has(documentsFile) != tt.note {
+			if uploads(m) != tt.uploads || strings.Contains(notes, "kubeadm init phase upload-config all --config "+controlplane.DocumentsFile) != tt.note || m.has(controlplane.DocumentsFile) != tt.note {
 				t.Errorf("kubeadm ran %q, notes %q", m.inits, notes)
 			}
 			// What the note says ends it; nothing is uploaded twice.
-			documents, err := documentsOf(m.site)
+			documents, err := controlplane.DocumentsOf(m.site)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if tt.note {
-				maps.Copy(m.cluster.annotations, map[string]string{documentsKey: documents})
+				maps.Copy(m.cluster.annotations, map[string]string{controlplane.DocumentsKey: documents})
 			}
 			m.inits = nil
 			m.on()
 			m.bootDone()
-			if uploads(m) > 0 || len(m.state().Notes) > 0 || m.text(documentsMark) != documents || m.has(documentsFile) {
+			if uploads(m) > 0 || len(m.state().Notes) > 0 || m.text(controlplane.DocumentsMark) != documents || m.has(controlplane.DocumentsFile) {
 				t.Errorf("again: kubeadm ran %q, notes %q", m.inits, m.state().Notes)
 			}
 			m.site = keys
@@ -114,7 +115,7 @@ func TestUploadThatWasCutOff(t *testing.T) {
 		"before the upload":         func(c *controlPlane) { c.cutBefore("kubeadm uploads ClusterConfiguration") },
 		"within the upload":         func(c *controlPlane) { c.cutBefore("kubeadm uploads kubelet") },
 		"the cluster takes no note": func(c *controlPlane) { c.cluster.noNotes, c.patience = true, time.Minute },
-		"before this machine's":     func(c *controlPlane) { c.cutBefore("write " + documentsMark) },
+		"before this machine's":     func(c *controlPlane) { c.cutBefore("write " + controlplane.DocumentsMark) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -127,7 +128,7 @@ func TestUploadThatWasCutOff(t *testing.T) {
 			c.cluster.noNotes, c.cutAt, c.before, c.patience = false, 0, nil, m.patience
 			c.on()
 			c.bootDone()
-			if notes := c.state().Notes; len(notes) > 0 || c.has(documentsFile) || len(c.cluster.annotations) != 2 {
+			if notes := c.state().Notes; len(notes) > 0 || c.has(controlplane.DocumentsFile) || len(c.cluster.annotations) != 2 {
 				t.Errorf("notes %q, annotations %q", notes, c.cluster.annotations)
 			}
 			for key, text := range c.cluster.configs {
@@ -188,7 +189,7 @@ func TestLacking(t *testing.T) {
 		if err := errors.Join(yamltree.Unmarshal([]byte(site), &s), yamltree.Unmarshal([]byte(has), &h)); err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Join(lacking("", s, h), "; "); got != want {
+		if got := strings.Join(controlplane.Lacking("", s, h), "; "); got != want {
 			t.Errorf("%s\ngot  %q\nwant %q", has, got, want)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -61,7 +62,7 @@ func TestNodeOfAControlPlaneNodeIsDeleted(t *testing.T) {
 			if err != nil || n == nil || m.kubeletRestarts() != 1 {
 				t.Fatalf("Node %v, kubelet was restarted %d times, %v\n%s", n, m.kubeletRestarts(), err, strings.Join(m.console, "\n"))
 			}
-			if _, marked := n.Metadata.Labels[controlPlaneLabel]; !marked {
+			if _, marked := n.Metadata.Labels[controlplane.Label]; !marked {
 				t.Errorf("the Node has labels %v", n.Metadata.Labels)
 			}
 		})

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -105,23 +106,23 @@ func New(e *machine.Env) *run.Runner {
 func controlPlanePhases(active *site.Active) []run.Phase {
 	site, image := active.Site, active.Image
 	return []run.Phase{
-		addressPhase(site), // etcd and the API server listen there
+		controlplane.AddressPhase(site),                    // etcd and the API server listen there
 		network.ClockPhase(site, image, stampedAt(active)), // before the first certificate is judged
-		keysPhase(active),         // before anything is signed
-		endpointPhase(site),       // before the first client of the own API server
-		join.ImagesPhase(),        // before kubelet wants them
-		certificatesPhase(active), // the seat decision asks with them
-		seatPhase(active),         // before etcd can start, at each boot
-		controlPlanePhase(active), // kubelet, and with it the control plane
-		continuedPhase(active),    // etcd's force-new-cluster is for one start
-		publishPhase(active),      // what nodes join with; once in a cluster's life
-		snapshotPhase(active),     // before what may wait for a person
-		upkeepPhase(active),       // after a snapshot
-		registerPhase(active),     // the Node is a control-plane node's
-		join.ForgetPhase(active),  // all that needs the Site's keys is done; Ready may wait for a network add-on
-		againPhase(),              // certificates and snapshots are looked after while the machine is on
-		documentsPhase(active),    // another Site may have others than the birth uploaded
-		manifestsPhase(active),    // once; one of them may be what Ready waits for
+		controlplane.KeysPhase(active),                     // before anything is signed
+		controlplane.EndpointPhase(site),                   // before the first client of the own API server
+		join.ImagesPhase(),                                 // before kubelet wants them
+		controlplane.CertificatesPhase(active),             // the seat decision asks with them
+		controlplane.SeatPhase(active),                     // before etcd can start, at each boot
+		controlplane.Phase(active),                         // kubelet, and with it the control plane
+		controlplane.ContinuedPhase(active),                // etcd's force-new-cluster is for one start
+		controlplane.PublishPhase(active),                  // what nodes join with; once in a cluster's life
+		controlplane.SnapshotPhase(active),                 // before what may wait for a person
+		controlplane.UpkeepPhase(active),                   // after a snapshot
+		controlplane.RegisterPhase(active),                 // the Node is a control-plane node's
+		join.ForgetPhase(active),                           // all that needs the Site's keys is done; Ready may wait for a network add-on
+		againPhase(),                                       // certificates and snapshots are looked after while the machine is on
+		controlplane.DocumentsPhase(active),                // another Site may have others than the birth uploaded
+		controlplane.ManifestsPhase(active),                // once; one of them may be what Ready waits for
 		join.ReadyPhase(active, join.HubNode{}),
 	}
 }

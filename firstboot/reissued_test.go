@@ -16,6 +16,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -165,7 +166,7 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	}
 	m.stampSite(&newer)
 	m.names, m.console = nil, nil
-	pods := m.get(controlPlanePods[0])
+	pods := m.get(controlplane.Pods[0])
 	m.bootDone() // while it runs, as with a signed stick
 	if !m.said("etcd on this machine uses its CA as it was issued before") {
 		t.Errorf("nobody was told to restart etcd\n%s", strings.Join(m.console, "\n"))
@@ -183,7 +184,7 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 				t.Errorf("%s: the CA %s is the former one", when, of.Base)
 			}
 		}
-		for _, conf := range append(slices.Clone(controlPlaneConfs), ondisk.KubeletConf) {
+		for _, conf := range append(slices.Clone(controlplane.Confs), ondisk.KubeletConf) {
 			if string(trustedBy(t, m.get(conf))) != keys.CA.Cert {
 				t.Errorf("%s: %s trusts the former CA", when, conf)
 			}
@@ -191,7 +192,7 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 		if published() != keys.CA.Cert {
 			t.Errorf("%s: workers are told of the former CA", when)
 		}
-		if m.get(controlPlanePods[0]) == pods {
+		if m.get(controlplane.Pods[0]) == pods {
 			t.Errorf("%s: the API server was not restarted", when)
 		}
 		if said := m.said("is valid until"); said {
@@ -202,13 +203,13 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 		t.Error("etcd was restarted, and it is told to")
 	}
 	m.clockSays(m.now.AddDate(0, 0, -2)) // before they were issued
-	files, err := pkiFilesFor(m.env(), older.Credentials.Keys)
+	files, err := controlplane.PKIFilesFor(m.env(), older.Credentials.Keys)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range files {
-		if strings.HasSuffix(f.path, ".crt") && string(f.data) != m.get(f.path) {
-			t.Errorf("with a clock that is behind, %s is taken from the older Site", f.path)
+		if strings.HasSuffix(f.Path, ".crt") && string(f.Data) != m.get(f.Path) {
+			t.Errorf("with a clock that is behind, %s is taken from the older Site", f.Path)
 		}
 	}
 }

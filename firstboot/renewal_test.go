@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
@@ -20,8 +21,8 @@ import (
 func (m *controlPlane) inUseBytes() map[string]string {
 	m.t.Helper()
 	all := map[string]string{}
-	for _, c := range credentialsOf(m.site) {
-		for _, f := range c.files {
+	for _, c := range controlplane.CredentialsOf(m.site) {
+		for _, f := range c.Files {
 			if m.has(f) {
 				all[f] = m.get(f)
 			}
@@ -34,13 +35,13 @@ func (m *controlPlane) inUseBytes() map[string]string {
 // the next run repairs it.
 func (m *controlPlane) wantUsable(when string) {
 	m.t.Helper()
-	for _, c := range credentialsOf(m.site) {
-		_, err := c.usable(m.env(), inUse)
+	for _, c := range controlplane.CredentialsOf(m.site) {
+		_, err := c.Usable(m.env(), controlplane.InUse)
 		if err == nil {
 			continue
 		}
-		if _, other := c.usable(m.env(), renewed); other != nil {
-			m.t.Errorf("%s: %s cannot be used (%v), nor can its new one (%v)", when, c.name(), err, other)
+		if _, other := c.Usable(m.env(), controlplane.Renewed); other != nil {
+			m.t.Errorf("%s: %s cannot be used (%v), nor can its new one (%v)", when, c.Name(), err, other)
 		}
 	}
 }
@@ -61,7 +62,7 @@ func TestRenewalThatFails(t *testing.T) {
 		"between a key and its certificate": func(m *controlPlane) func(machine.Cmd) error {
 			return func(c machine.Cmd) error {
 				m.before = func(effect string) {
-					if effect == "kubeadm writes "+renewed(member.PKIDir+"/etcd/peer.crt") {
+					if effect == "kubeadm writes "+controlplane.Renewed(member.PKIDir+"/etcd/peer.crt") {
 						m.cut = true
 					}
 				}
@@ -81,7 +82,7 @@ func TestRenewalThatFails(t *testing.T) {
 		"with files that were cut off": func(m *controlPlane) func(machine.Cmd) error {
 			return func(c machine.Cmd) error {
 				err := m.kubeadm(c)
-				m.put(renewed(member.PKIDir+"/etcd/server.crt"), "")
+				m.put(controlplane.Renewed(member.PKIDir+"/etcd/server.crt"), "")
 				return err
 			}
 		},
@@ -92,7 +93,7 @@ func TestRenewalThatFails(t *testing.T) {
 			m.bootDone()
 			m.now = m.now.AddDate(0, 8, 0)
 			before := m.inUseBytes()
-			pods := m.get(controlPlanePods[0])
+			pods := m.get(controlplane.Pods[0])
 			failing := fails(m)
 			m.world.init = func(c machine.Cmd) error {
 				if args := strings.Join(c.Args, " "); strings.Contains(args, "certs all") || strings.Contains(args, "kubeconfig all") {
@@ -114,13 +115,13 @@ func TestRenewalThatFails(t *testing.T) {
 				if !m.said("the control plane's certificates are not renewed: ") || !m.said("are valid until 2027-11-20T10:00:") {
 					t.Errorf("%s: nobody was told\n%s", when, strings.Join(m.console, "\n"))
 				}
-				if m.has(renewalDir) || when == "the timer" && m.get(controlPlanePods[0]) != pods {
+				if m.has(controlplane.RenewalDir) || when == "the timer" && m.get(controlplane.Pods[0]) != pods {
 					t.Errorf("%s: it left something, or restarted a pod", when)
 				}
 			}
 			m.world.init = m.kubeadm
 			m.bootDone()
-			if bad, _ := badCredentials(m.env(), m.site); len(bad) > 0 || m.get(controlPlanePods[0]) == pods {
+			if bad, _ := controlplane.BadCredentials(m.env(), m.site); len(bad) > 0 || m.get(controlplane.Pods[0]) == pods {
 				t.Errorf("%d are not renewed, or not read", len(bad))
 			}
 		})
@@ -196,7 +197,7 @@ func TestPowerCutOfRenewal(t *testing.T) {
 			whole := m.cloneWith(t, files)
 			whole.bootDone()
 			first := slices.IndexFunc(whole.names, func(effect string) bool { return strings.HasPrefix(effect, "link ") }) // before, nothing in use is another
-			end := slices.Index(whole.names, "remove all of "+renewalDir) + 2
+			end := slices.Index(whole.names, "remove all of "+controlplane.RenewalDir) + 2
 			if first < 0 || end < first+20 {
 				t.Fatalf("effects: %q", whole.names)
 			}
@@ -223,7 +224,7 @@ func TestPowerCutOfRenewal(t *testing.T) {
 							cut.on()
 						}
 						cut.bootDone()
-						if bad, _ := badCredentials(cut.env(), cut.site); len(bad) > 0 || cut.has(renewalDir) || cut.has(podsRestart) {
+						if bad, _ := controlplane.BadCredentials(cut.env(), cut.site); len(bad) > 0 || cut.has(controlplane.RenewalDir) || cut.has(controlplane.PodsRestart) {
 							t.Errorf("%s: %d certificates are bad", when, len(bad))
 						}
 						cut.keysOnlyInPlace()
@@ -259,7 +260,7 @@ func TestRenewalOfShortCertificates(t *testing.T) {
 			if n := made(); n != 1 {
 				t.Fatalf("a new machine's were made %d times", n)
 			}
-			due := life - min(life/2, renewBefore)
+			due := life - min(life/2, controlplane.RenewBefore)
 			for _, tt := range []struct {
 				after time.Duration
 				want  int
@@ -274,17 +275,17 @@ func TestRenewalOfShortCertificates(t *testing.T) {
 				if n := made(); n != tt.want {
 					t.Fatalf("%s later they were made %d times, want %d", tt.after, n, tt.want)
 				}
-				pods := m.get(controlPlanePods[0])
+				pods := m.get(controlplane.Pods[0])
 				m.bootDone()
-				if made() != 0 || m.get(controlPlanePods[0]) != pods {
+				if made() != 0 || m.get(controlplane.Pods[0]) != pods {
 					t.Fatal("they were made again, or a pod was restarted")
 				}
 			}
-			if err := os.Remove(filepath.Join(m.root, madeFile)); err != nil {
+			if err := os.Remove(filepath.Join(m.root, controlplane.MadeFile)); err != nil {
 				t.Fatal(err)
 			}
 			m.bootDone()
-			if n := made(); n > 1 || n > 0 && life > 2*renewBefore {
+			if n := made(); n > 1 || n > 0 && life > 2*controlplane.RenewBefore {
 				t.Errorf("without the note, they were made %d times", n)
 			}
 			m.bootDone()
@@ -339,10 +340,10 @@ func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 			m := newControlPlane(t, sites)
 			m.bootDone()
 			m.now = m.now.AddDate(0, 8, 0)
-			pods := m.get(controlPlanePods[1])
+			pods := m.get(controlplane.Pods[1])
 			m.units[ondisk.UnitKubelet] = state
 			m.bootDone() // the timer
-			if m.get(controlPlanePods[1]) == pods {
+			if m.get(controlplane.Pods[1]) == pods {
 				t.Error("the controller manager uses its former kubeconfig until the machine is restarted")
 			}
 		})
@@ -356,10 +357,10 @@ func TestRenewalWithASpoiltManifest(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	m.now = m.now.AddDate(0, 8, 0)
-	m.put(controlPlanePods[2], "")
+	m.put(controlplane.Pods[2], "")
 	m.names = nil
 	m.bootDone()
-	if count(m.names, "write "+controlPlanePods[1]) == 0 || m.get(controlPlanePods[2]) == "" || m.has(podsRestart) {
+	if count(m.names, "write "+controlplane.Pods[1]) == 0 || m.get(controlplane.Pods[2]) == "" || m.has(controlplane.PodsRestart) {
 		t.Errorf("a pod is not restarted, or its manifest is still empty: %q", m.names)
 	}
 }
@@ -407,7 +408,7 @@ func TestCertificatesOfAClockAhead(t *testing.T) {
 				return m.synced
 			}
 			m.bootDone()
-			pods := m.get(controlPlanePods[0])
+			pods := m.get(controlplane.Pods[0])
 			if tt.after == 2*time.Hour {
 				if m.synced || m.wrong == 0 {
 					t.Fatal("the clock is right already")
@@ -415,12 +416,12 @@ func TestCertificatesOfAClockAhead(t *testing.T) {
 				m.now = at
 				m.answers()
 				m.bootDone() // the timer
-				if m.get(controlPlanePods[0]) == pods {
+				if m.get(controlplane.Pods[0]) == pods {
 					t.Error("the API server goes on with a certificate that nobody accepts")
 				}
 			}
-			if bad, _ := badCredentials(m.env(), m.site); len(bad) > 0 || m.wrong != 0 {
-				t.Errorf("%s: %v; the clock is wrong by %s", bad[0].name(), bad[0].wrong(m.env(), inUse), m.wrong)
+			if bad, _ := controlplane.BadCredentials(m.env(), m.site); len(bad) > 0 || m.wrong != 0 {
+				t.Errorf("%s: %v; the clock is wrong by %s", bad[0].Name(), bad[0].Wrong(m.env(), controlplane.InUse), m.wrong)
 			}
 			if n := m.madeTimes(); n != tt.times {
 				t.Errorf("certificates were made %d times, want %d", n, tt.times)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
@@ -116,12 +117,12 @@ func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) erro
 		return fmt.Errorf("removing the cluster's CA: %w", err)
 	}
 	// Kubeadm was not asked where it has made nothing yet.
-	for _, f := range controlPlaneFiles() {
+	for _, f := range controlplane.Files() {
 		if err := e.Remove(f); err != nil {
 			return fmt.Errorf("removing the cluster's keys: %w", err)
 		}
 	}
-	if err := e.RemoveAll(renewalDir); err != nil {
+	if err := e.RemoveAll(controlplane.RenewalDir); err != nil {
 		return fmt.Errorf("removing the cluster's keys: %w", err)
 	}
 	kept, err := os.ReadDir(e.Path(keptManifests))
@@ -185,7 +186,7 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 // back: the next site's config does that, and until then the machine stays
 // reachable.
 func resetFiles(_ context.Context, e *machine.Env) error {
-	for _, p := range []string{member.ReadyMark, member.RecordFile, site.AppliedFile, ondisk.SiteCopy, site.IgnitionCopy, member.DiscoveryFile, member.JoinFile, member.BootstrapRun, member.HubBootstrap, kubeadm.KubeletRestart, member.JoinedFile, member.JoinedCluster, clusterManifests, documentsMark, documentsFile, madeFile, member.LeavingFile, join.MeteredConfFile, join.KubeletConfDir, ondisk.StateFile} {
+	for _, p := range []string{member.ReadyMark, member.RecordFile, site.AppliedFile, ondisk.SiteCopy, site.IgnitionCopy, member.DiscoveryFile, member.JoinFile, member.BootstrapRun, member.HubBootstrap, kubeadm.KubeletRestart, member.JoinedFile, member.JoinedCluster, controlplane.ClusterManifests, controlplane.DocumentsMark, controlplane.DocumentsFile, controlplane.MadeFile, member.LeavingFile, join.MeteredConfFile, join.KubeletConfDir, ondisk.StateFile} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("forgetting the cluster: %w", err)
 		}

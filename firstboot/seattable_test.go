@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
@@ -130,7 +131,7 @@ func (m *controlPlane) decides() string {
 	m.t.Helper()
 	m.patience = 90 * time.Second // an old seat is watched for one minute
 	m.before = func(string) {
-		if decided(m.env()) {
+		if controlplane.Decided(m.env()) {
 			m.cutAt = 1
 		}
 	}
@@ -142,11 +143,11 @@ func (m *controlPlane) decides() string {
 	}
 	d := all[len(all)-1][1]
 	ends, starts := map[string]string{"birth": " new\n", "join": " existing\n", "start": "has data\n"}[d]
-	if decided(m.env()) != starts {
+	if controlplane.Decided(m.env()) != starts {
 		return d + ", but etcd is let start: " + fmt.Sprint(!starts)
 	}
-	if starts && !strings.HasSuffix(m.get(etcdRun), ends) {
-		return d + ", but etcd is started with " + m.get(etcdRun)
+	if starts && !strings.HasSuffix(m.get(controlplane.EtcdRun), ends) {
+		return d + ", but etcd is started with " + m.get(controlplane.EtcdRun)
 	}
 	return d
 }

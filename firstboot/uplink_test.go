@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
@@ -87,8 +88,8 @@ func TestControlPlaneNetworkSlip(t *testing.T) {
 			if err := m.boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
 			}
-			if !m.usesCard("eth0") || !decided(m.env()) || !m.said("the former ones are back") {
-				t.Errorf("etcd may start: %v\n%s", decided(m.env()), strings.Join(m.console, "\n"))
+			if !m.usesCard("eth0") || !controlplane.Decided(m.env()) || !m.said("the former ones are back") {
+				t.Errorf("etcd may start: %v\n%s", controlplane.Decided(m.env()), strings.Join(m.console, "\n"))
 			}
 			m.on()
 			if err := m.boot(); err != nil || m.said("the former ones are back") || !m.usesCard("eth0") {
@@ -131,7 +132,7 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 			m.on()
 			m.patience = 15 * time.Minute
 			err := m.boot()
-			if tt.masters == 1 && (err != nil || !decided(m.env())) {
+			if tt.masters == 1 && (err != nil || !controlplane.Decided(m.env())) {
 				t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
 			}
 			if !m.usesCard("eth1") || m.said("the former ones are back") {

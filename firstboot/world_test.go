@@ -40,6 +40,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
@@ -1573,9 +1574,9 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(map[string]any{})
 	case slices.Contains(c.dns, r.URL.Path):
 		answer(map[string]any{})
-	case r.URL.Path == appliedMarkerPath && c.marker == nil && !c.marked:
+	case r.URL.Path == controlplane.AppliedMarkerPath && c.marker == nil && !c.marked:
 		http.NotFound(w, r)
-	case r.URL.Path == appliedMarkerPath && r.Method == http.MethodPatch:
+	case r.URL.Path == controlplane.AppliedMarkerPath && r.Method == http.MethodPatch:
 		var patch struct {
 			Metadata struct{ Labels map[string]*string }
 			Data     map[string]string
@@ -1588,14 +1589,14 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		maps.Copy(c.marker, patch.Data)
-		if to, ok := patch.Metadata.Labels[applyingLabel]; ok && to == nil {
+		if to, ok := patch.Metadata.Labels[controlplane.ApplyingLabel]; ok && to == nil {
 			c.marked = true
 		}
 		answer(map[string]any{})
-	case r.URL.Path == appliedMarkerPath && r.Method == http.MethodGet:
+	case r.URL.Path == controlplane.AppliedMarkerPath && r.Method == http.MethodGet:
 		labels := map[string]string{}
 		if !c.marked {
-			labels[applyingLabel] = cmp.Or(c.markerMode, "true")
+			labels[controlplane.ApplyingLabel] = cmp.Or(c.markerMode, "true")
 		}
 		answer(map[string]any{"metadata": map[string]any{"labels": labels}, "data": c.marker})
 	case r.URL.Path == "/api/v1/namespaces/kube-system/configmaps" && r.Method == http.MethodPost:
@@ -1603,14 +1604,14 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			Metadata struct{ Labels map[string]string }
 			Data     map[string]string
 		}
-		if err := json.NewDecoder(r.Body).Decode(&made); err != nil || made.Metadata.Labels[applyingLabel] == "" {
+		if err := json.NewDecoder(r.Body).Decode(&made); err != nil || made.Metadata.Labels[controlplane.ApplyingLabel] == "" {
 			c.t.Errorf("the marker says at once that all is applied (%v)", err)
 		}
 		if c.marker != nil || c.marked {
 			http.Error(w, `{"message":"already exists"}`, http.StatusConflict)
 			return
 		}
-		c.marker, c.markerMode = made.Data, made.Metadata.Labels[applyingLabel]
+		c.marker, c.markerMode = made.Data, made.Metadata.Labels[controlplane.ApplyingLabel]
 		w.WriteHeader(http.StatusCreated)
 		answer(map[string]any{})
 	case r.URL.Path == "/api/v1/namespaces/kube-system/secrets" && r.Method == http.MethodPost:
@@ -1666,17 +1667,17 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, `{"message":"forbidden"}`, http.StatusForbidden)
 	case r.URL.Path == "/api/v1/nodes/m2/proxy/stats/summary" && c.summary != "":
 		answer(json.RawMessage(c.summary))
-	case r.URL.Path == proxyConfigMap && c.configs["config.conf"] != "":
+	case r.URL.Path == controlplane.ProxyConfigMap && c.configs["config.conf"] != "":
 		answer(map[string]any{"data": map[string]string{"config.conf": c.configs["config.conf"]}})
-	case (r.URL.Path == kubeadmConfigMap || r.URL.Path == kubeletConfigMap) && c.configs != nil:
+	case (r.URL.Path == controlplane.KubeadmConfigMap || r.URL.Path == controlplane.KubeletConfigMap) && c.configs != nil:
 		if r.Method == http.MethodPatch {
 			var patch struct {
 				Metadata struct{ Annotations map[string]*string }
 			}
-			if err := json.NewDecoder(r.Body).Decode(&patch); err != nil || r.URL.Path != kubeadmConfigMap {
+			if err := json.NewDecoder(r.Body).Decode(&patch); err != nil || r.URL.Path != controlplane.KubeadmConfigMap {
 				c.t.Errorf("%s is changed (%v)", r.URL.Path, err)
 			}
-			if c.noNotes && patch.Metadata.Annotations[documentsKey] != nil {
+			if c.noNotes && patch.Metadata.Annotations[controlplane.DocumentsKey] != nil {
 				http.Error(w, `{"message":"etcd is busy"}`, http.StatusServiceUnavailable)
 				return
 			}
@@ -1686,7 +1687,7 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				}
 			}
 		}
-		if r.URL.Path == kubeletConfigMap {
+		if r.URL.Path == controlplane.KubeletConfigMap {
 			answer(map[string]any{"data": map[string]string{"kubelet": c.configs["kubelet"]}})
 			return
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/host"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
@@ -196,7 +197,7 @@ secrets: copy them to a safe place, since a disk that is lost takes them along.`
 			if err := m.needRoot("snapshot", "asks etcd with this machine's certificate"); err != nil {
 				return err
 			}
-			path, err := firstboot.Snapshot(cmd.Context(), m.env(log))
+			path, err := controlplane.Snapshot(cmd.Context(), m.env(log))
 			if path != "" {
 				fmt.Fprintln(cmd.OutOrStdout(), path)
 			}

@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"context"
@@ -26,11 +26,11 @@ import (
 // the first: each runs kubeadm's init phases, and etcd starts only as the seat
 // decision says (package seat).
 
-// addressPhase sees that the machine has its own address, and that new network
+// AddressPhase sees that the machine has its own address, and that new network
 // settings lead to somebody. Where nobody answers, it continues: all machines of a
 // building may boot together, and a sole control-plane node may be alone. Once etcd
 // may run in this boot, its network is left alone.
-func addressPhase(site *configs.Site) run.Phase {
+func AddressPhase(site *configs.Site) run.Phase {
 	up, late := network.ToNeighbours(site), &network.LateReload{}
 	return run.Phase{
 		Name: "network", Doc: "this machine's own address", Timeout: network.Timeout,
@@ -39,7 +39,7 @@ func addressPhase(site *configs.Site) run.Phase {
 			if err != nil || network.TrialCutOff(e) || late.Due(e) || network.HasOwnAddress(ctx, e, site) != nil || !e.HasHosts(network.NodeOwner, network.NodeLine(e, addr)) {
 				return run.Todo, err
 			}
-			if network.IsNew(e) && (network.MayTry(e) && !decided(e) || network.NeighbourAnswers(ctx, e, site) == nil) {
+			if network.IsNew(e) && (network.MayTry(e) && !Decided(e) || network.NeighbourAnswers(ctx, e, site) == nil) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
@@ -53,7 +53,7 @@ func addressPhase(site *configs.Site) run.Phase {
 				return err
 			}
 			const fix = "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine"
-			if network.TrialCutOff(e) || network.MayTry(e) && !decided(e) {
+			if network.TrialCutOff(e) || network.MayTry(e) && !Decided(e) {
 				found, _, err := network.Use(ctx, e, up, network.Patience)
 				if err != nil {
 					return err
@@ -80,10 +80,10 @@ func addressPhase(site *configs.Site) run.Phase {
 	}
 }
 
-// endpointPhase maps the endpoint's name to this machine's own API server. No
+// EndpointPhase maps the endpoint's name to this machine's own API server. No
 // IPVS balances it here: controller manager, scheduler and kubelet of a
 // control-plane node live and die with its own API server anyway.
-func endpointPhase(site *configs.Site) run.Phase {
+func EndpointPhase(site *configs.Site) run.Phase {
 	line := node.HostsEntry{IP: site.Self().Address, Names: []string{site.Endpoint}}
 	return run.Phase{
 		Name: "endpoint", Doc: "the endpoint leads to this machine's own API server", Timeout: time.Minute,
@@ -97,10 +97,10 @@ func endpointPhase(site *configs.Site) run.Phase {
 	}
 }
 
-var controlPlanePods = []string{member.ManifestsDir + "/kube-apiserver.yaml", member.ManifestsDir + "/kube-controller-manager.yaml", member.ManifestsDir + "/kube-scheduler.yaml"}
+var Pods = []string{member.ManifestsDir + "/kube-apiserver.yaml", member.ManifestsDir + "/kube-controller-manager.yaml", member.ManifestsDir + "/kube-scheduler.yaml"}
 
-// controlPlanePhase has kubelet run the control plane.
-func controlPlanePhase(active *site.Active) run.Phase {
+// Phase has kubelet run the control plane.
+func Phase(active *site.Active) run.Phase {
 	site := active.Site
 	madeFrom := active.Image.Plan + "\x00" + site.ControlPlane.Kubeadm
 	if proxy := node.ControlPlaneProxyEnv(site); proxy != nil { // none: as before the mark had it
@@ -110,7 +110,7 @@ func controlPlanePhase(active *site.Active) run.Phase {
 	mark := hex.EncodeToString(sum[:])
 	made := func(e *machine.Env) bool {
 		return e.Text(member.ControlPlaneMark) == mark && member.Enrolled(e) == nil &&
-			!slices.ContainsFunc(controlPlanePods, func(p string) bool { return len(e.Contents(p)) == 0 })
+			!slices.ContainsFunc(Pods, func(p string) bool { return len(e.Contents(p)) == 0 })
 	}
 	return run.Phase{
 		Name: "control-plane", Doc: "this machine's API server is ready", Timeout: 20 * time.Minute,
@@ -159,7 +159,7 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 		if bad == nil {
 			return nil
 		}
-		if _, usable = badCredentials(e, site); !usable { // the clock was set meanwhile
+		if _, usable = BadCredentials(e, site); !usable { // the clock was set meanwhile
 			return nil
 		}
 		e.Waiting("this machine's API server: %s", machine.OneLine(bad))
@@ -188,7 +188,7 @@ func ownAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 // adminClient may do anything in the cluster, through this machine's own API
 // server.
 func adminClient(e *machine.Env, site *configs.Site) (*api.Client, error) {
-	c, err := e.ClientAt(superAdminConf, "the administrator's kubeconfig")
+	c, err := e.ClientAt(SuperAdminConf, "the administrator's kubeconfig")
 	if err != nil {
 		return nil, err
 	}

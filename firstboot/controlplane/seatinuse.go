@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"cmp"
@@ -25,15 +25,15 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// renewBefore is how long before its end a certificate of the control plane is
+// RenewBefore is how long before its end a certificate of the control plane is
 // renewed at the earliest: kubeadm's are valid for a year. It is looked at at each
 // boot, and every two hours.
-const renewBefore = 180 * 24 * time.Hour
+const RenewBefore = 180 * 24 * time.Hour
 
-// leaf is a certificate that kubeadm makes, and the CA that signs it.
-type leaf struct{ base, ca string }
+// Leaf is a certificate that kubeadm makes, and the CA that signs it.
+type Leaf struct{ Base, CA string }
 
-var leaves = []leaf{
+var Leaves = []Leaf{
 	{"apiserver", "ca"},
 	{"apiserver-kubelet-client", "ca"},
 	{"front-proxy-client", "front-proxy-ca"},
@@ -44,51 +44,51 @@ var leaves = []leaf{
 }
 
 // Kubeconfigs of the control plane.
-const superAdminConf = ondisk.KubernetesDir + "/super-admin.conf"
+const SuperAdminConf = ondisk.KubernetesDir + "/super-admin.conf"
 
-var controlPlaneConfs = []string{ondisk.KubernetesDir + "/admin.conf", superAdminConf, ondisk.KubernetesDir + "/controller-manager.conf", ondisk.KubernetesDir + "/scheduler.conf"}
+var Confs = []string{ondisk.KubernetesDir + "/admin.conf", SuperAdminConf, ondisk.KubernetesDir + "/controller-manager.conf", ondisk.KubernetesDir + "/scheduler.conf"}
 
-// renewalDir is where kubeadm makes new certificates and kubeconfigs, beside those
+// RenewalDir is where kubeadm makes new certificates and kubeconfigs, beside those
 // in use, and in the same file system, so that they take their place by a rename.
-const renewalDir = ondisk.KubernetesDir + "/edgebake-renewal"
+const RenewalDir = ondisk.KubernetesDir + "/edgebake-renewal"
 
-// renewed is where the new form of a file in use is made.
-func renewed(file string) string {
-	return renewalDir + strings.TrimPrefix(file, ondisk.KubernetesDir)
+// Renewed is where the new form of a file in use is made.
+func Renewed(file string) string {
+	return RenewalDir + strings.TrimPrefix(file, ondisk.KubernetesDir)
 }
 
-func inUse(file string) string { return file }
+func InUse(file string) string { return file }
 
 // credential is what kubeadm makes in one piece: a certificate with its key, or a
 // kubeconfig.
 type credential struct {
-	// files, in the order in which they are put in place.
-	files []string
-	// usable reads those that are at, and returns the certificate, or why the
+	// Files, in the order in which they are put in place.
+	Files []string
+	// Usable reads those that are at, and returns the certificate, or why the
 	// control plane cannot use it.
-	usable func(e *machine.Env, at func(file string) string) (*x509.Certificate, error)
+	Usable func(e *machine.Env, at func(file string) string) (*x509.Certificate, error)
 	// outdated is why another one is to be made although this one can be used.
 	outdated func(e *machine.Env, at func(file string) string, cert *x509.Certificate) error
 }
 
-// name is the file that tells a person which one it is.
-func (c credential) name() string { return c.files[len(c.files)-1] }
+// Name is the file that tells a person which one it is.
+func (c credential) Name() string { return c.Files[len(c.Files)-1] }
 
-// wrong is why another one is to be made than the one that is at.
-func (c credential) wrong(e *machine.Env, at func(file string) string) error {
-	cert, err := c.usable(e, at)
+// Wrong is why another one is to be made than the one that is at.
+func (c credential) Wrong(e *machine.Env, at func(file string) string) error {
+	cert, err := c.Usable(e, at)
 	if err != nil {
 		return err
 	}
 	return c.outdated(e, at, cert)
 }
 
-// certificatesPhase has kubeadm make the control plane's certificates and
+// CertificatesPhase has kubeadm make the control plane's certificates and
 // kubeconfigs. kubeadm takes whatever file is there for whole, and keeps a
-// certificate whose names have changed; so it makes new ones in renewalDir, where
+// certificate whose names have changed; so it makes new ones in RenewalDir, where
 // only links to the good ones are. What is in use stays until the new ones are on
 // the disk and verified: kubeadm may fail at any of them.
-func certificatesPhase(active *site.Active) run.Phase {
+func CertificatesPhase(active *site.Active) run.Phase {
 	site := active.Site
 	kept := false // in this pass: kubeadm has failed, and those in use can be used
 	return run.Phase{
@@ -97,20 +97,20 @@ func certificatesPhase(active *site.Active) run.Phase {
 			for _, ca := range configs.ClusterCAs() {
 				member.RemarkEndOfCA(e, member.PKIDir+"/"+ca.Base+".crt")
 			}
-			bad, usable := badCredentials(e, site)
-			if len(bad) > 0 && !(kept && usable) || e.Exists(podsRestart) || len(bad) == 0 && e.Exists(renewalDir) {
+			bad, usable := BadCredentials(e, site)
+			if len(bad) > 0 && !(kept && usable) || e.Exists(PodsRestart) || len(bad) == 0 && e.Exists(RenewalDir) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			bad, _ := badCredentials(e, site)
+			bad, _ := BadCredentials(e, site)
 			if err := putInPlace(e, bad); err != nil { // of a run that was cut off
 				return err
 			}
-			if bad, _ = badCredentials(e, site); len(bad) > 0 {
+			if bad, _ = BadCredentials(e, site); len(bad) > 0 {
 				failed := makeCredentials(ctx, e, active, bad)
-				still, usable := badCredentials(e, site)
+				still, usable := BadCredentials(e, site)
 				switch {
 				case failed == nil:
 				case !usable || errors.Is(ctx.Err(), context.Canceled):
@@ -120,10 +120,10 @@ func certificatesPhase(active *site.Active) run.Phase {
 					e.Note("the control plane's certificates are not renewed: %s; those in use are valid until %s, and it is tried again every two hours and at each boot", machine.OneLine(failed), firstEnd(e, still).UTC().Format(time.RFC3339))
 				}
 			}
-			if err := e.RemoveAll(renewalDir); err != nil {
-				return fmt.Errorf("removing %s: %w", renewalDir, err)
+			if err := e.RemoveAll(RenewalDir); err != nil {
+				return fmt.Errorf("removing %s: %w", RenewalDir, err)
 			}
-			if !e.Exists(podsRestart) {
+			if !e.Exists(PodsRestart) {
 				return nil
 			}
 			return restartReaders(ctx, e)
@@ -133,35 +133,35 @@ func certificatesPhase(active *site.Active) run.Phase {
 
 // makeCredentials has kubeadm make those, and puts them in place.
 func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, wanted []credential) error {
-	if err := e.RemoveAll(renewalDir); err != nil {
-		return fmt.Errorf("removing %s: %w", renewalDir, err)
+	if err := e.RemoveAll(RenewalDir); err != nil {
+		return fmt.Errorf("removing %s: %w", RenewalDir, err)
 	}
-	for _, dir := range []string{renewalDir, renewed(member.PKIDir), renewed(member.PKIDir + "/etcd")} {
+	for _, dir := range []string{RenewalDir, Renewed(member.PKIDir), Renewed(member.PKIDir + "/etcd")} {
 		if err := e.Mkdir(dir, machine.Mode(0o700)); err != nil {
 			return fmt.Errorf("making a directory for new certificates: %w", err)
 		}
 	}
 	for _, c := range wanted {
-		e.Log.Info("a certificate is to be made", "file", c.name(), "why", c.wrong(e, inUse))
+		e.Log.Info("a certificate is to be made", "file", c.Name(), "why", c.Wrong(e, InUse))
 	}
 	isWanted := func(file string) bool {
-		return slices.ContainsFunc(wanted, func(c credential) bool { return slices.Contains(c.files, file) })
+		return slices.ContainsFunc(wanted, func(c credential) bool { return slices.Contains(c.Files, file) })
 	}
-	for _, file := range append(controlPlaneFiles(), ondisk.KubeletConf) {
+	for _, file := range append(Files(), ondisk.KubeletConf) {
 		if isWanted(file) {
 			continue
 		}
-		target, err := filepath.Rel(path.Dir(renewed(file)), file)
+		target, err := filepath.Rel(path.Dir(Renewed(file)), file)
 		if err == nil {
-			err = e.Symlink(target, renewed(file))
+			err = e.Symlink(target, Renewed(file))
 		}
 		if err != nil {
 			return fmt.Errorf("linking what new certificates are made with: %w", err)
 		}
 	}
 	began := e.Now().UTC()
-	err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{CertificatesDir: renewed(member.PKIDir)},
-		[]string{"certs", "all"}, []string{"kubeconfig", "all", "--kubeconfig-dir", renewalDir})
+	err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{CertificatesDir: Renewed(member.PKIDir)},
+		[]string{"certs", "all"}, []string{"kubeconfig", "all", "--kubeconfig-dir", RenewalDir})
 	if err == nil {
 		err = noteMade(e, active.Site, wanted, began)
 	}
@@ -169,33 +169,33 @@ func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, w
 		return err
 	}
 	for _, c := range wanted {
-		if err := c.wrong(e, renewed); err != nil {
-			return fmt.Errorf("verifying %s, which kubeadm has made: %w", renewed(c.name()), err)
+		if err := c.Wrong(e, Renewed); err != nil {
+			return fmt.Errorf("verifying %s, which kubeadm has made: %w", Renewed(c.Name()), err)
 		}
 	}
 	return putInPlace(e, wanted)
 }
 
 // putInPlace has new credentials take the place of those, where there are new
-// ones that can be used. They stay in renewalDir too: a power cut between a key and
+// ones that can be used. They stay in RenewalDir too: a power cut between a key and
 // its certificate leaves a pair in use that does not fit, and the next run puts both
 // in place again.
 func putInPlace(e *machine.Env, old []credential) error {
 	old = slices.DeleteFunc(slices.Clone(old), func(c credential) bool {
-		return c.wrong(e, renewed) != nil
+		return c.Wrong(e, Renewed) != nil
 	})
 	if len(old) == 0 {
 		return nil
 	}
-	if err := e.Sync(renewalDir); err != nil { // kubeadm does not
+	if err := e.Sync(RenewalDir); err != nil { // kubeadm does not
 		return fmt.Errorf("syncing the new certificates: %w", err)
 	}
-	mark := e.Contents(podsRestart) // of a run that was killed
-	kubelets := slices.ContainsFunc(old, func(c credential) bool { return slices.Contains(c.files, ondisk.KubeletConf) })
+	mark := e.Contents(PodsRestart) // of a run that was killed
+	kubelets := slices.ContainsFunc(old, func(c credential) bool { return slices.Contains(c.Files, ondisk.KubeletConf) })
 	if kubelets {
 		mark = []byte(kubeletToo)
 	}
-	if err := e.WriteFile(podsRestart, mark, machine.Mode(0o600)); err != nil {
+	if err := e.WriteFile(PodsRestart, mark, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("noting that the control plane is to be restarted: %w", err)
 	}
 	if kubelets { // it prefers those that it has renewed itself, also when they are not valid
@@ -204,8 +204,8 @@ func putInPlace(e *machine.Env, old []credential) error {
 		}
 	}
 	for _, c := range old {
-		for _, f := range c.files {
-			if err := e.Link(renewed(f), f); err != nil {
+		for _, f := range c.Files {
+			if err := e.Link(Renewed(f), f); err != nil {
 				return fmt.Errorf("putting a new certificate in place: %w", err)
 			}
 		}
@@ -230,16 +230,16 @@ func removeUselessKeys(e *machine.Env) error {
 	return nil
 }
 
-// badCredentials are those that kubeadm must make, or make anew, and whether all of
+// BadCredentials are those that kubeadm must make, or make anew, and whether all of
 // them can be used until then.
-func badCredentials(e *machine.Env, site *configs.Site) (bad []credential, usable bool) {
+func BadCredentials(e *machine.Env, site *configs.Site) (bad []credential, usable bool) {
 	usable = true
-	for _, c := range credentialsOf(site) {
-		if c.wrong(e, inUse) == nil {
+	for _, c := range CredentialsOf(site) {
+		if c.Wrong(e, InUse) == nil {
 			continue
 		}
 		bad = append(bad, c)
-		if _, err := c.usable(e, inUse); err != nil {
+		if _, err := c.Usable(e, InUse); err != nil {
 			usable = false
 		}
 	}
@@ -250,21 +250,21 @@ func badCredentials(e *machine.Env, site *configs.Site) (bad []credential, usabl
 func firstEnd(e *machine.Env, all []credential) time.Time {
 	var first time.Time
 	for _, c := range all {
-		if cert, err := c.usable(e, inUse); err == nil && (first.IsZero() || cert.NotAfter.Before(first)) {
+		if cert, err := c.Usable(e, InUse); err == nil && (first.IsZero() || cert.NotAfter.Before(first)) {
 			first = cert.NotAfter
 		}
 	}
 	return first
 }
 
-// credentialsOf are all that kubeadm makes for a control-plane node.
-func credentialsOf(site *configs.Site) []credential {
+// CredentialsOf are all that kubeadm makes for a control-plane node.
+func CredentialsOf(site *configs.Site) []credential {
 	var all []credential
-	for _, l := range leaves {
-		cert, key, ca := member.PKIDir+"/"+l.base+".crt", member.PKIDir+"/"+l.base+".key", member.PKIDir+"/"+l.ca+".crt"
+	for _, l := range Leaves {
+		cert, key, ca := member.PKIDir+"/"+l.Base+".crt", member.PKIDir+"/"+l.Base+".key", member.PKIDir+"/"+l.CA+".crt"
 		all = append(all, credential{
-			files: []string{key, cert},
-			usable: func(e *machine.Env, at func(string) string) (*x509.Certificate, error) {
+			Files: []string{key, cert},
+			Usable: func(e *machine.Env, at func(string) string) (*x509.Certificate, error) {
 				c, err := member.LoadPair(e, at(cert), at(key))
 				if err != nil {
 					return nil, err
@@ -272,7 +272,7 @@ func credentialsOf(site *configs.Site) []credential {
 				return c, validBy(e, c, ca)
 			},
 			outdated: func(e *machine.Env, _ func(string) string, c *x509.Certificate) error {
-				if l.base == "apiserver" {
+				if l.Base == "apiserver" {
 					for _, name := range site.ControlPlane.CertSANs() {
 						if err := c.VerifyHostname(name); err != nil {
 							return err
@@ -283,10 +283,10 @@ func credentialsOf(site *configs.Site) []credential {
 			},
 		})
 	}
-	for _, f := range controlPlaneConfs {
+	for _, f := range Confs {
 		all = append(all, credential{
-			files: []string{f},
-			usable: func(e *machine.Env, at func(string) string) (*x509.Certificate, error) {
+			Files: []string{f},
+			Usable: func(e *machine.Env, at func(string) string) (*x509.Certificate, error) {
 				return confCert(e, at(f))
 			},
 			outdated: func(e *machine.Env, at func(string) string, c *x509.Certificate) error {
@@ -295,8 +295,8 @@ func credentialsOf(site *configs.Site) []credential {
 		})
 	}
 	return append(all, credential{
-		files: []string{ondisk.KubeletConf},
-		usable: func(e *machine.Env, at func(string) string) (*x509.Certificate, error) {
+		Files: []string{ondisk.KubeletConf},
+		Usable: func(e *machine.Env, at func(string) string) (*x509.Certificate, error) {
 			if f := at(ondisk.KubeletConf); f != ondisk.KubeletConf {
 				return confCert(e, f)
 			}
@@ -383,18 +383,18 @@ func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	if !cert.NotAfter.Before(cas[0].NotAfter) {
 		return nil // another one could not be used for longer
 	}
-	if left, all := cert.NotAfter.Sub(e.Now()), cert.NotAfter.Sub(madeAt(e, cert)); left < min(renewBefore, all/2) {
+	if left, all := cert.NotAfter.Sub(e.Now()), cert.NotAfter.Sub(madeAt(e, cert)); left < min(RenewBefore, all/2) {
 		return fmt.Errorf("it is valid until %s", cert.NotAfter.UTC().Format(time.RFC3339))
 	}
 	return nil
 }
 
-// madeFile says when kubeadm made the certificates in use. They do not say it
+// MadeFile says when kubeadm made the certificates in use. They do not say it
 // themselves: those in kubeconfigs begin when their CA does. If it is lost, those
 // that are valid for less than a year are made once more.
-const madeFile = ondisk.StateDir + "/certificates.json"
+const MadeFile = ondisk.StateDir + "/certificates.json"
 
-// madeNote is madeFile.
+// madeNote is MadeFile.
 type madeNote struct {
 	Version int `json:"version"`
 	// Made is by the SHA-256 of the certificate.
@@ -405,7 +405,7 @@ const madeNoteVersion = 1
 
 func readMadeNote(e *machine.Env) madeNote {
 	var n madeNote
-	if json.Unmarshal(e.Contents(madeFile), &n) != nil {
+	if json.Unmarshal(e.Contents(MadeFile), &n) != nil {
 		return madeNote{}
 	}
 	return n
@@ -427,19 +427,19 @@ func madeAt(e *machine.Env, cert *x509.Certificate) time.Time {
 // known of those in use is kept.
 func noteMade(e *machine.Env, site *configs.Site, made []credential, when time.Time) error {
 	before, now := readMadeNote(e).Made, map[string]time.Time{}
-	for _, c := range credentialsOf(site) {
-		if cert, err := c.usable(e, inUse); err == nil && !before[fingerprint(cert)].IsZero() {
+	for _, c := range CredentialsOf(site) {
+		if cert, err := c.Usable(e, InUse); err == nil && !before[fingerprint(cert)].IsZero() {
 			now[fingerprint(cert)] = before[fingerprint(cert)]
 		}
 	}
 	for _, c := range made {
-		if cert, err := c.usable(e, renewed); err == nil {
+		if cert, err := c.Usable(e, Renewed); err == nil {
 			now[fingerprint(cert)] = when
 		}
 	}
 	b, err := json.MarshalIndent(madeNote{madeNoteVersion, now}, "", "  ")
 	if err == nil {
-		_, err = e.Write(madeFile, append(b, '\n'), machine.Mode(0o600))
+		_, err = e.Write(MadeFile, append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("noting when the certificates were made: %w", err)

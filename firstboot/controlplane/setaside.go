@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"cmp"
@@ -16,12 +16,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// etcdMember is what etcd writes below its data directory.
-const etcdMember = configs.EtcdDataDir + "/member"
+// EtcdMember is what etcd writes below its data directory.
+const EtcdMember = configs.EtcdDataDir + "/member"
 
-// asideDir is how the names of directories with etcd's data begin that is not used any
+// AsideDir is how the names of directories with etcd's data begin that is not used any
 // more. The time at which it was set aside follows.
-const asideDir = ondisk.StateDir + "/etcd-set-aside"
+const AsideDir = ondisk.StateDir + "/etcd-set-aside"
 
 // asideHealthy, in such a directory, lists the days on which etcd was found well.
 const asideHealthy = "/healthy-days"
@@ -33,29 +33,29 @@ const asideDays = 7
 // setAside moves etcd's data to a directory of its own, and returns its path. Cut off
 // anywhere, the data is in one of the two places.
 func setAside(e *machine.Env) (string, error) {
-	base := asideDir + "-" + e.Now().UTC().Format("20060102-150405")
+	base := AsideDir + "-" + e.Now().UTC().Format("20060102-150405")
 	to := base
 	for n := 2; e.Exists(to); n++ { // the clock may have been set back
 		to = fmt.Sprintf("%s-%d", base, n)
 	}
-	if err := e.Rename(etcdMember, to); err != nil {
+	if err := e.Rename(EtcdMember, to); err != nil {
 		return "", fmt.Errorf("moving etcd's data aside: %w", err)
 	}
 	return to, nil
 }
 
-// setAsideLogless makes room for a new beginning. A start that etcd rejected, or a
+// SetAsideLogless makes room for a new beginning. A start that etcd rejected, or a
 // damaged disk, leaves a database without a log, over which etcd never comes up. Data
 // with a log is an error.
-func setAsideLogless(e *machine.Env) error {
-	wal, _, _, err := seat.LogOf(e.Path(etcdMember + "/wal"))
+func SetAsideLogless(e *machine.Env) error {
+	wal, _, _, err := seat.LogOf(e.Path(EtcdMember + "/wal"))
 	if err == nil && wal {
 		err = errors.New("there is a log of etcd")
 	}
 	if err != nil {
-		return fmt.Errorf("making room in %s: %w", etcdMember, err)
+		return fmt.Errorf("making room in %s: %w", EtcdMember, err)
 	}
-	if !e.Exists(etcdMember) {
+	if !e.Exists(EtcdMember) {
 		return nil
 	}
 	to, err := setAside(e)
@@ -99,7 +99,7 @@ func pruneLogless(e *machine.Env, latest string) error {
 
 // asideDirs lists the directories with data that was set aside, by name.
 func asideDirs(e *machine.Env) ([]string, error) {
-	found, err := filepath.Glob(e.Path(asideDir) + "*")
+	found, err := filepath.Glob(e.Path(AsideDir) + "*")
 	if err != nil {
 		return nil, err
 	}

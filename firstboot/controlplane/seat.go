@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"context"
@@ -28,8 +28,8 @@ import (
 // never older than this boot. It is not in RunDir, which goes when first boot
 // ends: kubelet would stop etcd.
 const (
-	etcdManifest = member.ManifestsDir + "/etcd.yaml"
-	etcdRun      = "/run/edgebake-etcd.yaml"
+	EtcdManifest = member.ManifestsDir + "/etcd.yaml"
+	EtcdRun      = "/run/edgebake-etcd.yaml"
 )
 
 const (
@@ -47,12 +47,12 @@ const (
 	askTimeout = 8 * time.Second
 )
 
-// seatPhase lets etcd start, once it is decided how.
-func seatPhase(active *site.Active) run.Phase {
+// SeatPhase lets etcd start, once it is decided how.
+func SeatPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "seat", Doc: "it is decided that etcd may start, and how", Timeout: time.Hour,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-			if decided(e) {
+			if Decided(e) {
 				return run.Done, nil
 			}
 			return run.Todo, nil
@@ -71,15 +71,15 @@ func seatPhase(active *site.Active) run.Phase {
 	}
 }
 
-// decided reports whether the decision of this boot was made.
-func decided(e *machine.Env) bool {
-	target, err := os.Readlink(e.Path(etcdManifest))
-	return err == nil && target == etcdRun && len(e.Contents(etcdRun)) > 0
+// Decided reports whether the decision of this boot was made.
+func Decided(e *machine.Env) bool {
+	target, err := os.Readlink(e.Path(EtcdManifest))
+	return err == nil && target == EtcdRun && len(e.Contents(EtcdRun)) > 0
 }
 
-// etcdTLS is how control-plane nodes know each other before there is a
+// EtcdTLS is how control-plane nodes know each other before there is a
 // cluster: by etcd's CA, which only they have the key of.
-func etcdTLS(e *machine.Env) (*tls.Config, error) {
+func EtcdTLS(e *machine.Env) (*tls.Config, error) {
 	pool, err := api.Pool(e.Contents(member.PKIDir + "/etcd/ca.crt"))
 	if err != nil {
 		return nil, fmt.Errorf("reading etcd's CA: %w", err)
@@ -97,7 +97,7 @@ func etcdTLS(e *machine.Env) (*tls.Config, error) {
 // etcdClient asks other control-plane nodes, and etcd. Whoever asks again soon
 // does it over the same connections, and closes them at the end.
 func etcdClient(e *machine.Env) (*http.Client, error) {
-	conf, err := etcdTLS(e)
+	conf, err := EtcdTLS(e)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ type taker struct {
 func (t *taker) take(ctx context.Context) error {
 	said := ""
 	for {
-		if _, usable := badCredentials(t.e, t.site); !usable { // the clock was set meanwhile
+		if _, usable := BadCredentials(t.e, t.site); !usable { // the clock was set meanwhile
 			return run.ErrRestart
 		}
 		v, err := t.view(ctx)
@@ -195,7 +195,7 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 		return seatChanged, nil
 	case seat.Birth:
 		t.e.Console("etcd begins with nothing: " + d.Why)
-		if err := setAsideLogless(t.e); err != nil {
+		if err := SetAsideLogless(t.e); err != nil {
 			return seatWaits, err
 		}
 		if err := t.useTicket(); err != nil {
@@ -203,7 +203,7 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 		}
 		return seatTaken, t.start(ctx, "new", everyMember(t.site))
 	case seat.Join:
-		if err := setAsideLogless(t.e); err != nil {
+		if err := SetAsideLogless(t.e); err != nil {
 			return seatWaits, err
 		}
 		members, err := t.join(ctx, d)
@@ -238,13 +238,13 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 // view looks at the disk, and asks the others.
 func (t *taker) view(ctx context.Context) (seat.View, error) {
 	self := t.site.Self()
-	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site), TicketID: ticketID(t.site), Dates: ticketDates(t.e, t.site),
+	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site), TicketID: TicketID(t.site), Dates: ticketDates(t.e, t.site),
 		Word: seat.Word{ContinueFrom: t.site.ControlPlane.ContinueFrom, Restore: t.site.ControlPlane.Restore != "", Restored: restoredBefore(t.e, t.site), Absent: t.site.ControlPlane.Absent}}
 	var err error
 	if v.Disk, err = etcdDisk(t.e); err != nil {
 		return v, err
 	}
-	v.Disk.Continued = readSeatNote(t.e).hasCarriedOut(t.site)
+	v.Disk.Continued = ReadSeatNote(t.e).hasCarriedOut(t.site)
 	t.via = seat.Etcd{}
 	type answer struct {
 		peer    seat.Peer
@@ -317,7 +317,7 @@ func etcdDisk(e *machine.Env) (seat.Disk, error) {
 	if err != nil {
 		return d, run.Advise(fmt.Errorf("looking for the data of etcd: %w", err), "check the disk; if it is to be replaced, write the image to the new one: the machine then joins the others, while more than half of all control-plane nodes run without it")
 	}
-	d.Cluster = readSeatNote(e).Cluster
+	d.Cluster = ReadSeatNote(e).Cluster
 	return d, nil
 }
 
@@ -344,7 +344,7 @@ func (t *taker) tellBlank(ctx context.Context, answer seat.Answer) {
 	if t.blank != nil {
 		return
 	}
-	conf, err := etcdTLS(t.e)
+	conf, err := EtcdTLS(t.e)
 	if err != nil {
 		t.e.Log.Warn("telling the other control-plane nodes that this one is blank", "error", err)
 		return
@@ -369,7 +369,7 @@ func (t *taker) close() {
 // saveSeat keeps of which cluster the data is that etcd is about to write, and that
 // it is as the Site says if that names a control-plane node to continue from.
 func (t *taker) saveSeat() error {
-	return readSeatNote(t.e).carriedOut(t.site).write(t.e)
+	return ReadSeatNote(t.e).CarriedOut(t.site).write(t.e)
 }
 
 // join makes room for this machine in a cluster that lives. Cut off anywhere,
@@ -400,31 +400,31 @@ func (t *taker) start(ctx context.Context, state, members string, more ...config
 		{Name: "initial-cluster-state", Value: state},
 		// etcd reads it at a birth alone. It is the same on all machines, whatever their
 		// image, and another one for each birth.
-		{Name: "initial-cluster-token", Value: seat.Token(t.site.ControlPlane.ID, ticketID(t.site))},
+		{Name: "initial-cluster-token", Value: seat.Token(t.site.ControlPlane.ID, TicketID(t.site))},
 	}, more...))
 }
 
 // startEtcd has kubelet start etcd, or start it anew with other arguments.
 func startEtcd(ctx context.Context, e *machine.Env, active *site.Active, args []configs.KubeadmArg) error {
-	if err := e.Symlink(etcdRun, etcdManifest); err != nil {
+	if err := e.Symlink(EtcdRun, EtcdManifest); err != nil {
 		return fmt.Errorf("letting etcd start: %w", err)
 	}
 	if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{EtcdArgs: args}, []string{"etcd", "local"}); err != nil {
 		return err
 	}
-	written := etcdManifest
-	if target, err := os.Readlink(e.Path(etcdManifest)); err == nil {
+	written := EtcdManifest
+	if target, err := os.Readlink(e.Path(EtcdManifest)); err == nil {
 		written = target // kubeadm writes through a link
 	}
 	pod := e.Contents(written)
 	if len(pod) == 0 {
 		return errors.New("kubeadm wrote no pod of etcd")
 	}
-	if err := e.WriteFile(etcdRun, pod, machine.Mode(0o600)); err != nil {
+	if err := e.WriteFile(EtcdRun, pod, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("letting etcd start: %w", err)
 	}
 	// Kubelet notices changes in the directory, not behind a link.
-	if err := e.Symlink(etcdRun, etcdManifest); err != nil {
+	if err := e.Symlink(EtcdRun, EtcdManifest); err != nil {
 		return fmt.Errorf("letting etcd start: %w", err)
 	}
 	return nil

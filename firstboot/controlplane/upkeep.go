@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"context"
@@ -17,9 +17,9 @@ import (
 // anew while it is defragmented.
 const upkeepTime = 20 * time.Minute
 
-// upkeepPhase looks after etcd's databases, and after data that was set aside. Trouble is
+// UpkeepPhase looks after etcd's databases, and after data that was set aside. Trouble is
 // said, and holds nothing up.
-func upkeepPhase(active *site.Active) run.Phase {
+func UpkeepPhase(active *site.Active) run.Phase {
 	looked := false
 	return run.Phase{
 		Name: "etcd", Doc: "etcd's databases have room, and no alarm stands", Timeout: upkeepTime + time.Minute,
@@ -65,14 +65,14 @@ func lookAfterEtcd(ctx context.Context, e *machine.Env, site *configs.Site) (sea
 		}
 	}
 	u.Room = func(ctx context.Context, member string, bytes int64) error {
-		return roomOn(ctx, e, site, member, bytes)
+		return RoomOn(ctx, e, site, member, bytes)
 	}
 	return u.Keep(ctx)
 }
 
-// roomOn reports why /var of a control-plane node has no room for so many bytes beside
+// RoomOn reports why /var of a control-plane node has no room for so many bytes beside
 // what kubelet and etcd need.
-func roomOn(ctx context.Context, e *machine.Env, site *configs.Site, member string, bytes int64) error {
+func RoomOn(ctx context.Context, e *machine.Env, site *configs.Site, member string, bytes int64) error {
 	space := spaceOn
 	if member == site.Self().Name {
 		space = ownSpace
@@ -81,7 +81,7 @@ func roomOn(ctx context.Context, e *machine.Env, site *configs.Site, member stri
 	if err != nil {
 		return err
 	}
-	if least := total / 100 * snapshotLeaves; free-bytes < least {
+	if least := total / 100 * SnapshotLeaves; free-bytes < least {
 		return fmt.Errorf("it needs %s meanwhile, and of the %s that are free on /var, %s must stay", configs.HumanSize(bytes), configs.HumanSize(free), configs.HumanSize(least))
 	}
 	return nil

@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"bytes"
@@ -17,16 +17,16 @@ import (
 )
 
 // Where a quorum is lost for good, a person names one machine to continue from.
-// Its etcd starts once with forceNewCluster, which drops all other members, and
+// Its etcd starts once with ForceNewCluster, which drops all other members, and
 // then as always: a second time it would drop those that joined meanwhile.
 
-const forceNewCluster = "force-new-cluster"
+const ForceNewCluster = "force-new-cluster"
 
 // forcedArgs start etcd with that. It drops those that joined meanwhile at each start,
 // so also after a crash: nobody may join before the flag is gone, and so it listens for
 // clients of this machine alone.
 func forcedArgs(site *configs.Site) []configs.KubeadmArg {
-	return []configs.KubeadmArg{{Name: forceNewCluster, Value: "true"}, {Name: "listen-client-urls", Value: ownEtcdURL(site)}}
+	return []configs.KubeadmArg{{Name: ForceNewCluster, Value: "true"}, {Name: "listen-client-urls", Value: ownEtcdURL(site)}}
 }
 
 // ownEtcdURL is where this machine's API server asks etcd, as kubeadm has it.
@@ -38,13 +38,13 @@ func ownEtcdURL(site *configs.Site) string {
 	return "https://" + net.JoinHostPort(loopback, configs.EtcdClientPort)
 }
 
-// continuedPhase takes the flag back once it has done its work.
-func continuedPhase(active *site.Active) run.Phase {
+// ContinuedPhase takes the flag back once it has done its work.
+func ContinuedPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
 		Name: "continue", Doc: "etcd runs as one that others can join", Timeout: 10 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-			if bytes.Contains(e.Contents(etcdRun), []byte("--"+forceNewCluster)) {
+			if bytes.Contains(e.Contents(EtcdRun), []byte("--"+ForceNewCluster)) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
@@ -63,7 +63,7 @@ func continuedPhase(active *site.Active) run.Phase {
 			if err != nil {
 				return run.Advise(fmt.Errorf("etcd does not serve with this machine's data alone: %w", err), "see `crictl ps -a` and /var/log/pods on the machine")
 			}
-			if err := readSeatNote(e).carriedOut(site).write(e); err != nil {
+			if err := ReadSeatNote(e).CarriedOut(site).write(e); err != nil {
 				return err
 			}
 			if err := startEtcd(ctx, e, active, []configs.KubeadmArg{
@@ -86,7 +86,7 @@ func continueWord(site *configs.Site) string {
 
 // forgetWord makes room for the next word, once the Site has none.
 func (t *taker) forgetWord() error {
-	note := readSeatNote(t.e)
+	note := ReadSeatNote(t.e)
 	if note.Continued == "" || t.site.ControlPlane.ContinueFrom != "" {
 		return nil
 	}

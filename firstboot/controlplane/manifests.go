@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"context"
@@ -23,28 +23,28 @@ import (
 // may be switched on weeks later.
 
 const (
-	// clusterManifests are the manifests that are still to be applied, packed.
-	clusterManifests = ondisk.StateDir + "/cluster-manifests"
+	// ClusterManifests are the manifests that are still to be applied, packed.
+	ClusterManifests = ondisk.StateDir + "/cluster-manifests"
 	// appliedMarker is the ConfigMap that says, to all control-plane nodes, which
-	// objects are applied: each has a key. All are where it has no applyingLabel. The
+	// objects are applied: each has a key. All are where it has no ApplyingLabel. The
 	// cluster's birth makes it; where it is missing later, the cluster is older than what
 	// this machine has of it, and only missing objects are created: applyMissing.
 	appliedMarker     = "edgebake-manifests"
-	appliedMarkerPath = "/api/v1/namespaces/kube-system/configmaps/" + appliedMarker
-	applyingLabel     = "edgebake.io/applying"
+	AppliedMarkerPath = "/api/v1/namespaces/kube-system/configmaps/" + appliedMarker
+	ApplyingLabel     = "edgebake.io/applying"
 	applyAll          = "true"
 	applyMissing      = "missing"
 	// applyInterval is between two tries.
 	applyInterval = 5 * time.Second
 )
 
-// manifestsPhase applies them.
-func manifestsPhase(active *site.Active) run.Phase {
+// ManifestsPhase applies them.
+func ManifestsPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
 		Name: "manifests", Doc: "the Cluster's manifests are applied", Timeout: 10 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-			if e.Exists(clusterManifests) {
+			if e.Exists(ClusterManifests) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
@@ -65,7 +65,7 @@ func manifestsPhase(active *site.Active) run.Phase {
 				return err
 			}
 			// What somebody changed since stays.
-			return e.Remove(clusterManifests)
+			return e.Remove(ClusterManifests)
 		},
 	}
 }
@@ -73,16 +73,16 @@ func manifestsPhase(active *site.Active) run.Phase {
 // applyManifests applies all objects, each once, and again and again those with which
 // it did not go well.
 func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *configs.Site) error {
-	manifests, err := manifest.Unpack(configs.NewSecret(string(e.Contents(clusterManifests))))
+	manifests, err := manifest.Unpack(configs.NewSecret(string(e.Contents(ClusterManifests))))
 	if err != nil {
-		return run.NeedsPerson(fmt.Errorf("reading the Cluster's manifests (%s): %w", clusterManifests, err),
+		return run.NeedsPerson(fmt.Errorf("reading the Cluster's manifests (%s): %w", ClusterManifests, err),
 			"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 	}
-	all, err := objectsOf(manifests)
+	all, err := ObjectsOf(manifests)
 	if err != nil {
 		return err
 	}
-	keys, left, own := markerKeys(all), len(all), map[string]bool{}
+	keys, left, own := MarkerKeys(all), len(all), map[string]bool{}
 	e.Waiting("%d objects of the Cluster's manifests to be applied", left)
 	err = e.Retry(ctx, applyInterval, func() error {
 		var err error
@@ -97,7 +97,7 @@ func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *co
 	})
 	if err != nil {
 		return run.Advise(fmt.Errorf("%d of %d objects of the Cluster's manifests are not applied: %w", left, len(all), err),
-			"what waits for a webhook is applied once a node runs its pod; else apply corrected manifests yourself (`kubectl apply`), and end this with `kubectl -n kube-system label configmap "+appliedMarker+" "+applyingLabel+"-`")
+			"what waits for a webhook is applied once a node runs its pod; else apply corrected manifests yourself (`kubectl apply`), and end this with `kubectl -n kube-system label configmap "+appliedMarker+" "+ApplyingLabel+"-`")
 	}
 	return nil
 }
@@ -133,24 +133,24 @@ func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []ap
 			}
 			own[keys[i]] = true
 		}
-		if err := c.MergePatch(ctx, appliedMarkerPath, map[string]any{"data": map[string]string{keys[i]: o.ID()}}); err != nil {
+		if err := c.MergePatch(ctx, AppliedMarkerPath, map[string]any{"data": map[string]string{keys[i]: o.ID()}}); err != nil {
 			return len(all) - i + left, fmt.Errorf("noting that %s is applied: %w", o.Where, err)
 		}
 	}
 	if len(errs) > 0 {
 		return left, errors.Join(errs...)
 	}
-	err := c.MergePatch(ctx, appliedMarkerPath, map[string]any{"metadata": map[string]any{"labels": map[string]any{applyingLabel: nil}}})
+	err := c.MergePatch(ctx, AppliedMarkerPath, map[string]any{"metadata": map[string]any{"labels": map[string]any{ApplyingLabel: nil}}})
 	if err != nil {
 		return 0, fmt.Errorf("noting that the Cluster's manifests are applied: %w", err)
 	}
 	return 0, nil
 }
 
-// markerKeys are the objects' keys in the marker. They name the object and not its
+// MarkerKeys are the objects' keys in the marker. They name the object and not its
 // contents: one that is there was applied, and is the cluster's since. One that the
 // manifests have twice has two.
-func markerKeys(all []api.Object) []string {
+func MarkerKeys(all []api.Object) []string {
 	keys, seen := make([]string, len(all)), map[string]int{}
 	for i, o := range all {
 		id := o.ID()
@@ -161,8 +161,8 @@ func markerKeys(all []api.Object) []string {
 	return keys
 }
 
-// objectsOf are the objects of manifests, in their order.
-func objectsOf(manifests []manifest.File) ([]api.Object, error) {
+// ObjectsOf are the objects of manifests, in their order.
+func ObjectsOf(manifests []manifest.File) ([]api.Object, error) {
 	var all []api.Object
 	for _, m := range manifests {
 		objects, err := api.Objects(m.Name, []byte(m.Text))
@@ -191,14 +191,14 @@ func readMarker(ctx context.Context, c *api.Client) (marker, error) {
 		} `json:"metadata"`
 		Data map[string]string `json:"data"`
 	}
-	err := c.Get(ctx, appliedMarkerPath, &o)
+	err := c.Get(ctx, AppliedMarkerPath, &o)
 	if api.Code(err) == 404 {
 		return marker{}, nil
 	}
 	if err != nil {
 		return marker{}, fmt.Errorf("asking which of the Cluster's manifests are applied: %w", err)
 	}
-	mode, applying := o.Metadata.Labels[applyingLabel]
+	mode, applying := o.Metadata.Labels[ApplyingLabel]
 	return marker{true, applying, mode == applyMissing, o.Data}, nil
 }
 
@@ -209,7 +209,7 @@ func madeMarker(ctx context.Context, c *api.Client, site *configs.Site, mode str
 	if err != nil || m.exists {
 		return m, err
 	}
-	objects, err := api.Objects("the marker", fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": %q, "namespace": "kube-system", "labels": {%q: %q}}, "data": {"cluster": %q}}`, appliedMarker, applyingLabel, mode, site.ControlPlane.ID))
+	objects, err := api.Objects("the marker", fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": %q, "namespace": "kube-system", "labels": {%q: %q}}, "data": {"cluster": %q}}`, appliedMarker, ApplyingLabel, mode, site.ControlPlane.ID))
 	if err == nil {
 		err = c.CreateAll(ctx, objects)
 	}

@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"context"
@@ -26,23 +26,23 @@ import (
 // what is uploaded, as long as nobody else has changed that.
 
 const (
-	kubeadmConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config"
-	kubeletConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubelet-config"
-	proxyConfigMap   = "/api/v1/namespaces/kube-system/configmaps/kube-proxy"
-	// documentsKey is the annotation of kubeadm-config that names the documents that were
+	KubeadmConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config"
+	KubeletConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubelet-config"
+	ProxyConfigMap   = "/api/v1/namespaces/kube-system/configmaps/kube-proxy"
+	// DocumentsKey is the annotation of kubeadm-config that names the documents that were
 	// uploaded last; uploadedKey, what the ConfigMaps were then. uploadingKey is there from
 	// before an upload until it is complete, and names its documents.
-	documentsKey = "edgebake.io/documents"
+	DocumentsKey = "edgebake.io/documents"
 	uploadedKey  = "edgebake.io/uploaded"
 	uploadingKey = "edgebake.io/uploading"
-	// documentsMark names the documents of this machine that are in the cluster.
-	documentsMark = ondisk.StateDir + "/cluster-documents"
-	// documentsFile has them for a person, where first boot does not upload them.
-	documentsFile = ondisk.StateDir + "/kubeadm.yaml"
+	// DocumentsMark names the documents of this machine that are in the cluster.
+	DocumentsMark = ondisk.StateDir + "/cluster-documents"
+	// DocumentsFile has them for a person, where first boot does not upload them.
+	DocumentsFile = ondisk.StateDir + "/kubeadm.yaml"
 )
 
-// documentsOf names the cluster's documents of a Site by their contents.
-func documentsOf(site *configs.Site) (string, error) {
+// DocumentsOf names the cluster's documents of a Site by their contents.
+func DocumentsOf(site *configs.Site) (string, error) {
 	docs, err := site.ClusterDocuments()
 	if err != nil {
 		return "", err
@@ -66,13 +66,13 @@ func readUploaded(ctx context.Context, c *api.Client) (uploaded, error) {
 		} `json:"metadata"`
 		Data map[string]string `json:"data"`
 	}
-	for path, into := range map[string]any{kubeadmConfigMap: &cluster, kubeletConfigMap: &kubelet} {
+	for path, into := range map[string]any{KubeadmConfigMap: &cluster, KubeletConfigMap: &kubelet} {
 		if err := c.Get(ctx, path, into); err != nil && api.Code(err) != 404 {
 			return uploaded{}, fmt.Errorf("reading the cluster's configuration: %w", err)
 		}
 	}
 	sum := sha256.Sum256([]byte(cluster.Data["ClusterConfiguration"] + "\x00" + kubelet.Data["kubelet"]))
-	u := uploaded{documents: cluster.Metadata.Annotations[documentsKey], contents: hex.EncodeToString(sum[:16])}
+	u := uploaded{documents: cluster.Metadata.Annotations[DocumentsKey], contents: hex.EncodeToString(sum[:16])}
 	u.cutOff = cluster.Metadata.Annotations[uploadingKey] != ""
 	u.untouched = u.cutOff || cluster.Metadata.Annotations[uploadedKey] == u.contents
 	return u, nil
@@ -80,7 +80,7 @@ func readUploaded(ctx context.Context, c *api.Client) (uploaded, error) {
 
 // annotate sets annotations of kubeadm-config; nil removes one.
 func annotate(ctx context.Context, c *api.Client, annotations map[string]any) error {
-	err := c.MergePatch(ctx, kubeadmConfigMap, map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	err := c.MergePatch(ctx, KubeadmConfigMap, map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	if err != nil {
 		return fmt.Errorf("noting which of kubeadm's documents are uploaded: %w", err)
 	}
@@ -92,7 +92,7 @@ func annotate(ctx context.Context, c *api.Client, annotations map[string]any) er
 func noteUploaded(ctx context.Context, e *machine.Env, c *api.Client, documents string) error {
 	now, err := readUploaded(ctx, c)
 	if err == nil {
-		err = annotate(ctx, c, map[string]any{documentsKey: documents, uploadedKey: now.contents, uploadingKey: nil})
+		err = annotate(ctx, c, map[string]any{DocumentsKey: documents, uploadedKey: now.contents, uploadingKey: nil})
 	}
 	if err != nil {
 		return err
@@ -101,15 +101,15 @@ func noteUploaded(ctx context.Context, e *machine.Env, c *api.Client, documents 
 }
 
 func markDocuments(e *machine.Env, documents string) error {
-	if _, err := e.Write(documentsMark, []byte(documents+"\n"), machine.Mode(0o600)); err != nil {
+	if _, err := e.Write(DocumentsMark, []byte(documents+"\n"), machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("noting which of kubeadm's documents are uploaded: %w", err)
 	}
-	return e.Remove(documentsFile)
+	return e.Remove(DocumentsFile)
 }
 
-// documentsPhase uploads kubeadm's documents again when the Site has others, unless
+// DocumentsPhase uploads kubeadm's documents again when the Site has others, unless
 // somebody else has changed what is there: that is reported.
-func documentsPhase(active *site.Active) run.Phase {
+func DocumentsPhase(active *site.Active) run.Phase {
 	site, reported, compared := active.Site, false, false
 	return run.Phase{
 		Name: "documents", Doc: "the cluster has kubeadm's documents of the Site", Timeout: 2 * time.Minute,
@@ -118,14 +118,14 @@ func documentsPhase(active *site.Active) run.Phase {
 				compared = true
 				remarkProxy(ctx, e, site)
 			}
-			documents, err := documentsOf(site)
-			if err != nil || !reported && e.Text(documentsMark) != documents {
+			documents, err := DocumentsOf(site)
+			if err != nil || !reported && e.Text(DocumentsMark) != documents {
 				return run.Todo, err
 			}
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			documents, err := documentsOf(site)
+			documents, err := DocumentsOf(site)
 			if err != nil {
 				return err
 			}
@@ -137,7 +137,7 @@ func documentsPhase(active *site.Active) run.Phase {
 			if err != nil {
 				return err
 			}
-			had := e.Text(documentsMark)
+			had := e.Text(DocumentsMark)
 			switch entitled := had != "" && there.documents != "" && there.untouched; {
 			case there.documents == documents && !(entitled && there.cutOff):
 				return markDocuments(e, documents) // uploaded by this machine, another one, or a person
@@ -162,13 +162,13 @@ func documentsPhase(active *site.Active) run.Phase {
 			reported = true
 			text, err := site.KubeadmDocuments(configs.KubeadmLocal{})
 			if err == nil {
-				_, err = e.Write(documentsFile, text, machine.Mode(0o600))
+				_, err = e.Write(DocumentsFile, text, machine.Mode(0o600))
 			}
 			if err != nil {
 				return fmt.Errorf("writing kubeadm's documents for a person: %w", err)
 			}
 			e.Note("kubeadm's documents of the Site differ from those that were uploaded to the cluster, and somebody else may have changed these: they stay. To upload the Site's: kubeadm init phase upload-config all --config %s && %s; to keep what is there: the last command alone",
-				documentsFile, "kubectl -n kube-system annotate configmap kubeadm-config --overwrite "+documentsKey+"="+documents)
+				DocumentsFile, "kubectl -n kube-system annotate configmap kubeadm-config --overwrite "+DocumentsKey+"="+documents)
 			return nil
 		},
 	}
@@ -198,7 +198,7 @@ func proxyDifferences(ctx context.Context, e *machine.Env, site *configs.Site) (
 	var there struct {
 		Data map[string]string `json:"data"`
 	}
-	if err := c.Get(ctx, proxyConfigMap, &there); api.Code(err) == 404 {
+	if err := c.Get(ctx, ProxyConfigMap, &there); api.Code(err) == 404 {
 		return nil, nil // something else replaces kube-proxy
 	} else if err != nil {
 		return nil, err
@@ -212,19 +212,19 @@ func proxyDifferences(ctx context.Context, e *machine.Env, site *configs.Site) (
 	}
 	delete(want, "apiVersion") // an upgrade may change it
 	delete(want, "kind")
-	return lacking("", want, has), nil
+	return Lacking("", want, has), nil
 }
 
-// lacking lists the fields of want that has lacks, or has with other values. Further
+// Lacking lists the fields of want that has lacks, or has with other values. Further
 // fields and further items of a list do not count; a field that is absent has its zero
 // value.
-func lacking(field string, want, has any) []string {
+func Lacking(field string, want, has any) []string {
 	switch w := want.(type) {
 	case map[string]any:
 		h, _ := has.(map[string]any)
 		var all []string
 		for _, key := range slices.Sorted(maps.Keys(w)) {
-			all = append(all, lacking(strings.TrimPrefix(field+"."+key, "."), w[key], h[key])...)
+			all = append(all, Lacking(strings.TrimPrefix(field+"."+key, "."), w[key], h[key])...)
 		}
 		return all
 	case []any:

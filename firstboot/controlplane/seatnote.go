@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"encoding/json"
@@ -9,11 +9,11 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// seatNoteFile lies beside etcd's data, and goes where that goes: it says of
+// SeatNoteFile lies beside etcd's data, and goes where that goes: it says of
 // which cluster the data is, which etcd's own ids do not.
-const seatNoteFile = configs.EtcdDataDir + "/edgebake.json"
+const SeatNoteFile = configs.EtcdDataDir + "/edgebake.json"
 
-// seatNote is seatNoteFile.
+// seatNote is SeatNoteFile.
 type seatNote struct {
 	Version int `json:"version"`
 	// Cluster is the id of the Site's cluster.
@@ -31,18 +31,18 @@ type seatNote struct {
 
 const seatNoteVersion = 1
 
-// readSeatNote reads the note; one that is missing or damaged says nothing.
-func readSeatNote(e *machine.Env) seatNote {
+// ReadSeatNote reads the note; one that is missing or damaged says nothing.
+func ReadSeatNote(e *machine.Env) seatNote {
 	var n seatNote
-	if json.Unmarshal(e.Contents(seatNoteFile), &n) != nil {
+	if json.Unmarshal(e.Contents(SeatNoteFile), &n) != nil {
 		return seatNote{}
 	}
 	return n
 }
 
-// carriedOut is the note of data that is as the Site's word to continue says, if it
+// CarriedOut is the note of data that is as the Site's word to continue says, if it
 // has one.
-func (n seatNote) carriedOut(site *configs.Site) seatNote {
+func (n seatNote) CarriedOut(site *configs.Site) seatNote {
 	c := site.ControlPlane
 	last := n.Said
 	if said := c.SaidAt(); said.After(last) {
@@ -66,7 +66,7 @@ func (n seatNote) write(e *machine.Env) error {
 		err = e.Mkdir(configs.EtcdDataDir, machine.Mode(0o700))
 	}
 	if err == nil {
-		_, err = e.Write(seatNoteFile, append(b, '\n'), machine.Mode(0o600))
+		_, err = e.Write(SeatNoteFile, append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
 		return fmt.Errorf("noting of which cluster etcd's data is: %w", err)

@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"bytes"
@@ -15,11 +15,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// podsRestart says that the control plane's pods run with kubeconfigs that were
+// PodsRestart says that the control plane's pods run with kubeconfigs that were
 // made anew. It is of this boot: the next one starts all pods anyway.
-const podsRestart = "/run/edgebake-restart-control-plane"
+const PodsRestart = "/run/edgebake-restart-control-plane"
 
-// kubeletToo is what podsRestart holds where kubelet's certificate is another, too.
+// kubeletToo is what PodsRestart holds where kubelet's certificate is another, too.
 const kubeletToo = "kubelet"
 
 // renewedAnnotation of a static pod: kubelet starts a pod anew that it differs
@@ -33,13 +33,13 @@ func restartReaders(ctx context.Context, e *machine.Env) error {
 	if err == nil {
 		err = restartPods(e)
 	}
-	if err == nil && state == "active" && string(e.Contents(podsRestart)) == kubeletToo { // else it starts with what is there now
+	if err == nil && state == "active" && string(e.Contents(PodsRestart)) == kubeletToo { // else it starts with what is there now
 		err = e.Unit(ctx, "restart", ondisk.UnitKubelet)
 	}
 	if err != nil {
 		return err
 	}
-	return e.Remove(podsRestart)
+	return e.Remove(PodsRestart)
 }
 
 // restartPods has kubelet start the control plane's pods anew, but for etcd,
@@ -48,7 +48,7 @@ func restartReaders(ctx context.Context, e *machine.Env) error {
 // all the same: it leaves pods alone when it ends, and takes them over as they are.
 func restartPods(e *machine.Env) error {
 	when := e.Now().UTC().Format(time.RFC3339)
-	for _, p := range controlPlanePods {
+	for _, p := range Pods {
 		pod, err := e.Read(p)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // it is made later, and starts with what is there then

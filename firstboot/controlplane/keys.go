@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"context"
@@ -21,8 +21,8 @@ import (
 
 // pkiFile is a file of what comes with the minted keys.
 type pkiFile struct {
-	path string
-	data []byte
+	Path string
+	Data []byte
 	mode machine.Owner
 }
 
@@ -44,7 +44,7 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 		pkiFile{member.PKIDir + "/sa.key", []byte(k.ServiceAccount.Reveal()), secret},
 	)
 	if !k.Manifests.IsZero() { // until they are applied
-		out = append(out, pkiFile{clusterManifests, []byte(k.Manifests.Reveal()), secret})
+		out = append(out, pkiFile{ClusterManifests, []byte(k.Manifests.Reveal()), secret})
 	}
 	return out, nil
 }
@@ -56,27 +56,27 @@ const (
 	etcdFormerCA = ondisk.RunMark + "etcd-former-ca"
 )
 
-// pkiFilesFor is pkiFiles, except that a CA on the disk which was issued again stays: a
+// PKIFilesFor is pkiFiles, except that a CA on the disk which was issued again stays: a
 // Site may be older, and the clock may be behind.
-func pkiFilesFor(e *machine.Env, k *configs.ClusterKeys) ([]pkiFile, error) {
+func PKIFilesFor(e *machine.Env, k *configs.ClusterKeys) ([]pkiFile, error) {
 	files, err := pkiFiles(k)
 	for i, f := range files {
-		if has := e.Contents(f.path); strings.HasSuffix(f.path, ".crt") && api.Supersedes(has, f.data) {
-			files[i].data = has
+		if has := e.Contents(f.Path); strings.HasSuffix(f.Path, ".crt") && api.Supersedes(has, f.Data) {
+			files[i].Data = has
 		}
 	}
 	return files, err
 }
 
-// controlPlaneFiles are the keys of a control-plane node, and what is made with them.
-func controlPlaneFiles() []string {
-	files := append([]string{member.PKIDir + "/sa.key", member.PKIDir + "/sa.pub"}, controlPlaneConfs...)
+// Files are the keys of a control-plane node, and what is made with them.
+func Files() []string {
+	files := append([]string{member.PKIDir + "/sa.key", member.PKIDir + "/sa.pub"}, Confs...)
 	var bases []string
 	for _, ca := range configs.ClusterCAs() {
 		bases = append(bases, ca.Base)
 	}
-	for _, l := range leaves {
-		bases = append(bases, l.base)
+	for _, l := range Leaves {
+		bases = append(bases, l.Base)
 	}
 	for _, base := range bases {
 		files = append(files, member.PKIDir+"/"+base+".key", member.PKIDir+"/"+base+".crt")
@@ -97,15 +97,15 @@ func publicOf(private string) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), nil
 }
 
-// keysPhase puts the cluster's keys where kubeadm and the control plane look
+// KeysPhase puts the cluster's keys where kubeadm and the control plane look
 // for them.
-func keysPhase(active *site.Active) run.Phase {
+func KeysPhase(active *site.Active) run.Phase {
 	site := active.Site
 	keys := site.Credentials.Keys
 	return run.Phase{
 		Name: "keys", Doc: "the cluster's keys are in place", Timeout: time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-			if err := diskIsOfSite(e, active); err != nil {
+			if err := DiskIsOfSite(e, active); err != nil {
 				return run.Todo, err
 			}
 			if e.Exists(etcdFormerCA) {
@@ -117,27 +117,27 @@ func keysPhase(active *site.Active) run.Phase {
 				}
 				return run.Done, nil
 			}
-			files, err := pkiFilesFor(e, keys)
+			files, err := PKIFilesFor(e, keys)
 			if err != nil {
 				return run.Todo, err
 			}
-			if slices.ContainsFunc(files, func(f pkiFile) bool { return string(e.Contents(f.path)) != string(f.data) }) {
+			if slices.ContainsFunc(files, func(f pkiFile) bool { return string(e.Contents(f.Path)) != string(f.Data) }) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
 		},
 		Run: func(_ context.Context, e *machine.Env) error {
-			files, err := pkiFilesFor(e, keys)
+			files, err := PKIFilesFor(e, keys)
 			if err != nil {
 				return err
 			}
-			if ca := e.Contents(etcdCA); decided(e) && ca != nil && slices.ContainsFunc(files, func(f pkiFile) bool { return f.path == etcdCA && string(f.data) != string(ca) }) {
+			if ca := e.Contents(etcdCA); Decided(e) && ca != nil && slices.ContainsFunc(files, func(f pkiFile) bool { return f.Path == etcdCA && string(f.Data) != string(ca) }) {
 				if err := e.WriteFile(etcdFormerCA, nil, machine.Mode(0o600)); err != nil {
 					return fmt.Errorf("noting that etcd runs with a former CA: %w", err)
 				}
 			}
 			for _, f := range files {
-				if _, err := e.Write(f.path, f.data, f.mode); err != nil {
+				if _, err := e.Write(f.Path, f.Data, f.mode); err != nil {
 					return fmt.Errorf("putting the cluster's keys in place: %w", err)
 				}
 			}
@@ -146,9 +146,9 @@ func keysPhase(active *site.Active) run.Phase {
 	}
 }
 
-// diskIsOfSite makes sure that what the disk has of a cluster is of the site's,
+// DiskIsOfSite makes sure that what the disk has of a cluster is of the site's,
 // and this machine's.
-func diskIsOfSite(e *machine.Env, active *site.Active) error {
+func DiskIsOfSite(e *machine.Env, active *site.Active) error {
 	fix := member.Rewriting(e, "a control-plane node does not move: correct the Site, or write the image to the machine's disk again")
 	if c := active.Site.ControlPlane; c != nil && c.ContinueFrom == active.Node {
 		fix = "a control-plane node does not move: correct the Site, and keep the disk, since the Site says to continue from this machine"

@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"errors"
@@ -16,8 +16,8 @@ import (
 // them written again nothing in the cluster does. The machine's firmware can: it
 // keeps variables, where it is UEFI's.
 const (
-	bornVar     = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
-	restoredVar = "/sys/firmware/efi/efivars/EdgebakeRestored-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
+	BornVar     = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
+	RestoredVar = "/sys/firmware/efi/efivars/EdgebakeRestored-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
 )
 
 // ticket is the state of the site's.
@@ -29,7 +29,7 @@ func ticket(e *machine.Env, site *configs.Site) seat.Ticket {
 		return seat.ExpiredTicket
 	}
 	// A birth on this disk may have been cut off, and goes on.
-	if firmwareNote(e, bornVar) == ticketWord(site) && readSeatNote(e).Born != ticketWord(site) {
+	if firmwareNote(e, BornVar) == TicketWord(site) && ReadSeatNote(e).Born != TicketWord(site) {
 		return seat.UsedTicket
 	}
 	return seat.ValidTicket
@@ -40,19 +40,19 @@ func ticketDates(e *machine.Env, site *configs.Site) string {
 	return fmt.Sprintf("%s; this machine's clock says %s", site.ControlPlane.Birth().UTC().Format(time.RFC3339), e.Now().UTC().Format(time.DateOnly))
 }
 
-// noTicketID is the ticketID of a Site without a ticket.
-const noTicketID = "none"
+// NoTicketID is the TicketID of a Site without a ticket.
+const NoTicketID = "none"
 
-// ticketID tells one of a cluster's tickets from another.
-func ticketID(site *configs.Site) string {
+// TicketID tells one of a cluster's tickets from another.
+func TicketID(site *configs.Site) string {
 	if until := site.ControlPlane.Birth(); !until.IsZero() {
 		return until.UTC().Format(time.RFC3339)
 	}
-	return noTicketID
+	return NoTicketID
 }
 
-// ticketWord tells one ticket from another, of any cluster.
-func ticketWord(site *configs.Site) string { return site.ControlPlane.ID + " " + ticketID(site) }
+// TicketWord tells one ticket from another, of any cluster.
+func TicketWord(site *configs.Site) string { return site.ControlPlane.ID + " " + TicketID(site) }
 
 // firmwareNote is what this machine used last, as its firmware noted it.
 func firmwareNote(e *machine.Env, variable string) string {
@@ -66,12 +66,12 @@ func firmwareNote(e *machine.Env, variable string) string {
 // useTicket notes that this machine begins the cluster: on its disk, and then in
 // its firmware. A birth begins also where the firmware takes no notes.
 func (t *taker) useTicket() error {
-	word := ticketWord(t.site)
-	note := seatNote{Cluster: t.site.ControlPlane.ID, Born: word, Said: readSeatNote(t.e).Said}
+	word := TicketWord(t.site)
+	note := seatNote{Cluster: t.site.ControlPlane.ID, Born: word, Said: ReadSeatNote(t.e).Said}
 	if err := note.write(t.e); err != nil {
 		return err
 	}
-	noteInFirmware(t.e, bornVar, word)
+	noteInFirmware(t.e, BornVar, word)
 	return nil
 }
 
@@ -98,12 +98,12 @@ func restoreWord(site *configs.Site) string {
 // restore, or a later one, and has not that data any more, or data that was written
 // since. A restore that was cut off goes on.
 func restoredBefore(e *machine.Env, site *configs.Site) bool {
-	c, note := site.ControlPlane, readSeatNote(e)
+	c, note := site.ControlPlane, ReadSeatNote(e)
 	if c.Restore == "" || c.ContinueFrom != site.Self().Name || note.Continued == continueWord(site) {
 		return false
 	}
 	last := note.Said
-	if id, at, _ := strings.Cut(firmwareNote(e, restoredVar), " "); id == c.ID {
+	if id, at, _ := strings.Cut(firmwareNote(e, RestoredVar), " "); id == c.ID {
 		if t, err := time.Parse(time.RFC3339, at); err == nil && t.After(last) {
 			last = t
 		}

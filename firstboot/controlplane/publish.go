@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"context"
@@ -39,10 +39,10 @@ subjects:
 - {kind: User, name: "system:anonymous"}
 `
 
-// publishPhase gives a new cluster what kubeadm's init gives it, and the
+// PublishPhase gives a new cluster what kubeadm's init gives it, and the
 // objects of the site. cluster-info comes last: where it is, all is. Nothing
 // is done twice in a cluster's life: what somebody changed since stays.
-func publishPhase(active *site.Active) run.Phase {
+func PublishPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
 		Name: "publish", Doc: "the cluster has what nodes join with", Timeout: 10 * time.Minute,
@@ -104,7 +104,7 @@ func publishPhase(active *site.Active) run.Phase {
 			if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{}, phases...); err != nil {
 				return err
 			}
-			documents, err := documentsOf(site)
+			documents, err := DocumentsOf(site)
 			if err == nil {
 				err = noteUploaded(ctx, e, c, documents)
 			}
@@ -115,7 +115,7 @@ func publishPhase(active *site.Active) run.Phase {
 			if err != nil {
 				return fmt.Errorf("reading the objects of the Site: %w", err)
 			}
-			objects, err := objectsOf(append(tokens, manifest.File{Name: "cluster-info's rules", Text: clusterInfoRules}))
+			objects, err := ObjectsOf(append(tokens, manifest.File{Name: "cluster-info's rules", Text: clusterInfoRules}))
 			if err != nil {
 				return err
 			}
@@ -126,7 +126,7 @@ func publishPhase(active *site.Active) run.Phase {
 			if err := kept.CreateAll(ctx, objects); err != nil {
 				return err
 			}
-			if e.Exists(clusterManifests) {
+			if e.Exists(ClusterManifests) {
 				if _, err := madeMarker(ctx, kept, site, applyAll); err != nil {
 					return err
 				}
@@ -181,21 +181,21 @@ func newerInfo(ctx context.Context, e *machine.Env, c *api.Client) (map[string]a
 }
 
 const (
-	dnsService    = "/api/v1/namespaces/kube-system/services/kube-dns"
-	dnsDeployment = "/apis/apps/v1/namespaces/kube-system/deployments/coredns"
+	DnsService    = "/api/v1/namespaces/kube-system/services/kube-dns"
+	DnsDeployment = "/apis/apps/v1/namespaces/kube-system/deployments/coredns"
 )
 
 // dnsIsThere reports whether kubeadm has made the cluster's DNS. Found already, it
 // is an upgrade to kubeadm, which knows no way from a CoreDNS newer than itself.
 // The Service comes last: what is there without it was cut off, and is made anew.
 func dnsIsThere(ctx context.Context, c *api.Client) (bool, error) {
-	switch err := c.Get(ctx, dnsService, nil); {
+	switch err := c.Get(ctx, DnsService, nil); {
 	case err == nil:
 		return true, nil
 	case api.Code(err) != 404:
 		return false, fmt.Errorf("looking for the cluster's DNS: %w", err)
 	}
-	if err := c.Delete(ctx, dnsDeployment); err != nil && api.Code(err) != 404 {
+	if err := c.Delete(ctx, DnsDeployment); err != nil && api.Code(err) != 404 {
 		return false, fmt.Errorf("removing a half-made CoreDNS: %w", err)
 	}
 	return false, nil

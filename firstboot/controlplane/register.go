@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"bytes"
@@ -35,11 +35,11 @@ func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *
 	return nil
 }
 
-const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
+const Label = "node-role.kubernetes.io/control-plane"
 
-// registerPhase marks the Node, and has kubelet renew its own certificate:
+// RegisterPhase marks the Node, and has kubelet renew its own certificate:
 // kubeadm writes one into its kubeconfig that would expire.
-func registerPhase(active *site.Active) run.Phase {
+func RegisterPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
 		Name: "register", Doc: "the Node is a control-plane node's, and kubelet renews its certificate", Timeout: 5 * time.Minute,
@@ -55,7 +55,7 @@ func registerPhase(active *site.Active) run.Phase {
 			if err != nil {
 				return run.Todo, nil
 			}
-			if _, marked := n.Metadata.Labels[controlPlaneLabel]; !marked || !bytes.Contains(e.Contents(ondisk.KubeletConf), []byte(member.ClientCert)) {
+			if _, marked := n.Metadata.Labels[Label]; !marked || !bytes.Contains(e.Contents(ondisk.KubeletConf), []byte(member.ClientCert)) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
@@ -72,7 +72,7 @@ func registerPhase(active *site.Active) run.Phase {
 			if err != nil {
 				return err
 			}
-			if _, marked := n.Metadata.Labels[controlPlaneLabel]; !marked {
+			if _, marked := n.Metadata.Labels[Label]; !marked {
 				if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{}, []string{"mark-control-plane"}); err != nil {
 					return err
 				}

@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"cmp"
@@ -19,18 +19,18 @@ import (
 )
 
 const (
-	// snapshotLock is held by whoever takes one.
-	snapshotLock = "/run/edgebake-snapshot.lock"
+	// SnapshotLock is held by whoever takes one.
+	SnapshotLock = "/run/edgebake-snapshot.lock"
 	// snapshotDate is a snapshot's name: when it was taken.
 	snapshotDate = "20060102-150405.db"
 	// snapshotEvery is how old the newest may become.
 	snapshotEvery = 24 * time.Hour
 	// Beyond so many, or so many bytes of them, the oldest go. One stays.
-	snapshotsKept     = 7
+	SnapshotsKept     = 7
 	snapshotsMaxBytes = 2 << 30
-	// snapshotLeaves is the part of the disk (%) that a snapshot leaves free: kubelet
+	// SnapshotLeaves is the part of the disk (%) that a snapshot leaves free: kubelet
 	// removes images and stops pods where less is.
-	snapshotLeaves = 15
+	SnapshotLeaves = 15
 	// snapshotTime bounds one: a database has 8 GiB at most.
 	snapshotTime = 20 * time.Minute
 )
@@ -61,7 +61,7 @@ func snapshot(ctx context.Context, e *machine.Env, site *configs.Site) (string, 
 	client.Timeout = 0 // ctx has the end
 	ctx, cancel := context.WithTimeout(ctx, snapshotTime)
 	defer cancel()
-	release, err := e.Lock(ctx, snapshotLock) // a person may take one besides
+	release, err := e.Lock(ctx, SnapshotLock) // a person may take one besides
 	if err != nil {
 		return "", fmt.Errorf("waiting for another snapshot: %w", err)
 	}
@@ -81,33 +81,33 @@ func snapshot(ctx context.Context, e *machine.Env, site *configs.Site) (string, 
 
 func snapshotName(taken time.Time) string { return taken.UTC().Format(snapshotDate) }
 
-// savedSnapshot is a file of SnapshotDir.
-type savedSnapshot struct {
-	name string
+// SavedSnapshot is a file of SnapshotDir.
+type SavedSnapshot struct {
+	Name string
 	size int64
 }
 
-// snapshots lists those there are, the newest first. Names are dates; those of the
+// Snapshots lists those there are, the newest first. Names are dates; those of the
 // future were taken by a clock that was wrong, and come last: first they would push out
 // all that the right clock dates.
-func snapshots(e *machine.Env) ([]savedSnapshot, error) {
+func Snapshots(e *machine.Env) ([]SavedSnapshot, error) {
 	entries, err := os.ReadDir(e.Path(member.SnapshotDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("looking for snapshots: %w", err)
 	}
-	var out []savedSnapshot
+	var out []SavedSnapshot
 	for _, en := range entries {
 		info, err := en.Info()
 		if err == nil && info.Mode().IsRegular() && strings.HasSuffix(en.Name(), ".db") && !strings.HasPrefix(en.Name(), ".") {
-			out = append(out, savedSnapshot{en.Name(), info.Size()})
+			out = append(out, SavedSnapshot{en.Name(), info.Size()})
 		}
 	}
 	now := snapshotName(e.Now())
-	slices.SortFunc(out, func(a, b savedSnapshot) int {
-		if future := a.name > now; future != (b.name > now) {
+	slices.SortFunc(out, func(a, b SavedSnapshot) int {
+		if future := a.Name > now; future != (b.Name > now) {
 			return map[bool]int{true: 1, false: -1}[future]
 		}
-		return -cmp.Compare(a.name, b.name)
+		return -cmp.Compare(a.Name, b.Name)
 	})
 	return out, nil
 }
@@ -124,7 +124,7 @@ func roomForSnapshot(e *machine.Env) error {
 	if err := dropHalfSnapshots(e); err != nil {
 		return err
 	}
-	all, err := snapshots(e)
+	all, err := Snapshots(e)
 	if err != nil {
 		return fail(err)
 	}
@@ -136,18 +136,18 @@ func roomForSnapshot(e *machine.Env) error {
 	if err != nil {
 		return fail(err)
 	}
-	least := total / 100 * snapshotLeaves
+	least := total / 100 * SnapshotLeaves
 	keep, room := len(all), free-size
 	for keep > 1 && room < least {
 		keep--
 		room += all[keep].size
 	}
 	if room < least { // with none of them there would be too little: they stay
-		return run.Advise(fail(fmt.Errorf("it has %s, and of the %s that are free on /var, %s must stay (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), snapshotLeaves)),
+		return run.Advise(fail(fmt.Errorf("it has %s, and of the %s that are free on /var, %s must stay (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), SnapshotLeaves)),
 			"remove from the disk what is not needed (`crictl rmi --prune`, `journalctl --vacuum-size=100M`), or use a larger one")
 	}
 	for _, old := range all[keep:] {
-		if err := e.Remove(member.SnapshotDir + "/" + old.name); err != nil {
+		if err := e.Remove(member.SnapshotDir + "/" + old.Name); err != nil {
 			return fail(err)
 		}
 	}
@@ -172,36 +172,36 @@ func dropHalfSnapshots(e *machine.Env) error {
 }
 
 func dropSnapshots(e *machine.Env) error {
-	all, err := snapshots(e)
+	all, err := Snapshots(e)
 	if err != nil {
 		return err
 	}
 	total := int64(0)
 	for i, s := range all {
-		if total += s.size; i == 0 || i < snapshotsKept && total <= snapshotsMaxBytes {
+		if total += s.size; i == 0 || i < SnapshotsKept && total <= snapshotsMaxBytes {
 			continue
 		}
-		if err := e.Remove(member.SnapshotDir + "/" + s.name); err != nil {
+		if err := e.Remove(member.SnapshotDir + "/" + s.Name); err != nil {
 			return fmt.Errorf("removing an old snapshot: %w", err)
 		}
 	}
 	return nil
 }
 
-// snapshotPhase keeps a snapshot that is not older than a day. That there is
+// SnapshotPhase keeps a snapshot that is not older than a day. That there is
 // none is said, and holds nothing up.
-func snapshotPhase(active *site.Active) run.Phase {
+func SnapshotPhase(active *site.Active) run.Phase {
 	tried := false
 	return run.Phase{
 		Name: "snapshot", Doc: "there is a snapshot of etcd that is not older than a day", Timeout: snapshotTime + time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-			all, err := snapshots(e)
+			all, err := Snapshots(e)
 			if err != nil {
 				e.Note("no snapshot of etcd: %s", machine.OneLine(err))
 				return run.Done, nil
 			}
 			if len(all) > 0 {
-				taken, err := time.Parse(snapshotDate, all[0].name)
+				taken, err := time.Parse(snapshotDate, all[0].Name)
 				// All may be of the future.
 				if err == nil && e.Now().Sub(taken) < snapshotEvery && !taken.After(e.Now()) {
 					return run.Done, nil

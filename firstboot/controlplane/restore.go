@@ -1,4 +1,4 @@
-package firstboot
+package controlplane
 
 import (
 	"context"
@@ -20,12 +20,12 @@ import (
 )
 
 const (
-	// snapshotOnStick is what a snapshot must be called on a stick.
-	snapshotOnStick = "etcd-snapshot.db"
-	// restoreDir is where the data is made, before it takes etcd's place whole.
-	restoreDir = ondisk.StateDir + "/restore"
+	// SnapshotOnStick is what a snapshot must be called on a stick.
+	SnapshotOnStick = "etcd-snapshot.db"
+	// RestoreDir is where the data is made, before it takes etcd's place whole.
+	RestoreDir = ondisk.StateDir + "/restore"
 	// fromStick is where a stick's snapshot is copied to.
-	fromStick = restoreDir + "/snapshot.db"
+	fromStick = RestoreDir + "/snapshot.db"
 )
 
 // restoreSnapshot makes etcd's data of the snapshot that the site names. etcd's
@@ -44,36 +44,36 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	self := site.Self()
 	args := []string{"ctr", "--namespace", "k8s.io", "run", "--rm",
 		"--mount", "type=bind,src=" + e.Path(member.SnapshotDir) + ",dst=/snapshots,options=rbind:ro",
-		"--mount", "type=bind,src=" + e.Path(restoreDir) + ",dst=/restore,options=rbind:rw",
+		"--mount", "type=bind,src=" + e.Path(RestoreDir) + ",dst=/restore,options=rbind:rw",
 		etcd, "edgebake-restore-" + hex.EncodeToString(e.Random(4))}
 	args = append(args, seat.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), seat.Token(site.ControlPlane.ID, sum[:16]+"-"+site.ControlPlane.Said))...)
 	out := &machine.Tail{Log: func(line string) { e.Log.Info("etcdutl: " + line) }}
 	if err := e.Run(ctx, machine.Cmd{Args: args, Output: out}); err != nil {
 		return run.Advise(fmt.Errorf("etcdutl does not restore the snapshot %s: %w: %s", file, err, out.Last()), "if the snapshot is damaged, name another one")
 	}
-	made := restoreDir + "/data/member"
+	made := RestoreDir + "/data/member"
 	if wal, member, _, err := seat.LogOf(e.Path(made + "/wal")); err != nil || !wal || member == "" {
 		return errors.Join(fmt.Errorf("etcdutl made no log of the snapshot %s", file), err)
 	}
-	if err := e.Sync(restoreDir); err != nil { // etcdutl may not
+	if err := e.Sync(RestoreDir); err != nil { // etcdutl may not
 		return fmt.Errorf("syncing what was restored: %w", err)
 	}
-	if err := setAsideLogless(e); err != nil {
+	if err := SetAsideLogless(e); err != nil {
 		return err
 	}
-	if err := readSeatNote(e).carriedOut(site).write(e); err != nil {
+	if err := ReadSeatNote(e).CarriedOut(site).write(e); err != nil {
 		return err
 	}
-	noteInFirmware(e, restoredVar, restoreWord(site))
-	if err := e.Rename(made, etcdMember); err != nil {
+	noteInFirmware(e, RestoredVar, restoreWord(site))
+	if err := e.Rename(made, EtcdMember); err != nil {
 		return fmt.Errorf("putting what was restored in place: %w", err)
 	}
-	return e.RemoveAll(restoreDir)
+	return e.RemoveAll(RestoreDir)
 }
 
 // snapshotAtHand has the snapshot where etcdutl can read it, and returns its path there.
 func snapshotAtHand(e *machine.Env, sum string) (string, error) {
-	if err := errors.Join(e.RemoveAll(restoreDir), e.Mkdir(restoreDir, machine.Mode(0o700)), e.Mkdir(member.SnapshotDir, machine.Mode(0o700))); err != nil {
+	if err := errors.Join(e.RemoveAll(RestoreDir), e.Mkdir(RestoreDir, machine.Mode(0o700)), e.Mkdir(member.SnapshotDir, machine.Mode(0o700))); err != nil {
 		return "", fmt.Errorf("restoring a snapshot: %w", err)
 	}
 	return findSnapshot(e, sum)
@@ -82,18 +82,18 @@ func snapshotAtHand(e *machine.Env, sum string) (string, error) {
 // findSnapshot looks for the one with that digest among this machine's own and
 // on sticks, and returns its path as etcdutl sees it.
 func findSnapshot(e *machine.Env, sum string) (string, error) {
-	all, err := snapshots(e)
+	all, err := Snapshots(e)
 	if err != nil {
 		return "", err
 	}
 	for _, s := range all {
-		if got, err := file.SHA256(e.Path(member.SnapshotDir + "/" + s.name)); err == nil && got == sum {
-			return "/snapshots/" + s.name, nil
+		if got, err := file.SHA256(e.Path(member.SnapshotDir + "/" + s.Name)); err == nil && got == sum {
+			return "/snapshots/" + s.Name, nil
 		}
 	}
 	var errs []error
 	for _, dev := range e.RemovableSlots() {
-		err := e.Stream(fromStick, machine.Mode(0o600), func(w io.Writer) error { return e.SlotFile(dev, snapshotOnStick, w) })
+		err := e.Stream(fromStick, machine.Mode(0o600), func(w io.Writer) error { return e.SlotFile(dev, SnapshotOnStick, w) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("stick %s: %w", dev, err))
 			continue
@@ -102,10 +102,10 @@ func findSnapshot(e *machine.Env, sum string) (string, error) {
 		if err == nil && got == sum {
 			return "/restore/" + path.Base(fromStick), nil
 		}
-		errs = append(errs, err, e.Remove(fromStick), fmt.Errorf("stick %s: %s has the SHA-256 %s", dev, snapshotOnStick, got))
+		errs = append(errs, err, e.Remove(fromStick), fmt.Errorf("stick %s: %s has the SHA-256 %s", dev, SnapshotOnStick, got))
 	}
 	return "", run.Advise(errors.Join(append(errs, fmt.Errorf("there is no snapshot with the SHA-256 %s on this machine, nor on a stick", sum))...),
-		"copy it to "+member.SnapshotDir+", or bring it as "+snapshotOnStick+" on a stick named EDGEBAKE")
+		"copy it to "+member.SnapshotDir+", or bring it as "+SnapshotOnStick+" on a stick named EDGEBAKE")
 }
 
 // etcdImage is the image of etcd on board.
