@@ -53,12 +53,23 @@ var rooms = map[string][]string{
 	"builder":            {"builder/...", "overlays/...", "configs/...", "ondisk/...", "openyurt"},
 	"overlays":           {"openyurt", "configs", "ondisk", "ondisk/tree", "overlays/node"},
 	"overlays/node":      {"configs/ignition", "configs/forms", "openyurt", "configs", "ondisk"},
-	"firstboot":          {"configs/ignition", "configs/manifest", "openyurt", "configs", "ondisk", "ondisk/slot", "configs/yamltree", "overlays/node", "cluster/api", "firstboot/...", "configs/printable", "ondisk/file"},
-	"firstboot/beneath":  {},
-	"firstboot/facts":    {"configs", "overlays/node"},
-	"firstboot/machine":  {"ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/beneath", "firstboot/facts"},
-	"firstboot/run":      {"configs", "configs/printable", "ondisk", "firstboot/machine"},
-	"firstboot/...":      {"configs/ignition", "openyurt", "configs", "ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/...", "configs/printable"},
+	// First boot: run is above machine, member above run, network, site and kubeadm above
+	// that in this order. join, hub and controlplane are above those, and not above each
+	// other. The lists of phases are above all.
+	"firstboot":              {"openyurt", "configs", "ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/controlplane", "firstboot/hub", "firstboot/join", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
+	"firstboot/controlplane": {"configs", "configs/manifest", "configs/yamltree", "ondisk", "ondisk/file", "overlays/node", "cluster/api", "firstboot/seat", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
+	"firstboot/hub":          {"openyurt", "configs", "ondisk", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
+	"firstboot/join":         {"openyurt", "configs", "configs/printable", "configs/yamltree", "ondisk", "ondisk/file", "overlays/node", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
+	"firstboot/kubeadm":      {"configs", "ondisk", "overlays/node", "firstboot/machine", "firstboot/member", "firstboot/run", "firstboot/site"},
+	"firstboot/site":         {"configs", "configs/ignition", "ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/apply", "firstboot/beneath", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run"},
+	"firstboot/network":      {"configs", "ondisk", "overlays/node", "cluster/api", "firstboot/beneath", "firstboot/machine", "firstboot/member", "firstboot/run"},
+	"firstboot/member":       {"openyurt", "configs", "configs/yamltree", "ondisk", "overlays/node", "cluster/api", "firstboot/machine", "firstboot/run"},
+	"firstboot/host":         {"ondisk", "ondisk/slot", "firstboot/beneath", "firstboot/console", "firstboot/machine"},
+	"firstboot/beneath":      {},
+	"firstboot/facts":        {"configs", "overlays/node"},
+	"firstboot/machine":      {"ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/beneath", "firstboot/facts"},
+	"firstboot/run":          {"configs", "configs/printable", "ondisk", "firstboot/machine"},
+	"firstboot/...":          {"configs", "configs/ignition", "configs/printable", "overlays/node", "firstboot/beneath"},
 	// The installer runs on the machine before it is a node: it flashes as
 	// edgebake does, and knows the machine as first boot does.
 	"installer":          {"builder/procgroup", "builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/node", "configs", "ondisk"},
@@ -88,7 +99,7 @@ var doors = map[string][]string{
 	"k8s.io/client-go":                      {"cluster"},
 	"k8s.io/apimachinery":                   {"cluster"},
 	"github.com/distribution/reference":     {"configs"},
-	"aead.dev/minisign":                     {"configs", "ondisk/slot", "cmd/edgebake", "firstboot"},
+	"aead.dev/minisign":                     {"configs", "ondisk/slot", "cmd/edgebake"},
 	"filippo.io/age":                        {"configs/sealed"},
 	"testing":                               {"test/..."},
 }

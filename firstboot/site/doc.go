@@ -1,0 +1,8 @@
+// Package site decides which Site a machine has, and puts its settings in place. Sites
+// come from the slot, from an inventory in it, and from sticks, of which a member of a
+// cluster accepts little. It also has the phases that come before the Site: the
+// machine's identity and its disk.
+//
+// Secrets of a Site stay in the slot and in memory. What changes here: what is accepted
+// of a stick (policy.go), and which units are told of new settings (apply.go).
+package site
