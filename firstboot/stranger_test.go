@@ -237,7 +237,7 @@ func TestAStrangersKeys(t *testing.T) {
 		m.stampSite(&own)
 		m.on()
 		m.bootDone()
-		before := m.get(pkiDir+"/ca.key") + m.get(pkiDir+"/sa.key")
+		before := m.get(member.PKIDir+"/ca.key") + m.get(member.PKIDir+"/sa.key")
 
 		stick := own
 		stick.Credentials = stranger
@@ -251,7 +251,7 @@ func TestAStrangersKeys(t *testing.T) {
 		m.stampAt(stickDev, day(21), map[string]string{"site.yaml": string(text)})
 		m.on()
 		m.bootDone()
-		if m.get(pkiDir+"/ca.key")+m.get(pkiDir+"/sa.key") != before || !m.said("stick /dev/sdb1 is not taken: the Site has problems") {
+		if m.get(member.PKIDir+"/ca.key")+m.get(member.PKIDir+"/sa.key") != before || !m.said("stick /dev/sdb1 is not taken: the Site has problems") {
 			t.Errorf("%s: %s", inSite, strings.Join(m.console, "\n"))
 		}
 	}
