@@ -91,6 +91,38 @@ func isLeftover(p string) bool {
 	return false
 }
 
+// checkModules warns of kernel.modules that the kernel does not have, by its files,
+// its list of what is built in and its aliases.
+func (b *executor) checkModules(nodes []tree.Node) error {
+	if len(b.img.Kernel.Modules) == 0 {
+		return nil
+	}
+	kernel, err := overlays.KernelVersion(nodes)
+	if err != nil || kernel == "" {
+		return nil // checkTree says so
+	}
+	dir := "usr/lib/modules/" + kernel + "/"
+	builtin, err := b.readBase(nodes, dir+"modules.builtin", maxModulesBuiltin)
+	if err != nil {
+		return err
+	}
+	aliases, err := b.readBase(nodes, dir+"modules.alias", maxModulesAlias)
+	if err != nil {
+		return err
+	}
+	have := overlays.Modules(nodes, kernel, string(builtin))
+	for i, m := range b.img.Kernel.Modules {
+		if !have(m) && !bytes.Contains(aliases, []byte("alias "+m+" ")) {
+			b.event(Event{Step: "merge", State: StateWarning, Text: fmt.Sprintf(
+				"kernel.modules[%d]: kernel %s has no module %s: correct its name, remove it, or take a base whose kernel has it (hardware: generic)", i, kernel, m)})
+		}
+	}
+	return nil
+}
+
+// maxModulesAlias is more than any kernel's modules.alias has.
+const maxModulesAlias = 16 << 20
+
 // checkTree rejects a merged tree that would not boot on the machines it is
 // for, or that would make them all alike.
 func (b *executor) checkTree(nodes []tree.Node) error {

@@ -302,6 +302,9 @@ func (b *executor) compose(ctx context.Context, id string) (*composed, error) {
 	if err := b.checkTree(c.merged); err != nil {
 		return nil, b.origins.place(err)
 	}
+	if err := b.checkModules(c.merged); err != nil {
+		return nil, b.origins.place(err)
+	}
 	if err := b.checkCNI(c); err != nil {
 		return nil, err
 	}

@@ -43,23 +43,17 @@ const pi5Trees = "bcm2712-"
 // PiBoards says which boards a kernel serves, and of the others what they lack.
 // builtin is the content of the kernel's modules.builtin.
 func PiBoards(nodes []tree.Node, kernel, builtin string) (serves, lacks []string) {
-	have := map[string]bool{}
-	for line := range strings.Lines(builtin) {
-		have[moduleName(strings.TrimSpace(line))] = true
-	}
+	have := Modules(nodes, kernel, builtin)
 	var trees []string
 	for _, n := range nodes {
-		switch {
-		case isDeviceTree(n, kernel):
+		if isDeviceTree(n, kernel) {
 			trees = append(trees, path.Base(n.Path))
-		case n.IsRegular() && strings.HasPrefix(n.Path, "usr/lib/modules/"+kernel+"/"):
-			have[moduleName(n.Path)] = true
 		}
 	}
 	for _, b := range piBoards {
 		var missing []string
 		for _, m := range b.modules {
-			if !have[moduleName(m)] {
+			if !have(m) {
 				missing = append(missing, m)
 			}
 		}
@@ -73,6 +67,21 @@ func PiBoards(nodes []tree.Node, kernel, builtin string) (serves, lacks []string
 		}
 	}
 	return serves, lacks
+}
+
+// Modules returns whether the kernel has a module, as a file or built in. builtin is the
+// content of its modules.builtin.
+func Modules(nodes []tree.Node, kernel, builtin string) func(name string) bool {
+	have := map[string]bool{}
+	for line := range strings.Lines(builtin) {
+		have[moduleName(strings.TrimSpace(line))] = true
+	}
+	for _, n := range nodes {
+		if n.IsRegular() && strings.HasPrefix(n.Path, "usr/lib/modules/"+kernel+"/") {
+			have[moduleName(n.Path)] = true
+		}
+	}
+	return func(name string) bool { return have[moduleName(name)] }
 }
 
 // moduleName is the name of the module in a file, as lsmod shows it.

@@ -505,11 +505,9 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 		return fail("%w; have the image built again", err)
 	}
 	// An index that names the platform has the last word, and a config that
-	// names none fits any, in containerd.
-	if platform := image.Platform; !platformKnown && platform.Architecture != "" && !fits(platform, arch) {
-		if plain := (ocispec.Platform{OS: platform.OS, Architecture: platform.Architecture}); fits(plain, arch) {
-			return fail("the image is for %s, which not every %s machine runs; choose an image for linux/%s without a variant", platformName(platform), arch, arch)
-		}
+	// names none fits any, in containerd. Of a manifest without an index it does not
+	// look at the variant: who names it means it.
+	if platform := image.Platform; !platformKnown && platform.Architecture != "" && !fits(ocispec.Platform{OS: platform.OS, Architecture: platform.Architecture}, arch) {
 		return fail("the image is for %s, not for linux/%s; choose an image for this architecture, or build the disk image for another arch", platformName(platform), arch)
 	}
 	diffIDs := image.RootFS.DiffIDs

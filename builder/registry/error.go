@@ -149,6 +149,11 @@ func fixOfStatus(err error, code int, w Words) string {
 	case (code == http.StatusUnauthorized || code == http.StatusForbidden) && errors.As(err, &asked) && asked.AuthFile != "":
 		return fmt.Sprintf("correct the login of %s in auths of %s, or add it there (registries also answer so when the image does not exist)", asked.Host, asked.AuthFile)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		if errors.As(err, &asked) {
+			if fix := helperFix(asked.Host); fix != "" {
+				return fix
+			}
+		}
 		return w.Login + " (registries also answer so when the image does not exist)"
 	case code == http.StatusNotFound && errors.As(err, &asked) && asked.Digest != "":
 		return w.Lacks

@@ -29,11 +29,25 @@ type userLogins struct{}
 
 func (userLogins) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	login, err := authn.DefaultKeychain.Resolve(target)
-	if helper := missingHelper(err); helper != "" {
-		return nil, fmt.Errorf("reading your login from %s: its credential helper %s is not installed; install it, or remove credsStore and credHelpers from that file",
-			userFile(), helper)
+	if missingHelper(err) != "" {
+		return authn.Anonymous, nil // if that does not do, helperFix says why
 	}
 	return login, err
+}
+
+// helperFix says that a login of the user's own could not be read; empty where that is
+// not why a registry asks for one.
+func helperFix(registry string) string {
+	target, err := name.NewRegistry(registry)
+	if err != nil {
+		return ""
+	}
+	_, err = authn.DefaultKeychain.Resolve(target)
+	helper := missingHelper(err)
+	if helper == "" {
+		return ""
+	}
+	return fmt.Sprintf("the credential helper %s, which %s names, is not installed: install it, or remove credsStore and credHelpers from that file, and log in again", helper, userFile())
 }
 
 // userFile names the configuration that authn.DefaultKeychain reads.
