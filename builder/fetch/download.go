@@ -109,6 +109,9 @@ func (d downloader) fetch(ctx context.Context, c *Cache, urls []string, want str
 		}
 		return failed
 	})
+	if all := (*transfer.Failures)(nil); errors.As(err, &all) {
+		err = errors.Join(all.Errs...) // each is a problem of its own
+	}
 	if err != nil {
 		return "", err
 	}

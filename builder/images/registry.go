@@ -146,12 +146,12 @@ func (r *registrySource) each(ctx context.Context, ref configs.Ref, digest confi
 		// The client library has repeated the request; wrong bytes would come again.
 		return transfer.Final(failed)
 	})
-	var all transfer.Failures
+	var all *transfer.Failures
 	if !errors.As(err, &all) {
 		return err
 	}
 	var answers endpointErrors
-	for _, err := range all {
+	for _, err := range all.Errs {
 		answers = append(answers, err.(*registry.Error))
 	}
 	return answers.join()

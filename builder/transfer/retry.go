@@ -63,10 +63,10 @@ func (r Retry) Do(ctx context.Context, try func() (brought bool, err error)) err
 }
 
 // Each asks n places in turn, in rounds, until one of them succeeds. A place whose error is
-// Final is not asked again, and no other is asked after Stop. The result is Failures, unless
+// Final is not asked again, and no other is asked after Stop. The result is *Failures, unless
 // it is nil, the error of Stop, or that of ctx.
 func (r Retry) Each(ctx context.Context, n int, try func(i int) error) error {
-	last, over := make(Failures, n), make([]bool, n)
+	last, over := make([]error, n), make([]bool, n)
 	return r.Do(ctx, func() (bool, error) {
 		left, pause := false, time.Duration(0)
 		for i := range n {
@@ -87,17 +87,17 @@ func (r Retry) Each(ctx context.Context, n int, try func(i int) error) error {
 			last[i], left, pause = err, true, max(pause, AskedPause(err))
 		}
 		if !left {
-			return false, Final(last)
+			return false, Final(&Failures{last})
 		}
-		return false, After(last, pause)
+		return false, After(&Failures{last}, pause)
 	})
 }
 
 // Failures are the last errors of places, in their order.
-type Failures []error
+type Failures struct{ Errs []error }
 
-func (f Failures) Error() string   { return errors.Join(f...).Error() }
-func (f Failures) Unwrap() []error { return f }
+func (f *Failures) Error() string   { return errors.Join(f.Errs...).Error() }
+func (f *Failures) Unwrap() []error { return f.Errs }
 
 // Stop says that no other place could do better. Each returns err.
 func Stop(err error) error { return &stopError{err} }
