@@ -3,6 +3,7 @@ package configs
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -143,57 +144,16 @@ func architectures(doc *strict.Document, given []string) ([]*yaml.Node, error) {
 	return nodes, doc.Probs.Err()
 }
 
-// archInPath stands for the architecture in paths: what is one's alone lies in
-// a file of its own.
+// archInPath stands for the architecture in the fields with the tag path.
 const archInPath = "{arch}"
 
 // expandPaths puts the architecture into the paths that name it.
 func (i *Image) expandPaths() {
-	paths := []*string{&i.CNI.Config, &i.Agents.Firstboot, &i.Agents.IPVSCare}
-	if t := i.Base.Tar; t != nil {
-		paths = append(paths, &t.File, &t.URL)
-	}
-	if o := i.Base.OCI; o != nil {
-		paths = append(paths, &o.Layout, &o.Archive)
-	}
-	sources := []Source{i.Kubernetes.Source, i.Containerd.Source}
-	if c := i.Containerd.Crictl; c != nil {
-		sources = append(sources, c.Source)
-	}
-	for _, s := range sources {
-		if s.File != nil {
-			paths = append(paths, &s.File.Dir)
+	strict.Walk(i, func(f strict.Field) {
+		if f.Tag.Get("path") != "" {
+			f.Texts(func(_ string, v reflect.Value) { v.SetString(strings.ReplaceAll(v.String(), archInPath, i.Arch)) })
 		}
-	}
-	if d := i.Base.Debian; d != nil {
-		for n := range d.Keyrings {
-			paths = append(paths, &d.Keyrings[n])
-		}
-	}
-	if y := i.Yurthub; y != nil && y.Binary != nil {
-		paths = append(paths, &y.Binary.File, &y.Binary.URL)
-	}
-	if y := i.Yurthub; y != nil && y.Image != nil {
-		paths = append(paths, &y.Image.Layout, &y.Image.Archive)
-	}
-	for n := range i.ImagesFrom {
-		paths = append(paths, &i.ImagesFrom[n])
-	}
-	for n := range i.Registries {
-		paths = append(paths, &i.Registries[n].AuthFile)
-	}
-	for n := range i.Images {
-		paths = append(paths, &i.Images[n].Layout, &i.Images[n].Archive)
-	}
-	for n := range i.Overlays {
-		paths = append(paths, &i.Overlays[n].Dir)
-	}
-	for n := range i.Files {
-		paths = append(paths, &i.Files[n].Source)
-	}
-	for _, p := range paths {
-		*p = strings.ReplaceAll(*p, archInPath, i.Arch)
-	}
+	})
 }
 
 // PackagesFor are those of Packages that an architecture gets, without the

@@ -1,5 +1,309 @@
 package configs
 
-import "github.com/edgebake/edgebake/configs/strict"
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"path"
+	"regexp"
+	"strings"
+	"time"
+	"unicode"
 
-var checks = strict.Checks{}
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/strict"
+)
+
+// checks are the functions that the tag check names. Those of secrets quote nothing.
+var checks = strict.Checks{
+	"imageName":       matching(imageName, "is not an image's name: lower-case letters, digits, -, _ and ., at most 63, with a letter or digit at both ends"),
+	"suite":           matching(suiteName, "is not the name of a suite, as trixie"),
+	"aptSource":       matching(regexp.MustCompile(`^deb(-src)? .`), "is not a line of sources.list: deb [OPTIONS] URI SUITE COMPONENT"),
+	"path":            notEmpty("give a path"),
+	"command":         notEmpty("give a shell command"),
+	"package":         badPackage,
+	"imageRef":        badImageRef,
+	"digest":          badDigest,
+	"sha256":          badSHA256,
+	"download":        func(s string) string { return forms.BadURL(s, "https", "http") },
+	"https":           func(s string) string { return forms.BadURL(s, "https") },
+	"registry":        matching(hostForm, "is not host or host:port"),
+	"mirror":          badMirror,
+	"manifestPattern": badPattern("is not a path or pattern, as manifests/*.yaml"),
+	"imagePattern":    badPattern("is not an image reference or pattern, such as quay.io/prometheus/*"),
+	"mode":            matching(octalMode, "is not a mode in octal, as 0644"),
+	"console":         matching(consoleForm, "is not a console, e.g. tty0 or ttyS0,115200"),
+	"module":          matching(moduleName, "is not the name of a kernel module"),
+	"size":            func(s string) string { return badSize(s, 1) },
+	"partition":       func(s string) string { return badSize(s, 64<<20) },
+	"podCIDR":         badPodCIDR,
+
+	"domain":       badDomain,
+	"dns":          badDNSServer,
+	"ntp":          badTimeServer,
+	"noProxy":      badNoProxy,
+	"cardMAC":      badCardMAC,
+	"country":      matching(countryCode, "is not a country code of two capital letters, e.g. DE"),
+	"psk":          badPSK,
+	"ca":           func(s string) string { return errorText(forms.ParseCA(s)) },
+	"certificates": func(s string) string { return errorText(forms.ParseCertificates(s)) },
+	"user":         matching(userName, "is not a user's name: lower-case letters, digits, - and _, at most 32, beginning with a letter"),
+	"group":        matching(userName, "is not a group's name"),
+	"sshKey":       forms.BadSSHKey,
+	"passwordHash": badPasswordHash,
+	"filePath":     forms.BadFilePath,
+	"token":        badToken,
+	"caHash":       badCAHash,
+	"nodeName":     func(s string) string { return errorText(0, forms.CheckNodeName(s)) },
+	"nodePool":     badNodePool,
+	"labelKey":     forms.BadLabelKey,
+	"labelValue":   forms.BadLabelValue,
+	"namespace":    badNamespace,
+	"probePath":    matching(regexp.MustCompile(`^/[^\s[:cntrl:]]*$`), "must begin with / and hold no space"),
+	"criSocket":    badSocket,
+	"joinPhase":    badJoinPhase,
+	"preflight":    badPreflight,
+	"organization": badOrganization,
+	"mintID":       matching(regexp.MustCompile(`^[A-Za-z0-9]{1,64}$`), "is not an id of `edgebake cluster new`"),
+	"date":         badDate,
+	"endpoint":     badEndpoint,
+	"clusterName":  matching(forms.DNSLabel, "cannot name a cluster: lower-case letters, digits and - only, at most 63, beginning and ending with a letter or digit"),
+	"repository":   badRepository,
+}
+
+// matching returns a check for a pattern; words follow the quoted value.
+func matching(form *regexp.Regexp, words string) func(string) string {
+	return func(s string) string {
+		if form.MatchString(s) {
+			return ""
+		}
+		return fmt.Sprintf("%q %s", strict.Shorten(s), words)
+	}
+}
+
+func notEmpty(fix string) func(string) string {
+	return func(s string) string {
+		if strings.TrimSpace(s) == "" {
+			return "is empty; " + fix
+		}
+		return ""
+	}
+}
+
+func badPattern(words string) func(string) string {
+	return func(s string) string {
+		if _, err := path.Match(s, ""); err != nil || s == "" {
+			return fmt.Sprintf("%q %s", strict.Shorten(s), words)
+		}
+		return ""
+	}
+}
+
+func errorText(_ any, err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+func badPackage(s string) string {
+	if by := packageName.FindString(s); networkManagers[by] {
+		return by + " would configure the network beside systemd-networkd, which applies the Site's network: remove it"
+	}
+	return matching(packageSpec, "is not a package, as vim, vim=2:9.1-1 or vim/trixie-backports")(s)
+}
+
+func badDigest(s string) string {
+	if sha256Hex.MatchString(s) {
+		return "write the algorithm too: sha256:" + s
+	}
+	return matching(digestForm, "is not sha256: followed by 64 hexadecimal digits in lower case")(s)
+}
+
+func badSHA256(s string) string {
+	if bare, ok := strings.CutPrefix(s, "sha256:"); ok && sha256Hex.MatchString(bare) {
+		return "leave sha256: out; the field says it"
+	}
+	return matching(sha256Hex, "is not a SHA-256: 64 hexadecimal digits in lower case")(s)
+}
+
+func badMirror(s string) string {
+	if !mirrorForm.MatchString(s) && forms.BadURL(s, "https", "http") != "" {
+		return fmt.Sprintf("%q is not host, host:port, host/path or a URL", strict.Shorten(s))
+	}
+	return ""
+}
+
+func badSize(s string, least int64) string {
+	if n, err := forms.ParseSize(s); err != nil {
+		return err.Error()
+	} else if n < least {
+		return fmt.Sprintf("%s is too small for a file system that grows; at least %dMi", s, least>>20)
+	}
+	return ""
+}
+
+func badDomain(s string) string {
+	if !forms.IsDNSName(strings.ToLower(s)) {
+		return fmt.Sprintf("%q is not a domain", strict.Shorten(s))
+	}
+	return ""
+}
+
+func badDNSServer(s string) string {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		return fmt.Sprintf("%q is not the IP address of a DNS server", strict.Shorten(s))
+	}
+	if bad := forms.BadMachine(a.WithZone("")); bad != "" {
+		return fmt.Sprintf("%s is not the address of a DNS server: it %s", strict.Shorten(s), bad)
+	}
+	if a.Zone() != "" && !ifaceName.MatchString(a.Zone()) {
+		return fmt.Sprintf("%q: what stands behind the %% is not an interface's name", strict.Shorten(s))
+	}
+	return ""
+}
+
+func badTimeServer(s string) string {
+	a, err := netip.ParseAddr(s)
+	switch bad := forms.BadHost(s); {
+	case bad != "":
+		return bad
+	case err == nil && forms.BadServer(a) != "":
+		return fmt.Sprintf("%s %s", a, forms.BadServer(a))
+	case forms.IsLoopbackName(s):
+		return fmt.Sprintf("%q is every machine's name for itself; name a time server", s)
+	}
+	return ""
+}
+
+func badNoProxy(s string) string {
+	if s == "" || strings.ContainsAny(s, ", \"'\\$%") || strict.BadText(s) != "" {
+		return fmt.Sprintf("%q: one host, .domain or CIDR an item, without commas, spaces and quotes", strict.Shorten(s))
+	}
+	if _, err := netip.ParsePrefix(s); err != nil && strings.Contains(s, "/") {
+		return fmt.Sprintf("%q is neither a host, a .domain nor a CIDR, e.g. example.com or 10.0.0.0/8", strict.Shorten(s))
+	}
+	return ""
+}
+
+func badMAC(s string) string {
+	if CardMAC(s) == "" {
+		return fmt.Sprintf("%q is not the MAC address of one network card, e.g. 52:54:00:12:34:56", strict.Shorten(s))
+	}
+	return ""
+}
+
+// badCardMAC is badMAC for a network card in a form that systemd reads too.
+func badCardMAC(s string) string {
+	if _, err := net.ParseMAC(s); err != nil {
+		return fmt.Sprintf("%q is not the MAC address of an interface, as 52:54:00:12:34:56", strict.Shorten(s))
+	}
+	return badMAC(s)
+}
+
+// badPSK: by IEEE 802.11, a passphrase is 8 to 63 printable ASCII characters.
+func badPSK(s string) string {
+	if !pskHex.MatchString(s) && (len(s) < 8 || len(s) > 63 || strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r > 0x7e })) {
+		return "must be 8 to 63 printable ASCII characters, or 64 hexadecimal digits"
+	}
+	return ""
+}
+
+func badPasswordHash(s string) string {
+	switch {
+	case !hashedPasswd.MatchString(s):
+		return "is not a crypt(3) hash ($y$… or $6$…; `mkpasswd` prints one); clear-text passwords are rejected"
+	case !wholeHash.MatchString(s):
+		return "is cut short or damaged: no password would fit it; copy the whole line that `mkpasswd` prints"
+	}
+	return ""
+}
+
+func badToken(s string) string {
+	switch {
+	case s == placeholderToken:
+		return "replace the example: `kubeadm token create --print-join-command` prints a token (`edgebake init --join` takes its whole line)"
+	case !tokenForm.MatchString(s):
+		return "is not a bootstrap token: " + tokenWords + " (`kubeadm token create` makes one)"
+	}
+	return ""
+}
+
+func badCAHash(s string) string {
+	switch {
+	case s == placeholderHash:
+		return "replace the example: `kubeadm token create --print-join-command` prints the hash (`edgebake init --join` takes its whole line)"
+	case sha256Hex.MatchString(strings.ToLower(s)):
+		return fmt.Sprintf("write the kind of hash too: \"sha256:%s\"", s)
+	}
+	return matching(caHashForm, "is not sha256: followed by 64 hexadecimal digits")(s)
+}
+
+// badNodePool also judges flags of firstboot convert, see CheckHub.
+func badNodePool(s string) string {
+	if forms.IsDNSName(s) && len(s) <= 63 {
+		return ""
+	}
+	return fmt.Sprintf("%q is not the name of a node pool: lower-case letters, digits, - and ., at most 63", strict.Shorten(s))
+}
+
+func badNamespace(s string) string {
+	if forms.DNSLabel.MatchString(s) {
+		return ""
+	}
+	return fmt.Sprintf("%q is not the name of a namespace", strict.Shorten(s))
+}
+
+func badSocket(s string) string {
+	if p, ok := strings.CutPrefix(s, "unix://"); !ok || forms.BadFilePath(p) != "" || badArgument(p) != "" {
+		return fmt.Sprintf("%q is not of the form unix:///run/containerd/containerd.sock", strict.Shorten(s))
+	}
+	return ""
+}
+
+func badJoinPhase(s string) string {
+	if s == "kubelet-start" {
+		return "kubelet-start is the joining itself; without it the node would never join"
+	}
+	return matching(skipPhase, "is not the name of a phase of kubeadm join, e.g. preflight or kubelet-wait-bootstrap")(s)
+}
+
+// oneWord reports whether s is an item that a command line joins by commas.
+func oneWord(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool { return r == ',' || unicode.IsSpace(r) || unicode.IsControl(r) })
+}
+
+func badPreflight(s string) string {
+	if !oneWord(s) {
+		return fmt.Sprintf("%q: one check an item, e.g. Swap or NumCPU, or all", strict.Shorten(s))
+	}
+	return ""
+}
+
+func badOrganization(s string) string {
+	switch {
+	case !oneWord(s):
+		return fmt.Sprintf("%q: one organization an item, without spaces or commas", strict.Shorten(s))
+	case strings.HasPrefix(s, "system:"):
+		return fmt.Sprintf("%q: groups of system: are for the cluster to give", strict.Shorten(s))
+	}
+	return ""
+}
+
+func badDate(s string) string {
+	if _, err := time.Parse(time.RFC3339, s); err != nil {
+		return fmt.Sprintf("%q is not a date, e.g. 2026-12-24T12:00:00Z", strict.Shorten(s))
+	}
+	return ""
+}
+
+func badEndpoint(s string) string {
+	switch _, err := netip.ParseAddr(s); {
+	case err == nil || !forms.IsDNSName(s) || forms.BadHost(s) != "":
+		return fmt.Sprintf("%q is not a DNS name in lower case", strict.Shorten(s))
+	case forms.IsLoopbackName(s):
+		return fmt.Sprintf("%q is every machine's name for itself; use the cluster's own name, e.g. apiserver.cluster.local", s)
+	}
+	return ""
+}

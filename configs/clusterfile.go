@@ -11,14 +11,14 @@ type Cluster struct {
 	// Kind is the kind of this document.
 	Kind string `yaml:"kind" json:"kind" jsonschema:"enum=Cluster"`
 	// Name of the cluster: lower-case letters, digits and -.
-	Name string `yaml:"name" json:"name"`
+	Name string `yaml:"name" json:"name" check:"clusterName"`
 	// KubernetesVersion is the version of the control plane, e.g. v1.37.2.
 	// v1.31 and later can be built from images.
 	KubernetesVersion string `yaml:"kubernetesVersion" json:"kubernetesVersion"`
 
 	// Endpoint is the cluster's domain name. Every node maps it to the VIP, every
 	// control-plane node to itself.
-	Endpoint string `yaml:"endpoint,omitempty" json:"endpoint,omitempty" jsonschema:"default=apiserver.cluster.local"`
+	Endpoint string `yaml:"endpoint,omitempty" json:"endpoint,omitempty" jsonschema:"default=apiserver.cluster.local" check:"endpoint"`
 	// VIP is the virtual address that IPVS balances to the API servers. No
 	// network of the site, no pod and no Service may use it.
 	VIP string `yaml:"vip,omitempty" json:"vip,omitempty" jsonschema:"default=10.103.97.2"`
@@ -32,7 +32,7 @@ type Cluster struct {
 	// 10.96.0.0/12, contains the default VIP.)
 	ServiceCIDRs []string `yaml:"serviceCIDRs,omitempty" json:"serviceCIDRs,omitempty"`
 	// ImageRepository is where the control plane's container images come from.
-	ImageRepository string `yaml:"imageRepository,omitempty" json:"imageRepository,omitempty" jsonschema:"default=registry.k8s.io"`
+	ImageRepository string `yaml:"imageRepository,omitempty" json:"imageRepository,omitempty" jsonschema:"default=registry.k8s.io" check:"repository"`
 	// KubeProxy sets how Services are reached on each node.
 	KubeProxy ClusterKubeProxy `yaml:"kubeProxy,omitempty" json:"kubeProxy,omitempty"`
 	// OpenYurt says that the cluster runs OpenYurt, so that edge and cloud
@@ -55,7 +55,7 @@ type Cluster struct {
 
 	// Users are login accounts of every machine. Without any, nobody can log
 	// in.
-	Users []User `yaml:"users,omitempty" json:"users,omitempty"`
+	Users []User `yaml:"users,omitempty" json:"users,omitempty" unique:"name"`
 	// Report says where first boot of every machine sends its progress, in
 	// addition to the console and the slot.
 	Report ClusterReport `yaml:"report,omitempty" json:"report,omitempty"`
@@ -64,7 +64,7 @@ type Cluster struct {
 // ClusterReport is where first boot of the cluster's machines sends its progress.
 type ClusterReport struct {
 	// URL receives the reports as HTTPS POSTs. With key it has no path.
-	URL string `yaml:"url,omitempty" json:"url,omitempty"`
+	URL string `yaml:"url,omitempty" json:"url,omitempty" check:"https"`
 	// Key is what `edgebake cluster listen` prints. Each machine's Site gets a
 	// URL of its own that is derived from it, with which the machine can
 	// report in no other's name. Without it, all machines share one URL.
@@ -72,7 +72,7 @@ type ClusterReport struct {
 	// CACert is the certificate, PEM, of who signed the receiver's; the
 	// receiver's own where it signed itself, as `edgebake cluster listen` does.
 	// Default: the authorities that the image knows.
-	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines"`
+	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines" check:"certificates"`
 }
 
 // ClusterKubeProxy sets how Services are reached on each node.
@@ -106,11 +106,11 @@ type ClusterNode struct {
 	// nodePool, else native.
 	NodeType string `yaml:"nodeType,omitempty" json:"nodeType,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud"`
 	// NodePool is the node's OpenYurt pool.
-	NodePool string `yaml:"nodePool,omitempty" json:"nodePool,omitempty"`
+	NodePool string `yaml:"nodePool,omitempty" json:"nodePool,omitempty" check:"nodePool"`
 	// Labels are node labels set at registration.
 	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
 	// Taints are node taints set at registration.
-	Taints []Taint `yaml:"taints,omitempty" json:"taints,omitempty"`
+	Taints []Taint `yaml:"taints,omitempty" json:"taints,omitempty" unique:"key,effect"`
 	// Match selects the machine, for an Inventory.
 	Match Match `yaml:"match,omitempty" json:"match,omitempty"`
 	// Network of the machine. Default: DHCP on every wired interface.

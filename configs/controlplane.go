@@ -20,17 +20,17 @@ import (
 type SiteControlPlane struct {
 	// ID is that of the keys, as mint.json has it. etcd's members of another
 	// id are not taken for members.
-	ID string `yaml:"id" json:"id"`
+	ID string `yaml:"id" json:"id" check:"mintID"`
 	// Members are all control-plane nodes, this one included: the members of
 	// etcd.
-	Members []ControlPlaneMember `yaml:"members" json:"members"`
+	Members []ControlPlaneMember `yaml:"members" json:"members" unique:"name"`
 	// BirthUntil is until when (RFC 3339) the cluster may be born: etcd begin
 	// with nothing, once every member was seen without data. Without it, this
 	// machine only takes a seat in a cluster that lives.
-	BirthUntil string `yaml:"birthUntil,omitempty" json:"birthUntil,omitempty"`
+	BirthUntil string `yaml:"birthUntil,omitempty" json:"birthUntil,omitempty" check:"date"`
 	// Absent are members that are dead on arrival: the cluster is born without
 	// them, and they take their seat later. Take it out once it lives.
-	Absent []string `yaml:"absent,omitempty" json:"absent,omitempty"`
+	Absent []string `yaml:"absent,omitempty" json:"absent,omitempty" unique:"yes"`
 	// ContinueFrom names the member whose data the cluster goes on with, where
 	// more than half of etcd's members are lost for good: it forms a cluster of
 	// its own once, and the others join it with nothing. What the lost ones had
@@ -42,7 +42,7 @@ type SiteControlPlane struct {
 	Restore string `yaml:"restore,omitempty" json:"restore,omitempty"`
 	// Said is when continueFrom was said (RFC 3339). It is carried out once: by a
 	// machine that has carried out this one or a later one, no more.
-	Said string `yaml:"said,omitempty" json:"said,omitempty"`
+	Said string `yaml:"said,omitempty" json:"said,omitempty" check:"date"`
 	// Kubeadm are kubeadm's documents for this machine: ClusterConfiguration
 	// and InitConfiguration, and of kubelet and kube-proxy what they have.
 	Kubeadm string `yaml:"kubeadm" json:"kubeadm" text:"lines"`
@@ -57,7 +57,7 @@ func (c *SiteControlPlane) SaidAt() time.Time {
 // ControlPlaneMember is one control-plane node.
 type ControlPlaneMember struct {
 	// Name of the node.
-	Name string `yaml:"name" json:"name"`
+	Name string `yaml:"name" json:"name" check:"nodeName"`
 	// Address is its IP address.
 	Address string `yaml:"address" json:"address"`
 }
@@ -166,15 +166,8 @@ func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 		return
 	}
 	s.validateMembers(probs)
-	c := s.ControlPlane
-	if c.ID != "" && !mintID(c.ID) {
-		probs.Add("controlPlane.id", "%q is not an id of `edgebake cluster new`", strict.Shorten(c.ID))
-	}
-	if c.BirthUntil != "" && c.Birth().IsZero() {
-		probs.Add("controlPlane.birthUntil", "%q is not a date, e.g. 2026-12-24T12:00:00Z", strict.Shorten(c.BirthUntil))
-	}
 	s.validateSeatWords(probs)
-	if c.Kubeadm != "" {
+	if s.ControlPlane.Kubeadm != "" {
 		s.validateKubeadmDocuments(probs)
 	}
 }
@@ -185,14 +178,11 @@ func (s *Site) validateSeatWords(probs *Problems) {
 	member := func(name string) bool {
 		return slices.ContainsFunc(c.Members, func(m ControlPlaneMember) bool { return m.Name == name })
 	}
-	seen := repeats{}
 	for i, name := range c.Absent {
 		path := fmt.Sprintf("controlPlane.absent[%d]", i)
 		switch {
 		case !member(name):
 			probs.Add(path, "%q is not among controlPlane.members", strict.Shorten(name))
-		case seen.again(name):
-			probs.Add(path, "%s is listed twice", strict.Shorten(name))
 		case name == c.ContinueFrom:
 			probs.Add(path, "%s is named by controlPlane.continueFrom: it cannot be absent", strict.Shorten(name))
 		}
@@ -206,21 +196,12 @@ func (s *Site) validateSeatWords(probs *Problems) {
 	if sum, err := hex.DecodeString(c.Restore); c.Restore != "" && (err != nil || len(sum) != 32) {
 		probs.Add("controlPlane.restore", "%q is not a SHA-256 in hexadecimal digits (`sha256sum FILE`)", strict.Shorten(c.Restore))
 	}
-	if _, err := time.Parse(time.RFC3339, c.Said); c.Said != "" && err != nil {
-		probs.Add("controlPlane.said", "%q is not a time, e.g. 2026-11-25T10:00:00Z", strict.Shorten(c.Said))
-	} else if (c.Said != "") != (c.ContinueFrom != "") {
+	if (c.Said != "") != (c.ContinueFrom != "") {
 		probs.Add("controlPlane.said", "goes with continueFrom, which holds once: `edgebake cluster sites DIR --continue-from NAME` writes both")
 	}
 	if c.ContinueFrom != "" && !member(c.ContinueFrom) {
 		probs.Add("controlPlane.continueFrom", "%q is not among controlPlane.members", strict.Shorten(c.ContinueFrom))
 	}
-}
-
-// mintID reports whether id is one that etcd and file names take.
-func mintID(id string) bool {
-	return len(id) <= 64 && !strings.ContainsFunc(id, func(r rune) bool {
-		return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && (r < '0' || r > '9')
-	})
 }
 
 func (s *Site) validateMembers(probs *Problems) {
@@ -229,9 +210,6 @@ func (s *Site) validateMembers(probs *Problems) {
 		path := fmt.Sprintf("controlPlane.members[%d]", i)
 		before := s.ControlPlane.Members[:i]
 		self = self || m.Name == s.NodeName
-		if m.Name != "" && forms.CheckNodeName(m.Name) != nil {
-			probs.Add(path+".name", "%v", forms.CheckNodeName(m.Name))
-		}
 		a, err := netip.ParseAddr(m.Address)
 		switch {
 		case m.Address == "":
@@ -241,9 +219,6 @@ func (s *Site) validateMembers(probs *Problems) {
 			probs.Add(path+".address", "%s %s", a, forms.BadServer(a))
 		case len(s.Masters) == len(s.ControlPlane.Members) && hostOf(s.Masters[i]) != m.Address:
 			probs.Add(path+".address", "%s is not the address of masters[%d] (%s): both must list the same machines in the same order", a, i, strict.Shorten(s.Masters[i]))
-		}
-		if slices.ContainsFunc(before, func(o ControlPlaneMember) bool { return o.Name == m.Name }) {
-			probs.Add(path+".name", "%s is listed twice", strict.Shorten(m.Name))
 		}
 		if slices.ContainsFunc(before, func(o ControlPlaneMember) bool { return o.Address == m.Address }) {
 			probs.Add(path+".address", "%s is listed twice", strict.Shorten(m.Address))

@@ -123,8 +123,8 @@ func (m Match) validate(path string, probs *Problems) {
 		probs.Add(path, "must say which machine the Site is for: give macs, serial, uuid or assetTag (a machine without a Site prints its own)")
 	}
 	for i, mac := range m.MACs {
-		if CardMAC(mac) == "" {
-			probs.Add(fmt.Sprintf("%s.macs[%d]", path, i), "%q is not the MAC address of one network card, e.g. 52:54:00:12:34:56", strict.Shorten(mac))
+		if bad := badMAC(mac); bad != "" {
+			probs.Add(fmt.Sprintf("%s.macs[%d]", path, i), "%s", bad)
 		}
 	}
 	for _, k := range []struct{ field, what, value string }{

@@ -14,7 +14,7 @@ type Image struct {
 	Kind string `yaml:"kind" json:"kind" jsonschema:"enum=Image"`
 	// Name is the image's name: lower-case letters, digits, -, _ and ., at
 	// most 63.
-	Name string `yaml:"name" json:"name"`
+	Name string `yaml:"name" json:"name" check:"imageName"`
 	// Arch is the processor architecture of the machines, as Go names it. With a
 	// list, e.g. [amd64, arm64], a build makes an image for each of them,
 	// NAME-ARCH.raw. {arch} stands for it in the paths of what an Image names.
@@ -32,7 +32,7 @@ type Image struct {
 	// NodeTypes are the node types that Sites may choose. Default: native, and
 	// with yurthub on board also edge and cloud. control-plane needs the control
 	// plane's container images on board (images).
-	NodeTypes []string `yaml:"nodeTypes,omitempty" json:"nodeTypes,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud,enum=control-plane"`
+	NodeTypes []string `yaml:"nodeTypes,omitempty" json:"nodeTypes,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud,enum=control-plane" unique:"yes"`
 
 	// Base is the root file system to start from.
 	Base Base `yaml:"base" json:"base"`
@@ -49,20 +49,20 @@ type Image struct {
 	Sites Sites `yaml:"sites,omitempty" json:"sites,omitempty"`
 
 	// Images are the container images to bake in; they run without a registry.
-	Images []ContainerImage `yaml:"images,omitempty" json:"images,omitempty"`
+	Images []ContainerImage `yaml:"images,omitempty" json:"images,omitempty" unique:"ref"`
 	// ImagesFrom lists Kubernetes manifests (paths or patterns, e.g.
 	// manifests/*.yaml) whose images are baked in too.
-	ImagesFrom []string `yaml:"imagesFrom,omitempty" json:"imagesFrom,omitempty"`
+	ImagesFrom []string `yaml:"imagesFrom,omitempty" json:"imagesFrom,omitempty" check:"manifestPattern" path:"pattern"`
 	// ImagesIgnore lists images in these manifests that nodes do not need, as
 	// references or patterns (quay.io/prometheus/*).
-	ImagesIgnore []string `yaml:"imagesIgnore,omitempty" json:"imagesIgnore,omitempty"`
+	ImagesIgnore []string `yaml:"imagesIgnore,omitempty" json:"imagesIgnore,omitempty" check:"imagePattern"`
 	// ImageStore sets how container images are stored.
 	ImageStore ImageStore `yaml:"imageStore,omitempty" json:"imageStore,omitempty"`
 	// Registries sets how registries are reached while building.
-	Registries []Registry `yaml:"registries,omitempty" json:"registries,omitempty"`
+	Registries []Registry `yaml:"registries,omitempty" json:"registries,omitempty" unique:"host"`
 
 	// Overlays are folders copied over the root file system, in order.
-	Overlays []Overlay `yaml:"overlays,omitempty" json:"overlays,omitempty"`
+	Overlays []Overlay `yaml:"overlays,omitempty" json:"overlays,omitempty" unique:"dir"`
 	// Files are single files added after the overlays.
 	Files []File `yaml:"files,omitempty" json:"files,omitempty"`
 	// Kernel sets the kernel's command line, modules and sysctls.
@@ -97,67 +97,67 @@ type Sites struct {
 // Base is the root file system to start from; exactly one member is set.
 type Base struct {
 	// Debian is made from Debian packages by mmdebstrap, without root.
-	Debian *DebianBase `yaml:"debian,omitempty" json:"debian,omitempty"`
+	Debian *DebianBase `yaml:"debian,omitempty" json:"debian,omitempty" oneof:"one"`
 	// OCI is the flattened file system of a container image.
-	OCI *OCISource `yaml:"oci,omitempty" json:"oci,omitempty"`
+	OCI *OCISource `yaml:"oci,omitempty" json:"oci,omitempty" oneof:"one"`
 	// Tar is a root file system in a tar archive.
-	Tar *FileSource `yaml:"tar,omitempty" json:"tar,omitempty"`
+	Tar *FileSource `yaml:"tar,omitempty" json:"tar,omitempty" oneof:"one"`
 }
 
 // DebianBase is made by mmdebstrap.
 type DebianBase struct {
 	// Suite is the name of the Debian release.
-	Suite string `yaml:"suite,omitempty" json:"suite,omitempty" jsonschema:"default=trixie"`
+	Suite string `yaml:"suite,omitempty" json:"suite,omitempty" jsonschema:"default=trixie" check:"suite"`
 	// Sources are lines for sources.list (deb URI SUITE COMPONENT). Default:
 	// the distribution's own mirror.
-	Sources []string `yaml:"sources,omitempty" json:"sources,omitempty"`
+	Sources []string `yaml:"sources,omitempty" json:"sources,omitempty" check:"aptSource"`
 	// Keyrings are files with the keys that verify sources.
-	Keyrings []string `yaml:"keyrings,omitempty" json:"keyrings,omitempty"`
+	Keyrings []string `yaml:"keyrings,omitempty" json:"keyrings,omitempty" check:"path" path:"file"`
 	// Packages are installed in addition to those edgebake needs: NAME,
 	// NAME=VERSION or NAME/SUITE, with " [ARCH]" behind it for one architecture
 	// only.
-	Packages []string `yaml:"packages,omitempty" json:"packages,omitempty"`
+	Packages []string `yaml:"packages,omitempty" json:"packages,omitempty" check:"package" unique:"yes"`
 	// Run lists shell commands that run inside the base, in order, after all
 	// packages are installed. The first that fails ends the build.
-	Run []string `yaml:"run,omitempty" json:"run,omitempty" text:"lines"`
+	Run []string `yaml:"run,omitempty" json:"run,omitempty" text:"lines" check:"command"`
 }
 
 // OCISource is a container image; exactly one of ref, layout and archive is
 // set.
 type OCISource struct {
 	// Ref is an image in a registry: REGISTRY/PATH:TAG.
-	Ref string `yaml:"ref,omitempty" json:"ref,omitempty"`
+	Ref string `yaml:"ref,omitempty" json:"ref,omitempty" check:"imageRef" oneof:"one"`
 	// Layout is a folder in the OCI image layout.
-	Layout string `yaml:"layout,omitempty" json:"layout,omitempty"`
+	Layout string `yaml:"layout,omitempty" json:"layout,omitempty" oneof:"one" path:"layout"`
 	// Archive is a tar of such a layout, or of docker save.
-	Archive string `yaml:"archive,omitempty" json:"archive,omitempty"`
+	Archive string `yaml:"archive,omitempty" json:"archive,omitempty" oneof:"one" path:"file"`
 	// Digest pins the manifest or index: sha256:<hex>. Without it image.lock
 	// pins what was found.
-	Digest string `yaml:"digest,omitempty" json:"digest,omitempty"`
+	Digest string `yaml:"digest,omitempty" json:"digest,omitempty" check:"digest"`
 }
 
 // FileSource is one file, by path or URL; exactly one of the two is set.
 type FileSource struct {
 	// File is a path.
-	File string `yaml:"file,omitempty" json:"file,omitempty"`
+	File string `yaml:"file,omitempty" json:"file,omitempty" oneof:"one" path:"file"`
 	// URL is downloaded while building.
-	URL string `yaml:"url,omitempty" json:"url,omitempty"`
+	URL string `yaml:"url,omitempty" json:"url,omitempty" check:"download" oneof:"one" path:"url"`
 	// SHA256 is the file's digest, 64 hexadecimal digits; required with url.
-	SHA256 string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
+	SHA256 string `yaml:"sha256,omitempty" json:"sha256,omitempty" check:"sha256"`
 }
 
 // Source is where programs come from; exactly one member is set.
 type Source struct {
 	// GoModule compiles the programs from the Go module proxy: goModule: {}.
-	GoModule *GoModuleSource `yaml:"goModule,omitempty" json:"goModule,omitempty"`
+	GoModule *GoModuleSource `yaml:"goModule,omitempty" json:"goModule,omitempty" oneof:"one"`
 	// URL downloads the programs from a release server, or a mirror of one, with
 	// these files for a version: BASE/v1.37.2/bin/linux/amd64/kubelet (and kubeadm)
 	// for Kubernetes, BASE/v2.3.7/containerd-2.3.7-linux-amd64.tar.gz for
 	// containerd, BASE/v1.37.0/crictl-v1.37.0-linux-amd64.tar.gz for crictl.
-	URL *URLSource `yaml:"url,omitempty" json:"url,omitempty"`
+	URL *URLSource `yaml:"url,omitempty" json:"url,omitempty" oneof:"one"`
 	// File copies the programs from a folder. They are in it under their own names,
 	// or in the folder bin in it.
-	File *DirSource `yaml:"file,omitempty" json:"file,omitempty"`
+	File *DirSource `yaml:"file,omitempty" json:"file,omitempty" oneof:"one"`
 }
 
 // GoModuleSource has no settings: module and version follow from what is
@@ -167,7 +167,7 @@ type GoModuleSource struct{}
 // URLSource is a release server, or a mirror of one that keeps its folders.
 type URLSource struct {
 	// Base is the URL that contains a folder for each version.
-	Base string `yaml:"base" json:"base"`
+	Base string `yaml:"base" json:"base" check:"download"`
 	// SHA256 maps file names, or ARCH/NAME where an architecture does not show
 	// in the name, to digests.
 	SHA256 map[string]string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
@@ -180,7 +180,7 @@ type URLSource struct {
 // DirSource is a folder of programs.
 type DirSource struct {
 	// Dir is the folder's path.
-	Dir string `yaml:"dir" json:"dir"`
+	Dir string `yaml:"dir" json:"dir" path:"programs"`
 	// SHA256 maps file names, or ARCH/NAME, to digests; a file without one is
 	// not checked.
 	SHA256 map[string]string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
@@ -207,7 +207,7 @@ type Containerd struct {
 	Debian bool `yaml:"debian,omitempty" json:"debian,omitempty"`
 	// Sandbox is the reference of the pause image, which every pod starts
 	// with. List it in images too.
-	Sandbox string `yaml:"sandbox,omitempty" json:"sandbox,omitempty"`
+	Sandbox string `yaml:"sandbox,omitempty" json:"sandbox,omitempty" check:"imageRef"`
 	// Crictl adds crictl, which Kubernetes v1.30 requires.
 	Crictl *Crictl `yaml:"crictl,omitempty" json:"crictl,omitempty"`
 }
@@ -225,9 +225,9 @@ type CNI struct {
 	// Config is bridge (a bridge on the node, enough for a single node), none
 	// (the cluster's network plugin brings its own), or the path of a
 	// .conflist.
-	Config string `yaml:"config,omitempty" json:"config,omitempty" jsonschema:"default=bridge"`
+	Config string `yaml:"config,omitempty" json:"config,omitempty" jsonschema:"default=bridge" path:"file"`
 	// PodCIDR is the CIDR from which bridge assigns pod addresses.
-	PodCIDR string `yaml:"podCIDR,omitempty" json:"podCIDR,omitempty" jsonschema:"default=10.244.0.0/16"`
+	PodCIDR string `yaml:"podCIDR,omitempty" json:"podCIDR,omitempty" jsonschema:"default=10.244.0.0/16" check:"podCIDR"`
 }
 
 // Yurthub on board.
@@ -254,14 +254,14 @@ type Yurthub struct {
 type ContainerImage struct {
 	// Ref is the image's full name on the node: REGISTRY/PATH:TAG. It is
 	// pulled from there unless layout or archive is set.
-	Ref string `yaml:"ref" json:"ref"`
+	Ref string `yaml:"ref" json:"ref" check:"imageRef"`
 	// Layout is a folder in the OCI image layout that contains it.
-	Layout string `yaml:"layout,omitempty" json:"layout,omitempty"`
+	Layout string `yaml:"layout,omitempty" json:"layout,omitempty" oneof:"atmost" path:"layout"`
 	// Archive is a tar of such a layout, or of docker save.
-	Archive string `yaml:"archive,omitempty" json:"archive,omitempty"`
+	Archive string `yaml:"archive,omitempty" json:"archive,omitempty" oneof:"atmost" path:"file"`
 	// Digest pins the manifest or index: sha256:<hex>. Without it image.lock
 	// pins what was found.
-	Digest string `yaml:"digest,omitempty" json:"digest,omitempty"`
+	Digest string `yaml:"digest,omitempty" json:"digest,omitempty" check:"digest"`
 }
 
 // ImageStore says how container images are laid down.
@@ -275,7 +275,7 @@ type ImageStore struct {
 	// MaxLayerSize is the largest uncompressed size of a layer, e.g. 20Gi;
 	// default 8Gi. The layers of one image may have four times as much together,
 	// the sparse files of all images an eighth of it.
-	MaxLayerSize string `yaml:"maxLayerSize,omitempty" json:"maxLayerSize,omitempty"`
+	MaxLayerSize string `yaml:"maxLayerSize,omitempty" json:"maxLayerSize,omitempty" check:"size"`
 	// MaxFiles is how many files and directories all images may have together;
 	// default 2000000.
 	MaxFiles int64 `yaml:"maxFiles,omitempty" json:"maxFiles,omitempty" jsonschema:"minimum=1,maximum=1000000000"`
@@ -293,22 +293,22 @@ func (s *ImageStore) MaxLayer() int64 {
 // Registry is how one registry is reached while building.
 type Registry struct {
 	// Host is the registry, as references name it: HOST or HOST:PORT.
-	Host string `yaml:"host" json:"host"`
+	Host string `yaml:"host" json:"host" check:"registry"`
 	// Mirrors are tried first, in order: HOST or HOST:PORT, optionally with a
 	// path, or the same as a URL.
-	Mirrors []string `yaml:"mirrors,omitempty" json:"mirrors,omitempty"`
+	Mirrors []string `yaml:"mirrors,omitempty" json:"mirrors,omitempty" check:"mirror"`
 	// Insecure allows plain HTTP and certificates that cannot be verified.
 	Insecure bool `yaml:"insecure,omitempty" json:"insecure,omitempty"`
 	// AuthFile is a docker config.json with the login or its credential
 	// helper. Default: the user's own.
-	AuthFile string `yaml:"authFile,omitempty" json:"authFile,omitempty"`
+	AuthFile string `yaml:"authFile,omitempty" json:"authFile,omitempty" path:"login"`
 }
 
 // Overlay is a folder laid over the root file system. Everything becomes
 // root's; modes are kept.
 type Overlay struct {
 	// Dir is the folder's path.
-	Dir string `yaml:"dir" json:"dir"`
+	Dir string `yaml:"dir" json:"dir" path:"overlay"`
 	// Replace allows replacing existing files, which is an error without it.
 	Replace bool `yaml:"replace,omitempty" json:"replace,omitempty"`
 }
@@ -319,13 +319,13 @@ type File struct {
 	// Path is the absolute path on the node.
 	Path string `yaml:"path" json:"path"`
 	// Contents is the file's text; "" makes an empty file.
-	Contents *string `yaml:"contents,omitempty" json:"contents,omitempty" text:"lines"`
+	Contents *string `yaml:"contents,omitempty" json:"contents,omitempty" text:"lines" oneof:"one"`
 	// Source is the path of a file to copy.
-	Source string `yaml:"source,omitempty" json:"source,omitempty"`
+	Source string `yaml:"source,omitempty" json:"source,omitempty" oneof:"one" path:"file"`
 	// Link makes it a symbolic link to this target.
-	Link string `yaml:"link,omitempty" json:"link,omitempty"`
+	Link string `yaml:"link,omitempty" json:"link,omitempty" oneof:"one"`
 	// Mode in octal; default 0644. Not for links.
-	Mode string `yaml:"mode,omitempty" json:"mode,omitempty"`
+	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" check:"mode"`
 	// UID is the owner's numeric ID.
 	UID uint32 `yaml:"uid,omitempty" json:"uid,omitempty" jsonschema:"minimum=0,maximum=4294967294"`
 	// GID is the group's numeric ID.
@@ -343,9 +343,9 @@ type Kernel struct {
 	Args []string `yaml:"args,omitempty" json:"args,omitempty"`
 	// Consoles are values for console=, e.g. tty0 or ttyS0,115200; the last
 	// one is /dev/console. Default: the serial port and the screen.
-	Consoles []string `yaml:"consoles,omitempty" json:"consoles,omitempty"`
+	Consoles []string `yaml:"consoles,omitempty" json:"consoles,omitempty" check:"console" unique:"yes"`
 	// Modules are loaded at boot.
-	Modules []string `yaml:"modules,omitempty" json:"modules,omitempty"`
+	Modules []string `yaml:"modules,omitempty" json:"modules,omitempty" check:"module"`
 	// Sysctl maps kernel settings to values, e.g. vm.overcommit_memory: "1".
 	Sysctl map[string]string `yaml:"sysctl,omitempty" json:"sysctl,omitempty"`
 }
@@ -356,10 +356,10 @@ type Disk struct {
 	// Root is the size of the root file system, and of the largest one that an
 	// update may bring. Default: the content with some headroom, plus half the
 	// content again, at least 256Mi.
-	Root string `yaml:"root,omitempty" json:"root,omitempty"`
+	Root string `yaml:"root,omitempty" json:"root,omitempty" check:"partition"`
 	// Data is the size of the data partition before it grows to fill the
 	// device. Default: the content with some headroom.
-	Data string `yaml:"data,omitempty" json:"data,omitempty"`
+	Data string `yaml:"data,omitempty" json:"data,omitempty" check:"partition"`
 	// Reserve keeps a second root partition of the same size, so that machines
 	// in the field can be updated; none is for tiny disks.
 	Reserve string `yaml:"reserve,omitempty" json:"reserve,omitempty" jsonschema:"enum=same,enum=none,default=same"`
@@ -374,7 +374,7 @@ type Disk struct {
 // or firstboot where the arch is the same), else compiled from its module.
 type Agents struct {
 	// Firstboot is the path of the firstboot program.
-	Firstboot string `yaml:"firstboot,omitempty" json:"firstboot,omitempty"`
+	Firstboot string `yaml:"firstboot,omitempty" json:"firstboot,omitempty" path:"agent"`
 	// IPVSCare is the path of the ipvscare program.
-	IPVSCare string `yaml:"ipvscare,omitempty" json:"ipvscare,omitempty"`
+	IPVSCare string `yaml:"ipvscare,omitempty" json:"ipvscare,omitempty" path:"agent"`
 }

@@ -22,7 +22,7 @@ type Site struct {
 	Masters []string `yaml:"masters" json:"masters"`
 	// Endpoint is the cluster's domain name. The node itself maps it to the
 	// VIP.
-	Endpoint string `yaml:"endpoint,omitempty" json:"endpoint,omitempty" jsonschema:"default=apiserver.cluster.local"`
+	Endpoint string `yaml:"endpoint,omitempty" json:"endpoint,omitempty" jsonschema:"default=apiserver.cluster.local" check:"endpoint"`
 	// VIP is the virtual address that IPVS balances to the API servers. Nothing in
 	// the site's networks and no Service of the cluster may use it. Its port is
 	// that of the first API server.
@@ -33,7 +33,7 @@ type Site struct {
 	// `kubeadm token create --print-join-command` prints it. One match is
 	// enough. Required unless caCert, caFile or unsafeSkipCAVerification is
 	// set.
-	CACertHashes []string `yaml:"caCertHashes,omitempty" json:"caCertHashes,omitempty"`
+	CACertHashes []string `yaml:"caCertHashes,omitempty" json:"caCertHashes,omitempty" check:"caHash" unique:"yes"`
 	// CACert is the cluster's CA, PEM (/etc/kubernetes/pki/ca.crt of a
 	// control-plane node). With it, discovery needs no anonymous access to the
 	// API servers.
@@ -63,24 +63,24 @@ type Site struct {
 	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64"`
 	// NodePool is the node's OpenYurt pool; required for edge and cloud,
 	// invalid for native.
-	NodePool string `yaml:"nodePool,omitempty" json:"nodePool,omitempty"`
+	NodePool string `yaml:"nodePool,omitempty" json:"nodePool,omitempty" check:"nodePool"`
 	// Labels are node labels set at registration. Labels a kubelet may not set
 	// are rejected.
 	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
 	// Taints are node taints set at registration.
-	Taints []Taint `yaml:"taints,omitempty" json:"taints,omitempty"`
+	Taints []Taint `yaml:"taints,omitempty" json:"taints,omitempty" unique:"key,effect"`
 	// Organizations are added to yurthub's certificate (edge and cloud). Only
 	// a yurthub of OpenYurt before v1.7 (form staticPod) has a certificate of
 	// its own; stamping rejects organizations for other images. OpenYurt's
 	// approver accepts only openyurt:tenant:NAME.
-	Organizations []string `yaml:"organizations,omitempty" json:"organizations,omitempty"`
+	Organizations []string `yaml:"organizations,omitempty" json:"organizations,omitempty" check:"organization" unique:"yes"`
 	// CRISocket is the container runtime's socket.
-	CRISocket string `yaml:"criSocket,omitempty" json:"criSocket,omitempty" jsonschema:"default=unix:///run/containerd/containerd.sock"`
+	CRISocket string `yaml:"criSocket,omitempty" json:"criSocket,omitempty" jsonschema:"default=unix:///run/containerd/containerd.sock" check:"criSocket"`
 	// SkipPhases are phases of `kubeadm join` to skip.
-	SkipPhases []string `yaml:"skipPhases,omitempty" json:"skipPhases,omitempty"`
+	SkipPhases []string `yaml:"skipPhases,omitempty" json:"skipPhases,omitempty" check:"joinPhase" unique:"yes"`
 	// IgnorePreflightErrors are kubeadm checks whose errors become warnings,
 	// e.g. Swap; or all.
-	IgnorePreflightErrors []string `yaml:"ignorePreflightErrors,omitempty" json:"ignorePreflightErrors,omitempty"`
+	IgnorePreflightErrors []string `yaml:"ignorePreflightErrors,omitempty" json:"ignorePreflightErrors,omitempty" check:"preflight" unique:"yes"`
 	// KubeletExtraArgs are additional kubelet flags, by name without dashes.
 	// Flags that other fields set are rejected. A later change restarts
 	// kubelet.
@@ -104,7 +104,7 @@ type Site struct {
 	// interface.
 	Network Network `yaml:"network,omitempty" json:"network,omitempty"`
 	// Users are login accounts. Without any, nobody can log in.
-	Users []User `yaml:"users,omitempty" json:"users,omitempty"`
+	Users []User `yaml:"users,omitempty" json:"users,omitempty" unique:"name"`
 	// Ignition is an Ignition v3 config (JSON) for what has no field here:
 	// files, directories, links, units, users. Contents must be inline
 	// (data:). Setting the same thing here and in the Site is an error.
@@ -126,7 +126,7 @@ func (s *Site) Spread() time.Duration {
 type Credentials struct {
 	// Token is a bootstrap token, e.g. abcdef.0123456789abcdef. It is never
 	// written to the node's disk and is wiped from the slot after the join.
-	Token Secret `yaml:"token,omitempty" json:"token,omitempty"`
+	Token Secret `yaml:"token,omitempty" json:"token,omitempty" check:"token"`
 	// Keys are the cluster's own, for nodeType control-plane. They are wiped
 	// from the slot once the machine is a control-plane node.
 	Keys *ClusterKeys `yaml:"keys,omitempty" json:"keys,omitempty"`
@@ -138,9 +138,9 @@ func (c Credentials) IsZero() bool { return c.Token.IsZero() && c.Keys == nil }
 // Taint is one taint, as kubelet registers it.
 type Taint struct {
 	// Key of the taint.
-	Key string `yaml:"key" json:"key"`
+	Key string `yaml:"key" json:"key" check:"labelKey"`
 	// Value of the taint.
-	Value string `yaml:"value,omitempty" json:"value,omitempty"`
+	Value string `yaml:"value,omitempty" json:"value,omitempty" check:"labelValue"`
 	// Effect on pods that do not tolerate it.
 	Effect string `yaml:"effect" json:"effect" jsonschema:"enum=NoSchedule,enum=PreferNoSchedule,enum=NoExecute"`
 }
@@ -155,7 +155,7 @@ type IPVS struct {
 	// rarely, for slow links or links paid by the byte.
 	Profile string `yaml:"profile,omitempty" json:"profile,omitempty" jsonschema:"enum=lan,enum=metered,default=lan"`
 	// ProbePath is the path requested from an API server.
-	ProbePath string `yaml:"probePath,omitempty" json:"probePath,omitempty" jsonschema:"default=/readyz"`
+	ProbePath string `yaml:"probePath,omitempty" json:"probePath,omitempty" jsonschema:"default=/readyz" check:"probePath"`
 	// Rise is how many successful probes in a row bring an API server back (1 to
 	// 100).
 	Rise int `yaml:"rise,omitempty" json:"rise,omitempty" jsonschema:"default=2,minimum=1,maximum=100"`
@@ -169,7 +169,7 @@ type IPVS struct {
 // SiteYurthub is the Site's word on yurthub.
 type SiteYurthub struct {
 	// Namespace is where yurthub's settings are in the cluster.
-	Namespace string `yaml:"namespace,omitempty" json:"namespace,omitempty" jsonschema:"default=kube-system"`
+	Namespace string `yaml:"namespace,omitempty" json:"namespace,omitempty" jsonschema:"default=kube-system" check:"namespace"`
 	// OpenPort leaves yurthub's port 10269 reachable from outside the node.
 	// There yurthub (OpenYurt v1.7 and later) serves other nodes of the pool,
 	// with this node's rights and to anybody who asks. Default: the node's
@@ -192,11 +192,11 @@ type Network struct {
 	// unmatched interfaces stay unconfigured.
 	Interfaces []Interface `yaml:"interfaces,omitempty" json:"interfaces,omitempty"`
 	// DNS servers, by IP address; they replace those from DHCP.
-	DNS []string `yaml:"dns,omitempty" json:"dns,omitempty"`
+	DNS []string `yaml:"dns,omitempty" json:"dns,omitempty" check:"dns" unique:"yes"`
 	// Search are DNS search domains.
-	Search []string `yaml:"search,omitempty" json:"search,omitempty"`
+	Search []string `yaml:"search,omitempty" json:"search,omitempty" check:"domain"`
 	// NTP are time servers; they replace those from DHCP.
-	NTP []string `yaml:"ntp,omitempty" json:"ntp,omitempty"`
+	NTP []string `yaml:"ntp,omitempty" json:"ntp,omitempty" check:"ntp" unique:"yes"`
 	// Proxy is the HTTP proxy for containerd, kubelet and kubeadm.
 	Proxy Proxy `yaml:"proxy,omitempty" json:"proxy,omitempty"`
 }
@@ -208,7 +208,7 @@ type Interface struct {
 	// give it, e.g. bond0.
 	Name string `yaml:"name,omitempty" json:"name,omitempty"`
 	// MAC address of the card.
-	MAC string `yaml:"mac,omitempty" json:"mac,omitempty"`
+	MAC string `yaml:"mac,omitempty" json:"mac,omitempty" check:"cardMAC"`
 	// DHCP requests addresses (IPv4 and IPv6).
 	DHCP bool `yaml:"dhcp,omitempty" json:"dhcp,omitempty"`
 	// Addresses with prefix length, e.g. 192.168.7.20/24.
@@ -292,7 +292,7 @@ type WiFi struct {
 	SSID string `yaml:"ssid" json:"ssid" text:"any"`
 	// PSK is the passphrase (8 to 63 ASCII characters) or the key (64
 	// hexadecimal digits). Without it, the network is open.
-	PSK Secret `yaml:"psk,omitempty" json:"psk,omitempty" text:"any"`
+	PSK Secret `yaml:"psk,omitempty" json:"psk,omitempty" text:"any" check:"psk"`
 	// EAP is the method of a network with logins (WPA-Enterprise).
 	EAP string `yaml:"eap,omitempty" json:"eap,omitempty" jsonschema:"enum=peap,enum=ttls"`
 	// Identity is the login's name.
@@ -301,9 +301,9 @@ type WiFi struct {
 	Password Secret `yaml:"password,omitempty" json:"password,omitempty" text:"any"`
 	// CACert is the certificate, PEM, of the authority that signed the network's.
 	// Without it, anybody can pose as the network and learn the password.
-	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines"`
+	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines" check:"ca"`
 	// Country is the ISO 3166 code of the regulatory domain, e.g. DE.
-	Country string `yaml:"country,omitempty" json:"country,omitempty"`
+	Country string `yaml:"country,omitempty" json:"country,omitempty" check:"country"`
 }
 
 // Proxy is the HTTP proxy of the site. Masters, VIP and endpoint are always
@@ -317,32 +317,32 @@ type Proxy struct {
 	HTTPS Secret `yaml:"https,omitempty" json:"https,omitempty"`
 	// NoProxy lists hosts, .domains and CIDRs that are reached directly. The pods
 	// of a control plane also reach pods, Services and private addresses directly.
-	NoProxy []string `yaml:"noProxy,omitempty" json:"noProxy,omitempty"`
+	NoProxy []string `yaml:"noProxy,omitempty" json:"noProxy,omitempty" check:"noProxy"`
 }
 
 // User is a login of the node.
 type User struct {
 	// Name of the user; root is allowed.
-	Name string `yaml:"name" json:"name"`
+	Name string `yaml:"name" json:"name" check:"user"`
 	// SSHAuthorizedKeys are public keys in the format of authorized_keys. The
 	// image needs openssh-server.
-	SSHAuthorizedKeys []string `yaml:"sshAuthorizedKeys,omitempty" json:"sshAuthorizedKeys,omitempty" text:"tabs"`
+	SSHAuthorizedKeys []string `yaml:"sshAuthorizedKeys,omitempty" json:"sshAuthorizedKeys,omitempty" text:"tabs" check:"sshKey"`
 	// PasswordHash is a hash in the format of crypt(3); `mkpasswd` prints one.
-	PasswordHash Secret `yaml:"passwordHash,omitempty" json:"passwordHash,omitempty"`
+	PasswordHash Secret `yaml:"passwordHash,omitempty" json:"passwordHash,omitempty" check:"passwordHash"`
 	// Groups are the user's supplementary groups.
-	Groups []string `yaml:"groups,omitempty" json:"groups,omitempty"`
+	Groups []string `yaml:"groups,omitempty" json:"groups,omitempty" check:"group" unique:"yes"`
 	// Shell is the path of the login shell.
-	Shell string `yaml:"shell,omitempty" json:"shell,omitempty"`
+	Shell string `yaml:"shell,omitempty" json:"shell,omitempty" check:"filePath"`
 }
 
 // Report is where first boot tells how it goes, besides console and slot.
 type Report struct {
 	// URL receives the report as an HTTPS POST.
-	URL string `yaml:"url,omitempty" json:"url,omitempty"`
+	URL string `yaml:"url,omitempty" json:"url,omitempty" check:"https"`
 	// CACert is the certificate, PEM, of who signed the receiver's; the
 	// receiver's own where it signed itself, as `edgebake cluster listen` does.
 	// Default: the authorities that the image knows.
-	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines"`
+	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines" check:"certificates"`
 }
 
 // EncodeSlot returns the Site as stamping writes it into the slot, with its secrets,

@@ -160,9 +160,6 @@ const maxTokenTTL = 365 * 24 * time.Hour
 func (c *Cluster) Validate() Problems {
 	var probs Problems
 	strict.Check(c, checks, &probs)
-	if c.Name != "" && (!forms.IsDNSName(c.Name) || strings.Contains(c.Name, ".") || len(c.Name) > 63) {
-		probs.Add("name", "%q cannot name a cluster: lower-case letters, digits and - only, at most 63, beginning and ending with a letter or digit", strict.Shorten(c.Name))
-	}
 	if v := c.KubernetesVersion; v != "" {
 		switch {
 		case !kubeadm.VersionForm.MatchString(v):
@@ -170,9 +167,6 @@ func (c *Cluster) Validate() Problems {
 		case KubernetesBefore(v, kubeadm.OldestKubernetes):
 			probs.Add("kubernetesVersion", "%s is too old: kubeadm of v1.%d and later can build a cluster from images", v, kubeadm.OldestKubernetes)
 		}
-	}
-	if bad := badRepository(c.ImageRepository); bad != "" {
-		probs.Add("imageRepository", "%s", bad)
 	}
 	if a, err := netip.ParseAddr(c.KubeProxy.BindAddress); c.KubeProxy.BindAddress != "" && (err != nil || a.Zone() != "" || a.IsMulticast()) {
 		probs.Add("kubeProxy.bindAddress", "%q is not an IP address to listen on, e.g. 0.0.0.0", strict.Shorten(c.KubeProxy.BindAddress))
@@ -409,8 +403,9 @@ func (c *Cluster) nodeProblems(n *ClusterNode) Problems {
 	if site.NodeName == "" {
 		site.NodeName = "node"
 	}
-	var own Problems
-	for _, p := range site.Validate() {
+	var own, found Problems
+	site.validateRules(true, &found)
+	for _, p := range found {
 		// Of the VIP only what the node's networks have to do with it.
 		if inFields(Problems{p}, fieldsOfNode) != nil || p.Path == "vip" && strings.Contains(p.Msg, "network.interfaces") {
 			own = append(own, p)
@@ -425,7 +420,9 @@ func (c *Cluster) siteProblems(probs *Problems) {
 	site.Credentials.Token = NewSecret(exampleToken)
 	site.CACertHashes = []string{exampleHash}
 	c.Report.validate(probs)
-	*probs = append(*probs, inFields(site.Validate(), []string{"vip", "endpoint", "users", "report"})...)
+	var shared Problems
+	site.validateRules(true, &shared)
+	*probs = append(*probs, inFields(shared, []string{"vip", "report"})...)
 	for i, m := range c.Masters {
 		a, err := netip.ParseAddr(m.Address)
 		if err != nil {

@@ -23,47 +23,7 @@ func (n *Network) validate(probs *Problems) {
 		n.Interfaces[i].validate(fmt.Sprintf("network.interfaces[%d]", i), n.Interfaces[:i], seen, gateways, vlans, probs)
 	}
 	n.validatePorts(probs)
-	checkDNS(n.DNS, probs)
-	for i, d := range n.Search {
-		if !forms.IsDNSName(strings.ToLower(d)) {
-			probs.Add(fmt.Sprintf("network.search[%d]", i), "%q is not a domain", strict.Shorten(d))
-		}
-	}
-	checkNTP(n.NTP, probs)
 	n.Proxy.validate(probs)
-}
-
-func checkDNS(servers []string, probs *Problems) {
-	seen := repeats{}
-	for i, d := range servers {
-		if a, err := netip.ParseAddr(d); err != nil {
-			probs.Add(fmt.Sprintf("network.dns[%d]", i), "%q is not the IP address of a DNS server", strict.Shorten(d))
-		} else if bad := forms.BadMachine(a.WithZone("")); bad != "" {
-			probs.Add(fmt.Sprintf("network.dns[%d]", i), "%s is not the address of a DNS server: it %s", strict.Shorten(d), bad)
-		} else if a.Zone() != "" && !ifaceName.MatchString(a.Zone()) {
-			probs.Add(fmt.Sprintf("network.dns[%d]", i), "%q: what stands behind the %% is not an interface's name", strict.Shorten(d))
-		} else if seen.again(d) {
-			probs.Add(fmt.Sprintf("network.dns[%d]", i), "is listed twice")
-		}
-	}
-}
-
-func checkNTP(servers []string, probs *Problems) {
-	seen := repeats{}
-	for i, h := range servers {
-		path := fmt.Sprintf("network.ntp[%d]", i)
-		a, err := netip.ParseAddr(h)
-		switch bad := forms.BadHost(h); {
-		case bad != "":
-			probs.Add(path, "%s", bad)
-		case err == nil && forms.BadServer(a) != "":
-			probs.Add(path, "%s %s", a, forms.BadServer(a))
-		case forms.IsLoopbackName(h):
-			probs.Add(path, "%q is every machine's name for itself; name a time server", h)
-		case seen.again(h):
-			probs.Add(path, "is listed twice")
-		}
-	}
 }
 
 func (p *Proxy) validate(probs *Problems) {
@@ -81,14 +41,6 @@ func (p *Proxy) validate(probs *Problems) {
 			probs.Add(u.path, "%s", bad)
 		case strings.ContainsAny(u.url, `"'\$`) || strict.BadText(u.url) != "":
 			probs.Add(u.path, "contains a quote, $ or control character: write it as in any URL ($ as %%24)")
-		}
-	}
-	for i, h := range p.NoProxy {
-		path := fmt.Sprintf("network.proxy.noProxy[%d]", i)
-		if h == "" || strings.ContainsAny(h, ", \"'\\$%") || strict.BadText(h) != "" {
-			probs.Add(path, "%q: one host, .domain or CIDR an item, without commas, spaces and quotes", strict.Shorten(h))
-		} else if _, err := netip.ParsePrefix(h); err != nil && strings.Contains(h, "/") {
-			probs.Add(path, "%q is neither a host, a .domain nor a CIDR, e.g. example.com or 10.0.0.0/8", strict.Shorten(h))
 		}
 	}
 	if len(p.NoProxy) > 0 && p.HTTP.IsZero() && p.HTTPS.IsZero() {
@@ -201,12 +153,6 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 	}
 	if bad := badInterfaceName(f.Name, glob); bad != "" {
 		probs.Add(path+".name", "%s", bad)
-	}
-	if f.MAC != "" {
-		mac, err := net.ParseMAC(f.MAC)
-		if err != nil || len(mac) != 6 || mac[0]&1 == 1 || bytes.Equal(mac, make([]byte, 6)) {
-			probs.Add(path+".mac", "%q is not the MAC address of an interface, as 52:54:00:12:34:56", strict.Shorten(f.MAC))
-		}
 	}
 	if slices.ContainsFunc(before, func(o Interface) bool {
 		return o.Name == f.Name && sameMAC(o.MAC, f.MAC) && (f.Name != "" || f.MAC != "")
@@ -514,12 +460,6 @@ func (w *WiFi) validate(path string, probs *Problems) {
 	if len(w.SSID) > 32 {
 		probs.Add(path+".ssid", "has %d bytes; a network's name has at most 32", len(w.SSID))
 	}
-	if psk := w.PSK.Reveal(); psk != "" && !pskHex.MatchString(psk) {
-		// IEEE 802.11: a passphrase is 8 to 63 printable ASCII characters.
-		if len(psk) < 8 || len(psk) > 63 || strings.ContainsFunc(psk, func(r rune) bool { return r < 0x20 || r > 0x7e }) {
-			probs.Add(path+".psk", "must be 8 to 63 printable ASCII characters, or 64 hexadecimal digits")
-		}
-	}
 	switch login := w.Identity != "" || !w.Password.IsZero() || w.CACert != ""; {
 	case w.EAP == "" && login:
 		probs.Add(path+".eap", "is missing: with identity and password, name the method, peap or ttls")
@@ -533,13 +473,5 @@ func (w *WiFi) validate(path string, probs *Problems) {
 		if w.Password.IsZero() {
 			probs.AddMissing(path+".password", "is required with eap")
 		}
-	}
-	if w.CACert != "" {
-		if _, err := forms.ParseCA(w.CACert); err != nil {
-			probs.Add(path+".caCert", "%v", err)
-		}
-	}
-	if w.Country != "" && !countryCode.MatchString(w.Country) {
-		probs.Add(path+".country", "%q is not a country code of two capital letters, e.g. DE", strict.Shorten(w.Country))
 	}
 }

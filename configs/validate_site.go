@@ -32,20 +32,27 @@ func (s *Site) Validate() Problems { return s.validate(true) }
 func (s *Site) validate(credentials bool) Problems {
 	var probs Problems
 	strict.Check(s, checks, &probs)
+	s.validateRules(credentials, &probs)
+	strict.CheckText(s, &probs)
+	return probs
+}
+
+// validateRules checks what the tags of the fields cannot state.
+func (s *Site) validateRules(credentials bool, probs *Problems) {
 	if !s.Match.IsZero() {
-		s.Match.validate("match", &probs)
+		s.Match.validate("match", probs)
 	}
-	s.validateCluster(credentials, &probs)
-	s.validateControlPlane(credentials, &probs)
-	s.validateNode(&probs)
-	s.validateIPVS(&probs)
-	s.Network.validate(&probs)
-	s.validateNames(&probs)
-	s.validateVIPUse(&probs)
-	s.validateMasterUse(&probs)
-	s.validateServerUse(&probs)
-	s.validateUsers(&probs)
-	s.Report.validate(&probs)
+	s.validateCluster(credentials, probs)
+	s.validateControlPlane(credentials, probs)
+	s.validateNode(probs)
+	s.Network.validate(probs)
+	s.validateNames(probs)
+	s.validateVIPUse(probs)
+	s.validateMasterUse(probs)
+	s.validateServerUse(probs)
+	if s.Report.CACert != "" && s.Report.URL == "" {
+		probs.Add("report.caCert", "has no receiver to vouch for; name one with report.url")
+	}
 	if !s.Ignition.IsZero() {
 		if s.IgnitionFile != "" {
 			probs.Add("ignition", "give either ignition or ignitionFile, not both")
@@ -59,8 +66,6 @@ func (s *Site) validate(credentials bool) Problems {
 			}
 		}
 	}
-	strict.CheckText(s, &probs)
-	return probs
 }
 
 // inner words a problem inside an inline document: its line is the inline
@@ -77,11 +82,9 @@ func inner(p Problem) string {
 func (s *Site) validateCluster(credentials bool, probs *Problems) {
 	v4, v6 := s.validateMasters(probs)
 	s.validateVIP(v4, v6, probs)
-	s.validateEndpoint(probs)
 	s.validateToken(credentials, probs)
 	s.validateCAPins(probs)
 	s.validateCA(credentials, probs)
-	s.validateCAHashes(probs)
 }
 
 // PlainMaster is the spelling of an API server, "host:port", that all spellings of it
@@ -161,21 +164,8 @@ func (s *Site) validateVIP(v4, v6 int, probs *Problems) {
 	}
 }
 
-func (s *Site) validateEndpoint(probs *Problems) {
-	switch _, err := netip.ParseAddr(s.Endpoint); {
-	case err == nil || !forms.IsDNSName(s.Endpoint) || forms.BadHost(s.Endpoint) != "":
-		probs.Add("endpoint", "%q is not a DNS name in lower case", strict.Shorten(s.Endpoint))
-	case forms.IsLoopbackName(s.Endpoint):
-		probs.Add("endpoint", "%q is every machine's name for itself; use the cluster's own name, e.g. apiserver.cluster.local", s.Endpoint)
-	}
-}
-
 func (s *Site) validateToken(credentials bool, probs *Problems) {
-	if tok := s.Credentials.Token; tok.Reveal() == placeholderToken {
-		probs.Add("credentials.token", "replace the example: `kubeadm token create --print-join-command` prints a token (`edgebake init --join` takes its whole line)")
-	} else if !tok.IsZero() && !tokenForm.MatchString(tok.Reveal()) {
-		probs.Add("credentials.token", "is not a bootstrap token: %s (`kubeadm token create` makes one)", tokenWords)
-	} else if tok.IsZero() && credentials && s.NodeType != NodeControlPlane {
+	if s.Credentials.Token.IsZero() && credentials && s.NodeType != NodeControlPlane {
 		probs.AddMissing("credentials.token", "is required")
 	}
 }
@@ -190,24 +180,6 @@ func (s *Site) validateCAPins(probs *Problems) {
 		probs.Add("unsafeSkipCAVerification", "contradicts caCert and caFile; keep the certificate and remove this")
 	case len(s.CACertHashes) == 0 && !hasCA && !s.UnsafeSkipCAVerification:
 		probs.AddMissing("caCertHashes", "is required, so that the node joins your cluster and no other: sha256:<hex> as `kubeadm token create --print-join-command` shows it; to join whatever answers, say unsafeSkipCAVerification: true")
-	}
-}
-
-func (s *Site) validateCAHashes(probs *Problems) {
-	seen := repeats{}
-	for i, h := range s.CACertHashes {
-		path := fmt.Sprintf("caCertHashes[%d]", i)
-		switch {
-		case h == placeholderHash:
-			probs.Add(path, "replace the example: `kubeadm token create --print-join-command` prints the hash (`edgebake init --join` takes its whole line)")
-		case sha256Hex.MatchString(strings.ToLower(h)):
-			probs.Add(path, "write the kind of hash too: \"sha256:%s\"", h)
-		case !caHashForm.MatchString(h):
-			probs.Add(path, "%q is not sha256: followed by 64 hexadecimal digits", strict.Shorten(h))
-		}
-		if seen.again(strings.ToLower(h)) {
-			probs.Add(path, "is listed twice")
-		}
 	}
 }
 
@@ -270,7 +242,6 @@ func (s *Site) validateNode(probs *Problems) {
 	s.validateYurthub(probs)
 	s.validateOrganizations(probs)
 	s.validateLabels(probs)
-	s.validateTaints(probs)
 	s.validateKubeadm(probs)
 	s.validateKubelet(probs)
 }
@@ -289,15 +260,10 @@ func (s *Site) validatePool(probs *Problems) {
 		probs.AddMissing("nodePool", "is required for nodeType %s: %s", s.NodeType, openyurt.Unpooled)
 	case s.NodeType == NodeNative && s.NodePool != "":
 		probs.Add("nodePool", "needs nodeType edge or cloud: OpenYurt would convert a native node that carries the label of a pool")
-	case badNodePool(s.NodePool) != "":
-		probs.Add("nodePool", "%s", badNodePool(s.NodePool))
 	}
 }
 
 func (s *Site) validateYurthub(probs *Problems) {
-	if !isNamespace(s.Yurthub.Namespace) {
-		probs.Add("yurthub.namespace", "%q is not the name of a namespace", strict.Shorten(s.Yurthub.Namespace))
-	}
 	validateYurthubArgs("yurthub.extraArgs", s.Yurthub.ExtraArgs, "", probs)
 	validateLocalClients("yurthub.localClients", s.Yurthub.LocalClients, probs)
 	if !s.OpenYurt() && len(s.Yurthub.LocalClients) > 0 {
@@ -327,19 +293,8 @@ func validateLocalClients(path string, uids []int, probs *Problems) {
 }
 
 func (s *Site) validateOrganizations(probs *Problems) {
-	seen := repeats{}
-	for i, org := range s.Organizations {
-		path := fmt.Sprintf("organizations[%d]", i)
-		switch {
-		case !s.OpenYurt():
-			probs.Add(path, "needs nodeType edge or cloud: organizations are those of yurthub's certificate")
-		case org == "" || strings.ContainsFunc(org, func(r rune) bool { return r == ',' || unicode.IsSpace(r) || unicode.IsControl(r) }):
-			probs.Add(path, "%q: one organization an item, without spaces or commas", strict.Shorten(org))
-		case strings.HasPrefix(org, "system:"):
-			probs.Add(path, "%q: groups of system: are for the cluster to give", strict.Shorten(org))
-		case seen.again(org):
-			probs.Add(path, "is listed twice")
-		}
+	if !s.OpenYurt() && len(s.Organizations) > 0 {
+		probs.Add("organizations", "needs nodeType edge or cloud: organizations are those of yurthub's certificate")
 	}
 }
 
@@ -360,47 +315,10 @@ func (s *Site) validateLabels(probs *Problems) {
 	}
 }
 
-func (s *Site) validateTaints(probs *Problems) {
-	seen := repeats{}
-	for i, t := range s.Taints {
-		path := fmt.Sprintf("taints[%d]", i)
-		if bad := forms.BadLabelKey(t.Key); t.Key != "" && bad != "" {
-			probs.Add(path+".key", "%s", bad)
-		}
-		if bad := forms.BadLabelValue(t.Value); bad != "" {
-			probs.Add(path+".value", "%s", bad)
-		}
-		if seen.again(t.Key + "\x00" + t.Effect) {
-			probs.Add(path, "a taint %s:%s is listed already", strict.Shorten(t.Key), strict.Shorten(t.Effect))
-		}
-	}
-}
-
 func (s *Site) validateKubeadm(probs *Problems) {
-	if p, ok := strings.CutPrefix(s.CRISocket, "unix://"); !ok || forms.BadFilePath(p) != "" || badArgument(p) != "" {
-		probs.Add("criSocket", "%q is not of the form unix:///run/containerd/containerd.sock", strict.Shorten(s.CRISocket))
-	}
-	phases, checks := repeats{}, repeats{}
-	for i, p := range s.SkipPhases {
-		path := fmt.Sprintf("skipPhases[%d]", i)
-		switch {
-		case !skipPhase.MatchString(p):
-			probs.Add(path, "%q is not the name of a phase of kubeadm join, e.g. preflight or kubelet-wait-bootstrap", strict.Shorten(p))
-		case p == "kubelet-start":
-			probs.Add(path, "kubelet-start is the joining itself; without it the node would never join")
-		case phases.again(p):
-			probs.Add(path, "is listed twice")
-		}
-	}
 	for i, e := range s.IgnorePreflightErrors {
-		path := fmt.Sprintf("ignorePreflightErrors[%d]", i)
-		switch {
-		case e == "" || strings.ContainsFunc(e, func(r rune) bool { return r == ',' || unicode.IsSpace(r) || unicode.IsControl(r) }):
-			probs.Add(path, "%q: one check an item, e.g. Swap or NumCPU, or all", strict.Shorten(e))
-		case strings.EqualFold(e, "all") && len(s.IgnorePreflightErrors) > 1:
-			probs.Add(path, "all includes the others, and kubeadm accepts it only alone")
-		case checks.again(strings.ToLower(e)):
-			probs.Add(path, "is listed twice")
+		if strings.EqualFold(e, "all") && len(s.IgnorePreflightErrors) > 1 {
+			probs.Add(fmt.Sprintf("ignorePreflightErrors[%d]", i), "all includes the others, and kubeadm accepts it only alone")
 		}
 	}
 }
@@ -456,25 +374,15 @@ func badNodeIP(v string) string {
 	return ""
 }
 
-// badNodePool says what is wrong with the name of a node pool, if one is given.
-func badNodePool(name string) string {
-	if name == "" || forms.IsDNSName(name) && len(name) <= 63 {
-		return ""
-	}
-	return fmt.Sprintf("%q is not the name of a node pool: lower-case letters, digits, - and ., at most 63", strict.Shorten(name))
-}
-
-func isNamespace(name string) bool { return forms.IsDNSName(name) && !strings.Contains(name, ".") }
-
 // CheckHub finds what is wrong with settings of yurthub that came by the flags
 // of `firstboot convert`, which it names. Empty ones are left out.
 func CheckHub(nodePool, namespace, lbMode string, localClients []int, extraArgs []string) error {
 	var probs Problems
-	if bad := badNodePool(nodePool); bad != "" {
+	if bad := badNodePool(nodePool); nodePool != "" && bad != "" {
 		probs.Add("--nodepool-name", "%s", bad)
 	}
-	if namespace != "" && !isNamespace(namespace) {
-		probs.Add("--namespace", "%q is not the name of a namespace", strict.Shorten(namespace))
+	if bad := badNamespace(namespace); namespace != "" && bad != "" {
+		probs.Add("--namespace", "%s", bad)
 	}
 	if modes := openyurt.LBModes(); lbMode != "" && !slices.Contains(modes, lbMode) {
 		probs.Add("--lb-mode", "%q is not one of %s", strict.Shorten(lbMode), strings.Join(modes, ", "))
@@ -510,13 +418,6 @@ func validateYurthubArgs(path string, args []string, version string, probs *Prob
 	}
 }
 
-func (s *Site) validateIPVS(probs *Problems) {
-	v := s.IPVS
-	if !strings.HasPrefix(v.ProbePath, "/") || strings.ContainsFunc(v.ProbePath, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
-		probs.Add("ipvs.probePath", "%q must begin with / and hold no space", strict.Shorten(v.ProbePath))
-	}
-}
-
 // validateNames reports names that nothing on the node could resolve.
 func (s *Site) validateNames(probs *Problems) {
 	n := &s.Network
@@ -533,58 +434,5 @@ func (s *Site) validateNames(probs *Problems) {
 		if _, err := netip.ParseAddr(h); err != nil && forms.BadHost(h) == "" {
 			probs.Add(fmt.Sprintf("network.ntp[%d]", i), "%s is a name, but no interface uses DHCP and network.dns is empty, so nothing could resolve it", h)
 		}
-	}
-}
-
-func (s *Site) validateUsers(probs *Problems) {
-	names := repeats{}
-	for i, u := range s.Users {
-		path := fmt.Sprintf("users[%d]", i)
-		if u.Name != "" && !userName.MatchString(u.Name) {
-			probs.Add(path+".name", "%q is not a user's name: lower-case letters, digits, - and _, at most 32, beginning with a letter", strict.Shorten(u.Name))
-		}
-		if names.again(u.Name) {
-			probs.Add(path+".name", "%q is listed twice", strict.Shorten(u.Name))
-		}
-		for j, k := range u.SSHAuthorizedKeys {
-			if bad := forms.BadSSHKey(k); bad != "" {
-				probs.Add(fmt.Sprintf("%s.sshAuthorizedKeys[%d]", path, j), "%s", bad)
-			}
-		}
-		switch hash := u.PasswordHash.Reveal(); {
-		case hash == "":
-		case !hashedPasswd.MatchString(hash):
-			probs.Add(path+".passwordHash", "is not a crypt(3) hash ($y$… or $6$…; `mkpasswd` prints one); clear-text passwords are rejected")
-		case !wholeHash.MatchString(hash):
-			probs.Add(path+".passwordHash", "is cut short or damaged: no password would fit it; copy the whole line that `mkpasswd` prints")
-		}
-		groups := repeats{}
-		for j, g := range u.Groups {
-			if !userName.MatchString(g) {
-				probs.Add(fmt.Sprintf("%s.groups[%d]", path, j), "%q is not a group's name", strict.Shorten(g))
-			} else if groups.again(g) {
-				probs.Add(fmt.Sprintf("%s.groups[%d]", path, j), "is listed twice")
-			}
-		}
-		if bad := forms.BadFilePath(u.Shell); u.Shell != "" && bad != "" {
-			probs.Add(path+".shell", "%s", bad)
-		}
-	}
-}
-
-func (r *Report) validate(probs *Problems) {
-	if r.URL != "" {
-		if bad := forms.BadURL(r.URL, "https"); bad != "" {
-			probs.Add("report.url", "%s", bad)
-		}
-	}
-	if r.CACert == "" {
-		return
-	}
-	if r.URL == "" {
-		probs.Add("report.caCert", "has no receiver to vouch for; name one with report.url")
-	}
-	if _, err := forms.ParseCertificates(r.CACert); err != nil {
-		probs.Add("report.caCert", "%s", err)
 	}
 }

@@ -10,6 +10,8 @@
 //   - check: the name of a function in Checks that judges its text, or each item's
 //   - unique: a list has no two equal items, or items with equal fields of these names
 //   - oneof: of the struct's fields with this tag exactly one is set (atmost: or none)
+//   - path: the field names a file or directory; documents use it
+//   - instead: "VALUE=WHY", why a value that people may expect is not allowed
 //   - text: "lines" or "tabs": the control characters that its text may have
 //
 // A Secret shows itself nowhere but through Reveal and Encode, and no problem quotes one.

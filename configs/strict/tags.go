@@ -116,7 +116,9 @@ func Check(v any, checks Checks, probs *Problems) {
 		}
 		checkEnum(f, probs)
 		checkForm(f, checks, probs)
-		checkOneOf(f.Value, f.Path, probs)
+		if Required(f.StructField) || f.Value.Kind() != reflect.Struct || !f.Value.IsZero() {
+			checkOneOf(f.Value, f.Path, probs)
+		}
 	})
 }
 
@@ -190,20 +192,19 @@ func checkForm(f Field, checks Checks, probs *Problems) {
 		return
 	}
 	for i := range f.Value.Len() { // unique names the fields that tell the items apart
-		key, path, shown := "", fmt.Sprintf("%s[%d]", f.Path, i), ""
+		key, path := "", fmt.Sprintf("%s[%d]", f.Path, i)
 		for name := range strings.SplitSeq(unique, ",") {
 			in, ok := FieldByName(f.Value.Type().Elem(), name)
 			if !ok {
 				panic(fmt.Sprintf("BUG: items of %s have no field %s", f.Name, name))
 			}
-			shown = f.Value.Index(i).FieldByIndex(in.Index).String()
-			key += shown + "\x00"
+			key += f.Value.Index(i).FieldByIndex(in.Index).String() + "\x00"
 		}
 		if !strings.Contains(unique, ",") {
 			path = Join(path, unique)
 		}
 		if strings.Trim(key, "\x00") != "" && seen[key] {
-			probs.Add(path, "%s is listed twice", strings.Join(strings.Split(strings.TrimSuffix(key, "\x00"), "\x00"), ":"))
+			probs.Add(path, "%q is listed twice", Shorten(strings.ReplaceAll(strings.TrimSuffix(key, "\x00"), "\x00", ":")))
 		}
 		seen[key] = true
 	}
@@ -235,6 +236,8 @@ func checkOneOf(v reflect.Value, path string, probs *Problems) {
 		slices.Sort(names)
 		slices.Sort(set)
 		switch {
+		case len(set) > 1 && atMost:
+			probs.Add(path, "only one of %s is allowed", strings.Join(names, ", "))
 		case len(set) > 1:
 			probs.Add(path, "exactly one of %s is allowed, not %s", strings.Join(names, ", "), strings.Join(set, " and "))
 		case len(names) > 0 && len(set) == 0 && !atMost:
