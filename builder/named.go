@@ -6,10 +6,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/strict"
 )
 
 // named is a file or directory that an Image names.
@@ -27,59 +29,29 @@ const (
 	namedPrograms // a directory, of which a build knows what it takes
 )
 
+// namedKinds maps the tag path of an Image's fields to what they name.
+var namedKinds = map[string]namedKind{"file": namedFile, "layout": namedLayout, "overlay": namedOverlay, "programs": namedPrograms}
+
 // namedBy lists what an Image names, but for what imagesFrom lists; dir is where its
 // relative paths begin.
 func namedBy(img *configs.Image, dir string) []named {
 	var list []named
-	add := func(field, path string, kind namedKind) {
-		if path == "" {
+	strict.Walk(img, func(f strict.Field) {
+		kind, ok := namedKinds[f.Tag.Get("path")]
+		if !ok {
 			return
 		}
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(dir, path)
-		}
-		list = append(list, named{field, path, kind})
-	}
-	if t := img.Base.Tar; t != nil {
-		add("base.tar", t.File, namedFile)
-	}
-	if d := img.Base.Debian; d != nil {
-		for i, k := range d.Keyrings {
-			add(fmt.Sprintf("base.debian.keyrings[%d]", i), k, namedFile)
-		}
-	}
-	programs := func(field string, s configs.Source) {
-		if s.File != nil {
-			add(field+".source.file.dir", s.File.Dir, namedPrograms)
-		}
-	}
-	programs("kubernetes", img.Kubernetes.Source)
-	programs("containerd", img.Containerd.Source)
-	if c := img.Containerd.Crictl; c != nil {
-		programs("containerd.crictl", c.Source)
-	}
-	if c := img.CNI.Config; c != "bridge" && c != "none" {
-		add("cni.config", c, namedFile)
-	}
-	for i, o := range img.Overlays {
-		add(fmt.Sprintf("overlays[%d].dir", i), o.Dir, namedOverlay)
-	}
-	for i, f := range img.Files {
-		add(fmt.Sprintf("files[%d].source", i), f.Source, namedFile)
-	}
-	local := func(field, layout, archive string) {
-		add(field+".layout", layout, namedLayout)
-		add(field+".archive", archive, namedFile)
-	}
-	if o := img.Base.OCI; o != nil {
-		local("base.oci", o.Layout, o.Archive)
-	}
-	for n, i := range img.Images {
-		local(fmt.Sprintf("images[%d]", n), i.Layout, i.Archive)
-	}
-	if y := img.Yurthub; y != nil && y.Image != nil {
-		local("yurthub.image", y.Image.Layout, y.Image.Archive)
-	}
+		f.Texts(func(field string, v reflect.Value) {
+			path := v.String()
+			if path == "" || field == "cni.config" && (path == "bridge" || path == "none") {
+				return
+			}
+			if !filepath.IsAbs(path) {
+				path = filepath.Join(dir, path)
+			}
+			list = append(list, named{field, path, kind})
+		})
+	})
 	return list
 }
 

@@ -229,7 +229,7 @@ func (r *inventoryReport) found(p Problem) {
 
 // under returns the problem of a field below path.
 func under(path string, p Problem) Problem {
-	p.Path = path + "." + p.Path
+	p.Path = strings.TrimSuffix(path+"."+p.Path, ".")
 	return p
 }
 
