@@ -126,7 +126,7 @@ nightly: deps ## the long runs: fuzzing, the race detector, power cuts, Secure B
 	@test/deps/install.sh nightly
 	@test/deps/install.sh demo arm64
 	@go build -o bin/ ./test/report
-	@rc=0; EDGEBAKE_NIGHTLY=1 bin/report -count=1 -v -p 1 -timeout 8h $(GUESTS) $(LONG) || rc=1; \
+	@rc=0; EDGEBAKE_NIGHTLY=1 bin/report -count=1 -v -p 1 -timeout 8h $(GUESTS) $(LONG) ./cmd/edgebake || rc=1; \
 	  $(MAKE) --no-print-directory fuzz FUZZTIME=10m || rc=1; \
 	  $(MAKE) --no-print-directory race || rc=1; exit $$rc
 

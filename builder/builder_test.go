@@ -157,7 +157,7 @@ func TestBuild(t *testing.T) {
 	if info.Image.Plan != res.Report.Plan || info.Slot.Golden != res.Report.Golden || info.Slot.State != media.SlotGolden {
 		t.Errorf("image and report differ: %+v", info.Slot)
 	}
-	if info.Image.Kernel != buildtest.Kernel || len(info.Image.Images) != 1 {
+	if info.Image.Kernel != buildtest.Kernel || len(info.Image.Images) != 1 || !slices.Equal(info.Image.SiteFields, configs.SiteFields()) {
 		t.Errorf("image.json: %+v", info.Image)
 	}
 	if err := media.Verify(t.Context(), out, nil); err != nil {

@@ -273,7 +273,7 @@ func (c *fakeCluster) clone(t *testing.T) *fakeCluster {
 		down: maps.Clone(c.down), births: c.births, noService: c.noService, made: maps.Clone(c.made), applied: slices.Clone(c.applied), marked: c.marked, marker: maps.Clone(c.marker), markerMode: c.markerMode, configs: maps.Clone(c.configs), annotations: maps.Clone(c.annotations), created: slices.Clone(c.created), noNotes: c.noNotes, webhookDown: c.webhookDown, unsigned: c.unsigned, revoked: c.revoked, nodes: map[string]*api.Node{}, notReady: c.notReady,
 		csr: c.csr, clientCSR: c.clientCSR, revive: c.revive, noRBAC: c.noRBAC, noPool: c.noPool, poolType: c.poolType,
 		refusesNode: c.refusesNode, labelsKept: c.labelsKept, pools: c.pools, noWebhook: c.noWebhook,
-		requests: slices.Clone(c.requests), unpublished: c.unpublished, objects: slices.Clone(c.objects), rules: slices.Clone(c.rules),
+		requests: slices.Clone(c.requests), unpublished: c.unpublished, changed: c.changed, summary: c.summary, objects: slices.Clone(c.objects), rules: slices.Clone(c.rules),
 	}
 	for name, node := range c.nodes {
 		m := *node

@@ -14,7 +14,7 @@ const memoryArgs = "EDGEBAKE_TEST_MEMORY_ARGS"
 
 // TestMemoryOfThousands: to make an Inventory of a table of 5,000 rows, to stamp it and
 // to inspect the result take at most 256 MiB each. What validate and preflight do, stamp
-// does too; only the long run has them.
+// does too: they are left out with -short.
 func TestMemoryOfThousands(t *testing.T) {
 	if args := os.Getenv(memoryArgs); args != "" {
 		memoryChild(t, args)
