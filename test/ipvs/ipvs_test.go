@@ -16,6 +16,7 @@ import (
 
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/ipvs/vm"
+	"github.com/edgebake/edgebake/test/lab"
 	"github.com/edgebake/edgebake/test/pace"
 )
 
@@ -138,7 +139,7 @@ func TestOutputs(t *testing.T) {
 }
 
 func TestGuest(t *testing.T) {
-	pace.Takes(t, 315*time.Second)
+	pace.Takes(t, 400*time.Second)
 	if err := vm.Missing(); err != nil {
 		desk.Lacks(t, "the kernel side of ipvscare: %v", err)
 	}
@@ -161,11 +162,15 @@ func TestGuest(t *testing.T) {
 	if dir == "" {
 		dir = t.TempDir()
 	}
+	proxy, err := lab.CachedKubeProxy(t.Context(), lab.KubernetesVersion, t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
 	said := newOutputs()
-	var err error
 	for boots := 1; ; boots++ {
 		var console []string
-		o := vm.Options{Run: run, Skip: said.finished(), Env: env, Timeout: timeout, Dir: dir}
+		o := vm.Options{Run: run, Skip: said.finished(), Env: env, Timeout: timeout, Dir: dir,
+			Extra: map[string]string{"kube-proxy": proxy}}
 		err = vm.Run(t.Context(), o, func(line string) {
 			console = append(console, line)
 			said.add(line)

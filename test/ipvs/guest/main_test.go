@@ -45,6 +45,7 @@ func boot() {
 	os.WriteFile("/etc/hosts", []byte("127.0.0.1 localhost\n"), 0o644)
 	os.WriteFile("/etc/passwd", []byte("root:x:0:0:root:/:/bin/false\n"), 0o644)
 	os.WriteFile("/etc/group", []byte("root:x:0:\n"), 0o644)
+	os.WriteFile("/etc/protocols", []byte("tcp 6 TCP\nudp 17 UDP\nsctp 132 SCTP\n"), 0o644)
 	modprobe(nil)
 	env := []string{"GUEST=1", "PATH=/bin:/sbin", "HOME=/"}
 	run, skip := ".", ""

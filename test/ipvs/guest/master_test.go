@@ -78,6 +78,7 @@ func masterMain() {
 		w.Write(b)
 	})
 	mux.HandleFunc("/requests", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, requests.Load()) })
+	kubeAPI(mux)
 	ln, err := net.Listen("tcp", ":6443")
 	if err != nil {
 		fmt.Println("master:", err)

@@ -30,14 +30,27 @@ import (
 const suite = "trixie"
 
 func packages() []string {
-	return []string{"linux-image-cloud-amd64", "keepalived", "ipvsadm", "iproute2", "nftables"}
+	return []string{"linux-image-cloud-amd64", "keepalived", "ipvsadm", "iproute2", "nftables", "iptables", "ipset"}
 }
 
 // programs are the files of the packages that the guest carries, with the
 // libraries that they need.
 func programs() []string {
-	return []string{"usr/sbin/keepalived", "usr/sbin/ipvsadm", "usr/sbin/tc", "usr/bin/ip", "usr/sbin/nft"}
+	return []string{"usr/sbin/keepalived", "usr/sbin/ipvsadm", "usr/sbin/tc", "usr/bin/ip", "usr/sbin/nft",
+		"usr/sbin/xtables-nft-multi", "usr/sbin/ipset"}
 }
+
+// iptables are the names by which xtables-nft-multi is called.
+func iptables() []string {
+	var names []string
+	for _, family := range []string{"iptables", "ip6tables"} {
+		names = append(names, family, family+"-save", family+"-restore")
+	}
+	return names
+}
+
+// extensions is where iptables finds its own libraries.
+const extensions = "usr/lib/x86_64-linux-gnu/xtables/"
 
 // buildOptions is a file without which keepalived complains.
 const buildOptions = "etc/keepalived/keepalived.config-opts"
@@ -46,7 +59,11 @@ const buildOptions = "etc/keepalived/keepalived.config-opts"
 func modules() []string {
 	return []string{"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_dh",
 		"veth", "bridge", "dummy", "sch_netem", "inet_diag", "tcp_diag", "ipv6",
-		"nf_tables", "nft_ct", "nft_masq", "nft_chain_nat", "nf_conntrack_netlink"}
+		"nf_tables", "nft_ct", "nft_masq", "nft_chain_nat", "nf_conntrack_netlink",
+		// kube-proxy's
+		"nft_compat", "nft_nat", "nft_fib_ipv4", "nft_numgen", "nft_limit", "nft_reject_ipv4", "nft_hash",
+		"xt_comment", "xt_tcpudp", "xt_conntrack", "xt_mark", "xt_MASQUERADE", "xt_addrtype", "xt_statistic", "xt_nat", "xt_set", "ipt_REJECT",
+		"ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_hash_net", "ip_set_bitmap_port"}
 }
 
 // Missing reports what this machine lacks to run the guest.
@@ -280,6 +297,13 @@ func build(ctx context.Context, dir string, extra map[string]string, log io.Writ
 			return fmt.Errorf("libraries of %s: %w", p, err)
 		}
 	}
+	for _, name := range t.base {
+		if strings.HasPrefix(name, extensions) {
+			if files[name], err = t.open(name); err != nil {
+				return err
+			}
+		}
+	}
 	if files[buildOptions], err = t.open(buildOptions); err != nil {
 		return err
 	}
@@ -306,6 +330,9 @@ func build(ctx context.Context, dir string, extra map[string]string, log io.Writ
 	w := cpio.Newc.Writer(f)
 	records := []cpio.Record{cpio.CharDev("dev/console", 0o600, 5, 1), cpio.CharDev("dev/null", 0o666, 1, 3),
 		cpio.Symlink("sbin/modprobe", "/init")}
+	for _, name := range iptables() {
+		records = append(records, cpio.Symlink("bin/"+name, "xtables-nft-multi"))
+	}
 	dirs := map[string]bool{}
 	for _, d := range []string{"proc", "sys", "dev", "run", "tmp", "etc", "var/run", "sbin"} {
 		dirs[d] = true
