@@ -169,7 +169,7 @@ var (
 	sessions = regexp.MustCompile(`(?m)^session (\S+)\n`)
 
 	digests = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
-	plans   = regexp.MustCompile(`\b(plan|the image's is) [0-9a-f]{12}\b`)
+	plans   = regexp.MustCompile(`\b(plan|golden|the image's is) [0-9a-f]{12}(?:[0-9a-f]{4})?\b`)
 	guids   = regexp.MustCompile(`(?i)\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
 	ports   = regexp.MustCompile(`\b127\.0\.0\.1:[1-9]\d{4}\b`)
 	moments = regexp.MustCompile(`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`)
