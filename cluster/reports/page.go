@@ -1,12 +1,14 @@
 package reports
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"fmt"
 	"html/template"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,6 +69,7 @@ type pageView struct {
 	Counts []count
 	Rows   []row
 	At     string
+	Calm   string // why there is nothing to do; empty: there is, or nobody has reported
 }
 
 type count struct {
@@ -75,6 +78,8 @@ type count struct {
 }
 
 func view(all []Told, now time.Time) pageView {
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b Told) int { return natural(a.Node, b.Node) })
 	v := pageView{At: now.UTC().Format("15:04:05")}
 	for _, result := range order {
 		c := count{Result: result}
@@ -91,8 +96,39 @@ func view(all []Told, now time.Time) pageView {
 		}
 		v.Counts = append(v.Counts, c)
 	}
+	failed, waiting, running := v.Counts[0].N, v.Counts[1].N, v.Counts[2].N
+	switch {
+	case len(v.Rows) == 0 || failed+waiting > 0:
+	case running > 0:
+		v.Calm = "no machine has failed or waits for something."
+	default:
+		v.Calm = "all machines have joined."
+	}
 	return v
 }
+
+// natural compares names as people count: shop-4 comes before shop-10.
+func natural(a, b string) int {
+	for a != "" && b != "" {
+		m, n := digits(a), digits(b)
+		if m == 0 || n == 0 {
+			if a[0] != b[0] {
+				return cmp.Compare(a[0], b[0])
+			}
+			a, b = a[1:], b[1:]
+			continue
+		}
+		x, y := strings.TrimLeft(a[:m], "0"), strings.TrimLeft(b[:n], "0")
+		if c := cmp.Or(cmp.Compare(len(x), len(y)), strings.Compare(x, y)); c != 0 {
+			return c
+		}
+		a, b = a[m:], b[n:]
+	}
+	return cmp.Compare(len(a), len(b))
+}
+
+// digits is how many digits s begins with.
+func digits(s string) int { return len(s) - len(strings.TrimLeft(s, "0123456789")) }
 
 func ago(d time.Duration) string {
 	switch {

@@ -266,6 +266,26 @@ func TestPage(t *testing.T) {
 	}
 }
 
+// TestPageOrder: names are sorted as people count, and the page says when there is
+// nothing to do.
+func TestPageOrder(t *testing.T) {
+	told := func(node, result string) Told { return Told{Node: node, Result: result, Received: noon} }
+	v := view([]Told{told("shop-10", ondisk.ResultDone), told("shop-4", ondisk.ResultDone), told("shop-004b", ondisk.ResultDone), told("office", ondisk.ResultDone)}, noon)
+	var names []string
+	for _, r := range v.Rows {
+		names = append(names, r.Node)
+	}
+	if got := strings.Join(names, " "); got != "office shop-4 shop-004b shop-10" || v.Calm != "all machines have joined." {
+		t.Errorf("%s: %s", got, v.Calm)
+	}
+	if v := view([]Told{told("a", ondisk.ResultDone), told("b", ondisk.ResultWaiting)}, noon); v.Calm != "" {
+		t.Errorf("one waits: %s", v.Calm)
+	}
+	if v := view(nil, noon); v.Calm != "" {
+		t.Errorf("nobody has reported: %s", v.Calm)
+	}
+}
+
 // TestFilesOfOthers: what lies in the directory and is not a report is left alone.
 func TestFilesOfOthers(t *testing.T) {
 	dir := t.TempDir()

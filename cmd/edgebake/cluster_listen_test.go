@@ -150,9 +150,12 @@ func TestClusterListen(t *testing.T) {
 	if counts["failed"] != "1" || counts["running"] != "1" || counts["done"] != "1" || counts["waiting"] != "0" {
 		t.Errorf("the page counts %v", counts)
 	}
-	for _, scheme := range []string{"0", "1"} { // dark, light
+	for _, view := range []struct{ name, scheme, size string }{
+		{"dark", "0", "1280,700"}, {"light", "1", "1280,700"}, {"tablet", "1", "800,900"}, {"phone", "1", "500,1000"}, {"phone-dark", "0", "500,1000"},
+	} {
+		scheme := view.name
 		shot := filepath.Join(t.TempDir(), scheme+".png")
-		browse(t, chromium, "--blink-settings=preferredColorScheme="+scheme, "--window-size=1240,700", "--screenshot="+shot, lines[3])
+		browse(t, chromium, "--blink-settings=preferredColorScheme="+view.scheme, "--window-size="+view.size, "--screenshot="+shot, lines[3])
 		if fi, err := os.Stat(shot); err != nil || fi.Size() < 10<<10 {
 			t.Errorf("the picture of scheme %s: %v %v", scheme, fi, err)
 		}
