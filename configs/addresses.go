@@ -22,18 +22,11 @@ type subnet struct {
 // read are reported elsewhere.
 func (n *Network) subnets() []subnet {
 	var out []subnet
-	add := func(path string, addresses []string) {
-		for i, s := range addresses {
-			if p, err := netip.ParsePrefix(s); err == nil {
+	for path, a := range n.addressings() {
+		for i, text := range a.Addresses {
+			if p, err := netip.ParsePrefix(text); err == nil {
 				out = append(out, subnet{p, fmt.Sprintf("%s.addresses[%d]", path, i)})
 			}
-		}
-	}
-	for i, f := range n.Interfaces {
-		path := fmt.Sprintf("network.interfaces[%d]", i)
-		add(path, f.Addresses)
-		for j, v := range f.VLANs {
-			add(fmt.Sprintf("%s.vlans[%d]", path, j), v.Addresses)
 		}
 	}
 	return out
@@ -58,14 +51,12 @@ func (s *Site) validateVIPUse(probs *Problems) {
 			probs.Add(path, "%s is the VIP, which must be free; give the VIP another address (vip)", addr)
 		}
 	}
+	for path, a := range s.Network.addressings() {
+		use(path+".gateway", a.Gateway)
+	}
 	for i, f := range s.Network.Interfaces {
-		path := fmt.Sprintf("network.interfaces[%d]", i)
-		use(path+".gateway", f.Gateway)
 		for j, r := range f.Routes {
-			use(fmt.Sprintf("%s.routes[%d].via", path, j), r.Via)
-		}
-		for j, v := range f.VLANs {
-			use(fmt.Sprintf("%s.vlans[%d].gateway", path, j), v.Gateway)
+			use(fmt.Sprintf("network.interfaces[%d].routes[%d].via", i, j), r.Via)
 		}
 	}
 	subnets := s.Network.subnets()
@@ -184,16 +175,9 @@ func (s *Site) validateServerUse(probs *Problems) {
 // --node-ip is not on the machine for broken, so what a router or DHCP may change does not
 // count.
 func (n Network) OtherAddress(own netip.Addr) netip.Addr {
-	var lists [][]string
-	for _, i := range n.Interfaces {
-		lists = append(lists, i.Addresses)
-		for _, v := range i.VLANs {
-			lists = append(lists, v.Addresses)
-		}
-	}
-	for _, list := range lists {
+	for _, addressing := range n.addressings() {
 		has, other := false, netip.Addr{}
-		for _, text := range list {
+		for _, text := range addressing.Addresses {
 			p, err := netip.ParsePrefix(text)
 			if err != nil {
 				continue

@@ -2,6 +2,7 @@ package configs
 
 import (
 	"fmt"
+	"iter"
 	"time"
 
 	"github.com/edgebake/edgebake/configs/strict"
@@ -284,6 +285,41 @@ type VLAN struct {
 	AcceptRA bool `yaml:"acceptRA,omitempty" json:"acceptRA,omitempty"`
 	// MTU in bytes, at most that of the interface below.
 	MTU int `yaml:"mtu,omitempty" json:"mtu,omitempty" jsonschema:"minimum=576,maximum=65535"`
+}
+
+// Addressing has the fields that an interface and a VLAN share.
+type Addressing struct {
+	DHCP, AcceptRA, NoDefaultRoute bool
+	Addresses                      []string
+	Gateway                        string
+	Metric, MTU                    int
+}
+
+// Addressing returns the interface's.
+func (f *Interface) Addressing() Addressing {
+	return Addressing{f.DHCP, f.AcceptRA, f.NoDefaultRoute, f.Addresses, f.Gateway, f.Metric, f.MTU}
+}
+
+// Addressing returns the VLAN's.
+func (v *VLAN) Addressing() Addressing {
+	return Addressing{v.DHCP, v.AcceptRA, v.NoDefaultRoute, v.Addresses, v.Gateway, v.Metric, v.MTU}
+}
+
+// addressings yields that of each interface and VLAN, by its path.
+func (n *Network) addressings() iter.Seq2[string, Addressing] {
+	return func(yield func(string, Addressing) bool) {
+		for i := range n.Interfaces {
+			f, path := &n.Interfaces[i], fmt.Sprintf("network.interfaces[%d]", i)
+			if !yield(path, f.Addressing()) {
+				return
+			}
+			for j := range f.VLANs {
+				if !yield(fmt.Sprintf("%s.vlans[%d]", path, j), f.VLANs[j].Addressing()) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // WiFi joins a wireless network.

@@ -16,11 +16,9 @@ import (
 )
 
 func (n *Network) validate(probs *Problems) {
-	seen := map[netip.Addr]string{}
-	gateways := map[gatewayKey]string{}
-	vlans := map[int]string{}
+	c := networkCheck{probs, map[netip.Addr]string{}, map[gatewayKey]string{}, map[int]string{}}
 	for i := range n.Interfaces {
-		n.Interfaces[i].validate(fmt.Sprintf("network.interfaces[%d]", i), n.Interfaces[:i], seen, gateways, vlans, probs)
+		c.interfaceAt(fmt.Sprintf("network.interfaces[%d]", i), &n.Interfaces[i], n.Interfaces[:i])
 	}
 	n.validatePorts(probs)
 	n.Proxy.validate(probs)
@@ -145,60 +143,72 @@ func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
 // takenNames are interfaces that a node's cluster networks make.
 var takenNames = []string{"cni0", "docker0", "flannel.1", "kube-ipvs0", "kube-bridge", "cilium_host", "nodelocaldns", "yurthub-dummy0"}
 
-func (f *Interface) validate(path string, before []Interface, seen map[netip.Addr]string, gateways map[gatewayKey]string, vlans map[int]string, probs *Problems) {
+// networkCheck has what the interfaces of a machine must not have in common, each with the
+// field that has it.
+type networkCheck struct {
+	probs    *Problems
+	seen     map[netip.Addr]string
+	gateways map[gatewayKey]string
+	vlans    map[int]string
+}
+
+func (c *networkCheck) interfaceAt(path string, f *Interface, before []Interface) {
 	glob := strings.ContainsAny(f.Name, "*?[!")
-	switch {
-	case f.Name == "" && f.MAC == "":
-		probs.Add(path, "name or mac must say which interface is meant")
+	if f.Name == "" && f.MAC == "" {
+		c.probs.Add(path, "name or mac must say which interface is meant")
 	}
 	if bad := badInterfaceName(f.Name, glob); bad != "" {
-		probs.Add(path+".name", "%s", bad)
+		c.probs.Add(path+".name", "%s", bad)
 	}
 	if slices.ContainsFunc(before, func(o Interface) bool {
 		return o.Name == f.Name && sameMAC(o.MAC, f.MAC) && (f.Name != "" || f.MAC != "")
 	}) {
-		probs.Add(path, "this interface is listed twice; put all its addresses into one item")
+		c.probs.Add(path, "this interface is listed twice; put all its addresses into one item")
 	}
-	f.validateMade(path, glob, probs)
-	checkRA(path, f.DHCP, f.AcceptRA, f.Addresses, probs)
-	prefixes := checkAddressing(addressed{path, f.DHCP, f.Addresses, f.Gateway, f.MTU, f.Metric, f.NoDefaultRoute}, seen, gateways, probs)
-	routes := repeats{}
+	f.validateMade(path, glob, c.probs)
+	c.routes(path, f, c.addressing(path, f.Addressing()))
+	if len(f.VLANs) > 0 && glob {
+		c.probs.Add(path+".vlans", "need one parent: name the interface (%q is a pattern)", f.Name)
+	}
+	for i, v := range f.VLANs {
+		c.vlan(fmt.Sprintf("%s.vlans[%d]", path, i), &v, cmp.Or(f.MTU, 1500))
+	}
+	if f.WiFi != nil {
+		f.WiFi.validate(path+".wifi", c.probs)
+		if f.Name == "" || glob {
+			c.probs.Add(path+".name", "Wi-Fi needs the interface's own name, e.g. wlan0 or wlp2s0")
+		}
+	}
+}
+
+func (c *networkCheck) routes(path string, f *Interface, prefixes []netip.Prefix) {
+	seen := repeats{}
 	for i, r := range f.Routes {
 		sub := fmt.Sprintf("%s.routes[%d]", path, i)
-		r.validate(sub, f.DHCP, prefixes, probs)
+		r.validate(sub, f.DHCP, prefixes, c.probs)
 		to, err := netip.ParsePrefix(r.To)
 		switch {
 		case err != nil:
 		case to.Bits() == 0:
-			defaultRoute(sub+".to", gatewayKey{to.Addr().Is4(), f.Metric}, gateways, probs)
-		case routes.again(r.To):
-			probs.Add(sub+".to", "the interface has a route to %s already", r.To)
+			c.defaultRoute(sub+".to", gatewayKey{to.Addr().Is4(), f.Metric})
+		case seen.again(r.To):
+			c.probs.Add(sub+".to", "the interface has a route to %s already", r.To)
 		}
 	}
-	if len(f.VLANs) > 0 && glob {
-		probs.Add(path+".vlans", "need one parent: name the interface (%q is a pattern)", f.Name)
+}
+
+func (c *networkCheck) vlan(path string, v *VLAN, parentMTU int) {
+	if other, twice := c.vlans[v.ID]; twice {
+		c.probs.Add(path+".id", "VLAN %d is %s already", v.ID, other)
+	} else {
+		c.vlans[v.ID] = path
 	}
-	for i, v := range f.VLANs {
-		sub := fmt.Sprintf("%s.vlans[%d]", path, i)
-		if other, twice := vlans[v.ID]; twice {
-			probs.Add(sub+".id", "VLAN %d is %s already", v.ID, other)
-		} else {
-			vlans[v.ID] = sub
-		}
-		if !v.DHCP && len(v.Addresses) == 0 {
-			probs.Add(sub, "has neither dhcp: true nor addresses")
-		}
-		checkRA(sub, v.DHCP, v.AcceptRA, v.Addresses, probs)
-		checkAddressing(addressed{sub, v.DHCP, v.Addresses, v.Gateway, v.MTU, v.Metric, v.NoDefaultRoute}, seen, gateways, probs)
-		if parent := cmp.Or(f.MTU, 1500); v.MTU > parent {
-			probs.Add(sub+".mtu", "%d is larger than that of the interface below (%d): set mtu there too", v.MTU, parent)
-		}
+	if !v.DHCP && len(v.Addresses) == 0 {
+		c.probs.Add(path, "has neither dhcp: true nor addresses")
 	}
-	if f.WiFi != nil {
-		f.WiFi.validate(path+".wifi", probs)
-		if f.Name == "" || glob {
-			probs.Add(path+".name", "Wi-Fi needs the interface's own name, e.g. wlan0 or wlp2s0")
-		}
+	c.addressing(path, v.Addressing())
+	if v.MTU > parentMTU {
+		c.probs.Add(path+".mtu", "%d is larger than that of the interface below (%d): set mtu there too", v.MTU, parentMTU)
 	}
 }
 
@@ -226,104 +236,105 @@ func sameMAC(a, b string) bool {
 	return a == b || errX == nil && errY == nil && bytes.Equal(x, y)
 }
 
-func checkRA(path string, dhcp, acceptRA bool, addresses []string, probs *Problems) {
-	if acceptRA && !dhcp && len(addresses) == 0 {
-		probs.Add(path+".acceptRA", "needs addresses beside it, or dhcp: true")
+// addressing checks the addresses and the gateway of an interface or VLAN, and returns the
+// networks it is in.
+func (c *networkCheck) addressing(path string, f Addressing) (prefixes []netip.Prefix) {
+	if f.AcceptRA && !f.DHCP && len(f.Addresses) == 0 {
+		c.probs.Add(path+".acceptRA", "needs addresses beside it, or dhcp: true")
 	}
-}
-
-// addressed has the fields that an interface and a VLAN share.
-type addressed struct {
-	path           string
-	dhcp           bool
-	addresses      []string
-	gateway        string
-	mtu, metric    int
-	noDefaultRoute bool
-}
-
-// checkAddressing checks the addresses and the gateway of one interface or
-// VLAN and returns the subnets it is in.
-func checkAddressing(f addressed, seen map[netip.Addr]string, gateways map[gatewayKey]string, probs *Problems) []netip.Prefix {
-	path, dhcp, addresses, gateway, mtu := f.path, f.dhcp, f.addresses, f.gateway, f.mtu
-	var prefixes []netip.Prefix
 	switch {
-	case f.noDefaultRoute && gateway != "":
-		probs.Add(path+".noDefaultRoute", "contradicts gateway: remove one of the two")
-	case f.noDefaultRoute && !dhcp:
-		probs.Add(path+".noDefaultRoute", "has no effect without dhcp: remove it")
-	case f.metric != 0 && f.noDefaultRoute:
-		probs.Add(path+".metric", "has no effect with noDefaultRoute: remove it")
+	case f.NoDefaultRoute && f.Gateway != "":
+		c.probs.Add(path+".noDefaultRoute", "contradicts gateway: remove one of the two")
+	case f.NoDefaultRoute && !f.DHCP:
+		c.probs.Add(path+".noDefaultRoute", "has no effect without dhcp: remove it")
+	case f.Metric != 0 && f.NoDefaultRoute:
+		c.probs.Add(path+".metric", "has no effect with noDefaultRoute: remove it")
 	}
-	var bad bool
-	for i, s := range addresses {
+	unread := false // an address has no network that a gateway could be in
+	for i, text := range f.Addresses {
 		sub := fmt.Sprintf("%s.addresses[%d]", path, i)
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			bad = true
-			if a, err := netip.ParseAddr(s); err == nil && a.Zone() != "" {
-				probs.Add(sub, "%q names an interface, which this item does already; write the address and its prefix length alone, e.g. %s/64", strict.Shorten(s), a.WithZone(""))
-			} else if err == nil {
-				probs.Add(sub, "%q has no prefix length; write %q if that is the network's size", s, netip.PrefixFrom(a, map[bool]int{true: 24, false: 64}[a.Is4()]))
-			} else {
-				probs.Add(sub, "%q is not an address with prefix length, e.g. 192.168.1.20/24", strict.Shorten(s))
-			}
+		p, err := netip.ParsePrefix(text)
+		if bad := badAddress(text, p, err); bad != "" {
+			c.probs.Add(sub, "%s", bad)
+			unread = unread || !isReserved(p.Addr())
 			continue
 		}
 		a := p.Addr()
-		if a.IsUnspecified() {
-			probs.Add(sub, "%s cannot be a machine's address: it %s; write the interface's own, e.g. 192.168.1.20/24", s, forms.BadMachine(a))
-			bad = true
-			continue
+		if host := p.Bits() < a.BitLen()-1; a.IsMulticast() || a.IsLoopback() || host && (a == p.Masked().Addr() || a.Is4() && forms.IsBroadcast(p)) {
+			c.probs.Add(sub, "%s is the address of a network or group, not of one machine", text)
 		}
-		if shortest := map[bool]int{true: 8, false: 16}[a.Is4()]; p.Bits() < shortest {
-			probs.Add(sub, "%s: a prefix length of %d makes most of the internet the interface's own network; write that of the network, e.g. %s", s, p.Bits(), netip.PrefixFrom(a, map[bool]int{true: 24, false: 64}[a.Is4()]))
-			bad = true
-			continue
+		if a.Is6() && f.MTU != 0 && f.MTU < 1280 {
+			c.probs.Add(path+".mtu", "IPv6 (%s) needs at least 1280, not %d", text, f.MTU)
 		}
-		if a.Is4() && (forms.ThisNetwork.Contains(a) || forms.ReservedV4.Contains(a)) || a.Is4In6() {
-			probs.Add(sub, "%s cannot be a machine's address: it %s", s, forms.BadMachine(a))
-			continue
-		}
-		if host := p.Bits() < a.BitLen()-1; a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || host && (a == p.Masked().Addr() || a.Is4() && forms.IsBroadcast(p)) {
-			probs.Add(sub, "%s is the address of a network or group, not of one machine", s)
-		}
-		if a.Is6() && mtu != 0 && mtu < 1280 {
-			probs.Add(path+".mtu", "IPv6 (%s) needs at least 1280, not %d", s, mtu)
-		}
-		if other, twice := seen[a]; twice {
-			probs.Add(sub, "%s is %s already", a, other)
+		if other, twice := c.seen[a]; twice {
+			c.probs.Add(sub, "%s is %s already", a, other)
 		} else {
-			seen[a] = sub
+			c.seen[a] = sub
 		}
 		prefixes = append(prefixes, p)
 	}
-	if gateway == "" {
-		return prefixes
+	if f.Gateway != "" {
+		c.gateway(path+".gateway", f, prefixes, unread)
 	}
-	sub := path + ".gateway"
-	g, err := netip.ParseAddr(gateway)
+	return prefixes
+}
+
+// isReserved reports an address that no machine can have, in a network of which the size is
+// known.
+func isReserved(a netip.Addr) bool {
+	return a.IsValid() && !a.IsUnspecified() && (a.Is4() && (forms.ThisNetwork.Contains(a) || forms.ReservedV4.Contains(a)) || a.Is4In6())
+}
+
+// badAddress judges an address with its prefix length; p and err are what it was read as.
+func badAddress(text string, p netip.Prefix, err error) string {
+	usual := func(a netip.Addr) netip.Prefix {
+		return netip.PrefixFrom(a, map[bool]int{true: 24, false: 64}[a.Is4()])
+	}
 	if err != nil {
-		probs.Add(sub, "%q is not the IP address of a router", strict.Shorten(gateway))
-		return prefixes
+		switch a, err := netip.ParseAddr(text); {
+		case err != nil:
+			return fmt.Sprintf("%q is not an address with prefix length, e.g. 192.168.1.20/24", strict.Shorten(text))
+		case a.Zone() != "":
+			return fmt.Sprintf("%q names an interface, which this item does already; write the address and its prefix length alone, e.g. %s/64", strict.Shorten(text), a.WithZone(""))
+		default:
+			return fmt.Sprintf("%q has no prefix length; write %q if that is the network's size", text, usual(a))
+		}
+	}
+	switch a := p.Addr(); {
+	case a.IsUnspecified():
+		return fmt.Sprintf("%s cannot be a machine's address: it %s; write the interface's own, e.g. 192.168.1.20/24", text, forms.BadMachine(a))
+	case p.Bits() < map[bool]int{true: 8, false: 16}[a.Is4()]:
+		return fmt.Sprintf("%s: a prefix length of %d makes most of the internet the interface's own network; write that of the network, e.g. %s", text, p.Bits(), usual(a))
+	case isReserved(a):
+		return fmt.Sprintf("%s cannot be a machine's address: it %s", text, forms.BadMachine(a))
+	}
+	return ""
+}
+
+// gateway checks the default router of an interface in these networks; unread: it has
+// others, of which the size is not known.
+func (c *networkCheck) gateway(path string, f Addressing, prefixes []netip.Prefix, unread bool) {
+	g, err := netip.ParseAddr(f.Gateway)
+	if err != nil {
+		c.probs.Add(path, "%q is not the IP address of a router", strict.Shorten(f.Gateway))
+		return
 	}
 	if bad := forms.BadRouter(g); bad != "" {
-		probs.Add(sub, "%s cannot be a router: it %s", strict.Shorten(gateway), bad)
-		return prefixes
+		c.probs.Add(path, "%s cannot be a router: it %s", strict.Shorten(f.Gateway), bad)
+		return
 	}
 	switch {
 	case partOf(prefixes, g) != "":
-		probs.Add(sub, "%s is the %s address of the interface's network, not a router's", g, partOf(prefixes, g))
-	case bad || g.Is6() && g.IsLinkLocalUnicast():
-	case len(prefixes) == 0 && dhcp:
-		probs.Add(sub, "comes from DHCP here; remove it, or give addresses")
-	case !containsAddr(prefixes, g) && !OnLink(addresses, g):
-		probs.Add(sub, "%s is in none of the interface's networks (%s); to reach a router outside of them, give the addresses as single ones (%s)", g, strings.Join(addresses, ", "), singleAddress(prefixes, g))
+		c.probs.Add(path, "%s is the %s address of the interface's network, not a router's", g, partOf(prefixes, g))
+	case unread || g.Is6() && g.IsLinkLocalUnicast():
+	case len(prefixes) == 0 && f.DHCP:
+		c.probs.Add(path, "comes from DHCP here; remove it, or give addresses")
+	case !containsAddr(prefixes, g) && !OnLink(f.Addresses, g):
+		c.probs.Add(path, "%s is in none of the interface's networks (%s); to reach a router outside of them, give the addresses as single ones (%s)", g, strings.Join(f.Addresses, ", "), singleAddress(prefixes, g))
 	case slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == g }):
-		probs.Add(sub, "%s is the machine's own address", g)
+		c.probs.Add(path, "%s is the machine's own address", g)
 	}
-	defaultRoute(sub, gatewayKey{g.Is4(), f.metric}, gateways, probs)
-	return prefixes
+	c.defaultRoute(path, gatewayKey{g.Is4(), f.Metric})
 }
 
 // OnLink reports whether a gateway is reached directly although it is in no network of
@@ -355,12 +366,12 @@ func singleAddress(prefixes []netip.Prefix, gateway netip.Addr) string {
 
 // defaultRoute notes the field that gives a default route. Several of a family need
 // different metrics.
-func defaultRoute(path string, key gatewayKey, gateways map[gatewayKey]string, probs *Problems) {
-	if other, twice := gateways[key]; twice {
-		probs.Add(path, "there is a default gateway already (%s): give one of the two interfaces a metric (the lowest is used first), or use routes for further networks", other)
+func (c *networkCheck) defaultRoute(path string, key gatewayKey) {
+	if other, twice := c.gateways[key]; twice {
+		c.probs.Add(path, "there is a default gateway already (%s): give one of the two interfaces a metric (the lowest is used first), or use routes for further networks", other)
 		return
 	}
-	gateways[key] = path
+	c.gateways[key] = path
 }
 
 // Unreachable reports API servers that no route leads to, with the fields of a valid
@@ -371,20 +382,15 @@ func (s *Site) Unreachable() (probs Problems) {
 		return nil
 	}
 	var direct []netip.Prefix
-	for i := range s.Network.Interfaces {
-		f := &s.Network.Interfaces[i]
-		if f.DHCP || f.AcceptRA || f.Gateway != "" {
+	for _, a := range s.Network.addressings() {
+		if a.DHCP || a.AcceptRA || a.Gateway != "" {
 			return nil
 		}
-		direct = append(direct, parsedPrefixes(f.Addresses)...)
+		direct = append(direct, parsedPrefixes(a.Addresses)...)
+	}
+	for _, f := range s.Network.Interfaces {
 		for _, r := range f.Routes {
 			direct = append(direct, parsedPrefixes([]string{r.To})...)
-		}
-		for _, v := range f.VLANs {
-			if v.DHCP || v.AcceptRA || v.Gateway != "" {
-				return nil
-			}
-			direct = append(direct, parsedPrefixes(v.Addresses)...)
 		}
 	}
 	for i, m := range s.Masters {

@@ -56,14 +56,18 @@ func (i *Image) containerdSeries() string {
 	return ""
 }
 
+// containerdField returns the field that says which containerd the image has.
+func (i *Image) containerdField() string {
+	if i.Containerd.Debian {
+		return "containerd.debian"
+	}
+	return "containerd.version"
+}
+
 // validatePair rejects versions that do not work together.
 func (i *Image) validatePair(probs *Problems) {
 	if minor := kubeadm.Minor(i.Kubernetes.Version); minor >= firstKubernetesWithoutFallback && i.containerdSeries() == "1.7" {
-		field := "containerd.version"
-		if i.Containerd.Debian {
-			field = "containerd.debian"
-		}
-		probs.Add(field, "kubelet v1.%d does not start with containerd 1.7, which cannot report its cgroup driver: use containerd %s", minor, ExampleContainerd)
+		probs.Add(i.containerdField(), "kubelet v1.%d does not start with containerd 1.7, which cannot report its cgroup driver: use containerd %s", minor, ExampleContainerd)
 	}
 }
 
@@ -78,10 +82,7 @@ func (i *Image) Warnings() []string {
 	if newest := kubeadm.Minor(ExampleKubernetes); minor > newest {
 		list = append(list, fmt.Sprintf("kubernetes.version: Kubernetes v1.%d is newer than this edgebake, which was tested with v1.%d and earlier", minor, newest))
 	}
-	field := "containerd.version"
-	if i.Containerd.Debian {
-		field = "containerd.debian"
-	}
+	field := i.containerdField()
 	// Debian maintains its own package for as long as the suite.
 	if end, ok := endedContainerd[series]; ok && !i.Containerd.Debian {
 		list = append(list, fmt.Sprintf("%s: containerd %s has had no security fixes since %s: use %s", field, series, end, ExampleContainerd))

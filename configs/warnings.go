@@ -79,18 +79,14 @@ func (s *Site) noDefaultRoute() bool {
 		return false
 	}
 	static := false
-	for i := range s.Network.Interfaces {
-		f := &s.Network.Interfaces[i]
-		if f.Gateway != "" || len(f.Routes) > 0 || (f.DHCP || f.AcceptRA) && !f.NoDefaultRoute {
+	for _, a := range s.Network.addressings() {
+		if a.Gateway != "" || (a.DHCP || a.AcceptRA) && !a.NoDefaultRoute {
 			return false
 		}
-		static = static || len(f.Addresses) > 0
-		for _, v := range f.VLANs {
-			if v.Gateway != "" || (v.DHCP || v.AcceptRA) && !v.NoDefaultRoute {
-				return false
-			}
-			static = static || len(v.Addresses) > 0
-		}
+		static = static || len(a.Addresses) > 0
+	}
+	if slices.ContainsFunc(s.Network.Interfaces, func(f Interface) bool { return len(f.Routes) > 0 }) {
+		return false
 	}
 	return static
 }

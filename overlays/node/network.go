@@ -62,7 +62,7 @@ func renderNetwork(cfg *types.Config, n *configs.Network) error {
 				fmt.Fprintf(&b, "\n[Link]\nMTUBytes=%d\n", v.MTU)
 			}
 			b.WriteString("\n[Network]\n")
-			a := addressed{v.DHCP, v.AcceptRA, v.NoDefaultRoute, v.Addresses, v.Gateway, v.Metric}
+			a := addressed(v.Addressing())
 			a.network(&b, false)
 			if len(cards) == 1 && f.WiFi == nil && isStatic(v.DHCP, v.Addresses) {
 				b.WriteString(withoutCarrier)
@@ -223,7 +223,7 @@ func interfaceFile(n *configs.Network, f *configs.Interface, port string, only b
 		fmt.Fprintf(&b, "\n[Link]\nMTUBytes=%d\n", f.MTU)
 	}
 	b.WriteString("\n[Network]\n")
-	a := addressed{f.DHCP, f.AcceptRA, f.NoDefaultRoute, f.Addresses, f.Gateway, f.Metric}
+	a := addressed(f.Addressing())
 	a.network(&b, port != "")
 	b.WriteString(port)
 	for _, v := range f.VLANs {
@@ -251,31 +251,26 @@ const withoutCarrier = "ConfigureWithoutCarrier=yes\nIgnoreCarrierLoss=yes\n"
 
 func isStatic(dhcp bool, addresses []string) bool { return !dhcp && len(addresses) > 0 }
 
-// addressed has the fields that an interface and a VLAN share.
-type addressed struct {
-	dhcp, acceptRA, noDefaultRoute bool
-	addresses                      []string
-	gateway                        string
-	metric                         int
-}
+// addressed writes the sections that an interface and a VLAN have in common.
+type addressed configs.Addressing
 
 // network writes the addressing part of the section Network.
 func (a addressed) network(b *strings.Builder, isPort bool) {
-	if a.dhcp {
+	if a.DHCP {
 		b.WriteString("DHCP=yes\n")
 	}
-	for _, s := range a.addresses {
+	for _, s := range a.Addresses {
 		fmt.Fprintf(b, "Address=%s\n", s)
 	}
-	if a.gateway != "" && !a.ownRoute() {
-		fmt.Fprintf(b, "Gateway=%s\n", a.gateway)
+	if a.Gateway != "" && !a.ownRoute() {
+		fmt.Fprintf(b, "Gateway=%s\n", a.Gateway)
 	}
 	switch {
-	case a.dhcp: // which router advertisements belong to
-	case len(a.addresses) == 0 || isPort:
+	case a.DHCP: // which router advertisements belong to
+	case len(a.Addresses) == 0 || isPort:
 		// A trunk or a port: only what is built on it speaks.
 		b.WriteString("LinkLocalAddressing=no\nIPv6AcceptRA=no\n")
-	case a.acceptRA:
+	case a.AcceptRA:
 		b.WriteString("IPv6AcceptRA=yes\n")
 	default:
 		// Any machine on the network can send one, and with it routes and DNS servers.
@@ -284,24 +279,24 @@ func (a addressed) network(b *strings.Builder, isPort bool) {
 }
 
 // ownRoute reports whether the gateway needs what a section Route alone can say.
-func (a addressed) ownRoute() bool { return a.metric != 0 || a.onLink() }
+func (a addressed) ownRoute() bool { return a.Metric != 0 || a.onLink() }
 
 func (a addressed) onLink() bool {
-	g, err := netip.ParseAddr(a.gateway)
-	return err == nil && !g.IsLinkLocalUnicast() && configs.OnLink(a.addresses, g)
+	g, err := netip.ParseAddr(a.Gateway)
+	return err == nil && !g.IsLinkLocalUnicast() && configs.OnLink(a.Addresses, g)
 }
 
 // gatewayRoute writes the default route where network has not.
 func (a addressed) gatewayRoute(b *strings.Builder) {
-	if a.gateway == "" || !a.ownRoute() {
+	if a.Gateway == "" || !a.ownRoute() {
 		return
 	}
-	fmt.Fprintf(b, "\n[Route]\nGateway=%s\n", a.gateway)
+	fmt.Fprintf(b, "\n[Route]\nGateway=%s\n", a.Gateway)
 	if a.onLink() {
 		b.WriteString("GatewayOnLink=yes\n")
 	}
-	if a.metric != 0 {
-		fmt.Fprintf(b, "Metric=%d\n", a.metric)
+	if a.Metric != 0 {
+		fmt.Fprintf(b, "Metric=%d\n", a.Metric)
 	}
 }
 
@@ -310,24 +305,24 @@ func (a addressed) gatewayRoute(b *strings.Builder) {
 // requested by MAC address, since the machine ID is new at first boot.
 func (a addressed) learned(b *strings.Builder, n *configs.Network) {
 	var route, use string
-	if a.noDefaultRoute {
+	if a.NoDefaultRoute {
 		route = "UseGateway=no\n"
 	}
-	if a.metric != 0 {
-		route = fmt.Sprintf("RouteMetric=%d\n", a.metric)
+	if a.Metric != 0 {
+		route = fmt.Sprintf("RouteMetric=%d\n", a.Metric)
 	}
 	if len(n.DNS) > 0 {
 		use += "UseDNS=no\n"
 	}
 	ra := route + use
-	if a.dhcp {
+	if a.DHCP {
 		if len(n.NTP) > 0 {
 			use += "UseNTP=no\n"
 		}
 		b.WriteString("\n[DHCPv4]\nUseHostname=no\nClientIdentifier=mac\n" + route + use)
 		b.WriteString("\n[DHCPv6]\nUseHostname=no\n" + use)
 	}
-	if (a.dhcp || a.acceptRA) && ra != "" {
+	if (a.DHCP || a.AcceptRA) && ra != "" {
 		b.WriteString("\n[IPv6AcceptRA]\n" + ra)
 	}
 }
