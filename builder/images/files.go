@@ -264,42 +264,17 @@ func (f *ociFiles) Close() error { return f.close() }
 
 func (f *ociFiles) root(_ context.Context, ref configs.Ref) (Descriptor, error) {
 	var found []ocispec.Descriptor
-	have := map[string]bool{}
 	for _, d := range f.index.Manifests {
-		full, tag := d.Annotations[annotationImageName], d.Annotations[annotationRefName]
-		names := []string{full, tag}
-		if full == "" && tag == "" || ref.Tag == "" {
-			names = []string{string(d.Digest)}
-		}
-		for _, n := range names {
-			if n != "" {
-				have[fullName(n)] = true
-			}
-		}
-		if ref.Digest != "" && string(d.Digest) == string(ref.Digest) || ref.Tag != "" && (sameRef(full, ref) || sameRef(tag, ref) || full == "" && tag == ref.Tag) {
+		if isCalled(d, ref) {
 			found = append(found, d)
 		}
 	}
 	// A layout of one image without a name is that image.
-	if m := f.index.Manifests; len(found) == 0 && len(m) == 1 && (ref.Repo()+":"+ref.Tag == Sole || m[0].Annotations[annotationImageName] == "" && m[0].Annotations[annotationRefName] == "") {
+	if m := f.index.Manifests; len(found) == 0 && len(m) == 1 && (isSole(ref) || givenName(m[0]) == "") {
 		found = m
 	}
-	if len(found) == 0 && ref.Repo()+":"+ref.Tag == Sole {
-		var each []string
-		for _, d := range f.index.Manifests {
-			each = append(each, strings.TrimSpace(cmp.Or(d.Annotations[annotationImageName], d.Annotations[annotationRefName])+" "+string(d.Digest)))
-		}
-		if ref.Digest != "" {
-			return Descriptor{}, fmt.Errorf("it has no image %s, but %s; correct the digest", ref.Digest, orNone(each))
-		}
-		return Descriptor{}, fmt.Errorf("it must hold one image and has %d: %s; say which by digest", len(each), orNone(each))
-	}
-	if len(found) == 0 && len(have) == 0 {
-		return Descriptor{}, errors.New("it holds no image with a name; make it again")
-	}
 	if len(found) == 0 {
-		return Descriptor{}, fmt.Errorf("it has no image of that name, but %s; write one of these as ref, or name the image so (%s in index.json)",
-			orNone(slices.Sorted(maps.Keys(have))), annotationRefName)
+		return Descriptor{}, f.lacks(ref)
 	}
 	for _, d := range found[1:] {
 		if d.Digest != found[0].Digest {
@@ -307,6 +282,51 @@ func (f *ociFiles) root(_ context.Context, ref configs.Ref) (Descriptor, error) 
 		}
 	}
 	return listed("manifest", found[0], ref, f)
+}
+
+// isSole reports whether a reference means the only image of a layout or archive.
+func isSole(ref configs.Ref) bool { return ref.Repo()+":"+ref.Tag == Sole }
+
+// givenName is the name that an index gives an image; empty: none.
+func givenName(d ocispec.Descriptor) string {
+	return cmp.Or(d.Annotations[annotationImageName], d.Annotations[annotationRefName])
+}
+
+// isCalled reports whether an entry of an index has the digest or the name of a reference.
+func isCalled(d ocispec.Descriptor, ref configs.Ref) bool {
+	if ref.Digest != "" && string(d.Digest) == string(ref.Digest) {
+		return true
+	}
+	full, tag := d.Annotations[annotationImageName], d.Annotations[annotationRefName]
+	return ref.Tag != "" && (sameRef(full, ref) || sameRef(tag, ref) || full == "" && tag == ref.Tag)
+}
+
+// lacks says that no image of the layout is the one of a reference, and which there are.
+func (f *ociFiles) lacks(ref configs.Ref) error {
+	var each []string
+	names := map[string]bool{}
+	for _, d := range f.index.Manifests {
+		each = append(each, strings.TrimSpace(givenName(d)+" "+string(d.Digest)))
+		if givenName(d) == "" || ref.Tag == "" {
+			names[string(d.Digest)] = true
+			continue
+		}
+		for _, n := range []string{d.Annotations[annotationImageName], d.Annotations[annotationRefName]} {
+			if n != "" {
+				names[fullName(n)] = true
+			}
+		}
+	}
+	switch {
+	case isSole(ref) && ref.Digest != "":
+		return fmt.Errorf("it has no image %s, but %s; correct the digest", ref.Digest, orNone(each))
+	case isSole(ref):
+		return fmt.Errorf("it must hold one image and has %d: %s; say which by digest", len(each), orNone(each))
+	case len(names) == 0:
+		return errors.New("it holds no image with a name; make it again")
+	}
+	return fmt.Errorf("it has no image of that name, but %s; write one of these as ref, or name the image so (%s in index.json)",
+		orNone(slices.Sorted(maps.Keys(names))), annotationRefName)
 }
 
 func orNone(names []string) string {
@@ -384,7 +404,7 @@ func (f *dockerFiles) root(ctx context.Context, ref configs.Ref) (Descriptor, er
 func (f *dockerFiles) find(ctx context.Context, ref configs.Ref) (Descriptor, error) {
 	var have []string
 	for _, img := range f.images {
-		match := len(f.images) == 1 && (len(img.RepoTags) == 0 || ref.Repo()+":"+ref.Tag == Sole)
+		match := len(f.images) == 1 && (len(img.RepoTags) == 0 || isSole(ref))
 		for _, tag := range img.RepoTags {
 			have = append(have, fullName(tag))
 			match = match || sameRef(tag, ref)
@@ -394,7 +414,7 @@ func (f *dockerFiles) find(ctx context.Context, ref configs.Ref) (Descriptor, er
 		}
 	}
 	slices.Sort(have)
-	if ref.Repo()+":"+ref.Tag == Sole {
+	if isSole(ref) {
 		return Descriptor{}, fmt.Errorf("it must hold one image and has %d: %s; save the one that is meant alone", len(f.images), orNone(have))
 	}
 	if len(have) == 0 {

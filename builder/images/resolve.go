@@ -140,21 +140,10 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", label(named), err)
 	}
-	root, known, err := cachedRoot(c, img, ref)
-	if !known && err == nil {
-		root, err = src.root(ctx, ref)
-	}
-	_, remote := src.(*registrySource)
-	switch {
-	case err != nil && remote:
-		return nil, blobError("manifest", Descriptor{}, ref, src, err)
-	case errors.As(err, new(*BlobError)):
+	if p.Target, err = findRoot(ctx, c, src, p, ref); err != nil {
 		return nil, err
-	case err != nil:
-		return nil, fmt.Errorf("%s: %s: %w", label(named), src.name(), err)
 	}
-	p.Target = root
-	raw, err := readDoc(ctx, c, src, ref, "manifest", root)
+	raw, err := readDoc(ctx, c, src, ref, "manifest", p.Target)
 	if err != nil {
 		return nil, err
 	}
@@ -190,6 +179,22 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 		return nil, err
 	}
 	return p, nil
+}
+
+// findRoot returns what a reference of an image points at. Errors name the image.
+func findRoot(ctx context.Context, c *fetch.Cache, src source, p *Pinned, ref configs.Ref) (Descriptor, error) {
+	root, known, err := cachedRoot(c, p.Source, ref)
+	if !known && err == nil {
+		root, err = src.root(ctx, ref)
+	}
+	_, remote := src.(*registrySource)
+	switch {
+	case err == nil, errors.As(err, new(*BlobError)) && !remote:
+		return root, err
+	case remote:
+		return root, blobError("manifest", Descriptor{}, ref, src, err)
+	}
+	return root, fmt.Errorf("%s: %s: %w", label(p.Ref.String()), src.name(), err)
 }
 
 // cachedRoot is what a registry would answer for a digest, when the cache has
