@@ -267,7 +267,7 @@ func (p *packages) docs(root string) error {
 // copyDocs takes what a reader of the README goes on to, under the same names.
 func (p *packages) copyDocs(doc string) error {
 	var errs []error
-	for _, pattern := range []string{"README.md", "ARCHITECTURE.md", "docs/*.md", "docs/*.svg", "docs/decisions/*.md", "test/bench/results/*.md", "configs/examples/*.yaml"} {
+	for _, pattern := range []string{"README.md", "ARCHITECTURE.md", "docs/*.md", "docs/*.svg", "docs/*.png", "docs/decisions/*.md", "test/bench/results/*.md", "configs/examples/*.yaml"} {
 		files, err := filepath.Glob(filepath.Join(p.src, pattern))
 		if err == nil && len(files) == 0 {
 			err = fmt.Errorf("there is no %s in %s", pattern, p.src)

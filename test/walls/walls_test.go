@@ -49,7 +49,7 @@ var rooms = map[string][]string{
 	"builder/carry":      {"builder/transfer", "configs", "builder/registry", "builder/images", "builder/media", "builder/disk", "builder/disk/..."},
 	"builder/installer":  {"builder/procgroup", "builder/media", "builder/disk", "ondisk", "ondisk/fat", "ondisk/file", "ondisk/tree"},
 	"builder/qemu":       {"builder/procgroup"},
-	"builder/device":     {"builder/procgroup", "ondisk/file"},
+	"builder/device":     {"builder/procgroup", "ondisk/file", "configs/forms"},
 	"builder":            {"builder/...", "overlays/...", "configs/...", "ondisk/...", "openyurt"},
 	"overlays":           {"openyurt", "configs", "ondisk", "ondisk/tree", "overlays/node"},
 	"overlays/node":      {"configs/ignition", "configs/forms", "openyurt", "configs", "ondisk"},
