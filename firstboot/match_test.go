@@ -123,3 +123,26 @@ func TestANeighboursSite(t *testing.T) {
 		})
 	}
 }
+
+// TestANeighboursRepair: under repair a member keeps its own name, and takes nothing of a
+// Site that names another machine, its network least of all. A name made of the machine's
+// facts names no other.
+func TestANeighboursRepair(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		nodeName string
+		taken    bool
+	}{
+		{"other", false}, {"edge-sn0042", true}, {"EDGE-SN0042", true}, {"node-{{.MAC}}", true},
+	} {
+		w := nativeWorld(t)
+		w.mustBoot()
+		w.admits(ondisk.SitesRepair)
+		w.plug(strings.Replace(w.site("network: {dns: [192.0.2.123]}"), "edge-{{.Serial}}", "'"+c.nodeName+"'", 1))
+		w.powerOn()
+		w.mustBoot()
+		if strings.Contains(w.slotSite(ownDev), "192.0.2.123") != c.taken || w.said("stick /dev/sdb1 is not taken: this machine is enrolled as edge-sn0042, the Site calls it other") == c.taken {
+			t.Errorf("%s: %s\n%s", c.nodeName, w.slotSite(ownDev), strings.Join(w.console, "\n"))
+		}
+	}
+}

@@ -123,13 +123,13 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 	case unsigned != nil && !errors.Is(unsigned, slot.ErrUnsigned):
 		e.Note("stick %s counts as unsigned: %v", dev, unsigned)
 	}
-	signature := c.Signature
+	brought := c
 	c, entry, err := forMachine(e, c)
 	if err != nil {
 		return nil, err
 	}
 	all.files, all.entry = c.Files, entry
-	all.digest = contentsDigest(&slot.Contents{Files: c.Files, Signature: signature})
+	all.digest = contentsDigest(&slot.Contents{Files: c.Files, Signature: brought.Signature})
 	next, err := configs.ParsePublicSite(ondisk.SlotSite, c.Files[ondisk.SlotSite])
 	if err != nil {
 		return all, nil // whoever resolves the site says what is wrong with it
@@ -144,6 +144,11 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 		return nil, notAdmitted(image)
 	case got.Whole:
 		return all, nil
+	}
+	// Of a repair the machine keeps its own name, so this is the only look at the other.
+	// Where something matched the machine, the Site is meant for it.
+	if name := member.Node(e); name != "" && c == brought && !strings.Contains(next.NodeName, "{{") && !strings.EqualFold(next.NodeName, name) {
+		return nil, fmt.Errorf("this machine is enrolled as %s, the Site calls it %s: bring this machine's own Site", name, next.NodeName)
 	}
 	if member.Unpinned(site) && !next.Credentials.IsZero() {
 		// Nothing else ties the node to its cluster: with a stranger's token it
