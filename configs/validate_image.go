@@ -234,6 +234,23 @@ func checkSums(path string, sums map[string]string, probs *Problems) {
 }
 
 func (i *Image) validatePrograms(probs *Problems) {
+	i.validateKubernetes(probs)
+	i.validateContainerd(probs)
+	i.validatePair(probs)
+	i.validateCrictl(probs)
+	if c := i.CNI.Config; c != "bridge" && c != "none" && !strings.HasSuffix(c, ".conflist") {
+		probs.Add("cni.config", "%q must be bridge, none or the path of a file that ends in .conflist%s", strict.Shorten(c), DidYouMean(c, []string{"bridge", "none"}))
+	}
+	if y := i.Yurthub; y != nil {
+		y.validate(probs)
+		if openyurt.RunsAsPod(y.Version) && kubeadm.VersionForm.MatchString(i.Kubernetes.Version) && !KubernetesBefore(i.Kubernetes.Version, openyurt.LastKubernetesOfPods+1) {
+			const last = openyurt.LastKubernetesOfPods
+			probs.Add("kubernetes.version", "%s would run no pod behind yurthub %s, which does not answer kubelet v1.%d and later when it asks for Services: use yurthub %s, or Kubernetes v1.%d", i.Kubernetes.Version, y.Version, last+1, openyurt.Release(openyurt.FirstUnit), last)
+		}
+	}
+}
+
+func (i *Image) validateKubernetes(probs *Problems) {
 	k := &i.Kubernetes
 	if m := kubeadm.VersionForm.FindStringSubmatch(k.Version); m == nil {
 		if k.Version != "" {
@@ -247,7 +264,9 @@ func (i *Image) validatePrograms(probs *Problems) {
 		files = append(files, "kubectl")
 	}
 	k.Source.validate("kubernetes.source", i.Arch, files, probs)
+}
 
+func (i *Image) validateContainerd(probs *Problems) {
 	c := &i.Containerd
 	hasSource := c.Source.GoModule != nil || c.Source.URL != nil || c.Source.File != nil
 	if c.Debian {
@@ -257,38 +276,31 @@ func (i *Image) validatePrograms(probs *Problems) {
 		if i.Base.Debian == nil {
 			probs.Add("containerd.debian", "needs base.debian, which installs the package")
 		}
-	} else {
-		switch m := containerdVersion.FindStringSubmatch(c.Version); {
-		case c.Version == "":
-			probs.AddMissing("containerd.version", "is required, e.g. "+ExampleContainerd+" (or debian: true for the base's own)")
-		case m == nil:
-			probs.Add("containerd.version", "%s", badVersion(c.Version, containerdVersion, ExampleContainerd))
-		case m[1] != "2" && (m[1] != "1" || m[2] != "7"):
-			probs.Add("containerd.version", "%s is not supported; 1.7 and 2.x are", c.Version)
-		}
-		if !hasSource {
-			probs.Add("containerd.source", "exactly one of file, goModule, url is required")
-		}
-		c.Source.validate("containerd.source", i.Arch, []string{fmt.Sprintf("containerd-%s-linux-%s.tar.gz", c.Version, i.Arch)}, probs)
+		return
 	}
-	i.validatePair(probs)
-	if t := c.Crictl; t != nil {
+	switch m := containerdVersion.FindStringSubmatch(c.Version); {
+	case c.Version == "":
+		probs.AddMissing("containerd.version", "is required, e.g. "+ExampleContainerd+" (or debian: true for the base's own)")
+	case m == nil:
+		probs.Add("containerd.version", "%s", badVersion(c.Version, containerdVersion, ExampleContainerd))
+	case m[1] != "2" && (m[1] != "1" || m[2] != "7"):
+		probs.Add("containerd.version", "%s is not supported; 1.7 and 2.x are", c.Version)
+	}
+	if !hasSource {
+		probs.Add("containerd.source", "exactly one of file, goModule, url is required")
+	}
+	c.Source.validate("containerd.source", i.Arch, []string{fmt.Sprintf("containerd-%s-linux-%s.tar.gz", c.Version, i.Arch)}, probs)
+}
+
+func (i *Image) validateCrictl(probs *Problems) {
+	k := &i.Kubernetes
+	if t := i.Containerd.Crictl; t != nil {
 		if t.Version != "" && !crictlVersion.MatchString(t.Version) {
 			probs.Add("containerd.crictl.version", "%s", badVersion(t.Version, crictlVersion, ExampleCrictl))
 		}
 		t.Source.validate("containerd.crictl.source", i.Arch, []string{fmt.Sprintf("crictl-%s-linux-%s.tar.gz", t.Version, i.Arch)}, probs)
 	} else if KubernetesBefore(k.Version, 31) && !KubernetesBefore(k.Version, oldestKubernetes) {
 		probs.AddMissing("containerd.crictl", "is required with Kubernetes %s, whose kubeadm does not join without crictl", k.Version)
-	}
-	if c := i.CNI.Config; c != "bridge" && c != "none" && !strings.HasSuffix(c, ".conflist") {
-		probs.Add("cni.config", "%q must be bridge, none or the path of a file that ends in .conflist%s", strict.Shorten(c), DidYouMean(c, []string{"bridge", "none"}))
-	}
-	if y := i.Yurthub; y != nil {
-		y.validate(probs)
-		if openyurt.RunsAsPod(y.Version) && kubeadm.VersionForm.MatchString(k.Version) && !KubernetesBefore(k.Version, openyurt.LastKubernetesOfPods+1) {
-			const last = openyurt.LastKubernetesOfPods
-			probs.Add("kubernetes.version", "%s would run no pod behind yurthub %s, which does not answer kubelet v1.%d and later when it asks for Services: use yurthub %s, or Kubernetes v1.%d", k.Version, y.Version, last+1, openyurt.Release(openyurt.FirstUnit), last)
-		}
 	}
 }
 

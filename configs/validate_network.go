@@ -79,30 +79,10 @@ func (n *Network) validatePorts(probs *Problems) {
 		}
 		for j, port := range f.Ports() {
 			sub := fmt.Sprintf("%s[%d]", field, j)
-			at, listed := named[port]
-			switch other, twice := owners[port]; {
-			case badInterfaceName(port, false) != "" || port == "":
-				probs.Add(sub, "%q is not the name of an interface, e.g. eno1", strict.Shorten(port))
-			case port == f.Name:
-				probs.Add(sub, "%s cannot be a port of itself", port)
-			case twice:
-				probs.Add(sub, "%s is %s already", port, other)
-			case listed && (n.Interfaces[at].DHCP || len(n.Interfaces[at].Addresses) > 0):
-				probs.Add(sub, "%s has addresses of its own in network.interfaces[%d]: move them to %s", port, at, f.Name)
-			case listed && slices.Contains(n.Interfaces[at].Ports(), f.Name):
-				probs.Add(sub, "%s is built on %s, and cannot be a port of it", port, f.Name)
-			case listed && n.Interfaces[at].Bridge != nil:
-				probs.Add(sub, "%s is a bridge: list its ports here instead", port)
-			case !listed:
-				for k, o := range n.Interfaces {
-					if matchesName(o.Name, port) && o.MAC == "" && len(o.Ports()) == 0 {
-						probs.Add(sub, "%s is matched by network.interfaces[%d] (%s), which configures it by itself: write the names of the interfaces meant there", port, k, o.Name)
-					}
-				}
+			if bad := n.badPort(f, port, owners[port], named); bad != "" {
+				probs.Add(sub, "%s", bad)
 			}
-			if owners[port] == "" {
-				owners[port] = sub
-			}
+			owners[port] = cmp.Or(owners[port], sub)
 		}
 	}
 	for i, f := range n.Interfaces {
@@ -110,6 +90,34 @@ func (n *Network) validatePorts(probs *Problems) {
 			probs.Add(fmt.Sprintf("network.interfaces[%d]", i), "has neither dhcp: true nor addresses nor vlans")
 		}
 	}
+}
+
+// badPort returns what is wrong with a port of f. owner is the field that has it already,
+// and named has the index of each interface by its name.
+func (n *Network) badPort(f *Interface, port, owner string, named map[string]int) string {
+	at, listed := named[port]
+	switch {
+	case badInterfaceName(port, false) != "" || port == "":
+		return fmt.Sprintf("%q is not the name of an interface, e.g. eno1", strict.Shorten(port))
+	case port == f.Name:
+		return port + " cannot be a port of itself"
+	case owner != "":
+		return fmt.Sprintf("%s is %s already", port, owner)
+	case listed && (n.Interfaces[at].DHCP || len(n.Interfaces[at].Addresses) > 0):
+		return fmt.Sprintf("%s has addresses of its own in network.interfaces[%d]: move them to %s", port, at, f.Name)
+	case listed && slices.Contains(n.Interfaces[at].Ports(), f.Name):
+		return fmt.Sprintf("%s is built on %s, and cannot be a port of it", port, f.Name)
+	case listed && n.Interfaces[at].Bridge != nil:
+		return port + " is a bridge: list its ports here instead"
+	case listed:
+		return ""
+	}
+	for k, o := range n.Interfaces {
+		if matchesName(o.Name, port) && o.MAC == "" && len(o.Ports()) == 0 {
+			return fmt.Sprintf("%s is matched by network.interfaces[%d] (%s), which configures it by itself: write the names of the interfaces meant there", port, k, o.Name)
+		}
+	}
+	return ""
 }
 
 // validateMade checks what an interface may have that edgebake makes.
