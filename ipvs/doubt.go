@@ -39,18 +39,21 @@ type attempt struct {
 type finding struct {
 	over  bool
 	alive *probe.Link // the connection to go on with, if it is over
-	class probe.Outcome
-	err   error
+	// answer is what the request that was under way got meanwhile.
+	answer *probe.Event
+	class  probe.Outcome
+	err    error
 }
 
 // doubt makes an inquiry of as many rounds as may fail. Each round without any
 // sign of life counts as one failed probe; a fresh connection on which the API
 // server began to answer excuses one round, as many times as it takes to fall.
 // ok is false when the API server has to be dialled anew; silent says that the held
-// connection is not broken and may still answer.
-func (w *watcher) doubt(ctx context.Context, l *probe.Link) (alive *probe.Link, ok, silent bool) {
+// connection is not broken and may still answer. answer is the request's, if it ended the
+// inquiry.
+func (w *watcher) doubt(ctx context.Context, l *probe.Link) (alive *probe.Link, answer *probe.Event, ok, silent bool) {
 	if w.state == Down { // there is nothing to decide
-		return nil, false, true
+		return nil, nil, false, true
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	q := &inquiry{w: w, l: l, fresh: make(chan attempt, 2*w.fall*w.profile.Ticks), pause: 2}
@@ -63,7 +66,7 @@ func (w *watcher) doubt(ctx context.Context, l *probe.Link) (alive *probe.Link, 
 	for failed, excused := 0, 0; failed < w.fall; {
 		f := q.round(ctx, tick.C)
 		if f.over {
-			return f.alive, f.alive != nil, false
+			return f.alive, f.answer, f.alive != nil, false
 		}
 		if f.class == probe.Timeout {
 			if excused < w.fall && q.excuse() {
@@ -76,10 +79,10 @@ func (w *watcher) doubt(ctx context.Context, l *probe.Link) (alive *probe.Link, 
 		}
 		failed++
 		if s, _ := w.see(f.class, f.err); s == Down {
-			return nil, false, f.class != probe.Refused
+			return nil, nil, false, f.class != probe.Refused
 		}
 	}
-	return nil, false, false
+	return nil, nil, false, false
 }
 
 // round sends a PING in each tick.
@@ -127,8 +130,10 @@ func (q *inquiry) listen(ctx context.Context, tick <-chan time.Time) (f finding,
 			return finding{}, false
 		case e := <-q.l.Events:
 			switch e.Kind {
-			case probe.EventPong, probe.EventResponse:
+			case probe.EventPong:
 				return finding{over: true, alive: q.l}, true
+			case probe.EventResponse:
+				return finding{over: true, alive: q.l, answer: &e}, true
 			case probe.EventGoAway:
 				return finding{over: true}, true
 			}

@@ -95,6 +95,27 @@ func TestSlowServer(t *testing.T) {
 	}
 }
 
+// TestAnswerWithinADoubt: over HTTP/1.1 the late answer itself ends the doubt. It counts:
+// nobody waits for another one, and the API server stays up.
+func TestAnswerWithinADoubt(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	synctest.Test(t, func(t *testing.T) {
+		m := newFakeMaster(t, cert)
+		m.slow, m.plain = true, true
+		m.start()
+		s := sense(t, m, LAN(), c.roots(t))
+		defer s.stop(m)
+		time.Sleep(time.Minute)
+		m.lag.Store(int64(700 * time.Millisecond))
+		time.Sleep(time.Minute)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.events) != 1 {
+			t.Errorf("%q", s.events)
+		}
+	})
+}
+
 // TestReturn: a thousand nodes do not come back in one moment: to the only API server
 // within 5 s, to one of several over at least 10 s.
 func TestReturn(t *testing.T) {

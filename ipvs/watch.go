@@ -402,7 +402,7 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 		w.count(countPing)
 		err = l.Ping()
 	case doubt:
-		alive, ok, silent := w.doubt(ctx, l)
+		alive, answer, ok, silent := w.doubt(ctx, l)
 		s.inquired(time.Now())
 		if silent {
 			w.silent, w.readyDue = l, time.Time{}
@@ -410,6 +410,9 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 		}
 		if !ok || alive != l {
 			return alive, true
+		}
+		if answer != nil && s.awaits() {
+			return nil, w.hear(s, l, *answer)
 		}
 		s.trust(time.Now())
 	case overdue:
