@@ -82,18 +82,23 @@ func List(img *configs.Image, dir string) (Listing, error) {
 		}
 	}
 	l.PassedOver = m.passedOver
-	for n, f := range l.Mentions {
-		if n == maxMentionNotes {
-			l.Notes = append(l.Notes, fmt.Sprintf("%d more images were found in manifests, but not baked: `edgebake images` lists them", len(l.Mentions)-n))
-			break
-		}
-		l.Notes = append(l.Notes, fmt.Sprintf("%s: %s was found, not baked: add it to images, or to imagesIgnore", f.Where, f.Ref))
-	}
+	l.Notes = append(l.Notes, l.MentionNotes()...)
 	l.Notes = append(l.Notes, ignored.unused()...)
 	if v := img.Kubernetes.Version; v != "" && !slices.ContainsFunc(l.Images, func(w Wanted) bool { return strings.HasSuffix("/"+w.Name.Path, "/kube-proxy") }) {
 		l.Notes = append(l.Notes, fmt.Sprintf("no kube-proxy on board: a cluster that runs it makes every node pull it; if yours does, add its image (kube-proxy:%s) to images", v))
 	}
 	return l, errors.Join(errs...)
+}
+
+// MentionNotes are the warnings about Mentions, which are among Notes.
+func (l *Listing) MentionNotes() (notes []string) {
+	for n, f := range l.Mentions {
+		if n == maxMentionNotes {
+			return append(notes, fmt.Sprintf("%d more images were found in manifests, but not baked: `edgebake images` lists them", len(l.Mentions)-n))
+		}
+		notes = append(notes, fmt.Sprintf("%s: %s was found, not baked: add it to images, or to imagesIgnore", f.Where, f.Ref))
+	}
+	return notes
 }
 
 // maxMentionNotes bounds the notes about mentions.
@@ -184,7 +189,7 @@ func fromManifests(dir string, globs []string) (manifestImages, error) {
 			errs = append(errs, globError(at, fmt.Errorf("%q: no manifest there runs a container image; write the file again, or remove this", globs[at])))
 		}
 	}
-	all.run, all.mentions = byRef(all.run), byRef(all.mentions)
+	all.run, all.mentions = byRef(all.run), firstOfEach(all.mentions)
 	return all, errors.Join(errs...)
 }
 
@@ -192,6 +197,16 @@ func fromManifests(dir string, globs []string) (manifestImages, error) {
 func byRef(found []Found) []Found {
 	slices.SortStableFunc(found, func(a, b Found) int { return cmp.Compare(a.Ref.String(), b.Ref.String()) })
 	return slices.CompactFunc(found, func(a, b Found) bool { return a.Ref == b.Ref })
+}
+
+// firstOfEach keeps the first of each reference, in the order of files and lines.
+func firstOfEach(found []Found) []Found {
+	seen := map[configs.Ref]bool{}
+	return slices.DeleteFunc(found, func(f Found) bool {
+		again := seen[f.Ref]
+		seen[f.Ref] = true
+		return again
+	})
 }
 
 // globError is a problem with one of the patterns.

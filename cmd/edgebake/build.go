@@ -379,7 +379,7 @@ of an encrypted key is read from the environment variable
   edgebake build image.yaml --force --update                 # with today's packages
   edgebake build image.yaml --force --export-base base.tar   # keep the made base ...
   edgebake build image.yaml --force --locked --base base.tar # ... and build from it
-  edgebake plan image.yaml --output json >plan.json; edgebake build --plan plan.json`,
+  edgebake build --plan plan.json                            # of edgebake plan --output json`,
 		Args: args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if b.update && (flags.locked || b.base != "") {

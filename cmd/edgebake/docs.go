@@ -126,11 +126,22 @@ func validateImage(s streams, name string, data []byte, doc *configs.Document) e
 		for _, w := range warnings {
 			if !slices.Contains(told, w) {
 				told = append(told, w)
-				fmt.Fprintf(s.Err, "%s: %s (warning)\n", configs.FileName(name), w)
+				s.warn(configs.Problems{imageWarning(name, data, w)})
 			}
 		}
 	}
 	return builder.JoinDistinct(errs...)
+}
+
+// imageWarning finds the place of the field that a warning begins with, if it does.
+func imageWarning(name string, data []byte, text string) configs.Problem {
+	p := configs.Problem{File: name, Msg: text}
+	if field, msg, ok := strings.Cut(text, ": "); ok && !strings.ContainsAny(field, " :/") {
+		if line, col := configs.Locate(name, data, field); line > 0 {
+			p.Line, p.Col, p.Path, p.Msg = line, col, field, msg
+		}
+	}
+	return p
 }
 
 // warnOfDates says so where the image's date is one on which nobody can stamp it by

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/edgebake/edgebake/builder"
@@ -68,8 +69,10 @@ that no manifest names.`,
 				return err
 			}
 			defer t.Cache.Close()
+			listing, listErr := images.List(t.img, t.Dir)
+			told := listing.MentionNotes() // by the list of them
 			t.Events = func(e builder.Event) {
-				if e.State == builder.StateWarning {
+				if e.State == builder.StateWarning && !slices.Contains(told, e.Text) {
 					fmt.Fprintf(s.Err, "WARNING: %s\n", e.Text)
 				}
 			}
@@ -77,14 +80,13 @@ that no manifest names.`,
 			if err != nil {
 				return doc.explain(err)
 			}
+			if listErr != nil {
+				return doc.explain(listErr)
+			}
 			sum := images.Summary(list)
 			listed := []any{}
 			for n, p := range list {
 				listed = append(listed, listedImage{p, sum.Images[n].Size, sum.Images[n].Shared})
-			}
-			listing, err := images.List(t.img, t.Dir)
-			if err != nil {
-				return doc.explain(err)
 			}
 			for _, m := range listing.Mentions {
 				listed = append(listed, mentionedImage{m.Ref, m.Where, true})
