@@ -53,6 +53,9 @@ type Machine struct {
 	CD string
 	// NetBoot has the firmware boot from the first network card, if it can.
 	NetBoot bool
+	// HTTPSCAs is an EFI signature list of the CAs that firmware accepts for HTTPS
+	// boot; empty: none.
+	HTTPSCAs string
 	// Watchdog is a hardware watchdog that resets a machine that hangs.
 	Watchdog bool
 	// Serial is the console: "stdio" (default), "terminal" (stdio where
@@ -331,6 +334,9 @@ func (c *commandLine) identity(m Machine) {
 	c.option("-uuid", m.UUID)
 	if m.SerialNumber != "" {
 		c.add("-smbios", "type=1,serial="+value(m.SerialNumber))
+	}
+	if m.HTTPSCAs != "" {
+		c.add("-fw_cfg", "name=etc/edk2/https/cacerts,file="+value(m.HTTPSCAs))
 	}
 	switch base := cmp.Or(m.Clock, "utc"); {
 	case m.Counted:

@@ -105,19 +105,52 @@ func TestInstallerISO(t *testing.T) {
 // without any port installs itself, and its disk is a node's.
 func TestInstallerNetboot(t *testing.T) {
 	nightly(t)
+	newWorld(t, 1).installsFromNet(nil)
+}
+
+// The same by HTTPS: firmware and installer accept a server of the CA that they were
+// given.
+func TestInstallerNetbootHTTPS(t *testing.T) {
+	nightly(t)
 	w := newWorld(t, 1)
-	image, www := filepath.Join(w.lab.Dir, "golden.raw.zst"), filepath.Join(w.lab.Dir, "www")
-	w.must(w.bin, "build", "configs/examples/quickstart.yaml", "--output", image, "--lock", filepath.Join(w.lab.Dir, "golden.lock"))
-	url, err := w.lab.ServeNetBoot(t.Context(), w.net, www, ondisk.InstallBootImage)
+	ca, err := lab.NewHTTPSAuthority()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.must(w.bin, "installer", image, "--netboot", www, "--url", url, "--site", w.site(0, lab.Site{NodeName: "net1"}))
-	vm := w.start(lab.VMConfig{Name: "net1", Image: w.blank("net1.raw", 8<<30), Disk: 8 << 30, NetBoot: true})
+	w.installsFromNet(ca)
+}
+
+// installsFromNet installs a machine from the network, by HTTPS with a CA.
+func (w *world) installsFromNet(by *lab.HTTPSAuthority) {
+	w.t.Helper()
+	image, www := filepath.Join(w.lab.Dir, "golden.raw.zst"), filepath.Join(w.lab.Dir, "www")
+	w.must(w.bin, "build", "configs/examples/quickstart.yaml", "--output", image, "--lock", filepath.Join(w.lab.Dir, "golden.lock"))
+	url, err := w.lab.ServeNetBoot(w.t.Context(), w.net, www, ondisk.InstallBootImage, by)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	argv := []string{w.bin, "installer", image, "--netboot", www, "--url", url, "--site", w.site(0, lab.Site{NodeName: "net1"})}
+	config := lab.VMConfig{Name: "net1", Image: w.blank("net1.raw", 8<<30), Disk: 8 << 30, NetBoot: true}
+	if by != nil {
+		argv = append(argv, "--ca-cert", w.written("ca.crt", by.CA))
+		config.HTTPSCAs = w.written("ca.esl", by.List)
+	}
+	w.must(argv...)
+	vm := w.start(config)
 	w.expect(vm, 0, `Start HTTP Boot`)
 	w.expect(vm, 0, `edgebake: INSTALLED quickstart on /dev/vda, .*read back and verified`)
 	w.waitOff(vm)
 	w.startsWithout(vm)
+}
+
+// written makes a file of the test's.
+func (w *world) written(name string, b []byte) (path string) {
+	w.t.Helper()
+	path = filepath.Join(w.lab.Dir, name)
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	return path
 }
 
 // waitOff waits until the installer has switched the machine off.

@@ -42,6 +42,7 @@ type VMConfig struct {
 	Sticks       string // as in qemu.Machine; what Plug plugs into
 	Stick, CD    string // as in qemu.Machine
 	NetBoot      bool   // as in qemu.Machine; what answers is Lab.ServeNetBoot
+	HTTPSCAs     string // as in qemu.Machine
 	Watchdog     bool   // a hardware watchdog
 	// NIC is a second network card.
 	NIC *qemu.NIC
@@ -114,7 +115,7 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 		Arch: arch, Accel: cfg.Accel, CPUs: cfg.CPUs, Memory: cfg.Memory, Firmware: fw,
 		Disks: []qemu.Disk{{Path: vm.Overlay, Sector: cfg.Sector}}, NICs: []qemu.NIC{cfg.Net.NIC(cfg.Guest)},
 		QMP: filepath.Join(l.sockets, cfg.Name+".qmp"), SerialNumber: cfg.SerialNumber, Clock: cfg.Clock,
-		Sticks: cfg.Sticks, Stick: cfg.Stick, CD: cfg.CD, NetBoot: cfg.NetBoot, Watchdog: cfg.Watchdog,
+		Sticks: cfg.Sticks, Stick: cfg.Stick, CD: cfg.CD, NetBoot: cfg.NetBoot, HTTPSCAs: cfg.HTTPSCAs, Watchdog: cfg.Watchdog,
 		Counted: cfg.Lockstep != nil,
 	}
 	if cfg.NIC != nil {
