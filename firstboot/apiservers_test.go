@@ -19,6 +19,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -27,7 +28,7 @@ const slip = "192.0.2.91:6443"
 
 // withMasters is the tests' site with other masters.
 func (w *world) withMasters(masters string, lines ...string) string {
-	return strings.Replace(w.site(lines...), "192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443", masters, 1)
+	return strings.Replace(w.Site(lines...), "192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443", masters, 1)
 }
 
 // TestSlipInMasters: none of the corrected list answers. The node keeps its way
@@ -41,54 +42,54 @@ func TestSlipInMasters(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := c.world(t)
 			if err := w.boot(); err != nil {
-				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			node := strings.Split(w.slotSite(ownDev), "\n")
+			node := strings.Split(w.SlotSite(worldtest.OwnDev), "\n")
 			var lines []string
 			for _, l := range node {
 				if strings.HasPrefix(l, "nodeType") || strings.HasPrefix(l, "nodePool") {
 					lines = append(lines, l)
 				}
 			}
-			w.cluster.down[slip] = true
-			w.stamp(ownDev, w.withMasters(slip, lines...))
+			w.Cluster.Down[slip] = true
+			w.Stamp(worldtest.OwnDev, w.withMasters(slip, lines...))
 			for range 2 {
-				w.powerOn()
+				w.PowerOn()
 				if err := w.boot(); err != nil {
-					t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+					t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 				}
 				for _, m := range []string{"192.0.2.11:6443", "192.0.2.13:6443", slip} {
-					if !strings.Contains(w.get(ondisk.IPVSConfig), m) {
-						t.Errorf("ipvscare does not know %s:\n%s", m, w.get(ondisk.IPVSConfig))
+					if !strings.Contains(w.Get(ondisk.IPVSConfig), m) {
+						t.Errorf("ipvscare does not know %s:\n%s", m, w.Get(ondisk.IPVSConfig))
 					}
 				}
-				if !w.said("no API server of the Site has proven itself (" + slip + "): the former ones stay") {
-					t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+				if !w.Said("no API server of the Site has proven itself (" + slip + "): the former ones stay") {
+					t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 				}
 			}
 			// A master that answers and is of another cluster proves nothing: the
 			// port is open, the certificate is a stranger's.
-			other := newFakeCluster(t)
-			w.cluster.elsewhere = map[string]*fakeCluster{slip: other}
-			w.cluster.down[slip] = false
-			w.powerOn()
+			other := worldtest.NewCluster(t)
+			w.Cluster.Elsewhere = map[string]*worldtest.Cluster{slip: other}
+			w.Cluster.Down[slip] = false
+			w.PowerOn()
 			if err := w.boot(); err != nil {
-				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			if !strings.Contains(w.get(ondisk.IPVSConfig), "192.0.2.11:6443") {
-				t.Errorf("a stranger drove out the masters:\n%s", w.get(ondisk.IPVSConfig))
+			if !strings.Contains(w.Get(ondisk.IPVSConfig), "192.0.2.11:6443") {
+				t.Errorf("a stranger drove out the masters:\n%s", w.Get(ondisk.IPVSConfig))
 			}
 			// The list was right after all.
-			w.cluster.elsewhere = nil
-			w.powerOn()
+			w.Cluster.Elsewhere = nil
+			w.PowerOn()
 			if err := w.boot(); err != nil {
-				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			if conf := w.get(ondisk.IPVSConfig); strings.Contains(conf, "192.0.2.11:6443") || !strings.Contains(conf, slip) {
+			if conf := w.Get(ondisk.IPVSConfig); strings.Contains(conf, "192.0.2.11:6443") || !strings.Contains(conf, slip) {
 				t.Errorf("the former masters stay:\n%s", conf)
 			}
-			if w.joins != 1 {
-				t.Errorf("%d joins", w.joins)
+			if w.Joins != 1 {
+				t.Errorf("%d joins", w.Joins)
 			}
 		})
 	}
@@ -101,17 +102,17 @@ func TestSlipInMastersOffline(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.stamp(ownDev, w.withMasters(slip))
-	w.powerOn()
-	w.offline, w.patience = true, 5*time.Minute
+	w.Stamp(worldtest.OwnDev, w.withMasters(slip))
+	w.PowerOn()
+	w.Offline, w.Patience = true, 5*time.Minute
 	if err := w.boot(); err == nil {
 		t.Fatal("it was done, offline")
 	}
-	w.powerOn()
-	w.offline, w.patience = false, 30*time.Minute
-	w.cluster.down[slip] = true
-	if err := w.boot(); err != nil || !strings.Contains(w.get(ondisk.IPVSConfig), "192.0.2.11:6443") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.PowerOn()
+	w.Offline, w.Patience = false, 30*time.Minute
+	w.Cluster.Down[slip] = true
+	if err := w.boot(); err != nil || !strings.Contains(w.Get(ondisk.IPVSConfig), "192.0.2.11:6443") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -123,30 +124,30 @@ func TestOneOfTheNewMastersProves(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.cluster.down[slip] = true
-	w.stamp(ownDev, w.withMasters(slip+", 192.0.2.12:6443"))
-	w.powerOn()
+	w.Cluster.Down[slip] = true
+	w.Stamp(worldtest.OwnDev, w.withMasters(slip+", 192.0.2.12:6443"))
+	w.PowerOn()
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if conf := w.get(ondisk.IPVSConfig); strings.Contains(conf, "192.0.2.11:6443") || !strings.Contains(conf, "192.0.2.12:6443") {
+	if conf := w.Get(ondisk.IPVSConfig); strings.Contains(conf, "192.0.2.11:6443") || !strings.Contains(conf, "192.0.2.12:6443") {
 		t.Errorf("masters:\n%s", conf)
 	}
 	// Nothing is left to do at the next boot.
-	w.powerOn()
-	if err := w.boot(); err != nil || slices.ContainsFunc(w.names, func(n string) bool { return strings.Contains(n, member.ProvenFile) }) {
-		t.Errorf("%v: %s", err, w.names)
+	w.PowerOn()
+	if err := w.boot(); err != nil || slices.ContainsFunc(w.Names, func(n string) bool { return strings.Contains(n, member.ProvenFile) }) {
+		t.Errorf("%v: %s", err, w.Names)
 	}
 }
 
 // namedAs puts a master of the same cluster at addr whose certificate has these
 // names alone.
 func (w *world) namedAs(addr string, names ...string) {
-	w.t.Helper()
-	c := w.cluster
-	m := &fakeCluster{t: w.t, ca: c.ca, key: c.key, pem: c.pem, names: names, tls: new(tls.Config), now: c.now, down: map[string]bool{}}
-	m.serve(w.t)
-	c.elsewhere = map[string]*fakeCluster{addr: m}
+	w.T.Helper()
+	c := w.Cluster
+	m := &worldtest.Cluster{T: w.T, Ca: c.Ca, Key: c.Key, Pem: c.Pem, Names: names, Tls: new(tls.Config), Now: c.Now, Down: map[string]bool{}}
+	m.Serve(w.T)
+	c.Elsewhere = map[string]*worldtest.Cluster{addr: m}
 }
 
 // TestMasterComesBackWithoutTheName: two masters have the endpoint's name in
@@ -157,25 +158,25 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 	const third = "192.0.2.13:6443"
 	wantName := func(t *testing.T, w *world, want string) {
 		t.Helper()
-		if server, name, err := member.KubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != want {
+		if server, name, err := member.KubeletServer(w.Env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != want {
 			t.Errorf("kubelet goes to %s (%q), expected %q; %v", server, name, want, err)
 		}
 	}
 	start := func(t *testing.T) *world {
 		w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
-		w.stamp(ownDev, w.site(withToken))
+		w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
 		return w
 	}
 	t.Run("away during the join", func(t *testing.T) {
 		w := start(t)
-		w.cluster.down[third] = true
+		w.Cluster.Down[third] = true
 		if err := w.boot(); err != nil {
-			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		wantName(t, w, "")
-		w.cluster.down[third] = false
+		w.Cluster.Down[third] = false
 		w.namedAs(third, "kubernetes")
-		w.powerOn()
+		w.PowerOn()
 		w.mustBoot()
 		wantName(t, w, api.SharedName)
 	})
@@ -184,86 +185,86 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		w.namedAs(third, "kubernetes")
 		w.mustBoot()
 		wantName(t, w, api.SharedName)
-		w.cluster.elsewhere = nil
-		w.cluster.down[third] = true
-		w.powerOn()
+		w.Cluster.Elsewhere = nil
+		w.Cluster.Down[third] = true
+		w.PowerOn()
 		w.mustBoot()
 		wantName(t, w, api.SharedName) // the third may still lack it
-		w.cluster.down[third] = false
-		w.powerOn()
+		w.Cluster.Down[third] = false
+		w.PowerOn()
 		w.mustBoot()
 		wantName(t, w, "")
-		w.powerOn()
-		if w.mustBoot(); slices.Contains(w.names, "restart kubelet.service") {
-			t.Errorf("kubelet is restarted again: %s", w.names)
+		w.PowerOn()
+		if w.mustBoot(); slices.Contains(w.Names, "restart kubelet.service") {
+			t.Errorf("kubelet is restarted again: %s", w.Names)
 		}
 	})
 	t.Run("first boot runs again until it is back", func(t *testing.T) {
 		w := start(t)
 		if err := w.boot(); err != nil {
-			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
-		if w.units[ondisk.UnitAgain] != "" {
-			t.Errorf("with all masters there the timer is %s", w.units[ondisk.UnitAgain])
+		if w.Units[ondisk.UnitAgain] != "" {
+			t.Errorf("with all masters there the timer is %s", w.Units[ondisk.UnitAgain])
 		}
-		w.powerOn()
-		w.cluster.down[third] = true
+		w.PowerOn()
+		w.Cluster.Down[third] = true
 		for range 2 {
-			if err := w.boot(); err != nil || w.units[ondisk.UnitAgain] != "active" {
-				t.Fatalf("the timer is %q; %v\n%s", w.units[ondisk.UnitAgain], err, strings.Join(w.console, "\n"))
+			if err := w.boot(); err != nil || w.Units[ondisk.UnitAgain] != "active" {
+				t.Fatalf("the timer is %q; %v\n%s", w.Units[ondisk.UnitAgain], err, strings.Join(w.Console, "\n"))
 			}
 		}
 		// The timer has run first boot, and the master is back without the name.
-		w.cluster.down[third] = false
+		w.Cluster.Down[third] = false
 		w.namedAs(third, "kubernetes")
-		if err := w.boot(); err != nil || w.units[ondisk.UnitAgain] != "inactive" {
-			t.Fatalf("the timer is %q; %v\n%s", w.units[ondisk.UnitAgain], err, strings.Join(w.console, "\n"))
+		if err := w.boot(); err != nil || w.Units[ondisk.UnitAgain] != "inactive" {
+			t.Fatalf("the timer is %q; %v\n%s", w.Units[ondisk.UnitAgain], err, strings.Join(w.Console, "\n"))
 		}
 		wantName(t, w, api.SharedName)
 	})
 	t.Run("exchanged later", func(t *testing.T) {
 		w := start(t)
 		if err := w.boot(); err != nil {
-			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		wantName(t, w, "")
 		w.namedAs(third, "kubernetes")
-		w.powerOn()
+		w.PowerOn()
 		if err := w.boot(); err != nil {
-			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		wantName(t, w, api.SharedName)
-		if !slices.Contains(w.names, "restart kubelet.service") {
+		if !slices.Contains(w.Names, "restart kubelet.service") {
 			t.Error("kubelet was not restarted")
 		}
-		w.powerOn()
-		if err := w.boot(); err != nil || slices.Contains(w.names, "restart kubelet.service") {
-			t.Errorf("and then again: %v %s", err, w.names)
+		w.PowerOn()
+		if err := w.boot(); err != nil || slices.Contains(w.Names, "restart kubelet.service") {
+			t.Errorf("and then again: %v %s", err, w.Names)
 		}
 	})
 	t.Run("only the endpoint's name", func(t *testing.T) {
 		w := start(t)
-		w.cluster.down[third] = true
+		w.Cluster.Down[third] = true
 		if err := w.boot(); err != nil {
-			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
-		w.cluster.down[third] = false
+		w.Cluster.Down[third] = false
 		w.namedAs(third, "apiserver.cluster.local")
-		w.powerOn()
+		w.PowerOn()
 		if err := w.boot(); err != nil {
-			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		wantName(t, w, "")
 	})
 	t.Run("neither name", func(t *testing.T) {
 		w := start(t)
 		if err := w.boot(); err != nil {
-			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		w.namedAs(third, "elsewhere")
-		w.powerOn()
+		w.PowerOn()
 		if err := w.boot(); err != nil { // the others serve
-			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		wantName(t, w, "")
 	})
@@ -274,27 +275,27 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	const third = "192.0.2.13:6443"
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
-	w.stamp(ownDev, w.site(withToken, "nodeType: edge", "nodePool: shanghai"))
-	w.cluster.down[third] = true
+	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, "nodeType: edge", "nodePool: shanghai"))
+	w.Cluster.Down[third] = true
 	w.mustBoot()
-	if !strings.Contains(w.get(hub.EnvFile), "--server-addr=https://apiserver.cluster.local:6443,") {
-		t.Fatalf("yurthub's arguments:\n%s", w.get(hub.EnvFile))
+	if !strings.Contains(w.Get(hub.EnvFile), "--server-addr=https://apiserver.cluster.local:6443,") {
+		t.Fatalf("yurthub's arguments:\n%s", w.Get(hub.EnvFile))
 	}
-	w.powerOn()
+	w.PowerOn()
 	w.mustBoot()
-	if slices.Contains(w.names, "restart "+openyurt.Unit) {
+	if slices.Contains(w.Names, "restart "+openyurt.Unit) {
 		t.Error("yurthub is restarted while that master is still away")
 	}
-	w.cluster.down[third] = false
+	w.Cluster.Down[third] = false
 	w.namedAs(third, "kubernetes")
-	w.powerOn()
+	w.PowerOn()
 	w.mustBoot()
-	if strings.Contains(w.get(hub.EnvFile), "https://apiserver.cluster.local:6443") || !slices.Contains(w.names, "restart "+openyurt.Unit) {
-		t.Errorf("yurthub may be led to a master that it does not take:\n%s", w.get(hub.EnvFile))
+	if strings.Contains(w.Get(hub.EnvFile), "https://apiserver.cluster.local:6443") || !slices.Contains(w.Names, "restart "+openyurt.Unit) {
+		t.Errorf("yurthub may be led to a master that it does not take:\n%s", w.Get(hub.EnvFile))
 	}
-	w.powerOn()
+	w.PowerOn()
 	w.mustBoot()
-	if slices.Contains(w.names, "restart "+openyurt.Unit) {
+	if slices.Contains(w.Names, "restart "+openyurt.Unit) {
 		t.Error("and once more")
 	}
 }
@@ -305,11 +306,11 @@ func TestFormerMastersAreAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.stamp(ownDev, w.withMasters("198.51.100.91:6443"))
-	w.powerOn()
-	w.offline, w.cabled = true, true
-	w.units[ondisk.UnitIPVSCare] = "active"
-	e := w.env()
+	w.Stamp(worldtest.OwnDev, w.withMasters("198.51.100.91:6443"))
+	w.PowerOn()
+	w.Offline, w.Cabled = true, true
+	w.Units[ondisk.UnitIPVSCare] = "active"
+	e := w.Env()
 	source := e.Source
 	e.Source = func(ctx context.Context, to string) (netip.Addr, error) {
 		if strings.HasPrefix(to, "198.51.100.") {
@@ -317,11 +318,11 @@ func TestFormerMastersAreAWay(t *testing.T) {
 		}
 		return source(ctx, to)
 	}
-	if err := w.run(New(e)); err == nil {
+	if err := w.Run(New(e)); err == nil {
 		t.Fatal("offline, and done")
 	}
-	if !w.has(ondisk.HealthyFile) {
-		t.Errorf("there is a way to the masters in use, and the boot is not said to be healthy:\n%s", w.log.String())
+	if !w.Has(ondisk.HealthyFile) {
+		t.Errorf("there is a way to the masters in use, and the boot is not said to be healthy:\n%s", w.Log.String())
 	}
 }
 
@@ -331,15 +332,15 @@ func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	own := w.cluster.pin
-	w.cluster.down[slip] = true
-	w.stamp(ownDev, strings.Replace(w.withMasters(slip, withToken), own, newFakeCluster(t).pin, 1))
-	w.powerOn()
+	own := w.Cluster.Pin
+	w.Cluster.Down[slip] = true
+	w.Stamp(worldtest.OwnDev, strings.Replace(w.withMasters(slip, worldtest.WithToken), own, worldtest.NewCluster(t).Pin, 1))
+	w.PowerOn()
 	if err := w.boot(); err == nil {
 		t.Fatal("it moved to a cluster that does not answer")
 	}
-	if !w.said("the other cluster to show itself ("+slip+")") || w.said("belongs to another cluster") || w.said("192.0.2.11:6443") {
-		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	if !w.Said("the other cluster to show itself ("+slip+")") || w.Said("belongs to another cluster") || w.Said("192.0.2.11:6443") {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -347,7 +348,7 @@ const learnedMaster = "192.0.2.21:6443"
 
 // learn is what ipvscare has learned beside the Site's list.
 func (w *world) learn(configured ...string) {
-	w.put(ondisk.IPVSLearned, fmt.Sprintf(`{"version":1,"servers":[{"vip":"10.103.97.2:6443","configured":["%s"],"masters":["192.0.2.11:6443","%s"]}]}`,
+	w.Put(ondisk.IPVSLearned, fmt.Sprintf(`{"version":1,"servers":[{"vip":"10.103.97.2:6443","configured":["%s"],"masters":["192.0.2.11:6443","%s"]}]}`,
 		strings.Join(configured, `","`), learnedMaster))
 }
 
@@ -363,32 +364,32 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			site := func(lines ...string) string {
-				s := w.site(append(lines, "ipvs: {learnMasters: true}")...)
+				s := w.Site(append(lines, "ipvs: {learnMasters: true}")...)
 				if unpinned {
-					s = strings.Replace(s, "caCertHashes: ['"+w.cluster.pin+"']", "unsafeSkipCAVerification: true", 1)
+					s = strings.Replace(s, "caCertHashes: ['"+w.Cluster.Pin+"']", "unsafeSkipCAVerification: true", 1)
 				}
 				return s
 			}
-			w.stamp(ownDev, site(withToken))
+			w.Stamp(worldtest.OwnDev, site(worldtest.WithToken))
 			w.mustBoot()
 			for _, m := range siteMasters {
-				w.cluster.down[m] = true
+				w.Cluster.Down[m] = true
 			}
 			w.learn(siteMasters...)
-			conf := w.get(ondisk.IPVSConfig)
-			w.powerOn()
+			conf := w.Get(ondisk.IPVSConfig)
+			w.PowerOn()
 			w.mustBoot()
-			if w.get(ondisk.IPVSConfig) != conf {
+			if w.Get(ondisk.IPVSConfig) != conf {
 				t.Error("ipvscare is told another list, and drops what it has learned")
 			}
-			w.now, w.synced = w.now.AddDate(2, 0, 0), true
-			w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-			w.cluster.revive = true
-			w.stamp(ownDev, site(withToken))
-			w.powerOn()
-			w.patience = time.Hour
-			if w.mustBoot(); w.joins != 2 {
-				t.Errorf("%d joins", w.joins)
+			w.Now, w.Synced = w.Now.AddDate(2, 0, 0), true
+			w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+			w.Cluster.Revive = true
+			w.Stamp(worldtest.OwnDev, site(worldtest.WithToken))
+			w.PowerOn()
+			w.Patience = time.Hour
+			if w.mustBoot(); w.Joins != 2 {
+				t.Errorf("%d joins", w.Joins)
 			}
 		})
 	}
@@ -399,16 +400,16 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 func TestAddressOfAReplacedAPIServer(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.stamp(ownDev, strings.Replace(w.site(withToken, "ipvs: {learnMasters: true}"), "caCertHashes: ['"+w.cluster.pin+"']", "unsafeSkipCAVerification: true", 1))
+	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(worldtest.WithToken, "ipvs: {learnMasters: true}"), "caCertHashes: ['"+w.Cluster.Pin+"']", "unsafeSkipCAVerification: true", 1))
 	w.mustBoot()
-	w.cluster.elsewhere = map[string]*fakeCluster{siteMasters[0]: newFakeCluster(t)}
+	w.Cluster.Elsewhere = map[string]*worldtest.Cluster{siteMasters[0]: worldtest.NewCluster(t)}
 	for _, m := range siteMasters[1:] {
-		w.cluster.down[m] = true
+		w.Cluster.Down[m] = true
 	}
 	w.learn(siteMasters...)
-	w.powerOn()
-	if w.mustBoot(); w.said("are not of the cluster that this machine is enrolled in") {
-		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	w.PowerOn()
+	if w.mustBoot(); w.Said("are not of the cluster that this machine is enrolled in") {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -420,25 +421,25 @@ func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 	w := nativeWorld(t, learns)
 	w.mustBoot()
 	for _, m := range append(slices.Clone(siteMasters), slip) {
-		w.cluster.down[m] = true
+		w.Cluster.Down[m] = true
 	}
 	w.learn(siteMasters...)
-	w.stamp(ownDev, w.withMasters(slip, learns))
+	w.Stamp(worldtest.OwnDev, w.withMasters(slip, learns))
 	for range 2 {
-		w.powerOn()
+		w.PowerOn()
 		w.mustBoot()
 		for _, m := range []string{siteMasters[0], learnedMaster, slip} {
-			if conf := w.get(ondisk.IPVSConfig); strings.Count(conf, m) != 1 {
+			if conf := w.Get(ondisk.IPVSConfig); strings.Count(conf, m) != 1 {
 				t.Errorf("ipvscare does not know %s:\n%s", m, conf)
 			}
 		}
-		w.put(ondisk.IPVSLearned, `{"version":1,"servers":[{"vip":"10.103.97.2:6443"}]}`) // as ipvscare does
+		w.Put(ondisk.IPVSLearned, `{"version":1,"servers":[{"vip":"10.103.97.2:6443"}]}`) // as ipvscare does
 	}
 	// The list was right after all.
-	w.cluster.down[slip] = false
-	w.powerOn()
+	w.Cluster.Down[slip] = false
+	w.PowerOn()
 	w.mustBoot()
-	if conf := w.get(ondisk.IPVSConfig); strings.Contains(conf, learnedMaster) || strings.Contains(conf, siteMasters[0]) || !strings.Contains(conf, slip) {
+	if conf := w.Get(ondisk.IPVSConfig); strings.Contains(conf, learnedMaster) || strings.Contains(conf, siteMasters[0]) || !strings.Contains(conf, slip) {
 		t.Errorf("the former API servers stay:\n%s", conf)
 	}
 }
@@ -449,13 +450,13 @@ func TestEndpointIsAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	address := network.NodeAddress(w.env())
+	address := network.NodeAddress(w.Env())
 	for _, m := range siteMasters {
-		w.cluster.down[m] = true
+		w.Cluster.Down[m] = true
 	}
-	w.powerOn()
-	if w.mustBoot(); network.NodeAddress(w.env()) != address {
-		t.Errorf("the address is %s", network.NodeAddress(w.env()))
+	w.PowerOn()
+	if w.mustBoot(); network.NodeAddress(w.Env()) != address {
+		t.Errorf("the address is %s", network.NodeAddress(w.Env()))
 	}
 }
 
@@ -464,11 +465,11 @@ func TestWhatIsLearnedCounts(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "ipvs: {learnMasters: true}")
 	learned := func(lines ...string) []string {
-		site, err := site.Parse([]byte(w.site(lines...)))
+		site, err := site.Parse([]byte(w.Site(lines...)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return member.LearnedMasters(w.env(), site)
+		return member.LearnedMasters(w.Env(), site)
 	}
 	const learns = "ipvs: {learnMasters: true}"
 	w.learn(siteMasters...)
@@ -490,7 +491,7 @@ func TestWhatIsLearnedCounts(t *testing.T) {
 		t.Errorf("learned beside another list: %q", got)
 	}
 	for _, doc := range []string{"", "{", `{"version":2}`, `{"version":1,"servers":[{"vip":"10.103.97.2:6443","configured":["192.0.2.11:6443","192.0.2.12:6443","192.0.2.13:6443"],"masters":["x","[2001:db8::1]:6443"]}]}`} {
-		w.put(ondisk.IPVSLearned, doc)
+		w.Put(ondisk.IPVSLearned, doc)
 		if got := learned(learns); got != nil {
 			t.Errorf("%s: %q", doc, got)
 		}
@@ -502,61 +503,61 @@ func TestWhatIsLearnedCounts(t *testing.T) {
 func TestMarksLastUntilPowerOff(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.cluster.serviceSubnet = "10.96.0.0/12" // the VIP is in it
+	w.Cluster.ServiceSubnet = "10.96.0.0/12" // the VIP is in it
 	w.mustBoot()
-	w.cluster.down[slip] = true
-	w.stamp(ownDev, w.withMasters(slip))
-	w.uuids = map[string][16]byte{"/dev/vda3": {1}, "/dev/vda5": {1}} // and stay so
-	w.powerOn()
+	w.Cluster.Down[slip] = true
+	w.Stamp(worldtest.OwnDev, w.withMasters(slip))
+	w.Uuids = map[string][16]byte{"/dev/vda3": {1}, "/dev/vda5": {1}} // and stay so
+	w.PowerOn()
 	w.mustBoot()
 	warnings := []string{"the VIP 10.103.97.2 lies in", "former ones stay beside them"}
 	for _, words := range warnings {
-		if !w.said(words) {
-			t.Fatalf("it does not say %q:\n%s", words, strings.Join(w.console, "\n"))
+		if !w.Said(words) {
+			t.Fatalf("it does not say %q:\n%s", words, strings.Join(w.Console, "\n"))
 		}
 	}
-	if count(w.names, "run tune2fs") != 2 {
-		t.Fatalf("%q", w.names)
+	if count(w.Names, "run tune2fs") != 2 {
+		t.Fatalf("%q", w.Names)
 	}
 	ended := func() {
 		t.Helper()
-		if err := os.RemoveAll(filepath.Join(w.root, ondisk.RunDir)); err != nil { // with RuntimeDirectory= first boot's end takes it away
+		if err := os.RemoveAll(filepath.Join(w.Root, ondisk.RunDir)); err != nil { // with RuntimeDirectory= first boot's end takes it away
 			t.Fatal(err)
 		}
-		w.names, w.console = nil, nil
-		w.now = w.now.Add(2 * time.Hour)
+		w.Names, w.Console = nil, nil
+		w.Now = w.Now.Add(2 * time.Hour)
 	}
 	for range 2 {
 		ended()
 		w.mustBoot()
 		for _, words := range warnings {
-			if w.said(words) {
+			if w.Said(words) {
 				t.Errorf("it says once more: %s", words)
 			}
 		}
-		if count(w.names, ondisk.UnitIPVSCare) != 0 || count(w.names, "run tune2fs") != 0 {
-			t.Errorf("%q", w.names)
+		if count(w.Names, ondisk.UnitIPVSCare) != 0 || count(w.Names, "run tune2fs") != 0 {
+			t.Errorf("%q", w.Names)
 		}
 	}
 	// Another slip is said.
 	ended()
-	w.cluster.down["198.51.100.92:6443"] = true
-	w.stamp(ownDev, w.withMasters("198.51.100.92:6443"))
-	if w.mustBoot(); !w.said("(198.51.100.92:6443): the former ones stay") {
-		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	w.Cluster.Down["198.51.100.92:6443"] = true
+	w.Stamp(worldtest.OwnDev, w.withMasters("198.51.100.92:6443"))
+	if w.mustBoot(); !w.Said("(198.51.100.92:6443): the former ones stay") {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	// ipvscare that serves is not restarted, whatever the phase has to do.
-	w.names = nil
-	site, err := site.Parse([]byte(w.slotSite(ownDev)))
+	w.Names = nil
+	site, err := site.Parse([]byte(w.SlotSite(worldtest.OwnDev)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := join.StartIPVSCare(t.Context(), w.env(), site, false); err != nil || len(w.names) != 0 {
-		t.Errorf("%v, %q", err, w.names)
+	if err := join.StartIPVSCare(t.Context(), w.Env(), site, false); err != nil || len(w.Names) != 0 {
+		t.Errorf("%v, %q", err, w.Names)
 	}
-	w.cluster.down[ownEndpoint] = true
-	if err := join.StartIPVSCare(t.Context(), w.env(), site, false); count(w.names, "restart "+ondisk.UnitIPVSCare) != 1 {
-		t.Errorf("%v, %q", err, w.names)
+	w.Cluster.Down[worldtest.OwnEndpoint] = true
+	if err := join.StartIPVSCare(t.Context(), w.Env(), site, false); count(w.Names, "restart "+ondisk.UnitIPVSCare) != 1 {
+		t.Errorf("%v, %q", err, w.Names)
 	}
 }
 

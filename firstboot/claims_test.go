@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/fat"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -14,14 +15,14 @@ import (
 )
 
 // bySerial is a site that every machine with that serial number matches.
-const bySerial = "- {name: berlin, match: {serial: SN0042}, credentials: {token: " + testToken + "}}"
+const bySerial = "- {name: berlin, match: {serial: SN0042}, credentials: {token: " + worldtest.TestToken + "}}"
 
 // claimable plugs in a stick as site sign or a person makes it: an inventory,
 // with room for notes where size is not 0.
 func (w *world) claimable(size int, sites ...string) {
-	w.t.Helper()
+	w.T.Helper()
 	w.plug("")
-	img := newMemDevice(make([]byte, 16<<20))
+	img := worldtest.NewMemDevice(make([]byte, 16<<20))
 	file := func(name string, b []byte) tree.Node {
 		return tree.Node{Path: name, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(b)}}
 	}
@@ -30,9 +31,9 @@ func (w *world) claimable(size int, sites ...string) {
 		nodes = append([]tree.Node{file(ondisk.SlotClaims, make([]byte, size))}, nodes...)
 	}
 	if err := fat.Write(img, nodes, nil, fat.Options{Type: 16, Label: ondisk.LabelSlot, Size: 16 << 20, SectorSize: 512}); err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
-	w.slots[stickDev] = img
+	w.Slots[stickDev] = img
 }
 
 // another is a second machine with the same serial number, and a stick with the
@@ -40,14 +41,14 @@ func (w *world) claimable(size int, sites ...string) {
 func (w *world) another(t *testing.T, uuid, mac string) *world {
 	t.Helper()
 	o := first(t, 4096, bySerial)
-	o.put("/sys/class/dmi/id/product_uuid", uuid+"\n")
-	o.put("/sys/class/net/eth0/address", mac+"\n")
-	claims, err := slot.ReadClaims(w.slots[stickDev])
+	o.Put("/sys/class/dmi/id/product_uuid", uuid+"\n")
+	o.Put("/sys/class/net/eth0/address", mac+"\n")
+	claims, err := slot.ReadClaims(w.Slots[stickDev])
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range claims {
-		if err := slot.WriteClaim(o.slots[stickDev], c); err != nil {
+		if err := slot.WriteClaim(o.Slots[stickDev], c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -64,7 +65,7 @@ const (
 func first(t *testing.T, size int, sites ...string) *world {
 	t.Helper()
 	w := nativeWorld(t)
-	w.stamp(ownDev, "")
+	w.Stamp(worldtest.OwnDev, "")
 	w.claimable(size, sites...)
 	return w
 }
@@ -74,14 +75,14 @@ func first(t *testing.T, size int, sites ...string) *world {
 func TestTwoMachinesClaimOneSite(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)
-	before := w.slots[stickDev].clone()
+	before := w.Slots[stickDev].Clone()
 	w.mustBoot()
-	claims, err := slot.ReadClaims(w.slots[stickDev])
+	claims, err := slot.ReadClaims(w.Slots[stickDev])
 	if err != nil || len(claims) != 1 || claims[0].Site != "berlin" || claims[0].Serial != "SN0042" || claims[0].UUID != ownUUID || !slices.Contains(claims[0].MACs, ownMAC) {
 		t.Fatalf("%+v %v", claims, err)
 	}
 	// Nothing of the stick but the note has changed.
-	a, b := before.written(), w.slots[stickDev].written()
+	a, b := before.Written(), w.Slots[stickDev].Written()
 	if i := bytes.Index(b, []byte("edgebake claim 1 ")); i < 0 || !bytes.Equal(a[:min(i, len(a))], b[:min(i, len(a))]) {
 		t.Error("the stick has other changes")
 	}
@@ -94,17 +95,17 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 		if err := other.boot(); err == nil {
 			t.Errorf("%s: it went on", name)
 		}
-		if !other.said("another machine has taken its Site berlin (MAC "+ownMAC+", serial SN0042, UUID "+ownUUID) || !other.said("delete claims.txt from the stick") {
-			t.Errorf("%s:\n%s", name, strings.Join(other.console, "\n"))
+		if !other.Said("another machine has taken its Site berlin (MAC "+ownMAC+", serial SN0042, UUID "+ownUUID) || !other.Said("delete claims.txt from the stick") {
+			t.Errorf("%s:\n%s", name, strings.Join(other.Console, "\n"))
 		}
-		if bytes.Contains(other.slots[ownDev].written(), []byte(testToken)) || other.joins != 0 {
+		if bytes.Contains(other.Slots[worldtest.OwnDev].Written(), []byte(worldtest.TestToken)) || other.Joins != 0 {
 			t.Errorf("%s: it has taken the Site", name)
 		}
 		// Once the note is gone, it is this one's.
 		other.claimable(4096, bySerial)
-		other.powerOn()
+		other.PowerOn()
 		other.mustBoot()
-		if s := other.state(); s.Node != "berlin" {
+		if s := other.State(); s.Node != "berlin" {
 			t.Errorf("%s: node %s", name, s.Node)
 		}
 	}
@@ -114,26 +115,26 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 // often a card that can be pulled out, by which the inventory means one of them.
 func TestACardGoesFromBoardToBoard(t *testing.T) {
 	t.Parallel()
-	site := "- {name: berlin, match: {macs: [\"" + ownMAC + "\"]}, credentials: {token: " + testToken + "}}"
+	site := "- {name: berlin, match: {macs: [\"" + ownMAC + "\"]}, credentials: {token: " + worldtest.TestToken + "}}"
 	board := func(serial string) *world {
 		w := first(t, 4096, site)
-		w.put("/sys/class/dmi/id/product_uuid", "")
-		w.put("/sys/class/dmi/id/product_serial", serial+"\n")
+		w.Put("/sys/class/dmi/id/product_uuid", "")
+		w.Put("/sys/class/dmi/id/product_serial", serial+"\n")
 		return w
 	}
 	w := board("10000000AAAA1111")
 	w.mustBoot()
-	claims, err := slot.ReadClaims(w.slots[stickDev])
+	claims, err := slot.ReadClaims(w.Slots[stickDev])
 	if err != nil || len(claims) != 1 {
 		t.Fatalf("%+v %v", claims, err)
 	}
 	for serial, same := range map[string]bool{"10000000BBBB2222": false, "10000000aaaa1111": true, "": true} {
 		other := board(serial)
-		if err := slot.WriteClaim(other.slots[stickDev], claims[0]); err != nil {
+		if err := slot.WriteClaim(other.Slots[stickDev], claims[0]); err != nil {
 			t.Fatal(err)
 		}
-		if err := other.boot(); (err == nil) != same || other.said("another machine has taken its Site berlin") == same {
-			t.Errorf("serial %q: %v\n%s", serial, err, strings.Join(other.console, "\n"))
+		if err := other.boot(); (err == nil) != same || other.Said("another machine has taken its Site berlin") == same {
+			t.Errorf("serial %q: %v\n%s", serial, err, strings.Join(other.Console, "\n"))
 		}
 	}
 }
@@ -148,15 +149,15 @@ func TestTheSameMachineComesAgain(t *testing.T) {
 		again := w.another(t, ownUUID, mac)
 		if mac == otherMAC {
 			// A card more does not make it another.
-			again.put("/sys/class/net/eth1/address", ownMAC+"\n")
-			again.put("/sys/class/net/eth1/device/vendor", "")
+			again.Put("/sys/class/net/eth1/address", ownMAC+"\n")
+			again.Put("/sys/class/net/eth1/device/vendor", "")
 		}
-		again.clockSays(again.now.AddDate(-3, 0, 0))
+		again.ClockSays(again.Now.AddDate(-3, 0, 0))
 		again.mustBoot()
-		if s := again.state(); s.Node != "berlin" {
+		if s := again.State(); s.Node != "berlin" {
 			t.Errorf("node %s", s.Node)
 		}
-		if claims, err := slot.ReadClaims(again.slots[stickDev]); err != nil || len(claims) != 1 {
+		if claims, err := slot.ReadClaims(again.Slots[stickDev]); err != nil || len(claims) != 1 {
 			t.Errorf("%+v %v", claims, err)
 		}
 	}
@@ -165,20 +166,20 @@ func TestTheSameMachineComesAgain(t *testing.T) {
 // TestReplacedMachine: what the inventory does not mean any more has no claim.
 func TestReplacedMachine(t *testing.T) {
 	t.Parallel()
-	w := first(t, 4096, "- {name: berlin, match: {uuid: "+ownUUID+"}, credentials: {token: "+testToken+"}}")
+	w := first(t, 4096, "- {name: berlin, match: {uuid: "+ownUUID+"}, credentials: {token: "+worldtest.TestToken+"}}")
 	w.mustBoot()
-	claims, err := slot.ReadClaims(w.slots[stickDev])
+	claims, err := slot.ReadClaims(w.Slots[stickDev])
 	if err != nil || len(claims) != 1 {
 		t.Fatalf("%v %v", claims, err)
 	}
-	o := first(t, 4096, "- {name: berlin, match: {uuid: "+otherUUID+"}, credentials: {token: "+testToken+"}}")
-	if err := slot.WriteClaim(o.slots[stickDev], claims[0]); err != nil {
+	o := first(t, 4096, "- {name: berlin, match: {uuid: "+otherUUID+"}, credentials: {token: "+worldtest.TestToken+"}}")
+	if err := slot.WriteClaim(o.Slots[stickDev], claims[0]); err != nil {
 		t.Fatal(err)
 	}
-	o.put("/sys/class/dmi/id/product_uuid", otherUUID+"\n")
-	o.put("/sys/class/net/eth0/address", otherMAC+"\n")
+	o.Put("/sys/class/dmi/id/product_uuid", otherUUID+"\n")
+	o.Put("/sys/class/net/eth0/address", otherMAC+"\n")
 	o.mustBoot()
-	claims, err = slot.ReadClaims(o.slots[stickDev])
+	claims, err = slot.ReadClaims(o.Slots[stickDev])
 	if err != nil || len(claims) != 1 || claims[0].UUID != otherUUID {
 		t.Errorf("%+v %v", claims, err)
 	}
@@ -190,14 +191,14 @@ func TestStickWithoutNotes(t *testing.T) {
 	t.Parallel()
 	w := first(t, 0, bySerial)
 	w.mustBoot()
-	if s := w.state(); s.Node != "berlin" || w.said("does not note") {
-		t.Errorf("node %s\n%s", s.Node, strings.Join(w.console, "\n"))
+	if s := w.State(); s.Node != "berlin" || w.Said("does not note") {
+		t.Errorf("node %s\n%s", s.Node, strings.Join(w.Console, "\n"))
 	}
 	w = first(t, 4096, bySerial)
-	w.readOnly = map[string]bool{stickDev: true}
+	w.ReadOnly = map[string]bool{stickDev: true}
 	w.mustBoot()
-	if s := w.state(); s.Node != "berlin" || !w.said("does not note that this machine has taken the Site berlin") {
-		t.Errorf("node %s\n%s", s.Node, strings.Join(w.console, "\n"))
+	if s := w.State(); s.Node != "berlin" || !w.Said("does not note that this machine has taken the Site berlin") {
+		t.Errorf("node %s\n%s", s.Node, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -208,21 +209,21 @@ func TestPowerCutInAClaim(t *testing.T) {
 	w := first(t, 4096, bySerial)
 	whole := w.clone(t)
 	whole.mustBoot()
-	from := slices.Index(whole.names, "claim "+stickDev)
-	if from < 0 || slices.Index(whole.names, "blank "+ownDev) < from {
-		t.Fatalf("the claim is not before the slot is written: %v", whole.names)
+	from := slices.Index(whole.Names, "claim "+stickDev)
+	if from < 0 || slices.Index(whole.Names, "blank "+worldtest.OwnDev) < from {
+		t.Fatalf("the claim is not before the slot is written: %v", whole.Names)
 	}
 	for n := from; n <= from+3; n++ {
 		cut := w.clone(t)
-		cut.cutAt = n + 1
+		cut.CutAt = n + 1
 		if err := cut.boot(); err == nil {
-			t.Fatalf("cut at %s: it went on", whole.names[n])
+			t.Fatalf("cut at %s: it went on", whole.Names[n])
 		}
-		cut.powerOn()
+		cut.PowerOn()
 		cut.mustBoot()
-		claims, err := slot.ReadClaims(cut.slots[stickDev])
-		if s := cut.state(); s.Node != "berlin" || err != nil || len(claims) != 1 {
-			t.Errorf("cut at %s: node %s, %+v, %v", whole.names[n], s.Node, claims, err)
+		claims, err := slot.ReadClaims(cut.Slots[stickDev])
+		if s := cut.State(); s.Node != "berlin" || err != nil || len(claims) != 1 {
+			t.Errorf("cut at %s: node %s, %+v, %v", whole.Names[n], s.Node, claims, err)
 		}
 	}
 }
@@ -231,7 +232,7 @@ func TestPowerCutInAClaim(t *testing.T) {
 func TestClaimsAreNoFileOfTheSite(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)
-	c, err := slot.Read(w.slots[stickDev])
+	c, err := slot.Read(w.Slots[stickDev])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,23 +17,24 @@ import (
 	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
 // rebuild puts another cluster in place of the machine's, at the same
 // addresses.
-func (w *world) rebuild() (former *fakeCluster) {
-	former = w.cluster
-	w.cluster = newFakeCluster(w.t)
-	w.cluster.pools = former.pools
-	w.cluster.of(w)
+func (w *world) rebuild() (former *worldtest.Cluster) {
+	former = w.Cluster
+	w.Cluster = worldtest.NewCluster(w.T)
+	w.Cluster.Pools = former.Pools
+	w.Cluster.Of(w.World)
 	return former
 }
 
 func (w *world) mustBoot() {
-	w.t.Helper()
+	w.T.Helper()
 	if err := w.boot(); err != nil {
-		w.t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		w.T.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -53,23 +54,23 @@ func unpin(site string) string {
 
 func wantMember(t *testing.T, w *world, joins int) {
 	t.Helper()
-	if w.joins != joins || w.state().Result != ondisk.ResultDone || len(w.cluster.nodes) != 1 {
-		t.Errorf("%d joins, result %s, nodes %v\n%s", w.joins, w.state().Result, w.cluster.nodes, strings.Join(w.console, "\n"))
+	if w.Joins != joins || w.State().Result != ondisk.ResultDone || len(w.Cluster.Nodes) != 1 {
+		t.Errorf("%d joins, result %s, nodes %v\n%s", w.Joins, w.State().Result, w.Cluster.Nodes, strings.Join(w.Console, "\n"))
 	}
-	if got := w.get(ondisk.KubeCA); got != string(w.cluster.pem) {
+	if got := w.Get(ondisk.KubeCA); got != string(w.Cluster.Pem) {
 		t.Error("the CA on the disk is another cluster's")
 	}
-	k, err := member.Credentials(w.env())
+	k, err := member.Credentials(w.Env())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if c, err := k.Cluster(); err != nil {
 		t.Error(err)
-	} else if ca, err := c.CA(w.root); err != nil || string(ca) != string(w.cluster.pem) {
+	} else if ca, err := c.CA(w.Root); err != nil || string(ca) != string(w.Cluster.Pem) {
 		t.Errorf("the kubeconfig trusts another CA (%v)", err)
 	}
 	for _, p := range []string{member.LeavingFile, ondisk.IPVSLearned} {
-		if w.has(p) {
+		if w.Has(p) {
 			t.Errorf("%s is there", p)
 		}
 	}
@@ -99,29 +100,29 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 			t.Parallel()
 			w := tc.world(t)
 			w.mustBoot()
-			w.put(ondisk.IPVSLearned, "{}")
+			w.Put(ondisk.IPVSLearned, "{}")
 			former := w.rebuild()
-			next := w.site(append([]string{withToken}, tc.lines...)...)
+			next := w.Site(append([]string{worldtest.WithToken}, tc.lines...)...)
 			if strings.Contains(tc.name, "several") {
 				next = strings.Replace(next, "caCertHashes: [", "caCertHashes: ['sha256:"+strings.Repeat("0", 64)+"', ", 1)
 			}
 			if tc.skip {
 				next = unpin(next)
 			}
-			w.stamp(ownDev, next)
-			w.powerOn()
+			w.Stamp(worldtest.OwnDev, next)
+			w.PowerOn()
 			w.mustBoot()
 			wantMember(t, w, 2)
-			if !w.said("leaving the former one (CA "+former.pin+")") || !w.said("kubectl delete node edge-sn0042") {
-				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+			if !w.Said("leaving the former one (CA "+former.Pin+")") || !w.Said("kubectl delete node edge-sn0042") {
+				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
-			if tc.name == "edge to native" && (w.has(hub.EnvFile) || member.Redirected(w.env())) {
+			if tc.name == "edge to native" && (w.Has(hub.EnvFile) || member.Redirected(w.Env())) {
 				t.Error("yurthub is still there")
 			}
-			w.powerOn()
+			w.PowerOn()
 			w.mustBoot()
-			if w.joins != 2 || w.said("leaving") {
-				t.Errorf("it joined again\n%s", strings.Join(w.console, "\n"))
+			if w.Joins != 2 || w.Said("leaving") {
+				t.Errorf("it joined again\n%s", strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -143,42 +144,42 @@ func TestPowerCutWhileMoving(t *testing.T) {
 			default:
 				lines = nil
 			}
-			w.oneMaster()
+			w.OneMaster()
 			w.mustBoot()
-			w.put(ondisk.IPVSLearned, "{}")
+			w.Put(ondisk.IPVSLearned, "{}")
 			w.rebuild()
-			next := w.site(append(lines, withToken)...)
+			next := w.Site(append(lines, worldtest.WithToken)...)
 			if form == "unpinned" {
 				next = unpin(next)
 			}
-			w.stamp(ownDev, next)
-			w.powerOn()
+			w.Stamp(worldtest.OwnDev, next)
+			w.PowerOn()
 			whole := w.clone(t)
 			whole.mustBoot()
 			// What comes after it is a first boot's way.
-			left := slices.Index(whole.names, "remove "+member.LeavingFile)
+			left := slices.Index(whole.Names, "remove "+member.LeavingFile)
 			if left < 10 {
-				t.Fatalf("it left after %d effects: %v", left, whole.names)
+				t.Fatalf("it left after %d effects: %v", left, whole.Names)
 			}
 			followed := map[[32]byte]bool{}
-			for n := slices.Index(whole.names, "write "+member.LeavingFile); n < left+3; n++ {
+			for n := slices.Index(whole.Names, "write "+member.LeavingFile); n < left+3; n++ {
 				cut := w.clone(t)
-				cut.cutAt = n + 1
+				cut.CutAt = n + 1
 				if err := cut.boot(); err == nil {
 					t.Fatalf("cut at %d, it went on", n)
 				}
-				at := cut.names[len(cut.names)-1]
-				cut.powerOn()
-				left := cut.files()
-				state := cut.snapshot(t, left)
+				at := cut.Names[len(cut.Names)-1]
+				cut.PowerOn()
+				left := cut.Files()
+				state := cut.Snapshot(t, left)
 				if followed[state] {
 					continue // the very machine of another cut
 				}
 				followed[state] = true
 				if err := cut.boot(); err != nil {
-					t.Fatalf("cut at %s: %v\n%s", at, err, strings.Join(cut.console, "\n"))
+					t.Fatalf("cut at %s: %v\n%s", at, err, strings.Join(cut.Console, "\n"))
 				}
-				wantMember(t, cut, cut.joins)
+				wantMember(t, cut, cut.Joins)
 			}
 		})
 	}
@@ -189,34 +190,34 @@ func TestMoveWithoutAToken(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	ipvs, former := w.get(ondisk.IPVSConfig), w.rebuild()
-	w.stamp(ownDev, strings.Replace(w.site(), "192.0.2.13", "192.0.2.14", 1))
+	ipvs, former := w.Get(ondisk.IPVSConfig), w.rebuild()
+	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(), "192.0.2.13", "192.0.2.14", 1))
 	for _, offline := range []bool{false, true} {
-		w.powerOn()
-		w.offline = offline
-		if err := w.boot(); err == nil || !w.said("FAILED cluster: the Site is of another cluster") || !w.said(former.pin) || !w.said("put a token of the other cluster into site.yaml") {
-			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		w.PowerOn()
+		w.Offline = offline
+		if err := w.boot(); err == nil || !w.Said("FAILED cluster: the Site is of another cluster") || !w.Said(former.Pin) || !w.Said("put a token of the other cluster into site.yaml") {
+			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
-		if w.get(ondisk.IPVSConfig) != ipvs || w.get(ondisk.KubeCA) != string(former.pem) || member.Enrolled(w.env()) != nil || w.units[ondisk.UnitKubelet] != "active" {
+		if w.Get(ondisk.IPVSConfig) != ipvs || w.Get(ondisk.KubeCA) != string(former.Pem) || member.Enrolled(w.Env()) != nil || w.Units[ondisk.UnitKubelet] != "active" {
 			t.Error("the node was touched")
 		}
 	}
 	// Without pins it may be something on the way that answers.
-	w.stamp(ownDev, unpin(w.site()))
-	w.powerOn()
-	w.offline = false
-	if err := w.boot(); err == nil || !w.said("the API servers are not of the cluster that this machine is enrolled in") || member.Enrolled(w.env()) != nil ||
-		w.state().Result != ondisk.ResultWaiting || w.said("tried again") || w.said("FAILED") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.Stamp(worldtest.OwnDev, unpin(w.Site()))
+	w.PowerOn()
+	w.Offline = false
+	if err := w.boot(); err == nil || !w.Said("the API servers are not of the cluster that this machine is enrolled in") || member.Enrolled(w.Env()) != nil ||
+		w.State().Result != ondisk.ResultWaiting || w.Said("tried again") || w.Said("FAILED") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if phases := w.state().Phases; phases[len(phases)-2].Status != ondisk.PhaseWaiting {
+	if phases := w.State().Phases; phases[len(phases)-2].Status != ondisk.PhaseWaiting {
 		t.Errorf("it stopped before it looked for its Node: %+v", phases)
 	}
 	// And offline an unpinned node goes on.
-	w.powerOn()
-	w.offline = true
-	if err := w.boot(); err == nil || w.state().Result != ondisk.ResultWaiting || w.said("FAILED") || w.said("tried again") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.PowerOn()
+	w.Offline = true
+	if err := w.boot(); err == nil || w.State().Result != ondisk.ResultWaiting || w.Said("FAILED") || w.Said("tried again") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -225,30 +226,30 @@ func TestMoveWithoutAToken(t *testing.T) {
 func TestMoveWaitsForTheOtherCluster(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*world){
-		"out of reach":    func(w *world) { w.cluster.allDown(true); w.cluster.down["192.0.2.14:6443"] = true },
-		"token not valid": func(w *world) { w.cluster.revoked = true },
-		"name taken":      func(w *world) { w.cluster.register("edge-sn0042", "", "another") },
+		"out of reach":    func(w *world) { w.Cluster.AllDown(true); w.Cluster.Down["192.0.2.14:6443"] = true },
+		"token not valid": func(w *world) { w.Cluster.Revoked = true },
+		"name taken":      func(w *world) { w.Cluster.Register("edge-sn0042", "", "another") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			w.mustBoot()
 			w.rebuild()
-			ipvs, ca := w.get(ondisk.IPVSConfig), w.get(ondisk.KubeCA)
+			ipvs, ca := w.Get(ondisk.IPVSConfig), w.Get(ondisk.KubeCA)
 			spoil(w)
-			site := strings.Replace(w.site(withToken), "192.0.2.13", "192.0.2.14", 1)
-			w.stamp(ownDev, site)
-			w.powerOn()
+			site := strings.Replace(w.Site(worldtest.WithToken), "192.0.2.13", "192.0.2.14", 1)
+			w.Stamp(worldtest.OwnDev, site)
+			w.PowerOn()
 			if err := w.boot(); err == nil {
 				t.Fatal("it moved")
 			}
-			if w.get(ondisk.IPVSConfig) != ipvs || w.get(ondisk.KubeCA) != ca || member.Enrolled(w.env()) != nil || w.slotSite(ownDev) != site {
-				t.Errorf("something was changed\n%s", strings.Join(w.console, "\n"))
+			if w.Get(ondisk.IPVSConfig) != ipvs || w.Get(ondisk.KubeCA) != ca || member.Enrolled(w.Env()) != nil || w.SlotSite(worldtest.OwnDev) != site {
+				t.Errorf("something was changed\n%s", strings.Join(w.Console, "\n"))
 			}
-			w.cluster.down = map[string]bool{}
-			w.cluster.revoked = false
-			delete(w.cluster.nodes, "edge-sn0042")
-			w.powerOn()
+			w.Cluster.Down = map[string]bool{}
+			w.Cluster.Revoked = false
+			delete(w.Cluster.Nodes, "edge-sn0042")
+			w.PowerOn()
 			w.mustBoot()
 			wantMember(t, w, 2)
 		})
@@ -260,13 +261,13 @@ func TestSlipInThePins(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	site := strings.Replace(w.site(withToken), w.cluster.pin, "sha256:"+strings.Repeat("0", 64), 1)
-	w.stamp(ownDev, site)
-	w.powerOn()
-	if err := w.boot(); err == nil || !w.said("FAILED cluster") || !w.said("compare caCertHashes") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	site := strings.Replace(w.Site(worldtest.WithToken), w.Cluster.Pin, "sha256:"+strings.Repeat("0", 64), 1)
+	w.Stamp(worldtest.OwnDev, site)
+	w.PowerOn()
+	if err := w.boot(); err == nil || !w.Said("FAILED cluster") || !w.Said("compare caCertHashes") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if member.Enrolled(w.env()) != nil || w.slotSite(ownDev) != site {
+	if member.Enrolled(w.Env()) != nil || w.SlotSite(worldtest.OwnDev) != site {
 		t.Error("the node left its cluster, or the token is gone")
 	}
 }
@@ -278,20 +279,20 @@ func TestTwoClustersInReach(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	former := w.rebuild()
-	w.stamp(ownDev, strings.ReplaceAll(w.site(withToken), "192.0.2.1", "192.0.2.2"))
-	w.powerOn()
-	e := w.env()
+	w.Stamp(worldtest.OwnDev, strings.ReplaceAll(w.Site(worldtest.WithToken), "192.0.2.1", "192.0.2.2"))
+	w.PowerOn()
+	e := w.Env()
 	e.Dial = func(ctx context.Context, _, addr string) (net.Conn, error) {
 		switch {
-		case strings.HasPrefix(addr, "192.0.2.2"), strings.HasPrefix(addr, "apiserver") && strings.Contains(w.get(ondisk.IPVSConfig), "192.0.2.2"):
-			return w.cluster.dial(ctx, "192.0.2.11:6443")
+		case strings.HasPrefix(addr, "192.0.2.2"), strings.HasPrefix(addr, "apiserver") && strings.Contains(w.Get(ondisk.IPVSConfig), "192.0.2.2"):
+			return w.Cluster.Dial(ctx, "192.0.2.11:6443")
 		case strings.HasPrefix(addr, "192.0.2.1"), strings.HasPrefix(addr, "apiserver"):
-			return former.dial(ctx, addr)
+			return former.Dial(ctx, addr)
 		}
 		return nil, errors.New("no route")
 	}
-	if err := w.run(New(e)); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.Run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	wantMember(t, w, 2)
 }
@@ -302,17 +303,17 @@ func TestMoveUnderAnotherName(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.rebuild()
-	w.stamp(ownDev, strings.Replace(w.site(withToken), "edge-{{.Serial}}", "other", 1))
-	w.powerOn()
-	w.before = func(effect string) {
-		if effect == "hostname other" && member.Enrolled(w.env()) == nil {
+	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1))
+	w.PowerOn()
+	w.Before = func(effect string) {
+		if effect == "hostname other" && member.Enrolled(w.Env()) == nil {
 			t.Error("renamed while it was a member of the former cluster")
 		}
 	}
 	w.mustBoot()
 	wantMember(t, w, 2)
-	if w.cluster.nodes["other"] == nil || strings.TrimSpace(w.get("/etc/hostname")) != "other" {
-		t.Errorf("it is called %s, nodes %v", w.get("/etc/hostname"), w.cluster.nodes)
+	if w.Cluster.Nodes["other"] == nil || strings.TrimSpace(w.Get("/etc/hostname")) != "other" {
+		t.Errorf("it is called %s, nodes %v", w.Get("/etc/hostname"), w.Cluster.Nodes)
 	}
 }
 
@@ -322,30 +323,30 @@ func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
 	t.Parallel()
 	for _, pinned := range []bool{true, false} {
 		w := nativeWorld(t)
-		w.joinError = func(n int) error { return errors.New("kubelet is not well") }
-		if err := w.boot(); err == nil || !w.has(ondisk.KubeCA) {
+		w.JoinError = func(n int) error { return errors.New("kubelet is not well") }
+		if err := w.boot(); err == nil || !w.Has(ondisk.KubeCA) {
 			t.Fatal("the CA is not there")
 		}
-		w.joinError = nil
+		w.JoinError = nil
 		w.rebuild()
-		site := w.site(withToken)
+		site := w.Site(worldtest.WithToken)
 		if !pinned {
 			site = unpin(site)
 		}
 		// ipvscare verifies the masters with the CA on the disk.
-		e := w.env()
+		e := w.Env()
 		dial := e.Dial
 		e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if strings.HasPrefix(addr, "apiserver") && w.has(ondisk.KubeCA) && w.get(ondisk.KubeCA) != string(w.cluster.pem) {
+			if strings.HasPrefix(addr, "apiserver") && w.Has(ondisk.KubeCA) && w.Get(ondisk.KubeCA) != string(w.Cluster.Pem) {
 				return nil, errors.New("connection refused")
 			}
 			return dial(ctx, network, addr)
 		}
-		w.stamp(ownDev, site)
-		w.joins = 0
-		w.powerOn()
-		if err := w.run(New(e)); err != nil {
-			t.Fatalf("pinned %v: %v\n%s", pinned, err, strings.Join(w.console, "\n"))
+		w.Stamp(worldtest.OwnDev, site)
+		w.Joins = 0
+		w.PowerOn()
+		if err := w.Run(New(e)); err != nil {
+			t.Fatalf("pinned %v: %v\n%s", pinned, err, strings.Join(w.Console, "\n"))
 		}
 		wantMember(t, w, 1)
 	}
@@ -356,14 +357,14 @@ func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
 func TestDiscoveryOfAnotherSite(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.before = func(effect string) {
+	w.Before = func(effect string) {
 		// After the discovery, before the join is begun.
-		if effect == "write "+member.JoinedFile && w.joins == 0 && w.slotSite(ownDev) != "" {
-			w.before = nil
-			w.joinError = func(n int) error {
-				w.joinError = nil
+		if effect == "write "+member.JoinedFile && w.Joins == 0 && w.SlotSite(worldtest.OwnDev) != "" {
+			w.Before = nil
+			w.JoinError = func(n int) error {
+				w.JoinError = nil
 				w.rebuild()
-				w.stamp(ownDev, w.site(withToken))
+				w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
 				return errors.New("kubelet is not well")
 			}
 		}
@@ -377,17 +378,17 @@ func TestSlipInTheName(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.stamp(ownDev, strings.Replace(w.site(), "edge-{{.Serial}}", "other", 1))
+	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(), "edge-{{.Serial}}", "other", 1))
 	for range 2 {
-		w.powerOn()
-		if err := w.boot(); err == nil || !w.said("enrolled as edge-sn0042, the Site calls it other") {
-			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		w.PowerOn()
+		if err := w.boot(); err == nil || !w.Said("enrolled as edge-sn0042, the Site calls it other") {
+			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
-		if name := w.get("/proc/sys/kernel/hostname") + w.get("/etc/hostname"); name != "edge-sn0042\nedge-sn0042\n" {
+		if name := w.Get("/proc/sys/kernel/hostname") + w.Get("/etc/hostname"); name != "edge-sn0042\nedge-sn0042\n" {
 			t.Errorf("it is called %q", name)
 		}
-		if slices.ContainsFunc(w.names, func(n string) bool { return strings.HasPrefix(n, "hostname") && n != "hostname edge-sn0042" }) {
-			t.Errorf("it was renamed on the way: %v", w.names)
+		if slices.ContainsFunc(w.Names, func(n string) bool { return strings.HasPrefix(n, "hostname") && n != "hostname edge-sn0042" }) {
+			t.Errorf("it was renamed on the way: %v", w.Names)
 		}
 	}
 }
@@ -398,25 +399,25 @@ func TestNewCardSortsFirst(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	site := func(lines ...string) string {
-		return strings.Replace(w.site(lines...), "edge-{{.Serial}}", "edge-{{.MAC}}", 1)
+		return strings.Replace(w.Site(lines...), "edge-{{.Serial}}", "edge-{{.MAC}}", 1)
 	}
-	w.stamp(ownDev, site(withToken))
+	w.Stamp(worldtest.OwnDev, site(worldtest.WithToken))
 	w.mustBoot()
-	w.put("/sys/class/net/enp1s0/address", "52:54:00:00:00:01\n")
-	w.put("/sys/class/net/enp1s0/device/vendor", "0x8086\n")
+	w.Put("/sys/class/net/enp1s0/address", "52:54:00:00:00:01\n")
+	w.Put("/sys/class/net/enp1s0/device/vendor", "0x8086\n")
 	for _, s := range []string{site(), site("report: {url: 'https://report.example/'}")} {
-		w.stamp(ownDev, s)
-		w.powerOn()
+		w.Stamp(worldtest.OwnDev, s)
+		w.PowerOn()
 		w.mustBoot()
-		if name := strings.TrimSpace(w.get("/proc/sys/kernel/hostname")); name != "edge-525400123456" || w.joins != 1 {
-			t.Errorf("it is called %s, and joined %d times", name, w.joins)
+		if name := strings.TrimSpace(w.Get("/proc/sys/kernel/hostname")); name != "edge-525400123456" || w.Joins != 1 {
+			t.Errorf("it is called %s, and joined %d times", name, w.Joins)
 		}
 	}
 	// A slip is one still.
-	w.stamp(ownDev, strings.Replace(site(), "edge-{{.MAC}}", "shop-{{.MAC}}", 1))
-	w.powerOn()
-	if err := w.boot(); err == nil || !w.said("enrolled as edge-525400123456, the Site calls it shop-") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.Stamp(worldtest.OwnDev, strings.Replace(site(), "edge-{{.MAC}}", "shop-{{.MAC}}", 1))
+	w.PowerOn()
+	if err := w.boot(); err == nil || !w.Said("enrolled as edge-525400123456, the Site calls it shop-") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -425,24 +426,24 @@ func TestNewCardSortsFirst(t *testing.T) {
 func TestNewCardAndAnExpiredCertificate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	site := strings.Replace(w.site(withToken), "edge-{{.Serial}}", "edge-{{.MAC}}", 1)
-	w.stamp(ownDev, site)
+	site := strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "edge-{{.MAC}}", 1)
+	w.Stamp(worldtest.OwnDev, site)
 	w.mustBoot()
-	w.put("/sys/class/net/enp1s0/address", "52:54:00:00:00:01\n")
-	w.put("/sys/class/net/enp1s0/device/vendor", "0x8086\n")
-	w.now = w.now.AddDate(2, 0, 0)
-	w.cluster.nodes["edge-525400123456"].Status.Conditions[0].Status = "Unknown"
-	w.cluster.revive = true
-	w.joinError = func(n int) error {
-		w.joinError = nil
+	w.Put("/sys/class/net/enp1s0/address", "52:54:00:00:00:01\n")
+	w.Put("/sys/class/net/enp1s0/device/vendor", "0x8086\n")
+	w.Now = w.Now.AddDate(2, 0, 0)
+	w.Cluster.Nodes["edge-525400123456"].Status.Conditions[0].Status = "Unknown"
+	w.Cluster.Revive = true
+	w.JoinError = func(n int) error {
+		w.JoinError = nil
 		return errors.New("kubelet is not well")
 	}
-	w.stamp(ownDev, site)
+	w.Stamp(worldtest.OwnDev, site)
 	for range 2 {
-		w.powerOn()
+		w.PowerOn()
 		w.mustBoot()
 		wantMember(t, w, 3)
-		if name := strings.TrimSpace(w.get("/proc/sys/kernel/hostname")); name != "edge-525400123456" {
+		if name := strings.TrimSpace(w.Get("/proc/sys/kernel/hostname")); name != "edge-525400123456" {
 			t.Errorf("it is called %s", name)
 		}
 	}
@@ -452,19 +453,19 @@ func TestNewCardAndAnExpiredCertificate(t *testing.T) {
 func TestNewTokenWhileOffline(t *testing.T) {
 	t.Parallel()
 	for name, away := range map[string]func(*world, bool){
-		"offline":      func(w *world, on bool) { w.offline = on },
-		"masters down": func(w *world, on bool) { w.cluster.allDown(on) },
+		"offline":      func(w *world, on bool) { w.Offline = on },
+		"masters down": func(w *world, on bool) { w.Cluster.AllDown(on) },
 	} {
 		w := nativeWorld(t)
 		w.mustBoot()
-		w.stamp(ownDev, w.site(withToken))
-		w.powerOn()
+		w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+		w.PowerOn()
 		away(w, true)
-		if err := w.boot(); err == nil || !strings.Contains(w.slotSite(ownDev), testToken) {
-			t.Errorf("%s: the token was forgotten unused (%v)\n%s", name, err, strings.Join(w.console, "\n"))
+		if err := w.boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.OwnDev), worldtest.TestToken) {
+			t.Errorf("%s: the token was forgotten unused (%v)\n%s", name, err, strings.Join(w.Console, "\n"))
 		}
 		away(w, false)
-		w.powerOn()
+		w.PowerOn()
 		w.mustBoot()
 		noSecret(t, w)
 	}
@@ -476,44 +477,42 @@ func TestRejoinIsSeenReady(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.now = w.now.AddDate(2, 0, 0)
-	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-	w.cluster.revive = true
-	w.stamp(ownDev, w.site(withToken))
-	w.powerOn()
-	w.before = func(effect string) {
+	w.Now = w.Now.AddDate(2, 0, 0)
+	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.Cluster.Revive = true
+	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.PowerOn()
+	w.Before = func(effect string) {
 		if effect == "kubeadm ends" {
-			w.offline = true
+			w.Offline = true
 		}
 	}
-	if err := w.boot(); err == nil || !strings.Contains(w.slotSite(ownDev), testToken) || w.has(member.ReadyMark) {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.OwnDev), worldtest.TestToken) || w.Has(member.ReadyMark) {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
-
-const ownEndpoint = "apiserver.cluster.local:6443"
 
 // bearAgain has the cluster begin with nothing, with the keys that it has; so
 // ipvscare gives its masters no traffic.
 func (w *world) bearAgain() {
-	w.cluster.births++
-	w.cluster.nodes = map[string]*api.Node{}
-	w.cluster.down[ownEndpoint] = true
+	w.Cluster.Births++
+	w.Cluster.Nodes = map[string]*api.Node{}
+	w.Cluster.Down[worldtest.OwnEndpoint] = true
 }
 
 // JoinedAs is the note of the cluster, and ipvscare's.
 func (w *world) wantJoined(births int) {
-	w.t.Helper()
+	w.T.Helper()
 	want := &ondisk.IPVSJoined{ClusterInfo: fmt.Sprint("info-", births), Node: "edge-sn0042", NodeUID: fmt.Sprint("node-", births), ServiceUID: fmt.Sprint("service-", births)}
-	if got := member.ReadJoinedCluster(w.env()); got == nil || *got != *want {
-		w.t.Errorf("the note is %+v, want %+v", got, want)
+	if got := member.ReadJoinedCluster(w.Env()); got == nil || *got != *want {
+		w.T.Errorf("the note is %+v, want %+v", got, want)
 	}
 	var conf ondisk.IPVS
-	if err := json.Unmarshal([]byte(w.get(ondisk.IPVSConfig)), &conf); err != nil {
-		w.t.Fatal(err)
+	if err := json.Unmarshal([]byte(w.Get(ondisk.IPVSConfig)), &conf); err != nil {
+		w.T.Fatal(err)
 	}
 	if got := conf.Servers[0].Joined; got == nil || *got != *want {
-		w.t.Errorf("ipvscare is told %+v, want %+v", got, want)
+		w.T.Errorf("ipvscare is told %+v, want %+v", got, want)
 	}
 }
 
@@ -536,29 +535,29 @@ func TestClusterBornAgain(t *testing.T) {
 			w.wantJoined(0)
 			w.bearAgain()
 			for range 2 {
-				w.powerOn()
-				if err := w.boot(); err == nil || w.state().Result != ondisk.ResultWaiting || !w.said("the API servers are of another cluster with the same keys (cluster-info had UID info-0, Node edge-sn0042 node-0)") {
-					t.Fatalf("%v, %s\n%s", err, w.state().Result, strings.Join(w.console, "\n"))
+				w.PowerOn()
+				if err := w.boot(); err == nil || w.State().Result != ondisk.ResultWaiting || !w.Said("the API servers are of another cluster with the same keys (cluster-info had UID info-0, Node edge-sn0042 node-0)") {
+					t.Fatalf("%v, %s\n%s", err, w.State().Result, strings.Join(w.Console, "\n"))
 				}
-				if w.said("FAILED") || w.joins != 1 || member.Enrolled(w.env()) != nil || w.units[ondisk.UnitKubelet] != "active" {
-					t.Errorf("the node was touched: %d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+				if w.Said("FAILED") || w.Joins != 1 || member.Enrolled(w.Env()) != nil || w.Units[ondisk.UnitKubelet] != "active" {
+					t.Errorf("the node was touched: %d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 				}
 				w.wantJoined(0)
 			}
-			w.stamp(ownDev, w.site(append(lines, withToken)...))
-			w.before = func(effect string) {
+			w.Stamp(worldtest.OwnDev, w.Site(append(lines, worldtest.WithToken)...))
+			w.Before = func(effect string) {
 				if effect == "remove "+member.JoinedCluster {
-					w.cluster.mu.Lock()
-					defer w.cluster.mu.Unlock()
-					delete(w.cluster.down, ownEndpoint)
+					w.Cluster.Mu.Lock()
+					defer w.Cluster.Mu.Unlock()
+					delete(w.Cluster.Down, worldtest.OwnEndpoint)
 				}
 			}
-			w.powerOn()
+			w.PowerOn()
 			w.mustBoot()
 			wantMember(t, w, 2)
 			w.wantJoined(1)
-			if !w.said("the cluster was born again with the same keys, and the Site has a token for it: joining it again") {
-				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+			if !w.Said("the cluster was born again with the same keys, and the Site has a token for it: joining it again") {
+				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -567,25 +566,25 @@ func TestClusterBornAgain(t *testing.T) {
 // TestNotBornAgain: a person may make cluster-info anew, or delete the Node.
 func TestNotBornAgain(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*fakeCluster){
-		"cluster-info made anew": func(c *fakeCluster) { c.births++ },
-		"Node deleted":           func(c *fakeCluster) { delete(c.nodes, "edge-sn0042") },
-		"cluster-info hidden":    func(c *fakeCluster) { c.knownOnly = true },
+	for name, change := range map[string]func(*worldtest.Cluster){
+		"cluster-info made anew": func(c *worldtest.Cluster) { c.Births++ },
+		"Node deleted":           func(c *worldtest.Cluster) { delete(c.Nodes, "edge-sn0042") },
+		"cluster-info hidden":    func(c *worldtest.Cluster) { c.KnownOnly = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			w.mustBoot()
-			change(w.cluster)
-			site, err := site.Parse([]byte(w.site()))
+			change(w.Cluster)
+			site, err := site.Parse([]byte(w.Site()))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if member.BornAgain(t.Context(), w.env(), site) {
+			if member.BornAgain(t.Context(), w.Env(), site) {
 				t.Error("it is taken for another cluster")
 			}
 			w.bearAgain()
-			if name != "cluster-info hidden" && !member.BornAgain(t.Context(), w.env(), site) {
+			if name != "cluster-info hidden" && !member.BornAgain(t.Context(), w.Env(), site) {
 				t.Error("another cluster is taken for it")
 			}
 		})
@@ -602,16 +601,16 @@ func TestBornAgainBeforeItPublishes(t *testing.T) {
 		again     bool
 		isUnclear bool
 	}{
-		"born again, and not published": {func(w *world) { w.bearAgain(); w.cluster.unpublished = true }, true, false},
-		"born again a moment ago":       {func(w *world) { w.bearAgain(); w.cluster.unpublished, w.cluster.noService = true, true }, false, true},
+		"born again, and not published": {func(w *world) { w.bearAgain(); w.Cluster.Unpublished = true }, true, false},
+		"born again a moment ago":       {func(w *world) { w.bearAgain(); w.Cluster.Unpublished, w.Cluster.NoService = true, true }, false, true},
 		"cluster-info and the Node deleted": {func(w *world) {
-			w.cluster.unpublished = true
-			delete(w.cluster.nodes, "edge-sn0042")
+			w.Cluster.Unpublished = true
+			delete(w.Cluster.Nodes, "edge-sn0042")
 		}, false, false},
 		"not published, by an old note": {func(w *world) {
-			w.put(member.JoinedCluster, strings.Replace(w.get(member.JoinedCluster), `,"serviceUID":"service-0"`, "", 1))
+			w.Put(member.JoinedCluster, strings.Replace(w.Get(member.JoinedCluster), `,"serviceUID":"service-0"`, "", 1))
 			w.bearAgain()
-			w.cluster.unpublished = true
+			w.Cluster.Unpublished = true
 		}, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -619,12 +618,12 @@ func TestBornAgainBeforeItPublishes(t *testing.T) {
 			w := nativeWorld(t)
 			w.mustBoot()
 			tt.change(w)
-			site, err := site.Parse([]byte(w.site()))
+			site, err := site.Parse([]byte(w.Site()))
 			if err != nil {
 				t.Fatal(err)
 			}
-			w.unregistered = false // ipvscare lets kubelet reach nobody
-			if again, unclear := member.CheckBornAgain(t.Context(), w.env(), site); again != tt.again || (unclear != nil) != tt.isUnclear {
+			w.Unregistered = false // ipvscare lets kubelet reach nobody
+			if again, unclear := member.CheckBornAgain(t.Context(), w.Env(), site); again != tt.again || (unclear != nil) != tt.isUnclear {
 				t.Errorf("born again: %v, unclear: %v", again, unclear)
 			}
 		})
@@ -637,18 +636,18 @@ func TestOldNoteGetsTheService(t *testing.T) {
 	t.Parallel()
 	for _, hidden := range []bool{false, true} {
 		w := nativeWorld(t)
-		w.cluster.noService = true
+		w.Cluster.NoService = true
 		w.mustBoot()
 		want := ondisk.IPVSJoined{ClusterInfo: "info-0", Node: "edge-sn0042", NodeUID: "node-0"}
 		w.wantNoted(want)
-		if w.cluster.noService = hidden; !hidden {
+		if w.Cluster.NoService = hidden; !hidden {
 			want.ServiceUID = "service-0"
 		}
-		w.powerOn()
+		w.PowerOn()
 		w.mustBoot()
 		w.wantNoted(want)
-		w.cluster.noService = true // for a while
-		w.powerOn()
+		w.Cluster.NoService = true // for a while
+		w.PowerOn()
 		w.mustBoot()
 		w.wantNoted(want)
 	}
@@ -660,13 +659,13 @@ func TestUnclearWhetherBornAgain(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.cluster.knownOnly, w.cluster.noService = true, true
+	w.Cluster.KnownOnly, w.Cluster.NoService = true, true
 	w.bearAgain()
-	site, err := site.Parse([]byte(w.site()))
+	site, err := site.Parse([]byte(w.Site()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = join.WaitForEndpoint(t.Context(), w.env(), site)
+	err = join.WaitForEndpoint(t.Context(), w.Env(), site)
 	for _, want := range []string{"does not answer on this machine", "they do not show which cluster they are of: ", ": /api/v1/namespaces/kube-public/configmaps/cluster-info answered 401"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q: %v", want, err)
@@ -681,11 +680,11 @@ func TestBornAgainFarAway(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.bearAgain()
-	site, err := site.Parse([]byte(w.site()))
+	site, err := site.Parse([]byte(w.Site()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := w.env()
+	e := w.Env()
 	dial := e.Dial
 	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		select {
@@ -706,18 +705,18 @@ func TestNodeOfAFormerRelease(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	if err := os.Remove(w.inside(member.JoinedCluster)); err != nil {
+	if err := os.Remove(w.Inside(member.JoinedCluster)); err != nil {
 		t.Fatal(err)
 	}
 	hidden := w.clone(t)
-	w.powerOn()
+	w.PowerOn()
 	w.mustBoot()
 	w.wantJoined(0)
 
-	hidden.cluster.knownOnly = true
-	hidden.powerOn()
+	hidden.Cluster.KnownOnly = true
+	hidden.PowerOn()
 	hidden.mustBoot()
-	if hidden.has(member.JoinedCluster) || strings.Contains(hidden.get(ondisk.IPVSConfig), "joined") {
+	if hidden.Has(member.JoinedCluster) || strings.Contains(hidden.Get(ondisk.IPVSConfig), "joined") {
 		t.Error("what cannot be read was noted")
 	}
 }
@@ -728,39 +727,39 @@ func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	site, err := site.Parse([]byte(w.site()))
+	site, err := site.Parse([]byte(w.Site()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.cluster.births++ // cluster-info's UID
-	w.powerOn()
+	w.Cluster.Births++ // cluster-info's UID
+	w.PowerOn()
 	w.mustBoot()
 	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-0", ServiceUID: "service-1"})
 
-	own := *w.cluster.nodes["edge-sn0042"]
-	delete(w.cluster.nodes, "edge-sn0042")
-	if member.BornAgain(t.Context(), w.env(), site) {
+	own := *w.Cluster.Nodes["edge-sn0042"]
+	delete(w.Cluster.Nodes, "edge-sn0042")
+	if member.BornAgain(t.Context(), w.Env(), site) {
 		t.Error("its own cluster is taken for another one once the Node is deleted")
 	}
 	own.Metadata.UID = "node-anew" // kubelet registers again
-	w.cluster.nodes["edge-sn0042"] = &own
-	w.powerOn()
+	w.Cluster.Nodes["edge-sn0042"] = &own
+	w.PowerOn()
 	w.mustBoot()
 	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-anew", ServiceUID: "service-1"})
 }
 
 // wantNoted is the note of the cluster, and ipvscare's.
 func (w *world) wantNoted(want ondisk.IPVSJoined) {
-	w.t.Helper()
-	if got := member.ReadJoinedCluster(w.env()); got == nil || *got != want {
-		w.t.Errorf("the note is %+v, want %+v", got, want)
+	w.T.Helper()
+	if got := member.ReadJoinedCluster(w.Env()); got == nil || *got != want {
+		w.T.Errorf("the note is %+v, want %+v", got, want)
 	}
 	var conf ondisk.IPVS
-	if err := json.Unmarshal([]byte(w.get(ondisk.IPVSConfig)), &conf); err != nil {
-		w.t.Fatal(err)
+	if err := json.Unmarshal([]byte(w.Get(ondisk.IPVSConfig)), &conf); err != nil {
+		w.T.Fatal(err)
 	}
 	if got := conf.Servers[0].Joined; got == nil || *got != want {
-		w.t.Errorf("ipvscare is told %+v, want %+v", got, want)
+		w.T.Errorf("ipvscare is told %+v, want %+v", got, want)
 	}
 }
 
@@ -775,16 +774,16 @@ func TestNoteIsNotTakenFromAnotherCluster(t *testing.T) {
 		}
 		w := nativeWorld(t, lines...)
 		w.mustBoot()
-		before := w.get(member.JoinedCluster)
-		w.cluster.births++
-		w.cluster.nodes["edge-sn0042"].Metadata.UID = "node-1"
-		w.powerOn()
-		w.patience = time.Minute
+		before := w.Get(member.JoinedCluster)
+		w.Cluster.Births++
+		w.Cluster.Nodes["edge-sn0042"].Metadata.UID = "node-1"
+		w.PowerOn()
+		w.Patience = time.Minute
 		err := w.boot()
-		if got := w.get(member.JoinedCluster); got != before {
+		if got := w.Get(member.JoinedCluster); got != before {
 			t.Errorf("IPVS disabled %v: noted %s, it was %s", disabled, got, before)
 		}
-		if said := w.said("the API servers are of another cluster with the same keys"); said == disabled || (err == nil) != disabled {
+		if said := w.Said("the API servers are of another cluster with the same keys"); said == disabled || (err == nil) != disabled {
 			t.Errorf("IPVS disabled %v: %v, said %v", disabled, err, said)
 		}
 	}
@@ -796,18 +795,18 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	reborn := newFakeClusterOf(t, w.cluster.ca, w.cluster.key)
-	reborn.of(w)
-	reborn.births = 7
-	e := w.env()
+	reborn := worldtest.NewClusterOf(t, w.Cluster.Ca, w.Cluster.Key)
+	reborn.Of(w.World)
+	reborn.Births = 7
+	e := w.Env()
 	_, n, err := member.OwnNode(t.Context(), e, "edge-sn0042")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.cluster.mu.Lock()
-	w.cluster.elsewhere = map[string]*fakeCluster{ownEndpoint: reborn, "192.0.2.13:6443": reborn}
-	w.cluster.mu.Unlock()
-	spec, err := site.Parse([]byte(w.site()))
+	w.Cluster.Mu.Lock()
+	w.Cluster.Elsewhere = map[string]*worldtest.Cluster{worldtest.OwnEndpoint: reborn, "192.0.2.13:6443": reborn}
+	w.Cluster.Mu.Unlock()
+	spec, err := site.Parse([]byte(w.Site()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -829,35 +828,35 @@ func TestDamagedIPVSConfigKeepsNobody(t *testing.T) {
 		w.mustBoot()
 		cleaned := func(what string) {
 			t.Helper()
-			if n := slices.Index(w.names, "run ipvscare clean"); n < 0 {
+			if n := slices.Index(w.Names, "run ipvscare clean"); n < 0 {
 				t.Errorf("%q, %s: the rules stay", text, what)
 			}
-			w.names = nil
+			w.Names = nil
 		}
-		w.put(ondisk.IPVSConfig, text)
-		w.names = nil
-		if _, err := w.reset(); err != nil || w.has(ondisk.IPVSConfig) {
-			t.Errorf("%q: reset: %v; ipvs.json is there: %v", text, err, w.has(ondisk.IPVSConfig))
+		w.Put(ondisk.IPVSConfig, text)
+		w.Names = nil
+		if _, err := w.reset(); err != nil || w.Has(ondisk.IPVSConfig) {
+			t.Errorf("%q: reset: %v; ipvs.json is there: %v", text, err, w.Has(ondisk.IPVSConfig))
 		}
 		cleaned("reset")
-		w.stamp(ownDev, w.site(withToken))
-		delete(w.cluster.nodes, "edge-sn0042")
-		w.powerOn()
+		w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+		delete(w.Cluster.Nodes, "edge-sn0042")
+		w.PowerOn()
 		w.mustBoot()
 
 		w.rebuild()
-		w.put(ondisk.IPVSConfig, text)
-		w.stamp(ownDev, w.site(withToken))
-		w.powerOn()
+		w.Put(ondisk.IPVSConfig, text)
+		w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+		w.PowerOn()
 		w.mustBoot()
 		cleaned("move")
 
-		w.stamp(ownDev, w.site("ipvs: {disabled: true}"))
-		w.powerOn()
-		w.put(ondisk.IPVSConfig, text)
+		w.Stamp(worldtest.OwnDev, w.Site("ipvs: {disabled: true}"))
+		w.PowerOn()
+		w.Put(ondisk.IPVSConfig, text)
 		w.mustBoot()
 		cleaned("without IPVS")
-		if w.has(ondisk.IPVSConfig) {
+		if w.Has(ondisk.IPVSConfig) {
 			t.Errorf("%q: ipvs.json is left", text)
 		}
 	}

@@ -39,6 +39,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -80,9 +81,9 @@ var appliedPaths = []string{"/api/v1/namespaces/shop", "/api/v1/namespaces/defau
 
 // wantApplied checks that the manifests were applied, and nothing of them is left.
 func (m *controlPlane) wantApplied(when string) {
-	m.t.Helper()
-	if got := slices.Compact(slices.Sorted(slices.Values(m.cluster.applied))); !slices.Equal(got, slices.Sorted(slices.Values(appliedPaths))) || !m.cluster.marked || m.has(controlplane.ClusterManifests) {
-		m.t.Errorf("%s: applied %q, said so %v, kept %v", when, m.cluster.applied, m.cluster.marked, m.has(controlplane.ClusterManifests))
+	m.T.Helper()
+	if got := slices.Compact(slices.Sorted(slices.Values(m.Cluster.Applied))); !slices.Equal(got, slices.Sorted(slices.Values(appliedPaths))) || !m.Cluster.Marked || m.Has(controlplane.ClusterManifests) {
+		m.T.Errorf("%s: applied %q, said so %v, kept %v", when, m.Cluster.Applied, m.Cluster.Marked, m.Has(controlplane.ClusterManifests))
 	}
 }
 
@@ -130,52 +131,52 @@ type fakeMember struct {
 	status   map[string]string // what it says of its database
 	asked    []string          // what was asked of it that changes something
 	next     int
-	server   listener
+	server   worldtest.Listener
 }
 
 func newControlPlane(t *testing.T, sites []mint.NodeSite) *controlPlane {
 	t.Helper()
 	w := newWorld(t, "testdata/machine.txtar")
-	w.put("/usr/share/edgebake/image.json", controlPlaneImage)
+	w.Put("/usr/share/edgebake/image.json", controlPlaneImage)
 	m := &controlPlane{world: w, site: sites[0].Site, others: map[string]*fakeMember{}, halves: map[string]bool{}}
 	keys := m.site.Credentials.Keys
 	ca, key := parsePair(t, keys.CA)
-	w.cluster = newFakeClusterOf(t, ca, key, "192.0.2.11")
-	w.cluster.of(w)
-	w.cluster.unpublished, w.synced = true, true
-	w.source = netip.MustParseAddr("192.0.2.11")
-	w.init = m.kubeadm
-	w.dials, w.refuses = m.dial, m.refused
-	w.listens = func(addr string) (net.Listener, error) {
+	w.Cluster = worldtest.NewClusterOf(t, ca, key, "192.0.2.11")
+	w.Cluster.Of(w.World)
+	w.Cluster.Unpublished, w.Synced = true, true
+	w.Source = netip.MustParseAddr("192.0.2.11")
+	w.Init = m.kubeadm
+	w.Dials, w.Refuses = m.dial, m.refused
+	w.Listens = func(addr string) (net.Listener, error) {
 		if addr != "192.0.2.11:2380" {
 			return nil, fmt.Errorf("it listens on %s", addr)
 		}
 		return net.Listen("unix", "@firstboot-test-"+rand.Text())
 	}
 	for _, s := range sites[1:] {
-		f := newFakeMember(t, keys.EtcdCA, w.truth)
+		f := newFakeMember(t, keys.EtcdCA, w.Truth)
 		f.ticket = controlplane.TicketID(s.Site)
 		m.others[s.Site.Self().Address] = f
 	}
-	m.own = newFakeMember(t, keys.EtcdCA, w.truth)
+	m.own = newFakeMember(t, keys.EtcdCA, w.Truth)
 	m.own.state, m.own.quorum = seat.Lived, true
 	m.own.members = []map[string]any{{"ID": "1", "name": "m1", "peerURLs": []string{"https://192.0.2.11:2380"}}}
 	m.own.snapshot, m.own.id = "all objects", "1"
-	m.ctrRun = m.etcdutl
+	m.CtrRun = m.etcdutl
 	m.stampSite(m.site)
 	return m
 }
 
-// cloneWith is the same machine in the same state, with the files that it has, and
+// CloneWith is the same machine in the same state, with the files that it has, and
 // with other masters that are as they are.
-func (m *controlPlane) cloneWith(t *testing.T, files []entry) *controlPlane {
+func (m *controlPlane) cloneWith(t *testing.T, files []worldtest.Entry) *controlPlane {
 	t.Helper()
 	c := &controlPlane{world: m.world.cloneWith(t, files), site: m.site, starts: slices.Clone(m.starts), started: m.started, learner: m.learner, inits: slices.Clone(m.inits),
 		own: m.own, restarts: slices.Clone(m.restarts)}
-	c.init, c.dials, c.refuses, c.listens, c.ctrRun = c.kubeadm, c.dial, c.refused, m.listens, c.etcdutl
+	c.Init, c.Dials, c.Refuses, c.Listens, c.CtrRun = c.kubeadm, c.dial, c.refused, m.Listens, c.etcdutl
 	c.others = map[string]*fakeMember{}
 	for address, f := range m.others {
-		c.others[address] = f.clone(t, m.site.Credentials.Keys.EtcdCA, c.truth)
+		c.others[address] = f.clone(t, m.site.Credentials.Keys.EtcdCA, c.Truth)
 	}
 	return c
 }
@@ -191,8 +192,8 @@ func (f *fakeMember) clone(t *testing.T, etcdCA configs.KeyPair, now func() time
 	return c
 }
 
-func (m *controlPlane) snapshot(t *testing.T, files []entry) [32]byte {
-	w := m.world.snapshot(t, files)
+func (m *controlPlane) snapshot(t *testing.T, files []worldtest.Entry) [32]byte {
+	w := m.world.Snapshot(t, files)
 	all := fmt.Append(w[:], m.starts, m.started, m.learner)
 	for _, address := range slices.Sorted(maps.Keys(m.others)) {
 		all = fmt.Append(all, m.others[address].members) // fmt sorts the keys of maps
@@ -201,12 +202,12 @@ func (m *controlPlane) snapshot(t *testing.T, files []entry) [32]byte {
 }
 
 func (m *controlPlane) stampSite(s *configs.Site) {
-	m.t.Helper()
+	m.T.Helper()
 	text, err := configs.EncodeSlot(s)
 	if err != nil {
-		m.t.Fatal(err)
+		m.T.Fatal(err)
 	}
-	m.stamp(ownDev, string(text))
+	m.Stamp(worldtest.OwnDev, string(text))
 }
 
 func parsePair(t *testing.T, p configs.KeyPair) (*x509.Certificate, crypto.Signer) {
@@ -224,17 +225,17 @@ func newFakeMember(t *testing.T, etcdCA configs.KeyPair, now func() time.Time) *
 	pool := x509.NewCertPool()
 	pool.AddCert(ca)
 	conf := &tls.Config{ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert}
-	shown(conf, now, func(from, until time.Time) tls.Certificate {
-		return issueFor(t, ca, key, "etcd", []string{"127.0.0.1", "192.0.2.11", "192.0.2.12", "192.0.2.13"}, from, until)
+	worldtest.Shown(conf, now, func(from, until time.Time) tls.Certificate {
+		return worldtest.IssueFor(t, ca, key, "etcd", []string{"127.0.0.1", "192.0.2.11", "192.0.2.12", "192.0.2.13"}, from, until)
 	})
-	f.server = serve(t, &http.Server{Handler: f, TLSConfig: conf, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)})
+	f.server = worldtest.Serve(t, &http.Server{Handler: f, TLSConfig: conf, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)})
 	return f
 }
 
 func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	keptAlive(r, func(string) error {
+	worldtest.KeptAlive(r, func(string) error {
 		if f.state == seat.Silent {
 			return errors.New("no route to host")
 		}
@@ -319,7 +320,7 @@ func (m *controlPlane) dial(ctx context.Context, addr string) (net.Conn, error, 
 		if m.started == "" || forced && host != "127.0.0.1" {
 			return nil, errors.New("connection refused"), true
 		}
-		conn, err := m.own.server.dial(ctx, addr)
+		conn, err := m.own.server.Dial(ctx, addr)
 		return conn, err, true
 	}
 	if f := m.others[host]; f != nil && (port == "2379" || port == "2380") {
@@ -329,13 +330,13 @@ func (m *controlPlane) dial(ctx context.Context, addr string) (net.Conn, error, 
 		if silent {
 			return nil, errors.New("no route to host"), true
 		}
-		conn, err := f.server.dial(ctx, addr)
+		conn, err := f.server.Dial(ctx, addr)
 		return conn, err, true
 	}
 	if err, ours := m.refused(addr); err != nil {
 		return nil, err, true
 	} else if ours {
-		conn, err := m.cluster.dial(ctx, addr)
+		conn, err := m.Cluster.Dial(ctx, addr)
 		return conn, err, true
 	}
 	return nil, nil, false
@@ -349,17 +350,17 @@ func (m *controlPlane) refused(addr string) (err error, ours bool) {
 	if err := m.kubelet(); err != nil {
 		return err, true
 	}
-	return m.cluster.refuses(addr), true
+	return m.Cluster.Refuses(addr), true
 }
 
 // kubelet starts what its directory holds, as it would have in the meantime,
 // and reports whether the API server answers.
 func (m *controlPlane) kubelet() error {
 	refused := errors.New("connection refused")
-	if m.units[ondisk.UnitKubelet] != "active" {
+	if m.Units[ondisk.UnitKubelet] != "active" {
 		return refused
 	}
-	pod, err := os.ReadFile(m.inside(controlplane.EtcdManifest))
+	pod, err := os.ReadFile(m.Inside(controlplane.EtcdManifest))
 	if err != nil || len(pod) == 0 {
 		return refused
 	}
@@ -369,15 +370,15 @@ func (m *controlPlane) kubelet() error {
 	}
 	if m.started == "" {
 		m.started = string(pod)
-		if !m.has("/var/lib/etcd/member/wal/0.wal") {
-			if m.has(controlplane.EtcdMember) {
-				m.t.Error("etcd begins over what is left of a database, and never comes up")
+		if !m.Has("/var/lib/etcd/member/wal/0.wal") {
+			if m.Has(controlplane.EtcdMember) {
+				m.T.Error("etcd begins over what is left of a database, and never comes up")
 			}
 			m.starts = append(m.starts, strings.TrimSpace(string(pod)))
-			if note := controlplane.ReadSeatNote(m.env()); note.Cluster != m.site.ControlPlane.ID {
-				m.t.Errorf("etcd begins on a disk with the note %+v", note)
+			if note := controlplane.ReadSeatNote(m.Env()); note.Cluster != m.site.ControlPlane.ID {
+				m.T.Errorf("etcd begins on a disk with the note %+v", note)
 			}
-			m.put("/var/lib/etcd/member/wal/0.wal", "")
+			m.Put("/var/lib/etcd/member/wal/0.wal", "")
 			m.learner = strings.Contains(string(pod), "existing")
 		}
 	}
@@ -394,21 +395,21 @@ func (m *controlPlane) kubelet() error {
 		return refused
 	}
 	for _, p := range controlplane.Pods {
-		if b, err := os.ReadFile(filepath.Join(m.root, p)); err != nil || len(b) == 0 {
+		if b, err := os.ReadFile(filepath.Join(m.Root, p)); err != nil || len(b) == 0 {
 			return refused
 		}
 	}
-	if cert, err := member.LoadPair(m.env(), member.PKIDir+"/apiserver.crt", member.PKIDir+"/apiserver.key"); err == nil && m.now.Before(cert.NotBefore) {
+	if cert, err := member.LoadPair(m.Env(), member.PKIDir+"/apiserver.crt", member.PKIDir+"/apiserver.key"); err == nil && m.Now.Before(cert.NotBefore) {
 		return errors.New("its certificate is not valid yet")
 	}
-	conf, err := os.ReadFile(filepath.Join(m.root, ondisk.KubeletConf))
+	conf, err := os.ReadFile(filepath.Join(m.Root, ondisk.KubeletConf))
 	if err != nil || len(conf) == 0 {
 		return nil
 	}
-	if !m.has(member.ClientCert) {
+	if !m.Has(member.ClientCert) {
 		pem := member.KubeletPKI + "/kubelet-client-2026-11-20-10-00-00.pem"
-		m.puts(pem, m.cluster.client("system:node:m1", m.now.AddDate(1, 0, 0)))
-		if err := os.Symlink(pem, filepath.Join(m.root, member.ClientCert)); err != nil {
+		m.Puts(pem, m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0)))
+		if err := os.Symlink(pem, filepath.Join(m.Root, member.ClientCert)); err != nil {
 			return err
 		}
 	}
@@ -416,12 +417,12 @@ func (m *controlPlane) kubelet() error {
 }
 
 func (m *controlPlane) on() {
-	m.t.Helper()
+	m.T.Helper()
 	m.started = ""
-	m.powerOn()
+	m.PowerOn()
 	// Kubelet is up before first boot has looked around.
 	if err := m.kubelet(); m.started != "" {
-		m.t.Errorf("etcd starts at a boot before anybody has decided that it may (%v)", err)
+		m.T.Errorf("etcd starts at a boot before anybody has decided that it may (%v)", err)
 	}
 }
 
@@ -434,23 +435,23 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 	args, quiet := slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "--skip-token-print" }), slices.Contains(args, "--skip-token-print")
 	phase := strings.Join(args, " ")
 	m.inits = append(m.inits, phase)
-	conf := m.get(c.Args[len(c.Args)-1])
+	conf := m.Get(c.Args[len(c.Args)-1])
 	pki := member.PKIDir
 	if _, dir, ok := strings.Cut(conf, "certificatesDir: "); ok {
 		dir, _, _ = strings.Cut(dir, "\n")
 		pki = strings.Trim(dir, `"`)
 	}
 	write := func(p, data string) error {
-		if err := m.effect("kubeadm writes " + p); err != nil {
+		if err := m.Effect("kubeadm writes " + p); err != nil {
 			return err
 		}
-		m.puts(p, data)
+		m.Puts(p, data)
 		return nil
 	}
 	need := func(p string) string {
-		b, err := os.ReadFile(filepath.Join(m.root, p))
+		b, err := os.ReadFile(filepath.Join(m.Root, p))
 		if err != nil {
-			m.t.Errorf("kubeadm %s without %s", phase, p)
+			m.T.Errorf("kubeadm %s without %s", phase, p)
 		}
 		return string(b)
 	}
@@ -464,7 +465,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 	case "kubeconfig all":
 		for _, f := range slices.Insert(slices.Clone(controlplane.Confs), 2, ondisk.KubeletConf) {
 			to := confDir + "/" + filepath.Base(f)
-			if b, err := os.ReadFile(filepath.Join(m.root, to)); err == nil {
+			if b, err := os.ReadFile(filepath.Join(m.Root, to)); err == nil {
 				if _, err := api.ParseKubeconfig(b); err != nil {
 					fmt.Fprintf(c.Output, "error execution phase kubeconfig: %v\n", errHalf)
 					return errHalf
@@ -475,7 +476,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 			if f == ondisk.KubeletConf {
 				cn = "system:node:m1"
 			}
-			pair := m.cluster.clientFrom(cn, m.cluster.ca.NotBefore, m.certUntil()) // kubeadm's begin when their CA does
+			pair := m.Cluster.ClientFrom(cn, m.Cluster.Ca.NotBefore, m.certUntil()) // kubeadm's begin when their CA does
 			text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(pki + "/ca.crt")))},
 				api.User{CertData: base64.StdEncoding.EncodeToString([]byte(pair)), KeyData: base64.StdEncoding.EncodeToString([]byte(pair))})
 			if err != nil {
@@ -486,16 +487,16 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 			}
 		}
 	case "etcd local":
-		if m.has("/var/lib/etcd/member/wal/0.wal") {
+		if m.Has("/var/lib/etcd/member/wal/0.wal") {
 			if strings.Contains(conf, controlplane.ForceNewCluster) {
 				if !strings.Contains(conf, `value: "https://127.0.0.1:2379"`) {
-					m.t.Errorf("others can join etcd that drops them at its next start:\n%s", conf)
+					m.T.Errorf("others can join etcd that drops them at its next start:\n%s", conf)
 				}
 				return write(controlplane.EtcdManifest, "--"+controlplane.ForceNewCluster+"=true\n")
 			}
 			return write(controlplane.EtcdManifest, "has data\n")
 		}
-		return write(controlplane.EtcdManifest, etcdState(m.t, conf))
+		return write(controlplane.EtcdManifest, etcdState(m.T, conf))
 	case "control-plane all":
 		for _, p := range controlplane.Pods {
 			pod := "kind: Pod\nmetadata: {name: " + filepath.Base(p) + "}\n"
@@ -512,49 +513,49 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		if err := errors.Join(write(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--node-ip=192.0.2.11\"\n"), write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n")); err != nil {
 			return err
 		}
-		m.units[ondisk.UnitKubelet], m.world.started[ondisk.UnitKubelet], m.heard, m.unregistered = "active", m.now, m.now, true
+		m.Units[ondisk.UnitKubelet], m.world.Started[ondisk.UnitKubelet], m.Heard, m.Unregistered = "active", m.Now, m.Now, true
 	case "upload-config all", "addon kube-proxy", "addon coredns":
 		if strings.Contains(conf, "initial-cluster") {
-			m.t.Errorf("%s with how one member of etcd starts:\n%s", phase, conf)
+			m.T.Errorf("%s with how one member of etcd starts:\n%s", phase, conf)
 		}
 		uploads := map[string][]string{"upload-config all": {"ClusterConfiguration", "kubelet"}, "addon kube-proxy": {"config.conf"}}
 		for _, key := range uploads[phase] { // kubeadm-config is changed, the others replaced
-			if err := m.effect("kubeadm uploads " + key); err != nil {
+			if err := m.Effect("kubeadm uploads " + key); err != nil {
 				return err
 			}
-			m.cluster.mu.Lock()
-			if m.cluster.annotations == nil {
-				m.cluster.annotations, m.cluster.configs = map[string]string{}, map[string]string{}
+			m.Cluster.Mu.Lock()
+			if m.Cluster.Annotations == nil {
+				m.Cluster.Annotations, m.Cluster.Configs = map[string]string{}, map[string]string{}
 			}
-			m.cluster.configs[key] = conf
+			m.Cluster.Configs[key] = conf
 			if _, proxy, ok := strings.Cut(conf, "kind: KubeProxyConfiguration\n"); ok && key == "config.conf" {
-				m.cluster.configs[key], _, _ = strings.Cut(proxy, "\n---")
+				m.Cluster.Configs[key], _, _ = strings.Cut(proxy, "\n---")
 			}
-			m.cluster.mu.Unlock()
+			m.Cluster.Mu.Unlock()
 		}
 	case "bootstrap-token":
 		if !strings.Contains(conf, "ttl: \"1m0s\"") {
-			m.t.Errorf("a bootstrap token that lives on:\n%s", conf)
+			m.T.Errorf("a bootstrap token that lives on:\n%s", conf)
 		}
 		_, token, _ := strings.Cut(conf, "token: ")
 		token, _, _ = strings.Cut(token, "\n")
 		if m.publishToken = strings.Trim(token, `"`); !quiet {
 			fmt.Fprintf(c.Output, "[bootstrap-token] Using token: %s\n", m.publishToken)
 		}
-		if err := m.effect("kubeadm publishes cluster-info"); err != nil {
+		if err := m.Effect("kubeadm publishes cluster-info"); err != nil {
 			return err
 		}
-		m.cluster.mu.Lock()
-		m.cluster.unpublished = false
-		readable := len(m.cluster.rules) == 2
-		m.cluster.mu.Unlock()
+		m.Cluster.Mu.Lock()
+		m.Cluster.Unpublished = false
+		readable := len(m.Cluster.Rules) == 2
+		m.Cluster.Mu.Unlock()
 		if !readable {
-			m.t.Errorf("cluster-info is there, and no node may read it: a cut now would leave it so")
+			m.T.Errorf("cluster-info is there, and no node may read it: a cut now would leave it so")
 		}
 	case "mark-control-plane":
-		m.cluster.mu.Lock()
-		m.cluster.nodes["m1"].Metadata.Labels[controlplane.Label] = ""
-		m.cluster.mu.Unlock()
+		m.Cluster.Mu.Lock()
+		m.Cluster.Nodes["m1"].Metadata.Labels[controlplane.Label] = ""
+		m.Cluster.Mu.Unlock()
 	case "kubelet-finalize all":
 		text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(ondisk.KubeCA)))},
 			api.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
@@ -563,7 +564,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		}
 		return write(ondisk.KubeletConf, string(text))
 	default:
-		m.t.Errorf("kubeadm %s", phase)
+		m.T.Errorf("kubeadm %s", phase)
 	}
 	return nil
 }
@@ -600,9 +601,9 @@ func etcdState(t *testing.T, conf string) string {
 
 // certUntil is the end of a certificate that kubeadm makes now.
 func (m *controlPlane) certUntil() time.Time {
-	until := m.now.AddDate(1, 0, 0)
+	until := m.Now.AddDate(1, 0, 0)
 	if m.certTime != 0 {
-		until = m.now.Add(m.certTime)
+		until = m.Now.Add(m.certTime)
 	}
 	if !m.certEnd.IsZero() && m.certEnd.Before(until) {
 		return m.certEnd
@@ -613,7 +614,7 @@ func (m *controlPlane) certUntil() time.Time {
 // leaf makes a certificate that is not there; what is there is whole to it.
 func (m *controlPlane) leaf(l controlplane.Leaf, dir string, write func(p, data string) error, need func(string) string) error {
 	cert, key := dir+"/"+l.Base+".crt", dir+"/"+l.Base+".key"
-	if m.has(cert) {
+	if m.Has(cert) {
 		return nil
 	}
 	pair, err := tls.X509KeyPair([]byte(need(dir+"/"+l.CA+".crt")), []byte(need(dir+"/"+l.CA+".key")))
@@ -622,9 +623,9 @@ func (m *controlPlane) leaf(l controlplane.Leaf, dir string, write func(p, data 
 	}
 	// Who asks again for the same gets the same, as with the cluster's clients.
 	until := m.certUntil()
-	made, _ := m.cluster.issued.LoadOrStore(fmt.Sprint(l.Base, m.now, until), sync.OnceValue(func() string {
-		return pairPEM(m.t, issueFor(m.t, pair.Leaf, pair.PrivateKey.(crypto.Signer), l.Base,
-			[]string{"apiserver.cluster.local", "192.0.2.11", "192.0.2.12", "192.0.2.13", "10.103.97.2"}, m.now.Add(-backdate), until))
+	made, _ := m.Cluster.Issued.LoadOrStore(fmt.Sprint(l.Base, m.Now, until), sync.OnceValue(func() string {
+		return worldtest.PairPEM(m.T, worldtest.IssueFor(m.T, pair.Leaf, pair.PrivateKey.(crypto.Signer), l.Base,
+			[]string{"apiserver.cluster.local", "192.0.2.11", "192.0.2.12", "192.0.2.13", "10.103.97.2"}, m.Now.Add(-worldtest.Backdate), until))
 	}))
 	both := made.(func() string)()
 	i := strings.Index(both, "-----BEGIN PRIVATE KEY")
@@ -636,40 +637,40 @@ func (m *controlPlane) leaf(l controlplane.Leaf, dir string, write func(p, data 
 
 // keysOnlyInPlace scans the machine for the cluster's keys.
 func (m *controlPlane) keysOnlyInPlace() {
-	m.t.Helper()
+	m.T.Helper()
 	lines := m.keyLines()
-	for _, f := range m.files() {
+	for _, f := range m.Files() {
 		for name, line := range lines {
-			if own := f.path == member.PKIDir+"/"+name; f.mode.IsRegular() && bytes.Contains(f.data, []byte(line)) != own {
-				m.t.Errorf("%s in %s: %v", name, f.path, !own)
+			if own := f.Path == member.PKIDir+"/"+name; f.Mode.IsRegular() && bytes.Contains(f.Data, []byte(line)) != own {
+				m.T.Errorf("%s in %s: %v", name, f.Path, !own)
 			}
 		}
 	}
-	slot := bytes.Join(m.slots[ownDev].pages, nil)
+	slot := bytes.Join(m.Slots[worldtest.OwnDev].Pages, nil)
 	for name, line := range lines {
 		if bytes.Contains(slot, []byte(line)) {
-			m.t.Errorf("the slot has %s still", name)
+			m.T.Errorf("the slot has %s still", name)
 		}
 	}
 	m.keysUnsaid()
 	for what, packed := range map[string]configs.Secret{"tokens": m.site.Credentials.Keys.Objects, "manifests": m.site.Credentials.Keys.Manifests} {
 		text := packed.Reveal()
 		if len(text) < 100 {
-			m.t.Fatalf("the Site had no %s: %q", what, text)
+			m.T.Fatalf("the Site had no %s: %q", what, text)
 		}
 		if begin := text[40:100]; bytes.Contains(slot, []byte(begin)) {
-			m.t.Errorf("the slot has the %s still", what)
+			m.T.Errorf("the slot has the %s still", what)
 		}
 	}
 }
 
 // keysUnsaid looks for the cluster's keys in what was said so far.
 func (m *controlPlane) keysUnsaid() {
-	m.t.Helper()
-	said := m.log.String() + strings.Join(m.console, "\n")
+	m.T.Helper()
+	said := m.Log.String() + strings.Join(m.Console, "\n")
 	for name, line := range m.keyLines() {
 		if strings.Contains(said, line) {
-			m.t.Errorf("%s was said", name)
+			m.T.Errorf("%s was said", name)
 		}
 	}
 }
@@ -684,12 +685,12 @@ func (m *controlPlane) keyLines() map[string]string {
 }
 
 func (m *controlPlane) bootDone() {
-	m.t.Helper()
+	m.T.Helper()
 	if err := m.boot(); err != nil {
-		m.t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+		m.T.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
-	if s := m.state(); s.Result != ondisk.ResultDone {
-		m.t.Errorf("result %s", s.Result)
+	if s := m.State(); s.Result != ondisk.ResultDone {
+		m.T.Errorf("result %s", s.Result)
 	}
 	m.ends()
 }
@@ -697,12 +698,12 @@ func (m *controlPlane) bootDone() {
 // ends is what systemd does when first boot ends: its directory in /run goes.
 // Kubelet stops the pods whose manifest is gone.
 func (m *controlPlane) ends() {
-	m.t.Helper()
-	if err := os.RemoveAll(filepath.Join(m.root, ondisk.RunDir)); err != nil {
-		m.t.Fatal(err)
+	m.T.Helper()
+	if err := os.RemoveAll(filepath.Join(m.Root, ondisk.RunDir)); err != nil {
+		m.T.Fatal(err)
 	}
-	if err := m.kubelet(); err != nil || !controlplane.Decided(m.env()) {
-		m.t.Errorf("first boot ended, and with it etcd: %v", err)
+	if err := m.kubelet(); err != nil || !controlplane.Decided(m.Env()) {
+		m.T.Errorf("first boot ended, and with it etcd: %v", err)
 	}
 }
 
@@ -716,14 +717,14 @@ func TestSoleMasterIsBorn(t *testing.T) {
 	if want := []string{"certs all", "kubeconfig all", "etcd local", "control-plane all", "kubelet-start", "upload-config all", "addon kube-proxy", "addon coredns", "bootstrap-token", "mark-control-plane", "kubelet-finalize all"}; !slices.Equal(m.inits, want) {
 		t.Errorf("kubeadm ran %q", m.inits)
 	}
-	if len(m.cluster.objects) != 1 || !strings.Contains(m.cluster.objects[0], "bootstrap-token-") {
-		t.Errorf("objects: %q", m.cluster.objects)
+	if len(m.Cluster.Objects) != 1 || !strings.Contains(m.Cluster.Objects[0], "bootstrap-token-") {
+		t.Errorf("objects: %q", m.Cluster.Objects)
 	}
-	if hosts := m.get("/etc/hosts"); !strings.Contains(hosts, "192.0.2.11\tapiserver.cluster.local") {
+	if hosts := m.Get("/etc/hosts"); !strings.Contains(hosts, "192.0.2.11\tapiserver.cluster.local") {
 		t.Errorf("the endpoint is not the machine itself:\n%s", hosts)
 	}
 	m.keysOnlyInPlace()
-	if m.publishToken == "" || strings.Contains(m.log.String()+strings.Join(m.console, "\n"), m.publishToken) {
+	if m.publishToken == "" || strings.Contains(m.Log.String()+strings.Join(m.Console, "\n"), m.publishToken) {
 		t.Errorf("the token that the cluster was published with, %q, is in the journal", m.publishToken)
 	}
 
@@ -731,10 +732,10 @@ func TestSoleMasterIsBorn(t *testing.T) {
 	m.inits = nil
 	m.on()
 	m.bootDone()
-	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) || len(m.starts) != 1 || len(m.cluster.objects) != 1 {
+	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) || len(m.starts) != 1 || len(m.Cluster.Objects) != 1 {
 		t.Errorf("again: kubeadm ran %q; etcd was started as %q", m.inits, m.starts)
 	}
-	golden(t, "controlplane.again.console", strings.Join(m.console, "\n")+"\n")
+	golden(t, "controlplane.again.console", strings.Join(m.Console, "\n")+"\n")
 }
 
 // A corrected proxy reaches the control plane's pods, which have it from kubeadm; and
@@ -749,7 +750,7 @@ func TestProxyOfTheControlPlane(t *testing.T) {
 		m.on()
 		m.bootDone()
 		for _, p := range controlplane.Pods {
-			pod := m.get(p)
+			pod := m.Get(p)
 			if strings.Contains(pod, "_PROXY") != (proxy != "") || !strings.Contains(pod, proxy) {
 				t.Errorf("with the proxy %q, %s is\n%s", proxy, p, pod)
 			}
@@ -789,17 +790,17 @@ func TestReflashedMasterStops(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, tt.masters))
 			if tt.late {
-				m.now = m.now.Add(200 * time.Hour)
+				m.Now = m.Now.Add(200 * time.Hour)
 			}
 			for _, f := range m.others {
 				f.state = tt.others
 			}
 			err := m.boot()
-			if err == nil || len(m.starts) > 0 || m.has(controlplane.EtcdManifest) {
+			if err == nil || len(m.starts) > 0 || m.Has(controlplane.EtcdManifest) {
 				t.Fatalf("%v, etcd was started as %q", err, m.starts)
 			}
-			if tt.says != "" && (!m.said("FAILED seat") || !m.said(tt.says)) || tt.says == "" && !m.said("not seen yet") {
-				t.Errorf("console:\n%s", strings.Join(m.console, "\n"))
+			if tt.says != "" && (!m.Said("FAILED seat") || !m.Said(tt.says)) || tt.says == "" && !m.Said("not seen yet") {
+				t.Errorf("console:\n%s", strings.Join(m.Console, "\n"))
 			}
 		})
 	}
@@ -810,8 +811,8 @@ func TestReflashedMasterStops(t *testing.T) {
 func TestReplacedMasterJoins(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.now = m.now.Add(200 * time.Hour)
-	m.cluster.unpublished = false
+	m.Now = m.Now.Add(200 * time.Hour)
+	m.Cluster.Unpublished = false
 	f := m.quorum()
 	m.bootDone()
 	if want := []string{"3.6.8-0 m1=https://192.0.2.11:2380,m2=https://192.0.2.12:2380,m3=https://192.0.2.13:2380 existing"}; !slices.Equal(m.starts, want) {
@@ -828,15 +829,15 @@ func TestReplacedMasterJoins(t *testing.T) {
 
 // lived has etcd's data of a cluster on the disk.
 func (m *controlPlane) lived(cluster string) {
-	m.t.Helper()
-	m.put("/var/lib/etcd/member/wal/0.wal", "")
-	m.put(controlplane.SeatNoteFile, fmt.Sprintf(`{"version":1,"cluster":%q}`, cluster))
+	m.T.Helper()
+	m.Put("/var/lib/etcd/member/wal/0.wal", "")
+	m.Put(controlplane.SeatNoteFile, fmt.Sprintf(`{"version":1,"cluster":%q}`, cluster))
 }
 
 // rejected leaves what etcd does of a start that it rejected: a database, and no log.
 func (m *controlPlane) rejected() {
-	m.t.Helper()
-	m.put("/var/lib/etcd/member/snap/db", "nothing")
+	m.T.Helper()
+	m.Put("/var/lib/etcd/member/snap/db", "nothing")
 }
 
 // quorum has m2 answer for a cluster of all three.
@@ -864,8 +865,8 @@ func TestForeignEtcdIsNotServed(t *testing.T) {
 			m := newControlPlane(t, mintedSites(t, 1))
 			m.lived(strings.ReplaceAll(tt.cluster, "own", m.site.ControlPlane.ID))
 			err := m.boot()
-			if served := m.has(controlplane.EtcdManifest); served != (tt.says == "") || (err == nil) != served || !m.said(tt.says) {
-				t.Errorf("%v, served: %v\n%s", err, served, strings.Join(m.console, "\n"))
+			if served := m.Has(controlplane.EtcdManifest); served != (tt.says == "") || (err == nil) != served || !m.Said(tt.says) {
+				t.Errorf("%v, served: %v\n%s", err, served, strings.Join(m.Console, "\n"))
 			}
 		})
 	}
@@ -888,21 +889,21 @@ func TestLivingSeatIsNotTaken(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
-			m.cluster.unpublished = false
+			m.Cluster.Unpublished = false
 			f := m.quorum()
 			if tt.active {
 				f.active = "1"
 			}
 			if tt.node {
-				m.cluster.register("m1", "", "00000000000000000000000000000001")
+				m.Cluster.Register("m1", "", "00000000000000000000000000000001")
 			}
 			if tt.renews {
-				m.cluster.lease = func() string { return m.now.Format(time.RFC3339Nano) }
+				m.Cluster.Lease = func() string { return m.Now.Format(time.RFC3339Nano) }
 			}
 			err := m.boot()
 			own := f.members[0]["ID"] == "1"
-			if own == tt.joins || tt.joins == (len(m.starts) == 0) || !tt.joins && (err == nil || !m.said("another machine runs with this machine's Site")) {
-				t.Errorf("%v; members %v, etcd was started as %q\n%s", err, f.members, m.starts, strings.Join(m.console, "\n"))
+			if own == tt.joins || tt.joins == (len(m.starts) == 0) || !tt.joins && (err == nil || !m.Said("another machine runs with this machine's Site")) {
+				t.Errorf("%v; members %v, etcd was started as %q\n%s", err, f.members, m.starts, strings.Join(m.Console, "\n"))
 			}
 		})
 	}
@@ -923,7 +924,7 @@ func TestDeadLearner(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
-			m.cluster.unpublished = false
+			m.Cluster.Unpublished = false
 			f := m.quorum()
 			f.members = append(f.members[:2], map[string]any{"ID": "99", "peerURLs": []string{"https://192.0.2.13:2380"}, "isLearner": true})
 			if tt.named {
@@ -932,14 +933,14 @@ func TestDeadLearner(t *testing.T) {
 			if tt.active {
 				f.active = "63"
 			}
-			m.patience = 45 * time.Minute
-			began := m.now
+			m.Patience = 45 * time.Minute
+			began := m.Now
 			err := m.boot()
 			left := slices.ContainsFunc(f.members, func(o map[string]any) bool { return o["ID"] == "99" })
-			if left != (tt.says != "") || (err == nil) == left || (len(m.starts) == 1) == left || !m.said(tt.says) {
-				t.Errorf("%v, etcd was started as %q, members %v\n%s", err, m.starts, f.members, strings.Join(m.console, "\n"))
+			if left != (tt.says != "") || (err == nil) == left || (len(m.starts) == 1) == left || !m.Said(tt.says) {
+				t.Errorf("%v, etcd was started as %q, members %v\n%s", err, m.starts, f.members, strings.Join(m.Console, "\n"))
 			}
-			if waited := m.now.Sub(began); !left && waited < seat.LearnerPatience {
+			if waited := m.Now.Sub(began); !left && waited < seat.LearnerPatience {
 				t.Errorf("its seat was given up after %s", waited)
 			}
 		})
@@ -954,8 +955,8 @@ func TestRemovedMasterStops(t *testing.T) {
 	f := m.others["192.0.2.13"]
 	f.state, f.quorum = seat.Lived, true
 	f.members = []map[string]any{{"ID": "3", "name": "m3", "peerURLs": []string{"https://192.0.2.13:2380"}}}
-	if err := m.boot(); err == nil || !m.said("was removed from the cluster") || len(m.inits) > 2 {
-		t.Errorf("%v, kubeadm ran %q\n%s", err, m.inits, strings.Join(m.console, "\n"))
+	if err := m.boot(); err == nil || !m.Said("was removed from the cluster") || len(m.inits) > 2 {
+		t.Errorf("%v, kubeadm ran %q\n%s", err, m.inits, strings.Join(m.Console, "\n"))
 	}
 }
 
@@ -966,19 +967,19 @@ func TestMasterRenewsCertificates(t *testing.T) {
 	sites := mintedSites(t, 1)
 	for name, spoil := range map[string]func(m *controlPlane) []string{
 		"a key is empty": func(m *controlPlane) []string {
-			m.put(member.PKIDir+"/etcd/server.key", "")
+			m.Put(member.PKIDir+"/etcd/server.key", "")
 			return []string{"certs all", "kubeconfig all", "etcd local"}
 		},
 		"half a kubeconfig": func(m *controlPlane) []string {
-			m.put(controlplane.SuperAdminConf, "apiVersion: v1\nkind: Conf")
+			m.Put(controlplane.SuperAdminConf, "apiVersion: v1\nkind: Conf")
 			return []string{"certs all", "kubeconfig all", "etcd local"}
 		},
 		"eight months later": func(m *controlPlane) []string {
-			m.now = m.now.AddDate(0, 8, 0)
+			m.Now = m.Now.AddDate(0, 8, 0)
 			return []string{"certs all", "kubeconfig all", "etcd local"}
 		},
 		"370 days later": func(m *controlPlane) []string {
-			m.now = m.now.AddDate(0, 0, 370)
+			m.Now = m.Now.AddDate(0, 0, 370)
 			return []string{"certs all", "kubeconfig all", "etcd local", "kubelet-finalize all"}
 		},
 	} {
@@ -993,8 +994,8 @@ func TestMasterRenewsCertificates(t *testing.T) {
 			if !slices.Equal(m.inits, want) {
 				t.Errorf("kubeadm ran %q, want %q", m.inits, want)
 			}
-			if bad, _ := controlplane.BadCredentials(m.env(), m.site); len(bad) > 0 || m.has(controlplane.RenewalDir) {
-				t.Errorf("still bad: %d, and %s is there: %v", len(bad), controlplane.RenewalDir, m.has(controlplane.RenewalDir))
+			if bad, _ := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.Has(controlplane.RenewalDir) {
+				t.Errorf("still bad: %d, and %s is there: %v", len(bad), controlplane.RenewalDir, m.Has(controlplane.RenewalDir))
 			}
 		})
 	}
@@ -1006,28 +1007,28 @@ func TestMasterRunsForYears(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	if m.units[ondisk.UnitAgain] != "active" {
+	if m.Units[ondisk.UnitAgain] != "active" {
 		t.Fatal("nothing runs first boot again")
 	}
-	pods := m.get(controlplane.Pods[1])
+	pods := m.Get(controlplane.Pods[1])
 	m.inits = nil
 	for range 26 { // the timer, for 780 days
-		m.now = m.now.AddDate(0, 0, 30)
-		m.heard = m.now
-		if at, err := os.Readlink(filepath.Join(m.root, member.ClientCert)); err != nil {
+		m.Now = m.Now.AddDate(0, 0, 30)
+		m.Heard = m.Now
+		if at, err := os.Readlink(filepath.Join(m.Root, member.ClientCert)); err != nil {
 			t.Fatal(err)
 		} else {
-			m.puts(at, m.cluster.client("system:node:m1", m.now.AddDate(1, 0, 0))) // kubelet renews its own
+			m.Puts(at, m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0))) // kubelet renews its own
 		}
 		m.bootDone()
 		for _, l := range controlplane.Leaves {
-			cert, err := member.LoadPair(m.env(), member.PKIDir+"/"+l.Base+".crt", member.PKIDir+"/"+l.Base+".key")
-			if err != nil || m.now.AddDate(0, 0, 30).After(cert.NotAfter) {
-				t.Fatalf("%s on %s: %v", l.Base, m.now, err)
+			cert, err := member.LoadPair(m.Env(), member.PKIDir+"/"+l.Base+".crt", member.PKIDir+"/"+l.Base+".key")
+			if err != nil || m.Now.AddDate(0, 0, 30).After(cert.NotAfter) {
+				t.Fatalf("%s on %s: %v", l.Base, m.Now, err)
 			}
 		}
 		if len(m.inits) > 0 {
-			if now := m.get(controlplane.Pods[1]); now == pods || !strings.Contains(now, "name: kube-controller-manager.yaml") {
+			if now := m.Get(controlplane.Pods[1]); now == pods || !strings.Contains(now, "name: kube-controller-manager.yaml") {
 				t.Fatalf("the controller manager still has the former certificate:\n%s", now)
 			} else {
 				pods = now
@@ -1036,7 +1037,7 @@ func TestMasterRunsForYears(t *testing.T) {
 				t.Fatalf("kubeadm ran %q, etcd was restarted %q", m.inits, m.restarts)
 			}
 			m.inits = nil
-		} else if m.get(controlplane.Pods[1]) != pods {
+		} else if m.Get(controlplane.Pods[1]) != pods {
 			t.Fatal("it was restarted for nothing")
 		}
 	}
@@ -1064,29 +1065,29 @@ func TestRestartOutlastsAKill(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, sites)
 			m.bootDone()
-			pods := m.get(controlplane.Pods[1])
-			m.now = m.now.AddDate(0, 0, tt.days)
-			renewed := m.now
+			pods := m.Get(controlplane.Pods[1])
+			m.Now = m.Now.AddDate(0, 0, tt.days)
+			renewed := m.Now
 			for _, at := range tt.at {
-				m.effects, m.names = 0, nil
-				m.before = func(effect string) {
+				m.Effects, m.Names = 0, nil
+				m.Before = func(effect string) {
 					if effect == at {
-						m.cutAt = 1
+						m.CutAt = 1
 					}
 				}
-				if err := m.boot(); err == nil || m.names[len(m.names)-1] != at {
-					t.Fatalf("%v: it was not killed at %s: %q", err, at, m.names)
+				if err := m.boot(); err == nil || m.Names[len(m.Names)-1] != at {
+					t.Fatalf("%v: it was not killed at %s: %q", err, at, m.Names)
 				}
-				m.before, m.cutAt = nil, 0
+				m.Before, m.CutAt = nil, 0
 			}
 			m.bootDone()
-			if m.get(controlplane.Pods[1]) == pods {
+			if m.Get(controlplane.Pods[1]) == pods {
 				t.Error("the controller manager still has the former certificate")
 			}
-			if started := m.world.started[ondisk.UnitKubelet]; started.Before(renewed) != (tt.days < 365) {
+			if started := m.world.Started[ondisk.UnitKubelet]; started.Before(renewed) != (tt.days < 365) {
 				t.Errorf("kubelet was started on %s, its certificate is another since %s", started, renewed)
 			}
-			if m.has(controlplane.PodsRestart) {
+			if m.Has(controlplane.PodsRestart) {
 				t.Error("it is restarted once more")
 			}
 		})
@@ -1099,35 +1100,35 @@ func TestSnapshots(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	saved := func() []controlplane.SavedSnapshot {
-		all, err := controlplane.Snapshots(m.env())
+		all, err := controlplane.Snapshots(m.Env())
 		if err != nil {
 			t.Fatal(err)
 		}
 		return all
 	}
-	if all := saved(); len(all) != 1 || !strings.HasPrefix(m.get(member.SnapshotDir+"/"+all[0].Name), "all objects") {
+	if all := saved(); len(all) != 1 || !strings.HasPrefix(m.Get(member.SnapshotDir+"/"+all[0].Name), "all objects") {
 		t.Fatalf("%v", all)
 	}
-	m.put(member.SnapshotDir+"/.20260101-000000.db.edgebake-new", "half")
+	m.Put(member.SnapshotDir+"/.20260101-000000.db.edgebake-new", "half")
 	for range 10 {
-		m.now = m.now.Add(25 * time.Hour)
+		m.Now = m.Now.Add(25 * time.Hour)
 		m.bootDone()
-		m.now = m.now.Add(time.Hour)
+		m.Now = m.Now.Add(time.Hour)
 		m.bootDone() // it is young
 	}
 	all := saved()
 	newest, err := time.Parse("20060102-150405.db", all[0].Name)
-	if err != nil || len(all) != controlplane.SnapshotsKept || m.now.Sub(newest) > 2*time.Hour || m.has(member.SnapshotDir+"/.20260101-000000.db.edgebake-new") {
-		t.Errorf("%v on %s", all, m.now)
+	if err != nil || len(all) != controlplane.SnapshotsKept || m.Now.Sub(newest) > 2*time.Hour || m.Has(member.SnapshotDir+"/.20260101-000000.db.edgebake-new") {
+		t.Errorf("%v on %s", all, m.Now)
 	}
 	m.own.short = true
-	m.now = m.now.Add(25 * time.Hour)
+	m.Now = m.Now.Add(25 * time.Hour)
 	m.bootDone()
-	if !slices.Equal(saved(), all) || !slices.ContainsFunc(m.state().Notes, func(n string) bool { return strings.Contains(n, "no snapshot of etcd") }) {
-		t.Errorf("%v, notes %q", saved(), m.state().Notes)
+	if !slices.Equal(saved(), all) || !slices.ContainsFunc(m.State().Notes, func(n string) bool { return strings.Contains(n, "no snapshot of etcd") }) {
+		t.Errorf("%v, notes %q", saved(), m.State().Notes)
 	}
-	path, err := controlplane.Snapshot(t.Context(), m.env())
-	if err == nil || m.has(path) && path != "" {
+	path, err := controlplane.Snapshot(t.Context(), m.Env())
+	if err == nil || m.Has(path) && path != "" {
 		t.Errorf("half a snapshot is at %q", path)
 	}
 }
@@ -1141,10 +1142,10 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	days := func(n int) []controlplane.SavedSnapshot {
 		t.Helper()
 		for range n {
-			m.now = m.now.Add(25 * time.Hour)
+			m.Now = m.Now.Add(25 * time.Hour)
 			m.bootDone()
 		}
-		all, err := controlplane.Snapshots(m.env())
+		all, err := controlplane.Snapshots(m.Env())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1154,36 +1155,36 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 		t.Fatalf("%v", all)
 	}
 	const total = 4 << 30
-	size := m.bytesBelow(member.SnapshotDir) / 6
-	m.puts("/var/lib/etcd/member/snap/db", strings.Repeat("x", int(size)))
-	m.used = total - total/100*controlplane.SnapshotLeaves - 3*size // room for three
-	if all := days(1); len(all) != 3 || m.bytesBelow(member.SnapshotDir) != 3*size {
+	size := m.BytesBelow(member.SnapshotDir) / 6
+	m.Puts("/var/lib/etcd/member/snap/db", strings.Repeat("x", int(size)))
+	m.Used = total - total/100*controlplane.SnapshotLeaves - 3*size // room for three
+	if all := days(1); len(all) != 3 || m.BytesBelow(member.SnapshotDir) != 3*size {
 		t.Errorf("%v", all)
 	}
 	// What a power cut left half written goes first.
 	half := member.SnapshotDir + "/.20260101-000000.db.edgebake-new"
-	m.puts(half, strings.Repeat("x", int(size)))
-	if all := days(1); len(all) != 3 || m.has(half) {
-		t.Errorf("%v, half a snapshot is there: %v", all, m.has(half))
+	m.Puts(half, strings.Repeat("x", int(size)))
+	if all := days(1); len(all) != 3 || m.Has(half) {
+		t.Errorf("%v, half a snapshot is there: %v", all, m.Has(half))
 	}
-	m.used += 3 * size // none would fit without all: none goes in vain
+	m.Used += 3 * size // none would fit without all: none goes in vain
 	before, again := days(1), days(1)
-	if len(before) != 3 || !slices.Equal(before, again) || !slices.ContainsFunc(m.state().Notes, func(n string) bool { return strings.Contains(n, "making room for a snapshot") }) {
-		t.Errorf("%v, notes %q", before, m.state().Notes)
+	if len(before) != 3 || !slices.Equal(before, again) || !slices.ContainsFunc(m.State().Notes, func(n string) bool { return strings.Contains(n, "making room for a snapshot") }) {
+		t.Errorf("%v, notes %q", before, m.State().Notes)
 	}
-	m.used -= 2 * size // with the newest alone
+	m.Used -= 2 * size // with the newest alone
 	if all := days(1); len(all) != 2 || all[1] != before[0] {
 		t.Errorf("%v, before %v", all, before)
 	}
 	// Two at a time are one after the other.
-	release, err := m.env().Lock(t.Context(), controlplane.SnapshotLock)
+	release, err := m.Env().Lock(t.Context(), controlplane.SnapshotLock)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer release()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := controlplane.Snapshot(ctx, m.env()); err == nil || !strings.Contains(err.Error(), "waiting for another snapshot") {
+	if _, err := controlplane.Snapshot(ctx, m.Env()); err == nil || !strings.Contains(err.Error(), "waiting for another snapshot") {
 		t.Error(err)
 	}
 }
@@ -1195,36 +1196,36 @@ func TestSnapshotsOfTheFuture(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	for _, name := range []string{"20400101-000000.db", "20400102-000000.db"} {
-		m.put(member.SnapshotDir+"/"+name, "of a clock that was wrong")
+		m.Put(member.SnapshotDir+"/"+name, "of a clock that was wrong")
 	}
 	for range 10 {
-		m.now = m.now.Add(25 * time.Hour)
+		m.Now = m.Now.Add(25 * time.Hour)
 		m.bootDone()
 		for range 3 { // first boot runs every two hours
-			m.now = m.now.Add(2 * time.Hour)
+			m.Now = m.Now.Add(2 * time.Hour)
 			m.bootDone()
 		}
 	}
-	all, err := controlplane.Snapshots(m.env())
+	all, err := controlplane.Snapshots(m.Env())
 	if err != nil || len(all) != controlplane.SnapshotsKept {
 		t.Fatalf("%v, %v", all, err)
 	}
 	oldest, err := time.Parse("20060102-150405.db", all[len(all)-1].Name)
-	if err != nil || m.now.Sub(oldest) < 6*24*time.Hour || oldest.After(m.now) {
-		t.Errorf("on %s: %v", m.now.Format(time.DateTime), all)
+	if err != nil || m.Now.Sub(oldest) < 6*24*time.Hour || oldest.After(m.Now) {
+		t.Errorf("on %s: %v", m.Now.Format(time.DateTime), all)
 	}
 }
 
 // withWords stamps the Site with words on lost masters.
 func (m *controlPlane) withWords(w mint.Words) {
-	m.t.Helper()
+	m.T.Helper()
 	s := *m.site
 	c := *s.ControlPlane
 	c.Absent, c.ContinueFrom, c.Restore = w.Absent, w.ContinueFrom, w.Restore
 	c.Said = ""
 	if w.ContinueFrom != "" {
 		if w.Said.IsZero() {
-			w.Said = m.now // said anew
+			w.Said = m.Now // said anew
 		}
 		c.Said = w.Said.UTC().Format(time.RFC3339)
 	}
@@ -1240,20 +1241,20 @@ func (m *controlPlane) withWords(w mint.Words) {
 func TestContinueFromThisMachine(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.cluster.unpublished = false
+	m.Cluster.Unpublished = false
 	m.lived(m.site.ControlPlane.ID)
 	m.withWords(mint.Words{ContinueFrom: "m1"})
 	forced := "--" + controlplane.ForceNewCluster + "=true"
 	for round := range 2 {
 		m.starts, m.restarts = nil, nil
 		m.bootDone()
-		if m.started != "has data\n" || !slices.Equal(m.restarts, []string{"has data"}) || !m.said("etcd continues from this machine alone") {
-			t.Fatalf("round %d: etcd runs as %q, restarted as %q\n%s", round, m.started, m.restarts, strings.Join(m.console, "\n"))
+		if m.started != "has data\n" || !slices.Equal(m.restarts, []string{"has data"}) || !m.Said("etcd continues from this machine alone") {
+			t.Fatalf("round %d: etcd runs as %q, restarted as %q\n%s", round, m.started, m.restarts, strings.Join(m.Console, "\n"))
 		}
 		m.on()
 		m.restarts = nil
 		m.bootDone()
-		if len(m.restarts) > 0 || m.said("continues from") {
+		if len(m.restarts) > 0 || m.Said("continues from") {
 			t.Fatalf("it was forced twice: %q %q", m.restarts, forced)
 		}
 		m.withWords(mint.Words{}) // taken out, and said again after another loss
@@ -1268,25 +1269,25 @@ func TestContinueFromThisMachine(t *testing.T) {
 func TestContinueWithoutANote(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.cluster.unpublished = false
+	m.Cluster.Unpublished = false
 	m.lived(m.site.ControlPlane.ID)
-	if err := os.Remove(m.inside(controlplane.SeatNoteFile)); err != nil {
+	if err := os.Remove(m.Inside(controlplane.SeatNoteFile)); err != nil {
 		t.Fatal(err)
 	}
 	m.withWords(mint.Words{ContinueFrom: "m1"})
 	for range 2 {
-		if err := m.boot(); err == nil || m.started != "" || m.has(controlplane.EtcdRun) || !m.has("/var/lib/etcd/member/wal/0.wal") || !m.said("no note of which cluster it is") || m.said("write the image") || !m.said("--restore FILE") {
-			t.Fatalf("%v, etcd runs as %q\n%s", err, m.started, strings.Join(m.console, "\n"))
+		if err := m.boot(); err == nil || m.started != "" || m.Has(controlplane.EtcdRun) || !m.Has("/var/lib/etcd/member/wal/0.wal") || !m.Said("no note of which cluster it is") || m.Said("write the image") || !m.Said("--restore FILE") {
+			t.Fatalf("%v, etcd runs as %q\n%s", err, m.started, strings.Join(m.Console, "\n"))
 		}
 		m.on()
 	}
 	const text = "all objects of last week"
 	digest := sha256.Sum256([]byte(text))
-	m.put(member.SnapshotDir+"/20261111-000000.db", text)
+	m.Put(member.SnapshotDir+"/20261111-000000.db", text)
 	m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
 	m.bootDone()
-	if m.get("/var/lib/etcd/member/snap/db") != text || len(m.aside("/wal/0.wal")) != 1 {
-		t.Errorf("etcd runs as %q\n%s", m.started, strings.Join(m.console, "\n"))
+	if m.Get("/var/lib/etcd/member/snap/db") != text || len(m.aside("/wal/0.wal")) != 1 {
+		t.Errorf("etcd runs as %q\n%s", m.started, strings.Join(m.Console, "\n"))
 	}
 }
 
@@ -1299,8 +1300,8 @@ func TestContinueWithAnothersCA(t *testing.T) {
 	m.site = mintedSites(t, 1)[0].Site
 	m.withWords(mint.Words{ContinueFrom: "m1"})
 	m.on()
-	if err := m.boot(); err == nil || !m.said("the CA of another cluster") || m.said("write the image") {
-		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
+	if err := m.boot(); err == nil || !m.Said("the CA of another cluster") || m.Said("write the image") {
+		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 }
 
@@ -1314,14 +1315,14 @@ func TestPowerCutOfContinue(t *testing.T) {
 			t.Run(fmt.Sprint(at, nth), func(t *testing.T) {
 				t.Parallel()
 				m := newControlPlane(t, sites)
-				m.cluster.unpublished = false
+				m.Cluster.Unpublished = false
 				m.lived(m.site.ControlPlane.ID)
 				m.withWords(mint.Words{ContinueFrom: "m1"})
 				seen := 0
-				m.before = func(effect string) {
-					if effect == at && !m.cut {
+				m.Before = func(effect string) {
+					if effect == at && !m.Cut {
 						if seen++; seen == nth {
-							m.cutAt = 1
+							m.CutAt = 1
 						}
 					}
 				}
@@ -1329,12 +1330,12 @@ func TestPowerCutOfContinue(t *testing.T) {
 				if seen < nth || err == nil {
 					t.Fatalf("it went on without power, or came only to the %d. time", seen)
 				}
-				m.before = nil
-				m.lose()
+				m.Before = nil
+				m.Lose()
 				m.on()
 				m.bootDone()
-				if m.started != "has data\n" || !strings.HasPrefix(controlplane.ReadSeatNote(m.env()).Continued, "m1 ") {
-					t.Errorf("etcd runs as %q, note %+v", m.started, controlplane.ReadSeatNote(m.env()))
+				if m.started != "has data\n" || !strings.HasPrefix(controlplane.ReadSeatNote(m.Env()).Continued, "m1 ") {
+					t.Errorf("etcd runs as %q, note %+v", m.started, controlplane.ReadSeatNote(m.Env()))
 				}
 			})
 		}
@@ -1346,10 +1347,10 @@ func TestPowerCutOfContinue(t *testing.T) {
 func TestContinueFromAnother(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.cluster.unpublished = false
+	m.Cluster.Unpublished = false
 	m.lived(m.site.ControlPlane.ID)
 	m.withWords(mint.Words{ContinueFrom: "m2"})
-	if err := m.boot(); err == nil || len(m.starts) > 0 || m.has(controlplane.EtcdManifest) {
+	if err := m.boot(); err == nil || len(m.starts) > 0 || m.Has(controlplane.EtcdManifest) {
 		t.Fatalf("%v, etcd was started as %q before m2 lives", err, m.starts)
 	}
 	f := m.quorum()
@@ -1376,31 +1377,31 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 		t.Run(fmt.Sprint(counted), func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
-			m.cluster.unpublished = false
+			m.Cluster.Unpublished = false
 			m.withWords(mint.Words{ContinueFrom: "m2"})
 			f := m.quorum()
 			f.members = f.members[1:2]
 			m.bootDone()
-			if note := controlplane.ReadSeatNote(m.env()); !strings.HasPrefix(note.Continued, "m2 ") {
+			if note := controlplane.ReadSeatNote(m.Env()); !strings.HasPrefix(note.Continued, "m2 ") {
 				t.Fatalf("it joined, and notes %+v", note)
 			}
 			const member = 16045690984503098046
-			m.put("/var/lib/etcd/member/wal/0.wal", string(logHead(member, 77)))
+			m.Put("/var/lib/etcd/member/wal/0.wal", string(logHead(member, 77)))
 			f.quorum = false // it lacks this machine
 			if counted {
 				f.counts = member
 			}
 			m.starts, m.started = nil, ""
 			m.on()
-			m.patience = 90 * time.Second
-			m.before = func(string) {
-				if controlplane.Decided(m.env()) {
-					m.cutAt = 1
+			m.Patience = 90 * time.Second
+			m.Before = func(string) {
+				if controlplane.Decided(m.Env()) {
+					m.CutAt = 1
 				}
 			}
 			_ = m.boot()
-			if controlplane.Decided(m.env()) != counted {
-				t.Errorf("etcd was let start: %v\n%s", !counted, m.log.String())
+			if controlplane.Decided(m.Env()) != counted {
+				t.Errorf("etcd was let start: %v\n%s", !counted, m.Log.String())
 			}
 		})
 	}
@@ -1423,37 +1424,37 @@ func TestTicketIsForOneBirth(t *testing.T) {
 			t.Parallel()
 			sites := mintedSites(t, 1)
 			m := newControlPlane(t, sites)
-			m.put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
-			m.before = func(effect string) {
-				if effect == cut && !m.cut {
-					m.cutAt = 1
+			m.Put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
+			m.Before = func(effect string) {
+				if effect == cut && !m.Cut {
+					m.CutAt = 1
 				}
 			}
 			if err := m.boot(); (err == nil) != (cut == "") {
 				t.Fatal(err)
 			}
-			m.before = nil
-			m.lose()
+			m.Before = nil
+			m.Lose()
 			m.on()
 			m.bootDone()
 			if len(m.starts) != 1 {
 				t.Fatalf("etcd was started as %q", m.starts)
 			}
-			firmware := m.get(controlplane.BornVar)
+			firmware := m.Get(controlplane.BornVar)
 
 			again := newControlPlane(t, sites)
-			again.put(controlplane.BornVar, firmware)
-			if err := again.boot(); err == nil || len(again.starts) > 0 || again.has(controlplane.EtcdManifest) || !again.said("has begun the cluster with this ticket before") {
-				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.console, "\n"))
+			again.Put(controlplane.BornVar, firmware)
+			if err := again.boot(); err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.Said("has begun the cluster with this ticket before") {
+				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.Console, "\n"))
 			}
 			s := *again.site
 			c := *s.ControlPlane
-			c.BirthUntil = again.now.Add(48 * time.Hour).UTC().Format(time.RFC3339)
+			c.BirthUntil = again.Now.Add(48 * time.Hour).UTC().Format(time.RFC3339)
 			s.ControlPlane = &c
 			again.stampSite(&s)
 			again.on()
 			again.bootDone()
-			if len(again.starts) != 1 || again.get(controlplane.BornVar) == firmware {
+			if len(again.starts) != 1 || again.Get(controlplane.BornVar) == firmware {
 				t.Errorf("etcd was started as %q", again.starts)
 			}
 		})
@@ -1480,8 +1481,8 @@ func TestTicketsThatDiffer(t *testing.T) {
 			m := newControlPlane(t, sites)
 			m.all(seat.Blank)
 			tt.set(m)
-			if err := m.boot(); err == nil || len(m.starts) > 0 || !m.said(tt.says) {
-				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.console, "\n"))
+			if err := m.boot(); err == nil || len(m.starts) > 0 || !m.Said(tt.says) {
+				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 			}
 			m.all(seat.Blank)
 			m.others["192.0.2.13"].ticket = controlplane.TicketID(m.site)
@@ -1502,28 +1503,28 @@ func TestUsedTicketIsTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
-			m.put(controlplane.BornVar, "\x07\x00\x00\x00"+controlplane.TicketWord(m.site))
+			m.Put(controlplane.BornVar, "\x07\x00\x00\x00"+controlplane.TicketWord(m.site))
 			m.all(others)
-			m.patience = 8 * time.Minute
+			m.Patience = 8 * time.Minute
 			told := map[bool]seat.Peer{}
 			var listening net.Listener
-			listens := m.listens
-			m.listens = func(addr string) (net.Listener, error) {
+			listens := m.Listens
+			m.Listens = func(addr string) (net.Listener, error) {
 				l, err := listens(addr)
 				listening = l
 				return l, err
 			}
-			e := m.env()
+			e := m.Env()
 			sleep := e.Sleep
 			e.Sleep = func(ctx context.Context, d time.Duration) error {
-				stopped := m.said("FAILED seat")
+				stopped := m.Said("FAILED seat")
 				if _, ok := told[stopped]; !ok && listening != nil {
 					told[stopped], _ = seat.Look(t.Context(), m.peerOf(listening), "https://192.0.2.11:2380")
 				}
 				return sleep(ctx, d)
 			}
-			if err := m.run(New(e)); err == nil || len(m.starts) > 0 || !m.said("begun the cluster with this ticket before") {
-				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.console, "\n"))
+			if err := m.Run(New(e)); err == nil || len(m.starts) > 0 || !m.Said("begun the cluster with this ticket before") {
+				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 			}
 			if want := (seat.Peer{State: seat.Spent, Ticket: controlplane.TicketID(m.site)}); told[others == seat.Blank] != want {
 				t.Errorf("the others are told %+v, want %+v", told, want)
@@ -1534,9 +1535,9 @@ func TestUsedTicketIsTold(t *testing.T) {
 
 // peerOf is a client as another control-plane node has it, of what listens there.
 func (m *controlPlane) peerOf(l net.Listener) *http.Client {
-	conf, err := controlplane.EtcdTLS(m.env())
+	conf, err := controlplane.EtcdTLS(m.Env())
 	if err != nil {
-		m.t.Fatal(err)
+		m.T.Fatal(err)
 	}
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: conf, DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", l.Addr().String())
@@ -1551,22 +1552,22 @@ func (m *controlPlane) etcdutl(c machine.Cmd) error {
 		return strings.Replace(p, "/restore/", controlplane.RestoreDir+"/", 1)
 	}
 	if !slices.Contains(c.Args, "registry.k8s.io/etcd:3.6.8-0") {
-		m.t.Errorf("ctr %q", c.Args)
+		m.T.Errorf("ctr %q", c.Args)
 	}
-	data, err := os.ReadFile(filepath.Join(m.root, inside(args[3])))
+	data, err := os.ReadFile(filepath.Join(m.Root, inside(args[3])))
 	if err != nil {
 		return err
 	}
 	dir := inside(args[slices.Index(args, "--data-dir")+1])
-	if m.has(dir) {
+	if m.Has(dir) {
 		return errors.New("data-dir not empty")
 	}
-	m.puts(dir+"/member/snap/db", string(data))
-	if err := m.effect("etcdutl writes the log"); err != nil {
+	m.Puts(dir+"/member/snap/db", string(data))
+	if err := m.Effect("etcdutl writes the log"); err != nil {
 		return err
 	}
 	// A checksum's record, and the metadata: member 5 of cluster 6.
-	m.puts(dir+"/member/wal/0.wal", "\x04\x00\x00\x00\x00\x00\x00\x84\x08\x04\x10\x00\x00\x00\x00\x00\x0a\x00\x00\x00\x00\x00\x00\x00\x08\x01\x10\x00\x1a\x04\x08\x05\x10\x06")
+	m.Puts(dir+"/member/wal/0.wal", "\x04\x00\x00\x00\x00\x00\x00\x84\x08\x04\x10\x00\x00\x00\x00\x00\x0a\x00\x00\x00\x00\x00\x00\x00\x08\x01\x10\x00\x1a\x04\x08\x05\x10\x06")
 	return nil
 }
 
@@ -1588,8 +1589,8 @@ func TestRestoreASnapshot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
-			m.now = m.now.Add(200 * time.Hour) // not to be born any more
-			m.cluster.unpublished = false
+			m.Now = m.Now.Add(200 * time.Hour) // not to be born any more
+			m.Cluster.Unpublished = false
 			m.withWords(mint.Words{ContinueFrom: "m1", Restore: sum})
 			if tt.old {
 				m.lived(m.site.ControlPlane.ID)
@@ -1599,24 +1600,24 @@ func TestRestoreASnapshot(t *testing.T) {
 			}
 			if tt.stick {
 				m.plug("")
-				m.slotFiles = map[string]string{stickDev + "/" + controlplane.SnapshotOnStick: text}
+				m.SlotFiles = map[string]string{stickDev + "/" + controlplane.SnapshotOnStick: text}
 				if tt.wrong {
-					m.slotFiles[stickDev+"/"+controlplane.SnapshotOnStick] = "another"
+					m.SlotFiles[stickDev+"/"+controlplane.SnapshotOnStick] = "another"
 				}
 			} else {
-				m.put(member.SnapshotDir+"/20261111-000000.db", text)
-				m.put(member.SnapshotDir+"/20261112-000000.db", "a newer one")
+				m.Put(member.SnapshotDir+"/20261111-000000.db", text)
+				m.Put(member.SnapshotDir+"/20261112-000000.db", "a newer one")
 			}
 			if tt.wrong {
-				if err := m.boot(); err == nil || len(m.starts) > 0 || m.has(controlplane.EtcdManifest) || !m.said("there is no snapshot with the SHA-256 "+sum) {
-					t.Errorf("%v, started as %q\n%s", err, m.starts, strings.Join(m.console, "\n"))
+				if err := m.boot(); err == nil || len(m.starts) > 0 || m.Has(controlplane.EtcdManifest) || !m.Said("there is no snapshot with the SHA-256 "+sum) {
+					t.Errorf("%v, started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 				}
 				return
 			}
 			for range 2 {
 				m.bootDone()
-				if m.get("/var/lib/etcd/member/snap/db") != text || m.has(controlplane.RestoreDir) || tt.old != (len(m.aside("/wal")) == 1) || m.started != "has data\n" {
-					t.Fatalf("etcd runs as %q\n%s", m.started, strings.Join(m.console, "\n"))
+				if m.Get("/var/lib/etcd/member/snap/db") != text || m.Has(controlplane.RestoreDir) || tt.old != (len(m.aside("/wal")) == 1) || m.started != "has data\n" {
+					t.Fatalf("etcd runs as %q\n%s", m.started, strings.Join(m.Console, "\n"))
 				}
 				m.on()
 			}
@@ -1640,56 +1641,56 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 			t.Parallel()
 			machine := func(firmware string) *controlPlane {
 				m := newControlPlane(t, sites)
-				m.now = m.now.Add(200 * time.Hour)
-				m.cluster.unpublished = false
+				m.Now = m.Now.Add(200 * time.Hour)
+				m.Cluster.Unpublished = false
 				if uefi {
-					m.put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
+					m.Put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
 				}
 				if firmware != "" {
-					m.put(controlplane.RestoredVar, firmware)
+					m.Put(controlplane.RestoredVar, firmware)
 				}
-				m.put(member.SnapshotDir+"/20261111-000000.db", text)
-				m.put(member.SnapshotDir+"/20261112-000000.db", other)
+				m.Put(member.SnapshotDir+"/20261111-000000.db", text)
+				m.Put(member.SnapshotDir+"/20261112-000000.db", other)
 				return m
 			}
 			m := machine("")
-			first := restore(text, m.now)
+			first := restore(text, m.Now)
 			// boot has the machine boot with these words, and then have what want says.
 			boot := func(what string, w mint.Words, want string, noted bool) {
 				t.Helper()
 				m.withWords(w)
 				m.on()
 				m.bootDone()
-				if got := m.get(db); got != want || m.said("it does not restore the snapshot") != noted {
-					t.Fatalf("%s: etcd has %q, want %q\n%s", what, got, want, strings.Join(m.console, "\n"))
+				if got := m.Get(db); got != want || m.Said("it does not restore the snapshot") != noted {
+					t.Fatalf("%s: etcd has %q, want %q\n%s", what, got, want, strings.Join(m.Console, "\n"))
 				}
 			}
 			boot("said", first, text, false)
-			firmware := string(m.env().Contents(controlplane.RestoredVar))
+			firmware := string(m.Env().Contents(controlplane.RestoredVar))
 			if (len(firmware) > 4) != uefi {
 				t.Fatalf("the firmware has %q", firmware)
 			}
-			m.put(db, "with a new object")
+			m.Put(db, "with a new object")
 			boot("the same again", first, "with a new object", false)
 			boot("taken out", mint.Words{}, "with a new object", false)
-			m.now = m.now.Add(40 * 24 * time.Hour)
+			m.Now = m.Now.Add(40 * 24 * time.Hour)
 			boot("there again, as on a stick that was left", first, "with a new object", true)
-			second := restore(other, m.now)
+			second := restore(other, m.Now)
 			boot("another one", second, other, false)
 			boot("the first one, after that", first, other, true)
-			m.now = m.now.Add(time.Hour)
-			boot("the first one, said again", restore(text, m.now), text, false)
+			m.Now = m.Now.Add(time.Hour)
+			boot("the first one, said again", restore(text, m.Now), text, false)
 
 			again := machine(firmware)
 			again.withWords(first)
-			if err := again.boot(); uefi && (err == nil || len(again.starts) > 0 || again.has(controlplane.EtcdManifest) || !again.said("that data is no longer on its disk")) {
-				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.console, "\n"))
+			if err := again.boot(); uefi && (err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.Said("that data is no longer on its disk")) {
+				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.Console, "\n"))
 			}
-			again.withWords(restore(text, again.now.Add(time.Hour)))
+			again.withWords(restore(text, again.Now.Add(time.Hour)))
 			again.on()
 			again.bootDone()
-			if again.get(db) != text || uefi && string(again.env().Contents(controlplane.RestoredVar)) == firmware {
-				t.Errorf("said again, etcd has %q", again.get(db))
+			if again.Get(db) != text || uefi && string(again.Env().Contents(controlplane.RestoredVar)) == firmware {
+				t.Errorf("said again, etcd has %q", again.Get(db))
 			}
 		})
 	}
@@ -1701,12 +1702,12 @@ func TestCarriedOutIsNoBirth(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	before := controlplane.ReadSeatNote(m.env())
+	before := controlplane.ReadSeatNote(m.Env())
 	if before.Born == "" {
 		t.Fatalf("%+v", before)
 	}
-	before.Said = m.now
-	if after := before.CarriedOut(m.site); after.Born != "" || after.Cluster != before.Cluster || !after.Said.Equal(m.now) {
+	before.Said = m.Now
+	if after := before.CarriedOut(m.site); after.Born != "" || after.Cluster != before.Cluster || !after.Said.Equal(m.Now) {
 		t.Errorf("%+v, before %+v", after, before)
 	}
 }
@@ -1716,21 +1717,21 @@ func TestCarriedOutIsNoBirth(t *testing.T) {
 func TestRestoreWithoutASnapshot(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.cluster.unpublished = false
+	m.Cluster.Unpublished = false
 	m.lived(m.site.ControlPlane.ID)
-	m.put(controlplane.AsideDir+"/wal/0.wal", "of a former loss")
+	m.Put(controlplane.AsideDir+"/wal/0.wal", "of a former loss")
 	m.withWords(mint.Words{ContinueFrom: "m1", Restore: strings.Repeat("ab", 32)})
-	if err := m.boot(); err == nil || !m.said("there is no snapshot with the SHA-256 abab") || !m.has("/var/lib/etcd/member/wal/0.wal") || m.get(controlplane.AsideDir+"/wal/0.wal") != "of a former loss" {
-		t.Errorf("%v, data in place: %v\n%s", err, m.has("/var/lib/etcd/member/wal/0.wal"), strings.Join(m.console, "\n"))
+	if err := m.boot(); err == nil || !m.Said("there is no snapshot with the SHA-256 abab") || !m.Has("/var/lib/etcd/member/wal/0.wal") || m.Get(controlplane.AsideDir+"/wal/0.wal") != "of a former loss" {
+		t.Errorf("%v, data in place: %v\n%s", err, m.Has("/var/lib/etcd/member/wal/0.wal"), strings.Join(m.Console, "\n"))
 	}
 }
 
 // aside lists what there is at a path in directories with data that was set aside.
 func (m *controlPlane) aside(path string) []string {
-	m.t.Helper()
-	found, err := filepath.Glob(m.inside(controlplane.AsideDir) + "*" + path)
+	m.T.Helper()
+	found, err := filepath.Glob(m.Inside(controlplane.AsideDir) + "*" + path)
 	if err != nil {
-		m.t.Fatal(err)
+		m.T.Fatal(err)
 	}
 	return found
 }
@@ -1742,7 +1743,7 @@ func TestBeginsOverALoglessDatabase(t *testing.T) {
 	sites := mintedSites(t, 3)
 	for name, set := range map[string]func(m *controlPlane){
 		"birth": func(m *controlPlane) { m.all(seat.Blank) },
-		"join":  func(m *controlPlane) { m.quorum(); m.cluster.unpublished = false },
+		"join":  func(m *controlPlane) { m.quorum(); m.Cluster.Unpublished = false },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1762,13 +1763,13 @@ func TestBeginsOverALoglessDatabase(t *testing.T) {
 func TestLoglessDatabasesDoNotPileUp(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.put(controlplane.AsideDir+"/wal/0.wal", "of a former word")
+	m.Put(controlplane.AsideDir+"/wal/0.wal", "of a former word")
 	for _, text := range []string{"new", "all the data of a shop", "void", "nothing", "nil"} {
-		m.put("/var/lib/etcd/member/snap/db", text)
-		if err := controlplane.SetAsideLogless(m.env()); err != nil {
+		m.Put("/var/lib/etcd/member/snap/db", text)
+		if err := controlplane.SetAsideLogless(m.Env()); err != nil {
 			t.Fatal(err)
 		}
-		m.now = m.now.Add(time.Minute)
+		m.Now = m.Now.Add(time.Minute)
 	}
 	var left []string
 	for _, f := range m.aside("/snap/db") {
@@ -1811,12 +1812,12 @@ func TestEtcdIsLookedAfter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, sites)
-			m.own.status, m.used = tt.status, tt.used
+			m.own.status, m.Used = tt.status, tt.used
 			if tt.alarm != "" {
 				m.own.alarms = []map[string]string{{"memberID": "1", "alarm": tt.alarm}}
 			}
 			m.bootDone()
-			notes := strings.Join(m.state().Notes, "\n")
+			notes := strings.Join(m.State().Notes, "\n")
 			if !slices.Equal(m.own.asked, tt.asked) || !strings.Contains(notes, tt.note) || tt.note == "" && strings.Contains(notes, "etcd's") {
 				t.Errorf("etcd was asked for %q; notes: %s", m.own.asked, notes)
 			}
@@ -1835,8 +1836,8 @@ func TestRoomOnOtherMachines(t *testing.T) {
 		`{"node":{}}`: "its kubelet does not show how much is free on its disk",
 		"":            "asking its kubelet how much is free on its disk: ",
 	} {
-		m.cluster.summary = summary
-		err := controlplane.RoomOn(t.Context(), m.env(), m.site, "m2", 100<<20)
+		m.Cluster.Summary = summary
+		err := controlplane.RoomOn(t.Context(), m.Env(), m.site, "m2", 100<<20)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", summary, err, want)
 		}
@@ -1849,12 +1850,12 @@ func TestSetAsideIsKept(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	m.put(controlplane.AsideDir+"/wal/0.wal", "of a former program")
+	m.Put(controlplane.AsideDir+"/wal/0.wal", "of a former program")
 	for i, text := range []string{"first", "second"} {
 		digest := sha256.Sum256([]byte(text))
-		m.put(member.SnapshotDir+"/2026111"+fmt.Sprint(i)+"-000000.db", text)
+		m.Put(member.SnapshotDir+"/2026111"+fmt.Sprint(i)+"-000000.db", text)
 		if i > 0 {
-			m.now = m.now.Add(time.Hour)
+			m.Now = m.Now.Add(time.Hour)
 		}
 		m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
 		m.on()
@@ -1866,9 +1867,9 @@ func TestSetAsideIsKept(t *testing.T) {
 	days := func(n int) {
 		t.Helper()
 		for range n {
-			m.now = m.now.Add(24 * time.Hour)
+			m.Now = m.Now.Add(24 * time.Hour)
 			m.bootDone()
-			m.now = m.now.Add(2 * time.Hour)
+			m.Now = m.Now.Add(2 * time.Hour)
 			m.bootDone()
 		}
 	}
@@ -1891,8 +1892,8 @@ func TestRestoreKeepsALog(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.rejected()
-	m.put("/var/lib/etcd/member/wal/0.wal", "")
-	if err := controlplane.SetAsideLogless(m.env()); err == nil || !m.has("/var/lib/etcd/member/snap/db") || !m.has("/var/lib/etcd/member/wal/0.wal") {
+	m.Put("/var/lib/etcd/member/wal/0.wal", "")
+	if err := controlplane.SetAsideLogless(m.Env()); err == nil || !m.Has("/var/lib/etcd/member/snap/db") || !m.Has("/var/lib/etcd/member/wal/0.wal") {
 		t.Errorf("%v, and the data is gone", err)
 	}
 }
@@ -1912,34 +1913,34 @@ func TestPowerCutOfRestore(t *testing.T) {
 	} {
 		begin := func(t *testing.T) *controlPlane {
 			m := newControlPlane(t, sites)
-			m.now = m.now.Add(200 * time.Hour)
-			m.cluster.unpublished = false
-			m.put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
+			m.Now = m.Now.Add(200 * time.Hour)
+			m.Cluster.Unpublished = false
+			m.Put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
 			m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
 			tt.disk(m)
 			m.plug("")
-			m.slotFiles = map[string]string{stickDev + "/" + controlplane.SnapshotOnStick: text}
+			m.SlotFiles = map[string]string{stickDev + "/" + controlplane.SnapshotOnStick: text}
 			return m
 		}
 		whole := begin(t)
 		whole.bootDone()
-		from := slices.Index(whole.names, tt.first)
-		to := slices.Index(whole.names, "rename "+controlplane.RestoreDir+"/data/member") + 4
+		from := slices.Index(whole.Names, tt.first)
+		to := slices.Index(whole.Names, "rename "+controlplane.RestoreDir+"/data/member") + 4
 		if from < 0 || to-from < 8 {
-			t.Fatalf("effects: %q", whole.names)
+			t.Fatalf("effects: %q", whole.Names)
 		}
 		for n := from; n <= to; n++ {
-			t.Run(fmt.Sprint(old, ", at ", whole.names[n]), func(t *testing.T) {
+			t.Run(fmt.Sprint(old, ", at ", whole.Names[n]), func(t *testing.T) {
 				t.Parallel()
 				m := begin(t)
-				m.cutAt = n + 1
+				m.CutAt = n + 1
 				if err := m.boot(); err == nil {
 					t.Fatal("it went on without power")
 				}
-				m.lose()
+				m.Lose()
 				m.on()
 				m.bootDone()
-				if m.get("/var/lib/etcd/member/snap/db") != text || len(m.starts) > 0 || m.started != "has data\n" || (len(m.aside("/wal")) == 1) != tt.kept {
+				if m.Get("/var/lib/etcd/member/snap/db") != text || len(m.starts) > 0 || m.started != "has data\n" || (len(m.aside("/wal")) == 1) != tt.kept {
 					t.Errorf("etcd runs as %q, started as %q, set aside %q", m.started, m.starts, m.aside(""))
 				}
 			})
@@ -1968,10 +1969,10 @@ func TestMasterLosesKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	m.put(member.PKIDir+"/front-proxy-ca.key", "")
+	m.Put(member.PKIDir+"/front-proxy-ca.key", "")
 	m.on()
-	if err := m.boot(); err == nil || !m.said("FAILED keys") {
-		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
+	if err := m.boot(); err == nil || !m.Said("FAILED keys") {
+		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 	m.stampSite(m.site)
 	m.on()
@@ -1985,12 +1986,12 @@ func TestMasterLosesItsDirectory(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	if err := errors.Join(os.RemoveAll(m.inside(ondisk.KubernetesDir)), os.Mkdir(m.inside(ondisk.KubernetesDir), 0o755)); err != nil {
+	if err := errors.Join(os.RemoveAll(m.Inside(ondisk.KubernetesDir)), os.Mkdir(m.Inside(ondisk.KubernetesDir), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	m.on()
-	if err := m.boot(); err == nil || !m.said("FAILED keys") {
-		t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+	if err := m.boot(); err == nil || !m.Said("FAILED keys") {
+		t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 	m.stampSite(m.site)
 	m.on()
@@ -2025,29 +2026,29 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 				t.Fatal(err)
 			}
 			files := map[string]string{ondisk.SlotSite: string(text)}
-			m.stampAt(ownDev, max(tt.own, day(19)), files)
+			m.stampAt(worldtest.OwnDev, max(tt.own, day(19)), files)
 			if tt.before {
 				m.plug("")
 				m.stampAt(stickDev, day(19), files)
 			}
 			m.bootDone()
-			m.put(member.PKIDir+"/etcd/ca.key", "")
+			m.Put(member.PKIDir+"/etcd/ca.key", "")
 			m.on()
 			if !tt.before {
-				if err := m.boot(); err == nil || !m.said("FAILED keys") {
-					t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+				if err := m.boot(); err == nil || !m.Said("FAILED keys") {
+					t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 				}
 				m.plug("")
 				m.stampAt(stickDev, day(19), files)
 			}
 			m.bootDone()
-			if !m.said("the cluster's keys stay on stick") {
-				t.Errorf("nobody was told:\n%s", strings.Join(m.console, "\n"))
+			if !m.Said("the cluster's keys stay on stick") {
+				t.Errorf("nobody was told:\n%s", strings.Join(m.Console, "\n"))
 			}
 			m.keysOnlyInPlace()
 			m.on()
 			m.bootDone()
-			if m.said("took the Site of stick") {
+			if m.Said("took the Site of stick") {
 				t.Error("it was taken again, with all keys in place")
 			}
 		})
@@ -2063,7 +2064,7 @@ func TestWordsFromAStick(t *testing.T) {
 	for _, keys := range []bool{false, true} {
 		s := *m.site
 		c := *s.ControlPlane
-		c.ContinueFrom, c.Said = "m1", m.now.UTC().Format(time.RFC3339)
+		c.ContinueFrom, c.Said = "m1", m.Now.UTC().Format(time.RFC3339)
 		s.ControlPlane = &c
 		if !keys {
 			s.Credentials = configs.Credentials{}
@@ -2075,12 +2076,12 @@ func TestWordsFromAStick(t *testing.T) {
 		m.plug(string(text))
 		m.on()
 		m.bootDone()
-		if taken := strings.Contains(m.slotSite(ownDev), `continueFrom: "m1"`); taken != keys {
-			t.Fatalf("with keys: %v, taken: %v\n%s", keys, taken, strings.Join(m.console, "\n"))
+		if taken := strings.Contains(m.SlotSite(worldtest.OwnDev), `continueFrom: "m1"`); taken != keys {
+			t.Fatalf("with keys: %v, taken: %v\n%s", keys, taken, strings.Join(m.Console, "\n"))
 		}
 	}
-	if !m.said("etcd continues from this machine alone") || !strings.HasPrefix(controlplane.ReadSeatNote(m.env()).Continued, "m1 ") {
-		t.Errorf("note %+v\n%s", controlplane.ReadSeatNote(m.env()), strings.Join(m.console, "\n"))
+	if !m.Said("etcd continues from this machine alone") || !strings.HasPrefix(controlplane.ReadSeatNote(m.Env()).Continued, "m1 ") {
+		t.Errorf("note %+v\n%s", controlplane.ReadSeatNote(m.Env()), strings.Join(m.Console, "\n"))
 	}
 	m.keysOnlyInPlace()
 }
@@ -2089,15 +2090,15 @@ func TestMasterTakesNoOthersKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	m.put(member.PKIDir+"/etcd/ca.key", "")
+	m.Put(member.PKIDir+"/etcd/ca.key", "")
 	text, err := configs.EncodeSlot(mintedSites(t, 1)[0].Site)
 	if err != nil {
 		t.Fatal(err)
 	}
 	m.plug(string(text))
 	m.on()
-	if err := m.boot(); err == nil || !m.said("FAILED keys") || m.said("took the Site") {
-		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
+	if err := m.boot(); err == nil || !m.Said("FAILED keys") || m.Said("took the Site") {
+		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 }
 
@@ -2115,8 +2116,8 @@ func TestPublishedMeanwhile(t *testing.T) {
 	}{
 		"published":               {happens: func() {}, keys: true},
 		"published, without keys": {happens: func() {}},
-		"no answer":               {happens: func() { m.cluster.allDown(true) }, keys: true, fails: true},
-		"deleted, without keys":   {happens: func() { m.cluster.unpublished = true }, fails: true},
+		"no answer":               {happens: func() { m.Cluster.AllDown(true) }, keys: true, fails: true},
+		"deleted, without keys":   {happens: func() { m.Cluster.Unpublished = true }, fails: true},
 	} {
 		m.inits = nil
 		spec := *m.site
@@ -2124,15 +2125,15 @@ func TestPublishedMeanwhile(t *testing.T) {
 			spec.Credentials = configs.Credentials{}
 		}
 		c.happens()
-		err := controlplane.PublishPhase(&site.Active{Site: &spec, Node: spec.NodeName}).Run(t.Context(), m.env())
+		err := controlplane.PublishPhase(&site.Active{Site: &spec, Node: spec.NodeName}).Run(t.Context(), m.Env())
 		if (err != nil) != c.fails {
 			t.Errorf("%s: %v", name, err)
 		}
 		if len(m.inits) > 0 {
 			t.Errorf("%s: kubeadm ran %q", name, m.inits)
 		}
-		m.cluster.allDown(false)
-		m.cluster.unpublished = false
+		m.Cluster.AllDown(false)
+		m.Cluster.Unpublished = false
 	}
 }
 
@@ -2144,30 +2145,30 @@ func TestPublishWithoutKeys(t *testing.T) {
 	sites := mintedSites(t, 1)
 	m := newControlPlane(t, sites)
 	m.bootDone()
-	m.cluster.unpublished, m.inits = true, nil
+	m.Cluster.Unpublished, m.inits = true, nil
 	m.on()
 	m.bootDone()
-	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) || !m.said("publishes no cluster-info any more") {
-		t.Errorf("kubeadm ran %q\n%s", m.inits, strings.Join(m.console, "\n"))
+	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) || !m.Said("publishes no cluster-info any more") {
+		t.Errorf("kubeadm ran %q\n%s", m.inits, strings.Join(m.Console, "\n"))
 	}
 
 	m = newControlPlane(t, sites)
-	m.before = func(effect string) {
-		if effect == "kubeadm publishes cluster-info" && !m.cut {
-			m.cutAt = 1
+	m.Before = func(effect string) {
+		if effect == "kubeadm publishes cluster-info" && !m.Cut {
+			m.CutAt = 1
 		}
 	}
 	if err := m.boot(); err == nil {
 		t.Fatal("it went on without power")
 	}
-	m.before = nil
+	m.Before = nil
 	bare := *m.site
 	bare.Credentials = configs.Credentials{}
 	m.stampSite(&bare)
 	m.on()
 	m.inits = nil
-	if err := m.boot(); err == nil || !m.said("the cluster was never published") || slices.Contains(m.inits, "addon kube-proxy") {
-		t.Errorf("%v: kubeadm ran %q\n%s", err, m.inits, strings.Join(m.console, "\n"))
+	if err := m.boot(); err == nil || !m.Said("the cluster was never published") || slices.Contains(m.inits, "addon kube-proxy") {
+		t.Errorf("%v: kubeadm ran %q\n%s", err, m.inits, strings.Join(m.Console, "\n"))
 	}
 	m.stampSite(m.site)
 	m.on()
@@ -2179,9 +2180,9 @@ func TestPublishWithoutKeys(t *testing.T) {
 func TestKeysAreWipedBeforeReady(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.cluster.notReady = true
-	if err := m.boot(); err == nil || !m.said("not Ready") {
-		t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+	m.Cluster.NotReady = true
+	if err := m.boot(); err == nil || !m.Said("not Ready") {
+		t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 	m.keysOnlyInPlace()
 }
@@ -2191,8 +2192,8 @@ func TestKeysAreWipedBeforeReady(t *testing.T) {
 func TestPowerCutOfMaster(t *testing.T) {
 	t.Parallel()
 	newControlPlane(t, mintedSites(t, 1)).cutAnywhere(t, 60, func(m *controlPlane, when string) {
-		if len(m.starts) != 1 || len(m.cluster.objects) != 1 {
-			m.t.Errorf("%s: etcd was started as %q, objects %q", when, m.starts, m.cluster.objects)
+		if len(m.starts) != 1 || len(m.Cluster.Objects) != 1 {
+			m.T.Errorf("%s: etcd was started as %q, objects %q", when, m.starts, m.Cluster.Objects)
 		}
 		m.wantApplied(when)
 	})
@@ -2203,8 +2204,8 @@ func TestPowerCutOfMaster(t *testing.T) {
 func TestPowerCutOfReplacement(t *testing.T) {
 	t.Parallel()
 	machine := newControlPlane(t, mintedSites(t, 3))
-	machine.now = machine.now.Add(200 * time.Hour)
-	machine.cluster.unpublished = false
+	machine.Now = machine.Now.Add(200 * time.Hour)
+	machine.Cluster.Unpublished = false
 	machine.quorum()
 	machine.cutAnywhere(t, 40, func(m *controlPlane, when string) {
 		members := m.others["192.0.2.12"].members
@@ -2212,10 +2213,10 @@ func TestPowerCutOfReplacement(t *testing.T) {
 			return !slices.Contains(o["peerURLs"].([]string), "https://192.0.2.11:2380")
 		})
 		if len(members) != 3 || len(seats) != 1 || seats[0]["isLearner"] != nil {
-			m.t.Errorf("%s: members %v", when, members)
+			m.T.Errorf("%s: members %v", when, members)
 		}
 		if len(m.starts) != 1 || !strings.HasSuffix(m.starts[0], " existing") {
-			m.t.Errorf("%s: etcd was started as %q", when, m.starts)
+			m.T.Errorf("%s: etcd was started as %q", when, m.starts)
 		}
 	})
 }
@@ -2224,17 +2225,17 @@ func TestPowerCutOfReplacement(t *testing.T) {
 // many effects of their first boot, and checks what the next boot makes of them.
 func (m *controlPlane) cutAnywhere(t *testing.T, least int, check func(m *controlPlane, when string)) {
 	t.Helper()
-	files := m.files()
+	files := m.Files()
 	whole := m.cloneWith(t, files)
 	whole.bootDone()
-	if whole.effects < least {
-		t.Fatalf("only %d effects were counted", whole.effects)
+	if whole.Effects < least {
+		t.Fatalf("only %d effects were counted", whole.Effects)
 	}
-	cutBefore(t, m, files, whole.effects, afterCut[*controlPlane]{
-		next: func(_ *testing.T, cut *controlPlane, _ []entry, goesOn func(string, *controlPlane, []entry)) {
-			cut.lose()
+	cutBefore(t, m, files, whole.Effects, afterCut[*controlPlane]{
+		next: func(_ *testing.T, cut *controlPlane, _ []worldtest.Entry, goesOn func(string, *controlPlane, []worldtest.Entry)) {
+			cut.Lose()
 			cut.on()
-			goesOn("power cut", cut, cut.files())
+			goesOn("power cut", cut, cut.Files())
 		},
 		check: func(_ *testing.T, m *controlPlane, when string) {
 			m.keysOnlyInPlace()
@@ -2249,35 +2250,35 @@ func (m *controlPlane) cutAnywhere(t *testing.T, least int, check func(m *contro
 func TestManifests(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.cluster.webhookDown = true
-	m.patience = 15 * time.Minute // of the machine's clock
-	if err := m.boot(); err == nil || !m.said("1 of 3 objects of the Cluster's manifests to be applied: applying apps/shop.yaml, document 1, item 2 (ConfigMap late): ") || !m.said("failed calling webhook") || !m.said("kubectl -n kube-system label configmap edgebake-manifests edgebake.io/applying-") {
-		t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+	m.Cluster.WebhookDown = true
+	m.Patience = 15 * time.Minute // of the machine's clock
+	if err := m.boot(); err == nil || !m.Said("1 of 3 objects of the Cluster's manifests to be applied: applying apps/shop.yaml, document 1, item 2 (ConfigMap late): ") || !m.Said("failed calling webhook") || !m.Said("kubectl -n kube-system label configmap edgebake-manifests edgebake.io/applying-") {
+		t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 	m.keysOnlyInPlace() // what waits for a worker keeps no keys in the slot
-	if m.cluster.marked {
+	if m.Cluster.Marked {
 		t.Error("it is said that all are applied")
 	}
-	m.cluster.webhookDown = false
+	m.Cluster.WebhookDown = false
 	m.on()
 	m.bootDone()
 	m.wantApplied("once the webhook answers")
 
 	// Somebody has changed one since.
-	m.cluster.applied = nil
+	m.Cluster.Applied = nil
 	again := newControlPlane(t, mintedSites(t, 1))
 	m.stampSite(m.site)
 	m.on()
 	m.bootDone()
-	if len(m.cluster.applied) > 0 || m.has(controlplane.ClusterManifests) {
-		t.Errorf("applied again: %q", m.cluster.applied)
+	if len(m.Cluster.Applied) > 0 || m.Has(controlplane.ClusterManifests) {
+		t.Errorf("applied again: %q", m.Cluster.Applied)
 	}
 
 	// All goes well at once.
 	again.bootDone()
 	again.wantApplied("at once")
-	if !slices.Equal(again.cluster.applied, appliedPaths) {
-		t.Errorf("applied in the order %q", again.cluster.applied)
+	if !slices.Equal(again.Cluster.Applied, appliedPaths) {
+		t.Errorf("applied in the order %q", again.Cluster.Applied)
 	}
 }
 
@@ -2287,29 +2288,20 @@ func TestManifests(t *testing.T) {
 func TestManifestsOfAnOlderCluster(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.cluster.unpublished = false
+	m.Cluster.Unpublished = false
 	m.quorum()
-	m.cluster.created = []string{appliedPaths[0], appliedPaths[1]} // a person has changed them since
-	m.cluster.noNotes = true                                       // for a while
-	m.patience = 15 * time.Minute
+	m.Cluster.Created = []string{appliedPaths[0], appliedPaths[1]} // a person has changed them since
+	m.Cluster.NoNotes = true                                       // for a while
+	m.Patience = 15 * time.Minute
 	if err := m.boot(); err == nil {
 		t.Fatal("nothing was noted, and it ended")
 	}
-	m.cluster.noNotes = false
+	m.Cluster.NoNotes = false
 	m.on()
 	m.bootDone()
-	if want := appliedPaths; len(m.cluster.applied) > 0 || !slices.Equal(m.cluster.created, want) || !m.cluster.marked || m.has(controlplane.ClusterManifests) {
-		t.Errorf("applied %q, there are %q", m.cluster.applied, m.cluster.created)
+	if want := appliedPaths; len(m.Cluster.Applied) > 0 || !slices.Equal(m.Cluster.Created, want) || !m.Cluster.Marked || m.Has(controlplane.ClusterManifests) {
+		t.Errorf("applied %q, there are %q", m.Cluster.Applied, m.Cluster.Created)
 	}
-}
-
-// times is how often each object was applied.
-func (c *fakeCluster) times() map[string]int {
-	n := map[string]int{}
-	for _, path := range c.applied {
-		n[path]++
-	}
-	return n
 }
 
 // While one object waits for a webhook, none of the others is applied again: what
@@ -2318,40 +2310,40 @@ func TestManifestsAreAppliedOnce(t *testing.T) {
 	t.Parallel()
 	once := map[string]int{appliedPaths[0]: 1, appliedPaths[2]: 1}
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.cluster.webhookDown = true
-	m.patience = 30 * time.Minute // three of what a round lasts
+	m.Cluster.WebhookDown = true
+	m.Patience = 30 * time.Minute // three of what a round lasts
 	if err := m.boot(); err == nil {
 		t.Fatal("it ended, with one object left")
 	}
-	if got := m.cluster.times(); !maps.Equal(got, once) {
+	if got := m.Cluster.Times(); !maps.Equal(got, once) {
 		t.Errorf("in half an hour, applied %v", got)
 	}
 	m.on()
-	m.patience = 15 * time.Minute
-	if err := m.boot(); err == nil || !maps.Equal(m.cluster.times(), once) {
-		t.Errorf("after a restart, applied %v (%v)", m.cluster.times(), err)
+	m.Patience = 15 * time.Minute
+	if err := m.boot(); err == nil || !maps.Equal(m.Cluster.Times(), once) {
+		t.Errorf("after a restart, applied %v (%v)", m.Cluster.Times(), err)
 	}
 	// Another control-plane node has all of them, and has applied none.
 	other := newControlPlane(t, mintedSites(t, 1))
-	other.cluster.webhookDown, other.cluster.marker = true, maps.Clone(m.cluster.marker)
-	other.patience = 15 * time.Minute
-	if err := other.boot(); err == nil || len(other.cluster.applied) > 0 {
-		t.Errorf("another node applied %v (%v)", other.cluster.applied, err)
+	other.Cluster.WebhookDown, other.Cluster.Marker = true, maps.Clone(m.Cluster.Marker)
+	other.Patience = 15 * time.Minute
+	if err := other.boot(); err == nil || len(other.Cluster.Applied) > 0 {
+		t.Errorf("another node applied %v (%v)", other.Cluster.Applied, err)
 	}
 	// Somebody ends it there.
-	other.cluster.marked = true
+	other.Cluster.Marked = true
 	other.on()
 	other.bootDone()
-	if len(other.cluster.applied) > 0 || other.has(controlplane.ClusterManifests) {
-		t.Errorf("applied %v, though it was ended", other.cluster.applied)
+	if len(other.Cluster.Applied) > 0 || other.Has(controlplane.ClusterManifests) {
+		t.Errorf("applied %v, though it was ended", other.Cluster.Applied)
 	}
 
-	m.cluster.webhookDown = false
+	m.Cluster.WebhookDown = false
 	m.on()
 	m.bootDone()
 	m.wantApplied("once the webhook answers")
 	once[appliedPaths[1]] = 1
-	if got := m.cluster.times(); !maps.Equal(got, once) {
+	if got := m.Cluster.Times(); !maps.Equal(got, once) {
 		t.Errorf("in the end, applied %v", got)
 	}
 }
@@ -2361,15 +2353,15 @@ func TestManifestsAreAppliedOnce(t *testing.T) {
 func TestManifestsThatCannotBeNoted(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.cluster.noNotes = true
-	m.patience = 5 * time.Minute
-	if err := m.boot(); err == nil || !m.said("noting that apps/shop.yaml, document 1, item 1 (Namespace shop) is applied") {
-		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
+	m.Cluster.NoNotes = true
+	m.Patience = 5 * time.Minute
+	if err := m.boot(); err == nil || !m.Said("noting that apps/shop.yaml, document 1, item 1 (Namespace shop) is applied") {
+		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
-	if got := m.cluster.times(); !maps.Equal(got, map[string]int{appliedPaths[0]: 1, appliedPaths[2]: 1}) {
+	if got := m.Cluster.Times(); !maps.Equal(got, map[string]int{appliedPaths[0]: 1, appliedPaths[2]: 1}) {
 		t.Errorf("applied %v", got)
 	}
-	m.cluster.noNotes = false
+	m.Cluster.NoNotes = false
 	m.on()
 	m.bootDone()
 	m.wantApplied("in the end")
@@ -2407,10 +2399,10 @@ func TestPublishedDNS(t *testing.T) {
 		{[]string{controlplane.DnsDeployment, controlplane.DnsService}, false, nil},
 	} {
 		m := newControlPlane(t, mintedSites(t, 1))
-		m.cluster.dns = tt.there
+		m.Cluster.Dns = tt.there
 		m.bootDone()
-		if slices.Contains(m.inits, "addon coredns") != tt.want || !slices.Equal(m.cluster.deleted, tt.gone) {
-			t.Errorf("with %q: kubeadm ran %q; deleted %q", tt.there, m.inits, m.cluster.deleted)
+		if slices.Contains(m.inits, "addon coredns") != tt.want || !slices.Equal(m.Cluster.Deleted, tt.gone) {
+			t.Errorf("with %q: kubeadm ran %q; deleted %q", tt.there, m.inits, m.Cluster.Deleted)
 		}
 	}
 }
@@ -2419,15 +2411,15 @@ func TestPublishedDNS(t *testing.T) {
 func TestResetForgetsKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.init = func(machine.Cmd) error { return errHalf }
-	if err := m.boot(); err == nil || !m.has(member.PKIDir+"/ca.key") {
+	m.Init = func(machine.Cmd) error { return errHalf }
+	if err := m.boot(); err == nil || !m.Has(member.PKIDir+"/ca.key") {
 		t.Fatalf("%v, and no key to forget", err)
 	}
 	if _, err := m.reset(); err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range controlplane.Files() {
-		if m.has(f) {
+		if m.Has(f) {
 			t.Errorf("%s is there still", f)
 		}
 	}
@@ -2437,9 +2429,9 @@ func TestResetForgetsKeys(t *testing.T) {
 func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.put("/var/lib/etcd/member/wal", "")
-	if err := m.boot(); err == nil || m.has(controlplane.EtcdManifest) || !m.said("looking for the data of etcd") {
-		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
+	m.Put("/var/lib/etcd/member/wal", "")
+	if err := m.boot(); err == nil || m.Has(controlplane.EtcdManifest) || !m.Said("looking for the data of etcd") {
+		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 }
 

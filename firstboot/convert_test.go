@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -31,35 +32,35 @@ func readyNode(t *testing.T) *world {
 func soleNode(t *testing.T) *world {
 	t.Helper()
 	w := nativeWorld(t)
-	w.oneMaster()
+	w.OneMaster()
 	w.mustBoot()
 	return w
 }
 
 func (w *world) convert(o hub.ConvertOptions) (steps []run.Step, err error) {
-	w.t.Helper()
+	w.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	w.off, w.cut = cancel, false
-	err = hub.Convert(ctx, w.env(), o, func(s run.Step) { steps = append(steps, s) })
+	w.Off, w.Cut = cancel, false
+	err = hub.Convert(ctx, w.Env(), o, func(s run.Step) { steps = append(steps, s) })
 	return steps, err
 }
 
 func (w *world) revert() (steps []run.Step, err error) {
-	w.t.Helper()
+	w.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	w.off, w.cut = cancel, false
-	err = hub.Revert(ctx, w.env(), func(s run.Step) { steps = append(steps, s) })
+	w.Off, w.Cut = cancel, false
+	err = hub.Revert(ctx, w.Env(), func(s run.Step) { steps = append(steps, s) })
 	return steps, err
 }
 
 func (w *world) reset() (node string, err error) {
-	w.t.Helper()
+	w.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	w.off, w.cut = cancel, false
-	return Reset(ctx, w.env(), func(run.Step) {})
+	w.Off, w.Cut = cancel, false
+	return Reset(ctx, w.Env(), func(run.Step) {})
 }
 
 // clean is the tree without evidence and state.
@@ -97,23 +98,23 @@ func TestConvertRevertConvert(t *testing.T) {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	edge := w.clean()
-	if !strings.Contains(w.get(member.KubeadmFlags), openyurt.ListPlainly+openyurt.TurnedFlags) || w.get(openyurt.KubeletConf) != openyurt.Kubeconfig {
+	if !strings.Contains(w.Get(member.KubeadmFlags), openyurt.ListPlainly+openyurt.TurnedFlags) || w.Get(openyurt.KubeletConf) != openyurt.Kubeconfig {
 		t.Error("kubelet is not turned to yurthub")
 	}
-	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
+	labels := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels
 	if labels[openyurt.LabelEdgeWorker] != "true" || labels[openyurt.LabelNodePool] != "shanghai" {
 		t.Errorf("labels: %v", labels)
 	}
 	if _, err := w.convert(pool); !errors.Is(err, hub.ErrAlready) {
 		t.Errorf("converted twice: %v", err)
 	}
-	w.put("/sys/class/net/hub-dummy0", "") // yurthub was killed
+	w.Put("/sys/class/net/hub-dummy0", "") // yurthub was killed
 	if steps, err := w.revert(); err != nil {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	sameTree(t, "after revert", w.clean(), native)
-	if len(labels) != 0 || w.units[openyurt.Unit] == "active" {
-		t.Errorf("after revert: labels %v, yurthub %s", labels, w.units[openyurt.Unit])
+	if len(labels) != 0 || w.Units[openyurt.Unit] == "active" {
+		t.Errorf("after revert: labels %v, yurthub %s", labels, w.Units[openyurt.Unit])
 	}
 	if _, err := w.revert(); !errors.Is(err, hub.ErrAlready) {
 		t.Errorf("reverted twice: %v", err)
@@ -130,25 +131,25 @@ func TestConvertRevertConvert(t *testing.T) {
 func TestNoFirstBootMeanwhile(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
-	w.units[ondisk.UnitAgain] = "active"
-	w.before = func(effect string) {
+	w.Units[ondisk.UnitAgain] = "active"
+	w.Before = func(effect string) {
 		looks := strings.HasSuffix(effect, "yurthub --version") || strings.HasPrefix(effect, "run nft --check ") // whether it can be done
-		if w.units[ondisk.UnitAgain] == "active" && !looks && effect != "stop "+ondisk.UnitAgain {
+		if w.Units[ondisk.UnitAgain] == "active" && !looks && effect != "stop "+ondisk.UnitAgain {
 			t.Errorf("at %s first boot's timer runs", effect)
 		}
 	}
 	ended := func(what string) {
 		t.Helper()
-		if state := w.units[ondisk.UnitAgain]; state != "active" {
+		if state := w.Units[ondisk.UnitAgain]; state != "active" {
 			t.Errorf("after %s the timer is %s", what, state)
 		}
 	}
-	w.kubeletBroken = true
+	w.KubeletBroken = true
 	if _, err := w.convert(pool); err == nil {
 		t.Fatal("converted, and kubelet does not report")
 	}
 	ended("a convert that failed")
-	w.kubeletBroken = false
+	w.KubeletBroken = false
 	if _, err := w.convert(pool); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +166,7 @@ func TestConvertKilled(t *testing.T) {
 	t.Parallel()
 	whole := soleNode(t)
 	native := whole.clean()
-	whole.effects, whole.names = 0, nil
+	whole.Effects, whole.Names = 0, nil
 	if _, err := whole.convert(pool); err != nil {
 		t.Fatal(err)
 	}
@@ -185,18 +186,18 @@ func TestConvertGoesOnWithoutAReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range []string{openyurt.LabelEdgeWorker, openyurt.LabelNodePool} {
-		delete(w.cluster.nodes["edge-sn0042"].Metadata.Labels, l)
+		delete(w.Cluster.Nodes["edge-sn0042"].Metadata.Labels, l)
 	}
-	w.kubeletBroken = true
+	w.KubeletBroken = true
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	w.off = cancel
-	e := w.env()
+	w.Off = cancel
+	e := w.Env()
 	sleep := e.Sleep
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
-		w.cluster.mu.Lock()
-		w.kubeletBroken = false
-		w.cluster.mu.Unlock()
+		w.Cluster.Mu.Lock()
+		w.KubeletBroken = false
+		w.Cluster.Mu.Unlock()
 		return sleep(ctx, d)
 	}
 	if err := hub.Convert(ctx, e, pool, func(run.Step) {}); err != nil {
@@ -208,18 +209,18 @@ func TestConvertGoesOnWithoutAReport(t *testing.T) {
 func TestRevertKilled(t *testing.T) {
 	t.Parallel()
 	whole := soleNode(t)
-	whole.put(hub.BakedUnit, openyurt.UnitFile) // it stays, and tells nothing of what else is left
+	whole.Put(hub.BakedUnit, openyurt.UnitFile) // it stays, and tells nothing of what else is left
 	if _, err := whole.convert(pool); err != nil {
 		t.Fatal(err)
 	}
 	edge := whole.clean()
-	whole.effects, whole.names = 0, nil
+	whole.Effects, whole.Names = 0, nil
 	if _, err := whole.revert(); err != nil {
 		t.Fatal(err)
 	}
 	killEach(t, whole, killed{
 		prepare: func(w *world) {
-			w.put(hub.BakedUnit, openyurt.UnitFile)
+			w.Put(hub.BakedUnit, openyurt.UnitFile)
 			if _, err := w.convert(pool); err != nil {
 				t.Fatal(err)
 			}
@@ -240,23 +241,23 @@ type killed struct {
 // killEach kills the change before each of the effects that whole counted.
 func killEach(t *testing.T, whole *world, k killed) {
 	t.Helper()
-	if whole.effects < 15 {
-		t.Fatalf("only %d effects were counted", whole.effects)
+	if whole.Effects < 15 {
+		t.Fatalf("only %d effects were counted", whole.Effects)
 	}
 	ready := soleNode(t)
 	k.prepare(ready)
-	ready.effects, ready.names = 0, nil
-	files := ready.files()
-	for n := 1; n <= whole.effects; n += everyCut() {
+	ready.Effects, ready.Names = 0, nil
+	files := ready.Files()
+	for n := 1; n <= whole.Effects; n += everyCut() {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
 			cut := ready.cloneWith(t, files)
-			cut.cutAt = n
+			cut.CutAt = n
 			err := k.run(cut)
-			at := cut.names[len(cut.names)-1]
-			cut.cutAt = 0
-			left := cut.files()
-			if err == nil && slices.ContainsFunc(whole.names[n-1:], func(e string) bool {
+			at := cut.Names[len(cut.Names)-1]
+			cut.CutAt = 0
+			left := cut.Files()
+			if err == nil && slices.ContainsFunc(whole.Names[n-1:], func(e string) bool {
 				return !strings.HasPrefix(e, "write "+ondisk.LogDir) && !strings.HasPrefix(e, "run journalctl") // evidence stops nobody
 			}) {
 				t.Fatalf("killed at %d (%s), it went on", n, at)
@@ -281,17 +282,17 @@ func killEach(t *testing.T, whole *world, k killed) {
 func foreignNode(t *testing.T) *world {
 	w := readyNode(t)
 	for _, p := range []string{ondisk.ImageInfoFile, ondisk.StateDir, "/etc/edgebake", "/etc/hosts", "/sys/module/dummy"} {
-		if err := os.RemoveAll(filepath.Join(w.root, p)); err != nil {
+		if err := os.RemoveAll(filepath.Join(w.Root, p)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	w.slots = nil
-	conf, err := api.SetServer([]byte(w.get(ondisk.KubeletConf)), "https://192.0.2.11:6443", "")
+	w.Slots = nil
+	conf, err := api.SetServer([]byte(w.Get(ondisk.KubeletConf)), "https://192.0.2.11:6443", "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.put(ondisk.KubeletConf, string(conf))
-	w.put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///var/run/containerd/containerd.sock --pod-infra-container-image=registry.example/pause:3.9\"\n")
+	w.Put(ondisk.KubeletConf, string(conf))
+	w.Put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///var/run/containerd/containerd.sock --pod-infra-container-image=registry.example/pause:3.9\"\n")
 	return w
 }
 
@@ -303,12 +304,12 @@ func TestConvertForeignNode(t *testing.T) {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	for _, want := range []string{"--server-addr=https://192.0.2.11:6443 ", "--node-ip=192.0.2.50 ", "--nodepool-name=shanghai "} {
-		if !strings.Contains(w.get(hub.EnvFile), want) {
-			t.Errorf("yurthub's arguments lack %s: %s", want, w.get(hub.EnvFile))
+		if !strings.Contains(w.Get(hub.EnvFile), want) {
+			t.Errorf("yurthub's arguments lack %s: %s", want, w.Get(hub.EnvFile))
 		}
 	}
-	if w.get(hub.UnitFile) != openyurt.UnitFile || !slices.Contains(w.names, "enable "+openyurt.Unit) || !slices.Contains(w.names, "run modprobe dummy") {
-		t.Errorf("the unit was not made to last: %v", w.names)
+	if w.Get(hub.UnitFile) != openyurt.UnitFile || !slices.Contains(w.Names, "enable "+openyurt.Unit) || !slices.Contains(w.Names, "run modprobe dummy") {
+		t.Errorf("the unit was not made to last: %v", w.Names)
 	}
 	if _, err := w.convert(pool); !errors.Is(err, hub.ErrAlready) {
 		t.Errorf("converted twice: %v", err)
@@ -324,19 +325,19 @@ func TestConvertForeignNode(t *testing.T) {
 func TestConvertAfterYurtadm(t *testing.T) {
 	t.Parallel()
 	w := foreignNode(t)
-	w.put(hub.UnitFile, "[Service]\nExecStart=/usr/local/bin/yurthub\n")
-	w.put(openyurt.Dropin, "[Service]\nExecStart=\nExecStart=/usr/local/bin/yurthub --working-mode=edge\n")
+	w.Put(hub.UnitFile, "[Service]\nExecStart=/usr/local/bin/yurthub\n")
+	w.Put(openyurt.Dropin, "[Service]\nExecStart=\nExecStart=/usr/local/bin/yurthub --working-mode=edge\n")
 	if steps, err := w.convert(pool); err != nil {
 		t.Fatalf("%v\n%v", err, steps)
 	}
-	if w.has(openyurt.Dropin) || w.get(hub.UnitFile) != openyurt.UnitFile {
+	if w.Has(openyurt.Dropin) || w.Get(hub.UnitFile) != openyurt.UnitFile {
 		t.Error("yurthub would start as yurtadm had it")
 	}
-	w.put(openyurt.Dropin, "[Service]\n")
+	w.Put(openyurt.Dropin, "[Service]\n")
 	if steps, err := w.revert(); err != nil {
 		t.Fatalf("%v\n%v", err, steps)
 	}
-	if w.has(openyurt.Dropin) || w.has(hub.UnitFile) {
+	if w.Has(openyurt.Dropin) || w.Has(hub.UnitFile) {
 		t.Error("something of yurtadm's is left")
 	}
 }
@@ -350,18 +351,18 @@ func TestGateFitsKubelet(t *testing.T) {
 		"Kubernetes v1.35.0\n": openyurt.ListPlainly, "Kubernetes v1.36.3\n": openyurt.ListPlainly, "Kubernetes v1.36.3-rc.0+abc\n": openyurt.ListPlainly,
 	} {
 		w := foreignNode(t)
-		w.kubelet = version
+		w.Kubelet = version
 		if _, err := w.convert(pool); err != nil {
 			t.Fatal(err)
 		}
-		flags := w.get(member.KubeadmFlags)
+		flags := w.Get(member.KubeadmFlags)
 		if !strings.Contains(flags, want+openyurt.TurnedFlags) || strings.Contains(flags, "feature-gates") != (want != "") {
 			t.Errorf("%q: %s", version, flags)
 		}
 	}
 	w := foreignNode(t)
 	native := w.clean()
-	w.kubelet = "kubelet: command not understood\n"
+	w.Kubelet = "kubelet: command not understood\n"
 	if _, err := w.convert(pool); err == nil || !strings.Contains(err.Error(), "asking kubelet for its version") {
 		t.Errorf("no version: %v", err)
 	}
@@ -375,9 +376,9 @@ func TestConvertUndoesWhatFailed(t *testing.T) {
 		lack  func(*world)
 		words string
 	}{
-		{"yurthub never ready", func(w *world) { w.cluster.csr = "pending" }, "is not approved yet"},
-		{"kubelet does not get through", func(w *world) { w.kubeletBroken = true }, "kubelet has not reported"},
-		{"kubelet does not heed its flags", func(w *world) { w.deafKubelet = true }, "kubelet runs with --kubeconfig=" + ondisk.KubeletConf},
+		{"yurthub never ready", func(w *world) { w.Cluster.Csr = "pending" }, "is not approved yet"},
+		{"kubelet does not get through", func(w *world) { w.KubeletBroken = true }, "kubelet has not reported"},
+		{"kubelet does not heed its flags", func(w *world) { w.DeafKubelet = true }, "kubelet runs with --kubeconfig=" + ondisk.KubeletConf},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := readyNode(t)
@@ -391,7 +392,7 @@ func TestConvertUndoesWhatFailed(t *testing.T) {
 			if steps[len(steps)-1].Status != "undone" {
 				t.Errorf("steps: %v", steps)
 			}
-			dirs, _ := filepath.Glob(filepath.Join(w.root, ondisk.LogDir, "convert-*", "steps.json"))
+			dirs, _ := filepath.Glob(filepath.Join(w.Root, ondisk.LogDir, "convert-*", "steps.json"))
 			if len(dirs) == 0 {
 				t.Error("there is no evidence")
 			}
@@ -407,34 +408,34 @@ func TestConvertRefuses(t *testing.T) {
 		o       hub.ConvertOptions
 		words   string
 	}{
-		{"control plane", func(w *world) { w.put(member.ManifestsDir+"/kube-apiserver.yaml", "x") }, pool, "control plane"},
-		{"no answer", func(w *world) { w.offline = true }, pool, "convert must reach the cluster, to label the Node and to check the result: its Node cannot be read: "},
-		{"not ready", func(w *world) { w.cluster.notReady = true }, pool, "is not Ready: KubeletNotReady"},
+		{"control plane", func(w *world) { w.Put(member.ManifestsDir+"/kube-apiserver.yaml", "x") }, pool, "control plane"},
+		{"no answer", func(w *world) { w.Offline = true }, pool, "convert must reach the cluster, to label the Node and to check the result: its Node cannot be read: "},
+		{"not ready", func(w *world) { w.Cluster.NotReady = true }, pool, "is not Ready: KubeletNotReady"},
 		{"no pool", func(*world) {}, hub.ConvertOptions{}, "no node pool"},
-		{"no program", func(w *world) { os.Remove(filepath.Join(w.root, openyurt.Program)) }, pool, "there is no " + openyurt.Program},
-		{"another processor", func(w *world) { w.put(openyurt.Program, "for another processor") }, pool, "exec format error\nput yurthub's program itself there, for this machine's processor"},
-		{"older yurthub", func(w *world) { w.put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`) }, pool, "is v1.6: only v1.7 and later"},
-		{"a flag of a later yurthub", func(w *world) { w.put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.7.0"}`) }, hub.ConvertOptions{NodePool: "shanghai", Extra: []string{"--no-such-flag"}}, "--yurthub-arg --no-such-flag is unknown to yurthub"},
+		{"no program", func(w *world) { os.Remove(filepath.Join(w.Root, openyurt.Program)) }, pool, "there is no " + openyurt.Program},
+		{"another processor", func(w *world) { w.Put(openyurt.Program, "for another processor") }, pool, "exec format error\nput yurthub's program itself there, for this machine's processor"},
+		{"older yurthub", func(w *world) { w.Put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`) }, pool, "is v1.6: only v1.7 and later"},
+		{"a flag of a later yurthub", func(w *world) { w.Put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.7.0"}`) }, hub.ConvertOptions{NodePool: "shanghai", Extra: []string{"--no-such-flag"}}, "--yurthub-arg --no-such-flag is unknown to yurthub"},
 		{"first boot at work", func(w *world) {
-			w.put(ondisk.StateFile, strings.Replace(w.get(ondisk.StateFile), `"result": "done"`, `"result": "waiting"`, 1))
-			w.units[ondisk.UnitFirstboot] = "active"
+			w.Put(ondisk.StateFile, strings.Replace(w.Get(ondisk.StateFile), `"result": "done"`, `"result": "waiting"`, 1))
+			w.Units[ondisk.UnitFirstboot] = "active"
 		}, pool, "first boot is at work on this machine, and not done (waiting)"},
-		{"no server answers", func(w *world) { w.cluster.down["192.0.2.99:6443"] = true }, hub.ConvertOptions{NodePool: "p", Servers: []string{"https://192.0.2.99:6443"}}, "yurthub can use none of the servers: connecting to the API server 192.0.2.99:6443"},
-		{"no such pool", func(w *world) { w.cluster.noPool = true }, pool, "the cluster has no NodePool shanghai"},
+		{"no server answers", func(w *world) { w.Cluster.Down["192.0.2.99:6443"] = true }, hub.ConvertOptions{NodePool: "p", Servers: []string{"https://192.0.2.99:6443"}}, "yurthub can use none of the servers: connecting to the API server 192.0.2.99:6443"},
+		{"no such pool", func(w *world) { w.Cluster.NoPool = true }, pool, "the cluster has no NodePool shanghai"},
 		{"cloud in an edge pool", func(*world) {}, hub.ConvertOptions{NodePool: "shanghai", Cloud: true}, "NodePool shanghai is of type Edge"},
 		{"in another pool", func(w *world) {
-			w.cluster.nodes["edge-sn0042"].Metadata.Labels = map[string]string{openyurt.LabelNodePool: "beijing"}
+			w.Cluster.Nodes["edge-sn0042"].Metadata.Labels = map[string]string{openyurt.LabelNodePool: "beijing"}
 		}, pool, "the Node edge-sn0042 is in node pool beijing already"},
 		{"no certificate that rotates", func(w *world) {
-			b := w.get(member.ClientCert)
-			for _, p := range member.KubeletKeys(w.env()) {
-				os.Remove(filepath.Join(w.root, p))
+			b := w.Get(member.ClientCert)
+			for _, p := range member.KubeletKeys(w.Env()) {
+				os.Remove(filepath.Join(w.Root, p))
 			}
-			w.put("/etc/kubernetes/own.pem", b)
-			w.put(ondisk.KubeletConf, strings.ReplaceAll(w.get(ondisk.KubeletConf), member.ClientCert, "/etc/kubernetes/own.pem"))
+			w.Put("/etc/kubernetes/own.pem", b)
+			w.Put(ondisk.KubeletConf, strings.ReplaceAll(w.Get(ondisk.KubeletConf), member.ClientCert, "/etc/kubernetes/own.pem"))
 		}, pool, "there is no " + member.ClientCert},
-		{"no nftables", func(w *world) { w.noNFT = true }, pool, "the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed: exec"},
-		{"no node", func(w *world) { os.Remove(filepath.Join(w.root, ondisk.KubeletConf)) }, pool, "only a node that kubeadm joined can be converted or reverted, and this machine is not enrolled: there is no /etc/kubernetes/kubelet.conf"},
+		{"no nftables", func(w *world) { w.NoNFT = true }, pool, "the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed: exec"},
+		{"no node", func(w *world) { os.Remove(filepath.Join(w.Root, ondisk.KubeletConf)) }, pool, "only a node that kubeadm joined can be converted or reverted, and this machine is not enrolled: there is no /etc/kubernetes/kubelet.conf"},
 		{"http", func(*world) {}, hub.ConvertOptions{NodePool: "p", Servers: []string{"http://192.0.2.11:6443"}}, "not of the form https://host:port"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -455,8 +456,8 @@ func TestConvertLeavesThePortOpen(t *testing.T) {
 	if _, err := w.convert(hub.ConvertOptions{NodePool: "shanghai", OpenPort: true, LocalClients: []int{65534}}); err != nil {
 		t.Fatal(err)
 	}
-	if w.rules != string(hub.PortRules(hub.Ports{Open: true, Clients: []int{65534}})) {
-		t.Errorf("the rules are:\n%s", w.rules)
+	if w.Rules != string(hub.PortRules(hub.Ports{Open: true, Clients: []int{65534}})) {
+		t.Errorf("the rules are:\n%s", w.Rules)
 	}
 }
 
@@ -490,8 +491,8 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 		{"another pool", converted, nil, hub.ConvertOptions{NodePool: "beijing"}, is, "`firstboot revert`"},
 		{"another type", converted, nil, hub.ConvertOptions{NodePool: "shanghai", Cloud: true}, is, "`firstboot revert`"},
 		{"other arguments", converted, nil, hub.ConvertOptions{NodePool: "shanghai", LBMode: "rr"}, is + ", and its yurthub has other arguments", "`firstboot revert`"},
-		{"yurthub is down", converted, func(w *world) { w.units[openyurt.Unit] = "inactive" }, pool, is + ", but yurthub is not ready", "journalctl -u yurthub"},
-		{"no answer", converted, func(w *world) { w.offline = true }, pool, "convert must reach the cluster", ""},
+		{"yurthub is down", converted, func(w *world) { w.Units[openyurt.Unit] = "inactive" }, pool, is + ", but yurthub is not ready", "journalctl -u yurthub"},
+		{"no answer", converted, func(w *world) { w.Offline = true }, pool, "convert must reach the cluster", ""},
 		{"by its Site, another pool", bySite, nil, hub.ConvertOptions{NodePool: "beijing"}, "in node pool", "its Site sets this"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -511,7 +512,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 		})
 	}
 	w := bySite(t)
-	now := w.cluster.nodes["edge-sn0042"].Metadata.Labels
+	now := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels
 	if _, err := w.convert(hub.ConvertOptions{NodePool: now[openyurt.LabelNodePool]}); !errors.Is(err, hub.ErrAlready) {
 		t.Errorf("what its Site made it: %v", err)
 	}
@@ -528,13 +529,13 @@ func TestConvertKilledThenFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range []string{openyurt.LabelEdgeWorker, openyurt.LabelNodePool} {
-		delete(w.cluster.nodes["edge-sn0042"].Metadata.Labels, l)
+		delete(w.Cluster.Nodes["edge-sn0042"].Metadata.Labels, l)
 	}
-	w.cluster.csr = "pending"
-	w.powerOn()
+	w.Cluster.Csr = "pending"
+	w.PowerOn()
 	for p := range w.clean() {
 		if strings.HasPrefix("/"+p, openyurt.Root) {
-			if err := os.Remove(filepath.Join(w.root, p)); err != nil {
+			if err := os.Remove(filepath.Join(w.Root, p)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -554,12 +555,12 @@ func TestRevertGivesLabelsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	edge := w.clean()
-	w.cluster.notReady = true
+	w.Cluster.NotReady = true
 	if _, err := w.revert(); err == nil {
 		t.Fatal("it takes a node that does not report for Ready")
 	}
 	sameTree(t, "undone", w.clean(), edge)
-	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
+	labels := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels
 	if labels[openyurt.LabelEdgeWorker] != "true" || labels[openyurt.LabelNodePool] != "shanghai" {
 		t.Errorf("labels: %v", labels)
 	}
@@ -575,15 +576,15 @@ func TestRevertFailsAtItsEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	stuck := "/sys/class/net/hub-dummy0/stuck"
-	w.put(stuck, "")
+	w.Put(stuck, "")
 	steps, err := w.revert()
 	if err == nil || !strings.Contains(run.Advice(err), "run the same command again") {
 		t.Fatalf("%v\n%v", err, steps)
 	}
-	if labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels; member.Redirected(w.env()) || len(labels) != 0 {
-		t.Errorf("it was undone: labels %v, kubelet's flags %s", labels, w.get(member.KubeadmFlags))
+	if labels := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels; member.Redirected(w.Env()) || len(labels) != 0 {
+		t.Errorf("it was undone: labels %v, kubelet's flags %s", labels, w.Get(member.KubeadmFlags))
 	}
-	if err := os.Remove(filepath.Join(w.root, stuck)); err != nil {
+	if err := os.Remove(filepath.Join(w.Root, stuck)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.revert(); err != nil {
@@ -599,13 +600,13 @@ func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
 	if _, err := w.convert(pool); err != nil {
 		t.Fatal(err)
 	}
-	w.units[openyurt.Unit] = "failed"
-	w.cluster.notReady = true
+	w.Units[openyurt.Unit] = "failed"
+	w.Cluster.NotReady = true
 	if _, err := w.revert(); err == nil {
 		t.Fatal("it takes a node that is not Ready for one")
 	}
-	if labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels; member.Redirected(w.env()) || len(labels) != 0 {
-		t.Errorf("labels %v, kubelet's flags %s", labels, w.get(member.KubeadmFlags))
+	if labels := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels; member.Redirected(w.Env()) || len(labels) != 0 {
+		t.Errorf("labels %v, kubelet's flags %s", labels, w.Get(member.KubeadmFlags))
 	}
 }
 
@@ -614,7 +615,7 @@ func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
 func TestResetForgetsTheToken(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	w.cluster.csr = "pending"
+	w.Cluster.Csr = "pending"
 	if err := w.boot(); err == nil {
 		t.Fatal("done, and nobody approved")
 	}
@@ -622,11 +623,11 @@ func TestResetForgetsTheToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	noSecret(t, w)
-	w.cluster.csr = "Approved"
-	joins := w.joins
-	w.powerOn()
-	if err := w.boot(); err == nil || w.joins != joins || !w.said("the Site has no bootstrap token") {
-		t.Errorf("%v, joined %d times\n%s", err, w.joins, strings.Join(w.console, "\n"))
+	w.Cluster.Csr = "Approved"
+	joins := w.Joins
+	w.PowerOn()
+	if err := w.boot(); err == nil || w.Joins != joins || !w.Said("the Site has no bootstrap token") {
+		t.Errorf("%v, joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -634,23 +635,25 @@ func TestResetForgetsTheToken(t *testing.T) {
 func TestResetKeepsTheNextSite(t *testing.T) {
 	t.Parallel()
 	for name, next := range map[string]func(w *world) string{
-		"another name":  func(w *world) string { return strings.Replace(w.site(withToken), "edge-{{.Serial}}", "other", 1) },
-		"the same name": func(w *world) string { return w.site(withToken) },
+		"another name": func(w *world) string {
+			return strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1)
+		},
+		"the same name": func(w *world) string { return w.Site(worldtest.WithToken) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := edgeWorld(t)
 			if err := w.boot(); err != nil {
 				t.Fatal(err)
 			}
-			w.stamp(ownDev, next(w))
+			w.Stamp(worldtest.OwnDev, next(w))
 			if _, err := w.reset(); err != nil {
 				t.Fatal(err)
 			}
-			delete(w.cluster.nodes, "edge-sn0042") // kubectl delete node
-			joins := w.joins
-			w.powerOn()
-			if err := w.boot(); err != nil || w.joins != joins+1 {
-				t.Errorf("%v, joined %d times\n%s", err, w.joins, strings.Join(w.console, "\n"))
+			delete(w.Cluster.Nodes, "edge-sn0042") // kubectl delete node
+			joins := w.Joins
+			w.PowerOn()
+			if err := w.boot(); err != nil || w.Joins != joins+1 {
+				t.Errorf("%v, joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -659,17 +662,17 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.stamp(ownDev, strings.Replace(w.site(withToken), "edge-{{.Serial}}", "other", 1))
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1))
+	w.PowerOn()
 	if err := w.boot(); err == nil {
 		t.Fatal("it goes by two names")
 	}
 	if _, err := w.reset(); err != nil {
 		t.Fatal(err)
 	}
-	w.powerOn()
-	if err := w.boot(); err != nil || w.state().Node != "other" {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.PowerOn()
+	if err := w.boot(); err != nil || w.State().Node != "other" {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -678,36 +681,36 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 func TestResetKilled(t *testing.T) {
 	t.Parallel()
 	begun := edgeWorld(t)
-	begun.cluster.csr = "pending"
+	begun.Cluster.Csr = "pending"
 	if err := begun.boot(); err == nil {
 		t.Fatal("done, and nobody approved")
 	}
-	begun.effects, begun.names = 0, nil
-	begun.units[ondisk.UnitAgain] = "active" // an API server was away at an earlier pass
+	begun.Effects, begun.Names = 0, nil
+	begun.Units[ondisk.UnitAgain] = "active" // an API server was away at an earlier pass
 	whole := begun.clone(t)
 	if _, err := whole.reset(); err != nil {
 		t.Fatal(err)
 	}
-	timer, service := slices.Index(whole.names, "stop "+ondisk.UnitAgain), slices.Index(whole.names, "stop "+ondisk.UnitFirstboot)
+	timer, service := slices.Index(whole.Names, "stop "+ondisk.UnitAgain), slices.Index(whole.Names, "stop "+ondisk.UnitFirstboot)
 	if timer < 0 || timer > service {
-		t.Errorf("first boot, which is stopped, can be started by its timer: %q", whole.names)
+		t.Errorf("first boot, which is stopped, can be started by its timer: %q", whole.Names)
 	}
-	for n := 1; n <= whole.effects; n += everyCut() {
+	for n := 1; n <= whole.Effects; n += everyCut() {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
 			w := begun.clone(t)
-			w.cutAt = n
+			w.CutAt = n
 			_, err := w.reset()
-			at := w.names[len(w.names)-1]
-			w.cutAt = 0
+			at := w.Names[len(w.Names)-1]
+			w.CutAt = 0
 			if _, again := w.reset(); again != nil {
 				t.Fatalf("cut at %s (%v), again: %v", at, err, again)
 			}
 			noSecret(t, w)
-			if state := w.units[ondisk.UnitAgain]; state != "inactive" {
+			if state := w.Units[ondisk.UnitAgain]; state != "inactive" {
 				t.Errorf("cut at %s: %s is %s, which runs first boot again", at, ondisk.UnitAgain, state)
 			}
-			if !strings.Contains(w.slotSite(ownDev), "nodePool") {
+			if !strings.Contains(w.SlotSite(worldtest.OwnDev), "nodePool") {
 				t.Errorf("cut at %s: the Site is lost", at)
 			}
 		})
@@ -747,36 +750,36 @@ func TestRegisterFlags(t *testing.T) {
 func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	w.put(member.ManifestsDir+"/baked.yaml", "kind: Pod\n")
+	w.Put(member.ManifestsDir+"/baked.yaml", "kind: Pod\n")
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.put(hub.EnvFile, strings.Replace(w.get(hub.EnvFile), "--v=2", "--v=2 --dummy-if-name=mine", 1))
-	w.put("/sys/class/net/mine", "")
+	w.Put(hub.EnvFile, strings.Replace(w.Get(hub.EnvFile), "--v=2", "--v=2 --dummy-if-name=mine", 1))
+	w.Put("/sys/class/net/mine", "")
 	name, err := w.reset()
 	if err != nil || name != "edge-sn0042" {
 		t.Fatalf("%s, %v", name, err)
 	}
 	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, ondisk.KubeCA, ondisk.IPVSConfig, hub.EnvFile, openyurt.KubeletConf, member.ReadyMark} {
-		if w.has(p) {
+		if w.Has(p) {
 			t.Errorf("%s is still there", p)
 		}
 	}
-	if w.has("/sys/class/net/mine") {
+	if w.Has("/sys/class/net/mine") {
 		t.Error("yurthub's interface is still there")
 	}
-	if w.get(member.ManifestsDir+"/baked.yaml") != "kind: Pod\n" {
+	if w.Get(member.ManifestsDir+"/baked.yaml") != "kind: Pod\n" {
 		t.Error("what was baked is gone")
 	}
 	if name, err := w.reset(); err != nil || name != "" {
 		t.Errorf("reset again: %q, %v", name, err)
 	}
-	w.stamp(ownDev, strings.Replace(w.site(withToken), "edge-{{.Serial}}", "other", 1))
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1))
+	w.PowerOn()
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if s := w.state(); s.Node != "other" || s.Result != ondisk.ResultDone {
+	if s := w.State(); s.Node != "other" || s.Result != ondisk.ResultDone {
 		t.Errorf("state: %s %s", s.Node, s.Result)
 	}
 }

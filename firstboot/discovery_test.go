@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -20,12 +21,12 @@ import (
 func TestNoAnonymousAccess(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	w.cluster.knownOnly = true
-	w.stamp(ownDev, w.site(withToken))
+	w.Cluster.KnownOnly = true
+	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
 	if err := w.boot(); err == nil {
 		t.Fatal("it joined")
 	}
-	s := w.state()
+	s := w.State()
 	said := ""
 	for _, p := range s.Phases {
 		said += p.Error + p.Fix
@@ -33,13 +34,13 @@ func TestNoAnonymousAccess(t *testing.T) {
 	if s.Result != ondisk.ResultWaiting || !strings.Contains(said, "no anonymous request for cluster-info") || !strings.Contains(said, "caFile") {
 		t.Errorf("%s: %s", s.Result, said)
 	}
-	pem := "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(w.cluster.pem)), "\n", "\n  ")
-	w.stamp(ownDev, w.site(withToken, pem))
-	w.powerOn()
+	pem := "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(w.Cluster.Pem)), "\n", "\n  ")
+	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, pem))
+	w.PowerOn()
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if got := w.get(ondisk.KubeCA); strings.TrimSpace(got) != strings.TrimSpace(string(w.cluster.pem)) {
+	if got := w.Get(ondisk.KubeCA); strings.TrimSpace(got) != strings.TrimSpace(string(w.Cluster.Pem)) {
 		t.Errorf("the CA is\n%s", got)
 	}
 }
@@ -49,14 +50,14 @@ func TestNoAnonymousAccess(t *testing.T) {
 func TestAnotherClustersCA(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	other := newFakeCluster(t)
-	pem := "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(other.pem)), "\n", "\n  ")
-	w.stamp(ownDev, strings.ReplaceAll(w.site(withToken, pem), w.cluster.pin, other.pin))
+	other := worldtest.NewCluster(t)
+	pem := "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(other.Pem)), "\n", "\n  ")
+	w.Stamp(worldtest.OwnDev, strings.ReplaceAll(w.Site(worldtest.WithToken, pem), w.Cluster.Pin, other.Pin))
 	if err := w.boot(); err == nil {
 		t.Fatal("it joined")
 	}
-	if s := w.state(); s.Result != ondisk.ResultFailed || !w.said("not signed by the Site's CA") {
-		t.Errorf("%s\n%s", s.Result, strings.Join(w.console, "\n"))
+	if s := w.State(); s.Result != ondisk.ResultFailed || !w.Said("not signed by the Site's CA") {
+		t.Errorf("%s\n%s", s.Result, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -80,33 +81,33 @@ func TestTokenOfAStartingAPIServer(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.cluster.down["192.0.2.12:6443"], w.cluster.down["192.0.2.13:6443"] = true, true
-			w.cluster.revoked, w.cluster.ready = true, tc.ready
-			w.patience = 5 * time.Minute
-			e := w.env()
-			start, sleep, failed := w.now, e.Sleep, time.Duration(0)
+			w.Cluster.Down["192.0.2.12:6443"], w.Cluster.Down["192.0.2.13:6443"] = true, true
+			w.Cluster.Revoked, w.Cluster.Ready = true, tc.ready
+			w.Patience = 5 * time.Minute
+			e := w.Env()
+			start, sleep, failed := w.Now, e.Sleep, time.Duration(0)
 			e.Sleep = func(ctx context.Context, d time.Duration) error {
-				if failed == 0 && w.said("FAILED discovery") {
-					failed = w.now.Sub(start)
+				if failed == 0 && w.Said("FAILED discovery") {
+					failed = w.Now.Sub(start)
 				}
 				err := sleep(ctx, d)
-				if tc.starts != 0 && w.now.Sub(start) >= tc.starts {
-					w.cluster.mu.Lock()
-					w.cluster.revoked, w.cluster.ready = false, 0
-					w.cluster.mu.Unlock()
+				if tc.starts != 0 && w.Now.Sub(start) >= tc.starts {
+					w.Cluster.Mu.Lock()
+					w.Cluster.Revoked, w.Cluster.Ready = false, 0
+					w.Cluster.Mu.Unlock()
 				}
 				return err
 			}
-			err := w.run(New(e))
-			took := w.now.Sub(start)
+			err := w.Run(New(e))
+			took := w.Now.Sub(start)
 			if tc.starts == 0 {
 				if err == nil || failed == 0 || failed > tc.joined {
-					t.Errorf("%v, reported after %s\n%s", err, failed, strings.Join(w.console, "\n"))
+					t.Errorf("%v, reported after %s\n%s", err, failed, strings.Join(w.Console, "\n"))
 				}
 				return
 			}
-			if err != nil || took > tc.joined || w.said("FAILED") {
-				t.Errorf("%v after %s\n%s", err, took, strings.Join(w.console, "\n"))
+			if err != nil || took > tc.joined || w.Said("FAILED") {
+				t.Errorf("%v after %s\n%s", err, took, strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -120,20 +121,20 @@ func TestClusterInfoWithAFormerSignature(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.cluster.changed = true
-			e := w.env()
-			start, sleep := w.now, e.Sleep
+			w.Cluster.Changed = true
+			e := w.Env()
+			start, sleep := w.Now, e.Sleep
 			e.Sleep = func(ctx context.Context, d time.Duration) error {
 				err := sleep(ctx, d)
-				w.cluster.mu.Lock()
-				w.cluster.changed = w.now.Sub(start) < signedAfter
-				w.cluster.mu.Unlock()
+				w.Cluster.Mu.Lock()
+				w.Cluster.Changed = w.Now.Sub(start) < signedAfter
+				w.Cluster.Mu.Unlock()
 				return err
 			}
-			w.patience = 5 * time.Minute
-			err := w.run(New(e))
-			if signed := signedAfter < time.Minute; (err == nil) != signed || w.said("FAILED") == signed {
-				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+			w.Patience = 5 * time.Minute
+			err := w.Run(New(e))
+			if signed := signedAfter < time.Minute; (err == nil) != signed || w.Said("FAILED") == signed {
+				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -159,7 +160,7 @@ func TestOneAPIServerDoesNotStopDiscovery(t *testing.T) {
 		{errors.Join(api.ErrServerName, away), false},
 		{errors.Join(api.ErrServerName), true},
 	} {
-		err := join.JudgeDiscovery(t.Context(), w.env(), []string{"192.0.2.11:6443"}, tc.err, false)
+		err := join.JudgeDiscovery(t.Context(), w.Env(), []string{"192.0.2.11:6443"}, tc.err, false)
 		if _, stop := run.Fix(err); stop != tc.stop || run.Advice(err) == "" {
 			t.Errorf("%q stops %v, want %v; advice %q", tc.err, stop, tc.stop, run.Advice(err))
 		}

@@ -20,24 +20,24 @@ import (
 // second puts another disk with the same image's partitions into the machine.
 func (w *world) second(disk string, espUUID string) {
 	dir := "/sys/devices/virtio/block/" + disk
-	w.put(dir+"/size", "16777216\n")
-	w.put(dir+"/removable", "0\n")
+	w.Put(dir+"/size", "16777216\n")
+	w.Put(dir+"/removable", "0\n")
 	for n, label := range map[string]string{"1": "ESP", "5": "DATA"} {
-		w.put(dir+"/"+disk+n+"/partition", n+"\n")
-		w.put(dir+"/"+disk+n+"/start", "2048\n")
-		w.put(dir+"/"+disk+n+"/size", "1048576\n")
+		w.Put(dir+"/"+disk+n+"/partition", n+"\n")
+		w.Put(dir+"/"+disk+n+"/start", "2048\n")
+		w.Put(dir+"/"+disk+n+"/size", "1048576\n")
 		uuid := espUUID
 		if label == "DATA" {
 			uuid = "5"
 		}
-		w.put(dir+"/"+disk+n+"/uevent", "PARTNAME="+label+"\nPARTUUID="+uuid+"\n")
+		w.Put(dir+"/"+disk+n+"/uevent", "PARTNAME="+label+"\nPARTUUID="+uuid+"\n")
 	}
 	for name, to := range map[string]string{
 		"sys/block/" + disk: "../devices/virtio/block/" + disk, "sys/dev/block/253:5": "../../devices/virtio/block/" + disk + "/" + disk + "5",
 		"sys/dev/block/254:5": "../../devices/virtio/block/vda/vda5",
 	} {
-		if err := os.Symlink(to, filepath.Join(w.root, name)); err != nil {
-			w.t.Fatal(err)
+		if err := os.Symlink(to, filepath.Join(w.Root, name)); err != nil {
+			w.T.Fatal(err)
 		}
 	}
 }
@@ -69,23 +69,23 @@ func TestTwoCopiesOfOneImage(t *testing.T) {
 			w := nativeWorld(t)
 			w.second("vdb", tc.other)
 			if tc.loader != "" {
-				w.put(machine.LoaderPartFile, utf16(tc.loader))
+				w.Put(machine.LoaderPartFile, utf16(tc.loader))
 			}
-			w.put("/proc/self/mountinfo", strings.Replace(w.get("/proc/self/mountinfo"), "254:5 / /var", "253:5 / /var", 1))
-			if err := w.boot(); err == nil || !w.said("/ is on vda3 and /var on vdb5, of another disk: "+tc.words) {
-				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+			w.Put("/proc/self/mountinfo", strings.Replace(w.Get("/proc/self/mountinfo"), "254:5 / /var", "253:5 / /var", 1))
+			if err := w.boot(); err == nil || !w.Said("/ is on vda3 and /var on vdb5, of another disk: "+tc.words) {
+				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			if w.joins != 0 {
+			if w.Joins != 0 {
 				t.Error("it joined")
 			}
-			for _, effect := range w.names {
+			for _, effect := range w.Names {
 				if strings.HasPrefix(effect, "run systemd-repart") || strings.HasPrefix(effect, "write slot") || strings.HasPrefix(effect, "hostname") {
 					t.Errorf("it went on: %s", effect)
 				}
 			}
 			// With one of them out it goes on.
-			w.put("/proc/self/mountinfo", strings.Replace(w.get("/proc/self/mountinfo"), "253:5 / /var", "254:5 / /var", 1))
-			w.powerOn()
+			w.Put("/proc/self/mountinfo", strings.Replace(w.Get("/proc/self/mountinfo"), "253:5 / /var", "254:5 / /var", 1))
+			w.PowerOn()
 			w.mustBoot()
 		})
 	}
@@ -96,16 +96,16 @@ func TestTwoCopiesOfOneImage(t *testing.T) {
 func TestRewritingSaysWhatIsLost(t *testing.T) {
 	t.Parallel()
 	damaged := func(w *world) {
-		w.put(ondisk.ImportImageDir+"/000-pause.tar", "damaged")
-		w.put(ondisk.ImportImageDir+"/"+ondisk.ImportIndexFile, `{"version":1,"archives":[{"file":"000-pause.tar","ref":"example.com/pause:1","sha256":"0","platform":"linux/amd64"}]}`)
+		w.Put(ondisk.ImportImageDir+"/000-pause.tar", "damaged")
+		w.Put(ondisk.ImportImageDir+"/"+ondisk.ImportIndexFile, `{"version":1,"archives":[{"file":"000-pause.tar","ref":"example.com/pause:1","sha256":"0","platform":"linux/amd64"}]}`)
 	}
 	fixOf := func(w *world, phase string) string {
 		t.Helper()
-		w.powerOn()
+		w.PowerOn()
 		if err := w.boot(); err == nil {
 			t.Fatal("it went on")
 		}
-		for _, p := range w.state().Phases {
+		for _, p := range w.State().Phases {
 			if p.Name == phase {
 				return p.Fix
 			}
@@ -120,7 +120,7 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 	damaged(worker)
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	m.put(configs.EtcdDataDir+"/member/wal/0.wal", "data")
+	m.Put(configs.EtcdDataDir+"/member/wal/0.wal", "data")
 	damaged(m.world)
 	for _, tt := range []struct {
 		name string
@@ -142,9 +142,9 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 	// Nor does another name have a control-plane node reset, which it cannot be.
 	named := newControlPlane(t, mintedSites(t, 1))
 	named.bootDone()
-	named.put(configs.EtcdDataDir+"/member/wal/0.wal", "data")
+	named.Put(configs.EtcdDataDir+"/member/wal/0.wal", "data")
 	active := &site.Active{Site: named.site, Node: "m9"}
-	err := controlplane.DiskIsOfSite(named.env(), active)
+	err := controlplane.DiskIsOfSite(named.Env(), active)
 	if fix, permanent := run.Fix(err); !permanent || strings.Contains(fix, "firstboot reset") || !strings.Contains(fix, "data of etcd is lost then") {
 		t.Errorf("%v: %s", err, fix)
 	}
@@ -155,7 +155,7 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 func TestDataCannotGrow(t *testing.T) {
 	t.Parallel()
 	const note = "DATA does not use all the free space behind it"
-	larger := func(w *world) { w.put("/sys/devices/virtio/block/vda/size", "83886080\n") }
+	larger := func(w *world) { w.Put("/sys/devices/virtio/block/vda/size", "83886080\n") }
 	for _, tt := range []struct {
 		name   string
 		change func(*world)
@@ -175,14 +175,14 @@ func TestDataCannotGrow(t *testing.T) {
 			worker := nativeWorld(t)
 			for _, w := range []*world{m.world, worker} {
 				tt.change(w)
-				e := w.env()
+				e := w.Env()
 				run, size := e.Run, int64(4<<30)
 				e.FSSize = func(string) (int64, error) { return size, nil }
 				e.Run = func(ctx context.Context, c machine.Cmd) error {
 					if c.Args[0] == "systemd-repart" {
-						w.names = append(w.names, "systemd-repart")
+						w.Names = append(w.Names, "systemd-repart")
 						if tt.name == "it grows" {
-							w.put("/sys/devices/virtio/block/vda/vda5/size", "75495424\n")
+							w.Put("/sys/devices/virtio/block/vda/vda5/size", "75495424\n")
 							size = 36 << 30
 						}
 						return tt.repart
@@ -192,17 +192,17 @@ func TestDataCannotGrow(t *testing.T) {
 				if w == m.world {
 					m.on()
 				}
-				if err := w.run(New(e)); err != nil {
-					t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+				if err := w.Run(New(e)); err != nil {
+					t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 				}
 				if w == m.world && !controlplane.Decided(e) {
 					t.Error("etcd may not start")
 				}
-				notes := strings.Join(w.state().Notes, "\n")
+				notes := strings.Join(w.State().Notes, "\n")
 				if strings.Contains(notes, note) != (tt.says != "") || !strings.Contains(notes, tt.says) {
 					t.Errorf("notes: %q", notes)
 				}
-				if ran := slices.Contains(w.names, "systemd-repart"); ran != tt.runs {
+				if ran := slices.Contains(w.Names, "systemd-repart"); ran != tt.runs {
 					t.Errorf("systemd-repart ran: %v", ran)
 				}
 			}
@@ -213,8 +213,8 @@ func TestDataCannotGrow(t *testing.T) {
 // behindData puts somebody's partition onto the disk, which begins at a sector.
 func (w *world) behindData(start string) {
 	dir := "/sys/devices/virtio/block/vda/vda6"
-	w.put(dir+"/partition", "6\n")
-	w.put(dir+"/start", start+"\n")
-	w.put(dir+"/size", "2048\n")
-	w.put(dir+"/uevent", "PARTNAME=backup\n")
+	w.Put(dir+"/partition", "6\n")
+	w.Put(dir+"/start", start+"\n")
+	w.Put(dir+"/size", "2048\n")
+	w.Put(dir+"/uevent", "PARTNAME=backup\n")
 }

@@ -30,24 +30,24 @@ func TestCorrectedDocuments(t *testing.T) {
 		note    bool
 	}{
 		"nobody has changed them":   {func(*controlPlane) {}, 1, false},
-		"a person has changed them": {func(m *controlPlane) { m.cluster.configs["ClusterConfiguration"] += "# mine" }, 0, true},
+		"a person has changed them": {func(m *controlPlane) { m.Cluster.Configs["ClusterConfiguration"] += "# mine" }, 0, true},
 		"another one uploaded them": {func(m *controlPlane) {
 			documents, err := controlplane.DocumentsOf(m.site)
 			if err != nil {
 				t.Fatal(err)
 			}
-			m.cluster.configs["ClusterConfiguration"] += "# by m2"
-			m.cluster.annotations[controlplane.DocumentsKey] = documents
+			m.Cluster.Configs["ClusterConfiguration"] += "# by m2"
+			m.Cluster.Annotations[controlplane.DocumentsKey] = documents
 		}, 0, false},
-		"the cluster is of a former release": {func(m *controlPlane) { clear(m.cluster.annotations) }, 0, true},
+		"the cluster is of a former release": {func(m *controlPlane) { clear(m.Cluster.Annotations) }, 0, true},
 		"so is this machine": {func(m *controlPlane) {
-			clear(m.cluster.annotations)
-			if err := m.env().Remove(controlplane.DocumentsMark); err != nil {
+			clear(m.Cluster.Annotations)
+			if err := m.Env().Remove(controlplane.DocumentsMark); err != nil {
 				t.Fatal(err)
 			}
 		}, 0, false},
 		"the disk is new, and the Site may be old": {func(m *controlPlane) {
-			if err := m.env().Remove(controlplane.DocumentsMark); err != nil {
+			if err := m.Env().Remove(controlplane.DocumentsMark); err != nil {
 				t.Fatal(err)
 			}
 		}, 0, true},
@@ -59,8 +59,8 @@ func TestCorrectedDocuments(t *testing.T) {
 			m.inits = nil
 			m.on()
 			m.bootDone()
-			if uploads(m) > 0 || len(m.state().Notes) > 0 {
-				t.Fatalf("with the same Site kubeadm ran %q, notes %q", m.inits, m.state().Notes)
+			if uploads(m) > 0 || len(m.State().Notes) > 0 {
+				t.Fatalf("with the same Site kubeadm ran %q, notes %q", m.inits, m.State().Notes)
 			}
 			keys := m.site
 			m.site = m.corrected("clusterName:", "caCertificateValidityPeriod: 90000h0m0s\nclusterName:")
@@ -69,8 +69,8 @@ func TestCorrectedDocuments(t *testing.T) {
 			m.stampSite(m.site)
 			m.on()
 			m.bootDone()
-			notes := strings.Join(m.state().Notes, "\n")
-			if uploads(m) != tt.uploads || strings.Contains(notes, "kubeadm init phase upload-config all --config "+controlplane.DocumentsFile) != tt.note || m.has(controlplane.DocumentsFile) != tt.note {
+			notes := strings.Join(m.State().Notes, "\n")
+			if uploads(m) != tt.uploads || strings.Contains(notes, "kubeadm init phase upload-config all --config "+controlplane.DocumentsFile) != tt.note || m.Has(controlplane.DocumentsFile) != tt.note {
 				t.Errorf("kubeadm ran %q, notes %q", m.inits, notes)
 			}
 			// What the note says ends it; nothing is uploaded twice.
@@ -79,13 +79,13 @@ func TestCorrectedDocuments(t *testing.T) {
 				t.Fatal(err)
 			}
 			if tt.note {
-				maps.Copy(m.cluster.annotations, map[string]string{controlplane.DocumentsKey: documents})
+				maps.Copy(m.Cluster.Annotations, map[string]string{controlplane.DocumentsKey: documents})
 			}
 			m.inits = nil
 			m.on()
 			m.bootDone()
-			if uploads(m) > 0 || len(m.state().Notes) > 0 || m.text(controlplane.DocumentsMark) != documents || m.has(controlplane.DocumentsFile) {
-				t.Errorf("again: kubeadm ran %q, notes %q", m.inits, m.state().Notes)
+			if uploads(m) > 0 || len(m.State().Notes) > 0 || m.text(controlplane.DocumentsMark) != documents || m.Has(controlplane.DocumentsFile) {
+				t.Errorf("again: kubeadm ran %q, notes %q", m.inits, m.State().Notes)
 			}
 			m.site = keys
 		})
@@ -94,11 +94,11 @@ func TestCorrectedDocuments(t *testing.T) {
 
 // corrected is the machine's Site with another text in kubeadm's documents, and without keys.
 func (m *controlPlane) corrected(old, with string) *configs.Site {
-	m.t.Helper()
+	m.T.Helper()
 	site, control := *m.site, *m.site.ControlPlane
 	control.Kubeadm = strings.Replace(control.Kubeadm, old, with, 1)
 	if control.Kubeadm == m.site.ControlPlane.Kubeadm {
-		m.t.Fatal("the Site is as it was")
+		m.T.Fatal("the Site is as it was")
 	}
 	site.ControlPlane, site.Credentials = &control, configs.Credentials{}
 	return &site
@@ -110,11 +110,11 @@ func TestUploadThatWasCutOff(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	m.stampSite(m.corrected("clusterName:", "certificateValidityPeriod: 9000h0m0s\nclusterName:"))
-	files := m.files()
+	files := m.Files()
 	for name, interrupt := range map[string]func(c *controlPlane){
 		"before the upload":         func(c *controlPlane) { c.cutBefore("kubeadm uploads ClusterConfiguration") },
 		"within the upload":         func(c *controlPlane) { c.cutBefore("kubeadm uploads kubelet") },
-		"the cluster takes no note": func(c *controlPlane) { c.cluster.noNotes, c.patience = true, time.Minute },
+		"the cluster takes no note": func(c *controlPlane) { c.Cluster.NoNotes, c.Patience = true, time.Minute },
 		"before this machine's":     func(c *controlPlane) { c.cutBefore("write " + controlplane.DocumentsMark) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -125,13 +125,13 @@ func TestUploadThatWasCutOff(t *testing.T) {
 			if err := c.boot(); err == nil {
 				t.Fatal("it was not cut off")
 			}
-			c.cluster.noNotes, c.cutAt, c.before, c.patience = false, 0, nil, m.patience
+			c.Cluster.NoNotes, c.CutAt, c.Before, c.Patience = false, 0, nil, m.Patience
 			c.on()
 			c.bootDone()
-			if notes := c.state().Notes; len(notes) > 0 || c.has(controlplane.DocumentsFile) || len(c.cluster.annotations) != 2 {
-				t.Errorf("notes %q, annotations %q", notes, c.cluster.annotations)
+			if notes := c.State().Notes; len(notes) > 0 || c.Has(controlplane.DocumentsFile) || len(c.Cluster.Annotations) != 2 {
+				t.Errorf("notes %q, annotations %q", notes, c.Cluster.Annotations)
 			}
-			for key, text := range c.cluster.configs {
+			for key, text := range c.Cluster.Configs {
 				if key != "config.conf" && !strings.Contains(text, "certificateValidityPeriod: 9000h0m0s") {
 					t.Errorf("%s is not of the corrected Site:\n%s", key, text)
 				}
@@ -142,11 +142,11 @@ func TestUploadThatWasCutOff(t *testing.T) {
 
 // cutBefore has the power go before an effect.
 func (w *world) cutBefore(effect string) {
-	w.before = func(name string) {
+	w.Before = func(name string) {
 		if name == effect {
-			w.mu.Lock()
-			w.cutAt = w.effects + 1
-			w.mu.Unlock()
+			w.Mu.Lock()
+			w.CutAt = w.Effects + 1
+			w.Mu.Unlock()
 		}
 	}
 }
@@ -165,12 +165,12 @@ func TestKubeProxyDiffers(t *testing.T) {
 	m.stampSite(m.corrected("mode: iptables", "mode: nftables"))
 	for _, differs := range []bool{true, true, false} {
 		if !differs {
-			m.cluster.configs["config.conf"] = strings.Replace(m.cluster.configs["config.conf"], "mode: iptables", "mode: nftables", 1)
+			m.Cluster.Configs["config.conf"] = strings.Replace(m.Cluster.Configs["config.conf"], "mode: iptables", "mode: nftables", 1)
 		}
 		m.inits = nil
 		m.on()
 		m.bootDone()
-		notes := strings.Join(m.state().Notes, "\n")
+		notes := strings.Join(m.State().Notes, "\n")
 		if strings.Contains(notes, "(mode is iptables, nftables in the Site)") != differs || strings.Contains(strings.Join(m.inits, "\n"), "addon") {
 			t.Errorf("notes %q, kubeadm ran %q", notes, m.inits)
 		}
@@ -195,4 +195,4 @@ func TestLacking(t *testing.T) {
 	}
 }
 
-func (w *world) text(path string) string { return strings.TrimSpace(w.get(path)) }
+func (w *world) text(path string) string { return strings.TrimSpace(w.Get(path)) }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -19,38 +20,38 @@ func TestNodeRenamedByTheSite(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.stamp(ownDev, strings.Replace(w.site(), "edge-{{.Serial}}", "other", 1))
-	w.powerOn()
-	if err := w.boot(); err == nil || !w.said("enrolled as edge-sn0042, the Site calls it other") {
-		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(), "edge-{{.Serial}}", "other", 1))
+	w.PowerOn()
+	if err := w.boot(); err == nil || !w.Said("enrolled as edge-sn0042, the Site calls it other") {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
 func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "labels: {zone: north}")
-	w.cluster.register("edge-sn0042", "", "another")
-	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-	w.cluster.revive = true
-	w.cluster.labelsKept = true
+	w.Cluster.Register("edge-sn0042", "", "another")
+	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.Cluster.Revive = true
+	w.Cluster.LabelsKept = true
 	if err := w.boot(); err == nil {
 		t.Fatal("it was said to be done without its label")
 	}
-	s := w.state()
+	s := w.State()
 	i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "node-ready" })
 	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the Site: zone=north; the node may not set them: labelling Node edge-sn0042: ") || !strings.Contains(p.Fix, "kubectl delete node edge-sn0042") {
 		t.Errorf("%+v", p)
 	}
-	if !w.said("the cluster has a stale Node edge-sn0042") {
+	if !w.Said("the cluster has a stale Node edge-sn0042") {
 		t.Error("the stale Node was not said")
 	}
-	w.cluster.labelsKept = false
-	w.powerOn()
+	w.Cluster.LabelsKept = false
+	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if !w.said("the Node edge-sn0042 lacked labels of the Site, and has them now: zone=north") || w.cluster.nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
-		t.Errorf("it did not label its Node:\n%s", strings.Join(w.console, "\n"))
+	if !w.Said("the Node edge-sn0042 lacked labels of the Site, and has them now: zone=north") || w.Cluster.Nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
+		t.Errorf("it did not label its Node:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -59,13 +60,13 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	w.cluster.register("edge-sn0042", "", "another")
-	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-	w.cluster.revive = true
+	w.Cluster.Register("edge-sn0042", "", "another")
+	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.Cluster.Revive = true
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
+	labels := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels
 	if labels[openyurt.LabelEdgeWorker] != "true" || labels[openyurt.LabelNodePool] != "shanghai" {
 		t.Errorf("labels: %v", labels)
 	}
@@ -79,16 +80,16 @@ func TestPoolChanged(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.cluster.labelsKept = true
-	w.stamp(ownDev, strings.Replace(w.site("nodeType: edge", "nodePool: shanghai"), "nodePool: shanghai", "nodePool: beijing", 1))
-	w.powerOn()
+	w.Cluster.LabelsKept = true
+	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site("nodeType: edge", "nodePool: shanghai"), "nodePool: shanghai", "nodePool: beijing", 1))
+	w.PowerOn()
 	if err := w.boot(); err == nil {
 		t.Fatal("it was said to be done in its old pool")
 	}
-	if !w.said("lacks labels of the Site: "+openyurt.LabelNodePool+"=beijing") || !w.said("kubectl delete node edge-sn0042, then restart the machine") {
-		t.Errorf("%s", strings.Join(w.console, "\n"))
+	if !w.Said("lacks labels of the Site: "+openyurt.LabelNodePool+"=beijing") || !w.Said("kubectl delete node edge-sn0042, then restart the machine") {
+		t.Errorf("%s", strings.Join(w.Console, "\n"))
 	}
-	if flags := w.get(member.KubeadmFlags); !strings.Contains(flags, openyurt.LabelNodePool+"=beijing") || strings.Contains(flags, "shanghai") {
+	if flags := w.Get(member.KubeadmFlags); !strings.Contains(flags, openyurt.LabelNodePool+"=beijing") || strings.Contains(flags, "shanghai") {
 		t.Errorf("kubelet registers with %s", flags)
 	}
 }
@@ -97,30 +98,30 @@ func TestPoolChanged(t *testing.T) {
 func TestPoolOfTheCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
-	if err := w.boot(); err == nil || !w.said("NodePool shanghai is of type Edge, and OpenYurt would turn this cloud node into an edge node") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.boot(); err == nil || !w.Said("NodePool shanghai is of type Edge, and OpenYurt would turn this cloud node into an edge node") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w = nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
-	w.cluster.poolType = "Cloud"
+	w.Cluster.PoolType = "Cloud"
 	if err := w.boot(); err != nil {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	// Where nothing converts it, a node that runs goes on, also with a change.
-	w.cluster.poolType = ""
-	w.units[openyurt.Unit] = "failed"
-	w.powerOn()
+	w.Cluster.PoolType = ""
+	w.Units[openyurt.Unit] = "failed"
+	w.PowerOn()
 	if err := w.boot(); err != nil {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w = edgeWorld(t)
-	w.cluster.noPool, w.cluster.refusesNode = true, true // as the webhook does
-	if err := w.boot(); err == nil || w.state().Result == ondisk.ResultDone || !w.said("node-ready: will be tried again: the cluster has no NodePool shanghai") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.Cluster.NoPool, w.Cluster.RefusesNode = true, true // as the webhook does
+	if err := w.boot(); err == nil || w.State().Result == ondisk.ResultDone || !w.Said("node-ready: will be tried again: the cluster has no NodePool shanghai") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w = edgeWorld(t)
-	w.cluster.noPool, w.cluster.csr = true, "Denied" // which it also says
-	if err := w.boot(); err == nil || !w.said("the cluster has no NodePool shanghai, and OpenYurt's webhook rejects a Node whose pool does not exist") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.Cluster.NoPool, w.Cluster.Csr = true, "Denied" // which it also says
+	if err := w.boot(); err == nil || !w.Said("the cluster has no NodePool shanghai, and OpenYurt's webhook rejects a Node whose pool does not exist") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -129,9 +130,9 @@ func TestPoolOfTheCluster(t *testing.T) {
 func TestAnotherYurthub(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	w.put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`)
-	if err := w.boot(); err == nil || !w.said("yurthub on board is of v1.6, the Image says v1.7.0, which has other flags") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.Put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`)
+	if err := w.boot(); err == nil || !w.Said("yurthub on board is of v1.6, the Image says v1.7.0, which has other flags") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -146,20 +147,20 @@ func TestSiteTurnedNative(t *testing.T) {
 	if _, err := w.revert(); err == nil || !strings.Contains(err.Error(), "this machine's Site says nodeType: edge") {
 		t.Errorf("revert against the Site: %v", err)
 	}
-	w.stamp(ownDev, w.site())
-	w.powerOn()
-	if err := w.boot(); err != nil || !w.said("this node goes through yurthub, but its Site says nodeType: native") {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.Stamp(worldtest.OwnDev, w.Site())
+	w.PowerOn()
+	if err := w.boot(); err != nil || !w.Said("this node goes through yurthub, but its Site says nodeType: native") {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if _, err := w.revert(); err != nil {
 		t.Fatal(err)
 	}
-	if flags := w.get(member.KubeadmFlags); strings.Contains(flags, "openyurt") {
+	if flags := w.Get(member.KubeadmFlags); strings.Contains(flags, "openyurt") {
 		t.Errorf("kubelet registers with %s", flags)
 	}
-	w.powerOn()
-	if err := w.boot(); err != nil || w.said("goes through yurthub") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.PowerOn()
+	if err := w.boot(); err != nil || w.Said("goes through yurthub") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -171,26 +172,26 @@ func TestOfflineHubIsWaitedFor(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.powerOn()
-	w.offline = true
-	w.cluster.csr = "pending" // it is not ready
-	e := w.env()
+	w.PowerOn()
+	w.Offline = true
+	w.Cluster.Csr = "pending" // it is not ready
+	e := w.Env()
 	sleep, naps := e.Sleep, 0
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
 		if naps++; naps == 4 {
-			w.cluster.mu.Lock()
-			w.cluster.csr = "Approved"
-			w.cluster.mu.Unlock()
+			w.Cluster.Mu.Lock()
+			w.Cluster.Csr = "Approved"
+			w.Cluster.Mu.Unlock()
 		}
 		return sleep(ctx, d)
 	}
-	if err := w.run(New(e)); err == nil {
+	if err := w.Run(New(e)); err == nil {
 		t.Fatal("offline, and done")
 	}
-	if w.said("will be tried again") || !w.said("yurthub: done in") {
-		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	if w.Said("will be tried again") || !w.Said("yurthub: done in") {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
-	if slices.Contains(w.names, "restart "+openyurt.Unit) {
+	if slices.Contains(w.Names, "restart "+openyurt.Unit) {
 		t.Error("a yurthub that was starting was restarted")
 	}
 }
@@ -202,12 +203,12 @@ func TestPortOpened(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.stamp(ownDev, w.site("nodeType: edge", "nodePool: shanghai", "yurthub: {openPort: true, localClients: [1000, 65534]}"))
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, w.Site("nodeType: edge", "nodePool: shanghai", "yurthub: {openPort: true, localClients: [1000, 65534]}"))
+	w.PowerOn()
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if w.rules != string(hub.PortRules(hub.Ports{Open: true, Clients: []int{1000, 65534}})) {
-		t.Errorf("the rules are:\n%s", w.rules)
+	if w.Rules != string(hub.PortRules(hub.Ports{Open: true, Clients: []int{1000, 65534}})) {
+		t.Errorf("the rules are:\n%s", w.Rules)
 	}
 }

@@ -9,13 +9,14 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
 // dualStack gives the machine both families and the masters names with
 // addresses of these; the kernel prefers IPv6, as RFC 6724 has it.
 func (w *world) dualStack(addrs ...string) *machine.Env {
-	e := w.env()
+	e := w.Env()
 	var all []netip.Addr
 	for _, a := range addrs {
 		all = append(all, netip.MustParseAddr(a))
@@ -65,11 +66,11 @@ func TestFamilyOfTheNode(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, "testdata/machine.txtar")
-			w.stamp(ownDev, w.withMasters("a.shop.example:6443", withToken, c.site))
-			err := w.run(New(w.dualStack(c.addrs...)))
-			said := strings.Join(w.console, "\n")
+			w.Stamp(worldtest.OwnDev, w.withMasters("a.shop.example:6443", worldtest.WithToken, c.site))
+			err := w.Run(New(w.dualStack(c.addrs...)))
+			said := strings.Join(w.Console, "\n")
 			if c.want == "" {
-				if err == nil || w.state().Result != ondisk.ResultWaiting || !strings.Contains(said, "has no address of the family of the VIP 10.103.97.2") {
+				if err == nil || w.State().Result != ondisk.ResultWaiting || !strings.Contains(said, "has no address of the family of the VIP 10.103.97.2") {
 					t.Errorf("%v\n%s", err, said)
 				}
 				return
@@ -77,7 +78,7 @@ func TestFamilyOfTheNode(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v\n%s", err, said)
 			}
-			hosts := w.get("/etc/hosts")
+			hosts := w.Get("/etc/hosts")
 			if !strings.Contains(hosts, c.want+"\tedge-sn0042\n") || c.endpoint != "" && !strings.Contains(hosts, c.endpoint+"\tapiserver.cluster.local\n") {
 				t.Errorf("expected %s:\n%s", c.want, hosts)
 			}

@@ -13,16 +13,16 @@ import (
 func TestImagesAreImportedOnce(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.put(ondisk.ImportImageDir+"/000-pause.tar", "archive")
-	w.put(ondisk.ImportImageDir+"/"+ondisk.ImportIndexFile, `{"version":1,"archives":[{"file":"000-pause.tar","ref":"example.com/pause:1",
+	w.Put(ondisk.ImportImageDir+"/000-pause.tar", "archive")
+	w.Put(ondisk.ImportImageDir+"/"+ondisk.ImportIndexFile, `{"version":1,"archives":[{"file":"000-pause.tar","ref":"example.com/pause:1",
 "sha256":"`+fmt.Sprintf("%x", sha256.Sum256([]byte("archive")))+`","platform":"linux/amd64","names":["example.com/pause@sha256:0"],"labels":{"a":"b"}}]}`)
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	var ran []string
-	for _, n := range w.names {
+	for _, n := range w.Names {
 		if c, ok := strings.CutPrefix(n, "run ctr --namespace k8s.io images "); ok {
-			ran = append(ran, strings.ReplaceAll(c, w.root, ""))
+			ran = append(ran, strings.ReplaceAll(c, w.Root, ""))
 		}
 	}
 	want := []string{
@@ -33,13 +33,13 @@ func TestImagesAreImportedOnce(t *testing.T) {
 	if !slices.Equal(ran, want) {
 		t.Errorf("ran %q", ran)
 	}
-	w.powerOn()
-	if err := w.boot(); err != nil || slices.ContainsFunc(w.names, func(n string) bool { return strings.Contains(n, "ctr") }) {
-		t.Errorf("%v, %v", err, w.names)
+	w.PowerOn()
+	if err := w.boot(); err != nil || slices.ContainsFunc(w.Names, func(n string) bool { return strings.Contains(n, "ctr") }) {
+		t.Errorf("%v, %v", err, w.Names)
 	}
-	w.put(ondisk.ImportImageDir+"/000-pause.tar", "damaged")
-	w.powerOn()
-	if err := w.boot(); err == nil || !w.said("FAILED images") {
+	w.Put(ondisk.ImportImageDir+"/000-pause.tar", "damaged")
+	w.PowerOn()
+	if err := w.boot(); err == nil || !w.Said("FAILED images") {
 		t.Errorf("a damaged archive: %v", err)
 	}
 }

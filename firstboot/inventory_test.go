@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -24,39 +25,39 @@ func (w *world) inventory(sites ...string) string {
 	return strings.Join(append([]string{
 		"apiVersion: edgebake.io/v1alpha1", "kind: Inventory", "defaults:",
 		"  masters: [192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443]",
-		"  caCertHashes: ['" + w.cluster.pin + "']",
+		"  caCertHashes: ['" + w.Cluster.Pin + "']",
 		"sites:",
 		"- {name: paris, match: {serial: SN0099}, credentials: {token: " + othersToken + "}}",
 		"- {name: rome, match: {uuid: 4c4c4544-0099-3510-8052-c7c04f4e4232}, credentials: {token: " + othersToken + "}}",
 	}, sites...), "\n") + "\n"
 }
 
-const berlin = "- {name: berlin, match: {serial: sn0042, macs: [52-54-00-12-34-56]}, credentials: {token: " + testToken + "}}"
+const berlin = "- {name: berlin, match: {serial: sn0042, macs: [52-54-00-12-34-56]}, credentials: {token: " + worldtest.TestToken + "}}"
 
 // carry puts an inventory into a slot.
 func (w *world) carry(dev string, sites ...string) {
-	w.t.Helper()
+	w.T.Helper()
 	w.stampAt(dev, day(1), map[string]string{ondisk.SlotInventory: w.inventory(sites...)})
 }
 
 // onlyItsOwn: nothing of another machine is left on the disk.
 func (w *world) onlyItsOwn() {
-	w.t.Helper()
+	w.T.Helper()
 	for _, others := range []string{othersToken, "paris", "SN0099"} {
-		if bytes.Contains(w.slots[ownDev].written(), []byte(others)) {
-			w.t.Errorf("the slot still has %q", others)
+		if bytes.Contains(w.Slots[worldtest.OwnDev].Written(), []byte(others)) {
+			w.T.Errorf("the slot still has %q", others)
 		}
-		filepath.WalkDir(w.root, func(p string, d os.DirEntry, err error) error {
+		filepath.WalkDir(w.Root, func(p string, d os.DirEntry, err error) error {
 			if err == nil && d.Type().IsRegular() {
 				if b, err := os.ReadFile(p); err == nil && bytes.Contains(b, []byte(others)) {
-					w.t.Errorf("%s has %q", p, others)
+					w.T.Errorf("%s has %q", p, others)
 				}
 			}
 			return nil
 		})
 	}
-	if strings.Contains(w.log.String(), othersToken) {
-		w.t.Error("the log has another machine's token")
+	if strings.Contains(w.Log.String(), othersToken) {
+		w.T.Error("the log has another machine's token")
 	}
 }
 
@@ -65,24 +66,24 @@ func (w *world) onlyItsOwn() {
 func TestInventoryInTheSlot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.carry(ownDev, berlin)
-	e := w.env()
-	w.before = func(effect string) {
-		if strings.HasPrefix(effect, "hostname") && bytes.Contains(w.slots[ownDev].written(), []byte(othersToken)) {
+	w.carry(worldtest.OwnDev, berlin)
+	e := w.Env()
+	w.Before = func(effect string) {
+		if strings.HasPrefix(effect, "hostname") && bytes.Contains(w.Slots[worldtest.OwnDev].Written(), []byte(othersToken)) {
 			t.Error("the Site was applied before the others were wiped")
 		}
 	}
-	if err := w.run(New(e)); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.Run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if s := w.state(); s.Result != ondisk.ResultDone || s.Node != "berlin" {
+	if s := w.State(); s.Result != ondisk.ResultDone || s.Node != "berlin" {
 		t.Errorf("result %s, node %s", s.Result, s.Node)
 	}
 	w.onlyItsOwn()
-	w.powerOn()
+	w.PowerOn()
 	w.mustBoot()
-	if w.joins != 1 || w.said("inventory") {
-		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+	if w.Joins != 1 || w.Said("inventory") {
+		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -91,27 +92,27 @@ func TestInventoryInTheSlot(t *testing.T) {
 func TestPowerCutInAnInventory(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.carry(ownDev, berlin)
+	w.carry(worldtest.OwnDev, berlin)
 	whole := w.clone(t)
 	whole.mustBoot()
-	from := slices.Index(whole.names, "write slot "+ownDev)
-	to := slices.Index(whole.names, "hostname berlin")
+	from := slices.Index(whole.Names, "write slot "+worldtest.OwnDev)
+	to := slices.Index(whole.Names, "hostname berlin")
 	if from < 0 || to < from {
-		t.Fatal(whole.names)
+		t.Fatal(whole.Names)
 	}
 	for n := from; n <= to+1; n++ {
 		cut := w.clone(t)
-		cut.cutAt = n + 1
+		cut.CutAt = n + 1
 		if err := cut.boot(); err == nil {
-			t.Fatalf("cut at %s: it went on", whole.names[n])
+			t.Fatalf("cut at %s: it went on", whole.Names[n])
 		}
-		if _, err := slot.Read(cut.slots[ownDev]); err != nil {
-			t.Errorf("cut at effect %d, %s: %v", n, whole.names[n], err)
+		if _, err := slot.Read(cut.Slots[worldtest.OwnDev]); err != nil {
+			t.Errorf("cut at effect %d, %s: %v", n, whole.Names[n], err)
 		}
-		cut.powerOn()
+		cut.PowerOn()
 		cut.mustBoot()
-		if s := cut.state(); s.Node != "berlin" || cut.joins != 1 {
-			t.Errorf("cut at %s: node %s", whole.names[n], s.Node)
+		if s := cut.State(); s.Node != "berlin" || cut.Joins != 1 {
+			t.Errorf("cut at %s: node %s", whole.Names[n], s.Node)
 		}
 		cut.onlyItsOwn()
 	}
@@ -120,22 +121,22 @@ func TestPowerCutInAnInventory(t *testing.T) {
 // TestNoSiteForThisMachine says what the machine is, waits, and reads again.
 func TestNoSiteForThisMachine(t *testing.T) {
 	w := nativeWorld(t)
-	w.put("/sys/class/dmi/id/chassis_asset_tag", "AT-7\n")
-	w.carry(ownDev)
+	w.Put("/sys/class/dmi/id/chassis_asset_tag", "AT-7\n")
+	w.carry(worldtest.OwnDev)
 	if err := w.boot(); err == nil {
 		t.Fatal("it went on")
 	}
-	if !w.said("waiting for a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: MAC 52:54:00:12:34:56, serial SN0042, UUID 4c4c4544-0042-3510-8052-c7c04f4e4232, asset tag AT-7") {
-		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	if !w.Said("waiting for a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: MAC 52:54:00:12:34:56, serial SN0042, UUID 4c4c4544-0042-3510-8052-c7c04f4e4232, asset tag AT-7") {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
-	w.before = func(effect string) {
-		if w.before = nil; effect != "" {
-			w.carry(ownDev, "- {name: berlin, match: {assetTag: AT-7}, credentials: {token: "+testToken+"}}")
+	w.Before = func(effect string) {
+		if w.Before = nil; effect != "" {
+			w.carry(worldtest.OwnDev, "- {name: berlin, match: {assetTag: AT-7}, credentials: {token: "+worldtest.TestToken+"}}")
 		}
 	}
-	w.powerOn()
+	w.PowerOn()
 	w.mustBoot()
-	if s := w.state(); s.Node != "berlin" {
+	if s := w.State(); s.Node != "berlin" {
 		t.Errorf("node %s", s.Node)
 	}
 	w.onlyItsOwn()
@@ -144,58 +145,58 @@ func TestNoSiteForThisMachine(t *testing.T) {
 // TestJunkMatchesNobody: a machine without an identity of its own takes no site.
 func TestJunkMatchesNobody(t *testing.T) {
 	w := nativeWorld(t)
-	w.put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
-	w.put("/sys/class/dmi/id/product_uuid", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF\n")
-	w.carry(ownDev, "- {name: berlin, match: {serial: SN0042}, credentials: {token: "+testToken+"}}")
-	if err := w.boot(); err == nil || !w.said("serial none, UUID none, asset tag none") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.Put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
+	w.Put("/sys/class/dmi/id/product_uuid", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF\n")
+	w.carry(worldtest.OwnDev, "- {name: berlin, match: {serial: SN0042}, credentials: {token: "+worldtest.TestToken+"}}")
+	if err := w.boot(); err == nil || !w.Said("serial none, UUID none, asset tag none") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
 // TestTwoSitesForOneMachine stops, until the inventory is corrected.
 func TestTwoSitesForOneMachine(t *testing.T) {
 	w := nativeWorld(t)
-	w.carry(ownDev, berlin, "- {name: bonn, match: {uuid: 4c4c4544-0042-3510-8052-c7c04f4e4232}, credentials: {token: "+testToken+"}}")
-	if err := w.boot(); err == nil || !w.said("the Sites berlin, bonn all match this machine (MAC") {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.carry(worldtest.OwnDev, berlin, "- {name: bonn, match: {uuid: 4c4c4544-0042-3510-8052-c7c04f4e4232}, credentials: {token: "+worldtest.TestToken+"}}")
+	if err := w.boot(); err == nil || !w.Said("the Sites berlin, bonn all match this machine (MAC") {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	w.stamp(ownDev, w.site(withToken))
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.PowerOn()
 	w.mustBoot()
 }
 
 // TestOneStickForManyMachines: each takes its own site, and the stick keeps all.
 func TestOneStickForManyMachines(t *testing.T) {
-	sites := []string{berlin, "- {name: bonn, match: {serial: SN0043}, credentials: {token: " + testToken + "}}"}
+	sites := []string{berlin, "- {name: bonn, match: {serial: SN0043}, credentials: {token: " + worldtest.TestToken + "}}"}
 	for serial, name := range map[string]string{"SN0042": "berlin", "SN0043": "bonn"} {
 		w := nativeWorld(t)
-		w.stamp(ownDev, "")
-		w.put("/sys/class/dmi/id/product_serial", serial+"\n")
+		w.Stamp(worldtest.OwnDev, "")
+		w.Put("/sys/class/dmi/id/product_serial", serial+"\n")
 		w.plug("")
 		w.carry(stickDev, sites...)
-		before := w.slots[stickDev].clone()
+		before := w.Slots[stickDev].Clone()
 		w.mustBoot()
-		if s := w.state(); s.Node != name {
+		if s := w.State(); s.Node != name {
 			t.Errorf("%s is %s", serial, s.Node)
 		}
 		w.onlyItsOwn()
-		if !bytes.Equal(before.written(), w.slots[stickDev].written()) {
+		if !bytes.Equal(before.Written(), w.Slots[stickDev].Written()) {
 			t.Error("the stick was changed")
 		}
 		// The next machine's site is corrected on it: this one's stays.
 		w.carry(stickDev, slices.Concat(sites, []string{"- {name: cologne, match: {serial: SN0044}}"})...)
-		w.powerOn()
+		w.PowerOn()
 		w.mustBoot()
-		if w.said("took the Site of stick") || w.joins != 1 {
-			t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+		if w.Said("took the Site of stick") || w.Joins != 1 {
+			t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 		}
 	}
 	w := nativeWorld(t)
-	w.stamp(ownDev, "")
+	w.Stamp(worldtest.OwnDev, "")
 	w.plug("")
 	w.carry(stickDev)
-	if err := w.boot(); err == nil || !w.said("waiting for a Site; stick /dev/sdb1 is not taken: its inventory has no Site for this machine. This machine: MAC") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.boot(); err == nil || !w.Said("waiting for a Site; stick /dev/sdb1 is not taken: its inventory has no Site for this machine. This machine: MAC") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -205,25 +206,25 @@ func TestOneStickForManyMachines(t *testing.T) {
 func TestInventoryOnANode(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.carry(ownDev)
-	w.powerOn()
+	w.carry(worldtest.OwnDev)
+	w.PowerOn()
 	w.mustBoot()
-	if s := w.state(); s.Node != "edge-sn0042" || w.joins != 1 {
-		t.Errorf("node %s, %d joins", s.Node, w.joins)
+	if s := w.State(); s.Node != "edge-sn0042" || w.Joins != 1 {
+		t.Errorf("node %s, %d joins", s.Node, w.Joins)
 	}
-	w.carry(ownDev, "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, network: {dns: [192.0.2.123]}}")
-	w.powerOn()
+	w.carry(worldtest.OwnDev, "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, network: {dns: [192.0.2.123]}}")
+	w.PowerOn()
 	w.mustBoot()
-	if !strings.Contains(w.slotSite(ownDev), "192.0.2.123") || w.joins != 1 {
-		t.Errorf("the slot has\n%s", w.slotSite(ownDev))
+	if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") || w.Joins != 1 {
+		t.Errorf("the slot has\n%s", w.SlotSite(worldtest.OwnDev))
 	}
 	w.onlyItsOwn()
 	w.admits(ondisk.SitesRepair)
 	w.plug("")
 	w.carry(stickDev, "- {name: berlin, match: {serial: SN0042}, nodeName: other, network: {dns: [192.0.2.124]}}")
-	w.powerOn()
+	w.PowerOn()
 	w.mustBoot()
-	if got := w.slotSite(ownDev); !strings.Contains(got, "192.0.2.124") || strings.Contains(got, "other") {
+	if got := w.SlotSite(worldtest.OwnDev); !strings.Contains(got, "192.0.2.124") || strings.Contains(got, "other") {
 		t.Errorf("the slot has\n%s", got)
 	}
 }
@@ -234,7 +235,7 @@ func TestSignedInventory(t *testing.T) {
 	key := newSiteKey(t)
 	for _, tamper := range []bool{false, true} {
 		w := nativeWorld(t)
-		w.stamp(ownDev, "")
+		w.Stamp(worldtest.OwnDev, "")
 		w.admits(ondisk.SitesSigned, key)
 		w.signed(key, day(2), func(c *slot.Contents) {
 			if tamper {
@@ -243,9 +244,9 @@ func TestSignedInventory(t *testing.T) {
 		}, map[string]string{ondisk.SlotInventory: w.inventory(berlin)})
 		err := w.boot()
 		if (err == nil) == tamper {
-			t.Fatalf("tampered with %v: %v\n%s", tamper, err, strings.Join(w.console, "\n"))
+			t.Fatalf("tampered with %v: %v\n%s", tamper, err, strings.Join(w.Console, "\n"))
 		}
-		if s := w.state(); !tamper && s.Node != "berlin" {
+		if s := w.State(); !tamper && s.Node != "berlin" {
 			t.Errorf("node %s", s.Node)
 		}
 	}
@@ -254,9 +255,9 @@ func TestSignedInventory(t *testing.T) {
 // TestOthersAreWipedInAnyCase: also where its own site cannot be applied.
 func TestOthersAreWipedInAnyCase(t *testing.T) {
 	w := nativeWorld(t)
-	w.carry(ownDev, "- {name: berlin, match: {serial: SN0042}, arch: arm64, credentials: {token: "+testToken+"}}")
-	if err := w.boot(); err == nil || !w.said("FAILED site-config: the Site does not fit this image") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.carry(worldtest.OwnDev, "- {name: berlin, match: {serial: SN0042}, arch: arm64, credentials: {token: "+worldtest.TestToken+"}}")
+	if err := w.boot(); err == nil || !w.Said("FAILED site-config: the Site does not fit this image") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w.onlyItsOwn()
 }
@@ -267,26 +268,26 @@ func TestOthersAreWipedFromAMember(t *testing.T) {
 	const bad = "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, arch: arm64}"
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.carry(ownDev, bad)
-	w.powerOn()
+	w.carry(worldtest.OwnDev, bad)
+	w.PowerOn()
 	w.mustBoot()
-	if !w.said("the slot's Site is not taken, the former one stays") || w.joins != 1 {
-		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+	if !w.Said("the slot's Site is not taken, the former one stays") || w.Joins != 1 {
+		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
-	if !strings.Contains(w.slotSite(ownDev), "arm64") {
-		t.Errorf("the slot has\n%s", w.slotSite(ownDev))
+	if !strings.Contains(w.SlotSite(worldtest.OwnDev), "arm64") {
+		t.Errorf("the slot has\n%s", w.SlotSite(worldtest.OwnDev))
 	}
 	w.onlyItsOwn()
 
 	// A slot that cannot be written does not stop a node.
-	w.carry(ownDev, bad)
-	w.powerOn()
-	e := w.env()
+	w.carry(worldtest.OwnDev, bad)
+	w.PowerOn()
+	e := w.Env()
 	e.WriteSlot = func(string, *slot.Contents) error { return errors.New("input/output error") }
-	if err := w.run(New(e)); err != nil {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.Run(New(e)); err != nil {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if s := w.state(); s.Result != ondisk.ResultDone || !strings.Contains(w.log.String(), "input/output error") {
+	if s := w.State(); s.Result != ondisk.ResultDone || !strings.Contains(w.Log.String(), "input/output error") {
 		t.Errorf("result %s", s.Result)
 	}
 }
@@ -295,10 +296,10 @@ func TestOthersAreWipedFromAMember(t *testing.T) {
 func TestSiteTooLargeForASlot(t *testing.T) {
 	w := nativeWorld(t)
 	large := strings.Repeat("x", 300<<10)
-	w.carry(ownDev, strings.Replace(berlin, "credentials:", `ignition: '{"ignition": {"version": "3.4.0"}, "storage": {"files": [{"path": "/etc/large", "contents": {"source": "data:,`+large+`"}}]}}', credentials:`, 1))
+	w.carry(worldtest.OwnDev, strings.Replace(berlin, "credentials:", `ignition: '{"ignition": {"version": "3.4.0"}, "storage": {"files": [{"path": "/etc/large", "contents": {"source": "data:,`+large+`"}}]}}', credentials:`, 1))
 	err := w.boot()
-	if err == nil || !w.said("FAILED site-config: the Site berlin of the inventory has") {
-		t.Errorf("%v\n%.2000s", err, strings.Join(w.console, "\n"))
+	if err == nil || !w.Said("FAILED site-config: the Site berlin of the inventory has") {
+		t.Errorf("%v\n%.2000s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -306,11 +307,11 @@ func TestSiteTooLargeForASlot(t *testing.T) {
 // a missing one.
 func TestWaitingSaysWhatWentWrong(t *testing.T) {
 	w := nativeWorld(t)
-	w.carry(ownDev)
-	e := w.env()
+	w.carry(worldtest.OwnDev)
+	e := w.Env()
 	sleep := e.Sleep
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
-		w.carry(ownDev, berlin)
+		w.carry(worldtest.OwnDev, berlin)
 		return sleep(ctx, d)
 	}
 	e.WriteSlot = func(string, *slot.Contents) error { return errors.New("input/output error") }
@@ -329,11 +330,11 @@ func TestWaitingSaysWhatWentWrong(t *testing.T) {
 func TestJunkSerialOfAMember(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
-	w.stamp(ownDev, w.site("network: {dns: [192.0.2.123]}"))
-	w.powerOn()
+	w.Put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
+	w.Stamp(worldtest.OwnDev, w.Site("network: {dns: [192.0.2.123]}"))
+	w.PowerOn()
 	w.mustBoot()
-	if s := w.state(); s.Node != "edge-sn0042" || w.joins != 1 || w.said("is not taken") {
-		t.Errorf("node %s, %d joins\n%s", s.Node, w.joins, strings.Join(w.console, "\n"))
+	if s := w.State(); s.Node != "edge-sn0042" || w.Joins != 1 || w.Said("is not taken") {
+		t.Errorf("node %s, %d joins\n%s", s.Node, w.Joins, strings.Join(w.Console, "\n"))
 	}
 }

@@ -21,7 +21,7 @@ func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	former := w.get(member.ProvenFile)
+	former := w.Get(member.ProvenFile)
 	for _, tc := range []struct {
 		name, masters string
 		lines         []string
@@ -56,8 +56,8 @@ func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.put(member.ProvenFile, string(b))
-		doc, err := join.IPVSConfig(w.env(), site)
+		w.Put(member.ProvenFile, string(b))
+		doc, err := join.IPVSConfig(w.Env(), site)
 		if err != nil {
 			t.Fatal(err)
 		}

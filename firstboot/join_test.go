@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -23,11 +24,11 @@ func TestWithoutIPVS(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "ipvs: {disabled: true}")
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	hosts := w.get("/etc/hosts")
-	if w.has(ondisk.IPVSConfig) || w.units[ondisk.UnitIPVSCare] == "active" || !strings.Contains(hosts, "\tapiserver.cluster.local") {
-		t.Errorf("ipvscare %s, hosts:\n%s", w.units[ondisk.UnitIPVSCare], hosts)
+	hosts := w.Get("/etc/hosts")
+	if w.Has(ondisk.IPVSConfig) || w.Units[ondisk.UnitIPVSCare] == "active" || !strings.Contains(hosts, "\tapiserver.cluster.local") {
+		t.Errorf("ipvscare %s, hosts:\n%s", w.Units[ondisk.UnitIPVSCare], hosts)
 	}
 }
 
@@ -37,22 +38,13 @@ func TestMastersChanged(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.stamp(ownDev, strings.Replace(w.site(), "192.0.2.13", "192.0.2.14", 1))
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(), "192.0.2.13", "192.0.2.14", 1))
+	w.PowerOn()
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !strings.Contains(w.get(ondisk.IPVSConfig), "192.0.2.14:6443") || w.joins != 1 {
-		t.Errorf("%d joins, %s", w.joins, w.get(ondisk.IPVSConfig))
-	}
-}
-
-// allDown switches every master off or on, and with them what is behind the endpoint.
-func (c *fakeCluster) allDown(down bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, m := range []string{"192.0.2.11:6443", "192.0.2.12:6443", "192.0.2.13:6443", ownEndpoint} {
-		c.down[m] = down
+	if !strings.Contains(w.Get(ondisk.IPVSConfig), "192.0.2.14:6443") || w.Joins != 1 {
+		t.Errorf("%d joins, %s", w.Joins, w.Get(ondisk.IPVSConfig))
 	}
 }
 
@@ -61,25 +53,25 @@ func (c *fakeCluster) allDown(down bool) {
 func TestMastersComeLate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.patience = 30 * time.Minute
-	w.cluster.allDown(true)
-	e := w.env()
-	on, sleep := w.now, e.Sleep
+	w.Patience = 30 * time.Minute
+	w.Cluster.AllDown(true)
+	e := w.Env()
+	on, sleep := w.Now, e.Sleep
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
 		err := sleep(ctx, d)
-		if w.now.Sub(on) > 17*time.Minute {
-			w.cluster.allDown(false)
+		if w.Now.Sub(on) > 17*time.Minute {
+			w.Cluster.AllDown(false)
 		}
 		return err
 	}
-	if err := w.run(New(e)); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.Run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if took := w.now.Sub(on); w.joins != 1 || took < 17*time.Minute || took > 20*time.Minute {
-		t.Errorf("%d joins, Ready after %s", w.joins, took)
+	if took := w.Now.Sub(on); w.Joins != 1 || took < 17*time.Minute || took > 20*time.Minute {
+		t.Errorf("%d joins, Ready after %s", w.Joins, took)
 	}
-	if !w.said("network: will be tried again: no API server answers") {
-		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	if !w.Said("network: will be tried again: no API server answers") {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -88,9 +80,9 @@ func TestMastersComeLate(t *testing.T) {
 func TestOneWordForAWait(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.cluster.allDown(true)
-	e := w.env()
-	on, sleep, source := w.now, e.Sleep, e.Source
+	w.Cluster.AllDown(true)
+	e := w.Env()
+	on, sleep, source := w.Now, e.Sleep, e.Source
 	down, asked := true, 0
 	e.Source = func(ctx context.Context, addr string) (netip.Addr, error) {
 		if down && addr == "192.0.2.11:6443" { // the Site's first
@@ -101,16 +93,16 @@ func TestOneWordForAWait(t *testing.T) {
 	}
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
 		err := sleep(ctx, d)
-		if down = w.now.Sub(on) <= time.Minute; !down {
-			w.cluster.allDown(false)
+		if down = w.Now.Sub(on) <= time.Minute; !down {
+			w.Cluster.AllDown(false)
 		}
 		return err
 	}
-	if err := w.run(New(e)); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.Run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	var waits []string
-	for _, line := range w.console {
+	for _, line := range w.Console {
 		if strings.Contains(line, "network: waiting for ") {
 			waits = append(waits, line)
 		}
@@ -125,18 +117,18 @@ func TestOneWordForAWait(t *testing.T) {
 func TestMastersGoDuringTheJoin(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.patience = 30 * time.Minute
-	e := w.env()
+	w.Patience = 30 * time.Minute
+	e := w.Env()
 	gone, back := time.Time{}, time.Time{}
 	e.Run = func(ctx context.Context, c machine.Cmd) error {
 		if c.Args[0] != "kubeadm" || !gone.IsZero() {
-			return w.exec(ctx, c)
+			return w.Exec(ctx, c)
 		}
-		w.cluster.allDown(true)
-		gone = w.now
+		w.Cluster.AllDown(true)
+		gone = w.Now
 		for {
-			if err := w.sleep(ctx, 10*time.Second); err != nil {
-				back = w.now.Add(7 * time.Minute)
+			if err := w.Sleep(ctx, 10*time.Second); err != nil {
+				back = w.Now.Add(7 * time.Minute)
 				return err
 			}
 		}
@@ -144,18 +136,18 @@ func TestMastersGoDuringTheJoin(t *testing.T) {
 	sleep := e.Sleep
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
 		err := sleep(ctx, d)
-		if !back.IsZero() && w.now.After(back) {
-			w.cluster.allDown(false)
+		if !back.IsZero() && w.Now.After(back) {
+			w.Cluster.AllDown(false)
 		}
 		return err
 	}
-	if err := w.run(New(e)); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.Run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.said("join: will be tried again: context deadline exceeded") || w.joins != 1 {
-		t.Errorf("%d joins, console:\n%s", w.joins, strings.Join(w.console, "\n"))
+	if !w.Said("join: will be tried again: context deadline exceeded") || w.Joins != 1 {
+		t.Errorf("%d joins, console:\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
-	if late := w.now.Sub(back); late > 3*time.Minute {
+	if late := w.Now.Sub(back); late > 3*time.Minute {
 		t.Errorf("Ready %s after the masters were back", late)
 	}
 	noSecret(t, w)
@@ -186,17 +178,17 @@ func TestEveryKubeadm(t *testing.T) {
 		return e
 	}
 	w := nativeWorld(t, "network: {proxy: {https: 'http://192.0.2.99:3128'}}")
-	if err := w.run(New(watch(w, w.env()))); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.Run(New(watch(w, w.Env()))); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if _, err := Reset(t.Context(), watch(w, w.env()), func(run.Step) {}); err != nil {
+	if _, err := Reset(t.Context(), watch(w, w.Env()), func(run.Step) {}); err != nil {
 		t.Fatal(err)
 	}
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.site.Network.Proxy.HTTPS = configs.NewSecret("http://192.0.2.99:3128")
 	m.stampSite(m.site)
-	if err := m.run(New(watch(m.world, m.env()))); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+	if err := m.Run(New(watch(m.world, m.Env()))); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 	if ran["join"] != 1 || ran["reset"] != 1 || ran["init"] < 5 {
 		t.Errorf("kubeadm ran %v", ran)
@@ -206,12 +198,12 @@ func TestEveryKubeadm(t *testing.T) {
 func TestFirstMasterDead(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.cluster.down["192.0.2.11:6443"] = true
-	w.cluster.down["192.0.2.13:6443"] = true
+	w.Cluster.Down["192.0.2.11:6443"] = true
+	w.Cluster.Down["192.0.2.13:6443"] = true
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if server, name, err := member.KubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "kubernetes" {
+	if server, name, err := member.KubeletServer(w.Env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "kubernetes" {
 		t.Errorf("kubelet goes to %s (%s), %v", server, name, err)
 	}
 }
@@ -221,14 +213,14 @@ func TestFirstMasterDead(t *testing.T) {
 func TestJoinsThroughTheEndpoint(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
-	w.stamp(ownDev, w.site(withToken))
+	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if server, name, err := member.KubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "" {
+	if server, name, err := member.KubeletServer(w.Env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "" {
 		t.Errorf("kubelet goes to %s (%s), %v", server, name, err)
 	}
-	if slices.Contains(w.names, "restart kubelet.service") {
+	if slices.Contains(w.Names, "restart kubelet.service") {
 		t.Error("kubelet was restarted for nothing")
 	}
 }
@@ -238,21 +230,21 @@ func TestJoinsThroughTheEndpoint(t *testing.T) {
 func TestHealedInTheCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.patience = 30 * time.Minute
-	w.cluster.register("edge-sn0042", "", "another")
-	e := w.env()
+	w.Patience = 30 * time.Minute
+	w.Cluster.Register("edge-sn0042", "", "another")
+	e := w.Env()
 	sleep, removed := e.Sleep, false
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
-		if !removed && w.said("FAILED discovery") {
+		if !removed && w.Said("FAILED discovery") {
 			removed = true
-			w.cluster.mu.Lock()
-			delete(w.cluster.nodes, "edge-sn0042")
-			w.cluster.mu.Unlock()
+			w.Cluster.Mu.Lock()
+			delete(w.Cluster.Nodes, "edge-sn0042")
+			w.Cluster.Mu.Unlock()
 		}
 		return sleep(ctx, d)
 	}
-	if err := w.run(New(e)); err != nil || w.state().Result != ondisk.ResultDone {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.Run(New(e)); err != nil || w.State().Result != ondisk.ResultDone {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -265,9 +257,9 @@ func TestAFailedLookUndoesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, before := range []bool{true, false} {
-		w.powerOn()
-		w.offline, w.patience = true, 10*time.Minute
-		e := w.env()
+		w.PowerOn()
+		w.Offline, w.Patience = true, 10*time.Minute
+		e := w.Env()
 		state, failed := e.UnitState, 0
 		e.UnitState = func(ctx context.Context, unit string) (string, error) {
 			if unit == ondisk.UnitKubelet && failed < 3 {
@@ -277,7 +269,7 @@ func TestAFailedLookUndoesNothing(t *testing.T) {
 			return state(ctx, unit)
 		}
 		if !before { // after a Run that went well
-			if err := os.Remove(filepath.Join(w.root, openyurt.KubeletConf)); err != nil {
+			if err := os.Remove(filepath.Join(w.Root, openyurt.KubeletConf)); err != nil {
 				t.Fatal(err)
 			}
 			failed = 3
@@ -289,14 +281,14 @@ func TestAFailedLookUndoesNothing(t *testing.T) {
 				return unit(ctx, verb, name)
 			}
 		}
-		if err := w.run(New(e)); err == nil {
+		if err := w.Run(New(e)); err == nil {
 			t.Fatal("it was done, offline")
 		}
 		if failed != 3 {
 			t.Errorf("it was asked %d times", failed)
 		}
-		if slices.Contains(w.names, "remove "+openyurt.KubeletConf) || !strings.Contains(w.get(member.KubeadmFlags), openyurt.KubeletConf) {
-			t.Errorf("kubelet was turned away from yurthub: %s", w.names)
+		if slices.Contains(w.Names, "remove "+openyurt.KubeletConf) || !strings.Contains(w.Get(member.KubeadmFlags), openyurt.KubeletConf) {
+			t.Errorf("kubelet was turned away from yurthub: %s", w.Names)
 		}
 	}
 }

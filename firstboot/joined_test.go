@@ -11,6 +11,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -36,15 +37,15 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t, tc.before)
 			w.mustBoot()
-			w.cluster.nodes["edge-sn0042"].Spec.Taints = tc.taints
-			w.stamp(ownDev, w.site(tc.after))
-			w.powerOn()
+			w.Cluster.Nodes["edge-sn0042"].Spec.Taints = tc.taints
+			w.Stamp(worldtest.OwnDev, w.Site(tc.after))
+			w.PowerOn()
 			w.mustBoot()
-			notes := strings.Join(w.state().Notes, "\n")
+			notes := strings.Join(w.State().Notes, "\n")
 			if tc.note == "" && notes != "" || !strings.Contains(notes, tc.note) {
 				t.Errorf("notes: %q", notes)
 			}
-			if tc.note != "" && !w.said(tc.note) {
+			if tc.note != "" && !w.Said(tc.note) {
 				t.Error("it is not on the console")
 			}
 		})
@@ -67,35 +68,35 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, bad %v", form, bad), func(t *testing.T) {
 				t.Parallel()
 				w := c.world(t)
-				w.oneMaster()
-				w.stamp(ownDev, w.site(append(slices.Clone(c.more), withToken, before)...))
+				w.OneMaster()
+				w.Stamp(worldtest.OwnDev, w.Site(append(slices.Clone(c.more), worldtest.WithToken, before)...))
 				w.mustBoot()
 				if form != "staticPod" { // what kubeadm writes
-					w.put(member.KubeadmFlags, strings.Replace(w.get(member.KubeadmFlags), "containerd.sock", "containerd.sock --max-pods=50 --v=2", 1))
+					w.Put(member.KubeadmFlags, strings.Replace(w.Get(member.KubeadmFlags), "containerd.sock", "containerd.sock --max-pods=50 --v=2", 1))
 				}
-				was := w.get(member.KubeadmFlags)
-				w.stamp(ownDev, w.site(append(slices.Clone(c.more), after)...))
-				w.powerOn()
+				was := w.Get(member.KubeadmFlags)
+				w.Stamp(worldtest.OwnDev, w.Site(append(slices.Clone(c.more), after)...))
+				w.PowerOn()
 				if bad {
-					w.badArg = "system-reserved"
+					w.BadArg = "system-reserved"
 				}
 				judge := func(w *world, cut string) {
 					t.Helper()
-					flags := w.get(member.KubeadmFlags)
-					note := strings.Contains(strings.Join(w.state().Notes, "\n"), "kubeletExtraArgs of the Site are not in place (max-pods, system-reserved, v)")
+					flags := w.Get(member.KubeadmFlags)
+					note := strings.Contains(strings.Join(w.State().Notes, "\n"), "kubeletExtraArgs of the Site are not in place (max-pods, system-reserved, v)")
 					has := strings.Contains(flags, "--v=4") && strings.Contains(flags, "--system-reserved=cpu=100m,memory=50Mi") && !strings.Contains(flags, "max-pods")
 					had := strings.Contains(flags, "--v=2") == strings.Contains(was, "--v=2") && !strings.Contains(flags, "system-reserved")
-					if w.units[ondisk.UnitKubelet] != "active" || note != bad || has == bad || had != bad ||
+					if w.Units[ondisk.UnitKubelet] != "active" || note != bad || has == bad || had != bad ||
 						strings.Contains(flags, openyurt.TurnedFlags) != strings.Contains(was, openyurt.TurnedFlags) || strings.Count(flags, "--v=") > 1 {
-						t.Errorf("%s: notes %q, kubelet has\n%swas\n%s%s", cut, w.state().Notes, flags, was, strings.Join(w.console, "\n"))
+						t.Errorf("%s: notes %q, kubelet has\n%swas\n%s%s", cut, w.State().Notes, flags, was, strings.Join(w.Console, "\n"))
 					}
 				}
 				whole := w.clone(t)
-				whole.badArg = w.badArg
+				whole.BadArg = w.BadArg
 				whole.mustBoot()
 				judge(whole, "not cut")
 				restarts := 0
-				for _, n := range whole.names {
+				for _, n := range whole.Names {
 					if n == "restart "+ondisk.UnitKubelet {
 						restarts++
 					}
@@ -103,37 +104,37 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 				if want := map[bool]int{false: 1, true: 2}[bad]; restarts != want {
 					t.Errorf("kubelet was restarted %d times, want %d", restarts, want)
 				}
-				whole.names = nil
-				if err := os.RemoveAll(filepath.Join(whole.root, ondisk.RunDir)); err != nil { // as systemd does
+				whole.Names = nil
+				if err := os.RemoveAll(filepath.Join(whole.Root, ondisk.RunDir)); err != nil { // as systemd does
 					t.Fatal(err)
 				}
 				whole.mustBoot() // first boot once more, as its timer has it
-				if slices.Contains(whole.names, "restart "+ondisk.UnitKubelet) {
+				if slices.Contains(whole.Names, "restart "+ondisk.UnitKubelet) {
 					t.Error("and it was restarted once more")
 				}
 				followed := map[[32]byte]bool{}
 				for n := 1; form == "unit"; n++ { // with the most to get wrong
 					cut := w.clone(t)
-					cut.badArg, cut.cutAt = w.badArg, n
+					cut.BadArg, cut.CutAt = w.BadArg, n
 					if cut.boot() == nil {
 						break
 					}
-					cut.powerOn()
-					left := cut.files()
-					state := cut.snapshot(t, left)
+					cut.PowerOn()
+					left := cut.Files()
+					state := cut.Snapshot(t, left)
 					if followed[state] {
 						continue // the very machine of another cut
 					}
 					followed[state] = true
 					corrected := cut.cloneWith(t, left)
-					corrected.badArg = w.badArg
+					corrected.BadArg = w.BadArg
 					cut.mustBoot()
 					judge(cut, fmt.Sprintf("cut at effect %d", n))
 
-					corrected.stamp(ownDev, corrected.site(append(slices.Clone(c.more), before)...))
+					corrected.Stamp(worldtest.OwnDev, corrected.Site(append(slices.Clone(c.more), before)...))
 					corrected.mustBoot()
-					if flags := corrected.get(member.KubeadmFlags); argsOf(flags) != argsOf(was) || corrected.said("not in place") {
-						t.Errorf("cut at effect %d, and corrected: notes %q, kubelet has\n%swas\n%s", n, corrected.state().Notes, flags, was)
+					if flags := corrected.Get(member.KubeadmFlags); argsOf(flags) != argsOf(was) || corrected.Said("not in place") {
+						t.Errorf("cut at effect %d, and corrected: notes %q, kubelet has\n%swas\n%s", n, corrected.State().Notes, flags, was)
 					}
 				}
 			})
@@ -157,13 +158,13 @@ func TestArgumentsWhileKubeletStarts(t *testing.T) {
 	for _, loops := range []bool{false, true} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
 		w.mustBoot()
-		was := w.get(member.KubeadmFlags)
-		w.stamp(ownDev, w.site("kubeletExtraArgs: {v: '2', system-reserved: cpux}"))
-		w.powerOn()
-		w.badArg, w.refusals, w.crashLoop = "system-reserved", 3, loops
+		was := w.Get(member.KubeadmFlags)
+		w.Stamp(worldtest.OwnDev, w.Site("kubeletExtraArgs: {v: '2', system-reserved: cpux}"))
+		w.PowerOn()
+		w.BadArg, w.Refusals, w.CrashLoop = "system-reserved", 3, loops
 		w.mustBoot()
-		if flags := w.get(member.KubeadmFlags); strings.Contains(flags, "system-reserved") || !w.said("not in place") {
-			t.Errorf("loops %v: notes %q, kubelet has\n%swas\n%s", loops, w.state().Notes, flags, was)
+		if flags := w.Get(member.KubeadmFlags); strings.Contains(flags, "system-reserved") || !w.Said("not in place") {
+			t.Errorf("loops %v: notes %q, kubelet has\n%swas\n%s", loops, w.State().Notes, flags, was)
 		}
 	}
 }
@@ -172,17 +173,17 @@ func TestArgumentsThatFixKubelet(t *testing.T) {
 	for _, helps := range []bool{true, false} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
 		w.mustBoot()
-		w.put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--v=2\"\n")
-		w.stamp(ownDev, w.site())
-		w.powerOn()
-		w.badArg = "--v=2"
+		w.Put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--v=2\"\n")
+		w.Stamp(worldtest.OwnDev, w.Site())
+		w.PowerOn()
+		w.BadArg = "--v=2"
 		if !helps {
-			w.badArg = "KUBELET"
+			w.BadArg = "KUBELET"
 		}
-		if err := w.boot(); err != nil || w.said("kubelet does not come up: connection refused") == helps {
-			t.Errorf("helps %v: %v\n%s", helps, err, strings.Join(w.console, "\n"))
+		if err := w.boot(); err != nil || w.Said("kubelet does not come up: connection refused") == helps {
+			t.Errorf("helps %v: %v\n%s", helps, err, strings.Join(w.Console, "\n"))
 		}
-		if got := w.get(member.KubeadmFlags); got != "KUBELET_KUBEADM_ARGS=\"\"\n" {
+		if got := w.Get(member.KubeadmFlags); got != "KUBELET_KUBEADM_ARGS=\"\"\n" {
 			t.Errorf("helps %v: kubelet has %s", helps, got)
 		}
 	}
@@ -218,36 +219,36 @@ func TestMeteredKubelet(t *testing.T) {
 	const flag = "--config-dir=" + join.KubeletConfDir
 	w := nativeWorld(t, "ipvs: {profile: metered}")
 	w.mustBoot()
-	if got := w.get(member.KubeadmFlags); !strings.Contains(got, flag) || !strings.Contains(w.get(join.MeteredConfFile), "nodeStatusReportFrequency: 1h") {
-		t.Errorf("kubelet has %s and %s", got, w.get(join.MeteredConfFile))
+	if got := w.Get(member.KubeadmFlags); !strings.Contains(got, flag) || !strings.Contains(w.Get(join.MeteredConfFile), "nodeStatusReportFrequency: 1h") {
+		t.Errorf("kubelet has %s and %s", got, w.Get(join.MeteredConfFile))
 	}
-	file, flags := slices.Index(w.names, "write "+join.MeteredConfFile), slices.Index(w.names, "write "+member.KubeadmFlags)
+	file, flags := slices.Index(w.Names, "write "+join.MeteredConfFile), slices.Index(w.Names, "write "+member.KubeadmFlags)
 	if file < 0 || flags < file {
 		t.Errorf("kubelet is told of the directory before it is there: %d, %d", file, flags)
 	}
-	w.powerOn()
+	w.PowerOn()
 	w.mustBoot()
-	if slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
+	if slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
 		t.Error("kubelet is restarted at each boot")
 	}
-	w.put(join.MeteredConfFile, "")
-	w.powerOn()
+	w.Put(join.MeteredConfFile, "")
+	w.PowerOn()
 	w.mustBoot()
-	if w.get(join.MeteredConfFile) != join.MeteredConf || !slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
+	if w.Get(join.MeteredConfFile) != join.MeteredConf || !slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
 		t.Error("a file that was damaged stays as it is")
 	}
-	w.stamp(ownDev, w.site())
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, w.Site())
+	w.PowerOn()
 	w.mustBoot()
-	if got := w.get(member.KubeadmFlags); strings.Contains(got, "config-dir") {
+	if got := w.Get(member.KubeadmFlags); strings.Contains(got, "config-dir") {
 		t.Errorf("kubelet has %s", got)
 	}
 
 	older := podWorld(t)
-	older.put(ondisk.ImageInfoFile, strings.Replace(older.get(ondisk.ImageInfoFile), "v1.30.3", "v1.29.9", 1))
-	older.stamp(ownDev, older.site(withToken, "nodeType: edge", "nodePool: shanghai", "ipvs: {profile: metered}"))
+	older.Put(ondisk.ImageInfoFile, strings.Replace(older.Get(ondisk.ImageInfoFile), "v1.30.3", "v1.29.9", 1))
+	older.Stamp(worldtest.OwnDev, older.Site(worldtest.WithToken, "nodeType: edge", "nodePool: shanghai", "ipvs: {profile: metered}"))
 	older.mustBoot()
-	if got := older.get(member.KubeadmFlags); strings.Contains(got, "config-dir") {
+	if got := older.Get(member.KubeadmFlags); strings.Contains(got, "config-dir") {
 		t.Errorf("a kubelet that does not know the directory has %s", got)
 	}
 }
@@ -272,16 +273,16 @@ func TestNodeOfTwoFamilies(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t, c.lines...)
-			w.cluster.serviceCIDRs = c.cidrs
+			w.Cluster.ServiceCIDRs = c.cidrs
 			w.mustBoot()
-			if got := w.get(member.KubeadmFlags); strings.Contains(got, "--node-ip") != (c.want != "") || !strings.Contains(got, c.want) {
+			if got := w.Get(member.KubeadmFlags); strings.Contains(got, "--node-ip") != (c.want != "") || !strings.Contains(got, c.want) {
 				t.Errorf("kubelet has %s, want %q", got, c.want)
 			}
-			was := w.get(member.KubeadmFlags)
-			w.powerOn()
-			w.offline = true
+			was := w.Get(member.KubeadmFlags)
+			w.PowerOn()
+			w.Offline = true
 			w.boot()
-			if got := w.get(member.KubeadmFlags); got != was || slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
+			if got := w.Get(member.KubeadmFlags); got != was || slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
 				t.Errorf("offline it was changed: %s, was %s", got, was)
 			}
 		})
@@ -293,29 +294,29 @@ func TestLabelRemoved(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "labels: {zone: north, shop: '12'}")
 	w.mustBoot()
-	n := w.cluster.nodes["edge-sn0042"]
+	n := w.Cluster.Nodes["edge-sn0042"]
 	n.Metadata.Labels["mine"] = "yes"
-	w.put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--a=b --node-labels=shop=12,zone=north --c=d\"\n")
-	w.stamp(ownDev, w.site("labels: {zone: north}"))
-	w.powerOn()
+	w.Put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--a=b --node-labels=shop=12,zone=north --c=d\"\n")
+	w.Stamp(worldtest.OwnDev, w.Site("labels: {zone: north}"))
+	w.PowerOn()
 	w.mustBoot()
 	if l := n.Metadata.Labels; l["zone"] != "north" || l["mine"] != "yes" || len(l) != 2 {
 		t.Errorf("labels: %v", l)
 	}
-	if flags := w.get(member.KubeadmFlags); flags != "KUBELET_KUBEADM_ARGS=\"--a=b --node-labels=zone=north --c=d\"\n" {
+	if flags := w.Get(member.KubeadmFlags); flags != "KUBELET_KUBEADM_ARGS=\"--a=b --node-labels=zone=north --c=d\"\n" {
 		t.Errorf("kubelet registers with %s", flags)
 	}
 	// Somebody else's label of the same name is his.
 	n.Metadata.Labels["shop"] = "12"
-	w.powerOn()
+	w.PowerOn()
 	w.mustBoot()
-	if n.Metadata.Labels["shop"] != "12" || w.said("that the Site has no more") {
+	if n.Metadata.Labels["shop"] != "12" || w.Said("that the Site has no more") {
 		t.Errorf("labels: %v", n.Metadata.Labels)
 	}
-	w.cluster.labelsKept = true
-	w.stamp(ownDev, w.site())
-	w.powerOn()
-	if err := w.boot(); err == nil || !w.said("has labels that the Site has no more: zone=north") || !w.said("kubectl label node edge-sn0042 zone-") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.Cluster.LabelsKept = true
+	w.Stamp(worldtest.OwnDev, w.Site())
+	w.PowerOn()
+	if err := w.boot(); err == nil || !w.Said("has labels that the Site has no more: zone=north") || !w.Said("kubectl label node edge-sn0042 zone-") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }

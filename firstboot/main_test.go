@@ -1,3 +1,5 @@
+//go:debug tlsmlkem=0
+
 package firstboot
 
 import (
@@ -8,10 +10,9 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
-)
 
-// umask is that of the tests, whoever runs them: files of machines need no chmod.
-const umask = 0o022
+	"github.com/edgebake/edgebake/firstboot/worldtest"
+)
 
 // TestMain is for thousands of machines, each of which is booted for a moment
 // and waits for its masters most of that. Looking for what they left in memory
@@ -25,6 +26,6 @@ func TestMain(m *testing.M) {
 	}
 	debug.SetGCPercent(800)
 	debug.SetMemoryLimit(1 << 30) // but not at any price
-	syscall.Umask(umask)
+	syscall.Umask(worldtest.Umask)
 	os.Exit(m.Run())
 }

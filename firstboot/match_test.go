@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -23,25 +24,25 @@ func TestASiteForAnotherMachine(t *testing.T) {
 				if member {
 					w.mustBoot()
 				} else {
-					w.stamp(ownDev, "")
+					w.Stamp(worldtest.OwnDev, "")
 				}
-				files := map[string]string{ondisk.SlotSite: w.reportTo("other", withToken, rootKey, match)}
+				files := map[string]string{ondisk.SlotSite: w.reportTo("other", worldtest.WithToken, rootKey, match)}
 				switch from {
 				case "slot":
-					w.stampAt(ownDev, day(9), files)
+					w.stampAt(worldtest.OwnDev, day(9), files)
 				case "stick":
 					w.plug("")
 					w.stampAt(stickDev, day(9), files)
 				default:
 					w.signed(key, day(9), nil, files)
 				}
-				w.powerOn()
-				w.patience = 30 * time.Second
+				w.PowerOn()
+				w.Patience = 30 * time.Second
 				if err := w.boot(); (err == nil) != member {
 					t.Errorf("%s, %s, member %v: %v", match, from, member, err)
 				}
-				if w.has("/root/.ssh/authorized_keys") || !w.said("its Site is for another machine (match)") {
-					t.Errorf("%s, %s, member %v: applied: %v\n%s", match, from, member, w.has("/root/.ssh/authorized_keys"), strings.Join(w.console, "\n"))
+				if w.Has("/root/.ssh/authorized_keys") || !w.Said("its Site is for another machine (match)") {
+					t.Errorf("%s, %s, member %v: applied: %v\n%s", match, from, member, w.Has("/root/.ssh/authorized_keys"), strings.Join(w.Console, "\n"))
 				}
 			}
 		}
@@ -54,20 +55,20 @@ func TestASiteForThisMachine(t *testing.T) {
 	t.Parallel()
 	for _, from := range []string{"slot", "stick"} {
 		w := newWorld(t, "testdata/machine.txtar")
-		site := w.site(withToken, "match: {serial: sn0042, macs: ['52:54:00:12:34:56']}")
-		if w.stamp(ownDev, site); from == "stick" {
-			w.stamp(ownDev, "")
+		site := w.Site(worldtest.WithToken, "match: {serial: sn0042, macs: ['52:54:00:12:34:56']}")
+		if w.Stamp(worldtest.OwnDev, site); from == "stick" {
+			w.Stamp(worldtest.OwnDev, "")
 			w.plug(site)
 		}
 		w.mustBoot()
-		if got := w.slotSite(ownDev); w.joins != 1 || strings.Contains(got, "match") || !strings.Contains(got, "edge-{{.Serial}}") {
-			t.Errorf("%s: %d joins, the slot has\n%s", from, w.joins, got)
+		if got := w.SlotSite(worldtest.OwnDev); w.Joins != 1 || strings.Contains(got, "match") || !strings.Contains(got, "edge-{{.Serial}}") {
+			t.Errorf("%s: %d joins, the slot has\n%s", from, w.Joins, got)
 		}
-		w.put("/sys/class/net/enp1s0/address", "52:54:00:99:99:99\n")
-		w.powerOn()
+		w.Put("/sys/class/net/enp1s0/address", "52:54:00:99:99:99\n")
+		w.PowerOn()
 		w.mustBoot()
-		if w.state().Result != ondisk.ResultDone || w.said("is not taken: its Site") && from == "slot" {
-			t.Errorf("%s:\n%s", from, strings.Join(w.console, "\n"))
+		if w.State().Result != ondisk.ResultDone || w.Said("is not taken: its Site") && from == "slot" {
+			t.Errorf("%s:\n%s", from, strings.Join(w.Console, "\n"))
 		}
 	}
 }
@@ -93,32 +94,32 @@ func TestANeighboursSite(t *testing.T) {
 			w.mustBoot()
 			if c.expired { // and the join that was to repair it has failed
 				w.expire()
-				w.joinError = func(int) error { return errors.New("kubelet is not well") }
-				w.powerOn()
-				if err := w.boot(); err == nil || member.Is(w.env()) {
+				w.JoinError = func(int) error { return errors.New("kubelet is not well") }
+				w.PowerOn()
+				if err := w.boot(); err == nil || member.Is(w.Env()) {
 					t.Fatal(err)
 				}
-				w.joinError = nil
+				w.JoinError = nil
 			}
 			if c.moves {
 				w.rebuild()
 			}
-			files := map[string]string{ondisk.SlotSite: strings.Replace(w.site(withToken, rootKey), "edge-{{.Serial}}", "other", 1)}
+			files := map[string]string{ondisk.SlotSite: strings.Replace(w.Site(worldtest.WithToken, rootKey), "edge-{{.Serial}}", "other", 1)}
 			if c.from == "slot" {
-				w.stampAt(ownDev, day(9), files)
+				w.stampAt(worldtest.OwnDev, day(9), files)
 			} else {
 				w.signed(key, day(19), nil, files)
 			}
-			w.powerOn()
+			w.PowerOn()
 			err := w.boot()
 			if c.moves {
-				if err != nil || w.cluster.nodes["other"] == nil || !w.has("/root/.ssh/authorized_keys") {
-					t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+				if err != nil || w.Cluster.Nodes["other"] == nil || !w.Has("/root/.ssh/authorized_keys") {
+					t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 				}
 				return
 			}
-			if w.has("/root/.ssh/authorized_keys") || w.cluster.nodes["other"] != nil || !w.said("this machine is enrolled as edge-sn0042, the Site calls it other") {
-				t.Errorf("%v: its neighbour's keys: %v\n%s", err, w.has("/root/.ssh/authorized_keys"), strings.Join(w.console, "\n"))
+			if w.Has("/root/.ssh/authorized_keys") || w.Cluster.Nodes["other"] != nil || !w.Said("this machine is enrolled as edge-sn0042, the Site calls it other") {
+				t.Errorf("%v: its neighbour's keys: %v\n%s", err, w.Has("/root/.ssh/authorized_keys"), strings.Join(w.Console, "\n"))
 			}
 		})
 	}

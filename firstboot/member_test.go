@@ -9,34 +9,35 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
 // wantNoStranger plugs a stranger's stick in, at the next boot.
 func wantNoStranger(t *testing.T, w *world, when string) {
 	t.Helper()
-	w.plug(w.site(strangersKey, "network: {dns: [192.0.2.123]}"))
-	w.powerOn()
-	patience := w.patience
-	w.patience = 20 * time.Second // a stick is read at once, and it may never join
+	w.plug(w.Site(strangersKey, "network: {dns: [192.0.2.123]}"))
+	w.PowerOn()
+	patience := w.Patience
+	w.Patience = 20 * time.Second // a stick is read at once, and it may never join
 	if err := w.boot(); err == nil {
 		t.Logf("%s: it is Ready", when)
 	}
-	w.patience = patience
-	if w.has("/root/.ssh/authorized_keys") || strings.Contains(w.slotSite(ownDev), "ssh-ed25519") {
-		t.Errorf("%s: a stranger's keys are in place:\n%s", when, w.slotSite(ownDev))
+	w.Patience = patience
+	if w.Has("/root/.ssh/authorized_keys") || strings.Contains(w.SlotSite(worldtest.OwnDev), "ssh-ed25519") {
+		t.Errorf("%s: a stranger's keys are in place:\n%s", when, w.SlotSite(worldtest.OwnDev))
 	}
-	if !strings.Contains(w.slotSite(ownDev), "192.0.2.123") {
-		t.Errorf("%s: it was not repaired either\n%s", when, strings.Join(w.console, "\n"))
+	if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") {
+		t.Errorf("%s: it was not repaired either\n%s", when, strings.Join(w.Console, "\n"))
 	}
 }
 
 // expire has the node's certificate expire, and a person bring a token.
 func (w *world) expire() {
-	w.now = w.now.AddDate(2, 0, 0)
-	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-	w.cluster.revive = true
-	w.stamp(ownDev, w.slotSite(ownDev)+withToken+"\n")
+	w.Now = w.Now.AddDate(2, 0, 0)
+	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.Cluster.Revive = true
+	w.Stamp(worldtest.OwnDev, w.SlotSite(worldtest.OwnDev)+worldtest.WithToken+"\n")
 }
 
 // TestAMemberThatFailsToJoinAgain removes its credentials before it tries, and stays a
@@ -50,34 +51,34 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 		for _, former := range []bool{false, true} {
 			w := world(t)
 			w.admits(ondisk.SitesRepair)
-			w.oneMaster()
+			w.OneMaster()
 			w.mustBoot()
 			if former {
-				if err := os.Remove(w.inside(member.RecordFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+				if err := os.Remove(w.Inside(member.RecordFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 					t.Fatal(err)
 				}
 			}
 			w.expire()
-			w.joinError = func(int) error { return errors.New("kubelet is not well") }
-			w.powerOn()
+			w.JoinError = func(int) error { return errors.New("kubelet is not well") }
+			w.PowerOn()
 			whole := w.clone(t)
-			if err := whole.boot(); err == nil || member.Is(whole.env()) {
+			if err := whole.boot(); err == nil || member.Is(whole.Env()) {
 				t.Fatalf("%s: it is still a member: %v", name, err)
 			}
 			wantNoStranger(t, whole.clone(t), name+": after a failed join")
 
-			first := slices.Index(whole.names, "write "+member.JoinedFile)
-			last := slices.IndexFunc(whole.names, func(n string) bool { return strings.HasPrefix(n, "kubeadm writes ") })
+			first := slices.Index(whole.Names, "write "+member.JoinedFile)
+			last := slices.IndexFunc(whole.Names, func(n string) bool { return strings.HasPrefix(n, "kubeadm writes ") })
 			if first < 0 || last < first {
-				t.Fatalf("%s: %q", name, whole.names)
+				t.Fatalf("%s: %q", name, whole.Names)
 			}
 			for n := first; n <= last; n++ {
 				cut := w.clone(t)
-				cut.cutAt = n + 1
+				cut.CutAt = n + 1
 				if err := cut.boot(); err == nil {
 					t.Fatalf("%s: cut at %d, it went on", name, n)
 				}
-				wantNoStranger(t, cut, name+": cut at "+whole.names[n])
+				wantNoStranger(t, cut, name+": cut at "+whole.Names[n])
 			}
 		}
 	}
@@ -89,14 +90,14 @@ func TestPowerCutAfterTheJoin(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.admits(ondisk.SitesRepair)
-	w.oneMaster()
+	w.OneMaster()
 	whole := w.clone(t)
 	whole.mustBoot()
-	w.cutAt = slices.Index(whole.names, "write "+member.RecordFile) + 2
-	if err := w.boot(); err == nil || w.cutAt == 1 {
+	w.CutAt = slices.Index(whole.Names, "write "+member.RecordFile) + 2
+	if err := w.boot(); err == nil || w.CutAt == 1 {
 		t.Fatal("it was not cut off")
 	}
-	w.lose()
+	w.Lose()
 	wantNoStranger(t, w, "after the join")
 }
 
@@ -106,38 +107,38 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	w := nativeWorld(t)
 	w.admits(ondisk.SitesRepair)
 	w.mustBoot()
-	want := member.Record{Version: member.RecordVersion, Node: "edge-sn0042", CA: []string{w.cluster.pin}}
-	if got, ok := member.ReadRecord(w.env()); !ok || got.Node != want.Node || !slices.Equal(got.CA, want.CA) || got.Version != want.Version {
+	want := member.Record{Version: member.RecordVersion, Node: "edge-sn0042", CA: []string{w.Cluster.Pin}}
+	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != want.Node || !slices.Equal(got.CA, want.CA) || got.Version != want.Version {
 		t.Errorf("the record is %+v", got)
 	}
 	w.rebuild()
-	w.joinError = func(int) error { return errors.New("kubelet is not well") }
-	w.stamp(ownDev, w.site(withToken))
-	w.powerOn()
-	if err := w.boot(); err == nil || member.Is(w.env()) {
+	w.JoinError = func(int) error { return errors.New("kubelet is not well") }
+	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.PowerOn()
+	if err := w.boot(); err == nil || member.Is(w.Env()) {
 		t.Fatalf("it has not left its cluster: %v", err)
 	}
-	if got, ok := member.ReadRecord(w.env()); !ok || got.Node != "" || got.CA != nil {
+	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != "" || got.CA != nil {
 		t.Errorf("the record of a machine that has left its cluster is %+v", got)
 	}
 	wantNoStranger(t, w, "on the way to another cluster")
-	w.joinError = nil
-	w.powerOn()
+	w.JoinError = nil
+	w.PowerOn()
 	w.mustBoot()
-	if got, ok := member.ReadRecord(w.env()); !ok || got.Node != want.Node || !slices.Equal(got.CA, []string{w.cluster.pin}) {
+	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != want.Node || !slices.Equal(got.CA, []string{w.Cluster.Pin}) {
 		t.Errorf("the record in the other cluster is %+v", got)
 	}
 	if _, err := w.reset(); err != nil {
 		t.Fatal(err)
 	}
-	if member.HasJoined(w.env()) {
+	if member.HasJoined(w.Env()) {
 		t.Error("after a reset it is no blank machine")
 	}
-	delete(w.cluster.nodes, "edge-sn0042")
-	w.plug(w.site(strangersKey, withToken))
-	w.powerOn()
+	delete(w.Cluster.Nodes, "edge-sn0042")
+	w.plug(w.Site(strangersKey, worldtest.WithToken))
+	w.PowerOn()
 	w.mustBoot()
-	if !w.has("/root/.ssh/authorized_keys") {
+	if !w.Has("/root/.ssh/authorized_keys") {
 		t.Error("after a reset it does not take the whole Site of a stick")
 	}
 }
@@ -149,22 +150,22 @@ func TestPowerCutWhileLeaving(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.rebuild()
-	w.joinError = func(int) error { return errors.New("kubelet is not well") }
-	w.stamp(ownDev, w.site(withToken))
-	w.powerOn()
+	w.JoinError = func(int) error { return errors.New("kubelet is not well") }
+	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.PowerOn()
 	whole := w.clone(t)
-	if err := whole.boot(); err == nil || member.Is(whole.env()) {
+	if err := whole.boot(); err == nil || member.Is(whole.Env()) {
 		t.Fatalf("it has not left its cluster: %v", err)
 	}
-	w.cutAt = slices.Index(whole.names, "write "+member.LeavingFile) + 2
-	if err := w.boot(); err == nil || w.cutAt == 1 || !member.Is(w.env()) {
+	w.CutAt = slices.Index(whole.Names, "write "+member.LeavingFile) + 2
+	if err := w.boot(); err == nil || w.CutAt == 1 || !member.Is(w.Env()) {
 		t.Fatalf("it was not cut off: %v", err)
 	}
-	w.powerOn()
-	if err := w.boot(); err == nil || member.Is(w.env()) {
+	w.PowerOn()
+	if err := w.boot(); err == nil || member.Is(w.Env()) {
 		t.Fatalf("it has not left its cluster: %v", err)
 	}
-	if got, ok := member.ReadRecord(w.env()); !ok || got.Node != "" || got.CA != nil {
+	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != "" || got.CA != nil {
 		t.Errorf("the record of a machine that has left its cluster is %+v", got)
 	}
 }
@@ -174,8 +175,8 @@ func TestAnUnreadableRecord(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "{", `{"version":7,"node":{}}`} {
 		w := newWorld(t, "testdata/machine.txtar")
-		w.put(member.RecordFile, text)
-		if got, ok := member.ReadRecord(w.env()); !ok || got.Node != "" || !member.HasJoined(w.env()) {
+		w.Put(member.RecordFile, text)
+		if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != "" || !member.HasJoined(w.Env()) {
 			t.Errorf("%q: %+v, %v", text, got, ok)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -20,25 +21,25 @@ const wrongDNS = "192.0.3.1"
 func named(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, "testdata/machine.txtar", "master.example")
-	w.zone, w.deadDNS = map[string]string{"master.example": "192.0.2.11"}, wrongDNS
-	w.stamp(ownDev, w.namedSite(withToken))
+	w.Zone, w.DeadDNS = map[string]string{"master.example": "192.0.2.11"}, wrongDNS
+	w.Stamp(worldtest.OwnDev, w.namedSite(worldtest.WithToken))
 	w.mustBoot()
 	return w
 }
 
 func (w *world) namedSite(lines ...string) string {
-	return strings.Replace(w.site(lines...), w.masters(), "master.example:6443", 1)
+	return strings.Replace(w.Site(lines...), w.Masters(), "master.example:6443", 1)
 }
 
 // asLoaded fails where a daemon has loaded something else than its files.
 func (w *world) asLoaded(t *testing.T) {
 	t.Helper()
-	for _, unit := range []string{resolvedUnit, wpaUnit("wlan0")} {
-		text, err := w.onDisk(unit)
+	for _, unit := range []string{worldtest.ResolvedUnit, worldtest.WpaUnit("wlan0")} {
+		text, err := w.OnDisk(unit)
 		if err != nil {
 			text = ""
 		}
-		if got := w.loaded[unit]; got != text {
+		if got := w.Loaded[unit]; got != text {
 			t.Errorf("%s has loaded %q, its files say %q", unit, got, text)
 		}
 	}
@@ -49,11 +50,11 @@ func (w *world) asLoaded(t *testing.T) {
 func TestRollbackOfDNS(t *testing.T) {
 	t.Parallel()
 	w := named(t)
-	w.stamp(ownDev, w.namedSite("network: {dns: ["+wrongDNS+"]}"))
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, w.namedSite("network: {dns: ["+wrongDNS+"]}"))
+	w.PowerOn()
 	w.mustBoot()
-	if !w.said("the former ones are back") {
-		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	if !w.Said("the former ones are back") {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	w.asLoaded(t)
 }
@@ -62,7 +63,7 @@ func TestRollbackOfDNS(t *testing.T) {
 // rolling back, and runs again in the same boot.
 func TestRollbackThatIsKilled(t *testing.T) {
 	t.Parallel()
-	unit := wpaUnit("wlan0")
+	unit := worldtest.WpaUnit("wlan0")
 	for _, tt := range []struct {
 		name string
 		base func(*testing.T) *world
@@ -70,26 +71,26 @@ func TestRollbackThatIsKilled(t *testing.T) {
 	}{
 		{"DNS", func(t *testing.T) *world {
 			base := named(t)
-			base.stamp(ownDev, base.namedSite("network: {dns: ["+wrongDNS+"]}"))
+			base.Stamp(worldtest.OwnDev, base.namedSite("network: {dns: ["+wrongDNS+"]}"))
 			return base
 		}, nil},
 		{"it had Wi-Fi, the corrected Site has not", func(t *testing.T) *world {
 			base := wirelessWorld(t, wifi)
 			base.mustBoot()
-			base.stamp(ownDev, base.site(address("192.0.3.50")))
+			base.Stamp(worldtest.OwnDev, base.Site(address("192.0.3.50")))
 			return base
-		}, func(w *world) bool { return w.units[unit] == "active" }},
+		}, func(w *world) bool { return w.Units[unit] == "active" }},
 		{"it had none, the corrected Site has", func(t *testing.T) *world {
 			base := wirelessWorld(t, address("192.0.2.50"))
 			base.mustBoot()
-			base.stamp(ownDev, base.site(wifi))
+			base.Stamp(worldtest.OwnDev, base.Site(wifi))
 			return base
-		}, func(w *world) bool { return w.units[unit] != "active" && w.networkHas("192.0.2.50/24") }},
+		}, func(w *world) bool { return w.Units[unit] != "active" && w.networkHas("192.0.2.50/24") }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			base := tt.base(t)
-			base.powerOn()
+			base.PowerOn()
 			killAnywhere(t, base, tt.link)
 		})
 	}
@@ -98,20 +99,20 @@ func TestRollbackThatIsKilled(t *testing.T) {
 func killAnywhere(t *testing.T, base *world, link func(*world) bool) {
 	for n := 1; ; n += everyCut() {
 		w := base.clone(t)
-		w.cutAt = n
+		w.CutAt = n
 		if link != nil {
-			w.link = func() bool { return link(w) }
+			w.Link = func() bool { return link(w) }
 		}
-		if err := w.boot(); err != nil && !w.cut {
+		if err := w.boot(); err != nil && !w.Cut {
 			t.Fatal(err)
 		}
-		killed := w.cut
-		w.cutAt, w.patience = 0, time.Hour // a trial that was killed is repeated after a while
+		killed := w.Cut
+		w.CutAt, w.Patience = 0, time.Hour // a trial that was killed is repeated after a while
 		if err := w.boot(); err != nil {
-			t.Fatalf("killed at %d (%s): %v\n%s", n, w.names[n-1], err, strings.Join(w.console, "\n"))
+			t.Fatalf("killed at %d (%s): %v\n%s", n, w.Names[n-1], err, strings.Join(w.Console, "\n"))
 		}
 		if w.asLoaded(t); t.Failed() {
-			t.Fatalf("killed at %d: %s", n, w.names[n-1])
+			t.Fatalf("killed at %d: %s", n, w.Names[n-1])
 		}
 		if !killed {
 			break
@@ -122,8 +123,8 @@ func killAnywhere(t *testing.T, base *world, link func(*world) bool) {
 // wirelessWorld is a machine whose image has wpa_supplicant.
 func wirelessWorld(t *testing.T, lines ...string) *world {
 	w := nativeWorld(t, lines...)
-	w.put("/usr/sbin/wpa_supplicant", "")
-	w.put("/usr/lib/systemd/system/wpa_supplicant@.service", "[Unit]\n")
+	w.Put("/usr/sbin/wpa_supplicant", "")
+	w.Put("/usr/lib/systemd/system/wpa_supplicant@.service", "[Unit]\n")
 	return w
 }
 
@@ -133,42 +134,42 @@ const wifi = "network: {interfaces: [{name: wlan0, dhcp: true, wifi: {ssid: shop
 // the files.
 func TestRollbackOfWiFi(t *testing.T) {
 	t.Parallel()
-	unit := wpaUnit("wlan0")
+	unit := worldtest.WpaUnit("wlan0")
 	for _, tt := range []struct {
 		name, former, corrected string
 		link                    func(*world) bool
 		wireless                bool // after all
 	}{
-		{"it had Wi-Fi, the corrected Site has not", wifi, address("192.0.3.50"), func(w *world) bool { return w.units[unit] == "active" }, true},
-		{"another key", wifi, strings.Replace(wifi, "horse", "mouse", 1), func(w *world) bool { return strings.Contains(w.loaded[unit], fmt.Sprintf("%x", "correct-horse")) }, true},
-		{"it had none, the corrected Site has", address("192.0.2.50"), wifi, func(w *world) bool { return w.units[unit] != "active" && w.networkHas("192.0.2.50/24") }, false},
+		{"it had Wi-Fi, the corrected Site has not", wifi, address("192.0.3.50"), func(w *world) bool { return w.Units[unit] == "active" }, true},
+		{"another key", wifi, strings.Replace(wifi, "horse", "mouse", 1), func(w *world) bool { return strings.Contains(w.Loaded[unit], fmt.Sprintf("%x", "correct-horse")) }, true},
+		{"it had none, the corrected Site has", address("192.0.2.50"), wifi, func(w *world) bool { return w.Units[unit] != "active" && w.networkHas("192.0.2.50/24") }, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			w := wirelessWorld(t, tt.former)
-			w.link = func() bool { return tt.link(w) }
+			w.Link = func() bool { return tt.link(w) }
 			w.mustBoot()
-			w.stamp(ownDev, w.site(tt.corrected))
-			w.powerOn()
+			w.Stamp(worldtest.OwnDev, w.Site(tt.corrected))
+			w.PowerOn()
 			w.mustBoot()
-			if !w.said("the former ones are back") {
-				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+			if !w.Said("the former ones are back") {
+				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
 			for _, when := range []string{"now", "after a boot"} {
-				if w.asLoaded(t); (w.units[unit] == "active") != tt.wireless {
-					t.Errorf("%s: %s is %q", when, unit, w.units[unit])
+				if w.asLoaded(t); (w.Units[unit] == "active") != tt.wireless {
+					t.Errorf("%s: %s is %q", when, unit, w.Units[unit])
 				}
-				w.powerOn()
+				w.PowerOn()
 			}
 			// Corrected again, nothing of either is left.
-			w.stamp(ownDev, w.site())
-			w.link = nil
+			w.Stamp(worldtest.OwnDev, w.Site())
+			w.Link = nil
 			w.mustBoot()
 			for _, when := range []string{"now", "after a boot"} {
-				if w.asLoaded(t); w.units[unit] == "active" || w.has(wants+unit) {
-					t.Errorf("%s, with a Site without Wi-Fi: %s is %q", when, unit, w.units[unit])
+				if w.asLoaded(t); w.Units[unit] == "active" || w.Has(worldtest.Wants+unit) {
+					t.Errorf("%s, with a Site without Wi-Fi: %s is %q", when, unit, w.Units[unit])
 				}
-				w.powerOn()
+				w.PowerOn()
 			}
 		})
 	}
@@ -180,20 +181,20 @@ func TestTrialGivesWiFiBack(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t, address("192.0.2.50"))
 	w.mustBoot()
-	w.stamp(ownDev, w.site(wifi))
-	w.powerOn()
-	w.link, w.patience = func() bool { return false }, 20*time.Minute
+	w.Stamp(worldtest.OwnDev, w.Site(wifi))
+	w.PowerOn()
+	w.Link, w.Patience = func() bool { return false }, 20*time.Minute
 	if err := w.boot(); err == nil {
 		t.Fatal("it was done without an uplink")
 	}
-	if !w.has(network.TrialFile) {
+	if !w.Has(network.TrialFile) {
 		t.Fatal("nothing was tried")
 	}
 	for _, when := range []string{"now", "after a boot"} {
-		if w.asLoaded(t); w.units[wpaUnit("wlan0")] != "active" {
-			t.Errorf("%s: the Site's Wi-Fi is %q", when, w.units[wpaUnit("wlan0")])
+		if w.asLoaded(t); w.Units[worldtest.WpaUnit("wlan0")] != "active" {
+			t.Errorf("%s: the Site's Wi-Fi is %q", when, w.Units[worldtest.WpaUnit("wlan0")])
 		}
-		w.powerOn()
+		w.PowerOn()
 	}
 }
 
@@ -210,23 +211,23 @@ func TestRemovedSettings(t *testing.T) {
 		{"/etc/wpa_supplicant/wpa_supplicant-wlan0.conf", "stop wpa_supplicant@wlan0.service"},
 		{"/etc/containerd/conf.d/10-site.toml", "try-restart containerd.service"},
 	} {
-		w.names = nil
-		w.log.Reset()
-		if err := site.ActivateChanges(t.Context(), w.env(), apply.Changes{Paths: []string{tt.path}}); err != nil {
+		w.Names = nil
+		w.Log.Reset()
+		if err := site.ActivateChanges(t.Context(), w.Env(), apply.Changes{Paths: []string{tt.path}}); err != nil {
 			t.Errorf("%s: %v", tt.path, err)
 		}
-		if !slices.Contains(w.names, tt.told) {
-			t.Errorf("%s is gone, and of who has loaded it: %q", tt.path, w.names)
+		if !slices.Contains(w.Names, tt.told) {
+			t.Errorf("%s is gone, and of who has loaded it: %q", tt.path, w.Names)
 		}
-		stays := strings.Contains(w.log.String(), "stays until the next boot")
+		stays := strings.Contains(w.Log.String(), "stays until the next boot")
 		if stays != strings.Contains(tt.path, "sysctl") {
-			t.Errorf("%s: %s", tt.path, w.log.String())
+			t.Errorf("%s: %s", tt.path, w.Log.String())
 		}
 	}
 	// A unit of the Site's own, of the same name, has its own file.
-	w.names = nil
-	if err := site.ActivateChanges(t.Context(), w.env(), apply.Changes{Paths: []string{"/etc/systemd/system/wpa_supplicant@wlan0.service"}}); err != nil || len(w.names) > 0 {
-		t.Errorf("%v, %q", err, w.names)
+	w.Names = nil
+	if err := site.ActivateChanges(t.Context(), w.Env(), apply.Changes{Paths: []string{"/etc/systemd/system/wpa_supplicant@wlan0.service"}}); err != nil || len(w.Names) > 0 {
+		t.Errorf("%v, %q", err, w.Names)
 	}
 }
 
@@ -236,14 +237,14 @@ func TestRemovedDropins(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
 	w.mustBoot()
-	if !w.has(hub.DropinFile) {
+	if !w.Has(hub.DropinFile) {
 		t.Fatal("no drop-in")
 	}
-	w.names = nil
-	if err := hub.Remove(t.Context(), w.env(), ondisk.ImageInfo{}); err != nil {
+	w.Names = nil
+	if err := hub.Remove(t.Context(), w.Env(), ondisk.ImageInfo{}); err != nil {
 		t.Fatal(err)
 	}
-	if i := slices.Index(w.names, "remove "+hub.DropinFile); i < 0 || !slices.Contains(w.names[i:], "daemon-reload") {
-		t.Errorf("%q", w.names)
+	if i := slices.Index(w.Names, "remove "+hub.DropinFile); i < 0 || !slices.Contains(w.Names[i:], "daemon-reload") {
+		t.Errorf("%q", w.Names)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 	"github.com/edgebake/edgebake/test/desk"
@@ -32,7 +33,7 @@ func address(addr string) string {
 
 // networkHas reports whether the network settings in place contain words.
 func (w *world) networkHas(words string) bool {
-	files, _ := filepath.Glob(filepath.Join(w.root, "etc/systemd/network/*"))
+	files, _ := filepath.Glob(filepath.Join(w.Root, "etc/systemd/network/*"))
 	return slices.ContainsFunc(files, func(f string) bool {
 		b, err := os.ReadFile(f)
 		return err == nil && strings.Contains(string(b), words)
@@ -56,20 +57,20 @@ func TestPowerCutDuringATrial(t *testing.T) {
 	t.Parallel()
 	base := nativeWorld(t, address("192.0.2.50"))
 	if err := base.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(base.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(base.Console, "\n"))
 	}
-	base.stamp(ownDev, base.site(address("192.0.3.50")))
+	base.Stamp(worldtest.OwnDev, base.Site(address("192.0.3.50")))
 	effects := cutOnTheWay(t, base, func(w *world) {
-		w.link = func() bool { return false }
+		w.Link = func() bool { return false }
 		if err := w.boot(); err == nil {
 			t.Fatal("it was done without an uplink")
 		}
-		w.link = nil
+		w.Link = nil
 	}, func(w *world, n int) {
 		if !w.networkHas("192.0.3.50/24") || w.networkHas("192.0.2.50/24") {
-			t.Fatalf("cut at %d: the Site's addresses are not in place\n%s", n, strings.Join(w.console, "\n"))
+			t.Fatalf("cut at %d: the Site's addresses are not in place\n%s", n, strings.Join(w.Console, "\n"))
 		}
-		if w.has(network.TrialFile) {
+		if w.Has(network.TrialFile) {
 			t.Fatalf("cut at %d: the trial is still recorded", n)
 		}
 	})
@@ -86,18 +87,18 @@ func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *worl
 	followed := map[[32]byte]bool{}
 	for n := 1; ; n += everyCut() {
 		w := base.clone(t)
-		w.powerOn()
-		w.cutAt = n
+		w.PowerOn()
+		w.CutAt = n
 		boot(w)
-		cut := w.cut
-		w.powerOn()
-		if state := w.snapshot(t, w.files()); cut && followed[state] {
+		cut := w.Cut
+		w.PowerOn()
+		if state := w.Snapshot(t, w.Files()); cut && followed[state] {
 			continue // the very machine of another cut
 		} else {
 			followed[state] = true
 		}
 		if err := w.boot(); err != nil {
-			t.Fatalf("cut at %d: %v\n%s", n, err, strings.Join(w.console, "\n"))
+			t.Fatalf("cut at %d: %v\n%s", n, err, strings.Join(w.Console, "\n"))
 		}
 		look(w, n)
 		if !cut {
@@ -114,10 +115,10 @@ func TestPowerCutDuringARollback(t *testing.T) {
 	if err := base.boot(); err != nil {
 		t.Fatal(err)
 	}
-	base.stamp(ownDev, base.site(address("192.0.3.50")))
+	base.Stamp(worldtest.OwnDev, base.Site(address("192.0.3.50")))
 	cutOnTheWay(t, base, func(w *world) {
-		w.link = func() bool { return w.networkHas("192.0.2.50/24") }
-		if err := w.boot(); err != nil && !w.cut {
+		w.Link = func() bool { return w.networkHas("192.0.2.50/24") }
+		if err := w.boot(); err != nil && !w.Cut {
 			t.Fatal(err)
 		}
 	}, func(w *world, n int) {
@@ -135,33 +136,33 @@ func TestDeadUplink(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.stamp(ownDev, w.site(address("192.0.3.50")))
-	w.powerOn()
-	w.link, w.patience = func() bool { return false }, 2*time.Hour
+	w.Stamp(worldtest.OwnDev, w.Site(address("192.0.3.50")))
+	w.PowerOn()
+	w.Link, w.Patience = func() bool { return false }, 2*time.Hour
 	if err := w.boot(); err == nil {
 		t.Fatal("it was done without an uplink")
 	}
-	if flips := count(w.names, "networkctl reload"); flips > 1+2*len(network.TrialPauses) {
-		t.Errorf("the addresses were changed %d times in %s", flips, w.patience)
+	if flips := count(w.Names, "networkctl reload"); flips > 1+2*len(network.TrialPauses) {
+		t.Errorf("the addresses were changed %d times in %s", flips, w.Patience)
 	}
 	if !w.networkHas("192.0.3.50/24") {
 		t.Error("the Site's addresses are not in place")
 	}
-	if s := w.state(); !slices.ContainsFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "ipvs" && p.Status != ondisk.PhasePending }) {
+	if s := w.State(); !slices.ContainsFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "ipvs" && p.Status != ondisk.PhasePending }) {
 		t.Error("it did not go on with what it has")
 	}
 	// One more after a boot, and no more.
-	w.powerOn()
+	w.PowerOn()
 	if err := w.boot(); err == nil {
 		t.Fatal("it was done without an uplink")
 	}
-	if flips := count(w.names, "networkctl reload"); flips != 2 {
+	if flips := count(w.Names, "networkctl reload"); flips != 2 {
 		t.Errorf("after a boot the addresses were changed %d times", flips)
 	}
 	// The uplink is back.
-	w.link = nil
-	if err := w.boot(); err != nil || !w.networkHas("192.0.3.50/24") || w.has(network.TrialFile) {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.Link = nil
+	if err := w.boot(); err != nil || !w.networkHas("192.0.3.50/24") || w.Has(network.TrialFile) {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -171,21 +172,21 @@ func TestCorrectedAfterARollback(t *testing.T) {
 	t.Parallel()
 	const withVLAN = "network: {interfaces: [{name: eth0, addresses: [192.0.2.50/24], vlans: [{id: 7, addresses: [198.51.100.5/24]}]}]}"
 	w := nativeWorld(t, withVLAN)
-	w.link = func() bool { return !w.networkHas("192.0.3.50/24") }
+	w.Link = func() bool { return !w.networkHas("192.0.3.50/24") }
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.stamp(ownDev, w.site(address("192.0.3.50")))
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, w.Site(address("192.0.3.50")))
+	w.PowerOn()
 	if err := w.boot(); err != nil || !w.networkHas("Id=7") {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	w.stamp(ownDev, w.site(address("192.0.2.51")))
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, w.Site(address("192.0.2.51")))
+	w.PowerOn()
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.networkHas("192.0.2.51/24") || w.networkHas("Id=7") || w.networkHas("192.0.2.50/24") || w.has(network.TrialFile) {
+	if !w.networkHas("192.0.2.51/24") || w.networkHas("Id=7") || w.networkHas("192.0.2.50/24") || w.Has(network.TrialFile) {
 		t.Error("something of the former settings is left")
 	}
 }
@@ -195,20 +196,20 @@ func TestTrialOfAnotherRoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
 	w.mustBoot()
-	w.stamp(ownDev, w.site(address("192.0.3.50")))
-	w.powerOn()
-	w.link = func() bool { return w.networkHas("192.0.2.50/24") }
+	w.Stamp(worldtest.OwnDev, w.Site(address("192.0.3.50")))
+	w.PowerOn()
+	w.Link = func() bool { return w.networkHas("192.0.2.50/24") }
 	w.mustBoot()
-	if !w.has(network.TrialFile) {
+	if !w.Has(network.TrialFile) {
 		t.Fatal("nothing was tried")
 	}
 	w.exchangeRoot()
-	w.stamp(ownDev, w.site(address("192.0.2.51")))
-	w.link = nil
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, w.Site(address("192.0.2.51")))
+	w.Link = nil
+	w.PowerOn()
 	w.mustBoot()
-	w.stamp(ownDev, w.site())
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, w.Site())
+	w.PowerOn()
 	w.mustBoot()
 	if w.networkHas("192.0.3.50") || w.networkHas("192.0.2.51") {
 		t.Error("settings of a Site that is gone are in place for good")
@@ -224,8 +225,8 @@ func TestNetworkRollsBack(t *testing.T) {
 	}
 	w := nativeWorld(t, settings("192.0.2.50"))
 	// The link is up only with the first address.
-	w.link = func() bool {
-		files, _ := filepath.Glob(filepath.Join(w.root, "etc/systemd/network/*.network"))
+	w.Link = func() bool {
+		files, _ := filepath.Glob(filepath.Join(w.Root, "etc/systemd/network/*.network"))
 		for _, f := range files {
 			if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), "192.0.2.50/24") {
 				return true
@@ -234,22 +235,22 @@ func TestNetworkRollsBack(t *testing.T) {
 		return false
 	}
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	w.stamp(ownDev, w.site(settings("192.0.3.50")))
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, w.Site(settings("192.0.3.50")))
+	w.PowerOn()
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.said("the former ones are back") || !w.link() {
-		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	if !w.Said("the former ones are back") || !w.Link() {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	// It is not tried again at the next boot.
-	w.powerOn()
+	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if w.said("the former ones are back") {
+	if w.Said("the former ones are back") {
 		t.Error("the bad settings were tried again")
 	}
 }
@@ -260,12 +261,12 @@ func TestAddressChanged(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.source = netip.MustParseAddr("192.0.2.77")
-	w.powerOn()
+	w.Source = netip.MustParseAddr("192.0.2.77")
+	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if hosts := w.get("/etc/hosts"); !strings.Contains(hosts, "192.0.2.77\tedge-sn0042") || strings.Contains(hosts, "192.0.2.50") || !strings.Contains(hosts, "localhost") {
+	if hosts := w.Get("/etc/hosts"); !strings.Contains(hosts, "192.0.2.77\tedge-sn0042") || strings.Contains(hosts, "192.0.2.50") || !strings.Contains(hosts, "localhost") {
 		t.Errorf("hosts:\n%s", hosts)
 	}
 }
@@ -279,7 +280,7 @@ func TestTwoCards(t *testing.T) {
 	gone := map[string]bool{} // addresses that the machine does not have any more
 	boot := func(answering string) string {
 		t.Helper()
-		e := w.env()
+		e := w.Env()
 		dial := e.Dial
 		e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			if strings.HasPrefix(addr, "192.0.2.1") && addr != answering {
@@ -297,9 +298,9 @@ func TestTwoCards(t *testing.T) {
 			}
 			return netip.MustParseAddr(src), nil
 		}
-		w.powerOn()
-		if err := w.run(New(e)); err != nil {
-			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		w.PowerOn()
+		if err := w.Run(New(e)); err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		return network.NodeAddress(e)
 	}
@@ -323,7 +324,7 @@ func TestTwoCards(t *testing.T) {
 func TestFirstAddressByTheList(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	e := w.env()
+	e := w.Env()
 	dial := e.Dial
 	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if addr == "192.0.2.11:6443" {
@@ -337,7 +338,7 @@ func TestFirstAddressByTheList(t *testing.T) {
 		}
 		return netip.MustParseAddr("198.51.100.50"), nil
 	}
-	if err := w.run(New(e)); err != nil || network.NodeAddress(e) != "192.0.2.50" {
+	if err := w.Run(New(e)); err != nil || network.NodeAddress(e) != "192.0.2.50" {
 		t.Errorf("%v; the address is %s", err, network.NodeAddress(e))
 	}
 }
@@ -357,11 +358,11 @@ func TestRollbackOfDropins(t *testing.T) {
 	const mask = "/etc/systemd/network/80-lan.link"
 	masked := ignition(`"links":[{"path":"` + mask + `","target":"/dev/null"}]`)
 	text := func(w *world, path string) string {
-		b, _ := os.ReadFile(filepath.Join(w.root, path))
+		b, _ := os.ReadFile(filepath.Join(w.Root, path))
 		return string(b)
 	}
 	target := func(w *world, path string) string {
-		link, _ := os.Readlink(filepath.Join(w.root, path))
+		link, _ := os.Readlink(filepath.Join(w.Root, path))
 		return link
 	}
 	for _, tt := range []struct {
@@ -371,12 +372,12 @@ func TestRollbackOfDropins(t *testing.T) {
 		{"another drop-in", dropin("192.0.2.50"), dropin("198.51.100.50"), func(w *world) bool {
 			return strings.Contains(text(w, "/etc/systemd/network/30-lan.network.d/10.conf"), "192.0.2.50/24")
 		}},
-		{"a drop-in comes", "", dropin("198.51.100.50"), func(w *world) bool { return !w.has("/etc/systemd/network/30-lan.network.d") }},
+		{"a drop-in comes", "", dropin("198.51.100.50"), func(w *world) bool { return !w.Has("/etc/systemd/network/30-lan.network.d") }},
 		{"a drop-in goes", dropin("192.0.2.50"), "", func(w *world) bool {
 			return strings.Contains(text(w, "/etc/systemd/network/30-lan.network.d/10.conf"), "192.0.2.50/24")
 		}},
 		{"a mask goes", masked, "", func(w *world) bool { return target(w, mask) == "/dev/null" }},
-		{"a mask comes", "", masked, func(w *world) bool { return !w.has(mask) }},
+		{"a mask comes", "", masked, func(w *world) bool { return !w.Has(mask) }},
 		{"a file instead of a mask", masked, ignition(`"files":[` + file(mask, "[Match]\n") + `]`), func(w *world) bool { return target(w, mask) == "/dev/null" }},
 		{"a mask instead of a file", ignition(`"files":[` + file(mask, "[Match]\n") + `]`), masked, func(w *world) bool { return text(w, mask) == "[Match]\n" && target(w, mask) == "" }},
 		{"a mask instead of drop-ins", dropin("192.0.2.50"), ignition(`"links":[{"path":"/etc/systemd/network/30-lan.network.d","target":"/dev/null","overwrite":true}]`), func(w *world) bool {
@@ -386,20 +387,20 @@ func TestRollbackOfDropins(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t, tt.former)
-			w.link = func() bool { return tt.link(w) }
+			w.Link = func() bool { return tt.link(w) }
 			w.mustBoot()
-			w.stamp(ownDev, w.site(tt.corrected))
-			w.powerOn()
+			w.Stamp(worldtest.OwnDev, w.Site(tt.corrected))
+			w.PowerOn()
 			w.mustBoot()
-			if !w.link() || !w.said("the former ones are back") {
-				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+			if !w.Link() || !w.Said("the former ones are back") {
+				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
 			// Corrected again, nothing is left of either.
-			w.stamp(ownDev, w.site("network: {dns: [192.0.2.9]}"))
-			w.link = nil
-			w.powerOn()
+			w.Stamp(worldtest.OwnDev, w.Site("network: {dns: [192.0.2.9]}"))
+			w.Link = nil
+			w.PowerOn()
 			w.mustBoot()
-			if w.has(mask) || w.has("/etc/systemd/network/30-lan.network.d/10.conf") {
+			if w.Has(mask) || w.Has("/etc/systemd/network/30-lan.network.d/10.conf") {
 				t.Error("something of the former settings is left")
 			}
 		})
@@ -412,22 +413,22 @@ func TestAddressChangesAfterARollback(t *testing.T) {
 	t.Parallel()
 	const dropin = "/etc/systemd/network/30-lan.network.d/10.conf"
 	w := nativeWorld(t, `ignition: '{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"`+dropin+`","contents":{"source":"data:,%5BNetwork%5D%0ADHCP=yes%0A"}}]}}'`)
-	w.link = func() bool { return w.has(dropin) }
+	w.Link = func() bool { return w.Has(dropin) }
 	w.mustBoot()
-	w.stamp(ownDev, w.site())
-	w.powerOn()
-	if w.mustBoot(); !w.said("the former ones are back") {
-		t.Fatalf("console:\n%s", strings.Join(w.console, "\n"))
+	w.Stamp(worldtest.OwnDev, w.Site())
+	w.PowerOn()
+	if w.mustBoot(); !w.Said("the former ones are back") {
+		t.Fatalf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
-	w.source = netip.MustParseAddr("192.0.2.77")
-	w.powerOn()
-	if w.mustBoot(); network.NodeAddress(w.env()) != "192.0.2.77" || !w.has(dropin) {
-		t.Fatalf("the address is %s", network.NodeAddress(w.env()))
+	w.Source = netip.MustParseAddr("192.0.2.77")
+	w.PowerOn()
+	if w.mustBoot(); network.NodeAddress(w.Env()) != "192.0.2.77" || !w.Has(dropin) {
+		t.Fatalf("the address is %s", network.NodeAddress(w.Env()))
 	}
-	w.stamp(ownDev, w.site("network: {dns: [192.0.2.9]}"))
-	w.link = nil
-	w.powerOn()
-	if w.mustBoot(); w.has(dropin) {
+	w.Stamp(worldtest.OwnDev, w.Site("network: {dns: [192.0.2.9]}"))
+	w.Link = nil
+	w.PowerOn()
+	if w.mustBoot(); w.Has(dropin) {
 		t.Error("something of the former settings is left")
 	}
 }
@@ -448,15 +449,15 @@ func TestRollbackOfPermissions(t *testing.T) {
 			t.Parallel()
 			desk.NeedRoot(t, "only root gives files to others")
 			w := nativeWorld(t, site(`"mode":416,"group":{"id":152}`))
-			w.link = func() bool {
-				st, err := os.Stat(filepath.Join(w.root, path))
+			w.Link = func() bool {
+				st, err := os.Stat(filepath.Join(w.Root, path))
 				return err == nil && st.Mode().Perm() == 0o640 && st.Sys().(*syscall.Stat_t).Gid == networkd
 			}
 			w.mustBoot()
-			w.stamp(ownDev, w.site(site(tt.corrected)))
-			w.powerOn()
-			if err := w.boot(); err != nil || !w.link() || !w.said("the former ones are back") {
-				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+			w.Stamp(worldtest.OwnDev, w.Site(site(tt.corrected)))
+			w.PowerOn()
+			if err := w.boot(); err != nil || !w.Link() || !w.Said("the former ones are back") {
+				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -468,19 +469,19 @@ func TestSettingsAreCollectedSafely(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	const dir = "/etc/systemd/network"
-	w.put(dir+"/30-lan.network.d/10.conf", "[Network]\n")
-	w.put("/etc/secret/key", "key")
-	w.put(dir+"/40-large.network", strings.Repeat("#", 1<<20+1))
-	w.put(dir+"/a/b/c/d/e/deep.conf", "")
+	w.Put(dir+"/30-lan.network.d/10.conf", "[Network]\n")
+	w.Put("/etc/secret/key", "key")
+	w.Put(dir+"/40-large.network", strings.Repeat("#", 1<<20+1))
+	w.Put(dir+"/a/b/c/d/e/deep.conf", "")
 	for path, to := range map[string]string{dir + "/50-secret.network.d": "/etc/secret", dir + "/60-loop": "."} {
-		if err := os.Symlink(to, filepath.Join(w.root, path)); err != nil {
+		if err := os.Symlink(to, filepath.Join(w.Root, path)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := syscall.Mkfifo(filepath.Join(w.root, dir, "70-pipe.network"), 0o600); err != nil {
+	if err := syscall.Mkfifo(filepath.Join(w.Root, dir, "70-pipe.network"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	files, err := network.Files(w.env())
+	files, err := network.Files(w.Env())
 	if err != nil {
 		t.Fatal(err)
 	}

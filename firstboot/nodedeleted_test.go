@@ -15,7 +15,7 @@ import (
 
 // kubeletRestarts counts how often first boot has restarted kubelet.
 func (w *world) kubeletRestarts() (n int) {
-	for _, effect := range w.names {
+	for _, effect := range w.Names {
 		if effect == "restart "+ondisk.UnitKubelet {
 			n++
 		}
@@ -25,13 +25,13 @@ func (w *world) kubeletRestarts() (n int) {
 
 // later is a run of first boot while the machine stays on.
 func (w *world) later(d time.Duration) {
-	w.t.Helper()
-	if err := os.RemoveAll(filepath.Join(w.root, ondisk.RunDir)); err != nil {
-		w.t.Fatal(err)
+	w.T.Helper()
+	if err := os.RemoveAll(filepath.Join(w.Root, ondisk.RunDir)); err != nil {
+		w.T.Fatal(err)
 	}
-	w.now = w.now.Add(d)
-	w.heard = w.now
-	w.names, w.console = nil, nil
+	w.Now = w.Now.Add(d)
+	w.Heard = w.Now
+	w.Names, w.Console = nil, nil
 }
 
 // TestNodeOfAControlPlaneNodeIsDeleted: kubelet registers once in its life, so first
@@ -45,22 +45,22 @@ func TestNodeOfAControlPlaneNodeIsDeleted(t *testing.T) {
 			m := newControlPlane(t, mintedSites(t, 1))
 			m.bootDone()
 			before := len(m.snapshots())
-			delete(m.cluster.nodes, "m1")
-			m.cluster.refusesNode = refused
+			delete(m.Cluster.Nodes, "m1")
+			m.Cluster.RefusesNode = refused
 			m.later(26 * time.Hour)
 			err := m.boot()
 			if len(m.snapshots()) <= before {
 				t.Errorf("no snapshot was taken: %q", m.snapshots())
 			}
 			if refused {
-				if n := m.kubeletRestarts(); err == nil || n != 1 || !m.said("kubelet has not registered the Node m1") {
-					t.Errorf("kubelet was restarted %d times, %v\n%s", n, err, strings.Join(m.console, "\n"))
+				if n := m.kubeletRestarts(); err == nil || n != 1 || !m.Said("kubelet has not registered the Node m1") {
+					t.Errorf("kubelet was restarted %d times, %v\n%s", n, err, strings.Join(m.Console, "\n"))
 				}
 				return
 			}
-			n := m.cluster.nodes["m1"]
+			n := m.Cluster.Nodes["m1"]
 			if err != nil || n == nil || m.kubeletRestarts() != 1 {
-				t.Fatalf("Node %v, kubelet was restarted %d times, %v\n%s", n, m.kubeletRestarts(), err, strings.Join(m.console, "\n"))
+				t.Fatalf("Node %v, kubelet was restarted %d times, %v\n%s", n, m.kubeletRestarts(), err, strings.Join(m.Console, "\n"))
 			}
 			if _, marked := n.Metadata.Labels[controlplane.Label]; !marked {
 				t.Errorf("the Node has labels %v", n.Metadata.Labels)
@@ -71,7 +71,7 @@ func TestNodeOfAControlPlaneNodeIsDeleted(t *testing.T) {
 
 // snapshots are those of etcd on the disk.
 func (w *world) snapshots() (names []string) {
-	entries, _ := os.ReadDir(filepath.Join(w.root, member.SnapshotDir)) // none, where it is missing
+	entries, _ := os.ReadDir(filepath.Join(w.Root, member.SnapshotDir)) // none, where it is missing
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
@@ -89,23 +89,23 @@ func TestNodeOfAWorkerIsDeleted(t *testing.T) {
 		registers bool
 	}{
 		"deleted":                 {func(w *world) {}, 1, true},
-		"deleted, and offline":    {func(w *world) { w.offline = true }, 0, false},
-		"refused since":           {func(w *world) { w.cluster.refusesNode = true }, 1, false},
-		"in another cluster":      {func(w *world) { w.cluster.births++ }, 0, false},
-		"before there was a note": {func(w *world) { os.Remove(w.inside(member.JoinedCluster)) }, 1, true},
+		"deleted, and offline":    {func(w *world) { w.Offline = true }, 0, false},
+		"refused since":           {func(w *world) { w.Cluster.RefusesNode = true }, 1, false},
+		"in another cluster":      {func(w *world) { w.Cluster.Births++ }, 0, false},
+		"before there was a note": {func(w *world) { os.Remove(w.Inside(member.JoinedCluster)) }, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			w.mustBoot()
-			delete(w.cluster.nodes, "edge-sn0042")
+			delete(w.Cluster.Nodes, "edge-sn0042")
 			w.later(time.Hour)
 			tt.change(w)
 			err := w.boot()
-			if n, has := w.kubeletRestarts(), w.cluster.nodes["edge-sn0042"] != nil; n != tt.restarts || has != tt.registers || (err == nil) != tt.registers {
-				t.Errorf("kubelet was restarted %d times, Node: %v, %v\n%s", n, has, err, strings.Join(w.console, "\n"))
+			if n, has := w.kubeletRestarts(), w.Cluster.Nodes["edge-sn0042"] != nil; n != tt.restarts || has != tt.registers || (err == nil) != tt.registers {
+				t.Errorf("kubelet was restarted %d times, Node: %v, %v\n%s", n, has, err, strings.Join(w.Console, "\n"))
 			}
-			if slices.Contains(w.names, "start "+ondisk.UnitKubelet) {
+			if slices.Contains(w.Names, "start "+ondisk.UnitKubelet) {
 				t.Error("kubelet was stopped")
 			}
 		})

@@ -18,7 +18,7 @@ func TestPendingKeyIsKept(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	e := w.env()
+	e := w.Env()
 	const key = "-----BEGIN EC PRIVATE KEY-----"
 	if err := e.WriteFile(member.PendingKey, []byte(key), machine.Mode(0o600)); err != nil {
 		t.Fatal(err)
@@ -30,10 +30,10 @@ func TestPendingKeyIsKept(t *testing.T) {
 	if err := phase.Undo(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}
-	if w.has(member.KubeadmFlags) || w.has(member.ClientCert) || !strings.Contains(w.get(member.PendingKey), key) {
-		t.Errorf("flags: %t, certificate: %t, key: %q", w.has(member.KubeadmFlags), w.has(member.ClientCert), w.get(member.PendingKey))
+	if w.Has(member.KubeadmFlags) || w.Has(member.ClientCert) || !strings.Contains(w.Get(member.PendingKey), key) {
+		t.Errorf("flags: %t, certificate: %t, key: %q", w.Has(member.KubeadmFlags), w.Has(member.ClientCert), w.Get(member.PendingKey))
 	}
-	if err := kubeadm.UndoJoin(t.Context(), e); err != nil || w.has(member.PendingKey) {
+	if err := kubeadm.UndoJoin(t.Context(), e); err != nil || w.Has(member.PendingKey) {
 		t.Errorf("the key is still there: %v", err)
 	}
 }

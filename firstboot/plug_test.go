@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/fat"
-	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
@@ -22,22 +22,22 @@ const stickDev = "/dev/sdb1"
 
 // plug puts a USB stick with an EDGEBAKE slot into the machine.
 func (w *world) plug(site string) {
-	w.t.Helper()
+	w.T.Helper()
 	disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
-	w.put(disk+"/size", "131072\n")
-	w.put(disk+"/removable", "1\n")
-	w.put(disk+"/sdb1/partition", "1\n")
-	w.put(disk+"/sdb1/start", "2048\n")
-	w.put(disk+"/sdb1/size", "32768\n")
-	w.put(disk+"/sdb1/uevent", "PARTNAME=EDGEBAKE\n")
-	link := filepath.Join(w.root, "sys/block/sdb")
+	w.Put(disk+"/size", "131072\n")
+	w.Put(disk+"/removable", "1\n")
+	w.Put(disk+"/sdb1/partition", "1\n")
+	w.Put(disk+"/sdb1/start", "2048\n")
+	w.Put(disk+"/sdb1/size", "32768\n")
+	w.Put(disk+"/sdb1/uevent", "PARTNAME=EDGEBAKE\n")
+	link := filepath.Join(w.Root, "sys/block/sdb")
 	if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 	if err := os.Symlink("../devices/pci0/usb1/1-1/block/sdb", link); err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
-	w.stamp(stickDev, site)
+	w.Stamp(stickDev, site)
 }
 
 // TestStickFromALaptop: what laptops make of a stick is a FAT file system
@@ -56,29 +56,29 @@ func TestStickFromALaptop(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, "testdata/machine.txtar")
-			w.stamp(ownDev, "")
+			w.Stamp(worldtest.OwnDev, "")
 			w.plug("")
 			img := make(memImage, 40<<20)
-			site := tree.Node{Path: "SITE.YAML", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes([]byte(w.site(withToken)))}}
+			site := tree.Node{Path: "SITE.YAML", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes([]byte(w.Site(worldtest.WithToken)))}}
 			if err := fat.Write(img, []tree.Node{site}, nil, fat.Options{Type: 32, Label: c.label, Size: int64(len(img))}); err != nil {
 				t.Fatal(err)
 			}
 			disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
-			delete(w.slots, stickDev)
+			delete(w.Slots, stickDev)
 			if c.whole {
-				if err := os.RemoveAll(filepath.Join(w.root, disk, "sdb1")); err != nil {
+				if err := os.RemoveAll(filepath.Join(w.Root, disk, "sdb1")); err != nil {
 					t.Fatal(err)
 				}
-				w.slots["/dev/sdb"] = newMemDevice(img)
+				w.Slots["/dev/sdb"] = worldtest.NewMemDevice(img)
 			} else {
-				w.put(disk+"/sdb1/uevent", "DEVTYPE=partition\n")
-				w.slots[stickDev] = newMemDevice(img)
+				w.Put(disk+"/sdb1/uevent", "DEVTYPE=partition\n")
+				w.Slots[stickDev] = worldtest.NewMemDevice(img)
 			}
-			if err := w.boot(); (err == nil) != c.taken || w.said("took the Site of stick") != c.taken {
-				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+			if err := w.boot(); (err == nil) != c.taken || w.Said("took the Site of stick") != c.taken {
+				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			if read := slices.ContainsFunc(w.slotReads, func(dev string) bool { return dev != ownDev }); read != c.taken {
-				t.Errorf("slots read: %v", w.slotReads)
+			if read := slices.ContainsFunc(w.SlotReads, func(dev string) bool { return dev != worldtest.OwnDev }); read != c.taken {
+				t.Errorf("slots read: %v", w.SlotReads)
 			}
 		})
 	}
@@ -88,10 +88,10 @@ func TestStickFromALaptop(t *testing.T) {
 func TestAStickOfManyPartitions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	w.stamp(ownDev, "")
+	w.Stamp(worldtest.OwnDev, "")
 	w.plug("")
 	probed := 0
-	e := w.env()
+	e := w.Env()
 	e.SlotLabel = func(string) (string, error) {
 		probed++
 		return "PICTURES", nil
@@ -99,15 +99,15 @@ func TestAStickOfManyPartitions(t *testing.T) {
 	disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
 	for i := range 250 {
 		name := fmt.Sprintf("/sdb%d", i+2)
-		w.put(disk+name+"/partition", "1\n")
-		w.put(disk+name+"/start", fmt.Sprint(4096+i, "\n"))
-		w.put(disk+name+"/uevent", "DEVTYPE=partition\n")
+		w.Put(disk+name+"/partition", "1\n")
+		w.Put(disk+name+"/start", fmt.Sprint(4096+i, "\n"))
+		w.Put(disk+name+"/uevent", "DEVTYPE=partition\n")
 	}
 	if got := e.RemovableSlots(); !slices.Equal(got, []string{stickDev}) || probed > machine.MaxProbes {
 		t.Errorf("%v after %d labels", got, probed)
 	}
 	for i := range 250 {
-		w.put(fmt.Sprintf("%s/sdb%d/uevent", disk, i+2), "PARTNAME=EDGEBAKE\n")
+		w.Put(fmt.Sprintf("%s/sdb%d/uevent", disk, i+2), "PARTNAME=EDGEBAKE\n")
 	}
 	if got := e.RemovableSlots(); len(got) != machine.MaxSticks {
 		t.Errorf("%d slots", len(got))
@@ -119,51 +119,42 @@ type memImage []byte
 func (m memImage) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 
 func (w *world) unplug() {
-	w.t.Helper()
-	if err := os.Remove(filepath.Join(w.root, "sys/block/sdb")); err != nil {
-		w.t.Fatal(err)
+	w.T.Helper()
+	if err := os.Remove(filepath.Join(w.Root, "sys/block/sdb")); err != nil {
+		w.T.Fatal(err)
 	}
-	delete(w.slots, stickDev)
-}
-
-func (w *world) slotSite(dev string) string {
-	w.t.Helper()
-	c, err := slot.Read(w.slots[dev])
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return string(c.Files[ondisk.SlotSite])
+	delete(w.Slots, stickDev)
 }
 
 func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	w.stamp(ownDev, "")
+	w.Stamp(worldtest.OwnDev, "")
 	if err := w.boot(); err == nil {
 		t.Fatal("it went on without a Site")
 	}
-	if s := w.state(); s.Result != ondisk.ResultWaiting || !w.said("waiting for a Site: stamp one") {
-		t.Fatalf("result %s\n%s", s.Result, strings.Join(w.console, "\n"))
+	if s := w.State(); s.Result != ondisk.ResultWaiting || !w.Said("waiting for a Site: stamp one") {
+		t.Fatalf("result %s\n%s", s.Result, strings.Join(w.Console, "\n"))
 	}
-	w.plug(w.site(withToken))
+	w.plug(w.Site(worldtest.WithToken))
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if strings.Contains(w.slotSite(ownDev), testToken) {
+	if strings.Contains(w.SlotSite(worldtest.OwnDev), worldtest.TestToken) {
 		t.Error("the own slot still holds the token")
 	}
 	// The stick may stay, or go: its site is taken once.
-	w.powerOn()
+	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if w.said("took the Site of stick") {
+	if w.Said("took the Site of stick") {
 		t.Error("the stick was taken twice")
 	}
 	w.unplug()
-	w.powerOn()
-	if err := w.boot(); err != nil || w.joins != 1 {
-		t.Errorf("without the stick: %v, %d joins", err, w.joins)
+	w.PowerOn()
+	if err := w.boot(); err != nil || w.Joins != 1 {
+		t.Errorf("without the stick: %v, %d joins", err, w.Joins)
 	}
 }
 
@@ -174,33 +165,33 @@ func TestSlowStick(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.powerOn()
-	e := w.env()
+	w.PowerOn()
+	e := w.Env()
 	say := e.Console
 	e.Console = func(line string) {
 		say(line)
-		if strings.Contains(line, "node-ready") && !w.has("/sys/block/sdb") {
-			w.plug(w.site("network: {dns: [192.0.2.123]}"))
+		if strings.Contains(line, "node-ready") && !w.Has("/sys/block/sdb") {
+			w.plug(w.Site("network: {dns: [192.0.2.123]}"))
 		}
 	}
-	if err := w.run(New(e)); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.Run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.said("took the Site of stick") || !strings.Contains(w.slotSite(ownDev), "192.0.2.123") || w.joins != 1 {
-		t.Errorf("%d joins, console:\n%s", w.joins, strings.Join(w.console, "\n"))
+	if !w.Said("took the Site of stick") || !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") || w.Joins != 1 {
+		t.Errorf("%d joins, console:\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
 
 func TestBadSiteOnAStickIsSaid(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	w.stamp(ownDev, "")
+	w.Stamp(worldtest.OwnDev, "")
 	w.plug("kind: Site\nmasters: nonsense\n")
 	if err := w.boot(); err == nil {
 		t.Fatal("it went on")
 	}
-	if !w.said("waiting for a Site; stick /dev/sdb1 is not taken") {
-		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	if !w.Said("waiting for a Site; stick /dev/sdb1 is not taken") {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -209,20 +200,20 @@ func TestBadSiteOnAStickIsSaid(t *testing.T) {
 func TestStickCorrectsAStoppedMachine(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.stamp(ownDev, strings.Replace(w.site(withToken), w.cluster.pin, "sha256:"+strings.Repeat("0", 64), 1))
-	e := w.env()
+	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(worldtest.WithToken), w.Cluster.Pin, "sha256:"+strings.Repeat("0", 64), 1))
+	e := w.Env()
 	sleep := e.Sleep
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
-		if w.said("FAILED discovery") && !w.has("/sys/block/sdb") {
-			w.plug(w.site(withToken))
+		if w.Said("FAILED discovery") && !w.Has("/sys/block/sdb") {
+			w.plug(w.Site(worldtest.WithToken))
 		}
 		return sleep(ctx, d)
 	}
-	if err := w.run(New(e)); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.Run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.said("another Site was found") || w.state().Result != ondisk.ResultDone {
-		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	if !w.Said("another Site was found") || w.State().Result != ondisk.ResultDone {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -246,24 +237,24 @@ func TestCards(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, "testdata/machine.txtar")
-			w.stamp(ownDev, "")
+			w.Stamp(worldtest.OwnDev, "")
 			name := filepath.Base(c.disk)
-			w.put(filepath.Join(c.disk, c.file), c.text+"\n")
-			dev := ownDev
+			w.Put(filepath.Join(c.disk, c.file), c.text+"\n")
+			dev := worldtest.OwnDev
 			if !c.own {
 				dev = "/dev/" + name + "p1"
-				w.put(c.disk+"/size", "131072\n")
-				w.put(c.disk+"/removable", "0\n")
-				w.put(c.disk+"/"+name+"p1/partition", "1\n")
-				w.put(c.disk+"/"+name+"p1/start", "2048\n")
-				w.put(c.disk+"/"+name+"p1/size", "32768\n")
-				w.put(c.disk+"/"+name+"p1/uevent", "PARTNAME=EDGEBAKE\n")
-				if err := os.Symlink(".."+strings.TrimPrefix(c.disk, "/sys"), filepath.Join(w.root, "sys/block", name)); err != nil {
+				w.Put(c.disk+"/size", "131072\n")
+				w.Put(c.disk+"/removable", "0\n")
+				w.Put(c.disk+"/"+name+"p1/partition", "1\n")
+				w.Put(c.disk+"/"+name+"p1/start", "2048\n")
+				w.Put(c.disk+"/"+name+"p1/size", "32768\n")
+				w.Put(c.disk+"/"+name+"p1/uevent", "PARTNAME=EDGEBAKE\n")
+				if err := os.Symlink(".."+strings.TrimPrefix(c.disk, "/sys"), filepath.Join(w.Root, "sys/block", name)); err != nil {
 					t.Fatal(err)
 				}
-				w.stamp(dev, w.site(withToken))
+				w.Stamp(dev, w.Site(worldtest.WithToken))
 			}
-			if got := slices.Contains(w.env().RemovableSlots(), dev); got != c.taken {
+			if got := slices.Contains(w.Env().RemovableSlots(), dev); got != c.taken {
 				t.Errorf("a stick: %t", got)
 			}
 		})

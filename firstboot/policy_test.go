@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -105,19 +106,19 @@ func TestAStrangersStick(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.admits(c.policy)
-			w.plug(w.site("network: {dns: [192.0.2.123]}", "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"))
-			w.powerOn()
+			w.plug(w.Site("network: {dns: [192.0.2.123]}", "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"))
+			w.PowerOn()
 			if err := w.boot(); err != nil {
-				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			if got := w.slotSite(ownDev); strings.Contains(got, "192.0.2.123") != c.network || strings.Contains(got, "ssh-ed25519") != c.user {
+			if got := w.SlotSite(worldtest.OwnDev); strings.Contains(got, "192.0.2.123") != c.network || strings.Contains(got, "ssh-ed25519") != c.user {
 				t.Errorf("the slot has\n%s", got)
 			}
-			if w.has("/root/.ssh/authorized_keys") != c.user {
+			if w.Has("/root/.ssh/authorized_keys") != c.user {
 				t.Errorf("root's keys: %v", !c.user)
 			}
-			if w.said("is left out, since the Image allows repairs only (sites.removable): users") != (c.network && !c.user) {
-				t.Error(strings.Join(w.console, "\n"))
+			if w.Said("is left out, since the Image allows repairs only (sites.removable): users") != (c.network && !c.user) {
+				t.Error(strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -126,10 +127,10 @@ func TestAStrangersStick(t *testing.T) {
 // admits makes the machine's one of an Image with this sites.removable, and
 // the public halves of these keys.
 func (w *world) admits(policy string, keys ...minisign.PrivateKey) {
-	w.t.Helper()
+	w.T.Helper()
 	var info map[string]any
-	if err := json.Unmarshal([]byte(w.get(ondisk.ImageInfoFile)), &info); err != nil {
-		w.t.Fatal(err)
+	if err := json.Unmarshal([]byte(w.Get(ondisk.ImageInfoFile)), &info); err != nil {
+		w.T.Fatal(err)
 	}
 	texts := []string{}
 	for _, k := range keys {
@@ -138,9 +139,9 @@ func (w *world) admits(policy string, keys ...minisign.PrivateKey) {
 	info["removable"], info["siteKeys"] = policy, texts
 	b, err := json.Marshal(info)
 	if err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
-	w.put(ondisk.ImageInfoFile, string(b))
+	w.Put(ondisk.ImageInfoFile, string(b))
 }
 
 // fill sets every field below v that is zero.

@@ -29,36 +29,36 @@ import (
 func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	w.noNFT = true
-	if err := w.boot(); err == nil || !w.said("the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed") {
-		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.NoNFT = true
+	if err := w.boot(); err == nil || !w.Said("the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed") {
+		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if slices.ContainsFunc(w.names, func(n string) bool {
+	if slices.ContainsFunc(w.Names, func(n string) bool {
 		return strings.HasSuffix(n, "start "+openyurt.Unit)
 	}) {
 		t.Error("yurthub was started")
 	}
 
-	w.noNFT = false
-	w.powerOn()
-	if err := w.boot(); err != nil || !strings.Contains(w.rules, "10261") {
-		t.Fatalf("%v; rules %q", err, w.rules)
+	w.NoNFT = false
+	w.PowerOn()
+	if err := w.boot(); err != nil || !strings.Contains(w.Rules, "10261") {
+		t.Fatalf("%v; rules %q", err, w.Rules)
 	}
-	load, start := slices.Index(w.names, "run nft -f "+hub.NFTFile), slices.Index(w.names, "restart "+openyurt.Unit)
+	load, start := slices.Index(w.Names, "run nft -f "+hub.NFTFile), slices.Index(w.Names, "restart "+openyurt.Unit)
 	if load < 0 || start < load {
 		t.Errorf("the rules are loaded after yurthub was started: %d, %d", load, start)
 	}
 	for _, unit := range []string{"enable " + hub.PortsUnit, "enable " + hub.PortsTimer, "start " + hub.PortsTimer} {
-		if !slices.Contains(w.names, unit) {
+		if !slices.Contains(w.Names, unit) {
 			t.Errorf("no %s", unit)
 		}
 	}
 
 	// Somebody flushes all rules: a later boot's look notices.
-	w.powerOn()
-	w.rules = ""
-	if err := w.boot(); err != nil || !strings.Contains(w.rules, "10261") {
-		t.Errorf("%v; rules %q", err, w.rules)
+	w.PowerOn()
+	w.Rules = ""
+	if err := w.boot(); err != nil || !strings.Contains(w.Rules, "10261") {
+		t.Errorf("%v; rules %q", err, w.Rules)
 	}
 }
 
@@ -71,22 +71,22 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 		if exchanged {
 			w.exchangeRoot()
 		}
-		w.noNFT = true
-		w.powerOn()
-		if err := w.boot(); err == nil || !w.said("cannot be closed") {
-			t.Errorf("exchanged %v: %v\n%s", exchanged, err, strings.Join(w.console, "\n"))
+		w.NoNFT = true
+		w.PowerOn()
+		if err := w.boot(); err == nil || !w.Said("cannot be closed") {
+			t.Errorf("exchanged %v: %v\n%s", exchanged, err, strings.Join(w.Console, "\n"))
 		}
-		if w.units[ondisk.UnitKubelet] == "active" {
+		if w.Units[ondisk.UnitKubelet] == "active" {
 			t.Errorf("exchanged %v: kubelet runs, and yurthub with it, without the rules", exchanged)
 		}
-		w.noNFT = false
-		w.powerOn() // or systemd's next try
-		if err := w.boot(); err != nil || w.units[ondisk.UnitKubelet] != "active" || !strings.Contains(w.rules, "10261") {
-			t.Fatalf("exchanged %v: %v; kubelet %s, rules %q\n%s", exchanged, err, w.units[ondisk.UnitKubelet], w.rules, strings.Join(w.console, "\n"))
+		w.NoNFT = false
+		w.PowerOn() // or systemd's next try
+		if err := w.boot(); err != nil || w.Units[ondisk.UnitKubelet] != "active" || !strings.Contains(w.Rules, "10261") {
+			t.Fatalf("exchanged %v: %v; kubelet %s, rules %q\n%s", exchanged, err, w.Units[ondisk.UnitKubelet], w.Rules, strings.Join(w.Console, "\n"))
 		}
 
 		// What is taken back leaves nothing that kubelet would wait for.
-		if err := hub.OpenPorts(t.Context(), w.env()); err != nil || w.has(hub.PortsKubelet) || w.has(hub.NFTFile) {
+		if err := hub.OpenPorts(t.Context(), w.Env()); err != nil || w.Has(hub.PortsKubelet) || w.Has(hub.NFTFile) {
 			t.Errorf("%v: the drop-in or the rules are left", err)
 		}
 	}
@@ -97,9 +97,9 @@ func TestRulesComeBeforeKubelet(t *testing.T) {
 	w := podWorld(t)
 	w.mustBoot()
 	w.exchangeRoot()
-	w.powerOn()
+	w.PowerOn()
 	w.mustBoot()
-	load, start := slices.Index(w.names, "run nft -f "+hub.NFTFile), slices.Index(w.names, "start "+ondisk.UnitKubelet)
+	load, start := slices.Index(w.Names, "run nft -f "+hub.NFTFile), slices.Index(w.Names, "start "+ondisk.UnitKubelet)
 	if load < 0 || start < load {
 		t.Errorf("kubelet is started before the rules are loaded: %d, %d", load, start)
 	}
@@ -110,12 +110,12 @@ func TestRulesComeBeforeKubelet(t *testing.T) {
 func TestOpenPortsIsCutOff(t *testing.T) {
 	whole := podWorld(t)
 	whole.mustBoot()
-	whole.powerOn()
+	whole.PowerOn()
 	for n := 1; ; n++ {
 		w := whole.clone(t)
-		w.off, w.cutAt = func() {}, n
-		err := hub.OpenPorts(t.Context(), w.env())
-		if w.has(hub.PortsKubelet) && !w.has(hub.NFTFile) {
+		w.Off, w.CutAt = func() {}, n
+		err := hub.OpenPorts(t.Context(), w.Env())
+		if w.Has(hub.PortsKubelet) && !w.Has(hub.NFTFile) {
 			t.Errorf("cut at effect %d: kubelet waits for rules that are gone", n)
 		}
 		if err == nil {

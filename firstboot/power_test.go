@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -25,12 +26,12 @@ func TestPowerGoesRightAfterReady(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := world(t)
 			if err := w.boot(); err != nil {
-				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			w.lose()
-			w.powerOn()
-			if err := w.boot(); err != nil || w.joins != 1 {
-				t.Errorf("%v, it joined %d times\n%s", err, w.joins, strings.Join(w.console, "\n"))
+			w.Lose()
+			w.PowerOn()
+			if err := w.boot(); err != nil || w.Joins != 1 {
+				t.Errorf("%v, it joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -40,23 +41,23 @@ func TestPowerGoesRightAfterReady(t *testing.T) {
 func TestSyncFails(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	e := w.env()
+	e := w.Env()
 	broken, sync := true, e.Sync
 	e.Sync = func(paths ...string) error {
 		if broken {
 			broken = false
-			if !strings.Contains(w.slotSite(ownDev), testToken) {
+			if !strings.Contains(w.SlotSite(worldtest.OwnDev), worldtest.TestToken) {
 				t.Error("the token was forgotten before the rest was on the disk")
 			}
 			return errors.New("input/output error")
 		}
 		return sync(paths...)
 	}
-	if err := w.run(New(e)); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.Run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.said("forget-token: will be tried again: syncing the node's credentials: input/output error") {
-		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	if !w.Said("forget-token: will be tried again: syncing the node's credentials: input/output error") {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -68,24 +69,24 @@ func TestStateDecidesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			machine := newWorld(t)
-			machine.oneMaster()
+			machine.OneMaster()
 			whole := machine.clone(t)
 			whole.mustBoot()
 			for _, at := range []string{"write " + ondisk.IPVSConfig, "kubeadm ends", "write " + member.ReadyMark} {
 				cut := machine.clone(t)
-				cut.cutAt = slices.Index(whole.names, at) + 1
-				if err := cut.boot(); err == nil || cut.cutAt == 0 {
+				cut.CutAt = slices.Index(whole.Names, at) + 1
+				if err := cut.boot(); err == nil || cut.CutAt == 0 {
 					t.Fatalf("cut at %s: it went on without power", at)
 				}
-				cut.powerOn()
+				cut.PowerOn()
 				as := cut.clone(t)
 				as.mustBoot()
 				for what, state := range map[string]func(*world) error{
-					"gone":     func(w *world) error { return os.Remove(filepath.Join(w.root, ondisk.StateFile)) },
-					"empty":    func(w *world) error { w.put(ondisk.StateFile, ""); return nil },
-					"a node's": func(w *world) error { w.put(ondisk.StateFile, whole.get(ondisk.StateFile)); return nil },
+					"gone":     func(w *world) error { return os.Remove(filepath.Join(w.Root, ondisk.StateFile)) },
+					"empty":    func(w *world) error { w.Put(ondisk.StateFile, ""); return nil },
+					"a node's": func(w *world) error { w.Put(ondisk.StateFile, whole.Get(ondisk.StateFile)); return nil },
 					"this boot": func(w *world) error {
-						w.put(ondisk.StateFile, strings.Replace(whole.get(ondisk.StateFile), "boot-0", "boot-1", 1))
+						w.Put(ondisk.StateFile, strings.Replace(whole.Get(ondisk.StateFile), "boot-0", "boot-1", 1))
 						return nil
 					},
 				} {
@@ -94,8 +95,8 @@ func TestStateDecidesNothing(t *testing.T) {
 						t.Fatal(err)
 					}
 					w.mustBoot()
-					if !slices.Equal(w.names, as.names) {
-						t.Errorf("cut at %s, the state is %s: it did\n%q, not\n%q", at, what, w.names, as.names)
+					if !slices.Equal(w.Names, as.Names) {
+						t.Errorf("cut at %s, the state is %s: it did\n%q, not\n%q", at, what, w.Names, as.Names)
 					}
 					sameTree(t, "cut at "+at+", the state is "+what, w.tree(), as.tree())
 				}
@@ -107,11 +108,11 @@ func TestStateDecidesNothing(t *testing.T) {
 // states are what a state file may be, whatever the machine is.
 func states(ofNode string) map[string]func(*world) error {
 	put := func(text string) func(*world) error {
-		return func(w *world) error { w.put(ondisk.StateFile, text); return nil }
+		return func(w *world) error { w.Put(ondisk.StateFile, text); return nil }
 	}
 	return map[string]func(*world) error{
 		"as it was":  func(*world) error { return nil },
-		"gone":       func(w *world) error { return os.Remove(filepath.Join(w.root, ondisk.StateFile)) },
+		"gone":       func(w *world) error { return os.Remove(filepath.Join(w.Root, ondisk.StateFile)) },
 		"empty":      put(""),
 		"a newer's":  put(strings.Replace(ofNode, `"version": 1`, `"version": 2`, 1)),
 		"a node's":   put(ofNode),
@@ -124,24 +125,24 @@ func states(ofNode string) map[string]func(*world) error {
 func TestStateDecidesNoReset(t *testing.T) {
 	t.Parallel()
 	machine := edgeWorld(t)
-	machine.oneMaster()
+	machine.OneMaster()
 	node := machine.clone(t)
 	node.mustBoot()
 	joining := machine.clone(t)
-	joining.cluster.csr = "pending"
+	joining.Cluster.Csr = "pending"
 	if err := joining.boot(); err == nil {
 		t.Fatal("done, and nobody approved")
 	}
-	joining.cluster.csr = "Approved"
+	joining.Cluster.Csr = "Approved"
 	searching := machine.clone(t) // no join was begun, but this site is in place
-	searching.offline = true
+	searching.Offline = true
 	if err := searching.boot(); err == nil {
 		t.Fatal("done, and nobody answered")
 	}
-	searching.offline = false
+	searching.Offline = false
 	stamped := node.clone(t)
-	stamped.stamp(ownDev, stamped.site(withToken, "nodeType: edge", "nodePool: shanghai"))
-	ofNode := node.get(ondisk.StateFile)
+	stamped.Stamp(worldtest.OwnDev, stamped.Site(worldtest.WithToken, "nodeType: edge", "nodePool: shanghai"))
+	ofNode := node.Get(ondisk.StateFile)
 	for _, tc := range []struct {
 		name    string
 		machine *world
@@ -162,11 +163,11 @@ func TestStateDecidesNoReset(t *testing.T) {
 			if tc.again == 0 {
 				noSecret(t, w)
 			}
-			delete(w.cluster.nodes, "edge-sn0042") // kubectl delete node
-			joins := w.joins
-			w.powerOn()
-			if err := w.boot(); (err == nil) != (tc.again == 1) || w.joins != joins+tc.again {
-				t.Errorf("reset %s, the state is %s: then it joined %d times, not %d: %v", tc.name, what, w.joins-joins, tc.again, err)
+			delete(w.Cluster.Nodes, "edge-sn0042") // kubectl delete node
+			joins := w.Joins
+			w.PowerOn()
+			if err := w.boot(); (err == nil) != (tc.again == 1) || w.Joins != joins+tc.again {
+				t.Errorf("reset %s, the state is %s: then it joined %d times, not %d: %v", tc.name, what, w.Joins-joins, tc.again, err)
 			}
 		}
 	}
@@ -177,12 +178,12 @@ func TestStateDecidesNoReset(t *testing.T) {
 func TestStateDecidesNoConvert(t *testing.T) {
 	t.Parallel()
 	node := readyNode(t)
-	ofNode := node.get(ondisk.StateFile)
-	node.now = node.now.Add(time.Minute)
+	ofNode := node.Get(ondisk.StateFile)
+	node.Now = node.Now.Add(time.Minute)
 	for what, state := range states(ofNode) {
 		for _, unit := range []string{"active", "inactive"} {
 			w := node.clone(t)
-			w.units[ondisk.UnitFirstboot], w.started[ondisk.UnitFirstboot] = unit, w.now // after the state was written
+			w.Units[ondisk.UnitFirstboot], w.Started[ondisk.UnitFirstboot] = unit, w.Now // after the state was written
 			if err := state(w); err != nil {
 				t.Fatal(err)
 			}
@@ -196,8 +197,8 @@ func TestStateDecidesNoConvert(t *testing.T) {
 		}
 	}
 	// It is done and sends its last report.
-	node.units[ondisk.UnitFirstboot] = "active"
-	node.started[ondisk.UnitFirstboot] = node.now.Add(-time.Hour)
+	node.Units[ondisk.UnitFirstboot] = "active"
+	node.Started[ondisk.UnitFirstboot] = node.Now.Add(-time.Hour)
 	if _, err := node.convert(pool); err != nil {
 		t.Error(err)
 	}
@@ -215,9 +216,9 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 			"zeros":   func(b []byte) []byte { return make([]byte, len(b)) },
 		} {
 			w := ready.clone(t)
-			p := filepath.Join(w.root, file)
+			p := filepath.Join(w.Root, file)
 			if file == member.ClientCert {
-				p = filepath.Join(w.root, "/var/lib/kubelet/pki/kubelet-client-2026-11-20-10-00-00.pem")
+				p = filepath.Join(w.Root, "/var/lib/kubelet/pki/kubelet-client-2026-11-20-10-00-00.pem")
 			}
 			b, err := os.ReadFile(p)
 			if err != nil {
@@ -226,20 +227,20 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 			if err := os.WriteFile(p, spoil(b), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := member.Enrolled(w.env()); !errors.Is(err, member.ErrNotEnrolled) {
+			if err := member.Enrolled(w.Env()); !errors.Is(err, member.ErrNotEnrolled) {
 				t.Errorf("%s is %s: enrolled says %v", file, spoilt, err)
 			}
 			if file != member.ClientCert {
 				continue
 			}
 			// Without a token there is no way on, which is said.
-			w.powerOn()
-			if err := w.boot(); err == nil || !w.said("FAILED discovery") {
-				t.Errorf("%s is %s:\n%s", file, spoilt, strings.Join(w.console, "\n"))
+			w.PowerOn()
+			if err := w.boot(); err == nil || !w.Said("FAILED discovery") {
+				t.Errorf("%s is %s:\n%s", file, spoilt, strings.Join(w.Console, "\n"))
 			}
 		}
 	}
-	if err := member.Enrolled(ready.env()); err != nil {
+	if err := member.Enrolled(ready.Env()); err != nil {
 		t.Error(err)
 	}
 }
@@ -250,7 +251,7 @@ func TestRestoreCertificates(t *testing.T) {
 	t.Parallel()
 	base := newWorld(t, "testdata/machine.txtar")
 	pair := func(days int) string {
-		return base.cluster.clientFrom("system:node:edge-sn0042", base.now.AddDate(0, 0, days), base.now.AddDate(1, 0, days))
+		return base.Cluster.ClientFrom("system:node:edge-sn0042", base.Now.AddDate(0, 0, days), base.Now.AddDate(1, 0, days))
 	}
 	first, second, third := pair(0), pair(100), pair(200)
 	otherKey := third[:strings.Index(third, "-----BEGIN PRIVATE")] + second[strings.Index(second, "-----BEGIN PRIVATE"):]
@@ -274,33 +275,33 @@ func TestRestoreCertificates(t *testing.T) {
 			"relative":              {"", filepath.Base(three), two},
 		} {
 			w := newWorld(t, "testdata/machine.txtar")
-			w.put(one, first)
-			w.put(two, second)
-			w.put(three, tc.third)
-			w.put(s.Dir+"/"+s.Name+"-other-2035-01-01-00-00-00.pem", third) // another store's
+			w.Put(one, first)
+			w.Put(two, second)
+			w.Put(three, tc.third)
+			w.Put(s.Dir+"/"+s.Name+"-other-2035-01-01-00-00-00.pem", third) // another store's
 			if tc.target != "" {
-				if err := os.Symlink(tc.target, filepath.Join(w.root, s.Current())); err != nil {
+				if err := os.Symlink(tc.target, filepath.Join(w.Root, s.Current())); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if err := member.RestoreCertificates(w.env()); err != nil {
+			if err := member.RestoreCertificates(w.Env()); err != nil {
 				t.Error(err)
 			}
-			if got, err := os.Readlink(filepath.Join(w.root, s.Current())); err != nil || got != tc.want {
+			if got, err := os.Readlink(filepath.Join(w.Root, s.Current())); err != nil || got != tc.want {
 				t.Errorf("%s, %s: the link leads to %s, not %s (%v)", s.Name, name, got, tc.want, err)
 			}
 		}
 		// With none that can be used, what is asked for anew must not be there.
 		w := newWorld(t, "testdata/machine.txtar")
-		w.put(one, "")
-		if err := os.Symlink(one, filepath.Join(w.root, s.Current())); err != nil {
+		w.Put(one, "")
+		if err := os.Symlink(one, filepath.Join(w.Root, s.Current())); err != nil {
 			t.Fatal(err)
 		}
-		if err := member.RestoreCertificates(w.env()); err != nil {
+		if err := member.RestoreCertificates(w.Env()); err != nil {
 			t.Error(err)
 		}
-		if w.has(s.Current()) == s.AskedAnew {
-			t.Errorf("%s has none that can be used, and its link is there: %v", s.Name, w.has(s.Current()))
+		if w.Has(s.Current()) == s.AskedAnew {
+			t.Errorf("%s has none that can be used, and its link is there: %v", s.Name, w.Has(s.Current()))
 		}
 	}
 }
@@ -309,19 +310,19 @@ func TestRestoreCertificates(t *testing.T) {
 func TestRestoreKubeletsOwnPair(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	pair := w.cluster.client("edge-sn0042@1", w.now.AddDate(1, 0, 0))
+	pair := w.Cluster.Client("edge-sn0042@1", w.Now.AddDate(1, 0, 0))
 	cert, key := member.KubeletPKI+"/kubelet.crt", member.KubeletPKI+"/kubelet.key"
 	for _, tc := range []struct {
 		cert, key string
 		stays     bool
 	}{{pair, pair, true}, {"", pair, false}, {pair, "", false}} {
-		w.put(cert, tc.cert)
-		w.put(key, tc.key)
-		if err := member.RestoreCertificates(w.env()); err != nil {
+		w.Put(cert, tc.cert)
+		w.Put(key, tc.key)
+		if err := member.RestoreCertificates(w.Env()); err != nil {
 			t.Error(err)
 		}
-		if w.has(cert) != tc.stays || w.has(key) != tc.stays {
-			t.Errorf("certificate of %d bytes, key of %d: left are %v and %v", len(tc.cert), len(tc.key), w.has(cert), w.has(key))
+		if w.Has(cert) != tc.stays || w.Has(key) != tc.stays {
+			t.Errorf("certificate of %d bytes, key of %d: left are %v and %v", len(tc.cert), len(tc.key), w.Has(cert), w.Has(key))
 		}
 	}
 }
@@ -332,15 +333,15 @@ func TestRotationCutOff(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
 	rotated := member.KubeletPKI + "/kubelet-client-2027-08-01-00-00-00.pem"
-	w.now = w.now.Add(200 * 24 * time.Hour)
-	w.puts(rotated, w.cluster.client("system:node:edge-sn0042", w.now.AddDate(1, 0, 0)))
-	link := filepath.Join(w.root, member.ClientCert)
+	w.Now = w.Now.Add(200 * 24 * time.Hour)
+	w.Puts(rotated, w.Cluster.Client("system:node:edge-sn0042", w.Now.AddDate(1, 0, 0)))
+	link := filepath.Join(w.Root, member.ClientCert)
 	if err := errors.Join(os.Remove(link), os.Symlink(rotated, link)); err != nil {
 		t.Fatal(err)
 	}
-	w.lose()
-	w.powerOn()
-	if err := w.boot(); err != nil || w.joins != 1 {
-		t.Errorf("%v, it joined %d times\n%s", err, w.joins, strings.Join(w.console, "\n"))
+	w.Lose()
+	w.PowerOn()
+	if err := w.boot(); err != nil || w.Joins != 1 {
+		t.Errorf("%v, it joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 }

@@ -14,10 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -34,34 +34,16 @@ func reissue(t *testing.T, ca *x509.Certificate, key crypto.Signer, now time.Tim
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// trustedBy is the CA that a kubeconfig trusts.
-func trustedBy(t *testing.T, conf string) []byte {
-	t.Helper()
-	k, err := api.ParseKubeconfig([]byte(conf))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := k.Cluster()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ca, err := c.CA("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ca
-}
-
 // yearsLater passes time, in which kubelet has renewed its certificate.
 func (w *world) yearsLater(years int) {
-	w.t.Helper()
-	w.now = w.now.AddDate(years, 0, 0)
-	own, err := os.Readlink(filepath.Join(w.root, member.ClientCert))
+	w.T.Helper()
+	w.Now = w.Now.AddDate(years, 0, 0)
+	own, err := os.Readlink(filepath.Join(w.Root, member.ClientCert))
 	if err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
-	w.put(own, w.cluster.client(member.NodeUser+member.Name(w.env()), w.truth().AddDate(1, 0, 0)))
-	w.powerOn()
+	w.Put(own, w.Cluster.Client(member.NodeUser+member.Name(w.Env()), w.Truth().AddDate(1, 0, 0)))
+	w.PowerOn()
 }
 
 // A worker finds the CA that was issued again in cluster-info, whoever shows it, and
@@ -73,53 +55,53 @@ func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			w.mustBoot()
-			former := w.get(ondisk.KubeCA)
+			former := w.Get(ondisk.KubeCA)
 			w.yearsLater(7)
 			w.mustBoot()
-			if w.said("is valid until") || w.get(ondisk.KubeCA) != former {
-				t.Errorf("it was told too early\n%s", strings.Join(w.console, "\n"))
+			if w.Said("is valid until") || w.Get(ondisk.KubeCA) != former {
+				t.Errorf("it was told too early\n%s", strings.Join(w.Console, "\n"))
 			}
 			w.yearsLater(2)
 			w.mustBoot()
-			if !w.said(ondisk.KubeCA+" is valid until 2036-11-20") || w.units[ondisk.UnitAgain] != "active" {
-				t.Errorf("nobody was told, or first boot does not look again (%s)\n%s", w.units[ondisk.UnitAgain], strings.Join(w.console, "\n"))
+			if !w.Said(ondisk.KubeCA+" is valid until 2036-11-20") || w.Units[ondisk.UnitAgain] != "active" {
+				t.Errorf("nobody was told, or first boot does not look again (%s)\n%s", w.Units[ondisk.UnitAgain], strings.Join(w.Console, "\n"))
 			}
 
-			stranger, strangersKey := newCA(t, "kubernetes")
-			ca, own := w.cluster.ca, w.cluster.pem
+			stranger, strangersKey := worldtest.NewCA(t, "kubernetes")
+			ca, own := w.Cluster.Ca, w.Cluster.Pem
 			forged := *ca
-			forged.NotAfter = w.now.AddDate(10, 0, 0)
+			forged.NotAfter = w.Now.AddDate(10, 0, 0)
 			der, err := x509.CreateCertificate(rand.Reader, &forged, stranger, ca.PublicKey, strangersKey)
 			if err != nil {
 				t.Fatal(err)
 			}
-			w.cluster.pem = append(reissue(t, stranger, strangersKey, w.now), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
+			w.Cluster.Pem = append(reissue(t, stranger, strangersKey, w.Now), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
 			w.mustBoot()
-			if w.get(ondisk.KubeCA) != former {
+			if w.Get(ondisk.KubeCA) != former {
 				t.Fatal("it took the CA of a stranger")
 			}
-			w.cluster.pem = own
+			w.Cluster.Pem = own
 
-			renewed := reissue(t, ca, w.cluster.key, w.now)
-			w.cluster.pem = renewed
-			w.names = nil
+			renewed := reissue(t, ca, w.Cluster.Key, w.Now)
+			w.Cluster.Pem = renewed
+			w.Names = nil
 			w.mustBoot() // the timer
-			if w.get(ondisk.KubeCA) != string(renewed) || !bytes.Equal(trustedBy(t, w.get(ondisk.KubeletConf)), renewed) {
+			if w.Get(ondisk.KubeCA) != string(renewed) || !bytes.Equal(worldtest.TrustedBy(t, w.Get(ondisk.KubeletConf)), renewed) {
 				t.Error("it trusts the former CA")
 			}
-			if !slices.Contains(w.names, "restart "+ondisk.UnitKubelet) || name == "edge" && !slices.Contains(w.names, "restart "+openyurt.Unit) {
-				t.Errorf("they were not restarted: %q", w.names)
+			if !slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) || name == "edge" && !slices.Contains(w.Names, "restart "+openyurt.Unit) {
+				t.Errorf("they were not restarted: %q", w.Names)
 			}
-			if w.units[ondisk.UnitAgain] == "active" {
+			if w.Units[ondisk.UnitAgain] == "active" {
 				t.Error("first boot still looks every two hours")
 			}
-			w.names = nil
+			w.Names = nil
 			w.mustBoot()
-			if slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
-				t.Errorf("again: %q", w.names)
+			if slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
+				t.Errorf("again: %q", w.Names)
 			}
 			w.yearsLater(3) // the former one has ended
-			w.cluster.tls.ClientCAs.AppendCertsFromPEM(renewed)
+			w.Cluster.Tls.ClientCAs.AppendCertsFromPEM(renewed)
 			w.mustBoot()
 		})
 	}
@@ -131,8 +113,8 @@ func TestWorkerThatMissedTheEndOfTheCA(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.yearsLater(11)
-	w.cluster.pem = reissue(t, w.cluster.ca, w.cluster.key, w.now.AddDate(-2, 0, 0))
-	w.cluster.tls.ClientCAs.AppendCertsFromPEM(w.cluster.pem)
+	w.Cluster.Pem = reissue(t, w.Cluster.Ca, w.Cluster.Key, w.Now.AddDate(-2, 0, 0))
+	w.Cluster.Tls.ClientCAs.AppendCertsFromPEM(w.Cluster.Pem)
 	w.mustBoot()
 }
 
@@ -147,8 +129,8 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	m.started = ""
 	m.bootDone()
 	for _, ca := range configs.ClusterCAs() {
-		if file := member.PKIDir + "/" + ca.Base + ".crt"; !m.said(file + " is valid until 2036-11-") {
-			t.Errorf("nobody was told of %s\n%s", file, strings.Join(m.console, "\n"))
+		if file := member.PKIDir + "/" + ca.Base + ".crt"; !m.Said(file + " is valid until 2036-11-") {
+			t.Errorf("nobody was told of %s\n%s", file, strings.Join(m.Console, "\n"))
 		}
 	}
 
@@ -157,19 +139,19 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	for _, of := range configs.ClusterCAs() {
 		pair := of.Of(&keys)
 		ca, key := parsePair(t, *pair)
-		pair.Cert = string(reissue(t, ca, key, m.now))
+		pair.Cert = string(reissue(t, ca, key, m.Now))
 	}
 	published := func() string {
-		m.cluster.mu.Lock()
-		defer m.cluster.mu.Unlock()
-		return string(m.cluster.pem)
+		m.Cluster.Mu.Lock()
+		defer m.Cluster.Mu.Unlock()
+		return string(m.Cluster.Pem)
 	}
 	m.stampSite(&newer)
-	m.names, m.console = nil, nil
-	pods := m.get(controlplane.Pods[0])
+	m.Names, m.Console = nil, nil
+	pods := m.Get(controlplane.Pods[0])
 	m.bootDone() // while it runs, as with a signed stick
-	if !m.said("etcd on this machine uses its CA as it was issued before") {
-		t.Errorf("nobody was told to restart etcd\n%s", strings.Join(m.console, "\n"))
+	if !m.Said("etcd on this machine uses its CA as it was issued before") {
+		t.Errorf("nobody was told to restart etcd\n%s", strings.Join(m.Console, "\n"))
 	}
 	for _, when := range []string{"with its Site", "restarted", "with an older Site"} {
 		if when == "with an older Site" {
@@ -180,35 +162,35 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 			m.bootDone()
 		}
 		for _, of := range configs.ClusterCAs() {
-			if m.get(member.PKIDir+"/"+of.Base+".crt") != of.Of(&keys).Cert {
+			if m.Get(member.PKIDir+"/"+of.Base+".crt") != of.Of(&keys).Cert {
 				t.Errorf("%s: the CA %s is the former one", when, of.Base)
 			}
 		}
 		for _, conf := range append(slices.Clone(controlplane.Confs), ondisk.KubeletConf) {
-			if string(trustedBy(t, m.get(conf))) != keys.CA.Cert {
+			if string(worldtest.TrustedBy(t, m.Get(conf))) != keys.CA.Cert {
 				t.Errorf("%s: %s trusts the former CA", when, conf)
 			}
 		}
 		if published() != keys.CA.Cert {
 			t.Errorf("%s: workers are told of the former CA", when)
 		}
-		if m.get(controlplane.Pods[0]) == pods {
+		if m.Get(controlplane.Pods[0]) == pods {
 			t.Errorf("%s: the API server was not restarted", when)
 		}
-		if said := m.said("is valid until"); said {
+		if said := m.Said("is valid until"); said {
 			t.Errorf("%s: it is still told that they end", when)
 		}
 	}
-	if m.said("etcd on this machine uses its CA") {
+	if m.Said("etcd on this machine uses its CA") {
 		t.Error("etcd was restarted, and it is told to")
 	}
-	m.clockSays(m.now.AddDate(0, 0, -2)) // before they were issued
-	files, err := controlplane.PKIFilesFor(m.env(), older.Credentials.Keys)
+	m.ClockSays(m.Now.AddDate(0, 0, -2)) // before they were issued
+	files, err := controlplane.PKIFilesFor(m.Env(), older.Credentials.Keys)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range files {
-		if strings.HasSuffix(f.Path, ".crt") && string(f.Data) != m.get(f.Path) {
+		if strings.HasSuffix(f.Path, ".crt") && string(f.Data) != m.Get(f.Path) {
 			t.Errorf("with a clock that is behind, %s is taken from the older Site", f.Path)
 		}
 	}

@@ -19,12 +19,12 @@ import (
 
 // inUseBytes are the certificates and kubeconfigs that the control plane uses.
 func (m *controlPlane) inUseBytes() map[string]string {
-	m.t.Helper()
+	m.T.Helper()
 	all := map[string]string{}
 	for _, c := range controlplane.CredentialsOf(m.site) {
 		for _, f := range c.Files {
-			if m.has(f) {
-				all[f] = m.get(f)
+			if m.Has(f) {
+				all[f] = m.Get(f)
 			}
 		}
 	}
@@ -34,14 +34,14 @@ func (m *controlPlane) inUseBytes() map[string]string {
 // wantUsable checks that each certificate can be used, or its new one can, with which
 // the next run repairs it.
 func (m *controlPlane) wantUsable(when string) {
-	m.t.Helper()
+	m.T.Helper()
 	for _, c := range controlplane.CredentialsOf(m.site) {
-		_, err := c.Usable(m.env(), controlplane.InUse)
+		_, err := c.Usable(m.Env(), controlplane.InUse)
 		if err == nil {
 			continue
 		}
-		if _, other := c.Usable(m.env(), controlplane.Renewed); other != nil {
-			m.t.Errorf("%s: %s cannot be used (%v), nor can its new one (%v)", when, c.Name(), err, other)
+		if _, other := c.Usable(m.Env(), controlplane.Renewed); other != nil {
+			m.T.Errorf("%s: %s cannot be used (%v), nor can its new one (%v)", when, c.Name(), err, other)
 		}
 	}
 }
@@ -61,13 +61,13 @@ func TestRenewalThatFails(t *testing.T) {
 		},
 		"between a key and its certificate": func(m *controlPlane) func(machine.Cmd) error {
 			return func(c machine.Cmd) error {
-				m.before = func(effect string) {
+				m.Before = func(effect string) {
 					if effect == "kubeadm writes "+controlplane.Renewed(member.PKIDir+"/etcd/peer.crt") {
-						m.cut = true
+						m.Cut = true
 					}
 				}
 				err := m.kubeadm(c)
-				m.before, m.cut = nil, false
+				m.Before, m.Cut = nil, false
 				return err
 			}
 		},
@@ -82,7 +82,7 @@ func TestRenewalThatFails(t *testing.T) {
 		"with files that were cut off": func(m *controlPlane) func(machine.Cmd) error {
 			return func(c machine.Cmd) error {
 				err := m.kubeadm(c)
-				m.put(controlplane.Renewed(member.PKIDir+"/etcd/server.crt"), "")
+				m.Put(controlplane.Renewed(member.PKIDir+"/etcd/server.crt"), "")
 				return err
 			}
 		},
@@ -91,11 +91,11 @@ func TestRenewalThatFails(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, sites)
 			m.bootDone()
-			m.now = m.now.AddDate(0, 8, 0)
+			m.Now = m.Now.AddDate(0, 8, 0)
 			before := m.inUseBytes()
-			pods := m.get(controlplane.Pods[0])
+			pods := m.Get(controlplane.Pods[0])
 			failing := fails(m)
-			m.world.init = func(c machine.Cmd) error {
+			m.world.Init = func(c machine.Cmd) error {
 				if args := strings.Join(c.Args, " "); strings.Contains(args, "certs all") || strings.Contains(args, "kubeconfig all") {
 					return failing(c)
 				}
@@ -105,23 +105,23 @@ func TestRenewalThatFails(t *testing.T) {
 				if when == "a restart" {
 					m.on()
 				}
-				m.console = nil
+				m.Console = nil
 				m.bootDone()
 				for f, text := range before {
-					if m.get(f) != text {
+					if m.Get(f) != text {
 						t.Errorf("%s: %s is another", when, f)
 					}
 				}
-				if !m.said("the control plane's certificates are not renewed: ") || !m.said("are valid until 2027-11-20T10:00:") {
-					t.Errorf("%s: nobody was told\n%s", when, strings.Join(m.console, "\n"))
+				if !m.Said("the control plane's certificates are not renewed: ") || !m.Said("are valid until 2027-11-20T10:00:") {
+					t.Errorf("%s: nobody was told\n%s", when, strings.Join(m.Console, "\n"))
 				}
-				if m.has(controlplane.RenewalDir) || when == "the timer" && m.get(controlplane.Pods[0]) != pods {
+				if m.Has(controlplane.RenewalDir) || when == "the timer" && m.Get(controlplane.Pods[0]) != pods {
 					t.Errorf("%s: it left something, or restarted a pod", when)
 				}
 			}
-			m.world.init = m.kubeadm
+			m.world.Init = m.kubeadm
 			m.bootDone()
-			if bad, _ := controlplane.BadCredentials(m.env(), m.site); len(bad) > 0 || m.get(controlplane.Pods[0]) == pods {
+			if bad, _ := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.Get(controlplane.Pods[0]) == pods {
 				t.Errorf("%d are not renewed, or not read", len(bad))
 			}
 		})
@@ -133,20 +133,20 @@ func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	m.now = m.now.AddDate(0, 8, 0)
-	m.put(member.PKIDir+"/etcd/server.key", "")
+	m.Now = m.Now.AddDate(0, 8, 0)
+	m.Put(member.PKIDir+"/etcd/server.key", "")
 	before := m.inUseBytes()
-	m.world.init = func(machine.Cmd) error { return errors.New("no space left on device") }
+	m.world.Init = func(machine.Cmd) error { return errors.New("no space left on device") }
 	m.on()
-	if err := m.boot(); err == nil || !m.said("no space left on device") {
-		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
+	if err := m.boot(); err == nil || !m.Said("no space left on device") {
+		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 	for f, text := range before {
-		if m.get(f) != text {
+		if m.Get(f) != text {
 			t.Errorf("%s is another", f)
 		}
 	}
-	m.world.init = m.kubeadm
+	m.world.Init = m.kubeadm
 	m.on()
 	m.bootDone()
 }
@@ -159,23 +159,23 @@ func TestKubeletKeepsWhatItCanUse(t *testing.T) {
 	for _, expired := range []bool{false, true} {
 		m := newControlPlane(t, sites)
 		m.bootDone()
-		own, err := os.Readlink(filepath.Join(m.root, member.ClientCert))
+		own, err := os.Readlink(filepath.Join(m.Root, member.ClientCert))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if expired {
-			m.put(own, m.cluster.client("system:node:m1", m.now.AddDate(0, 0, -1)))
+			m.Put(own, m.Cluster.Client("system:node:m1", m.Now.AddDate(0, 0, -1)))
 		}
-		before := m.get(own)
-		m.put(ondisk.KubeletConf, "")
+		before := m.Get(own)
+		m.Put(ondisk.KubeletConf, "")
 		m.on()
-		m.before = func(effect string) {
-			if effect == "link "+ondisk.KubeletConf && m.has(own) == expired {
-				t.Errorf("expired %v: %s is there: %v", expired, own, m.has(own))
+		m.Before = func(effect string) {
+			if effect == "link "+ondisk.KubeletConf && m.Has(own) == expired {
+				t.Errorf("expired %v: %s is there: %v", expired, own, m.Has(own))
 			}
 		}
 		m.bootDone()
-		if !expired && m.get(own) != before {
+		if !expired && m.Get(own) != before {
 			t.Errorf("%s is another", own)
 		}
 	}
@@ -191,15 +191,15 @@ func TestPowerCutOfRenewal(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, sites)
 			m.bootDone()
-			m.now = m.now.AddDate(0, 0, days)
-			m.effects, m.names = 0, nil
-			files := m.files()
+			m.Now = m.Now.AddDate(0, 0, days)
+			m.Effects, m.Names = 0, nil
+			files := m.Files()
 			whole := m.cloneWith(t, files)
 			whole.bootDone()
-			first := slices.IndexFunc(whole.names, func(effect string) bool { return strings.HasPrefix(effect, "link ") }) // before, nothing in use is another
-			end := slices.Index(whole.names, "remove all of "+controlplane.RenewalDir) + 2
+			first := slices.IndexFunc(whole.Names, func(effect string) bool { return strings.HasPrefix(effect, "link ") }) // before, nothing in use is another
+			end := slices.Index(whole.Names, "remove all of "+controlplane.RenewalDir) + 2
 			if first < 0 || end < first+20 {
-				t.Fatalf("effects: %q", whole.names)
+				t.Fatalf("effects: %q", whole.Names)
 			}
 			for n := 1; n <= end; n += everyCut() {
 				for _, kind := range []string{"kill", "power cut"} {
@@ -209,22 +209,22 @@ func TestPowerCutOfRenewal(t *testing.T) {
 					t.Run(fmt.Sprint(kind, " at ", n), func(t *testing.T) {
 						t.Parallel()
 						cut := m.cloneWith(t, files)
-						cut.cutAt = n
+						cut.CutAt = n
 						if err := cut.boot(); err == nil {
 							t.Fatal("it went on without power")
 						}
-						when := cut.names[len(cut.names)-1]
+						when := cut.Names[len(cut.Names)-1]
 						if kind == "power cut" {
-							cut.lose()
+							cut.Lose()
 						}
 						if days < 365 {
 							cut.wantUsable(when)
 						}
-						if cut.cutAt = 0; kind == "power cut" {
+						if cut.CutAt = 0; kind == "power cut" {
 							cut.on()
 						}
 						cut.bootDone()
-						if bad, _ := controlplane.BadCredentials(cut.env(), cut.site); len(bad) > 0 || cut.has(controlplane.RenewalDir) || cut.has(controlplane.PodsRestart) {
+						if bad, _ := controlplane.BadCredentials(cut.Env(), cut.site); len(bad) > 0 || cut.Has(controlplane.RenewalDir) || cut.Has(controlplane.PodsRestart) {
 							t.Errorf("%s: %d certificates are bad", when, len(bad))
 						}
 						cut.keysOnlyInPlace()
@@ -265,23 +265,23 @@ func TestRenewalOfShortCertificates(t *testing.T) {
 				after time.Duration
 				want  int
 			}{{due - day, 0}, {2 * day, 1}, {2 * time.Hour, 0}, {due - day, 0}, {2 * day, 1}} {
-				m.now = m.now.Add(tt.after)
-				own, err := os.Readlink(filepath.Join(m.root, member.ClientCert))
+				m.Now = m.Now.Add(tt.after)
+				own, err := os.Readlink(filepath.Join(m.Root, member.ClientCert))
 				if err != nil {
 					t.Fatal(err)
 				}
-				m.put(own, m.cluster.client("system:node:m1", m.now.AddDate(1, 0, 0))) // kubelet renews its own
+				m.Put(own, m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0))) // kubelet renews its own
 				m.bootDone()                                                           // the timer
 				if n := made(); n != tt.want {
 					t.Fatalf("%s later they were made %d times, want %d", tt.after, n, tt.want)
 				}
-				pods := m.get(controlplane.Pods[0])
+				pods := m.Get(controlplane.Pods[0])
 				m.bootDone()
-				if made() != 0 || m.get(controlplane.Pods[0]) != pods {
+				if made() != 0 || m.Get(controlplane.Pods[0]) != pods {
 					t.Fatal("they were made again, or a pod was restarted")
 				}
 			}
-			if err := os.Remove(filepath.Join(m.root, controlplane.MadeFile)); err != nil {
+			if err := os.Remove(filepath.Join(m.Root, controlplane.MadeFile)); err != nil {
 				t.Fatal(err)
 			}
 			m.bootDone()
@@ -312,12 +312,12 @@ func TestRenewalAtTheEndOfACA(t *testing.T) {
 			m := newControlPlane(t, sites)
 			m.certEnd = cutOff
 			m.bootDone()
-			m.now = end.AddDate(0, 0, -200)
+			m.Now = end.AddDate(0, 0, -200)
 			m.on()
 			m.bootDone()
 			m.inits = nil
 			for _, days := range []int{120, 60, 30, 10, 2} {
-				m.now = end.AddDate(0, 0, -days)
+				m.Now = end.AddDate(0, 0, -days)
 				m.bootDone()
 			}
 			if most := map[bool]int{true: 10, false: 0}[name == "cut off a day before"]; len(m.inits) > most {
@@ -339,11 +339,11 @@ func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, sites)
 			m.bootDone()
-			m.now = m.now.AddDate(0, 8, 0)
-			pods := m.get(controlplane.Pods[1])
-			m.units[ondisk.UnitKubelet] = state
+			m.Now = m.Now.AddDate(0, 8, 0)
+			pods := m.Get(controlplane.Pods[1])
+			m.Units[ondisk.UnitKubelet] = state
 			m.bootDone() // the timer
-			if m.get(controlplane.Pods[1]) == pods {
+			if m.Get(controlplane.Pods[1]) == pods {
 				t.Error("the controller manager uses its former kubeconfig until the machine is restarted")
 			}
 		})
@@ -356,12 +356,12 @@ func TestRenewalWithASpoiltManifest(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	m.now = m.now.AddDate(0, 8, 0)
-	m.put(controlplane.Pods[2], "")
-	m.names = nil
+	m.Now = m.Now.AddDate(0, 8, 0)
+	m.Put(controlplane.Pods[2], "")
+	m.Names = nil
 	m.bootDone()
-	if count(m.names, "write "+controlplane.Pods[1]) == 0 || m.get(controlplane.Pods[2]) == "" || m.has(controlplane.PodsRestart) {
-		t.Errorf("a pod is not restarted, or its manifest is still empty: %q", m.names)
+	if count(m.Names, "write "+controlplane.Pods[1]) == 0 || m.Get(controlplane.Pods[2]) == "" || m.Has(controlplane.PodsRestart) {
+		t.Errorf("a pod is not restarted, or its manifest is still empty: %q", m.Names)
 	}
 }
 
@@ -392,36 +392,36 @@ func TestCertificatesOfAClockAhead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, sites)
-			m.clockSays(m.now.Add(8 * time.Hour))
-			m.patience = 30 * time.Minute
-			at := m.now.Add(tt.after)
-			m.synced = false
-			m.cluster.down["192.0.2.11:6443"] = tt.after == 2*time.Minute
-			m.answers = func() bool {
-				if !m.synced && !m.now.Before(at) {
-					m.synced = true
-					m.setClock(-m.wrong)
-					m.cluster.mu.Lock()
-					m.cluster.down["192.0.2.11:6443"] = false
-					m.cluster.mu.Unlock()
+			m.ClockSays(m.Now.Add(8 * time.Hour))
+			m.Patience = 30 * time.Minute
+			at := m.Now.Add(tt.after)
+			m.Synced = false
+			m.Cluster.Down["192.0.2.11:6443"] = tt.after == 2*time.Minute
+			m.Answers = func() bool {
+				if !m.Synced && !m.Now.Before(at) {
+					m.Synced = true
+					m.SetClock(-m.Wrong)
+					m.Cluster.Mu.Lock()
+					m.Cluster.Down["192.0.2.11:6443"] = false
+					m.Cluster.Mu.Unlock()
 				}
-				return m.synced
+				return m.Synced
 			}
 			m.bootDone()
-			pods := m.get(controlplane.Pods[0])
+			pods := m.Get(controlplane.Pods[0])
 			if tt.after == 2*time.Hour {
-				if m.synced || m.wrong == 0 {
+				if m.Synced || m.Wrong == 0 {
 					t.Fatal("the clock is right already")
 				}
-				m.now = at
-				m.answers()
+				m.Now = at
+				m.Answers()
 				m.bootDone() // the timer
-				if m.get(controlplane.Pods[0]) == pods {
+				if m.Get(controlplane.Pods[0]) == pods {
 					t.Error("the API server goes on with a certificate that nobody accepts")
 				}
 			}
-			if bad, _ := controlplane.BadCredentials(m.env(), m.site); len(bad) > 0 || m.wrong != 0 {
-				t.Errorf("%s: %v; the clock is wrong by %s", bad[0].Name(), bad[0].Wrong(m.env(), controlplane.InUse), m.wrong)
+			if bad, _ := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.Wrong != 0 {
+				t.Errorf("%s: %v; the clock is wrong by %s", bad[0].Name(), bad[0].Wrong(m.Env(), controlplane.InUse), m.Wrong)
 			}
 			if n := m.madeTimes(); n != tt.times {
 				t.Errorf("certificates were made %d times, want %d", n, tt.times)
@@ -436,26 +436,26 @@ func TestCertificatesOfAClockBehind(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	m.now = m.now.AddDate(0, 3, 0)
-	conf := m.cluster.client("system:node:m1", m.now.AddDate(1, 0, 0)) // kubelet has renewed it
-	own, err := os.Readlink(filepath.Join(m.root, member.ClientCert))
+	m.Now = m.Now.AddDate(0, 3, 0)
+	conf := m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0)) // kubelet has renewed it
+	own, err := os.Readlink(filepath.Join(m.Root, member.ClientCert))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.puts(own, conf)
-	m.clockSays(m.now.AddDate(0, -2, 0))
+	m.Puts(own, conf)
+	m.ClockSays(m.Now.AddDate(0, -2, 0))
 	m.on()
-	at := m.now.Add(20 * time.Second)
-	m.synced = false
-	m.answers = func() bool {
-		if !m.synced && !m.now.Before(at) {
-			m.synced = true
-			m.setClock(-m.wrong)
+	at := m.Now.Add(20 * time.Second)
+	m.Synced = false
+	m.Answers = func() bool {
+		if !m.Synced && !m.Now.Before(at) {
+			m.Synced = true
+			m.SetClock(-m.Wrong)
 		}
-		return m.synced
+		return m.Synced
 	}
 	m.bootDone()
-	if n := m.madeTimes(); n != 1 || m.get(own) != conf {
+	if n := m.madeTimes(); n != 1 || m.Get(own) != conf {
 		t.Errorf("certificates were made %d times", n)
 	}
 }
@@ -465,12 +465,12 @@ func TestCertificatesOfAClockBehind(t *testing.T) {
 func TestClockBehindTheOtherMasters(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.synced, m.cluster.unpublished = false, false
-	m.now = m.now.Add(200 * time.Hour)
-	m.clockSays(m.now.Add(-200 * time.Hour)) // when the Site was stamped
+	m.Synced, m.Cluster.Unpublished = false, false
+	m.Now = m.Now.Add(200 * time.Hour)
+	m.ClockSays(m.Now.Add(-200 * time.Hour)) // when the Site was stamped
 	m.quorum()
 	err := m.boot()
-	if m.wrong < -time.Hour || len(m.starts) != 1 {
-		t.Errorf("%v: the clock is wrong by %s; etcd was started as %q\n%s", err, m.wrong, m.starts, strings.Join(m.console, "\n"))
+	if m.Wrong < -time.Hour || len(m.starts) != 1 {
+		t.Errorf("%v: the clock is wrong by %s; etcd was started as %q\n%s", err, m.Wrong, m.starts, strings.Join(m.Console, "\n"))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -18,15 +19,15 @@ import (
 func TestReportIsSentAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	ca, err := json.Marshal(string(w.cluster.pem))
+	ca, err := json.Marshal(string(w.Cluster.Pem))
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.stamp(ownDev, w.site(withToken, fmt.Sprintf("report: {url: 'https://report.example/', caCert: %s}", ca)))
-	e := w.env()
+	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, fmt.Sprintf("report: {url: 'https://report.example/', caCert: %s}", ca)))
+	e := w.Env()
 	post, away := e.Post, 3
 	e.Post = func(ctx context.Context, url, ca string, body []byte, proxy []string) error {
-		if url != "https://report.example/" || ca != string(w.cluster.pem) {
+		if url != "https://report.example/" || ca != string(w.Cluster.Pem) {
 			t.Errorf("sent to %s, for which %q vouches", url, ca)
 		}
 		if away--; away >= 0 {
@@ -34,27 +35,27 @@ func TestReportIsSentAgain(t *testing.T) {
 		}
 		return post(ctx, url, ca, body, proxy)
 	}
-	before := w.now
-	if err := w.run(New(e)); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	before := w.Now
+	if err := w.Run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if len(w.posted) != 1 || !strings.Contains(string(w.posted[0]), `"result": "done"`) {
-		t.Errorf("sent: %s", w.posted)
+	if len(w.Posted) != 1 || !strings.Contains(string(w.Posted[0]), `"result": "done"`) {
+		t.Errorf("sent: %s", w.Posted)
 	}
-	if took := w.now.Sub(before); took > time.Minute {
+	if took := w.Now.Sub(before); took > time.Minute {
 		t.Errorf("it took %s", took)
 	}
 	noSecret(t, w)
 
 	// One that stays away is given up.
-	w.powerOn()
-	e = w.env()
+	w.PowerOn()
+	e = w.Env()
 	tries := 0
 	e.Post = func(context.Context, string, string, []byte, []string) error {
 		tries++
 		return errors.New("connection refused")
 	}
-	if err := w.run(New(e)); err != nil || tries != run.ReportTries {
+	if err := w.Run(New(e)); err != nil || tries != run.ReportTries {
 		t.Errorf("%d tries, %v", tries, err)
 	}
 }
@@ -65,9 +66,9 @@ func TestReportTellsOfTheBoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	s, err := run.LoadState(w.root)
+	s, err := run.LoadState(w.Root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,13 +76,13 @@ func TestReportTellsOfTheBoot(t *testing.T) {
 		t.Errorf("%+v", s.Boot)
 	}
 	// Without an answer there is a node all the same.
-	w.powerOn()
-	e := w.env()
+	w.PowerOn()
+	e := w.Env()
 	e.BootClock = func(context.Context) (ondisk.BootClock, error) { return ondisk.BootClock{}, errors.New("no bus") }
-	if err := w.run(New(e)); err != nil {
+	if err := w.Run(New(e)); err != nil {
 		t.Fatal(err)
 	}
-	if s, err = run.LoadState(w.root); err != nil || s.Boot != nil {
+	if s, err = run.LoadState(w.Root); err != nil || s.Boot != nil {
 		t.Errorf("%+v, %v", s.Boot, err)
 	}
 }
@@ -91,10 +92,10 @@ func TestReportGoesThroughTheProxy(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "report: {url: 'https://report.example/'}", "network: {proxy: {https: 'http://proxy.example:3128', noProxy: [.shop.example]}}")
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if len(w.posted) == 0 || !slices.Contains(w.proxies, "HTTPS_PROXY=http://proxy.example:3128") ||
-		!slices.ContainsFunc(w.proxies, func(v string) bool { return strings.HasPrefix(v, "NO_PROXY=") && strings.Contains(v, ".shop.example") }) {
-		t.Errorf("%d reports through %s", len(w.posted), w.proxies)
+	if len(w.Posted) == 0 || !slices.Contains(w.Proxies, "HTTPS_PROXY=http://proxy.example:3128") ||
+		!slices.ContainsFunc(w.Proxies, func(v string) bool { return strings.HasPrefix(v, "NO_PROXY=") && strings.Contains(v, ".shop.example") }) {
+		t.Errorf("%d reports through %s", len(w.Posted), w.Proxies)
 	}
 }

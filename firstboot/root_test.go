@@ -19,39 +19,39 @@ import (
 // exchangeRoot makes the next boot one of another root, in the other root
 // partition: its /etc is as it was baked, /var is the machine's.
 func (w *world) exchangeRoot() {
-	w.t.Helper()
+	w.T.Helper()
 	// A bind mount out of DATA on the machine.
-	kept := filepath.Join(w.root, "var/kubernetes")
-	if w.has("/etc/kubernetes") {
-		if err := os.Rename(filepath.Join(w.root, "etc/kubernetes"), kept); err != nil {
-			w.t.Fatal(err)
+	kept := filepath.Join(w.Root, "var/kubernetes")
+	if w.Has("/etc/kubernetes") {
+		if err := os.Rename(filepath.Join(w.Root, "etc/kubernetes"), kept); err != nil {
+			w.T.Fatal(err)
 		}
 	}
-	if err := os.RemoveAll(filepath.Join(w.root, "etc")); err != nil {
-		w.t.Fatal(err)
+	if err := os.RemoveAll(filepath.Join(w.Root, "etc")); err != nil {
+		w.T.Fatal(err)
 	}
 	a, err := txtar.ParseFile("testdata/machine.txtar")
 	if err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 	for _, f := range a.Files {
 		if strings.HasPrefix(f.Name, "etc/") {
-			w.put(f.Name, string(f.Data))
+			w.Put(f.Name, string(f.Data))
 		}
 	}
 	if _, err := os.Stat(kept); err == nil {
-		if err := os.Rename(kept, filepath.Join(w.root, "etc/kubernetes")); err != nil {
-			w.t.Fatal(err)
+		if err := os.Rename(kept, filepath.Join(w.Root, "etc/kubernetes")); err != nil {
+			w.T.Fatal(err)
 		}
 	}
-	w.put("/proc/self/mountinfo", strings.Replace(w.get("/proc/self/mountinfo"), "254:3", "254:4", 1))
+	w.Put("/proc/self/mountinfo", strings.Replace(w.Get("/proc/self/mountinfo"), "254:3", "254:4", 1))
 	part := "/sys/devices/virtio/block/vda/vda4"
-	w.put(part+"/partition", "4\n")
-	w.put(part+"/start", "5277696\n")
-	w.put(part+"/size", "3110912\n")
-	w.put(part+"/uevent", "PARTNAME=ROOT-B\n")
-	if err := os.Symlink("../../devices/virtio/block/vda/vda4", filepath.Join(w.root, "sys/dev/block/254:4")); err != nil {
-		w.t.Fatal(err)
+	w.Put(part+"/partition", "4\n")
+	w.Put(part+"/start", "5277696\n")
+	w.Put(part+"/size", "3110912\n")
+	w.Put(part+"/uevent", "PARTNAME=ROOT-B\n")
+	if err := os.Symlink("../../devices/virtio/block/vda/vda4", filepath.Join(w.Root, "sys/dev/block/254:4")); err != nil {
+		w.T.Fatal(err)
 	}
 }
 
@@ -69,33 +69,33 @@ func TestExchangedRoot(t *testing.T) {
 			if err := w.boot(); err != nil {
 				t.Fatal(err)
 			}
-			id, passwd := w.get(ondisk.MachineID), w.get("/etc/passwd")
+			id, passwd := w.Get(ondisk.MachineID), w.Get("/etc/passwd")
 			w.exchangeRoot()
-			w.put(machine.EtcMachineID, brought.id)
-			w.powerOn()
-			if w.units[ondisk.UnitKubelet] == "active" {
+			w.Put(machine.EtcMachineID, brought.id)
+			w.PowerOn()
+			if w.Units[ondisk.UnitKubelet] == "active" {
 				t.Fatal("kubelet runs under the name of a root without a Site")
 			}
 			if err := w.boot(); err != nil {
-				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			if got := w.get(machine.EtcMachineID); got != id || w.get(ondisk.MachineID) != id {
-				t.Errorf("the machine id is %q, on DATA %q; it was %q", got, w.get(ondisk.MachineID), id)
+			if got := w.Get(machine.EtcMachineID); got != id || w.Get(ondisk.MachineID) != id {
+				t.Errorf("the machine id is %q, on DATA %q; it was %q", got, w.Get(ondisk.MachineID), id)
 			}
-			if got := w.get("/etc/passwd"); got != passwd {
+			if got := w.Get("/etc/passwd"); got != passwd {
 				t.Errorf("the Site's user is not on this root:\n%s", got)
 			}
-			if got := strings.TrimSpace(w.get("/proc/sys/kernel/hostname")); got != "edge-sn0042" {
+			if got := strings.TrimSpace(w.Get("/proc/sys/kernel/hostname")); got != "edge-sn0042" {
 				t.Errorf("the host name is %s", got)
 			}
-			started, settled := slices.Index(w.names, "start "+ondisk.UnitKubelet), slices.Index(w.names, "write "+site.AppliedFile)
+			started, settled := slices.Index(w.Names, "start "+ondisk.UnitKubelet), slices.Index(w.Names, "write "+site.AppliedFile)
 			if started < settled || settled < 0 {
-				t.Errorf("kubelet was to start after the Site's settings: %q", w.names)
+				t.Errorf("kubelet was to start after the Site's settings: %q", w.Names)
 			}
-			if w.joins != 1 {
-				t.Errorf("kubeadm ran %d times", w.joins)
+			if w.Joins != 1 {
+				t.Errorf("kubeadm ran %d times", w.Joins)
 			}
-			if !w.has(ondisk.HealthyFile) {
+			if !w.Has(ondisk.HealthyFile) {
 				t.Error("the boot went well and is not said to")
 			}
 		})
@@ -111,25 +111,25 @@ func TestExchangedRootOffline(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.exchangeRoot()
-	w.powerOn()
-	w.offline = true
+	w.PowerOn()
+	w.Offline = true
 	if err := w.boot(); err == nil {
 		t.Fatal("offline, and done")
 	}
-	if w.units[ondisk.UnitKubelet] != "active" {
+	if w.Units[ondisk.UnitKubelet] != "active" {
 		t.Error("kubelet does not run")
 	}
-	if w.has(ondisk.HealthyFile) {
+	if w.Has(ondisk.HealthyFile) {
 		t.Error("without an address the boot is said to be as good as the last")
 	}
-	w.powerOn()
-	w.cabled = true
-	w.units[ondisk.UnitIPVSCare] = "active"
+	w.PowerOn()
+	w.Cabled = true
+	w.Units[ondisk.UnitIPVSCare] = "active"
 	if err := w.boot(); err == nil {
 		t.Fatal("offline, and done")
 	}
-	if !w.has(ondisk.HealthyFile) {
-		t.Errorf("all that can be seen offline is well, and the boot is not said to be:\n%s", w.log.String())
+	if !w.Has(ondisk.HealthyFile) {
+		t.Errorf("all that can be seen offline is well, and the boot is not said to be:\n%s", w.Log.String())
 	}
 }
 
@@ -147,18 +147,18 @@ func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 		t.Run(c.form, func(t *testing.T) {
 			w := c.world(t)
 			w.mustBoot()
-			was := w.get(c.args)
+			was := w.Get(c.args)
 			w.exchangeRoot()
-			w.powerOn()
-			w.offline, w.cabled = true, true
-			w.units[ondisk.UnitIPVSCare] = "active"
+			w.PowerOn()
+			w.Offline, w.Cabled = true, true
+			w.Units[ondisk.UnitIPVSCare] = "active"
 			if err := w.boot(); err == nil {
 				t.Fatal("offline, and done")
 			}
-			if state := w.state(); state.Phases[len(state.Phases)-2].Status != ondisk.PhaseWaiting {
-				t.Errorf("it stopped before it looked for its Node:\n%s", strings.Join(w.console, "\n"))
+			if state := w.State(); state.Phases[len(state.Phases)-2].Status != ondisk.PhaseWaiting {
+				t.Errorf("it stopped before it looked for its Node:\n%s", strings.Join(w.Console, "\n"))
 			}
-			if got := w.get(c.args); got != was {
+			if got := w.Get(c.args); got != was {
 				t.Errorf("yurthub's arguments are\n%s\nthey were\n%s", got, was)
 			}
 		})
@@ -171,16 +171,16 @@ func TestOwnFileSystems(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	golden := [16]byte{1}
-	w.uuids = map[string][16]byte{"/dev/vda3": golden, "/dev/vda4": golden, "/dev/vda5": golden}
+	w.Uuids = map[string][16]byte{"/dev/vda3": golden, "/dev/vda4": golden, "/dev/vda5": golden}
 	w.exchangeRoot()
-	if got := site.OwnFileSystems(w.env()); len(got) != 2 || got[ondisk.LabelRootB] != "/dev/vda4" || got[ondisk.LabelData] != "/dev/vda5" {
+	if got := site.OwnFileSystems(w.Env()); len(got) != 2 || got[ondisk.LabelRootB] != "/dev/vda4" || got[ondisk.LabelData] != "/dev/vda5" {
 		t.Errorf("file systems in use are %v", got)
 	}
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
 	var tuned []string
-	for _, n := range w.names {
+	for _, n := range w.Names {
 		if strings.Contains(n, "tune2fs") {
 			tuned = append(tuned, n[strings.LastIndex(n, " ")+1:])
 		}

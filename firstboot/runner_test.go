@@ -41,14 +41,14 @@ func TestSpread(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.powerOn()
-	w.offline, w.patience = true, 5*time.Minute
-	e := w.env()
+	w.PowerOn()
+	w.Offline, w.Patience = true, 5*time.Minute
+	e := w.Env()
 	var first time.Time
 	var once sync.Once // several connections are tried at once
-	began, dial := w.now, e.Dial
+	began, dial := w.Now, e.Dial
 	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		once.Do(func() { first = w.now })
+		once.Do(func() { first = w.Now })
 		return dial(ctx, network, addr)
 	}
 	waits, sleep := 0, e.Sleep
@@ -58,7 +58,7 @@ func TestSpread(t *testing.T) {
 	e.ReadSlot = func(device string) (*slot.Contents, error) {
 		if took == 0 {
 			took = want / 4
-			w.now = w.now.Add(took)
+			w.Now = w.Now.Add(took)
 		}
 		return read(device)
 	}
@@ -68,7 +68,7 @@ func TestSpread(t *testing.T) {
 		}
 		return sleep(ctx, d)
 	}
-	if err := w.run(New(e)); err == nil {
+	if err := w.Run(New(e)); err == nil {
 		t.Fatal("it was done, offline")
 	}
 	if first.Sub(began) != want || waits != 1 || took == 0 {
@@ -86,14 +86,14 @@ func TestChecksOnlyLook(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := world(t)
-			w.oneMaster()
+			w.OneMaster()
 			looked := 0
 			watch := func(phases []run.Phase) []run.Phase {
 				for i, p := range phases {
 					phases[i].Check = func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-						before := len(w.names)
+						before := len(w.Names)
 						v, err := p.Check(ctx, e)
-						for _, n := range w.names[before:] {
+						for _, n := range w.Names[before:] {
 							if !strings.HasPrefix(n, "run nft list ") {
 								t.Errorf("looking whether %s is done: %s", p.Name, n)
 							}
@@ -105,17 +105,17 @@ func TestChecksOnlyLook(t *testing.T) {
 				return phases
 			}
 			for range 2 {
-				r := New(w.env())
+				r := New(w.Env())
 				first, rest := r.First, r.Rest
 				r.First = func() []run.Phase { return watch(first()) }
 				r.Rest = func() (run.Node, []run.Phase) {
 					node, phases := rest()
 					return node, watch(phases)
 				}
-				if err := w.run(r); err != nil {
+				if err := w.Run(r); err != nil {
 					t.Fatal(err)
 				}
-				w.powerOn()
+				w.PowerOn()
 			}
 			if looked < 20 {
 				t.Errorf("only %d looks", looked)
@@ -143,7 +143,7 @@ func TestPhasesAreOfOnePass(t *testing.T) {
 		}
 	}
 	passes := 0
-	r := &run.Runner{Env: w.env(), Sources: func(*machine.Env) string { return "" }}
+	r := &run.Runner{Env: w.Env(), Sources: func(*machine.Env) string { return "" }}
 	r.First = func() []run.Phase { return []run.Phase{phase()} }
 	r.Rest = func() (run.Node, []run.Phase) {
 		passes++
@@ -153,7 +153,7 @@ func TestPhasesAreOfOnePass(t *testing.T) {
 		}
 		return run.Node{}, []run.Phase{phase(), last}
 	}
-	if err := w.run(r); err != nil {
+	if err := w.Run(r); err != nil {
 		t.Fatal(err)
 	}
 	if ran != 2*3 || passes != 3 {

@@ -43,7 +43,7 @@ func TestPowerCutThenTheTable(t *testing.T) {
 		m.all(seat.Blank)
 		m.cutThenRows(t, []peersRow{
 			{"all are blank still", func(*controlPlane) {}, "birth", "start"},
-			{"all are blank, late", func(m *controlPlane) { m.now = m.now.Add(late) }, "stop", "start"},
+			{"all are blank, late", func(m *controlPlane) { m.Now = m.Now.Add(late) }, "stop", "start"},
 			{"a quorum lives, with this seat", func(m *controlPlane) { m.quorum() }, "join", "start"},
 			{"a quorum lives, without it", func(m *controlPlane) { f := m.quorum(); f.members = f.members[1:] }, "join", "stop"},
 			{"they have lived, and have no quorum", func(m *controlPlane) { m.all(seat.Lived) }, "stop", "start"},
@@ -55,8 +55,8 @@ func TestPowerCutThenTheTable(t *testing.T) {
 	t.Run("replacement", func(t *testing.T) {
 		t.Parallel()
 		m := newControlPlane(t, mintedSites(t, 3))
-		m.now = m.now.Add(late)
-		m.cluster.unpublished = false
+		m.Now = m.Now.Add(late)
+		m.Cluster.Unpublished = false
 		m.quorum()
 		m.cutThenRows(t, []peersRow{
 			{"as they were", func(*controlPlane) {}, "join", "start"},
@@ -85,21 +85,21 @@ var decisionLine = regexp.MustCompile(`decision=(\S+)`)
 // are written.
 func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 	t.Helper()
-	files := m.files()
+	files := m.Files()
 	whole := m.cloneWith(t, files)
 	whole.bootDone()
 	disks, views := map[bool]int{}, 0
 	nightly := os.Getenv("EDGEBAKE_NIGHTLY") != ""
-	for n := 1; n <= whole.effects; n++ {
+	for n := 1; n <= whole.Effects; n++ {
 		if n%3 != 0 && !nightly {
 			continue
 		}
 		cut := m.cloneWith(t, files)
-		cut.cutAt = n
+		cut.CutAt = n
 		_ = cut.boot() // it ends somewhere
-		cut.lose()
-		at, left := cut.names[len(cut.names)-1], cut.files()
-		data := cut.has("/var/lib/etcd/member/wal/0.wal")
+		cut.Lose()
+		at, left := cut.Names[len(cut.Names)-1], cut.Files()
+		data := cut.Has("/var/lib/etcd/member/wal/0.wal")
 		disks[data]++
 		for r, row := range rows {
 			if r != n%len(rows) && !nightly && !strings.Contains(at, "etcd") {
@@ -108,14 +108,14 @@ func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 			views++
 			c := cut.cloneWith(t, left)
 			c.on()
-			c.log.Reset()
+			c.Log.Reset()
 			row.set(c)
 			want := row.blank
 			if data {
 				want = row.data
 			}
 			if got := c.decides(); got != want {
-				t.Errorf("cut at %d (%s), then %s, data %v: %s, want %s\n%s", n, at, row.name, data, got, want, strings.Join(c.console, "\n"))
+				t.Errorf("cut at %d (%s), then %s, data %v: %s, want %s\n%s", n, at, row.name, data, got, want, strings.Join(c.Console, "\n"))
 			}
 		}
 	}
@@ -128,26 +128,26 @@ func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 // decides boots until first boot lets etcd start, and ends there, or waits, and
 // returns the decision. What etcd would be started with must be that.
 func (m *controlPlane) decides() string {
-	m.t.Helper()
-	m.patience = 90 * time.Second // an old seat is watched for one minute
-	m.before = func(string) {
-		if controlplane.Decided(m.env()) {
-			m.cutAt = 1
+	m.T.Helper()
+	m.Patience = 90 * time.Second // an old seat is watched for one minute
+	m.Before = func(string) {
+		if controlplane.Decided(m.Env()) {
+			m.CutAt = 1
 		}
 	}
 	_ = m.boot() // by decides' own doing
-	m.before = nil
-	all := decisionLine.FindAllStringSubmatch(m.log.String(), -1)
+	m.Before = nil
+	all := decisionLine.FindAllStringSubmatch(m.Log.String(), -1)
 	if len(all) == 0 {
 		return "nothing"
 	}
 	d := all[len(all)-1][1]
 	ends, starts := map[string]string{"birth": " new\n", "join": " existing\n", "start": "has data\n"}[d]
-	if controlplane.Decided(m.env()) != starts {
+	if controlplane.Decided(m.Env()) != starts {
 		return d + ", but etcd is let start: " + fmt.Sprint(!starts)
 	}
-	if starts && !strings.HasSuffix(m.get(controlplane.EtcdRun), ends) {
-		return d + ", but etcd is started with " + m.get(controlplane.EtcdRun)
+	if starts && !strings.HasSuffix(m.Get(controlplane.EtcdRun), ends) {
+		return d + ", but etcd is started with " + m.Get(controlplane.EtcdRun)
 	}
 	return d
 }

@@ -10,6 +10,7 @@ import (
 	"aead.dev/minisign"
 
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -25,7 +26,7 @@ func newSiteKey(t *testing.T) minisign.PrivateKey {
 
 // signed plugs a signed stick in, which somebody may have changed since.
 func (w *world) signed(key minisign.PrivateKey, at int64, change func(*slot.Contents), files map[string]string) {
-	w.t.Helper()
+	w.T.Helper()
 	w.plug("")
 	c := slot.Contents{Files: map[string][]byte{}}
 	for name, data := range files {
@@ -33,12 +34,12 @@ func (w *world) signed(key minisign.PrivateKey, at int64, change func(*slot.Cont
 	}
 	var err error
 	if c.Signature, err = slot.Sign(c.Files, key, time.Unix(at, 0)); err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 	if change != nil {
 		change(&c)
 	}
-	w.slots[stickDev] = w.slotOf(c)
+	w.Slots[stickDev] = w.SlotOf(c)
 }
 
 const (
@@ -90,19 +91,19 @@ func TestASignedStick(t *testing.T) {
 			w := nativeWorld(t)
 			w.mustBoot()
 			w.admits(c.policy, key)
-			w.signed(c.signer, day(5), c.change, map[string]string{"site.yaml": w.site("network: {dns: [192.0.2.123]}", rootKey), "config.ign": anIgn})
-			w.powerOn()
+			w.signed(c.signer, day(5), c.change, map[string]string{"site.yaml": w.Site("network: {dns: [192.0.2.123]}", rootKey), "config.ign": anIgn})
+			w.PowerOn()
 			w.mustBoot()
-			if got := w.slotSite(ownDev); strings.Contains(got, "192.0.2.123") != (c.all || c.some) || strings.Contains(got, "ssh-ed25519") != c.all {
+			if got := w.SlotSite(worldtest.OwnDev); strings.Contains(got, "192.0.2.123") != (c.all || c.some) || strings.Contains(got, "ssh-ed25519") != c.all {
 				t.Errorf("the slot has\n%s", got)
 			}
-			if w.has("/root/.ssh/authorized_keys") != c.all || (w.has("/etc/motd") && w.get("/etc/motd") == "hello") != c.all {
+			if w.Has("/root/.ssh/authorized_keys") != c.all || (w.Has("/etc/motd") && w.Get("/etc/motd") == "hello") != c.all {
 				t.Errorf("root's keys: %v, motd: %v", !c.all, !c.all)
 			}
-			if !w.said(c.says) {
-				t.Errorf("it did not say %q:\n%s", c.says, strings.Join(w.console, "\n"))
+			if !w.Said(c.says) {
+				t.Errorf("it did not say %q:\n%s", c.says, strings.Join(w.Console, "\n"))
 			}
-			own, err := slot.Read(w.slots[ownDev])
+			own, err := slot.Read(w.Slots[worldtest.OwnDev])
 			if err != nil || own.Signature != nil {
 				t.Errorf("%v, a signature in the slot: %q", err, own.Signature)
 			}
@@ -116,17 +117,17 @@ func TestABlankMachineAndSignedSites(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
 	w := newWorld(t, "testdata/machine.txtar")
-	w.stamp(ownDev, "")
+	w.Stamp(worldtest.OwnDev, "")
 	w.admits(ondisk.SitesSigned, key)
-	w.plug(w.site(withToken))
-	if err := w.boot(); err == nil || w.joins > 0 || !w.said("it has no signature (site.minisig)") {
-		t.Fatalf("%v, %d joins\n%s", err, w.joins, strings.Join(w.console, "\n"))
+	w.plug(w.Site(worldtest.WithToken))
+	if err := w.boot(); err == nil || w.Joins > 0 || !w.Said("it has no signature (site.minisig)") {
+		t.Fatalf("%v, %d joins\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
-	w.signed(key, day(5), nil, map[string]string{"site.yaml": w.site(withToken)})
-	w.powerOn()
+	w.signed(key, day(5), nil, map[string]string{"site.yaml": w.Site(worldtest.WithToken)})
+	w.PowerOn()
 	w.mustBoot()
-	if w.joins != 1 || !w.said("the bootstrap token stays on stick /dev/sdb1, also after the join") {
-		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+	if w.Joins != 1 || !w.Said("the bootstrap token stays on stick /dev/sdb1, also after the join") {
+		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -137,10 +138,10 @@ func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 	w := nativeWorld(t)
 	w.admits(ondisk.SitesSigned, newSiteKey(t))
 	w.mustBoot()
-	w.stampAt(ownDev, day(9), map[string]string{"site.yaml": w.site(rootKey)})
-	w.powerOn()
+	w.stampAt(worldtest.OwnDev, day(9), map[string]string{"site.yaml": w.Site(rootKey)})
+	w.PowerOn()
 	w.mustBoot()
-	if !w.has("/root/.ssh/authorized_keys") {
+	if !w.Has("/root/.ssh/authorized_keys") {
 		t.Error("the stamped Site was not taken")
 	}
 }
@@ -158,23 +159,23 @@ func TestAnOldSignedSite(t *testing.T) {
 			w.admits(policy, key)
 			bring := func(at int64, host string) {
 				w.signed(key, at, nil, map[string]string{"site.yaml": w.reportTo(host)})
-				w.powerOn()
+				w.PowerOn()
 				w.mustBoot()
 			}
 			bring(day(5), "one")
 			bring(day(7), "two")
 			if !w.goesBy("two") {
-				t.Fatalf("%s", strings.Join(w.console, "\n"))
+				t.Fatalf("%s", strings.Join(w.Console, "\n"))
 			}
 			for range 2 {
 				bring(day(5), "one")
-				if !w.goesBy("two") || !w.said("it was signed on 2026-11-05 00:00:00, and the machine has taken a Site of 2026-11-07 00:00:00: sign it again to go back to it") {
-					t.Fatalf("%s", strings.Join(w.console, "\n"))
+				if !w.goesBy("two") || !w.Said("it was signed on 2026-11-05 00:00:00, and the machine has taken a Site of 2026-11-07 00:00:00: sign it again to go back to it") {
+					t.Fatalf("%s", strings.Join(w.Console, "\n"))
 				}
 			}
 			bring(day(8), "one")
 			if !w.goesBy("one") {
-				t.Errorf("signed again it is not taken:\n%s", strings.Join(w.console, "\n"))
+				t.Errorf("signed again it is not taken:\n%s", strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -189,24 +190,24 @@ func TestSignedThroughPowerCuts(t *testing.T) {
 	w.mustBoot()
 	w.admits(ondisk.SitesSigned, key)
 	w.signed(key, day(7), nil, map[string]string{"site.yaml": w.reportTo("two")})
-	w.powerOn()
+	w.PowerOn()
 	whole := w.clone(t)
 	whole.mustBoot()
-	last := slices.Index(whole.names[len(w.names):], "write slot "+ownDev) + 3
+	last := slices.Index(whole.Names[len(w.Names):], "write slot "+worldtest.OwnDev) + 3
 	if last < 6 {
-		t.Fatalf("only %d effects before the slot is written: %q", last, whole.names[len(w.names):])
+		t.Fatalf("only %d effects before the slot is written: %q", last, whole.Names[len(w.Names):])
 	}
 	for n := 1; n <= last; n++ {
 		cut := w.clone(t)
-		cut.cutAt = cut.effects + n
+		cut.CutAt = cut.Effects + n
 		if err := cut.boot(); err == nil {
 			t.Logf("effect %d is not one of the boot's", n)
 		}
-		cut.cutAt = 0
-		cut.powerOn()
+		cut.CutAt = 0
+		cut.PowerOn()
 		cut.mustBoot()
 		if !cut.goesBy("two") {
-			t.Errorf("cut at effect %d: it goes by\n%s", n, cut.slotSite(ownDev))
+			t.Errorf("cut at effect %d: it goes by\n%s", n, cut.SlotSite(worldtest.OwnDev))
 		}
 	}
 }
@@ -237,23 +238,23 @@ func TestASignatureFromBeforeTheImage(t *testing.T) {
 			w := nativeWorld(t)
 			w.mustBoot()
 			w.admits(ondisk.SitesRepair, key)
-			w.stampAt(ownDev, c.stamped, map[string]string{"site.yaml": w.reportTo("two")})
-			w.powerOn()
+			w.stampAt(worldtest.OwnDev, c.stamped, map[string]string{"site.yaml": w.reportTo("two")})
+			w.PowerOn()
 			w.mustBoot()
 			if c.stranger {
 				w.plug("")
-				w.stampAt(stickDev, day(18), map[string]string{"site.yaml": w.site("network: {dns: [192.0.2.123]}")})
-				w.powerOn()
+				w.stampAt(stickDev, day(18), map[string]string{"site.yaml": w.Site("network: {dns: [192.0.2.123]}")})
+				w.PowerOn()
 				w.mustBoot()
-				if !strings.Contains(w.slotSite(ownDev), "192.0.2.123") {
-					t.Fatalf("the stranger's stick was not taken\n%s", strings.Join(w.console, "\n"))
+				if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") {
+					t.Fatalf("the stranger's stick was not taken\n%s", strings.Join(w.Console, "\n"))
 				}
 			}
 			w.signed(key, c.signed, nil, map[string]string{"site.yaml": w.reportTo("one", rootKey)})
-			w.powerOn()
+			w.PowerOn()
 			w.mustBoot()
-			if w.goesBy("one") != c.taken || w.has("/root/.ssh/authorized_keys") != c.taken {
-				t.Errorf("taken: %v\n%s\n%s", !c.taken, w.slotSite(ownDev), strings.Join(w.console, "\n"))
+			if w.goesBy("one") != c.taken || w.Has("/root/.ssh/authorized_keys") != c.taken {
+				t.Errorf("taken: %v\n%s\n%s", !c.taken, w.SlotSite(worldtest.OwnDev), strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -267,24 +268,24 @@ func TestAStrangersDate(t *testing.T) {
 	for _, blank := range []bool{false, true} {
 		w := nativeWorld(t)
 		if blank {
-			w.stamp(ownDev, "")
+			w.Stamp(worldtest.OwnDev, "")
 		}
 		w.admits(ondisk.SitesRepair, key)
 		if !blank {
 			w.mustBoot()
 		}
 		w.plug("")
-		w.stampAt(stickDev, time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), map[string]string{"site.yaml": w.site(withToken, "network: {dns: [192.0.2.123]}")})
-		w.powerOn()
+		w.stampAt(stickDev, time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), map[string]string{"site.yaml": w.Site(worldtest.WithToken, "network: {dns: [192.0.2.123]}")})
+		w.PowerOn()
 		w.mustBoot()
-		if !strings.Contains(w.slotSite(ownDev), "192.0.2.123") {
-			t.Fatalf("the stranger's stick was not taken\n%s", strings.Join(w.console, "\n"))
+		if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") {
+			t.Fatalf("the stranger's stick was not taken\n%s", strings.Join(w.Console, "\n"))
 		}
 		w.signed(key, day(19), nil, map[string]string{"site.yaml": w.reportTo("office")})
-		w.powerOn()
+		w.PowerOn()
 		w.mustBoot()
 		if !w.goesBy("office") {
-			t.Errorf("blank %v: the signed stick was not taken\n%s", blank, strings.Join(w.console, "\n"))
+			t.Errorf("blank %v: the signed stick was not taken\n%s", blank, strings.Join(w.Console, "\n"))
 		}
 	}
 }
@@ -296,27 +297,27 @@ func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
 	w := nativeWorld(t)
-	w.oneMaster()
-	w.stampAt(ownDev, day(8), map[string]string{"site.yaml": w.site(withToken)})
+	w.OneMaster()
+	w.stampAt(worldtest.OwnDev, day(8), map[string]string{"site.yaml": w.Site(worldtest.WithToken)})
 	w.mustBoot()
 	w.admits(ondisk.SitesRepair, key)
 	stranger := func(w *world, n int) {
 		w.plug("")
-		w.stampAt(stickDev, day(n), map[string]string{"site.yaml": w.site(fmt.Sprintf("network: {dns: [192.0.2.%d]}", 100+n))})
-		w.powerOn()
+		w.stampAt(stickDev, day(n), map[string]string{"site.yaml": w.Site(fmt.Sprintf("network: {dns: [192.0.2.%d]}", 100+n))})
+		w.PowerOn()
 	}
 	stranger(w, 15)
 	w.mustBoot()
 	stranger(w, 18)
 	whole := w.clone(t)
 	whole.mustBoot()
-	last := slices.Index(whole.names, "write slot "+ownDev) + 3
-	if last < 5 || !slices.Contains(whole.names, "write "+site.UnsignedFile) {
-		t.Fatalf("%q", whole.names)
+	last := slices.Index(whole.Names, "write slot "+worldtest.OwnDev) + 3
+	if last < 5 || !slices.Contains(whole.Names, "write "+site.UnsignedFile) {
+		t.Fatalf("%q", whole.Names)
 	}
 	for n := 1; n <= last; n++ {
 		cut := w.clone(t)
-		cut.cutAt = cut.effects + n
+		cut.CutAt = cut.Effects + n
 		if err := cut.boot(); err == nil {
 			t.Logf("effect %d is not one of the boot's", n)
 		}
@@ -325,12 +326,12 @@ func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 			taken  bool
 		}{{day(7), false}, {day(10), true}} {
 			cut := cut.clone(t)
-			cut.cutAt = 0
+			cut.CutAt = 0
 			cut.signed(key, c.signed, nil, map[string]string{"site.yaml": cut.reportTo("office")})
-			cut.powerOn()
+			cut.PowerOn()
 			cut.mustBoot()
 			if cut.goesBy("office") != c.taken {
-				t.Errorf("cut at %s: signed on %s, taken %v\n%s", whole.names[n-1], site.Date(c.signed), !c.taken, strings.Join(cut.console, "\n"))
+				t.Errorf("cut at %s: signed on %s, taken %v\n%s", whole.Names[n-1], site.Date(c.signed), !c.taken, strings.Join(cut.Console, "\n"))
 			}
 		}
 	}
@@ -344,23 +345,23 @@ func TestNotBefore(t *testing.T) {
 	for _, blank := range []bool{false, true} {
 		w := nativeWorld(t)
 		if blank {
-			w.stamp(ownDev, "")
+			w.Stamp(worldtest.OwnDev, "")
 		} else {
 			w.mustBoot()
 		}
 		w.admits(ondisk.SitesSigned, key)
-		w.put(ondisk.ImageInfoFile, strings.Replace(w.get(ondisk.ImageInfoFile), "{", fmt.Sprintf(`{"sitesNotBefore":%d,`, day(6)), 1))
+		w.Put(ondisk.ImageInfoFile, strings.Replace(w.Get(ondisk.ImageInfoFile), "{", fmt.Sprintf(`{"sitesNotBefore":%d,`, day(6)), 1))
 		bring := func(at int64) error {
-			w.signed(key, at, nil, map[string]string{"site.yaml": w.reportTo("office", withToken)})
-			w.powerOn()
+			w.signed(key, at, nil, map[string]string{"site.yaml": w.reportTo("office", worldtest.WithToken)})
+			w.PowerOn()
 			return w.boot()
 		}
 		err := bring(day(6) - 1)
-		if (err != nil) != blank || blank && w.joins > 0 || !blank && w.goesBy("office") || !w.said("it was signed on 2026-11-05 23:59:59, and the Image rejects what was signed before 2026-11-06 00:00:00 (sites.notBefore)") {
-			t.Errorf("blank %v: %v\n%s", blank, err, strings.Join(w.console, "\n"))
+		if (err != nil) != blank || blank && w.Joins > 0 || !blank && w.goesBy("office") || !w.Said("it was signed on 2026-11-05 23:59:59, and the Image rejects what was signed before 2026-11-06 00:00:00 (sites.notBefore)") {
+			t.Errorf("blank %v: %v\n%s", blank, err, strings.Join(w.Console, "\n"))
 		}
 		if err := bring(day(6)); err != nil || !w.goesBy("office") {
-			t.Errorf("blank %v: %v\n%s", blank, err, strings.Join(w.console, "\n"))
+			t.Errorf("blank %v: %v\n%s", blank, err, strings.Join(w.Console, "\n"))
 		}
 	}
 }

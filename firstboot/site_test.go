@@ -6,6 +6,7 @@ import (
 
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -26,34 +27,34 @@ func TestStampInTheMiddle(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := nativeWorld(t, "labels: {zone: north}")
-			other := strings.Replace(w.site(withToken, "labels: {zone: south}", "kubeletExtraArgs: {v: '4'}"), "edge-{{.Serial}}", "other", 1)
-			w.before = func(effect string) {
-				if effect == tc.at && w.slotSite(ownDev) != other {
-					w.stamp(ownDev, other)
+			other := strings.Replace(w.Site(worldtest.WithToken, "labels: {zone: south}", "kubeletExtraArgs: {v: '4'}"), "edge-{{.Serial}}", "other", 1)
+			w.Before = func(effect string) {
+				if effect == tc.at && w.SlotSite(worldtest.OwnDev) != other {
+					w.Stamp(worldtest.OwnDev, other)
 				}
 			}
-			e := w.env()
-			err := w.run(New(e))
+			e := w.Env()
+			err := w.Run(New(e))
 			name, labels := "edge-sn0042", "north"
 			if tc.at == "hostname edge-sn0042" { // no node was made of the first one
 				name, labels = "other", "south"
 			}
-			n := w.cluster.nodes[name]
-			if len(w.cluster.nodes) != 1 || n == nil || n.Metadata.Labels["zone"] != labels {
-				t.Fatalf("it joined as %v (%v)\n%s", w.cluster.nodes, err, strings.Join(w.console, "\n"))
+			n := w.Cluster.Nodes[name]
+			if len(w.Cluster.Nodes) != 1 || n == nil || n.Metadata.Labels["zone"] != labels {
+				t.Fatalf("it joined as %v (%v)\n%s", w.Cluster.Nodes, err, strings.Join(w.Console, "\n"))
 			}
 			if name == "other" {
-				if err != nil || strings.Contains(w.slotSite(ownDev), testToken) {
-					t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+				if err != nil || strings.Contains(w.SlotSite(worldtest.OwnDev), worldtest.TestToken) {
+					t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 				}
 				return
 			}
 			// The second one renames the node, which only a person may do.
-			if err == nil || !w.said("enrolled as edge-sn0042, the Site calls it other") {
-				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+			if err == nil || !w.Said("enrolled as edge-sn0042, the Site calls it other") {
+				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			if w.slotSite(ownDev) != other {
-				t.Errorf("the Site stamped last was changed:\n%s", w.slotSite(ownDev))
+			if w.SlotSite(worldtest.OwnDev) != other {
+				t.Errorf("the Site stamped last was changed:\n%s", w.SlotSite(worldtest.OwnDev))
 			}
 		})
 	}
@@ -64,9 +65,9 @@ func TestStampInTheMiddle(t *testing.T) {
 func TestSecretsOfTheActiveSite(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	spec, other := w.site(withToken), w.site(withToken, "labels: {zone: south}")
-	e := w.env()
-	w.put(site.KeyFile, "key")
+	spec, other := w.Site(worldtest.WithToken), w.Site(worldtest.WithToken, "labels: {zone: south}")
+	e := w.Env()
+	w.Put(site.KeyFile, "key")
 	image, err := site.ImageInfo(e)
 	if err != nil {
 		t.Fatal(err)
@@ -83,12 +84,12 @@ func TestSecretsOfTheActiveSite(t *testing.T) {
 	}{
 		{"the same", map[string]string{ondisk.SlotSite: spec}, site.SomeSecrets},
 		{"the same in other words", map[string]string{ondisk.SlotSite: "# ours\n" + spec}, site.SomeSecrets},
-		{"the same without its token", map[string]string{ondisk.SlotSite: w.site()}, site.NoSecrets},
+		{"the same without its token", map[string]string{ondisk.SlotSite: w.Site()}, site.NoSecrets},
 		{"another", map[string]string{ondisk.SlotSite: other}, site.NoSecrets},
 		{"another Ignition config", map[string]string{ondisk.SlotSite: spec, ondisk.SlotIgnition: ign}, site.NoSecrets},
 		{"half a Site", map[string]string{ondisk.SlotSite: spec + "labels: [zone\n"}, site.NoSecrets},
 	} {
-		w.stampAt(ownDev, 0, tc.files)
+		w.stampAt(worldtest.OwnDev, 0, tc.files)
 		if got, err := site.SecretsInSlot(e, active); err != nil || got != tc.want {
 			t.Errorf("%s: %v, want %v (%v)", tc.name, got, tc.want, err)
 		}
@@ -102,14 +103,14 @@ func TestSlotIsReadOncePerPass(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.powerOn()
-	e := w.env()
+	w.PowerOn()
+	e := w.Env()
 	reads, read := 0, e.ReadSlot
 	e.ReadSlot = func(dev string) (*slot.Contents, error) {
 		reads++
 		return read(dev)
 	}
-	if err := w.run(New(e)); err != nil {
+	if err := w.Run(New(e)); err != nil {
 		t.Fatal(err)
 	}
 	// Site-config's check, the pass, forget-token's check, and site-config's
@@ -125,15 +126,15 @@ func TestBrokenCorrectionKeepsTheFormerSite(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.stamp(ownDev, "kind: Site\nmasters: nonsense\n")
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, "kind: Site\nmasters: nonsense\n")
+	w.PowerOn()
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if w.slotSite(ownDev) != "kind: Site\nmasters: nonsense\n" {
+	if w.SlotSite(worldtest.OwnDev) != "kind: Site\nmasters: nonsense\n" {
 		t.Error("the person's file was written over")
 	}
-	if !w.said("the slot's Site is not taken, the former one stays: the Site has problems") {
+	if !w.Said("the slot's Site is not taken, the former one stays: the Site has problems") {
 		t.Error("nothing was said")
 	}
 }
@@ -144,21 +145,21 @@ func TestSlotBlankedByAPowerCutIsMadeAgain(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.slots[ownDev].WriteAt(make([]byte, 512), 0); err != nil {
+	if _, err := w.Slots[worldtest.OwnDev].WriteAt(make([]byte, 512), 0); err != nil {
 		t.Fatal(err)
 	}
-	w.powerOn()
+	w.PowerOn()
 	if err := w.boot(); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !strings.Contains(w.slotSite(ownDev), "192.0.2.11:6443") {
+	if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.11:6443") {
 		t.Error("the slot was not made again")
 	}
-	w.powerOn()
+	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range w.names {
+	for _, n := range w.Names {
 		if !strings.HasPrefix(n, "write "+ondisk.StateFile) && !strings.HasPrefix(n, "report") && n != "write "+ondisk.HealthyFile {
 			t.Errorf("then it did %s", n)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
 // slowUnits has units whose jobs do not end. As with D-Bus, a job is not even queued
@@ -25,7 +26,7 @@ func (w *world) slowUnits(e *machine.Env, slow ...string) {
 		if err := unit(ctx, verb, name); err != nil || verb == "enable" || !slices.Contains(slow, name) {
 			return err
 		}
-		w.units[name] = "activating"
+		w.Units[name] = "activating"
 		for {
 			if err := e.Sleep(ctx, time.Second); err != nil {
 				return err
@@ -48,30 +49,30 @@ func TestSlowUnitOfTheSite(t *testing.T) {
 	t.Parallel()
 	slow := []string{"a.service", "b.service", "c.service", "d.service", "e.service", "f.service", "g.service", "h.service", "i.service", "j.service", "k.service", "l.service"}
 	w := nativeWorld(t, enabledUnits(append(slow, "vpn.service")...))
-	e := w.env()
+	e := w.Env()
 	w.slowUnits(e, slow...)
-	start := w.now
-	if err := w.run(New(e)); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	start := w.Now
+	if err := w.Run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if w.units["vpn.service"] != "active" {
-		t.Errorf("vpn.service is %q", w.units["vpn.service"])
+	if w.Units["vpn.service"] != "active" {
+		t.Errorf("vpn.service is %q", w.Units["vpn.service"])
 	}
-	if took := w.now.Sub(start); took > 4*time.Minute {
+	if took := w.Now.Sub(start); took > 4*time.Minute {
 		t.Errorf("it took %s", took)
 	}
-	if !slices.ContainsFunc(w.state().Notes, func(n string) bool {
+	if !slices.ContainsFunc(w.State().Notes, func(n string) bool {
 		return strings.Contains(n, "(a.service): start has not finished after 15s") || strings.Contains(n, "(a.service): restart has not finished after 15s")
 	}) {
-		t.Errorf("notes: %q", w.state().Notes)
+		t.Errorf("notes: %q", w.State().Notes)
 	}
 	// One that fails is in the report for as long as it has failed.
-	w.units["vpn.service"] = "failed"
+	w.Units["vpn.service"] = "failed"
 	for _, state := range []string{"failed", "active"} {
-		w.units["vpn.service"] = state
+		w.Units["vpn.service"] = state
 		w.mustBoot()
-		if noted := strings.Contains(strings.Join(w.state().Notes, "\n"), "a unit of the Site has failed (vpn.service)"); noted != (state == "failed") {
-			t.Errorf("vpn.service is %s, notes: %q", state, w.state().Notes)
+		if noted := strings.Contains(strings.Join(w.State().Notes, "\n"), "a unit of the Site has failed (vpn.service)"); noted != (state == "failed") {
+			t.Errorf("vpn.service is %s, notes: %q", state, w.State().Notes)
 		}
 	}
 }
@@ -81,20 +82,20 @@ func TestSlowUnitOfTheSite(t *testing.T) {
 func TestApplyingIsCutOff(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, enabledUnits("a.service", "vpn.service"))
-	e := w.env()
+	e := w.Env()
 	unit := e.Unit
 	e.Unit = func(ctx context.Context, verb, name string) error {
 		if name == "a.service" && verb != "enable" {
-			w.off()
+			w.Off()
 			return ctx.Err()
 		}
 		return unit(ctx, verb, name)
 	}
-	if err := w.run(New(e)); !errors.Is(err, context.Canceled) {
+	if err := w.Run(New(e)); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	if w.units["vpn.service"] == "active" || w.has(site.AppliedFile) {
-		t.Fatalf("vpn.service is %q, the Site counts as applied: %v", w.units["vpn.service"], w.has(site.AppliedFile))
+	if w.Units["vpn.service"] == "active" || w.Has(site.AppliedFile) {
+		t.Fatalf("vpn.service is %q, the Site counts as applied: %v", w.Units["vpn.service"], w.Has(site.AppliedFile))
 	}
 	e.Unit = func(ctx context.Context, verb, name string) error {
 		if name == "a.service" && verb != "enable" {
@@ -102,15 +103,15 @@ func TestApplyingIsCutOff(t *testing.T) {
 		}
 		return unit(ctx, verb, name)
 	}
-	w.names = nil
-	if err := w.run(New(e)); err != nil {
+	w.Names = nil
+	if err := w.Run(New(e)); err != nil {
 		t.Fatal(err)
 	}
-	if w.units["vpn.service"] != "active" || count(w.names, "start vpn.service") != 1 { // a failure brings no other attempt
-		t.Errorf("vpn.service is %q: %q", w.units["vpn.service"], w.names)
+	if w.Units["vpn.service"] != "active" || count(w.Names, "start vpn.service") != 1 { // a failure brings no other attempt
+		t.Errorf("vpn.service is %q: %q", w.Units["vpn.service"], w.Names)
 	}
-	if !w.said("a unit of the Site is not in the state that the Site sets (a.service): its job ended with") {
-		t.Errorf("console: %q", w.console)
+	if !w.Said("a unit of the Site is not in the state that the Site sets (a.service): its job ended with") {
+		t.Errorf("console: %q", w.Console)
 	}
 }
 
@@ -119,19 +120,19 @@ func TestApplyingIsCutOff(t *testing.T) {
 func TestSlowDaemons(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t)
-	e := w.env()
-	w.slowUnits(e, resolvedUnit, "systemd-timesyncd.service", "containerd.service", wpaUnit("wlan0"), "dbus.service")
+	e := w.Env()
+	w.slowUnits(e, worldtest.ResolvedUnit, "systemd-timesyncd.service", "containerd.service", worldtest.WpaUnit("wlan0"), "dbus.service")
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	paths := []string{"/etc/systemd/resolved.conf.d/1.conf", "/etc/systemd/timesyncd.conf", "/etc/containerd/config.toml", "/etc/wpa_supplicant/wpa_supplicant-wlan0.conf", "/etc/systemd/network/1.network"}
-	if err := site.ActivateChanges(ctx, e, apply.Changes{Paths: paths, Units: []apply.UnitChange{{Name: "vpn.service", Enabled: true}}}); err != nil || w.units["vpn.service"] != "active" {
-		t.Errorf("vpn.service is %q; %v", w.units["vpn.service"], err)
+	if err := site.ActivateChanges(ctx, e, apply.Changes{Paths: paths, Units: []apply.UnitChange{{Name: "vpn.service", Enabled: true}}}); err != nil || w.Units["vpn.service"] != "active" {
+		t.Errorf("vpn.service is %q; %v", w.Units["vpn.service"], err)
 	}
-	start := w.now
+	start := w.Now
 	if err := network.Load(t.Context(), e, paths); err == nil {
 		t.Error("resolved did not come up, and nobody says so")
 	}
-	if took := w.now.Sub(start); took > 2*time.Minute {
+	if took := w.Now.Sub(start); took > 2*time.Minute {
 		t.Errorf("loading the network settings took %s", took)
 	}
 }
@@ -141,15 +142,15 @@ func TestSlowDaemons(t *testing.T) {
 func (w *world) networkd(e *machine.Env, dbus time.Duration) (loaded func() string) {
 	const settings = "/etc/systemd/network/20-edgebake-00.network"
 	read := func() string {
-		if w.has(settings) {
-			return w.get(settings)
+		if w.Has(settings) {
+			return w.Get(settings)
 		}
 		return ""
 	}
-	has, up := read(), w.now.Add(dbus)
+	has, up := read(), w.Now.Add(dbus)
 	unit, run := e.Unit, e.Run
 	e.Unit = func(ctx context.Context, verb, name string) error {
-		for name == "dbus.service" && w.now.Before(up) {
+		for name == "dbus.service" && w.Now.Before(up) {
 			if err := e.Sleep(ctx, time.Second); err != nil {
 				return err
 			}
@@ -171,12 +172,12 @@ func (w *world) networkd(e *machine.Env, dbus time.Duration) (loaded func() stri
 func TestDBusComesUpLate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
-	e := w.env()
+	e := w.Env()
 	loaded := w.networkd(e, 40*time.Second)
-	w.link = func() bool { return strings.Contains(loaded(), "192.0.2.50/24") }
-	w.patience = 15 * time.Minute
-	if err := w.run(New(e)); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	w.Link = func() bool { return strings.Contains(loaded(), "192.0.2.50/24") }
+	w.Patience = 15 * time.Minute
+	if err := w.Run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -187,21 +188,21 @@ func TestDBusComesUpLateOnANode(t *testing.T) {
 	for _, dbus := range []time.Duration{40 * time.Second, 1000 * time.Hour} {
 		w := nativeWorld(t, address("192.0.2.50"))
 		w.mustBoot()
-		w.powerOn()
-		e := w.env()
+		w.PowerOn()
+		e := w.Env()
 		loaded := w.networkd(e, dbus)
-		w.stamp(ownDev, w.site(address("192.0.3.50"))) // a slip
-		w.link = func() bool { return strings.Contains(loaded(), "192.0.2.50/24") }
-		w.patience = time.Hour
-		if err := w.run(New(e)); err != nil {
-			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		w.Stamp(worldtest.OwnDev, w.Site(address("192.0.3.50"))) // a slip
+		w.Link = func() bool { return strings.Contains(loaded(), "192.0.2.50/24") }
+		w.Patience = time.Hour
+		if err := w.Run(New(e)); err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		// The next boot loads what is in place.
-		w.powerOn()
-		e = w.env()
+		w.PowerOn()
+		e = w.Env()
 		loaded = w.networkd(e, 0)
-		if err := w.run(New(e)); err != nil || !w.networkHas("192.0.2.50/24") {
-			t.Errorf("dbus after %s: %v; the former settings did not come back\n%s", dbus, err, strings.Join(w.console, "\n"))
+		if err := w.Run(New(e)); err != nil || !w.networkHas("192.0.2.50/24") {
+			t.Errorf("dbus after %s: %v; the former settings did not come back\n%s", dbus, err, strings.Join(w.Console, "\n"))
 		}
 	}
 }

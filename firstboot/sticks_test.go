@@ -10,27 +10,28 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
 // stampAt puts files into a slot as of a date; 0: without one, as a laptop does.
 func (w *world) stampAt(dev string, stamped int64, files map[string]string) {
-	w.t.Helper()
+	w.T.Helper()
 	c := slot.Contents{Info: ondisk.SlotInfo{Version: 1, Plan: "plan", Stamped: stamped}, Files: map[string][]byte{}}
 	for name, data := range files {
 		c.Files[name] = []byte(data)
 	}
-	w.slots[dev] = w.slotOf(c)
+	w.Slots[dev] = w.SlotOf(c)
 }
 
 // reportTo is a site that differs from others in where its report goes.
 func (w *world) reportTo(host string, lines ...string) string {
-	return w.site(append(lines, "report: {url: 'https://"+host+".example/'}")...)
+	return w.Site(append(lines, "report: {url: 'https://"+host+".example/'}")...)
 }
 
 func (w *world) goesBy(host string) bool {
-	return strings.Contains(w.slotSite(ownDev), "https://"+host+".example/")
+	return strings.Contains(w.SlotSite(worldtest.OwnDev), "https://"+host+".example/")
 }
 
 func day(n int) int64 { return time.Date(2026, 11, n, 0, 0, 0, 0, time.UTC).Unix() }
@@ -50,13 +51,13 @@ func TestBackToAFormerSite(t *testing.T) {
 				}
 				w.stampAt(stickDev, date, map[string]string{ondisk.SlotSite: w.reportTo(host)})
 				for range 2 {
-					w.powerOn()
+					w.PowerOn()
 					w.mustBoot()
 					if !w.goesBy(host) {
-						t.Fatalf("round %d: it goes by\n%s\n%s", i, w.slotSite(ownDev), strings.Join(w.console, "\n"))
+						t.Fatalf("round %d: it goes by\n%s\n%s", i, w.SlotSite(worldtest.OwnDev), strings.Join(w.Console, "\n"))
 					}
 				}
-				if w.said("took the Site of stick") {
+				if w.Said("took the Site of stick") {
 					t.Error("it was taken twice")
 				}
 			}
@@ -71,13 +72,13 @@ func TestAnotherSticksComeback(t *testing.T) {
 	w.mustBoot()
 	for _, host := range []string{"one", "two", "one"} {
 		w.plug("")
-		w.put("/sys/devices/pci0/usb1/1-1/idVendor", "0781\n")
-		w.put("/sys/devices/pci0/usb1/1-1/serial", "stick "+host+"\n")
+		w.Put("/sys/devices/pci0/usb1/1-1/idVendor", "0781\n")
+		w.Put("/sys/devices/pci0/usb1/1-1/serial", "stick "+host+"\n")
 		w.stampAt(stickDev, 0, map[string]string{ondisk.SlotSite: w.reportTo(host)})
-		w.powerOn()
+		w.PowerOn()
 		w.mustBoot()
 		if !w.goesBy(host) {
-			t.Fatalf("it goes by\n%s", w.slotSite(ownDev))
+			t.Fatalf("it goes by\n%s", w.SlotSite(worldtest.OwnDev))
 		}
 		w.unplug()
 	}
@@ -90,18 +91,18 @@ func TestStickLeftIn(t *testing.T) {
 	for _, joined := range []bool{true, false} {
 		t.Run(fmt.Sprint("joined ", joined), func(t *testing.T) {
 			w := nativeWorld(t)
-			w.stamp(ownDev, "")
-			w.cluster.revoked = !joined
-			w.plug(w.reportTo("one", withToken))
-			if err := w.boot(); (err == nil) != joined || !w.said("took the Site of stick") {
-				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			w.Stamp(worldtest.OwnDev, "")
+			w.Cluster.Revoked = !joined
+			w.plug(w.reportTo("one", worldtest.WithToken))
+			if err := w.boot(); (err == nil) != joined || !w.Said("took the Site of stick") {
+				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			w.stamp(ownDev, w.reportTo("two", withToken))
-			w.cluster.revoked = false
-			w.powerOn()
+			w.Stamp(worldtest.OwnDev, w.reportTo("two", worldtest.WithToken))
+			w.Cluster.Revoked = false
+			w.PowerOn()
 			w.mustBoot()
-			if !w.goesBy("two") || w.said("took the Site of stick") {
-				t.Errorf("the correction is gone:\n%s\n%s", w.slotSite(ownDev), strings.Join(w.console, "\n"))
+			if !w.goesBy("two") || w.Said("took the Site of stick") {
+				t.Errorf("the correction is gone:\n%s\n%s", w.SlotSite(worldtest.OwnDev), strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -125,18 +126,18 @@ func TestOlderStick(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.stampAt(ownDev, tc.own, map[string]string{ondisk.SlotSite: w.reportTo("own", withToken)})
+			w.stampAt(worldtest.OwnDev, tc.own, map[string]string{ondisk.SlotSite: w.reportTo("own", worldtest.WithToken)})
 			w.plug("")
-			w.stampAt(stickDev, tc.stick, map[string]string{ondisk.SlotSite: w.reportTo("stick", withToken)})
+			w.stampAt(stickDev, tc.stick, map[string]string{ondisk.SlotSite: w.reportTo("stick", worldtest.WithToken)})
 			w.mustBoot()
 			if w.goesBy("stick") != tc.taken {
-				t.Errorf("it goes by\n%s", w.slotSite(ownDev))
+				t.Errorf("it goes by\n%s", w.SlotSite(worldtest.OwnDev))
 			}
-			noted := slices.ContainsFunc(w.state().Notes, func(n string) bool {
+			noted := slices.ContainsFunc(w.State().Notes, func(n string) bool {
 				return strings.Contains(n, "the Site of stick /dev/sdb1 is not taken: it was stamped on 2026-11-01 00:00:00")
 			})
 			if noted == tc.taken {
-				t.Errorf("notes: %q", w.state().Notes)
+				t.Errorf("notes: %q", w.State().Notes)
 			}
 		})
 	}
@@ -147,16 +148,16 @@ func TestOlderStick(t *testing.T) {
 func TestStickHelpsALostNode(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.stamp(ownDev, "")
-	w.plug(w.site(withToken))
+	w.Stamp(worldtest.OwnDev, "")
+	w.plug(w.Site(worldtest.WithToken))
 	w.mustBoot()
-	w.now = w.now.AddDate(2, 0, 0)
-	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-	w.cluster.revive = true
-	w.powerOn()
+	w.Now = w.Now.AddDate(2, 0, 0)
+	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.Cluster.Revive = true
+	w.PowerOn()
 	w.mustBoot()
-	if w.joins != 2 {
-		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+	if w.Joins != 2 {
+		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -164,17 +165,17 @@ func TestStickHelpsALostNode(t *testing.T) {
 func TestBadStickBesideAGoodOne(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	w.stamp(ownDev, "")
+	w.Stamp(worldtest.OwnDev, "")
 	w.plug("kind: Site\nmasters: nonsense\n")
 	disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
-	w.put(disk+"/sdb2/partition", "2\n")
-	w.put(disk+"/sdb2/start", "65536\n")
-	w.put(disk+"/sdb2/size", "32768\n")
-	w.put(disk+"/sdb2/uevent", "PARTNAME=EDGEBAKE\n")
-	w.stamp("/dev/sdb2", w.reportTo("good", withToken))
+	w.Put(disk+"/sdb2/partition", "2\n")
+	w.Put(disk+"/sdb2/start", "65536\n")
+	w.Put(disk+"/sdb2/size", "32768\n")
+	w.Put(disk+"/sdb2/uevent", "PARTNAME=EDGEBAKE\n")
+	w.Stamp("/dev/sdb2", w.reportTo("good", worldtest.WithToken))
 	w.mustBoot()
-	if !w.goesBy("good") || !w.said("stick /dev/sdb1 is not taken: the Site has problems") {
-		t.Errorf("%s", strings.Join(w.console, "\n"))
+	if !w.goesBy("good") || !w.Said("stick /dev/sdb1 is not taken: the Site has problems") {
+		t.Errorf("%s", strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -184,20 +185,20 @@ func TestBadSticks(t *testing.T) {
 	t.Parallel()
 	for _, own := range []bool{true, false} {
 		w := newWorld(t, "testdata/machine.txtar")
-		w.stamp(ownDev, "")
+		w.Stamp(worldtest.OwnDev, "")
 		if own {
-			w.stamp(ownDev, w.reportTo("own", withToken))
+			w.Stamp(worldtest.OwnDev, w.reportTo("own", worldtest.WithToken))
 			w.mustBoot()
-			w.powerOn()
+			w.PowerOn()
 		}
 		w.plug("kind: Site\nmasters: nonsense\n")
 		disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
-		w.put(disk+"/sdb2/partition", "2\n")
-		w.put(disk+"/sdb2/start", "65536\n")
-		w.put(disk+"/sdb2/size", "32768\n")
-		w.put(disk+"/sdb2/uevent", "PARTNAME=EDGEBAKE\n")
-		w.stamp("/dev/sdb2", "kind: Site\nvip: nonsense\n")
-		w.console = nil
+		w.Put(disk+"/sdb2/partition", "2\n")
+		w.Put(disk+"/sdb2/start", "65536\n")
+		w.Put(disk+"/sdb2/size", "32768\n")
+		w.Put(disk+"/sdb2/uevent", "PARTNAME=EDGEBAKE\n")
+		w.Stamp("/dev/sdb2", "kind: Site\nvip: nonsense\n")
+		w.Console = nil
 		if err := w.boot(); (err == nil) != own {
 			t.Errorf("%t: %v", own, err)
 		}
@@ -205,9 +206,9 @@ func TestBadSticks(t *testing.T) {
 		if own {
 			begin = "stick /dev/sdb1 is not taken: the Site has problems"
 		}
-		i := slices.IndexFunc(w.console, func(line string) bool { return strings.Contains(line, begin) })
-		if i < 0 || w.said("the Site of stick") || !strings.Contains(w.console[i], "; stick /dev/sdb2 is not taken: the Site has problems") {
-			t.Errorf("%t:\n%s", own, strings.Join(w.console, "\n"))
+		i := slices.IndexFunc(w.Console, func(line string) bool { return strings.Contains(line, begin) })
+		if i < 0 || w.Said("the Site of stick") || !strings.Contains(w.Console[i], "; stick /dev/sdb2 is not taken: the Site has problems") {
+			t.Errorf("%t:\n%s", own, strings.Join(w.Console, "\n"))
 		}
 	}
 }
@@ -217,10 +218,10 @@ func TestStickKeepsIgnition(t *testing.T) {
 	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"ops","sshAuthorizedKeys":["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk"]}]}}`
 	w := nativeWorld(t)
-	w.stampAt(ownDev, day(1), map[string]string{ondisk.SlotSite: w.site(withToken), ondisk.SlotIgnition: ign})
+	w.stampAt(worldtest.OwnDev, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: ign})
 	w.mustBoot()
 	key := func() bool {
-		return w.has("/home/ops/.ssh/authorized_keys.d/ignition") || w.has("/home/ops/.ssh/authorized_keys")
+		return w.Has("/home/ops/.ssh/authorized_keys.d/ignition") || w.Has("/home/ops/.ssh/authorized_keys")
 	}
 	if !key() {
 		t.Fatal("the key is not there")
@@ -228,14 +229,14 @@ func TestStickKeepsIgnition(t *testing.T) {
 	w.plug("")
 	w.stampAt(stickDev, 0, map[string]string{ondisk.SlotSite: w.reportTo("stick")})
 	for range 2 {
-		w.powerOn()
+		w.PowerOn()
 		w.mustBoot()
 		if !w.goesBy("stick") || !key() {
-			t.Fatalf("the key: %v\n%s", key(), strings.Join(w.console, "\n"))
+			t.Fatalf("the key: %v\n%s", key(), strings.Join(w.Console, "\n"))
 		}
 	}
 	w.stampAt(stickDev, 0, map[string]string{ondisk.SlotSite: w.reportTo("stick"), ondisk.SlotIgnition: "\n"})
-	w.powerOn()
+	w.PowerOn()
 	w.mustBoot()
 	if key() {
 		t.Error("an empty config.ign did not take the users away")
@@ -248,9 +249,9 @@ func TestPowerCutKeepsIgnition(t *testing.T) {
 	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
 	w := nativeWorld(t)
-	w.stampAt(ownDev, day(1), map[string]string{ondisk.SlotSite: w.site(withToken), ondisk.SlotIgnition: ign})
+	w.stampAt(worldtest.OwnDev, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: ign})
 	cutSinceReady(t, w, func(cut *world, in, at string) {
-		if in != ign || cut.get("/etc/motd") != "hello" {
+		if in != ign || cut.Get("/etc/motd") != "hello" {
 			t.Errorf("cut at %s: the slot's config.ign is %q", at, in)
 		}
 	})
@@ -263,21 +264,21 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 	t.Helper()
 	whole := w.clone(t)
 	whole.mustBoot()
-	for n := slices.Index(whole.names, "write "+member.ReadyMark); n < len(whole.names); n++ {
+	for n := slices.Index(whole.Names, "write "+member.ReadyMark); n < len(whole.Names); n++ {
 		cut := w.clone(t)
-		cut.cutAt = n + 1
+		cut.CutAt = n + 1
 		if err := cut.boot(); err != nil { // a report that cannot be written stops nobody
-			t.Logf("cut at %s: %v", cut.names[len(cut.names)-1], err)
+			t.Logf("cut at %s: %v", cut.Names[len(cut.Names)-1], err)
 		}
 		for range 2 {
-			cut.powerOn()
+			cut.PowerOn()
 			cut.mustBoot()
 		}
-		c, err := slot.Read(cut.slots[ownDev])
+		c, err := slot.Read(cut.Slots[worldtest.OwnDev])
 		if err != nil {
 			t.Fatal(err)
 		}
-		look(cut, string(c.Files[ondisk.SlotIgnition]), whole.names[n])
+		look(cut, string(c.Files[ondisk.SlotIgnition]), whole.Names[n])
 	}
 }
 
@@ -287,18 +288,18 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 func TestTokenInIgnition(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.stamp(ownDev, w.site(withToken))
+	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
 	w.mustBoot()
-	w.stampAt(ownDev, day(1), map[string]string{ondisk.SlotSite: w.site(withToken), ondisk.SlotIgnition: tokenInIgnition("data:,token%3D" + testToken)})
+	w.stampAt(worldtest.OwnDev, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: tokenInIgnition("data:,token%3D" + worldtest.TestToken)})
 	for range 2 {
-		w.powerOn()
+		w.PowerOn()
 		w.mustBoot()
 	}
-	c, err := slot.Read(w.slots[ownDev])
+	c, err := slot.Read(w.Slots[worldtest.OwnDev])
 	if err != nil || !strings.Contains(string(c.Files[ondisk.SlotIgnition]), "/etc/probe") {
 		t.Fatalf("%v: config.ign is %s", err, c.Files[ondisk.SlotIgnition])
 	}
-	if ign := string(c.Files[ondisk.SlotIgnition]) + w.get(site.IgnitionCopy); strings.Contains(ign, testToken) {
+	if ign := string(c.Files[ondisk.SlotIgnition]) + w.Get(site.IgnitionCopy); strings.Contains(ign, worldtest.TestToken) {
 		t.Errorf("the token is still there: %s", ign)
 	}
 }
@@ -312,11 +313,11 @@ func tokenInIgnition(source string) string {
 func TestResetAndASticksToken(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.stamp(ownDev, "")
-	w.plug(w.site(withToken))
+	w.Stamp(worldtest.OwnDev, "")
+	w.plug(w.Site(worldtest.WithToken))
 	w.mustBoot()
 	var steps []run.Step
-	if _, err := Reset(t.Context(), w.env(), func(s run.Step) { steps = append(steps, s) }); err != nil {
+	if _, err := Reset(t.Context(), w.Env(), func(s run.Step) { steps = append(steps, s) }); err != nil {
 		t.Fatal(err)
 	}
 	if !slices.ContainsFunc(steps, func(s run.Step) bool {
@@ -324,17 +325,17 @@ func TestResetAndASticksToken(t *testing.T) {
 	}) {
 		t.Errorf("reset did not say it: %v", steps)
 	}
-	delete(w.cluster.nodes, "edge-sn0042")
-	w.powerOn()
-	if err := w.boot(); err == nil || w.joins != 1 || !w.said("the Site of stick /dev/sdb1 is not taken: it was there when the machine was reset") {
-		t.Fatalf("%v, %d joins\n%s", err, w.joins, strings.Join(w.console, "\n"))
+	delete(w.Cluster.Nodes, "edge-sn0042")
+	w.PowerOn()
+	if err := w.boot(); err == nil || w.Joins != 1 || !w.Said("the Site of stick /dev/sdb1 is not taken: it was there when the machine was reset") {
+		t.Fatalf("%v, %d joins\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 	// Stamped anew it is meant.
-	w.stampAt(stickDev, day(20), map[string]string{ondisk.SlotSite: w.site(withToken)})
-	w.powerOn()
+	w.stampAt(stickDev, day(20), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
+	w.PowerOn()
 	w.mustBoot()
-	if w.joins != 2 {
-		t.Errorf("%d joins", w.joins)
+	if w.Joins != 2 {
+		t.Errorf("%d joins", w.Joins)
 	}
 }
 
@@ -344,19 +345,19 @@ func TestResetBeforeANewStick(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.plug(w.reportTo("next", withToken))
+	w.plug(w.reportTo("next", worldtest.WithToken))
 	var steps []run.Step
-	if _, err := Reset(t.Context(), w.env(), func(s run.Step) { steps = append(steps, s) }); err != nil {
+	if _, err := Reset(t.Context(), w.Env(), func(s run.Step) { steps = append(steps, s) }); err != nil {
 		t.Fatal(err)
 	}
 	if !slices.ContainsFunc(steps, func(s run.Step) bool { return strings.Contains(s.Detail, "was not taken yet") }) {
 		t.Errorf("reset did not say it: %v", steps)
 	}
-	delete(w.cluster.nodes, "edge-sn0042")
-	w.powerOn()
+	delete(w.Cluster.Nodes, "edge-sn0042")
+	w.PowerOn()
 	w.mustBoot()
-	if !w.goesBy("next") || w.joins != 2 {
-		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+	if !w.goesBy("next") || w.Joins != 2 {
+		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -370,40 +371,40 @@ func TestAStrangersDateAndAClockAhead(t *testing.T) {
 	w.admits(ondisk.SitesRepair)
 	ahead := func(w *world, stamped time.Time) {
 		w.plug("")
-		w.stampAt(stickDev, stamped.Unix(), map[string]string{"site.yaml": w.site(fmt.Sprintf("network: {dns: [192.0.2.%d]}", stamped.Second()+1))})
-		w.powerOn()
-		w.clockSays(w.truth().AddDate(2, 6, 0))
-		w.synced = true
+		w.stampAt(stickDev, stamped.Unix(), map[string]string{"site.yaml": w.Site(fmt.Sprintf("network: {dns: [192.0.2.%d]}", stamped.Second()+1))})
+		w.PowerOn()
+		w.ClockSays(w.Truth().AddDate(2, 6, 0))
+		w.Synced = true
 	}
 	corrected := func(w *world, when string) {
-		w.synced = false
+		w.Synced = false
 		w.unplug()
-		w.powerOn()
-		w.clockSays(w.truth())
+		w.PowerOn()
+		w.ClockSays(w.Truth())
 		err := w.boot()
-		if w.wrong != 0 || !w.said("[8/14] discovery: as it should be") {
-			t.Errorf("%s: %v; the clock is wrong by %s\n%s", when, err, w.wrong, strings.Join(w.console, "\n"))
+		if w.Wrong != 0 || !w.Said("[8/14] discovery: as it should be") {
+			t.Errorf("%s: %v; the clock is wrong by %s\n%s", when, err, w.Wrong, strings.Join(w.Console, "\n"))
 		}
 	}
-	first, second := worldStart.AddDate(2, 0, 1), worldStart.AddDate(2, 0, 2)
+	first, second := worldtest.WorldStart.AddDate(2, 0, 1), worldtest.WorldStart.AddDate(2, 0, 2)
 	second = second.Add(time.Second)
 	ahead(w, first)
 	before := w.clone(t)
-	if err := w.boot(); err == nil || !w.said("took the Site of stick") {
-		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	if err := w.boot(); err == nil || !w.Said("took the Site of stick") {
+		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	corrected(w, "one stick")
 	ahead(w, second)
-	if err := w.boot(); err == nil || !strings.Contains(w.slotSite(ownDev), "192.0.2.2") {
-		t.Fatalf("%v\n%s", err, w.slotSite(ownDev))
+	if err := w.boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.2") {
+		t.Fatalf("%v\n%s", err, w.SlotSite(worldtest.OwnDev))
 	}
 	corrected(w, "another stick")
 
 	for n, written := 1, false; !written; n++ {
 		cut := before.clone(t)
-		cut.cutAt = cut.effects + n
+		cut.CutAt = cut.Effects + n
 		err := cut.boot()
-		written = slices.Contains(cut.names, "write slot "+ownDev)
+		written = slices.Contains(cut.Names, "write slot "+worldtest.OwnDev)
 		corrected(cut, fmt.Sprintf("cut at effect %d (%v)", n, err))
 	}
 }

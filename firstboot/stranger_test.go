@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -24,24 +25,24 @@ const strangersKey = "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAA
 func TestAStrangerAndALostIdentity(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(*world){
-		"certificate expired": func(w *world) { w.now = w.now.AddDate(2, 0, 0) },
-		"credentials damaged": func(w *world) { w.put(ondisk.KubeletConf, "") },
+		"certificate expired": func(w *world) { w.Now = w.Now.AddDate(2, 0, 0) },
+		"credentials damaged": func(w *world) { w.Put(ondisk.KubeletConf, "") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := nativeWorld(t)
 			w.admits(ondisk.SitesRepair)
 			w.mustBoot()
 			lose(w)
-			w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-			w.cluster.revive = true
-			w.plug(w.site(withToken, strangersKey))
-			w.powerOn()
+			w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+			w.Cluster.Revive = true
+			w.plug(w.Site(worldtest.WithToken, strangersKey))
+			w.PowerOn()
 			w.mustBoot()
-			if w.has("/root/.ssh/authorized_keys") || strings.Contains(w.slotSite(ownDev), "ssh-ed25519") {
-				t.Errorf("a stranger's keys are in place:\n%s", w.slotSite(ownDev))
+			if w.Has("/root/.ssh/authorized_keys") || strings.Contains(w.SlotSite(worldtest.OwnDev), "ssh-ed25519") {
+				t.Errorf("a stranger's keys are in place:\n%s", w.SlotSite(worldtest.OwnDev))
 			}
-			if w.joins != 2 {
-				t.Errorf("%d joins: the stick's token did not repair it", w.joins)
+			if w.Joins != 2 {
+				t.Errorf("%d joins: the stick's token did not repair it", w.Joins)
 			}
 		})
 	}
@@ -53,19 +54,19 @@ func TestAStrangersCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	w.admits(ondisk.SitesRepair)
-	w.stamp(ownDev, unpin(w.site(withToken)))
+	w.Stamp(worldtest.OwnDev, unpin(w.Site(worldtest.WithToken)))
 	w.mustBoot()
 	w.rebuild() // who answers at the masters' addresses now is the stranger
-	ca := w.get(ondisk.KubeCA)
-	w.plug(unpin(w.site(withToken, "network: {dns: [192.0.2.123]}")))
-	w.powerOn()
+	ca := w.Get(ondisk.KubeCA)
+	w.plug(unpin(w.Site(worldtest.WithToken, "network: {dns: [192.0.2.123]}")))
+	w.PowerOn()
 	if err := w.boot(); err == nil {
 		t.Error("it went on")
 	}
-	if w.joins != 1 || w.get(ondisk.KubeCA) != ca {
-		t.Errorf("it joined the stranger's cluster (%d joins)\n%s", w.joins, strings.Join(w.console, "\n"))
+	if w.Joins != 1 || w.Get(ondisk.KubeCA) != ca {
+		t.Errorf("it joined the stranger's cluster (%d joins)\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
-	if got := w.slotSite(ownDev); !strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "caCertHashes") {
+	if got := w.SlotSite(worldtest.OwnDev); !strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "caCertHashes") {
 		t.Errorf("the slot has\n%s", got)
 	}
 }
@@ -84,27 +85,27 @@ func TestAStrangersBundle(t *testing.T) {
 			w.admits(ondisk.SitesRepair)
 			w.mustBoot()
 			real := w.rebuild()
-			w.cluster.beside = real.pem
-			ca, conf := w.get(ondisk.KubeCA), w.get(ondisk.KubeletConf)
-			w.now = w.now.AddDate(2, 0, 0)
-			w.plug(strings.Replace(w.slotSite(ownDev), "credentials: {}", "", 1) + withToken + "\nnetwork: {ntp: [192.0.2.123], dns: [192.0.2.124]}\n")
-			w.powerOn()
-			if err := w.boot(); err == nil || !w.said("the cluster's CA is not the one that caCertHashes pins") {
-				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+			w.Cluster.Beside = real.Pem
+			ca, conf := w.Get(ondisk.KubeCA), w.Get(ondisk.KubeletConf)
+			w.Now = w.Now.AddDate(2, 0, 0)
+			w.plug(strings.Replace(w.SlotSite(worldtest.OwnDev), "credentials: {}", "", 1) + worldtest.WithToken + "\nnetwork: {ntp: [192.0.2.123], dns: [192.0.2.124]}\n")
+			w.PowerOn()
+			if err := w.boot(); err == nil || !w.Said("the cluster's CA is not the one that caCertHashes pins") {
+				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			if w.joins != 1 || w.get(ondisk.KubeCA) != ca || w.get(ondisk.KubeletConf) != conf {
-				t.Errorf("it went to the stranger's cluster (%d joins)", w.joins)
+			if w.Joins != 1 || w.Get(ondisk.KubeCA) != ca || w.Get(ondisk.KubeletConf) != conf {
+				t.Errorf("it went to the stranger's cluster (%d joins)", w.Joins)
 			}
-			if got := w.slotSite(ownDev); strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "192.0.2.124") || !w.said("network.ntp") {
+			if got := w.SlotSite(worldtest.OwnDev); strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "192.0.2.124") || !w.Said("network.ntp") {
 				t.Errorf("the stranger sets the clock:\n%s", got)
 			}
 			// Back at its own, where its clock is right again.
-			w.cluster = real
-			w.now = w.now.AddDate(-2, 0, 0)
-			w.powerOn()
+			w.Cluster = real
+			w.Now = w.Now.AddDate(-2, 0, 0)
+			w.PowerOn()
 			w.mustBoot()
-			if w.joins != 1 || member.Enrolled(w.env()) != nil || w.get(ondisk.KubeletConf) != conf {
-				t.Errorf("it is no member of its cluster any more (%d joins)", w.joins)
+			if w.Joins != 1 || member.Enrolled(w.Env()) != nil || w.Get(ondisk.KubeletConf) != conf {
+				t.Errorf("it is no member of its cluster any more (%d joins)", w.Joins)
 			}
 		})
 	}
@@ -115,23 +116,23 @@ func TestAStrangersBundle(t *testing.T) {
 func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	other := newFakeCluster(t)
-	site := strings.Replace(w.site(withToken), "caCertHashes: [", "caCertHashes: ['"+other.pin+"', ", 1)
-	w.stamp(ownDev, site)
+	other := worldtest.NewCluster(t)
+	site := strings.Replace(w.Site(worldtest.WithToken), "caCertHashes: [", "caCertHashes: ['"+other.Pin+"', ", 1)
+	w.Stamp(worldtest.OwnDev, site)
 	w.mustBoot()
-	own := w.cluster
-	w.now = w.now.AddDate(2, 0, 0)
-	w.cluster = other
-	other.of(w)
-	w.stamp(ownDev, site)
-	w.powerOn()
-	if err := w.boot(); err == nil || w.joins != 1 || w.get(ondisk.KubeCA) != string(own.pem) || !w.said("FAILED discovery") {
-		t.Errorf("%v, %d joins\n%s", err, w.joins, strings.Join(w.console, "\n"))
+	own := w.Cluster
+	w.Now = w.Now.AddDate(2, 0, 0)
+	w.Cluster = other
+	other.Of(w.World)
+	w.Stamp(worldtest.OwnDev, site)
+	w.PowerOn()
+	if err := w.boot(); err == nil || w.Joins != 1 || w.Get(ondisk.KubeCA) != string(own.Pem) || !w.Said("FAILED discovery") {
+		t.Errorf("%v, %d joins\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
-	w.cluster = own
-	own.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-	own.revive = true
-	w.powerOn()
+	w.Cluster = own
+	own.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	own.Revive = true
+	w.PowerOn()
 	w.mustBoot()
 	wantMember(t, w, 2)
 }
@@ -141,37 +142,37 @@ func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
 func TestABundleOnTheDisk(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.joinError = func(int) error { return errors.New("kubelet is not well") }
-	w.cluster.beside = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: newFakeCluster(t).ca.Raw})
-	for _, site := range []string{w.site(withToken), unpin(w.site(withToken))} {
-		w.stamp(ownDev, site)
-		w.powerOn()
+	w.JoinError = func(int) error { return errors.New("kubelet is not well") }
+	w.Cluster.Beside = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: worldtest.NewCluster(t).Ca.Raw})
+	for _, site := range []string{w.Site(worldtest.WithToken), unpin(w.Site(worldtest.WithToken))} {
+		w.Stamp(worldtest.OwnDev, site)
+		w.PowerOn()
 		if err := w.boot(); err == nil {
 			t.Fatal("it joined")
 		}
 	}
-	e := w.env()
-	bundle := w.get(ondisk.KubeCA) // of the Site without pins
+	e := w.Env()
+	bundle := w.Get(ondisk.KubeCA) // of the Site without pins
 	if len(member.CAPins([]byte(bundle))) != 2 {
 		t.Fatalf("the CA is\n%s", bundle)
 	}
-	conf, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(bundle))}, api.User{Token: testToken})
+	conf, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(bundle))}, api.User{Token: worldtest.TestToken})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.put(member.DiscoveryFile, string(conf))
-	site, err := site.Parse([]byte(w.site(withToken)))
+	w.Put(member.DiscoveryFile, string(conf))
+	site, err := site.Parse([]byte(w.Site(worldtest.WithToken)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !member.StaleCA(e, site) || member.Discovered(e, site) {
 		t.Errorf("stale %v, discovered %v", member.StaleCA(e, site), member.Discovered(e, site))
 	}
-	w.joinError = nil
-	w.stamp(ownDev, w.site(withToken))
-	w.powerOn()
+	w.JoinError = nil
+	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.PowerOn()
 	w.mustBoot()
-	wantMember(t, w, w.joins)
+	wantMember(t, w, w.Joins)
 }
 
 // TestAStickOfTheFuture: an unsigned stick neither sets a node's clock years
@@ -183,22 +184,22 @@ func TestAStickOfTheFuture(t *testing.T) {
 	w.mustBoot()
 	w.plug("")
 	w.stampAt(stickDev, time.Date(2029, 6, 1, 0, 0, 0, 0, time.UTC).Unix(),
-		map[string]string{ondisk.SlotSite: w.site("network: {dns: [192.0.2.123]}")})
+		map[string]string{ondisk.SlotSite: w.Site("network: {dns: [192.0.2.123]}")})
 	for range 2 {
-		w.powerOn()
+		w.PowerOn()
 		w.mustBoot()
 	}
-	if !strings.Contains(w.slotSite(ownDev), "192.0.2.123") {
+	if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") {
 		t.Error("the stick was not taken")
 	}
-	if w.now.Year() != 2026 {
-		t.Errorf("the clock says %s", w.now)
+	if w.Now.Year() != 2026 {
+		t.Errorf("the clock says %s", w.Now)
 	}
-	w.stampAt(stickDev, w.now.Add(time.Hour).Unix(), map[string]string{ondisk.SlotSite: w.site("network: {dns: [192.0.2.124]}")})
-	w.powerOn()
+	w.stampAt(stickDev, w.Now.Add(time.Hour).Unix(), map[string]string{ondisk.SlotSite: w.Site("network: {dns: [192.0.2.124]}")})
+	w.PowerOn()
 	w.mustBoot()
-	if !strings.Contains(w.slotSite(ownDev), "192.0.2.124") {
-		t.Errorf("a correction is taken for older than a stick of the future\n%s", strings.Join(w.console, "\n"))
+	if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.124") {
+		t.Errorf("a correction is taken for older than a stick of the future\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -209,13 +210,13 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	w := nativeWorld(t)
 	w.admits(ondisk.SitesRepair)
 	w.mustBoot()
-	w.stamp(ownDev, "")
-	if err := os.Remove(w.inside(ondisk.SiteCopy)); err != nil {
+	w.Stamp(worldtest.OwnDev, "")
+	if err := os.Remove(w.Inside(ondisk.SiteCopy)); err != nil {
 		t.Fatal(err)
 	}
-	w.plug(w.site(strangersKey))
-	w.powerOn()
-	if err := w.boot(); err == nil || w.has("/root/.ssh/authorized_keys") {
+	w.plug(w.Site(strangersKey))
+	w.PowerOn()
+	if err := w.boot(); err == nil || w.Has("/root/.ssh/authorized_keys") {
 		t.Errorf("%v: a stranger's keys are in place", err)
 	}
 }
@@ -237,7 +238,7 @@ func TestAStrangersKeys(t *testing.T) {
 		m.stampSite(&own)
 		m.on()
 		m.bootDone()
-		before := m.get(member.PKIDir+"/ca.key") + m.get(member.PKIDir+"/sa.key")
+		before := m.Get(member.PKIDir+"/ca.key") + m.Get(member.PKIDir+"/sa.key")
 
 		stick := own
 		stick.Credentials = stranger
@@ -251,8 +252,8 @@ func TestAStrangersKeys(t *testing.T) {
 		m.stampAt(stickDev, day(21), map[string]string{"site.yaml": string(text)})
 		m.on()
 		m.bootDone()
-		if m.get(member.PKIDir+"/ca.key")+m.get(member.PKIDir+"/sa.key") != before || !m.said("stick /dev/sdb1 is not taken: the Site has problems") {
-			t.Errorf("%s: %s", inSite, strings.Join(m.console, "\n"))
+		if m.Get(member.PKIDir+"/ca.key")+m.Get(member.PKIDir+"/sa.key") != before || !m.Said("stick /dev/sdb1 is not taken: the Site has problems") {
+			t.Errorf("%s: %s", inSite, strings.Join(m.Console, "\n"))
 		}
 	}
 }

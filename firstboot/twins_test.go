@@ -30,26 +30,26 @@ func TestTwoMachinesWithOneSite(t *testing.T) {
 			w := nativeWorld(t)
 			if tt.before {
 				w.mustBoot()
-				w.powerOn()
+				w.PowerOn()
 			}
 			began := time.Time{}
-			w.cluster.twin = func(own string) string {
+			w.Cluster.Twin = func(own string) string {
 				if began.IsZero() {
-					began = w.now
+					began = w.Now
 				}
-				if turn := int(w.now.Sub(began)/tt.every) % 2; (turn == 0) == (tt.first == other) {
+				if turn := int(w.Now.Sub(began)/tt.every) % 2; (turn == 0) == (tt.first == other) {
 					return other
 				}
 				return own
 			}
-			if err := w.boot(); err == nil || !w.said(tt.says) || w.has(member.ReadyMark) != tt.before {
-				t.Fatalf("%v, says Ready: %v\n%s", err, w.has(member.ReadyMark), strings.Join(w.console, "\n"))
+			if err := w.boot(); err == nil || !w.Said(tt.says) || w.Has(member.ReadyMark) != tt.before {
+				t.Fatalf("%v, says Ready: %v\n%s", err, w.Has(member.ReadyMark), strings.Join(w.Console, "\n"))
 			}
-			w.cluster.twin = nil
-			w.powerOn()
+			w.Cluster.Twin = nil
+			w.PowerOn()
 			w.mustBoot()
-			if w.state().Result != ondisk.ResultDone {
-				t.Errorf("result %s", w.state().Result)
+			if w.State().Result != ondisk.ResultDone {
+				t.Errorf("result %s", w.State().Result)
 			}
 		})
 	}
@@ -61,11 +61,11 @@ func TestNodeOfAFormerMachine(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	began := time.Time{}
-	w.cluster.twin = func(own string) string {
+	w.Cluster.Twin = func(own string) string {
 		if began.IsZero() {
-			began = w.now
+			began = w.Now
 		}
-		if w.now.Sub(began) < 8*time.Second {
+		if w.Now.Sub(began) < 8*time.Second {
 			return "00000000000000000000000000000002"
 		}
 		return own

@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
 // onCard is a control-plane node with its address on a card.
@@ -46,8 +47,8 @@ func cardWorld(t *testing.T, masters int) *controlPlane {
 
 // neighbours has the dials to other machines of this network fail as lead says.
 func (m *controlPlane) neighbours(lead func(addr string) error) {
-	dial := m.dials
-	m.dials = func(ctx context.Context, addr string) (net.Conn, error, bool) {
+	dial := m.Dials
+	m.Dials = func(ctx context.Context, addr string) (net.Conn, error, bool) {
 		host, port, _ := net.SplitHostPort(addr)
 		if port != network.GatewayPort && port != configs.EtcdPeerPort || host == "192.0.2.11" || host == "127.0.0.1" {
 			return dial(ctx, addr)
@@ -63,7 +64,7 @@ func (m *controlPlane) neighbours(lead func(addr string) error) {
 }
 
 func (m *controlPlane) usesCard(name string) bool {
-	return strings.Contains(m.get("/etc/systemd/network/20-edgebake-00.network"), "Name="+name)
+	return strings.Contains(m.Get("/etc/systemd/network/20-edgebake-00.network"), "Name="+name)
 }
 
 // TestControlPlaneNetworkSlip: a corrected Site has the address on a card that has no
@@ -82,18 +83,18 @@ func TestControlPlaneNetworkSlip(t *testing.T) {
 				return nil
 			})
 			if !hasAddress {
-				m.link = func() bool { return m.usesCard("eth0") }
+				m.Link = func() bool { return m.usesCard("eth0") }
 			}
 			m.on()
 			if err := m.boot(); err != nil {
-				t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+				t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 			}
-			if !m.usesCard("eth0") || !controlplane.Decided(m.env()) || !m.said("the former ones are back") {
-				t.Errorf("etcd may start: %v\n%s", controlplane.Decided(m.env()), strings.Join(m.console, "\n"))
+			if !m.usesCard("eth0") || !controlplane.Decided(m.Env()) || !m.Said("the former ones are back") {
+				t.Errorf("etcd may start: %v\n%s", controlplane.Decided(m.Env()), strings.Join(m.Console, "\n"))
 			}
 			m.on()
-			if err := m.boot(); err != nil || m.said("the former ones are back") || !m.usesCard("eth0") {
-				t.Errorf("the next boot: %v\n%s", err, strings.Join(m.console, "\n"))
+			if err := m.boot(); err != nil || m.Said("the former ones are back") || !m.usesCard("eth0") {
+				t.Errorf("the next boot: %v\n%s", err, strings.Join(m.Console, "\n"))
 			}
 		})
 	}
@@ -119,7 +120,7 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 			return unreachable
 		}, true},
 		{"the network comes up late, while the former settings are tried", 1, func(m *controlPlane, _ string) error {
-			if !m.usesCard("eth0") && !slices.ContainsFunc(m.console, func(l string) bool { return strings.Contains(l, "former network settings") }) {
+			if !m.usesCard("eth0") && !slices.ContainsFunc(m.Console, func(l string) bool { return strings.Contains(l, "former network settings") }) {
 				return unreachable
 			}
 			return nil
@@ -130,25 +131,25 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 			m := cardWorld(t, tt.masters)
 			m.neighbours(func(addr string) error { return tt.lead(m, addr) })
 			m.on()
-			m.patience = 15 * time.Minute
+			m.Patience = 15 * time.Minute
 			err := m.boot()
-			if tt.masters == 1 && (err != nil || !controlplane.Decided(m.env())) {
-				t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+			if tt.masters == 1 && (err != nil || !controlplane.Decided(m.Env())) {
+				t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 			}
-			if !m.usesCard("eth1") || m.said("the former ones are back") {
-				t.Errorf("console:\n%s", strings.Join(m.console, "\n"))
+			if !m.usesCard("eth1") || m.Said("the former ones are back") {
+				t.Errorf("console:\n%s", strings.Join(m.Console, "\n"))
 			}
-			if network.IsNew(m.env()) == tt.kept {
+			if network.IsNew(m.Env()) == tt.kept {
 				t.Errorf("kept as good: %v", !tt.kept)
 			}
 			// Once etcd may run, nobody touches its network.
-			m.names, m.now = nil, m.now.Add(2*time.Hour)
+			m.Names, m.Now = nil, m.Now.Add(2*time.Hour)
 			m.neighbours(func(string) error { return unreachable })
 			if tt.masters == 1 {
 				if err := m.boot(); err != nil {
 					t.Error(err)
 				}
-				if n := count(m.names, "networkctl reload"); n != 0 {
+				if n := count(m.Names, "networkctl reload"); n != 0 {
 					t.Errorf("the settings were changed %d times while etcd ran", n)
 				}
 			}
@@ -162,13 +163,13 @@ func TestWorkersNetworkComesUpLate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
 	w.mustBoot()
-	w.stamp(ownDev, w.site(address("192.0.2.51")))
-	w.powerOn()
+	w.Stamp(worldtest.OwnDev, w.Site(address("192.0.2.51")))
+	w.PowerOn()
 	tried := false
-	w.link = func() bool { tried = tried || w.has(network.TrialFile); return tried }
+	w.Link = func() bool { tried = tried || w.Has(network.TrialFile); return tried }
 	w.mustBoot()
-	if !w.networkHas("192.0.2.51/24") || w.has(network.TrialFile) || w.said("the former ones are back") {
-		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	if !w.networkHas("192.0.2.51/24") || w.Has(network.TrialFile) || w.Said("the former ones are back") {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -184,13 +185,13 @@ func TestGatewaysOfTheOwnAddress(t *testing.T) {
 		return s
 	}
 	w := nativeWorld(t)
-	w.put("/proc/net/route", `Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
+	w.Put("/proc/net/route", `Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
 eth0	00000000	010200C0	0003	0	0	1024	00000000	0	0	0
 eth0	000200C0	00000000	0001	0	0	0	00FFFFFF	0	0	0
 eth1	000A64C6	FE0A64C6	0003	0	0	0	00FFFFFF	0	0	0
 eth1	006433C6	00000000	0001	0	0	0	00FFFFFF	0	0	0
 `)
-	w.put("/proc/net/ipv6_route", `20010db8000000000000000000000000 40 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001 eth0
+	w.Put("/proc/net/ipv6_route", `20010db8000000000000000000000000 40 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001 eth0
 00000000000000000000000000000000 00 00000000000000000000000000000000 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003 eth0
 00000000000000000000000000000000 00 00000000000000000000000000000000 00 00000000000000000000000000000000 ffffffff 00000001 00000000 00200200 lo
 `)
@@ -205,14 +206,14 @@ eth1	006433C6	00000000	0001	0	0	0	00FFFFFF	0	0	0
 		{site("203.0.113.4", "", ""), nil},
 		{site("2001:db8::11", "", ""), []string{"fe80::1%eth0"}},
 	} {
-		if got := network.GatewaysOf(w.env(), tt.site); !slices.Equal(got, tt.want) {
+		if got := network.GatewaysOf(w.Env(), tt.site); !slices.Equal(got, tt.want) {
 			t.Errorf("%s: %q, expected %q", tt.site.Self().Address, got, tt.want)
 		}
 	}
-	if err := network.NeighbourAnswers(t.Context(), w.env(), site("203.0.113.4", "", "")); err != nil {
+	if err := network.NeighbourAnswers(t.Context(), w.Env(), site("203.0.113.4", "", "")); err != nil {
 		t.Errorf("nobody else is expected: %v", err)
 	}
-	if err := network.NeighbourAnswers(t.Context(), w.env(), site("198.51.100.4", "", "")); err == nil || errors.Is(err, context.Canceled) {
+	if err := network.NeighbourAnswers(t.Context(), w.Env(), site("198.51.100.4", "", "")); err == nil || errors.Is(err, context.Canceled) {
 		t.Errorf("a gateway that is not there answers: %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -29,11 +30,11 @@ func (c resetConn) Write(b []byte) (int, error) { return len(b), nil }
 func TestALongWaitIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	e := w.env()
+	e := w.Env()
 	dial, n := e.Dial, 0
 	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)
-		if err != nil || w.joins == 0 || addr != ownEndpoint {
+		if err != nil || w.Joins == 0 || addr != worldtest.OwnEndpoint {
 			return conn, err
 		}
 		n++
@@ -46,26 +47,26 @@ func TestALongWaitIsSaidOnce(t *testing.T) {
 			Addr: &net.TCPAddr{IP: net.IPv4(10, 103, 97, 2), Port: 6443}, Err: why,
 		}}, nil
 	}
-	w.patience = time.Hour
-	if err := w.run(New(e)); err == nil {
+	w.Patience = time.Hour
+	if err := w.Run(New(e)); err == nil {
 		t.Fatal("the node was Ready")
 	}
 	writes, lines := 0, 0
-	for _, name := range w.names {
+	for _, name := range w.Names {
 		if name == "write "+ondisk.StateFile {
 			writes++
 		}
 	}
-	for _, l := range w.console {
+	for _, l := range w.Console {
 		if strings.Contains(l, hub.ReadyStep) {
 			lines++
 		}
 	}
 	// An attempt lasts three minutes, and as a rule a pause of half a minute follows.
 	if writes > 140 || lines > 60 {
-		t.Errorf("in an hour the state was written %d times, and the console had %d lines\n%s", writes, lines, strings.Join(w.console[max(0, len(w.console)-9):], "\n"))
+		t.Errorf("in an hour the state was written %d times, and the console had %d lines\n%s", writes, lines, strings.Join(w.Console[max(0, len(w.Console)-9):], "\n"))
 	}
-	for _, p := range w.state().Phases {
+	for _, p := range w.State().Phases {
 		if p.Name == hub.ReadyStep && !strings.Contains(p.Waiting+p.Error, "read tcp 10.103.97.2:6443: ") {
 			t.Errorf("the state says of it: %+v", p)
 		}
@@ -77,8 +78,8 @@ func TestALongWaitIsSaidOnce(t *testing.T) {
 func TestWhatAPhaseWaitsForIsSaved(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	e := w.env()
-	saved := func() string { return w.state().Phases[0].Waiting }
+	e := w.Env()
+	saved := func() string { return w.State().Phases[0].Waiting }
 	ran := false
 	check := func(context.Context, *machine.Env) (run.Verdict, error) {
 		if ran {
@@ -116,17 +117,17 @@ func TestWhatAPhaseWaitsForIsSaved(t *testing.T) {
 		Env: e, Sources: func(*machine.Env) string { return "" },
 		First: func() []run.Phase { return []run.Phase{p} }, Rest: func() (run.Node, []run.Phase) { return run.Node{}, nil },
 	}
-	w.patience = time.Hour
-	if err := w.run(r); err != nil {
+	w.Patience = time.Hour
+	if err := w.Run(r); err != nil {
 		t.Error(err)
 	}
 	writes := 0
-	for _, name := range w.names {
+	for _, name := range w.Names {
 		if name == "write "+ondisk.StateFile {
 			writes++
 		}
 	}
 	if writes > 9 {
-		t.Errorf("the state was written %d times: %s", writes, fmt.Sprint(w.names))
+		t.Errorf("the state was written %d times: %s", writes, fmt.Sprint(w.Names))
 	}
 }

@@ -65,6 +65,7 @@ var rooms = map[string][]string{
 	"firstboot/network":      {"configs", "ondisk", "overlays/node", "cluster/api", "firstboot/beneath", "firstboot/machine", "firstboot/member", "firstboot/run"},
 	"firstboot/member":       {"openyurt", "configs", "configs/yamltree", "ondisk", "overlays/node", "cluster/api", "firstboot/machine", "firstboot/run"},
 	"firstboot/host":         {"ondisk", "ondisk/slot", "firstboot/beneath", "firstboot/console", "firstboot/machine"},
+	"firstboot/worldtest":    {"openyurt", "ondisk", "ondisk/slot", "cluster/api", "firstboot/machine", "firstboot/member", "firstboot/run", "test/disktest"},
 	"firstboot/beneath":      {},
 	"firstboot/facts":        {"configs", "overlays/node"},
 	"firstboot/machine":      {"ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/beneath", "firstboot/facts"},
@@ -101,12 +102,12 @@ var doors = map[string][]string{
 	"github.com/distribution/reference":     {"configs"},
 	"aead.dev/minisign":                     {"configs", "ondisk/slot", "cmd/edgebake"},
 	"filippo.io/age":                        {"configs/sealed"},
-	"testing":                               {"test/..."},
+	"testing":                               {"test/...", "firstboot/worldtest"},
 }
 
 // burdens are modules that a binary must not even carry indirectly.
 var burdens = map[string][]string{
-	"cmd/firstboot": {self + "/builder", "k8s.io/client-go", "filippo.io/age", "github.com/diskfs/go-diskfs", "github.com/google/go-containerregistry"},
+	"cmd/firstboot": {self + "/builder", self + "/firstboot/worldtest", "k8s.io/client-go", "filippo.io/age", "github.com/diskfs/go-diskfs", "github.com/google/go-containerregistry"},
 	"cmd/installer": {self + "/builder/fetch", self + "/builder/images", "k8s.io/client-go", "filippo.io/age", "github.com/spf13/cobra", "github.com/google/go-containerregistry"},
 	"cmd/ipvscare":  {self + "/builder", "k8s.io/", "github.com/diskfs/go-diskfs", "github.com/coreos/ignition", "go.yaml.in/"},
 }

@@ -1,4 +1,4 @@
-package firstboot
+package worldtest
 
 import (
 	"context"
@@ -13,13 +13,13 @@ import (
 	"time"
 )
 
-// listener is a server's, in memory: thousands of machines are booted, and each
+// Listener is a server's, in memory: thousands of machines are booted, and each
 // asks its masters a dozen times.
-type listener struct{ *backlog }
+type Listener struct{ *backlog }
 
-// serve serves, by TLS where it is configured, until the test ends.
-func serve(t *testing.T, srv *http.Server) listener {
-	l := listener{&backlog{conns: make(chan net.Conn, 128)}}
+// Serve serves, by TLS where it is configured, until the test ends.
+func Serve(t *testing.T, srv *http.Server) Listener {
+	l := Listener{&backlog{conns: make(chan net.Conn, 128)}}
 	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		if s, ok := c.(*tls.Conn); ok {
 			c = s.NetConn()
@@ -45,10 +45,10 @@ func serve(t *testing.T, srv *http.Server) listener {
 
 type connKey struct{}
 
-// keptAlive breaks the connection that a request came over, where it is not the
+// KeptAlive breaks the connection that a request came over, where it is not the
 // first one there and something is wrong with the way by now: whoever keeps a
 // connection does not dial again.
-func keptAlive(r *http.Request, wrong func(addr string) error) {
+func KeptAlive(r *http.Request, wrong func(addr string) error) {
 	c := r.Context().Value(connKey{}).(*memConn)
 	if c.used && wrong(string(c.local)) != nil {
 		panic(http.ErrAbortHandler) // the connection breaks
@@ -56,8 +56,8 @@ func keptAlive(r *http.Request, wrong func(addr string) error) {
 	c.used = true
 }
 
-// dial reaches the server by an address that it gets to know.
-func (l listener) dial(ctx context.Context, addr string) (net.Conn, error) {
+// Dial reaches the server by an address that it gets to know.
+func (l Listener) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}

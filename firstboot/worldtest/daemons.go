@@ -1,4 +1,4 @@
-package firstboot
+package worldtest
 
 import (
 	"errors"
@@ -14,11 +14,11 @@ import (
 // they are told.
 
 const (
-	resolvedUnit = "systemd-resolved.service"
-	wants        = "/etc/systemd/system/multi-user.target.wants/"
+	ResolvedUnit = "systemd-resolved.service"
+	Wants        = "/etc/systemd/system/multi-user.target.wants/"
 )
 
-func wpaUnit(card string) string { return "wpa_supplicant@" + card + ".service" }
+func WpaUnit(card string) string { return "wpa_supplicant@" + card + ".service" }
 
 // cardOf is the card of a unit of wpa_supplicant; "": it is none.
 func cardOf(unit string) string {
@@ -29,18 +29,18 @@ func cardOf(unit string) string {
 	return strings.TrimSuffix(card, ".service")
 }
 
-func daemon(unit string) bool { return unit == resolvedUnit || cardOf(unit) != "" }
+func daemon(unit string) bool { return unit == ResolvedUnit || cardOf(unit) != "" }
 
-// onDisk is what a daemon would load now.
-func (w *world) onDisk(unit string) (string, error) {
+// OnDisk is what a daemon would load now.
+func (w *World) OnDisk(unit string) (string, error) {
 	if card := cardOf(unit); card != "" {
-		b, err := os.ReadFile(filepath.Join(w.root, "/etc/wpa_supplicant/wpa_supplicant-"+card+".conf"))
+		b, err := os.ReadFile(filepath.Join(w.Root, "/etc/wpa_supplicant/wpa_supplicant-"+card+".conf"))
 		if err != nil {
 			return "", errors.New("the control process exited with error code")
 		}
 		return string(b), nil
 	}
-	files, err := filepath.Glob(filepath.Join(w.root, "/etc/systemd/resolved.conf.d/*.conf"))
+	files, err := filepath.Glob(filepath.Join(w.Root, "/etc/systemd/resolved.conf.d/*.conf"))
 	if err != nil {
 		return "", err
 	}
@@ -56,9 +56,9 @@ func (w *world) onDisk(unit string) (string, error) {
 }
 
 // turnDaemon carries out a verb of systemctl.
-func (w *world) turnDaemon(verb, unit string) error {
-	link := filepath.Join(w.root, wants+unit)
-	runs := w.units[unit] == "active"
+func (w *World) turnDaemon(verb, unit string) error {
+	link := filepath.Join(w.Root, Wants+unit)
+	runs := w.Units[unit] == "active"
 	switch {
 	case verb == "enable":
 		err := os.MkdirAll(filepath.Dir(link), 0o755)
@@ -74,45 +74,45 @@ func (w *world) turnDaemon(verb, unit string) error {
 			return err
 		}
 	case verb == "stop":
-		w.units[unit] = "inactive"
-		delete(w.loaded, unit)
+		w.Units[unit] = "inactive"
+		delete(w.Loaded, unit)
 	case verb == "restart", verb == "start" && !runs, verb == "try-restart" && runs:
-		text, err := w.onDisk(unit)
+		text, err := w.OnDisk(unit)
 		if err != nil {
-			w.units[unit] = "failed"
-			delete(w.loaded, unit)
+			w.Units[unit] = "failed"
+			delete(w.Loaded, unit)
 			return err
 		}
-		w.units[unit], w.started[unit], w.loaded[unit] = "active", w.now, text
+		w.Units[unit], w.Started[unit], w.Loaded[unit] = "active", w.Now, text
 	}
 	return nil
 }
 
 // startDaemons is what a boot starts.
-func (w *world) startDaemons() {
-	w.t.Helper()
-	clear(w.loaded)
-	links, err := filepath.Glob(filepath.Join(w.root, wants+"wpa_supplicant@*"))
+func (w *World) startDaemons() {
+	w.T.Helper()
+	clear(w.Loaded)
+	links, err := filepath.Glob(filepath.Join(w.Root, Wants+"wpa_supplicant@*"))
 	if err == nil {
-		err = w.turnDaemon("start", resolvedUnit)
+		err = w.turnDaemon("start", ResolvedUnit)
 	}
 	if err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 	for _, l := range links {
 		if err := w.turnDaemon("start", filepath.Base(l)); err != nil {
-			fmt.Fprintln(&w.log, "starting", filepath.Base(l), err) // systemd goes on
+			fmt.Fprintln(&w.Log, "starting", filepath.Base(l), err) // systemd goes on
 		}
 	}
 }
 
 // lookup asks the DNS server that resolved uses.
-func (w *world) lookup(host string) (netip.Addr, error) {
-	addr, known := w.zone[host]
+func (w *World) lookup(host string) (netip.Addr, error) {
+	addr, known := w.Zone[host]
 	if !known {
 		return netip.ParseAddr(host)
 	}
-	if w.deadDNS != "" && strings.Contains(w.loaded[resolvedUnit], w.deadDNS) {
+	if w.DeadDNS != "" && strings.Contains(w.Loaded[ResolvedUnit], w.DeadDNS) {
 		return netip.Addr{}, fmt.Errorf("lookup %s: i/o timeout", host)
 	}
 	return netip.ParseAddr(addr)

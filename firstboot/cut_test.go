@@ -1,0 +1,78 @@
+package firstboot
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/edgebake/edgebake/firstboot/worldtest"
+)
+
+// cuttable is a machine whose power is cut: a world, or one around a world.
+type cuttable[M any] interface {
+	cloneWith(t *testing.T, files []worldtest.Entry) M
+	snapshot(t *testing.T, files []worldtest.Entry) [32]byte
+	machine() *world
+}
+
+func (w *world) machine() *world { return w }
+
+// afterCut is what a test does with a machine whose power was cut.
+type afterCut[M any] struct {
+	// next turns the power on again. left are the files of the cut, goesOn boots
+	// what has these files now.
+	next func(t *testing.T, cut M, left []worldtest.Entry, goesOn func(kind string, m M, now []worldtest.Entry))
+	// check looks at a machine that has booted again, said at what was said on one
+	// that need not boot.
+	check func(t *testing.T, m M, when string)
+	said  func(t *testing.T, m M)
+}
+
+// everyCut is how many effects lie between two cuts of the power: with -short, one in
+// four is tried.
+func everyCut() int {
+	if testing.Short() {
+		return 4
+	}
+	return 1
+}
+
+// cutBefore cuts the power of machines like this one before each of so many effects
+// of their first boot. A firstboot that was only killed starts again too. Cuts that
+// leave the very same machine are followed once.
+func cutBefore[M cuttable[M]](t *testing.T, m M, files []worldtest.Entry, count int, after afterCut[M]) {
+	var followed sync.Map
+	for n := 1; n <= count; n += everyCut() {
+		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
+			t.Parallel()
+			cut := m.cloneWith(t, files)
+			cut.machine().CutAt = n
+			// Of the last words (state, report) a failure stops nobody.
+			if err := cut.machine().boot(); err == nil && n < count-3 {
+				t.Fatalf("cut at %d of %d: it went on without power", n, count)
+			}
+			at := cut.machine().Names[len(cut.machine().Names)-1]
+			left := cut.machine().Files()
+			goesOn := func(kind string, m M, now []worldtest.Entry) {
+				when := fmt.Sprintf("%s at %d (%s)", kind, n, at)
+				if other, same := followed.LoadOrStore(m.snapshot(t, now), when); same {
+					t.Logf("%s is as %s", when, other)
+					after.said(t, m)
+					return
+				}
+				if kind == "kill" { // whose power is still to go
+					m = cut.cloneWith(t, left)
+					m.machine().Effects, m.machine().Names = 0, nil
+				}
+				if err := m.machine().boot(); err != nil {
+					t.Errorf("%s: %v\n%s", when, err, strings.Join(m.machine().Console, "\n"))
+					return
+				}
+				after.check(t, m, when)
+			}
+			goesOn("kill", cut, left)
+			after.next(t, cut, left, goesOn)
+		})
+	}
+}
