@@ -2367,24 +2367,6 @@ func TestManifestsThatCannotBeNoted(t *testing.T) {
 	m.wantApplied("in the end")
 }
 
-// An object has one key whatever its contents are, and two where it is listed twice.
-func TestMarkerKeys(t *testing.T) {
-	t.Parallel()
-	all, err := controlplane.ObjectsOf([]manifest.File{{Name: "a.yaml", Text: `{apiVersion: apps/v1, kind: Deployment, metadata: {name: a, namespace: b}}
----
-{apiVersion: apps/v2, kind: Deployment, metadata: {name: a, namespace: b}, spec: {}}
----
-{apiVersion: v1, kind: Namespace, metadata: {name: "system:a"}}
-`}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	keys, alone := controlplane.MarkerKeys(all), controlplane.MarkerKeys(all[1:])
-	if keys[0] == keys[1] || keys[1] == keys[2] || alone[0] != keys[0] || alone[1] != keys[2] {
-		t.Errorf("%q, without the first %q", keys, alone)
-	}
-}
-
 // TestPublishedDNS: CoreDNS that is there is none of kubeadm's business, and half of
 // it is made anew.
 func TestPublishedDNS(t *testing.T) {

@@ -717,34 +717,6 @@ func TestResetKilled(t *testing.T) {
 	}
 }
 
-func TestRegisterFlags(t *testing.T) {
-	t.Parallel()
-	edge := openyurt.Labels("shanghai", false)
-	const both = openyurt.LabelNodePool + "=shanghai," + openyurt.LabelEdgeWorker + "=true"
-	for _, tc := range []struct {
-		args   string
-		labels map[string]string
-		want   string
-	}{
-		{"", edge, " --node-labels=" + both},
-		{"--a=b ", edge, "--a=b --node-labels=" + both},
-		{"--a=b --node-labels=zone=north --c=d", edge, "--a=b --node-labels=zone=north," + both + " --c=d"},
-		{"--node-labels=" + both + ",zone=north --c=d", edge, "--node-labels=" + both + ",zone=north --c=d"},
-		{"--node-labels=" + openyurt.LabelNodePool + "=beijing,zone=north", edge, "--node-labels=zone=north," + both},
-		{"--a=b --node-labels=" + both + " --c=d", nil, "--a=b --c=d"},
-		{"--node-labels=zone=north," + both, nil, "--node-labels=zone=north"},
-		{"--node-labels=zone=north --a=b --node-labels=rack=7", edge, "--node-labels=zone=north,rack=7," + both + " --a=b"},
-		{"--node-labels=" + openyurt.LabelNodePool + "=shanghai," + openyurt.LabelNodePool + "=shanghai", edge, "--node-labels=" + both},
-		{"--a=b --node-labels=" + openyurt.LabelNodePool + "=shanghai --node-labels=" + openyurt.LabelEdgeWorker + "=true --c=d", nil, "--a=b --c=d"},
-		{"--a=b --node-labels=zone=north", nil, "--a=b --node-labels=zone=north"},
-		{"--a=b", nil, "--a=b"},
-	} {
-		if got := hub.RegisterFlags(tc.args, tc.labels); got != tc.want {
-			t.Errorf("%q, %v: %q, want %q", tc.args, tc.labels, got, tc.want)
-		}
-	}
-}
-
 // TestResetThenJoinUnderAnotherName: a new site joins the machine again, and
 // what was baked is still there.
 func TestResetThenJoinUnderAnotherName(t *testing.T) {

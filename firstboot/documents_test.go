@@ -1,14 +1,12 @@
 package firstboot
 
 import (
-	"errors"
 	"maps"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/firstboot/controlplane"
 )
 
@@ -173,24 +171,6 @@ func TestKubeProxyDiffers(t *testing.T) {
 		notes := strings.Join(m.State().Notes, "\n")
 		if strings.Contains(notes, "(mode is iptables, nftables in the Site)") != differs || strings.Contains(strings.Join(m.inits, "\n"), "addon") {
 			t.Errorf("notes %q, kubeadm ran %q", notes, m.inits)
-		}
-	}
-}
-
-func TestLacking(t *testing.T) {
-	t.Parallel()
-	const site = "mode: ipvs\niptables: {syncPeriod: 1h, masqueradeAll: false}\nipvs: {excludeCIDRs: [10.0.0.1/32]}\nfeatureGates: {A: true}\n"
-	for has, want := range map[string]string{
-		"mode: ipvs\niptables: {syncPeriod: 1h0m0s}\nipvs: {excludeCIDRs: [10.0.0.2/32, 10.0.0.1/32]}\nfeatureGates: {A: true, B: false}\noomScoreAdj: null\n": "",
-		"mode: \"\"\niptables: {syncPeriod: 30s, masqueradeAll: true}\nipvs: {excludeCIDRs: null}\n": "featureGates.A is not set, true in the Site; iptables.masqueradeAll is true, false in the Site; " +
-			"iptables.syncPeriod is 30s, 1h in the Site; ipvs.excludeCIDRs is not set, [10.0.0.1/32] in the Site; mode is not set, ipvs in the Site",
-	} {
-		var s, h map[string]any
-		if err := errors.Join(yamltree.Unmarshal([]byte(site), &s), yamltree.Unmarshal([]byte(has), &h)); err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.Join(controlplane.Lacking("", s, h), "; "); got != want {
-			t.Errorf("%s\ngot  %q\nwant %q", has, got, want)
 		}
 	}
 }

@@ -26,9 +26,9 @@ import (
 // what is uploaded, as long as nobody else has changed that.
 
 const (
-	KubeadmConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config"
-	KubeletConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubelet-config"
-	ProxyConfigMap   = "/api/v1/namespaces/kube-system/configmaps/kube-proxy"
+	kubeadmConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config"
+	kubeletConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubelet-config"
+	proxyConfigMap   = "/api/v1/namespaces/kube-system/configmaps/kube-proxy"
 	// DocumentsKey is the annotation of kubeadm-config that names the documents that were
 	// uploaded last; uploadedKey, what the ConfigMaps were then. uploadingKey is there from
 	// before an upload until it is complete, and names its documents.
@@ -66,7 +66,7 @@ func readUploaded(ctx context.Context, c *api.Client) (uploaded, error) {
 		} `json:"metadata"`
 		Data map[string]string `json:"data"`
 	}
-	for path, into := range map[string]any{KubeadmConfigMap: &cluster, KubeletConfigMap: &kubelet} {
+	for path, into := range map[string]any{kubeadmConfigMap: &cluster, kubeletConfigMap: &kubelet} {
 		if err := c.Get(ctx, path, into); err != nil && api.Code(err) != 404 {
 			return uploaded{}, fmt.Errorf("reading the cluster's configuration: %w", err)
 		}
@@ -80,7 +80,7 @@ func readUploaded(ctx context.Context, c *api.Client) (uploaded, error) {
 
 // annotate sets annotations of kubeadm-config; nil removes one.
 func annotate(ctx context.Context, c *api.Client, annotations map[string]any) error {
-	err := c.MergePatch(ctx, KubeadmConfigMap, map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	err := c.MergePatch(ctx, kubeadmConfigMap, map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	if err != nil {
 		return fmt.Errorf("noting which of kubeadm's documents are uploaded: %w", err)
 	}
@@ -198,7 +198,7 @@ func proxyDifferences(ctx context.Context, e *machine.Env, site *configs.Site) (
 	var there struct {
 		Data map[string]string `json:"data"`
 	}
-	if err := c.Get(ctx, ProxyConfigMap, &there); api.Code(err) == 404 {
+	if err := c.Get(ctx, proxyConfigMap, &there); api.Code(err) == 404 {
 		return nil, nil // something else replaces kube-proxy
 	} else if err != nil {
 		return nil, err
@@ -212,19 +212,19 @@ func proxyDifferences(ctx context.Context, e *machine.Env, site *configs.Site) (
 	}
 	delete(want, "apiVersion") // an upgrade may change it
 	delete(want, "kind")
-	return Lacking("", want, has), nil
+	return lacking("", want, has), nil
 }
 
-// Lacking lists the fields of want that has lacks, or has with other values. Further
+// lacking lists the fields of want that has lacks, or has with other values. Further
 // fields and further items of a list do not count; a field that is absent has its zero
 // value.
-func Lacking(field string, want, has any) []string {
+func lacking(field string, want, has any) []string {
 	switch w := want.(type) {
 	case map[string]any:
 		h, _ := has.(map[string]any)
 		var all []string
 		for _, key := range slices.Sorted(maps.Keys(w)) {
-			all = append(all, Lacking(strings.TrimPrefix(field+"."+key, "."), w[key], h[key])...)
+			all = append(all, lacking(strings.TrimPrefix(field+"."+key, "."), w[key], h[key])...)
 		}
 		return all
 	case []any:

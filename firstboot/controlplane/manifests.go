@@ -26,12 +26,12 @@ const (
 	// ClusterManifests are the manifests that are still to be applied, packed.
 	ClusterManifests = ondisk.StateDir + "/cluster-manifests"
 	// appliedMarker is the ConfigMap that says, to all control-plane nodes, which
-	// objects are applied: each has a key. All are where it has no ApplyingLabel. The
+	// objects are applied: each has a key. All are where it has no applyingLabel. The
 	// cluster's birth makes it; where it is missing later, the cluster is older than what
 	// this machine has of it, and only missing objects are created: applyMissing.
 	appliedMarker     = "edgebake-manifests"
-	AppliedMarkerPath = "/api/v1/namespaces/kube-system/configmaps/" + appliedMarker
-	ApplyingLabel     = "edgebake.io/applying"
+	appliedMarkerPath = "/api/v1/namespaces/kube-system/configmaps/" + appliedMarker
+	applyingLabel     = "edgebake.io/applying"
 	applyAll          = "true"
 	applyMissing      = "missing"
 	// applyInterval is between two tries.
@@ -78,11 +78,11 @@ func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *co
 		return run.NeedsPerson(fmt.Errorf("reading the Cluster's manifests (%s): %w", ClusterManifests, err),
 			"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 	}
-	all, err := ObjectsOf(manifests)
+	all, err := objectsOf(manifests)
 	if err != nil {
 		return err
 	}
-	keys, left, own := MarkerKeys(all), len(all), map[string]bool{}
+	keys, left, own := markerKeys(all), len(all), map[string]bool{}
 	e.Waiting("%d objects of the Cluster's manifests to be applied", left)
 	err = e.Retry(ctx, applyInterval, func() error {
 		var err error
@@ -97,7 +97,7 @@ func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *co
 	})
 	if err != nil {
 		return run.Advise(fmt.Errorf("%d of %d objects of the Cluster's manifests are not applied: %w", left, len(all), err),
-			"what waits for a webhook is applied once a node runs its pod; else apply corrected manifests yourself (`kubectl apply`), and end this with `kubectl -n kube-system label configmap "+appliedMarker+" "+ApplyingLabel+"-`")
+			"what waits for a webhook is applied once a node runs its pod; else apply corrected manifests yourself (`kubectl apply`), and end this with `kubectl -n kube-system label configmap "+appliedMarker+" "+applyingLabel+"-`")
 	}
 	return nil
 }
@@ -133,24 +133,24 @@ func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []ap
 			}
 			own[keys[i]] = true
 		}
-		if err := c.MergePatch(ctx, AppliedMarkerPath, map[string]any{"data": map[string]string{keys[i]: o.ID()}}); err != nil {
+		if err := c.MergePatch(ctx, appliedMarkerPath, map[string]any{"data": map[string]string{keys[i]: o.ID()}}); err != nil {
 			return len(all) - i + left, fmt.Errorf("noting that %s is applied: %w", o.Where, err)
 		}
 	}
 	if len(errs) > 0 {
 		return left, errors.Join(errs...)
 	}
-	err := c.MergePatch(ctx, AppliedMarkerPath, map[string]any{"metadata": map[string]any{"labels": map[string]any{ApplyingLabel: nil}}})
+	err := c.MergePatch(ctx, appliedMarkerPath, map[string]any{"metadata": map[string]any{"labels": map[string]any{applyingLabel: nil}}})
 	if err != nil {
 		return 0, fmt.Errorf("noting that the Cluster's manifests are applied: %w", err)
 	}
 	return 0, nil
 }
 
-// MarkerKeys are the objects' keys in the marker. They name the object and not its
+// markerKeys are the objects' keys in the marker. They name the object and not its
 // contents: one that is there was applied, and is the cluster's since. One that the
 // manifests have twice has two.
-func MarkerKeys(all []api.Object) []string {
+func markerKeys(all []api.Object) []string {
 	keys, seen := make([]string, len(all)), map[string]int{}
 	for i, o := range all {
 		id := o.ID()
@@ -161,8 +161,8 @@ func MarkerKeys(all []api.Object) []string {
 	return keys
 }
 
-// ObjectsOf are the objects of manifests, in their order.
-func ObjectsOf(manifests []manifest.File) ([]api.Object, error) {
+// objectsOf are the objects of manifests, in their order.
+func objectsOf(manifests []manifest.File) ([]api.Object, error) {
 	var all []api.Object
 	for _, m := range manifests {
 		objects, err := api.Objects(m.Name, []byte(m.Text))
@@ -191,14 +191,14 @@ func readMarker(ctx context.Context, c *api.Client) (marker, error) {
 		} `json:"metadata"`
 		Data map[string]string `json:"data"`
 	}
-	err := c.Get(ctx, AppliedMarkerPath, &o)
+	err := c.Get(ctx, appliedMarkerPath, &o)
 	if api.Code(err) == 404 {
 		return marker{}, nil
 	}
 	if err != nil {
 		return marker{}, fmt.Errorf("asking which of the Cluster's manifests are applied: %w", err)
 	}
-	mode, applying := o.Metadata.Labels[ApplyingLabel]
+	mode, applying := o.Metadata.Labels[applyingLabel]
 	return marker{true, applying, mode == applyMissing, o.Data}, nil
 }
 
@@ -209,7 +209,7 @@ func madeMarker(ctx context.Context, c *api.Client, site *configs.Site, mode str
 	if err != nil || m.exists {
 		return m, err
 	}
-	objects, err := api.Objects("the marker", fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": %q, "namespace": "kube-system", "labels": {%q: %q}}, "data": {"cluster": %q}}`, appliedMarker, ApplyingLabel, mode, site.ControlPlane.ID))
+	objects, err := api.Objects("the marker", fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": %q, "namespace": "kube-system", "labels": {%q: %q}}, "data": {"cluster": %q}}`, appliedMarker, applyingLabel, mode, site.ControlPlane.ID))
 	if err == nil {
 		err = c.CreateAll(ctx, objects)
 	}

@@ -115,7 +115,7 @@ func PublishPhase(active *site.Active) run.Phase {
 			if err != nil {
 				return fmt.Errorf("reading the objects of the Site: %w", err)
 			}
-			objects, err := ObjectsOf(append(tokens, manifest.File{Name: "cluster-info's rules", Text: clusterInfoRules}))
+			objects, err := objectsOf(append(tokens, manifest.File{Name: "cluster-info's rules", Text: clusterInfoRules}))
 			if err != nil {
 				return err
 			}

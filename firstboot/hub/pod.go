@@ -40,7 +40,7 @@ func PodJoinPhase(active *site.Active) run.Phase {
 					return run.Todo, err
 				}
 				flags := e.Contents(member.KubeadmFlags)
-				if e.Exists(kubeadm.KubeletRestart) || string(Registering(flags, labels)) != string(flags) {
+				if e.Exists(kubeadm.KubeletRestart) || string(registering(flags, labels)) != string(flags) {
 					return run.Todo, nil // the site names another pool since
 				}
 				return run.Done, nil

@@ -31,8 +31,8 @@ import (
 const (
 	PortsUnit      = "edgebake-yurthub-ports.service"
 	PortsTimer     = "edgebake-yurthub-ports.timer"
-	PortsUnitFile  = "/etc/systemd/system/" + PortsUnit
-	PortsTimerFile = "/etc/systemd/system/" + PortsTimer
+	portsUnitFile  = "/etc/systemd/system/" + PortsUnit
+	portsTimerFile = "/etc/systemd/system/" + PortsTimer
 	portsTable     = "edgebake_yurthub"
 	// PortsKubelet holds a kubelet that runs yurthub as a static pod.
 	PortsKubelet = "/etc/systemd/system/kubelet.service.d/20-edgebake-yurthub-ports.conf"
@@ -104,14 +104,14 @@ type Ports struct {
 
 func (h hub) ports() Ports { return Ports{Open: h.openPort, Clients: h.clients, pod: h.IsPod()} }
 
-// PortFiles are the rules and what keeps them in the kernel. nftables.service flushes
+// portFiles are the rules and what keeps them in the kernel. nftables.service flushes
 // all rules when it starts or is reloaded, those of others as well: its start loads
 // these again at once, the timer after a reload and after anything else, with a line in
 // the journal. kube-proxy flushes only its own tables.
-func PortFiles(p Ports) map[string][]byte {
+func portFiles(p Ports) map[string][]byte {
 	files := map[string][]byte{
 		NFTFile: PortRules(p),
-		PortsUnitFile: []byte(`# Written by firstboot.
+		portsUnitFile: []byte(`# Written by firstboot.
 [Unit]
 Description=Close the ports of yurthub to other machines and users
 After=nftables.service firewalld.service
@@ -126,7 +126,7 @@ LogLevelMax=notice
 [Install]
 WantedBy=multi-user.target nftables.service firewalld.service
 `),
-		PortsTimerFile: []byte(`# Written by firstboot.
+		portsTimerFile: []byte(`# Written by firstboot.
 [Unit]
 Description=Keep the ports of yurthub closed to other machines and users
 
@@ -148,7 +148,7 @@ WantedBy=timers.target
 // closePorts puts the rules in the kernel, and what keeps them there. Yurthub
 // does not start before, at this boot and at later ones.
 func closePorts(ctx context.Context, e *machine.Env, p Ports) error {
-	files := PortFiles(p)
+	files := portFiles(p)
 	wrote := false
 	for _, path := range slices.Sorted(maps.Keys(files)) {
 		did, err := e.Write(path, files[path], machine.Mode(0o644))
@@ -205,7 +205,7 @@ func OpenPorts(ctx context.Context, e *machine.Env) error {
 			return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
 		}
 	}
-	if e.Exists(PortsTimerFile) {
+	if e.Exists(portsTimerFile) {
 		for _, step := range [][2]string{{"stop", PortsTimer}, {"disable", PortsTimer}, {"disable", PortsUnit}} {
 			if err := e.Unit(ctx, step[0], step[1]); err != nil {
 				return fmt.Errorf("removing the rules for yurthub's ports: %w", err)

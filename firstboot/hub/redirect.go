@@ -33,17 +33,17 @@ func plainLists(ctx context.Context, e *machine.Env, version string) (string, er
 	return gate, nil
 }
 
-// RedirectFlags adds to kubeadm-flags.env what turns kubelet to yurthub.
-func RedirectFlags(env []byte, gate string, labels map[string]string) ([]byte, error) {
-	env = DirectFlags(env)
+// redirectFlags adds to kubeadm-flags.env what turns kubelet to yurthub.
+func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, error) {
+	env = directFlags(env)
 	if !member.KubeadmArgs.Match(env) {
 		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", member.KubeadmFlags)
 	}
-	return kubeadm.EachArgs(env, func(args string) string { return openyurt.Turn(RegisterFlags(args, labels), gate) }), nil
+	return kubeadm.EachArgs(env, func(args string) string { return openyurt.Turn(registerFlags(args, labels), gate) }), nil
 }
 
-// DirectFlags takes it out again.
-func DirectFlags(env []byte) []byte {
+// directFlags takes it out again.
+func directFlags(env []byte) []byte {
 	return kubeadm.EachArgs(env, func(args string) string {
 		for {
 			rest, turned := openyurt.Unturn(args)
@@ -64,10 +64,10 @@ func givenLabels(args string) []string {
 	return out
 }
 
-// RegisterFlags has kubelet register its Node with these labels of OpenYurt's,
+// registerFlags has kubelet register its Node with these labels of OpenYurt's,
 // or with neither: they hold when the Node was deleted, and only then. Kubeadm
 // wrote down those of the day of the join.
-func RegisterFlags(args string, labels map[string]string) string {
+func registerFlags(args string, labels map[string]string) string {
 	var kept []string
 	right, seen := map[string]bool{}, 0
 	for _, l := range givenLabels(args) {
@@ -105,9 +105,9 @@ func RegisterFlags(args string, labels map[string]string) string {
 	return out
 }
 
-// Registering is kubeadm-flags.env with these labels.
-func Registering(env []byte, labels map[string]string) []byte {
-	return kubeadm.EachArgs(env, func(args string) string { return RegisterFlags(args, labels) })
+// registering is kubeadm-flags.env with these labels.
+func registering(env []byte, labels map[string]string) []byte {
+	return kubeadm.EachArgs(env, func(args string) string { return registerFlags(args, labels) })
 }
 
 // register restarts kubelet with these labels.
@@ -116,7 +116,7 @@ func register(ctx context.Context, e *machine.Env, labels map[string]string) err
 	if err != nil {
 		return fmt.Errorf("having kubelet register with the Site's labels: %w", err)
 	}
-	return kubeadm.RestartFor(ctx, e, "having kubelet register with the Site's labels", kubeadm.Writing(member.KubeadmFlags, Registering(flags, labels), 0o644))
+	return kubeadm.RestartFor(ctx, e, "having kubelet register with the Site's labels", kubeadm.Writing(member.KubeadmFlags, registering(flags, labels), 0o644))
 }
 
 // RedirectPhase turns kubelet to yurthub, and has it register as what labels
@@ -133,7 +133,7 @@ func RedirectPhase(kubernetes string, labels map[string]string) run.Phase {
 			if err != nil {
 				return run.Todo, err
 			}
-			if want, err := RedirectFlags(flags, gate, labels); err != nil || string(want) != string(flags) {
+			if want, err := redirectFlags(flags, gate, labels); err != nil || string(want) != string(flags) {
 				return run.Todo, nil // what is wrong with them is said when they are written
 			}
 			if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
@@ -162,7 +162,7 @@ func redirect(ctx context.Context, e *machine.Env, kubernetes string, labels map
 	if err != nil {
 		return err
 	}
-	flags, err = RedirectFlags(flags, gate, labels)
+	flags, err = redirectFlags(flags, gate, labels)
 	if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func direct(ctx context.Context, e *machine.Env, labels map[string]string) error
 	if err != nil {
 		return fmt.Errorf("turning kubelet from yurthub: %w", err)
 	}
-	flags = Registering(DirectFlags(flags), labels)
+	flags = registering(directFlags(flags), labels)
 	return kubeadm.RestartFor(ctx, e, "turning kubelet from yurthub",
 		kubeadm.Writing(member.KubeadmFlags, flags, 0o644), func(e *machine.Env) error { return e.Remove(openyurt.KubeletConf) })
 }

@@ -17,7 +17,7 @@ import (
 // it is removed. Both removing and looking whether anything is left use these
 // lists: what a removal that was cut off has not reached is found.
 var (
-	portsLeavings = []string{PortsKubelet, PortsTimerFile, PortsUnitFile, NFTFile} // by OpenPorts
+	portsLeavings = []string{PortsKubelet, portsTimerFile, portsUnitFile, NFTFile} // by OpenPorts
 	unitLeavings  = []string{EnvFile, hubKept, DropinFile, openyurt.Dropin, hubSysctl, hubRestart}
 	ownLeavings   = append([]string{openyurt.Manifest, member.HubBootstrap, openyurt.KubeletConf}, openyurt.Identities()...)
 	hubLeavings   = slices.Concat(portsLeavings, unitLeavings, ownLeavings, []string{UnitFile})
@@ -41,7 +41,7 @@ func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo)
 		return fmt.Errorf("stopping yurthub: %w", err)
 	}
 	// Its units, which may be baked and stay, are loaded with these.
-	loaded := slices.ContainsFunc([]string{PortsTimerFile, PortsUnitFile, DropinFile, openyurt.Dropin}, e.Exists)
+	loaded := slices.ContainsFunc([]string{portsTimerFile, portsUnitFile, DropinFile, openyurt.Dropin}, e.Exists)
 	if err := OpenPorts(ctx, e); err != nil {
 		return err
 	}

@@ -91,7 +91,7 @@ func (r *reversion) direct() run.Phase {
 		Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			flags := e.Contents(member.KubeadmFlags)
-			if e.Exists(kubeadm.KubeletRestart) || e.Exists(openyurt.KubeletConf) || member.Redirected(e) || string(Registering(flags, nil)) != string(flags) {
+			if e.Exists(kubeadm.KubeletRestart) || e.Exists(openyurt.KubeletConf) || member.Redirected(e) || string(registering(flags, nil)) != string(flags) {
 				return run.Todo, nil
 			}
 			return run.Done, nil

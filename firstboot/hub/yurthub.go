@@ -112,7 +112,7 @@ func (h hub) through(withEndpoint bool) hub {
 
 // hubFiles is what lies on the disk for yurthub.
 func hubFiles(h hub) map[string][]byte {
-	files := PortFiles(h.ports())
+	files := portFiles(h.ports())
 	if h.IsPod() {
 		files[openyurt.Manifest] = h.PodManifest()
 		return files

@@ -167,7 +167,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	}
 	// Those of a trial that was cut off may be in the file too.
 	ours := member.Union(former, j.TryingArgs)
-	next := WithArgs(flags, ours, want)
+	next := withArgs(flags, ours, want)
 	changed := changedArgs(ours, want)
 	if changed == "" {
 		changed = "config-dir" // its files alone
@@ -198,7 +198,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 		return bad
 	}
 	e.Log.Warn("kubelet does not come up with the Site's arguments, and gets the former ones back", "changed", changed, "error", bad)
-	if err := restartWith(ctx, e, WithArgs(next, member.Union(ours, want), former)); err != nil {
+	if err := restartWith(ctx, e, withArgs(next, member.Union(ours, want), former)); err != nil {
 		return err
 	}
 	// Once a boot: kubelet is not restarted for it all the time.
@@ -220,9 +220,9 @@ func restartWith(ctx context.Context, e *machine.Env, flags []byte) error {
 	return kubeadm.RestartFor(ctx, e, "giving kubelet the Site's arguments", kubeadm.Writing(member.KubeadmFlags, flags, 0o644))
 }
 
-// WithArgs is kubeadm-flags.env with arguments that changed from before to
+// withArgs is kubeadm-flags.env with arguments that changed from before to
 // after. What turns kubelet to yurthub stays as it is, at the end.
-func WithArgs(env []byte, before, after map[string]string) []byte {
+func withArgs(env []byte, before, after map[string]string) []byte {
 	return kubeadm.EachArgs(env, func(args string) string {
 		args, tail := openyurt.Unturn(args)
 		var kept []string

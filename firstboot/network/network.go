@@ -70,7 +70,7 @@ func Phase(site *configs.Site) run.Phase {
 			if away != nil && (!member.EnrolledOrEarly(e) || MayTry(e)) {
 				return run.Todo, nil
 			}
-			src, err := PresentAddr(ctx, e, site)
+			src, err := presentAddr(ctx, e, site)
 			if away != nil {
 				// Offline: a member of the cluster waits for nobody. ipvscare may know API
 				// servers all the same, by a name that DNS does not tell any more for
@@ -103,7 +103,7 @@ func Phase(site *configs.Site) run.Phase {
 			if found.Err != nil {
 				return found.Err
 			}
-			src, err := PresentAddr(ctx, e, site)
+			src, err := presentAddr(ctx, e, site)
 			if err != nil {
 				src, err = firstAddr(ctx, e, site)
 			}
@@ -115,11 +115,11 @@ func Phase(site *configs.Site) run.Phase {
 	}
 }
 
-// PresentAddr is the node's address of today, for as long as the machine has it on
+// presentAddr is the node's address of today, for as long as the machine has it on
 // the way to any API server. A machine with two cards may have one address on the way
 // to one API server and another on the way to another: which of them answers first
 // must not tell its address.
-func PresentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
+func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	present, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("reading this node's address in /etc/hosts: %w", err)

@@ -27,7 +27,7 @@ type admitted struct {
 	Omitted []string
 }
 
-// Admit decides what a machine takes of the site on a stick, which anybody may
+// admit decides what a machine takes of the site on a stick, which anybody may
 // plug in. old is its active Site; nil: it cannot be read any more.
 // signed says that a key which the Image names has signed next.
 //
@@ -38,7 +38,7 @@ type admitted struct {
 // (users, keys, Ignition), that leads it to another cluster (pins, CA), that changes
 // what runs on it (arguments, labels, pools, the proxy that images come through), or
 // that could move its clock past the end of its certificate (time servers).
-func Admit(policy string, joined, signed bool, old, next *configs.Site) admitted {
+func admit(policy string, joined, signed bool, old, next *configs.Site) admitted {
 	switch {
 	case policy == ondisk.SitesNever:
 		return admitted{}
@@ -138,7 +138,7 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 	if old != nil {
 		site = old.Site
 	}
-	got := Admit(image.Removable, member.HasJoined(e), unsigned == nil, site, next)
+	got := admit(image.Removable, member.HasJoined(e), unsigned == nil, site, next)
 	switch {
 	case got.Site == nil:
 		return nil, notAdmitted(image)

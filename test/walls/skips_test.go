@@ -17,7 +17,7 @@ var skips = map[string]string{
 	"builder/disk/ext4/ext4_test.go":   "two long parts, with -short, which CI does not say",
 	"builder/memory_test.go":           "with -short",
 	"firstboot/apply/ignition_test.go": "with -short",
-	"firstboot/ports_test.go":          "the other end of a test is none by itself",
+	"firstboot/hub/ports_test.go":      "the other end of a test is none by itself",
 	"packaging/packaging_test.go":      "all architectures and go install, which are the nightly's",
 	"test/desk/desk.go":                "at a desk only",
 	"test/e2e/e2e_test.go":             "with -short, and long runs are the nightly's",
