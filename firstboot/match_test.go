@@ -139,11 +139,11 @@ func TestANeighboursRepair(t *testing.T) {
 		w := nativeWorld(t)
 		w.mustBoot()
 		w.admits(ondisk.SitesRepair)
-		w.plug(strings.Replace(w.site("network: {dns: [192.0.2.123]}"), "edge-{{.Serial}}", "'"+c.nodeName+"'", 1))
-		w.powerOn()
+		w.plug(strings.Replace(w.Site("network: {dns: [192.0.2.123]}"), "edge-{{.Serial}}", "'"+c.nodeName+"'", 1))
+		w.PowerOn()
 		w.mustBoot()
-		if strings.Contains(w.slotSite(ownDev), "192.0.2.123") != c.taken || w.said("stick /dev/sdb1 is not taken: this machine is enrolled as edge-sn0042, the Site calls it other") == c.taken {
-			t.Errorf("%s: %s\n%s", c.nodeName, w.slotSite(ownDev), strings.Join(w.console, "\n"))
+		if strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") != c.taken || w.Said("stick /dev/sdb1 is not taken: this machine is enrolled as edge-sn0042, the Site calls it other") == c.taken {
+			t.Errorf("%s: %s\n%s", c.nodeName, w.SlotSite(worldtest.OwnDev), strings.Join(w.Console, "\n"))
 		}
 	}
 }
