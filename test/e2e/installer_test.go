@@ -109,7 +109,7 @@ func TestInstallerNetboot(t *testing.T) {
 }
 
 // The same by HTTPS: firmware and installer accept a server of the CA that they were
-// given.
+// given, and firmware starts nothing of another.
 func TestInstallerNetbootHTTPS(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -118,6 +118,17 @@ func TestInstallerNetbootHTTPS(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.installsFromNet(ca)
+	other, err := lab.NewHTTPSAuthority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm := w.start(lab.VMConfig{Name: "net2", Image: w.blank("net2.raw", 8<<30), Disk: 8 << 30, NetBoot: true, HTTPSCAs: w.written("others.esl", other.List)})
+	w.expect(vm, 0, `Start HTTP Boot`)
+	w.expect(vm, 0, `(?i)No bootable option|failed to (load|start) Boot.*HTTP|Unable to establish`)
+	if said := vm.Serial.Tail(1000); strings.Contains(said, "edgebake: ") {
+		t.Errorf("it booted from a server that it does not know:\n%s", said)
+	}
+	vm.Cut()
 }
 
 // installsFromNet installs a machine from the network, by HTTPS with a CA.
