@@ -99,12 +99,12 @@ func (in Input) From() string {
 	}
 	_ = json.Unmarshal(in.Recipe, &r) // an older one may have other fields; some have none
 	switch {
+	case in.Make == "agent":
+		return "edgebake's own"
 	case len(in.Fetch) > 0:
 		return in.Fetch[0]
 	case in.File != "":
 		return in.File
-	case in.Make == "agent":
-		return "edgebake's own"
 	case in.Make == "go":
 		return r.Module + " " + r.Version
 	case in.Make == "mmdebstrap":

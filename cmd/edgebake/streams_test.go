@@ -53,7 +53,7 @@ func TestOneMeaningOfOutput(t *testing.T) {
 		}
 		if complete, ok := c.GetFlagCompletionFunc("output"); ok && strings.HasPrefix(f.Usage, "form of the output") {
 			offered, directive := complete(c, nil, "")
-			if !slices.Equal(offered, []string{"text", "json"}) || directive != cobra.ShellCompDirectiveNoFileComp {
+			if !slices.Equal(offered, []string{"text", "json", "yaml"}) || directive != cobra.ShellCompDirectiveNoFileComp {
 				t.Errorf("%s: -o offers %q", c.CommandPath(), offered)
 			}
 			seen["form"] = append(seen["form"], c.Name())
