@@ -112,7 +112,7 @@ func TestUploadThatWasCutOff(t *testing.T) {
 	for name, interrupt := range map[string]func(c *controlPlane){
 		"before the upload":         func(c *controlPlane) { c.cutBefore("kubeadm uploads ClusterConfiguration") },
 		"within the upload":         func(c *controlPlane) { c.cutBefore("kubeadm uploads kubelet") },
-		"the cluster takes no note": func(c *controlPlane) { c.Cluster.NoNotes, c.Patience = true, time.Minute },
+		"the cluster takes no note": func(c *controlPlane) { c.Cluster.NoDocuments, c.Patience = true, time.Minute },
 		"before this machine's":     func(c *controlPlane) { c.cutBefore("write " + controlplane.DocumentsMark) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -123,7 +123,7 @@ func TestUploadThatWasCutOff(t *testing.T) {
 			if err := c.boot(); err == nil {
 				t.Fatal("it was not cut off")
 			}
-			c.Cluster.NoNotes, c.CutAt, c.Before, c.Patience = false, 0, nil, m.Patience
+			c.Cluster.NoDocuments, c.CutAt, c.Before, c.Patience = false, 0, nil, m.Patience
 			c.on()
 			c.bootDone()
 			if notes := c.State().Notes; len(notes) > 0 || c.Has(controlplane.DocumentsFile) || len(c.Cluster.Annotations) != 2 {

@@ -139,6 +139,8 @@ type Cluster struct {
 	Marker     map[string]string
 	markerMode string
 	NoNotes    bool
+	// NoDocuments refuses the note of the documents that were uploaded.
+	NoDocuments bool
 	// Configs are what kubeadm has uploaded, annotations those of kubeadm-config.
 	Configs, Annotations map[string]string
 	Summary              string // what kubelet of m2 says of its machine
@@ -558,7 +560,7 @@ func (c *Cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			if err := json.NewDecoder(r.Body).Decode(&patch); err != nil || r.URL.Path != kubeadmConfigMap {
 				c.T.Errorf("%s is changed (%v)", r.URL.Path, err)
 			}
-			if c.NoNotes && patch.Metadata.Annotations[documentsKey] != nil {
+			if c.NoDocuments && patch.Metadata.Annotations[documentsKey] != nil {
 				http.Error(w, `{"message":"etcd is busy"}`, http.StatusServiceUnavailable)
 				return
 			}
