@@ -97,7 +97,7 @@ e2e: need-go ## all of the long tests: every kind of node boots and joins, real 
 	@bin/report -count=1 -v -p 1 -timeout 2h $(GUESTS) $(LONG)
 
 race: need-go ## tests of the most concurrent packages under the race detector (needs a C compiler)
-	@go test -race -p 1 -timeout 2h ./ipvs ./cluster ./builder/disk ./builder/fetch ./firstboot
+	@go test -race -p 1 -timeout 2h ./ipvs/... ./cluster ./builder/disk ./builder/fetch ./firstboot/...
 
 PKG ?= ./...
 RUNS ?= 30

@@ -628,8 +628,6 @@ var programs = map[string]string{
 	"go":        "golang-go",
 	"lsblk":     "", "wipefs": "", "/usr/sbin/wipefs": "", // util-linux
 	"mmdebstrap": "mmdebstrap", "newuidmap": "uidmap",
-	"qemu-aarch64-static": "qemu-user-static", "qemu-x86_64-static": "qemu-user-static",
-	"qemu-aarch64": "qemu-user-static", "qemu-x86_64": "qemu-user-static", // since trixie, by what it depends on
 	"qemu-img": "qemu-utils", "qemu-system-x86_64": "qemu-system-x86", "qemu-system-aarch64": "qemu-system-arm",
 	"xorriso": "xorriso",
 }
@@ -637,18 +635,16 @@ var programs = map[string]string{
 // computed are the calls whose program is not a literal, by file and expression, and
 // what they can be.
 var computed = map[string][]string{
-	"builder/agents.go goCmd":                        {"go"},
-	"builder/archive.go name":                        {"apt-get", "apt-cache"},
-	`builder/emulation.go "qemu-" + cpu`:             {"qemu-aarch64", "qemu-x86_64"},
-	`builder/emulation.go "qemu-" + cpu + "-static"`: {"qemu-aarch64-static", "qemu-x86_64-static"},
-	"builder/fetch/gomodule.go g.path":               {"go"},
-	"builder/fetch/gomodule.go path":                 {"go"},
-	"builder/make.go tool":                           {"mmdebstrap", "newuidmap"},
-	"builder/qemu/host.go name":                      {"qemu-system-x86_64", "qemu-system-aarch64"},
-	"builder/qemu/host.go p.Path":                    {"qemu-system-x86_64", "qemu-system-aarch64"},
-	"builder/qemu/host.go path":                      {"qemu-system-x86_64", "qemu-system-aarch64"},
-	"builder/qemu/host.go tool":                      {"qemu-img"},
-	"cmd/edgebake/boot.go prog.Path":                 {"qemu-system-x86_64", "qemu-system-aarch64"},
+	"builder/agents.go goCmd":          {"go"},
+	"builder/archive.go name":          {"apt-get", "apt-cache"},
+	"builder/fetch/gomodule.go g.path": {"go"},
+	"builder/fetch/gomodule.go path":   {"go"},
+	"builder/make.go tool":             {"mmdebstrap", "newuidmap"},
+	"builder/qemu/host.go name":        {"qemu-system-x86_64", "qemu-system-aarch64"},
+	"builder/qemu/host.go p.Path":      {"qemu-system-x86_64", "qemu-system-aarch64"},
+	"builder/qemu/host.go path":        {"qemu-system-x86_64", "qemu-system-aarch64"},
+	"builder/qemu/host.go tool":        {"qemu-img"},
+	"cmd/edgebake/boot.go prog.Path":   {"qemu-system-x86_64", "qemu-system-aarch64"},
 }
 
 // TestProgramsAreDeclared: what edgebake calls stands in the package's fields, and
@@ -681,8 +677,9 @@ func TestProgramsAreDeclared(t *testing.T) {
 	if got, want := slices.Sorted(maps.Keys(called)), slices.Sorted(maps.Keys(programs)); !slices.Equal(got, want) {
 		t.Errorf("programs that are called: %q, listed: %q", got, want)
 	}
-	// Certificates, keyrings and firmware, which those programs and edgebake read.
-	needed := append(slices.Collect(maps.Values(programs)), "ca-certificates", "debian-archive-keyring", "ovmf", "qemu-efi-aarch64")
+	// Certificates, keyrings and firmware, which those programs and edgebake read, and
+	// what the kernel runs another architecture's programs with.
+	needed := append(slices.Collect(maps.Values(programs)), "qemu-user-static", "ca-certificates", "debian-archive-keyring", "ovmf", "qemu-efi-aarch64")
 	for _, pkg := range declared {
 		if !slices.Contains(needed, pkg) {
 			t.Errorf("nfpm.yaml has %s, which nothing needs", pkg)
