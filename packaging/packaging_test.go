@@ -435,6 +435,9 @@ func golden(t *testing.T, report string) string {
 	return r.Golden
 }
 
+// commandLists are the lists of commands in a help, with their headings.
+var commandLists = regexp.MustCompile(`(?m)^[A-Z][\w ,]*:\n(?:  [a-z-]+ {2,}.*\n)+`)
+
 // manuals has man render each page: without a warning, and with all words of the
 // command's help.
 func manuals(t *testing.T, root string) {
@@ -457,9 +460,7 @@ func manuals(t *testing.T, root string) {
 		if usage := "\n  " + strings.Join(command, " "); !strings.Contains(help, usage+" ") && !strings.Contains(help, usage+"\n") {
 			t.Errorf("%s is about no command: %q says\n%s", filepath.Base(page), command, help)
 		}
-		if i := strings.Index(help, "\nAvailable Commands:"); i >= 0 { // SEE ALSO has them
-			help = help[:i] + help[strings.Index(help, "\nFlags:"):]
-		}
+		help = commandLists.ReplaceAllString(help, "") // SEE ALSO has them
 		help, _, _ = strings.Cut(help, "\nUse \"")
 		headings := []string{"Usage:", "Examples:", "[command]", "Flags:", "Global"}
 		for _, word := range strings.Fields(strings.ReplaceAll(help, "-h, --help", "")) {
