@@ -1020,7 +1020,7 @@ func (w *World) Exec(ctx context.Context, c machine.Cmd) error {
 		w.Rules = ""
 	case strings.HasPrefix(name, "nft list table "):
 		if w.Rules == "" {
-			return errors.New("No such file or directory")
+			return fmt.Errorf("nft: %w", fs.ErrNotExist)
 		}
 		_, err := io.WriteString(c.Output, w.Rules)
 		return err
