@@ -117,19 +117,11 @@ func TestClusterIsBorn(t *testing.T) {
 	clusterIsBorn(t, p, golden, lab.KubernetesVersion)
 }
 
-// ntpMirror tells machines in lockstep that their clocks are right.
-func ntpMirror(t time.Time) time.Time { return t }
-
 // clusterIsBorn has a control-plane node from golden and a worker from the parts' image.
 func clusterIsBorn(t *testing.T, p *parts, golden, kubernetes string) *world {
 	t.Helper()
 	w := newNet(t, p)
-	// A control-plane node waits for a time server before it makes certificates.
-	if err := w.lab.ServeTime(t.Context(), w.net, ntpMirror); err != nil {
-		t.Fatal(err)
-	}
 	both := w.machines(0, "m1", "shop1")
-	both[0].NTP = lab.Gateway
 	minted := w.mint(lab.Minted{Kubernetes: kubernetes, Masters: both[:1], Workers: both[1:]})
 	shop1, m1 := w.stamp(p.golden, minted, "shop1"), w.stamp(golden, minted, "m1") // before the clock begins
 	clock := w.lab.NewLockstep()

@@ -35,31 +35,15 @@ type clocked interface {
 // stepped is a machine that is on.
 type stepped struct {
 	now     time.Time
-	shift   time.Duration // from the hardware clock to now
 	stopped bool
-}
-
-// read takes a reading of the hardware clock. One that was set, as the kernel does with
-// a time server's answer, has not moved the machine in time.
-func (m *stepped) read(clock time.Time) {
-	now := clock.Add(m.shift)
-	if jump := now.Sub(m.now); jump.Abs() > time.Hour {
-		m.shift -= jump
-		now = m.now
-	}
-	m.now = now
 }
 
 // lead is how far a machine may be ahead of another: its clock tells whole seconds.
 const lead = 2 * time.Second
 
 // NewLockstep begins at the host's time, and ends with the lab.
-func (l *Lab) NewLockstep() *Lockstep { return l.NewLockstepAhead(0) }
-
-// NewLockstepAhead begins that much later than the host's time.
-func (l *Lab) NewLockstepAhead(ahead time.Duration) *Lockstep {
+func (l *Lab) NewLockstep() *Lockstep {
 	s, end := newLockstep()
-	s.now = s.now.Add(ahead)
 	l.slow = true
 	l.onClose(func() error {
 		end()
@@ -112,7 +96,7 @@ func (s *Lockstep) look(ctx context.Context) {
 		}
 		looks.Go(func() {
 			if now, err := vm.now(limited); err == nil {
-				m.read(now)
+				m.now = now
 			}
 		})
 	}

@@ -305,15 +305,6 @@ func (ns *Namespace) Listen(ctx context.Context, network, addr string) (l net.Li
 	return l, errors.Join(inside, err)
 }
 
-// listenPacket is Listen, for packets.
-func (ns *Namespace) listenPacket(ctx context.Context, network, addr string) (p net.PacketConn, err error) {
-	inside := ns.within(func() {
-		var c net.ListenConfig
-		p, err = c.ListenPacket(ctx, network, addr)
-	})
-	return p, errors.Join(inside, err)
-}
-
 // within runs f on a thread that has moved into the namespace. A socket stays
 // in the namespace it was made in.
 func (ns *Namespace) within(f func()) error {
