@@ -115,14 +115,18 @@ func (c *Client) managerAdvice(ctx context.Context) ([]Check, error) {
 	if err != nil || len(all) == 0 {
 		return nil, err
 	}
-	args := containerArgs(all[0].Object, "spec", "containers")
 	var out []Check
-	qps, err := strconv.ParseFloat(cmp.Or(flagOf(args, "kube-api-qps"), "20"), 64)
-	if err == nil && int(qps) < configs.ManagerQPS {
-		out = append(out, Check{Name: "many nodes at once get their certificates soon", State: CheckUnknown,
-			Detail: fmt.Sprintf("kube-controller-manager (%s) sends %d requests a second, two for each certificate; this matters when more than some hundred machines are switched on together", all[0].GetName(), int(qps)),
-			Fix:    managerRateStep()})
+	for _, p := range all {
+		args := containerArgs(p.Object, "spec", "containers")
+		qps, err := strconv.ParseFloat(cmp.Or(flagOf(args, "kube-api-qps"), "20"), 64)
+		if err == nil && int(qps) < configs.ManagerQPS {
+			out = append(out, Check{Name: "many nodes at once get their certificates soon", State: CheckUnknown,
+				Detail: fmt.Sprintf("kube-controller-manager (%s) sends %d requests a second, two for each certificate; this matters when more than some hundred machines are switched on together", p.GetName(), int(qps)),
+				Fix:    managerRateStep()})
+			break
+		}
 	}
+	args := containerArgs(all[0].Object, "spec", "containers") // a cluster has one network of pods
 	list, err := c.list(ctx, nodes, "", metav1.ListOptions{})
 	if apierrors.IsForbidden(err) {
 		return out, nil

@@ -2377,8 +2377,8 @@ func TestPublishedDNS(t *testing.T) {
 		gone  []string
 	}{
 		{nil, true, nil},
-		{[]string{controlplane.DnsDeployment}, true, []string{controlplane.DnsDeployment}},
-		{[]string{controlplane.DnsDeployment, controlplane.DnsService}, false, nil},
+		{[]string{controlplane.DNSDeployment}, true, []string{controlplane.DNSDeployment}},
+		{[]string{controlplane.DNSDeployment, controlplane.DNSService}, false, nil},
 	} {
 		m := newControlPlane(t, mintedSites(t, 1))
 		m.Cluster.Dns = tt.there

@@ -408,7 +408,7 @@ func TestConvertRefuses(t *testing.T) {
 		o       hub.ConvertOptions
 		words   string
 	}{
-		{"control plane", func(w *world) { w.Put(member.ManifestsDir+"/kube-apiserver.yaml", "x") }, pool, "control plane"},
+		{"control plane", func(w *world) { w.Put(ondisk.ManifestsDir+"/kube-apiserver.yaml", "x") }, pool, "control plane"},
 		{"no answer", func(w *world) { w.Offline = true }, pool, "convert must reach the cluster, to label the Node and to check the result: its Node cannot be read: "},
 		{"not ready", func(w *world) { w.Cluster.NotReady = true }, pool, "is not Ready: KubeletNotReady"},
 		{"no pool", func(*world) {}, hub.ConvertOptions{}, "no node pool"},
@@ -722,7 +722,7 @@ func TestResetKilled(t *testing.T) {
 func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	w.Put(member.ManifestsDir+"/baked.yaml", "kind: Pod\n")
+	w.Put(ondisk.ManifestsDir+"/baked.yaml", "kind: Pod\n")
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
@@ -740,7 +740,7 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	if w.Has("/sys/class/net/mine") {
 		t.Error("yurthub's interface is still there")
 	}
-	if w.Get(member.ManifestsDir+"/baked.yaml") != "kind: Pod\n" {
+	if w.Get(ondisk.ManifestsDir+"/baked.yaml") != "kind: Pod\n" {
 		t.Error("what was baked is gone")
 	}
 	if name, err := w.reset(); err != nil || name != "" {

@@ -34,7 +34,7 @@ func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node strin
 	if s, err := run.LoadState(e.Root); node == "" && err == nil {
 		node = s.Node
 	}
-	if e.Exists(member.ManifestsDir + "/kube-apiserver.yaml") {
+	if e.Exists(ondisk.ManifestsDir + "/kube-apiserver.yaml") {
 		return node, errors.New("this machine runs a control plane; `kubeadm reset` takes that away, knowing about etcd")
 	}
 	image, err := site.ImageInfo(e)
@@ -89,12 +89,12 @@ func (r *reset) steps() []run.Phase {
 // resetKubeadm lets kubeadm take back its part, and puts back what it empties
 // and the image had put there.
 func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) error {
-	entries, err := os.ReadDir(e.Path(member.ManifestsDir))
+	entries, err := os.ReadDir(e.Path(ondisk.ManifestsDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("reading %s: %w", member.ManifestsDir, err)
+		return fmt.Errorf("reading %s: %w", ondisk.ManifestsDir, err)
 	}
 	for _, en := range entries {
-		p := filepath.Join(member.ManifestsDir, en.Name())
+		p := filepath.Join(ondisk.ManifestsDir, en.Name())
 		if p == openyurt.Manifest {
 			continue // ours
 		}
@@ -132,10 +132,10 @@ func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) erro
 	for _, en := range kept {
 		b, err := e.Read(keptManifests + "/" + en.Name())
 		if err == nil {
-			_, err = e.Write(member.ManifestsDir+"/"+en.Name(), b, machine.Mode(0o600))
+			_, err = e.Write(ondisk.ManifestsDir+"/"+en.Name(), b, machine.Mode(0o600))
 		}
 		if err != nil {
-			return fmt.Errorf("giving back %s/%s: %w", member.ManifestsDir, en.Name(), err)
+			return fmt.Errorf("giving back %s/%s: %w", ondisk.ManifestsDir, en.Name(), err)
 		}
 	}
 	return e.RemoveAll(keptManifests)

@@ -15,7 +15,7 @@ import (
 // every command's. The cluster has an API server and nothing that nodes need.
 func TestClusterVerifyAsJSON(t *testing.T) {
 	c := newCLI(t)
-	rate, nodes := "--kube-api-qps=50", 0
+	rates, mask, nodes := []string{"--kube-api-qps=150", "--kube-api-qps=50"}, "--v=2", 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		switch r.URL.Path {
@@ -24,7 +24,11 @@ func TestClusterVerifyAsJSON(t *testing.T) {
 		case "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices":
 			io.WriteString(w, `{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSliceList", "items": [{"ports": [{"port": 6443}], "endpoints": [{"addresses": ["10.0.0.1"]}]}]}`)
 		case "/api/v1/namespaces/kube-system/pods":
-			io.WriteString(w, `{"apiVersion": "v1", "kind": "PodList", "items": [{"metadata": {"name": "manager-1", "namespace": "kube-system"}, "spec": {"containers": [{"command": ["kube-controller-manager", "--allocate-node-cidrs=true", "--cluster-cidr=10.244.0.0/20,fd00::/48", "`+rate+`"]}]}}]}`)
+			var managers []string
+			for i, rate := range rates {
+				managers = append(managers, fmt.Sprintf(`{"metadata": {"name": "manager-%d", "namespace": "kube-system"}, "spec": {"containers": [{"command": ["kube-controller-manager", "--allocate-node-cidrs=true", "--cluster-cidr=10.244.0.0/20,fd00::/48", %q, %q]}]}}`, i, rate, mask))
+			}
+			io.WriteString(w, `{"apiVersion": "v1", "kind": "PodList", "items": [`+strings.Join(managers, ",")+`]}`)
 		case "/api/v1/nodes":
 			io.WriteString(w, `{"apiVersion": "v1", "kind": "NodeList", "items": [`+strings.Join(slices.Repeat([]string{"{}"}, nodes), ",")+`]}`)
 		default:
@@ -66,7 +70,7 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, se
 	if states[room] != "" {
 		t.Errorf("no node: %q", states)
 	}
-	rate, nodes = "--kube-api-qps=150", 12
+	rates, nodes = []string{"--kube-api-qps=150"}, 12
 	c.run(1, "cluster", "verify", "--kubeconfig", "admin.conf")
 	if strings.Contains(c.out, certificates) {
 		t.Errorf("150 requests a second: %s", c.out)
@@ -74,7 +78,7 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, se
 	if !strings.Contains(c.out, room) || !strings.Contains(c.out, "has room for 16 nodes, and there are 12") {
 		t.Errorf("12 nodes in a network of 16: %s", c.out)
 	}
-	rate = "--node-cidr-mask-size-ipv4=26"
+	mask = "--node-cidr-mask-size-ipv4=26"
 	c.run(1, "cluster", "verify", "--kubeconfig", "admin.conf")
 	if strings.Contains(c.out, room) {
 		t.Errorf("12 nodes in a network of 64: %s", c.out)

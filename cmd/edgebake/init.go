@@ -91,7 +91,7 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 				s.hint("image.yaml is for OpenYurt nodes: name your yurthub, its digest and the pause image in it\n")
 			}
 			if joins && known.SSHKey == "" {
-				s.hint("Nobody can log in to a machine with this Site: uncomment users in it, or use --ssh-key\n")
+				s.hint(nobodyLogsIn)
 			}
 			return nil
 		},
@@ -115,6 +115,9 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 	f.BoolVar(&force, "force", false, "replace files that were edited")
 	return c
 }
+
+// nobodyLogsIn is the hint where no key was given.
+const nobodyLogsIn = "Nobody can log in to a machine with this Site: uncomment users in it, or use --ssh-key\n"
 
 // starts are an Image and a Site; imageAsked and siteAsked say which of them flags fill in.
 func starts(known *configs.Start, imageAsked, siteAsked bool) []start {
@@ -178,7 +181,7 @@ func initLiving(ctx context.Context, s streams, dir string, w way, keyFile strin
 		s.hint("Left out, since they are not for Linux: %s\n", strings.Join(facts.Skipped, ", "))
 	}
 	if key == "" {
-		s.hint("Nobody can log in to a machine with this Site: uncomment users in it, or use --ssh-key\n")
+		s.hint(nobodyLogsIn)
 	}
 	return nil
 }

@@ -23,6 +23,7 @@ func IsLoopbackName(name string) bool {
 		strings.HasPrefix(name, "localhost4.") || strings.HasPrefix(name, "localhost6.")
 }
 
+// IPv4 networks that no host has an address of.
 var (
 	ThisNetwork = netip.MustParsePrefix("0.0.0.0/8")
 	ReservedV4  = netip.MustParsePrefix("240.0.0.0/4")

@@ -19,6 +19,7 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
+// Forms of single values. A size has a unit: 512Mi, 2G.
 var (
 	DNSLabel   = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	labelName  = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)

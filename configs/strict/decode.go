@@ -222,9 +222,8 @@ func wanted(v reflect.Value) string {
 	return "a whole number"
 }
 
-// shape describes a value without quoting it: a token put in the wrong place
+// Shape names the kind of a node, and does not quote it: a token put in the wrong place
 // is a secret still.
-// Shape names the kind of a node.
 func Shape(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:

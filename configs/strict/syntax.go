@@ -55,7 +55,7 @@ func SyntaxProblem(file string, data []byte, err error) Problem {
 	control := bytes.IndexFunc(data, func(r rune) bool { return unicode.IsControl(r) && !strings.ContainsRune("\t\r\n\u0085", r) })
 	switch words := m[2]; {
 	case unknownAnchor.MatchString(words):
-		p.Line, p.Msg = max(p.Line, stoppedAt(data)), "not YAML: a value that begins with * needs quotes"
+		p.Line, p.Msg = max(p.Line, stoppedAt(data)), "not YAML: a value that begins with *, here or above, needs quotes"
 	case !utf8.Valid(data):
 		p.Line, p.Msg = LineOf(data, InvalidUTF8(data)), "is not UTF-8 text; save the file in this encoding"
 	case control >= 0:

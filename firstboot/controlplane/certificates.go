@@ -33,6 +33,7 @@ const RenewBefore = 180 * 24 * time.Hour
 // Leaf is a certificate that kubeadm makes, and the CA that signs it.
 type Leaf struct{ Base, CA string }
 
+// Leaves lists the certificates of a control-plane node that kubeadm renews.
 var Leaves = []Leaf{
 	{"apiserver", "ca"},
 	{"apiserver-kubelet-client", "ca"},
@@ -46,6 +47,7 @@ var Leaves = []Leaf{
 // Kubeconfigs of the control plane.
 const SuperAdminConf = ondisk.KubernetesDir + "/super-admin.conf"
 
+// Confs lists the kubeconfigs of the control plane, with a certificate each.
 var Confs = []string{ondisk.KubernetesDir + "/admin.conf", SuperAdminConf, ondisk.KubernetesDir + "/controller-manager.conf", ondisk.KubernetesDir + "/scheduler.conf"}
 
 // RenewalDir is where kubeadm makes new certificates and kubeconfigs, beside those
@@ -57,6 +59,7 @@ func Renewed(file string) string {
 	return RenewalDir + strings.TrimPrefix(file, ondisk.KubernetesDir)
 }
 
+// InUse is where the form of a file that is in use lies; see Renewed.
 func InUse(file string) string { return file }
 
 // credential is what kubeadm makes in one piece: a certificate with its key, or a

@@ -20,6 +20,7 @@ import (
 // Its etcd starts once with ForceNewCluster, which drops all other members, and
 // then as always: a second time it would drop those that joined meanwhile.
 
+// ForceNewCluster is the flag of etcd, without its dashes.
 const ForceNewCluster = "force-new-cluster"
 
 // forcedArgs start etcd with that. It drops those that joined meanwhile at each start,

@@ -97,7 +97,8 @@ func EndpointPhase(site *configs.Site) run.Phase {
 	}
 }
 
-var Pods = []string{member.ManifestsDir + "/kube-apiserver.yaml", member.ManifestsDir + "/kube-controller-manager.yaml", member.ManifestsDir + "/kube-scheduler.yaml"}
+// Pods lists the manifests of the control plane's static pods but etcd's.
+var Pods = []string{ondisk.ManifestsDir + "/kube-apiserver.yaml", ondisk.ManifestsDir + "/kube-controller-manager.yaml", ondisk.ManifestsDir + "/kube-scheduler.yaml"}
 
 // Phase has kubelet run the control plane.
 func Phase(active *site.Active) run.Phase {

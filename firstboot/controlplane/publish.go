@@ -180,22 +180,23 @@ func newerInfo(ctx context.Context, e *machine.Env, c *api.Client) (map[string]a
 	return change, nil
 }
 
+// Paths of the objects of the cluster's DNS.
 const (
-	DnsService    = "/api/v1/namespaces/kube-system/services/kube-dns"
-	DnsDeployment = "/apis/apps/v1/namespaces/kube-system/deployments/coredns"
+	DNSService    = "/api/v1/namespaces/kube-system/services/kube-dns"
+	DNSDeployment = "/apis/apps/v1/namespaces/kube-system/deployments/coredns"
 )
 
 // dnsIsThere reports whether kubeadm has made the cluster's DNS. Found already, it
 // is an upgrade to kubeadm, which knows no way from a CoreDNS newer than itself.
 // The Service comes last: what is there without it was cut off, and is made anew.
 func dnsIsThere(ctx context.Context, c *api.Client) (bool, error) {
-	switch err := c.Get(ctx, DnsService, nil); {
+	switch err := c.Get(ctx, DNSService, nil); {
 	case err == nil:
 		return true, nil
 	case api.Code(err) != 404:
 		return false, fmt.Errorf("looking for the cluster's DNS: %w", err)
 	}
-	if err := c.Delete(ctx, DnsDeployment); err != nil && api.Code(err) != 404 {
+	if err := c.Delete(ctx, DNSDeployment); err != nil && api.Code(err) != 404 {
 		return false, fmt.Errorf("removing a half-made CoreDNS: %w", err)
 	}
 	return false, nil

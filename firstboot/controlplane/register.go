@@ -35,6 +35,7 @@ func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *
 	return nil
 }
 
+// Label marks the Nodes of control-plane nodes, as kubeadm has it.
 const Label = "node-role.kubernetes.io/control-plane"
 
 // RegisterPhase marks the Node, and has kubelet renew its own certificate:

@@ -21,6 +21,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // etcd's pod is a link into /run: kubelet, which starts at a boot before first
@@ -28,7 +29,7 @@ import (
 // never older than this boot. It is not in RunDir, which goes when first boot
 // ends: kubelet would stop etcd.
 const (
-	EtcdManifest = member.ManifestsDir + "/etcd.yaml"
+	EtcdManifest = ondisk.ManifestsDir + "/etcd.yaml"
 	EtcdRun      = "/run/edgebake-etcd.yaml"
 )
 

@@ -35,7 +35,7 @@ func changeableNode(ctx context.Context, e *machine.Env) (changeable, error) {
 // changeableName is the name of the node. A control plane cannot be changed in
 // place, nor can a node that first boot is still making.
 func changeableName(ctx context.Context, e *machine.Env) (string, error) {
-	if e.Exists(member.ManifestsDir + "/kube-apiserver.yaml") {
+	if e.Exists(ondisk.ManifestsDir + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
 	}
 	if k, err := member.KubeletConfig(e); err == nil && member.LeadsToHub(k) {

@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
+// Where yurthub's unit lies: of a node that was converted, and of an image.
 const (
 	UnitFile  = "/etc/systemd/system/" + openyurt.Unit
 	BakedUnit = "/usr/lib/systemd/system/" + openyurt.Unit

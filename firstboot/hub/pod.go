@@ -269,11 +269,11 @@ func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 // makeManifests makes kubelet's directory of static pods, where it is not
 // there: as kubeadm does, for root alone.
 func makeManifests(e *machine.Env) error {
-	if e.Exists(member.ManifestsDir) {
+	if e.Exists(ondisk.ManifestsDir) {
 		return nil
 	}
-	if err := e.Mkdir(member.ManifestsDir, machine.Mode(0o700)); err != nil {
-		return fmt.Errorf("making %s: %w", member.ManifestsDir, err)
+	if err := e.Mkdir(ondisk.ManifestsDir, machine.Mode(0o700)); err != nil {
+		return fmt.Errorf("making %s: %w", ondisk.ManifestsDir, err)
 	}
 	return nil
 }

@@ -127,6 +127,7 @@ func (r *reversion) yurthub() run.Phase {
 	}
 }
 
+// ReadyStep is the name of the step that waits for the node to be Ready.
 const ReadyStep = "node-ready"
 
 // stillReady waits for the node to be Ready by the word of the kubelet that

@@ -40,6 +40,7 @@ func EachArgs(env []byte, change func(args string) string) []byte {
 	})
 }
 
+// NodeLabels matches the flag --node-labels in kubelet's arguments, with the blanks before it.
 var NodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)
 
 // KubeletRestart says that kubelet has to be restarted for what was written.

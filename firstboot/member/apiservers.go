@@ -21,6 +21,7 @@ import (
 // itself too.
 
 const (
+	// ProvenFile lists the API servers that have proved themselves.
 	ProvenFile = ondisk.StateDir + "/masters.json"
 	// SaidFormer has the list of which a person was told, since this machine was
 	// switched on, that it does not prove itself and the former one is still needed.

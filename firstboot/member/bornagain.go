@@ -25,6 +25,8 @@ import (
 // JoinedCluster is that note.
 const JoinedCluster = ondisk.StateDir + "/joined-cluster.json"
 
+// ReadJoinedCluster returns what the machine noted of the cluster that it joined, nil if
+// nothing usable is there.
 func ReadJoinedCluster(e *machine.Env) *ondisk.IPVSJoined {
 	j := new(ondisk.IPVSJoined)
 	if json.Unmarshal(e.Contents(JoinedCluster), j) != nil || j.ClusterInfo == "" || j.NodeUID == "" {

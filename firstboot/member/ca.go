@@ -44,6 +44,7 @@ func allPinned(pem []byte, pins []string) bool {
 	return len(have) > 0 && !slices.ContainsFunc(have, func(has string) bool { return !IsPinned(has, pins) })
 }
 
+// IsPinned reports whether the pin of a certificate is among pins.
 func IsPinned(has string, pins []string) bool {
 	return slices.ContainsFunc(pins, func(p string) bool { return strings.EqualFold(strings.TrimSpace(p), has) })
 }
@@ -60,6 +61,7 @@ func EnrolledCA(e *machine.Env) []byte {
 	return e.Contents(ondisk.KubeCA)
 }
 
+// EnrolledPins are the pins of the CA that the machine enrolled with.
 func EnrolledPins(e *machine.Env) []string { return CAPins(EnrolledCA(e)) }
 
 // CAPins are the pins of the CAs in pem, none where something else is in it.

@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
+// Why a node's certificate cannot be used; see Enrolled.
 var (
 	ErrNotEnrolled = errors.New("this machine is not enrolled")
 	errExpired     = errors.New("this node's certificate has expired")
@@ -131,6 +132,7 @@ func isCA(b []byte) error {
 	return nil
 }
 
+// KubeletCert reads kubelet's own client certificate.
 func KubeletCert(e *machine.Env) (*x509.Certificate, error) {
 	k, err := Credentials(e)
 	if err != nil {

@@ -18,13 +18,12 @@ const LeavingFile = ondisk.StateDir + "/leaving"
 // and kubelet's settings were made from, once they are on the disk.
 const ControlPlaneMark = ondisk.StateDir + "/control-plane"
 
-const ManifestsDir = ondisk.ManifestsDir
-
 const (
 	// The token is on /run, gone with the power; as long as it is needed it
 	// comes from the slot again.
 	hubBootstrapDir = ondisk.RunDir + "/yurthub"
-	HubBootstrap    = hubBootstrapDir + "/bootstrap-hub.conf"
+	// HubBootstrap is the kubeconfig by which yurthub asks for its certificates.
+	HubBootstrap = hubBootstrapDir + "/bootstrap-hub.conf"
 )
 
 // Files that hold the token, all on /run: it is gone with the power.
@@ -44,6 +43,7 @@ const (
 	PendingKey = KubeletPKI + "/kubelet-client.key.tmp"
 )
 
+// PKIDir has the cluster's CA, and a control plane's keys.
 const PKIDir = ondisk.KubernetesDir + "/pki"
 
 // KubeletKeys are the key pairs that kubelet made while joining.
@@ -68,6 +68,7 @@ const ReadyMark = ondisk.StateDir + "/ready"
 // TokenFiles may hold the token, or point to where it was.
 var TokenFiles = []string{DiscoveryFile, JoinFile, BootstrapRun, BootstrapConf, HubBootstrap}
 
+// KubeadmArgs matches the line of kubeadm-flags.env with kubelet's arguments.
 var KubeadmArgs = regexp.MustCompile(`(?m)^(KUBELET_KUBEADM_ARGS=")(.*)(")[ \t]*$`)
 
 // What kubelet serves with where its cluster has not set serverTLSBootstrap.

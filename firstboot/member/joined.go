@@ -86,6 +86,7 @@ func RemarkSocketKept(e *machine.Env, j JoinedAs, site *configs.Site) {
 	}
 }
 
+// Union is a new map of both; b wins.
 func Union(a, b map[string]string) map[string]string {
 	out := maps.Clone(a)
 	if out == nil {

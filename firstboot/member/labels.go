@@ -25,6 +25,7 @@ func HubLabels(ctx context.Context, e *machine.Env, name string) (map[string]any
 	return out, nil
 }
 
+// AnyOf is a copy of labels as a patch has them.
 func AnyOf(labels map[string]string) map[string]any {
 	out := map[string]any{}
 	for k, v := range labels {
@@ -56,6 +57,7 @@ func CheckLabels(ctx context.Context, e *machine.Env, name string, want map[stri
 	return run.Done, nil
 }
 
+// PatchLabels changes the labels of a Node with the node's own credentials; nil removes one.
 func PatchLabels(ctx context.Context, e *machine.Env, name string, labels map[string]any) error {
 	c, err := NodeClient(e)
 	if err != nil {

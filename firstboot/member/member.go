@@ -18,8 +18,10 @@ import (
 // membership is removed.
 const RecordFile = ondisk.StateDir + "/member.json"
 
+// RecordVersion is the form of a Record that this program writes.
 const RecordVersion = 1
 
+// Record says that the machine was a member of a cluster, and of which one.
 type Record struct {
 	Version int `json:"version"`
 	// Node is the name in the certificate of the last enrolment, and CA are the pins of

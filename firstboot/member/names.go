@@ -45,6 +45,7 @@ type Names struct {
 	answers  map[string][]error // by name, one of each API server
 }
 
+// NamesOf prepares the names to verify the API servers of a Site by.
 func NamesOf(e *machine.Env, site *configs.Site) *Names {
 	return &Names{site.Endpoint, MastersOf(e, site), e.Contents(ondisk.KubeCA), map[string][]error{}}
 }

@@ -54,6 +54,7 @@ func OwnNode(ctx context.Context, e *machine.Env, name string) (*api.Client, *ap
 	return c, n, err
 }
 
+// ErrNoNode means that the API server has no Node of that name.
 var ErrNoNode = errors.New("the cluster has no Node")
 
 // Reported makes sure that kubelet runs, and that what the cluster shows is

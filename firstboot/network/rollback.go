@@ -188,6 +188,7 @@ const (
 	keptNew    trialState = "new"    // they fared no better
 )
 
+// TrialFile notes the trial of a network that is not yet known to work.
 const TrialFile = goodNetwork + "/trial.json"
 
 // TrialPauses are the least time between one trial and the next: an uplink

@@ -35,8 +35,10 @@ type Reached struct {
 	Err error
 }
 
+// Extent is how much of the network works.
 type Extent int
 
+// Extents, each with all before it.
 const (
 	Nothing    Extent = iota
 	OwnAddress        // a control-plane node can start with that

@@ -43,6 +43,8 @@ type change struct {
 	Onward bool
 }
 
+// NewChange begins a change of the node, named what in the directory that keeps its evidence;
+// tell gets each step.
 func NewChange(e *machine.Env, what string, keep Evidence, tell func(Step)) *change {
 	own := *e // whose waiting is told here
 	return &change{e: &own, tell: tell, keep: keep, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}

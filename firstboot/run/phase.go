@@ -45,6 +45,7 @@ const (
 	Unknown
 )
 
+// How long a check, and the undoing of a phase, may take.
 const (
 	CheckTimeout = 30 * time.Second
 	undoTimeout  = 2 * time.Minute

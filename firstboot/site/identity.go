@@ -112,6 +112,7 @@ func makeKey(e *machine.Env) error {
 	return nil
 }
 
+// UUIDTried marks, until reboot, that a new UUID of that file system was tried.
 func UUIDTried(label string) string { return ondisk.RunMark + "uuid-" + label }
 
 // OwnFileSystems are the ext4 partitions in use, by label, which every copy of

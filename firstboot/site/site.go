@@ -199,6 +199,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, c *slot.Contents, doc [
 	return a, err
 }
 
+// Parse reads a Site from a slot or a stick. Its token may be missing.
 func Parse(doc []byte) (*configs.Site, error) {
 	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc) // the token may be forgotten already
 	if err != nil {

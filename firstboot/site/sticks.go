@@ -239,6 +239,7 @@ func latestStamp(e *machine.Env, image ondisk.ImageInfo, have *Active) int64 {
 	return latest
 }
 
+// Date is a moment in seconds since the epoch, as people read it.
 func Date(seconds int64) string { return time.Unix(seconds, 0).UTC().Format(time.DateTime) }
 
 // take copies the site into the machine's own slot, so that the stick may be

@@ -139,7 +139,7 @@ func TestOutputs(t *testing.T) {
 }
 
 func TestGuest(t *testing.T) {
-	pace.Takes(t, 400*time.Second)
+	pace.Takes(t, 440*time.Second)
 	if err := vm.Missing(); err != nil {
 		desk.Lacks(t, "the kernel side of ipvscare: %v", err)
 	}

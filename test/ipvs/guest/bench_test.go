@@ -360,7 +360,7 @@ func TestMemory(t *testing.T) {
 	n.journalled(n.command("/bin/ipvscare", "care", "--vs", vip, "--rs", "10.103.0.11:6443,10.103.0.12:6443,10.103.0.13:6443",
 		"--ca-file", "/run/lab/ca.crt", "--interval", every.String(), "--run-dir", n.dir+"/run", "--metrics", "127.0.0.1:10271"))
 	n.expect("m1 m2 m3")
-	total := number(t, "GUEST_PINGS", 350) // requests of each master
+	total := number(t, "GUEST_PINGS", 600) // requests of each master
 	var sizes, anons []int
 	for range 4 {
 		// A guest without processor time asks less in four times the time.
