@@ -280,9 +280,13 @@ func partitions(img *configs.Image) ([]plan.Partition, error) {
 	if root != 0 || img.Disk.Reserve == "none" {
 		grow = nil
 	}
+	slotFS := "fat16"
+	if img.Disk.Sector == 4096 {
+		slotFS = "fat12" // see ondisk/slot
+	}
 	p := []plan.Partition{
 		{Label: ondisk.LabelESP, FS: "fat32", Size: espSize},
-		{Label: ondisk.LabelSlot, FS: "fat16", Size: ondisk.SlotSize},
+		{Label: ondisk.LabelSlot, FS: slotFS, Size: ondisk.SlotSize},
 		{Label: ondisk.LabelRootA, FS: "ext4", Size: root, Grow: grow, HashTree: true},
 		{Label: ondisk.LabelRootB, Grow: grow, HashTree: true},
 		{Label: ondisk.LabelData, FS: "ext4", Size: data, Gap: luksGap},

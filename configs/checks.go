@@ -55,6 +55,7 @@ var checks = strict.Checks{
 	"token":        badToken,
 	"caHash":       badCAHash,
 	"nodeName":     func(s string) string { return errorText(0, forms.CheckNodeName(s)) },
+	"nodeIP":       badNodeSubnets,
 	"nodePool":     badNodePool,
 	"labelKey":     forms.BadLabelKey,
 	"labelValue":   forms.BadLabelValue,

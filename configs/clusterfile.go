@@ -107,6 +107,9 @@ type ClusterNode struct {
 	NodeType string `yaml:"nodeType,omitempty" json:"nodeType,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud"`
 	// NodePool is the node's OpenYurt pool.
 	NodePool string `yaml:"nodePool,omitempty" json:"nodePool,omitempty" check:"nodePool"`
+	// NodeIP selects the node's address where the machine has several, as in a Site:
+	// 10.0.0.0/8, for example.
+	NodeIP string `yaml:"nodeIP,omitempty" json:"nodeIP,omitempty" check:"nodeIP"`
 	// Labels are node labels set at registration.
 	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
 	// Taints are node taints set at registration.

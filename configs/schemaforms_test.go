@@ -87,6 +87,7 @@ func orNull(s *jsonschema.Schema) {
 // Forms that are functions in Go.
 const (
 	ipForm       = `^[0-9A-Fa-f:.]+$`
+	nodeIPForm   = `^[0-9A-Fa-f:.]+(/[0-9]{1,3})?( *, *[0-9A-Fa-f:.]+(/[0-9]{1,3})?)?$`
 	cidrForm     = `^[0-9A-Fa-f:.]+/[0-9]{1,3}$`
 	hostPortForm = `^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):([1-9][0-9]{0,4})$`
 	dnsForm      = `^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$`
@@ -108,6 +109,7 @@ func schemaForms() map[string]func(*jsonschema.Schema) {
 		"Site.vip":                     both(pattern(ipForm), except(noVIP)),
 		"Site.caCertHashes":            items(form(caHashForm)),
 		"Site.nodeName":                both(pattern(nodeNameForm), except(everyName)),
+		"Site.nodeIP":                  pattern(nodeIPForm),
 		"Site.nodePool":                pattern(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`),
 		"Site.labels":                  mapOf(labelKeyForm, labelForm),
 		"Site.organizations":           items(pattern(`^[^\s,]+$`), except(`^system:`)),
@@ -178,6 +180,7 @@ func schemaForms() map[string]func(*jsonschema.Schema) {
 		"Cluster.podCIDRs":             both(length(0, 2), items(pattern(cidrForm))),
 		"Cluster.serviceCIDRs":         both(length(0, 2), items(pattern(cidrForm))),
 		"ControlPlaneNode.address":     pattern(ipForm),
+		"ClusterNode.nodeIP":           pattern(nodeIPForm),
 		"ClusterNode.nodePool":         pattern(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`),
 		"ClusterNode.labels":           mapOf(labelKeyForm, labelForm),
 		"ClusterKubeProxy.bindAddress": pattern(ipForm),

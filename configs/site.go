@@ -65,6 +65,11 @@ type Site struct {
 	// NodePool is the node's OpenYurt pool; required for edge and cloud,
 	// invalid for native.
 	NodePool string `yaml:"nodePool,omitempty" json:"nodePool,omitempty" check:"nodePool"`
+	// NodeIP selects the node's address where the machine has several: a CIDR, e.g.
+	// 10.0.0.0/8, an address, or one of each family (10.0.0.0/8,fd00::/8). Of several
+	// addresses in it, the node has the one on the way to the API servers, otherwise
+	// the lowest. Default: the address on the way to the API servers.
+	NodeIP string `yaml:"nodeIP,omitempty" json:"nodeIP,omitempty" check:"nodeIP"`
 	// Labels are node labels set at registration. Labels a kubelet may not set
 	// are rejected.
 	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`

@@ -383,7 +383,7 @@ func (c *Cluster) siteFrame(nodeType, node string) Site {
 // NodeSite is the Site of one worker of a valid Cluster.
 func (c *Cluster) NodeSite(n *ClusterNode, token Secret, caHash string) *Site {
 	s := c.siteFrame(n.NodeType, n.Name)
-	s.NodePool, s.Labels, s.Taints, s.Network = n.NodePool, n.Labels, n.Taints, n.Network
+	s.NodePool, s.NodeIP, s.Labels, s.Taints, s.Network = n.NodePool, n.NodeIP, n.Labels, n.Taints, n.Network
 	s.Credentials.Token = token
 	s.CACertHashes = []string{caHash}
 	s.SpreadSeconds = DefaultSpread(len(c.Nodes))
@@ -391,7 +391,7 @@ func (c *Cluster) NodeSite(n *ClusterNode, token Secret, caHash string) *Site {
 }
 
 // fieldsOfNode are the fields of a Site that a node of a Cluster has.
-var fieldsOfNode = []string{"nodePool", "nodeType", "labels", "taints", "network"}
+var fieldsOfNode = []string{"nodePool", "nodeType", "nodeIP", "labels", "taints", "network"}
 
 // nodeProblems are those of the node's Site that lie in the node's own fields.
 func (c *Cluster) nodeProblems(n *ClusterNode) Problems {

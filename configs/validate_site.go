@@ -47,6 +47,7 @@ func (s *Site) validateRules(credentials bool, probs *Problems) {
 	s.validateNode(probs)
 	s.Network.validate(probs)
 	s.validateNames(probs)
+	s.validateNodeIP(probs)
 	s.validateVIPUse(probs)
 	s.validateMasterUse(probs)
 	s.validateServerUse(probs)

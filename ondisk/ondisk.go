@@ -13,7 +13,7 @@ import (
 // GPT partition names, in the order of the table.
 const (
 	LabelESP   = "ESP"      // FAT32: loader, kernels, initrds, image.json
-	LabelSlot  = "EDGEBAKE" // FAT16: one site
+	LabelSlot  = "EDGEBAKE" // FAT16, FAT12 on 4Kn disks: one Site
 	LabelRootA = "ROOT-A"   // ext4: the system
 	LabelRootB = "ROOT-B"   // of the same size, empty until an update
 	LabelData  = "DATA"     // ext4, last: mounted on /var, grown at first boot

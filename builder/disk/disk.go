@@ -40,6 +40,7 @@ const Align = seekable.FrameSize
 
 // File systems of a Partition.
 const (
+	FAT12 = "fat12"
 	FAT16 = "fat16"
 	FAT32 = "fat32"
 	Ext4  = "ext4"
@@ -58,7 +59,7 @@ const (
 type Partition struct {
 	// Label is the GPT name; one of ondisk's, or any other.
 	Label string
-	// FS is FAT16, FAT32, Ext4, or empty for a partition left zero.
+	// FS is FAT12, FAT16, FAT32, Ext4, or empty for a partition left zero.
 	FS string
 	// Size in bytes of the file system, or of the partition where it has none,
 	// is rounded up to Align. 0 is computed: the slot's and the ESP's have
@@ -160,7 +161,10 @@ func (s *Spec) ext4Options(p *Partition) ext4.Options {
 
 func (s *Spec) fatOptions(p *Partition, i ondisk.PartitionInfo) fat.Options {
 	o := fat.Options{Type: 32, Label: p.Label, VolumeID: volumeID(s.ID, p.Label), Size: i.Size, Start: i.Start, Time: s.SourceDate, SectorSize: s.SectorSize}
-	if p.FS == FAT16 {
+	switch p.FS {
+	case FAT12:
+		o.Type = 12
+	case FAT16:
 		o.Type = 16
 	}
 	return o
@@ -285,8 +289,8 @@ func (s *Spec) size(p *Partition, rootA *ondisk.PartitionInfo, bad func(string, 
 		}
 	}
 	info.Size = s.fileSystem(p, roundUp(given, Align), bad)
-	if p.Label == ondisk.LabelSlot && (info.Size != ondisk.SlotSize || p.FS != FAT16 || len(p.Nodes) > 0) {
-		bad("the slot is an empty FAT16 of %d MiB", ondisk.SlotSize>>20)
+	if p.Label == ondisk.LabelSlot && (info.Size != ondisk.SlotSize || p.FS != FAT12 && p.FS != FAT16 || len(p.Nodes) > 0) {
+		bad("the slot is an empty FAT16 (FAT12 with sectors of 4 KiB) of %d MiB", ondisk.SlotSize>>20)
 	}
 	if p.Grow > 0 || p.HashTree {
 		info.FSSize = info.Size
@@ -325,7 +329,7 @@ func (s *Spec) fileSystem(p *Partition, given int64, bad func(string, ...any)) i
 		case need > given:
 			bad("%w", &SizeError{p.Label, need, given})
 		}
-	case FAT16, FAT32:
+	case FAT12, FAT16, FAT32:
 		if given == 0 {
 			bad("its size must be given")
 		} else if err := fat.Fits(p.Nodes, s.fatOptions(p, ondisk.PartitionInfo{Size: given})); err != nil {
@@ -339,7 +343,7 @@ func (s *Spec) fileSystem(p *Partition, given int64, bad func(string, ...any)) i
 			bad("it has files but no file system")
 		}
 	default:
-		bad("file system %q cannot be written: use ext4, fat32, fat16 or none", p.FS)
+		bad("file system %q cannot be written: use ext4, fat32, fat16, fat12 or none", p.FS)
 	}
 	return given
 }

@@ -105,14 +105,10 @@ func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
 		image, layer int
 	}
 	var jobs []job
-	seen := map[[2]configs.Digest]bool{}
+	seen := map[[2]string]bool{}
 	for i := range pinned {
 		for j, l := range pinned[i].Layers {
-			key := [2]configs.Digest{l.DiffID}
-			if keep {
-				key[1] = l.Digest
-			}
-			if !seen[key] {
+			if key := [2]string{pairKey(l), string(l.DiffID)}; !seen[key] {
 				seen[key] = true
 				jobs = append(jobs, job{i, j})
 			}

@@ -199,10 +199,29 @@ type unpacker struct {
 	large *sync.Mutex
 }
 
+// pairKey names the cache's note that a layer's blob uncompresses to its diffID. Having the
+// diffID is not enough: another blob of the same contents may be cut short or have a tail.
+func pairKey(l Layer) string {
+	return fmt.Sprintf("image layer, uncompressed 1\n%s %d %s", l.Digest, l.Size, l.MediaType)
+}
+
+// cached reports whether the cache has a layer as fetchLayer leaves it.
+func (u unpacker) cached(c *fetch.Cache, l Layer, keep bool) (bool, error) {
+	diff := l.DiffID.Hex()
+	if sha, ok := c.Lookup(pairKey(l)); !ok || sha != diff || keep && !c.Has(l.Digest.Hex()) {
+		return false, nil
+	}
+	size, err := c.Size(diff)
+	if err != nil {
+		return false, err
+	}
+	return true, u.limit.take(size)
+}
+
 // fetchLayer brings a layer into the cache, uncompressed under its diffID,
 // and, if kept, as it is under its digest.
 func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, l Layer, keep bool) error {
-	sha, diff := l.Digest.Hex(), l.DiffID.Hex()
+	sha := l.Digest.Hex()
 	if keep && !c.Has(sha) {
 		err := src.fetch(ctx, ref, l.Descriptor, func(r io.Reader) error {
 			_, _, err := c.Put(ctx, sha, newDigestReader(r, l.Descriptor))
@@ -212,16 +231,16 @@ func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, re
 			return err
 		}
 	}
-	if c.Has(diff) {
-		return nil
-	}
 	err := u.uncompress(ctx, c, src, ref, l, usualWindow)
 	if errors.Is(err, errLargeWindow) {
 		u.large.Lock()
 		defer u.large.Unlock()
 		err = u.uncompress(ctx, c, src, ref, l, maxWindow)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return c.Remember(pairKey(l), l.DiffID.Hex())
 }
 
 func (u unpacker) uncompress(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, l Layer, window uint64) error {

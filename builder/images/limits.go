@@ -109,6 +109,12 @@ func newSizeLimit(o *Options) sizeLimit {
 	return sizeLimit{o.maxLayer(), left}
 }
 
+// take counts a layer that the cache has uncompressed.
+func (s sizeLimit) take(size int64) error {
+	l := limited{limit: s}
+	return l.count(size)
+}
+
 // limited ends a layer that is larger than it may be.
 type limited struct {
 	r     io.Reader
@@ -127,16 +133,24 @@ func (l *limited) giveBack() {
 
 func (l *limited) Read(p []byte) (int, error) {
 	n, err := l.r.Read(p)
-	l.n += int64(n)
-	if l.n > l.limit.layer {
-		return 0, &LimitError{"uncompressed it has more than " + configs.HumanSize(l.limit.layer), fieldMaxLayer}
-	}
-	if l.limit.image == nil {
-		return n, err
-	}
-	l.taken += int64(n)
-	if l.limit.image.Add(-int64(n)) < 0 {
-		return 0, &LimitError{fmt.Sprintf("uncompressed the layers of the image have more than %s (%d times the limit of one)", configs.HumanSize(imageLayers*l.limit.layer), imageLayers), fieldMaxLayer}
+	if err := l.count(int64(n)); err != nil {
+		return 0, err
 	}
 	return n, err
+}
+
+// count adds n bytes to those of the layer and of its image.
+func (l *limited) count(n int64) error {
+	l.n += n
+	if l.n > l.limit.layer {
+		return &LimitError{"uncompressed it has more than " + configs.HumanSize(l.limit.layer), fieldMaxLayer}
+	}
+	if l.limit.image == nil {
+		return nil
+	}
+	l.taken += n
+	if l.limit.image.Add(-n) < 0 {
+		return &LimitError{fmt.Sprintf("uncompressed the layers of the image have more than %s (%d times the limit of one)", configs.HumanSize(imageLayers*l.limit.layer), imageLayers), fieldMaxLayer}
+	}
+	return nil
 }

@@ -116,7 +116,11 @@ func (o *object) walk(n *yaml.Node, path []string, parent *yaml.Node) {
 		o.split(n)
 		o.fields(n, path, nil)
 	case yaml.SequenceNode:
-		for _, c := range n.Content {
+		for i, c := range n.Content {
+			if i > 0 && c.Kind == yaml.ScalarNode && imageFlagName.MatchString(n.Content[i-1].Value) {
+				o.mention(c, c.Value) // the value of the flag before it
+				continue
+			}
 			o.walk(c, path, n)
 		}
 	case yaml.ScalarNode:
@@ -201,10 +205,12 @@ func (o *object) split(n *yaml.Node) {
 }
 
 var (
-	imageKey = regexp.MustCompile(`(^i|I|[-_]i)mages?$`)
-	imageEnv = regexp.MustCompile(`(^|_)IMAGE$|^RELATED_IMAGE_`)
+	imageKey = regexp.MustCompile(`(^i|I|[-_]i)mages?(Name|Ref|Reference|URI|URL|Uri|Url)?$`)
+	imageEnv = regexp.MustCompile(`(^|_)IMAGES?(_|$)`)
 	// A flag with a value, "--name=value".
-	imageFlag = regexp.MustCompile(`^--?[A-Za-z][-_.A-Za-z0-9]*=(.+)$`)
+	imageFlag = regexp.MustCompile(`^(--?[A-Za-z][-_.A-Za-z0-9]*)=(.+)$`)
+	// A flag whose value is an image, by its name.
+	imageFlagName = regexp.MustCompile(`^--?([A-Za-z][-_.A-Za-z0-9]*)?[iI]mages?$`)
 )
 
 // scalar notes a text that is an image by its place: the value of a key or variable
@@ -220,8 +226,14 @@ func (o *object) scalar(n *yaml.Node, path []string, parent *yaml.Node) {
 		key == "value" && imageEnv.MatchString(yamltree.Text(yamltree.Get(parent, "name"))):
 		o.mention(n, text)
 	case flag != nil:
-		if strings.Contains(flag[1], "/") {
-			o.mention(n, flag[1])
+		if strings.Contains(flag[2], "/") || imageFlagName.MatchString(flag[1]) {
+			o.mention(n, flag[2])
+		}
+	case strings.ContainsAny(text, " \n"): // a document or a command line in a string
+		for _, word := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" \t\r\n\"'`,;=()[]{}<>|&$", r) }) {
+			if hasRegistry(word) {
+				o.mention(n, word)
+			}
 		}
 	case hasRegistry(text):
 		o.mention(n, text)

@@ -86,6 +86,39 @@ spec: {image: {registry: r.test, repository: split/app, tag: "1.2"}, images: [r.
 				"r.test/reloader:1", "r.test/split/app:1.2", "r.test/thanos@sha256:" + strings.Repeat("0a", 32)},
 			passedOver: "Prometheus main (m.yaml:2), Stack (m.yaml:16)",
 		},
+		"images in flags, variables and names": {
+			manifest: `
+kind: Deployment
+spec:
+  template:
+    spec:
+      containers:
+      - image: r.test/operator:1
+        args: ["--sidecar-image", "grafana/agent:v1", "--agentImage", "r.test/b:1", "--image=busybox:1.36", "--image-pull-policy", "Always", "--image-gc-high-threshold=80", "--name", "a/b:1"]
+        env: [{name: AGENT_IMAGE_NAME, value: agent:2}, {name: IMAGE_PULL_SECRET, value: secret}, {name: IMAGERY, value: x:1}]
+---
+kind: Stack
+spec: {agent: {imageName: agent:3, imageRef: r.test/c:1, imagePullPolicy: Always}}
+`,
+			baked:     []string{"r.test/operator:1"},
+			mentioned: []string{"docker.io/grafana/agent:v1", "docker.io/library/agent:2", "docker.io/library/agent:3", "docker.io/library/busybox:1.36", "r.test/b:1", "r.test/c:1"},
+		},
+		"documents and commands in strings": {
+			manifest: `
+kind: ConfigMap
+data:
+  values: |
+    # see https://r.test/docs:1
+    proxy: {image: r.test/istio/proxyv2:1.2, port: 15000}
+    init: "r.test/istio/init@sha256:` + strings.Repeat("0b", 32) + `"
+    listen: 10.0.0.1:8080
+---
+kind: Job
+spec: {template: {spec: {containers: [{image: r.test/job:1, command: [sh, -c, "crictl pull r.test/pulled:1 && echo done: a/b:1"]}]}}}
+`,
+			baked:     []string{"r.test/job:1"},
+			mentioned: []string{"r.test/istio/init@sha256:" + strings.Repeat("0b", 32), "r.test/istio/proxyv2:1.2", "r.test/pulled:1"},
+		},
 		"a chart's template": {
 			manifest: `{kind: Pod, metadata: {name: "{{ .Release.Name }}"}, spec: {containers: [{image: "{{ .Values.repository }}:1"}]}}`,
 			wrong:    "it looks like a chart's template: render it first, e.g. with helm template",

@@ -3,7 +3,6 @@ package images
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -36,9 +35,6 @@ func TestSizesInDescriptors(t *testing.T) {
 		for _, size := range []int{0, 1, 100000} {
 			for _, warm := range []bool{false, true} {
 				for _, mode := range []string{"bake", "keep", "import"} {
-					if what == "layer 1 of 1" && mode == "bake" && warm {
-						continue // the layer's own blob is neither wanted nor there
-					}
 					t.Run(fmt.Sprintf("%s %d warm %t %s", what, size, warm, mode), func(t *testing.T) {
 						l := newLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{imagetest.Script(imagetest.File("a", 0o644, 0, 0, "a"))}})
 						c, o := newCache(t), testOptions()
@@ -70,8 +66,122 @@ func TestSizesInDescriptors(t *testing.T) {
 	}
 }
 
+// TestVerdictIsTheSameWithAnyCache: a layer's blob is checked whole before it is accepted, also
+// where the cache has the same contents from another blob.
+func TestVerdictIsTheSameWithAnyCache(t *testing.T) {
+	const good, bad = "edgebake.test/good:1", "edgebake.test/bad:1"
+	without := func(n int) func([]byte) []byte { return func(b []byte) []byte { return b[:len(b)-n] } }
+	followed := func(more string) func([]byte) []byte {
+		return func(b []byte) []byte { return append(b, more...) }
+	}
+	for name, damage := range map[string]struct {
+		compression string
+		blob        func([]byte) []byte
+		layer       func(descriptor jsonDoc)
+	}{
+		"gzip without its end":        {"gzip", without(8), nil},
+		"gzip without its last byte":  {"gzip", without(1), nil},
+		"gzip with garbage":           {"gzip", followed("garbage"), nil},
+		"gzip with zeros":             {"gzip", followed("\x00\x00\x00\x00"), nil},
+		"gzip with the start of more": {"gzip", followed("\x1f\x8b\x08"), nil},
+		"gzip of another checksum":    {"gzip", func(b []byte) []byte { b[len(b)-8] ^= 1; return b }, nil},
+		"zstd without its last byte":  {"zstd", without(1), nil},
+		"zstd with garbage":           {"zstd", followed("garbage"), nil},
+		"plain with more":             {"none", followed("garbage"), nil},
+		"called plain":                {"gzip", followed(""), func(d jsonDoc) { d["mediaType"] = "application/vnd.oci.image.layer.v1.tar" }},
+		"called longer":               {"gzip", followed(""), func(d jsonDoc) { d["size"] = d["size"].(int) + 1 }},
+	} {
+		for _, keep := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s keep %t", name, keep), func(t *testing.T) {
+				layer := imagetest.Script(imagetest.File("a", 0o644, 0, 0, strings.Repeat("contents ", 1000)))
+				layer.Compression = damage.compression
+				l := newLayout(t, imagetest.Image{Ref: bad, Layers: []imagetest.Layer{layer}}, imagetest.Image{Ref: good, Layers: []imagetest.Layer{layer}})
+				l.change(func(m, _ jsonDoc) {
+					d := layerOf(m, 0)
+					raw, err := os.ReadFile(l.blob(d["digest"].(string)))
+					if err != nil {
+						t.Fatal(err)
+					}
+					d["digest"], d["size"] = l.putRaw(damage.blob(raw))
+					if damage.layer != nil {
+						damage.layer(d)
+					}
+				})
+				badOne, goodOne := l.imgs[0], l.imgs[1]
+				o := testOptions()
+				o.KeepLayers = keep
+				for order, builds := range map[string][][]configs.ContainerImage{
+					"alone":              {{badOne}},
+					"after the good one": {{goodOne}, {badOne}},
+					"twice":              {{badOne}, {badOne}},
+					"before, together":   {{badOne, goodOne}},
+					"behind, together":   {{goodOne, badOne}},
+				} {
+					c := newCache(t)
+					for n, imgs := range builds {
+						_, err := resolveAndBake(t, c, o, imgs)
+						if len(imgs) == 1 && imgs[0] == goodOne {
+							if err != nil {
+								t.Fatalf("%s: the good one: %v", order, err)
+							}
+							continue
+						}
+						if err == nil {
+							t.Errorf("%s: build %d took the damaged layer", order, n+1)
+							continue
+						}
+						wantError(t, err, bad, "layer 1 of 1")
+						if strings.Contains(err.Error(), good) {
+							t.Errorf("%s: the good image is blamed: %v", order, err)
+						}
+					}
+					unpoisoned(t, c)
+				}
+			})
+		}
+	}
+}
+
+// TestLimitIsTheSameWithAnyCache: maxLayerSize counts for layers that the cache has too.
+func TestLimitIsTheSameWithAnyCache(t *testing.T) {
+	l := newLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{imagetest.Script(imagetest.File("a", 0o644, 0, 0, strings.Repeat("a", 2<<20)))}})
+	c, o := newCache(t), testOptions()
+	if _, err := resolveAndBake(t, c, o, l.imgs); err != nil {
+		t.Fatal(err)
+	}
+	o.MaxLayer = 1 << 20
+	_, err := resolveAndBake(t, c, o, l.imgs)
+	wantError(t, err, "edgebake.test/a:1", "layer 1 of 1", "more than 1Mi", "imageStore.maxLayerSize")
+}
+
+// TestKnownLayersNeedNoSource: another blob of known contents is read once, and nothing is
+// opened for layers whose blobs were checked.
+func TestKnownLayersNeedNoSource(t *testing.T) {
+	layer := imagetest.Script(imagetest.File("a", 0o644, 0, 0, "a"))
+	other := layer
+	other.Compression = "zstd"
+	l := newLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{layer}}, imagetest.Image{Ref: "edgebake.test/b:1", Layers: []imagetest.Layer{other}})
+	c, o := newCache(t), testOptions()
+	pinned, err := Resolve(t.Context(), c, l.imgs, o)
+	if err == nil {
+		err = Fetch(t.Context(), c, pinned[:1], o)
+	}
+	if err == nil {
+		err = Fetch(t.Context(), c, pinned[1:], o)
+	}
+	if err == nil {
+		err = os.RemoveAll(l.dir)
+	}
+	if err == nil {
+		_, err = fetchAndBake(t.Context(), c, pinned, o)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // TestDamagedLayerIsNotWanted: the cache's copy of a layer's own blob, where it is
-// damaged, is removed, and nothing is said of the image.
+// damaged, says nothing of the image, and is fetched again where it is wanted.
 func TestDamagedLayerIsNotWanted(t *testing.T) {
 	l := newLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{imagetest.Script(imagetest.File("a", 0o644, 0, 0, "a"))}})
 	dir := t.TempDir()
@@ -98,10 +208,10 @@ func TestDamagedLayerIsNotWanted(t *testing.T) {
 		t.Fatal(err)
 	}
 	bake(false)
-	if _, err := os.Stat(blob); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the damaged blob: %v", err)
-	}
 	bake(true)
+	if fi, err := os.Stat(blob); err != nil || fi.Size() == 3 {
+		t.Errorf("the damaged blob is still there: %v", err)
+	}
 }
 
 // rewrite edits the first image's manifest, and no size in it follows.

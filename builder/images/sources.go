@@ -49,28 +49,24 @@ func (s *sources) close() {
 // fetch brings layer j of an image into the cache. Nothing is opened where
 // the cache has it already.
 func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool, limit sizeLimit) error {
-	l := p.Layers[j]
-	// As it is in the cache or, where that has it uncompressed alone, as it would be: a
-	// damaged one, which Has removes, says nothing of the image.
-	whole := s.cache.Has(l.Digest.Hex())
-	cached := s.cache.Has(l.DiffID.Hex()) && (whole || !keep)
-	var sizeErr error
-	if whole {
-		sizeErr = checkCached(s.cache, l.Descriptor)
-	}
-	if cached && sizeErr == nil {
+	l, what := p.Layers[j], fmt.Sprintf("layer %d of %d", j+1, len(p.Layers))
+	u := unpacker{limit, &s.large}
+	cached, cachedErr := u.cached(s.cache, l, keep)
+	if cached && cachedErr == nil {
 		return nil
 	}
 	src, err := s.get(ctx, p.Source)
 	if err != nil {
 		return fmt.Errorf("image %s: %w", p.Ref, err)
 	}
-	if cached {
-		return badBlob(fmt.Sprintf("layer %d of %d", j+1, len(p.Layers)), l.Descriptor, p.Ref, src, sizeErr)
+	if cachedErr == nil && s.cache.Has(l.Digest.Hex()) {
+		cachedErr = checkCached(s.cache, l.Descriptor)
 	}
-	u := unpacker{limit, &s.large}
+	if cachedErr != nil {
+		return badBlob(what, l.Descriptor, p.Ref, src, cachedErr)
+	}
 	if err := u.fetchLayer(ctx, s.cache, src, p.Ref, l, keep); err != nil {
-		return blobError(fmt.Sprintf("layer %d of %d", j+1, len(p.Layers)), l.Descriptor, p.Ref, src, err)
+		return blobError(what, l.Descriptor, p.Ref, src, err)
 	}
 	return nil
 }

@@ -133,7 +133,7 @@ type Layer struct {
 // Partition is one entry of the GPT.
 type Partition struct {
 	Label string `json:"label"`
-	// FS is fat32, fat16, ext4 or empty (left unformatted).
+	// FS is fat32, fat16, fat12, ext4 or empty (left unformatted).
 	FS string `json:"fs,omitempty"`
 	// Size of its file system in bytes; 0 is computed from the content.
 	Size int64 `json:"size"`

@@ -69,7 +69,8 @@ func New(log io.Writer) *machine.Env {
 			Listen: func(ctx context.Context, addr string) (net.Listener, error) {
 				return new(net.ListenConfig).Listen(ctx, "tcp", addr)
 			},
-			Source: source,
+			Source:    source,
+			Addresses: addresses,
 			Resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
 				return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 			},
@@ -175,6 +176,29 @@ func clockSynced(context.Context) (bool, error) {
 
 // source is the address that the kernel would take on the way to addr;
 // nothing is sent.
+func addresses() ([]machine.InterfaceAddr, error) {
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	var out []machine.InterfaceAddr
+	for _, i := range interfaces {
+		if i.Flags&net.FlagUp == 0 {
+			continue
+		}
+		addrs, err := i.Addrs()
+		if err != nil {
+			return nil, err
+		}
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil {
+				out = append(out, machine.InterfaceAddr{Interface: i.Name, Addr: p.Addr().Unmap()})
+			}
+		}
+	}
+	return out, nil
+}
+
 func source(ctx context.Context, addr string) (netip.Addr, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "udp", addr)
 	if err != nil {

@@ -115,7 +115,15 @@ func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j mem
 	if _, given := site.KubeletExtraArgs["node-ip"]; given || site.KubeletExtraArgs["cloud-provider"] != "" {
 		return ""
 	}
-	both := site.Network.BothAddresses(network.NodeAddress(e))
+	both, err := network.BothAddresses(e, site)
+	if err != nil {
+		// The second one may come later: kubelet keeps what it has.
+		e.Log.Info("the node's second address is unknown", "error", err)
+		both = ""
+		if last := j.KubeletExtraArgs["node-ip"]; strings.HasPrefix(last, network.NodeAddress(e)+",") {
+			both = last
+		}
+	}
 	if both == "" {
 		return ""
 	}

@@ -136,12 +136,20 @@ type Network struct {
 	Listen func(ctx context.Context, addr string) (net.Listener, error)
 	// Source is the node's own address on the way to addr ("host:port").
 	Source func(ctx context.Context, addr string) (netip.Addr, error)
+	// Addresses are those of this machine's interfaces that are up.
+	Addresses func() ([]InterfaceAddr, error)
 	// Resolve looks a name up.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
 	// Post sends body to an https URL, through the proxy that an environment
 	// with these variables names ("HTTPS_PROXY=…", "NO_PROXY=…"). ca, where it is
 	// not empty, is the one certificate (PEM) that vouches for who answers.
 	Post func(ctx context.Context, url, ca string, body []byte, proxy []string) error
+}
+
+// InterfaceAddr is an address of an interface.
+type InterfaceAddr struct {
+	Interface string
+	Addr      netip.Addr
 }
 
 // Slots reads and writes the slots of this machine's disk and of sticks, each by

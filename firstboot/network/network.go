@@ -105,7 +105,7 @@ func Phase(site *configs.Site) run.Phase {
 			}
 			src, err := presentAddr(ctx, e, site)
 			if err != nil {
-				src, err = firstAddr(ctx, e, site)
+				src, err = newAddr(ctx, e, site)
 			}
 			if err != nil {
 				return err
@@ -123,6 +123,12 @@ func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip
 	present, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("reading this node's address in /etc/hosts: %w", err)
+	}
+	if subnets := site.NodeSubnets(); len(subnets) > 0 {
+		if src, err := inSubnet(e, site, subnets[0], present); err != nil || src != present {
+			return netip.Addr{}, errors.Join(fmt.Errorf("the address %s is not in %s (nodeIP)", present, subnets[0]), err)
+		}
+		return present, nil
 	}
 	masters := member.MastersOf(e, site)
 	found := make([]bool, len(masters))

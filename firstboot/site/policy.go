@@ -53,7 +53,7 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) admitted
 	}
 	site := *old
 	site.Masters = next.Masters
-	site.Network = next.Network
+	site.Network, site.NodeIP = next.Network, next.NodeIP
 	site.Network.Proxy, site.Network.NTP = old.Network.Proxy, old.Network.NTP
 	if !next.Credentials.IsZero() {
 		site.Credentials = next.Credentials

@@ -92,9 +92,11 @@ type World struct {
 	Joins     int
 	JoinError func(n int) error
 	Source    netip.Addr
-	hub       Listener
-	Offline   bool
-	Heard     time.Time // when kubelet was last active
+	// Further are addresses of this machine's interfaces, beside Source on eth0.
+	Further []machine.InterfaceAddr
+	hub     Listener
+	Offline bool
+	Heard   time.Time // when kubelet was last active
 	// Unregistered: kubelet has not registered its Node since it started. It does so
 	// once in its life: a Node that is deleted later stays away until it starts again.
 	Unregistered bool
@@ -751,6 +753,9 @@ func (w *World) Env() *machine.Env {
 					return netip.Addr{}, errors.New("network is unreachable")
 				}
 				return w.Source, nil
+			},
+			Addresses: func() ([]machine.InterfaceAddr, error) {
+				return append([]machine.InterfaceAddr{{Interface: "lo", Addr: netip.MustParseAddr("127.0.0.1")}, {Interface: "eth0", Addr: w.Source}}, w.Further...), nil
 			},
 			Resolve: func(_ context.Context, host string) ([]netip.Addr, error) {
 				a, err := w.lookup(host)

@@ -1,5 +1,5 @@
 // Package fat writes and reads FAT file systems: FAT32 for the EFI system
-// partition, FAT16 for the slot that any laptop can edit.
+// partition, FAT16 or FAT12 for the slot that any laptop can edit.
 //
 // Write makes a whole file system in one go from tree nodes. The same nodes
 // and options give the same bytes; every file and directory is contiguous;
@@ -25,7 +25,7 @@ import (
 
 // Options of a new file system.
 type Options struct {
-	// Type is 16 or 32.
+	// Type is 12, 16 or 32.
 	Type int
 	// Label is the volume label: up to 11 characters.
 	Label    string
@@ -53,6 +53,9 @@ const (
 
 	minFAT16 = 4085  // fewer clusters than this make it a FAT12
 	minFAT32 = 65525 // fewer than this make it a FAT16
+	// margin is how far the number of clusters should be from those two, since some
+	// programs compare with slightly different limits (fatgen103 advises 16).
+	margin = 16
 
 	attrReadOnly  = 0x01
 	attrHidden    = 0x02
@@ -82,6 +85,9 @@ func (g *geometry) fatOff(i int64) int64 { return (g.reserved + i*g.fatSectors) 
 func (g *geometry) rootOff() int64       { return g.fatOff(g.fats) }
 func (g *geometry) dataOff() int64       { return g.rootOff() + g.rootDir*g.sectorSize }
 
+// tableSize returns the bytes that n entries of the allocation table take.
+func (g *geometry) tableSize(n int64) int64 { return (n*int64(g.kind) + 7) / 8 }
+
 // clusterOff is where a cluster's bytes are. The first one is number 2.
 func (g *geometry) clusterOff(c uint32) int64 {
 	return g.dataOff() + int64(c-2)*g.clusterSize()
@@ -97,17 +103,21 @@ func layout(o Options) (*geometry, error) {
 	if o.Size <= 0 || o.Size%sectorSize != 0 || g.sectors > 1<<32-1 {
 		return nil, fmt.Errorf("a FAT file system cannot have a size of %d bytes", o.Size)
 	}
-	var bytesPerEntry int64
 	switch o.Type {
+	case 12:
+		g.reserved, g.rootDir = 1, rootMax*entrySize/sectorSize
+		for g.perCluster = max(1, 2048/sectorSize); g.sectors/g.perCluster >= minFAT16-margin && g.perCluster < 64; {
+			g.perCluster *= 2
+		}
 	case 16:
-		bytesPerEntry, g.reserved, g.rootDir = 2, 1, rootMax*entrySize/sectorSize
+		g.reserved, g.rootDir = 1, rootMax*entrySize/sectorSize
 		// The smallest cluster of 2 KiB or more that keeps FAT16 below its
 		// 65,524 clusters.
 		for g.perCluster = max(1, 2048/sectorSize); g.sectors/g.perCluster >= minFAT32-1 && g.perCluster < 64; {
 			g.perCluster *= 2
 		}
 	case 32:
-		bytesPerEntry, g.reserved, g.root = 4, 32, 2
+		g.reserved, g.root = 32, 2
 		// The table of cluster sizes in fatgen103.
 		size := int64(512)
 		switch {
@@ -121,7 +131,7 @@ func layout(o Options) (*geometry, error) {
 		}
 		g.perCluster = max(1, size/sectorSize)
 	default:
-		return nil, fmt.Errorf("FAT%d cannot be written, only FAT16 and FAT32", o.Type)
+		return nil, fmt.Errorf("FAT%d cannot be written, only FAT12, FAT16 and FAT32", o.Type)
 	}
 	count := func() int64 {
 		return (g.sectors - g.reserved - g.fats*g.fatSectors - g.rootDir) / g.perCluster
@@ -129,7 +139,7 @@ func layout(o Options) (*geometry, error) {
 	// The table must have an entry for each cluster that the table leaves
 	// room for: grow it until it has.
 	for {
-		need := ((count()+2)*bytesPerEntry + sectorSize - 1) / sectorSize
+		need := (g.tableSize(count()+2) + sectorSize - 1) / sectorSize
 		if need <= g.fatSectors {
 			break
 		}
@@ -146,8 +156,9 @@ func layout(o Options) (*geometry, error) {
 		o.Type == 16 && g.clusters < minFAT16,
 		o.Type == 32 && g.clusters < minFAT32:
 		return nil, fmt.Errorf("%d bytes are too few for FAT%d", o.Size, o.Type)
-	case o.Type == 16 && g.clusters >= minFAT32:
-		return nil, fmt.Errorf("%d bytes are too many for FAT16", o.Size)
+	case o.Type == 12 && g.clusters >= minFAT16,
+		o.Type == 16 && g.clusters >= minFAT32:
+		return nil, fmt.Errorf("%d bytes are too many for FAT%d", o.Size, o.Type)
 	}
 	return g, nil
 }

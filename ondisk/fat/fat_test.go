@@ -84,6 +84,8 @@ var kinds = []Options{
 	{Type: 32, Label: "ESP", VolumeID: 1, Size: 64 << 20, Time: date},
 	{Type: 16, Label: "EDGEBAKE", VolumeID: 0x12345678, Size: 16 << 20, Start: 516 << 20, Time: date, SectorSize: 4096},
 	{Type: 32, Label: "ESP", VolumeID: 0x9abcdef0, Size: 512 << 20, Start: 4 << 20, Time: date, SectorSize: 4096},
+	{Type: 12, Label: "EDGEBAKE", VolumeID: 0x12345678, Size: 16 << 20, Start: 516 << 20, Time: date, SectorSize: 4096},
+	{Type: 12, Label: "EDGEBAKE", VolumeID: 1, Size: 16 << 20, Time: date},
 }
 
 func TestWriteIsCleanAndReadable(t *testing.T) {
@@ -238,7 +240,8 @@ func TestBadInputIsRefusedBeforeWriting(t *testing.T) {
 		"label":              {nil, Options{Type: 16, Label: "much too long", Size: 16 << 20}, []string{"label"}},
 		"small FAT32":        {nil, Options{Type: 32, Size: 16 << 20}, []string{"too few for FAT32"}},
 		"small FAT16":        {nil, Options{Type: 16, Size: 1 << 20}, []string{"too few for FAT16"}},
-		"FAT12":              {nil, Options{Type: 12, Size: 1 << 20}, []string{"only FAT16 and FAT32"}},
+		"large FAT12":        {nil, Options{Type: 12, Size: 1 << 30}, []string{"too many for FAT12"}},
+		"FAT64":              {nil, Options{Type: 64, Size: 1 << 20}, []string{"only FAT12, FAT16 and FAT32"}},
 		"odd size":           {nil, Options{Type: 16, Size: 16<<20 + 1}, []string{"size of"}},
 	} {
 		t.Run(name, func(t *testing.T) {

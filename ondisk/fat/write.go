@@ -70,7 +70,7 @@ func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
 	if err != nil {
 		return nil, nil, 0, err
 	}
-	if g.kind == 16 && root.entries > rootMax {
+	if g.kind != 32 && root.entries > rootMax {
 		return nil, nil, 0, fmt.Errorf("the top directory has room for %d entries and needs %d: move files into a directory", rootMax, root.entries)
 	}
 	order, next, err := allocate(g, root)
@@ -356,12 +356,16 @@ func directory(d *file, o Options) []byte {
 
 // chains renders the allocation table as far as it is used.
 func chains(g *geometry, order []*file, next uint32) []byte {
-	width := int64(g.kind / 8)
-	b := make([]byte, (int64(next)*width+g.sectorSize-1)/g.sectorSize*g.sectorSize)
+	b := make([]byte, (g.tableSize(int64(next))+g.sectorSize-1)/g.sectorSize*g.sectorSize)
 	set := func(c, v uint32) {
-		if g.kind == 16 {
+		switch g.kind {
+		case 12: // two entries share three bytes
+			at, shift := c+c/2, c%2*4
+			b[at] |= byte(v << shift)
+			b[at+1] |= byte(v & 0xfff << shift >> 8)
+		case 16:
 			le.PutUint16(b[c*2:], uint16(v))
-		} else {
+		default:
 			le.PutUint32(b[c*4:], v&0x0fffffff)
 		}
 	}
@@ -401,7 +405,7 @@ func bootSector(g *geometry, o Options) []byte {
 	le.PutUint16(b[14:], uint16(g.reserved))
 	b[16] = byte(g.fats)
 	le.PutUint16(b[17:], uint16(g.rootDir*g.sectorSize/entrySize))
-	if g.kind == 16 && g.sectors < 1<<16 {
+	if g.kind != 32 && g.sectors < 1<<16 {
 		le.PutUint16(b[19:], uint16(g.sectors))
 	} else {
 		le.PutUint32(b[32:], uint32(g.sectors))
@@ -410,7 +414,7 @@ func bootSector(g *geometry, o Options) []byte {
 	le.PutUint16(b[24:], 63)  // sectors a track
 	le.PutUint16(b[26:], 255) // heads
 	le.PutUint32(b[28:], uint32(min(o.Start/g.sectorSize, 1<<32-1)))
-	if g.kind == 16 {
+	if g.kind != 32 {
 		le.PutUint16(b[22:], uint16(g.fatSectors))
 	} else {
 		le.PutUint32(b[36:], uint32(g.fatSectors))

@@ -42,7 +42,8 @@ func remake(r io.ReaderAt) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := fat.Options{Type: 16, Label: ondisk.LabelSlot, Size: ondisk.SlotSize}
+	// Slots of 4Kn disks used to be FAT16.
+	o := fat.Options{Type: in.fat.Type(), Label: ondisk.LabelSlot, Size: ondisk.SlotSize}
 	for _, e := range top {
 		name := strings.ToLower(e.Name())
 		limit, read := SizeLimit(name), in.readOwn

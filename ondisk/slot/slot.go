@@ -175,7 +175,7 @@ func (c *Contents) encode() ([]byte, error) {
 	id := sha256.Sum256([]byte("edgebake slot\x00" + info.Plan))
 	img := new(image)
 	err = fat.Write(img, nodes, nil, fat.Options{
-		Type: 16, Label: ondisk.LabelSlot, VolumeID: binary.LittleEndian.Uint32(id[:]),
+		Type: fatType(info.SectorSize), Label: ondisk.LabelSlot, VolumeID: binary.LittleEndian.Uint32(id[:]),
 		Size: ondisk.SlotSize, Time: when, SectorSize: info.SectorSize,
 	})
 	if err == nil && inventory && len(trimmed(img.b)) > half-sectorSize {
@@ -186,6 +186,15 @@ func (c *Contents) encode() ([]byte, error) {
 		err = readable(img)
 	}
 	return img.b, err
+}
+
+// fatType returns the type of a slot's FAT on a disk with sectors of that size. With 4 KiB
+// sectors a FAT16 of a slot's size would have 4,087 clusters, two more than a FAT12 may have.
+func fatType(sectorSize int64) int {
+	if sectorSize == 4096 {
+		return 12
+	}
+	return 16
 }
 
 // readable returns why Read would reject a slot that is being made.

@@ -2,6 +2,7 @@ package slot
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -83,6 +84,101 @@ func TestMakeAndRead(t *testing.T) {
 			t.Errorf("%s: %v %v", name, x, err)
 		}
 	}
+}
+
+// TestGeometry: whatever limit a program takes for that between FAT12 and FAT16, it takes a
+// slot for what it is. The golden digest of old images pins the one of 512-byte sectors.
+func TestGeometry(t *testing.T) {
+	for sector, want := range map[int64]struct{ kind, clusterSize, clusters int }{0: {16, 2048, 8166}, 4096: {12, 8192, 2044}} {
+		c := sample()
+		c.Info.SectorSize = sector
+		img := mustMake(t, c)
+		u16 := func(at int) int { return int(binary.LittleEndian.Uint16(img[at:])) }
+		size, per := u16(11), int(img[13])
+		if size*per != want.clusterSize {
+			t.Errorf("sectors of %d: clusters have %d bytes", sector, size*per)
+		}
+		root := (u16(17)*32 + size - 1) / size
+		clusters := (u16(19) - u16(14) - int(img[16])*u16(22) - root) / per
+		if clusters != want.clusters {
+			t.Errorf("sectors of %d: %d clusters", sector, clusters)
+		}
+		if off := clusters - 4085; off > -16 && off < 16 {
+			t.Errorf("sectors of %d: %d clusters are within 16 of the limit between FAT12 and FAT16", sector, clusters)
+		}
+		f, err := fat.Open(bytes.NewReader(img))
+		if err != nil || f.Type() != want.kind {
+			t.Errorf("sectors of %d: a FAT%d, %v", sector, f.Type(), err)
+		}
+		got, err := Read(bytes.NewReader(img))
+		if err != nil || !reflect.DeepEqual(got.Files, c.Files) {
+			t.Errorf("sectors of %d: %v %v", sector, got, err)
+		}
+		l := newLaptop(t, img)
+		disktest.Oracle(t, "fsck.fat", "-n", l.img)
+		if out := disktest.Oracle(t, "mtype", "-i", l.img, "::site.yaml"); out != string(c.Files["site.yaml"]) {
+			t.Errorf("sectors of %d: mtype: %q", sector, out)
+		}
+		// As many clusters as the largest Site, edited on a laptop, takes.
+		l.put("site.yaml", strings.Repeat("# comment\n", 20000))
+		l.put("files/large", strings.Repeat("x", 5<<20))
+		disktest.Oracle(t, "fsck.fat", "-n", l.img)
+		back, err := os.Open(l.img)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer back.Close()
+		if got, err = Read(back); err != nil || len(got.Files["files/large"]) != 5<<20 || len(got.Files["site.yaml"]) != 200000 {
+			t.Errorf("sectors of %d, edited: %v", sector, err)
+		}
+	}
+}
+
+// TestFormerSlotOf4Kn: slots of 4Kn disks were FAT16 once. They are read, verified, and
+// written over.
+func TestFormerSlotOf4Kn(t *testing.T) {
+	c := sample()
+	c.Info.SectorSize = 4096
+	meta, err := json.Marshal(c.Info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes := append(c.nodes(), node(ondisk.SlotMeta, meta),
+		node(ondisk.SlotReportText, bytes.Repeat([]byte("\n"), ReportTextSize)), node(ondisk.SlotReportJSON, bytes.Repeat([]byte("\n"), ReportJSONSize)))
+	img := mem(make([]byte, ondisk.SlotSize))
+	if err := fat.Write(img, nodes, nil, fat.Options{Type: 16, Label: ondisk.LabelSlot, Size: ondisk.SlotSize, SectorSize: 4096}); err != nil {
+		t.Fatal(err)
+	}
+	d := newDevice(img)
+	check := func(what string, kind int) {
+		t.Helper()
+		f, err := fat.Open(d)
+		if err != nil || f.Type() != kind {
+			t.Fatalf("%s: %v %v", what, f, err)
+		}
+		got, err := Read(d)
+		if err != nil || got.Info.Plan != c.Info.Plan || len(got.Files) == 0 {
+			t.Errorf("%s: %v %v", what, got, err)
+		}
+		if err := errors.Join(AsMade(d), Strays(d)); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	check("as it was", 16)
+	if err := WriteReport(d, Report{Text: []byte("all is well\n"), JSON: []byte("{}\n")}); err != nil {
+		t.Fatal(err)
+	}
+	check("reported", 16)
+	former := slices.Clone(d.cache)
+	if err := Scrub(d, c.Info, []byte("public: true\n"), token); err != nil {
+		t.Fatal(err)
+	}
+	check("scrubbed", 12)
+	d = newDevice(former)
+	if err := Rewrite(d, c); err != nil {
+		t.Fatal(err)
+	}
+	check("replaced", 12)
 }
 
 func TestMakeRefuses(t *testing.T) {

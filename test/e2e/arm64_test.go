@@ -221,7 +221,7 @@ func (w *world) checkGolden(image, arch string) {
 		switch p.FS {
 		case "ext4":
 			w.oracle("", "e2fsck", "-fn", fmt.Sprintf("%s?offset=%d", image, p.Start))
-		case "fat32", "fat16":
+		case "fat32", "fat16", "fat12":
 			part := filepath.Join(w.lab.Dir, p.Label+".fat")
 			cut(w.t, image, part, p.Start, p.Size)
 			w.oracle("", "fsck.fat", "-n", part)
