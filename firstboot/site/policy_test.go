@@ -54,14 +54,14 @@ func TestWhatAStickMayChange(t *testing.T) {
 
 	got := admit(ondisk.SitesRepair, true, false, &old, &next)
 	want := old
-	want.Masters, want.Network, want.Credentials = next.Masters, next.Network, next.Credentials
+	want.Masters, want.Network, want.NodeIP, want.Credentials = next.Masters, next.Network, next.NodeIP, next.Credentials
 	want.Network.Proxy, want.Network.NTP = old.Network.Proxy, old.Network.NTP
 	if !reflect.DeepEqual(*got.Site, want) {
 		t.Errorf("taken: %+v", *got.Site)
 	}
 	for i := range reflect.TypeFor[configs.Site]().NumField() {
 		switch name := reflect.TypeFor[configs.Site]().Field(i).Name; name {
-		case "Masters", "Network", "Credentials":
+		case "Masters", "Network", "NodeIP", "Credentials":
 		default:
 			if !reflect.ValueOf(*got.Site).Field(i).IsZero() {
 				t.Errorf("%s was taken from a stranger's stick", name)
