@@ -8,7 +8,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # These compile Kubernetes and boot machines.
 GUESTS := ./test/cluster ./test/e2e ./test/ipvs
 # Their long tests are left out with -short.
-LONG := ./builder ./builder/disk/ext4 ./firstboot ./firstboot/apply ./packaging
+LONG := ./builder ./ondisk/ext4 ./firstboot ./firstboot/apply ./packaging
 UNIT = $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -vE '/test/(cluster|ipvs|e2e|walls|bench/.*)$$')
 
 # As builder/agents.go compiles them: an image must not depend on the folder

@@ -55,6 +55,8 @@ type Options struct {
 	Force  bool
 	// Sign, where set, signs the image: its golden digest and image.json.
 	Sign func(golden string, imageInfo []byte) (string, error)
+	// SignIndex, where set, signs the index of a compressed image's chunks.
+	SignIndex func(body []byte) (string, error)
 	// Events tells what is going on. It is called from several goroutines,
 	// one at a time.
 	Events func(Event)

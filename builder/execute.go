@@ -413,6 +413,7 @@ func imageInfo(img *configs.Image, pl *plan.Plan, id, kernel, containerd string,
 		Version: ondisk.ImageInfoVersion, Name: img.Name, Plan: id, Arch: img.Arch,
 		SourceDate: pl.SourceDate, NodeTypes: img.NodeTypes, SiteVersions: siteVersions, SiteFields: configs.SiteFields(), InventoryVersions: siteVersions,
 		Removable: img.Sites.Removable, SiteKeys: img.Sites.Keys,
+		UpdateSerial: img.Updates.Serial, UpdateKeys: img.Updates.Keys,
 		Kubernetes: img.Kubernetes.Version, Containerd: containerd, Kernel: kernel,
 		Snapshotter: "overlayfs", Images: store.Images,
 	}
@@ -502,16 +503,24 @@ func (b *executor) write(ctx context.Context, id string, c *composed) (*Report, 
 	if err := spec.Fill(layout, ondisk.LabelESP, c.esp); err != nil {
 		return nil, err
 	}
+	i := slices.IndexFunc(c.esp, func(n tree.Node) bool { return n.Path == ondisk.ESPImageInfo })
+	if i < 0 {
+		return nil, fmt.Errorf("BUG: the ESP has no %s", ondisk.ESPImageInfo)
+	}
+	imageInfo := c.esp[i].Data.Inline
 	s := b.step("write", b.Output)
 	res, err := disk.Write(ctx, b.Output, spec, layout, b.Cache, disk.WriteOptions{
 		Unchanged: b.Cache.Unchanged,
 		Zstd:      strings.HasSuffix(b.Output, ".zst"), Force: b.Force, Progress: s.progress,
+		ImageInfo: imageInfo, SignIndex: b.SignIndex,
 		Slot: func(d disk.Digest) ([]byte, error) {
 			info := ondisk.SlotInfo{
 				Version: ondisk.SlotInfoVersion, Plan: id, Golden: d.Golden, Parts: d.Parts, SiteVersions: siteVersions, SectorSize: spec.SectorSize,
 			}
-			if err := b.sign(&info, c.esp); err != nil {
-				return nil, err
+			if b.Sign != nil {
+				if info.Signature, err = b.Sign(d.Golden, imageInfo); err != nil {
+					return nil, err
+				}
 			}
 			return slot.Make(slot.Contents{Info: info})
 		},
@@ -521,17 +530,4 @@ func (b *executor) write(ctx context.Context, id string, c *composed) (*Report, 
 	}
 	s.done()
 	return b.report(id, c, layout, res)
-}
-
-// sign signs the image, if that is asked for.
-func (b *executor) sign(info *ondisk.SlotInfo, esp []tree.Node) (err error) {
-	if b.Sign == nil {
-		return nil
-	}
-	i := slices.IndexFunc(esp, func(n tree.Node) bool { return n.Path == ondisk.ESPImageInfo })
-	if i < 0 {
-		return fmt.Errorf("BUG: the ESP has no %s", ondisk.ESPImageInfo)
-	}
-	info.Signature, err = b.Sign(info.Golden, esp[i].Data.Inline)
-	return err
 }

@@ -48,6 +48,9 @@ type Image struct {
 	// Sites says where a node's Site may come from.
 	Sites Sites `yaml:"sites,omitempty" json:"sites,omitempty"`
 
+	// Updates says which images may replace this one on a machine.
+	Updates Updates `yaml:"updates,omitempty" json:"updates,omitempty"`
+
 	// Images are the container images to bake in; they run without a registry.
 	Images []ContainerImage `yaml:"images,omitempty" json:"images,omitempty" unique:"ref"`
 	// ImagesFrom lists Kubernetes manifests (paths or patterns, e.g.
@@ -92,6 +95,18 @@ type Sites struct {
 	// NotBefore is a date (RFC 3339, e.g. 2026-11-30T00:00:00Z): a Site on a stick that
 	// was signed earlier is rejected. Set it in a new image if a signed stick is lost.
 	NotBefore string `yaml:"notBefore,omitempty" json:"notBefore,omitempty"`
+}
+
+// Updates says which images may replace this one on a machine.
+type Updates struct {
+	// Serial orders images: a machine rejects an image with a lower serial than that of
+	// the image that it runs. Raise it in each image that must not be replaced by an
+	// earlier one, e.g. after a security fix.
+	Serial int `yaml:"serial,omitempty" json:"serial,omitempty" jsonschema:"minimum=0,maximum=2147483647"`
+	// Keys are minisign public keys, each the second line of the file that
+	// minisign -G writes. A machine with this image accepts only updates that one of
+	// them has signed (edgebake build --sign).
+	Keys []string `yaml:"keys,omitempty" json:"keys,omitempty"`
 }
 
 // Base is the root file system to start from; exactly one member is set.

@@ -37,10 +37,16 @@ func (i *Image) validateSites(probs *Problems) {
 	if s.Removable == ondisk.SitesNever && len(s.Keys) > 0 {
 		probs.Add("sites.keys", "has no effect with removable: never: remove it, or set removable: signed")
 	}
+	validateKeys(probs, "sites.keys", s.Keys)
+	validateKeys(probs, "updates.keys", i.Updates.Keys)
+}
+
+// validateKeys checks a list of minisign public keys.
+func validateKeys(probs *Problems, path string, keys []string) {
 	var seen []minisign.PublicKey
-	for n, text := range s.Keys {
-		p := fmt.Sprintf("sites.keys[%d]", n)
-		key, problem := siteKey(text)
+	for n, text := range keys {
+		p := fmt.Sprintf("%s[%d]", path, n)
+		key, problem := publicKey(text)
 		if problem != "" {
 			probs.Add(p, "%s", problem)
 			continue
@@ -74,9 +80,9 @@ func (i *Image) validateNotBefore(probs *Problems) {
 	}
 }
 
-// siteKey parses a minisign public key, or says what is wrong with it. It
+// publicKey parses a minisign public key, or says what is wrong with it. It
 // never quotes what may be a secret key.
-func siteKey(text string) (key minisign.PublicKey, problem string) {
+func publicKey(text string) (key minisign.PublicKey, problem string) {
 	const want = "want a minisign public key, the second line of its file (RW...)"
 	if strings.ContainsAny(text, "\r\n") || strings.HasPrefix(text, "untrusted comment:") {
 		return key, want + ", without the comment above it"

@@ -174,9 +174,14 @@ type ImageInfo struct {
 	SiteKeys []string `json:"siteKeys,omitempty"`
 	// SitesNotBefore is when a Site must have been signed at the earliest, in seconds
 	// since the epoch; 0: at any time.
-	SitesNotBefore int64    `json:"sitesNotBefore,omitempty"`
-	NodeTypes      []string `json:"nodeTypes"`
-	SiteVersions   []string `json:"siteVersions"`
+	SitesNotBefore int64 `json:"sitesNotBefore,omitempty"`
+	// UpdateSerial orders images: a machine takes no image with a lower one than its own.
+	UpdateSerial int `json:"updateSerial,omitempty"`
+	// UpdateKeys are the minisign public keys one of which must have signed an update of
+	// this image.
+	UpdateKeys   []string `json:"updateKeys,omitempty"`
+	NodeTypes    []string `json:"nodeTypes"`
+	SiteVersions []string `json:"siteVersions"`
 	// SiteFields are the fields of Sites that first boot knows (configs.SiteFields); it
 	// rejects others. Older images have no list.
 	SiteFields []string `json:"siteFields,omitempty"`

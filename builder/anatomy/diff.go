@@ -3,6 +3,7 @@ package anatomy
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/update"
 )
 
 // Difference is what makes one image another.
@@ -27,6 +29,9 @@ type Difference struct {
 	Files      []SizeChange `json:"files"`
 	// Config are small files whose text differs.
 	Config []TextChange `json:"config"`
+	// Update is what a machine with a fetches to get the system of b; nil where b has no
+	// index of its chunks.
+	Update *media.UpdateCost `json:"update,omitempty"`
 }
 
 // Side is one of two images.
@@ -90,6 +95,9 @@ func Diff(a, b string) (*Difference, error) {
 	// with.
 	same := len(d.Facts)+len(d.Packages)+len(d.Images)+len(d.Partitions)+len(d.Groups)+len(d.Files) == 0
 	d.Equal = same && d.A.Golden != "" && d.A.Golden == d.B.Golden
+	if d.Update, err = media.CostOfUpdate(a, b); err != nil && !errors.Is(err, update.ErrNoIndex) && !errors.Is(err, update.ErrBoard) {
+		return nil, err
+	}
 	return d, nil
 }
 
@@ -275,6 +283,9 @@ func (d *Difference) Text(w io.Writer) {
 	sizeList(w, "Partitions", d.Partitions)
 	sizeList(w, "Packages, programs and images by size", d.Groups)
 	sizeList(w, "Files", d.Files)
+	if u := d.Update; u != nil {
+		fmt.Fprintf(w, "\nA machine with a fetches %d bytes to get the system of b, %.1f %% of the image (edgebake update cost).\n", u.Bytes, 100*float64(u.Bytes)/float64(u.Image))
+	}
 	section(w, "Configuration", d.Config, func(c TextChange) string {
 		lines := []string{c.Path}
 		for _, l := range c.Removed[:min(len(c.Removed), few)] {

@@ -186,8 +186,11 @@ func readConfig(b []byte, m *manifest) (*config, error) {
 	if err := json.Unmarshal(b, &c); err != nil {
 		return nil, fmt.Errorf("its config is damaged: %w: push the image again", err)
 	}
-	if c.Version != configVersion {
-		return nil, fmt.Errorf("its config has version %d, this program knows %d: use the edgebake that pushed it", c.Version, configVersion)
+	if c.Version < 1 {
+		return nil, errors.New("its config is damaged: it has no version: push the image again")
+	}
+	if c.Version > configVersion {
+		return nil, fmt.Errorf("a newer edgebake pushed it: its config has version %d, and this edgebake knows %d: use that edgebake, or a newer one", c.Version, configVersion)
 	}
 	sum := int64(0)
 	for _, l := range m.Layers {

@@ -325,7 +325,7 @@ func TestLastByteNeverComes(t *testing.T) {
 	o := quick(t)
 	o.Warn = nil
 	_, err := Pull(ctx, s.ref(":1"), filepath.Join(t.TempDir(), "o.raw.zst"), PullOptions{Options: o})
-	wantError(t, err, "part 2 of 9", s.Listener.Addr().String(), "the same command resumes there")
+	wantError(t, err, "part 2 of 10", s.Listener.Addr().String(), "the same command resumes there")
 	if n := len(s.requests("GET")); n > 20 {
 		t.Errorf("%d requests", n)
 	}
@@ -553,7 +553,7 @@ func TestPullRejects(t *testing.T) {
 		"unknown digest":  {ref: "@sha256:" + strings.Repeat("0", 64), words: []string{"answered 404"}, small: true},
 		"unsigned":        {ref: ":unsigned", keys: []string{public.String()}, words: []string{"has no signature", "nothing was downloaded"}, small: true},
 		"another key":     {ref: ":signed", keys: []string{other.String()}, words: []string{"is signed by key", "nothing was downloaded"}, small: true},
-		"newer":           {ref: ":newer", words: []string{"version 2", "use the edgebake that pushed it"}, small: true},
+		"newer":           {ref: ":newer", words: []string{"a newer edgebake pushed it", "version 2", "use that edgebake"}, small: true},
 		"sizes":           {ref: ":wrong-size", words: []string{"parts have 100 bytes, its config says 99"}, small: true},
 		"no parts":        {ref: ":no-parts", words: []string{"names no parts"}, small: true},
 		"no image":        {ref: ":not-an-image", words: []string{"its config is damaged", "push the image again"}, small: true},

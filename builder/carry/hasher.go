@@ -7,13 +7,12 @@ import (
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/disk"
-	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/builder/media"
 )
 
-// hasher takes chunks beside the download, as their frames are complete. A
-// frame may turn out to be wrong later, when its part's digest is known; it is
-// taken again then.
+// hasher hashes chunks beside the download, as their frames are complete. A
+// frame may turn out to be wrong later, when its part's digest is known; its
+// chunk is hashed again then.
 type hasher struct {
 	chunks *media.Chunks
 	raw    io.WriterAt // nil: none
@@ -43,7 +42,7 @@ func newHasher(c *media.Chunks, raw *disk.Output, dir string, cancel context.Can
 }
 
 func (h *hasher) work() {
-	buf := make([]byte, seekable.FrameSize)
+	buf := make([]byte, disk.Align)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for {

@@ -1,202 +1,255 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
-	"errors"
+	"fmt"
+	"io"
 	"runtime"
+	"slices"
 	"sync"
 
-	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/chunk"
+	"github.com/edgebake/edgebake/ondisk/seekable"
+	"golang.org/x/sync/errgroup"
 )
 
-// compressor turns the raw image into frames: workers pack chunks of Align
-// bytes side by side, and one writer appends them to the archive in order.
-type compressor struct {
-	w     *writer
-	enc   *seekable.Encoder
-	slot  *ondisk.PartitionInfo // nil: there is none
-	table seekable.Table
-	// frames has one for each chunk, packed and not yet written.
-	frames []chan frame
-	// sums are the chunks' digests, for the golden digest.
-	sums    [][32]byte
-	buffers sync.Pool // of *[]byte, for frames
-	// ahead holds workers back that would fill the memory.
-	ahead *window
+// Archive is a disk to be compressed. Its frames are chunks by content (package chunk) of
+// each file system and of what lies between them. The frames of the slot are raw, so that
+// other content can take their place.
+type Archive struct {
+	Size  int64
+	Parts []ondisk.PartitionInfo
+	// Read fills b with the bytes of the disk at off; with zero they are all zeros, and b
+	// is undefined. Bytes of the slot are not read.
+	Read func(b []byte, off int64) (zero bool, err error)
+	// Slot returns the bytes of the slot. It is called last.
+	Slot func() ([]byte, error)
+	// Index, where set, returns the content of the frame that holds the index of these
+	// chunks. It is called after Slot.
+	Index func([]chunk.Part) ([]byte, error)
+	// Stored, where set, is told of each part of the disk that is in the archive, in order.
+	Stored func(off, n int64)
 }
 
-// frame is one chunk, packed.
-type frame struct {
+// Indexed are the partitions that the index of an image lists the chunks of.
+func indexed(label string) bool {
+	return label == ondisk.LabelESP || label == ondisk.LabelRootA || label == ondisk.LabelData
+}
+
+// piece is one chunk on its way into the archive.
+type piece struct {
+	off     int64 // on the disk
+	n       int
+	content []byte // nil: a hole, or of the slot
+	part    int    // in compressor.parts; -1: none
+	slot    bool
+
 	packed []byte
-	size   int // of the chunk
 	sum    uint32
-	shared bool // packed is not this frame's alone
+	digest [32]byte
+	packer chan struct{} // closed when it is packed
 }
 
-// compress writes the raw image as frames, and computes the golden digest on
-// the way.
-func (w *writer) compress(out *Output) error {
+// compressor writes one Archive. One goroutine cuts it into pieces, workers pack them side
+// by side, and one goroutine stores them in order.
+type compressor struct {
+	*Archive
+	out   io.WriterAt
+	enc   *seekable.Encoder
+	table seekable.Table
+	parts []chunk.Part
+	slots []int // frames of the slot
+
+	ctx     context.Context
+	work    chan *piece
+	stored  chan *piece
+	rooms   sync.Pool // of *[]byte, for contents
+	packets sync.Pool // of *[]byte, for packed frames
+}
+
+// Compress writes the archive to out, which is empty.
+func Compress(ctx context.Context, out io.WriterAt, a Archive) error {
 	enc, err := seekable.NewEncoder()
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(w.ctx)
-	defer cancel()
-	n := len(w.track.chunks)
-	c := &compressor{
-		w: w, enc: enc, slot: w.layout.Find(ondisk.LabelSlot),
-		frames: make([]chan frame, n), sums: make([][32]byte, n),
-		buffers: sync.Pool{New: func() any { return new([]byte) }},
-		ahead:   newWindow(ctx, 2*runtime.GOMAXPROCS(0)+1),
-	}
-	for i := range c.frames {
-		c.frames[i] = make(chan frame, 1)
-	}
-	stored := make(chan error, 1)
-	go func() {
-		err := c.store(ctx, out)
-		if err != nil {
-			cancel() // nobody takes what is packed any more
-		}
-		stored <- err
-	}()
-	err = Parallel(ctx, n, func() func(int) error {
-		buf := make([]byte, Align)
-		return func(i int) error { return c.pack(i, buf) }
+	const ahead = 32 // pieces in memory, of at most chunk.MaxSize
+	g, ctx := errgroup.WithContext(ctx)
+	c := &compressor{Archive: &a, out: out, enc: enc, ctx: ctx, work: make(chan *piece, ahead), stored: make(chan *piece, ahead)}
+	c.rooms.New = func() any { return new([]byte) }
+	c.packets.New = c.rooms.New
+	g.Go(func() error {
+		defer close(c.work)
+		defer close(c.stored)
+		return c.cut()
 	})
-	if err != nil {
-		cancel()
+	for range runtime.GOMAXPROCS(0) {
+		g.Go(func() error {
+			for p := range c.work {
+				c.pack(p)
+			}
+			return nil
+		})
 	}
-	// The file's error is the cause where both failed.
-	if errFile := <-stored; errFile != nil && (err == nil || !errors.Is(errFile, context.Canceled)) {
-		err = errFile
-	}
-	if err != nil {
+	g.Go(c.store)
+	if err := g.Wait(); err != nil {
 		return err
 	}
-	w.result.Digest = DigestOf(w.layout.Parts, func(off, _ int64) [32]byte { return c.sums[off/Align] })
-	return c.finish(out)
+	return c.finish()
 }
 
-func (c *compressor) inSlot(i int) bool {
-	off := int64(i) * Align
-	return c.slot != nil && off >= c.slot.Start && off < c.slot.Start+c.slot.Size
-}
-
-// pack makes the frame of chunk i; buf has room for a chunk.
-func (c *compressor) pack(i int, buf []byte) error {
-	b := buf[:min(Align, c.w.layout.Size-int64(i)*Align)]
-	f := frame{size: len(b)}
-	if err := c.ahead.wait(i); err != nil {
-		return err
-	}
-	switch {
-	case c.inSlot(i): // made at the end
-	case !c.w.track.written(i) && len(b) == Align:
-		f.packed, f.shared, f.sum, c.sums[i] = c.enc.Zero(), true, zeroFrameSum(), zeroSum()
-	default:
-		if _, err := c.w.raw.ReadAt(b, int64(i)*Align); err != nil {
+// cut sends the pieces of the whole disk.
+func (c *compressor) cut() error {
+	parts := slices.SortedFunc(slices.Values(c.Parts), func(a, b ondisk.PartitionInfo) int { return cmp.Compare(a.Start, b.Start) })
+	at := int64(0)
+	for _, p := range parts {
+		fs := cmp.Or(p.FSSize, p.Size)
+		if err := c.region(at, p.Start, ""); err != nil {
 			return err
 		}
-		c.sums[i], f.sum = sha256.Sum256(b), seekable.Sum(b)
-		f.packed = c.enc.Encode((*c.buffers.Get().(*[]byte))[:0], b)
+		if err := c.region(p.Start, p.Start+fs, p.Label); err != nil {
+			return err
+		}
+		if err := c.region(p.Start+fs, p.Start+p.Size, ""); err != nil {
+			return err
+		}
+		at = p.Start + p.Size
 	}
-	c.frames[i] <- f
+	return c.region(at, c.Size, "")
+}
+
+// region cuts the disk from one place to another: the file system of a partition, or what
+// has no label.
+func (c *compressor) region(from, to int64, label string) error {
+	if from > to || from%chunk.Block != 0 {
+		return fmt.Errorf("BUG: partition %q, or what is before it, has bytes %d to %d", label, from, to)
+	}
+	part, at := -1, from
+	if indexed(label) {
+		part = len(c.parts)
+		c.parts = append(c.parts, chunk.Part{Label: label, Start: from, Size: to - from})
+	}
+	if label == ondisk.LabelSlot {
+		for ; at < to; at += Align {
+			if err := c.send(&piece{off: at, n: int(min(Align, to-at)), part: part, slot: true}, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return chunk.Cut(to-from, func(b []byte, off int64) (bool, error) { return c.Read(b, from+off) }, func(b []byte, n int) error {
+		p := &piece{off: at, n: n, part: part}
+		at += int64(n)
+		return c.send(p, b)
+	})
+}
+
+// send sends a piece to the workers, with a copy of its content.
+func (c *compressor) send(p *piece, content []byte) error {
+	p.packer = make(chan struct{})
+	if content != nil {
+		room := c.rooms.Get().(*[]byte)
+		p.content = append((*room)[:0], content...)
+	}
+	for _, to := range []chan *piece{c.stored, c.work} {
+		select {
+		case to <- p:
+		case <-c.ctx.Done():
+			return c.ctx.Err()
+		}
+	}
 	return nil
+}
+
+// pack makes the frame of a piece.
+func (c *compressor) pack(p *piece) {
+	defer close(p.packer)
+	switch {
+	case p.slot: // made at the end
+	case p.content == nil && p.n == seekable.FrameSize:
+		p.packed, p.sum = c.enc.Zero(), zeroFrameSum()
+	case p.content == nil:
+		zeros := make([]byte, p.n)
+		p.packed, p.sum = c.enc.Encode(nil, zeros), seekable.Sum(zeros)
+	default:
+		if p.part >= 0 {
+			p.digest = sha256.Sum256(p.content)
+		}
+		p.sum = seekable.Sum(p.content)
+		p.packed = c.enc.Encode((*c.packets.Get().(*[]byte))[:0], p.content)
+	}
 }
 
 // store appends the frames to the archive, in order.
-func (c *compressor) store(ctx context.Context, out *Output) error {
-	for i := range c.frames {
-		var f frame
+func (c *compressor) store() error {
+	frame := 0
+	for p := range c.stored {
 		select {
-		case f = <-c.frames[i]:
-		case <-ctx.Done():
-			return ctx.Err()
+		case <-p.packer:
+		case <-c.ctx.Done():
+			return c.ctx.Err()
 		}
-		if c.inSlot(i) {
-			c.table.Append(seekable.RawSize(f.size), f.size, 0)
-		} else if err := c.add(out, i, f); err != nil {
+		if p.slot {
+			c.table.Append(seekable.RawSize(p.n), p.n, 0)
+			c.slots = append(c.slots, frame)
+		} else if _, err := c.out.WriteAt(p.packed, c.table.Append(len(p.packed), p.n, p.sum)); err != nil {
 			return err
 		}
-		c.ahead.advance()
-		c.w.progress(int64(f.size), c.w.total)
+		if p.part >= 0 {
+			c.note(p, frame)
+		}
+		if p.content != nil {
+			c.rooms.Put(&p.content)
+			c.packets.Put(&p.packed)
+		}
+		if c.Stored != nil {
+			c.Stored(p.off, int64(p.n))
+		}
+		frame++
 	}
-	return nil
+	return c.ctx.Err()
 }
 
-func (c *compressor) add(out *Output, i int, f frame) error {
-	at := c.table.Append(len(f.packed), f.size, f.sum)
-	if _, err := out.WriteAt(f.packed, at); err != nil {
-		return err
+// note adds a piece to the index.
+func (c *compressor) note(p *piece, frame int) {
+	part := &c.parts[p.part]
+	if len(part.Chunks) == 0 {
+		part.Frame = frame
 	}
-	// From here on it takes room in the archive, and no more in the raw
-	// image: both together need no more than that one.
-	c.w.raw.release(int64(i)*Align, int64(f.size))
-	if !f.shared {
-		c.buffers.Put(&f.packed)
-	}
-	return nil
+	part.Chunks = append(part.Chunks, chunk.Chunk{Size: int64(p.n), Hole: p.content == nil, Sum: p.digest})
 }
 
-// finish writes the slot, which holds the golden digest, raw into the place
-// that was left for it, and the table behind all frames.
-func (c *compressor) finish(out *Output) error {
-	content, at, err := c.w.slot()
-	if err != nil {
-		return err
-	}
-	for off := 0; off < len(content); off += Align {
-		i := int(at+int64(off)) / Align
-		b := content[off:][:Align]
-		c.table.SetSum(i, seekable.Sum(b))
-		if _, err := out.WriteAt(seekable.Raw(nil, b), c.table.Entry(i).Offset); err != nil {
+// finish writes the slot into the place that was left for it, and behind all frames the
+// index and the table.
+func (c *compressor) finish() error {
+	if len(c.slots) > 0 {
+		content, err := c.Slot()
+		if err != nil {
 			return err
 		}
+		for _, frame := range c.slots {
+			e := c.table.Entry(frame)
+			b := content[e.Start-c.table.Entry(c.slots[0]).Start:][:e.Size]
+			c.table.SetSum(frame, seekable.Sum(b))
+			if _, err := c.out.WriteAt(seekable.Raw(nil, b), e.Offset); err != nil {
+				return err
+			}
+		}
 	}
-	last := c.table.Entry(len(c.frames) - 1)
-	_, err = out.WriteAt(c.table.Encode(), last.Offset+last.Compressed)
+	var tail []byte
+	if c.Index != nil {
+		index, err := c.Index(c.parts)
+		if err != nil {
+			return err
+		}
+		tail = seekable.Skippable(nil, chunk.Magic, index)
+	}
+	_, err := c.out.WriteAt(append(tail, c.table.Encode()...), c.table.End())
 	return err
 }
 
 // zeroFrameSum is the checksum of a whole frame of zeros.
-var zeroFrameSum = sync.OnceValue(func() uint32 { return seekable.Sum(make([]byte, Align)) })
-
-// window holds back whoever is too far ahead.
-type window struct {
-	ctx   context.Context
-	mu    sync.Mutex
-	moved *sync.Cond
-	limit int
-}
-
-func newWindow(ctx context.Context, size int) *window {
-	w := &window{ctx: ctx, limit: size}
-	w.moved = sync.NewCond(&w.mu)
-	context.AfterFunc(ctx, func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.moved.Broadcast()
-	})
-	return w
-}
-
-// wait returns when number i is within the window, or the context has ended.
-func (w *window) wait(i int) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for i >= w.limit && w.ctx.Err() == nil {
-		w.moved.Wait()
-	}
-	return w.ctx.Err()
-}
-
-// advance moves the window on by one.
-func (w *window) advance() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.limit++
-	w.moved.Broadcast()
-}
+var zeroFrameSum = sync.OnceValue(func() uint32 { return seekable.Sum(make([]byte, seekable.FrameSize)) })

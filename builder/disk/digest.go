@@ -160,9 +160,9 @@ func parallel(ctx context.Context, n int, spare <-chan struct{}, worker func() f
 	return nil
 }
 
-// tracker records which chunks are written. If it hashes, it does so in parallel to
-// the writing, each chunk when the writer moves on to another one. A chunk that the
-// writer returns to is hashed again at the end.
+// tracker records which chunks are written, and hashes them in parallel to the writing,
+// each when the writer moves on to another one. A chunk that the writer returns to is
+// hashed again at the end.
 type tracker struct {
 	f      io.ReaderAt
 	size   int64
@@ -170,7 +170,7 @@ type tracker struct {
 	chunks []tracked
 	at     int // the chunk that is being written; -1: none
 
-	left  chan visit // chunks to hash; nil if the tracker does not hash
+	left  chan visit // chunks to hash; nil once there are no more
 	ended chan struct{}
 }
 
@@ -187,13 +187,11 @@ type visit struct {
 	writes uint32
 }
 
-// newTracker returns a tracker of writes to f. With hashing set it hashes the chunks.
-func newTracker(f io.ReaderAt, size int64, hashing bool) *tracker {
+// newTracker returns a tracker of writes to f.
+func newTracker(f io.ReaderAt, size int64) *tracker {
 	t := &tracker{f: f, size: size, chunks: make([]tracked, (size+Align-1)/Align), at: -1}
-	if hashing {
-		t.left, t.ended = make(chan visit, len(t.chunks)), make(chan struct{})
-		go t.hash(t.left)
-	}
+	t.left, t.ended = make(chan visit, len(t.chunks)), make(chan struct{})
+	go t.hash(t.left)
 	return t
 }
 
@@ -253,6 +251,16 @@ func (t *tracker) rehash(i int, buf []byte) error {
 // written reports whether anything was written to a chunk; the others are
 // holes.
 func (t *tracker) written(i int) bool { return t.chunks[i].writes > 0 }
+
+// writtenIn reports whether anything was written to a chunk with some of the n bytes at off.
+func (t *tracker) writtenIn(off, n int64) bool {
+	for i := off / Align; i*Align < off+n; i++ {
+		if t.written(int(i)) {
+			return true
+		}
+	}
+	return false
+}
 
 // stop ends the hashing.
 func (t *tracker) stop() {

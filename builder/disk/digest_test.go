@@ -26,7 +26,7 @@ func TestTracker(t *testing.T) {
 		if err := f.Truncate(size); err != nil {
 			t.Fatal(err)
 		}
-		tr := newTracker(f, size, true)
+		tr := newTracker(f, size)
 		off := int64(0)
 		for range 12 {
 			n := 1 + rnd.IntN(len(data)-1)

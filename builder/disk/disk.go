@@ -10,8 +10,8 @@
 // Invariants:
 //   - The same Spec and blobs give the same bytes, compressed or not, whatever
 //     the machine, the directory or the number of processors.
-//   - Partitions begin and end on multiples of Align. That is also the size of a
-//     frame of a compressed image, so stamping replaces whole frames.
+//   - Partitions begin and end on multiples of Align. The slot of a compressed image
+//     consists of whole frames, which stamping replaces.
 //   - Ranges that nothing is written to are holes in the file.
 //   - Only the table and the FAT file systems depend on the disk's sector size.
 //   - The golden digest (docs/decisions/0002-golden-digest.md) covers every
@@ -27,16 +27,16 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
-	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/fat"
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Align is where partitions begin and end.
-const Align = seekable.FrameSize
+// Align is where partitions begin and end, and the size of the chunks that the golden
+// digest is made of.
+const Align = 4 << 20
 
 // File systems of a Partition.
 const (

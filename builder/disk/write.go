@@ -10,9 +10,10 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/chunk"
+	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/fat"
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
@@ -26,6 +27,11 @@ type WriteOptions struct {
 	// Slot makes the slot's bytes, once the digests are known. It must be set
 	// if the layout has a slot.
 	Slot func(Digest) ([]byte, error)
+	// ImageInfo is the image's image.json. A compressed image has an index of its chunks
+	// with it; nil: it has none.
+	ImageInfo []byte
+	// SignIndex, where set, signs the encoded index.
+	SignIndex func(body []byte) (string, error)
 	// Unchanged, where set, is called after the last read of a blob. It returns an
 	// error if a blob has changed since it was verified; then no image appears.
 	Unchanged func() error
@@ -137,7 +143,7 @@ func (w *writer) write(out *Output) error {
 	if err := w.raw.Truncate(w.layout.Size); err != nil {
 		return err
 	}
-	w.track = newTracker(w.raw, w.layout.Size, !w.opts.Zstd)
+	w.track = newTracker(w.raw, w.layout.Size)
 	defer w.track.stop()
 	for i := range w.layout.Parts {
 		if err := w.partition(&w.spec.Partitions[i], w.layout.Parts[i]); err != nil {
@@ -160,11 +166,11 @@ func (w *writer) write(out *Output) error {
 			return err
 		}
 	}
-	if w.opts.Zstd {
-		return w.compress(out)
-	}
 	if w.result.Digest, err = w.track.finish(w.ctx, w.layout.Parts); err != nil {
 		return err
+	}
+	if w.opts.Zstd {
+		return w.compress(out)
 	}
 	slot, at, err := w.slot()
 	if err != nil || slot == nil {
@@ -175,6 +181,37 @@ func (w *writer) write(out *Output) error {
 	}
 	w.progress(w.total, w.total)
 	return nil
+}
+
+// compress writes the raw image as an archive.
+func (w *writer) compress(out *Output) error {
+	a := Archive{
+		Size: w.layout.Size, Parts: w.layout.Parts,
+		Read: func(b []byte, off int64) (bool, error) {
+			if !w.track.writtenIn(off, int64(len(b))) {
+				return true, nil
+			}
+			_, err := w.raw.ReadAt(b, off)
+			return false, err
+		},
+		Slot: func() ([]byte, error) {
+			b, _, err := w.slot()
+			return b, err
+		},
+		Stored: func(off, n int64) {
+			// From here on it takes room in the archive, and no more in the raw
+			// image: both together need no more than that one.
+			w.raw.release(off, n)
+			w.progress(n, w.total)
+		},
+	}
+	if w.opts.ImageInfo != nil {
+		a.Index = func(parts []chunk.Part) ([]byte, error) {
+			x := chunk.Index{Golden: w.result.Golden, ImageInfo: w.opts.ImageInfo, Parts: parts}
+			return x.Seal(w.opts.SignIndex)
+		}
+	}
+	return Compress(w.ctx, out, a)
 }
 
 // slot makes the slot's bytes and says where they belong; nil if there is

@@ -8,14 +8,14 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
-	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/chunk"
 	"github.com/edgebake/edgebake/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
@@ -220,66 +220,44 @@ func (g *Golden) PackFile(ctx context.Context, progress func(done, total int64))
 	return f, nil
 }
 
-// Pack compresses a raw image, as it would have been built compressed. out is
-// empty.
+// Pack compresses a raw image, as it would have been built compressed. The index of its
+// chunks has no signature. out is empty.
 func (g *Golden) Pack(ctx context.Context, out io.WriterAt, progress func(done, total int64)) error {
 	m := g.m
-	enc, err := seekable.NewEncoder()
-	if err != nil {
-		return err
-	}
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		return err
 	}
-	frames := make([][]byte, 4*runtime.GOMAXPROCS(0))
-	sums, sizes := make([]uint32, len(frames)), make([]int, len(frames))
-	var table seekable.Table
-	at := int64(0)
-	for off := int64(0); off < m.size; off += int64(len(frames)) * seekable.FrameSize {
-		n := min(int64(len(frames)), (m.size-off+seekable.FrameSize-1)/seekable.FrameSize)
-		err := disk.Parallel(ctx, int(n), func() func(int) error {
-			buf := make([]byte, seekable.FrameSize)
-			return func(i int) error {
-				from := off + int64(i)*seekable.FrameSize
-				size := min(seekable.FrameSize, m.size-from)
-				b, zero, err := m.chunk(buf, from, size)
-				if err != nil {
-					return err
-				}
-				if zero {
-					b = buf[:size]
-					clear(b)
-				}
-				sums[i], sizes[i] = seekable.Sum(b), len(b)
-				if p.Start <= from && from < p.Start+p.Size {
-					frames[i] = seekable.Raw(frames[i][:0], b)
-				} else {
-					frames[i] = enc.Encode(frames[i][:0], b)
-				}
-				return nil
-			}
-		})
-		if err != nil {
-			return err
-		}
-		for i := range n {
-			at = table.Append(len(frames[i]), sizes[i], sums[i])
-			if _, err := out.WriteAt(frames[i], at); err != nil {
-				return err
-			}
-			at += int64(len(frames[i]))
-		}
-		if progress != nil {
-			progress(min(off+n*seekable.FrameSize, m.size), m.size)
-		}
+	info, err := slot.ReadInfo(m.section(p))
+	if err != nil {
+		return err
 	}
-	_, err = out.WriteAt(table.Encode(), at)
-	return err
+	done := int64(0)
+	return disk.Compress(ctx, out, disk.Archive{
+		Size: m.size, Parts: m.info.Partitions,
+		Read: func(b []byte, off int64) (bool, error) {
+			_, zero, err := m.chunk(b, off, int64(len(b)))
+			return zero, err
+		},
+		Slot: func() ([]byte, error) {
+			b := make([]byte, p.Size)
+			_, err := io.ReadFull(m.section(p), b)
+			return b, err
+		},
+		Index: func(parts []chunk.Part) ([]byte, error) {
+			x := chunk.Index{Golden: info.Golden, ImageInfo: m.infoText, Parts: parts}
+			return x.Seal(nil)
+		},
+		Stored: func(_, n int64) {
+			if done += n; progress != nil {
+				progress(done, m.size)
+			}
+		},
+	})
 }
 
-// Chunks takes the chunks of a compressed image one by one, as its frames
-// arrive, and hashes them.
+// Chunks hashes the chunks of a compressed image, of disk.Align bytes each, as their
+// frames arrive.
 type Chunks struct {
 	z    *seekable.Reader
 	sums [][32]byte
@@ -288,7 +266,7 @@ type Chunks struct {
 }
 
 // NewChunks returns the chunks of the compressed image that will be in f. tail
-// are the last bytes of the file, from the end of the last frame on: its table.
+// are the last bytes of the file, from the end of the last frame on.
 func NewChunks(f io.ReaderAt, size int64, tail []byte) (*Chunks, error) {
 	z, err := seekable.Open(ahead{f, tail, size - int64(len(tail))}, size)
 	if err != nil {
@@ -298,7 +276,8 @@ func NewChunks(f io.ReaderAt, size int64, tail []byte) (*Chunks, error) {
 		z.Close()
 		return nil, errors.New("the table of its frames is not at its end")
 	}
-	return &Chunks{z: z, sums: make([][32]byte, z.Frames()), seen: make([]bool, z.Frames()), zero: sha256.Sum256(make([]byte, seekable.FrameSize))}, nil
+	n := (z.Size() + disk.Align - 1) / disk.Align
+	return &Chunks{z: z, sums: make([][32]byte, n), seen: make([]bool, n), zero: sha256.Sum256(make([]byte, disk.Align))}, nil
 }
 
 // ahead reads a file whose end is known before it is there.
@@ -319,34 +298,35 @@ func (a ahead) ReadAt(p []byte, off int64) (int, error) {
 func (c *Chunks) Close() { c.z.Close() }
 
 // Len is how many there are, Size how many bytes the disk has.
-func (c *Chunks) Len() int    { return c.z.Frames() }
+func (c *Chunks) Len() int    { return len(c.sums) }
 func (c *Chunks) Size() int64 { return c.z.Size() }
 
-// End is where the frame of chunk i ends in the file.
+// End is where in the file the last frame of chunk i ends.
 func (c *Chunks) End(i int) int64 {
-	e := c.z.Entry(i)
+	e := c.z.Entry(c.z.Find(min(int64(i+1)*disk.Align, c.z.Size()) - 1))
 	return e.Offset + e.Compressed
 }
 
-// Take hashes chunk i, whose frame is there. disk, where it is not nil, gets
-// the chunk too, but for a chunk of zeros: there it has a hole. Chunks may be
-// taken side by side, and one again when its frame came again.
-func (c *Chunks) Take(i int, buf []byte, disk io.WriterAt) error {
-	e := c.z.Entry(i)
-	b, zero, err := c.z.Decode(i, buf)
+// Take hashes chunk i, whose frames are there. out, where it is not nil, gets
+// the chunk too, except a chunk of zeros: there it has a hole. Chunks may be
+// taken side by side, and one again when its frames came again.
+func (c *Chunks) Take(i int, buf []byte, out io.WriterAt) error {
+	off := int64(i) * disk.Align
+	b := buf[:min(disk.Align, c.z.Size()-off)]
+	zero, err := c.z.ReadRange(b, off)
 	if err != nil {
 		return err
 	}
-	needed := disk != nil && (!zero || c.seen[i])
-	if zero && (needed || e.Size != seekable.FrameSize) {
-		b = buf[:e.Size]
+	needed := out != nil && (!zero || c.seen[i])
+	whole := len(b) == disk.Align
+	if zero && (needed || !whole) {
 		clear(b)
 	}
-	if c.sums[i] = c.zero; !zero || e.Size != seekable.FrameSize {
+	if c.sums[i] = c.zero; !zero || !whole {
 		c.sums[i] = sha256.Sum256(b)
 	}
 	if needed {
-		_, err = disk.WriteAt(b, e.Start)
+		_, err = out.WriteAt(b, off)
 	}
 	c.seen[i] = true
 	return err
@@ -355,10 +335,10 @@ func (c *Chunks) Take(i int, buf []byte, disk io.WriterAt) error {
 // VerifyChunks checks the image as Verify does; its bytes were hashed before.
 func (g *Golden) VerifyChunks(ctx context.Context, c *Chunks) error {
 	m := g.m
-	if m.z == nil || m.z.Frames() != c.Len() || m.z.Size() != c.Size() {
+	if m.z == nil || m.z.Frames() != c.z.Frames() || m.z.Size() != c.Size() {
 		return fmt.Errorf("verifying image %s: %w: the table of its frames is not the one that was announced", m.path, ErrNotOurs)
 	}
-	for i := range c.Len() {
+	for i := range c.z.Frames() {
 		if m.z.Entry(i) != c.z.Entry(i) {
 			return fmt.Errorf("verifying image %s: %w: the table of its frames is not the one that was announced", m.path, ErrNotOurs)
 		}

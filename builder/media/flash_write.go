@@ -14,8 +14,8 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
-	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/seekable"
 )
 
 // Write writes the image. What was on the disk is lost from the first write

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/disk"
-	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/fat"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )

@@ -23,9 +23,9 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
-	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -203,6 +203,8 @@ func (m *image) notSeekable(err error) error {
 		return err
 	}
 	switch {
+	case format.Newer:
+		return &partError{fmt.Errorf("%s: use that edgebake, or a newer one", format.Problem)}
 	case format.NoTable && seekable.IsFrame(head):
 		return &partError{fmt.Errorf("it is an edgebake image that is cut short: it has %d bytes, and the table that comes last is missing: copy it again", m.stored)}
 	case format.NoTable:
@@ -347,8 +349,11 @@ func (m *image) readInfo() error {
 	if err := json.Unmarshal(m.infoText, &m.info); err != nil {
 		return fmt.Errorf("its %s is damaged: %w: copy or build the image again", ondisk.ESPImageInfo, err)
 	}
-	if m.info.Version != ondisk.ImageInfoVersion {
-		return fmt.Errorf("%s has version %d, this program knows %d: use the edgebake that made the image", ondisk.ESPImageInfo, m.info.Version, ondisk.ImageInfoVersion)
+	if m.info.Version < 1 {
+		return fmt.Errorf("its %s has no version: it is damaged, copy or build the image again", ondisk.ESPImageInfo)
+	}
+	if m.info.Version > ondisk.ImageInfoVersion {
+		return fmt.Errorf("a newer edgebake made it: %s has version %d, and this edgebake knows %d: use that edgebake, or a newer one", ondisk.ESPImageInfo, m.info.Version, ondisk.ImageInfoVersion)
 	}
 	return nil
 }
@@ -401,12 +406,15 @@ func (m *image) chunk(buf []byte, off, n int64) ([]byte, bool, error) {
 	if m.z == nil && isHole(m.f, off, n) {
 		return nil, true, nil
 	}
-	if m.z != nil && off%seekable.FrameSize == 0 && n == seekable.FrameSize {
-		b, zero, err := m.z.Decode(int(off/seekable.FrameSize), buf)
-		apply(m.edits, b, off)
-		return b, zero, err
-	}
 	b := buf[:n]
+	if m.z != nil {
+		zero, err := m.z.ReadRange(b, off)
+		if err != nil || zero {
+			return nil, zero, err
+		}
+		apply(m.edits, b, off)
+		return b, false, nil
+	}
 	_, err := m.ReadAt(b, off)
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF
@@ -414,10 +422,10 @@ func (m *image) chunk(buf []byte, off, n int64) ([]byte, bool, error) {
 	return b, false, err
 }
 
-// hole reports whether a chunk is known to be zero without reading it.
+// hole estimates, without reading it, whether a chunk is zero.
 func (m *image) hole(i int) bool {
 	if m.z != nil {
-		return i < m.z.Frames() && m.z.Entry(i).Compressed < seekable.SmallFrame
+		return m.z.SeemsZero(int64(i)*disk.Align, disk.Align)
 	}
-	return isHole(m.f, int64(i)*seekable.FrameSize, seekable.FrameSize)
+	return isHole(m.f, int64(i)*disk.Align, disk.Align)
 }

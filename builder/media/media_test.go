@@ -19,9 +19,9 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
-	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -94,7 +94,7 @@ func goldenFor(t testing.TB, path string, data int64, zstd bool, sector int64, r
 		t.Fatal(err)
 	}
 	spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, inline("edgebake/image.json", b))
-	r, err := disk.Write(t.Context(), path, spec, l, disktest.Blobs{"b": noise}, disk.WriteOptions{Zstd: zstd, Slot: func(d disk.Digest) ([]byte, error) {
+	r, err := disk.Write(t.Context(), path, spec, l, disktest.Blobs{"b": noise}, disk.WriteOptions{Zstd: zstd, ImageInfo: b, Slot: func(d disk.Digest) ([]byte, error) {
 		return slot.Make(slot.Contents{Info: ondisk.SlotInfo{Plan: info.Plan, Golden: d.Golden, Parts: d.Parts, SiteVersions: info.SiteVersions, SectorSize: sector}, Time: built})
 	}})
 	if err != nil {

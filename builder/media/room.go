@@ -9,7 +9,6 @@ import (
 	"syscall"
 
 	"github.com/edgebake/edgebake/builder/disk"
-	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/configs"
 )
 
@@ -20,8 +19,8 @@ func (m *image) roomForCopies(outputs []string, unpack bool) error {
 	if unpack {
 		each = 0
 		for i := range m.z.Frames() {
-			if !m.hole(i) {
-				each += seekable.FrameSize
+			if e := m.z.Entry(i); !m.z.SeemsZero(e.Start, e.Size) {
+				each += e.Size
 			}
 		}
 	}

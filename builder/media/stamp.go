@@ -16,10 +16,10 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
-	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
+	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
@@ -328,31 +328,43 @@ func putRaw(d slot.Device, inPlace bool, img []byte) error {
 // putFrames puts the slot's frames in place of those of a compressed image. What img
 // lacks of a whole slot is zero.
 func (m *image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
-	first := int(p.Start / seekable.FrameSize)
-	const n = ondisk.SlotSize / seekable.FrameSize
-	for i := first; i < first+n; i++ {
-		raw, err := m.z.IsRaw(i)
-		if err != nil {
-			return err
-		}
-		if !raw {
-			return fmt.Errorf("%w: its slot is compressed, so another program made this .zst: decompress it with zstd -d and stamp that", ErrNotOurs)
-		}
+	frames, err := m.slotFrames(p)
+	if err != nil {
+		return err
 	}
 	var frame []byte
-	b := make([]byte, seekable.FrameSize)
-	for i := range n {
-		clear(b[copy(b, img[min(i*seekable.FrameSize, len(img)):]):])
+	room := make([]byte, seekable.FrameSize)
+	for _, i := range frames {
+		e := m.z.Entry(i)
+		b := room[:e.Size]
+		clear(b[copy(b, img[min(int(e.Start-p.Start), len(img)):]):])
 		frame = seekable.Raw(frame[:0], b)
-		if _, err := f.WriteAt(frame, m.z.Entry(first+i).Offset); err != nil {
+		if _, err := f.WriteAt(frame, e.Offset); err != nil {
 			return err
 		}
 		sum := seekable.Sum(b)
-		if _, err := f.WriteAt([]byte{byte(sum), byte(sum >> 8), byte(sum >> 16), byte(sum >> 24)}, m.z.SumOffset(first+i)); err != nil {
+		if _, err := f.WriteAt([]byte{byte(sum), byte(sum >> 8), byte(sum >> 16), byte(sum >> 24)}, m.z.SumOffset(i)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// slotFrames returns the frames of the slot, all of which are raw and hold nothing else.
+func (m *image) slotFrames(p gpt.Partition) (frames []int, err error) {
+	end := p.Start + p.Size
+	for i := m.z.Find(p.Start); i < m.z.Frames() && m.z.Entry(i).Start < end; i++ {
+		e := m.z.Entry(i)
+		raw, err := m.z.IsRaw(i)
+		if err != nil {
+			return nil, err
+		}
+		if !raw || e.Start < p.Start || e.Start+e.Size > end {
+			return nil, fmt.Errorf("%w: its slot is compressed, so another program made this .zst: decompress it with zstd -d and stamp that", ErrNotOurs)
+		}
+		frames = append(frames, i)
+	}
+	return frames, nil
 }
 
 // window is the slot's place in a file or device. In place each step is stored

@@ -482,6 +482,7 @@ func (b *buildFlags) apply(s streams, targets []target, document, lock string) e
 		targets[i].Sign = func(golden string, info []byte) (string, error) {
 			return slot.SignImage(golden, info, key, date)
 		}
+		targets[i].SignIndex = func(body []byte) (string, error) { return slot.SignIndex(body, key, date) }
 	}
 	return nil
 }

@@ -164,7 +164,7 @@ living cluster lacks for its nodes.
 		{"build", "Build images:", []*cobra.Command{newInit(s), newValidate(s), newPlan(s), newImages(s), newBuild(s), newPush(s), newPull(s)}},
 		{"stamp", "Stamp and flash:", []*cobra.Command{newStamp(s), newUnstamp(s), newSite(s), newInventory(s), newFlash(s), newInstaller(s), newDevices(s)}},
 		{"cluster", "Clusters:", []*cobra.Command{newCluster(s), newPreflight(s)}},
-		{"inspect", "Inspect and try:", []*cobra.Command{newInspect(s), newVerify(s), newReport(s), newDiff(s), newRender(s), newBoot(s)}},
+		{"inspect", "Inspect and try:", []*cobra.Command{newInspect(s), newVerify(s), newReport(s), newDiff(s), newUpdate(s), newRender(s), newBoot(s)}},
 		{"other", "Other:", []*cobra.Command{newSchema(s), newExplain(s), newCacheCommand(s), newVersion(s), newMan(s)}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})

@@ -32,22 +32,48 @@ func ImageMessage(golden string, imageInfo []byte) []byte {
 // SignImage returns the signature of an image. when is the image's own date:
 // the same image and key give the same bytes.
 func SignImage(golden string, imageInfo []byte, key minisign.PrivateKey, when time.Time) (string, error) {
-	r := minisign.NewReader(bytes.NewReader(ImageMessage(golden, imageInfo)))
+	return sign(ImageMessage(golden, imageInfo), "edgebake image", key, when)
+}
+
+// IndexMessage is what the signature of an image's index of chunks is over. The index has
+// the golden digest and image.json in it.
+func IndexMessage(body []byte) []byte {
+	return fmt.Appendf(nil, "edgebake index 1\n%x\n", sha256.Sum256(body))
+}
+
+// SignIndex returns the signature of an image's encoded index of chunks (chunk.Index).
+func SignIndex(body []byte, key minisign.PrivateKey, when time.Time) (string, error) {
+	return sign(IndexMessage(body), "edgebake index", key, when)
+}
+
+// sign returns the signature of a message about what.
+func sign(message []byte, what string, key minisign.PrivateKey, when time.Time) (string, error) {
+	r := minisign.NewReader(bytes.NewReader(message))
 	if _, err := io.Copy(io.Discard, r); err != nil {
 		return "", fmt.Errorf("signing the image: %w", err)
 	}
-	return string(r.SignWithComments(key, timestamp+strconv.FormatInt(when.Unix(), 10)+"\tedgebake image",
-		fmt.Sprintf("signature of an edgebake image by key %X", key.ID()))), nil
+	return string(r.SignWithComments(key, timestamp+strconv.FormatInt(when.Unix(), 10)+"\t"+what,
+		fmt.Sprintf("signature of an %s by key %X", what, key.ID()))), nil
 }
 
 // VerifyImage returns which of the keys, minisign public keys, signed the
 // image. That its bytes have the golden digest is for the caller to check.
 func VerifyImage(info ondisk.SlotInfo, imageInfo []byte, keys []string) (string, error) {
-	if info.Signature == "" {
+	return verify(ImageMessage(info.Golden, imageInfo), info.Signature, keys)
+}
+
+// VerifyIndex returns which of the keys signed the encoded index of an image's chunks.
+func VerifyIndex(body []byte, signature string, keys []string) (string, error) {
+	return verify(IndexMessage(body), signature, keys)
+}
+
+// verify returns which of the keys made the signature of a message about an image.
+func verify(message []byte, signature string, keys []string) (string, error) {
+	if signature == "" {
 		return "", ErrImageUnsigned
 	}
 	var s minisign.Signature
-	if err := s.UnmarshalText([]byte(info.Signature)); err != nil {
+	if err := s.UnmarshalText([]byte(signature)); err != nil {
 		return "", errors.New("the image's signature is damaged: take a copy of the golden image, or build it again")
 	}
 	var ids []string
@@ -57,13 +83,13 @@ func VerifyImage(info ondisk.SlotInfo, imageInfo []byte, keys []string) (string,
 			return "", fmt.Errorf("reading key %s: it is not a minisign public key", text)
 		}
 		ids = append(ids, fmt.Sprintf("%X", key.ID()))
-		if minisign.Verify(key, ImageMessage(info.Golden, imageInfo), []byte(info.Signature)) {
+		if minisign.Verify(key, message, []byte(signature)) {
 			return fmt.Sprintf("%X", key.ID()), nil
 		}
 	}
 	for _, id := range ids {
 		if id == fmt.Sprintf("%X", s.KeyID) {
-			return "", fmt.Errorf("the image's signature by key %s does not match: image.json or the golden digest was changed since, or the key is another of that name: do not use the image", id)
+			return "", fmt.Errorf("the image's signature by key %s does not match: image.json, the golden digest or the index of its chunks was changed since, or the key is another of that name: do not use the image", id)
 		}
 	}
 	return "", fmt.Errorf("the image is signed by key %X, expected %s: it is somebody else's, or the key was exchanged", s.KeyID, strings.Join(ids, " or "))

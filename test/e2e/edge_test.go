@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/test/lab"
 	"github.com/edgebake/edgebake/test/pace"
 )

@@ -66,7 +66,7 @@ func Make(t testing.TB, path string, i Image) *disk.Result {
 	spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, file(ondisk.ESPImageInfo, info),
 		file(ondisk.ESPEntryA, []byte("options root=PARTUUID="+l.Find(ondisk.LabelRootA).GUID+"\n")))
 	res, err := disk.Write(t.Context(), path, spec, l, disktest.Blobs{"b": noise}, disk.WriteOptions{
-		Zstd: strings.HasSuffix(path, ".zst"),
+		Zstd: strings.HasSuffix(path, ".zst"), ImageInfo: info,
 		Slot: func(d disk.Digest) ([]byte, error) {
 			s := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: spec.ID, Golden: d.Golden, Parts: d.Parts, SiteVersions: []string{"v1alpha1"}}
 			if i.Sign != nil {

@@ -14,7 +14,7 @@ import (
 // skips are the tests that leave something out in CI too, and why that is no
 // hole. All others go through test/desk, which fails there.
 var skips = map[string]string{
-	"builder/disk/ext4/ext4_test.go":   "two long parts, with -short, which CI does not say",
+	"ondisk/ext4/ext4_test.go":         "two long parts, with -short, which CI does not say",
 	"builder/memory_test.go":           "with -short",
 	"firstboot/apply/ignition_test.go": "with -short",
 	"firstboot/hub/ports_test.go":      "the other end of a test is none by itself",

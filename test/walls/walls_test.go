@@ -32,6 +32,10 @@ var rooms = map[string][]string{
 	// nothing of that.
 	"ondisk/tree":        {},
 	"configs/yamltree":   {},
+	"ondisk/seekable":    {},
+	"ondisk/chunk":       {},
+	"ondisk/update":      {"ondisk", "ondisk/chunk", "ondisk/fat", "ondisk/seekable"},
+	"ondisk/ext4":        {"ondisk/tree"},
 	"ondisk/fat":         {"ondisk/tree"},
 	"ondisk/slot":        {"ondisk", "ondisk/fat", "ondisk/tree"},
 	"ondisk/store":       {"ondisk/tree"},
@@ -41,10 +45,10 @@ var rooms = map[string][]string{
 	"builder/procgroup":  {},
 	"builder/fetch":      {"builder/procgroup", "builder/transfer", "builder/plan", "ondisk/tree"},
 	"builder/registry":   {"builder/transfer", "configs/printable"},
-	"builder/images":     {"configs/manifest", "openyurt", "configs/yamltree", "builder/transfer", "builder/registry", "builder/plan", "builder/fetch", "builder/disk/ext4", "configs", "ondisk", "ondisk/tree", "ondisk/store"},
+	"builder/images":     {"configs/manifest", "openyurt", "configs/yamltree", "builder/transfer", "builder/registry", "builder/plan", "builder/fetch", "ondisk/ext4", "configs", "ondisk", "ondisk/tree", "ondisk/store"},
 	"builder/disk/...":   {"ondisk", "ondisk/tree"},
-	"builder/disk":       {"builder/plan", "builder/disk/...", "ondisk", "ondisk/tree", "ondisk/fat", "ondisk/file"},
-	"builder/anatomy":    {"builder", "builder/media", "configs", "ondisk"},
+	"builder/disk":       {"builder/plan", "builder/disk/...", "ondisk", "ondisk/tree", "ondisk/fat", "ondisk/file", "ondisk/ext4", "ondisk/seekable", "ondisk/chunk"},
+	"builder/anatomy":    {"builder", "builder/media", "configs", "ondisk", "ondisk/update"},
 	"builder/media":      {"configs/ignition", "builder/disk/...", "overlays/node", "configs", "ondisk/..."},
 	"builder/carry":      {"builder/transfer", "configs", "builder/registry", "builder/images", "builder/media", "builder/disk", "builder/disk/..."},
 	"builder/installer":  {"builder/procgroup", "builder/media", "builder/disk", "ondisk", "ondisk/fat", "ondisk/file", "ondisk/tree"},
@@ -301,14 +305,14 @@ func TestMatching(t *testing.T) {
 		pattern, name string
 		want          bool
 	}{
-		{"builder/...", "builder/disk/ext4", true}, {"builder/...", "builder", true},
-		{"builder/...", "builderx", false}, {"builder/disk", "builder/disk/ext4", false}, {"...", "anything", true},
+		{"builder/...", "builder/disk/gpt", true}, {"builder/...", "builder", true},
+		{"builder/...", "builderx", false}, {"builder/disk", "builder/disk/gpt", false}, {"...", "anything", true},
 	} {
 		if got := matches([]string{c.pattern}, c.name); got != c.want {
 			t.Errorf("matches(%s, %s) = %v", c.pattern, c.name, got)
 		}
 	}
-	if may, _ := room("builder/disk/ext4"); slices.Contains(may, "builder/plan") {
-		t.Error("the room of builder/disk holds for builder/disk/ext4")
+	if may, _ := room("builder/disk/gpt"); slices.Contains(may, "builder/plan") {
+		t.Error("the room of builder/disk holds for builder/disk/gpt")
 	}
 }

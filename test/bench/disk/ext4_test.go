@@ -28,7 +28,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/disk/ext4"
+	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"golang.org/x/sys/unix"
 

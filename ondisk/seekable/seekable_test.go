@@ -169,7 +169,7 @@ func TestDamage(t *testing.T) {
 		"empty":        {func(b []byte) []byte { return nil }, "0 bytes"},
 		"cut inside":   {func(b []byte) []byte { return append(b[:50], b[80:]...) }, "cut short or damaged"},
 		"many frames":  {func(b []byte) []byte { b[len(b)-9+3] = 0x7f; return b }, "more than the file has"},
-		"another kind": {func(b []byte) []byte { b[len(b)-5] = 0; return b }, "does not write"},
+		"another kind": {func(b []byte) []byte { b[len(b)-5] = 0; return b }, "another program made it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := tc.change(bytes.Clone(file))
@@ -195,7 +195,171 @@ func TestDamage(t *testing.T) {
 	})
 }
 
+// framed compresses content in frames of these sizes, and has extra between the frames
+// and the table.
+func framed(t testing.TB, content []byte, sizes []int, extra []byte) []byte {
+	t.Helper()
+	enc, err := NewEncoder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tab Table
+	var out []byte
+	for _, n := range sizes {
+		at := len(out)
+		out = enc.Encode(out, content[:n])
+		tab.Append(len(out)-at, n, Sum(content[:n]))
+		content = content[n:]
+	}
+	return slices.Concat(out, extra, tab.Encode())
+}
+
+// ragged is sample in frames of many sizes.
+func ragged() (sizes []int) {
+	rest, r := len(sample()), rand.New(rand.NewPCG(1, 2))
+	for rest > 0 {
+		n := min(rest, 1+r.IntN(700<<10))
+		if r.IntN(20) == 0 {
+			n = min(rest, FrameSize)
+		}
+		sizes = append(sizes, n)
+		rest -= n
+	}
+	return sizes
+}
+
+func TestFramesOfAnySize(t *testing.T) {
+	want := sample()
+	file := framed(t, want, ragged(), nil)
+	z, err := Open(bytes.NewReader(file), int64(len(file)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	got, err := io.ReadAll(io.NewSectionReader(z, 0, z.Size()))
+	if err != nil || !bytes.Equal(got, want) {
+		t.Fatalf("content differs: %v", err)
+	}
+	r := rand.New(rand.NewPCG(3, 4))
+	zeros := 0
+	for range 200 {
+		off := r.IntN(len(want))
+		buf := bytes.Repeat([]byte{0xaa}, 1+r.IntN(min(FrameSize, len(want)-off)))
+		zero, err := z.ReadRange(buf, int64(off))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if zero {
+			zeros++
+			clear(buf)
+		}
+		if !bytes.Equal(buf, want[off:][:len(buf)]) {
+			t.Fatalf("%d bytes at %d differ", len(buf), off)
+		}
+		if seems := z.SeemsZero(int64(off), int64(len(buf))); zero && !seems {
+			t.Errorf("%d bytes at %d are zeros, and do not seem so", len(buf), off)
+		}
+	}
+	if zeros == 0 {
+		t.Error("no range of zeros was found")
+	}
+	for _, off := range []int64{-1, z.Size() - 5} {
+		if _, err := z.ReadRange(make([]byte, 10), off); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("a range at %d beyond the content: %v", off, err)
+		}
+	}
+	name := filepath.Join(t.TempDir(), "x.zst")
+	if err := os.WriteFile(name, file, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	disktest.Oracle(t, "zstd", "-t", name)
+}
+
+// A Reader keeps a bounded number of bytes, whatever the size of the frames.
+func TestCacheIsBounded(t *testing.T) {
+	want := sample()
+	var sizes []int
+	for range len(want) / 1000 {
+		sizes = append(sizes, 1000)
+	}
+	sizes = append(sizes, len(want)%1000)
+	for _, sizes := range [][]int{sizes, {FrameSize, FrameSize, FrameSize, 12345}} {
+		file := framed(t, want, sizes, nil)
+		z, err := Open(bytes.NewReader(file), int64(len(file)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer z.Close()
+		if _, err := io.Copy(io.Discard, io.NewSectionReader(z, 0, z.Size())); err != nil {
+			t.Fatal(err)
+		}
+		held := 0
+		for _, c := range z.cache {
+			held += len(c.content)
+		}
+		if held > keep || held < FrameSize || int64(held) != z.kept {
+			t.Errorf("%d frames: %d bytes are held, counted %d", len(sizes), held, z.kept)
+		}
+	}
+}
+
+func TestSkippableFrames(t *testing.T) {
+	want := sample()
+	const a, b = 0x184d2a5d, 0x184d2a53
+	extra := Skippable(Skippable(nil, a, []byte("index")), b, nil)
+	file := framed(t, want, ragged(), extra)
+	z, err := Open(bytes.NewReader(file), int64(len(file)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	if got, err := io.ReadAll(z.Extra(a)); err != nil || string(got) != "index" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if z.Extra(b) == nil || z.Extra(0x184d2a5c) != nil {
+		t.Error("another frame is found, or one is not")
+	}
+	if got, err := io.ReadAll(io.NewSectionReader(z, 0, z.Size())); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("content differs: %v", err)
+	}
+	name := filepath.Join(t.TempDir(), "x.zst")
+	if err := os.WriteFile(name, file, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	disktest.Oracle(t, "zstd", "-t", name)
+	for what, extra := range map[string][]byte{
+		"no magic":   []byte("something else"),
+		"too long":   append(le.AppendUint32(le.AppendUint32(nil, a), 1<<31), 1, 2, 3),
+		"no length":  le.AppendUint32(nil, a),
+		"very many":  bytes.Repeat(Skippable(nil, a, nil), maxExtras+1),
+		"a half one": extra[:len(extra)-3],
+	} {
+		file := framed(t, want, ragged(), extra)
+		if _, err := Open(bytes.NewReader(file), int64(len(file))); !errors.Is(err, ErrFormat) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// What a newer edgebake may write is not called damaged.
+func TestNewer(t *testing.T) {
+	file := pack(t, sample())
+	for name, change := range map[string]func([]byte){
+		"another table": func(b []byte) { b[len(b)-5] |= 0x40 },
+		"large frames":  func(b []byte) { le.PutUint32(b[len(b)-9-entrySize+4:], 2*FrameSize) },
+	} {
+		b := bytes.Clone(file)
+		change(b)
+		_, err := Open(bytes.NewReader(b), int64(len(b)))
+		var format *FormatError
+		if !errors.As(err, &format) || !format.Newer || !strings.Contains(err.Error(), "a newer edgebake made it") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func FuzzOpen(f *testing.F) {
+	f.Add(framed(f, sample(), ragged(), Skippable(nil, 0x184d2a5d, []byte("x"))))
 	f.Add(pack(f, []byte("hello")))
 	f.Add(pack(f, []byte("hello"), 0))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -205,6 +369,7 @@ func FuzzOpen(f *testing.F) {
 		}
 		defer z.Close()
 		z.ReadAt(make([]byte, 100), 0)
+		z.ReadRange(make([]byte, 100), z.Size()/2)
 		z.IsRaw(0)
 	})
 }

@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/disk/ext4"
+	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/disktest"

@@ -13,11 +13,11 @@ package seekable
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math/bits"
 	"slices"
 	"sync"
 
@@ -25,23 +25,24 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// FrameSize is how many bytes of the image one frame holds; the last frame
-// may hold fewer.
+// FrameSize is the largest content of a frame in bytes. Readers accept frames of any
+// size up to it.
 const FrameSize = 4 << 20
 
 // ErrDamaged is a frame whose content is not what was written.
 var ErrDamaged = errors.New("the file is damaged")
 
-// maxZeros bounds the kinds of frames of zeros that are known: an image that one
-// program wrote has one or two.
+// maxZeros bounds how many different frames of zeros a Reader remembers. Most holes
+// of an image are whole frames of FrameSize, which are all equal.
 const maxZeros = 8
 
-// SmallFrame is more than a frame of zeros takes. Hardly any other is smaller.
-const SmallFrame = 1024
+// smallFrame is more than a frame of zeros takes. Hardly any other is smaller.
+const smallFrame = 1024
 
 const (
 	magicFrame = 0xfd2fb528
-	magicSkip  = 0x184d2a5e // a skippable frame, which decoders pass over
+	magicSkip  = 0x184d2a50 // begins the 16 magics of skippable frames, which decoders pass over
+	tableFrame = 0x184d2a5e // the skippable frame that holds the table
 	magicTable = 0x8f92eab1 // the table's last four bytes
 
 	footerSize = 9  // frames, descriptor, magic
@@ -50,8 +51,12 @@ const (
 
 	maxBlock = 128 << 10 // of a zstd block
 
-	// maxFrames is 16 TiB. A server, or a sparse file, may claim any size.
+	// maxFrames is 16 TiB in frames of FrameSize. A server, or a sparse file, may claim
+	// any size.
 	maxFrames = 1 << 22
+
+	// maxExtras is how many skippable frames may come before the table.
+	maxExtras = 16
 )
 
 // ErrFormat says that a file is not in the format: a FormatError says why.
@@ -62,6 +67,8 @@ type FormatError struct {
 	Problem string
 	// NoTable: the table at the file's end is missing.
 	NoTable bool
+	// Newer: a newer edgebake made the file.
+	Newer bool
 }
 
 func (e *FormatError) Error() string        { return ErrFormat.Error() + ": " + e.Problem }
@@ -69,6 +76,11 @@ func (e *FormatError) Is(target error) bool { return target == ErrFormat }
 
 func badFormat(format string, args ...any) error {
 	return &FormatError{Problem: fmt.Sprintf(format, args...)}
+}
+
+// newer returns the error for a table that only a newer edgebake can read.
+func newer(format string, args ...any) error {
+	return &FormatError{Problem: "a newer edgebake made it: " + fmt.Sprintf(format, args...), Newer: true}
 }
 
 var le = binary.LittleEndian
@@ -183,11 +195,20 @@ func (t *Table) SetSum(frame int, sum uint32) { t.entries[frame].sum = sum }
 // Entry returns a frame's entry.
 func (t *Table) Entry(frame int) Entry { return t.entries[frame] }
 
+// End is where the last frame ends.
+func (t *Table) End() int64 {
+	if len(t.entries) == 0 {
+		return 0
+	}
+	last := t.entries[len(t.entries)-1]
+	return last.Offset + last.Compressed
+}
+
 // Encode renders the table, which goes behind the last frame.
 func (t *Table) Encode() []byte {
 	n := len(t.entries)*entrySize + footerSize
 	b := make([]byte, 0, 8+n)
-	b = le.AppendUint32(b, magicSkip)
+	b = le.AppendUint32(b, tableFrame)
 	b = le.AppendUint32(b, uint32(n))
 	for _, e := range t.entries {
 		b = le.AppendUint32(b, uint32(e.Compressed))
@@ -204,12 +225,14 @@ func (t *Table) Encode() []byte {
 type Reader struct {
 	r       io.ReaderAt
 	entries []Entry
+	extras  []extra
 	size    int64 // of the content
 	table   int64 // where the table's first entry is in the file
 	dec     *zstd.Decoder
 
 	mu    sync.Mutex
 	cache []cached // the frames used last, newest first
+	kept  int64    // bytes in cache
 	zeros [][]byte // at most maxZeros compressed frames known to hold nothing but zeros
 
 	packed sync.Pool // of *[]byte, for frames as they are in the file
@@ -220,8 +243,14 @@ type cached struct {
 	content []byte
 }
 
-// keep is how many decompressed frames a Reader holds.
-const keep = 4
+// keep is how many bytes of decompressed frames a Reader holds.
+const keep = 4 * FrameSize
+
+// extra is the content of a skippable frame between the last frame and the table.
+type extra struct {
+	magic        uint32
+	offset, size int64
+}
 
 // IsZstd reports whether a file that begins with b is a zstd file.
 func IsZstd(b []byte) bool { return len(b) >= 4 && le.Uint32(b) == magicFrame }
@@ -260,7 +289,7 @@ const FrameHead = zstd.HeaderMaxSize
 // makes it, and not that of all that another program compressed.
 func IsFrame(head []byte) bool {
 	var h zstd.Header
-	return h.Decode(head) == nil && h.HasFCS && h.FrameContentSize == FrameSize
+	return h.Decode(head) == nil && h.HasFCS && h.FrameContentSize <= FrameSize
 }
 
 func (z *Reader) readTable(size int64) error {
@@ -272,11 +301,14 @@ func (z *Reader) readTable(size int64) error {
 		return err
 	}
 	if le.Uint32(foot[5:]) != magicTable {
-		return &FormatError{"the table at its end is missing; the file is cut short, or another program compressed it", true}
+		return &FormatError{Problem: "the table at its end is missing; the file is cut short, or another program compressed it", NoTable: true}
 	}
 	n, sums := int64(le.Uint32(foot)), foot[4]&hasSums != 0
-	if foot[4]&0x7c != 0 || !sums {
-		return badFormat("the table is of a kind that edgebake does not write")
+	if foot[4]&0x7c != 0 {
+		return newer("the table of its frames has a form (%#x) that this edgebake does not know", foot[4])
+	}
+	if !sums {
+		return badFormat("the table has no checksums, so another program made it")
 	}
 	tableSize := n*entrySize + footerSize
 	at := size - tableSize - 8
@@ -287,26 +319,61 @@ func (z *Reader) readTable(size int64) error {
 	if _, err := z.r.ReadAt(b, at); err != nil {
 		return err
 	}
-	if le.Uint32(b) != magicSkip || int64(le.Uint32(b[4:])) != tableSize {
+	if le.Uint32(b) != tableFrame || int64(le.Uint32(b[4:])) != tableSize {
 		return badFormat("the table's beginning is not where it should be")
 	}
 	off := int64(0)
 	for i := range int(n) {
 		e := b[8+i*entrySize:]
 		x := Entry{Offset: off, Compressed: int64(le.Uint32(e)), Start: z.size, Size: int64(le.Uint32(e[4:])), sum: le.Uint32(e[8:])}
-		last := i == int(n)-1
-		if x.Size == 0 || x.Size > FrameSize || !last && x.Size != FrameSize || x.Compressed > int64(RawSize(FrameSize)) {
+		if x.Size > FrameSize {
+			return newer("frame %d holds %d bytes, and this edgebake knows at most %d", i, x.Size, FrameSize)
+		}
+		if x.Size == 0 || x.Compressed > int64(RawSize(FrameSize)) {
 			return badFormat("frame %d holds %d bytes in %d", i, x.Size, x.Compressed)
 		}
 		off += x.Compressed
 		z.size += x.Size
 		z.entries = append(z.entries, x)
 	}
-	if off != at {
-		return badFormat("its frames have %d bytes, the table says %d; the file is cut short or damaged", at, off)
-	}
 	z.table = at + 8
+	return z.readExtras(off, at)
+}
+
+// readExtras finds the skippable frames between the end of the last frame and the table.
+func (z *Reader) readExtras(off, table int64) error {
+	for frames := off; off != table; {
+		head := make([]byte, 8)
+		if off <= table-8 {
+			if _, err := z.r.ReadAt(head, off); err != nil {
+				return err
+			}
+		}
+		x := extra{le.Uint32(head), off + 8, int64(le.Uint32(head[4:]))}
+		if off = x.offset + x.size; x.magic&^0xf != magicSkip || off > table || len(z.extras) == maxExtras {
+			return badFormat("its frames have %d bytes, the table says %d; the file is cut short or damaged", table, frames)
+		}
+		z.extras = append(z.extras, x)
+	}
 	return nil
+}
+
+// Extra returns the content of the skippable frame with that magic between the last frame
+// and the table; nil if there is none.
+func (z *Reader) Extra(magic uint32) *io.SectionReader {
+	for _, x := range z.extras {
+		if x.magic == magic {
+			return io.NewSectionReader(z.r, x.offset, x.size)
+		}
+	}
+	return nil
+}
+
+// Skippable appends a skippable frame, which decoders pass over.
+func Skippable(dst []byte, magic uint32, content []byte) []byte {
+	dst = le.AppendUint32(dst, magic)
+	dst = le.AppendUint32(dst, uint32(len(content)))
+	return append(dst, content...)
 }
 
 // Close lets go of the decoder; the file stays open.
@@ -362,7 +429,12 @@ func (z *Reader) Frame(frame int) ([]byte, error) {
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.cache = append([]cached{{frame, b}}, z.cache[:min(len(z.cache), keep-1)]...)
+	z.cache = slices.Insert(z.cache, 0, cached{frame, b})
+	for z.kept += int64(len(b)); z.kept > keep; {
+		last := len(z.cache) - 1
+		z.kept -= int64(len(z.cache[last].content))
+		z.cache = slices.Delete(z.cache, last, last+1)
+	}
 	return b, nil
 }
 
@@ -370,7 +442,7 @@ func (z *Reader) Frame(frame int) ([]byte, error) {
 // zero it reports that the frame holds nothing but zeros, and content is nil.
 func (z *Reader) Decode(frame int, buf []byte) (content []byte, zero bool, err error) {
 	e := z.entries[frame]
-	small := e.Compressed < SmallFrame
+	small := e.Compressed < smallFrame
 	var packed []byte
 	if small {
 		packed = make([]byte, e.Compressed)
@@ -392,7 +464,7 @@ func (z *Reader) Decode(frame int, buf []byte) (content []byte, zero bool, err e
 	}
 	if small && len(bytes.TrimLeft(content, "\x00")) == 0 {
 		z.mu.Lock()
-		if len(z.zeros) < maxZeros { // each is compared with every small frame
+		if len(z.zeros) < maxZeros && e.Size == FrameSize { // each is compared with every small frame
 			z.zeros = append(z.zeros, packed)
 		}
 		z.mu.Unlock()
@@ -426,6 +498,15 @@ func (z *Reader) decode(frame int, buf []byte) ([]byte, error) {
 	return b, nil
 }
 
+// Find returns the frame that holds the byte at off, which must be within the content.
+func (z *Reader) Find(off int64) int {
+	i, found := slices.BinarySearchFunc(z.entries, off, func(e Entry, off int64) int { return cmp.Compare(e.Start, off) })
+	if !found {
+		i--
+	}
+	return i
+}
+
 // ReadAt reads the content.
 func (z *Reader) ReadAt(p []byte, off int64) (n int, err error) {
 	if off < 0 {
@@ -436,11 +517,62 @@ func (z *Reader) ReadAt(p []byte, off int64) (n int, err error) {
 		if at >= z.size {
 			return n, io.EOF
 		}
-		b, err := z.Frame(int(at >> bits.TrailingZeros(FrameSize)))
+		i := z.Find(at)
+		b, err := z.Frame(i)
 		if err != nil {
 			return n, err
 		}
-		n += copy(p[n:], b[at%FrameSize:])
+		n += copy(p[n:], b[at-z.entries[i].Start:])
 	}
 	return n, nil
+}
+
+// ReadRange fills buf with the content at off, past the cache. With zero it reports that
+// the range holds nothing but zeros, and the content of buf is undefined.
+func (z *Reader) ReadRange(buf []byte, off int64) (zero bool, err error) {
+	if off < 0 || off+int64(len(buf)) > z.size {
+		return false, fmt.Errorf("reading %d bytes at %d of %d: %w", len(buf), off, z.size, io.ErrUnexpectedEOF)
+	}
+	zero = true
+	for n := 0; n < len(buf); {
+		i := z.Find(off + int64(n))
+		e := z.entries[i]
+		from := int(off + int64(n) - e.Start)
+		dst := buf[n:][:min(int(e.Size)-from, len(buf)-n)]
+		var room []byte // a whole frame is decompressed into its place
+		if len(dst) == int(e.Size) {
+			room = dst[:0:len(dst)]
+		}
+		b, none, err := z.Decode(i, room)
+		switch {
+		case err != nil:
+			return false, err
+		case none && !zero:
+			clear(dst)
+		case !none:
+			if zero {
+				clear(buf[:n])
+				zero = false
+			}
+			copy(dst, b[from:])
+		}
+		n += len(dst)
+	}
+	return zero, nil
+}
+
+// SeemsZero reports whether the frames with n bytes at off are as small as those of zeros
+// are. It reads nothing.
+func (z *Reader) SeemsZero(off, n int64) bool {
+	if off+n > z.size {
+		return false
+	}
+	for end := off + n; off < end; {
+		e := z.entries[z.Find(off)]
+		if e.Compressed >= smallFrame {
+			return false
+		}
+		off = e.Start + e.Size
+	}
+	return true
 }

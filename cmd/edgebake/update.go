@@ -1,0 +1,63 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/spf13/cobra"
+)
+
+func newUpdate(s streams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "update",
+		Short: "Tell what updates of machines cost",
+		Args:  subcommand,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newUpdateCost(s))
+	return c
+}
+
+func newUpdateCost(s streams) *cobra.Command {
+	var output string
+	c := &cobra.Command{
+		Use:               "cost OLD NEW",
+		ValidArgsFunction: completeFiles(imageEndings),
+		Short:             "Count the bytes between two images",
+		Long: `Cost counts what a machine with the system of OLD would have to fetch to get the
+system of NEW: the chunks of NEW's root file system, kernel and initrd that are not
+on a disk with OLD, and the index that lists all chunks. Container images are not
+counted; those that OLD lacks are named.
+
+OLD is an image or a disk. NEW is a compressed image (.raw.zst).`,
+		Example: `  edgebake update cost other.raw my-edge.raw.zst
+  edgebake update cost other.raw my-edge.raw.zst --output json`,
+		Args: args(2, 2, "two images"),
+		RunE: func(c *cobra.Command, a []string) error {
+			cost, err := media.CostOfUpdate(a[0], a[1])
+			if err != nil {
+				return err
+			}
+			return printAs(s, output, cost, func() { printCost(s.Out, cost) })
+		},
+	}
+	outputFlag(c, &output)
+	return c
+}
+
+func printCost(w io.Writer, c *media.UpdateCost) {
+	line := func(what string, n int64) {
+		fmt.Fprintf(w, "%-16s %12d bytes  %5.1f %%\n", what, n, 100*float64(n)/float64(c.Image))
+	}
+	line("root", c.Root)
+	line("kernel, initrd", c.Boot)
+	line("index", c.Index)
+	line("to fetch", c.Bytes)
+	line("whole image", c.Image)
+	fmt.Fprintf(w, "%-16s %12d\n", "requests", c.Requests)
+	if len(c.Images) > 0 {
+		fmt.Fprintf(w, "container images besides: %s\n", strings.Join(c.Images, ", "))
+	}
+}

@@ -1,0 +1,206 @@
+// Package chunk cuts file systems into chunks by their content, so that two images that
+// share most of their bytes share most of their chunks. A compressed image has a frame
+// for each chunk, and an Index of them. A machine cuts the file systems on its own disk
+// in the same way and fetches only the frames of chunks that it lacks.
+//
+// The rules of cutting are part of the format of an image
+// (docs/decisions/0042-chunks-by-content.md). Changing them loses nothing but the
+// likeness to older images.
+package chunk
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"sync"
+)
+
+// Sizes of chunks in bytes.
+const (
+	// Block is the unit of holes.
+	Block = 4 << 10
+	// MinSize, Average and MaxSize are those of a chunk of data. One that ends at a hole
+	// or with the file system may be smaller.
+	MinSize = 32 << 10
+	Average = 128 << 10
+	MaxSize = 512 << 10
+	// MinHole is how many bytes of zero blocks are a hole.
+	MinHole = 64 << 10
+	// HoleSize is where chunks of holes end at the latest: at multiples of it. It is also
+	// the largest size of any chunk.
+	HoleSize = 4 << 20
+)
+
+// window is how many bytes before a cut the cut depends on.
+const window = 64
+
+// Masks of the rolling hash: a chunk ends where the masked bits are zero. Before Average
+// there is one bit more to fulfil, behind it one less (FastCDC's normalized chunking,
+// level 1), so that sizes are closer to Average.
+const (
+	bits     = 17 // log2(Average)
+	hardMask = (1<<(bits+1) - 1) << (64 - bits - 1)
+	easyMask = (1<<(bits-1) - 1) << (64 - bits + 1)
+)
+
+// gear has a number for each byte, which the rolling hash adds.
+var gear = sync.OnceValue(func() *[256]uint64 {
+	var g [256]uint64
+	for i := range g {
+		sum := sha256.Sum256(fmt.Appendf(nil, "edgebake gear 1 %d", i))
+		g[i] = binary.LittleEndian.Uint64(sum[:])
+	}
+	return &g
+})
+
+// cut returns the size of the first chunk of b, which is data up to its end.
+func cut(b []byte) int {
+	if len(b) <= MinSize {
+		return len(b)
+	}
+	g, h := gear(), uint64(0)
+	i := MinSize - window
+	for ; i < MinSize; i++ {
+		h = h<<1 + g[b[i]]
+	}
+	for mid := min(len(b), Average); i < mid; i++ {
+		if h = h<<1 + g[b[i]]; h&hardMask == 0 {
+			return i + 1
+		}
+	}
+	for end := min(len(b), MaxSize); i < end; i++ {
+		if h = h<<1 + g[b[i]]; h&easyMask == 0 {
+			return i + 1
+		}
+	}
+	return i
+}
+
+// cutter cuts one file system, from its beginning to its end.
+type cutter struct {
+	off  int64 // where the next chunk begins
+	hole bool  // the chunk before it was of a hole
+	data int64 // no hole begins between off and data
+}
+
+// next returns the size of the next chunk, and whether it is of a hole. b holds the bytes
+// from its beginning on, with last those up to the end of the file system. 0: b is too
+// short to tell. That is so with less than MaxSize+MinHole bytes of data, or with a hole
+// that may go on behind b.
+func (c *cutter) next(b []byte, last bool) (n int, hole bool) {
+	if c.off%Block == 0 && c.off >= c.data {
+		run := zeros(b)
+		ended := last || len(b)-run >= Block
+		switch {
+		case run >= MinHole, c.hole && run > 0:
+			n = min(run, int(HoleSize-c.off%HoleSize))
+			if n == run && !ended && (c.off+int64(n))%HoleSize != 0 {
+				return 0, false
+			}
+			c.off, c.hole = c.off+int64(n), true
+			return n, true
+		case !ended:
+			return 0, false
+		}
+	}
+	end, known := c.dataEnd(b, last)
+	if !known {
+		return 0, false
+	}
+	n = cut(b[:end])
+	c.off, c.hole = c.off+int64(n), false
+	return n, false
+}
+
+// dataEnd returns where in b the next hole begins, or as much of b as a chunk can have.
+// known: b is long enough to tell.
+func (c *cutter) dataEnd(b []byte, last bool) (end int, known bool) {
+	limit := min(len(b), MaxSize)
+	at := int(max(c.data, c.off) - c.off)
+	at += int(-(c.off + int64(at)) & (Block - 1)) // up to the next block
+	for at < limit {
+		run := zeros(b[at:])
+		if run >= MinHole {
+			c.data = c.off + int64(at)
+			return at, true
+		}
+		if run > 0 && !last && at+run+Block > len(b) {
+			return 0, false // it may become a hole
+		}
+		at += run + Block
+	}
+	if len(b) < MaxSize && !last {
+		return 0, false
+	}
+	c.data = c.off + int64(min(at, limit))
+	return limit, true
+}
+
+// zeroBlock is compared with blocks.
+var zeroBlock [Block]byte
+
+// zeros returns how many bytes of zero blocks b begins with.
+func zeros(b []byte) (n int) {
+	for len(b)-n >= Block && bytes.Equal(b[n:n+Block], zeroBlock[:]) {
+		n += Block
+	}
+	return n
+}
+
+// Cut cuts size bytes and calls emit for each chunk in order: with its content, which is
+// valid until emit returns, or for a hole with nil and its size. read fills b with the
+// bytes at off; with zero they are all zeros, and b is undefined.
+func Cut(size int64, read func(b []byte, off int64) (zero bool, err error), emit func(b []byte, n int) error) error {
+	const room = 2 * MaxSize // more than next leaves over
+	buf := make([]byte, room+HoleSize)
+	var c cutter
+	left := 0 // bytes before room that belong to the next chunk
+	for off := int64(0); off < size; off += HoleSize {
+		b := buf[room:][:min(HoleSize, size-off)]
+		last := off+int64(len(b)) == size
+		zero, err := read(b, off)
+		if err != nil {
+			return err
+		}
+		if zero && left == 0 && len(b) == HoleSize {
+			c.off, c.hole = c.off+HoleSize, true
+			if err := emit(nil, HoleSize); err != nil {
+				return err
+			}
+			continue
+		}
+		if zero {
+			clear(b)
+		}
+		b = buf[room-left : room+len(b)]
+		for len(b) > 0 {
+			n, hole := c.next(b, last)
+			if n == 0 {
+				break
+			}
+			content := b[:n]
+			if hole {
+				content = nil
+			}
+			if err := emit(content, n); err != nil {
+				return err
+			}
+			b = b[n:]
+		}
+		left = copy(buf[room-len(b):], b)
+	}
+	return nil
+}
+
+// From returns a read function for Cut.
+func From(r io.ReaderAt) func([]byte, int64) (bool, error) {
+	return func(b []byte, off int64) (bool, error) {
+		n, err := r.ReadAt(b, off)
+		if n == len(b) {
+			err = nil
+		}
+		return false, err
+	}
+}

@@ -1,0 +1,106 @@
+package update
+
+import (
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/edgebake/edgebake/ondisk/chunk"
+)
+
+// What is fetched in one request.
+const (
+	// MaxGap is how many bytes that nobody needs are fetched rather than asked around.
+	MaxGap = 32 << 10
+	// MaxSpan bounds a request, so that a broken line loses little.
+	MaxSpan = 8 << 20
+	// Tail is how many bytes at the end of a compressed image are fetched first: the index
+	// and the table of frames of most images.
+	Tail = 256 << 10
+)
+
+// Place is where a frame is in a compressed image.
+type Place struct{ From, To int64 }
+
+// Span is a range of a compressed image that is fetched in one request, and the frames
+// that are needed of it.
+type Span struct {
+	Place
+	Frames []int
+}
+
+// Spans joins frames to ranges. frames are in ascending order.
+func Spans(frames []int, place func(frame int) Place) []Span {
+	var out []Span
+	for _, f := range frames {
+		p := place(f)
+		if n := len(out) - 1; n >= 0 && p.From-out[n].To <= MaxGap && p.To-out[n].From <= MaxSpan {
+			out[n].To = p.To
+			out[n].Frames = append(out[n].Frames, f)
+			continue
+		}
+		out = append(out, Span{p, []int{f}})
+	}
+	return out
+}
+
+// View reads the file system of a part, chunk by chunk. It is not for concurrent use.
+type View struct {
+	part   *chunk.Part
+	starts []int64
+	get    func(i int) ([]byte, error)
+	last   int // the chunk in content
+	now    []byte
+}
+
+// NewView returns a View. get returns the content of a chunk that is not a hole.
+func NewView(p *chunk.Part, get func(i int) ([]byte, error)) *View {
+	v := &View{part: p, get: get, last: -1}
+	at := int64(0)
+	for _, c := range p.Chunks {
+		v.starts = append(v.starts, at)
+		at += c.Size
+	}
+	return v
+}
+
+// find returns the chunk with the byte at off.
+func (v *View) find(off int64) int {
+	i, exact := slices.BinarySearch(v.starts, off)
+	if !exact {
+		i--
+	}
+	return i
+}
+
+// ReadAt reads the file system.
+func (v *View) ReadAt(b []byte, off int64) (n int, err error) {
+	if off < 0 {
+		return 0, fmt.Errorf("reading at %d: negative offset", off)
+	}
+	for n < len(b) {
+		at := off + int64(n)
+		if at >= v.part.Size {
+			return n, io.EOF
+		}
+		i := v.find(at)
+		c := v.part.Chunks[i]
+		dst := b[n:min(int64(len(b)), int64(n)+v.starts[i]+c.Size-at)]
+		if c.Hole {
+			clear(dst)
+		} else {
+			if v.last != i {
+				if v.now, err = v.get(i); err != nil {
+					return n, err
+				}
+				if int64(len(v.now)) != c.Size {
+					return n, fmt.Errorf("reading chunk %d of %s: it has %d bytes, expected %d", i, v.part.Label, len(v.now), c.Size)
+				}
+				v.last = i
+			}
+			copy(dst, v.now[at-v.starts[i]:])
+		}
+		n += len(dst)
+	}
+	return n, nil
+}

@@ -1,0 +1,103 @@
+package update
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/edgebake/edgebake/ondisk/chunk"
+)
+
+func TestSpans(t *testing.T) {
+	// Frames of 100 kB, one behind the other.
+	place := func(f int) Place { return Place{int64(f) * 100e3, int64(f+1) * 100e3} }
+	got := Spans([]int{1, 2, 4, 7}, place)
+	want := [][]int{{1, 2}, {4}, {7}}
+	if len(got) != 3 || got[0].Place != (Place{100e3, 300e3}) || got[1].Place != place(4) {
+		t.Errorf("%+v", got)
+	}
+	for i := range want {
+		if !slices.Equal(got[i].Frames, want[i]) {
+			t.Errorf("span %d has frames %v", i, got[i].Frames)
+		}
+	}
+	small := func(f int) Place { return Place{int64(f) * 10e3, int64(f+1) * 10e3} }
+	if got := Spans([]int{0, 4, 9}, small); len(got) != 2 || !slices.Equal(got[0].Frames, []int{0, 4}) {
+		t.Errorf("gaps of 30 and 40 kB: %+v", got)
+	}
+	var many []int
+	for f := range 200 {
+		many = append(many, f)
+	}
+	for _, s := range Spans(many, place) {
+		if s.To-s.From > MaxSpan {
+			t.Errorf("%+v", s.Place)
+		}
+	}
+	if Spans(nil, place) != nil {
+		t.Error("no frames make spans")
+	}
+}
+
+// sample is a file system with holes, and its chunks.
+func sample(t *testing.T) ([]byte, *chunk.Part) {
+	t.Helper()
+	b := make([]byte, 20<<20)
+	rand.NewChaCha8([32]byte{9}).Read(b)
+	clear(b[1<<20 : 7<<20])
+	clear(b[8<<20+5 : 8<<20+200<<10])
+	p := &chunk.Part{Label: "ROOT-A", Size: int64(len(b))}
+	err := chunk.Cut(p.Size, chunk.From(bytes.NewReader(b)), func(content []byte, n int) error {
+		c := chunk.Chunk{Size: int64(n), Hole: content == nil}
+		if !c.Hole {
+			c.Sum = sha256.Sum256(content)
+		}
+		p.Chunks = append(p.Chunks, c)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b, p
+}
+
+func TestView(t *testing.T) {
+	b, p := sample(t)
+	starts := NewView(p, nil).starts
+	gets := 0
+	fail := errors.New("no line")
+	v := NewView(p, func(i int) ([]byte, error) {
+		if gets++; p.Chunks[i].Hole {
+			t.Errorf("chunk %d is a hole", i)
+		}
+		return b[starts[i]:][:p.Chunks[i].Size], nil
+	})
+	got, err := io.ReadAll(io.NewSectionReader(v, 0, p.Size))
+	if err != nil || !bytes.Equal(got, b) {
+		t.Errorf("another content: %v", err)
+	}
+	if data := len(p.Missing(func([32]byte) bool { return false })); gets != data {
+		t.Errorf("%d chunks were read, there are %d", gets, data)
+	}
+	if n, err := v.ReadAt(make([]byte, 10), p.Size-4); n != 4 || err != io.EOF {
+		t.Errorf("%d, %v", n, err)
+	}
+	i := p.Missing(func([32]byte) bool { return false })[0]
+	if _, err := NewView(p, func(int) ([]byte, error) { return nil, fail }).ReadAt(make([]byte, 10), starts[i]); err != fail {
+		t.Error(err)
+	}
+	if _, err := NewView(p, func(int) ([]byte, error) { return []byte("short"), nil }).ReadAt(make([]byte, 10), starts[i]); err == nil {
+		t.Error("a short chunk is taken")
+	}
+	all := map[[32]byte]bool{}
+	for _, c := range p.Chunks {
+		all[c.Sum] = true
+	}
+	if m := p.Missing(func(s [32]byte) bool { return all[s] }); len(m) != 0 {
+		t.Errorf("%v", m)
+	}
+}
