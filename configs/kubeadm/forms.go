@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/configs/yamltree"
@@ -33,6 +34,9 @@ type form struct {
 	fields map[string]*form
 }
 
+// forms are read when a first document is checked: most commands check none.
+var forms = sync.OnceValue(readForms)
+
 func readForms() *form {
 	all := &form{fields: map[string]*form{}}
 	for line := range strings.Lines(componentForms + kubeadmForms) {
@@ -51,7 +55,7 @@ func readForms() *form {
 
 // checkFields reports fields that the document's reader would reject or ignore.
 func checkFields(d *strict.Document) {
-	if f := readForms().fields[d.Kind]; f != nil {
+	if f := forms().fields[d.Kind]; f != nil {
 		f.check(d, d.Root, d.Kind)
 	}
 }
