@@ -29,7 +29,7 @@ func newStore(t *testing.T) (*store, *Client) {
 	s := &store{objects: map[string]map[string]any{}}
 	srv := httptest.NewServer(s)
 	t.Cleanup(srv.Close)
-	c, err := newClient(&rest.Config{Host: srv.URL})
+	c, err := newClient(&rest.Config{Host: srv.URL, QPS: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,7 +75,42 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check
 		return out, nil
 	}
 	manager, err := c.managerChecks(ctx)
-	return append(out, manager...), err
+	if err != nil {
+		return nil, err
+	}
+	newer, err := c.newerOpenYurt(ctx)
+	return slices.Concat(out, manager, newer), err
+}
+
+// newerOpenYurt checks what OpenYurt after v1.7 does otherwise, in a cluster that has it.
+func (c *Client) newerOpenYurt(ctx context.Context) ([]Check, error) {
+	role, err := c.get(ctx, clusterRoles, "", openyurt.BootstrapRole)
+	if err != nil || role == nil {
+		return nil, err
+	}
+	out := []Check{{Name: "OpenYurt is newer than v1.7", State: CheckOK,
+		Detail: "it has the ClusterRole " + openyurt.BootstrapRole + ", which nodes of edgebake do not need; its yurthub requires a pinned CA where it starts with a token, and theirs starts with kubelet's certificate"}}
+	all, err := c.list(ctx, nodes, "", metav1.ListOptions{})
+	if apierrors.IsForbidden(err) {
+		return out, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var lacking, fixes []string
+	for _, n := range all {
+		labels := n.GetLabels()
+		if openyurt.Labelled(labels) && !openyurt.IsCloud(labels) && labels[openyurt.LabelZone] == "" {
+			lacking = append(lacking, n.GetName())
+			fixes = append(fixes, fmt.Sprintf("kubectl label node %s %s=%s", n.GetName(), openyurt.LabelZone, openyurt.PoolOf(labels)))
+		}
+	}
+	if len(lacking) > 0 {
+		out = append(out, Check{Name: "edge nodes have their node pool as zone", State: CheckUnknown,
+			Detail: strings.Join(lacking, ", ") + " lack the label " + openyurt.LabelZone + ", which this OpenYurt gives to nodes that it converts; it matters where Services prefer their zone (trafficDistribution)",
+			Fix:    strings.Join(fixes, "; ") + "; and set the label in their Sites"})
+	}
+	return out, nil
 }
 
 // servingNames says whether the API server's certificate has the endpoint and

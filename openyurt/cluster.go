@@ -12,6 +12,9 @@ const (
 	// HubRole is the ClusterRole, and its binding, that let yurthub list what it
 	// caches, with the node's own rights.
 	HubRole = "yurt-hub"
+	// BootstrapRole is a ClusterRole of the yurt-manager chart after v1.7. It lets a
+	// bootstrap token get NodePools, which edgebake's nodes never do.
+	BootstrapRole = HubRole + "-bootstrap"
 	// TopologyKey annotates a Service whose clients are served within the part of
 	// the cluster that its value names; PoolTopology: within their own pool.
 	TopologyKey  = "openyurt.io/topologyKeys"

@@ -11,6 +11,10 @@ const (
 	LabelNodePool   = "apps.openyurt.io/nodepool"
 )
 
+// LabelZone is a label of Kubernetes. OpenYurt after v1.7 sets it to the node pool's
+// name on each Node that it converts to an edge node.
+const LabelZone = "topology.kubernetes.io/zone"
+
 // LabelKeys are all of them.
 func LabelKeys() []string { return []string{LabelEdgeWorker, LabelNodePool} }
 
