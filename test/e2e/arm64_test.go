@@ -73,10 +73,7 @@ func TestArm64(t *testing.T) {
 		t.Errorf("the node is %s", got)
 	}
 	// Its images are on board, and there is no registry.
-	if err := w.c.Pod(t.Context(), "hello", helloImage, vm.Node); err != nil {
-		t.Fatal(err)
-	}
-	w.podRuns(vm, "hello")
+	w.makePod(vm, "hello")
 	w.saysOnNode(vm, "uname -m; cat /proc/net/ip_vs; cat /sys/class/tty/console/active", "aarch64", "TCP ", "ttyAMA0")
 	w.off(vm)
 	disk := w.disk(vm)
@@ -176,10 +173,7 @@ func TestArm64Edge(t *testing.T) {
 	vm := w.bootWith(lab.VMConfig{Arch: "arm64"}, 0, lab.Site{NodeName: "edge1", NodeType: "edge", NodePool: pool})
 	w.ready(vm, nil)
 	w.firstPost("edge1", "true", pool)
-	if err := w.c.Pod(t.Context(), "hello", helloImage, vm.Node); err != nil {
-		t.Fatal(err)
-	}
-	w.podRuns(vm, "hello")
+	w.makePod(vm, "hello")
 	w.throughHub(vm)
 	w.saysOnNode(vm, "uname -m; cat /proc/net/ip_vs", "aarch64", "TCP ")
 	w.off(vm)

@@ -46,6 +46,11 @@ var madeEdge = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return p.bakeEdge("edge", lab.KubernetesVersion)
+})
+
+// bakeEdge bakes an image with yurthub 1.7, or its stand-in, as a unit.
+func (p *parts) bakeEdge(name, kubernetes string) (golden string, err error) {
 	hub := os.Getenv(envYurthub)
 	if hub == "" {
 		hub = filepath.Join(p.root, "build", "e2e", "yurthub")
@@ -53,8 +58,8 @@ var madeEdge = sync.OnceValues(func() (string, error) {
 			return "", err
 		}
 	}
-	return p.bakeHub("edge", lab.KubernetesVersion, fmt.Sprintf("  version: v1.7.0\n  binary: {file: %q}\n", hub), "yurthub "+hub)
-})
+	return p.bakeHub(name, kubernetes, fmt.Sprintf("  version: v1.7.0\n  binary: {file: %q}\n", hub), "yurthub "+hub)
+}
 
 // bakeHub bakes the quickstart image under another name, with this version of
 // Kubernetes and yurthub as the Image's field has it.

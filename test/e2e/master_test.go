@@ -135,10 +135,7 @@ func clusterIsBorn(t *testing.T, p *parts, golden, kubernetes string) *world {
 	}
 	w.ready(master, nil)
 	w.ready(worker, nil)
-	if err := w.c.Pod(t.Context(), "hello", helloImage, "shop1"); err != nil {
-		t.Fatal(err)
-	}
-	w.podRuns(worker, "hello")
+	w.makePod(worker, "hello")
 	w.off(worker)
 	w.off(master)
 	w.keysOn(w.disk(master), minted, 1)
@@ -190,10 +187,7 @@ func TestClusterFromImages(t *testing.T) {
 		}
 	}
 	w.ready(worker, nil)
-	if err := w.c.Pod(t.Context(), "hello", helloImage, "shop1"); err != nil {
-		t.Fatal(err)
-	}
-	w.podRuns(worker, "hello")
+	w.makePod(worker, "hello")
 	w.addonsWork(master, worker)
 
 	// The power goes everywhere; the cluster comes back as it was.

@@ -70,10 +70,7 @@ func TestClusterOfThree(t *testing.T) {
 	}
 	passed("three control-plane nodes are Ready")
 	before["shop1"] = w.ready(shop1, nil)
-	if err := w.c.Pod(t.Context(), "hello", helloImage, "shop1"); err != nil {
-		t.Fatal(err)
-	}
-	w.podRuns(shop1, "hello")
+	w.makePod(shop1, "hello")
 	passed("a worker is Ready and runs a pod")
 
 	since := w.readySince("shop1")

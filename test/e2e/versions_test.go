@@ -46,10 +46,7 @@ func TestVersions(t *testing.T) {
 			if info.KubeletVersion != pair.kubernetes || !strings.HasSuffix(info.ContainerRuntimeVersion, "//v"+pair.containerd) && !strings.HasSuffix(info.ContainerRuntimeVersion, "//"+pair.containerd) || info.Architecture != pair.arch {
 				t.Errorf("the node is %+v", info)
 			}
-			if err := w.c.Pod(t.Context(), "hello", helloImage, vm.Node); err != nil {
-				t.Fatal(err)
-			}
-			w.podRuns(vm, "hello")
+			w.makePod(vm, "hello")
 			w.off(vm)
 			w.result("node", "Kubernetes %s, containerd %s, %s, %s: Ready after %.0f s, a pod ran", pair.kubernetes, pair.containerd, pair.arch, info.KernelVersion, took.Seconds())
 		})
@@ -71,6 +68,40 @@ func TestControlPlaneVersions(t *testing.T) {
 			}
 			w := clusterIsBorn(t, p, golden, r.Kubernetes)
 			w.result("control plane", "Kubernetes %s, etcd %s, containerd %s: a control-plane node and a worker Ready, a pod ran", r.Kubernetes, r.Etcd, configs.ExampleContainerd)
+		})
+	}
+}
+
+// TestOpenYurtVersions: an edge node of OpenYurt 1.7 on the newest Kubernetes that it is
+// certified for, and on a later one.
+func TestOpenYurtVersions(t *testing.T) {
+	nightly(t)
+	for _, kubernetes := range []string{"v1.34.10", "v1.36.5"} {
+		t.Run(kubernetes, func(t *testing.T) {
+			p := need(t)
+			golden, err := p.bakeEdge("edge-"+kubernetes, kubernetes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			progs, err := lab.CachedPrograms(t.Context(), kubernetes, os.Stdout)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := &edgeWorld{world: newWorldOf(t, &parts{root: p.root, bin: p.bin, golden: golden, progs: progs}, 1)}
+			w.openYurt(lab.Approve, lab.NodePools)
+			vm := w.bootEdge("edge1")
+			if got := w.ready(vm, nil).Status.NodeInfo.KubeletVersion; got != kubernetes {
+				t.Errorf("kubelet is %s", got)
+			}
+			took := vm.Serial.Note("").At
+			w.throughHub(vm)
+			w.greeter(vm)
+			w.off(vm)
+			hub := "yurthub 1.7.0"
+			if os.Getenv(envYurthub) == "" {
+				hub = "the stand-in for yurthub 1.7.0"
+			}
+			w.result("edge node", "Kubernetes %s, %s: Ready through it after %.0f s, a pod ran", kubernetes, hub, took.Seconds())
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 // kubeconfig are files; kubeconfig is an administrator's, with a client
 // certificate.
 func (l *Lab) Attach(progs *Programs, network Net, caFile, kubeconfig string, masters ...string) (*Cluster, error) {
+	l.slow = true
 	c := &Cluster{Masters: masters, CAFile: caFile, Kubeconfig: kubeconfig, lab: l, net: network, progs: progs,
 		dir: filepath.Join(l.Dir, "cluster"), hosts: masters}
 	ca, err := os.ReadFile(caFile)

@@ -32,7 +32,7 @@ type Lab struct {
 	mu    sync.Mutex
 	procs []*Process
 	undo  []func() error
-	slow  bool // machines share a clock that may be slower than this host's
+	slow  bool // the API servers are emulated, perhaps by a clock slower than this host's
 }
 
 // New makes a lab in dir, which is made where missing. Lines for a person to

@@ -44,7 +44,6 @@ const lead = 2 * time.Second
 // NewLockstep begins at the host's time, and ends with the lab.
 func (l *Lab) NewLockstep() *Lockstep {
 	s, end := newLockstep()
-	l.slow = true
 	l.onClose(func() error {
 		end()
 		return nil

@@ -44,8 +44,8 @@ type MintedMachine struct {
 	Name, Address string
 	// Cards are its network's interfaces, as a Site has them in one line.
 	Cards string
-	// DNS is the server that it asks; none: empty.
-	DNS string
+	// DNS and NTP are the servers that it asks; none: empty.
+	DNS, NTP string
 }
 
 // mintedYAML waits longer than real machines do: an emulated one may stand still
@@ -62,11 +62,11 @@ manifests: [{{range $i, $m := .}}{{if $i}}, {{end}}{{$m}}{{end}}]
 {{- end}}
 masters:
 {{- range .Masters}}
-  - {name: {{.Name}}, address: {{.Address}}, network: {interfaces: [{{.Cards}}]{{with .DNS}}, dns: [{{.}}]{{end}}}}
+  - {name: {{.Name}}, address: {{.Address}}, network: {interfaces: [{{.Cards}}]{{with .DNS}}, dns: [{{.}}]{{end}}{{with .NTP}}, ntp: [{{.}}]{{end}}}}
 {{- end}}
 nodes:
 {{- range .Workers}}
-  - {name: {{.Name}}, network: {interfaces: [{{.Cards}}]{{with .DNS}}, dns: [{{.}}]{{end}}}}
+  - {name: {{.Name}}, network: {interfaces: [{{.Cards}}]{{with .DNS}}, dns: [{{.}}]{{end}}{{with .NTP}}, ntp: [{{.}}]{{end}}}}
 {{- end}}
 ---
 apiVersion: kubeadm.k8s.io/v1beta4

@@ -305,6 +305,15 @@ func (ns *Namespace) Listen(ctx context.Context, network, addr string) (l net.Li
 	return l, errors.Join(inside, err)
 }
 
+// ListenPacket receives packets within the namespace.
+func (ns *Namespace) ListenPacket(ctx context.Context, network, addr string) (conn net.PacketConn, err error) {
+	inside := ns.within(func() {
+		var c net.ListenConfig
+		conn, err = c.ListenPacket(ctx, network, addr)
+	})
+	return conn, errors.Join(inside, err)
+}
+
 // within runs f on a thread that has moved into the namespace. A socket stays
 // in the namespace it was made in.
 func (ns *Namespace) within(f func()) error {
