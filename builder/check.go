@@ -123,6 +123,32 @@ func (b *executor) checkModules(nodes []tree.Node) error {
 // maxModulesAlias is more than any kernel's modules.alias has.
 const maxModulesAlias = 16 << 20
 
+// networkManagers are services that run DHCP or configure interfaces beside
+// systemd-networkd.
+var networkManagers = map[string]bool{
+	"NetworkManager.service": true, "dhcpcd.service": true, "networking.service": true, "connman.service": true, "wicd.service": true,
+}
+
+// checkNetworkManagers warns of such services that the merged tree enables: a base or a
+// package that others depend on may bring them.
+func (b *executor) checkNetworkManagers(nodes []tree.Node) {
+	const units = "etc/systemd/system/"
+	masked := map[string]bool{}
+	for _, n := range nodes {
+		if name, ok := strings.CutPrefix(n.Path, units); ok && n.IsSymlink() && n.Target == "/dev/null" {
+			masked[name] = true
+		}
+	}
+	for _, n := range nodes {
+		dir, name := path.Split(n.Path)
+		if networkManagers[name] && !masked[name] && n.IsSymlink() && strings.HasPrefix(dir, units) && strings.HasSuffix(dir, ".wants/") {
+			masked[name] = true // once
+			b.event(Event{Step: "merge", State: StateWarning, Text: fmt.Sprintf(
+				"%s is enabled (%s), and would configure the network beside systemd-networkd, which applies the Site's network: remove its package, or mask it with a file: {path: /%s%s, link: /dev/null}", name, n.Layer, units, name)})
+		}
+	}
+}
+
 // checkTree rejects a merged tree that would not boot on the machines it is
 // for, or that would make them all alike.
 func (b *executor) checkTree(nodes []tree.Node) error {

@@ -302,6 +302,7 @@ func (b *executor) compose(ctx context.Context, id string) (*composed, error) {
 	if err := b.checkTree(c.merged); err != nil {
 		return nil, b.origins.place(err)
 	}
+	b.checkNetworkManagers(c.merged)
 	if err := b.checkModules(c.merged); err != nil {
 		return nil, b.origins.place(err)
 	}

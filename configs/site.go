@@ -292,6 +292,9 @@ type VLAN struct {
 	MTU int `yaml:"mtu,omitempty" json:"mtu,omitempty" jsonschema:"minimum=576,maximum=65535"`
 }
 
+// Name returns the name of the VLAN's interface. IDs are unique in a Site.
+func (v *VLAN) Name() string { return fmt.Sprintf("vlan%d", v.ID) }
+
 // Addressing has the fields that an interface and a VLAN share.
 type Addressing struct {
 	DHCP, AcceptRA, NoDefaultRoute bool

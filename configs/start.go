@@ -91,6 +91,7 @@ func ParseJoin(text string) (*Start, error) {
 			}
 		case "--nodepool-name":
 			j.NodePool = value
+		case "-v", "--v": // how much kubeadm prints
 		default:
 			if slices.Contains(joinOnBoard, flag) {
 				j.LeftOut = append(j.LeftOut, flag)

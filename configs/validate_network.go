@@ -101,6 +101,8 @@ func (n *Network) badPort(f *Interface, port, owner string, named map[string]int
 		return fmt.Sprintf("%q is not the name of an interface, e.g. eno1", strict.Shorten(port))
 	case port == f.Name:
 		return port + " cannot be a port of itself"
+	case n.vlanParent(port) != "":
+		return fmt.Sprintf("%s is a VLAN of %s with addresses of its own: name %[2]s here, and list the VLAN under vlans of %s", port, n.vlanParent(port), f.Name)
 	case owner != "":
 		return fmt.Sprintf("%s is %s already", port, owner)
 	case listed && (n.Interfaces[at].DHCP || len(n.Interfaces[at].Addresses) > 0):
@@ -120,6 +122,18 @@ func (n *Network) badPort(f *Interface, port, owner string, named map[string]int
 	return ""
 }
 
+// vlanParent returns the interface below a VLAN of that name; empty: there is none.
+func (n *Network) vlanParent(name string) string {
+	for _, f := range n.Interfaces {
+		for _, v := range f.VLANs {
+			if v.Name() == name {
+				return cmp.Or(f.Name, f.MAC)
+			}
+		}
+	}
+	return ""
+}
+
 // validateMade checks what an interface may have that edgebake makes.
 func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
 	if f.Bond == nil && f.Bridge == nil {
@@ -132,7 +146,7 @@ func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
 	switch {
 	case f.Bond != nil && f.Bridge != nil:
 		probs.Add(path, "has both bond and bridge: give the bond an item of its own, and its name as a port of the bridge")
-	case len(f.Ports()) == 0:
+	case f.Bond == nil && len(f.Ports()) == 0: // the field of a bond is required
 		probs.Add(path+"."+what, "has no interfaces: name at least one, e.g. eno1")
 	}
 	if f.Name == "" || glob {
@@ -390,9 +404,10 @@ func (s *Site) Unreachable() (probs Problems) {
 		return nil
 	}
 	var direct []netip.Prefix
+	known := map[bool]bool{true: true, false: true} // by family (IPv4: true)
 	for _, a := range s.Network.addressings() {
-		if a.DHCP || a.AcceptRA || a.Gateway != "" {
-			return nil
+		for v4 := range known {
+			known[v4] = known[v4] && !a.learns(v4)
 		}
 		direct = append(direct, parsedPrefixes(a.Addresses)...)
 	}
@@ -403,7 +418,7 @@ func (s *Site) Unreachable() (probs Problems) {
 	}
 	for i, m := range s.Masters {
 		a, err := netip.ParseAddrPort(m)
-		if err != nil || len(direct) == 0 || a.Addr().Zone() != "" {
+		if v4 := a.Addr().Unmap().Is4(); err != nil || len(direct) == 0 || a.Addr().Zone() != "" || !known[v4] || s.Network.GivesDefaultRoute(v4) {
 			continue
 		}
 		if !slices.ContainsFunc(direct, func(p netip.Prefix) bool { return p.Masked().Contains(a.Addr().Unmap()) }) {

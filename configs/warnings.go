@@ -57,8 +57,8 @@ func (s *Site) Warnings() Problems {
 			}
 		}
 	}
-	if s.noDefaultRoute() {
-		w.Add("network.interfaces", "no interface has a default route: the node gets one of last resort, without a router, so that programs in its own network reach Services; if the site has a router, add gateway")
+	if without := s.noDefaultRoute(); without != "" {
+		w.Add("network.interfaces", "no interface has %s: the node gets one of last resort, without a router, so that programs in its own network reach Services; if the site has a router, add gateway", without)
 	}
 	if vip, err := netip.ParseAddr(s.VIP); err == nil && defaultPodCIDR.Contains(vip) {
 		w.Add("vip", "%s is in %s, the default pod network: choose an address outside the networks of pods and Services, unless the cluster has others", vip, defaultPodCIDR)
@@ -72,23 +72,27 @@ func (s *Site) Warnings() Problems {
 	return w
 }
 
-// noDefaultRoute reports whether all addresses are static and nothing leads beyond their
-// networks. Any route may be the one to Services, and an Ignition config may add routes.
-func (s *Site) noDefaultRoute() bool {
-	if !s.Ignition.IsZero() || s.IgnitionFile != "" || len(s.Unreachable()) > 0 {
-		return false
+// noDefaultRoute returns what the machine lacks where nothing leads beyond its networks in
+// the family of the VIP, which is the cluster's. Any route may be the one to Services, and
+// an Ignition config may add routes.
+func (s *Site) noDefaultRoute() string {
+	v4 := s.ServicesAreV4()
+	if !s.Ignition.IsZero() || s.IgnitionFile != "" || len(s.Unreachable()) > 0 || s.Network.GivesDefaultRoute(v4) ||
+		slices.ContainsFunc(s.Network.Interfaces, func(f Interface) bool { return len(f.Routes) > 0 }) {
+		return ""
 	}
-	static := false
 	for _, a := range s.Network.addressings() {
-		if a.Gateway != "" || (a.DHCP || a.AcceptRA) && !a.NoDefaultRoute {
-			return false
+		switch {
+		case !a.NeedsRoute(v4):
+		case !s.Network.GivesDefaultRoute(!v4):
+			return "a default route"
+		case v4:
+			return "a default route for IPv4"
+		default:
+			return "a default route for IPv6"
 		}
-		static = static || len(a.Addresses) > 0
 	}
-	if slices.ContainsFunc(s.Network.Interfaces, func(f Interface) bool { return len(f.Routes) > 0 }) {
-		return false
-	}
-	return static
+	return ""
 }
 
 // Warnings returns the warnings of each site; see LocateInventory.

@@ -21,10 +21,17 @@ func TestWarnings(t *testing.T) {
 			"site.yaml:6:51: network.interfaces[1]: never applies: enp1s0 is matched by network.interfaces[0] (en*)"},
 		"no default route": {"network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24]}, {name: eth1, dhcp: true, noDefaultRoute: true}]}\n",
 			"site.yaml:6:23: network.interfaces: no interface has a default route:"},
-		"a route":                   {"network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24], routes: [{to: 10.96.0.0/12, via: 192.168.7.1}]}]}\n", ""},
-		"a default route of a VLAN": {"network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24], vlans: [{id: 7, dhcp: true}]}]}\n", ""},
-		"a pattern last":            {"network: {interfaces: [{name: enp1s0, dhcp: true}, {name: \"en*\", dhcp: true}]}\n", ""},
-		"a VIP among the pods":      {"vip: 10.244.7.7\n", "site.yaml:6:6: vip: 10.244.7.7 is in 10.244.0.0/16, the default pod network"},
+		"DHCP without a default route": {"network: {interfaces: [{name: eth0, dhcp: true, noDefaultRoute: true}]}\n",
+			"site.yaml:6:23: network.interfaces: no interface has a default route:"},
+		"a default route of the other family": {"network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24, 'fd00:7::20/64'], gateway: 'fd00:7::1'}]}\n",
+			"site.yaml:6:23: network.interfaces: no interface has a default route for IPv4:"},
+		"router advertisements": {"network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24], acceptRA: true}]}\n",
+			"site.yaml:6:23: network.interfaces: no interface has a default route for IPv4:"},
+		"the family of Services has one": {"network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24, 'fd00:7::20/64'], gateway: 192.168.7.1}]}\n", ""},
+		"a route":                        {"network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24], routes: [{to: 10.96.0.0/12, via: 192.168.7.1}]}]}\n", ""},
+		"a default route of a VLAN":      {"network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24], vlans: [{id: 7, dhcp: true}]}]}\n", ""},
+		"a pattern last":                 {"network: {interfaces: [{name: enp1s0, dhcp: true}, {name: \"en*\", dhcp: true}]}\n", ""},
+		"a VIP among the pods":           {"vip: 10.244.7.7\n", "site.yaml:6:6: vip: 10.244.7.7 is in 10.244.0.0/16, the default pod network"},
 		"inline Ignition": {`ignition: '{"ignition":{"version":"3.6.0"},"storage":{"files":[{"path":"/etc/foo","mode":644,"contents":{"source":"data:,x"}}]}}'` + "\n",
 			"site.yaml:6:11: ignition: line 1 of the config, storage.files.0.mode: 644 is 01204 in octal: if 0644 is meant, write 420"},
 	} {
@@ -109,7 +116,13 @@ func TestUnreachable(t *testing.T) {
 			"site.yaml:3:11: masters[0]: no route leads to 10.1.2.3: add network.interfaces[].gateway, or a route to its network"},
 		"a VLAN":    {"network: {interfaces: [{name: eth0, vlans: [{id: 7, addresses: [10.1.0.5/16]}, {id: 9, addresses: [10.2.0.5/16]}, {id: 8, addresses: [192.168.7.20/24]}]}]}\n", ""},
 		"a gateway": {"network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24], gateway: 192.168.7.1}]}\n", ""},
-		"DHCP":      {"network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24]}, {name: eth1, dhcp: true}]}\n", ""},
+		"a gateway of the other family": {"network: {interfaces: [{name: eth0, addresses: [10.1.0.5/16, 192.168.7.20/24, 'fd00::5/64'], gateway: 'fd00::1'}]}\n",
+			"site.yaml:3:44: masters[2]: no route leads to 10.2.0.1: add network.interfaces[].gateway, or a route to its network"},
+		"no address of the family": {"network: {interfaces: [{name: eth0, addresses: ['fd00::5/64'], gateway: 'fd00::1'}]}\n",
+			"site.yaml:3:11: masters[0]: no route leads to 10.1.2.3: add network.interfaces[].gateway, or a route to its network\n" +
+				"site.yaml:3:26: masters[1]: no route leads to 192.168.7.9: add network.interfaces[].gateway, or a route to its network\n" +
+				"site.yaml:3:44: masters[2]: no route leads to 10.2.0.1: add network.interfaces[].gateway, or a route to its network"},
+		"DHCP": {"network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24]}, {name: eth1, dhcp: true}]}\n", ""},
 	} {
 		site, err := ParseSite("site.yaml", []byte(head+c.network))
 		if err != nil {

@@ -4,6 +4,7 @@ package ignition
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"crypto/sha256"
 	"crypto/sha512"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	ignerrors "github.com/coreos/ignition/v2/config/shared/errors"
 	ign "github.com/coreos/ignition/v2/config/v3_6"
@@ -48,7 +50,7 @@ func Parse(name string, data []byte) (cfg *types.Config, warnings, probs strict.
 		if e.Kind == report.Info {
 			continue
 		}
-		p := strict.NewProblem("", "%s", e.Message)
+		p := strict.NewProblem("", "%s", plain(e.Message))
 		p.File = name
 		if !isJSON {
 			p.Msg = fmt.Sprintf("not an Ignition config, which is JSON: %s; %s", p.Msg, fromButane)
@@ -86,6 +88,37 @@ func Parse(name string, data []byte) (cfg *types.Config, warnings, probs strict.
 		warnings = append(warnings, w)
 	}
 	return &parsed, warnings, nil
+}
+
+var wrongType = regexp.MustCompile(`^json: cannot unmarshal (\w+)(?: \S+)? into Go (?:value|struct field (\S+)) of type (\S+)$`)
+
+// plain rewrites what encoding/json says of a value of the wrong type.
+func plain(message string) string {
+	m := wrongType.FindStringSubmatch(message)
+	if m == nil {
+		return message
+	}
+	var path []string
+	for part := range strings.SplitSeq(m[2], ".") {
+		if part != "" && !unicode.IsUpper(rune(part[0])) { // Go's own types
+			path = append(path, part)
+		}
+	}
+	field, want := cmp.Or(strings.Join(path, "."), "it"), "an object"
+	switch t := strings.TrimLeft(m[3], "*"); {
+	case strings.HasPrefix(t, "[]"):
+		want = "a list"
+	case t == "int":
+		want = "a number"
+	case t == "bool":
+		want = "true or false"
+	case t == "string":
+		want = "a string"
+	}
+	if m[1] == "string" && strings.HasSuffix(field, "mode") {
+		want += " in decimal (420 for 0644)"
+	}
+	return fmt.Sprintf("%s is %s, expected %s", field, map[string]string{"string": "a string", "number": "a number", "bool": "true or false", "array": "a list", "object": "an object"}[m[1]], want)
 }
 
 // isHarmless reports a warning of Ignition's library about something that Ignition

@@ -25,7 +25,7 @@ const networkDir = "/etc/systemd/network/"
 // renderNetwork writes systemd-networkd's files, the ones of resolved and
 // timesyncd, and wpa_supplicant's. Their numbers come before those of the
 // image (85), so that what the site says of an interface is all that holds.
-func renderNetwork(cfg *types.Config, n *configs.Network) error {
+func renderNetwork(cfg *types.Config, n *configs.Network, servicesV4 bool) error {
 	ifaces := n.Interfaces
 	if len(ifaces) == 0 && (len(n.DNS) > 0 || len(n.NTP) > 0) {
 		// The image's default, but with the site's servers instead of DHCP's.
@@ -33,13 +33,11 @@ func renderNetwork(cfg *types.Config, n *configs.Network) error {
 	}
 	ports := portsOf(ifaces)
 	cards := slices.DeleteFunc(slices.Clone(ifaces), func(f configs.Interface) bool { return ports[f.Name] != "" })
-	last := lastResort(ifaces)
+	last := lastResorts(ifaces, servicesV4)
 	for i, f := range ifaces {
 		base := fmt.Sprintf("%s20-edgebake-%02d", networkDir, i)
 		text := interfaceFile(n, &f, ports[f.Name], len(cards) == 1)
-		if last == vlanOf(i, -1) {
-			text += lastResortRoute(f.Addresses)
-		}
+		text += last[vlanOf(i, -1)]
 		addFile(cfg, base+".network", 0o644, text)
 		if len(f.Ports()) > 0 {
 			addFile(cfg, base+"-"+f.Name+".netdev", 0o644, madeDevice(&f))
@@ -53,7 +51,7 @@ func renderNetwork(cfg *types.Config, n *configs.Network) error {
 			}
 		}
 		for j, v := range f.VLANs {
-			name := vlanName(v.ID)
+			name := v.Name()
 			addFile(cfg, base+"-"+name+".netdev", 0o644,
 				fmt.Sprintf("%s[NetDev]\nName=%s\nKind=vlan\n\n[VLAN]\nId=%d\n", header, name, v.ID))
 			var b strings.Builder
@@ -69,9 +67,7 @@ func renderNetwork(cfg *types.Config, n *configs.Network) error {
 			}
 			a.learned(&b, n)
 			a.gatewayRoute(&b)
-			if last == vlanOf(i, j) {
-				b.WriteString(lastResortRoute(v.Addresses))
-			}
+			b.WriteString(last[vlanOf(i, j)])
 			addFile(cfg, base+"-"+name+".network", 0o644, b.String())
 		}
 		if f.WiFi != nil {
@@ -106,9 +102,6 @@ func renderNetwork(cfg *types.Config, n *configs.Network) error {
 	}
 	return nil
 }
-
-// VLAN ids are unique in a site, so the id is enough of a name.
-func vlanName(id int) string { return fmt.Sprintf("vlan%d", id) }
 
 // portsOf maps each port to the line that makes it one.
 func portsOf(ifaces []configs.Interface) map[string]string {
@@ -160,46 +153,41 @@ func MadeDevice(file string) (name string, ok bool) {
 // vlanOf numbers an interface (VLAN -1) and its VLANs.
 func vlanOf(iface, vlan int) [2]int { return [2]int{iface, vlan} }
 
-// lastResort finds the interface that gets a route of last resort: the first one with
-// static addresses where nothing gives a default route. Without any route to a
+// lastResorts returns the routes of last resort, by interface: on the first one with
+// addresses of a family of which nothing gives a default route. Without any route to a
 // Service's address, programs in the network of the host cannot connect to it, although
-// kube-proxy would send them elsewhere.
-func lastResort(ifaces []configs.Interface) [2]int {
-	none := vlanOf(-1, -1)
-	found := none
-	for i, f := range ifaces {
-		if f.DHCP || f.Gateway != "" || slices.ContainsFunc(f.Routes, func(r configs.Route) bool { return strings.HasSuffix(r.To, "/0") }) {
-			return none
-		}
-		if found == none && len(f.Addresses) > 0 {
-			found = vlanOf(i, -1)
-		}
-		for j, v := range f.VLANs {
-			if v.DHCP || v.Gateway != "" {
-				return none
-			}
-			if found == none && len(v.Addresses) > 0 {
-				found = vlanOf(i, j)
-			}
-		}
-	}
-	return found
-}
-
-func lastResortRoute(addresses []string) string {
-	var b strings.Builder
+// kube-proxy would send them elsewhere. Where the family of Services has a route, the
+// other one needs none.
+func lastResorts(ifaces []configs.Interface, servicesV4 bool) map[[2]int]string {
+	routes := map[[2]int]string{}
+	n := configs.Network{Interfaces: ifaces}
 	for _, family := range []struct {
 		v4    bool
 		route string
 	}{{true, "Destination=0.0.0.0/0\nScope=link"}, {false, "Destination=::/0"}} {
-		if slices.ContainsFunc(addresses, func(s string) bool {
-			p, err := netip.ParsePrefix(s)
-			return err == nil && p.Addr().Is4() == family.v4
-		}) {
-			fmt.Fprintf(&b, "\n# The addresses of Services need some route; no gateway is known.\n[Route]\n%s\nMetric=65535\n", family.route)
+		if n.GivesDefaultRoute(family.v4) || family.v4 != servicesV4 && n.GivesDefaultRoute(servicesV4) {
+			continue
+		}
+		if at, found := firstWith(ifaces, family.v4); found {
+			routes[at] += fmt.Sprintf("\n# The addresses of Services need some route; no gateway is known.\n[Route]\n%s\nMetric=65535\n", family.route)
 		}
 	}
-	return b.String()
+	return routes
+}
+
+// firstWith finds the first interface or VLAN with addresses of a family.
+func firstWith(ifaces []configs.Interface, v4 bool) (at [2]int, found bool) {
+	for i, f := range ifaces {
+		if f.Addressing().NeedsRoute(v4) {
+			return vlanOf(i, -1), true
+		}
+		for j, v := range f.VLANs {
+			if v.Addressing().NeedsRoute(v4) {
+				return vlanOf(i, j), true
+			}
+		}
+	}
+	return at, false
 }
 
 func interfaceFile(n *configs.Network, f *configs.Interface, port string, only bool) string {
@@ -227,7 +215,7 @@ func interfaceFile(n *configs.Network, f *configs.Interface, port string, only b
 	a.network(&b, port != "")
 	b.WriteString(port)
 	for _, v := range f.VLANs {
-		fmt.Fprintf(&b, "VLAN=%s\n", vlanName(v.ID))
+		fmt.Fprintf(&b, "VLAN=%s\n", v.Name())
 	}
 	if only && !f.DHCP && f.WiFi == nil && (len(f.Addresses) > 0 || slices.ContainsFunc(f.VLANs, func(v configs.VLAN) bool { return isStatic(v.DHCP, v.Addresses) })) {
 		b.WriteString(withoutCarrier)

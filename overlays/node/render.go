@@ -33,7 +33,7 @@ func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) 
 	if name != "" {
 		addFile(&cfg, "/etc/hostname", 0o644, name+"\n")
 	}
-	if err := renderNetwork(&cfg, &site.Network); err != nil {
+	if err := renderNetwork(&cfg, &site.Network, site.ServicesAreV4()); err != nil {
 		return nil, err
 	}
 	renderProxy(&cfg, site)

@@ -41,6 +41,7 @@ var beyondSchema = map[string]string{
 	"ignition-invalid":                        "a document within a string",
 	"ignition-syntax":                         "a document within a string",
 	"ignition-token":                          "a document within a string",
+	"ignition-types":                          "a document within a string",
 	"ignition-version":                        "a document within a string",
 	"image-control-plane":                     "names of images compared with the version",
 	"image-images-ignore":                     "fields compared with each other",

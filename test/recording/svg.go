@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/xml"
 	"fmt"
+	"regexp"
 	"strings"
 	"unicode/utf8"
 )
@@ -72,10 +73,17 @@ func render(events []event) []byte {
 	return b.Bytes()
 }
 
+// isResult tells the machine's lines that say how something went from those that say what
+// it does or waits for, which the picture leaves out.
+var isResult = regexp.MustCompile(`: done in |: as it should be$| is Ready$`)
+
 // layOut breaks the events into rows, and returns when the last one has appeared.
 func layOut(events []event) (all []row, end float64) {
 	at, last := 0.3, 0.0
 	for i, e := range events {
+		if e.Kind == console && !isResult.MatchString(e.Text) {
+			continue
+		}
 		if i > 0 {
 			at += min(max(e.Seconds-last, shortest), longest)
 		}
