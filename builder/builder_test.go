@@ -28,6 +28,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/test/buildtest"
@@ -1001,11 +1002,11 @@ func TestCheckHidden(t *testing.T) {
 // does not fit what was asked for.
 func FuzzPinned(f *testing.F) {
 	wanted := []configs.ContainerImage{{Ref: "registry.example/a:1", Digest: "sha256:" + strings.Repeat("a", 64)}}
-	ref, err := configs.ParseRef(wanted[0].Ref)
+	ref, err := imageref.Parse(wanted[0].Ref)
 	if err != nil {
 		f.Fatal(err)
 	}
-	blob := images.Descriptor{Digest: configs.Digest(wanted[0].Digest)}
+	blob := images.Descriptor{Digest: imageref.Digest(wanted[0].Digest)}
 	good, err := json.Marshal([]images.Pinned{{Ref: ref, Source: wanted[0], Target: blob, Manifest: blob, Config: blob}})
 	if err != nil {
 		f.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
@@ -59,7 +60,7 @@ func (b *resolver) resolveImages(ctx context.Context) error {
 	}
 	wanted := make([]configs.ContainerImage, len(list))
 	inputs := map[configs.ContainerImage]plan.Input{}
-	names := map[configs.ContainerImage]configs.Ref{}
+	names := map[configs.ContainerImage]imageref.Ref{}
 	for n, w := range list {
 		i := w.ContainerImage
 		in, err := imageOrigin(i)

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -49,7 +49,7 @@ func controllersStep(without bool) string {
 // managerRateStep gives kube-controller-manager the rates of a control plane that
 // edgebake builds.
 func managerRateStep() string {
-	return editConfig + fmt.Sprintf(`set "kube-api-qps" to "%d" and "kube-api-burst" to "%d" among controllerManager.extraArgs. `, configs.ManagerQPS, 2*configs.ManagerQPS) +
+	return editConfig + fmt.Sprintf(`set "kube-api-qps" to "%d" and "kube-api-burst" to "%d" among controllerManager.extraArgs. `, clusterdoc.ManagerQPS, 2*clusterdoc.ManagerQPS) +
 		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml")
 }
 

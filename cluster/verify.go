@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -154,7 +155,7 @@ func (c *Client) managerAdvice(ctx context.Context) ([]Check, error) {
 	for _, p := range all {
 		args := containerArgs(p.Object, "spec", "containers")
 		qps, err := strconv.ParseFloat(cmp.Or(flagOf(args, "kube-api-qps"), "20"), 64)
-		if err == nil && int(qps) < configs.ManagerQPS {
+		if err == nil && int(qps) < clusterdoc.ManagerQPS {
 			out = append(out, Check{Name: "many nodes at once get their certificates soon", State: CheckUnknown,
 				Detail: fmt.Sprintf("kube-controller-manager (%s) sends %d requests a second, two for each certificate; this matters when more than some hundred machines are switched on together", p.GetName(), int(qps)),
 				Fix:    managerRateStep()})

@@ -11,25 +11,34 @@ import (
 	"github.com/edgebake/edgebake/configs/forms"
 )
 
-// subnet is an address of the machine with its network, and the field that
-// gives it.
-type subnet struct {
+// Subnet is an address of the machine with its network.
+type Subnet struct {
 	netip.Prefix
-	path string
+	Path string // of the field that sets it
 }
 
-// subnets are those of all interfaces and VLANs; addresses that cannot be
-// read are reported elsewhere.
-func (n *Network) subnets() []subnet {
-	var out []subnet
+// Subnets returns the valid addresses of all interfaces and VLANs.
+func (n *Network) Subnets() []Subnet {
+	var out []Subnet
 	for path, a := range n.addressings() {
 		for i, text := range a.Addresses {
 			if p, err := netip.ParsePrefix(text); err == nil {
-				out = append(out, subnet{p, fmt.Sprintf("%s.addresses[%d]", path, i)})
+				out = append(out, Subnet{p, fmt.Sprintf("%s.addresses[%d]", path, i)})
 			}
 		}
 	}
 	return out
+}
+
+// UsesDHCP reports whether an interface or VLAN gets addresses, and perhaps DNS servers,
+// from DHCP or a router.
+func (n *Network) UsesDHCP() bool {
+	for _, a := range n.addressings() {
+		if a.DHCP || a.AcceptRA {
+			return true
+		}
+	}
+	return len(n.Interfaces) == 0
 }
 
 // validateVIPUse reports what uses the VIP, which the node keeps for itself,
@@ -59,9 +68,9 @@ func (s *Site) validateVIPUse(probs *Problems) {
 			use(fmt.Sprintf("network.interfaces[%d].routes[%d].via", i, j), r.Via)
 		}
 	}
-	subnets := s.Network.subnets()
+	subnets := s.Network.Subnets()
 	for _, n := range subnets {
-		use(n.path, n.Addr().String())
+		use(n.Path, n.Addr().String())
 	}
 	for i, d := range s.Network.DNS {
 		use(fmt.Sprintf("network.dns[%d]", i), d)
@@ -74,7 +83,7 @@ func (s *Site) validateVIPUse(probs *Problems) {
 	}
 	for _, n := range subnets {
 		if n.Contains(vip) && n.Bits() >= 8 {
-			probs.Add("vip", "%s lies in %s, the network of %s; choose an address that no network of the site contains", vip, n.Masked(), n.path)
+			probs.Add("vip", "%s lies in %s, the network of %s; choose an address that no network of the site contains", vip, n.Masked(), n.Path)
 			return
 		}
 	}
@@ -83,7 +92,7 @@ func (s *Site) validateVIPUse(probs *Problems) {
 // validateMasterUse reports API servers that are this machine, or nobody, in
 // the machine's own networks.
 func (s *Site) validateMasterUse(probs *Problems) {
-	subnets := s.Network.subnets()
+	subnets := s.Network.Subnets()
 	for i, m := range s.Masters {
 		path := fmt.Sprintf("masters[%d]", i)
 		host, _, err := net.SplitHostPort(m)
@@ -103,14 +112,14 @@ func (s *Site) validateMasterUse(probs *Problems) {
 		if what := forms.ServiceAddrs[a]; what != "" {
 			probs.Add(path, "%s is the address of %s inside the cluster (kubeadm's default); give the control-plane node's own address", a, what)
 		}
-		own := slices.IndexFunc(subnets, func(n subnet) bool { return n.Addr() == a })
+		own := slices.IndexFunc(subnets, func(n Subnet) bool { return n.Addr() == a })
 		if own >= 0 {
-			probs.Add(path, "%s is this machine's own address (%s); give the control-plane node's", a, subnets[own].path)
+			probs.Add(path, "%s is this machine's own address (%s); give the control-plane node's", a, subnets[own].Path)
 			continue
 		}
 		for _, n := range subnets {
 			if part := forms.HostPart(n.Prefix, a); part != "" {
-				probs.Add(path, "%s is the %s address of %s (%s), not one machine's", a, part, n.Masked(), n.path)
+				probs.Add(path, "%s is the %s address of %s (%s), not one machine's", a, part, n.Masked(), n.Path)
 				break
 			}
 		}
@@ -120,7 +129,7 @@ func (s *Site) validateMasterUse(probs *Problems) {
 // validateServerUse reports servers that are this machine, or nobody: nothing
 // would answer there.
 func (s *Site) validateServerUse(probs *Problems) {
-	subnets := s.Network.subnets()
+	subnets := s.Network.Subnets()
 	nobody := func(path, host string) {
 		a, err := netip.ParseAddr(host)
 		if err != nil {
@@ -132,7 +141,7 @@ func (s *Site) validateServerUse(probs *Problems) {
 		}
 		for _, n := range subnets {
 			if part := forms.HostPart(n.Prefix, a); part != "" {
-				probs.Add(path, "%s is the %s address of %s (%s), not one machine's", a, part, n.Masked(), n.path)
+				probs.Add(path, "%s is the %s address of %s (%s), not one machine's", a, part, n.Masked(), n.Path)
 				return
 			}
 		}
@@ -142,8 +151,8 @@ func (s *Site) validateServerUse(probs *Problems) {
 			probs.Add(path, "%s is the node itself (nodeName); name a server", host)
 		}
 		if a, err := netip.ParseAddr(host); err == nil && host != s.VIP {
-			if own := slices.IndexFunc(subnets, func(n subnet) bool { return n.Addr() == a }); own >= 0 {
-				probs.Add(path, "%s is this machine's own address (%s); name a server", a, subnets[own].path)
+			if own := slices.IndexFunc(subnets, func(n Subnet) bool { return n.Addr() == a }); own >= 0 {
+				probs.Add(path, "%s is this machine's own address (%s); name a server", a, subnets[own].Path)
 			}
 		}
 	}

@@ -32,7 +32,7 @@ func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 
 // Images is what ParseImages returns of a document.
 func (d *Document) Images(archs ...string) ([]*Image, error) {
-	doc := d.doc
+	doc := d.Document
 	if doc.Kind != KindImage {
 		return nil, doc.WrongKind(KindImage)
 	}
@@ -45,7 +45,7 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 	for i, n := range nodes {
 		one := doc
 		if i > 0 { // decoding leaves its marks on it
-			one, _ = strict.Read(doc.File, d.data, documentForm)
+			one, _ = strict.Read(doc.File, d.Data, documentForm)
 		}
 		if n != nil {
 			yamltree.Set(one.Root, fieldArch, n)

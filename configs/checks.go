@@ -11,11 +11,12 @@ import (
 	"unicode"
 
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// checks are the functions that the tag check names. Those of secrets quote nothing.
-var checks = strict.Checks{
+// FieldChecks are the functions that the tag check names. Those of secrets quote nothing.
+var FieldChecks = strict.Checks{
 	"imageName":       matching(imageName, "is not an image's name: lower-case letters, digits, -, _ and ., at most 63, with a letter or digit at both ends"),
 	"suite":           matching(suiteName, "is not the name of a suite, as trixie"),
 	"aptSource":       matching(regexp.MustCompile(`^deb(-src)? .`), "is not a line of sources.list: deb [OPTIONS] URI SUITE COMPONENT"),
@@ -68,8 +69,6 @@ var checks = strict.Checks{
 	"mintID":       matching(regexp.MustCompile(`^[A-Za-z0-9]{1,64}$`), "is not an id of `edgebake cluster new`"),
 	"date":         badDate,
 	"endpoint":     badEndpoint,
-	"clusterName":  matching(forms.DNSLabel, "cannot name a cluster: lower-case letters, digits and - only, at most 63, beginning and ending with a letter or digit"),
-	"repository":   badRepository,
 }
 
 // matching returns a check for a pattern; words follow the quoted value.
@@ -118,7 +117,10 @@ func badDigest(s string) string {
 	if sha256Hex.MatchString(s) {
 		return "write the algorithm too: sha256:" + s
 	}
-	return matching(digestForm, "is not sha256: followed by 64 hexadecimal digits in lower case")(s)
+	if _, err := imageref.ParseDigest(s); err != nil {
+		return fmt.Sprintf("%q is not sha256: followed by 64 hexadecimal digits in lower case", strict.Shorten(s))
+	}
+	return ""
 }
 
 func badSHA256(s string) string {
@@ -189,7 +191,7 @@ func badNoProxy(s string) string {
 }
 
 func badMAC(s string) string {
-	if CardMAC(s) == "" {
+	if forms.CardMAC(s) == "" {
 		return fmt.Sprintf("%q is not the MAC address of one network card, e.g. 52:54:00:12:34:56", strict.Shorten(s))
 	}
 	return ""
@@ -223,22 +225,22 @@ func badPasswordHash(s string) string {
 
 func badToken(s string) string {
 	switch {
-	case s == placeholderToken:
+	case s == forms.PlaceholderToken:
 		return "replace the example: `kubeadm token create --print-join-command` prints a token (`edgebake init --join` takes its whole line)"
-	case !tokenForm.MatchString(s):
-		return "is not a bootstrap token: " + tokenWords + " (`kubeadm token create` makes one)"
+	case !forms.Token.MatchString(s):
+		return "is not a bootstrap token: " + forms.TokenWords + " (`kubeadm token create` makes one)"
 	}
 	return ""
 }
 
 func badCAHash(s string) string {
 	switch {
-	case s == placeholderHash:
+	case s == forms.PlaceholderCAHash:
 		return "replace the example: `kubeadm token create --print-join-command` prints the hash (`edgebake init --join` takes its whole line)"
 	case sha256Hex.MatchString(strings.ToLower(s)):
 		return fmt.Sprintf("write the kind of hash too: \"sha256:%s\"", s)
 	}
-	return matching(caHashForm, "is not sha256: followed by 64 hexadecimal digits")(s)
+	return matching(forms.CAHash, "is not sha256: followed by 64 hexadecimal digits")(s)
 }
 
 // badNodePool also judges flags of firstboot convert, see CheckHub.

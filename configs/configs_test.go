@@ -6,16 +6,14 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/configs/examples"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/configs/strict"
@@ -23,101 +21,12 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden files, schemas and references")
-
-// golden compares got with the file, or writes it with -update.
-func golden(t *testing.T, file string, got []byte) {
-	t.Helper()
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s is not what the code says; go test ./configs -update rewrites it. Now:\n%s", file, got)
-	}
-}
-
-// TestBad reads each broken document of testdata/bad and compares all the
-// problems found.
-func TestBad(t *testing.T) {
-	cases, err := filepath.Glob("testdata/bad/*.txtar")
-	if err != nil || len(cases) < 50 {
-		t.Fatalf("%d cases: %v", len(cases), err)
-	}
-	for _, file := range cases {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
-			ar, err := txtar.ParseFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			doc := ar.Files[0]
-			_, err = parseAny(doc.Name, doc.Data)
-			var probs Problems
-			if !errors.As(err, &probs) || len(probs) == 0 {
-				t.Fatalf("no problems found: %v", err)
-			}
-			for _, p := range probs {
-				if p.File != doc.Name || p.Line < 1 || strings.Contains(p.Msg, "BUG") {
-					t.Errorf("badly placed: %+v", p)
-				}
-			}
-			got := err.Error() + "\n"
-			if strings.Contains(got, "s3cret") || strings.Contains(got, "hunter2") || strings.Contains(got, "0123456789abcdef\n") {
-				t.Errorf("a secret is quoted:\n%s", got)
-			}
-			golden(t, file, txtar.Format(&txtar.Archive{Comment: ar.Comment, Files: []txtar.File{doc, {Name: "problems", Data: []byte(got)}}}))
-		})
-	}
-}
-
 // TestWrongKind: each parser says which document it wants.
 func TestWrongKind(t *testing.T) {
-	if _, err := ParseImage("a", []byte(exampleSite)); err == nil || !strings.Contains(err.Error(), "expected a document of kind Image, got one of kind Site") {
+	if _, err := ParseImage("a", []byte(examples.Site)); err == nil || !strings.Contains(err.Error(), "expected a document of kind Image, got one of kind Site") {
 		t.Error(err)
 	}
-	if _, err := ParseSite("a", ExampleImage()); err == nil || !strings.Contains(err.Error(), "expected a document of kind Site, got one of kind Image") {
-		t.Error(err)
-	}
-}
-
-// TestExamples: every example is read, and init's templates are among them.
-func TestExamples(t *testing.T) {
-	kinds := map[string]int{}
-	err := filepath.WalkDir("examples", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || filepath.Ext(path) != ".yaml" {
-			return err
-		}
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		v, err := parseAny(path, data)
-		if err != nil {
-			t.Error(err)
-			return nil
-		}
-		kinds[reflect.TypeOf(v).Elem().Name()]++
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if kinds["Image"] < 3 || kinds["Site"] < 3 || kinds["Inventory"] < 1 {
-		t.Errorf("too few examples: %v", kinds)
-	}
-	if _, err := ParseImage("image.yaml", ExampleImage()); err != nil {
-		t.Error(err)
-	}
-	if _, err := ParseSite("site.yaml", []byte(exampleSite)); err != nil {
+	if _, err := ParseSite("a", []byte(examples.Image)); err == nil || !strings.Contains(err.Error(), "expected a document of kind Site, got one of kind Image") {
 		t.Error(err)
 	}
 }
@@ -198,7 +107,7 @@ func TestDefaults(t *testing.T) {
 
 // TestValidateChangesNothing: the same value, before and after.
 func TestValidateChangesNothing(t *testing.T) {
-	s, again := mustSite(t, exampleSite), mustSite(t, exampleSite)
+	s, again := mustSite(t, examples.Site), mustSite(t, examples.Site)
 	if probs := s.Validate(); probs != nil {
 		t.Error(probs)
 	}
@@ -309,7 +218,7 @@ func TestEncode(t *testing.T) {
 	}
 
 	// A whole one, through the parsers.
-	s := mustSite(t, exampleSite)
+	s := mustSite(t, examples.Site)
 	slot, err = EncodeSlot(s)
 	if err != nil {
 		t.Fatal(err)
@@ -464,8 +373,8 @@ func TestSSHKeys(t *testing.T) {
 // FuzzParse: no document makes a parser panic, every problem has a place,
 // and what is taken survives the slot.
 func FuzzParse(f *testing.F) {
-	f.Add(ExampleImage())
-	f.Add([]byte(exampleSite))
+	f.Add([]byte(examples.Image))
+	f.Add([]byte(examples.Site))
 	cases, err := filepath.Glob("testdata/bad/*.txtar")
 	if err != nil {
 		f.Fatal(err)
@@ -568,11 +477,17 @@ func TestAccepted(t *testing.T) {
 	}
 }
 
-// parseAny reads a document of any kind.
+// parseAny reads an Image, a Site or an Inventory.
 func parseAny(name string, data []byte) (any, error) {
 	d, err := Read(name, data)
 	if err != nil {
 		return nil, err
 	}
-	return d.Any()
+	switch d.Kind {
+	case KindImage:
+		return d.Images()
+	case KindInventory:
+		return d.Inventory(Secret{}, false)
+	}
+	return d.Site(Secret{}, false)
 }

@@ -48,6 +48,12 @@ type SiteControlPlane struct {
 	Kubeadm string `yaml:"kubeadm" json:"kubeadm" text:"lines"`
 }
 
+// Documents returns kubeadm's documents for this machine; of a valid Site.
+func (c *SiteControlPlane) Documents() kubeadm.Documents {
+	docs, _ := kubeadm.ReadText(c.Kubeadm)
+	return docs
+}
+
 // SaidAt is when continueFrom was said; of a valid Site.
 func (c *SiteControlPlane) SaidAt() time.Time {
 	t, _ := time.Parse(time.RFC3339, c.Said)

@@ -1,4 +1,4 @@
-package configs
+package configs_test
 
 import (
 	"bytes"
@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/invopop/jsonschema"
 )
@@ -24,7 +26,7 @@ func comments(t *testing.T) map[string]string {
 	t.Helper()
 	docs := map[string]string{}
 	flat := func(g *ast.CommentGroup) string { return strings.Join(strings.Fields(g.Text()), " ") }
-	for _, file := range []string{"image.go", "site.go", "inventory.go", "clusterfile.go", "controlplane.go"} {
+	for _, file := range []string{"image.go", "site.go", "inventory.go", "controlplane.go", "clusterdoc/cluster.go"} {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)
@@ -81,7 +83,7 @@ func fieldDoc(docs map[string]string, t reflect.Type, f reflect.StructField) str
 // the YAML name.
 func TestEveryFieldIsExplained(t *testing.T) {
 	docs := comments(t)
-	for _, root := range []reflect.Type{reflect.TypeFor[Image](), reflect.TypeFor[Site](), reflect.TypeFor[Inventory](), reflect.TypeFor[Cluster]()} {
+	for _, root := range []reflect.Type{reflect.TypeFor[configs.Image](), reflect.TypeFor[configs.Site](), reflect.TypeFor[configs.Inventory](), reflect.TypeFor[clusterdoc.Cluster]()} {
 		for _, row := range rows(docs, root) {
 			if row.doc == "" {
 				t.Errorf("%s: %s has no comment", root.Name(), row.path)
@@ -102,7 +104,7 @@ func walkTypes(t reflect.Type, seen map[reflect.Type]bool, visit func(reflect.Ty
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()
 	}
-	if t.Kind() != reflect.Struct || t == reflect.TypeFor[Secret]() || seen[t] {
+	if t.Kind() != reflect.Struct || t == reflect.TypeFor[configs.Secret]() || seen[t] {
 		return
 	}
 	seen[t] = true
@@ -115,12 +117,12 @@ func walkTypes(t reflect.Type, seen map[reflect.Type]bool, visit func(reflect.Ty
 func TestSchemas(t *testing.T) {
 	docs := comments(t)
 	used := map[string]bool{}
-	for name, v := range map[string]any{"image": &Image{}, "site": &Site{}, "inventory": &Inventory{}, "cluster": &Cluster{}} {
+	for name, v := range map[string]any{"image": &configs.Image{}, "site": &configs.Site{}, "inventory": &configs.Inventory{}, "cluster": &clusterdoc.Cluster{}} {
 		r := &jsonschema.Reflector{
 			Anonymous:      true,
 			ExpandedStruct: true,
 			Mapper: func(t reflect.Type) *jsonschema.Schema {
-				if t == reflect.TypeFor[Secret]() {
+				if t == reflect.TypeFor[configs.Secret]() {
 					return &jsonschema.Schema{Type: "string"}
 				}
 				return nil
@@ -141,7 +143,7 @@ func TestSchemas(t *testing.T) {
 			partSites(s)
 		}
 		constrained(t, s, name, used)
-		s.Title = fmt.Sprintf("edgebake %s, %s", strings.ToUpper(name[:1])+name[1:], APIVersion)
+		s.Title = fmt.Sprintf("edgebake %s, %s", strings.ToUpper(name[:1])+name[1:], configs.APIVersion)
 		var b bytes.Buffer
 		enc := json.NewEncoder(&b)
 		enc.SetEscapeHTML(false)
@@ -202,7 +204,7 @@ func rows(docs map[string]string, root reflect.Type) []row {
 			}
 			ft, sub := f.Type, r.path
 			switch {
-			case ft == reflect.TypeFor[Secret]():
+			case ft == reflect.TypeFor[configs.Secret]():
 				r.typ = "secret string"
 			case ft.Kind() == reflect.Map:
 				r.typ = "map of strings"
@@ -227,7 +229,7 @@ func rows(docs map[string]string, root reflect.Type) []row {
 			default:
 				r.typ = "number"
 			}
-			r.section = ft.Kind() == reflect.Struct && ft != reflect.TypeFor[Secret]() && ft.NumField() > 0 && ft != reflect.TypeFor[Site]()
+			r.section = ft.Kind() == reflect.Struct && ft != reflect.TypeFor[configs.Secret]() && ft.NumField() > 0 && ft != reflect.TypeFor[configs.Site]()
 			out = append(out, r)
 			if r.section {
 				walk(ft, sub)
@@ -275,7 +277,7 @@ How documents are read:
 	for _, doc := range []struct {
 		name string
 		t    reflect.Type
-	}{{"Image", reflect.TypeFor[Image]()}, {"Site", reflect.TypeFor[Site]()}, {"Inventory", reflect.TypeFor[Inventory]()}, {"Cluster", reflect.TypeFor[Cluster]()}} {
+	}{{"Image", reflect.TypeFor[configs.Image]()}, {"Site", reflect.TypeFor[configs.Site]()}, {"Inventory", reflect.TypeFor[configs.Inventory]()}, {"Cluster", reflect.TypeFor[clusterdoc.Cluster]()}} {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n", doc.name, listed(docs[doc.name]))
 		all := rows(docs, doc.t)
 		tops := topLevel(all)
@@ -333,7 +335,7 @@ func TestMigrationTable(t *testing.T) {
 	}
 	docs := comments(t)
 	known := map[string]bool{}
-	for name, root := range map[string]reflect.Type{"Image": reflect.TypeFor[Image](), "Site": reflect.TypeFor[Site](), "Inventory": reflect.TypeFor[Inventory](), "Cluster": reflect.TypeFor[Cluster]()} {
+	for name, root := range map[string]reflect.Type{"Image": reflect.TypeFor[configs.Image](), "Site": reflect.TypeFor[configs.Site](), "Inventory": reflect.TypeFor[configs.Inventory](), "Cluster": reflect.TypeFor[clusterdoc.Cluster]()} {
 		for _, r := range rows(docs, root) {
 			known[name+"."+r.path] = true
 		}

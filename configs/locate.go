@@ -4,20 +4,15 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// Locate tells where in a document a field is, or what is nearest around it:
-// for problems that only show when what a field names is looked at. Line and
-// column are 0 if data is not a document.
+// Locate returns the position of a field of a document, or of the nearest value around
+// it. Line and column are 0 if data is not a document.
 func Locate(name string, data []byte, path string) (line, col int) {
-	doc := located(name, data)
-	if doc.Root == nil {
-		return 0, 0
-	}
-	at := doc.Find(path)
+	at := located(name, data).Find(path)
 	return at.Line, at.Col
 }
 
-// LocateSite says where in a Site the fields of problems are that only show
-// beside an image or a cluster.
+// LocateSite adds their positions to problems of a Site that were found by comparing it
+// with an image or a cluster.
 func LocateSite(name string, data []byte, probs Problems) Problems {
 	doc := located(name, data)
 	for i := range probs {
@@ -28,9 +23,8 @@ func LocateSite(name string, data []byte, probs Problems) Problems {
 	return probs
 }
 
-// LocateInventory does so for an Inventory, where sites[i] are the problems of
-// its i-th site: in the site where it says something on the field, else in
-// defaults, once for all sites.
+// LocateInventory does so for an Inventory; sites[i] are the problems of its i-th site.
+// A problem of a field that only defaults set is reported there, once for all sites.
 func LocateInventory(name string, data []byte, sites []Problems) Problems {
 	r := inventoryReport{doc: located(name, data)}
 	for i, probs := range sites {
@@ -43,17 +37,11 @@ func LocateInventory(name string, data []byte, sites []Problems) Problems {
 	return r.doc.Probs
 }
 
-// located returns a document that was read before, with the places of its fields.
+// located returns a document that was read before.
 func located(name string, data []byte) *strict.Document {
 	doc, probs := strict.Read(name, data, documentForm)
 	if probs != nil {
 		return &strict.Document{File: name}
 	}
-	into := map[string]any{KindImage: new(Image), KindInventory: new(Inventory), KindCluster: new(Cluster)}[doc.Kind]
-	if into == nil {
-		into = new(Site)
-	}
-	doc.DecodeInto(into)
-	doc.Probs = nil
 	return doc
 }

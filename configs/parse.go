@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"errors"
 
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/strict"
-	"go.yaml.in/yaml/v3"
 )
 
 // Version is that of every document this package reads; APIVersion is what the
@@ -73,20 +73,19 @@ func ParsePublicSite(name string, data []byte) (*Site, error) {
 		return nil, err
 	}
 	site := new(Site)
-	if err := d.doc.Parse(KindSite, site, func() Problems { return site.validate(false) }); err != nil {
+	if err := d.Parse(KindSite, site, func() Problems { return site.validate(false) }); err != nil {
 		return nil, err
 	}
 	return site, nil
 }
 
 // ErrGivenToken says what is wrong with a token that did not come with a document.
-var ErrGivenToken = errors.New("the given token is not a bootstrap token: " + tokenWords + " (`kubeadm token create` makes one)")
+var ErrGivenToken = errors.New("the given token is not a bootstrap token: " + forms.TokenWords + " (`kubeadm token create` makes one)")
 
-// Document is a document whose YAML and kind have been read, and nothing else. It
-// becomes a Go value once.
+// Document is a document whose YAML and kind have been read. It is decoded once.
 type Document struct {
-	doc  *strict.Document
-	data []byte
+	*strict.Document
+	Data []byte // what was read
 }
 
 // Read reads a document of any kind that begins as one of edgebake's. The error is
@@ -99,22 +98,16 @@ func Read(name string, data []byte) (*Document, error) {
 	return &Document{doc, data}, nil
 }
 
-// Kind is the document's.
-func (d *Document) Kind() string { return d.doc.Kind }
-
-// Root returns the document's mapping.
-func (d *Document) Root() *yaml.Node { return d.doc.Root }
-
 // Site is the document as a Site. It gets the bootstrap token, if there is one and
 // it has none itself; with forced, in any case.
 func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 	site := new(Site)
 	var bad error
-	err := d.doc.Parse(KindSite, site, func() Problems {
+	err := d.Parse(KindSite, site, func() Problems {
 		if token.IsZero() || !forced && !site.Credentials.Token.IsZero() {
 			return site.Validate()
 		}
-		if !tokenForm.MatchString(token.Reveal()) {
+		if !forms.Token.MatchString(token.Reveal()) {
 			bad, site.Credentials = ErrGivenToken, Credentials{} // the document is not what has it
 			return site.validate(false)
 		}
@@ -130,46 +123,13 @@ func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 // Inventory is the document as an Inventory. Its Sites get the bootstrap token as a
 // Site does.
 func (d *Document) Inventory(token Secret, forced bool) (*Inventory, error) {
-	inv, err := parseInventory(d.doc, token.IsZero())
+	inv, err := parseInventory(d.Document, token.IsZero())
 	if err != nil || token.IsZero() {
 		return inv, err
 	}
-	if !tokenForm.MatchString(token.Reveal()) {
+	if !forms.Token.MatchString(token.Reveal()) {
 		return nil, ErrGivenToken
 	}
 	inv.setToken(token, forced)
 	return inv, nil
-}
-
-// Image is the document as an Image, for the first of its architectures.
-func (d *Document) Image() (*Image, error) {
-	all, err := d.Images()
-	if err != nil {
-		return nil, err
-	}
-	return all[0], nil
-}
-
-// Any is the document as what its kind says: an *Image, a *Site, an *Inventory or
-// a *ClusterFile.
-func (d *Document) Any() (any, error) {
-	switch d.doc.Kind {
-	case KindImage:
-		return parsed(d.Image())
-	case KindSite:
-		return parsed(d.Site(Secret{}, false))
-	case KindCluster:
-		return parsed(d.Cluster())
-	case KindInventory:
-		return parsed(d.Inventory(Secret{}, false))
-	}
-	return nil, d.doc.WrongKind("")
-}
-
-// parsed keeps a nil pointer from becoming a non-nil any.
-func parsed[T any](v *T, err error) (any, error) {
-	if err != nil {
-		return nil, err
-	}
-	return v, nil
 }

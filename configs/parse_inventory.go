@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/ondisk"
@@ -67,7 +68,7 @@ func ParsePublicInventory(name string, data []byte) (*Inventory, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parseInventory(d.doc, false)
+	return parseInventory(d.Document, false)
 }
 
 // ParseWholeInventory is ParsePublicInventory, and reports all problems, however many.
@@ -76,8 +77,8 @@ func ParseWholeInventory(name string, data []byte) (*Inventory, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.doc.All = true
-	return parseInventory(d.doc, false)
+	d.All = true
+	return parseInventory(d.Document, false)
 }
 
 func parseInventory(doc *strict.Document, credentials bool) (*Inventory, error) {
@@ -310,7 +311,7 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 			claim(i, "name", fmt.Sprintf("%q", s.Name), "name "+s.Name)
 		}
 		var probs Problems
-		s.Match.validate("match", &probs)
+		s.Match.Validate("match", &probs)
 		for _, p := range probs {
 			r.found(under(own, p))
 		}
@@ -323,8 +324,8 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 				r.of(i, p)
 			}
 		}
-		for _, k := range s.Match.keys() {
-			claim(i, k.field, k.key, k.key)
+		for _, k := range s.Match.Keys() {
+			claim(i, k.Field, k.Key, k.Key)
 		}
 		// A node name that follows from a name which is taken is not a second problem.
 		if (s.NodeName != s.Name || once["name "+s.Name] == inv.label(i)) && !(shared && yamltree.Get(inv.merged.sites[i], "nodeName") == nil) {
@@ -370,16 +371,16 @@ func (inv *Inventory) sharedNodeName(r *inventoryReport) bool {
 func (inv *Inventory) claimNetwork(i int, claim claimer) {
 	s := &inv.Sites[i].Site
 	for j, f := range s.Network.Interfaces {
-		if mac := CardMAC(f.MAC); mac != "" {
+		if mac := forms.CardMAC(f.MAC); mac != "" {
 			claim(i, fmt.Sprintf("network.interfaces[%d].mac", j), "MAC address "+mac, "MAC address "+mac)
 		}
 	}
-	for _, n := range s.Network.subnets() {
+	for _, n := range s.Network.Subnets() {
 		a := n.Addr().Unmap().WithZone("")
 		if a.IsLinkLocalUnicast() {
 			continue
 		}
-		claim(i, n.path, addressOf(a, s.NodePool), "address "+a.String()+" "+s.NodePool)
+		claim(i, n.Path, addressOf(a, s.NodePool), "address "+a.String()+" "+s.NodePool)
 	}
 }
 

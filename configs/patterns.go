@@ -7,9 +7,6 @@ import (
 // Patterns of the values that documents hold.
 var (
 	sha256Hex    = regexp.MustCompile(`^[0-9a-f]{64}$`)
-	digestForm   = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
-	caHashForm   = regexp.MustCompile(`^sha256:[0-9a-fA-F]{64}$`)
-	tokenForm    = regexp.MustCompile(`^[a-z0-9]{6}\.[a-z0-9]{16}$`)
 	userName     = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 	flagName     = regexp.MustCompile(`^[a-z0-9][a-z0-9-]*$`)
 	octalMode    = regexp.MustCompile(`^0?[0-7]{3,4}$`)
@@ -24,6 +21,3 @@ var (
 	sysctlKey    = regexp.MustCompile(`^[A-Za-z0-9_*-]+([./][A-Za-z0-9_*-]+)+$`)
 	consoleForm  = regexp.MustCompile(`^(tty[A-Za-z0-9]*|hvc[0-9]+)(,[0-9]+[noe]?[78]?r?)?$`)
 )
-
-// tokenWords say what tokenForm is.
-const tokenWords = "6 letters or digits, a dot, 16 letters or digits, all in lower case"

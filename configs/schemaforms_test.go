@@ -1,4 +1,4 @@
-package configs
+package configs_test
 
 import (
 	"encoding/json"
@@ -9,7 +9,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/examples"
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/starter"
 	"github.com/invopop/jsonschema"
 )
 
@@ -104,86 +107,86 @@ const (
 // schemaForms are by type and field.
 func schemaForms() map[string]func(*jsonschema.Schema) {
 	return map[string]func(*jsonschema.Schema){
-		"Site.masters":                 both(length(1, 0), items(pattern(hostPortForm))),
-		"Site.endpoint":                both(pattern(dnsForm), except(everyName)),
-		"Site.vip":                     both(pattern(ipForm), except(noVIP)),
-		"Site.caCertHashes":            items(form(caHashForm)),
-		"Site.nodeName":                both(pattern(nodeNameForm), except(everyName)),
-		"Site.nodeIP":                  pattern(nodeIPForm),
-		"Site.nodePool":                pattern(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`),
-		"Site.labels":                  mapOf(labelKeyForm, labelForm),
-		"Site.organizations":           items(pattern(`^[^\s,]+$`), except(`^system:`)),
-		"Site.criSocket":               pattern(`^unix:///[^\s"'\\]+$`),
-		"Site.skipPhases":              items(form(skipPhase), except(`^kubelet-start$`)),
-		"Site.ignorePreflightErrors":   items(pattern(`^[^\s,]+$`)),
-		"Site.kubeletExtraArgs":        mapOf(flagName.String(), `^[^\s"'\\]*$`),
-		"Credentials.token":            form(tokenForm),
-		"Taint.key":                    pattern(labelKeyForm),
-		"Taint.value":                  pattern(labelForm),
-		"IPVS.probePath":               pattern(`^/\S*$`),
-		"SiteYurthub.namespace":        form(forms.DNSLabel),
-		"SiteYurthub.extraArgs":        each(pattern(hubArgForm)),
-		"Network.dns":                  items(except(`^(127\.|0\.0\.0\.0$|255\.255\.255\.255$|::1?$)`)),
-		"Network.ntp":                  items(except(everyName)),
-		"Interface.name":               both(form(ifacePattern), except(`^(lo|\.\.?)$`)),
-		"Interface.addresses":          each(pattern(cidrForm)),
-		"VLAN.addresses":               each(pattern(cidrForm)),
-		"WiFi.country":                 form(countryCode),
-		"WiFi.psk":                     pattern(`^[ -~]{8,64}$`),
-		"Proxy.http":                   pattern(`^https?://[^\s/]+`),
-		"Proxy.https":                  pattern(`^https?://[^\s/]+`),
-		"Proxy.noProxy":                each(pattern(`^[^\s,"']+$`), except(`://`)),
-		"User.name":                    form(userName),
-		"User.groups":                  items(form(userName)),
-		"User.shell":                   pattern(`^/[^\x00-\x1f]*$`),
-		"User.passwordHash":            form(hashedPasswd),
-		"User.sshAuthorizedKeys":       each(pattern(keyForm)),
-		"Report.url":                   pattern(`^https://[^\s/]+`),
-		"Image.name":                   form(imageName),
-		"Image.arch":                   orList,
-		"Image.sourceDate":             pattern(`^(19[89][0-9]|20[0-9]{2}|210[0-7])-[0-9]{2}-[0-9]{2}T`),
-		"Image.nodeTypes":              items(),
-		"Sites.keys":                   each(pattern(`^RW[A-Za-z0-9+/]{54}$`)),
-		"Base.debian":                  orNull,
-		"Source.goModule":              orNull,
-		"DebianBase.suite":             form(suiteName),
-		"DebianBase.sources":           each(pattern(`^deb(-src)? \S`)),
-		"DebianBase.packages":          items(form(packageSpec)),
-		"OCISource.ref":                pattern(refForm),
-		"OCISource.digest":             form(digestForm),
-		"FileSource.sha256":            form(sha256Hex),
-		"FileSource.url":               pattern(`^https?://`),
-		"URLSource.base":               pattern(`^https?://`),
-		"URLSource.sha256":             mapOf(sumName.String(), sha256Hex.String()),
-		"DirSource.sha256":             mapOf(sumName.String(), sha256Hex.String()),
-		"Kubernetes.version":           pattern(`^v1\.(3[0-9]|[4-9][0-9]|[1-9][0-9]{2,})\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`),
-		"Containerd.version":           pattern(`^(1\.([7-9]|[1-9][0-9]+)|2\.[0-9]+)\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`),
-		"Containerd.sandbox":           pattern(refForm),
-		"Crictl.version":               form(crictlVersion),
-		"CNI.podCIDR":                  both(pattern(`^([0-9.]+/([89]|1[0-9]|2[0-8])|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*/(1[6-9]|[2-9][0-9]|1[01][0-9]|12[0-4]))$`), except(`^(0\.|127\.|169\.254\.|2[2-5][0-9]\.)`)),
-		"Yurthub.version":              pattern(`^v1\.[67]\.[0-9]+$`),
-		"Yurthub.extraArgs":            each(pattern(hubArgForm)),
-		"ContainerImage.ref":           pattern(refForm),
-		"ContainerImage.digest":        form(digestForm),
-		"ImageStore.maxLayerSize":      form(forms.SizeForm),
-		"File.path":                    pattern(`^/`),
-		"File.mode":                    form(octalMode),
-		"Kernel.args":                  items(except(`^(single|emergency|rescue|s|S|1)$|^systemd\.unit=(emergency|rescue)\.target$`)),
-		"Kernel.consoles":              items(form(consoleForm)),
-		"Kernel.modules":               each(form(moduleName)),
-		"Disk.root":                    form(forms.SizeForm),
-		"Disk.data":                    form(forms.SizeForm),
-		"Inventory.sites":              length(1, 0),
-		"Cluster.masters":              length(1, 0),
-		"Cluster.kubernetesVersion":    pattern(`^v1\.(3[1-9]|[4-9][0-9]|[1-9][0-9]{2,})\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`),
-		"Cluster.vip":                  pattern(ipForm),
-		"Cluster.podCIDRs":             both(length(0, 2), items(pattern(cidrForm))),
-		"Cluster.serviceCIDRs":         both(length(0, 2), items(pattern(cidrForm))),
-		"ControlPlaneNode.address":     pattern(ipForm),
-		"ClusterNode.nodeIP":           pattern(nodeIPForm),
-		"ClusterNode.nodePool":         pattern(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`),
-		"ClusterNode.labels":           mapOf(labelKeyForm, labelForm),
-		"ClusterKubeProxy.bindAddress": pattern(ipForm),
+		"Site.masters":               both(length(1, 0), items(pattern(hostPortForm))),
+		"Site.endpoint":              both(pattern(dnsForm), except(everyName)),
+		"Site.vip":                   both(pattern(ipForm), except(noVIP)),
+		"Site.caCertHashes":          items(form(forms.CAHash)),
+		"Site.nodeName":              both(pattern(nodeNameForm), except(everyName)),
+		"Site.nodeIP":                pattern(nodeIPForm),
+		"Site.nodePool":              pattern(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`),
+		"Site.labels":                mapOf(labelKeyForm, labelForm),
+		"Site.organizations":         items(pattern(`^[^\s,]+$`), except(`^system:`)),
+		"Site.criSocket":             pattern(`^unix:///[^\s"'\\]+$`),
+		"Site.skipPhases":            items(form(configs.SkipPhase), except(`^kubelet-start$`)),
+		"Site.ignorePreflightErrors": items(pattern(`^[^\s,]+$`)),
+		"Site.kubeletExtraArgs":      mapOf(configs.FlagName.String(), `^[^\s"'\\]*$`),
+		"Credentials.token":          form(forms.Token),
+		"Taint.key":                  pattern(labelKeyForm),
+		"Taint.value":                pattern(labelForm),
+		"IPVS.probePath":             pattern(`^/\S*$`),
+		"SiteYurthub.namespace":      form(forms.DNSLabel),
+		"SiteYurthub.extraArgs":      each(pattern(hubArgForm)),
+		"Network.dns":                items(except(`^(127\.|0\.0\.0\.0$|255\.255\.255\.255$|::1?$)`)),
+		"Network.ntp":                items(except(everyName)),
+		"Interface.name":             both(form(configs.IfacePattern), except(`^(lo|\.\.?)$`)),
+		"Interface.addresses":        each(pattern(cidrForm)),
+		"VLAN.addresses":             each(pattern(cidrForm)),
+		"WiFi.country":               form(configs.CountryCode),
+		"WiFi.psk":                   pattern(`^[ -~]{8,64}$`),
+		"Proxy.http":                 pattern(`^https?://[^\s/]+`),
+		"Proxy.https":                pattern(`^https?://[^\s/]+`),
+		"Proxy.noProxy":              each(pattern(`^[^\s,"']+$`), except(`://`)),
+		"User.name":                  form(configs.UserName),
+		"User.groups":                items(form(configs.UserName)),
+		"User.shell":                 pattern(`^/[^\x00-\x1f]*$`),
+		"User.passwordHash":          form(configs.HashedPasswd),
+		"User.sshAuthorizedKeys":     each(pattern(keyForm)),
+		"Report.url":                 pattern(`^https://[^\s/]+`),
+		"Image.name":                 form(configs.ImageName),
+		"Image.arch":                 orList,
+		"Image.sourceDate":           pattern(`^(19[89][0-9]|20[0-9]{2}|210[0-7])-[0-9]{2}-[0-9]{2}T`),
+		"Image.nodeTypes":            items(),
+		"Sites.keys":                 each(pattern(`^RW[A-Za-z0-9+/]{54}$`)),
+		"Base.debian":                orNull,
+		"Source.goModule":            orNull,
+		"DebianBase.suite":           form(configs.SuiteName),
+		"DebianBase.sources":         each(pattern(`^deb(-src)? \S`)),
+		"DebianBase.packages":        items(form(configs.PackageSpec)),
+		"OCISource.ref":              pattern(refForm),
+		"OCISource.digest":           pattern(`^sha256:[0-9a-f]{64}$`),
+		"FileSource.sha256":          form(configs.Sha256Hex),
+		"FileSource.url":             pattern(`^https?://`),
+		"URLSource.base":             pattern(`^https?://`),
+		"URLSource.sha256":           mapOf(configs.SumName.String(), configs.Sha256Hex.String()),
+		"DirSource.sha256":           mapOf(configs.SumName.String(), configs.Sha256Hex.String()),
+		"Kubernetes.version":         pattern(`^v1\.(3[0-9]|[4-9][0-9]|[1-9][0-9]{2,})\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`),
+		"Containerd.version":         pattern(`^(1\.([7-9]|[1-9][0-9]+)|2\.[0-9]+)\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`),
+		"Containerd.sandbox":         pattern(refForm),
+		"Crictl.version":             form(configs.CrictlVersion),
+		"CNI.podCIDR":                both(pattern(`^([0-9.]+/([89]|1[0-9]|2[0-8])|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*/(1[6-9]|[2-9][0-9]|1[01][0-9]|12[0-4]))$`), except(`^(0\.|127\.|169\.254\.|2[2-5][0-9]\.)`)),
+		"Yurthub.version":            pattern(`^v1\.[67]\.[0-9]+$`),
+		"Yurthub.extraArgs":          each(pattern(hubArgForm)),
+		"ContainerImage.ref":         pattern(refForm),
+		"ContainerImage.digest":      pattern(`^sha256:[0-9a-f]{64}$`),
+		"ImageStore.maxLayerSize":    form(forms.SizeForm),
+		"File.path":                  pattern(`^/`),
+		"File.mode":                  form(configs.OctalMode),
+		"Kernel.args":                items(except(`^(single|emergency|rescue|s|S|1)$|^systemd\.unit=(emergency|rescue)\.target$`)),
+		"Kernel.consoles":            items(form(configs.ConsoleForm)),
+		"Kernel.modules":             each(form(configs.ModuleName)),
+		"Disk.root":                  form(forms.SizeForm),
+		"Disk.data":                  form(forms.SizeForm),
+		"Inventory.sites":            length(1, 0),
+		"Cluster.masters":            length(1, 0),
+		"Cluster.kubernetesVersion":  pattern(`^v1\.(3[1-9]|[4-9][0-9]|[1-9][0-9]{2,})\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`),
+		"Cluster.vip":                pattern(ipForm),
+		"Cluster.podCIDRs":           both(length(0, 2), items(pattern(cidrForm))),
+		"Cluster.serviceCIDRs":       both(length(0, 2), items(pattern(cidrForm))),
+		"ControlPlaneNode.address":   pattern(ipForm),
+		"Node.nodeIP":                pattern(nodeIPForm),
+		"Node.nodePool":              pattern(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`),
+		"Node.labels":                mapOf(labelKeyForm, labelForm),
+		"KubeProxy.bindAddress":      pattern(ipForm),
 	}
 }
 
@@ -315,8 +318,8 @@ func constrained(t *testing.T, s *jsonschema.Schema, kind string, used map[strin
 
 // TestTypoIsOneProblem: a misspelt field is not also missing, unless it is there besides.
 func TestTypoIsOneProblem(t *testing.T) {
-	image := string(ExampleImage())
-	site := string((&Start{Masters: []string{"192.168.7.11:6443"}, Token: "bcdefa.0123456789abcdef", CAHashes: []string{"sha256:" + strings.Repeat("ab", 32)}, SSHKey: exampleKey}).Site())
+	image := examples.Image
+	site := string((&starter.Input{Masters: []string{"192.168.7.11:6443"}, Token: "bcdefa.0123456789abcdef", CAHashes: []string{"sha256:" + strings.Repeat("ab", 32)}, SSHKey: "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE0Y2vFLE7fQ2HHmGEUQGTqWn4Ri9GJMn1T9AeeQkMi+ admin@example.com"}).Site())
 	for _, c := range []struct {
 		doc, old, typo string
 		more           []string
@@ -329,11 +332,8 @@ func TestTypoIsOneProblem(t *testing.T) {
 		{site, "caCertHashes:", "caCertHashs:", nil},
 	} {
 		doc := strings.Replace(c.doc, c.old, c.typo, 1)
-		read, err := Read("x.yaml", []byte(doc))
-		if err == nil {
-			_, err = read.Any()
-		}
-		var probs Problems
+		_, err := parse("x.yaml", []byte(doc))
+		var probs configs.Problems
 		if !errors.As(err, &probs) || len(probs) != 1+len(c.more) || !strings.Contains(err.Error(), "unknown field; did you mean") {
 			t.Errorf("%q: %v", c.typo, err)
 		}
@@ -343,11 +343,7 @@ func TestTypoIsOneProblem(t *testing.T) {
 			}
 		}
 	}
-	_, err := Read("x.yaml", []byte(inventoryTypo))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = ParseInventory("x.yaml", []byte(inventoryTypo))
+	_, err := configs.ParseInventory("x.yaml", []byte(inventoryTypo))
 	if err == nil || strings.Count(err.Error(), "\n") > 0 || !strings.Contains(err.Error(), "defaults.mastres: unknown field") {
 		t.Errorf("Inventory: %v", err)
 	}

@@ -391,8 +391,19 @@ type Report struct {
 
 // EncodeSlot returns the Site as stamping writes it into the slot, with its secrets,
 // which no other encoding of a Site has. The bytes depend on the Site alone.
-func EncodeSlot(s *Site) ([]byte, error) {
-	b, err := strict.Encode(s)
+func EncodeSlot(s *Site) ([]byte, error) { return encodeSite(s, nil) }
+
+// EncodeSlotFor is EncodeSlot without the fields that are not in the list known.
+func EncodeSlotFor(s *Site, known []string) ([]byte, error) {
+	set := map[string]bool{}
+	for _, f := range known {
+		set[f] = true
+	}
+	return encodeSite(s, func(path string) bool { return set[path] })
+}
+
+func encodeSite(s *Site, keep func(path string) bool) ([]byte, error) {
+	b, err := strict.Encode(s, keep)
 	if err != nil {
 		return nil, fmt.Errorf("encoding the Site: %w", err)
 	}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/edgebake/edgebake/configs/examples"
 )
 
 // TestWhereYAMLIsWrong: the problem names the parser's line, marked ¶, which is the one to
@@ -40,10 +42,7 @@ func TestWhereYAMLIsWrong(t *testing.T) {
 		{"second document", "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: a\n---\napiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {}\n maxPods: 60¶\n", "check the indentation"},
 	} {
 		marked := 1 + strings.Count(tt.text[:strings.Index(tt.text, "¶")], "\n")
-		doc, err := Read("f", []byte(strings.ReplaceAll(tt.text, "¶", "")))
-		if err == nil {
-			_, err = doc.Any()
-		}
+		_, err := parseAny("f", []byte(strings.ReplaceAll(tt.text, "¶", "")))
 		var probs Problems
 		if !errors.As(err, &probs) || !slices.ContainsFunc(probs, func(p Problem) bool {
 			return p.Line == marked && strings.Contains(p.Msg, tt.says)
@@ -88,7 +87,7 @@ func TestPlainMaster(t *testing.T) {
 			t.Errorf("PlainMaster(%q) = %q, want %q", spelling, got, want)
 		}
 	}
-	site := *mustSite(t, exampleSite)
+	site := *mustSite(t, examples.Site)
 	site.Masters = []string{"[2001:db8::1]:6443", "[2001:DB8:0::1]:6443"}
 	if !strings.Contains(site.Validate().Error(), "is masters[0] again") {
 		t.Errorf("they are two: %v", site.Validate())

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/ondisk"
@@ -78,11 +79,6 @@ const (
 	oldestKubernetes = 30
 )
 
-// KubernetesBefore reports whether a version of Kubernetes is one before v1.minor.
-func KubernetesBefore(version string, minor int) bool {
-	return kubeadm.VersionForm.MatchString(version) && kubeadm.Minor(version) < minor
-}
-
 // RaspberryPi is the value of hardware for boards without UEFI.
 const RaspberryPi = "raspberry-pi"
 
@@ -90,7 +86,7 @@ const RaspberryPi = "raspberry-pi"
 // nothing; the values must have their defaults.
 func (i *Image) Validate() Problems {
 	var probs Problems
-	strict.Check(i, checks, &probs)
+	strict.Check(i, FieldChecks, &probs)
 	if t, err := time.Parse(time.RFC3339, i.SourceDate); err != nil {
 		probs.Add("sourceDate", "%q is not an RFC 3339 date, e.g. 2026-01-31T12:00:00Z", strict.Shorten(i.SourceDate))
 	} else if t.Year() < 1980 || t.Year() > 2107 {
@@ -243,7 +239,7 @@ func (i *Image) validatePrograms(probs *Problems) {
 	}
 	if y := i.Yurthub; y != nil {
 		y.validate(probs)
-		if openyurt.RunsAsPod(y.Version) && kubeadm.VersionForm.MatchString(i.Kubernetes.Version) && !KubernetesBefore(i.Kubernetes.Version, openyurt.LastKubernetesOfPods+1) {
+		if openyurt.RunsAsPod(y.Version) && kubeadm.VersionForm.MatchString(i.Kubernetes.Version) && !kubeadm.Before(i.Kubernetes.Version, openyurt.LastKubernetesOfPods+1) {
 			const last = openyurt.LastKubernetesOfPods
 			probs.Add("kubernetes.version", "%s would run no pod behind yurthub %s, which does not answer kubelet v1.%d and later when it asks for Services: use yurthub %s, or Kubernetes v1.%d", i.Kubernetes.Version, y.Version, last+1, openyurt.Release(openyurt.FirstUnit), last)
 		}
@@ -254,7 +250,7 @@ func (i *Image) validateKubernetes(probs *Problems) {
 	k := &i.Kubernetes
 	if m := kubeadm.VersionForm.FindStringSubmatch(k.Version); m == nil {
 		if k.Version != "" {
-			probs.Add("kubernetes.version", "%s", badVersion(k.Version, kubeadm.VersionForm, ExampleKubernetes))
+			probs.Add("kubernetes.version", "%s", forms.BadVersion(k.Version, kubeadm.VersionForm, ExampleKubernetes))
 		}
 	} else if minor, err := strconv.Atoi(m[1]); err == nil && minor < oldestKubernetes {
 		probs.Add("kubernetes.version", "%s is too old: v1.%d and later are supported", k.Version, oldestKubernetes)
@@ -282,7 +278,7 @@ func (i *Image) validateContainerd(probs *Problems) {
 	case c.Version == "":
 		probs.AddMissing("containerd.version", "is required, e.g. "+ExampleContainerd+" (or debian: true for the base's own)")
 	case m == nil:
-		probs.Add("containerd.version", "%s", badVersion(c.Version, containerdVersion, ExampleContainerd))
+		probs.Add("containerd.version", "%s", forms.BadVersion(c.Version, containerdVersion, ExampleContainerd))
 	case m[1] != "2" && (m[1] != "1" || m[2] != "7"):
 		probs.Add("containerd.version", "%s is not supported; 1.7 and 2.x are", c.Version)
 	}
@@ -296,10 +292,10 @@ func (i *Image) validateCrictl(probs *Problems) {
 	k := &i.Kubernetes
 	if t := i.Containerd.Crictl; t != nil {
 		if t.Version != "" && !crictlVersion.MatchString(t.Version) {
-			probs.Add("containerd.crictl.version", "%s", badVersion(t.Version, crictlVersion, ExampleCrictl))
+			probs.Add("containerd.crictl.version", "%s", forms.BadVersion(t.Version, crictlVersion, ExampleCrictl))
 		}
 		t.Source.validate("containerd.crictl.source", i.Arch, []string{fmt.Sprintf("crictl-%s-linux-%s.tar.gz", t.Version, i.Arch)}, probs)
-	} else if KubernetesBefore(k.Version, 31) && !KubernetesBefore(k.Version, oldestKubernetes) {
+	} else if kubeadm.Before(k.Version, 31) && !kubeadm.Before(k.Version, oldestKubernetes) {
 		probs.AddMissing("containerd.crictl", "is required with Kubernetes %s, whose kubeadm does not join without crictl", k.Version)
 	}
 }
@@ -324,23 +320,12 @@ func badPodCIDR(s string) string {
 	return ""
 }
 
-// badVersion says what is wrong with a version that form does not match.
-func badVersion(v string, form *regexp.Regexp, example string) string {
-	if form.MatchString("v" + v) {
-		return fmt.Sprintf("%q must start with \"v\": v%s", v, v)
-	}
-	if bare, ok := strings.CutPrefix(v, "v"); ok && form.MatchString(bare) {
-		return fmt.Sprintf("%q must not start with \"v\": %s", v, bare)
-	}
-	return fmt.Sprintf("%q is not a version, e.g. %s", strict.Shorten(v), example)
-}
-
 func (y *Yurthub) validate(probs *Problems) {
 	minor, ok := openyurt.Minor(y.Version)
 	switch {
 	case y.Version == "":
 	case !ok && !releaseVersion.MatchString(y.Version):
-		probs.Add("yurthub.version", "%s", badVersion(y.Version, openyurt.VersionForm, openyurt.Example()))
+		probs.Add("yurthub.version", "%s", forms.BadVersion(y.Version, openyurt.VersionForm, openyurt.Example()))
 	case ok && minor < openyurt.Oldest:
 		probs.Add("yurthub.version", "%s is too old: %s are supported", y.Version, openyurt.Supported())
 	case !ok || minor > openyurt.Newest:
@@ -385,13 +370,14 @@ func (y *Yurthub) validate(probs *Problems) {
 func badImageRef(ref string) string {
 	name, digest, hasDigest := strings.Cut(ref, "@")
 	host, _, hasHost := strings.Cut(name, "/")
-	_, err := ParseRef(ref)
+	_, err := imageref.Parse(ref)
+	_, digestErr := imageref.ParseDigest(digest)
 	switch {
-	case hasDigest && !digestForm.MatchString(digest):
+	case hasDigest && digestErr != nil:
 		return fmt.Sprintf("%q: what follows @ is not sha256: and 64 hexadecimal digits", strict.Shorten(ref))
 	case !hasHost || !strings.ContainsAny(host, ".:") && host != "localhost":
 		return fmt.Sprintf("%q is a short name; write it in full: REGISTRY/PATH:TAG", strict.Shorten(ref))
-	case errors.As(err, new(*untaggedError)):
+	case errors.As(err, new(*imageref.UntaggedError)):
 		return fmt.Sprintf("%q has no tag; latest is not assumed, since it changes", strict.Shorten(ref))
 	case err != nil || strings.ToLower(host) != host: // names are looked up to the letter
 		return fmt.Sprintf("%q is not an image reference: REGISTRY/PATH:TAG", strict.Shorten(ref))
@@ -412,7 +398,7 @@ func (i *Image) validateControlPlane(probs *Problems) {
 	if at < 0 || len(i.ImagesFrom) > 0 {
 		return
 	}
-	if KubernetesBefore(i.Kubernetes.Version, kubeadm.OldestKubernetes) {
+	if kubeadm.Before(i.Kubernetes.Version, kubeadm.OldestKubernetes) {
 		probs.Add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs Kubernetes v1.%d or later", kubeadm.OldestKubernetes)
 	}
 	has := func(name, tag string) bool {
@@ -423,13 +409,13 @@ func (i *Image) validateControlPlane(probs *Problems) {
 		})
 	}
 	var missing []string
-	for _, name := range ControlPlaneComponents() {
+	for _, name := range kubeadm.Components() {
 		if !has(name, i.Kubernetes.Version) {
-			missing = append(missing, defaultRepository+"/"+name+":"+i.Kubernetes.Version)
+			missing = append(missing, kubeadm.DefaultRepository+"/"+name+":"+i.Kubernetes.Version)
 		}
 	}
-	if !has(ImageEtcd, "") {
-		missing = append(missing, defaultRepository+"/"+ImageEtcd)
+	if !has(kubeadm.ImageEtcd, "") {
+		missing = append(missing, kubeadm.DefaultRepository+"/"+kubeadm.ImageEtcd)
 	}
 	if len(missing) > 0 {
 		probs.Add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs the control plane's container images on board: add to images %s (`kubeadm config images list --kubernetes-version %s` prints the list; with another registry, its names)", strings.Join(missing, ", "), i.Kubernetes.Version)

@@ -31,16 +31,19 @@ func (s *Site) Validate() Problems { return s.validate(true) }
 
 func (s *Site) validate(credentials bool) Problems {
 	var probs Problems
-	strict.Check(s, checks, &probs)
+	strict.Check(s, FieldChecks, &probs)
 	s.validateRules(credentials, &probs)
 	strict.CheckText(s, &probs)
 	return probs
 }
 
-// validateRules checks what the tags of the fields cannot state.
+// ValidateRules reports what the tags of the fields cannot state, except for missing
+// credentials. It is for documents that contain parts of a Site.
+func (s *Site) ValidateRules(probs *Problems) { s.validateRules(false, probs) }
+
 func (s *Site) validateRules(credentials bool, probs *Problems) {
 	if !s.Match.IsZero() {
-		s.Match.validate("match", probs)
+		s.Match.Validate("match", probs)
 	}
 	s.validateCluster(credentials, probs)
 	s.validateControlPlane(credentials, probs)
@@ -422,7 +425,7 @@ func validateYurthubArgs(path string, args []string, version string, probs *Prob
 // validateNames reports names that nothing on the node could resolve.
 func (s *Site) validateNames(probs *Problems) {
 	n := &s.Network
-	if len(n.DNS) > 0 || n.usesDHCP() {
+	if len(n.DNS) > 0 || n.UsesDHCP() {
 		return
 	}
 	for i, m := range s.Masters {

@@ -32,6 +32,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/mint"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/firstboot/controlplane"
@@ -55,7 +56,7 @@ func mintedSites(t *testing.T, masters int) []mint.NodeSite {
 	}
 	doc += "---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ndns: {disabled: true}\n"
 	dir, now := filepath.Join(t.TempDir(), "shops"), time.Date(2026, 11, 20, 9, 0, 0, 0, time.UTC)
-	parsed, err := configs.ParseCluster("cluster.yaml", []byte(strings.Replace(doc, "nodes:", "manifests: [cni.yaml, apps/shop.yaml]\nnodes:", 1)))
+	parsed, err := clusterdoc.Parse("cluster.yaml", []byte(strings.Replace(doc, "nodes:", "manifests: [cni.yaml, apps/shop.yaml]\nnodes:", 1)))
 	if err != nil {
 		t.Fatal(err)
 	}

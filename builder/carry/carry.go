@@ -30,7 +30,7 @@ import (
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/registry"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 )
 
 // Media types of an artifact.
@@ -106,9 +106,9 @@ type config struct {
 
 const configVersion = 1
 
-func digestOf(b []byte) configs.Digest {
+func digestOf(b []byte) imageref.Digest {
 	sum := sha256.Sum256(b)
-	return configs.DigestOf(sum[:])
+	return imageref.DigestOf(sum[:])
 }
 
 func encode(v any) ([]byte, error) {
@@ -147,7 +147,7 @@ func readManifest(b []byte) (*manifest, error) {
 	}
 	var m manifest
 	err := json.Unmarshal(b, &m)
-	if bad := (*configs.DigestError)(nil); errors.As(err, &bad) {
+	if bad := (*imageref.DigestError)(nil); errors.As(err, &bad) {
 		return nil, fmt.Errorf("its manifest names a blob %s: push the image again", quoted(bad.Text))
 	} else if err != nil {
 		return nil, fmt.Errorf("its manifest is damaged: %w: push the image again", err)

@@ -25,7 +25,7 @@ import (
 	"github.com/edgebake/edgebake/builder/device"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/transfer"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/test/disktest"
 	"github.com/edgebake/edgebake/test/mediatest"
@@ -108,9 +108,9 @@ func (s *server) sent() int64 {
 	return s.blobs
 }
 
-func (s *server) ref(tag string) configs.Ref {
+func (s *server) ref(tag string) imageref.Ref {
 	s.t.Helper()
-	ref, err := configs.ParseRef(s.Listener.Addr().String() + "/edge/image" + tag)
+	ref, err := imageref.Parse(s.Listener.Addr().String() + "/edge/image" + tag)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -900,7 +900,7 @@ func TestAccess(t *testing.T) {
 	if _, err = Pull(t.Context(), locked.ref(":1"), filepath.Join(t.TempDir(), "o.raw"), PullOptions{Options: o}); err != nil {
 		t.Error(err)
 	}
-	gone, err := configs.ParseRef("127.0.0.1:1/a:1")
+	gone, err := imageref.Parse("127.0.0.1:1/a:1")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/transfer"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
@@ -53,7 +53,7 @@ const lacks = "the registry lacks a part of the image: push the image again"
 // Pull fetches an image from a registry, into a file that ends in .raw.zst or
 // .raw, and verifies it on the way. The file appears when that is done; until
 // then, and after a failure, a hidden file beside it keeps what has arrived.
-func Pull(ctx context.Context, ref configs.Ref, output string, o PullOptions) (*Pulled, error) {
+func Pull(ctx context.Context, ref imageref.Ref, output string, o PullOptions) (*Pulled, error) {
 	failed := func(err error) error { return fmt.Errorf("pulling %s: %w", ref, explain(err, lacks)) }
 	p := &pull{o: &o, ref: ref}
 	// What is wrong with the output is said before anything is asked.
@@ -119,7 +119,7 @@ func Pull(ctx context.Context, ref configs.Ref, output string, o PullOptions) (*
 // pull is one on its way.
 type pull struct {
 	o      *PullOptions
-	ref    configs.Ref
+	ref    imageref.Ref
 	repo   *repo
 	out    *disk.Output
 	m      *manifest
@@ -231,7 +231,7 @@ func (p *pull) part(ctx context.Context, hashing *hasher, d descriptor, from int
 		if err := p.rehash(ctx, hashing, f); err != nil {
 			return err
 		}
-		if configs.DigestOf(f.h.Sum(nil)) == d.Digest {
+		if imageref.DigestOf(f.h.Sum(nil)) == d.Digest {
 			p.result.Had += d.Size
 			return nil
 		}
@@ -297,7 +297,7 @@ func (p *pull) fetch(ctx context.Context, hashing *hasher, f *fetched) error {
 	if err := p.save(hashing, f, resp.Body); err != nil {
 		return err
 	}
-	got := configs.DigestOf(f.h.Sum(nil))
+	got := imageref.DigestOf(f.h.Sum(nil))
 	if got == f.Digest {
 		return nil
 	}

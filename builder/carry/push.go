@@ -14,7 +14,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/transfer"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"golang.org/x/sync/errgroup"
 )
@@ -32,7 +32,7 @@ type Pushed struct {
 
 // Push brings a golden image into a registry. It is verified meanwhile; its
 // name is given only then.
-func Push(ctx context.Context, path string, ref configs.Ref, o Options) (*Pushed, error) {
+func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushed, error) {
 	if ref.Digest != "" {
 		return nil, fmt.Errorf("pushing to %s: a digest is what pushing gives: name a tag, as in %s:1.2.3", ref, ref.Repo())
 	}
@@ -66,7 +66,7 @@ func Push(ctx context.Context, path string, ref configs.Ref, o Options) (*Pushed
 		}
 		defer packed.Close()
 	}
-	p := &push{repo: r, g: packed, cargo: cargo, here: map[configs.Digest]bool{}, result: &Pushed{Golden: cargo.Golden, Stored: packed.Stored()}}
+	p := &push{repo: r, g: packed, cargo: cargo, here: map[imageref.Digest]bool{}, result: &Pushed{Golden: cargo.Golden, Stored: packed.Stored()}}
 	if err := p.run(ctx); err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ type push struct {
 
 	mu sync.Mutex
 	// here are the digests of what was sent: parts of an image may be equal.
-	here map[configs.Digest]bool
+	here map[imageref.Digest]bool
 	done int64
 }
 
@@ -203,7 +203,7 @@ func (p *push) parts(ctx context.Context, parts []part) error {
 
 // digested is a part's digest.
 type digested struct {
-	digest configs.Digest
+	digest imageref.Digest
 	err    error
 }
 
@@ -218,7 +218,7 @@ func (p *push) digests(ctx context.Context, parts []part) <-chan digested {
 				close(p.begun)
 			}
 			select {
-			case out <- digested{configs.DigestOf(h.Sum(nil)), err}:
+			case out <- digested{imageref.DigestOf(h.Sum(nil)), err}:
 			case <-ctx.Done():
 			}
 			if err != nil || ctx.Err() != nil {
@@ -294,7 +294,7 @@ func (p *push) blob(ctx context.Context, d descriptor, content *io.SectionReader
 
 // known notes a blob, and says whether it was noted before: it is sent, or on
 // its way, and what fails it fails the push.
-func (p *push) known(digest configs.Digest) bool {
+func (p *push) known(digest imageref.Digest) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before := p.here[digest]

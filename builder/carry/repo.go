@@ -15,7 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/registry"
 	"github.com/edgebake/edgebake/builder/transfer"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
@@ -24,7 +24,7 @@ import (
 // repo is one repository of a registry.
 type repo struct {
 	o      *Options
-	ref    configs.Ref
+	ref    imageref.Ref
 	name   name.Repository
 	client *http.Client
 	stall  time.Duration
@@ -33,7 +33,7 @@ type repo struct {
 }
 
 // openRepo logs in. scope is transport.PullScope or PushScope.
-func openRepo(ctx context.Context, ref configs.Ref, scope string, o *Options) (*repo, error) {
+func openRepo(ctx context.Context, ref imageref.Ref, scope string, o *Options) (*repo, error) {
 	r := &repo{o: o, ref: ref, stall: cmp.Or(o.Stall, 30*time.Second), wait: cmp.Or(o.RetryWait, time.Second)}
 	var opts []name.Option
 	if o.Insecure {
@@ -94,7 +94,7 @@ const attempts = 5
 
 // again calls f until it succeeds, or there is no hope. what says in a warning
 // what is being done.
-func (r *repo) again(ctx context.Context, digest configs.Digest, what string, f func() error) error {
+func (r *repo) again(ctx context.Context, digest imageref.Digest, what string, f func() error) error {
 	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
 	if what != "" {
 		retry.Again = func(err error) {
@@ -136,7 +136,7 @@ func passes(err error) bool {
 }
 
 // document reads a manifest or a blob that is small.
-func (r *repo) document(ctx context.Context, path string, digest configs.Digest, accept string, limit int64) ([]byte, error) {
+func (r *repo) document(ctx context.Context, path string, digest imageref.Digest, accept string, limit int64) ([]byte, error) {
 	var b []byte
 	err := r.again(ctx, digest, "", func() error {
 		resp, err := r.request(ctx, http.MethodGet, r.url(path), http.Header{"Accept": {accept}}, nil, 0, http.StatusOK)

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/ondisk/tree"
@@ -123,7 +123,7 @@ func archive(ctx context.Context, c *fetch.Cache, p *Pinned) (tree.Content, erro
 		if err := small("index.json", index); err != nil {
 			return err
 		}
-		done := map[configs.Digest]bool{}
+		done := map[imageref.Digest]bool{}
 		for _, d := range blobs {
 			if done[d.Digest] {
 				continue

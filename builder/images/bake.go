@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/ondisk/tree"
@@ -37,7 +37,7 @@ func Bake(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Res
 	b := &baker{
 		cache: c, options: &o, snapshotter: snapshotter,
 		snapshots: map[string]*snapshot{}, budget: newBudget(&o),
-		blobs: map[configs.Digest]*store.Blob{},
+		blobs: map[imageref.Digest]*store.Blob{},
 		state: store.State{Schema: store.SchemaVersion},
 	}
 	for i := range pinned {
@@ -52,7 +52,7 @@ func checkSandbox(pinned []Pinned, sandbox string) error {
 	if sandbox == "" {
 		return nil
 	}
-	want, err := configs.ParseRef(sandbox)
+	want, err := imageref.Parse(sandbox)
 	if err != nil {
 		return fmt.Errorf("sandbox image: %w", err)
 	}
@@ -158,7 +158,7 @@ type baker struct {
 	snapshotter string
 	snapshots   map[string]*snapshot // by chain ID
 	order       []*snapshot
-	blobs       map[configs.Digest]*store.Blob
+	blobs       map[imageref.Digest]*store.Blob
 	state       store.State
 	budget      *budget
 }

@@ -22,7 +22,7 @@ import (
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -262,7 +262,7 @@ func openOCI(b *bundle) (source, error) {
 func (f *ociFiles) name() string { return f.label }
 func (f *ociFiles) Close() error { return f.close() }
 
-func (f *ociFiles) root(_ context.Context, ref configs.Ref) (Descriptor, error) {
+func (f *ociFiles) root(_ context.Context, ref imageref.Ref) (Descriptor, error) {
 	var found []ocispec.Descriptor
 	for _, d := range f.index.Manifests {
 		if isCalled(d, ref) {
@@ -285,7 +285,7 @@ func (f *ociFiles) root(_ context.Context, ref configs.Ref) (Descriptor, error) 
 }
 
 // isSole reports whether a reference means the only image of a layout or archive.
-func isSole(ref configs.Ref) bool { return ref.Repo()+":"+ref.Tag == Sole }
+func isSole(ref imageref.Ref) bool { return ref.Repo()+":"+ref.Tag == Sole }
 
 // givenName is the name that an index gives an image; empty: none.
 func givenName(d ocispec.Descriptor) string {
@@ -293,7 +293,7 @@ func givenName(d ocispec.Descriptor) string {
 }
 
 // isCalled reports whether an entry of an index has the digest or the name of a reference.
-func isCalled(d ocispec.Descriptor, ref configs.Ref) bool {
+func isCalled(d ocispec.Descriptor, ref imageref.Ref) bool {
 	if ref.Digest != "" && string(d.Digest) == string(ref.Digest) {
 		return true
 	}
@@ -302,7 +302,7 @@ func isCalled(d ocispec.Descriptor, ref configs.Ref) bool {
 }
 
 // lacks says that no image of the layout is the one of a reference, and which there are.
-func (f *ociFiles) lacks(ref configs.Ref) error {
+func (f *ociFiles) lacks(ref imageref.Ref) error {
 	var each []string
 	names := map[string]bool{}
 	for _, d := range f.index.Manifests {
@@ -339,25 +339,25 @@ func orNone(names []string) string {
 // fullName returns a name in the form that ref has: docker.io/library/app:1 for app:1.
 // Tags alone and digests stay as they are.
 func fullName(name string) string {
-	if _, err := configs.ParseDigest(name); err == nil || !strings.ContainsAny(name, "/:") {
+	if _, err := imageref.ParseDigest(name); err == nil || !strings.ContainsAny(name, "/:") {
 		return name
 	}
-	if r, err := configs.ParseRef(name); err == nil && r.Tag != "" && r.Digest == "" {
+	if r, err := imageref.Parse(name); err == nil && r.Tag != "" && r.Digest == "" {
 		return r.Repo() + ":" + r.Tag
 	}
 	return name
 }
 
 // sameRef reports whether name is the reference, both in full form.
-func sameRef(name string, ref configs.Ref) bool {
+func sameRef(name string, ref imageref.Ref) bool {
 	if !strings.ContainsAny(name, "/:") {
 		return false // a tag
 	}
-	r, err := configs.ParseRef(name)
+	r, err := imageref.Parse(name)
 	return err == nil && r.Repo() == ref.Repo() && r.Tag == ref.Tag
 }
 
-func (f *ociFiles) fetch(_ context.Context, _ configs.Ref, d Descriptor, take func(io.Reader) error) error {
+func (f *ociFiles) fetch(_ context.Context, _ imageref.Ref, d Descriptor, take func(io.Reader) error) error {
 	return f.take("blobs/sha256/"+d.Digest.Hex(), take)
 }
 
@@ -370,8 +370,8 @@ type dockerFiles struct {
 
 	mu sync.Mutex
 	// names maps digests to files, for what root has made descriptors of.
-	names     map[configs.Digest]string
-	manifests map[configs.Digest][]byte
+	names     map[imageref.Digest]string
+	manifests map[imageref.Digest][]byte
 }
 
 type dockerImage struct {
@@ -389,19 +389,19 @@ func openDocker(b *bundle) (source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading manifest.json: %w; it is damaged, make it again", err)
 	}
-	return &dockerFiles{bundle: b, images: images, names: map[configs.Digest]string{}, manifests: map[configs.Digest][]byte{}}, nil
+	return &dockerFiles{bundle: b, images: images, names: map[imageref.Digest]string{}, manifests: map[imageref.Digest][]byte{}}, nil
 }
 
 func (f *dockerFiles) name() string { return f.label }
 func (f *dockerFiles) Close() error { return f.close() }
 
-func (f *dockerFiles) root(ctx context.Context, ref configs.Ref) (Descriptor, error) {
+func (f *dockerFiles) root(ctx context.Context, ref imageref.Ref) (Descriptor, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.find(ctx, ref)
 }
 
-func (f *dockerFiles) find(ctx context.Context, ref configs.Ref) (Descriptor, error) {
+func (f *dockerFiles) find(ctx context.Context, ref imageref.Ref) (Descriptor, error) {
 	var have []string
 	for _, img := range f.images {
 		match := len(f.images) == 1 && (len(img.RepoTags) == 0 || isSole(ref))
@@ -446,7 +446,7 @@ func (f *dockerFiles) manifest(ctx context.Context, img dockerImage) (Descriptor
 		return Descriptor{}, err
 	}
 	sum := sha256.Sum256(raw)
-	d := Descriptor{MediaType: dockerManifest, Digest: configs.DigestOf(sum[:]), Size: int64(len(raw))}
+	d := Descriptor{MediaType: dockerManifest, Digest: imageref.DigestOf(sum[:]), Size: int64(len(raw))}
 	f.manifests[d.Digest] = raw
 	return d, nil
 }
@@ -475,12 +475,12 @@ func (f *dockerFiles) describe(ctx context.Context, name, mediaType string) (Des
 	if err != nil {
 		return Descriptor{}, err
 	}
-	d := Descriptor{MediaType: mediaType, Digest: configs.DigestOf(h.Sum(nil)), Size: n}
+	d := Descriptor{MediaType: mediaType, Digest: imageref.DigestOf(h.Sum(nil)), Size: n}
 	f.names[d.Digest] = name
 	return d, nil
 }
 
-func (f *dockerFiles) fetch(ctx context.Context, ref configs.Ref, d Descriptor, take func(io.Reader) error) error {
+func (f *dockerFiles) fetch(ctx context.Context, ref imageref.Ref, d Descriptor, take func(io.Reader) error) error {
 	manifest, name, err := f.blob(ctx, ref, d)
 	switch {
 	case err != nil:
@@ -492,7 +492,7 @@ func (f *dockerFiles) fetch(ctx context.Context, ref configs.Ref, d Descriptor, 
 }
 
 // blob finds a manifest that was made, or the file of another blob.
-func (f *dockerFiles) blob(ctx context.Context, ref configs.Ref, d Descriptor) (manifest []byte, name string, err error) {
+func (f *dockerFiles) blob(ctx context.Context, ref imageref.Ref, d Descriptor) (manifest []byte, name string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if raw, ok := f.manifests[d.Digest]; ok {

@@ -25,6 +25,7 @@ import (
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/registry"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/test/desk"
@@ -501,7 +502,7 @@ func FuzzLayerReader(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		sum := sha(string(b))
-		l := Layer{Descriptor: Descriptor{MediaType: ociLayer + "+gzip", Digest: configs.DigestOf(sum[:]), Size: int64(len(b))}}
+		l := Layer{Descriptor: Descriptor{MediaType: ociLayer + "+gzip", Digest: imageref.DigestOf(sum[:]), Size: int64(len(b))}}
 		r, err := newLayerReader(bytes.NewReader(b), l, 8<<20)
 		if err != nil {
 			return
@@ -694,7 +695,7 @@ type cutSource struct {
 	cut  int
 }
 
-func (s *cutSource) fetch(_ context.Context, _ configs.Ref, _ Descriptor, take func(io.Reader) error) error {
+func (s *cutSource) fetch(_ context.Context, _ imageref.Ref, _ Descriptor, take func(io.Reader) error) error {
 	b := s.blob
 	if s.cut > 0 {
 		s.cut--
@@ -707,7 +708,7 @@ func (s *cutSource) fetch(_ context.Context, _ configs.Ref, _ Descriptor, take f
 func TestLimitOfBrokenTransfers(t *testing.T) {
 	raw := []byte(strings.Repeat("a tar, say ", 100))
 	sum := sha(string(raw))
-	digest := configs.DigestOf(sum[:])
+	digest := imageref.DigestOf(sum[:])
 	l := Layer{Descriptor: Descriptor{MediaType: ociLayer, Digest: digest, Size: int64(len(raw))}, DiffID: digest}
 	c := newCache(t)
 	left := &atomic.Int64{}
@@ -715,11 +716,11 @@ func TestLimitOfBrokenTransfers(t *testing.T) {
 	u := unpacker{limit: sizeLimit{1 << 20, left}}
 	src := &cutSource{blob: raw, cut: 2}
 	for range 2 {
-		if err := u.fetchLayer(t.Context(), c, src, configs.Ref{}, l, false); !errors.Is(err, io.ErrUnexpectedEOF) {
+		if err := u.fetchLayer(t.Context(), c, src, imageref.Ref{}, l, false); !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Fatal(err)
 		}
 	}
-	if err := u.fetchLayer(t.Context(), c, src, configs.Ref{}, l, false); err != nil {
+	if err := u.fetchLayer(t.Context(), c, src, imageref.Ref{}, l, false); err != nil {
 		t.Fatal(err)
 	}
 	if left.Load() != 0 {

@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -69,8 +70,8 @@ type Options struct {
 // Progress is one step of fetching.
 type Progress struct {
 	Ref         string
-	Blob        configs.Digest // of the layer that was fetched
-	Done, Total int            // layers, over all images
+	Blob        imageref.Digest // of the layer that was fetched
+	Done, Total int             // layers, over all images
 }
 
 // Descriptor points at a blob, as in the OCI image specification, whose own
@@ -78,7 +79,7 @@ type Progress struct {
 // they may say more than belongs into a plan.
 type Descriptor struct {
 	MediaType   string            `json:"mediaType"`
-	Digest      configs.Digest    `json:"digest"`
+	Digest      imageref.Digest   `json:"digest"`
 	Size        int64             `json:"size"`
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
@@ -86,20 +87,20 @@ type Descriptor struct {
 // describe takes over what a foreign document says of a blob; not what its
 // platform and annotations are.
 func describe(d ocispec.Descriptor) (Descriptor, error) {
-	digest, err := configs.ParseDigest(string(d.Digest))
+	digest, err := imageref.ParseDigest(string(d.Digest))
 	return Descriptor{MediaType: d.MediaType, Digest: digest, Size: d.Size}, err
 }
 
 // Layer is a layer's blob and the digest of its uncompressed bytes.
 type Layer struct {
 	Descriptor
-	DiffID configs.Digest `json:"diffID"`
+	DiffID imageref.Digest `json:"diffID"`
 }
 
 // Pinned is a resolved image: pure data, part of a plan.
 type Pinned struct {
 	// Ref is the image's name on the node.
-	Ref configs.Ref `json:"ref"`
+	Ref imageref.Ref `json:"ref"`
 	// Source is where its blobs are fetched.
 	Source configs.ContainerImage `json:"source"`
 	// Target is what the name points at: an index or a manifest.
@@ -167,10 +168,10 @@ type ImageReport struct {
 // Summary is the report on images none of whose layers was fetched yet: sizes
 // are those of the layers as they are shipped.
 func Summary(pinned []Pinned) Report {
-	users, sizes := map[configs.Digest]int{}, map[configs.Digest]int64{}
-	own := make([]map[configs.Digest]bool, len(pinned)) // an image may have one layer twice
+	users, sizes := map[imageref.Digest]int{}, map[imageref.Digest]int64{}
+	own := make([]map[imageref.Digest]bool, len(pinned)) // an image may have one layer twice
 	for n, p := range pinned {
-		own[n] = map[configs.Digest]bool{}
+		own[n] = map[imageref.Digest]bool{}
 		for _, l := range p.Layers {
 			if !own[n][l.Digest] {
 				own[n][l.Digest] = true

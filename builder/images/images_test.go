@@ -18,6 +18,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/ondisk/tree"
@@ -399,7 +400,7 @@ func TestParseRef(t *testing.T) {
 		"docker.io/x:1":                       "docker.io/library/x:1", // where the kubelet looks for it
 		"x@sha256:" + strings.Repeat("a", 64): "docker.io/library/x@sha256:" + strings.Repeat("a", 64),
 	} {
-		r, err := configs.ParseRef(in)
+		r, err := imageref.Parse(in)
 		if err != nil || r.String() != want {
 			t.Errorf("%s: %s, %v; want %s", in, r, err, want)
 		}
@@ -416,7 +417,7 @@ func TestParseRef(t *testing.T) {
 		"../x:1":                           "host name",
 		"a//b:1":                           "repository",
 	} {
-		if _, err := configs.ParseRef(in); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := imageref.Parse(in); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, expected %q", in, err, want)
 		}
 	}
@@ -425,11 +426,11 @@ func TestParseRef(t *testing.T) {
 func FuzzParseRef(f *testing.F) {
 	f.Add("registry.example.com/pause:3.10@sha256:" + strings.Repeat("0", 64))
 	f.Fuzz(func(t *testing.T, s string) {
-		r, err := configs.ParseRef(s)
+		r, err := imageref.Parse(s)
 		if err != nil {
 			return
 		}
-		again, err := configs.ParseRef(r.String())
+		again, err := imageref.Parse(r.String())
 		if err != nil || again != r {
 			t.Errorf("%q → %q → %v, %v", s, r, again, err)
 		}

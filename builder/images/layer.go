@@ -14,6 +14,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 )
@@ -220,7 +221,7 @@ func (u unpacker) cached(c *fetch.Cache, l Layer, keep bool) (bool, error) {
 
 // fetchLayer brings a layer into the cache, uncompressed under its diffID,
 // and, if kept, as it is under its digest.
-func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, l Layer, keep bool) error {
+func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, l Layer, keep bool) error {
 	sha := l.Digest.Hex()
 	if keep && !c.Has(sha) {
 		err := src.fetch(ctx, ref, l.Descriptor, func(r io.Reader) error {
@@ -243,7 +244,7 @@ func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, re
 	return c.Remember(pairKey(l), l.DiffID.Hex())
 }
 
-func (u unpacker) uncompress(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, l Layer, window uint64) error {
+func (u unpacker) uncompress(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, l Layer, window uint64) error {
 	sha := l.Digest.Hex()
 	if !c.Has(sha) {
 		return src.fetch(ctx, ref, l.Descriptor, func(r io.Reader) error { return u.unpack(ctx, c, r, l, window) })

@@ -24,6 +24,7 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/test/imagetest"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -754,9 +755,9 @@ func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 // A mirror that was silent once is asked last from then on, for any blob.
 func TestBadMirrorsAreAskedLast(t *testing.T) {
 	r := newRegistry(&Options{Registries: []configs.Registry{{Host: "a.test", Mirrors: []string{"b.test", "c.test"}}}}, nil)
-	ref := configs.Ref{Domain: "a.test", Path: "x", Tag: "1"}
+	ref := imageref.Ref{Domain: "a.test", Path: "x", Tag: "1"}
 	bad := map[string]error{}
-	asked := func(digest configs.Digest) string {
+	asked := func(digest imageref.Digest) string {
 		var hosts []string
 		r.each(t.Context(), ref, digest, func(_ *remote.Puller, repo name.Repository) (bool, error) {
 			hosts = append(hosts, repo.RegistryStr())

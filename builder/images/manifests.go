@@ -10,13 +10,14 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 )
 
 // Wanted is an image to take on board, and who wants it: a field of the Image
 // ("images[2]"), or a manifest ("manifests/app.yaml:12: Deployment web").
 type Wanted struct {
 	configs.ContainerImage
-	Name            configs.Ref // Ref, parsed; zero: it is invalid
+	Name            imageref.Ref // Ref, parsed; zero: it is invalid
 	Field, Manifest string
 }
 
@@ -38,10 +39,10 @@ type Listing struct {
 // error, the Listing has what could be read.
 func List(img *configs.Image, dir string) (Listing, error) {
 	var l Listing
-	have := map[configs.Ref]bool{}
+	have := map[imageref.Ref]bool{}
 	var errs []error
 	named := func(i configs.ContainerImage, field string) (Wanted, bool) {
-		r, err := configs.ParseRef(i.Ref)
+		r, err := imageref.Parse(i.Ref)
 		if err != nil {
 			errs = append(errs, &configs.FieldError{Path: field, Err: err})
 		}
@@ -201,7 +202,7 @@ func byRef(found []Found) []Found {
 
 // firstOfEach keeps the first of each reference, in the order of files and lines.
 func firstOfEach(found []Found) []Found {
-	seen := map[configs.Ref]bool{}
+	seen := map[imageref.Ref]bool{}
 	return slices.DeleteFunc(found, func(f Found) bool {
 		again := seen[f.Ref]
 		seen[f.Ref] = true

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
@@ -17,7 +17,7 @@ import (
 
 // Found is an image reference in a manifest.
 type Found struct {
-	Ref   configs.Ref
+	Ref   imageref.Ref
 	Text  string // as the manifest has it
 	Where string // "manifests/app.yaml:12: Deployment web"
 }
@@ -171,7 +171,7 @@ func (o *object) run(image *yaml.Node) {
 		return
 	}
 	where := o.where(image)
-	ref, err := configs.ParseRef(image.Value)
+	ref, err := imageref.Parse(image.Value)
 	switch {
 	case err == nil:
 		o.scan.run = append(o.scan.run, Found{ref, image.Value, where})
@@ -186,7 +186,7 @@ func (o *object) where(n *yaml.Node) string { return fmt.Sprintf("%s:%d: %s", o.
 
 // mention notes a text if it is an image reference with a tag or digest.
 func (o *object) mention(n *yaml.Node, text string) {
-	if ref, err := configs.ParseRef(text); err == nil {
+	if ref, err := imageref.Parse(text); err == nil {
 		o.mentions = append(o.mentions, Found{ref, text, o.where(n)})
 	}
 }

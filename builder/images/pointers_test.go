@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
@@ -272,7 +273,7 @@ func TestMediaTypeIsTheDocuments(t *testing.T) {
 					if got[0].Target.MediaType != test.want || got[0].Manifest.MediaType != test.want {
 						t.Errorf("%s, %s cache: it is %s and %s", what, cache, got[0].Target.MediaType, got[0].Manifest.MediaType)
 					}
-					got[0].Source, got[0].Ref = configs.ContainerImage{}, configs.Ref{}
+					got[0].Source, got[0].Ref = configs.ContainerImage{}, imageref.Ref{}
 					pinned = append(pinned, got[0])
 				}
 			}

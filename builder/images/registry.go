@@ -18,6 +18,7 @@ import (
 	"github.com/edgebake/edgebake/builder/registry"
 	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
@@ -64,7 +65,7 @@ type endpoint struct {
 }
 
 // endpoints lists the mirrors of a registry, then the registry.
-func (r *registrySource) endpoints(ref configs.Ref) []endpoint {
+func (r *registrySource) endpoints(ref imageref.Ref) []endpoint {
 	var es []endpoint
 	for _, m := range r.config[ref.Domain].Mirrors {
 		// A URL's scheme decides nothing: plain HTTP is for hosts that are
@@ -124,7 +125,7 @@ const attempts = 3
 
 // each asks the endpoints in turn until one succeeds, those that were silent before last.
 // digest is empty for what is asked by name. f reports whether a transfer had begun.
-func (r *registrySource) each(ctx context.Context, ref configs.Ref, digest configs.Digest, f func(*remote.Puller, name.Repository) (begun bool, err error)) error {
+func (r *registrySource) each(ctx context.Context, ref imageref.Ref, digest imageref.Digest, f func(*remote.Puller, name.Repository) (begun bool, err error)) error {
 	es := r.endpoints(ref)
 	r.mu.Lock()
 	slices.SortStableFunc(es, func(a, b endpoint) int { return cmp.Compare(r.silent[a.host], r.silent[b.host]) })
@@ -171,7 +172,7 @@ func (r *registrySource) ask(e endpoint, f func(*remote.Puller, name.Repository)
 }
 
 // wrongBytes reports whether a blob came whole, and is another than its digest says.
-func wrongBytes(err error, digest configs.Digest) bool {
+func wrongBytes(err error, digest imageref.Digest) bool {
 	var wrong *fetch.DigestError
 	return errors.Is(err, errTooLong) || errors.As(err, &wrong) && wrong.Want == digest.Hex()
 }
@@ -231,7 +232,7 @@ func (es endpointErrors) Unwrap() []error {
 	return out
 }
 
-func (r *registrySource) root(ctx context.Context, ref configs.Ref) (Descriptor, error) {
+func (r *registrySource) root(ctx context.Context, ref imageref.Ref) (Descriptor, error) {
 	var d Descriptor
 	err := r.each(ctx, ref, "", func(p *remote.Puller, repo name.Repository) (bool, error) {
 		got, err := p.Get(ctx, r.reference(repo, ref))
@@ -246,20 +247,20 @@ func (r *registrySource) root(ctx context.Context, ref configs.Ref) (Descriptor,
 		if _, err := parseManifest(got.Manifest, &d.MediaType); err != nil {
 			d.MediaType = string(got.MediaType) // it is read again, and reported
 		}
-		d.Digest, err = configs.ParseDigest(got.Digest.String())
+		d.Digest, err = imageref.ParseDigest(got.Digest.String())
 		return false, err
 	})
 	return d, err
 }
 
-func (r *registrySource) reference(repo name.Repository, ref configs.Ref) name.Reference {
+func (r *registrySource) reference(repo name.Repository, ref imageref.Ref) name.Reference {
 	if ref.Digest != "" {
 		return repo.Digest(string(ref.Digest))
 	}
 	return repo.Tag(ref.Tag)
 }
 
-func (r *registrySource) fetch(ctx context.Context, ref configs.Ref, d Descriptor, take func(io.Reader) error) error {
+func (r *registrySource) fetch(ctx context.Context, ref imageref.Ref, d Descriptor, take func(io.Reader) error) error {
 	return r.each(ctx, ref, d.Digest, func(p *remote.Puller, repo name.Repository) (bool, error) {
 		if isIndex(d.MediaType) || isManifest(d.MediaType) {
 			got, err := p.Get(ctx, repo.Digest(string(d.Digest)))
@@ -309,7 +310,7 @@ func fixOf(err error) string {
 		return fix
 	case errors.As(err, &de):
 		return "the source is damaged or was changed on its way; fetch it again or use another source"
-	case errors.As(err, new(*configs.DigestError)):
+	case errors.As(err, new(*imageref.DigestError)):
 		return "the source is damaged; use another"
 	case errors.Is(err, fs.ErrNotExist):
 		return "the layout or archive is incomplete; make it again, with this platform"

@@ -18,6 +18,8 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/registry"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -121,7 +123,7 @@ func parallel(n int, f func(i int)) {
 }
 
 func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage, o *Options, sources *sources) (*Pinned, error) {
-	ref, err := configs.ParseRef(img.Ref)
+	ref, err := imageref.Parse(img.Ref)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +131,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	p := &Pinned{Ref: ref, Source: img}
 	named := ref.String()
 	if img.Digest != "" {
-		if ref.Digest, err = configs.ParseDigest(img.Digest); err != nil {
+		if ref.Digest, err = imageref.ParseDigest(img.Digest); err != nil {
 			return nil, fmt.Errorf("%s: %w", label(named), err)
 		}
 		if p.Ref.Digest != "" && p.Ref.Digest != ref.Digest {
@@ -182,7 +184,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 }
 
 // findRoot returns what a reference of an image points at. Errors name the image.
-func findRoot(ctx context.Context, c *fetch.Cache, src source, p *Pinned, ref configs.Ref) (Descriptor, error) {
+func findRoot(ctx context.Context, c *fetch.Cache, src source, p *Pinned, ref imageref.Ref) (Descriptor, error) {
 	root, known, err := cachedRoot(c, p.Source, ref)
 	if !known && err == nil {
 		root, err = src.root(ctx, ref)
@@ -199,7 +201,7 @@ func findRoot(ctx context.Context, c *fetch.Cache, src source, p *Pinned, ref co
 
 // cachedRoot is what a registry would answer for a digest, when the cache has
 // that already: a build whose lock pins everything needs no network then.
-func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref configs.Ref) (d Descriptor, known bool, err error) {
+func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref imageref.Ref) (d Descriptor, known bool, err error) {
 	if ref.Digest == "" || img.Layout != "" || img.Archive != "" {
 		return d, false, nil
 	}
@@ -311,7 +313,7 @@ type indexReader struct {
 	ctx   context.Context
 	cache *fetch.Cache
 	src   source
-	ref   configs.Ref
+	ref   imageref.Ref
 	arch  string
 
 	have []string // platforms, for a message
@@ -481,7 +483,7 @@ func fits(p ocispec.Platform, arch string) bool {
 }
 
 // readConfig reads the image's config and pairs its diffIDs with the layers.
-func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, doc manifestDoc, arch string, platformKnown bool) error {
+func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, doc manifestDoc, arch string, platformKnown bool) error {
 	for _, d := range append([]ocispec.Descriptor{doc.Config}, doc.Layers...) {
 		if d.Size < 0 {
 			return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it gives %s the size %d; have the image pushed again", d.Digest, d.Size))
@@ -526,7 +528,7 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	for i, l := range doc.Layers {
 		what := fmt.Sprintf("layer %d of %d", i+1, len(doc.Layers))
 		d, err1 := describe(l)
-		diff, err2 := configs.ParseDigest(string(diffIDs[i]))
+		diff, err2 := imageref.ParseDigest(string(diffIDs[i]))
 		if err := errors.Join(err1, err2); err != nil {
 			errs = append(errs, badBlob(what, d, ref, src, err))
 		}

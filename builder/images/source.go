@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -19,10 +20,10 @@ import (
 // layout or archive. What it yields is not trusted; its readers verify.
 type source interface {
 	// root finds what the reference points at.
-	root(ctx context.Context, ref configs.Ref) (Descriptor, error)
+	root(ctx context.Context, ref imageref.Ref) (Descriptor, error)
 	// fetch has take read a blob or manifest, again from the beginning where a transfer
 	// breaks off or brings wrong bytes, and there is another attempt.
-	fetch(ctx context.Context, ref configs.Ref, d Descriptor, take func(io.Reader) error) error
+	fetch(ctx context.Context, ref imageref.Ref, d Descriptor, take func(io.Reader) error) error
 	// name is how messages call the source.
 	name() string
 	io.Closer
@@ -52,7 +53,7 @@ func openSource(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 const maxDoc = 8 << 20
 
 // readDoc reads a manifest, index or config into the cache and returns it.
-func readDoc(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, what string, d Descriptor) ([]byte, error) {
+func readDoc(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, what string, d Descriptor) ([]byte, error) {
 	fail := func(err error) ([]byte, error) { return nil, blobError(what, d, ref, src, err) }
 	sha := d.Digest.Hex()
 	if d.Size < 0 {
@@ -105,17 +106,17 @@ func checkCached(c *fetch.Cache, d Descriptor) error {
 
 // blobError says which blob of which image could not be had, from where, and
 // what to do.
-func blobError(what string, d Descriptor, ref configs.Ref, src source, err error) error {
+func blobError(what string, d Descriptor, ref imageref.Ref, src source, err error) error {
 	return &BlobError{What: what, Digest: string(d.Digest), MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
 }
 
 // badBlob says what is wrong with a blob that could be had.
-func badBlob(what string, d Descriptor, ref configs.Ref, src source, err error) error {
+func badBlob(what string, d Descriptor, ref imageref.Ref, src source, err error) error {
 	return &BlobError{Read: true, What: what, Digest: string(d.Digest), MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
 }
 
 // listed is describe, with an error that says where the blob is listed.
-func listed(what string, l ocispec.Descriptor, ref configs.Ref, src source) (Descriptor, error) {
+func listed(what string, l ocispec.Descriptor, ref imageref.Ref, src source) (Descriptor, error) {
 	d, err := describe(l)
 	if err != nil {
 		return d, &BlobError{What: what, Digest: string(l.Digest), MediaType: l.MediaType, Ref: ref.String(), Source: src.name(), Err: err}

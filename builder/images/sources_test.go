@@ -17,6 +17,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/test/imagetest"
@@ -410,7 +411,7 @@ func FuzzImagesOf(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, _ := scanManifests("fuzz", b)
 		for _, i := range append(m.run, m.mentions...) {
-			if _, err := configs.ParseRef(i.Ref.String()); err != nil {
+			if _, err := imageref.Parse(i.Ref.String()); err != nil {
 				t.Errorf("%q: %v", i.Ref, err)
 			}
 		}

@@ -191,8 +191,7 @@ func (m *image) unknownFields(site *configs.Site, spreadIsDefault bool) (probs c
 	if m.info.SiteFields == nil {
 		return nil // an older image does not say
 	}
-	_, beyond := site.OnlyFields(m.info.SiteFields)
-	for _, f := range beyond {
+	for _, f := range site.FieldsBeyond(m.info.SiteFields) {
 		if f != configs.SpreadField || !spreadIsDefault {
 			probs = append(probs, configs.Problem{Path: f, Msg: "this image's first boot does not know the field: remove it, or build the image again with this edgebake"})
 		}

@@ -83,8 +83,8 @@ func TestDualStackMasters(t *testing.T) {
 			dual := strings.Contains(tt.nodeIP, ",")
 			for i, s := range sites {
 				c := s.Site.ControlPlane
-				if got := slices.Contains(c.CertSANs(), "2001:db8::12"); got != dual || slices.Contains(c.CertSANs(), "fe80::12") {
-					t.Errorf("%s: certificates have %q", s.Name, c.CertSANs())
+				if got := slices.Contains(c.Documents().CertSANs(), "2001:db8::12"); got != dual || slices.Contains(c.Documents().CertSANs(), "fe80::12") {
+					t.Errorf("%s: certificates have %q", s.Name, c.Documents().CertSANs())
 				}
 				if i != 1 {
 					continue
@@ -117,7 +117,7 @@ func TestMasterSites(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	docs, err := site.KubeadmDocuments(configs.KubeadmLocal{})
+	docs, err := site.ControlPlane.Documents().Encode()
 	if err != nil {
 		t.Fatal(err)
 	}

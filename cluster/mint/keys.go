@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/edgebake/edgebake/cluster/api"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 )
 
 const (
@@ -93,7 +93,7 @@ func newCA(name string, now time.Time) (pair, error) {
 
 // adminConfig is an administrator's kubeconfig. Each control-plane node has a
 // context: a desk knows neither the endpoint's name nor the VIP.
-func adminConfig(c *configs.Cluster, ca pair, now time.Time) ([]byte, error) {
+func adminConfig(c *clusterdoc.Cluster, ca pair, now time.Time) ([]byte, error) {
 	admin, err := sign(&x509.Certificate{
 		// kubeadm gives this group its rights when it first initialises.
 		Subject:     pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}},

@@ -23,6 +23,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"go.yaml.in/yaml/v3"
@@ -148,7 +149,7 @@ func (c *Change) Nothing() bool {
 
 // New mints the cluster of a document into dir, or brings dir up to date with
 // a document that changed in what can change.
-func New(dir string, c *configs.ClusterFile, o Options) (*Change, error) {
+func New(dir string, c *clusterdoc.File, o Options) (*Change, error) {
 	recipients, err := sealed.Recipients(o.EncryptTo)
 	if err != nil {
 		return nil, err
@@ -189,18 +190,18 @@ func realDir(dir string) (string, error) {
 	return real, nil
 }
 
-func fixed(c *configs.ClusterFile) Fixed {
+func fixed(c *clusterdoc.File) Fixed {
 	f := Fixed{Name: c.Name, Endpoint: c.Endpoint, VIP: c.VIP, Port: c.Port, PodCIDRs: c.PodCIDRs, ServiceCIDRs: c.ServiceCIDRs, DNSDomain: "cluster.local"}
 	for _, m := range c.Masters {
 		f.Masters = append(f.Masters, ControlPlaneNode{m.Name, m.Address})
 	}
-	if d := c.DNSDomain(); d != "" {
+	if d := c.Kubeadm.DNSDomain(); d != "" {
 		f.DNSDomain = d
 	}
 	return f
 }
 
-func mint(dir string, c *configs.ClusterFile, recipients []string, o Options) (*Change, error) {
+func mint(dir string, c *clusterdoc.File, recipients []string, o Options) (*Change, error) {
 	now := o.Now
 	fail := func(err error) (*Change, error) { return nil, fmt.Errorf("minting %s: %w", c.Name, err) }
 	record := &Record{ID: rand.Text(), Created: now.UTC().Truncate(time.Second), Recipients: recipients, Fixed: fixed(c), Kubernetes: c.KubernetesVersion, Document: digest(c.Text)}
@@ -368,7 +369,7 @@ func Load(dir string) (*Record, error) {
 }
 
 // update brings a directory up to date with a document.
-func update(dir string, c *configs.ClusterFile, recipients []string, o Options) (*Change, error) {
+func update(dir string, c *clusterdoc.File, recipients []string, o Options) (*Change, error) {
 	// The lock first: another run may be writing the record.
 	held, err := lock(dir)
 	if err != nil {
@@ -431,7 +432,7 @@ func sameSet(a, b []string) bool {
 
 // addTokens makes tokens for nodes that have none and drops those of nodes
 // that are no longer there.
-func addTokens(dir string, record *Record, c *configs.ClusterFile, now time.Time, change *Change) error {
+func addTokens(dir string, record *Record, c *clusterdoc.File, now time.Time, change *Change) error {
 	var kept []Token
 	for _, n := range c.Nodes {
 		if i := slices.IndexFunc(record.Tokens, func(t Token) bool { return t.Node == n.Name }); i >= 0 {
@@ -460,7 +461,7 @@ func addTokens(dir string, record *Record, c *configs.ClusterFile, now time.Time
 
 // sameCluster rejects a document of another cluster, and one that changed in
 // what cannot change.
-func sameCluster(dir string, record *Record, c *configs.ClusterFile) error {
+func sameCluster(dir string, record *Record, c *clusterdoc.File) error {
 	now := fixed(c)
 	if now.Name != record.Fixed.Name {
 		return fmt.Errorf("minting %s: %s holds the keys of cluster %s: name another directory with --output; keys are never used twice", now.Name, dir, record.Fixed.Name)

@@ -20,6 +20,7 @@ import (
 	"filippo.io/age"
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/sealed"
 )
@@ -39,7 +40,7 @@ func now() time.Time { return time.Date(2026, 11, 22, 6, 0, 0, 0, time.UTC) }
 
 // newOf is New of a document's text.
 func newOf(dir, text string, o Options) (*Change, error) {
-	doc, err := configs.ParseCluster("cluster.yaml", []byte(text))
+	doc, err := clusterdoc.Parse("cluster.yaml", []byte(text))
 	if err != nil {
 		return nil, err
 	}
@@ -598,8 +599,8 @@ func TestInventoryOfMany(t *testing.T) {
 	var sites []NodeSite
 	for i := range 500 {
 		name := fmt.Sprint("shop-", i)
-		c := &configs.Cluster{Name: "shops", Endpoint: "apiserver.cluster.local", VIP: "10.103.97.2", Port: 6443, Masters: []configs.ControlPlaneNode{{Name: "m1", Address: "192.0.2.11"}}, Nodes: make([]configs.ClusterNode, 500)}
-		site := c.NodeSite(&configs.ClusterNode{Name: name, NodeType: configs.NodeNative}, configs.NewSecret("abcdef.0123456789abcdef"), "sha256:"+strings.Repeat("ab", 32))
+		c := &clusterdoc.Cluster{Name: "shops", Endpoint: "apiserver.cluster.local", VIP: "10.103.97.2", Port: 6443, Masters: []clusterdoc.ControlPlaneNode{{Name: "m1", Address: "192.0.2.11"}}, Nodes: make([]clusterdoc.Node, 500)}
+		site := c.NodeSite(&clusterdoc.Node{Name: name, NodeType: configs.NodeNative}, configs.NewSecret("abcdef.0123456789abcdef"), "sha256:"+strings.Repeat("ab", 32))
 		sites = append(sites, NodeSite{Name: name, Match: configs.Match{Serial: name}, Site: site})
 	}
 	if sites[0].Site.SpreadSeconds != 5 {

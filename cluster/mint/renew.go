@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 )
 
 const (
@@ -95,7 +96,7 @@ func dueCAs(dir string, now time.Time) ([]dueCA, error) {
 // renew issues CAs that end soon, or are not valid yet, again, each with its own key, and makes the
 // administrator's kubeconfig anew. Whoever trusts the key of a CA, as pins do, trusts
 // the new certificate; every certificate that the former one signed is valid with both.
-func renew(dir string, record *Record, c *configs.ClusterFile, o Options, change *Change) error {
+func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Change) error {
 	cas, err := dueCAs(dir, o.Now)
 	if err != nil {
 		return err

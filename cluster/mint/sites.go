@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
@@ -37,7 +38,7 @@ type NodeSite struct {
 type opened struct {
 	dir     string
 	record  *Record
-	cluster *configs.ClusterFile
+	cluster *clusterdoc.File
 	id      sealed.Identity
 }
 
@@ -61,7 +62,7 @@ func open(dir string, id sealed.Identity, now time.Time) (*opened, error) {
 	if digest(text) != record.Document {
 		return nil, fmt.Errorf("reading %s: %s is not the document of the last update: run `edgebake cluster new` again, with the current document", dir, fileDocument)
 	}
-	c, err := configs.ParseCluster(fileDocument, text)
+	c, err := clusterdoc.Parse(fileDocument, text)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +90,7 @@ func Sites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
 	return out, errors.Join(errs...)
 }
 
-func nodeSite(dir string, record *Record, c *configs.Cluster, n *configs.ClusterNode, id sealed.Identity, now time.Time) (*NodeSite, error) {
+func nodeSite(dir string, record *Record, c *clusterdoc.Cluster, n *clusterdoc.Node, id sealed.Identity, now time.Time) (*NodeSite, error) {
 	for _, t := range record.Tokens {
 		if t.Node != n.Name {
 			continue

@@ -7,7 +7,7 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -31,7 +31,7 @@ func FuzzReport(f *testing.F) {
 		}
 		path := identity.Path
 		if own {
-			path = configs.ReportPath(identity.Key, "shop-1")
+			path = clusterdoc.ReportPath(identity.Key, "shop-1")
 		}
 		code, _ := send(t, s.Receiver(identity, func() time.Time { return noon }), path, body)
 		all := s.All()

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
@@ -29,7 +30,7 @@ type Identity struct {
 	PEM string
 	// Path of the common URL, which nobody guesses: who knows it may report.
 	Path string
-	// Key makes each machine's own URL (configs.ReportPath); for report.key of a Cluster.
+	// Key makes each machine's own URL (clusterdoc.ReportPath); for report.key of a Cluster.
 	Key configs.Secret
 }
 

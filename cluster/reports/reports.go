@@ -26,7 +26,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
@@ -368,7 +368,7 @@ func (s *Store) Receiver(id *Identity, now func() time.Time) http.Handler {
 	})
 	mux.HandleFunc("POST /{node}/{mac}", func(w http.ResponseWriter, r *http.Request) {
 		node := r.PathValue("node")
-		if !hmac.Equal([]byte(r.URL.Path), []byte(configs.ReportPath(id.Key, node))) {
+		if !hmac.Equal([]byte(r.URL.Path), []byte(clusterdoc.ReportPath(id.Key, node))) {
 			http.NotFound(w, r)
 			return
 		}

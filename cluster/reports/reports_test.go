@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -107,9 +108,9 @@ func TestReceiveRejects(t *testing.T) {
 		{"no JSON", "/secret", []byte("{"), 400, "not a report"},
 		{"another JSON", "/secret", []byte(`["a"]`), 400, "not a report"},
 		{"no name", "/secret", encode(t, state("", "done")), 400, "cannot be empty"},
-		{"another machine's own URL", configs.ReportPath(identity.Key, "shop-2"), encode(t, state("shop-1", "done")), 403, "this is the URL of shop-2"},
-		{"its own URL by another key", configs.ReportPath(configs.NewSecret(strings.Repeat("x", 26)), "shop-1"), encode(t, state("shop-1", "done")), 404, ""},
-		{"another name with its proof", "/shop-2/" + filepath.Base(configs.ReportPath(identity.Key, "shop-1")), encode(t, state("shop-2", "done")), 404, ""},
+		{"another machine's own URL", clusterdoc.ReportPath(identity.Key, "shop-2"), encode(t, state("shop-1", "done")), 403, "this is the URL of shop-2"},
+		{"its own URL by another key", clusterdoc.ReportPath(configs.NewSecret(strings.Repeat("x", 26)), "shop-1"), encode(t, state("shop-1", "done")), 404, ""},
+		{"another name with its proof", "/shop-2/" + filepath.Base(clusterdoc.ReportPath(identity.Key, "shop-1")), encode(t, state("shop-2", "done")), 404, ""},
 		{"a path as name", "/secret", encode(t, state("../../etc/cron.d/x", "done")), 400, "cannot name a node"},
 		{"a hidden file", "/secret", encode(t, state(".ssh", "done")), 400, "cannot name a node"},
 		{"a long name", "/secret", encode(t, state(strings.Repeat("a", 64), "done")), 400, "has at most 63"},
@@ -422,7 +423,7 @@ func TestOwnURL(t *testing.T) {
 	if code, text := send(t, h, "/secret", encode(t, state("by-hand", ondisk.ResultRunning))); code != http.StatusInsufficientStorage || !strings.Contains(text, "report.key") {
 		t.Errorf("the common URL has no bound: %d %s", code, text)
 	}
-	own := configs.ReportPath(identity.Key, "shop-1")
+	own := clusterdoc.ReportPath(identity.Key, "shop-1")
 	waits := ondisk.PhaseState{Name: "join", Status: ondisk.PhaseRunning, Waiting: "an API server to answer"}
 	if code, text := send(t, h, own, encode(t, state("shop-1", ondisk.ResultRunning, waits))); code != http.StatusNoContent {
 		t.Fatalf("a machine with its own URL is kept out: %d %s", code, text)
@@ -439,7 +440,7 @@ func TestOwnURL(t *testing.T) {
 		t.Errorf("%d machines: %+v", len(all), all[len(all)-1])
 	}
 	// A machine that reported by the common URL before has its own from now on.
-	if code, text := send(t, h, configs.ReportPath(identity.Key, "invented-7"), encode(t, state("invented-7", ondisk.ResultRunning))); code != http.StatusNoContent || s.all["invented-7"].Ready {
+	if code, text := send(t, h, clusterdoc.ReportPath(identity.Key, "invented-7"), encode(t, state("invented-7", ondisk.ResultRunning))); code != http.StatusNoContent || s.all["invented-7"].Ready {
 		t.Errorf("%d %s, %+v", code, text, s.all["invented-7"])
 	}
 	// After a while without a word, those that were Ready make room too.

@@ -10,6 +10,7 @@ import (
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/carry"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/spf13/cobra"
 )
 
@@ -23,7 +24,7 @@ func registryFlags(c *cobra.Command, o *carry.Options) {
 
 // isLoopback reports whether a registry is on this computer: nobody else can stand in
 // for it, so that plain HTTP needs no permission.
-func isLoopback(ref configs.Ref) bool {
+func isLoopback(ref imageref.Ref) bool {
 	host, _, err := net.SplitHostPort(ref.Domain)
 	if err != nil {
 		host = strings.Trim(ref.Domain, "[]")
@@ -33,13 +34,13 @@ func isLoopback(ref configs.Ref) bool {
 }
 
 // parseReference reads what a person writes for an image in a registry.
-func parseReference(s string) (configs.Ref, error) {
+func parseReference(s string) (imageref.Ref, error) {
 	for _, scheme := range []string{"oci://", "docker://", "https://", "http://"} {
 		if rest, ok := strings.CutPrefix(s, scheme); ok {
-			return configs.Ref{}, usageError{fmt.Errorf("reference %q: leave %q out: %s", s, scheme, rest)}
+			return imageref.Ref{}, usageError{fmt.Errorf("reference %q: leave %q out: %s", s, scheme, rest)}
 		}
 	}
-	ref, err := configs.ParseRef(s)
+	ref, err := imageref.Parse(s)
 	if err != nil {
 		return ref, usageError{err}
 	}
@@ -47,7 +48,7 @@ func parseReference(s string) (configs.Ref, error) {
 }
 
 // unpinned is a reference without its digest.
-func unpinned(ref configs.Ref) configs.Ref {
+func unpinned(ref imageref.Ref) imageref.Ref {
 	ref.Digest = ""
 	return ref
 }

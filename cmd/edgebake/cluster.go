@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/cluster/mint"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
@@ -124,7 +125,7 @@ func outIsOutput(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	return pflag.NormalizedName(name)
 }
 
-func printWarnings(s streams, doc *configs.ClusterFile) {
+func printWarnings(s streams, doc *clusterdoc.File) {
 	s.warn(doc.Warnings)
 }
 

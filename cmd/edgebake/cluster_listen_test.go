@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/test/desk"
 	"golang.org/x/net/html"
@@ -78,7 +79,7 @@ func TestClusterListen(t *testing.T) {
 	out := listening(t, dir, "--name", "127.0.0.1")
 	lines := out.until(t, `(?s)(report:\n.*-----END CERTIFICATE-----\n).*\n(  url: \S+)\n.*The page: (http://\S+/)\n`)
 	elsewhere := strings.ReplaceAll(lines[1], "127.0.0.1", "192.0.2.9") // no Cluster has a loopback address
-	cluster, err := configs.ParseCluster("cluster.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: shops\nkubernetesVersion: v1.36.3\n"+
+	cluster, err := clusterdoc.Parse("cluster.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: shops\nkubernetesVersion: v1.36.3\n"+
 		"masters: [{name: m1, address: 192.0.2.1}]\nnodes: [{name: shop-1}, {name: shop-2}]\n"+elsewhere))
 	if err != nil {
 		t.Fatalf("the lines for the Cluster: %v\n%s", err, lines[1])

@@ -18,6 +18,7 @@ import (
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/ondisk"
@@ -93,7 +94,7 @@ func validateFile(s streams, name string, secrets secretFlags) error {
 	if err != nil {
 		return err
 	}
-	switch doc.Kind() {
+	switch doc.Kind {
 	case configs.KindSite, configs.KindInventory:
 		_, err := sitesOf(s, name, data, doc, "", secrets)
 		return err
@@ -106,8 +107,7 @@ func validateFile(s streams, name string, secrets secretFlags) error {
 		}
 		return err
 	}
-	_, err = doc.Any() // which says that there is no such kind
-	return err
+	return doc.WrongKind("")
 }
 
 // validateImage looks at an Image as each of its architectures needs it.
@@ -191,8 +191,8 @@ func checkTemplates(name string, data []byte, img *configs.Image) error {
 
 // readCluster is a Cluster with the files of Kubernetes objects that it names. What
 // is wrong with these is told beside what is wrong with it.
-func readCluster(doc *configs.Document) (*configs.ClusterFile, []manifest.File, error) {
-	c, err := doc.Cluster()
+func readCluster(doc *configs.Document) (*clusterdoc.File, []manifest.File, error) {
+	c, err := clusterdoc.Read(doc)
 	var all configs.Problems
 	if err != nil && !errors.As(err, &all) {
 		return nil, nil, err

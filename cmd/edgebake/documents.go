@@ -160,7 +160,7 @@ func sitesOf(s streams, name string, data []byte, doc *configs.Document, ignitio
 	if err != nil {
 		return media.Site{}, err
 	}
-	if doc.Kind() == configs.KindInventory {
+	if doc.Kind == configs.KindInventory {
 		inv, err := doc.Inventory(token, forced)
 		if err != nil {
 			return media.Site{}, orToken(err)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/images"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/spf13/cobra"
 )
 
@@ -21,9 +21,9 @@ type listedImage struct {
 
 // mentionedImage is an image that manifests mention and no pod in them runs.
 type mentionedImage struct {
-	Ref      configs.Ref `json:"ref"`
-	Where    string      `json:"where"`
-	NotBaked bool        `json:"notBaked"`
+	Ref      imageref.Ref `json:"ref"`
+	Where    string       `json:"where"`
+	NotBaked bool         `json:"notBaked"`
 }
 
 // printMentions prints what imagesFrom leaves out.

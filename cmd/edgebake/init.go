@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/starter"
 	"github.com/spf13/cobra"
 )
 
@@ -62,7 +63,7 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 				if err != nil {
 					return err
 				}
-				return writeStart(s, dir, []start{{"cluster", configs.StartCluster(key), configs.StartCluster(""), 0o666, key != ""}}, force, nil)
+				return writeStart(s, dir, []start{{"cluster", starter.Cluster(key), starter.Cluster(""), 0o666, key != ""}}, force, nil)
 			}
 			if c.Flags().Changed("join") && strings.TrimSpace(join) == "" {
 				return usageError{errors.New("--join is empty: give it the line that kubeadm prints, or leave it out")}
@@ -120,8 +121,8 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 const nobodyLogsIn = "Nobody can log in to a machine with this Site: uncomment users in it, or use --ssh-key\n"
 
 // starts are an Image and a Site; imageAsked and siteAsked say which of them flags fill in.
-func starts(known *configs.Start, imageAsked, siteAsked bool) []start {
-	blank := new(configs.Start)
+func starts(known *starter.Input, imageAsked, siteAsked bool) []start {
+	blank := new(starter.Input)
 	return []start{
 		{"image", known.Image(), blank.Image(), 0o666, imageAsked},
 		{"site", known.Site(), blank.Site(), 0o600, siteAsked}, // a token will be in the Site
@@ -146,7 +147,7 @@ func initLiving(ctx context.Context, s streams, dir string, w way, keyFile strin
 	if err != nil {
 		return err
 	}
-	known := &configs.Start{SSHKey: key, Kubernetes: facts.Version, Pause: facts.Pause, Agents: facts.Agents != nil}
+	known := &starter.Input{SSHKey: key, Kubernetes: facts.Version, Pause: facts.Pause, Agents: facts.Agents != nil}
 	if _, err := configs.ParseImages("image.yaml", known.Image()); err != nil {
 		return fmt.Errorf("no image for Kubernetes %s: %w", facts.Version, err)
 	}
@@ -203,7 +204,7 @@ func startKey(file string) (string, error) {
 }
 
 // startOf finds what is known of the cluster and of the person who will log in.
-func startOf(s streams, dir, line, keyFile string) (*configs.Start, error) {
+func startOf(s streams, dir, line, keyFile string) (*starter.Input, error) {
 	var errs []error
 	switch _, err := os.Stat(filepath.Join(dir, "site.yaml")); {
 	case line == "-":
@@ -220,9 +221,9 @@ func startOf(s streams, dir, line, keyFile string) (*configs.Start, error) {
 			line = pasted(s.In)
 		}
 	}
-	known := new(configs.Start)
+	known := new(starter.Input)
 	if line != "" {
-		join, err := configs.ParseJoin(line)
+		join, err := starter.ParseJoin(line)
 		for _, e := range builder.SplitErrors(err) {
 			errs = append(errs, fmt.Errorf("--join: %w", e))
 		}
@@ -246,7 +247,7 @@ func pasted(in io.Reader) string {
 		if empty++; strings.TrimSpace(line) != "" {
 			empty = 0
 		}
-		if _, err := configs.ParseJoin(text.String()); err == nil && !strings.HasSuffix(strings.TrimSpace(line), "\\") {
+		if _, err := starter.ParseJoin(text.String()); err == nil && !strings.HasSuffix(strings.TrimSpace(line), "\\") {
 			break
 		}
 	}

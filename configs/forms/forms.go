@@ -24,11 +24,21 @@ var (
 	DNSLabel   = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	labelName  = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
 	SizeForm   = regexp.MustCompile(`^([1-9][0-9]*)([MGT]i?)B?$`)
+	Token      = regexp.MustCompile(`^[a-z0-9]{6}\.[a-z0-9]{16}$`) // a bootstrap token
+	CAHash     = regexp.MustCompile(`^sha256:[0-9a-fA-F]{64}$`)    // of a CA's public key
 	nearlySize = regexp.MustCompile(`^\s*([1-9][0-9]{0,9})\s*([mMgGtT]?)[iI]?[bB]?\s*$`)
 )
 
-// PlaceholderKey is the public key of a Site to start from, which its reader must replace.
-const PlaceholderKey = "ssh-ed25519 xxxxxxxx admin@example.com"
+// TokenWords describes Token in messages.
+const TokenWords = "6 letters or digits, a dot, 16 letters or digits, all in lower case"
+
+// Placeholders of a Site to start from, which a person must replace. Validation rejects
+// them: otherwise they would be noticed when a machine in the field does not join.
+const (
+	PlaceholderKey    = "ssh-ed25519 xxxxxxxx admin@example.com"
+	PlaceholderToken  = "xxxxxx.xxxxxxxxxxxxxxxx"
+	PlaceholderCAHash = "sha256:xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+)
 
 // ParseSize reads a size as Kubernetes' quantities are written, 512Mi or 2G, with a B
 // at the end or without.
@@ -102,9 +112,39 @@ func BadHost(s string) string {
 	return ""
 }
 
-// BadHostPort says what is wrong with s as "host:port", with the fix for
-// the mistakes people make.
+// BadHostPort says what is wrong with s as "host:port", with the fix for common mistakes.
 func BadHostPort(s string) string {
+	if bad := notHostPort(s); bad != "" {
+		return bad
+	}
+	host, port, ok := cutLast(s, ":")
+	if !ok {
+		return fmt.Sprintf("%q has no port; write %q", strict.Shorten(s), s+":6443")
+	}
+	if badPort(port) {
+		return fmt.Sprintf("%q: the port must be a number from 1 to 65535", strict.Shorten(s))
+	}
+	inner, brackets := strings.CutPrefix(host, "[")
+	if brackets {
+		host, ok = strings.CutSuffix(inner, "]")
+	}
+	a, err := netip.ParseAddr(host)
+	switch {
+	case brackets && (!ok || err != nil || !a.Is6()):
+		return fmt.Sprintf("%q: the part in brackets is not an IPv6 address", strict.Shorten(s))
+	case !brackets && strings.Contains(host, ":"):
+		return fmt.Sprintf("%q: write an IPv6 address in brackets, as in [fd00::1]:6443", strict.Shorten(s))
+	case err == nil && BadServer(a) != "":
+		return fmt.Sprintf("%s %s", a, BadServer(a))
+	case IsLoopbackName(host):
+		return fmt.Sprintf("%q is every machine's name for itself; give the control-plane node's address", host)
+	}
+	return BadHost(host)
+}
+
+// notHostPort says what is wrong with s where it is a URL, a list, an address without a
+// port or otherwise not "host:port" at all.
+func notHostPort(s string) string {
 	switch {
 	case s == "":
 		return "is empty; write host:port"
@@ -120,50 +160,19 @@ func BadHostPort(s string) string {
 		return fmt.Sprintf("%q contains a space", strict.Shorten(s))
 	case strings.Contains(s, "/"):
 		return fmt.Sprintf("%q: a path has no place here; write host:port", strict.Shorten(s))
-	}
-	if strings.ContainsFunc(s, unicode.IsControl) {
+	case strings.ContainsFunc(s, unicode.IsControl):
 		return fmt.Sprintf("%q contains a control character", strict.Shorten(s))
 	}
-	if a, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")); err == nil && !strings.Contains(a.Zone(), "]") {
-		if bad := BadServer(a); bad != "" {
-			return fmt.Sprintf("%s %s", a, bad)
-		}
-		if a.Is6() && !strings.HasPrefix(s, "[") { // where the port begins is anybody's guess
-			return fmt.Sprintf("%q: write an IPv6 address in brackets, and a port behind them, as [fd00::1]:6443", s)
-		}
-		return fmt.Sprintf("%q has no port; write %q", s, netip.AddrPortFrom(a, 6443))
+	a, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"))
+	switch {
+	case err != nil || strings.Contains(a.Zone(), "]"):
+		return ""
+	case BadServer(a) != "":
+		return fmt.Sprintf("%s %s", a, BadServer(a))
+	case a.Is6() && !strings.HasPrefix(s, "["): // the port could begin at any colon
+		return fmt.Sprintf("%q: write an IPv6 address in brackets, and a port behind them, as [fd00::1]:6443", s)
 	}
-	host, port, ok := cutLast(s, ":")
-	if !ok {
-		return fmt.Sprintf("%q has no port; write %q", strict.Shorten(s), s+":6443")
-	}
-	if badPort(port) {
-		return fmt.Sprintf("%q: the port must be a number from 1 to 65535", strict.Shorten(s))
-	}
-	if inner, ok := strings.CutPrefix(host, "["); ok {
-		inner, ok = strings.CutSuffix(inner, "]")
-		if a, err := netip.ParseAddr(inner); !ok || err != nil || !a.Is6() {
-			return fmt.Sprintf("%q: the part in brackets is not an IPv6 address", strict.Shorten(s))
-		}
-		if a, err := netip.ParseAddr(inner); err == nil && BadServer(a) != "" {
-			return fmt.Sprintf("%s %s", a, BadServer(a))
-		}
-		host = inner
-	} else if strings.Contains(host, ":") {
-		return fmt.Sprintf("%q: write an IPv6 address in brackets, as in [fd00::1]:6443", strict.Shorten(s))
-	}
-	if bad := BadHost(host); bad != "" {
-		return bad
-	}
-	if a, err := netip.ParseAddr(host); err == nil {
-		if bad := BadServer(a); bad != "" {
-			return fmt.Sprintf("%s %s", a, bad)
-		}
-	}
-	if IsLoopbackName(host) {
-		return fmt.Sprintf("%q is every machine's name for itself; give the control-plane node's address", host)
-	}
-	return ""
+	return fmt.Sprintf("%q has no port; write %q", s, netip.AddrPortFrom(a, 6443))
 }
 
 func badPort(s string) bool {
@@ -313,4 +322,15 @@ func CheckSSHKey(line string) error {
 		return errors.New(bad)
 	}
 	return nil
+}
+
+// BadVersion says what is wrong with a version that form does not match.
+func BadVersion(v string, form *regexp.Regexp, example string) string {
+	if form.MatchString("v" + v) {
+		return fmt.Sprintf("%q must start with \"v\": v%s", v, v)
+	}
+	if bare, ok := strings.CutPrefix(v, "v"); ok && form.MatchString(bare) {
+		return fmt.Sprintf("%q must not start with \"v\": %s", v, bare)
+	}
+	return fmt.Sprintf("%q is not a version, e.g. %s", strict.Shorten(v), example)
 }

@@ -156,10 +156,10 @@ func templateFields(name string, template []byte, o Options) (*yaml.Node, strict
 		return nil, asProblems(err)
 	}
 	_, err = configs.ParsePublicSite(name, template)
-	if doc.Kind() != configs.KindSite {
+	if doc.Kind != configs.KindSite {
 		return nil, asProblems(err)
 	}
-	fields := yamltree.Without(doc.Root(), "apiVersion", "kind")
+	fields := yamltree.Without(doc.Root, "apiVersion", "kind")
 	for i := 0; i+1 < len(fields.Content); i += 2 {
 		if k := fields.Content[i].Value; o.Path != nil && (k == "caFile" || k == "ignitionFile") {
 			fields.Content[i+1] = yamltree.Quoted(o.Path(fields.Content[i+1].Value))

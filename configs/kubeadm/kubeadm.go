@@ -63,6 +63,11 @@ func Minor(version string) int {
 	return 0
 }
 
+// Before reports whether a version of Kubernetes is one before v1.minor.
+func Before(version string, minor int) bool {
+	return VersionForm.MatchString(version) && Minor(version) < minor
+}
+
 const kubeadmVersion = "kubeadm.k8s.io/v1beta4"
 
 // Versions maps the kinds of documents to the one API version that edgebake writes:

@@ -33,7 +33,6 @@ func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	for n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
-	d.where[path] = Position{n.Line, n.Column}
 	if v.Type() == secretType {
 		var s string
 		d.scalar(n, reflect.ValueOf(&s).Elem(), path, true)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/edgebake/edgebake/configs/yamltree"
@@ -53,7 +54,6 @@ type Document struct {
 	form   *Form
 	limits Limits
 	into   reflect.Type // what Root is decoded into
-	where  map[string]Position
 	nodes  int
 	untold int // problems that were only counted
 }
@@ -63,7 +63,7 @@ var DefaultLimits = Limits{Nodes: 200_000, Items: 200_000}
 
 // New returns a document that has been parsed elsewhere.
 func New(file string, root *yaml.Node, l Limits) *Document {
-	return &Document{File: file, Root: root, limits: l, where: map[string]Position{}}
+	return &Document{File: file, Root: root, limits: l}
 }
 
 // Read parses data, and checks its version and the form of its kind.
@@ -96,7 +96,6 @@ func Read(file string, data []byte, f *Form) (*Document, Problems) {
 		if v.Kind != yaml.ScalarNode {
 			return fail(v, name, "must be a string")
 		}
-		d.where[name] = Position{v.Line, v.Column}
 	}
 	version := yamltree.Value(d.Root, "apiVersion")
 	d.Kind = yamltree.Text(yamltree.Value(d.Root, "kind"))
@@ -199,25 +198,55 @@ func Covers(outer, path string) bool {
 
 // Has reports whether the document has a field.
 func (d *Document) Has(path string) bool {
-	_, ok := d.where[path]
-	return ok
+	_, whole := d.at(path)
+	return whole && path != ""
 }
 
-// Find returns where a field is, or the nearest thing around it.
+// Find returns the position of a field, or of the nearest value around it.
 func (d *Document) Find(path string) Position {
-	if d.where == nil {
+	n, _ := d.at(path)
+	if n == nil {
 		return Position{}
 	}
-	for {
-		if at, ok := d.where[path]; ok {
-			return at
+	return Position{n.Line, n.Column}
+}
+
+// at returns the value at a path, or the nearest one around it; whole tells the two apart.
+func (d *Document) at(path string) (n *yaml.Node, whole bool) {
+	n = yamltree.Deref(d.Root)
+	for path != "" && n != nil {
+		name, index, rest := firstStep(path)
+		next := yamltree.Get(n, name)
+		if index >= 0 && index < len(n.Content) && n.Kind == yaml.SequenceNode {
+			next = yamltree.Deref(n.Content[index])
 		}
-		i := strings.LastIndexAny(path, ".[")
-		if i < 0 {
-			return Position{1, 1}
+		if next == nil {
+			return n, false
 		}
-		path = path[:i]
+		n, path = next, rest
 	}
+	return n, n != nil
+}
+
+// firstStep splits a path as Join and KeyPath make it: users[0].name, labels["a.b/c"].
+// index is -1 where the first step has a name.
+func firstStep(path string) (name string, index int, rest string) {
+	inside, isIndex := strings.CutPrefix(path, "[")
+	quoted, err := strconv.QuotedPrefix(inside)
+	switch {
+	case !isIndex:
+		end := strings.IndexAny(path+".", ".[")
+		name, index, rest = path[:end], -1, path[end:]
+	case err == nil:
+		name, _ = strconv.Unquote(quoted)
+		index, rest = -1, inside[len(quoted):]
+	default:
+		inside, rest, _ = strings.Cut(inside, "]")
+		if index, err = strconv.Atoi(inside); err != nil {
+			index = -1
+		}
+	}
+	return name, index, strings.TrimPrefix(strings.TrimPrefix(rest, "]"), ".")
 }
 
 // Problem reports a problem of the field at path, at the place of n.

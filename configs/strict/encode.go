@@ -11,14 +11,15 @@ import (
 )
 
 // Encode writes a struct as YAML, with its secrets. The bytes depend on the value alone.
-func Encode(v any) ([]byte, error) {
-	return yamltree.Encode(encodeValue(reflect.ValueOf(v).Elem()))
+// If keep is not nil, it decides by a field's path (SchemaPath) whether it is written.
+func Encode(v any, keep func(path string) bool) ([]byte, error) {
+	return yamltree.Encode(encodeValue(reflect.ValueOf(v).Elem(), "", keep))
 }
 
 // encodeValue returns v as a YAML node, nil where there is nothing to write.
 // Strings are always quoted: a label "true" must come back as a string, and
 // nothing has to be guessed.
-func encodeValue(v reflect.Value) *yaml.Node {
+func encodeValue(v reflect.Value, path string, keep func(string) bool) *yaml.Node {
 	if v.Type() == secretType {
 		s := v.Interface().(Secret)
 		if s.IsZero() {
@@ -31,12 +32,17 @@ func encodeValue(v reflect.Value) *yaml.Node {
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
-		return encodeValue(v.Elem())
+		return encodeValue(v.Elem(), path, keep)
 	case reflect.Struct:
 		n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
 		for i := range v.NumField() {
-			if f := encodeValue(v.Field(i)); f != nil {
-				n.Content = append(n.Content, yamltree.Plain(FieldName(v.Type().Field(i)), "!!str"), f)
+			name := FieldName(v.Type().Field(i))
+			sub := Join(path, name)
+			if keep != nil && !keep(sub) {
+				continue
+			}
+			if f := encodeValue(v.Field(i), sub, keep); f != nil {
+				n.Content = append(n.Content, yamltree.Plain(name, "!!str"), f)
 			}
 		}
 		if len(n.Content) == 0 {
@@ -46,7 +52,7 @@ func encodeValue(v reflect.Value) *yaml.Node {
 	case reflect.Slice:
 		n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 		for i := range v.Len() {
-			f := encodeValue(v.Index(i))
+			f := encodeValue(v.Index(i), path, keep)
 			if f == nil { // an item keeps its place
 				f = yamltree.Plain("{}", "!!map")
 				if v.Index(i).Kind() == reflect.String {

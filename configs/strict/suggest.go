@@ -86,7 +86,7 @@ func (d *Document) meant(name, path string, t reflect.Type) string {
 	if k := closest(name, FieldNames(t)); k != "" {
 		return Join(path, k)
 	}
-	if places := placesOf(name, d.into, "", 0); len(places) == 1 {
+	if places := placesOf(name, d.into); len(places) == 1 {
 		return places[0]
 	}
 	return ""
@@ -98,7 +98,7 @@ func (d *Document) hint(name string, t reflect.Type) string {
 	if h := DidYouMean(name, FieldNames(t)); h != "" {
 		return h
 	}
-	if places := placesOf(name, d.into, "", 0); len(places) > 0 {
+	if places := placesOf(name, d.into); len(places) > 0 {
 		return fmt.Sprintf("; did you mean %s?", strings.Join(places, " or "))
 	}
 	names := FieldNames(t)
@@ -108,26 +108,16 @@ func (d *Document) hint(name string, t reflect.Type) string {
 	return "; known here: " + strings.Join(names, ", ")
 }
 
-// placesOf lists the paths of t's fields called name or nearly so.
-func placesOf(name string, t reflect.Type, path string, depth int) []string {
-	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
-		if t.Kind() == reflect.Slice {
-			path += "[]"
-		}
-		t = t.Elem()
-	}
-	if t.Kind() != reflect.Struct || t == secretType || depth > 6 {
-		return nil
-	}
+// placesOf lists the paths of at most three of t's fields that are called name or nearly so.
+func placesOf(name string, t reflect.Type) []string {
 	var found []string
-	for _, f := range fields(t) {
-		sub := Join(path, FieldName(f))
-		if n := strings.ToLower(name); distance(n, strings.ToLower(FieldName(f))) <= len(n)/4 {
-			found = append(found, sub)
+	name = strings.ToLower(name)
+	walkTypes(t, "", func(path string, f reflect.StructField) {
+		if distance(name, strings.ToLower(FieldName(f))) <= len(name)/4 && len(found) < 3 {
+			found = append(found, path)
 		}
-		found = append(found, placesOf(name, f.Type, sub, depth+1)...)
-	}
-	return found[:min(len(found), 3)]
+	})
+	return found
 }
 
 // alias are names that others have for what we name.

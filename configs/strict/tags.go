@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,6 +36,40 @@ func walk(v reflect.Value, path string, visit func(Field)) {
 			visit(in)
 			walk(in.Value, in.Path, visit)
 		}
+	}
+}
+
+// FieldPaths lists the fields of the struct T and of all structs in it, as
+// "network.interfaces.name".
+func FieldPaths[T any]() []string {
+	var paths []string
+	walkTypes(reflect.TypeFor[T](), "", func(path string, _ reflect.StructField) {
+		paths = append(paths, SchemaPath(path))
+	})
+	return paths
+}
+
+// SchemaPath returns a path without the indices of lists.
+func SchemaPath(path string) string { return listIndex.ReplaceAllString(path, "") }
+
+var listIndex = regexp.MustCompile(`\[\d*\]`)
+
+// walkTypes calls visit for each field that Walk can visit in values of type t; "[]" in
+// a path stands for an index.
+func walkTypes(t reflect.Type, path string, visit func(path string, f reflect.StructField)) {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		if t.Kind() == reflect.Slice {
+			path += "[]"
+		}
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct || t == secretType {
+		return
+	}
+	for _, f := range fields(t) {
+		sub := Join(path, FieldName(f))
+		visit(sub, f)
+		walkTypes(f.Type, sub, visit)
 	}
 }
 

@@ -163,7 +163,7 @@ func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, w
 		}
 	}
 	began := e.Now().UTC()
-	err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{CertificatesDir: Renewed(member.PKIDir)},
+	err := kubeadm.Init(ctx, e, active, kubeadm.Local{CertificatesDir: Renewed(member.PKIDir)},
 		[]string{"certs", "all"}, []string{"kubeconfig", "all", "--kubeconfig-dir", RenewalDir})
 	if err == nil {
 		err = noteMade(e, active.Site, wanted, began)
@@ -276,7 +276,7 @@ func CredentialsOf(site *configs.Site) []credential {
 			},
 			outdated: func(e *machine.Env, _ func(string) string, c *x509.Certificate) error {
 				if l.Base == "apiserver" {
-					for _, name := range site.ControlPlane.CertSANs() {
+					for _, name := range site.ControlPlane.Documents().CertSANs() {
 						if err := c.VerifyHostname(name); err != nil {
 							return err
 						}

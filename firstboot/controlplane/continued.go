@@ -26,8 +26,8 @@ const ForceNewCluster = "force-new-cluster"
 // forcedArgs start etcd with that. It drops those that joined meanwhile at each start,
 // so also after a crash: nobody may join before the flag is gone, and so it listens for
 // clients of this machine alone.
-func forcedArgs(site *configs.Site) []configs.KubeadmArg {
-	return []configs.KubeadmArg{{Name: ForceNewCluster, Value: "true"}, {Name: "listen-client-urls", Value: ownEtcdURL(site)}}
+func forcedArgs(site *configs.Site) []kubeadm.Arg {
+	return []kubeadm.Arg{{Name: ForceNewCluster, Value: "true"}, {Name: "listen-client-urls", Value: ownEtcdURL(site)}}
 }
 
 // ownEtcdURL is where this machine's API server asks etcd, as kubeadm has it.
@@ -67,7 +67,7 @@ func ContinuedPhase(active *site.Active) run.Phase {
 			if err := ReadSeatNote(e).CarriedOut(site).write(e); err != nil {
 				return err
 			}
-			if err := startEtcd(ctx, e, active, []configs.KubeadmArg{
+			if err := startEtcd(ctx, e, active, []kubeadm.Arg{
 				{Name: "initial-cluster", Value: everyMember(site)},
 				{Name: "initial-cluster-state", Value: "existing"},
 			}); err != nil {

@@ -124,7 +124,7 @@ func Phase(active *site.Active) run.Phase {
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if !made(e) {
-				if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{}, []string{"control-plane", "all"}, []string{"kubelet-start"}); err != nil {
+				if err := kubeadm.Init(ctx, e, active, kubeadm.Local{}, []string{"control-plane", "all"}, []string{"kubelet-start"}); err != nil {
 					return err
 				}
 				if err := member.SyncCredentials(e); err != nil { // kubeadm does not sync

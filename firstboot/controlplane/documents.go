@@ -43,7 +43,7 @@ const (
 
 // DocumentsOf names the cluster's documents of a Site by their contents.
 func DocumentsOf(site *configs.Site) (string, error) {
-	docs, err := site.ClusterDocuments()
+	docs, err := site.ControlPlane.Documents().Only("ClusterConfiguration", "KubeletConfiguration").Encode()
 	if err != nil {
 		return "", err
 	}
@@ -148,7 +148,7 @@ func DocumentsPhase(active *site.Active) run.Phase {
 				if err := annotate(ctx, c, map[string]any{uploadingKey: documents}); err != nil {
 					return err
 				}
-				if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{}, []string{"upload-config", "all"}); err != nil {
+				if err := kubeadm.Init(ctx, e, active, kubeadm.Local{}, []string{"upload-config", "all"}); err != nil {
 					return err
 				}
 				if err := noteUploaded(ctx, e, c, documents); err != nil {
@@ -160,7 +160,7 @@ func DocumentsPhase(active *site.Active) run.Phase {
 			// A machine that comes with documents that the cluster never had may as well
 			// have old ones.
 			reported = true
-			text, err := site.KubeadmDocuments(configs.KubeadmLocal{})
+			text, err := site.ControlPlane.Documents().Encode()
 			if err == nil {
 				_, err = e.Write(DocumentsFile, text, machine.Mode(0o600))
 			}
@@ -187,7 +187,7 @@ func remarkProxy(ctx context.Context, e *machine.Env, site *configs.Site) {
 }
 
 func proxyDifferences(ctx context.Context, e *machine.Env, site *configs.Site) ([]string, error) {
-	document, err := site.ProxyDocument()
+	document, err := site.ControlPlane.Documents().Only("KubeProxyConfiguration").Encode()
 	if err != nil || len(document) == 0 {
 		return nil, err
 	}

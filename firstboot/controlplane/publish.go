@@ -101,7 +101,7 @@ func PublishPhase(active *site.Active) run.Phase {
 			if !there {
 				phases = append(phases, []string{"addon", "coredns"})
 			}
-			if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{}, phases...); err != nil {
+			if err := kubeadm.Init(ctx, e, active, kubeadm.Local{}, phases...); err != nil {
 				return err
 			}
 			documents, err := DocumentsOf(site)
@@ -134,7 +134,7 @@ func PublishPhase(active *site.Active) run.Phase {
 			// Without one, kubeadm makes a token of its own that is valid for a day. It
 			// prints both kinds, and the journal outlives a minute.
 			token := configs.NewSecret(hex.EncodeToString(e.Random(3)) + "." + hex.EncodeToString(e.Random(8)))
-			return kubeadm.Init(ctx, e, active, configs.KubeadmLocal{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"})
+			return kubeadm.Init(ctx, e, active, kubeadm.Local{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"})
 		},
 	}
 }

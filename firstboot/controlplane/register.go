@@ -74,7 +74,7 @@ func RegisterPhase(active *site.Active) run.Phase {
 				return err
 			}
 			if _, marked := n.Metadata.Labels[Label]; !marked {
-				if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{}, []string{"mark-control-plane"}); err != nil {
+				if err := kubeadm.Init(ctx, e, active, kubeadm.Local{}, []string{"mark-control-plane"}); err != nil {
 					return err
 				}
 			}
@@ -85,7 +85,7 @@ func RegisterPhase(active *site.Active) run.Phase {
 			}); err != nil {
 				return run.Advise(fmt.Errorf("kubelet has no %s: %w", member.ClientCert, err), "see `journalctl -u kubelet` on the machine")
 			}
-			if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{}, []string{"kubelet-finalize", "all"}); err != nil {
+			if err := kubeadm.Init(ctx, e, active, kubeadm.Local{}, []string{"kubelet-finalize", "all"}); err != nil {
 				return err
 			}
 			return member.SyncCredentials(e)

@@ -394,9 +394,9 @@ func (t *taker) join(ctx context.Context, d seat.Decision) (initialCluster strin
 }
 
 // start has kubelet start etcd.
-func (t *taker) start(ctx context.Context, state, members string, more ...configs.KubeadmArg) error {
+func (t *taker) start(ctx context.Context, state, members string, more ...kubeadm.Arg) error {
 	t.close() // etcd listens there now
-	return startEtcd(ctx, t.e, t.active, append([]configs.KubeadmArg{
+	return startEtcd(ctx, t.e, t.active, append([]kubeadm.Arg{
 		{Name: "initial-cluster", Value: members},
 		{Name: "initial-cluster-state", Value: state},
 		// etcd reads it at a birth alone. It is the same on all machines, whatever their
@@ -406,11 +406,11 @@ func (t *taker) start(ctx context.Context, state, members string, more ...config
 }
 
 // startEtcd has kubelet start etcd, or start it anew with other arguments.
-func startEtcd(ctx context.Context, e *machine.Env, active *site.Active, args []configs.KubeadmArg) error {
+func startEtcd(ctx context.Context, e *machine.Env, active *site.Active, args []kubeadm.Arg) error {
 	if err := e.Symlink(EtcdRun, EtcdManifest); err != nil {
 		return fmt.Errorf("letting etcd start: %w", err)
 	}
-	if err := kubeadm.Init(ctx, e, active, configs.KubeadmLocal{EtcdArgs: args}, []string{"etcd", "local"}); err != nil {
+	if err := kubeadm.Init(ctx, e, active, kubeadm.Local{EtcdArgs: args}, []string{"etcd", "local"}); err != nil {
 		return err
 	}
 	written := EtcdManifest

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
@@ -24,13 +24,13 @@ func Read(root string) node.Machine {
 		"/sys/class/dmi/id/chassis_serial",
 		"/sys/firmware/devicetree/base/serial-number",
 	} {
-		if m.Serial = configs.Identity(contents(root, f)); m.Serial != "" {
+		if m.Serial = forms.Identity(contents(root, f)); m.Serial != "" {
 			break
 		}
 	}
-	m.UUID = strings.ToLower(configs.Identity(contents(root, "/sys/class/dmi/id/product_uuid")))
+	m.UUID = strings.ToLower(forms.Identity(contents(root, "/sys/class/dmi/id/product_uuid")))
 	for _, f := range []string{"/sys/class/dmi/id/chassis_asset_tag", "/sys/class/dmi/id/board_asset_tag"} {
-		if m.AssetTag = configs.Identity(contents(root, f)); m.AssetTag != "" {
+		if m.AssetTag = forms.Identity(contents(root, f)); m.AssetTag != "" {
 			break
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	kubeadmdocs "github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -95,7 +96,7 @@ func wantedArgs(ctx context.Context, e *machine.Env, active *site.Active, j memb
 	site := active.Site
 	want := member.Union(site.KubeletExtraArgs, nil)
 	if _, given := want["config-dir"]; !given && site.IPVS.Profile == "metered" && active.Image.Kubernetes != "" &&
-		!configs.KubernetesBefore(active.Image.Kubernetes, 30) { // before, kubelet does not read such a directory
+		!kubeadmdocs.Before(active.Image.Kubernetes, 30) { // before, kubelet does not read such a directory
 		want["config-dir"] = KubeletConfDir
 	}
 	if ip := twoAddresses(ctx, e, site, j); ip != "" {

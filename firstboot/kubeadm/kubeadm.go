@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	kubeadmdocs "github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -74,15 +75,21 @@ func Join(ctx context.Context, e *machine.Env, active *site.Active, s configs.Si
 	return nil
 }
 
+// Settings of one machine for kubeadm, in addition to the Site's documents.
+type (
+	Local = kubeadmdocs.Local
+	Arg   = kubeadmdocs.Arg
+)
+
 // initFile is the configuration of kubeadm init for this machine.
 const initFile = ondisk.RunDir + "/kubeadm-init.yaml"
 
 // Init runs phases of `kubeadm init` with the site's documents; nothing
 // in l is for one of them alone.
-func Init(ctx context.Context, e *machine.Env, active *site.Active, l configs.KubeadmLocal, phases ...[]string) error {
+func Init(ctx context.Context, e *machine.Env, active *site.Active, l Local, phases ...[]string) error {
 	board := node.LocalKubeadm(active.Image, active.Site)
 	l.EtcdTag, l.DNSTag = board.EtcdTag, board.DNSTag
-	docs, err := active.Site.KubeadmDocuments(l)
+	docs, err := active.Site.ControlPlane.Documents().EncodeFor(l)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -48,13 +48,13 @@ func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 // many boards one serial number give them one UUID too.
 func sameMachine(a, b node.Machine) bool {
 	for _, own := range [][2]string{{a.UUID, b.UUID}, {a.Serial, b.Serial}} {
-		x, y := configs.Identity(own[0]), configs.Identity(own[1])
+		x, y := forms.Identity(own[0]), forms.Identity(own[1])
 		if x != "" && y != "" && !strings.EqualFold(x, y) {
 			return false
 		}
 	}
 	return len(a.MACs) == 0 || len(b.MACs) == 0 || slices.ContainsFunc(a.MACs, func(mac string) bool {
-		return slices.ContainsFunc(b.MACs, func(other string) bool { return configs.CardMAC(mac) == configs.CardMAC(other) })
+		return slices.ContainsFunc(b.MACs, func(other string) bool { return forms.CardMAC(mac) == forms.CardMAC(other) })
 	})
 }
 

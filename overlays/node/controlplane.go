@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -14,10 +15,10 @@ func (c *check) controlPlane() {
 	if c.site.NodeType != configs.NodeControlPlane || c.site.ControlPlane == nil {
 		return
 	}
-	if v := c.site.ControlPlane.KubernetesVersion(); v != c.img.Info.Kubernetes {
+	if v := c.site.ControlPlane.Documents().KubernetesVersion(); v != c.img.Info.Kubernetes {
 		c.add("controlPlane.kubeadm", "kubernetesVersion is %s, and the image has kubelet and kubeadm %s: build the image with kubernetes.version %s, or correct kubernetesVersion of the Cluster", v, c.img.Info.Kubernetes, v)
 	}
-	for _, n := range c.site.ControlPlane.NeededImages() {
+	for _, n := range c.site.ControlPlane.Documents().Images() {
 		if tags := tagsOf(c.img.Info, n.Name); len(tags) == 0 || n.Tag != "" && !slices.Contains(tags, n.Tag) {
 			c.add("controlPlane.kubeadm", "the image has no container image %s on board, which the control plane runs: add it to images of the Image (`kubeadm config images list` prints all)", n)
 		} else if n.Tag == "" && len(tags) > 1 {
@@ -39,17 +40,17 @@ func tagsOf(info ondisk.ImageInfo, name string) []string {
 }
 
 // LocalKubeadm are the tags of etcd and CoreDNS that this image has on board.
-func LocalKubeadm(info ondisk.ImageInfo, site *configs.Site) configs.KubeadmLocal {
-	var l configs.KubeadmLocal
-	for _, n := range site.ControlPlane.NeededImages() {
+func LocalKubeadm(info ondisk.ImageInfo, site *configs.Site) kubeadm.Local {
+	var l kubeadm.Local
+	for _, n := range site.ControlPlane.Documents().Images() {
 		tags := tagsOf(info, n.Name)
 		if n.Tag != "" || len(tags) == 0 {
 			continue
 		}
 		switch n.Name[strings.LastIndexByte(n.Name, '/')+1:] {
-		case configs.ImageEtcd:
+		case kubeadm.ImageEtcd:
 			l.EtcdTag = tags[0]
-		case configs.ImageDNS:
+		case kubeadm.ImageDNS:
 			l.DNSTag = tags[0]
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -98,7 +99,7 @@ func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
 		},
 		SkipPhases: site.SkipPhases,
 	}
-	if configs.KubernetesBefore(j.Kubernetes, 31) {
+	if kubeadm.Before(j.Kubernetes, 31) {
 		c.APIVersion = "kubeadm.k8s.io/v1beta3"
 		if len(args) > 0 {
 			c.NodeRegistration.KubeletExtraArgs = args

@@ -31,9 +31,9 @@ func (m Machine) String() string {
 		parts = append(parts, what+" "+value)
 	}
 	add("MAC", strings.Join(m.MACs, " "))
-	add("serial", configs.Identity(m.Serial))
-	add("UUID", configs.Identity(m.UUID))
-	add("asset tag", configs.Identity(m.AssetTag))
+	add("serial", forms.Identity(m.Serial))
+	add("UUID", forms.Identity(m.UUID))
+	add("asset tag", forms.Identity(m.AssetTag))
 	return strings.Join(parts, ", ")
 }
 
@@ -41,11 +41,11 @@ func (m Machine) String() string {
 // gives is the machine's. What a vendor left unfilled matches nothing.
 func Matches(match configs.Match, m Machine) bool {
 	is := func(want, have string) bool {
-		return want == "" || configs.Identity(want) != "" && strings.EqualFold(configs.Identity(want), configs.Identity(have))
+		return want == "" || forms.Identity(want) != "" && strings.EqualFold(forms.Identity(want), forms.Identity(have))
 	}
 	card := len(match.MACs) == 0 || slices.ContainsFunc(match.MACs, func(want string) bool {
-		mac := configs.CardMAC(want)
-		return mac != "" && slices.ContainsFunc(m.MACs, func(have string) bool { return configs.CardMAC(have) == mac })
+		mac := forms.CardMAC(want)
+		return mac != "" && slices.ContainsFunc(m.MACs, func(have string) bool { return forms.CardMAC(have) == mac })
 	})
 	return !match.IsZero() && card && is(match.Serial, m.Serial) && is(match.UUID, m.UUID) && is(match.AssetTag, m.AssetTag)
 }
@@ -78,9 +78,9 @@ func (m Machine) isZero() bool {
 // needs is an error (*configs.MissingFactError).
 func NodeName(site *configs.Site, m Machine) (string, error) {
 	name, err := configs.ExpandNodeName(site.NodeName, configs.NameFacts{
-		Serial:   namePart(configs.Identity(m.Serial)),
+		Serial:   namePart(forms.Identity(m.Serial)),
 		MAC:      strings.ReplaceAll(primaryMAC(site, m), ":", ""),
-		UUID:     strings.ToLower(configs.Identity(m.UUID)),
+		UUID:     strings.ToLower(forms.Identity(m.UUID)),
 		Hostname: hostname(m.Hostname),
 	})
 	if err != nil {

@@ -170,7 +170,7 @@ var privateNetworks = []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", 
 // API server reaches kubelets by the addresses of their nodes, which no Site lists, and
 // pods and Services by theirs: none of these requests may go to the proxy.
 func ControlPlaneProxyEnv(site *configs.Site) []string {
-	return proxyEnv(site, slices.Concat(site.ControlPlane.Inside(), privateNetworks))
+	return proxyEnv(site, slices.Concat(site.ControlPlane.Documents().Inside(), privateNetworks))
 }
 
 func proxyEnv(site *configs.Site, also []string) []string {

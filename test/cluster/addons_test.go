@@ -11,7 +11,8 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/mint"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
+	"github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/test/lab"
 )
@@ -29,7 +30,7 @@ func TestAddons(t *testing.T) {
 	text := strings.Replace(document, "192.0.2.11", master, 1)
 	text = strings.Replace(text, "nodes:", "kubeProxy: {mode: ipvs, bindAddress: 0.0.0.0}\nnodes:", 1)
 	dir, now := filepath.Join(t.TempDir(), "shops"), time.Now()
-	parsed, err := configs.ParseCluster("cluster.yaml", []byte(text))
+	parsed, err := clusterdoc.Parse("cluster.yaml", []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +41,7 @@ func TestAddons(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	docs, err := sites[0].Site.KubeadmDocuments(configs.KubeadmLocal{EtcdTag: lab.EtcdImageTag, DNSTag: "v1.99.9"})
+	docs, err := sites[0].Site.ControlPlane.Documents().EncodeFor(kubeadm.Local{EtcdTag: lab.EtcdImageTag, DNSTag: "v1.99.9"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +91,7 @@ func TestAddons(t *testing.T) {
 		t.Errorf("kube-proxy does not go to the endpoint (%s):\n%s", want, proxy.Data["kubeconfig.conf"])
 	}
 	needed := map[string]string{}
-	for _, n := range sites[0].Site.ControlPlane.NeededImages() {
+	for _, n := range sites[0].Site.ControlPlane.Documents().Images() {
 		needed[n.Name] = n.Tag
 	}
 	for path, tag := range map[string]string{apps + "/daemonsets/kube-proxy": p.Version, apps + "/deployments/coredns": "v1.99.9"} {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/mint"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/test/lab"
 )
@@ -38,7 +38,7 @@ func newMasters(t *testing.T) *masters {
 	}
 	m := &masters{etcds: etcdsAt(t, ports[:6]), program: p.APIServer, port: [3]int(ports[6:])}
 	dir := filepath.Join(t.TempDir(), "shops")
-	parsed, err := configs.ParseCluster("cluster.yaml", []byte(document))
+	parsed, err := clusterdoc.Parse("cluster.yaml", []byte(document))
 	if err != nil {
 		t.Fatal(err)
 	}

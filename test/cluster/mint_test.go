@@ -17,7 +17,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/cluster/mint"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/lab"
 	"github.com/edgebake/edgebake/test/pace"
@@ -99,7 +99,7 @@ func TestKubeadmTakesMintedKeys(t *testing.T) {
 	p := needPrograms(t)
 	openssl := desk.NeedProgram(t, "openssl", "openssl")
 	dir := filepath.Join(t.TempDir(), "shops")
-	parsed, err := configs.ParseCluster("cluster.yaml", []byte(document))
+	parsed, err := clusterdoc.Parse("cluster.yaml", []byte(document))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/test/lab"
@@ -69,7 +70,7 @@ func (p *parts) bakeHub(name, kubernetes, yurthub, what string) (golden string, 
 		return "", err
 	}
 	doc := strings.NewReplacer("name: quickstart\n", "name: "+name+"\n", lab.KubernetesVersion, kubernetes).Replace(string(b)) + "yurthub:\n" + yurthub
-	if configs.KubernetesBefore(kubernetes, 31) {
+	if kubeadm.Before(kubernetes, 31) {
 		doc = strings.Replace(doc, "containerd:\n", "containerd:\n  crictl: {version: v1.36.0, source: {goModule: {}}}\n", 1)
 	}
 	// As deep below the root as the examples, whose paths it keeps.

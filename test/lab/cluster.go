@@ -26,6 +26,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/kubeadm"
 )
 
 // What a Site says of the clusters made here.
@@ -235,7 +236,7 @@ func (c *Cluster) makePKI(ctx context.Context) error {
 		addrs = append(addrs, guest.Addr().String())
 	}
 	format := "v1beta4"
-	if configs.KubernetesBefore(c.progs.Version, 31) {
+	if kubeadm.Before(c.progs.Version, 31) {
 		format = "v1beta3"
 	}
 	var b bytes.Buffer
@@ -413,7 +414,7 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 // openToNodes uploads what `kubeadm join` reads and waits until cluster-info
 // is signed with the token.
 func (c *Cluster) openToNodes(ctx context.Context) (err error) {
-	if configs.KubernetesBefore(c.progs.Version, 36) {
+	if kubeadm.Before(c.progs.Version, 36) {
 		// Older kubeadms annotate the master's Node here, and no kubelet has
 		// registered one.
 		const nodes, name = "/api/v1/nodes", "master1"

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 	kubelet "k8s.io/kubelet/config/v1beta1"
@@ -46,7 +46,7 @@ func TestComponentForms(t *testing.T) {
 		t.Fatalf("go.mod has no kubelet: %v", err)
 	}
 	const document = "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: c\nkubernetesVersion: v1.36.3\nmasters: [{name: m1, address: 192.0.2.1}]\n---\napiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnobodys: 1\n"
-	if _, err := configs.ParseCluster("c", []byte(document)); err == nil || !strings.Contains(err.Error(), "unknown field in Kubernetes v1."+string(version[1])) {
+	if _, err := clusterdoc.Parse("c", []byte(document)); err == nil || !strings.Contains(err.Error(), "unknown field in Kubernetes v1."+string(version[1])) {
 		t.Errorf("fields are judged as those of another version than 1.%s: %v", version[1], err)
 	}
 }

@@ -32,6 +32,8 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	baker "github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/imagetest"
@@ -178,7 +180,7 @@ func containerdImport(ctx context.Context, root, layout string, keepLayers bool)
 		if err != nil {
 			return err
 		}
-		ref, err := configs.ParseRef(name)
+		ref, err := imageref.Parse(name)
 		if err != nil {
 			return err
 		}

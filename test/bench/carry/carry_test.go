@@ -28,7 +28,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/carry"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/test/bench"
 	"github.com/edgebake/edgebake/test/mediatest"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -250,7 +250,7 @@ func BenchmarkCarry(b *testing.B) {
 			rate int
 		}{{"loopback", 0}, {"1 Gbit/s", gigabit}} {
 			host, cut := serve(b, l.rate)
-			ref, err := configs.ParseRef(host + "/edge/image:1")
+			ref, err := imageref.Parse(host + "/edge/image:1")
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -1,4 +1,9 @@
-package configs
+// Package clusterdoc has the Cluster document: control-plane nodes, workers and what they
+// have in common, with the documents of kubeadm that may follow it in its file. It makes
+// the Sites of a Cluster's machines.
+package clusterdoc
+
+import "github.com/edgebake/edgebake/configs"
 
 // Cluster is a whole cluster, control-plane nodes (masters) included;
 // `edgebake cluster new` makes its keys and tokens. kubeadm documents
@@ -34,49 +39,49 @@ type Cluster struct {
 	// ImageRepository is where the control plane's container images come from.
 	ImageRepository string `yaml:"imageRepository,omitempty" json:"imageRepository,omitempty" jsonschema:"default=registry.k8s.io" check:"repository"`
 	// KubeProxy sets how Services are reached on each node.
-	KubeProxy ClusterKubeProxy `yaml:"kubeProxy,omitempty" json:"kubeProxy,omitempty"`
+	KubeProxy KubeProxy `yaml:"kubeProxy,omitempty" json:"kubeProxy,omitempty"`
 	// OpenYurt says that the cluster runs OpenYurt, so that edge and cloud
 	// nodes can join. Default true; false for a native cluster.
 	OpenYurt *bool `yaml:"openyurt,omitempty" json:"openyurt,omitempty"`
 	// Manifests are files of Kubernetes objects (YAML), relative to this file
 	// and applied in this order once the API server answers, e.g. the CNI
 	// plugin and OpenYurt. Render charts first (helm template).
-	Manifests []string `yaml:"manifests,omitempty" json:"manifests,omitempty"`
+	Manifests []string `yaml:"manifests,omitempty" json:"manifests,omitempty" check:"manifestPath" unique:"yes"`
 
 	// Masters are the control-plane nodes, each with an API server and an etcd
 	// member. Should be an odd number: 1, 3 or 5.
 	Masters []ControlPlaneNode `yaml:"masters" json:"masters"`
 	// Nodes are the workers known so far. Each gets its own bootstrap token
 	// and Site.
-	Nodes []ClusterNode `yaml:"nodes,omitempty" json:"nodes,omitempty"`
+	Nodes []Node `yaml:"nodes,omitempty" json:"nodes,omitempty"`
 	// TokenTTL is how long bootstrap tokens are valid after they are made,
 	// e.g. 168h (a week): from minting to the last join.
 	TokenTTL string `yaml:"tokenTTL,omitempty" json:"tokenTTL,omitempty" jsonschema:"default=168h"`
 
 	// Users are login accounts of every machine. Without any, nobody can log
 	// in.
-	Users []User `yaml:"users,omitempty" json:"users,omitempty" unique:"name"`
+	Users []configs.User `yaml:"users,omitempty" json:"users,omitempty" unique:"name"`
 	// Report says where first boot of every machine sends its progress, in
 	// addition to the console and the slot.
-	Report ClusterReport `yaml:"report,omitempty" json:"report,omitempty"`
+	Report Receiver `yaml:"report,omitempty" json:"report,omitempty"`
 }
 
-// ClusterReport is where first boot of the cluster's machines sends its progress.
-type ClusterReport struct {
+// Receiver is where first boot of the cluster's machines sends its progress.
+type Receiver struct {
 	// URL receives the reports as HTTPS POSTs. With key it has no path.
 	URL string `yaml:"url,omitempty" json:"url,omitempty" check:"https"`
 	// Key is what `edgebake cluster listen` prints. Each machine's Site gets a
 	// URL of its own that is derived from it, with which the machine can
 	// report in no other's name. Without it, all machines share one URL.
-	Key Secret `yaml:"key,omitempty" json:"key,omitempty"`
+	Key configs.Secret `yaml:"key,omitempty" json:"key,omitempty"`
 	// CACert is the certificate, PEM, of who signed the receiver's; the
 	// receiver's own where it signed itself, as `edgebake cluster listen` does.
 	// Default: the authorities that the image knows.
 	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines" check:"certificates"`
 }
 
-// ClusterKubeProxy sets how Services are reached on each node.
-type ClusterKubeProxy struct {
+// KubeProxy sets how Services are reached on each node.
+type KubeProxy struct {
 	// Mode is how kube-proxy balances Services. none leaves kube-proxy out,
 	// for a CNI plugin that replaces it.
 	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"enum=iptables,enum=ipvs,enum=nftables,enum=none,default=iptables"`
@@ -92,14 +97,14 @@ type ControlPlaneNode struct {
 	// nodes reach it. It can never change.
 	Address string `yaml:"address" json:"address"`
 	// Match selects the machine, for an Inventory.
-	Match Match `yaml:"match,omitempty" json:"match,omitempty"`
+	Match configs.Match `yaml:"match,omitempty" json:"match,omitempty"`
 	// Network of the machine. Default: DHCP on every wired interface, with a
 	// reservation for address.
-	Network Network `yaml:"network,omitempty" json:"network,omitempty"`
+	Network configs.Network `yaml:"network,omitempty" json:"network,omitempty"`
 }
 
-// ClusterNode is one worker.
-type ClusterNode struct {
+// Node is one worker.
+type Node struct {
 	// Name of the node.
 	Name string `yaml:"name" json:"name"`
 	// NodeType is edge, cloud or native, as in a Site. Default: edge with a
@@ -110,12 +115,15 @@ type ClusterNode struct {
 	// NodeIP selects the node's address where the machine has several, as in a Site:
 	// 10.0.0.0/8, for example.
 	NodeIP string `yaml:"nodeIP,omitempty" json:"nodeIP,omitempty" check:"nodeIP"`
+	// NodeIP selects the node's address where the machine has several, as in a Site:
+	// 10.0.0.0/8, for example.
+	NodeIP string `yaml:"nodeIP,omitempty" json:"nodeIP,omitempty" check:"nodeIP"`
 	// Labels are node labels set at registration.
 	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
 	// Taints are node taints set at registration.
-	Taints []Taint `yaml:"taints,omitempty" json:"taints,omitempty" unique:"key,effect"`
+	Taints []configs.Taint `yaml:"taints,omitempty" json:"taints,omitempty" unique:"key,effect"`
 	// Match selects the machine, for an Inventory.
-	Match Match `yaml:"match,omitempty" json:"match,omitempty"`
+	Match configs.Match `yaml:"match,omitempty" json:"match,omitempty"`
 	// Network of the machine. Default: DHCP on every wired interface.
-	Network Network `yaml:"network,omitempty" json:"network,omitempty"`
+	Network configs.Network `yaml:"network,omitempty" json:"network,omitempty"`
 }

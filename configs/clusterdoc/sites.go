@@ -1,29 +1,58 @@
-package configs
+package clusterdoc
 
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/kubeadm"
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
 
+// APIServers are the API servers as a Site names them, host:port.
+func (c *Cluster) APIServers() []string {
+	var out []string
+	for _, m := range c.Masters {
+		out = append(out, net.JoinHostPort(m.Address, fmt.Sprint(c.Port)))
+	}
+	return out
+}
+
+// siteFrame is a Site of this cluster, for a node of that name; empty: for none yet.
+func (c *Cluster) siteFrame(nodeType, node string) configs.Site {
+	s := configs.Site{APIVersion: configs.APIVersion, Kind: configs.KindSite, NodeName: node, Masters: c.APIServers(), Endpoint: c.Endpoint, VIP: c.VIP, NodeType: nodeType, Users: c.Users, Report: c.Report.of(node)}
+	strict.ApplyDefaults(&s)
+	return s
+}
+
+// NodeSite is the Site of one worker of a valid Cluster.
+func (c *Cluster) NodeSite(n *Node, token configs.Secret, caHash string) *configs.Site {
+	s := c.siteFrame(n.NodeType, n.Name)
+	s.NodePool, s.NodeIP, s.Labels, s.Taints, s.Network = n.NodePool, n.NodeIP, n.Labels, n.Taints, n.Network
+	s.Credentials.Token = token
+	s.CACertHashes = []string{caHash}
+	s.SpreadSeconds = configs.DefaultSpread(len(c.Nodes))
+	return &s
+}
+
 // ControlPlaneSite is the Site of one control-plane node of a valid Cluster, without
 // its credentials. id is the minting's; birth is until when the cluster may be
 // born, zero: not any more.
-func (f *ClusterFile) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth time.Time) (*Site, error) {
-	s := f.siteFrame(NodeControlPlane, m.Name)
+func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth time.Time) (*configs.Site, error) {
+	s := f.siteFrame(configs.NodeControlPlane, m.Name)
 	s.Network = m.Network
 	s.IPVS.Disabled = true
 	s.CACertHashes = []string{caHash}
-	c := &SiteControlPlane{ID: id}
+	c := &configs.SiteControlPlane{ID: id}
 	for _, o := range f.Masters {
-		c.Members = append(c.Members, ControlPlaneMember{o.Name, o.Address})
+		c.Members = append(c.Members, configs.ControlPlaneMember{o.Name, o.Address})
 	}
 	if !birth.IsZero() {
 		c.BirthUntil = birth.UTC().Format(time.RFC3339)
@@ -65,7 +94,7 @@ func setManagerRates(cluster *yaml.Node) {
 
 // controlPlaneDocuments are kubeadm's documents for one control-plane node: those of
 // the Cluster's file, with what its fields say.
-func (f *ClusterFile) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
+func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	docs := kubeadm.Documents{
 		f.document("ClusterConfiguration"), f.document("InitConfiguration"), f.document("KubeletConfiguration"),
 	}
@@ -82,7 +111,7 @@ func (f *ClusterFile) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error)
 	str(cluster, "ECDSA-P256", "encryptionAlgorithm")
 	str(cluster, strings.Join(f.PodCIDRs, ","), "networking", "podSubnet")
 	str(cluster, strings.Join(f.ServiceCIDRs, ","), "networking", "serviceSubnet")
-	str(cluster, EtcdDataDir, "etcd", "local", "dataDir")
+	str(cluster, configs.EtcdDataDir, "etcd", "local", "dataDir")
 	setManagerRates(cluster)
 	names := []string{f.Endpoint, f.VIP}
 	for _, o := range f.Masters {
@@ -122,7 +151,7 @@ func (f *ClusterFile) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error)
 // nodeIP is kubelet's --node-ip on a control-plane node: with both families in a cluster
 // that has both, where the network gives it both for good. etcd and the API server have
 // one address, at which the others reach them.
-func (f *ClusterFile) nodeIP(m *ControlPlaneNode) string {
+func (f *File) nodeIP(m *ControlPlaneNode) string {
 	if len(f.ServiceCIDRs) < 2 {
 		return m.Address
 	}
@@ -138,7 +167,7 @@ const componentPatience = "20m0s"
 const defaultCRISocket = "unix:///run/containerd/containerd.sock"
 
 // document is the person's document of a kind, to be changed, or a new one.
-func (f *ClusterFile) document(kind string) kubeadm.Document {
+func (f *File) document(kind string) kubeadm.Document {
 	root := yamltree.Mapping()
 	if own := f.Kubeadm.Of(kind); own != nil {
 		root = cloneNode(own)

@@ -1,4 +1,4 @@
-package configs
+package imageref
 
 import (
 	"encoding/json"

@@ -1,4 +1,5 @@
-package configs
+// Package imageref has names and digests of container images, in their full form.
+package imageref
 
 import (
 	"encoding/hex"
@@ -8,6 +9,8 @@ import (
 
 	"github.com/distribution/reference"
 )
+
+var digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
 // Ref is the name of a container image in its full form, as containerd and the
 // kubelet write it: "pause" has become docker.io/library/pause.
@@ -36,9 +39,9 @@ func (r Ref) String() string {
 // MarshalText writes the full form.
 func (r Ref) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// UnmarshalText is ParseRef.
+// UnmarshalText is Parse.
 func (r *Ref) UnmarshalText(text []byte) (err error) {
-	*r, err = ParseRef(string(text))
+	*r, err = Parse(string(text))
 	return err
 }
 
@@ -74,10 +77,10 @@ func (d *Digest) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// ParseRef reads a reference, by the grammar of containerd and the kubelet. One
+// Parse reads a reference, by the grammar of containerd and the kubelet. One
 // that names neither a tag nor a digest is rejected: what it means changes over
 // time, and an image is baked once.
-func ParseRef(s string) (Ref, error) {
+func Parse(s string) (Ref, error) {
 	named, err := reference.ParseNormalizedNamed(s)
 	if err == nil && reference.Domain(named) == "" { // "a.b_c/x", of which it takes all for the path
 		err = reference.ErrReferenceInvalidFormat
@@ -95,15 +98,16 @@ func ParseRef(s string) (Ref, error) {
 		}
 	}
 	if r.Tag == "" && r.Digest == "" {
-		return Ref{}, &untaggedError{s}
+		return Ref{}, &UntaggedError{s}
 	}
 	return r, nil
 }
 
-type untaggedError struct{ ref string }
+// UntaggedError means that a reference has neither a tag nor a digest.
+type UntaggedError struct{ Ref string }
 
-func (e *untaggedError) Error() string {
-	return fmt.Sprintf("image reference %q has no tag: write the version you mean, as in %s:1.2.3, or pin it as %s@sha256:…", e.ref, e.ref, e.ref)
+func (e *UntaggedError) Error() string {
+	return fmt.Sprintf("image reference %q has no tag: write the version you mean, as in %s:1.2.3, or pin it as %s@sha256:…", e.Ref, e.Ref, e.Ref)
 }
 
 // whyNoRef names the part of s for which it is not a reference; err is what is said

@@ -1,4 +1,4 @@
-package configs
+package clusterdoc
 
 import (
 	"errors"
@@ -7,7 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/configs/manifest"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/examples"
 )
 
 const smallCluster = `apiVersion: edgebake.io/v1alpha1
@@ -17,9 +18,9 @@ kubernetesVersion: v1.36.3
 masters: [{name: m1, address: 192.168.7.11}]
 `
 
-func mustCluster(t *testing.T, doc string) *ClusterFile {
+func mustCluster(t *testing.T, doc string) *File {
 	t.Helper()
-	f, err := ParseCluster("cluster.yaml", []byte(doc))
+	f, err := Parse("cluster.yaml", []byte(doc))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +32,7 @@ func TestClusterDefaults(t *testing.T) {
 	if c.VIP != "10.103.97.2" || c.Port != 6443 || c.PodCIDRs[0] != "10.244.0.0/16" || c.ServiceCIDRs[0] != "10.96.0.0/16" || !c.HasOpenYurt() {
 		t.Errorf("%+v", c.Cluster)
 	}
-	if c.Nodes[0].NodeType != NodeNative || c.Nodes[1].NodeType != NodeEdge {
+	if c.Nodes[0].NodeType != configs.NodeNative || c.Nodes[1].NodeType != configs.NodeEdge {
 		t.Errorf("%+v", c.Nodes)
 	}
 	if len(c.Warnings) != 0 {
@@ -80,16 +81,16 @@ func TestNobodyToAsk(t *testing.T) {
 
 // A node's Site is one that stamping takes.
 func TestNodeSite(t *testing.T) {
-	c := mustCluster(t, exampleCluster)
+	c := mustCluster(t, examples.Cluster)
 	if len(c.Kubeadm) != 2 {
 		t.Fatalf("%d documents of kubeadm", len(c.Kubeadm))
 	}
 	for i := range c.Nodes {
-		text, err := EncodeSlot(c.NodeSite(&c.Nodes[i], NewSecret("abcdef.0123456789abcdef"), "sha256:"+strings.Repeat("0a", 32)))
+		text, err := configs.EncodeSlot(c.NodeSite(&c.Nodes[i], configs.NewSecret("abcdef.0123456789abcdef"), "sha256:"+strings.Repeat("0a", 32)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := ParseSite("site.yaml", text)
+		s, err := configs.ParseSite("site.yaml", text)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +110,7 @@ func TestClusterReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := map[string]bool{}
-	for name, s := range map[string]*Site{"m1": seat, "a": c.NodeSite(&c.Nodes[0], Secret{}, ""), "b": c.NodeSite(&c.Nodes[1], Secret{}, "")} {
+	for name, s := range map[string]*configs.Site{"m1": seat, "a": c.NodeSite(&c.Nodes[0], configs.Secret{}, ""), "b": c.NodeSite(&c.Nodes[1], configs.Secret{}, "")} {
 		if want := "https://192.0.2.9:8443" + ReportPath(c.Report.Key, name); s.Report.URL != want {
 			t.Errorf("%s reports to %s: want %s", name, s.Report.URL, want)
 		}
@@ -118,7 +119,7 @@ func TestClusterReport(t *testing.T) {
 	if len(seen) != 3 {
 		t.Errorf("two machines have one proof: %v", seen)
 	}
-	if old := mustCluster(t, strings.NewReplacer(", key: k3k3k3k3k3k3k3k3k3k3k3k3k3", "", "8443/", "8443/common").Replace(doc)); old.NodeSite(&old.Nodes[0], Secret{}, "").Report.URL != "https://192.0.2.9:8443/common" {
+	if old := mustCluster(t, strings.NewReplacer(", key: k3k3k3k3k3k3k3k3k3k3k3k3k3", "", "8443/", "8443/common").Replace(doc)); old.NodeSite(&old.Nodes[0], configs.Secret{}, "").Report.URL != "https://192.0.2.9:8443/common" {
 		t.Errorf("a Cluster without the key: %+v", old.Report)
 	}
 	for edit, want := range map[[2]string]string{
@@ -127,17 +128,17 @@ func TestClusterReport(t *testing.T) {
 		{"url: 'https://192.0.2.9:8443/', ", ""}:  "report.key: has no receiver",
 		{"https://192.0.2.9", "http://192.0.2.9"}: "report.url: the URL begins with http",
 	} {
-		if _, err := ParseCluster("c", []byte(strings.Replace(doc, edit[0], edit[1], 1))); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Parse("c", []byte(strings.Replace(doc, edit[0], edit[1], 1))); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", edit[1], err)
 		}
 	}
 }
 
 func TestVIPInANodesNetwork(t *testing.T) {
-	_, err := ParseCluster("c", []byte(smallCluster+`vip: 192.168.8.9
+	_, err := Parse("c", []byte(smallCluster+`vip: 192.168.8.9
 nodes: [{name: a, network: {interfaces: [{name: eth0, addresses: [192.168.8.1/24]}]}}, {name: b, network: {interfaces: [{name: eth0, addresses: [192.168.8.2/24]}]}}]
 `))
-	var probs Problems
+	var probs configs.Problems
 	if !errors.As(err, &probs) || len(probs) != 1 || probs[0].Path != "vip" || probs[0].Line != 6 || !strings.Contains(probs[0].Msg, "nodes[0].network") {
 		t.Error(err)
 	}
@@ -154,7 +155,7 @@ func TestRoutesToPods(t *testing.T) {
 		"{to: 10.96.128.0/20, via: 192.168.7.11}":   false, // Services
 		"{to: 192.168.99.0/24, via: 192.168.7.254}": true,
 	} {
-		_, err := ParseCluster("c", []byte(smallCluster+`nodes:
+		_, err := Parse("c", []byte(smallCluster+`nodes:
   - {name: a, network: {interfaces: [{name: eth0, addresses: [192.168.7.1/24], routes: [`+route+`]}], dns: [192.168.7.254]}}
   - {name: b, network: {interfaces: [{name: eth0, addresses: [192.168.7.2/24]}], dns: [192.168.7.254]}}
 `))
@@ -164,43 +165,10 @@ func TestRoutesToPods(t *testing.T) {
 	}
 }
 
-// A manifest that does not parse: file, line, document.
-func TestCheckManifest(t *testing.T) {
-	const ok = "# a comment\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n"
-	for name, tt := range map[string]struct{ text, want string }{
-		"good":         {ok, ""},
-		"list":         {"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Namespace, metadata: {name: a}}]\n", ""},
-		"empty":        {"---\n# nothing\n---\n", "m.yaml:1:1: has no Kubernetes object in it"},
-		"syntax":       {ok + "---\n---\nkind: [\n", "m.yaml:8: document 3: not YAML: did not find expected node content"},
-		"first syntax": {"a: b: c\n", "m.yaml:1: document 1: not YAML: mapping values are not allowed in this context: the indentation is wrong, or a colon is missing in a line before it; a value that contains a colon and a space needs quotes"},
-		"no kind":      {ok + "---\napiVersion: v1\nmetadata: {name: a}\n", "m.yaml:7:1: document 2: kind: is missing"},
-		"no name":      {ok + "---\napiVersion: v1\nkind: Pod\n", "m.yaml:7:1: document 2: metadata.name: is missing"},
-		"twice":        {ok + "---\napiVersion: v1\nkind: Pod\nkind: Pod\nmetadata: {name: a}\n", `m.yaml:9: document 2: mapping key "kind" already defined at line 8`},
-		"no object":    {"- a\n", "m.yaml:1:1: document 1: expected a Kubernetes object (a mapping with apiVersion and kind), got a list"},
-		"values":       {"replicas: 3\n", "m.yaml:1:1: document 1: apiVersion: is missing\nm.yaml:1:1: document 1: kind: is missing\nm.yaml:1:1: document 1: metadata.name: is missing"},
-		"template":     {"apiVersion: v1\nkind: Pod\nmetadata:\n  name: {{ .Values.name }}\n", "m.yaml:4:10: document 1: a key must be a plain word (it looks like a chart's template: render it first, e.g. with helm template)"},
-		"generated":    {"apiVersion: v1\nkind: Pod\nmetadata: {generateName: a-}\n", "m.yaml:3:26: document 1: metadata.generateName: would make another object each time it is applied; give metadata.name"},
-		"ours":         {"apiVersion: edgebake.io/v1alpha1\nkind: Site\n", "m.yaml:1:13: document 1: apiVersion: an edgebake document is not a Kubernetes object"},
-		"in a list":    {"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Pod}\n", "m.yaml:4:3: document 1: metadata.name: is missing"},
-		"number keys":  {"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, annotations: {built: 2024-01-02}}\ndata: {3306: \"db/mysql:3306\"}\n", ""},
-		"no JSON":      {"apiVersion: v1\nkind: A\nmetadata: {name: a}\nspec: {most: .inf}\n", "m.yaml:4:14: document 1: an object is sent as JSON, which has no .inf here"},
-		"windows line": {strings.ReplaceAll(ok, "\n", "\r\n") + "---\r\nkind: [\r\n", "m.yaml:7: document 2: not YAML: did not find expected node content"},
-	} {
-		if got := manifest.Check("m.yaml", []byte(tt.text)).Error(); got != tt.want {
-			t.Errorf("%s:\ngot  %s\nwant %s", name, got, tt.want)
-		}
-	}
-}
-
-func FuzzCheckManifest(f *testing.F) {
-	f.Add("apiVersion: v1\nkind: List\nitems: [{apiVersion: v1}]\n---\n- &a [*a]\n")
-	f.Fuzz(func(t *testing.T, text string) { manifest.Check("m.yaml", []byte(text)) })
-}
-
-func FuzzParseCluster(f *testing.F) {
-	f.Add(exampleCluster)
+func FuzzParse(f *testing.F) {
+	f.Add(examples.Cluster)
 	f.Fuzz(func(t *testing.T, text string) {
-		if _, err := ParseCluster("c", []byte(text)); err != nil && strings.Contains(err.Error(), "BUG") {
+		if _, err := Parse("c", []byte(text)); err != nil && strings.Contains(err.Error(), "BUG") {
 			t.Error(err)
 		}
 	})
@@ -209,7 +177,7 @@ func FuzzParseCluster(f *testing.F) {
 // Of a later Kubernetes than this program's, nobody here knows all fields.
 func TestFieldsOfALaterKubernetes(t *testing.T) {
 	doc := smallCluster + "---\napiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 60\nnewest: 1\n"
-	if _, err := ParseCluster("c", []byte(doc)); err == nil || !strings.Contains(err.Error(), "c:10:1: KubeletConfiguration.newest: unknown field in Kubernetes v1.37") {
+	if _, err := Parse("c", []byte(doc)); err == nil || !strings.Contains(err.Error(), "c:10:1: KubeletConfiguration.newest: unknown field in Kubernetes v1.37") {
 		t.Error(err)
 	}
 	c := mustCluster(t, strings.Replace(doc, "v1.36.3", "v1.38.0", 1))
@@ -236,7 +204,7 @@ func TestManagerRates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		docs, err := s.KubeadmDocuments(KubeadmLocal{})
+		docs, err := s.ControlPlane.Documents().Encode()
 		if err != nil {
 			t.Fatal(err)
 		}

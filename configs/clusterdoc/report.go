@@ -1,4 +1,4 @@
-package configs
+package clusterdoc
 
 import (
 	"crypto/hmac"
@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"net/url"
 	"strings"
+
+	"github.com/edgebake/edgebake/configs"
 )
 
 // minReportKey is the shortest key; `edgebake cluster listen` makes one of 26 letters.
@@ -13,15 +15,15 @@ const minReportKey = 20
 
 // ReportPath is the path of the URL with which one node reports to `edgebake cluster
 // listen`: its name, and proof that whoever made the URL has the key.
-func ReportPath(key Secret, node string) string {
+func ReportPath(key configs.Secret, node string) string {
 	mac := hmac.New(sha256.New, []byte(key.Reveal()))
 	mac.Write([]byte("edgebake report v1\n" + node))
 	return "/" + node + "/" + hex.EncodeToString(mac.Sum(nil)[:16])
 }
 
 // of is what a node's Site says of reports.
-func (r *ClusterReport) of(node string) Report {
-	out := Report{URL: r.URL, CACert: r.CACert}
+func (r *Receiver) of(node string) configs.Report {
+	out := configs.Report{URL: r.URL, CACert: r.CACert}
 	if !r.Key.IsZero() && node != "" {
 		out.URL = strings.TrimSuffix(r.URL, "/") + ReportPath(r.Key, node)
 	}
@@ -29,7 +31,7 @@ func (r *ClusterReport) of(node string) Report {
 }
 
 // validate checks what the Cluster's report has beyond that of a Site.
-func (r *ClusterReport) validate(probs *Problems) {
+func (r *Receiver) validate(probs *configs.Problems) {
 	if r.Key.IsZero() {
 		return
 	}

@@ -1,0 +1,141 @@
+package clusterdoc
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/kubeadm"
+	"github.com/edgebake/edgebake/configs/yamltree"
+)
+
+// File is a Cluster as its file holds it.
+type File struct {
+	*Cluster
+	// File is its name, for problems, and Text what was read.
+	File string
+	Text []byte
+	// Kubeadm are the documents that follow it.
+	Kubeadm kubeadm.Documents
+	// Warnings are what can be meant, but seldom is.
+	Warnings configs.Problems
+}
+
+// Parse reads a Cluster and the documents of kubeadm that follow it.
+// The error is Problems with everything found wrong. The manifests that it
+// names are not looked at: see CheckManifest.
+func Parse(name string, data []byte) (*File, error) {
+	d, err := Read(name, data)
+	if err != nil {
+		return nil, err
+	}
+	c, err := Read(d)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Read decodes a document that is a Cluster. With an error it still returns what
+// could be decoded, so that its manifests can be checked too.
+func Read(doc *configs.Document) (*File, error) {
+	f := &File{Cluster: new(Cluster), File: doc.File, Text: doc.Data}
+	err := doc.Parse(configs.KindCluster, f.Cluster, func() configs.Problems {
+		var probs configs.Problems
+		f.Kubeadm, f.Warnings, probs = kubeadm.ReadAfter(doc.File, doc.More, f.KubernetesVersion)
+		doc.Probs = append(doc.Probs, probs...)
+		if proxy := f.Kubeadm.Of("KubeProxyConfiguration"); proxy != nil && f.KubeProxy.Mode == "none" {
+			doc.Problem(proxy, "KubeProxyConfiguration", "has no effect with kubeProxy.mode none: remove it")
+		}
+		for _, w := range append(f.warnings(), f.nobodyToAsk()...) {
+			at := doc.Find(w.Path)
+			w.File, w.Line, w.Col = doc.File, at.Line, at.Col
+			f.Warnings = append(f.Warnings, w)
+		}
+		return f.Cluster.Validate()
+	})
+	return f, err
+}
+
+// HasOpenYurt reports whether the cluster carries OpenYurt.
+func (c *Cluster) HasOpenYurt() bool { return c.OpenYurt == nil || *c.OpenYurt }
+
+// TokenLifetime is TokenTTL of a valid Cluster.
+func (c *Cluster) TokenLifetime() time.Duration {
+	d, _ := time.ParseDuration(c.TokenTTL)
+	return d
+}
+
+// defaultPods and defaultServices are the networks inside a cluster, by whether
+// its control-plane nodes have IPv6.
+var (
+	defaultPods     = map[bool]string{false: "10.244.0.0/16", true: "fd00:244::/56"}
+	defaultServices = map[bool]string{false: "10.96.0.0/16", true: "fd00:96::/112"}
+)
+
+// SetDefaults sets the defaults that depend on other fields.
+func (c *Cluster) SetDefaults() {
+	v6 := false
+	if len(c.Masters) > 0 {
+		a, err := netip.ParseAddr(c.Masters[0].Address)
+		v6 = err == nil && a.Is6()
+	}
+	if len(c.PodCIDRs) == 0 {
+		c.PodCIDRs = []string{defaultPods[v6]}
+	}
+	if len(c.ServiceCIDRs) == 0 {
+		c.ServiceCIDRs = []string{defaultServices[v6]}
+	}
+	for i := range c.Nodes {
+		if n := &c.Nodes[i]; n.NodeType == "" {
+			n.NodeType = configs.NodeNative
+			if n.NodePool != "" {
+				n.NodeType = configs.NodeEdge
+			}
+		}
+	}
+}
+
+// warnings are what is allowed but seldom right.
+func (c *Cluster) warnings() configs.Problems {
+	var probs configs.Problems
+	if n := len(c.Masters); n > 0 && n%2 == 0 {
+		probs.Add("masters", "%d control-plane nodes survive the loss of %d, as %d would, and one more can fail: etcd needs more than half of its members; take %d or %d", n, (n-1)/2, n-1, n-1, n+1)
+	} else if n > 7 {
+		probs.Add("masters", "%d members make etcd slow: every write waits for more than half of them; take 3 or 5", n)
+	}
+	if c.KubeProxy.Mode == "ipvs" && !kubeadm.Before(c.KubernetesVersion, 35) {
+		probs.Add("kubeProxy.mode", "kube-proxy's mode ipvs is deprecated since v1.35: take nftables or iptables (ipvscare does not need it)")
+	}
+	return probs
+}
+
+// nobodyToAsk warns of machines on which CoreDNS does not start: kubeadm has it
+// forward what is not the cluster's to the DNS servers of the machine.
+func (f *File) nobodyToAsk() configs.Problems {
+	if yamltree.True(yamltree.At(f.Kubeadm.Of("ClusterConfiguration"), "dns.disabled")) {
+		return nil
+	}
+	var paths, names []string
+	look := func(path, name string, n configs.Network) {
+		if len(n.DNS) == 0 && !n.UsesDHCP() {
+			paths, names = append(paths, path), append(names, name)
+		}
+	}
+	for i, m := range f.Masters {
+		look(fmt.Sprintf("masters[%d].network", i), m.Name, m.Network)
+	}
+	for i, n := range f.Nodes {
+		look(fmt.Sprintf("nodes[%d].network", i), n.Name, n.Network)
+	}
+	var probs configs.Problems
+	if len(names) > 0 {
+		more := ""
+		if len(names) > 1 {
+			more = fmt.Sprintf(" and %d more", len(names)-1)
+		}
+		probs.Add(paths[0], "%s%s: no DNS server (neither dns nor dhcp): CoreDNS does not start there, since it forwards to the machine's; add dns, or leave CoreDNS out with dns: {disabled: true} in a ClusterConfiguration", names[0], more)
+	}
+	return probs
+}

@@ -1,0 +1,269 @@
+package clusterdoc
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/kubeadm"
+	"github.com/edgebake/edgebake/configs/strict"
+)
+
+const maxTokenTTL = 365 * 24 * time.Hour
+
+// Validate returns every problem of c, nil if there is none. It changes
+// nothing; the values must have their defaults.
+func (c *Cluster) Validate() configs.Problems {
+	var probs configs.Problems
+	strict.Check(c, checks, &probs)
+	if v := c.KubernetesVersion; v != "" {
+		switch {
+		case !kubeadm.VersionForm.MatchString(v):
+			probs.Add("kubernetesVersion", "%s", forms.BadVersion(v, kubeadm.VersionForm, configs.ExampleKubernetes))
+		case kubeadm.Before(v, kubeadm.OldestKubernetes):
+			probs.Add("kubernetesVersion", "%s is too old: kubeadm of v1.%d and later can build a cluster from images", v, kubeadm.OldestKubernetes)
+		}
+	}
+	if a, err := netip.ParseAddr(c.KubeProxy.BindAddress); c.KubeProxy.BindAddress != "" && (err != nil || a.Zone() != "" || a.IsMulticast()) {
+		probs.Add("kubeProxy.bindAddress", "%q is not an IP address to listen on, e.g. 0.0.0.0", strict.Shorten(c.KubeProxy.BindAddress))
+	} else if c.KubeProxy.BindAddress != "" && c.KubeProxy.Mode == "none" {
+		probs.Add("kubeProxy.bindAddress", "has no effect with kubeProxy.mode none: remove it")
+	}
+	switch d, err := time.ParseDuration(c.TokenTTL); {
+	case err != nil:
+		probs.Add("tokenTTL", "%q is not a duration, e.g. 168h", strict.Shorten(c.TokenTTL))
+	case d < time.Hour || d > maxTokenTTL:
+		probs.Add("tokenTTL", "must be from 1h to %dh, not %s: machines need time to be flashed, carried and switched on, and a token that never expires is a key", int(maxTokenTTL.Hours()), c.TokenTTL)
+	}
+	c.validateMachines(&probs)
+	c.validateNetworks(&probs)
+	strict.CheckText(c, &probs)
+	return probs
+}
+
+var repositoryForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$`)
+
+// checks are the functions that the tag check names in a Cluster.
+var checks = func() strict.Checks {
+	all := maps.Clone(configs.FieldChecks)
+	maps.Copy(all, strict.Checks{"clusterName": badClusterName, "repository": badRepository, "manifestPath": badManifestPath})
+	return all
+}()
+
+func badClusterName(s string) string {
+	if forms.DNSLabel.MatchString(s) {
+		return ""
+	}
+	return fmt.Sprintf("%q cannot name a cluster: lower-case letters, digits and - only, at most 63, beginning and ending with a letter or digit", strict.Shorten(s))
+}
+
+// badRepository says what is wrong with the prefix of image names.
+func badRepository(s string) string {
+	switch last := s[strings.LastIndexByte(s, '/')+1:]; {
+	case strings.Contains(s, "://"):
+		return fmt.Sprintf("%q: leave the scheme out, e.g. registry.k8s.io", strict.Shorten(s))
+	case strings.HasSuffix(s, "/"):
+		return fmt.Sprintf("%q: leave the slash at the end out", strict.Shorten(s))
+	case strings.Contains(s, "@") || strings.Contains(s, "/") && strings.Contains(last, ":"):
+		return fmt.Sprintf("%q names one image; give what all images' names begin with, e.g. registry.k8s.io", strict.Shorten(s))
+	case !repositoryForm.MatchString(s):
+		return fmt.Sprintf("%q is not a registry with an optional path, e.g. registry.example.com/kubernetes", strict.Shorten(s))
+	}
+	return ""
+}
+
+func badManifestPath(s string) string {
+	switch {
+	case s == "":
+		return "is empty; give a file's path"
+	case strings.Contains(s, "://"):
+		return fmt.Sprintf("%q is a URL: download the file and keep it beside the Cluster, so that what is applied cannot change", strict.Shorten(s))
+	}
+	return ""
+}
+
+// owners are who has a name, an address or a mark already.
+type owners map[string]string
+
+// take notes that path has value, and reports who has it already.
+func (o owners) take(value, path, what string, probs *configs.Problems) {
+	if value == "" {
+		return
+	}
+	if other, twice := o[value]; twice {
+		probs.Add(path, "%s is %s already", strings.TrimSpace(what+" "+strict.Shorten(value)), other)
+		return
+	}
+	o[value] = path
+}
+
+// validateMachines checks masters and nodes, each by itself and
+// against the others.
+func (c *Cluster) validateMachines(probs *configs.Problems) {
+	names, addresses, marks := owners{}, owners{}, owners{}
+	for i := range c.Masters {
+		m := &c.Masters[i]
+		path := fmt.Sprintf("masters[%d]", i)
+		c.validateName(m.Name, path+".name", names, probs)
+		m.validateAddress(path, probs)
+		own := owners{}
+		if a, err := netip.ParseAddr(m.Address); err == nil {
+			addresses.take(a.Unmap().String(), path+".address", "address", probs)
+			own[a.Unmap().String()] = path + ".address" // its own network gives it again
+		}
+		m.Match.takeMatch(path+".match", marks, probs)
+		site := c.siteFrame(configs.NodeNative, m.Name)
+		site.Network = m.Network
+		c.validateSite(&site, path, probs)
+		takeSubnets(&m.Network, path, addresses, own, probs)
+	}
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		path := fmt.Sprintf("nodes[%d]", i)
+		c.validateName(n.Name, path+".name", names, probs)
+		n.Match.takeMatch(path+".match", marks, probs)
+		if (n.NodeType == configs.NodeEdge || n.NodeType == configs.NodeCloud) && !c.HasOpenYurt() {
+			probs.Add(path+".nodeType", "%s needs OpenYurt, which the cluster is without (openyurt: false)", n.NodeType)
+		}
+		site := c.NodeSite(n, configs.Secret{}, "")
+		if !slices.Contains([]string{configs.NodeNative, configs.NodeEdge, configs.NodeCloud}, site.NodeType) {
+			site.NodeType, site.NodePool = configs.NodeNative, "" // reported already
+		}
+		c.validateSite(site, path, probs)
+		takeSubnets(&n.Network, path, addresses, nil, probs)
+	}
+	c.validateShared(probs)
+}
+
+func (c *Cluster) validateName(name, path string, names owners, probs *configs.Problems) {
+	if name == "" {
+		return // required
+	}
+	if strings.Contains(name, "{{") {
+		probs.Add(path, "%q is a template; every machine of a Cluster is named", strict.Shorten(name))
+		return
+	}
+	if err := forms.CheckNodeName(name); err != nil {
+		probs.Add(path, "%s", err)
+		return
+	}
+	if name == c.Endpoint {
+		probs.Add(path, "is also the endpoint, which stands for the API servers")
+	}
+	names.take(name, path, "name", probs)
+}
+
+func (m *ControlPlaneNode) validateAddress(path string, probs *configs.Problems) {
+	if m.Address == "" {
+		return // required
+	}
+	a, err := netip.ParseAddr(m.Address)
+	switch {
+	case err != nil:
+		hint := ""
+		if p, err := netip.ParsePrefix(m.Address); err == nil {
+			hint = fmt.Sprintf(": write %s, and the prefix length in network.interfaces", p.Addr())
+		} else if host, _, err := net.SplitHostPort(m.Address); err == nil && forms.BadHost(host) == "" {
+			hint = ": leave the port out, it is port of the Cluster"
+		} else if forms.BadHost(m.Address) == "" {
+			hint = "; a name will not do: etcd's members know each other by address"
+		}
+		probs.Add(path+".address", "%q is not an IP address%s", strict.Shorten(m.Address), hint)
+		return
+	case forms.BadServer(a) != "":
+		probs.Add(path+".address", "%s %s", a, forms.BadServer(a))
+		return
+	case forms.ServiceAddrs[a] != "":
+		probs.Add(path+".address", "%s is the address of %s inside the cluster (kubeadm's default)", a, forms.ServiceAddrs[a])
+	}
+	subnets := m.Network.Subnets()
+	if len(subnets) > 0 && !m.Network.UsesDHCP() && !slices.ContainsFunc(subnets, func(s configs.Subnet) bool { return s.Addr() == a.Unmap() }) {
+		probs.Add(path+".address", "%s is not an address of the machine's network, and no interface uses DHCP: add it to an interface", a)
+	}
+	for _, s := range subnets {
+		if part := forms.HostPart(s.Prefix, a); part != "" {
+			probs.Add(path+".address", "%s is the %s address of %s, not one machine's", a, part, s.Masked())
+		}
+	}
+}
+
+// takeSubnets notes a machine's addresses, which no other may have.
+func takeSubnets(n *configs.Network, path string, addresses, own owners, probs *configs.Problems) {
+	for _, s := range n.Subnets() {
+		if a := s.Addr().Unmap().String(); own[a] == "" {
+			addresses.take(a, path+"."+s.Path, "address", probs)
+		}
+	}
+}
+
+// takeMatch checks a machine's match, if it has one, and notes what no other
+// may have.
+func (m configs.Match) takeMatch(path string, marks owners, probs *configs.Problems) {
+	if m.IsZero() {
+		return
+	}
+	m.Validate(path, probs)
+	for _, k := range m.Keys() {
+		marks.take(k.Key, path+strings.TrimPrefix(k.Field, "match"), "", probs)
+	}
+}
+
+// machineFields are the fields of a Site that a machine of a Cluster has.
+var machineFields = []string{"nodePool", "nodeType", "nodeIP", "labels", "taints", "network"}
+
+// validateSite reports the problems of a machine's Site that are in the machine's own
+// fields. That the VIP is in a network of the site is reported once for all machines.
+func (c *Cluster) validateSite(site *configs.Site, path string, probs *configs.Problems) {
+	var found configs.Problems
+	site.ValidateRules(&found)
+	for _, p := range found {
+		switch {
+		case isIn(p, machineFields):
+			p.Path = strict.Join(path, p.Path)
+		case p.Path == "vip" && strings.Contains(p.Msg, "network.interfaces") &&
+			!slices.ContainsFunc(*probs, func(o configs.Problem) bool { return o.Path == "vip" }):
+			p.Msg = strings.Replace(p.Msg, "the network of network.", "the network of "+path+".network.", 1)
+		default:
+			continue
+		}
+		*probs = append(*probs, p)
+	}
+}
+
+// validateShared reports problems of the fields that the Cluster has in common with the
+// Site of every machine.
+func (c *Cluster) validateShared(probs *configs.Problems) {
+	site := c.siteFrame(configs.NodeNative, "")
+	c.Report.validate(probs)
+	var found configs.Problems
+	site.ValidateRules(&found)
+	for _, p := range found {
+		if isIn(p, []string{"vip", "report"}) {
+			*probs = append(*probs, p)
+		}
+	}
+	for i, m := range c.Masters {
+		a, err := netip.ParseAddr(m.Address)
+		if err != nil {
+			continue
+		}
+		if vip, err := netip.ParseAddr(c.VIP); err == nil && a.Unmap() == vip.Unmap() {
+			probs.Add(fmt.Sprintf("masters[%d].address", i), "%s is the VIP; the VIP is a free address that stands for all API servers, so give it another one (vip)", a)
+		}
+		if first, err := netip.ParseAddr(c.Masters[0].Address); err == nil && first.Is4() != a.Is4() {
+			probs.Add(fmt.Sprintf("masters[%d].address", i), "%s and %s are of different families; IPVS balances one virtual address to real ones of the same family", a, first)
+		}
+	}
+}
+
+// isIn reports whether a problem is in one of the fields.
+func isIn(p configs.Problem, fields []string) bool {
+	return slices.ContainsFunc(fields, func(f string) bool { return strict.Covers(f, p.Path) })
+}

@@ -1,0 +1,17 @@
+// Package examples has commented documents, from which `edgebake init` makes those that it
+// writes. A test reads each of them.
+package examples
+
+import _ "embed"
+
+// Documents of each kind.
+var (
+	//go:embed image.yaml
+	Image string
+	//go:embed site.yaml
+	Site string
+	//go:embed cluster.yaml
+	Cluster string
+	//go:embed openyurt.yaml
+	OpenYurt string // an Image for OpenYurt's nodes
+)

@@ -1,0 +1,20 @@
+package configs
+
+// Forms of fields, for the schemas that the tests make.
+var (
+	ConsoleForm   = consoleForm
+	CountryCode   = countryCode
+	CrictlVersion = crictlVersion
+	FlagName      = flagName
+	HashedPasswd  = hashedPasswd
+	IfacePattern  = ifacePattern
+	ImageName     = imageName
+	ModuleName    = moduleName
+	OctalMode     = octalMode
+	PackageSpec   = packageSpec
+	Sha256Hex     = sha256Hex
+	SkipPhase     = skipPhase
+	SuiteName     = suiteName
+	SumName       = sumName
+	UserName      = userName
+)

@@ -1,0 +1,156 @@
+package kubeadm
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/strict"
+	"github.com/edgebake/edgebake/configs/yamltree"
+)
+
+// Local has the settings of one machine that kubeadm gets in addition to its documents.
+type Local struct {
+	// EtcdTag and DNSTag are the tags of the images on board; empty: kubeadm's own.
+	EtcdTag, DNSTag string
+	// CertificatesDir is where kubeadm reads and makes certificates; empty:
+	// where the control plane has them.
+	CertificatesDir string
+	// EtcdArgs are arguments for one start of one member of etcd; they are not uploaded
+	// to the cluster.
+	EtcdArgs []Arg
+	// Token is a bootstrap token to make, valid for TokenTTL; zero: none.
+	Token    strict.Secret
+	TokenTTL time.Duration
+}
+
+// Arg is an argument of a component.
+type Arg struct{ Name, Value string }
+
+// EncodeFor writes the documents for kubeadm on one machine. With a token, they are
+// secret.
+func (d Documents) EncodeFor(l Local) ([]byte, error) {
+	docs := slices.Clone(d)
+	for i := range docs {
+		docs[i].Root = yamltree.Clone(docs[i].Root)
+	}
+	cluster, init := docs.Of("ClusterConfiguration"), docs.Of("InitConfiguration")
+	if l.EtcdTag != "" && yamltree.At(cluster, "etcd.local.imageTag") == nil {
+		yamltree.SetAt(cluster, yamltree.Quoted(l.EtcdTag), "etcd", "local", "imageTag")
+	}
+	if l.DNSTag != "" && yamltree.At(cluster, "dns.imageTag") == nil {
+		yamltree.SetAt(cluster, yamltree.Quoted(l.DNSTag), "dns", "imageTag")
+	}
+	if l.CertificatesDir != "" {
+		yamltree.SetAt(cluster, yamltree.Quoted(l.CertificatesDir), "certificatesDir")
+	}
+	if len(l.EtcdArgs) > 0 {
+		list := yamltree.ListAt(cluster, "etcd", "local", "extraArgs")
+		for _, a := range l.EtcdArgs {
+			list.Content = append(list.Content, yamltree.Mapping("name", yamltree.Quoted(a.Name), "value", yamltree.Quoted(a.Value)))
+		}
+	}
+	if !l.Token.IsZero() {
+		yamltree.SetAt(init, yamltree.List(yamltree.Mapping(
+			"token", yamltree.Quoted(l.Token.Reveal()),
+			"ttl", yamltree.Quoted(l.TokenTTL.String()),
+			"description", yamltree.Quoted("made by first boot while it published the cluster"),
+		)), "bootstrapTokens")
+	}
+	return docs.Encode()
+}
+
+// Only returns the documents of these kinds.
+func (d Documents) Only(kinds ...string) Documents {
+	return slices.DeleteFunc(slices.Clone(d), func(doc Document) bool { return !slices.Contains(kinds, doc.Kind) })
+}
+
+// cluster returns the text of a field of ClusterConfiguration; empty: it is not set.
+func (d Documents) cluster(field string) string {
+	return yamltree.Text(yamltree.At(d.Of("ClusterConfiguration"), field))
+}
+
+// KubernetesVersion returns the version of the control plane.
+func (d Documents) KubernetesVersion() string { return d.cluster("kubernetesVersion") }
+
+// DNSDomain returns the cluster's DNS domain; empty: kubeadm's default.
+func (d Documents) DNSDomain() string { return d.cluster("networking.dnsDomain") }
+
+// CertSANs returns the names in the API server's certificate, except for those that
+// kubeadm itself adds.
+func (d Documents) CertSANs() []string {
+	var names []string
+	if list := yamltree.At(d.Of("ClusterConfiguration"), "apiServer.certSANs"); list != nil {
+		for _, n := range list.Content {
+			names = append(names, yamltree.Deref(n).Value)
+		}
+	}
+	return names
+}
+
+// Inside lists what is reached inside the cluster: the CIDRs of pods and Services, and
+// the domain of their names.
+func (d Documents) Inside() []string {
+	var all []string
+	for _, field := range []string{"networking.podSubnet", "networking.serviceSubnet"} {
+		all = append(all, strings.FieldsFunc(d.cluster(field), func(r rune) bool { return r == ',' || r == ' ' })...)
+	}
+	if domain := d.DNSDomain(); domain != "" {
+		all = append(all, "."+domain)
+	}
+	return all
+}
+
+// Image is a container image that a control plane runs.
+type Image struct {
+	Name string // without a tag
+	Tag  string // empty: any tag, of which kubeadm is told (Local)
+}
+
+func (i Image) String() string {
+	if i.Tag == "" {
+		return i.Name
+	}
+	return i.Name + ":" + i.Tag
+}
+
+// Names of a control plane's images, below a repository.
+const (
+	ImageEtcd = "etcd"
+	ImageDNS  = "coredns"
+)
+
+// DefaultRepository is kubeadm's default of imageRepository.
+const DefaultRepository = "registry.k8s.io"
+
+// Components returns the names of the images with Kubernetes' own tag that every
+// control plane runs.
+func Components() []string {
+	return []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+}
+
+// Images returns the images that kubeadm has the control plane run.
+func (d Documents) Images() []Image {
+	root := d.Of("ClusterConfiguration")
+	repository := cmp.Or(d.cluster("imageRepository"), DefaultRepository)
+	version := d.KubernetesVersion()
+	var all []Image
+	for _, name := range Components() {
+		all = append(all, Image{repository + "/" + name, version})
+	}
+	all = append(all, Image{cmp.Or(d.cluster("etcd.local.imageRepository"), repository) + "/" + ImageEtcd, d.cluster("etcd.local.imageTag")})
+	if !yamltree.True(yamltree.At(root, "proxy.disabled")) {
+		all = append(all, Image{repository + "/kube-proxy", version})
+	}
+	if !yamltree.True(yamltree.At(root, "dns.disabled")) {
+		name := repository + "/" + ImageDNS
+		if own := d.cluster("dns.imageRepository"); own != "" {
+			name = own + "/" + ImageDNS
+		} else if repository == DefaultRepository {
+			name = repository + "/" + ImageDNS + "/" + ImageDNS // only there
+		}
+		all = append(all, Image{name, d.cluster("dns.imageTag")})
+	}
+	return all
+}

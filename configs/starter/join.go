@@ -1,0 +1,209 @@
+package starter
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/strict"
+)
+
+// ParseJoin reads the line that kubeadm prints for machines to join, alone or in the
+// output of kubeadm init, or one of yurtadm or edgeadm. Its errors never quote the token.
+func ParseJoin(text string) (*Input, error) {
+	words, err := joinLine(strings.Fields(strings.NewReplacer("\\\n", " ", "\\\r\n", " ").Replace(text)))
+	if err != nil {
+		return nil, err
+	}
+	args, err := joinArgs(words)
+	if err != nil {
+		return nil, err
+	}
+	in := new(Input)
+	var errs []error
+	for _, a := range args {
+		errs = append(errs, in.set(a))
+	}
+	if err := errors.Join(append(errs, in.checkJoin()...)...); err != nil {
+		return nil, err
+	}
+	return in, nil
+}
+
+// joinArg is a flag of a join line with its value; without a flag, value is the API server.
+type joinArg struct{ flag, value string }
+
+// unusableFlags are flags of a join line without the token or the hash of the CA.
+var unusableFlags = []string{"--config", "--discovery-file", "--discovery-token", "--tls-bootstrap-token"}
+
+// joinArgs splits the words behind "kubeadm join" into arguments.
+func joinArgs(words []string) (args []joinArg, err error) {
+	for ; len(words) > 0; words = words[1:] {
+		if dash := strings.TrimLeft(words[0], "–—−"); dash != words[0] {
+			return nil, fmt.Errorf("it has %q, whose dashes a text program has changed: write --%s, or copy the line from the terminal", words[0], dash)
+		}
+		flag, value, hasValue := strings.Cut(words[0], "=")
+		if !strings.HasPrefix(flag, "-") {
+			args = append(args, joinArg{"", words[0]})
+			continue
+		}
+		if slices.Contains(unusableFlags, flag) {
+			return nil, fmt.Errorf("it has %s: give a line with --token and --discovery-token-ca-cert-hash, as `kubeadm token create --print-join-command` prints it", flag)
+		}
+		if !hasValue && len(words) > 1 && !slices.Contains(joinSwitches, flag) && !strings.HasPrefix(words[1], "-") {
+			words, value = words[1:], words[1]
+		}
+		// A terminal that wraps the line may break it inside of the hash.
+		for flag == flagCAHash && len(words) > 1 && len(value) < caHashLen && isHex(words[1]) {
+			words, value = words[1:], value+words[1]
+		}
+		args = append(args, joinArg{flag, value})
+	}
+	return args, nil
+}
+
+const flagCAHash = "--discovery-token-ca-cert-hash"
+
+// set takes the value of one argument of a join line.
+func (in *Input) set(a joinArg) error {
+	switch a.flag {
+	case "":
+		if len(in.Masters) > 0 {
+			return errors.New("it names two API servers: give one, and add the others to masters in site.yaml")
+		}
+		in.Masters = strings.Split(a.value, ",") // yurtadm accepts several
+	case "--token":
+		in.Token = a.value
+	case flagCAHash:
+		in.CAHashes = append(in.CAHashes, strings.ToLower(a.value))
+	case "--node-name":
+		in.NodeName = strings.ToLower(a.value) // as kubeadm does
+		if err := forms.CheckNodeName(in.NodeName); err != nil {
+			return fmt.Errorf("--node-name: %w", err)
+		}
+	case "--node-type":
+		in.NodeType = a.value
+		if !in.isYurt() {
+			return fmt.Errorf("--node-type %s: edgebake makes nodes of type %s or %s", strict.Shorten(a.value), configs.NodeEdge, configs.NodeCloud)
+		}
+	case "--nodepool-name":
+		in.NodePool = a.value
+	case "-v", "--v": // how much kubeadm prints
+	default:
+		switch field := joinFields[a.flag]; {
+		case slices.Contains(joinOnBoard, a.flag):
+			in.LeftOut = append(in.LeftOut, a.flag)
+		case field != "":
+			return fmt.Errorf("it has %s, which is not taken over: leave it out, and set %s in site.yaml", a.flag, field)
+		default:
+			return fmt.Errorf("it has %s, which is not taken over: leave it out, and look for the field of the Site with `edgebake explain site`", a.flag)
+		}
+	}
+	return nil
+}
+
+func (in *Input) isYurt() bool {
+	return in.NodeType == configs.NodeEdge || in.NodeType == configs.NodeCloud
+}
+
+// checkJoin returns what a join line lacks, or has in a wrong form.
+func (in *Input) checkJoin() (errs []error) {
+	if len(in.Masters) == 0 {
+		in.Masters = []string{""}
+	}
+	for _, m := range in.Masters {
+		if bad := forms.BadHostPort(m); bad != "" {
+			errs = append(errs, fmt.Errorf("the API server %s", bad))
+		}
+	}
+	if in.isYurt() && in.NodePool == "" {
+		errs = append(errs, fmt.Errorf("it has --node-type %s and no --nodepool-name, without which no %[1]s node joins: add it", in.NodeType))
+	}
+	if !forms.Token.MatchString(in.Token) {
+		errs = append(errs, errors.New("it has no --token TOKEN: "+forms.TokenWords))
+	}
+	if len(in.CAHashes) == 0 {
+		errs = append(errs, errors.New("it has no "+flagCAHash+" sha256:HEX, by which the machine knows your cluster"))
+	}
+	for _, h := range in.CAHashes {
+		if !forms.CAHash.MatchString(h) {
+			errs = append(errs, fmt.Errorf("%s %q is not sha256: followed by 64 hexadecimal digits", flagCAHash, strict.Shorten(h)))
+		}
+	}
+	return errs
+}
+
+// joinLine returns the words that follow "kubeadm join" for a worker. The output of
+// kubeadm init also has a line for control-plane nodes, which is skipped.
+func joinLine(words []string) (worker []string, err error) {
+	starts := []int{}
+	for i := 1; i < len(words); i++ {
+		if words[i] == "join" && slices.Contains([]string{"kubeadm", "yurtadm", "edgeadm"}, path.Base(words[i-1])) {
+			starts = append(starts, i+1)
+		}
+	}
+	if len(starts) == 0 {
+		return nil, errors.New("want a line that begins with kubeadm join, as `kubeadm token create --print-join-command` prints it")
+	}
+	found := 0
+	for n, start := range starts {
+		line := words[start:]
+		if n+1 < len(starts) {
+			line = words[start : starts[n+1]-2]
+		}
+		if i := slices.IndexFunc(line, isControlPlaneFlag); i >= 0 {
+			flag, _, _ := strings.Cut(line[i], "=")
+			err = fmt.Errorf("it has %s, so it is the line for control-plane nodes: take the one for workers", flag)
+			continue
+		}
+		worker = line
+		found++
+	}
+	switch {
+	case found > 1:
+		return nil, fmt.Errorf("it has %d lines for workers to join: keep one", found)
+	case found == 0:
+		return nil, err
+	}
+	return worker, nil
+}
+
+func isControlPlaneFlag(word string) bool {
+	flag, _, _ := strings.Cut(word, "=")
+	return flag == "--control-plane" || flag == "--certificate-key"
+}
+
+// joinSwitches are flags of kubeadm, yurtadm and edgeadm join without a value.
+var joinSwitches = []string{
+	"--control-plane", "--discovery-token-unsafe-skip-ca-verification", "--dry-run", "--reuse-cni-bin", "--enable-edge",
+}
+
+// joinOnBoard are flags of yurtadm and edgeadm join about programs that are in the
+// image, and about SuperEdge's lite-apiserver, which no image has.
+var joinOnBoard = []string{
+	"--install-pkg-path", "--worker-path", "--runtime", "--enable-edge",
+	"--kubernetes-resource-server", "--reuse-cni-bin", "--pause-image",
+	"--yurthub-image", "--yurthub-binary-url", "--yurthub-server-addr",
+}
+
+// joinFields maps flags of kubeadm, yurtadm and edgeadm join to fields of the Site.
+var joinFields = map[string]string{
+	"--cri-socket":              "criSocket",
+	"--ignore-preflight-errors": "ignorePreflightErrors",
+	"--skip-phases":             "skipPhases",
+	"--node-labels":             "labels",
+	"--namespace":               "yurthub.namespace",
+	"--organizations":           "organizations",
+	"--discovery-token-unsafe-skip-ca-verification": "caCertHashes (or unsafeSkipCAVerification, which trusts any API server)",
+}
+
+const caHashLen = len("sha256:") + 2*sha256.Size
+
+func isHex(s string) bool {
+	return strings.Trim(strings.ToLower(s), "0123456789abcdef") == ""
+}

@@ -1,0 +1,137 @@
+// Package starter makes the documents that `edgebake init` writes: the examples, with
+// what is known of the cluster and the person.
+package starter
+
+import (
+	"net/netip"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/examples"
+	"github.com/edgebake/edgebake/configs/forms"
+)
+
+// Values in the examples that are replaced.
+const (
+	exampleToken = "abcdef.0123456789abcdef"
+	exampleHash  = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	exampleKey   = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE0Y2vFLE7fQ2HHmGEUQGTqWn4Ri9GJMn1T9AeeQkMi+ admin@example.com"
+)
+
+// Input describes the cluster and the person that the documents are for. What is empty is
+// unknown.
+type Input struct {
+	Masters                      []string
+	Token                        string
+	CAHashes                     []string
+	NodeName, NodeType, NodePool string
+	SSHKey                       string
+	// Endpoint, Kubernetes and Pause are those of a living cluster.
+	Endpoint, Kubernetes, Pause string
+	// Agents reports that agents.yaml lists the cluster's DaemonSets.
+	Agents bool
+	// LeftOut lists flags of the join line for which an image needs nothing.
+	LeftOut []string
+}
+
+// Site is a Site to start from: the example with what is known, and placeholders for
+// the rest. What the example shows besides is commented out; with the cluster's join
+// line, users too where no key is known: the Site is complete without them.
+func (in *Input) Site() []byte {
+	token, hashes, key := forms.PlaceholderToken, []string{forms.PlaceholderCAHash}, forms.PlaceholderKey
+	out := []string{"labels:", "taints:", "network:"}
+	text := examples.Site
+	if len(in.Masters) > 0 {
+		token, hashes = in.Token, in.CAHashes
+		const masters = "  - 192.168.7.11:6443\n  - 192.168.7.12:6443\n  - 192.168.7.13:6443\n"
+		known := ""
+		for _, m := range in.Masters {
+			known += "  - " + quoteYAML(m) + "\n"
+		}
+		if a, err := netip.ParseAddrPort(in.Masters[0]); err == nil && a.Addr().Is6() {
+			known += "\n# Of the API servers' family; a free address that stands for all of them.\nvip: fd00:ed6e::2\n"
+		}
+		if in.Endpoint != "" {
+			known += "\n# The name in the API servers' certificates.\nendpoint: " + in.Endpoint + "\n"
+		}
+		text = strings.Replace(text, masters, known, 1)
+		if in.SSHKey == "" {
+			out = append(out, "users:")
+		}
+	}
+	if in.SSHKey != "" {
+		key = in.SSHKey
+	}
+	const name = "nodeName: shop-{{.MAC}}\n"
+	named := name
+	if in.NodeName != "" {
+		named = "nodeName: " + in.NodeName + "\n"
+	}
+	if in.NodeType != "" {
+		named += "nodeType: " + in.NodeType + "\nnodePool: " + quoteYAML(in.NodePool) + "\n"
+	}
+	text = strings.Replace(text, name, named, 1)
+	text = strings.Replace(text, exampleToken, token, 1)
+	text = strings.Replace(text, exampleHash, strings.Join(hashes, "\n  - "), 1)
+	text = strings.Replace(text, exampleKey, quoteYAML(key), 1)
+	return []byte(commentOut(text, out...))
+}
+
+// Image is an Image to start from: the example, or that of OpenYurt for its nodes.
+func (in *Input) Image() []byte {
+	if in.NodeType != "" {
+		return []byte(examples.OpenYurt)
+	}
+	text := examples.Image
+	if in.Kubernetes != "" {
+		text = strings.Replace(text, "version: v1.37.2", "version: "+in.Kubernetes, 1)
+	}
+	if in.Pause != "" {
+		text = strings.Replace(text, "  #   sandbox: registry.example.com/pause:3.10", "  sandbox: "+in.Pause, 1)
+	}
+	if in.Agents {
+		text = strings.Replace(text, "#   imagesFrom: [agents.yaml]", "imagesFrom: [agents.yaml]", 1)
+	}
+	return []byte(text)
+}
+
+// Cluster is a Cluster to start from: the example, with the key of the person
+// who will log in, or a placeholder.
+func Cluster(sshKey string) []byte {
+	if sshKey == "" {
+		sshKey = forms.PlaceholderKey
+	}
+	quoted := "'" + strings.ReplaceAll(sshKey, "'", "''") + "'"
+	// Its nodes are those of the Image to start from.
+	return []byte(strings.NewReplacer(
+		`"`+exampleKey+`"`, quoted,
+		"\nopenyurt: true\n", "\n# openyurt: true # with nodes of nodeType edge and cloud, which the Image must list too (nodeTypes)\n",
+		"nodeType: edge, nodePool: shops, ", "", "nodeType: native, ", "",
+	).Replace(examples.Cluster))
+}
+
+// quoteYAML quotes what YAML would read otherwise: [fd00::1]:6443.
+func quoteYAML(s string) string {
+	if strings.ContainsAny(s, "[]{}#'\"") || strings.Contains(s, ": ") {
+		return "'" + strings.ReplaceAll(s, "'", "''") + "'"
+	}
+	return s
+}
+
+// commentOut makes comments of the fields with these names and all below them.
+func commentOut(text string, fields ...string) string {
+	var b strings.Builder
+	inside := false
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, " ") {
+			inside = false
+			for _, f := range fields {
+				inside = inside || strings.HasPrefix(line, f)
+			}
+		}
+		if inside {
+			b.WriteString("# ")
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
