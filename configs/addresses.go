@@ -41,8 +41,8 @@ func (n *Network) UsesDHCP() bool {
 	return len(n.Interfaces) == 0
 }
 
-// validateVIPUse reports what uses the VIP, which the node keeps for itself,
-// and a VIP that lies where other machines are.
+// validateVIPUse reports fields that contain the VIP, and a VIP inside a network of the
+// site.
 func (s *Site) validateVIPUse(probs *Problems) {
 	vip, err := netip.ParseAddr(s.VIP)
 	if err != nil || s.IPVS.Disabled {
@@ -89,8 +89,8 @@ func (s *Site) validateVIPUse(probs *Problems) {
 	}
 }
 
-// validateMasterUse reports API servers that are this machine, or nobody, in
-// the machine's own networks.
+// validateMasterUse reports API servers whose address is this machine's, or no machine's,
+// in the machine's own networks.
 func (s *Site) validateMasterUse(probs *Problems) {
 	subnets := s.Network.Subnets()
 	for i, m := range s.Masters {
@@ -126,8 +126,7 @@ func (s *Site) validateMasterUse(probs *Problems) {
 	}
 }
 
-// validateServerUse reports servers that are this machine, or nobody: nothing
-// would answer there.
+// validateServerUse reports servers whose address is this machine's, or no machine's.
 func (s *Site) validateServerUse(probs *Problems) {
 	subnets := s.Network.Subnets()
 	nobody := func(path, host string) {
@@ -179,10 +178,9 @@ func (s *Site) validateServerUse(probs *Problems) {
 	}
 }
 
-// OtherAddress is the first address of the other family that the network gives the
-// interface with the address own for good; zero: there is none. Kubelet takes a Node whose
-// --node-ip is not on the machine for broken, so what a router or DHCP may change does not
-// count.
+// OtherAddress returns the first static address of the other family on the interface that
+// has the address own; zero: there is none. Addresses from DHCP or a router do not count:
+// kubelet needs its --node-ip to stay on the machine.
 func (n Network) OtherAddress(own netip.Addr) netip.Addr {
 	for _, addressing := range n.addressings() {
 		has, other := false, netip.Addr{}
@@ -204,8 +202,8 @@ func (n Network) OtherAddress(own netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// BothAddresses is an address of a node and, behind a comma, its OtherAddress; empty:
-// there is none.
+// BothAddresses returns an address of a node and its OtherAddress, separated by a comma;
+// empty: there is no other address.
 func (n Network) BothAddresses(own string) string {
 	addr, err := netip.ParseAddr(own)
 	if err != nil {

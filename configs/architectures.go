@@ -15,13 +15,11 @@ import (
 // fieldArch may have one value or a list of them.
 const fieldArch = "arch"
 
-// Architectures are the ones that images are built for, as Go names them.
+// Architectures returns the architectures that images can be built for, as Go names them.
 func Architectures() []string { return []string{"amd64", "arm64"} }
 
-// ParseImages reads an Image document as ParseImage does and returns one Image
-// for each architecture in its field arch; where archs are given, for each of
-// those instead. The Images differ in Arch and in the defaults that depend on
-// it. A problem that all of them have is reported once.
+// ParseImages reads an Image document and returns one Image for each architecture in archs,
+// or in the field arch if archs is empty. A problem that several have is reported once.
 func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -30,7 +28,7 @@ func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 	return d.Images(archs...)
 }
 
-// Images is what ParseImages returns of a document.
+// Images is ParseImages for a document that has been read.
 func (d *Document) Images(archs ...string) ([]*Image, error) {
 	doc := d.Document
 	if doc.Kind != KindImage {
@@ -74,7 +72,7 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 	return images, nil
 }
 
-// sharedDigests finds digests that are said to be those of two files.
+// sharedDigests reports digests that are given for two different files.
 func sharedDigests(a, b *Image) (probs Problems) {
 	check := func(path string, a, b *FileSource) {
 		if a != nil && b != nil && (a.File != b.File || a.URL != b.URL) && a.SHA256 != "" && a.SHA256 == b.SHA256 {
@@ -88,7 +86,7 @@ func sharedDigests(a, b *Image) (probs Problems) {
 	return probs
 }
 
-// ListedArchitectures are those that an Image document is for.
+// ListedArchitectures returns the architectures in the field arch of an Image document.
 func ListedArchitectures(data []byte) []string {
 	doc, probs := strict.Read("", data, documentForm)
 	if probs != nil {
@@ -107,8 +105,8 @@ func ListedArchitectures(data []byte) []string {
 	return []string{Architectures()[0]} // the default
 }
 
-// architectures are the values of arch, one for each image: those of the
-// document (nil: its default), or the given ones at the same place.
+// architectures returns the value of arch for each image: the given ones at the place of
+// the field, or those of the document (nil: the default).
 func architectures(doc *strict.Document, given []string) ([]*yaml.Node, error) {
 	n := yamltree.Get(doc.Root, fieldArch)
 	if len(given) > 0 {
@@ -147,7 +145,7 @@ func architectures(doc *strict.Document, given []string) ([]*yaml.Node, error) {
 // archInPath stands for the architecture in the fields with the tag path.
 const archInPath = "{arch}"
 
-// expandPaths puts the architecture into the paths that name it.
+// expandPaths replaces {arch} in paths.
 func (i *Image) expandPaths() {
 	strict.Walk(i, func(f strict.Field) {
 		if f.Tag.Get("path") != "" {
@@ -156,8 +154,7 @@ func (i *Image) expandPaths() {
 	})
 }
 
-// PackagesFor are those of Packages that an architecture gets, without the
-// architecture that they name.
+// PackagesFor returns the packages for an architecture, without the " [ARCH]" in their items.
 func (b *DebianBase) PackagesFor(arch string) []string {
 	var all []string
 	for _, p := range b.Packages {

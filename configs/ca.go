@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/configs/forms"
 )
 
-// CAPins are the hashes that the cluster's CA must have one of: caCertHashes,
-// and those of the certificates in caCert. None: whatever answers is joined.
+// CAPins returns the accepted hashes of the cluster's CA: caCertHashes, and those of the
+// certificates in caCert. If there are none, the node joins any cluster that answers.
 func (s *Site) CAPins() []string {
 	pins := slices.Clone(s.CACertHashes)
 	certs, _ := forms.ParseCA(s.CACert) // a valid Site has good ones, or none
@@ -28,8 +28,7 @@ func caPin(c *x509.Certificate) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// validateCA checks caCert and caFile. On a node, not at a desk, nobody puts a
-// file into caCert any more.
+// validateCA checks caCert and caFile. Only the edgebake command (atDesk) reads caFile.
 func (s *Site) validateCA(atDesk bool, probs *Problems) {
 	switch {
 	case s.CACert != "" && s.CAFile != "":

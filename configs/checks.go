@@ -205,7 +205,7 @@ func badCardMAC(s string) string {
 	return badMAC(s)
 }
 
-// badPSK: by IEEE 802.11, a passphrase is 8 to 63 printable ASCII characters.
+// badPSK checks a passphrase or key of IEEE 802.11.
 func badPSK(s string) string {
 	if !pskHex.MatchString(s) && (len(s) < 8 || len(s) > 63 || strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r > 0x7e })) {
 		return "must be 8 to 63 printable ASCII characters, or 64 hexadecimal digits"
@@ -243,7 +243,7 @@ func badCAHash(s string) string {
 	return matching(forms.CAHash, "is not sha256: followed by 64 hexadecimal digits")(s)
 }
 
-// badNodePool also judges flags of firstboot convert, see CheckHub.
+// badNodePool is also used for a flag of firstboot convert, see CheckHub.
 func badNodePool(s string) string {
 	if forms.IsDNSName(s) && len(s) <= 63 {
 		return ""
@@ -272,7 +272,7 @@ func badJoinPhase(s string) string {
 	return matching(skipPhase, "is not the name of a phase of kubeadm join, e.g. preflight or kubelet-wait-bootstrap")(s)
 }
 
-// oneWord reports whether s is an item that a command line joins by commas.
+// oneWord reports whether s can be an item of a list that a command line joins with commas.
 func oneWord(s string) bool {
 	return s != "" && !strings.ContainsFunc(s, func(r rune) bool { return r == ',' || unicode.IsSpace(r) || unicode.IsControl(r) })
 }

@@ -96,24 +96,23 @@ type KeyPair struct {
 	Key Secret `yaml:"key" json:"key"`
 }
 
-// Secrets of the keys, for whoever must never show them.
+// Secrets returns all secrets among the keys.
 func (k *ClusterKeys) Secrets() []Secret {
 	return []Secret{k.CA.Key, k.EtcdCA.Key, k.FrontProxyCA.Key, k.ServiceAccount, k.Objects, k.Manifests}
 }
 
-// EtcdPeerPort is where etcd's members reach each other, and EtcdClientPort
-// where they are asked.
+// Ports of etcd.
 const (
 	EtcdPeerPort   = "2380"
 	EtcdClientPort = "2379"
 )
 
-// PeerURL is where a member's etcd is reached by the others.
+// PeerURL is the URL at which the other members reach this one's etcd.
 func (m ControlPlaneMember) PeerURL() string {
 	return "https://" + net.JoinHostPort(m.Address, EtcdPeerPort)
 }
 
-// Self is this machine among the members; of a valid Site.
+// Self returns this machine's entry among the members of a valid Site.
 func (s *Site) Self() ControlPlaneMember {
 	for _, m := range s.ControlPlane.Members {
 		if m.Name == s.NodeName {
@@ -123,7 +122,7 @@ func (s *Site) Self() ControlPlaneMember {
 	panic("BUG: the member of a Site that was not validated")
 }
 
-// Birth is until when the cluster may be born; zero: it may not.
+// Birth is BirthUntil as a time; zero: the cluster cannot be born with this Site.
 func (c *SiteControlPlane) Birth() time.Time {
 	t, err := time.Parse(time.RFC3339, c.BirthUntil)
 	if err != nil {
@@ -132,8 +131,8 @@ func (c *SiteControlPlane) Birth() time.Time {
 	return t
 }
 
-// validateControlPlane checks what belongs to a control-plane node, and that
-// no other has it.
+// validateControlPlane checks the fields for control-plane nodes, and that no other node
+// has them.
 func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 	if s.NodeType != NodeControlPlane {
 		if s.ControlPlane != nil {
@@ -172,14 +171,14 @@ func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 		return
 	}
 	s.validateMembers(probs)
-	s.validateSeatWords(probs)
+	s.validateLostMembers(probs)
 	if s.ControlPlane.Kubeadm != "" {
 		s.validateKubeadmDocuments(probs)
 	}
 }
 
-// validateSeatWords checks what a person says of lost members.
-func (s *Site) validateSeatWords(probs *Problems) {
+// validateLostMembers checks the fields about members that are absent or lost.
+func (s *Site) validateLostMembers(probs *Problems) {
 	c := s.ControlPlane
 	member := func(name string) bool {
 		return slices.ContainsFunc(c.Members, func(m ControlPlaneMember) bool { return m.Name == name })
@@ -246,8 +245,7 @@ func hostOf(hostPort string) string {
 	return host
 }
 
-// validateKubeadmDocuments checks that the documents are kubeadm's, whole, and
-// of this Site.
+// validateKubeadmDocuments checks kubeadm's documents, and that they agree with the Site.
 func (s *Site) validateKubeadmDocuments(probs *Problems) {
 	const path = "controlPlane.kubeadm"
 	docs, bad := kubeadm.ReadText(s.ControlPlane.Kubeadm)
@@ -289,24 +287,24 @@ func (s *Site) validateKubeadmDocuments(probs *Problems) {
 	}
 }
 
-// EtcdDataDir is where a control-plane node's etcd has its data.
+// EtcdDataDir is the data directory of etcd.
 const EtcdDataDir = "/var/lib/etcd"
 
-// KubernetesCA is the base of the CA that all of a cluster trusts.
+// KubernetesCA is the Base of the CA that all members of a cluster trust.
 const KubernetesCA = "ca"
 
 // ClusterCA is one of a cluster's certificate authorities.
 type ClusterCA struct {
-	// Base is that of its files' names in kubeadm's directory of certificates:
-	// Base.crt and Base.key.
+	// Base is the name of its files in kubeadm's directory of certificates, without .crt
+	// or .key.
 	Base string
 	Name string // its subject, as kubeadm has it
-	// Of is its pair among a cluster's keys.
+	// Of returns its pair among a cluster's keys.
 	Of    func(*ClusterKeys) *KeyPair
 	field string // of ClusterKeys
 }
 
-// ClusterCAs are all of them.
+// ClusterCAs returns all of them.
 func ClusterCAs() []ClusterCA {
 	return []ClusterCA{
 		{KubernetesCA, "kubernetes", func(k *ClusterKeys) *KeyPair { return &k.CA }, "ca"},
@@ -315,8 +313,8 @@ func ClusterCAs() []ClusterCA {
 	}
 }
 
-// validate checks the keys, each against its certificate, and the cluster's CA against
-// the one that the Site names.
+// validate checks that each key fits its certificate, and that the cluster's CA is the one
+// that the Site pins.
 func (k *ClusterKeys) validate(s *Site, probs *Problems) {
 	pins, field := s.CACertHashes, "caCertHashes"
 	if len(pins) == 0 {

@@ -44,8 +44,8 @@ func (m Match) Keys() []MatchKey {
 	return out
 }
 
-// unseen is the first character that a screen does not show, as web pages and
-// spreadsheets leave some in what is copied out of them; 0: none.
+// unseen returns the first character of s that screens do not show; 0: there is none. Text
+// copied from web pages and spreadsheets contains such characters.
 func unseen(s string) rune {
 	for _, r := range strings.TrimSpace(s) {
 		if !unicode.IsPrint(r) {
@@ -58,7 +58,7 @@ func unseen(s string) rune {
 // MatchKey is a member of a match, and its field.
 type MatchKey struct{ Field, Key string }
 
-// Validate reports what is wrong with the match at path.
+// Validate reports the problems of the match at path.
 func (m Match) Validate(path string, probs *Problems) {
 	if m.IsZero() {
 		probs.Add(path, "must say which machine the Site is for: give macs, serial, uuid or assetTag (a machine without a Site prints its own)")

@@ -11,13 +11,11 @@ import (
 	"github.com/edgebake/edgebake/configs/forms"
 )
 
-// NameFacts is what a node name template can be made of. Empty: the machine
-// does not know.
+// NameFacts are the values that a node name template can use; empty: unknown.
 type NameFacts struct{ Serial, MAC, UUID, Hostname string }
 
-// A fact is a string that says so when it is empty and printed nevertheless,
-// so that {{or .Serial .MAC}} works and {{.Serial}} on a machine without one
-// is noticed.
+// Facts print a mark if they are empty. So {{or .Serial .MAC}} works, and {{.Serial}} on a
+// machine without a serial number is an error.
 type (
 	factSerial   string
 	factMAC      string
@@ -39,19 +37,19 @@ func (f factMAC) String() string      { return shownFact(string(f), "MAC address
 func (f factUUID) String() string     { return shownFact(string(f), "UUID") }
 func (f factHostname) String() string { return shownFact(string(f), "host name") }
 
-// MissingFactError says that a node name template needs what the machine
-// does not know about itself.
+// MissingFactError means that a node name template uses a value that the machine does not
+// have.
 type MissingFactError struct{ Template, What string }
 
 func (e *MissingFactError) Error() string {
 	return fmt.Sprintf("the node name %q needs the machine's %s, and it has none that is of use; write nodeName out, or use what it has, as in {{or .Serial .MAC}}", e.Template, e.What)
 }
 
-// unknownFact finds in the words of text/template what it did not find.
+// unknownFact matches text/template's error for an unknown field.
 var unknownFact = regexp.MustCompile(`can't evaluate field (\w+) in type struct`)
 
-// ExpandNodeName carries out a node name template. The result is not yet a
-// name: lower-case and check it.
+// ExpandNodeName executes a node name template. The result is neither in lower case nor
+// checked.
 func ExpandNodeName(tmpl string, facts NameFacts) (string, error) {
 	t, err := template.New("nodeName").Parse(tmpl)
 	if err != nil {
@@ -81,8 +79,8 @@ func ExpandNodeName(tmpl string, facts NameFacts) (string, error) {
 	return w.String(), nil
 }
 
-// loops reports whether a template could run forever: only text, values and
-// conditions cannot.
+// loops reports whether a template could run forever, that is whether it has more than
+// text, values and conditions.
 func loops(n parse.Node) bool {
 	list := func(l *parse.ListNode) bool { return l != nil && slices.ContainsFunc(l.Nodes, loops) }
 	switch n := n.(type) {
@@ -98,7 +96,7 @@ func loops(n parse.Node) bool {
 	return true
 }
 
-// badNodeNameTemplate tries the template on a made-up machine.
+// badNodeNameTemplate tries the template with example values.
 func badNodeNameTemplate(tmpl string) string {
 	sample := NameFacts{Serial: "sn12345678", MAC: "525400123456", UUID: "6ba7b810-9dad-41d1-80b4-00c04fd430c8", Hostname: "host1"}
 	name, err := ExpandNodeName(tmpl, sample)

@@ -8,8 +8,7 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// Version is that of every document this package reads; APIVersion is what the
-// document says.
+// Version is the version of all documents; APIVersion is the value of their first field.
 const (
 	Version    = "v1alpha1"
 	APIVersion = "edgebake.io/" + Version
@@ -33,7 +32,7 @@ var documentForm = &strict.Form{
 	KindHint:   "; an Image describes what is baked, a Site what is stamped, an Inventory many Sites, a Cluster what is minted",
 }
 
-// limits bound what a stranger's document costs a machine that reads it.
+// limits bounds the work for documents from sticks, which may be a stranger's.
 func limits(kind string) strict.Limits {
 	switch kind {
 	case KindInventory:
@@ -44,9 +43,8 @@ func limits(kind string) strict.Limits {
 	return strict.DefaultLimits
 }
 
-// ParseImage reads an Image: version first, then strictly, then defaults,
-// then validation. The error is Problems with everything found wrong. Of a
-// document for several architectures it is the first's; all are checked.
+// ParseImage reads an Image, for the first of its architectures; all are checked. The error
+// is Problems.
 func ParseImage(name string, data []byte) (*Image, error) {
 	all, err := ParseImages(name, data)
 	if err != nil {
@@ -55,8 +53,7 @@ func ParseImage(name string, data []byte) (*Image, error) {
 	return all[0], nil
 }
 
-// ParseSite reads a Site as a person writes it. The error is Problems with
-// everything found wrong.
+// ParseSite reads a Site as a person writes it. The error is Problems.
 func ParseSite(name string, data []byte) (*Site, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -65,8 +62,7 @@ func ParseSite(name string, data []byte) (*Site, error) {
 	return d.Site(Secret{}, false)
 }
 
-// ParsePublicSite reads a Site whose secrets have been forgotten, or are in
-// another file. It is as strict as ParseSite but asks for no credentials.
+// ParsePublicSite is ParseSite for a Site whose credentials may be missing.
 func ParsePublicSite(name string, data []byte) (*Site, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -79,7 +75,7 @@ func ParsePublicSite(name string, data []byte) (*Site, error) {
 	return site, nil
 }
 
-// ErrGivenToken says what is wrong with a token that did not come with a document.
+// ErrGivenToken: a token that was given beside the document is not one.
 var ErrGivenToken = errors.New("the given token is not a bootstrap token: " + forms.TokenWords + " (`kubeadm token create` makes one)")
 
 // Document is a document whose YAML and kind have been read. It is decoded once.
@@ -88,8 +84,7 @@ type Document struct {
 	Data []byte // what was read
 }
 
-// Read reads a document of any kind that begins as one of edgebake's. The error is
-// Problems.
+// Read parses a document and checks its version and kind. The error is Problems.
 func Read(name string, data []byte) (*Document, error) {
 	doc, probs := strict.Read(name, data, documentForm)
 	if probs != nil {
@@ -98,8 +93,8 @@ func Read(name string, data []byte) (*Document, error) {
 	return &Document{doc, data}, nil
 }
 
-// Site is the document as a Site. It gets the bootstrap token, if there is one and
-// it has none itself; with forced, in any case.
+// Site decodes and validates a Site. If token is set, it becomes the Site's unless the Site
+// has one; with forced, also then.
 func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 	site := new(Site)
 	var bad error
@@ -120,8 +115,7 @@ func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 	return site, nil
 }
 
-// Inventory is the document as an Inventory. Its Sites get the bootstrap token as a
-// Site does.
+// Inventory decodes and validates an Inventory, whose Sites get the token as in Site.
 func (d *Document) Inventory(token Secret, forced bool) (*Inventory, error) {
 	inv, err := parseInventory(d.Document, token.IsZero())
 	if err != nil || token.IsZero() {

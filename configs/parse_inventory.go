@@ -16,18 +16,16 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// mergedInventory is what an Inventory is written out from: what a person has
-// written, since a field that is given as false or taken away leaves no trace
-// in a Site.
+// mergedInventory is an Inventory as a person has written it. It is encoded from this: a
+// field that is set to false or removed cannot be told from an empty one in a Site.
 type mergedInventory struct {
 	name     string
 	defaults *yaml.Node
 	sites    []*yaml.Node
 }
 
-// ParseInventory reads an Inventory. Each of its Sites is whole and valid. The
-// error is Problems with everything found wrong; what is wrong with defaults is
-// said once.
+// ParseInventory reads an Inventory. Each of its Sites is complete and valid. The error is
+// Problems; those of defaults are reported once.
 func ParseInventory(name string, data []byte) (*Inventory, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -36,7 +34,7 @@ func ParseInventory(name string, data []byte) (*Inventory, error) {
 	return d.Inventory(Secret{}, false)
 }
 
-// setToken gives the token to the sites that have none, or to all.
+// setToken sets the token of the sites that have none; with forced, of all.
 func (inv *Inventory) setToken(token Secret, forced bool) {
 	m := inv.merged
 	credentials := yamltree.Mapping()
@@ -61,8 +59,7 @@ func (inv *Inventory) setToken(token Secret, forced bool) {
 	}
 }
 
-// ParsePublicInventory asks for no credentials, as ParsePublicSite: a machine
-// that is enrolled needs none.
+// ParsePublicInventory is ParseInventory for Sites whose credentials may be missing.
 func ParsePublicInventory(name string, data []byte) (*Inventory, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -101,7 +98,7 @@ func parseInventory(doc *strict.Document, credentials bool) (*Inventory, error) 
 	return inv, nil
 }
 
-// merge makes each Site whole.
+// merge completes each Site with the defaults.
 func (inv *Inventory) merge(doc *strict.Document) {
 	m := &mergedInventory{name: doc.File, defaults: yamltree.Mapping()}
 	if n := yamltree.Get(doc.Root, "defaults"); n != nil && n.Kind == yaml.MappingNode {
@@ -133,8 +130,8 @@ func (inv *Inventory) merge(doc *strict.Document) {
 	}
 }
 
-// DefaultSpread is the default of a Site's SpreadSeconds in an Inventory of so many: a
-// hundred machines a second. 0: the least is enough.
+// DefaultSpread is the default of spreadSeconds for a Site of that many: a hundred machines
+// a second. 0: the minimum is enough.
 func DefaultSpread(sites int) int {
 	if seconds := sites / 100; time.Duration(seconds)*time.Second > ondisk.BootSpread {
 		return min(seconds, 600)
@@ -142,17 +139,17 @@ func DefaultSpread(sites int) int {
 	return 0
 }
 
-// site is the i-th Site, whole, with what could be decoded of it.
+// site returns the i-th Site merged with defaults, as far as it can be decoded.
 func (m *mergedInventory) site(i int) Site {
 	node := mergeNodes("", yamltree.Without(m.defaults, "apiVersion", "kind", "match"), yamltree.Without(m.sites[i], "name", "match"))
 	var s Site
-	// Problems of its form have been reported where it is written.
+	// Problems of decoding were reported with the Inventory's own.
 	strict.New("", node, limits(KindInventory)).DecodeInto(&s)
 	s.APIVersion, s.Kind = APIVersion, KindSite
 	return s
 }
 
-// setDefaults fills in what neither the site nor the Inventory's defaults say.
+// setDefaults sets the fields that neither the site nor the Inventory's defaults set.
 func (s *InventorySite) setDefaults() {
 	if s.Name == "" && !strings.Contains(s.NodeName, "{{") {
 		s.Name = strings.ToLower(s.NodeName)
@@ -163,8 +160,8 @@ func (s *InventorySite) setDefaults() {
 	strict.ApplyDefaults(&s.Site)
 }
 
-// choices are fields of which one says what another would: a site that gives
-// one of a group has the default's others taken away.
+// choices are groups of alternative fields: a site that sets one of a group does not get
+// the others from defaults.
 func choices() [][]string {
 	return [][]string{
 		{"caCertHashes", "caCert", "caFile", "unsafeSkipCAVerification"},
@@ -172,7 +169,7 @@ func choices() [][]string {
 	}
 }
 
-// mergeNodes is base changed by over, as the documentation of Inventory says.
+// mergeNodes merges over into base, as the documentation of Inventory describes.
 func mergeNodes(path string, base, over *yaml.Node) *yaml.Node {
 	gone := map[string]bool{}
 	own := map[string]*yaml.Node{}
@@ -210,7 +207,7 @@ func mergeNodes(path string, base, over *yaml.Node) *yaml.Node {
 	return out
 }
 
-// inventoryReport gathers problems and finds where they stand.
+// inventoryReport collects the problems of an Inventory and finds their positions.
 type inventoryReport struct {
 	doc       *strict.Document
 	undecoded Problems
@@ -223,7 +220,7 @@ func (r *inventoryReport) at(path, format string, args ...any) {
 	r.found(strict.NewProblem(path, format, args...))
 }
 
-// found reports a problem, of which path and words are known.
+// found reports a problem without position.
 func (r *inventoryReport) found(p Problem) {
 	r.doc.Found(r.undecoded, p)
 }
@@ -234,8 +231,8 @@ func under(path string, p Problem) Problem {
 	return p
 }
 
-// of reports a problem of the i-th Site: in the site where it says something on
-// it, else in defaults, once for all sites.
+// of reports a problem of the i-th Site: in the site if the site sets the field, otherwise
+// in defaults, once for all sites.
 func (r *inventoryReport) of(i int, p Problem) {
 	own := fmt.Sprintf("sites[%d]", i)
 	for path := p.Path; path != ""; path = parent(path) {
@@ -257,7 +254,7 @@ func (r *inventoryReport) of(i int, p Problem) {
 	r.shared[p] = append(r.shared[p], i)
 }
 
-// finish reports what concerns more than one site.
+// finish reports the problems that several sites have in common.
 func (r *inventoryReport) finish(sites int) {
 	for _, p := range r.order {
 		of := r.shared[p]
@@ -283,8 +280,7 @@ func parent(path string) string {
 
 var siteName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 
-// validate reports every problem of the sites, and what two of them have that
-// only one can.
+// validate reports the problems of the sites, and values that only one of them can have.
 func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 	if len(inv.Sites) == 0 {
 		r.at("sites", "needs at least one Site: - name: shop-1, with match: and what differs from defaults")
@@ -425,22 +421,19 @@ func (inv *Inventory) InlineFiles(read func(field, path string) (string, error))
 	if err := errors.Join(errs...); err != nil || !changed {
 		return err
 	}
-	data, err := EncodeSlotInventory(inv)
+	doc := strict.New(inv.merged.name, inv.merged.root(), limits(KindInventory))
+	doc.Kind = KindInventory
+	again, err := parseInventory(doc, false)
 	if err != nil {
-		return err
-	}
-	again, err := ParsePublicInventory(inv.merged.name, data)
-	if err != nil {
-		var probs Problems
-		if errors.As(err, &probs) {
-			for i := range probs { // lines of what was made, which nobody has seen
-				probs[i].Line, probs[i].Col = 0, 0
-			}
-		}
 		return err
 	}
 	*inv = *again
 	return nil
+}
+
+// root returns the whole document.
+func (m *mergedInventory) root() *yaml.Node {
+	return yamltree.Mapping("apiVersion", yamltree.Quoted(APIVersion), "kind", yamltree.Quoted(KindInventory), "defaults", m.defaults, "sites", yamltree.List(m.sites...))
 }
 
 // EncodeSlotInventory is the Inventory as stamping writes it into a slot, with

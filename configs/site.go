@@ -7,6 +7,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/ondisk"
+	"go.yaml.in/yaml/v3"
 )
 
 // Site is one machine's identity and join data: what `edgebake stamp` writes
@@ -392,6 +393,9 @@ type Report struct {
 // EncodeSlot returns the Site as stamping writes it into the slot, with its secrets,
 // which no other encoding of a Site has. The bytes depend on the Site alone.
 func EncodeSlot(s *Site) ([]byte, error) { return encodeSite(s, nil) }
+
+// SlotNode returns the YAML that EncodeSlot writes.
+func SlotNode(s *Site) *yaml.Node { return strict.Node(s, nil) }
 
 // EncodeSlotFor is EncodeSlot without the fields that are not in the list known.
 func EncodeSlotFor(s *Site, known []string) ([]byte, error) {

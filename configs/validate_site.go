@@ -29,6 +29,9 @@ const (
 // nothing; the values must have their defaults.
 func (s *Site) Validate() Problems { return s.validate(true) }
 
+// ValidatePublic is Validate for a Site whose credentials may be missing.
+func (s *Site) ValidatePublic() Problems { return s.validate(false) }
+
 func (s *Site) validate(credentials bool) Problems {
 	var probs Problems
 	strict.Check(s, FieldChecks, &probs)

@@ -423,14 +423,9 @@ func (r *run) site(image media.Source) (o media.FlashOptions, name string, err e
 	if found == nil {
 		return o, "", wait("the inventory has no Site for this machine, and nothing is installed. This machine: " + machine.String())
 	}
-	own, err := configs.EncodeSlot(&found.Site)
-	if err != nil {
-		return o, "", err
-	}
 	files := maps.Clone(s.Files)
 	delete(files, ondisk.SlotInventory)
-	files[ondisk.SlotSite] = own
-	o.Site = &media.Site{Doc: &found.Site, Files: files, Version: filepath.Base(configs.APIVersion), DefaultSpread: configs.DefaultSpread(len(inv.Sites))}
+	o.Site = &media.Site{Doc: &found.Site, Files: files, DefaultSpread: configs.DefaultSpread(len(inv.Sites))}
 	o.Stamp = media.StampOptions{Now: time.Unix(s.Info.Stamped, 0), Undated: s.Info.Stamped == 0}
 	return o, found.Name, nil
 }

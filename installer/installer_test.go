@@ -106,17 +106,15 @@ func newRoom(t *testing.T, document string, sizes ...int64) *room {
 		t.Fatal(err)
 	}
 	if document != "" {
-		name, s := ondisk.SlotSite, media.Site{Version: "v1alpha1"}
+		var s media.Site
 		if strings.Contains(document, "kind: Inventory") {
-			name = ondisk.SlotInventory
-			s.Inventory, err = configs.ParseInventory(name, []byte(document))
+			s.Inventory, err = configs.ParseInventory(ondisk.SlotInventory, []byte(document))
 		} else {
-			s.Doc, err = configs.ParseSite(name, []byte(document))
+			s.Doc, err = configs.ParseSite(ondisk.SlotSite, []byte(document))
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Files = map[string][]byte{name: []byte(document)}
 		if _, err := media.Stamp(t.Context(), image, s, media.StampOptions{Now: time.Now()}); err != nil {
 			t.Fatal(err)
 		}

@@ -25,6 +25,7 @@ import (
 	"github.com/edgebake/edgebake/builder/device"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/transfer"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/test/disktest"
@@ -491,7 +492,7 @@ func TestPullRejects(t *testing.T) {
 	good, content := configOf(t, signed)
 
 	stamped := filepath.Join(t.TempDir(), "s.raw.zst")
-	if _, err := media.Stamp(t.Context(), signed, media.Site{Files: map[string][]byte{"site.yaml": []byte("token: abcdef.0123456789abcdef\n")}, Version: "v1alpha1"},
+	if _, err := media.Stamp(t.Context(), signed, site(t),
 		media.StampOptions{Output: stamped, Now: mediatest.Date}); err != nil {
 		t.Fatal(err)
 	}
@@ -664,11 +665,21 @@ func larger(t *testing.T, image string, by int, before string) {
 	}
 }
 
+// site is one that images of mediatest can be stamped with.
+func site(t *testing.T) media.Site {
+	t.Helper()
+	doc, err := configs.ParseSite("site.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [192.0.2.11:6443]\nunsafeSkipCAVerification: true\ncredentials: {token: abcdef.0123456789abcdef}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return media.Site{Doc: doc}
+}
+
 // TestPushRejects what is not golden, before anything is sent.
 func TestPushRejects(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	stamped := image(t, "i.raw", nil)
-	if _, err := media.Stamp(t.Context(), stamped, media.Site{Files: map[string][]byte{"site.yaml": []byte("token: abcdef.0123456789abcdef\n")}, Version: "v1alpha1"},
+	if _, err := media.Stamp(t.Context(), stamped, site(t),
 		media.StampOptions{Now: mediatest.Date}); err != nil {
 		t.Fatal(err)
 	}

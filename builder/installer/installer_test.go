@@ -73,7 +73,7 @@ func site(t *testing.T) *media.Site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &media.Site{Doc: doc, Files: map[string][]byte{ondisk.SlotSite: []byte(siteText)}, Version: "v1alpha1"}
+	return &media.Site{Doc: doc}
 }
 
 func payload(t *testing.T, image string) *media.Payload {

@@ -128,10 +128,8 @@ func (r root) ReadFile(p string) ([]byte, error) {
 // the image has not: problems of the documents, and what is wrong besides.
 func (m *image) serves(s Site) (configs.Problems, error) {
 	var errs []error
-	_, site := s.Files[ondisk.SlotSite]
-	_, inventory := s.Files[ondisk.SlotInventory]
-	if err := oneSite(site, inventory); err != nil {
-		errs = append(errs, err)
+	if err := oneSite(s.Doc != nil, s.Inventory != nil); err != nil {
+		return nil, err
 	}
 	if s.Inventory != nil && len(m.info.InventoryVersions) == 0 {
 		errs = append(errs, errors.New("the image's first boot reads no inventory: build the image with this edgebake, or stamp one Site onto each copy (edgebake stamp --each)"))
@@ -140,7 +138,7 @@ func (m *image) serves(s Site) (configs.Problems, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := m.reads(s.Version); err != nil {
+	if err := m.reads(s.version()); err != nil {
 		errs = append(errs, err)
 	}
 	return probs, errors.Join(errs...)

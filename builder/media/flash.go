@@ -227,7 +227,7 @@ func (f *Flash) fill() error {
 		if f.o.Site.Doc != nil {
 			f.NodeName = f.o.Site.Doc.NodeName
 		}
-		if _, many := f.o.Site.Files[ondisk.SlotInventory]; many {
+		if f.o.Site.Inventory != nil {
 			f.State = SlotInventory
 		}
 	} else {

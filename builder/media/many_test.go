@@ -26,7 +26,7 @@ func named(n int) []Named {
 	var out []Named
 	for i := range n {
 		s := site()
-		s.Files = map[string][]byte{ondisk.SlotSite: fmt.Appendf(nil, "site %d\n", i)}
+		s.Doc.NodeName, s.Files = fmt.Sprintf("shop-%d", i), nil
 		out = append(out, Named{fmt.Sprintf("shop-%d", i), s})
 	}
 	return out
@@ -84,7 +84,7 @@ func TestStampMany(t *testing.T) {
 			}
 			img := read(t, slots[i])
 			c, err := slot.Read(bytes.NewReader(img))
-			if err != nil || len(img) != ondisk.SlotSize || string(c.Files[ondisk.SlotSite]) != fmt.Sprintf("site %d\n", i) {
+			if err != nil || len(img) != ondisk.SlotSize || !strings.Contains(string(c.Files[ondisk.SlotSite]), fmt.Sprintf("nodeName: \"shop-%d\"\n", i)) {
 				t.Errorf("%s: %v, %d bytes", slots[i], err, len(img))
 			}
 			m, err := open(one, os.O_RDONLY)
@@ -175,7 +175,7 @@ sites:
 	}
 	m := &image{info: ondisk.ImageInfo{Arch: "amd64", NodeTypes: []string{"native"}, SiteVersions: []string{"v1alpha1"}}}
 	m.system = func() (node.Root, error) { return nil, nil }
-	s := Site{Inventory: inv, Files: map[string][]byte{ondisk.SlotInventory: nil}, Version: "v1alpha1"}
+	s := Site{Inventory: inv, Files: map[string][]byte{}}
 	probs, err := m.serves(s)
 	if err == nil || !strings.Contains(err.Error(), "reads no inventory") || !strings.Contains(probs.Error(), "sites[1].arch: the Site is for arm64") {
 		t.Error(err, probs)

@@ -121,10 +121,18 @@ func site() Site {
 		panic(err)
 	}
 	return Site{
-		Doc:     doc,
-		Files:   map[string][]byte{"site.yaml": []byte(siteText), "files/motd": []byte("hello")},
-		Version: "v1alpha1",
+		Doc:   doc,
+		Files: map[string][]byte{"files/motd": []byte("hello")},
 	}
+}
+
+func inventory(t testing.TB) *configs.Inventory {
+	t.Helper()
+	inv, err := configs.ParseInventory("i.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Inventory\ndefaults: {masters: [192.0.2.11:6443], nodeType: edge, nodePool: shops, unsafeSkipCAVerification: true, credentials: {token: bcdefa.0123456789abcdef}}\nsites: [{name: a, match: {serial: SN1}}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inv
 }
 
 func stamp(t testing.TB, path string, o StampOptions) *Stamped {
@@ -240,8 +248,7 @@ func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 		t.Errorf("sgdisk: %s", out)
 	}
 	// Stamped once more, nothing of the first site is left.
-	second := site()
-	second.Files = map[string][]byte{"inventory.yaml": []byte("sites: []\n")}
+	second := Site{Inventory: inventory(t)}
 	for _, name := range []string{"new.raw", "new.raw.zst"} {
 		if _, err := Stamp(t.Context(), at(name), second, StampOptions{Now: now}); err != nil {
 			t.Fatal(err)
@@ -309,11 +316,11 @@ func TestSitesThatTheImageCannotServe(t *testing.T) {
 		want   []string
 	}{
 		"everything": {func(s *Site) {
-			s.Doc.Arch, s.Doc.NodeType, s.Version = "arm64", "cloud", "v2"
+			s.Doc.Arch, s.Doc.NodeType, s.Doc.APIVersion = "arm64", "cloud", "edgebake.io/v2"
 		}, []string{"the Site is for arm64", `type "cloud", only edge, native`, `reads Site v1alpha1, this one is "v2"`}},
 		"organizations": {func(s *Site) { s.Doc.Organizations = []string{"openyurt:tenant:a"} }, []string{"organizations would have no effect: yurthub v1.7.0 of this image"}},
-		"none":          {func(s *Site) { s.Files = nil }, []string{"neither a site.yaml nor an inventory.yaml"}},
-		"both":          {func(s *Site) { s.Files["inventory.yaml"] = nil }, []string{"are both there"}},
+		"none":          {func(s *Site) { s.Doc = nil }, []string{"neither a site.yaml nor an inventory.yaml"}},
+		"both":          {func(s *Site) { s.Inventory = inventory(t) }, []string{"are both there"}},
 		"odd file":      {func(s *Site) { s.Files["x"] = nil }, []string{"x has no place"}},
 		"too large":     {func(s *Site) { s.Files["files/x"] = make([]byte, 20<<20) }, []string{"room"}},
 	} {

@@ -57,12 +57,8 @@ func TestFieldsThatTheImageDoesNotKnow(t *testing.T) {
 		m.info.SiteFields, m.info.InventoryVersions = tc.known, []string{"v1alpha1"}
 		inv := inventory(tc.sites, tc.defaults)
 		doc := &inv.Sites[0].Site
-		b, err := configs.EncodeSlot(doc)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err := m.slotOf(Site{Doc: doc, Files: map[string][]byte{ondisk.SlotSite: b}, Version: "v1alpha1", DefaultSpread: configs.DefaultSpread(len(inv.Sites))}, StampOptions{Now: now})
-		whole, wholeErr := m.serves(Site{Inventory: inv, Files: map[string][]byte{ondisk.SlotInventory: nil}, Version: "v1alpha1"})
+		c, err := m.slotOf(Site{Doc: doc, DefaultSpread: configs.DefaultSpread(len(inv.Sites))}, StampOptions{Now: now})
+		whole, wholeErr := m.serves(Site{Inventory: inv})
 		if tc.whole == "" {
 			tc.whole = tc.problem
 		}

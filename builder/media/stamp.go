@@ -8,8 +8,8 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -23,22 +23,43 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// Site is what is to be stamped, encoded for the slot, and what it needs of
-// the image.
+// Site is what is to be stamped, and what it needs of the image.
 type Site struct {
-	// Doc is the Site itself, or Inventory the many in one slot: they are checked
-	// against the image and its files.
+	// Doc is the Site itself, or Inventory the many in one slot.
 	Doc       *configs.Site
 	Inventory *configs.Inventory
 	// Read is what Doc or Inventory was read from.
 	Read Read
-	// Files of the slot: site.yaml or inventory.yaml, and what goes with it.
+	// Files are the other files of the slot: config.ign, and those below files/ and pki/.
 	Files map[string][]byte
-	// Version of the document: "v1alpha1".
-	Version string
 	// DefaultSpread is the spreadSeconds that the Inventory of Doc gives it by default: an
 	// image that does not know the field gets a Site without it.
 	DefaultSpread int
+}
+
+// SlotFiles returns the files of a slot with the Site or the Inventory.
+func (s Site) SlotFiles() (map[string][]byte, error) { return s.slotFiles(configs.SiteFields()) }
+
+// slotFiles is SlotFiles for an image whose first boot knows these fields of a Site.
+func (s Site) slotFiles(known []string) (map[string][]byte, error) {
+	files := map[string][]byte{}
+	maps.Copy(files, s.Files)
+	var err error
+	if s.Doc != nil {
+		files[ondisk.SlotSite], err = configs.EncodeSlotFor(s.Doc, known)
+	}
+	if s.Inventory != nil && err == nil {
+		files[ondisk.SlotInventory], err = configs.EncodeSlotInventory(s.Inventory)
+	}
+	return files, err
+}
+
+// version returns the version of the document, "v1alpha1".
+func (s Site) version() string {
+	if s.Doc != nil {
+		return path.Base(s.Doc.APIVersion)
+	}
+	return path.Base(s.Inventory.APIVersion)
 }
 
 // Read are the documents of a Site as they were read, so that errors say where.
@@ -160,8 +181,12 @@ func (m *image) goldenSlot(p gpt.Partition) ondisk.SlotInfo {
 // slotOf holds a site against the image and returns what stamping writes into the
 // slot.
 func (m *image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
+	files, err := m.filesFor(s)
+	if err != nil {
+		return slot.Contents{}, err
+	}
 	probs, err := m.serves(s)
-	if err := errors.Join(err, append(probs, s.tooLarge()...).Err()); err != nil {
+	if err := errors.Join(err, append(probs, s.tooLarge(files)...).Err()); err != nil {
 		return slot.Contents{}, err
 	}
 	date, err := m.stampDate(o)
@@ -169,10 +194,6 @@ func (m *image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
 		return slot.Contents{}, err
 	}
 	p, err := m.partition(ondisk.LabelSlot)
-	if err != nil {
-		return slot.Contents{}, err
-	}
-	files, err := m.filesFor(s)
 	if err != nil {
 		return slot.Contents{}, err
 	}
@@ -185,31 +206,18 @@ func (m *image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
 	return slot.Contents{Info: info, Files: files, Time: fileTime}, nil
 }
 
-// filesFor are the Site's files without the fields that the image's first boot does not
-// know: serves has made sure that they have defaults only.
+// filesFor returns the Site's files without the fields that the image's first boot does
+// not know: serves makes sure that they have defaults only.
 func (m *image) filesFor(s Site) (map[string][]byte, error) {
-	if s.Doc == nil {
-		return s.Files, nil
-	}
 	known := m.info.SiteFields
 	if known == nil {
-		// It may be older than the field, and can do without a default.
+		// The image may be older than the field, and can do without a default.
 		known = configs.SiteFields()
-		if s.Doc.SpreadSeconds == s.DefaultSpread {
+		if s.Doc != nil && s.Doc.SpreadSeconds == s.DefaultSpread {
 			known = slices.DeleteFunc(known, func(f string) bool { return f == configs.SpreadField })
 		}
 	}
-	doc, _ := s.Doc.OnlyFields(known)
-	if reflect.DeepEqual(doc, s.Doc) {
-		return s.Files, nil
-	}
-	b, err := configs.EncodeSlot(doc)
-	if err != nil {
-		return nil, err
-	}
-	files := maps.Clone(s.Files)
-	files[ondisk.SlotSite] = b
-	return files, nil
+	return s.slotFiles(known)
 }
 
 // encodeSlot is slotOf, and its bytes as slot.Encode makes them.
@@ -224,9 +232,9 @@ func (m *image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error
 
 // tooLarge names the document that no slot has room for: in the slot it has
 // another name than the person's.
-func (s Site) tooLarge() configs.Problems {
+func (s Site) tooLarge(files map[string][]byte) configs.Problems {
 	for _, name := range []string{ondisk.SlotSite, ondisk.SlotInventory} {
-		if size, limit := int64(len(s.Files[name])), slot.SizeLimit(name); size > limit && s.Read.Name != "" {
+		if size, limit := int64(len(files[name])), slot.SizeLimit(name); size > limit && s.Read.Name != "" {
 			return configs.Problems{{File: s.Read.Name, Msg: fmt.Sprintf("takes %s in a slot, which has room for %s of it: %s", configs.HumanSize(size), configs.HumanSize(limit), slot.Smaller(name))}}
 		}
 	}

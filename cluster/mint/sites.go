@@ -189,11 +189,7 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 		if site.SpreadSeconds == configs.DefaultSpread(len(sites)) {
 			site.SpreadSeconds = 0 // the Inventory's own default
 		}
-		n, err := siteNode(&site)
-		if err != nil {
-			return nil, err
-		}
-		each = append(each, n)
+		each = append(each, yamltree.Without(configs.SlotNode(&site), "apiVersion", "kind"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -220,25 +216,6 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 		return nil, fmt.Errorf("writing the Inventory: %w", err)
 	}
 	return b.Bytes(), nil
-}
-
-// siteNode is a Site as a mapping, without what the Inventory says itself.
-func siteNode(s *configs.Site) (*yaml.Node, error) {
-	raw, err := configs.EncodeSlot(s)
-	if err != nil {
-		return nil, err
-	}
-	doc, err := yamltree.Parse(raw)
-	if err != nil {
-		return nil, fmt.Errorf("writing the Inventory: %w", err)
-	}
-	out := &yaml.Node{Kind: yaml.MappingNode}
-	for i := 0; i+1 < len(doc.Content[0].Content); i += 2 {
-		if k := doc.Content[0].Content[i]; k.Value != "apiVersion" && k.Value != "kind" {
-			out.Content = append(out.Content, k, doc.Content[0].Content[i+1])
-		}
-	}
-	return out, nil
 }
 
 // takeCommon moves the fields that are the same in all sites into one mapping; of

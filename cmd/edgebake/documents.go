@@ -214,7 +214,7 @@ func orToken(err error) error {
 }
 
 func siteFiles(s streams, name string, data []byte, site *configs.Site, ignition string) (media.Site, error) {
-	out := media.Site{Doc: site, Files: map[string][]byte{}, Version: configs.Version, Read: origin(name, data, ignition, site.IgnitionFile)}
+	out := media.Site{Doc: site, Files: map[string][]byte{}, Read: origin(name, data, ignition, site.IgnitionFile)}
 	user, err := siteIgnition(s, name, data, site, ignition)
 	if err != nil {
 		return out, err
@@ -228,8 +228,7 @@ func siteFiles(s streams, name string, data []byte, site *configs.Site, ignition
 	}
 	// On the node the config lies in the slot.
 	site.IgnitionFile = ""
-	out.Files[ondisk.SlotSite], err = configs.EncodeSlot(site)
-	return out, err
+	return out, nil
 }
 
 // origin is what a Site or Inventory came from: ignition is the config that the
@@ -243,7 +242,7 @@ func origin(name string, data []byte, ignition, file string) media.Read {
 
 // inventoryFiles is an Inventory and what goes into the slot with it.
 func inventoryFiles(s streams, name string, data []byte, inv *configs.Inventory, ignition string) (media.Site, error) {
-	out := media.Site{Files: map[string][]byte{}, Version: configs.Version, Read: origin(name, data, ignition, "")}
+	out := media.Site{Inventory: inv, Files: map[string][]byte{}, Read: origin(name, data, ignition, "")}
 	user, err := finishInventory(s, name, data, inv, ignition)
 	if err != nil {
 		return out, err
@@ -251,9 +250,7 @@ func inventoryFiles(s streams, name string, data []byte, inv *configs.Inventory,
 	if user != nil {
 		out.Files[ondisk.SlotIgnition] = user
 	}
-	out.Inventory = inv
-	out.Files[ondisk.SlotInventory], err = configs.EncodeSlotInventory(inv)
-	return out, err
+	return out, nil
 }
 
 // finishInventory puts the files that an Inventory names into it, and renders
@@ -309,20 +306,12 @@ func fitsSlot(site *configs.Site) error {
 	return nil
 }
 
-// eachSite is what goes into the slot of each machine of an Inventory alone.
-func eachSite(doc media.Site) ([]media.Named, error) {
-	var out []media.Named
+// eachSite returns the Sites of an Inventory, each for a slot of its own.
+func eachSite(doc media.Site) (out []media.Named) {
+	spread := configs.DefaultSpread(len(doc.Inventory.Sites))
 	for i := range doc.Inventory.Sites {
 		s := &doc.Inventory.Sites[i]
-		b, err := configs.EncodeSlot(&s.Site)
-		if err != nil {
-			return nil, err
-		}
-		files := map[string][]byte{ondisk.SlotSite: b}
-		if ign := doc.Files[ondisk.SlotIgnition]; ign != nil {
-			files[ondisk.SlotIgnition] = ign
-		}
-		out = append(out, media.Named{Name: s.Name, Site: media.Site{Doc: &s.Site, Files: files, Version: doc.Version, DefaultSpread: configs.DefaultSpread(len(doc.Inventory.Sites))}})
+		out = append(out, media.Named{Name: s.Name, Site: media.Site{Doc: &s.Site, Files: doc.Files, DefaultSpread: spread}})
 	}
-	return out, nil
+	return out
 }

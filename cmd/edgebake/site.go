@@ -125,7 +125,11 @@ func signSite(s streams, name string, o signOptions) (done signed, err error) {
 		done.dir = strings.TrimSuffix(base, filepath.Ext(base)) + "-stick"
 	}
 	// What first boot would read of it is what is signed.
-	img, err := slot.Make(slot.Contents{Files: site.Files})
+	files, err := site.SlotFiles()
+	if err != nil {
+		return done, err
+	}
+	img, err := slot.Make(slot.Contents{Files: files})
 	if err != nil {
 		return done, fmt.Errorf("signing %s: %w", name, err)
 	}
@@ -144,7 +148,7 @@ func signSite(s streams, name string, o signOptions) (done signed, err error) {
 	if c.Signature, err = slot.Sign(c.Files, key, o.now); err != nil {
 		return done, err
 	}
-	return done, writeStick(done.dir, c)
+	return done, writeStick(done.dir, c, site.Inventory)
 }
 
 // checkMeant rejects a Site for which nobody has said what machine may take it.
@@ -234,7 +238,7 @@ func isOneOf(at string, names []string) bool {
 }
 
 // writeStick writes the files of a site, the signature last.
-func writeStick(dir string, c *slot.Contents) error {
+func writeStick(dir string, c *slot.Contents, inventory *configs.Inventory) error {
 	undo, err := file.MakeDir(dir, 0o700)
 	if err != nil {
 		return fmt.Errorf("writing a signed Site: %w", err)
@@ -250,7 +254,7 @@ func writeStick(dir string, c *slot.Contents) error {
 			return err
 		}
 	}
-	if err := makeClaims(dir, c.Files[ondisk.SlotInventory]); err != nil {
+	if err := makeClaims(dir, inventory); err != nil {
 		return stickError(dir, ondisk.SlotClaims, err)
 	}
 	return write(ondisk.SlotSignature, c.Signature)
@@ -270,15 +274,11 @@ func stickError(dir, name string, err error) error {
 // makeClaims makes the file in which machines note which site of an inventory
 // they have taken. One that is there keeps what is noted in it, and gets the room
 // that it lacks. No signature covers it.
-func makeClaims(dir string, inventory []byte) error {
+func makeClaims(dir string, inventory *configs.Inventory) error {
 	if inventory == nil {
 		return nil
 	}
-	inv, err := configs.ParsePublicInventory(ondisk.SlotInventory, inventory)
-	if err != nil {
-		return err
-	}
-	name, empty := filepath.Join(dir, ondisk.SlotClaims), slot.ClaimsFile(len(inv.Sites))
+	name, empty := filepath.Join(dir, ondisk.SlotClaims), slot.ClaimsFile(len(inventory.Sites))
 	if fi, err := os.Stat(name); err == nil && fi.Size() >= int64(len(empty)) {
 		return nil // another user's, perhaps
 	}

@@ -186,10 +186,7 @@ func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if doc.Inventory == nil {
 		return fmt.Errorf("%s is a Site, not an Inventory: stamp it with edgebake stamp %s %s --output FILE", configs.FileName(document), image, document)
 	}
-	sites, err := eachSite(doc)
-	if err != nil {
-		return err
-	}
+	sites := eachSite(doc)
 	out, err := media.StampMany(c.Context(), image, sites, o.Output, media.ManyOptions{StampOptions: o.StampOptions, Read: doc.Read, Slots: o.slots})
 	if err != nil {
 		return err
@@ -215,12 +212,14 @@ func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 		return err
 	}
 	// Without its text: nobody edits a line of a slot.
-	site := media.Site{Files: contents.Files, Version: configs.Version, Read: media.Read{Name: o.slot, Ignition: o.slot}}
+	site := media.Site{Files: contents.Files, Read: media.Read{Name: o.slot, Ignition: o.slot}}
 	if b, ok := contents.Files[ondisk.SlotInventory]; ok {
 		site.Inventory, err = configs.ParseInventory(o.slot, b)
 	} else {
 		site.Doc, err = configs.ParseSite(o.slot, contents.Files[ondisk.SlotSite])
 	}
+	delete(site.Files, ondisk.SlotSite)
+	delete(site.Files, ondisk.SlotInventory)
 	if err != nil {
 		return err
 	}

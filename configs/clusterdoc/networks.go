@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// clusterNet is a network of the cluster, and where it is written.
+// clusterNet is a network of the cluster, and its field.
 type clusterNet struct {
 	netip.Prefix
 	path, what string
@@ -23,8 +23,8 @@ func (n clusterNet) isDefault() bool {
 	return slices.Contains([]string{defaultPods[false], defaultPods[true], defaultServices[false], defaultServices[true]}, s)
 }
 
-// validateNetworks checks pods' and Services' networks against each other and
-// against every address that machines of the cluster have.
+// validateNetworks reports networks of pods and Services that overlap each other or
+// contain an address of a machine.
 func (c *Cluster) validateNetworks(probs *configs.Problems) {
 	pods := c.parseCIDRs("podCIDRs", c.PodCIDRs, "pods", probs)
 	services := c.parseCIDRs("serviceCIDRs", c.ServiceCIDRs, "Services", probs)
@@ -109,8 +109,8 @@ var reserved = []struct {
 	{netip.MustParsePrefix("ff00::/8"), "the multicast addresses"},
 }
 
-// validatePodSize checks that each machine gets its part: a /24 of IPv4, a
-// /64 of IPv6, which are the controller manager's defaults.
+// validatePodSize checks that the network is large enough for all machines: each gets a /24
+// of IPv4 or a /64 of IPv6, the controller manager's defaults.
 func (c *Cluster) validatePodSize(p clusterNet, probs *configs.Problems) {
 	perNode := map[bool]int{true: 24, false: 64}[p.Addr().Is4()]
 	machines := len(c.Masters) + len(c.Nodes)
@@ -124,8 +124,7 @@ func (c *Cluster) validatePodSize(p clusterNet, probs *configs.Problems) {
 	}
 }
 
-// validateOverlap reports addresses and networks of machines that lie in a
-// network of the cluster.
+// validateOverlap reports addresses and networks of machines inside n.
 func (c *Cluster) validateOverlap(n clusterNet, probs *configs.Problems) {
 	if vip, err := netip.ParseAddr(c.VIP); err == nil && n.Contains(vip.Unmap()) {
 		probs.Add(n.path, "%s (%s) contains the VIP %s: choose another network, or another VIP (vip)", n.Prefix, n.what, vip)
@@ -141,8 +140,8 @@ func (c *Cluster) validateOverlap(n clusterNet, probs *configs.Problems) {
 	}
 }
 
-// overlapMachine reports the networks that a machine is in or routes to, but
-// for that of address, which is reported already.
+// overlapMachine reports networks of a machine, and destinations of its routes, that
+// overlap n, except for the network of address, which is reported already.
 func (c *Cluster) overlapMachine(n clusterNet, network *configs.Network, path, address string, probs *configs.Problems) {
 	for _, s := range network.Subnets() {
 		if s.Overlaps(n.Prefix) && (s.Addr().String() != address || !n.Contains(s.Addr())) {
@@ -163,8 +162,8 @@ func (c *Cluster) overlapMachine(n clusterNet, network *configs.Network, path, a
 	}
 }
 
-// leadsToPods reports whether a route is the one to the pods of another machine, where
-// no network agent makes those: it stays inside of their network.
+// leadsToPods reports whether a route leads to the pods of another machine, as clusters
+// without a network plugin have them.
 func (c *Cluster) leadsToPods(n clusterNet, to netip.Prefix, via string) bool {
 	router, err := netip.ParseAddr(via)
 	if err != nil || n.what != "pods" || to.Bits() <= n.Bits() {

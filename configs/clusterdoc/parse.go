@@ -10,21 +10,20 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// File is a Cluster as its file holds it.
+// File is a Cluster and the documents that follow it in its file.
 type File struct {
 	*Cluster
-	// File is its name, for problems, and Text what was read.
+	// File is the name of the file, for problems; Text is its contents.
 	File string
 	Text []byte
 	// Kubeadm are the documents that follow it.
 	Kubeadm kubeadm.Documents
-	// Warnings are what can be meant, but seldom is.
+	// Warnings are settings that are allowed, but seldom right.
 	Warnings configs.Problems
 }
 
-// Parse reads a Cluster and the documents of kubeadm that follow it.
-// The error is Problems with everything found wrong. The manifests that it
-// names are not looked at: see CheckManifest.
+// Parse reads a Cluster and the documents of kubeadm that follow it. The error is Problems.
+// The manifests that it names are checked by manifest.Check.
 func Parse(name string, data []byte) (*File, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -48,7 +47,7 @@ func Read(doc *configs.Document) (*File, error) {
 		if proxy := f.Kubeadm.Of("KubeProxyConfiguration"); proxy != nil && f.KubeProxy.Mode == "none" {
 			doc.Problem(proxy, "KubeProxyConfiguration", "has no effect with kubeProxy.mode none: remove it")
 		}
-		for _, w := range append(f.warnings(), f.nobodyToAsk()...) {
+		for _, w := range append(f.warnings(), f.withoutDNS()...) {
 			at := doc.Find(w.Path)
 			w.File, w.Line, w.Col = doc.File, at.Line, at.Col
 			f.Warnings = append(f.Warnings, w)
@@ -58,7 +57,7 @@ func Read(doc *configs.Document) (*File, error) {
 	return f, err
 }
 
-// HasOpenYurt reports whether the cluster carries OpenYurt.
+// HasOpenYurt reports whether the cluster runs OpenYurt.
 func (c *Cluster) HasOpenYurt() bool { return c.OpenYurt == nil || *c.OpenYurt }
 
 // TokenLifetime is TokenTTL of a valid Cluster.
@@ -67,8 +66,7 @@ func (c *Cluster) TokenLifetime() time.Duration {
 	return d
 }
 
-// defaultPods and defaultServices are the networks inside a cluster, by whether
-// its control-plane nodes have IPv6.
+// Default networks of pods and Services, by whether the control-plane nodes have IPv6.
 var (
 	defaultPods     = map[bool]string{false: "10.244.0.0/16", true: "fd00:244::/56"}
 	defaultServices = map[bool]string{false: "10.96.0.0/16", true: "fd00:96::/112"}
@@ -97,7 +95,7 @@ func (c *Cluster) SetDefaults() {
 	}
 }
 
-// warnings are what is allowed but seldom right.
+// warnings returns settings that are allowed, but seldom right.
 func (c *Cluster) warnings() configs.Problems {
 	var probs configs.Problems
 	if n := len(c.Masters); n > 0 && n%2 == 0 {
@@ -111,9 +109,9 @@ func (c *Cluster) warnings() configs.Problems {
 	return probs
 }
 
-// nobodyToAsk warns of machines on which CoreDNS does not start: kubeadm has it
-// forward what is not the cluster's to the DNS servers of the machine.
-func (f *File) nobodyToAsk() configs.Problems {
+// withoutDNS warns about machines without a DNS server. CoreDNS does not start there: in
+// kubeadm's configuration it forwards other names to the machine's DNS servers.
+func (f *File) withoutDNS() configs.Problems {
 	if yamltree.True(yamltree.At(f.Kubeadm.Of("ClusterConfiguration"), "dns.disabled")) {
 		return nil
 	}

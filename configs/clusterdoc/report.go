@@ -13,15 +13,15 @@ import (
 // minReportKey is the shortest key; `edgebake cluster listen` makes one of 26 letters.
 const minReportKey = 20
 
-// ReportPath is the path of the URL with which one node reports to `edgebake cluster
-// listen`: its name, and proof that whoever made the URL has the key.
+// ReportPath returns the path of the URL with which one node reports to `edgebake cluster
+// listen`: the node's name, and a proof that the URL was made with the key.
 func ReportPath(key configs.Secret, node string) string {
 	mac := hmac.New(sha256.New, []byte(key.Reveal()))
 	mac.Write([]byte("edgebake report v1\n" + node))
 	return "/" + node + "/" + hex.EncodeToString(mac.Sum(nil)[:16])
 }
 
-// of is what a node's Site says of reports.
+// of returns the field report of a node's Site.
 func (r *Receiver) of(node string) configs.Report {
 	out := configs.Report{URL: r.URL, CACert: r.CACert}
 	if !r.Key.IsZero() && node != "" {
@@ -30,7 +30,7 @@ func (r *Receiver) of(node string) configs.Report {
 	return out
 }
 
-// validate checks what the Cluster's report has beyond that of a Site.
+// validate checks what a Site's field report does not have.
 func (r *Receiver) validate(probs *configs.Problems) {
 	if r.Key.IsZero() {
 		return

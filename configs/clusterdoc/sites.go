@@ -16,7 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// APIServers are the API servers as a Site names them, host:port.
+// APIServers returns the API servers as host:port.
 func (c *Cluster) APIServers() []string {
 	var out []string
 	for _, m := range c.Masters {
@@ -25,14 +25,14 @@ func (c *Cluster) APIServers() []string {
 	return out
 }
 
-// siteFrame is a Site of this cluster, for a node of that name; empty: for none yet.
+// siteFrame returns a Site with the fields that all machines have in common.
 func (c *Cluster) siteFrame(nodeType, node string) configs.Site {
 	s := configs.Site{APIVersion: configs.APIVersion, Kind: configs.KindSite, NodeName: node, Masters: c.APIServers(), Endpoint: c.Endpoint, VIP: c.VIP, NodeType: nodeType, Users: c.Users, Report: c.Report.of(node)}
 	strict.ApplyDefaults(&s)
 	return s
 }
 
-// NodeSite is the Site of one worker of a valid Cluster.
+// NodeSite returns the Site of one worker of a valid Cluster.
 func (c *Cluster) NodeSite(n *Node, token configs.Secret, caHash string) *configs.Site {
 	s := c.siteFrame(n.NodeType, n.Name)
 	s.NodePool, s.NodeIP, s.Labels, s.Taints, s.Network = n.NodePool, n.NodeIP, n.Labels, n.Taints, n.Network
@@ -42,9 +42,8 @@ func (c *Cluster) NodeSite(n *Node, token configs.Secret, caHash string) *config
 	return &s
 }
 
-// ControlPlaneSite is the Site of one control-plane node of a valid Cluster, without
-// its credentials. id is the minting's; birth is until when the cluster may be
-// born, zero: not any more.
+// ControlPlaneSite returns the Site of one control-plane node of a valid Cluster, without
+// its credentials. birth is the time until which the cluster can be born; zero: it cannot.
 func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth time.Time) (*configs.Site, error) {
 	s := f.siteFrame(configs.NodeControlPlane, m.Name)
 	s.Network = m.Network
@@ -66,9 +65,9 @@ func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth ti
 	return &s, nil
 }
 
-// The rates of requests that kube-controller-manager gets. It sends two for each
-// certificate of a node that joins: 4,000 nodes that are switched on together wait a
-// minute for theirs, with its default of 20 a second nearly seven.
+// Rates of requests for kube-controller-manager. It sends two for the certificate of each
+// node that joins: 4,000 nodes that start together wait a minute, and nearly seven with its
+// default of 20 a second.
 const (
 	managerQPS   = "kube-api-qps"
 	managerBurst = "kube-api-burst"
@@ -92,8 +91,8 @@ func setManagerRates(cluster *yaml.Node) {
 	}
 }
 
-// controlPlaneDocuments are kubeadm's documents for one control-plane node: those of
-// the Cluster's file, with what its fields say.
+// controlPlaneDocuments returns kubeadm's documents for one control-plane node: those in
+// the Cluster's file, completed with the Cluster's fields.
 func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	docs := kubeadm.Documents{
 		f.document("ClusterConfiguration"), f.document("InitConfiguration"), f.document("KubeletConfiguration"),
@@ -138,7 +137,7 @@ func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	str(proxy.Root, f.KubeProxy.Mode, "mode")
 	str(proxy.Root, f.KubeProxy.BindAddress, "bindAddress")
 	if f.KubeProxy.Mode == "ipvs" {
-		// It removes virtual servers that it did not make, ipvscare's too.
+		// kube-proxy removes virtual servers that it did not make, also ipvscare's.
 		bits := 32
 		if strings.Contains(f.VIP, ":") {
 			bits = 128
@@ -148,9 +147,8 @@ func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	return append(docs, proxy).Encode()
 }
 
-// nodeIP is kubelet's --node-ip on a control-plane node: with both families in a cluster
-// that has both, where the network gives it both for good. etcd and the API server have
-// one address, at which the others reach them.
+// nodeIP returns kubelet's --node-ip on a control-plane node: addresses of both families if
+// the cluster has both and the machine has static ones.
 func (f *File) nodeIP(m *ControlPlaneNode) string {
 	if len(f.ServiceCIDRs) < 2 {
 		return m.Address
@@ -158,15 +156,14 @@ func (f *File) nodeIP(m *ControlPlaneNode) string {
 	return cmp.Or(m.Network.BothAddresses(m.Address), m.Address)
 }
 
-// componentPatience is how long a component of the control plane may take until
-// it first answers. kubeadm makes it kubelet's startup probe, and its own four
-// minutes kill an API server over and over on a small or busy machine, which
-// then never comes up.
+// componentPatience is the time for a component of the control plane to start. kubeadm
+// makes it kubelet's startup probe; with its default of four minutes, kubelet would kill an
+// API server on a small or busy machine again and again.
 const componentPatience = "20m0s"
 
 const defaultCRISocket = "unix:///run/containerd/containerd.sock"
 
-// document is the person's document of a kind, to be changed, or a new one.
+// document returns a copy of the person's document of a kind, or a new one.
 func (f *File) document(kind string) kubeadm.Document {
 	root := yamltree.Mapping()
 	if own := f.Kubeadm.Of(kind); own != nil {
@@ -177,7 +174,7 @@ func (f *File) document(kind string) kubeadm.Document {
 	return kubeadm.Document{Kind: kind, Root: root}
 }
 
-// cloneNode copies a tree, with what its aliases stand for.
+// cloneNode copies a tree and replaces its aliases by their values.
 func cloneNode(n *yaml.Node) *yaml.Node {
 	c := *yamltree.Deref(n)
 	c.Anchor, c.Alias = "", nil
@@ -188,7 +185,7 @@ func cloneNode(n *yaml.Node) *yaml.Node {
 	return &c
 }
 
-// addItems adds texts to a list, those that it has not yet.
+// addItems adds texts to a list unless they are in it.
 func addItems(root *yaml.Node, items []string, path ...string) {
 	list := yamltree.ListAt(root, path...)
 	for _, item := range items {

@@ -64,7 +64,7 @@ func badClusterName(s string) string {
 	return fmt.Sprintf("%q cannot name a cluster: lower-case letters, digits and - only, at most 63, beginning and ending with a letter or digit", strict.Shorten(s))
 }
 
-// badRepository says what is wrong with the prefix of image names.
+// badRepository says what is wrong with s as the beginning of images' names.
 func badRepository(s string) string {
 	switch last := s[strings.LastIndexByte(s, '/')+1:]; {
 	case strings.Contains(s, "://"):
@@ -89,10 +89,10 @@ func badManifestPath(s string) string {
 	return ""
 }
 
-// owners are who has a name, an address or a mark already.
+// owners maps a value that only one machine can have to the field that has it.
 type owners map[string]string
 
-// take notes that path has value, and reports who has it already.
+// take sets the owner of a value, or reports that it has one already.
 func (o owners) take(value, path, what string, probs *configs.Problems) {
 	if value == "" {
 		return
@@ -104,8 +104,8 @@ func (o owners) take(value, path, what string, probs *configs.Problems) {
 	o[value] = path
 }
 
-// validateMachines checks masters and nodes, each by itself and
-// against the others.
+// validateMachines checks masters and nodes, and that no two have the same name, address
+// or match.
 func (c *Cluster) validateMachines(probs *configs.Problems) {
 	names, addresses, marks := owners{}, owners{}, owners{}
 	for i := range c.Masters {
@@ -194,7 +194,7 @@ func (m *ControlPlaneNode) validateAddress(path string, probs *configs.Problems)
 	}
 }
 
-// takeSubnets notes a machine's addresses, which no other may have.
+// takeSubnets takes a machine's addresses, except for its own ones.
 func takeSubnets(n *configs.Network, path string, addresses, own owners, probs *configs.Problems) {
 	for _, s := range n.Subnets() {
 		if a := s.Addr().Unmap().String(); own[a] == "" {
@@ -203,8 +203,7 @@ func takeSubnets(n *configs.Network, path string, addresses, own owners, probs *
 	}
 }
 
-// takeMatch checks a machine's match, if it has one, and notes what no other
-// may have.
+// takeMatch checks a machine's match, if it has one, and takes its members.
 func (m configs.Match) takeMatch(path string, marks owners, probs *configs.Problems) {
 	if m.IsZero() {
 		return

@@ -33,9 +33,8 @@ type Input struct {
 	LeftOut []string
 }
 
-// Site is a Site to start from: the example with what is known, and placeholders for
-// the rest. What the example shows besides is commented out; with the cluster's join
-// line, users too where no key is known: the Site is complete without them.
+// Site returns the example with the known values, and placeholders for the others. Optional
+// fields are commented out; if the API servers are known and no SSH key is, users too.
 func (in *Input) Site() []byte {
 	token, hashes, key := forms.PlaceholderToken, []string{forms.PlaceholderCAHash}, forms.PlaceholderKey
 	out := []string{"labels:", "taints:", "network:"}
@@ -76,7 +75,7 @@ func (in *Input) Site() []byte {
 	return []byte(commentOut(text, out...))
 }
 
-// Image is an Image to start from: the example, or that of OpenYurt for its nodes.
+// Image returns the example of an Image, or for nodes of OpenYurt the one for these.
 func (in *Input) Image() []byte {
 	if in.NodeType != "" {
 		return []byte(examples.OpenYurt)
@@ -94,14 +93,13 @@ func (in *Input) Image() []byte {
 	return []byte(text)
 }
 
-// Cluster is a Cluster to start from: the example, with the key of the person
-// who will log in, or a placeholder.
+// Cluster returns the example of a Cluster with a person's SSH key, or a placeholder.
 func Cluster(sshKey string) []byte {
 	if sshKey == "" {
 		sshKey = forms.PlaceholderKey
 	}
 	quoted := "'" + strings.ReplaceAll(sshKey, "'", "''") + "'"
-	// Its nodes are those of the Image to start from.
+	// Its nodes are of the types that the example of an Image has.
 	return []byte(strings.NewReplacer(
 		`"`+exampleKey+`"`, quoted,
 		"\nopenyurt: true\n", "\n# openyurt: true # with nodes of nodeType edge and cloud, which the Image must list too (nodeTypes)\n",
@@ -109,7 +107,7 @@ func Cluster(sshKey string) []byte {
 	).Replace(examples.Cluster))
 }
 
-// quoteYAML quotes what YAML would read otherwise: [fd00::1]:6443.
+// quoteYAML quotes a text that YAML would not read as a string, such as [fd00::1]:6443.
 func quoteYAML(s string) string {
 	if strings.ContainsAny(s, "[]{}#'\"") || strings.Contains(s, ": ") {
 		return "'" + strings.ReplaceAll(s, "'", "''") + "'"
@@ -117,7 +115,7 @@ func quoteYAML(s string) string {
 	return s
 }
 
-// commentOut makes comments of the fields with these names and all below them.
+// commentOut turns the fields with these names, and all below them, into comments.
 func commentOut(text string, fields ...string) string {
 	var b strings.Builder
 	inside := false

@@ -13,7 +13,12 @@ import (
 // Encode writes a struct as YAML, with its secrets. The bytes depend on the value alone.
 // If keep is not nil, it decides by a field's path (SchemaPath) whether it is written.
 func Encode(v any, keep func(path string) bool) ([]byte, error) {
-	return yamltree.Encode(encodeValue(reflect.ValueOf(v).Elem(), "", keep))
+	return yamltree.Encode(Node(v, keep))
+}
+
+// Node returns the YAML that Encode writes.
+func Node(v any, keep func(path string) bool) *yaml.Node {
+	return encodeValue(reflect.ValueOf(v).Elem(), "", keep)
 }
 
 // encodeValue returns v as a YAML node, nil where there is nothing to write.

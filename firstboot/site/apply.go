@@ -332,7 +332,7 @@ func fits(e *machine.Env, a *Active) error {
 	if err != nil {
 		return fmt.Errorf("looking for what the Site needs: %w", err)
 	}
-	if probs := node.CheckSite(node.Image{Info: a.Image, Root: baked}, a.Site, a.ignition); probs != nil {
+	if probs := node.CheckFiles(node.Image{Info: a.Image, Root: baked}, a.Site, a.ignition); probs != nil {
 		return rejectSite(probs)
 	}
 	return nil

@@ -26,14 +26,17 @@ func SecretsInSlot(e *machine.Env, active *Active) (SlotSecrets, error) {
 	if err != nil {
 		return NoSecrets, err
 	}
-	c, one, err := readContents(e, dev)
+	c, f, err := readContents(e, dev, active)
 	if errors.Is(err, slot.ErrBlank) {
 		return SlotBlank, nil
 	}
 	site, mac := active.Site, active.MAC
-	if err == nil && !active.isMadeOf(one.Files[ondisk.SlotSite], one.Files[ondisk.SlotIgnition]) {
-		if site, err = Parse(one.Files[ondisk.SlotSite]); err == nil {
-			mac, err = siteMAC(active.inputs.key, site, one.Files[ondisk.SlotIgnition])
+	if err == nil && f.site != active.Site {
+		doc, ign := f.contents.Files[ondisk.SlotSite], f.contents.Files[ondisk.SlotIgnition]
+		if site = f.site; site == nil {
+			_, err = Parse(doc)
+		} else if !active.isMadeOf(doc, ign) {
+			mac, err = siteMAC(active.inputs.key, site, ign)
 		}
 	}
 	if err != nil {

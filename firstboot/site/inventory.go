@@ -1,7 +1,6 @@
 package site
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -31,64 +30,75 @@ var (
 // isOthers reports whether an error says that a Site or an inventory is for other machines.
 func isOthers(err error) bool { return errors.Is(err, errNoMatch) || errors.Is(err, errNotMeant) }
 
-// forMachine is what a slot holds for this machine: the contents as they are, its Site
-// without the match that fits the machine, or in place of an inventory the one site that
-// matches, which is returned too.
-func forMachine(e *machine.Env, c *slot.Contents) (*slot.Contents, *configs.InventorySite, error) {
+// found is the Site that a slot holds for this machine.
+type found struct {
+	// contents are the slot's, with this machine's Site alone: without its match, and in
+	// place of an inventory.
+	contents *slot.Contents
+	// site is the Site in contents; nil: it has problems, which Parse returns.
+	site *configs.Site
+	// entry is the Site in the slot's inventory; nil: the slot has none.
+	entry *configs.InventorySite
+}
+
+// forMachine finds what a slot holds for this machine. before, which may be nil, is the
+// Site that it held earlier.
+func forMachine(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
 	doc, ok := c.Files[ondisk.SlotInventory]
 	if !ok {
-		c, err := ifMeant(e, c)
-		return c, nil, err
+		return ifMeant(e, c, before)
 	}
 	inv, err := configs.ParsePublicInventory(ondisk.SlotInventory, doc)
 	if err != nil {
-		return nil, nil, run.NeedsPerson(fmt.Errorf("the inventory has problems: %w", err), "correct the inventory and stamp it again, or bring a stick with a Site")
+		return nil, run.NeedsPerson(fmt.Errorf("the inventory has problems: %w", err), "correct the inventory and stamp it again, or bring a stick with a Site")
 	}
-	machine := e.Facts()
-	site, err := node.FindSite(inv, machine)
+	entry, err := node.FindSite(inv, e.Facts())
 	if err != nil {
-		return nil, nil, run.NeedsPerson(err, "let each machine match one Site of the inventory, and stamp it again")
+		return nil, run.NeedsPerson(err, "let each machine match one Site of the inventory, and stamp it again")
 	}
-	if site == nil {
-		return nil, nil, errNoMatch
+	if entry == nil {
+		return nil, errNoMatch
 	}
-	own, err := configs.EncodeSlot(&site.Site)
+	f, err := withSite(c, &entry.Site)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if limit := slot.SizeLimit(ondisk.SlotSite); int64(len(own)) > limit {
-		return nil, nil, run.NeedsPerson(fmt.Errorf("the Site %s of the inventory has %d bytes, a slot has room for a Site of %d", site.Name, len(own), limit),
+	if size, limit := int64(len(f.contents.Files[ondisk.SlotSite])), slot.SizeLimit(ondisk.SlotSite); size > limit {
+		return nil, run.NeedsPerson(fmt.Errorf("the Site %s of the inventory has %d bytes, a slot has room for a Site of %d", entry.Name, size, limit),
 			"take large contents out of its ignition, or out of the one in defaults, and put them into the Image (files, overlays) or into a config.ign for all (stamp --ignition); stamp the inventory again")
 	}
-	one := *c
-	one.Files = maps.Clone(c.Files)
-	delete(one.Files, ondisk.SlotInventory)
-	one.Files[ondisk.SlotSite] = own
-	return &one, site, nil
+	f.entry = entry
+	return f, nil
 }
 
-// ifMeant is forMachine of contents with a Site alone.
-func ifMeant(e *machine.Env, c *slot.Contents) (*slot.Contents, error) {
+// ifMeant is forMachine for contents with a Site alone.
+func ifMeant(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
 	doc := c.Files[ondisk.SlotSite]
-	if !bytes.Contains(doc, []byte("match")) {
-		return c, nil // as most; where YAML spells it otherwise, resolveSite sees it
+	if before != nil && before.isMadeOf(doc, c.Files[ondisk.SlotIgnition]) {
+		return &found{contents: c, site: before.Site}, nil
 	}
-	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc)
+	site, err := Parse(doc)
 	if err != nil || site.Match.IsZero() {
-		return c, nil // whoever resolves the site says what is wrong with it
+		return &found{contents: c, site: site}, nil
 	}
 	if !node.Matches(site.Match, e.Facts()) {
 		return nil, errNotMeant
 	}
 	site.Match = configs.Match{}
-	own, err := configs.EncodeSlot(site)
+	return withSite(c, site)
+}
+
+// withSite returns contents with this Site in place of what is there.
+func withSite(c *slot.Contents, site *configs.Site) (*found, error) {
+	doc, err := configs.EncodeSlot(site)
 	if err != nil {
 		return nil, err
 	}
 	one := *c
 	one.Files = maps.Clone(c.Files)
-	one.Files[ondisk.SlotSite] = own
-	return &one, nil
+	delete(one.Files, ondisk.SlotInventory)
+	one.Files[ondisk.SlotSite] = doc
+	return &found{contents: &one, site: site}, nil
 }
 
 // readUnwritten reads the machine's own slot where it still has to be written:
@@ -102,10 +112,11 @@ func readUnwritten(e *machine.Env) (dev string, c, one *slot.Contents) {
 	if c, err = e.ReadSlot(dev); err != nil {
 		return "", nil, nil
 	}
-	if one, _, err = forMachine(e, c); err != nil || one == c && !c.Unfinished {
+	f, err := forMachine(e, c, nil)
+	if err != nil || f.contents == c && !c.Unfinished {
 		return "", nil, nil
 	}
-	return dev, c, one
+	return dev, c, f.contents
 }
 
 func unwritten(e *machine.Env) bool {

@@ -94,6 +94,8 @@ func differingFields(a, b reflect.Value) []string {
 type taking struct {
 	info  ondisk.SlotInfo
 	files map[string][]byte
+	// site is the Site in files; nil: it has problems.
+	site *configs.Site
 	// signed is when a key that the Image names signed it, in seconds since the
 	// epoch; 0: it has no such signature.
 	signed int64
@@ -124,15 +126,16 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 		e.Note("stick %s counts as unsigned: %v", dev, unsigned)
 	}
 	brought := c
-	c, entry, err := forMachine(e, c)
+	f, err := forMachine(e, c, nil)
 	if err != nil {
 		return nil, err
 	}
-	all.files, all.entry = c.Files, entry
+	c = f.contents
+	all.files, all.site, all.entry = c.Files, f.site, f.entry
 	all.digest = contentsDigest(&slot.Contents{Files: c.Files, Signature: brought.Signature})
-	next, err := configs.ParsePublicSite(ondisk.SlotSite, c.Files[ondisk.SlotSite])
-	if err != nil {
-		return all, nil // whoever resolves the site says what is wrong with it
+	next := f.site
+	if next == nil {
+		return all, nil // resolveSite reports its problems
 	}
 	var site *configs.Site
 	if old != nil {
@@ -162,7 +165,7 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 	if err != nil {
 		return nil, err
 	}
-	t := &taking{info: c.Info, files: maps.Clone(ownContents(e).Files), omitted: got.Omitted, digest: all.digest, entry: entry}
+	t := &taking{info: c.Info, files: maps.Clone(ownContents(e).Files), omitted: got.Omitted, digest: all.digest, entry: f.entry}
 	delete(t.files, ondisk.SlotInventory) // of which the machine's site is taken
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if name != ondisk.SlotSite && !bytes.Equal(c.Files[name], t.files[name]) {
@@ -170,6 +173,9 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 		}
 	}
 	t.files[ondisk.SlotSite] = doc
+	if got.Site.ValidatePublic() == nil { // its parts are from two valid Sites
+		t.site = got.Site
+	}
 	return t, nil
 }
 

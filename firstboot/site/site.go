@@ -106,19 +106,19 @@ var ErrNoSite = errors.New("there is no Site in the slot")
 // readSite reads and checks what a slot holds. before, which may be nil, is what
 // it held earlier.
 func readSite(e *machine.Env, image ondisk.ImageInfo, dev string, before *Active) (*slot.Contents, *Active, error) {
-	c, one, err := readContents(e, dev)
+	c, f, err := readContents(e, dev, before)
 	if err != nil {
 		return c, nil, err
 	}
-	a, err := resolveSite(e, image, one, one.Files[ondisk.SlotSite], before)
+	a, err := resolveSite(e, image, f, before)
 	if err == nil {
-		a.unwritten = one != c || c.Unfinished
+		a.unwritten = f.contents != c || c.Unfinished
 	}
 	return c, a, err
 }
 
 // readContents reads what a slot holds, whole and for this machine.
-func readContents(e *machine.Env, dev string) (c, one *slot.Contents, err error) {
+func readContents(e *machine.Env, dev string, before *Active) (c *slot.Contents, f *found, err error) {
 	c, err = e.ReadSlot(dev)
 	if errors.Is(err, slot.ErrNoSite) || errors.Is(err, slot.ErrBlank) {
 		return c, nil, fmt.Errorf("%w (%s: %w)", ErrNoSite, dev, err)
@@ -126,16 +126,17 @@ func readContents(e *machine.Env, dev string) (c, one *slot.Contents, err error)
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the slot %s: %w", dev, err)
 	}
-	one, _, err = forMachine(e, c)
+	f, err = forMachine(e, c, before)
 	if isOthers(err) {
 		return c, nil, fmt.Errorf("%w (%s: %w)", ErrNoSite, dev, err)
 	}
-	return c, one, err
+	return c, f, err
 }
 
-// resolveSite makes of a site's document the site on this machine. Of before it
-// takes what was made of the same.
-func resolveSite(e *machine.Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, before *Active) (*Active, error) {
+// resolveSite makes of what was found the site on this machine. Of before it takes what was
+// made of the same.
+func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Active) (*Active, error) {
+	c, doc := f.contents, f.contents.Files[ondisk.SlotSite]
 	m := e.Facts()
 	j, _ := member.ReadJoinedAs(e)
 	cert, notEnrolled := member.Enrolment(e)
@@ -147,10 +148,11 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, c *slot.Contents, doc [
 		return &a, nil
 	}
 	same := before != nil && before.isMadeOf(doc, inputs.ignition)
-	site, err := (*configs.Site)(nil), error(nil)
+	site := f.site
 	if same {
 		site = before.Site // a join changes what the machine is, and not the document
-	} else if site, err = Parse(doc); err != nil {
+	} else if site == nil {
+		_, err := Parse(doc)
 		return nil, err
 	}
 	if token := site.Credentials.Token; notEnrolled != nil && (ignition.Holds(inputs.ignition, token) || ignition.Holds([]byte(site.Ignition.Reveal()), token)) {
@@ -211,7 +213,7 @@ func Parse(doc []byte) (*configs.Site, error) {
 // checkFitsImage rejects a Site that the image was not made for, by the rules of
 // stamping.
 func checkFitsImage(image ondisk.ImageInfo, site *configs.Site) error {
-	probs := node.CheckSite(node.Image{Info: image}, site, nil)
+	probs := node.CheckInfo(image, site)
 	if probs == nil {
 		return nil
 	}
@@ -263,11 +265,15 @@ func Read(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, erro
 	if copyErr != nil {
 		return nil, err
 	}
-	files := map[string][]byte{}
+	files := map[string][]byte{ondisk.SlotSite: doc}
 	if ign, err := e.Read(IgnitionCopy); err == nil {
 		files[ondisk.SlotIgnition] = ign
 	}
-	old, copyErr := resolveSite(e, image, &slot.Contents{Files: files}, doc, before)
+	site, copyErr := Parse(doc)
+	if copyErr != nil {
+		return nil, err
+	}
+	old, copyErr := resolveSite(e, image, &found{contents: &slot.Contents{Files: files}, site: site}, before)
 	if copyErr != nil {
 		return nil, err
 	}

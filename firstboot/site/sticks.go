@@ -113,7 +113,7 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 		}
 		name := stickName(e, dev)
 		s := &stick{dev: dev, memory: name, digest: hex.EncodeToString(m.Sum(nil)), signed: got.signed, info: got.info, before: have, entry: got.entry, files: withOwnIgnition(got.files, own)}
-		s.active, err = resolveSite(e, image, &slot.Contents{Info: s.info, Files: s.files}, s.files[ondisk.SlotSite], have)
+		s.active, err = resolveSite(e, image, &found{contents: &slot.Contents{Info: s.info, Files: s.files}, site: got.site}, have)
 		if err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
 			continue

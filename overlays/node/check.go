@@ -42,17 +42,29 @@ type Found struct {
 	Link string // where a link leads
 }
 
-// CheckSite finds everything that a Site, with the Ignition config beside it,
-// requires of an image and cannot have there. Both stamping and first boot use
-// it.
+// CheckSite reports everything that a Site, with the Ignition config beside it, requires
+// of an image and cannot have there.
 func CheckSite(img Image, site *configs.Site, userIgnition []byte) configs.Problems {
-	c := &check{img: img, site: site}
+	probs := CheckInfo(img.Info, site)
+	if img.Root != nil {
+		probs = append(probs, CheckFiles(img, site, userIgnition)...)
+	}
+	return probs
+}
+
+// CheckInfo is CheckSite for what the image's description tells.
+func CheckInfo(info ondisk.ImageInfo, site *configs.Site) configs.Problems {
+	c := &check{img: Image{Info: info}, site: site}
 	c.image()
 	c.networks()
 	c.controlPlane()
-	if img.Root != nil {
-		c.files(userIgnition)
-	}
+	return c.probs
+}
+
+// CheckFiles is CheckSite for what the image's files tell.
+func CheckFiles(img Image, site *configs.Site, userIgnition []byte) configs.Problems {
+	c := &check{img: img, site: site}
+	c.files(userIgnition)
 	return c.probs
 }
 
