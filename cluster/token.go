@@ -19,7 +19,6 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/strict"
 )
 
 const (
@@ -175,7 +174,7 @@ func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) 
 func checkStub(site *configs.Site) error {
 	with := *site
 	with.Credentials.Token = configs.NewSecret("abcdef.0123456789abcdef")
-	strict.ApplyDefaults(&with)
+	with.ApplyDefaults()
 	return with.Validate().Err()
 }
 

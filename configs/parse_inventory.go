@@ -258,7 +258,7 @@ func (r *inventoryReport) of(i int, p Problem) {
 func (r *inventoryReport) finish(sites int) {
 	for _, p := range r.order {
 		of := r.shared[p]
-		given := r.doc.Has("defaults." + p.Path)
+		given := p.Path != "" && r.doc.Has("defaults."+p.Path)
 		switch {
 		case !given && len(of) < max(sites, 2):
 			for _, i := range of {

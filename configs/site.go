@@ -129,6 +129,9 @@ func (s *Site) Spread() time.Duration {
 	return max(time.Duration(s.SpreadSeconds)*time.Second, ondisk.BootSpread)
 }
 
+// ApplyDefaults sets the defaults of fields that are empty, as parsing does.
+func (s *Site) ApplyDefaults() { strict.ApplyDefaults(s) }
+
 // Credentials is a union: exactly one member is set.
 type Credentials struct {
 	// Token is a bootstrap token, e.g. abcdef.0123456789abcdef. It is never

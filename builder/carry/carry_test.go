@@ -711,7 +711,7 @@ func TestPushRejects(t *testing.T) {
 	for path, words := range map[string][]string{
 		flashed: {"it is a flashed disk", "take the image that was written to it"},
 		copied:  {"it is on a larger disk", "take the image that was written to it"},
-		stamped: {"stamped with a Site, which has a join token", "golden image that it was made of"},
+		stamped: {"stamped with the Site node-{{.MAC}}, which has a join token", "golden image that it was made of"},
 		damaged: {"slot cannot be read"},
 		deleted: {"a Site was deleted"},
 		other:   {"a file was deleted from its slot"},

@@ -18,7 +18,6 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/registry"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"

@@ -643,7 +643,7 @@ func TestFlashRefuses(t *testing.T) {
 	noSlotImage(t, noSlot)
 	m := blank(t, 3*fi.Size())
 	other := site()
-	other.Doc.Arch, other.Doc.NodeType, other.Version = "arm64", "cloud", "v9"
+	other.Doc.Arch, other.Doc.NodeType, other.Doc.APIVersion = "arm64", "cloud", "edgebake.io/v9"
 	for name, tc := range map[string]struct {
 		image  string
 		change func(*FlashOptions)

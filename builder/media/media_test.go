@@ -248,7 +248,8 @@ func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 		t.Errorf("sgdisk: %s", out)
 	}
 	// Stamped once more, nothing of the first site is left.
-	second := Site{Inventory: inventory(t)}
+	second := site()
+	second.Doc.Credentials.Token, second.Files = configs.NewSecret("bcdefa.0123456789abcdef"), nil
 	for _, name := range []string{"new.raw", "new.raw.zst"} {
 		if _, err := Stamp(t.Context(), at(name), second, StampOptions{Now: now}); err != nil {
 			t.Fatal(err)

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 

@@ -280,7 +280,7 @@ func finishInventory(s streams, name string, data []byte, inv *configs.Inventory
 	}
 	var probs configs.Problems
 	for i := range inv.Sites {
-		_, err := node.Render(&inv.Sites[i].Site, node.Machine{}, user)
+		_, err := node.Config(&inv.Sites[i].Site, node.Machine{}, user)
 		for _, err := range []error{err, fitsSlot(&inv.Sites[i].Site)} {
 			if err == nil {
 				continue

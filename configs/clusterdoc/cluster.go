@@ -115,9 +115,6 @@ type Node struct {
 	// NodeIP selects the node's address where the machine has several, as in a Site:
 	// 10.0.0.0/8, for example.
 	NodeIP string `yaml:"nodeIP,omitempty" json:"nodeIP,omitempty" check:"nodeIP"`
-	// NodeIP selects the node's address where the machine has several, as in a Site:
-	// 10.0.0.0/8, for example.
-	NodeIP string `yaml:"nodeIP,omitempty" json:"nodeIP,omitempty" check:"nodeIP"`
 	// Labels are node labels set at registration.
 	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
 	// Taints are node taints set at registration.

@@ -42,9 +42,9 @@ func (c *Cluster) validateNetworks(probs *configs.Problems) {
 	for _, s := range services {
 		// The API server keeps an entry for each address.
 		if hosts := s.Addr().BitLen() - s.Bits(); hosts > 20 {
-			probs.Add(s.Path, "%s is too large: the API server takes at most 2^20 Services: write %s", s.Prefix, netip.PrefixFrom(s.Addr(), s.Addr().BitLen()-20))
+			probs.Add(s.path, "%s is too large: the API server takes at most 2^20 Services: write %s", s.Prefix, netip.PrefixFrom(s.Addr(), s.Addr().BitLen()-20))
 		} else if hosts < 4 {
-			probs.Add(s.Path, "%s has no room for Services; the cluster's DNS alone takes the tenth address", s.Prefix)
+			probs.Add(s.path, "%s has no room for Services; the cluster's DNS alone takes the tenth address", s.Prefix)
 		}
 	}
 	all := append(slices.Clone(pods), services...)

@@ -25,7 +25,7 @@ type File struct {
 // Parse reads a Cluster and the documents of kubeadm that follow it. The error is Problems.
 // The manifests that it names are checked by manifest.Check.
 func Parse(name string, data []byte) (*File, error) {
-	d, err := Read(name, data)
+	d, err := configs.Read(name, data)
 	if err != nil {
 		return nil, err
 	}

@@ -51,7 +51,7 @@ func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth ti
 	s.CACertHashes = []string{caHash}
 	c := &configs.SiteControlPlane{ID: id}
 	for _, o := range f.Masters {
-		c.Members = append(c.Members, configs.ControlPlaneMember{o.Name, o.Address})
+		c.Members = append(c.Members, configs.ControlPlaneMember{Name: o.Name, Address: o.Address})
 	}
 	if !birth.IsZero() {
 		c.BirthUntil = birth.UTC().Format(time.RFC3339)

@@ -118,7 +118,7 @@ func (c *Cluster) validateMachines(probs *configs.Problems) {
 			addresses.take(a.Unmap().String(), path+".address", "address", probs)
 			own[a.Unmap().String()] = path + ".address" // its own network gives it again
 		}
-		m.Match.takeMatch(path+".match", marks, probs)
+		takeMatch(m.Match, path+".match", marks, probs)
 		site := c.siteFrame(configs.NodeNative, m.Name)
 		site.Network = m.Network
 		c.validateSite(&site, path, probs)
@@ -128,7 +128,7 @@ func (c *Cluster) validateMachines(probs *configs.Problems) {
 		n := &c.Nodes[i]
 		path := fmt.Sprintf("nodes[%d]", i)
 		c.validateName(n.Name, path+".name", names, probs)
-		n.Match.takeMatch(path+".match", marks, probs)
+		takeMatch(n.Match, path+".match", marks, probs)
 		if (n.NodeType == configs.NodeEdge || n.NodeType == configs.NodeCloud) && !c.HasOpenYurt() {
 			probs.Add(path+".nodeType", "%s needs OpenYurt, which the cluster is without (openyurt: false)", n.NodeType)
 		}
@@ -204,7 +204,7 @@ func takeSubnets(n *configs.Network, path string, addresses, own owners, probs *
 }
 
 // takeMatch checks a machine's match, if it has one, and takes its members.
-func (m configs.Match) takeMatch(path string, marks owners, probs *configs.Problems) {
+func takeMatch(m configs.Match, path string, marks owners, probs *configs.Problems) {
 	if m.IsZero() {
 		return
 	}

@@ -73,10 +73,11 @@ const flagCAHash = "--discovery-token-ca-cert-hash"
 func (in *Input) set(a joinArg) error {
 	switch a.flag {
 	case "":
-		if len(in.Masters) > 0 {
+		twice := len(in.Masters) > 0
+		in.Masters = strings.Split(a.value, ",") // yurtadm accepts several
+		if twice {
 			return errors.New("it names two API servers: give one, and add the others to masters in site.yaml")
 		}
-		in.Masters = strings.Split(a.value, ",") // yurtadm accepts several
 	case "--token":
 		in.Token = a.value
 	case flagCAHash:

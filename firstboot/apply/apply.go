@@ -11,7 +11,8 @@
 //     kept: when a config no longer names a path, its original comes back;
 //   - the manifest names a path before the path is touched: after a power cut it
 //     may name too many paths, never too few;
-//   - what is unsupported is rejected by name, before anything is written.
+//   - what it cannot do on this system is an error (Refused) before anything is written;
+//     sections that it does not apply are rejected earlier, by ignition.Parse.
 //
 // docs/decisions/0006 compares the two, and the tests compare the result with
 // that of the real program.
@@ -24,9 +25,7 @@ import (
 	"slices"
 	"strings"
 
-	ign "github.com/coreos/ignition/v2/config/v3_6"
 	"github.com/coreos/ignition/v2/config/v3_6/types"
-	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
@@ -68,13 +67,6 @@ type UnitChange struct {
 	Changed/* its files were */ bool
 }
 
-// Unsupported names the sections of a config that are not applied.
-type Unsupported struct{ Sections []string }
-
-func (u *Unsupported) Error() string {
-	return "the Ignition config has sections that are not applied at first boot: " + strings.Join(u.Sections, ", ")
-}
-
 // Refused is an error that only a person can fix: the config asks for what
 // cannot be done on this system. Nothing was changed.
 type Refused struct{ Err error }
@@ -85,32 +77,9 @@ func (r *Refused) Unwrap() error { return r.Err }
 
 func refuse(err error) error { return &Refused{err} }
 
-// Parse reads a config and rejects what Apply does not do.
-func Parse(config []byte) (*types.Config, error) {
-	cfg, rep, err := ign.ParseCompatibleVersion(config)
-	if err != nil {
-		return nil, refuse(fmt.Errorf("parsing the Ignition config: %w: %s", err, strings.TrimSpace(rep.String())))
-	}
-	var sections []string
-	for _, p := range ignition.FindUnsupported(&cfg) {
-		sections = append(sections, p.Section)
-	}
-	if sections != nil {
-		return nil, refuse(&Unsupported{sections})
-	}
-	if probs := ignition.Check(&cfg); probs != nil {
-		return nil, refuse(fmt.Errorf("reading the Ignition config: %w", probs))
-	}
-	return &cfg, nil
-}
-
-// Apply makes the system what config says and what it said last, no longer.
-// An empty config takes everything back.
-func Apply(ctx context.Context, t Target, config []byte) (Changes, error) {
-	cfg, err := Parse(config)
-	if err != nil {
-		return Changes{}, err
-	}
+// Apply makes the system what cfg says and what it said last, no longer. cfg has passed
+// ignition.Parse or node.Config. An empty one takes everything back.
+func Apply(ctx context.Context, t Target, cfg *types.Config) (Changes, error) {
 	old, err := t.load()
 	if err != nil {
 		return Changes{}, err

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/firstboot/apply"
 	"github.com/edgebake/edgebake/firstboot/beneath"
 	"github.com/edgebake/edgebake/firstboot/host"
@@ -96,7 +97,15 @@ func (s *system) target() apply.Target {
 }
 
 func (s *system) apply(config string) (apply.Changes, error) {
-	return apply.Apply(context.Background(), s.target(), []byte(config))
+	return applyTo(context.Background(), s.target(), config)
+}
+
+func applyTo(ctx context.Context, t apply.Target, config string) (apply.Changes, error) {
+	cfg, _, probs := ignition.Parse("config.ign", []byte(config))
+	if probs != nil {
+		return apply.Changes{}, probs
+	}
+	return apply.Apply(ctx, t, cfg)
 }
 
 func (s *system) must(config string) apply.Changes {
@@ -282,23 +291,23 @@ func TestCorrected(t *testing.T) {
 func TestActivation(t *testing.T) {
 	s := newSystem(t, base)
 	const file, other = "/etc/sysctl.d/10-site.conf", "/etc/sysctl.d/20-site.conf"
-	config := func(path string) []byte {
-		return []byte(`{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"` + path + `","contents":{"source":"data:,x"}}]},` +
-			`"systemd":{"units":[{"name":"site.service","contents":"[Unit]\n"}]}}`)
+	config := func(path string) string {
+		return `{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"` + path + `","contents":{"source":"data:,x"}}]},` +
+			`"systemd":{"units":[{"name":"site.service","contents":"[Unit]\n"}]}}`
 	}
 	target := s.target()
-	if _, err := apply.Apply(t.Context(), target, config(file)); err != nil {
+	if _, err := applyTo(t.Context(), target, config(file)); err != nil {
 		t.Fatal(err)
 	}
 	killed := errors.New("killed")
 	target.Activate = func(context.Context, apply.Changes) error { return killed }
-	if _, err := apply.Apply(t.Context(), target, config(other)); !errors.Is(err, killed) {
+	if _, err := applyTo(t.Context(), target, config(other)); !errors.Is(err, killed) {
 		t.Fatal(err)
 	}
 	var told []apply.Changes
 	target.Activate = func(_ context.Context, c apply.Changes) error { told = append(told, c); return nil }
 	for range 2 {
-		if _, err := apply.Apply(t.Context(), target, config(other)); err != nil {
+		if _, err := applyTo(t.Context(), target, config(other)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -372,11 +381,11 @@ func TestPowerCut(t *testing.T) {
 
 func TestRefuses(t *testing.T) {
 	for _, tc := range []struct{ name, config, words string }{
-		{"disks", `{"ignition":{"version":"3.5.0"},"storage":{"disks":[{"device":"/dev/sda"}],"filesystems":[{"device":"/dev/sda1","format":"ext4","path":"/x"}]},"kernelArguments":{"shouldExist":["quiet"]}}`, "storage.disks, storage.filesystems, kernelArguments"},
-		{"raid and luks", `{"ignition":{"version":"3.5.0"},"storage":{"raid":[{"name":"r","level":"raid1","devices":["/dev/a","/dev/b"]}],"luks":[{"name":"l","device":"/dev/c"}]}}`, "storage.raid, storage.luks"},
-		{"remote", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"https://example.com/a"}}]}}`, "storage.files /a from https:"},
-		{"merge", `{"ignition":{"version":"3.5.0","config":{"merge":[{"source":"https://example.com/a"}]}}}`, "ignition.config.merge"},
-		{"no JSON", `x`, "parsing the Ignition config"},
+		{"disks", `{"ignition":{"version":"3.5.0"},"storage":{"disks":[{"device":"/dev/sda"}],"filesystems":[{"device":"/dev/sda1","format":"ext4","path":"/x"}]},"kernelArguments":{"shouldExist":["quiet"]}}`, "storage.disks: the disk is made by the Image"},
+		{"raid and luks", `{"ignition":{"version":"3.5.0"},"storage":{"raid":[{"name":"r","level":"raid1","devices":["/dev/a","/dev/b"]}],"luks":[{"name":"l","device":"/dev/c"}]}}`, "storage.luks: the disk is made by the Image"},
+		{"remote", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"https://example.com/a"}}]}}`, "contents of /a must be inline (data:)"},
+		{"merge", `{"ignition":{"version":"3.5.0","config":{"merge":[{"source":"https://example.com/a"}]}}}`, "fetches no further configs"},
+		{"no JSON", `x`, "not an Ignition config"},
 		{"overwrite", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/baked.conf","contents":{"source":"data:,x"}}]}}`, "does not say overwrite"},
 		{"directory", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc","overwrite":true,"contents":{"source":"data:,x"}}]}}`, "/etc exists already"},
 		{"hash", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:,x","verification":{"hash":"sha256-` + strings.Repeat("0", 64) + `"}}}]}}`, "verifying its contents"},

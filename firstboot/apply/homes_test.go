@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/edgebake/edgebake/firstboot/apply"
 	"github.com/edgebake/edgebake/firstboot/beneath"
 	"github.com/edgebake/edgebake/test/desk"
 )
@@ -123,7 +122,7 @@ func TestALinksOwnerStaysInPlace(t *testing.T) {
 	target.Symlink = func(to, p string) error {
 		return errors.Join(make(to, p), os.Rename(home+"/d", home+"/e"), os.Symlink("../../etc/kubernetes/manifests", home+"/d"))
 	}
-	_, err := apply.Apply(t.Context(), target, []byte(`{"ignition":{"version":"3.5.0"},"storage":{"links":[
+	_, err := applyTo(t.Context(), target, (`{"ignition":{"version":"3.5.0"},"storage":{"links":[
 		{"path":"/home/old/d/link","target":"x","user":{"id":1000},"group":{"id":1000}}]}}`))
 	if err == nil || !errors.Is(err, beneath.ErrLink) {
 		t.Errorf("%v", err)

@@ -127,9 +127,6 @@ func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 		target := applier(e)
 		target.Activate = func(ctx context.Context, c apply.Changes) error { return ActivateChanges(ctx, e, c) }
 		if _, err := apply.Apply(ctx, target, a.config); err != nil {
-			if bad := (*apply.Unsupported)(nil); errors.As(err, &bad) {
-				return run.NeedsPerson(err, "remove these sections from the Ignition config; disks are laid out when the image is built")
-			}
 			if bad := (*apply.Refused)(nil); errors.As(err, &bad) {
 				return run.NeedsPerson(err, "correct that in the Site's users or its Ignition config, and stamp it again or bring it on a stick")
 			}

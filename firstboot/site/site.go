@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/coreos/ignition/v2/config/v3_6/types"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -69,8 +70,8 @@ type Active struct {
 	// written again.
 	unwritten bool
 
-	config   []byte // the settings, as Ignition
-	ignition []byte // the slot's config.ign, if there is one
+	config   *types.Config // the settings
+	ignition []byte        // the slot's config.ign, if there is one
 	inputs   siteInputs
 }
 
@@ -186,7 +187,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Activ
 	} else {
 		called := *site
 		called.NodeName = hostname
-		if a.config, err = node.Render(&called, m, inputs.ignition); err != nil {
+		if a.config, err = node.Config(&called, m, inputs.ignition); err != nil {
 			return nil, run.NeedsPerson(fmt.Errorf("the Site's settings have problems: %w", err), "correct site.yaml or its Ignition config")
 		}
 	}

@@ -10,18 +10,29 @@ import (
 	ign35 "github.com/coreos/ignition/v2/config/v3_5"
 	ign "github.com/coreos/ignition/v2/config/v3_6"
 	"github.com/coreos/ignition/v2/config/v3_6/types"
+	ignvalidate "github.com/coreos/ignition/v2/config/validate"
 	"github.com/coreos/vcontext/report"
+	"github.com/coreos/vcontext/validate"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/vincent-petithory/dataurl"
 )
 
-// Render returns the operating-system settings of a site on a machine as an
-// Ignition config, merged with the site's inline config and then with
-// userIgnition (the slot's config.ign; may be nil). What two of them set is
-// an error. On the zero Machine a node name that needs a machine is left out.
+// Render is Config as text.
 func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) {
+	cfg, err := Config(site, m, userIgnition)
+	if err != nil {
+		return nil, err
+	}
+	return encode(*cfg)
+}
+
+// Config returns the operating-system settings of a site on a machine as an Ignition
+// config, merged with the site's inline config and then with userIgnition (the slot's
+// config.ign; may be nil). Settings that are in two of them are an error. On the zero
+// Machine a node name that needs a machine is left out.
+func Config(site *configs.Site, m Machine, userIgnition []byte) (*types.Config, error) {
 	cfg := types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}
 	name, err := NodeName(site, m)
 	if m.isZero() && strings.Contains(site.NodeName, "{{") {
@@ -51,7 +62,12 @@ func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) 
 			return nil, err
 		}
 	}
-	return encode(cfg)
+	rep := validate.Validate(cfg, "json")
+	rep.Merge(validate.ValidateCustom(cfg, "json", ignvalidate.ValidateDups))
+	if rep.IsFatal() {
+		return nil, fmt.Errorf("checking the rendered Ignition config: %s", rep.String())
+	}
+	return &cfg, nil
 }
 
 const spec35 = "3.5.0"

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/media"
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/ext4"

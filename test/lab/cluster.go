@@ -25,7 +25,6 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/kubeadm"
 )
 
