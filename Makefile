@@ -122,13 +122,14 @@ fuzz: ## run every fuzz target for FUZZTIME (10s) each
 	  done; \
 	done; exit $$bad
 
-nightly: deps ## the long runs: fuzzing, the race detector, power cuts, Secure Boot, damaged disks, arm64, all packages
+nightly: deps ## the long runs: fuzzing, the race detector, power cuts, Secure Boot, damaged disks, arm64, all packages, 1,000 joins at once
 	@test/deps/install.sh nightly
 	@test/deps/install.sh demo arm64
 	@go build -o bin/ ./test/report
 	@rc=0; EDGEBAKE_NIGHTLY=1 bin/report -count=1 -v -p 1 -timeout 8h $(GUESTS) $(LONG) ./cmd/edgebake || rc=1; \
 	  $(MAKE) --no-print-directory fuzz FUZZTIME=10m || rc=1; \
-	  $(MAKE) --no-print-directory race || rc=1; exit $$rc
+	  $(MAKE) --no-print-directory race || rc=1; \
+	  EDGEBAKE_NIGHTLY=1 go test -count=1 -v -timeout 4h -run '^$$' -bench . ./test/bench/scale || rc=1; exit $$rc
 
 clean: ## remove what was made here (the cache of inputs stays)
 	rm -rf bin build

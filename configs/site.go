@@ -161,8 +161,8 @@ type IPVS struct {
 	Disabled bool `yaml:"disabled,omitempty" json:"disabled,omitempty"`
 	// Scheduler is the kernel's IPVS scheduler.
 	Scheduler string `yaml:"scheduler,omitempty" json:"scheduler,omitempty" jsonschema:"enum=rr,enum=wrr,enum=lc,enum=wlc,enum=sh,enum=dh,default=rr"`
-	// Profile is how often API servers are probed: lan every second; metered
-	// rarely, for slow links or links paid by the byte.
+	// Profile is how often API servers are probed: lan every second while the node uses
+	// them, and every 5 s else; metered rarely, for slow links or links paid by the byte.
 	Profile string `yaml:"profile,omitempty" json:"profile,omitempty" jsonschema:"enum=lan,enum=metered,default=lan"`
 	// ProbePath is the path requested from an API server.
 	ProbePath string `yaml:"probePath,omitempty" json:"probePath,omitempty" jsonschema:"default=/readyz" check:"probePath"`

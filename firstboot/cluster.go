@@ -174,14 +174,14 @@ func otherClusterNote(e *machine.Env) string {
 // accepts the token, and has room for a Node of our name.
 func clusterProvesItself(ctx context.Context, e *machine.Env, active *site.Active) error {
 	site := active.Site
-	d := join.DiscoveryOf(e, site)
+	d := join.DiscoveryOf(e, active)
 	d.Masters = site.Masters // the former ones are of the cluster that it leaves
 	e.Waiting("the other cluster to show itself (%s); the node stays in its own until then", strings.Join(d.Masters, ", "))
 	found, err := join.FindCluster(ctx, e, d)
 	if err != nil {
 		return err
 	}
-	return join.NameIsFree(ctx, e, found.Client(d), active.Node)
+	return join.NameIsFree(e, found.Node, active.Node)
 }
 
 // leaveCluster removes all that a machine has of a cluster. The CA goes last

@@ -665,7 +665,7 @@ func TestUnclearWhetherBornAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = join.WaitForEndpoint(t.Context(), w.Env(), site)
+	_, err = join.WaitForEndpoint(t.Context(), w.Env(), site)
 	for _, want := range []string{"does not answer on this machine", "they do not show which cluster they are of: ", ": /api/v1/namespaces/kube-public/configmaps/cluster-info answered 401"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q: %v", want, err)

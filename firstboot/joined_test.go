@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/cluster/api"
-	"github.com/edgebake/edgebake/firstboot/join"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
@@ -192,25 +192,29 @@ func TestArgumentsThatFixKubelet(t *testing.T) {
 // TestMeteredKubelet reports less often, and as before once the link is not
 // metered any more. The file that says so is there before kubelet looks for it.
 func TestMeteredKubelet(t *testing.T) {
-	const flag = "--config-dir=" + join.KubeletConfDir
-	w := nativeWorld(t, "ipvs: {profile: metered}")
+	const flag = "--config-dir=" + kubeadm.KubeletConfDir
+	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
+	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, "ipvs: {profile: metered}"))
 	w.mustBoot()
-	if got := w.Get(member.KubeadmFlags); !strings.Contains(got, flag) || !strings.Contains(w.Get(join.MeteredConfFile), "nodeStatusReportFrequency: 1h") {
-		t.Errorf("kubelet has %s and %s", got, w.Get(join.MeteredConfFile))
+	if got := w.Get(member.KubeadmFlags); !strings.Contains(got, flag) || !strings.Contains(w.Get(kubeadm.MeteredConfFile), "nodeStatusReportFrequency: 1h") {
+		t.Errorf("kubelet has %s and %s", got, w.Get(kubeadm.MeteredConfFile))
 	}
-	file, flags := slices.Index(w.Names, "write "+join.MeteredConfFile), slices.Index(w.Names, "write "+member.KubeadmFlags)
+	file, flags := slices.Index(w.Names, "write "+kubeadm.MeteredConfFile), slices.Index(w.Names, "kubeadm writes "+member.KubeadmFlags)
 	if file < 0 || flags < file {
 		t.Errorf("kubelet is told of the directory before it is there: %d, %d", file, flags)
+	}
+	if slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
+		t.Error("kubelet is restarted for what it could have joined with")
 	}
 	w.PowerOn()
 	w.mustBoot()
 	if slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
 		t.Error("kubelet is restarted at each boot")
 	}
-	w.Put(join.MeteredConfFile, "")
+	w.Put(kubeadm.MeteredConfFile, "")
 	w.PowerOn()
 	w.mustBoot()
-	if w.Get(join.MeteredConfFile) != join.MeteredConf || !slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
+	if w.Get(kubeadm.MeteredConfFile) != kubeadm.MeteredConf || !slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
 		t.Error("a file that was damaged stays as it is")
 	}
 	w.Stamp(worldtest.OwnDev, w.Site())
@@ -243,7 +247,7 @@ func TestNodeOfTwoFamilies(t *testing.T) {
 		{"the cluster has one", []string{fixed}, []string{"10.96.0.0/16"}, ""},
 		{"by DHCP", []string{"network: {interfaces: [{name: e*, dhcp: true}]}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, ""},
 		{"one family", []string{"network: {interfaces: [{name: e*, addresses: [192.0.2.50/24], gateway: 192.0.2.1}]}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, ""},
-		{"the Site names one", []string{fixed, "kubeletExtraArgs: {node-ip: 192.0.2.50}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, ""},
+		{"the Site names one", []string{fixed, "kubeletExtraArgs: {node-ip: 192.0.2.50}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, "--node-ip=192.0.2.50"},
 		{"a cloud's", []string{fixed, "kubeletExtraArgs: {cloud-provider: external}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -72,8 +72,9 @@ func (m Master) addr() (netip.AddrPort, bool) {
 // Profile is how often and how patiently API servers are sensed.
 type Profile struct {
 	Name string
-	// Ping is the pause between PING frames on the held connection. 0 sends
-	// none in peace, since the requests are signs of life too.
+	// Ping is the pause between PING frames on the held connection while no program of
+	// the node uses the API server; while one does, the pause is keepTick. 0 sends none,
+	// since the requests are signs of life too.
 	Ping time.Duration
 	// Ready is the pause between requests for the probe's path. It must be
 	// shorter than 90 s: by then a kube-apiserver hangs up on a connection
@@ -99,10 +100,11 @@ type Profile struct {
 	Learn time.Duration
 }
 
-// LAN senses within about two seconds, at one small packet a second.
+// LAN senses within about two seconds after a program of the node needs an API server,
+// and within six while none does.
 func LAN() Profile {
 	return Profile{Name: "lan",
-		Ping: time.Second, Ready: 10 * time.Second, ReadyTimeout: 4 * time.Second,
+		Ping: 5 * time.Second, Ready: 10 * time.Second, ReadyTimeout: 4 * time.Second,
 		Tick: 130 * time.Millisecond, Ticks: 5, Retry: time.Second, RetryMax: 3500 * time.Millisecond, Spread: DefaultSpread,
 		Resolve: 30 * time.Second, Learn: 5 * time.Minute}
 }

@@ -208,6 +208,11 @@ func (d *Daemon) Run(ctx context.Context) error {
 		cancel(ErrRestart)
 	})
 	d.keeper.absent, d.keeper.beat = d.absent.Load(), beat{d.started}
+	d.keeper.used = func(vip netip.AddrPort, dests []netip.AddrPort) {
+		if r := d.kept()[vip]; r != nil {
+			r.used(dests)
+		}
+	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)

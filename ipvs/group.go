@@ -69,8 +69,9 @@ type member struct {
 	err    string
 	renew  chan struct{}
 	cancel context.CancelFunc
-	// stuck has it asked at once; suspected is when that was last done.
-	stuck     chan struct{}
+	// needed has it asked at once; suspected is when that was last done for connections
+	// that wait.
+	needed    chan struct{}
 	suspected time.Time
 	// hidden is since when it shows nothing of its cluster; zero: it does. excused
 	// says that it is believed all the same by now.
@@ -164,6 +165,16 @@ func (g *group) profile() Profile {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.server.Profile
+}
+
+// sensing is the profile of watchers: without IPVS nothing counts what the node's
+// programs send, so that each API server counts as used. g.mu is held.
+func (g *group) sensing() Profile {
+	p := g.server.Profile
+	if g.d.absent.Load() {
+		p.Ping = min(p.Ping, time.Second)
+	}
+	return p
 }
 
 // count returns how many API servers are in the state. g.mu is held.
@@ -333,7 +344,7 @@ func (g *group) enlist(ctx context.Context) {
 	for a, name := range want {
 		m := g.members[a]
 		if m == nil {
-			m = &member{name: name, renew: make(chan struct{}, 1), stuck: make(chan struct{}, 1),
+			m = &member{name: name, renew: make(chan struct{}, 1), needed: make(chan struct{}, 1),
 				health: health{Rise: g.server.Rise, Fall: g.server.Fall, Since: time.Now()}}
 			g.members[a] = m
 		}
@@ -343,7 +354,7 @@ func (g *group) enlist(ctx context.Context) {
 		mctx, cancel := context.WithCancel(ctx)
 		m.cancel = cancel
 		w := &watcher{
-			profile: g.server.Profile, fall: g.server.Fall, renew: m.renew, stuck: m.stuck, slots: g.d.slots, beat: g.d.keeper.beat,
+			profile: g.sensing(), fall: g.server.Fall, renew: m.renew, needed: m.needed, slots: g.d.slots, beat: g.d.keeper.beat,
 			target: func() probe.Target {
 				g.mu.Lock()
 				defer g.mu.Unlock()

@@ -49,6 +49,11 @@ type keeper struct {
 
 	want []kernel.Service
 	via  map[netip.AddrPort]ways
+	// packets are those of each virtual server at the last tick.
+	packets map[netip.AddrPort]map[netip.AddrPort]uint32
+	// used is called at a tick with the real servers that this node's programs have sent
+	// something to since the one before.
+	used func(vip netip.AddrPort, dests []netip.AddrPort)
 	// absent means that IP_VS is not there: nothing is kept, but sockets can
 	// still be destroyed.
 	absent bool
@@ -59,7 +64,8 @@ type keeper struct {
 
 func newKeeper(k kernel.Kernel, log func(string, ...any), st *stats, turned func(error)) *keeper {
 	return &keeper{kernel: k, log: log, stats: st, turned: turned,
-		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]ways)}
+		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]ways),
+		packets: make(map[netip.AddrPort]map[netip.AddrPort]uint32), used: func(netip.AddrPort, []netip.AddrPort) {}}
 }
 
 // run keeps until the context ends. It leaves everything in place.
@@ -193,6 +199,7 @@ func (k *keeper) drop(ctx context.Context, vip netip.AddrPort) error {
 	return k.do(ctx, func() error {
 		k.want = slices.DeleteFunc(k.want, func(s kernel.Service) bool { return s.VIP == vip })
 		delete(k.via, vip)
+		delete(k.packets, vip)
 		return removeService(k.kernel, vip, slices.ContainsFunc(k.want, func(s kernel.Service) bool { return s.VIP.Addr() == vip.Addr() }))
 	})
 }
@@ -239,6 +246,9 @@ func (k *keeper) reconcile(repair bool) error {
 			}
 			return errors.Join(append(errs, err)...)
 		}
+		if repair {
+			k.count(k.want[i].VIP, have)
+		}
 		ops := kernel.Diff(&k.want[i], have)
 		if len(ops) == 0 {
 			continue
@@ -261,6 +271,23 @@ func (k *keeper) reconcile(repair bool) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// count tells which real servers were sent something since the last tick.
+func (k *keeper) count(vip netip.AddrPort, have *kernel.Service) {
+	if have == nil {
+		return
+	}
+	var dests []netip.AddrPort
+	for dest, n := range have.Packets {
+		if n != k.packets[vip][dest] {
+			dests = append(dests, dest)
+		}
+	}
+	k.packets[vip] = have.Packets
+	if len(dests) > 0 {
+		k.used(vip, dests)
+	}
 }
 
 // brief names the steps, a few of them.

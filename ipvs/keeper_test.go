@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
 	"os"
@@ -33,6 +34,7 @@ type memKernel struct {
 	severed  []kernel.Conn
 	remotes  []netip.AddrPort
 	stuck    []netip.AddrPort
+	packets  map[netip.AddrPort]uint32
 	// untracked are the real servers that connection tracking was to forget.
 	untracked []netip.AddrPort
 	wake      func()
@@ -62,7 +64,7 @@ func (k *memKernel) Service(vip netip.AddrPort) (*kernel.Service, error) {
 		return nil, nil
 	}
 	clone := *s
-	clone.Dests = slices.Clone(s.Dests)
+	clone.Dests, clone.Packets = slices.Clone(s.Dests), maps.Clone(k.packets)
 	return &clone, nil
 }
 

@@ -107,6 +107,8 @@ type fakeMaster struct {
 	dials   atomic.Int64
 	asked   atomic.Int64
 	written atomic.Int64 // bytes both ways
+	// sent and received count the writes of both ends, each of which is a packet.
+	sent, received atomic.Int64
 }
 
 type pipeListener struct {
@@ -137,6 +139,7 @@ func (c *switchable) Write(b []byte) (int, error) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	c.m.written.Add(int64(len(b)))
+	c.m.sent.Add(1)
 	return c.Conn.Write(b)
 }
 
@@ -191,6 +194,7 @@ func (l *lagging) Close() error {
 func (c *switchable) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.m.written.Add(int64(n))
+	c.m.received.Add(1)
 	return n, err
 }
 
@@ -275,7 +279,7 @@ type sensed struct {
 	at     time.Time // of the last change
 	cancel context.CancelFunc
 	done   chan struct{}
-	stuck  chan struct{}
+	needed chan struct{}
 	others atomic.Bool // other API servers serve
 }
 
@@ -287,8 +291,8 @@ func sense(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots) *sensed {
 func senseBy(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots, asked probe.Spec) *sensed {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &sensed{health: health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{}), stuck: make(chan struct{}, 1)}
-	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), stuck: s.stuck, slots: make(chan struct{}, handshakes), beat: beat{time.Now()},
+	s := &sensed{health: health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{}), needed: make(chan struct{}, 1)}
+	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), needed: s.needed, slots: make(chan struct{}, handshakes), beat: beat{time.Now()},
 		alone: func() bool { return !s.others.Load() },
 		target: func() probe.Target {
 			return probe.Target{Addr: addrAt(1), Name: "10.0.0.1", SNI: "apiserver.cluster.local",
@@ -316,6 +320,22 @@ func senseBy(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots, asked probe
 	return s
 }
 
+// use has programs of the node send something to the API server as often as every.
+func (s *sensed) use(every time.Duration) {
+	tick := time.NewTicker(every)
+	go func() {
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				poke(s.needed)
+			case <-s.done:
+				return
+			}
+		}
+	}()
+}
+
 func (s *sensed) stop(m *fakeMaster) {
 	s.cancel()
 	m.stop()
@@ -337,19 +357,23 @@ func bubbleCerts(t testing.TB) (*ca, tls.Certificate) {
 	return c, c.issue(t, from, to, "kubernetes", "apiserver.cluster.local")
 }
 
-// TestSensing: how long until a fault is noticed, at any phase of the probe.
+// TestSensing: how long until a fault is noticed, at any phase of the probe, of an API
+// server that programs of the node use, and of one that none does.
 func TestSensing(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, f := range []struct {
 		name   string
 		break_ func(*fakeMaster)
 		fix    func(*fakeMaster)
+		used   bool
 		within time.Duration
 		class  string
 	}{
-		{"kill", (*fakeMaster).kill, func(m *fakeMaster) { m.dead.Store(false) }, 0, "connection refused"},
-		{"hang", func(m *fakeMaster) { m.hung.Store(true) }, func(m *fakeMaster) { m.hung.Store(false) }, 2200 * time.Millisecond, "no answer"},
-		{"drop", func(m *fakeMaster) { m.gone.Store(true) }, func(m *fakeMaster) { m.gone.Store(false) }, 2200 * time.Millisecond, "no answer"},
+		{"kill", (*fakeMaster).kill, func(m *fakeMaster) { m.dead.Store(false) }, false, 0, "connection refused"},
+		{"hang", func(m *fakeMaster) { m.hung.Store(true) }, func(m *fakeMaster) { m.hung.Store(false) }, true, 2200 * time.Millisecond, "no answer"},
+		{"drop", func(m *fakeMaster) { m.gone.Store(true) }, func(m *fakeMaster) { m.gone.Store(false) }, true, 2200 * time.Millisecond, "no answer"},
+		{"hang unused", func(m *fakeMaster) { m.hung.Store(true) }, func(m *fakeMaster) { m.hung.Store(false) }, false, 6200 * time.Millisecond, "no answer"},
+		{"drop unused", func(m *fakeMaster) { m.gone.Store(true) }, func(m *fakeMaster) { m.gone.Store(false) }, false, 6200 * time.Millisecond, "no answer"},
 	} {
 		t.Run(f.name, func(t *testing.T) {
 			var worst time.Duration
@@ -359,6 +383,9 @@ func TestSensing(t *testing.T) {
 					m.start()
 					s := sense(t, m, LAN(), c.roots(t))
 					defer s.stop(m)
+					if f.used {
+						s.use(keepTick)
+					}
 					time.Sleep(40*time.Second + time.Duration(mrand.Int64N(int64(20*time.Second))))
 					if st, _ := s.state(); st != Up {
 						t.Fatalf("the master is %s", st)
@@ -422,28 +449,55 @@ func TestStranger(t *testing.T) {
 	})
 }
 
-// TestSteady: an hour of peace costs one connection, one PING a second and
-// one request every ten seconds, and nobody is doubted.
+// TestSteady: an hour of peace costs one connection, a PING every five seconds and one
+// request every ten, and nobody is doubted. An API server to which kubelet renews its
+// lease gets a PING each time.
 func TestSteady(t *testing.T) {
 	c, cert := bubbleCerts(t)
-	for _, p := range []Profile{LAN(), Metered()} {
-		t.Run(p.Name, func(t *testing.T) {
+	for _, tt := range []struct {
+		profile Profile
+		lease   time.Duration // 0: none goes to this API server
+		most    float64       // MB of IP packets a day
+	}{{LAN(), 0, 11}, {LAN(), 10 * time.Second, 13}, {Metered(), 0, 0.7}} {
+		p := tt.profile
+		t.Run(fmt.Sprint(p.Name, " lease ", tt.lease), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := newFakeMaster(t, cert)
+				plain := m.http.Handler
+				m.http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					// As kube-apiserver's.
+					for k, v := range map[string]string{"Audit-Id": "0b7e2c1a-94a3-4d2c-8f5e-6a1d3c9b7e42", "Cache-Control": "no-cache, private", "Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff",
+						"X-Kubernetes-Pf-Flowschema-Uid": "5c0e8a64-1f0b-4d55-9a53-2b8c4f1e7d90", "X-Kubernetes-Pf-Prioritylevel-Uid": "e2b4c6d8-7a91-4c3f-b5d7-90a1b2c3d4e5"} {
+						w.Header().Set(k, v)
+					}
+					plain.ServeHTTP(w, r)
+				})
+				text := "ok"
+				m.body.Store(&text)
 				m.start()
 				s := sense(t, m, p, c.roots(t))
 				defer s.stop(m)
+				if tt.lease > 0 {
+					s.use(tt.lease)
+				}
 				time.Sleep(time.Minute)
-				p0, r0, b0 := s.pings.Load(), s.asks.Load(), m.written.Load()
+				p0, r0, b0, out0, in0 := s.pings.Load(), s.asks.Load(), m.written.Load(), m.sent.Load(), m.received.Load()
 				time.Sleep(time.Hour)
 				pings, asks, bytes := s.pings.Load()-p0, s.asks.Load()-r0, m.written.Load()-b0
-				t.Logf("%s: %d pings, %d requests, %d bytes of TLS records an hour", p.Name, pings, asks, bytes)
+				const header = 52 // of IP and of TCP with timestamps
+				answers := m.sent.Load() - out0
+				packets := answers + (m.received.Load() - in0) + answers // each answer is acknowledged
+				day := float64(24*(bytes+header*packets)) / 1e6
+				t.Logf("%s: %d pings, %d requests, %d bytes of TLS records an hour; %.2f MB of IP a day", p.Name, pings, asks, bytes, day)
+				if day > tt.most {
+					t.Errorf("%.2f MB a day, want at most %.1f", day, tt.most)
+				}
 				if m.dials.Load() != 1 {
 					t.Errorf("%d connections, want 1", m.dials.Load())
 				}
 				if p.Ping == 0 && pings != 0 {
 					t.Errorf("%d pings, want none", pings)
-				} else if p.Ping > 0 {
+				} else if p.Ping > 0 && tt.lease == 0 {
 					if most := int64(time.Hour / (p.Ping - room(p.Ping))); pings > most || pings < most/2 {
 						t.Errorf("%d pings, want at most %d", pings, most)
 					}

@@ -12,6 +12,7 @@ type schedule struct {
 	pingDue  time.Time
 	readyDue time.Time
 	pinged   time.Time // when the outstanding PING was sent; zero if none
+	sent     time.Time // when the last PING was sent
 	asked    time.Time // when the outstanding request was sent; zero if none
 	answered time.Time // when the last answer came; zero if none did
 	// rtt is the measured time until a PING is answered, across connections.
@@ -79,7 +80,7 @@ func (s *schedule) next(now time.Time) action {
 		}
 		return ask
 	case s.pinged.IsZero() && !now.Before(s.pingDue) && (s.h2 || s.asked.IsZero()):
-		s.pinged = now
+		s.pinged, s.sent = now, now
 		if !s.h2 {
 			s.asked = now
 		}
@@ -168,10 +169,10 @@ func (s *schedule) trust(now time.Time) {
 	s.calm(now)
 }
 
-// suspect has a PING sent at once, unless one is outstanding: the node's own
-// connections to the API server wait for an answer.
-func (s *schedule) suspect(now time.Time) {
-	if s.pinged.IsZero() && now.Before(s.pingDue) {
+// needed has a PING sent at once, unless one is outstanding or was sent in this beat:
+// programs of the node use the API server.
+func (s *schedule) needed(now time.Time) {
+	if s.pinged.IsZero() && now.Before(s.pingDue) && now.Sub(s.sent) >= keepTick/2 {
 		s.pingDue = now
 	}
 }

@@ -45,6 +45,22 @@ func (g *group) listener(ctx context.Context) {
 	}
 }
 
+// used has those API servers asked soon that the node's programs have sent something to:
+// what they wait for may never come. A profile without PINGs looks for what is not
+// acknowledged instead.
+func (g *group) used(dests []netip.AddrPort) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.server.Profile.Ping == 0 {
+		return
+	}
+	for _, a := range dests {
+		if m := g.members[a]; m != nil {
+			poke(m.needed)
+		}
+	}
+}
+
 // suspectPause is how long an API server that answered is not asked again for
 // the same reason: a poor link loses packets all the time.
 const suspectPause = 15 * time.Second
@@ -56,7 +72,7 @@ func (g *group) suspect(dests []netip.AddrPort, now time.Time) {
 		m := g.members[a]
 		if m != nil && m.health.State == Up && now.Sub(m.suspected) >= suspectPause {
 			m.suspected = now
-			poke(m.stuck)
+			poke(m.needed)
 		}
 	}
 }

@@ -3,9 +3,12 @@ package ipvs
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
 // TestMeteredSensing: what the metered profile promises. A silent master is
@@ -40,7 +43,7 @@ func TestMeteredSensing(t *testing.T) {
 					broke := time.Now()
 					tt.fault(m)
 					if tt.stuck {
-						poke(s.stuck)
+						poke(s.needed)
 					}
 					time.Sleep(2 * time.Minute)
 					st, at := s.state()
@@ -58,7 +61,7 @@ func TestMeteredSensing(t *testing.T) {
 			s := sense(t, m, Metered(), c.roots(t))
 			defer s.stop(m)
 			time.Sleep(5 * time.Minute)
-			poke(s.stuck)
+			poke(s.needed)
 			time.Sleep(10 * time.Second)
 			if n := s.pings.Load(); n != 1 || len(s.events) != 1 || m.dials.Load() != 1 {
 				t.Errorf("%d PINGs, %d connections, %v", n, m.dials.Load(), s.events)
@@ -71,18 +74,65 @@ func TestMeteredSensing(t *testing.T) {
 func TestSuspect(t *testing.T) {
 	g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
 	a := netip.MustParseAddrPort("192.0.2.1:6443")
-	m := &member{stuck: make(chan struct{}, 1), health: health{State: Up}}
+	m := &member{needed: make(chan struct{}, 1), health: health{State: Up}}
 	g.members[a] = m
 	asked := ""
 	for i := range 10 {
 		g.suspect([]netip.AddrPort{a, addrAt(9)}, time.Unix(int64(i*5), 0))
 		select {
-		case <-m.stuck:
+		case <-m.needed:
 			asked += fmt.Sprint(i*5, " ")
 		default:
 		}
 	}
 	if asked != "0 15 30 45 " {
 		t.Errorf("asked at %q", asked)
+	}
+}
+
+// TestUsed: an API server to which programs of the node send packets is asked soon, at
+// each look at the kernel's table, and no other one is.
+func TestUsed(t *testing.T) {
+	for _, p := range []Profile{LAN(), Metered()} {
+		g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
+		g.server.Profile = p
+		a, b := netip.MustParseAddrPort("192.0.2.1:6443"), netip.MustParseAddrPort("192.0.2.2:6443")
+		members := map[netip.AddrPort]*member{}
+		for _, addr := range []netip.AddrPort{a, b} {
+			members[addr] = &member{needed: make(chan struct{}, 1), health: health{State: Up}}
+			g.members[addr] = members[addr]
+		}
+		m := newMemKernel(t)
+		want := kernel.Service{VIP: g.vip, Scheduler: "rr", Dests: []kernel.Dest{{Addr: a, Weight: 1}, {Addr: b, Weight: 1}}}
+		m.services = []kernel.Service{want}
+		k := newKeeper(m, t.Logf, new(stats), nil)
+		k.want = []kernel.Service{want}
+		k.used = func(vip netip.AddrPort, dests []netip.AddrPort) {
+			if vip != g.vip {
+				t.Errorf("%s was used", vip)
+			}
+			g.used(dests)
+		}
+		var asked []string
+		for _, packets := range []map[netip.AddrPort]uint32{{}, {a: 3}, {a: 3}, {a: 4, b: 1}, {a: 4, b: 1}} {
+			m.packets = packets
+			k.tick(false)
+			look := ""
+			for _, addr := range []netip.AddrPort{a, b} {
+				select {
+				case <-members[addr].needed:
+					look += addr.Addr().String()[len("192.0.2."):]
+				default:
+				}
+			}
+			asked = append(asked, look)
+		}
+		expected := []string{"", "1", "", "12", ""}
+		if p.Ping == 0 { // it looks for what is not acknowledged
+			expected = []string{"", "", "", "", ""}
+		}
+		if !slices.Equal(asked, expected) {
+			t.Errorf("%s: asked %q, want %q", p.Name, asked, expected)
+		}
 	}
 }

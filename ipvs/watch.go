@@ -22,9 +22,8 @@ type watcher struct {
 	vouch func(context.Context) (probe.Outcome, error)
 	// renew tells the watcher to dial anew.
 	renew chan struct{}
-	// stuck tells it that the node's own connections to the API server wait for an
-	// answer.
-	stuck chan struct{}
+	// needed tells it that programs of the node use the API server, or wait for it.
+	needed chan struct{}
 	// slots bounds how many handshakes go on at once, over all API servers:
 	// on a small machine two hundred of them together would time each other out.
 	slots chan struct{}
@@ -379,8 +378,8 @@ func (w *watcher) hold(ctx context.Context, l *probe.Link) *probe.Link {
 			return nil
 		case <-w.renew:
 			return nil
-		case <-w.stuck:
-			s.suspect(time.Now())
+		case <-w.needed:
+			s.needed(time.Now())
 		case e := <-l.Events:
 			if w.hear(s, l, e) {
 				return nil

@@ -69,6 +69,8 @@ type Discovery struct {
 	// CA, PEM, where it is known beforehand: then cluster-info is not asked
 	// for, and Pins are not looked at.
 	CA []byte
+	// Node, if set, is asked for with the token, see Found.Node.
+	Node string
 	// Names are further names that the API servers' certificate may have beside
 	// their own address, e.g. SharedName.
 	Names []string
@@ -86,6 +88,8 @@ type Found struct {
 	// ServerName is the name to expect in the API servers' certificate; empty:
 	// Master's own host.
 	ServerName string
+	// Node is Discovery's, nil if there is none or the token may not read it.
+	Node *Node
 
 	kept *http.Transport
 }
@@ -163,17 +167,26 @@ func (d Discovery) askKnown(ctx context.Context, master string) (*Found, error) 
 	return f, err
 }
 
-// askUnknown is discovery as kubeadm does it: cluster-info over unverified
-// TLS, then pins and signature, then the same connection again verified.
-func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (*Found, error) {
-	server := "https://" + master
+// askUnknown is discovery as kubeadm does it: cluster-info over unverified TLS, then
+// pins and signature. Then the certificate that the connection began with is verified.
+func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f *Found, err error) {
 	var cm struct {
 		Data map[string]string `json:"data"`
 	}
 	// What comes over this connection proves itself below, by the pin and by
-	// the signature, and nothing secret is sent over it.
-	unverified := &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}
-	if err := get(ctx, d.Dial, unverified, server, clusterInfoPath, "", &cm); err != nil {
+	// the signature, and nothing secret is sent over it before.
+	conn, err := unverified(ctx, d.Dial, master)
+	if err != nil {
+		return nil, err
+	}
+	var known atomic.Pointer[[]byte]
+	way := d.over(conn, master, &known)
+	defer func() {
+		if f == nil || f.kept != way {
+			conn.Close()
+		}
+	}()
+	if err := getOver(ctx, way, "https://"+master, clusterInfoPath, "", &cm); err != nil {
 		switch Code(err) {
 		case 401:
 			return nil, fmt.Errorf("%w: %w", ErrAnonymous, err)
@@ -200,20 +213,27 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (*
 	if err != nil {
 		return nil, err
 	}
-	if d.SkipPins {
-		return d.found(ctx, master, ca)
-	}
 	// A pin vouches for its own certificate only: the signature is by anybody who has a
 	// token, and whoever chose the token may have put a CA of his own beside the pinned one.
-	if ca = d.pinned(certs); ca == nil {
-		return nil, pinError(certs)
+	if !d.SkipPins {
+		if ca = d.pinned(certs); ca == nil {
+			return nil, pinError(certs)
+		}
 	}
-	f, err := d.found(ctx, master, ca)
+	host, _, err := net.SplitHostPort(master)
+	if err != nil {
+		return nil, fmt.Errorf("reading the API server's address: %w", err)
+	}
+	name, err := verify(conn.ConnectionState(), d.Now, master, ca, append([]string{host}, d.Names...))
+	if err == nil {
+		known.Store(&ca)
+		return d.proven(ctx, master, ca, name, host, way)
+	}
 	var unknown x509.UnknownAuthorityError
-	if errors.As(err, &unknown) && d.anyUnpinned(certs) {
+	if !d.SkipPins && errors.As(err, &unknown) && d.anyUnpinned(certs) {
 		return nil, fmt.Errorf("%w: %w", pinError(certs), err) // one of those is the API server's
 	}
-	return f, err
+	return nil, err
 }
 
 // unsigned says why a cluster-info without a signature is of no use: its token is
@@ -276,15 +296,24 @@ func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found,
 	if err != nil {
 		return nil, err
 	}
-	f := &Found{Master: master, CA: ca}
-	if name == host {
-		f.kept = d.over(conn, master, ca)
-	} else {
-		// Asked by that name it may show another certificate.
-		f.ServerName = name
+	var known atomic.Pointer[[]byte]
+	known.Store(&ca)
+	f, err := d.proven(ctx, master, ca, name, host, d.over(conn, master, &known))
+	if f == nil || f.kept == nil {
 		conn.Close()
 	}
-	err = f.Client(d).Get(ctx, "/version", nil)
+	return f, err
+}
+
+// proven shows the token to an API server whose certificate, asked for as host, has name.
+func (d Discovery) proven(ctx context.Context, master string, ca []byte, name, host string, way *http.Transport) (*Found, error) {
+	f := &Found{Master: master, CA: ca}
+	if name == host {
+		f.kept = way
+	} else {
+		f.ServerName = name // asked by that name it may show another certificate
+	}
+	err := f.present(ctx, d)
 	switch code := Code(err); {
 	case code == 401:
 		err = d.refused(ctx, f)
@@ -292,10 +321,18 @@ func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found,
 		err = nil // whatever it thinks of the question, it takes the token
 	}
 	if err != nil {
-		conn.Close()
 		return nil, err
 	}
 	return f, nil
+}
+
+// present shows the API server the token, with a question whose answer is wanted anyway.
+func (f *Found) present(ctx context.Context, d Discovery) (err error) {
+	if d.Node == "" {
+		return f.Client(d).Get(ctx, "/version", nil)
+	}
+	f.Node, err = f.Client(d).GetNode(ctx, d.Node)
+	return err
 }
 
 // refused judges a 401: it is final if the API server says that it is ready, and says
@@ -308,30 +345,34 @@ func (d Discovery) refused(ctx context.Context, f *Found) error {
 	} else if err != nil {
 		return fmt.Errorf("%w (%w: %w)", ErrToken, ErrStarting, err)
 	}
-	err := f.Client(d).Get(ctx, "/version", nil)
+	err := f.present(ctx, d)
 	switch code := Code(err); {
 	case code == 401:
 		return ErrToken
 	case code != 0:
-		return nil // as in found
+		return nil // as in proven
 	}
 	return err
 }
 
-// over is the way to an API server by the connection on which it has proven
-// itself, and by others like it.
-func (d Discovery) over(first *tls.Conn, master string, ca []byte) *http.Transport {
+// over is the way to an API server by its first connection, and by others on which it
+// proves itself by ca. As long as there is no ca there are no others.
+func (d Discovery) over(first *tls.Conn, master string, ca *atomic.Pointer[[]byte]) *http.Transport {
 	var unused atomic.Pointer[tls.Conn]
 	unused.Store(first)
 	return keeping(&http.Transport{DialTLSContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
 		if conn := unused.Swap(nil); conn != nil {
 			return conn, nil
 		}
+		ca := ca.Load()
+		if ca == nil {
+			return nil, fmt.Errorf("the API server %s closed the connection", master)
+		}
 		host, _, err := net.SplitHostPort(addr)
 		if err != nil {
 			return nil, err
 		}
-		conn, _, err := connect(ctx, d.Dial, d.Now, master, ca, []string{host})
+		conn, _, err := connect(ctx, d.Dial, d.Now, master, *ca, []string{host})
 		if err != nil {
 			return nil, err // no conn, not one that is nil
 		}
@@ -383,60 +424,76 @@ const maxChain = 8
 
 // connect makes a verified connection to master, for the first of names that its
 // certificate has.
-func connect(ctx context.Context, dial DialFunc, now func() time.Time, master string, ca []byte, names []string) (*tls.Conn, string, error) {
-	pool, err := Pool(ca)
-	if err != nil {
-		return nil, "", err
-	}
-	if now == nil {
-		now = time.Now
-	}
-	chosen := ""
-	conf := &tls.Config{
+func connect(ctx context.Context, dial DialFunc, now func() time.Time, master string, ca []byte, names []string) (conn *tls.Conn, chosen string, err error) {
+	conn, err = shake(ctx, dial, master, &tls.Config{
 		ServerName: names[0],
-		MinVersion: tls.VersionTLS12,
-		Time:       now,
-		// The chain is verified below, against every name that we accept.
-		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
-			// Each costs signature checks, which no deadline interrupts.
-			if n := len(cs.PeerCertificates); n > maxChain {
-				return fmt.Errorf("verifying the certificate of the API server %s: it sends %d certificates, at most %d are accepted", master, n, maxChain)
-			}
-			inter := x509.NewCertPool()
-			for _, c := range cs.PeerCertificates[1:] {
-				inter.AddCert(c)
-			}
-			leaf := cs.PeerCertificates[0]
-			opts := x509.VerifyOptions{Roots: pool, Intermediates: inter, CurrentTime: now()}
-			if _, err := leaf.Verify(opts); err != nil {
-				if from, ok := begins(leaf, ca, opts); ok {
-					err = &EarlyError{from, err}
-				}
-				return fmt.Errorf("verifying the certificate of the API server %s: %w", master, err)
-			}
-			if err := servercert.Check(leaf); err != nil {
-				return fmt.Errorf("verifying the certificate of the API server %s: %w", master, err)
-			}
-			i := slices.IndexFunc(names, func(n string) bool { return leaf.VerifyHostname(n) == nil })
-			if i < 0 {
-				return fmt.Errorf("%w: it is for %s, not for %s", ErrServerName,
-					printable.Names(leaf.DNSNames), strings.Join(names, ", "))
-			}
-			chosen = names[i]
-			return nil
+			chosen, err = verify(cs, now, master, ca, names)
+			return err
 		},
+	})
+	return conn, chosen, err
+}
+
+// unverified makes a connection to whoever answers as master.
+func unverified(ctx context.Context, dial DialFunc, master string) (*tls.Conn, error) {
+	host, _, err := net.SplitHostPort(master)
+	if err != nil {
+		return nil, fmt.Errorf("reading the API server's address: %w", err)
 	}
+	return shake(ctx, dial, master, &tls.Config{ServerName: host})
+}
+
+// shake makes a TLS connection. The chain is verified by conf's VerifyConnection or by
+// the caller.
+func shake(ctx context.Context, dial DialFunc, master string, conf *tls.Config) (*tls.Conn, error) {
+	conf.MinVersion, conf.InsecureSkipVerify = tls.VersionTLS12, true
 	raw, err := dial(ctx, "tcp", master)
 	if err != nil {
-		return nil, "", fmt.Errorf("connecting to the API server %s: %w", master, err)
+		return nil, fmt.Errorf("connecting to the API server %s: %w", master, err)
 	}
 	conn := tls.Client(raw, conf)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		conn.Close()
-		return nil, "", err
+		return nil, err
 	}
-	return conn, chosen, nil
+	return conn, nil
+}
+
+// verify verifies the certificate of a connection to master by ca, and returns the first
+// of names that it has.
+func verify(cs tls.ConnectionState, now func() time.Time, master string, ca []byte, names []string) (string, error) {
+	pool, err := Pool(ca)
+	if err != nil {
+		return "", err
+	}
+	if now == nil {
+		now = time.Now
+	}
+	// Each costs signature checks, which no deadline interrupts.
+	if n := len(cs.PeerCertificates); n > maxChain {
+		return "", fmt.Errorf("verifying the certificate of the API server %s: it sends %d certificates, at most %d are accepted", master, n, maxChain)
+	}
+	inter := x509.NewCertPool()
+	for _, c := range cs.PeerCertificates[1:] {
+		inter.AddCert(c)
+	}
+	leaf := cs.PeerCertificates[0]
+	opts := x509.VerifyOptions{Roots: pool, Intermediates: inter, CurrentTime: now()}
+	if _, err := leaf.Verify(opts); err != nil {
+		if from, ok := begins(leaf, ca, opts); ok {
+			err = &EarlyError{from, err}
+		}
+		return "", fmt.Errorf("verifying the certificate of the API server %s: %w", master, err)
+	}
+	if err := servercert.Check(leaf); err != nil {
+		return "", fmt.Errorf("verifying the certificate of the API server %s: %w", master, err)
+	}
+	i := slices.IndexFunc(names, func(n string) bool { return leaf.VerifyHostname(n) == nil })
+	if i < 0 {
+		return "", fmt.Errorf("%w: it is for %s, not for %s", ErrServerName, printable.Names(leaf.DNSNames), strings.Join(names, ", "))
+	}
+	return names[i], nil
 }
 
 // EarlyError: by the clock a certificate is not valid yet, and all else of it is

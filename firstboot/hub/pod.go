@@ -93,7 +93,12 @@ func podJoined(ctx context.Context, e *machine.Env, active *site.Active) (bool, 
 
 func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	site := active.Site
-	if err := member.SaveJoin(e, site, active.Node); err != nil {
+	s := *site
+	s.KubeletExtraArgs = kubeadm.SiteArgs(active)
+	if err := member.SaveJoin(e, &s, active.Node); err != nil {
+		return err
+	}
+	if err := kubeadm.WriteConfDir(e, s.KubeletExtraArgs); err != nil {
 		return err
 	}
 	if err := UndoPodJoin(ctx, e, site.CRISocket); err != nil { // of a try that was cut off
@@ -145,8 +150,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err != nil {
 		return err
 	}
-	s := *site
-	s.KubeletExtraArgs = openyurt.JoinedArgs(site.KubeletExtraArgs, gate)
+	s.KubeletExtraArgs = openyurt.JoinedArgs(s.KubeletExtraArgs, gate)
 	err = kubeadm.Join(ctx, e, active, s, "FileAvailable--etc-kubernetes-kubelet.conf")
 	if err != nil && strings.Contains(err.Error(), "uploading crisocket") {
 		// The last thing kubeadm does, and through yurthub, for which it waits

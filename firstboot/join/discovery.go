@@ -22,9 +22,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// DiscoveryOf is how a site finds its cluster.
-func DiscoveryOf(e *machine.Env, site *configs.Site) api.Discovery {
+// DiscoveryOf is how a site finds its cluster, and what its node's name stands for there.
+func DiscoveryOf(e *machine.Env, active *site.Active) api.Discovery {
+	site := active.Site
 	return api.Discovery{
+		Node:    active.Node,
 		Masters: member.MastersOf(e, site), Token: site.Credentials.Token.Reveal(),
 		Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification, CA: []byte(site.CACert),
 		Names: []string{site.Endpoint, api.SharedName}, Dial: e.Dial, Now: e.Now, Timeout: 10 * time.Second,
@@ -54,7 +56,7 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			d := DiscoveryOf(e, site)
+			d := DiscoveryOf(e, active)
 			if member.Is(e) && len(d.CA) == 0 {
 				// It joins again, and what it enrolled with is its cluster's, whatever a
 				// Site without pins would take.
@@ -65,7 +67,7 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 			if err != nil {
 				return err
 			}
-			if err := NameIsFree(ctx, e, found.Client(d), active.Node); err != nil {
+			if err := NameIsFree(e, found.Node, active.Node); err != nil {
 				return err
 			}
 			if _, err := e.Write(ondisk.KubeCA, found.CA, machine.Mode(0o644)); err != nil {
@@ -220,11 +222,10 @@ const (
 	serverNameFix = "add the endpoint or the API servers' addresses to the API servers' certSANs, or correct endpoint and masters in site.yaml"
 )
 
-// NameIsFree looks, where the token's rights allow, whether the cluster has a
-// Node of our name already.
-func NameIsFree(ctx context.Context, e *machine.Env, c *api.Client, name string) error {
-	n, err := c.GetNode(ctx, name)
-	if err != nil {
+// NameIsFree judges the Node of our name that the cluster has already, if the token's
+// rights let us see one.
+func NameIsFree(e *machine.Env, n *api.Node, name string) error {
+	if n == nil {
 		return nil // there is none, or the token may not read nodes; kubeadm looks again
 	}
 	ready, _ := n.Ready()

@@ -30,6 +30,7 @@ func IPVSPhase(site *configs.Site) run.Phase {
 
 // ipvscarePhase has ipvscare keep it.
 func ipvscarePhase(site *configs.Site) run.Phase {
+	served := false // by Run, which the next Check need not ask again
 	return run.Phase{
 		Name: "ipvs", Doc: "ipvscare keeps the way to the API servers open", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -41,7 +42,9 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 			if err != nil || string(e.Contents(ondisk.IPVSConfig)) != string(want) {
 				return run.Todo, err
 			}
-			if endpointAnswers(ctx, e, site) == nil {
+			known := served
+			served = false
+			if known || endpointAnswers(ctx, e, site) == nil {
 				if state != "active" {
 					return run.Todo, nil
 				}
@@ -71,7 +74,8 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 			if err := StartIPVSCare(ctx, e, site, wrote); err != nil {
 				return err
 			}
-			return WaitForEndpoint(ctx, e, site)
+			served, err = WaitForEndpoint(ctx, e, site)
+			return err
 		},
 	}
 }
@@ -175,19 +179,19 @@ func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrot
 // WaitForEndpoint waits until API servers are reached through the endpoint. Those of
 // another cluster never are, and Check says so; what hides whether they are of another
 // one is part of the error.
-func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) error {
+func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (served bool, _ error) {
 	err := e.RetryFor(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
 	if err != nil {
 		again, unclear := member.CheckBornAgain(ctx, e, site)
 		if again {
-			return nil
+			return false, nil
 		}
 		if unclear != nil {
 			err = fmt.Errorf("%w; they do not show which cluster they are of: %s", err, printable.Line(strings.ReplaceAll(unclear.Error(), "\n", "; ")))
 		}
-		return run.Advise(err, "see `ipvscare status` and `journalctl -u ipvscare` on the machine; an API server whose certificate is of another CA gets no traffic")
+		return false, run.Advise(err, "see `ipvscare status` and `journalctl -u ipvscare` on the machine; an API server whose certificate is of another CA gets no traffic")
 	}
-	return nil
+	return true, nil
 }
 
 // hostsPhase goes without ipvscare: the endpoint's name stands for one API
@@ -233,16 +237,14 @@ const servePatience = 30 * time.Second
 // endpointAnswers tells a way to the API servers that is broken on this
 // machine from API servers that are out of reach: only the first is an error.
 func endpointAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
+	err := machine.Answers(ctx, e, site.EndpointHostPort())
+	if err == nil {
+		return nil
+	}
 	if _, err := network.Reach(ctx, e, member.MastersOf(e, site)); err != nil {
 		return nil // nothing to be told offline
 	}
-	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
-	defer cancel()
-	conn, err := e.Dial(ctx, "tcp", site.EndpointHostPort())
-	if err != nil {
-		return fmt.Errorf("the endpoint %s does not answer on this machine, and the API servers do: %w", site.EndpointHostPort(), machine.PlainNet(err))
-	}
-	return conn.Close()
+	return fmt.Errorf("the endpoint %s does not answer on this machine, and the API servers do: %w", site.EndpointHostPort(), machine.PlainNet(err))
 }
 
 // setEndpointHosts keeps the endpoint's name on one API server where no IPVS

@@ -80,13 +80,18 @@ func Phase(active *site.Active) run.Phase {
 }
 
 func join(ctx context.Context, e *machine.Env, active *site.Active) error {
-	if err := member.SaveJoin(e, active.Site, active.Node); err != nil {
+	s := *active.Site
+	s.KubeletExtraArgs = kubeadm.SiteArgs(active)
+	if err := member.SaveJoin(e, &s, active.Node); err != nil {
+		return err
+	}
+	if err := kubeadm.WriteConfDir(e, s.KubeletExtraArgs); err != nil {
 		return err
 	}
 	if err := kubeadm.UndoJoin(ctx, e, member.PendingKey); err != nil { // of a try that was cut off
 		return err
 	}
-	if err := kubeadm.Join(ctx, e, active, *active.Site); err != nil {
+	if err := kubeadm.Join(ctx, e, active, s); err != nil {
 		return err
 	}
 	return member.SaveRecord(e)

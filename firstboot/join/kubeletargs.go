@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
-	kubeadmdocs "github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -35,21 +34,6 @@ import (
 // RefusedArgs are those that kubelet did not come up with, since this machine
 // was switched on.
 const RefusedArgs = ondisk.RunMark + "refused-kubelet-args"
-
-// On a metered link kubelet sends an unchanged status once an hour instead of every
-// five minutes, which costs 2.6 MB a day. Its lease still shows that it is alive,
-// and changes are sent at once. The setting has no flag, so kubelet reads it from a
-// configuration directory. The directory is on DATA, like kubelet's other settings:
-// without it kubelet would not start, e.g. on a new root.
-const (
-	KubeletConfDir  = ondisk.StateDir + "/kubelet.conf.d"
-	MeteredConfFile = KubeletConfDir + "/50-metered.conf"
-	MeteredConf     = `# Written by firstboot for ipvs.profile: metered.
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-nodeStatusReportFrequency: 1h
-`
-)
 
 const (
 	// argsPatience is how long kubelet may take to be well.
@@ -74,7 +58,7 @@ func ArgsPhase(active *site.Active) run.Phase {
 			switch {
 			case j.TryingArgs != nil: // cut off
 				return run.Todo, nil
-			case lacksConfDir(e, want):
+			case kubeadm.LacksConfDir(e, want):
 				return run.Todo, nil
 			case maps.Equal(want, j.KubeletExtraArgs):
 				return run.Done, nil
@@ -91,23 +75,13 @@ func ArgsPhase(active *site.Active) run.Phase {
 	}
 }
 
-// wantedArgs are the site's, and what follows from its other fields.
+// wantedArgs are those of the join, and what only a member can know.
 func wantedArgs(ctx context.Context, e *machine.Env, active *site.Active, j member.JoinedAs) map[string]string {
-	site := active.Site
-	want := member.Union(site.KubeletExtraArgs, nil)
-	if _, given := want["config-dir"]; !given && site.IPVS.Profile == "metered" && active.Image.Kubernetes != "" &&
-		!kubeadmdocs.Before(active.Image.Kubernetes, 30) { // before, kubelet does not read such a directory
-		want["config-dir"] = KubeletConfDir
-	}
-	if ip := twoAddresses(ctx, e, site, j); ip != "" {
+	want := kubeadm.SiteArgs(active)
+	if ip := twoAddresses(ctx, e, active.Site, j); ip != "" {
 		want["node-ip"] = ip
 	}
 	return want
-}
-
-// lacksConfDir reports whether the directory that kubelet is to read is not there.
-func lacksConfDir(e *machine.Env, want map[string]string) bool {
-	return want["config-dir"] == KubeletConfDir && string(e.Contents(MeteredConfFile)) != MeteredConf
 }
 
 // twoAddresses is --node-ip for a node of two families in a cluster of two;
@@ -165,14 +139,12 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 		return fmt.Errorf("giving kubelet the Site's arguments: %w", err)
 	}
 	former, cutOff := j.KubeletExtraArgs, j.TryingArgs != nil
-	conf := lacksConfDir(e, want)
+	conf := kubeadm.LacksConfDir(e, want)
 	if maps.Equal(want, former) && !conf && !cutOff {
 		return nil // what the cluster says has changed since the check
 	}
-	if conf { // before kubelet looks for it
-		if err := e.WriteFile(MeteredConfFile, []byte(MeteredConf), machine.Mode(0o644)); err != nil {
-			return fmt.Errorf("giving kubelet the Site's settings: %w", err)
-		}
+	if err := kubeadm.WriteConfDir(e, want); err != nil {
+		return err
 	}
 	// Those of a trial that was cut off may be in the file too.
 	ours := member.Union(former, j.TryingArgs)

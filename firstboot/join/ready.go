@@ -51,6 +51,8 @@ type readiness struct {
 	otherLabels bool      // than the Site's
 	// reporters are the machines that it has shown at all looks.
 	reporters reporters
+	// settled by await, which the next check need not ask again.
+	settled bool
 }
 
 // look returns nil when all is well, else what is missing.
@@ -102,6 +104,10 @@ func (r *readiness) labels(e *machine.Env) error {
 }
 
 func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, error) {
+	if r.settled {
+		r.settled = false
+		return run.Done, nil
+	}
 	if !e.Exists(member.ReadyMark) {
 		return run.Todo, nil // whatever the cluster says
 	}
@@ -166,13 +172,15 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	if err := member.SaveLabels(e, r.active.Site); err != nil {
 		return err
 	}
-	if err := saveCluster(ctx, e, r.active); err != nil {
-		return err
+	other := saveCluster(ctx, e, r.active, r.node)
+	if other != nil && !errors.Is(other, member.ErrOtherCluster) {
+		return other
 	}
 	if err := member.SaveRecord(e); err != nil {
 		return err
 	}
 	_, err = e.Write(member.ReadyMark, nil, machine.Mode(0o600))
+	r.settled = err == nil && other == nil // else the next check says what it is
 	return err
 }
 
@@ -246,16 +254,9 @@ func labelWords(labels map[string]string) string {
 	return strings.Join(out, ", ")
 }
 
-// saveCluster notes it, for ipvscare too.
-func saveCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
-	_, n, err := member.OwnNode(ctx, e, active.Node)
-	if err != nil {
-		return err
-	}
+// saveCluster notes the cluster that shows n as this machine's Node, for ipvscare too.
+func saveCluster(ctx context.Context, e *machine.Env, active *site.Active, n *api.Node) error {
 	note, err := member.ClusterToNote(ctx, e, active.Site, n)
-	if errors.Is(err, member.ErrOtherCluster) {
-		return nil // Check says so
-	}
 	if note == nil || err != nil {
 		return err
 	}

@@ -60,13 +60,21 @@ const (
 // Phase sees that the node has an address and a way to an API server.
 func Phase(site *configs.Site) run.Phase {
 	late := &LateReload{}
+	reached := false // by Run, which the next Check need not repeat
 	return run.Phase{
 		Name: "network", Doc: "an address, and an API server that answers", Timeout: Timeout,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if TrialCutOff(e) || late.Due(e) {
 				return run.Todo, nil
 			}
-			_, away := Reach(ctx, e, member.MastersOf(e, site))
+			if NodeAddress(e) == "" && !member.EnrolledOrEarly(e) {
+				return run.Todo, nil // whoever answers
+			}
+			var away error
+			if !reached {
+				_, away = Reach(ctx, e, member.MastersOf(e, site))
+			}
+			reached = false
 			if away != nil && (!member.EnrolledOrEarly(e) || MayTry(e)) {
 				return run.Todo, nil
 			}
@@ -110,7 +118,9 @@ func Phase(site *configs.Site) run.Phase {
 			if err != nil {
 				return err
 			}
-			return e.SetHosts(ctx, NodeOwner, NodeLine(e, src))
+			err = e.SetHosts(ctx, NodeOwner, NodeLine(e, src))
+			reached = err == nil
+			return err
 		},
 	}
 }
@@ -154,7 +164,9 @@ func firstAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.A
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
 	for i, m := range masters {
-		wg.Go(func() { errs[i] = machine.Answers(ctx, e, m) })
+		if len(masters) > 1 { // or there is no choice
+			wg.Go(func() { errs[i] = machine.Answers(ctx, e, m) })
+		}
 	}
 	wg.Wait()
 	var order []string

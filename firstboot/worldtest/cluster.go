@@ -51,6 +51,17 @@ func (c *Cluster) clone(t *testing.T) *Cluster {
 	return n
 }
 
+// Asked counts the requests by path.
+func (c *Cluster) Asked() map[string]int {
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
+	n := map[string]int{}
+	for _, path := range c.requests {
+		n[path]++
+	}
+	return n
+}
+
 // Of makes it the cluster that a machine is in.
 func (c *Cluster) Of(w *World) {
 	c.Renewed, c.silent, c.Now, c.registers = w.kubeletReported, w.kubeletSilent, w.Truth, func() { w.kubeletRegisters(c) }

@@ -1084,11 +1084,11 @@ func (w *World) kubeadm(ctx context.Context, c machine.Cmd) error {
 	through := given["kubeconfig"] != ""
 	if through {
 		args = ""
-		for _, k := range slices.Sorted(maps.Keys(given)) {
-			args += " --" + k + "=" + given[k]
-		}
-		args = strings.TrimSpace(args)
 	}
+	for _, k := range slices.Sorted(maps.Keys(given)) {
+		args += " --" + k + "=" + given[k]
+	}
+	args = strings.TrimSpace(args)
 	if err := errors.Join(write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n"), write(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\""+args+"\"\n")); err != nil {
 		return err
 	}

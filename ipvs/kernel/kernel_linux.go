@@ -113,7 +113,7 @@ func (k *linux) Service(vip netip.AddrPort) (*Service, error) {
 	if err != nil {
 		return nil, k.gone(fmt.Errorf("reading the virtual server %s: %w", vip, err))
 	}
-	svc := &Service{VIP: vip, Scheduler: s.SchedName, Flags: s.Flags & serviceFlags}
+	svc := &Service{VIP: vip, Scheduler: s.SchedName, Flags: s.Flags & serviceFlags, Packets: map[netip.AddrPort]uint32{}}
 	dests, err := k.handle.GetDestinations(asked)
 	if err != nil {
 		return nil, k.gone(fmt.Errorf("listing real servers of %s: %w", vip, err))
@@ -123,8 +123,9 @@ func (k *linux) Service(vip netip.AddrPort) (*Service, error) {
 		if !ok {
 			return nil, fmt.Errorf("listing real servers of %s: unreadable address %v", vip, d.Address)
 		}
-		svc.Dests = append(svc.Dests, Dest{netip.AddrPortFrom(addr, d.Port), d.Weight,
-			Forward(d.ConnectionFlags & mobyipvs.ConnectionFlagFwdMask)})
+		dest := Dest{netip.AddrPortFrom(addr, d.Port), d.Weight, Forward(d.ConnectionFlags & mobyipvs.ConnectionFlagFwdMask)}
+		svc.Dests = append(svc.Dests, dest)
+		svc.Packets[dest.Addr] = d.Stats.PacketsIn
 	}
 	return svc, nil
 }

@@ -47,6 +47,8 @@ type Service struct {
 	// Flags are the kernel's, persistent or one-packet. Ours has none.
 	Flags uint32
 	Dests []Dest
+	// Packets is how many were sent to each real server so far. It is only read.
+	Packets map[netip.AddrPort]uint32
 }
 
 // OpKind is one kind of step.

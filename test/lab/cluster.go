@@ -2,6 +2,7 @@ package lab
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -17,6 +18,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -53,18 +55,35 @@ type Cluster struct {
 	// cluster with leader election would lose 15 seconds more.
 	APIServers []*Process
 
-	lab   *Lab
-	net   Net
-	progs *Programs
-	dir   string
-	hosts []string // as this host reaches the masters
-	etcd  string   // client URL
-	http  *http.Client
-	other []*Process // etcd, controller manager, scheduler
+	lab    *Lab
+	net    Net
+	progs  *Programs
+	tuning Tuning
+	dir    string
+	hosts  []string // as this host reaches the masters
+	etcd   string   // client URL
+	http   *http.Client
+	other  []*Process // etcd, controller manager, scheduler
 
 	requests sync.Mutex
 	last     int // the master that answered last
 }
+
+// Tuning is how a control plane differs from the usual one of the tests.
+type Tuning struct {
+	// Pods is the range of pods; empty: one for 256 nodes.
+	Pods string
+	// Durable has etcd sync what it writes.
+	Durable bool
+	// ControllerManager are further arguments of kube-controller-manager.
+	ControllerManager []string
+	// AuditPolicy is what the API servers write to their audit logs; empty: each
+	// creation of a Node.
+	AuditPolicy string
+}
+
+// Processes are those of the control plane.
+func (c *Cluster) Processes() []*Process { return slices.Concat(c.APIServers, c.other) }
 
 // ranges are a cluster's own addresses.
 type ranges struct{ services, pods, dns string }
@@ -73,7 +92,7 @@ func (c *Cluster) ranges() ranges {
 	if c.ipv6() {
 		return ranges{"fd00:96::/112", "fd00:244::/56", "fd00:96::a"}
 	}
-	return ranges{"10.96.0.0/16", "10.244.0.0/16", "10.96.0.10"}
+	return ranges{"10.96.0.0/16", cmp.Or(c.tuning.Pods, "10.244.0.0/16"), "10.96.0.10"}
 }
 
 // VIP is the address in front of the masters, of their family.
@@ -126,6 +145,11 @@ failSwapOn: false
 // StartCluster starts a control plane with that many masters and waits until
 // nodes can join it: about 10 seconds on a quiet machine.
 func (l *Lab) StartCluster(ctx context.Context, progs *Programs, network Net, masters int) (*Cluster, error) {
+	return l.StartTunedCluster(ctx, progs, network, masters, Tuning{})
+}
+
+// StartTunedCluster is StartCluster with another tuning.
+func (l *Lab) StartTunedCluster(ctx context.Context, progs *Programs, network Net, masters int, tuning Tuning) (*Cluster, error) {
 	if masters < 1 || masters > MaxMasters {
 		return nil, fmt.Errorf("starting a control plane with %d masters: want 1 to %d", masters, MaxMasters)
 	}
@@ -133,7 +157,7 @@ func (l *Lab) StartCluster(ctx context.Context, progs *Programs, network Net, ma
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{Token: token, lab: l, net: network, progs: progs, dir: filepath.Join(l.Dir, "cluster")}
+	c := &Cluster{Token: token, lab: l, net: network, progs: progs, tuning: tuning, dir: filepath.Join(l.Dir, "cluster")}
 	c.CAFile = filepath.Join(c.dir, "pki", "ca.crt")
 	c.Kubeconfig = filepath.Join(c.dir, "super-admin.conf")
 	// A control plane is made anew each time; what an earlier run left in the
@@ -190,10 +214,13 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	}
 	client, peer := fmt.Sprintf("http://127.0.0.1:%d", ports[0]), fmt.Sprintf("http://127.0.0.1:%d", ports[1])
 	c.etcd = client
-	p, err := c.start("etcd", c.progs.Etcd,
-		"--data-dir", filepath.Join(c.dir, "etcd"), "--unsafe-no-fsync",
+	argv := []string{c.progs.Etcd, "--data-dir", filepath.Join(c.dir, "etcd"),
 		"--listen-client-urls", client, "--advertise-client-urls", client,
-		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default=" + peer}
+	if !c.tuning.Durable {
+		argv = append(argv, "--unsafe-no-fsync")
+	}
+	p, err := c.start("etcd", argv...)
 	if err != nil {
 		return err
 	}
@@ -394,11 +421,11 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 	// Neither serves anything: their ports would meet those of another
 	// cluster on this host.
 	for name, argv := range map[string][]string{
-		"controller-manager": {c.progs.ControllerManager, "--kubeconfig", conf("controller-manager"), "--secure-port=0",
+		"controller-manager": append([]string{c.progs.ControllerManager, "--kubeconfig", conf("controller-manager"), "--secure-port=0",
 			"--controllers=*,bootstrapsigner,tokencleaner", "--use-service-account-credentials", "--leader-elect=false",
 			"--cluster-signing-cert-file", pki("ca.crt"), "--cluster-signing-key-file", pki("ca.key"), "--root-ca-file", pki("ca.crt"),
 			"--service-account-private-key-file", pki("sa.key"),
-			"--allocate-node-cidrs", "--cluster-cidr", c.ranges().pods, "--service-cluster-ip-range", c.ranges().services},
+			"--allocate-node-cidrs", "--cluster-cidr", c.ranges().pods, "--service-cluster-ip-range", c.ranges().services}, c.tuning.ControllerManager...),
 		"scheduler": {c.progs.Scheduler, "--kubeconfig", conf("scheduler"), "--secure-port=0", "--leader-elect=false"},
 	} {
 		p, err := c.start(name, argv...)

@@ -3,6 +3,7 @@ package lab
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/json"
@@ -381,17 +382,19 @@ rules:
 - level: None
 `
 
-func (c *Cluster) auditLog(n int) string {
+// AuditLog is the path of the nth API server's audit log.
+func (c *Cluster) AuditLog(n int) string {
 	return filepath.Join(c.dir, fmt.Sprintf("audit%d.json", n+1))
 }
 
-// auditArgs has the nth API server write down every creation of a Node.
+// auditArgs has the nth API server write down every creation of a Node, or what the
+// tuning says.
 func (c *Cluster) auditArgs(n int) ([]string, error) {
 	policy := filepath.Join(c.dir, "audit-policy.yaml")
-	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
+	if err := os.WriteFile(policy, []byte(cmp.Or(c.tuning.AuditPolicy, auditPolicy)), 0o600); err != nil {
 		return nil, fmt.Errorf("writing the audit policy: %w", err)
 	}
-	return []string{"--audit-policy-file", policy, "--audit-log-path", c.auditLog(n)}, nil
+	return []string{"--audit-policy-file", policy, "--audit-log-path", c.AuditLog(n)}, nil
 }
 
 // NodePost is one request to create a Node, as an API server saw it.
@@ -408,7 +411,7 @@ type NodePost struct {
 func (c *Cluster) NodePosts() ([]NodePost, error) {
 	var posts []NodePost
 	for n := range c.hosts {
-		b, err := os.ReadFile(c.auditLog(n))
+		b, err := os.ReadFile(c.AuditLog(n))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}

@@ -14,17 +14,18 @@ import (
 // skips are the tests that leave something out in CI too, and why that is no
 // hole. All others go through test/desk, which fails there.
 var skips = map[string]string{
-	"ondisk/ext4/ext4_test.go":         "two long parts, with -short, which CI does not say",
-	"builder/memory_test.go":           "with -short",
-	"firstboot/apply/ignition_test.go": "with -short",
-	"firstboot/hub/ports_test.go":      "the other end of a test is none by itself",
-	"packaging/packaging_test.go":      "all architectures and go install, which are the nightly's",
-	"test/desk/desk.go":                "at a desk only",
-	"test/e2e/e2e_test.go":             "with -short, and long runs are the nightly's",
-	"test/ipvs/ipvs_test.go":           "what the guest left out: its measurements",
-	"test/ipvs/guest/bench_test.go":    "measurements, which `make bench` runs",
-	"test/pace/pace.go":                "with -short, and what a slow machine cannot end in time, which .ci/run names",
-	"test/oracle/bench_test.go":        "measurements, which `make bench` runs",
+	"ondisk/ext4/ext4_test.go":          "two long parts, with -short, which CI does not say",
+	"builder/memory_test.go":            "with -short",
+	"firstboot/apply/ignition_test.go":  "with -short",
+	"firstboot/hub/ports_test.go":       "the other end of a test is none by itself",
+	"packaging/packaging_test.go":       "all architectures and go install, which are the nightly's",
+	"test/bench/scale/machines_test.go": "a part of a benchmark, which calls it",
+	"test/desk/desk.go":                 "at a desk only",
+	"test/e2e/e2e_test.go":              "with -short, and long runs are the nightly's",
+	"test/ipvs/ipvs_test.go":            "what the guest left out: its measurements",
+	"test/ipvs/guest/bench_test.go":     "measurements, which `make bench` runs",
+	"test/pace/pace.go":                 "with -short, and what a slow machine cannot end in time, which .ci/run names",
+	"test/oracle/bench_test.go":         "measurements, which `make bench` runs",
 }
 
 // TestNothingIsSkippedSilently finds each call of Skip in our tests.

@@ -1,0 +1,52 @@
+package firstboot
+
+import (
+	"context"
+	"maps"
+	"net"
+	"testing"
+
+	"github.com/edgebake/edgebake/firstboot/worldtest"
+)
+
+// TestQuestionsOfAJoin: what first boot itself asks one API server while a machine joins,
+// and over how many connections. A thousand machines ask that at once.
+func TestQuestionsOfAJoin(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local") // as kubeadm makes certificates
+	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.OneMaster()
+	e := w.Env()
+	dials, dial := map[string]int{}, e.Dial
+	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		dials[addr]++
+		return dial(ctx, network, addr)
+	}
+	if err := w.Run(New(e)); err != nil {
+		t.Fatal(err)
+	}
+	const node = "/api/v1/nodes/edge-sn0042"
+	asked := w.Cluster.Asked()
+	// Each look for the 12 s in which another machine could report as this Node, and
+	// whether the name is free.
+	if asked[node] > 8 {
+		t.Errorf("the Node is asked for %d times", asked[node])
+	}
+	delete(asked, node)
+	want := map[string]int{
+		"/api/v1/namespaces/kube-public/configmaps/cluster-info":   2, // to find the cluster, and to note it
+		"/api/v1/namespaces/default/services/kubernetes":           1,
+		"/apis/networking.k8s.io/v1/servicecidrs":                  1,
+		"/api/v1/namespaces/kube-system/configmaps/kubeadm-config": 1,
+	}
+	if !maps.Equal(asked, want) {
+		t.Errorf("asked %v, want %v", asked, want)
+	}
+	wantDials := map[string]int{
+		"192.0.2.11:6443":     4, // does it answer; discovery; has its certificate the endpoint's name, twice
+		worldtest.OwnEndpoint: 4, // does ipvscare serve, twice; cluster-info; all else
+	}
+	if !maps.Equal(dials, wantDials) {
+		t.Errorf("connections %v, want %v", dials, wantDials)
+	}
+}

@@ -1,0 +1,67 @@
+package scale
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// share is a cgroup, of either version, that bounds the processors of what is in it.
+type share struct {
+	dir string
+	v2  bool
+}
+
+const cgroups = "/sys/fs/cgroup"
+
+func newShare(name string) (*share, error) {
+	s := &share{dir: filepath.Join(cgroups, "cpu", name)}
+	if _, err := os.Stat(filepath.Join(cgroups, "cgroup.controllers")); err == nil {
+		s.dir, s.v2 = filepath.Join(cgroups, name), true
+		if err := os.WriteFile(filepath.Join(cgroups, "cgroup.subtree_control"), []byte("+cpu"), 0); err != nil {
+			return nil, fmt.Errorf("having processors bounded: %w", err)
+		}
+	}
+	if err := os.Mkdir(s.dir, 0o755); err != nil {
+		return nil, fmt.Errorf("having processors bounded: %w", err)
+	}
+	return s, nil
+}
+
+func (s *share) write(file, text string) error {
+	return os.WriteFile(filepath.Join(s.dir, file), []byte(text), 0)
+}
+
+func (s *share) add(pid int) error { return s.write("cgroup.procs", strconv.Itoa(pid)) }
+
+// set bounds the processors; 0 is no bound.
+func (s *share) set(processors float64) error {
+	const period = 100_000 // microseconds
+	quota := strconv.Itoa(int(processors * period))
+	if s.v2 {
+		if processors == 0 {
+			quota = "max"
+		}
+		return s.write("cpu.max", fmt.Sprintf("%s %d", quota, period))
+	}
+	if processors == 0 {
+		quota = "-1"
+	}
+	return s.write("cpu.cfs_quota_us", quota)
+}
+
+// remove removes the cgroup when its processes are gone, which the kernel takes a
+// moment to notice.
+func (s *share) remove() error {
+	for range 100 {
+		if err := os.Remove(s.dir); !errors.Is(err, syscall.EBUSY) {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return fmt.Errorf("removing %s: its processes do not end", s.dir)
+}
