@@ -28,7 +28,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/test/bench"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/lab"
@@ -139,7 +139,7 @@ func (r *row) measure(b *testing.B) {
 	ns, err := l.NewNamespace(b.Context())
 	must(err)
 	c, err := l.StartTunedCluster(b.Context(), programs, ns, r.servers, lab.Tuning{Pods: "10.112.0.0/12", Durable: true, AuditPolicy: auditPolicy,
-		ControllerManager: []string{fmt.Sprintf("--kube-api-qps=%d", configs.ManagerQPS), fmt.Sprintf("--kube-api-burst=%d", 2*configs.ManagerQPS)}})
+		ControllerManager: []string{fmt.Sprintf("--kube-api-qps=%d", clusterdoc.ManagerQPS), fmt.Sprintf("--kube-api-burst=%d", 2*clusterdoc.ManagerQPS)}})
 	must(err)
 	plane, err := newShare(fmt.Sprintf("edgebake-scale-%d", os.Getpid()))
 	must(err)
