@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/overlays"
@@ -255,7 +256,7 @@ func CheckOutput(out string, force bool) error {
 	case !strings.HasSuffix(out, ".raw") && !strings.HasSuffix(out, ".raw.zst"):
 		return fmt.Errorf("output %s: its name must end in .raw or .raw.zst (compressed)", out)
 	}
-	if err := CheckFile(out, force); err != nil {
+	if err := file.Check(out, force); err != nil {
 		return fmt.Errorf("output %w", err)
 	}
 	return nil

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -16,13 +15,14 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/builder/disk"
+	"golang.org/x/sync/errgroup"
+
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/edgebake/edgebake/ondisk/tree"
-	"golang.org/x/sync/errgroup"
 )
 
 // Kinds of inputs that are made here (plan.Input.Make).
@@ -536,48 +536,16 @@ func (b *executor) exportBase(path string) error {
 		return fmt.Errorf("exporting the base: %w", err)
 	}
 	defer src.Close()
-	out, err := disk.Create(path, 0o666, true)
+	out, err := file.Create(path, 0o666, true)
 	if err != nil {
 		return err
 	}
 	defer out.Discard()
 	if _, err := out.ReadFrom(io.NewSectionReader(src, 0, 1<<62)); err != nil {
-		return fmt.Errorf("exporting the base to %s: %w", path, disk.Explain(err, filepath.Dir(path)))
+		return fmt.Errorf("exporting the base to %s: %w", path, file.Explain(err, filepath.Dir(path)))
 	}
 	if err := b.Cache.Unchanged(); err != nil {
 		return fmt.Errorf("exporting the base to %s: %w", path, err)
-	}
-	return out.Commit()
-}
-
-// CheckFile tells, before long work begins, why a file could not be written
-// at its end: it is there already and must not be replaced, or its directory is
-// not to be written to.
-func CheckFile(path string, replace bool) error {
-	if fi, err := os.Lstat(path); err == nil {
-		switch {
-		case fi.IsDir():
-			return fmt.Errorf("%s is a directory; name a file", path)
-		case !replace:
-			return fmt.Errorf("%s exists; --force replaces it", path)
-		}
-	}
-	if err := disk.Writable(filepath.Dir(path)); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	return nil
-}
-
-// WriteFile writes a small file that appears under its name only when it is
-// complete, and replaces what is there. perm is less the umask.
-func WriteFile(path string, data []byte, perm fs.FileMode) error {
-	out, err := disk.Create(path, perm, true)
-	if err != nil {
-		return err
-	}
-	defer out.Discard()
-	if _, err := out.Write(data); err != nil {
-		return fmt.Errorf("writing %s: %w", path, disk.Explain(err, filepath.Dir(path)))
 	}
 	return out.Commit()
 }

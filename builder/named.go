@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/strict"
+	"github.com/edgebake/edgebake/ondisk/file"
 )
 
 // named is a file or directory that an Image names.
@@ -115,9 +116,9 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 			// One around the Image is an error by itself.
 			lies = checkOverlay(n.path, dir) == nil && liesIn(path, n.path)
 		case namedLayout: // it may have other files, too
-			lies = liesIn(path, filepath.Join(n.path, "blobs")) || sameFile(path, filepath.Join(n.path, "index.json")) || sameFile(path, filepath.Join(n.path, "oci-layout"))
+			lies = liesIn(path, filepath.Join(n.path, "blobs")) || file.Same(path, filepath.Join(n.path, "index.json")) || file.Same(path, filepath.Join(n.path, "oci-layout"))
 		case namedFile:
-			if sameFile(path, n.path) {
+			if file.Same(path, n.path) {
 				errs = append(errs, fmt.Errorf("%s %s: the Image reads it (%s): name another file", name, path, n.field))
 			}
 		}
@@ -126,15 +127,6 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 		}
 	}
 	return JoinDistinct(errs...)
-}
-
-func sameFile(a, b string) bool {
-	x, err := os.Stat(a)
-	if err != nil {
-		return false
-	}
-	y, err := os.Stat(b)
-	return err == nil && os.SameFile(x, y)
 }
 
 // liesIn reports whether a file, which may not be there yet, lies in a directory.

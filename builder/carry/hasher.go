@@ -8,6 +8,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/ondisk/file"
 )
 
 // hasher hashes chunks beside the download, as their frames are complete. A
@@ -27,7 +28,7 @@ type hasher struct {
 	workers sync.WaitGroup
 }
 
-func newHasher(c *media.Chunks, raw *disk.Output, dir string, cancel context.CancelCauseFunc) *hasher {
+func newHasher(c *media.Chunks, raw *file.Output, dir string, cancel context.CancelCauseFunc) *hasher {
 	h := &hasher{chunks: c, errs: make([]error, c.Len())}
 	if raw != nil {
 		h.raw = rawDisk{raw.File, dir, cancel}

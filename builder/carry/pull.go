@@ -12,10 +12,10 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs/imageref"
+	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
@@ -57,7 +57,7 @@ func Pull(ctx context.Context, ref imageref.Ref, output string, o PullOptions) (
 	failed := func(err error) error { return fmt.Errorf("pulling %s: %w", ref, explain(err, lacks)) }
 	p := &pull{o: &o, ref: ref}
 	// What is wrong with the output is said before anything is asked.
-	out, err := disk.Continue(output, 0o666, o.Force)
+	out, err := file.Continue(output, 0o666, o.Force)
 	if err != nil {
 		return nil, err
 	}
@@ -79,9 +79,9 @@ func Pull(ctx context.Context, ref imageref.Ref, output string, o PullOptions) (
 		keep()
 		return nil, failed(err)
 	}
-	var raw *disk.Output
+	var raw *file.Output
 	if !media.IsCompressed(output) {
-		if raw, err = disk.Create(output, 0o666, o.Force); err != nil {
+		if raw, err = file.Create(output, 0o666, o.Force); err != nil {
 			keep()
 			return nil, err
 		}
@@ -121,7 +121,7 @@ type pull struct {
 	o      *PullOptions
 	ref    imageref.Ref
 	repo   *repo
-	out    *disk.Output
+	out    *file.Output
 	m      *manifest
 	config *config
 	chunks *media.Chunks
@@ -175,7 +175,7 @@ func (p *pull) announce(ctx context.Context) error {
 
 // download brings all parts, and hashes their frames as they arrive. After a failure the file
 // has whole parts only.
-func (p *pull) download(ctx context.Context, raw *disk.Output) error {
+func (p *pull) download(ctx context.Context, raw *file.Output) error {
 	st, err := p.out.Stat()
 	if err != nil {
 		return err
@@ -186,7 +186,7 @@ func (p *pull) download(ctx context.Context, raw *disk.Output) error {
 			return err
 		}
 	}
-	if err := disk.CheckSpace(filepath.Dir(p.out.Temp()), p.config.Stored-p.whole, "the image"); err != nil {
+	if err := file.CheckSpace(filepath.Dir(p.out.Temp()), p.config.Stored-p.whole, "the image"); err != nil {
 		return err
 	}
 	if p.chunks, err = media.NewChunks(p.out.File, p.config.Stored, p.config.Table); err != nil {
@@ -194,7 +194,7 @@ func (p *pull) download(ctx context.Context, raw *disk.Output) error {
 	}
 	if raw != nil {
 		if err := raw.Truncate(p.chunks.Size()); err != nil {
-			return disk.Explain(err, filepath.Dir(p.out.Temp()))
+			return file.Explain(err, filepath.Dir(p.out.Temp()))
 		}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -314,7 +314,7 @@ func (p *pull) save(hashing *hasher, f *fetched, body io.Reader) error {
 		n, err := body.Read(buf[:min(int64(len(buf)), f.Size-f.have)])
 		if n > 0 {
 			if _, err := p.out.WriteAt(buf[:n], f.from+f.have); err != nil {
-				return transfer.Final(fmt.Errorf("writing %s: %w", p.out.Temp(), disk.Explain(err, filepath.Dir(p.out.Temp()))))
+				return transfer.Final(fmt.Errorf("writing %s: %w", p.out.Temp(), file.Explain(err, filepath.Dir(p.out.Temp()))))
 			}
 			p.took(hashing, f, buf[:n])
 			p.out.WriteBehind(f.from + f.have)
@@ -360,7 +360,7 @@ type rawDisk struct {
 func (r rawDisk) WriteAt(b []byte, off int64) (int, error) {
 	n, err := r.f.WriteAt(b, off)
 	if err != nil {
-		r.cancel(fmt.Errorf("writing the image: %w", disk.Explain(err, r.dir)))
+		r.cancel(fmt.Errorf("writing the image: %w", file.Explain(err, r.dir)))
 	}
 	return n, err
 }

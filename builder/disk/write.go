@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/chunk"
 	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
@@ -59,7 +60,7 @@ func Write(ctx context.Context, path string, s Spec, l *Layout, blobs tree.Blobs
 		return nil, err
 	}
 	dir := filepath.Dir(path)
-	out, err := Create(path, 0o666, o.Force)
+	out, err := file.Create(path, 0o666, o.Force)
 	if err != nil {
 		return nil, err
 	}
@@ -68,13 +69,13 @@ func Write(ctx context.Context, path string, s Spec, l *Layout, blobs tree.Blobs
 	for _, p := range l.Parts {
 		used += p.Used
 	}
-	if err := CheckSpace(dir, used, "the image"); err != nil {
+	if err := file.CheckSpace(dir, used, "the image"); err != nil {
 		return nil, fmt.Errorf("writing %s: %w", path, err)
 	}
 	raw := out
 	if o.Zstd {
 		// The writers jump to and fro; compression takes what they made.
-		if raw, err = Create(path, 0o600, o.Force); err != nil {
+		if raw, err = file.Create(path, 0o600, o.Force); err != nil {
 			return nil, err
 		}
 		defer raw.Discard()
@@ -88,7 +89,7 @@ func Write(ctx context.Context, path string, s Spec, l *Layout, blobs tree.Blobs
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		return nil, fmt.Errorf("writing %s: %w", path, Explain(err, dir))
+		return nil, fmt.Errorf("writing %s: %w", path, file.Explain(err, dir))
 	}
 	if err := out.Commit(); err != nil {
 		return nil, err
@@ -116,7 +117,7 @@ func check(s Spec, l *Layout, o WriteOptions) error {
 // writer is one run of Write.
 type writer struct {
 	ctx    context.Context
-	raw    *Output
+	raw    *file.Output
 	track  *tracker
 	spec   Spec
 	layout *Layout
@@ -139,7 +140,7 @@ func (w *writer) progress(n, limit int64) {
 	w.opts.Progress(w.done, w.total)
 }
 
-func (w *writer) write(out *Output) error {
+func (w *writer) write(out *file.Output) error {
 	if err := w.raw.Truncate(w.layout.Size); err != nil {
 		return err
 	}
@@ -184,7 +185,7 @@ func (w *writer) write(out *Output) error {
 }
 
 // compress writes the raw image as an archive.
-func (w *writer) compress(out *Output) error {
+func (w *writer) compress(out *file.Output) error {
 	a := Archive{
 		Size: w.layout.Size, Parts: w.layout.Parts,
 		Read: func(b []byte, off int64) (bool, error) {
@@ -201,7 +202,7 @@ func (w *writer) compress(out *Output) error {
 		Stored: func(off, n int64) {
 			// From here on it takes room in the archive, and no more in the raw
 			// image: both together need no more than that one.
-			w.raw.release(off, n)
+			w.raw.Release(off, n)
 			w.progress(n, w.total)
 		},
 	}

@@ -13,7 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/procgroup"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/fat"
@@ -37,7 +36,7 @@ func ISO(ctx context.Context, to string, o Options, progress func(done, total in
 		return err
 	}
 	when := time.Unix(o.Payload.Image.SourceDate, 0).UTC()
-	if err := disk.CheckSpace(filepath.Dir(to), o.Payload.Size()+espSize(ps.esp(o.Payload.Image.Name, when), 512), "the installer"); err != nil {
+	if err := file.CheckSpace(filepath.Dir(to), o.Payload.Size()+espSize(ps.esp(o.Payload.Image.Name, when), 512), "the installer"); err != nil {
 		return fmt.Errorf("making the ISO %s: %w", to, err)
 	}
 	tmp, err := os.MkdirTemp("", "edgebake-iso-")
@@ -71,7 +70,7 @@ func ISO(ctx context.Context, to string, o Options, progress func(done, total in
 	cmd.Env = append(cmd.Env, "LC_ALL=C", "TZ=UTC")
 	if said, err := cmd.CombinedOutput(); err != nil {
 		if bytes.Contains(said, []byte("No space left on device")) {
-			return fmt.Errorf("making the ISO %s: %w", to, disk.Explain(syscall.ENOSPC, filepath.Dir(to)))
+			return fmt.Errorf("making the ISO %s: %w", to, file.Explain(syscall.ENOSPC, filepath.Dir(to)))
 		}
 		return fmt.Errorf("making the ISO: xorriso: %w\n%s", err, bytes.TrimSpace(said))
 	}
@@ -87,7 +86,7 @@ func ISO(ctx context.Context, to string, o Options, progress func(done, total in
 // inTemp says which directory has no room for what an ISO is made of.
 func inTemp(err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
-		return fmt.Errorf("%w; TMPDIR names another directory to put the installer together in", disk.Explain(err, os.TempDir()))
+		return fmt.Errorf("%w; TMPDIR names another directory to put the installer together in", file.Explain(err, os.TempDir()))
 	}
 	return err
 }

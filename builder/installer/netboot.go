@@ -25,7 +25,7 @@ func Netboot(ctx context.Context, dir, url string, o Options, progress func(done
 	}
 	boot := ps.esp(o.Payload.Image.Name, time.Unix(o.Payload.Image.SourceDate, 0).UTC())
 	esp := disk.Partition{Label: ondisk.LabelESP, FS: disk.FAT32, Size: espSize(boot, 512), Nodes: boot}
-	if err := disk.CheckSpace(dir, o.Payload.Size()+esp.Size, "the installer"); err != nil {
+	if err := file.CheckSpace(dir, o.Payload.Size()+esp.Size, "the installer"); err != nil {
 		return fmt.Errorf("making the installer: %w", err)
 	}
 	tmp, err := os.MkdirTemp(dir, ".edgebake-netboot-")

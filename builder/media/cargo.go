@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/chunk"
 	"github.com/edgebake/edgebake/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -215,7 +216,7 @@ func (g *Golden) PackFile(ctx context.Context, progress func(done, total int64))
 	os.Remove(f.Name())
 	if err := g.Pack(ctx, f, progress); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("%w (TMPDIR names another directory for it; an image that is built as .raw.zst needs none)", disk.Explain(err, dir))
+		return nil, fmt.Errorf("%w (TMPDIR names another directory for it; an image that is built as .raw.zst needs none)", file.Explain(err, dir))
 	}
 	return f, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
@@ -94,7 +95,7 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 		var err error
 		if probs[i], err = m.serves(s.Site); err != nil {
 			errs = append(errs, fmt.Errorf("Site %s: %w", s.Name, err))
-		} else if same(path, outputs[i]) {
+		} else if file.Same(path, outputs[i]) {
 			errs = append(errs, fmt.Errorf("Site %s: %w: choose another directory", s.Name, itself(outputs[i])))
 		} else if _, err := os.Lstat(outputs[i]); err == nil && !o.Force {
 			exist = append(exist, fmt.Errorf("Site %s: %s exists: choose another directory, or --force to replace it", s.Name, outputs[i]))
@@ -120,7 +121,7 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	if err := m.roomForAll(sites, outputs, o); err != nil {
 		return nil, m.stamping(err)
 	}
-	undo, err := disk.MakeDirectory(dir)
+	undo, err := file.MakeDirectory(dir)
 	if err != nil {
 		return nil, m.stamping(err)
 	}
@@ -194,13 +195,13 @@ func (m *image) stampOne(ctx context.Context, s Named, output string, o ManyOpti
 // writeSlotFile writes a slot with its holes. It holds secrets: only its owner
 // may read it.
 func writeSlotFile(path string, img []byte, force bool) error {
-	out, err := disk.Create(path, 0o600, force)
+	out, err := file.Create(path, 0o600, force)
 	if err != nil {
 		return err
 	}
 	defer out.Discard()
 	if err := writeSparse(out.File, img); err != nil {
-		return fmt.Errorf("writing %s: %w", path, disk.Explain(err, filepath.Dir(path)))
+		return fmt.Errorf("writing %s: %w", path, file.Explain(err, filepath.Dir(path)))
 	}
 	return out.Commit()
 }
@@ -235,4 +236,15 @@ func ReadSlotFile(path string) (*slot.Contents, error) {
 		return nil, fmt.Errorf("reading slot %s: %w", path, err)
 	}
 	return c, nil
+}
+
+// Each returns the Sites of an Inventory, each for a slot of its own.
+func (s *Site) Each() []Named {
+	var out []Named
+	spread := configs.DefaultSpread(len(s.Inventory.Sites))
+	for i := range s.Inventory.Sites {
+		one := &s.Inventory.Sites[i]
+		out = append(out, Named{Name: one.Name, Site: Site{Doc: &one.Site, Files: s.Files, DefaultSpread: spread}})
+	}
+	return out
 }

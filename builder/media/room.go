@@ -8,8 +8,8 @@ import (
 	"runtime"
 	"syscall"
 
-	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/ondisk/file"
 )
 
 // roomForCopies says early that the outputs, which are copies of the image, do
@@ -46,7 +46,7 @@ func checkRoom(outputs []string, each int64, what string) error {
 	} else {
 		what = "the " + what
 	}
-	return disk.CheckSpace(existing(filepath.Dir(outputs[0])), n, what)
+	return file.CheckSpace(existing(filepath.Dir(outputs[0])), n, what)
 }
 
 // existing is dir, or what stands on the way to it where it is not made yet.

@@ -93,7 +93,7 @@ type Stamped struct {
 // Stamp writes a site into an image's slot.
 func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, error) {
 	inPlace := o.Output == ""
-	if !inPlace && same(path, o.Output) {
+	if !inPlace && file.Same(path, o.Output) {
 		return nil, fmt.Errorf("stamping image %s: %w: name another file, or change the image itself (--in-place)", path, itself(o.Output))
 	}
 	flag := os.O_RDONLY
@@ -139,7 +139,7 @@ func (m *image) stampInPlace(p gpt.Partition, img []byte) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("stamping image %s: %w", m.path, disk.Explain(err, filepath.Dir(m.path)))
+		return fmt.Errorf("stamping image %s: %w", m.path, file.Explain(err, filepath.Dir(m.path)))
 	}
 	return nil
 }
@@ -286,16 +286,6 @@ func (m *image) hide() error {
 // output leaves as it is.
 func itself(output string) error { return fmt.Errorf("%s is the image itself", output) }
 
-// same reports whether two names, with links or without, are of one file.
-func same(a, b string) bool {
-	x, err := os.Stat(a)
-	if err != nil {
-		return false
-	}
-	y, err := os.Stat(b)
-	return err == nil && os.SameFile(x, y)
-}
-
 func oneSite(site, inventory bool) error {
 	switch {
 	case site && inventory:
@@ -412,7 +402,7 @@ func (m *image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o St
 	if err := m.roomForCopies([]string{o.Output}, unpack); err != nil {
 		return m.stamping(err)
 	}
-	out, err := disk.Create(o.Output, 0o600, o.Force)
+	out, err := file.Create(o.Output, 0o600, o.Force)
 	if err != nil {
 		return err
 	}
@@ -427,7 +417,7 @@ func (m *image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o St
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("stamping image %s into %s: %w", m.path, o.Output, disk.Explain(err, filepath.Dir(o.Output)))
+		return fmt.Errorf("stamping image %s into %s: %w", m.path, o.Output, file.Explain(err, filepath.Dir(o.Output)))
 	}
 	return out.Commit()
 }

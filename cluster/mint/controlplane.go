@@ -164,8 +164,8 @@ func (r *Record) WordTime(now time.Time) time.Time {
 	return now
 }
 
-// NoteWord notes that a word to continue was said then.
-func NoteWord(dir string, said time.Time) error {
+// noteWord notes that a word to continue was said then.
+func noteWord(dir string, said time.Time) error {
 	dir, held, err := hold(dir)
 	if err != nil {
 		return err
@@ -179,10 +179,10 @@ func NoteWord(dir string, said time.Time) error {
 	return record.write(dir)
 }
 
-// AllowBirth notes that the cluster may be born until then, again or for the
+// allowBirth notes that the cluster may be born until then, again or for the
 // first time, and returns the record. Nothing forbids it but the living
 // cluster: control-plane nodes that see one take a seat in it.
-func AllowBirth(dir string, now, until time.Time) (*Record, error) {
+func allowBirth(dir string, now, until time.Time) (*Record, error) {
 	dir, held, err := hold(dir)
 	if err != nil {
 		return nil, err

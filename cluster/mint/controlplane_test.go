@@ -155,7 +155,7 @@ func TestMasterSites(t *testing.T) {
 	if sites[0].Site.Credentials.Keys.Objects.Reveal() != "" {
 		t.Error("expired tokens are published")
 	}
-	if _, err := AllowBirth(dir, late, late.Add(time.Hour)); err != nil {
+	if _, err := allowBirth(dir, late, late.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	if sites, err = ControlPlaneSites(dir, sealed.Identity{}, late); err != nil || !sites[0].Site.ControlPlane.Birth().Equal(late.Add(time.Hour).Truncate(time.Second)) {

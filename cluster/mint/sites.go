@@ -139,9 +139,9 @@ func (r *Record) checkClock(dir string, now time.Time) error {
 // workerHeader begins a worker's Site that is written out.
 const workerHeader = "# The Site of node %s of cluster %s."
 
-// HeaderNode is the worker whose Site a text is, if it was written out for this
+// headerNode is the worker whose Site a text is, if it was written out for this
 // cluster; else empty.
-func HeaderNode(text []byte, cluster string) string {
+func headerNode(text []byte, cluster string) string {
 	line, _, _ := bytes.Cut(text, []byte("\n"))
 	before, after, _ := strings.Cut(fmt.Sprintf(workerHeader, "\x00", cluster), "\x00")
 	name, begins := strings.CutPrefix(string(line), before)

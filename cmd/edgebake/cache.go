@@ -6,18 +6,18 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/spf13/cobra"
 )
 
 func newCacheCommand(s streams) *cobra.Command {
-	var dir, output string
+	var dir string
+	var output console.Form
 	c := &cobra.Command{
 		Use:   "cache",
 		Short: "Show the size of the cache, and free space",
@@ -50,20 +50,19 @@ Nothing is removed by itself; edgebake cache prune frees space.`,
 			for _, b := range blobs {
 				v.Bytes += b.Size
 			}
-			return printAs(s, output, v, func() {
+			return output.Print(s, v, func() {
 				fmt.Fprintf(s.Out, "%s: %s in %s, and %s of notes\n", v.Dir, configs.HumanSize(v.Bytes-v.Notes), configs.Count(len(blobs), "input"), configs.HumanSize(v.Notes))
 				printAges(s, blobs, time.Now())
 			})
 		},
 	}
-	c.PersistentFlags().StringVar(&dir, "cache", "", cacheUsage)
-	outputFlag(c, &output)
+	cacheFlag(c.PersistentFlags(), &dir)
+	output.Flag(c)
 	c.AddCommand(newPrune(s, &dir), newCacheVerify(s, &dir))
 	return c
 }
 
-// openFilled opens a cache that builds have used; of --cache with a slip in it
-// they have made none.
+// openFilled opens a cache that a build has used. A misspelt --cache names none.
 func openFilled(dir string) (*fetch.Cache, error) {
 	if dir != "" {
 		if _, err := os.Stat(filepath.Join(dir, "blobs")); errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +72,7 @@ func openFilled(dir string) (*fetch.Cache, error) {
 	return openCache(dir)
 }
 
-// printAges sums blobs up by when they were used last.
+// printAges prints the sizes of blobs by the time of their last use.
 func printAges(s streams, blobs []fetch.Stored, now time.Time) {
 	const day = 24 * time.Hour
 	from := time.Duration(0)
@@ -114,7 +113,7 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 		Example: `  edgebake cache prune --older-than 30d
   edgebake cache prune --keep 10Gi
   edgebake cache prune --keep 10Gi --dry-run`,
-		Args: args(0, 0, "no argument"),
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			given := c.Flags().Changed
 			if !given("older-than") && !given("keep") {
@@ -143,10 +142,10 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 			if limits.DryRun {
 				verb = "would free"
 			}
-			s.note("%s %s in %s; %s in %d stay in %s\n", verb,
+			s.Note("%s %s in %s; %s in %d stay in %s\n", verb,
 				configs.HumanSize(p.Freed.Bytes), configs.Count(p.Freed.Blobs, "input"), configs.HumanSize(p.Left.Bytes), p.Left.Blobs, cache.Dir())
 			if p.InUse.Blobs > 0 {
-				s.note("%s in %d of them should go, but a build that is running may need them\n", configs.HumanSize(p.InUse.Bytes), p.InUse.Blobs)
+				s.Note("%s in %d of them should go, but a build that is running may need them\n", configs.HumanSize(p.InUse.Bytes), p.InUse.Blobs)
 			}
 			return err
 		},
@@ -158,38 +157,8 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 	return c
 }
 
-// span is a flag's time span in Go's form, in days (30d) or weeks (2w).
-type span time.Duration
-
-// String is the time span in Go's form, without the units that are zero; 0, which
-// help leaves out.
-func (a *span) String() string {
-	if *a == 0 {
-		return "0"
-	}
-	return strings.Replace(strings.Replace(time.Duration(*a).String(), "m0s", "m", 1), "h0m", "h", 1)
-}
-
-func (a *span) Type() string { return "duration" }
-
-func (a *span) Set(s string) error {
-	const day = 24 * time.Hour
-	for unit, size := range map[string]time.Duration{"d": day, "w": 7 * day} {
-		if n, err := strconv.ParseUint(strings.TrimSuffix(s, unit), 10, 16); err == nil && strings.HasSuffix(s, unit) {
-			*a = span(time.Duration(n) * size)
-			return nil
-		}
-	}
-	d, err := time.ParseDuration(s)
-	if err != nil || d < 0 {
-		return errors.New("want a time span, e.g. 30d, 2w or 12h")
-	}
-	*a = span(d)
-	return nil
-}
-
 func newCacheVerify(s streams, dir *string) *cobra.Command {
-	var output string
+	var output console.Form
 	var dryRun bool
 	c := &cobra.Command{
 		Use:   "verify",
@@ -202,7 +171,7 @@ A build does this by itself for every input that has changed since it was
 hashed last, and with --locked for every input that it uses.`,
 		Example: `  edgebake cache verify
   edgebake cache verify --dry-run --output json`,
-		Args: args(0, 0, "no argument"),
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cache, err := openFilled(*dir)
 			if err != nil {
@@ -210,12 +179,12 @@ hashed last, and with --locked for every input that it uses.`,
 			}
 			defer cache.Close()
 			v, verr := cache.Verify(c.Context(), dryRun, nil)
-			// What was removed is told also where not all could be read.
-			if err := printAs(s, output, v, func() {
+			// Print what was removed even if something could not be read.
+			if err := output.Print(s, v, func() {
 				for _, b := range v.Damaged {
 					fmt.Fprintf(s.Out, "damaged: %s (%s)\n", b.SHA256, configs.HumanSize(b.Size))
 				}
-				s.note("%s: %s in %s verified\n", cache.Dir(), configs.HumanSize(v.Sound.Bytes), configs.Count(v.Sound.Blobs, "input"))
+				s.Note("%s: %s in %s verified\n", cache.Dir(), configs.HumanSize(v.Sound.Bytes), configs.Count(v.Sound.Blobs, "input"))
 			}); err != nil {
 				return errors.Join(verr, err)
 			}
@@ -229,7 +198,7 @@ hashed last, and with --locked for every input that it uses.`,
 			}
 		},
 	}
-	outputFlag(c, &output)
+	output.Flag(c)
 	c.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "remove nothing")
 	return c
 }

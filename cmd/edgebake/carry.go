@@ -9,17 +9,18 @@ import (
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/carry"
+	"github.com/edgebake/edgebake/builder/signing"
+	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/spf13/cobra"
 )
 
-// registryFlags adds how a registry is reached.
+// registryFlags declares the flags about access to a registry.
 func registryFlags(c *cobra.Command, o *carry.Options) {
 	f := c.Flags()
 	f.BoolVar(&o.Insecure, "insecure", false, "allow plain HTTP, and a certificate that cannot be verified")
-	f.StringVar(&o.AuthFile, "auth-file", "", "docker config.json with the login (default: the user's own)")
-	_ = c.MarkFlagFilename("auth-file", "json")
+	fileFlag(c, &o.AuthFile, "auth-file", "docker config.json with the login (default: the user's own)", "json")
 }
 
 // isLoopback reports whether a registry is on this computer: nobody else can stand in
@@ -54,10 +55,10 @@ func unpinned(ref imageref.Ref) imageref.Ref {
 }
 
 // carrying shows progress and warnings.
-func carrying(o *carry.Options, show display) {
-	o.Progress = steps(show)
+func carrying(o *carry.Options, show console.Display) {
+	o.Progress = console.Steps(show)
 	o.Warn = func(text string) {
-		show.event(builder.Event{Step: "registry", State: builder.StateWarning, Text: text})
+		show.Event(builder.Event{Step: "registry", State: builder.StateWarning, Text: text})
 	}
 }
 
@@ -86,11 +87,11 @@ read the registry would get. A .raw image is compressed first, in $TMPDIR.`,
 			if err != nil {
 				return err
 			}
-			show := newDisplay(s, false)
+			show := s.Display(false)
 			carrying(&o, show)
 			o.Insecure = o.Insecure || isLoopback(ref)
 			p, err := carry.Push(c.Context(), a[0], ref, o)
-			show.close()
+			show.Close()
 			if err != nil {
 				return err
 			}
@@ -98,7 +99,7 @@ read the registry would get. A .raw image is compressed first, in $TMPDIR.`,
 			if p.Had > 0 {
 				had = fmt.Sprintf(", %d of them there already", p.Had)
 			}
-			s.note("pushed %s to %s@%s: %s in %s%s, golden %.16s\n", a[0], ref, p.Digest, configs.HumanSize(p.Stored), configs.Count(p.Parts, "part"), had, p.Golden)
+			s.Note("pushed %s to %s@%s: %s in %s%s, golden %.16s\n", a[0], ref, p.Digest, configs.HumanSize(p.Stored), configs.Count(p.Parts, "part"), had, p.Golden)
 			return nil
 		},
 	}
@@ -136,14 +137,14 @@ resumes there.`,
 			if !isImageName(output) {
 				return usageError{fmt.Errorf("--output %s: name a file that ends in .raw.zst, or in .raw for one that is not compressed", output)}
 			}
-			if o.Keys, err = publicKeys(keys); err != nil {
+			if o.Keys, err = signing.PublicKeys(keys); err != nil {
 				return err
 			}
-			show := newDisplay(s, false)
+			show := s.Display(false)
 			carrying(&o.Options, show)
 			o.Insecure = o.Insecure || isLoopback(ref)
 			p, err := carry.Pull(c.Context(), ref, output, o)
-			show.close()
+			show.Close()
 			var left *carry.InterruptedError
 			if errors.As(err, &left) {
 				return unfinished{fmt.Errorf("interrupted; %w", left)}
@@ -159,12 +160,11 @@ resumes there.`,
 			if p.Key != "" {
 				by = ", signed by key " + p.Key
 			}
-			s.note("pulled %s@%s to %s: %s%s, verified, golden %.16s%s\n", unpinned(ref), p.Digest, output, configs.HumanSize(p.Stored), more, p.Golden, by)
+			s.Note("pulled %s@%s to %s: %s%s, verified, golden %.16s%s\n", unpinned(ref), p.Digest, output, configs.HumanSize(p.Stored), more, p.Golden, by)
 			return nil
 		},
 	}
-	c.Flags().StringVarP(&output, "output", "o", "", "file to write, .raw.zst or .raw (default: the repository's name.raw.zst)")
-	_ = c.MarkFlagFilename("output", imageEndings...)
+	fileFlag(c, &output, "output", "file to write, .raw.zst or .raw (default: the repository's name.raw.zst)", imageEndings...)
 	c.Flags().BoolVar(&o.Force, "force", false, "replace a file that is there")
 	keyFlag(c, &keys)
 	registryFlags(c, &o.Options)

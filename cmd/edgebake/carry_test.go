@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/edgebake/edgebake/builder/signing"
 )
 
 // TestFleetArguments: the Jobs of docs/fleet.md give commands and flags that
@@ -35,7 +37,7 @@ func TestFleetArguments(t *testing.T) {
 		}
 	}
 	for _, name := range regexp.MustCompile(`EDGEBAKE_[A-Z_]+`).FindAllString(string(doc), -1) {
-		if name != passwordVariable && name != "EDGEBAKE_TOKEN" {
+		if name != signing.PasswordVariable && name != "EDGEBAKE_TOKEN" {
 			t.Errorf("%s is not a variable of ours", name)
 		}
 	}

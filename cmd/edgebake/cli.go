@@ -1,24 +1,18 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/builder"
-	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -28,68 +22,71 @@ const (
 	exitOK     = 0
 	exitFailed = 1
 	exitUsage  = 2
-	// exitInterrupted is what shells say of a program that Ctrl-C has ended.
+	// exitInterrupted is the code that shells use for a program that Ctrl-C has ended.
 	exitInterrupted = 130
 )
 
-// usageError is a command line that cannot be carried out.
+// usageError is an error of the command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// run is the whole program but for signals and the exit.
+// streams are the standard streams of a command.
+type streams = console.Streams
+
+// unfinished is an error whose text says what an interrupt left.
+type unfinished struct{ error }
+
+// run is the whole program except signals and the exit.
 func run(ctx context.Context, args []string, s streams) int {
-	s.In = &input{ctx, s.In}
-	out := &results{Writer: s.Out}
-	s = s.printable(out)
+	s.In = console.Input(ctx, s.In)
+	out := &console.Results{Writer: s.Out}
+	s = s.Printable(out)
 	root := newRoot(s)
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(ctx)
-	said := s.Err
+	if out.Lost != nil && (err == nil || errors.Is(err, out.Lost)) {
+		lost := out.Lost // and nothing else failed
+		if e := (*fs.PathError)(nil); errors.As(lost, &e) {
+			lost = e.Err
+		}
+		err = fmt.Errorf("done, but the result could not be printed: writing to standard output: %w", lost)
+	}
 	var usage usageError
 	var left unfinished
-	if out.lost != nil && errors.Is(err, out.lost) {
-		err = nil // nothing else failed
-	}
 	switch {
-	case err == nil && out.lost == nil:
-		return exitOK
 	case err == nil:
-		err = out.lost
-		if e := (*fs.PathError)(nil); errors.As(err, &e) {
-			err = e.Err
-		}
-		err = fmt.Errorf("done, but the result could not be printed: writing to standard output: %w", err)
+		return exitOK
 	case errors.As(err, &left):
-		fmt.Fprintf(said, "edgebake: %v\n", left)
+		fmt.Fprintf(s.Err, "edgebake: %v\n", left)
 		return exitInterrupted
 	case ctx.Err() != nil:
-		fmt.Fprintf(said, "edgebake: %s\n", interrupted(c, err))
+		fmt.Fprintf(s.Err, "edgebake: %s\n", interrupted(c, err))
 		return exitInterrupted
-	case errors.As(err, &usage):
-		for _, e := range builder.SplitErrors(err) {
-			if u, ok := e.(usageError); ok {
-				e = u.error
-			}
-			for _, e := range builder.SplitErrors(e) {
-				fmt.Fprintf(said, "edgebake: %v\n", e)
-			}
-		}
-		return exitUsage
 	}
-	for _, e := range builder.SplitErrors(err) {
-		if problems, ok := e.(configs.Problems); ok {
-			// One a line and nothing before it, for editors to jump to.
-			fmt.Fprintln(said, problems.Error())
-		} else {
-			fmt.Fprintf(said, "edgebake: %v\n", e)
-		}
+	code := exitFailed
+	if errors.As(err, &usage) {
+		code = exitUsage
 	}
-	return exitFailed
+	printErrors(s.Err, err)
+	return code
 }
 
-// interrupted says what an interrupt left. Only some commands take back what
-// they have begun; of the others the error says how far they came.
+// printErrors prints one line for each error.
+func printErrors(w io.Writer, err error) {
+	for _, e := range builder.SplitErrors(err) {
+		if u, ok := e.(usageError); ok {
+			printErrors(w, u.error)
+		} else if problems, ok := e.(configs.Problems); ok {
+			fmt.Fprintln(w, problems.Error()) // nothing before it: editors jump to the place
+		} else {
+			fmt.Fprintf(w, "edgebake: %v\n", e)
+		}
+	}
+}
+
+// interrupted describes what an interrupt left. Only some commands undo what they have
+// begun; for the others, the error says how far they came.
 func interrupted(c *cobra.Command, err error) string {
 	if kept := (*builder.LeftoverError)(nil); errors.As(err, &kept) {
 		return "interrupted; this was left behind: " + kept.Error()
@@ -98,7 +95,7 @@ func interrupted(c *cobra.Command, err error) string {
 	case path == "edgebake build", path == "edgebake stamp" && !c.Flags().Changed("each") && !c.Flags().Changed("slots"):
 		return "interrupted; nothing was left behind"
 	case path == "edgebake boot", path == "edgebake cluster listen", path == "edgebake cluster status" && c.Flags().Changed("watch"):
-		return "interrupted" // as it is meant to end
+		return "interrupted" // the only way that it ends
 	case path == "edgebake push":
 		return "interrupted; parts that have arrived stay in the registry: the same command resumes"
 	}
@@ -110,7 +107,7 @@ func interrupted(c *cobra.Command, err error) string {
 }
 
 func newRoot(s streams) *cobra.Command {
-	s.talk = new(talk)
+	s.Talk = new(console.Talk)
 	root := &cobra.Command{
 		Use:   "edgebake",
 		Short: "Bake bootable disk images for Kubernetes edge nodes",
@@ -132,21 +129,19 @@ living cluster lacks for its nodes.
 		Version:       version.OfSource(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          subcommand,
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
 	f := root.PersistentFlags()
-	f.BoolVarP(&s.talk.quiet, "quiet", "q", false, "print results, warnings and errors only")
-	f.BoolVarP(&s.talk.verbose, "verbose", "v", false, "also print the output of the programs that edgebake calls")
+	f.BoolVarP(&s.Talk.Quiet, "quiet", "q", false, "print results, warnings and errors only")
+	f.BoolVarP(&s.Talk.Verbose, "verbose", "v", false, "also print the output of the programs that edgebake calls")
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		if f := c.Flags().Lookup("output"); f != nil && f.Value.String() == "-" && !slices.Contains(writesToStdout, c.CommandPath()) {
 			return usageError{fmt.Errorf("--output -: %s cannot write to standard output: name a file or directory", c.CommandPath())}
 		}
-		if s.talk.quiet && s.talk.verbose {
+		if s.Talk.Quiet && s.Talk.Verbose {
 			return usageError{errors.New("--quiet and --verbose exclude each other")}
 		}
 		return nil
@@ -157,6 +152,12 @@ living cluster lacks for its nodes.
 		}
 		return usageError{fmt.Errorf("%w%s; see %s --help", err, nearFlag(c, err), c.CommandPath())}
 	})
+	addCommands(root, s)
+	return group(root)
+}
+
+// addCommands adds all commands, in the groups of the help.
+func addCommands(root *cobra.Command, s streams) {
 	for _, g := range []struct {
 		id, title string
 		commands  []*cobra.Command
@@ -180,7 +181,7 @@ living cluster lacks for its nodes.
 	for _, c := range root.Commands() {
 		switch c.Name() {
 		case "completion":
-			c.Args, c.RunE = subcommand, func(c *cobra.Command, _ []string) error { return c.Help() }
+			group(c)
 		case "help":
 			c.Args = func(_ *cobra.Command, args []string) error {
 				found, rest, err := root.Find(args)
@@ -191,10 +192,16 @@ living cluster lacks for its nodes.
 			}
 		}
 	}
-	return root
 }
 
-// writesToStdout are the commands whose --output - is standard output.
+// group makes c a command that only has subcommands and prints its help.
+func group(c *cobra.Command, sub ...*cobra.Command) *cobra.Command {
+	c.Args, c.RunE = subcommand, func(c *cobra.Command, _ []string) error { return c.Help() }
+	c.AddCommand(sub...)
+	return c
+}
+
+// writesToStdout are the commands for which --output - is standard output.
 var writesToStdout = []string{"edgebake report", "edgebake inventory import", "edgebake cluster token mint"}
 
 // subcommand rejects words that are not a command below c.
@@ -223,108 +230,4 @@ func nearFlag(c *cobra.Command, err error) string {
 		}
 	})
 	return configs.DidYouMean("--"+unknown.GetSpecifiedName(), names)
-}
-
-// args checks the number of arguments and says which are wanted.
-func args(low, high int, what string) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error {
-		if len(args) < low || high >= 0 && len(args) > high {
-			if meant := lastIsFlags(c, args); meant != "" {
-				return usageError{fmt.Errorf("%s is one operand too many; did you mean %q?", args[len(args)-1], meant)}
-			}
-			return usageError{fmt.Errorf("%s requires %s; see %s --help", c.CommandPath(), what, c.CommandPath())}
-		}
-		return nil
-	}
-}
-
-// takesDocument lets -f name the document that is operand n, as with kubectl. An Image's
-// is image.yaml in the current directory where nothing names it.
-func takesDocument(s streams, c *cobra.Command, n int, image bool) {
-	var files []string
-	usage := "the document (instead of the operand)"
-	if image {
-		usage = "the document (instead of the operand; default " + defaultImage + ")"
-	}
-	c.Flags().StringArrayVarP(&files, "filename", "f", nil, usage)
-	_ = c.MarkFlagFilename("filename", documentEndings...)
-	whole := func(a []string) []string {
-		a = append(slices.Clone(a), files...)
-		if _, err := os.Stat(defaultImage); image && len(a) == n && err == nil {
-			a = append(a, defaultImage)
-		}
-		return a
-	}
-	check, run := c.Args, c.RunE
-	c.Args = func(c *cobra.Command, a []string) error {
-		if image && len(whole(a)) == 0 {
-			return usageError{fmt.Errorf("%s requires a document, and there is no %s here; edgebake init writes one", c.CommandPath(), defaultImage)}
-		}
-		return check(c, whole(a))
-	}
-	c.RunE = func(c *cobra.Command, a []string) error {
-		all := whole(a)
-		if len(a)+len(files) < len(all) {
-			s.hint("edgebake: using %s\n", defaultImage)
-		}
-		return run(c, all)
-	}
-}
-
-const defaultImage = "image.yaml"
-
-const cacheUsage = "directory of fetched and made inputs (default $EDGEBAKE_CACHE, else edgebake in the user's cache directory)"
-
-// cacheFlag adds --cache.
-func cacheFlag(c *cobra.Command, dir *string) {
-	c.Flags().StringVar(dir, "cache", "", cacheUsage)
-}
-
-func openCache(dir string) (*fetch.Cache, error) {
-	if dir == "" {
-		var err error
-		if dir, err = fetch.DefaultDir(); err != nil {
-			return nil, err
-		}
-	}
-	return fetch.Open(dir)
-}
-
-// dirOf is where a document's relative paths start; "-" is standard input,
-// whose paths start in the current directory.
-func dirOf(name string) string {
-	if name == "-" {
-		return "."
-	}
-	return filepath.Dir(name)
-}
-
-// maxDocument is more than any Image or Site has, and less than any disk image.
-const maxDocument = 32 << 20
-
-func readInput(s streams, name string) ([]byte, error) {
-	if name == "-" {
-		data, err := io.ReadAll(io.LimitReader(s.In, maxDocument+1))
-		if len(data) > maxDocument {
-			return nil, fmt.Errorf("standard input has more than %s: want a YAML document", configs.HumanSize(maxDocument))
-		}
-		return data, err
-	}
-	if fi, err := os.Stat(name); err == nil && fi.Size() > maxDocument {
-		fix := "name the YAML file"
-		if slices.Contains(slices.Concat(documentEndings, tableEndings), strings.TrimPrefix(filepath.Ext(name), ".")) {
-			fix = "split it"
-		}
-		return nil, fmt.Errorf("%s has %s, a document has at most %s: %s", name, configs.HumanSize(fi.Size()), configs.HumanSize(maxDocument), fix)
-	}
-	data, err := os.ReadFile(name)
-	if errors.Is(err, fs.ErrNotExist) && slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(name)) {
-		err = fmt.Errorf("%w; `edgebake init` writes an image.yaml and a site.yaml to start from, with --cluster a cluster.yaml", err)
-	}
-	if len(data) == ondisk.SlotSize {
-		if _, bad := slot.ReadInfo(bytes.NewReader(data)); bad == nil {
-			return nil, fmt.Errorf("%s is %s", name, media.ASlot)
-		}
-	}
-	return data, err
 }

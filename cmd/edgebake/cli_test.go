@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/test/buildtest"
 	"github.com/edgebake/edgebake/test/disktest"
 )
@@ -149,11 +150,11 @@ func TestInterruptedBehindTheImage(t *testing.T) {
 
 // TestWouldBeRead: no document is written that would not be read.
 func TestWouldBeRead(t *testing.T) {
-	if err := wouldBeRead("stores.csv", maxDocument, 49_000); err != nil {
+	if err := checkReadable("stores.csv", documents.MaxSize, 49_000); err != nil {
 		t.Error(err)
 	}
 	const want = "stores.csv: the Inventory of its 49000 sites would have 33Mi, and a document has at most 32Mi: split the table"
-	if err := wouldBeRead("stores.csv", maxDocument+1<<20, 49_000); err == nil || !strings.Contains(err.Error(), want) {
+	if err := checkReadable("stores.csv", documents.MaxSize+1<<20, 49_000); err == nil || !strings.Contains(err.Error(), want) {
 		t.Error(err)
 	}
 }

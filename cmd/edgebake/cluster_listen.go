@@ -2,14 +2,8 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"errors"
 	"fmt"
-	"io"
-	"log"
 	"net"
-	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -17,24 +11,16 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 )
 
-// maxMachines report at the same time; for another one, the connection that has been
-// silent for longest is closed.
-const maxMachines = 256
-
-// maxOfOne of them come from one address, as those of a site behind its router do.
-const maxOfOne = 32
-
-// receiver is what `cluster listen` was told.
-type receiver struct {
+// listenFlags are the flags of cluster listen.
+type listenFlags struct {
 	dir, listen, page string
 	names             []string
 }
 
 func newClusterListen(s streams) *cobra.Command {
-	var r receiver
+	var l listenFlags
 	c := &cobra.Command{
 		Use:   "listen",
 		Short: "Receive what machines say of their first boot, and show it in a browser",
@@ -52,29 +38,28 @@ Reports hold no token and no key of the cluster. The page shows what machines sa
 the cluster's own word is ` + "`edgebake cluster status`" + `.`,
 		Example: `  edgebake cluster listen --name reports.example.com --dir reports
   edgebake cluster listen --name 192.168.7.5 --listen 192.168.7.5:443`,
-		Args: args(0, 0, "no argument"),
-		RunE: func(c *cobra.Command, _ []string) error { return r.run(c.Context(), s) },
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return l.run(c.Context(), s) },
 	}
+	dirFlag(c, &l.dir, "dir", "reports", "directory of the reports, the certificate and the keys")
 	f := c.Flags()
-	f.StringVar(&r.dir, "dir", "reports", "directory of the reports, the certificate and the keys")
-	_ = c.MarkFlagDirname("dir")
-	f.StringSliceVar(&r.names, "name", nil, "`names` or IP addresses that machines reach this computer by; required the first time")
-	f.StringVar(&r.listen, "listen", ":8443", "address that machines report to")
-	f.StringVar(&r.page, "page", "127.0.0.1:8444", "address of the page, which asks nobody who they are; empty: none")
+	f.StringSliceVar(&l.names, "name", nil, "`names` or IP addresses that machines reach this computer by; required the first time")
+	f.StringVar(&l.listen, "listen", ":8443", "address that machines report to")
+	f.StringVar(&l.page, "page", "127.0.0.1:8444", "address of the page, which asks nobody who they are; empty: none")
 	return c
 }
 
-func (r *receiver) run(ctx context.Context, s streams) error {
-	for _, name := range r.names { // it stays forever
+func (l *listenFlags) run(ctx context.Context, s streams) error {
+	for _, name := range l.names { // they stay in the certificate forever
 		if err := forms.CheckHost(name); err != nil {
 			return usageError{fmt.Errorf("--name: %w; give it without scheme, port and path", err)}
 		}
 	}
-	id, err := reports.LoadIdentity(r.dir, r.names, time.Now())
+	id, err := reports.LoadIdentity(l.dir, l.names, time.Now())
 	if err != nil {
 		return err
 	}
-	store, err := reports.Open(r.dir)
+	store, err := reports.Open(l.dir)
 	if err != nil {
 		return err
 	}
@@ -82,85 +67,23 @@ func (r *receiver) run(ctx context.Context, s streams) error {
 	store.News = func(t reports.Told) {
 		printing.Lock()
 		defer printing.Unlock()
-		fmt.Fprintln(s.Out, line(t))
+		fmt.Fprintln(s.Out, t.Line())
 	}
-	in, err := net.Listen("tcp", r.listen)
+	receiver, err := net.Listen("tcp", l.listen)
 	if err != nil {
 		return fmt.Errorf("listening for reports: %w: name another address with --listen", err)
 	}
-	defer in.Close()
-	secure := tls.NewListener(reports.Crowd(reports.Share(in, maxOfOne), maxMachines), &tls.Config{Certificates: []tls.Certificate{id.Certificate}, MinVersion: tls.VersionTLS12})
-	serving := map[net.Listener]http.Handler{secure: store.Receiver(id, time.Now)}
-	fmt.Fprint(s.Out, snippet(id, in.Addr()))
-	if r.page != "" {
-		web, err := net.Listen("tcp", r.page)
-		if err != nil {
+	defer receiver.Close()
+	cluster, site := id.Lines(receiver.Addr())
+	fmt.Fprintf(s.Out, "For the Cluster; `edgebake cluster sites` gives each machine its own URL:\n\n%s\nFor Sites that you write yourself: the same without key, and with the common URL:\n\n%s\n", cluster, site)
+	var page net.Listener
+	if l.page != "" {
+		if page, err = net.Listen("tcp", l.page); err != nil {
 			return fmt.Errorf("listening for browsers: %w: name another address with --page", err)
 		}
-		defer web.Close()
-		serving[web] = store.Page(time.Now)
-		s.note("The page: http://%s/\n", web.Addr())
+		defer page.Close()
+		s.Note("The page: http://%s/\n", page.Addr())
 	}
-	s.note("Listening on %s until Ctrl-C. Reports of %s are in %s.\n", in.Addr(), configs.Count(len(store.All()), "machine"), r.dir)
-	return serve(ctx, serving)
-}
-
-// serve serves each listener until the context ends.
-func serve(ctx context.Context, serving map[net.Listener]http.Handler) error {
-	g, gctx := errgroup.WithContext(ctx)
-	for ln, handler := range serving {
-		server := &http.Server{
-			Handler: handler, MaxHeaderBytes: 16 << 10,
-			ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
-			// Scanners of ports would fill the terminal.
-			ErrorLog: log.New(io.Discard, "", 0),
-		}
-		g.Go(func() error {
-			if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-				return err
-			}
-			return nil
-		})
-		g.Go(func() error {
-			<-gctx.Done()
-			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-			defer cancel()
-			if server.Shutdown(end) != nil {
-				return server.Close()
-			}
-			return nil
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return err
-	}
-	return ctx.Err()
-}
-
-// snippet has the lines with which machines report here.
-func snippet(id *reports.Identity, addr net.Addr) string {
-	_, port, _ := net.SplitHostPort(addr.String())
-	url := "https://" + net.JoinHostPort(reports.Names(id)[0], port)
-	var b strings.Builder
-	fmt.Fprintf(&b, "For the Cluster; `edgebake cluster sites` gives each machine its own URL:\n\nreport:\n  url: %s\n  key: %s\n  caCert: |\n", url, id.Key.Reveal())
-	for l := range strings.Lines(id.PEM) {
-		b.WriteString("    " + l)
-	}
-	fmt.Fprintf(&b, "\nFor Sites that you write yourself: the same without key, and with the common URL:\n\n  url: %s%s\n\n", url, id.Path)
-	return b.String()
-}
-
-// line is a report in one line.
-func line(t reports.Told) string {
-	text := fmt.Sprintf("%s %s: %s", t.Received.Local().Format(time.TimeOnly), t.Node, t.Result)
-	if t.Phase != "" {
-		text += fmt.Sprintf(", %d/%d %s", t.Step, t.Steps, t.Phase)
-	}
-	if t.Reason != "" {
-		text += ": " + t.Reason
-	}
-	if t.Fix != "" {
-		text += " (to fix: " + t.Fix + ")"
-	}
-	return text
+	s.Note("Listening on %s until Ctrl-C. Reports of %s are in %s.\n", receiver.Addr(), configs.Count(len(store.All()), "machine"), l.dir)
+	return store.Serve(ctx, id, receiver, page)
 }

@@ -1,53 +1,39 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/cluster/reports"
+	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/spf13/cobra"
 )
 
-// way is how a command finds a living cluster.
-type way struct{ kubeconfig, context string }
-
-func (w *way) flags(c *cobra.Command) {
-	c.Flags().StringVar(&w.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster (default $KUBECONFIG, else ~/.kube/config)")
-	_ = c.MarkFlagFilename("kubeconfig")
-	c.Flags().StringVar(&w.context, "context", "", "context of the kubeconfig (default its current one)")
-}
-
-func (w *way) open() (*cluster.Client, error) { return cluster.Open(w.kubeconfig, w.context) }
-
 func newClusterToken(s streams) *cobra.Command {
-	c := &cobra.Command{
+	return group(&cobra.Command{
 		Use:   "token",
 		Short: "Make, list, check and revoke join tokens of a living cluster",
 		Long: `Token works on the bootstrap tokens of a living cluster, whoever made it: those
 that Sites carry as credentials.token.`,
 		Example: `  edgebake cluster token mint --node shop-7 --output site.yaml
   edgebake cluster token list`,
-		Args: subcommand,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newTokenMint(s), newTokenList(s), newTokenCheck(s), newTokenRevoke(s))
-	return c
+	}, newTokenMint(s), newTokenList(s), newTokenCheck(s), newTokenRevoke(s))
 }
 
 func newTokenMint(s streams) *cobra.Command {
-	var w way
+	var k clusterFlags
 	var node, vip, output string
 	var force bool
 	ttl := 24 * time.Hour
@@ -74,23 +60,23 @@ goes to a file that only you can read.`,
 				output = ""
 			}
 			if output != "" {
-				if err := notInput("--output", output, "the kubeconfig", w.kubeconfig); err != nil {
+				if err := file.NotInput("--output", output, "the kubeconfig", k.kubeconfig); err != nil {
 					return err
 				}
 			}
-			client, err := w.open()
+			client, err := k.open()
 			if err != nil {
 				return err
 			}
-			// A token that cannot be kept is not made.
-			to := s.bytes()
-			var file *disk.Output
+			// The file comes first: a token that cannot be kept is not made.
+			to := s.Bytes()
+			var out *file.Output
 			if output != "" {
-				if file, err = disk.Create(output, 0o600, force); err != nil {
+				if out, err = file.Create(output, 0o600, force); err != nil {
 					return err
 				}
-				defer file.Discard()
-				to = file
+				defer out.Discard()
+				to = out
 			}
 			m, err := client.MintToken(c.Context(), cluster.MintOptions{Node: node, TTL: ttl, Now: time.Now(), VIP: vip})
 			if err != nil {
@@ -100,21 +86,22 @@ goes to a file that only you can read.`,
 			if err != nil {
 				return err
 			}
-			s.hint("minted token %s, valid until %s\n", m.ID, m.Expires.Format(time.RFC3339))
+			s.Hint("minted token %s, valid until %s\n", m.ID, m.Expires.Format(time.RFC3339))
 			if _, err := to.Write(text); err != nil {
 				return fmt.Errorf("writing the Site: %w: token %s is made: revoke it (edgebake cluster token revoke %s)", err, m.ID, m.ID)
 			}
-			if file != nil {
-				return file.Commit()
+			if out != nil {
+				return out.Commit()
 			}
-			warnOfReaders(s)
+			if s.ReadByOthers() {
+				s.Warn("others may read the file that this went to, and it has the token: chmod 600, or use --output FILE")
+			}
 			return nil
 		},
 	}
-	w.flags(c)
+	k.declare(c, kubeconfigUsage)
 	f := c.Flags()
-	f.StringVarP(&output, "output", "o", "", "write the Site to this file, with mode 0600 (default: standard output)")
-	_ = c.MarkFlagFilename("output", documentEndings...)
+	fileFlag(c, &output, "output", "write the Site to this file, with mode 0600 (default: standard output)", documents.Endings...)
 	f.BoolVar(&force, "force", false, "replace a file that is there")
 	f.StringVar(&node, "node", "", "name of the node that the token is for; it becomes the Site's nodeName")
 	f.Var((*span)(&ttl), "ttl", "how long the token is valid, e.g. 12h or 30d")
@@ -122,151 +109,133 @@ goes to a file that only you can read.`,
 	return c
 }
 
-// warnOfReaders says so where a shell has sent a secret to a file that others
-// may read.
-func warnOfReaders(s streams) {
-	out := s.bytes()
-	if r, ok := out.(*results); ok {
-		out = r.Writer
-	}
-	f, ok := out.(*os.File)
-	if !ok {
-		return
-	}
-	if st, err := f.Stat(); err == nil && st.Mode().IsRegular() && st.Mode().Perm()&0o077 != 0 {
-		fmt.Fprintf(s.Err, "WARNING: others may read the file that this went to, and it has the token: chmod 600, or use --output FILE\n")
-	}
-}
-
 func newTokenList(s streams) *cobra.Command {
-	var w way
-	var output string
-	c := &cobra.Command{
+	var output console.Form
+	c := onCluster(&cobra.Command{
 		Use:   "list",
 		Short: "List the tokens, without their secrets",
 		Example: `  edgebake cluster token list
   edgebake cluster token list -o json`,
-		Args: args(0, 0, "no argument"),
-		RunE: func(c *cobra.Command, _ []string) error {
-			client, err := w.open()
-			if err != nil {
-				return err
+	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
+		all, err := client.Tokens(ctx, time.Now())
+		if err != nil {
+			return err
+		}
+		return output.Print(s, all, func() {
+			rows := [][]string{{"ID", "EXPIRES", "USAGES", "DESCRIPTION", "PROBLEMS"}}
+			for _, t := range all {
+				rows = append(rows, []string{t.ID, cmp.Or(timeText(t.Expires), "never"), strings.Join(t.Usages, ","), strings.Join(strings.Fields(t.Description), " "), strings.Join(t.Problems, "; ")})
 			}
-			all, err := client.Tokens(c.Context(), time.Now())
-			if err != nil {
-				return err
-			}
-			return printAs(s, output, all, func() {
-				t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
-				fmt.Fprintln(t, "ID\tEXPIRES\tUSAGES\tDESCRIPTION\tPROBLEMS")
-				for _, token := range all {
-					expires := "never"
-					if !token.Expires.IsZero() {
-						expires = token.Expires.Format(time.RFC3339)
-					}
-					fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", token.ID, expires, strings.Join(token.Usages, ","), strings.Join(strings.Fields(token.Description), " "), strings.Join(token.Problems, "; "))
-				}
-				t.Flush()
-			})
-		},
-	}
-	w.flags(c)
-	outputFlag(c, &output)
+			console.Table(s.Out, rows...)
+		})
+	})
+	output.Flag(c)
 	return c
 }
 
+// timeText is a time as tables show it; empty if it is zero.
+func timeText(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.Format(time.RFC3339)
+}
+
 func newTokenCheck(s streams) *cobra.Command {
-	var w way
-	var file string
-	c := &cobra.Command{
+	var tokenFile string
+	c := onCluster(&cobra.Command{
 		Use:   "check [TOKEN]",
 		Short: "Check whether a node could join with a token",
-		Long: `Check says why no node could join with a token: it is not there, expired, lacks
-a usage or the group, has another secret, does not sign cluster-info, or is not
-let in by the API server, whose rights for it are asked for in its own name.
+		Long: `Check reports why no node could join with a token: it does not exist, has expired,
+lacks a usage or the group, has another secret, does not sign cluster-info, or the API
+server rejects it, which is asked for the token's rights in the token's own name.
 TOKEN is the whole token or its id. Every user of this computer can read a command
 line: a whole token is better read from --token-file.`,
 		Example: `  edgebake cluster token check abcdef
   edgebake cluster token check --token-file token`,
-		Args: args(0, 1, "a token or its id"),
-		RunE: func(c *cobra.Command, a []string) error {
-			if len(a) > 0 == (file != "") {
+		Args: func(c *cobra.Command, a []string) error {
+			if len(a) < 2 && len(a) > 0 == (tokenFile != "") {
 				return usageError{errors.New("name one token: TOKEN, or the file that has it (--token-file, - for standard input)")}
 			}
-			if file != "" {
-				text, err := readSecret(s, file)
-				if err != nil {
-					return fmt.Errorf("reading the token: %w", err)
-				}
-				a = []string{text}
-			}
-			client, err := w.open()
-			if err != nil {
-				return err
-			}
-			t, err := client.CheckToken(c.Context(), a[0], time.Now())
-			if err != nil {
-				return err
-			}
-			var errs []error
-			for _, p := range t.Problems {
-				errs = append(errs, fmt.Errorf("checking token %s: %s", t.ID, p))
-			}
-			if err := errors.Join(errs...); err != nil {
-				return err
-			}
-			until := "never"
-			if !t.Expires.IsZero() {
-				until = "until " + t.Expires.Format(time.RFC3339)
-			}
-			s.note("%s: ok, valid %s\n", t.ID, until)
-			return nil
+			return args(0, 1, "a token or its id")(c, a)
 		},
-	}
-	w.flags(c)
-	c.Flags().StringVar(&file, "token-file", "", "read the token from this file, - for standard input")
-	_ = c.MarkFlagFilename("token-file")
+	}, func(ctx context.Context, client *cluster.Client, a []string) error {
+		if tokenFile != "" {
+			text, err := (&documentFlags{}).reader(s).ReadSecret(tokenFile)
+			if err != nil {
+				return fmt.Errorf("reading the token: %w", err)
+			}
+			a = []string{text}
+		}
+		t, err := client.CheckToken(ctx, a[0], time.Now())
+		if err != nil {
+			return err
+		}
+		var errs []error
+		for _, p := range t.Problems {
+			errs = append(errs, fmt.Errorf("checking token %s: %s", t.ID, p))
+		}
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+		until := "never"
+		if !t.Expires.IsZero() {
+			until = "until " + timeText(t.Expires)
+		}
+		s.Note("%s: ok, valid %s\n", t.ID, until)
+		return nil
+	})
+	fileFlag(c, &tokenFile, "token-file", "read the token from this file, - for standard input")
 	return c
 }
 
 func newTokenRevoke(s streams) *cobra.Command {
-	var w way
-	c := &cobra.Command{
+	c := onCluster(&cobra.Command{
 		Use:   "revoke TOKEN...",
 		Short: "Remove tokens, so that nobody joins with them",
 		Long: `Revoke removes tokens, each given whole or by its id. Nodes that have joined
 with them stay.`,
 		Example: `  edgebake cluster token revoke abcdef`,
 		Args:    args(1, -1, "at least one token or its id"),
-		RunE: func(c *cobra.Command, a []string) error {
-			client, err := w.open()
-			if err != nil {
-				return err
+	}, func(ctx context.Context, client *cluster.Client, a []string) error {
+		var errs []error
+		for _, token := range a {
+			if err := client.RevokeToken(ctx, token); err != nil {
+				errs = append(errs, err)
+				continue
 			}
-			var errs []error
-			for _, token := range a {
-				if err := client.RevokeToken(c.Context(), token); err != nil {
-					errs = append(errs, err)
-					continue
-				}
-				id, _, _ := strings.Cut(token, ".")
-				s.note("revoked %s\n", id)
-			}
-			return errors.Join(errs...)
-		},
-	}
-	w.flags(c)
+			id, _, _ := strings.Cut(token, ".")
+			s.Note("revoked %s\n", id)
+		}
+		return errors.Join(errs...)
+	})
 	return c
 }
 
-// wantedFlags are what prepare and verify are asked for.
-func wantedFlags(c *cobra.Command, vip *string, pools *map[string]string) {
-	c.Flags().StringVar(vip, "vip", "10.103.97.2", "VIP of the Sites; kube-proxy in mode ipvs must leave it alone")
-	*pools = map[string]string{}
-	c.Flags().Var(nodePools(*pools), "nodepool", "node pool that must exist, as NAME=Edge or NAME=Cloud (can be repeated)")
+// wantedFlags are the requirements that prepare and verify check.
+type wantedFlags struct{ cluster.Wanted }
+
+func (w *wantedFlags) declare(c *cobra.Command) {
+	w.VIP, w.Pools = "10.103.97.2", map[string]string{}
+	c.Flags().Var((*address)(&w.VIP), "vip", "VIP of the Sites; kube-proxy in mode ipvs must leave it alone")
+	c.Flags().Var(nodePools(w.Pools), "nodepool", "node pool that must exist, as NAME=Edge or NAME=Cloud (can be repeated)")
 }
 
-// nodePools are the node pools of a flag, and the type of each.
+// address is a flag's IP address, or empty.
+type address string
+
+func (a *address) String() string { return string(*a) }
+func (a *address) Type() string   { return "string" }
+
+func (a *address) Set(s string) error {
+	if _, err := netip.ParseAddr(s); err != nil && s != "" {
+		return errors.New("it is not an IP address")
+	}
+	*a = address(s)
+	return nil
+}
+
+// nodePools are the node pools of a flag, with the type of each.
 type nodePools map[string]string
 
 func (p nodePools) String() string { return "" }
@@ -283,19 +252,10 @@ func (p nodePools) Set(s string) error {
 	return nil
 }
 
-func wanted(vip string, pools map[string]string) (cluster.Wanted, error) {
-	if _, err := netip.ParseAddr(vip); err != nil && vip != "" {
-		return cluster.Wanted{}, usageError{fmt.Errorf("--vip %q: it is not an IP address", vip)}
-	}
-	return cluster.Wanted{VIP: vip, Pools: pools}, nil
-}
-
 func newClusterPrepare(s streams) *cobra.Command {
-	var w way
-	var vip string
-	var pools map[string]string
+	var want wantedFlags
 	var dryRun bool
-	c := &cobra.Command{
+	c := onCluster(&cobra.Command{
 		Use:   "prepare",
 		Short: "Give a living cluster what its nodes need",
 		Long: `Prepare makes and changes what nodes of edgebake need on a kubeadm cluster,
@@ -311,68 +271,57 @@ for edgebake cluster revert. --dry-run shows each change as the API server would
 make it. Files on control-plane nodes are never touched.`,
 		Example: `  edgebake cluster prepare --dry-run
   edgebake cluster prepare --nodepool shops=Edge`,
-		Args: args(0, 0, "no argument"),
-		RunE: func(c *cobra.Command, _ []string) error {
-			want, err := wanted(vip, pools)
-			if err != nil {
-				return err
-			}
-			client, err := w.open()
-			if err != nil {
-				return err
-			}
-			plan, err := client.Plan(c.Context(), want)
-			if err != nil {
-				return err
-			}
-			if len(plan) == 0 {
-				s.note("%s has everything required: nothing changed\n", client.Server())
-				return nil
-			}
-			if dryRun {
-				for i := range plan {
-					fmt.Fprintf(s.Out, "%s (%s)\n%s\n", &plan[i], plan[i].Why, plan[i].Diff())
-				}
-				fmt.Fprintf(s.Out, "%s, none carried out (--dry-run)\n", configs.Count(len(plan), "change"))
-				return nil
-			}
-			if err := client.Prepare(c.Context(), plan); err != nil {
-				return err
-			}
-			for i := range plan {
-				verb := "changed"
-				if plan[i].Before == nil {
-					verb = "made"
-				}
-				s.note("%s %s (%s)\n", verb, &plan[i], plan[i].Why)
-			}
-			for i := range plan {
-				if then := plan[i].Then(); then != "" {
-					s.note("Next: %s\n", then)
-				}
-			}
-			s.note("edgebake cluster revert takes it back\n")
+	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
+		plan, err := client.Plan(ctx, want.Wanted)
+		if err != nil {
+			return err
+		}
+		if len(plan) == 0 {
+			s.Note("%s has everything required: nothing changed\n", client.Server())
 			return nil
-		},
-	}
-	w.flags(c)
-	wantedFlags(c, &vip, &pools)
+		}
+		if dryRun {
+			for i := range plan {
+				fmt.Fprintf(s.Out, "%s (%s)\n%s\n", &plan[i], plan[i].Why, plan[i].Diff())
+			}
+			fmt.Fprintf(s.Out, "%s, none carried out (--dry-run)\n", configs.Count(len(plan), "change"))
+			return nil
+		}
+		if err := client.Prepare(ctx, plan); err != nil {
+			return err
+		}
+		for i := range plan {
+			verb := "changed"
+			if plan[i].Before == nil {
+				verb = "made"
+			}
+			s.Note("%s %s (%s)\n", verb, &plan[i], plan[i].Why)
+		}
+		for i := range plan {
+			if then := plan[i].Then(); then != "" {
+				s.Note("Next: %s\n", then)
+			}
+		}
+		s.Note("edgebake cluster revert takes it back\n")
+		return nil
+	})
+	want.declare(c)
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "show the changes and make none")
 	return c
 }
 
-// verified is a row of cluster verify in JSON, which says what in place of name,
-// and missing in place of failed, to those who read that before.
+// verified is a row of cluster verify in JSON. It also has the former names of two values:
+// "what" for name, and "missing" for failed.
 type verified struct {
 	cluster.Check
 	What string `json:"what"`
 }
 
 func newClusterVerify(s streams) *cobra.Command {
-	var w way
-	var vip, endpoint, output string
-	var pools map[string]string
-	c := &cobra.Command{
+	var want wantedFlags
+	var endpoint string
+	var output console.Form
+	c := onCluster(&cobra.Command{
 		Use:   "verify",
 		Short: "Show what a living cluster lacks for its nodes",
 		Long: `Verify looks for what nodes need on a kubeadm cluster and prints a table: ✓ is
@@ -380,64 +329,63 @@ there, ✗ is missing, with its fix, – cannot be seen from here or need not be
 changes nothing. Exit code 1: something is missing.`,
 		Example: `  edgebake cluster verify --nodepool shops=Edge
   edgebake cluster verify -o json`,
-		Args: args(0, 0, "no argument"),
-		RunE: func(c *cobra.Command, _ []string) error {
-			want, err := wanted(vip, pools)
-			if err != nil {
-				return err
-			}
-			client, err := w.open()
-			if err != nil {
-				return err
-			}
-			found, err := client.Verify(c.Context(), want, endpoint)
-			if err != nil {
-				return err
-			}
-			endings, err := client.Endings(c.Context(), time.Now())
-			if err != nil {
-				return err
-			}
-			found = append(found, endings...)
-			bad := 0
-			var rows []verified
-			for _, f := range found {
-				row := verified{Check: f, What: f.Name}
-				if f.State == cluster.CheckFailed {
-					bad++
-					row.State = "missing"
-				}
-				rows = append(rows, row)
-			}
-			err = printAs(s, output, rows, func() {
-				for _, f := range found {
-					io.WriteString(s.bytes(), s.mark(f.State))
-					fmt.Fprintf(s.Out, " %s\n", f.Name)
-					if f.Detail != "" {
-						fmt.Fprintf(s.Out, "    %s\n", f.Detail)
-					}
-					if f.Fix != "" {
-						fmt.Fprintf(s.Out, "    to fix: %s\n", f.Fix)
-					}
-				}
-			})
-			if err == nil && bad > 0 {
-				err = fmt.Errorf("verifying %s: it lacks %d of %d things", client.Server(), bad, len(found))
-			}
+	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
+		found, err := client.Verify(ctx, want.Wanted, endpoint)
+		if err != nil {
 			return err
-		},
-	}
-	w.flags(c)
-	wantedFlags(c, &vip, &pools)
+		}
+		endings, err := client.Endings(ctx, time.Now())
+		if err != nil {
+			return err
+		}
+		found = append(found, endings...)
+		bad := 0
+		var rows []verified
+		for _, f := range found {
+			row := verified{Check: f, What: f.Name}
+			if f.State == cluster.CheckFailed {
+				bad++
+				row.State = "missing"
+			}
+			rows = append(rows, row)
+		}
+		err = output.Print(s, rows, func() {
+			for _, f := range found {
+				io.WriteString(s.Bytes(), mark(s, f.State))
+				fmt.Fprintf(s.Out, " %s\n", f.Name)
+				if f.Detail != "" {
+					fmt.Fprintf(s.Out, "    %s\n", f.Detail)
+				}
+				if f.Fix != "" {
+					fmt.Fprintf(s.Out, "    to fix: %s\n", f.Fix)
+				}
+			}
+		})
+		if err == nil && bad > 0 {
+			err = fmt.Errorf("verifying %s: it lacks %d of %d things", client.Server(), bad, len(found))
+		}
+		return err
+	})
+	want.declare(c)
 	c.Flags().StringVar(&endpoint, "endpoint", "apiserver.cluster.local", "endpoint of the Sites")
-	outputFlag(c, &output)
+	output.Flag(c)
 	return c
 }
 
+// mark is the sign of a check's state, for Bytes.
+func mark(s streams, state string) string {
+	switch state {
+	case cluster.CheckOK:
+		return s.Colored("✓", console.Green)
+	case cluster.CheckFailed:
+		return s.Colored("✗", console.Red)
+	}
+	return s.Colored("–", console.Yellow)
+}
+
 func newClusterRevert(s streams) *cobra.Command {
-	var w way
 	var dryRun bool
-	c := &cobra.Command{
+	c := onCluster(&cobra.Command{
 		Use:   "revert",
 		Short: "Take back what prepare did",
 		Long: `Revert makes each object that edgebake cluster prepare changed what it was
@@ -445,49 +393,42 @@ before, by the record in the cluster, and removes those it made. An object that
 somebody else has changed since is left as it is, named, and stays recorded.`,
 		Example: `  edgebake cluster revert --dry-run
   edgebake cluster revert`,
-		Args: args(0, 0, "no argument"),
-		RunE: func(c *cobra.Command, _ []string) error {
-			client, err := w.open()
-			if err != nil {
-				return err
+	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
+		act := client.Revert
+		if dryRun {
+			act = client.RevertPlan
+		}
+		done, err := act(ctx)
+		if err != nil {
+			return err
+		}
+		if len(done) == 0 {
+			s.Note("%s: nothing to revert\n", client.Server())
+		}
+		var kept []error
+		for i := range done {
+			d := &done[i]
+			switch {
+			case d.Kept != "":
+				kept = append(kept, fmt.Errorf("reverting %s: %s", &d.Change, d.Kept))
+			case !dryRun:
+				s.Note("reverted %s\n", &d.Change)
 			}
-			act := client.Revert
 			if dryRun {
-				act = client.RevertPlan
+				fmt.Fprintf(s.Out, "%s\n%s\n", &d.Change, d.Diff())
 			}
-			done, err := act(c.Context())
-			if err != nil {
-				return err
-			}
-			if len(done) == 0 {
-				s.note("%s: nothing to revert\n", client.Server())
-			}
-			var kept []error
-			for i := range done {
-				d := &done[i]
-				switch {
-				case d.Kept != "":
-					kept = append(kept, fmt.Errorf("reverting %s: %s", &d.Change, d.Kept))
-				case !dryRun:
-					s.note("reverted %s\n", &d.Change)
-				}
-				if dryRun {
-					fmt.Fprintf(s.Out, "%s\n%s\n", &d.Change, d.Diff())
-				}
-			}
-			return errors.Join(kept...)
-		},
-	}
-	w.flags(c)
+		}
+		return errors.Join(kept...)
+	})
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "show the changes and make none")
 	return c
 }
 
 func newClusterStatus(s streams) *cobra.Command {
-	var w way
-	var output, received string
+	var output console.Form
+	var received string
 	var watch bool
-	c := &cobra.Command{
+	c := onCluster(&cobra.Command{
 		Use:   "status",
 		Short: "Show what became of each node",
 		Long: `Status lists a cluster's nodes, and those that a token was made for:
@@ -504,73 +445,60 @@ With --reports it also reads what ` + "`edgebake cluster listen`" + ` has receiv
 		Example: `  edgebake cluster status --watch
   edgebake cluster status --reports reports
   edgebake cluster status -o json`,
-		Args: args(0, 0, "no argument"),
-		RunE: func(c *cobra.Command, _ []string) error {
-			client, err := w.open()
+	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
+		endings, err := client.Endings(ctx, time.Now())
+		if err != nil {
+			return err
+		}
+		for _, e := range endings {
+			if e.State == cluster.CheckFailed {
+				s.Warn("%s: %s\n  to fix: %s", e.Name, e.Detail, e.Fix)
+			}
+		}
+		ask := func(ctx context.Context) ([]cluster.Site, error) {
+			all, err := client.Status(ctx, time.Now())
+			if err != nil || received == "" {
+				return all, err
+			}
+			store, err := reports.Read(received)
 			if err != nil {
+				return nil, err
+			}
+			return cluster.Report(all, store.All()), nil
+		}
+		all, err := ask(ctx)
+		for err == nil && watch {
+			if err := printStatus(s, output, all); err != nil {
 				return err
 			}
-			endings, err := client.Endings(c.Context(), time.Now())
-			if err != nil {
-				return err
-			}
-			for _, e := range endings {
-				if e.State == cluster.CheckFailed {
-					fmt.Fprintf(s.Err, "WARNING: %s: %s\n  to fix: %s\n", e.Name, e.Detail, e.Fix)
-				}
-			}
-			ask := func(ctx context.Context) ([]cluster.Site, error) {
-				all, err := client.Status(ctx, time.Now())
-				if err != nil || received == "" {
-					return all, err
-				}
-				store, err := reports.Read(received)
-				if err != nil {
-					return nil, err
-				}
-				return cluster.Report(all, store.All()), nil
-			}
-			all, err := ask(c.Context())
-			for err == nil && watch {
-				if err := printStatus(s, output, all); err != nil {
-					return err
-				}
-				all, err = nextStatus(c.Context(), ask, all)
-			}
-			if err != nil {
-				return err
-			}
-			return printStatus(s, output, all)
-		},
-	}
-	w.flags(c)
-	outputFlag(c, &output)
-	c.Flags().StringVar(&received, "reports", "", "directory of the reports that cluster listen received")
-	_ = c.MarkFlagDirname("reports")
+			all, err = nextStatus(ctx, ask, all)
+		}
+		if err != nil {
+			return err
+		}
+		return printStatus(s, output, all)
+	})
+	output.Flag(c)
+	dirFlag(c, &received, "reports", "", "directory of the reports that cluster listen received")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "print it again whenever it changes, until interrupted")
 	return c
 }
 
-func printStatus(s streams, output string, all []cluster.Site) error {
-	return printAs(s, output, all, func() {
-		t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(t, "NODE\tSTATE\tSINCE\tDETAIL\tTO FIX")
+func printStatus(s streams, output console.Form, all []cluster.Site) error {
+	return output.Print(s, all, func() {
+		rows := [][]string{{"NODE", "STATE", "SINCE", "DETAIL", "TO FIX"}}
 		for _, n := range all {
-			since := ""
-			if !n.Since.IsZero() {
-				since = n.Since.Format(time.RFC3339)
-			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", n.Node, n.State, since, n.Detail, n.Fix)
+			rows = append(rows, []string{n.Node, n.State, timeText(n.Since), n.Detail, n.Fix})
 		}
-		t.Flush()
+		console.Table(s.Out, rows...)
 	})
 }
 
-// watchEvery is how often a watched status is asked for: nodes change state in
-// seconds, and each asking lists them all.
+// watchEvery is the interval of a watched status: nodes change state in seconds, and each
+// query lists them all.
 const watchEvery = 5 * time.Second
 
-// nextStatus waits until the status is another than before.
+// nextStatus waits until the status changes.
 func nextStatus(ctx context.Context, ask func(context.Context) ([]cluster.Site, error), before []cluster.Site) ([]cluster.Site, error) {
 	for {
 		select {
@@ -586,32 +514,30 @@ func nextStatus(ctx context.Context, ask func(context.Context) ([]cluster.Site, 
 }
 
 func newClusterRemove(s streams) *cobra.Command {
-	var w way
 	var force bool
-	c := &cobra.Command{
+	c := onCluster(&cobra.Command{
 		Use:   "remove NODE",
 		Short: "Remove a node, so that another machine can take its name",
 		Long: `Remove takes a node out of a living cluster: the tokens made for it, its
 requests for certificates, and the Node. A Node that is Ready needs --force; a
 control-plane node is rejected, since its member of etcd would stay.`,
 		Example: `  edgebake cluster remove shop-7`,
-		Args:    args(1, 1, "the name of one node"),
-		RunE: func(c *cobra.Command, a []string) error {
+		Args: func(c *cobra.Command, a []string) error {
+			if err := args(1, 1, "the name of one node")(c, a); err != nil {
+				return err
+			}
 			if err := forms.CheckNodeName(a[0]); err != nil {
 				return usageError{err}
 			}
-			client, err := w.open()
-			if err != nil {
-				return err
-			}
-			done, err := client.Remove(c.Context(), a[0], cluster.RemoveOptions{Force: force, Now: time.Now()})
-			for _, d := range done {
-				s.note("removed %s\n", d)
-			}
-			return err
+			return nil
 		},
-	}
-	w.flags(c)
+	}, func(ctx context.Context, client *cluster.Client, a []string) error {
+		done, err := client.Remove(ctx, a[0], cluster.RemoveOptions{Force: force, Now: time.Now()})
+		for _, d := range done {
+			s.Note("removed %s\n", d)
+		}
+		return err
+	})
 	c.Flags().BoolVar(&force, "force", false, "remove it even though it is Ready")
 	return c
 }

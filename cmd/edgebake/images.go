@@ -4,10 +4,11 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"text/tabwriter"
 
 	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/spf13/cobra"
 )
@@ -30,11 +31,11 @@ type mentionedImage struct {
 func printMentions(w io.Writer, l images.Listing) {
 	if len(l.Mentions) > 0 {
 		fmt.Fprintln(w, "\nFound in manifests, not baked (add them to images, or to imagesIgnore):")
-		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		var rows [][]string
 		for _, m := range l.Mentions {
-			fmt.Fprintf(t, "  %s\t%s\n", m.Ref, m.Where)
+			rows = append(rows, []string{"  " + m.Ref.String(), m.Where})
 		}
-		t.Flush()
+		console.Table(w, rows...)
 	}
 	if len(l.PassedOver) > 0 {
 		fmt.Fprintln(w, "\nPassed over, since they have no pod template (their operators may start images of their own):")
@@ -46,10 +47,10 @@ func printMentions(w io.Writer, l images.Listing) {
 
 func newImages(s streams) *cobra.Command {
 	var flags imageFlags
-	var output string
+	var output console.Form
 	c := &cobra.Command{
 		Use:               "images [IMAGE]",
-		ValidArgsFunction: completeFiles(documentEndings),
+		ValidArgsFunction: completeFiles(documents.Endings),
 		Short:             "List the container images that an Image bakes in",
 		Long: `Images resolves the container images of an Image document: its own, those of
 the manifests it names, and the ones its node types need. Registries are asked
@@ -68,20 +69,20 @@ that no manifest names.`,
 			if err != nil {
 				return err
 			}
-			defer t.Cache.Close()
-			listing, listErr := images.List(t.img, t.Dir)
-			told := listing.MentionNotes() // by the list of them
-			t.Events = func(e builder.Event) {
-				if e.State == builder.StateWarning && !slices.Contains(told, e.Text) {
-					fmt.Fprintf(s.Err, "WARNING: %s\n", e.Text)
+			defer t.Options.Cache.Close()
+			listing, listErr := images.List(t.Image, t.Options.Dir)
+			listedBelow := listing.MentionNotes()
+			t.Options.Events = func(e builder.Event) {
+				if e.State == builder.StateWarning && !slices.Contains(listedBelow, e.Text) {
+					s.Warn("%s", e.Text)
 				}
 			}
-			list, err := builder.Images(c.Context(), t.img, t.Options)
+			list, err := builder.Images(c.Context(), t.Image, t.Options)
 			if err != nil {
-				return doc.explain(err)
+				return doc.Explain(err)
 			}
 			if listErr != nil {
-				return doc.explain(listErr)
+				return doc.Explain(listErr)
 			}
 			sum := images.Summary(list)
 			listed := []any{}
@@ -91,14 +92,14 @@ that no manifest names.`,
 			for _, m := range listing.Mentions {
 				listed = append(listed, mentionedImage{m.Ref, m.Where, true})
 			}
-			return printAs(s, output, listed, func() {
+			return output.Print(s, listed, func() {
 				fmt.Fprint(s.Out, sum.Text("as they are shipped"))
 				printMentions(s.Out, listing)
 			})
 		},
 	}
-	flags.flags(c)
-	outputFlag(c, &output)
+	flags.declare(c)
+	output.Flag(c)
 	takesDocument(s, c, 0, true)
 	return c
 }

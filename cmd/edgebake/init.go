@@ -13,11 +13,11 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder"
-	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/starter"
+	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/spf13/cobra"
 )
 
@@ -27,7 +27,7 @@ const schemaDir = ".edgebake"
 
 func newInit(s streams) *cobra.Command {
 	var dir, join, key string
-	var w way
+	var k clusterFlags
 	var asCluster, force bool
 	c := &cobra.Command{
 		Use:   "init",
@@ -53,10 +53,10 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
   edgebake init --kubeconfig ~/.kube/config --ssh-key ~/.ssh/id_ed25519.pub
   edgebake init --dir sites/berlin
   edgebake init --cluster`,
-		Args: args(0, 0, "no argument"),
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if asCluster {
-				if err := rejectIdle(c, idle{flags: []string{"join", "kubeconfig", "context"}, purpose: "a machine of a cluster that lives, and --cluster for a new one: choose one"}); err != nil {
+				if err := rejectUnused(c, unused{flags: []string{"join", "kubeconfig", "context"}, purpose: "a machine of a cluster that lives, and --cluster for a new one: choose one"}); err != nil {
 					return err
 				}
 				key, err := startKey(key)
@@ -68,13 +68,13 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 			if c.Flags().Changed("join") && strings.TrimSpace(join) == "" {
 				return usageError{errors.New("--join is empty: give it the line that kubeadm prints, or leave it out")}
 			}
-			if w.kubeconfig != "" {
+			if k.kubeconfig != "" {
 				if join != "" {
 					return usageError{errors.New("--join and --kubeconfig exclude each other: both say which cluster it is")}
 				}
-				return initLiving(c.Context(), s, dir, w, key, force)
+				return initLiving(c.Context(), s, dir, k, key, force)
 			}
-			if err := rejectIdle(c, idle{flags: []string{"context"}, purpose: "--kubeconfig FILE"}); err != nil {
+			if err := rejectUnused(c, unused{flags: []string{"context"}, purpose: "--kubeconfig FILE"}); err != nil {
 				return err
 			}
 			known, err := startOf(s, dir, join, key)
@@ -86,13 +86,13 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 				return err
 			}
 			if len(known.LeftOut) > 0 {
-				s.hint("Left out, since the image has all that a node runs: %s\n", strings.Join(known.LeftOut, ", "))
+				s.Hint("Left out, since the image has all that a node runs: %s\n", strings.Join(known.LeftOut, ", "))
 			}
 			if known.NodeType != "" {
-				s.hint("image.yaml is for OpenYurt nodes: name your yurthub, its digest and the pause image in it\n")
+				s.Hint("image.yaml is for OpenYurt nodes: name your yurthub, its digest and the pause image in it\n")
 			}
 			if joins && known.SSHKey == "" {
-				s.hint(nobodyLogsIn)
+				s.Hint(nobodyLogsIn)
 			}
 			return nil
 		},
@@ -104,14 +104,10 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 		return c.Parent().FlagErrorFunc()(c, err)
 	})
 	f := c.Flags()
-	f.StringVar(&dir, "dir", ".", "directory to write to")
-	_ = c.MarkFlagDirname("dir")
+	dirFlag(c, &dir, "dir", ".", "directory to write to")
 	f.StringVar(&join, "join", "", "kubeadm's line for machines that join, in quotes; - reads it from standard input")
-	f.StringVar(&key, "ssh-key", "", "file of the public key that may log in")
-	_ = c.MarkFlagFilename("ssh-key", "pub")
-	f.StringVar(&w.kubeconfig, "kubeconfig", "", "fill in the documents from the cluster of this kubeconfig")
-	_ = c.MarkFlagFilename("kubeconfig")
-	f.StringVar(&w.context, "context", "", "context of the kubeconfig (default its current one)")
+	fileFlag(c, &key, "ssh-key", "file of the public key that may log in", "pub")
+	k.declare(c, "fill in the documents from the cluster of this kubeconfig")
 	f.BoolVar(&asCluster, "cluster", false, "write a Cluster instead")
 	f.BoolVar(&force, "force", false, "replace files that were edited")
 	return c
@@ -134,12 +130,12 @@ const initTokenTTL = 72 * time.Hour
 
 // initLiving writes an Image and a Site for the nodes of a living cluster. The token is
 // made last, once nothing is known to be wrong.
-func initLiving(ctx context.Context, s streams, dir string, w way, keyFile string, force bool) error {
+func initLiving(ctx context.Context, s streams, dir string, k clusterFlags, keyFile string, force bool) error {
 	key, err := startKey(keyFile)
 	if err != nil {
 		return err
 	}
-	client, err := w.open()
+	client, err := k.open()
 	if err != nil {
 		return err
 	}
@@ -174,31 +170,31 @@ func initLiving(ctx context.Context, s streams, dir string, w way, keyFile strin
 		}
 		return err
 	}
-	s.note("Kubernetes %s; token %s is valid until %s (edgebake cluster token mint makes others)\n", facts.Version, minted.ID, minted.Expires.Format(time.RFC3339))
+	s.Note("Kubernetes %s; token %s is valid until %s (edgebake cluster token mint makes others)\n", facts.Version, minted.ID, minted.Expires.Format(time.RFC3339))
 	if facts.Pause == "" {
-		s.hint("No node lists a pause image: name yours in containerd.sandbox (kubeadm config images list | grep pause)\n")
+		s.Hint("No node lists a pause image: name yours in containerd.sandbox (kubeadm config images list | grep pause)\n")
 	}
 	if len(facts.Skipped) > 0 {
-		s.hint("Left out, since they are not for Linux: %s\n", strings.Join(facts.Skipped, ", "))
+		s.Hint("Left out, since they are not for Linux: %s\n", strings.Join(facts.Skipped, ", "))
 	}
 	if key == "" {
-		s.hint(nobodyLogsIn)
+		s.Hint(nobodyLogsIn)
 	}
 	return nil
 }
 
 // startKey reads the key that may log in; empty: none was named.
-func startKey(file string) (string, error) {
-	if file == "" {
+func startKey(name string) (string, error) {
+	if name == "" {
 		return "", nil
 	}
-	data, err := os.ReadFile(file)
+	data, err := os.ReadFile(name)
 	key := strings.TrimSpace(string(data))
 	if err == nil {
 		err = forms.CheckSSHKey(key)
 	}
 	if err != nil {
-		return "", fmt.Errorf("--ssh-key: %s: %w", file, err)
+		return "", fmt.Errorf("--ssh-key: %s: %w", name, err)
 	}
 	return key, nil
 }
@@ -216,8 +212,8 @@ func startOf(s streams, dir, line, keyFile string) (*starter.Input, error) {
 			return nil, errors.New("--join: standard input is empty")
 		}
 	case line == "" && errors.Is(err, fs.ErrNotExist):
-		if _, ok := s.terminal(); ok {
-			s.hint("Paste the line that kubeadm prints on a control-plane node (kubeadm token create\n--print-join-command), or the output of kubeadm init; an empty line leaves it for later:\n")
+		if _, ok := s.Terminal(); ok {
+			s.Hint("Paste the line that kubeadm prints on a control-plane node (kubeadm token create\n--print-join-command), or the output of kubeadm init; an empty line leaves it for later:\n")
 			line = pasted(s.In)
 		}
 	}
@@ -277,7 +273,7 @@ func (d *start) head() string {
 // somebody has edited stays. If finish is set, it completes the documents once it is
 // known that they can be written.
 func writeStart(s streams, dir string, all []start, force bool, finish func() ([]start, error)) error {
-	undo, err := disk.MakeDirectory(filepath.Join(dir, schemaDir))
+	undo, err := file.MakeDirectory(filepath.Join(dir, schemaDir))
 	if err != nil {
 		return err
 	}
@@ -295,7 +291,7 @@ func writeStart(s streams, dir string, all []start, force bool, finish func() ([
 		switch {
 		case err == nil && !force && finish == nil && rest == string(d.text):
 		case errors.Is(err, fs.ErrNotExist), force, err == nil && d.blank != nil && rest == string(d.blank):
-			errs = append(errs, builder.CheckFile(name, true))
+			errs = append(errs, file.Check(name, true))
 			continue
 		case err != nil:
 			errs = append(errs, err)
@@ -316,7 +312,7 @@ func writeStart(s streams, dir string, all []start, force bool, finish func() ([
 		if d.blank != nil {
 			schema, err := configs.Schema(d.kind)
 			if err == nil {
-				err = builder.WriteFile(filepath.Join(dir, d.schema()), schema, 0o666)
+				err = file.Write(filepath.Join(dir, d.schema()), schema, 0o666)
 			}
 			if err != nil {
 				return err
@@ -324,18 +320,18 @@ func writeStart(s streams, dir string, all []start, force bool, finish func() ([
 		}
 		name := filepath.Join(dir, d.kind+".yaml")
 		if kept[name] {
-			s.note("kept %s, which is there\n", name)
+			s.Note("kept %s, which is there\n", name)
 			continue
 		}
-		if err := builder.WriteFile(name, append([]byte(d.head()), d.text...), d.perm); err != nil {
+		if err := file.Write(name, append([]byte(d.head()), d.text...), d.perm); err != nil {
 			return err
 		}
-		s.note("wrote %s\n", name)
+		s.Note("wrote %s\n", name)
 	}
 	them := "them"
 	if len(names) == 1 {
 		them = "it"
 	}
-	s.note("Edit %s, then: edgebake validate %s\n", them, strings.Join(names, " "))
+	s.Note("Edit %s, then: edgebake validate %s\n", them, strings.Join(names, " "))
 	return nil
 }

@@ -6,38 +6,34 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/importer"
+	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/spf13/cobra"
 )
 
 func newInventory(s streams) *cobra.Command {
-	c := &cobra.Command{
+	return group(&cobra.Command{
 		Use:     "inventory",
 		Short:   "Prepare the Sites of many machines",
 		Example: `  edgebake inventory import stores.csv --template site.yaml -o inventory.yaml`,
-		Args:    subcommand,
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newInventoryImport(s))
-	return c
+	}, newInventoryImport(s))
 }
 
 // importFlags are those of `edgebake inventory import`.
 type importFlags struct {
-	secrets  secretFlags
-	template string
-	output   string
-	columns  []string
-	force    bool
+	documentFlags
+	template, output string
+	columns          []string
+	force            bool
 }
 
 func newInventoryImport(s streams) *cobra.Command {
 	var o importFlags
 	c := &cobra.Command{
 		Use:               "import TABLE --template SITE",
-		ValidArgsFunction: completeFiles(tableEndings),
+		ValidArgsFunction: completeFiles(documents.TableEndings),
 		Short:             "Make an Inventory from a table (CSV) and a Site",
 		Long: `Import makes an Inventory of a table, whose first line names the columns, and a
 Site that all rows have in common. Each row becomes a Site.
@@ -63,13 +59,11 @@ are taken.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.template, "template", "", "Site document with what all rows have in common")
-	_ = c.MarkFlagFilename("template", documentEndings...)
-	f.StringVarP(&o.output, "output", "o", "", "Inventory to write (default: standard output)")
-	_ = c.MarkFlagFilename("output", documentEndings...)
+	fileFlag(c, &o.template, "template", "Site document with what all rows have in common", documents.Endings...)
+	fileFlag(c, &o.output, "output", "Inventory to write (default: standard output)", documents.Endings...)
 	f.StringArrayVar(&o.columns, "map", nil, "`COLUMN=FIELD`, repeatable; FIELD - leaves the column out")
 	f.BoolVar(&o.force, "force", false, "replace an output that is there")
-	o.secrets.identityFlag(c)
+	o.identityFlag(c)
 	return c
 }
 
@@ -90,50 +84,51 @@ func importTable(s streams, name string, o importFlags) error {
 	}
 	if o.output != "" {
 		if err := errors.Join(
-			builder.CheckFile(o.output, o.force),
-			notInput("--output", o.output, "the table", name),
-			notInput("--output", o.output, "the template", o.template)); err != nil {
+			file.Check(o.output, o.force),
+			file.NotInput("--output", o.output, "the table", name),
+			file.NotInput("--output", o.output, "the template", o.template)); err != nil {
 			return err
 		}
 	}
-	table, err := readInput(s, name)
+	reader := o.reader(s)
+	table, err := reader.Read(name)
 	if err != nil {
 		return err
 	}
-	template, err := o.secrets.readDocument(s, o.template)
+	template, err := reader.ReadDecrypted(o.template)
 	if err != nil {
 		return err
 	}
-	out, sites, err := importer.CSV(name, table, o.template, template, importer.Options{Map: columns, Path: func(p string) string {
-		return fromOutput(besideDocument(o.template, p), o.output)
-	}, Warn: func(text string) { fmt.Fprintf(s.Err, "WARNING: %s\n", text) }})
+	out, sites, err := importer.CSV(name, table.Data, o.template, template.Data, importer.Options{Map: columns, Path: func(p string) string {
+		return fromOutput(template.Path(p), o.output)
+	}, Warn: func(text string) { s.Warn("%s", text) }})
 	if err != nil {
 		return err
 	}
-	if err := wouldBeRead(name, len(out), sites); err != nil {
+	if err := checkReadable(name, len(out), sites); err != nil {
 		return err
 	}
 	if o.output == "" {
-		_, err := s.bytes().Write(out)
+		_, err := s.Bytes().Write(out)
 		return err
 	}
-	if err := builder.WriteFile(o.output, out, 0o600); err != nil { // tokens may be in it
+	if err := file.Write(o.output, out, 0o600); err != nil { // tokens may be in it
 		return err
 	}
-	s.note("wrote %s: %s\n", o.output, configs.Count(sites, "site"))
+	s.Note("wrote %s: %s\n", o.output, configs.Count(sites, "site"))
 	return nil
 }
 
-// wouldBeRead rejects a table whose Inventory no command would read.
-func wouldBeRead(table string, size, sites int) error {
-	if size <= maxDocument {
+// checkReadable rejects a table whose Inventory is too large for any command to read.
+func checkReadable(table string, size, sites int) error {
+	if size <= documents.MaxSize {
 		return nil
 	}
 	return fmt.Errorf("%s: the Inventory of its %s would have %s, and a document has at most %s: split the table",
-		table, configs.Count(sites, "site"), configs.HumanSize(int64(size)), configs.HumanSize(maxDocument))
+		table, configs.Count(sites, "site"), configs.HumanSize(int64(size)), configs.HumanSize(documents.MaxSize))
 }
 
-// fromOutput is a path as the written Inventory has to name it.
+// fromOutput is a path relative to the written Inventory.
 func fromOutput(p, output string) string {
 	if filepath.IsAbs(p) {
 		return p

@@ -20,12 +20,12 @@ func newMan(s streams) *cobra.Command {
 	var dir string
 	c := &cobra.Command{
 		Use:    "man",
-		Hidden: true, // whoever packages edgebake knows where to look
+		Hidden: true, // only packages need it
 		Short:  "Write the manual pages",
 		Long: `Man writes a manual page of each command to a directory, as packages have them. Their
 date is SOURCE_DATE_EPOCH's where that is set.`,
 		Example: `  edgebake man --output man1`,
-		Args:    args(0, 0, "no argument"),
+		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := os.MkdirAll(dir, 0o777); err != nil {
 				return err
@@ -39,8 +39,7 @@ date is SOURCE_DATE_EPOCH's where that is set.`,
 				flagsAsInHelp(root, dir))
 		},
 	}
-	c.Flags().StringVarP(&dir, "output", "o", "man1", "directory to write to")
-	_ = c.MarkFlagDirname("output")
+	dirFlag(c, &dir, "output", "man1", "directory to write to")
 	return c
 }
 

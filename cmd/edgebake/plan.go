@@ -11,16 +11,18 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/spf13/cobra"
 )
 
 func newPlan(s streams) *cobra.Command {
 	var flags imageFlags
-	var output string
+	var output console.Form
 	c := &cobra.Command{
 		Use:               "plan [IMAGE]",
-		ValidArgsFunction: completeFiles(documentEndings),
+		ValidArgsFunction: completeFiles(documents.Endings),
 		Short:             "Print the inputs of a build, pinned, without building",
 		Long: `Plan resolves an Image: digests of files, of what release servers publish and
 of container images. Inputs that are made here have the digest that the lock has
@@ -35,16 +37,16 @@ plan, with the recipes.`,
 			if err != nil {
 				return err
 			}
-			defer t.Cache.Close()
-			p, err := builder.Resolve(c.Context(), t.img, t.Options)
+			defer t.Options.Cache.Close()
+			p, err := builder.Resolve(c.Context(), t.Image, t.Options)
 			if err != nil {
-				return doc.explain(err)
+				return doc.Explain(err)
 			}
 			id, err := p.ID()
 			if err != nil && !errors.Is(err, plan.ErrUnpinned) {
 				return err
 			}
-			if output == "text" {
+			if output == console.Text {
 				printPlan(s.Out, p, id)
 				return nil
 			}
@@ -52,11 +54,11 @@ plan, with the recipes.`,
 			if err != nil {
 				return err
 			}
-			return printJSON(s, output, out)
+			return output.PrintJSON(s, out)
 		},
 	}
-	flags.flags(c)
-	outputFlag(c, &output)
+	flags.declare(c)
+	output.Flag(c)
 	takesDocument(s, c, 0, true)
 	return c
 }

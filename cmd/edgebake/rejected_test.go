@@ -2,13 +2,12 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/edgebake/edgebake/builder/media"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -19,7 +18,7 @@ func TestInspectObeysNoControlCharacters(t *testing.T) {
 	i := &media.Info{Image: ondisk.ImageInfo{Name: "a\x1b]0;b\a"}}
 	i.Slot.Report = "node is Ready\r\n\x1b[2Jgone\x9b2J\u009b2J\n\tüber"
 	i.Packages = []media.Package{{Name: "p\x7f", Version: "1"}}
-	printInfo(streams{}.printable(&results{Writer: &out}), i, false, false, true)
+	printInfo(streams{}.Printable(&console.Results{Writer: &out}), i, false, false, true)
 	if strings.ContainsAny(out.String(), "\x1b\x07\x7f\r\u009b") || !utf8.Valid(out.Bytes()) {
 		t.Errorf("printed %q", out.String())
 	}
@@ -27,15 +26,5 @@ func TestInspectObeysNoControlCharacters(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in %q", want, out.String())
 		}
-	}
-}
-
-// What a program says that a build calls is told whole: its fix is behind it.
-func TestWordsOfProgramsAreTold(t *testing.T) {
-	doc := document{name: "image.yaml", data: []byte("apiVersion: edgebake.io/v1alpha1\nkind: Image\nbase:\n  debian: {}\n")}
-	said := strings.Repeat("Err: not there\n", 300) + "the last line"
-	err := doc.explain(&configs.FieldError{Path: "base.debian", Err: errors.New(said)})
-	if want := "image.yaml:4:11: base.debian: " + said; err == nil || err.Error() != want {
-		t.Errorf("%v", err)
 	}
 }

@@ -9,10 +9,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/anatomy"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/outputs"
+	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/spf13/cobra"
 )
 
@@ -39,7 +41,7 @@ longer.`,
 		Args: args(1, 1, "one image"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if output == "" {
-				output = stemOf(a[0]) + ".report.html"
+				output = outputs.Stem(a[0]) + ".report.html"
 			}
 			printed := slices.Contains([]string{"json", "yaml", "-"}, output)
 			asJSON := printed && output != "-" || strings.HasSuffix(output, ".json")
@@ -47,26 +49,22 @@ longer.`,
 				return usageError{fmt.Errorf("--output %s: want a name that ends in .html or .json; or json, yaml or -, which print", output)}
 			}
 			if !printed {
-				if err := builder.CheckFile(output, force); err != nil {
+				if err := file.Check(output, force); err != nil {
 					return fmt.Errorf("output %w", err)
 				}
 				if err := errors.Join(
-					notInput("--output", output, "the report of the build", cmp.Or(build, reportOf(a[0]))),
-					notInput("--output", output, "the report of --boot", boot)); err != nil {
+					file.NotInput("--output", output, "the report of the build", cmp.Or(build, outputs.Report(a[0]))),
+					file.NotInput("--output", output, "the report of --boot", boot)); err != nil {
 					return err
 				}
 			}
 			return writeReport(s, a[0], build, boot, output, asJSON)
 		},
 	}
-	f := c.Flags()
-	f.StringVarP(&output, "output", "o", "", "page to write, .html, or its data, .json; json, yaml and - print (default IMAGE.report.html)")
-	_ = c.MarkFlagFilename("output", "html", "json")
-	f.StringVar(&build, "build", "", "report.json of the image's build (default: the one beside it)")
-	_ = c.MarkFlagFilename("build", "json")
-	f.StringVar(&boot, "boot", "", "report.json of a node that booted the image")
-	_ = c.MarkFlagFilename("boot", "json")
-	f.BoolVar(&force, "force", false, "replace a page that is there")
+	fileFlag(c, &output, "output", "page to write, .html, or its data, .json; json, yaml and - print (default IMAGE.report.html)", "html", "json")
+	fileFlag(c, &build, "build", "report.json of the image's build (default: the one beside it)", "json")
+	fileFlag(c, &boot, "boot", "report.json of a node that booted the image", "json")
+	c.Flags().BoolVar(&force, "force", false, "replace a page that is there")
 	return c
 }
 
@@ -87,20 +85,20 @@ func writeReport(s streams, image, build, boot, output string, asJSON bool) erro
 	}
 	switch output {
 	case "json", "yaml":
-		return printJSON(s, output, out.Bytes())
+		return console.Form(output).PrintJSON(s, out.Bytes())
 	case "-":
-		_, err := s.bytes().Write(out.Bytes())
+		_, err := s.Bytes().Write(out.Bytes())
 		return err
 	}
-	if err := builder.WriteFile(output, out.Bytes(), 0o666); err != nil {
+	if err := file.Write(output, out.Bytes(), 0o666); err != nil {
 		return err
 	}
-	s.note("wrote %s\n", output)
+	s.Note("wrote %s\n", output)
 	return nil
 }
 
 func newDiff(s streams) *cobra.Command {
-	var output string
+	var output console.Form
 	var exitCode bool
 	c := &cobra.Command{
 		Use:               "diff A B",
@@ -118,19 +116,19 @@ slots are left out.`,
 			if err != nil {
 				return err
 			}
-			err = printAs(s, output, d, func() { d.Text(s.Out) })
+			err = output.Print(s, d, func() { d.Text(s.Out) })
 			if err == nil && exitCode && !d.Equal {
 				err = errors.New("the images differ")
 			}
 			return err
 		},
 	}
-	outputFlag(c, &output)
+	output.Flag(c)
 	c.Flags().BoolVar(&exitCode, "exit-code", false, "fail (exit code 1) where the images differ, as diff(1) does")
 	return c
 }
 
-// printTop prints what takes the most room, as bars.
+// printTop prints the n largest groups, as bars.
 func printTop(w io.Writer, all []media.Contents, n int) {
 	type entry struct {
 		media.Group

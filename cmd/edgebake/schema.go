@@ -26,7 +26,7 @@ edgebake validate checks besides.`,
 			if err != nil {
 				return usageError{err}
 			}
-			_, err = s.bytes().Write(raw)
+			_, err = s.Bytes().Write(raw)
 			return err
 		},
 	}

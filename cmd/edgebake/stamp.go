@@ -9,9 +9,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -19,19 +21,16 @@ import (
 // stampFlags are those of `edgebake stamp`.
 type stampFlags struct {
 	media.StampOptions
-	secrets  secretFlags
-	ignition string
-	inPlace  bool
-	each     bool
-	slots    bool
-	slot     string
+	documentFlags
+	inPlace, each, slots bool
+	slot                 string
 }
 
 func newStamp(s streams) *cobra.Command {
 	var o stampFlags
 	c := &cobra.Command{
 		Use:               "stamp IMAGE SITE|INVENTORY",
-		ValidArgsFunction: completeFiles(imageEndings, documentEndings),
+		ValidArgsFunction: completeFiles(imageEndings, documents.Endings),
 		Short:             "Write Sites into a golden image",
 		Long: `Stamp writes a Site document into the slot of a copy of an image (--output), of the
 image itself (--in-place), or of a device that an image was written to. Images are
@@ -65,29 +64,26 @@ machine is Ready. edgebake unstamp makes it a golden image again.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&o.Output, "output", "o", "", "write a stamped copy here and leave the image as it is; with --each or --slots, a directory")
-	_ = c.MarkFlagFilename("output", imageEndings...)
+	fileFlag(c, &o.Output, "output", "write a stamped copy here and leave the image as it is; with --each or --slots, a directory", imageEndings...)
 	f.BoolVar(&o.inPlace, "in-place", false, "write into the image itself, which is no golden image then")
 	f.BoolVar(&o.Force, "force", false, "replace outputs that are there")
-	f.BoolVar(&o.Undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
-	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
+	undatedFlag(c, &o.Undated)
 	f.BoolVar(&o.each, "each", false, "stamp each Site of the Inventory onto a copy of its own in the directory --output")
 	f.BoolVar(&o.slots, "slots", false, "write a slot (16 MiB) for each Site of the Inventory into the directory --output, and no image")
-	f.StringVar(&o.slot, "slot", "", "write this slot, made by --slots, into the image or device")
-	_ = c.MarkFlagFilename("slot", strings.TrimPrefix(media.SlotEnding, "."))
-	o.secrets.flags(c)
+	fileFlag(c, &o.slot, "slot", "write this slot, made by --slots, into the image or device", strings.TrimPrefix(media.SlotEnding, "."))
+	o.stamped(c)
 	takesDocument(s, c, 1, false)
 	return c
 }
 
-// stampMode is one of the ways to use stamp.
+// stampMode is a way to use stamp.
 type stampMode struct {
 	name  string
-	flags []string // that have an effect in it; all others are rejected
+	flags []string // the flags with an effect in it; all others are rejected
 	run   func(c *cobra.Command, s streams, a []string, o stampFlags) error
 }
 
-// stampModes are all of them; the first is that of two operands.
+// stampModes are all modes; the first is that of two operands.
 func stampModes() []stampMode {
 	document := []string{"filename", "output", "force", "undated", "ignition", "token-file", "identity"}
 	return []stampMode{
@@ -99,7 +95,7 @@ func stampModes() []stampMode {
 	}
 }
 
-// mode is the one that the flags choose.
+// mode is the mode that the flags select.
 func (o *stampFlags) mode() stampMode {
 	modes := stampModes()
 	switch {
@@ -113,9 +109,9 @@ func (o *stampFlags) mode() stampMode {
 	return modes[0]
 }
 
-// check says all that is wrong with the command line.
+// check returns everything that is wrong with the command line.
 func (m *stampMode) check(c *cobra.Command, a []string, o stampFlags) error {
-	rest := idle{purpose: fmt.Sprintf("documents, and %s is a slot, with its Site's token and Ignition config: stamp the document, or make the slot again: edgebake stamp %s INVENTORY --slots --output DIR", o.slot, a[0])}
+	rest := unused{purpose: fmt.Sprintf("documents, and %s is a slot, with its Site's token and Ignition config: stamp the document, or make the slot again: edgebake stamp %s INVENTORY --slots --output DIR", o.slot, a[0])}
 	c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
 		if !slices.Contains(m.flags, f.Name) {
 			rest.flags = append(rest.flags, f.Name)
@@ -124,7 +120,7 @@ func (m *stampMode) check(c *cobra.Command, a []string, o stampFlags) error {
 	if o.slot == "" {
 		rest.purpose = fmt.Sprintf("one image, and %s writes a file for each Site", m.name)
 	}
-	errs := []error{rejectIdle(c, rest)}
+	errs := []error{rejectUnused(c, rest)}
 	switch {
 	case o.slot != "" && len(a) == 2:
 		errs = append(errs, usageError{fmt.Errorf("give either %s or %s", a[1], m.name)})
@@ -148,7 +144,7 @@ func (m *stampMode) check(c *cobra.Command, a []string, o stampFlags) error {
 
 // stampOne stamps the document, in place or into a copy.
 func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
-	doc, err := readSites(s, a[1], o.ignition, o.secrets)
+	doc, err := o.reader(s).Sites(a[1])
 	if err != nil {
 		return err
 	}
@@ -160,7 +156,7 @@ func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 			}
 			return usageError{fmt.Errorf("--output %s: it is a directory: name a file in it%s", o.Output, hint)}
 		}
-		if err := o.secrets.notRead("--output", o.Output, doc.Read); err != nil {
+		if err := o.notInput("--output", o.Output, doc.Read); err != nil {
 			return err
 		}
 	}
@@ -172,22 +168,21 @@ func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if doc.Inventory != nil {
 		with += fmt.Sprintf(" (%s)", configs.Count(len(doc.Inventory.Sites), "site"))
 	}
-	sayStamped(s, done, with, o)
+	printStamped(s, done, with, o)
 	return nil
 }
 
 // stampMany stamps each site of an Inventory onto a copy of its own.
 func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	image, document := a[0], a[1]
-	doc, err := readSites(s, document, o.ignition, o.secrets)
+	doc, err := o.reader(s).Sites(document)
 	if err != nil {
 		return err
 	}
 	if doc.Inventory == nil {
 		return fmt.Errorf("%s is a Site, not an Inventory: stamp it with edgebake stamp %s %s --output FILE", configs.FileName(document), image, document)
 	}
-	sites := eachSite(doc)
-	out, err := media.StampMany(c.Context(), image, sites, o.Output, media.ManyOptions{StampOptions: o.StampOptions, Read: doc.Read, Slots: o.slots})
+	out, err := media.StampMany(c.Context(), image, doc.Each(), o.Output, media.ManyOptions{StampOptions: o.StampOptions, Read: doc.Read, Slots: o.slots})
 	if err != nil {
 		return err
 	}
@@ -195,15 +190,15 @@ func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if o.slots {
 		what = "slot"
 	}
-	s.note("stamped %s with the Sites of %s: %s in %s\n", image, configs.FileName(document), configs.Count(len(out), what), o.Output)
+	s.Note("stamped %s with the Sites of %s: %s in %s\n", image, configs.FileName(document), configs.Count(len(out), what), o.Output)
 	return nil
 }
 
-// stampSlot writes what --slots made into an image or a device. It is held
+// stampSlot writes a slot that --slots made into an image or a device. It checks the slot
 // against that image, which may be another than the one it was made for.
 func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if o.Output != "" {
-		if err := notInput("--output", o.Output, "the slot", o.slot); err != nil {
+		if err := file.NotInput("--output", o.Output, "the slot", o.slot); err != nil {
 			return err
 		}
 	}
@@ -211,7 +206,7 @@ func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
-	// Without its text: nobody edits a line of a slot.
+	// Without its text: a person cannot edit a line of a slot.
 	site := media.Site{Files: contents.Files, Read: media.Read{Name: o.slot, Ignition: o.slot}}
 	if b, ok := contents.Files[ondisk.SlotInventory]; ok {
 		site.Inventory, err = configs.ParseInventory(o.slot, b)
@@ -227,18 +222,18 @@ func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
-	sayStamped(s, done, o.slot, o)
+	printStamped(s, done, o.slot, o)
 	return nil
 }
 
-func sayStamped(s streams, done *media.Stamped, with string, o stampFlags) {
-	s.note("stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, with)
+func printStamped(s streams, done *media.Stamped, with string, o stampFlags) {
+	s.Note("stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, with)
 	if o.inPlace {
-		s.hint("%s now holds the token: edgebake unstamp %[1]s removes it\n", done.Path)
+		s.Hint("%s now holds the token: edgebake unstamp %[1]s removes it\n", done.Path)
 	}
 }
 
-// isDevice reports whether a name is that of a device: a flashed disk is one machine's.
+// isDevice reports whether a name is that of a device: a flashed disk belongs to one machine.
 func isDevice(name string) bool {
 	fi, err := os.Stat(name)
 	return err == nil && fi.Mode()&fs.ModeDevice != 0
@@ -259,9 +254,9 @@ byte for byte, unless a machine has booted it.`,
 			if err != nil {
 				return err
 			}
-			s.note("%s has no Site\n", done.Path)
+			s.Note("%s has no Site\n", done.Path)
 			if done.Slot.Golden == "" {
-				fmt.Fprintf(s.Err, "WARNING: the slot of %s was damaged, and with it the golden digest is lost: edgebake verify has nothing to compare with\n", done.Path)
+				s.Warn("the slot of %s was damaged, and with it the golden digest is lost: edgebake verify has nothing to compare with", done.Path)
 			}
 			return nil
 		},

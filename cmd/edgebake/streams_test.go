@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -72,14 +73,6 @@ func TestOneMeaningOfOutput(t *testing.T) {
 	}
 }
 
-// TestPrintAsList: a list of nothing is a list to whoever reads JSON.
-func TestPrintAsList(t *testing.T) {
-	var out bytes.Buffer
-	if err := printAs(streams{Out: &out}, "json", []string(nil), nil); err != nil || out.String() != "[]\n" {
-		t.Errorf("%q, %v", out.String(), err)
-	}
-}
-
 // TestWordsOfAStranger: a report beside an image can be anybody's.
 func TestWordsOfAStranger(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "a.raw")
@@ -87,7 +80,7 @@ func TestWordsOfAStranger(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out, errOut bytes.Buffer
-	s := streams{Out: &out, Err: &errOut}.printable(&results{Writer: &out})
+	s := streams{Out: &out, Err: &errOut}.Printable(&console.Results{Writer: &out})
 	info := &media.Info{}
 	info.Image.Plan = "sha256:0"
 	warnOfReport(s, image, info)
@@ -95,19 +88,7 @@ func TestWordsOfAStranger(t *testing.T) {
 	if text := out.String() + errOut.String(); strings.ContainsAny(text, "\x1b\a\u009b") || !strings.Contains(text, "6.12") || !strings.Contains(text, "WARNING") {
 		t.Errorf("%q", text)
 	}
-	if _, err := s.bytes().Write([]byte("\x1b")); err != nil || !strings.HasSuffix(out.String(), "\x1b") {
+	if _, err := s.Bytes().Write([]byte("\x1b")); err != nil || !strings.HasSuffix(out.String(), "\x1b") {
 		t.Errorf("a file's contents are changed: %q %v", out.String(), err)
-	}
-}
-
-// TestJSONOnTerminals: a terminal obeys nothing in the JSON that quotes a disk or a server.
-func TestJSONOnTerminals(t *testing.T) {
-	var b bytes.Buffer
-	s := streams{Out: &b, Err: io.Discard}.printable(&results{Writer: &b})
-	if err := printAs(s, "json", []string{"a stick\u009b2J\x7f"}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := b.String(), "[\n  \"a stick\\u009b2J\\u007f\"\n]\n"; got != want {
-		t.Errorf("%q, want %q", got, want)
 	}
 }

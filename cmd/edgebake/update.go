@@ -6,22 +6,19 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/spf13/cobra"
 )
 
 func newUpdate(s streams) *cobra.Command {
-	c := &cobra.Command{
+	return group(&cobra.Command{
 		Use:   "update",
 		Short: "Tell what updates of machines cost",
-		Args:  subcommand,
-		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newUpdateCost(s))
-	return c
+	}, newUpdateCost(s))
 }
 
 func newUpdateCost(s streams) *cobra.Command {
-	var output string
+	var output console.Form
 	c := &cobra.Command{
 		Use:               "cost OLD NEW",
 		ValidArgsFunction: completeFiles(imageEndings),
@@ -40,10 +37,10 @@ OLD is an image or a disk. NEW is a compressed image (.raw.zst).`,
 			if err != nil {
 				return err
 			}
-			return printAs(s, output, cost, func() { printCost(s.Out, cost) })
+			return output.Print(s, cost, func() { printCost(s.Out, cost) })
 		},
 	}
-	outputFlag(c, &output)
+	output.Flag(c)
 	return c
 }
 

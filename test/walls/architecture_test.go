@@ -43,11 +43,11 @@ var reveals = map[string]string{
 	"firstboot/site/forget.go":        "the Ignition config without the token, for the slot",
 	"cluster/token.go":                "a token's Secret in the cluster, and the token in a Site",
 	"cluster/preflight.go":            "the token, to ask the cluster with it",
-	"cmd/edgebake/cluster_listen.go":  "the receiver's key, for the Cluster",
+	"cluster/reports/serve.go":        "the receiver's key, for the Cluster",
 	"cluster/reports/identity.go":     "how long the receiver's key is",
 	"configs/clusterdoc/report.go":    "the receiver's key, of which a machine's URL is made",
 	"cmd/edgebake/init.go":            "a new token, into the Site to start from",
-	"cmd/edgebake/cluster.go":         "how large the manifests are",
+	"cluster/mint/write.go":           "how large the manifests are",
 }
 
 // TestReveals: ARCHITECTURE.md says that this list is whole.
@@ -218,7 +218,7 @@ func TestYAMLIsChecked(t *testing.T) {
 // disks and servers of others have in their words. What the programs print goes through
 // printable.To.
 func TestStreamsArePrintable(t *testing.T) {
-	wrapped := map[string]bool{"cmd/edgebake/streams.go": false, "cmd/firstboot/cli.go": false, "cmd/ipvscare/run.go": false}
+	wrapped := map[string]bool{"cmd/internal/console/streams.go": false, "cmd/firstboot/cli.go": false, "cmd/ipvscare/run.go": false}
 	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {
 		if !strings.HasPrefix(rel, "cmd/") || strings.HasSuffix(rel, "_test.go") {
 			return

@@ -54,13 +54,17 @@ var rooms = map[string][]string{
 	"builder/disk":       {"builder/plan", "builder/disk/...", "ondisk", "ondisk/tree", "ondisk/fat", "ondisk/file", "ondisk/ext4", "ondisk/seekable", "ondisk/chunk"},
 	"builder/anatomy":    {"builder", "builder/media", "configs", "ondisk", "ondisk/update"},
 	"builder/media":      {"configs/ignition", "builder/disk/...", "overlays/node", "configs", "ondisk/..."},
-	"builder/carry":      {"builder/transfer", "configs", "builder/registry", "builder/images", "builder/media", "builder/disk", "builder/disk/...", "configs/imageref"},
-	"builder/installer":  {"builder/procgroup", "builder/media", "builder/disk", "ondisk", "ondisk/fat", "ondisk/file", "ondisk/tree"},
+	"builder/carry":      {"builder/transfer", "configs", "builder/registry", "builder/images", "builder/media", "builder/disk/...", "ondisk/file", "configs/imageref"},
+	"builder/installer":  {"builder", "builder/device", "configs/forms", "builder/procgroup", "builder/media", "builder/disk", "ondisk", "ondisk/fat", "ondisk/file", "ondisk/tree"},
 	"builder/qemu":       {"builder/procgroup"},
 	"builder/device":     {"builder/procgroup", "ondisk/file", "configs/forms"},
 	"builder":            {"builder/...", "overlays/...", "configs/...", "ondisk/...", "openyurt"},
-	"overlays":           {"openyurt", "configs", "ondisk", "ondisk/tree", "overlays/node"},
-	"overlays/node":      {"configs/ignition", "configs/forms", "openyurt", "configs", "ondisk", "configs/kubeadm"},
+	// Above the build: what commands read and write.
+	"builder/documents": {"builder", "builder/media", "overlays/node", "configs", "configs/clusterdoc", "configs/ignition", "configs/manifest", "configs/sealed", "ondisk", "ondisk/slot"},
+	"builder/outputs":   {"builder", "builder/plan", "configs", "ondisk/file"},
+	"builder/signing":   {"builder/media", "ondisk", "ondisk/file", "ondisk/slot"},
+	"overlays":          {"openyurt", "configs", "ondisk", "ondisk/tree", "overlays/node"},
+	"overlays/node":     {"configs/ignition", "configs/forms", "openyurt", "configs", "ondisk", "configs/kubeadm"},
 	// First boot: run is above machine, member above run, network, site and kubeadm above
 	// that in this order. join, hub and controlplane are above those, and not above each
 	// other. The lists of phases are above all.
@@ -89,7 +93,7 @@ var rooms = map[string][]string{
 	"cluster/api":        {"configs/yamltree", "configs/printable", "cluster/servercert"},
 	"cluster/servercert": {"configs/printable"},
 	"cluster/reports":    {"configs/forms", "configs", "ondisk", "configs/printable", "ondisk/file", "configs/clusterdoc"},
-	"cluster/mint":       {"configs/manifest", "configs/forms", "configs", "configs/yamltree", "configs/sealed", "cluster/api", "ondisk/file", "configs/clusterdoc"},
+	"cluster/mint":       {"configs/manifest", "configs/forms", "configs", "configs/yamltree", "configs/sealed", "cluster/api", "ondisk", "ondisk/file", "ondisk/slot", "configs/clusterdoc"},
 	"configs/sealed":     {},
 	"cmd/...":            {"builder/...", "overlays/...", "configs/...", "ondisk/...", "openyurt", "firstboot/...", "ipvs/...", "installer", "cluster/...", "cmd/..."},
 	"test/...":           {"..."},
@@ -108,7 +112,7 @@ var doors = map[string][]string{
 	"k8s.io/client-go":                      {"cluster"},
 	"k8s.io/apimachinery":                   {"cluster"},
 	"github.com/distribution/reference":     {"configs/imageref"},
-	"aead.dev/minisign":                     {"configs", "ondisk/slot", "cmd/edgebake"},
+	"aead.dev/minisign":                     {"configs", "ondisk/slot", "builder/signing"},
 	"filippo.io/age":                        {"configs/sealed"},
 	"testing":                               {"test/...", "firstboot/worldtest"},
 }

@@ -7,81 +7,20 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
-	"aead.dev/minisign"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/outputs"
+	"github.com/edgebake/edgebake/builder/signing"
+	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/spf13/cobra"
 )
 
-// isImageName tells by a file's name that it is a disk image.
-func isImageName(name string) bool {
-	return strings.HasSuffix(name, ".raw") || strings.HasSuffix(name, ".raw.zst")
-}
-
-// imageFirst rejects operands that were swapped: where both are files, the image
-// would be written over.
-func imageFirst(c *cobra.Command, a []string) error {
-	if len(a) == 2 && isImageName(a[1]) && !isImageName(a[0]) {
-		return usageError{fmt.Errorf("%s is an image: the image comes first: %s %s %s", a[1], c.CommandPath(), a[1], a[0])}
-	}
-	if len(a) == 2 && c.Name() == "flash" && slices.Contains(documentEndings, strings.TrimPrefix(filepath.Ext(a[1]), ".")) {
-		return usageError{fmt.Errorf("%s is a document and not a disk: %s %s /dev/sdX --site %[1]s", a[1], c.CommandPath(), a[0])}
-	}
-	return nil
-}
-
-// meantFlags are flags whose value is often given as the operand behind all others;
-// is tells it by its name.
-var meantFlags = []struct {
-	command  string
-	operands int
-	flag     string
-	is       func(name string) bool
-}{
-	{"build", 1, "--output", isImageName},
-	{"stamp", 2, "--output", isImageName},
-	{"flash", 2, "--site", endsIn(documentEndings...)},
-	{"installer", 1, "--iso", endsIn("iso")},
-	{"preflight", 1, "--image", isImageName},
-	{"report", 1, "--output", endsIn("html", "json")},
-	{"verify", 1, "--key", endsIn("pub")},
-	{"pull", 1, "--output", isImageName},
-	{"init", 0, "--dir", anyName},
-	{"inventory import", 1, "--template", endsIn(documentEndings...)},
-	{"site sign", 1, "--key", anyName},
-	{"cluster new", 1, "--output", anyName},
-	{"cluster sites", 1, "--output", anyName},
-	{"cluster token mint", 0, "--node", anyName},
-}
-
-func anyName(string) bool { return true }
-
-func endsIn(endings ...string) func(string) bool {
-	return func(name string) bool { return slices.Contains(endings, strings.TrimPrefix(filepath.Ext(name), ".")) }
-}
-
-// lastIsFlags is the command line that was meant where the operand that is too many
-// belongs to a flag; empty where that is not known.
-func lastIsFlags(c *cobra.Command, a []string) string {
-	command := strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" ")
-	for _, m := range meantFlags {
-		n := m.operands
-		given := c.Flags().Changed(strings.TrimPrefix(m.flag, "--"))
-		if m.command == command && len(a) == n+1 && m.is(a[n]) && !given {
-			return strings.Join(slices.Concat([]string{c.CommandPath()}, a[:n], []string{m.flag, a[n]}), " ")
-		}
-	}
-	return ""
-}
-
 func newInspect(s streams) *cobra.Command {
-	var output string
+	var output console.Form
 	var verify, packages, checkImages bool
 	var top int
 	c := &cobra.Command{
@@ -122,7 +61,7 @@ the state of its slot. It prints no secret.`,
 				return err
 			}
 			warnOfReport(s, a[0], info)
-			return printAs(s, output, struct {
+			return output.Print(s, struct {
 				*media.Info
 				Contents []media.Contents `json:"contents,omitempty"`
 			}{info, contents}, func() {
@@ -131,7 +70,7 @@ the state of its slot. It prints no secret.`,
 			})
 		},
 	}
-	outputFlag(c, &output)
+	output.Flag(c)
 	c.Flags().BoolVar(&verify, "verify", false, "also read it all and compare with the golden digest")
 	c.Flags().IntVar(&top, "top", 0, "also list this many of the packages, programs and images that take the most room")
 	c.Flags().BoolVar(&packages, "packages", false, "list the packages too")
@@ -139,27 +78,22 @@ the state of its slot. It prints no secret.`,
 	return c
 }
 
-// warnOfReport says so where the report beside an image is of another build: a
-// build that was cut off at its end leaves the new image with the old report.
+// warnOfReport warns if the report beside an image is of another build: a build that was
+// interrupted at its end leaves the new image with the old report.
 func warnOfReport(s streams, image string, info *media.Info) {
-	name := reportOf(image)
+	name := outputs.Report(image)
 	raw, err := os.ReadFile(name)
 	if err != nil {
 		return
 	}
 	var report struct{ Plan, Golden string }
 	if json.Unmarshal(raw, &report) != nil {
-		fmt.Fprintf(s.Err, "WARNING: %s is damaged: build the image again\n", name)
+		s.Warn("%s is damaged: build the image again", name)
 		return
 	}
 	if report.Plan != info.Image.Plan || info.Slot.Golden != "" && report.Golden != info.Slot.Golden {
-		fmt.Fprintf(s.Err, "WARNING: %s is of another build (plan %.12s, the image's is %.12s): build the image again\n", name, report.Plan, info.Image.Plan)
+		s.Warn("%s is of another build (plan %.12s, the image's is %.12s): build the image again", name, report.Plan, info.Image.Plan)
 	}
-}
-
-// stemOf is an image's name without its ending: reports are called after it.
-func stemOf(image string) string {
-	return strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw")
 }
 
 func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool) {
@@ -206,27 +140,13 @@ func printImage(w io.Writer, i *media.Info) {
 		fmt.Fprintf(w, "yurthub     %s (%s)\n", m.Yurthub.Version, m.Yurthub.Form)
 	}
 	if len(m.SiteKeys) > 0 {
-		fmt.Fprintf(w, "sticks      %s; keys %s", cmp.Or(m.Removable, ondisk.SitesRepair), strings.Join(keyIDs(m.SiteKeys), ", "))
+		fmt.Fprintf(w, "sticks      %s; keys %s", cmp.Or(m.Removable, ondisk.SitesRepair), strings.Join(signing.KeyIDs(m.SiteKeys), ", "))
 		if m.SitesNotBefore > 0 {
 			fmt.Fprintf(w, ", signed since %s", time.Unix(m.SitesNotBefore, 0).UTC().Format(time.RFC3339))
 		}
 		fmt.Fprintln(w)
 	}
 	fmt.Fprintf(w, "serves      node types %s; Sites %s\n", strings.Join(m.NodeTypes, ", "), strings.Join(m.SiteVersions, ", "))
-}
-
-// keyIDs are the names by which minisign and first boot call public keys.
-func keyIDs(keys []string) []string {
-	var out []string
-	for _, text := range keys {
-		var key minisign.PublicKey
-		if key.UnmarshalText([]byte(text)) != nil {
-			out = append(out, text)
-			continue
-		}
-		out = append(out, fmt.Sprintf("%X", key.ID()))
-	}
-	return out
 }
 
 func printSlot(w io.Writer, slot *media.SlotState) {
@@ -267,7 +187,7 @@ func printPartition(w io.Writer, p media.Partition) {
 	fmt.Fprintln(w)
 }
 
-// printSizes prints the columns that build and inspect show of a partition.
+// printSizes prints the columns of a partition that build and inspect have in common.
 func printSizes(w io.Writer, p media.Partition) {
 	fmt.Fprintf(w, "  %-9s %-6s %9s", p.Label, p.FS, configs.HumanSize(p.Size))
 	switch {

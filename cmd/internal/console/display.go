@@ -1,4 +1,4 @@
-package main
+package console
 
 import (
 	"encoding/json"
@@ -16,56 +16,73 @@ import (
 	"golang.org/x/term"
 )
 
-// display shows a build's events: bars on a terminal, plain lines elsewhere,
-// JSON where it is asked for.
-type display interface {
-	event(builder.Event)
-	close()
+// Display shows a build's events: bars on a terminal, plain lines elsewhere, JSON on request.
+type Display interface {
+	Event(builder.Event)
+	Close()
 }
 
-func newDisplay(s streams, asJSON bool) display {
+// Display makes one.
+func (s Streams) Display(asJSON bool) Display {
 	switch f, ok := printable.Raw(s.Err).(*os.File); {
 	case asJSON:
-		return &jsonLines{json.NewEncoder(s.json()), map[string]time.Time{}}
-	case s.quiet():
+		return &jsonLines{json.NewEncoder(s.JSON()), map[string]time.Time{}}
+	case s.Quiet():
 		return warnings{s.Err}
-	// Bars have no room for what programs say.
-	case ok && drawsBars(f) && !s.verbose():
+	// Bars leave no room for the output of programs.
+	case ok && drawsBars(f) && !s.Verbose():
 		return &bars{w: f, p: mpb.New(mpb.WithOutput(f), mpb.WithWidth(30)), all: map[string]*bar{}}
 	}
-	return &plainLines{w: s.Err, details: s.verbose(), last: map[string]time.Time{}, begun: map[string]time.Time{}}
+	return &plainLines{w: s.Err, details: s.Verbose(), last: map[string]time.Time{}, begun: map[string]time.Time{}}
 }
 
-// narrow is the least width of a terminal, in columns, that bars have room on.
+// Steps returns a function that shows the progress of steps as a build's.
+func Steps(d Display) func(step string, done, total int64) {
+	var begun time.Time
+	current, over := "", false
+	return func(step string, done, total int64) {
+		if step != current {
+			current, begun, over = step, time.Now(), false
+			d.Event(builder.Event{Step: step, State: builder.StateStart, Text: configs.HumanSize(total)})
+		}
+		d.Event(builder.Event{Step: step, State: builder.StateProgress, Done: done, Total: total})
+		if done >= total && !over {
+			over = true
+			d.Event(builder.Event{Step: step, State: builder.StateDone, Seconds: time.Since(begun).Seconds()})
+		}
+	}
+}
+
+// narrow is the smallest width of a terminal, in columns, that bars fit on.
 const narrow = 60
 
-// drawsBars reports whether a file is a terminal on which lines can be drawn anew.
+// drawsBars reports whether a file is a terminal on which lines can be redrawn.
 func drawsBars(f *os.File) bool {
 	if !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
 		return false
 	}
 	width, _, err := term.GetSize(int(f.Fd()))
-	return err != nil || width == 0 || width >= narrow // 0: it does not tell
+	return err != nil || width == 0 || width >= narrow // 0: unknown
 }
 
 // warnings prints nothing else.
 type warnings struct{ w io.Writer }
 
-func (w warnings) event(e builder.Event) {
+func (w warnings) Event(e builder.Event) {
 	if e.State == builder.StateWarning {
 		fmt.Fprintf(w.w, "%s: WARNING: %s\n", e.Step, e.Text)
 	}
 }
 
-func (warnings) close() {}
+func (warnings) Close() {}
 
-// jsonLines prints every event, of progress one a second for each step.
+// jsonLines prints every event; of progress, one a second for each step.
 type jsonLines struct {
 	e    *json.Encoder
 	last map[string]time.Time
 }
 
-func (j *jsonLines) event(e builder.Event) {
+func (j *jsonLines) Event(e builder.Event) {
 	if e.State == builder.StateProgress {
 		if time.Since(j.last[e.Step]) < time.Second {
 			return
@@ -75,17 +92,16 @@ func (j *jsonLines) event(e builder.Event) {
 	j.e.Encode(e)
 }
 
-func (j *jsonLines) close() {}
+func (j *jsonLines) Close() {}
 
-// plainLines prints a line for each thing that happened, and of long
-// transfers one every ten seconds.
+// plainLines prints a line for each event; of long transfers, one every ten seconds.
 type plainLines struct {
 	w           io.Writer
-	details     bool // print them too
+	details     bool // print StateDetail
 	last, begun map[string]time.Time
 }
 
-// pace says how fast it goes and how long it will take, once that can be told.
+// pace is the speed and the time left, once they are known.
 func pace(done, total int64, since time.Duration) string {
 	if since < time.Second || done <= 0 || total < done {
 		return ""
@@ -94,7 +110,7 @@ func pace(done, total int64, since time.Duration) string {
 	return fmt.Sprintf(", %s/s, %s left", configs.HumanSize(int64(float64(done)/since.Seconds())), left)
 }
 
-func (p *plainLines) event(e builder.Event) {
+func (p *plainLines) Event(e builder.Event) {
 	switch e.State {
 	case builder.StateStart:
 		fmt.Fprintf(p.w, "%s: %s\n", e.Step, e.Text)
@@ -122,10 +138,10 @@ func (p *plainLines) event(e builder.Event) {
 	}
 }
 
-func (p *plainLines) close() {}
+func (p *plainLines) Close() {}
 
-// bars has one line a step, rewritten in place. Warnings stand above them; those that
-// come when all is drawn follow.
+// bars has one line for each step, rewritten in place. Warnings go above them; those that
+// come after the last redraw follow.
 type bars struct {
 	w        io.Writer
 	p        *mpb.Progress
@@ -140,13 +156,13 @@ type bar struct {
 	text  string
 }
 
-func (b *bar) say(s string) {
+func (b *bar) set(s string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.text = printable.Text(s)
 }
 
-func (b *bar) said(decor.Statistics) string {
+func (b *bar) shown(decor.Statistics) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if r := []rune(b.text); len(r) > 60 {
@@ -155,7 +171,7 @@ func (b *bar) said(decor.Statistics) string {
 	return b.text
 }
 
-func (b *bars) event(e builder.Event) {
+func (b *bars) Event(e builder.Event) {
 	if e.State == builder.StateWarning {
 		text := fmt.Sprintf("%s: WARNING: %s", e.Step, e.Text)
 		if _, err := fmt.Fprintln(printable.To(b.p), text); err != nil {
@@ -169,24 +185,24 @@ func (b *bars) event(e builder.Event) {
 		at.Bar = b.p.New(0, mpb.BarStyle().Lbound("").Rbound("").Filler("━").Tip("━").Padding(" "),
 			mpb.BarFillerClearOnComplete(),
 			mpb.PrependDecorators(decor.Name(e.Step, decor.WCSyncSpaceR), decor.Elapsed(decor.ET_STYLE_MMSS, decor.WCSyncSpace)),
-			mpb.AppendDecorators(decor.Any(at.said)))
+			mpb.AppendDecorators(decor.Any(at.shown)))
 		b.all[e.Step] = at
 	}
 	switch e.State {
 	case builder.StateLog, builder.StateDetail:
-		at.say(e.Text)
+		at.set(e.Text)
 	case builder.StateProgress:
 		at.SetTotal(e.Total, false)
 		at.SetCurrent(e.Done)
-		at.say(configs.HumanSize(e.Done) + pace(e.Done, e.Total, time.Since(at.begun)))
+		at.set(configs.HumanSize(e.Done) + pace(e.Done, e.Total, time.Since(at.begun)))
 	case builder.StateDone:
-		at.say("done")
+		at.set("done")
 		at.SetTotal(-1, true)
 	}
 }
 
-// close leaves finished steps on the screen and takes the others away.
-func (b *bars) close() {
+// Close leaves finished steps on the screen and removes the others.
+func (b *bars) Close() {
 	for _, at := range b.all {
 		if !at.Completed() {
 			at.Abort(true)

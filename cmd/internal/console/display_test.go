@@ -1,4 +1,4 @@
-package main
+package console
 
 import (
 	"strings"
@@ -12,11 +12,11 @@ import (
 func TestBarCutsBetweenCharacters(t *testing.T) {
 	for _, text := range []string{strings.Repeat("ä", 100), "x" + strings.Repeat("漢", 100)} {
 		b := &bar{text: text}
-		if got := b.said(decor.Statistics{}); !utf8.ValidString(got) || utf8.RuneCountInString(got) != 60 || !strings.HasPrefix(text, got) {
+		if got := b.shown(decor.Statistics{}); !utf8.ValidString(got) || utf8.RuneCountInString(got) != 60 || !strings.HasPrefix(text, got) {
 			t.Errorf("%q", got)
 		}
 	}
-	if got := (&bar{text: "short"}).said(decor.Statistics{}); got != "short" {
+	if got := (&bar{text: "short"}).shown(decor.Statistics{}); got != "short" {
 		t.Errorf("%q", got)
 	}
 }

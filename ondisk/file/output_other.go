@@ -1,6 +1,6 @@
 //go:build !linux
 
-package disk
+package file
 
 import (
 	"errors"
@@ -13,6 +13,7 @@ func openNameless(string, fs.FileMode) (*os.File, error) { return nil, errors.Er
 
 func nameIt(*os.File, string) error { return errors.ErrUnsupported }
 
-func (o *Output) release(int64, int64) {}
+// Release does nothing.
+func (o *Output) Release(int64, int64) {}
 
 func writeBehind(*os.File, int64, int64) {}

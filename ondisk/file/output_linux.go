@@ -1,4 +1,4 @@
-package disk
+package file
 
 import (
 	"fmt"
@@ -29,9 +29,9 @@ func nameIt(f *os.File, path string) error {
 
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// release gives the room of some bytes, which are not needed any more, back to
-// the file system. Where it cannot take it, the room is used until the end.
-func (o *Output) release(off, n int64) {
+// Release returns the room of n bytes to the file system, if it can take it back. The
+// caller does not need them any more.
+func (o *Output) Release(off, n int64) {
 	_ = unix.Fallocate(int(o.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
 }
 

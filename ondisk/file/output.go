@@ -1,4 +1,4 @@
-package disk
+package file
 
 import (
 	"errors"
@@ -9,8 +9,6 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/edgebake/edgebake/ondisk/file"
 )
 
 // Output is a file that appears under its name only when it is complete.
@@ -67,8 +65,8 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 		if err != nil {
 			return nil, fmt.Errorf("creating %s: %w", name, explainOpen(err, filepath.Dir(path)))
 		}
-		err = file.Lock(f, true)
-		if errors.Is(err, file.ErrLocked) {
+		err = Lock(f, true)
+		if errors.Is(err, ErrLocked) {
 			err = fmt.Errorf("another program is writing it (%s): wait for that", name)
 		}
 		if err != nil {
@@ -160,7 +158,7 @@ func (o *Output) Commit() error {
 		err = o.commit()
 	}
 	if err == nil {
-		err = file.SyncDir(filepath.Dir(o.path))
+		err = SyncDir(filepath.Dir(o.path))
 	}
 	if err != nil {
 		o.Discard()
@@ -252,9 +250,9 @@ func explainOpen(err error, dir string) error {
 	return Explain(err, dir)
 }
 
-// MakeDirectory is file.MakeDir for what everybody may read.
+// MakeDirectory is MakeDir for what everybody may read.
 func MakeDirectory(dir string) (undo func(), err error) {
-	undo, err = file.MakeDir(dir, 0o777)
+	undo, err = MakeDir(dir, 0o777)
 	switch {
 	case err == nil:
 		return undo, nil
@@ -284,4 +282,35 @@ func CheckSpace(dir string, n int64, what string) error {
 			syscall.ENOSPC, dir, free>>20, what, (n+1<<20-1)>>20)
 	}
 	return nil
+}
+
+// Check returns, before long work begins, the reason why a file cannot be written at its
+// end: it exists and must not be replaced, or its directory cannot be written.
+func Check(path string, replace bool) error {
+	if fi, err := os.Lstat(path); err == nil {
+		switch {
+		case fi.IsDir():
+			return fmt.Errorf("%s is a directory; name a file", path)
+		case !replace:
+			return fmt.Errorf("%s exists; --force replaces it", path)
+		}
+	}
+	if err := Writable(filepath.Dir(path)); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// Write writes a small file that appears under its name only when it is complete, and
+// replaces the old one. perm is less the umask.
+func Write(path string, data []byte, perm fs.FileMode) error {
+	out, err := Create(path, perm, true)
+	if err != nil {
+		return err
+	}
+	defer out.Discard()
+	if _, err := out.Write(data); err != nil {
+		return fmt.Errorf("writing %s: %w", path, Explain(err, filepath.Dir(path)))
+	}
+	return out.Commit()
 }

@@ -1,0 +1,94 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+)
+
+// Chosen is a disk, or a file that stands in for one, that is to be written.
+type Chosen struct {
+	Path string // as the person wrote it
+	Disk *Disk
+	Out  *Target // nil: it must not be overwritten
+}
+
+// Choose finds a disk or file and opens it. If it must not be overwritten, Choose returns
+// it, not opened, and the reasons.
+func Choose(ctx context.Context, path string) (*Chosen, error) {
+	d, err := find(ctx, path)
+	if err != nil {
+		return nil, fmt.Errorf("flashing %s: %w", path, err)
+	}
+	c := &Chosen{Path: path, Disk: d}
+	var errs []error
+	for _, r := range d.Refusals {
+		errs = append(errs, fmt.Errorf("flashing %s: %s", d, r))
+	}
+	if len(errs) > 0 { // opening it would report the same again
+		return c, errors.Join(errs...)
+	}
+	out, err := Open(d.Path)
+	if err != nil {
+		return c, fmt.Errorf("flashing %s: %w", d, err)
+	}
+	if isFile := d.Sector == 0; out.IsFile() != isFile {
+		err = ErrChanged // nobody has checked what is on it
+	} else {
+		d.Size, d.Sector = out.Size, out.Sector
+		err = out.stillIs(ctx, d)
+	}
+	if err != nil {
+		out.Close()
+		return c, fmt.Errorf("flashing %s: %w", d, err)
+	}
+	c.Out = out
+	return c, nil
+}
+
+// Close closes the disk if it was opened.
+func (c *Chosen) Close() {
+	if c.Out != nil {
+		c.Out.Close()
+	}
+}
+
+func find(ctx context.Context, path string) (*Disk, error) {
+	isFile, err := IsFile(path)
+	if err != nil {
+		return nil, err
+	}
+	if isFile {
+		fi, err := os.Stat(path)
+		if err != nil {
+			return nil, err
+		}
+		return &Disk{Path: path, Size: fi.Size()}, nil
+	}
+	found, err := List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return found.Find(path)
+}
+
+// stillIs checks the disk again after it was opened: between listing and opening another
+// one may have been plugged in under its name. From here on no other can take its place.
+func (t *Target) stillIs(ctx context.Context, d *Disk) error {
+	if t.IsFile() {
+		return nil
+	}
+	found, err := List(ctx)
+	if err != nil {
+		return err
+	}
+	now, err := found.Find(d.Path)
+	if err != nil {
+		return err
+	}
+	if !d.Same(now) {
+		return fmt.Errorf("now it is %s: %w", now, ErrChanged)
+	}
+	return Users("/proc", d.Path)
+}

@@ -1,0 +1,230 @@
+// Package documents reads the documents that a command names, and the files that these
+// name in turn: tokens, Ignition configs, certificates, manifests and templates. A document
+// that a build, a slot or a node would reject is rejected here, with file, line and field.
+package documents
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/slot"
+)
+
+// Secrets never come from the command line, which every user of a computer can read.
+const (
+	TokenVariable      = "EDGEBAKE_TOKEN"
+	IdentityVariable   = "EDGEBAKE_AGE_IDENTITY"   // path of a file
+	PassphraseVariable = "EDGEBAKE_AGE_PASSPHRASE" // of a document encrypted with one
+)
+
+// MaxSize is more than any document has, and less than any disk image.
+const MaxSize = 32 << 20
+
+// Endings of the files of documents and of tables.
+var (
+	Endings      = []string{"yaml", "yml"}
+	TableEndings = []string{"csv", "tsv"}
+)
+
+// Reader reads documents.
+type Reader struct {
+	Stdin io.Reader // read where a file is named "-"
+	// AskHidden asks a person for a passphrase; nil: there is no terminal.
+	AskHidden func(prompt string) (string, error)
+	Warn      func(configs.Problems)
+	Now       time.Time
+	// TokenFile has the bootstrap token, in place of the document's. Without it,
+	// Sites that have no token get that of TokenVariable.
+	TokenFile string
+	Identity  string // age identity file (default IdentityVariable)
+	Ignition  string // Ignition config, in place of the Site's ignitionFile
+}
+
+// Source is a document as it was read.
+type Source struct {
+	Name string
+	Data []byte
+}
+
+// Path resolves a path in the document: a relative one begins at the document's directory,
+// or at the current directory if the document is standard input.
+func (d Source) Path(p string) string {
+	if filepath.IsAbs(p) {
+		return p
+	}
+	return filepath.Join(d.Dir(), p)
+}
+
+// Dir is the directory where the document's relative paths begin.
+func (d Source) Dir() string {
+	if d.Name == "-" {
+		return "."
+	}
+	return filepath.Dir(d.Name)
+}
+
+// Problem is a problem of a field, with its place in the document.
+func (d Source) Problem(field, msg string) configs.Problem {
+	p := configs.Problem{File: d.Name, Path: field, Msg: msg}
+	p.Line, p.Col = configs.Locate(d.Name, d.Data, field)
+	return p
+}
+
+// Explain adds to errors about fields their place in the document.
+func (d Source) Explain(err error) error {
+	var out []error
+	for _, e := range builder.SplitErrors(err) {
+		var field *configs.FieldError
+		if errors.As(e, &field) {
+			e = configs.Problems{d.Problem(field.Path, field.Err.Error())}
+		}
+		out = append(out, e)
+	}
+	return errors.Join(out...)
+}
+
+// Read reads a document or a table, as it is.
+func (r *Reader) Read(name string) (Source, error) {
+	d := Source{Name: name}
+	var err error
+	if name == "-" {
+		d.Data, err = io.ReadAll(io.LimitReader(r.Stdin, MaxSize+1))
+		if len(d.Data) > MaxSize {
+			return d, fmt.Errorf("standard input has more than %s: want a YAML document", configs.HumanSize(MaxSize))
+		}
+		return d, err
+	}
+	ending := strings.TrimPrefix(filepath.Ext(name), ".")
+	if fi, err := os.Stat(name); err == nil && fi.Size() > MaxSize {
+		fix := "name the YAML file"
+		if slices.Contains(slices.Concat(Endings, TableEndings), ending) {
+			fix = "split it"
+		}
+		return d, fmt.Errorf("%s has %s, a document has at most %s: %s", name, configs.HumanSize(fi.Size()), configs.HumanSize(MaxSize), fix)
+	}
+	d.Data, err = os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) && slices.Contains(Endings, ending) {
+		err = fmt.Errorf("%w; `edgebake init` writes an image.yaml and a site.yaml to start from, with --cluster a cluster.yaml", err)
+	}
+	if len(d.Data) == ondisk.SlotSize {
+		if _, bad := slot.ReadInfo(bytes.NewReader(d.Data)); bad == nil {
+			return d, fmt.Errorf("%s is %s", name, media.ASlot)
+		}
+	}
+	return d, err
+}
+
+// ReadDecrypted reads a document, and decrypts it if age has encrypted it.
+func (r *Reader) ReadDecrypted(name string) (Source, error) {
+	d, err := r.Read(name)
+	switch {
+	case err != nil:
+	case sealed.Is(d.Data):
+		d.Data, err = r.decrypt(d)
+	case sopsFile.Match(d.Data) && bytes.Contains(d.Data, []byte("ENC[")):
+		err = fmt.Errorf("%s is encrypted by SOPS: pipe it in decrypted: sops --decrypt %s | edgebake … -", name, name)
+	}
+	return d, err
+}
+
+// sopsFile matches what SOPS writes into each of its documents.
+var sopsFile = regexp.MustCompile(`(?m)^"?sops"?:`)
+
+func (r *Reader) decrypt(d Source) ([]byte, error) {
+	id, err := r.identity(d.Name)
+	if err != nil {
+		return nil, err
+	}
+	plain, err := id.Open(d.Name, d.Data)
+	if err == nil && len(plain) > MaxSize {
+		err = fmt.Errorf("%s has more than %s decrypted: want a YAML document", d.Name, configs.HumanSize(MaxSize))
+	}
+	return plain, err
+}
+
+// IdentityFile is the age identity file, from the flag or the environment.
+func (r *Reader) IdentityFile() string { return cmp.Or(r.Identity, os.Getenv(IdentityVariable)) }
+
+// identity opens an encrypted document: an identity file, else a passphrase.
+func (r *Reader) identity(name string) (sealed.Identity, error) {
+	if file := r.IdentityFile(); file != "" {
+		return sealed.ReadIdentity(file)
+	}
+	pass := os.Getenv(PassphraseVariable)
+	if pass == "" {
+		if name == "-" || r.AskHidden == nil {
+			return sealed.Identity{}, fmt.Errorf("opening %s: it is encrypted: name an age identity file (--identity or $%s), or put the passphrase into $%s", name, IdentityVariable, PassphraseVariable)
+		}
+		var err error
+		if pass, err = r.AskHidden(fmt.Sprintf("Passphrase of %s: ", name)); err != nil {
+			return sealed.Identity{}, fmt.Errorf("reading the passphrase of %s: %w", name, err)
+		}
+	}
+	return sealed.Passphrase(pass)
+}
+
+// maxSecret is more than any token has.
+const maxSecret = 64 << 10
+
+// ReadSecret reads one line from a file or standard input ("-").
+func (r *Reader) ReadSecret(name string) (string, error) {
+	in := r.Stdin
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return "", err
+		}
+		defer f.Close()
+		in = f
+	}
+	b, err := io.ReadAll(io.LimitReader(in, maxSecret))
+	return strings.TrimSpace(strings.TrimPrefix(string(b), "\ufeff")), err
+}
+
+// token returns the bootstrap token from outside the document; forced: it replaces the
+// document's own.
+func (r *Reader) token() (token configs.Secret, forced bool, err error) {
+	if r.TokenFile == "" {
+		return configs.NewSecret(strings.TrimSpace(os.Getenv(TokenVariable))), false, nil
+	}
+	text, err := r.ReadSecret(r.TokenFile)
+	if err != nil {
+		return token, false, fmt.Errorf("reading the token: %w", err)
+	}
+	if text == "" {
+		return token, false, fmt.Errorf("reading the token from %s: it is empty: put one there, e.g. with kubeadm token create", r.TokenFile)
+	}
+	return configs.NewSecret(text), true, nil
+}
+
+// explainToken adds to the problem of a missing token the ways to give it.
+func explainToken(err error) error {
+	if errors.Is(err, configs.ErrGivenToken) {
+		return fmt.Errorf("%w; it comes from --token-file or $%s", err, TokenVariable)
+	}
+	probs, ok := err.(configs.Problems)
+	if !ok {
+		return err
+	}
+	for i, p := range probs {
+		if strings.HasSuffix(p.Path, "credentials.token") && p.Missing {
+			probs[i].Msg += "; write it there, or give it with --token-file FILE or $" + TokenVariable
+		}
+	}
+	return probs
+}

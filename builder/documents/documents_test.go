@@ -1,0 +1,19 @@
+package documents
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// The output of a program that a build calls is printed whole: its end has the fix.
+func TestExplainKeepsLongErrors(t *testing.T) {
+	doc := Source{Name: "image.yaml", Data: []byte("apiVersion: edgebake.io/v1alpha1\nkind: Image\nbase:\n  debian: {}\n")}
+	output := strings.Repeat("Err: not there\n", 300) + "the last line"
+	err := doc.Explain(&configs.FieldError{Path: "base.debian", Err: errors.New(output)})
+	if want := "image.yaml:4:11: base.debian: " + output; err == nil || err.Error() != want {
+		t.Errorf("%v", err)
+	}
+}

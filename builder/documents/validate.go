@@ -1,0 +1,159 @@
+package documents
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
+	"github.com/edgebake/edgebake/configs/manifest"
+	"github.com/edgebake/edgebake/ondisk"
+)
+
+// Validate checks a document of any kind and the files that it names.
+func (r *Reader) Validate(name string) error {
+	d, err := r.ReadDecrypted(name)
+	if err != nil {
+		return err
+	}
+	doc, err := configs.Read(name, d.Data)
+	if err != nil {
+		return err
+	}
+	switch doc.Kind {
+	case configs.KindSite, configs.KindInventory:
+		_, err = r.sites(d, doc)
+	case configs.KindImage:
+		err = r.validateImage(d, doc)
+	case configs.KindCluster:
+		_, _, err = r.cluster(doc)
+	default:
+		err = doc.WrongKind("")
+	}
+	return err
+}
+
+// Images reads an Image, once for each of its architectures, or of those given.
+func (r *Reader) Images(name string, archs ...string) ([]*configs.Image, Source, error) {
+	d, err := r.Read(name)
+	if err != nil {
+		return nil, d, err
+	}
+	images, err := configs.ParseImages(name, d.Data, archs...)
+	if err == nil {
+		r.warnOfDates(d, images[0])
+	}
+	return images, d, err
+}
+
+// validateImage checks an Image for each of its architectures.
+func (r *Reader) validateImage(d Source, doc *configs.Document) error {
+	images, err := doc.Images()
+	if err != nil {
+		return err
+	}
+	r.warnOfDates(d, images[0])
+	var errs []error
+	var printed []string
+	for _, img := range images {
+		warnings, err := builder.LookForFiles(img, d.Dir())
+		errs = append(errs, d.Explain(err), checkTemplates(d, img))
+		for _, w := range warnings {
+			if !slices.Contains(printed, w) {
+				printed = append(printed, w)
+				r.Warn(configs.Problems{d.warning(w)})
+			}
+		}
+	}
+	return builder.JoinDistinct(errs...)
+}
+
+// warning finds the place of the field that a warning begins with, if it does.
+func (d Source) warning(text string) configs.Problem {
+	if field, msg, ok := strings.Cut(text, ": "); ok && !strings.ContainsAny(field, " :/") {
+		if p := d.Problem(field, msg); p.Line > 0 {
+			return p
+		}
+	}
+	return configs.Problem{File: d.Name, Msg: text}
+}
+
+// warnOfDates warns if the image could not be stamped today, or no Site signed today would
+// be accepted, by this computer's clock. Building takes minutes.
+func (r *Reader) warnOfDates(d Source, img *configs.Image) {
+	if first, _ := (ondisk.ImageInfo{SourceDate: img.SourceTime().Unix()}).StampDates(); first.After(r.Now) {
+		r.Warn(configs.Problems{d.Problem("sourceDate", fmt.Sprintf("%s is in the future by this computer's clock, and until then the image can be stamped with --undated only: set it to the current date, or set the clock", img.SourceDate))})
+	}
+	if img.Sites.NotBeforeTime().After(r.Now) {
+		r.Warn(configs.Problems{d.Problem("sites.notBefore", fmt.Sprintf("%s is in the future by this computer's clock, and until then no signed Site counts: set it to the current date, or set the clock", img.Sites.NotBefore))})
+	}
+}
+
+// checkTemplates renders the templates that are files of their own; those in the document
+// are checked with it. The build reports files that are missing.
+func checkTemplates(d Source, img *configs.Image) error {
+	var all configs.Problems
+	for i, f := range img.Files {
+		if !f.Template || f.Source == "" {
+			continue
+		}
+		text, err := os.ReadFile(d.Path(f.Source))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			_, err = img.RenderFile(string(text))
+		}
+		if err != nil {
+			all = append(all, d.Problem(fmt.Sprintf("files[%d].source", i), fmt.Sprintf("%s: %v", f.Source, err)))
+		}
+	}
+	return all.Err()
+}
+
+// Cluster reads a Cluster and its manifests.
+func (r *Reader) Cluster(name string) (*clusterdoc.File, []manifest.File, error) {
+	d, err := r.Read(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	doc, err := configs.Read(name, d.Data)
+	if err != nil {
+		return nil, nil, err
+	}
+	return r.cluster(doc)
+}
+
+// cluster reports problems of the document and of its manifests together.
+func (r *Reader) cluster(doc *configs.Document) (*clusterdoc.File, []manifest.File, error) {
+	c, err := clusterdoc.Read(doc)
+	var all configs.Problems
+	if err != nil && !errors.As(err, &all) {
+		return nil, nil, err
+	}
+	d, named := Source{c.File, c.Text}, all
+	var manifests []manifest.File
+	for i, m := range c.Manifests {
+		field := fmt.Sprintf("manifests[%d]", i)
+		if slices.ContainsFunc(named, func(p configs.Problem) bool { return p.Path == field }) {
+			continue
+		}
+		p := d.Path(m)
+		text, err := os.ReadFile(p)
+		if err != nil {
+			all = append(all, d.Problem(field, err.Error()))
+			continue
+		}
+		all = append(all, manifest.Check(p, text)...)
+		manifests = append(manifests, manifest.File{Name: m, Text: string(text)})
+	}
+	if all == nil {
+		r.Warn(c.Warnings)
+	}
+	return c, manifests, all.Err()
+}

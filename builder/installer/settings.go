@@ -1,0 +1,139 @@
+package installer
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/device"
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/file"
+)
+
+// Settings are what a person decides about an installer.
+type Settings struct {
+	Disk      string // rule that selects the machine's disk
+	Then      string // what follows: ondisk.ThenPowerOff or ThenReboot
+	Reinstall bool   // overwrite a disk with an image, once for each installer
+}
+
+// Check returns all problems of the settings, by the names of their flags.
+func (s *Settings) Check() error {
+	var errs []error
+	_, err := device.ParseRule(s.Disk)
+	for _, e := range builder.SplitErrors(err) {
+		errs = append(errs, fmt.Errorf("--disk: %w", e))
+	}
+	if s.Then != ondisk.ThenPowerOff && s.Then != ondisk.ThenReboot {
+		errs = append(errs, fmt.Errorf("--then %q: want %s or %s", s.Then, ondisk.ThenPowerOff, ondisk.ThenReboot))
+	}
+	return errors.Join(errs...)
+}
+
+// Install makes the instructions of one installer, with an ID of its own.
+func (s *Settings) Install() (ondisk.Install, error) {
+	id := make([]byte, 16)
+	_, err := rand.Read(id)
+	return ondisk.Install{ID: hex.EncodeToString(id), Disk: s.Disk, Then: s.Then, Reinstall: s.Reinstall}, err
+}
+
+// Output is an installer that is written to files.
+type Output struct {
+	ISO     string // file of an ISO image; or
+	Netboot string // directory of the files for network boot, and
+	URL     string // where a web server shows it
+	CACert  string // file of the CA of that server
+	Force   bool   // replace files
+}
+
+// Check returns a problem of the output, by the names of its flags.
+func (o *Output) Check() error {
+	switch {
+	case o.ISO != "" && o.Netboot != "":
+		return errors.New("--iso and --netboot cannot be given together")
+	case o.ISO == "" && o.Netboot == "":
+		return errors.New("say what to make: --iso FILE or --netboot DIR")
+	case (o.Netboot == "") != (o.URL == ""):
+		return errors.New("--netboot DIR and --url URL go together: the installer reads the image from there")
+	case o.CACert != "" && !strings.HasPrefix(o.URL, "https://"):
+		return errors.New("--ca-cert is for a --url that begins with https://")
+	case o.URL == "":
+		return nil
+	}
+	u, err := url.Parse(o.URL)
+	if err == nil && u.User != nil {
+		// The message omits the URL: it has a password.
+		return errors.New("--url has a user name: boot.img, which anybody on that network can fetch, and the consoles would show it: leave it out, and let the server show the directory to the machines' network alone")
+	}
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
+		return fmt.Errorf("--url %s: want the address of a directory, e.g. http://10.0.0.1/edge", o.URL)
+	}
+	return nil
+}
+
+// Files are the files of the output.
+func (o *Output) Files() []string {
+	if o.ISO != "" {
+		return []string{o.ISO}
+	}
+	return []string{filepath.Join(o.Netboot, ondisk.InstallBootImage), filepath.Join(o.Netboot, ondisk.InstallImage)}
+}
+
+// Flag is the flag that names the files.
+func (o *Output) Flag() string {
+	if o.ISO != "" {
+		return "--iso"
+	}
+	return "--netboot"
+}
+
+// Prepare makes the directory, which undo removes if it is empty, and rejects files that
+// must not be replaced.
+func (o *Output) Prepare(image string) (undo func(), err error) {
+	undo = func() {}
+	if o.Netboot != "" {
+		if undo, err = file.MakeDirectory(o.Netboot); err != nil {
+			return func() {}, err
+		}
+	}
+	var errs []error
+	for _, f := range o.Files() {
+		err := file.Check(f, o.Force)
+		if err == nil && file.Same(f, image) {
+			err = fmt.Errorf("%s is the image itself: name another file", f)
+		}
+		errs = append(errs, err)
+	}
+	return undo, errors.Join(errs...)
+}
+
+// ReadCA reads the certificates of the server's CA; nil if none is named.
+func (o *Output) ReadCA() ([]byte, error) {
+	if o.CACert == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(o.CACert)
+	if err != nil {
+		return nil, fmt.Errorf("--ca-cert: %w", err)
+	}
+	if err := forms.CheckCertificates(string(text)); err != nil {
+		return nil, fmt.Errorf("--ca-cert: %s %w", o.CACert, err)
+	}
+	return text, nil
+}
+
+// Write writes the installer.
+func (o *Output) Write(ctx context.Context, options Options, progress func(done, total int64)) error {
+	if o.ISO != "" {
+		return ISO(ctx, o.ISO, options, progress)
+	}
+	return Netboot(ctx, o.Netboot, strings.TrimRight(o.URL, "/")+"/"+ondisk.InstallImage, options, progress)
+}

@@ -1,0 +1,315 @@
+// Package outputs is about the files of builds: the image, its report and its SBOM beside
+// it, the lock beside the document, and an exported base. It names them, and finds out
+// before a build what would go wrong at its end.
+package outputs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/ondisk/file"
+)
+
+// Options are the files that a person names.
+type Options struct {
+	Document   string // the Image or the plan; "-": standard input
+	Lock       string
+	Output     string
+	Base       string // an exported base to build from
+	ExportBase string
+	Sign       string // the secret key
+	Force      bool   // replace an image, its report and its SBOM
+}
+
+// Target is one of the images that a document describes, each for one architecture, or the
+// image of a plan.
+type Target struct {
+	builder.Job
+	Name, Arch string
+	Date       time.Time
+	Lock       string // file of the lock; empty: none is written
+	// suffix distinguishes its files from those of the document's other images; empty
+	// where there are no others.
+	suffix string
+}
+
+// OfImages makes the targets of a document's images and reads their locks.
+func (o *Options) OfImages(images []*configs.Image, listed []string, options builder.Options) ([]Target, error) {
+	var targets []Target
+	for _, img := range images {
+		t := Target{Job: builder.Job{Image: img, Options: options}, Name: img.Name, Arch: img.Arch, Date: img.SourceTime()}
+		if len(listed) != 1 || listed[0] != img.Arch {
+			t.suffix = "-" + img.Arch
+		}
+		if err := t.readLock(o, len(images) > 1); err != nil {
+			return nil, err
+		}
+		targets = append(targets, t)
+	}
+	return targets, nil
+}
+
+// OfPlan makes the target of a plan.
+func OfPlan(p *plan.Plan, options builder.Options) []Target {
+	return []Target{{Job: builder.Job{Plan: p, Options: options}, Name: p.Name, Arch: p.Arch, Date: time.Unix(p.SourceDate, 0).UTC()}}
+}
+
+// readLock finds the target's lock: the one that is named, with the architecture if there
+// are several targets, else the one beside the document. That one may have the name of a
+// time when the document listed more architectures, or fewer. A lock for another
+// architecture is left as it is.
+func (t *Target) readLock(o *Options, several bool) error {
+	names := []string{o.Lock}
+	switch {
+	case o.Lock != "" && several:
+		names = []string{forArch(o.Lock, t.Arch), o.Lock}
+	case o.Lock == "" && o.Document == "-":
+		return nil
+	case o.Lock == "":
+		stem := strings.TrimSuffix(strings.TrimSuffix(o.Document, ".yaml"), ".yml")
+		names = []string{stem + t.suffix + ".lock", stem + "-" + t.Arch + ".lock", stem + ".lock"}
+	}
+	t.Lock = names[0]
+	var foreign error
+	for i, name := range names {
+		data, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		lock, err := plan.DecodeLock(data)
+		if err != nil {
+			return EachNamed(name, err)
+		}
+		if !lock.For(t.Arch) {
+			if i == 0 {
+				foreign = fmt.Errorf("%s: the lock is of an image for another architecture than %s: name another lock with --lock", name, t.Arch)
+			}
+			if i == 0 && o.Lock != "" {
+				return foreign
+			}
+			continue
+		}
+		if foreign != nil {
+			t.Lock = name
+		}
+		t.Options.Lock, t.Options.RootRoom = lock, lock.RootRoom
+		return nil
+	}
+	if foreign == nil && t.Options.Locked {
+		return fmt.Errorf("--locked: there is no lock %s: build once without --locked to make it, or name another with --lock", t.Lock)
+	}
+	return foreign
+}
+
+// EachNamed puts the name of a file before each of its problems.
+func EachNamed(name string, err error) error {
+	var errs []error
+	for _, e := range builder.SplitErrors(err) {
+		errs = append(errs, fmt.Errorf("%s: %w", name, e))
+	}
+	return errors.Join(errs...)
+}
+
+// forArch is the name of an architecture's file: node-arm64.raw.zst for node.raw.zst.
+func forArch(path, arch string) string {
+	ending := filepath.Ext(path)
+	for _, double := range []string{".raw.zst", ".tar.zst", ".tar.gz", ".tar.xz", ".tar.bz2"} {
+		if strings.HasSuffix(path, double) {
+			ending = double
+		}
+	}
+	return strings.TrimSuffix(path, ending) + "-" + arch + ending
+}
+
+// fileFor is the name of a target's file that a flag names: each of several targets has
+// its own.
+func fileFor(targets []Target, t *Target, file string) string {
+	if file == "" || len(targets) == 1 {
+		return file
+	}
+	return forArch(file, t.Arch)
+}
+
+// Stem is an image's name without its ending.
+func Stem(image string) string {
+	return strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw")
+}
+
+// Report and SBOM are the names of the files beside an image.
+func Report(image string) string { return Stem(image) + ".report.json" }
+func SBOM(image string) string   { return Stem(image) + ".sbom.spdx.json" }
+
+// otherImage is an existing image with the same report and SBOM as this one, if there is
+// one: the report and SBOM of an image that was removed may be replaced.
+func otherImage(image string) string {
+	for _, ending := range []string{".raw", ".raw.zst"} {
+		other := Stem(image) + ending
+		if _, err := os.Lstat(other); err == nil && filepath.Clean(other) != filepath.Clean(image) {
+			return other
+		}
+	}
+	return ""
+}
+
+// Apply sets the files of the targets, and returns everything that would go wrong at the
+// end of their builds.
+func (o *Options) Apply(targets []Target) error {
+	var errs []error
+	for i := range targets {
+		t := &targets[i]
+		t.Options.Base, t.Options.Output, t.Options.Force = fileFor(targets, t, o.Base), fileFor(targets, t, o.Output), o.Force
+		if t.Options.Output == "" {
+			t.Options.Output = t.Name + t.suffix + ".raw"
+		}
+		errs = append(errs, t.check(fileFor(targets, t, o.ExportBase)))
+	}
+	files := o.files(targets)
+	errs = append(errs, checkDistinct(files))
+	for _, f := range files {
+		for _, t := range targets {
+			if f.written && t.Image != nil {
+				errs = append(errs, builder.NotRead(t.Image, t.Options.Dir, f.name, f.path))
+			}
+		}
+	}
+	return builder.JoinDistinct(errs...)
+}
+
+// check finds what would go wrong when the target's files are written.
+func (t *Target) check(exportBase string) error {
+	image := t.Options.Output
+	errs := []error{builder.CheckOutput(image, t.Options.Force)}
+	if errs[0] == nil { // otherwise these have the same problem
+		for _, f := range []struct{ what, path string }{{"report", Report(image)}, {"SBOM", SBOM(image)}} {
+			other := otherImage(image)
+			if err := file.Check(f.path, t.Options.Force || other == ""); err != nil {
+				if other != "" {
+					f.what += " of " + other + ","
+				}
+				errs = append(errs, fmt.Errorf("%s %w", f.what, err))
+			}
+		}
+	}
+	if t.writesLock() {
+		if err := file.Check(t.Lock, true); err != nil {
+			errs = append(errs, fmt.Errorf("lock %w (--lock names another place)", err))
+		}
+	}
+	if exportBase != "" {
+		if err := file.Check(exportBase, t.Options.Force); err != nil {
+			errs = append(errs, fmt.Errorf("--export-base: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (t *Target) writesLock() bool { return t.Lock != "" && !t.Options.Locked }
+
+// buildFile is a file that a build reads or writes.
+type buildFile struct {
+	name    string // in a message about this file: its flag
+	what    string // in a message about another file
+	path    string
+	written bool
+}
+
+// files lists the files of all targets' builds.
+func (o *Options) files(targets []Target) []buildFile {
+	document := o.Document
+	if document == "-" {
+		document = ""
+	}
+	list := []buildFile{
+		{name: "document", what: "the document", path: document},
+		{name: "--sign", what: "the key of --sign", path: o.Sign},
+	}
+	for i := range targets {
+		t := &targets[i]
+		of := ""
+		if len(targets) > 1 {
+			of = " for " + t.Arch
+		}
+		lockName := "lock"
+		if o.Lock != "" {
+			lockName = "--lock"
+		}
+		image := t.Options.Output
+		list = append(list,
+			buildFile{name: "--base", what: "the base of --base", path: t.Options.Base},
+			buildFile{name: "--output", what: "the image" + of, path: image, written: true},
+			buildFile{name: "report", what: "the report of the image" + of, path: Report(image), written: true},
+			buildFile{name: "SBOM", what: "the SBOM of the image" + of, path: SBOM(image), written: true},
+			buildFile{name: lockName, what: "the lock" + of, path: t.Lock, written: !t.Options.Locked},
+			buildFile{name: "--export-base", what: "the exported base" + of, path: fileFor(targets, t, o.ExportBase), written: true},
+		)
+	}
+	return slices.DeleteFunc(list, func(f buildFile) bool { return f.path == "" })
+}
+
+// checkDistinct rejects two names of one file if the build writes it.
+func checkDistinct(files []buildFile) error {
+	var errs []error
+	for i, f := range files {
+		for _, other := range files[:i] {
+			if f.written || other.written {
+				errs = append(errs, file.NotInput(f.name, f.path, other.what, other.path))
+			}
+		}
+	}
+	return builder.JoinDistinct(errs...)
+}
+
+// Write writes the files beside an image that was built, and its lock.
+func (t *Target) Write(res *builder.Result) error {
+	report, err := res.Report.Encode()
+	if err != nil {
+		return err
+	}
+	beside := []struct {
+		path string
+		data []byte
+	}{{Report(t.Options.Output), report}, {SBOM(t.Options.Output), res.SBOM}}
+	if t.writesLock() {
+		pinned := res.Plan.Lock()
+		pinned.NarrowRoom(t.Options.RootRoom)
+		pinned.NarrowRoom(res.Report.RootRoom())
+		lock, err := pinned.Encode()
+		if err != nil {
+			return err
+		}
+		beside = append(beside, struct {
+			path string
+			data []byte
+		}{t.Lock, lock})
+	}
+	for _, f := range beside {
+		if err := file.Write(f.path, f.data, 0o666); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ExportBases exports the base of each target.
+func (o *Options) ExportBases(ctx context.Context, targets []Target, results []*builder.Result) (image string, err error) {
+	for i := range targets {
+		t := &targets[i]
+		if err := builder.ExportBase(ctx, results[i].Plan, t.Options, fileFor(targets, t, o.ExportBase)); err != nil {
+			return t.Options.Output, fmt.Errorf("the image is complete, its base is not exported: %w", err)
+		}
+	}
+	return "", nil
+}

@@ -1,0 +1,132 @@
+package signing
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"aead.dev/minisign"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/file"
+	"github.com/edgebake/edgebake/ondisk/slot"
+)
+
+// Stick is the contents of a USB stick with a signed Site or Inventory.
+type Stick struct {
+	contents *slot.Contents
+	machines int // of the Inventory
+}
+
+// NewStick makes a stick. It has exactly the bytes that first boot would read from a slot.
+func NewStick(site media.Site) (*Stick, error) {
+	files, err := site.SlotFiles()
+	if err != nil {
+		return nil, err
+	}
+	img, err := slot.Make(slot.Contents{Files: files})
+	if err != nil {
+		return nil, err
+	}
+	s := new(Stick)
+	if site.Inventory != nil {
+		s.machines = len(site.Inventory.Sites)
+	}
+	s.contents, err = slot.Read(bytes.NewReader(img))
+	return s, err
+}
+
+// Check rejects a directory with other files that first boot would read, or in which the
+// stick would replace something; inputs are the files that the stick was made from.
+func (s *Stick) Check(dir string, force bool, inputs ...string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("writing a signed Site to %s: %w", dir, err)
+	}
+	var problems []error
+	ours := []string{ondisk.SlotSite, ondisk.SlotInventory, ondisk.SlotIgnition, ondisk.SlotFilesDir, ondisk.SlotPKIDir, ondisk.SlotSignature}
+	for _, e := range entries {
+		name := strings.ToLower(e.Name())
+		if !slices.Contains(ours, name) {
+			continue // first boot does not read it
+		}
+		_, written := s.contents.Files[name]
+		at := filepath.Join(dir, e.Name())
+		switch {
+		case !written && name != ondisk.SlotSignature:
+			problems = append(problems, fmt.Errorf("%s is not part of this Site, so the signature would not match: remove it, or name another directory", at))
+		case slices.ContainsFunc(inputs, func(input string) bool { return file.Same(at, input) }):
+			problems = append(problems, fmt.Errorf("%s would be replaced by what is made of it: name another directory", at))
+		case !force:
+			problems = append(problems, fmt.Errorf("%s exists already: --force replaces it", at))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// Write signs the files and writes them, the signature last.
+func (s *Stick) Write(dir string, key minisign.PrivateKey, now time.Time) error {
+	signature, err := slot.Sign(s.contents.Files, key, now)
+	if err != nil {
+		return err
+	}
+	undo, err := file.MakeDir(dir, 0o700)
+	if err != nil {
+		return fmt.Errorf("writing a signed Site: %w", err)
+	}
+	defer undo()
+	// Replace gives each file to its owner alone, and sticks are pulled out.
+	write := func(name string, b []byte) error {
+		return stickError(dir, name, file.Replace(filepath.Join(dir, name), b))
+	}
+	for name, b := range s.contents.Files {
+		if err := write(name, b); err != nil {
+			return err
+		}
+	}
+	if err := makeClaims(dir, s.machines); err != nil {
+		return stickError(dir, ondisk.SlotClaims, err)
+	}
+	return write(ondisk.SlotSignature, signature)
+}
+
+// stickError names the file as it will be called, not its temporary name.
+func stickError(dir, name string, err error) error {
+	if e := (*fs.PathError)(nil); errors.As(err, &e) {
+		err = e.Err
+	}
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("writing %s: %w", filepath.Join(dir, name), file.Explain(err, dir))
+}
+
+// makeClaims makes the file in which machines record which Site of an Inventory they have
+// taken. A file that is there keeps its records and is enlarged. No signature covers it.
+func makeClaims(dir string, machines int) error {
+	if machines == 0 {
+		return nil
+	}
+	name, empty := filepath.Join(dir, ondisk.SlotClaims), slot.ClaimsFile(machines)
+	if fi, err := os.Stat(name); err == nil && fi.Size() >= int64(len(empty)) {
+		return nil // it may be another user's
+	}
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	fi, err := f.Stat()
+	if err == nil {
+		_, err = f.Write(empty[min(fi.Size(), int64(len(empty))):])
+	}
+	return errors.Join(err, f.Sync(), f.Close())
+}

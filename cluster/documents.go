@@ -1,0 +1,66 @@
+package cluster
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// documentAreas are the subjects of a document's problems, with their fields; the last is
+// for all others.
+var documentAreas = []struct {
+	name   string
+	fields []string
+}{
+	{"names and matches", []string{"name", "nodeName", "match"}},
+	{"networks", []string{"network"}},
+	{"VIP", []string{"vip", "endpoint"}},
+	{"token form", []string{"credentials"}},
+	{"CA", []string{"caCertHashes", "caCert", "caFile", "unsafeSkipCAVerification"}},
+	{"document", nil},
+}
+
+// NotRead is the Detail of checks of fields that could not be read.
+const NotRead = "the document cannot be read so far"
+
+// DocumentChecks are the checks of the documents themselves, from the problems in them. A
+// problem of the whole document hides its fields.
+func DocumentChecks(probs configs.Problems) []Check {
+	var out []Check
+	taken := map[int]bool{}
+	fine := Check{State: CheckOK}
+	if slices.ContainsFunc(probs, func(p configs.Problem) bool { return slices.Contains([]string{"", "apiVersion", "kind"}, p.Path) }) {
+		fine = Check{State: CheckUnknown, Detail: NotRead}
+	}
+	for _, area := range documentAreas {
+		failed := false
+		for i, p := range probs {
+			if taken[i] || area.fields != nil && !slices.Contains(area.fields, topField(p.Path)) {
+				continue
+			}
+			taken[i], failed = true, true
+			at := p
+			at.Msg = ""
+			detail, fix := p.Msg, "correct it there"
+			if before, after, ok := strings.Cut(p.Msg, "; "); ok {
+				detail, fix = before, after
+			}
+			out = append(out, Check{Name: area.name, State: CheckFailed, Detail: strings.TrimSuffix(at.Error(), ": ") + ": " + detail, Fix: fix})
+		}
+		if !failed {
+			fine.Name = area.name
+			out = append(out, fine)
+		}
+	}
+	return out
+}
+
+// topField is the field of a Site that a problem's path is in.
+func topField(path string) string {
+	if rest, ok := strings.CutPrefix(path, "sites["); ok {
+		_, path, _ = strings.Cut(rest, "].")
+	}
+	path = strings.TrimPrefix(path, "defaults.")
+	return path[:min(len(path), strings.IndexAny(path+".", ".["))]
+}

@@ -1,0 +1,286 @@
+package mint
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/file"
+	"github.com/edgebake/edgebake/ondisk/slot"
+)
+
+// SitesOptions are the options of WriteSites.
+type SitesOptions struct {
+	Output    string // directory of the Sites; empty: sites/ in the minted directory
+	Inventory string // file of one Inventory of the workers, instead of Sites
+	Identity  sealed.Identity
+	Birth     time.Duration // how long etcd may begin with nothing; 0: as the directory has it
+	Words     Words
+	Snapshot  string // file of the snapshot that Words.ContinueFrom begins with
+	Force     bool   // replace files
+	Now       time.Time
+}
+
+// WrittenSites is the result of WriteSites.
+type WrittenSites struct {
+	Dir             string
+	Sites           []NodeSite // control-plane nodes first; nil: none were written
+	Ending          []Ending   // certificates of the minted directory that end soon
+	Renewed         []string   // workers that got new tokens
+	ForeignSnapshot bool       // the snapshot lacks the cluster's CA
+	Former          []FormerSite
+}
+
+// FormerSite is the Site of a node that the cluster no longer has. It holds a token.
+type FormerSite struct{ File, Node string }
+
+// WriteSites writes the Site of each node of the cluster minted into dir. The result
+// is complete up to the error, if there is one.
+func WriteSites(dir string, o SitesOptions) (*WrittenSites, error) {
+	w := new(WrittenSites)
+	record, err := Load(dir)
+	if err != nil {
+		return w, err
+	}
+	if err := o.checkNames(record.Fixed.Masters); err != nil {
+		return w, err
+	}
+	if w.Ending, err = Endings(dir, o.Now); err != nil {
+		return w, err
+	}
+	if o.Birth > 0 {
+		if w.Renewed, err = RenewTokens(dir, o.Identity, o.Now); err != nil {
+			return w, err
+		}
+	}
+	workers, nodeErr := Sites(dir, o.Identity, o.Now)
+	if o.Inventory != "" {
+		if nodeErr != nil {
+			return w, nodeErr
+		}
+		if err := writeInventory(o.Inventory, workers, o.Force); err != nil {
+			return w, err
+		}
+		w.Sites = workers
+		return w, nil
+	}
+	masters, err := o.masters(dir, w, record.WordTime(o.Now))
+	if err != nil {
+		return w, err
+	}
+	sites := append(masters, workers...)
+	w.Dir = cmp.Or(o.Output, filepath.Join(dir, "sites"))
+	files, err := changedSites(w.Dir, record.Fixed.Name, sites, o.Force)
+	if err == nil {
+		err = o.commit(dir, w.Dir, files)
+	}
+	if err != nil {
+		return w, errors.Join(err, nodeErr)
+	}
+	w.Sites, w.Former = sites, formerSites(w.Dir, record)
+	// A control-plane node gets its Site even if a worker's token has expired.
+	return w, nodeErr
+}
+
+// checkNames rejects names that no control-plane node has. Without it, each Site would
+// report them again.
+func (o *SitesOptions) checkNames(masters []ControlPlaneNode) error {
+	var names []string
+	for _, m := range masters {
+		names = append(names, m.Name)
+	}
+	var errs []error
+	check := func(flag, name string) {
+		if name != "" && !slices.Contains(names, name) {
+			errs = append(errs, fmt.Errorf("--%s %s: the cluster has no such control-plane node; it has %s", flag, name, strings.Join(names, ", ")))
+		}
+	}
+	for _, name := range o.Words.Absent {
+		check("absent", name)
+	}
+	check("continue-from", o.Words.ContinueFrom)
+	if !slices.ContainsFunc(names, func(n string) bool { return !slices.Contains(o.Words.Absent, n) }) {
+		errs = append(errs, errors.New("--absent names every control-plane node: one must be left for the cluster to be born on"))
+	}
+	if o.Snapshot != "" && o.Words.ContinueFrom == "" {
+		errs = append(errs, errors.New("--restore needs --continue-from: the control-plane node that begins with the snapshot"))
+	}
+	return errors.Join(errs...)
+}
+
+// masters returns the Sites of the control-plane nodes, with the words in them.
+func (o *SitesOptions) masters(dir string, w *WrittenSites, said time.Time) ([]NodeSite, error) {
+	masters, err := ControlPlaneSites(dir, o.Identity, o.Now)
+	if err != nil {
+		return nil, err
+	}
+	if o.Snapshot != "" {
+		snapshot, err := ReadSnapshot(dir, o.Snapshot)
+		if err != nil {
+			return nil, err
+		}
+		o.Words.Restore, w.ForeignSnapshot = snapshot.SHA256, !snapshot.Ours
+	}
+	if o.Birth > 0 {
+		o.Words.Birth = o.Now.Add(o.Birth)
+	}
+	o.Words.Said = said
+	return masters, o.Words.Say(masters)
+}
+
+// siteFile is a Site to be written.
+type siteFile struct {
+	path  string
+	text  []byte
+	birth bool // it says until when the cluster may be born
+}
+
+// begin writes the file, which gets its name in Commit.
+func (f *siteFile) begin(force bool) (*file.Output, error) {
+	out, err := file.Create(f.path, 0o600, force)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := out.Write(f.text); err != nil {
+		out.Discard()
+		return nil, fmt.Errorf("writing %s: %w", f.path, file.Explain(err, filepath.Dir(f.path)))
+	}
+	return out, nil
+}
+
+// changedSites returns the Sites that differ from the files of the directory.
+func changedSites(dir, cluster string, sites []NodeSite, force bool) ([]siteFile, error) {
+	var files []siteFile
+	var errs []error
+	for _, site := range sites {
+		text, err := configs.EncodeSlot(site.Site)
+		if err != nil {
+			return nil, err
+		}
+		f := siteFile{filepath.Join(dir, site.Name+".yaml"), append([]byte(site.Header(cluster)), text...), site.Site.NodeType == configs.NodeControlPlane}
+		errs = append(errs, site.checkSize(len(f.text)))
+		old, err := os.ReadFile(f.path)
+		switch {
+		case err == nil && bytes.Equal(old, f.text):
+			continue
+		case err == nil && !force:
+			errs = append(errs, fmt.Errorf("%s exists and differs; --force replaces it", f.path))
+		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR): // making the directory reports that
+			errs = append(errs, fmt.Errorf("writing the Site of %s: %w: remove it, or name another directory with --output", site.Name, err))
+		}
+		files = append(files, f)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return files, nil
+}
+
+// checkSize rejects a Site that is too large for a slot.
+func (s *NodeSite) checkSize(size int) error {
+	limit := int(slot.SizeLimit(ondisk.SlotSite))
+	if size <= limit {
+		return nil
+	}
+	fix := "give the machine fewer settings"
+	if keys := s.Site.Credentials.Keys; keys != nil {
+		fix = fmt.Sprintf("%d KiB are the Cluster's manifests, packed, and %d its nodes' tokens: take large manifests out of the Cluster, and `kubectl apply` them once it lives",
+			len(keys.Manifests.Reveal())>>10, len(keys.Objects.Reveal())>>10)
+	}
+	return fmt.Errorf("writing the Site of %s: it has %d KiB, and a slot has room for %d: %s", s.Name, size>>10, limit>>10, fix)
+}
+
+// commit writes the files. The words are recorded in the minted directory as soon as
+// nothing can be rejected any more, and before a Site with them has its name.
+func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
+	undo, err := file.MakeDir(dir, 0o700)
+	if err != nil {
+		return fmt.Errorf("writing Sites: %w", err)
+	}
+	defer undo()
+	var born []*file.Output
+	defer func() {
+		for _, f := range born {
+			f.Discard()
+		}
+	}()
+	for _, f := range files {
+		if !f.birth {
+			continue
+		}
+		begun, err := f.begin(o.Force)
+		if err != nil {
+			return err
+		}
+		born = append(born, begun)
+	}
+	if o.Words.ContinueFrom != "" {
+		if err := noteWord(minted, o.Words.Said); err != nil {
+			return err
+		}
+	}
+	if o.Birth > 0 {
+		if _, err := allowBirth(minted, o.Now, o.Words.Birth); err != nil {
+			return err
+		}
+	}
+	for _, f := range born {
+		if err := f.Commit(); err != nil {
+			return err
+		}
+	}
+	for _, f := range files {
+		if f.birth {
+			continue
+		}
+		begun, err := f.begin(o.Force)
+		if err == nil {
+			err = begun.Commit()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// formerSites finds the Sites of workers that the cluster has lost.
+func formerSites(dir string, record *Record) []FormerSite {
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil {
+		return nil // the directory's name is not a valid pattern
+	}
+	var former []FormerSite
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			continue // edgebake did not write it
+		}
+		if node := headerNode(text, record.Fixed.Name); node != "" && !slices.ContainsFunc(record.Tokens, func(t Token) bool { return t.Node == node }) {
+			former = append(former, FormerSite{f, node})
+		}
+	}
+	return former
+}
+
+func writeInventory(path string, sites []NodeSite, force bool) error {
+	text, err := Inventory(sites)
+	if err != nil {
+		return err
+	}
+	if err := file.Check(path, force); err != nil {
+		return err
+	}
+	return file.Write(path, text, 0o600)
+}

@@ -1,0 +1,318 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/documents"
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/cluster"
+	"github.com/edgebake/edgebake/ondisk/file"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// imageEndings are the endings of images' files.
+var imageEndings = []string{"raw", "zst"}
+
+// fileFlag declares a flag that names a file; completion offers files with these endings.
+func fileFlag(c *cobra.Command, to *string, name, usage string, endings ...string) {
+	short := ""
+	if name == "output" {
+		short = "o"
+	}
+	c.Flags().StringVarP(to, name, short, "", usage)
+	_ = c.MarkFlagFilename(name, endings...)
+}
+
+// dirFlag declares a flag that names a directory.
+func dirFlag(c *cobra.Command, to *string, name, value, usage string) {
+	short := ""
+	if name == "output" {
+		short = "o"
+	}
+	c.Flags().StringVarP(to, name, short, value, usage)
+	_ = c.MarkFlagDirname(name)
+}
+
+// complete offers a flag's values.
+func complete(c *cobra.Command, flag string, values ...string) {
+	// It fails only if the flag does not exist.
+	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// completeFiles offers files: the n-th argument has one of the n-th endings, those after
+// the last one the last's.
+func completeFiles(endings ...[]string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		return endings[min(len(args), len(endings)-1)], cobra.ShellCompDirectiveFilterFileExt
+	}
+}
+
+// span is a flag's duration in Go's form, in days (30d) or in weeks (2w).
+type span time.Duration
+
+// String is the duration in Go's form without units that are zero. Help omits 0.
+func (a *span) String() string {
+	if *a == 0 {
+		return "0"
+	}
+	return strings.Replace(strings.Replace(time.Duration(*a).String(), "m0s", "m", 1), "h0m", "h", 1)
+}
+
+func (a *span) Type() string { return "duration" }
+
+func (a *span) Set(s string) error {
+	const day = 24 * time.Hour
+	for unit, size := range map[string]time.Duration{"d": day, "w": 7 * day} {
+		if n, err := strconv.ParseUint(strings.TrimSuffix(s, unit), 10, 16); err == nil && strings.HasSuffix(s, unit) {
+			*a = span(time.Duration(n) * size)
+			return nil
+		}
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 {
+		return errors.New("want a time span, e.g. 30d, 2w or 12h")
+	}
+	*a = span(d)
+	return nil
+}
+
+// unused are flags that have no effect in the way that a command is used. They are
+// rejected, because whoever sets one expects its effect. --force is never one of them: it
+// permits something and requests nothing.
+type unused struct {
+	flags   []string
+	purpose string // what they are for, and the fix
+}
+
+// rejectUnused rejects the unused flags that are set, all of them at once.
+func rejectUnused(c *cobra.Command, all ...unused) error {
+	var errs []error
+	for _, u := range all {
+		var names []string
+		c.Flags().Visit(func(f *pflag.Flag) {
+			// A script's empty variable requests nothing.
+			if slices.Contains(u.flags, f.Name) && !slices.Contains([]string{"", "false", "[]"}, f.Value.String()) {
+				names = append(names, "--"+f.Name)
+			}
+		})
+		if len(names) == 0 {
+			continue
+		}
+		list, are := names[0], "is"
+		if last := len(names) - 1; last > 0 {
+			list, are = strings.Join(names[:last], ", ")+" and "+names[last], "are"
+		}
+		errs = append(errs, fmt.Errorf("%s %s for %s", list, are, u.purpose))
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return usageError{errors.Join(errs...)}
+}
+
+// cacheFlag declares --cache.
+func cacheFlag(f *pflag.FlagSet, dir *string) {
+	f.StringVar(dir, "cache", "", "directory of fetched and made inputs (default $EDGEBAKE_CACHE, else edgebake in the user's cache directory)")
+}
+
+func openCache(dir string) (*fetch.Cache, error) {
+	if dir == "" {
+		var err error
+		if dir, err = fetch.DefaultDir(); err != nil {
+			return nil, err
+		}
+	}
+	return fetch.Open(dir)
+}
+
+const kubeconfigUsage = "kubeconfig of the cluster (default $KUBECONFIG, else ~/.kube/config)"
+
+// clusterFlags find a living cluster.
+type clusterFlags struct{ kubeconfig, context string }
+
+func (k *clusterFlags) declare(c *cobra.Command, usage string) {
+	fileFlag(c, &k.kubeconfig, "kubeconfig", usage)
+	c.Flags().StringVar(&k.context, "context", "", "context of the kubeconfig (default its current one)")
+}
+
+func (k *clusterFlags) open() (*cluster.Client, error) { return cluster.Open(k.kubeconfig, k.context) }
+
+// onCluster declares the flags of a command that works on a living cluster, and has it run f.
+func onCluster(c *cobra.Command, f func(ctx context.Context, client *cluster.Client, args []string) error) *cobra.Command {
+	k := new(clusterFlags)
+	k.declare(c, kubeconfigUsage)
+	if c.Args == nil {
+		c.Args = noArgs
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		client, err := k.open()
+		if err != nil {
+			return err
+		}
+		return f(c.Context(), client, args)
+	}
+	return c
+}
+
+// documentFlags are the flags of commands that read documents.
+type documentFlags struct{ tokenFile, identity, ignition string }
+
+func (d *documentFlags) secrets(c *cobra.Command) {
+	fileFlag(c, &d.tokenFile, "token-file", "read the bootstrap token from this file, - for standard input (default $"+documents.TokenVariable+", for Sites without one)")
+	d.identityFlag(c)
+}
+
+func (d *documentFlags) identityFlag(c *cobra.Command) {
+	fileFlag(c, &d.identity, "identity", "age identity file that decrypts encrypted documents (default $"+documents.IdentityVariable+")")
+}
+
+// stamped declares the flags of commands that write a slot or a stick.
+func (d *documentFlags) stamped(c *cobra.Command) {
+	d.secrets(c)
+	c.Flags().StringVar(&d.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
+}
+
+func undatedFlag(c *cobra.Command, undated *bool) {
+	c.Flags().BoolVar(undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
+}
+
+func (d *documentFlags) reader(s streams) *documents.Reader {
+	return &documents.Reader{
+		Stdin: s.In, AskHidden: s.AskHidden(), Warn: s.WarnAll, Now: time.Now(),
+		TokenFile: d.tokenFile, Identity: d.identity, Ignition: d.ignition,
+	}
+}
+
+// notInput rejects an output that is one of the files that a Site or Inventory is read
+// from: --force is for files of an earlier run.
+func (d *documentFlags) notInput(flag, output string, read media.Read) error {
+	return errors.Join(
+		file.NotInput(flag, output, "the document", read.Name),
+		file.NotInput(flag, output, "the Ignition config", read.Ignition),
+		file.NotInput(flag, output, "the file of --token-file", d.tokenFile),
+		file.NotInput(flag, output, "the age identity file", (&documents.Reader{Identity: d.identity}).IdentityFile()))
+}
+
+const defaultImage = "image.yaml"
+
+// takesDocument lets -f name the document that is operand n, as kubectl does. Without a
+// name, an Image is image.yaml in the current directory.
+func takesDocument(s streams, c *cobra.Command, n int, image bool) {
+	var files []string
+	usage := "the document (instead of the operand)"
+	if image {
+		usage = "the document (instead of the operand; default " + defaultImage + ")"
+	}
+	c.Flags().StringArrayVarP(&files, "filename", "f", nil, usage)
+	_ = c.MarkFlagFilename("filename", documents.Endings...)
+	whole := func(a []string) []string {
+		a = append(slices.Clone(a), files...)
+		if _, err := os.Stat(defaultImage); image && len(a) == n && err == nil {
+			a = append(a, defaultImage)
+		}
+		return a
+	}
+	check, run := c.Args, c.RunE
+	c.Args = func(c *cobra.Command, a []string) error {
+		if image && len(whole(a)) == 0 {
+			return usageError{fmt.Errorf("%s requires a document, and there is no %s here; edgebake init writes one", c.CommandPath(), defaultImage)}
+		}
+		if f := c.Flags().Lookup("token-file"); f != nil && f.Value.String() == "-" && slices.Contains(whole(a), "-") {
+			return usageError{errors.New("the document and the token cannot both come from standard input")}
+		}
+		return check(c, whole(a))
+	}
+	c.RunE = func(c *cobra.Command, a []string) error {
+		all := whole(a)
+		if len(a)+len(files) < len(all) {
+			s.Hint("edgebake: using %s\n", defaultImage)
+		}
+		return run(c, all)
+	}
+}
+
+// args checks the number of operands and names those that are required.
+func args(low, high int, what string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) < low || high >= 0 && len(args) > high {
+			if meant := lastIsFlags(c, args); meant != "" {
+				return usageError{fmt.Errorf("%s is one operand too many; did you mean %q?", args[len(args)-1], meant)}
+			}
+			return usageError{fmt.Errorf("%s requires %s; see %s --help", c.CommandPath(), what, c.CommandPath())}
+		}
+		return nil
+	}
+}
+
+func noArgs(c *cobra.Command, a []string) error { return args(0, 0, "no arguments")(c, a) }
+
+// isImageName reports whether a file's name is that of a disk image.
+func isImageName(name string) bool {
+	return strings.HasSuffix(name, ".raw") || strings.HasSuffix(name, ".raw.zst")
+}
+
+// imageFirst rejects operands in the wrong order: if both are files, the image would be
+// overwritten.
+func imageFirst(c *cobra.Command, a []string) error {
+	if len(a) == 2 && isImageName(a[1]) && !isImageName(a[0]) {
+		return usageError{fmt.Errorf("%s is an image: the image comes first: %s %s %s", a[1], c.CommandPath(), a[1], a[0])}
+	}
+	if len(a) == 2 && c.Name() == "flash" && endsIn(documents.Endings...)(a[1]) {
+		return usageError{fmt.Errorf("%s is a document and not a disk: %s %s /dev/sdX --site %[1]s", a[1], c.CommandPath(), a[0])}
+	}
+	return nil
+}
+
+// meantFlags are flags whose value is often given as one more operand; is recognizes it by
+// its name.
+var meantFlags = []struct {
+	command  string
+	operands int
+	flag     string
+	is       func(name string) bool
+}{
+	{"build", 1, "--output", isImageName},
+	{"stamp", 2, "--output", isImageName},
+	{"flash", 2, "--site", endsIn(documents.Endings...)},
+	{"installer", 1, "--iso", endsIn("iso")},
+	{"preflight", 1, "--image", isImageName},
+	{"report", 1, "--output", endsIn("html", "json")},
+	{"verify", 1, "--key", endsIn("pub")},
+	{"pull", 1, "--output", isImageName},
+	{"init", 0, "--dir", anyName},
+	{"inventory import", 1, "--template", endsIn(documents.Endings...)},
+	{"site sign", 1, "--key", anyName},
+	{"cluster new", 1, "--output", anyName},
+	{"cluster sites", 1, "--output", anyName},
+	{"cluster token mint", 0, "--node", anyName},
+}
+
+func anyName(string) bool { return true }
+
+func endsIn(endings ...string) func(string) bool {
+	return func(name string) bool { return slices.Contains(endings, strings.TrimPrefix(filepath.Ext(name), ".")) }
+}
+
+// lastIsFlags returns the intended command line if the last operand is the value of a
+// flag; empty if that is not known.
+func lastIsFlags(c *cobra.Command, a []string) string {
+	command := strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" ")
+	for _, m := range meantFlags {
+		n := m.operands
+		given := c.Flags().Changed(strings.TrimPrefix(m.flag, "--"))
+		if m.command == command && len(a) == n+1 && m.is(a[n]) && !given {
+			return strings.Join(slices.Concat([]string{c.CommandPath()}, a[:n], []string{m.flag, a[n]}), " ")
+		}
+	}
+	return ""
+}

@@ -1,0 +1,233 @@
+// Package console is how edgebake's commands talk to people and to scripts: results go to
+// standard output, progress and messages to standard error, and questions to a terminal.
+package console
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/printable"
+	"golang.org/x/term"
+)
+
+// Streams are the standard streams of a command.
+type Streams struct {
+	In       io.Reader
+	Out, Err io.Writer
+	// Talk is set by flags after the commands have got their streams.
+	Talk *Talk
+}
+
+// Talk is how much a command prints besides its results.
+type Talk struct{ Quiet, Verbose bool }
+
+// Results is standard output. It records the first error of writing, so that a script
+// does not take half of the results for all of them.
+type Results struct {
+	io.Writer
+	Lost error
+}
+
+func (r *Results) Write(p []byte) (int, error) {
+	n, err := r.Writer.Write(p)
+	if err != nil && r.Lost == nil {
+		r.Lost = err
+	}
+	return n, err
+}
+
+// Printable returns the streams of all commands, with out in place of Out. Messages and
+// tables quote servers, images and disks, and terminals obey control characters; Bytes
+// writes without this protection.
+func (s Streams) Printable(out *Results) Streams {
+	s.Out, s.Err = printable.To(out), printable.To(s.Err)
+	return s
+}
+
+// Bytes is Out for the contents of files, which nothing may change.
+func (s Streams) Bytes() io.Writer { return printable.Raw(s.Out) }
+
+// JSON is Out for JSON.
+func (s Streams) JSON() io.Writer { return printable.JSON(s.Out) }
+
+func (s Streams) Quiet() bool   { return s.Talk != nil && s.Talk.Quiet }
+func (s Streams) Verbose() bool { return s.Talk != nil && s.Talk.Verbose }
+
+// Note prints what a command did. With --quiet the exit code is enough.
+func (s Streams) Note(format string, args ...any) {
+	if !s.Quiet() {
+		fmt.Fprintf(s.Out, format, args...)
+	}
+}
+
+// Hint prints advice besides the results. It is not a warning: --quiet suppresses it.
+func (s Streams) Hint(format string, args ...any) {
+	if !s.Quiet() {
+		fmt.Fprintf(s.Err, format, args...)
+	}
+}
+
+// Warn prints a warning.
+func (s Streams) Warn(format string, args ...any) {
+	fmt.Fprintf(s.Err, "WARNING: "+format+"\n", args...)
+}
+
+// WarnAll prints warnings about documents, with file and line.
+func (s Streams) WarnAll(warnings configs.Problems) {
+	for _, w := range warnings {
+		fmt.Fprintf(s.Err, "%s (warning)\n", w)
+	}
+}
+
+// Table prints rows in aligned columns, without blanks at the ends of lines.
+func Table(w io.Writer, rows ...[]string) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(t, strings.Join(row, "\t"))
+	}
+	t.Flush()
+}
+
+// file is standard output, if it is a file.
+func (s Streams) file() (*os.File, bool) {
+	out := s.Bytes()
+	if r, ok := out.(*Results); ok {
+		out = r.Writer
+	}
+	f, ok := out.(*os.File)
+	return f, ok
+}
+
+// ReadByOthers reports whether standard output is a file that other users can read.
+func (s Streams) ReadByOthers() bool {
+	f, ok := s.file()
+	if !ok {
+		return false
+	}
+	st, err := f.Stat()
+	return err == nil && st.Mode().IsRegular() && st.Mode().Perm()&0o077 != 0
+}
+
+// Colors, for Colored.
+const (
+	Red    = "31"
+	Green  = "32"
+	Yellow = "33"
+)
+
+// Colored returns text in a color if standard output is a terminal, unless NO_COLOR is
+// set. It goes to Bytes.
+func (s Streams) Colored(text, color string) string {
+	f, ok := s.file()
+	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return text
+	}
+	return "\x1b[" + color + "m" + text + "\x1b[0m"
+}
+
+// Input returns standard input until the context ends: Ctrl-C ends a command that waits
+// for somebody to type.
+func Input(ctx context.Context, r io.Reader) io.Reader { return &input{ctx, r} }
+
+type input struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (i *input) Read(p []byte) (int, error) {
+	type result struct {
+		n   int
+		err error
+	}
+	if err := i.ctx.Err(); err != nil {
+		return 0, err
+	}
+	buf := make([]byte, len(p)) // the read may outlive this call
+	done := make(chan result, 1)
+	go func() {
+		n, err := i.r.Read(buf)
+		done <- result{n, err}
+	}()
+	select {
+	case <-i.ctx.Done():
+		return 0, i.ctx.Err()
+	case r := <-done:
+		copy(p, buf[:r.n])
+		return r.n, r.err
+	}
+}
+
+// RawInput is standard input itself, for programs that get it.
+func (s Streams) RawInput() io.Reader {
+	if in, ok := s.In.(*input); ok {
+		return in.r
+	}
+	return s.In
+}
+
+// Terminal is standard input if it is a terminal.
+func (s Streams) Terminal() (*os.File, bool) {
+	f, ok := s.RawInput().(*os.File)
+	return f, ok && term.IsTerminal(int(f.Fd()))
+}
+
+// askHidden asks for a secret, which the terminal does not show. An interrupt turns the
+// terminal's echo on again.
+func (s Streams) askHidden(prompt string, f *os.File) (string, error) {
+	before, err := term.GetState(int(f.Fd()))
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprint(s.Err, prompt)
+	defer fmt.Fprintln(s.Err)
+	type answer struct {
+		text []byte
+		err  error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		b, err := term.ReadPassword(int(f.Fd()))
+		done <- answer{b, err}
+	}()
+	var ended <-chan struct{}
+	in, ok := s.In.(*input)
+	if ok {
+		ended = in.ctx.Done()
+	}
+	select {
+	case a := <-done:
+		return string(a.text), a.err
+	case <-ended:
+		return "", errors.Join(in.ctx.Err(), term.Restore(int(f.Fd()), before))
+	}
+}
+
+// AskHidden is the question for a secret where somebody sits at a terminal; else nil.
+func (s Streams) AskHidden() func(prompt string) (string, error) {
+	f, ok := s.Terminal()
+	if !ok {
+		return nil
+	}
+	return func(prompt string) (string, error) { return s.askHidden(prompt, f) }
+}
+
+// Confirm asks a question that only yes answers.
+func (s Streams) Confirm(question string) bool {
+	fmt.Fprintf(s.Err, "%s [y/N] ", question)
+	answer, err := bufio.NewReader(s.In).ReadString('\n')
+	if err != nil { // nobody has ended the line
+		fmt.Fprintln(s.Err)
+	}
+	switch strings.ToLower(strings.TrimSpace(answer)) {
+	case "y", "yes":
+		return true
+	}
+	return false
+}

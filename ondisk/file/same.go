@@ -1,0 +1,43 @@
+package file
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// Same reports whether two names, with links or without, are of one existing file.
+func Same(a, b string) bool {
+	x, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	y, err := os.Stat(b)
+	return err == nil && os.SameFile(x, y)
+}
+
+// NotInput rejects an output, named by a flag, that is or will be the same file as one
+// that the command reads or writes besides: that file would be lost. An empty name is no
+// file.
+func NotInput(flag, output, what, name string) error {
+	if name != "" && (Same(output, name) || withoutLinks(output) == withoutLinks(name)) {
+		return fmt.Errorf("%s %s: it is %s: name another file", flag, output, what)
+	}
+	return nil
+}
+
+// withoutLinks resolves the links in the name of a file that may not exist yet.
+func withoutLinks(path string) string {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return filepath.Clean(path)
+	}
+	if real, err := filepath.EvalSymlinks(abs); err == nil {
+		return real
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
+	if err != nil {
+		return abs
+	}
+	return filepath.Join(dir, filepath.Base(abs))
+}
