@@ -17,18 +17,18 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/starter"
-	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/spf13/cobra"
 )
 
-// schemaDir is where init puts the schemas that the documents' first lines
-// name for editors.
-const schemaDir = ".edgebake"
+// initFlags are the flags of init.
+type initFlags struct {
+	clusterFlags
+	dir, join, key   string
+	asCluster, force bool
+}
 
 func newInit(s streams) *cobra.Command {
-	var dir, join, key string
-	var k clusterFlags
-	var asCluster, force bool
+	var o initFlags
 	c := &cobra.Command{
 		Use:   "init",
 		Short: "Write a commented Image and Site, or Cluster, to start from",
@@ -47,7 +47,7 @@ a new token. edgebake build then bakes an image for its nodes.
 
 Files that are there and were edited are kept.
 
-For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
+For editors that know YAML schemas, these are written to ` + starter.SchemaDir + `.`,
 		Example: `  edgebake init
   edgebake init --join -  # paste the line that kubeadm prints, then Ctrl-D
   edgebake init --kubeconfig ~/.kube/config --ssh-key ~/.ssh/id_ed25519.pub
@@ -55,87 +55,85 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
   edgebake init --cluster`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if asCluster {
-				if err := rejectUnused(c, unused{flags: []string{"join", "kubeconfig", "context"}, purpose: "a machine of a cluster that lives, and --cluster for a new one: choose one"}); err != nil {
-					return err
-				}
-				key, err := startKey(key)
-				if err != nil {
-					return err
-				}
-				return writeStart(s, dir, []start{{"cluster", starter.Cluster(key), starter.Cluster(""), 0o666, key != ""}}, force, nil)
-			}
-			if c.Flags().Changed("join") && strings.TrimSpace(join) == "" {
-				return usageError{errors.New("--join is empty: give it the line that kubeadm prints, or leave it out")}
-			}
-			if k.kubeconfig != "" {
-				if join != "" {
-					return usageError{errors.New("--join and --kubeconfig exclude each other: both say which cluster it is")}
-				}
-				return initLiving(c.Context(), s, dir, k, key, force)
-			}
-			if err := rejectUnused(c, unused{flags: []string{"context"}, purpose: "--kubeconfig FILE"}); err != nil {
+			if err := o.check(c); err != nil {
 				return err
 			}
-			known, err := startOf(s, dir, join, key)
-			if err != nil {
-				return err
+			key, keyErr := startKey(o.key)
+			switch {
+			case !o.asCluster && o.kubeconfig == "":
+				return o.fromJoin(s, key, keyErr)
+			case keyErr != nil:
+				return keyErr
+			case o.asCluster:
+				return o.write(s, []starter.Document{{Kind: "cluster", Text: starter.Cluster(key), Blank: starter.Cluster(""), Perm: 0o666, Asked: key != ""}}, nil)
 			}
-			joins := len(known.Masters) > 0
-			if err := writeStart(s, dir, starts(known, known.NodeType != "", joins || known.SSHKey != ""), force, nil); err != nil {
-				return err
-			}
-			if len(known.LeftOut) > 0 {
-				s.Hint("Left out, since the image has all that a node runs: %s\n", strings.Join(known.LeftOut, ", "))
-			}
-			if known.NodeType != "" {
-				s.Hint("image.yaml is for OpenYurt nodes: name your yurthub, its digest and the pause image in it\n")
-			}
-			if joins && known.SSHKey == "" {
-				s.Hint(nobodyLogsIn)
-			}
-			return nil
+			return o.fromCluster(c.Context(), s, key)
 		},
 	}
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		if join == "kubeadm" { // the first word of a line without quotes
+		if o.join == "kubeadm" { // the first word of a line without quotes
 			return usageError{errors.New("--join: put the line that kubeadm prints in quotes: --join 'kubeadm join ...', or --join - and paste it")}
 		}
 		return c.Parent().FlagErrorFunc()(c, err)
 	})
 	f := c.Flags()
-	dirFlag(c, &dir, "dir", ".", "directory to write to")
-	f.StringVar(&join, "join", "", "kubeadm's line for machines that join, in quotes; - reads it from standard input")
-	fileFlag(c, &key, "ssh-key", "file of the public key that may log in", "pub")
-	k.declare(c, "fill in the documents from the cluster of this kubeconfig")
-	f.BoolVar(&asCluster, "cluster", false, "write a Cluster instead")
-	f.BoolVar(&force, "force", false, "replace files that were edited")
+	dirFlag(c, &o.dir, "dir", ".", "directory to write to")
+	f.StringVar(&o.join, "join", "", "kubeadm's line for machines that join, in quotes; - reads it from standard input")
+	fileFlag(c, &o.key, "ssh-key", "file of the public key that may log in", "pub")
+	o.declare(c, "fill in the documents from the cluster of this kubeconfig")
+	f.BoolVar(&o.asCluster, "cluster", false, "write a Cluster instead")
+	f.BoolVar(&o.force, "force", false, "replace files that were edited")
 	return c
+}
+
+// check checks the command line.
+func (o *initFlags) check(c *cobra.Command) error {
+	switch {
+	case o.asCluster:
+		return rejectUnused(c, unused{flags: []string{"join", "kubeconfig", "context"}, purpose: "a machine of a cluster that lives, and --cluster for a new one: choose one"})
+	case c.Flags().Changed("join") && strings.TrimSpace(o.join) == "":
+		return usageError{errors.New("--join is empty: give it the line that kubeadm prints, or leave it out")}
+	case o.kubeconfig != "" && o.join != "":
+		return usageError{errors.New("--join and --kubeconfig exclude each other: both say which cluster it is")}
+	case o.kubeconfig == "":
+		return rejectUnused(c, unused{flags: []string{"context"}, purpose: "--kubeconfig FILE"})
+	}
+	return nil
+}
+
+// fromJoin writes an Image and a Site, with the contents of a join line if there is one.
+func (o *initFlags) fromJoin(s streams, key string, keyErr error) error {
+	known, err := o.readJoin(s)
+	if err := errors.Join(err, keyErr); err != nil {
+		return err
+	}
+	known.SSHKey = key
+	joins := len(known.Masters) > 0
+	if err := o.write(s, known.Documents(known.NodeType != "", joins || key != ""), nil); err != nil {
+		return err
+	}
+	if len(known.LeftOut) > 0 {
+		s.Hint("Left out, since the image has all that a node runs: %s\n", strings.Join(known.LeftOut, ", "))
+	}
+	if known.NodeType != "" {
+		s.Hint("image.yaml is for OpenYurt nodes: name your yurthub, its digest and the pause image in it\n")
+	}
+	if joins && key == "" {
+		s.Hint(nobodyLogsIn)
+	}
+	return nil
 }
 
 // nobodyLogsIn is the hint where no key was given.
 const nobodyLogsIn = "Nobody can log in to a machine with this Site: uncomment users in it, or use --ssh-key\n"
 
-// starts are an Image and a Site; imageAsked and siteAsked say which of them flags fill in.
-func starts(known *starter.Input, imageAsked, siteAsked bool) []start {
-	blank := new(starter.Input)
-	return []start{
-		{"image", known.Image(), blank.Image(), 0o666, imageAsked},
-		{"site", known.Site(), blank.Site(), 0o600, siteAsked}, // a token will be in the Site
-	}
-}
-
 // initTokenTTL is how long the token of a Site of init --kubeconfig is valid.
 const initTokenTTL = 72 * time.Hour
 
-// initLiving writes an Image and a Site for the nodes of a living cluster. The token is
-// made last, once nothing is known to be wrong.
-func initLiving(ctx context.Context, s streams, dir string, k clusterFlags, keyFile string, force bool) error {
-	key, err := startKey(keyFile)
-	if err != nil {
-		return err
-	}
-	client, err := k.open()
+// fromCluster writes an Image and a Site for the nodes of a living cluster. It makes the
+// token last, once nothing is known to be wrong.
+func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) error {
+	client, err := o.open()
 	if err != nil {
 		return err
 	}
@@ -147,15 +145,15 @@ func initLiving(ctx context.Context, s streams, dir string, k clusterFlags, keyF
 	if _, err := configs.ParseImages("image.yaml", known.Image()); err != nil {
 		return fmt.Errorf("no image for Kubernetes %s: %w", facts.Version, err)
 	}
-	documents := func() []start {
-		all := starts(known, true, true)
+	documents := func() []starter.Document {
+		all := known.Documents(true, true)
 		if facts.Agents != nil {
-			all = append(all, start{"agents", facts.Agents, nil, 0o666, true})
+			all = append(all, starter.Document{Kind: "agents", Text: facts.Agents, Perm: 0o666, Asked: true})
 		}
 		return all
 	}
 	var minted *cluster.Minted
-	err = writeStart(s, dir, documents(), force, func() ([]start, error) {
+	err = o.write(s, documents(), func() ([]starter.Document, error) {
 		var err error
 		if minted, err = client.MintToken(ctx, cluster.MintOptions{TTL: initTokenTTL, Now: time.Now()}); err != nil {
 			return nil, err
@@ -199,10 +197,11 @@ func startKey(name string) (string, error) {
 	return key, nil
 }
 
-// startOf finds what is known of the cluster and of the person who will log in.
-func startOf(s streams, dir, line, keyFile string) (*starter.Input, error) {
-	var errs []error
-	switch _, err := os.Stat(filepath.Join(dir, "site.yaml")); {
+// readJoin reads the join line: from the flag, or from a person at a terminal if there is
+// no Site yet.
+func (o *initFlags) readJoin(s streams) (*starter.Input, error) {
+	line := o.join
+	switch _, err := os.Stat(filepath.Join(o.dir, "site.yaml")); {
 	case line == "-":
 		data, err := io.ReadAll(io.LimitReader(s.In, 64<<10))
 		if err != nil {
@@ -217,19 +216,15 @@ func startOf(s streams, dir, line, keyFile string) (*starter.Input, error) {
 			line = pasted(s.In)
 		}
 	}
-	known := new(starter.Input)
-	if line != "" {
-		join, err := starter.ParseJoin(line)
-		for _, e := range builder.SplitErrors(err) {
-			errs = append(errs, fmt.Errorf("--join: %w", e))
-		}
-		if err == nil {
-			known = join
-		}
+	if line == "" {
+		return new(starter.Input), nil
 	}
-	key, err := startKey(keyFile)
-	known.SSHKey = key
-	return known, errors.Join(append(errs, err)...)
+	known, err := starter.ParseJoin(line)
+	var errs []error
+	for _, e := range builder.SplitErrors(err) {
+		errs = append(errs, fmt.Errorf("--join: %w", e))
+	}
+	return known, errors.Join(errs...)
 }
 
 // pasted reads a join line from a terminal: until there is one, or until an empty line
@@ -250,83 +245,24 @@ func pasted(in io.Reader) string {
 	return strings.TrimSpace(text.String())
 }
 
-// start is a document to start from, or what one of them reads (blank is nil).
-type start struct {
-	kind  string
-	text  []byte
-	blank []byte // what it is where nothing is known
-	perm  fs.FileMode
-	asked bool // flags say what is in it
-}
-
-func (d *start) schema() string { return filepath.Join(schemaDir, d.kind+".schema.json") }
-
-// head is the line that names the schema to editors.
-func (d *start) head() string {
-	if d.blank == nil {
-		return ""
+// write writes the documents and prints their names.
+func (o *initFlags) write(s streams, all []starter.Document, finish func() ([]starter.Document, error)) error {
+	var names []string
+	for _, d := range all {
+		if d.Blank != nil {
+			names = append(names, filepath.Join(o.dir, d.Kind+".yaml"))
+		}
 	}
-	return "# yaml-language-server: $schema=" + d.schema() + "\n"
-}
-
-// writeStart writes documents to start from, and the schemas that they name. A file that
-// somebody has edited stays. If finish is set, it completes the documents once it is
-// known that they can be written.
-func writeStart(s streams, dir string, all []start, force bool, finish func() ([]start, error)) error {
-	undo, err := file.MakeDirectory(filepath.Join(dir, schemaDir))
+	written, err := starter.Write(o.dir, all, o.force, finish)
+	for _, f := range written {
+		if f.Kept {
+			s.Note("kept %s, which is there\n", f.Name)
+		} else {
+			s.Note("wrote %s\n", f.Name)
+		}
+	}
 	if err != nil {
 		return err
-	}
-	defer undo()
-	var errs []error
-	var names []string
-	kept := map[string]bool{}
-	for _, d := range all {
-		name := filepath.Join(dir, d.kind+".yaml")
-		if d.blank != nil {
-			names = append(names, name)
-		}
-		old, err := os.ReadFile(name)
-		rest := strings.TrimPrefix(string(old), d.head())
-		switch {
-		case err == nil && !force && finish == nil && rest == string(d.text):
-		case errors.Is(err, fs.ErrNotExist), force, err == nil && d.blank != nil && rest == string(d.blank):
-			errs = append(errs, file.Check(name, true))
-			continue
-		case err != nil:
-			errs = append(errs, err)
-		case d.asked && rest != string(d.text):
-			errs = append(errs, fmt.Errorf("%s was edited: --force replaces it", name))
-		}
-		kept[name] = true
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if finish != nil {
-		if all, err = finish(); err != nil {
-			return err
-		}
-	}
-	for _, d := range all {
-		if d.blank != nil {
-			schema, err := configs.Schema(d.kind)
-			if err == nil {
-				err = file.Write(filepath.Join(dir, d.schema()), schema, 0o666)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		name := filepath.Join(dir, d.kind+".yaml")
-		if kept[name] {
-			s.Note("kept %s, which is there\n", name)
-			continue
-		}
-		if err := file.Write(name, append([]byte(d.head()), d.text...), d.perm); err != nil {
-			return err
-		}
-		s.Note("wrote %s\n", name)
 	}
 	them := "them"
 	if len(names) == 1 {

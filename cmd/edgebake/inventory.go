@@ -35,19 +35,20 @@ func newInventoryImport(s streams) *cobra.Command {
 		Use:               "import TABLE --template SITE",
 		ValidArgsFunction: completeFiles(documents.TableEndings),
 		Short:             "Make an Inventory from a table (CSV) and a Site",
-		Long: `Import makes an Inventory of a table, whose first line names the columns, and a
-Site that all rows have in common. Each row becomes a Site.
+		Long: `Import makes an Inventory from a table and from a Site with the fields that all
+rows have in common. The first line of the table names the columns; each other
+row becomes a Site.
 
-A column is called by the field it holds: name, macs, serial, uuid, assetTag,
-or any field of a Site by its path (nodePool, network.dns,
-labels.example.com/region, network.interfaces[0].gateway); address, gateway,
-dns, mac and the like are understood too. --map names the field of a column
-that is called otherwise, or leaves it out. Several values in a cell are divided
-by blanks. What the columns hold need not be in the template; for addresses it
-names the interface, network: {interfaces: [{name: en*}]}.
+The name of a column is the field that it holds: name, macs, serial, uuid,
+assetTag, or any field of a Site by its path (nodePool, network.dns,
+labels.example.com/region, network.interfaces[0].gateway). Short names such as
+address, gateway, dns and mac work too. --map assigns a field to a column with
+another name, or leaves the column out. Blanks separate several values in a cell.
+The template need not have the fields of the columns; for addresses it names the
+interface, network: {interfaces: [{name: en*}]}.
 
-Comma, semicolon, tab and bar divide the columns, quotes, BOM and any line ends
-are taken.`,
+Commas, semicolons, tabs or bars separate the columns. Quotes, a byte order mark
+and the line ends of Windows are accepted.`,
 		Example: `  edgebake inventory import stores.csv --template site.yaml -o inventory.yaml
   edgebake inventory import stores.csv --template site.yaml --map "S/N=serial" --map Manager=-`,
 		Args: args(1, 1, "one table (CSV)"),

@@ -88,9 +88,8 @@ func (s *seconds) String() string {
 
 func (*seconds) Type() string { return "duration" }
 
-// server makes the virtual server of the flags. All problems come at once.
-func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
-	var errs []error
+// check checks the flags of a virtual server.
+func (c *careFlags) check() (errs []error) {
 	if c.vs == "" {
 		errs = append(errs, errors.New("--vs is missing: name the virtual server, e.g. "+ipvs.DefaultVIP))
 	}
@@ -106,6 +105,12 @@ func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 	if c.interval < 0 || c.timeout < 0 {
 		errs = append(errs, errors.New("--interval and --health-timeout cannot be negative"))
 	}
+	return errs
+}
+
+// server makes the virtual server of the flags, or returns all their problems.
+func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
+	errs := c.check()
 	var source netip.Addr
 	if c.ip != "" {
 		var err error
@@ -117,7 +122,7 @@ func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 	for _, rs := range c.rs {
 		masters = append(masters, strings.FieldsFunc(rs, func(r rune) bool { return r == ',' || r == ' ' })...)
 	}
-	none := len(c.rs) == 0 // said above, or not needed
+	none := len(c.rs) == 0 // reported above, or not needed
 	if none {
 		masters = []string{"none:1"}
 	}

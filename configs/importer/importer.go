@@ -192,11 +192,7 @@ func tableText(name string, b []byte) (string, error) {
 		return fail(1, "is a spreadsheet's own file, not CSV: save it as CSV UTF-8")
 	}
 	text := strings.TrimPrefix(string(b), "\ufeff")
-	bad := strict.InvalidUTF8(b)
-	if zero := bytes.IndexByte(b, 0); zero >= 0 { // UTF-16
-		bad = min(bad, zero)
-	}
-	if bad < len(b) {
+	if bad := strict.InvalidUTF8(b); bad < len(b) {
 		return fail(strict.LineOf(b, bad), "is not UTF-8: save the table as CSV UTF-8")
 	}
 	text = strings.ReplaceAll(text, "\r\n", "\n")

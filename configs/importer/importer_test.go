@@ -172,7 +172,7 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 		{"name,serial\nA B,To be filled by O.E.M.\n", []string{`t.csv:2: column "name": `, `t.csv:2: column "serial": "To be filled by O.E.M." never matches`}},
 		{"name,serial\nM\xfcnchen,SN1\n", []string{"t.csv:2: is not UTF-8"}},
 		{"PK\x03\x04\x00", []string{"a spreadsheet's own file"}},
-		{"name,serial\na\x00,SN1\n", []string{"t.csv:2: is not UTF-8"}},
+		{"name,serial\na\x00,SN1\n", []string{`t.csv:2: column "name": "a\x00" must be`}},
 		{"name,serial,network.interfaces[2].name\na,SN1,eth0\n", []string{`t.csv:2: column "network.interfaces[2].name": is item 2 of interfaces, and there is no item 1`}},
 		{"name,serial,credentials.token\na,SN1,hunter2\n", []string{`column "credentials.token": is not a bootstrap token`}},
 	} {
