@@ -83,7 +83,7 @@ type Profile struct {
 	Ready time.Duration
 	// ReadyTimeout bounds the wait for the answer to one.
 	ReadyTimeout time.Duration
-	// Tick and Ticks make up one round of doubt: a PING every Tick. Counting ticks
+	// Tick and Ticks make up one round of an inquiry: a PING every Tick. Counting ticks
 	// instead of seconds means that a node which itself stalled does not blame the
 	// API servers for it.
 	Tick  time.Duration

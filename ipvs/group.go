@@ -411,7 +411,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c prob
 			poke(g.lookNow) // its name may be somewhere else by now
 		}
 	}
-	return m.health.State, m.health.doubted()
+	return m.health.State, m.health.probeSoon()
 }
 
 // apply chooses and has the keeper do it.
@@ -438,7 +438,7 @@ func (g *group) apply(ctx context.Context) {
 	last := g.serving()
 	g.mu.Unlock()
 	want := kernel.Service{VIP: s.VIP, Scheduler: s.Scheduler, Dests: dests}
-	err := g.d.keeper.set(ctx, want, ways{masters: via, source: s.Source})
+	err := g.d.keeper.set(ctx, want, routeSource{masters: via, source: s.Source})
 	if ctx.Err() != nil {
 		return
 	}

@@ -40,18 +40,18 @@ type health struct {
 	Falls int           // how often it went down
 
 	good, bad int
-	// sound: it was up, and has failed in no other way than being late since.
-	sound bool
-	flap  int // doublings are 1, 2, 4, 8; 0 counts as 1
+	// lateOnly: it was up, and has failed in no other way than being late since.
+	lateOnly bool
+	flap     int // doublings are 1, 2, 4, 8; 0 counts as 1
 }
 
 // observe takes the outcome of one probe and reports whether State changed.
 func (h *health) observe(c probe.Outcome, now time.Time) bool {
 	h.Class = c
 	if !c.Alive() && c != probe.Late {
-		h.sound = false
+		h.lateOnly = false
 	} else if c.Alive() && h.State == Up {
-		h.sound = true
+		h.lateOnly = true
 	}
 	switch {
 	case c == probe.Identity || c == probe.Reborn:
@@ -96,11 +96,11 @@ func (h *health) observe(c probe.Outcome, now time.Time) bool {
 
 // slow reports whether an API server is down only because its answers are late. One
 // that was stopped in between would have refused or broken a connection.
-func (h *health) slow() bool { return h.State == Down && h.sound }
+func (h *health) slow() bool { return h.State == Down && h.lateOnly }
 
-// doubted reports whether the next probe should come soon: the belief does
+// probeSoon reports whether the next probe should come soon: the belief does
 // not match what was seen last.
-func (h *health) doubted() bool {
+func (h *health) probeSoon() bool {
 	return h.bad > 0 && h.State != Down && h.State != Alien || h.good > 0 && h.State != Up
 }
 
@@ -110,6 +110,6 @@ func (h *health) enter(s State, now time.Time) bool {
 	}
 	h.State, h.Since = s, now
 	h.good, h.bad = 0, 0
-	h.sound = h.sound || s == Up
+	h.lateOnly = h.lateOnly || s == Up
 	return true
 }

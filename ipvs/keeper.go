@@ -30,9 +30,9 @@ const (
 	keepGather = 100 * time.Millisecond
 )
 
-// ways is how the source address of a local route is found: it is given, or is
+// routeSource is how the source address of a local route is found: it is given, or is
 // the one by which this node reaches the API servers.
-type ways struct {
+type routeSource struct {
 	masters []netip.Addr
 	source  netip.Addr
 }
@@ -48,7 +48,7 @@ type keeper struct {
 	beat   beat
 
 	want []kernel.Service
-	via  map[netip.AddrPort]ways
+	via  map[netip.AddrPort]routeSource
 	// packets are those of each virtual server at the last tick.
 	packets map[netip.AddrPort]map[netip.AddrPort]uint32
 	// used is called at a tick with the real servers that this node's programs have sent
@@ -64,7 +64,7 @@ type keeper struct {
 
 func newKeeper(k kernel.Kernel, log func(string, ...any), st *stats, turned func(error)) *keeper {
 	return &keeper{kernel: k, log: log, stats: st, turned: turned,
-		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]ways),
+		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]routeSource),
 		packets: make(map[netip.AddrPort]map[netip.AddrPort]uint32), used: func(netip.AddrPort, []netip.AddrPort) {}}
 }
 
@@ -157,7 +157,7 @@ func (k *keeper) say(err error) {
 }
 
 // set makes want the desired state of its virtual server.
-func (k *keeper) set(ctx context.Context, want kernel.Service, via ways) error {
+func (k *keeper) set(ctx context.Context, want kernel.Service, via routeSource) error {
 	return k.do(ctx, func() error {
 		if k.absent {
 			return nil
@@ -346,7 +346,7 @@ func (k *keeper) routes() error {
 	return errors.Join(errs...)
 }
 
-func (k *keeper) route(vip netip.Addr, via ways) error {
+func (k *keeper) route(vip netip.Addr, via routeSource) error {
 	src, err := via.source, error(nil)
 	for _, m := range via.masters {
 		if src.IsValid() {

@@ -305,7 +305,7 @@ func senseBy(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots, asked probe
 				s.at = time.Now()
 				s.events = append(s.events, fmt.Sprintf("%s (%s)", s.health.State, c))
 			}
-			return s.health.State, s.health.doubted()
+			return s.health.State, s.health.probeSoon()
 		},
 		count: func(c counter) {
 			switch c {

@@ -25,11 +25,11 @@ type schedule struct {
 type action int
 
 const (
-	rest    action = iota // until due
-	ask                   // send the request
-	ping                  // send a PING
-	doubt                 // no sign of life
-	overdue               // the request is not answered
+	rest     action = iota // until due
+	ask                    // send the request
+	ping                   // send a PING
+	noAnswer               // to the PING
+	overdue                // the request is not answered
 )
 
 // strangerTime is how soon after an answer a hang-up belongs to that answer.
@@ -45,8 +45,8 @@ func newSchedule(now time.Time, p *Profile, b beat, h2 bool, readyDue time.Time,
 	return s
 }
 
-// wait is how long the answer to a PING may take before it is doubted. It follows
-// the measured latency: a slow API server is not doubted at each PING.
+// wait is how long the answer to a PING may take before an inquiry begins. It follows
+// the measured latency: a slow API server has none at each PING.
 func (s *schedule) wait() time.Duration {
 	if s.rtt.smooth == 0 {
 		return 2 * s.profile.Tick
@@ -67,7 +67,7 @@ func (s *schedule) calm(now time.Time) {
 func (s *schedule) next(now time.Time) action {
 	switch {
 	case !s.pinged.IsZero() && !now.Before(s.pingDue):
-		return doubt
+		return noAnswer
 	case !s.asked.IsZero() && now.Sub(s.asked) >= s.profile.ReadyTimeout:
 		s.asked, s.readyDue = time.Time{}, now // it may be asked once more
 		return overdue
@@ -121,7 +121,7 @@ func (s *schedule) pong(now time.Time) {
 func (s *schedule) awaits() bool { return !s.asked.IsZero() }
 
 // response takes the answer to the request, and what is believed since.
-func (s *schedule) response(now time.Time, state State, doubted bool) {
+func (s *schedule) response(now time.Time, state State, soon bool) {
 	// The answer to a request takes longer than that to a PING. A shorter one shows
 	// that the API server is faster than it was.
 	if took := now.Sub(s.asked); took < s.rtt.smooth || !s.h2 {
@@ -129,7 +129,7 @@ func (s *schedule) response(now time.Time, state State, doubted bool) {
 	}
 	s.asked, s.pinged, s.answered = time.Time{}, time.Time{}, now
 	switch {
-	case doubted:
+	case soon:
 		s.readyDue = now.Add(2 * s.profile.Tick)
 	case state != Up: // it answers, so it may be well again any time
 		s.readyDue = now.Add(jitter(s.profile.Retry))
@@ -162,7 +162,7 @@ func (s *schedule) inquired(now time.Time) {
 	}
 }
 
-// trust goes on after a doubt that was wrong, with a request, which clears
+// trust goes on after an inquiry that the API server has answered, with a request, which clears
 // what the rounds counted.
 func (s *schedule) trust(now time.Time) {
 	s.pinged, s.readyDue = time.Time{}, now

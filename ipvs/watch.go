@@ -16,7 +16,7 @@ type watcher struct {
 	target  func() probe.Target // asked at every dial: the CA may have come or changed
 	profile Profile
 	fall    int
-	observe func(probe.Outcome, error) (s State, doubted bool)
+	observe func(probe.Outcome, error) (s State, soon bool)
 	// vouch has the API server show which cluster it is of, at each new connection
 	// and before it is believed; nil: it need not.
 	vouch func(context.Context) (probe.Outcome, error)
@@ -67,7 +67,7 @@ const (
 
 // run watches until the context ends.
 func (w *watcher) run(ctx context.Context) {
-	var next *probe.Link // a connection that proved itself while the old one was doubted
+	var next *probe.Link // a connection that proved itself while the old one did not answer
 	for ctx.Err() == nil {
 		l := next
 		next = nil
@@ -194,12 +194,12 @@ func (w *watcher) spoke(e probe.Event) *probe.Link {
 }
 
 // see passes an outcome on.
-func (w *watcher) see(class probe.Outcome, err error) (s State, doubted bool) {
-	w.state, doubted = w.observe(class, err)
+func (w *watcher) see(class probe.Outcome, err error) (s State, soon bool) {
+	w.state, soon = w.observe(class, err)
 	if w.state == Up {
 		w.failed = 0
 	}
-	return w.state, doubted
+	return w.state, soon
 }
 
 // fail takes a try that led to no connection which can be used.
@@ -267,7 +267,7 @@ func (w *watcher) shook(a attempt) {
 	}
 }
 
-// round is the length of one round of doubt.
+// round is the length of one round of an inquiry.
 func (w *watcher) round() time.Duration {
 	return time.Duration(w.profile.Ticks) * w.profile.Tick
 }
@@ -400,8 +400,8 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 	case ping:
 		w.count(countPing)
 		err = l.Ping()
-	case doubt:
-		alive, answer, ok, silent := w.doubt(ctx, l)
+	case noAnswer:
+		alive, answer, ok, silent := w.inquire(ctx, l)
 		s.inquired(time.Now())
 		if silent {
 			w.silent, w.readyDue = l, time.Time{}
@@ -416,7 +416,7 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 		s.trust(time.Now())
 	case overdue:
 		class := probe.Timeout
-		if l.HTTP2 { // or it would be doubted by now
+		if l.HTTP2 { // or there would be an inquiry by now
 			class = probe.Late
 		}
 		w.see(class, fmt.Errorf("no answer to %s in %s", l.Target.Probe.Path, w.profile.ReadyTimeout))
@@ -447,8 +447,8 @@ func (w *watcher) hear(s *schedule, l *probe.Link, e probe.Event) (over bool) {
 		if !s.awaits() {
 			return false
 		}
-		state, doubted := w.see(l.Target.Probe.Judge(e, l.Skew), nil)
-		s.response(time.Now(), state, doubted)
+		state, soon := w.see(l.Target.Probe.Judge(e, l.Skew), nil)
+		s.response(time.Now(), state, soon)
 		if s.leaving {
 			w.readyDue = s.readyDue
 			return true

@@ -45,13 +45,13 @@ type finding struct {
 	err    error
 }
 
-// doubt makes an inquiry of as many rounds as may fail. Each round without any
+// inquire makes an inquiry of as many rounds as may fail. Each round without any
 // sign of life counts as one failed probe; a fresh connection on which the API
 // server began to answer excuses one round, as many times as it takes to fall.
 // ok is false when the API server has to be dialled anew; silent says that the held
 // connection is not broken and may still answer. answer is the request's, if it ended the
 // inquiry.
-func (w *watcher) doubt(ctx context.Context, l *probe.Link) (alive *probe.Link, answer *probe.Event, ok, silent bool) {
+func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link, answer *probe.Event, ok, silent bool) {
 	if w.state == Down { // there is nothing to decide
 		return nil, nil, false, true
 	}
