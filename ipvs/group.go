@@ -27,34 +27,19 @@ type group struct {
 	vip   netip.AddrPort
 	roots atomic.Pointer[probe.Roots]
 
-	mu      sync.Mutex
-	server  Server
-	learned []Master // the cluster's own list, instead of server.Masters
-	// unstored says that learned is not on the disk, as it should be; dropped,
-	// that the disk may have a list which counts no more.
-	unstored bool
-	dropped  bool
-	teacher  netip.AddrPort // the API server that the list is read from
-	unasked  bool           // nobody could be asked for it
-	dark     bool           // nobody is up for long: try every API server ever named
+	mu       sync.Mutex
+	server   Server
+	list     serverList
 	members  map[netip.AddrPort]*member
-	names    map[string][]netip.Addr // last good answers of DNS
-	// storedNames are the answers as they are on the disk; the next ones may
-	// be written at nextStore.
-	storedNames map[string][]netip.Addr
-	nextStore   time.Time
-	looked      bool          // every name was looked up once
-	stood       []kernel.Dest // what choose is told of before
-	hostsAt     netip.Addr    // what the hosts file says
-	verdicts    bool          // every API server had its first verdict
+	stood    []kernel.Dest // what choose is told of before
+	hostsAt  netip.Addr    // what the hosts file says
+	verdicts bool          // every API server had its first verdict
 	// cert is the node's own, certFile what it was read of.
 	cert     *tls.Certificate
 	certFile []byte
 
 	changed  chan struct{} // something was observed
 	renew    chan struct{} // the list of API servers may have changed
-	learnNow chan struct{} // the cluster's list is wanted soon
-	lookNow  chan struct{} // names are to be looked up soon
 	hostsNow chan struct{} // the hosts file may have to change
 	judged   chan struct{} // closed when the rules and the hosts file reflect first verdicts
 	once     sync.Once
@@ -84,9 +69,8 @@ type member struct {
 const darkAfter = time.Minute
 
 func newGroup(d *Daemon, s Server) *group {
-	return &group{d: d, vip: s.VIP, server: s, members: make(map[netip.AddrPort]*member), names: make(map[string][]netip.Addr),
-		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), learnNow: make(chan struct{}, 1),
-		lookNow: make(chan struct{}, 1), hostsNow: make(chan struct{}, 1), judged: make(chan struct{})}
+	return &group{d: d, vip: s.VIP, server: s, members: make(map[netip.AddrPort]*member), list: newServerList(),
+		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), hostsNow: make(chan struct{}, 1), judged: make(chan struct{})}
 }
 
 // run keeps the virtual server until the context ends. The rules stay.
@@ -121,15 +105,15 @@ func (g *group) run(ctx context.Context) {
 		case <-g.changed:
 		case <-g.renew:
 			g.enlist(ctx)
-			poke(g.lookNow)
+			poke(g.list.lookNow)
 		case <-look.C:
 			g.mu.Lock()
 			if g.count(Up) > 0 {
 				lit = time.Now()
 			}
-			dark := g.learned != nil && time.Since(lit) > darkAfter
-			changed := dark != g.dark
-			g.dark = dark
+			dark := g.list.learned != nil && time.Since(lit) > darkAfter
+			changed := dark != g.list.dark
+			g.list.dark = dark
 			g.mu.Unlock()
 			if changed {
 				poke(g.renew)
@@ -199,10 +183,10 @@ func (g *group) update(s Server) {
 	}
 	g.server = s
 	if !slices.Equal(old.Masters, s.Masters) || !s.Learn {
-		g.learned, g.dropped = nil, true // a person who writes a list means it
+		g.list.learned, g.list.dropped = nil, true // a person who writes a list means it
 	}
-	if s.Learn || g.dropped {
-		poke(g.learnNow)
+	if s.Learn || g.list.dropped {
+		poke(g.list.learnNow)
 	}
 	if !reflect.DeepEqual(old.Probe, s.Probe) || old.Profile != s.Profile || old.Rise != s.Rise || old.Fall != s.Fall || old.Host != s.Host || old.Joined != s.Joined {
 		for _, m := range g.members {
@@ -272,17 +256,6 @@ func (g *group) loadCA() {
 	g.askAgain()
 }
 
-// list returns the API servers that count now. g.mu is held.
-func (g *group) list() []Master {
-	switch {
-	case g.learned == nil:
-		return g.server.Masters
-	case g.dark:
-		return slices.Concat(g.learned, g.server.Masters)
-	}
-	return g.learned
-}
-
 // target is how an API server is dialled. g.mu is held.
 func (g *group) target(a netip.AddrPort, name string) probe.Target {
 	sni := g.server.Host
@@ -323,16 +296,7 @@ func (g *group) client() *tls.Certificate {
 func (g *group) enlist(ctx context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	want := make(map[netip.AddrPort]string)
-	for _, m := range g.list() {
-		if a, ok := m.addr(); ok {
-			want[a] = m.Host
-			continue
-		}
-		for _, a := range g.names[m.Host] {
-			want[netip.AddrPortFrom(a, m.Port)] = m.Host
-		}
-	}
+	want := g.list.addresses(g.server.Masters)
 	for a, m := range g.members {
 		if want[a] != m.name {
 			if m.cancel != nil {
@@ -408,7 +372,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c prob
 			g.askAgain()
 		}
 		if named := m.name != a.Addr().String(); named && before == Up {
-			poke(g.lookNow) // its name may be somewhere else by now
+			poke(g.list.lookNow) // its name may be somewhere else by now
 		}
 	}
 	return m.health.State, m.health.probeSoon()
@@ -424,7 +388,7 @@ func (g *group) apply(ctx context.Context) {
 		candidates = append(candidates, candidate{a, m.health.State, m.lost(), m.health.slow()})
 		via = append(via, a.Addr())
 	}
-	judged := g.looked && len(candidates) > 0 && g.count(Unknown) == 0
+	judged := g.list.looked && len(candidates) > 0 && g.count(Unknown) == 0
 	slices.SortFunc(candidates, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
 	slices.SortFunc(via, netip.Addr.Compare)
 	dests := choose(candidates, g.stood, g.guarded())

@@ -85,19 +85,19 @@ func (g *group) loadLearned() {
 	s := doc.Servers[i]
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.names = make(map[string][]netip.Addr)
+	g.list.names = make(map[string][]netip.Addr)
 	for name, addrs := range s.Names {
 		if addrs = usable(g.vip.Addr(), addrs); len(addrs) > 0 {
-			g.names[name] = addrs
+			g.list.names[name] = addrs
 		}
 	}
-	g.storedNames = maps.Clone(g.names)
+	g.list.storedNames = maps.Clone(g.list.names)
 	if len(s.Masters) == 0 {
 		return
 	}
 	if !g.server.Learn || !slices.Equal(s.Configured, texts(g.server.Masters)) {
-		g.dropped = true // the configuration changed while nobody looked
-		poke(g.learnNow)
+		g.list.dropped = true // the configuration changed while nobody looked
+		poke(g.list.learnNow)
 		return
 	}
 	masters, err := parseLearned(g.vip, s.Masters)
@@ -105,7 +105,7 @@ func (g *group) loadLearned() {
 		g.d.logf("%s: the learned list is unusable, using the configured one: %v", g.vip, err)
 		return
 	}
-	g.learned = masters
+	g.list.learned = masters
 	g.d.logf("%s: using the API servers learned from the cluster: %v", g.vip, masters)
 }
 
@@ -181,7 +181,7 @@ func (g *group) learner(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-g.learnNow:
+		case <-g.list.learnNow:
 		case <-time.After(jitter(wait)):
 		}
 		subject := fmt.Sprintf("%s: the cluster's list of API servers", g.vip)
@@ -217,8 +217,8 @@ func (g *group) learner(ctx context.Context) {
 // configuration as before, it would count again after the next boot.
 func (g *group) dropStored() error {
 	g.mu.Lock()
-	dropped := g.dropped
-	g.dropped = false
+	dropped := g.list.dropped
+	g.list.dropped = false
 	g.mu.Unlock()
 	if !dropped {
 		return nil
@@ -230,8 +230,8 @@ func (g *group) dropStored() error {
 	err = g.d.storeLearned(g.vip, func(l *ondisk.IPVSLearnedVirtual) { l.Configured, l.Masters = nil, nil })
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.dropped = g.dropped || err != nil
-	g.unstored = true
+	g.list.dropped = g.list.dropped || err != nil
+	g.list.unstored = true
 	return err
 }
 
@@ -290,28 +290,28 @@ func (g *group) learn(ctx context.Context) error {
 func (g *group) askTeacher() (from probe.Target, configured []Master) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if m := g.members[g.teacher]; m == nil || m.health.State != Up {
-		g.teacher = netip.AddrPort{}
+	if m := g.members[g.list.teacher]; m == nil || m.health.State != Up {
+		g.list.teacher = netip.AddrPort{}
 		for a, m := range g.members {
 			if m.health.State == Up {
-				g.teacher = a
+				g.list.teacher = a
 				break
 			}
 		}
 	}
-	if m := g.members[g.teacher]; m != nil {
-		from = g.target(g.teacher, m.name)
+	if m := g.members[g.list.teacher]; m != nil {
+		from = g.target(g.list.teacher, m.name)
 	}
-	g.unasked = from.Roots == nil
+	g.list.unasked = from.Roots == nil
 	return from, g.server.Masters
 }
 
 // askAgain has the cluster's list read now if nobody could be asked before. g.mu
 // is held.
 func (g *group) askAgain() {
-	if g.unasked {
-		g.unasked = false
-		poke(g.learnNow)
+	if g.list.unasked {
+		g.list.unasked = false
+		poke(g.list.learnNow)
 	}
 }
 
@@ -349,11 +349,11 @@ type news struct {
 func (g *group) compare(masters, configured []Master) news {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	present := g.learned
+	present := g.list.learned
 	if present == nil {
 		present = configured
 	}
-	return news{same: slices.Equal(present, masters), stored: !g.unstored, safe: g.anyUp(masters)}
+	return news{same: slices.Equal(present, masters), stored: !g.list.unstored, safe: g.anyUp(masters)}
 }
 
 // take notes whether the list is on the disk and, where it differs, has it kept
@@ -361,11 +361,11 @@ func (g *group) compare(masters, configured []Master) news {
 func (g *group) take(masters, configured []Master, differs, stored bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.unstored = !stored
+	g.list.unstored = !stored
 	if !differs || !g.server.Learn || !slices.Equal(g.server.Masters, configured) {
 		return false
 	}
-	g.learned = masters
+	g.list.learned = masters
 	return true
 }
 

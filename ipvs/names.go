@@ -40,8 +40,8 @@ func (g *group) resolver(ctx context.Context) {
 			return
 		}
 		g.mu.Lock()
-		first := !g.looked
-		g.looked = true
+		first := !g.list.looked
+		g.list.looked = true
 		g.mu.Unlock()
 		if first {
 			poke(g.changed)
@@ -49,7 +49,7 @@ func (g *group) resolver(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-g.lookNow:
+		case <-g.list.lookNow:
 		case <-time.After(jitter(g.profile().Resolve)):
 		}
 	}
@@ -59,7 +59,7 @@ func (g *group) resolver(ctx context.Context) {
 // that cannot be looked up now keeps its last addresses.
 func (g *group) resolve(ctx context.Context) bool {
 	g.mu.Lock()
-	masters := g.list()
+	masters := g.list.current(g.server.Masters)
 	g.mu.Unlock()
 	var listed []string
 	for _, m := range masters {
@@ -73,9 +73,9 @@ func (g *group) resolve(ctx context.Context) bool {
 		}
 		addrs, err := g.d.lookup(ctx, g.vip.Addr(), m.Host)
 		g.mu.Lock()
-		last := g.names[m.Host]
+		last := g.list.names[m.Host]
 		if err == nil {
-			g.names[m.Host] = addrs
+			g.list.names[m.Host] = addrs
 		}
 		g.mu.Unlock()
 		switch {
@@ -100,14 +100,14 @@ func (g *group) lookingUp(name string) string { return fmt.Sprintf("%s: looking 
 func (g *group) keepNames() error {
 	g.mu.Lock()
 	names := make(map[string][]netip.Addr)
-	for _, m := range slices.Concat(g.server.Masters, g.learned) {
-		if addrs, ok := g.names[m.Host]; ok {
+	for _, m := range slices.Concat(g.server.Masters, g.list.learned) {
+		if addrs, ok := g.list.names[m.Host]; ok {
 			names[m.Host] = addrs
 		}
 	}
-	same := maps.EqualFunc(names, g.storedNames, slices.Equal)
+	same := maps.EqualFunc(names, g.list.storedNames, slices.Equal)
 	// Each writing takes a pause of its own, up to storeAtOnce at a time.
-	next := g.nextStore
+	next := g.list.nextStore
 	if earliest := time.Now().Add(-(storeAtOnce - 1) * storePause); next.Before(earliest) {
 		next = earliest
 	}
@@ -119,7 +119,7 @@ func (g *group) keepNames() error {
 		return err
 	}
 	g.mu.Lock()
-	g.storedNames, g.nextStore = names, next.Add(storePause)
+	g.list.storedNames, g.list.nextStore = names, next.Add(storePause)
 	g.mu.Unlock()
 	return nil
 }

@@ -72,11 +72,11 @@ func TestNamesOutliveABoot(t *testing.T) {
 		t.Fatal("nothing was found")
 	}
 	g, lines := namesGroup(t, state, deadDNS, "a.example:6443", "b.example:6443", "192.0.2.14:6443")
-	if got := g.names["a.example"]; !slices.Equal(got, addrs("192.0.2.11", "192.0.2.12")) {
+	if got := g.list.names["a.example"]; !slices.Equal(got, addrs("192.0.2.11", "192.0.2.12")) {
 		t.Errorf("a.example is %v after a boot", got)
 	}
-	if g.resolve(t.Context()) || !slices.Equal(g.names["b.example"], addrs("192.0.2.13")) {
-		t.Errorf("without DNS b.example is %v", g.names["b.example"])
+	if g.resolve(t.Context()) || !slices.Equal(g.list.names["b.example"], addrs("192.0.2.13")) {
+		t.Errorf("without DNS b.example is %v", g.list.names["b.example"])
 	}
 	if !slices.ContainsFunc(*lines, func(l string) bool {
 		return strings.Contains(l, "looking up b.example") && strings.Contains(l, "keeping its last addresses [192.0.2.13]")
@@ -89,8 +89,8 @@ func TestNamesOutliveABoot(t *testing.T) {
 	g, _ = namesGroup(t, state, z.lookup, "a.example:6443")
 	g.resolve(t.Context())
 	g, _ = namesGroup(t, state, deadDNS, "a.example:6443")
-	if len(g.names) != 1 || !slices.Equal(g.names["a.example"], addrs("192.0.2.15")) {
-		t.Errorf("kept: %v", g.names)
+	if len(g.list.names) != 1 || !slices.Equal(g.list.names["a.example"], addrs("192.0.2.15")) {
+		t.Errorf("kept: %v", g.list.names)
 	}
 	// What stands in the file is checked like any answer.
 	text := `{"version":1,"servers":[{"vip":"10.103.97.2:6443","names":{"a.example":["127.0.0.1","fd00::1","10.103.97.2","192.0.2.16"],"b.example":["::1"]}}]}`
@@ -98,8 +98,8 @@ func TestNamesOutliveABoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	g, _ = namesGroup(t, state, deadDNS, "a.example:6443")
-	if len(g.names) != 1 || !slices.Equal(g.names["a.example"], addrs("192.0.2.16")) {
-		t.Errorf("taken from the file: %v", g.names)
+	if len(g.list.names) != 1 || !slices.Equal(g.list.names["a.example"], addrs("192.0.2.16")) {
+		t.Errorf("taken from the file: %v", g.list.names)
 	}
 }
 

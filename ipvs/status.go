@@ -78,7 +78,7 @@ func (g *group) status() ServerStatus {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	v := ServerStatus{VIP: g.vip.String(), Host: g.server.Host, Scheduler: g.server.Scheduler,
-		Profile: g.server.Profile.Name, Verified: g.roots.Load() != nil && !g.server.Probe.Unsafe, Learned: g.learned != nil}
+		Profile: g.server.Profile.Name, Verified: g.roots.Load() != nil && !g.server.Probe.Unsafe, Learned: g.list.learned != nil}
 	if g.hostsAt.IsValid() {
 		v.HostAddr = g.hostsAt.String()
 	}

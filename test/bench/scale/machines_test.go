@@ -357,6 +357,7 @@ func TestMachines(t *testing.T) {
 			}
 		})
 	}
+	go f.report(ctx, all)
 	boots.Wait()
 	f.tell(t, wordJoined, f.joined(all, opened(t)-before))
 	words := bufio.NewScanner(os.Stdin)
@@ -368,6 +369,25 @@ func TestMachines(t *testing.T) {
 	cancel()
 	for _, n := range all {
 		n.stopKubelet()
+	}
+}
+
+// report says now and then how far the machines are, and how many nodes have not renewed
+// their lease in time.
+func (f *fleet) report(ctx context.Context, all []*node) {
+	for began := time.Now(); host.Sleep(ctx, 10*time.Second) == nil; {
+		ready, late := 0, 0
+		for _, n := range all {
+			n.mu.Lock()
+			if !n.ready.IsZero() {
+				ready++
+			}
+			n.mu.Unlock()
+			if last := n.leased.Load(); last != 0 && time.Since(time.Unix(0, last)) > 20*time.Second {
+				late++
+			}
+		}
+		fmt.Fprintf(os.Stderr, "%3.0f s: %d of %d machines are Ready, %d leases are late\n", time.Since(began).Seconds(), ready, len(all), late)
 	}
 }
 

@@ -395,7 +395,12 @@ func (k *kubelet) keepLease(ctx context.Context) {
 		spec := object{"holderIdentity": k.n.name, "leaseDurationSeconds": 40, "renewTime": time.Now().UTC().Format("2006-01-02T15:04:05.000000Z")}
 		method, path, lease := http.MethodPut, leases+"/"+k.n.name, held
 		if held == nil {
-			k.get(ctx, path)
+			var there object
+			if code, err := k.do(ctx, http.MethodGet, path, "", nil, &there); err == nil && code == http.StatusOK {
+				held, lease = there, there // a renewal whose answer was lost
+			}
+		}
+		if held == nil {
 			k.get(ctx, k.path())
 			method, path = http.MethodPost, leases
 			lease = object{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
