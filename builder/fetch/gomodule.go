@@ -24,6 +24,7 @@ import (
 	"golang.org/x/mod/modfile"
 	"golang.org/x/mod/module"
 	"golang.org/x/mod/semver"
+	"golang.org/x/sys/unix"
 )
 
 // GoRecipe says how programs are compiled from a module of the Go module
@@ -329,6 +330,11 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 		return nil, context.Cause(ctx)
 	}
 	if err != nil {
+		for _, full := range []error{unix.ENOSPC, unix.EDQUOT} {
+			if text := []byte(full.Error()); bytes.Contains(said.b, text) || bytes.Contains(out.Bytes(), text) {
+				return out.Bytes(), fmt.Errorf("go %s: %w: make room in edgebake's cache (`edgebake cache prune`; --cache chooses another) and in Go's own (go clean -cache)", args[0], full)
+			}
+		}
 		// -json reports failures on standard output.
 		return out.Bytes(), fmt.Errorf("go %s: %w\n%s%s", strings.Join(args, " "), err, said.b, lastBytes(out.Bytes(), 4<<10))
 	}

@@ -280,6 +280,22 @@ func zipOf(t *testing.T, prefix string, files map[string]string) []byte {
 	return b.Bytes()
 }
 
+// TestGoWithoutRoom: a full disk is told as such, and not by the compiler's words alone.
+func TestGoWithoutRoom(t *testing.T) {
+	for _, stream := range []string{"1", "2"} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "go")
+		if err := os.WriteFile(path, []byte("#!/bin/sh\necho compile: writing output: write x.a: no space left on device >&"+stream+"\nexit 1\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		g := &goTool{path: path, arch: "amd64", log: io.Discard}
+		_, err := g.run(t.Context(), dir, "build", "-o", "x")
+		if !NoRoom(err) || !strings.Contains(err.Error(), "make room in edgebake's cache") {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
 func TestUnknownVersion(t *testing.T) {
 	proxy(t, "package main\n\nfunc main() {}\n")
 	c, err := Open(t.TempDir())

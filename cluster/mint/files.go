@@ -136,7 +136,11 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 			return err
 		}
 	} else if err != nil {
-		return err
+		var at *fs.PathError
+		if errors.As(err, &at) {
+			err = at.Err // of a name that nobody typed
+		}
+		return fmt.Errorf("making directory %s: %w: choose another directory, or make this one writable", dir, err)
 	}
 	held, err := lock(work)
 	if err != nil {

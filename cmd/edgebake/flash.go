@@ -250,7 +250,7 @@ func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) e
 	defer disk.Close()
 	if o.dryRun {
 		show.Close()
-		s.Note("would write %s to %s\n", o.describe(image, f.Image, f.State), disk.Disk.Describe())
+		s.Note("would write %s to %s, %s\n", o.describe(image, f.Image, f.State), disk.Disk, configs.HumanSize(disk.Disk.Size))
 		return nil
 	}
 	if err := o.confirm(s, disk.Disk, o.describe(image, f.Image, f.State)); err != nil {

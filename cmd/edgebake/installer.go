@@ -150,7 +150,7 @@ func (o *flashFlags) flashInstaller(ctx context.Context, s streams, image string
 	text := o.describe(image, p.Image, p.State)
 	if o.dryRun {
 		show.Close()
-		s.Note("would write an installer of %s to %s\n", text, stick.Disk.Describe())
+		s.Note("would write an installer of %s to %s, %s\n", text, stick.Disk, configs.HumanSize(stick.Disk.Size))
 		return nil
 	}
 	if err := o.confirm(s, stick.Disk, "an installer of "+text); err != nil {

@@ -254,7 +254,7 @@ byte for byte, unless a machine has booted it.`,
 			if err != nil {
 				return err
 			}
-			s.Note("%s has no Site\n", done.Path)
+			s.Note("%s now has no Site\n", done.Path)
 			if done.Slot.Golden == "" {
 				s.Warn("the slot of %s was damaged, and with it the golden digest is lost: edgebake verify has nothing to compare with", done.Path)
 			}
