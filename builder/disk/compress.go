@@ -79,8 +79,14 @@ func Compress(ctx context.Context, out io.WriterAt, a Archive) error {
 	const ahead = 32 // pieces in memory, of at most chunk.MaxSize
 	g, ctx := errgroup.WithContext(ctx)
 	c := &compressor{Archive: &a, out: out, enc: enc, ctx: ctx, work: make(chan *piece, ahead), stored: make(chan *piece, ahead)}
-	c.rooms.New = func() any { return new([]byte) }
-	c.packets.New = c.rooms.New
+	c.rooms.New = func() any {
+		b := make([]byte, 0, chunk.MaxSize)
+		return &b
+	}
+	c.packets.New = func() any {
+		b := make([]byte, 0, seekable.RawSize(chunk.MaxSize))
+		return &b
+	}
 	g.Go(func() error {
 		defer close(c.work)
 		defer close(c.stored)

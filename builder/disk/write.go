@@ -186,6 +186,7 @@ func (w *writer) write(out *file.Output) error {
 
 // compress writes the raw image as an archive.
 func (w *writer) compress(out *file.Output) error {
+	released := int64(0)
 	a := Archive{
 		Size: w.layout.Size, Parts: w.layout.Parts,
 		Read: func(b []byte, off int64) (bool, error) {
@@ -201,8 +202,12 @@ func (w *writer) compress(out *file.Output) error {
 		},
 		Stored: func(off, n int64) {
 			// From here on it takes room in the archive, and no more in the raw
-			// image: both together need no more than that one.
-			w.raw.Release(off, n)
+			// image: both together need no more than that one. Several chunks at once
+			// cost one call.
+			if end := (off + n) / Align * Align; end > released {
+				w.raw.Release(released, end-released)
+				released = end
+			}
 			w.progress(n, w.total)
 		},
 	}

@@ -105,7 +105,7 @@ waits for is in "firstboot status".`,
 	root.SetOut(out)
 	root.SetErr(errOut)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRun(m, errOut), newStatus(m, errOut), newCertificates(m, errOut), newConvert(m, errOut), newRevert(m, errOut), newReset(m, errOut), newSnapshot(m, errOut), newImages(m), newVersion())
+	root.AddCommand(newRun(m, errOut), newStatus(m, errOut), newCertificates(m, errOut), newUpdate(m, errOut), newConvert(m, errOut), newRevert(m, errOut), newReset(m, errOut), newSnapshot(m, errOut), newImages(m), newVersion())
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "help" {

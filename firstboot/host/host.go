@@ -81,6 +81,7 @@ func New(log io.Writer) *machine.Env {
 				}
 				return post(ctx, http.Client{Transport: t}, url, body)
 			},
+			Get: get,
 		},
 		Slots: machine.Slots{
 			SlotLabel:  slotLabel,
@@ -92,7 +93,7 @@ func New(log io.Writer) *machine.Env {
 			ScrubSlot:  scrubSlot,
 			ReportSlot: reportSlot,
 		},
-		FileSystems: machine.FileSystems{FSUUID: fsUUID, FSSize: fsSize, FSFree: fsFree},
+		FileSystems: machine.FileSystems{FSUUID: fsUUID, FSSize: fsSize, FSFree: fsFree, OpenDevice: openDevice},
 		Audience: machine.Audience{
 			Console: func(line string) { console.Say(console.Active, "/dev", line) },
 			Notify: func(state string) {

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -50,6 +51,61 @@ func trust(t *http.Transport, ca string) error {
 	}
 	t.TLSClientConfig = &tls.Config{RootCAs: roots}
 	return nil
+}
+
+// get asks for a URL. A server that says nothing for a minute, before its answer or in the
+// middle of it, has failed.
+func get(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(silence, func() { cancel(fmt.Errorf("the server says nothing for %s", silence)) })
+	fail := func(err error) (*http.Response, error) {
+		timer.Stop()
+		if cause := context.Cause(ctx); cause != nil {
+			err = fmt.Errorf("reading %s: %w", url, cause)
+		}
+		cancel(nil)
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return fail(err)
+	}
+	req.Header = header
+	resp, err := (&http.Client{Transport: through(proxy)}).Do(req)
+	if err != nil {
+		return fail(err)
+	}
+	resp.Body = &talking{resp.Body, timer, func() error { return context.Cause(ctx) }, func() { cancel(nil) }}
+	return resp, nil
+}
+
+// silence is how long a server may say nothing.
+const silence = time.Minute
+
+// talking is a body that ends when nothing of it comes any more.
+type talking struct {
+	io.ReadCloser
+	timer *time.Timer
+	cause func() error
+	done  func()
+}
+
+func (t *talking) Read(b []byte) (int, error) {
+	n, err := t.ReadCloser.Read(b)
+	if n > 0 {
+		t.timer.Reset(silence)
+	}
+	if cause := t.cause(); err != nil && err != io.EOF && cause != nil {
+		err = cause
+	}
+	return n, err
+}
+
+func (t *talking) Close() error {
+	t.timer.Stop()
+	err := t.ReadCloser.Close()
+	t.done()
+	return err
 }
 
 func post(ctx context.Context, c http.Client, url string, body []byte) error {

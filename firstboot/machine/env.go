@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -144,6 +145,9 @@ type Network struct {
 	// with these variables names ("HTTPS_PROXY=…", "NO_PROXY=…"). ca, where it is
 	// not empty, is the one certificate (PEM) that vouches for who answers.
 	Post func(ctx context.Context, url, ca string, body []byte, proxy []string) error
+	// Get asks for an http or https URL through the same kind of proxy. The answer has
+	// whatever status the server gives it.
+	Get func(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error)
 }
 
 // InterfaceAddr is an address of an interface.
@@ -181,6 +185,20 @@ type FileSystems struct {
 	FSSize func(path string) (int64, error)
 	// FSFree is how many bytes of it are left.
 	FSFree func(path string) (int64, error)
+	// OpenDevice opens a partition, or a file that it makes: to be read, or to be written
+	// too, which fails while the partition is mounted.
+	OpenDevice func(path string, write bool) (Device, error)
+}
+
+// Device is an open partition, or a file in place of one.
+type Device interface {
+	io.ReaderAt
+	io.WriterAt
+	Name() string
+	Size() (int64, error)
+	// Sync waits until all is stored. What is read then comes from the medium.
+	Sync() error
+	Close() error
 }
 
 // Audience is who is told how it goes, besides the log.

@@ -768,6 +768,14 @@ func (w *World) Env() *machine.Env {
 				w.Mu.Unlock()
 				return nil
 			},
+			Get: func(ctx context.Context, url string, header http.Header, _ []string) (*http.Response, error) {
+				req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+				if err != nil {
+					return nil, err
+				}
+				req.Header = header
+				return http.DefaultTransport.RoundTrip(req)
+			},
 		},
 		Slots: machine.Slots{
 			SlotLabel: func(dev string) (string, error) {
@@ -839,6 +847,9 @@ func (w *World) Env() *machine.Env {
 			},
 			FSSize: func(string) (int64, error) { return 4 << 30, nil },
 			FSFree: func(string) (int64, error) { return 4<<30 - w.Used - w.BytesBelow(member.SnapshotDir), nil },
+			OpenDevice: func(string, bool) (machine.Device, error) {
+				return nil, errors.New("this machine's partitions are names only")
+			},
 		},
 		Audience: machine.Audience{
 			Console: func(line string) { w.Console = append(w.Console, line) },

@@ -131,6 +131,7 @@ func (t *tail) ReadAt(p []byte, off int64) (int, error) {
 // SystemFiles are the files on the EFI system partition that belong to one system: its
 // kernel and initrd, and the boot entry that the image has for it.
 type SystemFiles struct {
+	r     io.ReaderAt
 	esp   *fat.Reader
 	Dir   string // of the kernel and the initrd
 	Files []fat.Entry
@@ -144,7 +145,7 @@ func ReadSystem(esp io.ReaderAt, plan string) (*SystemFiles, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &SystemFiles{esp: r, Dir: ondisk.ESPSystemDir(plan)}
+	s := &SystemFiles{r: esp, esp: r, Dir: ondisk.ESPSystemDir(plan)}
 	entries, err := r.ReadDir(s.Dir)
 	if err != nil {
 		return nil, err
@@ -182,5 +183,25 @@ func (s *SystemFiles) Chunks(p *chunk.Part) ([]int, error) {
 	return slices.Sorted(maps.Keys(found)), nil
 }
 
-// Read returns the content of one of the files.
+// Copy writes the content of one of the files to w.
+func (s *SystemFiles) Copy(w io.Writer, e fat.Entry) error {
+	extents, err := s.esp.Extents(e.Path)
+	if err != nil {
+		return err
+	}
+	left := e.Size
+	for _, x := range extents {
+		n, err := io.Copy(w, io.NewSectionReader(s.r, x.Off, min(x.Len, left)))
+		if err != nil {
+			return err
+		}
+		left -= n
+	}
+	if left != 0 {
+		return fmt.Errorf("%s has %d bytes more than its clusters", e.Path, left)
+	}
+	return nil
+}
+
+// Read returns the content of one of the files, which must be small.
 func (s *SystemFiles) Read(e fat.Entry) ([]byte, error) { return s.esp.Read(e) }

@@ -81,6 +81,71 @@ func TestAnotherRoot(t *testing.T) {
 	w.checkDisk(w.disk(vm))
 }
 
+// TestUpdate updates a machine from a web server by one command: to a good image, which it
+// keeps, and to a bad one, which it leaves again by itself.
+func TestUpdate(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	if err := w.c.LetLogsBeRead(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	www := filepath.Join(w.lab.Dir, "www")
+	if err := os.MkdirAll(www, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	images := map[string]string{"first": filepath.Join(w.lab.Dir, "first.raw"), "second": filepath.Join(www, "second.raw.zst"), "third": filepath.Join(www, "third.raw.zst")}
+	for name, path := range images {
+		w.must(w.bin, "build", "test/e2e/testdata/"+name+".yaml", "--output", path, "--lock", filepath.Join(w.lab.Dir, name+".lock"))
+	}
+	t.Log(w.must(w.bin, "update", "cost", images["first"], images["second"]))
+	url, err := w.lab.ServeNetBoot(t.Context(), w.net, www, "none", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const name = "edge1"
+	stamped := filepath.Join(w.lab.Dir, name+".raw")
+	w.must(w.bin, "stamp", images["first"], w.site(0, lab.Site{NodeName: name}, "users: [{name: ops, groups: [sudo]}]"), "--output", stamped)
+	vm := w.start(lab.VMConfig{Name: name, Image: stamped})
+	node := w.ready(vm, nil)
+	if err := w.c.Pod(t.Context(), "hello", helloImage, vm.Node); err != nil {
+		t.Fatal(err)
+	}
+	w.podRuns(vm, "hello")
+	was := w.aboutNode(vm)
+
+	again := w.updates(vm, node, url+"/second.raw.zst")
+	if again.Metadata.UID != node.Metadata.UID {
+		t.Error("from its other root the machine has enrolled anew")
+	}
+	w.podRuns(vm, "hello")
+	is := w.aboutNode(vm)
+	is.want(t, map[string]string{"partition": "ROOT-B", "system": "second", "bless": "active", "entries": "edgebake-a.conf edgebake-b.conf", "packages": "root"})
+	for _, fact := range []string{"machine-id", "hostkey", "hostname", "user"} {
+		if was[fact] == "" || is[fact] != was[fact] {
+			t.Errorf("%s was %q, is %q", fact, was[fact], is[fact])
+		}
+	}
+	w.startUpdate(vm, url+"/third.raw.zst")
+	w.goesBack(vm, again, 3)
+	w.off(vm)
+	w.checkDisk(w.disk(vm))
+}
+
+// startUpdate has the machine carry out an update, and restart.
+func (w *world) startUpdate(vm *lab.VM, url string) {
+	w.t.Helper()
+	w.t.Log(w.mustOnNode(vm, "firstboot update --unsigned --no-reboot "+url+" && ls -l /efi/loader/entries && systemd-run --on-active=20 systemctl reboot"))
+}
+
+// updates has the machine carry out an update, and waits until it is Ready again.
+func (w *world) updates(vm *lab.VM, before *lab.Object, url string) *lab.Object {
+	w.t.Helper()
+	w.startUpdate(vm, url)
+	mark := w.expect(vm, 0, `BdsDxe: starting Boot`)
+	mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
+	return w.readyAgain(vm, mark, before)
+}
+
 // goesBack waits until the machine, switched on with a bad system,
 // is the node that it was with the one before.
 func (w *world) goesBack(vm *lab.VM, before *lab.Object, tries int) {

@@ -4,8 +4,12 @@ package mediatest
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,14 +26,23 @@ var Date = time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC)
 
 // Image is what an image is made of.
 type Image struct {
-	// ID seeds all that is random in it.
-	ID string
+	// ID is the plan's. It seeds all that is random in it, unless Seed is set.
+	ID, Seed string
 	// Data bytes are in its root, half of them noise, half easy to compress.
 	Data int64
 	// Free bytes are in its root, and in DATA.
 	FreeRoot, FreeData int64
-	// Sign, where set, signs it.
-	Sign func(golden string, imageInfo []byte) (string, error)
+	// Sign, where set, signs it, and SignIndex its index.
+	Sign      func(golden string, imageInfo []byte) (string, error)
+	SignIndex func(body []byte) (string, error)
+	// Initrd, where set, makes it bootable by name: the system's directory has a kernel and
+	// this, and the boot entry names both. ESP is the size of its partition then.
+	Initrd []byte
+	ESP    int64
+	// Files are in its root besides.
+	Files map[string][]byte
+	// Info, where set, changes its image.json.
+	Info func(*ondisk.ImageInfo)
 }
 
 // Make builds an image, compressed where the name ends in .zst.
@@ -37,7 +50,7 @@ func Make(t testing.TB, path string, i Image) *disk.Result {
 	t.Helper()
 	noise := make([]byte, i.Data)
 	seed := [32]byte{1}
-	copy(seed[1:], i.ID)
+	copy(seed[1:], cmp.Or(i.Seed, i.ID))
 	rand.NewChaCha8(seed).Read(noise[:i.Data/2])
 	copy(noise[i.Data/2:], bytes.Repeat([]byte("edgebake"), int(i.Data/16)))
 	dir := func(p string) tree.Node {
@@ -47,26 +60,39 @@ func Make(t testing.TB, path string, i Image) *disk.Result {
 		return tree.Node{Path: name, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: Date, Data: tree.Bytes(text)}}
 	}
 	spec := disk.Spec{ID: i.ID, Arch: "amd64", SourceDate: Date, Partitions: []disk.Partition{
-		{Label: ondisk.LabelESP, FS: disk.FAT32, Nodes: []tree.Node{dir(".")}},
+		{Label: ondisk.LabelESP, FS: disk.FAT32, Size: i.ESP, Nodes: []tree.Node{dir(".")}},
 		{Label: ondisk.LabelSlot, FS: disk.FAT16},
 		{Label: ondisk.LabelRootA, FS: disk.Ext4, FreeBytes: i.FreeRoot, Nodes: []tree.Node{dir("."), {Path: "data", Inode: &tree.Inode{
 			Mode: tree.ModeRegular | 0o644, MTime: Date, Data: tree.Content{Blob: "b", Size: i.Data}}}}},
 		{Label: ondisk.LabelRootB},
 		{Label: ondisk.LabelData, FS: disk.Ext4, FreeBytes: i.FreeData, Nodes: []tree.Node{dir("."), dir("lib")}},
 	}}
+	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
+		spec.Partitions[2].Nodes = append(spec.Partitions[2].Nodes, file(name, i.Files[name]))
+	}
 	l, err := disk.Compute(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := json.Marshal(ondisk.ImageInfo{Version: ondisk.ImageInfoVersion, Name: i.ID, Plan: i.ID, Arch: spec.Arch, SourceDate: Date.Unix(),
-		NodeTypes: []string{"edge", "native"}, SiteVersions: []string{"v1alpha1"}, InventoryVersions: []string{"v1alpha1"}, Kubernetes: "v1.36.3", Partitions: l.Parts})
+	about := ondisk.ImageInfo{Version: ondisk.ImageInfoVersion, Name: i.ID, Plan: i.ID, Arch: spec.Arch, SourceDate: Date.Unix(),
+		NodeTypes: []string{"edge", "native"}, SiteVersions: []string{"v1alpha1"}, InventoryVersions: []string{"v1alpha1"}, Kubernetes: "v1.36.3", Partitions: l.Parts}
+	if i.Info != nil {
+		i.Info(&about)
+	}
+	info, err := json.Marshal(about)
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, file(ondisk.ESPImageInfo, info),
-		file(ondisk.ESPEntryA, []byte("options root=PARTUUID="+l.Find(ondisk.LabelRootA).GUID+"\n")))
+	entry := "options root=PARTUUID=" + l.Find(ondisk.LabelRootA).GUID + "\n"
+	if i.Initrd != nil {
+		system := ondisk.ESPSystemDir(i.ID)
+		entry = fmt.Sprintf("title test\nsort-key %s\nversion %d\nlinux /%s/linux\ninitrd /%s/initrd\n", ondisk.ESPSortKey, ondisk.ESPFirstVersion, system, system) +
+			strings.TrimSpace(entry) + " data=" + l.Find(ondisk.LabelData).GUID + " esp=" + l.Find(ondisk.LabelESP).GUID + "\n"
+		spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, dir("edgebake"), dir(system), file(system+"/linux", []byte("kernel")), file(system+"/initrd", i.Initrd))
+	}
+	spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, file(ondisk.ESPImageInfo, info), file(ondisk.ESPEntryA, []byte(entry)))
 	res, err := disk.Write(t.Context(), path, spec, l, disktest.Blobs{"b": noise}, disk.WriteOptions{
-		Zstd: strings.HasSuffix(path, ".zst"), ImageInfo: info,
+		Zstd: strings.HasSuffix(path, ".zst"), ImageInfo: info, SignIndex: i.SignIndex,
 		Slot: func(d disk.Digest) ([]byte, error) {
 			s := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: spec.ID, Golden: d.Golden, Parts: d.Parts, SiteVersions: []string{"v1alpha1"}}
 			if i.Sign != nil {

@@ -1,0 +1,101 @@
+package host
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestOpenDevice(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "spool")
+	if _, err := openDevice(p, false); !os.IsNotExist(err) {
+		t.Errorf("a file that is not there: %v", err)
+	}
+	d, err := openDevice(p, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if _, err := d.WriteAt([]byte("chunk"), 4096); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Sync(); err != nil {
+		t.Error(err)
+	}
+	if n, err := d.Size(); n != 4101 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	if st, err := os.Stat(p); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", st, err)
+	}
+	link := p + ".link"
+	if err := os.Symlink(p, link); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openDevice(link, true); err == nil {
+		t.Error("a link was followed")
+	}
+	r, err := openDevice(p, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, err := r.WriteAt([]byte("x"), 0); err == nil {
+		t.Error("what was opened to be read was written")
+	}
+}
+
+func TestGet(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/" {
+			http.Redirect(w, r, "/image", http.StatusFound)
+			return
+		}
+		if r.Header.Get("Range") != "bytes=0-4" {
+			t.Errorf("the range is %q", r.Header.Get("Range"))
+		}
+		w.WriteHeader(http.StatusPartialContent)
+		io.WriteString(w, "hello")
+	}))
+	defer s.Close()
+	resp, err := get(t.Context(), s.URL, http.Header{"Range": {"bytes=0-4"}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || string(b) != "hello" || resp.StatusCode != http.StatusPartialContent {
+		t.Errorf("%q, %s, %v", b, resp.Status, err)
+	}
+	if err := resp.Body.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := get(t.Context(), "http://127.0.0.1:1/x", nil, nil); err == nil || !strings.Contains(err.Error(), "http://127.0.0.1:1/x") {
+		t.Error(err)
+	}
+}
+
+// A server that stops in the middle does not hold the machine up for ever.
+func TestTalking(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, w := io.Pipe()
+		timer := time.AfterFunc(silence, func() { w.CloseWithError(io.ErrUnexpectedEOF) })
+		body := &talking{r, timer, func() error { return nil }, func() {}}
+		go func() {
+			for range 5 {
+				time.Sleep(silence * 2 / 3)
+				w.Write([]byte("x"))
+			}
+		}()
+		b, err := io.ReadAll(body)
+		if string(b) != "xxxxx" || err != io.ErrUnexpectedEOF {
+			t.Errorf("%q, %v", b, err)
+		}
+		body.Close()
+	})
+}

@@ -1,0 +1,139 @@
+package update
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// system is the machine as an update finds it.
+type system struct {
+	image  ondisk.ImageInfo // that it runs
+	disk   *machine.Disk
+	root   string // the label of the partition that it runs from
+	target *machine.Partition
+	boot   []entry
+	active *site.Active // nil: none
+}
+
+// lookAt finds the machine's system. It returns all reasons why it cannot be updated.
+func lookAt(e *machine.Env) (*system, error) {
+	s := &system{}
+	var err error
+	if s.image, err = site.ImageInfo(e); err != nil {
+		return nil, err
+	}
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if s.image.Plan == "" {
+		return nil, errors.New("this machine was not booted from an edgebake image")
+	}
+	if len(s.image.Boards) > 0 {
+		bad("this machine is a board whose own firmware starts the kernel (%s), and these cannot be updated: flash it again", strings.Join(s.image.Boards, ", "))
+	}
+	if e.Exists(ondisk.ManifestsDir + "/kube-apiserver.yaml") {
+		bad("this machine runs a control plane, and these cannot be updated in place: flash it again, one node at a time")
+	}
+	if s.disk, err = e.LookUpRootDisk(); err != nil {
+		return nil, err
+	}
+	for _, p := range s.disk.Parts {
+		if p.Name == s.disk.Root {
+			s.root = p.Label
+		}
+	}
+	if s.root != ondisk.LabelRootA && s.root != ondisk.LabelRootB {
+		return nil, fmt.Errorf("the system runs from partition %s (%q), which is neither %s nor %s", s.disk.Root, s.root, ondisk.LabelRootA, ondisk.LabelRootB)
+	}
+	if s.target = s.disk.Part(otherRoot(s.root)); s.target == nil {
+		bad("the disk has no partition %s (disk.reserve of the Image): flash it with an image that has one", otherRoot(s.root))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if s.boot, err = entries(e); err != nil {
+		return nil, err
+	}
+	own := of(s.boot, s.root)
+	switch {
+	case len(own) == 0:
+		bad("there is no boot entry for %s, which this system runs from: an update would leave nothing to go back to", s.root)
+	case own[0].Trial:
+		return nil, run.Advise(fmt.Errorf("the system that runs is on trial itself (%s)", own[0].Name), "wait until the Node is Ready: the machine then keeps this system")
+	}
+	s.active = site.IfAny(e, s.image)
+	return s, errors.Join(errs...)
+}
+
+// admit returns everything that keeps the machine from an image.
+func (s *system) admit(next ondisk.ImageInfo, size int64) error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if next.Arch != s.image.Arch {
+		bad("the image is for %s, this machine is %s", next.Arch, s.image.Arch)
+	}
+	if len(next.Boards) > 0 {
+		bad("the image is for boards whose own firmware starts the kernel (%s)", strings.Join(next.Boards, ", "))
+	}
+	if next.UpdateSerial < s.image.UpdateSerial {
+		bad("the image has serial %d, and this machine takes none below %d, that of its own image: build it with a higher updates.serial", next.UpdateSerial, s.image.UpdateSerial)
+	}
+	if size > s.target.Size {
+		bad("its root file system has %d MiB, and partition %s has room for %d MiB: make it smaller, or flash the machine again", size>>20, s.target.Label, s.target.Size>>20)
+	}
+	if minor(next.Kubernetes) != minor(s.image.Kubernetes) {
+		bad("the image has Kubernetes %s and this machine %s: an update keeps the minor version; flash the machine again for another", next.Kubernetes, s.image.Kubernetes)
+	}
+	var lacks []string
+	for _, i := range next.Images {
+		if !slices.ContainsFunc(s.image.Images, func(x ondisk.ImageRef) bool { return x.Ref == i.Ref && x.Digest == i.Digest }) {
+			lacks = append(lacks, i.Ref)
+		}
+	}
+	if len(lacks) > 0 {
+		bad("the image brings container images that this machine's image lacks, and an update does not carry them yet: %s; leave them out, or flash the machine again", strings.Join(lacks, ", "))
+	}
+	if form(next) != form(s.image) {
+		bad("yurthub runs in another form on the image (%s, here %s): flash the machine again", form(next), form(s.image))
+	}
+	if s.active != nil {
+		errs = append(errs, s.serves(next))
+	}
+	return errors.Join(errs...)
+}
+
+// serves returns why the image cannot serve the Site of this machine.
+func (s *system) serves(next ondisk.ImageInfo) error {
+	spec := s.active.Site
+	version := strings.TrimPrefix(spec.APIVersion, "edgebake.io/")
+	if !slices.Contains(next.SiteVersions, version) {
+		return fmt.Errorf("the image reads Site %s, and this machine's Site is %s", strings.Join(next.SiteVersions, ", "), version)
+	}
+	if next.SiteFields != nil {
+		if beyond := spec.FieldsBeyond(next.SiteFields); len(beyond) > 0 {
+			return fmt.Errorf("the image does not know these fields of this machine's Site: %s", strings.Join(beyond, ", "))
+		}
+	}
+	return node.CheckSite(node.Image{Info: next}, spec, nil).Err()
+}
+
+func form(i ondisk.ImageInfo) string {
+	if i.Yurthub == nil {
+		return "none"
+	}
+	return i.Yurthub.Form
+}
+
+// minor is "v1.36" of "v1.36.3".
+func minor(version string) string {
+	major, rest, _ := strings.Cut(version, ".")
+	m, _, _ := strings.Cut(rest, ".")
+	return major + "." + m
+}

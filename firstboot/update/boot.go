@@ -1,0 +1,242 @@
+package update
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/ondisk"
+)
+
+// The EFI system partition, which systemd mounts when it is used.
+const (
+	espDir     = "/efi"
+	espUnit    = "efi.mount"
+	entriesDir = espDir + "/" + "loader/entries"
+	systemsDir = espDir + "/edgebake"
+)
+
+// tries is how often a new system may fail to come up before the former one boots again.
+const tries = 3
+
+// entry is a boot entry of one of the two roots.
+type entry struct {
+	Name string // of its file
+	Root string // ROOT-A or ROOT-B
+	// Trial: its boots are counted, with so many Left. systemd takes the count away once
+	// the system is as good as the one before.
+	Trial   bool
+	Left    int
+	Version int
+	Text    string
+}
+
+// entryName is the name of an entry: for one on trial with the tries that are left and
+// those that failed (Automatic Boot Assessment).
+var entryName = regexp.MustCompile(`^edgebake-([ab])(\+(\d+)(-\d+)?)?\.conf$`)
+
+// entries reads the boot entries of this machine's roots.
+func entries(e *machine.Env) ([]entry, error) {
+	list, err := os.ReadDir(e.Path(entriesDir))
+	if err != nil {
+		return nil, fmt.Errorf("reading the boot entries: %w", err)
+	}
+	var out []entry
+	for _, f := range list {
+		m := entryName.FindStringSubmatch(f.Name())
+		if m == nil {
+			continue
+		}
+		text, err := e.Read(path.Join(entriesDir, f.Name()))
+		if err != nil {
+			return nil, fmt.Errorf("reading the boot entries: %w", err)
+		}
+		x := entry{Name: f.Name(), Root: "ROOT-" + strings.ToUpper(m[1]), Trial: m[2] != "", Text: string(text)}
+		x.Left, _ = strconv.Atoi(m[3]) // digits
+		x.Version, _ = strconv.Atoi(field(x.Text, "version"))
+		out = append(out, x)
+	}
+	return out, nil
+}
+
+// field returns the value of a line of a boot entry.
+func field(text, name string) string {
+	for line := range strings.Lines(text) {
+		if key, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && key == name {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// of returns the entries of a root.
+func of(all []entry, root string) (out []entry) {
+	for _, x := range all {
+		if x.Root == root {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// otherRoot is the root partition that is not in use.
+func otherRoot(root string) string {
+	if root == ondisk.LabelRootA {
+		return ondisk.LabelRootB
+	}
+	return ondisk.LabelRootA
+}
+
+// retire removes the boot entries of a root, and the kernels that no entry names then. Those
+// of the plan that is being installed stay: an update that goes on needs not fetch them.
+func retire(e *machine.Env, root, plan string) error {
+	all, err := entries(e)
+	if err != nil {
+		return err
+	}
+	var kept []entry
+	for _, x := range all {
+		if x.Root != root {
+			kept = append(kept, x)
+			continue
+		}
+		if err := e.Remove(path.Join(entriesDir, x.Name)); err != nil {
+			return fmt.Errorf("removing the boot entry %s: %w", x.Name, err)
+		}
+	}
+	if err := e.Sync(entriesDir); err != nil {
+		return err
+	}
+	dirs, err := unusedSystems(e, append(kept, entry{Text: "/" + ondisk.ESPSystemDir(plan) + "/"}))
+	if err != nil {
+		return err
+	}
+	for _, d := range dirs {
+		if err := e.RemoveAll(d); err != nil {
+			return fmt.Errorf("removing a system that no boot entry names: %w", err)
+		}
+	}
+	return e.Sync(systemsDir)
+}
+
+// unusedSystems are the directories with a kernel that none of the entries names.
+func unusedSystems(e *machine.Env, kept []entry) ([]string, error) {
+	list, err := os.ReadDir(e.Path(systemsDir))
+	if err != nil {
+		return nil, fmt.Errorf("reading the systems on the EFI system partition: %w", err)
+	}
+	var out []string
+	for _, d := range list {
+		used := false
+		for _, x := range kept {
+			used = used || strings.Contains(x.Text, "/edgebake/"+d.Name()+"/")
+		}
+		// Nothing but systems has a kernel. What was copied halfway may lack it.
+		if d.IsDir() && !used {
+			out = append(out, path.Join(systemsDir, d.Name()))
+		}
+	}
+	return out, nil
+}
+
+// espFile is a file to be written to the EFI system partition.
+type espFile struct {
+	path  string
+	write func(io.Writer) error
+}
+
+// install writes files to the EFI system partition, and reads them back from the disk.
+func install(ctx context.Context, e *machine.Env, files []espFile) error {
+	sums := make([][]byte, len(files))
+	for i, f := range files {
+		h := sha256.New()
+		err := e.Stream(f.path, machine.Mode(0o700), func(w io.Writer) error { return f.write(io.MultiWriter(w, h)) })
+		if err != nil {
+			return fmt.Errorf("writing %s: %w", f.path, err)
+		}
+		sums[i] = h.Sum(nil)
+	}
+	if err := e.Sync(espDir); err != nil {
+		return err
+	}
+	// Mounted again, it is read from the disk, not from memory.
+	if err := e.Unit(ctx, "stop", espUnit); err != nil {
+		return fmt.Errorf("unmounting the EFI system partition, to read it back: %w", err)
+	}
+	for i, f := range files {
+		sum, err := sumOf(e, f.path)
+		if err == nil && !bytes.Equal(sum, sums[i]) {
+			err = errReadBack
+		}
+		if err != nil {
+			return fmt.Errorf("reading %s back: %w", f.path, err)
+		}
+	}
+	return nil
+}
+
+// sumOf is the SHA-256 of a file.
+func sumOf(e *machine.Env, p string) ([]byte, error) {
+	f, err := os.Open(e.Path(p))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	h := sha256.New()
+	_, err = io.Copy(h, f)
+	return h.Sum(nil), err
+}
+
+// makeEntry makes the boot entry of a new system out of that of its image: guids maps the
+// image's partitions to those of this disk.
+func makeEntry(text string, guids map[string]string, version int) (string, error) {
+	if field(text, "sort-key") != ondisk.ESPSortKey || field(text, "version") != strconv.Itoa(ondisk.ESPFirstVersion) {
+		return "", errors.New("the image's boot entry is not as edgebake writes it: build it again")
+	}
+	text = strings.Replace(text, fmt.Sprintf("version %d\n", ondisk.ESPFirstVersion), fmt.Sprintf("version %d\n", version), 1)
+	var pairs []string
+	for from, to := range guids {
+		if from == "" || to == "" || !strings.Contains(text, from) {
+			return "", errors.New("the image's boot entry does not name its partitions: build it again")
+		}
+		pairs = append(pairs, from, to)
+	}
+	return strings.NewReplacer(pairs...).Replace(text), nil
+}
+
+// nextVersion is higher than the version of every entry, so that the loader prefers it.
+func nextVersion(all []entry) int {
+	v := ondisk.ESPFirstVersion
+	for _, x := range all {
+		v = max(v, x.Version)
+	}
+	return v + 1
+}
+
+// guidOf is the PARTUUID of a partition. Kernels before 6.9 do not tell it in sysfs.
+func guidOf(e *machine.Env, p *machine.Partition) string {
+	if p.UUID != "" {
+		return p.UUID
+	}
+	const links = "/dev/disk/by-partuuid"
+	list, err := os.ReadDir(e.Path(links))
+	if err != nil {
+		return ""
+	}
+	for _, l := range list {
+		if to, err := os.Readlink(e.Path(path.Join(links, l.Name()))); err == nil && filepath.Base(to) == p.Name {
+			return strings.ToLower(l.Name())
+		}
+	}
+	return ""
+}

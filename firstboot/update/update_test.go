@@ -1,0 +1,791 @@
+package update
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"aead.dev/minisign"
+
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/firstboot/host"
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk/seekable"
+	"github.com/edgebake/edgebake/ondisk/slot"
+	"github.com/edgebake/edgebake/ondisk/update"
+	"github.com/edgebake/edgebake/test/mediatest"
+)
+
+// images are those of the tests, which are built once: the one that the machine runs, and
+// the one that it is updated to.
+var images = struct {
+	sync.Once
+	dir, public string
+}{}
+
+const (
+	oldPlan = "0123456789abcdef0123456789abcdef"
+	newPlan = "fedcba9876543210fedcba9876543210"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if images.dir != "" {
+		os.RemoveAll(images.dir)
+	}
+	os.Exit(code)
+}
+
+// initrds of both images: half of the new one is new.
+func initrd(plan string) []byte {
+	b := make([]byte, 4<<20)
+	rand.NewChaCha8([32]byte{1}).Read(b)
+	if plan == newPlan {
+		rand.NewChaCha8([32]byte{2}).Read(b[2<<20:])
+	}
+	return b
+}
+
+func makeImages(t *testing.T) {
+	t.Helper()
+	images.Do(func() {
+		var err error
+		if images.dir, err = os.MkdirTemp("", "edgebake-update-"); err != nil {
+			t.Fatal(err)
+		}
+		public, key, err := minisign.GenerateKey(rand.NewChaCha8([32]byte{3}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		images.public = public.String()
+		made := func(name, plan string, change func(*mediatest.Image)) {
+			i := mediatest.Image{ID: plan, Seed: "same", Data: 12 << 20, FreeRoot: 6 << 20, FreeData: 1 << 20, Initrd: initrd(plan), ESP: 48 << 20,
+				SignIndex: func(body []byte) (string, error) { return slot.SignIndex(body, key, mediatest.Date) },
+				Info: func(i *ondisk.ImageInfo) {
+					i.UpdateSerial, i.UpdateKeys = 5, []string{images.public}
+					i.Images = []ondisk.ImageRef{{Ref: "edgebake.test/pause:1", Digest: "sha256:aa"}}
+				}}
+			if change != nil {
+				change(&i)
+			}
+			mediatest.Make(t, filepath.Join(images.dir, name), i)
+		}
+		nano := make([]byte, 1<<20)
+		rand.NewChaCha8([32]byte{4}).Read(nano)
+		with := func(i *mediatest.Image) { i.Files = map[string][]byte{"nano": nano} }
+		made("old.raw", oldPlan, nil)
+		made("old.raw.zst", oldPlan, nil)
+		made("new.raw.zst", newPlan, with)
+		made("new.raw", newPlan, with)
+		made("unsigned.raw.zst", newPlan, func(i *mediatest.Image) { with(i); i.SignIndex = nil })
+		made("foreign.raw.zst", newPlan, func(i *mediatest.Image) {
+			with(i)
+			info := i.Info
+			i.Info = func(x *ondisk.ImageInfo) {
+				info(x)
+				x.Arch, x.UpdateSerial, x.Kubernetes = "arm64", 4, "v1.37.0"
+				x.Images = append(x.Images, ondisk.ImageRef{Ref: "edgebake.test/more:1", Digest: "sha256:bb"})
+			}
+		})
+	})
+}
+
+func imagePath(name string) string { return filepath.Join(images.dir, name) }
+
+// box is a machine whose disk is a file.
+type box struct {
+	t     *testing.T
+	root  string
+	disk  string
+	parts map[string]gpt.Partition
+	now   time.Time
+	log   bytes.Buffer
+	// effects counts writes to the disk and the file system; at cut the power goes, and of
+	// a write to a partition half arrives.
+	effects, cut int
+	rebooted     bool
+	steps        []string
+}
+
+// newBox is a machine that was flashed with the old image and runs.
+func newBox(t *testing.T) *box {
+	t.Helper()
+	makeImages(t)
+	b := &box{t: t, root: t.TempDir(), now: mediatest.Date, parts: map[string]gpt.Partition{}}
+	b.disk = filepath.Join(b.root, "disk")
+	copyFile(t, imagePath("old.raw"), b.disk)
+	f, err := os.Open(b.disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := gpt.Read(f, st.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const dev = "sys/devices/virtio/block/vda"
+	b.put(dev+"/size", fmt.Sprint(st.Size()/512))
+	for i, p := range table.Partitions {
+		b.parts[p.Name] = p
+		part := fmt.Sprintf("%s/vda%d", dev, i+1)
+		b.put(part+"/partition", fmt.Sprint(i+1))
+		b.put(part+"/start", fmt.Sprint(p.Start/512))
+		b.put(part+"/size", fmt.Sprint(p.Size/512))
+		b.put(part+"/uevent", "PARTNAME="+p.Name+"\nPARTUUID="+p.GUID+"\n")
+	}
+	b.link("../../devices/virtio/block/vda/vda3", "sys/dev/block/254:3")
+	b.link("../../devices/virtio/block/vda/vda4", "sys/dev/block/254:4")
+	b.put("proc/self/mountinfo", "20 1 254:3 / / rw - ext4 /dev/root rw\n")
+	esp, err := fat.Open(io.NewSectionReader(f, b.parts[ondisk.LabelESP].Start, b.parts[ondisk.LabelESP].Size))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = esp.Walk(func(e fat.Entry) error {
+		if e.Dir {
+			return nil
+		}
+		text, err := esp.Read(e)
+		b.put("efi/"+e.Path, string(text))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.put(ondisk.ImageInfoFile, b.get("efi/"+ondisk.ESPImageInfo))
+	b.put("run/x", "")
+	return b
+}
+
+func copyFile(t *testing.T, from, to string) {
+	t.Helper()
+	in, err := os.ReadFile(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(int64(len(in))); err != nil {
+		t.Fatal(err)
+	}
+	zero := make([]byte, 64<<10)
+	for off := 0; off < len(in); off += len(zero) {
+		if b := in[off:min(len(in), off+len(zero))]; !bytes.Equal(b, zero[:len(b)]) {
+			if _, err := f.WriteAt(b, int64(off)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func (b *box) put(p, text string) {
+	b.t.Helper()
+	full := filepath.Join(b.root, p)
+	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.WriteFile(full, []byte(text), 0o644); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *box) link(to, p string) {
+	b.t.Helper()
+	full := filepath.Join(b.root, p)
+	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.Symlink(to, full); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *box) get(p string) string {
+	text, err := os.ReadFile(filepath.Join(b.root, p))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return string(text)
+}
+
+var errPower = errors.New("the power is gone")
+
+// effect is one change of the machine. half: only half of it arrives.
+func (b *box) effect() (half bool, err error) {
+	b.effects++
+	switch {
+	case b.cut == 0 || b.effects < b.cut:
+		return false, nil
+	case b.effects == b.cut:
+		return true, errPower
+	}
+	return false, errPower
+}
+
+// env is the machine that an update works on.
+func (b *box) env() *machine.Env {
+	files := host.Files{Root: b.root}
+	do := func(f func() error) error {
+		if _, err := b.effect(); err != nil {
+			return err
+		}
+		return f()
+	}
+	return &machine.Env{
+		Root: b.root,
+		Log:  slog.New(slog.NewTextHandler(&b.log, nil)),
+		Clock: machine.Clock{Now: func() time.Time { return b.now }, Sleep: func(ctx context.Context, d time.Duration) error {
+			b.now = b.now.Add(d)
+			return ctx.Err()
+		}},
+		Files: machine.Files{
+			WriteFile: func(p string, data []byte, o machine.Owner) error {
+				return do(func() error { return files.WriteFile(p, data, o) })
+			},
+			Stream: func(p string, o machine.Owner, write func(io.Writer) error) error {
+				return do(func() error { return files.Stream(p, o, write) })
+			},
+			Mkdir:     func(p string, o machine.Owner) error { return do(func() error { return files.Mkdir(p, o) }) },
+			Remove:    func(p string) error { return do(func() error { return files.Remove(p) }) },
+			RemoveAll: func(p string) error { return do(func() error { return files.RemoveAll(p) }) },
+			Sync:      func(...string) error { return nil },
+			Lock:      files.Lock,
+		},
+		Programs: machine.Programs{
+			Run: func(_ context.Context, c machine.Cmd) error {
+				b.rebooted = b.rebooted || slices.Equal(c.Args, []string{"systemctl", "reboot"})
+				return nil
+			},
+			Unit:      func(context.Context, string, string) error { return nil },
+			UnitState: func(context.Context, string) (string, error) { return "inactive", nil },
+		},
+		Network: machine.Network{Get: func(ctx context.Context, url string, header http.Header, _ []string) (*http.Response, error) {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+			if err != nil {
+				return nil, err
+			}
+			req.Header = header
+			return http.DefaultTransport.RoundTrip(req)
+		}},
+		Slots: machine.Slots{ReadSlot: func(string) (*slot.Contents, error) { return b.slot() }},
+		FileSystems: machine.FileSystems{
+			FSFree: func(string) (int64, error) { return 40 << 20, nil },
+			OpenDevice: func(p string, write bool) (machine.Device, error) {
+				var n int
+				if _, err := fmt.Sscanf(p, "/dev/vda%d", &n); err != nil {
+					f, err := os.OpenFile(filepath.Join(b.root, p), os.O_RDWR|os.O_CREATE, 0o600)
+					return &part{b: b, f: f, name: p}, err
+				}
+				f, err := os.OpenFile(b.disk, os.O_RDWR, 0)
+				for _, x := range b.parts {
+					if fmt.Sprintf("vda%d", slices.Index([]string{"", ondisk.LabelESP, ondisk.LabelSlot, ondisk.LabelRootA, ondisk.LabelRootB, ondisk.LabelData}, x.Name)) == filepath.Base(p) {
+						return &part{b: b, f: f, name: p, start: x.Start, size: x.Size, write: write}, err
+					}
+				}
+				return nil, errors.New("no " + p)
+			},
+		},
+	}
+}
+
+// slot reads the slot of the box's disk.
+func (b *box) slot() (*slot.Contents, error) {
+	f, err := os.Open(b.disk)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	p := b.parts[ondisk.LabelSlot]
+	return slot.Read(io.NewSectionReader(f, p.Start, p.Size))
+}
+
+// part is a partition of the box's disk.
+type part struct {
+	b           *box
+	f           *os.File
+	name        string
+	start, size int64
+	write       bool
+}
+
+func (p *part) Name() string                            { return p.name }
+func (p *part) Size() (int64, error)                    { return p.size, nil }
+func (p *part) Sync() error                             { return nil }
+func (p *part) Close() error                            { return p.f.Close() }
+func (p *part) ReadAt(b []byte, off int64) (int, error) { return p.f.ReadAt(b, p.start+off) }
+func (p *part) WriteAt(b []byte, off int64) (n int, err error) {
+	if p.size > 0 && (!p.write || off+int64(len(b)) > p.size) {
+		p.b.t.Errorf("%d bytes are written at %d of %s", len(b), off, p.name)
+	}
+	half, err := p.b.effect()
+	if half {
+		p.f.WriteAt(b[:len(b)/2], p.start+off)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return p.f.WriteAt(b, p.start+off)
+}
+
+func (b *box) order(o Options) error {
+	b.steps = nil
+	return Update(b.t.Context(), b.env(), o, func(s run.Step) { b.steps = append(b.steps, s.Name+" "+s.Status) })
+}
+
+// rootOf returns the file system of a root partition, and of the image's.
+func (b *box) partition(label string) []byte {
+	b.t.Helper()
+	f, err := os.Open(b.disk)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer f.Close()
+	out := make([]byte, b.parts[label].Size)
+	if _, err := f.ReadAt(out, b.parts[label].Start); err != nil {
+		b.t.Fatal(err)
+	}
+	return out
+}
+
+// imageRoot is the root file system of the new image.
+var imageRoot = sync.OnceValue(func() []byte {
+	f, err := os.Open(imagePath("new.raw"))
+	if err != nil {
+		panic(err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		panic(err)
+	}
+	table, err := gpt.Read(f, st.Size())
+	if err != nil {
+		panic(err)
+	}
+	for _, p := range table.Partitions {
+		if p.Name == ondisk.LabelRootA {
+			out := make([]byte, p.Size)
+			if _, err := f.ReadAt(out, p.Start); err != nil {
+				panic(err)
+			}
+			return out
+		}
+	}
+	panic("no root")
+})
+
+const (
+	entryA = "efi/loader/entries/edgebake-a.conf"
+	entryB = "efi/loader/entries/edgebake-b+3.conf"
+)
+
+// bootable checks what a machine whose power went finds: the old system is there as it was,
+// and where the new one has a boot entry, it is there as a whole.
+func (b *box) bootable() {
+	b.t.Helper()
+	if !strings.Contains(b.get(entryA), "/edgebake/"+oldPlan[:16]+"/linux") || b.get("efi/edgebake/"+oldPlan[:16]+"/initrd") != string(initrd(oldPlan)) {
+		b.t.Fatal("the old system cannot boot")
+	}
+	if _, err := os.Stat(filepath.Join(b.root, entryB)); err == nil {
+		b.updated()
+	}
+}
+
+// updated checks that the new system is there.
+func (b *box) updated() {
+	b.t.Helper()
+	entry := b.get(entryB)
+	for label, built := range map[string]string{ondisk.LabelRootB: ondisk.LabelRootA, ondisk.LabelData: ondisk.LabelData, ondisk.LabelESP: ondisk.LabelESP} {
+		if !strings.Contains(entry, b.parts[label].GUID) {
+			b.t.Errorf("the entry does not name %s (%s)", label, built)
+		}
+	}
+	if strings.Contains(entry, b.parts[ondisk.LabelRootA].GUID) || !strings.Contains(entry, "\nversion 2\n") {
+		b.t.Errorf("the entry:\n%s", entry)
+	}
+	if b.get("efi/edgebake/"+newPlan[:16]+"/initrd") != string(initrd(newPlan)) || b.get("efi/edgebake/"+newPlan[:16]+"/linux") != "kernel" {
+		b.t.Error("kernel or initrd are not those of the image")
+	}
+	want := imageRoot()
+	if got := b.partition(ondisk.LabelRootB); !bytes.Equal(got[:len(want)], want) {
+		b.t.Error("the root is not that of the image")
+	}
+}
+
+func TestUpdate(t *testing.T) {
+	b := newBox(t)
+	before := b.partition(ondisk.LabelRootA)
+	if err := b.order(Options{Image: b.inside("new.raw.zst")}); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+	if !b.rebooted || !bytes.Equal(before, b.partition(ondisk.LabelRootA)) {
+		t.Errorf("restarted: %v; or the running root was changed", b.rebooted)
+	}
+	if got := strings.Join(slices.DeleteFunc(slices.Clone(b.steps), func(s string) bool { return strings.HasSuffix(s, " waiting") }), ", "); got != "retire as it should be, root done, esp done, reboot done" {
+		t.Error(got)
+	}
+	if _, err := os.Stat(filepath.Join(b.root, spoolFile)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is left: %v", spoolFile, err)
+	}
+	// The new system is blessed. Its own image is nothing to do; the former one goes into
+	// the first root.
+	b.runs(ondisk.LabelRootB, "new.raw.zst")
+	if err := b.order(Options{Image: b.inside("new.raw.zst")}); !errors.Is(err, ErrAlready) {
+		t.Errorf("the image that runs: %v", err)
+	}
+	b.rebooted = false
+	if err := b.order(Options{Image: b.inside("old.raw.zst"), NoReboot: true}); err != nil || b.rebooted {
+		t.Fatalf("restarted: %v; %v", b.rebooted, err)
+	}
+	if !bytes.Equal(before, b.partition(ondisk.LabelRootA)) {
+		t.Error("the root is not the one of the image")
+	}
+	if entry := b.get("efi/loader/entries/edgebake-a+3.conf"); !strings.Contains(entry, "\nversion 3\n") || !strings.Contains(entry, "root=PARTUUID="+b.parts[ondisk.LabelRootA].GUID) {
+		t.Errorf("the entry:\n%s", entry)
+	}
+	if _, err := os.Stat(filepath.Join(b.root, entryA)); err == nil {
+		t.Error("the root has two entries")
+	}
+}
+
+// runs makes the machine one that runs an image from a root, for good.
+func (b *box) runs(root, image string) {
+	b.t.Helper()
+	n := 3 + strings.Index("AB", strings.TrimPrefix(root, "ROOT-"))
+	b.put("proc/self/mountinfo", fmt.Sprintf("20 1 254:%d / / rw - ext4 /dev/root rw\n", n))
+	entries := filepath.Join(b.root, "efi/loader/entries/edgebake-"+strings.ToLower(root[5:]))
+	if err := os.Rename(entries+"+3.conf", entries+".conf"); err != nil {
+		b.t.Fatal(err)
+	}
+	file, err := os.ReadFile(imagePath(image))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	i, err := update.Open(bytes.NewReader(file), int64(len(file)))
+	if err == nil {
+		err = i.Decode()
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.put(ondisk.ImageInfoFile, string(i.Index.ImageInfo))
+}
+
+// inside copies an image to where the machine finds it, and returns its path there.
+func (b *box) inside(name string) string {
+	b.t.Helper()
+	to := filepath.Join(b.root, "mnt", name)
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := os.Stat(to); err != nil {
+		copyFile(b.t, imagePath(name), to)
+	}
+	return "/mnt/" + name
+}
+
+// The power goes at each kind of change, and of a write half arrives. The machine then has
+// the old system, and the new one whole or not at all; the same command completes it.
+func TestPowerCuts(t *testing.T) {
+	b := newBox(t)
+	name := b.inside("new.raw.zst")
+	if err := b.order(Options{Image: name}); err != nil {
+		t.Fatal(err)
+	}
+	all := b.effects
+	step := max(1, all/25)
+	if testing.Short() {
+		step = max(1, all/8)
+	}
+	cuts := []int{}
+	for cut := 1; cut <= all; cut++ {
+		if cut%step == 0 || cut > all-12 || cut < 4 {
+			cuts = append(cuts, cut)
+		}
+	}
+	t.Logf("%d of %d points", len(cuts), all)
+	for _, cut := range cuts {
+		b := newBox(t)
+		name := b.inside("new.raw.zst")
+		b.cut = cut
+		if err := b.order(Options{Image: name}); !errors.Is(err, errPower) && cut < all-2 {
+			t.Fatalf("cut at %d of %d: %v", cut, all, err)
+		}
+		b.bootable()
+		b.cut = 0
+		if err := b.order(Options{Image: name}); err != nil {
+			t.Fatalf("cut at %d of %d, then: %v", cut, all, err)
+		}
+		b.updated()
+	}
+}
+
+// web is a web server that has an image, and counts what it sends.
+type web struct {
+	*httptest.Server
+	mu       sync.Mutex
+	image    []byte
+	etag     string
+	requests int
+	sent     int64
+	// answer, where set, answers a request in place of the server.
+	answer func(w http.ResponseWriter, r *http.Request, n int) bool
+}
+
+func serve(t *testing.T, name string) *web {
+	t.Helper()
+	makeImages(t)
+	s := &web{etag: `"1"`}
+	var err error
+	if s.image, err = os.ReadFile(imagePath(name)); err != nil {
+		t.Fatal(err)
+	}
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.mu.Lock()
+		s.requests++
+		n, image := s.requests, s.image
+		if s.etag != "" {
+			w.Header().Set("ETag", s.etag)
+		}
+		s.mu.Unlock()
+		if strings.Contains(r.Header.Get("Range"), ",") {
+			t.Errorf("several ranges in one request: %s", r.Header.Get("Range"))
+		}
+		if s.answer != nil && s.answer(w, r, n) {
+			return
+		}
+		c := &counting{ResponseWriter: w}
+		http.ServeContent(c, r, "", time.Time{}, bytes.NewReader(image))
+		s.mu.Lock()
+		s.sent += c.n
+		s.mu.Unlock()
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+type counting struct {
+	http.ResponseWriter
+	n int64
+}
+
+func (c *counting) Write(b []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(b)
+	c.n += int64(n)
+	return n, err
+}
+
+// Only what the machine lacks is fetched: the new file, and half of the initrd.
+func TestFetch(t *testing.T) {
+	b, s := newBox(t), serve(t, "new.raw.zst")
+	if err := b.order(Options{Image: s.URL}); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+	if s.sent > 6<<20 || s.sent < 3<<20 {
+		t.Errorf("%d of %d bytes were sent in %d requests", s.sent, len(s.image), s.requests)
+	}
+	if s.requests > 40 {
+		t.Errorf("%d requests", s.requests)
+	}
+	// Once more, as after a power cut before the restart: of the root nothing is fetched
+	// again. The initrd is, since this machine's /efi is a directory, and no partition to
+	// find its chunks on.
+	s.sent = 0
+	if err := b.order(Options{Image: s.URL}); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+	if s.sent > 3<<20 {
+		t.Errorf("%d bytes were sent again", s.sent)
+	}
+}
+
+// A line that breaks in the middle of every answer costs what was on the way.
+func TestBrokenLine(t *testing.T) {
+	b, s := newBox(t), serve(t, "new.raw.zst")
+	s.answer = func(w http.ResponseWriter, r *http.Request, n int) bool {
+		if n%3 != 0 {
+			return n%7 == 0 && func() bool { w.WriteHeader(http.StatusServiceUnavailable); return true }()
+		}
+		rec := httptest.NewRecorder()
+		http.ServeContent(rec, r, "", time.Time{}, bytes.NewReader(s.image))
+		for k, v := range rec.Header() {
+			w.Header()[k] = v
+		}
+		w.WriteHeader(rec.Code)
+		w.Write(rec.Body.Bytes()[:rec.Body.Len()*2/3])
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	}
+	if err := b.order(Options{Image: s.URL}); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+}
+
+// What is wrong with an image, or where it is, has a reason, and the machine stays as it is.
+func TestRejected(t *testing.T) {
+	whole := func(w http.ResponseWriter, _ *http.Request, _ int) bool { w.Write([]byte("whole")); return true }
+	for _, c := range []struct {
+		name    string
+		image   string
+		prepare func(b *box, s *web)
+		o       Options
+		want    []string
+		late    bool // the other root may have been written
+	}{
+		{name: "unsigned", image: "unsigned.raw.zst", want: []string{"has no signature"}},
+		{name: "another key", image: "new.raw.zst", prepare: func(b *box, _ *web) {
+			other, _, err := minisign.GenerateKey(rand.NewChaCha8([32]byte{9}))
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			b.put(ondisk.ImageInfoFile, strings.Replace(b.get(ondisk.ImageInfoFile), images.public, other.String(), 1))
+		}, want: []string{"is signed by key"}},
+		{name: "all reasons at once", image: "foreign.raw.zst", want: []string{"for arm64", "serial 4", "none below 5", "Kubernetes v1.37.0", "edgebake.test/more:1"}},
+		{name: "raw", image: "new.raw", want: []string{"not a seekable zstd file"}},
+		{name: "cut short", image: "new.raw.zst", prepare: func(_ *box, s *web) { s.image = s.image[:len(s.image)-100] }, want: []string{"cut short"}},
+		{name: "changed index", image: "new.raw.zst", prepare: func(_ *box, s *web) {
+			i := bytes.LastIndex(s.image, []byte(`"golden":"`))
+			s.image = slices.Clone(s.image)
+			s.image[i+12] ^= 1
+		}, want: []string{"does not match"}},
+		{name: "no ranges", image: "new.raw.zst", prepare: func(_ *box, s *web) { s.answer = whole }, want: []string{"does not know ranges"}},
+		{name: "not found", image: "new.raw.zst", prepare: func(_ *box, s *web) {
+			s.answer = func(w http.ResponseWriter, r *http.Request, _ int) bool { http.NotFound(w, r); return true }
+		}, want: []string{"404"}},
+		{name: "a 200 in the middle", image: "new.raw.zst", prepare: func(_ *box, s *web) {
+			s.answer = func(w http.ResponseWriter, r *http.Request, n int) bool { return n > 3 && whole(w, r, n) }
+		}, want: []string{"does not know ranges"}, late: true},
+		{name: "replaced, with ETag", image: "new.raw.zst", prepare: func(_ *box, s *web) {
+			s.answer = func(w http.ResponseWriter, _ *http.Request, n int) bool {
+				if n > 3 {
+					w.Header().Set("ETag", `"2"`)
+				}
+				return false
+			}
+		}, want: []string{"another image now"}, late: true},
+		{name: "replaced, without ETag", image: "new.raw.zst", prepare: func(b *box, s *web) {
+			s.etag = ""
+			other, err := os.ReadFile(imagePath("unsigned.raw.zst"))
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			// As long as the image, so that nothing but the content tells.
+			long := append(bytes.Repeat([]byte("x"), max(0, len(s.image)-len(other))), other...)
+			s.answer = func(_ http.ResponseWriter, _ *http.Request, n int) bool {
+				if n > 2 {
+					s.mu.Lock()
+					s.image = long[len(long)-len(s.image):]
+					s.mu.Unlock()
+				}
+				return false
+			}
+		}, want: []string{"another image now"}, late: true},
+		{name: "damaged on the server", image: "new.raw.zst", prepare: func(b *box, s *web) {
+			z, err := seekable.Open(bytes.NewReader(s.image), int64(len(s.image)))
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			defer z.Close()
+			s.image = slices.Clone(s.image)
+			for i := range z.Frames() {
+				if e := z.Entry(i); e.Compressed > 20<<10 {
+					s.image[e.Offset+e.Compressed/2] ^= 0x55
+				}
+			}
+		}, want: []string{"it is not the one that the index lists"}, late: true},
+		{name: "a control plane", image: "new.raw.zst", prepare: func(b *box, _ *web) {
+			b.put(ondisk.ManifestsDir+"/kube-apiserver.yaml", "")
+		}, want: []string{"runs a control plane"}},
+		{name: "on trial itself", image: "new.raw.zst", prepare: func(b *box, _ *web) {
+			if err := os.Rename(filepath.Join(b.root, entryA), filepath.Join(b.root, "efi/loader/entries/edgebake-a+2-1.conf")); err != nil {
+				b.t.Fatal(err)
+			}
+		}, want: []string{"is on trial itself"}},
+		{name: "no way back", image: "new.raw.zst", prepare: func(b *box, _ *web) {
+			if err := os.Remove(filepath.Join(b.root, entryA)); err != nil {
+				b.t.Fatal(err)
+			}
+		}, want: []string{"nothing to go back to"}},
+		{name: "no keys", image: "new.raw.zst", prepare: func(b *box, _ *web) {
+			b.put(ondisk.ImageInfoFile, strings.Replace(b.get(ondisk.ImageInfoFile), images.public, "", 1))
+			b.put(ondisk.ImageInfoFile, strings.Replace(b.get(ondisk.ImageInfoFile), `"updateKeys":[""]`, `"updateKeys":[]`, 1))
+		}, want: []string{"names no keys"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b, s := newBox(t), serve(t, c.image)
+			if c.prepare != nil {
+				c.prepare(b, s)
+			}
+			before := b.partition(ondisk.LabelRootB)
+			c.o.Image = s.URL
+			err := b.order(c.o)
+			for _, w := range c.want {
+				if err == nil || !strings.Contains(err.Error(), w) {
+					t.Errorf("%q is not in: %v", w, err)
+				}
+			}
+			if !c.late && !bytes.Equal(before, b.partition(ondisk.LabelRootB)) {
+				t.Error("the other root was written")
+			}
+			if _, err := os.Stat(filepath.Join(b.root, entryB)); err == nil || b.rebooted {
+				t.Error("the new system has a boot entry, or the machine was restarted")
+			}
+		})
+	}
+}
+
+// A disk that returns other bytes than were written to it gets no boot entry.
+func TestBadDisk(t *testing.T) {
+	b := newBox(t)
+	e := b.env()
+	open := e.OpenDevice
+	e.OpenDevice = func(p string, write bool) (machine.Device, error) {
+		d, err := open(p, write)
+		if write && p == "/dev/vda4" {
+			d = forgetful{d}
+		}
+		return d, err
+	}
+	err := Update(t.Context(), e, Options{Image: b.inside("new.raw.zst")}, func(run.Step) {})
+	if !errors.Is(err, errReadBack) {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Stat(filepath.Join(b.root, entryB)); err == nil {
+		t.Error("the new system has a boot entry")
+	}
+}
+
+// forgetful is a disk that loses a bit of all that is written.
+type forgetful struct{ machine.Device }
+
+func (f forgetful) WriteAt(b []byte, off int64) (int, error) {
+	b = bytes.Clone(b)
+	b[len(b)/2] ^= 1
+	return f.Device.WriteAt(b, off)
+}
