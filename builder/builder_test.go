@@ -73,11 +73,11 @@ func (p *project) image(t *testing.T) *configs.Image {
 	if err != nil {
 		t.Fatal(err)
 	}
-	img, err := configs.ParseImage("image.yaml", data)
+	parsed, err := configs.ParseImages("image.yaml", data)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return img
+	return parsed[0]
 }
 
 func (p *project) options(out string) Options {
@@ -1043,11 +1043,12 @@ func FuzzDpkgStatus(f *testing.F) {
 }
 
 func TestDebianArguments(t *testing.T) {
-	img, err := configs.ParseImage("x", []byte(strings.Replace(buildtest.Document, "  tar:\n    file: base.tar\n",
+	parsed, err := configs.ParseImages("x", []byte(strings.Replace(buildtest.Document, "  tar:\n    file: base.tar\n",
 		"  debian:\n    suite: trixie\n    packages: [tcpdump]\n    run: [\"echo 'it'\"]\n", 1)))
 	if err != nil {
 		t.Fatal(err)
 	}
+	img := parsed[0]
 	r := newDebianRecipe(img, img.SourceTime(), []string{"aa"})
 	args := r.args([]string{"/keys/a.gpg"})
 	for _, want := range []string{"--variant=minbase", "--architectures=amd64", "--keyring=/keys/a.gpg", `--customize-hook=chroot "$1" /bin/sh -euc 'echo '\''it'\'''`, "trixie"} {

@@ -38,7 +38,7 @@ files: [{path: /etc/motd, contents: "{{.Arch}}", template: true}]
 	if l := ListedArchitectures([]byte(doc)); !slices.Equal(l, []string{"amd64", "arm64"}) {
 		t.Errorf("listed: %v", l)
 	}
-	if i, err := ParseImage("image.yaml", []byte(doc)); err != nil || i.Arch != "amd64" {
+	if i, err := parseImage("image.yaml", []byte(doc)); err != nil || i.Arch != "amd64" {
 		t.Errorf("%v", err)
 	}
 }

@@ -23,7 +23,7 @@ import (
 
 // TestWrongKind: each parser says which document it wants.
 func TestWrongKind(t *testing.T) {
-	if _, err := ParseImage("a", []byte(examples.Site)); err == nil || !strings.Contains(err.Error(), "expected a document of kind Image, got one of kind Site") {
+	if _, err := parseImage("a", []byte(examples.Site)); err == nil || !strings.Contains(err.Error(), "expected a document of kind Image, got one of kind Site") {
 		t.Error(err)
 	}
 	if _, err := ParseSite("a", []byte(examples.Image)); err == nil || !strings.Contains(err.Error(), "expected a document of kind Site, got one of kind Image") {
@@ -74,7 +74,7 @@ func TestDefaults(t *testing.T) {
 			t.Errorf("%s: %q, want %q", f.name, f.got, f.want)
 		}
 	}
-	i, err := ParseImage("image.yaml", []byte(smallImage))
+	i, err := parseImage("image.yaml", []byte(smallImage))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestDefaults(t *testing.T) {
 	}
 	for version, form := range map[string]string{"v1.6.1": "staticPod", "v1.7.0": "unit"} {
 		part := map[string]string{"staticPod": "image: {ref: 'example.com/yurthub:1'}", "unit": "binary: {file: yurthub}"}[form]
-		i, err := ParseImage("image.yaml", fmt.Appendf(nil, "%syurthub: {version: %s, %s}\n", strings.NewReplacer("v1.36.3", "v1.30.3", "goModule: }", "goModule: }, crictl: {version: v1.36.0, source: {goModule: }}").Replace(smallImage), version, part))
+		i, err := parseImage("image.yaml", fmt.Appendf(nil, "%syurthub: {version: %s, %s}\n", strings.NewReplacer("v1.36.3", "v1.30.3", "goModule: }", "goModule: }, crictl: {version: v1.36.0, source: {goModule: }}").Replace(smallImage), version, part))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -471,7 +471,7 @@ func TestAccepted(t *testing.T) {
 		"the nobody of old systems": "files: [{path: /etc/a, contents: x, uid: 4294967294, mode: '0400'}]\n",
 		"a template of all kinds":   "files: [{path: /etc/a, contents: \"{{if .Yurthub}}{{.Yurthub.Version}}{{end}}{{len .Images}}{{range .Registries}}{{.Host}}{{end}}\\n\", template: true}]\n",
 	} {
-		if _, err := ParseImage("image.yaml", []byte(smallImage+more)); err != nil {
+		if _, err := parseImage("image.yaml", []byte(smallImage+more)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -490,4 +490,13 @@ func parseAny(name string, data []byte) (any, error) {
 		return d.Inventory(Secret{}, false)
 	}
 	return d.Site(Secret{}, false)
+}
+
+// parseImage reads an Image for the first of its architectures.
+func parseImage(name string, data []byte) (*Image, error) {
+	all, err := ParseImages(name, data)
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
 }

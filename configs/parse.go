@@ -43,16 +43,6 @@ func limits(kind string) strict.Limits {
 	return strict.DefaultLimits
 }
 
-// ParseImage reads an Image, for the first of its architectures; all are checked. The error
-// is Problems.
-func ParseImage(name string, data []byte) (*Image, error) {
-	all, err := ParseImages(name, data)
-	if err != nil {
-		return nil, err
-	}
-	return all[0], nil
-}
-
 // ParseSite reads a Site as a person writes it. The error is Problems.
 func ParseSite(name string, data []byte) (*Site, error) {
 	d, err := Read(name, data)

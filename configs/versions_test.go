@@ -46,7 +46,7 @@ func versionsImage(t *testing.T, kubernetes, containerd string) (*Image, error) 
 	t.Helper()
 	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Image\nname: x\nsourceDate: 2026-01-01T00:00:00Z\nbase: {debian: {suite: trixie}}\n" +
 		"kubernetes: {version: " + kubernetes + ", source: {goModule: {}}}\ncontainerd: " + containerd + "\n"
-	return ParseImage("image.yaml", []byte(doc))
+	return parseImage("image.yaml", []byte(doc))
 }
 
 func TestVersionPairs(t *testing.T) {

@@ -95,7 +95,7 @@ func TestImageWarnings(t *testing.T) {
 		"repeatable arguments":           {"kernel: {args: [video=a, video=b]}", ""},
 		"the default VIP among the pods": {"cni: {podCIDR: 10.103.0.0/16}", "cni.podCIDR: 10.103.0.0/16 contains 10.103.97.2"},
 	} {
-		img, err := ParseImage("image.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Image\nname: x\nsourceDate: 2026-01-01T00:00:00Z\nbase: {debian: {suite: trixie}}\n"+
+		img, err := parseImage("image.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Image\nname: x\nsourceDate: 2026-01-01T00:00:00Z\nbase: {debian: {suite: trixie}}\n"+
 			"kubernetes: {version: v1.37.2, source: {goModule: {}}}\ncontainerd: {version: 2.3.7, source: {goModule: {}}}\n"+c.field+"\n"))
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)

@@ -36,10 +36,11 @@ var built = sync.OnceValues(func() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	img, err := configs.ParseImage("image.yaml", text)
+	parsed, err := configs.ParseImages("image.yaml", text)
 	if err != nil {
 		return nil, err
 	}
+	img := parsed[0]
 	cache, err := fetch.Open(filepath.Join(dir, "cache"))
 	if err != nil {
 		return nil, err

@@ -44,10 +44,11 @@ func image(t *testing.T, name string, base []buildtest.Entry) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	img, err := configs.ParseImage("image.yaml", text)
+	parsed, err := configs.ParseImages("image.yaml", text)
 	if err != nil {
 		t.Fatal(err)
 	}
+	img := parsed[0]
 	cache, err := fetch.Open(filepath.Join(dir, "cache"))
 	if err != nil {
 		t.Fatal(err)

@@ -90,12 +90,6 @@ func Enrolment(e *machine.Env) (*x509.Certificate, error) {
 // certificate that was made by a wrong one: the machine is a node's all the same.
 func OutOfTime(err error) bool { return errors.Is(err, errExpired) || errors.Is(err, ErrEarly) }
 
-// EnrolledBelow reports whether the files below root, perhaps those of another
-// machine, are a node's: nil, or what is wrong with them.
-func EnrolledBelow(root string, now time.Time) error {
-	return Enrolled(&machine.Env{Root: root, Clock: machine.Clock{Now: func() time.Time { return now }}})
-}
-
 // errCut describes a file that was still on its way to the disk.
 var errCut = errors.New("it is empty or was cut off, as by a power failure")
 

@@ -17,18 +17,10 @@ import (
 // maxAnswer bounds what is read of an answer; a member has some hundred bytes.
 const maxAnswer = 1 << 20
 
-// Probe asks a control-plane node's port 2380 what is behind it. An answer that
-// is neither etcd's nor first boot's counts as none: it proves nothing.
-//
-// etcd answers /members without a quorum, and to any client certificate of its
-// CA.
-func Probe(ctx context.Context, client *http.Client, peerURL string) PeerState {
-	peer, _ := Look(ctx, client, peerURL)
-	return peer.State
-}
-
-// Look is Probe with the peer's ticket, and the ids of the members that the
-// control-plane node counts by its own data, without a quorum too.
+// Look asks a control-plane node's port 2380 what is behind it. An answer that is neither
+// etcd's nor first boot's proves nothing, and counts as none. Look also returns the node's
+// ticket and the ids of the members by the node's own data. etcd answers /members without a
+// quorum, to any client certificate of its CA.
 func Look(ctx context.Context, client *http.Client, peerURL string) (Peer, []string) {
 	if code, body, err := ask(ctx, client, http.MethodGet, peerURL+BlankPath, nil); err == nil && code == http.StatusOK {
 		var a Answer

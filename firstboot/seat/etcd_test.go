@@ -11,7 +11,7 @@ func always() bool { return true }
 
 // What is neither etcd nor first boot proves nothing; test/cluster asks the
 // real etcd.
-func TestProbe(t *testing.T) {
+func TestLook(t *testing.T) {
 	for name, tt := range map[string]struct {
 		handler http.Handler
 		want    PeerState
@@ -29,12 +29,12 @@ func TestProbe(t *testing.T) {
 		"far too much":     {members404("[" + strings.Repeat(" ", maxAnswer) + "]"), Silent},
 	} {
 		s := httptest.NewServer(tt.handler)
-		if got := Probe(t.Context(), s.Client(), s.URL); got != tt.want {
-			t.Errorf("%s: %d, want %d", name, got, tt.want)
+		if peer, _ := Look(t.Context(), s.Client(), s.URL); peer.State != tt.want {
+			t.Errorf("%s: %d, want %d", name, peer.State, tt.want)
 		}
 		s.Close()
-		if got := Probe(t.Context(), http.DefaultClient, s.URL); got != Silent {
-			t.Errorf("%s, switched off: %d", name, got)
+		if peer, _ := Look(t.Context(), http.DefaultClient, s.URL); peer.State != Silent {
+			t.Errorf("%s, switched off: %d", name, peer.State)
 		}
 	}
 }

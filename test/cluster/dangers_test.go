@@ -73,7 +73,8 @@ func TestDangers(t *testing.T) {
 
 func (e *etcds) probe(i int) seat.PeerState {
 	e.t.Helper()
-	return seat.Probe(e.t.Context(), http.DefaultClient, e.peer[i])
+	peer, _ := seat.Look(e.t.Context(), http.DefaultClient, e.peer[i])
+	return peer.State
 }
 
 // Etcd that drops all other members does so at each start with the flag: also when it

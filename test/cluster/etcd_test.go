@@ -238,7 +238,7 @@ func TestTwoWiped(t *testing.T) {
 	e.decide(0, seat.Wait) // m3 is off, and holds everything
 	e.start(2, e.all(), "new")
 	until(t, "m3 to answer", func() bool {
-		return seat.Probe(t.Context(), http.DefaultClient, e.peer[2]) == seat.Lived
+		return e.probe(2) == seat.Lived
 	})
 	e.decide(0, seat.Stop)
 	stop()
@@ -254,7 +254,7 @@ func TestBirth(t *testing.T) {
 	e.decide(0, seat.Birth)
 	e.birth(0)
 	until(t, "the newborn member to answer", func() bool {
-		return seat.Probe(t.Context(), http.DefaultClient, e.peer[0]) == seat.Newborn
+		return e.probe(0) == seat.Newborn
 	})
 	e.decide(1, seat.Birth)
 	stop()
@@ -598,7 +598,7 @@ func TestMembersNeedQuorum(t *testing.T) {
 		_, err := (seat.Etcd{Client: &http.Client{Timeout: 10 * time.Second}, URL: e.client[0]}).Members(t.Context())
 		return err != nil
 	})
-	if s := seat.Probe(t.Context(), http.DefaultClient, e.peer[0]); s != seat.Lived {
+	if s := e.probe(0); s != seat.Lived {
 		t.Errorf("m1 without a quorum looks like %d", s)
 	}
 	e.wipe(2)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -233,7 +234,7 @@ func (w *world) wayBack(rec *lab.Recording) error {
 			}
 		}
 	}
-	enrolled := member.EnrolledBelow(root, time.Now())
+	enrolled := member.Enrolled(&machine.Env{Root: root, Clock: machine.Clock{Now: time.Now}})
 	if enrolled != nil && token != nil {
 		return fmt.Errorf("it has no way into the cluster: %w; %w", enrolled, token)
 	}
