@@ -37,6 +37,8 @@ type watcher struct {
 	// kube-apiserver hangs up after every answer to somebody it does not
 	// know. Zero: at once.
 	readyDue time.Time
+	// strange counts answers in a row after which the API server hung up for that reason.
+	strange int
 	// rtt and shake are the measured times until a PING is answered, and of a
 	// handshake.
 	rtt, shake latency
@@ -439,6 +441,9 @@ func (w *watcher) hear(s *schedule, l *probe.Link, e probe.Event) (over bool) {
 		}
 	case probe.EventGoAway:
 		over, w.readyDue = s.goAway(time.Now())
+		if !w.readyDue.IsZero() {
+			w.hungUp(l)
+		}
 		return over
 	case probe.EventClosed:
 		w.see(probe.Closed, e.Err)
@@ -451,8 +456,30 @@ func (w *watcher) hear(s *schedule, l *probe.Link, e probe.Event) (over bool) {
 		s.response(time.Now(), state, soon)
 		if s.leaving {
 			w.readyDue = s.readyDue
+			w.hungUp(l)
 			return true
 		}
 	}
 	return false
+}
+
+// strangerMost is the longest pause between requests to an API server that hangs up after
+// each answer. After 90 s without a request it hangs up anyway.
+const strangerMost = 80 * time.Second
+
+// hungUp puts the next request off if the API server hung up after its answer because
+// this node shows no certificate yet. Each request costs a handshake then, and there may
+// be a thousand nodes that wait for their certificates. PINGs go on.
+func (w *watcher) hungUp(l *probe.Link) {
+	if l.Target.Client != nil {
+		w.strange = 0
+		return
+	}
+	now := time.Now()
+	if w.readyDue.Sub(now) < w.profile.Ready/2 {
+		return // it is asked soon for another reason
+	}
+	w.strange++
+	d := max(w.profile.Ready, min(w.profile.Ready<<min(w.strange, 8), strangerMost))
+	w.readyDue = w.beat.within(now, d)
 }

@@ -12,8 +12,9 @@ import (
 
 // share is a cgroup, of either version, that bounds the processors of what is in it.
 type share struct {
-	dir string
-	v2  bool
+	dir       string
+	v2        bool
+	processes int
 }
 
 const cgroups = "/sys/fs/cgroup"
@@ -36,7 +37,16 @@ func (s *share) write(file, text string) error {
 	return os.WriteFile(filepath.Join(s.dir, file), []byte(text), 0)
 }
 
-func (s *share) add(pid int) error { return s.write("cgroup.procs", strconv.Itoa(pid)) }
+// add moves a process into the cgroup. A cgroup competes as one thread does with those
+// outside, so it weighs two more for each process.
+func (s *share) add(pid int) error {
+	s.processes++
+	weight := s.write("cpu.shares", strconv.Itoa(2*1024*s.processes))
+	if s.v2 {
+		weight = s.write("cpu.weight", strconv.Itoa(2*100*s.processes))
+	}
+	return errors.Join(weight, s.write("cgroup.procs", strconv.Itoa(pid)))
+}
 
 // set bounds the processors; 0 is no bound.
 func (s *share) set(processors float64) error {
