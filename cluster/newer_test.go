@@ -54,7 +54,7 @@ func TestVerifyKnowsNewerOpenYurt(t *testing.T) {
 		rule("coordination.k8s.io", "leases", "get", "update"), rule("discovery.k8s.io", "endpointslices", "list", "watch"), rule("", "endpoints", "list", "watch")}}))
 	s.put(bindings+hubName, rbac("ClusterRoleBinding", "", hubName, bindNodes("ClusterRole", hubName)))
 	s.put(roles+openyurt.BootstrapRole, rbac("ClusterRole", "", openyurt.BootstrapRole, map[string]any{"rules": []any{rule("apps.openyurt.io", "nodepools", "get")}}))
-	for _, w := range hubWishes() {
+	for _, w := range hubObjects() {
 		if change, err := c.try(t.Context(), w); err != nil || change != nil {
 			t.Errorf("prepare would change %s: %v", w.name, err)
 		}

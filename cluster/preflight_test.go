@@ -329,7 +329,7 @@ func TestPreflightSeesWhatYurthubLacks(t *testing.T) {
 			t.Errorf("%s: %+v, want %q", name, k, tt.want)
 		}
 		// Prepare makes it so.
-		for _, w := range hubWishes() {
+		for _, w := range hubObjects() {
 			obj, err := c.get(t.Context(), w.resource, "", w.name)
 			if err != nil {
 				t.Fatal(err)

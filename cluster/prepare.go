@@ -47,11 +47,11 @@ func (c *Change) Diff() string { return diff(lines(c.Before), lines(c.After)) }
 // Plan finds out what Prepare would change, by the API server's own word: each
 // change is tried there without being carried out.
 func (c *Client) Plan(ctx context.Context, w Wanted) ([]Change, error) {
-	wishes, err := c.wishes(ctx, w)
+	desired, err := c.desired(ctx, w)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.need(ctx, "preparing the cluster", rightsFor(wishes)...); err != nil {
+	if err := c.need(ctx, "preparing the cluster", rightsFor(desired)...); err != nil {
 		return nil, err
 	}
 	noted, _, err := c.recorded(ctx)
@@ -60,7 +60,7 @@ func (c *Client) Plan(ctx context.Context, w Wanted) ([]Change, error) {
 	}
 	var plan []Change
 	var errs []error
-	for _, w := range wishes {
+	for _, w := range desired {
 		change, err := c.try(ctx, w)
 		if err != nil {
 			errs = append(errs, err)
@@ -74,17 +74,17 @@ func (c *Client) Plan(ctx context.Context, w Wanted) ([]Change, error) {
 	return plan, errors.Join(errs...)
 }
 
-func rightsFor(wishes []wish) []right {
+func rightsFor(desired []desiredObject) []right {
 	all := []right{{"get", configMaps, systemNamespace, recordName}, {"create", configMaps, systemNamespace, ""}, {"update", configMaps, systemNamespace, recordName}}
-	for _, w := range wishes {
+	for _, w := range desired {
 		all = append(all, right{"get", w.resource, w.namespace, w.name}, right{"create", w.resource, w.namespace, ""}, right{"update", w.resource, w.namespace, w.name})
 	}
 	slices.SortFunc(all, func(a, b right) int { return strings.Compare(a.String(), b.String()) })
 	return slices.Compact(all)
 }
 
-// try has the API server say what would come of a wish; nil: nothing.
-func (c *Client) try(ctx context.Context, w wish) (*Change, error) {
+// try has the API server say what would come of a change; nil: nothing.
+func (c *Client) try(ctx context.Context, w desiredObject) (*Change, error) {
 	obj, err := c.get(ctx, w.resource, w.namespace, w.name)
 	if err != nil {
 		return nil, err

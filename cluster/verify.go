@@ -40,11 +40,11 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check
 		}
 		w.Pools = nil
 	}
-	wishes, err := c.wishes(ctx, w)
+	desired, err := c.desired(ctx, w)
 	if err != nil {
 		return nil, err
 	}
-	for _, w := range wishes {
+	for _, w := range desired {
 		obj, err := c.get(ctx, w.resource, w.namespace, w.name)
 		if err != nil {
 			return nil, err

@@ -2,6 +2,7 @@ package configs
 
 import (
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/templates"
 )
 
 // Image describes what is baked into a golden image. It contains no secrets
@@ -295,6 +296,9 @@ type ImageStore struct {
 	// default 2000000.
 	MaxFiles int64 `yaml:"maxFiles,omitempty" json:"maxFiles,omitempty" jsonschema:"minimum=1,maximum=1000000000"`
 }
+
+// RenderFile executes the text of a file with template: true.
+func (i *Image) RenderFile(text string) (string, error) { return templates.File(text, i) }
 
 // MaxLayer is MaxLayerSize in bytes, 0 where it is not set.
 func (s *ImageStore) MaxLayer() int64 {

@@ -296,29 +296,10 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 	}
 	shared := inv.sharedNodeName(r)
 	for i := range inv.Sites {
+		inv.validateSite(i, credentials, r)
 		s := &inv.Sites[i]
-		own := fmt.Sprintf("sites[%d]", i)
-		switch {
-		case s.Name == "":
-			r.found(Problem{Path: own + ".name", Missing: true, Msg: "is required, since nodeName is a template: files made for the Site have this name"})
-		case !siteName.MatchString(s.Name) || len(s.Name) > 63 || strings.Contains(s.Name, ".."):
-			r.at(own+".name", "%q must be lower-case letters, digits, - and ., beginning and ending with a letter or digit, at most 63", strict.Shorten(s.Name))
-		default:
+		if s.hasSiteName() {
 			claim(i, "name", fmt.Sprintf("%q", s.Name), "name "+s.Name)
-		}
-		var probs Problems
-		s.Match.Validate("match", &probs)
-		for _, p := range probs {
-			r.found(under(own, p))
-		}
-		if s.NodeType == NodeControlPlane {
-			r.at(own+".nodeType", "control-plane nodes have Sites of their own: every machine that is stamped with the Inventory would have the cluster's keys")
-		}
-		for _, p := range s.validate(credentials) {
-			// A node name that follows from a name which is wrong is not a second problem.
-			if p.Path != "nodeName" || s.NodeName != s.Name || siteName.MatchString(s.Name) && len(s.Name) <= 63 {
-				r.of(i, p)
-			}
 		}
 		for _, k := range s.Match.Keys() {
 			claim(i, k.Field, k.Key, k.Key)
@@ -328,6 +309,37 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 			inv.claimNodeName(i, claim)
 		}
 		inv.claimNetwork(i, claim)
+	}
+}
+
+// hasSiteName reports whether the site has a valid name.
+func (s *InventorySite) hasSiteName() bool {
+	return siteName.MatchString(s.Name) && len(s.Name) <= 63 && !strings.Contains(s.Name, "..")
+}
+
+// validateSite reports the problems of the i-th site by itself.
+func (inv *Inventory) validateSite(i int, credentials bool, r *inventoryReport) {
+	s := &inv.Sites[i]
+	own := fmt.Sprintf("sites[%d]", i)
+	switch {
+	case s.Name == "":
+		r.found(Problem{Path: own + ".name", Missing: true, Msg: "is required, since nodeName is a template: files made for the Site have this name"})
+	case !s.hasSiteName():
+		r.at(own+".name", "%q must be lower-case letters, digits, - and ., beginning and ending with a letter or digit, at most 63", strict.Shorten(s.Name))
+	}
+	var probs Problems
+	s.Match.Validate("match", &probs)
+	for _, p := range probs {
+		r.found(under(own, p))
+	}
+	if s.NodeType == NodeControlPlane {
+		r.at(own+".nodeType", "control-plane nodes have Sites of their own: every machine that is stamped with the Inventory would have the cluster's keys")
+	}
+	for _, p := range s.validate(credentials) {
+		// A node name that follows from a name which is wrong is not a second problem.
+		if p.Path != "nodeName" || s.NodeName != s.Name || siteName.MatchString(s.Name) && len(s.Name) <= 63 {
+			r.of(i, p)
+		}
 	}
 }
 

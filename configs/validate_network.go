@@ -272,7 +272,16 @@ func (c *networkCheck) addressing(path string, f Addressing) (prefixes []netip.P
 	case f.Metric != 0 && f.NoDefaultRoute:
 		c.probs.Add(path+".metric", "has no effect with noDefaultRoute: remove it")
 	}
-	unread := false // an address has no network that a gateway could be in
+	prefixes, unread := c.addresses(path, f)
+	if f.Gateway != "" {
+		c.gateway(path+".gateway", f, prefixes, unread)
+	}
+	return prefixes
+}
+
+// addresses checks the addresses of an interface. unread: one of them has no prefix length,
+// so the gateway may be in its network.
+func (c *networkCheck) addresses(path string, f Addressing) (prefixes []netip.Prefix, unread bool) {
 	for i, text := range f.Addresses {
 		sub := fmt.Sprintf("%s.addresses[%d]", path, i)
 		p, err := netip.ParsePrefix(text)
@@ -295,10 +304,7 @@ func (c *networkCheck) addressing(path string, f Addressing) (prefixes []netip.P
 		}
 		prefixes = append(prefixes, p)
 	}
-	if f.Gateway != "" {
-		c.gateway(path+".gateway", f, prefixes, unread)
-	}
-	return prefixes
+	return prefixes, unread
 }
 
 // isReserved reports an address that no machine can have, in a network of which the size is
@@ -454,35 +460,43 @@ func containsAddr(prefixes []netip.Prefix, a netip.Addr) bool {
 
 func (r Route) validate(path string, dhcp bool, prefixes []netip.Prefix, probs *Problems) {
 	to, err := netip.ParsePrefix(r.To)
-	if r.To != "" && err != nil {
+	switch {
+	case r.To == "":
+	case err != nil:
 		probs.Add(path+".to", "%q is not a CIDR, e.g. 10.0.0.0/8", strict.Shorten(r.To))
-	} else if err == nil && to != to.Masked() {
+	case to != to.Masked():
 		probs.Add(path+".to", "%s has bits set behind its prefix; write %s", r.To, to.Masked())
 	}
-	if err == nil && to.Bits() > 0 && (to.Addr().IsLoopback() || to.Addr().IsMulticast() || to.Addr().IsLinkLocalUnicast() || to.Addr().IsUnspecified()) {
+	if a := to.Addr(); err == nil && to.Bits() > 0 && (a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a.IsUnspecified()) {
 		probs.Add(path+".to", "%s is not reached through a router", r.To)
 	}
 	via, viaErr := netip.ParseAddr(r.Via)
+	if bad := badVia(r.Via, via, viaErr, prefixes); r.Via != "" && bad != "" {
+		probs.Add(path+".via", "%s", bad)
+	}
 	switch {
-	case r.Via == "":
-	case viaErr != nil:
-		probs.Add(path+".via", "%q is not the IP address of a router", strict.Shorten(r.Via))
-	case forms.BadRouter(via) != "":
-		probs.Add(path+".via", "%s cannot be a router: it %s", strict.Shorten(r.Via), forms.BadRouter(via))
-		return
-	case partOf(prefixes, via) != "":
-		probs.Add(path+".via", "%s is the %s address of the interface's network, not a router's", via, partOf(prefixes, via))
-	case slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == via }):
-		probs.Add(path+".via", "%s is the machine's own address", via)
-	}
-	if err != nil || viaErr != nil {
-		return
-	}
-	if to.Addr().Is4() != via.Is4() {
+	case err != nil || viaErr != nil || forms.BadRouter(via) != "":
+	case to.Addr().Is4() != via.Is4():
 		probs.Add(path, "%s and %s are of different families", r.To, r.Via)
-	} else if !dhcp && len(prefixes) > 0 && !via.IsLinkLocalUnicast() && !containsAddr(prefixes, via) {
+	case !dhcp && len(prefixes) > 0 && !via.IsLinkLocalUnicast() && !containsAddr(prefixes, via):
 		probs.Add(path+".via", "%s is in none of the interface's networks", via)
 	}
+}
+
+// badVia says what is wrong with the router of a route; via and err are the result of
+// parsing text.
+func badVia(text string, via netip.Addr, err error, prefixes []netip.Prefix) string {
+	switch {
+	case err != nil:
+		return fmt.Sprintf("%q is not the IP address of a router", strict.Shorten(text))
+	case forms.BadRouter(via) != "":
+		return fmt.Sprintf("%s cannot be a router: it %s", strict.Shorten(text), forms.BadRouter(via))
+	case partOf(prefixes, via) != "":
+		return fmt.Sprintf("%s is the %s address of the interface's network, not a router's", via, partOf(prefixes, via))
+	case slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == via }):
+		return fmt.Sprintf("%s is the machine's own address", via)
+	}
+	return ""
 }
 
 func (w *WiFi) validate(path string, probs *Problems) {

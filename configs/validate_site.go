@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/configs/strict"
+	"github.com/edgebake/edgebake/configs/templates"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -254,7 +255,7 @@ func (s *Site) validateNode(probs *Problems) {
 }
 
 func (s *Site) validateName(probs *Problems) {
-	if bad := badNodeNameTemplate(s.NodeName); bad != "" {
+	if bad := templates.BadNodeName(s.NodeName); bad != "" {
 		probs.Add("nodeName", "%s", bad)
 	} else if s.NodeName == s.Endpoint {
 		probs.Add("nodeName", "is also the endpoint, which stands for the API servers")

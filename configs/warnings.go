@@ -34,7 +34,24 @@ var defaultVIP = netip.MustParseAddr("10.103.97.2")
 // paths are fields of the Site; see LocateSite.
 func (s *Site) Warnings() Problems {
 	var w Problems
-	n := &s.Network
+	s.Network.warnings(&w)
+	if without := s.noDefaultRoute(); without != "" {
+		w.Add("network.interfaces", "no interface has %s: the node gets one of last resort, without a router, so that programs in its own network reach Services; if the site has a router, add gateway", without)
+	}
+	if vip, err := netip.ParseAddr(s.VIP); err == nil && defaultPodCIDR.Contains(vip) {
+		w.Add("vip", "%s is in %s, the default pod network: choose an address outside the networks of pods and Services, unless the cluster has others", vip, defaultPodCIDR)
+	}
+	if !s.Ignition.IsZero() {
+		_, inline, _ := ignition.Parse("", []byte(s.Ignition.Reveal()))
+		for _, p := range inline {
+			w.Add("ignition", "%s", inner(p))
+		}
+	}
+	return w
+}
+
+// warnings adds the warnings about servers and interfaces.
+func (n *Network) warnings(w *Problems) {
 	if len(n.DNS) > maxDNSServers {
 		w.Add("network.dns", "has %d servers; pods and the node's own programs use only the first %d: remove the others", len(n.DNS), maxDNSServers)
 	}
@@ -57,19 +74,6 @@ func (s *Site) Warnings() Problems {
 			}
 		}
 	}
-	if without := s.noDefaultRoute(); without != "" {
-		w.Add("network.interfaces", "no interface has %s: the node gets one of last resort, without a router, so that programs in its own network reach Services; if the site has a router, add gateway", without)
-	}
-	if vip, err := netip.ParseAddr(s.VIP); err == nil && defaultPodCIDR.Contains(vip) {
-		w.Add("vip", "%s is in %s, the default pod network: choose an address outside the networks of pods and Services, unless the cluster has others", vip, defaultPodCIDR)
-	}
-	if !s.Ignition.IsZero() {
-		_, inline, _ := ignition.Parse("", []byte(s.Ignition.Reveal()))
-		for _, p := range inline {
-			w.Add("ignition", "%s", inner(p))
-		}
-	}
-	return w
 }
 
 // noDefaultRoute returns what the machine lacks where nothing leads beyond its networks in

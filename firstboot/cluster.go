@@ -36,61 +36,16 @@ func clusterPhase(active *site.Active) run.Phase {
 	var newer []byte // the CA that Check has found
 	return run.Phase{
 		Name: "cluster", Doc: "no other cluster than the Site's is on this machine", Timeout: 2 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			if e.Exists(member.LeavingFile) {
-				return run.Todo, nil
-			}
-			if !member.Is(e) {
-				if member.StaleCA(e, active.Site) {
-					return run.Todo, nil
-				}
-				return run.Done, nil
-			}
-			same, err := sameCluster(ctx, e, active.Site)
-			if errors.Is(err, errUnclear) {
-				return run.Unknown, nil
-			}
-			if err == nil && same {
-				if newer = member.NewerCA(ctx, e, active.Site); newer != nil {
-					return run.Todo, nil
-				}
-				member.RemarkEndOfCA(e, ondisk.KubeCA)
-			}
-			if err == nil && same && !active.Site.Credentials.Token.IsZero() && member.BornAgain(ctx, e, active.Site) {
-				return run.Todo, nil // somebody has brought a token of it
-			}
-			if err != nil || same {
-				return run.Done, err
-			}
-			if active.Site.Credentials.Token.IsZero() {
-				if member.Unpinned(active.Site) {
-					// Something else may answer on the way, and be gone tomorrow: to the node its
-					// API servers are out of reach.
-					e.Note("%s", otherClusterNote(e))
-					return run.Unknown, nil
-				}
-				return run.Todo, noTokenToMove(e, active.Site)
-			}
-			return run.Todo, nil
+		Check: func(ctx context.Context, e *machine.Env) (v run.Verdict, err error) {
+			v, newer, err = checkCluster(ctx, e, active.Site)
+			return v, err
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if member.Is(e) && !e.Exists(member.LeavingFile) {
 				if newer != nil {
 					return takeCA(ctx, e, newer)
 				}
-				if err := clusterProvesItself(ctx, e, active); err != nil {
-					return err
-				}
-				name := member.Name(e)
-				e.Log.Info("leaving the former cluster", "node", name, "ca", strings.Join(member.EnrolledPins(e), ", "))
-				if member.BornAgain(ctx, e, active.Site) {
-					e.Console("the cluster was born again with the same keys, and the Site has a token for it: joining it again")
-				} else {
-					e.Console(fmt.Sprintf("the Site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
-						strings.Join(member.EnrolledPins(e), ", "), name))
-				}
-				// It still was a member; whose CA and name it had is over with this.
-				if err := (member.Record{Version: member.RecordVersion}).Write(e); err != nil {
+				if err := beginToLeave(ctx, e, active); err != nil {
 					return err
 				}
 			}
@@ -100,6 +55,61 @@ func clusterPhase(active *site.Active) run.Phase {
 			return run.ErrRestart // the machine is called what the site says from now on
 		},
 	}
+}
+
+// checkCluster is the check of clusterPhase. newer is the cluster's CA where it was issued
+// again; nil: it was not.
+func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v run.Verdict, newer []byte, err error) {
+	if e.Exists(member.LeavingFile) {
+		return run.Todo, nil, nil
+	}
+	if !member.Is(e) {
+		if member.StaleCA(e, site) {
+			return run.Todo, nil, nil
+		}
+		return run.Done, nil, nil
+	}
+	same, err := sameCluster(ctx, e, site)
+	switch {
+	case errors.Is(err, errUnclear):
+		return run.Unknown, nil, nil
+	case err != nil:
+		return run.Done, nil, err
+	case !same && !site.Credentials.Token.IsZero():
+		return run.Todo, nil, nil
+	case !same && member.Unpinned(site):
+		// Something else may answer on the way, and be gone tomorrow: to the node its
+		// API servers are out of reach.
+		e.Note("%s", otherClusterNote(e))
+		return run.Unknown, nil, nil
+	case !same:
+		return run.Todo, nil, noTokenToMove(e, site)
+	}
+	if newer = member.NewerCA(ctx, e, site); newer != nil {
+		return run.Todo, newer, nil
+	}
+	member.RemarkEndOfCA(e, ondisk.KubeCA)
+	if !site.Credentials.Token.IsZero() && member.BornAgain(ctx, e, site) {
+		return run.Todo, nil, nil // somebody has brought a token of it
+	}
+	return run.Done, nil, nil
+}
+
+// beginToLeave tells a person that the machine leaves its cluster, and ends its membership.
+func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) error {
+	if err := clusterProvesItself(ctx, e, active); err != nil {
+		return err
+	}
+	name := member.Name(e)
+	e.Log.Info("leaving the former cluster", "node", name, "ca", strings.Join(member.EnrolledPins(e), ", "))
+	if member.BornAgain(ctx, e, active.Site) {
+		e.Console("the cluster was born again with the same keys, and the Site has a token for it: joining it again")
+	} else {
+		e.Console(fmt.Sprintf("the Site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
+			strings.Join(member.EnrolledPins(e), ", "), name))
+	}
+	// It still was a member; whose CA and name it had is over with this.
+	return (member.Record{Version: member.RecordVersion}).Write(e)
 }
 
 // errUnclear: no API server can be asked whose cluster it is.

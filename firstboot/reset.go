@@ -89,21 +89,8 @@ func (r *reset) steps() []run.Phase {
 // resetKubeadm lets kubeadm take back its part, and puts back what it empties
 // and the image had put there.
 func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) error {
-	entries, err := os.ReadDir(e.Path(ondisk.ManifestsDir))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("reading %s: %w", ondisk.ManifestsDir, err)
-	}
-	for _, en := range entries {
-		p := filepath.Join(ondisk.ManifestsDir, en.Name())
-		if p == openyurt.Manifest {
-			continue // ours
-		}
-		if b, err := e.Read(p); err == nil && en.Type().IsRegular() {
-			// A cut in the middle must not lose them.
-			if err := e.WriteFile(keptManifests+"/"+en.Name(), b, machine.Mode(0o600)); err != nil {
-				return fmt.Errorf("keeping %s: %w", p, err)
-			}
-		}
+	if err := keepManifests(e); err != nil {
+		return err
 	}
 	if e.Exists(ondisk.KubeletConf) || e.Exists(ondisk.KubeletConfig) {
 		if err := kubeadm.Reset(ctx, e, active); err != nil {
@@ -125,6 +112,32 @@ func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) erro
 	if err := e.RemoveAll(controlplane.RenewalDir); err != nil {
 		return fmt.Errorf("removing the cluster's keys: %w", err)
 	}
+	return giveBackManifests(e)
+}
+
+// keepManifests copies the static pods of the image, which kubeadm removes.
+func keepManifests(e *machine.Env) error {
+	entries, err := os.ReadDir(e.Path(ondisk.ManifestsDir))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("reading %s: %w", ondisk.ManifestsDir, err)
+	}
+	for _, en := range entries {
+		p := filepath.Join(ondisk.ManifestsDir, en.Name())
+		if p == openyurt.Manifest {
+			continue // ours
+		}
+		if b, err := e.Read(p); err == nil && en.Type().IsRegular() {
+			// A cut in the middle must not lose them.
+			if err := e.WriteFile(keptManifests+"/"+en.Name(), b, machine.Mode(0o600)); err != nil {
+				return fmt.Errorf("keeping %s: %w", p, err)
+			}
+		}
+	}
+	return nil
+}
+
+// giveBackManifests puts back what keepManifests has copied.
+func giveBackManifests(e *machine.Env) error {
 	kept, err := os.ReadDir(e.Path(keptManifests))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("reading %s: %w", keptManifests, err)

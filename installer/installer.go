@@ -280,23 +280,10 @@ type choice struct {
 
 // choose decides by rule; what it cannot decide it shows.
 func (r *run) choose(disks []seen) (choice, error) {
-	var own, installed []seen
-	for _, s := range disks {
-		switch {
-		case !s.Ours:
-		case r.isOwn(&s):
-			own = append(own, s)
-		case s.IsInternal():
-			installed = append(installed, s)
-		}
-	}
-	if len(own) > 0 {
-		installed = own
-	}
-	if len(own) > 0 || !r.c.Reinstall && len(installed) > 0 {
-		if len(installed) == 1 {
-			return choice{done: &installed[0]}, nil
-		}
+	switch installed, only := r.installed(disks); {
+	case len(installed) == 1 && (only || !r.c.Reinstall):
+		return choice{done: &installed[0]}, nil
+	case len(installed) > 0 && (only || !r.c.Reinstall):
 		return choice{}, wait(r.list("this machine has edgebake disks already, and nothing is installed. Remove the installer and start one of them; or make an installer with --reinstall:", disks)...)
 	}
 	// A rule that compares disks is about all of them: where the smallest is too
@@ -325,19 +312,43 @@ func (r *run) choose(disks []seen) (choice, error) {
 	if err := disks[i].unreadable; err != nil {
 		return choice{}, fmt.Errorf("the disk %s cannot be read: %w: replace it", d.Describe(), err)
 	}
-	no := slices.DeleteFunc(slices.Clone(d.Refusals), func(s string) bool { return r.c.Reinstall && slices.Contains(d.Members, s) })
-	if len(no) > 0 {
-		lines := []string{fmt.Sprintf("the rule %q picks %s, and it is not overwritten:", r.c.Disk, d.Describe())}
-		for _, n := range no {
-			fix := ""
-			if slices.Contains(d.Members, n) {
-				fix = ", or make an installer with --reinstall"
-			}
-			lines = append(lines, "  "+n+fix)
-		}
-		return choice{}, wait(lines...)
+	if lines := r.refusals(d); len(lines) > 0 {
+		return choice{}, wait(append([]string{fmt.Sprintf("the rule %q picks %s, and it is not overwritten:", r.c.Disk, d.Describe())}, lines...)...)
 	}
 	return choice{disk: d}, nil
+}
+
+// installed returns the disks that this installer has installed; own reports whether there
+// are any. Without them, it returns the machine's other disks with edgebake.
+func (r *run) installed(disks []seen) (installed []seen, own bool) {
+	var others []seen
+	for _, s := range disks {
+		switch {
+		case !s.Ours:
+		case r.isOwn(&s):
+			installed = append(installed, s)
+		case s.IsInternal():
+			others = append(others, s)
+		}
+	}
+	if len(installed) > 0 {
+		return installed, true
+	}
+	return others, false
+}
+
+// refusals returns why a disk is not overwritten, a line each.
+func (r *run) refusals(d device.Disk) (lines []string) {
+	for _, why := range d.Refusals {
+		member := slices.Contains(d.Members, why)
+		switch {
+		case member && !r.c.Reinstall:
+			lines = append(lines, "  "+why+", or make an installer with --reinstall")
+		case !member:
+			lines = append(lines, "  "+why)
+		}
+	}
+	return lines
 }
 
 func (r *run) list(head string, disks []seen) []string {

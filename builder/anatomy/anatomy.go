@@ -158,31 +158,9 @@ func (a *Anatomy) readReport(image, build string) error {
 			}
 		}
 	}
-	var r *builder.Report
-	other := ""
-	for _, name := range names {
-		raw, err := os.ReadFile(name)
-		if errors.Is(err, fs.ErrNotExist) && build == "" {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("reading the build's report: %w", err)
-		}
-		r = new(builder.Report)
-		err = json.Unmarshal(raw, r)
-		if err != nil && build == "" {
-			return fmt.Errorf("reading the build's report %s: it is damaged: build the image again, or remove the file", name)
-		}
-		if err == nil && r.Plan == a.Plan {
-			break
-		}
-		if build != "" && (err != nil || r.Plan == "") {
-			return fmt.Errorf("reading the build's report %s: it is not the report of a build: name the NAME.report.json that `edgebake build` wrote", build)
-		}
-		if build != "" {
-			return fmt.Errorf("%s is the report of another build (plan %.12s, the image's is %.12s): name the report of the one that made %s", build, r.Plan, a.Plan, image)
-		}
-		r, other = nil, cmp.Or(other, name)
+	r, other, err := a.findReport(names, image, build)
+	if err != nil {
+		return err
 	}
 	switch {
 	case r == nil && other != "":
@@ -199,6 +177,33 @@ func (a *Anatomy) readReport(image, build string) error {
 	}
 	slices.SortFunc(a.Inputs, func(x, y Input) int { return strings.Compare(x.Name, y.Name) })
 	return nil
+}
+
+// findReport reads the report of the image's build from the first of the files that has it.
+// other is a report of another build. If build names the file, any failure is an error.
+func (a *Anatomy) findReport(names []string, image, build string) (r *builder.Report, other string, err error) {
+	for _, name := range names {
+		raw, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) && build == "" {
+			continue
+		}
+		if err != nil {
+			return nil, "", fmt.Errorf("reading the build's report: %w", err)
+		}
+		r := new(builder.Report)
+		switch err := json.Unmarshal(raw, r); {
+		case err != nil && build == "":
+			return nil, "", fmt.Errorf("reading the build's report %s: it is damaged: build the image again, or remove the file", name)
+		case err == nil && r.Plan == a.Plan:
+			return r, "", nil
+		case build != "" && (err != nil || r.Plan == ""):
+			return nil, "", fmt.Errorf("reading the build's report %s: it is not the report of a build: name the NAME.report.json that `edgebake build` wrote", build)
+		case build != "":
+			return nil, "", fmt.Errorf("%s is the report of another build (plan %.12s, the image's is %.12s): name the report of the one that made %s", build, r.Plan, a.Plan, image)
+		}
+		other = cmp.Or(other, name)
+	}
+	return nil, other, nil
 }
 
 // readBoot reads what first boot wrote into the slot.

@@ -97,7 +97,7 @@ type manifest struct {
 // config is the config blob.
 type config struct {
 	Version int `json:"version"`
-	media.Cargo
+	media.Descriptor
 	// Stored is how many bytes the compressed image has, Table its last ones,
 	// behind the last frame.
 	Stored int64  `json:"stored"`

@@ -463,7 +463,7 @@ func configOf(t *testing.T, path string) (config, []byte) {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	cargo, err := g.Cargo()
+	desc, err := g.Descriptor()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -472,7 +472,7 @@ func configOf(t *testing.T, path string) (config, []byte) {
 		t.Fatal(err)
 	}
 	ends := g.Frames()
-	return config{Version: 1, Cargo: cargo, Stored: int64(len(b)), Table: b[ends[len(ends)-1]:]}, b
+	return config{Version: 1, Descriptor: desc, Stored: int64(len(b)), Table: b[ends[len(ends)-1]:]}, b
 }
 
 // TestPullRejects what is not the image that was announced, and leaves nothing.
@@ -514,8 +514,8 @@ func TestPullRejects(t *testing.T) {
 	lies := c
 	lies.Golden = good.Golden
 	s.artifact("wrong-golden", lies, foreign)
-	s.artifact("not-an-image", config{Version: 1, Cargo: good.Cargo, Stored: 100, Table: []byte("12345678901234567")}, make([]byte, 100))
-	s.artifact("wrong-size", config{Version: 1, Cargo: good.Cargo, Stored: 99, Table: []byte("1")}, make([]byte, 100))
+	s.artifact("not-an-image", config{Version: 1, Descriptor: good.Descriptor, Stored: 100, Table: []byte("12345678901234567")}, make([]byte, 100))
+	s.artifact("wrong-size", config{Version: 1, Descriptor: good.Descriptor, Stored: 99, Table: []byte("1")}, make([]byte, 100))
 	s.artifact("newer", config{Version: 2}, []byte("x"))
 	s.artifact("no-parts", good)
 	// A frame whose bytes do not decompress, under a digest that is right.

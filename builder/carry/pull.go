@@ -340,11 +340,11 @@ func (p *pull) verify(ctx context.Context) error {
 		return err
 	}
 	defer g.Close()
-	cargo, err := g.Cargo()
+	desc, err := g.Descriptor()
 	if err != nil {
 		return err
 	}
-	if cargo.Golden != p.config.Golden || cargo.Signature != p.config.Signature || string(cargo.ImageInfo) != string(p.config.ImageInfo) {
+	if desc.Golden != p.config.Golden || desc.Signature != p.config.Signature || string(desc.ImageInfo) != string(p.config.ImageInfo) {
 		return errors.New("the image is another than its config announced: do not use it, and ask who pushed it")
 	}
 	return g.VerifyChunks(ctx, p.chunks)

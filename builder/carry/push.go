@@ -45,7 +45,7 @@ func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushe
 	if err := g.Hold(); err != nil {
 		return nil, err
 	}
-	cargo, err := g.Cargo()
+	desc, err := g.Descriptor()
 	if err != nil {
 		return nil, fmt.Errorf("pushing image %s: %w", path, err)
 	}
@@ -66,7 +66,7 @@ func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushe
 		}
 		defer packed.Close()
 	}
-	p := &push{repo: r, g: packed, cargo: cargo, here: map[imageref.Digest]bool{}, result: &Pushed{Golden: cargo.Golden, Stored: packed.Stored()}}
+	p := &push{repo: r, g: packed, desc: desc, here: map[imageref.Digest]bool{}, result: &Pushed{Golden: desc.Golden, Stored: packed.Stored()}}
 	if err := p.run(ctx); err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushe
 type push struct {
 	repo   *repo
 	g      *media.Golden
-	cargo  media.Cargo
+	desc   media.Descriptor
 	result *Pushed
 	begun  chan struct{} // closed when the first part can be sent
 
@@ -148,7 +148,7 @@ func (p *push) blobs(ctx context.Context) (*manifest, error) {
 	m := &manifest{SchemaVersion: 2, MediaType: manifestType, ArtifactType: artifactType, Annotations: p.annotations()}
 	parts := p.cut()
 	stem := m.Annotations[titleKey]
-	c := config{Version: configVersion, Cargo: p.cargo, Stored: p.g.Stored()}
+	c := config{Version: configVersion, Descriptor: p.desc, Stored: p.g.Stored()}
 	ends := p.g.Frames()
 	c.Table = make([]byte, p.g.Stored()-ends[len(ends)-1])
 	if _, err := p.g.File().ReadAt(c.Table, ends[len(ends)-1]); err != nil {

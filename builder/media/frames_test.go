@@ -50,7 +50,7 @@ func TestFramesOfAnySize(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c, err := g.Cargo()
+			c, err := g.Descriptor()
 			g.Close()
 			if err != nil || c.Golden != built.Golden {
 				t.Errorf("%+v, %v", c, err)

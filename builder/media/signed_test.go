@@ -245,7 +245,7 @@ func TestSlotsOfOtherPrograms(t *testing.T) {
 			if _, err := verifySignature(path, key); err == nil || !strings.Contains(err.Error(), "another program has changed it") {
 				t.Errorf("verify --key: %v", err)
 			}
-			if _, err := (&Golden{m}).Cargo(); !errors.Is(err, ErrNotGolden) {
+			if _, err := (&Golden{m}).Descriptor(); !errors.Is(err, ErrNotGolden) {
 				t.Errorf("push: %v", err)
 			}
 			f, err := PrepareFlash(path, FlashOptions{Size: size + 8<<20, Random: random, Keys: []string{key}})

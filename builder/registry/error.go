@@ -36,13 +36,7 @@ func (e *Error) Error() string {
 	var unknown *net.DNSError
 	var op *net.OpError
 	var ue *url.Error
-	// Those who log in or fetch blobs may be sent elsewhere.
-	who, sentTo := e.Host, ""
-	if errors.As(e.Err, &te) && te.Request != nil {
-		sentTo = te.Request.URL.Host
-	} else if errors.As(e.Err, &ue) {
-		sentTo = urlHost(ue.URL)
-	}
+	who, sentTo := e.Host, e.sentTo()
 	if sentTo != "" && sentTo != e.Host {
 		who += " (" + sentTo + ")"
 	}
@@ -50,13 +44,7 @@ func (e *Error) Error() string {
 	case transfer.IsTimeout(e.Err):
 		return fmt.Sprintf("%s was silent for %v", who, e.Stall)
 	case errors.As(e.Err, &te):
-		s := fmt.Sprintf("%s answered %d %s", who, te.StatusCode, http.StatusText(te.StatusCode))
-		for _, d := range te.Errors {
-			if said := strings.Join(strings.Fields(cmp.Or(d.Message, string(d.Code))), " "); said != "" {
-				s += ": " + printable.Line(said[:min(len(said), 200)])
-			}
-		}
-		return s
+		return fmt.Sprintf("%s answered %d %s%s", who, te.StatusCode, http.StatusText(te.StatusCode), saidBy(te))
 	case errors.As(e.Err, &untrusted):
 		return fmt.Sprintf("%s has a certificate that cannot be verified: %v", who, untrusted.Err)
 	case errors.Is(e.Err, http.ErrSchemeMismatch):
@@ -77,6 +65,29 @@ func (e *Error) Error() string {
 		return fmt.Sprintf("%s: %v", who, ue.Err)
 	}
 	return fmt.Sprintf("%s: %v", e.Host, e.Err)
+}
+
+// sentTo returns the host of the request that failed, which for logins and blobs may be
+// another one.
+func (e *Error) sentTo() (host string) {
+	var te *transport.Error
+	var ue *url.Error
+	if errors.As(e.Err, &te) && te.Request != nil {
+		host = te.Request.URL.Host
+	} else if errors.As(e.Err, &ue) {
+		host = urlHost(ue.URL)
+	}
+	return host
+}
+
+// saidBy returns the registry's own words in an answer.
+func saidBy(te *transport.Error) (s string) {
+	for _, d := range te.Errors {
+		if said := strings.Join(strings.Fields(cmp.Or(d.Message, string(d.Code))), " "); said != "" {
+			s += ": " + printable.Line(said[:min(len(said), 200)])
+		}
+	}
+	return s
 }
 
 func (e *Error) Unwrap() error { return e.Err }

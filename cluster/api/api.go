@@ -51,8 +51,8 @@ type Client struct {
 	Dial DialFunc
 	// Now is the clock that certificates are judged by; nil: this computer's.
 	Now func() time.Time
-	// Ways, if there are any, are shared with other clients of the same Dial.
-	Ways *Ways
+	// Transports, if there are any, are shared with other clients of the same Dial.
+	Transports *Transports
 
 	// kept, if there is one, is the way of all requests.
 	kept *http.Transport
@@ -61,13 +61,13 @@ type Client struct {
 // Ways are ways to API servers that clients have in common: where their requests
 // follow each other closely, those to one server with one certificate go over
 // one connection.
-type Ways struct {
+type Transports struct {
 	mu  sync.Mutex
 	all map[[sha256.Size]byte]*http.Transport
 }
 
 // Close closes all connections that nobody uses.
-func (w *Ways) Close() {
+func (w *Transports) Close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, tr := range w.all {
@@ -78,7 +78,7 @@ func (w *Ways) Close() {
 
 // of is the way of c: who verifies the server by something else, or shows it
 // another certificate, has another.
-func (w *Ways) of(c *Client) (*http.Transport, error) {
+func (w *Transports) of(c *Client) (*http.Transport, error) {
 	id := sha256.New()
 	part := func(b []byte) { fmt.Fprintf(id, "%d\n%s", len(b), b) }
 	part(c.CA)
@@ -111,10 +111,10 @@ const keptFor = 5 * time.Second
 // Kept is a client whose requests, if they follow each other closely, go over
 // one connection.
 func (c *Client) Kept() (*Client, error) {
-	if c.kept != nil || c.Ways != nil {
+	if c.kept != nil || c.Transports != nil {
 		return c, nil
 	}
-	tr, err := c.way()
+	tr, err := c.transport()
 	if err != nil {
 		return nil, err
 	}
@@ -154,19 +154,19 @@ func Code(err error) int {
 
 // Get reads path and decodes the JSON answer into out, which may be nil.
 func (c *Client) Get(ctx context.Context, path string, out any) error {
-	tr, err := c.way()
+	tr, err := c.transport()
 	if err != nil {
 		return err
 	}
 	return getOver(ctx, tr, c.Server, path, c.Token, out)
 }
 
-func (c *Client) way() (*http.Transport, error) {
+func (c *Client) transport() (*http.Transport, error) {
 	if c.kept != nil {
 		return c.kept, nil
 	}
-	if c.Ways != nil {
-		return c.Ways.of(c)
+	if c.Transports != nil {
+		return c.Transports.of(c)
 	}
 	conf, err := c.tls()
 	if err != nil {
@@ -204,7 +204,7 @@ func (c *Client) Delete(ctx context.Context, path string) error {
 
 // send asks for a change; contentType is the body's, empty where it has none.
 func (c *Client) send(ctx context.Context, method, path, contentType string, body []byte) error {
-	tr, err := c.way()
+	tr, err := c.transport()
 	if err != nil {
 		return err
 	}

@@ -236,8 +236,8 @@ func TestWays(t *testing.T) {
 		connections++
 		return new(net.Dialer).DialContext(ctx, network, addr)
 	}
-	ways := new(Ways)
-	plain := Client{Server: "https://" + server, CA: ca.pem, Dial: dial, Ways: ways}
+	ways := new(Transports)
+	plain := Client{Server: "https://" + server, CA: ca.pem, Dial: dial, Transports: ways}
 	with := func(change func(c *Client)) *Client {
 		c := plain
 		change(&c)
@@ -259,7 +259,7 @@ func TestWays(t *testing.T) {
 		{"by a name that it has not", with(func(c *Client) { c.ServerName = "elsewhere" }), 1, true},
 		{"who trusts another CA", with(func(c *Client) { c.CA = other.pem }), 1, true},
 		{"who asks another server", with(func(c *Client) { c.Server = "https://" + second }), 1, false},
-		{"who shares no ways", with(func(c *Client) { c.Ways = nil }), 1, false},
+		{"no shared transports", with(func(c *Client) { c.Transports = nil }), 1, false},
 		{"the first again", &plain, 0, false},
 	} {
 		before := connections
@@ -358,8 +358,8 @@ func TestDiscoverRefuses(t *testing.T) {
 func TestClientMeetsANode(t *testing.T) {
 	ca, m := newAuthority(t), &master{sig: signed}
 	addr := serve(t, m, ca.servingAs(t, pkix.Name{CommonName: "system:node:edge-1"}, "kubernetes"))
-	for _, ways := range []*Ways{nil, new(Ways)} {
-		c := &Client{Server: "https://" + addr, CA: ca.pem, ServerName: "kubernetes", Token: token, Dial: (&net.Dialer{}).DialContext, Ways: ways}
+	for _, ways := range []*Transports{nil, new(Transports)} {
+		c := &Client{Server: "https://" + addr, CA: ca.pem, ServerName: "kubernetes", Token: token, Dial: (&net.Dialer{}).DialContext, Transports: ways}
 		if err := c.Get(t.Context(), "/version", nil); !errors.Is(err, ErrNode) || len(m.bearers) > 0 {
 			t.Errorf("%v; it was shown %q", err, m.bearers)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
+	"github.com/edgebake/edgebake/configs/sealed"
 )
 
 const (
@@ -112,33 +113,13 @@ func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Ch
 		return err
 	}
 	fail := func(err error) error { return fmt.Errorf("renewing certificates of %s: %w", c.Name, err) }
-	load := func(ca configs.ClusterCA) (pair, error) {
-		crt, key := pairFiles(ca)
-		cert, err := readCert(filepath.Join(dir, filepath.FromSlash(crt)))
-		if err != nil {
-			return pair{}, err
-		}
-		text, err := readFile(dir, key, o.Identity)
-		if err != nil {
-			return pair{}, err
-		}
-		block, _ := pem.Decode(text)
-		if block == nil {
-			return pair{}, fmt.Errorf("%s is not a key: restore the directory from your copy of it", key)
-		}
-		private, err := x509.ParseECPrivateKey(block.Bytes)
-		if err != nil || !private.PublicKey.Equal(cert.PublicKey) {
-			return pair{}, errors.Join(err, fmt.Errorf("%s and %s are not a pair: restore the directory from your copy of it", crt, key))
-		}
-		return pair{cert, private}, nil
-	}
 	fresh := map[string][]byte{}
-	clusterCA, err := load(configs.ClusterCAs()[0])
+	clusterCA, err := loadCA(dir, configs.ClusterCAs()[0], o.Identity)
 	if err != nil {
 		return fail(err)
 	}
 	for _, due := range cas {
-		old, err := load(due.ClusterCA)
+		old, err := loadCA(dir, due.ClusterCA, o.Identity)
 		if err != nil {
 			return fail(err)
 		}
@@ -179,6 +160,28 @@ func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Ch
 		}
 	}
 	return nil
+}
+
+// loadCA reads a CA's certificate and key.
+func loadCA(dir string, ca configs.ClusterCA, id sealed.Identity) (pair, error) {
+	crt, key := pairFiles(ca)
+	cert, err := readCert(filepath.Join(dir, filepath.FromSlash(crt)))
+	if err != nil {
+		return pair{}, err
+	}
+	text, err := readFile(dir, key, id)
+	if err != nil {
+		return pair{}, err
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return pair{}, fmt.Errorf("%s is not a key: restore the directory from your copy of it", key)
+	}
+	private, err := x509.ParseECPrivateKey(block.Bytes)
+	if err != nil || !private.PublicKey.Equal(cert.PublicKey) {
+		return pair{}, errors.Join(err, fmt.Errorf("%s and %s are not a pair: restore the directory from your copy of it", crt, key))
+	}
+	return pair{cert, private}, nil
 }
 
 // reissue makes a CA's certificate anew, of the same key and names.

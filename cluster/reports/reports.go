@@ -239,45 +239,53 @@ func encodeReport(r Report) ([]byte, error) {
 // may be invented: they have bounds of their own, and give way to a machine with its
 // own URL, whatever they say.
 func (s *Store) room(r Report) error {
-	name, from := r.State.Node, senderOf(r.From)
-	before, known := s.all[name]
-	common, commonBytes, ofSender := 0, 0, 0
-	for other, o := range s.all {
-		if other == name || o.Own {
-			continue
-		}
-		common++
-		commonBytes += o.size
-		if senderOf(o.From) == from {
-			ofSender++
-		}
-	}
+	before, known := s.all[r.State.Node]
 	weak := func(o Report) bool { return !o.Ready || r.Received.Sub(o.Received) > expiry }
-	fromCommon := func(o Report) bool { return !o.Own && weak(o) }
+	weakCommon := func(o Report) bool { return !o.Own && weak(o) }
 	if !r.Own {
-		if !known && ofSender >= maxOfSender {
-			gone := s.evict(name, func(o Report) bool { return fromCommon(o) && senderOf(o.From) == from })
-			if gone == nil {
-				return ErrSender
-			}
-			common, commonBytes = common-1, commonBytes-gone.size
-		}
-		for !known && common >= maxCommon || commonBytes+r.size > maxCommonBytes {
-			gone := s.evict(name, fromCommon)
-			if gone == nil {
-				return ErrCommon
-			}
-			common, commonBytes = common-1, commonBytes-gone.size
+		if err := s.commonRoom(r, known, weakCommon); err != nil {
+			return err
 		}
 	}
 	for !known && len(s.all) >= MaxNodes || s.bytes-before.size+r.size > maxBytes {
 		switch {
-		case s.evict(name, fromCommon) != nil:
-		case r.Own && s.evict(name, func(o Report) bool { return !o.Own }) != nil:
-		case r.Own && s.evict(name, weak) != nil:
+		case s.evict(r.State.Node, weakCommon) != nil:
+		case r.Own && s.evict(r.State.Node, func(o Report) bool { return !o.Own }) != nil:
+		case r.Own && s.evict(r.State.Node, weak) != nil:
 		default:
 			return ErrFull
 		}
+	}
+	return nil
+}
+
+// commonRoom makes room for a report to the common URL among the others to it.
+func (s *Store) commonRoom(r Report, known bool, weak func(Report) bool) error {
+	name, from := r.State.Node, senderOf(r.From)
+	reports, bytes, ofSender := 0, 0, 0
+	for other, o := range s.all {
+		if other == name || o.Own {
+			continue
+		}
+		reports++
+		bytes += o.size
+		if senderOf(o.From) == from {
+			ofSender++
+		}
+	}
+	if !known && ofSender >= maxOfSender {
+		gone := s.evict(name, func(o Report) bool { return weak(o) && senderOf(o.From) == from })
+		if gone == nil {
+			return ErrSender
+		}
+		reports, bytes = reports-1, bytes-gone.size
+	}
+	for !known && reports >= maxCommon || bytes+r.size > maxCommonBytes {
+		gone := s.evict(name, weak)
+		if gone == nil {
+			return ErrCommon
+		}
+		reports, bytes = reports-1, bytes-gone.size
 	}
 	return nil
 }

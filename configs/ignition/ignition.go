@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -280,56 +281,65 @@ var accountName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}$`)
 // takes, and would come out on the machine: the library looks at the form.
 func Check(cfg *types.Config) strict.Problems {
 	var probs strict.Problems
-	checkUsers(cfg, &probs)
+	checkAccounts(cfg, &probs)
 	checkNodes(cfg, &probs)
 	checkUnits(cfg, &probs)
 	return probs
 }
 
-func checkUsers(cfg *types.Config, probs *strict.Problems) {
-	name := func(path, what, s string) {
-		if !accountName.MatchString(s) || strings.Trim(s, "0123456789") == "" || s == "." || s == ".." {
-			probs.Add(path, "%q is not a %s's name: at most 32 letters, digits, _, . and -, not digits alone and not a - in front", strict.Shorten(s), what)
-		}
+// checkName checks the name of a user or group.
+func checkName(path, what, s string, probs *strict.Problems) {
+	if !accountName.MatchString(s) || isNumber(s) || s == "." || s == ".." {
+		probs.Add(path, "%q is not a %s's name: at most 32 letters, digits, _, . and -, not digits alone and not a - in front", strict.Shorten(s), what)
 	}
-	field := func(path, s string) {
-		if strings.Contains(s, ":") || strict.BadText(s) != "" {
-			probs.Add(path, "contains a colon, line break or control character, which the account files cannot hold")
-		}
+}
+
+func isNumber(s string) bool { return strings.Trim(s, "0123456789") == "" }
+
+// checkAccountField checks a text that becomes a field of /etc/passwd or similar.
+func checkAccountField(path, s string, probs *strict.Problems) {
+	if strings.Contains(s, ":") || strict.BadText(s) != "" {
+		probs.Add(path, "contains a colon, line break or control character, which the account files cannot hold")
 	}
+}
+
+func checkAccounts(cfg *types.Config, probs *strict.Problems) {
 	for i, g := range cfg.Passwd.Groups {
 		path := fmt.Sprintf("passwd.groups.%d", i)
-		name(path+".name", "group", g.Name)
-		field(path+".passwordHash", str(g.PasswordHash))
+		checkName(path+".name", "group", g.Name, probs)
+		checkAccountField(path+".passwordHash", str(g.PasswordHash), probs)
 		checkID(path+".gid", g.Gid, probs)
 	}
 	for i, u := range cfg.Passwd.Users {
-		path := fmt.Sprintf("passwd.users.%d", i)
-		name(path+".name", "user", u.Name)
-		field(path+".passwordHash", str(u.PasswordHash))
-		if hash := str(u.PasswordHash); hash != "" && !lockedPasswd.MatchString(hash) && !anyHash.MatchString(hash) {
-			probs.Add(path+".passwordHash", "is not a crypt(3) hash ($y$… or $6$…; `mkpasswd` prints one); clear-text passwords are rejected")
+		checkUser(fmt.Sprintf("passwd.users.%d", i), u, probs)
+	}
+}
+
+func checkUser(path string, u types.PasswdUser, probs *strict.Problems) {
+	checkName(path+".name", "user", u.Name, probs)
+	checkAccountField(path+".passwordHash", str(u.PasswordHash), probs)
+	if hash := str(u.PasswordHash); hash != "" && !lockedPasswd.MatchString(hash) && !anyHash.MatchString(hash) {
+		probs.Add(path+".passwordHash", "is not a crypt(3) hash ($y$… or $6$…; `mkpasswd` prints one); clear-text passwords are rejected")
+	}
+	checkAccountField(path+".gecos", str(u.Gecos), probs)
+	checkID(path+".uid", u.UID, probs)
+	for _, f := range []struct{ name, value string }{{"homeDir", str(u.HomeDir)}, {"shell", str(u.Shell)}} {
+		checkAccountField(path+"."+f.name, f.value, probs)
+		if f.value != "" && !strings.HasPrefix(f.value, "/") {
+			probs.Add(path+"."+f.name, "%q must be absolute", strict.Shorten(f.value))
 		}
-		field(path+".gecos", str(u.Gecos))
-		checkID(path+".uid", u.UID, probs)
-		for _, f := range []struct{ name, value string }{{"homeDir", str(u.HomeDir)}, {"shell", str(u.Shell)}} {
-			field(path+"."+f.name, f.value)
-			if f.value != "" && !strings.HasPrefix(f.value, "/") {
-				probs.Add(path+"."+f.name, "%q must be absolute", strict.Shorten(f.value))
-			}
+	}
+	for j, g := range u.Groups {
+		if !isNumber(string(g)) {
+			checkName(fmt.Sprintf("%s.groups.%d", path, j), "group", string(g), probs)
 		}
-		for j, g := range u.Groups {
-			if strings.Trim(string(g), "0123456789") != "" {
-				name(fmt.Sprintf("%s.groups.%d", path, j), "group", string(g))
-			}
-		}
-		if g := str(u.PrimaryGroup); g != "" && strings.Trim(g, "0123456789") != "" {
-			name(path+".primaryGroup", "group", g)
-		}
-		for j, k := range u.SSHAuthorizedKeys {
-			if strings.ContainsAny(strings.TrimRight(string(k), "\n"), "\x00\r") {
-				probs.Add(fmt.Sprintf("%s.sshAuthorizedKeys.%d", path, j), "contains a control character")
-			}
+	}
+	if g := str(u.PrimaryGroup); !isNumber(g) {
+		checkName(path+".primaryGroup", "group", g, probs)
+	}
+	for j, k := range u.SSHAuthorizedKeys {
+		if strings.ContainsAny(strings.TrimRight(string(k), "\n"), "\x00\r") {
+			probs.Add(fmt.Sprintf("%s.sshAuthorizedKeys.%d", path, j), "contains a control character")
 		}
 	}
 }
@@ -340,30 +350,42 @@ func checkID(path string, id *int, probs *strict.Problems) {
 	}
 }
 
-func checkNodes(cfg *types.Config, probs *strict.Problems) {
-	kinds := map[string]string{} // path -> field of what stands there and is not a directory
-	node := func(field string, n types.Node, mode *int, dir bool) {
-		if bad := forms.BadFilePath(n.Path); bad != "" && n.Path != "/" {
-			probs.Add(field+".path", "%s", bad)
-		}
-		if n.Path == "/" && !dir {
-			probs.Add(field+".path", "the root directory cannot be anything else")
-		}
-		checkID(field+".user.id", n.User.ID, probs)
-		checkID(field+".group.id", n.Group.ID, probs)
-		if mode != nil && (*mode < 0 || *mode > 0o7777) {
-			probs.Add(field+".mode", "must be from 0 to 4095 (0o7777), not %d; JSON has no octal numbers: 0644 is 420", *mode)
-		}
-		if !dir {
-			kinds[n.Path] = field
-		}
+// nodes are the files, directories and links of a config.
+type nodes struct {
+	probs *strict.Problems
+	paths []nodePath
+	// notDirs maps the paths of files and links to their fields.
+	notDirs map[string]string
+}
+
+type nodePath struct{ field, path string }
+
+func (c *nodes) add(field string, n types.Node, mode *int, dir bool) {
+	if bad := forms.BadFilePath(n.Path); bad != "" && n.Path != "/" {
+		c.probs.Add(field+".path", "%s", bad)
 	}
+	if n.Path == "/" && !dir {
+		c.probs.Add(field+".path", "the root directory cannot be anything else")
+	}
+	checkID(field+".user.id", n.User.ID, c.probs)
+	checkID(field+".group.id", n.Group.ID, c.probs)
+	if mode != nil && (*mode < 0 || *mode > 0o7777) {
+		c.probs.Add(field+".mode", "must be from 0 to 4095 (0o7777), not %d; JSON has no octal numbers: 0644 is 420", *mode)
+	}
+	c.paths = append(c.paths, nodePath{field, n.Path})
+	if !dir {
+		c.notDirs[n.Path] = field
+	}
+}
+
+func checkNodes(cfg *types.Config, probs *strict.Problems) {
+	c := &nodes{probs: probs, notDirs: map[string]string{}}
 	for i, d := range cfg.Storage.Directories {
-		node(fmt.Sprintf("storage.directories.%d", i), d.Node, d.Mode, true)
+		c.add(fmt.Sprintf("storage.directories.%d", i), d.Node, d.Mode, true)
 	}
 	for i, f := range cfg.Storage.Files {
 		field := fmt.Sprintf("storage.files.%d", i)
-		node(field, f.Node, f.Mode, false)
+		c.add(field, f.Node, f.Mode, false)
 		checkContents(field+".contents", f.Contents, probs)
 		for j, a := range f.Append {
 			checkContents(fmt.Sprintf("%s.append.%d", field, j), a, probs)
@@ -371,40 +393,37 @@ func checkNodes(cfg *types.Config, probs *strict.Problems) {
 	}
 	for i, l := range cfg.Storage.Links {
 		field := fmt.Sprintf("storage.links.%d", i)
-		node(field, l.Node, nil, false)
+		c.add(field, l.Node, nil, false)
 		if bad := strict.BadText(str(l.Target)); bad != "" {
 			probs.Add(field+".target", "%s", bad)
 		}
 	}
-	inside := func(field, p string) {
-		for dir := p; dir != "/" && dir != "."; {
-			dir = dir[:max(strings.LastIndexByte(dir, '/'), 0)]
-			if dir == "" {
-				return
-			}
-			if other := kinds[dir]; other != "" {
-				probs.Add(field+".path", "%s lies inside %s (%s), which is not a directory", p, dir, other)
-				return
+	c.checkParents()
+	c.checkUnitFiles(cfg.Systemd.Units)
+}
+
+// checkParents reports paths inside something that is not a directory.
+func (c *nodes) checkParents() {
+	for _, n := range c.paths {
+		for dir := path.Dir(n.path); dir != "/" && dir != "."; dir = path.Dir(dir) {
+			if other := c.notDirs[dir]; other != "" {
+				c.probs.Add(n.field+".path", "%s lies inside %s (%s), which is not a directory", n.path, dir, other)
+				break
 			}
 		}
 	}
-	for i, d := range cfg.Storage.Directories {
-		inside(fmt.Sprintf("storage.directories.%d", i), d.Path)
-	}
-	for i, f := range cfg.Storage.Files {
-		inside(fmt.Sprintf("storage.files.%d", i), f.Path)
-	}
-	for i, l := range cfg.Storage.Links {
-		inside(fmt.Sprintf("storage.links.%d", i), l.Path)
-	}
-	for i, u := range cfg.Systemd.Units {
+}
+
+// checkUnitFiles reports units and drop-ins that are among the files too.
+func (c *nodes) checkUnitFiles(units []types.Unit) {
+	for i, u := range units {
 		p := "/etc/systemd/system/" + u.Name
-		if other := kinds[p]; other != "" && (str(u.Contents) != "" || u.Mask != nil) {
-			probs.Add(fmt.Sprintf("systemd.units.%d.name", i), "%s is %s already; keep one of the two", p, other)
+		if other := c.notDirs[p]; other != "" && (str(u.Contents) != "" || u.Mask != nil) {
+			c.probs.Add(fmt.Sprintf("systemd.units.%d.name", i), "%s is %s already; keep one of the two", p, other)
 		}
 		for j, d := range u.Dropins {
-			if other := kinds[p+".d/"+d.Name]; other != "" {
-				probs.Add(fmt.Sprintf("systemd.units.%d.dropins.%d.name", i, j), "%s is %s already; keep one of the two", p+".d/"+d.Name, other)
+			if other := c.notDirs[p+".d/"+d.Name]; other != "" {
+				c.probs.Add(fmt.Sprintf("systemd.units.%d.dropins.%d.name", i, j), "%s is %s already; keep one of the two", p+".d/"+d.Name, other)
 			}
 		}
 	}

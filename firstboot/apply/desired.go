@@ -311,6 +311,12 @@ func (t Target) overwritten(want []entry, acc *accounts, old manifest) (entries,
 			dirs = append(dirs, h.dir)
 		}
 	}
+	cleared, errs = t.clear(dirs, entries, old)
+	return entries, cleared, errs
+}
+
+// clear lists what is in the directories that are overwritten, except for entries.
+func (t Target) clear(dirs []string, entries []entry, old manifest) (cleared []entry, errs []error) {
 	named := map[string]int{}
 	for i, w := range entries {
 		named[w.Path] = i
@@ -333,7 +339,7 @@ func (t Target) overwritten(want []entry, acc *accounts, old manifest) (entries,
 			}
 		}
 	}
-	return entries, cleared, errs
+	return cleared, errs
 }
 
 // below lists what is, or was before us, in a directory.
@@ -347,10 +353,8 @@ func (t Target) below(dir string, old manifest) ([]string, error) {
 	if old.Paths[dir].Emptied {
 		return paths, nil
 	}
-	for _, n := range needed {
-		if n == dir || strings.HasPrefix(n, strings.TrimSuffix(dir, "/")+"/") {
-			return nil, fmt.Errorf("%s exists already as a directory that the machine needs: choose another path", dir)
-		}
+	if slices.ContainsFunc(needed, func(n string) bool { return n == dir || strings.HasPrefix(n, strings.TrimSuffix(dir, "/")+"/") }) {
+		return nil, fmt.Errorf("%s exists already as a directory that the machine needs: choose another path", dir)
 	}
 	var size int64
 	err := filepath.WalkDir(t.path(dir), func(full string, d fs.DirEntry, err error) error {

@@ -87,7 +87,7 @@ func continueWord(site *configs.Site) string {
 }
 
 // forgetWord makes room for the next word, once the Site has none.
-func (t *taker) forgetWord() error {
+func (t *seatTaker) forgetWord() error {
 	note := ReadSeatNote(t.e)
 	if note.Continued == "" || t.site.ControlPlane.ContinueFrom != "" {
 		return nil

@@ -52,32 +52,46 @@ func AddressPhase(site *configs.Site) run.Phase {
 			if err := late.Run(ctx, e); err != nil {
 				return err
 			}
-			const fix = "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine"
 			if network.TrialCutOff(e) || network.MayTry(e) && !Decided(e) {
-				found, _, err := network.Use(ctx, e, up, network.Patience)
-				if err != nil {
-					return err
-				}
-				if found.Extent == network.Nothing {
-					return run.Advise(found.Err, fix)
-				}
-				if found.Extent == network.OwnAddress {
-					e.Log.Warn("going on with this machine's own address alone", "error", found.Err)
-				}
-				return e.SetHosts(ctx, network.NodeOwner, network.NodeLine(e, addr))
+				err = tryNetwork(ctx, e, up)
+			} else {
+				err = waitForAddress(ctx, e, site)
 			}
-			e.Waiting("this machine's address %s", addr)
-			if err := e.RetryFor(ctx, network.Patience, 2*time.Second, func() error { return network.HasOwnAddress(ctx, e, site) }); err != nil {
-				return run.Advise(err, fix)
-			}
-			if network.IsNew(e) && network.NeighbourAnswers(ctx, e, site) == nil {
-				if err := network.Keep(e); err != nil {
-					return err
-				}
+			if err != nil {
+				return err
 			}
 			return e.SetHosts(ctx, network.NodeOwner, network.NodeLine(e, addr))
 		},
 	}
+}
+
+const addressFix = "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine"
+
+// tryNetwork applies new network settings, which are taken back if nobody is reached.
+func tryNetwork(ctx context.Context, e *machine.Env, up network.Uplink) error {
+	found, _, err := network.Use(ctx, e, up, network.Patience)
+	if err != nil {
+		return err
+	}
+	if found.Extent == network.Nothing {
+		return run.Advise(found.Err, addressFix)
+	}
+	if found.Extent == network.OwnAddress {
+		e.Log.Warn("going on with this machine's own address alone", "error", found.Err)
+	}
+	return nil
+}
+
+// waitForAddress waits for the machine's own address.
+func waitForAddress(ctx context.Context, e *machine.Env, site *configs.Site) error {
+	e.Waiting("this machine's address %s", site.Self().Address)
+	if err := e.RetryFor(ctx, network.Patience, 2*time.Second, func() error { return network.HasOwnAddress(ctx, e, site) }); err != nil {
+		return run.Advise(err, addressFix)
+	}
+	if network.IsNew(e) && network.NeighbourAnswers(ctx, e, site) == nil {
+		return network.Keep(e)
+	}
+	return nil
 }
 
 // EndpointPhase maps the endpoint's name to this machine's own API server. No
@@ -182,7 +196,7 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 func ownAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	c := api.Client{Server: "https://" + network.OwnHostPort(site), CA: e.Contents(ondisk.KubeCA), Dial: e.Dial, Now: e.Now, Ways: e.Ways()}
+	c := api.Client{Server: "https://" + network.OwnHostPort(site), CA: e.Contents(ondisk.KubeCA), Dial: e.Dial, Now: e.Now, Transports: e.Transports()}
 	return c.Get(ctx, "/readyz", nil)
 }
 

@@ -145,33 +145,42 @@ func DocumentsPhase(active *site.Active) run.Phase {
 				// Of a former release: what the cluster has is what it is to have.
 				return markDocuments(e, documents)
 			case entitled:
-				if err := annotate(ctx, c, map[string]any{uploadingKey: documents}); err != nil {
-					return err
-				}
-				if err := kubeadm.Init(ctx, e, active, kubeadm.Local{}, []string{"upload-config", "all"}); err != nil {
-					return err
-				}
-				if err := noteUploaded(ctx, e, c, documents); err != nil {
-					return err
-				}
-				e.Console("kubeadm's documents of the Site are uploaded to the cluster")
-				return nil
+				return uploadDocuments(ctx, e, c, active, documents)
 			}
 			// A machine that comes with documents that the cluster never had may as well
 			// have old ones.
 			reported = true
-			text, err := site.ControlPlane.Documents().Encode()
-			if err == nil {
-				_, err = e.Write(DocumentsFile, text, machine.Mode(0o600))
-			}
-			if err != nil {
-				return fmt.Errorf("writing kubeadm's documents for a person: %w", err)
-			}
-			e.Note("kubeadm's documents of the Site differ from those that were uploaded to the cluster, and somebody else may have changed these: they stay. To upload the Site's: kubeadm init phase upload-config all --config %s && %s; to keep what is there: the last command alone",
-				DocumentsFile, "kubectl -n kube-system annotate configmap kubeadm-config --overwrite "+DocumentsKey+"="+documents)
-			return nil
+			return writeForPerson(e, site, documents)
 		},
 	}
+}
+
+func uploadDocuments(ctx context.Context, e *machine.Env, c *api.Client, active *site.Active, documents string) error {
+	if err := annotate(ctx, c, map[string]any{uploadingKey: documents}); err != nil {
+		return err
+	}
+	if err := kubeadm.Init(ctx, e, active, kubeadm.Local{}, []string{"upload-config", "all"}); err != nil {
+		return err
+	}
+	if err := noteUploaded(ctx, e, c, documents); err != nil {
+		return err
+	}
+	e.Console("kubeadm's documents of the Site are uploaded to the cluster")
+	return nil
+}
+
+// writeForPerson writes the Site's documents to a file, and notes how a person uploads them.
+func writeForPerson(e *machine.Env, site *configs.Site, documents string) error {
+	text, err := site.ControlPlane.Documents().Encode()
+	if err == nil {
+		_, err = e.Write(DocumentsFile, text, machine.Mode(0o600))
+	}
+	if err != nil {
+		return fmt.Errorf("writing kubeadm's documents for a person: %w", err)
+	}
+	e.Note("kubeadm's documents of the Site differ from those that were uploaded to the cluster, and somebody else may have changed these: they stay. To upload the Site's: kubeadm init phase upload-config all --config %s && %s; to keep what is there: the last command alone",
+		DocumentsFile, "kubectl -n kube-system annotate configmap kubeadm-config --overwrite "+DocumentsKey+"="+documents)
+	return nil
 }
 
 // remarkProxy reports where kube-proxy's configuration in the cluster lacks what the Site

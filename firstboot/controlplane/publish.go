@@ -78,7 +78,10 @@ func PublishPhase(active *site.Active) run.Phase {
 			switch next, err := newerInfo(ctx, e, c); {
 			case err != nil && api.Code(err) != 404:
 				return fmt.Errorf("asking whether the cluster is published: %w", err)
-			case err != nil: // it is not
+			case err != nil && site.Credentials.Keys == nil:
+				return errors.New("cluster-info was deleted a moment ago")
+			case err != nil:
+				return publish(ctx, e, c, active)
 			case next == nil:
 				return nil // another control-plane node was faster
 			default:
@@ -87,56 +90,65 @@ func PublishPhase(active *site.Active) run.Phase {
 				}
 				return nil
 			}
-			if site.Credentials.Keys == nil {
-				return errors.New("cluster-info was deleted a moment ago")
-			}
-			if err := waitForOwnNode(ctx, e, c, active); err != nil { // kubeadm notes the runtime there
-				return err
-			}
-			phases := [][]string{{"upload-config", "all"}, {"addon", "kube-proxy"}}
-			there, err := dnsIsThere(ctx, c)
-			if err != nil {
-				return err
-			}
-			if !there {
-				phases = append(phases, []string{"addon", "coredns"})
-			}
-			if err := kubeadm.Init(ctx, e, active, kubeadm.Local{}, phases...); err != nil {
-				return err
-			}
-			documents, err := DocumentsOf(site)
-			if err == nil {
-				err = noteUploaded(ctx, e, c, documents)
-			}
-			if err != nil {
-				return err
-			}
-			tokens, err := manifest.Unpack(site.Credentials.Keys.Objects)
-			if err != nil {
-				return fmt.Errorf("reading the objects of the Site: %w", err)
-			}
-			objects, err := objectsOf(append(tokens, manifest.File{Name: "cluster-info's rules", Text: clusterInfoRules}))
-			if err != nil {
-				return err
-			}
-			kept, err := c.Kept() // tokens are many
-			if err != nil {
-				return err
-			}
-			if err := kept.CreateAll(ctx, objects); err != nil {
-				return err
-			}
-			if e.Exists(ClusterManifests) {
-				if _, err := madeMarker(ctx, kept, site, applyAll); err != nil {
-					return err
-				}
-			}
-			// Without one, kubeadm makes a token of its own that is valid for a day. It
-			// prints both kinds, and the journal outlives a minute.
-			token := configs.NewSecret(hex.EncodeToString(e.Random(3)) + "." + hex.EncodeToString(e.Random(8)))
-			return kubeadm.Init(ctx, e, active, kubeadm.Local{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"})
 		},
 	}
+}
+
+// publish runs the phases of kubeadm init that write to the cluster, and creates the
+// objects of the Site. cluster-info comes last.
+func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Active) error {
+	site := active.Site
+	if err := waitForOwnNode(ctx, e, c, active); err != nil { // kubeadm notes the runtime there
+		return err
+	}
+	phases := [][]string{{"upload-config", "all"}, {"addon", "kube-proxy"}}
+	there, err := dnsIsThere(ctx, c)
+	if err != nil {
+		return err
+	}
+	if !there {
+		phases = append(phases, []string{"addon", "coredns"})
+	}
+	if err := kubeadm.Init(ctx, e, active, kubeadm.Local{}, phases...); err != nil {
+		return err
+	}
+	documents, err := DocumentsOf(site)
+	if err == nil {
+		err = noteUploaded(ctx, e, c, documents)
+	}
+	if err != nil {
+		return err
+	}
+	if err := createObjects(ctx, e, c, site); err != nil {
+		return err
+	}
+	// Without one, kubeadm makes a token of its own that is valid for a day. It
+	// prints both kinds, and the journal outlives a minute.
+	token := configs.NewSecret(hex.EncodeToString(e.Random(3)) + "." + hex.EncodeToString(e.Random(8)))
+	return kubeadm.Init(ctx, e, active, kubeadm.Local{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"})
+}
+
+// createObjects creates the nodes' tokens, and applies the Cluster's manifests.
+func createObjects(ctx context.Context, e *machine.Env, c *api.Client, site *configs.Site) error {
+	tokens, err := manifest.Unpack(site.Credentials.Keys.Objects)
+	if err != nil {
+		return fmt.Errorf("reading the objects of the Site: %w", err)
+	}
+	objects, err := objectsOf(append(tokens, manifest.File{Name: "cluster-info's rules", Text: clusterInfoRules}))
+	if err != nil {
+		return err
+	}
+	kept, err := c.Kept() // tokens are many
+	if err != nil {
+		return err
+	}
+	if err := kept.CreateAll(ctx, objects); err != nil {
+		return err
+	}
+	if e.Exists(ClusterManifests) {
+		_, err = madeMarker(ctx, kept, site, applyAll)
+	}
+	return err
 }
 
 // newerInfo is what to change in cluster-info where it has the cluster's CA as it was

@@ -64,7 +64,7 @@ func SeatPhase(active *site.Active) run.Phase {
 				return err
 			}
 			defer client.CloseIdleConnections()
-			t := &taker{e: e, active: active, site: active.Site, client: client}
+			t := &seatTaker{e: e, active: active, site: active.Site, client: client}
 			// The others ask also while a failure of this phase stands.
 			e.AtEndOfPass(t.close)
 			return t.take(ctx)
@@ -105,8 +105,8 @@ func etcdClient(e *machine.Env) (*http.Client, error) {
 	return &http.Client{Timeout: askTimeout, Transport: &http.Transport{DialContext: e.Dial, TLSClientConfig: conf, IdleConnTimeout: askTimeout}}, nil
 }
 
-// taker takes a seat in etcd.
-type taker struct {
+// seatTaker takes a seat in etcd.
+type seatTaker struct {
 	e      *machine.Env
 	active *site.Active
 	site   *configs.Site
@@ -122,7 +122,7 @@ type taker struct {
 }
 
 // take looks and decides until etcd was started.
-func (t *taker) take(ctx context.Context) error {
+func (t *seatTaker) take(ctx context.Context) error {
 	said := ""
 	for {
 		if _, usable := BadCredentials(t.e, t.site); !usable { // the clock was set meanwhile
@@ -137,7 +137,7 @@ func (t *taker) take(ctx context.Context) error {
 			t.e.Log.Info("the seat in etcd", "decision", d.Do.String(), "why", d.Why)
 			said, t.since = line, t.e.Now()
 		}
-		switch next, err := t.carryOut(ctx, d); {
+		switch next, err := t.execute(ctx, d); {
 		case err != nil || next == seatTaken:
 			return err
 		case next == seatChanged:
@@ -161,8 +161,8 @@ const (
 	seatTaken                   // etcd was started
 )
 
-// CarryOut does what was decided.
-func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error) {
+// execute does what was decided.
+func (t *seatTaker) execute(ctx context.Context, d seat.Decision) (seatNext, error) {
 	if d.Do != seat.Stop {
 		t.stopped = time.Time{}
 	}
@@ -182,18 +182,7 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 		t.e.Console("etcd begins with a snapshot: " + d.Why)
 		return seatChanged, restoreSnapshot(ctx, t.e, t.active)
 	case seat.SetAside:
-		if c := t.site.ControlPlane; c.Restore != "" && c.ContinueFrom == t.site.Self().Name {
-			// What is to take the data's place must be there.
-			if _, err := snapshotAtHand(t.e, strings.ToLower(c.Restore)); err != nil {
-				return seatWaits, err
-			}
-		}
-		to, err := setAside(t.e)
-		if err != nil {
-			return seatWaits, err
-		}
-		t.e.Console("etcd's data was moved to " + to + ": " + d.Why)
-		return seatChanged, nil
+		return t.setAside(d)
 	case seat.Birth:
 		t.e.Console("etcd begins with nothing: " + d.Why)
 		if err := SetAsideLogless(t.e); err != nil {
@@ -204,19 +193,7 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 		}
 		return seatTaken, t.start(ctx, "new", everyMember(t.site))
 	case seat.Join:
-		if err := SetAsideLogless(t.e); err != nil {
-			return seatWaits, err
-		}
-		members, err := t.join(ctx, d)
-		if err != nil {
-			// As while another member is away for a moment.
-			t.e.Waiting("a seat in etcd: %s", machine.OneLine(err))
-			return seatWaits, nil
-		}
-		if err := t.saveSeat(); err != nil {
-			return seatWaits, err
-		}
-		return seatTaken, t.start(ctx, "existing", members)
+		return t.joinCluster(ctx, d)
 	case seat.Stop:
 		if t.stopped.IsZero() {
 			t.stopped = t.e.Now()
@@ -236,8 +213,41 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 	return seatWaits, nil
 }
 
+// setAside moves etcd's data away.
+func (t *seatTaker) setAside(d seat.Decision) (seatNext, error) {
+	if c := t.site.ControlPlane; c.Restore != "" && c.ContinueFrom == t.site.Self().Name {
+		// The snapshot that replaces the data must be there.
+		if _, err := snapshotAtHand(t.e, strings.ToLower(c.Restore)); err != nil {
+			return seatWaits, err
+		}
+	}
+	to, err := setAside(t.e)
+	if err != nil {
+		return seatWaits, err
+	}
+	t.e.Console("etcd's data was moved to " + to + ": " + d.Why)
+	return seatChanged, nil
+}
+
+// joinCluster adds this machine to the members of etcd, and starts it.
+func (t *seatTaker) joinCluster(ctx context.Context, d seat.Decision) (seatNext, error) {
+	if err := SetAsideLogless(t.e); err != nil {
+		return seatWaits, err
+	}
+	members, err := t.join(ctx, d)
+	if err != nil {
+		// As while another member is away for a moment.
+		t.e.Waiting("a seat in etcd: %s", machine.OneLine(err))
+		return seatWaits, nil
+	}
+	if err := t.saveSeat(); err != nil {
+		return seatWaits, err
+	}
+	return seatTaken, t.start(ctx, "existing", members)
+}
+
 // view looks at the disk, and asks the others.
-func (t *taker) view(ctx context.Context) (seat.View, error) {
+func (t *seatTaker) view(ctx context.Context) (seat.View, error) {
 	self := t.site.Self()
 	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site), TicketID: TicketID(t.site), Dates: ticketDates(t.e, t.site),
 		Word: seat.Word{ContinueFrom: t.site.ControlPlane.ContinueFrom, Restore: t.site.ControlPlane.Restore != "", Restored: restoredBefore(t.e, t.site), Absent: t.site.ControlPlane.Absent}}
@@ -341,7 +351,7 @@ func everyMember(site *configs.Site) string {
 
 // tellBlank tells the others that this machine has no data, until it decides or the
 // pass ends.
-func (t *taker) tellBlank(ctx context.Context, answer seat.Answer) {
+func (t *seatTaker) tellBlank(ctx context.Context, answer seat.Answer) {
 	if t.blank != nil {
 		return
 	}
@@ -360,7 +370,7 @@ func (t *taker) tellBlank(ctx context.Context, answer seat.Answer) {
 	go func() { _ = server.Serve(tls.NewListener(l, conf)) }() // ends with Close
 }
 
-func (t *taker) close() {
+func (t *seatTaker) close() {
 	if t.blank != nil {
 		t.blank.Close()
 		t.blank = nil
@@ -369,13 +379,13 @@ func (t *taker) close() {
 
 // saveSeat keeps of which cluster the data is that etcd is about to write, and that
 // it is as the Site says if that names a control-plane node to continue from.
-func (t *taker) saveSeat() error {
+func (t *seatTaker) saveSeat() error {
 	return ReadSeatNote(t.e).CarriedOut(t.site).write(t.e)
 }
 
 // join makes room for this machine in a cluster that lives. Cut off anywhere,
 // the next try begins again with what is there.
-func (t *taker) join(ctx context.Context, d seat.Decision) (initialCluster string, err error) {
+func (t *seatTaker) join(ctx context.Context, d seat.Decision) (initialCluster string, err error) {
 	for _, id := range d.Remove {
 		if err := t.via.Remove(ctx, id); err != nil {
 			return "", err
@@ -394,7 +404,7 @@ func (t *taker) join(ctx context.Context, d seat.Decision) (initialCluster strin
 }
 
 // start has kubelet start etcd.
-func (t *taker) start(ctx context.Context, state, members string, more ...kubeadm.Arg) error {
+func (t *seatTaker) start(ctx context.Context, state, members string, more ...kubeadm.Arg) error {
 	t.close() // etcd listens there now
 	return startEtcd(ctx, t.e, t.active, append([]kubeadm.Arg{
 		{Name: "initial-cluster", Value: members},

@@ -28,7 +28,7 @@ type seatWatch struct {
 
 // oldSeat finds out whether another machine runs with this machine's seat.
 // etcds are the members that a quorum answered through.
-func (t *taker) oldSeat(ctx context.Context, v seat.View, etcds []seat.Etcd) (seat.Seat, string, error) {
+func (t *seatTaker) oldSeat(ctx context.Context, v seat.View, etcds []seat.Etcd) (seat.Seat, string, error) {
 	for _, m := range v.Members {
 		if !v.Own(m) {
 			continue
@@ -67,7 +67,7 @@ type learnerWatch struct {
 
 // deadLearner is the id of another machine's learner that has never started, and was not
 // seen to run for seat.LearnerPatience.
-func (t *taker) deadLearner(ctx context.Context, v seat.View, etcds []seat.Etcd) string {
+func (t *seatTaker) deadLearner(ctx context.Context, v seat.View, etcds []seat.Etcd) string {
 	i := slices.IndexFunc(v.Members, func(m seat.Member) bool { return m.Learner && m.NeverStarted() && !v.Own(m) })
 	if i < 0 {
 		t.learner = learnerWatch{}
@@ -92,7 +92,7 @@ func (t *taker) deadLearner(ctx context.Context, v seat.View, etcds []seat.Etcd)
 // leaseOfNode asks the other control-plane nodes' API servers which machine
 // this machine's Node is, and when that was last heard of. Without a Node, or
 // an answer, both are empty: what there is of etcd tells alone.
-func (t *taker) leaseOfNode(ctx context.Context) (machine, renewed string) {
+func (t *seatTaker) leaseOfNode(ctx context.Context) (machine, renewed string) {
 	c, err := adminClient(t.e, t.site)
 	if err != nil {
 		return "", ""

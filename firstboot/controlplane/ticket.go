@@ -65,7 +65,7 @@ func firmwareNote(e *machine.Env, variable string) string {
 
 // useTicket notes that this machine begins the cluster: on its disk, and then in
 // its firmware. A birth begins also where the firmware takes no notes.
-func (t *taker) useTicket() error {
+func (t *seatTaker) useTicket() error {
 	word := TicketWord(t.site)
 	note := seatNote{Cluster: t.site.ControlPlane.ID, Born: word, Said: ReadSeatNote(t.e).Said}
 	if err := note.write(t.e); err != nil {

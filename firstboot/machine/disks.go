@@ -112,12 +112,12 @@ func (e *Env) DisksWith(partUUID string) []string {
 // labels. A pass looks it up once, in dozens of files: nobody exchanges it, and
 // its partitions keep their names. Their sizes are LookUpRootDisk's to tell.
 func (e *Env) RootDisk() (*Disk, error) {
-	if e.known != nil && e.known.disk != nil {
-		return e.known.disk, nil
+	if e.cache != nil && e.cache.disk != nil {
+		return e.cache.disk, nil
 	}
 	d, err := e.LookUpRootDisk()
-	if err == nil && e.known != nil {
-		e.known.disk = d
+	if err == nil && e.cache != nil {
+		e.cache.disk = d
 	}
 	return d, err
 }

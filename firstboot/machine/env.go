@@ -215,8 +215,8 @@ type pass struct {
 	waiting func(what string)
 	// noting receives each Note.
 	noting func(what string)
-	// known is what was looked up; nil: nothing is cached.
-	known *known
+	// cache has what this pass has looked up; nil: nothing is cached.
+	cache *passCache
 }
 
 // Owner says whose a file becomes, and with which permissions.

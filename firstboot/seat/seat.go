@@ -382,8 +382,8 @@ func orUnnamed(m Member) string {
 	return strings.Join(m.PeerURLs, ", ")
 }
 
-// continued: a person gave up the lost control-plane nodes' data and named one to
-// keep.
+// continued decides where a person has given up the data of lost control-plane nodes and
+// named one node whose data the cluster continues with.
 func (v View) continued() Decision {
 	from := v.Word.ContinueFrom
 	switch {
@@ -391,31 +391,49 @@ func (v View) continued() Decision {
 		return Decision{Do: Stop, Why: "the Site says to continue from " + from + ", which is not one of its control-plane nodes", Fix: "correct the Site"}
 	case v.Disk.WAL && v.Disk.Continued && (from == v.Self || v.Counted && !v.Quorum):
 		return v.lived() // and may be what the named one lacks for a quorum
-	case from == v.Self && !v.Disk.WAL:
-		if v.Quorum {
-			return v.join()
-		}
-		switch {
-		case v.Word.Restored:
-			return v.restoredBefore()
-		case v.Word.Restore:
-			return Decision{Do: Restore, Why: "the Site says to continue from this control-plane node with a snapshot"}
-		}
-		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, and its disk is blank", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
-	case v.Quorum && slices.ContainsFunc(v.Members, v.member) && v.Disk.WAL:
-		return v.lived() // the cluster lives, with this control-plane node: nothing to give up
-	case from == v.Self && v.Quorum:
-		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but a quorum lives without it", Fix: "remove continueFrom from the Site"}
-	case from == v.Self && v.Word.Restored && v.Disk.Cluster == "":
-		return v.restoredBefore()
-	case from == v.Self && v.Word.Restored:
-		return Decision{Do: Start, Why: DoneBefore}
-	case from == v.Self && v.Word.Restore:
-		return Decision{Do: SetAside, Why: "the Site says to continue from this control-plane node with a snapshot, not with what it has"}
-	case from == v.Self && v.Disk.Cluster == "":
-		return v.notNoted()
 	case from == v.Self:
-		return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this control-plane node, and no quorum is left"}
+		return v.continuedFromSelf()
+	}
+	return v.continuedFromPeer(from)
+}
+
+// inQuorum reports whether the cluster lives, with this control-plane node and its data.
+func (v View) inQuorum() bool {
+	return v.Quorum && v.Disk.WAL && slices.ContainsFunc(v.Members, v.member)
+}
+
+// continuedFromSelf is continued on the node that was named.
+func (v View) continuedFromSelf() Decision {
+	switch {
+	case !v.Disk.WAL && v.Quorum:
+		return v.join()
+	case !v.Disk.WAL && v.Word.Restored:
+		return v.restoredBefore()
+	case !v.Disk.WAL && v.Word.Restore:
+		return Decision{Do: Restore, Why: "the Site says to continue from this control-plane node with a snapshot"}
+	case !v.Disk.WAL:
+		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, and its disk is blank", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
+	case v.inQuorum():
+		return v.lived() // nothing to give up
+	case v.Quorum:
+		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but a quorum lives without it", Fix: "remove continueFrom from the Site"}
+	case v.Word.Restored && v.Disk.Cluster == "":
+		return v.restoredBefore()
+	case v.Word.Restored:
+		return Decision{Do: Start, Why: DoneBefore}
+	case v.Word.Restore:
+		return Decision{Do: SetAside, Why: "the Site says to continue from this control-plane node with a snapshot, not with what it has"}
+	case v.Disk.Cluster == "":
+		return v.notNoted()
+	}
+	return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this control-plane node, and no quorum is left"}
+}
+
+// continuedFromPeer is continued on the other nodes.
+func (v View) continuedFromPeer(from string) Decision {
+	switch {
+	case v.inQuorum():
+		return v.lived() // nothing to give up
 	case !v.Quorum && v.Disk.WAL && v.Disk.Continued:
 		return Decision{Do: Wait, Why: "this control-plane node has joined " + from + ", as the Site says, and " + from + " is not seen to count it", Fix: "switch " + from + " on; if it is lost, stamp Sites without continueFrom onto all others"}
 	case !v.Quorum && slices.Contains(v.in(Spent), from):

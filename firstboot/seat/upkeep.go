@@ -186,8 +186,14 @@ func (u Upkeep) Keep(ctx context.Context) (Found, error) {
 			f.note("etcd's database on %s has %d MiB, of the %d MiB of its quota; with all of them it takes no writes. To fix: delete objects that are not needed, or raise quota-backend-bytes (ClusterConfiguration, etcd.local.extraArgs) in the Cluster and stamp the control-plane nodes' new Sites", v.Name, v.Size>>20, v.Quota>>20)
 		}
 	}
+	u.disarm(ctx, &f, full, members, lead && !crowded && len(away) == 0)
+	return f, nil
+}
+
+// disarm takes back alarms for want of room, where there is room again.
+func (u Upkeep) disarm(ctx context.Context, f *Found, full []Alarm, members []Member, room bool) {
 	for _, a := range full {
-		if !lead || crowded || len(away) > 0 {
+		if !room {
 			f.note("etcd takes no writes: its database on %s was full (alarm %s)", nameOf(members, a.Member), a.Kind)
 		} else if err := u.Own.Disarm(ctx, a); err != nil {
 			f.note("%v", err)
@@ -195,7 +201,6 @@ func (u Upkeep) Keep(ctx context.Context) (Found, error) {
 			f.did("took etcd's alarm %s back: there is room again", a.Kind)
 		}
 	}
-	return f, nil
 }
 
 // alarms notes those that only a person can deal with, and returns those for want of

@@ -28,29 +28,7 @@ func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *co
 	return run.Phase{
 		Name: "site-config", Doc: "the Site's settings are in place", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			if s, err := newStick(e, reader); s != nil {
-				return run.Todo, nil
-			} else if err != nil {
-				e.Note("%s", machine.OneLine(err))
-			}
-			a, err := reader.read(e)
-			if errors.Is(err, ErrNoSite) {
-				return run.Todo, nil // Run waits
-			}
-			if !left && (err == nil && a.unwritten || err != nil && unwritten(e)) {
-				return run.Todo, nil // the others' sites are wiped, whatever is wrong with this one's
-			}
-			if err != nil {
-				return run.Todo, err
-			}
-			if !a.IsApplied(e) || e.Text("/proc/sys/kernel/hostname") != a.Hostname {
-				return run.Todo, nil
-			}
-			if held, err := kubeletHeld(ctx, e); held || err != nil {
-				return run.Todo, err
-			}
-			noteFailedUnits(ctx, e)
-			return run.Done, nil
+			return checkSite(ctx, e, reader, left)
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			err := takeFromInventory(e)
@@ -76,6 +54,33 @@ func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *co
 			return startHeldKubelet(ctx, e, a.Site, beforeKubelet)
 		},
 	}
+}
+
+// checkSite is the check of Phase. left: the slot could not be written in this pass.
+func checkSite(ctx context.Context, e *machine.Env, reader *Reader, left bool) (run.Verdict, error) {
+	if s, err := newStick(e, reader); s != nil {
+		return run.Todo, nil
+	} else if err != nil {
+		e.Note("%s", machine.OneLine(err))
+	}
+	a, err := reader.read(e)
+	if errors.Is(err, ErrNoSite) {
+		return run.Todo, nil // Run waits
+	}
+	if !left && (err == nil && a.unwritten || err != nil && unwritten(e)) {
+		return run.Todo, nil // the others' sites are wiped, whatever is wrong with this one's
+	}
+	if err != nil {
+		return run.Todo, err
+	}
+	if !a.IsApplied(e) || e.Text("/proc/sys/kernel/hostname") != a.Hostname {
+		return run.Todo, nil
+	}
+	if held, err := kubeletHeld(ctx, e); held || err != nil {
+		return run.Todo, err
+	}
+	noteFailedUnits(ctx, e)
+	return run.Done, nil
 }
 
 // waitForSite waits, within its attempt, for somebody to bring a site. none says why there
@@ -254,38 +259,15 @@ func ActivateChanges(ctx context.Context, e *machine.Env, c apply.Changes) error
 			return fmt.Errorf("reloading systemd: %w", err)
 		}
 	}
-	under := func(dirs ...string) bool {
-		return slices.ContainsFunc(c.Paths, func(p string) bool {
-			return slices.ContainsFunc(dirs, func(dir string) bool { return strings.HasPrefix(p, dir) })
-		})
-	}
-	// udev sees by itself that its rules have changed. Rules of a firewall are loaded
-	// at the next boot: who loads them flushes all others, kube-proxy's as well.
-	for _, r := range []struct {
-		dirs       []string
-		verb, unit string
-	}{
-		{[]string{"/etc/modules-load.d/"}, "restart", "systemd-modules-load.service"},
-		{[]string{"/etc/sysctl.d/"}, "restart", "systemd-sysctl.service"},
-		{[]string{"/etc/systemd/journald.conf"}, "restart", "systemd-journald.service"},
-		{[]string{"/etc/systemd/resolved.conf"}, "restart", "systemd-resolved.service"},
-		{[]string{"/etc/systemd/timesyncd.conf"}, "restart", "systemd-timesyncd.service"},
-		{[]string{"/etc/containerd/config.toml", "/etc/containerd/conf.d/", ondisk.ProxyEnv}, "try-restart", "containerd.service"},
-		{[]string{ondisk.ProxyEnv}, "try-restart", "kubelet.service"},
-	} {
-		if !under(r.dirs...) {
-			continue
-		}
-		if err := j.unit(ctx, r.verb, r.unit, "a setting of the Site may take effect at the next boot only"); err != nil {
-			return err
-		}
+	if err := j.restartServices(ctx, c.Paths); err != nil {
+		return err
 	}
 	for _, p := range c.Paths {
 		if (strings.HasPrefix(p, "/etc/sysctl.d/") || strings.HasPrefix(p, "/etc/modules-load.d/")) && !e.Exists(p) {
 			e.Log.Warn("what this file did stays until the next boot", "removed", p)
 		}
 	}
-	if under("/etc/systemd/network/") {
+	if isUnder(c.Paths, "/etc/systemd/network/") {
 		network.DeleteDevices(ctx, e, c.Paths)
 		if err := network.Reload(ctx, e); err != nil {
 			if ctx.Err() != nil {
@@ -300,26 +282,63 @@ func ActivateChanges(ctx context.Context, e *machine.Env, c apply.Changes) error
 		}
 	}
 	for _, u := range c.Units {
-		verb := ""
-		switch {
-		case u.Name == ondisk.UnitFirstboot:
-		case u.Masked || u.Disabled:
-			verb = "stop"
-		case u.Enabled && u.Changed:
-			verb = "restart"
-		case u.Enabled:
-			verb = "start"
-		case u.Changed:
-			verb = "try-restart"
-		}
-		if verb == "" {
-			continue
-		}
-		if err := j.unit(ctx, verb, u.Name, "a unit of the Site is not in the state that the Site sets"); err != nil {
-			return err
+		if verb := verbFor(u); verb != "" {
+			if err := j.unit(ctx, verb, u.Name, "a unit of the Site is not in the state that the Site sets"); err != nil {
+				return err
+			}
 		}
 	}
 	return ctx.Err()
+}
+
+// isUnder reports whether one of the paths is in one of the directories.
+func isUnder(paths []string, dirs ...string) bool {
+	return slices.ContainsFunc(paths, func(p string) bool {
+		return slices.ContainsFunc(dirs, func(dir string) bool { return strings.HasPrefix(p, dir) })
+	})
+}
+
+// restartServices restarts the services whose settings have changed. udev notices changed
+// rules by itself. Rules of a firewall are loaded at the next boot: loading them would
+// flush all others, kube-proxy's as well.
+func (j jobs) restartServices(ctx context.Context, changed []string) error {
+	for _, r := range []struct {
+		dirs       []string
+		verb, unit string
+	}{
+		{[]string{"/etc/modules-load.d/"}, "restart", "systemd-modules-load.service"},
+		{[]string{"/etc/sysctl.d/"}, "restart", "systemd-sysctl.service"},
+		{[]string{"/etc/systemd/journald.conf"}, "restart", "systemd-journald.service"},
+		{[]string{"/etc/systemd/resolved.conf"}, "restart", "systemd-resolved.service"},
+		{[]string{"/etc/systemd/timesyncd.conf"}, "restart", "systemd-timesyncd.service"},
+		{[]string{"/etc/containerd/config.toml", "/etc/containerd/conf.d/", ondisk.ProxyEnv}, "try-restart", "containerd.service"},
+		{[]string{ondisk.ProxyEnv}, "try-restart", "kubelet.service"},
+	} {
+		if !isUnder(changed, r.dirs...) {
+			continue
+		}
+		if err := j.unit(ctx, r.verb, r.unit, "a setting of the Site may take effect at the next boot only"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// verbFor returns the job of systemd that a changed unit needs; empty: none.
+func verbFor(u apply.UnitChange) string {
+	switch {
+	case u.Name == ondisk.UnitFirstboot:
+		return ""
+	case u.Masked || u.Disabled:
+		return "stop"
+	case u.Enabled && u.Changed:
+		return "restart"
+	case u.Enabled:
+		return "start"
+	case u.Changed:
+		return "try-restart"
+	}
+	return ""
 }
 
 // fits rejects a Site that requires what this system lacks, before any of it

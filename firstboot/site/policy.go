@@ -148,12 +148,18 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 	case got.Whole:
 		return all, nil
 	}
-	// Of a repair the machine keeps its own name, so this is the only look at the other.
-	// Where something matched the machine, the Site is meant for it.
-	if name := member.Node(e); name != "" && c == brought && !strings.Contains(next.NodeName, "{{") && !strings.EqualFold(next.NodeName, name) {
+	return repair(e, site, f, got, all, c == brought)
+}
+
+// repair returns what a member takes of a stick with another Site: got instead of the
+// Site in f. plain: nothing on the stick names this machine.
+func repair(e *machine.Env, old *configs.Site, f *found, got admitted, all *taking, plain bool) (*taking, error) {
+	c, next := f.contents, f.site
+	// In a repair the machine keeps its own name, so the name is checked here.
+	if name := member.Node(e); name != "" && plain && !strings.Contains(next.NodeName, "{{") && !strings.EqualFold(next.NodeName, name) {
 		return nil, fmt.Errorf("this machine is enrolled as %s, the Site calls it %s: bring this machine's own Site", name, next.NodeName)
 	}
-	if member.Unpinned(site) && !next.Credentials.IsZero() {
+	if member.Unpinned(old) && !next.Credentials.IsZero() {
 		// Nothing else ties the node to its cluster: with a stranger's token it
 		// would move to whatever cluster the stick names.
 		if got.Site.CACertHashes = member.Pins(e); len(got.Site.CACertHashes) == 0 {

@@ -16,6 +16,7 @@ import (
 	"github.com/coreos/ignition/v2/config/v3_6/types"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ignition"
+	"github.com/edgebake/edgebake/configs/templates"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -162,20 +163,9 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Activ
 	if !site.Match.IsZero() && !node.Matches(site.Match, m) {
 		return nil, run.NeedsPerson(errNotMeant, "stamp this machine's own Site")
 	}
-	was := cmp.Or(member, j.Was)
-	name, err := node.NodeName(site, m)
-	if missing := (*configs.MissingFactError)(nil); was != "" && errors.As(err, &missing) {
-		name, err = was, nil // it had the fact, or what counts as none since
-	}
+	name, err := nodeName(site, m, j, member)
 	if err != nil {
 		return nil, run.NeedsPerson(fmt.Errorf("this machine gets no node name: %w", err), "set nodeName in site.yaml")
-	}
-	if was != "" && name != was {
-		// Another card may sort first since; the machine is the same, and joins
-		// again as what it was.
-		if then, err := node.NodeName(site, j.Machine); err == nil && then == was {
-			name = was
-		}
 	}
 	hostname := name
 	if notEnrolled == nil {
@@ -200,6 +190,24 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Activ
 	}
 	a.MAC, err = siteMAC(inputs.key, site, inputs.ignition)
 	return a, err
+}
+
+// nodeName returns the node name that the Site gives this machine. A member of a cluster
+// keeps its name where the machine's facts have changed since it joined.
+func nodeName(site *configs.Site, m node.Machine, joined member.JoinedAs, member string) (string, error) {
+	was := cmp.Or(member, joined.Was)
+	name, err := node.NodeName(site, m)
+	if missing := (*templates.MissingFactError)(nil); was != "" && errors.As(err, &missing) {
+		return was, nil // it had the fact, or what counts as none since
+	}
+	if err == nil && was != "" && name != was {
+		// Another card may sort first since; the machine is the same, and joins
+		// again as what it was.
+		if then, err := node.NodeName(site, joined.Machine); err == nil && then == was {
+			return was, nil
+		}
+	}
+	return name, err
 }
 
 // Parse reads a Site from a slot or a stick. Its token may be missing.

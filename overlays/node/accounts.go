@@ -113,37 +113,48 @@ func (a Accounts) CheckUser(u types.PasswdUser, ours bool) AccountProblems {
 		return nil
 	}
 	row := a.Users.Find(u.Name)
-	uid, gid, dir := cell(row, 2), cell(row, 3), cell(row, 5)
 	for i, g := range u.Groups {
 		if a.Group(string(g)) == nil {
 			probs = append(probs, AccountProblem{"groups", i, fmt.Sprintf(noGroup, g)})
 		}
 	}
-	if primary := value(u.PrimaryGroup); primary != "" {
-		switch group := a.Group(primary); {
-		case group == nil:
-			probs.add("primaryGroup", noGroup, primary)
-		case !ours && gid != "" && gid != group[2]:
-			probs.add("primaryGroup", "user %s is in the image already with the primary group %s, and first boot hands over no files: use groups, or name another user", u.Name, a.Groups.NameOf(gid))
-		}
-	} else if row == nil && !ours && (u.NoUserGroup == nil || !*u.NoUserGroup) && a.Groups.Find(u.Name) != nil {
-		probs.add("", "there is a group %s already: add primaryGroup: %s (in an Ignition config) to put the user into it, or choose another name", u.Name, u.Name)
-	}
-	if u.UID != nil {
-		id := strconv.Itoa(*u.UID)
-		switch other := a.Users.NameOf(id); {
-		case uid != "" && uid != id && ours:
-			probs.add("uid", "user %s was made with uid %s: remove uid, or name another user", u.Name, uid)
-		case uid != "" && uid != id:
-			probs.add("uid", "user %s is in the image already with uid %s: remove uid, or name another user", u.Name, uid)
-		case row == nil && other != "":
-			probs.add("uid", "uid %s is %s's in the image: choose another", id, other)
-		}
-	}
-	if home := value(u.HomeDir); home != "" && !ours && dir != "" && path.Clean(home) != path.Clean(dir) {
+	a.checkPrimaryGroup(u, row, ours, &probs)
+	a.checkUID(u, row, ours, &probs)
+	if home, dir := value(u.HomeDir), cell(row, 5); home != "" && !ours && dir != "" && path.Clean(home) != path.Clean(dir) {
 		probs.add("homeDir", "user %s is in the image already with the home %s, and first boot moves no homes: remove homeDir, or name another user", u.Name, dir)
 	}
 	return probs
+}
+
+func (a Accounts) checkPrimaryGroup(u types.PasswdUser, row []string, ours bool, probs *AccountProblems) {
+	primary, gid := value(u.PrimaryGroup), cell(row, 3)
+	if primary == "" {
+		if row == nil && !ours && (u.NoUserGroup == nil || !*u.NoUserGroup) && a.Groups.Find(u.Name) != nil {
+			probs.add("", "there is a group %s already: add primaryGroup: %s (in an Ignition config) to put the user into it, or choose another name", u.Name, u.Name)
+		}
+		return
+	}
+	switch group := a.Group(primary); {
+	case group == nil:
+		probs.add("primaryGroup", noGroup, primary)
+	case !ours && gid != "" && gid != group[2]:
+		probs.add("primaryGroup", "user %s is in the image already with the primary group %s, and first boot hands over no files: use groups, or name another user", u.Name, a.Groups.NameOf(gid))
+	}
+}
+
+func (a Accounts) checkUID(u types.PasswdUser, row []string, ours bool, probs *AccountProblems) {
+	if u.UID == nil {
+		return
+	}
+	id, uid := strconv.Itoa(*u.UID), cell(row, 2)
+	switch other := a.Users.NameOf(id); {
+	case uid != "" && uid != id && ours:
+		probs.add("uid", "user %s was made with uid %s: remove uid, or name another user", u.Name, uid)
+	case uid != "" && uid != id:
+		probs.add("uid", "user %s is in the image already with uid %s: remove uid, or name another user", u.Name, uid)
+	case row == nil && other != "":
+		probs.add("uid", "uid %s is %s's in the image: choose another", id, other)
+	}
 }
 
 // cell is a column of a line, empty where it is too short.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/templates"
 )
 
 // Machine is what a machine knows about itself. The zero Machine stands for
@@ -75,9 +76,9 @@ func (m Machine) isZero() bool {
 
 // NodeName carries out the site's node name on the machine. Facts that
 // vendors left unfilled count as missing, and a missing one that the name
-// needs is an error (*configs.MissingFactError).
+// needs is an error (*templates.MissingFactError).
 func NodeName(site *configs.Site, m Machine) (string, error) {
-	name, err := configs.ExpandNodeName(site.NodeName, configs.NameFacts{
+	name, err := templates.NodeName(site.NodeName, templates.NameFacts{
 		Serial:   namePart(forms.Identity(m.Serial)),
 		MAC:      strings.ReplaceAll(primaryMAC(site, m), ":", ""),
 		UUID:     strings.ToLower(forms.Identity(m.UUID)),

@@ -71,36 +71,48 @@ func renderNetwork(cfg *types.Config, n *configs.Network, servicesV4 bool) error
 			addFile(cfg, base+"-"+name+".network", 0o644, b.String())
 		}
 		if f.WiFi != nil {
-			ca := "/etc/wpa_supplicant/ca-" + f.Name + ".pem"
-			if f.WiFi.CACert != "" {
-				addFile(cfg, ca, 0o644, f.WiFi.CACert)
+			if err := renderWiFi(cfg, &f); err != nil {
+				return err
 			}
-			wpa, err := wpaFile(f.WiFi, ca)
-			if err != nil {
-				return fmt.Errorf("rendering the Wi-Fi of %s: %w", f.Name, err)
-			}
-			addFile(cfg, "/etc/wpa_supplicant/wpa_supplicant-"+f.Name+".conf", 0o600, wpa)
-			cfg.Systemd.Units = append(cfg.Systemd.Units, types.Unit{
-				Name: "wpa_supplicant@" + f.Name + ".service", Enabled: ptr(true),
-			})
 		}
 	}
+	renderServers(cfg, n)
+	return nil
+}
+
+// renderWiFi writes wpa_supplicant's files of an interface.
+func renderWiFi(cfg *types.Config, f *configs.Interface) error {
+	ca := "/etc/wpa_supplicant/ca-" + f.Name + ".pem"
+	if f.WiFi.CACert != "" {
+		addFile(cfg, ca, 0o644, f.WiFi.CACert)
+	}
+	wpa, err := wpaFile(f.WiFi, ca)
+	if err != nil {
+		return fmt.Errorf("rendering the Wi-Fi of %s: %w", f.Name, err)
+	}
+	addFile(cfg, "/etc/wpa_supplicant/wpa_supplicant-"+f.Name+".conf", 0o600, wpa)
+	cfg.Systemd.Units = append(cfg.Systemd.Units, types.Unit{
+		Name: "wpa_supplicant@" + f.Name + ".service", Enabled: ptr(true),
+	})
+	return nil
+}
+
+// renderServers writes the files of resolved and timesyncd.
+func renderServers(cfg *types.Config, n *configs.Network) {
 	if len(n.DNS) > 0 || len(n.Search) > 0 {
-		var b strings.Builder
-		b.WriteString(header + "[Resolve]\n")
+		text := header + "[Resolve]\n"
 		if len(n.DNS) > 0 {
-			fmt.Fprintf(&b, "DNS=%s\n", strings.Join(n.DNS, " "))
+			text += "DNS=" + strings.Join(n.DNS, " ") + "\n"
 		}
 		if len(n.Search) > 0 {
-			fmt.Fprintf(&b, "Domains=%s\n", strings.Join(n.Search, " "))
+			text += "Domains=" + strings.Join(n.Search, " ") + "\n"
 		}
-		addFile(cfg, "/etc/systemd/resolved.conf.d/20-edgebake.conf", 0o644, b.String())
+		addFile(cfg, "/etc/systemd/resolved.conf.d/20-edgebake.conf", 0o644, text)
 	}
 	if len(n.NTP) > 0 {
 		addFile(cfg, "/etc/systemd/timesyncd.conf.d/20-edgebake.conf", 0o644,
 			header+"[Time]\nNTP="+strings.Join(n.NTP, " ")+"\n")
 	}
-	return nil
 }
 
 // portsOf maps each port to the line that makes it one.

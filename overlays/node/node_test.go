@@ -16,6 +16,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/templates"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -164,7 +165,7 @@ func TestNodeName(t *testing.T) {
 	} {
 		site := &configs.Site{NodeName: tc.tmpl, Network: configs.Network{Interfaces: []configs.Interface{{MAC: tc.mac}}}}
 		got, err := NodeName(site, tc.m)
-		var missing *configs.MissingFactError
+		var missing *templates.MissingFactError
 		switch {
 		case tc.missing != "":
 			if !errors.As(err, &missing) || missing.What != tc.missing {

@@ -250,11 +250,16 @@ func conflicts(ours, user *types.Config) []string {
 			both = append(both, p+" is set there and follows from the Site too")
 		}
 	}
+	both = append(both, userConflicts(ours.Passwd.Users, user.Passwd.Users)...)
+	return append(both, unitConflicts(ours.Systemd.Units, user.Systemd.Units)...)
+}
+
+func userConflicts(ours, theirs []types.PasswdUser) (both []string) {
 	users := map[string]types.PasswdUser{}
-	for _, u := range ours.Passwd.Users {
+	for _, u := range ours {
 		users[u.Name] = u
 	}
-	for _, u := range user.Passwd.Users {
+	for _, u := range theirs {
 		o, ok := users[u.Name]
 		if !ok {
 			continue
@@ -270,26 +275,28 @@ func conflicts(ours, user *types.Config) []string {
 			both = append(both, "user "+u.Name+" is removed there and made by the Site")
 		}
 	}
+	return both
+}
+
+func unitConflicts(ours, theirs []types.Unit) (both []string) {
 	units := map[string]types.Unit{}
-	for _, u := range ours.Systemd.Units {
+	for _, u := range ours {
 		units[u.Name] = u
 	}
-	for _, u := range user.Systemd.Units {
+	for _, u := range theirs {
 		o, ok := units[u.Name]
 		if !ok {
 			continue
 		}
-		if o.Enabled != nil && u.Enabled != nil && *o.Enabled != *u.Enabled || o.Enabled != nil && u.Mask != nil && *u.Mask {
+		if o.Enabled != nil && (u.Enabled != nil && *o.Enabled != *u.Enabled || u.Mask != nil && *u.Mask) {
 			both = append(both, "unit "+u.Name+" is switched off there and needed by the Site")
 		}
 		if o.Contents != nil && u.Contents != nil {
 			both = append(both, "unit "+u.Name+" has contents there and follows from the Site too")
 		}
 		for _, d := range u.Dropins {
-			for _, e := range o.Dropins {
-				if d.Name == e.Name {
-					both = append(both, "drop-in "+d.Name+" of "+u.Name+" is set there and follows from the Site too")
-				}
+			if slices.ContainsFunc(o.Dropins, func(e types.Dropin) bool { return e.Name == d.Name }) {
+				both = append(both, "drop-in "+d.Name+" of "+u.Name+" is set there and follows from the Site too")
 			}
 		}
 	}

@@ -17,10 +17,11 @@ const self = "github.com/edgebake/edgebake"
 // rooms lists, for each package of ours, what it may import of ours. A name
 // that ends in /... stands for all below it too.
 var rooms = map[string][]string{
-	"configs":            {"ondisk", "configs/strict", "configs/yamltree", "configs/forms", "configs/kubeadm", "configs/manifest", "configs/ignition", "openyurt", "configs/imageref"},
+	"configs":            {"ondisk", "configs/strict", "configs/yamltree", "configs/forms", "configs/kubeadm", "configs/manifest", "configs/ignition", "openyurt", "configs/imageref", "configs/templates"},
 	"configs/clusterdoc": {"configs", "configs/forms", "configs/kubeadm", "configs/strict", "configs/yamltree", "openyurt"},
 	"configs/starter":    {"configs", "configs/examples", "configs/forms", "configs/strict", "ondisk/file"},
 	"configs/examples":   {},
+	"configs/templates":  {"configs/forms", "configs/strict"},
 	"configs/imageref":   {},
 	"configs/strict":     {"configs/yamltree"},
 	"configs/forms":      {"configs/strict"},
@@ -64,7 +65,7 @@ var rooms = map[string][]string{
 	"builder/outputs":   {"builder", "builder/plan", "configs", "ondisk/file"},
 	"builder/signing":   {"builder/media", "ondisk", "ondisk/file", "ondisk/slot"},
 	"overlays":          {"openyurt", "configs", "ondisk", "ondisk/tree", "overlays/node"},
-	"overlays/node":     {"configs/ignition", "configs/forms", "openyurt", "configs", "ondisk", "configs/kubeadm"},
+	"overlays/node":     {"configs/ignition", "configs/forms", "openyurt", "configs", "ondisk", "configs/kubeadm", "configs/templates"},
 	// First boot: run is above machine, member above run, network, site and kubeadm above
 	// that in this order. join, hub, controlplane and update are above those, and not above each
 	// other. The lists of phases are above all.
@@ -73,7 +74,7 @@ var rooms = map[string][]string{
 	"firstboot/hub":          {"openyurt", "configs", "ondisk", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/join":         {"openyurt", "configs", "configs/printable", "configs/yamltree", "ondisk", "ondisk/file", "overlays/node", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site", "configs/kubeadm"},
 	"firstboot/kubeadm":      {"configs", "ondisk", "overlays/node", "firstboot/machine", "firstboot/member", "firstboot/run", "firstboot/site", "configs/kubeadm"},
-	"firstboot/site":         {"configs", "configs/ignition", "ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/apply", "firstboot/beneath", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "configs/forms"},
+	"firstboot/site":         {"configs", "configs/ignition", "ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/apply", "firstboot/beneath", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "configs/forms", "configs/templates"},
 	"firstboot/update":       {"ondisk", "ondisk/chunk", "ondisk/seekable", "ondisk/slot", "ondisk/update", "overlays/node", "firstboot/machine", "firstboot/run", "firstboot/site"},
 	"firstboot/network":      {"configs", "ondisk", "overlays/node", "cluster/api", "firstboot/beneath", "firstboot/machine", "firstboot/member", "firstboot/run"},
 	"firstboot/member":       {"openyurt", "configs", "configs/yamltree", "ondisk", "overlays/node", "cluster/api", "firstboot/machine", "firstboot/run"},

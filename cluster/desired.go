@@ -26,8 +26,8 @@ const (
 	proxyName   = "kube-proxy"
 )
 
-// wish is a Change before the cluster has been asked.
-type wish struct {
+// desiredObject is an object that Prepare makes or changes.
+type desiredObject struct {
 	resource        schema.GroupVersionResource
 	namespace, name string
 	why, then       string
@@ -36,28 +36,28 @@ type wish struct {
 	change func(is map[string]any) (map[string]any, error)
 }
 
-// wishes are what a cluster should have, by what it has.
-func (c *Client) wishes(ctx context.Context, w Wanted) ([]wish, error) {
+// desired are what a cluster should have, by what it has.
+func (c *Client) desired(ctx context.Context, w Wanted) ([]desiredObject, error) {
 	masters, err := c.masters(ctx)
 	if err != nil {
 		return nil, err
 	}
-	all := mastersWishes(masters)
+	all := mastersObjects(masters)
 	pools, err := c.poolVersion(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if pools != "" {
-		all = append(all, hubWishes()...)
-		all = append(all, dnsWish())
+		all = append(all, hubObjects()...)
+		all = append(all, dnsObject())
 		for _, name := range slices.Sorted(maps.Keys(w.Pools)) {
-			all = append(all, poolWish(pools, name, w.Pools[name]))
+			all = append(all, poolObject(pools, name, w.Pools[name]))
 		}
 	} else if len(w.Pools) > 0 {
 		return nil, errors.New("making node pools: the cluster has no CRD " + openyurt.PoolCRD + ": first " + openyurt.InstallManager)
 	}
 	if w.VIP != "" {
-		all = append(all, proxyWish(w.VIP))
+		all = append(all, proxyObject(w.VIP))
 	}
 	return all, nil
 }
@@ -121,10 +121,10 @@ func bindNodes(kind, name string) map[string]any {
 	}
 }
 
-// mastersWishes publish the API servers, for Sites with ipvs.learnMasters.
-func mastersWishes(masters []string) []wish {
+// mastersObjects publish the API servers, for Sites with ipvs.learnMasters.
+func mastersObjects(masters []string) []desiredObject {
 	const name, why = mastersName, "nodes learn of new masters (ipvs.learnMasters)"
-	return []wish{
+	return []desiredObject{
 		{configMaps, publicNamespace, name, why, "", exactly(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": name, "namespace": publicNamespace},
 			"data": map[string]any{"masters": strings.Join(masters, "\n") + "\n"}})},
 		{roles, publicNamespace, name, why, "", exactly(rbac("Role", publicNamespace, name, map[string]any{"rules": []any{
@@ -160,11 +160,11 @@ func nodesGroup() map[string]any {
 	return map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}
 }
 
-// hubWishes give yurthub its rights. Rules that are there already stay: those
+// hubObjects give yurthub its rights. Rules that are there already stay: those
 // of OpenYurt's own chart are wider.
-func hubWishes() []wish {
+func hubObjects() []desiredObject {
 	const name, why = hubName, "without it yurthub never becomes ready"
-	return []wish{
+	return []desiredObject{
 		{clusterRoles, "", name, why, "", func(is map[string]any) (map[string]any, error) {
 			if is == nil {
 				is = rbac("ClusterRole", "", name, nil)
@@ -190,7 +190,7 @@ func hubWishes() []wish {
 }
 
 // lackedRights says what of these rules the cluster does not give nodes by HubRole
-// and its binding: what hubWishes would change.
+// and its binding: what hubObjects would change.
 func (c *Client) lackedRights(ctx context.Context, rules []openyurt.Rule) ([]string, error) {
 	role, err := c.get(ctx, clusterRoles, "", hubName)
 	if err != nil {
@@ -241,9 +241,9 @@ func grants(rules []any, want map[string]any) bool {
 	})
 }
 
-// dnsWish keeps DNS within a node pool, where it works without the link.
-func dnsWish() wish {
-	return wish{services, systemNamespace, dnsName, "pods of a cut-off pool ask the DNS of their own pool", "", func(is map[string]any) (map[string]any, error) {
+// dnsObject keeps DNS within a node pool, where it works without the link.
+func dnsObject() desiredObject {
+	return desiredObject{services, systemNamespace, dnsName, "pods of a cut-off pool ask the DNS of their own pool", "", func(is map[string]any) (map[string]any, error) {
 		if is == nil {
 			return nil, nil // the cluster's DNS has another name
 		}
@@ -255,8 +255,8 @@ func dnsWish() wish {
 	}}
 }
 
-func poolWish(version, name, kind string) wish {
-	return wish{nodePools(version), "", name, "edge and cloud nodes join a pool that exists", "", func(is map[string]any) (map[string]any, error) {
+func poolObject(version, name, kind string) desiredObject {
+	return desiredObject{nodePools(version), "", name, "edge and cloud nodes join a pool that exists", "", func(is map[string]any) (map[string]any, error) {
 		if is == nil {
 			return map[string]any{"apiVersion": openyurt.Group + "/" + version, "kind": openyurt.KindPool, "metadata": map[string]any{"name": name}, "spec": map[string]any{"type": kind}}, nil
 		}
@@ -267,9 +267,9 @@ func poolWish(version, name, kind string) wish {
 	}}
 }
 
-// proxyWish keeps kube-proxy in mode ipvs from clearing the VIP's rules.
-func proxyWish(vip string) wish {
-	return wish{configMaps, systemNamespace, proxyName, "in mode ipvs kube-proxy removes virtual servers that it did not make",
+// proxyObject keeps kube-proxy in mode ipvs from clearing the VIP's rules.
+func proxyObject(vip string) desiredObject {
+	return desiredObject{configMaps, systemNamespace, proxyName, "in mode ipvs kube-proxy removes virtual servers that it did not make",
 		"kubectl -n kube-system rollout restart daemonset kube-proxy",
 		func(is map[string]any) (map[string]any, error) {
 			text, _, _ := unstructured.NestedString(is, "data", "config.conf")

@@ -1,4 +1,6 @@
-package configs
+// Package templates executes the templates that documents contain: names of nodes and files
+// of an Image.
+package templates
 
 import (
 	"fmt"
@@ -9,6 +11,7 @@ import (
 	"text/template/parse"
 
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/strict"
 )
 
 // NameFacts are the values that a node name template can use; empty: unknown.
@@ -48,9 +51,9 @@ func (e *MissingFactError) Error() string {
 // unknownFact matches text/template's error for an unknown field.
 var unknownFact = regexp.MustCompile(`can't evaluate field (\w+) in type struct`)
 
-// ExpandNodeName executes a node name template. The result is neither in lower case nor
+// NodeName executes a node name template. The result is neither in lower case nor
 // checked.
-func ExpandNodeName(tmpl string, facts NameFacts) (string, error) {
+func NodeName(tmpl string, facts NameFacts) (string, error) {
 	t, err := template.New("nodeName").Parse(tmpl)
 	if err != nil {
 		return "", fmt.Errorf("reading the template %q: %s", tmpl, strings.TrimPrefix(err.Error(), "template: nodeName:"))
@@ -67,7 +70,7 @@ func ExpandNodeName(tmpl string, facts NameFacts) (string, error) {
 	w := &bounded{left: 1024} // a name is short: printf can fill pages
 	if err := t.Execute(w, data); err != nil {
 		if m := unknownFact.FindStringSubmatch(err.Error()); m != nil {
-			return "", fmt.Errorf("the template %q asks for .%s; it knows .Serial, .MAC, .UUID and .Hostname%s", tmpl, m[1], DidYouMean("."+m[1], []string{".Serial", ".MAC", ".UUID", ".Hostname"}))
+			return "", fmt.Errorf("the template %q asks for .%s; it knows .Serial, .MAC, .UUID and .Hostname%s", tmpl, m[1], strict.DidYouMean("."+m[1], []string{".Serial", ".MAC", ".UUID", ".Hostname"}))
 		}
 		why, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "template: nodeName:"), " in type ")
 		return "", fmt.Errorf("carrying out the template %q (it knows .Serial, .MAC, .UUID and .Hostname): %s", tmpl, why)
@@ -96,10 +99,11 @@ func loops(n parse.Node) bool {
 	return true
 }
 
-// badNodeNameTemplate tries the template with example values.
-func badNodeNameTemplate(tmpl string) string {
+// BadNodeName says what is wrong with the template of a node name. It tries it with example
+// values.
+func BadNodeName(tmpl string) string {
 	sample := NameFacts{Serial: "sn12345678", MAC: "525400123456", UUID: "6ba7b810-9dad-41d1-80b4-00c04fd430c8", Hostname: "host1"}
-	name, err := ExpandNodeName(tmpl, sample)
+	name, err := NodeName(tmpl, sample)
 	if err != nil {
 		return err.Error()
 	}

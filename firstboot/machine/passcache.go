@@ -10,11 +10,11 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 )
 
-// known caches lookups for one pass.
-type known struct {
-	disk *Disk    // that we were started from
-	ways api.Ways // to API servers
-	ends []func() // run at the end of the pass
+// passCache has the results of lookups, and the connections, of one pass.
+type passCache struct {
+	disk       *Disk          // that we were started from
+	transports api.Transports // to API servers
+	ends       []func()       // run at the end of the pass
 
 	mu          sync.Mutex
 	kubeconfigs map[string]*api.Kubeconfig // by their text; nobody changes one
@@ -22,18 +22,18 @@ type known struct {
 	signed      map[[sha256.Size]byte]struct{} // certificates, with who has signed them
 }
 
-func newKnown() *known {
-	return &known{kubeconfigs: map[string]*api.Kubeconfig{}, pairs: map[[sha256.Size]byte]*tls.Certificate{}, signed: map[[sha256.Size]byte]struct{}{}}
+func newPassCache() *passCache {
+	return &passCache{kubeconfigs: map[string]*api.Kubeconfig{}, pairs: map[[sha256.Size]byte]*tls.Certificate{}, signed: map[[sha256.Size]byte]struct{}{}}
 }
 
 // BeginPass has lookups cached, and connections to API servers kept, until end is called.
 func (e *Env) BeginPass() (end func()) {
-	e.known = newKnown()
-	return e.known.close
+	e.cache = newPassCache()
+	return e.cache.close
 }
 
-func (k *known) close() {
-	k.ways.Close()
+func (k *passCache) close() {
+	k.transports.Close()
 	for _, end := range k.ends {
 		end()
 	}
@@ -41,8 +41,8 @@ func (k *known) close() {
 
 // AtEndOfPass runs end when the pass is over. Outside of one it never runs.
 func (e *Env) AtEndOfPass(end func()) {
-	if e.known != nil {
-		e.known.ends = append(e.known.ends, end)
+	if e.cache != nil {
+		e.cache.ends = append(e.cache.ends, end)
 	}
 }
 
@@ -68,10 +68,10 @@ func once[K comparable, V any](mu *sync.Mutex, all map[K]V, key K, create func()
 // kubelet.conf.
 func (e *Env) ParseKubeconfig(text []byte) (*api.Kubeconfig, error) {
 	parse := func() (*api.Kubeconfig, error) { return api.ParseKubeconfig(text) }
-	if e.known == nil {
+	if e.cache == nil {
 		return parse()
 	}
-	return once(&e.known.mu, e.known.kubeconfigs, string(text), parse)
+	return once(&e.cache.mu, e.cache.kubeconfigs, string(text), parse)
 }
 
 // ParsePair parses a certificate and its key, once in a pass as well.
@@ -80,10 +80,10 @@ func (e *Env) ParsePair(cert, key []byte) (*tls.Certificate, error) {
 		pair, err := tls.X509KeyPair(cert, key)
 		return &pair, err
 	}
-	if e.known == nil {
+	if e.cache == nil {
 		return parse()
 	}
-	return once(&e.known.mu, e.known.pairs, digest(cert, key), parse)
+	return once(&e.cache.mu, e.cache.pairs, digest(cert, key), parse)
 }
 
 // KeyPair is the client certificate of a kubeconfig's user.
@@ -101,10 +101,10 @@ func (e *Env) KeyPair(u *api.User) (*tls.Certificate, error) {
 
 // SignedBy verifies the signature of a certificate, once in a pass.
 func (e *Env) SignedBy(cert, ca *x509.Certificate) error {
-	if e.known == nil {
+	if e.cache == nil {
 		return cert.CheckSignatureFrom(ca)
 	}
-	_, err := once(&e.known.mu, e.known.signed, digest(cert.Raw, ca.Raw), func() (struct{}, error) { return struct{}{}, cert.CheckSignatureFrom(ca) })
+	_, err := once(&e.cache.mu, e.cache.signed, digest(cert.Raw, ca.Raw), func() (struct{}, error) { return struct{}{}, cert.CheckSignatureFrom(ca) })
 	return err
 }
 
@@ -117,19 +117,19 @@ func digest(a, b []byte) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// Ways are those of this pass to API servers, nil outside of one.
-func (e *Env) Ways() *api.Ways {
-	if e.known == nil {
+// Transports are those of this pass; nil outside of one.
+func (e *Env) Transports() *api.Transports {
+	if e.cache == nil {
 		return nil
 	}
-	return &e.known.ways
+	return &e.cache.transports
 }
 
 // ClientOf makes a client of a kubeconfig.
 func (e *Env) ClientOf(k *api.Kubeconfig) (*api.Client, error) {
 	c, err := k.ClientBy(e.Root, e.Dial, e.KeyPair)
 	if err == nil {
-		c.Ways, c.Now = e.Ways(), e.Now
+		c.Transports, c.Now = e.Transports(), e.Now
 	}
 	return c, err
 }

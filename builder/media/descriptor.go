@@ -20,9 +20,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// Cargo is what is known of a golden image before its bytes are there: which
-// they must be, and who says so.
-type Cargo struct {
+// Descriptor identifies a golden image: its digest, its description and their signature.
+type Descriptor struct {
 	Golden    string `json:"golden"`
 	Signature string `json:"signature,omitempty"`
 	// ImageInfo is image.json, byte for byte: the signature covers it.
@@ -30,7 +29,7 @@ type Cargo struct {
 }
 
 // SignedBy returns which of the minisign public keys has signed the image.
-func (c *Cargo) SignedBy(keys []string) (string, error) {
+func (c *Descriptor) SignedBy(keys []string) (string, error) {
 	return slot.VerifyImage(ondisk.SlotInfo{Golden: c.Golden, Signature: c.Signature}, c.ImageInfo, keys)
 }
 
@@ -57,14 +56,14 @@ func (g *Golden) Hold() error {
 	return nil
 }
 
-// Cargo returns what the image is carried with. An image that is stamped or has
+// Descriptor returns the descriptor of an image that is pushed. An image that is stamped or has
 // booted is rejected: no digest covers the slot, and what is in it is secret,
 // or somebody else's.
-func (g *Golden) Cargo() (Cargo, error) {
+func (g *Golden) Descriptor() (Descriptor, error) {
 	m := g.m
 	var i Info
 	if err := m.slot(&i); err != nil {
-		return Cargo{}, err
+		return Descriptor{}, err
 	}
 	who := "a Site"
 	if i.Slot.Site != nil && i.Slot.Site.NodeName != "" {
@@ -72,39 +71,39 @@ func (g *Golden) Cargo() (Cargo, error) {
 	}
 	const fix = "take the golden image that it was made of, and stamp copies of that"
 	if err := m.neverFlashed(); err != nil {
-		return Cargo{}, fmt.Errorf("%w: %w: take the image that was written to it", ErrNotGolden, err)
+		return Descriptor{}, fmt.Errorf("%w: %w: take the image that was written to it", ErrNotGolden, err)
 	}
 	switch s := i.Slot; {
 	case s.State == SlotDamaged:
-		return Cargo{}, fmt.Errorf("%w: its slot cannot be read (%s): take a copy of the golden image, or build it again", ErrNotGolden, s.Error)
+		return Descriptor{}, fmt.Errorf("%w: its slot cannot be read (%s): take a copy of the golden image, or build it again", ErrNotGolden, s.Error)
 	case s.State == SlotInventory:
-		return Cargo{}, fmt.Errorf("%w: it is stamped with an Inventory, which has join tokens: %s", ErrNotGolden, fix)
+		return Descriptor{}, fmt.Errorf("%w: it is stamped with an Inventory, which has join tokens: %s", ErrNotGolden, fix)
 	case s.State == SlotSite:
-		return Cargo{}, fmt.Errorf("%w: it is stamped with %s, which has a join token: %s", ErrNotGolden, who, fix)
+		return Descriptor{}, fmt.Errorf("%w: it is stamped with %s, which has a join token: %s", ErrNotGolden, who, fix)
 	case len(s.Files) > 0:
-		return Cargo{}, fmt.Errorf("%w: its slot has %s, which no golden image has: %s", ErrNotGolden, s.Files[0].Name, fix)
+		return Descriptor{}, fmt.Errorf("%w: its slot has %s, which no golden image has: %s", ErrNotGolden, s.Files[0].Name, fix)
 	case s.Report != "":
-		return Cargo{}, fmt.Errorf("%w: a machine has booted it and wrote a report into it: %s", ErrNotGolden, fix)
+		return Descriptor{}, fmt.Errorf("%w: a machine has booted it and wrote a report into it: %s", ErrNotGolden, fix)
 	case s.Golden == "":
-		return Cargo{}, fmt.Errorf("%w: its slot has no golden digest: take a copy of the golden image, or build it again", ErrNotGolden)
+		return Descriptor{}, fmt.Errorf("%w: its slot has no golden digest: take a copy of the golden image, or build it again", ErrNotGolden)
 	}
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
-		return Cargo{}, err
+		return Descriptor{}, err
 	}
 	err = errors.Join(slot.Strays(m.section(p)), leftovers(m.section(p)))
 	if err == nil {
 		err = slot.AsMade(m.section(p))
 	}
 	if err != nil {
-		return Cargo{}, fmt.Errorf("%w: %w", ErrNotGolden, err)
+		return Descriptor{}, fmt.Errorf("%w: %w", ErrNotGolden, err)
 	}
 	info, err := slot.ReadInfo(m.section(p))
 	if err != nil {
-		return Cargo{}, err
+		return Descriptor{}, err
 	}
 	b, err := m.espFile(ondisk.ESPImageInfo)
-	return Cargo{Golden: info.Golden, Signature: info.Signature, ImageInfo: b}, err
+	return Descriptor{Golden: info.Golden, Signature: info.Signature, ImageInfo: b}, err
 }
 
 // neverFlashed rejects what was written to a disk: flashed, it has GUIDs of

@@ -1,4 +1,4 @@
-package configs
+package templates
 
 import (
 	"bytes"
@@ -12,25 +12,24 @@ import (
 // maxRendered bounds the result of a template in bytes.
 const maxRendered = 16 << 20
 
-// unknownField finds in the words of text/template what it did not find.
+// unknownField matches text/template's error for an unknown field.
 var unknownField = regexp.MustCompile(`can't evaluate field (\w+) in type (?:\[\])?\*?configs\.(\w+)`)
 
-// RenderFile carries out the text of a file with template: true; the Image is
-// its data.
-func (i *Image) RenderFile(text string) (string, error) {
+// File executes the text of a file with template: true; data is the Image.
+func File(text string, data any) (string, error) {
 	t, err := template.New("").Option("missingkey=error").Parse(text)
 	if err != nil {
 		return "", fmt.Errorf("reading the template: %s", strings.TrimPrefix(err.Error(), "template: :"))
 	}
 	w := &bounded{left: maxRendered}
-	if err := t.Execute(w, i); err != nil {
+	if err := t.Execute(w, data); err != nil {
 		return "", errors.New(templateError(err))
 	}
 	return w.String(), nil
 }
 
-// templateError words what went wrong for people who write YAML: fields of
-// the Image have the names of its Go types in templates.
+// templateError words an error for people who write YAML: in templates, fields of the Image
+// have their names in Go.
 func templateError(err error) string {
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
 		return fmt.Sprintf("the template asks for .%s, which is not a field of %s; fields begin with a capital letter, e.g. {{.Name}} or {{.Kubernetes.Version}}", m[1], m[2])
@@ -39,7 +38,7 @@ func templateError(err error) string {
 	return fmt.Sprintf("rendering the template: %s; its data is the Image, e.g. {{.Name}} or {{.Kubernetes.Version}}", why)
 }
 
-// bounded is a buffer that takes so many bytes.
+// bounded is a buffer for a limited number of bytes.
 type bounded struct {
 	bytes.Buffer
 	left int
