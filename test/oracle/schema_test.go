@@ -45,6 +45,7 @@ var beyondSchema = map[string]string{
 	"ignition-version":                        "a document within a string",
 	"image-control-plane":                     "names of images compared with the version",
 	"image-images-ignore":                     "fields compared with each other",
+	"image-network-managers":                  "names of packages",
 	"image-podcidr-10_244_0_1_24":             "arithmetic of networks",
 	"image-podcidr-10_96_0_0_12":              "arithmetic of networks",
 	"image-raspberry-pi-packages":             "names of packages",
