@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/media"
@@ -303,7 +304,7 @@ func TestPayloadVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer z.Close()
-	e := z.Entry(1) // of the ESP
+	e := z.Entry(z.Find(disk.Align)) // of the ESP
 	if _, err := f.WriteAt([]byte{0xff, 0xff, 0xff}, e.Offset+e.Compressed/2); err != nil {
 		t.Fatal(err)
 	}
