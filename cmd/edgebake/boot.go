@@ -26,10 +26,9 @@ func newBoot(s streams) *cobra.Command {
 		ValidArgsFunction: completeFiles(imageEndings),
 		Short:             "Try an image in QEMU",
 		Long: `Boot starts an image in a virtual machine with its console on this terminal
-(Ctrl-C ends it). IMAGE may also be a disk that one was flashed to. All that the
-machine writes is thrown away at the end; the image stays as it is. Through
-QEMU's network the machine reaches this one's loopback as 10.0.2.2. KVM is used
-when a short try shows that it works.`,
+(Ctrl-C ends it). IMAGE may also be a flashed disk. Everything that the machine
+writes is discarded at the end; the image stays as it is. The machine reaches this
+computer's loopback as 10.0.2.2. KVM is used if a short test shows that it works.`,
 		Example: `  edgebake boot my-edge.raw
   edgebake boot my-edge.raw --memory 1024 --forward 2222:22`,
 		Args: args(1, 1, "one image (.raw), or a disk"),

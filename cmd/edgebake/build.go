@@ -126,30 +126,30 @@ func newBuild(s streams) *cobra.Command {
 		Use:               "build [IMAGE]",
 		ValidArgsFunction: completeFiles(documents.Endings),
 		Short:             "Bake a golden disk image",
-		Long: `Build bakes the golden image that an Image document describes. Beside the image
-it leaves NAME.report.json (what went in, how full it is, where the time went)
-and NAME.sbom.spdx.json, and beside the document its lock, which pins every
-input and remembers how large a root the machines in the field can take as an
-update. A later build uses what is locked, and renews the lock where the
-document asks for something else; with --locked it uses exactly these inputs
-or fails, with --update it takes the newest.
+		Long: `Build bakes the golden image that an Image document describes. It writes
+NAME.report.json (inputs, free space, times) and NAME.sbom.spdx.json beside the
+image, and the lock beside the document. The lock pins every input, and records
+the largest root that machines in the field can take as an update. A later build
+uses the locked inputs, and updates the lock where the document has changed.
+With --locked it uses exactly these inputs or fails; with --update it takes the
+newest ones.
 
-What was fetched or made once comes from the cache. A name that ends in
-.raw.zst is written compressed (zstd, seekable).
+Inputs that were fetched or made before come from the cache. An output whose name
+ends in .raw.zst is compressed (zstd, seekable).
 
-An Image for several architectures (arch: [amd64, arm64]) gives an image for
-each, NAME-ARCH.raw, with a lock of its own, image-ARCH.lock. --arch builds for
-other architectures than the document's, or for some of them; where that is one,
---output and --lock are exactly its names. A Debian base for another architecture
-than this computer's is made in emulation (qemu-user), once.
+An Image for several architectures (arch: [amd64, arm64]) becomes one image for
+each, NAME-ARCH.raw, each with its own lock, image-ARCH.lock. --arch selects other
+architectures, or some of the document's; with a single one, --output and --lock
+are the exact names. A Debian base for an architecture other than this computer's
+is made once, in emulation (qemu-user).
 
-A plan holds everything that the result depends on. --plan builds from one that was
-made elsewhere, by the same edgebake, and rejects every input that is not the
-plan's. Files that the plan names are looked for from its own directory.
+A plan holds everything that the result depends on. --plan builds from a plan that
+the same version of edgebake made elsewhere, and rejects every input that is not
+in it. Relative paths in the plan begin at the plan's directory.
 
---sign signs the golden digest and image.json with a minisign secret key; verify,
-flash and whoever has the public key can tell the image from others. The password
-of an encrypted key is read from the environment variable
+--sign signs the golden digest and image.json with a minisign secret key, so that
+verify and flash can check who made the image. The password of an encrypted key is
+read from the environment variable
 ` + signing.PasswordVariable + `, else from the terminal, else from standard input.`,
 		Example: `  edgebake build image.yaml
   edgebake build image.yaml --output node.raw.zst --locked

@@ -22,7 +22,7 @@ func newCacheCommand(s streams) *cobra.Command {
 		Use:   "cache",
 		Short: "Show the size of the cache, and free space",
 		Long: `Cache shows the size of fetched and made inputs, and when builds last used them.
-Nothing is removed by itself; edgebake cache prune frees space.`,
+Nothing is removed automatically; edgebake cache prune frees space.`,
 		Example: `  edgebake cache
   edgebake cache --output json
   edgebake cache prune --older-than 30d`,
@@ -103,13 +103,13 @@ func newPrune(s streams, dir *string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "prune",
 		Short: "Remove old inputs from the cache",
-		Long: `Prune takes inputs out of the cache that no build has used for some time, or
-those used longest ago until the rest fits a size; with both, anything matching
-either is removed. It may run beside builds: what they are using stays. What is gone is
-fetched or made again when a build asks for it.
+		Long: `Prune removes inputs that no build has used for some time (--older-than), or the
+least recently used ones until the rest fits a size (--keep). With both, it removes
+an input that either of them selects. Prune may run beside builds: inputs in use
+stay. A build that needs a removed input fetches or makes it again.
 
-A base that Debian's archive would make differently by now cannot be made
-again: export it first (edgebake build --export-base) where a lock pins it.`,
+A Debian base cannot be made again once the packages in Debian's archive have
+changed. If a lock pins it, export it first (edgebake build --export-base).`,
 		Example: `  edgebake cache prune --older-than 30d
   edgebake cache prune --keep 10Gi
   edgebake cache prune --keep 10Gi --dry-run`,
@@ -153,7 +153,7 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 	f := c.Flags()
 	f.Var((*span)(&olderThan), "older-than", "remove what no build has used for so long, e.g. 30d or 12h")
 	f.StringVar(&keep, "keep", "", "keep no more than this, e.g. 10Gi (0: nothing); what was used longest ago goes first")
-	f.BoolVarP(&limits.DryRun, "dry-run", "n", false, "take nothing away, tell what would go")
+	f.BoolVarP(&limits.DryRun, "dry-run", "n", false, "remove nothing, print what would be removed")
 	return c
 }
 

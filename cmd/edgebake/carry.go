@@ -70,9 +70,9 @@ func newPush(s streams) *cobra.Command {
 		Short:             "Push a golden image to a container registry",
 		Long: `Push sends a golden image to a registry as an OCI artifact: a few large parts,
 and a config with its golden digest, signature and image.json. The image is
-verified meanwhile, and gets its tag only when everything has arrived. Parts that
-the registry has already are not sent: after an interruption the same command
-resumes.
+verified while it is sent, and gets its tag only when everything has arrived. Parts
+that the registry already has are not sent, so the same command resumes after an
+interruption.
 
 A stamped image is rejected: its Site has a join token, which everybody who can
 read the registry would get. A .raw image is compressed first, in $TMPDIR.`,
@@ -115,14 +115,14 @@ func newPull(s streams) *cobra.Command {
 		Use:               "pull REFERENCE",
 		ValidArgsFunction: cobra.NoFileCompletions,
 		Short:             "Pull a golden image from a container registry",
-		Long: `Pull fetches an image that push brought into a registry, and verifies it on the
-way: every part against its digest, and the whole against its golden digest. With
+		Long: `Pull downloads an image that push sent to a registry, and verifies it on the way:
+every part against its digest, and the whole image against its golden digest. With
 --key it downloads nothing unless the owner of that key has signed the image. An
-image with a Site in it is rejected.
+image with a Site is rejected.
 
-The file appears when all is verified. Until then a hidden file beside it
-(.NAME.partial) keeps what has arrived: after an interruption the same command
-resumes there.`,
+The file appears when everything is verified. Until then a hidden file beside it
+(.NAME.partial) holds the parts that have arrived, and the same command resumes
+there after an interruption.`,
 		Example: `  edgebake pull registry.example.com/edge/my-edge:2026.11 --output my-edge.raw.zst --key office.pub
   edgebake pull registry.example.com/edge/my-edge:2026.11 --output my-edge.raw`,
 		Args: args(1, 1, "a reference, HOST/REPOSITORY:TAG"),

@@ -35,28 +35,28 @@ func newClusterNew(s streams) *cobra.Command {
 		Use:               "new CLUSTER --output DIR",
 		ValidArgsFunction: completeFiles(documents.Endings),
 		Short:             "Mint the keys and tokens of a cluster, offline",
-		Long: `New makes what a cluster is known by, before any machine of it is switched on,
-and writes it to DIR:
+		Long: `New makes the keys and tokens of a cluster before any of its machines is switched
+on, and writes them to DIR:
 
   pki/            the CAs of the cluster, of etcd and of the front proxy, and the
-                  key of the service accounts, as kubeadm takes them
+                  key of the service accounts, in kubeadm's layout
   tokens/         a bootstrap token for each node, as Secrets
   manifests/      the Cluster's manifests, as they are now
   admin.conf      an administrator's kubeconfig, with a context for each API server (master)
-  mint.json       what the directory says of itself; no secret
+  mint.json       the record of the directory; no secret
   cluster.yaml    the document
 
-Whoever has DIR has the cluster: it is readable by you alone, and with
---encrypt-to its secrets are encrypted. Keep a copy.
+Whoever has DIR controls the cluster. Only you can read it, and --encrypt-to
+encrypts its secrets. Keep a copy.
 
-The same command again changes nothing, unless a certificate ends soon: admin.conf
-is made anew in the second half of its year, and each CA is issued again, with its
-own key, in the last two of its ten years. Where the secrets are encrypted, that
-needs --identity. Nodes that the document has since got
-receive a token; those it lost have theirs removed from DIR (edgebake cluster
-token revoke removes it from the living cluster). A change in what the keys or
-the machines already say is an error: name, endpoint, VIP, port, networks, DNS
-domain, masters, or a lower version of Kubernetes.`,
+The same command again changes nothing unless a certificate ends soon. It renews
+admin.conf in the second half of its year, and each CA, with the same key, in the
+last two of its ten years. If the secrets are encrypted, this needs --identity.
+Nodes that were added to the document get a token. The tokens of removed nodes are
+deleted from DIR (edgebake cluster token revoke deletes them from the living
+cluster). A change of the name, endpoint, VIP, port, networks, DNS domain or
+masters, or a lower version of Kubernetes, is an error: the keys and the machines
+already depend on them.`,
 		Example: `  edgebake cluster new cluster.yaml --output shops
   edgebake cluster new cluster.yaml --output sealed --encrypt-to team.pub`,
 		Args: args(1, 1, "one Cluster document"),
@@ -148,28 +148,31 @@ func newClusterSites(s streams) *cobra.Command {
 		Short: "Write the Sites of a minted cluster's machines",
 		Long: `Sites writes the Site of each machine of a cluster that edgebake cluster new
 minted into DIR, to DIR/sites or to --output. A worker's Site holds its own token,
-the hash of the CA, the API servers (masters) and the VIP, and no key. A control-plane node's
-holds the cluster's keys, and the tokens and manifests, which the first of them
-publishes.
+the hash of the CA, the API servers (masters) and the VIP, and no key. The Site of a
+control-plane node holds the cluster's keys, and the tokens and manifests, which the
+first of these nodes publishes.
 
-With --inventory all workers' Sites go into one Inventory instead, each with its
-match. Control-plane nodes are never part of it: whoever has a copy of it must
-not have the keys.
+With --inventory, all workers' Sites go into one Inventory instead, each with its
+match. It never has control-plane nodes, since whoever has a copy of it must not
+have the keys.
 
-A cluster may be born as long as its tokens are valid after minting (tokenTTL).
-Control-plane nodes whose Sites are written later, or that are flashed again
-then, only take a seat in a cluster that lives. --birth TIME says that etcd may
-begin with nothing until then: for a cluster that was never switched on in time,
-or whose data is given up. Workers whose tokens have expired get new ones. What was
-said is recorded in DIR/mint.json.
+A new cluster may start with an empty etcd as long as its tokens are valid
+(tokenTTL). Control-plane nodes whose Sites are written later, or that are flashed
+again later, only join a living cluster. --birth TIME allows etcd to start empty for
+that time: for a cluster that was never switched on in time, or whose data is given
+up. Workers whose tokens have expired get new ones. DIR/mint.json records this.
 
-Two words are for control-plane nodes that are lost. --absent NAME: it is dead on
-arrival, and the cluster is born without it. --continue-from NAME: more than half
-of etcd's members are lost for good, and the cluster continues with what NAME has;
-all others join it again; with --restore FILE it begins with that snapshot of etcd
-instead, which it finds in its /var/lib/edgebake/snapshots or, named
-etcd-snapshot.db, on a stick named EDGEBAKE. Stamp the Sites onto all of them, restart them, and once
-the cluster lives stamp Sites without the words.`,
+Two flags are for lost control-plane nodes:
+
+  --absent NAME         the node never started; the cluster starts without it
+  --continue-from NAME  more than half of etcd's members are lost for good; the
+                        cluster continues with the data of NAME, and all other
+                        nodes join it again
+
+With --restore FILE, NAME starts with that snapshot of etcd instead, which it finds
+in its /var/lib/edgebake/snapshots or, named etcd-snapshot.db, on a stick named
+EDGEBAKE. Stamp the Sites onto all control-plane nodes and restart them. Once the
+cluster lives, stamp Sites without these flags.`,
 		Example: `  edgebake cluster sites shops
   edgebake cluster sites shops --inventory inventory.yaml
   edgebake cluster sites shops --identity key.txt --output sites
@@ -200,8 +203,8 @@ the cluster lives stamp Sites without the words.`,
 	f.SetNormalizeFunc(outIsOutput)
 	fileFlag(c, &o.Inventory, "inventory", "write one Inventory to this file instead", documents.Endings...)
 	fileFlag(c, &identity, "identity", "file of the secret key that opens an encrypted DIR")
-	f.Var((*span)(&o.Birth), "birth", "let etcd begin with nothing until this long from now, e.g. 48h")
-	f.StringSliceVar(&o.Words.Absent, "absent", nil, "control-plane `node` that is dead on arrival; the cluster is born without it")
+	f.Var((*span)(&o.Birth), "birth", "let etcd start empty for this time from now, e.g. 48h")
+	f.StringSliceVar(&o.Words.Absent, "absent", nil, "control-plane `node` that never started; the cluster starts without it")
 	f.StringVar(&o.Words.ContinueFrom, "continue-from", "", "control-plane node whose data is kept where etcd's quorum is lost for good")
 	fileFlag(c, &o.Snapshot, "restore", "snapshot of etcd that the node of --continue-from begins with", "db")
 	f.BoolVar(&o.Force, "force", false, "replace files that are there")

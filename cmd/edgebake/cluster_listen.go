@@ -23,19 +23,19 @@ func newClusterListen(s streams) *cobra.Command {
 	var l listenFlags
 	c := &cobra.Command{
 		Use:   "listen",
-		Short: "Receive what machines say of their first boot, and show it in a browser",
+		Short: "Receive reports of first boot, and show them in a browser",
 		Long: `Listen receives the reports of first boot (report.url of a Site) by HTTPS, keeps
-the last one of each machine as a file, prints what is new, and shows all machines
-on a page of this computer: which phase each is in, why it waits, and the fix.
+the last one of each machine as a file, prints new ones, and shows all machines on
+a web page: the phase of each machine, why it waits, and the fix.
 
-The first time it makes a certificate of its own for the names that machines reach
-this computer by, a key, and a URL that nobody guesses; they stay in --dir. It
-prints the lines for the Cluster: ` + "`edgebake cluster sites`" + ` derives a URL for each
-machine from the key. Sites that you write yourself share the common URL; whoever
-knows that one can report in any machine's name, so it has a bounded share.
+At the first start it makes a certificate for the names by which machines reach this
+computer, a key, and a secret URL, and keeps them in --dir. It prints the lines for
+the Cluster: ` + "`edgebake cluster sites`" + ` derives a URL for each machine from the key.
+Sites that you write yourself share a common URL. Whoever knows that URL can report
+in the name of any machine, so its reports have limited room.
 
-Reports hold no token and no key of the cluster. The page shows what machines say;
-the cluster's own word is ` + "`edgebake cluster status`" + `.`,
+Reports hold no token and no key of the cluster. The page shows reports of machines;
+` + "`edgebake cluster status`" + ` shows the state of the cluster itself.`,
 		Example: `  edgebake cluster listen --name reports.example.com --dir reports
   edgebake cluster listen --name 192.168.7.5 --listen 192.168.7.5:443`,
 		Args: noArgs,

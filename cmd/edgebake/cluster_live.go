@@ -40,10 +40,10 @@ func newTokenMint(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "mint",
 		Short: "Make a token and print the Site that joins with it",
-		Long: `Mint makes a bootstrap token and prints a Site with it: API servers (masters), endpoint, the
-hash of the CA and the token, as the cluster itself has them. Add what is the
-machine's: network, users, node type. The output holds the token: with --output it
-goes to a file that only you can read.`,
+		Long: `Mint makes a bootstrap token and prints a Site with the token, and with the API
+servers (masters), the endpoint and the hash of the CA from the cluster. Add the
+fields of the machine: network, users, node type. The output holds the token; with
+--output it goes to a file that only you can read.`,
 		Example: `  edgebake cluster token mint --node shop-7 --output site.yaml
   edgebake cluster token mint --ttl 72h --vip 10.103.97.2`,
 		Args: args(0, 0, "no argument"),
@@ -266,7 +266,7 @@ whoever made it:
   - where OpenYurt is installed: yurthub's ClusterRole and its binding,
     node pools that --nodepool names, and DNS that stays within a pool
 
-What objects were before is recorded in the cluster (kube-system/` + "edgebake-prepared" + `)
+Prepare records the former objects in the cluster (kube-system/edgebake-prepared)
 for edgebake cluster revert. --dry-run shows each change as the API server would
 make it. Files on control-plane nodes are never touched.`,
 		Example: `  edgebake cluster prepare --dry-run
@@ -324,9 +324,9 @@ func newClusterVerify(s streams) *cobra.Command {
 	c := onCluster(&cobra.Command{
 		Use:   "verify",
 		Short: "Show what a living cluster lacks for its nodes",
-		Long: `Verify looks for what nodes need on a kubeadm cluster and prints a table: ✓ is
-there, ✗ is missing, with its fix, – cannot be seen from here or need not be. It
-changes nothing. Exit code 1: something is missing.`,
+		Long: `Verify checks what nodes need on a kubeadm cluster and prints a list: ✓ is there,
+✗ is missing, with its fix, – is unknown or not needed. It changes nothing. The exit
+code is 1 if something is missing.`,
 		Example: `  edgebake cluster verify --nodepool shops=Edge
   edgebake cluster verify -o json`,
 	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
@@ -387,10 +387,10 @@ func newClusterRevert(s streams) *cobra.Command {
 	var dryRun bool
 	c := onCluster(&cobra.Command{
 		Use:   "revert",
-		Short: "Take back what prepare did",
-		Long: `Revert makes each object that edgebake cluster prepare changed what it was
-before, by the record in the cluster, and removes those it made. An object that
-somebody else has changed since is left as it is, named, and stays recorded.`,
+		Short: "Undo the changes of prepare",
+		Long: `Revert restores each object that edgebake cluster prepare changed, from the record
+in the cluster, and removes those that it made. An object that somebody else has
+changed since is reported, left as it is, and stays in the record.`,
 		Example: `  edgebake cluster revert --dry-run
   edgebake cluster revert`,
 	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
@@ -430,18 +430,18 @@ func newClusterStatus(s streams) *cobra.Command {
 	var watch bool
 	c := onCluster(&cobra.Command{
 		Use:   "status",
-		Short: "Show what became of each node",
-		Long: `Status lists a cluster's nodes, and those that a token was made for:
+		Short: "Show the state of each node",
+		Long: `Status lists a cluster's nodes, and the nodes that tokens were made for:
 
-  waiting    the token is there, the node is not
+  waiting    the token exists, the node does not
   joining    its certificate is not approved
   notReady   it has joined and does not work
   ready
 
 With --reports it also reads what ` + "`edgebake cluster listen`" + ` has received:
 
-  booting    first boot is at work
-  failed     first boot failed in the phase that is named, with the fix`,
+  booting    first boot is running
+  failed     first boot failed; the phase and the fix are shown`,
 		Example: `  edgebake cluster status --watch
   edgebake cluster status --reports reports
   edgebake cluster status -o json`,
@@ -480,7 +480,7 @@ With --reports it also reads what ` + "`edgebake cluster listen`" + ` has receiv
 	})
 	output.Flag(c)
 	dirFlag(c, &received, "reports", "", "directory of the reports that cluster listen received")
-	c.Flags().BoolVarP(&watch, "watch", "w", false, "print it again whenever it changes, until interrupted")
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "print it again after each change, until interrupted")
 	return c
 }
 

@@ -23,9 +23,8 @@ func newValidate(s streams) *cobra.Command {
 		ValidArgsFunction: completeFiles(documents.Endings),
 		Short:             "Check Image, Site, Inventory and Cluster documents",
 		Long: `Validate checks documents of any kind and prints every problem as
-FILE:LINE:COLUMN: FIELD: what is wrong. Nothing is fetched or written. Of a
-Cluster the documents of kubeadm that follow it and its manifests are checked
-too.`,
+FILE:LINE:COLUMN: FIELD: what is wrong. It fetches and writes nothing. The kubeadm
+documents after a Cluster, and its manifests, are checked too.`,
 		Example: `  edgebake validate image.yaml site.yaml
   edgebake validate -f image.yaml`,
 		Args: args(1, -1, "at least one document"),

@@ -53,14 +53,14 @@ func newImages(s streams) *cobra.Command {
 		ValidArgsFunction: completeFiles(documents.Endings),
 		Short:             "List the container images that an Image bakes in",
 		Long: `Images resolves the container images of an Image document: its own, those of
-the manifests it names, and the ones its node types need. Registries are asked
-for digests; no layer is fetched, so sizes are those of the layers as they are
-shipped. SHARED is the part that other images of the list have too. What the
-images take unpacked is in NAME.report.json, beside a built image.
+the manifests it names, and those that its node types need. It asks registries for
+digests and fetches no layer, so the sizes are those of compressed layers. SHARED
+is the part of an image that other images of the list have too. NAME.report.json
+beside a built image has the unpacked sizes.
 
-Images that manifests mention, but that no pod in them runs, are listed apart:
-they are not baked in. So are custom resources, whose operators may start images
-that no manifest names.`,
+Images that manifests mention, but that no pod in them runs, are listed
+separately: they are not baked in. So are custom resources, whose operators may
+start images that no manifest names.`,
 		Example: `  edgebake images image.yaml
   edgebake images image.yaml --output json`,
 		Args: args(1, 1, "one Image document"),

@@ -71,10 +71,10 @@ the state of its slot. It prints no secret.`,
 		},
 	}
 	output.Flag(c)
-	c.Flags().BoolVar(&verify, "verify", false, "also read it all and compare with the golden digest")
-	c.Flags().IntVar(&top, "top", 0, "also list this many of the packages, programs and images that take the most room")
+	c.Flags().BoolVar(&verify, "verify", false, "also read the whole image and compare it with the golden digest")
+	c.Flags().IntVar(&top, "top", 0, "also list this many of the largest packages, programs and images")
 	c.Flags().BoolVar(&packages, "packages", false, "list the packages too")
-	c.Flags().BoolVar(&checkImages, "images", false, "also check that every container image on board can run without a registry")
+	c.Flags().BoolVar(&checkImages, "images", false, "also check that every container image can run without a registry")
 	return c
 }
 

@@ -24,11 +24,11 @@ func newPlan(s streams) *cobra.Command {
 		Use:               "plan [IMAGE]",
 		ValidArgsFunction: completeFiles(documents.Endings),
 		Short:             "Print the inputs of a build, pinned, without building",
-		Long: `Plan resolves an Image: digests of files, of what release servers publish and
-of container images. Inputs that are made here have the digest that the lock has
-for them, and none before the first build. With all digests known the plan has an
-id: the same id is the same image, byte for byte. --output json prints the whole
-plan, with the recipes.`,
+		Long: `Plan resolves an Image: it finds the digests of files, releases and container
+images. An input that is made on this computer has the digest from the lock, and
+none before the first build. When all digests are known, the plan has an id: the
+same id means the same image, byte for byte. --output json prints the whole plan,
+with the recipes.`,
 		Example: `  edgebake plan image.yaml
   edgebake plan image.yaml --locked --output json`,
 		Args: args(1, 1, "one Image document"),

@@ -25,16 +25,16 @@ func newReport(s streams) *cobra.Command {
 		Use:               "report IMAGE",
 		ValidArgsFunction: completeFiles(imageEndings),
 		Short:             "Write an HTML page of what is in an image",
-		Long: `Report writes one HTML page, without scripts and without anything to fetch, that
-shows an image's partitions, the packages, programs and container images in them
-with their largest files, where the time of the build went, what was pinned, and
-the SBOM. What is known of the build comes from NAME.report.json beside the
-image, or for a stamped copy from that of the golden image beside it; --build
-names another. --boot adds how a node's first boot went: report.json of its slot.
+		Long: `Report writes one HTML page, without scripts and external files. It shows an
+image's partitions, their packages, programs and container images with the largest
+files, the times of the build, the pinned inputs and the SBOM. The facts about the
+build come from NAME.report.json beside the image; for a stamped copy, from the one
+of the golden image in the same directory. --build names another file. --boot adds
+the first boot of a node, from report.json of its slot.
 
-The name given with --output decides the form: .html, or .json for the data that
-the page shows. --output json and yaml print them, --output - prints the page. Reading a compressed image takes
-longer.`,
+The name given with --output selects the form: .html, or .json for the data of the
+page. --output json and yaml print the data, --output - prints the page. Reading a
+compressed image takes longer.`,
 		Example: `  edgebake report my-edge.raw
   edgebake report my-edge.raw -o report.html --boot report.json
   edgebake report my-edge.raw -o json`,

@@ -14,8 +14,8 @@ func newSchema(s streams) *cobra.Command {
 		Use:   "schema KIND",
 		Short: "Print the JSON schema of a kind of document",
 		Long: `Schema prints a JSON schema (draft 2020-12) that editors complete and check
-documents with. KIND is image, site, inventory or cluster. What a schema cannot say,
-edgebake validate checks besides.`,
+documents with. KIND is image, site, inventory or cluster. edgebake validate also
+checks rules that a schema cannot express.`,
 		Example: `  edgebake schema site`,
 		Args:    args(1, 1, "image, site, inventory or cluster"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {

@@ -32,14 +32,14 @@ func newSiteSign(s streams) *cobra.Command {
 		Use:               "sign SITE|INVENTORY --key KEY",
 		ValidArgsFunction: completeFiles(documents.Endings),
 		Short:             "Sign a Site or Inventory for a USB stick",
-		Long: `Sign writes what a USB stick named EDGEBAKE needs, the Site or Inventory and its Ignition
-config, and one signature over all of it (` + ondisk.SlotSignature + `). A machine takes such a
-stick whole if its Image names the public key (sites.keys). It takes no Site
-that was signed before the last one it took.
+		Long: `Sign writes the files of a USB stick named EDGEBAKE: the Site or Inventory, its
+Ignition config, and one signature over all of them (` + ondisk.SlotSignature + `). A machine
+accepts the whole stick if its Image names the public key (sites.keys). It rejects a
+Site that was signed before the last one that it accepted.
 
-A Site must say which machine it is for (match), as each Site of an Inventory does:
-any machine with that key in its Image would take it otherwise. --any-machine is for
-one that all of them may take, with a template as its nodeName.
+A Site must name its machine (match), as each Site of an Inventory does. Otherwise
+every machine with that key in its Image would accept it. --any-machine allows this,
+for a Site with a template as its nodeName.
 
 KEY is a minisign secret key: minisign -G -s office.key -p office.pub makes a
 pair. The password of an encrypted key is read from the environment variable

@@ -34,17 +34,17 @@ func newStamp(s streams) *cobra.Command {
 		Short:             "Write Sites into a golden image",
 		Long: `Stamp writes a Site document into the slot of a copy of an image (--output), of the
 image itself (--in-place), or of a device that an image was written to. Images are
-.raw or .raw.zst; size and everything outside of the slot stay as they are. A Site
-that the image cannot serve is rejected.
+.raw or .raw.zst. The size of the image, and everything outside the slot, stay as
+they are. A Site that the image cannot serve is rejected.
 
-An Inventory document goes into the slot whole: each machine takes the Site that
-matches it and wipes the others from its disk.
+An Inventory document goes into the slot as a whole: each machine takes the Site
+that matches it and wipes the others from its disk.
 
-With --each every Site of an Inventory gets a copy of its own, DIR/NAME.raw or,
-of a compressed image, DIR/NAME.raw.zst; with --slots only the 16 MiB of its slot,
-DIR/NAME.slot. --slot writes such a file into an image or a device as it is, with
-the token and the Ignition config in it; written to a USB stick instead (dd), it
-is a stick with that Site.
+With --each, every Site of an Inventory gets its own copy of the image, DIR/NAME.raw
+(DIR/NAME.raw.zst if it is compressed). With --slots it gets only a slot of 16 MiB,
+DIR/NAME.slot. --slot writes such a file, which has the token and the Ignition
+config, into an image or a device. Written to a USB stick (dd), it is a stick with
+that Site.
 
 The stamped image holds the join token: treat it as a secret until the
 machine is Ready. edgebake unstamp makes it a golden image again.`,
@@ -244,8 +244,8 @@ func newUnstamp(s streams) *cobra.Command {
 		Use:               "unstamp IMAGE",
 		ValidArgsFunction: completeFiles(imageEndings),
 		Short:             "Remove the Site from an image",
-		Long: `Unstamp takes a Site or Inventory, with its token and Ignition config, out of an
-image or a device, and overwrites where it was. The image is the golden image again,
+		Long: `Unstamp removes a Site or Inventory, with its token and Ignition config, from an
+image or a device, and overwrites its blocks. The image is the golden image again,
 byte for byte, unless a machine has booted it.`,
 		Example: `  edgebake unstamp my-edge.raw`,
 		Args:    args(1, 1, "one image"),

@@ -13,7 +13,7 @@ import (
 func newUpdate(s streams) *cobra.Command {
 	return group(&cobra.Command{
 		Use:   "update",
-		Short: "Tell what updates of machines cost",
+		Short: "Show the cost of updates",
 	}, newUpdateCost(s))
 }
 

@@ -17,11 +17,11 @@ func newVerify(s streams) *cobra.Command {
 		ValidArgsFunction: completeFiles(imageEndings),
 		Short:             "Check that an image is undamaged, and who signed it",
 		Long: `Verify reads an image, or a flashed disk that has not booted yet, and compares
-all of it but the slot with the golden digest. With --key it also checks that the
-owner of that key signed the golden digest and image.json (build --sign). The
-Site in the slot is not part of either.
+everything except the slot with the golden digest. With --key it also checks that
+the owner of that key signed the golden digest and image.json (build --sign). The
+Site in the slot is not covered by either.
 
-Without --key it finds damage, not malice: the digest is in the image.`,
+Without --key it detects damage, but not manipulation: the digest is in the image.`,
 		Example: `  edgebake verify my-edge.raw.zst
   edgebake verify my-edge.raw.zst --key office.pub`,
 		Args: args(1, 1, "one image"),
