@@ -24,8 +24,8 @@ type Facts struct {
 	Version string
 	// Pause is the newest pause image that a node has; empty: none is listed.
 	Pause string
-	// Agents are the cluster's DaemonSets, reduced to their images, as YAML; nil: none.
-	Agents []byte
+	// DaemonSets are the cluster's DaemonSets, reduced to their images, as YAML; nil: none.
+	DaemonSets []byte
 	// Skipped lists the DaemonSets of other operating systems than Linux.
 	Skipped []string
 }
@@ -64,8 +64,8 @@ func (c *Client) Facts(ctx context.Context) (*Facts, error) {
 			return nil, err
 		}
 	}
-	if f.Agents = docs.Bytes(); len(f.Agents) > 0 {
-		f.Agents = append([]byte("# Images of the DaemonSets of "+c.Server()+".\n"), f.Agents...)
+	if f.DaemonSets = docs.Bytes(); len(f.DaemonSets) > 0 {
+		f.DaemonSets = append([]byte("# Images of the DaemonSets of "+c.Server()+".\n"), f.DaemonSets...)
 	}
 	return f, nil
 }

@@ -141,14 +141,14 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 	if err != nil {
 		return err
 	}
-	known := &starter.Input{SSHKey: key, Kubernetes: facts.Version, Pause: facts.Pause, Agents: facts.Agents != nil}
+	known := &starter.Input{SSHKey: key, Kubernetes: facts.Version, Pause: facts.Pause, DaemonSets: facts.DaemonSets != nil}
 	if _, err := configs.ParseImages("image.yaml", known.Image()); err != nil {
 		return fmt.Errorf("no image for Kubernetes %s: %w", facts.Version, err)
 	}
 	documents := func() []starter.Document {
 		all := known.Documents(true, true)
-		if facts.Agents != nil {
-			all = append(all, starter.Document{Kind: "agents", Text: facts.Agents, Perm: 0o666, Asked: true})
+		if facts.DaemonSets != nil {
+			all = append(all, starter.Document{Kind: "agents", Text: facts.DaemonSets, Perm: 0o666, Asked: true})
 		}
 		return all
 	}

@@ -144,6 +144,15 @@ nodes: [{name: a, network: {interfaces: [{name: eth0, addresses: [192.168.8.1/24
 	}
 }
 
+// A control-plane node's network is checked as a worker's: nothing resolves the name of a
+// time server on a machine without DNS.
+func TestNamesOnAMaster(t *testing.T) {
+	_, err := Parse("c", []byte(strings.Replace(smallCluster, "7.11}", "7.11, network: {interfaces: [{name: eth0, addresses: [192.168.7.11/24]}], ntp: [time.example.com]}}", 1)))
+	if err == nil || !strings.Contains(err.Error(), "masters[0].network.ntp[0]: time.example.com is a name") {
+		t.Error(err)
+	}
+}
+
 // Without a network agent a machine has a route to the pods of each other one.
 func TestRoutesToPods(t *testing.T) {
 	for route, ok := range map[string]bool{

@@ -27,8 +27,8 @@ type Input struct {
 	SSHKey                       string
 	// Endpoint, Kubernetes and Pause are those of a living cluster.
 	Endpoint, Kubernetes, Pause string
-	// Agents reports that agents.yaml lists the cluster's DaemonSets.
-	Agents bool
+	// DaemonSets reports that agents.yaml lists the cluster's DaemonSets.
+	DaemonSets bool
 	// LeftOut lists flags of the join line for which an image needs nothing.
 	LeftOut []string
 }
@@ -87,7 +87,7 @@ func (in *Input) Image() []byte {
 	if in.Pause != "" {
 		text = strings.Replace(text, "  #   sandbox: registry.example.com/pause:3.10", "  sandbox: "+in.Pause, 1)
 	}
-	if in.Agents {
+	if in.DaemonSets {
 		text = strings.Replace(text, "#   imagesFrom: [agents.yaml]", "imagesFrom: [agents.yaml]", 1)
 	}
 	return []byte(text)

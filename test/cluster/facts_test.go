@@ -41,8 +41,8 @@ func TestFacts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.Version != lab.KubernetesVersion || f.Pause != "registry.k8s.io/pause:3.10" || !strings.Contains(string(f.Agents), "image: "+pod) || strings.Contains(string(f.Agents), "hunter2") {
-		t.Errorf("%+v\n%s", f, f.Agents)
+	if f.Version != lab.KubernetesVersion || f.Pause != "registry.k8s.io/pause:3.10" || !strings.Contains(string(f.DaemonSets), "image: "+pod) || strings.Contains(string(f.DaemonSets), "hunter2") {
+		t.Errorf("%+v\n%s", f, f.DaemonSets)
 	}
 	if _, err := open(t, lc, "nobody").Facts(ctx); err == nil || !strings.Contains(err.Error(), "list daemonsets.apps") || !strings.Contains(err.Error(), "create secrets") {
 		t.Errorf("without rights: %v", err)
