@@ -113,7 +113,7 @@ type node struct {
 	mu    sync.Mutex
 	ready time.Time
 
-	stopKubelet func()
+	stopKubelet, restartKubelet func()
 }
 
 func newNode(t *testing.T, f *fleet, i int) *node {
@@ -206,9 +206,11 @@ func (n *node) env(ctx context.Context) *machine.Env {
 			n.caring = true
 			return n.startIPVSCare(ctx)
 		case name == ondisk.UnitKubelet && verb != "start":
-			n.stopKubelet()
-			if verb == "restart" {
+			if verb == "restart" && n.restartKubelet != nil {
 				n.fleet.fault(ctx, "kubelet was restarted")
+				n.restartKubelet()
+			} else {
+				n.stopKubelet()
 			}
 		}
 		return unit(uctx, verb, name)
@@ -284,13 +286,7 @@ func (n *node) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	w.Puts(ondisk.KubeletConfig, "kind: KubeletConfiguration\n")
 	w.Puts(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint="+ondisk.CRISocket+"\"\n")
 	w.Units[ondisk.UnitKubelet], w.Started[ondisk.UnitKubelet] = "active", time.Now()
-	kctx, stop := context.WithCancel(context.Background())
-	enrolled, ended := make(chan credentials, 1), make(chan struct{})
-	go func() {
-		defer close(ended)
-		n.kubelet(kctx, cluster.Server, ca, user.Token, enrolled)
-	}()
-	n.stopKubelet = func() { stop(); <-ended }
+	enrolled := n.startKubelet(cluster.Server, ca, user.Token, credentials{})
 	var own credentials
 	select {
 	case own = <-enrolled:
@@ -298,6 +294,10 @@ func (n *node) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 		return say(errNoCertificate)
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+	n.restartKubelet = func() {
+		n.stopKubelet()
+		n.startKubelet("https://"+n.fleet.Endpoint+":6443", ca, "", own)
 	}
 	pair := string(own.cert) + string(own.key)
 	dated := member.KubeletPKI + "/kubelet-client-2026-11-20-10-00-00.pem"

@@ -248,8 +248,21 @@ func (n *node) enrol(ctx context.Context, server string, ca []byte, token string
 	}
 }
 
-// kubelet runs from its start until ctx ends. It hands its credentials to enrolled.
-func (n *node) kubelet(ctx context.Context, server string, ca []byte, token string, enrolled chan<- credentials) {
+// startKubelet starts kubelet with its credentials, if it has them. It hands them to
+// enrolled.
+func (n *node) startKubelet(server string, ca []byte, token string, own credentials) (enrolled <-chan credentials) {
+	ctx, stop := context.WithCancel(context.Background())
+	handed, ended := make(chan credentials, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		n.kubelet(ctx, server, ca, token, own, handed)
+	}()
+	n.stopKubelet = func() { stop(); <-ended }
+	return handed
+}
+
+// kubelet runs from its start until ctx ends.
+func (n *node) kubelet(ctx context.Context, server string, ca []byte, token string, own credentials, enrolled chan<- credentials) {
 	if host.Sleep(ctx, 1200*time.Millisecond) != nil { // it starts
 		return
 	}
@@ -257,7 +270,6 @@ func (n *node) kubelet(ctx context.Context, server string, ca []byte, token stri
 	if err != nil {
 		panic(err)
 	}
-	var own credentials
 	for own.cert == nil {
 		if own, err = n.enrol(ctx, server, ca, token, key); err != nil {
 			n.fleet.fault(ctx, "kubelet's bootstrap: "+gist(err))
