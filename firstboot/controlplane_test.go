@@ -2432,3 +2432,20 @@ func TestSecretsOfAMaster(t *testing.T) {
 		}
 	}
 }
+
+// cluster-info was deleted on purpose, and keys come again: nothing is published once more.
+func TestPublishedOnce(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	m.Cluster.Unpublished, m.inits, m.Cluster.Rules = true, nil, nil
+	m.stampSite(m.site) // with keys
+	m.on()
+	m.bootDone()
+	if slices.Contains(m.inits, "addon kube-proxy") || slices.Contains(m.inits, "bootstrap-token") || !m.Cluster.Unpublished || len(m.Cluster.Rules) > 0 {
+		t.Errorf("kubeadm ran %q; published again: %v, rules %d", m.inits, !m.Cluster.Unpublished, len(m.Cluster.Rules))
+	}
+	if !m.Said("the cluster publishes no cluster-info any more") {
+		t.Errorf("nobody is told\n%s", strings.Join(m.Console, "\n"))
+	}
+}

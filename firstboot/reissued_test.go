@@ -14,7 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/cluster/mint"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
+	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
@@ -185,7 +188,7 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 		t.Error("etcd was restarted, and it is told to")
 	}
 	m.ClockSays(m.Now.AddDate(0, 0, -2)) // before they were issued
-	files, err := controlplane.PKIFilesFor(m.Env(), older.Credentials.Keys)
+	files, err := controlplane.PKIFilesFor(t.Context(), m.Env(), older.Credentials.Keys)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,4 +197,81 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 			t.Errorf("with a clock that is behind, %s is taken from the older Site", f.Path)
 		}
 	}
+}
+
+// A computer whose clock was ahead issued the CAs again, and then, with the right clock,
+// once more: a control-plane node that has the former ones takes the latter.
+func TestCAsOfAClockThatWasAhead(t *testing.T) {
+	t.Parallel()
+	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: shops\nkubernetesVersion: v1.36.3\nkubeProxy: {mode: none}\nnodes: [{name: shop1}]\nmasters: [{name: m1, address: 192.0.2.11}]\n"
+	dir, born := filepath.Join(t.TempDir(), "shops"), time.Date(2026, 11, 20, 9, 0, 0, 0, time.UTC)
+	parsed, err := clusterdoc.Parse("cluster.yaml", []byte(doc))
+	if err != nil {
+		t.Fatal(err)
+	}
+	keysAt := func(at time.Time) *configs.ClusterKeys {
+		t.Helper()
+		if _, err := mint.New(dir, parsed, mint.Options{Now: at}); err != nil {
+			t.Fatal(err)
+		}
+		sites, err := mint.ControlPlaneSites(dir, sealed.Identity{}, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sites[0].Site.Credentials.Keys
+	}
+	keysAt(born)
+	ahead, right := keysAt(born.AddDate(9, 0, 0)), keysAt(born.AddDate(0, 1, 0))
+	for name, tt := range map[string]struct {
+		disk, site *configs.ClusterKeys
+		want       string
+	}{
+		"issued once more":      {ahead, right, right.CA.Cert},
+		"the former Site again": {right, ahead, right.CA.Cert},
+	} {
+		w := newWorld(t, "testdata/machine.txtar")
+		w.Now, w.Synced = born.AddDate(0, 1, 0), true
+		w.Put(ondisk.KubeCA, tt.disk.CA.Cert)
+		if got := caFor(t, w, tt.site); got != tt.want {
+			t.Errorf("%s: the machine has another CA", name)
+		}
+	}
+}
+
+// A CA that is not valid yet, by a clock that follows a time server, does not replace the
+// same CA as it was issued before, which is.
+func TestCAOfTheFutureReplacesNone(t *testing.T) {
+	t.Parallel()
+	keys := *mintedSites(t, 1)[0].Site.Credentials.Keys
+	ca, key := parsePair(t, keys.CA)
+	valid := keys.CA.Cert
+	w := newWorld(t, "testdata/machine.txtar")
+	w.Put(ondisk.KubeCA, valid)
+	keys.CA.Cert = string(reissue(t, ca, key, w.Now.AddDate(9, 0, 0)))
+	for _, synced := range []bool{true, false} {
+		w.Synced = synced
+		want := valid
+		if !synced { // the clock may be behind
+			want = keys.CA.Cert
+		}
+		if got := caFor(t, w, &keys); got != want {
+			t.Errorf("a clock that follows a time server %v: the CA is %s", synced, got)
+		}
+	}
+}
+
+// caFor is the cluster's CA that a machine has with some keys.
+func caFor(t *testing.T, w *world, keys *configs.ClusterKeys) string {
+	t.Helper()
+	files, err := controlplane.PKIFilesFor(t.Context(), w.Env(), keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if f.Path == ondisk.KubeCA {
+			return string(f.Data)
+		}
+	}
+	t.Fatal("no CA")
+	return ""
 }

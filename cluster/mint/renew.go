@@ -184,15 +184,21 @@ func loadCA(dir string, ca configs.ClusterCA, id sealed.Identity) (pair, error) 
 	return pair{cert, private}, nil
 }
 
-// reissue makes a CA's certificate anew, of the same key and names.
+// reissue makes a CA's certificate anew, of the same key and names. It ends later than the
+// former, however far ahead the clock was that made that: by their ends machines tell
+// which is newer.
 func reissue(old pair, now time.Time) (pair, error) {
 	serial, err := newSerial()
 	if err != nil {
 		return pair{}, err
 	}
+	end := now.Add(caLife)
+	if min := old.cert.NotAfter.Add(time.Second); end.Before(min) {
+		end = min
+	}
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: old.cert.Subject, RawSubject: old.cert.RawSubject, DNSNames: old.cert.DNSNames,
-		NotBefore: now.Add(-skew).UTC(), NotAfter: now.Add(caLife).UTC(), KeyUsage: old.cert.KeyUsage,
+		NotBefore: now.Add(-skew).UTC(), NotAfter: end.UTC(), KeyUsage: old.cert.KeyUsage,
 		// By this certificates name who signed them.
 		SubjectKeyId: old.cert.SubjectKeyId, BasicConstraintsValid: true, IsCA: true,
 	}

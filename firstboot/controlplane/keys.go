@@ -6,6 +6,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -57,11 +58,24 @@ const (
 )
 
 // PKIFilesFor is pkiFiles, except that a CA on the disk which was issued again stays: a
-// Site may be older, and the clock may be behind.
-func PKIFilesFor(e *machine.Env, k *configs.ClusterKeys) ([]pkiFile, error) {
+// Site may be older, and the clock may be behind. So does one whose successor is not valid
+// yet by a clock that follows a time server: the computer that issued it was ahead.
+func PKIFilesFor(ctx context.Context, e *machine.Env, k *configs.ClusterKeys) ([]pkiFile, error) {
 	files, err := pkiFiles(k)
 	for i, f := range files {
-		if has := e.Contents(f.Path); strings.HasSuffix(f.Path, ".crt") && api.Supersedes(has, f.Data) {
+		if !strings.HasSuffix(f.Path, ".crt") {
+			continue
+		}
+		has := e.Contents(f.Path)
+		early := api.Supersedes(f.Data, has) && api.Reissued(has, f.Data, e.Now()) == nil
+		if early {
+			synced, err := e.ClockSynced(ctx)
+			early = err == nil && synced
+		}
+		if early {
+			e.Note("the Site's %s is not valid yet: this machine keeps the former. To fix: correct the clock of the computer that ran `edgebake cluster new`, run it again, and stamp the Site again", path.Base(f.Path))
+		}
+		if early || api.Supersedes(has, f.Data) {
 			files[i].Data = has
 		}
 	}
@@ -104,7 +118,7 @@ func KeysPhase(active *site.Active) run.Phase {
 	keys := site.Credentials.Keys
 	return run.Phase{
 		Name: "keys", Doc: "the cluster's keys are in place", Timeout: time.Minute,
-		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if err := DiskIsOfSite(e, active); err != nil {
 				return run.Todo, err
 			}
@@ -117,7 +131,7 @@ func KeysPhase(active *site.Active) run.Phase {
 				}
 				return run.Done, nil
 			}
-			files, err := PKIFilesFor(e, keys)
+			files, err := PKIFilesFor(ctx, e, keys)
 			if err != nil {
 				return run.Todo, err
 			}
@@ -126,8 +140,8 @@ func KeysPhase(active *site.Active) run.Phase {
 			}
 			return run.Done, nil
 		},
-		Run: func(_ context.Context, e *machine.Env) error {
-			files, err := PKIFilesFor(e, keys)
+		Run: func(ctx context.Context, e *machine.Env) error {
+			files, err := PKIFilesFor(ctx, e, keys)
 			if err != nil {
 				return err
 			}

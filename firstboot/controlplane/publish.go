@@ -41,9 +41,10 @@ subjects:
 
 // PublishPhase gives a new cluster what kubeadm's init gives it, and the
 // objects of the site. cluster-info comes last: where it is, all is. Nothing
-// is done twice in a cluster's life: what somebody changed since stays.
+// is done twice in a cluster's life, which kubeadm-config notes: what somebody changed
+// since stays.
 func PublishPhase(active *site.Active) run.Phase {
-	site := active.Site
+	site, noted := active.Site, false
 	return run.Phase{
 		Name: "publish", Doc: "the cluster has what nodes join with", Timeout: 10 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -51,18 +52,27 @@ func PublishPhase(active *site.Active) run.Phase {
 			if err != nil {
 				return run.Todo, err
 			}
-			switch next, err := newerInfo(ctx, e, c); {
-			case next != nil:
+			next, err := newerInfo(ctx, e, c)
+			if err != nil && api.Code(err) != 404 {
+				return run.Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
+			}
+			canNote := false
+			if !noted {
+				var bad error
+				if noted, canNote, bad = isNoted(ctx, c); bad != nil {
+					return run.Todo, bad
+				}
+			}
+			switch {
+			case next != nil || err == nil && canNote:
 				return run.Todo, nil
 			case err == nil:
 				return run.Done, nil
-			case api.Code(err) != 404:
-				return run.Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
-			case site.Credentials.Keys != nil:
+			case site.Credentials.Keys != nil && !noted:
 				return run.Todo, nil
-			case e.Exists(member.ReadyMark):
-				// It was published before the keys were wiped, and somebody has
-				// deleted it since. What else is there is not to be reset.
+			case noted || e.Exists(member.ReadyMark):
+				// It was published, and somebody has deleted it since. What else is
+				// there is not to be reset.
 				e.Note("the cluster publishes no cluster-info any more: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
 				return run.Done, nil
 			default:
@@ -82,8 +92,8 @@ func PublishPhase(active *site.Active) run.Phase {
 				return errors.New("cluster-info was deleted a moment ago")
 			case err != nil:
 				return publish(ctx, e, c, active)
-			case next == nil:
-				return nil // another control-plane node was faster
+			case next == nil: // another control-plane node was faster, or it is not noted
+				return notePublished(ctx, c)
 			default:
 				if err := c.MergePatch(ctx, clusterInfo, map[string]any{"data": next}); err != nil {
 					return fmt.Errorf("publishing the cluster's CA, which was issued again: %w", err)
@@ -125,7 +135,39 @@ func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Ac
 	// Without one, kubeadm makes a token of its own that is valid for a day. It
 	// prints both kinds, and the journal outlives a minute.
 	token := configs.NewSecret(hex.EncodeToString(e.Random(3)) + "." + hex.EncodeToString(e.Random(8)))
-	return kubeadm.Init(ctx, e, active, kubeadm.Local{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"})
+	if err := kubeadm.Init(ctx, e, active, kubeadm.Local{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"}); err != nil {
+		return err
+	}
+	return notePublished(ctx, c)
+}
+
+// publishedKey is the annotation of kubeadm-config that says that cluster-info was there.
+const publishedKey = "edgebake.io/published"
+
+// isNoted reports whether kubeadm-config notes that the cluster was published, and whether
+// it could: somebody may have deleted it.
+func isNoted(ctx context.Context, c *api.Client) (noted, canNote bool, err error) {
+	var o struct {
+		Metadata struct {
+			Annotations map[string]string `json:"annotations"`
+		} `json:"metadata"`
+	}
+	switch err := c.Get(ctx, kubeadmConfigMap, &o); {
+	case api.Code(err) == 404:
+		return false, false, nil
+	case err != nil:
+		return false, false, fmt.Errorf("asking whether the cluster was published: %w", err)
+	}
+	noted = o.Metadata.Annotations[publishedKey] != ""
+	return noted, !noted, nil
+}
+
+func notePublished(ctx context.Context, c *api.Client) error {
+	err := c.MergePatch(ctx, kubeadmConfigMap, map[string]any{"metadata": map[string]any{"annotations": map[string]any{publishedKey: "true"}}})
+	if err != nil && api.Code(err) != 404 {
+		return fmt.Errorf("noting that the cluster is published: %w", err)
+	}
+	return nil
 }
 
 // createObjects creates the nodes' tokens, and applies the Cluster's manifests.

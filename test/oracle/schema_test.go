@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/tools/txtar"
@@ -109,7 +110,19 @@ func TestSchemas(t *testing.T) {
 		if err != nil {
 			continue
 		}
-		if _, err := d.Any(); err != nil {
+		switch d.Kind {
+		case configs.KindImage:
+			_, err = d.Images()
+		case configs.KindSite:
+			_, err = d.Site(configs.Secret{}, false)
+		case configs.KindInventory:
+			_, err = d.Inventory(configs.Secret{}, false)
+		case configs.KindCluster:
+			_, err = clusterdoc.Read(d)
+		default:
+			err = d.WrongKind("")
+		}
+		if err != nil {
 			continue
 		}
 		n++
@@ -156,7 +169,7 @@ func checkSchema(schemas map[string]*jsonschema.Schema, doc []byte) error {
 	if err != nil {
 		return errNotJSON
 	}
-	schema := schemas[strings.ToLower(d.Kind())]
+	schema := schemas[strings.ToLower(d.Kind)]
 	if err := yaml.Unmarshal(doc, &v); err != nil || schema == nil {
 		return errNotJSON
 	}

@@ -32,7 +32,6 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	baker "github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/test/desk"
