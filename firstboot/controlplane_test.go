@@ -1462,6 +1462,75 @@ func TestTicketIsForOneBirth(t *testing.T) {
 	}
 }
 
+// A ticket is for one birth also on the same disk: once the API server has answered, etcd's
+// data may be lost in a power cut, and the cluster does not begin again with nothing.
+func TestLostDataIsNoBirth(t *testing.T) {
+	t.Parallel()
+	for name, gone := range map[string]string{"the log": "/wal", "everything": ""} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, mintedSites(t, 1))
+			m.bootDone()
+			m.Put(controlplane.EtcdMember+"/snap/db", strings.Repeat("x", 1<<16))
+			if err := os.RemoveAll(m.Inside(controlplane.EtcdMember + gone)); err != nil {
+				t.Fatal(err)
+			}
+			m.starts, m.Console = nil, nil
+			m.on()
+			if err := m.boot(); err == nil || len(m.starts) > 0 || !m.Said("has begun the cluster with this ticket before") {
+				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
+			}
+			s := *m.site
+			c := *s.ControlPlane
+			c.BirthUntil = m.Now.Add(48 * time.Hour).UTC().Format(time.RFC3339)
+			s.ControlPlane = &c
+			m.stampSite(&s)
+			m.on()
+			m.bootDone()
+			if len(m.starts) != 1 || !strings.HasSuffix(m.starts[0], " new") {
+				t.Errorf("with a new ticket, etcd was started as %q", m.starts)
+			}
+		})
+	}
+}
+
+// A note of a former release does not tell that the data has served. The next boot, with the
+// data in place, adds it.
+func TestOldSeatNoteIsCompleted(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	m.Put(controlplane.SeatNoteFile, fmt.Sprintf(`{"version":1,"cluster":%q,"born":%q}`, m.site.ControlPlane.ID, controlplane.TicketWord(m.site)))
+	m.on()
+	m.bootDone()
+	if note := controlplane.ReadSeatNote(m.Env()); note.Lived != controlplane.TicketWord(m.site) || note.Born != note.Lived {
+		t.Errorf("%+v", note)
+	}
+}
+
+// What a restore brought may be lost like a birth's data. The same word does not bring back
+// the snapshot then: what was written since may be on another disk.
+func TestLostDataIsNotRestoredAgain(t *testing.T) {
+	t.Parallel()
+	const text = "all objects of last week"
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.Now = m.Now.Add(200 * time.Hour)
+	m.Cluster.Unpublished = false
+	m.Put(member.SnapshotDir+"/20261111-000000.db", text)
+	digest := sha256.Sum256([]byte(text))
+	m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:]), Said: m.Now})
+	m.on()
+	m.bootDone()
+	if err := os.RemoveAll(m.Inside(controlplane.EtcdMember)); err != nil {
+		t.Fatal(err)
+	}
+	m.starts, m.Console = nil, nil
+	m.on()
+	if err := m.boot(); err == nil || len(m.starts) > 0 || !m.Said("that data is no longer on its disk") {
+		t.Errorf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
+	}
+}
+
 // Blank machines whose Sites have different tickets, or one of which has used its own,
 // begin nothing and say why: etcd makes its ids of the ticket.
 func TestTicketsThatDiffer(t *testing.T) {

@@ -131,7 +131,7 @@ func Phase(active *site.Active) run.Phase {
 		Name: "control-plane", Doc: "this machine's API server is ready", Timeout: 20 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitKubelet)
-			if err != nil || state != "active" || !made(e) || ownAPI(ctx, e, site) != nil {
+			if err != nil || state != "active" || !made(e) || ReadSeatNote(e).lacksLived(site) || ownAPI(ctx, e, site) != nil {
 				return run.Todo, err
 			}
 			return run.Done, nil
@@ -160,7 +160,7 @@ func Phase(active *site.Active) run.Phase {
 	}
 }
 
-// waitForAPI waits for this machine's own API server. While its member of etcd
+// waitForAPI waits for this machine's own API server, and notes that etcd's data serves it. While its member of etcd
 // has no vote, it answers nothing.
 func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	client, err := etcdClient(e)
@@ -189,7 +189,7 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err != nil {
 		return run.Advise(fmt.Errorf("this machine's API server is not ready: %w", err), "etcd needs more than half of the control-plane nodes; else see `crictl ps -a` and /var/log/pods on the machine")
 	}
-	return err
+	return noteLived(e, site)
 }
 
 // ownAPI reports what is wrong with this machine's own API server.

@@ -20,6 +20,9 @@ type seatNote struct {
 	Cluster string `json:"cluster"`
 	// Born is the ticket that etcd began with on this disk.
 	Born string `json:"born,omitempty"`
+	// Lived is the ticket in the Site with which this data last served this machine's API
+	// server. Without it, what made the data may have been cut off, and goes on.
+	Lived string `json:"lived,omitempty"`
 	// Continued is the Site's word to continue, once this machine has done its part:
 	// the one that is named has dropped the others, each other has joined again. It is
 	// forgotten when the Site has no such word any more.
@@ -56,6 +59,23 @@ func (n seatNote) CarriedOut(site *configs.Site) seatNote {
 func (n seatNote) hasCarriedOut(site *configs.Site) bool {
 	c := site.ControlPlane
 	return c.ContinueFrom != "" && (n.Continued == continueWord(site) || !n.Said.Before(c.SaidAt()))
+}
+
+// lacksLived reports whether the note does not say yet that its data serves, with the
+// Site's ticket.
+func (n seatNote) lacksLived(site *configs.Site) bool {
+	return n.Cluster == site.ControlPlane.ID && n.Lived != TicketWord(site)
+}
+
+// noteLived notes that etcd's data serves this machine's API server: what made it is over,
+// and is not done again if the data is lost.
+func noteLived(e *machine.Env, site *configs.Site) error {
+	n := ReadSeatNote(e)
+	if !n.lacksLived(site) {
+		return nil
+	}
+	n.Lived = TicketWord(site)
+	return n.write(e)
 }
 
 // write notes it before etcd can start. It outlasts a power cut.

@@ -12,9 +12,9 @@ import (
 )
 
 // A ticket is for one birth, and a word to restore a snapshot for one restore.
-// Nothing on a disk that was written again tells that it was used, and with all of
-// them written again nothing in the cluster does. The machine's firmware can: it
-// keeps variables, where it is UEFI's.
+// The note beside etcd's data tells that it was used, also after the data is lost. On a
+// disk that was written again nothing does. The machine's firmware can: it keeps
+// variables, where it is UEFI's.
 const (
 	BornVar     = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
 	RestoredVar = "/sys/firmware/efi/efivars/EdgebakeRestored-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
@@ -28,8 +28,9 @@ func ticket(e *machine.Env, site *configs.Site) seat.Ticket {
 	case !e.Now().Before(until):
 		return seat.ExpiredTicket
 	}
-	// A birth on this disk may have been cut off, and goes on.
-	if firmwareNote(e, BornVar) == TicketWord(site) && ReadSeatNote(e).Born != TicketWord(site) {
+	word, note := TicketWord(site), ReadSeatNote(e)
+	// A birth on this disk that was cut off before etcd served goes on.
+	if note.Lived == word || firmwareNote(e, BornVar) == word && note.Born != word {
 		return seat.UsedTicket
 	}
 	return seat.ValidTicket
@@ -99,7 +100,10 @@ func restoreWord(site *configs.Site) string {
 // since. A restore that was cut off goes on.
 func restoredBefore(e *machine.Env, site *configs.Site) bool {
 	c, note := site.ControlPlane, ReadSeatNote(e)
-	if c.Restore == "" || c.ContinueFrom != site.Self().Name || note.Continued == continueWord(site) {
+	if c.Restore == "" || c.ContinueFrom != site.Self().Name {
+		return false
+	}
+	if note.Continued == continueWord(site) && (note.Lived == "" || !isBlank(e)) {
 		return false
 	}
 	last := note.Said

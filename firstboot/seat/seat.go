@@ -107,8 +107,8 @@ const (
 	NoTicket Ticket = iota
 	ValidTicket
 	ExpiredTicket
-	// UsedTicket: this machine has begun the cluster with it before, and its
-	// disk was written anew since.
+	// UsedTicket: this machine has begun the cluster with it, or lived in it, before,
+	// and that data is no longer on its disk.
 	UsedTicket
 )
 
@@ -120,9 +120,8 @@ type Word struct {
 	// Restore: the named control-plane node begins with a snapshot, not with its own
 	// data.
 	Restore bool
-	// Restored: this machine, which is the named one, has done that before, as its
-	// firmware noted. Its disk was written anew since, or the Site had other words
-	// meanwhile.
+	// Restored: this machine, which is the named one, has done that before, as it has
+	// noted. That data is no longer on its disk, or the Site had other words meanwhile.
 	Restored bool
 	// Absent are control-plane nodes that are dead on arrival: a cluster is born
 	// without them.
@@ -274,7 +273,7 @@ func (v View) blank() Decision {
 		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has lived (%s), and has no quorum: an empty member could complete one and lose what was written", list(lived)),
 			Fix: "switch the other control-plane nodes on until more than half of all run; if they are lost for good, name one that has data (`edgebake cluster sites DIR --continue-from NAME`)"}
 	case len(silent) > 0 && v.Ticket == UsedTicket:
-		return Decision{Do: Wait, Why: fmt.Sprintf("this machine has begun the cluster with this ticket before (its firmware has noted that), and its disk was written anew since: it can only join the others, and %s not seen yet", list(silent)),
+		return Decision{Do: Wait, Why: fmt.Sprintf("this machine has begun the cluster with this ticket before, or was in it, and that data is no longer on its disk: it can only join the others, and %s not seen yet", list(silent)),
 			Fix: "switch the other control-plane nodes on; if their data is lost too, " + spentFix}
 	case len(silent) > 0:
 		return Decision{Do: Wait, Why: fmt.Sprintf("%s not seen yet: a cluster is born only once every control-plane node was seen, since one that is off could hold its data", list(silent)),
@@ -297,7 +296,7 @@ func (v View) blank() Decision {
 		return Decision{Do: Stop, Why: "every control-plane node is blank, and the ticket for the cluster's birth has expired (" + v.Dates + "): they may all have been flashed anew",
 			Fix: "if this machine's clock is wrong, name a reachable time server in the Site (network.ntp); else restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing (`--birth 48h`)"}
 	case UsedTicket:
-		return Decision{Do: Stop, Why: "every control-plane node is blank, and this machine has begun the cluster with this ticket before (its firmware has noted that): its disk was written anew since",
+		return Decision{Do: Stop, Why: "every control-plane node is blank, and this machine has begun the cluster with this ticket before, or was in it, and that data is no longer on its disk",
 			Fix: spentFix}
 	}
 	return Decision{Do: Birth, Why: "every control-plane node was seen blank or newborn, and the ticket is valid"}
@@ -325,7 +324,7 @@ func (v View) tickets() (d Decision, wait bool) {
 		return Decision{Do: Wait, Why: fmt.Sprintf("the Site of this machine has another ticket for the cluster's birth (%s) than that of %s", v.TicketID, list(other)),
 			Fix: "stamp the Sites of one run of `edgebake cluster sites` onto every control-plane node"}, true
 	case len(spent) > 0:
-		return Decision{Do: Wait, Why: fmt.Sprintf("%s has begun the cluster before with the ticket that all have, and its disk was written anew since: the ticket is for one birth", list(spent)),
+		return Decision{Do: Wait, Why: fmt.Sprintf("%s has begun the cluster before with the ticket that all have, or was in it, and that data is no longer on its disk: the ticket is for one birth", list(spent)),
 			Fix: spentFix}, true
 	}
 	return Decision{}, false
@@ -449,7 +448,7 @@ func (v View) continuedFromPeer(from string) Decision {
 // restoredBefore: the word to restore was carried out, and would drop what was
 // written since.
 func (v View) restoredBefore() Decision {
-	return Decision{Do: Stop, Why: "this machine has carried out what the Site says before, or something later (its firmware has noted that), and that data is no longer on its disk",
+	return Decision{Do: Stop, Why: "this machine has carried out what the Site says before, or something later, and that data is no longer on its disk",
 		Fix: "if other control-plane nodes have joined since, they hold what was written: continue from one of them (`edgebake cluster sites DIR --continue-from NAME`); " + restoreAgain}
 }
 
