@@ -2,6 +2,7 @@ package firstboot
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -363,5 +364,96 @@ func TestNotBefore(t *testing.T) {
 		if err := bring(day(6)); err != nil || !w.goesBy("office") {
 			t.Errorf("blank %v: %v\n%s", blank, err, strings.Join(w.Console, "\n"))
 		}
+	}
+}
+
+// Where the slot is spoilt, or its Site has a mistake, the copy of the last Site holds, and
+// so does the date on which that was stamped: an older signed Site does not come back.
+func TestOldSignedSiteBesideASpoiltSlot(t *testing.T) {
+	t.Parallel()
+	key := newSiteKey(t)
+	for name, spoil := range map[string]func(*world){
+		"whole": func(*world) {},
+		"corrected wrongly": func(w *world) {
+			w.stampAt(worldtest.OwnDev, day(12), map[string]string{"site.yaml": "kind: nonsense\n"})
+		},
+		"spoilt": func(w *world) { w.Slots[worldtest.OwnDev] = worldtest.NewMemDevice(make([]byte, ondisk.SlotSize)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			w.mustBoot()
+			w.admits(ondisk.SitesSigned, key)
+			w.stampAt(worldtest.OwnDev, day(9), map[string]string{"site.yaml": w.reportTo("two")})
+			w.PowerOn()
+			w.mustBoot()
+			spoil(w)
+			w.signed(key, day(5), nil, map[string]string{"site.yaml": w.reportTo("one", rootKey)})
+			w.PowerOn()
+			err := w.boot()
+			if w.Has("/root/.ssh/authorized_keys") || w.goesBy("one") {
+				t.Errorf("the Site signed on day 5 was taken, over one stamped on day 9: %v\n%s", err, strings.Join(w.Console, "\n"))
+			}
+		})
+	}
+}
+
+// The power goes while the token is wiped from the slot, and leaves it blank. The slot that is
+// made again has the date of the Site.
+func TestSlotMadeAgainHasItsDate(t *testing.T) {
+	t.Parallel()
+	key := newSiteKey(t)
+	w := nativeWorld(t)
+	w.stampAt(worldtest.OwnDev, day(9), map[string]string{"site.yaml": w.reportTo("two", worldtest.WithToken)})
+	w.admits(ondisk.SitesSigned, key)
+	whole := w.clone(t)
+	whole.mustBoot()
+	wiped := slices.Index(whole.Names, "blank "+worldtest.OwnDev)
+	if wiped < 0 {
+		t.Fatalf("the token was never wiped: %q", whole.Names)
+	}
+	for at := wiped + 1; at <= wiped+3; at++ {
+		cut := w.clone(t)
+		cut.CutAt = cut.Effects + at
+		if err := cut.boot(); err == nil {
+			t.Fatalf("effect %d was not cut", at)
+		}
+		cut.CutAt = 0
+		cut.PowerOn()
+		cut.mustBoot()
+		c, err := slot.Read(cut.Slots[worldtest.OwnDev])
+		if err != nil || c.Info.Stamped != day(9) {
+			t.Errorf("cut at %s: the slot: %+v, %v", whole.Names[at-1], c, err)
+		}
+		cut.signed(key, day(5), nil, map[string]string{"site.yaml": cut.reportTo("one", rootKey)})
+		cut.PowerOn()
+		if err := cut.boot(); cut.Has("/root/.ssh/authorized_keys") {
+			t.Errorf("cut at %s: the Site signed on day 5 was taken, over one stamped on day 9: %v", whole.Names[at-1], err)
+		}
+	}
+}
+
+// The date of the copy follows a Site that is stamped again unchanged, and a machine whose
+// copy is from a former release gets it at its next boot.
+func TestDateOfTheCopy(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	text := w.reportTo("two")
+	for _, d := range []int{9, 10} {
+		w.stampAt(worldtest.OwnDev, day(d), map[string]string{"site.yaml": text})
+		w.PowerOn()
+		w.mustBoot()
+		if got := strings.TrimSpace(w.Get(site.StampedCopy)); got != fmt.Sprint(day(d)) {
+			t.Errorf("stamped on day %d, the copy has %s", d, got)
+		}
+	}
+	if err := os.Remove(w.Inside(site.StampedCopy)); err != nil {
+		t.Fatal(err)
+	}
+	w.PowerOn()
+	w.mustBoot()
+	if got := strings.TrimSpace(w.Get(site.StampedCopy)); got != fmt.Sprint(day(10)) {
+		t.Errorf("a copy of a former release has %s", got)
 	}
 }

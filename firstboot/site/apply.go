@@ -73,7 +73,7 @@ func checkSite(ctx context.Context, e *machine.Env, reader *Reader, left bool) (
 	if err != nil {
 		return run.Todo, err
 	}
-	if !a.IsApplied(e) || e.Text("/proc/sys/kernel/hostname") != a.Hostname {
+	if !a.IsApplied(e) || !stampedKept(e, a) || e.Text("/proc/sys/kernel/hostname") != a.Hostname {
 		return run.Todo, nil
 	}
 	if held, err := kubeletHeld(ctx, e); held || err != nil {
@@ -140,6 +140,8 @@ func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 		if err := keepSite(e, a); err != nil {
 			return err
 		}
+	} else if err := keepStamped(e, a); err != nil { // it was stamped again, unchanged
+		return err
 	}
 	if err := e.SetHostname(a.Hostname); err != nil {
 		return fmt.Errorf("setting the host name to %s: %w", a.Hostname, err)
@@ -180,6 +182,9 @@ func kubeletHeld(ctx context.Context, e *machine.Env) (bool, error) {
 // keepSite copies the site for the day when the slot is spoilt. It has no
 // token; a Wi-Fi key stays in it, which is in the settings on this disk too.
 func keepSite(e *machine.Env, a *Active) error {
+	if err := keepStamped(e, a); err != nil {
+		return err
+	}
 	doc, err := withoutToken(a.Site)
 	if err == nil {
 		err = e.WriteFile(ondisk.SiteCopy, doc, machine.Mode(0o600))
@@ -192,6 +197,21 @@ func keepSite(e *machine.Env, a *Active) error {
 	}
 	if err != nil {
 		return fmt.Errorf("keeping a copy of the Site: %w", err)
+	}
+	return nil
+}
+
+// stampedKept reports whether the copy has the Site's date.
+func stampedKept(e *machine.Env, a *Active) bool { return max(a.Stamped, 0) == copyStamped(e) }
+
+// keepStamped copies the Site's date: without it an older Site could take the place of the
+// copy.
+func keepStamped(e *machine.Env, a *Active) error {
+	if stampedKept(e, a) {
+		return nil
+	}
+	if err := writeSeconds(e, StampedCopy, a.Stamped); err != nil {
+		return fmt.Errorf("keeping the date of the Site: %w", err)
 	}
 	return nil
 }

@@ -31,6 +31,9 @@ const (
 	KeyFile = ondisk.StateDir + "/key"
 	// IgnitionCopy is the Ignition config last taken from a slot.
 	IgnitionCopy = ondisk.StateDir + "/config.ign"
+	// StampedCopy has the date of the Site in ondisk.SiteCopy, in seconds since the epoch.
+	// Copies of former releases have none.
+	StampedCopy = ondisk.StateDir + "/site-stamped"
 	// seenDir remembers what each stick held: unchanged it is not taken again.
 	seenDir = ondisk.StateDir + "/sticks"
 )
@@ -282,7 +285,8 @@ func Read(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, erro
 	if copyErr != nil {
 		return nil, err
 	}
-	old, copyErr := resolveSite(e, image, &found{contents: &slot.Contents{Files: files}, site: site}, before)
+	c := &slot.Contents{Info: ondisk.SlotInfo{Stamped: copyStamped(e)}, Files: files}
+	old, copyErr := resolveSite(e, image, &found{contents: c, site: site}, before)
 	if copyErr != nil {
 		return nil, err
 	}
@@ -290,6 +294,9 @@ func Read(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, erro
 	old.unwritten = unwritten(e) // whatever is wrong with this machine's own
 	return old, nil
 }
+
+// copyStamped is the date of the copy of the Site; 0: it has none.
+func copyStamped(e *machine.Env) int64 { return slices.Max(append(secondsIn(e, StampedCopy), 0)) }
 
 // isMadeOf reports whether the Site was made of this document and Ignition config.
 func (a *Active) isMadeOf(doc, ignition []byte) bool {
