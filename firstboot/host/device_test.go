@@ -1,6 +1,7 @@
 package host
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -77,6 +78,23 @@ func TestGet(t *testing.T) {
 	}
 	if _, err := get(t.Context(), "http://127.0.0.1:1/x", nil, nil); err == nil || !strings.Contains(err.Error(), "http://127.0.0.1:1/x") {
 		t.Error(err)
+	}
+}
+
+// Who asks by https gets nothing in the clear, wherever the server leads to.
+func TestRedirect(t *testing.T) {
+	asked := 0
+	plain := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked++ }))
+	defer plain.Close()
+	secure := httptest.NewTLSServer(http.RedirectHandler(plain.URL, http.StatusFound))
+	defer secure.Close()
+	c := downloader(nil)
+	c.Transport = secure.Client().Transport
+	if resp, err := c.Get(secure.URL); !errors.Is(err, errPlain) || asked > 0 {
+		t.Errorf("%v, %v; asked %d times", resp, err, asked)
+	}
+	if resp, err := c.Get(plain.URL); err != nil || resp.Body.Close() != nil || asked != 1 {
+		t.Errorf("%v; asked %d times", err, asked)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/net/http/httpproxy"
 )
 
-// errPlain: what a machine says of itself is not sent in the clear.
+// errPlain: what a machine reports, or asks for by https, does not go in the clear.
 var errPlain = errors.New("only https is used")
 
 // through is a transport by way of the proxy that these environment variables
@@ -71,12 +71,28 @@ func get(ctx context.Context, url string, header http.Header, proxy []string) (*
 		return fail(err)
 	}
 	req.Header = header
-	resp, err := (&http.Client{Transport: through(proxy)}).Do(req)
+	resp, err := downloader(proxy).Do(req)
 	if err != nil {
 		return fail(err)
 	}
 	resp.Body = &talking{resp.Body, timer, func() error { return context.Cause(ctx) }, func() { cancel(nil) }}
 	return resp, nil
+}
+
+// downloader returns the client of get.
+func downloader(proxy []string) *http.Client {
+	return &http.Client{Transport: through(proxy), CheckRedirect: checkRedirect}
+}
+
+// checkRedirect rejects a redirect from https to anything else.
+func checkRedirect(req *http.Request, via []*http.Request) error {
+	if via[0].URL.Scheme == "https" && req.URL.Scheme != "https" {
+		return errPlain
+	}
+	if len(via) >= 10 {
+		return errors.New("it leads from one address to the next")
+	}
+	return nil
 }
 
 // silence is how long a server may say nothing.
@@ -118,15 +134,7 @@ func post(ctx context.Context, c http.Client, url string, body []byte) error {
 	}
 	req.Header.Set("Content-Type", "application/json")
 	c.Timeout = 10 * time.Second
-	c.CheckRedirect = func(req *http.Request, via []*http.Request) error {
-		if req.URL.Scheme != "https" {
-			return errPlain
-		}
-		if len(via) >= 10 {
-			return errors.New("it leads from one address to the next")
-		}
-		return nil
-	}
+	c.CheckRedirect = checkRedirect
 	res, err := c.Do(req)
 	if err != nil {
 		return err

@@ -207,8 +207,9 @@ func (f *fetcher) count(n int64) {
 	}
 	f.told = now
 	left := ""
-	if took := now.Sub(f.begun); took > tellEvery && f.fetched < f.total {
-		left = ", " + (took * time.Duration(f.total-f.fetched) / time.Duration(f.fetched)).Round(time.Second).String() + " left"
+	if took := now.Sub(f.begun); took > tellEvery && f.fetched > 0 && f.fetched < f.total {
+		rest := took.Seconds() * float64(f.total-f.fetched) / float64(f.fetched)
+		left = ", " + (time.Duration(rest) * time.Second).String() + " left"
 	}
 	f.tell("%s: %.1f of %.1f MB%s", f.src.Name(), float64(f.fetched)/1e6, float64(f.total)/1e6, left)
 }

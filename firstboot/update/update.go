@@ -189,12 +189,6 @@ func (u *job) phases(o Options) []run.Phase {
 	target := u.sys.target.Label
 	phases := []run.Phase{
 		{Name: "retire", Doc: "no boot entry names " + target + " while it is written", Timeout: 5 * time.Minute,
-			Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-				if all, err := entries(e); err != nil || len(of(all, target)) > 0 {
-					return run.Todo, err
-				}
-				return run.Done, nil
-			},
 			Run: func(_ context.Context, e *machine.Env) error { return retire(e, target, u.next.Plan) }},
 		{Name: "root", Doc: target + " has the root file system of the image", Timeout: 24 * time.Hour, Run: u.writeRoot},
 		{Name: "esp", Doc: "the new system boots on trial, before the one that runs", Timeout: 24 * time.Hour, Run: u.writeBoot},

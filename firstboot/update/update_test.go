@@ -444,7 +444,7 @@ func TestUpdate(t *testing.T) {
 	if !b.rebooted || !bytes.Equal(before, b.partition(ondisk.LabelRootA)) {
 		t.Errorf("restarted: %v; or the running root was changed", b.rebooted)
 	}
-	if got := strings.Join(slices.DeleteFunc(slices.Clone(b.steps), func(s string) bool { return strings.HasSuffix(s, " waiting") }), ", "); got != "retire as it should be, root done, esp done, reboot done" {
+	if got := strings.Join(slices.DeleteFunc(slices.Clone(b.steps), func(s string) bool { return strings.HasSuffix(s, " waiting") }), ", "); got != "retire done, root done, esp done, reboot done" {
 		t.Error(got)
 	}
 	if _, err := os.Stat(filepath.Join(b.root, spoolFile)); !errors.Is(err, os.ErrNotExist) {
@@ -788,4 +788,47 @@ func (f forgetful) WriteAt(b []byte, off int64) (int, error) {
 	b = bytes.Clone(b)
 	b[len(b)/2] ^= 1
 	return f.Device.WriteAt(b, off)
+}
+
+// A line that brings nothing for a while, and one that takes hours, have a progress to tell.
+func TestProgress(t *testing.T) {
+	now, told := mediatest.Date, ""
+	f := &fetcher{
+		src: &file{name: "image"}, total: 2e9, now: func() time.Time { return now },
+		tell: func(format string, args ...any) { told = fmt.Sprintf(format, args...) },
+	}
+	f.count(0)
+	now = now.Add(10 * time.Second)
+	f.count(0)
+	if told != "image: 0.0 of 2000.0 MB" {
+		t.Error(told)
+	}
+	now = now.Add(time.Hour - 10*time.Second)
+	f.count(1e9)
+	if told != "image: 1000.0 of 2000.0 MB, 1h0m0s left" {
+		t.Error(told)
+	}
+}
+
+// The system of a former update leaves the EFI system partition, also where the power went
+// just after its boot entry did. That of the running system stays.
+func TestAbandoned(t *testing.T) {
+	const dir = "efi/edgebake/aaaaaaaaaaaaaaaa"
+	b := newBox(t)
+	name := b.inside("new.raw.zst")
+	b.put(dir+"/linux", "kernel")
+	b.put("efi/loader/entries/edgebake-b.conf", "linux /edgebake/aaaaaaaaaaaaaaaa/linux\n")
+	b.cut = 2 // the second change removes the directory
+	if err := b.order(Options{Image: name}); !errors.Is(err, errPower) {
+		t.Fatal(err)
+	}
+	b.cut = 0
+	if err := b.order(Options{Image: name}); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+	b.bootable()
+	if _, err := os.Stat(filepath.Join(b.root, dir)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the former system is left: %v", err)
+	}
 }

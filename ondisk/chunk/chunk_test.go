@@ -211,6 +211,20 @@ func TestIndex(t *testing.T) {
 	}
 }
 
+// manyParts is an index of more partitions than an image has.
+func manyParts(t *testing.T) []byte {
+	t.Helper()
+	x := &Index{}
+	for i := range 1000 {
+		x.Parts = append(x.Parts, Part{Label: fmt.Sprint(i)})
+	}
+	body, err := x.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return body
+}
+
 func TestDamagedIndex(t *testing.T) {
 	body, err := sample().encode()
 	if err != nil {
@@ -227,6 +241,7 @@ func TestDamagedIndex(t *testing.T) {
 		"a small size":  change(4+head, 1, 0, 0, 0),
 		"no size":       change(4+head, 0, 0, 0, 0),
 		"a huge chunk":  change(4+head, 0, 0, 0, 0x7f),
+		"many parts":    manyParts(t),
 		"a label twice": bytes.Replace(body, []byte(`"ROOT-A"`), []byte(`"ESP"   `), 1),
 	} {
 		if _, err := Decode(b); !errors.Is(err, errDamaged) {

@@ -18,6 +18,9 @@ const Version = 1
 // MaxIndex bounds an encoded index in bytes: a server may claim any size.
 const MaxIndex = 64 << 20
 
+// maxParts bounds the parts of an index: an image has three.
+const maxParts = 16
+
 const (
 	entrySize = 4 + 32  // size, digest
 	holeBit   = 1 << 31 // of the size
@@ -158,6 +161,9 @@ func Decode(body []byte) (*Index, error) {
 	}
 	if x.Version > Version {
 		return nil, &NewerError{uint32(x.Version)}
+	}
+	if len(x.Parts) > maxParts {
+		return nil, errDamaged
 	}
 	for i := range x.Parts {
 		p := &x.Parts[i]

@@ -323,6 +323,7 @@ func (z *Reader) readTable(size int64) error {
 		return badFormat("the table's beginning is not where it should be")
 	}
 	off := int64(0)
+	z.entries = make([]Entry, 0, n) // there are as many bytes of the table
 	for i := range int(n) {
 		e := b[8+i*entrySize:]
 		x := Entry{Offset: off, Compressed: int64(le.Uint32(e)), Start: z.size, Size: int64(le.Uint32(e[4:])), sum: le.Uint32(e[8:])}
