@@ -215,28 +215,29 @@ func inWords(err error) string {
 		}
 		return strings.Join(said, "; ")
 	}
-	var of *url.Error
+	var untrusted *tls.CertificateVerificationError
+	var timeout net.Error
+	var plain tls.RecordHeaderError
 	var unknown *net.DNSError
 	var op *net.OpError
-	var untrusted *tls.CertificateVerificationError
-	if !errors.As(err, &of) || errors.As(err, &untrusted) || errors.Is(err, api.ErrServerName) {
-		text := err.Error()
-		if _, rest, ok := strings.Cut(text, " for the cluster: "); ok {
-			text = rest
-		}
-		return strings.Join(strings.Fields(text), " ")
-	}
 	switch {
-	case of.Timeout():
+	case errors.As(err, &untrusted) || errors.Is(err, api.ErrServerName):
+	case errors.As(err, &timeout) && timeout.Timeout():
 		return "does not answer in time"
-	case errors.Is(of.Err, http.ErrSchemeMismatch):
+	case errors.Is(err, http.ErrSchemeMismatch), errors.As(err, &plain) && string(plain.RecordHeader[:]) == "HTTP/":
 		return "speaks plain HTTP, not HTTPS: it is not an API server"
-	case errors.As(of.Err, &unknown) && unknown.IsNotFound:
+	case errors.As(err, &unknown) && unknown.IsNotFound:
 		return "is unknown to the name server"
-	case errors.As(of.Err, &op) && op.Op == "dial":
+	case errors.As(err, &op) && op.Op == "dial":
 		return fmt.Sprintf("cannot be reached: %v", op.Err)
 	}
-	return strings.Join(strings.Fields(of.Err.Error()), " ")
+	text := err.Error()
+	if of := (*url.Error)(nil); untrusted == nil && !errors.Is(err, api.ErrServerName) && errors.As(err, &of) {
+		text = of.Err.Error()
+	} else if _, rest, ok := strings.Cut(text, " for the cluster: "); ok {
+		text = rest
+	}
+	return strings.Join(strings.Fields(text), " ")
 }
 
 // ca compares the pins with what the cluster says of itself.

@@ -50,7 +50,7 @@ type Image struct {
 	Sites Sites `yaml:"sites,omitempty" json:"sites,omitempty"`
 
 	// Updates says which images may replace this one on a machine.
-	Updates Updates `yaml:"updates,omitempty" json:"updates,omitempty"`
+	Updates Updates `yaml:"updates,omitempty" json:"updates,omitzero"`
 
 	// Images are the container images to bake in; they run without a registry.
 	Images []ContainerImage `yaml:"images,omitempty" json:"images,omitempty" unique:"ref"`

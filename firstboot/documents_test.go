@@ -126,7 +126,7 @@ func TestUploadThatWasCutOff(t *testing.T) {
 			c.Cluster.NoDocuments, c.CutAt, c.Before, c.Patience = false, 0, nil, m.Patience
 			c.on()
 			c.bootDone()
-			if notes := c.State().Notes; len(notes) > 0 || c.Has(controlplane.DocumentsFile) || len(c.Cluster.Annotations) != 2 {
+			if notes := c.State().Notes; len(notes) > 0 || c.Has(controlplane.DocumentsFile) || len(c.Cluster.Annotations) != 3 {
 				t.Errorf("notes %q, annotations %q", notes, c.Cluster.Annotations)
 			}
 			for key, text := range c.Cluster.Configs {

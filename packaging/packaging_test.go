@@ -645,7 +645,7 @@ var computed = map[string][]string{
 	"builder/qemu/host.go p.Path":      {"qemu-system-x86_64", "qemu-system-aarch64"},
 	"builder/qemu/host.go path":        {"qemu-system-x86_64", "qemu-system-aarch64"},
 	"builder/qemu/host.go tool":        {"qemu-img"},
-	"cmd/edgebake/boot.go prog.Path":   {"qemu-system-x86_64", "qemu-system-aarch64"},
+	"builder/qemu/trial.go prog.Path":  {"qemu-system-x86_64", "qemu-system-aarch64"},
 }
 
 // TestProgramsAreDeclared: what edgebake calls stands in the package's fields, and

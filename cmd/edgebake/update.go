@@ -12,8 +12,9 @@ import (
 
 func newUpdate(s streams) *cobra.Command {
 	return group(&cobra.Command{
-		Use:   "update",
-		Short: "Show the cost of updates",
+		Use:     "update",
+		Short:   "Show the cost of updates",
+		Example: `  edgebake update cost other.raw my-edge.raw.zst # the bytes that a machine would fetch`,
 	}, newUpdateCost(s))
 }
 
