@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/chunk"
 	"github.com/edgebake/edgebake/ondisk/seekable"
+	"github.com/edgebake/edgebake/ondisk/update"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -43,8 +44,8 @@ func indexed(label string) bool {
 type piece struct {
 	off     int64 // on the disk
 	n       int
-	content []byte // nil: a hole, or of the slot
-	part    int    // in compressor.parts; -1: none
+	content []byte      // nil: a hole, or of the slot
+	part    *chunk.Part // that lists it; nil: none
 	slot    bool
 
 	packed []byte
@@ -57,11 +58,11 @@ type piece struct {
 // by side, and one goroutine stores them in order.
 type compressor struct {
 	*Archive
-	out   io.WriterAt
+	out   File
 	enc   *seekable.Encoder
 	table seekable.Table
-	parts []chunk.Part
-	slots []int // frames of the slot
+	parts []*chunk.Part // made by cut; their chunks are added by store
+	slots []int         // frames of the slot
 
 	ctx     context.Context
 	work    chan *piece
@@ -70,8 +71,14 @@ type compressor struct {
 	packets sync.Pool // of *[]byte, for packed frames
 }
 
+// File is a file that an archive is written to, and its index read back from.
+type File interface {
+	io.ReaderAt
+	io.WriterAt
+}
+
 // Compress writes the archive to out, which is empty.
-func Compress(ctx context.Context, out io.WriterAt, a Archive) error {
+func Compress(ctx context.Context, out File, a Archive) error {
 	enc, err := seekable.NewEncoder()
 	if err != nil {
 		return err
@@ -133,14 +140,15 @@ func (c *compressor) region(from, to int64, label string) error {
 	if from > to || from%chunk.Block != 0 {
 		return fmt.Errorf("BUG: partition %q, or what is before it, has bytes %d to %d", label, from, to)
 	}
-	part, at := -1, from
+	var part *chunk.Part
 	if indexed(label) {
-		part = len(c.parts)
-		c.parts = append(c.parts, chunk.Part{Label: label, Start: from, Size: to - from})
+		part = &chunk.Part{Label: label, Start: from, Size: to - from}
+		c.parts = append(c.parts, part)
 	}
+	at := from
 	if label == ondisk.LabelSlot {
 		for ; at < to; at += Align {
-			if err := c.send(&piece{off: at, n: int(min(Align, to-at)), part: part, slot: true}, nil); err != nil {
+			if err := c.send(&piece{off: at, n: int(min(Align, to-at)), slot: true}, nil); err != nil {
 				return err
 			}
 		}
@@ -181,7 +189,7 @@ func (c *compressor) pack(p *piece) {
 		zeros := make([]byte, p.n)
 		p.packed, p.sum = c.enc.Encode(nil, zeros), seekable.Sum(zeros)
 	default:
-		if p.part >= 0 {
+		if p.part != nil {
 			p.digest = sha256.Sum256(p.content)
 		}
 		p.sum = seekable.Sum(p.content)
@@ -204,7 +212,7 @@ func (c *compressor) store() error {
 		} else if _, err := c.out.WriteAt(p.packed, c.table.Append(len(p.packed), p.n, p.sum)); err != nil {
 			return err
 		}
-		if p.part >= 0 {
+		if p.part != nil {
 			c.note(p, frame)
 		}
 		if p.content != nil {
@@ -221,11 +229,10 @@ func (c *compressor) store() error {
 
 // note adds a piece to the index.
 func (c *compressor) note(p *piece, frame int) {
-	part := &c.parts[p.part]
-	if len(part.Chunks) == 0 {
-		part.Frame = frame
+	if len(p.part.Chunks) == 0 {
+		p.part.Frame = frame
 	}
-	part.Chunks = append(part.Chunks, chunk.Chunk{Size: int64(p.n), Hole: p.content == nil, Sum: p.digest})
+	p.part.Chunks = append(p.part.Chunks, chunk.Chunk{Size: int64(p.n), Hole: p.content == nil, Sum: p.digest})
 }
 
 // finish writes the slot into the place that was left for it, and behind all frames the
@@ -247,14 +254,34 @@ func (c *compressor) finish() error {
 	}
 	var tail []byte
 	if c.Index != nil {
-		index, err := c.Index(c.parts)
+		parts := make([]chunk.Part, len(c.parts))
+		for i, p := range c.parts {
+			parts[i] = *p
+		}
+		index, err := c.Index(parts)
 		if err != nil {
 			return err
 		}
 		tail = seekable.Skippable(nil, chunk.Magic, index)
 	}
-	_, err := c.out.WriteAt(append(tail, c.table.Encode()...), c.table.End())
-	return err
+	tail = append(tail, c.table.Encode()...)
+	if _, err := c.out.WriteAt(tail, c.table.End()); err != nil || c.Index == nil {
+		return err
+	}
+	return c.verify(c.table.End() + int64(len(tail)))
+}
+
+// verify reads the index back as a machine does that is updated to the image, and compares
+// it with the frames. A wrong index in an image that is in use cannot be repaired there.
+func (c *compressor) verify(size int64) error {
+	i, err := update.Open(c.out, size)
+	if err == nil {
+		err = i.Decode()
+	}
+	if err != nil {
+		return fmt.Errorf("reading the new index of its chunks back: %w", err)
+	}
+	return nil
 }
 
 // zeroFrameSum is the checksum of a whole frame of zeros.

@@ -222,7 +222,7 @@ func (g *Golden) PackFile(ctx context.Context, progress func(done, total int64))
 
 // Pack compresses a raw image, as it would have been built compressed. The index of its
 // chunks has no signature. out is empty.
-func (g *Golden) Pack(ctx context.Context, out io.WriterAt, progress func(done, total int64)) error {
+func (g *Golden) Pack(ctx context.Context, out disk.File, progress func(done, total int64)) error {
 	m := g.m
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {

@@ -52,7 +52,7 @@ var rooms = map[string][]string{
 	"builder/registry":   {"builder/transfer", "configs/printable"},
 	"builder/images":     {"configs/manifest", "openyurt", "configs/yamltree", "builder/transfer", "builder/registry", "builder/plan", "builder/fetch", "ondisk/ext4", "configs", "ondisk", "ondisk/tree", "ondisk/store", "configs/imageref"},
 	"builder/disk/...":   {"ondisk", "ondisk/tree"},
-	"builder/disk":       {"builder/plan", "builder/disk/...", "ondisk", "ondisk/tree", "ondisk/fat", "ondisk/file", "ondisk/ext4", "ondisk/seekable", "ondisk/chunk"},
+	"builder/disk":       {"builder/plan", "builder/disk/...", "ondisk", "ondisk/tree", "ondisk/fat", "ondisk/file", "ondisk/ext4", "ondisk/seekable", "ondisk/chunk", "ondisk/update"},
 	"builder/anatomy":    {"builder", "builder/media", "configs", "ondisk", "ondisk/update"},
 	"builder/media":      {"configs/ignition", "builder/disk/...", "overlays/node", "configs", "ondisk/..."},
 	"builder/carry":      {"builder/transfer", "configs", "builder/registry", "builder/images", "builder/media", "builder/disk/...", "ondisk/file", "configs/imageref"},
