@@ -78,7 +78,6 @@ const (
 // fleet is all machines.
 type fleet struct {
 	order
-	ca      []byte
 	tooMany atomic.Int64
 	dials   map[string]*atomic.Int64
 
