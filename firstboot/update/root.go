@@ -291,7 +291,11 @@ func (f *fetcher) verify(ctx context.Context, p *chunk.Part, dev machine.Device)
 // inPlace reports whether dev has a chunk at an offset.
 func (f *fetcher) inPlace(dev machine.Device, off int64, c chunk.Chunk) (bool, error) {
 	b := f.buf[:c.Size]
-	if _, err := dev.ReadAt(b, off); err != nil && !errors.Is(err, io.EOF) {
+	switch n, err := dev.ReadAt(b, off); {
+	case n == len(b):
+	case errors.Is(err, io.EOF): // the device ends: what the buffer had before is not there
+		return false, nil
+	default:
 		return false, fmt.Errorf("reading %d bytes at %d of %s: %w", len(b), off, dev.Name(), err)
 	}
 	if c.Hole {

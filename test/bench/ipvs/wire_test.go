@@ -364,7 +364,7 @@ days.
 
 Without IPVS in the kernel of the computer that measures, ipvscare with profile lan sends a
 PING each second. With IPVS it does so only while the node uses the API server
-([docs/decisions/0042](../../../docs/decisions/0042-pings-follow-use.md)): 7.7 to 8.6 MB of IP a
+([docs/decisions/0043](../../../docs/decisions/0043-pings-follow-use.md)): 7.7 to 8.6 MB of IP a
 day in virtual time (TestSteady).
 
 `, lab.KubernetesVersion, took.Seconds(), meteredNodes,
