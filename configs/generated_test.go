@@ -92,7 +92,9 @@ func TestEveryFieldIsExplained(t *testing.T) {
 		walkTypes(root, map[reflect.Type]bool{}, func(st reflect.Type) {
 			for i := range st.NumField() {
 				f := st.Field(i)
-				if !f.Anonymous && f.Tag.Get("json") != f.Tag.Get("yaml") {
+				// yaml's omitempty leaves out a struct without values, which is json's omitzero.
+				json := strings.Replace(f.Tag.Get("json"), "omitzero", "omitempty", 1)
+				if !f.Anonymous && json != f.Tag.Get("yaml") {
 					t.Errorf("%s.%s: json and yaml tags differ", st.Name(), f.Name)
 				}
 			}
