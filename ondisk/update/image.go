@@ -19,7 +19,7 @@ import (
 
 // Images that no machine can be updated to.
 var (
-	ErrNoIndex = errors.New("it has no index of its chunks: build it again as .raw.zst with this edgebake")
+	ErrNoIndex = errors.New("it has no index of its chunks: build it again as .raw.zst with this edgebake (edgebake build --output NAME.raw.zst)")
 	ErrBoard   = errors.New("it is for boards whose own firmware starts the kernel, and these cannot be updated")
 )
 
