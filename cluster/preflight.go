@@ -220,8 +220,9 @@ func inWords(err error) string {
 	var plain tls.RecordHeaderError
 	var unknown *net.DNSError
 	var op *net.OpError
+	wrongCertificate := errors.As(err, &untrusted) || errors.Is(err, api.ErrServerName)
 	switch {
-	case errors.As(err, &untrusted) || errors.Is(err, api.ErrServerName):
+	case wrongCertificate:
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return "does not answer in time"
 	case errors.Is(err, http.ErrSchemeMismatch), errors.As(err, &plain) && string(plain.RecordHeader[:]) == "HTTP/":
@@ -232,7 +233,7 @@ func inWords(err error) string {
 		return fmt.Sprintf("cannot be reached: %v", op.Err)
 	}
 	text := err.Error()
-	if of := (*url.Error)(nil); untrusted == nil && !errors.Is(err, api.ErrServerName) && errors.As(err, &of) {
+	if of := (*url.Error)(nil); !wrongCertificate && errors.As(err, &of) {
 		text = of.Err.Error()
 	} else if _, rest, ok := strings.Cut(text, " for the cluster: "); ok {
 		text = rest

@@ -180,13 +180,13 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 		return nil, err
 	}
 	var known atomic.Pointer[[]byte]
-	way := d.over(conn, master, &known)
+	transport := d.over(conn, master, &known)
 	defer func() {
-		if f == nil || f.kept != way {
+		if f == nil || f.kept != transport {
 			conn.Close()
 		}
 	}()
-	if err := getOver(ctx, way, "https://"+master, clusterInfoPath, "", &cm); err != nil {
+	if err := getOver(ctx, transport, "https://"+master, clusterInfoPath, "", &cm); err != nil {
 		switch Code(err) {
 		case 401:
 			return nil, fmt.Errorf("%w: %w", ErrAnonymous, err)
@@ -227,7 +227,7 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 	name, err := verify(conn.ConnectionState(), d.Now, master, ca, append([]string{host}, d.Names...))
 	if err == nil {
 		known.Store(&ca)
-		return d.proven(ctx, master, ca, name, host, way)
+		return d.proven(ctx, master, ca, name, host, transport)
 	}
 	var unknown x509.UnknownAuthorityError
 	if !d.SkipPins && errors.As(err, &unknown) && d.anyUnpinned(certs) {
@@ -306,10 +306,10 @@ func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found,
 }
 
 // proven shows the token to an API server whose certificate, asked for as host, has name.
-func (d Discovery) proven(ctx context.Context, master string, ca []byte, name, host string, way *http.Transport) (*Found, error) {
+func (d Discovery) proven(ctx context.Context, master string, ca []byte, name, host string, transport *http.Transport) (*Found, error) {
 	f := &Found{Master: master, CA: ca}
 	if name == host {
-		f.kept = way
+		f.kept = transport
 	} else {
 		f.ServerName = name // asked by that name it may show another certificate
 	}

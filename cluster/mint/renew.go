@@ -193,8 +193,8 @@ func reissue(old pair, now time.Time) (pair, error) {
 		return pair{}, err
 	}
 	end := now.Add(caLife)
-	if min := old.cert.NotAfter.Add(time.Second); end.Before(min) {
-		end = min
+	if later := old.cert.NotAfter.Add(time.Second); end.Before(later) {
+		end = later
 	}
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: old.cert.Subject, RawSubject: old.cert.RawSubject, DNSNames: old.cert.DNSNames,

@@ -160,8 +160,8 @@ func Phase(active *site.Active) run.Phase {
 	}
 }
 
-// waitForAPI waits for this machine's own API server, and notes that etcd's data serves it. While its member of etcd
-// has no vote, it answers nothing.
+// waitForAPI waits for this machine's own API server, and notes that etcd's data serves
+// it. While its member of etcd has no vote, it answers nothing.
 func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	client, err := etcdClient(e)
 	if err != nil {

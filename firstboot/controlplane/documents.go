@@ -82,7 +82,7 @@ func readUploaded(ctx context.Context, c *api.Client) (uploaded, error) {
 func annotate(ctx context.Context, c *api.Client, annotations map[string]any) error {
 	err := c.MergePatch(ctx, kubeadmConfigMap, map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	if err != nil {
-		return fmt.Errorf("noting which of kubeadm's documents are uploaded: %w", err)
+		return fmt.Errorf("noting in kubeadm-config what the cluster has: %w", err)
 	}
 	return nil
 }

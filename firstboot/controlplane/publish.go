@@ -98,7 +98,7 @@ func PublishPhase(active *site.Active) run.Phase {
 				if err := c.MergePatch(ctx, clusterInfo, map[string]any{"data": next}); err != nil {
 					return fmt.Errorf("publishing the cluster's CA, which was issued again: %w", err)
 				}
-				return nil
+				return notePublished(ctx, c)
 			}
 		},
 	}
@@ -163,11 +163,10 @@ func isNoted(ctx context.Context, c *api.Client) (noted, canNote bool, err error
 }
 
 func notePublished(ctx context.Context, c *api.Client) error {
-	err := c.MergePatch(ctx, kubeadmConfigMap, map[string]any{"metadata": map[string]any{"annotations": map[string]any{publishedKey: "true"}}})
-	if err != nil && api.Code(err) != 404 {
-		return fmt.Errorf("noting that the cluster is published: %w", err)
+	if err := annotate(ctx, c, map[string]any{publishedKey: "true"}); api.Code(err) != 404 {
+		return err
 	}
-	return nil
+	return nil // somebody deleted it
 }
 
 // createObjects creates the nodes' tokens, and applies the Cluster's manifests.

@@ -37,10 +37,7 @@ func TestAnotherRoot(t *testing.T) {
 	w.must(w.bin, "stamp", images["first"], w.site(0, lab.Site{NodeName: name}, "users: [{name: ops, groups: [sudo]}]"), "--output", stamped)
 	vm := w.start(lab.VMConfig{Name: name, Image: stamped})
 	node := w.ready(vm, nil)
-	if err := w.c.Pod(t.Context(), "hello", helloImage, vm.Node); err != nil {
-		t.Fatal(err)
-	}
-	w.podRuns(vm, "hello")
+	w.makePod(vm, "hello")
 	was := w.aboutNode(vm)
 	was.want(t, map[string]string{"partition": "ROOT-A", "system": "first", "bless": "inactive", "entries": "edgebake-a.conf", "packages": "root"})
 	w.off(vm)
@@ -107,10 +104,7 @@ func TestUpdate(t *testing.T) {
 	w.must(w.bin, "stamp", images["first"], w.site(0, lab.Site{NodeName: name}, "users: [{name: ops, groups: [sudo]}]"), "--output", stamped)
 	vm := w.start(lab.VMConfig{Name: name, Image: stamped})
 	node := w.ready(vm, nil)
-	if err := w.c.Pod(t.Context(), "hello", helloImage, vm.Node); err != nil {
-		t.Fatal(err)
-	}
-	w.podRuns(vm, "hello")
+	w.makePod(vm, "hello")
 	was := w.aboutNode(vm)
 
 	again := w.updates(vm, node, url+"/second.raw.zst")
