@@ -3,6 +3,7 @@ package configs
 import (
 	"fmt"
 	"net/netip"
+	"strconv"
 
 	"github.com/edgebake/edgebake/configs/kubeadm"
 )
@@ -13,6 +14,9 @@ const (
 	ExampleContainerd = "2.3.7"
 	ExampleCrictl     = "v1.37.0"
 )
+
+// newestContainerd is the newest minor version of containerd 2 that was tested.
+const newestContainerd = 4
 
 // endedKubernetes has the minor versions of Kubernetes 1.x that get no more
 // fixes, and their last day. Source: the release pages of Kubernetes.
@@ -86,6 +90,11 @@ func (i *Image) Warnings() []string {
 	// Debian maintains its own package for as long as the suite.
 	if end, ok := endedContainerd[series]; ok && !i.Containerd.Debian {
 		list = append(list, fmt.Sprintf("%s: containerd %s has had no security fixes since %s: use %s", field, series, end, ExampleContainerd))
+	}
+	if m := containerdVersion.FindStringSubmatch(i.Containerd.Version); m != nil {
+		if n, _ := strconv.Atoi(m[2]); m[1] == "2" && n > newestContainerd {
+			list = append(list, fmt.Sprintf("%s: containerd %s is newer than this edgebake, which was tested with 2.%d and earlier", field, series, newestContainerd))
+		}
 	}
 	if series == "1.7" && minor >= firstKubernetesWarning && minor < firstKubernetesWithoutFallback {
 		list = append(list, fmt.Sprintf("%s: containerd 1.7 works with Kubernetes v1.%d, but not with v1.%d and later: use %s",

@@ -59,6 +59,7 @@ func TestVersionPairs(t *testing.T) {
 	}{
 		{ExampleKubernetes, url(ExampleContainerd), "", ""},
 		{"v1.36.5", url("2.4.2"), "", ""},
+		{"v1.36.5", url("2.10.0"), "containerd.version: containerd 2.10 is newer than this edgebake, which was tested with 2.4 and earlier", ""},
 		{"v1.35.4", url("2.2.9"), "containerd.version: containerd 2.2 has had no security fixes since 6 November 2026: use 2.3.7", ""},
 		{"v1.34.4", url("2.3.7"), "kubernetes.version: Kubernetes v1.34 has had no security fixes since 27 October 2026: use v1.37.2", ""},
 		{"v1.35.4", "{debian: true}", "", ""}, // Debian maintains it

@@ -394,7 +394,8 @@ func (c *Cluster) auditArgs(n int) ([]string, error) {
 	if err := os.WriteFile(policy, []byte(cmp.Or(c.tuning.AuditPolicy, auditPolicy)), 0o600); err != nil {
 		return nil, fmt.Errorf("writing the audit policy: %w", err)
 	}
-	return []string{"--audit-policy-file", policy, "--audit-log-path", c.AuditLog(n)}, nil
+	// In one file: at 100 MB it would be renamed, and its readers would miss what came before.
+	return []string{"--audit-policy-file", policy, "--audit-log-path", c.AuditLog(n), "--audit-log-maxsize=100000"}, nil
 }
 
 // NodePost is one request to create a Node, as an API server saw it.
