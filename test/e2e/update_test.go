@@ -67,13 +67,13 @@ func TestAnotherRoot(t *testing.T) {
 	w.install(disk, images["first"], ondisk.LabelRootA, "edgebake-a+3.conf", 3)
 	w.wipe(disk, ondisk.LabelRootA)
 	vm = w.start(lab.VMConfig{Name: name, Image: disk})
-	w.goesBack(vm, again, 3)
+	w.goesBack(vm, 0, again, 3)
 	w.off(vm)
 
 	disk = w.disk(vm)
 	w.install(disk, images["third"], ondisk.LabelRootA, "edgebake-a+1.conf", 4)
 	vm = w.start(lab.VMConfig{Name: name, Image: disk})
-	w.goesBack(vm, again, 1)
+	w.goesBack(vm, 0, again, 1)
 	w.off(vm)
 	w.checkDisk(w.disk(vm))
 }
@@ -119,36 +119,40 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("%s was %q, is %q", fact, was[fact], is[fact])
 		}
 	}
-	w.startUpdate(vm, url+"/third.raw.zst")
-	w.goesBack(vm, again, 3)
+	mark := w.startUpdate(vm, url+"/third.raw.zst")
+	w.goesBack(vm, mark, again, 3)
 	w.off(vm)
 	w.checkDisk(w.disk(vm))
 }
 
-// startUpdate has the machine carry out an update, and restart.
-func (w *world) startUpdate(vm *lab.VM, url string) {
+// startUpdate has the machine carry out an update, and restart. It returns the mark on the
+// console from which on it does.
+func (w *world) startUpdate(vm *lab.VM, url string) (mark int) {
 	w.t.Helper()
+	mark = vm.Serial.Mark()
 	w.t.Log(w.mustOnNode(vm, "firstboot update --unsigned --no-reboot "+url+" && ls -l /efi/loader/entries && systemd-run --on-active=20 systemctl reboot"))
+	return mark
 }
 
 // updates has the machine carry out an update, and waits until it is Ready again.
 func (w *world) updates(vm *lab.VM, before *lab.Object, url string) *lab.Object {
 	w.t.Helper()
-	w.startUpdate(vm, url)
-	mark := w.expect(vm, 0, `BdsDxe: starting Boot`)
+	mark := w.startUpdate(vm, url)
 	mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
 	return w.readyAgain(vm, mark, before)
 }
 
-// goesBack waits until the machine, switched on with a bad system,
-// is the node that it was with the one before.
-func (w *world) goesBack(vm *lab.VM, before *lab.Object, tries int) {
+// goesBack waits until the machine, which begins with a bad system at the mark, is the
+// node that it was with the one before.
+func (w *world) goesBack(vm *lab.VM, mark int, before *lab.Object, tries int) {
 	w.t.Helper()
-	mark := 0
+	var back lab.Line
 	for range tries + 1 {
-		mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
+		back, mark = w.hear(vm, mark, `BdsDxe: starting Boot`)
+		w.t.Logf("%6.1f s from power-on: %s", back.At.Seconds(), back.Text)
 	}
 	w.readyAgain(vm, mark, before)
+	w.t.Logf("%.1f s from the last failed try to Ready", (vm.Serial.Note("").At - back.At).Seconds())
 	w.aboutNode(vm).want(w.t, map[string]string{"partition": "ROOT-B", "system": "second", "entries": "edgebake-a+0-" + fmt.Sprint(tries) + ".conf edgebake-b.conf"})
 }
 
