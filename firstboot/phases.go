@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/firstboot/update"
 	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -97,8 +98,9 @@ func New(e *machine.Env) *run.Runner {
 	reader := &site.Reader{Image: image}
 	return &run.Runner{
 		Env: e, Plan: image.Plan, Sources: site.Sources,
-		First: func() []run.Phase { return firstPhases(reader) },
-		Rest:  func() (run.Node, []run.Phase) { return nodeOf(reader.Last), Phases(reader.Last) },
+		First:  func() []run.Phase { return firstPhases(reader) },
+		Update: update.Status,
+		Rest:   func() (run.Node, []run.Phase) { return nodeOf(reader.Last), Phases(reader.Last) },
 	}
 }
 
@@ -133,7 +135,12 @@ func nodeOf(active *site.Active) run.Node {
 	return run.Node{
 		Name: active.Node, Type: spec.NodeType, MAC: active.MAC, NotTaken: active.NotTaken,
 		Secrets: site.SecretsOf(spec), Report: spec.Report, Proxy: node.ProxyEnv(spec), Spread: spec.Spread(),
-		OfflineHealthy: func(ctx context.Context, e *machine.Env) error { return network.OfflineHealthy(ctx, e, spec) },
+		OfflineHealthy: func(ctx context.Context, e *machine.Env) error {
+			if err := network.OfflineHealthy(ctx, e, spec); err != nil {
+				return err
+			}
+			return update.ProvenOffline(e)
+		},
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/firstboot/update"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/openyurt"
@@ -37,6 +38,11 @@ func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node strin
 	if e.Exists(ondisk.ManifestsDir + "/kube-apiserver.yaml") {
 		return node, errors.New("this machine runs a control plane; `kubeadm reset` takes that away, knowing about etcd")
 	}
+	release, err := run.Exclusive(ctx, e)
+	if err != nil {
+		return node, err
+	}
+	defer release()
 	image, err := site.ImageInfo(e)
 	if err != nil {
 		return node, err
@@ -203,6 +209,9 @@ func resetFiles(_ context.Context, e *machine.Env) error {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("forgetting the cluster: %w", err)
 		}
+	}
+	if err := e.RemoveAll(update.Dir); err != nil {
+		return fmt.Errorf("removing what an update fetched: %w", err)
 	}
 	return nil
 }

@@ -94,6 +94,7 @@ const (
 	LogDir         = "/var/log/edgebake"              // evidence of convert and reset
 	ImageInfoFile  = "/usr/share/edgebake/image.json" // ImageInfo of the running system, without partitions
 	HealthyFile    = "/run/edgebake-healthy"          // this boot is as good as the last: UnitHealthy waits for it
+	HeldFile       = "/run/edgebake-held"             // nobody can tell yet whether it is: UnitHealthy goes on waiting
 	ImportImageDir = "/var/lib/edgebake/import"       // archives of mode "import", removed once imported
 	YurthubEnv     = "/etc/edgebake/yurthub.env"      // yurthub's arguments, for its unit
 	ProxyEnv       = "/etc/edgebake/proxy.env"        // the Site's proxy, for containerd and kubelet
@@ -111,6 +112,8 @@ const (
 	UnitAgain     = "firstboot-again.timer" // runs first boot once more
 	UnitIPVSCare  = "ipvscare.service"
 	UnitKubelet   = "kubelet.service"
+	// UnitRelease ends an update once the system is kept.
+	UnitRelease = "edgebake-release.service"
 	// UnitHealthy ends once firstboot has written HealthyFile.
 	UnitHealthy = "edgebake-healthy.service"
 )
@@ -341,6 +344,33 @@ type State struct {
 	Notes []string `json:"notes,omitempty"`
 	// Boot is when the parts of this boot began; nil where systemd does not tell.
 	Boot *BootClock `json:"boot,omitempty"`
+	// Update is filled in when the state is shown; nil: there is nothing to say.
+	Update *UpdateState `json:"update,omitempty"`
+}
+
+// Statuses of an update.
+const (
+	UpdateRunning     = "running"
+	UpdateInterrupted = "interrupted" // the same command continues it
+	UpdatePending     = "pending"     // the new system runs after the next restart
+	UpdateTrial       = "trial"       // the new system runs, and is not kept yet
+	UpdateFailed      = "failed"      // the new system was left after its last try
+)
+
+// UpdateState is how far an update of the machine's system is.
+type UpdateState struct {
+	Status string `json:"status"`
+	// Root is the partition of the new system.
+	Root string `json:"root"`
+	// The others are of an update that runs. Fetched and Total count the bytes that come
+	// over the network; LeftSeconds is 0 where it is not known.
+	Image       string    `json:"image,omitempty"`
+	Phase       string    `json:"phase,omitempty"`
+	Detail      string    `json:"detail,omitempty"`
+	Fetched     int64     `json:"fetched,omitempty"`
+	Total       int64     `json:"total,omitempty"`
+	LeftSeconds int64     `json:"leftSeconds,omitempty"`
+	Updated     time.Time `json:"updated,omitzero"`
 }
 
 // BootClock is when the parts of a boot began, in microseconds, as systemd's

@@ -102,6 +102,7 @@ var enabled = []struct{ unit, target string }{
 	{"kubelet.service", "multi-user.target"},
 	{"edgebake-certificates.service", "multi-user.target"},
 	{"edgebake-sshkeys.service", "multi-user.target"},
+	{ondisk.UnitRelease, "multi-user.target"},
 	{"etc-kubernetes.mount", "local-fs.target"},
 	{"systemd-networkd.service", "multi-user.target"},
 	{"systemd-networkd.socket", "sockets.target"},

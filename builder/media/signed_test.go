@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,10 +15,13 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/chunk"
 	"github.com/edgebake/edgebake/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/test/disktest"
+	"github.com/edgebake/edgebake/test/mediatest"
 )
 
 // signed builds an image that a key has signed, and returns the slot's
@@ -267,4 +272,65 @@ func verifySignature(path, key string) (string, error) {
 	}
 	defer g.Close()
 	return g.VerifySignature([]string{key})
+}
+
+// The index by which machines are updated is part of what verify --key checks: its
+// signature, and that it is the index of this image.
+func TestVerifySignatureOfTheIndex(t *testing.T) {
+	public, private, err := minisign.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, stranger, err := minisign.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	made := func(id string, index *minisign.PrivateKey) string {
+		i := mediatest.Image{ID: id, Data: 1 << 20, FreeRoot: 1 << 20, FreeData: 1 << 20,
+			Sign: func(golden string, info []byte) (string, error) { return slot.SignImage(golden, info, private, built) }}
+		if index != nil {
+			i.SignIndex = func(body []byte) (string, error) { return slot.SignIndex(body, *index, built) }
+		}
+		path := filepath.Join(dir, fmt.Sprintf("%s-%t-%t.raw.zst", id, index == &private, index == &stranger))
+		mediatest.Make(t, path, i)
+		return path
+	}
+	good, other := made("good", &private), made("other", &private)
+	// The frames of one image and the index of another, each signed.
+	a, indexA := openIndex(t, good)
+	_, indexB := openIndex(t, other)
+	mixed := filepath.Join(dir, "mixed.raw.zst")
+	if err := os.WriteFile(mixed, bytes.Replace(a, seekable.Skippable(nil, chunk.Magic, indexA), seekable.Skippable(nil, chunk.Magic, indexB), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		good:                    "",
+		made("good", nil):       "",
+		made("good", &stranger): "index of its chunks: the image is signed by key",
+		mixed:                   "is that of another image",
+	} {
+		_, err := verifySignature(path, public.String())
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", filepath.Base(path), err)
+		}
+	}
+}
+
+// openIndex returns a compressed image and its index.
+func openIndex(t *testing.T, path string) (file, index []byte) {
+	t.Helper()
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	z, err := seekable.Open(bytes.NewReader(file), int64(len(file)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	if index, err = io.ReadAll(z.Extra(chunk.Magic)); err != nil {
+		t.Fatal(err)
+	}
+	return file, index
 }

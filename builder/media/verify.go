@@ -14,7 +14,9 @@ import (
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/chunk"
 	"github.com/edgebake/edgebake/ondisk/slot"
+	"github.com/edgebake/edgebake/ondisk/update"
 )
 
 // Verify checks that an image that has not booted yet is the one that was
@@ -216,10 +218,35 @@ func (g *Golden) VerifySignature(keys []string) (string, error) {
 			err = slot.AsMade(m.section(p))
 		}
 		if err == nil {
+			err = m.indexSigned(info, keys)
+		}
+		if err == nil {
 			return key, nil
 		}
 	}
 	return "", fmt.Errorf("verifying the signature of image %s: %w", m.path, err)
+}
+
+// indexSigned checks that the index by which machines are updated, where the image has one
+// that is signed, is signed by one of the keys too, and is that of this image.
+func (m *image) indexSigned(info ondisk.SlotInfo, keys []string) error {
+	if m.z == nil || m.z.Extra(chunk.Magic) == nil {
+		return nil // nothing that a machine could be updated from
+	}
+	i, err := update.Open(m.src, m.stored)
+	if err != nil || i.Signature == "" {
+		return err // machines take none without a signature
+	}
+	if _, err := slot.VerifyIndex(i.Body, i.Signature, keys); err != nil {
+		return fmt.Errorf("the index of its chunks: %w", err)
+	}
+	if err := i.Decode(); err != nil {
+		return err
+	}
+	if i.Index.Golden != info.Golden || !bytes.Equal(i.Index.ImageInfo, m.infoText) {
+		return errors.New("the index of its chunks is that of another image: a machine would be updated to that one; copy or build it again")
+	}
+	return nil
 }
 
 func (m *image) signedBy(info ondisk.SlotInfo, keys []string) (string, error) {

@@ -24,6 +24,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/update"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -225,13 +226,15 @@ func newStatus(m target, log io.Writer) *cobra.Command {
 		Use: "status", Short: "Show how first boot goes", Args: noArgs,
 		Example: "  firstboot status\n  firstboot status -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := run.LoadState(m.env(log).Root)
+			e := m.env(log)
+			s, err := run.LoadState(e.Root)
 			if errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("%w; first boot has not begun here: it runs as firstboot.service on machines booted from an edgebake image", err)
 			}
 			if err != nil {
 				return err
 			}
+			s.Update = update.Status(e)
 			switch output {
 			case "text":
 				fmt.Fprint(cmd.OutOrStdout(), run.ReportText(s))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,13 +15,16 @@ import (
 
 func newUpdate(m target, log io.Writer) *cobra.Command {
 	var o update.Options
+	var rate, most string
+	var release bool
 	cmd := &cobra.Command{
-		Use: "update FILE|URL", Short: "Replace this machine's system by that of another image",
-		Example: "  firstboot update https://images.example.com/my-edge.raw.zst\n  firstboot update /mnt/my-edge.raw.zst --no-reboot",
+		Use: "update FILE|URL|stick", Short: "Replace this machine's system by that of another image",
+		Example: "  firstboot update https://images.example.com/my-edge.raw.zst\n  firstboot update /mnt/my-edge.raw.zst --no-reboot\n  firstboot update stick",
 		Long: `update writes the root file system, kernel and initrd of a compressed image
 (.raw.zst) beside those that run, and restarts the machine with them. What is on
 this machine's disk already is not fetched. Interrupted, the same command
-continues.
+continues. With "stick" it takes the image on a USB stick or card: the only one there
+that this machine accepts.
 
 The new system boots on trial. If the Node is not Ready within 15 minutes, three
 times in a row, the machine returns to the system that runs now.
@@ -29,18 +33,30 @@ The image must be signed by a key that this machine's image names (updates.keys)
 and keep the minor version of Kubernetes. Container images are not updated, and
 control-plane nodes are rejected.`,
 		Args: func(_ *cobra.Command, args []string) error {
+			if release {
+				return noArgs(nil, args)
+			}
 			if len(args) != 1 {
-				return usageError{errors.New("want one image: a file, or an http or https URL")}
+				return usageError{errors.New("want one image: a file, an http or https URL, or stick")}
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			var err1, err2 error
+			o.Rate, err1 = parseBytes("--limit-rate", rate)
+			o.MaxBytes, err2 = parseBytes("--max-bytes", most)
+			if err := errors.Join(err1, err2); err != nil {
+				return usageError{err}
+			}
 			if err := m.needRoot("update", "writes this machine's disk"); err != nil {
 				return err
 			}
+			if release {
+				return update.Release(cmd.Context(), m.env(log))
+			}
 			m.insist()
 			o.Image = args[0]
-			if !strings.Contains(o.Image, "://") {
+			if !strings.Contains(o.Image, "://") && o.Image != update.Stick {
 				abs, err := filepath.Abs(o.Image)
 				if err != nil {
 					return err
@@ -60,5 +76,25 @@ control-plane nodes are rejected.`,
 	}
 	cmd.Flags().BoolVar(&o.Unsigned, "unsigned", false, "accept an image without a signature, if this machine's image names no keys")
 	cmd.Flags().BoolVar(&o.NoReboot, "no-reboot", false, "do not restart the machine")
+	cmd.Flags().StringVar(&rate, "limit-rate", "", "bytes to fetch in a second at most, e.g. 500k")
+	cmd.Flags().StringVar(&most, "max-bytes", "", "bytes to fetch in all at most, e.g. 20M; a Site with a metered link needs it")
+	cmd.Flags().BoolVar(&release, "release", false, "end an update whose system is kept; the system itself does that at each boot")
+	if err := cmd.Flags().MarkHidden("release"); err != nil {
+		panic("BUG: " + err.Error())
+	}
 	return cmd
+}
+
+// parseBytes reads a number of bytes with k, M or G; 0: none was given.
+func parseBytes(flag, text string) (int64, error) {
+	if text == "" {
+		return 0, nil
+	}
+	digits := strings.TrimRight(text, "kKMG")
+	unit, ok := map[string]int64{"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}[text[len(digits):]]
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if !ok || err != nil || n <= 0 || n > 1e15/unit {
+		return 0, fmt.Errorf("%s: %q is not a number of bytes, such as 500k or 20M", flag, text)
+	}
+	return n * unit, nil
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http/httpproxy"
+
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 // errPlain: what a machine reports, or asks for by https, does not go in the clear.
@@ -87,10 +89,10 @@ func downloader(proxy []string) *http.Client {
 // checkRedirect rejects a redirect from https to anything else.
 func checkRedirect(req *http.Request, via []*http.Request) error {
 	if via[0].URL.Scheme == "https" && req.URL.Scheme != "https" {
-		return errPlain
+		return fmt.Errorf("%w: %w", machine.ErrRedirect, errPlain)
 	}
 	if len(via) >= 10 {
-		return errors.New("it leads from one address to the next")
+		return fmt.Errorf("%w: it leads from one address to the next", machine.ErrRedirect)
 	}
 	return nil
 }

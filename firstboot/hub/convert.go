@@ -51,6 +51,11 @@ var ErrAlready = errors.New("there is nothing to do")
 // is checked; when one fails, those before it are undone. After a kill, run
 // again, it continues; Revert takes it back.
 func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(run.Step)) error {
+	release, err := run.Exclusive(ctx, e)
+	if err != nil {
+		return err
+	}
+	defer release()
 	this, err := changeableNode(ctx, e)
 	if err != nil {
 		return err

@@ -16,6 +16,11 @@ import (
 
 // Revert makes an OpenYurt node native again, pods kept.
 func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
+	release, err := run.Exclusive(ctx, e)
+	if err != nil {
+		return err
+	}
+	defer release()
 	this, err := changeableNode(ctx, e)
 	if err != nil {
 		return err

@@ -68,21 +68,33 @@ func (e *Env) MountedFrom(place string) (part, disk string) {
 
 // LoaderPart is the PARTUUID of the partition that the boot loader was started
 // from, as it says itself; empty where it does not.
-func (e *Env) LoaderPart() string { return parseLoaderPart(e.Contents(LoaderPartFile)) }
+func (e *Env) LoaderPart() string { return strings.ToLower(loaderText(e.Contents(LoaderPartFile))) }
 
-// parseLoaderPart reads a variable of the firmware: its attributes, and UTF-16.
-func parseLoaderPart(b []byte) string {
+// CountedEntry is the path of the boot entry whose boots the loader counted this time, below
+// ESPDir; empty: it has counted none.
+func (e *Env) CountedEntry() string {
+	return strings.ReplaceAll(loaderText(e.Contents(BootCountFile)), `\`, "/")
+}
+
+// loaderText reads a variable of the boot loader: its attributes, and UTF-16.
+func loaderText(b []byte) string {
 	var s strings.Builder
 	for i := 4; i+1 < len(b); i += 2 {
 		if r := rune(b[i]) | rune(b[i+1])<<8; r != 0 {
 			s.WriteRune(r)
 		}
 	}
-	return strings.ToLower(s.String())
+	return s.String()
 }
 
-// LoaderPartFile is systemd's interface of boot loaders.
-const LoaderPartFile = "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+// Variables of systemd's interface of boot loaders.
+const (
+	LoaderPartFile = "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+	BootCountFile  = "/sys/firmware/efi/efivars/LoaderBootCountPath-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+)
+
+// ESPDir is where systemd mounts the EFI system partition when it is used.
+const ESPDir = "/efi"
 
 // DisksWith lists the disks that have a partition of that PARTUUID.
 func (e *Env) DisksWith(partUUID string) []string {
@@ -195,16 +207,35 @@ const (
 // RemovableSlots lists what may hold a site on USB sticks and cards:
 // partitions named EDGEBAKE, and FAT file systems with that label, in a
 // partition or on the whole device. Labels are what a laptop can give.
-func (e *Env) RemovableSlots() []string {
+func (e *Env) RemovableSlots() (out []string) {
+	for p := range e.removable {
+		if dev := "/dev/" + p.Name; len(out) < MaxSticks && (p.Label == ondisk.LabelSlot || e.labelled(dev)) {
+			out = append(out, dev)
+		}
+	}
+	return out
+}
+
+// RemovableParts lists the partitions of USB sticks and cards, and those devices that have
+// none.
+func (e *Env) RemovableParts() (out []string) {
+	for p := range e.removable {
+		out = append(out, "/dev/"+p.Name)
+	}
+	return out
+}
+
+// removable yields at most MaxProbes partitions of USB sticks and cards. A device without any
+// is one.
+func (e *Env) removable(yield func(Partition) bool) {
 	entries, err := os.ReadDir(e.Path("/sys/block"))
 	if err != nil {
-		return nil
+		return
 	}
 	root, err := e.RootDisk()
 	if err != nil {
-		return nil // any of them might be the disk we were started from
+		return // any of them might be the disk we were started from
 	}
-	var out []string
 	probes := 0
 	for _, en := range entries {
 		if en.Name() == root.Name {
@@ -227,15 +258,11 @@ func (e *Env) RemovableSlots() []string {
 			parts = []Partition{{Name: d.Name}}
 		}
 		for _, p := range parts {
-			if probes++; probes > MaxProbes || len(out) == MaxSticks {
-				return out
-			}
-			if dev := "/dev/" + p.Name; p.Label == ondisk.LabelSlot || e.labelled(dev) {
-				out = append(out, dev)
+			if probes++; probes > MaxProbes || !yield(p) {
+				return
 			}
 		}
 	}
-	return out
 }
 
 // isRemovable reports whether people plug a disk in and out. The kernel's

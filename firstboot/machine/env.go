@@ -146,9 +146,12 @@ type Network struct {
 	// not empty, is the one certificate (PEM) that vouches for who answers.
 	Post func(ctx context.Context, url, ca string, body []byte, proxy []string) error
 	// Get asks for an http or https URL through the same kind of proxy. The answer has
-	// whatever status the server gives it.
+	// whatever status the server gives it. ErrRedirect: it leads where Get does not go.
 	Get func(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error)
 }
+
+// ErrRedirect is a server that leads a request to where it must not go.
+var ErrRedirect = errors.New("the server's redirect is rejected")
 
 // InterfaceAddr is an address of an interface.
 type InterfaceAddr struct {

@@ -6,14 +6,14 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzLoaderPart reads the boot loader's variable of any content: letters come out as they
+// FuzzLoaderText reads the boot loader's variable of any content: letters come out as they
 // are in it, and nothing else but text does.
-func FuzzLoaderPart(f *testing.F) {
+func FuzzLoaderText(f *testing.F) {
 	f.Add([]byte("0F9E2A1C-1B2C-4D5E-8F90-A1B2C3D4E5F6"))
 	f.Add([]byte{6, 0, 0, 0, 0x3d, 0xd8, 0, 0xde, 'a'})
 	f.Add([]byte{7, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if got := parseLoaderPart(b); !utf8.ValidString(got) || strings.ContainsRune(got, 0) || utf8.RuneCountInString(got) > len(b)/2 {
+		if got := loaderText(b); !utf8.ValidString(got) || strings.ContainsRune(got, 0) || utf8.RuneCountInString(got) > len(b)/2 {
 			t.Errorf("%q becomes %q", b, got)
 		}
 		ascii := strings.Map(func(r rune) rune {
@@ -22,7 +22,7 @@ func FuzzLoaderPart(f *testing.F) {
 			}
 			return r
 		}, string(b))
-		if got := parseLoaderPart([]byte(utf16(ascii))); got != strings.ToLower(ascii) {
+		if got := loaderText([]byte(utf16(ascii))); got != ascii {
 			t.Errorf("%q becomes %q", ascii, got)
 		}
 	})

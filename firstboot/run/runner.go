@@ -61,7 +61,7 @@ type Node struct {
 	// Spread is the time over which nodes that boot together spread their first requests.
 	Spread time.Duration
 	// OfflineHealthy judges a boot in which no API server is in reach; nil: it is as good
-	// as the last one.
+	// as the last one. ErrUnproven: so far nothing is wrong with it.
 	OfflineHealthy func(context.Context, *machine.Env) error
 }
 
@@ -80,6 +80,8 @@ type Runner struct {
 	// Sources returns a digest of all slots: a run that has stopped starts over
 	// when it changes.
 	Sources func(*machine.Env) string
+	// Update tells, for reports, how far an update is; nil: there is none to speak of.
+	Update func(*machine.Env) *ondisk.UpdateState
 
 	mu       sync.Mutex
 	state    ondisk.State
@@ -128,6 +130,9 @@ func (r *Runner) Run(ctx context.Context) error {
 // earlier phase made may be what went wrong.
 func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]int) error {
 	defer e.BeginPass()()
+	if err := hold(e, false); err != nil { // an API server may be in reach by now
+		return err
+	}
 	unknown := false
 	step := func(phases []Phase) error {
 		for _, p := range phases {
@@ -168,9 +173,7 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 	if unknown {
 		// Offline: the node runs with what it has. Look again, seldom.
 		r.result(e, ondisk.ResultWaiting)
-		if err := node.OfflineHealthy(ctx, e); err != nil {
-			e.Log.Info("whether this boot is as good as the last is unknown", "error", err)
-		} else if err := saveHealthy(e); err != nil {
+		if err := r.judgeOffline(ctx, e, node); err != nil {
 			return err
 		}
 		attempts["offline"]++
@@ -192,6 +195,16 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 	}
 	r.publish(ctx, e)
 	return nil
+}
+
+// judgeOffline decides about a boot in which no API server is in reach.
+func (r *Runner) judgeOffline(ctx context.Context, e *machine.Env, node Node) error {
+	err := node.OfflineHealthy(ctx, e)
+	if err == nil {
+		return saveHealthy(e)
+	}
+	e.Log.Info("whether this boot is as good as the last is unknown", "error", err)
+	return hold(e, errors.Is(err, ErrUnproven) && e.Now().Sub(r.began) < holdLimit)
 }
 
 // phase makes one attempt at a phase. Unless it succeeds, or its result is unknown,

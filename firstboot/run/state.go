@@ -313,6 +313,9 @@ func (r *Runner) publish(ctx context.Context, e *machine.Env) {
 	state, device, url, ca, proxy := r.state, r.device, r.url, r.reportCA, r.proxy
 	state.Phases, state.Notes = slices.Clone(state.Phases), slices.Clone(state.Notes)
 	r.mu.Unlock()
+	if r.Update != nil {
+		state.Update = r.Update(e)
+	}
 	text := ReportText(&state)
 	body, err := json.MarshalIndent(state, "", "  ")
 	if err != nil {
@@ -365,10 +368,13 @@ func ReportText(s *ondisk.State) string {
 		fmt.Fprintf(&b, "type:    %s\n", s.NodeType)
 	}
 	fmt.Fprintf(&b, "result:  %s\nstarted: %s\nupdated: %s\n\n", s.Result, s.Started.UTC().Format(time.RFC3339), s.Updated.UTC().Format(time.RFC3339))
+	if s.Update != nil {
+		fmt.Fprintf(&b, "update: %s\n", updateText(s.Update))
+	}
 	for _, n := range s.Notes {
 		fmt.Fprintf(&b, "note: %s\n", n)
 	}
-	if len(s.Notes) > 0 {
+	if len(s.Notes) > 0 || s.Update != nil {
 		b.WriteByte('\n')
 	}
 	for _, p := range s.Phases {
@@ -387,6 +393,27 @@ func ReportText(s *ondisk.State) string {
 		}
 	}
 	return printable.Text(b.String())
+}
+
+// updateText says how far an update is.
+func updateText(u *ondisk.UpdateState) string {
+	switch u.Status {
+	case ondisk.UpdateRunning:
+		what := fmt.Sprintf("%s is written to %s, step %s", u.Image, u.Root, u.Phase)
+		if u.Detail != "" {
+			what += ": " + u.Detail
+		}
+		return what
+	case ondisk.UpdatePending:
+		return fmt.Sprintf("the new system on %s runs after the next restart", u.Root)
+	case ondisk.UpdateTrial:
+		return fmt.Sprintf("the new system, on %s, is on trial until the Node is Ready", u.Root)
+	case ondisk.UpdateFailed:
+		return fmt.Sprintf("the new system on %s failed its tries, and this is the former one; `journalctl --list-boots` has its boots", u.Root)
+	case ondisk.UpdateInterrupted:
+		return "it was interrupted; the same `firstboot update` continues it"
+	}
+	return u.Status
 }
 
 // redacting is a log handler that lets no secret through.

@@ -3,10 +3,12 @@ package update
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
@@ -44,11 +46,7 @@ func lookAt(e *machine.Env) (*system, error) {
 	if s.disk, err = e.LookUpRootDisk(); err != nil {
 		return nil, err
 	}
-	for _, p := range s.disk.Parts {
-		if p.Name == s.disk.Root {
-			s.root = p.Label
-		}
-	}
+	s.root = rootOn(s.disk)
 	if s.root != ondisk.LabelRootA && s.root != ondisk.LabelRootB {
 		return nil, fmt.Errorf("the system runs from partition %s (%q), which is neither %s nor %s", s.disk.Root, s.root, ondisk.LabelRootA, ondisk.LabelRootB)
 	}
@@ -67,8 +65,13 @@ func lookAt(e *machine.Env) (*system, error) {
 		bad("there is no boot entry for %s, which this system runs from: an update would leave nothing to go back to", s.root)
 	case own[0].Trial:
 		return nil, run.Advise(fmt.Errorf("the system that runs is on trial itself (%s)", own[0].Name), "wait until the Node is Ready: the machine then keeps this system")
+	case own[0].Version < 0:
+		bad("the boot entry %s has no version that edgebake gives: a new system would not boot before this one; write `version 1` into it", own[0].Name)
 	}
 	s.active = site.IfAny(e, s.image)
+	if member.Redirected(e) && (s.active == nil || !s.active.Site.OpenYurt()) {
+		bad("this node was converted to an OpenYurt node, and its Site does not say so: the new system would have no yurthub; set nodeType and nodePool in the Site, or `firstboot revert` first")
+	}
 	return s, errors.Join(errs...)
 }
 
@@ -76,6 +79,12 @@ func lookAt(e *machine.Env) (*system, error) {
 func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	switch {
+	case !planForm.MatchString(next.Plan):
+		bad("its plan is %q, which no edgebake gives", next.Plan)
+	case ondisk.ESPSystemDir(next.Plan) == ondisk.ESPSystemDir(s.image.Plan):
+		bad("its plan %s begins like that of the system that runs, whose kernel it would replace: build it again with another name", next.Plan)
+	}
 	if next.Arch != s.image.Arch {
 		bad("the image is for %s, this machine is %s", next.Arch, s.image.Arch)
 	}
@@ -108,6 +117,9 @@ func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 	}
 	return errors.Join(errs...)
 }
+
+// planForm is how plans are named. A directory on the EFI system partition has that name.
+var planForm = regexp.MustCompile(`^[0-9a-f]{16,64}$`)
 
 // serves returns why the image cannot serve the Site of this machine.
 func (s *system) serves(next ondisk.ImageInfo) error {

@@ -20,11 +20,14 @@ import (
 
 // The EFI system partition, which systemd mounts when it is used.
 const (
-	espDir     = "/efi"
+	espDir     = machine.ESPDir
 	espUnit    = "efi.mount"
 	entriesDir = espDir + "/" + "loader/entries"
 	systemsDir = espDir + "/edgebake"
 )
+
+// maxVersion is more than a machine ever has updates.
+const maxVersion = 1 << 30
 
 // tries is how often a new system may fail to come up before the former one boots again.
 const tries = 3
@@ -35,8 +38,9 @@ type entry struct {
 	Root string // ROOT-A or ROOT-B
 	// Trial: its boots are counted, with so many Left. systemd takes the count away once
 	// the system is as good as the one before.
-	Trial   bool
-	Left    int
+	Trial bool
+	Left  int
+	// Version is -1 where it is not one that edgebake gives.
 	Version int
 	Text    string
 }
@@ -63,7 +67,9 @@ func entries(e *machine.Env) ([]entry, error) {
 		}
 		x := entry{Name: f.Name(), Root: "ROOT-" + strings.ToUpper(m[1]), Trial: m[2] != "", Text: string(text)}
 		x.Left, _ = strconv.Atoi(m[3]) // digits
-		x.Version, _ = strconv.Atoi(field(x.Text, "version"))
+		if x.Version, err = strconv.Atoi(field(x.Text, "version")); err != nil || x.Version > maxVersion {
+			x.Version = -1
+		}
 		out = append(out, x)
 	}
 	return out, nil
@@ -155,12 +161,21 @@ type espFile struct {
 	write func(io.Writer) error
 }
 
-// install writes files to the EFI system partition, and reads them back from the disk.
+// install writes files to the EFI system partition, but for those that are there, and reads
+// all of them back from the disk.
 func install(ctx context.Context, e *machine.Env, files []espFile) error {
 	sums := make([][]byte, len(files))
 	for i, f := range files {
+		there, sum, err := f.there(e)
+		if err != nil {
+			return err
+		}
+		if there {
+			sums[i] = sum
+			continue
+		}
 		h := sha256.New()
-		err := e.Stream(f.path, machine.Mode(0o700), func(w io.Writer) error { return f.write(io.MultiWriter(w, h)) })
+		err = e.Stream(f.path, machine.Mode(0o700), func(w io.Writer) error { return f.write(io.MultiWriter(w, h)) })
 		if err != nil {
 			return fmt.Errorf("writing %s: %w", f.path, err)
 		}
@@ -183,6 +198,16 @@ func install(ctx context.Context, e *machine.Env, files []espFile) error {
 		}
 	}
 	return nil
+}
+
+// there reports whether the file is in place already, and what its SHA-256 is to be.
+func (f espFile) there(e *machine.Env) (bool, []byte, error) {
+	h := sha256.New()
+	if err := f.write(h); err != nil {
+		return false, nil, fmt.Errorf("reading what becomes %s: %w", f.path, err)
+	}
+	sum, err := sumOf(e, f.path) // one that cannot be read is written again
+	return err == nil && bytes.Equal(sum, h.Sum(nil)), h.Sum(nil), nil
 }
 
 // sumOf is the SHA-256 of a file.

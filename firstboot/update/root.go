@@ -14,7 +14,6 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk/chunk"
-	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
@@ -51,14 +50,16 @@ type fetcher struct {
 	src   Source
 	seeds seeds
 	dec   *zstd.Decoder
-	// sleep and tell are the machine's.
-	sleep func(context.Context, time.Duration) error
-	tell  func(format string, args ...any)
-	now   func() time.Time
+	// tell gets how it goes, at most every tellEvery.
+	tell func(format string, args ...any)
+	now  func() time.Time
 
 	buf     []byte
-	total   int64 // to be fetched
+	planned int64 // to be fetched by all phases, at most; 0: not known
+	total   int64 // to be fetched by this phase and those before it
+	most    int64 // that may be fetched; 0: any number
 	fetched int64
+	left    time.Duration // 0: not known
 	begun   time.Time
 	told    time.Time
 }
@@ -66,12 +67,12 @@ type fetcher struct {
 // tellEvery is how often progress is told.
 const tellEvery = 5 * time.Second
 
-func newFetcher(e *machine.Env, image *update.Image, src Source) (*fetcher, error) {
+func newFetcher(e *machine.Env, image *update.Image, src Source, tell func(format string, args ...any)) (*fetcher, error) {
 	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(2*chunk.HoleSize), zstd.WithDecoderLowmem(true))
 	if err != nil {
 		return nil, fmt.Errorf("setting up zstd: %w", err)
 	}
-	return &fetcher{image: image, src: src, seeds: seeds{}, dec: dec, sleep: e.Sleep, tell: e.Waiting, now: e.Now, buf: make([]byte, chunk.HoleSize)}, nil
+	return &fetcher{image: image, src: src, seeds: seeds{}, dec: dec, tell: tell, now: e.Now, buf: make([]byte, chunk.HoleSize)}, nil
 }
 
 func (f *fetcher) close() { f.dec.Close() }
@@ -91,69 +92,52 @@ func (f *fetcher) local(c chunk.Chunk) (b []byte, ok bool) {
 	return b, true
 }
 
-const (
-	// patience is how often in a row a request may fail that brought nothing.
-	patience = 20
-	maxPause = time.Minute
-)
-
-// fetch fetches chunks of a part, verifies each, and calls take. Ranges that break are
-// continued behind the last chunk that came whole.
+// fetch fetches chunks of a part, verifies each, and calls take.
 func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take func(k int, b []byte) error) error {
-	failures, damaged, pause := 0, 0, time.Second
+	damaged := 0
 	for len(chunks) > 0 {
 		spans := update.Spans(chunks, func(k int) update.Place { return f.image.Place(p, k) })
 		n, err := f.span(ctx, p, spans[0], take)
 		chunks = chunks[n:]
+		if n > 0 {
+			damaged = 0
+		}
 		switch {
 		case err == nil:
-			failures, damaged, pause = 0, 0, time.Second
 			continue
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.As(err, new(*final)):
+		case !errors.Is(err, errDamaged):
 			return err
 		}
-		if n > 0 {
-			failures, damaged, pause = 0, 0, time.Second
+		// Damaged on the way, or another image: its end tells.
+		if err := f.sameImage(ctx); err != nil {
+			return err
 		}
-		if errors.Is(err, errDamaged) {
-			// Damaged on the way, or another image: its end tells.
-			if err := f.sameImage(ctx); err != nil {
-				return err
-			}
-			damaged++
-		}
-		if failures++; failures > patience || damaged > 3 {
+		if damaged++; damaged > 3 {
 			return run.Advise(err, "run the same command again: it continues")
 		}
-		f.tell("the next try in %s: %s", pause, machine.OneLine(err))
-		if err := f.sleep(ctx, pause); err != nil {
-			return err
-		}
-		pause = min(2*pause, maxPause)
 	}
 	return nil
 }
 
 // span fetches one range, and returns how many of its chunks were taken.
 func (f *fetcher) span(ctx context.Context, p *chunk.Part, s update.Span, take func(k int, b []byte) error) (n int, err error) {
-	body, err := f.src.Open(ctx, s.From, s.To-s.From)
+	answer, err := f.src.Open(ctx, s.From, s.To-s.From)
 	if err != nil {
 		return 0, err
 	}
-	defer body.Close()
+	defer answer.Close()
+	body := &counted{answer, f.count}
 	at := s.From
 	var packed []byte
 	for _, k := range s.Frames {
 		from := f.image.Place(p, k)
-		if err := f.skip(body, from.From-at); err != nil {
-			return n, err
+		if _, err := io.CopyN(io.Discard, body, from.From-at); err != nil {
+			return n, fmt.Errorf("reading %s: %w", f.src.Name(), err)
 		}
 		packed = append(packed[:0], make([]byte, from.To-from.From)...)
-		got, err := io.ReadFull(body, packed)
-		f.count(int64(got))
-		if err != nil {
+		if _, err := io.ReadFull(body, packed); err != nil {
 			return n, fmt.Errorf("reading %s: %w", f.src.Name(), err)
 		}
 		at = from.To
@@ -163,11 +147,25 @@ func (f *fetcher) span(ctx context.Context, p *chunk.Part, s update.Span, take f
 			return n, fmt.Errorf("reading %s: chunk %d of %s: %w", f.src.Name(), k, p.Label, errDamaged)
 		}
 		if err := take(k, b); err != nil {
-			return n, &final{err}
+			return n, err
 		}
 		n++
 	}
 	return n, nil
+}
+
+// counted is a reader whose bytes are counted.
+type counted struct {
+	io.Reader
+	count func(n int) error
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.Reader.Read(b)
+	if over := c.count(n); over != nil {
+		return n, over
+	}
+	return n, err
 }
 
 // errDamaged is a chunk that is not the one of the index.
@@ -177,48 +175,56 @@ var errDamaged = errors.New("it is not the one that the index lists: it was dama
 // every server tells it with a range.
 func (f *fetcher) sameImage(ctx context.Context) error {
 	again, err := update.Open(readerAt{ctx, f.src}, f.src.Size())
-	if err == nil && bytes.Equal(again.Body, f.image.Body) || ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		return ctx.Err()
+	case errors.As(err, new(*dropped)):
+		return err
+	case err == nil && bytes.Equal(again.Body, f.image.Body):
+		return nil
+	case errors.Is(err, errReplaced):
+		return err
 	}
-	if err != nil && !errors.Is(err, seekable.ErrFormat) && !errors.Is(err, update.ErrNoIndex) && !errors.As(err, new(*final)) {
-		return nil // the line is down
-	}
-	return &final{fmt.Errorf("reading %s: %w", f.src.Name(), errReplaced)}
-}
-
-func (f *fetcher) skip(body io.Reader, n int64) error {
-	got, err := io.CopyN(io.Discard, body, n)
-	f.count(got)
-	if err != nil {
-		return fmt.Errorf("reading %s: %w", f.src.Name(), err)
-	}
-	return nil
+	return fmt.Errorf("reading %s: %w", f.src.Name(), errReplaced)
 }
 
 // count adds fetched bytes, and tells how it goes.
-func (f *fetcher) count(n int64) {
+func (f *fetcher) count(n int) error {
 	if f.begun.IsZero() {
 		f.begun = f.now()
 	}
-	f.fetched += n
-	now := f.now()
-	if f.fetched < f.total && now.Sub(f.told) < tellEvery {
-		return
+	f.fetched += int64(n)
+	if f.most > 0 && f.fetched > f.most {
+		return fmt.Errorf("more than %s were fetched, the most that may be", megabytes(f.most))
 	}
-	f.told = now
+	now := f.now()
+	if f.fetched != f.total && now.Sub(f.told) < tellEvery {
+		return nil
+	}
+	f.told, f.left = now, 0
 	left := ""
 	if took := now.Sub(f.begun); took > tellEvery && f.fetched > 0 && f.fetched < f.total {
 		rest := took.Seconds() * float64(f.total-f.fetched) / float64(f.fetched)
-		left = ", " + (time.Duration(rest) * time.Second).String() + " left"
+		f.left = time.Duration(rest) * time.Second
+		left = ", " + f.left.String() + " left"
 	}
-	f.tell("%s: %.1f of %.1f MB%s", f.src.Name(), float64(f.fetched)/1e6, float64(f.total)/1e6, left)
+	f.tell("%s: %.1f of %s%s", f.src.Name(), float64(f.fetched)/1e6, megabytes(f.total), left)
+	return nil
 }
+
+func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
 // expect adds the bytes of chunks to those that will be fetched.
 func (f *fetcher) expect(p *chunk.Part, chunks []int) {
+	f.total = max(f.planned, f.fetched+f.bytes(p, chunks))
+}
+
+// bytes is how many are fetched to get these chunks.
+func (f *fetcher) bytes(p *chunk.Part, chunks []int) (n int64) {
 	for _, s := range update.Spans(chunks, func(k int) update.Place { return f.image.Place(p, k) }) {
-		f.total += s.To - s.From
+		n += s.To - s.From
 	}
+	return n
 }
 
 // assemble writes a part's file system to the beginning of dev, which nobody else uses.

@@ -9,34 +9,37 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 )
 
 // Source is where an image is. Ranges of it are read.
 type Source interface {
 	Name() string
 	Size() int64
-	// Open returns n bytes at an offset.
+	// Open returns n bytes at an offset. Where the line drops, reading goes on from there.
 	Open(ctx context.Context, off, n int64) (io.ReadCloser, error)
 	Close() error
 }
 
-// final is an error that the same request meets again.
-type final struct{ error }
+// dropped is an error that another try may not meet: of the line, or of a busy server.
+type dropped struct{ error }
 
-func (f *final) Unwrap() error { return f.error }
+func (d *dropped) Unwrap() error { return d.error }
 
-// openSource finds the image that a person names: a file, or an http or https URL.
-func openSource(ctx context.Context, e *machine.Env, name string, proxy []string) (Source, error) {
-	if scheme, _, ok := strings.Cut(name, "://"); ok {
+// openSource finds the image that a person names: a file, or an http or https URL. tell
+// gets what it waits for.
+func openSource(ctx context.Context, e *machine.Env, o Options, proxy []string, tell func(format string, args ...any)) (Source, error) {
+	if scheme, _, ok := strings.Cut(o.Image, "://"); ok {
 		if scheme != "http" && scheme != "https" {
-			return nil, fmt.Errorf("%s: want a file, or a URL that begins with https:// or http://", name)
+			return nil, fmt.Errorf("%s: want a file, or a URL that begins with https:// or http://", o.Image)
 		}
-		s := &server{e: e, url: name, proxy: proxy}
+		s := &server{e: e, url: o.Image, proxy: proxy, rate: o.Rate, tell: tell}
 		return s, s.find(ctx)
 	}
-	f, err := os.Open(e.Path(name))
+	f, err := os.Open(e.Path(o.Image))
 	if err != nil {
 		return nil, fmt.Errorf("opening the image: %w", err)
 	}
@@ -45,7 +48,7 @@ func openSource(ctx context.Context, e *machine.Env, name string, proxy []string
 		f.Close()
 		return nil, fmt.Errorf("opening the image: %w", err)
 	}
-	return &file{f, name, size}, nil
+	return &file{f, o.Image, size}, nil
 }
 
 // file is an image on this machine, or on a stick.
@@ -68,8 +71,11 @@ type server struct {
 	e     *machine.Env
 	url   string
 	proxy []string
+	rate  int64 // bytes in a second, at most; 0: no limit
+	tell  func(format string, args ...any)
 	size  int64
 	etag  string
+	due   time.Time // when the next byte may come, by rate
 }
 
 func (s *server) Name() string { return s.url }
@@ -77,25 +83,32 @@ func (s *server) Size() int64  { return s.size }
 func (s *server) Close() error { return nil }
 
 // errReplaced is an image that was replaced by another one.
-var errReplaced = errors.New("the server has another image now than at the beginning")
+var errReplaced = errors.New("there is another image now than at the beginning")
 
 // find asks for the last byte: the answer says how many there are.
 func (s *server) find(ctx context.Context) error {
-	resp, err := s.get(ctx, "bytes=-1")
-	if err != nil {
-		return err
+	for p := (patience{s: s, tries: 5}); ; {
+		resp, err := s.get(ctx, "bytes=-1")
+		if err == nil {
+			defer resp.Body.Close()
+			s.etag = resp.Header.Get("ETag")
+			_, s.size, err = contentRange(resp)
+			return err
+		}
+		if err := p.after(ctx, err); err != nil {
+			return err
+		}
 	}
-	defer resp.Body.Close()
-	if _, s.size, err = contentRange(resp); err != nil {
-		return &final{fmt.Errorf("reading %s: %w", s.url, err)}
-	}
-	s.etag = resp.Header.Get("ETag")
-	return nil
 }
 
 // Open asks for one range.
 func (s *server) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) {
-	resp, err := s.get(ctx, fmt.Sprintf("bytes=%d-%d", off, off+n-1))
+	return &ranged{ctx: ctx, s: s, off: off, end: off + n, patience: patience{s: s, tries: 20}}, nil
+}
+
+// ask asks for the bytes from one offset to another.
+func (s *server) ask(ctx context.Context, off, end int64) (io.ReadCloser, error) {
+	resp, err := s.get(ctx, fmt.Sprintf("bytes=%d-%d", off, end-1))
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +122,7 @@ func (s *server) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) 
 	}
 	if err != nil {
 		resp.Body.Close()
-		return nil, &final{fmt.Errorf("reading %s: %w", s.url, err)}
+		return nil, err
 	}
 	return resp.Body, nil
 }
@@ -117,23 +130,26 @@ func (s *server) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) 
 // get asks for a range, and rejects an answer of anything else.
 func (s *server) get(ctx context.Context, bytes string) (*http.Response, error) {
 	resp, err := s.e.Get(ctx, s.url, http.Header{"Range": {bytes}, "Accept-Encoding": {"identity"}}, s.proxy)
-	if err != nil {
+	if errors.Is(err, machine.ErrRedirect) {
 		return nil, err
+	}
+	if err != nil {
+		return nil, &dropped{err}
 	}
 	switch code := resp.StatusCode; {
 	case code == http.StatusPartialContent:
 		return resp, nil
 	case code == http.StatusOK:
-		err = &final{errors.New("the server answers with the whole image where a part was asked for: it does not know ranges; use another one")}
+		err = errors.New("the server answers with the whole image where a part was asked for: it does not know ranges; use another one")
 	case code == http.StatusRequestedRangeNotSatisfiable:
-		err = &final{errReplaced}
+		err = errReplaced
 	case code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooManyRequests:
-		err = &final{fmt.Errorf("the server answers %s", resp.Status)}
-	default:
 		err = fmt.Errorf("the server answers %s", resp.Status)
+	default:
+		err = &dropped{fmt.Errorf("the server answers %s", resp.Status)}
 	}
 	resp.Body.Close()
-	return nil, fmt.Errorf("reading %s: %w", s.url, err)
+	return nil, err
 }
 
 // contentRange reads the header of a part: where it begins, and how large the whole is.
@@ -147,6 +163,126 @@ func contentRange(resp *http.Response) (from, size int64, err error) {
 		return 0, 0, fmt.Errorf("the server does not say which part it sends (Content-Range %q)", text)
 	}
 	return from, size, nil
+}
+
+// patience counts failures in a row, and waits longer after each.
+type patience struct {
+	s        *server
+	tries    int
+	failures int
+	pause    time.Duration
+}
+
+const maxPause = time.Minute
+
+// after waits for the time of the next try. It returns err if there is none.
+func (p *patience) after(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if !errors.As(err, new(*dropped)) {
+		return err
+	}
+	if p.failures++; p.failures > p.tries {
+		return run.Advise(err, "run the same command again: it continues")
+	}
+	p.pause = min(max(2*p.pause, time.Second), maxPause)
+	p.s.tell("the next try in %s: %s", p.pause, machine.OneLine(err))
+	return p.s.e.Sleep(ctx, p.pause)
+}
+
+// A server must send so many bytes in each minute. Less than that is no progress: the tries
+// end, and the update with them.
+const leastInAMinute = 10 << 10
+
+// ranged reads one range, and asks for the rest of it where the line drops.
+type ranged struct {
+	ctx      context.Context
+	s        *server
+	off, end int64
+	body     io.ReadCloser // nil: to be asked for
+	failed   error         // of the last try
+	patience patience
+	came     int64         // since the last failure
+	waited   time.Duration // for the bytes of this minute
+	minute   int64
+}
+
+func (r *ranged) Read(b []byte) (n int, err error) {
+	if r.off == r.end {
+		return 0, io.EOF
+	}
+	for n == 0 {
+		if r.failed != nil {
+			if r.came >= leastInAMinute {
+				r.patience.failures, r.patience.pause = 0, 0
+			}
+			r.came = 0
+			if err := r.patience.after(r.ctx, r.failed); err != nil {
+				return 0, err
+			}
+		}
+		if n, r.failed = r.try(b[:min(int64(len(b)), r.end-r.off)]); r.failed != nil {
+			r.Close()
+			r.body = nil
+		}
+	}
+	return n, nil
+}
+
+// try reads what comes, and first asks for it.
+func (r *ranged) try(b []byte) (n int, err error) {
+	if r.body == nil {
+		r.waited, r.minute = 0, 0
+		if r.body, err = r.s.ask(r.ctx, r.off, r.end); err != nil {
+			return 0, err
+		}
+	}
+	return r.read(b)
+}
+
+// read reads what comes, no faster than the limit and not slower than it must be.
+func (r *ranged) read(b []byte) (int, error) {
+	s := r.s
+	if s.rate > 0 {
+		b = b[:min(int64(len(b)), max(s.rate/4, 512))]
+	}
+	before := s.e.Now()
+	n, err := r.body.Read(b)
+	now := s.e.Now()
+	r.off += int64(n)
+	r.came += int64(n)
+	r.minute += int64(n)
+	r.waited += now.Sub(before)
+	switch {
+	case r.off == r.end:
+		err = nil // the range is whole
+	case err == io.EOF:
+		err = io.ErrUnexpectedEOF
+	case err == nil && r.waited >= time.Minute:
+		if r.minute < leastInAMinute {
+			err = fmt.Errorf("only %d bytes came in a minute", r.minute)
+		}
+		r.waited, r.minute = 0, 0
+	}
+	if err != nil {
+		return n, &dropped{err}
+	}
+	if s.rate == 0 || n == 0 {
+		return n, nil
+	}
+	if s.due.Before(now) {
+		s.due = now
+	}
+	s.due = s.due.Add(time.Duration(float64(n) / float64(s.rate) * float64(time.Second)))
+	return n, s.e.Sleep(r.ctx, s.due.Sub(now))
+}
+
+func (r *ranged) Close() error {
+	if r.body == nil {
+		return nil
+	}
+	return r.body.Close()
 }
 
 // readerAt reads a source, for what is read in few pieces.

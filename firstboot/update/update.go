@@ -9,7 +9,6 @@
 package update
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,24 +27,35 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Files of an update, on DATA.
+// Dir has the files of an update, on DATA. Release removes it.
+const Dir = ondisk.StateDir + "/update"
+
 const (
-	stateDir = ondisk.StateDir + "/update"
 	// spoolFile has what was fetched of the image's EFI system partition, each chunk in its
 	// place.
-	spoolFile = stateDir + "/esp"
-	lockFile  = "/run/edgebake-update.lock"
+	spoolFile = Dir + "/esp"
+	// planFile names the plan of the image that the update is to.
+	planFile = Dir + "/plan"
+	// offlineFile is there where no API server could be reached when the new system was
+	// made the next to boot.
+	offlineFile = Dir + "/offline"
 )
 
 // Options of an update.
 type Options struct {
-	// Image is a file, or an http or https URL.
+	// Image is a file, an http or https URL, or Stick.
 	Image string
 	// Unsigned accepts an image without a signature where the machine's own names no keys.
 	Unsigned bool
 	// NoReboot leaves the restart, with which the new system begins, to a person.
 	NoReboot bool
+	// Rate is how many bytes are fetched in a second at most, MaxBytes how many in all; 0:
+	// any number. A metered Site needs MaxBytes.
+	Rate, MaxBytes int64
 }
+
+// remote reports whether the image is on a server.
+func (o Options) remote() bool { return strings.Contains(o.Image, "://") }
 
 // ErrAlready is an image that the machine runs.
 var ErrAlready = errors.New("there is nothing to do")
@@ -53,9 +63,9 @@ var ErrAlready = errors.New("there is nothing to do")
 // Update writes the system of an image into the other root partition and restarts the
 // machine with it. It may be killed at any point; run again, it continues.
 func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) error {
-	release, err := e.Lock(ctx, lockFile)
+	release, err := run.Exclusive(ctx, e)
 	if err != nil {
-		return run.Advise(fmt.Errorf("another update is at work on this machine: %w", err), "wait until it is done")
+		return err
 	}
 	defer release()
 	if err := run.Idle(ctx, e); err != nil {
@@ -65,23 +75,36 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	if err != nil {
 		return err
 	}
-	var src Source
-	err = retry(ctx, e, func() (err error) {
-		src, err = openSource(ctx, e, o.Image, sys.proxy())
-		return err
-	})
-	if err != nil {
-		return err
+	if o.remote() && o.MaxBytes == 0 && sys.active != nil && sys.active.Site.IPVS.Profile == "metered" {
+		return run.Advise(errors.New("this machine's Site has a metered link (ipvs.profile), and an update may fetch much"), "say how much it may fetch, e.g. --max-bytes 20M (edgebake update cost OLD NEW counts it), or update from a file")
 	}
-	defer src.Close()
-	u, err := open(ctx, e, sys, src, o)
+	take := open
+	if o.Image == Stick {
+		take = openStick
+	}
+	u, err := take(ctx, e, sys, o, tell)
 	if err != nil {
-		return fmt.Errorf("image %s: %w", o.Image, err)
+		return err
 	}
 	defer u.close()
 	c := run.NewChange(e, "update", run.Evidence{}, tell)
 	c.Onward = true
-	return c.CarryOut(ctx, u.phases(o))
+	u.note = func(text string) { c.Record(run.Step{Name: u.state.Phase, Status: "note", Detail: text}) }
+	return c.CarryOut(ctx, u.phases())
+}
+
+// open opens an image that this machine takes.
+func open(ctx context.Context, e *machine.Env, sys *system, o Options, tell func(run.Step)) (u *job, err error) {
+	u = &job{e: e, sys: sys, o: o, out: func(text string) { tell(run.Step{Name: "admit", Status: "waiting", Detail: text}) }}
+	u.state = ondisk.UpdateState{Status: ondisk.UpdateRunning, Root: sys.target.Label, Image: o.Image, Phase: "admit"}
+	if u.src, err = openSource(ctx, e, o, sys.proxy(), u.say); err == nil {
+		err = u.admit(ctx)
+	}
+	if err != nil {
+		u.close()
+		return nil, fmt.Errorf("image %s: %w", o.Image, err)
+	}
+	return u, nil
 }
 
 // proxy is how the machine reaches servers.
@@ -96,6 +119,7 @@ func (s *system) proxy() []string {
 type job struct {
 	e     *machine.Env
 	sys   *system
+	o     Options
 	src   Source
 	next  ondisk.ImageInfo
 	image *update.Image
@@ -103,70 +127,71 @@ type job struct {
 	esp   *chunk.Part
 	fetch *fetcher
 	open  []machine.Device
-	ready bool // seeds are known
+	ready bool                // seeds are known
+	spool *spool              // of the EFI system partition
+	boot  *update.SystemFiles // nil: not read
+
+	unmount func() // nil: nothing is mounted
+	state   ondisk.UpdateState
+	out     func(text string) // what the phase at work waits for
+	note    func(text string)
 }
 
-// open reads what the image says of itself, and rejects one that this machine does not take.
-func open(ctx context.Context, e *machine.Env, sys *system, src Source, o Options) (*job, error) {
-	u := &job{e: e, sys: sys, src: src}
-	err := retry(ctx, e, func() (err error) {
-		u.image, err = update.Open(readerAt{ctx, src}, src.Size())
+// admit reads what the image says of itself, and rejects one that this machine does not take.
+func (u *job) admit(ctx context.Context) (err error) {
+	if u.image, err = update.Open(readerAt{ctx, u.src}, u.src.Size()); err != nil {
 		return err
-	})
-	if err != nil {
-		return nil, err
 	}
-	switch keys := sys.image.UpdateKeys; {
+	switch keys := u.sys.image.UpdateKeys; {
 	case len(keys) > 0:
 		if _, err := slot.VerifyIndex(u.image.Body, u.image.Signature, keys); err != nil {
-			return nil, err
+			return err
 		}
-	case !o.Unsigned:
-		return nil, run.Advise(errors.New("this machine's image names no keys (updates.keys), so nobody can tell whose image this is"), "take it all the same with --unsigned, if you know where it comes from")
+	case !u.o.Unsigned:
+		return run.Advise(errors.New("this machine's image names no keys (updates.keys), so nobody can tell whose image this is"), "take it all the same with --unsigned, if you know where it comes from")
 	}
 	if err := u.image.Decode(); err != nil {
-		return nil, err
+		return err
 	}
 	if err := json.Unmarshal(u.image.Index.ImageInfo, &u.next); err != nil || u.next.Version < 1 {
-		return nil, errors.New("its image.json is damaged: build it again")
+		return errors.New("its image.json is damaged: build it again")
 	}
 	if v := u.next.Version; v > ondisk.ImageInfoVersion {
-		return nil, fmt.Errorf("a newer edgebake made it: its image.json has version %d, and this machine knows %d", v, ondisk.ImageInfoVersion)
+		return fmt.Errorf("a newer edgebake made it: its image.json has version %d, and this machine knows %d", v, ondisk.ImageInfoVersion)
 	}
 	u.root, u.esp = u.image.Index.Find(ondisk.LabelRootA), u.image.Index.Find(ondisk.LabelESP)
 	if u.root == nil || u.esp == nil {
-		return nil, fmt.Errorf("its index lacks partition %s or %s: build it again", ondisk.LabelRootA, ondisk.LabelESP)
+		return fmt.Errorf("its index lacks partition %s or %s: build it again", ondisk.LabelRootA, ondisk.LabelESP)
 	}
-	if u.next.Plan == sys.image.Plan {
-		return nil, fmt.Errorf("%w: this machine runs it", ErrAlready)
+	if u.next.Plan == u.sys.image.Plan {
+		return fmt.Errorf("%w: this machine runs it", ErrAlready)
 	}
-	if err := sys.admit(u.next, u.root.Size); err != nil {
-		return nil, err
+	if err := u.sys.admit(u.next, u.root.Size); err != nil {
+		return err
 	}
-	u.fetch, err = newFetcher(e, u.image, src)
-	return u, err
-}
-
-// retry calls f until it succeeds, fails for good, or was tried often.
-func retry(ctx context.Context, e *machine.Env, f func() error) error {
-	pause := time.Second
-	for n := 0; ; n++ {
-		err := f()
-		if err == nil || ctx.Err() != nil || n == 5 || errors.As(err, new(*final)) || errors.Is(err, update.ErrNoIndex) {
-			return err
-		}
-		if err := e.Sleep(ctx, pause); err != nil {
-			return err
-		}
-		pause *= 2
+	if u.fetch, err = newFetcher(u.e, u.image, u.src, u.say); err == nil {
+		u.fetch.fetched = u.image.Head
 	}
+	return err
 }
 
 func (u *job) close() {
-	u.fetch.close()
+	if u.src != nil {
+		u.src.Close()
+	}
+	if u.fetch != nil {
+		u.fetch.close()
+	}
+	if u.spool != nil {
+		u.spool.close()
+	}
 	for _, d := range u.open {
 		d.Close()
 	}
+	if u.unmount != nil {
+		u.unmount()
+	}
+	u.forget()
 }
 
 // device opens a partition of the machine's disk by its label.
@@ -185,19 +210,33 @@ func (u *job) device(label string, write bool) (machine.Device, error) {
 // phases are the steps of an update, in an order that leaves a machine that boots after
 // each. An update that was interrupted begins with the first again: what is in place by
 // then stays, and is not fetched again.
-func (u *job) phases(o Options) []run.Phase {
+func (u *job) phases() []run.Phase {
 	target := u.sys.target.Label
 	phases := []run.Phase{
+		{Name: "cost", Doc: "what is to be fetched is known", Timeout: time.Hour, Run: u.cost},
 		{Name: "retire", Doc: "no boot entry names " + target + " while it is written", Timeout: 5 * time.Minute,
-			Run: func(_ context.Context, e *machine.Env) error { return retire(e, target, u.next.Plan) }},
+			Run: func(_ context.Context, e *machine.Env) error {
+				if _, err := e.Write(planFile, []byte(u.next.Plan+"\n"), machine.Mode(0o600)); err != nil {
+					return fmt.Errorf("noting what the update is to: %w", err)
+				}
+				return retire(e, target, u.next.Plan)
+			}},
 		{Name: "root", Doc: target + " has the root file system of the image", Timeout: 24 * time.Hour, Run: u.writeRoot},
 		{Name: "esp", Doc: "the new system boots on trial, before the one that runs", Timeout: 24 * time.Hour, Run: u.writeBoot},
 	}
-	if !o.NoReboot {
+	if !u.o.NoReboot {
 		phases = append(phases, run.Phase{Name: "reboot", Doc: "the machine restarts", Timeout: time.Minute,
 			Run: func(ctx context.Context, e *machine.Env) error {
 				return e.Run(ctx, machine.Cmd{Args: []string{"systemctl", "reboot"}})
 			}})
+	}
+	for i := range phases {
+		p := &phases[i]
+		carryOut := p.Run
+		p.Run = func(ctx context.Context, e *machine.Env) error {
+			u.begin(p.Name, func(text string) { e.Waiting("%s", text) })
+			return carryOut(ctx, e)
+		}
 	}
 	return phases
 }
@@ -208,7 +247,7 @@ func (u *job) scan(ctx context.Context) error {
 		return nil
 	}
 	for _, label := range []string{u.sys.target.Label, ondisk.LabelESP, u.sys.root} { // what comes last is kept
-		u.e.Waiting("reading %s", label)
+		u.say("reading %s", label)
 		d, err := u.device(label, false)
 		if err != nil {
 			return err
@@ -221,8 +260,35 @@ func (u *job) scan(ctx context.Context) error {
 	return nil
 }
 
-func (u *job) writeRoot(ctx context.Context, e *machine.Env) error {
-	u.fetch.tell = e.Waiting
+// cost counts what is to be fetched, and rejects more than may be. What it has to fetch for
+// that is little, and kept.
+func (u *job) cost(ctx context.Context, e *machine.Env) error {
+	if err := u.scan(ctx); err != nil {
+		return err
+	}
+	u.fetch.most = u.o.MaxBytes
+	files, err := u.bootFiles(ctx, e)
+	if err != nil {
+		return err
+	}
+	chunks, err := files.Chunks(u.esp)
+	if err != nil {
+		return err
+	}
+	missing := u.root.Missing(func(sum [32]byte) bool { _, ok := u.fetch.seeds[sum]; return ok })
+	need := u.fetch.bytes(u.root, missing) + u.fetch.bytes(u.esp, u.spool.missing(chunks))
+	u.fetch.planned = u.fetch.fetched + need
+	if !u.o.remote() {
+		return nil
+	}
+	if u.o.MaxBytes > 0 && u.fetch.planned > u.o.MaxBytes {
+		return fmt.Errorf("the update fetches %s, and --max-bytes allows %s", megabytes(u.fetch.planned), megabytes(u.o.MaxBytes))
+	}
+	u.note(fmt.Sprintf("at most %s of %s are to be fetched", megabytes(need), megabytes(u.src.Size())))
+	return nil
+}
+
+func (u *job) writeRoot(ctx context.Context, _ *machine.Env) error {
 	if err := u.scan(ctx); err != nil {
 		return err
 	}
@@ -239,34 +305,46 @@ func (u *job) entryFile() string {
 	return fmt.Sprintf("%s/edgebake-%s+%d.conf", entriesDir, letter, tries)
 }
 
+// bootFiles lists the system's files on the image's EFI system partition.
+func (u *job) bootFiles(ctx context.Context, e *machine.Env) (*update.SystemFiles, error) {
+	if u.boot != nil {
+		return u.boot, nil
+	}
+	if err := e.Mkdir(Dir, machine.Mode(0o700)); err != nil {
+		return nil, err
+	}
+	var err error
+	if u.spool, err = newSpool(e, u.fetch, u.esp, spoolFile); err != nil {
+		return nil, err
+	}
+	if u.boot, err = update.ReadSystem(u.spool.view(ctx), u.next.Plan); err != nil {
+		return nil, fmt.Errorf("reading the image's EFI system partition: %w", err)
+	}
+	return u.boot, nil
+}
+
 // writeBoot brings kernel, initrd and boot entry. The entry comes last.
 func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
-	u.fetch.tell = e.Waiting
 	if err := u.scan(ctx); err != nil {
 		return err
 	}
-	if err := e.Mkdir(stateDir, machine.Mode(0o700)); err != nil {
-		return err
-	}
-	spool, err := e.OpenDevice(spoolFile, true)
+	files, err := u.bootFiles(ctx, e)
 	if err != nil {
 		return err
 	}
-	defer spool.Close()
-	view := update.NewView(u.esp, func(k int) ([]byte, error) { return u.espChunk(ctx, spool, k) })
-	files, err := update.ReadSystem(view, u.next.Plan)
+	chunks, err := files.Chunks(u.esp)
 	if err != nil {
-		return fmt.Errorf("reading the image's EFI system partition: %w", err)
-	}
-	if err := u.spoolFiles(ctx, spool, files); err != nil {
 		return err
 	}
-	if err := u.roomOnESP(e, files); err != nil {
+	if err := u.spool.fill(ctx, chunks); err != nil {
 		return err
 	}
 	var list []espFile
 	for _, f := range files.Files {
 		list = append(list, espFile{path.Join(espDir, f.Path), func(w io.Writer) error { return files.Copy(w, f) }})
+	}
+	if err := roomOnESP(e, list, files); err != nil {
+		return err
 	}
 	if err := install(ctx, e, list); err != nil {
 		return err
@@ -279,74 +357,28 @@ func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
 	if err != nil {
 		return err
 	}
+	if err := u.noteOffline(ctx, e); err != nil {
+		return err
+	}
 	// From here on the loader prefers the new system.
 	write := func(w io.Writer) error {
 		_, err := io.WriteString(w, entry)
 		return err
 	}
-	if err := install(ctx, e, []espFile{{u.entryFile(), write}}); err != nil {
-		return err
-	}
-	return e.Remove(spoolFile)
+	return install(ctx, e, []espFile{{u.entryFile(), write}})
 }
 
-// espChunk returns a chunk of the image's EFI system partition, from this machine's disk,
-// from what was fetched before, or from where the image is.
-func (u *job) espChunk(ctx context.Context, spool machine.Device, k int) ([]byte, error) {
-	c := u.esp.Chunks[k]
-	if b, ok := u.fetch.local(c); ok {
-		return bytes.Clone(b), nil
-	}
-	off := u.offset(k)
-	if there, err := u.fetch.inPlace(spool, off, c); err == nil && there {
-		return bytes.Clone(u.fetch.buf[:c.Size]), nil
-	}
-	var out []byte
-	err := u.fetch.fetch(ctx, u.esp, []int{k}, func(_ int, b []byte) error {
-		out = bytes.Clone(b)
-		_, err := spool.WriteAt(b, off)
-		return err
-	})
-	return out, err
-}
-
-// offset is where chunk k of the image's EFI system partition begins.
-func (u *job) offset(k int) (off int64) {
-	for _, c := range u.esp.Chunks[:k] {
-		off += c.Size
-	}
-	return off
-}
-
-// spoolFiles fetches what this machine lacks of the system's files, in ranges.
-func (u *job) spoolFiles(ctx context.Context, spool machine.Device, files *update.SystemFiles) error {
-	chunks, err := files.Chunks(u.esp)
-	if err != nil {
-		return err
-	}
-	var need []int
-	for _, k := range chunks {
-		c := u.esp.Chunks[k]
-		if _, ok := u.fetch.local(c); ok {
-			continue
-		}
-		if there, err := u.fetch.inPlace(spool, u.offset(k), c); err == nil && there {
-			continue
-		}
-		need = append(need, k)
-	}
-	u.fetch.expect(u.esp, need)
-	return u.fetch.fetch(ctx, u.esp, need, func(k int, b []byte) error {
-		_, err := spool.WriteAt(b, u.offset(k))
-		return err
-	})
-}
-
-// roomOnESP checks that the system's files fit.
-func (u *job) roomOnESP(e *machine.Env, files *update.SystemFiles) error {
+// roomOnESP checks that the files fit that are not in place yet.
+func roomOnESP(e *machine.Env, list []espFile, files *update.SystemFiles) error {
 	need := int64(1 << 20)
-	for _, f := range files.Files {
-		need += f.Size // beside one of that name, which it replaces once it is whole
+	for i, f := range files.Files {
+		there, _, err := list[i].there(e)
+		if err != nil {
+			return err
+		}
+		if !there {
+			need += f.Size // beside one of that name, which it replaces once it is whole
+		}
 	}
 	free, err := e.FSFree(espDir)
 	if err != nil {

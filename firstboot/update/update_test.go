@@ -116,10 +116,12 @@ type box struct {
 	parts map[string]gpt.Partition
 	now   time.Time
 	log   bytes.Buffer
-	// effects counts writes to the disk and the file system; at cut the power goes, and of
-	// a write to a partition half arrives.
+	// effects counts writes to the disk and the file system. At cut the power goes, and of
+	// this one that share arrives; of a file nothing or all.
 	effects, cut int
+	arrives      float64
 	rebooted     bool
+	unmounted    []string
 	steps        []string
 }
 
@@ -232,26 +234,30 @@ func (b *box) get(p string) string {
 
 var errPower = errors.New("the power is gone")
 
-// effect is one change of the machine. half: only half of it arrives.
-func (b *box) effect() (half bool, err error) {
+// effect is one change of the machine. share is how much of it arrives.
+func (b *box) effect() (share float64, err error) {
 	b.effects++
 	switch {
 	case b.cut == 0 || b.effects < b.cut:
-		return false, nil
+		return 1, nil
 	case b.effects == b.cut:
-		return true, errPower
+		return b.arrives, errPower
 	}
-	return false, errPower
+	return 0, errPower
 }
 
 // env is the machine that an update works on.
 func (b *box) env() *machine.Env {
 	files := host.Files{Root: b.root}
-	do := func(f func() error) error {
-		if _, err := b.effect(); err != nil {
-			return err
+	do := func(path string, f func() error) error {
+		if strings.HasPrefix(path, "/run/") { // gone with the power
+			return f()
 		}
-		return f()
+		share, power := b.effect()
+		if share < 1 {
+			return power
+		}
+		return errors.Join(f(), power)
 	}
 	return &machine.Env{
 		Root: b.root,
@@ -262,19 +268,22 @@ func (b *box) env() *machine.Env {
 		}},
 		Files: machine.Files{
 			WriteFile: func(p string, data []byte, o machine.Owner) error {
-				return do(func() error { return files.WriteFile(p, data, o) })
+				return do(p, func() error { return files.WriteFile(p, data, o) })
 			},
 			Stream: func(p string, o machine.Owner, write func(io.Writer) error) error {
-				return do(func() error { return files.Stream(p, o, write) })
+				return do(p, func() error { return files.Stream(p, o, write) })
 			},
-			Mkdir:     func(p string, o machine.Owner) error { return do(func() error { return files.Mkdir(p, o) }) },
-			Remove:    func(p string) error { return do(func() error { return files.Remove(p) }) },
-			RemoveAll: func(p string) error { return do(func() error { return files.RemoveAll(p) }) },
+			Mkdir:     func(p string, o machine.Owner) error { return do(p, func() error { return files.Mkdir(p, o) }) },
+			Remove:    func(p string) error { return do(p, func() error { return files.Remove(p) }) },
+			RemoveAll: func(p string) error { return do(p, func() error { return files.RemoveAll(p) }) },
 			Sync:      func(...string) error { return nil },
 			Lock:      files.Lock,
 		},
 		Programs: machine.Programs{
 			Run: func(_ context.Context, c machine.Cmd) error {
+				if c.Args[0] == "umount" {
+					b.unmounted = append(b.unmounted, filepath.Base(c.Args[1]))
+				}
 				b.rebooted = b.rebooted || slices.Equal(c.Args, []string{"systemctl", "reboot"})
 				return nil
 			},
@@ -339,14 +348,9 @@ func (p *part) WriteAt(b []byte, off int64) (n int, err error) {
 	if p.size > 0 && (!p.write || off+int64(len(b)) > p.size) {
 		p.b.t.Errorf("%d bytes are written at %d of %s", len(b), off, p.name)
 	}
-	half, err := p.b.effect()
-	if half {
-		p.f.WriteAt(b[:len(b)/2], p.start+off)
-	}
-	if err != nil {
-		return 0, err
-	}
-	return p.f.WriteAt(b, p.start+off)
+	share, power := p.b.effect()
+	n, err = p.f.WriteAt(b[:int(share*float64(len(b)))], p.start+off)
+	return n, errors.Join(err, power)
 }
 
 func (b *box) order(o Options) error {
@@ -444,11 +448,8 @@ func TestUpdate(t *testing.T) {
 	if !b.rebooted || !bytes.Equal(before, b.partition(ondisk.LabelRootA)) {
 		t.Errorf("restarted: %v; or the running root was changed", b.rebooted)
 	}
-	if got := strings.Join(slices.DeleteFunc(slices.Clone(b.steps), func(s string) bool { return strings.HasSuffix(s, " waiting") }), ", "); got != "retire done, root done, esp done, reboot done" {
+	if got := strings.Join(slices.DeleteFunc(slices.Clone(b.steps), func(s string) bool { return strings.HasSuffix(s, " waiting") }), ", "); got != "cost done, retire done, root done, esp done, reboot done" {
 		t.Error(got)
-	}
-	if _, err := os.Stat(filepath.Join(b.root, spoolFile)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s is left: %v", spoolFile, err)
 	}
 	// The new system is blessed. Its own image is nothing to do; the former one goes into
 	// the first root.
@@ -480,6 +481,12 @@ func (b *box) runs(root, image string) {
 	if err := os.Rename(entries+"+3.conf", entries+".conf"); err != nil {
 		b.t.Fatal(err)
 	}
+	b.put(ondisk.ImageInfoFile, b.infoOf(image))
+}
+
+// infoOf is an image's image.json.
+func (b *box) infoOf(image string) string {
+	b.t.Helper()
 	file, err := os.ReadFile(imagePath(image))
 	if err != nil {
 		b.t.Fatal(err)
@@ -491,7 +498,7 @@ func (b *box) runs(root, image string) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.put(ondisk.ImageInfoFile, string(i.Index.ImageInfo))
+	return string(i.Index.ImageInfo)
 }
 
 // inside copies an image to where the machine finds it, and returns its path there.
@@ -507,39 +514,68 @@ func (b *box) inside(name string) string {
 	return "/mnt/" + name
 }
 
-// The power goes at each kind of change, and of a write half arrives. The machine then has
-// the old system, and the new one whole or not at all; the same command completes it.
+// The power goes at each change, of which nothing arrives, half of it, or all. The machine
+// then has the old system, and the new one whole or not at all. The same command completes
+// it, and fetches nothing again but the chunk that was on the way.
 func TestPowerCuts(t *testing.T) {
 	b := newBox(t)
-	name := b.inside("new.raw.zst")
-	if err := b.order(Options{Image: name}); err != nil {
+	l := newLine(b, "new.raw.zst")
+	if err := b.over(l, Options{}); err != nil {
 		t.Fatal(err)
 	}
-	all := b.effects
-	step := max(1, all/25)
+	all, whole := b.effects, l.came
+	want := 200
 	if testing.Short() {
-		step = max(1, all/8)
+		want = 20
 	}
-	cuts := []int{}
+	var points []point
 	for cut := 1; cut <= all; cut++ {
-		if cut%step == 0 || cut > all-12 || cut < 4 {
-			cuts = append(cuts, cut)
+		for _, arrives := range []float64{0, 0.5, 1} {
+			// The end is where the boot entry appears.
+			if n := 3*cut + int(2*arrives); cut > all-8 || n*want/(3*all) != (n-1)*want/(3*all) {
+				points = append(points, point{cut, arrives})
+			}
 		}
 	}
-	t.Logf("%d of %d points", len(cuts), all)
-	for _, cut := range cuts {
-		b := newBox(t)
-		name := b.inside("new.raw.zst")
-		b.cut = cut
-		if err := b.order(Options{Image: name}); !errors.Is(err, errPower) && cut < all-2 {
-			t.Fatalf("cut at %d of %d: %v", cut, all, err)
-		}
-		b.bootable()
-		b.cut = 0
-		if err := b.order(Options{Image: name}); err != nil {
-			t.Fatalf("cut at %d of %d, then: %v", cut, all, err)
-		}
-		b.updated()
+	t.Logf("%d points, of %d changes", len(points), all)
+	if !testing.Short() && len(points) < 200 {
+		t.Errorf("only %d points", len(points))
+	}
+	const shares = 4
+	for i := range shares {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			for k := i; k < len(points) && !t.Failed(); k += shares {
+				powerCut(t, points[k], all, whole)
+			}
+		})
+	}
+}
+
+// point is a change at which the power goes, and how much of it arrives.
+type point struct {
+	cut     int
+	arrives float64
+}
+
+// powerCut cuts the power at a point of an update with so many changes, which fetches so
+// many bytes without that.
+func powerCut(t *testing.T, p point, all int, whole int64) {
+	t.Helper()
+	b := newBox(t)
+	l := newLine(b, "new.raw.zst")
+	b.cut, b.arrives = p.cut, p.arrives
+	if err := b.over(l, Options{}); !errors.Is(err, errPower) && p.cut < all-1 {
+		t.Fatalf("cut at %d of %d: %v", p.cut, all, err)
+	}
+	b.bootable()
+	b.cut = 0
+	if err := b.over(l, Options{}); err != nil {
+		t.Fatalf("cut at %d of %d, then: %v", p.cut, all, err)
+	}
+	b.updated()
+	if again := l.came - whole; again > update.Tail+1+600<<10 {
+		t.Errorf("cut at %d of %d: %d bytes were fetched again", p.cut, all, again)
 	}
 }
 
@@ -611,15 +647,13 @@ func TestFetch(t *testing.T) {
 	if s.requests > 40 {
 		t.Errorf("%d requests", s.requests)
 	}
-	// Once more, as after a power cut before the restart: of the root nothing is fetched
-	// again. The initrd is, since this machine's /efi is a directory, and no partition to
-	// find its chunks on.
+	// Once more, as after a power cut before the restart: nothing but the index is fetched.
 	s.sent = 0
 	if err := b.order(Options{Image: s.URL}); err != nil {
 		t.Fatal(err)
 	}
 	b.updated()
-	if s.sent > 3<<20 {
+	if s.sent > 256<<10+1 {
 		t.Errorf("%d bytes were sent again", s.sent)
 	}
 }
@@ -797,14 +831,20 @@ func TestProgress(t *testing.T) {
 		src: &file{name: "image"}, total: 2e9, now: func() time.Time { return now },
 		tell: func(format string, args ...any) { told = fmt.Sprintf(format, args...) },
 	}
-	f.count(0)
+	count := func(n int) {
+		t.Helper()
+		if err := f.count(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	count(0)
 	now = now.Add(10 * time.Second)
-	f.count(0)
+	count(0)
 	if told != "image: 0.0 of 2000.0 MB" {
 		t.Error(told)
 	}
 	now = now.Add(time.Hour - 10*time.Second)
-	f.count(1e9)
+	count(1e9)
 	if told != "image: 1000.0 of 2000.0 MB, 1h0m0s left" {
 		t.Error(told)
 	}
@@ -818,11 +858,18 @@ func TestAbandoned(t *testing.T) {
 	name := b.inside("new.raw.zst")
 	b.put(dir+"/linux", "kernel")
 	b.put("efi/loader/entries/edgebake-b.conf", "linux /edgebake/aaaaaaaaaaaaaaaa/linux\n")
-	b.cut = 2 // the second change removes the directory
-	if err := b.order(Options{Image: name}); !errors.Is(err, errPower) {
+	// The power goes just before the directory does.
+	e := b.env()
+	removeAll := e.RemoveAll
+	e.RemoveAll = func(p string) error {
+		if p == "/"+dir {
+			return errPower
+		}
+		return removeAll(p)
+	}
+	if err := Update(t.Context(), e, Options{Image: name}, func(run.Step) {}); !errors.Is(err, errPower) {
 		t.Fatal(err)
 	}
-	b.cut = 0
 	if err := b.order(Options{Image: name}); err != nil {
 		t.Fatal(err)
 	}

@@ -15,8 +15,10 @@ const Magic = 0x184d2a5d
 // Version is the version of Index on disk.
 const Version = 1
 
-// MaxIndex bounds an encoded index in bytes: a server may claim any size.
-const MaxIndex = 64 << 20
+// MaxIndex bounds an encoded index, together with the table of frames behind it, in bytes:
+// both are read before any signature is checked, and a server may claim any size. It is
+// enough for 30 GiB of files.
+const MaxIndex = 16 << 20
 
 // maxParts bounds the parts of an index: an image has three.
 const maxParts = 16

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/edgebake/edgebake/ondisk/chunk"
@@ -99,5 +100,27 @@ func TestView(t *testing.T) {
 	}
 	if m := p.Missing(func(s [32]byte) bool { return all[s] }); len(m) != 0 {
 		t.Errorf("%v", m)
+	}
+}
+
+// claims is a file whose end claims a table of many frames.
+type claims struct{ size, most, read int64 }
+
+func (c *claims) ReadAt(b []byte, off int64) (int, error) {
+	c.most, c.read = max(c.most, int64(len(b))), c.read+int64(len(b))
+	clear(b)
+	foot := []byte{0, 0, 0x20, 0, 0x80, 0xb1, 0xea, 0x92, 0x8f} // 2 Mi frames of 12 bytes each
+	copy(b[max(0, c.size-9-off):], foot)
+	return len(b), nil
+}
+
+// What is read before any signature is checked has a bound, whatever a server claims.
+func TestTableTooLarge(t *testing.T) {
+	c := &claims{size: 1 << 30}
+	if _, err := Open(c, c.size); err == nil || !strings.Contains(err.Error(), "at most 16777216 are accepted") {
+		t.Error(err)
+	}
+	if c.read > 16<<20 {
+		t.Errorf("%d bytes were read, %d at once", c.read, c.most)
 	}
 }

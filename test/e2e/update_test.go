@@ -119,10 +119,22 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("%s was %q, is %q", fact, was[fact], is[fact])
 		}
 	}
+	w.released(vm, "second")
 	mark := w.startUpdate(vm, url+"/third.raw.zst")
 	w.goesBack(vm, mark, again, 3)
+	w.released(vm, "second")
+	w.saysOnNode(vm, "firstboot status", "update: the new system on ROOT-A failed its tries")
 	w.off(vm)
 	w.checkDisk(w.disk(vm))
+}
+
+// released checks that the last update is over: what it fetched is gone, and the EFI system
+// partition describes the system of that name.
+func (w *world) released(vm *lab.VM, name string) {
+	w.t.Helper()
+	w.saysOnNode(vm, "for i in $(seq 90) ; do [ -e /var/lib/edgebake/update/esp ] || break ; sleep 1 ; done ; systemctl is-failed edgebake-release ; ls /var/lib/edgebake/update ; cat /efi/edgebake/image.json",
+		`"name": "`+name+`"`)
+	w.saysOnNode(vm, "[ -e /var/lib/edgebake/update/esp ] || echo removed", "removed")
 }
 
 // startUpdate has the machine carry out an update, and restart. It returns the mark on the

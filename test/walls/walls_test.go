@@ -69,13 +69,13 @@ var rooms = map[string][]string{
 	// First boot: run is above machine, member above run, network, site and kubeadm above
 	// that in this order. join, hub, controlplane and update are above those, and not above each
 	// other. The lists of phases are above all.
-	"firstboot":              {"openyurt", "configs", "ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/controlplane", "firstboot/hub", "firstboot/join", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
+	"firstboot":              {"openyurt", "configs", "ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/controlplane", "firstboot/hub", "firstboot/join", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site", "firstboot/update"},
 	"firstboot/controlplane": {"configs", "configs/manifest", "configs/yamltree", "ondisk", "ondisk/file", "overlays/node", "cluster/api", "firstboot/seat", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/hub":          {"openyurt", "configs", "ondisk", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/join":         {"openyurt", "configs", "configs/printable", "configs/yamltree", "ondisk", "ondisk/file", "overlays/node", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site", "configs/kubeadm"},
 	"firstboot/kubeadm":      {"configs", "ondisk", "overlays/node", "firstboot/machine", "firstboot/member", "firstboot/run", "firstboot/site", "configs/kubeadm"},
 	"firstboot/site":         {"configs", "configs/ignition", "ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/apply", "firstboot/beneath", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "configs/forms", "configs/templates"},
-	"firstboot/update":       {"ondisk", "ondisk/chunk", "ondisk/seekable", "ondisk/slot", "ondisk/update", "overlays/node", "firstboot/machine", "firstboot/run", "firstboot/site"},
+	"firstboot/update":       {"ondisk", "ondisk/chunk", "ondisk/seekable", "ondisk/slot", "ondisk/update", "overlays/node", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/network":      {"configs", "ondisk", "overlays/node", "cluster/api", "firstboot/beneath", "firstboot/machine", "firstboot/member", "firstboot/run"},
 	"firstboot/member":       {"openyurt", "configs", "configs/yamltree", "ondisk", "overlays/node", "cluster/api", "firstboot/machine", "firstboot/run"},
 	"firstboot/host":         {"ondisk", "ondisk/slot", "firstboot/beneath", "firstboot/console", "firstboot/machine"},

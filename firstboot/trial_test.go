@@ -1,0 +1,137 @@
+package firstboot
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/ondisk"
+)
+
+const trialEntry = "/efi/loader/entries/edgebake-b+2-1.conf"
+
+// onTrial has the machine run a system that an update has just brought.
+func (w *world) onTrial() {
+	w.T.Helper()
+	text := "\x06\x00\x00\x00"
+	for _, c := range `\loader\entries\edgebake-b+2-1.conf` {
+		text += string(c) + "\x00"
+	}
+	w.Put(machine.BootCountFile, text+"\x00\x00")
+	w.Put(trialEntry, "")
+}
+
+// One change at a time, and none while the system is on trial: the machine is as it was.
+func TestOneChangeAtATime(t *testing.T) {
+	t.Parallel()
+	machine := readyNode(t)
+	for _, c := range []struct {
+		want    string
+		prepare func(w *world)
+	}{
+		{"another update, convert, revert or reset is at work", func(w *world) {
+			if _, err := w.Env().Lock(t.Context(), "/run/edgebake-change.lock"); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"the system that runs is on trial itself", func(w *world) { w.onTrial() }},
+	} {
+		for what, change := range map[string]func(*world) error{
+			"convert": func(w *world) error { _, err := w.convert(pool); return err },
+			"revert":  func(w *world) error { _, err := w.revert(); return err },
+			"reset":   func(w *world) error { _, err := w.reset(); return err },
+		} {
+			w := machine.clone(t)
+			c.prepare(w)
+			before := w.tree()
+			if err := change(w); err == nil || !strings.Contains(err.Error(), c.want) || run.Advice(err) == "" {
+				t.Errorf("%s: %v (%s)", what, err, run.Advice(err))
+			}
+			sameTree(t, what, w.tree(), before)
+		}
+	}
+	w := machine.clone(t)
+	w.onTrial()
+	w.Put(strings.Replace(trialEntry, "+2-1", "", 1), "")
+	if err := w.Env().Remove(trialEntry); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.convert(pool); err != nil {
+		t.Errorf("the system is kept: %v", err)
+	}
+}
+
+// On trial, a boot that sees no API server is neither kept nor ended while nothing else is
+// wrong, and is kept once one has seen the Node.
+func TestTrialWithoutAPIServer(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name                       string
+		prepare                    func(w *world)
+		held, healthy, healthyNext bool
+	}{
+		{"the network is there", func(w *world) { w.Cabled = true }, true, false, true},
+		{"no address", func(*world) {}, false, false, true},
+		{"kubelet does not run", func(w *world) { w.Cabled = true; w.Units[ondisk.UnitKubelet] = "failed" }, false, false, true},
+		{"it was offline before", func(w *world) {
+			w.Cabled = true
+			w.Put("/var/lib/edgebake/update/offline", "")
+		}, false, true, true},
+	} {
+		w := nativeWorld(t)
+		w.OneMaster()
+		w.mustBoot()
+		w.PowerOn()
+		w.onTrial()
+		w.Units[ondisk.UnitIPVSCare] = "active"
+		w.Offline = true
+		c.prepare(w)
+		if err := w.boot(); err == nil {
+			t.Fatalf("%s: done", c.name)
+		}
+		if held, healthy := w.Has(ondisk.HeldFile), w.Has(ondisk.HealthyFile); held != c.held || healthy != c.healthy {
+			t.Errorf("%s: held: %v, kept: %v\n%s", c.name, held, healthy, w.Log.String())
+		}
+		w.Offline = false
+		w.Units[ondisk.UnitKubelet] = "active"
+		w.mustBoot()
+		if held, healthy := w.Has(ondisk.HeldFile), w.Has(ondisk.HealthyFile); held || healthy != c.healthyNext {
+			t.Errorf("%s, then online: held: %v, kept: %v", c.name, held, healthy)
+		}
+	}
+}
+
+// A boot on trial whose API servers are in reach and whose Node does not get Ready is not
+// held: it may have been before.
+func TestTrialThatFailsIsNotHeld(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.OneMaster()
+	w.mustBoot()
+	w.PowerOn()
+	w.onTrial()
+	w.Put(ondisk.HeldFile, "")
+	w.Cluster.NotReady = true
+	if err := w.boot(); err == nil {
+		t.Fatal("done")
+	}
+	if w.Has(ondisk.HeldFile) || w.Has(ondisk.HealthyFile) {
+		t.Errorf("held: %v, kept: %v", w.Has(ondisk.HeldFile), w.Has(ondisk.HealthyFile))
+	}
+}
+
+// Reset removes what an update fetched.
+func TestResetEndsAnUpdate(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.OneMaster()
+	w.mustBoot()
+	w.Put("/var/lib/edgebake/update/esp", "fetched")
+	if _, err := w.reset(); err != nil {
+		t.Fatal(err)
+	}
+	if w.Has("/var/lib/edgebake/update") {
+		t.Error("it is left")
+	}
+}

@@ -1,0 +1,286 @@
+package update
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
+)
+
+// bootsB has the box boot from ROOT-B with so many tries left.
+func (b *box) bootsB(entry string) {
+	b.t.Helper()
+	b.put("proc/self/mountinfo", "20 1 254:4 / / rw - ext4 /dev/root rw\n")
+	dir := filepath.Join(b.root, "efi/loader/entries")
+	if err := os.Rename(filepath.Join(b.root, entryB), filepath.Join(dir, entry)); err != nil {
+		b.t.Fatal(err)
+	}
+	text := "\x06\x00\x00\x00"
+	for _, c := range `\loader\entries\` + entry {
+		text += string(c) + "\x00"
+	}
+	b.put(machine.BootCountFile, text+"\x00\x00")
+	b.put(ondisk.ImageInfoFile, b.infoOf("new.raw.zst"))
+}
+
+// blessed takes the count from the entry, as systemd does.
+func (b *box) blessed(entry string) {
+	b.t.Helper()
+	dir := filepath.Join(b.root, "efi/loader/entries")
+	if err := os.Rename(filepath.Join(dir, entry), filepath.Join(dir, "edgebake-b.conf")); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *box) status() string {
+	if s := Status(b.env()); s != nil {
+		return s.Status + " " + s.Root
+	}
+	return ""
+}
+
+func (b *box) espInfo() (i ondisk.ImageInfo) {
+	b.t.Helper()
+	if err := json.Unmarshal([]byte(b.get("efi/"+ondisk.ESPImageInfo)), &i); err != nil {
+		b.t.Fatal(err)
+	}
+	return i
+}
+
+// Once the new system is kept, the EFI system partition describes it, on the partitions of
+// this disk, and what was fetched is gone; not before.
+func TestRelease(t *testing.T) {
+	b := newBox(t)
+	flashed := b.espInfo()
+	b.put("efi/"+ondisk.ESPSBOM, "{}")
+	if err := Release(t.Context(), b.env()); err != nil || b.status() != "" {
+		t.Errorf("without an update: %v, %s", err, b.status())
+	}
+	if err := b.order(Options{Image: b.inside("new.raw.zst")}); err != nil {
+		t.Fatal(err)
+	}
+	if s := b.status(); s != "pending ROOT-B" {
+		t.Error(s)
+	}
+	const entry = "edgebake-b+2-1.conf"
+	b.bootsB(entry)
+	if s := b.status(); s != "trial ROOT-B" {
+		t.Error(s)
+	}
+	if err := Release(t.Context(), b.env()); err == nil || !strings.Contains(err.Error(), "on trial") || b.espInfo().Plan != oldPlan {
+		t.Errorf("on trial: %v, the ESP describes %s", err, b.espInfo().Plan)
+	}
+	b.blessed(entry)
+	if err := Release(t.Context(), b.env()); err != nil {
+		t.Fatal(err)
+	}
+	got := b.espInfo()
+	if got.Plan != newPlan || len(got.Partitions) != len(flashed.Partitions) || got.Partitions[0] != flashed.Partitions[0] {
+		t.Errorf("the ESP describes %+v", got)
+	}
+	for _, gone := range []string{Dir, "efi/" + ondisk.ESPSBOM} {
+		if _, err := os.Stat(filepath.Join(b.root, gone)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", gone, err)
+		}
+	}
+	if s := b.status(); s != "" {
+		t.Error(s)
+	}
+}
+
+// The former system, back after the last try, is described still, and says what happened.
+// An update that was interrupted keeps what it has fetched.
+func TestReleaseOfAFailedUpdate(t *testing.T) {
+	b := newBox(t)
+	name := b.inside("new.raw.zst")
+	b.cut = 40
+	if err := b.order(Options{Image: name}); !errors.Is(err, errPower) {
+		t.Fatal(err)
+	}
+	b.cut = 0
+	spool := filepath.Join(b.root, spoolFile)
+	left := func() bool { _, err := os.Stat(spool); return err == nil }
+	if err := Release(t.Context(), b.env()); err != nil || !left() || b.status() != "interrupted ROOT-B" {
+		t.Errorf("%v, the spool is left: %v, %s", err, left(), b.status())
+	}
+	if err := b.order(Options{Image: name}); err != nil {
+		t.Fatal(err)
+	}
+	if err := Release(t.Context(), b.env()); err != nil || !left() {
+		t.Errorf("before the restart: %v, the spool is left: %v", err, left())
+	}
+	if err := os.Rename(filepath.Join(b.root, entryB), filepath.Join(b.root, "efi/loader/entries/edgebake-b+0-3.conf")); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := Release(t.Context(), b.env()); err != nil || left() || b.status() != "failed ROOT-B" || b.espInfo().Plan != oldPlan {
+			t.Errorf("%v, the spool is left: %v, %s, the ESP describes %s", err, left(), b.status(), b.espInfo().Plan)
+		}
+	}
+	// Another try.
+	if err := b.order(Options{Image: name}); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+}
+
+// On trial, a boot that reaches no API server proves nothing, unless the machine reached
+// none when it was updated.
+func TestProvenOffline(t *testing.T) {
+	for _, online := range []bool{true, false} {
+		b := newBox(t)
+		e := b.env()
+		b.site(e)
+		if online {
+			e.Dial = func(context.Context, string, string) (net.Conn, error) { c, _ := net.Pipe(); return c, nil }
+		}
+		if err := Update(t.Context(), e, Options{Image: b.inside("new.raw.zst")}, func(run.Step) {}); err != nil {
+			t.Fatal(err)
+		}
+		if err := ProvenOffline(e); err != nil {
+			t.Errorf("a boot that is not on trial: %v", err)
+		}
+		b.bootsB("edgebake-b+2-1.conf")
+		if err := ProvenOffline(e); errors.Is(err, run.ErrUnproven) != online {
+			t.Errorf("updated online: %v; %v", online, err)
+		}
+	}
+}
+
+// The status tells how far an update is while it runs, and nothing once it has ended.
+func TestStatus(t *testing.T) {
+	b := newBox(t)
+	l := newLine(b, "new.raw.zst")
+	l.rate = 50e3
+	e := b.env()
+	seen := map[string]*ondisk.UpdateState{}
+	e.Get = func(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error) {
+		if s := Status(e); s != nil {
+			seen[s.Phase] = s
+		}
+		return l.get(ctx, url, header, proxy)
+	}
+	if err := Update(t.Context(), e, Options{Image: "https://images.example.com/new.raw.zst"}, func(run.Step) {}); err != nil {
+		t.Fatal(err)
+	}
+	s := seen["esp"]
+	if s == nil || s.Status != ondisk.UpdateRunning || s.Root != ondisk.LabelRootB || s.Fetched < 1e6 || s.Total < s.Fetched || s.LeftSeconds == 0 {
+		t.Errorf("%+v", s)
+	}
+	if b.status() != "pending ROOT-B" {
+		t.Error(b.status())
+	}
+	// Of one that was killed, the state is left.
+	b.put(progressFile, `{"status":"running","root":"ROOT-B","updated":"`+b.now.Add(-time.Hour).Format(time.RFC3339)+`"}`)
+	if b.status() != "interrupted ROOT-B" {
+		t.Error(b.status())
+	}
+}
+
+// What keeps a machine from an image, beside what TestRejected has.
+func TestAdmit(t *testing.T) {
+	s := &system{image: ondisk.ImageInfo{Plan: oldPlan, Arch: "amd64", Kubernetes: "v1.36.3"}, target: &machine.Partition{Label: ondisk.LabelRootB, Size: 1 << 30}}
+	next := ondisk.ImageInfo{Plan: newPlan, Arch: "amd64", Kubernetes: "v1.36.4"}
+	if err := s.admit(next, 1<<30); err != nil {
+		t.Error(err)
+	}
+	for _, c := range []struct {
+		want   string
+		change func(*ondisk.ImageInfo)
+	}{
+		{"which no edgebake gives", func(i *ondisk.ImageInfo) { i.Plan = "../../linux/0123456789abcdef" }},
+		{"which no edgebake gives", func(i *ondisk.ImageInfo) { i.Plan = "0123" }},
+		{"begins like that", func(i *ondisk.ImageInfo) { i.Plan = oldPlan[:16] + newPlan[:16] }},
+		{"whose own firmware", func(i *ondisk.ImageInfo) { i.Boards = []string{"Raspberry Pi 4"} }},
+	} {
+		i := next
+		c.change(&i)
+		if err := s.admit(i, 1); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q is not in: %v", c.want, err)
+		}
+	}
+	if err := s.admit(next, 1<<30+1); err == nil || !strings.Contains(err.Error(), "has room for 1024 MiB") {
+		t.Error(err)
+	}
+}
+
+// What keeps a machine from any update.
+func TestMachineTakesNone(t *testing.T) {
+	for _, c := range []struct {
+		name, want string
+		prepare    func(b *box)
+	}{
+		{"converted by hand", "was converted to an OpenYurt node", func(b *box) { b.put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\""+openyurt.TurnedFlags+"\"\n") }},
+		{"version of its entry", "has no version that edgebake gives", func(b *box) {
+			b.put(entryA, strings.Replace(b.get(entryA), "version 1\n", "version 99999999999999999999\n", 1))
+		}},
+		{"on trial", "on trial", func(b *box) {
+			b.put(machine.BootCountFile, "\x06\x00\x00\x00\\\x00l\x00o\x00a\x00d\x00e\x00r\x00")
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBox(t)
+			c.prepare(b)
+			if err := b.order(Options{Image: b.inside("new.raw.zst")}); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Error(err)
+			}
+			if _, err := os.Stat(filepath.Join(b.root, entryB)); err == nil {
+				t.Error("the new system has a boot entry")
+			}
+		})
+	}
+}
+
+// Of two orders at once one waits, and says for what.
+func TestTwoOrders(t *testing.T) {
+	b := newBox(t)
+	e := b.env()
+	release, err := run.Exclusive(t.Context(), e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	err = Update(ctx, e, Options{Image: b.inside("new.raw.zst")}, func(run.Step) {})
+	if err == nil || !strings.Contains(err.Error(), "another update, convert, revert or reset is at work") {
+		t.Error(err)
+	}
+	release()
+	if err := b.order(Options{Image: b.inside("new.raw.zst")}); err != nil {
+		t.Error(err)
+	}
+}
+
+// An update that is completed by the same command needs no room for what is in place.
+func TestRoomOnESP(t *testing.T) {
+	b := newBox(t)
+	name := b.inside("new.raw.zst")
+	e := b.env()
+	order := func(free int64) error {
+		e.FSFree = func(string) (int64, error) { return free, nil }
+		return Update(t.Context(), e, Options{Image: name}, func(run.Step) {})
+	}
+	if err := order(4 << 20); err == nil || !strings.Contains(err.Error(), "the EFI system partition has 4 MiB free") {
+		t.Error(err)
+	}
+	if err := order(40 << 20); err != nil {
+		t.Fatal(err)
+	}
+	b.effects = 0
+	if err := order(1 << 20); err != nil {
+		t.Error(err)
+	}
+	b.updated()
+}

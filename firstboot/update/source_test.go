@@ -1,0 +1,297 @@
+package update
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/slot"
+)
+
+// slowLine is a web server at the other end of a line, which passes the box's time.
+type slowLine struct {
+	b     *box
+	image []byte
+	// rate is how many bytes come in a second, in pieces of so many bytes. After lasts, the
+	// line drops; 0: it never does.
+	rate, piece float64
+	lasts       time.Duration
+	requests    int
+	came        int64
+	err         error // of each request
+}
+
+func newLine(b *box, image string) *slowLine {
+	b.t.Helper()
+	file, err := os.ReadFile(imagePath(image))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return &slowLine{b: b, image: file, rate: 1e6, piece: 64 << 10}
+}
+
+func (l *slowLine) get(_ context.Context, _ string, header http.Header, _ []string) (*http.Response, error) {
+	l.requests++
+	if l.err != nil {
+		return nil, l.err
+	}
+	size := int64(len(l.image))
+	from, to := size-1, size-1
+	if r := header.Get("Range"); r != "bytes=-1" {
+		if _, err := fmt.Sscanf(r, "bytes=%d-%d", &from, &to); err != nil {
+			l.b.t.Fatal(err)
+		}
+	}
+	return &http.Response{
+		StatusCode: http.StatusPartialContent,
+		Header:     http.Header{"Content-Range": {fmt.Sprintf("bytes %d-%d/%d", from, to, size)}},
+		Body:       &slowBody{l: l, r: bytes.NewReader(l.image[from : to+1]), began: l.b.now},
+	}, nil
+}
+
+type slowBody struct {
+	l     *slowLine
+	r     *bytes.Reader
+	began time.Time
+}
+
+func (s *slowBody) Read(p []byte) (int, error) {
+	l := s.l
+	if l.lasts > 0 && l.b.now.Sub(s.began) >= l.lasts {
+		return 0, errors.New("connection reset by peer")
+	}
+	n, err := s.r.Read(p[:min(len(p), int(l.piece))])
+	l.b.now = l.b.now.Add(time.Duration(float64(n) / l.rate * float64(time.Second)))
+	l.came += int64(n)
+	return n, err
+}
+
+func (s *slowBody) Close() error { return nil }
+
+// over carries out an update over a line.
+func (b *box) over(l *slowLine, o Options) error {
+	e := b.env()
+	e.Get = l.get
+	o.Image = "https://images.example.com/new.raw.zst"
+	return Update(b.t.Context(), e, o, func(s run.Step) { b.steps = append(b.steps, s.Name+" "+s.Status+" "+s.Detail) })
+}
+
+// A line that drops each minute brings the image all the same, and no byte of it twice but
+// those that were on the way.
+func TestLineThatDropsEachMinute(t *testing.T) {
+	b := newBox(t)
+	l := newLine(b, "new.raw.zst")
+	if err := b.over(l, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	whole := l.came
+	b = newBox(t)
+	l = newLine(b, "new.raw.zst")
+	l.rate, l.piece, l.lasts = 1500, 1000, time.Minute
+	if err := b.over(l, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+	if l.requests < 20 || l.came > whole+whole/50 {
+		t.Errorf("%d requests, %d bytes came, %d on a good line", l.requests, l.came, whole)
+	}
+}
+
+// A server that sends next to nothing does not keep the update for ever.
+func TestStalledServer(t *testing.T) {
+	b := newBox(t)
+	l := newLine(b, "new.raw.zst")
+	l.rate, l.piece = 50, 1000
+	began := b.now
+	err := b.over(l, Options{})
+	if err == nil || !strings.Contains(err.Error(), "bytes came in a minute") || !strings.Contains(run.Advice(err), "it continues") {
+		t.Errorf("%v (%s)", err, run.Advice(err))
+	}
+	if took := b.now.Sub(began); took > 2*time.Hour {
+		t.Errorf("it took %s", took)
+	}
+}
+
+func TestLimitRate(t *testing.T) {
+	b := newBox(t)
+	l := newLine(b, "new.raw.zst")
+	began := b.now
+	if err := b.over(l, Options{Rate: 100e3}); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+	if rate := float64(l.came) / b.now.Sub(began).Seconds(); rate > 101e3 || rate < 80e3 {
+		t.Errorf("%.0f bytes a second", rate)
+	}
+}
+
+// What the same request meets again ends the update at once.
+func TestFinal(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		do   func(l *slowLine)
+		want string
+	}{
+		{"redirect", func(l *slowLine) { l.err = fmt.Errorf("Get: %w: only https is used", machine.ErrRedirect) }, "only https"},
+		{"cut short", func(l *slowLine) { l.image = l.image[:len(l.image)-100] }, "cut short"},
+		{"damaged index", func(l *slowLine) {
+			i := bytes.LastIndex(l.image, []byte{0x5d, 0x2a, 0x4d, 0x18})
+			l.image = bytes.Clone(l.image)
+			l.image[i+8] = 0 // its version
+		}, "is damaged"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBox(t)
+			l := newLine(b, "new.raw.zst")
+			l.rate = 1e12
+			c.do(l)
+			began := b.now
+			err := b.over(l, Options{})
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Error(err)
+			}
+			if l.requests > 4 || b.now.Sub(began) >= time.Second {
+				t.Errorf("%d requests in %s", l.requests, b.now.Sub(began))
+			}
+		})
+	}
+	b := newBox(t)
+	began := b.now
+	if err := b.order(Options{Image: "/mnt/none.raw.zst"}); !errors.Is(err, os.ErrNotExist) || b.now != began {
+		t.Errorf("a file that is not there: %v after %s", err, b.now.Sub(began))
+	}
+}
+
+// A server that cannot be reached is asked again, for a while.
+func TestUnreachable(t *testing.T) {
+	b := newBox(t)
+	l := newLine(b, "new.raw.zst")
+	l.err = errors.New("connection refused")
+	began := b.now
+	if err := b.over(l, Options{}); err == nil || !strings.Contains(err.Error(), "connection refused") {
+		t.Error(err)
+	}
+	if took := b.now.Sub(began); l.requests < 4 || took > 5*time.Minute {
+		t.Errorf("%d requests in %s", l.requests, took)
+	}
+}
+
+// site gives the box a Site, whose API server is out of reach.
+func (b *box) site(e *machine.Env, lines ...string) {
+	e.Dial = func(context.Context, string, string) (net.Conn, error) {
+		return nil, errors.New("network is unreachable")
+	}
+	doc := strings.Join(append([]string{
+		"apiVersion: edgebake.io/v1alpha1", "kind: Site", "masters: ['192.0.2.11:6443']",
+		"caCertHashes: ['sha256:" + strings.Repeat("ab", 32) + "']", "nodeName: edge1", "nodeType: native",
+	}, lines...), "\n") + "\n"
+	read := e.ReadSlot
+	e.ReadSlot = func(dev string) (*slot.Contents, error) {
+		c, err := read(dev)
+		if errors.Is(err, slot.ErrNoSite) && c == nil {
+			c = &slot.Contents{Info: ondisk.SlotInfo{Version: ondisk.SlotInfoVersion}}
+		}
+		if c != nil {
+			c.Files, err = map[string][]byte{ondisk.SlotSite: []byte(doc)}, nil
+		}
+		return c, err
+	}
+}
+
+// A metered Site has a person say how much may be fetched, and no more is.
+func TestMetered(t *testing.T) {
+	b := newBox(t)
+	before := b.partition(ondisk.LabelRootB)
+	l := newLine(b, "new.raw.zst")
+	order := func(o Options) error {
+		e := b.env()
+		e.Get = l.get
+		b.site(e, "ipvs: {profile: metered}")
+		return Update(t.Context(), e, o, func(run.Step) {})
+	}
+	const url = "https://images.example.com/new.raw.zst"
+	if err := order(Options{Image: url}); err == nil || !strings.Contains(err.Error(), "metered") || !strings.Contains(run.Advice(err), "--max-bytes") || l.requests > 0 {
+		t.Errorf("%v, %d requests", err, l.requests)
+	}
+	if err := order(Options{Image: url, MaxBytes: 1e6}); err == nil || !strings.Contains(err.Error(), "--max-bytes allows 1.0 MB") || l.came > 1e6 {
+		t.Errorf("%v, %d bytes came", err, l.came)
+	}
+	if !bytes.Equal(before, b.partition(ondisk.LabelRootB)) {
+		t.Error("the other root was written")
+	}
+	l.came = 0
+	if err := order(Options{Image: url, MaxBytes: 8e6}); err != nil {
+		t.Fatal(err)
+	}
+	if l.came > 8e6 {
+		t.Errorf("%d bytes came", l.came)
+	}
+	b.updated()
+	if err := order(Options{Image: b.inside("new.raw.zst")}); err != nil {
+		t.Errorf("from a file: %v", err)
+	}
+}
+
+// plug puts a stick into the box, with a copy of each image.
+func (b *box) plug(e *machine.Env, name string, images ...string) {
+	b.t.Helper()
+	dev := "sys/devices/usb/" + name
+	b.put(dev+"/size", "1000000")
+	b.put(dev+"/"+name+"1/partition", "1")
+	b.link("../devices/usb/"+name, "sys/block/"+name)
+	run := e.Run
+	e.Run = func(ctx context.Context, c machine.Cmd) error {
+		if c.Args[0] == "mount" && c.Args[3] == "/dev/"+name+"1" {
+			if c.Args[2] != "ro,nosuid,nodev,noexec" {
+				b.t.Errorf("%q", c.Args)
+			}
+			for _, i := range images {
+				copyFile(b.t, imagePath(i), filepath.Join(b.root, c.Args[4], i))
+			}
+		}
+		return run(ctx, c)
+	}
+}
+
+// Of what is on sticks, the one image is taken that fits.
+func TestStick(t *testing.T) {
+	order := func(b *box, e *machine.Env) error {
+		return Update(t.Context(), e, Options{Image: Stick, NoReboot: true}, func(run.Step) {})
+	}
+	b := newBox(t)
+	e := b.env()
+	if err := order(b, e); err == nil || !strings.Contains(err.Error(), "no stick in this machine has an image") {
+		t.Error(err)
+	}
+	b.plug(e, "sda", "foreign.raw.zst", "unsigned.raw.zst")
+	err := order(b, e)
+	for _, want := range []string{"foreign.raw.zst: the image is for arm64", "unsigned.raw.zst: the image has no signature"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not in: %v", want, err)
+		}
+	}
+	b.plug(e, "sdb", "new.raw.zst", "old.raw.zst")
+	b.unmounted = nil
+	if err := order(b, e); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+	if strings.Join(b.unmounted, " ") != "sda1 sdb1" {
+		t.Errorf("unmounted: %q", b.unmounted)
+	}
+	b.plug(e, "sdc", "new.raw.zst")
+	if err := order(b, e); err == nil || !strings.Contains(err.Error(), "takes two of the images") {
+		t.Error(err)
+	}
+}
