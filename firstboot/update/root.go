@@ -60,8 +60,10 @@ type fetcher struct {
 	most    int64 // that may be fetched; 0: any number
 	fetched int64
 	left    time.Duration // 0: not known
-	begun   time.Time
-	told    time.Time
+	// begun is when the fetching of this phase began, and base how much was fetched then.
+	begun time.Time
+	base  int64
+	told  time.Time
 }
 
 // tellEvery is how often progress is told.
@@ -191,7 +193,7 @@ func (f *fetcher) sameImage(ctx context.Context) error {
 // count adds fetched bytes, and tells how it goes.
 func (f *fetcher) count(n int) error {
 	if f.begun.IsZero() {
-		f.begun = f.now()
+		f.begun, f.base = f.now(), f.fetched
 	}
 	f.fetched += int64(n)
 	if f.most > 0 && f.fetched > f.most {
@@ -202,9 +204,13 @@ func (f *fetcher) count(n int) error {
 		return nil
 	}
 	f.told, f.left = now, 0
+	if f.total < f.fetched {
+		f.tell("%s: %s", f.src.Name(), megabytes(f.fetched))
+		return nil
+	}
 	left := ""
-	if took := now.Sub(f.begun); took > tellEvery && f.fetched > 0 && f.fetched < f.total {
-		rest := took.Seconds() * float64(f.total-f.fetched) / float64(f.fetched)
+	if took, came := now.Sub(f.begun), f.fetched-f.base; took > tellEvery && came > 0 && f.fetched < f.total {
+		rest := took.Seconds() * float64(f.total-f.fetched) / float64(came)
 		f.left = time.Duration(rest) * time.Second
 		left = ", " + f.left.String() + " left"
 	}
@@ -216,7 +222,7 @@ func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
 // expect adds the bytes of chunks to those that will be fetched.
 func (f *fetcher) expect(p *chunk.Part, chunks []int) {
-	f.total = max(f.planned, f.fetched+f.bytes(p, chunks))
+	f.total, f.begun = max(f.planned, f.fetched+f.bytes(p, chunks)), time.Time{}
 }
 
 // bytes is how many are fetched to get these chunks.
