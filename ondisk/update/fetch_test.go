@@ -110,7 +110,9 @@ func (c *claims) ReadAt(b []byte, off int64) (int, error) {
 	c.most, c.read = max(c.most, int64(len(b))), c.read+int64(len(b))
 	clear(b)
 	foot := []byte{0, 0, 0x20, 0, 0x80, 0xb1, 0xea, 0x92, 0x8f} // 2 Mi frames of 12 bytes each
-	copy(b[max(0, c.size-9-off):], foot)
+	if at := c.size - int64(len(foot)) - off; at < int64(len(b)) {
+		copy(b[max(0, at):], foot)
+	}
 	return len(b), nil
 }
 
