@@ -1,6 +1,9 @@
 package ipvs
 
-import "time"
+import (
+	"math/rand/v2"
+	"time"
+)
 
 // latency is a smoothed time between a question and its answer, and the deviation
 // from it, as TCP keeps them for its retransmissions (RFC 6298). The zero value has
@@ -27,3 +30,37 @@ func (l *latency) patience(margin, most time.Duration) time.Duration {
 // mostPatience is the longest wait for the answer to a PING, or for a handshake. A
 // kube-apiserver gives up a handshake after 32 s.
 const mostPatience = 16 * time.Second
+
+// spacing keeps requests apart while an API server is in trouble: it answers late, or with
+// errors. It works on each request, also when nobody waits for the answer anymore.
+type spacing struct{ since time.Time } // when the trouble began; zero: there is none
+
+const (
+	// mostSpacing is the longest pause between an answer and the next request because of
+	// trouble.
+	mostSpacing = 30 * time.Second
+	// mostAnswer is the longest wait for an answer over a connection whose PINGs are
+	// answered. A kube-apiserver gives up a request after a minute.
+	mostAnswer = 2 * time.Minute
+)
+
+// answered returns the least pause after an answer that came now: a quarter of the time
+// that the trouble has lasted. well is an answer that is neither late nor an error; the
+// trouble ends with it if the API server is up.
+func (p *spacing) answered(now time.Time, took time.Duration, well, up bool) time.Duration {
+	switch {
+	case well && up:
+		p.since = time.Time{}
+		return 0
+	case well:
+		return 0
+	case p.since.IsZero():
+		p.since = now.Add(-took)
+	}
+	return spread(min(now.Sub(p.since)/4, mostSpacing))
+}
+
+// spread is half of d to all of it, so that the nodes of a cluster do not ask together.
+func spread(d time.Duration) time.Duration {
+	return d/2 + time.Duration(rand.Float64()*float64(d/2))
+}

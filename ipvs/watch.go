@@ -42,8 +42,9 @@ type watcher struct {
 	// rtt and shake are the measured times until a PING is answered, and of a
 	// handshake.
 	rtt, shake latency
+	spacing    spacing
 	// late counts handshakes in a row that took too long, failed all tries in a row
-	// that led to no connection.
+	// that led to no connection, or to an answer that did not help.
 	late, failed int
 	state        State // what observe returned last
 	// soon: the next try is one of those that decide about a verdict.
@@ -52,6 +53,8 @@ type watcher struct {
 	// not answer. It is held: to an API server that answers again it is one
 	// handshake less.
 	silent *probe.Link
+	// paused is the schedule of that connection.
+	paused *schedule
 }
 
 // handshakes is how many slots there are.
@@ -78,7 +81,9 @@ func (w *watcher) run(ctx context.Context) {
 				break
 			}
 		}
+		s := w.paused
 		if l != w.silent { // or the same process has shown its cluster already
+			s = nil
 			if class, err := w.vouched(ctx); err != nil {
 				l.Close()
 				if ctx.Err() != nil {
@@ -97,9 +102,9 @@ func (w *watcher) run(ctx context.Context) {
 			}
 			w.drop()
 		}
-		w.silent = nil
+		w.silent, w.paused = nil, nil
 		began := time.Now()
-		next = w.hold(ctx, l)
+		next = w.hold(ctx, l, s)
 		if l != w.silent {
 			l.Close()
 		}
@@ -118,7 +123,7 @@ func (w *watcher) run(ctx context.Context) {
 func (w *watcher) drop() {
 	if w.silent != nil {
 		w.silent.Close()
-		w.silent = nil
+		w.silent, w.paused = nil, nil
 	}
 }
 
@@ -186,7 +191,10 @@ func (w *watcher) words() <-chan probe.Event {
 // spoke takes an event of the silent connection, and returns it if it lives.
 func (w *watcher) spoke(e probe.Event) *probe.Link {
 	switch e.Kind {
-	case probe.EventPong, probe.EventResponse:
+	case probe.EventPong:
+		return w.silent
+	case probe.EventResponse:
+		w.paused.asked = time.Time{} // it tells of the time before
 		return w.silent
 	case probe.EventClosed:
 		w.see(probe.Closed, e.Err)
@@ -200,6 +208,9 @@ func (w *watcher) see(class probe.Outcome, err error) (s State, soon bool) {
 	w.state, soon = w.observe(class, err)
 	if w.state == Up {
 		w.failed = 0
+	}
+	if class == probe.Refused { // it works on nothing anymore
+		w.spacing = spacing{}
 	}
 	return w.state, soon
 }
@@ -356,8 +367,13 @@ func (w *watcher) vouched(ctx context.Context) (probe.Outcome, error) {
 // hold senses over one connection until it breaks. It returns the connection
 // to go on with, if one proved itself meanwhile. What is sent and when is the
 // schedule's to decide; the loop has one timer.
-func (w *watcher) hold(ctx context.Context, l *probe.Link) *probe.Link {
-	s := newSchedule(time.Now(), &w.profile, w.beat, l.HTTP2, w.readyDue, &w.rtt)
+// s is the connection's schedule if it was held before.
+func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.Link {
+	if s != nil {
+		s.resume(time.Now())
+	} else {
+		s = newSchedule(time.Now(), &w.profile, w.beat, l.HTTP2, w.readyDue, &w.rtt, &w.spacing)
+	}
 	w.readyDue = time.Time{}
 	due := time.NewTimer(0)
 	defer due.Stop()
@@ -374,7 +390,12 @@ func (w *watcher) hold(ctx context.Context, l *probe.Link) *probe.Link {
 		if l.Exhausted() {
 			return nil
 		}
-		due.Reset(time.Until(s.due()))
+		wait := time.Until(s.due())
+		if w.state != Up {
+			// Looked at again and again: the others may go down meanwhile.
+			wait = min(wait, w.profile.Retry)
+		}
+		due.Reset(wait)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -387,6 +408,9 @@ func (w *watcher) hold(ctx context.Context, l *probe.Link) *probe.Link {
 				return nil
 			}
 		case <-due.C:
+		}
+		if w.state != Up && w.alone() {
+			s.hurry(w.profile.RetryMax)
 		}
 	}
 }
@@ -406,7 +430,7 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 		alive, answer, ok, silent := w.inquire(ctx, l)
 		s.inquired(time.Now())
 		if silent {
-			w.silent, w.readyDue = l, time.Time{}
+			w.silent, w.paused, w.readyDue = l, s, time.Time{}
 			w.failed++
 		}
 		if !ok || alive != l {
@@ -417,14 +441,18 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 		}
 		s.trust(time.Now())
 	case overdue:
-		class := probe.Timeout
-		if l.HTTP2 { // or there would be an inquiry by now
-			class = probe.Late
+		waited := time.Since(s.asked)
+		late := fmt.Errorf("no answer to %s in %s", l.Target.Probe.Path, waited.Round(time.Second))
+		switch {
+		case !l.HTTP2: // or there would be an inquiry by now
+			w.fail(probe.Timeout, late)
+			return nil, true
+		case waited >= mostAnswer:
+			w.fail(probe.Late, late)
+			return nil, true
 		}
-		w.see(class, fmt.Errorf("no answer to %s in %s", l.Target.Probe.Path, w.profile.ReadyTimeout))
-		// Over HTTP/2 it answers PINGs, so only the request hangs: it is asked
-		// once more on the same connection.
-		return nil, !l.HTTP2
+		w.see(probe.Late, late) // it answers PINGs, so only the request hangs
+		return nil, false
 	}
 	if err != nil {
 		w.see(probe.Closed, err)
@@ -452,8 +480,12 @@ func (w *watcher) hear(s *schedule, l *probe.Link, e probe.Event) (over bool) {
 		if !s.awaits() {
 			return false
 		}
-		state, soon := w.see(l.Target.Probe.Judge(e, l.Skew), nil)
-		s.response(time.Now(), state, soon)
+		answer := l.Target.Probe.Judge(e, l.Skew)
+		var state State
+		if state, w.soon = w.see(answer, nil); state != Up {
+			w.failed++
+		}
+		s.response(time.Now(), answer, state, w.soon, w.backoff(rand.Float64()))
 		if s.leaving {
 			w.readyDue = s.readyDue
 			w.hungUp(l)

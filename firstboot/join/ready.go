@@ -138,7 +138,7 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	var refused, final error
 	labelled, missing := false, member.Absence{}
 	r.joined, r.noted = member.ReadJoinedAs(e)
-	err := e.Retry(ctx, 2*time.Second, func() error {
+	err := e.RetryGently(ctx, 2*time.Second, func() error {
 		bad := r.look(ctx, e)
 		if errors.Is(bad, member.ErrNoNode) {
 			bad = errors.Join(bad, missing.End(ctx, e, r.active.Site))

@@ -304,12 +304,16 @@ func (e *Env) Write(path string, data []byte, o Owner) (bool, error) {
 
 // Poll calls try every interval until it is true, ctx ends, or it fails.
 func (e *Env) Poll(ctx context.Context, interval time.Duration, try func() (bool, error)) error {
+	return e.poll(ctx, func() time.Duration { return interval }, try)
+}
+
+func (e *Env) poll(ctx context.Context, pause func() time.Duration, try func() (bool, error)) error {
 	for {
 		ok, err := try()
 		if err != nil || ok {
 			return err
 		}
-		if err := e.Sleep(ctx, interval); err != nil {
+		if err := e.Sleep(ctx, pause()); err != nil {
 			return err
 		}
 	}
@@ -323,9 +327,24 @@ func (e *Env) Retry(ctx context.Context, interval time.Duration, try func() erro
 
 // RetryFor is retry that ends when patience is over, too.
 func (e *Env) RetryFor(ctx context.Context, patience, interval time.Duration, try func() error) error {
+	return e.retry(ctx, patience, func() time.Duration { return interval }, try)
+}
+
+// mostGently is the longest pause of RetryGently.
+const mostGently = 10 * time.Second
+
+// RetryGently is Retry whose pauses grow with the time that it has waited, of which each is
+// at most an eighth: a thousand machines may wait for the same API server.
+func (e *Env) RetryGently(ctx context.Context, interval time.Duration, try func() error) error {
+	began := e.Now()
+	pause := func() time.Duration { return min(max(interval, e.Now().Sub(began)/8), mostGently) }
+	return e.retry(ctx, math.MaxInt64, pause, try)
+}
+
+func (e *Env) retry(ctx context.Context, patience time.Duration, pause func() time.Duration, try func() error) error {
 	end := e.Now().Add(patience)
 	var last error
-	err := e.Poll(ctx, interval, func() (bool, error) {
+	err := e.poll(ctx, pause, func() (bool, error) {
 		err := try()
 		if err != nil && last != nil && ctx.Err() != nil {
 			return false, last // ctx cut the try off, whose error tells nothing else

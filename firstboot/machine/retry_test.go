@@ -49,3 +49,35 @@ func TestRetrySaysWhatWasWrong(t *testing.T) {
 		}
 	}
 }
+
+// TestRetryGently: a machine that has to wait long asks less and less often, and is not much
+// later for it.
+func TestRetryGently(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		after       time.Duration // it goes well
+		least, most int           // tries
+		late        time.Duration
+	}{
+		{4 * time.Second, 3, 3, 0},
+		{16 * time.Second, 9, 9, 0},
+		{80 * time.Second, 15, 23, 10 * time.Second},
+		{10 * time.Minute, 60, 76, 10 * time.Second},
+	} {
+		now, tries := time.Unix(0, 0), 0
+		e := &Env{Clock: Clock{Now: func() time.Time { return now }, Sleep: func(ctx context.Context, d time.Duration) error {
+			now = now.Add(d)
+			return nil
+		}}}
+		err := e.RetryGently(t.Context(), 2*time.Second, func() error {
+			if tries++; now.Sub(time.Unix(0, 0)) < tt.after {
+				return errors.New("not registered")
+			}
+			return nil
+		})
+		late := now.Sub(time.Unix(0, 0)) - tt.after
+		if err != nil || tries < tt.least || tries > tt.most || late > tt.late {
+			t.Errorf("%v after %d tries, %s late; expected %d to %d tries, at most %s late", err, tries, late, tt.least, tt.most, tt.late)
+		}
+	}
+}

@@ -266,14 +266,16 @@ func (n *node) kubelet(ctx context.Context, server string, ca []byte, token stri
 	if host.Sleep(ctx, 1200*time.Millisecond) != nil { // it starts
 		return
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		panic(err)
-	}
-	for own.cert == nil {
+	// A CSR whose creation was not answered is not found again: each has a key and a name of
+	// its own.
+	for pause := 2 * time.Second; own.cert == nil; pause = min(2*pause, 32*time.Second) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			panic(err)
+		}
 		if own, err = n.enrol(ctx, server, ca, token, key); err != nil {
 			n.fleet.fault(ctx, "kubelet's bootstrap: "+gist(err))
-			if host.Sleep(ctx, time.Second+time.Duration(mrand.Int64N(int64(time.Second)))) != nil {
+			if host.Sleep(ctx, pause+time.Duration(mrand.Int64N(int64(pause/10)))) != nil {
 				return
 			}
 		}

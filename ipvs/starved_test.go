@@ -1,0 +1,121 @@
+package ipvs
+
+import (
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// starved has m work on each request for a while, whatever becomes of the connection, as a
+// kube-apiserver does whose processors or etcd are overloaded. It answers PINGs at once.
+type starved struct {
+	takes  atomic.Int64 // time of one request
+	status atomic.Int64
+	now    atomic.Int64 // requests being worked on
+	most   atomic.Int64 // of now
+	asked  atomic.Int64
+}
+
+func (s *starved) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.asked.Add(1)
+	for n := s.now.Add(1); ; {
+		most := s.most.Load()
+		if n <= most || s.most.CompareAndSwap(most, n) {
+			break
+		}
+	}
+	defer s.now.Add(-1)
+	time.Sleep(time.Duration(s.takes.Load()))
+	w.WriteHeader(int(s.status.Load()))
+}
+
+// TestStarvedServer: daemons never have an API server work on two of their requests at once,
+// and a thousand of them send one that is in trouble at most 50 requests a second, where they
+// send a healthy one 110. A slow API server keeps its place. One that only starts is back within
+// 5 s of being ready, the others within 35 s of their next answer.
+func TestStarvedServer(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	const nodes, fleet, most = 20, 1000, 50
+	for _, tt := range []struct {
+		name   string
+		takes  time.Duration // each answer
+		lag    time.Duration // all that it sends, PINGs among them, is so much later
+		status int64
+		lasts  time.Duration
+		back   time.Duration // after it is well
+		state  State         // meanwhile
+		slow   bool          // it keeps its place all the same
+	}{
+		{"starts", time.Millisecond, 0, 500, 15 * time.Second, 5 * time.Second, Down, false},
+		{"errors", time.Millisecond, 0, 500, 10 * time.Minute, 35 * time.Second, Down, false},
+		{"errors after 1 s", time.Second, 0, 500, 10 * time.Minute, 35 * time.Second, Down, false},
+		{"errors after 30 s", 30 * time.Second, 0, 500, 10 * time.Minute, 65 * time.Second, Down, false},
+		{"errors after 60 s", time.Minute, 0, 504, 10 * time.Minute, 95 * time.Second, Down, false},
+		{"0.5 s", 500 * time.Millisecond, 0, 200, 10 * time.Minute, 0, Up, false},
+		{"1 s", time.Second, 0, 200, 10 * time.Minute, 0, Up, false},
+		{"5 s", 5 * time.Second, 0, 200, 10 * time.Minute, 0, Up, false},
+		{"10 s", 10 * time.Second, 0, 200, 10 * time.Minute, 45 * time.Second, Down, true},
+		{"30 s", 30 * time.Second, 0, 200, 10 * time.Minute, 65 * time.Second, Down, true},
+		{"60 s", time.Minute, 0, 200, 10 * time.Minute, 95 * time.Second, Down, true},
+		{"for ever", time.Hour, 0, 200, 10 * time.Minute, 160 * time.Second, Down, true},
+		{"30 s, and PINGs 10 s", 30 * time.Second, 10 * time.Second, 200, 10 * time.Minute, 80 * time.Second, Down, true},
+		{"30 s, and PINGs 20 s", 30 * time.Second, 20 * time.Second, 200, 10 * time.Minute, 90 * time.Second, Down, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newFakeMaster(t, cert)
+				h := &starved{}
+				h.status.Store(200)
+				m.http.Handler, m.slow = h, true
+				m.start()
+				var all []*sensed
+				for range nodes {
+					all = append(all, sense(t, m, LAN(), c.roots(t)))
+				}
+				time.Sleep(time.Minute)
+				m.lag.Store(int64(tt.lag))
+				h.takes.Store(int64(tt.takes))
+				h.status.Store(tt.status)
+				early := min(tt.lasts, time.Minute)
+				time.Sleep(early)
+				if later := tt.lasts - early; later > 0 {
+					before := h.asked.Load()
+					time.Sleep(later)
+					rate := float64(h.asked.Load()-before) / later.Seconds() * fleet / nodes
+					t.Logf("%d daemons send %.0f requests a second; at most %d were being worked on for %d", fleet, rate, h.most.Load(), nodes)
+					if rate > most {
+						t.Errorf("%d daemons send %.0f requests a second, want at most %d", fleet, rate, most)
+					}
+				}
+				if tt.takes < mostAnswer && h.most.Load() > nodes {
+					t.Errorf("%d requests of %d daemons were being worked on", h.most.Load(), nodes)
+				}
+				for _, s := range all {
+					s.mu.Lock()
+					if got := s.health.slow(); s.health.State != tt.state || got != tt.slow {
+						t.Errorf("it is %s, which keeps its place: %t; want %s, %t: %q", s.health.State, got, tt.state, tt.slow, s.events)
+					}
+					s.mu.Unlock()
+				}
+				m.lag.Store(0)
+				h.takes.Store(0)
+				h.status.Store(200)
+				time.Sleep(tt.back)
+				for _, s := range all {
+					if st, _ := s.state(); st != Up {
+						t.Errorf("it is %s %s after it is well", st, tt.back)
+						break
+					}
+				}
+				for _, s := range all {
+					s.cancel()
+					<-s.done
+				}
+				m.stop()
+				time.Sleep(2 * time.Hour)
+			})
+		})
+	}
+}
