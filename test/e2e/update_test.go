@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/ondisk"
@@ -78,32 +79,42 @@ func TestAnotherRoot(t *testing.T) {
 	w.checkDisk(w.disk(vm))
 }
 
+// toUpdate is a machine that runs the first image and is Ready, and a web server that has
+// the others.
+func (w *world) toUpdate(others ...string) (vm *lab.VM, node *lab.Object, url string) {
+	w.t.Helper()
+	if err := w.c.LetLogsBeRead(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	www := filepath.Join(w.lab.Dir, "www")
+	if err := os.MkdirAll(www, 0o755); err != nil {
+		w.t.Fatal(err)
+	}
+	build := func(name, path string) string {
+		w.must(w.bin, "build", "test/e2e/testdata/"+name+".yaml", "--output", path, "--lock", filepath.Join(w.lab.Dir, name+".lock"))
+		return path
+	}
+	first := build("first", filepath.Join(w.lab.Dir, "first.raw"))
+	for _, name := range others {
+		w.t.Log(w.must(w.bin, "update", "cost", first, build(name, filepath.Join(www, name+".raw.zst"))))
+	}
+	url, err := w.lab.ServeNetBoot(w.t.Context(), w.net, www, "none", nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	const name = "edge1"
+	stamped := filepath.Join(w.lab.Dir, name+".raw")
+	w.must(w.bin, "stamp", first, w.site(0, lab.Site{NodeName: name}, "users: [{name: ops, groups: [sudo]}]"), "--output", stamped)
+	vm = w.start(lab.VMConfig{Name: name, Image: stamped})
+	return vm, w.ready(vm, nil), url
+}
+
 // TestUpdate updates a machine from a web server by one command: to a good image, which it
 // keeps, and to a bad one, which it leaves again by itself.
 func TestUpdate(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
-	if err := w.c.LetLogsBeRead(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	www := filepath.Join(w.lab.Dir, "www")
-	if err := os.MkdirAll(www, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	images := map[string]string{"first": filepath.Join(w.lab.Dir, "first.raw"), "second": filepath.Join(www, "second.raw.zst"), "third": filepath.Join(www, "third.raw.zst")}
-	for name, path := range images {
-		w.must(w.bin, "build", "test/e2e/testdata/"+name+".yaml", "--output", path, "--lock", filepath.Join(w.lab.Dir, name+".lock"))
-	}
-	t.Log(w.must(w.bin, "update", "cost", images["first"], images["second"]))
-	url, err := w.lab.ServeNetBoot(t.Context(), w.net, www, "none", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const name = "edge1"
-	stamped := filepath.Join(w.lab.Dir, name+".raw")
-	w.must(w.bin, "stamp", images["first"], w.site(0, lab.Site{NodeName: name}, "users: [{name: ops, groups: [sudo]}]"), "--output", stamped)
-	vm := w.start(lab.VMConfig{Name: name, Image: stamped})
-	node := w.ready(vm, nil)
+	vm, node, url := w.toUpdate("second", "third")
 	w.makePod(vm, "hello")
 	was := w.aboutNode(vm)
 
@@ -137,12 +148,42 @@ func (w *world) released(vm *lab.VM, name string) {
 	w.saysOnNode(vm, "[ -e /var/lib/edgebake/update/esp ] || echo removed", "removed")
 }
 
-// startUpdate has the machine carry out an update, and restart. It returns the mark on the
-// console from which on it does.
-func (w *world) startUpdate(vm *lab.VM, url string) (mark int) {
+// TestTrialWithoutAPIServer has the API server die before a new system boots on trial. The
+// machine waits longer than a trial is, and keeps the system once an API server is back.
+func TestTrialWithoutAPIServer(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	vm, node, url := w.toUpdate("second")
+	// A trial of four minutes instead of fifteen.
+	mark := w.startUpdate(vm, url+"/second.raw.zst", "mount PARTLABEL=ROOT-B /mnt", "mkdir -p /mnt/etc/systemd/system/edgebake-healthy.service.d",
+		"printf '[Service]\nTimeoutStartSec=4min\n' >/mnt/etc/systemd/system/edgebake-healthy.service.d/soon.conf", "umount /mnt")
+	w.c.APIServers[0].Kill()
+	mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
+	w.expect(vm, mark, `offline: unknown, keeping current settings`)
+	time.Sleep(6 * time.Minute)
+	for _, l := range vm.Serial.Lines(mark) {
+		if strings.Contains(l.Text, "BdsDxe: starting Boot") {
+			t.Fatalf("%6.1f s from power-on: the machine has restarted", l.At.Seconds())
+		}
+	}
+	if err := w.c.StartAPIServer(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.c.WaitAPIServer(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	w.readyAfter(vm, node)
+	w.aboutNode(vm).want(t, map[string]string{"partition": "ROOT-B", "system": "second", "bless": "active", "entries": "edgebake-a.conf edgebake-b.conf"})
+	w.released(vm, "second")
+}
+
+// startUpdate has the machine carry out an update and then these commands, and restart. It
+// returns the mark on the console from which on it does.
+func (w *world) startUpdate(vm *lab.VM, url string, then ...string) (mark int) {
 	w.t.Helper()
 	mark = vm.Serial.Mark()
-	w.t.Log(w.mustOnNode(vm, "firstboot update --unsigned --no-reboot "+url+" && ls -l /efi/loader/entries && systemd-run --on-active=20 systemctl reboot"))
+	commands := append([]string{"firstboot update --unsigned --no-reboot " + url, "ls -l /efi/loader/entries"}, then...)
+	w.t.Log(w.mustOnNode(vm, strings.Join(append(commands, "systemd-run --on-active=20 systemctl reboot"), " && ")))
 	return mark
 }
 
