@@ -175,6 +175,19 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	w.readyAfter(vm, node)
 	w.aboutNode(vm).want(t, map[string]string{"partition": "ROOT-B", "system": "second", "bless": "active", "entries": "edgebake-a.conf edgebake-b.conf"})
 	w.released(vm, "second")
+	w.off(vm)
+
+	// A Site that is stamped now is for the new system.
+	disk := w.disk(vm)
+	w.must(w.bin, "stamp", disk, w.site(0, lab.Site{NodeName: "edge2"}), "--in-place")
+	i, err := media.Inspect(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i.Image.Name != "second" || i.Slot.Site == nil || i.Slot.Site.NodeName != "edge2" {
+		t.Errorf("the disk has image %s, and %+v", i.Image.Name, i.Slot)
+	}
+	w.checkDisk(disk)
 }
 
 // startUpdate has the machine carry out an update and then these commands, and restart. It
