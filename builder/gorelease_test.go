@@ -293,7 +293,7 @@ func TestCachedProgramsSayCached(t *testing.T) {
 		return kubelet, versions
 	}
 	kubelet, versions := build()
-	if len(kubelet) < 2 || kubelet[0] != "start compiled by Go: a minute or two on a quick computer" || len(versions) != 2 {
+	if len(kubelet) < 2 || kubelet[0] != "start compiling it with Go: one to four minutes on two cores, once" || len(versions) != 2 {
 		t.Errorf("the first time: %q, %q", kubelet, versions)
 	}
 	before := asked()

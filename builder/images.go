@@ -29,16 +29,6 @@ func (b *resolver) isPinned(i configs.ContainerImage) bool {
 	return b.Locked || i.Layout == "" && i.Archive == ""
 }
 
-// imageWarnings returns the Image's own warnings, those of its list of container
-// images (notes), and what nodes without a registry may lack.
-func imageWarnings(img *configs.Image, notes []string) []string {
-	notes = append(img.Warnings(), notes...)
-	if img.Containerd.Sandbox == "" {
-		notes = append(notes, "containerd.sandbox names no pause image: containerd pulls its own before a node's first pod starts; for nodes without a registry add one to images, and name it there")
-	}
-	return notes
-}
-
 // checkStore rejects a containerd for which container images cannot be baked.
 func checkStore(img *configs.Image) error {
 	if img.ImageStore.Mode == "import" || img.Containerd.Debian {
@@ -52,7 +42,7 @@ func checkStore(img *configs.Image) error {
 func (b *resolver) resolveImages(ctx context.Context) error {
 	listing, listErr := images.List(b.img, b.Dir)
 	list := listing.Images
-	for _, n := range imageWarnings(b.img, listing.Notes) {
+	for _, n := range append(b.img.Warnings(), listing.Notes...) {
 		b.event(Event{Step: "images", State: StateWarning, Text: n})
 	}
 	if len(list) == 0 {

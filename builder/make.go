@@ -310,7 +310,7 @@ func (b *executor) makeOne(ctx context.Context, name string) error {
 }
 
 // compiling is what a person is told who waits for it.
-const compiling = "compiled by Go: a minute or two on a quick computer"
+const compiling = "compiling it with Go: one to four minutes on two cores, once"
 
 // makeInput brings the bytes of an input into the cache, and notes its digest.
 func (b *executor) makeInput(ctx context.Context, name string) error {
@@ -375,7 +375,7 @@ func (b *executor) making(in plan.Input, compiled string) string {
 	case in.Make == makeDebian && b.arch != runtime.GOARCH:
 		return "making it with mmdebstrap; its packages' scripts run in emulation: about eight minutes, once"
 	case in.Make == makeDebian:
-		return "making it with mmdebstrap: a minute, more on a slow line"
+		return "making it with mmdebstrap: two to five minutes, more on a slow line; once for these packages"
 	case in.Make != "":
 		return "making it (" + in.Make + ")"
 	case in.File != "":

@@ -80,7 +80,7 @@ func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 	if len(listing.Images) > 0 {
 		errs = append(errs, checkStore(img))
 	}
-	return imageWarnings(img, listing.Notes), errors.Join(append(errs, err)...)
+	return append(img.Warnings(), listing.Notes...), errors.Join(append(errs, err)...)
 }
 
 // NotRead rejects a file to be written, called name in messages, that is one of those

@@ -16,6 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
+
+	"github.com/edgebake/edgebake/configs"
 )
 
 // Facts describes a cluster to the Image of its nodes.
@@ -26,6 +28,8 @@ type Facts struct {
 	Pause string
 	// DaemonSets are the cluster's DaemonSets, reduced to their images, as YAML; nil: none.
 	DaemonSets []byte
+	// Site has what the cluster knows of a Site: API servers, endpoint, CA.
+	Site *configs.Site
 	// Skipped lists the DaemonSets of other operating systems than Linux.
 	Skipped []string
 }
@@ -45,6 +49,9 @@ func (c *Client) Facts(ctx context.Context) (*Facts, error) {
 	}
 	version, _, _ = strings.Cut(version, "+")
 	f := &Facts{Version: strings.TrimSuffix(version, semver.Prerelease(version))}
+	if f.Site, err = c.siteStub(ctx); err != nil {
+		return nil, fmt.Errorf("%s: %w", doing, err)
+	}
 	if f.Pause, err = c.pause(ctx); err != nil {
 		return nil, err
 	}

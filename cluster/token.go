@@ -313,6 +313,20 @@ func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*
 	return &t, err
 }
 
+// HasToken reports whether the cluster has a token, given whole, and takes it at that time.
+func (c *Client) HasToken(ctx context.Context, token string, now time.Time) (bool, error) {
+	id, secret, err := api.SplitToken(token)
+	if err != nil {
+		return false, err
+	}
+	obj, err := c.get(ctx, secrets, systemNamespace, api.TokenSecretName(id))
+	if err != nil || obj == nil {
+		return false, err
+	}
+	t := tokenOf(obj, now)
+	return len(t.Problems) == 0 && t.secret.Reveal() == secret, nil
+}
+
 var tokenID = regexp.MustCompile(`^[a-z0-9]{6}$`)
 
 // checkTokenID rejects what is neither a token nor its id: to say that the cluster

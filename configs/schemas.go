@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"cmp"
 	"embed"
 	"fmt"
 	"maps"
@@ -41,7 +42,34 @@ func Explain(path string) (*Field, error) {
 	kind, _, _ := strings.Cut(path, ".")
 	schema, err := Schema(kind)
 	if err != nil {
+		if places := placesOf(path); len(places) > 0 {
+			return nil, fmt.Errorf("a field's path begins with the kind of document; did you mean %s?", strings.Join(places, " or "))
+		}
 		return nil, err
 	}
 	return strict.Explain(schema, path)
+}
+
+// maxPlaces is how many fields of one name are suggested.
+const maxPlaces = 8
+
+// placesOf returns the paths of fields that end in a path, the shortest first.
+func placesOf(end string) (places []string) {
+	end = strings.ToLower(strict.WithoutIndices(end))
+	var look func(f *Field)
+	look = func(f *Field) {
+		if strings.HasSuffix(strings.ToLower(f.Path), "."+end) {
+			places = append(places, f.Path)
+		}
+		for i := range f.Fields {
+			look(&f.Fields[i])
+		}
+	}
+	for _, kind := range SchemaKinds() {
+		if f, err := Explain(kind); err == nil {
+			look(f)
+		}
+	}
+	slices.SortStableFunc(places, func(a, b string) int { return cmp.Compare(strings.Count(a, "."), strings.Count(b, ".")) })
+	return places[:min(len(places), maxPlaces)]
 }

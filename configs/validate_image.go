@@ -401,25 +401,39 @@ func (i *Image) validateControlPlane(probs *Problems) {
 	if kubeadm.Before(i.Kubernetes.Version, kubeadm.OldestKubernetes) {
 		probs.Add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs Kubernetes v1.%d or later", kubeadm.OldestKubernetes)
 	}
-	has := func(name, tag string) bool {
-		return slices.ContainsFunc(i.Images, func(c ContainerImage) bool {
-			ref, _, _ := strings.Cut(c.Ref, "@")
-			colon := strings.LastIndexByte(ref, ':')
-			return colon > 0 && strings.HasSuffix(ref[:colon], "/"+name) && (tag == "" || ref[colon+1:] == tag)
-		})
+	always, optional, _ := kubeadm.DefaultImages(i.Kubernetes.Version)
+	missing := i.lackedImages(always)
+	if len(missing) == 0 {
+		return
 	}
-	var missing []string
-	for _, name := range kubeadm.Components() {
-		if !has(name, i.Kubernetes.Version) {
-			missing = append(missing, kubeadm.DefaultRepository+"/"+name+":"+i.Kubernetes.Version)
+	more := ""
+	if rest := i.lackedImages(optional); len(rest) > 0 {
+		more = fmt.Sprintf("; and unless the Cluster leaves them out, %s", strings.Join(rest, ", "))
+	}
+	probs.Add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs the control plane's container images on board: add to images %s%s (`kubeadm config images list --kubernetes-version %s` prints them, `edgebake init --cluster` writes an Image with them; with another registry, its names)",
+		strings.Join(missing, ", "), more, i.Kubernetes.Version)
+}
+
+// MissingImages returns kubeadm's default images of a control plane that are not on board.
+func (i *Image) MissingImages() []string {
+	always, optional, _ := kubeadm.DefaultImages(i.Kubernetes.Version)
+	return i.lackedImages(append(always, optional...))
+}
+
+// lackedImages returns those of kubeadm's images that are not on board, whatever their
+// registry. kubeadm is told of other tags than its own, but not for Kubernetes' components.
+func (i *Image) lackedImages(refs []string) (missing []string) {
+	for _, ref := range refs {
+		name, tag, _ := strings.Cut(path.Base(ref), ":")
+		if !slices.ContainsFunc(i.Images, func(c ContainerImage) bool {
+			own, _, _ := strings.Cut(c.Ref, "@")
+			colon := strings.LastIndexByte(own, ':')
+			return colon > 0 && strings.HasSuffix(own[:colon], "/"+name) && (tag != i.Kubernetes.Version || own[colon+1:] == tag)
+		}) {
+			missing = append(missing, ref)
 		}
 	}
-	if !has(kubeadm.ImageEtcd, "") {
-		missing = append(missing, kubeadm.DefaultRepository+"/"+kubeadm.ImageEtcd)
-	}
-	if len(missing) > 0 {
-		probs.Add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs the control plane's container images on board: add to images %s (`kubeadm config images list --kubernetes-version %s` prints the list; with another registry, its names)", strings.Join(missing, ", "), i.Kubernetes.Version)
-	}
+	return missing
 }
 
 func (i *Image) validateImages(probs *Problems) {

@@ -129,6 +129,27 @@ func (r *Reader) Read(name string) (Source, error) {
 	return d, err
 }
 
+// ofEdgebake matches the version that each document has.
+var ofEdgebake = regexp.MustCompile(`(?m)^["']?apiVersion["']?:\s*["']?edgebake\.io/`)
+
+// In returns the names of the documents in a directory, sorted; not of encrypted ones.
+func In(dir string) (names []string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		name := filepath.Join(dir, e.Name())
+		if !slices.Contains(Endings, strings.TrimPrefix(filepath.Ext(name), ".")) {
+			continue
+		}
+		if fi, err := os.Stat(name); err != nil || !fi.Mode().IsRegular() || fi.Size() > MaxSize {
+			continue
+		}
+		if text, err := os.ReadFile(name); err == nil && ofEdgebake.Match(text) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // ReadDecrypted reads a document, and decrypts it if age has encrypted it.
 func (r *Reader) ReadDecrypted(name string) (Source, error) {
 	d, err := r.Read(name)

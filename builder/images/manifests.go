@@ -85,10 +85,26 @@ func List(img *configs.Image, dir string) (Listing, error) {
 	l.PassedOver = m.passedOver
 	l.Notes = append(l.Notes, l.MentionNotes()...)
 	l.Notes = append(l.Notes, ignored.unused()...)
-	if v := img.Kubernetes.Version; v != "" && !slices.ContainsFunc(l.Images, func(w Wanted) bool { return strings.HasSuffix("/"+w.Name.Path, "/kube-proxy") }) {
-		l.Notes = append(l.Notes, fmt.Sprintf("no kube-proxy on board: a cluster that runs it makes every node pull it; if yours does, add its image (kube-proxy:%s) to images", v))
-	}
+	l.Notes = append(l.Notes, l.lacks(img)...)
 	return l, errors.Join(errs...)
+}
+
+// lacks returns warnings about images that every node needs and that are not on board.
+func (l *Listing) lacks(img *configs.Image) (notes []string) {
+	v := img.Kubernetes.Version
+	switch {
+	case v == "":
+		return nil // not a whole Image
+	case len(l.Images) == 0:
+		return []string{fmt.Sprintf("no container images on board, so a node needs a registry for its first pod: for nodes without one, name the pause image in containerd.sandbox, and list what runs on every node in images, e.g. kube-proxy:%s (`edgebake init --kubeconfig FILE` does both)", v)}
+	}
+	if img.Containerd.Sandbox == "" {
+		notes = append(notes, "containerd.sandbox names no pause image: containerd pulls its own before a node's first pod starts; for nodes without a registry add one to images, and name it there")
+	}
+	if !slices.ContainsFunc(l.Images, func(w Wanted) bool { return strings.HasSuffix("/"+w.Name.Path, "/kube-proxy") }) {
+		notes = append(notes, fmt.Sprintf("no kube-proxy on board: a cluster that runs it makes every node pull it; if yours does, add its image (kube-proxy:%s) to images", v))
+	}
+	return notes
 }
 
 // MentionNotes are the warnings about Mentions, which are among Notes.

@@ -88,6 +88,8 @@ type Stamped struct {
 	// Slot is what the slot now says. Golden is empty where the old slot
 	// could not be read: Verify has nothing to compare with then.
 	Slot ondisk.SlotInfo
+	// Before is the state of the slot before Unstamp.
+	Before string
 }
 
 // Stamp writes a site into an image's slot.
@@ -156,12 +158,13 @@ func Unstamp(path string) (*Stamped, error) {
 	if err != nil {
 		return nil, fmt.Errorf("unstamping image %s: %w", path, err)
 	}
+	before, _ := slotState(m.section(p))
 	info := m.goldenSlot(p)
 	img, err := slot.Encode(slot.Contents{Info: info})
 	if err != nil {
 		return nil, fmt.Errorf("unstamping image %s: %w", path, err)
 	}
-	return &Stamped{Path: path, Image: m.info, Slot: info}, m.stampInPlace(p, img)
+	return &Stamped{Path: path, Image: m.info, Slot: info, Before: before.State}, m.stampInPlace(p, img)
 }
 
 // goldenSlot describes the image in its slot, as the build did.

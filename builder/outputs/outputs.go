@@ -5,6 +5,7 @@ package outputs
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -141,6 +142,19 @@ func fileFor(targets []Target, t *Target, file string) string {
 		return file
 	}
 	return forArch(file, t.Arch)
+}
+
+// ReadReport reads the report beside an image.
+func ReadReport(image string) (*builder.Report, error) {
+	text, err := os.ReadFile(Report(image))
+	if err != nil {
+		return nil, err
+	}
+	r := new(builder.Report)
+	if err := json.Unmarshal(text, r); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", Report(image), err)
+	}
+	return r, nil
 }
 
 // Stem is an image's name without its ending.

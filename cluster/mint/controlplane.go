@@ -38,7 +38,7 @@ func ControlPlaneSites(dir string, id sealed.Identity, now time.Time) ([]NodeSit
 			errs = append(errs, fmt.Errorf("writing the Site of %s: %w", m.Name, probs))
 			continue
 		}
-		out = append(out, NodeSite{m.Name, m.Match, birth, site})
+		out = append(out, NodeSite{m.Name, birth, site})
 	}
 	return out, errors.Join(errs...)
 }

@@ -438,6 +438,7 @@ func TestSites(t *testing.T) {
 	}
 	for i, s := range sites {
 		want, _ := configs.EncodeSlot(s.Site)
+		inv.Sites[i].Site.Match = inv.Sites[i].Match
 		got, _ := configs.EncodeSlot(&inv.Sites[i].Site)
 		if !bytes.Equal(got, want) || inv.Sites[i].Name != s.Name {
 			t.Errorf("in the Inventory:\n%s\nalone:\n%s", got, want)
@@ -447,7 +448,7 @@ func TestSites(t *testing.T) {
 	if _, err := Sites(dir, sealed.Identity{}, late); err == nil || strings.Count(err.Error(), "expired at 2026-11-29T06:00:00Z") != 2 {
 		t.Error(err)
 	}
-	sites[0].Match = configs.Match{}
+	sites[0].Site.Match = configs.Match{}
 	if _, err := Inventory(sites); err == nil || !strings.Contains(err.Error(), "node a has no match") {
 		t.Error(err)
 	}
@@ -601,7 +602,8 @@ func TestInventoryOfMany(t *testing.T) {
 		name := fmt.Sprint("shop-", i)
 		c := &clusterdoc.Cluster{Name: "shops", Endpoint: "apiserver.cluster.local", VIP: "10.103.97.2", Port: 6443, Masters: []clusterdoc.ControlPlaneNode{{Name: "m1", Address: "192.0.2.11"}}, Nodes: make([]clusterdoc.Node, 500)}
 		site := c.NodeSite(&clusterdoc.Node{Name: name, NodeType: configs.NodeNative}, configs.NewSecret("abcdef.0123456789abcdef"), "sha256:"+strings.Repeat("ab", 32))
-		sites = append(sites, NodeSite{Name: name, Match: configs.Match{Serial: name}, Site: site})
+		site.Match.Serial = name
+		sites = append(sites, NodeSite{Name: name, Site: site})
 	}
 	if sites[0].Site.SpreadSeconds != 5 {
 		t.Fatalf("a Site has %d", sites[0].Site.SpreadSeconds)

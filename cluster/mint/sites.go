@@ -26,8 +26,7 @@ func digest(text []byte) string {
 
 // NodeSite is the Site of one machine, whole.
 type NodeSite struct {
-	Name  string
-	Match configs.Match
+	Name string
 	// Expires is when its token does, a control-plane node's when the cluster can
 	// no longer be born with it; zero: it cannot now.
 	Expires time.Time
@@ -106,7 +105,7 @@ func nodeSite(dir string, record *Record, c *clusterdoc.Cluster, n *clusterdoc.N
 		if probs := site.Validate(); len(probs) > 0 {
 			return nil, fmt.Errorf("writing the Site of %s: %w", n.Name, probs)
 		}
-		return &NodeSite{n.Name, n.Match, t.Expires, site}, nil
+		return &NodeSite{n.Name, t.Expires, site}, nil
 	}
 	return nil, fmt.Errorf("writing the Site of %s: it has no token: run `edgebake cluster new` again with the document that has it", n.Name)
 }
@@ -179,9 +178,9 @@ func (s *NodeSite) Header(cluster string) string {
 // match names.
 func Inventory(sites []NodeSite) ([]byte, error) {
 	var errs []error
-	var each []*yaml.Node
+	var each, matches []*yaml.Node
 	for _, s := range sites {
-		if s.Match.IsZero() {
+		if s.Site.Match.IsZero() {
 			errs = append(errs, fmt.Errorf("writing the Inventory: node %s has no match: say which machine it is in the Cluster (nodes, match)", s.Name))
 			continue
 		}
@@ -189,7 +188,9 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 		if site.SpreadSeconds == configs.DefaultSpread(len(sites)) {
 			site.SpreadSeconds = 0 // the Inventory's own default
 		}
-		each = append(each, yamltree.Without(configs.SlotNode(&site), "apiVersion", "kind"))
+		node := configs.SlotNode(&site)
+		matches = append(matches, yamltree.Value(node, "match"))
+		each = append(each, yamltree.Without(node, "apiVersion", "kind", "match"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -199,7 +200,7 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 	}
 	defaults := takeCommon(each)
 	for i, s := range sites {
-		each[i].Content = append([]*yaml.Node{yamltree.String("name"), yamltree.String(s.Name), yamltree.String("match"), matchNode(s.Match)}, each[i].Content...)
+		each[i].Content = append([]*yaml.Node{yamltree.String("name"), yamltree.String(s.Name), yamltree.String("match"), matches[i]}, each[i].Content...)
 	}
 	doc := &yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{
 		yamltree.String("apiVersion"), yamltree.String(configs.APIVersion), yamltree.String("kind"), yamltree.String(configs.KindInventory),
@@ -256,21 +257,4 @@ func sameField(m *yaml.Node, key string, value *yaml.Node) bool {
 	a, errA := yaml.Marshal(has)
 	b, errB := yaml.Marshal(value)
 	return errA == nil && errB == nil && bytes.Equal(a, b)
-}
-
-func matchNode(m configs.Match) *yaml.Node {
-	out := &yaml.Node{Kind: yaml.MappingNode}
-	if len(m.MACs) > 0 {
-		list := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
-		for _, mac := range m.MACs {
-			list.Content = append(list.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: mac, Style: yaml.DoubleQuotedStyle})
-		}
-		out.Content = append(out.Content, yamltree.String("macs"), list)
-	}
-	for _, f := range []struct{ name, value string }{{"serial", m.Serial}, {"uuid", m.UUID}, {"assetTag", m.AssetTag}} {
-		if f.value != "" {
-			out.Content = append(out.Content, yamltree.String(f.name), yamltree.String(f.value))
-		}
-	}
-	return out
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync"
@@ -183,7 +184,7 @@ read from the environment variable
 	fileFlag(c, &b.Sign, "sign", "minisign secret key to sign the image with")
 	f.BoolVar(&b.asJSON, "json", false, "print events and the report as JSON, one object a line")
 	fileFlag(c, &b.plan, "plan", "build from this plan, of edgebake plan --output json, instead of an Image", "json")
-	takesDocument(s, c, 0, true)
+	takesDocument(s, c, 0, imageHere())
 	b.takesPlan(s, c)
 	return c
 }
@@ -255,7 +256,11 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 		}
 	}
 	if err := b.prepare(s, targets); err != nil {
-		return err
+		done, current := b.upToDate(ctx, targets, err)
+		if !current {
+			return err
+		}
+		return b.printCurrent(s, targets, done)
 	}
 	show := s.Display(b.asJSON)
 	// Warnings of the cache, which the targets share, come from the goroutine of any reader.
@@ -285,7 +290,7 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 		if err := targets[i].Write(r); err != nil || !b.asJSON {
 			return err
 		}
-		return json.NewEncoder(s.JSON()).Encode(map[string]any{"state": "result", "output": targets[i].Options.Output, "report": r.Report})
+		return printResult(s, targets[i].Options.Output, r.Report)
 	})
 	show.Close()
 	if !b.asJSON && !s.Quiet() {
@@ -303,6 +308,67 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 		return withImage(ctx, image, err)
 	}
 	return nil
+}
+
+// upToDate reports whether all images are there and what a build would make; reports are
+// those beside them. err is what keeps the build from beginning.
+func (b *buildFlags) upToDate(ctx context.Context, targets []outputs.Target, err error) (reports []*builder.Report, current bool) {
+	for _, e := range builder.SplitErrors(err) {
+		if !errors.Is(e, fs.ErrExist) {
+			return nil, false
+		}
+	}
+	if b.update || b.Base != "" || b.ExportBase != "" || b.Sign != "" {
+		return nil, false
+	}
+	for _, t := range targets {
+		p := t.Plan
+		if p == nil {
+			if p, err = builder.Resolve(ctx, t.Image, t.Options); err != nil {
+				return nil, false
+			}
+		}
+		id, err := p.ID()
+		if err != nil {
+			return nil, false
+		}
+		info, err := media.Inspect(t.Options.Output)
+		if err != nil || info.Image.Plan != id || info.Slot.State != media.SlotGolden {
+			return nil, false
+		}
+		r, err := outputs.ReadReport(t.Options.Output)
+		if err != nil || r.Plan != id || r.Golden != info.Slot.Golden {
+			return nil, false
+		}
+		reports = append(reports, r)
+	}
+	return reports, true
+}
+
+// printCurrent prints that the images are there already.
+func (b *buildFlags) printCurrent(s streams, targets []outputs.Target, reports []*builder.Report) error {
+	for i, r := range reports {
+		out := targets[i].Options.Output
+		if b.asJSON {
+			if err := printResult(s, out, r); err != nil {
+				return err
+			}
+			continue
+		}
+		s.Note("%s is up to date: the inputs are those that it was built from (plan %.16s); --force builds it again\n", out, r.Plan)
+		printNext(s, out)
+	}
+	return nil
+}
+
+// printResult prints a report as JSON.
+func printResult(s streams, out string, r *builder.Report) error {
+	return json.NewEncoder(s.JSON()).Encode(map[string]any{"state": "result", "output": out, "report": r})
+}
+
+// printNext prints what to do with an image: a copy is stamped, so that it stays golden.
+func printNext(s streams, out string) {
+	s.Note("Next: edgebake stamp %s site.yaml --output SITE%s\n", out, out[len(outputs.Stem(out)):])
 }
 
 func printReport(s streams, out string, r *builder.Report) {
@@ -331,8 +397,7 @@ func printReport(s streams, out string, r *builder.Report) {
 	}
 	fmt.Fprintln(s.Out)
 	fmt.Fprintf(s.Out, "  plan   %s\n  golden %s\n", r.Plan, r.Golden)
-	// A copy, so that the golden image stays one.
-	fmt.Fprintf(s.Out, "Next: edgebake stamp %s site.yaml --output SITE%s\n", out, out[len(outputs.Stem(out)):])
+	printNext(s, out)
 }
 
 // withImage is an error after the image was written: an interrupt does not remove it.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/cmd/internal/console"
+	"github.com/edgebake/edgebake/cmd/internal/flagvalue"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
@@ -150,7 +151,7 @@ living cluster lacks for its nodes.
 		if words := c.Flags().Args(); c.HasSubCommands() && len(words) > 0 {
 			return subcommand(c, words) // a flag of a command that is misspelt
 		}
-		return usageError{fmt.Errorf("%w%s; see %s --help", err, nearFlag(c, err), c.CommandPath())}
+		return usageError{fmt.Errorf("%w%s; see %s --help", flagvalue.Explain(err), nearFlag(c, err), c.CommandPath())}
 	})
 	addCommands(root, s)
 	return group(root)
@@ -217,10 +218,40 @@ func subcommand(c *cobra.Command, args []string) error {
 	return usageError{fmt.Errorf("unknown command %q%s; %s --help lists them", args[0], hint, c.CommandPath())}
 }
 
-// nearFlag suggests a flag for one that does not exist.
+// otherNames are flags by the names that other tools have for them.
+var otherNames = map[string][]string{
+	"o": {"dir"}, "output": {"dir"}, "out": {"output", "dir"}, "d": {"dir"}, "dir": {"output"}, "directory": {"dir", "output"},
+	"file": {"filename"}, "n": {"dry-run", "name"}, "token": {"token-file"}, "overwrite": {"force"}, "replace": {"force"}, "platform": {"arch"}, "config": {"kubeconfig"},
+}
+
+// otherCommands are flags that other tools have where edgebake has a command.
+var otherCommands = map[string]string{
+	"build --dry-run": "edgebake plan prints what a build would use", "build -n": "edgebake plan prints what a build would use",
+	"init --image": "edgebake init writes an Image and a Site", "stamp --dry-run": "edgebake preflight checks a Site and an image",
+	"build --push": "edgebake push carries an image to a registry", "validate --recursive": "name a directory, and its documents are checked",
+	"schema --recursive": "edgebake explain KIND --recursive lists all fields",
+}
+
+// nearFlag suggests a flag or a command for a flag that does not exist.
 func nearFlag(c *cobra.Command, err error) string {
 	var unknown *pflag.NotExistError
-	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
+	if !errors.As(err, &unknown) {
+		return ""
+	}
+	name, dashes := unknown.GetSpecifiedName(), "--"
+	if unknown.GetSpecifiedShortnames() != "" {
+		dashes = "-"
+	}
+	command := strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" ")
+	if hint := otherCommands[command+" "+dashes+name]; hint != "" {
+		return "; " + hint
+	}
+	for _, other := range otherNames[name] {
+		if f := c.Flags().Lookup(other); f != nil && !f.Hidden {
+			return fmt.Sprintf("; did you mean %q?", "--"+other)
+		}
+	}
+	if dashes == "-" {
 		return ""
 	}
 	var names []string
@@ -229,5 +260,5 @@ func nearFlag(c *cobra.Command, err error) string {
 			names = append(names, "--"+f.Name)
 		}
 	})
-	return configs.DidYouMean("--"+unknown.GetSpecifiedName(), names)
+	return configs.DidYouMean("--"+name, names)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -87,7 +88,7 @@ already depend on them.`,
 	f.SetNormalizeFunc(outIsOutput)
 	fileFlag(c, &identity, "identity", "file of the secret key that opens an encrypted DIR, to renew certificates in it")
 	f.StringArrayVar(&encryptTo, "encrypt-to", nil, "encrypt the secrets to this age or ssh public `key`, or to those of this file (can be repeated)")
-	takesDocument(s, c, 0, false)
+	takesDocument(s, c, 0, nil)
 	return c
 }
 
@@ -104,10 +105,13 @@ func printMint(s streams, dir string, change *mint.Change) {
 	for _, e := range change.Ending {
 		s.Warn("%s\n  run the command again with --identity KEY to renew it", endingText(dir, e))
 	}
+	apply, sites := "kubectl apply -f %s", "edgebake cluster sites %s"
+	if len(r.Recipients) > 0 {
+		apply, sites = "age --decrypt --identity KEY %s.age | kubectl apply -f -", sites+" --identity KEY --output DIR"
+	}
 	switch {
 	case change.Nothing():
 		s.Note("%s: nothing changed: cluster %s, %s\n", dir, r.Fixed.Name, r.CAHash)
-		return
 	case change.Minted:
 		s.Note("minted cluster %s into %s: %s, %s, %s\n", r.Fixed.Name, dir, r.CAHash, configs.Count(len(r.Fixed.Masters), "control-plane node"), configs.Count(len(r.Tokens), "token"))
 		if len(r.Recipients) == 0 {
@@ -115,10 +119,6 @@ func printMint(s streams, dir string, change *mint.Change) {
 		}
 	default:
 		s.Note("updated %s: cluster %s\n", dir, r.Fixed.Name)
-	}
-	apply, sites := "kubectl apply -f %s", "edgebake cluster sites %s"
-	if len(r.Recipients) > 0 {
-		apply, sites = "age --decrypt --identity KEY %s.age | kubectl apply -f -", sites+" --identity KEY --output DIR"
 	}
 	for _, f := range change.Renewed {
 		s.Note("  renewed %s\n", f)
@@ -232,6 +232,21 @@ func checkSites(c *cobra.Command, dir string, o mint.SitesOptions) error {
 // nodes that are flashed again can lose nothing.
 const maxBirth = 31 * 24 * time.Hour
 
+// imageToStamp returns the image of the Image that is here, and what comes before stamping
+// it.
+func imageToStamp() (image, first string) {
+	image = "IMAGE"
+	if text, err := os.ReadFile(defaultImage); err == nil {
+		if all, err := configs.ParseImages(defaultImage, text); err == nil && len(all) == 1 {
+			image = all[0].Name + ".raw"
+		}
+	}
+	if _, err := os.Stat(image); err != nil {
+		first = "edgebake build, then "
+	}
+	return image, first
+}
+
 func printSites(s streams, dir string, w *mint.WrittenSites, o mint.SitesOptions) {
 	for _, e := range w.Ending {
 		s.Warn("%s: `edgebake cluster new` with the Cluster's document and --output %s renews it", endingText(dir, e), dir)
@@ -247,6 +262,8 @@ func printSites(s streams, dir string, w *mint.WrittenSites, o mint.SitesOptions
 		return
 	case o.Inventory != "":
 		s.Note("wrote %s: %s\n", o.Inventory, configs.Count(len(w.Sites), "node"))
+		image, first := imageToStamp()
+		s.Note("Next: %sedgebake stamp %s %s --output workers.raw (one image for all of them)\n", first, image, o.Inventory)
 		return
 	}
 	names := make([]string, len(w.Sites))
@@ -272,4 +289,6 @@ func printSites(s streams, dir string, w *mint.WrittenSites, o mint.SitesOptions
 	for _, f := range w.Former {
 		s.Note("%s is the Site of %s, which the cluster no longer has: remove it; on the living cluster, `edgebake cluster remove %s` removes the node and its token\n", f.File, f.Node, f.Node)
 	}
+	image, first := imageToStamp()
+	s.Note("Next: %sfor each machine: edgebake stamp %s %s --output %s.raw\n", first, image, filepath.Join(w.Dir, w.Sites[0].Name+".yaml"), w.Sites[0].Name)
 }

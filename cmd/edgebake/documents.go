@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -24,11 +25,19 @@ func newValidate(s streams) *cobra.Command {
 		Short:             "Check Image, Site, Inventory and Cluster documents",
 		Long: `Validate checks documents of any kind and prints every problem as
 FILE:LINE:COLUMN: FIELD: what is wrong. It fetches and writes nothing. The kubeadm
-documents after a Cluster, and its manifests, are checked too.`,
-		Example: `  edgebake validate image.yaml site.yaml
+documents after a Cluster, and its manifests, are checked too.
+
+Of a directory, and without a name of the current one, it checks every YAML file with
+a document of edgebake's.`,
+		Example: `  edgebake validate
+  edgebake validate image.yaml site.yaml
   edgebake validate -f image.yaml`,
 		Args: args(1, -1, "at least one document"),
 		RunE: func(c *cobra.Command, files []string) error {
+			files, err := inDirectories(files)
+			if err != nil {
+				return err
+			}
 			var all configs.Problems
 			for _, name := range files {
 				err := docs.reader(s).Validate(name)
@@ -50,7 +59,7 @@ documents after a Cluster, and its manifests, are checked too.`,
 			for _, p := range all {
 				found = append(found, problem{p.File, p.Line, p.Col, p.Path, p.Msg})
 			}
-			err := output.Print(s, map[string]any{"problems": found}, nil)
+			err = output.Print(s, map[string]any{"problems": found}, nil)
 			if err == nil && len(found) > 0 {
 				err = errors.New(configs.Count(len(found), "problem"))
 			}
@@ -59,8 +68,25 @@ documents after a Cluster, and its manifests, are checked too.`,
 	}
 	output.Flag(c)
 	docs.secrets(c)
-	takesDocument(s, c, 0, true)
+	takesDocument(s, c, 0, allHere())
 	return c
+}
+
+// inDirectories replaces directories by their documents.
+func inDirectories(names []string) (all []string, err error) {
+	for _, name := range names {
+		st, err := os.Stat(name)
+		if name == "-" || err != nil || !st.IsDir() {
+			all = append(all, name)
+			continue
+		}
+		found := documents.In(name)
+		if len(found) == 0 {
+			return nil, usageError{fmt.Errorf("%s has no document of edgebake's (*.yaml with apiVersion %s)", name, configs.APIVersion)}
+		}
+		all = append(all, found...)
+	}
+	return all, nil
 }
 
 // problem is a configs.Problem in JSON.
@@ -100,7 +126,7 @@ join token.`,
 	}
 	c.Flags().BoolVar(&ignition, "ignition", false, "print an Ignition v3 config")
 	docs.identityFlag(c)
-	takesDocument(s, c, 0, false)
+	takesDocument(s, c, 0, nil)
 	return c
 }
 

@@ -52,7 +52,10 @@ func complete(c *cobra.Command, flag string, values ...string) {
 // completeFiles offers files: the n-th argument has one of the n-th endings, those after
 // the last one the last's.
 func completeFiles(endings ...[]string) cobra.CompletionFunc {
-	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return func(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+		if strings.HasPrefix(word, "/dev/") {
+			return nil, cobra.ShellCompDirectiveDefault // a disk, whose name has no ending
+		}
 		return endings[min(len(args), len(endings)-1)], cobra.ShellCompDirectiveFilterFileExt
 	}
 }
@@ -205,27 +208,48 @@ func (d *documentFlags) notInput(flag, output string, read media.Read) error {
 
 const defaultImage = "image.yaml"
 
+// defaultDocuments are those of a command that is given none.
+type defaultDocuments struct {
+	what string
+	find func() []string
+}
+
+// imageHere returns the Image that commands take without a name.
+func imageHere() *defaultDocuments {
+	return &defaultDocuments{defaultImage, func() []string {
+		if _, err := os.Stat(defaultImage); err != nil {
+			return nil
+		}
+		return []string{defaultImage}
+	}}
+}
+
+// allHere returns the documents that validate checks without a name.
+func allHere() *defaultDocuments {
+	return &defaultDocuments{"YAML file of edgebake's", func() []string { return documents.In(".") }}
+}
+
 // takesDocument lets -f name the document that is operand n, as kubectl does. Without a
-// name, an Image is image.yaml in the current directory.
-func takesDocument(s streams, c *cobra.Command, n int, image bool) {
+// name the command takes those that are here; nil: it requires one.
+func takesDocument(s streams, c *cobra.Command, n int, here *defaultDocuments) {
 	var files []string
 	usage := "the document (instead of the operand)"
-	if image {
-		usage = "the document (instead of the operand; default " + defaultImage + ")"
+	if here != nil {
+		usage = fmt.Sprintf("the document (instead of the operand; default: %s in the current directory)", here.what)
 	}
 	c.Flags().StringArrayVarP(&files, "filename", "f", nil, usage)
 	_ = c.MarkFlagFilename("filename", documents.Endings...)
 	whole := func(a []string) []string {
 		a = append(slices.Clone(a), files...)
-		if _, err := os.Stat(defaultImage); image && len(a) == n && err == nil {
-			a = append(a, defaultImage)
+		if here != nil && len(a) == n {
+			a = append(a, here.find()...)
 		}
 		return a
 	}
 	check, run := c.Args, c.RunE
 	c.Args = func(c *cobra.Command, a []string) error {
-		if image && len(whole(a)) == 0 {
-			return usageError{fmt.Errorf("%s requires a document, and there is no %s here; edgebake init writes one", c.CommandPath(), defaultImage)}
+		if here != nil && len(whole(a)) == 0 {
+			return usageError{fmt.Errorf("%s requires a document, and there is no %s here; edgebake init writes one", c.CommandPath(), here.what)}
 		}
 		if f := c.Flags().Lookup("token-file"); f != nil && f.Value.String() == "-" && slices.Contains(whole(a), "-") {
 			return usageError{errors.New("the document and the token cannot both come from standard input")}
@@ -234,8 +258,8 @@ func takesDocument(s streams, c *cobra.Command, n int, image bool) {
 	}
 	c.RunE = func(c *cobra.Command, a []string) error {
 		all := whole(a)
-		if len(a)+len(files) < len(all) {
-			s.Hint("edgebake: using %s\n", defaultImage)
+		if given := len(a) + len(files); given < len(all) {
+			s.Hint("edgebake: using %s\n", strings.Join(all[given:], ", "))
 		}
 		return run(c, all)
 	}

@@ -100,6 +100,6 @@ start images that no manifest names.`,
 	}
 	flags.declare(c)
 	output.Flag(c)
-	takesDocument(s, c, 0, true)
+	takesDocument(s, c, 0, imageHere())
 	return c
 }

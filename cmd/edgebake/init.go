@@ -9,14 +9,17 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/starter"
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/spf13/cobra"
 )
 
@@ -39,13 +42,15 @@ two from the line that kubeadm prints on a control-plane node (kubeadm token
 create --print-join-command), or from yurtadm's or edgeadm's; --join - reads it
 from standard input, which keeps the token out of the shell's history, and from other
 users of this computer, who can read command lines. At a terminal init asks for it.
---cluster writes a commented cluster.yaml instead, for edgebake cluster new.
+--cluster writes a commented cluster.yaml, for edgebake cluster new, and the Image of
+all its machines.
 
 --kubeconfig reads a living cluster: the Image gets its version, its pause image and the
 images of its DaemonSets (agents.yaml), the Site its API servers, the hash of its CA and
-a new token. edgebake build then bakes an image for its nodes.
+a new token, unless it has a valid one. edgebake build then bakes an image for its nodes.
 
-Files that are there and were edited are kept.
+Files that are there and were edited are kept. If they lack what the flags bring, init
+lists it and writes nothing.
 
 For editors that know YAML schemas, these are written to ` + starter.SchemaDir + `.`,
 		Example: `  edgebake init
@@ -65,7 +70,7 @@ For editors that know YAML schemas, these are written to ` + starter.SchemaDir +
 			case keyErr != nil:
 				return keyErr
 			case o.asCluster:
-				return o.write(s, []starter.Document{{Kind: "cluster", Text: starter.Cluster(key), Blank: starter.Cluster(""), Perm: 0o666, Asked: key != ""}}, nil)
+				return o.forCluster(s, key)
 			}
 			return o.fromCluster(c.Context(), s, key)
 		},
@@ -81,7 +86,7 @@ For editors that know YAML schemas, these are written to ` + starter.SchemaDir +
 	f.StringVar(&o.join, "join", "", "kubeadm's line for machines that join, in quotes; - reads it from standard input")
 	fileFlag(c, &o.key, "ssh-key", "file of the public key that may log in", "pub")
 	o.declare(c, "fill in the documents from the cluster of this kubeconfig")
-	f.BoolVar(&o.asCluster, "cluster", false, "write a Cluster instead")
+	f.BoolVar(&o.asCluster, "cluster", false, "write a new Cluster and the Image of its machines")
 	f.BoolVar(&o.force, "force", false, "replace files that were edited")
 	return c
 }
@@ -109,7 +114,8 @@ func (o *initFlags) fromJoin(s streams, key string, keyErr error) error {
 	}
 	known.SSHKey = key
 	joins := len(known.Masters) > 0
-	if err := o.write(s, known.Documents(known.NodeType != "", joins || key != ""), nil); err != nil {
+	files, err := o.write(s, known.Documents(known.NodeType != "", joins || key != ""))
+	if err != nil {
 		return err
 	}
 	if len(known.LeftOut) > 0 {
@@ -118,20 +124,52 @@ func (o *initFlags) fromJoin(s streams, key string, keyErr error) error {
 	if known.NodeType != "" {
 		s.Hint("image.yaml is for OpenYurt nodes: name your yurthub, its digest and the pause image in it\n")
 	}
-	if joins && key == "" {
+	switch edit := toEdit(files); {
+	case joins && key == "":
 		s.Hint(nobodyLogsIn)
+	case !joins && slices.Contains(edit, filepath.Join(o.dir, "site.yaml")):
+		s.Hint("edgebake init --kubeconfig FILE fills both in from a living cluster, edgebake init --join - the Site from the line that kubeadm prints\n")
 	}
+	o.next(s, files, "edgebake build"+o.operand("image.yaml"))
 	return nil
 }
 
 // nobodyLogsIn is the hint where no key was given.
 const nobodyLogsIn = "Nobody can log in to a machine with this Site: uncomment users in it, or use --ssh-key\n"
 
+// forCluster writes a Cluster and the Image of its machines.
+func (o *initFlags) forCluster(s streams, key string) error {
+	files, err := o.write(s, starter.ClusterDocuments(key))
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		images, err := configs.ParseImages(f.Name, f.Text)
+		if f.Kind != "image" || err != nil || slices.Contains(images[0].NodeTypes, configs.NodeControlPlane) {
+			continue
+		}
+		s.Hint("%s makes no control-plane nodes: add nodeTypes: [control-plane, native] to it", f.Name)
+		if missing := images[0].MissingImages(); len(missing) > 0 {
+			s.Hint(", and to its images:\n  - ref: %s", strings.Join(missing, "\n  - ref: "))
+		}
+		s.Hint("\n")
+	}
+	name := "DIR"
+	for _, f := range files {
+		var doc struct{ Name string }
+		if f.Kind == "cluster" && yamltree.Unmarshal(f.Text, &doc) == nil && doc.Name != "" {
+			name = filepath.Join(o.dir, doc.Name)
+		}
+	}
+	o.next(s, files, fmt.Sprintf("edgebake build%s; edgebake cluster new %s --output %s", o.operand("image.yaml"), filepath.Join(o.dir, "cluster.yaml"), name))
+	return nil
+}
+
 // initTokenTTL is how long the token of a Site of init --kubeconfig is valid.
 const initTokenTTL = 72 * time.Hour
 
 // fromCluster writes an Image and a Site for the nodes of a living cluster. It makes the
-// token last, once nothing is known to be wrong.
+// token last, once nothing is known to be wrong, and none if the Site has one that is good.
 func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) error {
 	client, err := o.open()
 	if err != nil {
@@ -141,34 +179,59 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 	if err != nil {
 		return err
 	}
-	known := &starter.Input{SSHKey: key, Kubernetes: facts.Version, Pause: facts.Pause, DaemonSets: facts.DaemonSets != nil}
+	known := &starter.Input{SSHKey: key, Kubernetes: facts.Version, Pause: facts.Pause, DaemonSets: facts.DaemonSets != nil,
+		Masters: facts.Site.Masters, Endpoint: facts.Site.Endpoint, CAHashes: facts.Site.CACertHashes}
 	if _, err := configs.ParseImages("image.yaml", known.Image()); err != nil {
 		return fmt.Errorf("no image for Kubernetes %s: %w", facts.Version, err)
 	}
-	documents := func() []starter.Document {
-		all := known.Documents(true, true)
-		if facts.DaemonSets != nil {
-			all = append(all, starter.Document{Kind: "agents", Text: facts.DaemonSets, Perm: 0o666, Asked: true})
-		}
-		return all
+	former, good, err := o.formerToken(ctx, client)
+	if err != nil {
+		return err
+	}
+	known.Token = forms.PlaceholderToken
+	if good {
+		known.Token = former
+	}
+	all := known.Documents(true, true)
+	if !good && former != "" { // a Site of init's with a token that has ended
+		old := *known
+		old.Token = former
+		all[1].Blanks = append(all[1].Blanks, old.Site())
+	}
+	if facts.DaemonSets != nil {
+		all = append(all, starter.Document{Kind: "agents", Text: facts.DaemonSets, Perm: 0o666, Asked: true})
+	}
+	files, undo, err := starter.Plan(o.dir, all, o.force)
+	if err != nil {
+		return err
+	}
+	defer undo()
+	site := &files[1]
+	if site.Kept && !good {
+		site.Lacks = append(site.Lacks, "credentials.token: one that is valid (edgebake cluster token mint)")
+	}
+	if err := lacking(files); err != nil {
+		return err
 	}
 	var minted *cluster.Minted
-	err = o.write(s, documents(), func() ([]starter.Document, error) {
-		var err error
+	if !site.Kept && !good {
 		if minted, err = client.MintToken(ctx, cluster.MintOptions{TTL: initTokenTTL, Now: time.Now()}); err != nil {
-			return nil, err
+			return err
 		}
-		site := minted.Site
-		known.Masters, known.Endpoint, known.CAHashes, known.Token = site.Masters, site.Endpoint, site.CACertHashes, site.Credentials.Token.Reveal()
-		return documents(), nil
-	})
-	if err != nil {
+		known.Token = minted.Site.Credentials.Token.Reveal()
+		site.Text = known.Site()
+	}
+	if err := o.commit(s, files); err != nil {
 		if minted != nil {
 			err = fmt.Errorf("%w: token %s is made: revoke it (edgebake cluster token revoke %[2]s)", err, minted.ID)
 		}
 		return err
 	}
-	s.Note("Kubernetes %s; token %s is valid until %s (edgebake cluster token mint makes others)\n", facts.Version, minted.ID, minted.Expires.Format(time.RFC3339))
+	if minted != nil {
+		s.Note("Kubernetes %s; token %s is valid until %s (edgebake cluster token mint makes others)\n", facts.Version, minted.ID, minted.Expires.Format(time.RFC3339))
+	} else {
+		s.Note("Kubernetes %s; the Site's token is still valid\n", facts.Version)
+	}
 	if facts.Pause == "" {
 		s.Hint("No node lists a pause image: name yours in containerd.sandbox (kubeadm config images list | grep pause)\n")
 	}
@@ -178,7 +241,23 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 	if key == "" {
 		s.Hint(nobodyLogsIn)
 	}
+	o.next(s, files, "edgebake build"+o.operand("image.yaml"))
 	return nil
+}
+
+// formerToken returns the token of the Site that is there, and whether the cluster takes it.
+func (o *initFlags) formerToken(ctx context.Context, client *cluster.Client) (token string, good bool, err error) {
+	text, err := os.ReadFile(filepath.Join(o.dir, "site.yaml"))
+	if err != nil || o.force {
+		return "", false, nil
+	}
+	site, err := configs.ParseSite("site.yaml", text)
+	if err != nil || site.Credentials.Token.IsZero() {
+		return "", false, nil
+	}
+	token = site.Credentials.Token.Reveal()
+	good, err = client.HasToken(ctx, token, time.Now())
+	return token, good, err
 }
 
 // startKey reads the key that may log in; empty: none was named.
@@ -246,28 +325,85 @@ func pasted(in io.Reader) string {
 }
 
 // write writes the documents and prints their names.
-func (o *initFlags) write(s streams, all []starter.Document, finish func() ([]starter.Document, error)) error {
-	var names []string
-	for _, d := range all {
-		if d.Blank != nil {
-			names = append(names, filepath.Join(o.dir, d.Kind+".yaml"))
-		}
+func (o *initFlags) write(s streams, all []starter.Document) ([]starter.File, error) {
+	files, undo, err := starter.Plan(o.dir, all, o.force)
+	if err != nil {
+		return nil, err
 	}
-	written, err := starter.Write(o.dir, all, o.force, finish)
-	for _, f := range written {
+	defer undo()
+	if err := lacking(files); err != nil {
+		return nil, err
+	}
+	return files, o.commit(s, files)
+}
+
+// lacking rejects edited files without the values that were asked for.
+func lacking(files []starter.File) error {
+	var errs []error
+	for _, f := range files {
+		lacks := f.Lacks
+		if len(lacks) == 0 {
+			continue
+		}
+		if more := len(lacks) - maxLacks; more > 0 {
+			lacks = append(lacks[:maxLacks:maxLacks], fmt.Sprintf("and %d more", more))
+		}
+		errs = append(errs, fmt.Errorf("%s is there, and is kept as it is; write these values into it, or replace it with --force:\n  %s", f.Name, strings.Join(lacks, "\n  ")))
+	}
+	return errors.Join(errs...)
+}
+
+// commit writes the planned files and prints their names.
+func (o *initFlags) commit(s streams, files []starter.File) error {
+	if err := starter.Write(o.dir, files); err != nil {
+		return err
+	}
+	for _, f := range files {
 		if f.Kept {
 			s.Note("kept %s, which is there\n", f.Name)
 		} else {
 			s.Note("wrote %s\n", f.Name)
 		}
 	}
-	if err != nil {
-		return err
-	}
-	them := "them"
-	if len(names) == 1 {
-		them = "it"
-	}
-	s.Note("Edit %s, then: edgebake validate %s\n", them, strings.Join(names, " "))
 	return nil
+}
+
+// maxLacks is how many values of a file are listed.
+const maxLacks = 20
+
+// toEdit returns the documents that a person must complete.
+func toEdit(files []starter.File) (names []string) {
+	for _, f := range files {
+		var err error
+		switch f.Kind {
+		case "image":
+			_, err = configs.ParseImages(f.Name, f.Text)
+		case "site":
+			_, err = configs.ParseSite(f.Name, f.Text)
+		case "cluster":
+			_, err = clusterdoc.Parse(f.Name, f.Text)
+		}
+		if err != nil {
+			names = append(names, f.Name)
+		}
+	}
+	return names
+}
+
+// operand is a file of init's as the last word of a command; empty where commands find it
+// by themselves.
+func (o *initFlags) operand(name string) string {
+	if filepath.Clean(o.dir) == "." {
+		return ""
+	}
+	return " " + filepath.Join(o.dir, name)
+}
+
+// next prints what to do next: the commands, after what is left to edit.
+func (o *initFlags) next(s streams, files []starter.File, commands string) {
+	if edit := toEdit(files); len(edit) > 0 {
+		s.Note("Next: edit %s (edgebake validate%s lists what is missing), then: %s\n", strings.Join(edit, " and "), o.operand(""), commands)
+		return
+	}
+	s.Note("Next: %s\n", commands)
 }

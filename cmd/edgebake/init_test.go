@@ -67,7 +67,14 @@ func (l *living) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPost:
 		var in map[string]any
 		_ = json.NewDecoder(r.Body).Decode(&in)
-		l.minted = append(l.minted, in["metadata"].(map[string]any)["name"].(string))
+		name := in["metadata"].(map[string]any)["name"].(string)
+		l.minted = append(l.minted, name)
+		data := map[string]string{}
+		for k, v := range in["stringData"].(map[string]any) {
+			data[k] = base64.StdEncoding.EncodeToString([]byte(v.(string)))
+		}
+		kept, _ := json.Marshal(map[string]any{"kind": "Secret", "apiVersion": "v1", "type": in["type"], "metadata": in["metadata"], "data": data})
+		l.answers[r.URL.Path+"/"+name] = string(kept)
 		w.WriteHeader(http.StatusCreated)
 		_ = json.NewEncoder(w).Encode(in)
 	case ok:
@@ -90,7 +97,7 @@ func TestInitFromCluster(t *testing.T) {
 	l.kubeconfig(c)
 	c.file("id.pub", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE0Y2vFLE7fQ2HHmGEUQGTqWn4Ri9GJMn1T9AeeQkMi+ me\n")
 	c.run(0, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
-	c.want(c.out, "wrote image.yaml", "wrote site.yaml", "wrote agents.yaml", "Kubernetes v1.36.3; token ")
+	c.want(c.out, "wrote image.yaml", "wrote site.yaml", "wrote agents.yaml", "Kubernetes v1.36.3; token ", "Next: edgebake build\n")
 	c.want(c.err, "Left out, since they are not for Linux: kube-proxy-windows")
 	text := func(name string) string {
 		b, err := os.ReadFile(name)
@@ -123,11 +130,33 @@ func TestInitFromCluster(t *testing.T) {
 		t.Errorf("others may read the token: %v, %v", st.Mode(), err)
 	}
 
-	// What was edited stays, and then no token is made.
-	c.run(1, "init", "--kubeconfig", "kubeconfig")
-	c.want(c.err, "site.yaml was edited: --force replaces it")
+	// A second time it keeps everything, edits too, and makes no token.
+	before := text("site.yaml")
+	c.run(0, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
+	c.want(c.out, "kept site.yaml, which is there", "the Site's token is still valid", "Next: edgebake build\n")
+	c.file("site.yaml", before+"labels: {a: b}\n")
+	c.run(0, "init", "--kubeconfig", "kubeconfig")
+	if text("site.yaml") != before+"labels: {a: b}\n" || len(l.minted) != 1 {
+		t.Errorf("minted %q, %s", l.minted, text("site.yaml"))
+	}
+
+	// A token that has ended is replaced, but not in an edited file.
+	delete(l.answers, "/api/v1/namespaces/kube-system/secrets/"+l.minted[0])
+	c.run(1, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
+	c.want(c.err, "site.yaml is there, and is kept as it is; write these values into it, or replace it with --force:\n  credentials.token: one that is valid")
+	c.file("site.yaml", before)
+	c.run(0, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
+	c.want(c.out, "wrote site.yaml")
+	if len(l.minted) != 2 || strings.Contains(text("site.yaml"), token) {
+		t.Errorf("minted %q, %s", l.minted, text("site.yaml"))
+	}
+
+	// What the cluster has otherwise now, an edited Image is told.
+	l.answers["/version"] = `{"gitVersion": "v1.36.5"}`
+	c.run(1, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
+	c.want(c.err, "image.yaml is there, and is kept as it is; write these values into it, or replace it with --force:\n  kubernetes.version: v1.36.5\n")
 	c.run(0, "init", "--kubeconfig", "kubeconfig", "--force")
-	if len(l.minted) != 2 {
+	if len(l.minted) != 3 {
 		t.Errorf("minted %q", l.minted)
 	}
 }

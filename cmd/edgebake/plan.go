@@ -59,7 +59,7 @@ with the recipes.`,
 	}
 	flags.declare(c)
 	output.Flag(c)
-	takesDocument(s, c, 0, true)
+	takesDocument(s, c, 0, imageHere())
 	return c
 }
 

@@ -79,7 +79,7 @@ if anything failed.`,
 	f.BoolVar(&o.offline, "offline", false, "ask nobody: check the documents, and the image, alone")
 	o.secrets(c)
 	o.output.Flag(c)
-	takesDocument(s, c, 0, false)
+	takesDocument(s, c, 0, nil)
 	return c
 }
 

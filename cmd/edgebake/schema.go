@@ -33,14 +33,16 @@ checks rules that a schema cannot express.`,
 }
 
 func newExplain(s streams) *cobra.Command {
-	return &cobra.Command{
+	var recursive bool
+	c := &cobra.Command{
 		Use:   "explain FIELD",
 		Short: "Describe a field of a document",
 		Long: `Explain describes a field and the fields below it. A field is named by its path,
 beginning with image, site, inventory or cluster.`,
 		Example: `  edgebake explain site
   edgebake explain site.network.interfaces
-  edgebake explain image.kubernetes.source`,
+  edgebake explain image.kubernetes.source
+  edgebake explain site --recursive   # the names of all fields`,
 		Args:              args(1, 1, "one field, e.g. site.network.interfaces"),
 		ValidArgsFunction: completeField,
 		RunE: func(c *cobra.Command, a []string) error {
@@ -48,9 +50,30 @@ beginning with image, site, inventory or cluster.`,
 			if err != nil {
 				return usageError{err}
 			}
-			printField(s.Out, f)
+			if recursive {
+				printTree(s.Out, f, "")
+			} else {
+				printField(s.Out, f)
+			}
 			return nil
 		},
+	}
+	c.Flags().BoolVar(&recursive, "recursive", false, "print the names and types of all fields below it")
+	return c
+}
+
+// printTree prints a field and all below it, one a line.
+func printTree(w io.Writer, f *configs.Field, indent string) {
+	name, required := f.Name, ""
+	if indent == "" {
+		name = f.Path
+	}
+	if f.Required {
+		required = " required"
+	}
+	fmt.Fprintf(w, "%s%s <%s>%s\n", indent, name, f.Type, required)
+	for i := range f.Fields {
+		printTree(w, &f.Fields[i], indent+"  ")
 	}
 }
 

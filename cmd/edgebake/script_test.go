@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 }
 
 // dropped is progress, and what is said of every image that buildtest makes.
-var dropped = regexp.MustCompile(`(?m)^((images: )?WARNING: (containerd\.version|no kube-proxy on board): .*|image\.yaml(:\d+:\d+)?: (containerd\.version|no kube-proxy on board): .*\(warning\)|[a-z]+: (done in .* s|[\d.]+ [KMG]iB|pinning inputs))\n`)
+var dropped = regexp.MustCompile(`(?m)^((images: )?WARNING: (containerd\.version|no kube-proxy on board): .*|image\.yaml(:\d+:\d+)?: WARNING: (containerd\.version|no kube-proxy on board): .*|[a-z]+: (done in .* s|[\d.]+ [KMG]iB|pinning inputs))\n`)
 
 // TestScript runs testdata/script; `go test ./cmd/edgebake -run TestScript -update`
 // writes what the commands print now into the scripts.

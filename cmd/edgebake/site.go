@@ -62,7 +62,7 @@ The files hold the join token: treat them and the stick as secrets.`,
 	f.BoolVar(&o.anyMachine, "any-machine", false, "sign a Site without match, which every machine takes whose Image names the key")
 	f.BoolVar(&o.force, "force", false, "replace files that are there")
 	o.stamped(c)
-	takesDocument(s, c, 0, false)
+	takesDocument(s, c, 0, nil)
 	return c
 }
 

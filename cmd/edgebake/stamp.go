@@ -72,7 +72,7 @@ machine is Ready. edgebake unstamp makes it a golden image again.`,
 	f.BoolVar(&o.slots, "slots", false, "write a slot (16 MiB) for each Site of the Inventory into the directory --output, and no image")
 	fileFlag(c, &o.slot, "slot", "write this slot, made by --slots, into the image or device", strings.TrimPrefix(media.SlotEnding, "."))
 	o.stamped(c)
-	takesDocument(s, c, 1, false)
+	takesDocument(s, c, 1, nil)
 	return c
 }
 
@@ -254,7 +254,11 @@ byte for byte, unless a machine has booted it.`,
 			if err != nil {
 				return err
 			}
-			s.Note("%s now has no Site\n", done.Path)
+			if done.Before == media.SlotGolden {
+				s.Note("%s had no Site\n", done.Path)
+			} else {
+				s.Note("%s now has no Site\n", done.Path)
+			}
 			if done.Slot.Golden == "" {
 				s.Warn("the slot of %s was damaged, and with it the golden digest is lost: edgebake verify has nothing to compare with", done.Path)
 			}

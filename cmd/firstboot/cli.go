@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/edgebake/edgebake/cmd/internal/flagvalue"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/firstboot"
@@ -105,7 +106,7 @@ waits for is in "firstboot status".`,
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetOut(out)
 	root.SetErr(errOut)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagvalue.Explain(err)} })
 	root.AddCommand(newRun(m, errOut), newStatus(m, errOut), newCertificates(m, errOut), newUpdate(m, errOut), newConvert(m, errOut), newRevert(m, errOut), newReset(m, errOut), newSnapshot(m, errOut), newImages(m), newVersion())
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {

@@ -19,6 +19,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/pflag"
 
+	"github.com/edgebake/edgebake/cmd/internal/flagvalue"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/ipvs"
@@ -97,7 +98,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case errors.Is(err, pflag.ErrHelp):
 		return nil
 	case err != nil:
-		return usageError{fmt.Errorf("%w: see ipvscare %s --help", err, c.name)}
+		return usageError{fmt.Errorf("%w: see ipvscare %s --help", flagvalue.Explain(err), c.name)}
 	case c.flags.NArg() > 0:
 		return usageError{fmt.Errorf("unexpected argument %q: ipvscare %s takes flags only", c.flags.Arg(0), c.name)}
 	}

@@ -3,6 +3,7 @@ package clusterdoc
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -96,6 +97,32 @@ func TestNodeSite(t *testing.T) {
 		}
 		if s.NodeName != c.Nodes[i].Name || len(s.Masters) != 3 || s.VIP != c.VIP {
 			t.Errorf("%+v", s)
+		}
+	}
+}
+
+// TestMachineFields: what a machine of a Cluster has is in its Site too.
+func TestMachineFields(t *testing.T) {
+	c := mustCluster(t, smallCluster)
+	match := configs.Match{Serial: "PC0Q1234"}
+	network := configs.Network{NTP: []string{"192.0.2.1"}}
+	node := Node{Name: "a", NodeType: configs.NodeEdge, NodePool: "p", NodeIP: "10.0.0.0/8", Labels: map[string]string{"a": "b"},
+		Taints: []configs.Taint{{Key: "k", Effect: "NoSchedule"}}, Match: match, Network: network}
+	master := ControlPlaneNode{Name: "m1", Address: "192.168.7.11", Match: match, Network: network}
+	seat, err := c.ControlPlaneSite(&master, "id", "sha256:"+strings.Repeat("0a", 32), time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for site, machine := range map[*configs.Site]reflect.Value{c.NodeSite(&node, configs.Secret{}, ""): reflect.ValueOf(node), seat: reflect.ValueOf(master)} {
+		for i := range machine.NumField() {
+			name := machine.Type().Field(i).Name
+			want, got := machine.Field(i), reflect.ValueOf(site).Elem().FieldByName(name)
+			if want.IsZero() {
+				t.Errorf("%s: the test has no value for %s", machine.Type(), name)
+			}
+			if got.IsValid() && !reflect.DeepEqual(got.Interface(), want.Interface()) {
+				t.Errorf("%s: the Site has %s %v, want %v", machine.Type(), name, got, want)
+			}
 		}
 	}
 }

@@ -35,7 +35,7 @@ func (c *Cluster) siteFrame(nodeType, node string) configs.Site {
 // NodeSite returns the Site of one worker of a valid Cluster.
 func (c *Cluster) NodeSite(n *Node, token configs.Secret, caHash string) *configs.Site {
 	s := c.siteFrame(n.NodeType, n.Name)
-	s.NodePool, s.NodeIP, s.Labels, s.Taints, s.Network = n.NodePool, n.NodeIP, n.Labels, n.Taints, n.Network
+	s.NodePool, s.NodeIP, s.Labels, s.Taints, s.Match, s.Network = n.NodePool, n.NodeIP, n.Labels, n.Taints, n.Match, n.Network
 	s.Credentials.Token = token
 	s.CACertHashes = []string{caHash}
 	s.SpreadSeconds = configs.DefaultSpread(len(c.Nodes))
@@ -46,7 +46,7 @@ func (c *Cluster) NodeSite(n *Node, token configs.Secret, caHash string) *config
 // its credentials. birth is the time until which the cluster can be born; zero: it cannot.
 func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth time.Time) (*configs.Site, error) {
 	s := f.siteFrame(configs.NodeControlPlane, m.Name)
-	s.Network = m.Network
+	s.Match, s.Network = m.Match, m.Network
 	s.IPVS.Disabled = true
 	s.CACertHashes = []string{caHash}
 	c := &configs.SiteControlPlane{ID: id}

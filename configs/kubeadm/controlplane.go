@@ -2,6 +2,7 @@ package kubeadm
 
 import (
 	"cmp"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -108,17 +109,11 @@ type Image struct {
 	Tag  string // empty: any tag, of which kubeadm is told (Local)
 }
 
-func (i Image) String() string {
-	if i.Tag == "" {
-		return i.Name
-	}
-	return i.Name + ":" + i.Tag
-}
-
 // Names of a control plane's images, below a repository.
 const (
-	ImageEtcd = "etcd"
-	ImageDNS  = "coredns"
+	ImageEtcd  = "etcd"
+	ImageDNS   = "coredns"
+	imagePause = "pause"
 )
 
 // DefaultRepository is kubeadm's default of imageRepository.
@@ -128,6 +123,33 @@ const DefaultRepository = "registry.k8s.io"
 // control plane runs.
 func Components() []string {
 	return []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+}
+
+// defaultTags has the tags of etcd, CoreDNS and the pause image by the minor version of
+// kubeadm that sets them as its defaults (cmd/kubeadm/app/constants).
+var defaultTags = map[int]struct{ etcd, dns, pause string }{
+	34: {"3.6.5-0", "v1.12.1", "3.10.1"},
+	35: {"3.6.6-0", "v1.13.1", "3.10.1"},
+	36: {"3.6.8-0", "v1.14.2", "3.10.2"},
+	37: {"3.7.0-0", "v1.14.6", "3.10.2"},
+}
+
+// Example returns the image with a tag: where any will do, kubeadm's default for a version
+// of Kubernetes, or TAG if that is not known.
+func (i Image) Example(version string) string {
+	tags := defaultTags[Minor(version)]
+	own := map[string]string{ImageEtcd: tags.etcd, ImageDNS: tags.dns, imagePause: tags.pause}[path.Base(i.Name)]
+	return i.Name + ":" + cmp.Or(i.Tag, own, "TAG")
+}
+
+// DefaultImages returns kubeadm's default images for a version of Kubernetes: those that
+// every control plane runs, those that a Cluster may leave out, and the pause image.
+func DefaultImages(version string) (always, optional []string, pause string) {
+	ref := func(name, tag string) string { return Image{DefaultRepository + "/" + name, tag}.Example(version) }
+	for _, name := range Components() {
+		always = append(always, ref(name, version))
+	}
+	return append(always, ref(ImageEtcd, "")), []string{ref("kube-proxy", version), ref(ImageDNS+"/"+ImageDNS, "")}, ref(imagePause, "")
 }
 
 // Images returns the images that kubeadm has the control plane run.

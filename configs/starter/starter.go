@@ -6,8 +6,10 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/examples"
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/kubeadm"
 )
 
 // Values in the examples that are replaced.
@@ -85,13 +87,33 @@ func (in *Input) Image() []byte {
 		text = strings.Replace(text, "version: v1.37.2", "version: "+in.Kubernetes, 1)
 	}
 	if in.Pause != "" {
-		text = strings.Replace(text, "  #   sandbox: registry.example.com/pause:3.10", "  sandbox: "+in.Pause, 1)
+		text = strings.Replace(text, exampleSandbox, "  sandbox: "+in.Pause, 1)
 	}
 	if in.DaemonSets {
 		text = strings.Replace(text, "#   imagesFrom: [agents.yaml]", "imagesFrom: [agents.yaml]", 1)
 	}
 	return []byte(text)
 }
+
+// ClusterImage returns the Image of all machines of a new cluster: the example with
+// kubeadm's images on board.
+func ClusterImage() []byte {
+	always, optional, pause := kubeadm.DefaultImages(configs.ExampleKubernetes)
+	list := "# The control plane's, as `kubeadm config images list` prints them:\nimages:\n"
+	for _, ref := range append(always, optional...) {
+		list += "  - ref: " + ref + "\n"
+	}
+	return []byte(strings.NewReplacer(
+		"#   nodeTypes: [native]\n", "nodeTypes: [control-plane, native]\n",
+		exampleSandbox, "  sandbox: "+pause,
+		"#   images:\n#     - ref: registry.example.com/app:1.0\n#       archive: app.tar\n", list,
+		"#   imagesFrom: [agents.yaml]", "# Those of the network plugin, without which no node becomes Ready (manifests of the\n# Cluster): imagesFrom: [cni.yaml]",
+		"# And those that these Kubernetes manifests run. For what runs on every node:\n# kubectl get daemonsets -A -o yaml > agents.yaml\n", "",
+	).Replace(examples.Image))
+}
+
+// exampleSandbox is the line of the example that names the pause image.
+const exampleSandbox = "  #   sandbox: registry.example.com/pause:3.10"
 
 // Cluster returns the example of a Cluster with a person's SSH key, or a placeholder.
 func Cluster(sshKey string) []byte {

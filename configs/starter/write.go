@@ -7,30 +7,44 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
 // SchemaDir has the schemas that the first lines of the documents name for editors.
 const SchemaDir = ".edgebake"
 
-// Document is a document to start from, or a file that one of them reads (Blank is nil).
+// Document is a document to start from, or a file that one of them reads (Blanks is nil).
 type Document struct {
-	Kind  string
-	Text  []byte
-	Blank []byte // the text where nothing is known
-	Perm  fs.FileMode
-	Asked bool // flags fill it in, so keeping an edited file would be wrong
+	Kind string
+	Text []byte
+	// Blanks are texts that init writes where it knows less: such a file was not edited.
+	// The first one lacks exactly what was asked for.
+	Blanks [][]byte
+	Perm   fs.FileMode
+	Asked  bool // flags fill it in, so keeping another file would be wrong
 }
 
 // Documents are an Image and a Site; imageAsked and siteAsked report whether flags fill
 // them in.
 func (in *Input) Documents(imageAsked, siteAsked bool) []Document {
 	blank := new(Input)
+	image := Document{"image", in.Image(), [][]byte{blank.Image()}, 0o666, imageAsked}
+	if imageAsked {
+		image.Blanks = append(image.Blanks, ClusterImage())
+	}
+	return []Document{image, {"site", in.Site(), [][]byte{blank.Site()}, 0o600, siteAsked}} // it has or gets a token
+}
+
+// ClusterDocuments are a Cluster and the Image of its machines.
+func ClusterDocuments(sshKey string) []Document {
 	return []Document{
-		{"image", in.Image(), blank.Image(), 0o666, imageAsked},
-		{"site", in.Site(), blank.Site(), 0o600, siteAsked}, // it has or gets a token
+		{"cluster", Cluster(sshKey), [][]byte{Cluster("")}, 0o666, sshKey != ""},
+		{"image", ClusterImage(), [][]byte{new(Input).Image()}, 0o666, false},
 	}
 }
 
@@ -38,78 +52,133 @@ func (d *Document) schema() string { return filepath.Join(SchemaDir, d.Kind+".sc
 
 // head is the line that names the schema.
 func (d *Document) head() string {
-	if d.Blank == nil {
+	if d.Blanks == nil {
 		return ""
 	}
 	return "# yaml-language-server: $schema=" + d.schema() + "\n"
 }
 
-// keeps reports whether the file of a document stays as it is: somebody has edited it, or
-// it has this text already. An error means that it must not be replaced.
-func (d *Document) keeps(name string, force, unfinished bool) (bool, error) {
-	old, err := os.ReadFile(name)
-	rest := bytes.TrimPrefix(old, []byte(d.head()))
-	switch {
-	case errors.Is(err, fs.ErrNotExist), force:
-		return false, file.Check(name, true)
-	case err != nil:
-		return false, err
-	case !unfinished && bytes.Equal(rest, d.Text):
-		return true, nil
-	case d.Blank != nil && bytes.Equal(rest, d.Blank):
-		return false, file.Check(name, true)
-	case d.Asked && !bytes.Equal(rest, d.Text):
-		return true, fmt.Errorf("%s was edited: --force replaces it", name)
-	}
-	return true, nil
-}
-
-// Written is a file of Write.
-type Written struct {
+// File is a document and its place.
+type File struct {
+	Document
 	Name string
+	// Kept: the file stays as it is, with Text.
 	Kept bool
+	// Lacks lists the values that were asked for and that a kept file does not have.
+	Lacks []string
 }
 
-// Write writes documents to start from, and their schemas. Edited files are kept. If finish
-// is set, it completes the documents once nothing is known to be wrong.
-func Write(dir string, all []Document, force bool, finish func() ([]Document, error)) ([]Written, error) {
-	undo, err := file.MakeDirectory(filepath.Join(dir, SchemaDir))
-	if err != nil {
-		return nil, err
+// Plan decides which files are written: those that nobody has edited, and with force all.
+// It makes the directory, which undo removes while it is empty.
+func Plan(dir string, all []Document, force bool) (files []File, undo func(), err error) {
+	if undo, err = file.MakeDirectory(filepath.Join(dir, SchemaDir)); err != nil {
+		return nil, nil, err
 	}
-	defer undo()
 	var errs []error
-	kept := map[string]bool{}
 	for _, d := range all {
-		keeps, err := d.keeps(filepath.Join(dir, d.Kind+".yaml"), force, finish != nil)
-		errs, kept[d.Kind] = append(errs, err), keeps
+		f := File{Document: d, Name: filepath.Join(dir, d.Kind+".yaml")}
+		errs = append(errs, f.plan(force))
+		files = append(files, f)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return nil, err
+		undo()
+		return nil, nil, err
 	}
-	if finish != nil {
-		if all, err = finish(); err != nil {
-			return nil, err
+	return files, undo, nil
+}
+
+func (f *File) plan(force bool) error {
+	old, err := os.ReadFile(f.Name)
+	rest := bytes.TrimPrefix(old, []byte(f.head()))
+	is := func(text []byte) bool { return bytes.Equal(rest, text) }
+	switch {
+	case errors.Is(err, fs.ErrNotExist), force:
+		return file.Check(f.Name, true)
+	case err != nil:
+		return err
+	case !is(f.Text) && slices.ContainsFunc(f.Blanks, is):
+		return file.Check(f.Name, true)
+	}
+	f.Kept = true
+	if f.Asked && !is(f.Text) {
+		f.Lacks = lacked(rest, f.Text, f.Blanks)
+	}
+	f.Text = rest
+	return nil
+}
+
+// lacked returns the values that text has, the first of blanks has not, and old lacks. The
+// places of values in lists do not count.
+func lacked(old, text []byte, blanks [][]byte) (lines []string) {
+	has := values(old)
+	if len(blanks) > 0 {
+		for v := range values(blanks[0]) {
+			has[v] = true
 		}
 	}
-	var out []Written
-	for _, d := range all {
-		if d.Blank != nil {
-			schema, err := configs.Schema(d.Kind)
+	for v := range values(text) {
+		if !has[v] {
+			lines = append(lines, v.String())
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// value is a scalar of a document, and its field.
+type value struct{ field, text string }
+
+// String leaves out the secret half of a token.
+func (v value) String() string {
+	if id, _, ok := strings.Cut(v.text, "."); ok && v.field == "credentials.token" {
+		return v.field + ": " + id + ".***"
+	}
+	return v.field + ": " + v.text
+}
+
+// values returns the scalars of a text; none if it is not YAML.
+func values(text []byte) map[value]bool {
+	found := map[value]bool{}
+	var doc any
+	if err := yamltree.Unmarshal(text, &doc); err != nil {
+		return found
+	}
+	var walk func(field string, v any)
+	walk = func(field string, v any) {
+		switch x := v.(type) {
+		case map[string]any:
+			for k, v := range x {
+				walk(strings.TrimPrefix(field+"."+k, "."), v)
+			}
+		case []any:
+			for _, v := range x {
+				walk(field, v)
+			}
+		default:
+			found[value{field, fmt.Sprint(x)}] = true
+		}
+	}
+	walk("", doc)
+	return found
+}
+
+// Write writes the files that are not kept, and the schemas of all.
+func Write(dir string, files []File) error {
+	for _, f := range files {
+		if f.Blanks != nil {
+			schema, err := configs.Schema(f.Kind)
 			if err == nil {
-				err = file.Write(filepath.Join(dir, d.schema()), schema, 0o666)
+				err = file.Write(filepath.Join(dir, f.schema()), schema, 0o666)
 			}
 			if err != nil {
-				return out, err
+				return err
 			}
 		}
-		name := filepath.Join(dir, d.Kind+".yaml")
-		if !kept[d.Kind] {
-			if err := file.Write(name, append([]byte(d.head()), d.Text...), d.Perm); err != nil {
-				return out, err
+		if !f.Kept {
+			if err := file.Write(f.Name, append([]byte(f.head()), f.Text...), f.Perm); err != nil {
+				return err
 			}
 		}
-		out = append(out, Written{name, kept[d.Kind]})
 	}
-	return out, nil
+	return nil
 }

@@ -46,11 +46,14 @@ type schemaNode struct {
 // pathIndex is what problems name an item or a key with: users[0], labels["a.b/c"].
 var pathIndex = regexp.MustCompile(`\[(?:\d+|"[^"]*")\]`)
 
+// WithoutIndices returns a path without its indices and keys.
+func WithoutIndices(path string) string { return pathIndex.ReplaceAllString(path, "") }
+
 // Explain describes a field of a document of that kind by its path, e.g.
 // "site.network.interfaces", from the kind's schema. Indices, which the paths of problems
 // have, are ignored.
 func Explain(schema []byte, path string) (*FieldDoc, error) {
-	kind, rest, _ := strings.Cut(pathIndex.ReplaceAllString(path, ""), ".")
+	kind, rest, _ := strings.Cut(WithoutIndices(path), ".")
 	kind = strings.ToLower(kind)
 	var root schemaNode
 	if err := json.Unmarshal(schema, &root); err != nil {

@@ -284,6 +284,12 @@ func CheckSpace(dir string, n int64, what string) error {
 	return nil
 }
 
+// existsError is fs.ErrExist with the fix.
+type existsError struct{ path string }
+
+func (e *existsError) Error() string        { return e.path + " exists; --force replaces it" }
+func (e *existsError) Is(target error) bool { return target == fs.ErrExist }
+
 // Check returns, before long work begins, the reason why a file cannot be written at its
 // end: it exists and must not be replaced, or its directory cannot be written.
 func Check(path string, replace bool) error {
@@ -292,7 +298,7 @@ func Check(path string, replace bool) error {
 		case fi.IsDir():
 			return fmt.Errorf("%s is a directory; name a file", path)
 		case !replace:
-			return fmt.Errorf("%s exists; --force replaces it", path)
+			return &existsError{path}
 		}
 	}
 	if err := Writable(filepath.Dir(path)); err != nil {

@@ -18,9 +18,10 @@ func (c *check) controlPlane() {
 	if v := c.site.ControlPlane.Documents().KubernetesVersion(); v != c.img.Info.Kubernetes {
 		c.add("controlPlane.kubeadm", "kubernetesVersion is %s, and the image has kubelet and kubeadm %s: build the image with kubernetes.version %s, or correct kubernetesVersion of the Cluster", v, c.img.Info.Kubernetes, v)
 	}
-	for _, n := range c.site.ControlPlane.Documents().Images() {
+	docs := c.site.ControlPlane.Documents()
+	for _, n := range docs.Images() {
 		if tags := tagsOf(c.img.Info, n.Name); len(tags) == 0 || n.Tag != "" && !slices.Contains(tags, n.Tag) {
-			c.add("controlPlane.kubeadm", "the image has no container image %s on board, which the control plane runs: add it to images of the Image (`kubeadm config images list` prints all)", n)
+			c.add("controlPlane.kubeadm", "the image has no container image %s on board, which the control plane runs: add it to images of the Image (`kubeadm config images list` prints all)", n.Example(docs.KubernetesVersion()))
 		} else if n.Tag == "" && len(tags) > 1 {
 			c.add("controlPlane.kubeadm", "the image has %s on board with several tags (%s): keep one of them in images of the Image, or name the tag in the Cluster's ClusterConfiguration", n.Name, strings.Join(tags, ", "))
 		}

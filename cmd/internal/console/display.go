@@ -33,7 +33,7 @@ func (s Streams) Display(asJSON bool) Display {
 	case ok && drawsBars(f) && !s.Verbose():
 		return &bars{w: f, p: mpb.New(mpb.WithOutput(f), mpb.WithWidth(30)), all: map[string]*bar{}}
 	}
-	return &plainLines{w: s.Err, details: s.Verbose(), last: map[string]time.Time{}, begun: map[string]time.Time{}}
+	return newPlainLines(s.Err, s.Verbose())
 }
 
 // Steps returns a function that shows the progress of steps as a build's.
@@ -94,11 +94,71 @@ func (j *jsonLines) Event(e builder.Event) {
 
 func (j *jsonLines) Close() {}
 
-// plainLines prints a line for each event; of long transfers, one every ten seconds.
+// plainLines prints a line for each event; of long transfers, one every ten seconds, and
+// of other long steps one every half a minute.
 type plainLines struct {
-	w           io.Writer
-	details     bool // print StateDetail
-	last, begun map[string]time.Time
+	w       io.Writer
+	details bool // print StateDetail
+	stop    func()
+
+	mu    sync.Mutex // the ticker runs beside the events
+	steps map[string]*plainStep
+	order []string
+}
+
+// plainStep is a step that has begun.
+type plainStep struct {
+	begun, last time.Time // last: its latest line
+	detail      string    // the latest line of a program that it calls
+	running     bool
+}
+
+// quietFor is how long a step may run without a line.
+const quietFor = 30 * time.Second
+
+func newPlainLines(w io.Writer, details bool) *plainLines {
+	p := &plainLines{w: w, details: details, steps: map[string]*plainStep{}}
+	ticker, done := time.NewTicker(quietFor/6), make(chan struct{})
+	p.stop = sync.OnceFunc(func() { ticker.Stop(); close(done) })
+	go func() {
+		for {
+			select {
+			case <-ticker.C:
+				p.remind()
+			case <-done:
+				return
+			}
+		}
+	}()
+	return p
+}
+
+// remind prints a line for each step that has printed none for a while.
+func (p *plainLines) remind() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, name := range p.order {
+		s := p.steps[name]
+		if !s.running || time.Since(s.last) < quietFor {
+			continue
+		}
+		s.last = time.Now()
+		fmt.Fprintf(p.w, "%s: running for %s", name, time.Since(s.begun).Round(time.Second))
+		if s.detail != "" {
+			fmt.Fprintf(p.w, ": %s", s.detail)
+		}
+		fmt.Fprintln(p.w)
+	}
+}
+
+// step returns the state of a step.
+func (p *plainLines) step(name string) *plainStep {
+	s := p.steps[name]
+	if s == nil {
+		s = &plainStep{begun: time.Now()}
+		p.steps[name], p.order = s, append(p.order, name)
+	}
+	return s
 }
 
 // pace is the speed and the time left, once they are known.
@@ -111,34 +171,43 @@ func pace(done, total int64, since time.Duration) string {
 }
 
 func (p *plainLines) Event(e builder.Event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	step, now := p.step(e.Step), time.Now()
+	line := func(format string, args ...any) {
+		step.last = now
+		fmt.Fprintf(p.w, "%s: %s\n", e.Step, fmt.Sprintf(format, args...))
+	}
 	switch e.State {
 	case builder.StateStart:
-		fmt.Fprintf(p.w, "%s: %s\n", e.Step, e.Text)
-		p.last[e.Step], p.begun[e.Step] = time.Now(), time.Now()
+		*step = plainStep{begun: now, running: true}
+		line("%s", e.Text)
 	case builder.StateLog:
-		fmt.Fprintf(p.w, "%s: %s\n", e.Step, e.Text)
+		line("%s", e.Text)
 	case builder.StateDetail:
+		step.detail = e.Text
 		if p.details {
-			fmt.Fprintf(p.w, "%s: %s\n", e.Step, e.Text)
+			line("%s", e.Text)
 		}
 	case builder.StateWarning:
-		fmt.Fprintf(p.w, "%s: WARNING: %s\n", e.Step, e.Text)
+		line("WARNING: %s", e.Text)
 	case builder.StateProgress:
-		if time.Since(p.last[e.Step]) < 10*time.Second {
+		if now.Sub(step.last) < 10*time.Second {
 			return
 		}
-		p.last[e.Step] = time.Now()
 		if e.Total > 0 {
-			fmt.Fprintf(p.w, "%s: %s of %s (%d %%)%s\n", e.Step, configs.HumanSize(e.Done), configs.HumanSize(e.Total), e.Done*100/e.Total, pace(e.Done, e.Total, time.Since(p.begun[e.Step])))
+			line("%s of %s (%d %%)%s", configs.HumanSize(e.Done), configs.HumanSize(e.Total), e.Done*100/e.Total, pace(e.Done, e.Total, now.Sub(step.begun)))
 		} else {
-			fmt.Fprintf(p.w, "%s: %s\n", e.Step, configs.HumanSize(e.Done))
+			line("%s", configs.HumanSize(e.Done))
 		}
 	case builder.StateDone:
-		fmt.Fprintf(p.w, "%s: done in %.1f s\n", e.Step, e.Seconds)
+		step.running = false
+		line("done in %.1f s", e.Seconds)
 	}
 }
 
-func (p *plainLines) Close() {}
+// Close ends the reminders.
+func (p *plainLines) Close() { p.stop() }
 
 // bars has one line for each step, rewritten in place. Warnings go above them; those that
 // come after the last redraw follow.

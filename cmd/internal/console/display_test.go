@@ -1,10 +1,14 @@
 package console
 
 import (
+	"bytes"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 	"unicode/utf8"
 
+	"github.com/edgebake/edgebake/builder"
 	"github.com/vbauerster/mpb/v8/decor"
 )
 
@@ -19,4 +23,25 @@ func TestBarCutsBetweenCharacters(t *testing.T) {
 	if got := (&bar{text: "short"}).shown(decor.Statistics{}); got != "short" {
 		t.Errorf("%q", got)
 	}
+}
+
+// TestPlainLinesRemind: whoever watches a log sees that a long step goes on, and where it is.
+func TestPlainLinesRemind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		p := newPlainLines(&out, false)
+		p.Event(builder.Event{Step: "images", State: builder.StateWarning, Text: "not a step that runs"})
+		p.Event(builder.Event{Step: "base", State: builder.StateStart, Text: "making it"})
+		time.Sleep(20 * time.Second)
+		p.Event(builder.Event{Step: "base", State: builder.StateDetail, Text: "Setting up libc6"})
+		time.Sleep(45 * time.Second)
+		p.Event(builder.Event{Step: "base", State: builder.StateDone, Seconds: 65})
+		time.Sleep(time.Hour)
+		p.Close()
+		synctest.Wait()
+		const want = "images: WARNING: not a step that runs\nbase: making it\nbase: running for 30s: Setting up libc6\nbase: running for 1m0s: Setting up libc6\nbase: done in 65.0 s\n"
+		if out.String() != want {
+			t.Errorf("%s\nwant\n%s", out.String(), want)
+		}
+	})
 }

@@ -82,7 +82,8 @@ func (s Streams) Warn(format string, args ...any) {
 // WarnAll prints warnings about documents, with file and line.
 func (s Streams) WarnAll(warnings configs.Problems) {
 	for _, w := range warnings {
-		fmt.Fprintf(s.Err, "%s (warning)\n", w)
+		text := configs.Problem{Path: w.Path, Msg: w.Msg}.Error()
+		fmt.Fprintf(s.Err, "%sWARNING: %s\n", strings.TrimSuffix(w.Error(), text), text)
 	}
 }
 
