@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/edgebake/edgebake/configs/kubeadm"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Versions used by the examples, and named in messages that show how to write one.
@@ -45,12 +46,15 @@ const (
 	firstKubernetesWarning = 36
 )
 
+// debianContainerd has the series of containerd of Debian's releases.
+var debianContainerd = map[string]string{"bookworm": "1.6", "trixie": "1.7"}
+
 // containerdSeries returns "2.3" of an Image with containerd 2.3.7, and "" where
-// only the base knows. Debian 13 has containerd 1.7.
+// only the base knows.
 func (i *Image) containerdSeries() string {
 	if i.Containerd.Debian {
-		if i.Base.Debian != nil && i.Base.Debian.Suite == "trixie" {
-			return "1.7"
+		if b := i.Base.Debian; b != nil && len(b.Sources) == 0 {
+			return debianContainerd[b.Suite]
 		}
 		return ""
 	}
@@ -70,9 +74,25 @@ func (i *Image) containerdField() string {
 
 // validatePair rejects versions that do not work together.
 func (i *Image) validatePair(probs *Problems) {
+	if i.Containerd.Debian && i.containerdSeries() == "1.6" {
+		probs.Add("containerd.debian", "Debian %s has containerd 1.6, which is not supported; 1.7 and 2.x are: give a version and a source, e.g. version: %s and source: {goModule: {}}", i.Base.Debian.Suite, ExampleContainerd)
+	}
 	if minor := kubeadm.Minor(i.Kubernetes.Version); minor >= firstKubernetesWithoutFallback && i.containerdSeries() == "1.7" {
 		probs.Add(i.containerdField(), "kubelet v1.%d does not start with containerd 1.7, which cannot report its cgroup driver: use containerd %s", minor, ExampleContainerd)
 	}
+}
+
+// KubernetesWarning says that a version gets no more fixes, or is newer than those tested;
+// empty for all others.
+func KubernetesWarning(version string) string {
+	minor, newest := kubeadm.Minor(version), kubeadm.Minor(ExampleKubernetes)
+	switch end, ended := endedKubernetes[minor]; {
+	case ended:
+		return fmt.Sprintf("Kubernetes v1.%d has had no security fixes since %s: use %s", minor, end, ExampleKubernetes)
+	case minor > newest:
+		return fmt.Sprintf("Kubernetes v1.%d is newer than this edgebake, which was tested with v1.%d and earlier", minor, newest)
+	}
+	return ""
 }
 
 // Warnings returns settings of a valid Image that are allowed, but seldom right, each
@@ -80,11 +100,11 @@ func (i *Image) validatePair(probs *Problems) {
 func (i *Image) Warnings() []string {
 	var list []string
 	minor, series := kubeadm.Minor(i.Kubernetes.Version), i.containerdSeries()
-	if end, ok := endedKubernetes[minor]; ok {
-		list = append(list, fmt.Sprintf("kubernetes.version: Kubernetes v1.%d has had no security fixes since %s: use %s", minor, end, ExampleKubernetes))
+	if w := KubernetesWarning(i.Kubernetes.Version); w != "" {
+		list = append(list, "kubernetes.version: "+w)
 	}
-	if newest := kubeadm.Minor(ExampleKubernetes); minor > newest {
-		list = append(list, fmt.Sprintf("kubernetes.version: Kubernetes v1.%d is newer than this edgebake, which was tested with v1.%d and earlier", minor, newest))
+	if y := i.Yurthub; y != nil && minor > openyurt.NewestKubernetes && !openyurt.RunsAsPod(y.Version) {
+		list = append(list, fmt.Sprintf("yurthub.version: %s is certified by OpenYurt up to Kubernetes v1.%d and was tested here up to v1.%d, not with v1.%d", y.Version, openyurt.CertifiedKubernetes, openyurt.NewestKubernetes, minor))
 	}
 	field := i.containerdField()
 	// Debian maintains its own package for as long as the suite.

@@ -42,9 +42,9 @@ func TestExampleVersions(t *testing.T) {
 }
 
 // versionsImage returns an Image with these versions.
-func versionsImage(t *testing.T, kubernetes, containerd string) (*Image, error) {
+func versionsImage(t *testing.T, suite, kubernetes, containerd string) (*Image, error) {
 	t.Helper()
-	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Image\nname: x\nsourceDate: 2026-01-01T00:00:00Z\nbase: {debian: {suite: trixie}}\n" +
+	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Image\nname: x\nsourceDate: 2026-01-01T00:00:00Z\nbase: {debian: {suite: " + suite + "}}\n" +
 		"kubernetes: {version: " + kubernetes + ", source: {goModule: {}}}\ncontainerd: " + containerd + "\n"
 	return parseImage("image.yaml", []byte(doc))
 }
@@ -70,7 +70,7 @@ func TestVersionPairs(t *testing.T) {
 		{"v1.38.0", url(ExampleContainerd), "kubernetes.version: Kubernetes v1.38 is newer than this edgebake, which was tested with v1.37 and earlier", ""},
 		{"v1.38.0", url("2.4.2"), "kubernetes.version: Kubernetes v1.38 is newer", ""},
 	} {
-		img, err := versionsImage(t, c.kubernetes, c.containerd)
+		img, err := versionsImage(t, "trixie", c.kubernetes, c.containerd)
 		if c.err != "" {
 			if err == nil || !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%s with %s: %v, want %q", c.kubernetes, c.containerd, err, c.err)
@@ -84,6 +84,30 @@ func TestVersionPairs(t *testing.T) {
 		got := strings.Join(img.Warnings(), "\n")
 		if c.warning == "" && got != "" || !strings.Contains(got, c.warning) {
 			t.Errorf("%s with %s warns %q, want %q", c.kubernetes, c.containerd, got, c.warning)
+		}
+	}
+}
+
+// What Debian itself has is known of its releases, unless other sources come first.
+func TestContainerdOfDebian(t *testing.T) {
+	if _, err := versionsImage(t, "bookworm", ExampleKubernetes, "{debian: true}"); err == nil || !strings.Contains(err.Error(), "containerd.debian: Debian bookworm has containerd 1.6, which is not supported") {
+		t.Errorf("bookworm's own containerd: %v", err)
+	}
+	if _, err := versionsImage(t, "bookworm, sources: [deb http://deb.example.com/debian bookworm main]", ExampleKubernetes, "{debian: true}"); err != nil {
+		t.Errorf("another source's containerd: %v", err)
+	}
+}
+
+func TestYurthubOnANewerKubernetes(t *testing.T) {
+	yurthub := "{debian: true}\nyurthub: {version: v1.7.0, binary: {url: 'https://example.com/yurthub', sha256: " + strings.Repeat("0a", 32) + "}}"
+	for version, warns := range map[string]bool{"v1.36.5": false, "v1.37.2": true} {
+		img, err := versionsImage(t, "trixie", version, yurthub)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := strings.Join(img.Warnings(), "\n")
+		if strings.Contains(got, "yurthub.version: v1.7.0 is certified by OpenYurt up to Kubernetes v1.34 and was tested here up to v1.36, not with v1.37") != warns {
+			t.Errorf("%s: %q", version, got)
 		}
 	}
 }

@@ -62,6 +62,13 @@ func FormOf(minor int) string { return releaseOf(minor).form }
 // no pod without the list.
 const LastKubernetesOfPods = 30
 
+// The newest minor releases of Kubernetes for which OpenYurt certifies yurthub as a unit, and
+// with which it was tested here.
+const (
+	CertifiedKubernetes = 34
+	NewestKubernetes    = 36
+)
+
 // Release is a minor release as people write it, e.g. v1.7.
 func Release(minor int) string { return "v1." + strconv.Itoa(minor) }
 

@@ -36,13 +36,21 @@ func (r *Reader) sites(d Source, doc *configs.Document) (media.Site, error) {
 		if err != nil {
 			return media.Site{}, explainToken(err)
 		}
-		return r.inventory(d, inv)
+		return withoutTokens(r.inventory(d, inv))
 	}
 	site, err := doc.Site(token, forced)
 	if err != nil {
 		return media.Site{}, explainToken(err)
 	}
-	return r.site(d, site)
+	return withoutTokens(r.site(d, site))
+}
+
+// withoutTokens rejects a slot that has a token where the machine does not wipe it.
+func withoutTokens(s media.Site, err error) (media.Site, error) {
+	if err == nil {
+		err = s.TokensElsewhere().Err()
+	}
+	return s, err
 }
 
 func (r *Reader) site(d Source, site *configs.Site) (media.Site, error) {

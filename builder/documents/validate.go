@@ -137,6 +137,9 @@ func (r *Reader) cluster(doc *configs.Document) (*clusterdoc.File, []manifest.Fi
 		return nil, nil, err
 	}
 	d, named := Source{c.File, c.Text}, all
+	if w := configs.KubernetesWarning(c.KubernetesVersion); w != "" {
+		r.Warn(configs.Problems{d.Problem("kubernetesVersion", w)})
+	}
 	var manifests []manifest.File
 	for i, m := range c.Manifests {
 		field := fmt.Sprintf("manifests[%d]", i)

@@ -2,6 +2,7 @@ package media
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -153,11 +154,11 @@ func (m *image) problems(s Site) (configs.Problems, error) {
 	}
 	check := func(site *configs.Site, spreadIsDefault bool) configs.Problems {
 		probs := node.CheckSite(node.Image{Info: m.info, Root: files, Strict: true}, site, s.Files[ondisk.SlotIgnition])
-		probs = append(probs, tokenElsewhere(site, s.Files)...)
 		return append(probs, m.unknownFields(site, spreadIsDefault)...)
 	}
+	found := s.TokensElsewhere()
 	if s.Doc != nil {
-		return s.Read.site(check(s.Doc, s.Doc.SpreadSeconds == s.DefaultSpread)), nil
+		return append(found, s.Read.site(check(s.Doc, s.Doc.SpreadSeconds == s.DefaultSpread))...), nil
 	}
 	var probs []configs.Problems
 	if s.Inventory != nil {
@@ -165,23 +166,38 @@ func (m *image) problems(s Site) (configs.Problems, error) {
 			probs = append(probs, check(&s.Inventory.Sites[i].Site, !s.Inventory.WritesSpread(i)))
 		}
 	}
-	return s.Read.inventory(probs), nil
+	return append(found, s.Read.inventory(probs)...), nil
 }
 
-// tokenElsewhere reports the Site's token in other files of the slot, which the machine
+// TokensElsewhere reports bootstrap tokens in other files of the slot, which the machine
 // does not wipe after the join.
-func tokenElsewhere(site *configs.Site, files map[string][]byte) (probs configs.Problems) {
-	token := site.Credentials.Token
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		found := name == ondisk.SlotIgnition && ignition.Holds(files[name], token)
-		if strings.HasPrefix(name, ondisk.SlotFilesDir+"/") && !token.IsZero() {
-			found = bytes.Contains(files[name], []byte(token.Reveal()))
+func (s Site) TokensElsewhere() configs.Problems {
+	in := func(site *configs.Site) (probs configs.Problems) {
+		token := site.Credentials.Token
+		for _, name := range slices.Sorted(maps.Keys(s.Files)) {
+			found, called := false, name
+			switch {
+			case name == ondisk.SlotIgnition:
+				found, called = ignition.Holds(s.Files[name], token), cmp.Or(s.Read.Ignition, name)
+			case strings.HasPrefix(name, ondisk.SlotFilesDir+"/") && !token.IsZero():
+				found = bytes.Contains(s.Files[name], []byte(token.Reveal()))
+			}
+			if found {
+				probs.Add("credentials.token", "is in %s too, from which it is not wiped after the join: remove it there, and have programs on the node use a credential of their own", called)
+			}
 		}
-		if found {
-			probs.Add("credentials.token", "is in %s too, from which it is not wiped after the join: remove it there, and have programs on the node use a credential of their own", name)
+		return probs
+	}
+	if s.Doc != nil {
+		return s.Read.site(in(s.Doc))
+	}
+	var probs []configs.Problems
+	if s.Inventory != nil {
+		for i := range s.Inventory.Sites {
+			probs = append(probs, in(&s.Inventory.Sites[i].Site))
 		}
 	}
-	return probs
+	return s.Read.inventory(probs)
 }
 
 // unknownFields reports fields that the image's first boot would reject.

@@ -66,6 +66,9 @@ func TestKubeProxy(t *testing.T) {
 			if mode != "nftables" && (gap > 0 || failed > 0) && !n.heldUp() {
 				t.Errorf("rules were missing for %s, and %d connections failed", gap, failed)
 			}
+			if mode == "nftables" && gap > restored && !n.heldUp() {
+				t.Errorf("rules were missing for %s after the flush, more than %s", gap, restored)
+			}
 			if ok == 0 {
 				t.Error("no connection went well")
 			}
@@ -89,6 +92,10 @@ func TestKubeProxy(t *testing.T) {
 		})
 	}
 }
+
+// restored is the time within which ipvscare has all rules again after a flush: a second by its
+// promise, and more for an emulated guest.
+const restored = 5 * time.Second
 
 // kubeProxy runs kube-proxy on the node until the test ends. What it has set up
 // stays, as on a node.
