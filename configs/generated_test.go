@@ -268,7 +268,7 @@ How documents are read:
 
 - Unknown fields, wrong types and fields given twice are errors.
 - A string may be written without quotes, even where it looks like a number:
-  ` + "`version: 2.2.9`, `mode: 0644`" + `. A value that begins with ` + "`*`, `&`, `!`, `{` or `[`" + ` needs them.
+  ` + "`version: 2.3.7`, `mode: 0644`" + `. A value that begins with ` + "`*`, `&`, `!`, `{` or `[`" + ` needs them.
 - Sizes are whole numbers with Mi, Gi or Ti, as in 512Mi, digests SHA-256 in hexadecimal digits,
   dates RFC 3339 (` + "`2026-01-31T12:00:00Z`" + `).
 - Paths are seen from the folder of the document's file.
