@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -112,9 +113,15 @@ func (o *initFlags) fromJoin(s streams, key string, keyErr error) error {
 	if err := errors.Join(err, keyErr); err != nil {
 		return err
 	}
-	known.SSHKey = key
 	joins := len(known.Masters) > 0
-	files, err := o.write(s, known.Documents(known.NodeType != "", joins || key != ""))
+	former := o.formerKey()
+	key = cmp.Or(key, former)
+	known.SSHKey = key
+	all := known.Documents(known.NodeType != "", joins || key != "")
+	if former != "" {
+		all[1].Blanks = append(all[1].Blanks, (&starter.Input{SSHKey: former}).Site())
+	}
+	files, err := o.write(s, all)
 	if err != nil {
 		return err
 	}
@@ -184,6 +191,9 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 	if _, err := configs.ParseImages("image.yaml", known.Image()); err != nil {
 		return fmt.Errorf("no image for Kubernetes %s: %w", facts.Version, err)
 	}
+	formerKey := o.formerKey()
+	known.SSHKey = cmp.Or(key, formerKey)
+	key = known.SSHKey
 	former, good, err := o.formerToken(ctx, client)
 	if err != nil {
 		return err
@@ -197,6 +207,9 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 		old := *known
 		old.Token = former
 		all[1].Blanks = append(all[1].Blanks, old.Site())
+	}
+	if formerKey != "" {
+		all[1].Blanks = append(all[1].Blanks, (&starter.Input{SSHKey: formerKey}).Site())
 	}
 	if facts.DaemonSets != nil {
 		all = append(all, starter.Document{Kind: "agents", Text: facts.DaemonSets, Perm: 0o666, Asked: true})
@@ -243,6 +256,15 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 	}
 	o.next(s, files, "edgebake build"+o.operand("image.yaml"))
 	return nil
+}
+
+// formerKey returns the SSH key of a Site that init wrote with it alone.
+func (o *initFlags) formerKey() string {
+	text, err := os.ReadFile(filepath.Join(o.dir, "site.yaml"))
+	if err != nil || o.force {
+		return ""
+	}
+	return starter.KeyOf(text)
 }
 
 // formerToken returns the token of the Site that is there, and whether the cluster takes it.

@@ -3,6 +3,7 @@
 package starter
 
 import (
+	"bytes"
 	"net/netip"
 	"strings"
 
@@ -75,6 +76,19 @@ func (in *Input) Site() []byte {
 	text = strings.Replace(text, exampleHash, strings.Join(hashes, "\n  - "), 1)
 	text = strings.Replace(text, exampleKey, quoteYAML(key), 1)
 	return []byte(commentOut(text, out...))
+}
+
+// KeyOf returns the SSH key in a Site that init wrote when it knew nothing else.
+func KeyOf(site []byte) string {
+	head := (&Document{Kind: "site", Blanks: [][]byte{nil}}).head()
+	text := string(bytes.TrimPrefix(site, []byte(head)))
+	before, after, _ := strings.Cut(string((&Input{SSHKey: exampleKey}).Site()), exampleKey)
+	text, begins := strings.CutPrefix(text, before)
+	text, ends := strings.CutSuffix(text, after)
+	if key := strings.Trim(text, "'"); begins && ends && forms.CheckSSHKey(key) == nil {
+		return key
+	}
+	return ""
 }
 
 // Image returns the example of an Image, or for nodes of OpenYurt the one for these.
