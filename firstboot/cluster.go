@@ -33,17 +33,20 @@ import (
 // comes before ipvscare gets the site's API servers, which it verifies with
 // the CA that is on the disk.
 func clusterPhase(active *site.Active) run.Phase {
-	var newer []byte // the CA that Check has found
+	var found clusterState // by Check
 	return run.Phase{
 		Name: "cluster", Doc: "no other cluster than the Site's is on this machine", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (v run.Verdict, err error) {
-			v, newer, err = checkCluster(ctx, e, active.Site)
+			v, found, err = checkCluster(ctx, e, active.Site)
 			return v, err
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if member.Is(e) && !e.Exists(member.LeavingFile) {
-				if newer != nil {
-					return takeCA(ctx, e, newer)
+				if found.newer != nil {
+					return takeCA(ctx, e, found.newer)
+				}
+				if found.cannotShow {
+					return forgetWitnesses(ctx, e, active)
 				}
 				if err := beginToLeave(ctx, e, active); err != nil {
 					return err
@@ -57,42 +60,51 @@ func clusterPhase(active *site.Active) run.Phase {
 	}
 }
 
-// checkCluster is the check of clusterPhase. newer is the cluster's CA where it was issued
-// again; nil: it was not.
-func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v run.Verdict, newer []byte, err error) {
+// clusterState is what checkCluster has found of a cluster that the machine stays in.
+type clusterState struct {
+	newer      []byte // its CA, where it was issued again
+	cannotShow bool   // see member.CannotShow
+}
+
+// checkCluster is the check of clusterPhase.
+func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v run.Verdict, found clusterState, err error) {
 	if e.Exists(member.LeavingFile) {
-		return run.Todo, nil, nil
+		return run.Todo, found, nil
 	}
 	if !member.Is(e) {
 		if member.StaleCA(e, site) {
-			return run.Todo, nil, nil
+			return run.Todo, found, nil
 		}
-		return run.Done, nil, nil
+		return run.Done, found, nil
 	}
 	same, err := sameCluster(ctx, e, site)
 	switch {
 	case errors.Is(err, errUnclear):
-		return run.Unknown, nil, nil
+		return run.Unknown, found, nil
 	case err != nil:
-		return run.Done, nil, err
+		return run.Done, found, err
 	case !same && !site.Credentials.Token.IsZero():
-		return run.Todo, nil, nil
+		return run.Todo, found, nil
 	case !same && member.Unpinned(site):
 		// Something else may answer on the way, and be gone tomorrow: to the node its
 		// API servers are out of reach.
 		e.Note("%s", otherClusterNote(e))
-		return run.Unknown, nil, nil
+		return run.Unknown, found, nil
 	case !same:
-		return run.Todo, nil, noTokenToMove(e, site)
+		return run.Todo, found, noTokenToMove(e, site)
 	}
-	if newer = member.NewerCA(ctx, e, site); newer != nil {
-		return run.Todo, newer, nil
+	if found.newer = member.NewerCA(ctx, e, site); found.newer != nil {
+		return run.Todo, found, nil
 	}
 	member.RemarkEndOfCA(e, ondisk.KubeCA)
-	if !site.Credentials.Token.IsZero() && member.BornAgain(ctx, e, site) {
-		return run.Todo, nil, nil // somebody has brought a token of it
+	if site.Credentials.Token.IsZero() {
+		return run.Done, found, nil
 	}
-	return run.Done, nil, nil
+	again, unclear := member.CheckBornAgain(ctx, e, site)
+	if found.cannotShow = member.CannotShow(e, unclear); again || found.cannotShow {
+		return run.Todo, found, nil // somebody has brought a token of it
+	}
+	return run.Done, found, nil
 }
 
 // beginToLeave tells a person that the machine leaves its cluster, and ends its membership.
@@ -110,6 +122,22 @@ func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) erro
 	}
 	// It still was a member; whose CA and name it had is over with this.
 	return (member.Record{Version: member.RecordVersion}).Write(e)
+}
+
+// forgetWitnesses has a node that is about to join again do without what it noted of its
+// cluster, by which ipvscare would keep it from every API server. That the cluster accepts
+// the Site's token takes the place of it.
+func forgetWitnesses(ctx context.Context, e *machine.Env, active *site.Active) error {
+	d := join.OwnDiscovery(e, active)
+	e.Waiting("the cluster to accept the Site's token (%s)", strings.Join(d.Masters, ", "))
+	if _, err := join.FindCluster(ctx, e, d); err != nil {
+		return err
+	}
+	e.Console("this node's certificate is out of time, so no API server can show it which cluster it is of; the cluster accepts the Site's token: joining it again")
+	if err := e.Remove(member.JoinedCluster); err != nil {
+		return fmt.Errorf("forgetting what was noted of the cluster: %w", err)
+	}
+	return nil
 }
 
 // errUnclear: no API server can be asked whose cluster it is.
@@ -211,7 +239,7 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) erro
 	if err := resetIPVS(ctx, e, active.Site); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
-	for _, p := range append(slices.Clone(member.TokenFiles), kubeadm.KubeletRestart, join.SaidVIP, member.JoinedFile, member.JoinedCluster, ondisk.KubeCA, member.LeavingFile) {
+	for _, p := range slices.Concat(member.TokenFiles, member.ServingCerts(e), []string{kubeadm.KubeletRestart, join.SaidVIP, member.JoinedFile, member.JoinedCluster, ondisk.KubeCA, member.LeavingFile}) {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("leaving the cluster: %w", err)
 		}

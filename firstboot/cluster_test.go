@@ -128,6 +128,38 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 	}
 }
 
+// TestServingCertificateOfTheFormerCluster: kubelet goes on with a certificate that it
+// serves with until that ends soon, whoever signed it. So it is left in the cluster that
+// signed it, and kept where the machine joins the same one again.
+func TestServingCertificateOfTheFormerCluster(t *testing.T) {
+	t.Parallel()
+	for name, moves := range map[string]bool{"another cluster": true, "the same": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			w.mustBoot()
+			const current, dated = member.KubeletPKI + "/kubelet-server-current.pem", member.KubeletPKI + "/kubelet-server-2026-11-20-10-00-00.pem"
+			w.Put(dated, w.Cluster.Client("system:node:edge-sn0042", w.Truth().AddDate(5, 0, 0)))
+			if err := os.Symlink(dated, w.Root+current); err != nil {
+				t.Fatal(err)
+			}
+			if moves {
+				w.rebuild()
+			} else {
+				w.Now = w.Now.AddDate(2, 0, 0)
+				delete(w.Cluster.Nodes, "edge-sn0042")
+			}
+			w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+			w.PowerOn()
+			w.mustBoot()
+			wantMember(t, w, 2)
+			if w.Has(current) == moves || w.Has(dated) == moves {
+				t.Errorf("the link is there: %v, the certificate: %v", w.Has(current), w.Has(dated))
+			}
+		})
+	}
+}
+
 // TestPowerCutWhileMoving ends in the other cluster wherever it happens.
 func TestPowerCutWhileMoving(t *testing.T) {
 	t.Parallel()
@@ -558,6 +590,105 @@ func TestClusterBornAgain(t *testing.T) {
 			w.wantJoined(1)
 			if !w.Said("the cluster was born again with the same keys, and the Site has a token for it: joining it again") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
+			}
+		})
+	}
+}
+
+// asIPVScare opens and closes the endpoint as ipvscare does, by the cluster that ipvs.json
+// says the node joined.
+func (w *world) asIPVScare() {
+	guard := func() {
+		e, c := w.Env(), w.Cluster
+		accepted := member.Enrolled(e) == nil
+		var conf ondisk.IPVS
+		_ = json.Unmarshal(e.Contents(ondisk.IPVSConfig), &conf)
+		c.Mu.Lock()
+		defer c.Mu.Unlock()
+		c.Down[worldtest.OwnEndpoint] = false
+		if len(conf.Servers) == 0 || conf.Servers[0].Joined == nil {
+			return
+		}
+		j := conf.Servers[0].Joined
+		n := c.Nodes[j.Node]
+		info := !c.Unpublished && j.ClusterInfo == fmt.Sprint("info-", c.Births)
+		own := accepted && (n != nil && j.NodeUID == n.Metadata.UID || j.ServiceUID == fmt.Sprint("service-", c.Births))
+		c.Down[worldtest.OwnEndpoint] = !info && !own
+	}
+	guard()
+	w.Before = func(string) { guard() }
+}
+
+// TestExpiredWhileClusterInfoIsMadeAnew: with an expired certificate a node can read
+// neither its Node nor the Service, so no API server can show that the cluster is the same.
+// Once the cluster accepts the Site's token, the node joins again. Without that it keeps
+// what it noted.
+func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
+	t.Parallel()
+	edge := []string{"nodeType: edge", "nodePool: shanghai"}
+	withCA := func(w *world) string {
+		return "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(w.Cluster.Pem)), "\n", "\n  ")
+	}
+	for name, tt := range map[string]struct {
+		world  func(*testing.T) *world
+		lines  []string
+		births int
+		change func(*world)
+		said   string // where it does not join again
+	}{
+		"the same cluster-info":  {},
+		"made anew":              {births: 1},
+		"made anew, unit":        {births: 1, world: func(t *testing.T) *world { return edgeWorld(t) }, lines: edge},
+		"made anew, static pod":  {births: 1, world: podWorld, lines: edge},
+		"made anew, no time":     {births: 1, change: func(w *world) { w.Synced = false }},
+		"made anew, not pinned":  {births: 1, change: func(w *world) { w.Stamp(worldtest.OwnDev, unpin(w.Site(worldtest.WithToken))) }},
+		"made anew, two of them": {births: 1, change: func(w *world) { w.Cluster.Down["192.0.2.12:6443"] = true }},
+		"hidden": {change: func(w *world) {
+			w.Cluster.Unpublished = true
+			w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, withCA(w)))
+		}},
+		"made anew, no token": {births: 1, said: "FAILED discovery: this node's certificate has expired", change: func(w *world) {
+			w.Stamp(worldtest.OwnDev, w.Site())
+		}},
+		"made anew, no token and no time": {births: 1, said: "follows no time server", change: func(w *world) {
+			w.Stamp(worldtest.OwnDev, w.Site())
+			w.Synced = false
+		}},
+		"made anew, another token": {births: 1, said: "the cluster does not accept the bootstrap token", change: func(w *world) { w.Cluster.Revoked = true }},
+		"made anew, the clock is wrong": {births: 1, said: "its start timed out", change: func(w *world) { // by the cluster's clock the certificate holds
+			w.Wrong, w.Synced = w.Now.Sub(worldtest.WorldStart)-time.Hour, false
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if tt.world == nil {
+				tt.world = func(t *testing.T) *world { return nativeWorld(t) }
+			}
+			w := tt.world(t)
+			w.mustBoot()
+			noted := w.Get(member.JoinedCluster)
+			w.Now, w.Synced = w.Now.AddDate(3, 0, 0), true
+			w.Cluster.Births += tt.births
+			delete(w.Cluster.Nodes, "edge-sn0042")
+			w.Stamp(worldtest.OwnDev, w.Site(append(tt.lines, worldtest.WithToken)...))
+			if tt.change != nil {
+				tt.change(w)
+			}
+			w.asIPVScare()
+			w.PowerOn()
+			joins := w.Joins
+			err := w.boot()
+			if joined := w.Joins > joins; joined != (tt.said == "") || joined != (err == nil) {
+				t.Fatalf("joined again: %v, %v\n%s", joined, err, strings.Join(w.Console, "\n"))
+			}
+			if tt.said == "" {
+				if now := member.ReadJoinedCluster(w.Env()); !w.Cluster.Unpublished && (now == nil || now.ClusterInfo != fmt.Sprint("info-", tt.births)) {
+					t.Errorf("it notes %+v", now)
+				}
+				return
+			}
+			if !w.Said(tt.said) && !strings.Contains(w.Log.String(), tt.said) || w.Get(member.JoinedCluster) != noted {
+				t.Errorf("it notes %s, noted %s\n%s", w.Get(member.JoinedCluster), noted, strings.Join(w.Console, "\n"))
 			}
 		})
 	}

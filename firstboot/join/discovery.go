@@ -56,12 +56,7 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			d := DiscoveryOf(e, active)
-			if member.Is(e) && len(d.CA) == 0 {
-				// It joins again, and what it enrolled with is its cluster's, whatever a
-				// Site without pins would take.
-				d.Pins, d.SkipPins = ownPins(e, site), false
-			}
+			d := OwnDiscovery(e, active)
 			e.Waiting("an API server to show its cluster-info (%s)", strings.Join(d.Masters, ", "))
 			found, err := FindCluster(ctx, e, d)
 			if err != nil {
@@ -100,6 +95,16 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 			return nil
 		},
 	}
+}
+
+// OwnDiscovery is DiscoveryOf; a member that joins again finds no other cluster than the one
+// that it enrolled in, whatever a Site without pins would take.
+func OwnDiscovery(e *machine.Env, active *site.Active) api.Discovery {
+	d := DiscoveryOf(e, active)
+	if member.Is(e) && len(d.CA) == 0 {
+		d.Pins, d.SkipPins = ownPins(e, active.Site), false
+	}
+	return d
 }
 
 // ownPins are the pins of the CA that a member enrolled with, as far as its Site pins it.

@@ -52,9 +52,16 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 			}
 			// Its unit's start is not over as long as it serves nobody: waiting for that
 			// would take all the time that this phase has.
-			if (state == "active" || state == "activating") && member.BornAgain(ctx, e, site) {
+			if state != "active" && state != "activating" {
+				return run.Todo, nil
+			}
+			again, unclear := member.CheckBornAgain(ctx, e, site)
+			switch {
+			case again:
 				e.Note("%s", member.BornAgainNote(e))
 				return run.Unknown, nil
+			case member.CannotShow(e, unclear):
+				return run.Unknown, nil // the next phase says that the certificate has expired
 			}
 			return run.Todo, nil
 		},
@@ -183,7 +190,7 @@ func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (s
 	err := e.RetryFor(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
 	if err != nil {
 		again, unclear := member.CheckBornAgain(ctx, e, site)
-		if again {
+		if again || member.CannotShow(e, unclear) {
 			return false, nil
 		}
 		if unclear != nil {

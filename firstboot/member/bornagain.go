@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -134,6 +135,17 @@ const showTimeout = 20 * time.Second
 // ErrOtherCluster: an API server is of another cluster than the node joined.
 var ErrOtherCluster = errors.New("another cluster with the same keys")
 
+// errCertRefused: an API server's cluster-info is not the one noted, and for anything else
+// it does not accept the node's certificate.
+var errCertRefused = errors.New("it does not accept this node's certificate")
+
+// CannotShow reports whether unclear, of CheckBornAgain, stays for good: this node's
+// certificate is out of time for an API server too, so that it cannot show the node which
+// cluster it is of. Such a node gets no orders from it either.
+func CannotShow(e *machine.Env, unclear error) bool {
+	return errors.Is(unclear, errCertRefused) && OutOfTime(Enrolled(e))
+}
+
 // BornAgain reports whether the API servers that answer are of another cluster
 // than the node joined, which has the same keys.
 func BornAgain(ctx context.Context, e *machine.Env, site *configs.Site) bool {
@@ -207,7 +219,9 @@ func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted
 	switch {
 	case err == nil && n.Metadata.UID == noted.NodeUID:
 		return nil
-	case err != nil && api.Code(err) != 404:
+	case api.Code(err) == http.StatusUnauthorized:
+		return fmt.Errorf("%w: %w", errCertRefused, err)
+	case err != nil && api.Code(err) != http.StatusNotFound:
 		return cmp.Or(noInfo, err)
 	case noted.ServiceUID == "":
 		return cmp.Or(noInfo, ErrOtherCluster)

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -47,14 +48,19 @@ const (
 const PKIDir = ondisk.KubernetesDir + "/pki"
 
 // KubeletKeys are the key pairs that kubelet made while joining.
-func KubeletKeys(e *machine.Env) []string {
+func KubeletKeys(e *machine.Env) []string { return inKubeletPKI(e, "kubelet-client", "kubelet.") }
+
+// ServingCerts are those that kubelet serves with and that its cluster has signed.
+func ServingCerts(e *machine.Env) []string { return inKubeletPKI(e, "kubelet-server") }
+
+func inKubeletPKI(e *machine.Env, prefixes ...string) []string {
 	entries, err := os.ReadDir(e.Path(KubeletPKI))
 	if err != nil {
 		return nil
 	}
 	var out []string
 	for _, en := range entries {
-		if strings.HasPrefix(en.Name(), "kubelet-client") || strings.HasPrefix(en.Name(), "kubelet.") {
+		if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(en.Name(), p) }) {
 			out = append(out, filepath.Join(KubeletPKI, en.Name()))
 		}
 	}

@@ -188,7 +188,7 @@ func NewClusterOf(t *testing.T, ca *x509.Certificate, key crypto.Signer, names .
 	c.Pin = api.Pin(c.Ca)
 	pool := x509.NewCertPool()
 	pool.AddCert(c.Ca)
-	c.Tls = &tls.Config{ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool}
+	c.Tls = &tls.Config{ClientAuth: tls.RequestClientCert, ClientCAs: pool} // as kube-apiserver, which answers 401 to one that it does not accept
 	c.Serve(t)
 	return c
 }
@@ -424,7 +424,7 @@ func (c *Cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, `{"message":"Unauthorized"}`, http.StatusUnauthorized)
 		return
 	}
-	if c.KnownOnly && auth == "" && len(r.TLS.PeerCertificates) == 0 {
+	if auth == "" && !c.accepts(r.TLS.PeerCertificates) {
 		http.Error(w, `{"message":"Unauthorized"}`, http.StatusUnauthorized)
 		return
 	}
@@ -719,6 +719,15 @@ func (c *Cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		http.NotFound(w, r)
 	}
+}
+
+// accepts reports whether a client may show these certificates, or none. mu is held.
+func (c *Cluster) accepts(certs []*x509.Certificate) bool {
+	if len(certs) == 0 {
+		return !c.KnownOnly
+	}
+	_, err := certs[0].Verify(x509.VerifyOptions{Roots: c.Tls.ClientCAs, CurrentTime: c.Now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	return err == nil
 }
 
 func sign(payload, id, secret string) string {

@@ -102,6 +102,10 @@ func TestMasterShowsItsCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	cert := certificateOf(t, lc.Kubeconfig)
+	expired := filepath.Join(t.TempDir(), "expired.pem")
+	if err := os.WriteFile(expired, nodeCertificate(t, lc, "shop-1", time.Now().Add(-time.Hour)), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		name   string
 		joined ipvs.Joined
@@ -116,6 +120,7 @@ func TestMasterShowsItsCluster(t *testing.T) {
 		{"both are, and the Service is not", ipvs.Joined{ClusterInfo: "1", Node: "gone", NodeUID: "1", ServiceUID: service}, cert, "up"},
 		{"all are", ipvs.Joined{ClusterInfo: "1", Node: "gone", NodeUID: "1", ServiceUID: "1"}, cert, "alien"},
 		{"cluster-info is another, and there is no certificate to ask with", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID}, "", "down"},
+		{"cluster-info is another, and the certificate has expired", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID, ServiceUID: service}, expired, "down"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			rules := &table{}

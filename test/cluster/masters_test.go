@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -25,7 +26,7 @@ type masters struct {
 	pki     string
 	program string
 	port    [3]int
-	server  [3]*exec.Cmd
+	kill    [3]func() // ends the API server
 	admin   *api.Kubeconfig
 }
 
@@ -78,7 +79,8 @@ encryptionAlgorithm: ECDSA-P256
 	return m
 }
 
-// serve starts the i-th API server.
+// serve starts the i-th API server, and starts it again if it ends by itself, as kubelet
+// does: it ends when etcd is slow to answer, as on a busy machine.
 func (m *masters) serve(i int) {
 	m.t.Helper()
 	pki := func(name string) string { return filepath.Join(m.pki, name) }
@@ -86,26 +88,38 @@ func (m *masters) serve(i int) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	defer log.Close()
-	cmd := exec.Command(m.program, "--bind-address", "127.0.0.1", "--advertise-address", fmt.Sprintf("192.0.2.1%d", i+1),
+	args := []string{"--bind-address", "127.0.0.1", "--advertise-address", fmt.Sprintf("192.0.2.1%d", i+1),
 		"--secure-port", fmt.Sprint(m.port[i]), "--etcd-servers", m.client[i], "--authorization-mode", "Node,RBAC", "--enable-bootstrap-token-auth",
 		"--client-ca-file", pki("ca.crt"), "--tls-cert-file", pki("apiserver.crt"), "--tls-private-key-file", pki("apiserver.key"),
 		"--service-account-key-file", pki("sa.pub"), "--service-account-signing-key-file", pki("sa.key"),
-		"--service-account-issuer", "https://kubernetes.default.svc.cluster.local", "--service-cluster-ip-range", "10.96.0.0/16", "--profiling=false")
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		m.t.Fatal(err)
+		"--service-account-issuer", "https://kubernetes.default.svc.cluster.local", "--service-cluster-ip-range", "10.96.0.0/16", "--profiling=false"}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer log.Close()
+		for ctx.Err() == nil {
+			cmd := exec.CommandContext(ctx, m.program, args...)
+			cmd.Stdout, cmd.Stderr = log, log
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+			fmt.Fprintf(log, "the API server has ended: %v\n", cmd.Run())
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	}()
+	m.kill[i] = func() {
+		cancel()
+		<-ended
 	}
-	m.server[i] = cmd
 }
 
 // die takes the power from the i-th master.
 func (m *masters) die(i int) {
-	if cmd := m.server[i]; cmd != nil {
-		_ = cmd.Process.Kill() // it may have ended by itself
-		_ = cmd.Wait()
-		m.server[i] = nil
+	if m.kill[i] != nil {
+		m.kill[i]()
+		m.kill[i] = nil
 	}
 	m.stop(i)
 }
