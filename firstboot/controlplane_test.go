@@ -106,6 +106,8 @@ type controlPlane struct {
 	restarts []string // with other arguments, while it ran
 	learner  bool     // m1's member has no vote yet
 	inits    []string
+	// clusterToken is etcd's initial-cluster-token, as kubeadm was told last.
+	clusterToken string
 	// certTime is for how long kubeadm's certificates are valid, a year if it is 0;
 	// none ends after certEnd, if there is one.
 	certTime time.Duration
@@ -497,7 +499,9 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 			}
 			return write(controlplane.EtcdManifest, "has data\n")
 		}
-		return write(controlplane.EtcdManifest, etcdState(m.T, conf))
+		var state string
+		state, m.clusterToken = etcdState(m.T, conf)
+		return write(controlplane.EtcdManifest, state)
 	case "control-plane all":
 		for _, p := range controlplane.Pods {
 			pod := "kind: Pod\nmetadata: {name: " + filepath.Base(p) + "}\n"
@@ -570,8 +574,9 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 	return nil
 }
 
-// etcdState is initial-cluster-state, by the members of initial-cluster.
-func etcdState(t *testing.T, conf string) string {
+// etcdState is initial-cluster-state, by the members of initial-cluster, and
+// initial-cluster-token.
+func etcdState(t *testing.T, conf string) (state, token string) {
 	t.Helper()
 	dec := yaml.NewDecoder(strings.NewReader(conf))
 	for {
@@ -592,11 +597,13 @@ func etcdState(t *testing.T, conf string) string {
 		}
 		out := c.Etcd.Local.ImageTag
 		for _, a := range c.Etcd.Local.ExtraArgs {
-			if a.Name != "initial-cluster-token" {
+			if a.Name == "initial-cluster-token" {
+				token = a.Value
+			} else {
 				out += " " + a.Value
 			}
 		}
-		return out + "\n"
+		return out + "\n", token
 	}
 }
 
@@ -720,6 +727,10 @@ func TestSoleMasterIsBorn(t *testing.T) {
 	}
 	if len(m.Cluster.Objects) != 1 || !strings.Contains(m.Cluster.Objects[0], "bootstrap-token-") {
 		t.Errorf("objects: %q", m.Cluster.Objects)
+	}
+	// etcd's ids differ from those of another birth with the same keys.
+	if want := seat.Token(m.site.ControlPlane.ID, m.site.ControlPlane.Birth().UTC().Format(time.RFC3339)); m.clusterToken != want {
+		t.Errorf("initial-cluster-token is %q, want %q", m.clusterToken, want)
 	}
 	if hosts := m.Get("/etc/hosts"); !strings.Contains(hosts, "192.0.2.11\tapiserver.cluster.local") {
 		t.Errorf("the endpoint is not the machine itself:\n%s", hosts)
