@@ -137,6 +137,44 @@ func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
 	wantMember(t, w, 2)
 }
 
+// TestAMemberThatFailedToJoinAgain: a join that failed has removed its credentials, but not
+// what it was a member of.
+func TestAMemberThatFailedToJoinAgain(t *testing.T) {
+	t.Parallel()
+	for _, pinned := range []bool{true, false} {
+		w := newWorld(t, "testdata/machine.txtar")
+		other := worldtest.NewCluster(t)
+		site := unpin(w.Site(worldtest.WithToken))
+		if pinned {
+			site = strings.Replace(w.Site(worldtest.WithToken), "caCertHashes: [", "caCertHashes: ['"+other.Pin+"', ", 1)
+		}
+		w.Stamp(worldtest.OwnDev, site)
+		w.mustBoot()
+		own := w.Cluster
+		w.Now = w.Now.AddDate(2, 0, 0)
+		own.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+		own.Revive = true
+		w.JoinError = func(int) error { return errors.New("kubelet is not well") }
+		w.Stamp(worldtest.OwnDev, site)
+		w.PowerOn()
+		if err := w.boot(); err == nil || member.Is(w.Env()) {
+			t.Fatalf("it joined again: %v\n%s", err, strings.Join(w.Console, "\n"))
+		}
+		w.JoinError = nil
+		w.Cluster = other
+		other.Of(w.World)
+		w.PowerOn()
+		took := func() bool { return w.Has(ondisk.KubeCA) && w.Get(ondisk.KubeCA) == string(other.Pem) }
+		if err := w.boot(); err == nil || took() || !w.Said("FAILED discovery") {
+			t.Errorf("pinned %v: %v, it took the other cluster's CA: %v\n%s", pinned, err, took(), strings.Join(w.Console, "\n"))
+		}
+		w.Cluster = own
+		w.PowerOn()
+		w.mustBoot()
+		wantMember(t, w, w.Joins)
+	}
+}
+
 // TestABundleOnTheDisk: a CA that no pin vouches for, which a former release has taken
 // from cluster-info for a join that did not come to its end, is used by nobody.
 func TestABundleOnTheDisk(t *testing.T) {

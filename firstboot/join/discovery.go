@@ -101,15 +101,20 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 // that it enrolled in, whatever a Site without pins would take.
 func OwnDiscovery(e *machine.Env, active *site.Active) api.Discovery {
 	d := DiscoveryOf(e, active)
-	if member.Is(e) && len(d.CA) == 0 {
-		d.Pins, d.SkipPins = ownPins(e, active.Site), false
+	if len(d.CA) > 0 {
+		return d
+	}
+	// A join that failed has removed the credentials; one that has left for the cluster of
+	// its Site has none of its pins.
+	if own := ownPins(e, active.Site); member.Is(e) || len(own) > 0 {
+		d.Pins, d.SkipPins = own, false
 	}
 	return d
 }
 
 // ownPins are the pins of the CA that a member enrolled with, as far as its Site pins it.
 func ownPins(e *machine.Env, site *configs.Site) []string {
-	own := member.EnrolledPins(e)
+	own := member.Pins(e)
 	if member.Unpinned(site) {
 		return own
 	}
