@@ -179,6 +179,7 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 
 	// A Site that is stamped now is for the new system.
 	disk := w.disk(vm)
+	w.checkDisk(disk)
 	w.must(w.bin, "stamp", disk, w.site(0, lab.Site{NodeName: "edge2"}), "--in-place")
 	i, err := media.Inspect(disk)
 	if err != nil {
@@ -187,7 +188,6 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	if i.Image.Name != "second" || i.Slot.Site == nil || i.Slot.Site.NodeName != "edge2" {
 		t.Errorf("the disk has image %s, and %+v", i.Image.Name, i.Slot)
 	}
-	w.checkDisk(disk)
 }
 
 // startUpdate has the machine carry out an update and then these commands, and restart. It
