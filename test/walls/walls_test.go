@@ -19,7 +19,7 @@ const self = "github.com/edgebake/edgebake"
 var rooms = map[string][]string{
 	"configs":            {"ondisk", "configs/strict", "configs/yamltree", "configs/forms", "configs/kubeadm", "configs/manifest", "configs/ignition", "openyurt", "configs/imageref", "configs/templates"},
 	"configs/clusterdoc": {"configs", "configs/forms", "configs/kubeadm", "configs/strict", "configs/yamltree", "openyurt"},
-	"configs/starter":    {"configs", "configs/examples", "configs/forms", "configs/strict", "ondisk/file"},
+	"configs/starter":    {"configs", "configs/examples", "configs/forms", "configs/kubeadm", "configs/strict", "configs/yamltree", "ondisk/file"},
 	"configs/examples":   {},
 	"configs/templates":  {"configs/forms", "configs/strict"},
 	"configs/imageref":   {},
