@@ -95,7 +95,7 @@ func (l *Listing) lacks(img *configs.Image) (notes []string) {
 	switch {
 	case v == "":
 		return nil // not a whole Image
-	case len(l.Images) == 0:
+	case len(l.Images) == 0 && len(img.ImagesFrom) == 0:
 		return []string{fmt.Sprintf("no container images on board, so a node needs a registry for its first pod: for nodes without one, name the pause image in containerd.sandbox, and list what runs on every node in images, e.g. kube-proxy:%s (`edgebake init --kubeconfig FILE` does both)", v)}
 	}
 	if img.Containerd.Sandbox == "" {
