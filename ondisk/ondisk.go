@@ -81,6 +81,7 @@ const (
 	EtcDir         = "/etc/edgebake"
 	IPVSConfig     = "/etc/edgebake/ipvs.json"        // IPVS; firstboot writes, ipvscare reads
 	StateDir       = "/var/lib/edgebake"              // firstboot's own, on DATA
+	StagedStore    = "/var/lib/edgebake/update/store" // container images of an update: see UnitMerge
 	StateFile      = "/var/lib/edgebake/state.json"   // State
 	SiteCopy       = "/var/lib/edgebake/site.yaml"    // the site last taken, without its token, 0600
 	MachineID      = "/var/lib/edgebake/machine-id"   // the machine's, for a root that has none; also read in the initrd
@@ -116,6 +117,8 @@ const (
 	UnitRelease = "edgebake-release.service"
 	// UnitHealthy ends once firstboot has written HealthyFile.
 	UnitHealthy = "edgebake-healthy.service"
+	// UnitMerge adds StagedStore to containerd's store, and stops containerd meanwhile.
+	UnitMerge = "edgebake-merge.service"
 )
 
 // SlotInfoVersion is the version of SlotInfo.

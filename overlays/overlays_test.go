@@ -298,7 +298,7 @@ func TestUnitsVerify(t *testing.T) {
 	}
 	for _, p := range []string{
 		"usr/bin/firstboot", "usr/bin/ipvscare", "usr/bin/kubelet", "usr/bin/containerd", "usr/local/bin/yurthub",
-		"bin/sh", "bin/kill",
+		"usr/bin/systemctl", "bin/sh", "bin/kill",
 	} {
 		p = filepath.Join(root, p)
 		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {

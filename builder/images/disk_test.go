@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/update"
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
@@ -72,14 +73,7 @@ func TestVerifyOnDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := store.Files{Stat: fs.Stat, ReadDir: fs.ReadDir, Open: func(name string) (io.ReadCloser, error) {
-		f, err := fs.OpenFile(name)
-		if err != nil {
-			return nil, err
-		}
-		return io.NopCloser(io.NewSectionReader(f, 0, f.Size())), nil
-	}}
-	s, err := store.Verify(files, store.Root, "overlayfs")
+	s, err := store.Verify(update.StoreFiles(fs), store.Root, "overlayfs")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/store"
+	"github.com/edgebake/edgebake/ondisk/update"
 )
 
 // VerifyImages checks the container images on an image's DATA partition: that
@@ -54,18 +55,9 @@ func (m *image) verifyImages() (*store.Summary, error) {
 	if _, err := fs.Stat(importFile(ondisk.ImportIndexFile)); err == nil {
 		return verifyArchives(fs, len(m.info.Images), seen.Slot.Report != "")
 	}
-	s, err := store.Verify(store.Files{
-		InUse:   seen.Slot.Report != "",
-		Stat:    fs.Stat,
-		ReadDir: fs.ReadDir,
-		Open: func(name string) (io.ReadCloser, error) {
-			f, err := fs.OpenFile(name)
-			if err != nil {
-				return nil, err
-			}
-			return io.NopCloser(io.NewSectionReader(f, 0, f.Size())), nil
-		},
-	}, dataRoot, cmp.Or(m.info.Snapshotter, "overlayfs"))
+	files := update.StoreFiles(fs)
+	files.InUse = seen.Slot.Report != ""
+	s, err := store.Verify(files, update.StoreRoot, cmp.Or(m.info.Snapshotter, "overlayfs"))
 	if err != nil {
 		return nil, err
 	}
@@ -119,6 +111,3 @@ func verifyArchives(fs *ext4.Reader, listed int, booted bool) (*store.Summary, e
 	}
 	return s, errors.Join(errs...)
 }
-
-// dataRoot is containerd's root on DATA, which is mounted on /var.
-const dataRoot = "lib/containerd"

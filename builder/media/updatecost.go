@@ -1,14 +1,18 @@
 package media
 
 import (
+	"cmp"
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/chunk"
+	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
@@ -16,10 +20,11 @@ import (
 // another. Bytes are those of the compressed image.
 type UpdateCost struct {
 	// Index is the index of the image's chunks and the table of its frames, Root the
-	// root file system, Boot kernel and initrd.
+	// root file system, Boot kernel and initrd, Data the container images.
 	Index int64 `json:"index"`
 	Root  int64 `json:"root"`
 	Boot  int64 `json:"boot"`
+	Data  int64 `json:"data"`
 	// Bytes are all of these, in so many Requests.
 	Bytes    int64 `json:"bytes"`
 	Requests int   `json:"requests"`
@@ -43,51 +48,51 @@ func CostOfUpdate(from, to string) (*UpdateCost, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading image %s: %w", to, err)
 	}
-	have, images, err := seeds(from)
+	old, err := open(from, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
-	c, err := m.updateCost(i, func(sum [32]byte) bool { return have[sum] })
+	defer old.close()
+	have := seeds{}
+	for _, label := range []string{ondisk.LabelESP, ondisk.LabelRootA, ondisk.LabelRootB} {
+		if err := have.add(old, label, math.MaxInt64); err != nil {
+			return nil, fmt.Errorf("reading image %s: %w", from, err)
+		}
+	}
+	c, err := m.updateCost(i, have)
 	if err != nil {
 		return nil, fmt.Errorf("reading image %s: %w", to, err)
 	}
-	for _, i := range m.info.Images {
-		if !slices.ContainsFunc(images, func(x ondisk.ImageRef) bool { return x.Digest == i.Digest }) {
-			c.Images = append(c.Images, i.Ref)
+	if c.Images = update.Lacks(old.info, m.info); len(c.Images) > 0 {
+		if err := m.imagesCost(c, i, old, have); err != nil {
+			return nil, fmt.Errorf("reading the container images of %s and %s: %w", from, to, err)
 		}
 	}
+	c.Bytes = c.Index + c.Root + c.Boot + c.Data
 	return c, nil
 }
 
-// seeds returns the digests of the chunks that a machine with that image finds on its own
-// disk, and its container images.
-func seeds(path string) (map[[32]byte]bool, []ondisk.ImageRef, error) {
-	m, err := open(path, os.O_RDONLY)
+// seeds are the digests of the chunks that a machine finds on its own disk.
+type seeds map[[32]byte]bool
+
+func (s seeds) has(sum [32]byte) bool { return s[sum] }
+
+// add adds the chunks of the first bytes of a partition, if there is one.
+func (s seeds) add(m *image, label string, size int64) error {
+	p, err := m.partition(label)
 	if err != nil {
-		return nil, nil, err
+		return nil // without a second root a machine takes no updates; admission says so
 	}
-	defer m.close()
-	have := map[[32]byte]bool{}
-	for _, label := range []string{ondisk.LabelESP, ondisk.LabelRootA, ondisk.LabelRootB} {
-		p, err := m.partition(label)
-		if err != nil {
-			continue // without a second root a machine takes no updates; admission says so
-		}
-		read := func(b []byte, off int64) (bool, error) {
-			_, zero, err := m.chunk(b, p.Start+off, int64(len(b)))
-			return zero, err
-		}
-		err = chunk.Cut(p.Size, read, func(b []byte, _ int) error {
-			if b != nil {
-				have[sha256.Sum256(b)] = true
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, nil, fmt.Errorf("reading image %s: %w", path, err)
-		}
+	read := func(b []byte, off int64) (bool, error) {
+		_, zero, err := m.chunk(b, p.Start+off, int64(len(b)))
+		return zero, err
 	}
-	return have, m.info.Images, nil
+	return chunk.Cut(min(p.Size, size), read, func(b []byte, _ int) error {
+		if b != nil {
+			s[sha256.Sum256(b)] = true
+		}
+		return nil
+	})
 }
 
 // updateIndex opens the image as a machine does that is updated to it.
@@ -105,25 +110,17 @@ func (m *image) updateIndex() (*update.Image, error) {
 	return i, i.Decode()
 }
 
-// updateCost counts what is to be fetched where the chunks that have reports are there.
-func (m *image) updateCost(i *update.Image, have func([32]byte) bool) (*UpdateCost, error) {
+// updateCost counts what is to be fetched of the system where the chunks that have has are
+// there.
+func (m *image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
 	root, esp := i.Index.Find(ondisk.LabelRootA), i.Index.Find(ondisk.LabelESP)
 	if root == nil || esp == nil {
 		return nil, fmt.Errorf("its index lacks partition %s or %s: build it again", ondisk.LabelRootA, ondisk.LabelESP)
 	}
 	c := &UpdateCost{Index: i.Head, Requests: i.Requests, Image: m.stored, Signed: i.Signature != ""}
-	c.Root = c.spans(i, root, root.Missing(have))
-
-	// What is read to find the files is fetched chunk by chunk, the files in ranges.
-	fetched := map[int]bool{}
-	view := update.NewView(esp, func(k int) ([]byte, error) {
-		if !fetched[k] && !have(esp.Chunks[k].Sum) {
-			fetched[k] = true
-			c.Boot += c.spans(i, esp, []int{k})
-		}
-		return m.z.Frame(esp.Frame + k)
-	})
-	files, err := update.ReadSystem(view, m.info.Plan)
+	c.Root = c.spans(i, root, root.Missing(have.has))
+	r := m.reading(c, &c.Boot, i, esp, have)
+	files, err := update.ReadSystem(r.view, m.info.Plan)
 	if err != nil {
 		return nil, err
 	}
@@ -131,10 +128,68 @@ func (m *image) updateCost(i *update.Image, have func([32]byte) bool) (*UpdateCo
 	if err != nil {
 		return nil, err
 	}
-	chunks = slices.DeleteFunc(chunks, func(k int) bool { return fetched[k] || have(esp.Chunks[k].Sum) })
-	c.Boot += c.spans(i, esp, chunks)
-	c.Bytes = c.Index + c.Root + c.Boot
+	r.rest(chunks)
 	return c, nil
+}
+
+// imagesCost counts what is to be fetched of container images that a machine with the image
+// old lacks.
+func (m *image) imagesCost(c *UpdateCost, i *update.Image, old *image, have seeds) error {
+	data := i.Index.Find(ondisk.LabelData)
+	if data == nil {
+		return fmt.Errorf("the index lacks partition %s: build it again", ondisk.LabelData)
+	}
+	snapshotter := cmp.Or(m.info.Snapshotter, "overlayfs")
+	now := &store.State{}
+	if p, err := old.partition(ondisk.LabelData); err != nil {
+		return err
+	} else if images, err := update.ReadImages(old.section(p), snapshotter); err == nil {
+		now = images.State
+	} else if !errors.Is(err, update.ErrArchives) {
+		return err
+	}
+	r := m.reading(c, &c.Data, i, data, have)
+	images, err := update.ReadImages(r.view, snapshotter)
+	if err != nil {
+		return err
+	}
+	chunks, _, err := images.Chunks(data, now.Lacks(images.State))
+	if err != nil {
+		return err
+	}
+	// A machine looks at its own images once it has read these.
+	if err := have.add(old, ondisk.LabelData, data.Size); err != nil {
+		return err
+	}
+	r.rest(chunks)
+	return nil
+}
+
+// reading counts what a machine fetches of a part: what it reads to find files chunk by
+// chunk, the files in ranges.
+type reading struct {
+	view  *update.View
+	count func(chunks []int)
+	got   map[int]bool
+	part  *chunk.Part
+	have  seeds
+}
+
+func (m *image) reading(c *UpdateCost, bytes *int64, i *update.Image, p *chunk.Part, have seeds) *reading {
+	r := &reading{got: map[int]bool{}, part: p, have: have}
+	r.count = func(chunks []int) { *bytes += c.spans(i, p, chunks) }
+	r.view = update.NewView(p, func(k int) ([]byte, error) {
+		if !r.got[k] && !have[p.Chunks[k].Sum] {
+			r.got[k] = true
+			r.count([]int{k})
+		}
+		return m.z.Frame(p.Frame + k)
+	})
+	return r
+}
+
+func (r *reading) rest(chunks []int) {
+	r.count(slices.DeleteFunc(chunks, func(k int) bool { return r.got[k] || r.have[r.part.Chunks[k].Sum] }))
 }
 
 // spans counts the requests for chunks of a part and returns their bytes.

@@ -26,8 +26,8 @@ func newUpdateCost(s streams) *cobra.Command {
 		Short:             "Count the bytes between two images",
 		Long: `Cost counts what a machine with the system of OLD would have to fetch to get the
 system of NEW: the chunks of NEW's root file system, kernel and initrd that are not
-on a disk with OLD, and the index that lists all chunks. Container images are not
-counted; those that OLD lacks are named.
+on a disk with OLD, the container images that OLD lacks, and the index that lists
+all chunks.
 
 OLD is an image or a disk. NEW is a compressed image (.raw.zst).`,
 		Example: `  edgebake update cost other.raw my-edge.raw.zst
@@ -51,11 +51,14 @@ func printCost(w io.Writer, c *media.UpdateCost) {
 	}
 	line("root", c.Root)
 	line("kernel, initrd", c.Boot)
+	if len(c.Images) > 0 {
+		line("container images", c.Data)
+	}
 	line("index", c.Index)
 	line("to fetch", c.Bytes)
 	line("whole image", c.Image)
 	fmt.Fprintf(w, "%-16s %12d\n", "requests", c.Requests)
 	if len(c.Images) > 0 {
-		fmt.Fprintf(w, "container images besides: %s\n", strings.Join(c.Images, ", "))
+		fmt.Fprintf(w, "%-16s %s\n", "new images", strings.Join(c.Images, ", "))
 	}
 }

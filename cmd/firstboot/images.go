@@ -4,12 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"github.com/edgebake/edgebake/configs/printable"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/ondisk/store/merge"
 	"github.com/spf13/cobra"
@@ -66,6 +66,7 @@ moment, it is simply run again. DIR is not changed: remove it afterwards.`,
 	cmd.Flags().StringVar(&o.From, "from", "", "containerd directory with the images to add")
 	cmd.Flags().StringVar(&o.Into, "into", containerdRoot, "containerd directory in use")
 	cmd.Flags().StringSliceVar(&o.Keep, "keep", nil, "references of baked images that stay though DIR lacks them")
+	cmd.Flags().BoolVar(&o.KeepAll, "keep-all", false, "release no image")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }

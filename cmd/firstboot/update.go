@@ -30,8 +30,9 @@ The new system boots on trial. If the Node is not Ready within 15 minutes, three
 times in a row, the machine returns to the system that runs now.
 
 The image must be signed by a key that this machine's image names (updates.keys),
-and keep the minor version of Kubernetes. Container images are not updated, and
-control-plane nodes are rejected.`,
+and keep the minor version of Kubernetes. Container images that this machine lacks
+come with it; containerd stands still for some seconds while they are added.
+Control-plane nodes are rejected.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if release {
 				return noArgs(nil, args)

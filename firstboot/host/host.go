@@ -50,6 +50,7 @@ func New(log io.Writer) *machine.Env {
 			Mkdir:     f.Mkdir,
 			Remove:    f.Remove,
 			RemoveAll: f.RemoveAll,
+			WriteTree: f.WriteTree,
 			Sync:      f.Sync,
 			Lock:      f.Lock,
 		},

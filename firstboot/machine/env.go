@@ -22,6 +22,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 // Env is everything a phase may touch, by subject. Reading goes straight to the
@@ -82,6 +83,9 @@ type Files struct {
 	Remove func(path string) error
 	// RemoveAll removes a path and all below it.
 	RemoveAll func(path string) error
+	// WriteTree makes a directory where nothing is, and below it the nodes that walk passes
+	// to its argument, parents first: with owners, devices, extended attributes and times.
+	WriteTree func(ctx context.Context, dir string, blobs tree.Blobs, walk func(func(tree.Node) error) error) error
 	// Sync waits until these files and directories, and all else on the file
 	// systems that hold them, would outlast a power cut.
 	Sync func(paths ...string) error

@@ -100,15 +100,6 @@ func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 	if minor(next.Kubernetes) != minor(s.image.Kubernetes) {
 		bad("the image has Kubernetes %s and this machine %s: an update keeps the minor version; flash the machine again for another", next.Kubernetes, s.image.Kubernetes)
 	}
-	var lacks []string
-	for _, i := range next.Images {
-		if !slices.ContainsFunc(s.image.Images, func(x ondisk.ImageRef) bool { return x.Ref == i.Ref && x.Digest == i.Digest }) {
-			lacks = append(lacks, i.Ref)
-		}
-	}
-	if len(lacks) > 0 {
-		bad("the image brings container images that this machine's image lacks, and an update does not carry them yet: %s; leave them out, or flash the machine again", strings.Join(lacks, ", "))
-	}
 	if form(next) != form(s.image) {
 		bad("yurthub runs in another form on the image (%s, here %s): flash the machine again", form(next), form(s.image))
 	}

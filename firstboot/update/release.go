@@ -41,7 +41,8 @@ func ProvenOffline(e *machine.Env) error {
 
 // Release ends an update once the machine keeps its system, the new one or the former. The
 // EFI system partition then describes the one that runs, by which Sites are judged that are
-// stamped later, and what was fetched is removed. UnitRelease runs it at each boot, on trial
+// stamped later, and what was fetched is removed. Container images that the system does not
+// list are kubelet's to remove. UnitRelease runs it at each boot, on trial
 // once systemd has marked the boot entry as good.
 func Release(ctx context.Context, e *machine.Env) error {
 	plan := e.Text(planFile)
@@ -58,6 +59,9 @@ func Release(ctx context.Context, e *machine.Env) error {
 	}
 	defer release()
 	if plan == image.Plan {
+		if err := releaseImages(ctx, e, image); err != nil {
+			return err
+		}
 		if err := describe(ctx, e, image); err != nil {
 			return fmt.Errorf("describing the new system on the EFI system partition: %w", err)
 		}
@@ -67,7 +71,7 @@ func Release(ctx context.Context, e *machine.Env) error {
 		return nil // the same command continues it, or the next restart does
 	}
 	// The plan stays, so that the status tells what became of the update.
-	return errors.Join(e.Remove(spoolFile), e.Remove(offlineFile))
+	return errors.Join(releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
 }
 
 // describe replaces image.json on the EFI system partition by that of the running system.

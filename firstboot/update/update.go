@@ -126,6 +126,7 @@ type job struct {
 	root  *chunk.Part
 	esp   *chunk.Part
 	fetch *fetcher
+	new   *newImages // nil: the machine has all container images
 	open  []machine.Device
 	ready bool                // seeds are known
 	spool *spool              // of the EFI system partition
@@ -185,6 +186,9 @@ func (u *job) close() {
 	if u.spool != nil {
 		u.spool.close()
 	}
+	if u.new != nil {
+		u.new.spool.close()
+	}
 	for _, d := range u.open {
 		d.Close()
 	}
@@ -222,8 +226,13 @@ func (u *job) phases() []run.Phase {
 				return retire(e, target, u.next.Plan)
 			}},
 		{Name: "root", Doc: target + " has the root file system of the image", Timeout: 24 * time.Hour, Run: u.writeRoot},
-		{Name: "esp", Doc: "the new system boots on trial, before the one that runs", Timeout: 24 * time.Hour, Run: u.writeBoot},
 	}
+	if len(update.Lacks(u.sys.image, u.next)) > 0 {
+		phases = append(phases,
+			run.Phase{Name: "data", Doc: "the container images that this machine lacks are on its disk", Timeout: 24 * time.Hour, Run: u.stageImages},
+			run.Phase{Name: "merge", Doc: "containerd has them, beside those of the system that runs", Timeout: time.Hour, Run: u.mergeImages})
+	}
+	phases = append(phases, run.Phase{Name: "esp", Doc: "the new system boots on trial, before the one that runs", Timeout: 24 * time.Hour, Run: u.writeBoot})
 	if !u.o.NoReboot {
 		phases = append(phases, run.Phase{Name: "reboot", Doc: "the machine restarts", Timeout: time.Minute,
 			Run: func(ctx context.Context, e *machine.Env) error {
@@ -277,6 +286,12 @@ func (u *job) cost(ctx context.Context, e *machine.Env) error {
 	}
 	missing := u.root.Missing(func(sum [32]byte) bool { _, ok := u.fetch.seeds[sum]; return ok })
 	need := u.fetch.bytes(u.root, missing) + u.fetch.bytes(u.esp, u.spool.missing(chunks))
+	if err := u.lookAtImages(ctx); err != nil {
+		return err
+	}
+	if n := u.new; n != nil {
+		need += u.fetch.bytes(n.spool.part, n.spool.missing(n.chunks))
+	}
 	u.fetch.planned = u.fetch.fetched + need
 	if !u.o.remote() {
 		return nil

@@ -426,6 +426,19 @@ func (f *File) ReadAt(b []byte, off int64) (n int, err error) {
 	return len(b), err
 }
 
+// Range is a piece of a file on the device, in bytes.
+type Range struct{ Off, Len int64 }
+
+// Ranges returns where the file's content is stored, in whole blocks. What it does not
+// list reads as zeros.
+func (f *File) Ranges() []Range {
+	out := make([]Range, len(f.extents))
+	for i, e := range f.extents {
+		out[i] = Range{e.start * blockSize, e.n * blockSize}
+	}
+	return out
+}
+
 // readDir lists a directory, in the order of names.
 func (r *Reader) readDir(in *rawInode) ([]entry, error) {
 	if in.mode()&tree.ModeType != tree.ModeDir {
@@ -516,20 +529,27 @@ func indexChecksumOK(b []byte, seed uint32, logical int64) bool {
 // Walk calls f for every name, parents before children, in the order of
 // names. Contents are by reference, with the Reader as Blobs; hard links
 // share their Inode. An error of f ends the walk and is returned.
-func (r *Reader) Walk(f func(tree.Node) error) error {
-	in, err := r.inode(rootInode)
+func (r *Reader) Walk(f func(tree.Node) error) error { return r.WalkBelow(".", f) }
+
+// WalkBelow is Walk for one path and all below it.
+func (r *Reader) WalkBelow(name string, f func(tree.Node) error) error {
+	in, p, err := r.lookup(name, false)
 	if err != nil {
-		return fmt.Errorf("reading %q: %w", ".", err)
+		return fmt.Errorf("reading %q: %w", name, err)
 	}
 	node, err := r.treeInode(in)
 	if err != nil {
-		return fmt.Errorf("reading %q: %w", ".", err)
+		return fmt.Errorf("reading %q: %w", p, err)
 	}
-	if err := f(tree.Node{Path: ".", Inode: node}); err != nil {
+	if err := f(tree.Node{Path: p, Inode: node}); err != nil || !node.IsDir() {
 		return err
 	}
-	w := &walker{r: r, f: f, dirs: map[uint32]bool{rootInode: true}, shared: map[uint32]*tree.Inode{}}
-	return w.dir(in, "")
+	w := &walker{r: r, f: f, dirs: map[uint32]bool{in.number: true}, shared: map[uint32]*tree.Inode{}}
+	prefix := p + "/"
+	if p == "." {
+		prefix = ""
+	}
+	return w.dir(in, prefix)
 }
 
 type walker struct {

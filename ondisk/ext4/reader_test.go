@@ -55,6 +55,47 @@ func TestPaths(t *testing.T) {
 	}
 }
 
+func TestWalkBelow(t *testing.T) {
+	image := write(t, []tree.Node{dir("a"), dir("a/b"), file("a/b/f", "1"), file("a/c", "2"), file("ab", "3"), link("l", "a/b")}, nil, options(0))
+	r := open(t, image)
+	for from, want := range map[string]string{
+		"a":     "a a/b a/b/f a/c",
+		"a/b/f": "a/b/f",
+		"l":     "l",
+		"l/f":   "a/b/f", // links on the way are followed
+		".":     ". a a/b a/b/f a/c ab l lost+found",
+	} {
+		var got []string
+		if err := r.WalkBelow(from, func(n tree.Node) error { got = append(got, n.Path); return nil }); err != nil || strings.Join(got, " ") != want {
+			t.Errorf("%s: %q, %v", from, got, err)
+		}
+	}
+	if err := r.WalkBelow("none", func(tree.Node) error { return nil }); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a missing path: %v", err)
+	}
+}
+
+// What a file consists of on the device is what reading it gives.
+func TestRanges(t *testing.T) {
+	content := noise(3, 9000) + strings.Repeat("\x00", 20000) + noise(4, 5000)
+	image := write(t, []tree.Node{file("f", content)}, nil, options(0))
+	f, err := open(t, image).OpenFile("f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []byte
+	for _, x := range f.Ranges() {
+		got = append(got, raw[x.Off:x.Off+x.Len]...)
+	}
+	if want := strings.ReplaceAll(content, "\x00", ""); strings.ReplaceAll(string(got), "\x00", "") != want {
+		t.Errorf("%d bytes in %v", len(got), f.Ranges())
+	}
+}
+
 func TestInfo(t *testing.T) {
 	o := options(100 << 20)
 	i := open(t, write(t, nil, nil, o)).Info()

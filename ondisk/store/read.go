@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -27,6 +28,57 @@ func Read(snapshotter, metaPath, snapshotsPath string) (*State, error) {
 		return nil, err
 	}
 	return newState(snapshotter, meta, snaps)
+}
+
+// ReadInUse is Read while containerd may have the databases open. What it returns may have
+// changed by then.
+func ReadInUse(snapshotter, metaPath, snapshotsPath string) (s *State, err error) {
+	// containerd writes to meta.db last, and removes from it first.
+	for range 20 {
+		var meta, snaps *bucket
+		if meta, err = readInUse(metaPath); err == nil {
+			if snaps, err = readInUse(snapshotsPath); err == nil {
+				if s, err = newState(snapshotter, meta, snaps); err == nil {
+					return s, nil
+				}
+			}
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return nil, err
+}
+
+// errBusy means that a database was changed while it was read.
+var errBusy = errors.New("it changes all the time")
+
+// readInUse reads a database without its lock. bbolt leaves the pages of the last
+// transaction alone until the next one is complete, so one read between two is whole.
+func readInUse(name string) (*bucket, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("opening database %s: %w", name, err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("opening database %s: %w", name, err)
+	}
+	tx := func() uint64 {
+		m, _ := (&pages{file: f}).meta()
+		return m.tx
+	}
+	before := tx()
+	b, err := readDatabase(f, st.Size())
+	if tx() != before {
+		err = errBusy
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading database %s: %w", name, err)
+	}
+	return b, nil
 }
 
 // newState makes sense of two databases.

@@ -28,6 +28,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strconv"
@@ -169,6 +170,38 @@ func (s *State) Sort() {
 	slices.SortFunc(s.Images, func(a, b Image) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortFunc(s.Blobs, func(a, b Blob) int { return cmp.Compare(a.Digest, b.Digest) })
 	slices.SortFunc(s.Snapshots, func(a, b Snapshot) int { return cmp.Compare(a.ID, b.ID) })
+}
+
+// Lacks returns what of another store this one lacks: the records of images that it does
+// not have as they are there, blobs and snapshots.
+func (s *State) Lacks(other *State) *State {
+	images, blobs, snapshots := map[string]Image{}, map[string]bool{}, map[string]bool{}
+	for _, i := range s.Images {
+		images[i.Name] = i
+	}
+	for _, b := range s.Blobs {
+		blobs[b.Digest] = true
+	}
+	for _, sn := range s.Snapshots {
+		snapshots[sn.Key] = true
+	}
+	out := &State{Schema: other.Schema}
+	for _, i := range other.Images {
+		if have, ok := images[i.Name]; !ok || have.Digest != i.Digest || !maps.Equal(have.Labels, i.Labels) {
+			out.Images = append(out.Images, i)
+		}
+	}
+	for _, b := range other.Blobs {
+		if !blobs[b.Digest] {
+			out.Blobs = append(out.Blobs, b)
+		}
+	}
+	for _, sn := range other.Snapshots {
+		if !snapshots[sn.Key] {
+			out.Snapshots = append(out.Snapshots, sn)
+		}
+	}
+	return out
 }
 
 // RecordNames are the names the CRI plugin gives an image: its reference, its

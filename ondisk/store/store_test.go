@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -66,6 +68,71 @@ func TestWriteThenRead(t *testing.T) {
 }
 
 // Each database is damaged in one way, as a bug or a bad disk would.
+// A store is read while a daemon has it open and changes it all the time.
+func TestReadInUse(t *testing.T) {
+	s := sample()
+	meta, snaps := write(t, s)
+	live, err := OpenLive("overlayfs", meta, snaps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer live.Close()
+	stop, done := make(chan bool), make(chan error, 1)
+	go func() {
+		for n := 0; ; n++ {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			i := s.Images[0]
+			i.Name = fmt.Sprintf("example.org/%d:1", n%50)
+			c := Change{Images: []Image{i}, RemoveImages: []string{fmt.Sprintf("example.org/%d:1", (n+25)%50)}}
+			if err := live.Apply(c); err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	for range 20 {
+		got, err := ReadInUse("overlayfs", meta, snaps)
+		if errors.Is(err, errBusy) {
+			continue // the only error that this may lead to
+		}
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		if !slices.ContainsFunc(got.Images, func(i Image) bool { return i.Name == "example.org/a:1" }) || len(got.Snapshots) != 3 {
+			t.Errorf("%+v", got)
+		}
+	}
+	close(stop)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ReadInUse("overlayfs", meta, snaps); err != nil || len(got.Snapshots) != 3 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if _, err := ReadInUse("overlayfs", meta+"x", snaps); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a missing database: %v", err)
+	}
+}
+
+func TestLacks(t *testing.T) {
+	now, next := sample(), sample()
+	if l := now.Lacks(next); len(l.Images)+len(l.Blobs)+len(l.Snapshots) != 0 {
+		t.Errorf("the same store: %+v", l)
+	}
+	now.Images[0].Digest = "sha256:d"
+	now.Blobs, now.Snapshots = now.Blobs[:1], now.Snapshots[1:]
+	l := now.Lacks(next)
+	if len(l.Images) != 1 || l.Images[0].Digest != "sha256:b" || len(l.Blobs) != 1 || l.Blobs[0].Digest != "sha256:c" || len(l.Snapshots) != 1 || l.Snapshots[0].Key != "sha256:1" {
+		t.Errorf("%+v", l)
+	}
+}
+
 func TestReadFindsDamage(t *testing.T) {
 	at := func(path ...string) func(*bolt.Tx) *bolt.Bucket {
 		return func(tx *bolt.Tx) *bolt.Bucket { return descend(tx, path...) }

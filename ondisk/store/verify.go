@@ -64,6 +64,11 @@ func Verify(f Files, root, snapshotter string) (*Summary, error) {
 	return s, nil
 }
 
+// ReadFrom reads the databases of the store below root, which no daemon has open.
+func ReadFrom(f Files, root, snapshotter string) (*State, error) {
+	return (&verifier{Files: f, root: root, snapshotter: snapshotter}).read()
+}
+
 // problems are several; each gets a line.
 type problems []error
 

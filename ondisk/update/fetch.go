@@ -73,6 +73,15 @@ func (v *View) find(off int64) int {
 	return i
 }
 
+// each calls f with the number of each chunk of a range that is not a hole.
+func (v *View) each(off, n int64, f func(k int)) {
+	for k := v.find(off); k < len(v.starts) && v.starts[k] < off+n; k++ {
+		if !v.part.Chunks[k].Hole {
+			f(k)
+		}
+	}
+}
+
 // ReadAt reads the file system.
 func (v *View) ReadAt(b []byte, off int64) (n int, err error) {
 	if off < 0 {

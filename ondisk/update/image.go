@@ -173,11 +173,7 @@ func (s *SystemFiles) Chunks(p *chunk.Part) ([]int, error) {
 			return nil, err
 		}
 		for _, x := range extents {
-			for i := v.find(x.Off); i < len(v.starts) && v.starts[i] < x.Off+x.Len; i++ {
-				if !p.Chunks[i].Hole {
-					found[i] = true
-				}
-			}
+			v.each(x.Off, x.Len, func(k int) { found[k] = true })
 		}
 	}
 	return slices.Sorted(maps.Keys(found)), nil

@@ -7,12 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/test/imagetest"
 	"github.com/edgebake/edgebake/test/lab"
 )
 
@@ -80,7 +82,7 @@ func TestAnotherRoot(t *testing.T) {
 }
 
 // toUpdate is a machine that runs the first image and is Ready, and a web server that has
-// the others.
+// the others, with another container image.
 func (w *world) toUpdate(others ...string) (vm *lab.VM, node *lab.Object, url string) {
 	w.t.Helper()
 	if err := w.c.LetLogsBeRead(w.t.Context()); err != nil {
@@ -90,13 +92,13 @@ func (w *world) toUpdate(others ...string) (vm *lab.VM, node *lab.Object, url st
 	if err := os.MkdirAll(www, 0o755); err != nil {
 		w.t.Fatal(err)
 	}
-	build := func(name, path string) string {
-		w.must(w.bin, "build", "test/e2e/testdata/"+name+".yaml", "--output", path, "--lock", filepath.Join(w.lab.Dir, name+".lock"))
+	build := func(name, doc, path string) string {
+		w.must(w.bin, "build", doc, "--output", path, "--lock", filepath.Join(w.lab.Dir, name+".lock"))
 		return path
 	}
-	first := build("first", filepath.Join(w.lab.Dir, "first.raw"))
+	first := build("first", "test/e2e/testdata/first.yaml", filepath.Join(w.lab.Dir, "first.raw"))
 	for _, name := range others {
-		w.t.Log(w.must(w.bin, "update", "cost", first, build(name, filepath.Join(www, name+".raw.zst"))))
+		w.t.Log(w.must(w.bin, "update", "cost", first, build(name, w.withNewHello(name), filepath.Join(www, name+".raw.zst"))))
 	}
 	url, err := w.lab.ServeNetBoot(w.t.Context(), w.net, www, "none", nil)
 	if err != nil {
@@ -109,8 +111,8 @@ func (w *world) toUpdate(others ...string) (vm *lab.VM, node *lab.Object, url st
 	return vm, w.ready(vm, nil), url
 }
 
-// TestUpdate updates a machine from a web server by one command: to a good image, which it
-// keeps, and to a bad one, which it leaves again by itself.
+// TestUpdate updates a machine from a web server by one command: to a good image with
+// another container image, which it keeps, and to a bad one, which it leaves again by itself.
 func TestUpdate(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -130,13 +132,67 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("%s was %q, is %q", fact, was[fact], is[fact])
 		}
 	}
+	// No registry is in reach: the image came with the update. The former one is there,
+	// and kubelet may remove it.
+	if err := w.c.Pod(t.Context(), "new-hello", newHello, vm.Node); err != nil {
+		t.Fatal(err)
+	}
+	w.podRuns(vm, "new-hello")
 	w.released(vm, "second")
+	w.pinned(vm, newHello)
 	mark := w.startUpdate(vm, url+"/third.raw.zst")
 	w.goesBack(vm, mark, again, 3)
 	w.released(vm, "second")
 	w.saysOnNode(vm, "firstboot status", "update: the new system on ROOT-A failed its tries")
 	w.off(vm)
 	w.checkDisk(w.disk(vm))
+}
+
+// newHello is an image that the machine is not flashed with.
+const newHello = "edgebake.test/hello:2"
+
+// withNewHello is the document of an Image that has newHello in place of helloImage.
+func (w *world) withNewHello(name string) string {
+	w.t.Helper()
+	program := filepath.Join(w.lab.Dir, "hello")
+	w.must("env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./test/images/hello")
+	b, err := os.ReadFile(program)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	layout := filepath.Join(w.lab.Dir, name+"-layout")
+	if _, err := imagetest.WriteLayout(layout, imagetest.Image{Ref: newHello, Config: map[string]any{"Entrypoint": []string{"/hello"}, "User": "65534:65534"}, Layers: []imagetest.Layer{
+		imagetest.Script(imagetest.File("hello", 0o755, 0, 0, string(b)), imagetest.Dir("old", 0o755, 0, 0), imagetest.File("old/file", 0o644, 0, 0, "old")),
+		imagetest.Script(imagetest.Whiteout("old/file"), imagetest.File("new", 0o644, 3, 4, "new")),
+	}}); err != nil {
+		w.t.Fatal(err)
+	}
+	doc, err := os.ReadFile(filepath.Join(w.root, "test/e2e/testdata", name+".yaml"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	old := "  - ref: " + helloImage + "\n    layout: ../../../build/images\n"
+	if !strings.Contains(string(doc), old) {
+		w.t.Fatalf("%s.yaml does not have %q", name, old)
+	}
+	text := strings.Replace(string(doc), old, "  - ref: "+newHello+"\n    layout: "+layout+"\n", 1)
+	text = strings.ReplaceAll(text, "../../../build/images", filepath.Join(w.root, "build/images"))
+	file := filepath.Join(w.lab.Dir, name+".yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	return file
+}
+
+// pinned checks that of both images of hello one alone is pinned.
+func (w *world) pinned(vm *lab.VM, want string) {
+	w.t.Helper()
+	out := w.mustOnNode(vm, `ctr -n k8s.io images ls -q 'labels."io.cri-containerd.pinned"==pinned'`)
+	for _, name := range []string{helloImage, newHello} {
+		if pinned := slices.Contains(strings.Fields(out), name); pinned != (name == want) {
+			w.t.Errorf("%s pinned: %v\n%s", name, pinned, out)
+		}
+	}
 }
 
 // released checks that the last update is over: what it fetched is gone, and the EFI system

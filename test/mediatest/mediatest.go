@@ -41,6 +41,9 @@ type Image struct {
 	ESP    int64
 	// Files are in its root besides.
 	Files map[string][]byte
+	// Store has the nodes of containerd's store, which begin at var, and Blobs their content.
+	Store []tree.Node
+	Blobs tree.Blobs
 	// Info, where set, changes its image.json.
 	Info func(*ondisk.ImageInfo)
 }
@@ -70,6 +73,12 @@ func Make(t testing.TB, path string, i Image) *disk.Result {
 	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
 		spec.Partitions[2].Nodes = append(spec.Partitions[2].Nodes, file(name, i.Files[name]))
 	}
+	for _, n := range i.Store {
+		if p, ok := strings.CutPrefix(n.Path, "var/"); ok && p != "lib" {
+			n.Path = p
+			spec.Partitions[4].Nodes = append(spec.Partitions[4].Nodes, n)
+		}
+	}
 	l, err := disk.Compute(spec)
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +100,7 @@ func Make(t testing.TB, path string, i Image) *disk.Result {
 		spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, dir("edgebake"), dir(system), file(system+"/linux", []byte("kernel")), file(system+"/initrd", i.Initrd))
 	}
 	spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, file(ondisk.ESPImageInfo, info), file(ondisk.ESPEntryA, []byte(entry)))
-	res, err := disk.Write(t.Context(), path, spec, l, disktest.Blobs{"b": noise}, disk.WriteOptions{
+	res, err := disk.Write(t.Context(), path, spec, l, blobs{disktest.Blobs{"b": noise}, i.Blobs}, disk.WriteOptions{
 		Zstd: strings.HasSuffix(path, ".zst"), ImageInfo: info, SignIndex: i.SignIndex,
 		Slot: func(d disk.Digest) ([]byte, error) {
 			s := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: spec.ID, Golden: d.Golden, Parts: d.Parts, SiteVersions: []string{"v1alpha1"}}
@@ -107,4 +116,24 @@ func Make(t testing.TB, path string, i Image) *disk.Result {
 		t.Fatal(err)
 	}
 	return res
+}
+
+// Noise returns n bytes that do not compress.
+func Noise(n int) []byte {
+	b := make([]byte, n)
+	rand.NewChaCha8([32]byte{7}).Read(b)
+	return b
+}
+
+// blobs are those of two sources.
+type blobs struct {
+	disktest.Blobs
+	more tree.Blobs
+}
+
+func (b blobs) OpenBlob(name string) (tree.BlobFile, error) {
+	if _, ok := b.Blobs[name]; ok || b.more == nil {
+		return b.Blobs.OpenBlob(name)
+	}
+	return b.more.OpenBlob(name)
 }

@@ -2,12 +2,18 @@ package oracle
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/firstboot/host"
+	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/ondisk/store/merge"
+	"github.com/edgebake/edgebake/ondisk/tree"
+	imageupdate "github.com/edgebake/edgebake/ondisk/update"
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
@@ -79,4 +85,131 @@ func TestContainerdAfterMerge(t *testing.T) {
 			verifyDir(t, node)
 		})
 	}
+}
+
+// TestContainerdAfterUpdate stages the images of another system's DATA partition beside a
+// containerd at work, as an update does, and merges them. All images are pinned then; those
+// that lose their pin are kubelet's to remove.
+func TestContainerdAfterUpdate(t *testing.T) {
+	needRoot(t)
+	program := hello(t)
+	entry := map[string]any{"Entrypoint": []string{"/bin/hello"}}
+	base := imagetest.Script(imagetest.File("bin/hello", 0o755, 0, 0, program))
+	pause := imagetest.Image{Ref: "edgebake.test/pause:1", Config: map[string]any{"Entrypoint": []string{"/bin/hello", "pause"}}, Layers: []imagetest.Layer{base}}
+	app := func(ref, own string) imagetest.Image {
+		return imagetest.Image{Ref: ref, Config: entry, Layers: []imagetest.Layer{base, imagetest.Script(imagetest.File("own", 0o644, 0, 0, own))}}
+	}
+	lay := func(imgs ...imagetest.Image) (string, []string) {
+		dir := filepath.Join(t.TempDir(), "layout")
+		if _, err := imagetest.WriteLayout(dir, imgs...); err != nil {
+			t.Fatal(err)
+		}
+		var refs []string
+		for _, i := range imgs {
+			refs = append(refs, i.Ref)
+		}
+		return dir, refs
+	}
+	oldLayout, oldRefs := lay(pause, app("edgebake.test/app:1", "v1"))
+	newLayout, newRefs := lay(pause, app("edgebake.test/app:2", "v2"), imagetest.Nasty("edgebake.test/nasty:1", program))
+	images := readData(t, newLayout, newRefs...)
+
+	for _, version := range versions() {
+		t.Run(version, func(t *testing.T) {
+			node := t.TempDir()
+			bake(t, node, oldLayout, options(), oldRefs...)
+			d := start(t, programs(t, version), node)
+			d.runsHello("edgebake.test/app:1")
+			root, staged := filepath.Join(node, store.Root), filepath.Join(node, "staged")
+			have, err := store.ReadInUse("overlayfs", filepath.Join(root, store.MetaDB), filepath.Join(root, store.SnapshotterDB("overlayfs")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			lack := have.Lacks(images.State)
+			err = host.Files{Root: node}.WriteTree(t.Context(), "staged", images, func(f func(tree.Node) error) error { return images.Walk(lack, f) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.stop()
+			r, err := merge.Merge(t.Context(), merge.Options{From: staged, Into: root, KeepAll: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.RemoveAll(staged); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%+v", *r)
+			verifyDir(t, node)
+
+			d.start()
+			for _, ref := range []string{"edgebake.test/pause:1", "edgebake.test/app:1", "edgebake.test/app:2", "edgebake.test/nasty:1"} {
+				if pinned, ok := d.images()[ref]; !ok || !pinned {
+					t.Errorf("%s: there %v, pinned %v", ref, ok, pinned)
+				}
+			}
+			d.runsHello("edgebake.test/app:1")
+			d.runsHello("edgebake.test/app:2")
+			if have := d.run("edgebake.test/nasty:1", "list", "/opt") + "\n"; !strings.Contains(have, "/opt/a/b/deep\n") || strings.Contains(have, "/opt/opq/old1\n") {
+				t.Errorf("/opt of the nasty image: %q", have)
+			}
+
+			var app1 string
+			for _, i := range have.Images {
+				if i.Name == "edgebake.test/app:1" {
+					app1 = i.Digest
+				}
+			}
+			label := func(value string) {
+				for _, i := range have.Images {
+					if i.Digest == app1 {
+						d.ctr("images", "label", i.Name, store.LabelPinned+"="+value)
+					}
+				}
+			}
+			label("")
+			eventually(t, "app:1 is not pinned", func() bool { pinned, ok := d.images()["edgebake.test/app:1"]; return ok && !pinned })
+			d.runsHello("edgebake.test/app:1")
+			label("pinned")
+			eventually(t, "app:1 is pinned", func() bool { return d.images()["edgebake.test/app:1"] })
+			if !d.images()["edgebake.test/app:2"] {
+				t.Error("app:2 has lost its pin too")
+			}
+			d.stop()
+			verifyDir(t, node)
+		})
+	}
+}
+
+// readData reads the store of a DATA partition with the images of a layout.
+func readData(t *testing.T, layout string, refs ...string) *imageupdate.Images {
+	t.Helper()
+	r, c := bakeNodes(t, layout, options(), refs...)
+	nodes := []tree.Node{{Path: ".", Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: sourceDate}}}
+	for _, n := range r.Nodes {
+		if p, ok := strings.CutPrefix(n.Path, "var/"); ok {
+			n.Path = p
+			nodes = append(nodes, n)
+		}
+	}
+	o := ext4.Options{Label: "DATA", UUID: [16]byte{1}, HashSeed: [16]byte{2}, Time: sourceDate, FreeBytes: 8 << 20, FreeInodes: 100}
+	var err error
+	if o.Size, err = ext4.Size(nodes, o); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(filepath.Join(t.TempDir(), "data.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if err := f.Truncate(o.Size); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ext4.Write(f, nodes, c, o); err != nil {
+		t.Fatal(err)
+	}
+	images, err := imageupdate.ReadImages(f, "overlayfs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return images
 }

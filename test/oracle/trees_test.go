@@ -81,6 +81,16 @@ func testImages(hello string) []imagetest.Image {
 // bake bakes a layout's images and writes the store below dir.
 func bake(t *testing.T, dir, layout string, o baker.Options, refs ...string) *baker.Result {
 	t.Helper()
+	r, c := bakeNodes(t, layout, o, refs...)
+	if err := imagetest.Materialize(dir, r.Nodes, c); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// bakeNodes bakes the images of a layout.
+func bakeNodes(t *testing.T, layout string, o baker.Options, refs ...string) (*baker.Result, *fetch.Cache) {
+	t.Helper()
 	c, err := fetch.Open(filepath.Join(t.TempDir(), "cache"))
 	if err != nil {
 		t.Fatal(err)
@@ -100,10 +110,7 @@ func bake(t *testing.T, dir, layout string, o baker.Options, refs ...string) *ba
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := imagetest.Materialize(dir, r.Nodes, c); err != nil {
-		t.Fatal(err)
-	}
-	return r
+	return r, c
 }
 
 // containerdImport unpacks a layout's images below root with containerd's own

@@ -7,7 +7,7 @@
 // It can be killed at any moment, and is then simply run again:
 //
 //   - what it adds is copied, or hard linked where both stores share a file
-//     system; the source stays whole until the caller removes it;
+//     system; the source stays as it is until the caller removes it;
 //   - files come first, synced, then the snapshotter's database, then
 //     meta.db, each in one transaction: until the last, no image record
 //     refers to anything new; after it, everything they refer to is there;
@@ -23,7 +23,6 @@ package merge
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -32,7 +31,8 @@ import (
 
 // Options say what is merged.
 type Options struct {
-	// From and Into are containerd roots (…/var/lib/containerd).
+	// From and Into are containerd roots (…/var/lib/containerd). From need not have the
+	// layers and blobs that Into has.
 	From, Into string
 	// Snapshotter of both; empty: overlayfs.
 	Snapshotter string
@@ -40,6 +40,8 @@ type Options struct {
 	// that stay although From lacks them: those of the system one may have
 	// to go back to.
 	Keep []string
+	// KeepAll: all stay.
+	KeepAll bool
 	// Step, if set, is told of every change before it is made; an error of
 	// its own stops the merge there.
 	Step func(change string) error
@@ -69,7 +71,7 @@ type plan struct {
 }
 
 // makePlan compares the two stores.
-func makePlan(from, into *store.State, keep []string) (*plan, error) {
+func makePlan(from, into *store.State, o Options) (*plan, error) {
 	p := &plan{from: map[string]uint64{}, parents: map[string]store.Snapshot{}}
 	p.change.Schema = from.Schema
 	for _, s := range into.Snapshots {
@@ -98,7 +100,10 @@ func makePlan(from, into *store.State, keep []string) (*plan, error) {
 		p.add = append(p.add, s)
 	}
 	p.change.Snapshots = p.add
-	p.change.Blobs = from.Blobs
+	p.change.Blobs, p.change.Images = from.Blobs, into.Lacks(from).Images
+	if o.KeepAll {
+		return p, nil
+	}
 
 	now := map[string]store.Image{}
 	for _, i := range into.Images {
@@ -107,12 +112,9 @@ func makePlan(from, into *store.State, keep []string) (*plan, error) {
 	stay := map[string]bool{}
 	for _, i := range from.Images {
 		stay[i.Name] = true
-		if old, ok := now[i.Name]; !ok || old.Digest != i.Digest || !maps.Equal(old.Labels, i.Labels) {
-			p.change.Images = append(p.change.Images, i)
-		}
 	}
 	kept := map[string]bool{} // digests
-	for _, ref := range keep {
+	for _, ref := range o.Keep {
 		if i, ok := now[ref]; ok {
 			kept[i.Digest] = true
 		} else if !stay[ref] {

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/ondisk/store"
+	"github.com/edgebake/edgebake/ondisk/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,10 +33,6 @@ func Merge(ctx context.Context, o Options) (*Report, error) {
 }
 
 func merge(ctx context.Context, o Options) (_ *Report, err error) {
-	// A damaged source must not spoil a store that works.
-	if _, err := store.Verify(store.DirFiles(o.From), ".", o.Snapshotter); err != nil {
-		return nil, fmt.Errorf("the store to be merged is damaged, copy it again: %w", err)
-	}
 	from, err := store.Read(o.Snapshotter, filepath.Join(o.From, store.MetaDB), filepath.Join(o.From, store.SnapshotterDB(o.Snapshotter)))
 	if err != nil {
 		return nil, err
@@ -53,7 +50,11 @@ func merge(ctx context.Context, o Options) (_ *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := makePlan(from, into, o.Keep)
+	// A damaged source must not spoil a store that works.
+	if _, err := store.Verify(m.source(from, into), ".", o.Snapshotter); err != nil {
+		return nil, fmt.Errorf("the store to be merged is damaged, copy it again: %w", err)
+	}
+	p, err := makePlan(from, into, o)
 	if err != nil {
 		return nil, err
 	}
@@ -140,6 +141,40 @@ func (m *merger) makeDirs() error {
 		}
 	}
 	return nil
+}
+
+// source is the store to be merged, and in place of what it lacks the same of the store in
+// use: layers with the same chain, blobs with the same digest.
+func (m *merger) source(from, into *store.State) store.Files {
+	fs := func(s store.Snapshot) string { return store.SnapshotDir(m.o.Snapshotter, s.ID) + "/fs" }
+	have := map[string]string{} // by chain
+	for _, s := range into.Snapshots {
+		have[s.Key] = fs(s)
+	}
+	same := map[string]string{}
+	for _, b := range from.Blobs {
+		same[store.BlobPath(b.Digest)] = store.BlobPath(b.Digest)
+	}
+	for _, s := range from.Snapshots {
+		same[fs(s)] = have[s.Key]
+	}
+	f, other := store.DirFiles(m.o.From), store.DirFiles(m.o.Into)
+	stat, open := f.Stat, f.Open
+	f.Stat = func(name string) (tree.Node, error) {
+		n, err := stat(name)
+		if to := same[name]; to != "" && errors.Is(err, os.ErrNotExist) {
+			return other.Stat(to)
+		}
+		return n, err
+	}
+	f.Open = func(name string) (io.ReadCloser, error) {
+		r, err := open(name)
+		if to := same[name]; to != "" && errors.Is(err, os.ErrNotExist) {
+			return other.Open(to)
+		}
+		return r, err
+	}
+	return f
 }
 
 // sweep removes what a killed run left: scratch files, and directories that

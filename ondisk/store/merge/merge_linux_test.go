@@ -143,6 +143,50 @@ func TestMerge(t *testing.T) {
 	}
 }
 
+// A source has what the store in use lacks, and no more. All images stay.
+func TestMergeOfWhatIsMissing(t *testing.T) {
+	needRoot(t)
+	oldRoot, newRoot := stores(t)
+	before := check(t, oldRoot)
+	read := func(root string) *store.State {
+		s, err := store.ReadInUse("overlayfs", filepath.Join(root, store.MetaDB), filepath.Join(root, store.SnapshotterDB("overlayfs")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	next := read(newRoot)
+	lack := read(oldRoot).Lacks(next)
+	for _, s := range next.Snapshots {
+		if !slices.ContainsFunc(lack.Snapshots, func(x store.Snapshot) bool { return x.Key == s.Key }) {
+			os.RemoveAll(filepath.Join(newRoot, store.SnapshotDir("overlayfs", s.ID)))
+		}
+	}
+	for _, b := range next.Blobs {
+		if !slices.ContainsFunc(lack.Blobs, func(x store.Blob) bool { return x.Digest == b.Digest }) {
+			os.Remove(filepath.Join(newRoot, store.BlobPath(b.Digest)))
+		}
+	}
+	if len(lack.Snapshots) != 21 || len(lack.Snapshots) == len(next.Snapshots) || len(lack.Blobs) == len(next.Blobs) {
+		t.Fatalf("%d of %d snapshots, %d of %d blobs are missing", len(lack.Snapshots), len(next.Snapshots), len(lack.Blobs), len(next.Blobs))
+	}
+	if _, err := Merge(t.Context(), Options{From: newRoot, Into: filepath.Join(t.TempDir(), "empty")}); err == nil {
+		t.Error("a store that has neither was made")
+	}
+	r, err := Merge(t.Context(), Options{From: newRoot, Into: oldRoot, KeepAll: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Released) != 0 || r.Snapshots != 21 {
+		t.Errorf("%+v", r)
+	}
+	want := append(before, "edgebake.test/app:2", "edgebake.test/nasty:1")
+	slices.Sort(want)
+	if got := check(t, oldRoot); !slices.Equal(got, want) {
+		t.Errorf("images %q", got)
+	}
+}
+
 func TestMergeIntoNothing(t *testing.T) {
 	needRoot(t)
 	_, newRoot := stores(t)

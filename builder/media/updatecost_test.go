@@ -1,0 +1,75 @@
+package media
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/test/imagetest"
+	"github.com/edgebake/edgebake/test/mediatest"
+)
+
+// The cost of an update contains the layers of container images that the machine lacks, and
+// of these only what is not on its disk.
+func TestCostOfImages(t *testing.T) {
+	dir := t.TempDir()
+	cache, err := fetch.Open(filepath.Join(dir, "cache"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	noise := mediatest.Noise(3 << 20)
+	base := imagetest.Script(imagetest.File("base", 0o644, 0, 0, string(noise[:1<<20])))
+	image := func(ref string, own []byte) imagetest.Image {
+		return imagetest.Image{Ref: ref, Layers: []imagetest.Layer{base, imagetest.Script(imagetest.File("own", 0o644, 0, 0, string(own)))}}
+	}
+	made := func(name, plan string, imgs ...imagetest.Image) string {
+		layout := filepath.Join(dir, name)
+		if _, err := imagetest.WriteLayout(layout, imgs...); err != nil {
+			t.Fatal(err)
+		}
+		var list []configs.ContainerImage
+		for _, i := range imgs {
+			list = append(list, configs.ContainerImage{Ref: i.Ref, Layout: layout})
+		}
+		o := images.Options{Arch: "amd64", ContainerdVersion: "2.2.9", SourceDate: mediatest.Date}
+		pinned, err := images.Resolve(t.Context(), cache, list, o)
+		if err == nil {
+			err = images.Fetch(t.Context(), cache, pinned, o)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := images.Bake(t.Context(), cache, pinned, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, name+".raw.zst")
+		mediatest.Make(t, path, mediatest.Image{ID: plan, Seed: "same", Data: 1 << 20, FreeRoot: 1 << 20, FreeData: 1 << 20, Initrd: []byte("initrd"), ESP: 48 << 20,
+			Store: r.Nodes, Blobs: cache, Info: func(i *ondisk.ImageInfo) { i.Images = r.Images }})
+		return path
+	}
+	first := made("first", strings.Repeat("1", 32), image("edgebake.test/app:1", noise[1<<20:2<<20]))
+	// Half of its own layer is in the former version too.
+	second := made("second", strings.Repeat("2", 32), image("edgebake.test/app:2", slices.Concat(noise[2<<20:5<<19], noise[3<<19:2<<20])))
+	for _, c := range []struct {
+		from, to string
+		min, max int64
+		images   []string
+	}{
+		{first, second, 512 << 10, 900 << 10, []string{"edgebake.test/app:2"}},
+		{second, second, 0, 0, nil},
+	} {
+		cost, err := CostOfUpdate(c.from, c.to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cost.Data < c.min || cost.Data > c.max || !slices.Equal(cost.Images, c.images) || cost.Bytes != cost.Index+cost.Root+cost.Boot+cost.Data {
+			t.Errorf("%+v", *cost)
+		}
+	}
+}

@@ -1,0 +1,246 @@
+package update
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/imageref"
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/store"
+	"github.com/edgebake/edgebake/ondisk/tree"
+	"github.com/edgebake/edgebake/ondisk/update"
+)
+
+const (
+	// stagedStore is a containerd store with what this machine's lacks. UnitMerge adds it.
+	stagedStore = ondisk.StagedStore
+	// dataSpool begins the name of the file with what was fetched of the image's DATA
+	// partition.
+	dataSpool = "data-"
+	// reserve is the percentage of DATA that stays free: with less, kubelet removes images
+	// and pods.
+	reserve = 15
+)
+
+// newImages are the container images of an update that this machine lacks.
+type newImages struct {
+	spool  *spool
+	images *update.Images
+	lack   *store.State
+	chunks []int // with the content of files
+}
+
+// lookAtImages finds the container images that this machine lacks, and rejects those for
+// which it has no room. What it fetches stays in the spool.
+func (u *job) lookAtImages(ctx context.Context) error {
+	refs := update.Lacks(u.sys.image, u.next)
+	if len(refs) == 0 {
+		return nil
+	}
+	fail := func(err error) error {
+		return fmt.Errorf("container images that this machine lacks (%s): %w", strings.Join(refs, ", "), err)
+	}
+	snapshotter := snapshotterOf(u.next)
+	if own := snapshotterOf(u.sys.image); own != snapshotter {
+		return fail(fmt.Errorf("they are unpacked for the snapshotter %s, and this machine has %s: flash it again", snapshotter, own))
+	}
+	part := u.image.Index.Find(ondisk.LabelData)
+	if part == nil {
+		return fail(fmt.Errorf("the image's index lacks partition %s: build it again", ondisk.LabelData))
+	}
+	sum := sha256.Sum256(u.image.Body)
+	file := fmt.Sprintf("%s%x", dataSpool, sum[:8])
+	if err := sweep(u.e, file); err != nil {
+		return err
+	}
+	if err := u.e.Mkdir(Dir, machine.Mode(0o700)); err != nil {
+		return err
+	}
+	var err error
+	n := &newImages{}
+	if n.spool, err = newSpool(u.e, u.fetch, part, path.Join(Dir, file)); err != nil {
+		return err
+	}
+	u.new = n
+	if n.images, err = update.ReadImages(n.spool.view(ctx), snapshotter); err != nil {
+		return fail(err)
+	}
+	have, err := liveStore(u.e, snapshotter)
+	if err != nil {
+		return err
+	}
+	if n.lack = have.Lacks(n.images.State); none(n.lack) {
+		return nil
+	}
+	var need int64
+	if n.chunks, need, err = n.images.Chunks(part, n.lack); err != nil {
+		return fail(err)
+	}
+	for _, k := range n.spool.missing(n.chunks) {
+		need += part.Chunks[k].Size
+	}
+	if err := roomOnDATA(u.e, need); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+// roomOnDATA checks that so many bytes fit.
+func roomOnDATA(e *machine.Env, need int64) error {
+	size, err := e.FSSize("/var")
+	if err != nil {
+		return fmt.Errorf("reading the room on DATA: %w", err)
+	}
+	free, err := e.FSFree("/var")
+	if err != nil {
+		return fmt.Errorf("reading the room on DATA: %w", err)
+	}
+	if keep := size / 100 * reserve; free-need < keep {
+		return fmt.Errorf("to bring them takes %d MiB on DATA, of which %d MiB are free and %d MiB must stay free, or kubelet evicts pods: remove what is not needed (`crictl rmi --prune`), or leave them out of the image", need>>20+1, free>>20, keep>>20)
+	}
+	return nil
+}
+
+// none reports whether a machine lacks nothing.
+func none(lack *store.State) bool {
+	return len(lack.Images)+len(lack.Blobs)+len(lack.Snapshots) == 0
+}
+
+func snapshotterOf(i ondisk.ImageInfo) string { return cmp.Or(i.Snapshotter, "overlayfs") }
+
+// liveStore reads this machine's store, which containerd has open.
+func liveStore(e *machine.Env, snapshotter string) (*store.State, error) {
+	root := e.Path("/" + store.Root)
+	return store.ReadInUse(snapshotter, path.Join(root, store.MetaDB), path.Join(root, store.SnapshotterDB(snapshotter)))
+}
+
+// sweep removes what other updates left on DATA; keep is a file that stays.
+func sweep(e *machine.Env, keep string) error {
+	if err := e.RemoveAll(stagedStore); err != nil {
+		return err
+	}
+	list, err := os.ReadDir(e.Path(Dir))
+	if err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	for _, f := range list {
+		if strings.HasPrefix(f.Name(), dataSpool) && f.Name() != keep {
+			if err := e.Remove(path.Join(Dir, f.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// stageImages fetches the container images and writes them as a store beside the one in
+// use.
+func (u *job) stageImages(ctx context.Context, e *machine.Env) error {
+	if none(u.new.lack) {
+		return nil
+	}
+	if err := u.scan(ctx); err != nil {
+		return err
+	}
+	// Layers that are much like those on the disk. What the image was flashed with is at
+	// the beginning, and the rest grew later.
+	d, err := u.device(ondisk.LabelData, false)
+	if err != nil {
+		return err
+	}
+	u.say("reading %s", ondisk.LabelData)
+	if err := u.fetch.seeds.scan(ctx, d, min(u.sys.disk.Part(ondisk.LabelData).Size, u.new.spool.part.Size)); err != nil {
+		return fmt.Errorf("reading %s: %w", ondisk.LabelData, err)
+	}
+	if err := u.new.spool.fill(ctx, u.new.chunks); err != nil {
+		return err
+	}
+	u.say("unpacking container images")
+	if err := e.RemoveAll(stagedStore); err != nil {
+		return err
+	}
+	err = e.WriteTree(ctx, stagedStore, u.new.images, func(f func(tree.Node) error) error {
+		return u.new.images.Walk(u.new.lack, f)
+	})
+	if err != nil {
+		return fmt.Errorf("unpacking container images: %w", err)
+	}
+	return e.Sync(stagedStore)
+}
+
+// mergeImages adds the staged store to containerd's, which stands still for a moment.
+func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
+	if none(u.new.lack) {
+		return nil
+	}
+	if err := e.Unit(ctx, "start", ondisk.UnitMerge); err != nil {
+		return fmt.Errorf("starting %s: %w", ondisk.UnitMerge, err)
+	}
+	have, err := liveStore(e, snapshotterOf(u.next))
+	if err != nil {
+		return err
+	}
+	if !none(have.Lacks(u.new.images.State)) {
+		return fmt.Errorf("containerd's store still lacks images; see `journalctl -u %s`", ondisk.UnitMerge)
+	}
+	return e.RemoveAll(stagedStore)
+}
+
+// releaseImages leaves the container images that came with another system than the one that
+// runs to kubelet's garbage collection, and pins its own.
+func releaseImages(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
+	have, err := liveStore(e, snapshotterOf(image))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ours, err := recordsOf(have, image)
+	if err != nil {
+		return err
+	}
+	for _, i := range have.Images {
+		pinned := ""
+		if ours[i.Digest] {
+			pinned = "pinned"
+		}
+		if i.Labels[store.LabelBaked] == "" || i.Labels[store.LabelPinned] == pinned {
+			continue
+		}
+		cmd := machine.Cmd{Args: []string{"ctr", "--namespace", store.Namespace, "images", "label", i.Name, store.LabelPinned + "=" + pinned}}
+		if err := e.Run(ctx, cmd); err != nil {
+			return fmt.Errorf("pinning or releasing the container image %s: %w", i.Name, err)
+		}
+	}
+	return nil
+}
+
+// recordsOf returns the digests of the records that an image's container images have.
+func recordsOf(have *store.State, image ondisk.ImageInfo) (map[string]bool, error) {
+	names := map[string]bool{}
+	for _, i := range image.Images {
+		ref, err := imageref.Parse(i.Ref)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range store.RecordNames(ref.Repo(), ref.Tag, i.Digest, "") {
+			names[name] = true
+		}
+	}
+	digests := map[string]bool{}
+	for _, i := range have.Images {
+		if names[i.Name] {
+			digests[i.Digest] = true
+		}
+	}
+	return digests, nil
+}
