@@ -19,10 +19,10 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// modulePath is ours.
+// modulePath is edgebake's Go module.
 const modulePath = "github.com/edgebake/edgebake"
 
-// resolveAgents finds the programs of ours that the image carries.
+// resolveAgents pins edgebake's own programs that the image contains.
 func (b *resolver) resolveAgents(ctx context.Context) error {
 	agents := []struct {
 		name, given, sha string
@@ -31,7 +31,7 @@ func (b *resolver) resolveAgents(ctx context.Context) error {
 		{name: "firstboot", given: b.img.Agents.Firstboot},
 		{name: "ipvscare", given: b.img.Agents.IPVSCare},
 	}
-	var wg sync.WaitGroup // go takes a while to see that it has nothing to do
+	var wg sync.WaitGroup // in parallel: go needs seconds even if nothing has changed
 	for i := range agents {
 		a := &agents[i]
 		wg.Go(func() {
@@ -65,9 +65,9 @@ func (b *resolver) resolveAgents(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Program finds a program of ours that is not part of an image, for machines of
-// an architecture: from edgebake's package, in the source tree we stand in,
-// beside the running edgebake, or on the module proxy.
+// Program returns one of edgebake's programs for an architecture: from edgebake's package,
+// the source tree around the current directory, the directory of the running edgebake, or the
+// module proxy.
 func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) {
 	b := &run{Options: o, arch: arch}
 	o.Cache.Until(ctx)
@@ -89,25 +89,24 @@ func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) 
 	return b.Cache.ReadBlob(sha)
 }
 
-// agentRecipe compiles one of our programs from the module proxy, in the
-// running edgebake's version, where that is a published one: a release, or the
-// version that `go install` has fetched.
+// agentRecipe returns how to compile one of edgebake's programs from the module proxy, in the
+// running edgebake's version, if that is published: a release, or one from `go install`.
 func agentRecipe(o Options, name, arch string) (fetch.GoRecipe, bool) {
 	v := o.Published
 	if v == "" {
 		v = "v" + o.Version
 		if !semver.IsValid(v) || semver.Build(v) != "" || semver.Canonical(v) != v || module.IsPseudoVersion(v) {
-			return fetch.GoRecipe{}, false // "(devel)", or a commit that nobody else may have
+			return fetch.GoRecipe{}, false // "(devel)", or a commit that may be local
 		}
 	}
 	return fetch.GoRecipe{Module: modulePath, Version: v, Packages: []string{modulePath + "/cmd/" + name}, Arch: arch, LDFlags: "-s -w"}, true
 }
 
-// errNoAgent is wrapped where a program of ours is nowhere to be found.
+// errNoAgent means that one of edgebake's programs is missing.
 var errNoAgent = errors.New("install edgebake's package, which has it, put it there, name it under agents, or run inside the source tree")
 
-// packaged is where edgebake's package has our programs of all architectures,
-// from the directory of edgebake itself.
+// packaged is the directory of the programs for all architectures in edgebake's package,
+// relative to edgebake itself.
 const packaged = "../lib/edgebake"
 
 // agent brings one of edgebake's programs into the cache: from the package that edgebake
@@ -119,13 +118,12 @@ func (b *run) agent(ctx context.Context, name string) (string, error) {
 		return "", fmt.Errorf("looking for %s beside edgebake: %w", name, err)
 	}
 	forArch := name + "-linux-" + b.arch
-	// An installed edgebake's programs are those that came with it, wherever it
-	// is called: that directory may be the source of another version.
+	// An installed edgebake uses the programs of its package: the current directory may be
+	// the source of another version.
 	if p := filepath.Join(dir, packaged, forArch); fileExists(p) {
 		return b.importProgram(ctx, p)
 	}
-	// Beside the source tree's own edgebake there may be an old build; the
-	// source is what counts there.
+	// The source tree takes precedence: beside its own edgebake may be an old build.
 	if src, ok := sourceTree(); ok {
 		return b.compileAgent(ctx, name, src)
 	}
@@ -137,8 +135,7 @@ func (b *run) agent(ctx context.Context, name string) (string, error) {
 	return "", fmt.Errorf("there is no %s beside edgebake (in %s): %w", forArch, dir, errNoAgent)
 }
 
-// importProgram takes what can be nothing else than a program for the image's
-// architecture.
+// importProgram imports a file if it is a program for the image's architecture.
 func (b *run) importProgram(ctx context.Context, path string) (string, error) {
 	if got := elfArch(path); got != b.arch {
 		return "", fmt.Errorf("reading %s: not a program for %s: install edgebake's package again", path, b.arch)
@@ -158,7 +155,7 @@ func ownDir() (string, error) {
 	return filepath.Dir(exe), nil
 }
 
-// sourceTree finds our own module around the current directory.
+// sourceTree returns edgebake's source tree, if the current directory is in it.
 func sourceTree() (string, bool) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -176,9 +173,8 @@ func sourceTree() (string, bool) {
 	}
 }
 
-// agentEnv are the settings that decide what compiling one of our programs
-// gives. A person can set each in go's own file, which an empty one lets through:
-// of GOEXPERIMENT, which must be empty, CompileProgram asks go.
+// agentEnv are the settings that determine the compiled bytes. An empty value does not
+// override one in go's own file, so CompileProgram checks GOEXPERIMENT, which must be empty.
 var agentEnv = []string{"GOOS=linux", "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off"}
 
 func (b *run) compileAgent(ctx context.Context, name, src string) (string, error) {
@@ -190,11 +186,11 @@ func (b *run) compileAgent(ctx context.Context, name, src string) (string, error
 	}
 	defer os.RemoveAll(tmp)
 	out := filepath.Join(tmp, name)
-	// Where go finds what it made of the same source before, it links nothing.
+	// With the last result in place, go does not link again.
 	key := fmt.Sprintf("agent %s %s %s", src, name, b.arch)
 	last, ok := b.Cache.Lookup(key)
 	if ok {
-		if err := b.layDown(last, out); err != nil {
+		if err := b.copyBlob(last, out); err != nil {
 			return "", err
 		}
 	}
@@ -213,8 +209,8 @@ func (b *run) compileAgent(ctx context.Context, name, src string) (string, error
 	return sha, b.Cache.Remember(key, sha)
 }
 
-// layDown copies a blob to a file.
-func (b *run) layDown(sha, path string) error {
+// copyBlob copies a blob to a file.
+func (b *run) copyBlob(sha, path string) error {
 	from, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return err
@@ -228,13 +224,11 @@ func (b *run) layDown(sha, path string) error {
 	return errors.Join(err, to.Close())
 }
 
-// ProgramEnv are the settings by which our programs are compiled for an
-// architecture, whatever the caller's are.
+// ProgramEnv returns the environment in which edgebake's programs are compiled.
 func ProgramEnv(arch string) []string { return append([]string{"GOARCH=" + arch}, agentEnv...) }
 
-// CompileProgram compiles one of our programs from the source tree src for a
-// machine of an architecture. It gives the same bytes whoever asks: edgebake,
-// its package or, as the Makefile's AGENT says the same, make.
+// CompileProgram compiles one of edgebake's programs from the source tree src. edgebake, its
+// package and make (AGENT in the Makefile) get the same bytes.
 func CompileProgram(ctx context.Context, src, name, arch, out string) error {
 	goCmd, err := fetch.GoCommand(ctx)
 	if errors.Is(err, fetch.ErrNoGo) {
@@ -247,7 +241,7 @@ func CompileProgram(ctx context.Context, src, name, arch, out string) error {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
 	}
-	work, err := os.MkdirTemp(dir, "go-") // a go that is interrupted may leave its own
+	work, err := os.MkdirTemp(dir, "go-") // an interrupted go may leave its temporary directory
 	if err != nil {
 		return err
 	}
@@ -275,7 +269,7 @@ func CompileProgram(ctx context.Context, src, name, arch, out string) error {
 	return err
 }
 
-// elfArch is the GOARCH of a program, empty where it is not one we know.
+// elfArch returns the GOARCH of a program, or "" if it is unknown.
 func elfArch(path string) string {
 	f, err := elf.Open(path)
 	if err != nil {

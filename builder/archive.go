@@ -18,15 +18,14 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// aptIndex asks Debian's archive which names it knows, by apt, which mmdebstrap
-// runs on. It takes seconds where mmdebstrap finds a wrong name after minutes,
-// and gives names to suggest. Nothing of it enters the image, so signatures are
-// left to mmdebstrap.
+// aptIndex looks names up in Debian's archive with apt. It takes seconds, while mmdebstrap
+// finds a wrong name after minutes, and provides suggestions. Nothing of it enters the image,
+// so only mmdebstrap checks signatures.
 type aptIndex struct {
 	dir string
 }
 
-// aptConf keeps apt in a directory of its own and off this computer's settings.
+// aptConf makes apt use its own directory and none of this computer's settings.
 const aptConf = `Dir "%[1]s";
 Dir::State "%[1]s";
 Dir::State::status "%[1]s/status";
@@ -43,7 +42,7 @@ Acquire::AllowInsecureRepositories "true";
 Debug::NoLocking "true";
 `
 
-// defaultMirror is where mmdebstrap takes Debian from.
+// defaultMirror is the Debian mirror that mmdebstrap uses.
 const defaultMirror = "http://deb.debian.org/debian"
 
 func (b *run) newAptIndex(r debianRecipe) (*aptIndex, error) {
@@ -68,7 +67,7 @@ func (b *run) newAptIndex(r debianRecipe) (*aptIndex, error) {
 	return x, errors.Join(errs...)
 }
 
-// run returns what the program prints, and the errors and warnings it has.
+// run returns a program's output, and its errors and warnings (said).
 func (x *aptIndex) run(ctx context.Context, name string, args ...string) (out, said string, err error) {
 	cmd := procgroup.Command(ctx, name, args...)
 	cmd.Env = append(cmd.Env, "APT_CONFIG="+filepath.Join(x.dir, "conf"), "LC_ALL=C.UTF-8")
@@ -80,17 +79,17 @@ func (x *aptIndex) run(ctx context.Context, name string, args ...string) (out, s
 }
 
 var (
-	// The second form is what apt says of sources that are trusted anyhow.
+	// apt prints the second form for trusted sources.
 	missingSuite = regexp.MustCompile(`(?m)^[WE]: (?:The repository '(\S+) (\S+) [^']*' (?:does not have|no longer has) a Release file|` +
 		`Failed to fetch (\S+)/dists/(\S+)/[^/\s]+/binary-\S+\s+(?:404|File not found))`)
 	missingPackage = regexp.MustCompile(`(?m)^E: (?:Unable to locate package (\S+)|Package '(\S+)' has no installation candidate|Version '([^']*)' for '(\S+)' was not found|Release '([^']*)' for '(\S+)' was not found)`)
 )
 
-// checkArchive finds suites and packages that the archive does not have before
-// anything is made of it.
+// checkArchive reports suites and packages that the archive does not have, before mmdebstrap
+// runs.
 func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 	if _, err := exec.LookPath("apt-get"); err != nil {
-		return nil // mmdebstrap, which needs it too, will say so
+		return nil // mmdebstrap needs it too, and reports the error
 	}
 	x, err := b.newAptIndex(r)
 	if err != nil {
@@ -107,7 +106,7 @@ func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 			return errs
 		}
 		s.log("not asked: " + firstError(said))
-		return nil // mmdebstrap will find its way, or say why not
+		return nil // mmdebstrap reports the error, if it has one
 	}
 	_, said, _ = x.run(ctx, "apt-get", append([]string{"-q", "--simulate", "--no-install-recommends", "install", "--"}, r.Packages...)...)
 	if ctx.Err() != nil {
@@ -120,7 +119,7 @@ func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 	return nil
 }
 
-// firstError is the first of apt's errors: what follows it is only its result.
+// firstError returns the first of apt's errors; the others only follow from it.
 func firstError(said string) string {
 	for line := range strings.Lines(said) {
 		if strings.HasPrefix(line, "E: ") {
@@ -130,7 +129,7 @@ func firstError(said string) string {
 	return strings.TrimSpace(said)
 }
 
-// missingSuites are those that apt did not find, each tied to its field.
+// missingSuites returns an error for each suite that apt did not find, with its field.
 func (b *executor) missingSuites(r debianRecipe, said string) error {
 	var errs []error
 	var seen []string
@@ -151,7 +150,7 @@ func (b *executor) missingSuites(r debianRecipe, said string) error {
 	return errors.Join(errs...)
 }
 
-// missingPackages are those that apt did not find, each tied to its field.
+// missingPackages returns an error for each package that apt did not find, with its field.
 func (b *executor) missingPackages(ctx context.Context, x *aptIndex, r debianRecipe, said string) error {
 	found := missingPackage.FindAllStringSubmatch(said, -1)
 	if len(found) == 0 {
@@ -191,7 +190,7 @@ func (b *executor) missingPackages(ctx context.Context, x *aptIndex, r debianRec
 	return errors.Join(errs...)
 }
 
-// packageName is NAME of NAME=VERSION, NAME/SUITE and NAME [ARCH].
+// packageName returns the NAME in NAME=VERSION, NAME/SUITE and NAME [ARCH].
 func packageName(spec string) string {
 	if i := strings.IndexAny(spec, "=/ "); i >= 0 {
 		return spec[:i]
@@ -199,7 +198,7 @@ func packageName(spec string) string {
 	return spec
 }
 
-// versions lists those that there are.
+// versions lists the versions of a package in the archive.
 func (x *aptIndex) versions(ctx context.Context, name string) string {
 	out, _, err := x.run(ctx, "apt-cache", "madison", "--", name)
 	if err != nil {

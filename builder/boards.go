@@ -17,9 +17,9 @@ const (
 	maxFirmware       = 32 << 20
 )
 
-// boards says which boards without UEFI the kernel of the base serves; none for
-// other hardware. That a board is not served, or not with every bootloader, is a
-// warning; a kernel that serves none is an error.
+// boards returns the boards without UEFI that the base's kernel supports, if the image is for
+// such hardware. An unsupported board or bootloader is a warning; a kernel that supports none
+// is an error.
 func (b *executor) boards(base []tree.Node, kernel string) ([]string, error) {
 	if b.img.Hardware != configs.RaspberryPi {
 		return nil, nil
@@ -64,8 +64,7 @@ func firmwareOfGPT() time.Time { return time.Date(2025, 1, 16, 0, 0, 0, 0, time.
 
 var firmwareBuilt = regexp.MustCompile(`VC_BUILD_ID_TIME: ([A-Z][a-z]{2} [ 0-9][0-9] [0-9]{4})`)
 
-// firmwareDate is when the firmware was made, as it says itself; zero where it
-// does not.
+// firmwareDate returns the build date in the firmware, or zero.
 func firmwareDate(firmware []byte) time.Time {
 	m := firmwareBuilt.FindSubmatch(firmware)
 	if m == nil {
@@ -78,9 +77,9 @@ func firmwareDate(firmware []byte) time.Time {
 	return made
 }
 
-// plainKernel rejects a kernel that the firmware of these boards cannot start:
-// it knows Linux' own format for arm64 (Documentation/arch/arm64/booting.rst) and
-// no EFI program that unpacks itself.
+// plainKernel returns an error for a kernel that these boards' firmware cannot start: it
+// supports Linux' own format for arm64 (Documentation/arch/arm64/booting.rst), but no
+// self-extracting EFI program.
 func (b *executor) plainKernel(base []tree.Node, file string) error {
 	const magic, at = "ARM\x64", 56
 	i := slices.IndexFunc(base, func(n tree.Node) bool { return n.Path == file })
@@ -99,7 +98,7 @@ func (b *executor) plainKernel(base []tree.Node, file string) error {
 	return fmt.Errorf("%s is not an arm64 kernel image that the firmware of a Raspberry Pi starts: take Debian's linux-image-arm64", file)
 }
 
-// readBase is the content of a file of the base; nil: the base does not have it.
+// readBase returns the content of a file of the base, or nil if there is none.
 func (b *executor) readBase(base []tree.Node, file string, limit int64) ([]byte, error) {
 	i := slices.IndexFunc(base, func(n tree.Node) bool { return n.Path == file && n.IsRegular() })
 	if i < 0 {

@@ -33,51 +33,48 @@ type Options struct {
 	// paths start there.
 	Dir   string
 	Cache *fetch.Cache
-	// Version is the running edgebake's. It is told, and decides nothing.
+	// Version is that of the running edgebake, for the report only.
 	Version string
-	// Published is the version of our module that the running edgebake was
-	// fetched in by `go install`, empty where it was not.
+	// Published is the module version of an edgebake from `go install`, or "".
 	Published string
-	// Lock, where there is one, pins inputs. Locked rejects every input that the
-	// lock, or the plan that is executed, does not have.
+	// Lock, if not nil, pins inputs. Locked rejects every input that is not in the lock or
+	// in the executed plan.
 	Lock   *plan.Lock
 	Locked bool
-	// RootRoom is the room for a root that machines in the field have; a larger
-	// one gives a warning. 0: not known.
+	// RootRoom is the size of the root partitions of machines in the field, in bytes: a
+	// larger root gives a warning. 0: unknown.
 	RootRoom int64
-	// Update makes a base anew instead of taking the one in the cache: the
-	// archive may have newer packages by now. Lock must be nil.
+	// Update makes the base again although the cache has one, since the archive may have
+	// newer packages. Lock must be nil.
 	Update bool
-	// Base is an exported base, used instead of making it.
+	// Base is an exported base that is used instead of making one.
 	Base string
 	// Output is the image to write, .raw or .raw.zst. Force replaces it.
 	Output string
 	Force  bool
-	// Sign, where set, signs the image: its golden digest and image.json.
+	// Sign, if set, signs the image: its golden digest and image.json.
 	Sign func(golden string, imageInfo []byte) (string, error)
-	// SignIndex, where set, signs the index of a compressed image's chunks.
+	// SignIndex, if set, signs the index of a compressed image's chunks.
 	SignIndex func(body []byte) (string, error)
-	// Events tells what is going on. It is called from several goroutines,
-	// one at a time.
+	// Events receives the progress. It is called from several goroutines, one at a time.
 	Events func(Event)
-	// ShowsDetails says that Events prints what called programs say, so that an
-	// error need not say it again.
+	// ShowsDetails: Events prints the output of programs, so errors need not repeat it.
 	ShowsDetails bool
 }
 
-// Event is one step's news.
+// Event is the progress of a step.
 type Event struct {
-	// Arch is the architecture of the image that is worked on.
+	// Arch is the architecture of the image.
 	Arch string `json:"arch,omitempty"`
-	// Step names what is worked on: "base", "kubelet", "write".
+	// Step is the name of the step: "base", "kubelet", "write".
 	Step string `json:"step"`
 	// State is start, progress, log, detail, warning or done.
 	State string `json:"state"`
 	Text  string `json:"text,omitempty"`
-	// Done and Total are bytes; Total is 0 where it is not known.
+	// Done and Total are bytes; a Total of 0 is unknown.
 	Done  int64 `json:"done,omitempty"`
 	Total int64 `json:"total,omitempty"`
-	// Seconds the step took, when done.
+	// Seconds is the duration of a step that is done.
 	Seconds float64 `json:"seconds,omitempty"`
 }
 
@@ -86,12 +83,13 @@ const (
 	StateStart    = "start"
 	StateProgress = "progress"
 	StateLog      = "log"
-	StateDetail   = "detail" // a line of a program that was called
+	StateDetail   = "detail" // a line of a program's output
 	StateWarning  = "warning"
 	StateDone     = "done"
 )
 
-// run is the work on one image. It reports events and timings, and reads local files.
+// run is the context of one image's build: it reports events and timings, and reads local
+// files.
 type run struct {
 	Options
 	arch  string
@@ -113,14 +111,13 @@ func newRun(ctx context.Context, arch string, o Options) *run {
 	return r
 }
 
-// LeftoverError is what a build that was interrupted or has failed could not
-// remove.
+// LeftoverError lists what an interrupted or failed build could not remove.
 type LeftoverError struct{ Err error }
 
 func (e *LeftoverError) Error() string { return e.Err.Error() }
 func (e *LeftoverError) Unwrap() error { return e.Err }
 
-// keep notes what could not be removed.
+// keep records an error of removing something.
 func (r *run) keep(err error) {
 	if err == nil {
 		return
@@ -130,14 +127,14 @@ func (r *run) keep(err error) {
 	r.kept = errors.Join(r.kept, &LeftoverError{err})
 }
 
-// watchCache has damaged inputs told of as this build's from now on.
+// watchCache reports damaged inputs in the cache as warnings of this build.
 func (r *run) watchCache() {
 	r.Cache.OnDamage(func(sha string) {
 		r.event(Event{Step: "cache", State: StateWarning, Text: fmt.Sprintf("cached input %.12s was damaged and is fetched or made again", sha)})
 	})
 }
 
-// path is a path of the Image document, seen from here.
+// path returns a path of the Image document relative to the current directory.
 func (r *run) path(p string) string {
 	if filepath.IsAbs(p) {
 		return p
@@ -155,18 +152,17 @@ func (r *run) event(e Event) {
 	r.Events(e)
 }
 
-// step reports on one part of the work.
+// step reports the progress of one part of a build.
 type step struct {
 	r     *run
 	name  string
 	start time.Time
 }
 
-// StepTime is how long a step took, for the report's timings. It is the one
-// thing that differs between two runs.
+// StepTime is the duration of a step, for the report. Only these differ between two runs.
 type StepTime struct {
 	Step string `json:"step"`
-	// Start is when it began, in seconds since the build did.
+	// Start is the time since the start of the build, in seconds.
 	Start   float64 `json:"start"`
 	Seconds float64 `json:"seconds"`
 }
@@ -176,15 +172,14 @@ func (r *run) step(name, text string) *step {
 	return &step{r: r, name: name, start: now()}
 }
 
-// now is for durations in reports and progress only; no byte of an image
-// depends on it.
+// now is only for durations in reports and progress. No byte of an image depends on it.
 func now() time.Time { return time.Now() }
 
 func (s *step) log(line string) {
 	s.r.event(Event{Step: s.name, State: StateLog, Text: line})
 }
 
-// detail is a line of a program that was called.
+// detail reports a line of a program's output.
 func (s *step) detail(line string) {
 	s.r.event(Event{Step: s.name, State: StateDetail, Text: line})
 }
@@ -205,7 +200,7 @@ func (s *step) done() {
 	s.r.event(Event{Step: s.name, State: StateDone, Seconds: t})
 }
 
-// Write lets child processes' output become details.
+// Write reports the output of child processes as details.
 func (s *step) Write(p []byte) (int, error) {
 	for line := range strings.Lines(string(p)) {
 		if line = strings.TrimSpace(line); line != "" {
@@ -215,21 +210,20 @@ func (s *step) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// importNamed brings a file that the Image names into the cache.
+// importNamed imports a file that the Image names into the cache.
 func (r *run) importNamed(ctx context.Context, path, want string) (string, error) {
 	sha, err := r.importFile(ctx, r.path(path), want)
 	return sha, notThere(err)
 }
 
-// importFile brings a local file into the cache. A file that has not changed
-// since (same inode, size and change time) is not read again, unless the build is
-// locked.
+// importFile imports a local file into the cache. An unchanged file (same inode, size and
+// change time) is not read again, unless the build is locked.
 func (r *run) importFile(ctx context.Context, path, want string) (string, error) {
 	if want != "" && r.Cache.Has(want) {
 		return want, nil
 	}
 	if fi, err := os.Stat(path); err == nil && !fi.Mode().IsRegular() {
-		return "", fmt.Errorf("%s is not a file", path) // a named pipe would hold the build forever
+		return "", fmt.Errorf("%s is not a file", path) // a named pipe would block forever
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -257,7 +251,7 @@ func (r *run) packDir(ctx context.Context, dir string, date time.Time) (string, 
 	})
 }
 
-// canonical is the JSON a digest is made over.
+// canonical returns JSON whose digest depends on the value alone.
 func canonical(v any) (json.RawMessage, error) {
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -20,9 +20,8 @@ import (
 	"github.com/edgebake/edgebake/overlays"
 )
 
-// identities are files that make one machine different from the next. A
-// golden image serves many machines and must have none of them. Value: an
-// empty file of that name is harmless.
+// identities are files that identify a machine. A golden image is for many machines and must
+// have none of them. The value is true if an empty file is harmless.
 var identities = map[string]bool{
 	"etc/machine-id":                        true,
 	"var/lib/dbus/machine-id":               false,
@@ -47,10 +46,10 @@ func isIdentity(n tree.Node) bool {
 	return !(emptyOK && n.IsRegular() && n.Data.Size == 0)
 }
 
-// leftovers of making a base: caches and logs, below these directories.
+// leftovers are directories with caches and logs from making the base.
 var leftovers = []string{"var/cache/apt/", "var/lib/apt/lists/", "var/log/", "var/cache/debconf/", "tmp/", "var/tmp/", "run/", "dev/", "proc/", "sys/"}
 
-// keptLeftovers are files below them that something on the node needs.
+// keptLeftovers are files in them that the node needs.
 var keptLeftovers = map[string]bool{
 	"var/cache/debconf/config.dat": true, "var/cache/debconf/templates.dat": true, "var/cache/debconf/passwords.dat": true,
 }
@@ -62,8 +61,7 @@ var leftoverNames = []string{
 	"etc/passwd-", "etc/shadow-", "etc/group-", "etc/gshadow-", "etc/subuid-", "etc/subgid-",
 }
 
-// cleanBase takes identities and leftovers out of a base. A link or directory
-// stays: only files can hold them.
+// cleanBase removes identities and leftovers from a base. Only files are removed.
 func cleanBase(nodes []tree.Node) []tree.Node {
 	gone := map[string]bool{}
 	for _, p := range leftoverNames {
@@ -91,15 +89,15 @@ func isLeftover(p string) bool {
 	return false
 }
 
-// checkModules warns of kernel.modules that the kernel does not have, by its files,
-// its list of what is built in and its aliases.
+// checkModules warns about kernel.modules that the kernel has neither as a file, nor built in,
+// nor as an alias.
 func (b *executor) checkModules(nodes []tree.Node) error {
 	if len(b.img.Kernel.Modules) == 0 {
 		return nil
 	}
 	kernel, err := overlays.KernelVersion(nodes)
 	if err != nil || kernel == "" {
-		return nil // checkTree says so
+		return nil // checkTree reports it
 	}
 	dir := "usr/lib/modules/" + kernel + "/"
 	builtin, err := b.readBase(nodes, dir+"modules.builtin", maxModulesBuiltin)
@@ -123,14 +121,14 @@ func (b *executor) checkModules(nodes []tree.Node) error {
 // maxModulesAlias is more than any kernel's modules.alias has.
 const maxModulesAlias = 16 << 20
 
-// networkManagers are services that run DHCP or configure interfaces beside
+// networkManagers are services that run DHCP or configure interfaces in addition to
 // systemd-networkd.
 var networkManagers = map[string]bool{
 	"NetworkManager.service": true, "dhcpcd.service": true, "networking.service": true, "connman.service": true, "wicd.service": true,
 }
 
-// checkNetworkManagers warns of such services that the merged tree enables: a base or a
-// package that others depend on may bring them.
+// checkNetworkManagers warns about such services that are enabled: they may come with a base
+// or as a dependency.
 func (b *executor) checkNetworkManagers(nodes []tree.Node) {
 	const units = "etc/systemd/system/"
 	masked := map[string]bool{}
@@ -142,15 +140,15 @@ func (b *executor) checkNetworkManagers(nodes []tree.Node) {
 	for _, n := range nodes {
 		dir, name := path.Split(n.Path)
 		if networkManagers[name] && !masked[name] && n.IsSymlink() && strings.HasPrefix(dir, units) && strings.HasSuffix(dir, ".wants/") {
-			masked[name] = true // once
+			masked[name] = true // report it once
 			b.event(Event{Step: "merge", State: StateWarning, Text: fmt.Sprintf(
 				"%s is enabled (%s), and would configure the network beside systemd-networkd, which applies the Site's network: remove its package, or mask it with a file: {path: /%s%s, link: /dev/null}", name, n.Layer, units, name)})
 		}
 	}
 }
 
-// checkTree rejects a merged tree that would not boot on the machines it is
-// for, or that would make them all alike.
+// checkTree returns an error if the merged tree does not boot on the target machines, or has
+// identities.
 func (b *executor) checkTree(nodes []tree.Node) error {
 	var errs []error
 	bad := func(err error) { errs = append(errs, &tree.LayerError{Layer: inputBase, Err: err}) }
@@ -189,8 +187,8 @@ func (b *executor) checkTree(nodes []tree.Node) error {
 	return errors.Join(errs...)
 }
 
-// checkHidden rejects files of overlays that no booted machine would see.
-// What a base has in such places came with its packages.
+// checkHidden returns errors for files of overlays that a booted machine cannot see, since
+// something is mounted over them.
 func checkHidden(nodes []tree.Node) []error {
 	var errs []error
 	for _, n := range nodes {
@@ -204,14 +202,14 @@ func checkHidden(nodes []tree.Node) []error {
 	return errs
 }
 
-// minSystemd is the first that reads systemd.mount-extra=. An older one would
-// boot without DATA.
+// minSystemd is the first version that supports systemd.mount-extra=. An older one would boot
+// without DATA.
 const minSystemd = 254
 
 var systemdLibrary = regexp.MustCompile(`/libsystemd-shared-([0-9]+)[^/]*\.so$`)
 
-// systemdVersion reads the version off the name of systemd's own library,
-// which every distribution has; 0: it is not there.
+// systemdVersion returns the version in the name of systemd's library, which every
+// distribution has, or 0.
 func systemdVersion(nodes []tree.Node) int {
 	for _, n := range nodes {
 		if m := systemdLibrary.FindStringSubmatch(n.Path); m != nil {
@@ -222,22 +220,19 @@ func systemdVersion(nodes []tree.Node) int {
 	return 0
 }
 
-// programDirs are where the machine's own processor finds what it runs.
-// Firmware and container images hold other machines' code.
+// programDirs have the programs of the machine itself. Firmware and container images may have
+// code for other processors.
 var programDirs = []string{"usr/bin/", "usr/sbin/", "usr/lib/", "usr/libexec/", "usr/local/", "opt/", "bin/", "sbin/", "lib/"}
 
-// programs are what a node is made with. Each comes as one file. Something else
-// given in its place by mistake, such as the archive it is released in or a
-// server's error page, is rejected when the image is built, and not found out by
-// every machine.
+// programs are the node's programs, each of which is one file. The build rejects anything else
+// in their place, such as a release archive or a server's error page.
 var programs = []string{"usr/bin/kubelet", "usr/bin/kubeadm", "usr/bin/containerd", "usr/bin/firstboot", "usr/bin/ipvscare", yurthubPath}
 
-// maxArchErrors bounds the list: a base of the wrong architecture is wrong in
-// every file.
+// maxArchErrors bounds the list of programs for another architecture.
 const maxArchErrors = 5
 
-// checkPrograms rejects programs for another machine, and what is not the
-// program that its name says.
+// checkPrograms returns errors for programs of another architecture, and for files that are
+// not the program of their name.
 func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []error {
 	open := map[string]tree.BlobFile{}
 	defer func() {
@@ -277,10 +272,9 @@ func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []er
 	return errs
 }
 
-// checkProgram looks at a file that lies at path on the node, or is to lie there:
-// it must be the program that the path promises, and for the image's
-// architecture. name is what messages call it. err says that the file could not
-// be read.
+// checkProgram checks a file for a path on the node: it must be the program of that path, for
+// the image's architecture. name is its name in messages. err means that the file could not be
+// read.
 func checkProgram(f io.ReaderAt, path, name string, img *configs.Image) (problem, err error) {
 	var head [64]byte // an ELF header
 	n, err := f.ReadAt(head[:], 0)
@@ -303,8 +297,8 @@ func checkProgram(f io.ReaderAt, path, name string, img *configs.Image) (problem
 	return problem, nil
 }
 
-// checkFile is checkProgram of a file in the cache: what lies on this computer is
-// looked at before anything is compiled.
+// checkFile is checkProgram for a file in the cache, so that local files are checked before
+// anything is compiled.
 func (b *resolver) checkFile(sha, path, name string) error {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
@@ -315,12 +309,11 @@ func (b *resolver) checkFile(sha, path, name string) error {
 	return errors.Join(problem, err)
 }
 
-// pid1 is the program that every base has.
+// pid1 is a program that every base has.
 const pid1 = "usr/lib/systemd/systemd"
 
-// checkBase rejects a base for another architecture that lies on this machine
-// as a file, before anything is made: every one of its programs would be
-// rejected at the end.
+// checkBase returns an error for a local base of another architecture, before anything is
+// made.
 func (b *executor) checkBase(ctx context.Context) error {
 	sha := b.input(inputBase).SHA256
 	switch {
@@ -343,7 +336,7 @@ func (b *executor) checkBase(ctx context.Context) error {
 	b.base.sha, b.base.nodes = sha, nodes
 	i := slices.IndexFunc(nodes, func(n tree.Node) bool { return n.Path == pid1 && n.IsRegular() && n.Data.Size >= 64 })
 	if i < 0 {
-		return nil // what it lacks is told with all that it lacks
+		return nil // checkTree reports all that is missing
 	}
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
@@ -371,15 +364,15 @@ func inProgramDir(p string) bool {
 	return false
 }
 
-// archError is a program for another architecture.
+// archError means that a program is for another architecture.
 type archError struct{ have, want string }
 
 func (e *archError) Error() string {
 	return fmt.Sprintf("is for %s, the image for %s; give one for %s", e.have, e.want, e.want)
 }
 
-// checkELF looks at the start of an ELF file: programs and shared libraries must
-// be for arch. Objects (kernel modules, BPF) are judged by who loads them.
+// checkELF checks the header of an ELF file: programs and shared libraries must be for arch.
+// Objects (kernel modules, BPF) are not checked.
 func checkELF(head [64]byte, arch string) error {
 	order := binary.ByteOrder(binary.LittleEndian)
 	if elf.Data(head[elf.EI_DATA]) == elf.ELFDATA2MSB {
@@ -391,7 +384,7 @@ func checkELF(head [64]byte, arch string) error {
 		return nil
 	}
 	if arch == "amd64" && machine == elf.EM_386 {
-		return nil // runs there too
+		return nil // 32-bit programs run there too
 	}
 	return &archError{machineName(machine), arch}
 }
@@ -403,7 +396,7 @@ func machineName(m elf.Machine) string {
 	return m.String()
 }
 
-// checkCNI looks for the programs that the user's network configuration, if there is one, calls.
+// checkCNI checks that the plugins of the user's network configuration exist.
 func (b *executor) checkCNI(c *composed) error {
 	if c.facts.CNI == nil {
 		return nil
@@ -415,7 +408,7 @@ func (b *executor) checkCNI(c *composed) error {
 	return checkPlugins(c.merged, plugins, b.inputs[inputCNI].File)
 }
 
-// checkPlugins looks for plugins of a network configuration file.
+// checkPlugins returns an error if a plugin of a network configuration file is missing.
 func checkPlugins(nodes []tree.Node, plugins []string, file string) error {
 	have := map[string]bool{}
 	for _, n := range nodes {
@@ -424,7 +417,7 @@ func checkPlugins(nodes []tree.Node, plugins []string, file string) error {
 			continue
 		}
 		if n.IsRegular() && n.Mode&0o111 == 0 {
-			continue // containerd could not start it
+			continue // containerd could not execute it
 		}
 		have[name] = true
 	}
@@ -432,7 +425,7 @@ func checkPlugins(nodes []tree.Node, plugins []string, file string) error {
 	for _, p := range plugins {
 		if !have[p] {
 			errs = append(errs, fieldError("cni.config", fmt.Errorf("%s calls plugin %s, which is not in /opt/cni/bin, or is not executable: add its program with an overlay (chmod 755), or take another plugin", file, p)))
-			have[p] = true // said once
+			have[p] = true // report it once
 		}
 	}
 	return errors.Join(errs...)

@@ -22,8 +22,8 @@ import (
 	"github.com/edgebake/edgebake/overlays"
 )
 
-// debianRecipe is all that decides what mmdebstrap makes, but for the state
-// of the archive: that is why the result's digest is locked.
+// debianRecipe has everything that determines mmdebstrap's result, except the state of the
+// archive. Therefore the lock has the digest of the result.
 type debianRecipe struct {
 	Version    int      `json:"version"` // of this code's arguments
 	Suite      string   `json:"suite"`
@@ -37,7 +37,7 @@ type debianRecipe struct {
 	Initrd     string   `json:"initrd"` // our script that the initrd runs
 }
 
-// pathFilters keep documentation out; licences stay.
+// pathFilters exclude documentation, except licences.
 var pathFilters = []string{
 	"path-exclude=/usr/share/man/*",
 	"path-exclude=/usr/share/info/*",
@@ -46,13 +46,11 @@ var pathFilters = []string{
 	"path-include=/usr/share/doc/*/copyright",
 }
 
-// initrdSettings is what Debian reads off a machine's fstab when it makes an
-// initrd, and a base has none: the root file system is ext4, so the tools that
-// repair it come along, and there is no swap to resume from.
+// initrdSettings replace what Debian reads from /etc/fstab when it makes an initrd: the root
+// file system is ext4, whose repair tools are included, and there is no swap to resume from.
 const initrdSettings = "echo FSTYPE=ext4; echo RESUME=none"
 
-// initrdEnv hands our initrd script to a hook of mmdebstrap, which shows every
-// hook's text.
+// initrdEnv passes the initrd script to a hook of mmdebstrap, which prints the text of hooks.
 const initrdEnv = "EDGEBAKE_INITRD"
 
 func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) debianRecipe {
@@ -77,20 +75,20 @@ func (b *executor) makeDebian(ctx context.Context, r debianRecipe, w io.Writer, 
 	if err != nil {
 		return err
 	}
-	paths, err := b.layDownKeyrings(ctx, r, scratch)
+	paths, err := b.writeKeyrings(ctx, r, scratch)
 	if err != nil {
 		b.keep(removeScratch(scratch))
 		return err
 	}
 	cmd := procgroup.Command(ctx, "mmdebstrap", r.args(paths)...)
 	cmd.Env = append(cmd.Env, "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC", initrdEnv+"="+r.Initrd, "TMPDIR="+scratch)
-	// Neither the caller's directory nor its umask has a part in the result.
+	// The result must not depend on the caller's directory and umask.
 	cmd.Dir = "/"
 	ownMounts(cmd)
 	cmd.Stdout = w
 	log := &lineTail{say: say}
 	cmd.Stderr = log
-	// An interrupt lets mmdebstrap unmount and remove what it made.
+	// After an interrupt mmdebstrap unmounts and removes what it made.
 	err = procgroup.Run(cmd, 30*time.Second)
 	b.keep(removeScratch(scratch))
 	if ctx.Err() != nil {
@@ -106,17 +104,14 @@ func (b *executor) makeDebian(ctx context.Context, r debianRecipe, w io.Writer, 
 	return nil
 }
 
-// newScratch makes the directory for what mmdebstrap makes. Its name is absolute and
-// without links, as mmdebstrap, which runs in /, and the kernel's list of mounts have
-// it.
+// newScratch makes the directory for mmdebstrap. Its name is absolute and without links, since
+// mmdebstrap runs in /, and for comparison with the kernel's list of mounts.
 //
-// A base has programs that are setuid to the user who makes it. Made by root, they
-// are root's, older ones perhaps than the computer's own, so nobody else may enter
-// but apt's own user, with whose rights apt downloads. That user may not write there:
-// apt gives up root's rights so that a server that takes a download over cannot
-// exchange keyrings and the root file system. To an ordinary user's mmdebstrap, which
-// is root of a user namespace, we are others: there every user may enter, and the
-// programs are of an id that owns nothing.
+// A base has setuid programs that belong to the user who makes it. If that is root, only root
+// and apt's own user, which downloads, may enter the directory. That user may not write there,
+// so that a compromised download cannot replace keyrings and the root file system. For an
+// ordinary user, mmdebstrap runs in a user namespace: every user may enter, and the programs
+// belong to an ID that owns nothing else.
 func newScratch() (string, error) {
 	parent, err := filepath.Abs(os.TempDir())
 	if err == nil {
@@ -134,11 +129,11 @@ func newScratch() (string, error) {
 	}
 	apt, err := user.Lookup("_apt")
 	if err != nil {
-		return dir, nil // then apt downloads as root
+		return dir, nil // apt downloads as root
 	}
 	uid, err := strconv.ParseUint(apt.Uid, 10, 32)
-	if err == nil && letEnter(dir, uint32(uid)) != nil {
-		// A file system without access control lists: the user's group may enter.
+	if err == nil && grantAccess(dir, uint32(uid)) != nil {
+		// Without access control lists the user's group may enter.
 		var gid int
 		if gid, err = strconv.Atoi(apt.Gid); err == nil {
 			err = errors.Join(os.Chown(dir, -1, gid), os.Chmod(dir, 0o750))
@@ -147,9 +142,8 @@ func newScratch() (string, error) {
 	return dir, err
 }
 
-// removeScratch removes the directory, and what a mmdebstrap that was killed has
-// left in it. An ordinary user may not remove files of the ids that a user
-// namespace had; mmdebstrap can.
+// removeScratch removes the directory with leftovers of a killed mmdebstrap. An ordinary user
+// may not remove files of a user namespace's IDs, so mmdebstrap does.
 func removeScratch(dir string) error {
 	if mounts := mountsBelow(dir); len(mounts) > 0 {
 		return fmt.Errorf("removing %s: something is mounted there: umount %s, then rm -r %s", dir, strings.Join(mounts, " "), dir)
@@ -170,8 +164,8 @@ func removeScratch(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// clearScratch is the command that empties what is in dir; nil where dir is
-// empty, since find without a path begins in its own directory, which is /.
+// clearScratch returns the command that empties the directories in dir, or nil if there is
+// nothing: find without a path starts in the current directory, which is /.
 func clearScratch(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) == 0 {
@@ -195,10 +189,10 @@ func (r debianRecipe) args(keyrings []string) []string {
 		"--components=" + strings.Join(r.Components, ","),
 		"--include=" + strings.Join(r.Packages, ","),
 		`--aptopt=APT::Install-Recommends "false"`,
-		// Safe: the tar is synced as a whole once it is complete.
+		// Safe: the complete tar is synced.
 		"--dpkgopt=force-unsafe-io",
 	}
-	// Before the kernel's package comes, which makes the initrd.
+	// Before the kernel's package is installed, which makes the initrd.
 	args = append(args, `--essential-hook=mkdir -p "$1/etc/initramfs-tools/conf.d" && { `+initrdSettings+`; } >"$1/etc/initramfs-tools/conf.d/edgebake"`)
 	args = append(args, `--essential-hook=d="$1/etc/initramfs-tools/scripts/local-bottom"; mkdir -p "$d" && printf %s "${`+initrdEnv+`:?}" >"$d/edgebake" && chmod 755 "$d/edgebake"`)
 	for _, f := range pathFilters {
@@ -214,10 +208,10 @@ func (r debianRecipe) args(keyrings []string) []string {
 	return append(args, r.Sources...)
 }
 
-// refusedNamespace is what mmdebstrap says where the kernel gives it no namespace.
+// refusedNamespace is mmdebstrap's error if the kernel refuses a user namespace.
 var refusedNamespace = regexp.MustCompile(`unshare(\(\)| syscall)? failed: (Operation not permitted|Permission denied|No space left on device)`)
 
-// debianHint says what can be done about the usual failures.
+// debianHint returns the fix for common failures, or "".
 func debianHint(log string) string {
 	has := func(s string) bool { return strings.Contains(log, s) }
 	switch {
@@ -227,7 +221,7 @@ func debianHint(log string) string {
 		return "\nA package is not in this suite or component: check base.debian.packages, suite and sources."
 	case has("Temporary failure resolving") || has("Could not connect") || has("Connection failed"):
 		return "\nThe archive cannot be reached: check the network or http_proxy, or give base.debian.sources, or an exported base with --base."
-	// Before what newuidmap says, which fails where this has.
+	// First, since newuidmap fails in this case too.
 	case refusedNamespace.MatchString(log):
 		return "\nUsers cannot create namespaces here: set sysctl kernel.unprivileged_userns_clone=1 (Debian) or kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), and user.max_user_namespaces above 0; or run as root. A container requires --privileged; in a chroot only root can."
 	case has("No space left on device"):
@@ -238,7 +232,7 @@ func debianHint(log string) string {
 		return "\nThe archive's index is of another time than this computer's clock: set the clock, or name a mirror that is kept up to date under base.debian.sources."
 	case has("cannot find /usr/bin/qemu-"):
 		return "\nEmulation works here, but not inside a base, which needs qemu without shared libraries: apt-get install qemu-user-static, in place of qemu-user-binfmt."
-	// That binfmt is in use is said where all is well, too.
+	// A message that binfmt is used is no error.
 	case has("Exec format error") || has("can neither be executed natively"):
 		return "\nPrograms of that architecture do not run here: apt-get install qemu-user-static arch-test."
 	}
@@ -247,7 +241,7 @@ func debianHint(log string) string {
 
 func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// lineTail passes lines on and keeps the last ones for an error message.
+// lineTail passes lines on, and keeps the last ones for an error message.
 type lineTail struct {
 	say  func(string)
 	part []byte
@@ -263,14 +257,14 @@ func (t *lineTail) Write(p []byte) (int, error) {
 		}
 		t.part = rest
 		s := strings.TrimRight(string(line), "\r")
-		// apt rewrites its line as it goes; the last state counts.
+		// apt overwrites its progress line; take the last state.
 		if i := strings.LastIndexByte(s, '\r'); i >= 0 {
 			s = s[i+1:]
 		}
 		if s == "" {
 			continue
 		}
-		// apt tries again what it ignores, and says then why that fails.
+		// apt repeats ignored requests, and reports later why they fail.
 		if !strings.HasPrefix(s, "Ign:") {
 			t.last = append(t.last, s)
 			t.last = t.last[max(0, len(t.last)-25):]
@@ -335,8 +329,8 @@ func parseDpkgStatus(r io.Reader) ([]dpkgPackage, error) {
 	return out, nil
 }
 
-// keyrings brings the keyrings of the Image into the cache: mmdebstrap, which may run much
-// later, gets those whose digests are in the recipe.
+// keyrings imports the keyrings of the Image into the cache. mmdebstrap, which may run much
+// later, uses those with the digests in the recipe.
 func (b *resolver) keyrings(ctx context.Context) (digests []string, _ error) {
 	var errs []error
 	for i, k := range b.img.Base.Debian.Keyrings {
@@ -351,9 +345,9 @@ func (b *resolver) keyrings(ctx context.Context) (digests []string, _ error) {
 	return digests, errors.Join(errs...)
 }
 
-// layDownKeyrings writes the recipe's keyrings into dir, where every user may read them, and
-// returns their paths. They keep their names, since apt reads the ending.
-func (b *executor) layDownKeyrings(ctx context.Context, r debianRecipe, dir string) ([]string, error) {
+// writeKeyrings writes the recipe's keyrings into dir, readable for all users, and returns
+// their paths. They keep their names, since apt depends on the ending.
+func (b *executor) writeKeyrings(ctx context.Context, r debianRecipe, dir string) ([]string, error) {
 	if len(b.plan.Keyrings) != len(r.Keyrings) {
 		return nil, fmt.Errorf("the recipe of the base has %s, the plan %d", configs.Count(len(r.Keyrings), "keyring"), len(b.plan.Keyrings))
 	}
@@ -369,7 +363,7 @@ func (b *executor) layDownKeyrings(ctx context.Context, r debianRecipe, dir stri
 		}
 		own := filepath.Join(dir, fmt.Sprintf("keyring-%d", i))
 		path := filepath.Join(own, filepath.Base(name))
-		// The umask has no say.
+		// Whatever the umask.
 		if err := errors.Join(os.Mkdir(own, 0o755), os.WriteFile(path, raw, 0o644), os.Chmod(own, 0o755), os.Chmod(path, 0o644)); err != nil {
 			return nil, fmt.Errorf("copying keyring %s: %w", name, err)
 		}

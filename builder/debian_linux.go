@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownMounts has cmd's mounts vanish with it. As root mmdebstrap mounts /proc,
-// /sys and /dev below a temporary directory; if it was killed they would stay, and
-// whoever cleared that directory away would reach the host's through them. An
-// ordinary user's mmdebstrap has a namespace of its own anyway.
+// ownMounts runs cmd in its own mount namespace. As root, mmdebstrap mounts /proc, /sys and
+// /dev below a temporary directory. If it were killed they would stay mounted, and removing
+// the directory would affect the host's. For an ordinary user mmdebstrap has its own namespace
+// anyway.
 func ownMounts(cmd *exec.Cmd) {
 	if os.Geteuid() != 0 {
 		return
@@ -22,18 +22,18 @@ func ownMounts(cmd *exec.Cmd) {
 	var caps [2]unix.CapUserData
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	if unix.Capget(&header, &caps[0]) != nil || caps[0].Effective&(1<<unix.CAP_SYS_ADMIN) == 0 {
-		return // then it cannot mount either
+		return // it cannot mount either
 	}
 	if !rootIsMount() {
-		return // as in a chroot, where a namespace cannot be kept apart
+		return // in a chroot the mounts cannot be made private
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 }
 
-// rootIsMount reports whether / is where a file system is mounted.
+// rootIsMount reports whether / is a mount point.
 func rootIsMount() bool { return slices.Contains(mountPoints(), "/") }
 
-// mountsBelow are the mount points in dir, the last one mounted first.
+// mountsBelow returns the mount points below dir, the last one mounted first.
 func mountsBelow(dir string) []string {
 	var below []string
 	for _, at := range mountPoints() {
@@ -45,14 +45,13 @@ func mountsBelow(dir string) []string {
 	return below
 }
 
-// mountPoints are those of this process; none if the kernel does not list them.
+// mountPoints returns the mount points of this process, or none if they are unknown.
 func mountPoints() []string {
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	return readMountPoints(string(mounts))
 }
 
-// readMountPoints reads them off a mountinfo, where blanks and backslashes of
-// names are octal.
+// readMountPoints parses a mountinfo, in which blanks and backslashes are octal.
 func readMountPoints(mounts string) []string {
 	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 	var points []string
@@ -65,9 +64,8 @@ func readMountPoints(mounts string) []string {
 	return points
 }
 
-// letEnter lets one more user than the owner list and enter a directory that is the
-// owner's alone. It is the access control list of setfacl -m u:UID:r-x.
-func letEnter(dir string, uid uint32) error {
+// grantAccess allows another user to list and enter a directory, as setfacl -m u:UID:r-x does.
+func grantAccess(dir string, uid uint32) error {
 	const (
 		version                   = 2
 		owner, user, group        = 0x01, 0x02, 0x04 // linux/posix_acl.h

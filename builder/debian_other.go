@@ -13,5 +13,5 @@ func ownMounts(*exec.Cmd) {}
 // mountsBelow finds none, for the same reason.
 func mountsBelow(string) []string { return nil }
 
-// letEnter has nobody to let in, for the same reason.
-func letEnter(string, uint32) error { return errors.ErrUnsupported }
+// grantAccess has nobody to let in, for the same reason.
+func grantAccess(string, uint32) error { return errors.ErrUnsupported }

@@ -322,7 +322,7 @@ func TestScratchAndApt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	paths, err := b.layDownKeyrings(t.Context(), debianRecipe{Keyrings: []string{sha}}, dir)
+	paths, err := b.writeKeyrings(t.Context(), debianRecipe{Keyrings: []string{sha}}, dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/edgebake/edgebake/overlays"
 )
 
-// siteVersions are the Site documents that the firstboot on board reads.
+// siteVersions are the versions of Site documents that the image's firstboot reads.
 var siteVersions = []string{configs.Version}
 
 // Result of a build.
@@ -33,17 +33,16 @@ type Result struct {
 	SBOM   []byte // SPDX, JSON
 }
 
-// Job is one of the images that are built together: an Image, or a Plan made of one.
+// Job is one image of a build: an Image, or a Plan that was made from one.
 type Job struct {
 	Image   *configs.Image
 	Plan    *plan.Plan
 	Options Options
 }
 
-// BuildEach builds images one after the other and hands each to done when it is
-// complete. All of them are resolved and checked before the first input is made. A
-// problem that several have in common is reported once. CheckOutput tells beforehand
-// whether an output can be written.
+// BuildEach builds images one after the other and calls done for each. All of them are
+// resolved and checked before the first input is made. A common problem of several is
+// reported once.
 func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) error) error {
 	builds := make([]*executor, len(jobs))
 	err := forEachJob(ctx, jobs, func(i int, j Job) (err error) {
@@ -58,7 +57,7 @@ func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) er
 	}
 	ready := now()
 	for i, b := range builds {
-		b.begun = b.begun.Add(now().Sub(ready)) // not the time in which others were built
+		b.begun = b.begun.Add(now().Sub(ready)) // without the time for other images
 		r, err := b.execute(ctx)
 		if err != nil {
 			return err
@@ -91,7 +90,7 @@ func (j Job) start(ctx context.Context) (*executor, error) {
 	return e, nil
 }
 
-// forEachJob calls f for each job and joins the errors, each text once.
+// forEachJob calls f for each job and joins the distinct errors.
 func forEachJob(ctx context.Context, jobs []Job, f func(i int, j Job) error) error {
 	var errs []error
 	for i, j := range jobs {
@@ -107,8 +106,8 @@ func forEachJob(ctx context.Context, jobs []Job, f func(i int, j Job) error) err
 	return JoinDistinct(errs...)
 }
 
-// Execute builds the image of a plan, which it does not change. Result.Plan has the
-// digests of all inputs.
+// Execute builds the image of a plan, which it does not change. Result.Plan has the digests of
+// all inputs.
 func Execute(ctx context.Context, p *plan.Plan, o Options) (*Result, error) {
 	var r *Result
 	err := BuildEach(ctx, []Job{{Plan: p, Options: o}}, func(_ int, one *Result) error { r = one; return nil })
@@ -119,27 +118,27 @@ func Execute(ctx context.Context, p *plan.Plan, o Options) (*Result, error) {
 type executor struct {
 	*run
 	plan    *plan.Plan     // never changed
-	img     *configs.Image // what the plan renders from
+	img     *configs.Image // from the plan, for rendering
 	date    time.Time
 	origins origins
-	// bound means that the plan's digests are binding: inputs that were made anew must
-	// have them. Otherwise the lock is renewed.
+	// bound: inputs that are made again must have the plan's digests. Otherwise the lock is
+	// renewed.
 	bound bool
 	// doc is the Image document, for messages only; nil if the plan was made elsewhere.
 	doc    *configs.Image
-	inputs map[string]plan.Input // the plan's, with the digests found since; guarded by mu
-	// base is the tree of the base, where checkBase has read it.
+	inputs map[string]plan.Input // from the plan, with the digests found since; guarded by mu
+	// base is the tree of the base, if checkBase has read it.
 	base struct {
 		sha   string
 		nodes []tree.Node
 	}
-	// given is the tar of Options.Base, uncompressed, once it is known to be the base
-	// of the plan.
+	// given is the uncompressed tar of Options.Base, once it is known to be the base of the
+	// plan.
 	given string
 }
 
-// openPlan prepares to execute a plan made elsewhere. This edgebake must render the same for
-// it as the one that made the plan.
+// openPlan prepares to execute a plan from a file. This edgebake must render the same as the
+// one that made the plan.
 func openPlan(ctx context.Context, p *plan.Plan, o Options) (*executor, error) {
 	o.Locked = true
 	b, err := newExecutor(newRun(ctx, p.Arch, o), p)
@@ -171,8 +170,8 @@ func newExecutor(r *run, p *plan.Plan) (*executor, error) {
 	}, nil
 }
 
-// imageOf returns the Image that a plan renders from: without what only says where inputs
-// come from, and with the text of templates.
+// imageOf returns the Image in a plan, without the sources of inputs, and with rendered
+// templates.
 func imageOf(p *plan.Plan) (*configs.Image, error) {
 	img := &configs.Image{}
 	d := json.NewDecoder(bytes.NewReader(p.Config))
@@ -196,7 +195,7 @@ func imageOf(p *plan.Plan) (*configs.Image, error) {
 	return img, nil
 }
 
-// cni returns the user's network configuration; nil: there is none.
+// cni returns the user's network configuration, or nil.
 func (b *executor) cni() ([]byte, error) {
 	in, ok := b.plan.Inputs[inputCNI]
 	if !ok {
@@ -208,7 +207,7 @@ func (b *executor) cni() ([]byte, error) {
 	return b.Cache.ReadBlob(in.SHA256)
 }
 
-// execute makes the inputs, and the image of them.
+// execute makes the inputs and the image.
 func (b *executor) execute(ctx context.Context) (*Result, error) {
 	b.watchCache()
 	if err := b.makeInputs(ctx); err != nil {
@@ -230,8 +229,8 @@ func (b *executor) execute(ctx context.Context) (*Result, error) {
 	return &Result{Plan: full, Report: r, SBOM: c.sbom}, nil
 }
 
-// ExportBase makes the base of a plan, if that was not done before, and copies it to path
-// as an uncompressed tar.
+// ExportBase makes the base of a plan, unless it is in the cache, and copies it to path as an
+// uncompressed tar.
 func ExportBase(ctx context.Context, p *plan.Plan, o Options, path string) error {
 	only := p.With(map[string]plan.Input{inputBase: p.Inputs[inputBase]})
 	only.Layers, only.Images = nil, nil
@@ -248,7 +247,7 @@ func ExportBase(ctx context.Context, p *plan.Plan, o Options, path string) error
 	return b.exportBase(path)
 }
 
-// CheckOutput tells, before a build begins, why its image could not be written.
+// CheckOutput returns, before a build begins, why its image cannot be written.
 func CheckOutput(out string, force bool) error {
 	switch {
 	case out == "":
@@ -262,7 +261,7 @@ func CheckOutput(out string, force bool) error {
 	return nil
 }
 
-// composed is everything that will be on the disk.
+// composed is everything that is written to the disk.
 type composed struct {
 	esp       []tree.Node
 	root      []tree.Node
@@ -274,8 +273,8 @@ type composed struct {
 	facts     overlays.Facts
 }
 
-// compose merges the layers, in the order that the plan has them with what
-// edgebake renders before the user's own, and checks the result.
+// compose merges the layers in the order of the plan, with those that edgebake renders before
+// the user's, and checks the result.
 func (b *executor) compose(ctx context.Context, id string) (*composed, error) {
 	s := b.step("merge", "merging layers")
 	base, programs, user, err := b.planLayers(ctx)
@@ -337,7 +336,7 @@ func (b *executor) planLayers(ctx context.Context) (base tree.Layer, programs, u
 	return base, programs, user, nil
 }
 
-// gather collects the facts that rendering needs, and returns the nodes of the container images.
+// gather collects the facts for rendering, and returns the nodes of the container images.
 func (b *executor) gather(ctx context.Context, id string, base []tree.Node, c *composed) (_ []tree.Node, err error) {
 	if c.packages, err = b.packages(base); err != nil {
 		return nil, err
@@ -348,7 +347,7 @@ func (b *executor) gather(ctx context.Context, id string, base []tree.Node, c *c
 	}
 	kernel, err := overlays.KernelVersion(base)
 	if err != nil {
-		// Nothing can be rendered without a kernel. Report everything that the base lacks.
+		// Rendering needs a kernel. Report everything that the base lacks.
 		return nil, b.origins.place(b.checkTree(base))
 	}
 	boards, err := b.boards(base, kernel)
@@ -367,7 +366,7 @@ func (b *executor) gather(ctx context.Context, id string, base []tree.Node, c *c
 	return store.Nodes, err
 }
 
-// bakeImages lays the container images down.
+// bakeImages makes containerd's store with the container images.
 func (b *executor) bakeImages(ctx context.Context, containerd string) (*images.Result, error) {
 	if len(b.plan.Images) == 0 {
 		return &images.Result{}, nil
@@ -394,7 +393,7 @@ func imageOptions(r *run, img *configs.Image, p *plan.Plan) images.Options {
 	}
 }
 
-// containerdVersion is the one on board.
+// containerdVersion returns the version of containerd in the image.
 func (b *executor) containerdVersion(packages []dpkgPackage) (string, error) {
 	if !b.img.Containerd.Debian {
 		return strings.TrimPrefix(b.img.Containerd.Version, "v"), nil
@@ -439,7 +438,7 @@ func imageInfo(img *configs.Image, pl *plan.Plan, id, kernel, containerd string,
 	return info
 }
 
-// spec says what the disk will be.
+// spec returns the specification of the disk.
 func (b *executor) spec(id string, c *composed) disk.Spec {
 	spec := disk.Spec{ID: id, Arch: b.img.Arch, SourceDate: b.date, SectorSize: int64(b.img.Disk.Sector)}
 	for _, p := range b.plan.Partitions {
@@ -458,9 +457,9 @@ func (b *executor) spec(id string, c *composed) disk.Spec {
 	return spec
 }
 
-// dataHeadroom keeps a node alive on a device no larger than the image:
-// kubelet evicts pods and removes images when less than 15 % is free. Images
-// to be imported need their place twice more, packed and unpacked.
+// dataHeadroom returns the free space of DATA, in bytes, for a device that is no larger than
+// the image: kubelet evicts pods and removes images when less than 15 % is free. Images to be
+// imported need their size twice more, packed and unpacked.
 func (b *executor) dataHeadroom(c *composed) int64 {
 	used := contentSize(c.data)
 	if b.img.ImageStore.Mode == "import" {
@@ -476,7 +475,7 @@ func contentSize(nodes []tree.Node) (n int64) {
 	return n
 }
 
-// checkRoom warns of a root that machines in the field have no room for.
+// checkRoom warns if the root is too large for machines in the field.
 func (b *executor) checkRoom(l *disk.Layout) {
 	root := l.Find(ondisk.LabelRootA)
 	if b.RootRoom == 0 || root == nil || root.FSSize <= b.RootRoom {
@@ -487,8 +486,8 @@ func (b *executor) checkRoom(l *disk.Layout) {
 		root.FSSize>>20, b.RootRoom>>20)})
 }
 
-// write lays the disk out and writes it. The layout depends on ROOT-A and
-// DATA only, so it is known before the ESP, whose image.json describes it.
+// write computes the layout and writes the disk. The layout depends only on ROOT-A and DATA,
+// so it is known before the ESP, whose image.json describes it.
 func (b *executor) write(ctx context.Context, id string, c *composed) (*Report, error) {
 	spec := b.spec(id, c)
 	layout, err := disk.Compute(spec)

@@ -7,8 +7,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// fieldError ties err to a field; where several errors are joined, each of
-// them.
+// fieldError adds a field to err, or to each of joined errors.
 func fieldError(path string, err error) error {
 	var errs []error
 	for _, e := range SplitErrors(err) {
@@ -17,7 +16,7 @@ func fieldError(path string, err error) error {
 	return errors.Join(errs...)
 }
 
-// SplitErrors takes joined errors apart.
+// SplitErrors splits joined errors.
 func SplitErrors(err error) []error {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
@@ -27,7 +26,7 @@ func SplitErrors(err error) []error {
 		return []error{err}
 	}
 	if reflect.TypeOf(err) != reflect.TypeOf(errors.Join(err)) {
-		return []error{err} // it has words of its own around several errors
+		return []error{err} // its own text is around several errors
 	}
 	var out []error
 	for _, p := range joined.Unwrap() {
@@ -36,7 +35,7 @@ func SplitErrors(err error) []error {
 	return out
 }
 
-// JoinDistinct joins errors, taken apart; of several with one text it keeps the first.
+// JoinDistinct joins errors, without repetitions of the same text.
 func JoinDistinct(errs ...error) error {
 	var out []error
 	said := map[string]bool{}

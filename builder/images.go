@@ -17,19 +17,19 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// imageOrigin says where a container image comes from, for the lock.
+// imageOrigin returns the source of a container image, for the lock.
 func imageOrigin(i configs.ContainerImage) (plan.Input, error) {
 	raw, err := canonical(configs.ContainerImage{Ref: i.Ref, Layout: i.Layout, Archive: i.Archive})
 	return plan.Input{Make: makeImage, Recipe: raw}, err
 }
 
-// isPinned reports whether what the lock has of an image counts: of a local
-// source only with --locked, since who makes an archive anew means it.
+// isPinned reports whether the lock's digest of an image is used: for a local source only with
+// --locked, since a changed archive is intended.
 func (b *resolver) isPinned(i configs.ContainerImage) bool {
 	return b.Locked || i.Layout == "" && i.Archive == ""
 }
 
-// checkStore rejects a containerd for which container images cannot be baked.
+// checkStore returns an error for a containerd whose store cannot be baked.
 func checkStore(img *configs.Image) error {
 	if img.ImageStore.Mode == "import" || img.Containerd.Debian {
 		return nil
@@ -37,8 +37,7 @@ func checkStore(img *configs.Image) error {
 	return fieldError("containerd.version", images.CheckContainerd(img.Containerd.Version))
 }
 
-// resolveImages pins the container images to take on board. A digest in the
-// lock counts as if the Image gave it.
+// resolveImages pins the container images. A digest in the lock counts as one in the Image.
 func (b *resolver) resolveImages(ctx context.Context) error {
 	listing, listErr := images.List(b.img, b.Dir)
 	list := listing.Images
@@ -65,28 +64,26 @@ func (b *resolver) resolveImages(ctx context.Context) error {
 		b.origins[imagePrefix+i.Ref] = origin{field: w.Field, place: w.Manifest}
 	}
 	pinned, pinErr := b.pinImages(ctx, wanted)
-	// Found out now, not after compiling.
+	// Before anything is compiled.
 	if err := errors.Join(checkStore(b.img), b.origins.place(errors.Join(listErr, pinErr))); err != nil {
 		return err
 	}
 	for n := range pinned {
 		p := &pinned[n]
-		// On the node the image has the name the document gives it, whoever
-		// pinned it.
+		// On the node the image has the name in the document.
 		p.Ref = names[p.Source]
 		in := inputs[p.Source]
 		in.SHA256, in.Digest = p.Target.Digest.Hex(), string(p.Manifest.Digest)
 		b.add(b.origins[imagePrefix+p.Source.Ref], imagePrefix+p.Source.Ref, in, nil)
 	}
-	// The order in which the document names them must not show on the disk.
+	// The disk must not depend on their order in the document.
 	slices.SortFunc(pinned, func(a, b images.Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
 	b.plan.Images = pinned
 	return nil
 }
 
-// pinImages asks where the images come from what they are. The answer for
-// images that all have a digest never changes: it is kept, so that a locked
-// build whose inputs are cached needs no network.
+// pinImages looks the images up at their sources. If all have a digest, the result is cached,
+// so that a locked build with cached inputs needs no network.
 func (b *resolver) pinImages(ctx context.Context, wanted []configs.ContainerImage) ([]images.Pinned, error) {
 	for _, i := range wanted {
 		if i.Digest == "" {
@@ -104,14 +101,14 @@ func (b *resolver) pinImages(ctx context.Context, wanted []configs.ContainerImag
 	case err != nil || images.DocumentsCached(b.Cache, pinned):
 		return pinned, err
 	}
-	// Pruned, or damaged: asking again brings them back.
+	// Removed from the cache, or damaged: look them up again.
 	if err := b.Cache.Forget(recipe); err != nil {
 		return nil, err
 	}
 	return b.pinOnce(ctx, recipe, wanted)
 }
 
-// pinOnce asks what the images are, unless the cache has the answer.
+// pinOnce looks the images up, unless the cache has the result.
 func (b *resolver) pinOnce(ctx context.Context, recipe string, wanted []configs.ContainerImage) ([]images.Pinned, error) {
 	sha, err := b.Cache.Make(ctx, recipe, func(ctx context.Context, w io.Writer) error {
 		pinned, err := images.Resolve(ctx, b.Cache, wanted, imageOptions(b.run, b.img, b.plan))
@@ -130,10 +127,10 @@ func (b *resolver) pinOnce(ctx context.Context, recipe string, wanted []configs.
 	return readPinned(raw, wanted)
 }
 
-// errNotPinned says that the cache has something else under an answer's name.
+// errNotPinned means that a cached result is invalid.
 var errNotPinned = errors.New("what the cache knows of the container images is not what was asked for")
 
-// readPinned reads an answer that was kept, which must be to this question.
+// readPinned reads a cached result, which must be for the same images.
 func readPinned(raw []byte, wanted []configs.ContainerImage) ([]images.Pinned, error) {
 	var pinned []images.Pinned
 	if err := json.Unmarshal(raw, &pinned); err != nil {
@@ -155,7 +152,7 @@ func readPinned(raw []byte, wanted []configs.ContainerImage) ([]images.Pinned, e
 	return pinned, nil
 }
 
-// resolveOCI takes a container image's root file system as the base.
+// resolveOCI pins a container image whose root file system is the base.
 func (b *resolver) resolveOCI(ctx context.Context, src configs.OCISource) error {
 	i := configs.ContainerImage(src)
 	raw, err := canonical(ociRecipe{src, b.date.Unix()})
@@ -164,7 +161,7 @@ func (b *resolver) resolveOCI(ctx context.Context, src configs.OCISource) error 
 	}
 	in := plan.Input{Make: makeOCI, Recipe: raw}
 	if sha, ok := b.Lock.Pinned(inputBase, in); ok && b.isPinned(i) {
-		// The tag may have moved on; what the lock has is still meant.
+		// The tag may have changed; the lock's digest counts.
 		in.SHA256, in.Digest = sha, b.Lock.Inputs[inputBase].Digest
 		b.add(origin{field: "base.oci"}, inputBase, in, &plan.Layer{})
 		return nil
@@ -192,10 +189,10 @@ func pinOCI(ctx context.Context, r *run, i configs.ContainerImage, o images.Opti
 	return pinned[0], nil
 }
 
-// ociRecipe is all that a base made of a container image depends on.
+// ociRecipe has everything that determines a base from a container image.
 type ociRecipe struct {
 	Source configs.OCISource `json:"source"`
-	// Date, in seconds since 1970, is that of directories no layer has.
+	// Date is the time of directories that are in no layer, in seconds since 1970.
 	Date int64 `json:"date"`
 }
 
@@ -244,8 +241,7 @@ func (b *executor) flatten(ctx context.Context, p images.Pinned, date int64, o i
 	})
 }
 
-// Images pins the container images that an Image takes on board, and nothing
-// else.
+// Images pins only the container images of an Image.
 func Images(ctx context.Context, img *configs.Image, o Options) ([]images.Pinned, error) {
 	b, err := newResolver(ctx, img, o)
 	if err != nil {

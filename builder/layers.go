@@ -57,8 +57,7 @@ func (b *executor) archive(ctx context.Context, input string) (string, error) {
 	return fetch.Uncompressed(ctx, b.Cache, b.input(input).SHA256, maxArchive)
 }
 
-// index opens an uncompressed tar of the cache; the base's is opened once, by
-// checkBase where that came first.
+// index indexes an uncompressed tar of the cache; that of the base only once.
 func (b *executor) index(sha, layer string) ([]tree.Node, error) {
 	if layer == inputBase && sha == b.base.sha {
 		return b.base.nodes, nil
@@ -75,8 +74,7 @@ func (b *executor) index(sha, layer string) ([]tree.Node, error) {
 	return tree.FromTar(f, size, sha, layer)
 }
 
-// members picks programs out of a release's archive. What they are dated
-// there and who owned them on the machine that packed them does not matter.
+// members selects programs in a release's archive. Their times and owners there are ignored.
 func (b *executor) members(nodes []tree.Node, l plan.Layer) ([]tree.Node, error) {
 	by := make(map[string]tree.Node, len(nodes))
 	for _, n := range nodes {
@@ -96,7 +94,7 @@ func (b *executor) members(nodes []tree.Node, l plan.Layer) ([]tree.Node, error)
 	return out, errors.Join(errs...)
 }
 
-// userFiles makes the layers of Image.files.
+// userFiles returns the layers of Image.files.
 func userFiles(img *configs.Image, date time.Time, cache *fetch.Cache, inputs map[string]plan.Input) ([]tree.Layer, error) {
 	load := func(index int) (tree.Content, error) {
 		in, ok := inputs[fileInput(index)]
@@ -117,8 +115,7 @@ func userFiles(img *configs.Image, date time.Time, cache *fetch.Cache, inputs ma
 	return overlays.Files(img, overlays.Facts{SourceDate: date}, load, open)
 }
 
-// packages lists what dpkg installed into the base; none where it is not a
-// Debian.
+// packages returns the Debian packages in the base, or none in another distribution.
 func (b *executor) packages(nodes []tree.Node) ([]dpkgPackage, error) {
 	for _, n := range nodes {
 		if n.Path == dpkgStatusPath && n.IsRegular() {

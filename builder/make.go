@@ -35,10 +35,9 @@ const (
 	makeAgent  = "agent"  // one of edgebake's own programs
 )
 
-// makeInputs brings the bytes of every input into the cache and completes their
-// digests. What needs the network and what needs the processor go side
-// by side; compilers run one after the other, since one already takes all
-// there is.
+// makeInputs puts the bytes of every input into the cache and completes their digests.
+// Downloads and compilers run in parallel, but only one compiler at a time, which uses all
+// processors.
 func (b *executor) makeInputs(ctx context.Context) error {
 	compile, rest := b.missingInputs()
 	g, gctx := errgroup.WithContext(ctx)
@@ -60,7 +59,7 @@ func (b *executor) makeInputs(ctx context.Context) error {
 	return b.complete(ctx)
 }
 
-// fetchImages brings the container images into the cache.
+// fetchImages downloads the container images into the cache.
 func (b *executor) fetchImages(ctx context.Context) error {
 	if len(b.plan.Images) == 0 {
 		return nil
@@ -75,8 +74,8 @@ func (b *executor) fetchImages(ctx context.Context) error {
 	return nil
 }
 
-// complete adds to the inputs what only their bytes show: the digest of a compressed base
-// uncompressed, and the Go releases of compiled programs that the lock does not name.
+// complete adds what only the bytes of inputs show: the uncompressed digest of a compressed
+// base, and the Go releases of compiled programs that are not in the lock.
 func (b *executor) complete(ctx context.Context) error {
 	for name, in := range b.inputs {
 		var err error
@@ -105,8 +104,8 @@ func (b *executor) input(name string) plan.Input {
 	return b.inputs[name]
 }
 
-// missingInputs are those whose bytes are not in the cache: what Go compiles, and
-// all else but container images.
+// missingInputs returns the inputs that are not in the cache, except container images: those
+// that Go compiles, and the others.
 func (b *executor) missingInputs() (compile, rest []string) {
 	for _, name := range slices.Sorted(maps.Keys(b.plan.Inputs)) {
 		switch in := b.input(name); {
@@ -123,8 +122,7 @@ func (b *executor) missingInputs() (compile, rest []string) {
 	return compile, rest
 }
 
-// checkInputs finds what would keep inputs from being made, before the first
-// one is.
+// checkInputs reports what would prevent inputs from being made, before the first one.
 func (b *executor) checkInputs(ctx context.Context) error {
 	compile, rest := b.missingInputs()
 	if err := errors.Join(b.missingTools(ctx, compile, rest), b.checkBase(ctx)); err != nil {
@@ -141,8 +139,7 @@ func (b *executor) checkInputs(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// missingTools finds the programs that making these inputs needs and that are not
-// here, all of them before the first one is made.
+// missingTools reports all programs that making these inputs needs and this computer lacks.
 func (b *executor) missingTools(ctx context.Context, compile, rest []string) error {
 	var errs []error
 	var goErr error
@@ -186,7 +183,7 @@ func (b *executor) missingTools(ctx context.Context, compile, rest []string) err
 	return errors.Join(errs...)
 }
 
-// compiledBy is the Go release that compiled a program in the cache.
+// compiledBy returns the Go release that compiled a program in the cache.
 func (b *run) compiledBy(sha string) (string, error) {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
@@ -196,8 +193,8 @@ func (b *run) compiledBy(sha string) (string, error) {
 	return fetch.CompiledBy(f), nil
 }
 
-// checkGo rejects a Go release other than that of the locked programs that are to be
-// compiled, before minutes are spent on bytes that are not the lock's.
+// checkGo returns an error if Go is not the release of locked programs that must be compiled:
+// the bytes would differ from the lock.
 func (b *executor) checkGo(ctx context.Context, compile []string) error {
 	if !b.Locked {
 		return nil
@@ -208,7 +205,7 @@ func (b *executor) checkGo(ctx context.Context, compile []string) error {
 	for _, name := range compile {
 		in := b.input(name)
 		if in.Go == "" || in.SHA256 == "" {
-			continue // the lock is older than Input.Go: a wrong release shows in the digest
+			continue // an older lock without Input.Go: the digest will differ
 		}
 		module, version := goModuleOf(in)
 		w := wanted{b.origins[name].field, module, version, in.Go}
@@ -232,8 +229,8 @@ func (b *executor) checkGo(ctx context.Context, compile []string) error {
 	return errors.Join(errs...)
 }
 
-// checkVersions rejects versions that the module proxy does not have, before minutes
-// are spent on compiling the other programs.
+// checkVersions returns errors for versions that the module proxy does not have, before other
+// programs are compiled.
 func (b *executor) checkVersions(ctx context.Context, compile []string) error {
 	type wanted struct{ module, version string }
 	var order []string // an input of each version
@@ -270,7 +267,7 @@ func (b *executor) checkVersions(ctx context.Context, compile []string) error {
 	return nil
 }
 
-// goRecipe is how an input is compiled.
+// goRecipe returns how an input is compiled.
 func (b *executor) goRecipe(name string) (fetch.GoRecipe, error) {
 	return recipeOf[fetch.GoRecipe](b.input(name))
 }
@@ -283,7 +280,7 @@ func recipeOf[T any](in plan.Input) (r T, err error) {
 	return r, nil
 }
 
-// blameVersion ties a version that does not exist to its field.
+// blameVersion adds the field to the error of a version that does not exist.
 func (b *executor) blameVersion(name string, err error) error {
 	if unknown := (*fetch.UnknownVersionError)(nil); errors.As(err, &unknown) {
 		return &configs.FieldError{Path: strings.TrimSuffix(b.origins[name].field, ".source") + ".version", Err: unknown}
@@ -297,7 +294,7 @@ func (b *executor) makeOne(ctx context.Context, name string) error {
 		return err
 	}
 	if field := (*configs.FieldError)(nil); errors.As(err, &field) {
-		return err // it knows its place
+		return err // it has its place already
 	}
 	if placed := b.blameVersion(name, err); placed != err {
 		return placed
@@ -309,10 +306,10 @@ func (b *executor) makeOne(ctx context.Context, name string) error {
 	return from.blame(err)
 }
 
-// compiling is what a person is told who waits for it.
+// compiling is the message while a program is compiled.
 const compiling = "compiling it with Go: one to four minutes on two cores, once"
 
-// makeInput brings the bytes of an input into the cache, and notes its digest.
+// makeInput puts the bytes of an input into the cache, and records its digest.
 func (b *executor) makeInput(ctx context.Context, name string) error {
 	in := b.input(name)
 	compiled, err := b.compiled(ctx, in)
@@ -352,7 +349,7 @@ func (b *executor) makeInput(ctx context.Context, name string) error {
 	return nil
 }
 
-// compiled returns the digest of a program that was compiled before; empty: it was not.
+// compiled returns the digest of a program that was compiled before, or "".
 func (b *executor) compiled(ctx context.Context, in plan.Input) (string, error) {
 	if in.Make != makeGo {
 		return "", nil
@@ -365,7 +362,7 @@ func (b *executor) compiled(ctx context.Context, in plan.Input) (string, error) 
 	return made[r.Packages[0]], nil
 }
 
-// making is what the step of an input is called.
+// making returns the name of an input's step.
 func (b *executor) making(in plan.Input, compiled string) string {
 	switch {
 	case compiled != "":
@@ -384,7 +381,7 @@ func (b *executor) making(in plan.Input, compiled string) string {
 	return "fetching"
 }
 
-// make gets the bytes of an input into the cache, each kind in its way, and returns their digest.
+// make puts the bytes of an input into the cache and returns their digest.
 func (b *executor) make(ctx context.Context, s *step, name string, in plan.Input) (string, error) {
 	switch in.Make {
 	case makeDebian:
@@ -414,11 +411,10 @@ func (b *executor) make(ctx context.Context, s *step, name string, in plan.Input
 	return "", fmt.Errorf("BUG: nothing makes an input of kind %q", in.Make)
 }
 
-// maxProgram is how large a program that is downloaded may be. The largest, kubelet
-// and k3s, have less than a tenth of it.
+// maxProgram bounds a downloaded program, in bytes. kubelet and k3s have less than a tenth.
 const maxProgram = 1 << 30
 
-// limit is how large a file may be that is downloaded for an input.
+// limit returns the largest size of an input's download, in bytes.
 func (b *executor) limit(name string) int64 {
 	for _, l := range b.plan.Layers {
 		if l.Input == name && l.Path != "" {
@@ -428,14 +424,14 @@ func (b *executor) limit(name string) int64 {
 	return maxArchive
 }
 
-// makeBase has mmdebstrap make the base.
+// makeBase makes the base with mmdebstrap.
 func (b *executor) makeBase(ctx context.Context, s *step, in plan.Input) (string, error) {
 	r, err := recipeOf[debianRecipe](in)
 	if err != nil {
 		return "", err
 	}
 	key := debianKey(in)
-	// What was made here may be older than what somebody else has locked.
+	// A cached base may be older than the locked one.
 	if have, ok := b.Cache.Lookup(key); ok && in.SHA256 != "" && have != in.SHA256 {
 		if err := b.Cache.Forget(key); err != nil {
 			return "", err
@@ -446,8 +442,8 @@ func (b *executor) makeBase(ctx context.Context, s *step, in plan.Input) (string
 	})
 }
 
-// compare compares the digest of an input's bytes with the plan's. If that is not binding,
-// the lock is renewed.
+// compare compares the digest of an input's bytes with the plan's. If that is not binding, the
+// lock is renewed.
 func (b *executor) compare(s *step, name string, in plan.Input, sha, compiledBy string) error {
 	if in.SHA256 == "" || sha == in.SHA256 {
 		return nil
@@ -471,9 +467,8 @@ func (b *executor) compare(s *step, name string, in plan.Input, sha, compiledBy 
 	return nil
 }
 
-// giveBase brings the file of --base into the cache and returns the digest that it has
-// in the plan: the one that the plan has already, where the file is that base,
-// compressed or not.
+// giveBase imports the file of --base into the cache and returns its digest for the plan. A
+// compressed and an uncompressed file of the same base count as the same.
 func (b *executor) giveBase(ctx context.Context, in *plan.Input) (sha string, err error) {
 	file, err := b.importFile(ctx, b.Base, "")
 	if err != nil {
@@ -495,7 +490,7 @@ func (b *executor) giveBase(ctx context.Context, in *plan.Input) (sha string, er
 	return b.given, nil
 }
 
-// otherBase says that --base is not the base that the Image, the lock or the plan has.
+// otherBase returns the error for a --base that is not the one in the Image, lock or plan.
 func (b *executor) otherBase(in plan.Input, sha string) error {
 	switch {
 	case b.doc == nil:
@@ -527,8 +522,8 @@ func (b *executor) lockedHint(in plan.Input, compiledBy string) string {
 	return "; build without --locked to renew the lock"
 }
 
-// exportBase copies the base's tar, uncompressed, out of the cache, so that a locked
-// build works when the archive it came from has moved on.
+// exportBase copies the uncompressed tar of the base, so that a locked build works after its
+// archive has changed.
 func (b *executor) exportBase(path string) error {
 	sha := cmp.Or(b.given, b.inputs[inputBase].Uncompressed, b.inputs[inputBase].SHA256)
 	src, err := b.Cache.OpenBlob(sha)

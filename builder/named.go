@@ -27,14 +27,14 @@ const (
 	namedFile namedKind = iota
 	namedLayout
 	namedOverlay
-	namedPrograms // a directory, of which a build knows what it takes
+	namedPrograms // a directory with programs of known names
 )
 
-// namedKinds maps the tag path of an Image's fields to what they name.
+// namedKinds maps values of the tag path of an Image's fields to what they name.
 var namedKinds = map[string]namedKind{"file": namedFile, "layout": namedLayout, "overlay": namedOverlay, "programs": namedPrograms}
 
-// namedBy lists what an Image names, but for what imagesFrom lists; dir is where its
-// relative paths begin.
+// namedBy lists the files and directories in an Image, except those in imagesFrom. Relative
+// paths start at dir.
 func namedBy(img *configs.Image, dir string) []named {
 	var list []named
 	strict.Walk(img, func(f strict.Field) {
@@ -56,12 +56,9 @@ func namedBy(img *configs.Image, dir string) []named {
 	return list
 }
 
-// LookForFiles reports files and directories that an Image names and that are not
-// there, and a containerd for which its container images cannot be baked; dir is where
-// its relative paths begin. Programs in a directory, whose
-// names a build knows, are left to it.
-//
-// The warnings are those that a build begins with.
+// LookForFiles returns errors for files and directories that an Image names and that do not
+// exist, and for a containerd whose store cannot be baked. Relative paths start at dir. The
+// programs in a directory are not checked. The warnings are those of a build.
 func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 	var errs []error
 	for _, n := range namedBy(img, dir) {
@@ -83,8 +80,8 @@ func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 	return append(img.Warnings(), listing.Notes...), errors.Join(append(errs, err)...)
 }
 
-// NotRead rejects a file to be written, called name in messages, that is one of those
-// which a build of the Image reads, or would become one: it lies in an overlay.
+// NotRead returns an error for an output, called name in messages, that a build of the Image
+// reads, or would read in an overlay.
 func NotRead(img *configs.Image, dir, name, path string) error {
 	list := namedBy(img, dir)
 	add := func(field string, parts ...string) {
@@ -113,9 +110,9 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 		lies := false
 		switch n.kind {
 		case namedOverlay:
-			// One around the Image is an error by itself.
+			// An overlay that contains the Image is an error by itself.
 			lies = checkOverlay(n.path, dir) == nil && liesIn(path, n.path)
-		case namedLayout: // it may have other files, too
+		case namedLayout: // it may also have other files
 			lies = liesIn(path, filepath.Join(n.path, "blobs")) || file.Same(path, filepath.Join(n.path, "index.json")) || file.Same(path, filepath.Join(n.path, "oci-layout"))
 		case namedFile:
 			if file.Same(path, n.path) {
@@ -129,7 +126,7 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 	return JoinDistinct(errs...)
 }
 
-// liesIn reports whether a file, which may not be there yet, lies in a directory.
+// liesIn reports whether a file, which may not exist, is in a directory.
 func liesIn(path, dir string) bool {
 	outer, err := realPath(dir)
 	if err != nil {
@@ -139,7 +136,7 @@ func liesIn(path, dir string) bool {
 	return err == nil && within(inner, outer)
 }
 
-// within reports whether a directory is another one or lies in it.
+// within reports whether a directory is another one or inside it.
 func within(inner, outer string) bool {
 	return inner == outer || strings.HasPrefix(inner, strings.TrimSuffix(outer, "/")+"/")
 }
@@ -155,8 +152,8 @@ func checkNamedDir(path string) error {
 	return nil
 }
 
-// checkNamedFile says what is wrong with a file that the Image names. It does
-// not open it: a named pipe would hold the build forever.
+// checkNamedFile returns what is wrong with a file that the Image names. It does not open it:
+// a named pipe would block forever.
 func checkNamedFile(path string) error {
 	fi, err := os.Stat(path)
 	switch {
@@ -168,8 +165,7 @@ func checkNamedFile(path string) error {
 	return nil
 }
 
-// checkOverlay says what is wrong with a directory that is to be laid over the
-// root file system; dir is the Image's.
+// checkOverlay returns what is wrong with an overlay directory; dir is that of the Image.
 func checkOverlay(path, dir string) error {
 	fi, err := os.Stat(path)
 	switch {
@@ -197,8 +193,8 @@ func realPath(p string) (string, error) {
 	return filepath.EvalSymlinks(p)
 }
 
-// notThere says where relative paths begin: they are often written as seen
-// from elsewhere.
+// notThere returns the error for a missing file. It explains where relative paths start, a
+// common mistake.
 func notThere(err error) error {
 	var at *fs.PathError
 	if !errors.As(err, &at) || !errors.Is(err, fs.ErrNotExist) {

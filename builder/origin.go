@@ -15,18 +15,18 @@ import (
 	"github.com/edgebake/edgebake/overlays"
 )
 
-// origin is what a person wrote that an input or a layer comes from.
+// origin is the place in a document that an input or a layer comes from.
 type origin struct {
-	// One of these, or none: edgebake itself brings it.
+	// One of these, or none: it comes with edgebake.
 	field string // of the Image
 	place string // in a manifest that imagesFrom names
 	flag  string
 }
 
-// origins are those of inputs and layers, by name.
+// origins maps the names of inputs and layers to their origins.
 type origins map[string]origin
 
-// originsOf are those of a plan. base is Options.Base.
+// originsOf returns the origins of a plan. base is Options.Base.
 func originsOf(p *plan.Plan, files int, base string) origins {
 	o := origins{}
 	for name, in := range p.Inputs {
@@ -44,7 +44,7 @@ func originsOf(p *plan.Plan, files int, base string) origins {
 	return o
 }
 
-// blame names the origin of what err is about.
+// blame adds the origin of the input or layer in err.
 func (o origin) blame(err error) error {
 	switch {
 	case o.flag != "":
@@ -57,11 +57,10 @@ func (o origin) blame(err error) error {
 	return err
 }
 
-// sizeFields are the fields that give partitions their size.
+// sizeFields maps partitions to the fields with their size.
 var sizeFields = map[string]string{ondisk.LabelRootA: "disk.root", ondisk.LabelData: "disk.data"}
 
-// place names the origins of what is wrong with layers, their files and container
-// images.
+// place adds the origins to errors of layers, their files and container images.
 func (all origins) place(err error) error {
 	var errs []error
 	for _, e := range SplitErrors(err) {
@@ -87,8 +86,7 @@ func (all origins) place(err error) error {
 	return errors.Join(errs...)
 }
 
-// withPath is what a layer's error says where something else says which layer it
-// is.
+// withPath returns the text of a layer's error without the layer.
 func withPath(l *tree.LayerError) error {
 	if l.Path == "" {
 		return l.Err
@@ -96,8 +94,7 @@ func withPath(l *tree.LayerError) error {
 	return fmt.Errorf("%s: %w", l.Path, l.Err)
 }
 
-// byLayer is what a file system says that it cannot hold, as problems of the
-// layers that the files come from.
+// byLayer turns a file system's errors about nodes into errors of their layers.
 func byLayer(err error) error {
 	var found []error
 	var collect func(error)
@@ -122,5 +119,5 @@ func byLayer(err error) error {
 	return errors.Join(found...)
 }
 
-// isOverlay reports whether a layer is a directory that the user lays over.
+// isOverlay reports whether a layer is one of the user's overlay directories.
 func isOverlay(layer string) bool { return strings.HasPrefix(layer, overlayPrefix) }

@@ -18,17 +18,17 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// programSet is a group of programs that one source gives.
+// programSet is a group of programs from one source.
 type programSet struct {
 	field   string // of the Image, for messages
 	source  configs.Source
-	version string // that they must be of
-	// programs by name, and where each goes.
+	version string // required version
+	// programs maps names to paths on the node.
 	programs []program
 	// recipe compiles them.
 	recipe func() (fetch.GoRecipe, error)
-	// dir is the directory of a release below the server's base; archive is the
-	// tar in it that has all programs, empty where each is a file.
+	// dir is the directory of a release on the server; archive is the tar in it with all
+	// programs, or "" if each is a file.
 	dir, archive string
 	// inArchive is the directory of the programs in the archive.
 	inArchive string
@@ -36,10 +36,10 @@ type programSet struct {
 
 type program struct{ name, path string }
 
-// sidecars are the names under which release servers publish a digest.
+// sidecars are the suffixes under which release servers publish a digest.
 var sidecars = []string{".sha256", ".sha256sum"}
 
-// programSets are those of an Image.
+// programSets returns the program sets of an Image.
 func programSets(img *configs.Image) []programSet {
 	arch := img.Arch
 	k8s := programSet{
@@ -131,7 +131,7 @@ func (b *resolver) resolveGo(s programSet) error {
 	return nil
 }
 
-// addGo enters a program that is compiled from the module proxy.
+// addGo adds a program that is compiled from the module proxy.
 func (b *resolver) addGo(field string, p program, r fetch.GoRecipe) error {
 	raw, err := canonical(r)
 	if err != nil {
@@ -161,8 +161,8 @@ func (b *resolver) resolveURL(ctx context.Context, s programSet) error {
 	return errors.Join(errs...)
 }
 
-// resolveRelease pins one file of a release server: by the Image, else by the
-// lock, else by the digest that the server publishes beside the file.
+// resolveRelease pins a file of a release server: by the Image, else by the lock, else by the
+// digest that the server publishes for the file.
 func (b *resolver) resolveRelease(ctx context.Context, field, name, url string, src configs.URLSource, layer *plan.Layer) error {
 	in := plan.Input{Fetch: []string{url}, SHA256: src.Sum(b.img.Arch, path.Base(url))}
 	if _, locked := b.Lock.Pinned(name, in); in.SHA256 == "" && !locked {
@@ -189,7 +189,7 @@ func (b *run) publishedDigest(ctx context.Context, url string) (string, error) {
 	for _, ext := range sidecars {
 		sha, err := fetch.Head(ctx, b.Cache, url+ext, maxSidecar)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("asking for a digest: %w", err) // nor would the next name be answered
+			return "", fmt.Errorf("asking for a digest: %w", err) // the next name would fail too
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -240,7 +240,7 @@ func fileExists(p string) bool {
 	return err == nil && fi.Mode().IsRegular()
 }
 
-// goModuleOf says what a compiled input was compiled from.
+// goModuleOf returns the module that an input is compiled from.
 func goModuleOf(in plan.Input) (mod, version string) {
 	var r fetch.GoRecipe
 	if in.Make != "go" || json.Unmarshal(in.Recipe, &r) != nil {

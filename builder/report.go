@@ -15,8 +15,7 @@ import (
 // ReportVersion of report.json.
 const ReportVersion = 1
 
-// Report is report.json beside the image: what went in, what came out, how
-// full it is, and where the time went.
+// Report is report.json next to the image: inputs, outputs, free space, and timings.
 type Report struct {
 	Version    int                   `json:"version"`
 	Name       string                `json:"name"`
@@ -29,19 +28,19 @@ type Report struct {
 	Inputs     map[string]plan.Input `json:"inputs"`
 	Packages   int                   `json:"packages"`
 	Images     images.Report         `json:"images"`
-	// Timings differ from run to run, Builder from one edgebake to another; all
-	// else follows from the plan.
+	// Timings differ between runs, Builder between versions of edgebake; the rest follows
+	// from the plan.
 	Timings []StepTime `json:"timings"`
 }
 
-// PartitionReport is one partition, and the proof of its headroom.
+// PartitionReport describes a partition and its free space.
 type PartitionReport struct {
 	ondisk.PartitionInfo
 	Free  int64 `json:"free,omitempty"`
 	Files int   `json:"files,omitempty"`
 }
 
-// Reserve is the room behind the file system.
+// Reserve is the space after the file system.
 func (p PartitionReport) Reserve() int64 {
 	if p.FSSize == 0 {
 		return 0
@@ -49,7 +48,7 @@ func (p PartitionReport) Reserve() int64 {
 	return p.Size - p.FSSize
 }
 
-// countFiles counts each once, whatever its number of names.
+// countFiles counts files, hard links once.
 func countFiles(nodes []tree.Node) int {
 	seen := map[*tree.Inode]bool{}
 	for _, n := range nodes {
@@ -85,8 +84,8 @@ func (b *executor) report(id string, c *composed, l *disk.Layout, res *disk.Resu
 	return r, nil
 }
 
-// RootRoom is the largest root file system that a machine with this image
-// takes as an update; 0: none.
+// RootRoom returns the largest root file system, in bytes, that a machine with this image
+// accepts as an update, or 0.
 func (r *Report) RootRoom() int64 {
 	for _, p := range r.Partitions {
 		if p.Label == ondisk.LabelRootB {
@@ -96,7 +95,7 @@ func (r *Report) RootRoom() int64 {
 	return 0
 }
 
-// Encode is the form of report.json.
+// Encode returns the content of report.json.
 func (r *Report) Encode() ([]byte, error) {
 	var out bytes.Buffer
 	e := json.NewEncoder(&out)

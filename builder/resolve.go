@@ -40,10 +40,9 @@ const (
 	dpkgStatusPath = "var/lib/dpkg/status"
 )
 
-// Resolve pins an Image's inputs as far as that goes without making any of
-// them: digests of local files, of what release servers publish and of
-// container images. Inputs that are made here keep the digest the lock or the
-// cache has for them.
+// Resolve pins an Image's inputs without making any: it finds the digests of local files, of
+// releases and of container images. Inputs that are made later get the digest in the lock or
+// the cache.
 func Resolve(ctx context.Context, img *configs.Image, o Options) (*plan.Plan, error) {
 	b, err := newResolver(ctx, img, o)
 	if err != nil {
@@ -58,7 +57,7 @@ type resolver struct {
 	img     *configs.Image
 	date    time.Time
 	plan    *plan.Plan
-	cni     []byte // the user's network configuration; nil: none
+	cni     []byte // the user's network configuration, or nil
 	origins origins
 }
 
@@ -83,16 +82,15 @@ func newResolver(ctx context.Context, img *configs.Image, o Options) (*resolver,
 
 func (b *resolver) resolve(ctx context.Context) (*plan.Plan, error) {
 	s := b.step("resolve", "pinning inputs")
-	// The order of the layers: the base, programs over it, then what the
-	// user lays over all. What edgebake renders itself comes before the
-	// user's (see compose).
+	// The order of the layers: the base, programs, what edgebake renders (see compose),
+	// then the user's.
 	var errs []error
 	for _, part := range []func(context.Context) error{
 		b.resolveBase, b.resolvePrograms, b.resolveAgents, b.resolveCNI, b.resolveImages, b.resolveOverlays, b.resolveFiles,
 	} {
 		err := part(ctx)
 		if fetch.NoRoom(err) {
-			return nil, err // what follows would only say so again
+			return nil, err // the others would fail for the same reason
 		}
 		errs = append(errs, err)
 	}
@@ -127,8 +125,8 @@ func checkLock(l *plan.Lock, p *plan.Plan) error {
 	return nil
 }
 
-// add enters an input, what asks for it and, unless layer is nil, how it enters
-// the tree. The lock's digest is taken where none is known otherwise.
+// add adds an input with its origin and, unless layer is nil, its layer. If its digest is not
+// known otherwise, it is the lock's.
 func (b *resolver) add(from origin, name string, in plan.Input, layer *plan.Layer) {
 	b.origins[name] = from
 	in.Field, in.Place = from.field, from.place
@@ -179,7 +177,7 @@ func (b *resolver) resolveBase(ctx context.Context) error {
 	return errors.New("base: choose one of debian, tar and oci")
 }
 
-// fileSource enters a file by path or URL.
+// fileSource adds a file by path or URL.
 func (b *resolver) fileSource(ctx context.Context, name, field string, src configs.FileSource, layer *plan.Layer) error {
 	if src.File != "" {
 		sha, err := b.importNamed(ctx, src.File, src.SHA256)
@@ -241,11 +239,11 @@ func (b *resolver) resolveFiles(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// fileInput names the source of files[i]. Where it lies on this machine is not
-// part of the name: the same bytes from another directory give the same plan.
+// fileInput returns the name of the input of files[i]. It does not contain the path, so that
+// the same bytes from another directory give the same plan.
 func fileInput(i int) string { return fmt.Sprintf("%s%d", fileSrcPrefix, i) }
 
-// resolveCNI pins the network configuration that stands beside the Image.
+// resolveCNI pins the network configuration that the Image names.
 func (b *resolver) resolveCNI(ctx context.Context) error {
 	c := b.img.CNI.Config
 	if !strings.HasSuffix(c, ".conflist") {
@@ -271,11 +269,11 @@ func partitions(img *configs.Image) ([]plan.Partition, error) {
 	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
-	if root != 0 && root <= minRootHead { // the content is known later
+	if root != 0 && root <= minRootHead { // the content is not known yet
 		return nil, fieldError("disk.root", fmt.Errorf("%s is too small for any content beside the %d MiB that stay free: give it more, or leave its size to be computed", img.Disk.Root, int64(minRootHead)>>20))
 	}
-	// Both roots alike: the update after the next one is written where this
-	// image is now. A size that somebody chose is the room as well.
+	// Both roots have the same size: the second update replaces this image. A given size is
+	// also that of the room.
 	grow := &plan.Grow{Percent: 50, AtLeast: 256 << 20}
 	if root != 0 || img.Disk.Reserve == "none" {
 		grow = nil
@@ -297,7 +295,7 @@ func partitions(img *configs.Image) ([]plan.Partition, error) {
 	return p, nil
 }
 
-// diskSize reads a size in whole MiB; empty is 0, computed.
+// diskSize parses a size in whole MiB; "" is 0, which means computed.
 func diskSize(field, s string) (int64, error) {
 	if s == "" {
 		return 0, nil
@@ -310,10 +308,9 @@ func diskSize(field, s string) (int64, error) {
 	return (n + mib - 1) / mib * mib, nil
 }
 
-// renderedConfig is the part of the Image that rendering uses. It leaves out where
-// inputs come from, since the plan has their digests, and sorts container images,
-// whose order does not matter. A template, which may use any part of the Image, is
-// replaced by the text that it rendered to, taken from files.
+// renderedConfig returns the part of the Image that rendering uses: without the sources of
+// inputs, whose digests are in the plan, with container images sorted, and with the rendered
+// text, from files, in place of templates, which may use any part of the Image.
 func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, error) {
 	c := *img
 	c.Base, c.Kubernetes.Source, c.Containerd.Source = configs.Base{}, configs.Source{}, configs.Source{}
@@ -353,8 +350,8 @@ func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, er
 	return canonical(c)
 }
 
-// rendered is the digest of what edgebake renders for an Image, before it is
-// known what the inputs bring: stand-ins take the place of that.
+// rendered returns the digest of what edgebake renders for an Image. Placeholders stand for
+// facts that are only known from the inputs.
 func rendered(img *configs.Image, p *plan.Plan, cni []byte) (string, error) {
 	f := overlays.Facts{SourceDate: time.Unix(p.SourceDate, 0).UTC(), CNI: cni, Containerd: strings.TrimPrefix(img.Containerd.Version, "v")}
 	if img.Containerd.Debian {
@@ -384,7 +381,7 @@ func rendered(img *configs.Image, p *plan.Plan, cni []byte) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// renderedFile finds what a template became.
+// renderedFile returns the rendered text of a template.
 func renderedFile(files []tree.Layer, path string) (string, error) {
 	for _, l := range files {
 		for _, n := range l.Nodes {

@@ -20,9 +20,8 @@ import (
 	"github.com/spdx/tools-golang/spdxlib"
 )
 
-// sbom collects the parts of an image into an SPDX document. It lies on the disk,
-// so nothing is in it that the plan's ID does not determine: what it says of a
-// program is in the program's bytes, and not how they were got.
+// sbom collects the parts of an image into an SPDX document. It is on the disk, so the plan's
+// ID must determine all of it: it describes programs by their bytes, not by their source.
 type sbom struct {
 	doc  *spdx.Document
 	seen map[common.ElementID]bool
@@ -30,8 +29,7 @@ type sbom struct {
 
 const noAssertion = "NOASSERTION"
 
-// makeSBOM lists Debian packages, programs with the modules they were linked
-// from, and container images.
+// makeSBOM lists Debian packages, programs with their Go modules, and container images.
 func (b *executor) makeSBOM(id string, c *composed) ([]byte, error) {
 	d := &sbom{seen: map[common.ElementID]bool{}, doc: &spdx.Document{
 		SPDXVersion:    spdx.Version,
@@ -82,7 +80,7 @@ func (b *executor) makeSBOM(id string, c *composed) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// programsSBOM lists the programs that do not come out of packages.
+// programsSBOM lists the programs that are not from Debian packages.
 func (b *executor) programsSBOM(d *sbom, image common.ElementID, merged []tree.Node) error {
 	layers := map[string]plan.Layer{}
 	for _, l := range b.plan.Layers {
@@ -132,8 +130,8 @@ func (b *executor) programsSBOM(d *sbom, image common.ElementID, merged []tree.N
 	return nil
 }
 
-// programVersion is the version of the module that a Go program's main package is
-// in. One that edgebake compiles is a dependency of the module it is compiled in.
+// programVersion returns the version of the module with a Go program's main package. If
+// edgebake compiles it, that is a dependency of the main module.
 func programVersion(info *debug.BuildInfo) string {
 	of := &info.Main
 	found := 0
@@ -148,8 +146,7 @@ func programVersion(info *debug.BuildInfo) string {
 	return of.Version
 }
 
-// buildInfo reads which modules a Go program was linked from; nil where it is
-// none.
+// buildInfo reads the modules of a Go program, or returns nil if it is none.
 func (b *executor) buildInfo(n tree.Node) (*debug.BuildInfo, error) {
 	f, err := b.Cache.OpenBlob(n.Data.Blob)
 	if err != nil {
@@ -176,14 +173,14 @@ func purl(s string) []*spdx.PackageExternalReference {
 
 var notInID = regexp.MustCompile(`[^A-Za-z0-9.-]+`)
 
-// elementID is a name as SPDX has its ids: of letters, digits, dots and hyphens. Names
-// that differ in other characters alone differ in the hash.
+// elementID returns an SPDX ID for a name, of letters, digits, dots and hyphens. A hash
+// distinguishes names that differ only in other characters.
 func elementID(name string) common.ElementID {
 	sum := sha256.Sum256([]byte(name))
 	return common.ElementID(fmt.Sprintf("%s-%x", notInID.ReplaceAllString(name, "-"), sum[:6]))
 }
 
-// add enters a package once and returns its id.
+// add adds a package, unless it exists, and returns its ID.
 func (d *sbom) add(name string, p *spdx.Package) common.ElementID {
 	id := elementID(name)
 	if d.seen[id] {

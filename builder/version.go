@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// checkVersion rejects a program that is not of the version in the Image. The program may be for
-// another processor, so it is not run: the linker writes the version into Go programs.
-// Programs that are not linked by Go, or packed, pass. The file is blob sha of the cache,
-// and called name in messages; field names the version.
+// checkVersion returns an error for a program of another version than the Image's. It searches
+// for the version in Go programs, since a program for another processor cannot be run. Other
+// programs are not checked. The file is blob sha of the cache, called name in messages; field
+// is that of the version.
 func (b *run) checkVersion(sha, name, field, version string) error {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {

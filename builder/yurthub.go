@@ -12,12 +12,12 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// yurthubPath is its program's, in an image.
+// yurthubPath is the path of yurthub's program in an image.
 var yurthubPath = strings.TrimPrefix(openyurt.Program, "/")
 
-// checkYurthub rejects a program of another minor version than the Image says:
-// first boot gives yurthub the arguments of that version, and it never starts
-// with one that it does not know. A program that does not tell passes.
+// checkYurthub returns an error for a yurthub of another minor version than the Image's: first
+// boot gives it the arguments of that version, and it does not start with unknown ones. A
+// program without a version is not checked.
 func checkYurthub(program io.ReaderAt, want *configs.Yurthub) error {
 	if want == nil || want.Binary == nil {
 		return nil

@@ -1,11 +1,10 @@
 package cluster
 
-// Check is one thing that was looked at, on a cluster or in documents: whether
-// it is as nodes need it, and what to do if not. Preflight and Verify return
-// them.
+// Check is the result of one check of a cluster or of documents, with a fix if nodes need
+// something else. Preflight and Verify return them.
 type Check struct {
 	Name string `json:"name"`
-	// Site is the one it is about; empty: the cluster, or all that go to it.
+	// Site is the checked Site; empty: the cluster, or all Sites.
 	Site   string `json:"site,omitempty"`
 	State  string `json:"state"`
 	Detail string `json:"detail,omitempty"`

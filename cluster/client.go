@@ -23,7 +23,7 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
-// Client is a way to one cluster, with somebody's rights.
+// Client accesses a cluster with the rights of a kubeconfig's user.
 type Client struct {
 	config *rest.Config
 	dyn    dynamic.Interface
@@ -32,8 +32,8 @@ type Client struct {
 // requestTimeout bounds each request: an operator waits at a terminal.
 const requestTimeout = 30 * time.Second
 
-// Open reads a kubeconfig ("": as kubectl finds it) and a context of it ("":
-// its current one). It asks nothing of the cluster yet.
+// Open returns a client for a context of a kubeconfig, without a request yet. Empty names
+// mean the file that kubectl uses, and its current context.
 func Open(kubeconfig, context string) (*Client, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
@@ -46,20 +46,19 @@ func Open(kubeconfig, context string) (*Client, error) {
 	}
 	config.Timeout = requestTimeout
 	config.UserAgent = "edgebake"
-	config.WarningHandler = rest.NoWarnings{} // deprecations are ours to follow, not the operator's
-	// A command makes a burst of requests and ends; the default of 5 a second
-	// would only make it slow.
+	config.WarningHandler = rest.NoWarnings{} // deprecation warnings are for developers, not operators
+	// A command makes one burst of requests; the default of 5 a second is too slow.
 	config.QPS, config.Burst = 50, 100
 	return newClient(config)
 }
 
 var loadingFile = regexp.MustCompile(`error loading config file ("[^"]*")`)
 
-// otherKind is client-go's error for a file of another kind, or of none.
+// otherKind matches client-go's error for a file that is not a kubeconfig.
 var otherKind = regexp.MustCompile(`no kind "[^"]*" is registered|couldn't get version/kind`)
 
-// plainLoading says of a file that is not a kubeconfig just that, not how client-go
-// reads one. What is wrong with one that is damaged it leaves.
+// plainLoading shortens client-go's error for a file that is not a kubeconfig. Other errors
+// are returned unchanged.
 func plainLoading(err error) error {
 	file := loadingFile.FindStringSubmatch(err.Error())
 	if file == nil || !otherKind.MatchString(err.Error()) {
@@ -76,10 +75,10 @@ func newClient(config *rest.Config) (*Client, error) {
 	return &Client{config, dyn}, nil
 }
 
-// Server is the API server that the kubeconfig names.
+// Server returns the URL of the API server in the kubeconfig.
 func (c *Client) Server() string { return c.config.Host }
 
-// as is the same way with a token in place of the operator's rights.
+// as returns a client that uses a token instead of the operator's credentials.
 func (c *Client) as(token string) (*Client, error) {
 	config := rest.AnonymousClientConfig(c.config)
 	config.BearerToken = token
@@ -106,7 +105,7 @@ var (
 	crds                = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 )
 
-// resource is where objects of a kind are; a namespace of "" is the cluster.
+// resource returns the interface to a resource; without a namespace, the cluster-wide one.
 func (c *Client) resource(r schema.GroupVersionResource, namespace string) dynamic.ResourceInterface {
 	if namespace == "" {
 		return c.dyn.Resource(r)
@@ -114,7 +113,7 @@ func (c *Client) resource(r schema.GroupVersionResource, namespace string) dynam
 	return c.dyn.Resource(r).Namespace(namespace)
 }
 
-// get reads an object; nil if it is not found.
+// get reads an object, or returns nil if it does not exist.
 func (c *Client) get(ctx context.Context, r schema.GroupVersionResource, namespace, name string) (*unstructured.Unstructured, error) {
 	obj, err := c.resource(r, namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -123,7 +122,7 @@ func (c *Client) get(ctx context.Context, r schema.GroupVersionResource, namespa
 	return obj, c.explain("reading "+describe(r, namespace, name), err)
 }
 
-// list reads all objects that the options select.
+// list reads all objects that the options select, on all pages.
 func (c *Client) list(ctx context.Context, r schema.GroupVersionResource, namespace string, o metav1.ListOptions) ([]unstructured.Unstructured, error) {
 	all, err := c.resource(r, namespace).List(ctx, o)
 	if err != nil {
@@ -132,7 +131,7 @@ func (c *Client) list(ctx context.Context, r schema.GroupVersionResource, namesp
 	return all.Items, nil
 }
 
-// describe names an object as kubectl does.
+// describe returns the name of an object in the form that kubectl uses.
 func describe(r schema.GroupVersionResource, namespace, name string) string {
 	s := r.Resource
 	if r.Group != "" {
@@ -147,7 +146,7 @@ func describe(r schema.GroupVersionResource, namespace, name string) string {
 	return s
 }
 
-// reworded is an error whose own text is not shown.
+// reworded replaces the text of an error.
 type reworded struct {
 	text string
 	err  error
@@ -156,7 +155,7 @@ type reworded struct {
 func (r *reworded) Error() string { return r.text }
 func (r *reworded) Unwrap() error { return r.err }
 
-// explain says what a failed request means to the operator.
+// explain adds the meaning and the fix to the error of a request.
 func (c *Client) explain(doing string, err error) error {
 	var unknown x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
@@ -164,7 +163,7 @@ func (c *Client) explain(doing string, err error) error {
 	var network net.Error
 	var request *url.Error
 	if errors.As(err, &request) {
-		err = request.Err // the server and what was asked are said in our words
+		err = request.Err // without the URL: the message names server and object
 	}
 	switch {
 	case err == nil:
@@ -176,18 +175,18 @@ func (c *Client) explain(doing string, err error) error {
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("%s: the kubeconfig's user has no right to: %w", doing, err)
 	case errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &invalid):
-		// It quotes names of a certificate that may be anybody's.
+		// It quotes the names of an untrusted certificate.
 		return &reworded{fmt.Sprintf("%s: the certificate of %s: %s: the kubeconfig is of another cluster, or the address another server's",
 			doing, c.Server(), printable.Short(err.Error(), 300)), err}
 	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s: %s does not answer: %w", doing, c.Server(), err)
-	case request != nil: // an answer that ended early, or another server's
+	case request != nil: // a truncated answer, or one of another server
 		return fmt.Errorf("%s: asking %s: %w", doing, c.Server(), err)
 	}
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// right is what a request needs.
+// right is a permission that a request needs.
 type right struct {
 	verb      string
 	resource  schema.GroupVersionResource
@@ -197,7 +196,7 @@ type right struct {
 
 func (r right) String() string { return r.verb + " " + describe(r.resource, r.namespace, r.name) }
 
-// missing asks which of the rights the client has not.
+// missing returns the rights that the client does not have.
 func (c *Client) missing(ctx context.Context, rights []right) ([]right, error) {
 	var lacks []right
 	for _, r := range rights {
@@ -219,7 +218,7 @@ func (c *Client) missing(ctx context.Context, rights []right) ([]right, error) {
 	return lacks, nil
 }
 
-// need rejects what could not be completed for lack of rights.
+// need returns an error that lists all missing rights.
 func (c *Client) need(ctx context.Context, doing string, rights ...right) error {
 	lacks, err := c.missing(ctx, rights)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// The objects that Prepare makes or changes, beside node pools.
+// The objects that Prepare creates or changes, in addition to node pools.
 const (
 	mastersName = "edgebake-masters"
 	hubName     = openyurt.HubRole
@@ -26,17 +26,17 @@ const (
 	proxyName   = "kube-proxy"
 )
 
-// desiredObject is an object that Prepare makes or changes.
+// desiredObject is an object that Prepare creates or changes.
 type desiredObject struct {
 	resource        schema.GroupVersionResource
 	namespace, name string
 	why, then       string
-	// change returns the object as it should be; of nil, a new one. It may
-	// return what it was given: then nothing is to be done.
+	// change returns the desired object; for nil, a new one. It returns its argument if
+	// nothing has to change.
 	change func(is map[string]any) (map[string]any, error)
 }
 
-// desired are what a cluster should have, by what it has.
+// desired returns the objects that this cluster needs.
 func (c *Client) desired(ctx context.Context, w Wanted) ([]desiredObject, error) {
 	masters, err := c.masters(ctx)
 	if err != nil {
@@ -62,8 +62,8 @@ func (c *Client) desired(ctx context.Context, w Wanted) ([]desiredObject, error)
 	return all, nil
 }
 
-// poolVersion is the version of NodePool that the cluster stores; "" where it
-// has none, and so no OpenYurt.
+// poolVersion returns the version of NodePool that the cluster stores, or "" without
+// OpenYurt.
 func (c *Client) poolVersion(ctx context.Context) (string, error) {
 	crd, err := c.get(ctx, crds, "", openyurt.PoolCRD)
 	if err != nil || crd == nil {
@@ -79,7 +79,7 @@ func (c *Client) poolVersion(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// exactly wants an object to be this, whatever it was.
+// exactly returns a change that replaces the whole object.
 func exactly(obj map[string]any) func(map[string]any) (map[string]any, error) {
 	return func(is map[string]any) (map[string]any, error) {
 		if is == nil {
@@ -106,7 +106,7 @@ func rbac(kind, namespace, name string, more map[string]any) map[string]any {
 	return obj
 }
 
-func words(s ...string) []any {
+func anyList(s ...string) []any {
 	out := make([]any, len(s))
 	for i, w := range s {
 		out[i] = w
@@ -121,25 +121,26 @@ func bindNodes(kind, name string) map[string]any {
 	}
 }
 
-// mastersObjects publish the API servers, for Sites with ipvs.learnMasters.
+// mastersObjects returns the objects that publish the API servers, for Sites with
+// ipvs.learnMasters.
 func mastersObjects(masters []string) []desiredObject {
 	const name, why = mastersName, "nodes learn of new masters (ipvs.learnMasters)"
 	return []desiredObject{
 		{configMaps, publicNamespace, name, why, "", exactly(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": name, "namespace": publicNamespace},
 			"data": map[string]any{"masters": strings.Join(masters, "\n") + "\n"}})},
 		{roles, publicNamespace, name, why, "", exactly(rbac("Role", publicNamespace, name, map[string]any{"rules": []any{
-			map[string]any{"apiGroups": words(""), "resources": words("configmaps"), "resourceNames": words(name), "verbs": words("get")}}}))},
+			map[string]any{"apiGroups": anyList(""), "resources": anyList("configmaps"), "resourceNames": anyList(name), "verbs": anyList("get")}}}))},
 		{roleBindings, publicNamespace, name, why, "", exactly(rbac("RoleBinding", publicNamespace, name, bindNodes("Role", name)))},
 	}
 }
 
-// ruleObject is a rule as a role has it.
+// ruleObject returns a rule in the form of a role.
 func ruleObject(r openyurt.Rule) map[string]any {
-	return map[string]any{"apiGroups": words(r.Group), "resources": words(r.Resources...), "verbs": words(r.Verbs...)}
+	return map[string]any{"apiGroups": anyList(r.Group), "resources": anyList(r.Resources...), "verbs": anyList(r.Verbs...)}
 }
 
-// lackedRules are those of the rules that a role does not give.
-func lackedRules(role map[string]any, rules []openyurt.Rule) []openyurt.Rule {
+// missingRules returns the rules that a role does not have.
+func missingRules(role map[string]any, rules []openyurt.Rule) []openyurt.Rule {
 	has, _ := role["rules"].([]any)
 	var lacked []openyurt.Rule
 	for _, r := range rules {
@@ -160,8 +161,8 @@ func nodesGroup() map[string]any {
 	return map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}
 }
 
-// hubObjects give yurthub its rights. Rules that are there already stay: those
-// of OpenYurt's own chart are wider.
+// hubObjects returns the objects that give yurthub its rights. Existing rules stay: those of
+// OpenYurt's own chart are wider.
 func hubObjects() []desiredObject {
 	const name, why = hubName, "without it yurthub never becomes ready"
 	return []desiredObject{
@@ -170,7 +171,7 @@ func hubObjects() []desiredObject {
 				is = rbac("ClusterRole", "", name, nil)
 			}
 			rules, _ := is["rules"].([]any)
-			for _, r := range lackedRules(is, openyurt.HubRules()) {
+			for _, r := range missingRules(is, openyurt.HubRules()) {
 				rules = append(rules, ruleObject(r))
 			}
 			is["rules"] = rules
@@ -189,9 +190,8 @@ func hubObjects() []desiredObject {
 	}
 }
 
-// lackedRights says what of these rules the cluster does not give nodes by HubRole
-// and its binding: what hubObjects would change.
-func (c *Client) lackedRights(ctx context.Context, rules []openyurt.Rule) ([]string, error) {
+// missingRights describes the rights that hubObjects would give to nodes.
+func (c *Client) missingRights(ctx context.Context, rules []openyurt.Rule) ([]string, error) {
 	role, err := c.get(ctx, clusterRoles, "", hubName)
 	if err != nil {
 		return nil, err
@@ -200,7 +200,7 @@ func (c *Client) lackedRights(ctx context.Context, rules []openyurt.Rule) ([]str
 		return []string{"there is no ClusterRole " + hubName}, nil
 	}
 	var lacks []string
-	for _, r := range lackedRules(role.Object, rules) {
+	for _, r := range missingRules(role.Object, rules) {
 		names := slices.Clone(r.Resources)
 		if r.Group != "" {
 			for i := range names {
@@ -221,7 +221,7 @@ func (c *Client) lackedRights(ctx context.Context, rules []openyurt.Rule) ([]str
 	return lacks, nil
 }
 
-// grants reports whether one of the rules gives all that want does.
+// grants reports whether one of the rules includes want.
 func grants(rules []any, want map[string]any) bool {
 	has := func(rule map[string]any, field string) bool {
 		list, _ := rule[field].([]any)
@@ -241,7 +241,7 @@ func grants(rules []any, want map[string]any) bool {
 	})
 }
 
-// dnsObject keeps DNS within a node pool, where it works without the link.
+// dnsObject keeps DNS traffic within a node pool, so that it works offline.
 func dnsObject() desiredObject {
 	return desiredObject{services, systemNamespace, dnsName, "pods of a cut-off pool ask the DNS of their own pool", "", func(is map[string]any) (map[string]any, error) {
 		if is == nil {

@@ -7,7 +7,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// encode is YAML as people write it.
+// encode returns v as YAML with an indent of two.
 func encode(v any) (string, error) {
 	var b strings.Builder
 	enc := yaml.NewEncoder(&b)
@@ -16,7 +16,7 @@ func encode(v any) (string, error) {
 	return b.String(), err
 }
 
-// lines are an object as YAML.
+// lines returns an object as lines of YAML.
 func lines(obj map[string]any) []string {
 	if obj == nil {
 		return nil
@@ -28,7 +28,7 @@ func lines(obj map[string]any) []string {
 	return strings.Split(strings.TrimRight(text, "\n"), "\n")
 }
 
-// diff shows what turns a into b: lines with - and +, others around them.
+// diff returns a line diff from a to b, with - and +, and some context.
 func diff(a, b []string) string {
 	// Longest common subsequence; objects have some hundred lines.
 	long := make([][]int, len(a)+1)

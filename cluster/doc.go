@@ -1,10 +1,9 @@
-// Package cluster does what an operator asks of a living cluster: tokens,
-// status, OpenYurt's preconditions. It is the one place with client-go, for
-// kubeconfigs and requests of every kind; nothing that runs on a node imports
+// Package cluster works on a running cluster for an operator: tokens, status, preconditions
+// of OpenYurt. It is the only package that imports client-go; no program on a node imports
 // it.
 //
 // Invariants:
-//   - Before anything is written, the rights for all of it are asked for, and
-//     those missing are named together, by verb and resource.
-//   - An error names the object and what to do, never a secret.
+//   - Before anything is written, the rights for all of it are checked, and all missing ones
+//     are listed by verb and resource.
+//   - An error names the object and the fix, never a secret.
 package cluster

@@ -7,8 +7,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// documentAreas are the subjects of a document's problems, with their fields; the last is
-// for all others.
+// documentAreas groups the fields of a document into checks; the last one has all others.
 var documentAreas = []struct {
 	name   string
 	fields []string
@@ -24,8 +23,8 @@ var documentAreas = []struct {
 // NotRead is the Detail of checks of fields that could not be read.
 const NotRead = "the document cannot be read so far"
 
-// DocumentChecks are the checks of the documents themselves, from the problems in them. A
-// problem of the whole document hides its fields.
+// DocumentChecks turns the problems of documents into checks. Fields of a document that could
+// not be read are unknown.
 func DocumentChecks(probs configs.Problems) []Check {
 	var out []Check
 	taken := map[int]bool{}
@@ -56,7 +55,7 @@ func DocumentChecks(probs configs.Problems) []Check {
 	return out
 }
 
-// topField is the field of a Site that a problem's path is in.
+// topField returns the top-level field of a problem's path.
 func topField(path string) string {
 	if rest, ok := strings.CutPrefix(path, "sites["); ok {
 		_, path, _ = strings.Cut(rest, "].")

@@ -11,11 +11,11 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 )
 
-// adminWarning is how long before its end an operator's certificate is told of.
+// adminWarning is how long before its end an operator's certificate is reported.
 const adminWarning = 60 * 24 * time.Hour
 
-// Endings are checks of how long the cluster's CA and the operator's kubeconfig are
-// valid: both end some day, and the machines say nothing of it.
+// Endings checks when the cluster's CA and the operator's kubeconfig expire, which machines do
+// not report.
 func (c *Client) Endings(ctx context.Context, now time.Time) ([]Check, error) {
 	var out []Check
 	add := func(name string, end time.Time, before time.Duration, fix string) {
@@ -26,7 +26,7 @@ func (c *Client) Endings(ctx context.Context, now time.Time) ([]Check, error) {
 		out = append(out, check)
 	}
 	const again = "`edgebake cluster new` with the Cluster's document"
-	if info, err := c.clusterInfo(ctx); err == nil { // else Verify says so
+	if info, err := c.clusterInfo(ctx); err == nil { // Verify reports the error
 		end, err := api.FirstEnd(info.ca)
 		if err != nil {
 			return nil, err

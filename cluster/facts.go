@@ -34,7 +34,7 @@ type Facts struct {
 	Skipped []string
 }
 
-// Facts reads them. It checks first that the kubeconfig's user may also mint a token.
+// Facts reads the facts. It checks first that the user may also create a token.
 func (c *Client) Facts(ctx context.Context) (*Facts, error) {
 	const doing = "describing the cluster"
 	if err := c.need(ctx, doing, append(mintRights(), right{"list", nodes, "", ""}, right{"list", daemonSets, "", ""})...); err != nil {
@@ -77,8 +77,7 @@ func (c *Client) Facts(ctx context.Context) (*Facts, error) {
 	return f, nil
 }
 
-// onlyImages is a DaemonSet without all that does not name an image: its settings may
-// be secret.
+// onlyImages returns a DaemonSet with nothing but its images: its settings may be secret.
 func onlyImages(d *unstructured.Unstructured) map[string]any {
 	pod := map[string]any{}
 	for _, field := range []string{"initContainers", "containers"} {
@@ -110,7 +109,7 @@ func onlyImages(d *unstructured.Unstructured) map[string]any {
 	}
 }
 
-// pause finds the newest pause image on the nodes, by its tag.
+// pause returns the newest pause image on the nodes, by its tag.
 func (c *Client) pause(ctx context.Context) (found string, err error) {
 	all, err := c.list(ctx, nodes, "", metav1.ListOptions{})
 	if err != nil {
@@ -133,8 +132,7 @@ func (c *Client) pause(ctx context.Context) (found string, err error) {
 	return found, nil
 }
 
-// version asks the API server for its version; the state of the connection is nil
-// without TLS.
+// version returns the API server's version, and the TLS state, or nil without TLS.
 func (c *Client) version(ctx context.Context, doing string) (string, *tls.ConnectionState, error) {
 	client, err := rest.HTTPClientFor(c.config)
 	if err != nil {
@@ -152,7 +150,7 @@ func (c *Client) version(ctx context.Context, doing string) (string, *tls.Connec
 	var v struct {
 		GitVersion string `json:"gitVersion"`
 	}
-	// An answer of another form has no version, and is judged by the caller.
+	// An answer of another form has no version; the caller handles that.
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if err == nil {
 		_ = json.Unmarshal(text, &v)

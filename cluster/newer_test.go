@@ -12,7 +12,7 @@ import (
 // named.
 func TestVerifyKnowsNewerOpenYurt(t *testing.T) {
 	rule := func(group, resource string, verbs ...string) any {
-		return map[string]any{"apiGroups": words(group), "resources": words(resource), "verbs": words(verbs...)}
+		return map[string]any{"apiGroups": anyList(group), "resources": anyList(resource), "verbs": anyList(verbs...)}
 	}
 	node := func(name string, labels map[string]any) any {
 		return map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": name, "labels": labels}}
@@ -27,7 +27,7 @@ func TestVerifyKnowsNewerOpenYurt(t *testing.T) {
 	}})
 	s.put("/api/v1/namespaces/kube-system/pods", map[string]any{"apiVersion": "v1", "kind": "PodList", "metadata": map[string]any{}, "items": []any{}})
 	s.put("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", map[string]any{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSliceList", "metadata": map[string]any{}, "items": []any{
-		map[string]any{"ports": []any{map[string]any{"port": int64(6443)}}, "endpoints": []any{map[string]any{"addresses": words("192.0.2.1")}}}}})
+		map[string]any{"ports": []any{map[string]any{"port": int64(6443)}}, "endpoints": []any{map[string]any{"addresses": anyList("192.0.2.1")}}}}})
 	s.put("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"+openyurt.PoolCRD, map[string]any{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
 		"metadata": map[string]any{"name": openyurt.PoolCRD}, "spec": map[string]any{"versions": []any{map[string]any{"name": "v1beta2", "storage": true}}}})
 	const newer, zoned = "OpenYurt is newer than v1.7", "edge nodes have their node pool as zone"
@@ -55,7 +55,7 @@ func TestVerifyKnowsNewerOpenYurt(t *testing.T) {
 	s.put(bindings+hubName, rbac("ClusterRoleBinding", "", hubName, bindNodes("ClusterRole", hubName)))
 	s.put(roles+openyurt.BootstrapRole, rbac("ClusterRole", "", openyurt.BootstrapRole, map[string]any{"rules": []any{rule("apps.openyurt.io", "nodepools", "get")}}))
 	for _, w := range hubObjects() {
-		if change, err := c.try(t.Context(), w); err != nil || change != nil {
+		if change, err := c.dryRun(t.Context(), w); err != nil || change != nil {
 			t.Errorf("prepare would change %s: %v", w.name, err)
 		}
 	}

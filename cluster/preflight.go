@@ -22,47 +22,47 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// PreflightSite is one site to be checked.
+// PreflightSite is a Site to check.
 type PreflightSite struct {
 	Name string
 	*configs.Site
 }
 
-// PreflightOptions are what the checks use.
+// PreflightOptions configure Preflight.
 type PreflightOptions struct {
-	// Client is somebody with a kubeconfig; nil asks what discovery asks.
+	// Client is for checks that need a kubeconfig; nil: these are skipped.
 	Client *Client
 	Now    time.Time
-	// ShipWithin is how long until the machines are switched on.
+	// ShipWithin is the time until the machines are switched on.
 	ShipWithin time.Duration
-	// Kubelet is the version of the image's; empty: unknown.
+	// Kubelet is the version in the image; empty: unknown.
 	Kubelet string
 	Dial    api.DialFunc
 	// Timeout bounds the request to each API server.
 	Timeout time.Duration
 }
 
-// preflight gathers checks of sites of one cluster.
+// preflight collects the checks of one cluster's Sites.
 type preflight struct {
 	PreflightOptions
 	checks []Check
-	// found is an API server that has proven itself to the first site.
+	// found is a client of an API server that was verified for the first Site.
 	found *api.Client
-	// silent: no API server answered, so none need be asked again.
+	// silent: no API server answers, so the others need not be tried.
 	silent bool
-	// proven is what an API server proved to each token: one that a token vouches
-	// for is shown no other.
+	// proven has the result of discovery for each token. An API server that one token
+	// verifies gets no other token.
 	proven map[configs.Secret]proof
 }
 
-// proof is an API server that has proven itself to one token, or why none has.
+// proof is the result of discovery with one token: a client, or why there is none.
 type proof struct {
 	client *api.Client
 	err    error
 }
 
-// with is a way to the cluster for a site, by its own token.
-func (p *preflight) with(ctx context.Context, site *configs.Site) (*api.Client, error) {
+// clientFor returns a client for a Site that uses its token.
+func (p *preflight) clientFor(ctx context.Context, site *configs.Site) (*api.Client, error) {
 	token := site.Credentials.Token
 	if known, ok := p.proven[token]; ok {
 		return known.client, known.err
@@ -81,7 +81,7 @@ func (p *preflight) with(ctx context.Context, site *configs.Site) (*api.Client, 
 	return of.client, of.err
 }
 
-// get asks for as long as an API server has to answer.
+// get makes a request with the timeout for one API server.
 func (p *preflight) get(ctx context.Context, client *api.Client, path string, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
@@ -100,8 +100,8 @@ func (p *preflight) unknown(name, site, detail, fix string) {
 	p.checks = append(p.checks, Check{Name: name, Site: site, State: CheckUnknown, Detail: detail, Fix: fix})
 }
 
-// Preflight looks, reading only, whether the sites' machines will be able to
-// join. Sites of one cluster ask it once for what they have in common.
+// Preflight checks, without changes, whether the Sites' machines can join. Common checks of
+// one cluster are made once.
 func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) []Check {
 	var order []string
 	groups := map[string][]PreflightSite{}
@@ -113,7 +113,7 @@ func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) [
 		groups[key] = append(groups[key], s)
 	}
 	var all []Check
-	if useless := o.Client.useless(ctx); useless != "" {
+	if useless := o.Client.unusable(ctx); useless != "" {
 		all = append(all, Check{Name: "kubeconfig", State: CheckFailed, Detail: useless,
 			Fix: "name one that works from here (kubectl --kubeconfig FILE get nodes), or leave --kubeconfig out"})
 		o.Client = nil
@@ -126,9 +126,9 @@ func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) [
 	return all
 }
 
-// useless says why a kubeconfig shows nothing of its cluster; empty: it shows
-// something, or no kubeconfig is given. A right that its user lacks is told elsewhere.
-func (c *Client) useless(ctx context.Context) string {
+// unusable returns why a kubeconfig gives no access to its cluster, or "". Missing rights of
+// its user do not count.
+func (c *Client) unusable(ctx context.Context) string {
 	if c == nil {
 		return ""
 	}
@@ -160,14 +160,14 @@ func (p *preflight) cluster(ctx context.Context, sites []PreflightSite) {
 	p.openYurt(ctx, sites)
 }
 
-// discovery is how a node of the site finds the cluster.
+// discovery returns the discovery that a node of the Site performs.
 func (p *preflight) discovery(site *configs.Site, masters ...string) api.Discovery {
 	host, _, _ := net.SplitHostPort(site.EndpointHostPort())
 	return api.Discovery{Masters: masters, Token: site.Credentials.Token.Reveal(), Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification,
 		CA: []byte(site.CACert), Names: []string{host, api.SharedName}, Dial: p.Dial, Timeout: p.Timeout}
 }
 
-// apiServer does with one API server what a node does with all of them.
+// apiServer checks one API server by a node's discovery.
 func (p *preflight) apiServer(ctx context.Context, master string, site *configs.Site) {
 	name := "API server " + master
 	d := p.discovery(site, master)
@@ -183,33 +183,31 @@ func (p *preflight) apiServer(ctx context.Context, master string, site *configs.
 			p.proven[site.Credentials.Token] = proof{client: p.found}
 		}
 	case errors.Is(err, api.ErrPin), errors.Is(err, api.ErrCA):
-		p.fail(name, "", inWords(err), "write the CA hash of this cluster into caCertHashes (`kubeadm token create --print-join-command` prints it), or the cluster's own masters into masters")
+		p.fail(name, "", describeError(err), "write the CA hash of this cluster into caCertHashes (`kubeadm token create --print-join-command` prints it), or the cluster's own masters into masters")
 	case errors.Is(err, api.ErrServerName):
-		p.fail(name, "", inWords(err), "name the API server as its certificate does, or renew the API server's certificate with this name (kubeadm: apiServer.certSANs)")
+		p.fail(name, "", describeError(err), "name the API server as its certificate does, or renew the API server's certificate with this name (kubeadm: apiServer.certSANs)")
 	case notThisToken(err):
-		// It is the token, of which more is said below.
-		p.fail(name, "", inWords(err), "mint a token and write it into the Site: edgebake cluster token mint --node NAME, or kubeadm token create")
+		// The token is wrong; its own check has the details.
+		p.fail(name, "", describeError(err), "mint a token and write it into the Site: edgebake cluster token mint --node NAME, or kubeadm token create")
 	case api.Code(err) != 0:
-		p.fail(name, "", inWords(err), "let anonymous users read kube-public/cluster-info (kubeadm init phase bootstrap-token), or give the Site the CA itself (caCert)")
+		p.fail(name, "", describeError(err), "let anonymous users read kube-public/cluster-info (kubeadm init phase bootstrap-token), or give the Site the CA itself (caCert)")
 	default:
-		p.fail(name, "", inWords(err), "correct the address, switch the control-plane node on, or open the way to it from where the machine will stand")
+		p.fail(name, "", describeError(err), "correct the address, switch the control-plane node on, or open the way to it from where the machine will stand")
 	}
 }
 
-// notThisToken reports whether an API server answered, and it is the token
-// that is wrong.
+// notThisToken reports whether an API server answered, but the token is wrong.
 func notThisToken(err error) bool {
 	return errors.Is(err, api.ErrToken) || errors.Is(err, api.ErrSignature) || errors.Is(err, api.ErrUnsigned)
 }
 
-// inWords is an error of asking API servers, on one line: without the words
-// that name an API server that is named already, and once what several say
-// alike.
-func inWords(err error) string {
+// describeError returns the error of requests to API servers on one line, without their names and
+// without repetitions.
+func describeError(err error) string {
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		var said []string
 		for _, e := range all.Unwrap() {
-			if text := inWords(e); !slices.Contains(said, text) {
+			if text := describeError(e); !slices.Contains(said, text) {
 				said = append(said, text)
 			}
 		}
@@ -241,13 +239,13 @@ func inWords(err error) string {
 	return strings.Join(strings.Fields(text), " ")
 }
 
-// ca compares the pins with what the cluster says of itself.
+// ca compares the pins with the CA in cluster-info.
 func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 	const name = "CA hash"
 	pins := site.CAPins()
 	switch {
 	case p.Client == nil:
-		return // each API server has been asked to prove itself
+		return // apiServer has verified each
 	case len(pins) == 0:
 		if site.UnsafeSkipCAVerification {
 			p.unknown(name, "", "the Site pins none", "write caCertHashes in place of unsafeSkipCAVerification")
@@ -272,8 +270,8 @@ func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 	p.fail(name, "", "is not the cluster's, which has "+strings.Join(info.pins, ", "), "write the cluster's into caCertHashes (or caCert), or name the kubeconfig of the Site's own cluster")
 }
 
-// version compares kubelet's with the API server's: kubelet may be up to three
-// minor versions older, and not newer.
+// version compares kubelet's version with the API server's: kubelet may be up to three minor
+// versions older, but not newer.
 func (p *preflight) version(ctx context.Context) {
 	const name = "version"
 	var v struct {
@@ -288,7 +286,7 @@ func (p *preflight) version(ctx context.Context) {
 		return
 	}
 	if err := p.get(ctx, p.found, "/version", &v); err != nil {
-		p.unknown(name, "", "the API server does not tell its version: "+inWords(err), "")
+		p.unknown(name, "", "the API server does not tell its version: "+describeError(err), "")
 		return
 	} else if !semver.IsValid(v.GitVersion) {
 		p.unknown(name, "", fmt.Sprintf("the API server calls its version %q", v.GitVersion), "")
@@ -312,7 +310,7 @@ func minor(v string) (n int) {
 	return n
 }
 
-// token looks whether a token will be good on the day.
+// token checks whether a token will be valid when the machines are switched on.
 func (p *preflight) token(ctx context.Context, s PreflightSite) {
 	token := s.Credentials.Token.Reveal()
 	id, _, _ := strings.Cut(token, ".")
@@ -323,12 +321,12 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 		return
 	}
 	if p.Client == nil {
-		// An API server that proves itself has accepted the token.
-		if _, err := p.with(ctx, s.Site); notThisToken(err) {
-			p.fail(name, "", inWords(err), fix)
+		// A verified API server has accepted the token.
+		if _, err := p.clientFor(ctx, s.Site); notThisToken(err) {
+			p.fail(name, "", describeError(err), fix)
 			return
 		} else if err != nil {
-			p.unknown(name, "", inWords(err), "")
+			p.unknown(name, "", describeError(err), "")
 			return
 		}
 		p.ok(name, "", "is accepted now")
@@ -356,12 +354,12 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 	}
 }
 
-// withoutFix is what is wrong with a token; the fix is on a line of its own.
+// withoutFix removes the fix from a problem; Check.Fix has it.
 func withoutFix(problem string) string { return strings.TrimSuffix(problem, ": mint another") }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }
 
-// nodeName looks whether the cluster has a Node of the site's name already.
+// nodeName checks whether the cluster already has a Node of the Site's name.
 func (p *preflight) nodeName(ctx context.Context, s PreflightSite) {
 	const name = "node name"
 	node := strings.ToLower(s.NodeName)
@@ -385,9 +383,9 @@ func (p *preflight) hasNode(ctx context.Context, node string, site *configs.Site
 		obj, err := p.Client.get(ctx, nodes, "", node)
 		return obj != nil, err
 	}
-	as, err := p.with(ctx, site)
+	as, err := p.clientFor(ctx, site)
 	if err != nil {
-		return false, errors.New(inWords(err))
+		return false, errors.New(describeError(err))
 	}
 	err = p.get(ctx, as, "/api/v1/nodes/"+node, nil)
 	if api.Code(err) == 404 {
@@ -396,12 +394,12 @@ func (p *preflight) hasNode(ctx context.Context, node string, site *configs.Site
 	return err == nil, err
 }
 
-// nodePools is OpenYurt's, in the version that the cluster stores.
+// nodePools returns the resource of OpenYurt's node pools.
 func nodePools(version string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: openyurt.Group, Version: version, Resource: openyurt.Pools}
 }
 
-// openYurt looks at what yurthub needs of the cluster, for all sites together.
+// openYurt checks what yurthub needs in the cluster, for all Sites together.
 func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 	of := slices.DeleteFunc(slices.Clone(sites), func(s PreflightSite) bool { return !s.OpenYurt() })
 	if len(of) == 0 {
@@ -448,7 +446,7 @@ func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 		}
 	}
 	const rights = "yurthub's rights"
-	switch lacks, err := p.Client.lackedRights(ctx, rules); {
+	switch lacks, err := p.Client.missingRights(ctx, rules); {
 	case err != nil:
 		p.unknown(rights, "", err.Error(), "")
 	case len(lacks) > 0:
@@ -477,7 +475,7 @@ func (p *preflight) pool(ctx context.Context, version string, s PreflightSite, n
 	p.ok(name, "", "is of type "+kind)
 }
 
-// approver looks for what approves yurthub's certificates.
+// approver checks whether yurthub's certificates will be approved.
 func (p *preflight) approver(ctx context.Context) {
 	const name = "certificate approver"
 	m, err := p.Client.manager(ctx)

@@ -308,7 +308,7 @@ func TestPreflightSeesWhatYurthubLacks(t *testing.T) {
 		"no settings":       {role("configmaps"), bound, "does not give get, list, watch of configmaps"},
 		"no binding":        {role(""), nil, "there is no ClusterRoleBinding yurt-hub"},
 		"another's binding": {role(""), other, "does not bind it to system:nodes"},
-		"wider":             {rbac("ClusterRole", "", hubName, map[string]any{"rules": []any{map[string]any{"apiGroups": words("*"), "resources": words("*"), "verbs": words("*")}}}), bound, ""},
+		"wider":             {rbac("ClusterRole", "", hubName, map[string]any{"rules": []any{map[string]any{"apiGroups": anyList("*"), "resources": anyList("*"), "verbs": anyList("*")}}}), bound, ""},
 	} {
 		s, c := newStore(t)
 		if tt.role != nil {
@@ -340,7 +340,7 @@ func TestPreflightSeesWhatYurthubLacks(t *testing.T) {
 			}
 			s.put(map[string]string{"clusterroles": hubPath, "clusterrolebindings": bindingPath}[w.resource.Resource], want)
 		}
-		if lacks, err := c.lackedRights(t.Context(), openyurt.HubRules()); err != nil || len(lacks) > 0 {
+		if lacks, err := c.missingRights(t.Context(), openyurt.HubRules()); err != nil || len(lacks) > 0 {
 			t.Errorf("%s, prepared: %q, %v", name, lacks, err)
 		}
 	}

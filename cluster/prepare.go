@@ -15,15 +15,14 @@ import (
 
 const fieldManager = "edgebake"
 
-// Wanted is what Prepare is asked for.
+// Wanted is what Prepare sets up.
 type Wanted struct {
 	VIP string
-	// Pools are node pools to make, by name: Edge or Cloud.
+	// Pools maps the names of node pools to their type, Edge or Cloud.
 	Pools map[string]string
 }
 
-// Change is one object as it is and as it should be. Before is nil where it is
-// to be made.
+// Change is an object before and after a change. Before is nil for a new object.
 type Change struct {
 	Resource  schema.GroupVersionResource `json:"resource"`
 	Namespace string                      `json:"namespace,omitempty"`
@@ -32,20 +31,19 @@ type Change struct {
 	Before    map[string]any              `json:"before"`
 	After     map[string]any              `json:"after"`
 
-	// then is what a person has to do besides.
-	then string
+	// nextStep is what a person has to do afterwards.
+	nextStep string
 }
 
 func (c *Change) String() string { return describe(c.Resource, c.Namespace, c.Name) }
 
-// Then is what has to follow the change, "" for nothing.
-func (c *Change) Then() string { return c.then }
+// NextStep returns what a person has to do after the change, or "".
+func (c *Change) NextStep() string { return c.nextStep }
 
-// Diff shows the change as lines of YAML.
+// Diff returns the change as a diff of YAML.
 func (c *Change) Diff() string { return diff(lines(c.Before), lines(c.After)) }
 
-// Plan finds out what Prepare would change, by the API server's own word: each
-// change is tried there without being carried out.
+// Plan returns what Prepare would change, by a dry run of each change.
 func (c *Client) Plan(ctx context.Context, w Wanted) ([]Change, error) {
 	desired, err := c.desired(ctx, w)
 	if err != nil {
@@ -61,11 +59,11 @@ func (c *Client) Plan(ctx context.Context, w Wanted) ([]Change, error) {
 	var plan []Change
 	var errs []error
 	for _, w := range desired {
-		change, err := c.try(ctx, w)
+		change, err := c.dryRun(ctx, w)
 		if err != nil {
 			errs = append(errs, err)
 		} else if change != nil {
-			if i := noteOf(noted, change); i >= 0 && !noted[i].knows(change.Before) {
+			if i := indexOf(noted, change); i >= 0 && !noted[i].changedOnlyByPrepare(change.Before) {
 				change.Why += "; somebody changed it since it was prepared before: revert will bring back what he made of it, not what it was before that"
 			}
 			plan = append(plan, *change)
@@ -83,8 +81,8 @@ func rightsFor(desired []desiredObject) []right {
 	return slices.Compact(all)
 }
 
-// try has the API server say what would come of a change; nil: nothing.
-func (c *Client) try(ctx context.Context, w desiredObject) (*Change, error) {
+// dryRun returns the result of a dry run, or nil if nothing would change.
+func (c *Client) dryRun(ctx context.Context, w desiredObject) (*Change, error) {
 	obj, err := c.get(ctx, w.resource, w.namespace, w.name)
 	if err != nil {
 		return nil, err
@@ -94,7 +92,7 @@ func (c *Client) try(ctx context.Context, w desiredObject) (*Change, error) {
 	if err != nil || want == nil || reflect.DeepEqual(is, want) {
 		return nil, err
 	}
-	change := &Change{Resource: w.resource, Namespace: w.namespace, Name: w.name, Why: w.why, Before: is, then: w.then}
+	change := &Change{Resource: w.resource, Namespace: w.namespace, Name: w.name, Why: w.why, Before: is, nextStep: w.then}
 	after, err := c.write(ctx, change, want, obj, metav1.DryRunAll)
 	if err != nil {
 		return nil, err
@@ -105,8 +103,7 @@ func (c *Client) try(ctx context.Context, w desiredObject) (*Change, error) {
 	return change, nil
 }
 
-// write makes or replaces an object; dryRun may keep the API server from
-// doing it.
+// write creates or replaces an object, or with dryRun only tries to.
 func (c *Client) write(ctx context.Context, at *Change, want map[string]any, is *unstructured.Unstructured, dryRun ...string) (*unstructured.Unstructured, error) {
 	obj := &unstructured.Unstructured{Object: copyOf(want)}
 	r := c.resource(at.Resource, at.Namespace)
@@ -114,7 +111,7 @@ func (c *Client) write(ctx context.Context, at *Change, want map[string]any, is 
 		done, err := r.Create(ctx, obj, metav1.CreateOptions{DryRun: dryRun, FieldManager: fieldManager})
 		return done, c.explain("making "+at.String(), err)
 	}
-	// Somebody else's change in between is a conflict, not overwritten.
+	// A change by others in between is a conflict.
 	obj.SetResourceVersion(is.GetResourceVersion())
 	if status, ok := is.Object["status"]; ok {
 		obj.Object["status"] = status
@@ -123,7 +120,7 @@ func (c *Client) write(ctx context.Context, at *Change, want map[string]any, is 
 	return done, c.explain("changing "+at.String(), err)
 }
 
-// stateOf is an object that was read, as clean has it; nil where there was none.
+// stateOf returns the cleaned content of an object that was read, or nil.
 func stateOf(obj *unstructured.Unstructured) map[string]any {
 	if obj == nil {
 		return nil
@@ -131,7 +128,7 @@ func stateOf(obj *unstructured.Unstructured) map[string]any {
 	return clean(obj.Object)
 }
 
-// clean is an object without what the API server keeps for itself.
+// clean returns an object without the fields that the API server sets.
 func clean(obj map[string]any) map[string]any {
 	out := copyOf(obj)
 	delete(out, "status")
@@ -150,8 +147,7 @@ func copyOf(obj map[string]any) map[string]any {
 	return (&unstructured.Unstructured{Object: obj}).DeepCopy().Object
 }
 
-// Prepare carries a plan out. What the objects were before is recorded in the
-// cluster first, for Revert.
+// Prepare performs a plan. It first records the former objects in the cluster, for Revert.
 func (c *Client) Prepare(ctx context.Context, plan []Change) error {
 	if len(plan) == 0 {
 		return nil

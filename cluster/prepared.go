@@ -12,40 +12,38 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// recordName is the ConfigMap in kube-system that holds what objects were
-// before Prepare.
+// recordName is the ConfigMap in kube-system that records the objects before Prepare.
 const recordName = "edgebake-prepared"
 
-// note is a Change as the record has it.
-type note struct {
+// note is a Change in the record.
+type recordedChange struct {
 	Change
-	// Earlier is what Prepare had made of the object before this change; nil:
-	// nothing. A power cut may have kept it from becoming After.
+	// Earlier is the object after a former Prepare, or nil. The object still has this state
+	// if the present change was interrupted.
 	Earlier map[string]any `json:"earlier,omitempty"`
 }
 
-// knows reports whether an object in this state is without a change by
-// somebody else.
-func (n *note) knows(is map[string]any) bool {
-	return reflect.DeepEqual(is, n.Before) || n.made(is)
+// changedOnlyByPrepare reports whether nobody else has changed an object in this state.
+func (n *recordedChange) changedOnlyByPrepare(is map[string]any) bool {
+	return reflect.DeepEqual(is, n.Before) || n.madeByPrepare(is)
 }
 
-// made reports whether Prepare left an object in this state.
-func (n *note) made(is map[string]any) bool {
+// madeByPrepare reports whether Prepare brought an object into this state.
+func (n *recordedChange) madeByPrepare(is map[string]any) bool {
 	return is != nil && (reflect.DeepEqual(is, n.After) || reflect.DeepEqual(is, n.Earlier))
 }
 
-// noteOf is where the record has an object, -1 if nowhere.
-func noteOf(all []note, of *Change) int {
-	return slices.IndexFunc(all, func(n note) bool { return n.String() == of.String() })
+// indexOf returns the place of an object in the record, or -1.
+func indexOf(all []recordedChange, of *Change) int {
+	return slices.IndexFunc(all, func(n recordedChange) bool { return n.String() == of.String() })
 }
 
-// preparable reports whether Prepare could have recorded the change: the record
-// is carried out with an administrator's rights, and others may write to it.
+// preparable reports whether Prepare could have recorded the change: others may write to the
+// record, and Revert uses it with an administrator's rights.
 func preparable(c *Change) bool {
 	pool := nodePools(c.Resource.Version)
 	switch {
-	case c.After == nil || !names(c.After, c) || c.Before != nil && !names(c.Before, c):
+	case c.After == nil || !isObjectOf(c.After, c) || c.Before != nil && !isObjectOf(c.Before, c):
 		return false
 	case c.Resource == pool:
 		return c.Namespace == "" && len(validation.IsDNS1035Label(c.Resource.Version)) == 0 && len(validation.IsDNS1123Subdomain(c.Name)) == 0
@@ -63,61 +61,59 @@ func preparable(c *Change) bool {
 	})
 }
 
-// names reports whether an object is the one that the change is of.
-func names(obj map[string]any, c *Change) bool {
+// isObjectOf reports whether obj is the object of the change.
+func isObjectOf(obj map[string]any, c *Change) bool {
 	u := unstructured.Unstructured{Object: obj}
 	return u.GetName() == c.Name && u.GetNamespace() == c.Namespace
 }
 
-// recorded reads the record; nil if it is not found.
-func (c *Client) recorded(ctx context.Context) ([]note, *unstructured.Unstructured, error) {
+// recorded reads the record, or returns nil if it does not exist.
+func (c *Client) recorded(ctx context.Context) ([]recordedChange, *unstructured.Unstructured, error) {
 	obj, err := c.get(ctx, configMaps, systemNamespace, recordName)
 	if err != nil || obj == nil {
 		return nil, nil, err
 	}
 	text, _, _ := unstructured.NestedString(obj.Object, "data", "changes.json")
-	var all []note
+	var all []recordedChange
 	reading := "reading " + describe(configMaps, systemNamespace, recordName)
-	// Numbers as the API server's answers have them, or nothing would compare
-	// equal.
+	// This package decodes numbers as API machinery does, so that objects compare equal.
 	if err := utiljson.Unmarshal([]byte(text), &all); err != nil {
 		return nil, nil, fmt.Errorf("%s: it is damaged: %w", reading, err)
 	}
 	for i := range all {
-		if !preparable(&all[i].Change) || noteOf(all[:i], &all[i].Change) >= 0 {
+		if !preparable(&all[i].Change) || indexOf(all[:i], &all[i].Change) >= 0 {
 			return nil, nil, fmt.Errorf("%s: it is damaged: `edgebake cluster prepare` does not write what it says of %s; nothing was changed: find out who wrote it (kubectl -n kube-system get configmap %s -o yaml --show-managed-fields), take back by hand what prepare did, and remove it", reading, &all[i].Change, recordName)
 		}
 	}
 	return all, obj, nil
 }
 
-// record notes what the objects of a plan were before. What is noted already
-// stays: the first state is the one to come back to, unless somebody else has
-// changed the object since, which revert must not lose.
+// record records the objects of a plan before the change. An existing record keeps the first
+// state, unless somebody else has changed the object since: revert must not lose that.
 func (c *Client) record(ctx context.Context, plan []Change) error {
 	all, obj, err := c.recorded(ctx)
 	if err != nil {
 		return err
 	}
 	for _, p := range plan {
-		i := noteOf(all, &p)
+		i := indexOf(all, &p)
 		if i < 0 {
-			all = append(all, note{Change: p})
+			all = append(all, recordedChange{Change: p})
 			continue
 		}
 		was := all[i]
-		all[i] = note{Change: p}
-		if was.knows(p.Before) {
+		all[i] = recordedChange{Change: p}
+		if was.changedOnlyByPrepare(p.Before) {
 			all[i].Before = was.Before
 		}
-		if was.made(p.Before) {
+		if was.madeByPrepare(p.Before) {
 			all[i].Earlier = p.Before
 		}
 	}
 	return c.writeRecord(ctx, all, obj)
 }
 
-func (c *Client) writeRecord(ctx context.Context, all []note, is *unstructured.Unstructured) error {
+func (c *Client) writeRecord(ctx context.Context, all []recordedChange, is *unstructured.Unstructured) error {
 	text, err := json.Marshal(all)
 	if err != nil {
 		return err

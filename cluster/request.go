@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// requestSubject is the node that a request made with a bootstrap token is
-// for: its subject says so, since the token names nobody.
+// requestSubject returns the node in the subject of a certificate request that was made with
+// a bootstrap token.
 func requestSubject(r *unstructured.Unstructured) string {
 	text, _, _ := unstructured.NestedString(r.Object, "spec", "request")
 	raw, err := base64.StdEncoding.DecodeString(text)

@@ -11,25 +11,25 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// Reverted is what became of one recorded object.
+// Reverted is the result of Revert for one object.
 type Reverted struct {
 	Change
-	// Kept says why it was left as it is; "": it is as it was before.
+	// Kept is why the object was not reverted, or "".
 	Kept string
 }
 
 const keptChanged = "somebody changed it since: remove edgebake's part by hand (--dry-run shows the difference)"
 
-// RevertPlan is what Revert would do: each recorded change, turned round.
+// RevertPlan returns what Revert would do.
 func (c *Client) RevertPlan(ctx context.Context) ([]Reverted, error) {
 	all, _, err := c.recorded(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return c.turnRound(ctx, all)
+	return c.inverse(ctx, all)
 }
 
-func (c *Client) turnRound(ctx context.Context, all []note) ([]Reverted, error) {
+func (c *Client) inverse(ctx context.Context, all []recordedChange) ([]Reverted, error) {
 	var out []Reverted
 	for _, n := range slices.Backward(all) {
 		obj, err := c.get(ctx, n.Resource, n.Namespace, n.Name)
@@ -39,8 +39,8 @@ func (c *Client) turnRound(ctx context.Context, all []note) ([]Reverted, error) 
 		back := Reverted{Change: Change{Resource: n.Resource, Namespace: n.Namespace, Name: n.Name, Why: n.Why, Before: stateOf(obj), After: n.Before}}
 		switch {
 		case reflect.DeepEqual(back.Before, back.After):
-			continue // never carried out, or taken back by hand
-		case !n.made(back.Before):
+			continue // never performed, or reverted by hand
+		case !n.madeByPrepare(back.Before):
 			back.Kept = keptChanged
 		}
 		out = append(out, back)
@@ -48,14 +48,14 @@ func (c *Client) turnRound(ctx context.Context, all []note) ([]Reverted, error) 
 	return out, nil
 }
 
-// Revert makes every recorded object what it was, but for those that somebody
-// else has changed since, which stay and stay recorded.
+// Revert restores every recorded object. Those that somebody else has changed since stay, and
+// stay recorded.
 func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
 	all, record, err := c.recorded(ctx)
 	if err != nil || record == nil {
 		return nil, err
 	}
-	plan, err := c.turnRound(ctx, all)
+	plan, err := c.inverse(ctx, all)
 	if err != nil {
 		return nil, err
 	}
@@ -70,19 +70,19 @@ func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
 	if err := c.need(ctx, "reverting the cluster", rights...); err != nil {
 		return nil, err
 	}
-	var kept []note
+	var kept []recordedChange
 	for i := range plan {
 		p := &plan[i]
 		if p.Kept == "" {
-			if p.Kept, err = c.putBack(ctx, &p.Change); err != nil {
+			if p.Kept, err = c.restore(ctx, &p.Change); err != nil {
 				return nil, err
 			}
 		}
 		if p.Kept != "" {
-			kept = append(kept, all[noteOf(all, &p.Change)])
+			kept = append(kept, all[indexOf(all, &p.Change)])
 		}
 	}
-	slices.Reverse(kept) // in the order they were made
+	slices.Reverse(kept) // in the order of Prepare
 	if len(kept) > 0 {
 		err = c.writeRecord(ctx, kept, record)
 	} else {
@@ -94,9 +94,8 @@ func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
 	return plan, err
 }
 
-// putBack turns one object back, unless somebody has changed it since it was
-// read; then it says so.
-func (c *Client) putBack(ctx context.Context, p *Change) (kept string, err error) {
+// restore restores one object, or returns why it is kept: it was changed since it was read.
+func (c *Client) restore(ctx context.Context, p *Change) (kept string, err error) {
 	obj, err := c.get(ctx, p.Resource, p.Namespace, p.Name)
 	if err != nil {
 		return "", err
@@ -118,7 +117,7 @@ func (c *Client) putBack(ctx context.Context, p *Change) (kept string, err error
 	return "", err
 }
 
-// remove removes an object as it was read; not found is as good.
+// remove removes an object if it is still as it was read. It may be gone already.
 func (c *Client) remove(ctx context.Context, at *Change, is *unstructured.Unstructured) error {
 	uid, version := is.GetUID(), is.GetResourceVersion()
 	err := c.resource(at.Resource, at.Namespace).Delete(ctx, at.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}})

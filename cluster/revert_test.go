@@ -120,7 +120,7 @@ const (
 func hub(resources ...string) map[string]any {
 	var rules []any
 	for _, r := range resources {
-		rules = append(rules, map[string]any{"apiGroups": words(""), "resources": words(r), "verbs": words("get")})
+		rules = append(rules, map[string]any{"apiGroups": anyList(""), "resources": anyList(r), "verbs": anyList("get")})
 	}
 	return rbac("ClusterRole", "", hubName, map[string]any{"rules": rules})
 }
@@ -228,7 +228,7 @@ func TestRevertRejectsARecordOfSomebodyElse(t *testing.T) {
 		"a version's path":   {Resource: nodePools("v1/../../../api/v1"), Name: "p", After: map[string]any{"metadata": map[string]any{"name": "p"}}},
 	} {
 		s, c := newStore(t)
-		if err := c.writeRecord(t.Context(), []note{{Change: change}}, nil); err != nil {
+		if err := c.writeRecord(t.Context(), []recordedChange{{Change: change}}, nil); err != nil {
 			t.Fatal(err)
 		}
 		was := s.version

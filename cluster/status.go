@@ -19,11 +19,11 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Site is one node as the cluster knows it.
+// Site is the status of a node, or of a token for one.
 type Site struct {
 	Node  string `json:"node"`
 	State string `json:"state"` // see below
-	// Since when, where the cluster says.
+	// Since is when the state began, if known.
 	Since  time.Time `json:"since,omitzero"`
 	Detail string    `json:"detail,omitempty"`
 	Fix    string    `json:"fix,omitempty"`
@@ -31,18 +31,17 @@ type Site struct {
 
 // States of a Site.
 const (
-	Waiting  = "waiting"  // a token is there, the node is not
-	Booting  = "booting"  // first boot is at work, it says
-	Failed   = "failed"   // first boot failed, it says
+	Waiting  = "waiting"  // there is a token, but no node
+	Booting  = "booting"  // the machine reports that first boot runs
+	Failed   = "failed"   // the machine reports that first boot failed
 	Joining  = "joining"  // its certificate waits for approval
-	NotReady = "notReady" // it has joined
+	NotReady = "notReady" // it has joined, but is not Ready
 	Ready    = "ready"
 )
 
 const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
 
-// Status says what became of each node, and of each token that was made for
-// one.
+// Status returns the status of each node, and of each token that was made for one.
 func (c *Client) Status(ctx context.Context, now time.Time) ([]Site, error) {
 	all, err := c.list(ctx, nodes, "", metav1.ListOptions{})
 	if err != nil {
@@ -123,8 +122,7 @@ func nodeState(n *unstructured.Unstructured) Site {
 	return s
 }
 
-// requestOf is the node that a certificate is asked for by, and whether nobody
-// has decided yet.
+// requestOf returns the node of a certificate request, and whether it is pending.
 func requestOf(r *unstructured.Unstructured) (node string, pending bool) {
 	conditions, _, _ := unstructured.NestedSlice(r.Object, "status", "conditions")
 	user, _, _ := unstructured.NestedString(r.Object, "spec", "username")
@@ -134,23 +132,22 @@ func requestOf(r *unstructured.Unstructured) (node string, pending bool) {
 	return requestSubject(r), len(conditions) == 0
 }
 
-// RemoveOptions of Remove.
+// RemoveOptions configure Remove.
 type RemoveOptions struct {
 	// Force removes a Node that is Ready.
 	Force bool
 	Now   time.Time
 }
 
-// only deletes an object as long as it is this one: another machine may have
-// taken the name since it was read.
-func only(is *unstructured.Unstructured) metav1.DeleteOptions {
+// precondition restricts a deletion to this very object: another machine may have got its name since
+// it was read.
+func precondition(is *unstructured.Unstructured) metav1.DeleteOptions {
 	uid := is.GetUID()
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
 }
 
-// Remove takes a node out of the cluster, so that another machine can have its
-// name: the tokens made for it, its requests for certificates, the Node. It
-// returns what it removed.
+// Remove removes a node from the cluster, so that another machine can have its name: its
+// tokens, certificate requests and Node. It returns what it removed.
 func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]string, error) {
 	doing := "removing node " + name
 	if err := c.need(ctx, doing, right{"get", nodes, "", name}, right{"delete", nodes, "", name}, right{"list", csrs, "", ""},
@@ -195,14 +192,14 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 	}
 	for i := range requests {
 		if of, _ := requestOf(&requests[i]); of == name {
-			if err := remove("CSR "+requests[i].GetName(), c.resource(csrs, "").Delete(ctx, requests[i].GetName(), only(&requests[i]))); err != nil {
+			if err := remove("CSR "+requests[i].GetName(), c.resource(csrs, "").Delete(ctx, requests[i].GetName(), precondition(&requests[i]))); err != nil {
 				return done, err
 			}
 		}
 	}
-	// The Node last: killed before, the command can be run again.
+	// The Node last, so that the command can be run again after an interruption.
 	if node != nil {
-		if err := remove("Node "+name, c.resource(nodes, "").Delete(ctx, name, only(node))); err != nil {
+		if err := remove("Node "+name, c.resource(nodes, "").Delete(ctx, name, precondition(node))); err != nil {
 			return done, err
 		}
 	}
@@ -212,16 +209,15 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 	return done, nil
 }
 
-// Report adds what machines say of their first boot, which the cluster cannot
-// know. The cluster's own word comes first: a node that is Ready has no failed
-// first boot, whatever was reported of it.
+// Report adds the machines' reports of first boot. The cluster's own state takes precedence:
+// a node that is Ready has no failed first boot.
 func Report(all []Site, told []reports.Told) []Site {
 	out := slices.Clone(all)
 	for _, t := range told {
 		i := slices.IndexFunc(out, func(s Site) bool { return s.Node == t.Node })
 		if i < 0 {
 			if t.Result == ondisk.ResultDone {
-				continue // a node that was removed since
+				continue // the node was removed since
 			}
 			out = append(out, Site{Node: t.Node, State: Waiting})
 			i = len(out) - 1

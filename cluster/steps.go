@@ -8,13 +8,13 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Certificates and static pods lie on the control-plane nodes' disks, where nothing
-// of ours runs on a cluster that edgebake did not build. What has to change there
-// is printed whole, for a person: first in kubeadm-config, or the next `kubeadm
-// upgrade` takes it back, then on each node, with what was there kept.
+// On a cluster that edgebake did not build, a person has to change certificates and static
+// pods on the control-plane nodes. These are the commands: first for kubeadm-config, since the
+// next `kubeadm upgrade` would revert the change otherwise, then for each node, with copies of
+// the former files.
 
-// onEachControlPlaneNode are the commands for one kubeadm phase with the cluster's own
-// configuration; kept are the files that it writes.
+// onEachControlPlaneNode returns the commands for one kubeadm phase with the cluster's own
+// configuration; kept are the files that it replaces.
 func onEachControlPlaneNode(phase string, kept ...string) string {
 	return strings.Join([]string{
 		"Then, on each control-plane node, one after the other: kubectl --kubeconfig /etc/kubernetes/admin.conf -n kube-system get configmap kubeadm-config -o jsonpath='{.data.ClusterConfiguration}' > /root/kubeadm.yaml",
@@ -28,15 +28,14 @@ func onEachControlPlaneNode(phase string, kept ...string) string {
 
 const editConfig = "kubectl -n kube-system edit configmap kubeadm-config: "
 
-// certSANsStep gets names into the API servers' certificates, which they read anew
-// by themselves.
+// certSANsStep adds names to the API servers' certificates, which they reload themselves.
 func certSANsStep(names []string) string {
 	return editConfig + "add " + strings.Join(names, " and ") + " to the list apiServer.certSANs. " +
 		onEachControlPlaneNode("certs apiserver", "/etc/kubernetes/pki/apiserver.crt", "/etc/kubernetes/pki/apiserver.key")
 }
 
-// controllersStep has kube-controller-manager run with these controllers: kubeadm's
-// own list, with or without nodelifecycle.
+// controllersStep sets kube-controller-manager's controllers: kubeadm's list, with or without
+// nodelifecycle.
 func controllersStep(without bool) string {
 	list := "*,bootstrapsigner,tokencleaner"
 	if without {
@@ -46,23 +45,22 @@ func controllersStep(without bool) string {
 		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml")
 }
 
-// managerRateStep gives kube-controller-manager the rates of a control plane that
-// edgebake builds.
+// managerRateStep sets kube-controller-manager's request rates to those of a control plane
+// that edgebake builds.
 func managerRateStep() string {
 	return editConfig + fmt.Sprintf(`set "kube-api-qps" to "%d" and "kube-api-burst" to "%d" among controllerManager.extraArgs. `, clusterdoc.ManagerQPS, 2*clusterdoc.ManagerQPS) +
 		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml")
 }
 
-// podRoomStep makes room for more nodes. The nodes keep their parts of the network.
+// podRoomStep enlarges the pod network for more nodes. The nodes keep their ranges.
 func podRoomStep() string {
 	return editConfig + `set networking.podSubnet to a larger network that contains the present one. ` +
 		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml") +
 		" Then give the same network to the network plugin and to kube-proxy (clusterCIDR)."
 }
 
-// lifecycleFix is what to do where both or neither of kube-controller-manager and
-// yurt-manager watch whether nodes live. version is yurt-manager's, "" if its image
-// does not say.
+// lifecycleFix returns the fix if both or neither of kube-controller-manager and yurt-manager
+// monitor nodes. version is yurt-manager's, or "".
 func lifecycleFix(version string, both bool) string {
 	older := openyurt.RunsLifecycle(version)
 	switch {
@@ -76,7 +74,7 @@ func lifecycleFix(version string, both bool) string {
 	return "OpenYurt leaves it to kube-controller-manager since " + openyurt.LifecycleSince + ". " + controllersStep(false)
 }
 
-// tagOf is the version in the tag of an image.
+// tagOf returns the version in the tag of an image.
 func tagOf(image string) string {
 	image, _, _ = strings.Cut(image, "@")
 	_, tag, _ := strings.Cut(image[strings.LastIndexByte(image, '/')+1:], ":")

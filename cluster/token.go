@@ -33,7 +33,7 @@ type Token struct {
 	Expires     time.Time `json:"expires,omitzero"` // zero: never
 	Usages      []string  `json:"usages,omitempty"`
 	Groups      []string  `json:"groups,omitempty"`
-	// Problems are why no node could join with it, each with its fix.
+	// Problems are the reasons why no node can join with it, each with its fix.
 	Problems []string `json:"problems,omitempty"`
 
 	secret configs.Secret
@@ -93,7 +93,7 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 	return t
 }
 
-// Tokens lists the bootstrap tokens, those that expire first at the top.
+// Tokens lists the bootstrap tokens, the first to expire first.
 func (c *Client) Tokens(ctx context.Context, now time.Time) ([]Token, error) {
 	all, err := c.list(ctx, secrets, systemNamespace, metav1.ListOptions{FieldSelector: "type=" + api.TokenType})
 	if err != nil {
@@ -109,13 +109,13 @@ func (c *Client) Tokens(ctx context.Context, now time.Time) ([]Token, error) {
 	return out, nil
 }
 
-// Minted is a new token, and what a Site says to join with it.
+// Minted is a new token, and the part of a Site that joins with it.
 type Minted struct {
 	Token
 	Site *configs.Site
 }
 
-// MintOptions of MintToken.
+// MintOptions configure MintToken.
 type MintOptions struct {
 	// Node that the token is for; empty: any.
 	Node string
@@ -133,14 +133,14 @@ func mintRights() []right {
 	}
 }
 
-// MintToken makes a bootstrap token on the cluster, and the part of a Site
-// that joins with it.
+// MintToken creates a bootstrap token, and returns it with the part of a Site that joins with
+// it.
 func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) {
 	const doing = "minting a token"
 	if err := c.need(ctx, doing, mintRights()...); err != nil {
 		return nil, err
 	}
-	// What a Site needs is read first: a token that nobody can use is not made.
+	// Read what a Site needs first, so that no useless token is created.
 	site, err := c.siteStub(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", doing, err)
@@ -169,8 +169,8 @@ func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) 
 	return nil, fmt.Errorf("%s: %w", doing, err)
 }
 
-// checkStub says what is wrong with a Site before there is a token for it, e.g.
-// a VIP of another family than the API servers.
+// checkStub returns what is wrong with a Site before a token is created, for example a VIP of
+// another family than the API servers.
 func checkStub(site *configs.Site) error {
 	with := *site
 	with.Credentials.Token = configs.NewSecret("abcdef.0123456789abcdef")
@@ -193,7 +193,8 @@ func newTokenSecret(o MintOptions) (Token, *unstructured.Unstructured) {
 	}}
 }
 
-// siteStub is what the cluster itself knows of a Site: API servers, endpoint, CA.
+// siteStub returns the fields of a Site that the cluster determines: API servers, endpoint,
+// CA.
 func (c *Client) siteStub(ctx context.Context) (*configs.Site, error) {
 	info, err := c.clusterInfo(ctx)
 	if err != nil {
@@ -220,7 +221,7 @@ func (c *Client) siteStub(ctx context.Context) (*configs.Site, error) {
 	return site, nil
 }
 
-// masters are the API servers' addresses, as they register themselves.
+// masters returns the addresses that the API servers register.
 func (c *Client) masters(ctx context.Context) ([]string, error) {
 	slicesOf, err := c.list(ctx, endpointSlices, metav1.NamespaceDefault, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
 	if err != nil {
@@ -252,7 +253,7 @@ func (c *Client) masters(ctx context.Context) ([]string, error) {
 	return slices.Compact(out), nil
 }
 
-// info is what the cluster publishes to those who want to join.
+// info is the content of cluster-info.
 type info struct {
 	ca   []byte // PEM
 	pins []string
@@ -285,8 +286,8 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 	return i, nil
 }
 
-// CheckToken says why no node could join with a token, given whole or by its
-// id; without problems one could.
+// CheckToken returns a token, given whole or by its ID, with the reasons why no node can join
+// with it.
 func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*Token, error) {
 	id, secret, whole := strings.Cut(token, ".")
 	if err := checkTokenID(token, id); err != nil {
@@ -329,8 +330,7 @@ func (c *Client) HasToken(ctx context.Context, token string, now time.Time) (boo
 
 var tokenID = regexp.MustCompile(`^[a-z0-9]{6}$`)
 
-// checkTokenID rejects what is neither a token nor its id: to say that the cluster
-// has none of it would have somebody look there.
+// checkTokenID returns an error for a text that is neither a token nor an ID.
 func checkTokenID(token, id string) error {
 	if id != token {
 		_, _, err := api.SplitToken(token)
@@ -342,7 +342,7 @@ func checkTokenID(token, id string) error {
 	return nil
 }
 
-// shown is an id that may be a whole token by mistake.
+// shown returns an ID for messages, without the secret of a whole token.
 func shown(id string) string {
 	if len(id) > 6 {
 		return id[:6] + "..."
@@ -350,7 +350,7 @@ func shown(id string) string {
 	return id
 }
 
-// tryToken finds what in the cluster keeps a good token from its work.
+// tryToken adds the problems of the cluster that keep a valid token from working.
 func (c *Client) tryToken(ctx context.Context, t *Token) error {
 	whole := t.ID + "." + t.secret.Reveal()
 	i, err := c.clusterInfo(ctx)
@@ -380,7 +380,7 @@ func (c *Client) tryToken(ctx context.Context, t *Token) error {
 	return nil
 }
 
-// RevokeToken removes a token, given whole or by its id.
+// RevokeToken removes a token, given whole or by its ID.
 func (c *Client) RevokeToken(ctx context.Context, token string) error {
 	id, _, _ := strings.Cut(token, ".")
 	if err := checkTokenID(token, id); err != nil {

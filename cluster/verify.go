@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Verify says what nodes will find on the cluster, and lack.
+// Verify checks whether the cluster has what nodes need.
 func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check, error) {
 	var out []Check
 	add := func(name, state, detail, fix string) {
@@ -34,7 +34,7 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check
 	if err != nil {
 		return nil, err
 	}
-	if version == "" { // what the others lack is to be seen all the same
+	if version == "" { // the other checks are still useful
 		for _, name := range slices.Sorted(maps.Keys(w.Pools)) {
 			add("node pool "+name, CheckFailed, "there is no CRD "+openyurt.PoolCRD, openyurt.InstallManager)
 		}
@@ -83,7 +83,7 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check
 	return slices.Concat(out, manager, newer), err
 }
 
-// newerOpenYurt checks what OpenYurt after v1.7 does otherwise, in a cluster that has it.
+// newerOpenYurt checks the requirements of OpenYurt after v1.7, if the cluster has it.
 func (c *Client) newerOpenYurt(ctx context.Context) ([]Check, error) {
 	role, err := c.get(ctx, clusterRoles, "", openyurt.BootstrapRole)
 	if err != nil || role == nil {
@@ -114,8 +114,8 @@ func (c *Client) newerOpenYurt(ctx context.Context) ([]Check, error) {
 	return out, nil
 }
 
-// servingNames says whether the API server's certificate has the endpoint and
-// the VIP. Nodes of ours do without; others may not.
+// servingNames checks whether the API server's certificate has the endpoint and the VIP.
+// edgebake's nodes do not need them, others may.
 func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check, error) {
 	const doing = "reading the API server's certificate"
 	f := Check{Name: "the API server's certificate has endpoint and VIP", State: CheckOK}
@@ -141,7 +141,7 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check,
 	return f, nil
 }
 
-// managerAdvice reads the flags of kube-controller-manager that limit how many nodes a
+// managerAdvice checks the flags of kube-controller-manager that limit how many nodes a
 // cluster can have, or how fast they join.
 func (c *Client) managerAdvice(ctx context.Context) ([]Check, error) {
 	all, err := c.list(ctx, pods, systemNamespace, metav1.ListOptions{LabelSelector: managerLabel})
@@ -188,8 +188,8 @@ func flagOf(args []string, name string) (value string) {
 	return value
 }
 
-// podRoom returns how many nodes get a part of kube-controller-manager's network of pods,
-// 0 where it gives out none. Of two families the smaller room counts.
+// podRoom returns how many nodes get a range of kube-controller-manager's pod network, the
+// smaller number of two families, or 0 if it assigns none.
 func podRoom(args []string) int {
 	if flagOf(args, "allocate-node-cidrs") != "true" {
 		return 0
@@ -219,14 +219,13 @@ func podRoom(args []string) int {
 // managerLabel selects the pods of kube-controller-manager.
 const managerLabel = "component=kube-controller-manager"
 
-// manager is what a cluster has of OpenYurt's yurt-manager, which approves
-// yurthub's certificates.
+// manager is a cluster's yurt-manager, which approves yurthub's certificates.
 type manager struct {
 	deployment *unstructured.Unstructured // nil: not found
-	lacks, fix string                     // why it approves nothing; "": it runs
+	lacks, fix string                     // why it does not approve, or ""
 }
 
-// manager looks for it, for preflight and for verify.
+// manager finds it.
 func (c *Client) manager(ctx context.Context) (manager, error) {
 	obj, err := c.get(ctx, deployments, openyurt.ManagerNamespace, openyurt.Manager)
 	if err != nil {
@@ -246,7 +245,7 @@ func (c *Client) manager(ctx context.Context) (manager, error) {
 	return m, nil
 }
 
-// managerChecks are about OpenYurt's yurt-manager and what it replaces.
+// managerChecks checks OpenYurt's yurt-manager and the controllers that it replaces.
 func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 	var out []Check
 	m, err := c.manager(ctx)
@@ -255,8 +254,8 @@ func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 	}
 	ready := Check{Name: openyurt.Manager + " runs (it approves yurthub's certificates)", State: CheckOK, Detail: m.lacks, Fix: m.fix}
 	if m.deployment == nil {
-		// Verify is asked about a cluster, which may have it under another name or
-		// get no edge nodes; preflight about a machine that would wait for it.
+		// Not a failure: the cluster may have it under another name, or get no edge nodes.
+		// For preflight it is an error, since a machine would wait for it.
 		ready.State = CheckUnknown
 		return append(out, ready), nil
 	}
@@ -289,7 +288,7 @@ func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 	return append(out, f), nil
 }
 
-// firstImage is that of an object's first container.
+// firstImage returns the image of an object's first container.
 func firstImage(obj map[string]any, path ...string) string {
 	containers, _, _ := unstructured.NestedSlice(obj, path...)
 	if len(containers) == 0 {
@@ -313,8 +312,8 @@ func containerArgs(obj map[string]any, path ...string) []string {
 	return out
 }
 
-// runs reports whether --controllers lets a controller run, by the rules of
-// Kubernetes: named off, named on, else *.
+// runs reports whether --controllers enables a controller, by the rules of Kubernetes: a
+// name with -, a name, else *.
 func runs(args []string, controller string) bool {
 	list := []string{"*"}
 	for i, a := range args {

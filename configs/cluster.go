@@ -2,7 +2,6 @@ package configs
 
 import (
 	"net"
-	"net/netip"
 )
 
 // apiServerPort is the port of the first API server: the endpoint's. A VIP can
@@ -28,14 +27,3 @@ func (s *Site) VIPHostPort() string { return net.JoinHostPort(s.VIP, s.apiServer
 
 // OpenYurt reports whether the node stands behind yurthub.
 func (s *Site) OpenYurt() bool { return s.NodeType == NodeEdge || s.NodeType == NodeCloud }
-
-// MasterAddrs are the API servers given as IP addresses.
-func (s *Site) MasterAddrs() []netip.Addr {
-	var addrs []netip.Addr
-	for _, m := range s.Masters {
-		if ap, err := netip.ParseAddrPort(m); err == nil {
-			addrs = append(addrs, ap.Addr().Unmap())
-		}
-	}
-	return addrs
-}

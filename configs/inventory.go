@@ -57,13 +57,3 @@ type Match struct {
 	// AssetTag is the asset tag in SMBIOS, of the chassis, else the board.
 	AssetTag string `yaml:"assetTag,omitempty" json:"assetTag,omitempty"`
 }
-
-// Find returns the site of that name, nil if there is none.
-func (inv *Inventory) Find(name string) *InventorySite {
-	for i := range inv.Sites {
-		if inv.Sites[i].Name == name {
-			return &inv.Sites[i]
-		}
-	}
-	return nil
-}

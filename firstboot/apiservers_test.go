@@ -44,7 +44,7 @@ func TestSlipInMasters(t *testing.T) {
 			if err := w.boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			node := strings.Split(w.SlotSite(worldtest.OwnDev), "\n")
+			node := strings.Split(w.SlotSite(worldtest.SlotDevice), "\n")
 			var lines []string
 			for _, l := range node {
 				if strings.HasPrefix(l, "nodeType") || strings.HasPrefix(l, "nodePool") {
@@ -52,7 +52,7 @@ func TestSlipInMasters(t *testing.T) {
 				}
 			}
 			w.Cluster.Down[slip] = true
-			w.Stamp(worldtest.OwnDev, w.withMasters(slip, lines...))
+			w.Stamp(worldtest.SlotDevice, w.withMasters(slip, lines...))
 			for range 2 {
 				w.PowerOn()
 				if err := w.boot(); err != nil {
@@ -63,14 +63,14 @@ func TestSlipInMasters(t *testing.T) {
 						t.Errorf("ipvscare does not know %s:\n%s", m, w.Get(ondisk.IPVSConfig))
 					}
 				}
-				if !w.Said("no API server of the Site has proven itself (" + slip + "): the former ones stay") {
+				if !w.ConsoleHas("no API server of the Site has proven itself (" + slip + "): the former ones stay") {
 					t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 				}
 			}
 			// A master that answers and is of another cluster proves nothing: the
 			// port is open, the certificate is a stranger's.
 			other := worldtest.NewCluster(t)
-			w.Cluster.Elsewhere = map[string]*worldtest.Cluster{slip: other}
+			w.Cluster.OtherClusters = map[string]*worldtest.Cluster{slip: other}
 			w.Cluster.Down[slip] = false
 			w.PowerOn()
 			if err := w.boot(); err != nil {
@@ -80,7 +80,7 @@ func TestSlipInMasters(t *testing.T) {
 				t.Errorf("a stranger drove out the masters:\n%s", w.Get(ondisk.IPVSConfig))
 			}
 			// The list was right after all.
-			w.Cluster.Elsewhere = nil
+			w.Cluster.OtherClusters = nil
 			w.PowerOn()
 			if err := w.boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
@@ -102,7 +102,7 @@ func TestSlipInMastersOffline(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.Stamp(worldtest.OwnDev, w.withMasters(slip))
+	w.Stamp(worldtest.SlotDevice, w.withMasters(slip))
 	w.PowerOn()
 	w.Offline, w.Patience = true, 5*time.Minute
 	if err := w.boot(); err == nil {
@@ -125,7 +125,7 @@ func TestOneOfTheNewMastersProves(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Cluster.Down[slip] = true
-	w.Stamp(worldtest.OwnDev, w.withMasters(slip+", 192.0.2.12:6443"))
+	w.Stamp(worldtest.SlotDevice, w.withMasters(slip+", 192.0.2.12:6443"))
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
@@ -135,8 +135,8 @@ func TestOneOfTheNewMastersProves(t *testing.T) {
 	}
 	// Nothing is left to do at the next boot.
 	w.PowerOn()
-	if err := w.boot(); err != nil || slices.ContainsFunc(w.Names, func(n string) bool { return strings.Contains(n, member.ProvenFile) }) {
-		t.Errorf("%v: %s", err, w.Names)
+	if err := w.boot(); err != nil || slices.ContainsFunc(w.EffectNames, func(n string) bool { return strings.Contains(n, member.ProvenFile) }) {
+		t.Errorf("%v: %s", err, w.EffectNames)
 	}
 }
 
@@ -145,9 +145,9 @@ func TestOneOfTheNewMastersProves(t *testing.T) {
 func (w *world) namedAs(addr string, names ...string) {
 	w.T.Helper()
 	c := w.Cluster
-	m := &worldtest.Cluster{T: w.T, Ca: c.Ca, Key: c.Key, Pem: c.Pem, Names: names, Tls: new(tls.Config), Now: c.Now, Down: map[string]bool{}}
+	m := &worldtest.Cluster{T: w.T, CA: c.CA, Key: c.Key, CAPEM: c.CAPEM, Names: names, TLS: new(tls.Config), Now: c.Now, Down: map[string]bool{}}
 	m.Serve(w.T)
-	c.Elsewhere = map[string]*worldtest.Cluster{addr: m}
+	c.OtherClusters = map[string]*worldtest.Cluster{addr: m}
 }
 
 // TestMasterComesBackWithoutTheName: two masters have the endpoint's name in
@@ -164,7 +164,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 	}
 	start := func(t *testing.T) *world {
 		w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
-		w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+		w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 		return w
 	}
 	t.Run("away during the join", func(t *testing.T) {
@@ -185,7 +185,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		w.namedAs(third, "kubernetes")
 		w.mustBoot()
 		wantName(t, w, api.SharedName)
-		w.Cluster.Elsewhere = nil
+		w.Cluster.OtherClusters = nil
 		w.Cluster.Down[third] = true
 		w.PowerOn()
 		w.mustBoot()
@@ -195,8 +195,8 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		w.mustBoot()
 		wantName(t, w, "")
 		w.PowerOn()
-		if w.mustBoot(); slices.Contains(w.Names, "restart kubelet.service") {
-			t.Errorf("kubelet is restarted again: %s", w.Names)
+		if w.mustBoot(); slices.Contains(w.EffectNames, "restart kubelet.service") {
+			t.Errorf("kubelet is restarted again: %s", w.EffectNames)
 		}
 	})
 	t.Run("first boot runs again until it is back", func(t *testing.T) {
@@ -234,12 +234,12 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		wantName(t, w, api.SharedName)
-		if !slices.Contains(w.Names, "restart kubelet.service") {
+		if !slices.Contains(w.EffectNames, "restart kubelet.service") {
 			t.Error("kubelet was not restarted")
 		}
 		w.PowerOn()
-		if err := w.boot(); err != nil || slices.Contains(w.Names, "restart kubelet.service") {
-			t.Errorf("and then again: %v %s", err, w.Names)
+		if err := w.boot(); err != nil || slices.Contains(w.EffectNames, "restart kubelet.service") {
+			t.Errorf("and then again: %v %s", err, w.EffectNames)
 		}
 	})
 	t.Run("only the endpoint's name", func(t *testing.T) {
@@ -275,7 +275,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	const third = "192.0.2.13:6443"
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, "nodeType: edge", "nodePool: shanghai"))
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, "nodeType: edge", "nodePool: shanghai"))
 	w.Cluster.Down[third] = true
 	w.mustBoot()
 	if !strings.Contains(w.Get(hub.EnvFile), "--server-addr=https://apiserver.cluster.local:6443,") {
@@ -283,19 +283,19 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	}
 	w.PowerOn()
 	w.mustBoot()
-	if slices.Contains(w.Names, "restart "+openyurt.Unit) {
+	if slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
 		t.Error("yurthub is restarted while that master is still away")
 	}
 	w.Cluster.Down[third] = false
 	w.namedAs(third, "kubernetes")
 	w.PowerOn()
 	w.mustBoot()
-	if strings.Contains(w.Get(hub.EnvFile), "https://apiserver.cluster.local:6443") || !slices.Contains(w.Names, "restart "+openyurt.Unit) {
+	if strings.Contains(w.Get(hub.EnvFile), "https://apiserver.cluster.local:6443") || !slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
 		t.Errorf("yurthub may be led to a master that it does not take:\n%s", w.Get(hub.EnvFile))
 	}
 	w.PowerOn()
 	w.mustBoot()
-	if slices.Contains(w.Names, "restart "+openyurt.Unit) {
+	if slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
 		t.Error("and once more")
 	}
 }
@@ -306,9 +306,9 @@ func TestFormerMastersAreAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.Stamp(worldtest.OwnDev, w.withMasters("198.51.100.91:6443"))
+	w.Stamp(worldtest.SlotDevice, w.withMasters("198.51.100.91:6443"))
 	w.PowerOn()
-	w.Offline, w.Cabled = true, true
+	w.Offline, w.HasRoute = true, true
 	w.Units[ondisk.UnitIPVSCare] = "active"
 	e := w.Env()
 	source := e.Source
@@ -334,12 +334,12 @@ func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
 	w.mustBoot()
 	own := w.Cluster.Pin
 	w.Cluster.Down[slip] = true
-	w.Stamp(worldtest.OwnDev, strings.Replace(w.withMasters(slip, worldtest.WithToken), own, worldtest.NewCluster(t).Pin, 1))
+	w.Stamp(worldtest.SlotDevice, strings.Replace(w.withMasters(slip, worldtest.WithToken), own, worldtest.NewCluster(t).Pin, 1))
 	w.PowerOn()
 	if err := w.boot(); err == nil {
 		t.Fatal("it moved to a cluster that does not answer")
 	}
-	if !w.Said("the other cluster to show itself ("+slip+")") || w.Said("belongs to another cluster") || w.Said("192.0.2.11:6443") {
+	if !w.ConsoleHas("the other cluster to show itself ("+slip+")") || w.ConsoleHas("belongs to another cluster") || w.ConsoleHas("192.0.2.11:6443") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -370,7 +370,7 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 				}
 				return s
 			}
-			w.Stamp(worldtest.OwnDev, site(worldtest.WithToken))
+			w.Stamp(worldtest.SlotDevice, site(worldtest.WithToken))
 			w.mustBoot()
 			for _, m := range siteMasters {
 				w.Cluster.Down[m] = true
@@ -382,10 +382,10 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 			if w.Get(ondisk.IPVSConfig) != conf {
 				t.Error("ipvscare is told another list, and drops what it has learned")
 			}
-			w.Now, w.Synced = w.Now.AddDate(2, 0, 0), true
+			w.Now, w.ClockSynced = w.Now.AddDate(2, 0, 0), true
 			w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-			w.Cluster.Revive = true
-			w.Stamp(worldtest.OwnDev, site(worldtest.WithToken))
+			w.Cluster.NodeRevives = true
+			w.Stamp(worldtest.SlotDevice, site(worldtest.WithToken))
 			w.PowerOn()
 			w.Patience = time.Hour
 			if w.mustBoot(); w.Joins != 2 {
@@ -400,15 +400,15 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 func TestAddressOfAReplacedAPIServer(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(worldtest.WithToken, "ipvs: {learnMasters: true}"), "caCertHashes: ['"+w.Cluster.Pin+"']", "unsafeSkipCAVerification: true", 1))
+	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(worldtest.WithToken, "ipvs: {learnMasters: true}"), "caCertHashes: ['"+w.Cluster.Pin+"']", "unsafeSkipCAVerification: true", 1))
 	w.mustBoot()
-	w.Cluster.Elsewhere = map[string]*worldtest.Cluster{siteMasters[0]: worldtest.NewCluster(t)}
+	w.Cluster.OtherClusters = map[string]*worldtest.Cluster{siteMasters[0]: worldtest.NewCluster(t)}
 	for _, m := range siteMasters[1:] {
 		w.Cluster.Down[m] = true
 	}
 	w.learn(siteMasters...)
 	w.PowerOn()
-	if w.mustBoot(); w.Said("are not of the cluster that this machine is enrolled in") {
+	if w.mustBoot(); w.ConsoleHas("are not of the cluster that this machine is enrolled in") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -424,7 +424,7 @@ func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 		w.Cluster.Down[m] = true
 	}
 	w.learn(siteMasters...)
-	w.Stamp(worldtest.OwnDev, w.withMasters(slip, learns))
+	w.Stamp(worldtest.SlotDevice, w.withMasters(slip, learns))
 	for range 2 {
 		w.PowerOn()
 		w.mustBoot()
@@ -506,58 +506,58 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	w.Cluster.ServiceSubnet = "10.96.0.0/12" // the VIP is in it
 	w.mustBoot()
 	w.Cluster.Down[slip] = true
-	w.Stamp(worldtest.OwnDev, w.withMasters(slip))
-	w.Uuids = map[string][16]byte{"/dev/vda3": {1}, "/dev/vda5": {1}} // and stay so
+	w.Stamp(worldtest.SlotDevice, w.withMasters(slip))
+	w.FSUUIDs = map[string][16]byte{"/dev/vda3": {1}, "/dev/vda5": {1}} // and stay so
 	w.PowerOn()
 	w.mustBoot()
 	warnings := []string{"the VIP 10.103.97.2 lies in", "former ones stay beside them"}
 	for _, words := range warnings {
-		if !w.Said(words) {
+		if !w.ConsoleHas(words) {
 			t.Fatalf("it does not say %q:\n%s", words, strings.Join(w.Console, "\n"))
 		}
 	}
-	if count(w.Names, "run tune2fs") != 2 {
-		t.Fatalf("%q", w.Names)
+	if count(w.EffectNames, "run tune2fs") != 2 {
+		t.Fatalf("%q", w.EffectNames)
 	}
 	ended := func() {
 		t.Helper()
 		if err := os.RemoveAll(filepath.Join(w.Root, ondisk.RunDir)); err != nil { // with RuntimeDirectory= first boot's end takes it away
 			t.Fatal(err)
 		}
-		w.Names, w.Console = nil, nil
+		w.EffectNames, w.Console = nil, nil
 		w.Now = w.Now.Add(2 * time.Hour)
 	}
 	for range 2 {
 		ended()
 		w.mustBoot()
 		for _, words := range warnings {
-			if w.Said(words) {
+			if w.ConsoleHas(words) {
 				t.Errorf("it says once more: %s", words)
 			}
 		}
-		if count(w.Names, ondisk.UnitIPVSCare) != 0 || count(w.Names, "run tune2fs") != 0 {
-			t.Errorf("%q", w.Names)
+		if count(w.EffectNames, ondisk.UnitIPVSCare) != 0 || count(w.EffectNames, "run tune2fs") != 0 {
+			t.Errorf("%q", w.EffectNames)
 		}
 	}
 	// Another slip is said.
 	ended()
 	w.Cluster.Down["198.51.100.92:6443"] = true
-	w.Stamp(worldtest.OwnDev, w.withMasters("198.51.100.92:6443"))
-	if w.mustBoot(); !w.Said("(198.51.100.92:6443): the former ones stay") {
+	w.Stamp(worldtest.SlotDevice, w.withMasters("198.51.100.92:6443"))
+	if w.mustBoot(); !w.ConsoleHas("(198.51.100.92:6443): the former ones stay") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	// ipvscare that serves is not restarted, whatever the phase has to do.
-	w.Names = nil
-	site, err := site.Parse([]byte(w.SlotSite(worldtest.OwnDev)))
+	w.EffectNames = nil
+	site, err := site.Parse([]byte(w.SlotSite(worldtest.SlotDevice)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := join.StartIPVSCare(t.Context(), w.Env(), site, false); err != nil || len(w.Names) != 0 {
-		t.Errorf("%v, %q", err, w.Names)
+	if err := join.StartIPVSCare(t.Context(), w.Env(), site, false); err != nil || len(w.EffectNames) != 0 {
+		t.Errorf("%v, %q", err, w.EffectNames)
 	}
-	w.Cluster.Down[worldtest.OwnEndpoint] = true
-	if err := join.StartIPVSCare(t.Context(), w.Env(), site, false); count(w.Names, "restart "+ondisk.UnitIPVSCare) != 1 {
-		t.Errorf("%v, %q", err, w.Names)
+	w.Cluster.Down[worldtest.Endpoint] = true
+	if err := join.StartIPVSCare(t.Context(), w.Env(), site, false); count(w.EffectNames, "restart "+ondisk.UnitIPVSCare) != 1 {
+		t.Errorf("%v, %q", err, w.EffectNames)
 	}
 }
 

@@ -65,7 +65,7 @@ const (
 func first(t *testing.T, size int, sites ...string) *world {
 	t.Helper()
 	w := nativeWorld(t)
-	w.Stamp(worldtest.OwnDev, "")
+	w.Stamp(worldtest.SlotDevice, "")
 	w.claimable(size, sites...)
 	return w
 }
@@ -95,10 +95,10 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 		if err := other.boot(); err == nil {
 			t.Errorf("%s: it went on", name)
 		}
-		if !other.Said("another machine has taken its Site berlin (MAC "+ownMAC+", serial SN0042, UUID "+ownUUID) || !other.Said("delete claims.txt from the stick") {
+		if !other.ConsoleHas("another machine has taken its Site berlin (MAC "+ownMAC+", serial SN0042, UUID "+ownUUID) || !other.ConsoleHas("delete claims.txt from the stick") {
 			t.Errorf("%s:\n%s", name, strings.Join(other.Console, "\n"))
 		}
-		if bytes.Contains(other.Slots[worldtest.OwnDev].Written(), []byte(worldtest.TestToken)) || other.Joins != 0 {
+		if bytes.Contains(other.Slots[worldtest.SlotDevice].Written(), []byte(worldtest.TestToken)) || other.Joins != 0 {
 			t.Errorf("%s: it has taken the Site", name)
 		}
 		// Once the note is gone, it is this one's.
@@ -133,7 +133,7 @@ func TestACardGoesFromBoardToBoard(t *testing.T) {
 		if err := slot.WriteClaim(other.Slots[stickDev], claims[0]); err != nil {
 			t.Fatal(err)
 		}
-		if err := other.boot(); (err == nil) != same || other.Said("another machine has taken its Site berlin") == same {
+		if err := other.boot(); (err == nil) != same || other.ConsoleHas("another machine has taken its Site berlin") == same {
 			t.Errorf("serial %q: %v\n%s", serial, err, strings.Join(other.Console, "\n"))
 		}
 	}
@@ -152,7 +152,7 @@ func TestTheSameMachineComesAgain(t *testing.T) {
 			again.Put("/sys/class/net/eth1/address", ownMAC+"\n")
 			again.Put("/sys/class/net/eth1/device/vendor", "")
 		}
-		again.ClockSays(again.Now.AddDate(-3, 0, 0))
+		again.SetClock(again.Now.AddDate(-3, 0, 0))
 		again.mustBoot()
 		if s := again.State(); s.Node != "berlin" {
 			t.Errorf("node %s", s.Node)
@@ -191,13 +191,13 @@ func TestStickWithoutNotes(t *testing.T) {
 	t.Parallel()
 	w := first(t, 0, bySerial)
 	w.mustBoot()
-	if s := w.State(); s.Node != "berlin" || w.Said("does not note") {
+	if s := w.State(); s.Node != "berlin" || w.ConsoleHas("does not note") {
 		t.Errorf("node %s\n%s", s.Node, strings.Join(w.Console, "\n"))
 	}
 	w = first(t, 4096, bySerial)
 	w.ReadOnly = map[string]bool{stickDev: true}
 	w.mustBoot()
-	if s := w.State(); s.Node != "berlin" || !w.Said("does not note that this machine has taken the Site berlin") {
+	if s := w.State(); s.Node != "berlin" || !w.ConsoleHas("does not note that this machine has taken the Site berlin") {
 		t.Errorf("node %s\n%s", s.Node, strings.Join(w.Console, "\n"))
 	}
 }
@@ -209,21 +209,21 @@ func TestPowerCutInAClaim(t *testing.T) {
 	w := first(t, 4096, bySerial)
 	whole := w.clone(t)
 	whole.mustBoot()
-	from := slices.Index(whole.Names, "claim "+stickDev)
-	if from < 0 || slices.Index(whole.Names, "blank "+worldtest.OwnDev) < from {
-		t.Fatalf("the claim is not before the slot is written: %v", whole.Names)
+	from := slices.Index(whole.EffectNames, "claim "+stickDev)
+	if from < 0 || slices.Index(whole.EffectNames, "blank "+worldtest.SlotDevice) < from {
+		t.Fatalf("the claim is not before the slot is written: %v", whole.EffectNames)
 	}
 	for n := from; n <= from+3; n++ {
 		cut := w.clone(t)
-		cut.CutAt = n + 1
+		cut.PowerCutAt = n + 1
 		if err := cut.boot(); err == nil {
-			t.Fatalf("cut at %s: it went on", whole.Names[n])
+			t.Fatalf("cut at %s: it went on", whole.EffectNames[n])
 		}
 		cut.PowerOn()
 		cut.mustBoot()
 		claims, err := slot.ReadClaims(cut.Slots[stickDev])
 		if s := cut.State(); s.Node != "berlin" || err != nil || len(claims) != 1 {
-			t.Errorf("cut at %s: node %s, %+v, %v", whole.Names[n], s.Node, claims, err)
+			t.Errorf("cut at %s: node %s, %+v, %v", whole.EffectNames[n], s.Node, claims, err)
 		}
 	}
 }

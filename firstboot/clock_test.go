@@ -27,16 +27,16 @@ func TestClockBehind(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.ClockSays(wakeUp)
+			w.SetClock(wakeUp)
 			w.mustBoot()
-			if born := w.Cluster.Ca.NotBefore; w.Now.Before(born) || w.Now.After(w.Truth()) {
+			if born := w.Cluster.CA.NotBefore; w.Now.Before(born) || w.Now.After(w.ClusterTime()) {
 				t.Errorf("the clock says %s, the cluster was born on %s", w.Now, born)
 			}
 			if !strings.Contains(w.Log.String(), "no time server answers") {
 				t.Error("a time server was not even tried")
 			}
 			w.PowerOn()
-			w.ClockSays(wakeUp)
+			w.SetClock(wakeUp)
 			w.Offline = true
 			if err := w.boot(); err == nil || member.Enrolled(w.Env()) != nil || w.Joins != 1 {
 				t.Errorf("%v; the clock says %s, enrolled: %v, joins: %d\n%s", err, w.Now, member.Enrolled(w.Env()), w.Joins, strings.Join(w.Console, "\n"))
@@ -45,7 +45,7 @@ func TestClockBehind(t *testing.T) {
 			w.Offline = false
 			w.Now = w.Now.AddDate(0, 7, 0)
 			w.PowerOn()
-			w.ClockSays(wakeUp)
+			w.SetClock(wakeUp)
 			w.mustBoot()
 			if renewed := worldtest.WorldStart.AddDate(0, 7, -1); w.Now.Before(renewed) {
 				t.Errorf("the clock says %s, the API servers' certificates begin after %s", w.Now, renewed)
@@ -61,7 +61,7 @@ func TestOwnCertificateShowsTheTime(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.PowerOn()
-	w.ClockSays(wakeUp)
+	w.SetClock(wakeUp)
 	w.Offline = true
 	if err := w.boot(); err == nil || member.Enrolled(w.Env()) != nil {
 		t.Errorf("%v; the clock says %s\n%s", err, w.Now, strings.Join(w.Console, "\n"))
@@ -73,20 +73,20 @@ func TestOwnCertificateShowsTheTime(t *testing.T) {
 func TestStrangersMoveNoClock(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(w *world){
-		"no pin":      func(w *world) { w.Stamp(worldtest.OwnDev, unpin(w.Site(worldtest.WithToken))) },
+		"no pin":      func(w *world) { w.Stamp(worldtest.SlotDevice, unpin(w.Site(worldtest.WithToken))) },
 		"another CA":  func(w *world) { w.rebuild() },
-		"time server": func(w *world) { w.Synced = true },
+		"time server": func(w *world) { w.ClockSynced = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			change(w)
-			w.ClockSays(wakeUp)
+			w.SetClock(wakeUp)
 			err := w.boot()
 			if last := time.Unix(1767225600, 0).Add(2 * time.Hour); err == nil || w.Now.After(last) {
 				t.Errorf("%v: the clock says %s", err, w.Now)
 			}
-			if name == "no pin" && !w.Said("correct the clock that is wrong") {
+			if name == "no pin" && !w.ConsoleHas("correct the clock that is wrong") {
 				t.Errorf("nobody was told\n%s", strings.Join(w.Console, "\n"))
 			}
 		})
@@ -105,18 +105,18 @@ func TestClockCorrectedByHand(t *testing.T) {
 			right := w.Cluster.Now
 			w.Cluster.Now = func() time.Time { return right().AddDate(0, 6, 0) }
 			w.JoinError = func(int) error { return errors.New("kubelet is not well") }
-			if err := w.boot(); err == nil || w.Wrong < 5*30*24*time.Hour {
-				t.Fatalf("%v; the clock is wrong by %s", err, w.Wrong)
+			if err := w.boot(); err == nil || w.ClockSkew < 5*30*24*time.Hour {
+				t.Fatalf("%v; the clock is wrong by %s", err, w.ClockSkew)
 			}
 			w.Cluster.Now, w.JoinError = right, nil
 			w.Cluster.Serve(t)
-			w.ClockSays(w.Truth())
+			w.SetClock(w.ClusterTime())
 			if restarts {
 				w.PowerOn()
 			}
 			w.mustBoot()
-			if w.Wrong != 0 {
-				t.Errorf("the clock is wrong by %s\n%s", w.Wrong, strings.Join(w.Console, "\n"))
+			if w.ClockSkew != 0 {
+				t.Errorf("the clock is wrong by %s\n%s", w.ClockSkew, strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -130,7 +130,7 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.Synced = true
+			w.ClockSynced = true
 			w.mustBoot()
 			early := w.Now.Add(8 * time.Hour)
 			own, err := os.Readlink(filepath.Join(w.Root, member.ClientCert))
@@ -139,17 +139,17 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 			}
 			w.Put(own, w.Cluster.ClientFrom("system:node:edge-sn0042", early, early.AddDate(1, 0, 0)))
 			w.PowerOn()
-			if err := w.boot(); err == nil || !w.Said("not valid yet: it begins on 2026-11-20T18:") || !w.Said("a clock of the control plane was ahead") {
+			if err := w.boot(); err == nil || !w.ConsoleHas("not valid yet: it begins on 2026-11-20T18:") || !w.ConsoleHas("a clock of the control plane was ahead") {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			joins := 1
 			if token {
 				joins = 2
-				w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+				w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 				w.PowerOn()
 				w.Units[ondisk.UnitKubelet] = "activating" // nobody accepts it
 				w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-				w.Cluster.Revive = true
+				w.Cluster.NodeRevives = true
 			} else {
 				w.Now = early.Add(time.Minute)
 				w.PowerOn()
@@ -167,12 +167,12 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 func TestClockSynced(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.stampAt(worldtest.OwnDev, w.Now.AddDate(1, 0, 0).Unix(), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
-	w.Synced = true
+	w.stampAt(worldtest.SlotDevice, w.Now.AddDate(1, 0, 0).Unix(), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
+	w.ClockSynced = true
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if slices.Contains(w.Names, "clock") || w.Now.Year() != 2026 {
+	if slices.Contains(w.EffectNames, "clock") || w.Now.Year() != 2026 {
 		t.Errorf("the clock was set to %s", w.Now)
 	}
 }
@@ -182,13 +182,13 @@ func TestClockSynced(t *testing.T) {
 func TestStampedByAWrongClock(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.stampAt(worldtest.OwnDev, time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
-	w.ClockSays(wakeUp)
+	w.stampAt(worldtest.SlotDevice, time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
+	w.SetClock(wakeUp)
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if w.Now.Year() != 2026 {
-		t.Errorf("the clock says %s, it is %s", w.Now, w.Truth())
+		t.Errorf("the clock says %s, it is %s", w.Now, w.ClusterTime())
 	}
 }
 
@@ -216,15 +216,15 @@ func TestClockInTheFuture(t *testing.T) {
 			truth := w.Now
 			w.Patience = 30 * time.Minute
 			cert := w.Get(member.ClientCert)
-			w.Stamp(worldtest.OwnDev, w.Site(c.lines...))
+			w.Stamp(worldtest.SlotDevice, w.Site(c.lines...))
 			w.PowerOn()
-			w.ClockSays(truth.AddDate(5, 0, 0))
+			w.SetClock(truth.AddDate(5, 0, 0))
 			e := w.Env()
 			set, end := false, w.Now.Add(time.Duration(c.after)*time.Second)
 			e.ClockSynced = func(context.Context) (bool, error) {
 				if c.after > 0 && !set && w.Now.After(end) {
 					set = true
-					w.ClockSays(w.Truth())
+					w.SetClock(w.ClusterTime())
 					w.Started[ondisk.UnitKubelet] = w.Now
 				}
 				return set, nil
@@ -235,7 +235,7 @@ func TestClockInTheFuture(t *testing.T) {
 				t.Errorf("it joined anew\n%s", said)
 			}
 			if c.after == 0 {
-				if err == nil || w.State().Result != ondisk.ResultWaiting || !w.Said("follows no time server") || !w.Said("network.ntp") {
+				if err == nil || w.State().Result != ondisk.ResultWaiting || !w.ConsoleHas("follows no time server") || !w.ConsoleHas("network.ntp") {
 					t.Errorf("%v, %s\n%s", err, w.State().Result, said)
 				}
 				return
@@ -243,7 +243,7 @@ func TestClockInTheFuture(t *testing.T) {
 			if err != nil {
 				t.Errorf("%v\n%s", err, said)
 			}
-			if w.Said("FAILED") {
+			if w.ConsoleHas("FAILED") {
 				t.Errorf("it gave up\n%s", said)
 			}
 		})
@@ -261,13 +261,13 @@ func TestCertificateExpiredOffline(t *testing.T) {
 	if err := w.boot(); err == nil {
 		t.Fatal("it went on with an expired certificate")
 	}
-	if !w.Said("this node's certificate has expired") || !w.Said("put a new token into site.yaml") {
+	if !w.ConsoleHas("this node's certificate has expired") || !w.ConsoleHas("put a new token into site.yaml") {
 		t.Fatalf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
 	w.plug(w.Site(worldtest.WithToken))
 	w.PowerOn()
-	w.Cluster.Revive = true
+	w.Cluster.NodeRevives = true
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
@@ -288,11 +288,11 @@ func TestClockSetAfterKubeletsReport(t *testing.T) {
 			w.mustBoot()
 			w.PowerOn()
 			w.Cluster.Nodes["edge-sn0042"].Status.NodeInfo.BootID = strings.TrimSpace(w.Get("/proc/sys/kernel/random/boot_id"))
-			w.ClockSays(w.Now.Add(-by)) // until a time server sets it
+			w.SetClock(w.Now.Add(-by)) // until a time server sets it
 			w.Started[ondisk.UnitKubelet] = w.Now
 			reported := w.Now.Add(2 * time.Second)
-			w.Cluster.Renewed = func() time.Time { return reported }
-			w.SetClock(by + 3*time.Second)
+			w.Cluster.KubeletReportTime = func() time.Time { return reported }
+			w.StepClock(by + 3*time.Second)
 			start := w.Now
 			w.mustBoot()
 			if took := w.Now.Sub(start); took > 10*time.Second || !w.Has(ondisk.HealthyFile) {
@@ -311,11 +311,11 @@ func TestReportOfAnEarlierBoot(t *testing.T) {
 	w.Cluster.Nodes["edge-sn0042"].Status.NodeInfo.BootID = strings.TrimSpace(w.Get("/proc/sys/kernel/random/boot_id"))
 	w.Now = w.Now.AddDate(0, 0, 1)
 	last := w.Now
-	w.ClockSays(last.Add(-20 * time.Minute)) // saved last
+	w.SetClock(last.Add(-20 * time.Minute)) // saved last
 	w.PowerOn()
-	w.SetClock(20*time.Minute + 30*time.Second)
+	w.StepClock(20*time.Minute + 30*time.Second)
 	reports := w.Now.Add(15 * time.Second)
-	w.Cluster.Renewed = func() time.Time {
+	w.Cluster.KubeletReportTime = func() time.Time {
 		if w.Now.Before(reports) {
 			return last
 		}
@@ -334,7 +334,7 @@ func TestConvertAfterTheClockWasSet(t *testing.T) {
 	w := readyNode(t)
 	w.Units[ondisk.UnitFirstboot] = "active"
 	w.Started[ondisk.UnitFirstboot] = w.State().Updated.Add(-time.Minute)
-	w.SetClock(10 * time.Hour)
+	w.StepClock(10 * time.Hour)
 	if _, err := w.convert(pool); err != nil {
 		t.Error(err)
 	}

@@ -26,8 +26,8 @@ import (
 func (w *world) rebuild() (former *worldtest.Cluster) {
 	former = w.Cluster
 	w.Cluster = worldtest.NewCluster(w.T)
-	w.Cluster.Pools = former.Pools
-	w.Cluster.Of(w.World)
+	w.Cluster.NodePoolVersion = former.NodePoolVersion
+	w.Cluster.Attach(w.World)
 	return former
 }
 
@@ -57,7 +57,7 @@ func wantMember(t *testing.T, w *world, joins int) {
 	if w.Joins != joins || w.State().Result != ondisk.ResultDone || len(w.Cluster.Nodes) != 1 {
 		t.Errorf("%d joins, result %s, nodes %v\n%s", w.Joins, w.State().Result, w.Cluster.Nodes, strings.Join(w.Console, "\n"))
 	}
-	if got := w.Get(ondisk.KubeCA); got != string(w.Cluster.Pem) {
+	if got := w.Get(ondisk.KubeCA); got != string(w.Cluster.CAPEM) {
 		t.Error("the CA on the disk is another cluster's")
 	}
 	k, err := member.Credentials(w.Env())
@@ -66,7 +66,7 @@ func wantMember(t *testing.T, w *world, joins int) {
 	}
 	if c, err := k.Cluster(); err != nil {
 		t.Error(err)
-	} else if ca, err := c.CA(w.Root); err != nil || string(ca) != string(w.Cluster.Pem) {
+	} else if ca, err := c.CA(w.Root); err != nil || string(ca) != string(w.Cluster.CAPEM) {
 		t.Errorf("the kubeconfig trusts another CA (%v)", err)
 	}
 	for _, p := range []string{member.LeavingFile, ondisk.IPVSLearned} {
@@ -109,11 +109,11 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 			if tc.skip {
 				next = unpin(next)
 			}
-			w.Stamp(worldtest.OwnDev, next)
+			w.Stamp(worldtest.SlotDevice, next)
 			w.PowerOn()
 			w.mustBoot()
 			wantMember(t, w, 2)
-			if !w.Said("leaving the former one (CA "+former.Pin+")") || !w.Said("kubectl delete node edge-sn0042") {
+			if !w.ConsoleHas("leaving the former one (CA "+former.Pin+")") || !w.ConsoleHas("kubectl delete node edge-sn0042") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
 			if tc.name == "edge to native" && (w.Has(hub.EnvFile) || member.Redirected(w.Env())) {
@@ -121,7 +121,7 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 			}
 			w.PowerOn()
 			w.mustBoot()
-			if w.Joins != 2 || w.Said("leaving") {
+			if w.Joins != 2 || w.ConsoleHas("leaving") {
 				t.Errorf("it joined again\n%s", strings.Join(w.Console, "\n"))
 			}
 		})
@@ -139,7 +139,7 @@ func TestServingCertificateOfTheFormerCluster(t *testing.T) {
 			w := nativeWorld(t)
 			w.mustBoot()
 			const current, dated = member.KubeletPKI + "/kubelet-server-current.pem", member.KubeletPKI + "/kubelet-server-2026-11-20-10-00-00.pem"
-			w.Put(dated, w.Cluster.Client("system:node:edge-sn0042", w.Truth().AddDate(5, 0, 0)))
+			w.Put(dated, w.Cluster.Client("system:node:edge-sn0042", w.ClusterTime().AddDate(5, 0, 0)))
 			if err := os.Symlink(dated, w.Root+current); err != nil {
 				t.Fatal(err)
 			}
@@ -149,7 +149,7 @@ func TestServingCertificateOfTheFormerCluster(t *testing.T) {
 				w.Now = w.Now.AddDate(2, 0, 0)
 				delete(w.Cluster.Nodes, "edge-sn0042")
 			}
-			w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 			w.PowerOn()
 			w.mustBoot()
 			wantMember(t, w, 2)
@@ -176,7 +176,7 @@ func TestPowerCutWhileMoving(t *testing.T) {
 			default:
 				lines = nil
 			}
-			w.OneMaster()
+			w.UseSingleMaster()
 			w.mustBoot()
 			w.Put(ondisk.IPVSLearned, "{}")
 			w.rebuild()
@@ -184,26 +184,26 @@ func TestPowerCutWhileMoving(t *testing.T) {
 			if form == "unpinned" {
 				next = unpin(next)
 			}
-			w.Stamp(worldtest.OwnDev, next)
+			w.Stamp(worldtest.SlotDevice, next)
 			w.PowerOn()
 			whole := w.clone(t)
 			whole.mustBoot()
 			// What comes after it is a first boot's way.
-			left := slices.Index(whole.Names, "remove "+member.LeavingFile)
+			left := slices.Index(whole.EffectNames, "remove "+member.LeavingFile)
 			if left < 10 {
-				t.Fatalf("it left after %d effects: %v", left, whole.Names)
+				t.Fatalf("it left after %d effects: %v", left, whole.EffectNames)
 			}
 			followed := map[[32]byte]bool{}
-			for n := slices.Index(whole.Names, "write "+member.LeavingFile); n < left+3; n++ {
+			for n := slices.Index(whole.EffectNames, "write "+member.LeavingFile); n < left+3; n++ {
 				cut := w.clone(t)
-				cut.CutAt = n + 1
+				cut.PowerCutAt = n + 1
 				if err := cut.boot(); err == nil {
 					t.Fatalf("cut at %d, it went on", n)
 				}
-				at := cut.Names[len(cut.Names)-1]
+				at := cut.EffectNames[len(cut.EffectNames)-1]
 				cut.PowerOn()
 				left := cut.Files()
-				state := cut.Snapshot(t, left)
+				state := cut.Fingerprint(t, left)
 				if followed[state] {
 					continue // the very machine of another cut
 				}
@@ -223,23 +223,23 @@ func TestMoveWithoutAToken(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	ipvs, former := w.Get(ondisk.IPVSConfig), w.rebuild()
-	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(), "192.0.2.13", "192.0.2.14", 1))
+	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(), "192.0.2.13", "192.0.2.14", 1))
 	for _, offline := range []bool{false, true} {
 		w.PowerOn()
 		w.Offline = offline
-		if err := w.boot(); err == nil || !w.Said("FAILED cluster: the Site is of another cluster") || !w.Said(former.Pin) || !w.Said("put a token of the other cluster into site.yaml") {
+		if err := w.boot(); err == nil || !w.ConsoleHas("FAILED cluster: the Site is of another cluster") || !w.ConsoleHas(former.Pin) || !w.ConsoleHas("put a token of the other cluster into site.yaml") {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
-		if w.Get(ondisk.IPVSConfig) != ipvs || w.Get(ondisk.KubeCA) != string(former.Pem) || member.Enrolled(w.Env()) != nil || w.Units[ondisk.UnitKubelet] != "active" {
+		if w.Get(ondisk.IPVSConfig) != ipvs || w.Get(ondisk.KubeCA) != string(former.CAPEM) || member.Enrolled(w.Env()) != nil || w.Units[ondisk.UnitKubelet] != "active" {
 			t.Error("the node was touched")
 		}
 	}
 	// Without pins it may be something on the way that answers.
-	w.Stamp(worldtest.OwnDev, unpin(w.Site()))
+	w.Stamp(worldtest.SlotDevice, unpin(w.Site()))
 	w.PowerOn()
 	w.Offline = false
-	if err := w.boot(); err == nil || !w.Said("the API servers are not of the cluster that this machine is enrolled in") || member.Enrolled(w.Env()) != nil ||
-		w.State().Result != ondisk.ResultWaiting || w.Said("tried again") || w.Said("FAILED") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("the API servers are not of the cluster that this machine is enrolled in") || member.Enrolled(w.Env()) != nil ||
+		w.State().Result != ondisk.ResultWaiting || w.ConsoleHas("tried again") || w.ConsoleHas("FAILED") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if phases := w.State().Phases; phases[len(phases)-2].Status != ondisk.PhaseWaiting {
@@ -248,7 +248,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 	// And offline an unpinned node goes on.
 	w.PowerOn()
 	w.Offline = true
-	if err := w.boot(); err == nil || w.State().Result != ondisk.ResultWaiting || w.Said("FAILED") || w.Said("tried again") {
+	if err := w.boot(); err == nil || w.State().Result != ondisk.ResultWaiting || w.ConsoleHas("FAILED") || w.ConsoleHas("tried again") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -259,7 +259,7 @@ func TestMoveWaitsForTheOtherCluster(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*world){
 		"out of reach":    func(w *world) { w.Cluster.AllDown(true); w.Cluster.Down["192.0.2.14:6443"] = true },
-		"token not valid": func(w *world) { w.Cluster.Revoked = true },
+		"token not valid": func(w *world) { w.Cluster.TokenRevoked = true },
 		"name taken":      func(w *world) { w.Cluster.Register("edge-sn0042", "", "another") },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -270,16 +270,16 @@ func TestMoveWaitsForTheOtherCluster(t *testing.T) {
 			ipvs, ca := w.Get(ondisk.IPVSConfig), w.Get(ondisk.KubeCA)
 			spoil(w)
 			site := strings.Replace(w.Site(worldtest.WithToken), "192.0.2.13", "192.0.2.14", 1)
-			w.Stamp(worldtest.OwnDev, site)
+			w.Stamp(worldtest.SlotDevice, site)
 			w.PowerOn()
 			if err := w.boot(); err == nil {
 				t.Fatal("it moved")
 			}
-			if w.Get(ondisk.IPVSConfig) != ipvs || w.Get(ondisk.KubeCA) != ca || member.Enrolled(w.Env()) != nil || w.SlotSite(worldtest.OwnDev) != site {
+			if w.Get(ondisk.IPVSConfig) != ipvs || w.Get(ondisk.KubeCA) != ca || member.Enrolled(w.Env()) != nil || w.SlotSite(worldtest.SlotDevice) != site {
 				t.Errorf("something was changed\n%s", strings.Join(w.Console, "\n"))
 			}
 			w.Cluster.Down = map[string]bool{}
-			w.Cluster.Revoked = false
+			w.Cluster.TokenRevoked = false
 			delete(w.Cluster.Nodes, "edge-sn0042")
 			w.PowerOn()
 			w.mustBoot()
@@ -294,12 +294,12 @@ func TestSlipInThePins(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	site := strings.Replace(w.Site(worldtest.WithToken), w.Cluster.Pin, "sha256:"+strings.Repeat("0", 64), 1)
-	w.Stamp(worldtest.OwnDev, site)
+	w.Stamp(worldtest.SlotDevice, site)
 	w.PowerOn()
-	if err := w.boot(); err == nil || !w.Said("FAILED cluster") || !w.Said("compare caCertHashes") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("FAILED cluster") || !w.ConsoleHas("compare caCertHashes") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if member.Enrolled(w.Env()) != nil || w.SlotSite(worldtest.OwnDev) != site {
+	if member.Enrolled(w.Env()) != nil || w.SlotSite(worldtest.SlotDevice) != site {
 		t.Error("the node left its cluster, or the token is gone")
 	}
 }
@@ -311,7 +311,7 @@ func TestTwoClustersInReach(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	former := w.rebuild()
-	w.Stamp(worldtest.OwnDev, strings.ReplaceAll(w.Site(worldtest.WithToken), "192.0.2.1", "192.0.2.2"))
+	w.Stamp(worldtest.SlotDevice, strings.ReplaceAll(w.Site(worldtest.WithToken), "192.0.2.1", "192.0.2.2"))
 	w.PowerOn()
 	e := w.Env()
 	e.Dial = func(ctx context.Context, _, addr string) (net.Conn, error) {
@@ -335,9 +335,9 @@ func TestMoveUnderAnotherName(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.rebuild()
-	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1))
+	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1))
 	w.PowerOn()
-	w.Before = func(effect string) {
+	w.BeforeEffect = func(effect string) {
 		if effect == "hostname other" && member.Enrolled(w.Env()) == nil {
 			t.Error("renamed while it was a member of the former cluster")
 		}
@@ -369,12 +369,12 @@ func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
 		e := w.Env()
 		dial := e.Dial
 		e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if strings.HasPrefix(addr, "apiserver") && w.Has(ondisk.KubeCA) && w.Get(ondisk.KubeCA) != string(w.Cluster.Pem) {
+			if strings.HasPrefix(addr, "apiserver") && w.Has(ondisk.KubeCA) && w.Get(ondisk.KubeCA) != string(w.Cluster.CAPEM) {
 				return nil, errors.New("connection refused")
 			}
 			return dial(ctx, network, addr)
 		}
-		w.Stamp(worldtest.OwnDev, site)
+		w.Stamp(worldtest.SlotDevice, site)
 		w.Joins = 0
 		w.PowerOn()
 		if err := w.Run(New(e)); err != nil {
@@ -389,14 +389,14 @@ func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
 func TestDiscoveryOfAnotherSite(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.Before = func(effect string) {
+	w.BeforeEffect = func(effect string) {
 		// After the discovery, before the join is begun.
-		if effect == "write "+member.JoinedFile && w.Joins == 0 && w.SlotSite(worldtest.OwnDev) != "" {
-			w.Before = nil
+		if effect == "write "+member.JoinedFile && w.Joins == 0 && w.SlotSite(worldtest.SlotDevice) != "" {
+			w.BeforeEffect = nil
 			w.JoinError = func(n int) error {
 				w.JoinError = nil
 				w.rebuild()
-				w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+				w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 				return errors.New("kubelet is not well")
 			}
 		}
@@ -410,17 +410,17 @@ func TestSlipInTheName(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(), "edge-{{.Serial}}", "other", 1))
+	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(), "edge-{{.Serial}}", "other", 1))
 	for range 2 {
 		w.PowerOn()
-		if err := w.boot(); err == nil || !w.Said("enrolled as edge-sn0042, the Site calls it other") {
+		if err := w.boot(); err == nil || !w.ConsoleHas("enrolled as edge-sn0042, the Site calls it other") {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		if name := w.Get("/proc/sys/kernel/hostname") + w.Get("/etc/hostname"); name != "edge-sn0042\nedge-sn0042\n" {
 			t.Errorf("it is called %q", name)
 		}
-		if slices.ContainsFunc(w.Names, func(n string) bool { return strings.HasPrefix(n, "hostname") && n != "hostname edge-sn0042" }) {
-			t.Errorf("it was renamed on the way: %v", w.Names)
+		if slices.ContainsFunc(w.EffectNames, func(n string) bool { return strings.HasPrefix(n, "hostname") && n != "hostname edge-sn0042" }) {
+			t.Errorf("it was renamed on the way: %v", w.EffectNames)
 		}
 	}
 }
@@ -433,12 +433,12 @@ func TestNewCardSortsFirst(t *testing.T) {
 	site := func(lines ...string) string {
 		return strings.Replace(w.Site(lines...), "edge-{{.Serial}}", "edge-{{.MAC}}", 1)
 	}
-	w.Stamp(worldtest.OwnDev, site(worldtest.WithToken))
+	w.Stamp(worldtest.SlotDevice, site(worldtest.WithToken))
 	w.mustBoot()
 	w.Put("/sys/class/net/enp1s0/address", "52:54:00:00:00:01\n")
 	w.Put("/sys/class/net/enp1s0/device/vendor", "0x8086\n")
 	for _, s := range []string{site(), site("report: {url: 'https://report.example/'}")} {
-		w.Stamp(worldtest.OwnDev, s)
+		w.Stamp(worldtest.SlotDevice, s)
 		w.PowerOn()
 		w.mustBoot()
 		if name := strings.TrimSpace(w.Get("/proc/sys/kernel/hostname")); name != "edge-525400123456" || w.Joins != 1 {
@@ -446,9 +446,9 @@ func TestNewCardSortsFirst(t *testing.T) {
 		}
 	}
 	// A slip is one still.
-	w.Stamp(worldtest.OwnDev, strings.Replace(site(), "edge-{{.MAC}}", "shop-{{.MAC}}", 1))
+	w.Stamp(worldtest.SlotDevice, strings.Replace(site(), "edge-{{.MAC}}", "shop-{{.MAC}}", 1))
 	w.PowerOn()
-	if err := w.boot(); err == nil || !w.Said("enrolled as edge-525400123456, the Site calls it shop-") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("enrolled as edge-525400123456, the Site calls it shop-") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -459,18 +459,18 @@ func TestNewCardAndAnExpiredCertificate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	site := strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "edge-{{.MAC}}", 1)
-	w.Stamp(worldtest.OwnDev, site)
+	w.Stamp(worldtest.SlotDevice, site)
 	w.mustBoot()
 	w.Put("/sys/class/net/enp1s0/address", "52:54:00:00:00:01\n")
 	w.Put("/sys/class/net/enp1s0/device/vendor", "0x8086\n")
 	w.Now = w.Now.AddDate(2, 0, 0)
 	w.Cluster.Nodes["edge-525400123456"].Status.Conditions[0].Status = "Unknown"
-	w.Cluster.Revive = true
+	w.Cluster.NodeRevives = true
 	w.JoinError = func(n int) error {
 		w.JoinError = nil
 		return errors.New("kubelet is not well")
 	}
-	w.Stamp(worldtest.OwnDev, site)
+	w.Stamp(worldtest.SlotDevice, site)
 	for range 2 {
 		w.PowerOn()
 		w.mustBoot()
@@ -490,10 +490,10 @@ func TestNewTokenWhileOffline(t *testing.T) {
 	} {
 		w := nativeWorld(t)
 		w.mustBoot()
-		w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+		w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 		w.PowerOn()
 		away(w, true)
-		if err := w.boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.OwnDev), worldtest.TestToken) {
+		if err := w.boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) {
 			t.Errorf("%s: the token was forgotten unused (%v)\n%s", name, err, strings.Join(w.Console, "\n"))
 		}
 		away(w, false)
@@ -511,15 +511,15 @@ func TestRejoinIsSeenReady(t *testing.T) {
 	w.mustBoot()
 	w.Now = w.Now.AddDate(2, 0, 0)
 	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-	w.Cluster.Revive = true
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.Cluster.NodeRevives = true
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	w.PowerOn()
-	w.Before = func(effect string) {
+	w.BeforeEffect = func(effect string) {
 		if effect == "kubeadm ends" {
 			w.Offline = true
 		}
 	}
-	if err := w.boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.OwnDev), worldtest.TestToken) || w.Has(member.ReadyMark) {
+	if err := w.boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) || w.Has(member.ReadyMark) {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -529,7 +529,7 @@ func TestRejoinIsSeenReady(t *testing.T) {
 func (w *world) bearAgain() {
 	w.Cluster.Births++
 	w.Cluster.Nodes = map[string]*api.Node{}
-	w.Cluster.Down[worldtest.OwnEndpoint] = true
+	w.Cluster.Down[worldtest.Endpoint] = true
 }
 
 // JoinedAs is the note of the cluster, and ipvscare's.
@@ -568,27 +568,27 @@ func TestClusterBornAgain(t *testing.T) {
 			w.bearAgain()
 			for range 2 {
 				w.PowerOn()
-				if err := w.boot(); err == nil || w.State().Result != ondisk.ResultWaiting || !w.Said("the API servers are of another cluster with the same keys (cluster-info had UID info-0, Node edge-sn0042 node-0)") {
+				if err := w.boot(); err == nil || w.State().Result != ondisk.ResultWaiting || !w.ConsoleHas("the API servers are of another cluster with the same keys (cluster-info had UID info-0, Node edge-sn0042 node-0)") {
 					t.Fatalf("%v, %s\n%s", err, w.State().Result, strings.Join(w.Console, "\n"))
 				}
-				if w.Said("FAILED") || w.Joins != 1 || member.Enrolled(w.Env()) != nil || w.Units[ondisk.UnitKubelet] != "active" {
+				if w.ConsoleHas("FAILED") || w.Joins != 1 || member.Enrolled(w.Env()) != nil || w.Units[ondisk.UnitKubelet] != "active" {
 					t.Errorf("the node was touched: %d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 				}
 				w.wantJoined(0)
 			}
-			w.Stamp(worldtest.OwnDev, w.Site(append(lines, worldtest.WithToken)...))
-			w.Before = func(effect string) {
+			w.Stamp(worldtest.SlotDevice, w.Site(append(lines, worldtest.WithToken)...))
+			w.BeforeEffect = func(effect string) {
 				if effect == "remove "+member.JoinedCluster {
 					w.Cluster.Mu.Lock()
 					defer w.Cluster.Mu.Unlock()
-					delete(w.Cluster.Down, worldtest.OwnEndpoint)
+					delete(w.Cluster.Down, worldtest.Endpoint)
 				}
 			}
 			w.PowerOn()
 			w.mustBoot()
 			wantMember(t, w, 2)
 			w.wantJoined(1)
-			if !w.Said("the cluster was born again with the same keys, and the Site has a token for it: joining it again") {
+			if !w.ConsoleHas("the cluster was born again with the same keys, and the Site has a token for it: joining it again") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
 		})
@@ -605,18 +605,18 @@ func (w *world) asIPVScare() {
 		_ = json.Unmarshal(e.Contents(ondisk.IPVSConfig), &conf)
 		c.Mu.Lock()
 		defer c.Mu.Unlock()
-		c.Down[worldtest.OwnEndpoint] = false
+		c.Down[worldtest.Endpoint] = false
 		if len(conf.Servers) == 0 || conf.Servers[0].Joined == nil {
 			return
 		}
 		j := conf.Servers[0].Joined
 		n := c.Nodes[j.Node]
-		info := !c.Unpublished && j.ClusterInfo == fmt.Sprint("info-", c.Births)
+		info := !c.NoClusterInfo && j.ClusterInfo == fmt.Sprint("info-", c.Births)
 		own := accepted && (n != nil && j.NodeUID == n.Metadata.UID || j.ServiceUID == fmt.Sprint("service-", c.Births))
-		c.Down[worldtest.OwnEndpoint] = !info && !own
+		c.Down[worldtest.Endpoint] = !info && !own
 	}
 	guard()
-	w.Before = func(string) { guard() }
+	w.BeforeEffect = func(string) { guard() }
 }
 
 // TestExpiredWhileClusterInfoIsMadeAnew: with an expired certificate a node can read
@@ -627,7 +627,7 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	edge := []string{"nodeType: edge", "nodePool: shanghai"}
 	withCA := func(w *world) string {
-		return "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(w.Cluster.Pem)), "\n", "\n  ")
+		return "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(w.Cluster.CAPEM)), "\n", "\n  ")
 	}
 	for name, tt := range map[string]struct {
 		world  func(*testing.T) *world
@@ -640,23 +640,23 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 		"made anew":              {births: 1},
 		"made anew, unit":        {births: 1, world: func(t *testing.T) *world { return edgeWorld(t) }, lines: edge},
 		"made anew, static pod":  {births: 1, world: podWorld, lines: edge},
-		"made anew, no time":     {births: 1, change: func(w *world) { w.Synced = false }},
-		"made anew, not pinned":  {births: 1, change: func(w *world) { w.Stamp(worldtest.OwnDev, unpin(w.Site(worldtest.WithToken))) }},
+		"made anew, no time":     {births: 1, change: func(w *world) { w.ClockSynced = false }},
+		"made anew, not pinned":  {births: 1, change: func(w *world) { w.Stamp(worldtest.SlotDevice, unpin(w.Site(worldtest.WithToken))) }},
 		"made anew, two of them": {births: 1, change: func(w *world) { w.Cluster.Down["192.0.2.12:6443"] = true }},
 		"hidden": {change: func(w *world) {
-			w.Cluster.Unpublished = true
-			w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, withCA(w)))
+			w.Cluster.NoClusterInfo = true
+			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, withCA(w)))
 		}},
 		"made anew, no token": {births: 1, said: "FAILED discovery: this node's certificate has expired", change: func(w *world) {
-			w.Stamp(worldtest.OwnDev, w.Site())
+			w.Stamp(worldtest.SlotDevice, w.Site())
 		}},
 		"made anew, no token and no time": {births: 1, said: "follows no time server", change: func(w *world) {
-			w.Stamp(worldtest.OwnDev, w.Site())
-			w.Synced = false
+			w.Stamp(worldtest.SlotDevice, w.Site())
+			w.ClockSynced = false
 		}},
-		"made anew, another token": {births: 1, said: "the cluster does not accept the bootstrap token", change: func(w *world) { w.Cluster.Revoked = true }},
+		"made anew, another token": {births: 1, said: "the cluster does not accept the bootstrap token", change: func(w *world) { w.Cluster.TokenRevoked = true }},
 		"made anew, the clock is wrong": {births: 1, said: "its start timed out", change: func(w *world) { // by the cluster's clock the certificate holds
-			w.Wrong, w.Synced = w.Now.Sub(worldtest.WorldStart)-time.Hour, false
+			w.ClockSkew, w.ClockSynced = w.Now.Sub(worldtest.WorldStart)-time.Hour, false
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -667,10 +667,10 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 			w := tt.world(t)
 			w.mustBoot()
 			noted := w.Get(member.JoinedCluster)
-			w.Now, w.Synced = w.Now.AddDate(3, 0, 0), true
+			w.Now, w.ClockSynced = w.Now.AddDate(3, 0, 0), true
 			w.Cluster.Births += tt.births
 			delete(w.Cluster.Nodes, "edge-sn0042")
-			w.Stamp(worldtest.OwnDev, w.Site(append(tt.lines, worldtest.WithToken)...))
+			w.Stamp(worldtest.SlotDevice, w.Site(append(tt.lines, worldtest.WithToken)...))
 			if tt.change != nil {
 				tt.change(w)
 			}
@@ -682,12 +682,12 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 				t.Fatalf("joined again: %v, %v\n%s", joined, err, strings.Join(w.Console, "\n"))
 			}
 			if tt.said == "" {
-				if now := member.ReadJoinedCluster(w.Env()); !w.Cluster.Unpublished && (now == nil || now.ClusterInfo != fmt.Sprint("info-", tt.births)) {
+				if now := member.ReadJoinedCluster(w.Env()); !w.Cluster.NoClusterInfo && (now == nil || now.ClusterInfo != fmt.Sprint("info-", tt.births)) {
 					t.Errorf("it notes %+v", now)
 				}
 				return
 			}
-			if !w.Said(tt.said) && !strings.Contains(w.Log.String(), tt.said) || w.Get(member.JoinedCluster) != noted {
+			if !w.ConsoleHas(tt.said) && !strings.Contains(w.Log.String(), tt.said) || w.Get(member.JoinedCluster) != noted {
 				t.Errorf("it notes %s, noted %s\n%s", w.Get(member.JoinedCluster), noted, strings.Join(w.Console, "\n"))
 			}
 		})
@@ -700,7 +700,7 @@ func TestNotBornAgain(t *testing.T) {
 	for name, change := range map[string]func(*worldtest.Cluster){
 		"cluster-info made anew": func(c *worldtest.Cluster) { c.Births++ },
 		"Node deleted":           func(c *worldtest.Cluster) { delete(c.Nodes, "edge-sn0042") },
-		"cluster-info hidden":    func(c *worldtest.Cluster) { c.KnownOnly = true },
+		"cluster-info hidden":    func(c *worldtest.Cluster) { c.NoAnonymous = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -732,16 +732,16 @@ func TestBornAgainBeforeItPublishes(t *testing.T) {
 		again     bool
 		isUnclear bool
 	}{
-		"born again, and not published": {func(w *world) { w.bearAgain(); w.Cluster.Unpublished = true }, true, false},
-		"born again a moment ago":       {func(w *world) { w.bearAgain(); w.Cluster.Unpublished, w.Cluster.NoService = true, true }, false, true},
+		"born again, and not published": {func(w *world) { w.bearAgain(); w.Cluster.NoClusterInfo = true }, true, false},
+		"born again a moment ago":       {func(w *world) { w.bearAgain(); w.Cluster.NoClusterInfo, w.Cluster.ServiceReadDenied = true, true }, false, true},
 		"cluster-info and the Node deleted": {func(w *world) {
-			w.Cluster.Unpublished = true
+			w.Cluster.NoClusterInfo = true
 			delete(w.Cluster.Nodes, "edge-sn0042")
 		}, false, false},
 		"not published, by an old note": {func(w *world) {
 			w.Put(member.JoinedCluster, strings.Replace(w.Get(member.JoinedCluster), `,"serviceUID":"service-0"`, "", 1))
 			w.bearAgain()
-			w.Cluster.Unpublished = true
+			w.Cluster.NoClusterInfo = true
 		}, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -767,17 +767,17 @@ func TestOldNoteGetsTheService(t *testing.T) {
 	t.Parallel()
 	for _, hidden := range []bool{false, true} {
 		w := nativeWorld(t)
-		w.Cluster.NoService = true
+		w.Cluster.ServiceReadDenied = true
 		w.mustBoot()
 		want := ondisk.IPVSJoined{ClusterInfo: "info-0", Node: "edge-sn0042", NodeUID: "node-0"}
 		w.wantNoted(want)
-		if w.Cluster.NoService = hidden; !hidden {
+		if w.Cluster.ServiceReadDenied = hidden; !hidden {
 			want.ServiceUID = "service-0"
 		}
 		w.PowerOn()
 		w.mustBoot()
 		w.wantNoted(want)
-		w.Cluster.NoService = true // for a while
+		w.Cluster.ServiceReadDenied = true // for a while
 		w.PowerOn()
 		w.mustBoot()
 		w.wantNoted(want)
@@ -790,7 +790,7 @@ func TestUnclearWhetherBornAgain(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.Cluster.KnownOnly, w.Cluster.NoService = true, true
+	w.Cluster.NoAnonymous, w.Cluster.ServiceReadDenied = true, true
 	w.bearAgain()
 	site, err := site.Parse([]byte(w.Site()))
 	if err != nil {
@@ -836,7 +836,7 @@ func TestNodeOfAFormerRelease(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	if err := os.Remove(w.Inside(member.JoinedCluster)); err != nil {
+	if err := os.Remove(w.HostPath(member.JoinedCluster)); err != nil {
 		t.Fatal(err)
 	}
 	hidden := w.clone(t)
@@ -844,7 +844,7 @@ func TestNodeOfAFormerRelease(t *testing.T) {
 	w.mustBoot()
 	w.wantJoined(0)
 
-	hidden.Cluster.KnownOnly = true
+	hidden.Cluster.NoAnonymous = true
 	hidden.PowerOn()
 	hidden.mustBoot()
 	if hidden.Has(member.JoinedCluster) || strings.Contains(hidden.Get(ondisk.IPVSConfig), "joined") {
@@ -914,7 +914,7 @@ func TestNoteIsNotTakenFromAnotherCluster(t *testing.T) {
 		if got := w.Get(member.JoinedCluster); got != before {
 			t.Errorf("IPVS disabled %v: noted %s, it was %s", disabled, got, before)
 		}
-		if said := w.Said("the API servers are of another cluster with the same keys"); said == disabled || (err == nil) != disabled {
+		if said := w.ConsoleHas("the API servers are of another cluster with the same keys"); said == disabled || (err == nil) != disabled {
 			t.Errorf("IPVS disabled %v: %v, said %v", disabled, err, said)
 		}
 	}
@@ -926,8 +926,8 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	reborn := worldtest.NewClusterOf(t, w.Cluster.Ca, w.Cluster.Key)
-	reborn.Of(w.World)
+	reborn := worldtest.NewClusterOf(t, w.Cluster.CA, w.Cluster.Key)
+	reborn.Attach(w.World)
 	reborn.Births = 7
 	e := w.Env()
 	_, n, err := member.OwnNode(t.Context(), e, "edge-sn0042")
@@ -935,7 +935,7 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Cluster.Mu.Lock()
-	w.Cluster.Elsewhere = map[string]*worldtest.Cluster{worldtest.OwnEndpoint: reborn, "192.0.2.13:6443": reborn}
+	w.Cluster.OtherClusters = map[string]*worldtest.Cluster{worldtest.Endpoint: reborn, "192.0.2.13:6443": reborn}
 	w.Cluster.Mu.Unlock()
 	spec, err := site.Parse([]byte(w.Site()))
 	if err != nil {
@@ -959,30 +959,30 @@ func TestDamagedIPVSConfigKeepsNobody(t *testing.T) {
 		w.mustBoot()
 		cleaned := func(what string) {
 			t.Helper()
-			if n := slices.Index(w.Names, "run ipvscare clean"); n < 0 {
+			if n := slices.Index(w.EffectNames, "run ipvscare clean"); n < 0 {
 				t.Errorf("%q, %s: the rules stay", text, what)
 			}
-			w.Names = nil
+			w.EffectNames = nil
 		}
 		w.Put(ondisk.IPVSConfig, text)
-		w.Names = nil
+		w.EffectNames = nil
 		if _, err := w.reset(); err != nil || w.Has(ondisk.IPVSConfig) {
 			t.Errorf("%q: reset: %v; ipvs.json is there: %v", text, err, w.Has(ondisk.IPVSConfig))
 		}
 		cleaned("reset")
-		w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+		w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 		delete(w.Cluster.Nodes, "edge-sn0042")
 		w.PowerOn()
 		w.mustBoot()
 
 		w.rebuild()
 		w.Put(ondisk.IPVSConfig, text)
-		w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+		w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 		w.PowerOn()
 		w.mustBoot()
 		cleaned("move")
 
-		w.Stamp(worldtest.OwnDev, w.Site("ipvs: {disabled: true}"))
+		w.Stamp(worldtest.SlotDevice, w.Site("ipvs: {disabled: true}"))
 		w.PowerOn()
 		w.Put(ondisk.IPVSConfig, text)
 		w.mustBoot()

@@ -83,8 +83,8 @@ var appliedPaths = []string{"/api/v1/namespaces/shop", "/api/v1/namespaces/defau
 // wantApplied checks that the manifests were applied, and nothing of them is left.
 func (m *controlPlane) wantApplied(when string) {
 	m.T.Helper()
-	if got := slices.Compact(slices.Sorted(slices.Values(m.Cluster.Applied))); !slices.Equal(got, slices.Sorted(slices.Values(appliedPaths))) || !m.Cluster.Marked || m.Has(controlplane.ClusterManifests) {
-		m.T.Errorf("%s: applied %q, said so %v, kept %v", when, m.Cluster.Applied, m.Cluster.Marked, m.Has(controlplane.ClusterManifests))
+	if got := slices.Compact(slices.Sorted(slices.Values(m.Cluster.Applied))); !slices.Equal(got, slices.Sorted(slices.Values(appliedPaths))) || !m.Cluster.AllApplied || m.Has(controlplane.ClusterManifests) {
+		m.T.Errorf("%s: applied %q, said so %v, kept %v", when, m.Cluster.Applied, m.Cluster.AllApplied, m.Has(controlplane.ClusterManifests))
 	}
 }
 
@@ -145,23 +145,23 @@ func newControlPlane(t *testing.T, sites []mint.NodeSite) *controlPlane {
 	keys := m.site.Credentials.Keys
 	ca, key := parsePair(t, keys.CA)
 	w.Cluster = worldtest.NewClusterOf(t, ca, key, "192.0.2.11")
-	w.Cluster.Of(w.World)
-	w.Cluster.Unpublished, w.Synced = true, true
-	w.Source = netip.MustParseAddr("192.0.2.11")
-	w.Init = m.kubeadm
-	w.Dials, w.Refuses = m.dial, m.refused
-	w.Listens = func(addr string) (net.Listener, error) {
+	w.Cluster.Attach(w.World)
+	w.Cluster.NoClusterInfo, w.ClockSynced = true, true
+	w.NodeAddr = netip.MustParseAddr("192.0.2.11")
+	w.KubeadmInit = m.kubeadm
+	w.DialOther, w.RefuseDial = m.dial, m.refused
+	w.Listen = func(addr string) (net.Listener, error) {
 		if addr != "192.0.2.11:2380" {
 			return nil, fmt.Errorf("it listens on %s", addr)
 		}
 		return net.Listen("unix", "@firstboot-test-"+rand.Text())
 	}
 	for _, s := range sites[1:] {
-		f := newFakeMember(t, keys.EtcdCA, w.Truth)
+		f := newFakeMember(t, keys.EtcdCA, w.ClusterTime)
 		f.ticket = controlplane.TicketID(s.Site)
 		m.others[s.Site.Self().Address] = f
 	}
-	m.own = newFakeMember(t, keys.EtcdCA, w.Truth)
+	m.own = newFakeMember(t, keys.EtcdCA, w.ClusterTime)
 	m.own.state, m.own.quorum = seat.Lived, true
 	m.own.members = []map[string]any{{"ID": "1", "name": "m1", "peerURLs": []string{"https://192.0.2.11:2380"}}}
 	m.own.snapshot, m.own.id = "all objects", "1"
@@ -176,10 +176,10 @@ func (m *controlPlane) cloneWith(t *testing.T, files []worldtest.Entry) *control
 	t.Helper()
 	c := &controlPlane{world: m.world.cloneWith(t, files), site: m.site, starts: slices.Clone(m.starts), started: m.started, learner: m.learner, inits: slices.Clone(m.inits),
 		own: m.own, restarts: slices.Clone(m.restarts)}
-	c.Init, c.Dials, c.Refuses, c.Listens, c.CtrRun = c.kubeadm, c.dial, c.refused, m.Listens, c.etcdutl
+	c.KubeadmInit, c.DialOther, c.RefuseDial, c.Listen, c.CtrRun = c.kubeadm, c.dial, c.refused, m.Listen, c.etcdutl
 	c.others = map[string]*fakeMember{}
 	for address, f := range m.others {
-		c.others[address] = f.clone(t, m.site.Credentials.Keys.EtcdCA, c.Truth)
+		c.others[address] = f.clone(t, m.site.Credentials.Keys.EtcdCA, c.ClusterTime)
 	}
 	return c
 }
@@ -196,7 +196,7 @@ func (f *fakeMember) clone(t *testing.T, etcdCA configs.KeyPair, now func() time
 }
 
 func (m *controlPlane) snapshot(t *testing.T, files []worldtest.Entry) [32]byte {
-	w := m.world.Snapshot(t, files)
+	w := m.world.Fingerprint(t, files)
 	all := fmt.Append(w[:], m.starts, m.started, m.learner)
 	for _, address := range slices.Sorted(maps.Keys(m.others)) {
 		all = fmt.Append(all, m.others[address].members) // fmt sorts the keys of maps
@@ -210,7 +210,7 @@ func (m *controlPlane) stampSite(s *configs.Site) {
 	if err != nil {
 		m.T.Fatal(err)
 	}
-	m.Stamp(worldtest.OwnDev, string(text))
+	m.Stamp(worldtest.SlotDevice, string(text))
 }
 
 func parsePair(t *testing.T, p configs.KeyPair) (*x509.Certificate, crypto.Signer) {
@@ -228,7 +228,7 @@ func newFakeMember(t *testing.T, etcdCA configs.KeyPair, now func() time.Time) *
 	pool := x509.NewCertPool()
 	pool.AddCert(ca)
 	conf := &tls.Config{ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert}
-	worldtest.Shown(conf, now, func(from, until time.Time) tls.Certificate {
+	worldtest.RenewedCertificate(conf, now, func(from, until time.Time) tls.Certificate {
 		return worldtest.IssueFor(t, ca, key, "etcd", []string{"127.0.0.1", "192.0.2.11", "192.0.2.12", "192.0.2.13"}, from, until)
 	})
 	f.server = worldtest.Serve(t, &http.Server{Handler: f, TLSConfig: conf, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)})
@@ -238,7 +238,7 @@ func newFakeMember(t *testing.T, etcdCA configs.KeyPair, now func() time.Time) *
 func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	worldtest.KeptAlive(r, func(string) error {
+	worldtest.BreakKeptAlive(r, func(string) error {
 		if f.state == seat.Silent {
 			return errors.New("no route to host")
 		}
@@ -353,7 +353,7 @@ func (m *controlPlane) refused(addr string) (err error, ours bool) {
 	if err := m.kubelet(); err != nil {
 		return err, true
 	}
-	return m.Cluster.Refuses(addr), true
+	return m.Cluster.DialError(addr), true
 }
 
 // kubelet starts what its directory holds, as it would have in the meantime,
@@ -363,7 +363,7 @@ func (m *controlPlane) kubelet() error {
 	if m.Units[ondisk.UnitKubelet] != "active" {
 		return refused
 	}
-	pod, err := os.ReadFile(m.Inside(controlplane.EtcdManifest))
+	pod, err := os.ReadFile(m.HostPath(controlplane.EtcdManifest))
 	if err != nil || len(pod) == 0 {
 		return refused
 	}
@@ -411,7 +411,7 @@ func (m *controlPlane) kubelet() error {
 	}
 	if !m.Has(member.ClientCert) {
 		pem := member.KubeletPKI + "/kubelet-client-2026-11-20-10-00-00.pem"
-		m.Puts(pem, m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0)))
+		m.PutUnsynced(pem, m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0)))
 		if err := os.Symlink(pem, filepath.Join(m.Root, member.ClientCert)); err != nil {
 			return err
 		}
@@ -448,7 +448,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		if err := m.Effect("kubeadm writes " + p); err != nil {
 			return err
 		}
-		m.Puts(p, data)
+		m.PutUnsynced(p, data)
 		return nil
 	}
 	need := func(p string) string {
@@ -479,7 +479,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 			if f == ondisk.KubeletConf {
 				cn = "system:node:m1"
 			}
-			pair := m.Cluster.ClientFrom(cn, m.Cluster.Ca.NotBefore, m.certUntil()) // kubeadm's begin when their CA does
+			pair := m.Cluster.ClientFrom(cn, m.Cluster.CA.NotBefore, m.certUntil()) // kubeadm's begin when their CA does
 			text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(pki + "/ca.crt")))},
 				api.User{CertData: base64.StdEncoding.EncodeToString([]byte(pair)), KeyData: base64.StdEncoding.EncodeToString([]byte(pair))})
 			if err != nil {
@@ -518,7 +518,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		if err := errors.Join(write(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--node-ip=192.0.2.11\"\n"), write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n")); err != nil {
 			return err
 		}
-		m.Units[ondisk.UnitKubelet], m.world.Started[ondisk.UnitKubelet], m.Heard, m.Unregistered = "active", m.Now, m.Now, true
+		m.Units[ondisk.UnitKubelet], m.world.Started[ondisk.UnitKubelet], m.KubeletLastActive, m.Unregistered = "active", m.Now, m.Now, true
 	case "upload-config all", "addon kube-proxy", "addon coredns":
 		if strings.Contains(conf, "initial-cluster") {
 			m.T.Errorf("%s with how one member of etcd starts:\n%s", phase, conf)
@@ -530,11 +530,11 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 			}
 			m.Cluster.Mu.Lock()
 			if m.Cluster.Annotations == nil {
-				m.Cluster.Annotations, m.Cluster.Configs = map[string]string{}, map[string]string{}
+				m.Cluster.Annotations, m.Cluster.UploadedConfigs = map[string]string{}, map[string]string{}
 			}
-			m.Cluster.Configs[key] = conf
+			m.Cluster.UploadedConfigs[key] = conf
 			if _, proxy, ok := strings.Cut(conf, "kind: KubeProxyConfiguration\n"); ok && key == "config.conf" {
-				m.Cluster.Configs[key], _, _ = strings.Cut(proxy, "\n---")
+				m.Cluster.UploadedConfigs[key], _, _ = strings.Cut(proxy, "\n---")
 			}
 			m.Cluster.Mu.Unlock()
 		}
@@ -551,8 +551,8 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 			return err
 		}
 		m.Cluster.Mu.Lock()
-		m.Cluster.Unpublished = false
-		readable := len(m.Cluster.Rules) == 2
+		m.Cluster.NoClusterInfo = false
+		readable := len(m.Cluster.CreatedRBAC) == 2
 		m.Cluster.Mu.Unlock()
 		if !readable {
 			m.T.Errorf("cluster-info is there, and no node may read it: a cut now would leave it so")
@@ -654,7 +654,7 @@ func (m *controlPlane) keysOnlyInPlace() {
 			}
 		}
 	}
-	slot := bytes.Join(m.Slots[worldtest.OwnDev].Pages, nil)
+	slot := bytes.Join(m.Slots[worldtest.SlotDevice].Pages, nil)
 	for name, line := range lines {
 		if bytes.Contains(slot, []byte(line)) {
 			m.T.Errorf("the slot has %s still", name)
@@ -725,8 +725,8 @@ func TestSoleMasterIsBorn(t *testing.T) {
 	if want := []string{"certs all", "kubeconfig all", "etcd local", "control-plane all", "kubelet-start", "upload-config all", "addon kube-proxy", "addon coredns", "bootstrap-token", "mark-control-plane", "kubelet-finalize all"}; !slices.Equal(m.inits, want) {
 		t.Errorf("kubeadm ran %q", m.inits)
 	}
-	if len(m.Cluster.Objects) != 1 || !strings.Contains(m.Cluster.Objects[0], "bootstrap-token-") {
-		t.Errorf("objects: %q", m.Cluster.Objects)
+	if len(m.Cluster.CreatedSecrets) != 1 || !strings.Contains(m.Cluster.CreatedSecrets[0], "bootstrap-token-") {
+		t.Errorf("objects: %q", m.Cluster.CreatedSecrets)
 	}
 	// etcd's ids differ from those of another birth with the same keys.
 	if want := seat.Token(m.site.ControlPlane.ID, m.site.ControlPlane.Birth().UTC().Format(time.RFC3339)); m.clusterToken != want {
@@ -744,7 +744,7 @@ func TestSoleMasterIsBorn(t *testing.T) {
 	m.inits = nil
 	m.on()
 	m.bootDone()
-	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) || len(m.starts) != 1 || len(m.Cluster.Objects) != 1 {
+	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) || len(m.starts) != 1 || len(m.Cluster.CreatedSecrets) != 1 {
 		t.Errorf("again: kubeadm ran %q; etcd was started as %q", m.inits, m.starts)
 	}
 	golden(t, "controlplane.again.console", strings.Join(m.Console, "\n")+"\n")
@@ -811,7 +811,7 @@ func TestReflashedMasterStops(t *testing.T) {
 			if err == nil || len(m.starts) > 0 || m.Has(controlplane.EtcdManifest) {
 				t.Fatalf("%v, etcd was started as %q", err, m.starts)
 			}
-			if tt.says != "" && (!m.Said("FAILED seat") || !m.Said(tt.says)) || tt.says == "" && !m.Said("not seen yet") {
+			if tt.says != "" && (!m.ConsoleHas("FAILED seat") || !m.ConsoleHas(tt.says)) || tt.says == "" && !m.ConsoleHas("not seen yet") {
 				t.Errorf("console:\n%s", strings.Join(m.Console, "\n"))
 			}
 		})
@@ -824,7 +824,7 @@ func TestReplacedMasterJoins(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
 	m.Now = m.Now.Add(200 * time.Hour)
-	m.Cluster.Unpublished = false
+	m.Cluster.NoClusterInfo = false
 	f := m.quorum()
 	m.bootDone()
 	if want := []string{"3.6.8-0 m1=https://192.0.2.11:2380,m2=https://192.0.2.12:2380,m3=https://192.0.2.13:2380 existing"}; !slices.Equal(m.starts, want) {
@@ -877,7 +877,7 @@ func TestForeignEtcdIsNotServed(t *testing.T) {
 			m := newControlPlane(t, mintedSites(t, 1))
 			m.lived(strings.ReplaceAll(tt.cluster, "own", m.site.ControlPlane.ID))
 			err := m.boot()
-			if served := m.Has(controlplane.EtcdManifest); served != (tt.says == "") || (err == nil) != served || !m.Said(tt.says) {
+			if served := m.Has(controlplane.EtcdManifest); served != (tt.says == "") || (err == nil) != served || !m.ConsoleHas(tt.says) {
 				t.Errorf("%v, served: %v\n%s", err, served, strings.Join(m.Console, "\n"))
 			}
 		})
@@ -901,7 +901,7 @@ func TestLivingSeatIsNotTaken(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
-			m.Cluster.Unpublished = false
+			m.Cluster.NoClusterInfo = false
 			f := m.quorum()
 			if tt.active {
 				f.active = "1"
@@ -910,11 +910,11 @@ func TestLivingSeatIsNotTaken(t *testing.T) {
 				m.Cluster.Register("m1", "", "00000000000000000000000000000001")
 			}
 			if tt.renews {
-				m.Cluster.Lease = func() string { return m.Now.Format(time.RFC3339Nano) }
+				m.Cluster.LeaseRenewTime = func() string { return m.Now.Format(time.RFC3339Nano) }
 			}
 			err := m.boot()
 			own := f.members[0]["ID"] == "1"
-			if own == tt.joins || tt.joins == (len(m.starts) == 0) || !tt.joins && (err == nil || !m.Said("another machine runs with this machine's Site")) {
+			if own == tt.joins || tt.joins == (len(m.starts) == 0) || !tt.joins && (err == nil || !m.ConsoleHas("another machine runs with this machine's Site")) {
 				t.Errorf("%v; members %v, etcd was started as %q\n%s", err, f.members, m.starts, strings.Join(m.Console, "\n"))
 			}
 		})
@@ -936,7 +936,7 @@ func TestDeadLearner(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
-			m.Cluster.Unpublished = false
+			m.Cluster.NoClusterInfo = false
 			f := m.quorum()
 			f.members = append(f.members[:2], map[string]any{"ID": "99", "peerURLs": []string{"https://192.0.2.13:2380"}, "isLearner": true})
 			if tt.named {
@@ -949,7 +949,7 @@ func TestDeadLearner(t *testing.T) {
 			began := m.Now
 			err := m.boot()
 			left := slices.ContainsFunc(f.members, func(o map[string]any) bool { return o["ID"] == "99" })
-			if left != (tt.says != "") || (err == nil) == left || (len(m.starts) == 1) == left || !m.Said(tt.says) {
+			if left != (tt.says != "") || (err == nil) == left || (len(m.starts) == 1) == left || !m.ConsoleHas(tt.says) {
 				t.Errorf("%v, etcd was started as %q, members %v\n%s", err, m.starts, f.members, strings.Join(m.Console, "\n"))
 			}
 			if waited := m.Now.Sub(began); !left && waited < seat.LearnerPatience {
@@ -967,7 +967,7 @@ func TestRemovedMasterStops(t *testing.T) {
 	f := m.others["192.0.2.13"]
 	f.state, f.quorum = seat.Lived, true
 	f.members = []map[string]any{{"ID": "3", "name": "m3", "peerURLs": []string{"https://192.0.2.13:2380"}}}
-	if err := m.boot(); err == nil || !m.Said("was removed from the cluster") || len(m.inits) > 2 {
+	if err := m.boot(); err == nil || !m.ConsoleHas("was removed from the cluster") || len(m.inits) > 2 {
 		t.Errorf("%v, kubeadm ran %q\n%s", err, m.inits, strings.Join(m.Console, "\n"))
 	}
 }
@@ -1026,11 +1026,11 @@ func TestMasterRunsForYears(t *testing.T) {
 	m.inits = nil
 	for range 26 { // the timer, for 780 days
 		m.Now = m.Now.AddDate(0, 0, 30)
-		m.Heard = m.Now
+		m.KubeletLastActive = m.Now
 		if at, err := os.Readlink(filepath.Join(m.Root, member.ClientCert)); err != nil {
 			t.Fatal(err)
 		} else {
-			m.Puts(at, m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0))) // kubelet renews its own
+			m.PutUnsynced(at, m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0))) // kubelet renews its own
 		}
 		m.bootDone()
 		for _, l := range controlplane.Leaves {
@@ -1081,16 +1081,16 @@ func TestRestartOutlastsAKill(t *testing.T) {
 			m.Now = m.Now.AddDate(0, 0, tt.days)
 			renewed := m.Now
 			for _, at := range tt.at {
-				m.Effects, m.Names = 0, nil
-				m.Before = func(effect string) {
+				m.Effects, m.EffectNames = 0, nil
+				m.BeforeEffect = func(effect string) {
 					if effect == at {
-						m.CutAt = 1
+						m.PowerCutAt = 1
 					}
 				}
-				if err := m.boot(); err == nil || m.Names[len(m.Names)-1] != at {
-					t.Fatalf("%v: it was not killed at %s: %q", err, at, m.Names)
+				if err := m.boot(); err == nil || m.EffectNames[len(m.EffectNames)-1] != at {
+					t.Fatalf("%v: it was not killed at %s: %q", err, at, m.EffectNames)
 				}
-				m.Before, m.CutAt = nil, 0
+				m.BeforeEffect, m.PowerCutAt = nil, 0
 			}
 			m.bootDone()
 			if m.Get(controlplane.Pods[1]) == pods {
@@ -1167,24 +1167,24 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 		t.Fatalf("%v", all)
 	}
 	const total = 4 << 30
-	size := m.BytesBelow(member.SnapshotDir) / 6
-	m.Puts("/var/lib/etcd/member/snap/db", strings.Repeat("x", int(size)))
-	m.Used = total - total/100*controlplane.SnapshotLeaves - 3*size // room for three
-	if all := days(1); len(all) != 3 || m.BytesBelow(member.SnapshotDir) != 3*size {
+	size := m.DirSize(member.SnapshotDir) / 6
+	m.PutUnsynced("/var/lib/etcd/member/snap/db", strings.Repeat("x", int(size)))
+	m.VarUsed = total - total/100*controlplane.SnapshotLeaves - 3*size // room for three
+	if all := days(1); len(all) != 3 || m.DirSize(member.SnapshotDir) != 3*size {
 		t.Errorf("%v", all)
 	}
 	// What a power cut left half written goes first.
 	half := member.SnapshotDir + "/.20260101-000000.db.edgebake-new"
-	m.Puts(half, strings.Repeat("x", int(size)))
+	m.PutUnsynced(half, strings.Repeat("x", int(size)))
 	if all := days(1); len(all) != 3 || m.Has(half) {
 		t.Errorf("%v, half a snapshot is there: %v", all, m.Has(half))
 	}
-	m.Used += 3 * size // none would fit without all: none goes in vain
+	m.VarUsed += 3 * size // none would fit without all: none goes in vain
 	before, again := days(1), days(1)
 	if len(before) != 3 || !slices.Equal(before, again) || !slices.ContainsFunc(m.State().Notes, func(n string) bool { return strings.Contains(n, "making room for a snapshot") }) {
 		t.Errorf("%v, notes %q", before, m.State().Notes)
 	}
-	m.Used -= 2 * size // with the newest alone
+	m.VarUsed -= 2 * size // with the newest alone
 	if all := days(1); len(all) != 2 || all[1] != before[0] {
 		t.Errorf("%v, before %v", all, before)
 	}
@@ -1253,20 +1253,20 @@ func (m *controlPlane) withWords(w mint.Words) {
 func TestContinueFromThisMachine(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.Cluster.Unpublished = false
+	m.Cluster.NoClusterInfo = false
 	m.lived(m.site.ControlPlane.ID)
 	m.withWords(mint.Words{ContinueFrom: "m1"})
 	forced := "--" + controlplane.ForceNewCluster + "=true"
 	for round := range 2 {
 		m.starts, m.restarts = nil, nil
 		m.bootDone()
-		if m.started != "has data\n" || !slices.Equal(m.restarts, []string{"has data"}) || !m.Said("etcd continues from this machine alone") {
+		if m.started != "has data\n" || !slices.Equal(m.restarts, []string{"has data"}) || !m.ConsoleHas("etcd continues from this machine alone") {
 			t.Fatalf("round %d: etcd runs as %q, restarted as %q\n%s", round, m.started, m.restarts, strings.Join(m.Console, "\n"))
 		}
 		m.on()
 		m.restarts = nil
 		m.bootDone()
-		if len(m.restarts) > 0 || m.Said("continues from") {
+		if len(m.restarts) > 0 || m.ConsoleHas("continues from") {
 			t.Fatalf("it was forced twice: %q %q", m.restarts, forced)
 		}
 		m.withWords(mint.Words{}) // taken out, and said again after another loss
@@ -1281,14 +1281,14 @@ func TestContinueFromThisMachine(t *testing.T) {
 func TestContinueWithoutANote(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.Cluster.Unpublished = false
+	m.Cluster.NoClusterInfo = false
 	m.lived(m.site.ControlPlane.ID)
-	if err := os.Remove(m.Inside(controlplane.SeatNoteFile)); err != nil {
+	if err := os.Remove(m.HostPath(controlplane.SeatNoteFile)); err != nil {
 		t.Fatal(err)
 	}
 	m.withWords(mint.Words{ContinueFrom: "m1"})
 	for range 2 {
-		if err := m.boot(); err == nil || m.started != "" || m.Has(controlplane.EtcdRun) || !m.Has("/var/lib/etcd/member/wal/0.wal") || !m.Said("no note of which cluster it is") || m.Said("write the image") || !m.Said("--restore FILE") {
+		if err := m.boot(); err == nil || m.started != "" || m.Has(controlplane.EtcdRun) || !m.Has("/var/lib/etcd/member/wal/0.wal") || !m.ConsoleHas("no note of which cluster it is") || m.ConsoleHas("write the image") || !m.ConsoleHas("--restore FILE") {
 			t.Fatalf("%v, etcd runs as %q\n%s", err, m.started, strings.Join(m.Console, "\n"))
 		}
 		m.on()
@@ -1312,7 +1312,7 @@ func TestContinueWithAnothersCA(t *testing.T) {
 	m.site = mintedSites(t, 1)[0].Site
 	m.withWords(mint.Words{ContinueFrom: "m1"})
 	m.on()
-	if err := m.boot(); err == nil || !m.Said("the CA of another cluster") || m.Said("write the image") {
+	if err := m.boot(); err == nil || !m.ConsoleHas("the CA of another cluster") || m.ConsoleHas("write the image") {
 		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 }
@@ -1327,14 +1327,14 @@ func TestPowerCutOfContinue(t *testing.T) {
 			t.Run(fmt.Sprint(at, nth), func(t *testing.T) {
 				t.Parallel()
 				m := newControlPlane(t, sites)
-				m.Cluster.Unpublished = false
+				m.Cluster.NoClusterInfo = false
 				m.lived(m.site.ControlPlane.ID)
 				m.withWords(mint.Words{ContinueFrom: "m1"})
 				seen := 0
-				m.Before = func(effect string) {
-					if effect == at && !m.Cut {
+				m.BeforeEffect = func(effect string) {
+					if effect == at && !m.PoweredOff {
 						if seen++; seen == nth {
-							m.CutAt = 1
+							m.PowerCutAt = 1
 						}
 					}
 				}
@@ -1342,8 +1342,8 @@ func TestPowerCutOfContinue(t *testing.T) {
 				if seen < nth || err == nil {
 					t.Fatalf("it went on without power, or came only to the %d. time", seen)
 				}
-				m.Before = nil
-				m.Lose()
+				m.BeforeEffect = nil
+				m.LoseUnsynced()
 				m.on()
 				m.bootDone()
 				if m.started != "has data\n" || !strings.HasPrefix(controlplane.ReadSeatNote(m.Env()).Continued, "m1 ") {
@@ -1359,7 +1359,7 @@ func TestPowerCutOfContinue(t *testing.T) {
 func TestContinueFromAnother(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.Cluster.Unpublished = false
+	m.Cluster.NoClusterInfo = false
 	m.lived(m.site.ControlPlane.ID)
 	m.withWords(mint.Words{ContinueFrom: "m2"})
 	if err := m.boot(); err == nil || len(m.starts) > 0 || m.Has(controlplane.EtcdManifest) {
@@ -1389,7 +1389,7 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 		t.Run(fmt.Sprint(counted), func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
-			m.Cluster.Unpublished = false
+			m.Cluster.NoClusterInfo = false
 			m.withWords(mint.Words{ContinueFrom: "m2"})
 			f := m.quorum()
 			f.members = f.members[1:2]
@@ -1406,9 +1406,9 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 			m.starts, m.started = nil, ""
 			m.on()
 			m.Patience = 90 * time.Second
-			m.Before = func(string) {
+			m.BeforeEffect = func(string) {
 				if controlplane.Decided(m.Env()) {
-					m.CutAt = 1
+					m.PowerCutAt = 1
 				}
 			}
 			_ = m.boot()
@@ -1437,16 +1437,16 @@ func TestTicketIsForOneBirth(t *testing.T) {
 			sites := mintedSites(t, 1)
 			m := newControlPlane(t, sites)
 			m.Put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
-			m.Before = func(effect string) {
-				if effect == cut && !m.Cut {
-					m.CutAt = 1
+			m.BeforeEffect = func(effect string) {
+				if effect == cut && !m.PoweredOff {
+					m.PowerCutAt = 1
 				}
 			}
 			if err := m.boot(); (err == nil) != (cut == "") {
 				t.Fatal(err)
 			}
-			m.Before = nil
-			m.Lose()
+			m.BeforeEffect = nil
+			m.LoseUnsynced()
 			m.on()
 			m.bootDone()
 			if len(m.starts) != 1 {
@@ -1456,7 +1456,7 @@ func TestTicketIsForOneBirth(t *testing.T) {
 
 			again := newControlPlane(t, sites)
 			again.Put(controlplane.BornVar, firmware)
-			if err := again.boot(); err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.Said("has begun the cluster with this ticket before") {
+			if err := again.boot(); err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.ConsoleHas("has begun the cluster with this ticket before") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.Console, "\n"))
 			}
 			s := *again.site
@@ -1483,12 +1483,12 @@ func TestLostDataIsNoBirth(t *testing.T) {
 			m := newControlPlane(t, mintedSites(t, 1))
 			m.bootDone()
 			m.Put(controlplane.EtcdMember+"/snap/db", strings.Repeat("x", 1<<16))
-			if err := os.RemoveAll(m.Inside(controlplane.EtcdMember + gone)); err != nil {
+			if err := os.RemoveAll(m.HostPath(controlplane.EtcdMember + gone)); err != nil {
 				t.Fatal(err)
 			}
 			m.starts, m.Console = nil, nil
 			m.on()
-			if err := m.boot(); err == nil || len(m.starts) > 0 || !m.Said("has begun the cluster with this ticket before") {
+			if err := m.boot(); err == nil || len(m.starts) > 0 || !m.ConsoleHas("has begun the cluster with this ticket before") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 			}
 			s := *m.site
@@ -1526,18 +1526,18 @@ func TestLostDataIsNotRestoredAgain(t *testing.T) {
 	const text = "all objects of last week"
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.Now = m.Now.Add(200 * time.Hour)
-	m.Cluster.Unpublished = false
+	m.Cluster.NoClusterInfo = false
 	m.Put(member.SnapshotDir+"/20261111-000000.db", text)
 	digest := sha256.Sum256([]byte(text))
 	m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:]), Said: m.Now})
 	m.on()
 	m.bootDone()
-	if err := os.RemoveAll(m.Inside(controlplane.EtcdMember)); err != nil {
+	if err := os.RemoveAll(m.HostPath(controlplane.EtcdMember)); err != nil {
 		t.Fatal(err)
 	}
 	m.starts, m.Console = nil, nil
 	m.on()
-	if err := m.boot(); err == nil || len(m.starts) > 0 || !m.Said("that data is no longer on its disk") {
+	if err := m.boot(); err == nil || len(m.starts) > 0 || !m.ConsoleHas("that data is no longer on its disk") {
 		t.Errorf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 	}
 }
@@ -1562,7 +1562,7 @@ func TestTicketsThatDiffer(t *testing.T) {
 			m := newControlPlane(t, sites)
 			m.all(seat.Blank)
 			tt.set(m)
-			if err := m.boot(); err == nil || len(m.starts) > 0 || !m.Said(tt.says) {
+			if err := m.boot(); err == nil || len(m.starts) > 0 || !m.ConsoleHas(tt.says) {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 			}
 			m.all(seat.Blank)
@@ -1589,8 +1589,8 @@ func TestUsedTicketIsTold(t *testing.T) {
 			m.Patience = 8 * time.Minute
 			told := map[bool]seat.Peer{}
 			var listening net.Listener
-			listens := m.Listens
-			m.Listens = func(addr string) (net.Listener, error) {
+			listens := m.Listen
+			m.Listen = func(addr string) (net.Listener, error) {
 				l, err := listens(addr)
 				listening = l
 				return l, err
@@ -1598,13 +1598,13 @@ func TestUsedTicketIsTold(t *testing.T) {
 			e := m.Env()
 			sleep := e.Sleep
 			e.Sleep = func(ctx context.Context, d time.Duration) error {
-				stopped := m.Said("FAILED seat")
+				stopped := m.ConsoleHas("FAILED seat")
 				if _, ok := told[stopped]; !ok && listening != nil {
 					told[stopped], _ = seat.Look(t.Context(), m.peerOf(listening), "https://192.0.2.11:2380")
 				}
 				return sleep(ctx, d)
 			}
-			if err := m.Run(New(e)); err == nil || len(m.starts) > 0 || !m.Said("begun the cluster with this ticket before") {
+			if err := m.Run(New(e)); err == nil || len(m.starts) > 0 || !m.ConsoleHas("begun the cluster with this ticket before") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 			}
 			if want := (seat.Peer{State: seat.Spent, Ticket: controlplane.TicketID(m.site)}); told[others == seat.Blank] != want {
@@ -1643,12 +1643,12 @@ func (m *controlPlane) etcdutl(c machine.Cmd) error {
 	if m.Has(dir) {
 		return errors.New("data-dir not empty")
 	}
-	m.Puts(dir+"/member/snap/db", string(data))
+	m.PutUnsynced(dir+"/member/snap/db", string(data))
 	if err := m.Effect("etcdutl writes the log"); err != nil {
 		return err
 	}
 	// A checksum's record, and the metadata: member 5 of cluster 6.
-	m.Puts(dir+"/member/wal/0.wal", "\x04\x00\x00\x00\x00\x00\x00\x84\x08\x04\x10\x00\x00\x00\x00\x00\x0a\x00\x00\x00\x00\x00\x00\x00\x08\x01\x10\x00\x1a\x04\x08\x05\x10\x06")
+	m.PutUnsynced(dir+"/member/wal/0.wal", "\x04\x00\x00\x00\x00\x00\x00\x84\x08\x04\x10\x00\x00\x00\x00\x00\x0a\x00\x00\x00\x00\x00\x00\x00\x08\x01\x10\x00\x1a\x04\x08\x05\x10\x06")
 	return nil
 }
 
@@ -1671,7 +1671,7 @@ func TestRestoreASnapshot(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
 			m.Now = m.Now.Add(200 * time.Hour) // not to be born any more
-			m.Cluster.Unpublished = false
+			m.Cluster.NoClusterInfo = false
 			m.withWords(mint.Words{ContinueFrom: "m1", Restore: sum})
 			if tt.old {
 				m.lived(m.site.ControlPlane.ID)
@@ -1690,7 +1690,7 @@ func TestRestoreASnapshot(t *testing.T) {
 				m.Put(member.SnapshotDir+"/20261112-000000.db", "a newer one")
 			}
 			if tt.wrong {
-				if err := m.boot(); err == nil || len(m.starts) > 0 || m.Has(controlplane.EtcdManifest) || !m.Said("there is no snapshot with the SHA-256 "+sum) {
+				if err := m.boot(); err == nil || len(m.starts) > 0 || m.Has(controlplane.EtcdManifest) || !m.ConsoleHas("there is no snapshot with the SHA-256 "+sum) {
 					t.Errorf("%v, started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 				}
 				return
@@ -1723,7 +1723,7 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 			machine := func(firmware string) *controlPlane {
 				m := newControlPlane(t, sites)
 				m.Now = m.Now.Add(200 * time.Hour)
-				m.Cluster.Unpublished = false
+				m.Cluster.NoClusterInfo = false
 				if uefi {
 					m.Put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
 				}
@@ -1742,7 +1742,7 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 				m.withWords(w)
 				m.on()
 				m.bootDone()
-				if got := m.Get(db); got != want || m.Said("it does not restore the snapshot") != noted {
+				if got := m.Get(db); got != want || m.ConsoleHas("it does not restore the snapshot") != noted {
 					t.Fatalf("%s: etcd has %q, want %q\n%s", what, got, want, strings.Join(m.Console, "\n"))
 				}
 			}
@@ -1764,7 +1764,7 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 
 			again := machine(firmware)
 			again.withWords(first)
-			if err := again.boot(); uefi && (err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.Said("that data is no longer on its disk")) {
+			if err := again.boot(); uefi && (err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.ConsoleHas("that data is no longer on its disk")) {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.Console, "\n"))
 			}
 			again.withWords(restore(text, again.Now.Add(time.Hour)))
@@ -1798,11 +1798,11 @@ func TestCarriedOutIsNoBirth(t *testing.T) {
 func TestRestoreWithoutASnapshot(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.Cluster.Unpublished = false
+	m.Cluster.NoClusterInfo = false
 	m.lived(m.site.ControlPlane.ID)
 	m.Put(controlplane.AsideDir+"/wal/0.wal", "of a former loss")
 	m.withWords(mint.Words{ContinueFrom: "m1", Restore: strings.Repeat("ab", 32)})
-	if err := m.boot(); err == nil || !m.Said("there is no snapshot with the SHA-256 abab") || !m.Has("/var/lib/etcd/member/wal/0.wal") || m.Get(controlplane.AsideDir+"/wal/0.wal") != "of a former loss" {
+	if err := m.boot(); err == nil || !m.ConsoleHas("there is no snapshot with the SHA-256 abab") || !m.Has("/var/lib/etcd/member/wal/0.wal") || m.Get(controlplane.AsideDir+"/wal/0.wal") != "of a former loss" {
 		t.Errorf("%v, data in place: %v\n%s", err, m.Has("/var/lib/etcd/member/wal/0.wal"), strings.Join(m.Console, "\n"))
 	}
 }
@@ -1810,7 +1810,7 @@ func TestRestoreWithoutASnapshot(t *testing.T) {
 // aside lists what there is at a path in directories with data that was set aside.
 func (m *controlPlane) aside(path string) []string {
 	m.T.Helper()
-	found, err := filepath.Glob(m.Inside(controlplane.AsideDir) + "*" + path)
+	found, err := filepath.Glob(m.HostPath(controlplane.AsideDir) + "*" + path)
 	if err != nil {
 		m.T.Fatal(err)
 	}
@@ -1824,7 +1824,7 @@ func TestBeginsOverALoglessDatabase(t *testing.T) {
 	sites := mintedSites(t, 3)
 	for name, set := range map[string]func(m *controlPlane){
 		"birth": func(m *controlPlane) { m.all(seat.Blank) },
-		"join":  func(m *controlPlane) { m.quorum(); m.Cluster.Unpublished = false },
+		"join":  func(m *controlPlane) { m.quorum(); m.Cluster.NoClusterInfo = false },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1893,7 +1893,7 @@ func TestEtcdIsLookedAfter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, sites)
-			m.own.status, m.Used = tt.status, tt.used
+			m.own.status, m.VarUsed = tt.status, tt.used
 			if tt.alarm != "" {
 				m.own.alarms = []map[string]string{{"memberID": "1", "alarm": tt.alarm}}
 			}
@@ -1917,7 +1917,7 @@ func TestRoomOnOtherMachines(t *testing.T) {
 		`{"node":{}}`: "its kubelet does not show how much is free on its disk",
 		"":            "asking its kubelet how much is free on its disk: ",
 	} {
-		m.Cluster.Summary = summary
+		m.Cluster.KubeletStats = summary
 		err := controlplane.RoomOn(t.Context(), m.Env(), m.site, "m2", 100<<20)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", summary, err, want)
@@ -1995,7 +1995,7 @@ func TestPowerCutOfRestore(t *testing.T) {
 		begin := func(t *testing.T) *controlPlane {
 			m := newControlPlane(t, sites)
 			m.Now = m.Now.Add(200 * time.Hour)
-			m.Cluster.Unpublished = false
+			m.Cluster.NoClusterInfo = false
 			m.Put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
 			m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
 			tt.disk(m)
@@ -2005,20 +2005,20 @@ func TestPowerCutOfRestore(t *testing.T) {
 		}
 		whole := begin(t)
 		whole.bootDone()
-		from := slices.Index(whole.Names, tt.first)
-		to := slices.Index(whole.Names, "rename "+controlplane.RestoreDir+"/data/member") + 4
+		from := slices.Index(whole.EffectNames, tt.first)
+		to := slices.Index(whole.EffectNames, "rename "+controlplane.RestoreDir+"/data/member") + 4
 		if from < 0 || to-from < 8 {
-			t.Fatalf("effects: %q", whole.Names)
+			t.Fatalf("effects: %q", whole.EffectNames)
 		}
 		for n := from; n <= to; n++ {
-			t.Run(fmt.Sprint(old, ", at ", whole.Names[n]), func(t *testing.T) {
+			t.Run(fmt.Sprint(old, ", at ", whole.EffectNames[n]), func(t *testing.T) {
 				t.Parallel()
 				m := begin(t)
-				m.CutAt = n + 1
+				m.PowerCutAt = n + 1
 				if err := m.boot(); err == nil {
 					t.Fatal("it went on without power")
 				}
-				m.Lose()
+				m.LoseUnsynced()
 				m.on()
 				m.bootDone()
 				if m.Get("/var/lib/etcd/member/snap/db") != text || len(m.starts) > 0 || m.started != "has data\n" || (len(m.aside("/wal")) == 1) != tt.kept {
@@ -2052,7 +2052,7 @@ func TestMasterLosesKeys(t *testing.T) {
 	m.bootDone()
 	m.Put(member.PKIDir+"/front-proxy-ca.key", "")
 	m.on()
-	if err := m.boot(); err == nil || !m.Said("FAILED keys") {
+	if err := m.boot(); err == nil || !m.ConsoleHas("FAILED keys") {
 		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 	m.stampSite(m.site)
@@ -2067,11 +2067,11 @@ func TestMasterLosesItsDirectory(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	if err := errors.Join(os.RemoveAll(m.Inside(ondisk.KubernetesDir)), os.Mkdir(m.Inside(ondisk.KubernetesDir), 0o755)); err != nil {
+	if err := errors.Join(os.RemoveAll(m.HostPath(ondisk.KubernetesDir)), os.Mkdir(m.HostPath(ondisk.KubernetesDir), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	m.on()
-	if err := m.boot(); err == nil || !m.Said("FAILED keys") {
+	if err := m.boot(); err == nil || !m.ConsoleHas("FAILED keys") {
 		t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 	m.stampSite(m.site)
@@ -2107,7 +2107,7 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 				t.Fatal(err)
 			}
 			files := map[string]string{ondisk.SlotSite: string(text)}
-			m.stampAt(worldtest.OwnDev, max(tt.own, day(19)), files)
+			m.stampAt(worldtest.SlotDevice, max(tt.own, day(19)), files)
 			if tt.before {
 				m.plug("")
 				m.stampAt(stickDev, day(19), files)
@@ -2116,20 +2116,20 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 			m.Put(member.PKIDir+"/etcd/ca.key", "")
 			m.on()
 			if !tt.before {
-				if err := m.boot(); err == nil || !m.Said("FAILED keys") {
+				if err := m.boot(); err == nil || !m.ConsoleHas("FAILED keys") {
 					t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 				}
 				m.plug("")
 				m.stampAt(stickDev, day(19), files)
 			}
 			m.bootDone()
-			if !m.Said("the cluster's keys stay on stick") {
+			if !m.ConsoleHas("the cluster's keys stay on stick") {
 				t.Errorf("nobody was told:\n%s", strings.Join(m.Console, "\n"))
 			}
 			m.keysOnlyInPlace()
 			m.on()
 			m.bootDone()
-			if m.Said("took the Site of stick") {
+			if m.ConsoleHas("took the Site of stick") {
 				t.Error("it was taken again, with all keys in place")
 			}
 		})
@@ -2157,11 +2157,11 @@ func TestWordsFromAStick(t *testing.T) {
 		m.plug(string(text))
 		m.on()
 		m.bootDone()
-		if taken := strings.Contains(m.SlotSite(worldtest.OwnDev), `continueFrom: "m1"`); taken != keys {
+		if taken := strings.Contains(m.SlotSite(worldtest.SlotDevice), `continueFrom: "m1"`); taken != keys {
 			t.Fatalf("with keys: %v, taken: %v\n%s", keys, taken, strings.Join(m.Console, "\n"))
 		}
 	}
-	if !m.Said("etcd continues from this machine alone") || !strings.HasPrefix(controlplane.ReadSeatNote(m.Env()).Continued, "m1 ") {
+	if !m.ConsoleHas("etcd continues from this machine alone") || !strings.HasPrefix(controlplane.ReadSeatNote(m.Env()).Continued, "m1 ") {
 		t.Errorf("note %+v\n%s", controlplane.ReadSeatNote(m.Env()), strings.Join(m.Console, "\n"))
 	}
 	m.keysOnlyInPlace()
@@ -2178,7 +2178,7 @@ func TestMasterTakesNoOthersKeys(t *testing.T) {
 	}
 	m.plug(string(text))
 	m.on()
-	if err := m.boot(); err == nil || !m.Said("FAILED keys") || m.Said("took the Site") {
+	if err := m.boot(); err == nil || !m.ConsoleHas("FAILED keys") || m.ConsoleHas("took the Site") {
 		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 }
@@ -2198,7 +2198,7 @@ func TestPublishedMeanwhile(t *testing.T) {
 		"published":               {happens: func() {}, keys: true},
 		"published, without keys": {happens: func() {}},
 		"no answer":               {happens: func() { m.Cluster.AllDown(true) }, keys: true, fails: true},
-		"deleted, without keys":   {happens: func() { m.Cluster.Unpublished = true }, fails: true},
+		"deleted, without keys":   {happens: func() { m.Cluster.NoClusterInfo = true }, fails: true},
 	} {
 		m.inits = nil
 		spec := *m.site
@@ -2214,7 +2214,7 @@ func TestPublishedMeanwhile(t *testing.T) {
 			t.Errorf("%s: kubeadm ran %q", name, m.inits)
 		}
 		m.Cluster.AllDown(false)
-		m.Cluster.Unpublished = false
+		m.Cluster.NoClusterInfo = false
 	}
 }
 
@@ -2226,29 +2226,29 @@ func TestPublishWithoutKeys(t *testing.T) {
 	sites := mintedSites(t, 1)
 	m := newControlPlane(t, sites)
 	m.bootDone()
-	m.Cluster.Unpublished, m.inits = true, nil
+	m.Cluster.NoClusterInfo, m.inits = true, nil
 	m.on()
 	m.bootDone()
-	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) || !m.Said("publishes no cluster-info any more") {
+	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) || !m.ConsoleHas("publishes no cluster-info any more") {
 		t.Errorf("kubeadm ran %q\n%s", m.inits, strings.Join(m.Console, "\n"))
 	}
 
 	m = newControlPlane(t, sites)
-	m.Before = func(effect string) {
-		if effect == "kubeadm publishes cluster-info" && !m.Cut {
-			m.CutAt = 1
+	m.BeforeEffect = func(effect string) {
+		if effect == "kubeadm publishes cluster-info" && !m.PoweredOff {
+			m.PowerCutAt = 1
 		}
 	}
 	if err := m.boot(); err == nil {
 		t.Fatal("it went on without power")
 	}
-	m.Before = nil
+	m.BeforeEffect = nil
 	bare := *m.site
 	bare.Credentials = configs.Credentials{}
 	m.stampSite(&bare)
 	m.on()
 	m.inits = nil
-	if err := m.boot(); err == nil || !m.Said("the cluster was never published") || slices.Contains(m.inits, "addon kube-proxy") {
+	if err := m.boot(); err == nil || !m.ConsoleHas("the cluster was never published") || slices.Contains(m.inits, "addon kube-proxy") {
 		t.Errorf("%v: kubeadm ran %q\n%s", err, m.inits, strings.Join(m.Console, "\n"))
 	}
 	m.stampSite(m.site)
@@ -2262,7 +2262,7 @@ func TestKeysAreWipedBeforeReady(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.Cluster.NotReady = true
-	if err := m.boot(); err == nil || !m.Said("not Ready") {
+	if err := m.boot(); err == nil || !m.ConsoleHas("not Ready") {
 		t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 	m.keysOnlyInPlace()
@@ -2273,8 +2273,8 @@ func TestKeysAreWipedBeforeReady(t *testing.T) {
 func TestPowerCutOfMaster(t *testing.T) {
 	t.Parallel()
 	newControlPlane(t, mintedSites(t, 1)).cutAnywhere(t, 60, func(m *controlPlane, when string) {
-		if len(m.starts) != 1 || len(m.Cluster.Objects) != 1 {
-			m.T.Errorf("%s: etcd was started as %q, objects %q", when, m.starts, m.Cluster.Objects)
+		if len(m.starts) != 1 || len(m.Cluster.CreatedSecrets) != 1 {
+			m.T.Errorf("%s: etcd was started as %q, objects %q", when, m.starts, m.Cluster.CreatedSecrets)
 		}
 		m.wantApplied(when)
 	})
@@ -2286,7 +2286,7 @@ func TestPowerCutOfReplacement(t *testing.T) {
 	t.Parallel()
 	machine := newControlPlane(t, mintedSites(t, 3))
 	machine.Now = machine.Now.Add(200 * time.Hour)
-	machine.Cluster.Unpublished = false
+	machine.Cluster.NoClusterInfo = false
 	machine.quorum()
 	machine.cutAnywhere(t, 40, func(m *controlPlane, when string) {
 		members := m.others["192.0.2.12"].members
@@ -2314,7 +2314,7 @@ func (m *controlPlane) cutAnywhere(t *testing.T, least int, check func(m *contro
 	}
 	cutBefore(t, m, files, whole.Effects, afterCut[*controlPlane]{
 		next: func(_ *testing.T, cut *controlPlane, _ []worldtest.Entry, goesOn func(string, *controlPlane, []worldtest.Entry)) {
-			cut.Lose()
+			cut.LoseUnsynced()
 			cut.on()
 			goesOn("power cut", cut, cut.Files())
 		},
@@ -2331,16 +2331,16 @@ func (m *controlPlane) cutAnywhere(t *testing.T, least int, check func(m *contro
 func TestManifests(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.Cluster.WebhookDown = true
+	m.Cluster.ApplyFails = true
 	m.Patience = 15 * time.Minute // of the machine's clock
-	if err := m.boot(); err == nil || !m.Said("1 of 3 objects of the Cluster's manifests to be applied: applying apps/shop.yaml, document 1, item 2 (ConfigMap late): ") || !m.Said("failed calling webhook") || !m.Said("kubectl -n kube-system label configmap edgebake-manifests edgebake.io/applying-") {
+	if err := m.boot(); err == nil || !m.ConsoleHas("1 of 3 objects of the Cluster's manifests to be applied: applying apps/shop.yaml, document 1, item 2 (ConfigMap late): ") || !m.ConsoleHas("failed calling webhook") || !m.ConsoleHas("kubectl -n kube-system label configmap edgebake-manifests edgebake.io/applying-") {
 		t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 	m.keysOnlyInPlace() // what waits for a worker keeps no keys in the slot
-	if m.Cluster.Marked {
+	if m.Cluster.AllApplied {
 		t.Error("it is said that all are applied")
 	}
-	m.Cluster.WebhookDown = false
+	m.Cluster.ApplyFails = false
 	m.on()
 	m.bootDone()
 	m.wantApplied("once the webhook answers")
@@ -2369,19 +2369,19 @@ func TestManifests(t *testing.T) {
 func TestManifestsOfAnOlderCluster(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.Cluster.Unpublished = false
+	m.Cluster.NoClusterInfo = false
 	m.quorum()
-	m.Cluster.Created = []string{appliedPaths[0], appliedPaths[1]} // a person has changed them since
-	m.Cluster.NoNotes = true                                       // for a while
+	m.Cluster.CreatedPaths = []string{appliedPaths[0], appliedPaths[1]} // a person has changed them since
+	m.Cluster.MarkerPatchFails = true                                   // for a while
 	m.Patience = 15 * time.Minute
 	if err := m.boot(); err == nil {
 		t.Fatal("nothing was noted, and it ended")
 	}
-	m.Cluster.NoNotes = false
+	m.Cluster.MarkerPatchFails = false
 	m.on()
 	m.bootDone()
-	if want := appliedPaths; len(m.Cluster.Applied) > 0 || !slices.Equal(m.Cluster.Created, want) || !m.Cluster.Marked || m.Has(controlplane.ClusterManifests) {
-		t.Errorf("applied %q, there are %q", m.Cluster.Applied, m.Cluster.Created)
+	if want := appliedPaths; len(m.Cluster.Applied) > 0 || !slices.Equal(m.Cluster.CreatedPaths, want) || !m.Cluster.AllApplied || m.Has(controlplane.ClusterManifests) {
+		t.Errorf("applied %q, there are %q", m.Cluster.Applied, m.Cluster.CreatedPaths)
 	}
 }
 
@@ -2391,40 +2391,40 @@ func TestManifestsAreAppliedOnce(t *testing.T) {
 	t.Parallel()
 	once := map[string]int{appliedPaths[0]: 1, appliedPaths[2]: 1}
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.Cluster.WebhookDown = true
+	m.Cluster.ApplyFails = true
 	m.Patience = 30 * time.Minute // three of what a round lasts
 	if err := m.boot(); err == nil {
 		t.Fatal("it ended, with one object left")
 	}
-	if got := m.Cluster.Times(); !maps.Equal(got, once) {
+	if got := m.Cluster.ApplyCounts(); !maps.Equal(got, once) {
 		t.Errorf("in half an hour, applied %v", got)
 	}
 	m.on()
 	m.Patience = 15 * time.Minute
-	if err := m.boot(); err == nil || !maps.Equal(m.Cluster.Times(), once) {
-		t.Errorf("after a restart, applied %v (%v)", m.Cluster.Times(), err)
+	if err := m.boot(); err == nil || !maps.Equal(m.Cluster.ApplyCounts(), once) {
+		t.Errorf("after a restart, applied %v (%v)", m.Cluster.ApplyCounts(), err)
 	}
 	// Another control-plane node has all of them, and has applied none.
 	other := newControlPlane(t, mintedSites(t, 1))
-	other.Cluster.WebhookDown, other.Cluster.Marker = true, maps.Clone(m.Cluster.Marker)
+	other.Cluster.ApplyFails, other.Cluster.ApplyMarker = true, maps.Clone(m.Cluster.ApplyMarker)
 	other.Patience = 15 * time.Minute
 	if err := other.boot(); err == nil || len(other.Cluster.Applied) > 0 {
 		t.Errorf("another node applied %v (%v)", other.Cluster.Applied, err)
 	}
 	// Somebody ends it there.
-	other.Cluster.Marked = true
+	other.Cluster.AllApplied = true
 	other.on()
 	other.bootDone()
 	if len(other.Cluster.Applied) > 0 || other.Has(controlplane.ClusterManifests) {
 		t.Errorf("applied %v, though it was ended", other.Cluster.Applied)
 	}
 
-	m.Cluster.WebhookDown = false
+	m.Cluster.ApplyFails = false
 	m.on()
 	m.bootDone()
 	m.wantApplied("once the webhook answers")
 	once[appliedPaths[1]] = 1
-	if got := m.Cluster.Times(); !maps.Equal(got, once) {
+	if got := m.Cluster.ApplyCounts(); !maps.Equal(got, once) {
 		t.Errorf("in the end, applied %v", got)
 	}
 }
@@ -2434,15 +2434,15 @@ func TestManifestsAreAppliedOnce(t *testing.T) {
 func TestManifestsThatCannotBeNoted(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.Cluster.NoNotes = true
+	m.Cluster.MarkerPatchFails = true
 	m.Patience = 5 * time.Minute
-	if err := m.boot(); err == nil || !m.Said("noting that apps/shop.yaml, document 1, item 1 (Namespace shop) is applied") {
+	if err := m.boot(); err == nil || !m.ConsoleHas("noting that apps/shop.yaml, document 1, item 1 (Namespace shop) is applied") {
 		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
-	if got := m.Cluster.Times(); !maps.Equal(got, map[string]int{appliedPaths[0]: 1, appliedPaths[2]: 1}) {
+	if got := m.Cluster.ApplyCounts(); !maps.Equal(got, map[string]int{appliedPaths[0]: 1, appliedPaths[2]: 1}) {
 		t.Errorf("applied %v", got)
 	}
-	m.Cluster.NoNotes = false
+	m.Cluster.MarkerPatchFails = false
 	m.on()
 	m.bootDone()
 	m.wantApplied("in the end")
@@ -2462,10 +2462,10 @@ func TestPublishedDNS(t *testing.T) {
 		{[]string{controlplane.DNSDeployment, controlplane.DNSService}, false, nil},
 	} {
 		m := newControlPlane(t, mintedSites(t, 1))
-		m.Cluster.Dns = tt.there
+		m.Cluster.DNSObjects = tt.there
 		m.bootDone()
-		if slices.Contains(m.inits, "addon coredns") != tt.want || !slices.Equal(m.Cluster.Deleted, tt.gone) {
-			t.Errorf("with %q: kubeadm ran %q; deleted %q", tt.there, m.inits, m.Cluster.Deleted)
+		if slices.Contains(m.inits, "addon coredns") != tt.want || !slices.Equal(m.Cluster.DeletedPaths, tt.gone) {
+			t.Errorf("with %q: kubeadm ran %q; deleted %q", tt.there, m.inits, m.Cluster.DeletedPaths)
 		}
 	}
 }
@@ -2474,7 +2474,7 @@ func TestPublishedDNS(t *testing.T) {
 func TestResetForgetsKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
-	m.Init = func(machine.Cmd) error { return errHalf }
+	m.KubeadmInit = func(machine.Cmd) error { return errHalf }
 	if err := m.boot(); err == nil || !m.Has(member.PKIDir+"/ca.key") {
 		t.Fatalf("%v, and no key to forget", err)
 	}
@@ -2493,7 +2493,7 @@ func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.Put("/var/lib/etcd/member/wal", "")
-	if err := m.boot(); err == nil || m.Has(controlplane.EtcdManifest) || !m.Said("looking for the data of etcd") {
+	if err := m.boot(); err == nil || m.Has(controlplane.EtcdManifest) || !m.ConsoleHas("looking for the data of etcd") {
 		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 }
@@ -2518,14 +2518,14 @@ func TestPublishedOnce(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	m.Cluster.Unpublished, m.inits, m.Cluster.Rules = true, nil, nil
+	m.Cluster.NoClusterInfo, m.inits, m.Cluster.CreatedRBAC = true, nil, nil
 	m.stampSite(m.site) // with keys
 	m.on()
 	m.bootDone()
-	if slices.Contains(m.inits, "addon kube-proxy") || slices.Contains(m.inits, "bootstrap-token") || !m.Cluster.Unpublished || len(m.Cluster.Rules) > 0 {
-		t.Errorf("kubeadm ran %q; published again: %v, rules %d", m.inits, !m.Cluster.Unpublished, len(m.Cluster.Rules))
+	if slices.Contains(m.inits, "addon kube-proxy") || slices.Contains(m.inits, "bootstrap-token") || !m.Cluster.NoClusterInfo || len(m.Cluster.CreatedRBAC) > 0 {
+		t.Errorf("kubeadm ran %q; published again: %v, rules %d", m.inits, !m.Cluster.NoClusterInfo, len(m.Cluster.CreatedRBAC))
 	}
-	if !m.Said("the cluster publishes no cluster-info any more") {
+	if !m.ConsoleHas("the cluster publishes no cluster-info any more") {
 		t.Errorf("nobody is told\n%s", strings.Join(m.Console, "\n"))
 	}
 }

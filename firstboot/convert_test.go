@@ -32,7 +32,7 @@ func readyNode(t *testing.T) *world {
 func soleNode(t *testing.T) *world {
 	t.Helper()
 	w := nativeWorld(t)
-	w.OneMaster()
+	w.UseSingleMaster()
 	w.mustBoot()
 	return w
 }
@@ -41,7 +41,7 @@ func (w *world) convert(o hub.ConvertOptions) (steps []run.Step, err error) {
 	w.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	w.Off, w.Cut = cancel, false
+	w.Shutdown, w.PoweredOff = cancel, false
 	err = hub.Convert(ctx, w.Env(), o, func(s run.Step) { steps = append(steps, s) })
 	return steps, err
 }
@@ -50,7 +50,7 @@ func (w *world) revert() (steps []run.Step, err error) {
 	w.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	w.Off, w.Cut = cancel, false
+	w.Shutdown, w.PoweredOff = cancel, false
 	err = hub.Revert(ctx, w.Env(), func(s run.Step) { steps = append(steps, s) })
 	return steps, err
 }
@@ -59,7 +59,7 @@ func (w *world) reset() (node string, err error) {
 	w.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	w.Off, w.Cut = cancel, false
+	w.Shutdown, w.PoweredOff = cancel, false
 	return Reset(ctx, w.Env(), func(run.Step) {})
 }
 
@@ -132,7 +132,7 @@ func TestNoFirstBootMeanwhile(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
 	w.Units[ondisk.UnitAgain] = "active"
-	w.Before = func(effect string) {
+	w.BeforeEffect = func(effect string) {
 		looks := strings.HasSuffix(effect, "yurthub --version") || strings.HasPrefix(effect, "run nft --check ") // whether it can be done
 		if w.Units[ondisk.UnitAgain] == "active" && !looks && effect != "stop "+ondisk.UnitAgain {
 			t.Errorf("at %s first boot's timer runs", effect)
@@ -144,12 +144,12 @@ func TestNoFirstBootMeanwhile(t *testing.T) {
 			t.Errorf("after %s the timer is %s", what, state)
 		}
 	}
-	w.KubeletBroken = true
+	w.KubeletFailsBehindHub = true
 	if _, err := w.convert(pool); err == nil {
 		t.Fatal("converted, and kubelet does not report")
 	}
 	ended("a convert that failed")
-	w.KubeletBroken = false
+	w.KubeletFailsBehindHub = false
 	if _, err := w.convert(pool); err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestConvertKilled(t *testing.T) {
 	t.Parallel()
 	whole := soleNode(t)
 	native := whole.clean()
-	whole.Effects, whole.Names = 0, nil
+	whole.Effects, whole.EffectNames = 0, nil
 	if _, err := whole.convert(pool); err != nil {
 		t.Fatal(err)
 	}
@@ -188,15 +188,15 @@ func TestConvertGoesOnWithoutAReport(t *testing.T) {
 	for _, l := range []string{openyurt.LabelEdgeWorker, openyurt.LabelNodePool} {
 		delete(w.Cluster.Nodes["edge-sn0042"].Metadata.Labels, l)
 	}
-	w.KubeletBroken = true
+	w.KubeletFailsBehindHub = true
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	w.Off = cancel
+	w.Shutdown = cancel
 	e := w.Env()
 	sleep := e.Sleep
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
 		w.Cluster.Mu.Lock()
-		w.KubeletBroken = false
+		w.KubeletFailsBehindHub = false
 		w.Cluster.Mu.Unlock()
 		return sleep(ctx, d)
 	}
@@ -214,7 +214,7 @@ func TestRevertKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	edge := whole.clean()
-	whole.Effects, whole.Names = 0, nil
+	whole.Effects, whole.EffectNames = 0, nil
 	if _, err := whole.revert(); err != nil {
 		t.Fatal(err)
 	}
@@ -246,18 +246,18 @@ func killEach(t *testing.T, whole *world, k killed) {
 	}
 	ready := soleNode(t)
 	k.prepare(ready)
-	ready.Effects, ready.Names = 0, nil
+	ready.Effects, ready.EffectNames = 0, nil
 	files := ready.Files()
 	for n := 1; n <= whole.Effects; n += everyCut() {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
 			cut := ready.cloneWith(t, files)
-			cut.CutAt = n
+			cut.PowerCutAt = n
 			err := k.run(cut)
-			at := cut.Names[len(cut.Names)-1]
-			cut.CutAt = 0
+			at := cut.EffectNames[len(cut.EffectNames)-1]
+			cut.PowerCutAt = 0
 			left := cut.Files()
-			if err == nil && slices.ContainsFunc(whole.Names[n-1:], func(e string) bool {
+			if err == nil && slices.ContainsFunc(whole.EffectNames[n-1:], func(e string) bool {
 				return !strings.HasPrefix(e, "write "+ondisk.LogDir) && !strings.HasPrefix(e, "run journalctl") // evidence stops nobody
 			}) {
 				t.Fatalf("killed at %d (%s), it went on", n, at)
@@ -308,8 +308,8 @@ func TestConvertForeignNode(t *testing.T) {
 			t.Errorf("yurthub's arguments lack %s: %s", want, w.Get(hub.EnvFile))
 		}
 	}
-	if w.Get(hub.UnitFile) != openyurt.UnitFile || !slices.Contains(w.Names, "enable "+openyurt.Unit) || !slices.Contains(w.Names, "run modprobe dummy") {
-		t.Errorf("the unit was not made to last: %v", w.Names)
+	if w.Get(hub.UnitFile) != openyurt.UnitFile || !slices.Contains(w.EffectNames, "enable "+openyurt.Unit) || !slices.Contains(w.EffectNames, "run modprobe dummy") {
+		t.Errorf("the unit was not made to last: %v", w.EffectNames)
 	}
 	if _, err := w.convert(pool); !errors.Is(err, hub.ErrAlready) {
 		t.Errorf("converted twice: %v", err)
@@ -351,7 +351,7 @@ func TestGateFitsKubelet(t *testing.T) {
 		"Kubernetes v1.35.0\n": openyurt.ListPlainly, "Kubernetes v1.36.3\n": openyurt.ListPlainly, "Kubernetes v1.36.3-rc.0+abc\n": openyurt.ListPlainly,
 	} {
 		w := foreignNode(t)
-		w.Kubelet = version
+		w.KubeletVersion = version
 		if _, err := w.convert(pool); err != nil {
 			t.Fatal(err)
 		}
@@ -362,7 +362,7 @@ func TestGateFitsKubelet(t *testing.T) {
 	}
 	w := foreignNode(t)
 	native := w.clean()
-	w.Kubelet = "kubelet: command not understood\n"
+	w.KubeletVersion = "kubelet: command not understood\n"
 	if _, err := w.convert(pool); err == nil || !strings.Contains(err.Error(), "asking kubelet for its version") {
 		t.Errorf("no version: %v", err)
 	}
@@ -376,9 +376,9 @@ func TestConvertUndoesWhatFailed(t *testing.T) {
 		lack  func(*world)
 		words string
 	}{
-		{"yurthub never ready", func(w *world) { w.Cluster.Csr = "pending" }, "is not approved yet"},
-		{"kubelet does not get through", func(w *world) { w.KubeletBroken = true }, "kubelet has not reported"},
-		{"kubelet does not heed its flags", func(w *world) { w.DeafKubelet = true }, "kubelet runs with --kubeconfig=" + ondisk.KubeletConf},
+		{"yurthub never ready", func(w *world) { w.Cluster.HubServerCSR = "pending" }, "is not approved yet"},
+		{"kubelet does not get through", func(w *world) { w.KubeletFailsBehindHub = true }, "kubelet has not reported"},
+		{"kubelet does not heed its flags", func(w *world) { w.KubeletIgnoresFlags = true }, "kubelet runs with --kubeconfig=" + ondisk.KubeletConf},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := readyNode(t)
@@ -421,7 +421,7 @@ func TestConvertRefuses(t *testing.T) {
 			w.Units[ondisk.UnitFirstboot] = "active"
 		}, pool, "first boot is at work on this machine, and not done (waiting)"},
 		{"no server answers", func(w *world) { w.Cluster.Down["192.0.2.99:6443"] = true }, hub.ConvertOptions{NodePool: "p", Servers: []string{"https://192.0.2.99:6443"}}, "yurthub can use none of the servers: connecting to the API server 192.0.2.99:6443"},
-		{"no such pool", func(w *world) { w.Cluster.NoPool = true }, pool, "the cluster has no NodePool shanghai"},
+		{"no such pool", func(w *world) { w.Cluster.NoNodePool = true }, pool, "the cluster has no NodePool shanghai"},
 		{"cloud in an edge pool", func(*world) {}, hub.ConvertOptions{NodePool: "shanghai", Cloud: true}, "NodePool shanghai is of type Edge"},
 		{"in another pool", func(w *world) {
 			w.Cluster.Nodes["edge-sn0042"].Metadata.Labels = map[string]string{openyurt.LabelNodePool: "beijing"}
@@ -456,8 +456,8 @@ func TestConvertLeavesThePortOpen(t *testing.T) {
 	if _, err := w.convert(hub.ConvertOptions{NodePool: "shanghai", OpenPort: true, LocalClients: []int{65534}}); err != nil {
 		t.Fatal(err)
 	}
-	if w.Rules != string(hub.PortRules(hub.Ports{Open: true, Clients: []int{65534}})) {
-		t.Errorf("the rules are:\n%s", w.Rules)
+	if w.NFTRules != string(hub.PortRules(hub.Ports{Open: true, Clients: []int{65534}})) {
+		t.Errorf("the rules are:\n%s", w.NFTRules)
 	}
 }
 
@@ -531,7 +531,7 @@ func TestConvertKilledThenFails(t *testing.T) {
 	for _, l := range []string{openyurt.LabelEdgeWorker, openyurt.LabelNodePool} {
 		delete(w.Cluster.Nodes["edge-sn0042"].Metadata.Labels, l)
 	}
-	w.Cluster.Csr = "pending"
+	w.Cluster.HubServerCSR = "pending"
 	w.PowerOn()
 	for p := range w.clean() {
 		if strings.HasPrefix("/"+p, openyurt.Root) {
@@ -615,7 +615,7 @@ func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
 func TestResetForgetsTheToken(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	w.Cluster.Csr = "pending"
+	w.Cluster.HubServerCSR = "pending"
 	if err := w.boot(); err == nil {
 		t.Fatal("done, and nobody approved")
 	}
@@ -623,10 +623,10 @@ func TestResetForgetsTheToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	noSecret(t, w)
-	w.Cluster.Csr = "Approved"
+	w.Cluster.HubServerCSR = "Approved"
 	joins := w.Joins
 	w.PowerOn()
-	if err := w.boot(); err == nil || w.Joins != joins || !w.Said("the Site has no bootstrap token") {
+	if err := w.boot(); err == nil || w.Joins != joins || !w.ConsoleHas("the Site has no bootstrap token") {
 		t.Errorf("%v, joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
@@ -645,7 +645,7 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 			if err := w.boot(); err != nil {
 				t.Fatal(err)
 			}
-			w.Stamp(worldtest.OwnDev, next(w))
+			w.Stamp(worldtest.SlotDevice, next(w))
 			if _, err := w.reset(); err != nil {
 				t.Fatal(err)
 			}
@@ -662,7 +662,7 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1))
+	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1))
 	w.PowerOn()
 	if err := w.boot(); err == nil {
 		t.Fatal("it goes by two names")
@@ -681,28 +681,28 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 func TestResetKilled(t *testing.T) {
 	t.Parallel()
 	begun := edgeWorld(t)
-	begun.Cluster.Csr = "pending"
+	begun.Cluster.HubServerCSR = "pending"
 	if err := begun.boot(); err == nil {
 		t.Fatal("done, and nobody approved")
 	}
-	begun.Effects, begun.Names = 0, nil
+	begun.Effects, begun.EffectNames = 0, nil
 	begun.Units[ondisk.UnitAgain] = "active" // an API server was away at an earlier pass
 	whole := begun.clone(t)
 	if _, err := whole.reset(); err != nil {
 		t.Fatal(err)
 	}
-	timer, service := slices.Index(whole.Names, "stop "+ondisk.UnitAgain), slices.Index(whole.Names, "stop "+ondisk.UnitFirstboot)
+	timer, service := slices.Index(whole.EffectNames, "stop "+ondisk.UnitAgain), slices.Index(whole.EffectNames, "stop "+ondisk.UnitFirstboot)
 	if timer < 0 || timer > service {
-		t.Errorf("first boot, which is stopped, can be started by its timer: %q", whole.Names)
+		t.Errorf("first boot, which is stopped, can be started by its timer: %q", whole.EffectNames)
 	}
 	for n := 1; n <= whole.Effects; n += everyCut() {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
 			w := begun.clone(t)
-			w.CutAt = n
+			w.PowerCutAt = n
 			_, err := w.reset()
-			at := w.Names[len(w.Names)-1]
-			w.CutAt = 0
+			at := w.EffectNames[len(w.EffectNames)-1]
+			w.PowerCutAt = 0
 			if _, again := w.reset(); again != nil {
 				t.Fatalf("cut at %s (%v), again: %v", at, err, again)
 			}
@@ -710,7 +710,7 @@ func TestResetKilled(t *testing.T) {
 			if state := w.Units[ondisk.UnitAgain]; state != "inactive" {
 				t.Errorf("cut at %s: %s is %s, which runs first boot again", at, ondisk.UnitAgain, state)
 			}
-			if !strings.Contains(w.SlotSite(worldtest.OwnDev), "nodePool") {
+			if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "nodePool") {
 				t.Errorf("cut at %s: the Site is lost", at)
 			}
 		})
@@ -746,7 +746,7 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	if name, err := w.reset(); err != nil || name != "" {
 		t.Errorf("reset again: %q, %v", name, err)
 	}
-	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1))
+	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1))
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))

@@ -47,12 +47,12 @@ func cutBefore[M cuttable[M]](t *testing.T, m M, files []worldtest.Entry, count 
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
 			cut := m.cloneWith(t, files)
-			cut.machine().CutAt = n
+			cut.machine().PowerCutAt = n
 			// Of the last words (state, report) a failure stops nobody.
 			if err := cut.machine().boot(); err == nil && n < count-3 {
 				t.Fatalf("cut at %d of %d: it went on without power", n, count)
 			}
-			at := cut.machine().Names[len(cut.machine().Names)-1]
+			at := cut.machine().EffectNames[len(cut.machine().EffectNames)-1]
 			left := cut.machine().Files()
 			goesOn := func(kind string, m M, now []worldtest.Entry) {
 				when := fmt.Sprintf("%s at %d (%s)", kind, n, at)
@@ -63,7 +63,7 @@ func cutBefore[M cuttable[M]](t *testing.T, m M, files []worldtest.Entry, count 
 				}
 				if kind == "kill" { // whose power is still to go
 					m = cut.cloneWith(t, left)
-					m.machine().Effects, m.machine().Names = 0, nil
+					m.machine().Effects, m.machine().EffectNames = 0, nil
 				}
 				if err := m.machine().boot(); err != nil {
 					t.Errorf("%s: %v\n%s", when, err, strings.Join(m.machine().Console, "\n"))

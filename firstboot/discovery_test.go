@@ -21,8 +21,8 @@ import (
 func TestNoAnonymousAccess(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	w.Cluster.KnownOnly = true
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.Cluster.NoAnonymous = true
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	if err := w.boot(); err == nil {
 		t.Fatal("it joined")
 	}
@@ -34,13 +34,13 @@ func TestNoAnonymousAccess(t *testing.T) {
 	if s.Result != ondisk.ResultWaiting || !strings.Contains(said, "no anonymous request for cluster-info") || !strings.Contains(said, "caFile") {
 		t.Errorf("%s: %s", s.Result, said)
 	}
-	pem := "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(w.Cluster.Pem)), "\n", "\n  ")
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, pem))
+	pem := "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(w.Cluster.CAPEM)), "\n", "\n  ")
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, pem))
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if got := w.Get(ondisk.KubeCA); strings.TrimSpace(got) != strings.TrimSpace(string(w.Cluster.Pem)) {
+	if got := w.Get(ondisk.KubeCA); strings.TrimSpace(got) != strings.TrimSpace(string(w.Cluster.CAPEM)) {
 		t.Errorf("the CA is\n%s", got)
 	}
 }
@@ -51,12 +51,12 @@ func TestAnotherClustersCA(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	other := worldtest.NewCluster(t)
-	pem := "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(other.Pem)), "\n", "\n  ")
-	w.Stamp(worldtest.OwnDev, strings.ReplaceAll(w.Site(worldtest.WithToken, pem), w.Cluster.Pin, other.Pin))
+	pem := "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(other.CAPEM)), "\n", "\n  ")
+	w.Stamp(worldtest.SlotDevice, strings.ReplaceAll(w.Site(worldtest.WithToken, pem), w.Cluster.Pin, other.Pin))
 	if err := w.boot(); err == nil {
 		t.Fatal("it joined")
 	}
-	if s := w.State(); s.Result != ondisk.ResultFailed || !w.Said("not signed by the Site's CA") {
+	if s := w.State(); s.Result != ondisk.ResultFailed || !w.ConsoleHas("not signed by the Site's CA") {
 		t.Errorf("%s\n%s", s.Result, strings.Join(w.Console, "\n"))
 	}
 }
@@ -82,18 +82,18 @@ func TestTokenOfAStartingAPIServer(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			w.Cluster.Down["192.0.2.12:6443"], w.Cluster.Down["192.0.2.13:6443"] = true, true
-			w.Cluster.Revoked, w.Cluster.Ready = true, tc.ready
+			w.Cluster.TokenRevoked, w.Cluster.ReadyzStatus = true, tc.ready
 			w.Patience = 5 * time.Minute
 			e := w.Env()
 			start, sleep, failed := w.Now, e.Sleep, time.Duration(0)
 			e.Sleep = func(ctx context.Context, d time.Duration) error {
-				if failed == 0 && w.Said("FAILED discovery") {
+				if failed == 0 && w.ConsoleHas("FAILED discovery") {
 					failed = w.Now.Sub(start)
 				}
 				err := sleep(ctx, d)
 				if tc.starts != 0 && w.Now.Sub(start) >= tc.starts {
 					w.Cluster.Mu.Lock()
-					w.Cluster.Revoked, w.Cluster.Ready = false, 0
+					w.Cluster.TokenRevoked, w.Cluster.ReadyzStatus = false, 0
 					w.Cluster.Mu.Unlock()
 				}
 				return err
@@ -106,7 +106,7 @@ func TestTokenOfAStartingAPIServer(t *testing.T) {
 				}
 				return
 			}
-			if err != nil || took > tc.joined || w.Said("FAILED") {
+			if err != nil || took > tc.joined || w.ConsoleHas("FAILED") {
 				t.Errorf("%v after %s\n%s", err, took, strings.Join(w.Console, "\n"))
 			}
 		})
@@ -121,19 +121,19 @@ func TestClusterInfoWithAFormerSignature(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.Cluster.Changed = true
+			w.Cluster.SignatureStale = true
 			e := w.Env()
 			start, sleep := w.Now, e.Sleep
 			e.Sleep = func(ctx context.Context, d time.Duration) error {
 				err := sleep(ctx, d)
 				w.Cluster.Mu.Lock()
-				w.Cluster.Changed = w.Now.Sub(start) < signedAfter
+				w.Cluster.SignatureStale = w.Now.Sub(start) < signedAfter
 				w.Cluster.Mu.Unlock()
 				return err
 			}
 			w.Patience = 5 * time.Minute
 			err := w.Run(New(e))
-			if signed := signedAfter < time.Minute; (err == nil) != signed || w.Said("FAILED") == signed {
+			if signed := signedAfter < time.Minute; (err == nil) != signed || w.ConsoleHas("FAILED") == signed {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 		})

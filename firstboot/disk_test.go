@@ -72,13 +72,13 @@ func TestTwoCopiesOfOneImage(t *testing.T) {
 				w.Put(machine.LoaderPartFile, utf16(tc.loader))
 			}
 			w.Put("/proc/self/mountinfo", strings.Replace(w.Get("/proc/self/mountinfo"), "254:5 / /var", "253:5 / /var", 1))
-			if err := w.boot(); err == nil || !w.Said("/ is on vda3 and /var on vdb5, of another disk: "+tc.words) {
+			if err := w.boot(); err == nil || !w.ConsoleHas("/ is on vda3 and /var on vdb5, of another disk: "+tc.words) {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if w.Joins != 0 {
 				t.Error("it joined")
 			}
-			for _, effect := range w.Names {
+			for _, effect := range w.EffectNames {
 				if strings.HasPrefix(effect, "run systemd-repart") || strings.HasPrefix(effect, "write slot") || strings.HasPrefix(effect, "hostname") {
 					t.Errorf("it went on: %s", effect)
 				}
@@ -180,7 +180,7 @@ func TestDataCannotGrow(t *testing.T) {
 				e.FSSize = func(string) (int64, error) { return size, nil }
 				e.Run = func(ctx context.Context, c machine.Cmd) error {
 					if c.Args[0] == "systemd-repart" {
-						w.Names = append(w.Names, "systemd-repart")
+						w.EffectNames = append(w.EffectNames, "systemd-repart")
 						if tt.name == "it grows" {
 							w.Put("/sys/devices/virtio/block/vda/vda5/size", "75495424\n")
 							size = 36 << 30
@@ -202,7 +202,7 @@ func TestDataCannotGrow(t *testing.T) {
 				if strings.Contains(notes, note) != (tt.says != "") || !strings.Contains(notes, tt.says) {
 					t.Errorf("notes: %q", notes)
 				}
-				if ran := slices.Contains(w.Names, "systemd-repart"); ran != tt.runs {
+				if ran := slices.Contains(w.EffectNames, "systemd-repart"); ran != tt.runs {
 					t.Errorf("systemd-repart ran: %v", ran)
 				}
 			}

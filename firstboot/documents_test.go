@@ -28,13 +28,13 @@ func TestCorrectedDocuments(t *testing.T) {
 		note    bool
 	}{
 		"nobody has changed them":   {func(*controlPlane) {}, 1, false},
-		"a person has changed them": {func(m *controlPlane) { m.Cluster.Configs["ClusterConfiguration"] += "# mine" }, 0, true},
+		"a person has changed them": {func(m *controlPlane) { m.Cluster.UploadedConfigs["ClusterConfiguration"] += "# mine" }, 0, true},
 		"another one uploaded them": {func(m *controlPlane) {
 			documents, err := controlplane.DocumentsOf(m.site)
 			if err != nil {
 				t.Fatal(err)
 			}
-			m.Cluster.Configs["ClusterConfiguration"] += "# by m2"
+			m.Cluster.UploadedConfigs["ClusterConfiguration"] += "# by m2"
 			m.Cluster.Annotations[controlplane.DocumentsKey] = documents
 		}, 0, false},
 		"the cluster is of a former release": {func(m *controlPlane) { clear(m.Cluster.Annotations) }, 0, true},
@@ -112,7 +112,7 @@ func TestUploadThatWasCutOff(t *testing.T) {
 	for name, interrupt := range map[string]func(c *controlPlane){
 		"before the upload":         func(c *controlPlane) { c.cutBefore("kubeadm uploads ClusterConfiguration") },
 		"within the upload":         func(c *controlPlane) { c.cutBefore("kubeadm uploads kubelet") },
-		"the cluster takes no note": func(c *controlPlane) { c.Cluster.NoDocuments, c.Patience = true, time.Minute },
+		"the cluster takes no note": func(c *controlPlane) { c.Cluster.DocumentsNoteFails, c.Patience = true, time.Minute },
 		"before this machine's":     func(c *controlPlane) { c.cutBefore("write " + controlplane.DocumentsMark) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -123,13 +123,13 @@ func TestUploadThatWasCutOff(t *testing.T) {
 			if err := c.boot(); err == nil {
 				t.Fatal("it was not cut off")
 			}
-			c.Cluster.NoDocuments, c.CutAt, c.Before, c.Patience = false, 0, nil, m.Patience
+			c.Cluster.DocumentsNoteFails, c.PowerCutAt, c.BeforeEffect, c.Patience = false, 0, nil, m.Patience
 			c.on()
 			c.bootDone()
 			if notes := c.State().Notes; len(notes) > 0 || c.Has(controlplane.DocumentsFile) || len(c.Cluster.Annotations) != 3 {
 				t.Errorf("notes %q, annotations %q", notes, c.Cluster.Annotations)
 			}
-			for key, text := range c.Cluster.Configs {
+			for key, text := range c.Cluster.UploadedConfigs {
 				if key != "config.conf" && !strings.Contains(text, "certificateValidityPeriod: 9000h0m0s") {
 					t.Errorf("%s is not of the corrected Site:\n%s", key, text)
 				}
@@ -140,10 +140,10 @@ func TestUploadThatWasCutOff(t *testing.T) {
 
 // cutBefore has the power go before an effect.
 func (w *world) cutBefore(effect string) {
-	w.Before = func(name string) {
+	w.BeforeEffect = func(name string) {
 		if name == effect {
 			w.Mu.Lock()
-			w.CutAt = w.Effects + 1
+			w.PowerCutAt = w.Effects + 1
 			w.Mu.Unlock()
 		}
 	}
@@ -163,7 +163,7 @@ func TestKubeProxyDiffers(t *testing.T) {
 	m.stampSite(m.corrected("mode: iptables", "mode: nftables"))
 	for _, differs := range []bool{true, true, false} {
 		if !differs {
-			m.Cluster.Configs["config.conf"] = strings.Replace(m.Cluster.Configs["config.conf"], "mode: iptables", "mode: nftables", 1)
+			m.Cluster.UploadedConfigs["config.conf"] = strings.Replace(m.Cluster.UploadedConfigs["config.conf"], "mode: iptables", "mode: nftables", 1)
 		}
 		m.inits = nil
 		m.on()

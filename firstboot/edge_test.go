@@ -20,9 +20,9 @@ func TestNodeRenamedByTheSite(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(), "edge-{{.Serial}}", "other", 1))
+	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(), "edge-{{.Serial}}", "other", 1))
 	w.PowerOn()
-	if err := w.boot(); err == nil || !w.Said("enrolled as edge-sn0042, the Site calls it other") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("enrolled as edge-sn0042, the Site calls it other") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -32,8 +32,8 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	w := nativeWorld(t, "labels: {zone: north}")
 	w.Cluster.Register("edge-sn0042", "", "another")
 	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-	w.Cluster.Revive = true
-	w.Cluster.LabelsKept = true
+	w.Cluster.NodeRevives = true
+	w.Cluster.LabelChangeDenied = true
 	if err := w.boot(); err == nil {
 		t.Fatal("it was said to be done without its label")
 	}
@@ -42,15 +42,15 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the Site: zone=north; the node may not set them: labelling Node edge-sn0042: ") || !strings.Contains(p.Fix, "kubectl delete node edge-sn0042") {
 		t.Errorf("%+v", p)
 	}
-	if !w.Said("the cluster has a stale Node edge-sn0042") {
+	if !w.ConsoleHas("the cluster has a stale Node edge-sn0042") {
 		t.Error("the stale Node was not said")
 	}
-	w.Cluster.LabelsKept = false
+	w.Cluster.LabelChangeDenied = false
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if !w.Said("the Node edge-sn0042 lacked labels of the Site, and has them now: zone=north") || w.Cluster.Nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
+	if !w.ConsoleHas("the Node edge-sn0042 lacked labels of the Site, and has them now: zone=north") || w.Cluster.Nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
 		t.Errorf("it did not label its Node:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -62,7 +62,7 @@ func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 	w := edgeWorld(t)
 	w.Cluster.Register("edge-sn0042", "", "another")
 	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-	w.Cluster.Revive = true
+	w.Cluster.NodeRevives = true
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
@@ -80,13 +80,13 @@ func TestPoolChanged(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.Cluster.LabelsKept = true
-	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site("nodeType: edge", "nodePool: shanghai"), "nodePool: shanghai", "nodePool: beijing", 1))
+	w.Cluster.LabelChangeDenied = true
+	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site("nodeType: edge", "nodePool: shanghai"), "nodePool: shanghai", "nodePool: beijing", 1))
 	w.PowerOn()
 	if err := w.boot(); err == nil {
 		t.Fatal("it was said to be done in its old pool")
 	}
-	if !w.Said("lacks labels of the Site: "+openyurt.LabelNodePool+"=beijing") || !w.Said("kubectl delete node edge-sn0042, then restart the machine") {
+	if !w.ConsoleHas("lacks labels of the Site: "+openyurt.LabelNodePool+"=beijing") || !w.ConsoleHas("kubectl delete node edge-sn0042, then restart the machine") {
 		t.Errorf("%s", strings.Join(w.Console, "\n"))
 	}
 	if flags := w.Get(member.KubeadmFlags); !strings.Contains(flags, openyurt.LabelNodePool+"=beijing") || strings.Contains(flags, "shanghai") {
@@ -98,29 +98,29 @@ func TestPoolChanged(t *testing.T) {
 func TestPoolOfTheCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
-	if err := w.boot(); err == nil || !w.Said("NodePool shanghai is of type Edge, and OpenYurt would turn this cloud node into an edge node") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("NodePool shanghai is of type Edge, and OpenYurt would turn this cloud node into an edge node") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w = nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
-	w.Cluster.PoolType = "Cloud"
+	w.Cluster.NodePoolType = "Cloud"
 	if err := w.boot(); err != nil {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	// Where nothing converts it, a node that runs goes on, also with a change.
-	w.Cluster.PoolType = ""
+	w.Cluster.NodePoolType = ""
 	w.Units[openyurt.Unit] = "failed"
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w = edgeWorld(t)
-	w.Cluster.NoPool, w.Cluster.RefusesNode = true, true // as the webhook does
-	if err := w.boot(); err == nil || w.State().Result == ondisk.ResultDone || !w.Said("node-ready: will be tried again: the cluster has no NodePool shanghai") {
+	w.Cluster.NoNodePool, w.Cluster.NodeCreationDenied = true, true // as the webhook does
+	if err := w.boot(); err == nil || w.State().Result == ondisk.ResultDone || !w.ConsoleHas("node-ready: will be tried again: the cluster has no NodePool shanghai") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w = edgeWorld(t)
-	w.Cluster.NoPool, w.Cluster.Csr = true, "Denied" // which it also says
-	if err := w.boot(); err == nil || !w.Said("the cluster has no NodePool shanghai, and OpenYurt's webhook rejects a Node whose pool does not exist") {
+	w.Cluster.NoNodePool, w.Cluster.HubServerCSR = true, "Denied" // which it also says
+	if err := w.boot(); err == nil || !w.ConsoleHas("the cluster has no NodePool shanghai, and OpenYurt's webhook rejects a Node whose pool does not exist") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -131,7 +131,7 @@ func TestAnotherYurthub(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
 	w.Put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`)
-	if err := w.boot(); err == nil || !w.Said("yurthub on board is of v1.6, the Image says v1.7.0, which has other flags") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("yurthub on board is of v1.6, the Image says v1.7.0, which has other flags") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -147,9 +147,9 @@ func TestSiteTurnedNative(t *testing.T) {
 	if _, err := w.revert(); err == nil || !strings.Contains(err.Error(), "this machine's Site says nodeType: edge") {
 		t.Errorf("revert against the Site: %v", err)
 	}
-	w.Stamp(worldtest.OwnDev, w.Site())
+	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
-	if err := w.boot(); err != nil || !w.Said("this node goes through yurthub, but its Site says nodeType: native") {
+	if err := w.boot(); err != nil || !w.ConsoleHas("this node goes through yurthub, but its Site says nodeType: native") {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if _, err := w.revert(); err != nil {
@@ -159,7 +159,7 @@ func TestSiteTurnedNative(t *testing.T) {
 		t.Errorf("kubelet registers with %s", flags)
 	}
 	w.PowerOn()
-	if err := w.boot(); err != nil || w.Said("goes through yurthub") {
+	if err := w.boot(); err != nil || w.ConsoleHas("goes through yurthub") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -174,13 +174,13 @@ func TestOfflineHubIsWaitedFor(t *testing.T) {
 	}
 	w.PowerOn()
 	w.Offline = true
-	w.Cluster.Csr = "pending" // it is not ready
+	w.Cluster.HubServerCSR = "pending" // it is not ready
 	e := w.Env()
 	sleep, naps := e.Sleep, 0
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
 		if naps++; naps == 4 {
 			w.Cluster.Mu.Lock()
-			w.Cluster.Csr = "Approved"
+			w.Cluster.HubServerCSR = "Approved"
 			w.Cluster.Mu.Unlock()
 		}
 		return sleep(ctx, d)
@@ -188,10 +188,10 @@ func TestOfflineHubIsWaitedFor(t *testing.T) {
 	if err := w.Run(New(e)); err == nil {
 		t.Fatal("offline, and done")
 	}
-	if w.Said("will be tried again") || !w.Said("yurthub: done in") {
+	if w.ConsoleHas("will be tried again") || !w.ConsoleHas("yurthub: done in") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
-	if slices.Contains(w.Names, "restart "+openyurt.Unit) {
+	if slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
 		t.Error("a yurthub that was starting was restarted")
 	}
 }
@@ -203,12 +203,12 @@ func TestPortOpened(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.Stamp(worldtest.OwnDev, w.Site("nodeType: edge", "nodePool: shanghai", "yurthub: {openPort: true, localClients: [1000, 65534]}"))
+	w.Stamp(worldtest.SlotDevice, w.Site("nodeType: edge", "nodePool: shanghai", "yurthub: {openPort: true, localClients: [1000, 65534]}"))
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if w.Rules != string(hub.PortRules(hub.Ports{Open: true, Clients: []int{1000, 65534}})) {
-		t.Errorf("the rules are:\n%s", w.Rules)
+	if w.NFTRules != string(hub.PortRules(hub.Ports{Open: true, Clients: []int{1000, 65534}})) {
+		t.Errorf("the rules are:\n%s", w.NFTRules)
 	}
 }

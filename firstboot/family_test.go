@@ -66,7 +66,7 @@ func TestFamilyOfTheNode(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, "testdata/machine.txtar")
-			w.Stamp(worldtest.OwnDev, w.withMasters("a.shop.example:6443", worldtest.WithToken, c.site))
+			w.Stamp(worldtest.SlotDevice, w.withMasters("a.shop.example:6443", worldtest.WithToken, c.site))
 			err := w.Run(New(w.dualStack(c.addrs...)))
 			said := strings.Join(w.Console, "\n")
 			if c.want == "" {

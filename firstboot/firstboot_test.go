@@ -79,7 +79,7 @@ func (w *world) treeOf(files []worldtest.Entry) map[string]string {
 
 func nativeWorld(t *testing.T, lines ...string) *world {
 	w := newWorld(t, "testdata/machine.txtar")
-	w.Stamp(worldtest.OwnDev, w.Site(append([]string{worldtest.WithToken}, lines...)...))
+	w.Stamp(worldtest.SlotDevice, w.Site(append([]string{worldtest.WithToken}, lines...)...))
 	return w
 }
 
@@ -93,13 +93,13 @@ func TestNativeJoinSaysWhatItDoes(t *testing.T) {
 		t.Errorf("state: result %s, node %s", s.Result, s.Node)
 	}
 	golden(t, "native.console", strings.Join(w.Console, "\n")+"\n")
-	golden(t, "native.effects", strings.Join(w.Names, "\n")+"\n")
+	golden(t, "native.effects", strings.Join(w.EffectNames, "\n")+"\n")
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "native.again.console", strings.Join(w.Console, "\n")+"\n")
-	golden(t, "native.again.effects", strings.Join(w.Names, "\n")+"\n")
+	golden(t, "native.again.effects", strings.Join(w.EffectNames, "\n")+"\n")
 	if w.Joins != 1 {
 		t.Errorf("kubeadm ran %d times", w.Joins)
 	}
@@ -116,7 +116,7 @@ func TestEdgeJoinSaysWhatItDoes(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	golden(t, "edge.console", strings.Join(w.Console, "\n")+"\n")
-	golden(t, "edge.effects", strings.Join(w.Names, "\n")+"\n")
+	golden(t, "edge.effects", strings.Join(w.EffectNames, "\n")+"\n")
 	golden(t, "edge.env", strings.ReplaceAll(w.Get(hub.EnvFile), w.Cluster.Pin, "(pin)")+w.Get(member.KubeadmFlags))
 	w.edgeThenOffline()
 	if s := w.State(); s.Result != ondisk.ResultWaiting {
@@ -146,7 +146,7 @@ func (w *world) edgeThenOffline() {
 	if err := w.boot(); err == nil {
 		w.T.Fatal("offline, and the node was said to be done")
 	}
-	for _, n := range w.Names {
+	for _, n := range w.EffectNames {
 		if !strings.HasPrefix(n, "write "+ondisk.StateFile) && !strings.HasPrefix(n, "report") && !strings.HasPrefix(n, "run nft list ") {
 			w.T.Errorf("offline it did: %s", n)
 		}
@@ -158,7 +158,7 @@ func podWorld(t *testing.T) *world {
 	w := edgeWorld(t)
 	w.Put(ondisk.ImageInfoFile, strings.Replace(w.Get(ondisk.ImageInfoFile), `"version":"v1.7.0","form":"unit"`, `"version":"v1.6.1","form":"staticPod","image":"openyurt/yurthub:v1.6.1"`, 1))
 	w.Put(ondisk.ImageInfoFile, strings.Replace(w.Get(ondisk.ImageInfoFile), "v1.36.3", "v1.30.3", 1))
-	w.Cluster.Pools = "v1beta1"
+	w.Cluster.NodePoolVersion = "v1beta1"
 	return w
 }
 
@@ -169,11 +169,11 @@ func TestStaticPodForm(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	golden(t, "edge.pod.yaml", strings.ReplaceAll(w.Get(openyurt.Manifest), w.Cluster.Pin, "(pin)"))
-	golden(t, "pod.effects", strings.Join(w.Names, "\n")+"\n")
+	golden(t, "pod.effects", strings.Join(w.EffectNames, "\n")+"\n")
 	if w.Has(hub.EnvFile) || w.Units[openyurt.Unit] == "active" {
 		t.Error("the unit was used too")
 	}
-	if slices.Contains(w.Names, "restart kubelet.service") {
+	if slices.Contains(w.EffectNames, "restart kubelet.service") {
 		t.Error("kubelet was restarted: it went elsewhere at first")
 	}
 	golden(t, "pod.env", w.Get(member.KubeadmFlags))
@@ -185,7 +185,7 @@ func TestStaticPodForm(t *testing.T) {
 func TestStaticPodKilled(t *testing.T) {
 	t.Parallel()
 	machine := podWorld(t)
-	machine.OneMaster()
+	machine.UseSingleMaster()
 	cutEach(t, machine, 45, func(w *world, left []worldtest.Entry) map[string]string {
 		got, some := w.treeOf(left), map[string]string{}
 		for _, p := range []string{"etc/kubernetes/manifests/yurthub.yaml", "etc/kubernetes/kubelet.conf", "var/lib/openyurt/kubelet.conf", "var/lib/kubelet/kubeadm-flags.env"} {
@@ -206,7 +206,7 @@ func TestStaticPodPoolChanged(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	for _, pool := range []string{"shanghai", "beijing"} {
-		w.Stamp(worldtest.OwnDev, w.Site("nodeType: edge", "nodePool: "+pool))
+		w.Stamp(worldtest.SlotDevice, w.Site("nodeType: edge", "nodePool: "+pool))
 		w.PowerOn()
 		if err := w.boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
@@ -216,8 +216,8 @@ func TestStaticPodPoolChanged(t *testing.T) {
 		}
 	}
 	w.PowerOn()
-	if err := w.boot(); err != nil || slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
-		t.Errorf("%v, and it did %v", err, w.Names)
+	if err := w.boot(); err != nil || slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
+		t.Errorf("%v, and it did %v", err, w.EffectNames)
 	}
 }
 
@@ -226,16 +226,16 @@ func TestStaticPodPoolChanged(t *testing.T) {
 func TestStaticPodWaits(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
-	w.Cluster.ClientCSR = "pending"
+	w.Cluster.HubClientCSR = "pending"
 	e := w.Env()
 	sleep := e.Sleep
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
 		w.Cluster.Mu.Lock()
 		switch {
-		case w.Said("client certificate (CSR csr-hub00, signer kubernetes.io/kube-apiserver-client) was denied"):
-			w.Cluster.ClientCSR = ""
-		case w.Said("client certificate (CSR csr-hub00, signer kubernetes.io/kube-apiserver-client) is not approved yet"):
-			w.Cluster.ClientCSR = "Denied"
+		case w.ConsoleHas("client certificate (CSR csr-hub00, signer kubernetes.io/kube-apiserver-client) was denied"):
+			w.Cluster.HubClientCSR = ""
+		case w.ConsoleHas("client certificate (CSR csr-hub00, signer kubernetes.io/kube-apiserver-client) is not approved yet"):
+			w.Cluster.HubClientCSR = "Denied"
 		}
 		w.Cluster.Mu.Unlock()
 		return sleep(ctx, d)
@@ -243,7 +243,7 @@ func TestStaticPodWaits(t *testing.T) {
 	if err := w.Run(New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.Said("is not approved yet") || !w.Said("was denied") || w.Joins != 1 {
+	if !w.ConsoleHas("is not approved yet") || !w.ConsoleHas("was denied") || w.Joins != 1 {
 		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 	// Which kubeadm had to leave undone.
@@ -263,7 +263,7 @@ func TestStaticPodKeepsItsServer(t *testing.T) {
 	if got := w.Get(openyurt.Identity); !strings.Contains(got, "server: https://192.0.2.11:6443") {
 		t.Fatalf("yurthub.conf:\n%s", got)
 	}
-	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site("nodeType: edge", "nodePool: shanghai"), "192.0.2.11", "192.0.2.14", 1))
+	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site("nodeType: edge", "nodePool: shanghai"), "192.0.2.11", "192.0.2.14", 1))
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
@@ -306,14 +306,14 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 		lack       func(*worldtest.Cluster)
 		words, fix string
 	}{
-		{"pending", func(c *worldtest.Cluster) { c.Csr = "pending" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) is not approved yet", "kubectl certificate approve csr-hub01"},
-		{"denied", func(c *worldtest.Cluster) { c.Csr = "Denied" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied: said by the approver", "yurthub asks again by itself"},
-		{"denied, and asked again", func(c *worldtest.Cluster) { c.Csr = "Denied, pending" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied: said by the approver; the one after it (CSR csr-hub01-again) is not approved yet", "kubectl certificate approve csr-hub01-again"},
-		{"denied twice", func(c *worldtest.Cluster) { c.Csr = "Denied, Denied" }, "(CSR csr-hub01-again, signer kubernetes.io/kubelet-serving) was denied", "yurthub asks again by itself"},
-		{"rbac", func(c *worldtest.Cluster) { c.Csr, c.NoRBAC = "Approved", true }, "nodes may not list ConfigMaps in kube-system", "yurt-hub"},
-		{"crd", func(c *worldtest.Cluster) { c.Csr, c.Pools = "Approved", "" }, "has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)", "yurt-manager"},
-		{"crd of before 1.7", func(c *worldtest.Cluster) { c.Csr, c.Pools = "Approved", "v1beta1" }, "has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)", "of the release"},
-		{"webhook", func(c *worldtest.Cluster) { c.Csr, c.NoWebhook = "Approved", true }, "fails to list NodePools (nodepools.apps.openyurt.io/v1beta2)", "yurt-manager"},
+		{"pending", func(c *worldtest.Cluster) { c.HubServerCSR = "pending" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) is not approved yet", "kubectl certificate approve csr-hub01"},
+		{"denied", func(c *worldtest.Cluster) { c.HubServerCSR = "Denied" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied: said by the approver", "yurthub asks again by itself"},
+		{"denied, and asked again", func(c *worldtest.Cluster) { c.HubServerCSR = "Denied, pending" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied: said by the approver; the one after it (CSR csr-hub01-again) is not approved yet", "kubectl certificate approve csr-hub01-again"},
+		{"denied twice", func(c *worldtest.Cluster) { c.HubServerCSR = "Denied, Denied" }, "(CSR csr-hub01-again, signer kubernetes.io/kubelet-serving) was denied", "yurthub asks again by itself"},
+		{"rbac", func(c *worldtest.Cluster) { c.HubServerCSR, c.NoRBAC = "Approved", true }, "nodes may not list ConfigMaps in kube-system", "yurt-hub"},
+		{"crd", func(c *worldtest.Cluster) { c.HubServerCSR, c.NodePoolVersion = "Approved", "" }, "has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)", "yurt-manager"},
+		{"crd of before 1.7", func(c *worldtest.Cluster) { c.HubServerCSR, c.NodePoolVersion = "Approved", "v1beta1" }, "has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)", "of the release"},
+		{"webhook", func(c *worldtest.Cluster) { c.HubServerCSR, c.ConversionFails = "Approved", true }, "fails to list NodePools (nodepools.apps.openyurt.io/v1beta2)", "yurt-manager"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := edgeWorld(t)
@@ -330,7 +330,7 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 				t.Errorf("result %s: the cluster can be healed while we wait", s.Result)
 			}
 			w.Cluster.Mu.Lock()
-			w.Cluster.Csr, w.Cluster.NoRBAC, w.Cluster.NoWebhook, w.Cluster.Pools = "Approved", false, false, "v1beta2"
+			w.Cluster.HubServerCSR, w.Cluster.NoRBAC, w.Cluster.ConversionFails, w.Cluster.NodePoolVersion = "Approved", false, false, "v1beta2"
 			w.Cluster.Mu.Unlock()
 			if err := w.boot(); err != nil {
 				t.Errorf("healed: %v", err)
@@ -344,15 +344,15 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 func TestStaticPodAsksForItsOwnVersion(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
-	w.Cluster.Pools = "v1beta2"
+	w.Cluster.NodePoolVersion = "v1beta2"
 	if err := w.boot(); err == nil {
 		t.Fatal("it went through")
 	}
-	if !w.Said("the cluster has no NodePool CRD (nodepools.apps.openyurt.io/v1beta1)") {
+	if !w.ConsoleHas("the cluster has no NodePool CRD (nodepools.apps.openyurt.io/v1beta1)") {
 		t.Errorf("it said\n%s", strings.Join(w.Console, "\n"))
 	}
 	w.Cluster.Mu.Lock()
-	w.Cluster.Pools = "v1beta1"
+	w.Cluster.NodePoolVersion = "v1beta1"
 	w.Cluster.Mu.Unlock()
 	if err := w.boot(); err != nil {
 		t.Errorf("healed: %v", err)
@@ -372,7 +372,7 @@ func powerCut(t *testing.T, atLeast int, more ...string) {
 	lines := append(more, "labels: {zone: north}", "users: [{name: ops, groups: [sudo], sshAuthorizedKeys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk]}]")
 	w := nativeWorld(t, lines...)
 	if len(more) > 0 { // native goes through three
-		w.OneMaster()
+		w.UseSingleMaster()
 	}
 	cutEach(t, w, atLeast, (*world).treeOf)
 }
@@ -396,7 +396,7 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []worl
 			var lost *world
 			if len(cut.Unsynced) > 0 { // else that is the same
 				lost = cut.cloneWith(t, left)
-				lost.Lose()
+				lost.LoseUnsynced()
 				lost.PowerOn()
 			}
 			cut.PowerOn()
@@ -442,7 +442,7 @@ func noSecretSaid(t *testing.T, w *world) {
 	t.Helper()
 	noTokenIn(t, "log", w.Log.Bytes())
 	noTokenIn(t, "console", []byte(strings.Join(w.Console, "\n")))
-	for _, b := range w.Posted {
+	for _, b := range w.Reports {
 		noTokenIn(t, "posted report", b)
 	}
 }
@@ -484,12 +484,12 @@ func TestSecretsNeverShowBeforeTheEndEither(t *testing.T) {
 		t.Errorf("kubeadm ran %d times, not 3", w.Joins)
 	}
 	noSecret(t, w)
-	c, err := slot.Read(w.Slots[worldtest.OwnDev])
+	c, err := slot.Read(w.Slots[worldtest.SlotDevice])
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(c.Report.Text), "result:  done") || len(w.Posted) == 0 {
-		t.Errorf("report on the slot: %s; posted %d times", c.Report.Text, len(w.Posted))
+	if !strings.Contains(string(c.Report.Text), "result:  done") || len(w.Reports) == 0 {
+		t.Errorf("report on the slot: %s; posted %d times", c.Report.Text, len(w.Reports))
 	}
 }
 
@@ -503,12 +503,14 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		fix     string
 	}{
 		{"wrong pin", func(w *world) {
-			w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(worldtest.WithToken), w.Cluster.Pin, "sha256:"+strings.Repeat("0", 64), 1))
+			w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(worldtest.WithToken), w.Cluster.Pin, "sha256:"+strings.Repeat("0", 64), 1))
 		}, "discovery", "is not the one that caCertHashes pins", "compare caCertHashes"},
-		{"expired token", func(w *world) { w.Cluster.Revoked = true }, "discovery", "unknown or expired", "kubeadm token create"},
+		{"expired token", func(w *world) { w.Cluster.TokenRevoked = true }, "discovery", "unknown or expired", "kubeadm token create"},
 		{"name taken", func(w *world) { w.Cluster.Register("edge-sn0042", "", "another") }, "discovery", "name edge-sn0042 is taken", "kubectl delete node edge-sn0042"},
-		{"no token", func(w *world) { w.Stamp(worldtest.OwnDev, w.Site()) }, "discovery", "the Site has no bootstrap token", "put a token"},
-		{"bad Site", func(w *world) { w.Stamp(worldtest.OwnDev, "apiVersion: edgebake.io/v1alpha1\nkind: Site\nmaster: x\n") }, "site-config", "the Site has problems", "correct site.yaml"},
+		{"no token", func(w *world) { w.Stamp(worldtest.SlotDevice, w.Site()) }, "discovery", "the Site has no bootstrap token", "put a token"},
+		{"bad Site", func(w *world) {
+			w.Stamp(worldtest.SlotDevice, "apiVersion: edgebake.io/v1alpha1\nkind: Site\nmaster: x\n")
+		}, "site-config", "the Site has problems", "correct site.yaml"},
 		{"wrong type", func(w *world) {
 			w.Put(ondisk.ImageInfoFile, `{"version":1,"plan":"plan","nodeTypes":["edge"]}`)
 		}, "site-config", "asks for node type native, this image makes edge", "stamp a Site"},
@@ -516,29 +518,29 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		{"empty image.json", func(w *world) { w.Put(ondisk.ImageInfoFile, "") }, "image", "reading what this machine's image says of itself (/", "flash the machine again"},
 		{"image.json of nothing", func(w *world) { w.Put(ondisk.ImageInfoFile, "{}") }, "image", "does not say which plan", "flash the machine again"},
 		{"disks", func(w *world) {
-			w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"disks":[{"device":"/dev/sda"}]}}'`))
+			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"disks":[{"device":"/dev/sda"}]}}'`))
 		}, "site-config", "storage.disks", "correct site.yaml"},
 		{"the token in config.ign", func(w *world) {
-			w.stampAt(worldtest.OwnDev, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: tokenInIgnition("data:;base64," + base64.StdEncoding.EncodeToString([]byte("token="+worldtest.TestToken)))})
+			w.stampAt(worldtest.SlotDevice, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: tokenInIgnition("data:;base64," + base64.StdEncoding.EncodeToString([]byte("token="+worldtest.TestToken)))})
 		}, "site-config", "contains the bootstrap token", "take the token out"},
 		{"an unknown group", func(w *world) {
 			w.Put("/etc/passwd", "root:x:0:0::/root:/bin/sh\n")
 			w.Put("/etc/group", "root:x:0:\n")
-			w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, `users: [{name: admin, groups: [docker]}]`))
+			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, `users: [{name: admin, groups: [docker]}]`))
 		}, "site-config", "users[0].groups[0]: the image has no group docker: add it to", "correct site.yaml"},
 		{"a wrong hash", func(w *world) {
-			w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/opt/a","contents":{"source":"data:,x","verification":{"hash":"sha256-`+strings.Repeat("0", 64)+`"}}}]}}'`))
+			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/opt/a","contents":{"source":"data:,x","verification":{"hash":"sha256-`+strings.Repeat("0", 64)+`"}}}]}}'`))
 		}, "site-config", "verifying its contents", "correct site.yaml"},
 		{"no gzip", func(w *world) {
-			w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/opt/a","contents":{"source":"data:,x","compression":"gzip"}}]}}'`))
+			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/opt/a","contents":{"source":"data:,x","compression":"gzip"}}]}}'`))
 		}, "site-config", "uncompressing its contents", "correct site.yaml"},
 		{"an existing path", func(w *world) {
 			w.Put("/opt/a", "the image's\n")
-			w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/opt/a","contents":{"source":"data:,x"}}]}}'`))
+			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/opt/a","contents":{"source":"data:,x"}}]}}'`))
 		}, "site-config", "/opt/a is in the image already (a file): add overwrite: true", "correct site.yaml"},
 		{"a directory that the machine needs", func(w *world) {
 			w.Put("/etc/systemd/system/x.service", "[Service]\n")
-			w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"directories":[{"path":"/etc/systemd","overwrite":true}]}}'`))
+			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"directories":[{"path":"/etc/systemd","overwrite":true}]}}'`))
 		}, "site-config", "exists already as a directory that the machine needs", "correct that in the Site's users or its Ignition config"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -556,13 +558,13 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 			if p.Name != tc.phase || !strings.Contains(p.Error, tc.words) || !strings.Contains(p.Fix, tc.fix) {
 				t.Errorf("%s: %s; fix: %s", p.Name, p.Error, p.Fix)
 			}
-			if !w.Said("FAILED "+tc.phase) || !w.Said("to fix: ") {
+			if !w.ConsoleHas("FAILED "+tc.phase) || !w.ConsoleHas("to fix: ") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
 			if bytes.Contains(w.Log.Bytes(), []byte(worldtest.TestSecret)) {
 				t.Error("the log holds the token")
 			}
-			c, err := slot.Read(w.Slots[worldtest.OwnDev])
+			c, err := slot.Read(w.Slots[worldtest.SlotDevice])
 			if err != nil || !strings.Contains(string(c.Report.Text), "result:  failed") || !strings.Contains(string(c.Report.Text), tc.fix) {
 				t.Errorf("the report on the slot, %v: %s", err, c.Report.Text)
 			}

@@ -20,7 +20,7 @@ func TestImagesAreImportedOnce(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	var ran []string
-	for _, n := range w.Names {
+	for _, n := range w.EffectNames {
 		if c, ok := strings.CutPrefix(n, "run ctr --namespace k8s.io images "); ok {
 			ran = append(ran, strings.ReplaceAll(c, w.Root, ""))
 		}
@@ -34,12 +34,12 @@ func TestImagesAreImportedOnce(t *testing.T) {
 		t.Errorf("ran %q", ran)
 	}
 	w.PowerOn()
-	if err := w.boot(); err != nil || slices.ContainsFunc(w.Names, func(n string) bool { return strings.Contains(n, "ctr") }) {
-		t.Errorf("%v, %v", err, w.Names)
+	if err := w.boot(); err != nil || slices.ContainsFunc(w.EffectNames, func(n string) bool { return strings.Contains(n, "ctr") }) {
+		t.Errorf("%v, %v", err, w.EffectNames)
 	}
 	w.Put(ondisk.ImportImageDir+"/000-pause.tar", "damaged")
 	w.PowerOn()
-	if err := w.boot(); err == nil || !w.Said("FAILED images") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("FAILED images") {
 		t.Errorf("a damaged archive: %v", err)
 	}
 }

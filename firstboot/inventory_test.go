@@ -44,7 +44,7 @@ func (w *world) carry(dev string, sites ...string) {
 func (w *world) onlyItsOwn() {
 	w.T.Helper()
 	for _, others := range []string{othersToken, "paris", "SN0099"} {
-		if bytes.Contains(w.Slots[worldtest.OwnDev].Written(), []byte(others)) {
+		if bytes.Contains(w.Slots[worldtest.SlotDevice].Written(), []byte(others)) {
 			w.T.Errorf("the slot still has %q", others)
 		}
 		filepath.WalkDir(w.Root, func(p string, d os.DirEntry, err error) error {
@@ -66,10 +66,10 @@ func (w *world) onlyItsOwn() {
 func TestInventoryInTheSlot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.carry(worldtest.OwnDev, berlin)
+	w.carry(worldtest.SlotDevice, berlin)
 	e := w.Env()
-	w.Before = func(effect string) {
-		if strings.HasPrefix(effect, "hostname") && bytes.Contains(w.Slots[worldtest.OwnDev].Written(), []byte(othersToken)) {
+	w.BeforeEffect = func(effect string) {
+		if strings.HasPrefix(effect, "hostname") && bytes.Contains(w.Slots[worldtest.SlotDevice].Written(), []byte(othersToken)) {
 			t.Error("the Site was applied before the others were wiped")
 		}
 	}
@@ -82,7 +82,7 @@ func TestInventoryInTheSlot(t *testing.T) {
 	w.onlyItsOwn()
 	w.PowerOn()
 	w.mustBoot()
-	if w.Joins != 1 || w.Said("inventory") {
+	if w.Joins != 1 || w.ConsoleHas("inventory") {
 		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
@@ -92,27 +92,27 @@ func TestInventoryInTheSlot(t *testing.T) {
 func TestPowerCutInAnInventory(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.carry(worldtest.OwnDev, berlin)
+	w.carry(worldtest.SlotDevice, berlin)
 	whole := w.clone(t)
 	whole.mustBoot()
-	from := slices.Index(whole.Names, "write slot "+worldtest.OwnDev)
-	to := slices.Index(whole.Names, "hostname berlin")
+	from := slices.Index(whole.EffectNames, "write slot "+worldtest.SlotDevice)
+	to := slices.Index(whole.EffectNames, "hostname berlin")
 	if from < 0 || to < from {
-		t.Fatal(whole.Names)
+		t.Fatal(whole.EffectNames)
 	}
 	for n := from; n <= to+1; n++ {
 		cut := w.clone(t)
-		cut.CutAt = n + 1
+		cut.PowerCutAt = n + 1
 		if err := cut.boot(); err == nil {
-			t.Fatalf("cut at %s: it went on", whole.Names[n])
+			t.Fatalf("cut at %s: it went on", whole.EffectNames[n])
 		}
-		if _, err := slot.Read(cut.Slots[worldtest.OwnDev]); err != nil {
-			t.Errorf("cut at effect %d, %s: %v", n, whole.Names[n], err)
+		if _, err := slot.Read(cut.Slots[worldtest.SlotDevice]); err != nil {
+			t.Errorf("cut at effect %d, %s: %v", n, whole.EffectNames[n], err)
 		}
 		cut.PowerOn()
 		cut.mustBoot()
 		if s := cut.State(); s.Node != "berlin" || cut.Joins != 1 {
-			t.Errorf("cut at %s: node %s", whole.Names[n], s.Node)
+			t.Errorf("cut at %s: node %s", whole.EffectNames[n], s.Node)
 		}
 		cut.onlyItsOwn()
 	}
@@ -122,16 +122,16 @@ func TestPowerCutInAnInventory(t *testing.T) {
 func TestNoSiteForThisMachine(t *testing.T) {
 	w := nativeWorld(t)
 	w.Put("/sys/class/dmi/id/chassis_asset_tag", "AT-7\n")
-	w.carry(worldtest.OwnDev)
+	w.carry(worldtest.SlotDevice)
 	if err := w.boot(); err == nil {
 		t.Fatal("it went on")
 	}
-	if !w.Said("waiting for a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: MAC 52:54:00:12:34:56, serial SN0042, UUID 4c4c4544-0042-3510-8052-c7c04f4e4232, asset tag AT-7") {
+	if !w.ConsoleHas("waiting for a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: MAC 52:54:00:12:34:56, serial SN0042, UUID 4c4c4544-0042-3510-8052-c7c04f4e4232, asset tag AT-7") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
-	w.Before = func(effect string) {
-		if w.Before = nil; effect != "" {
-			w.carry(worldtest.OwnDev, "- {name: berlin, match: {assetTag: AT-7}, credentials: {token: "+worldtest.TestToken+"}}")
+	w.BeforeEffect = func(effect string) {
+		if w.BeforeEffect = nil; effect != "" {
+			w.carry(worldtest.SlotDevice, "- {name: berlin, match: {assetTag: AT-7}, credentials: {token: "+worldtest.TestToken+"}}")
 		}
 	}
 	w.PowerOn()
@@ -147,8 +147,8 @@ func TestJunkMatchesNobody(t *testing.T) {
 	w := nativeWorld(t)
 	w.Put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
 	w.Put("/sys/class/dmi/id/product_uuid", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF\n")
-	w.carry(worldtest.OwnDev, "- {name: berlin, match: {serial: SN0042}, credentials: {token: "+worldtest.TestToken+"}}")
-	if err := w.boot(); err == nil || !w.Said("serial none, UUID none, asset tag none") {
+	w.carry(worldtest.SlotDevice, "- {name: berlin, match: {serial: SN0042}, credentials: {token: "+worldtest.TestToken+"}}")
+	if err := w.boot(); err == nil || !w.ConsoleHas("serial none, UUID none, asset tag none") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -156,11 +156,11 @@ func TestJunkMatchesNobody(t *testing.T) {
 // TestTwoSitesForOneMachine stops, until the inventory is corrected.
 func TestTwoSitesForOneMachine(t *testing.T) {
 	w := nativeWorld(t)
-	w.carry(worldtest.OwnDev, berlin, "- {name: bonn, match: {uuid: 4c4c4544-0042-3510-8052-c7c04f4e4232}, credentials: {token: "+worldtest.TestToken+"}}")
-	if err := w.boot(); err == nil || !w.Said("the Sites berlin, bonn all match this machine (MAC") {
+	w.carry(worldtest.SlotDevice, berlin, "- {name: bonn, match: {uuid: 4c4c4544-0042-3510-8052-c7c04f4e4232}, credentials: {token: "+worldtest.TestToken+"}}")
+	if err := w.boot(); err == nil || !w.ConsoleHas("the Sites berlin, bonn all match this machine (MAC") {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	w.PowerOn()
 	w.mustBoot()
 }
@@ -170,7 +170,7 @@ func TestOneStickForManyMachines(t *testing.T) {
 	sites := []string{berlin, "- {name: bonn, match: {serial: SN0043}, credentials: {token: " + worldtest.TestToken + "}}"}
 	for serial, name := range map[string]string{"SN0042": "berlin", "SN0043": "bonn"} {
 		w := nativeWorld(t)
-		w.Stamp(worldtest.OwnDev, "")
+		w.Stamp(worldtest.SlotDevice, "")
 		w.Put("/sys/class/dmi/id/product_serial", serial+"\n")
 		w.plug("")
 		w.carry(stickDev, sites...)
@@ -187,15 +187,15 @@ func TestOneStickForManyMachines(t *testing.T) {
 		w.carry(stickDev, slices.Concat(sites, []string{"- {name: cologne, match: {serial: SN0044}}"})...)
 		w.PowerOn()
 		w.mustBoot()
-		if w.Said("took the Site of stick") || w.Joins != 1 {
+		if w.ConsoleHas("took the Site of stick") || w.Joins != 1 {
 			t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 		}
 	}
 	w := nativeWorld(t)
-	w.Stamp(worldtest.OwnDev, "")
+	w.Stamp(worldtest.SlotDevice, "")
 	w.plug("")
 	w.carry(stickDev)
-	if err := w.boot(); err == nil || !w.Said("waiting for a Site; stick /dev/sdb1 is not taken: its inventory has no Site for this machine. This machine: MAC") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("waiting for a Site; stick /dev/sdb1 is not taken: its inventory has no Site for this machine. This machine: MAC") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -206,17 +206,17 @@ func TestOneStickForManyMachines(t *testing.T) {
 func TestInventoryOnANode(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.carry(worldtest.OwnDev)
+	w.carry(worldtest.SlotDevice)
 	w.PowerOn()
 	w.mustBoot()
 	if s := w.State(); s.Node != "edge-sn0042" || w.Joins != 1 {
 		t.Errorf("node %s, %d joins", s.Node, w.Joins)
 	}
-	w.carry(worldtest.OwnDev, "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, network: {dns: [192.0.2.123]}}")
+	w.carry(worldtest.SlotDevice, "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, network: {dns: [192.0.2.123]}}")
 	w.PowerOn()
 	w.mustBoot()
-	if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") || w.Joins != 1 {
-		t.Errorf("the slot has\n%s", w.SlotSite(worldtest.OwnDev))
+	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") || w.Joins != 1 {
+		t.Errorf("the slot has\n%s", w.SlotSite(worldtest.SlotDevice))
 	}
 	w.onlyItsOwn()
 	w.admits(ondisk.SitesRepair)
@@ -224,7 +224,7 @@ func TestInventoryOnANode(t *testing.T) {
 	w.carry(stickDev, "- {name: berlin, match: {serial: SN0042}, nodeName: other, network: {dns: [192.0.2.124]}}")
 	w.PowerOn()
 	w.mustBoot()
-	if got := w.SlotSite(worldtest.OwnDev); !strings.Contains(got, "192.0.2.124") || strings.Contains(got, "other") {
+	if got := w.SlotSite(worldtest.SlotDevice); !strings.Contains(got, "192.0.2.124") || strings.Contains(got, "other") {
 		t.Errorf("the slot has\n%s", got)
 	}
 }
@@ -235,7 +235,7 @@ func TestSignedInventory(t *testing.T) {
 	key := newSiteKey(t)
 	for _, tamper := range []bool{false, true} {
 		w := nativeWorld(t)
-		w.Stamp(worldtest.OwnDev, "")
+		w.Stamp(worldtest.SlotDevice, "")
 		w.admits(ondisk.SitesSigned, key)
 		w.signed(key, day(2), func(c *slot.Contents) {
 			if tamper {
@@ -255,8 +255,8 @@ func TestSignedInventory(t *testing.T) {
 // TestOthersAreWipedInAnyCase: also where its own site cannot be applied.
 func TestOthersAreWipedInAnyCase(t *testing.T) {
 	w := nativeWorld(t)
-	w.carry(worldtest.OwnDev, "- {name: berlin, match: {serial: SN0042}, arch: arm64, credentials: {token: "+worldtest.TestToken+"}}")
-	if err := w.boot(); err == nil || !w.Said("FAILED site-config: the Site does not fit this image") {
+	w.carry(worldtest.SlotDevice, "- {name: berlin, match: {serial: SN0042}, arch: arm64, credentials: {token: "+worldtest.TestToken+"}}")
+	if err := w.boot(); err == nil || !w.ConsoleHas("FAILED site-config: the Site does not fit this image") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w.onlyItsOwn()
@@ -268,19 +268,19 @@ func TestOthersAreWipedFromAMember(t *testing.T) {
 	const bad = "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, arch: arm64}"
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.carry(worldtest.OwnDev, bad)
+	w.carry(worldtest.SlotDevice, bad)
 	w.PowerOn()
 	w.mustBoot()
-	if !w.Said("the slot's Site is not taken, the former one stays") || w.Joins != 1 {
+	if !w.ConsoleHas("the slot's Site is not taken, the former one stays") || w.Joins != 1 {
 		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
-	if !strings.Contains(w.SlotSite(worldtest.OwnDev), "arm64") {
-		t.Errorf("the slot has\n%s", w.SlotSite(worldtest.OwnDev))
+	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "arm64") {
+		t.Errorf("the slot has\n%s", w.SlotSite(worldtest.SlotDevice))
 	}
 	w.onlyItsOwn()
 
 	// A slot that cannot be written does not stop a node.
-	w.carry(worldtest.OwnDev, bad)
+	w.carry(worldtest.SlotDevice, bad)
 	w.PowerOn()
 	e := w.Env()
 	e.WriteSlot = func(string, *slot.Contents) error { return errors.New("input/output error") }
@@ -296,9 +296,9 @@ func TestOthersAreWipedFromAMember(t *testing.T) {
 func TestSiteTooLargeForASlot(t *testing.T) {
 	w := nativeWorld(t)
 	large := strings.Repeat("x", 300<<10)
-	w.carry(worldtest.OwnDev, strings.Replace(berlin, "credentials:", `ignition: '{"ignition": {"version": "3.4.0"}, "storage": {"files": [{"path": "/etc/large", "contents": {"source": "data:,`+large+`"}}]}}', credentials:`, 1))
+	w.carry(worldtest.SlotDevice, strings.Replace(berlin, "credentials:", `ignition: '{"ignition": {"version": "3.4.0"}, "storage": {"files": [{"path": "/etc/large", "contents": {"source": "data:,`+large+`"}}]}}', credentials:`, 1))
 	err := w.boot()
-	if err == nil || !w.Said("FAILED site-config: the Site berlin of the inventory has") {
+	if err == nil || !w.ConsoleHas("FAILED site-config: the Site berlin of the inventory has") {
 		t.Errorf("%v\n%.2000s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -307,11 +307,11 @@ func TestSiteTooLargeForASlot(t *testing.T) {
 // a missing one.
 func TestWaitingSaysWhatWentWrong(t *testing.T) {
 	w := nativeWorld(t)
-	w.carry(worldtest.OwnDev)
+	w.carry(worldtest.SlotDevice)
 	e := w.Env()
 	sleep := e.Sleep
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
-		w.carry(worldtest.OwnDev, berlin)
+		w.carry(worldtest.SlotDevice, berlin)
 		return sleep(ctx, d)
 	}
 	e.WriteSlot = func(string, *slot.Contents) error { return errors.New("input/output error") }
@@ -331,10 +331,10 @@ func TestJunkSerialOfAMember(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.Put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
-	w.Stamp(worldtest.OwnDev, w.Site("network: {dns: [192.0.2.123]}"))
+	w.Stamp(worldtest.SlotDevice, w.Site("network: {dns: [192.0.2.123]}"))
 	w.PowerOn()
 	w.mustBoot()
-	if s := w.State(); s.Node != "edge-sn0042" || w.Joins != 1 || w.Said("is not taken") {
+	if s := w.State(); s.Node != "edge-sn0042" || w.Joins != 1 || w.ConsoleHas("is not taken") {
 		t.Errorf("node %s, %d joins\n%s", s.Node, w.Joins, strings.Join(w.Console, "\n"))
 	}
 }

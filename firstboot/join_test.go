@@ -38,7 +38,7 @@ func TestMastersChanged(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(), "192.0.2.13", "192.0.2.14", 1))
+	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(), "192.0.2.13", "192.0.2.14", 1))
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
@@ -70,7 +70,7 @@ func TestMastersComeLate(t *testing.T) {
 	if took := w.Now.Sub(on); w.Joins != 1 || took < 17*time.Minute || took > 20*time.Minute {
 		t.Errorf("%d joins, Ready after %s", w.Joins, took)
 	}
-	if !w.Said("network: will be tried again: no API server answers") {
+	if !w.ConsoleHas("network: will be tried again: no API server answers") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -122,7 +122,7 @@ func TestMastersGoDuringTheJoin(t *testing.T) {
 	gone, back := time.Time{}, time.Time{}
 	e.Run = func(ctx context.Context, c machine.Cmd) error {
 		if c.Args[0] != "kubeadm" || !gone.IsZero() {
-			return w.Exec(ctx, c)
+			return w.RunProgram(ctx, c)
 		}
 		w.Cluster.AllDown(true)
 		gone = w.Now
@@ -144,7 +144,7 @@ func TestMastersGoDuringTheJoin(t *testing.T) {
 	if err := w.Run(New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.Said("join: will be tried again: context deadline exceeded") || w.Joins != 1 {
+	if !w.ConsoleHas("join: will be tried again: context deadline exceeded") || w.Joins != 1 {
 		t.Errorf("%d joins, console:\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 	if late := w.Now.Sub(back); late > 3*time.Minute {
@@ -213,14 +213,14 @@ func TestFirstMasterDead(t *testing.T) {
 func TestJoinsThroughTheEndpoint(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if server, name, err := member.KubeletServer(w.Env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "" {
 		t.Errorf("kubelet goes to %s (%s), %v", server, name, err)
 	}
-	if slices.Contains(w.Names, "restart kubelet.service") {
+	if slices.Contains(w.EffectNames, "restart kubelet.service") {
 		t.Error("kubelet was restarted for nothing")
 	}
 }
@@ -235,7 +235,7 @@ func TestHealedInTheCluster(t *testing.T) {
 	e := w.Env()
 	sleep, removed := e.Sleep, false
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
-		if !removed && w.Said("FAILED discovery") {
+		if !removed && w.ConsoleHas("FAILED discovery") {
 			removed = true
 			w.Cluster.Mu.Lock()
 			delete(w.Cluster.Nodes, "edge-sn0042")
@@ -287,8 +287,8 @@ func TestAFailedLookUndoesNothing(t *testing.T) {
 		if failed != 3 {
 			t.Errorf("it was asked %d times", failed)
 		}
-		if slices.Contains(w.Names, "remove "+openyurt.KubeletConf) || !strings.Contains(w.Get(member.KubeadmFlags), openyurt.KubeletConf) {
-			t.Errorf("kubelet was turned away from yurthub: %s", w.Names)
+		if slices.Contains(w.EffectNames, "remove "+openyurt.KubeletConf) || !strings.Contains(w.Get(member.KubeadmFlags), openyurt.KubeletConf) {
+			t.Errorf("kubelet was turned away from yurthub: %s", w.EffectNames)
 		}
 	}
 }

@@ -38,14 +38,14 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 			w := nativeWorld(t, tc.before)
 			w.mustBoot()
 			w.Cluster.Nodes["edge-sn0042"].Spec.Taints = tc.taints
-			w.Stamp(worldtest.OwnDev, w.Site(tc.after))
+			w.Stamp(worldtest.SlotDevice, w.Site(tc.after))
 			w.PowerOn()
 			w.mustBoot()
 			notes := strings.Join(w.State().Notes, "\n")
 			if tc.note == "" && notes != "" || !strings.Contains(notes, tc.note) {
 				t.Errorf("notes: %q", notes)
 			}
-			if tc.note != "" && !w.Said(tc.note) {
+			if tc.note != "" && !w.ConsoleHas(tc.note) {
 				t.Error("it is not on the console")
 			}
 		})
@@ -68,17 +68,17 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, bad %v", form, bad), func(t *testing.T) {
 				t.Parallel()
 				w := c.world(t)
-				w.OneMaster()
-				w.Stamp(worldtest.OwnDev, w.Site(append(slices.Clone(c.more), worldtest.WithToken, before)...))
+				w.UseSingleMaster()
+				w.Stamp(worldtest.SlotDevice, w.Site(append(slices.Clone(c.more), worldtest.WithToken, before)...))
 				w.mustBoot()
 				was := w.Get(member.KubeadmFlags)
 				if strings.Count(was, "--max-pods=50") != 1 || strings.Count(was, "--v=2") != 1 {
 					t.Fatalf("kubeadm wrote %s", was)
 				}
-				w.Stamp(worldtest.OwnDev, w.Site(append(slices.Clone(c.more), after)...))
+				w.Stamp(worldtest.SlotDevice, w.Site(append(slices.Clone(c.more), after)...))
 				w.PowerOn()
 				if bad {
-					w.BadArg = "system-reserved"
+					w.RejectedKubeletArg = "system-reserved"
 				}
 				judge := func(w *world, cut string) {
 					t.Helper()
@@ -92,11 +92,11 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 					}
 				}
 				whole := w.clone(t)
-				whole.BadArg = w.BadArg
+				whole.RejectedKubeletArg = w.RejectedKubeletArg
 				whole.mustBoot()
 				judge(whole, "not cut")
 				restarts := 0
-				for _, n := range whole.Names {
+				for _, n := range whole.EffectNames {
 					if n == "restart "+ondisk.UnitKubelet {
 						restarts++
 					}
@@ -104,36 +104,36 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 				if want := map[bool]int{false: 1, true: 2}[bad]; restarts != want {
 					t.Errorf("kubelet was restarted %d times, want %d", restarts, want)
 				}
-				whole.Names = nil
+				whole.EffectNames = nil
 				if err := os.RemoveAll(filepath.Join(whole.Root, ondisk.RunDir)); err != nil { // as systemd does
 					t.Fatal(err)
 				}
 				whole.mustBoot() // first boot once more, as its timer has it
-				if slices.Contains(whole.Names, "restart "+ondisk.UnitKubelet) {
+				if slices.Contains(whole.EffectNames, "restart "+ondisk.UnitKubelet) {
 					t.Error("and it was restarted once more")
 				}
 				followed := map[[32]byte]bool{}
 				for n := 1; form == "unit"; n++ { // with the most to get wrong
 					cut := w.clone(t)
-					cut.BadArg, cut.CutAt = w.BadArg, n
+					cut.RejectedKubeletArg, cut.PowerCutAt = w.RejectedKubeletArg, n
 					if cut.boot() == nil {
 						break
 					}
 					cut.PowerOn()
 					left := cut.Files()
-					state := cut.Snapshot(t, left)
+					state := cut.Fingerprint(t, left)
 					if followed[state] {
 						continue // the very machine of another cut
 					}
 					followed[state] = true
 					corrected := cut.cloneWith(t, left)
-					corrected.BadArg = w.BadArg
+					corrected.RejectedKubeletArg = w.RejectedKubeletArg
 					cut.mustBoot()
 					judge(cut, fmt.Sprintf("cut at effect %d", n))
 
-					corrected.Stamp(worldtest.OwnDev, corrected.Site(append(slices.Clone(c.more), before)...))
+					corrected.Stamp(worldtest.SlotDevice, corrected.Site(append(slices.Clone(c.more), before)...))
 					corrected.mustBoot()
-					if flags := corrected.Get(member.KubeadmFlags); argsOf(flags) != argsOf(was) || corrected.Said("not in place") {
+					if flags := corrected.Get(member.KubeadmFlags); argsOf(flags) != argsOf(was) || corrected.ConsoleHas("not in place") {
 						t.Errorf("cut at effect %d, and corrected: notes %q, kubelet has\n%swas\n%s", n, corrected.State().Notes, flags, was)
 					}
 				}
@@ -157,11 +157,11 @@ func TestArgumentsWhileKubeletStarts(t *testing.T) {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
 		w.mustBoot()
 		was := w.Get(member.KubeadmFlags)
-		w.Stamp(worldtest.OwnDev, w.Site("kubeletExtraArgs: {v: '2', system-reserved: cpux}"))
+		w.Stamp(worldtest.SlotDevice, w.Site("kubeletExtraArgs: {v: '2', system-reserved: cpux}"))
 		w.PowerOn()
-		w.BadArg, w.Refusals, w.CrashLoop = "system-reserved", 3, loops
+		w.RejectedKubeletArg, w.HealthRefusals, w.CrashLoop = "system-reserved", 3, loops
 		w.mustBoot()
-		if flags := w.Get(member.KubeadmFlags); strings.Contains(flags, "system-reserved") || !w.Said("not in place") {
+		if flags := w.Get(member.KubeadmFlags); strings.Contains(flags, "system-reserved") || !w.ConsoleHas("not in place") {
 			t.Errorf("loops %v: notes %q, kubelet has\n%swas\n%s", loops, w.State().Notes, flags, was)
 		}
 	}
@@ -174,13 +174,13 @@ func TestArgumentsThatFixKubelet(t *testing.T) {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
 		w.mustBoot()
 		w.Put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--v=2\"\n")
-		w.Stamp(worldtest.OwnDev, w.Site())
+		w.Stamp(worldtest.SlotDevice, w.Site())
 		w.PowerOn()
-		w.BadArg = "--v=2"
+		w.RejectedKubeletArg = "--v=2"
 		if !helps {
-			w.BadArg = "KUBELET"
+			w.RejectedKubeletArg = "KUBELET"
 		}
-		if err := w.boot(); err != nil || w.Said("kubelet does not come up: connection refused") == helps {
+		if err := w.boot(); err != nil || w.ConsoleHas("kubelet does not come up: connection refused") == helps {
 			t.Errorf("helps %v: %v\n%s", helps, err, strings.Join(w.Console, "\n"))
 		}
 		if got := w.Get(member.KubeadmFlags); got != "KUBELET_KUBEADM_ARGS=\"\"\n" {
@@ -194,30 +194,30 @@ func TestArgumentsThatFixKubelet(t *testing.T) {
 func TestMeteredKubelet(t *testing.T) {
 	const flag = "--config-dir=" + kubeadm.KubeletConfDir
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, "ipvs: {profile: metered}"))
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, "ipvs: {profile: metered}"))
 	w.mustBoot()
 	if got := w.Get(member.KubeadmFlags); !strings.Contains(got, flag) || !strings.Contains(w.Get(kubeadm.MeteredConfFile), "nodeStatusReportFrequency: 1h") {
 		t.Errorf("kubelet has %s and %s", got, w.Get(kubeadm.MeteredConfFile))
 	}
-	file, flags := slices.Index(w.Names, "write "+kubeadm.MeteredConfFile), slices.Index(w.Names, "kubeadm writes "+member.KubeadmFlags)
+	file, flags := slices.Index(w.EffectNames, "write "+kubeadm.MeteredConfFile), slices.Index(w.EffectNames, "kubeadm writes "+member.KubeadmFlags)
 	if file < 0 || flags < file {
 		t.Errorf("kubelet is told of the directory before it is there: %d, %d", file, flags)
 	}
-	if slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
+	if slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
 		t.Error("kubelet is restarted for what it could have joined with")
 	}
 	w.PowerOn()
 	w.mustBoot()
-	if slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
+	if slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
 		t.Error("kubelet is restarted at each boot")
 	}
 	w.Put(kubeadm.MeteredConfFile, "")
 	w.PowerOn()
 	w.mustBoot()
-	if w.Get(kubeadm.MeteredConfFile) != kubeadm.MeteredConf || !slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
+	if w.Get(kubeadm.MeteredConfFile) != kubeadm.MeteredConf || !slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
 		t.Error("a file that was damaged stays as it is")
 	}
-	w.Stamp(worldtest.OwnDev, w.Site())
+	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
 	w.mustBoot()
 	if got := w.Get(member.KubeadmFlags); strings.Contains(got, "config-dir") {
@@ -226,7 +226,7 @@ func TestMeteredKubelet(t *testing.T) {
 
 	older := podWorld(t)
 	older.Put(ondisk.ImageInfoFile, strings.Replace(older.Get(ondisk.ImageInfoFile), "v1.30.3", "v1.29.9", 1))
-	older.Stamp(worldtest.OwnDev, older.Site(worldtest.WithToken, "nodeType: edge", "nodePool: shanghai", "ipvs: {profile: metered}"))
+	older.Stamp(worldtest.SlotDevice, older.Site(worldtest.WithToken, "nodeType: edge", "nodePool: shanghai", "ipvs: {profile: metered}"))
 	older.mustBoot()
 	if got := older.Get(member.KubeadmFlags); strings.Contains(got, "config-dir") {
 		t.Errorf("a kubelet that does not know the directory has %s", got)
@@ -262,7 +262,7 @@ func TestNodeOfTwoFamilies(t *testing.T) {
 			w.PowerOn()
 			w.Offline = true
 			w.boot()
-			if got := w.Get(member.KubeadmFlags); got != was || slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
+			if got := w.Get(member.KubeadmFlags); got != was || slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
 				t.Errorf("offline it was changed: %s, was %s", got, was)
 			}
 		})
@@ -277,7 +277,7 @@ func TestLabelRemoved(t *testing.T) {
 	n := w.Cluster.Nodes["edge-sn0042"]
 	n.Metadata.Labels["mine"] = "yes"
 	w.Put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--a=b --node-labels=shop=12,zone=north --c=d\"\n")
-	w.Stamp(worldtest.OwnDev, w.Site("labels: {zone: north}"))
+	w.Stamp(worldtest.SlotDevice, w.Site("labels: {zone: north}"))
 	w.PowerOn()
 	w.mustBoot()
 	if l := n.Metadata.Labels; l["zone"] != "north" || l["mine"] != "yes" || len(l) != 2 {
@@ -290,13 +290,13 @@ func TestLabelRemoved(t *testing.T) {
 	n.Metadata.Labels["shop"] = "12"
 	w.PowerOn()
 	w.mustBoot()
-	if n.Metadata.Labels["shop"] != "12" || w.Said("that the Site has no more") {
+	if n.Metadata.Labels["shop"] != "12" || w.ConsoleHas("that the Site has no more") {
 		t.Errorf("labels: %v", n.Metadata.Labels)
 	}
-	w.Cluster.LabelsKept = true
-	w.Stamp(worldtest.OwnDev, w.Site())
+	w.Cluster.LabelChangeDenied = true
+	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
-	if err := w.boot(); err == nil || !w.Said("has labels that the Site has no more: zone=north") || !w.Said("kubectl label node edge-sn0042 zone-") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("has labels that the Site has no more: zone=north") || !w.ConsoleHas("kubectl label node edge-sn0042 zone-") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }

@@ -24,12 +24,12 @@ func TestASiteForAnotherMachine(t *testing.T) {
 				if member {
 					w.mustBoot()
 				} else {
-					w.Stamp(worldtest.OwnDev, "")
+					w.Stamp(worldtest.SlotDevice, "")
 				}
 				files := map[string]string{ondisk.SlotSite: w.reportTo("other", worldtest.WithToken, rootKey, match)}
 				switch from {
 				case "slot":
-					w.stampAt(worldtest.OwnDev, day(9), files)
+					w.stampAt(worldtest.SlotDevice, day(9), files)
 				case "stick":
 					w.plug("")
 					w.stampAt(stickDev, day(9), files)
@@ -41,7 +41,7 @@ func TestASiteForAnotherMachine(t *testing.T) {
 				if err := w.boot(); (err == nil) != member {
 					t.Errorf("%s, %s, member %v: %v", match, from, member, err)
 				}
-				if w.Has("/root/.ssh/authorized_keys") || !w.Said("its Site is for another machine (match)") {
+				if w.Has("/root/.ssh/authorized_keys") || !w.ConsoleHas("its Site is for another machine (match)") {
 					t.Errorf("%s, %s, member %v: applied: %v\n%s", match, from, member, w.Has("/root/.ssh/authorized_keys"), strings.Join(w.Console, "\n"))
 				}
 			}
@@ -56,18 +56,18 @@ func TestASiteForThisMachine(t *testing.T) {
 	for _, from := range []string{"slot", "stick"} {
 		w := newWorld(t, "testdata/machine.txtar")
 		site := w.Site(worldtest.WithToken, "match: {serial: sn0042, macs: ['52:54:00:12:34:56']}")
-		if w.Stamp(worldtest.OwnDev, site); from == "stick" {
-			w.Stamp(worldtest.OwnDev, "")
+		if w.Stamp(worldtest.SlotDevice, site); from == "stick" {
+			w.Stamp(worldtest.SlotDevice, "")
 			w.plug(site)
 		}
 		w.mustBoot()
-		if got := w.SlotSite(worldtest.OwnDev); w.Joins != 1 || strings.Contains(got, "match") || !strings.Contains(got, "edge-{{.Serial}}") {
+		if got := w.SlotSite(worldtest.SlotDevice); w.Joins != 1 || strings.Contains(got, "match") || !strings.Contains(got, "edge-{{.Serial}}") {
 			t.Errorf("%s: %d joins, the slot has\n%s", from, w.Joins, got)
 		}
 		w.Put("/sys/class/net/enp1s0/address", "52:54:00:99:99:99\n")
 		w.PowerOn()
 		w.mustBoot()
-		if w.State().Result != ondisk.ResultDone || w.Said("is not taken: its Site") && from == "slot" {
+		if w.State().Result != ondisk.ResultDone || w.ConsoleHas("is not taken: its Site") && from == "slot" {
 			t.Errorf("%s:\n%s", from, strings.Join(w.Console, "\n"))
 		}
 	}
@@ -106,7 +106,7 @@ func TestANeighboursSite(t *testing.T) {
 			}
 			files := map[string]string{ondisk.SlotSite: strings.Replace(w.Site(worldtest.WithToken, rootKey), "edge-{{.Serial}}", "other", 1)}
 			if c.from == "slot" {
-				w.stampAt(worldtest.OwnDev, day(9), files)
+				w.stampAt(worldtest.SlotDevice, day(9), files)
 			} else {
 				w.signed(key, day(19), nil, files)
 			}
@@ -118,7 +118,7 @@ func TestANeighboursSite(t *testing.T) {
 				}
 				return
 			}
-			if w.Has("/root/.ssh/authorized_keys") || w.Cluster.Nodes["other"] != nil || !w.Said("this machine is enrolled as edge-sn0042, the Site calls it other") {
+			if w.Has("/root/.ssh/authorized_keys") || w.Cluster.Nodes["other"] != nil || !w.ConsoleHas("this machine is enrolled as edge-sn0042, the Site calls it other") {
 				t.Errorf("%v: its neighbour's keys: %v\n%s", err, w.Has("/root/.ssh/authorized_keys"), strings.Join(w.Console, "\n"))
 			}
 		})
@@ -142,8 +142,8 @@ func TestANeighboursRepair(t *testing.T) {
 		w.plug(strings.Replace(w.Site("network: {dns: [192.0.2.123]}"), "edge-{{.Serial}}", "'"+c.nodeName+"'", 1))
 		w.PowerOn()
 		w.mustBoot()
-		if strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") != c.taken || w.Said("stick /dev/sdb1 is not taken: this machine is enrolled as edge-sn0042, the Site calls it other") == c.taken {
-			t.Errorf("%s: %s\n%s", c.nodeName, w.SlotSite(worldtest.OwnDev), strings.Join(w.Console, "\n"))
+		if strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") != c.taken || w.ConsoleHas("stick /dev/sdb1 is not taken: this machine is enrolled as edge-sn0042, the Site calls it other") == c.taken {
+			t.Errorf("%s: %s\n%s", c.nodeName, w.SlotSite(worldtest.SlotDevice), strings.Join(w.Console, "\n"))
 		}
 	}
 }

@@ -24,10 +24,10 @@ func wantNoStranger(t *testing.T, w *world, when string) {
 		t.Logf("%s: it is Ready", when)
 	}
 	w.Patience = patience
-	if w.Has("/root/.ssh/authorized_keys") || strings.Contains(w.SlotSite(worldtest.OwnDev), "ssh-ed25519") {
-		t.Errorf("%s: a stranger's keys are in place:\n%s", when, w.SlotSite(worldtest.OwnDev))
+	if w.Has("/root/.ssh/authorized_keys") || strings.Contains(w.SlotSite(worldtest.SlotDevice), "ssh-ed25519") {
+		t.Errorf("%s: a stranger's keys are in place:\n%s", when, w.SlotSite(worldtest.SlotDevice))
 	}
-	if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") {
+	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") {
 		t.Errorf("%s: it was not repaired either\n%s", when, strings.Join(w.Console, "\n"))
 	}
 }
@@ -36,8 +36,8 @@ func wantNoStranger(t *testing.T, w *world, when string) {
 func (w *world) expire() {
 	w.Now = w.Now.AddDate(2, 0, 0)
 	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-	w.Cluster.Revive = true
-	w.Stamp(worldtest.OwnDev, w.SlotSite(worldtest.OwnDev)+worldtest.WithToken+"\n")
+	w.Cluster.NodeRevives = true
+	w.Stamp(worldtest.SlotDevice, w.SlotSite(worldtest.SlotDevice)+worldtest.WithToken+"\n")
 }
 
 // TestAMemberThatFailsToJoinAgain removes its credentials before it tries, and stays a
@@ -51,10 +51,10 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 		for _, former := range []bool{false, true} {
 			w := world(t)
 			w.admits(ondisk.SitesRepair)
-			w.OneMaster()
+			w.UseSingleMaster()
 			w.mustBoot()
 			if former {
-				if err := os.Remove(w.Inside(member.RecordFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+				if err := os.Remove(w.HostPath(member.RecordFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 					t.Fatal(err)
 				}
 			}
@@ -67,18 +67,18 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 			}
 			wantNoStranger(t, whole.clone(t), name+": after a failed join")
 
-			first := slices.Index(whole.Names, "write "+member.JoinedFile)
-			last := slices.IndexFunc(whole.Names, func(n string) bool { return strings.HasPrefix(n, "kubeadm writes ") })
+			first := slices.Index(whole.EffectNames, "write "+member.JoinedFile)
+			last := slices.IndexFunc(whole.EffectNames, func(n string) bool { return strings.HasPrefix(n, "kubeadm writes ") })
 			if first < 0 || last < first {
-				t.Fatalf("%s: %q", name, whole.Names)
+				t.Fatalf("%s: %q", name, whole.EffectNames)
 			}
 			for n := first; n <= last; n++ {
 				cut := w.clone(t)
-				cut.CutAt = n + 1
+				cut.PowerCutAt = n + 1
 				if err := cut.boot(); err == nil {
 					t.Fatalf("%s: cut at %d, it went on", name, n)
 				}
-				wantNoStranger(t, cut, name+": cut at "+whole.Names[n])
+				wantNoStranger(t, cut, name+": cut at "+whole.EffectNames[n])
 			}
 		}
 	}
@@ -90,14 +90,14 @@ func TestPowerCutAfterTheJoin(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.admits(ondisk.SitesRepair)
-	w.OneMaster()
+	w.UseSingleMaster()
 	whole := w.clone(t)
 	whole.mustBoot()
-	w.CutAt = slices.Index(whole.Names, "write "+member.RecordFile) + 2
-	if err := w.boot(); err == nil || w.CutAt == 1 {
+	w.PowerCutAt = slices.Index(whole.EffectNames, "write "+member.RecordFile) + 2
+	if err := w.boot(); err == nil || w.PowerCutAt == 1 {
 		t.Fatal("it was not cut off")
 	}
-	w.Lose()
+	w.LoseUnsynced()
 	wantNoStranger(t, w, "after the join")
 }
 
@@ -113,7 +113,7 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	}
 	w.rebuild()
 	w.JoinError = func(int) error { return errors.New("kubelet is not well") }
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	w.PowerOn()
 	if err := w.boot(); err == nil || member.Is(w.Env()) {
 		t.Fatalf("it has not left its cluster: %v", err)
@@ -151,14 +151,14 @@ func TestPowerCutWhileLeaving(t *testing.T) {
 	w.mustBoot()
 	w.rebuild()
 	w.JoinError = func(int) error { return errors.New("kubelet is not well") }
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	w.PowerOn()
 	whole := w.clone(t)
 	if err := whole.boot(); err == nil || member.Is(whole.Env()) {
 		t.Fatalf("it has not left its cluster: %v", err)
 	}
-	w.CutAt = slices.Index(whole.Names, "write "+member.LeavingFile) + 2
-	if err := w.boot(); err == nil || w.CutAt == 1 || !member.Is(w.Env()) {
+	w.PowerCutAt = slices.Index(whole.EffectNames, "write "+member.LeavingFile) + 2
+	if err := w.boot(); err == nil || w.PowerCutAt == 1 || !member.Is(w.Env()) {
 		t.Fatalf("it was not cut off: %v", err)
 	}
 	w.PowerOn()

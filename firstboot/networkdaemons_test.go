@@ -21,8 +21,8 @@ const wrongDNS = "192.0.3.1"
 func named(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, "testdata/machine.txtar", "master.example")
-	w.Zone, w.DeadDNS = map[string]string{"master.example": "192.0.2.11"}, wrongDNS
-	w.Stamp(worldtest.OwnDev, w.namedSite(worldtest.WithToken))
+	w.DNSRecords, w.DeadDNSServer = map[string]string{"master.example": "192.0.2.11"}, wrongDNS
+	w.Stamp(worldtest.SlotDevice, w.namedSite(worldtest.WithToken))
 	w.mustBoot()
 	return w
 }
@@ -35,11 +35,11 @@ func (w *world) namedSite(lines ...string) string {
 func (w *world) asLoaded(t *testing.T) {
 	t.Helper()
 	for _, unit := range []string{worldtest.ResolvedUnit, worldtest.WpaUnit("wlan0")} {
-		text, err := w.OnDisk(unit)
+		text, err := w.DaemonConfig(unit)
 		if err != nil {
 			text = ""
 		}
-		if got := w.Loaded[unit]; got != text {
+		if got := w.LoadedConfig[unit]; got != text {
 			t.Errorf("%s has loaded %q, its files say %q", unit, got, text)
 		}
 	}
@@ -50,10 +50,10 @@ func (w *world) asLoaded(t *testing.T) {
 func TestRollbackOfDNS(t *testing.T) {
 	t.Parallel()
 	w := named(t)
-	w.Stamp(worldtest.OwnDev, w.namedSite("network: {dns: ["+wrongDNS+"]}"))
+	w.Stamp(worldtest.SlotDevice, w.namedSite("network: {dns: ["+wrongDNS+"]}"))
 	w.PowerOn()
 	w.mustBoot()
-	if !w.Said("the former ones are back") {
+	if !w.ConsoleHas("the former ones are back") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	w.asLoaded(t)
@@ -71,19 +71,19 @@ func TestRollbackThatIsKilled(t *testing.T) {
 	}{
 		{"DNS", func(t *testing.T) *world {
 			base := named(t)
-			base.Stamp(worldtest.OwnDev, base.namedSite("network: {dns: ["+wrongDNS+"]}"))
+			base.Stamp(worldtest.SlotDevice, base.namedSite("network: {dns: ["+wrongDNS+"]}"))
 			return base
 		}, nil},
 		{"it had Wi-Fi, the corrected Site has not", func(t *testing.T) *world {
 			base := wirelessWorld(t, wifi)
 			base.mustBoot()
-			base.Stamp(worldtest.OwnDev, base.Site(address("192.0.3.50")))
+			base.Stamp(worldtest.SlotDevice, base.Site(address("192.0.3.50")))
 			return base
 		}, func(w *world) bool { return w.Units[unit] == "active" }},
 		{"it had none, the corrected Site has", func(t *testing.T) *world {
 			base := wirelessWorld(t, address("192.0.2.50"))
 			base.mustBoot()
-			base.Stamp(worldtest.OwnDev, base.Site(wifi))
+			base.Stamp(worldtest.SlotDevice, base.Site(wifi))
 			return base
 		}, func(w *world) bool { return w.Units[unit] != "active" && w.networkHas("192.0.2.50/24") }},
 	} {
@@ -99,20 +99,20 @@ func TestRollbackThatIsKilled(t *testing.T) {
 func killAnywhere(t *testing.T, base *world, link func(*world) bool) {
 	for n := 1; ; n += everyCut() {
 		w := base.clone(t)
-		w.CutAt = n
+		w.PowerCutAt = n
 		if link != nil {
-			w.Link = func() bool { return link(w) }
+			w.NetworkWorks = func() bool { return link(w) }
 		}
-		if err := w.boot(); err != nil && !w.Cut {
+		if err := w.boot(); err != nil && !w.PoweredOff {
 			t.Fatal(err)
 		}
-		killed := w.Cut
-		w.CutAt, w.Patience = 0, time.Hour // a trial that was killed is repeated after a while
+		killed := w.PoweredOff
+		w.PowerCutAt, w.Patience = 0, time.Hour // a trial that was killed is repeated after a while
 		if err := w.boot(); err != nil {
-			t.Fatalf("killed at %d (%s): %v\n%s", n, w.Names[n-1], err, strings.Join(w.Console, "\n"))
+			t.Fatalf("killed at %d (%s): %v\n%s", n, w.EffectNames[n-1], err, strings.Join(w.Console, "\n"))
 		}
 		if w.asLoaded(t); t.Failed() {
-			t.Fatalf("killed at %d: %s", n, w.Names[n-1])
+			t.Fatalf("killed at %d: %s", n, w.EffectNames[n-1])
 		}
 		if !killed {
 			break
@@ -141,18 +141,18 @@ func TestRollbackOfWiFi(t *testing.T) {
 		wireless                bool // after all
 	}{
 		{"it had Wi-Fi, the corrected Site has not", wifi, address("192.0.3.50"), func(w *world) bool { return w.Units[unit] == "active" }, true},
-		{"another key", wifi, strings.Replace(wifi, "horse", "mouse", 1), func(w *world) bool { return strings.Contains(w.Loaded[unit], fmt.Sprintf("%x", "correct-horse")) }, true},
+		{"another key", wifi, strings.Replace(wifi, "horse", "mouse", 1), func(w *world) bool { return strings.Contains(w.LoadedConfig[unit], fmt.Sprintf("%x", "correct-horse")) }, true},
 		{"it had none, the corrected Site has", address("192.0.2.50"), wifi, func(w *world) bool { return w.Units[unit] != "active" && w.networkHas("192.0.2.50/24") }, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			w := wirelessWorld(t, tt.former)
-			w.Link = func() bool { return tt.link(w) }
+			w.NetworkWorks = func() bool { return tt.link(w) }
 			w.mustBoot()
-			w.Stamp(worldtest.OwnDev, w.Site(tt.corrected))
+			w.Stamp(worldtest.SlotDevice, w.Site(tt.corrected))
 			w.PowerOn()
 			w.mustBoot()
-			if !w.Said("the former ones are back") {
+			if !w.ConsoleHas("the former ones are back") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
 			for _, when := range []string{"now", "after a boot"} {
@@ -162,11 +162,11 @@ func TestRollbackOfWiFi(t *testing.T) {
 				w.PowerOn()
 			}
 			// Corrected again, nothing of either is left.
-			w.Stamp(worldtest.OwnDev, w.Site())
-			w.Link = nil
+			w.Stamp(worldtest.SlotDevice, w.Site())
+			w.NetworkWorks = nil
 			w.mustBoot()
 			for _, when := range []string{"now", "after a boot"} {
-				if w.asLoaded(t); w.Units[unit] == "active" || w.Has(worldtest.Wants+unit) {
+				if w.asLoaded(t); w.Units[unit] == "active" || w.Has(worldtest.WantsDir+unit) {
 					t.Errorf("%s, with a Site without Wi-Fi: %s is %q", when, unit, w.Units[unit])
 				}
 				w.PowerOn()
@@ -181,9 +181,9 @@ func TestTrialGivesWiFiBack(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t, address("192.0.2.50"))
 	w.mustBoot()
-	w.Stamp(worldtest.OwnDev, w.Site(wifi))
+	w.Stamp(worldtest.SlotDevice, w.Site(wifi))
 	w.PowerOn()
-	w.Link, w.Patience = func() bool { return false }, 20*time.Minute
+	w.NetworkWorks, w.Patience = func() bool { return false }, 20*time.Minute
 	if err := w.boot(); err == nil {
 		t.Fatal("it was done without an uplink")
 	}
@@ -211,13 +211,13 @@ func TestRemovedSettings(t *testing.T) {
 		{"/etc/wpa_supplicant/wpa_supplicant-wlan0.conf", "stop wpa_supplicant@wlan0.service"},
 		{"/etc/containerd/conf.d/10-site.toml", "try-restart containerd.service"},
 	} {
-		w.Names = nil
+		w.EffectNames = nil
 		w.Log.Reset()
 		if err := site.ActivateChanges(t.Context(), w.Env(), apply.Changes{Paths: []string{tt.path}}); err != nil {
 			t.Errorf("%s: %v", tt.path, err)
 		}
-		if !slices.Contains(w.Names, tt.told) {
-			t.Errorf("%s is gone, and of who has loaded it: %q", tt.path, w.Names)
+		if !slices.Contains(w.EffectNames, tt.told) {
+			t.Errorf("%s is gone, and of who has loaded it: %q", tt.path, w.EffectNames)
 		}
 		stays := strings.Contains(w.Log.String(), "stays until the next boot")
 		if stays != strings.Contains(tt.path, "sysctl") {
@@ -225,9 +225,9 @@ func TestRemovedSettings(t *testing.T) {
 		}
 	}
 	// A unit of the Site's own, of the same name, has its own file.
-	w.Names = nil
-	if err := site.ActivateChanges(t.Context(), w.Env(), apply.Changes{Paths: []string{"/etc/systemd/system/wpa_supplicant@wlan0.service"}}); err != nil || len(w.Names) > 0 {
-		t.Errorf("%v, %q", err, w.Names)
+	w.EffectNames = nil
+	if err := site.ActivateChanges(t.Context(), w.Env(), apply.Changes{Paths: []string{"/etc/systemd/system/wpa_supplicant@wlan0.service"}}); err != nil || len(w.EffectNames) > 0 {
+		t.Errorf("%v, %q", err, w.EffectNames)
 	}
 }
 
@@ -240,11 +240,11 @@ func TestRemovedDropins(t *testing.T) {
 	if !w.Has(hub.DropinFile) {
 		t.Fatal("no drop-in")
 	}
-	w.Names = nil
+	w.EffectNames = nil
 	if err := hub.Remove(t.Context(), w.Env(), ondisk.ImageInfo{}); err != nil {
 		t.Fatal(err)
 	}
-	if i := slices.Index(w.Names, "remove "+hub.DropinFile); i < 0 || !slices.Contains(w.Names[i:], "daemon-reload") {
-		t.Errorf("%q", w.Names)
+	if i := slices.Index(w.EffectNames, "remove "+hub.DropinFile); i < 0 || !slices.Contains(w.EffectNames[i:], "daemon-reload") {
+		t.Errorf("%q", w.EffectNames)
 	}
 }

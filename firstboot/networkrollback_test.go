@@ -53,13 +53,13 @@ func TestPowerCutDuringATrial(t *testing.T) {
 	if err := base.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(base.Console, "\n"))
 	}
-	base.Stamp(worldtest.OwnDev, base.Site(address("192.0.3.50")))
+	base.Stamp(worldtest.SlotDevice, base.Site(address("192.0.3.50")))
 	effects := cutOnTheWay(t, base, func(w *world) {
-		w.Link = func() bool { return false }
+		w.NetworkWorks = func() bool { return false }
 		if err := w.boot(); err == nil {
 			t.Fatal("it was done without an uplink")
 		}
-		w.Link = nil
+		w.NetworkWorks = nil
 	}, func(w *world, n int) {
 		if !w.networkHas("192.0.3.50/24") || w.networkHas("192.0.2.50/24") {
 			t.Fatalf("cut at %d: the Site's addresses are not in place\n%s", n, strings.Join(w.Console, "\n"))
@@ -82,11 +82,11 @@ func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *worl
 	for n := 1; ; n += everyCut() {
 		w := base.clone(t)
 		w.PowerOn()
-		w.CutAt = n
+		w.PowerCutAt = n
 		boot(w)
-		cut := w.Cut
+		cut := w.PoweredOff
 		w.PowerOn()
-		if state := w.Snapshot(t, w.Files()); cut && followed[state] {
+		if state := w.Fingerprint(t, w.Files()); cut && followed[state] {
 			continue // the very machine of another cut
 		} else {
 			followed[state] = true
@@ -109,10 +109,10 @@ func TestPowerCutDuringARollback(t *testing.T) {
 	if err := base.boot(); err != nil {
 		t.Fatal(err)
 	}
-	base.Stamp(worldtest.OwnDev, base.Site(address("192.0.3.50")))
+	base.Stamp(worldtest.SlotDevice, base.Site(address("192.0.3.50")))
 	cutOnTheWay(t, base, func(w *world) {
-		w.Link = func() bool { return w.networkHas("192.0.2.50/24") }
-		if err := w.boot(); err != nil && !w.Cut {
+		w.NetworkWorks = func() bool { return w.networkHas("192.0.2.50/24") }
+		if err := w.boot(); err != nil && !w.PoweredOff {
 			t.Fatal(err)
 		}
 	}, func(w *world, n int) {
@@ -130,13 +130,13 @@ func TestDeadUplink(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.Stamp(worldtest.OwnDev, w.Site(address("192.0.3.50")))
+	w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.3.50")))
 	w.PowerOn()
-	w.Link, w.Patience = func() bool { return false }, 2*time.Hour
+	w.NetworkWorks, w.Patience = func() bool { return false }, 2*time.Hour
 	if err := w.boot(); err == nil {
 		t.Fatal("it was done without an uplink")
 	}
-	if flips := count(w.Names, "networkctl reload"); flips > 1+2*len(network.TrialPauses) {
+	if flips := count(w.EffectNames, "networkctl reload"); flips > 1+2*len(network.TrialPauses) {
 		t.Errorf("the addresses were changed %d times in %s", flips, w.Patience)
 	}
 	if !w.networkHas("192.0.3.50/24") {
@@ -150,11 +150,11 @@ func TestDeadUplink(t *testing.T) {
 	if err := w.boot(); err == nil {
 		t.Fatal("it was done without an uplink")
 	}
-	if flips := count(w.Names, "networkctl reload"); flips != 2 {
+	if flips := count(w.EffectNames, "networkctl reload"); flips != 2 {
 		t.Errorf("after a boot the addresses were changed %d times", flips)
 	}
 	// The uplink is back.
-	w.Link = nil
+	w.NetworkWorks = nil
 	if err := w.boot(); err != nil || !w.networkHas("192.0.3.50/24") || w.Has(network.TrialFile) {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
@@ -166,16 +166,16 @@ func TestCorrectedAfterARollback(t *testing.T) {
 	t.Parallel()
 	const withVLAN = "network: {interfaces: [{name: eth0, addresses: [192.0.2.50/24], vlans: [{id: 7, addresses: [198.51.100.5/24]}]}]}"
 	w := nativeWorld(t, withVLAN)
-	w.Link = func() bool { return !w.networkHas("192.0.3.50/24") }
+	w.NetworkWorks = func() bool { return !w.networkHas("192.0.3.50/24") }
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.Stamp(worldtest.OwnDev, w.Site(address("192.0.3.50")))
+	w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.3.50")))
 	w.PowerOn()
 	if err := w.boot(); err != nil || !w.networkHas("Id=7") {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	w.Stamp(worldtest.OwnDev, w.Site(address("192.0.2.51")))
+	w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.2.51")))
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
@@ -190,19 +190,19 @@ func TestTrialOfAnotherRoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
 	w.mustBoot()
-	w.Stamp(worldtest.OwnDev, w.Site(address("192.0.3.50")))
+	w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.3.50")))
 	w.PowerOn()
-	w.Link = func() bool { return w.networkHas("192.0.2.50/24") }
+	w.NetworkWorks = func() bool { return w.networkHas("192.0.2.50/24") }
 	w.mustBoot()
 	if !w.Has(network.TrialFile) {
 		t.Fatal("nothing was tried")
 	}
 	w.exchangeRoot()
-	w.Stamp(worldtest.OwnDev, w.Site(address("192.0.2.51")))
-	w.Link = nil
+	w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.2.51")))
+	w.NetworkWorks = nil
 	w.PowerOn()
 	w.mustBoot()
-	w.Stamp(worldtest.OwnDev, w.Site())
+	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
 	w.mustBoot()
 	if w.networkHas("192.0.3.50") || w.networkHas("192.0.2.51") {
@@ -219,7 +219,7 @@ func TestNetworkRollsBack(t *testing.T) {
 	}
 	w := nativeWorld(t, settings("192.0.2.50"))
 	// The link is up only with the first address.
-	w.Link = func() bool {
+	w.NetworkWorks = func() bool {
 		files, _ := filepath.Glob(filepath.Join(w.Root, "etc/systemd/network/*.network"))
 		for _, f := range files {
 			if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), "192.0.2.50/24") {
@@ -231,12 +231,12 @@ func TestNetworkRollsBack(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	w.Stamp(worldtest.OwnDev, w.Site(settings("192.0.3.50")))
+	w.Stamp(worldtest.SlotDevice, w.Site(settings("192.0.3.50")))
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.Said("the former ones are back") || !w.Link() {
+	if !w.ConsoleHas("the former ones are back") || !w.NetworkWorks() {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	// It is not tried again at the next boot.
@@ -244,7 +244,7 @@ func TestNetworkRollsBack(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if w.Said("the former ones are back") {
+	if w.ConsoleHas("the former ones are back") {
 		t.Error("the bad settings were tried again")
 	}
 }
@@ -255,7 +255,7 @@ func TestAddressChanged(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.Source = netip.MustParseAddr("192.0.2.77")
+	w.NodeAddr = netip.MustParseAddr("192.0.2.77")
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -381,17 +381,17 @@ func TestRollbackOfDropins(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t, tt.former)
-			w.Link = func() bool { return tt.link(w) }
+			w.NetworkWorks = func() bool { return tt.link(w) }
 			w.mustBoot()
-			w.Stamp(worldtest.OwnDev, w.Site(tt.corrected))
+			w.Stamp(worldtest.SlotDevice, w.Site(tt.corrected))
 			w.PowerOn()
 			w.mustBoot()
-			if !w.Link() || !w.Said("the former ones are back") {
+			if !w.NetworkWorks() || !w.ConsoleHas("the former ones are back") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
 			// Corrected again, nothing is left of either.
-			w.Stamp(worldtest.OwnDev, w.Site("network: {dns: [192.0.2.9]}"))
-			w.Link = nil
+			w.Stamp(worldtest.SlotDevice, w.Site("network: {dns: [192.0.2.9]}"))
+			w.NetworkWorks = nil
 			w.PowerOn()
 			w.mustBoot()
 			if w.Has(mask) || w.Has("/etc/systemd/network/30-lan.network.d/10.conf") {
@@ -407,20 +407,20 @@ func TestAddressChangesAfterARollback(t *testing.T) {
 	t.Parallel()
 	const dropin = "/etc/systemd/network/30-lan.network.d/10.conf"
 	w := nativeWorld(t, `ignition: '{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"`+dropin+`","contents":{"source":"data:,%5BNetwork%5D%0ADHCP=yes%0A"}}]}}'`)
-	w.Link = func() bool { return w.Has(dropin) }
+	w.NetworkWorks = func() bool { return w.Has(dropin) }
 	w.mustBoot()
-	w.Stamp(worldtest.OwnDev, w.Site())
+	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
-	if w.mustBoot(); !w.Said("the former ones are back") {
+	if w.mustBoot(); !w.ConsoleHas("the former ones are back") {
 		t.Fatalf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
-	w.Source = netip.MustParseAddr("192.0.2.77")
+	w.NodeAddr = netip.MustParseAddr("192.0.2.77")
 	w.PowerOn()
 	if w.mustBoot(); network.NodeAddress(w.Env()) != "192.0.2.77" || !w.Has(dropin) {
 		t.Fatalf("the address is %s", network.NodeAddress(w.Env()))
 	}
-	w.Stamp(worldtest.OwnDev, w.Site("network: {dns: [192.0.2.9]}"))
-	w.Link = nil
+	w.Stamp(worldtest.SlotDevice, w.Site("network: {dns: [192.0.2.9]}"))
+	w.NetworkWorks = nil
 	w.PowerOn()
 	if w.mustBoot(); w.Has(dropin) {
 		t.Error("something of the former settings is left")
@@ -443,14 +443,14 @@ func TestRollbackOfPermissions(t *testing.T) {
 			t.Parallel()
 			desk.NeedRoot(t, "only root gives files to others")
 			w := nativeWorld(t, site(`"mode":416,"group":{"id":152}`))
-			w.Link = func() bool {
+			w.NetworkWorks = func() bool {
 				st, err := os.Stat(filepath.Join(w.Root, path))
 				return err == nil && st.Mode().Perm() == 0o640 && st.Sys().(*syscall.Stat_t).Gid == networkd
 			}
 			w.mustBoot()
-			w.Stamp(worldtest.OwnDev, w.Site(site(tt.corrected)))
+			w.Stamp(worldtest.SlotDevice, w.Site(site(tt.corrected)))
 			w.PowerOn()
-			if err := w.boot(); err != nil || !w.Link() || !w.Said("the former ones are back") {
+			if err := w.boot(); err != nil || !w.NetworkWorks() || !w.ConsoleHas("the former ones are back") {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 		})

@@ -15,7 +15,7 @@ import (
 
 // kubeletRestarts counts how often first boot has restarted kubelet.
 func (w *world) kubeletRestarts() (n int) {
-	for _, effect := range w.Names {
+	for _, effect := range w.EffectNames {
 		if effect == "restart "+ondisk.UnitKubelet {
 			n++
 		}
@@ -30,8 +30,8 @@ func (w *world) later(d time.Duration) {
 		w.T.Fatal(err)
 	}
 	w.Now = w.Now.Add(d)
-	w.Heard = w.Now
-	w.Names, w.Console = nil, nil
+	w.KubeletLastActive = w.Now
+	w.EffectNames, w.Console = nil, nil
 }
 
 // TestNodeOfAControlPlaneNodeIsDeleted: kubelet registers once in its life, so first
@@ -46,14 +46,14 @@ func TestNodeOfAControlPlaneNodeIsDeleted(t *testing.T) {
 			m.bootDone()
 			before := len(m.snapshots())
 			delete(m.Cluster.Nodes, "m1")
-			m.Cluster.RefusesNode = refused
+			m.Cluster.NodeCreationDenied = refused
 			m.later(26 * time.Hour)
 			err := m.boot()
 			if len(m.snapshots()) <= before {
 				t.Errorf("no snapshot was taken: %q", m.snapshots())
 			}
 			if refused {
-				if n := m.kubeletRestarts(); err == nil || n != 1 || !m.Said("kubelet has not registered the Node m1") {
+				if n := m.kubeletRestarts(); err == nil || n != 1 || !m.ConsoleHas("kubelet has not registered the Node m1") {
 					t.Errorf("kubelet was restarted %d times, %v\n%s", n, err, strings.Join(m.Console, "\n"))
 				}
 				return
@@ -90,9 +90,9 @@ func TestNodeOfAWorkerIsDeleted(t *testing.T) {
 	}{
 		"deleted":                 {func(w *world) {}, 1, true},
 		"deleted, and offline":    {func(w *world) { w.Offline = true }, 0, false},
-		"refused since":           {func(w *world) { w.Cluster.RefusesNode = true }, 1, false},
+		"refused since":           {func(w *world) { w.Cluster.NodeCreationDenied = true }, 1, false},
 		"in another cluster":      {func(w *world) { w.Cluster.Births++ }, 0, false},
-		"before there was a note": {func(w *world) { os.Remove(w.Inside(member.JoinedCluster)) }, 1, true},
+		"before there was a note": {func(w *world) { os.Remove(w.HostPath(member.JoinedCluster)) }, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -105,7 +105,7 @@ func TestNodeOfAWorkerIsDeleted(t *testing.T) {
 			if n, has := w.kubeletRestarts(), w.Cluster.Nodes["edge-sn0042"] != nil; n != tt.restarts || has != tt.registers || (err == nil) != tt.registers {
 				t.Errorf("kubelet was restarted %d times, Node: %v, %v\n%s", n, has, err, strings.Join(w.Console, "\n"))
 			}
-			if slices.Contains(w.Names, "start "+ondisk.UnitKubelet) {
+			if slices.Contains(w.EffectNames, "start "+ondisk.UnitKubelet) {
 				t.Error("kubelet was stopped")
 			}
 		})

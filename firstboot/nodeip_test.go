@@ -22,14 +22,14 @@ func twoCards(t *testing.T, lines ...string) *world {
 		"eth1 10.7.0.20", "eth1 10.7.0.9", "eth1 fe80::9", "eth1 fd00:7::9",
 	} {
 		name, addr, _ := strings.Cut(a, " ")
-		w.Further = append(w.Further, machine.InterfaceAddr{Interface: name, Addr: netip.MustParseAddr(addr)})
+		w.ExtraAddrs = append(w.ExtraAddrs, machine.InterfaceAddr{Interface: name, Addr: netip.MustParseAddr(addr)})
 	}
 	return w
 }
 
 // without takes an address from the machine.
 func (w *world) without(addr string) {
-	w.Further = slices.DeleteFunc(w.Further, func(a machine.InterfaceAddr) bool { return a.Addr.String() == addr })
+	w.ExtraAddrs = slices.DeleteFunc(w.ExtraAddrs, func(a machine.InterfaceAddr) bool { return a.Addr.String() == addr })
 }
 
 // TestNodeIPSelects: the node's address is one of the machine's own in nodeIP, and stays
@@ -61,7 +61,7 @@ func TestNodeIPSelects(t *testing.T) {
 	}
 	w := twoCards(t, "nodeIP: 10.0.0.0/8")
 	w.mustBoot()
-	w.Further = append(w.Further, machine.InterfaceAddr{Interface: "eth1", Addr: netip.MustParseAddr("10.7.0.2")})
+	w.ExtraAddrs = append(w.ExtraAddrs, machine.InterfaceAddr{Interface: "eth1", Addr: netip.MustParseAddr("10.7.0.2")})
 	w.PowerOn()
 	if w.mustBoot(); network.NodeAddress(w.Env()) != "10.7.0.9" {
 		t.Errorf("a further address moved it to %s", network.NodeAddress(w.Env()))
@@ -77,7 +77,7 @@ func TestNodeIPSelects(t *testing.T) {
 func TestNodeIPOfMadeInterfaces(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "nodeIP: 10.0.0.0/8", "network: {interfaces: [{name: eth0, dhcp: true, vlans: [{id: 9, dhcp: true}]}]}")
-	w.Further = []machine.InterfaceAddr{{Interface: "cni0", Addr: netip.MustParseAddr("10.1.0.1")}, {Interface: "vlan9", Addr: netip.MustParseAddr("10.9.0.7")}}
+	w.ExtraAddrs = []machine.InterfaceAddr{{Interface: "cni0", Addr: netip.MustParseAddr("10.1.0.1")}, {Interface: "vlan9", Addr: netip.MustParseAddr("10.9.0.7")}}
 	if w.mustBoot(); network.NodeAddress(w.Env()) != "10.9.0.7" {
 		t.Errorf("the address is %s", network.NodeAddress(w.Env()))
 	}
@@ -97,13 +97,13 @@ func TestNodeIPOfNoAddress(t *testing.T) {
 
 	w = twoCards(t)
 	w.mustBoot()
-	w.Stamp(worldtest.OwnDev, w.Site("nodeIP: 172.16.0.0/12"))
+	w.Stamp(worldtest.SlotDevice, w.Site("nodeIP: 172.16.0.0/12"))
 	w.PowerOn()
 	_ = w.boot()
 	if got := network.NodeAddress(w.Env()); got != "192.0.2.50" || w.Units[ondisk.UnitKubelet] != "active" {
 		t.Errorf("the address is %s, kubelet %s", got, w.Units[ondisk.UnitKubelet])
 	}
-	w.Stamp(worldtest.OwnDev, w.Site("nodeIP: 10.7.0.0/16"))
+	w.Stamp(worldtest.SlotDevice, w.Site("nodeIP: 10.7.0.0/16"))
 	w.PowerOn()
 	if w.mustBoot(); network.NodeAddress(w.Env()) != "10.7.0.9" {
 		t.Errorf("corrected it has %s", network.NodeAddress(w.Env()))
@@ -122,7 +122,7 @@ func TestNodeIPOfTwoFamilies(t *testing.T) {
 	w.without("fd00:7::9") // not there yet at this boot
 	w.PowerOn()
 	w.mustBoot()
-	if got := w.Get(member.KubeadmFlags); !strings.Contains(got, "--node-ip=10.7.0.9,fd00:7::9") || slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
+	if got := w.Get(member.KubeadmFlags); !strings.Contains(got, "--node-ip=10.7.0.9,fd00:7::9") || slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
 		t.Errorf("without the second address kubelet has %s", got)
 	}
 

@@ -56,7 +56,7 @@ func TestStickFromALaptop(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, "testdata/machine.txtar")
-			w.Stamp(worldtest.OwnDev, "")
+			w.Stamp(worldtest.SlotDevice, "")
 			w.plug("")
 			img := make(memImage, 40<<20)
 			site := tree.Node{Path: "SITE.YAML", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes([]byte(w.Site(worldtest.WithToken)))}}
@@ -74,10 +74,10 @@ func TestStickFromALaptop(t *testing.T) {
 				w.Put(disk+"/sdb1/uevent", "DEVTYPE=partition\n")
 				w.Slots[stickDev] = worldtest.NewMemDevice(img)
 			}
-			if err := w.boot(); (err == nil) != c.taken || w.Said("took the Site of stick") != c.taken {
+			if err := w.boot(); (err == nil) != c.taken || w.ConsoleHas("took the Site of stick") != c.taken {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			if read := slices.ContainsFunc(w.SlotReads, func(dev string) bool { return dev != worldtest.OwnDev }); read != c.taken {
+			if read := slices.ContainsFunc(w.SlotReads, func(dev string) bool { return dev != worldtest.SlotDevice }); read != c.taken {
 				t.Errorf("slots read: %v", w.SlotReads)
 			}
 		})
@@ -88,7 +88,7 @@ func TestStickFromALaptop(t *testing.T) {
 func TestAStickOfManyPartitions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	w.Stamp(worldtest.OwnDev, "")
+	w.Stamp(worldtest.SlotDevice, "")
 	w.plug("")
 	probed := 0
 	e := w.Env()
@@ -129,18 +129,18 @@ func (w *world) unplug() {
 func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	w.Stamp(worldtest.OwnDev, "")
+	w.Stamp(worldtest.SlotDevice, "")
 	if err := w.boot(); err == nil {
 		t.Fatal("it went on without a Site")
 	}
-	if s := w.State(); s.Result != ondisk.ResultWaiting || !w.Said("waiting for a Site: stamp one") {
+	if s := w.State(); s.Result != ondisk.ResultWaiting || !w.ConsoleHas("waiting for a Site: stamp one") {
 		t.Fatalf("result %s\n%s", s.Result, strings.Join(w.Console, "\n"))
 	}
 	w.plug(w.Site(worldtest.WithToken))
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if strings.Contains(w.SlotSite(worldtest.OwnDev), worldtest.TestToken) {
+	if strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) {
 		t.Error("the own slot still holds the token")
 	}
 	// The stick may stay, or go: its site is taken once.
@@ -148,7 +148,7 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if w.Said("took the Site of stick") {
+	if w.ConsoleHas("took the Site of stick") {
 		t.Error("the stick was taken twice")
 	}
 	w.unplug()
@@ -177,7 +177,7 @@ func TestSlowStick(t *testing.T) {
 	if err := w.Run(New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.Said("took the Site of stick") || !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") || w.Joins != 1 {
+	if !w.ConsoleHas("took the Site of stick") || !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") || w.Joins != 1 {
 		t.Errorf("%d joins, console:\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
@@ -185,12 +185,12 @@ func TestSlowStick(t *testing.T) {
 func TestBadSiteOnAStickIsSaid(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	w.Stamp(worldtest.OwnDev, "")
+	w.Stamp(worldtest.SlotDevice, "")
 	w.plug("kind: Site\nmasters: nonsense\n")
 	if err := w.boot(); err == nil {
 		t.Fatal("it went on")
 	}
-	if !w.Said("waiting for a Site; stick /dev/sdb1 is not taken") {
+	if !w.ConsoleHas("waiting for a Site; stick /dev/sdb1 is not taken") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -200,11 +200,11 @@ func TestBadSiteOnAStickIsSaid(t *testing.T) {
 func TestStickCorrectsAStoppedMachine(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.Stamp(worldtest.OwnDev, strings.Replace(w.Site(worldtest.WithToken), w.Cluster.Pin, "sha256:"+strings.Repeat("0", 64), 1))
+	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(worldtest.WithToken), w.Cluster.Pin, "sha256:"+strings.Repeat("0", 64), 1))
 	e := w.Env()
 	sleep := e.Sleep
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
-		if w.Said("FAILED discovery") && !w.Has("/sys/block/sdb") {
+		if w.ConsoleHas("FAILED discovery") && !w.Has("/sys/block/sdb") {
 			w.plug(w.Site(worldtest.WithToken))
 		}
 		return sleep(ctx, d)
@@ -212,7 +212,7 @@ func TestStickCorrectsAStoppedMachine(t *testing.T) {
 	if err := w.Run(New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.Said("another Site was found") || w.State().Result != ondisk.ResultDone {
+	if !w.ConsoleHas("another Site was found") || w.State().Result != ondisk.ResultDone {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -237,10 +237,10 @@ func TestCards(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, "testdata/machine.txtar")
-			w.Stamp(worldtest.OwnDev, "")
+			w.Stamp(worldtest.SlotDevice, "")
 			name := filepath.Base(c.disk)
 			w.Put(filepath.Join(c.disk, c.file), c.text+"\n")
-			dev := worldtest.OwnDev
+			dev := worldtest.SlotDevice
 			if !c.own {
 				dev = "/dev/" + name + "p1"
 				w.Put(c.disk+"/size", "131072\n")

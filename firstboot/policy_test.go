@@ -33,13 +33,13 @@ func TestAStrangersStick(t *testing.T) {
 			if err := w.boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			if got := w.SlotSite(worldtest.OwnDev); strings.Contains(got, "192.0.2.123") != c.network || strings.Contains(got, "ssh-ed25519") != c.user {
+			if got := w.SlotSite(worldtest.SlotDevice); strings.Contains(got, "192.0.2.123") != c.network || strings.Contains(got, "ssh-ed25519") != c.user {
 				t.Errorf("the slot has\n%s", got)
 			}
 			if w.Has("/root/.ssh/authorized_keys") != c.user {
 				t.Errorf("root's keys: %v", !c.user)
 			}
-			if w.Said("is left out, since the Image allows repairs only (sites.removable): users") != (c.network && !c.user) {
+			if w.ConsoleHas("is left out, since the Image allows repairs only (sites.removable): users") != (c.network && !c.user) {
 				t.Error(strings.Join(w.Console, "\n"))
 			}
 		})

@@ -16,10 +16,10 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
 	w.NoNFT = true
-	if err := w.boot(); err == nil || !w.Said("the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if slices.ContainsFunc(w.Names, func(n string) bool {
+	if slices.ContainsFunc(w.EffectNames, func(n string) bool {
 		return strings.HasSuffix(n, "start "+openyurt.Unit)
 	}) {
 		t.Error("yurthub was started")
@@ -27,24 +27,24 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 
 	w.NoNFT = false
 	w.PowerOn()
-	if err := w.boot(); err != nil || !strings.Contains(w.Rules, "10261") {
-		t.Fatalf("%v; rules %q", err, w.Rules)
+	if err := w.boot(); err != nil || !strings.Contains(w.NFTRules, "10261") {
+		t.Fatalf("%v; rules %q", err, w.NFTRules)
 	}
-	load, start := slices.Index(w.Names, "run nft -f "+hub.NFTFile), slices.Index(w.Names, "restart "+openyurt.Unit)
+	load, start := slices.Index(w.EffectNames, "run nft -f "+hub.NFTFile), slices.Index(w.EffectNames, "restart "+openyurt.Unit)
 	if load < 0 || start < load {
 		t.Errorf("the rules are loaded after yurthub was started: %d, %d", load, start)
 	}
 	for _, unit := range []string{"enable " + hub.PortsUnit, "enable " + hub.PortsTimer, "start " + hub.PortsTimer} {
-		if !slices.Contains(w.Names, unit) {
+		if !slices.Contains(w.EffectNames, unit) {
 			t.Errorf("no %s", unit)
 		}
 	}
 
 	// Somebody flushes all rules: a later boot's look notices.
 	w.PowerOn()
-	w.Rules = ""
-	if err := w.boot(); err != nil || !strings.Contains(w.Rules, "10261") {
-		t.Errorf("%v; rules %q", err, w.Rules)
+	w.NFTRules = ""
+	if err := w.boot(); err != nil || !strings.Contains(w.NFTRules, "10261") {
+		t.Errorf("%v; rules %q", err, w.NFTRules)
 	}
 }
 
@@ -59,7 +59,7 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 		}
 		w.NoNFT = true
 		w.PowerOn()
-		if err := w.boot(); err == nil || !w.Said("cannot be closed") {
+		if err := w.boot(); err == nil || !w.ConsoleHas("cannot be closed") {
 			t.Errorf("exchanged %v: %v\n%s", exchanged, err, strings.Join(w.Console, "\n"))
 		}
 		if w.Units[ondisk.UnitKubelet] == "active" {
@@ -67,8 +67,8 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 		}
 		w.NoNFT = false
 		w.PowerOn() // or systemd's next try
-		if err := w.boot(); err != nil || w.Units[ondisk.UnitKubelet] != "active" || !strings.Contains(w.Rules, "10261") {
-			t.Fatalf("exchanged %v: %v; kubelet %s, rules %q\n%s", exchanged, err, w.Units[ondisk.UnitKubelet], w.Rules, strings.Join(w.Console, "\n"))
+		if err := w.boot(); err != nil || w.Units[ondisk.UnitKubelet] != "active" || !strings.Contains(w.NFTRules, "10261") {
+			t.Fatalf("exchanged %v: %v; kubelet %s, rules %q\n%s", exchanged, err, w.Units[ondisk.UnitKubelet], w.NFTRules, strings.Join(w.Console, "\n"))
 		}
 
 		// What is taken back leaves nothing that kubelet would wait for.
@@ -85,7 +85,7 @@ func TestRulesComeBeforeKubelet(t *testing.T) {
 	w.exchangeRoot()
 	w.PowerOn()
 	w.mustBoot()
-	load, start := slices.Index(w.Names, "run nft -f "+hub.NFTFile), slices.Index(w.Names, "start "+ondisk.UnitKubelet)
+	load, start := slices.Index(w.EffectNames, "run nft -f "+hub.NFTFile), slices.Index(w.EffectNames, "start "+ondisk.UnitKubelet)
 	if load < 0 || start < load {
 		t.Errorf("kubelet is started before the rules are loaded: %d, %d", load, start)
 	}
@@ -99,7 +99,7 @@ func TestOpenPortsIsCutOff(t *testing.T) {
 	whole.PowerOn()
 	for n := 1; ; n++ {
 		w := whole.clone(t)
-		w.Off, w.CutAt = func() {}, n
+		w.Shutdown, w.PowerCutAt = func() {}, n
 		err := hub.OpenPorts(t.Context(), w.Env())
 		if w.Has(hub.PortsKubelet) && !w.Has(hub.NFTFile) {
 			t.Errorf("cut at effect %d: kubelet waits for rules that are gone", n)

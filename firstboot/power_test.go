@@ -28,7 +28,7 @@ func TestPowerGoesRightAfterReady(t *testing.T) {
 			if err := w.boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			w.Lose()
+			w.LoseUnsynced()
 			w.PowerOn()
 			if err := w.boot(); err != nil || w.Joins != 1 {
 				t.Errorf("%v, it joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
@@ -46,7 +46,7 @@ func TestSyncFails(t *testing.T) {
 	e.Sync = func(paths ...string) error {
 		if broken {
 			broken = false
-			if !strings.Contains(w.SlotSite(worldtest.OwnDev), worldtest.TestToken) {
+			if !strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) {
 				t.Error("the token was forgotten before the rest was on the disk")
 			}
 			return errors.New("input/output error")
@@ -56,7 +56,7 @@ func TestSyncFails(t *testing.T) {
 	if err := w.Run(New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.Said("forget-token: will be tried again: syncing the node's credentials: input/output error") {
+	if !w.ConsoleHas("forget-token: will be tried again: syncing the node's credentials: input/output error") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -69,13 +69,13 @@ func TestStateDecidesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			machine := newWorld(t)
-			machine.OneMaster()
+			machine.UseSingleMaster()
 			whole := machine.clone(t)
 			whole.mustBoot()
 			for _, at := range []string{"write " + ondisk.IPVSConfig, "kubeadm ends", "write " + member.ReadyMark} {
 				cut := machine.clone(t)
-				cut.CutAt = slices.Index(whole.Names, at) + 1
-				if err := cut.boot(); err == nil || cut.CutAt == 0 {
+				cut.PowerCutAt = slices.Index(whole.EffectNames, at) + 1
+				if err := cut.boot(); err == nil || cut.PowerCutAt == 0 {
 					t.Fatalf("cut at %s: it went on without power", at)
 				}
 				cut.PowerOn()
@@ -95,8 +95,8 @@ func TestStateDecidesNothing(t *testing.T) {
 						t.Fatal(err)
 					}
 					w.mustBoot()
-					if !slices.Equal(w.Names, as.Names) {
-						t.Errorf("cut at %s, the state is %s: it did\n%q, not\n%q", at, what, w.Names, as.Names)
+					if !slices.Equal(w.EffectNames, as.EffectNames) {
+						t.Errorf("cut at %s, the state is %s: it did\n%q, not\n%q", at, what, w.EffectNames, as.EffectNames)
 					}
 					sameTree(t, "cut at "+at+", the state is "+what, w.tree(), as.tree())
 				}
@@ -125,15 +125,15 @@ func states(ofNode string) map[string]func(*world) error {
 func TestStateDecidesNoReset(t *testing.T) {
 	t.Parallel()
 	machine := edgeWorld(t)
-	machine.OneMaster()
+	machine.UseSingleMaster()
 	node := machine.clone(t)
 	node.mustBoot()
 	joining := machine.clone(t)
-	joining.Cluster.Csr = "pending"
+	joining.Cluster.HubServerCSR = "pending"
 	if err := joining.boot(); err == nil {
 		t.Fatal("done, and nobody approved")
 	}
-	joining.Cluster.Csr = "Approved"
+	joining.Cluster.HubServerCSR = "Approved"
 	searching := machine.clone(t) // no join was begun, but this site is in place
 	searching.Offline = true
 	if err := searching.boot(); err == nil {
@@ -141,7 +141,7 @@ func TestStateDecidesNoReset(t *testing.T) {
 	}
 	searching.Offline = false
 	stamped := node.clone(t)
-	stamped.Stamp(worldtest.OwnDev, stamped.Site(worldtest.WithToken, "nodeType: edge", "nodePool: shanghai"))
+	stamped.Stamp(worldtest.SlotDevice, stamped.Site(worldtest.WithToken, "nodeType: edge", "nodePool: shanghai"))
 	ofNode := node.Get(ondisk.StateFile)
 	for _, tc := range []struct {
 		name    string
@@ -235,7 +235,7 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 			}
 			// Without a token there is no way on, which is said.
 			w.PowerOn()
-			if err := w.boot(); err == nil || !w.Said("FAILED discovery") {
+			if err := w.boot(); err == nil || !w.ConsoleHas("FAILED discovery") {
 				t.Errorf("%s is %s:\n%s", file, spoilt, strings.Join(w.Console, "\n"))
 			}
 		}
@@ -334,12 +334,12 @@ func TestRotationCutOff(t *testing.T) {
 	w := readyNode(t)
 	rotated := member.KubeletPKI + "/kubelet-client-2027-08-01-00-00-00.pem"
 	w.Now = w.Now.Add(200 * 24 * time.Hour)
-	w.Puts(rotated, w.Cluster.Client("system:node:edge-sn0042", w.Now.AddDate(1, 0, 0)))
+	w.PutUnsynced(rotated, w.Cluster.Client("system:node:edge-sn0042", w.Now.AddDate(1, 0, 0)))
 	link := filepath.Join(w.Root, member.ClientCert)
 	if err := errors.Join(os.Remove(link), os.Symlink(rotated, link)); err != nil {
 		t.Fatal(err)
 	}
-	w.Lose()
+	w.LoseUnsynced()
 	w.PowerOn()
 	if err := w.boot(); err != nil || w.Joins != 1 {
 		t.Errorf("%v, it joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))

@@ -14,8 +14,8 @@ import (
 func TestQuestionsOfAJoin(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local") // as kubeadm makes certificates
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
-	w.OneMaster()
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
+	w.UseSingleMaster()
 	e := w.Env()
 	dials, dial := map[string]int{}, e.Dial
 	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -26,7 +26,7 @@ func TestQuestionsOfAJoin(t *testing.T) {
 		t.Fatal(err)
 	}
 	const node = "/api/v1/nodes/edge-sn0042"
-	asked := w.Cluster.Asked()
+	asked := w.Cluster.RequestCounts()
 	// Each look for the 12 s in which another machine could report as this Node, and
 	// whether the name is free.
 	if asked[node] > 8 {
@@ -43,8 +43,8 @@ func TestQuestionsOfAJoin(t *testing.T) {
 		t.Errorf("asked %v, want %v", asked, want)
 	}
 	wantDials := map[string]int{
-		"192.0.2.11:6443":     4, // does it answer; discovery; has its certificate the endpoint's name, twice
-		worldtest.OwnEndpoint: 4, // does ipvscare serve, twice; cluster-info; all else
+		"192.0.2.11:6443":  4, // does it answer; discovery; has its certificate the endpoint's name, twice
+		worldtest.Endpoint: 4, // does ipvscare serve, twice; cluster-info; all else
 	}
 	if !maps.Equal(dials, wantDials) {
 		t.Errorf("connections %v, want %v", dials, wantDials)

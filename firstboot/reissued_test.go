@@ -45,7 +45,7 @@ func (w *world) yearsLater(years int) {
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	w.Put(own, w.Cluster.Client(member.NodeUser+member.Name(w.Env()), w.Truth().AddDate(1, 0, 0)))
+	w.Put(own, w.Cluster.Client(member.NodeUser+member.Name(w.Env()), w.ClusterTime().AddDate(1, 0, 0)))
 	w.PowerOn()
 }
 
@@ -61,50 +61,50 @@ func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 			former := w.Get(ondisk.KubeCA)
 			w.yearsLater(7)
 			w.mustBoot()
-			if w.Said("is valid until") || w.Get(ondisk.KubeCA) != former {
+			if w.ConsoleHas("is valid until") || w.Get(ondisk.KubeCA) != former {
 				t.Errorf("it was told too early\n%s", strings.Join(w.Console, "\n"))
 			}
 			w.yearsLater(2)
 			w.mustBoot()
-			if !w.Said(ondisk.KubeCA+" is valid until 2036-11-20") || w.Units[ondisk.UnitAgain] != "active" {
+			if !w.ConsoleHas(ondisk.KubeCA+" is valid until 2036-11-20") || w.Units[ondisk.UnitAgain] != "active" {
 				t.Errorf("nobody was told, or first boot does not look again (%s)\n%s", w.Units[ondisk.UnitAgain], strings.Join(w.Console, "\n"))
 			}
 
 			stranger, strangersKey := worldtest.NewCA(t, "kubernetes")
-			ca, own := w.Cluster.Ca, w.Cluster.Pem
+			ca, own := w.Cluster.CA, w.Cluster.CAPEM
 			forged := *ca
 			forged.NotAfter = w.Now.AddDate(10, 0, 0)
 			der, err := x509.CreateCertificate(rand.Reader, &forged, stranger, ca.PublicKey, strangersKey)
 			if err != nil {
 				t.Fatal(err)
 			}
-			w.Cluster.Pem = append(reissue(t, stranger, strangersKey, w.Now), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
+			w.Cluster.CAPEM = append(reissue(t, stranger, strangersKey, w.Now), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
 			w.mustBoot()
 			if w.Get(ondisk.KubeCA) != former {
 				t.Fatal("it took the CA of a stranger")
 			}
-			w.Cluster.Pem = own
+			w.Cluster.CAPEM = own
 
 			renewed := reissue(t, ca, w.Cluster.Key, w.Now)
-			w.Cluster.Pem = renewed
-			w.Names = nil
+			w.Cluster.CAPEM = renewed
+			w.EffectNames = nil
 			w.mustBoot() // the timer
-			if w.Get(ondisk.KubeCA) != string(renewed) || !bytes.Equal(worldtest.TrustedBy(t, w.Get(ondisk.KubeletConf)), renewed) {
+			if w.Get(ondisk.KubeCA) != string(renewed) || !bytes.Equal(worldtest.CAOf(t, w.Get(ondisk.KubeletConf)), renewed) {
 				t.Error("it trusts the former CA")
 			}
-			if !slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) || name == "edge" && !slices.Contains(w.Names, "restart "+openyurt.Unit) {
-				t.Errorf("they were not restarted: %q", w.Names)
+			if !slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) || name == "edge" && !slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
+				t.Errorf("they were not restarted: %q", w.EffectNames)
 			}
 			if w.Units[ondisk.UnitAgain] == "active" {
 				t.Error("first boot still looks every two hours")
 			}
-			w.Names = nil
+			w.EffectNames = nil
 			w.mustBoot()
-			if slices.Contains(w.Names, "restart "+ondisk.UnitKubelet) {
-				t.Errorf("again: %q", w.Names)
+			if slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
+				t.Errorf("again: %q", w.EffectNames)
 			}
 			w.yearsLater(3) // the former one has ended
-			w.Cluster.Tls.ClientCAs.AppendCertsFromPEM(renewed)
+			w.Cluster.TLS.ClientCAs.AppendCertsFromPEM(renewed)
 			w.mustBoot()
 		})
 	}
@@ -116,8 +116,8 @@ func TestWorkerThatMissedTheEndOfTheCA(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.yearsLater(11)
-	w.Cluster.Pem = reissue(t, w.Cluster.Ca, w.Cluster.Key, w.Now.AddDate(-2, 0, 0))
-	w.Cluster.Tls.ClientCAs.AppendCertsFromPEM(w.Cluster.Pem)
+	w.Cluster.CAPEM = reissue(t, w.Cluster.CA, w.Cluster.Key, w.Now.AddDate(-2, 0, 0))
+	w.Cluster.TLS.ClientCAs.AppendCertsFromPEM(w.Cluster.CAPEM)
 	w.mustBoot()
 }
 
@@ -132,7 +132,7 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	m.started = ""
 	m.bootDone()
 	for _, ca := range configs.ClusterCAs() {
-		if file := member.PKIDir + "/" + ca.Base + ".crt"; !m.Said(file + " is valid until 2036-11-") {
+		if file := member.PKIDir + "/" + ca.Base + ".crt"; !m.ConsoleHas(file + " is valid until 2036-11-") {
 			t.Errorf("nobody was told of %s\n%s", file, strings.Join(m.Console, "\n"))
 		}
 	}
@@ -147,13 +147,13 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	published := func() string {
 		m.Cluster.Mu.Lock()
 		defer m.Cluster.Mu.Unlock()
-		return string(m.Cluster.Pem)
+		return string(m.Cluster.CAPEM)
 	}
 	m.stampSite(&newer)
-	m.Names, m.Console = nil, nil
+	m.EffectNames, m.Console = nil, nil
 	pods := m.Get(controlplane.Pods[0])
 	m.bootDone() // while it runs, as with a signed stick
-	if !m.Said("etcd on this machine uses its CA as it was issued before") {
+	if !m.ConsoleHas("etcd on this machine uses its CA as it was issued before") {
 		t.Errorf("nobody was told to restart etcd\n%s", strings.Join(m.Console, "\n"))
 	}
 	for _, when := range []string{"with its Site", "restarted", "with an older Site"} {
@@ -170,7 +170,7 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 			}
 		}
 		for _, conf := range append(slices.Clone(controlplane.Confs), ondisk.KubeletConf) {
-			if string(worldtest.TrustedBy(t, m.Get(conf))) != keys.CA.Cert {
+			if string(worldtest.CAOf(t, m.Get(conf))) != keys.CA.Cert {
 				t.Errorf("%s: %s trusts the former CA", when, conf)
 			}
 		}
@@ -180,14 +180,14 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 		if m.Get(controlplane.Pods[0]) == pods {
 			t.Errorf("%s: the API server was not restarted", when)
 		}
-		if said := m.Said("is valid until"); said {
+		if said := m.ConsoleHas("is valid until"); said {
 			t.Errorf("%s: it is still told that they end", when)
 		}
 	}
-	if m.Said("etcd on this machine uses its CA") {
+	if m.ConsoleHas("etcd on this machine uses its CA") {
 		t.Error("etcd was restarted, and it is told to")
 	}
-	m.ClockSays(m.Now.AddDate(0, 0, -2)) // before they were issued
+	m.SetClock(m.Now.AddDate(0, 0, -2)) // before they were issued
 	files, err := controlplane.PKIFilesFor(t.Context(), m.Env(), older.Credentials.Keys)
 	if err != nil {
 		t.Fatal(err)
@@ -230,7 +230,7 @@ func TestCAsOfAClockThatWasAhead(t *testing.T) {
 		"the former Site again": {right, ahead, right.CA.Cert},
 	} {
 		w := newWorld(t, "testdata/machine.txtar")
-		w.Now, w.Synced = born.AddDate(0, 1, 0), true
+		w.Now, w.ClockSynced = born.AddDate(0, 1, 0), true
 		w.Put(ondisk.KubeCA, tt.disk.CA.Cert)
 		if got := caFor(t, w, tt.site); got != tt.want {
 			t.Errorf("%s: the machine has another CA", name)
@@ -249,7 +249,7 @@ func TestCAOfTheFutureReplacesNone(t *testing.T) {
 	w.Put(ondisk.KubeCA, valid)
 	keys.CA.Cert = string(reissue(t, ca, key, w.Now.AddDate(9, 0, 0)))
 	for _, synced := range []bool{true, false} {
-		w.Synced = synced
+		w.ClockSynced = synced
 		want := valid
 		if !synced { // the clock may be behind
 			want = keys.CA.Cert

@@ -61,13 +61,13 @@ func TestRenewalThatFails(t *testing.T) {
 		},
 		"between a key and its certificate": func(m *controlPlane) func(machine.Cmd) error {
 			return func(c machine.Cmd) error {
-				m.Before = func(effect string) {
+				m.BeforeEffect = func(effect string) {
 					if effect == "kubeadm writes "+controlplane.Renewed(member.PKIDir+"/etcd/peer.crt") {
-						m.Cut = true
+						m.PoweredOff = true
 					}
 				}
 				err := m.kubeadm(c)
-				m.Before, m.Cut = nil, false
+				m.BeforeEffect, m.PoweredOff = nil, false
 				return err
 			}
 		},
@@ -95,7 +95,7 @@ func TestRenewalThatFails(t *testing.T) {
 			before := m.inUseBytes()
 			pods := m.Get(controlplane.Pods[0])
 			failing := fails(m)
-			m.world.Init = func(c machine.Cmd) error {
+			m.world.KubeadmInit = func(c machine.Cmd) error {
 				if args := strings.Join(c.Args, " "); strings.Contains(args, "certs all") || strings.Contains(args, "kubeconfig all") {
 					return failing(c)
 				}
@@ -112,14 +112,14 @@ func TestRenewalThatFails(t *testing.T) {
 						t.Errorf("%s: %s is another", when, f)
 					}
 				}
-				if !m.Said("the control plane's certificates are not renewed: ") || !m.Said("are valid until 2027-11-20T10:00:") {
+				if !m.ConsoleHas("the control plane's certificates are not renewed: ") || !m.ConsoleHas("are valid until 2027-11-20T10:00:") {
 					t.Errorf("%s: nobody was told\n%s", when, strings.Join(m.Console, "\n"))
 				}
 				if m.Has(controlplane.RenewalDir) || when == "the timer" && m.Get(controlplane.Pods[0]) != pods {
 					t.Errorf("%s: it left something, or restarted a pod", when)
 				}
 			}
-			m.world.Init = m.kubeadm
+			m.world.KubeadmInit = m.kubeadm
 			m.bootDone()
 			if bad, _ := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.Get(controlplane.Pods[0]) == pods {
 				t.Errorf("%d are not renewed, or not read", len(bad))
@@ -136,9 +136,9 @@ func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	m.Now = m.Now.AddDate(0, 8, 0)
 	m.Put(member.PKIDir+"/etcd/server.key", "")
 	before := m.inUseBytes()
-	m.world.Init = func(machine.Cmd) error { return errors.New("no space left on device") }
+	m.world.KubeadmInit = func(machine.Cmd) error { return errors.New("no space left on device") }
 	m.on()
-	if err := m.boot(); err == nil || !m.Said("no space left on device") {
+	if err := m.boot(); err == nil || !m.ConsoleHas("no space left on device") {
 		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 	for f, text := range before {
@@ -146,7 +146,7 @@ func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 			t.Errorf("%s is another", f)
 		}
 	}
-	m.world.Init = m.kubeadm
+	m.world.KubeadmInit = m.kubeadm
 	m.on()
 	m.bootDone()
 }
@@ -169,7 +169,7 @@ func TestKubeletKeepsWhatItCanUse(t *testing.T) {
 		before := m.Get(own)
 		m.Put(ondisk.KubeletConf, "")
 		m.on()
-		m.Before = func(effect string) {
+		m.BeforeEffect = func(effect string) {
 			if effect == "link "+ondisk.KubeletConf && m.Has(own) == expired {
 				t.Errorf("expired %v: %s is there: %v", expired, own, m.Has(own))
 			}
@@ -192,14 +192,14 @@ func TestPowerCutOfRenewal(t *testing.T) {
 			m := newControlPlane(t, sites)
 			m.bootDone()
 			m.Now = m.Now.AddDate(0, 0, days)
-			m.Effects, m.Names = 0, nil
+			m.Effects, m.EffectNames = 0, nil
 			files := m.Files()
 			whole := m.cloneWith(t, files)
 			whole.bootDone()
-			first := slices.IndexFunc(whole.Names, func(effect string) bool { return strings.HasPrefix(effect, "link ") }) // before, nothing in use is another
-			end := slices.Index(whole.Names, "remove all of "+controlplane.RenewalDir) + 2
+			first := slices.IndexFunc(whole.EffectNames, func(effect string) bool { return strings.HasPrefix(effect, "link ") }) // before, nothing in use is another
+			end := slices.Index(whole.EffectNames, "remove all of "+controlplane.RenewalDir) + 2
 			if first < 0 || end < first+20 {
-				t.Fatalf("effects: %q", whole.Names)
+				t.Fatalf("effects: %q", whole.EffectNames)
 			}
 			for n := 1; n <= end; n += everyCut() {
 				for _, kind := range []string{"kill", "power cut"} {
@@ -209,18 +209,18 @@ func TestPowerCutOfRenewal(t *testing.T) {
 					t.Run(fmt.Sprint(kind, " at ", n), func(t *testing.T) {
 						t.Parallel()
 						cut := m.cloneWith(t, files)
-						cut.CutAt = n
+						cut.PowerCutAt = n
 						if err := cut.boot(); err == nil {
 							t.Fatal("it went on without power")
 						}
-						when := cut.Names[len(cut.Names)-1]
+						when := cut.EffectNames[len(cut.EffectNames)-1]
 						if kind == "power cut" {
-							cut.Lose()
+							cut.LoseUnsynced()
 						}
 						if days < 365 {
 							cut.wantUsable(when)
 						}
-						if cut.CutAt = 0; kind == "power cut" {
+						if cut.PowerCutAt = 0; kind == "power cut" {
 							cut.on()
 						}
 						cut.bootDone()
@@ -358,10 +358,10 @@ func TestRenewalWithASpoiltManifest(t *testing.T) {
 	m.bootDone()
 	m.Now = m.Now.AddDate(0, 8, 0)
 	m.Put(controlplane.Pods[2], "")
-	m.Names = nil
+	m.EffectNames = nil
 	m.bootDone()
-	if count(m.Names, "write "+controlplane.Pods[1]) == 0 || m.Get(controlplane.Pods[2]) == "" || m.Has(controlplane.PodsRestart) {
-		t.Errorf("a pod is not restarted, or its manifest is still empty: %q", m.Names)
+	if count(m.EffectNames, "write "+controlplane.Pods[1]) == 0 || m.Get(controlplane.Pods[2]) == "" || m.Has(controlplane.PodsRestart) {
+		t.Errorf("a pod is not restarted, or its manifest is still empty: %q", m.EffectNames)
 	}
 }
 
@@ -392,36 +392,36 @@ func TestCertificatesOfAClockAhead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, sites)
-			m.ClockSays(m.Now.Add(8 * time.Hour))
+			m.SetClock(m.Now.Add(8 * time.Hour))
 			m.Patience = 30 * time.Minute
 			at := m.Now.Add(tt.after)
-			m.Synced = false
+			m.ClockSynced = false
 			m.Cluster.Down["192.0.2.11:6443"] = tt.after == 2*time.Minute
-			m.Answers = func() bool {
-				if !m.Synced && !m.Now.Before(at) {
-					m.Synced = true
-					m.SetClock(-m.Wrong)
+			m.TimeServerAnswers = func() bool {
+				if !m.ClockSynced && !m.Now.Before(at) {
+					m.ClockSynced = true
+					m.StepClock(-m.ClockSkew)
 					m.Cluster.Mu.Lock()
 					m.Cluster.Down["192.0.2.11:6443"] = false
 					m.Cluster.Mu.Unlock()
 				}
-				return m.Synced
+				return m.ClockSynced
 			}
 			m.bootDone()
 			pods := m.Get(controlplane.Pods[0])
 			if tt.after == 2*time.Hour {
-				if m.Synced || m.Wrong == 0 {
+				if m.ClockSynced || m.ClockSkew == 0 {
 					t.Fatal("the clock is right already")
 				}
 				m.Now = at
-				m.Answers()
+				m.TimeServerAnswers()
 				m.bootDone() // the timer
 				if m.Get(controlplane.Pods[0]) == pods {
 					t.Error("the API server goes on with a certificate that nobody accepts")
 				}
 			}
-			if bad, _ := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.Wrong != 0 {
-				t.Errorf("%s: %v; the clock is wrong by %s", bad[0].Name(), bad[0].Wrong(m.Env(), controlplane.InUse), m.Wrong)
+			if bad, _ := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.ClockSkew != 0 {
+				t.Errorf("%s: %v; the clock is wrong by %s", bad[0].Name(), bad[0].Wrong(m.Env(), controlplane.InUse), m.ClockSkew)
 			}
 			if n := m.madeTimes(); n != tt.times {
 				t.Errorf("certificates were made %d times, want %d", n, tt.times)
@@ -442,17 +442,17 @@ func TestCertificatesOfAClockBehind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.Puts(own, conf)
-	m.ClockSays(m.Now.AddDate(0, -2, 0))
+	m.PutUnsynced(own, conf)
+	m.SetClock(m.Now.AddDate(0, -2, 0))
 	m.on()
 	at := m.Now.Add(20 * time.Second)
-	m.Synced = false
-	m.Answers = func() bool {
-		if !m.Synced && !m.Now.Before(at) {
-			m.Synced = true
-			m.SetClock(-m.Wrong)
+	m.ClockSynced = false
+	m.TimeServerAnswers = func() bool {
+		if !m.ClockSynced && !m.Now.Before(at) {
+			m.ClockSynced = true
+			m.StepClock(-m.ClockSkew)
 		}
-		return m.Synced
+		return m.ClockSynced
 	}
 	m.bootDone()
 	if n := m.madeTimes(); n != 1 || m.Get(own) != conf {
@@ -465,12 +465,12 @@ func TestCertificatesOfAClockBehind(t *testing.T) {
 func TestClockBehindTheOtherMasters(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.Synced, m.Cluster.Unpublished = false, false
+	m.ClockSynced, m.Cluster.NoClusterInfo = false, false
 	m.Now = m.Now.Add(200 * time.Hour)
-	m.ClockSays(m.Now.Add(-200 * time.Hour)) // when the Site was stamped
+	m.SetClock(m.Now.Add(-200 * time.Hour)) // when the Site was stamped
 	m.quorum()
 	err := m.boot()
-	if m.Wrong < -time.Hour || len(m.starts) != 1 {
-		t.Errorf("%v: the clock is wrong by %s; etcd was started as %q\n%s", err, m.Wrong, m.starts, strings.Join(m.Console, "\n"))
+	if m.ClockSkew < -time.Hour || len(m.starts) != 1 {
+		t.Errorf("%v: the clock is wrong by %s; etcd was started as %q\n%s", err, m.ClockSkew, m.starts, strings.Join(m.Console, "\n"))
 	}
 }

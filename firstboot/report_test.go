@@ -19,15 +19,15 @@ import (
 func TestReportIsSentAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	ca, err := json.Marshal(string(w.Cluster.Pem))
+	ca, err := json.Marshal(string(w.Cluster.CAPEM))
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken, fmt.Sprintf("report: {url: 'https://report.example/', caCert: %s}", ca)))
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, fmt.Sprintf("report: {url: 'https://report.example/', caCert: %s}", ca)))
 	e := w.Env()
 	post, away := e.Post, 3
 	e.Post = func(ctx context.Context, url, ca string, body []byte, proxy []string) error {
-		if url != "https://report.example/" || ca != string(w.Cluster.Pem) {
+		if url != "https://report.example/" || ca != string(w.Cluster.CAPEM) {
 			t.Errorf("sent to %s, for which %q vouches", url, ca)
 		}
 		if away--; away >= 0 {
@@ -39,8 +39,8 @@ func TestReportIsSentAgain(t *testing.T) {
 	if err := w.Run(New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if len(w.Posted) != 1 || !strings.Contains(string(w.Posted[0]), `"result": "done"`) {
-		t.Errorf("sent: %s", w.Posted)
+	if len(w.Reports) != 1 || !strings.Contains(string(w.Reports[0]), `"result": "done"`) {
+		t.Errorf("sent: %s", w.Reports)
 	}
 	if took := w.Now.Sub(before); took > time.Minute {
 		t.Errorf("it took %s", took)
@@ -94,8 +94,8 @@ func TestReportGoesThroughTheProxy(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if len(w.Posted) == 0 || !slices.Contains(w.Proxies, "HTTPS_PROXY=http://proxy.example:3128") ||
-		!slices.ContainsFunc(w.Proxies, func(v string) bool { return strings.HasPrefix(v, "NO_PROXY=") && strings.Contains(v, ".shop.example") }) {
-		t.Errorf("%d reports through %s", len(w.Posted), w.Proxies)
+	if len(w.Reports) == 0 || !slices.Contains(w.ReportProxies, "HTTPS_PROXY=http://proxy.example:3128") ||
+		!slices.ContainsFunc(w.ReportProxies, func(v string) bool { return strings.HasPrefix(v, "NO_PROXY=") && strings.Contains(v, ".shop.example") }) {
+		t.Errorf("%d reports through %s", len(w.Reports), w.ReportProxies)
 	}
 }

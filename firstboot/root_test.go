@@ -88,9 +88,9 @@ func TestExchangedRoot(t *testing.T) {
 			if got := strings.TrimSpace(w.Get("/proc/sys/kernel/hostname")); got != "edge-sn0042" {
 				t.Errorf("the host name is %s", got)
 			}
-			started, settled := slices.Index(w.Names, "start "+ondisk.UnitKubelet), slices.Index(w.Names, "write "+site.AppliedFile)
+			started, settled := slices.Index(w.EffectNames, "start "+ondisk.UnitKubelet), slices.Index(w.EffectNames, "write "+site.AppliedFile)
 			if started < settled || settled < 0 {
-				t.Errorf("kubelet was to start after the Site's settings: %q", w.Names)
+				t.Errorf("kubelet was to start after the Site's settings: %q", w.EffectNames)
 			}
 			if w.Joins != 1 {
 				t.Errorf("kubeadm ran %d times", w.Joins)
@@ -123,7 +123,7 @@ func TestExchangedRootOffline(t *testing.T) {
 		t.Error("without an address the boot is said to be as good as the last")
 	}
 	w.PowerOn()
-	w.Cabled = true
+	w.HasRoute = true
 	w.Units[ondisk.UnitIPVSCare] = "active"
 	if err := w.boot(); err == nil {
 		t.Fatal("offline, and done")
@@ -150,7 +150,7 @@ func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 			was := w.Get(c.args)
 			w.exchangeRoot()
 			w.PowerOn()
-			w.Offline, w.Cabled = true, true
+			w.Offline, w.HasRoute = true, true
 			w.Units[ondisk.UnitIPVSCare] = "active"
 			if err := w.boot(); err == nil {
 				t.Fatal("offline, and done")
@@ -171,7 +171,7 @@ func TestOwnFileSystems(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	golden := [16]byte{1}
-	w.Uuids = map[string][16]byte{"/dev/vda3": golden, "/dev/vda4": golden, "/dev/vda5": golden}
+	w.FSUUIDs = map[string][16]byte{"/dev/vda3": golden, "/dev/vda4": golden, "/dev/vda5": golden}
 	w.exchangeRoot()
 	if got := site.OwnFileSystems(w.Env()); len(got) != 2 || got[ondisk.LabelRootB] != "/dev/vda4" || got[ondisk.LabelData] != "/dev/vda5" {
 		t.Errorf("file systems in use are %v", got)
@@ -180,7 +180,7 @@ func TestOwnFileSystems(t *testing.T) {
 		t.Fatal(err)
 	}
 	var tuned []string
-	for _, n := range w.Names {
+	for _, n := range w.EffectNames {
 		if strings.Contains(n, "tune2fs") {
 			tuned = append(tuned, n[strings.LastIndex(n, " ")+1:])
 		}

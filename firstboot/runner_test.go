@@ -86,14 +86,14 @@ func TestChecksOnlyLook(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := world(t)
-			w.OneMaster()
+			w.UseSingleMaster()
 			looked := 0
 			watch := func(phases []run.Phase) []run.Phase {
 				for i, p := range phases {
 					phases[i].Check = func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-						before := len(w.Names)
+						before := len(w.EffectNames)
 						v, err := p.Check(ctx, e)
-						for _, n := range w.Names[before:] {
+						for _, n := range w.EffectNames[before:] {
 							if !strings.HasPrefix(n, "run nft list ") {
 								t.Errorf("looking whether %s is done: %s", p.Name, n)
 							}

@@ -56,7 +56,7 @@ func TestPowerCutThenTheTable(t *testing.T) {
 		t.Parallel()
 		m := newControlPlane(t, mintedSites(t, 3))
 		m.Now = m.Now.Add(late)
-		m.Cluster.Unpublished = false
+		m.Cluster.NoClusterInfo = false
 		m.quorum()
 		m.cutThenRows(t, []peersRow{
 			{"as they were", func(*controlPlane) {}, "join", "start"},
@@ -95,10 +95,10 @@ func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 			continue
 		}
 		cut := m.cloneWith(t, files)
-		cut.CutAt = n
+		cut.PowerCutAt = n
 		_ = cut.boot() // it ends somewhere
-		cut.Lose()
-		at, left := cut.Names[len(cut.Names)-1], cut.Files()
+		cut.LoseUnsynced()
+		at, left := cut.EffectNames[len(cut.EffectNames)-1], cut.Files()
 		data := cut.Has("/var/lib/etcd/member/wal/0.wal")
 		disks[data]++
 		for r, row := range rows {
@@ -130,13 +130,13 @@ func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 func (m *controlPlane) decides() string {
 	m.T.Helper()
 	m.Patience = 90 * time.Second // an old seat is watched for one minute
-	m.Before = func(string) {
+	m.BeforeEffect = func(string) {
 		if controlplane.Decided(m.Env()) {
-			m.CutAt = 1
+			m.PowerCutAt = 1
 		}
 	}
 	_ = m.boot() // by decides' own doing
-	m.Before = nil
+	m.BeforeEffect = nil
 	all := decisionLine.FindAllStringSubmatch(m.Log.String(), -1)
 	if len(all) == 0 {
 		return "nothing"

@@ -40,7 +40,7 @@ func (w *world) signed(key minisign.PrivateKey, at int64, change func(*slot.Cont
 	if change != nil {
 		change(&c)
 	}
-	w.Slots[stickDev] = w.SlotOf(c)
+	w.Slots[stickDev] = w.NewSlot(c)
 }
 
 const (
@@ -95,16 +95,16 @@ func TestASignedStick(t *testing.T) {
 			w.signed(c.signer, day(5), c.change, map[string]string{"site.yaml": w.Site("network: {dns: [192.0.2.123]}", rootKey), "config.ign": anIgn})
 			w.PowerOn()
 			w.mustBoot()
-			if got := w.SlotSite(worldtest.OwnDev); strings.Contains(got, "192.0.2.123") != (c.all || c.some) || strings.Contains(got, "ssh-ed25519") != c.all {
+			if got := w.SlotSite(worldtest.SlotDevice); strings.Contains(got, "192.0.2.123") != (c.all || c.some) || strings.Contains(got, "ssh-ed25519") != c.all {
 				t.Errorf("the slot has\n%s", got)
 			}
 			if w.Has("/root/.ssh/authorized_keys") != c.all || (w.Has("/etc/motd") && w.Get("/etc/motd") == "hello") != c.all {
 				t.Errorf("root's keys: %v, motd: %v", !c.all, !c.all)
 			}
-			if !w.Said(c.says) {
+			if !w.ConsoleHas(c.says) {
 				t.Errorf("it did not say %q:\n%s", c.says, strings.Join(w.Console, "\n"))
 			}
-			own, err := slot.Read(w.Slots[worldtest.OwnDev])
+			own, err := slot.Read(w.Slots[worldtest.SlotDevice])
 			if err != nil || own.Signature != nil {
 				t.Errorf("%v, a signature in the slot: %q", err, own.Signature)
 			}
@@ -118,16 +118,16 @@ func TestABlankMachineAndSignedSites(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
 	w := newWorld(t, "testdata/machine.txtar")
-	w.Stamp(worldtest.OwnDev, "")
+	w.Stamp(worldtest.SlotDevice, "")
 	w.admits(ondisk.SitesSigned, key)
 	w.plug(w.Site(worldtest.WithToken))
-	if err := w.boot(); err == nil || w.Joins > 0 || !w.Said("it has no signature (site.minisig)") {
+	if err := w.boot(); err == nil || w.Joins > 0 || !w.ConsoleHas("it has no signature (site.minisig)") {
 		t.Fatalf("%v, %d joins\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 	w.signed(key, day(5), nil, map[string]string{"site.yaml": w.Site(worldtest.WithToken)})
 	w.PowerOn()
 	w.mustBoot()
-	if w.Joins != 1 || !w.Said("the bootstrap token stays on stick /dev/sdb1, also after the join") {
+	if w.Joins != 1 || !w.ConsoleHas("the bootstrap token stays on stick /dev/sdb1, also after the join") {
 		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
@@ -139,7 +139,7 @@ func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 	w := nativeWorld(t)
 	w.admits(ondisk.SitesSigned, newSiteKey(t))
 	w.mustBoot()
-	w.stampAt(worldtest.OwnDev, day(9), map[string]string{"site.yaml": w.Site(rootKey)})
+	w.stampAt(worldtest.SlotDevice, day(9), map[string]string{"site.yaml": w.Site(rootKey)})
 	w.PowerOn()
 	w.mustBoot()
 	if !w.Has("/root/.ssh/authorized_keys") {
@@ -170,7 +170,7 @@ func TestAnOldSignedSite(t *testing.T) {
 			}
 			for range 2 {
 				bring(day(5), "one")
-				if !w.goesBy("two") || !w.Said("it was signed on 2026-11-05 00:00:00, and the machine has taken a Site of 2026-11-07 00:00:00: sign it again to go back to it") {
+				if !w.goesBy("two") || !w.ConsoleHas("it was signed on 2026-11-05 00:00:00, and the machine has taken a Site of 2026-11-07 00:00:00: sign it again to go back to it") {
 					t.Fatalf("%s", strings.Join(w.Console, "\n"))
 				}
 			}
@@ -194,21 +194,21 @@ func TestSignedThroughPowerCuts(t *testing.T) {
 	w.PowerOn()
 	whole := w.clone(t)
 	whole.mustBoot()
-	last := slices.Index(whole.Names[len(w.Names):], "write slot "+worldtest.OwnDev) + 3
+	last := slices.Index(whole.EffectNames[len(w.EffectNames):], "write slot "+worldtest.SlotDevice) + 3
 	if last < 6 {
-		t.Fatalf("only %d effects before the slot is written: %q", last, whole.Names[len(w.Names):])
+		t.Fatalf("only %d effects before the slot is written: %q", last, whole.EffectNames[len(w.EffectNames):])
 	}
 	for n := 1; n <= last; n++ {
 		cut := w.clone(t)
-		cut.CutAt = cut.Effects + n
+		cut.PowerCutAt = cut.Effects + n
 		if err := cut.boot(); err == nil {
 			t.Logf("effect %d is not one of the boot's", n)
 		}
-		cut.CutAt = 0
+		cut.PowerCutAt = 0
 		cut.PowerOn()
 		cut.mustBoot()
 		if !cut.goesBy("two") {
-			t.Errorf("cut at effect %d: it goes by\n%s", n, cut.SlotSite(worldtest.OwnDev))
+			t.Errorf("cut at effect %d: it goes by\n%s", n, cut.SlotSite(worldtest.SlotDevice))
 		}
 	}
 }
@@ -239,7 +239,7 @@ func TestASignatureFromBeforeTheImage(t *testing.T) {
 			w := nativeWorld(t)
 			w.mustBoot()
 			w.admits(ondisk.SitesRepair, key)
-			w.stampAt(worldtest.OwnDev, c.stamped, map[string]string{"site.yaml": w.reportTo("two")})
+			w.stampAt(worldtest.SlotDevice, c.stamped, map[string]string{"site.yaml": w.reportTo("two")})
 			w.PowerOn()
 			w.mustBoot()
 			if c.stranger {
@@ -247,7 +247,7 @@ func TestASignatureFromBeforeTheImage(t *testing.T) {
 				w.stampAt(stickDev, day(18), map[string]string{"site.yaml": w.Site("network: {dns: [192.0.2.123]}")})
 				w.PowerOn()
 				w.mustBoot()
-				if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") {
+				if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") {
 					t.Fatalf("the stranger's stick was not taken\n%s", strings.Join(w.Console, "\n"))
 				}
 			}
@@ -255,7 +255,7 @@ func TestASignatureFromBeforeTheImage(t *testing.T) {
 			w.PowerOn()
 			w.mustBoot()
 			if w.goesBy("one") != c.taken || w.Has("/root/.ssh/authorized_keys") != c.taken {
-				t.Errorf("taken: %v\n%s\n%s", !c.taken, w.SlotSite(worldtest.OwnDev), strings.Join(w.Console, "\n"))
+				t.Errorf("taken: %v\n%s\n%s", !c.taken, w.SlotSite(worldtest.SlotDevice), strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -269,7 +269,7 @@ func TestAStrangersDate(t *testing.T) {
 	for _, blank := range []bool{false, true} {
 		w := nativeWorld(t)
 		if blank {
-			w.Stamp(worldtest.OwnDev, "")
+			w.Stamp(worldtest.SlotDevice, "")
 		}
 		w.admits(ondisk.SitesRepair, key)
 		if !blank {
@@ -279,7 +279,7 @@ func TestAStrangersDate(t *testing.T) {
 		w.stampAt(stickDev, time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), map[string]string{"site.yaml": w.Site(worldtest.WithToken, "network: {dns: [192.0.2.123]}")})
 		w.PowerOn()
 		w.mustBoot()
-		if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") {
+		if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") {
 			t.Fatalf("the stranger's stick was not taken\n%s", strings.Join(w.Console, "\n"))
 		}
 		w.signed(key, day(19), nil, map[string]string{"site.yaml": w.reportTo("office")})
@@ -298,8 +298,8 @@ func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
 	w := nativeWorld(t)
-	w.OneMaster()
-	w.stampAt(worldtest.OwnDev, day(8), map[string]string{"site.yaml": w.Site(worldtest.WithToken)})
+	w.UseSingleMaster()
+	w.stampAt(worldtest.SlotDevice, day(8), map[string]string{"site.yaml": w.Site(worldtest.WithToken)})
 	w.mustBoot()
 	w.admits(ondisk.SitesRepair, key)
 	stranger := func(w *world, n int) {
@@ -312,13 +312,13 @@ func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	stranger(w, 18)
 	whole := w.clone(t)
 	whole.mustBoot()
-	last := slices.Index(whole.Names, "write slot "+worldtest.OwnDev) + 3
-	if last < 5 || !slices.Contains(whole.Names, "write "+site.UnsignedFile) {
-		t.Fatalf("%q", whole.Names)
+	last := slices.Index(whole.EffectNames, "write slot "+worldtest.SlotDevice) + 3
+	if last < 5 || !slices.Contains(whole.EffectNames, "write "+site.UnsignedFile) {
+		t.Fatalf("%q", whole.EffectNames)
 	}
 	for n := 1; n <= last; n++ {
 		cut := w.clone(t)
-		cut.CutAt = cut.Effects + n
+		cut.PowerCutAt = cut.Effects + n
 		if err := cut.boot(); err == nil {
 			t.Logf("effect %d is not one of the boot's", n)
 		}
@@ -327,12 +327,12 @@ func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 			taken  bool
 		}{{day(7), false}, {day(10), true}} {
 			cut := cut.clone(t)
-			cut.CutAt = 0
+			cut.PowerCutAt = 0
 			cut.signed(key, c.signed, nil, map[string]string{"site.yaml": cut.reportTo("office")})
 			cut.PowerOn()
 			cut.mustBoot()
 			if cut.goesBy("office") != c.taken {
-				t.Errorf("cut at %s: signed on %s, taken %v\n%s", whole.Names[n-1], site.Date(c.signed), !c.taken, strings.Join(cut.Console, "\n"))
+				t.Errorf("cut at %s: signed on %s, taken %v\n%s", whole.EffectNames[n-1], site.Date(c.signed), !c.taken, strings.Join(cut.Console, "\n"))
 			}
 		}
 	}
@@ -346,7 +346,7 @@ func TestNotBefore(t *testing.T) {
 	for _, blank := range []bool{false, true} {
 		w := nativeWorld(t)
 		if blank {
-			w.Stamp(worldtest.OwnDev, "")
+			w.Stamp(worldtest.SlotDevice, "")
 		} else {
 			w.mustBoot()
 		}
@@ -358,7 +358,7 @@ func TestNotBefore(t *testing.T) {
 			return w.boot()
 		}
 		err := bring(day(6) - 1)
-		if (err != nil) != blank || blank && w.Joins > 0 || !blank && w.goesBy("office") || !w.Said("it was signed on 2026-11-05 23:59:59, and the Image rejects what was signed before 2026-11-06 00:00:00 (sites.notBefore)") {
+		if (err != nil) != blank || blank && w.Joins > 0 || !blank && w.goesBy("office") || !w.ConsoleHas("it was signed on 2026-11-05 23:59:59, and the Image rejects what was signed before 2026-11-06 00:00:00 (sites.notBefore)") {
 			t.Errorf("blank %v: %v\n%s", blank, err, strings.Join(w.Console, "\n"))
 		}
 		if err := bring(day(6)); err != nil || !w.goesBy("office") {
@@ -375,16 +375,16 @@ func TestOldSignedSiteBesideASpoiltSlot(t *testing.T) {
 	for name, spoil := range map[string]func(*world){
 		"whole": func(*world) {},
 		"corrected wrongly": func(w *world) {
-			w.stampAt(worldtest.OwnDev, day(12), map[string]string{"site.yaml": "kind: nonsense\n"})
+			w.stampAt(worldtest.SlotDevice, day(12), map[string]string{"site.yaml": "kind: nonsense\n"})
 		},
-		"spoilt": func(w *world) { w.Slots[worldtest.OwnDev] = worldtest.NewMemDevice(make([]byte, ondisk.SlotSize)) },
+		"spoilt": func(w *world) { w.Slots[worldtest.SlotDevice] = worldtest.NewMemDevice(make([]byte, ondisk.SlotSize)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			w.mustBoot()
 			w.admits(ondisk.SitesSigned, key)
-			w.stampAt(worldtest.OwnDev, day(9), map[string]string{"site.yaml": w.reportTo("two")})
+			w.stampAt(worldtest.SlotDevice, day(9), map[string]string{"site.yaml": w.reportTo("two")})
 			w.PowerOn()
 			w.mustBoot()
 			spoil(w)
@@ -404,31 +404,31 @@ func TestSlotMadeAgainHasItsDate(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
 	w := nativeWorld(t)
-	w.stampAt(worldtest.OwnDev, day(9), map[string]string{"site.yaml": w.reportTo("two", worldtest.WithToken)})
+	w.stampAt(worldtest.SlotDevice, day(9), map[string]string{"site.yaml": w.reportTo("two", worldtest.WithToken)})
 	w.admits(ondisk.SitesSigned, key)
 	whole := w.clone(t)
 	whole.mustBoot()
-	wiped := slices.Index(whole.Names, "blank "+worldtest.OwnDev)
+	wiped := slices.Index(whole.EffectNames, "blank "+worldtest.SlotDevice)
 	if wiped < 0 {
-		t.Fatalf("the token was never wiped: %q", whole.Names)
+		t.Fatalf("the token was never wiped: %q", whole.EffectNames)
 	}
 	for at := wiped + 1; at <= wiped+3; at++ {
 		cut := w.clone(t)
-		cut.CutAt = cut.Effects + at
+		cut.PowerCutAt = cut.Effects + at
 		if err := cut.boot(); err == nil {
 			t.Fatalf("effect %d was not cut", at)
 		}
-		cut.CutAt = 0
+		cut.PowerCutAt = 0
 		cut.PowerOn()
 		cut.mustBoot()
-		c, err := slot.Read(cut.Slots[worldtest.OwnDev])
+		c, err := slot.Read(cut.Slots[worldtest.SlotDevice])
 		if err != nil || c.Info.Stamped != day(9) {
-			t.Errorf("cut at %s: the slot: %+v, %v", whole.Names[at-1], c, err)
+			t.Errorf("cut at %s: the slot: %+v, %v", whole.EffectNames[at-1], c, err)
 		}
 		cut.signed(key, day(5), nil, map[string]string{"site.yaml": cut.reportTo("one", rootKey)})
 		cut.PowerOn()
 		if err := cut.boot(); cut.Has("/root/.ssh/authorized_keys") {
-			t.Errorf("cut at %s: the Site signed on day 5 was taken, over one stamped on day 9: %v", whole.Names[at-1], err)
+			t.Errorf("cut at %s: the Site signed on day 5 was taken, over one stamped on day 9: %v", whole.EffectNames[at-1], err)
 		}
 	}
 }
@@ -441,14 +441,14 @@ func TestDateOfTheCopy(t *testing.T) {
 	w.mustBoot()
 	text := w.reportTo("two")
 	for _, d := range []int{9, 10} {
-		w.stampAt(worldtest.OwnDev, day(d), map[string]string{"site.yaml": text})
+		w.stampAt(worldtest.SlotDevice, day(d), map[string]string{"site.yaml": text})
 		w.PowerOn()
 		w.mustBoot()
 		if got := strings.TrimSpace(w.Get(site.StampedCopy)); got != fmt.Sprint(day(d)) {
 			t.Errorf("stamped on day %d, the copy has %s", d, got)
 		}
 	}
-	if err := os.Remove(w.Inside(site.StampedCopy)); err != nil {
+	if err := os.Remove(w.HostPath(site.StampedCopy)); err != nil {
 		t.Fatal(err)
 	}
 	w.PowerOn()

@@ -28,9 +28,9 @@ func TestStampInTheMiddle(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			w := nativeWorld(t, "labels: {zone: north}")
 			other := strings.Replace(w.Site(worldtest.WithToken, "labels: {zone: south}", "kubeletExtraArgs: {v: '4'}"), "edge-{{.Serial}}", "other", 1)
-			w.Before = func(effect string) {
-				if effect == tc.at && w.SlotSite(worldtest.OwnDev) != other {
-					w.Stamp(worldtest.OwnDev, other)
+			w.BeforeEffect = func(effect string) {
+				if effect == tc.at && w.SlotSite(worldtest.SlotDevice) != other {
+					w.Stamp(worldtest.SlotDevice, other)
 				}
 			}
 			e := w.Env()
@@ -44,17 +44,17 @@ func TestStampInTheMiddle(t *testing.T) {
 				t.Fatalf("it joined as %v (%v)\n%s", w.Cluster.Nodes, err, strings.Join(w.Console, "\n"))
 			}
 			if name == "other" {
-				if err != nil || strings.Contains(w.SlotSite(worldtest.OwnDev), worldtest.TestToken) {
+				if err != nil || strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) {
 					t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 				}
 				return
 			}
 			// The second one renames the node, which only a person may do.
-			if err == nil || !w.Said("enrolled as edge-sn0042, the Site calls it other") {
+			if err == nil || !w.ConsoleHas("enrolled as edge-sn0042, the Site calls it other") {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			if w.SlotSite(worldtest.OwnDev) != other {
-				t.Errorf("the Site stamped last was changed:\n%s", w.SlotSite(worldtest.OwnDev))
+			if w.SlotSite(worldtest.SlotDevice) != other {
+				t.Errorf("the Site stamped last was changed:\n%s", w.SlotSite(worldtest.SlotDevice))
 			}
 		})
 	}
@@ -89,7 +89,7 @@ func TestSecretsOfTheActiveSite(t *testing.T) {
 		{"another Ignition config", map[string]string{ondisk.SlotSite: spec, ondisk.SlotIgnition: ign}, site.NoSecrets},
 		{"half a Site", map[string]string{ondisk.SlotSite: spec + "labels: [zone\n"}, site.NoSecrets},
 	} {
-		w.stampAt(worldtest.OwnDev, 0, tc.files)
+		w.stampAt(worldtest.SlotDevice, 0, tc.files)
 		if got, err := site.SecretsInSlot(e, active); err != nil || got != tc.want {
 			t.Errorf("%s: %v, want %v (%v)", tc.name, got, tc.want, err)
 		}
@@ -126,15 +126,15 @@ func TestBrokenCorrectionKeepsTheFormerSite(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.Stamp(worldtest.OwnDev, "kind: Site\nmasters: nonsense\n")
+	w.Stamp(worldtest.SlotDevice, "kind: Site\nmasters: nonsense\n")
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if w.SlotSite(worldtest.OwnDev) != "kind: Site\nmasters: nonsense\n" {
+	if w.SlotSite(worldtest.SlotDevice) != "kind: Site\nmasters: nonsense\n" {
 		t.Error("the person's file was written over")
 	}
-	if !w.Said("the slot's Site is not taken, the former one stays: the Site has problems") {
+	if !w.ConsoleHas("the slot's Site is not taken, the former one stays: the Site has problems") {
 		t.Error("nothing was said")
 	}
 }
@@ -145,21 +145,21 @@ func TestSlotBlankedByAPowerCutIsMadeAgain(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Slots[worldtest.OwnDev].WriteAt(make([]byte, 512), 0); err != nil {
+	if _, err := w.Slots[worldtest.SlotDevice].WriteAt(make([]byte, 512), 0); err != nil {
 		t.Fatal(err)
 	}
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.11:6443") {
+	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.11:6443") {
 		t.Error("the slot was not made again")
 	}
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range w.Names {
+	for _, n := range w.EffectNames {
 		if !strings.HasPrefix(n, "write "+ondisk.StateFile) && !strings.HasPrefix(n, "report") && n != "write "+ondisk.HealthyFile {
 			t.Errorf("then it did %s", n)
 		}

@@ -86,7 +86,7 @@ func TestApplyingIsCutOff(t *testing.T) {
 	unit := e.Unit
 	e.Unit = func(ctx context.Context, verb, name string) error {
 		if name == "a.service" && verb != "enable" {
-			w.Off()
+			w.Shutdown()
 			return ctx.Err()
 		}
 		return unit(ctx, verb, name)
@@ -103,14 +103,14 @@ func TestApplyingIsCutOff(t *testing.T) {
 		}
 		return unit(ctx, verb, name)
 	}
-	w.Names = nil
+	w.EffectNames = nil
 	if err := w.Run(New(e)); err != nil {
 		t.Fatal(err)
 	}
-	if w.Units["vpn.service"] != "active" || count(w.Names, "start vpn.service") != 1 { // a failure brings no other attempt
-		t.Errorf("vpn.service is %q: %q", w.Units["vpn.service"], w.Names)
+	if w.Units["vpn.service"] != "active" || count(w.EffectNames, "start vpn.service") != 1 { // a failure brings no other attempt
+		t.Errorf("vpn.service is %q: %q", w.Units["vpn.service"], w.EffectNames)
 	}
-	if !w.Said("a unit of the Site is not in the state that the Site sets (a.service): its job ended with") {
+	if !w.ConsoleHas("a unit of the Site is not in the state that the Site sets (a.service): its job ended with") {
 		t.Errorf("console: %q", w.Console)
 	}
 }
@@ -174,7 +174,7 @@ func TestDBusComesUpLate(t *testing.T) {
 	w := nativeWorld(t, address("192.0.2.50"))
 	e := w.Env()
 	loaded := w.networkd(e, 40*time.Second)
-	w.Link = func() bool { return strings.Contains(loaded(), "192.0.2.50/24") }
+	w.NetworkWorks = func() bool { return strings.Contains(loaded(), "192.0.2.50/24") }
 	w.Patience = 15 * time.Minute
 	if err := w.Run(New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
@@ -191,8 +191,8 @@ func TestDBusComesUpLateOnANode(t *testing.T) {
 		w.PowerOn()
 		e := w.Env()
 		loaded := w.networkd(e, dbus)
-		w.Stamp(worldtest.OwnDev, w.Site(address("192.0.3.50"))) // a slip
-		w.Link = func() bool { return strings.Contains(loaded(), "192.0.2.50/24") }
+		w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.3.50"))) // a slip
+		w.NetworkWorks = func() bool { return strings.Contains(loaded(), "192.0.2.50/24") }
 		w.Patience = time.Hour
 		if err := w.Run(New(e)); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))

@@ -22,7 +22,7 @@ func (w *world) stampAt(dev string, stamped int64, files map[string]string) {
 	for name, data := range files {
 		c.Files[name] = []byte(data)
 	}
-	w.Slots[dev] = w.SlotOf(c)
+	w.Slots[dev] = w.NewSlot(c)
 }
 
 // reportTo is a site that differs from others in where its report goes.
@@ -31,7 +31,7 @@ func (w *world) reportTo(host string, lines ...string) string {
 }
 
 func (w *world) goesBy(host string) bool {
-	return strings.Contains(w.SlotSite(worldtest.OwnDev), "https://"+host+".example/")
+	return strings.Contains(w.SlotSite(worldtest.SlotDevice), "https://"+host+".example/")
 }
 
 func day(n int) int64 { return time.Date(2026, 11, n, 0, 0, 0, 0, time.UTC).Unix() }
@@ -54,10 +54,10 @@ func TestBackToAFormerSite(t *testing.T) {
 					w.PowerOn()
 					w.mustBoot()
 					if !w.goesBy(host) {
-						t.Fatalf("round %d: it goes by\n%s\n%s", i, w.SlotSite(worldtest.OwnDev), strings.Join(w.Console, "\n"))
+						t.Fatalf("round %d: it goes by\n%s\n%s", i, w.SlotSite(worldtest.SlotDevice), strings.Join(w.Console, "\n"))
 					}
 				}
-				if w.Said("took the Site of stick") {
+				if w.ConsoleHas("took the Site of stick") {
 					t.Error("it was taken twice")
 				}
 			}
@@ -78,7 +78,7 @@ func TestAnotherSticksComeback(t *testing.T) {
 		w.PowerOn()
 		w.mustBoot()
 		if !w.goesBy(host) {
-			t.Fatalf("it goes by\n%s", w.SlotSite(worldtest.OwnDev))
+			t.Fatalf("it goes by\n%s", w.SlotSite(worldtest.SlotDevice))
 		}
 		w.unplug()
 	}
@@ -91,18 +91,18 @@ func TestStickLeftIn(t *testing.T) {
 	for _, joined := range []bool{true, false} {
 		t.Run(fmt.Sprint("joined ", joined), func(t *testing.T) {
 			w := nativeWorld(t)
-			w.Stamp(worldtest.OwnDev, "")
-			w.Cluster.Revoked = !joined
+			w.Stamp(worldtest.SlotDevice, "")
+			w.Cluster.TokenRevoked = !joined
 			w.plug(w.reportTo("one", worldtest.WithToken))
-			if err := w.boot(); (err == nil) != joined || !w.Said("took the Site of stick") {
+			if err := w.boot(); (err == nil) != joined || !w.ConsoleHas("took the Site of stick") {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
-			w.Stamp(worldtest.OwnDev, w.reportTo("two", worldtest.WithToken))
-			w.Cluster.Revoked = false
+			w.Stamp(worldtest.SlotDevice, w.reportTo("two", worldtest.WithToken))
+			w.Cluster.TokenRevoked = false
 			w.PowerOn()
 			w.mustBoot()
-			if !w.goesBy("two") || w.Said("took the Site of stick") {
-				t.Errorf("the correction is gone:\n%s\n%s", w.SlotSite(worldtest.OwnDev), strings.Join(w.Console, "\n"))
+			if !w.goesBy("two") || w.ConsoleHas("took the Site of stick") {
+				t.Errorf("the correction is gone:\n%s\n%s", w.SlotSite(worldtest.SlotDevice), strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -126,12 +126,12 @@ func TestOlderStick(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.stampAt(worldtest.OwnDev, tc.own, map[string]string{ondisk.SlotSite: w.reportTo("own", worldtest.WithToken)})
+			w.stampAt(worldtest.SlotDevice, tc.own, map[string]string{ondisk.SlotSite: w.reportTo("own", worldtest.WithToken)})
 			w.plug("")
 			w.stampAt(stickDev, tc.stick, map[string]string{ondisk.SlotSite: w.reportTo("stick", worldtest.WithToken)})
 			w.mustBoot()
 			if w.goesBy("stick") != tc.taken {
-				t.Errorf("it goes by\n%s", w.SlotSite(worldtest.OwnDev))
+				t.Errorf("it goes by\n%s", w.SlotSite(worldtest.SlotDevice))
 			}
 			noted := slices.ContainsFunc(w.State().Notes, func(n string) bool {
 				return strings.Contains(n, "the Site of stick /dev/sdb1 is not taken: it was stamped on 2026-11-01 00:00:00")
@@ -148,12 +148,12 @@ func TestOlderStick(t *testing.T) {
 func TestStickHelpsALostNode(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.Stamp(worldtest.OwnDev, "")
+	w.Stamp(worldtest.SlotDevice, "")
 	w.plug(w.Site(worldtest.WithToken))
 	w.mustBoot()
 	w.Now = w.Now.AddDate(2, 0, 0)
 	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-	w.Cluster.Revive = true
+	w.Cluster.NodeRevives = true
 	w.PowerOn()
 	w.mustBoot()
 	if w.Joins != 2 {
@@ -165,7 +165,7 @@ func TestStickHelpsALostNode(t *testing.T) {
 func TestBadStickBesideAGoodOne(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	w.Stamp(worldtest.OwnDev, "")
+	w.Stamp(worldtest.SlotDevice, "")
 	w.plug("kind: Site\nmasters: nonsense\n")
 	disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
 	w.Put(disk+"/sdb2/partition", "2\n")
@@ -174,7 +174,7 @@ func TestBadStickBesideAGoodOne(t *testing.T) {
 	w.Put(disk+"/sdb2/uevent", "PARTNAME=EDGEBAKE\n")
 	w.Stamp("/dev/sdb2", w.reportTo("good", worldtest.WithToken))
 	w.mustBoot()
-	if !w.goesBy("good") || !w.Said("stick /dev/sdb1 is not taken: the Site has problems") {
+	if !w.goesBy("good") || !w.ConsoleHas("stick /dev/sdb1 is not taken: the Site has problems") {
 		t.Errorf("%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -185,9 +185,9 @@ func TestBadSticks(t *testing.T) {
 	t.Parallel()
 	for _, own := range []bool{true, false} {
 		w := newWorld(t, "testdata/machine.txtar")
-		w.Stamp(worldtest.OwnDev, "")
+		w.Stamp(worldtest.SlotDevice, "")
 		if own {
-			w.Stamp(worldtest.OwnDev, w.reportTo("own", worldtest.WithToken))
+			w.Stamp(worldtest.SlotDevice, w.reportTo("own", worldtest.WithToken))
 			w.mustBoot()
 			w.PowerOn()
 		}
@@ -207,7 +207,7 @@ func TestBadSticks(t *testing.T) {
 			begin = "stick /dev/sdb1 is not taken: the Site has problems"
 		}
 		i := slices.IndexFunc(w.Console, func(line string) bool { return strings.Contains(line, begin) })
-		if i < 0 || w.Said("the Site of stick") || !strings.Contains(w.Console[i], "; stick /dev/sdb2 is not taken: the Site has problems") {
+		if i < 0 || w.ConsoleHas("the Site of stick") || !strings.Contains(w.Console[i], "; stick /dev/sdb2 is not taken: the Site has problems") {
 			t.Errorf("%t:\n%s", own, strings.Join(w.Console, "\n"))
 		}
 	}
@@ -218,7 +218,7 @@ func TestStickKeepsIgnition(t *testing.T) {
 	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"ops","sshAuthorizedKeys":["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk"]}]}}`
 	w := nativeWorld(t)
-	w.stampAt(worldtest.OwnDev, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: ign})
+	w.stampAt(worldtest.SlotDevice, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: ign})
 	w.mustBoot()
 	key := func() bool {
 		return w.Has("/home/ops/.ssh/authorized_keys.d/ignition") || w.Has("/home/ops/.ssh/authorized_keys")
@@ -249,7 +249,7 @@ func TestPowerCutKeepsIgnition(t *testing.T) {
 	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
 	w := nativeWorld(t)
-	w.stampAt(worldtest.OwnDev, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: ign})
+	w.stampAt(worldtest.SlotDevice, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: ign})
 	cutSinceReady(t, w, func(cut *world, in, at string) {
 		if in != ign || cut.Get("/etc/motd") != "hello" {
 			t.Errorf("cut at %s: the slot's config.ign is %q", at, in)
@@ -264,21 +264,21 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 	t.Helper()
 	whole := w.clone(t)
 	whole.mustBoot()
-	for n := slices.Index(whole.Names, "write "+member.ReadyMark); n < len(whole.Names); n++ {
+	for n := slices.Index(whole.EffectNames, "write "+member.ReadyMark); n < len(whole.EffectNames); n++ {
 		cut := w.clone(t)
-		cut.CutAt = n + 1
+		cut.PowerCutAt = n + 1
 		if err := cut.boot(); err != nil { // a report that cannot be written stops nobody
-			t.Logf("cut at %s: %v", cut.Names[len(cut.Names)-1], err)
+			t.Logf("cut at %s: %v", cut.EffectNames[len(cut.EffectNames)-1], err)
 		}
 		for range 2 {
 			cut.PowerOn()
 			cut.mustBoot()
 		}
-		c, err := slot.Read(cut.Slots[worldtest.OwnDev])
+		c, err := slot.Read(cut.Slots[worldtest.SlotDevice])
 		if err != nil {
 			t.Fatal(err)
 		}
-		look(cut, string(c.Files[ondisk.SlotIgnition]), whole.Names[n])
+		look(cut, string(c.Files[ondisk.SlotIgnition]), whole.EffectNames[n])
 	}
 }
 
@@ -288,14 +288,14 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 func TestTokenInIgnition(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	w.mustBoot()
-	w.stampAt(worldtest.OwnDev, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: tokenInIgnition("data:,token%3D" + worldtest.TestToken)})
+	w.stampAt(worldtest.SlotDevice, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: tokenInIgnition("data:,token%3D" + worldtest.TestToken)})
 	for range 2 {
 		w.PowerOn()
 		w.mustBoot()
 	}
-	c, err := slot.Read(w.Slots[worldtest.OwnDev])
+	c, err := slot.Read(w.Slots[worldtest.SlotDevice])
 	if err != nil || !strings.Contains(string(c.Files[ondisk.SlotIgnition]), "/etc/probe") {
 		t.Fatalf("%v: config.ign is %s", err, c.Files[ondisk.SlotIgnition])
 	}
@@ -313,7 +313,7 @@ func tokenInIgnition(source string) string {
 func TestResetAndASticksToken(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.Stamp(worldtest.OwnDev, "")
+	w.Stamp(worldtest.SlotDevice, "")
 	w.plug(w.Site(worldtest.WithToken))
 	w.mustBoot()
 	var steps []run.Step
@@ -327,7 +327,7 @@ func TestResetAndASticksToken(t *testing.T) {
 	}
 	delete(w.Cluster.Nodes, "edge-sn0042")
 	w.PowerOn()
-	if err := w.boot(); err == nil || w.Joins != 1 || !w.Said("the Site of stick /dev/sdb1 is not taken: it was there when the machine was reset") {
+	if err := w.boot(); err == nil || w.Joins != 1 || !w.ConsoleHas("the Site of stick /dev/sdb1 is not taken: it was there when the machine was reset") {
 		t.Fatalf("%v, %d joins\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 	// Stamped anew it is meant.
@@ -373,38 +373,38 @@ func TestAStrangersDateAndAClockAhead(t *testing.T) {
 		w.plug("")
 		w.stampAt(stickDev, stamped.Unix(), map[string]string{"site.yaml": w.Site(fmt.Sprintf("network: {dns: [192.0.2.%d]}", stamped.Second()+1))})
 		w.PowerOn()
-		w.ClockSays(w.Truth().AddDate(2, 6, 0))
-		w.Synced = true
+		w.SetClock(w.ClusterTime().AddDate(2, 6, 0))
+		w.ClockSynced = true
 	}
 	corrected := func(w *world, when string) {
-		w.Synced = false
+		w.ClockSynced = false
 		w.unplug()
 		w.PowerOn()
-		w.ClockSays(w.Truth())
+		w.SetClock(w.ClusterTime())
 		err := w.boot()
-		if w.Wrong != 0 || !w.Said("[8/14] discovery: as it should be") {
-			t.Errorf("%s: %v; the clock is wrong by %s\n%s", when, err, w.Wrong, strings.Join(w.Console, "\n"))
+		if w.ClockSkew != 0 || !w.ConsoleHas("[8/14] discovery: as it should be") {
+			t.Errorf("%s: %v; the clock is wrong by %s\n%s", when, err, w.ClockSkew, strings.Join(w.Console, "\n"))
 		}
 	}
 	first, second := worldtest.WorldStart.AddDate(2, 0, 1), worldtest.WorldStart.AddDate(2, 0, 2)
 	second = second.Add(time.Second)
 	ahead(w, first)
 	before := w.clone(t)
-	if err := w.boot(); err == nil || !w.Said("took the Site of stick") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("took the Site of stick") {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	corrected(w, "one stick")
 	ahead(w, second)
-	if err := w.boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.2") {
-		t.Fatalf("%v\n%s", err, w.SlotSite(worldtest.OwnDev))
+	if err := w.boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.2") {
+		t.Fatalf("%v\n%s", err, w.SlotSite(worldtest.SlotDevice))
 	}
 	corrected(w, "another stick")
 
 	for n, written := 1, false; !written; n++ {
 		cut := before.clone(t)
-		cut.CutAt = cut.Effects + n
+		cut.PowerCutAt = cut.Effects + n
 		err := cut.boot()
-		written = slices.Contains(cut.Names, "write slot "+worldtest.OwnDev)
+		written = slices.Contains(cut.EffectNames, "write slot "+worldtest.SlotDevice)
 		corrected(cut, fmt.Sprintf("cut at effect %d (%v)", n, err))
 	}
 }

@@ -34,12 +34,12 @@ func TestAStrangerAndALostIdentity(t *testing.T) {
 			w.mustBoot()
 			lose(w)
 			w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-			w.Cluster.Revive = true
+			w.Cluster.NodeRevives = true
 			w.plug(w.Site(worldtest.WithToken, strangersKey))
 			w.PowerOn()
 			w.mustBoot()
-			if w.Has("/root/.ssh/authorized_keys") || strings.Contains(w.SlotSite(worldtest.OwnDev), "ssh-ed25519") {
-				t.Errorf("a stranger's keys are in place:\n%s", w.SlotSite(worldtest.OwnDev))
+			if w.Has("/root/.ssh/authorized_keys") || strings.Contains(w.SlotSite(worldtest.SlotDevice), "ssh-ed25519") {
+				t.Errorf("a stranger's keys are in place:\n%s", w.SlotSite(worldtest.SlotDevice))
 			}
 			if w.Joins != 2 {
 				t.Errorf("%d joins: the stick's token did not repair it", w.Joins)
@@ -54,7 +54,7 @@ func TestAStrangersCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	w.admits(ondisk.SitesRepair)
-	w.Stamp(worldtest.OwnDev, unpin(w.Site(worldtest.WithToken)))
+	w.Stamp(worldtest.SlotDevice, unpin(w.Site(worldtest.WithToken)))
 	w.mustBoot()
 	w.rebuild() // who answers at the masters' addresses now is the stranger
 	ca := w.Get(ondisk.KubeCA)
@@ -66,7 +66,7 @@ func TestAStrangersCluster(t *testing.T) {
 	if w.Joins != 1 || w.Get(ondisk.KubeCA) != ca {
 		t.Errorf("it joined the stranger's cluster (%d joins)\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
-	if got := w.SlotSite(worldtest.OwnDev); !strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "caCertHashes") {
+	if got := w.SlotSite(worldtest.SlotDevice); !strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "caCertHashes") {
 		t.Errorf("the slot has\n%s", got)
 	}
 }
@@ -85,18 +85,18 @@ func TestAStrangersBundle(t *testing.T) {
 			w.admits(ondisk.SitesRepair)
 			w.mustBoot()
 			real := w.rebuild()
-			w.Cluster.Beside = real.Pem
+			w.Cluster.ExtraCAs = real.CAPEM
 			ca, conf := w.Get(ondisk.KubeCA), w.Get(ondisk.KubeletConf)
 			w.Now = w.Now.AddDate(2, 0, 0)
-			w.plug(strings.Replace(w.SlotSite(worldtest.OwnDev), "credentials: {}", "", 1) + worldtest.WithToken + "\nnetwork: {ntp: [192.0.2.123], dns: [192.0.2.124]}\n")
+			w.plug(strings.Replace(w.SlotSite(worldtest.SlotDevice), "credentials: {}", "", 1) + worldtest.WithToken + "\nnetwork: {ntp: [192.0.2.123], dns: [192.0.2.124]}\n")
 			w.PowerOn()
-			if err := w.boot(); err == nil || !w.Said("the cluster's CA is not the one that caCertHashes pins") {
+			if err := w.boot(); err == nil || !w.ConsoleHas("the cluster's CA is not the one that caCertHashes pins") {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if w.Joins != 1 || w.Get(ondisk.KubeCA) != ca || w.Get(ondisk.KubeletConf) != conf {
 				t.Errorf("it went to the stranger's cluster (%d joins)", w.Joins)
 			}
-			if got := w.SlotSite(worldtest.OwnDev); strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "192.0.2.124") || !w.Said("network.ntp") {
+			if got := w.SlotSite(worldtest.SlotDevice); strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "192.0.2.124") || !w.ConsoleHas("network.ntp") {
 				t.Errorf("the stranger sets the clock:\n%s", got)
 			}
 			// Back at its own, where its clock is right again.
@@ -118,20 +118,20 @@ func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
 	w := newWorld(t, "testdata/machine.txtar")
 	other := worldtest.NewCluster(t)
 	site := strings.Replace(w.Site(worldtest.WithToken), "caCertHashes: [", "caCertHashes: ['"+other.Pin+"', ", 1)
-	w.Stamp(worldtest.OwnDev, site)
+	w.Stamp(worldtest.SlotDevice, site)
 	w.mustBoot()
 	own := w.Cluster
 	w.Now = w.Now.AddDate(2, 0, 0)
 	w.Cluster = other
-	other.Of(w.World)
-	w.Stamp(worldtest.OwnDev, site)
+	other.Attach(w.World)
+	w.Stamp(worldtest.SlotDevice, site)
 	w.PowerOn()
-	if err := w.boot(); err == nil || w.Joins != 1 || w.Get(ondisk.KubeCA) != string(own.Pem) || !w.Said("FAILED discovery") {
+	if err := w.boot(); err == nil || w.Joins != 1 || w.Get(ondisk.KubeCA) != string(own.CAPEM) || !w.ConsoleHas("FAILED discovery") {
 		t.Errorf("%v, %d joins\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 	w.Cluster = own
 	own.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-	own.Revive = true
+	own.NodeRevives = true
 	w.PowerOn()
 	w.mustBoot()
 	wantMember(t, w, 2)
@@ -181,9 +181,9 @@ func TestABundleOnTheDisk(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.JoinError = func(int) error { return errors.New("kubelet is not well") }
-	w.Cluster.Beside = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: worldtest.NewCluster(t).Ca.Raw})
+	w.Cluster.ExtraCAs = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: worldtest.NewCluster(t).CA.Raw})
 	for _, site := range []string{w.Site(worldtest.WithToken), unpin(w.Site(worldtest.WithToken))} {
-		w.Stamp(worldtest.OwnDev, site)
+		w.Stamp(worldtest.SlotDevice, site)
 		w.PowerOn()
 		if err := w.boot(); err == nil {
 			t.Fatal("it joined")
@@ -207,7 +207,7 @@ func TestABundleOnTheDisk(t *testing.T) {
 		t.Errorf("stale %v, discovered %v", member.StaleCA(e, site), member.Discovered(e, site))
 	}
 	w.JoinError = nil
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	w.PowerOn()
 	w.mustBoot()
 	wantMember(t, w, w.Joins)
@@ -227,7 +227,7 @@ func TestAStickOfTheFuture(t *testing.T) {
 		w.PowerOn()
 		w.mustBoot()
 	}
-	if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.123") {
+	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") {
 		t.Error("the stick was not taken")
 	}
 	if w.Now.Year() != 2026 {
@@ -236,7 +236,7 @@ func TestAStickOfTheFuture(t *testing.T) {
 	w.stampAt(stickDev, w.Now.Add(time.Hour).Unix(), map[string]string{ondisk.SlotSite: w.Site("network: {dns: [192.0.2.124]}")})
 	w.PowerOn()
 	w.mustBoot()
-	if !strings.Contains(w.SlotSite(worldtest.OwnDev), "192.0.2.124") {
+	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.124") {
 		t.Errorf("a correction is taken for older than a stick of the future\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -248,8 +248,8 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	w := nativeWorld(t)
 	w.admits(ondisk.SitesRepair)
 	w.mustBoot()
-	w.Stamp(worldtest.OwnDev, "")
-	if err := os.Remove(w.Inside(ondisk.SiteCopy)); err != nil {
+	w.Stamp(worldtest.SlotDevice, "")
+	if err := os.Remove(w.HostPath(ondisk.SiteCopy)); err != nil {
 		t.Fatal(err)
 	}
 	w.plug(w.Site(strangersKey))
@@ -290,7 +290,7 @@ func TestAStrangersKeys(t *testing.T) {
 		m.stampAt(stickDev, day(21), map[string]string{"site.yaml": string(text)})
 		m.on()
 		m.bootDone()
-		if m.Get(member.PKIDir+"/ca.key")+m.Get(member.PKIDir+"/sa.key") != before || !m.Said("stick /dev/sdb1 is not taken: the Site has problems") {
+		if m.Get(member.PKIDir+"/ca.key")+m.Get(member.PKIDir+"/sa.key") != before || !m.ConsoleHas("stick /dev/sdb1 is not taken: the Site has problems") {
 			t.Errorf("%s: %s", inSite, strings.Join(m.Console, "\n"))
 		}
 	}

@@ -71,16 +71,16 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 		prepare                    func(w *world)
 		held, healthy, healthyNext bool
 	}{
-		{"the network is there", func(w *world) { w.Cabled = true }, true, false, true},
+		{"the network is there", func(w *world) { w.HasRoute = true }, true, false, true},
 		{"no address", func(*world) {}, false, false, true},
-		{"kubelet does not run", func(w *world) { w.Cabled = true; w.Units[ondisk.UnitKubelet] = "failed" }, false, false, true},
+		{"kubelet does not run", func(w *world) { w.HasRoute = true; w.Units[ondisk.UnitKubelet] = "failed" }, false, false, true},
 		{"it was offline before", func(w *world) {
-			w.Cabled = true
+			w.HasRoute = true
 			w.Put("/var/lib/edgebake/update/offline", "")
 		}, false, true, true},
 	} {
 		w := nativeWorld(t)
-		w.OneMaster()
+		w.UseSingleMaster()
 		w.mustBoot()
 		w.PowerOn()
 		w.onTrial()
@@ -107,7 +107,7 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 func TestTrialThatFailsIsNotHeld(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.OneMaster()
+	w.UseSingleMaster()
 	w.mustBoot()
 	w.PowerOn()
 	w.onTrial()
@@ -125,7 +125,7 @@ func TestTrialThatFailsIsNotHeld(t *testing.T) {
 func TestResetEndsAnUpdate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.OneMaster()
+	w.UseSingleMaster()
 	w.mustBoot()
 	w.Put("/var/lib/edgebake/update/esp", "fetched")
 	if _, err := w.reset(); err != nil {

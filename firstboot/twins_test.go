@@ -33,7 +33,7 @@ func TestTwoMachinesWithOneSite(t *testing.T) {
 				w.PowerOn()
 			}
 			began := time.Time{}
-			w.Cluster.Twin = func(own string) string {
+			w.Cluster.ReportedMachineID = func(own string) string {
 				if began.IsZero() {
 					began = w.Now
 				}
@@ -42,10 +42,10 @@ func TestTwoMachinesWithOneSite(t *testing.T) {
 				}
 				return own
 			}
-			if err := w.boot(); err == nil || !w.Said(tt.says) || w.Has(member.ReadyMark) != tt.before {
+			if err := w.boot(); err == nil || !w.ConsoleHas(tt.says) || w.Has(member.ReadyMark) != tt.before {
 				t.Fatalf("%v, says Ready: %v\n%s", err, w.Has(member.ReadyMark), strings.Join(w.Console, "\n"))
 			}
-			w.Cluster.Twin = nil
+			w.Cluster.ReportedMachineID = nil
 			w.PowerOn()
 			w.mustBoot()
 			if w.State().Result != ondisk.ResultDone {
@@ -61,7 +61,7 @@ func TestNodeOfAFormerMachine(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	began := time.Time{}
-	w.Cluster.Twin = func(own string) string {
+	w.Cluster.ReportedMachineID = func(own string) string {
 		if began.IsZero() {
 			began = w.Now
 		}

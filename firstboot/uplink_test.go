@@ -47,8 +47,8 @@ func cardWorld(t *testing.T, masters int) *controlPlane {
 
 // neighbours has the dials to other machines of this network fail as lead says.
 func (m *controlPlane) neighbours(lead func(addr string) error) {
-	dial := m.Dials
-	m.Dials = func(ctx context.Context, addr string) (net.Conn, error, bool) {
+	dial := m.DialOther
+	m.DialOther = func(ctx context.Context, addr string) (net.Conn, error, bool) {
 		host, port, _ := net.SplitHostPort(addr)
 		if port != network.GatewayPort && port != configs.EtcdPeerPort || host == "192.0.2.11" || host == "127.0.0.1" {
 			return dial(ctx, addr)
@@ -83,17 +83,17 @@ func TestControlPlaneNetworkSlip(t *testing.T) {
 				return nil
 			})
 			if !hasAddress {
-				m.Link = func() bool { return m.usesCard("eth0") }
+				m.NetworkWorks = func() bool { return m.usesCard("eth0") }
 			}
 			m.on()
 			if err := m.boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 			}
-			if !m.usesCard("eth0") || !controlplane.Decided(m.Env()) || !m.Said("the former ones are back") {
+			if !m.usesCard("eth0") || !controlplane.Decided(m.Env()) || !m.ConsoleHas("the former ones are back") {
 				t.Errorf("etcd may start: %v\n%s", controlplane.Decided(m.Env()), strings.Join(m.Console, "\n"))
 			}
 			m.on()
-			if err := m.boot(); err != nil || m.Said("the former ones are back") || !m.usesCard("eth0") {
+			if err := m.boot(); err != nil || m.ConsoleHas("the former ones are back") || !m.usesCard("eth0") {
 				t.Errorf("the next boot: %v\n%s", err, strings.Join(m.Console, "\n"))
 			}
 		})
@@ -136,20 +136,20 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 			if tt.masters == 1 && (err != nil || !controlplane.Decided(m.Env())) {
 				t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 			}
-			if !m.usesCard("eth1") || m.Said("the former ones are back") {
+			if !m.usesCard("eth1") || m.ConsoleHas("the former ones are back") {
 				t.Errorf("console:\n%s", strings.Join(m.Console, "\n"))
 			}
 			if network.IsNew(m.Env()) == tt.kept {
 				t.Errorf("kept as good: %v", !tt.kept)
 			}
 			// Once etcd may run, nobody touches its network.
-			m.Names, m.Now = nil, m.Now.Add(2*time.Hour)
+			m.EffectNames, m.Now = nil, m.Now.Add(2*time.Hour)
 			m.neighbours(func(string) error { return unreachable })
 			if tt.masters == 1 {
 				if err := m.boot(); err != nil {
 					t.Error(err)
 				}
-				if n := count(m.Names, "networkctl reload"); n != 0 {
+				if n := count(m.EffectNames, "networkctl reload"); n != 0 {
 					t.Errorf("the settings were changed %d times while etcd ran", n)
 				}
 			}
@@ -163,12 +163,12 @@ func TestWorkersNetworkComesUpLate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
 	w.mustBoot()
-	w.Stamp(worldtest.OwnDev, w.Site(address("192.0.2.51")))
+	w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.2.51")))
 	w.PowerOn()
 	tried := false
-	w.Link = func() bool { tried = tried || w.Has(network.TrialFile); return tried }
+	w.NetworkWorks = func() bool { tried = tried || w.Has(network.TrialFile); return tried }
 	w.mustBoot()
-	if !w.networkHas("192.0.2.51/24") || w.Has(network.TrialFile) || w.Said("the former ones are back") {
+	if !w.networkHas("192.0.2.51/24") || w.Has(network.TrialFile) || w.ConsoleHas("the former ones are back") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }

@@ -30,7 +30,7 @@ func TestVIPInTheCluster(t *testing.T) {
 			c.ServiceSubnet, c.Services = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}
 		}, taken, true},
 		{"without the selector", func(c *worldtest.Cluster) {
-			c.ServiceSubnet, c.Services, c.NoSelector = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}, true
+			c.ServiceSubnet, c.Services, c.NoFieldSelector = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}, true
 		}, taken, true},
 		{"as the second address", func(c *worldtest.Cluster) {
 			c.ServiceSubnet, c.Services = "fd00:10::/108,10.96.0.0/12", map[string]string{"fd00:10::7,10.103.97.2": "till"}
@@ -62,9 +62,9 @@ func TestVIPInTheNextCluster(t *testing.T) {
 	w.mustBoot()
 	w.rebuild()
 	w.Cluster.ServiceSubnet, w.Cluster.Services = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}
-	w.Stamp(worldtest.OwnDev, w.Site(worldtest.WithToken))
+	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	// First boot once more, while the machine is on.
-	if err := w.boot(); err == nil || !w.Said("is the address of the cluster's Service shop/till") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("is the address of the cluster's Service shop/till") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -77,7 +77,7 @@ func TestServiceTakesTheVIPLater(t *testing.T) {
 	w.mustBoot()
 	w.Cluster.ServiceSubnet, w.Cluster.Services = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}
 	w.mustBoot()
-	if !w.Said("the VIP 10.103.97.2 is the address of the cluster's Service shop/till") {
+	if !w.ConsoleHas("the VIP 10.103.97.2 is the address of the cluster's Service shop/till") {
 		t.Errorf("it is not said:\n%s", strings.Join(w.Console, "\n"))
 	}
 	if s := w.State(); s.Result != ondisk.ResultDone {

@@ -34,7 +34,7 @@ func TestALongWaitIsSaidOnce(t *testing.T) {
 	dial, n := e.Dial, 0
 	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)
-		if err != nil || w.Joins == 0 || addr != worldtest.OwnEndpoint {
+		if err != nil || w.Joins == 0 || addr != worldtest.Endpoint {
 			return conn, err
 		}
 		n++
@@ -52,7 +52,7 @@ func TestALongWaitIsSaidOnce(t *testing.T) {
 		t.Fatal("the node was Ready")
 	}
 	writes, lines := 0, 0
-	for _, name := range w.Names {
+	for _, name := range w.EffectNames {
 		if name == "write "+ondisk.StateFile {
 			writes++
 		}
@@ -122,12 +122,12 @@ func TestWhatAPhaseWaitsForIsSaved(t *testing.T) {
 		t.Error(err)
 	}
 	writes := 0
-	for _, name := range w.Names {
+	for _, name := range w.EffectNames {
 		if name == "write "+ondisk.StateFile {
 			writes++
 		}
 	}
 	if writes > 9 {
-		t.Errorf("the state was written %d times: %s", writes, fmt.Sprint(w.Names))
+		t.Errorf("the state was written %d times: %s", writes, fmt.Sprint(w.EffectNames))
 	}
 }

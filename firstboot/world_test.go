@@ -31,5 +31,5 @@ func (w *world) boot() error {
 
 func (w *world) snapshot(t *testing.T, files []worldtest.Entry) [32]byte {
 	t.Helper()
-	return w.World.Snapshot(t, files)
+	return w.World.Fingerprint(t, files)
 }

@@ -5,14 +5,13 @@ import (
 	"time"
 )
 
-// beat is the moments at which this process looks at the kernel's table,
-// keepTick apart since it was started. What has room in time is done then, for
-// all API servers together: an idle process that wakes up costs more than what
-// it then does. Nodes do not stay together, since each has a start of its own.
+// beat is the sequence of moments, keepTick apart, at which this process reads the kernel's
+// table. Other work that can wait is done at the same moments: waking up costs more than
+// the work. Nodes do not act together, since each process starts at another time.
 type beat struct{ started time.Time }
 
-// within returns a moment of the beat among those that jitter could choose,
-// and what jitter chooses if there is none.
+// within returns a random moment of the beat in the range of jitter(d), or now+jitter(d) if
+// there is none.
 func (b beat) within(now time.Time, d time.Duration) time.Time {
 	latest := now.Add(d).Sub(b.started)
 	last := latest / keepTick
@@ -23,8 +22,8 @@ func (b beat) within(now time.Time, d time.Duration) time.Time {
 	return b.started.Add((first + time.Duration(rand.Int64N(int64(last-first)+1))) * keepTick)
 }
 
-// after is how long it is from now to the first moment of the beat that is
-// later than d. Without a beat it is keepTick more than d.
+// after returns the time from now to the first moment of the beat that is more than d
+// ahead. Without a beat it is d plus keepTick.
 func (b beat) after(d time.Duration) time.Duration {
 	if b.started.IsZero() {
 		return d + keepTick

@@ -8,7 +8,7 @@ import (
 	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
-// candidate is what choose knows of one API server.
+// candidate is an API server that may become a real server.
 type candidate struct {
 	Addr  netip.AddrPort
 	State State
@@ -18,78 +18,91 @@ type candidate struct {
 	Slow bool
 }
 
-// choose decides which API servers stand behind the virtual server. last are
-// the real servers that were chosen before, or stand there, whoever put them.
-// Those of weight 0 only keep the connections that they have. guarded says that an API server has to show its
-// cluster.
+// choose returns the real servers of the virtual server, sorted. last are the present
+// ones, whoever added them; guarded means that API servers must prove which cluster
+// they belong to. Weight 0 keeps connections and accepts no new ones.
 //
 //   - API servers that are up get weight 1, draining ones weight 0;
-//   - one that stood there before and has no verdict yet keeps its place, so
-//     that a restart costs nothing;
-//   - if nobody is left: the draining ones serve again; else the slow ones
-//     do, without those that are dead; else the last set stays, even when the list was replaced meanwhile. What of it may come
-//     back as an API server of another cluster keeps the connections that it
-//     has, and gets no others (weight 0);
+//   - one without a verdict keeps its weight, so that a restart changes nothing;
+//   - if none of these has weight 1, the draining ones serve again;
+//   - if there are none, lastResort decides;
 //   - an alien (wrong identity) is never chosen.
 func choose(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest {
-	known := make(map[netip.AddrPort]candidate, len(masters))
-	for _, m := range masters {
-		known[m.Addr] = m
-	}
-	stood := make(map[netip.AddrPort]kernel.Dest, len(last))
-	for _, d := range last {
-		stood[d.Addr] = d
-	}
-	var dests []kernel.Dest
-	serving := false
-	for _, m := range masters {
-		before, there := stood[m.Addr]
-		switch {
-		case m.State == Up:
-			dests = append(dests, kernel.Dest{Addr: m.Addr, Weight: 1, Forward: kernel.Masq})
-			serving = true
-		case m.State == Unknown && there:
-			dests = append(dests, kernel.Dest{Addr: m.Addr, Weight: before.Weight, Forward: kernel.Masq})
-			serving = serving || before.Weight > 0
-		case m.State == Draining:
-			dests = append(dests, kernel.Dest{Addr: m.Addr, Weight: 0, Forward: kernel.Masq})
-		}
-	}
-	if !serving {
-		for i, d := range dests {
-			if known[d.Addr].State == Draining {
-				dests[i].Weight = 1
-				serving = true
-			}
-		}
-	}
-	if !serving {
-		dests = nil
+	dests := byState(masters, last)
+	if !serves(dests) {
 		for _, m := range masters {
-			if m.Slow {
-				dests = append(dests, kernel.Dest{Addr: m.Addr, Weight: 1, Forward: kernel.Masq})
+			if m.State == Draining {
+				dests[indexDest(dests, m.Addr)].Weight = 1
 			}
 		}
-		slow := len(dests) > 0
-		served := slices.ContainsFunc(last, func(d kernel.Dest) bool { return d.Weight > 0 })
-		for _, d := range last {
-			m, listed := known[d.Addr]
-			switch {
-			case m.State == Alien || m.Slow:
-				continue
-			case served && d.Weight == 0 && m.State != Unknown:
-				continue // it drained, and has its verdict
-			case served && d.Weight == 0:
-				dests = append(dests, d)
-			case guarded && (!listed || m.Lost || m.State == Unknown):
-				dests = append(dests, kernel.Dest{Addr: d.Addr, Weight: 0, Forward: kernel.Masq})
-			case slow && m.State == Down:
-				continue
-			default:
-				dests = append(dests, kernel.Dest{Addr: d.Addr, Weight: 1, Forward: kernel.Masq})
-			}
-		}
+	}
+	if !serves(dests) {
+		dests = lastResort(masters, last, guarded)
 	}
 	slices.SortFunc(dests, func(a, b kernel.Dest) int { return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Weight, b.Weight)) })
 	return dests
+}
+
+// byState returns the API servers that are up, draining, or not judged yet.
+func byState(masters []candidate, last []kernel.Dest) []kernel.Dest {
+	var dests []kernel.Dest
+	for _, m := range masters {
+		switch m.State {
+		case Up:
+			dests = append(dests, dest(m.Addr, 1))
+		case Draining:
+			dests = append(dests, dest(m.Addr, 0))
+		case Unknown:
+			if i := indexDest(last, m.Addr); i >= 0 {
+				dests = append(dests, dest(m.Addr, last[i].Weight))
+			}
+		}
+	}
+	return dests
+}
+
+// lastResort returns the real servers while no API server is up or draining: the slow
+// ones, and of the last set those that are not known to be dead. Without a slow one the
+// whole last set stays, even if the list was replaced meanwhile. An API server that may
+// come back in another cluster keeps its connections only.
+func lastResort(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest {
+	listed := make(map[netip.AddrPort]candidate, len(masters))
+	var dests []kernel.Dest
+	for _, m := range masters {
+		listed[m.Addr] = m
+		if m.Slow {
+			dests = append(dests, dest(m.Addr, 1))
+		}
+	}
+	slow, served := len(dests) > 0, serves(last)
+	for _, d := range last {
+		m, ok := listed[d.Addr]
+		switch {
+		case m.State == Alien || m.Slow: // never, or chosen already
+		case served && d.Weight == 0:
+			if m.State == Unknown { // still draining; without a verdict it may finish
+				dests = append(dests, d)
+			}
+		case guarded && (!ok || m.Lost || m.State == Unknown):
+			dests = append(dests, dest(d.Addr, 0))
+		case !slow || m.State != Down:
+			dests = append(dests, dest(d.Addr, 1))
+		}
+	}
+	return dests
+}
+
+// dest is an API server as a real server of the virtual server.
+func dest(addr netip.AddrPort, weight int) kernel.Dest {
+	return kernel.Dest{Addr: addr, Weight: weight, Forward: kernel.Masq}
+}
+
+// indexDest returns the place of an API server in dests, or -1.
+func indexDest(dests []kernel.Dest, addr netip.AddrPort) int {
+	return slices.IndexFunc(dests, func(d kernel.Dest) bool { return d.Addr == addr })
+}
+
+// serves reports whether any real server accepts new connections.
+func serves(dests []kernel.Dest) bool {
+	return slices.ContainsFunc(dests, func(d kernel.Dest) bool { return d.Weight > 0 })
 }

@@ -35,22 +35,21 @@ type Server struct {
 	Masters   []Master
 	Host      string // kept in /etc/hosts and sent as SNI; may be empty
 	Scheduler string
-	Source    netip.Addr // of the local route; found out if not given
+	Source    netip.Addr // of the local route; determined if not given
 	Profile   Profile
-	// BootSpread is how long after power-on API servers are not asked at the most,
-	// beyond ondisk.BootSpread; it is in Profile.Spread too.
+	// BootSpread is the longest wait before the first probe after power-on, at least
+	// ondisk.BootSpread; Profile.Spread is at least as long.
 	BootSpread time.Duration
 	Rise       int // successful probes in a row that bring an API server back, 1 to 100
 	Fall       int // failed probes in a row that take one out, 1 to 100
 	Probe      probe.Spec
 	// Learn lets the cluster's ConfigMap replace Masters.
 	Learn bool
-	// Joined is the cluster that an API server has to show.
+	// Joined is the cluster that API servers must belong to.
 	Joined Joined
 }
 
-// Master is a kube-apiserver address as it was written: the host is an
-// address or a DNS name.
+// Master is a kube-apiserver address: the host is an IP address or a DNS name.
 type Master struct {
 	Host string
 	Port uint16
@@ -60,7 +59,7 @@ func (m Master) String() string {
 	return net.JoinHostPort(m.Host, strconv.Itoa(int(m.Port)))
 }
 
-// addr returns the API server's address if it was given as one.
+// addr returns the API server's address if the host is one.
 func (m Master) addr() (netip.AddrPort, bool) {
 	a, err := netip.ParseAddr(m.Host)
 	if err != nil {
@@ -69,23 +68,20 @@ func (m Master) addr() (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(a.Unmap(), m.Port), true
 }
 
-// Profile is how often and how patiently API servers are sensed.
+// Profile has the intervals and timeouts of probes.
 type Profile struct {
 	Name string
 	// Ping is the pause between PING frames on the held connection while no program of
-	// the node uses the API server; while one does, the pause is keepTick. 0 sends none,
-	// since the requests are signs of life too.
+	// the node uses the API server; while one does, the pause is keepTick. 0 sends none.
 	Ping time.Duration
-	// Ready is the pause between requests for the probe's path. It must be
-	// shorter than 90 s: by then a kube-apiserver hangs up on a connection
-	// without requests, whatever PINGs there were, and a new one costs five
+	// Ready is the pause between requests for the probe's path, less than 90 s: after that
+	// kube-apiserver closes a connection without requests, and a new one costs five
 	// kilobytes.
 	Ready time.Duration
-	// ReadyTimeout bounds the wait for the answer to one.
+	// ReadyTimeout bounds the wait for the answer to a request.
 	ReadyTimeout time.Duration
-	// Tick and Ticks make up one round of an inquiry: a PING every Tick. Counting ticks
-	// instead of seconds means that a node which itself stalled does not blame the
-	// API servers for it.
+	// Tick and Ticks make up one round of an inquiry: a PING every Tick. Ticks are counted,
+	// not seconds, so that a stall of the node does not count against the API servers.
 	Tick  time.Duration
 	Ticks int
 	// Retry is the pause before the first new attempt to reach an API server that is
@@ -100,8 +96,8 @@ type Profile struct {
 	Learn time.Duration
 }
 
-// LAN senses within about two seconds after a program of the node needs an API server,
-// and within six while none does.
+// LAN notices a dead API server within about two seconds while programs of the node use it,
+// and within six otherwise.
 func LAN() Profile {
 	return Profile{Name: "lan",
 		Ping: 5 * time.Second, Ready: 10 * time.Second, ReadyTimeout: 4 * time.Second,
@@ -109,8 +105,8 @@ func LAN() Profile {
 		Resolve: 30 * time.Second, Learn: 5 * time.Minute}
 }
 
-// Metered is for links that are paid by the byte: one request in 85 s is all
-// that is sent in peace.
+// Metered is for links that are paid by the byte: a healthy API server gets one request in
+// 85 s.
 func Metered() Profile {
 	return Profile{Name: "metered",
 		Ready: 85 * time.Second, ReadyTimeout: 10 * time.Second,
@@ -206,7 +202,7 @@ func FromVirtual(v ondisk.IPVSVirtual) (Server, error) {
 	return s, errors.Join(errs...)
 }
 
-// fill checks the addresses and sets what was left empty.
+// fill checks the fields and sets defaults.
 func (s *Server) fill(vip string, masters []string) error {
 	var errs []error
 	addr, err := parseVIP(vip)
@@ -270,8 +266,7 @@ func parseVIP(s string) (netip.AddrPort, error) {
 	return ap, nil
 }
 
-// parseMasters checks a list of API servers against the virtual server they
-// are to stand behind.
+// parseMasters parses and checks the API servers of a virtual server.
 func parseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
 	if len(list) == 0 {
 		return nil, errors.New("masters: must not be empty: name at least one API server as host:port")

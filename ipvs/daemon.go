@@ -19,15 +19,14 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// Options are what a Daemon needs to know besides the virtual servers.
+// Options configure a Daemon.
 type Options struct {
-	// ConfigFile is ipvs.json; it is followed. Servers is used instead if set.
+	// ConfigFile is ipvs.json; changes are applied. Servers is used instead if set.
 	ConfigFile string
 	Servers    []Server
 	HostsFile  string // empty: none is kept
-	StateDir   string // where what was learned is kept; empty: nowhere
-	// RunDir has the locks, the sockets and notes of what was made, until
-	// reboot; empty: none.
+	StateDir   string // directory for learned API servers and addresses; empty: none
+	// RunDir has the locks, sockets and notes until reboot; empty: none.
 	RunDir  string
 	Metrics string // loopback address; empty: none
 	// ClientCert is the node's certificate and key; kubelet's by default.
@@ -36,32 +35,31 @@ type Options struct {
 	// cluster's list.
 	LearnEvery time.Duration
 	Kernel     kernel.Kernel
-	// Spread is how long API servers are not asked where nothing stands in the
-	// kernel yet: this machine booted, and perhaps a thousand others did.
+	// Spread is how long to wait before the first probe if the kernel has no real servers
+	// yet: after a power cut many machines boot at once.
 	Spread time.Duration
-	// Lookup asks DNS; net's resolver by default.
+	// Lookup resolves names; net.DefaultResolver by default.
 	Lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
-	// Log takes one line.
+	// Log logs one line.
 	Log func(string)
-	// Ready is called once, when the rules stand on first verdicts.
+	// Ready is called once, when the rules reflect first verdicts.
 	Ready func()
 	// Alive is called every few seconds while all is well.
 	Alive func()
-	// Reload, when it delivers, has all files read anew.
+	// Reload triggers a reload of all files.
 	Reload <-chan os.Signal
-	// Once returns as soon as the rules stand on first verdicts.
+	// Once makes Run return when the rules reflect first verdicts.
 	Once bool
 }
 
 const (
 	// verdictTime bounds the wait for first verdicts before Ready.
 	verdictTime = 3 * time.Second
-	// lookTime is the pause between looks at the files that are followed. It is
-	// on the beat.
+	// lookTime is the pause between checks of the files. It is on the beat.
 	lookTime = 2 * keepTick
 )
 
-// Daemon keeps virtual servers until it is told to stop.
+// Daemon keeps virtual servers.
 type Daemon struct {
 	opt     Options
 	keeper  *keeper
@@ -73,9 +71,9 @@ type Daemon struct {
 
 	mu     sync.Mutex
 	groups map[netip.AddrPort]*running
-	// partings are the virtual servers that are kept no more.
-	partings map[netip.AddrPort]*parting
-	said     map[string]string
+	// retiring are the virtual servers that are being removed.
+	retiring map[netip.AddrPort]*retiring
+	logged   map[string]string
 
 	namesMu sync.Mutex
 	names   map[netip.AddrPort][]string // as in the notes
@@ -89,51 +87,51 @@ type running struct {
 	done    chan struct{}
 }
 
-// parting is a virtual server that is kept no more, until nothing is left of it.
-type parting struct {
+// parting is a virtual server that is being removed.
+type retiring struct {
 	release func() // the lock
 	cancel  context.CancelFunc
 	done    chan struct{}
 }
 
-// claimed is a virtual server that no group keeps yet.
+// claimed is a virtual server that is locked for a group that has not started.
 type claimed struct {
 	release func() // the lock
-	// parting: it was being removed.
-	parting bool
+	// wasRetiring: it was being removed.
+	wasRetiring bool
 }
 
-// NewDaemon returns a daemon that has not done anything yet.
+// NewDaemon returns a daemon that Run starts.
 func NewDaemon(opt Options) *Daemon {
-	return &Daemon{opt: opt, groups: make(map[netip.AddrPort]*running), partings: make(map[netip.AddrPort]*parting), said: make(map[string]string),
+	return &Daemon{opt: opt, groups: make(map[netip.AddrPort]*running), retiring: make(map[netip.AddrPort]*retiring), logged: make(map[string]string),
 		names: make(map[netip.AddrPort][]string), slots: make(chan struct{}, handshakes)}
 }
 
 func (d *Daemon) logf(format string, args ...any) { d.opt.Log(fmt.Sprintf(format, args...)) }
 
-// say logs an error of a subject once, until it changes or is over.
-func (d *Daemon) say(subject string, err error) {
+// logChange logs the error of a subject if it is another one than before, and "fixed" if there is
+// none any more.
+func (d *Daemon) logChange(subject string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	msg := ""
 	if err != nil {
-		msg = lasting(err.Error())
+		msg = withoutLocalAddr(err.Error())
 	}
 	switch {
-	case d.said[subject] == msg:
+	case d.logged[subject] == msg:
 	case msg == "":
-		delete(d.said, subject)
+		delete(d.logged, subject)
 		d.logf("%s: fixed", subject)
 	default:
-		d.said[subject] = msg
+		d.logged[subject] = msg
 		d.logf("%s: %s", subject, msg)
 	}
 }
 
-// lasting returns the text of an error without the local address and port of each
-// connection, as in "read udp 192.0.2.50:40001->192.0.2.1:53": another port each
-// time would make it another error each time.
-func lasting(text string) string {
+// withoutLocalAddr returns an error's text without the local addresses of connections, as in
+// "read udp 192.0.2.50:40001->192.0.2.1:53", so that errors with different ports are equal.
+func withoutLocalAddr(text string) string {
 	const arrow = "->"
 	var b strings.Builder
 	for {
@@ -151,12 +149,11 @@ func lasting(text string) string {
 	}
 }
 
-// unsay drops what was said of subjects that begin so and are no longer looked at, but
-// for those that are named.
-func (d *Daemon) unsay(prefix string, but ...string) {
+// forgetLogged forgets the errors of all subjects with the prefix, except prefix+but.
+func (d *Daemon) forgetLogged(prefix string, but ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	maps.DeleteFunc(d.said, func(subject, _ string) bool {
+	maps.DeleteFunc(d.logged, func(subject, _ string) bool {
 		rest, ours := strings.CutPrefix(subject, prefix)
 		return ours && !slices.Contains(but, rest)
 	})
@@ -188,7 +185,7 @@ func ReadConfig(file string) ([]Server, error) {
 func (d *Daemon) Run(ctx context.Context) error {
 	d.started = time.Now()
 	config := &watchedFile{path: d.opt.ConfigFile}
-	config.changed() // before it is read: what is written meanwhile is noticed
+	config.changed() // before it is read, so that later changes are noticed
 	servers, err := d.configured()
 	if err != nil {
 		return err
@@ -199,7 +196,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer d.release(claims) // before returning: whoever comes next may come at once
+	defer d.release(claims) // last, so that the next daemon can start at once
 	if err := d.openKernel(); err != nil {
 		return err
 	}
@@ -231,15 +228,15 @@ func (d *Daemon) Run(ctx context.Context) error {
 		r.cancel()
 		<-r.done
 	}
-	d.stopPartings()
+	d.stopAllRetiring()
 	if err := context.Cause(ctx); errors.Is(err, ErrRestart) {
 		return err
 	}
 	return nil
 }
 
-// configured are the servers to keep. Each CA is read once, so that a damaged
-// one is reported before anything begins.
+// configured returns the servers to keep. It reads each CA, so that a damaged one is
+// reported before anything begins.
 func (d *Daemon) configured() ([]Server, error) {
 	servers := d.opt.Servers
 	if servers == nil {
@@ -259,8 +256,8 @@ func (d *Daemon) configured() ([]Server, error) {
 	return servers, nil
 }
 
-// openKernel finds out whether the kernel has IPVS. Without it the hosts file
-// is kept, where there is one.
+// openKernel finds out whether the kernel has IPVS. Without it, only the hosts file is
+// kept; if there is none either, that is an error.
 func (d *Daemon) openKernel() error {
 	err := d.opt.Kernel.Ready()
 	if errors.Is(err, kernel.ErrNoIPVS) && !d.opt.Once && d.opt.HostsFile != "" {
@@ -271,11 +268,11 @@ func (d *Daemon) openKernel() error {
 	return err
 }
 
-// begin serves metrics, starts the groups, and forgets what a former
-// configuration left.
+// begin serves metrics, starts the groups, and removes virtual servers of a former
+// configuration.
 func (d *Daemon) begin(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimed) error {
 	if d.opt.Metrics != "" {
-		d.say("metrics", d.serveMetrics(ctx, d.opt.Metrics))
+		d.logChange("metrics", d.serveMetrics(ctx, d.opt.Metrics))
 	}
 	if err := d.apply(ctx, servers, claims); err != nil {
 		return err
@@ -289,15 +286,15 @@ func (d *Daemon) begin(ctx context.Context, servers []Server, claims map[netip.A
 		}
 		release, err := d.claim(ctx, vip)
 		if err != nil {
-			d.say(vip.String(), err)
+			d.logChange(vip.String(), err)
 			continue
 		}
-		d.part(ctx, vip, release)
+		d.retire(ctx, vip, release)
 	}
 	return nil
 }
 
-// release gives up what the groups hold, and claims that no group has taken.
+// release releases the locks of the groups, and of claims without a group.
 func (d *Daemon) release(claims map[netip.AddrPort]claimed) {
 	for _, r := range d.all() {
 		r.release()
@@ -309,7 +306,7 @@ func (d *Daemon) release(claims map[netip.AddrPort]claimed) {
 
 func (d *Daemon) all() []*running { return slices.Collect(maps.Values(d.kept())) }
 
-// follow looks at the files every lookTime, and at all of them when told to.
+// follow checks the files every lookTime, and reads all of them at a reload.
 func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 	hosts := &watchedFile{path: d.opt.HostsFile}
 	cas := make(map[netip.AddrPort]*watchedFile)
@@ -341,24 +338,22 @@ func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 				r.loadCA()
 			}
 			if hostsChanged {
-				poke(r.hostsNow)
+				wake(r.hostsChanged)
 			}
 			if all {
-				poke(r.changed)
-				poke(r.renew)
+				wake(r.changed)
+				wake(r.renew)
 			}
 		}
-		// A keeper that does not answer is not alive; systemd's watchdog will
-		// notice that nobody says so.
-		if d.keeper.do(ctx, func() error { return nil }) == nil && d.opt.Alive != nil {
+		// If the keeper does not answer, systemd's watchdog gets no sign of life.
+		if d.keeper.call(ctx, func() error { return nil }) == nil && d.opt.Alive != nil {
 			d.opt.Alive()
 		}
 	}
 }
 
-// watchedFile notices that a file has other content, or cannot be read for another
-// reason. Times would not do: two writes within one tick of the kernel's clock leave
-// the same ones.
+// watchedFile notices changes of a file's content or read error. Modification times are not
+// enough: two writes within one tick of the kernel's clock have the same.
 type watchedFile struct {
 	path string
 	sum  [sha256.Size]byte // of the content or of the error; zero: no such file
@@ -380,8 +375,7 @@ func (f *watchedFile) changed() bool {
 	return sum != old
 }
 
-// reload takes a changed configuration. One that cannot be used changes
-// nothing.
+// reload applies a changed configuration. An invalid one changes nothing.
 func (d *Daemon) reload(ctx context.Context) {
 	servers, err := ReadConfig(d.opt.ConfigFile)
 	if err == nil {
@@ -392,11 +386,11 @@ func (d *Daemon) reload(ctx context.Context) {
 	} else {
 		d.stats.reloads.Add(1)
 	}
-	d.say(d.opt.ConfigFile, err)
+	d.logChange(d.opt.ConfigFile, err)
 }
 
-// replace keeps these servers instead of those it has. What it has claimed for
-// them is free again where they cannot be kept: the next configuration may want it.
+// replace replaces the virtual servers. If it fails, it releases the new claims: the next
+// configuration may need them.
 func (d *Daemon) replace(ctx context.Context, servers []Server) error {
 	claims, err := d.claimNew(ctx, servers)
 	if err != nil {
@@ -409,18 +403,18 @@ func (d *Daemon) replace(ctx context.Context, servers []Server) error {
 	return nil
 }
 
-// giveBack gives up claims that no group has taken.
+// giveBack releases claims without a group.
 func (d *Daemon) giveBack(ctx context.Context, claims map[netip.AddrPort]claimed) {
 	for vip, c := range claims {
-		if c.parting {
-			d.part(ctx, vip, c.release)
+		if c.wasRetiring {
+			d.retire(ctx, vip, c.release)
 		} else {
 			c.release()
 		}
 	}
 }
 
-// claimNew claims the virtual servers that no group keeps yet, all or none.
+// claimNew locks the virtual servers that have no group yet, all or none.
 func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.AddrPort]claimed, error) {
 	claims := make(map[netip.AddrPort]claimed)
 	kept := d.kept()
@@ -428,7 +422,7 @@ func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.Addr
 		if kept[s.VIP] != nil {
 			continue
 		}
-		release, parting := d.stopParting(s.VIP)
+		release, parting := d.stopRetiring(s.VIP)
 		if parting {
 			claims[s.VIP] = claimed{release, true}
 			continue
@@ -443,15 +437,15 @@ func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.Addr
 	return claims, nil
 }
 
-// kept are the groups that run, by virtual server.
+// kept returns the running groups by virtual server.
 func (d *Daemon) kept() map[netip.AddrPort]*running {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return maps.Clone(d.groups)
 }
 
-// apply starts, changes and stops groups so that just these servers are kept;
-// claims are of those that are new. Where it fails nothing has changed.
+// apply starts, changes and stops groups so that exactly these servers are kept; claims are
+// those of the new ones. If it fails, nothing has changed.
 func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimed) error {
 	for _, s := range servers {
 		if err := d.note(s); err != nil {
@@ -486,20 +480,19 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.A
 		d.mu.Lock()
 		delete(d.groups, vip)
 		d.mu.Unlock()
-		d.part(ctx, vip, r.release)
+		d.retire(ctx, vip, r.release)
 	}
 	return nil
 }
 
-// part removes a virtual server that is kept no more. Its lines of the hosts file
-// go beside all else, since another program may hold the lock on the file; until
-// they are gone its lock is held.
-func (d *Daemon) part(ctx context.Context, vip netip.AddrPort, release func()) {
-	d.keeper.drop(ctx, vip) // forget says what is wrong
+// retire removes a virtual server. A goroutine removes its lines of the hosts file, since
+// another program may hold that file's lock. The virtual server stays locked until then.
+func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func()) {
+	d.keeper.drop(ctx, vip) // forget reports the error
 	ctx, cancel := context.WithCancel(ctx)
-	p := &parting{release: release, cancel: cancel, done: make(chan struct{})}
+	p := &retiring{release: release, cancel: cancel, done: make(chan struct{})}
 	d.mu.Lock()
-	d.partings[vip] = p
+	d.retiring[vip] = p
 	d.mu.Unlock()
 	go func() {
 		defer close(p.done)
@@ -512,9 +505,9 @@ func (d *Daemon) part(ctx context.Context, vip netip.AddrPort, release func()) {
 			}
 		}
 		d.mu.Lock()
-		mine := d.partings[vip] == p // or it is kept again
+		mine := d.retiring[vip] == p // or it is kept again
 		if mine {
-			delete(d.partings, vip)
+			delete(d.retiring, vip)
 		}
 		d.mu.Unlock()
 		if mine {
@@ -523,12 +516,12 @@ func (d *Daemon) part(ctx context.Context, vip netip.AddrPort, release func()) {
 	}()
 }
 
-// stopParting ends the removal of a virtual server, if there is one, and returns
-// what releases its lock.
-func (d *Daemon) stopParting(vip netip.AddrPort) (release func(), ok bool) {
+// stopRetiring stops the removal of a virtual server, if there is one, and returns the
+// release of its lock.
+func (d *Daemon) stopRetiring(vip netip.AddrPort) (release func(), ok bool) {
 	d.mu.Lock()
-	p := d.partings[vip]
-	delete(d.partings, vip)
+	p := d.retiring[vip]
+	delete(d.retiring, vip)
 	d.mu.Unlock()
 	if p == nil {
 		return nil, false
@@ -538,19 +531,19 @@ func (d *Daemon) stopParting(vip netip.AddrPort) (release func(), ok bool) {
 	return p.release, true
 }
 
-func (d *Daemon) stopPartings() {
+func (d *Daemon) stopAllRetiring() {
 	d.mu.Lock()
-	vips := slices.Collect(maps.Keys(d.partings))
+	vips := slices.Collect(maps.Keys(d.retiring))
 	d.mu.Unlock()
 	for _, vip := range vips {
-		if release, ok := d.stopParting(vip); ok {
+		if release, ok := d.stopRetiring(vip); ok {
 			release()
 		}
 	}
 }
 
-// forget removes a virtual server that is kept no more, and reports whether
-// nothing is left of it.
+// forget removes a virtual server, its names and its note, and reports whether nothing is
+// left.
 func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort) bool {
 	err := errors.Join(d.keeper.drop(ctx, vip), d.removeFormer(ctx, vip, ""))
 	if err == nil {
@@ -559,9 +552,9 @@ func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort) bool {
 	if ctx.Err() != nil {
 		return false
 	}
-	d.say(vip.String(), err)
+	d.logChange(vip.String(), err)
 	if err == nil {
-		d.unsay(vip.String() + ": ")
+		d.forgetLogged(vip.String() + ": ")
 		d.logf("%s: removed: it is no longer configured", vip)
 	}
 	return err == nil
@@ -613,7 +606,7 @@ func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(str
 				err = errors.Join(err, herr)
 			}
 		}
-		if err == nil { // or nobody would know what is left
+		if err == nil { // the note is needed as long as anything is left
 			err = removeNote(l.RunDir, vip)
 		}
 		if err != nil {
@@ -625,7 +618,7 @@ func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(str
 	return errors.Join(errs...)
 }
 
-// awaitVerdicts calls Ready when every group has first verdicts, or had its time.
+// awaitVerdicts calls Ready when every group has first verdicts, or after verdictTime.
 func (d *Daemon) awaitVerdicts(ctx context.Context) {
 	limit := time.NewTimer(d.opt.Spread + verdictTime)
 	defer limit.Stop()
@@ -633,9 +626,9 @@ func (d *Daemon) awaitVerdicts(ctx context.Context) {
 	for _, r := range d.all() {
 		awaited = append(awaited, r.judged)
 	}
-	if d.opt.Once { // nobody removes the rest later
+	if d.opt.Once { // no daemon completes the removals later
 		d.mu.Lock()
-		for _, p := range d.partings {
+		for _, p := range d.retiring {
 			awaited = append(awaited, p.done)
 		}
 		d.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/ipvs/kernel"
+	"github.com/edgebake/edgebake/test/kerneltest"
 )
 
 var testVIP = netip.MustParseAddrPort("10.103.97.2:6443")
@@ -26,45 +27,6 @@ func decode(b []byte) *kernel.Service {
 			continue
 		}
 		s.Dests = append(s.Dests, kernel.Dest{Addr: a, Weight: int(b[1] % 3), Forward: kernel.Forward(b[1] >> 6)})
-	}
-	return s
-}
-
-// perform does what the kernel would, and rejects what it would refuse.
-func perform(t *testing.T, s *kernel.Service, op kernel.Op) *kernel.Service {
-	t.Helper()
-	i := -1
-	if s != nil {
-		i = indexDest(s.Dests, op.Dest.Addr)
-	}
-	if (s == nil) != (op.Kind == kernel.AddService) {
-		t.Fatalf("%s on %v", op, s)
-	}
-	switch op.Kind {
-	case kernel.AddService:
-		b := kernel.Service{VIP: op.Service.VIP, Scheduler: op.Service.Scheduler, Flags: op.Service.Flags}
-		return &b
-	case kernel.UpdateService:
-		s.Scheduler, s.Flags = op.Service.Scheduler, op.Service.Flags
-	case kernel.DelService:
-		return nil
-	case kernel.AddDest:
-		if i >= 0 {
-			t.Fatalf("%s: it is there already", op)
-		}
-		s.Dests = append(s.Dests, op.Dest)
-	case kernel.UpdateDest:
-		if i < 0 {
-			t.Fatalf("%s: it is not there", op)
-		}
-		s.Dests[i] = op.Dest
-	case kernel.Sever, kernel.DelDest:
-		if i < 0 || s.Dests[i].Weight != 0 {
-			t.Fatalf("%s: it still takes new connections", op)
-		}
-		if op.Kind == kernel.DelDest {
-			s.Dests = slices.Delete(s.Dests, i, i+1)
-		}
 	}
 	return s
 }
@@ -113,7 +75,10 @@ func FuzzDiff(f *testing.F) {
 					t.Fatalf("%s before its connections were severed", op)
 				}
 			}
-			have = perform(t, have, op)
+			var err error
+			if have, err = kerneltest.Step(have, op); err != nil {
+				t.Fatal(err)
+			}
 			if both && serving(have) == 0 {
 				t.Fatalf("nobody serves after %s", op)
 			}
@@ -194,10 +159,6 @@ func TestChooseGuarded(t *testing.T) {
 			}
 		})
 	}
-}
-
-func indexDest(dests []kernel.Dest, a netip.AddrPort) int {
-	return slices.IndexFunc(dests, func(d kernel.Dest) bool { return d.Addr == a })
 }
 
 func byAddress(dests []kernel.Dest) []kernel.Dest {

@@ -20,33 +20,33 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// group keeps one virtual server: it owns the watchers of its API servers and
-// tells the keeper what should stand behind the virtual address.
+// group keeps one virtual server: it runs a watcher for each of its API servers and
+// gives the keeper the real servers that the virtual server must have.
 type group struct {
 	d     *Daemon
 	vip   netip.AddrPort
 	roots atomic.Pointer[probe.Roots]
 
-	mu       sync.Mutex
-	server   Server
-	list     serverList
-	members  map[netip.AddrPort]*member
-	stood    []kernel.Dest // what choose is told of before
-	hostsAt  netip.Addr    // what the hosts file says
-	verdicts bool          // every API server had its first verdict
-	// cert is the node's own, certFile what it was read of.
+	mu        sync.Mutex
+	server    Server
+	list      serverList
+	members   map[netip.AddrPort]*member
+	lastDests []kernel.Dest // the real servers before, for choose
+	hostsAddr netip.Addr    // address in the hosts file
+	allJudged bool          // every API server had its first verdict
+	// cert is the node's own certificate, certFile the content of its file.
 	cert     *tls.Certificate
 	certFile []byte
 
-	changed  chan struct{} // something was observed
-	renew    chan struct{} // the list of API servers may have changed
-	hostsNow chan struct{} // the hosts file may have to change
-	judged   chan struct{} // closed when the rules and the hosts file reflect first verdicts
-	once     sync.Once
-	wg       sync.WaitGroup
+	changed      chan struct{} // apply must run
+	renew        chan struct{} // the list of API servers may have changed
+	hostsChanged chan struct{} // the hosts file may have to change
+	judged       chan struct{} // closed when the rules and the hosts file reflect first verdicts
+	once         sync.Once
+	wg           sync.WaitGroup
 }
 
-// member is one real server's watcher and what is believed of it.
+// member is one API server: its watcher and its state.
 type member struct {
 	name   string
 	health health
@@ -54,23 +54,22 @@ type member struct {
 	err    string
 	renew  chan struct{}
 	cancel context.CancelFunc
-	// needed has it asked at once; suspected is when that was last done for connections
-	// that wait.
-	needed    chan struct{}
-	suspected time.Time
-	// hidden is since when it shows nothing of its cluster; zero: it does. excused
-	// says that it is believed all the same by now.
-	hidden  time.Time
-	excused bool
+	// probeNow triggers a probe; suspectedAt is when connections that wait last did.
+	probeNow    chan struct{}
+	suspectedAt time.Time
+	// hiddenSince is when it first showed nothing of its cluster; zero: it does. trustedAnyway: it is
+	// trusted nevertheless, after maxHidden.
+	hiddenSince   time.Time
+	trustedAnyway bool
 }
 
-// darkAfter is how long nobody may be up before API servers of the configured
-// list are tried beside those of the learned one.
-const darkAfter = time.Minute
+// allDownAfter is how long no API server may be up before those of the configured list are
+// tried in addition to the learned ones.
+const allDownAfter = time.Minute
 
 func newGroup(d *Daemon, s Server) *group {
 	return &group{d: d, vip: s.VIP, server: s, members: make(map[netip.AddrPort]*member), list: newServerList(),
-		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), hostsNow: make(chan struct{}, 1), judged: make(chan struct{})}
+		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), hostsChanged: make(chan struct{}, 1), judged: make(chan struct{})}
 }
 
 // run keeps the virtual server until the context ends. The rules stay.
@@ -78,7 +77,7 @@ func (g *group) run(ctx context.Context) {
 	defer g.wg.Wait()
 	g.takeOver(ctx)
 	g.mu.Lock()
-	fresh := len(g.stood) == 0
+	fresh := len(g.lastDests) == 0
 	g.mu.Unlock()
 	if fresh && g.d.opt.Spread > 0 {
 		select {
@@ -89,14 +88,14 @@ func (g *group) run(ctx context.Context) {
 	}
 	g.loadCA()
 	g.loadLearned()
-	g.enlist(ctx)
+	g.updateWatchers(ctx)
 	g.wg.Go(func() { g.resolver(ctx) })
 	g.wg.Go(func() { g.learner(ctx) })
-	g.wg.Go(func() { g.listener(ctx) })
+	g.wg.Go(func() { g.socketWatcher(ctx) })
 	g.wg.Go(func() { g.hostsKeeper(ctx) })
-	look := time.NewTicker(darkAfter / 2)
+	look := time.NewTicker(allDownAfter / 2)
 	defer look.Stop()
-	lit := time.Now() // when somebody was up last
+	lastUp := time.Now() // when an API server was up last
 	for {
 		g.apply(ctx)
 		select {
@@ -104,43 +103,42 @@ func (g *group) run(ctx context.Context) {
 			return
 		case <-g.changed:
 		case <-g.renew:
-			g.enlist(ctx)
-			poke(g.list.lookNow)
+			g.updateWatchers(ctx)
+			wake(g.list.resolveNow)
 		case <-look.C:
 			g.mu.Lock()
 			if g.count(Up) > 0 {
-				lit = time.Now()
+				lastUp = time.Now()
 			}
-			dark := g.list.learned != nil && time.Since(lit) > darkAfter
-			changed := dark != g.list.dark
-			g.list.dark = dark
+			dark := g.list.learned != nil && time.Since(lastUp) > allDownAfter
+			changed := dark != g.list.allDown
+			g.list.allDown = dark
 			g.mu.Unlock()
 			if changed {
-				poke(g.renew)
+				wake(g.renew)
 			}
 		}
 	}
 }
 
-// takeOver learns what stands in the kernel, from an earlier life.
+// takeOver reads the real servers that an earlier process left in the kernel.
 func (g *group) takeOver(ctx context.Context) {
 	have, err := g.d.keeper.current(ctx, g.vip)
 	if err != nil || have == nil {
-		return // the keeper says what is wrong
+		return // the keeper reports the error
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	serves := slices.ContainsFunc(have.Dests, func(d kernel.Dest) bool { return d.Weight > 0 })
-	// One of weight 0 drains or, where API servers have to show their cluster, is
-	// out until it does: it has its connections. Else nobody is left to keep any:
-	// an earlier life ended while it removed the last one.
+	// Real servers of weight 0 keep their connections: they drain, or have not shown their
+	// cluster. If none serves otherwise, the earlier process ended while it removed the last.
 	if serves || g.guarded() {
-		g.stood = have.Dests
+		g.lastDests = have.Dests
 	}
 	switch {
 	case serves:
 		g.d.logf("%s: taking over %v as they stand", g.vip, g.serving())
-	case len(g.stood) > 0:
+	case len(g.lastDests) > 0:
 		g.d.logf("%s: taking over the connections that stand; no API server got new ones", g.vip)
 	}
 }
@@ -151,9 +149,9 @@ func (g *group) profile() Profile {
 	return g.server.Profile
 }
 
-// sensing is the profile of watchers: without IPVS nothing counts what the node's
-// programs send, so that each API server counts as used. g.mu is held.
-func (g *group) sensing() Profile {
+// watcherProfile returns the profile of watchers. Without IPVS nobody counts what the node's
+// programs send, so each API server is probed as one in use. g.mu is held.
+func (g *group) watcherProfile() Profile {
 	p := g.server.Profile
 	if g.d.absent.Load() {
 		p.Ping = min(p.Ping, time.Second)
@@ -172,8 +170,8 @@ func (g *group) count(s State) int {
 	return n
 }
 
-// update takes a new configuration of the same virtual server. Watchers start
-// anew only if what they do changed; beliefs are kept.
+// update applies a new configuration of the same virtual server. Watchers are restarted
+// only if their part of it changed; states are kept.
 func (g *group) update(s Server) {
 	g.mu.Lock()
 	old := g.server
@@ -183,20 +181,20 @@ func (g *group) update(s Server) {
 	}
 	g.server = s
 	if !slices.Equal(old.Masters, s.Masters) || !s.Learn {
-		g.list.learned, g.list.dropped = nil, true // a person who writes a list means it
+		g.list.learned, g.list.dropped = nil, true // a newly configured list takes precedence
 	}
 	if s.Learn || g.list.dropped {
-		poke(g.list.learnNow)
+		wake(g.list.learnNow)
 	}
 	if !reflect.DeepEqual(old.Probe, s.Probe) || old.Profile != s.Profile || old.Rise != s.Rise || old.Fall != s.Fall || old.Host != s.Host || old.Joined != s.Joined {
 		for _, m := range g.members {
-			if m.cancel != nil { // or it was stopped before, and enlist has not come to it yet
+			if m.cancel != nil { // or updateWatchers has not restarted it yet
 				m.cancel()
-				m.cancel = nil // enlist starts it again
+				m.cancel = nil // updateWatchers starts it again
 			}
 			m.health.Rise, m.health.Fall = s.Rise, s.Fall
 			if old.Joined != s.Joined {
-				m.resetHidden() // it showed nothing that fits the former note
+				m.resetHidden() // the time counted for the former note
 			}
 		}
 	}
@@ -205,24 +203,24 @@ func (g *group) update(s Server) {
 	}
 	g.mu.Unlock()
 	g.loadCA()
-	poke(g.renew)
+	wake(g.renew)
 }
 
-func poke(c chan struct{}) {
+func wake(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// caFile names the file of authorities, if there is one.
+// caFile returns the path of the CA file, or "".
 func (g *group) caFile() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.server.Probe.CAFile
 }
 
-// loadCA reads the authorities anew. A file that is not one changes nothing.
+// loadCA reads the CA file. An invalid file changes nothing.
 func (g *group) loadCA() {
 	file := g.caFile()
 	if file == "" {
@@ -235,7 +233,7 @@ func (g *group) loadCA() {
 	if err != nil {
 		err = fmt.Errorf("%w; keeping the previous authorities", err)
 	}
-	g.d.say(g.vip.String()+": authorities", err)
+	g.d.logChange(g.vip.String()+": authorities", err)
 	if r == nil {
 		return
 	}
@@ -251,12 +249,12 @@ func (g *group) loadCA() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, m := range g.members {
-		poke(m.renew)
+		wake(m.renew)
 	}
-	g.askAgain()
+	g.retryLearning()
 }
 
-// target is how an API server is dialled. g.mu is held.
+// target returns how to connect to an API server. g.mu is held.
 func (g *group) target(a netip.AddrPort, name string) probe.Target {
 	sni := g.server.Host
 	if sni == "" {
@@ -269,9 +267,9 @@ func (g *group) target(a netip.AddrPort, name string) probe.Target {
 	return t
 }
 
-// client is the node's certificate, nil until it has joined. With it a
-// kube-apiserver lets the connection stand; without, it hangs up after every
-// answer (its mitigation of CVE-2023-44487). g.mu is held.
+// client returns the node's certificate, or nil before it has joined. Without one,
+// kube-apiserver closes the connection after each answer (its mitigation of
+// CVE-2023-44487). g.mu is held.
 func (g *group) client() *tls.Certificate {
 	file := g.d.opt.ClientCert
 	if file == "" {
@@ -286,14 +284,14 @@ func (g *group) client() *tls.Certificate {
 	}
 	cert, err := tls.X509KeyPair(data, data)
 	if err != nil {
-		return g.cert // kubelet is just exchanging it
+		return g.cert // kubelet is replacing it
 	}
 	g.cert, g.certFile = &cert, data
 	return g.cert
 }
 
-// enlist starts watchers for new API servers and stops those of old ones.
-func (g *group) enlist(ctx context.Context) {
+// updateWatchers starts watchers for new API servers and stops those of removed ones.
+func (g *group) updateWatchers(ctx context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	want := g.list.addresses(g.server.Masters)
@@ -308,7 +306,7 @@ func (g *group) enlist(ctx context.Context) {
 	for a, name := range want {
 		m := g.members[a]
 		if m == nil {
-			m = &member{name: name, renew: make(chan struct{}, 1), needed: make(chan struct{}, 1),
+			m = &member{name: name, renew: make(chan struct{}, 1), probeNow: make(chan struct{}, 1),
 				health: health{Rise: g.server.Rise, Fall: g.server.Fall, Since: time.Now()}}
 			g.members[a] = m
 		}
@@ -318,15 +316,15 @@ func (g *group) enlist(ctx context.Context) {
 		mctx, cancel := context.WithCancel(ctx)
 		m.cancel = cancel
 		w := &watcher{
-			profile: g.sensing(), fall: g.server.Fall, renew: m.renew, needed: m.needed, slots: g.d.slots, beat: g.d.keeper.beat,
+			profile: g.watcherProfile(), fall: g.server.Fall, renew: m.renew, probeNow: m.probeNow, slots: g.d.slots, beat: g.d.keeper.beat,
 			target: func() probe.Target {
 				g.mu.Lock()
 				defer g.mu.Unlock()
 				return g.target(a, name)
 			},
-			observe: func(c probe.Outcome, err error) (State, bool) { return g.observe(mctx, a, m, c, err) },
-			vouch:   func(ctx context.Context) (probe.Outcome, error) { return g.vouch(ctx, a, m) },
-			count:   func(c counter) { g.d.stats.wire[c].Add(1) },
+			observe:      func(c probe.Outcome, err error) (State, bool) { return g.observe(mctx, a, m, c, err) },
+			clusterCheck: func(ctx context.Context) (probe.Outcome, error) { return g.checkCluster(ctx, a, m) },
+			count:        func(c counter) { g.d.stats.wire[c].Add(1) },
 			alone: func() bool {
 				g.mu.Lock()
 				defer g.mu.Unlock()
@@ -335,14 +333,15 @@ func (g *group) enlist(ctx context.Context) {
 		}
 		g.wg.Go(func() { w.run(mctx) })
 	}
-	poke(g.changed)
+	wake(g.changed)
 }
 
-// observe takes one outcome of a watcher.
+// observe records one outcome of a watcher, and returns the new state and whether to probe
+// again soon.
 func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c probe.Outcome, err error) (State, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if ctx.Err() != nil { // a watcher that was stopped speaks of the past
+	if ctx.Err() != nil { // the watcher was stopped
 		return m.health.State, false
 	}
 	before, wasLost, wasSlow := m.health.State, m.lost(), m.health.slow()
@@ -353,12 +352,12 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c prob
 	}
 	if skewed := c == probe.SkewedOK; skewed != m.skewed {
 		m.skewed = skewed
-		if skewed && !changed { // or the line below says it
+		if skewed && !changed { // otherwise the line below says it
 			g.d.logf("%s: API server %s: %s", g.vip, a, c)
 		}
 	}
 	if g.guarded() && m.lost() != wasLost || m.health.slow() != wasSlow {
-		poke(g.changed)
+		wake(g.changed)
 	}
 	if changed {
 		g.d.stats.transitions.Add(1)
@@ -367,18 +366,18 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c prob
 			detail += ": " + m.err
 		}
 		g.d.logf("%s: API server %s is %s, it was %s (%s)", g.vip, a, m.health.State, before, detail)
-		poke(g.changed)
+		wake(g.changed)
 		if m.health.State == Up {
-			g.askAgain()
+			g.retryLearning()
 		}
 		if named := m.name != a.Addr().String(); named && before == Up {
-			poke(g.list.lookNow) // its name may be somewhere else by now
+			wake(g.list.resolveNow) // its name may have another address
 		}
 	}
 	return m.health.State, m.health.probeSoon()
 }
 
-// apply chooses and has the keeper do it.
+// apply chooses the real servers and has the keeper set them.
 func (g *group) apply(ctx context.Context) {
 	g.mu.Lock()
 	s := g.server
@@ -388,15 +387,15 @@ func (g *group) apply(ctx context.Context) {
 		candidates = append(candidates, candidate{a, m.health.State, m.lost(), m.health.slow()})
 		via = append(via, a.Addr())
 	}
-	judged := g.list.looked && len(candidates) > 0 && g.count(Unknown) == 0
+	judged := g.list.lookedUp && len(candidates) > 0 && g.count(Unknown) == 0
 	slices.SortFunc(candidates, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
 	slices.SortFunc(via, netip.Addr.Compare)
-	dests := choose(candidates, g.stood, g.guarded())
+	dests := choose(candidates, g.lastDests, g.guarded())
 	previous := g.serving()
-	if g.stood = dests; len(g.serving()) > 0 { // else whoever keeps its connections keeps its place
-		g.stood = slices.DeleteFunc(slices.Clone(dests), func(d kernel.Dest) bool {
+	if g.lastDests = dests; len(g.serving()) > 0 { // otherwise all keep their places
+		g.lastDests = slices.DeleteFunc(slices.Clone(dests), func(d kernel.Dest) bool {
 			m := g.members[d.Addr]
-			return d.Weight == 0 && m != nil && m.health.State != Unknown // or nobody knows whether it still drains
+			return d.Weight == 0 && m != nil && m.health.State != Unknown // without a verdict it may still drain
 		})
 	}
 	last := g.serving()
@@ -406,7 +405,7 @@ func (g *group) apply(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	g.d.say(s.VIP.String(), err)
+	g.d.logChange(s.VIP.String(), err)
 	if !slices.Equal(previous, last) {
 		if len(last) == 0 {
 			g.d.logf("%s: no API server is available for new connections", s.VIP)
@@ -416,24 +415,23 @@ func (g *group) apply(ctx context.Context) {
 	}
 	if judged {
 		g.mu.Lock()
-		g.verdicts = true
+		g.allJudged = true
 		g.mu.Unlock()
 	}
-	poke(g.hostsNow)
+	wake(g.hostsChanged)
 }
 
-// hostsKeeper keeps the hosts file, with what is wanted whenever it comes to it.
-// It is beside run: another program may hold the lock on the file, and a disk may
-// be slow, while API servers die.
+// hostsKeeper keeps the hosts file. It is a goroutine of its own: a lock that another
+// program holds, or a slow disk, must not delay run while API servers die.
 func (g *group) hostsKeeper(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-g.hostsNow:
+		case <-g.hostsChanged:
 		}
 		g.mu.Lock()
-		judged := g.verdicts
+		judged := g.allJudged
 		g.mu.Unlock()
 		g.hosts(ctx)
 		if judged {
@@ -442,16 +440,16 @@ func (g *group) hostsKeeper(ctx context.Context) {
 	}
 }
 
-// hosts keeps the line of the hosts file: the virtual address, or without
-// IP_VS a healthy API server's. Then it removes the lines of former names.
+// hosts keeps the line of the hosts file, with the virtual address or, without IP_VS, that
+// of a healthy API server, and removes the lines of former names.
 func (g *group) hosts(ctx context.Context) {
 	g.mu.Lock()
-	s, old := g.server, g.hostsAt
+	s, old := g.server, g.hostsAddr
 	at := g.vip.Addr()
 	if g.d.absent.Load() {
 		at = g.fallback(old)
 	}
-	g.hostsAt = at
+	g.hostsAddr = at
 	var gone netip.AddrPort
 	if g.d.absent.Load() && old.IsValid() && old != at {
 		a := netip.AddrPortFrom(old, g.vip.Port())
@@ -464,15 +462,15 @@ func (g *group) hosts(ctx context.Context) {
 		return
 	}
 	if err := g.keepLine(ctx, s, at); ctx.Err() == nil {
-		g.d.say(fmt.Sprintf("%s: %s", g.vip, g.d.opt.HostsFile), err)
+		g.d.logChange(fmt.Sprintf("%s: %s", g.vip, g.d.opt.HostsFile), err)
 	}
 	if gone.IsValid() && s.Host != "" && at.IsValid() {
-		g.d.say(fmt.Sprintf("%s: closing connections to %s", g.vip, gone), g.d.keeper.sever(ctx, gone))
+		g.d.logChange(fmt.Sprintf("%s: closing connections to %s", g.vip, gone), g.d.keeper.sever(ctx, gone))
 	}
 }
 
-// keepLine writes the line of the hosts file, if there is to be one, and leaves no
-// line of a former name.
+// keepLine writes the line of the hosts file if the virtual server has a name, and removes
+// the lines of former names.
 func (g *group) keepLine(ctx context.Context, s Server, at netip.Addr) error {
 	if s.Host != "" && at.IsValid() {
 		if err := g.d.note(s); err != nil {
@@ -489,10 +487,10 @@ func (g *group) keepLine(ctx context.Context, s Server, at netip.Addr) error {
 	return g.d.removeFormer(ctx, g.vip, s.Host)
 }
 
-// serving are the API servers that new connections go to.
+// serving returns the API servers that get new connections.
 func (g *group) serving() []netip.AddrPort {
 	var all []netip.AddrPort
-	for _, d := range g.stood {
+	for _, d := range g.lastDests {
 		if d.Weight > 0 {
 			all = append(all, d.Addr)
 		}
@@ -500,8 +498,8 @@ func (g *group) serving() []netip.AddrPort {
 	return all
 }
 
-// fallback picks the API server that the hosts file is to name, and keeps to
-// it while it serves. g.mu is held.
+// fallback returns the address for the hosts file without IP_VS: the present one as long
+// as that API server serves. g.mu is held.
 func (g *group) fallback(present netip.Addr) netip.Addr {
 	var usable []netip.Addr
 	for _, a := range g.serving() {
@@ -510,11 +508,11 @@ func (g *group) fallback(present netip.Addr) netip.Addr {
 		}
 	}
 	if len(usable) == 0 && present.IsValid() && g.guarded() {
-		return g.vip.Addr() // where nobody answers
+		return g.vip.Addr() // at which nothing answers
 	}
 	if slices.Contains(usable, present) || len(usable) == 0 {
 		return present
 	}
-	// Nodes spread over the API servers.
+	// At random, so that nodes spread over the API servers.
 	return usable[rand.IntN(len(usable))]
 }

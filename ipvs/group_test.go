@@ -25,7 +25,7 @@ func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := w.daemon.kept()[s.VIP]
-	poke(g.changed)
+	wake(g.changed)
 	time.Sleep(100 * time.Millisecond) // it waits for the lock by now
 	cancelled := 0
 	g.mu.Lock()
@@ -85,8 +85,8 @@ func TestFailoverWhileHostsIsLocked(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.eventually("it waits for the lock", func() bool { // follow has seen the file
-		poke(w.daemon.kept()[s.VIP].hostsNow)
-		return len(w.daemon.kept()[s.VIP].hostsNow) > 0
+		wake(w.daemon.kept()[s.VIP].hostsChanged)
+		return len(w.daemon.kept()[s.VIP].hostsChanged) > 0
 	})
 	began := time.Now()
 	w.masters[0].stop()
@@ -176,7 +176,7 @@ func TestStatusWhileItStarts(t *testing.T) {
 	}
 	w := newWorld(t, 0)
 	g, _ := namesGroup(t, t.TempDir(), deadDNS, "10.0.0.1:6443")
-	w.kernel.services = []kernel.Service{{VIP: g.vip, Scheduler: "rr", Dests: []kernel.Dest{{Addr: addrAt(1), Weight: 1}}}}
+	w.kernel.Services = []kernel.Service{{VIP: g.vip, Scheduler: "rr", Dests: []kernel.Dest{{Addr: addrAt(1), Weight: 1}}}}
 	g.d.opt.StateDir, g.server.Learn = state, true
 	g.d.keeper = newKeeper(w.kernel, g.d.logf, &g.d.stats, func(error) {})
 	go g.d.keeper.run(t.Context())

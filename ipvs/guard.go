@@ -11,25 +11,23 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// A cluster may be born again with the same keys, its API servers' disks having
-// been lost. By its certificates nobody tells it from the cluster that this node
-// joined: kubelet would be told that it has no pods, and stop those that run. So
-// where it is known what the node joined, an API server gets no traffic until it
-// has shown something that only that cluster has.
+// A cluster may be created again with the same keys, after its disks were lost. Its
+// certificates look the same, but it would tell kubelet to stop all pods. So if the node
+// knows which cluster it joined, an API server gets no traffic until it shows an object that
+// only that cluster has.
 
-// Joined is the cluster that the node joined. The zero value: any whose API
-// servers have a certificate of the CA.
+// Joined identifies the cluster that the node joined. The zero value is any cluster of the
+// CA.
 type Joined struct {
 	// ClusterInfo is the UID of the ConfigMap kube-public/cluster-info, which
 	// anybody may read.
 	ClusterInfo string
-	// Node is the node's name, and NodeUID the UID of its Node, which is read
-	// with the node's certificate. It is the second witness: cluster-info may have
-	// been made anew, or be hidden.
+	// Node is the node's name, and NodeUID the UID of its Node, read with the node's
+	// certificate: cluster-info may have been created again, or be hidden.
 	Node, NodeUID string
-	// ServiceUID is the UID of the Service default/kubernetes, which API servers make
-	// when they start, and each node may read. A cluster that was born again shows
-	// another one before it has published cluster-info. Notes of former releases lack it.
+	// ServiceUID is the UID of the Service default/kubernetes, which API servers create when
+	// they start, and each node may read. A cluster that was created again has another one
+	// even before it has cluster-info. Notes of former releases lack it.
 	ServiceUID string
 }
 
@@ -37,99 +35,113 @@ const (
 	clusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 	nodePath        = "/api/v1/nodes/"
 	servicePath     = "/api/v1/namespaces/default/services/kubernetes"
-	// metadataOnly has an API server leave the contents of an object out.
+	// metadataOnly requests objects without their contents.
 	metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 )
 
 const (
-	// vouchTime bounds each question: some packets may be lost.
-	vouchTime = 5 * time.Second
-	// hiddenTime is how long an API server that has no cluster-info to show, and
-	// not the node's Node, is taken for one whose cluster was just born: nodes
-	// cannot join that yet. After it, somebody has hidden the one and deleted the
-	// other. Where the Service was noted, time proves nothing: see below.
-	hiddenTime = 10 * time.Minute
-	// rebornPause is how many times longer than one that is down an API server of
-	// another cluster is left alone: that ends when a person does something.
+	// questionTimeout bounds each request: some packets may be lost.
+	questionTimeout = 5 * time.Second
+	// maxHidden is how long an API server that shows neither cluster-info nor the Node may
+	// belong to a cluster that was just created, which nodes cannot join yet. After it, the
+	// objects must have been hidden or deleted. If the Service is known, time proves nothing.
+	maxHidden = 10 * time.Minute
+	// rebornPause multiplies the pause before an API server of another cluster is probed
+	// again: a person has to act first.
 	rebornPause = 60
 )
 
-// errHidden: the API server shows neither.
+// errHidden means that the API server shows neither cluster-info nor the Node.
 var errHidden = errors.New("it shows neither cluster-info nor this node's Node")
 
-// vouch has the API server show which cluster it is of.
-func (j *Joined) vouch(ctx context.Context, t probe.Target) (probe.Outcome, error) {
+// shownUID is an API server's answer to a question for an object's UID.
+type shownUID struct {
+	uid    string // "" unless status is 200
+	status int
+}
+
+func (s shownUID) is(uid string) bool { return uid != "" && s.uid == uid }
+
+// hidden reports whether the object does not exist or may not be read.
+func (s shownUID) hidden() bool { return s.status == 401 || s.status == 403 || s.status == 404 }
+
+func (s shownUID) String() string {
+	if s.status == 200 {
+		return s.uid
+	}
+	return fmt.Sprintf("status %d", s.status)
+}
+
+// check has the API server show which cluster it belongs to. One object that only the
+// joined cluster has is enough.
+func (j *Joined) check(ctx context.Context, t probe.Target) (probe.Outcome, error) {
 	anonymous := t
 	anonymous.Client = nil // kubeadm's RBAC rule grants it to system:anonymous alone
-	info, infoStatus, err := uidOf(ctx, anonymous, clusterInfoPath)
-	if infoStatus == 200 && info == j.ClusterInfo {
+	info, err := uidOf(ctx, anonymous, clusterInfoPath)
+	if info.is(j.ClusterInfo) {
 		return probe.OK, nil
 	}
-	var noInfo error
 	if err != nil {
-		noInfo = fmt.Errorf("asking for its cluster-info: %w", err)
-		// One that hangs up on strangers may answer the node.
+		err = fmt.Errorf("asking for its cluster-info: %w", err)
+		// One that closes anonymous connections may answer the node.
 		if class := probe.Classify(err, false); class != probe.Closed || ctx.Err() != nil {
-			return class, noInfo
+			return class, err
 		}
 	}
-	node, nodeStatus, err := uidOf(ctx, t, nodePath+j.Node)
-	if nodeStatus == 200 && node == j.NodeUID {
-		return probe.OK, nil
-	}
-	if err != nil && noInfo == nil {
-		return probe.Classify(err, false), fmt.Errorf("asking for this node's Node: %w", err)
-	}
-	var service string
-	var serviceStatus int
-	if err == nil && j.ServiceUID != "" {
-		service, serviceStatus, err = uidOf(ctx, t, servicePath)
-		if serviceStatus == 200 && service == j.ServiceUID {
-			return probe.OK, nil
-		}
-		if err != nil && noInfo == nil {
-			return probe.Classify(err, false), fmt.Errorf("asking for its Service default/kubernetes: %w", err)
-		}
-	}
-	if noInfo != nil {
-		return probe.Closed, noInfo
-	}
-	said := fmt.Errorf("cluster-info: %s, it was %s; Node %s: %s, it was %s", uidWord(info, infoStatus), j.ClusterInfo, j.Node, uidWord(node, nodeStatus), j.NodeUID)
-	if j.ServiceUID != "" {
-		said = fmt.Errorf("%w; Service default/kubernetes: %s, it was %s", said, uidWord(service, serviceStatus), j.ServiceUID)
-	}
-	noNode := nodeStatus == 200 || nodeStatus == 404 // another machine's, or none
+	node, service, nodeErr := j.askAsNode(ctx, t)
 	switch {
-	case noNode && (infoStatus == 200 || serviceStatus == 200):
-		return probe.Reborn, said
+	case node.is(j.NodeUID), service.is(j.ServiceUID):
+		return probe.OK, nil
+	case err != nil:
+		return probe.Closed, err
+	case nodeErr != nil:
+		return probe.Classify(nodeErr, false), nodeErr
+	}
+	return j.judge(info, node, service)
+}
+
+// askAsNode reads the node's Node, and if that is not the one that was noted, the
+// Service default/kubernetes.
+func (j *Joined) askAsNode(ctx context.Context, t probe.Target) (node, service shownUID, err error) {
+	if node, err = uidOf(ctx, t, nodePath+j.Node); err != nil {
+		return node, service, fmt.Errorf("asking for this node's Node: %w", err)
+	}
+	if node.is(j.NodeUID) || j.ServiceUID == "" {
+		return node, service, nil
+	}
+	if service, err = uidOf(ctx, t, servicePath); err != nil {
+		return node, service, fmt.Errorf("asking for its Service default/kubernetes: %w", err)
+	}
+	return node, service, nil
+}
+
+// judge classes an API server that showed none of the objects that were noted.
+func (j *Joined) judge(info, node, service shownUID) (probe.Outcome, error) {
+	err := fmt.Errorf("cluster-info: %s, it was %s; Node %s: %s, it was %s", info, j.ClusterInfo, j.Node, node, j.NodeUID)
+	if j.ServiceUID != "" {
+		err = fmt.Errorf("%w; Service default/kubernetes: %s, it was %s", err, service, j.ServiceUID)
+	}
+	noNode := node.status == 200 || node.status == 404 // another machine's, or none
+	switch {
+	case noNode && (info.status == 200 || service.status == 200):
+		return probe.Reborn, err
 	case noNode && j.ServiceUID != "":
 		// A cluster that was just born shows none of the three, and publishing may
 		// take any time.
-		return probe.Unshown, said
-	case isHidden(infoStatus) && (noNode || isHidden(nodeStatus)):
-		return probe.Unshown, fmt.Errorf("%w (%w)", errHidden, said)
+		return probe.Unshown, err
+	case info.hidden() && (noNode || node.hidden()):
+		return probe.Unshown, fmt.Errorf("%w (%w)", errHidden, err)
 	}
-	return probe.Unshown, said // as while it starts
-}
-
-// isHidden reports whether a status says that something is not there, or not to
-// be seen.
-func isHidden(status int) bool { return status == 401 || status == 403 || status == 404 }
-
-func uidWord(uid string, status int) string {
-	if status == 200 {
-		return uid
-	}
-	return fmt.Sprintf("status %d", status)
+	return probe.Unshown, err // as while it starts
 }
 
 // uidOf reads the UID of one object.
-func uidOf(ctx context.Context, t probe.Target, path string) (uid string, status int, err error) {
+func uidOf(ctx context.Context, t probe.Target, path string) (shownUID, error) {
 	t.Progress = nil
 	t.Probe = probe.Spec{Method: "GET", Path: path, Headers: map[string]string{"Accept": metadataOnly}}
-	e, _, err := fetch(ctx, t, vouchTime)
+	e, _, err := fetch(ctx, t, questionTimeout)
 	if err != nil || e.Status != 200 {
-		return "", e.Status, err
+		return shownUID{status: e.Status}, err
 	}
 	var object struct {
 		Metadata struct {
@@ -137,54 +149,53 @@ func uidOf(ctx context.Context, t probe.Target, path string) (uid string, status
 		} `json:"metadata"`
 	}
 	if err := json.Unmarshal(e.Body, &object); err != nil || object.Metadata.UID == "" {
-		return "", 0, fmt.Errorf("%s is answered with something else than an object", path)
+		return shownUID{}, fmt.Errorf("its answer to GET %s is not a Kubernetes object", path)
 	}
-	return object.Metadata.UID, 200, nil
+	return shownUID{object.Metadata.UID, 200}, nil
 }
 
-// vouch is asked for each new connection to an API server.
-func (g *group) vouch(ctx context.Context, a netip.AddrPort, m *member) (probe.Outcome, error) {
+// checkCluster checks the cluster of an API server at a new connection.
+func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *member) (probe.Outcome, error) {
 	g.mu.Lock()
 	joined, t := g.server.Joined, g.target(a, m.name)
 	g.mu.Unlock()
 	if joined == (Joined{}) || t.Roots == nil || t.Probe.Unsafe || t.Probe.Plain {
 		return probe.OK, nil
 	}
-	class, err := joined.vouch(ctx, t)
+	class, err := joined.check(ctx, t)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if m.hiddenForLong(err, time.Now()) {
-		if !m.excused { // it may be asked every few seconds
-			m.excused = true
-			g.d.logf("%s: API server %s: %v for %s: taking it for one of the cluster that this node joined", g.vip, a, err, hiddenTime)
+		if !m.trustedAnyway { // log it once
+			m.trustedAnyway = true
+			g.d.logf("%s: API server %s: %v for %s: taking it for one of the cluster that this node joined", g.vip, a, err, maxHidden)
 		}
 		return probe.OK, nil
 	}
 	return class, err
 }
 
-// hiddenForLong takes what became of a question, and reports whether the API
-// server has shown nothing for so long that it is let through.
+// hiddenForLong records the result of a check, and reports whether the API server has shown
+// nothing for maxHidden.
 func (m *member) hiddenForLong(err error, now time.Time) bool {
 	if !errors.Is(err, errHidden) {
 		m.resetHidden()
 		return false
 	}
-	if m.hidden.IsZero() {
-		m.hidden = now
+	if m.hiddenSince.IsZero() {
+		m.hiddenSince = now
 	}
-	return now.Sub(m.hidden) >= hiddenTime
+	return now.Sub(m.hiddenSince) >= maxHidden
 }
 
-// resetHidden begins anew with the time for which an API server may show nothing.
-func (m *member) resetHidden() { m.hidden, m.excused = time.Time{}, false }
+// resetHidden restarts the time for which an API server may show nothing.
+func (m *member) resetHidden() { m.hiddenSince, m.trustedAnyway = time.Time{}, false }
 
-// guarded reports whether API servers have to show their cluster. g.mu is held.
+// guarded reports whether API servers must show their cluster. g.mu is held.
 func (g *group) guarded() bool { return g.server.Joined != (Joined{}) }
 
-// lost reports whether an API server that is down may come back as one of
-// another cluster: it does not answer. One that answers, however badly or late, is
-// what it was.
+// lost reports whether an API server is down and does not answer, so that it may come back
+// in another cluster. One that answers badly or late is still the same.
 func (m *member) lost() bool {
 	return m.health.State == Down && !m.health.Class.Answered() && !m.health.slow()
 }

@@ -114,7 +114,7 @@ func TestVouch(t *testing.T) {
 				m := newFakeMaster(t, cert)
 				m.http.Handler = &shows{info: tt.info, node: tt.node}
 				m.start()
-				class, err := joinedOld.vouch(t.Context(), probe.Target{Addr: addrAt(1), SNI: "apiserver.cluster.local", Roots: c.roots(t), Dial: m.dial})
+				class, err := joinedOld.check(t.Context(), probe.Target{Addr: addrAt(1), SNI: "apiserver.cluster.local", Roots: c.roots(t), Dial: m.dial})
 				if class != tt.class || (err == nil) != (class == probe.OK) || err != nil && strings.Contains(err.Error(), "it shows neither") != tt.hidden {
 					t.Errorf("got %v: %v", class, err)
 				}
@@ -157,7 +157,7 @@ func TestVouchByService(t *testing.T) {
 				m := newFakeMaster(t, cert)
 				m.http.Handler = &shows{info: tt.info, node: tt.node, service: tt.service}
 				m.start()
-				class, err := joinedNow.vouch(t.Context(), probe.Target{Addr: addrAt(1), SNI: "apiserver.cluster.local", Roots: c.roots(t), Dial: m.dial})
+				class, err := joinedNow.check(t.Context(), probe.Target{Addr: addrAt(1), SNI: "apiserver.cluster.local", Roots: c.roots(t), Dial: m.dial})
 				if class != tt.class || (err == nil) != (class == probe.OK) || errors.Is(err, errHidden) != tt.hidden {
 					t.Errorf("got %v: %v", class, err)
 				}
@@ -181,7 +181,7 @@ func TestPublishingTakesLong(t *testing.T) {
 	g := w.daemon.kept()[w.s.VIP]
 	g.mu.Lock()
 	for _, m := range g.members {
-		m.hidden = time.Now().Add(-time.Hour)
+		m.hiddenSince = time.Now().Add(-time.Hour)
 	}
 	g.mu.Unlock()
 	w.says.set("403", "404")
@@ -210,13 +210,13 @@ func TestHiddenForLong(t *testing.T) {
 		want  bool
 	}{
 		{0, errHidden, false},
-		{hiddenTime - time.Second, errHidden, false},
+		{maxHidden - time.Second, errHidden, false},
 		{time.Second, errHidden, true},
 		{time.Hour, errHidden, true},
 		{time.Second, nil, false},
 		{time.Second, errHidden, false},
 		{time.Minute, io.EOF, false},
-		{hiddenTime - time.Second, errHidden, false},
+		{maxHidden - time.Second, errHidden, false},
 	} {
 		now = now.Add(step.after)
 		if got := m.hiddenForLong(step.err, now); got != step.want {
@@ -239,7 +239,7 @@ func TestExcusedOnce(t *testing.T) {
 		if n == 0 {
 			g.mu.Lock()
 			for _, m := range g.members {
-				m.hidden = time.Now().Add(-hiddenTime)
+				m.hiddenSince = time.Now().Add(-maxHidden)
 			}
 			g.mu.Unlock()
 		}
@@ -275,7 +275,7 @@ func TestWitnessesChangeOneByOne(t *testing.T) {
 		before := w.says.count()
 		g.mu.Lock()
 		for _, m := range g.members {
-			poke(m.renew)
+			wake(m.renew)
 		}
 		g.mu.Unlock()
 		w.eventually("it is asked again", func() bool { return w.says.count() > before })

@@ -6,31 +6,31 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// State is what is believed of an API server.
+// State is the state of an API server.
 type State int
 
 // States of an API server.
 const (
 	Unknown State = iota // no verdict yet
 	Up
-	Draining // finishes what it has, takes nothing new
+	Draining // completes requests, accepts no new ones
 	Down
-	Alien // another cluster's, or cannot prove that it is one of this cluster's API servers
+	Alien // of another cluster, or without a valid certificate
 )
 
 func (s State) String() string {
 	return [...]string{"unknown", "up", "draining", "down", "alien"}[s]
 }
 
-// An API server that flaps has to prove itself longer: each fall soon after a
-// rise doubles the number of good probes that it needs, up to flapMax times.
+// An API server that flaps needs more good probes: each fall within flapSoon of a rise
+// doubles their number, up to flapMax times.
 const (
 	flapSoon = 30 * time.Second
 	flapMax  = 8
 )
 
-// health is what is believed of one API server. The zero value with Rise and Fall
-// set is an API server of which nothing is known.
+// health computes the state of one API server from its probes. The zero value with Rise and
+// Fall set is an API server that was never probed.
 type health struct {
 	Rise, Fall int
 
@@ -40,12 +40,12 @@ type health struct {
 	Falls int           // how often it went down
 
 	good, bad int
-	// lateOnly: it was up, and has failed in no other way than being late since.
+	// lateOnly: since it was up, its only failures were late answers.
 	lateOnly bool
 	flap     int // doublings are 1, 2, 4, 8; 0 counts as 1
 }
 
-// observe takes the outcome of one probe and reports whether State changed.
+// observe records the outcome of one probe and reports whether State changed.
 func (h *health) observe(c probe.Outcome, now time.Time) bool {
 	h.Class = c
 	if !c.Alive() && c != probe.Late {
@@ -58,52 +58,56 @@ func (h *health) observe(c probe.Outcome, now time.Time) bool {
 		h.good, h.bad = 0, 0
 		return h.enter(Alien, now) // no second chance: luck does not decide it
 	case c.Alive():
-		h.bad = 0
-		h.good++
-		switch h.State {
-		case Up:
-			if h.flap > 1 && now.Sub(h.Since) > flapSoon {
-				h.flap = 0
-			}
-		case Unknown: // the first verdict is not a recovery
-			return h.enter(Up, now)
-		default:
-			if h.good >= h.Rise*max(h.flap, 1) {
-				return h.enter(Up, now)
-			}
-		}
-		return false
+		return h.succeeded(now)
 	case c == probe.Draining:
 		h.good, h.bad = 0, 0
-		if h.State == Alien {
-			return false
-		}
-		return h.enter(Draining, now)
+		return h.State != Alien && h.enter(Draining, now)
 	}
+	return h.failed(now)
+}
+
+// succeeded counts a probe that found the API server alive.
+func (h *health) succeeded(now time.Time) bool {
+	h.bad = 0
+	h.good++
+	switch {
+	case h.State == Up:
+		if now.Sub(h.Since) > flapSoon {
+			h.flap = 0
+		}
+		return false
+	case h.State == Unknown, // the first verdict is not a recovery
+		h.good >= h.Rise*max(h.flap, 1):
+		return h.enter(Up, now)
+	}
+	return false
+}
+
+// failed counts a probe that found it dead.
+func (h *health) failed(now time.Time) bool {
 	h.good = 0
 	h.bad++
 	if h.State == Down || h.State == Alien || h.bad < h.Fall {
 		return false
 	}
-	if h.State == Up {
-		if now.Sub(h.Since) < flapSoon && h.Falls > 0 {
-			h.flap = min(max(h.flap, 1)*2, flapMax)
-		}
+	if h.State == Up && h.Falls > 0 && now.Sub(h.Since) < flapSoon {
+		h.flap = min(max(h.flap, 1)*2, flapMax)
 	}
 	h.Falls++
 	return h.enter(Down, now)
 }
 
-// slow reports whether an API server is down only because its answers are late. One
-// that was stopped in between would have refused or broken a connection.
+// slow reports whether an API server is down only because its answers are late. A stopped
+// one would have refused or closed a connection.
 func (h *health) slow() bool { return h.State == Down && h.lateOnly }
 
-// probeSoon reports whether the next probe should come soon: the belief does
-// not match what was seen last.
+// probeSoon reports whether the next probe should come soon, since the last one contradicts
+// the state.
 func (h *health) probeSoon() bool {
 	return h.bad > 0 && h.State != Down && h.State != Alien || h.good > 0 && h.State != Up
 }
 
+// enter changes State and reports whether it was another one.
 func (h *health) enter(s State, now time.Time) bool {
 	if h.State == s {
 		return false

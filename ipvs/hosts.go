@@ -18,15 +18,15 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// hostsMark ends the lines of /etc/hosts that are ours.
+// hostsMark ends the lines of /etc/hosts that ipvscare writes.
 const hostsMark = "# ipvscare"
 
-// hostsLine is what the hosts file should say of a name in one family of
-// addresses: a dual-stack name has a line in each.
+// hostsLine is the line that the hosts file needs for a name in one address family: a
+// dual-stack name has a line in each.
 type hostsLine struct {
 	name string
 	ipv6 bool
-	addr netip.Addr // not valid: no line of ours
+	addr netip.Addr // not valid: no line
 }
 
 func lineFor(name string, addr netip.Addr) hostsLine {
@@ -38,50 +38,52 @@ func noLineFor(name string, vip netip.Addr) hostsLine {
 	return hostsLine{name: name, ipv6: vip.Is6()}
 }
 
-// in returns the file with exactly one line of ours for the name, and no line
-// of ours if there is no address. Other lines stay as they are, byte for byte.
-// A line of somebody else that already says the same is enough; before one
-// that says otherwise ours is put, because the first one wins.
-func (h hostsLine) in(text []byte) []byte {
-	name, addr := h.name, h.addr
-	var lines [][]byte
-	satisfied := false
-	before := -1 // where a foreign line names the host with another address
-	ours := -1
-	for line := range bytes.Lines(text) {
-		words, comment := hostsFields(line)
-		named := len(words) > 1 && slices.ContainsFunc(words[1:], func(w string) bool { return strings.EqualFold(w, name) })
-		switch {
-		case named && comment == hostsMark && h.sameFamily(words[0]):
-			if ours < 0 {
-				ours = len(lines)
-			}
-			continue
-		case named && addr.IsValid() && words[0] == addr.String():
-			satisfied = satisfied || before < 0
-		case named && before < 0 && h.sameFamily(words[0]):
-			before = len(lines)
-		}
-		lines = append(lines, line)
-	}
-	if addr.IsValid() && !satisfied {
-		at := len(lines)
-		if ours >= 0 {
-			at = ours
-		}
-		if before >= 0 && before < at {
-			at = before
-		}
+// applyTo returns the hosts file with exactly one marked line for the name, or none if
+// there is no address. Other lines stay as they are, byte for byte.
+func (h hostsLine) applyTo(text []byte) []byte {
+	lines, at, satisfied := h.unmarked(text)
+	if h.addr.IsValid() && !satisfied {
 		if at > 0 && !bytes.HasSuffix(lines[at-1], []byte("\n")) {
 			lines[at-1] = append(bytes.Clone(lines[at-1]), '\n')
 		}
-		line := []byte(addr.String() + " " + name + " " + hostsMark + "\n")
-		lines = append(lines[:at], append([][]byte{line}, lines[at:]...)...)
+		lines = slices.Insert(lines, at, []byte(h.addr.String()+" "+h.name+" "+hostsMark+"\n"))
 	}
 	return bytes.Join(lines, nil)
 }
 
-// linesAt returns the names that our lines of the hosts file give to one of the
+// unmarked returns the lines without the marked ones of the name, and where to insert
+// a new one: where it was, but before any foreign line that gives the name another
+// address, since the first line wins. satisfied means that a foreign line already
+// gives it this address.
+func (h hostsLine) unmarked(text []byte) (lines [][]byte, at int, satisfied bool) {
+	foreign, marked := -1, -1
+	for line := range bytes.Lines(text) {
+		words, comment := hostsFields(line)
+		named := len(words) > 1 && slices.ContainsFunc(words[1:], func(w string) bool { return strings.EqualFold(w, h.name) })
+		switch {
+		case named && comment == hostsMark && h.sameFamily(words[0]):
+			if marked < 0 {
+				marked = len(lines)
+			}
+			continue
+		case named && h.addr.IsValid() && words[0] == h.addr.String():
+			satisfied = satisfied || foreign < 0
+		case named && foreign < 0 && h.sameFamily(words[0]):
+			foreign = len(lines)
+		}
+		lines = append(lines, line)
+	}
+	at = len(lines)
+	if marked >= 0 {
+		at = marked
+	}
+	if foreign >= 0 {
+		at = min(at, foreign)
+	}
+	return lines, at, satisfied
+}
+
+// linesAt returns the names that marked lines of the hosts file give to one of the
 // addresses.
 func linesAt(path string, addrs ...netip.Addr) []string {
 	text, err := os.ReadFile(path)
@@ -158,7 +160,7 @@ func (h hostsLine) change(path string) (text []byte, changes bool, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, false, err
 	}
-	text = h.in(old)
+	text = h.applyTo(old)
 	return text, !bytes.Equal(text, old), nil
 }
 

@@ -35,11 +35,11 @@ func TestHosts(t *testing.T) {
 		{"somebody else's is not removed", "10.103.97.2 apiserver.cluster.local\n", "10.103.97.2 apiserver.cluster.local\n", netip.Addr{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := string(hostsLine{name, false, tt.addr}.in([]byte(tt.in)))
+			got := string(hostsLine{name, false, tt.addr}.applyTo([]byte(tt.in)))
 			if got != tt.want {
 				t.Errorf("got\n%s\nwant\n%s", got, tt.want)
 			}
-			if again := string(hostsLine{name, false, tt.addr}.in([]byte(got))); again != got {
+			if again := string(hostsLine{name, false, tt.addr}.applyTo([]byte(got))); again != got {
 				t.Errorf("a second time it is\n%s", again)
 			}
 		})
@@ -54,15 +54,15 @@ func TestHostsDualStack(t *testing.T) {
 	text := []byte("::1 x\n10.0.0.1 " + name + "\nfd00::1 " + name + "\n")
 	foreign := string(text)
 	for range 2 {
-		text = lineFor(name, six).in(lineFor(name, four).in(text))
+		text = lineFor(name, six).applyTo(lineFor(name, four).applyTo(text))
 		if got, want := string(text), "::1 x\n10.103.97.2 "+name+" # ipvscare\n10.0.0.1 "+name+"\nfd00:97::2 "+name+" # ipvscare\nfd00::1 "+name+"\n"; got != want {
 			t.Fatalf("got\n%s\nwant\n%s", got, want)
 		}
 	}
-	if got, want := string(noLineFor(name, four).in(text)), "::1 x\n10.0.0.1 "+name+"\nfd00:97::2 "+name+" # ipvscare\nfd00::1 "+name+"\n"; got != want {
+	if got, want := string(noLineFor(name, four).applyTo(text)), "::1 x\n10.0.0.1 "+name+"\nfd00:97::2 "+name+" # ipvscare\nfd00::1 "+name+"\n"; got != want {
 		t.Errorf("without the IPv4 line\n%s\nwant\n%s", got, want)
 	}
-	if got := string(noLineFor(name, six).in(noLineFor(name, four).in(text))); got != foreign {
+	if got := string(noLineFor(name, six).applyTo(noLineFor(name, four).applyTo(text))); got != foreign {
 		t.Errorf("without ours\n%s", got)
 	}
 }
@@ -91,8 +91,8 @@ func FuzzHosts(f *testing.F) {
 	f.Add([]byte("10.0.0.1 a.b # ipvscare\n\n10.0.0.2 a.b"))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		vip := netip.MustParseAddr("10.103.97.2")
-		once := lineFor("a.b", vip).in(in)
-		if string(lineFor("a.b", vip).in(once)) != string(once) {
+		once := lineFor("a.b", vip).applyTo(in)
+		if string(lineFor("a.b", vip).applyTo(once)) != string(once) {
 			t.Fatalf("%q becomes %q, which is not stable", in, once)
 		}
 	})

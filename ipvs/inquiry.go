@@ -9,20 +9,20 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// inquiry decides between a slow API server and a dead one: PINGs go on over
-// the held connection, where each new packet also helps TCP to recover lost
-// ones, and fresh connections are tried at growing intervals.
+// inquiry distinguishes a slow API server from a dead one: it sends more PINGs over the held
+// connection, where each packet also helps TCP to recover lost ones, and tries new
+// connections at growing intervals.
 type inquiry struct {
 	w *watcher
 	l *probe.Link
-	// fresh delivers the results of the pending tries.
+	// fresh receives the results of the pending attempts.
 	fresh   chan attempt
 	pending int
-	// tick counts ticks; the next try begins at tryAt, the one after it pause later.
+	// tick counts ticks; the next attempt begins at tryAt, the one after it pause later.
 	tick, tryAt, pause int
-	// signs has the progress of each try, but for those that excused a round.
-	signs []*atomic.Int32
-	// accepted: the API server's kernel accepted one of them.
+	// progress has the progress of each attempt, except those that excused a round.
+	progress []*atomic.Int32
+	// accepted: one of the attempts was connected.
 	accepted bool
 }
 
@@ -34,32 +34,30 @@ type attempt struct {
 	took  time.Duration
 }
 
-// finding is what a round led to. Unless it is over, the round failed as class
-// and err say.
+// finding is the result of a round. Unless the inquiry is over, the round failed with class
+// and err.
 type finding struct {
 	over  bool
-	alive *probe.Link // the connection to go on with, if it is over
-	// answer is what the request that was under way got meanwhile.
+	alive *probe.Link // the connection to continue with, if it is over
+	// answer is the answer to the request that was outstanding.
 	answer *probe.Event
 	class  probe.Outcome
 	err    error
 }
 
-// inquire makes an inquiry of as many rounds as may fail. Each round without any
-// sign of life counts as one failed probe; a fresh connection on which the API
-// server began to answer excuses one round, as many times as it takes to fall.
-// ok is false when the API server has to be dialled anew; silent says that the held
-// connection is not broken and may still answer. answer is the request's, if it ended the
-// inquiry.
+// inquire makes an inquiry of at most fall failed rounds. A round without any sign of life
+// counts as a failed probe. A new connection on which the API server began to answer excuses
+// one round, at most fall times. ok is false if a new connection is needed; silent means that
+// the held one is not broken and may still answer. answer is the outstanding request's.
 func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link, answer *probe.Event, ok, silent bool) {
-	if w.state == Down { // there is nothing to decide
+	if w.state == Down { // nothing to decide
 		return nil, nil, false, true
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	q := &inquiry{w: w, l: l, fresh: make(chan attempt, 2*w.fall*w.profile.Ticks), pause: 2}
 	defer func() {
 		cancel()
-		q.dismiss()
+		q.closeLate()
 	}()
 	tick := time.NewTicker(w.profile.Tick)
 	defer tick.Stop()
@@ -69,7 +67,7 @@ func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link
 			return f.alive, f.answer, f.alive != nil, false
 		}
 		if f.class == probe.Timeout {
-			if excused < w.fall && q.excuse() {
+			if excused < w.fall && q.takeSign() {
 				excused++
 				continue
 			}
@@ -78,14 +76,14 @@ func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link
 			}
 		}
 		failed++
-		if s, _ := w.see(f.class, f.err); s == Down {
+		if s, _ := w.report(f.class, f.err); s == Down {
 			return nil, nil, false, f.class != probe.Refused
 		}
 	}
 	return nil, nil, false, false
 }
 
-// round sends a PING in each tick.
+// round sends a PING at each tick, Ticks-1 of them.
 func (q *inquiry) round(ctx context.Context, tick <-chan time.Time) finding {
 	for range q.w.profile.Ticks - 1 {
 		q.try(ctx)
@@ -102,10 +100,9 @@ func (q *inquiry) round(ctx context.Context, tick <-chan time.Time) finding {
 	return finding{class: probe.Timeout}
 }
 
-// try begins a fresh connection, if one is due. The pause doubles from one to the
-// next: a handshake costs an overloaded API server more than all else here, and
-// where a fifth of all packets is lost, a single one does not get through in time
-// often enough.
+// try starts a new connection if one is due. The pause doubles each time: a handshake is
+// the most expensive request for an overloaded API server, but on a link that loses a fifth
+// of its packets one attempt is not enough.
 func (q *inquiry) try(ctx context.Context) {
 	now := q.tick
 	q.tick++
@@ -115,12 +112,12 @@ func (q *inquiry) try(ctx context.Context) {
 	q.tryAt, q.pause = now+q.pause, 2*q.pause
 	q.pending++
 	sign := new(atomic.Int32)
-	q.signs = append(q.signs, sign)
+	q.progress = append(q.progress, sign)
 	timeout := q.w.handshakeTimeout()
 	go func() { q.fresh <- q.w.dial(ctx, timeout, sign) }()
 }
 
-// listen waits for the end of the tick, or for what ends the round.
+// listen waits for the end of the tick, or for an event that ends the round.
 func (q *inquiry) listen(ctx context.Context, tick <-chan time.Time) (f finding, done bool) {
 	for {
 		select {
@@ -142,10 +139,10 @@ func (q *inquiry) listen(ctx context.Context, tick <-chan time.Time) (f finding,
 			q.pending--
 			switch {
 			case a.l != nil:
-				q.w.shook(a)
+				q.w.recordHandshake(a)
 				return finding{over: true, alive: a.l}, true
 			case a.class == probe.Identity:
-				q.w.see(a.class, a.err)
+				q.w.report(a.class, a.err)
 				return finding{over: true}, true
 			case a.class == probe.TCPOnly:
 				return finding{over: true}, true
@@ -156,30 +153,30 @@ func (q *inquiry) listen(ctx context.Context, tick <-chan time.Time) (f finding,
 	}
 }
 
-// broken is a held connection that ended meanwhile.
+// broken ends the inquiry because the held connection ended.
 func (q *inquiry) broken(err error) finding {
-	q.w.see(probe.Closed, err)
+	q.w.report(probe.Closed, err)
 	return finding{over: true}
 }
 
-// excuse uses one sign of life up, if there is one.
-func (q *inquiry) excuse() bool {
-	i := slices.IndexFunc(q.signs, func(s *atomic.Int32) bool { return s.Load() == probe.Heard })
+// takeSign reports whether an attempt showed a sign of life, and removes it.
+func (q *inquiry) takeSign() bool {
+	i := slices.IndexFunc(q.progress, func(s *atomic.Int32) bool { return s.Load() == probe.Heard })
 	if i < 0 {
 		return false
 	}
-	q.signs = slices.Delete(q.signs, i, i+1)
+	q.progress = slices.Delete(q.progress, i, i+1)
 	q.accepted = true
 	return true
 }
 
-// late reports whether the API server accepts connections, and is only silent.
+// late reports whether the API server accepts connections but does not answer.
 func (q *inquiry) late() bool {
-	return q.accepted || slices.ContainsFunc(q.signs, func(s *atomic.Int32) bool { return s.Load() >= probe.Connected })
+	return q.accepted || slices.ContainsFunc(q.progress, func(s *atomic.Int32) bool { return s.Load() >= probe.Connected })
 }
 
-// dismiss closes whoever comes too late.
-func (q *inquiry) dismiss() {
+// closeLate closes connections that come too late.
+func (q *inquiry) closeLate() {
 	go func(n int) {
 		for range n {
 			if a := <-q.fresh; a.l != nil {

@@ -11,64 +11,62 @@ import (
 	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
-// errPresent means that IP_VS is there after all.
+// errPresent means that IP_VS was loaded.
 var errPresent = errors.New("the kernel has IP_VS now")
 
-// ErrRestart means that the daemon has to be started anew in a new process:
-// IP_VS came or went, and its netlink family is remembered per process.
+// ErrRestart means that the daemon must be started again in a new process: IP_VS was loaded
+// or unloaded, and a process remembers its netlink family.
 var ErrRestart = errors.New("restarting: IP_VS was loaded or unloaded")
 
 // Periods of the keeper.
 const (
-	// keepTick is the pause between looks at the kernel's table. Things have
-	// to be right again within a second, and PINGs, which are due 0.8 s to 1 s
-	// after the last answer, go out at the same time.
+	// keepTick is the pause between checks of the kernel's table: changes must be repaired
+	// within a second, and PINGs, due 0.8 s to 1 s after the last answer, go out with them.
 	keepTick = 920 * time.Millisecond
-	// keepFull is the pause between looks at the routes as well.
+	// keepFull is the pause between checks of the routes.
 	keepFull = time.Minute
-	// keepGather lets a burst of route changes pass before looking.
+	// keepGather is the pause between a change of routes and their check: changes come in
+	// bursts.
 	keepGather = 100 * time.Millisecond
 )
 
-// routeSource is how the source address of a local route is found: it is given, or is
-// the one by which this node reaches the API servers.
+// routeSource determines the source address of a local route: source if valid, otherwise the
+// address from which this node reaches the API servers.
 type routeSource struct {
 	masters []netip.Addr
 	source  netip.Addr
 }
 
-// keeper owns the kernel. One goroutine does everything, in turn.
+// keeper owns the kernel. All its work is done by one goroutine.
 type keeper struct {
-	kernel kernel.Kernel
-	log    func(format string, args ...any)
-	calls  chan func()
-	wake   chan struct{}
-	turned func(error) // IP_VS went or came
-	stats  *stats
-	beat   beat
+	kernel        kernel.Kernel
+	log           func(format string, args ...any)
+	calls         chan func()
+	wake          chan struct{}
+	moduleChanged func(error) // called when IP_VS was loaded or unloaded
+	stats         *stats
+	beat          beat
 
 	want []kernel.Service
 	via  map[netip.AddrPort]routeSource
-	// packets are those of each virtual server at the last tick.
+	// packets are the counters of each virtual server at the last tick.
 	packets map[netip.AddrPort]map[netip.AddrPort]uint32
-	// used is called at a tick with the real servers that this node's programs have sent
-	// something to since the one before.
+	// used is called at a tick with the real servers that got packets since the last one.
 	used func(vip netip.AddrPort, dests []netip.AddrPort)
-	// absent means that IP_VS is not there: nothing is kept, but sockets can
-	// still be destroyed.
+	// absent: the kernel has no IP_VS. Nothing is kept, but sockets can be destroyed.
 	absent bool
-	waited time.Duration // since the last look whether it came
-	// complaint is the last error said, so that it is said once.
-	complaint string
+	waited time.Duration // since the last check whether IP_VS is loaded
+	// logged is the last error logged.
+	logged string
 }
 
 func newKeeper(k kernel.Kernel, log func(string, ...any), st *stats, turned func(error)) *keeper {
-	return &keeper{kernel: k, log: log, stats: st, turned: turned,
+	return &keeper{kernel: k, log: log, stats: st, moduleChanged: turned,
 		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]routeSource),
 		packets: make(map[netip.AddrPort]map[netip.AddrPort]uint32), used: func(netip.AddrPort, []netip.AddrPort) {}}
 }
 
-// run keeps until the context ends. It leaves everything in place.
+// run keeps the virtual servers until the context ends, and leaves them in place.
 func (k *keeper) run(ctx context.Context) {
 	err := k.kernel.Watch(ctx, func() {
 		select {
@@ -95,7 +93,7 @@ func (k *keeper) run(ctx context.Context) {
 			gather.Reset(keepGather)
 		case <-gather.C:
 			if !k.absent {
-				k.say(k.routes())
+				k.logChange(k.routes())
 			}
 		case <-tick.C:
 			tick.Reset(k.beat.after(0))
@@ -108,8 +106,8 @@ func (k *keeper) run(ctx context.Context) {
 	}
 }
 
-// do runs f in the keeper's goroutine.
-func (k *keeper) do(ctx context.Context, f func() error) error {
+// call runs f in the keeper's goroutine.
+func (k *keeper) call(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	select {
 	case k.calls <- func() { done <- f() }:
@@ -126,7 +124,7 @@ func (k *keeper) tick(full bool) {
 		if k.waited += keepTick; k.waited >= absentEvery {
 			k.waited = 0
 			if k.kernel.Ready() == nil {
-				k.turned(errPresent)
+				k.moduleChanged(errPresent)
 			}
 		}
 		return
@@ -138,27 +136,27 @@ func (k *keeper) tick(full bool) {
 	if full {
 		err = errors.Join(err, k.routes())
 	}
-	k.say(err)
+	k.logChange(err)
 }
 
-// say logs an error once, and that it is over.
-func (k *keeper) say(err error) {
+// logChange logs an error if it is another one than before, and the end of errors.
+func (k *keeper) logChange(err error) {
 	if err == nil {
-		if k.complaint != "" {
-			k.complaint = ""
+		if k.logged != "" {
+			k.logged = ""
 			k.log("the kernel's tables are right again")
 		}
 		return
 	}
-	if msg := lasting(err.Error()); msg != k.complaint {
-		k.complaint = msg
+	if msg := withoutLocalAddr(err.Error()); msg != k.logged {
+		k.logged = msg
 		k.log("%s", msg)
 	}
 }
 
 // set makes want the desired state of its virtual server.
 func (k *keeper) set(ctx context.Context, want kernel.Service, via routeSource) error {
-	return k.do(ctx, func() error {
+	return k.call(ctx, func() error {
 		if k.absent {
 			return nil
 		}
@@ -173,9 +171,9 @@ func (k *keeper) set(ctx context.Context, want kernel.Service, via routeSource) 
 	})
 }
 
-// current returns the virtual server as the kernel has it, nil if it has not.
+// current returns the kernel's virtual server, or nil.
 func (k *keeper) current(ctx context.Context, vip netip.AddrPort) (s *kernel.Service, err error) {
-	err = k.do(ctx, func() error {
+	err = k.call(ctx, func() error {
 		if k.absent {
 			return nil
 		}
@@ -185,9 +183,9 @@ func (k *keeper) current(ctx context.Context, vip netip.AddrPort) (s *kernel.Ser
 	return s, err
 }
 
-// sever destroys the sockets connected straight to an API server.
+// sever destroys the sockets connected directly to an API server.
 func (k *keeper) sever(ctx context.Context, addr netip.AddrPort) error {
-	return k.do(ctx, func() error {
+	return k.call(ctx, func() error {
 		n, err := k.kernel.SeverRemote(addr)
 		k.stats.severed.Add(int64(n))
 		return err
@@ -196,7 +194,7 @@ func (k *keeper) sever(ctx context.Context, addr netip.AddrPort) error {
 
 // drop removes the virtual server, its connections and its route.
 func (k *keeper) drop(ctx context.Context, vip netip.AddrPort) error {
-	return k.do(ctx, func() error {
+	return k.call(ctx, func() error {
 		k.want = slices.DeleteFunc(k.want, func(s kernel.Service) bool { return s.VIP == vip })
 		delete(k.via, vip)
 		delete(k.packets, vip)
@@ -223,11 +221,11 @@ func removeService(machine kernel.Kernel, vip netip.AddrPort, keepRoute bool) er
 	return errors.Join(errs...)
 }
 
-// absentEvery is the pause between looks whether IP_VS came.
+// absentEvery is the pause between checks whether IP_VS is loaded.
 const absentEvery = 5 * time.Second
 
-// reconcile compares everything and puts it right. repair says that nobody
-// asked for a change, so that any difference is somebody else's doing.
+// reconcile compares the virtual servers with the kernel's and repairs differences. repair:
+// no change was requested, so another program made them.
 func (k *keeper) reconcile(repair bool) error {
 	settings, err := k.kernel.Settings()
 	var errs []error
@@ -242,12 +240,12 @@ func (k *keeper) reconcile(repair bool) error {
 		have, err := k.kernel.Service(k.want[i].VIP)
 		if err != nil {
 			if errors.Is(err, kernel.ErrNoIPVS) {
-				k.turned(err)
+				k.moduleChanged(err)
 			}
 			return errors.Join(append(errs, err)...)
 		}
 		if repair {
-			k.count(k.want[i].VIP, have)
+			k.countPackets(k.want[i].VIP, have)
 		}
 		ops := kernel.Diff(&k.want[i], have)
 		if len(ops) == 0 {
@@ -263,8 +261,8 @@ func (k *keeper) reconcile(repair bool) error {
 			}
 		}
 		if repair && ops[0].Kind == kernel.AddService {
-			// Its connections went with the service. A client that only waits, as for
-			// a watch, would not notice.
+			// Its connections are gone with the service. A client that only receives, like a
+			// watch, would not notice.
 			n, err := k.kernel.SeverRemote(k.want[i].VIP)
 			k.stats.severed.Add(int64(n))
 			errs = append(errs, err)
@@ -273,8 +271,8 @@ func (k *keeper) reconcile(repair bool) error {
 	return errors.Join(errs...)
 }
 
-// count tells which real servers were sent something since the last tick.
-func (k *keeper) count(vip netip.AddrPort, have *kernel.Service) {
+// countPackets calls used with the real servers that got packets since the last tick.
+func (k *keeper) countPackets(vip netip.AddrPort, have *kernel.Service) {
 	if have == nil {
 		return
 	}
@@ -290,7 +288,7 @@ func (k *keeper) count(vip netip.AddrPort, have *kernel.Service) {
 	}
 }
 
-// brief names the steps, a few of them.
+// brief lists the first steps.
 func brief(ops []kernel.Op) string {
 	const most = 4
 	s := ""
@@ -324,17 +322,15 @@ func apply(machine kernel.Kernel, op kernel.Op, st *stats) error {
 			st.severed.Add(int64(n))
 		}
 	}
-	// IPVS throws away the first packet that connection tracking still maps to
-	// a real server which is gone, and whoever is just opening a connection
-	// would have to wait for one more of its SYNs.
+	// IPVS drops the first packet that connection tracking still maps to a removed real
+	// server: a client that is connecting would have to wait for its next SYN.
 	if err = errors.Join(err, machine.Untrack(op.Service.VIP, op.Dest.Addr)); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	return nil
 }
 
-// routes puts the local routes right: to each virtual address, with the source
-// address by which this node reaches the API servers.
+// routes repairs the local route to each virtual address and its source address.
 func (k *keeper) routes() error {
 	var errs []error
 	for i := range k.want {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/netip"
 	"os"
@@ -17,36 +16,33 @@ import (
 
 	"github.com/edgebake/edgebake/ipvs/kernel"
 	"github.com/edgebake/edgebake/ipvs/probe"
+	"github.com/edgebake/edgebake/test/kerneltest"
 )
 
-// memKernel is a kernel in memory. It checks what it is told as a kernel
-// does, and writes down the steps.
+// memKernel is a kernel in memory that records the steps.
 type memKernel struct {
-	t        *testing.T
-	mu       sync.Mutex
-	absent   bool
-	services []kernel.Service
-	conns    []kernel.Conn
-	routes   map[netip.Addr]netip.Addr
-	source   netip.Addr
-	steps    []string
-	history  []string // the table after each step
-	severed  []kernel.Conn
-	remotes  []netip.AddrPort
-	stuck    []netip.AddrPort
-	packets  map[netip.AddrPort]uint32
+	kerneltest.Table
+	t       *testing.T
+	absent  bool
+	conns   []kernel.Conn
+	source  netip.Addr
+	steps   []string
+	history []string // the table after each step
+	severed []kernel.Conn
+	remotes []netip.AddrPort
+	stuck   []netip.AddrPort
 	// untracked are the real servers that connection tracking was to forget.
 	untracked []netip.AddrPort
 	wake      func()
 }
 
 func newMemKernel(t *testing.T) *memKernel {
-	return &memKernel{t: t, routes: make(map[netip.Addr]netip.Addr), source: netip.MustParseAddr("10.0.0.100")}
+	return &memKernel{t: t, source: netip.MustParseAddr("10.0.0.100")}
 }
 
 func (k *memKernel) Ready() error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
 	if k.absent {
 		return kernel.ErrNoIPVS
 	}
@@ -54,53 +50,30 @@ func (k *memKernel) Ready() error {
 }
 
 func (k *memKernel) Service(vip netip.AddrPort) (*kernel.Service, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.absent {
-		return nil, kernel.ErrNoIPVS
+	if err := k.Ready(); err != nil {
+		return nil, err
 	}
-	s := find(k.services, vip)
-	if s == nil {
-		return nil, nil
-	}
-	clone := *s
-	clone.Dests, clone.Packets = slices.Clone(s.Dests), maps.Clone(k.packets)
-	return &clone, nil
-}
-
-func find(all []kernel.Service, vip netip.AddrPort) *kernel.Service {
-	for i := range all {
-		if all[i].VIP == vip {
-			return &all[i]
-		}
-	}
-	return nil
+	return k.Table.Service(vip)
 }
 
 func (k *memKernel) Apply(op kernel.Op) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.absent {
-		return kernel.ErrNoIPVS
+	if err := k.Ready(); err != nil {
+		return err
 	}
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
 	k.steps = append(k.steps, op.String())
-	s := find(k.services, op.Service.VIP)
-	after := perform(k.t, s, op)
-	switch {
-	case s == nil && after != nil:
-		k.services = append(k.services, *after)
-	case after == nil:
-		k.services = slices.DeleteFunc(k.services, func(s kernel.Service) bool { return s.VIP == op.Service.VIP })
-	default:
-		*s = *after
+	if err := k.Perform(op); err != nil {
+		k.t.Error(err)
+		return err
 	}
 	k.history = append(k.history, k.table())
 	return nil
 }
 
 func (k *memKernel) Conns(vip, dest netip.AddrPort) ([]kernel.Conn, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
 	var mine []kernel.Conn
 	for _, c := range k.conns {
 		if c.Virtual == vip && c.Dest == dest {
@@ -111,97 +84,74 @@ func (k *memKernel) Conns(vip, dest netip.AddrPort) ([]kernel.Conn, error) {
 }
 
 func (k *memKernel) Sever(conns []kernel.Conn) (int, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
 	k.severed = append(k.severed, conns...)
 	return len(conns), nil
 }
 
 func (k *memKernel) Untrack(vip, dest netip.AddrPort) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
 	k.untracked = append(k.untracked, dest)
 	return nil
 }
 
 func (k *memKernel) Stuck(netip.AddrPort) ([]netip.AddrPort, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
 	return k.stuck, nil
 }
 
 func (k *memKernel) SeverRemote(a netip.AddrPort) (int, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
 	k.remotes = append(k.remotes, a)
 	return 1, nil
 }
 
 func (k *memKernel) Source(netip.Addr) (netip.Addr, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
 	return k.source, nil
 }
 
-func (k *memKernel) Route(vip netip.Addr) (netip.Addr, bool, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	src, ok := k.routes[vip]
-	return src, ok, nil
-}
-
-func (k *memKernel) SetRoute(vip, src netip.Addr) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.routes[vip] = src
-	return nil
-}
-
-func (k *memKernel) DelRoute(vip netip.Addr) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.routes, vip)
-	return nil
-}
-
-func (k *memKernel) Settings() ([]string, error) { return nil, nil }
-
 func (k *memKernel) Watch(_ context.Context, wake func()) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
 	k.wake = wake
 	return nil
 }
 
 // change does something behind the keeper's back.
 func (k *memKernel) change(f func()) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
 	f()
 }
 
 // mark is now, for since: the tables after each change of them.
 func (k *memKernel) mark() int {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
 	return len(k.history)
 }
 
 func (k *memKernel) since(mark int) []string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
 	return slices.Clone(k.history[mark:])
 }
 
 func (k *memKernel) text() string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
 	return k.table()
 }
 
 func (k *memKernel) table() string {
 	var s []string
-	for _, svc := range k.services {
+	for _, svc := range k.Services {
 		s = append(s, fmt.Sprintf("%s %s", svc.VIP, svc.Scheduler))
 		for _, d := range byAddress(svc.Dests) {
 			s = append(s, fmt.Sprintf("%s=%d", d.Addr.Addr(), d.Weight))
@@ -327,7 +277,7 @@ func TestDaemon(t *testing.T) {
 	onlyB := fmt.Sprintf("%s rr %s=1", s.VIP, b.addr.Addr())
 	w.start(s)
 	w.eventually("both serve", func() bool { return w.kernel.text() == both })
-	if src := w.kernel.routes[s.VIP.Addr()]; src != w.kernel.source {
+	if src := w.kernel.Routes[s.VIP.Addr()]; src != w.kernel.source {
 		t.Errorf("the route's source is %v", src)
 	}
 	hosts := func(want string) func() bool {
@@ -372,19 +322,19 @@ func TestDaemon(t *testing.T) {
 		if len(w.kernel.remotes) > 0 {
 			t.Errorf("severed all sockets to %v", w.kernel.remotes)
 		}
-		w.kernel.services = nil
+		w.kernel.Services = nil
 	})
 	w.eventually("a flush is repaired, and what it cut off is told", func() bool {
-		w.kernel.mu.Lock()
+		w.kernel.Mu.Lock()
 		told := slices.Equal(w.kernel.remotes, []netip.AddrPort{s.VIP})
-		w.kernel.mu.Unlock()
+		w.kernel.Mu.Unlock()
 		return told && strings.Contains(w.kernel.text(), "=1")
 	})
-	w.kernel.change(func() { clear(w.kernel.routes); w.kernel.wake() })
+	w.kernel.change(func() { clear(w.kernel.Routes); w.kernel.wake() })
 	w.eventually("the route is repaired", func() bool {
-		w.kernel.mu.Lock()
-		defer w.kernel.mu.Unlock()
-		return w.kernel.routes[s.VIP.Addr()] == w.kernel.source
+		w.kernel.Mu.Lock()
+		defer w.kernel.Mu.Unlock()
+		return w.kernel.Routes[s.VIP.Addr()] == w.kernel.source
 	})
 	before := w.kernel.text()
 	if err := w.stop(); err != nil {
@@ -426,7 +376,7 @@ func TestRestartWhileOneDrains(t *testing.T) {
 	mine := kernel.Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: s.VIP, Dest: b.addr}
 	w.kernel.change(func() {
 		w.kernel.conns = []kernel.Conn{mine}
-		w.kernel.services = []kernel.Service{{VIP: s.VIP, Scheduler: "rr", Dests: []kernel.Dest{{Addr: a.addr, Weight: 1, Forward: kernel.Masq}, {Addr: b.addr, Weight: 0, Forward: kernel.Masq}}}}
+		w.kernel.Services = []kernel.Service{{VIP: s.VIP, Scheduler: "rr", Dests: []kernel.Dest{{Addr: a.addr, Weight: 1, Forward: kernel.Masq}, {Addr: b.addr, Weight: 0, Forward: kernel.Masq}}}}
 	})
 	w.start(s)
 	w.eventually("both have verdicts", func() bool { return w.said("is up, it was unknown") == 1 && w.said("is draining, it was unknown") == 1 })
@@ -488,8 +438,8 @@ func TestDaemonWithoutIPVS(t *testing.T) {
 	first.stop()
 	w.eventually("the hosts file names the other", func() bool { return named() != nil && named() != first })
 	w.eventually("connections to the dead one are closed", func() bool {
-		w.kernel.mu.Lock()
-		defer w.kernel.mu.Unlock()
+		w.kernel.Mu.Lock()
+		defer w.kernel.Mu.Unlock()
 		return slices.Equal(w.kernel.remotes, []netip.AddrPort{first.addr})
 	})
 	w.kernel.change(func() { w.kernel.absent = false })

@@ -19,8 +19,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// The cluster's own list of API servers: a ConfigMap that every node may read.
-// Its key masters holds host:port, one a line; # begins a comment.
+// The cluster's own list of API servers is a ConfigMap that every node may read. Its key
+// masters holds host:port, one on each line; # begins a comment.
 const (
 	learnPath = "/api/v1/namespaces/kube-public/configmaps/edgebake-masters"
 	learnKey  = "masters"
@@ -41,7 +41,7 @@ func parseList(text string) []string {
 	return list
 }
 
-// parseConfigMap takes the list out of the API's answer.
+// parseConfigMap returns the list in an API server's answer.
 func parseConfigMap(vip netip.AddrPort, body []byte) ([]Master, error) {
 	var cm struct {
 		Kind string            `json:"kind"`
@@ -68,7 +68,7 @@ func texts(masters []Master) []string {
 	return s
 }
 
-// loadLearned reads what was learned in an earlier life.
+// loadLearned reads the list and addresses that an earlier process stored.
 func (g *group) loadLearned() {
 	if g.d.opt.StateDir == "" {
 		return
@@ -96,8 +96,8 @@ func (g *group) loadLearned() {
 		return
 	}
 	if !g.server.Learn || !slices.Equal(s.Configured, texts(g.server.Masters)) {
-		g.list.dropped = true // the configuration changed while nobody looked
-		poke(g.list.learnNow)
+		g.list.dropped = true // the configuration has changed since
+		wake(g.list.learnNow)
 		return
 	}
 	masters, err := parseLearned(g.vip, s.Masters)
@@ -131,7 +131,7 @@ func (d *Daemon) readLearned() (ondisk.IPVSLearnedList, error) {
 	return doc, nil
 }
 
-// storeLearned changes what the file says of one virtual server.
+// storeLearned changes the entry of one virtual server in the file.
 func (d *Daemon) storeLearned(vip netip.AddrPort, change func(*ondisk.IPVSLearnedVirtual)) error {
 	if d.opt.StateDir == "" {
 		return nil
@@ -159,14 +159,14 @@ func (d *Daemon) storeLearned(vip netip.AddrPort, change func(*ondisk.IPVSLearne
 	return nil
 }
 
-// Limits of what is learned: a slip in the ConfigMap or in a zone, or a
-// hostile name server, cannot have a node watch thousands of API servers.
+// Limits of what is learned, so that an error in the ConfigMap or in DNS does not make a
+// node watch thousands of API servers.
 const (
 	maxLearned = 64
 	maxPerName = 16
 )
 
-// parseLearned checks a list of API servers that no person gave to this node.
+// parseLearned checks a learned list of API servers.
 func parseLearned(vip netip.AddrPort, list []string) ([]Master, error) {
 	if len(list) > maxLearned {
 		return nil, fmt.Errorf("it lists %d API servers, more than %d", len(list), maxLearned)
@@ -174,7 +174,7 @@ func parseLearned(vip netip.AddrPort, list []string) ([]Master, error) {
 	return parseMasters(vip, list)
 }
 
-// learner reads the cluster's list now and then.
+// learner reads the cluster's list periodically.
 func (g *group) learner(ctx context.Context) {
 	wait := g.profile().Retry // soon after the start, when API servers are up
 	for {
@@ -185,12 +185,12 @@ func (g *group) learner(ctx context.Context) {
 		case <-time.After(jitter(wait)):
 		}
 		subject := fmt.Sprintf("%s: the cluster's list of API servers", g.vip)
-		// Here, where lists are stored: one that was being read when the
-		// configuration changed is on the disk by now.
+		// Not in update: a list that was read while the configuration changed may be
+		// stored only now.
 		err := g.dropStored()
-		g.d.say(fmt.Sprintf("%s: dropping the learned list", g.vip), err)
-		if !g.learns() {
-			g.d.unsay(subject)
+		g.d.logChange(fmt.Sprintf("%s: dropping the learned list", g.vip), err)
+		if !g.wantsLearning() {
+			g.d.forgetLogged(subject)
 			wait = g.profile().Learn
 			if err != nil {
 				wait = min(wait, time.Minute)
@@ -198,10 +198,10 @@ func (g *group) learner(ctx context.Context) {
 			continue
 		}
 		err = g.learn(ctx)
-		// Before the node has joined, or while nobody is there to ask, nothing is
-		// wrong with the list, and nothing that was is right.
+		// Before the node has joined, or while no API server is up, nothing is known about
+		// the list: keep the last message.
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNobody) {
-			g.d.say(subject, err)
+			g.d.logChange(subject, err)
 		}
 		wait = g.profile().Learn
 		if err != nil {
@@ -213,8 +213,8 @@ func (g *group) learner(ctx context.Context) {
 	}
 }
 
-// dropStored removes a list from the disk that counts no more: with the same
-// configuration as before, it would count again after the next boot.
+// dropStored removes an outdated list from the disk. Otherwise it would be used again if the
+// former configuration came back.
 func (g *group) dropStored() error {
 	g.mu.Lock()
 	dropped := g.list.dropped
@@ -235,18 +235,17 @@ func (g *group) dropStored() error {
 	return err
 }
 
-// errNobody means that nobody was asked: no API server is up, or none can be
-// verified yet.
+// errNobody means that no API server is up, or none can be verified yet.
 var errNobody = errors.New("no API server to ask is up and verified")
 
-// learns reports whether the cluster's list is wanted.
-func (g *group) learns() bool {
+// wantsLearning reports whether the configuration asks for the cluster's list.
+func (g *group) wantsLearning() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.server.Learn
 }
 
-// learn reads the list once and takes it if it passes the guard.
+// learn reads the list once, and uses it if one of its API servers is known to be one.
 func (g *group) learn(ctx context.Context) error {
 	file := g.d.opt.ClientCert
 	if file == "" {
@@ -256,7 +255,7 @@ func (g *group) learn(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reading the node's certificate: %w", err)
 	}
-	from, configured := g.askTeacher()
+	from, configured := g.pickSource()
 	if !from.Addr.IsValid() || from.Roots == nil {
 		return errNobody
 	}
@@ -269,49 +268,47 @@ func (g *group) learn(ctx context.Context) error {
 	if news.same && news.stored {
 		return nil
 	}
-	if !news.safe && !g.provable(ctx, masters) {
+	if !news.safe && !g.anyProves(ctx, masters) {
 		return fmt.Errorf("none of the API servers that the cluster lists (%v) answers as one; keeping the list", masters)
 	}
-	// First to the disk: whoever sees the new list served finds it after a power
-	// cut too. A full disk does not keep it on the old API servers; it is
-	// tried again with the next reading.
+	// First store it, so that it outlasts a power cut as soon as it is used. If the disk is
+	// full it is used nevertheless, and stored at the next reading.
 	err = g.d.storeLearned(g.vip, func(l *ondisk.IPVSLearnedVirtual) { l.Configured, l.Masters = texts(configured), texts(masters) })
-	if g.take(masters, configured, !news.same, err == nil) {
+	if g.accept(masters, configured, !news.same, err == nil) {
 		g.d.logf("%s: the cluster's list of API servers is now %v", g.vip, masters)
-		poke(g.renew)
+		wake(g.renew)
 	}
 	return err
 }
 
-// askTeacher picks the API server whose list is read, and returns the configured
-// ones beside it. It stays the same one as long as it is up: a fault that all of
-// them have is then said once. Without any that is up, the target has no address;
-// without authorities it has no roots. Then the next reading is due once there are.
-func (g *group) askTeacher() (from probe.Target, configured []Master) {
+// pickSource returns the API server to read the list from, and the configured list. It stays
+// the same one as long as it is up, so that a common fault is logged once. If none is up, the
+// target has no address; without a CA it has no roots. Then askAgain triggers the next reading.
+func (g *group) pickSource() (from probe.Target, configured []Master) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if m := g.members[g.list.teacher]; m == nil || m.health.State != Up {
-		g.list.teacher = netip.AddrPort{}
+	if m := g.members[g.list.source]; m == nil || m.health.State != Up {
+		g.list.source = netip.AddrPort{}
 		for a, m := range g.members {
 			if m.health.State == Up {
-				g.list.teacher = a
+				g.list.source = a
 				break
 			}
 		}
 	}
-	if m := g.members[g.list.teacher]; m != nil {
-		from = g.target(g.list.teacher, m.name)
+	if m := g.members[g.list.source]; m != nil {
+		from = g.target(g.list.source, m.name)
 	}
-	g.list.unasked = from.Roots == nil
+	g.list.noSource = from.Roots == nil
 	return from, g.server.Masters
 }
 
-// askAgain has the cluster's list read now if nobody could be asked before. g.mu
+// retryLearning triggers a reading of the list if there was no API server to read it from. g.mu
 // is held.
-func (g *group) askAgain() {
-	if g.list.unasked {
-		g.list.unasked = false
-		poke(g.list.learnNow)
+func (g *group) retryLearning() {
+	if g.list.noSource {
+		g.list.noSource = false
+		wake(g.list.learnNow)
 	}
 }
 
@@ -339,26 +336,26 @@ func (g *group) readList(ctx context.Context, from probe.Target) ([]Master, erro
 	return masters, nil
 }
 
-// news is what a list that was read means.
-type news struct {
-	same   bool // as the present one
+// news compares a list that was read with the present one.
+type listChange struct {
+	same   bool // the lists are equal
 	stored bool // the present one is on the disk
-	safe   bool // one of its API servers is known to be up
+	safe   bool // an API server of the new one is known to be up
 }
 
-func (g *group) compare(masters, configured []Master) news {
+func (g *group) compare(masters, configured []Master) listChange {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	present := g.list.learned
 	if present == nil {
 		present = configured
 	}
-	return news{same: slices.Equal(present, masters), stored: !g.list.unstored, safe: g.anyUp(masters)}
+	return listChange{same: slices.Equal(present, masters), stored: !g.list.unstored, safe: g.anyUp(masters)}
 }
 
-// take notes whether the list is on the disk and, where it differs, has it kept
-// from now on, unless the configuration changed meanwhile.
-func (g *group) take(masters, configured []Master, differs, stored bool) bool {
+// accept records whether the list is on the disk, and uses it if it differs, unless the
+// configuration has changed since configured. It reports whether it is used now.
+func (g *group) accept(masters, configured []Master, differs, stored bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.list.unstored = !stored
@@ -381,9 +378,9 @@ func (g *group) anyUp(masters []Master) bool {
 	return false
 }
 
-// provable dials API servers that are not watched yet and reports whether one
-// of them proves to be an API server that is ready.
-func (g *group) provable(ctx context.Context, masters []Master) bool {
+// anyProves probes API servers that have no watcher yet, and reports whether one of them is
+// alive.
+func (g *group) anyProves(ctx context.Context, masters []Master) bool {
 	for _, m := range masters {
 		a, ok := m.addr()
 		if !ok {
@@ -403,7 +400,7 @@ func (g *group) provable(ctx context.Context, masters []Master) bool {
 	return false
 }
 
-// fetch makes one request on a connection of its own.
+// fetch makes one request over a new connection.
 func fetch(ctx context.Context, t probe.Target, timeout time.Duration) (probe.Event, probe.Skew, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

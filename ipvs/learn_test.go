@@ -66,8 +66,8 @@ func TestLearnWhenSomebodyIsThere(t *testing.T) {
 			w.start(s)
 			g := w.daemon.kept()[s.VIP]
 			subject := g.vip.String() + ": the cluster's list of API servers"
-			w.daemon.say(subject, errors.New("as it was")) // of an earlier reading
-			time.Sleep(10 * s.Profile.Retry)               // it looks for somebody to ask
+			w.daemon.logChange(subject, errors.New("as it was")) // of an earlier reading
+			time.Sleep(10 * s.Profile.Retry)                     // it looks for somebody to ask
 			if p := w.daemon.Status().Problems; !slices.Contains(p, subject+": as it was") || w.said(subject+": fixed") > 0 {
 				t.Errorf("nobody was asked; problems: %q", p)
 			}

@@ -14,20 +14,17 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Locks are files below RunDir, held by flock(2). Nobody but root can open
-// them, so nobody else can hold them; the kernel releases them with the
-// process, however it ends. The files stay: removing one would let two
-// processes hold locks on two files of the same name.
+// Locks are files in RunDir, locked by flock(2). Only root can open them, and the kernel
+// releases them when the process ends. The files are never removed: two processes could hold
+// locks on two files of the same name.
 
-// lockPatience is how long a lock may be held by somebody else: a predecessor
-// that is about to end, or another program that edits the hosts file.
+// lockPatience is how long to wait for a lock: a predecessor may be about to end.
 const lockPatience = 2 * time.Second
 
 // errHeld means that another process holds a lock.
 var errHeld = errors.New("held by another process")
 
-// useRunDir makes the directory, or checks that nobody but root can put files
-// into it.
+// useRunDir creates the directory, or checks that only root can write to it.
 func useRunDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -43,14 +40,14 @@ func useRunDir(dir string) error {
 	case uid >= 0 && uid != os.Geteuid():
 		return fmt.Errorf("%s belongs to user %d: remove it, or give another one with --run-dir", dir, uid)
 	case dir == ondisk.IPVSRunDir && st.Mode().Perm() != 0o700:
-		return os.Chmod(dir, 0o700) // an earlier version or kubelet made it for all to read
+		return os.Chmod(dir, 0o700) // an earlier version or kubelet made it readable for all
 	case st.Mode().Perm()&0o022 != 0:
 		return fmt.Errorf("%s can be written to by others: `chmod 0700 %s`", dir, dir)
 	}
 	return nil
 }
 
-// lockFile waits for the lock on a file as long as patience says.
+// lockFile waits for the lock on a file, at most patience.
 func lockFile(ctx context.Context, path string, patience time.Duration) (release func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -81,8 +78,8 @@ func lockPath(runDir string, vip netip.AddrPort) string {
 	return filepath.Join(runDir, vip.String()+".lock")
 }
 
-// lockedBy reports whether an ipvscare keeps the virtual server, and which
-// process it is; 0 if that cannot be found out.
+// lockedBy reports whether an ipvscare keeps the virtual server, and its process ID, or 0 if
+// that is unknown.
 func lockedBy(runDir string, vip netip.AddrPort) (pid int, locked bool) {
 	path := lockPath(runDir, vip)
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
@@ -100,7 +97,7 @@ func lockedBy(runDir string, vip netip.AddrPort) (pid int, locked bool) {
 	return pid, true
 }
 
-// claim takes the lock on a virtual server and answers on its socket.
+// claim locks a virtual server and serves its socket.
 func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(), err error) {
 	dir := d.opt.RunDir
 	if dir == "" {
@@ -121,8 +118,8 @@ func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(),
 		return nil, fmt.Errorf("locking %s: %w", vip, err)
 	}
 	hangUp, err := d.answerStatus(ctx, socketPath(dir, vip))
-	if err != nil { // what counts is the way to the API servers
-		d.say("status", err)
+	if err != nil { // not fatal: the API servers can be reached
+		d.logChange("status", err)
 		hangUp = func() {}
 	}
 	return func() { hangUp(); unlock() }, nil

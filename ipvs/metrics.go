@@ -18,8 +18,8 @@ type stats struct {
 	wire                                           [counters]atomic.Int64
 }
 
-// Metrics returns the state in Prometheus' text format. It is written by hand
-// because the client library alone weighs more than all of ipvscare.
+// Metrics returns the state in Prometheus' text format. The client library would be larger
+// than ipvscare.
 func (d *Daemon) Metrics() []byte {
 	var b bytes.Buffer
 	counter := func(name, help string, v int64) {
@@ -66,8 +66,8 @@ func bit(b bool) int {
 	return 0
 }
 
-// serveMetrics answers GET /metrics until the context ends. It must be on a
-// loopback address: there is neither TLS nor a password.
+// serveMetrics serves GET /metrics until the context ends. The address must be a loopback
+// address, since there is neither TLS nor a password.
 func (d *Daemon) serveMetrics(ctx context.Context, addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if ip := net.ParseIP(host); err == nil && (ip == nil || !ip.IsLoopback()) {
@@ -95,8 +95,7 @@ func (d *Daemon) serveMetrics(ctx context.Context, addr string) error {
 	return nil
 }
 
-// answer reads one request and writes one response. One client at a time is
-// enough for a scraper.
+// answer reads one request and writes the response.
 func (d *Daemon) answer(c io.ReadWriter) {
 	var head []byte
 	buf := make([]byte, 1024)
@@ -111,6 +110,6 @@ func (d *Daemon) answer(c io.ReadWriter) {
 	if f := strings.Fields(line); len(f) == 3 && f[0] == "GET" && strings.HasPrefix(f[1]+"?", "/metrics?") {
 		status, body = "200 OK", d.Metrics()
 	}
-	// In one piece, so that a scraper gets all of it or nothing.
+	// In one write, so that a scraper gets all of it or nothing.
 	c.Write(fmt.Appendf(nil, "HTTP/1.1 %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", status, len(body), body))
 }

@@ -14,49 +14,46 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Masters may be given by DNS names. The last good answers count as long as
-// there are no better ones, also after a boot without DNS: the certificate
-// tells whether an API server is still there.
+// Masters may be DNS names. The last good answers are used until there are new ones, also
+// after a boot without DNS: the certificate shows whether an API server still has an address.
 
 const (
 	// lookupTime bounds one look-up.
 	lookupTime = 5 * time.Second
-	// A name may have another address each time it is looked up, and the disk
-	// may be a card that wears out: of changed answers, storeAtOnce are written
-	// as they come, then one in each storePause.
+	// Answers may change at each look-up, and the disk may be a card that wears out:
+	// storeAtOnce changes are stored at once, then one in each storePause.
 	storeAtOnce = 6
 	storePause  = 10 * time.Minute
 )
 
-// resolver looks names up, at once, then now and then, when the list changed and
-// when a named API server went down. It is beside run, since a look-up may take
-// long when the network is just what fails.
+// resolver looks names up at once, periodically, when the list changes, and when an API
+// server with a name goes down. It is a goroutine of its own: a look-up may take long.
 func (g *group) resolver(ctx context.Context) {
 	for {
 		if g.resolve(ctx) {
-			g.enlist(ctx)
+			g.updateWatchers(ctx)
 		}
 		if ctx.Err() != nil {
 			return
 		}
 		g.mu.Lock()
-		first := !g.list.looked
-		g.list.looked = true
+		first := !g.list.lookedUp
+		g.list.lookedUp = true
 		g.mu.Unlock()
 		if first {
-			poke(g.changed)
+			wake(g.changed)
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-g.list.lookNow:
+		case <-g.list.resolveNow:
 		case <-time.After(jitter(g.profile().Resolve)):
 		}
 	}
 }
 
-// resolve looks DNS names up and reports whether any answer changed. A name
-// that cannot be looked up now keeps its last addresses.
+// resolve looks the names up and reports whether any answer changed. If a look-up fails, the
+// name keeps its addresses.
 func (g *group) resolve(ctx context.Context) bool {
 	g.mu.Lock()
 	masters := g.list.current(g.server.Masters)
@@ -65,7 +62,7 @@ func (g *group) resolve(ctx context.Context) bool {
 	for _, m := range masters {
 		listed = append(listed, m.Host)
 	}
-	g.d.unsay(g.lookingUp(""), listed...)
+	g.d.forgetLogged(g.lookingUp(""), listed...)
 	changed := false
 	for _, m := range masters {
 		if _, ok := m.addr(); ok {
@@ -87,13 +84,13 @@ func (g *group) resolve(ctx context.Context) bool {
 			changed = true
 			g.d.logf("%s: %s is %v", g.vip, m.Host, addrs)
 		}
-		g.d.say(g.lookingUp(m.Host), err)
+		g.d.logChange(g.lookingUp(m.Host), err)
 	}
-	g.d.say(fmt.Sprintf("%s: answers of DNS", g.vip), g.keepNames())
+	g.d.logChange(fmt.Sprintf("%s: answers of DNS", g.vip), g.keepNames())
 	return changed
 }
 
-// lookingUp is the subject of what is said of looking a name up.
+// lookingUp is the subject of log lines about a name's look-up.
 func (g *group) lookingUp(name string) string { return fmt.Sprintf("%s: looking up %s", g.vip, name) }
 
 // keepNames stores the answers for a boot without DNS, if they changed.
@@ -106,7 +103,7 @@ func (g *group) keepNames() error {
 		}
 	}
 	same := maps.EqualFunc(names, g.list.storedNames, slices.Equal)
-	// Each writing takes a pause of its own, up to storeAtOnce at a time.
+	// A token bucket: each write takes one storePause, at most storeAtOnce are saved up.
 	next := g.list.nextStore
 	if earliest := time.Now().Add(-(storeAtOnce - 1) * storePause); next.Before(earliest) {
 		next = earliest
@@ -124,8 +121,8 @@ func (g *group) keepNames() error {
 	return nil
 }
 
-// lookup resolves an API server's name to addresses of the virtual address's
-// family, the only ones to which IPVS can map its connections.
+// lookup resolves an API server's name to addresses of the virtual address's family: IPVS
+// cannot map connections to the other.
 func (d *Daemon) lookup(ctx context.Context, vip netip.Addr, name string) ([]netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTime)
 	defer cancel()
@@ -154,8 +151,7 @@ func (d *Daemon) lookup(ctx context.Context, vip netip.Addr, name string) ([]net
 	return good, nil
 }
 
-// usable returns those addresses that can be an API server's, sorted, and not
-// more than maxPerName of them.
+// usable returns the addresses that an API server can have, sorted, at most maxPerName.
 func usable(vip netip.Addr, addrs []netip.Addr) []netip.Addr {
 	var good []netip.Addr
 	for _, a := range addrs {
@@ -169,7 +165,7 @@ func usable(vip netip.Addr, addrs []netip.Addr) []netip.Addr {
 	return good[:min(len(good), maxPerName)]
 }
 
-// isDNSName reports whether s can be looked up.
+// isDNSName reports whether s can be a DNS name.
 func isDNSName(s string) bool {
 	if s == "" || len(s) > 253 {
 		return false
@@ -189,5 +185,5 @@ func isDNSName(s string) bool {
 			}
 		}
 	}
-	return letters // 10.0.0.300 is a slip, not a name
+	return letters // 10.0.0.300 is not a name
 }

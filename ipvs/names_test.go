@@ -144,7 +144,7 @@ func TestLasting(t *testing.T) {
 		"->":   "->",
 		"":     "",
 	} {
-		if got := lasting(text); got != want {
+		if got := withoutLocalAddr(text); got != want {
 			t.Errorf("%q: got %q, want %q", text, got, want)
 		}
 	}
@@ -255,7 +255,7 @@ func TestProblemsGo(t *testing.T) {
 	problems := func() string {
 		g.d.mu.Lock()
 		defer g.d.mu.Unlock()
-		return strings.Join(slices.Sorted(maps.Keys(g.d.said)), "; ")
+		return strings.Join(slices.Sorted(maps.Keys(g.d.logged)), "; ")
 	}
 	g.resolve(t.Context())
 	if got := problems(); !strings.Contains(got, "looking up old.example") || !strings.Contains(got, "looking up new.example") {
@@ -268,8 +268,8 @@ func TestProblemsGo(t *testing.T) {
 	if got := problems(); strings.Contains(got, "old.example") || !strings.Contains(got, "looking up new.example") {
 		t.Error(got)
 	}
-	g.d.say(g.vip.String()+": authorities", errors.New("damaged"))
-	g.d.say("metrics", errors.New("in use"))
+	g.d.logChange(g.vip.String()+": authorities", errors.New("damaged"))
+	g.d.logChange("metrics", errors.New("in use"))
 	g.d.keeper = newKeeper(newMemKernel(t), g.d.logf, &g.d.stats, func(error) {})
 	go g.d.keeper.run(t.Context())
 	g.d.forget(t.Context(), g.vip)

@@ -13,14 +13,13 @@ import (
 	"strings"
 )
 
-// What was made is noted in RunDir, so that it can be removed after the
-// configuration forgot it: one file for each virtual server. Its lines are the
-// names that may have a line of ours in the hosts file; a name is noted before
-// its line is written, and dropped after its line is gone. The notes are gone
-// at reboot, as are the rules. Lines of the hosts file are not: what points to
-// the virtual address is then known by that.
+// RunDir has a note for each virtual server, so that it can be removed when the
+// configuration does not have it any more. Its lines are the names that may have a line in
+// the hosts file: a name is noted before its line is written, and removed after the line.
+// Notes and rules are gone after a reboot. Lines of the hosts file are not; they are
+// recognised by the virtual address.
 
-// note notes a virtual server and its name.
+// note writes the note of a virtual server with its name.
 func (d *Daemon) note(s Server) error {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
@@ -34,8 +33,8 @@ func (d *Daemon) note(s Server) error {
 	return nil
 }
 
-// leftBy returns the names that an earlier life may have left in the hosts file.
-// Its line may point to an API server, where the kernel had no IPVS.
+// leftBy returns the names that an earlier process may have left in the hosts file, with the
+// virtual address or, without IPVS, that of an API server.
 func (d *Daemon) leftBy(vip netip.AddrPort, masters []Master) []string {
 	notes := noted(d.opt.RunDir)
 	names := notes[vip]
@@ -53,7 +52,7 @@ func (d *Daemon) leftBy(vip netip.AddrPort, masters []Master) []string {
 	return names
 }
 
-// setNames has a note hold just these names. d.namesMu is held.
+// setNames writes a note with exactly these names. d.namesMu is held.
 func (d *Daemon) setNames(vip netip.AddrPort, names []string) error {
 	if d.opt.RunDir != "" {
 		if err := replaceFile(notePath(d.opt.RunDir, vip), []byte(strings.Join(names, "\n")), 0o600); err != nil {
@@ -64,7 +63,7 @@ func (d *Daemon) setNames(vip netip.AddrPort, names []string) error {
 	return nil
 }
 
-// configure takes the names that virtual servers have from now on.
+// configure sets the names of the virtual servers in the configuration.
 func (d *Daemon) configure(servers []Server) {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
@@ -74,9 +73,8 @@ func (d *Daemon) configure(servers []Server) {
 	}
 }
 
-// former returns the names other than its present one that may have a line for
-// the virtual server. The line of a name that is another virtual server's by now
-// is that one's to write: only the note has to forget it.
+// former returns the former names of a virtual server: those whose line must be removed, and
+// those that belong to another virtual server now, which keeps the line (leave).
 func (d *Daemon) former(vip netip.AddrPort, present string) (remove, leave []string) {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
@@ -101,8 +99,8 @@ func (d *Daemon) former(vip netip.AddrPort, present string) (remove, leave []str
 	return remove, leave
 }
 
-// removeFormer removes the lines of all names but the present one from the hosts
-// file, and then the names from the note.
+// removeFormer removes the lines of all names but the present one from the hosts file, then
+// the names from the note.
 func (d *Daemon) removeFormer(ctx context.Context, vip netip.AddrPort, present string) error {
 	if d.opt.HostsFile == "" {
 		return nil
@@ -129,7 +127,7 @@ func (d *Daemon) removeFormer(ctx context.Context, vip netip.AddrPort, present s
 	return errors.Join(append(errs, d.setNames(vip, left))...)
 }
 
-// unnote forgets a virtual server of which nothing is left.
+// unnote removes the note of a virtual server.
 func (d *Daemon) unnote(vip netip.AddrPort) error {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
@@ -150,7 +148,7 @@ func removeNote(runDir string, vip netip.AddrPort) error {
 	return err
 }
 
-// noted returns what was made, and the names that may have a line.
+// noted returns the notes: the virtual servers with their names.
 func noted(runDir string) map[netip.AddrPort][]string {
 	names := make(map[netip.AddrPort][]string)
 	entries, err := os.ReadDir(runDir)
@@ -169,8 +167,7 @@ func noted(runDir string) map[netip.AddrPort][]string {
 	return names
 }
 
-// others reports whether a note of a virtual server that is not among ours has
-// the name.
+// others reports whether the note of a virtual server that is not in ours has the name.
 func others(notes, ours map[netip.AddrPort][]string, name string) bool {
 	for vip := range maps.Keys(notes) {
 		if _, own := ours[vip]; !own && len(addName(notes[vip], name)) == len(notes[vip]) {
@@ -180,7 +177,7 @@ func others(notes, ours map[netip.AddrPort][]string, name string) bool {
 	return false
 }
 
-// addName returns the names with one more, unless it is among them or empty.
+// addName returns names with name, unless it is empty or a duplicate.
 func addName(names []string, name string) []string {
 	if name == "" || slices.ContainsFunc(names, func(n string) bool { return strings.EqualFold(n, name) }) {
 		return names

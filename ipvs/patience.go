@@ -5,12 +5,11 @@ import (
 	"time"
 )
 
-// latency is a smoothed time between a question and its answer, and the deviation
-// from it, as TCP keeps them for its retransmissions (RFC 6298). The zero value has
-// no samples.
+// latency is a smoothed time to an answer, and its deviation, computed as TCP does for
+// retransmissions (RFC 6298). The zero value has no samples.
 type latency struct{ smooth, deviation time.Duration }
 
-// add takes one sample.
+// add adds a sample.
 func (l *latency) add(d time.Duration) {
 	d = max(d, 1) // zero means no sample
 	if l.smooth == 0 {
@@ -21,15 +20,15 @@ func (l *latency) add(d time.Duration) {
 	l.smooth = max(l.smooth+(d-l.smooth)/8, 1)
 }
 
-// patience is how long to wait for an answer: the smoothed time and four deviations,
-// at least margin, and no longer than most in all.
-func (l *latency) patience(margin, most time.Duration) time.Duration {
+// timeout returns how long to wait for an answer: the smoothed time plus four deviations,
+// or at least margin, but at most most.
+func (l *latency) timeout(margin, most time.Duration) time.Duration {
 	return min(l.smooth+max(4*l.deviation, margin), most)
 }
 
-// mostPatience is the longest wait for the answer to a PING, or for a handshake. A
+// maxTimeout is the longest wait for the answer to a PING, or for a handshake. A
 // kube-apiserver gives up a handshake after 32 s.
-const mostPatience = 16 * time.Second
+const maxTimeout = 16 * time.Second
 
 // spacing keeps requests apart while an API server is in trouble: it answers late, or with
 // errors. It works on each request, also when nobody waits for the answer anymore.

@@ -18,23 +18,23 @@ func TestLatency(t *testing.T) {
 	for range 100 {
 		l.add(0)
 	}
-	if got := l.patience(130*time.Millisecond, 4*time.Second); got > 131*time.Millisecond {
+	if got := l.timeout(130*time.Millisecond, 4*time.Second); got > 131*time.Millisecond {
 		t.Errorf("a near API server is doubted after %s", got)
 	}
 	l.add(2 * time.Second)
-	if got := l.patience(130*time.Millisecond, 4*time.Second); got < 2*time.Second {
+	if got := l.timeout(130*time.Millisecond, 4*time.Second); got < 2*time.Second {
 		t.Errorf("after an answer that took 2 s, doubt begins after %s", got)
 	}
 	for range 30 {
 		l.add(time.Millisecond)
 	}
-	if got := l.patience(130*time.Millisecond, 4*time.Second); got > 200*time.Millisecond {
+	if got := l.timeout(130*time.Millisecond, 4*time.Second); got > 200*time.Millisecond {
 		t.Errorf("it does not forget: %s", got)
 	}
 	for range 100 {
 		l.add(time.Hour)
 	}
-	if got := l.patience(130*time.Millisecond, 4*time.Second); got != 4*time.Second {
+	if got := l.timeout(130*time.Millisecond, 4*time.Second); got != 4*time.Second {
 		t.Errorf("there is no limit: %s", got)
 	}
 }
@@ -284,7 +284,7 @@ func TestSlowLoneServer(t *testing.T) {
 	mark := w.kernel.mark()
 	close(hang)
 	w.eventually("it is down", func() bool { return w.said("is down, it was up") > 0 })
-	poke(w.daemon.kept()[w.s.VIP].changed)
+	wake(w.daemon.kept()[w.s.VIP].changed)
 	time.Sleep(200 * time.Millisecond)
 	if since := w.kernel.since(mark); len(since) > 0 || !w.serves("1")() {
 		t.Errorf("the rules changed: %s", fmt.Sprint(since))

@@ -292,7 +292,7 @@ func senseBy(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots, asked probe
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &sensed{health: health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{}), needed: make(chan struct{}, 1)}
-	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), needed: s.needed, slots: make(chan struct{}, handshakes), beat: beat{time.Now()},
+	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), probeNow: s.needed, slots: make(chan struct{}, handshakes), beat: beat{time.Now()},
 		alone: func() bool { return !s.others.Load() },
 		target: func() probe.Target {
 			return probe.Target{Addr: addrAt(1), Name: "10.0.0.1", SNI: "apiserver.cluster.local",
@@ -328,7 +328,7 @@ func (s *sensed) use(every time.Duration) {
 		for {
 			select {
 			case <-tick.C:
-				poke(s.needed)
+				wake(s.needed)
 			case <-s.done:
 				return
 			}

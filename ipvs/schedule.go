@@ -6,12 +6,12 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// schedule decides what is sent over one held connection and when. It is pure:
-// it is told what happened and the time, and says what to do next.
+// schedule decides what is sent over one held connection, and when. It has no effects:
+// its caller passes events and times, and performs the actions it returns.
 type schedule struct {
 	profile *Profile
 	beat    beat
-	h2      bool // or a PING is a request
+	h2      bool // HTTP/2; over HTTP/1.1 a PING is a request
 
 	pingDue  time.Time
 	readyDue time.Time
@@ -24,53 +24,54 @@ type schedule struct {
 	// rtt is the measured time until a PING is answered, across connections; so is spacing.
 	rtt     *latency
 	spacing *spacing
-	// leaving says that the server hangs up after the outstanding answer.
-	leaving bool
+	// closing: the server closes the connection after the outstanding answer.
+	closing bool
 }
 
-// action is what a schedule wants to be done now.
+// action is what to do now.
 type action int
 
 const (
-	rest     action = iota // until due
+	idle     action = iota // until due
 	ask                    // send the request
 	ping                   // send a PING
 	noAnswer               // to the PING
 	overdue                // the request is not answered for another ReadyTimeout
 )
 
-// strangerTime is how soon after an answer a hang-up belongs to that answer.
-const strangerTime = 2 * time.Second
+// closeAfterAnswer is how soon after an answer a close is caused by it: kube-apiserver closes
+// the connections of clients without a certificate.
+const closeAfterAnswer = 2 * time.Second
 
-// newSchedule begins with a request at readyDue, or at once if that is over.
+// newSchedule begins with a request at readyDue, or at once if that has passed.
 func newSchedule(now time.Time, p *Profile, b beat, h2 bool, readyDue time.Time, rtt *latency, apart *spacing) *schedule {
 	s := &schedule{profile: p, beat: b, h2: h2, readyDue: now, rtt: rtt, spacing: apart}
 	if readyDue.After(now) {
 		s.readyDue = readyDue
 	}
-	s.calm(now)
+	s.postponePing(now)
 	return s
 }
 
-// wait is how long the answer to a PING may take before an inquiry begins. It follows
-// the measured latency: a slow API server has none at each PING.
+// wait returns how long the answer to a PING may take before an inquiry begins. It follows
+// the measured latency, so that a slow API server does not cause one at each PING.
 func (s *schedule) wait() time.Duration {
 	if s.rtt.smooth == 0 {
 		return 2 * s.profile.Tick
 	}
-	return s.rtt.patience(s.profile.Tick, mostPatience)
+	return s.rtt.timeout(s.profile.Tick, maxTimeout)
 }
 
-// calm puts the next PING off, since there was a sign of life.
-func (s *schedule) calm(now time.Time) {
+// postponePing postpones the next PING after a sign of life.
+func (s *schedule) postponePing(now time.Time) {
 	if s.profile.Ping > 0 {
 		s.pingDue = s.beat.within(now, s.profile.Ping)
-	} else { // the requests are signs of life enough
+	} else { // requests are enough
 		s.pingDue = now.Add(2 * s.profile.Ready)
 	}
 }
 
-// next returns what to do now, and takes it as done.
+// next returns what to do now, and assumes that it is done.
 func (s *schedule) next(now time.Time) action {
 	switch {
 	case !s.pinged.IsZero() && !now.Before(s.pingDue):
@@ -80,8 +81,7 @@ func (s *schedule) next(now time.Time) action {
 		return overdue
 	case !s.awaits() && !now.Before(s.readyDue):
 		s.ask(now)
-		// An answer that does not come soon has a PING tell whether only the
-		// request hangs.
+		// If the answer takes long, a PING finds out whether only the request hangs.
 		if soon := now.Add(s.wait()); s.pinged.IsZero() && soon.Before(s.pingDue) {
 			s.pingDue = soon
 		}
@@ -94,7 +94,7 @@ func (s *schedule) next(now time.Time) action {
 		s.pingDue = now.Add(s.wait())
 		return ping
 	}
-	return rest
+	return idle
 }
 
 // ask notes that a request is sent. It is the only one until it is answered: an API server
@@ -103,7 +103,7 @@ func (s *schedule) ask(now time.Time) {
 	s.asked, s.lateAt = now, now.Add(s.profile.ReadyTimeout)
 }
 
-// due is when there is something to do again, if nothing happens before.
+// due returns when next has something to do again.
 func (s *schedule) due() time.Time {
 	at := s.readyDue
 	if s.awaits() {
@@ -116,7 +116,7 @@ func (s *schedule) due() time.Time {
 	return at
 }
 
-// pong takes the answer to a PING.
+// pong records the answer to a PING.
 func (s *schedule) pong(now time.Time) {
 	if s.pinged.IsZero() {
 		return
@@ -125,7 +125,7 @@ func (s *schedule) pong(now time.Time) {
 	if s.profile.Ping > 0 {
 		s.pingDue = s.beat.within(s.pinged, s.profile.Ping)
 	} else {
-		s.calm(now)
+		s.postponePing(now)
 	}
 	s.pinged = time.Time{}
 }
@@ -133,11 +133,11 @@ func (s *schedule) pong(now time.Time) {
 // awaits reports whether a request is outstanding.
 func (s *schedule) awaits() bool { return !s.asked.IsZero() }
 
-// response takes the answer to the request, and what is believed since. retry is the pause
+// response records the answer to the request, and what observe returned for it. retry is the pause
 // before a request to an API server that is not up.
 func (s *schedule) response(now time.Time, answer probe.Outcome, state State, soon bool, retry time.Duration) {
-	// The answer to a request takes longer than that to a PING. A shorter one shows
-	// that the API server is faster than it was.
+	// Requests take longer than PINGs. A shorter time shows that the API server is faster
+	// than before.
 	took := now.Sub(s.asked)
 	if took < s.rtt.smooth || !s.h2 {
 		s.rtt.add(took)
@@ -154,7 +154,7 @@ func (s *schedule) response(now time.Time, answer probe.Outcome, state State, so
 		s.readyDue = s.beat.within(now, s.profile.Ready)
 	}
 	s.notBefore(s.earliest)
-	s.calm(now)
+	s.postponePing(now)
 }
 
 // notBefore puts the next request off.
@@ -172,35 +172,34 @@ func (s *schedule) hurry(d time.Duration) {
 	}
 }
 
-// goAway takes the server's word that it will hang up. It moves its clients,
-// often because it is about to stop. That is not a fault: it is asked anew, over
-// another connection. But around an answer it is how kube-apiserver treats
-// whoever did not show a certificate: then nothing is new until the next
-// request is due, which is told by resume.
+// goAway records that the server is going to close the connection, often because it is about
+// to stop. Usually the API server is probed again at once, over another connection. But if
+// the close follows an answer, it is how kube-apiserver treats clients without a certificate:
+// the next request is due at resume.
 func (s *schedule) goAway(now time.Time) (leave bool, resume time.Time) {
 	if s.awaits() {
-		s.leaving = true
+		s.closing = true
 		return false, time.Time{}
 	}
-	if !s.answered.IsZero() && now.Sub(s.answered) < strangerTime {
+	if !s.answered.IsZero() && now.Sub(s.answered) < closeAfterAnswer {
 		return true, s.readyDue
 	}
 	return true, time.Time{}
 }
 
-// inquired takes the end of an inquiry: the answer took, or takes, at least so long.
+// inquired records the end of an inquiry: the answer took at least this long.
 func (s *schedule) inquired(now time.Time) {
 	if !s.pinged.IsZero() {
 		s.rtt.add(now.Sub(s.pinged))
 	}
 }
 
-// trust goes on after an inquiry that the API server has answered, with a request, which clears
-// what the rounds counted.
-func (s *schedule) trust(now time.Time) {
+// afterInquiry continues after an inquiry that the API server answered. The next request clears the
+// failures that the rounds counted.
+func (s *schedule) afterInquiry(now time.Time) {
 	s.pinged, s.readyDue = time.Time{}, now
 	s.notBefore(s.earliest)
-	s.calm(now)
+	s.postponePing(now)
 }
 
 // resume goes on over a connection that was silent. What an outstanding request has waited
@@ -209,12 +208,12 @@ func (s *schedule) resume(now time.Time) {
 	if s.awaits() {
 		s.ask(now)
 	}
-	s.trust(now)
+	s.afterInquiry(now)
 }
 
-// needed has a PING sent at once, unless one is outstanding or was sent in this beat:
-// programs of the node use the API server.
-func (s *schedule) needed(now time.Time) {
+// pingSoon sends a PING at once, unless one is outstanding or was just sent: programs of the
+// node use the API server.
+func (s *schedule) pingSoon(now time.Time) {
 	if s.pinged.IsZero() && now.Before(s.pingDue) && now.Sub(s.sent) >= keepTick/2 {
 		s.pingDue = now
 	}

@@ -6,44 +6,42 @@ import (
 	"time"
 )
 
-// serverList is which API servers there are: the configured ones or those that the
-// cluster lists itself, and the addresses of their names. The group's mutex guards it.
+// serverList is the list of API servers, either configured or learned from the cluster, and
+// the addresses of their names. The group's mutex guards it.
 type serverList struct {
 	learned []Master // the cluster's own list, in place of the configured one
-	// unstored: learned is not on the disk, as it should be. dropped: the disk may have
-	// a list that no longer counts.
+	// unstored: learned could not be stored. dropped: the disk may have an outdated list.
 	unstored, dropped bool
-	teacher           netip.AddrPort // the API server that the list is read from
-	unasked           bool           // nobody could be asked for it
-	dark              bool           // nobody is up for long: try every API server ever named
+	source            netip.AddrPort // the API server that the list is read from
+	noSource          bool           // there was none to read it from
+	allDown           bool           // none has been up for allDownAfter: use both lists
 
 	names map[string][]netip.Addr // last good answers of DNS
-	// storedNames are the answers as they are on the disk; the next ones may be written
-	// at nextStore.
+	// storedNames are the answers on the disk; they may be written again at nextStore.
 	storedNames map[string][]netip.Addr
 	nextStore   time.Time
-	looked      bool // every name was looked up once
+	lookedUp    bool // every name was looked up once
 
-	learnNow chan struct{} // the cluster's list is wanted soon
-	lookNow  chan struct{} // names are to be looked up soon
+	learnNow   chan struct{} // the cluster's list is wanted soon
+	resolveNow chan struct{} // names are to be looked up soon
 }
 
 func newServerList() serverList {
-	return serverList{names: make(map[string][]netip.Addr), learnNow: make(chan struct{}, 1), lookNow: make(chan struct{}, 1)}
+	return serverList{names: make(map[string][]netip.Addr), learnNow: make(chan struct{}, 1), resolveNow: make(chan struct{}, 1)}
 }
 
-// current returns the API servers that count now.
+// current returns the API servers of the list in use.
 func (l *serverList) current(configured []Master) []Master {
 	switch {
 	case l.learned == nil:
 		return configured
-	case l.dark:
+	case l.allDown:
 		return slices.Concat(l.learned, configured)
 	}
 	return l.learned
 }
 
-// addresses are those of the API servers that count now, with the name of each.
+// addresses returns the addresses of the API servers in use, each with its name.
 func (l *serverList) addresses(configured []Master) map[netip.AddrPort]string {
 	all := make(map[netip.AddrPort]string)
 	for _, m := range l.current(configured) {

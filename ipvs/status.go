@@ -16,24 +16,23 @@ import (
 	"time"
 )
 
-// Status is what a daemon answers on its socket, as JSON.
+// Status is what a daemon sends over its socket, as JSON.
 type Status struct {
 	Version int       `json:"version"`
 	PID     int       `json:"pid"`
 	Started time.Time `json:"started"`
-	// IPVS is false where the kernel has none and the hosts file points to an API
-	// server instead.
+	// IPVS is false if the kernel has none; the hosts file points to an API server then.
 	IPVS    bool           `json:"ipvs"`
 	Servers []ServerStatus `json:"servers"`
 	// Problems are the errors that hold now.
 	Problems []string `json:"problems,omitempty"`
 }
 
-// ServerStatus is one virtual server's part.
+// ServerStatus is the status of a virtual server.
 type ServerStatus struct {
 	VIP       string `json:"vip"`
 	Host      string `json:"host,omitempty"`
-	HostAddr  string `json:"hostAddr,omitempty"` // what the hosts file says
+	HostAddr  string `json:"hostAddr,omitempty"` // its address in the hosts file
 	Scheduler string `json:"scheduler"`
 	Profile   string `json:"profile"`
 	// Verified is false until the CA is known.
@@ -42,7 +41,7 @@ type ServerStatus struct {
 	Masters  []MasterStatus `json:"masters"`
 }
 
-// MasterStatus is one API server's part of it.
+// MasterStatus is the status of an API server.
 type MasterStatus struct {
 	Addr    string    `json:"addr"`           // "address:port"
 	Name    string    `json:"name,omitempty"` // DNS name
@@ -58,7 +57,7 @@ type MasterStatus struct {
 func (d *Daemon) Status() Status {
 	d.mu.Lock()
 	s := Status{Version: 1, PID: os.Getpid(), Started: d.started, IPVS: !d.absent.Load()}
-	for subject, msg := range d.said {
+	for subject, msg := range d.logged {
 		s.Problems = append(s.Problems, subject+": "+msg)
 	}
 	var groups []*group
@@ -79,8 +78,8 @@ func (g *group) status() ServerStatus {
 	defer g.mu.Unlock()
 	v := ServerStatus{VIP: g.vip.String(), Host: g.server.Host, Scheduler: g.server.Scheduler,
 		Profile: g.server.Profile.Name, Verified: g.roots.Load() != nil && !g.server.Probe.Unsafe, Learned: g.list.learned != nil}
-	if g.hostsAt.IsValid() {
-		v.HostAddr = g.hostsAt.String()
+	if g.hostsAddr.IsValid() {
+		v.HostAddr = g.hostsAddr.String()
 	}
 	serving := g.serving()
 	for a, m := range g.members {
@@ -94,7 +93,7 @@ func (g *group) status() ServerStatus {
 		}
 		v.Masters = append(v.Masters, ms)
 	}
-	for _, a := range serving { // the last set stays even when it is listed no more
+	for _, a := range serving { // the last set may serve although it is not listed any more
 		if g.members[a] == nil {
 			v.Masters = append(v.Masters, MasterStatus{Addr: a.String(), State: "unlisted", Serving: true})
 		}
@@ -103,8 +102,8 @@ func (g *group) status() ServerStatus {
 	return v
 }
 
-// socketPath is where the daemon of a virtual server answers with its status.
-// RunDir keeps everybody but root away from it.
+// socketPath returns the path of a virtual server's status socket. Only root can access
+// RunDir.
 func socketPath(runDir string, vip netip.AddrPort) string {
 	return filepath.Join(runDir, vip.String()+socketSuffix)
 }
@@ -144,12 +143,12 @@ func (d *Daemon) answerStatus(ctx context.Context, path string) (stop func(), er
 	return func() {
 		unhook()
 		ln.Close()
-		<-done // the socket is a successor's to make when nobody accepts any more
+		<-done // a successor may create the socket now
 	}, nil
 }
 
-// ReadStatus asks the daemons that have their sockets in runDir, each once. It is an
-// error if none runs.
+// ReadStatus returns the status of each daemon with a socket in runDir. It is an error if
+// there is none.
 func ReadStatus(runDir string) ([]Status, error) {
 	entries, err := os.ReadDir(runDir)
 	switch {

@@ -6,17 +6,16 @@ import (
 	"time"
 )
 
-// Where PINGs cost money, the node's own traffic tells of a dead API server, at
-// no cost: kubelet renews its lease every few seconds, and what an API server
-// does not acknowledge is sent again and again. That alone decides nothing; it
-// has the API server asked at once.
+// On metered links, which have no PINGs, the node's own traffic shows a dead API server:
+// kubelet renews its lease every few seconds, and what is not acknowledged is sent again.
+// That alone is no verdict; it triggers a probe.
 
 // stuckEvery is the pause between looks at the node's sockets, on the beat.
 const stuckEvery = 5 * keepTick
 
-// listener has those API servers asked at once on which the node's own
-// connections wait, if the profile sends no PINGs.
-func (g *group) listener(ctx context.Context) {
+// socketWatcher triggers a probe of API servers that the node's own connections wait for, if the
+// profile has no PINGs.
+func (g *group) socketWatcher(ctx context.Context) {
 	k := g.d.keeper
 	look := time.NewTimer(0)
 	defer look.Stop()
@@ -31,7 +30,7 @@ func (g *group) listener(ctx context.Context) {
 			continue
 		}
 		var dests []netip.AddrPort
-		err := k.do(ctx, func() (err error) {
+		err := k.call(ctx, func() (err error) {
 			if !k.absent {
 				dests, err = k.kernel.Stuck(g.vip)
 			}
@@ -40,14 +39,13 @@ func (g *group) listener(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		g.d.say(g.vip.String()+": looking at the node's connections", err)
+		g.d.logChange(g.vip.String()+": looking at the node's connections", err)
 		g.suspect(dests, time.Now())
 	}
 }
 
-// used has those API servers asked soon that the node's programs have sent something to:
-// what they wait for may never come. A profile without PINGs looks for what is not
-// acknowledged instead.
+// used triggers a probe of API servers to which the node's programs have sent packets, since
+// they may wait for an answer that never comes.
 func (g *group) used(dests []netip.AddrPort) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -56,13 +54,13 @@ func (g *group) used(dests []netip.AddrPort) {
 	}
 	for _, a := range dests {
 		if m := g.members[a]; m != nil {
-			poke(m.needed)
+			wake(m.probeNow)
 		}
 	}
 }
 
-// suspectPause is how long an API server that answered is not asked again for
-// the same reason: a poor link loses packets all the time.
+// suspectPause is the least time between two such probes of an API server: a poor link loses
+// packets all the time.
 const suspectPause = 15 * time.Second
 
 func (g *group) suspect(dests []netip.AddrPort, now time.Time) {
@@ -70,9 +68,9 @@ func (g *group) suspect(dests []netip.AddrPort, now time.Time) {
 	defer g.mu.Unlock()
 	for _, a := range dests {
 		m := g.members[a]
-		if m != nil && m.health.State == Up && now.Sub(m.suspected) >= suspectPause {
-			m.suspected = now
-			poke(m.needed)
+		if m != nil && m.health.State == Up && now.Sub(m.suspectedAt) >= suspectPause {
+			m.suspectedAt = now
+			wake(m.probeNow)
 		}
 	}
 }

@@ -43,7 +43,7 @@ func TestMeteredSensing(t *testing.T) {
 					broke := time.Now()
 					tt.fault(m)
 					if tt.stuck {
-						poke(s.needed)
+						wake(s.needed)
 					}
 					time.Sleep(2 * time.Minute)
 					st, at := s.state()
@@ -61,7 +61,7 @@ func TestMeteredSensing(t *testing.T) {
 			s := sense(t, m, Metered(), c.roots(t))
 			defer s.stop(m)
 			time.Sleep(5 * time.Minute)
-			poke(s.needed)
+			wake(s.needed)
 			time.Sleep(10 * time.Second)
 			if n := s.pings.Load(); n != 1 || len(s.events) != 1 || m.dials.Load() != 1 {
 				t.Errorf("%d PINGs, %d connections, %v", n, m.dials.Load(), s.events)
@@ -74,13 +74,13 @@ func TestMeteredSensing(t *testing.T) {
 func TestSuspect(t *testing.T) {
 	g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
 	a := netip.MustParseAddrPort("192.0.2.1:6443")
-	m := &member{needed: make(chan struct{}, 1), health: health{State: Up}}
+	m := &member{probeNow: make(chan struct{}, 1), health: health{State: Up}}
 	g.members[a] = m
 	asked := ""
 	for i := range 10 {
 		g.suspect([]netip.AddrPort{a, addrAt(9)}, time.Unix(int64(i*5), 0))
 		select {
-		case <-m.needed:
+		case <-m.probeNow:
 			asked += fmt.Sprint(i*5, " ")
 		default:
 		}
@@ -99,12 +99,12 @@ func TestUsed(t *testing.T) {
 		a, b := netip.MustParseAddrPort("192.0.2.1:6443"), netip.MustParseAddrPort("192.0.2.2:6443")
 		members := map[netip.AddrPort]*member{}
 		for _, addr := range []netip.AddrPort{a, b} {
-			members[addr] = &member{needed: make(chan struct{}, 1), health: health{State: Up}}
+			members[addr] = &member{probeNow: make(chan struct{}, 1), health: health{State: Up}}
 			g.members[addr] = members[addr]
 		}
 		m := newMemKernel(t)
 		want := kernel.Service{VIP: g.vip, Scheduler: "rr", Dests: []kernel.Dest{{Addr: a, Weight: 1}, {Addr: b, Weight: 1}}}
-		m.services = []kernel.Service{want}
+		m.Services = []kernel.Service{want}
 		k := newKeeper(m, t.Logf, new(stats), nil)
 		k.want = []kernel.Service{want}
 		k.used = func(vip netip.AddrPort, dests []netip.AddrPort) {
@@ -115,12 +115,12 @@ func TestUsed(t *testing.T) {
 		}
 		var asked []string
 		for _, packets := range []map[netip.AddrPort]uint32{{}, {a: 3}, {a: 3}, {a: 4, b: 1}, {a: 4, b: 1}} {
-			m.packets = packets
+			m.Packets = packets
 			k.tick(false)
 			look := ""
 			for _, addr := range []netip.AddrPort{a, b} {
 				select {
-				case <-members[addr].needed:
+				case <-members[addr].probeNow:
 					look += addr.Addr().String()[len("192.0.2."):]
 				default:
 				}

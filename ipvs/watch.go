@@ -10,57 +10,53 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// watcher senses one API server for as long as it lives. It reports outcomes
-// through observe, which returns the belief that follows from them.
+// watcher probes one API server until it is cancelled. It reports outcomes to observe,
+// which returns the new state.
 type watcher struct {
-	target  func() probe.Target // asked at every dial: the CA may have come or changed
+	target  func() probe.Target // called for each connection: the CA may have changed
 	profile Profile
 	fall    int
 	observe func(probe.Outcome, error) (s State, soon bool)
-	// vouch has the API server show which cluster it is of, at each new connection
-	// and before it is believed; nil: it need not.
-	vouch func(context.Context) (probe.Outcome, error)
-	// renew tells the watcher to dial anew.
+	// clusterCheck checks the API server's cluster at each new connection; nil: no check.
+	clusterCheck func(context.Context) (probe.Outcome, error)
+	// renew triggers a new connection.
 	renew chan struct{}
-	// needed tells it that programs of the node use the API server, or wait for it.
-	needed chan struct{}
-	// slots bounds how many handshakes go on at once, over all API servers:
-	// on a small machine two hundred of them together would time each other out.
+	// probeNow triggers a probe: programs of the node use the API server, or wait for it.
+	probeNow chan struct{}
+	// slots bounds the concurrent handshakes with all API servers: on a small machine two
+	// hundred of them would time each other out.
 	slots chan struct{}
-	// count is told of what goes over the wire.
+	// count counts what is sent.
 	count func(what counter)
-	// beat is when this process is awake anyway.
+	// beat has the moments at which this process wakes up anyway.
 	beat beat
-	// alone reports whether no API server is up: the return of this one is urgent.
+	// alone reports whether no API server is up, so that this one is urgent.
 	alone func() bool
-	// readyDue is when the next request is due, across connections: a
-	// kube-apiserver hangs up after every answer to somebody it does not
-	// know. Zero: at once.
+	// readyDue is when the next request is due, across connections: kube-apiserver closes
+	// the connection of a client without a certificate after every answer. Zero: at once.
 	readyDue time.Time
-	// strange counts answers in a row after which the API server hung up for that reason.
-	strange int
-	// rtt and shake are the measured times until a PING is answered, and of a
-	// handshake.
-	rtt, shake latency
-	spacing    spacing
+	// anonymousCloses counts such closes in a row.
+	anonymousCloses int
+	// rtt and handshake are the measured times of PINGs and handshakes.
+	rtt, handshake latency
+	spacing        spacing
 	// late counts handshakes in a row that took too long, failed all tries in a row
 	// that led to no connection, or to an answer that did not help.
 	late, failed int
 	state        State // what observe returned last
-	// soon: the next try is one of those that decide about a verdict.
+	// soon: the next attempt decides about a change of state.
 	soon bool
-	// silent is the connection of an API server that was called down because it did
-	// not answer. It is held: to an API server that answers again it is one
-	// handshake less.
+	// silent is the connection of an API server that is down because it did not answer. If
+	// it answers again, no new handshake is needed.
 	silent *probe.Link
 	// paused is the schedule of that connection.
 	paused *schedule
 }
 
-// handshakes is how many slots there are.
+// handshakes is the number of slots.
 const handshakes = 24
 
-// counter is one of the events that metrics count.
+// counter identifies an event that metrics count.
 type counter int
 
 const (
@@ -70,21 +66,21 @@ const (
 	counters
 )
 
-// run watches until the context ends.
+// run probes until the context ends.
 func (w *watcher) run(ctx context.Context) {
 	var next *probe.Link // a connection that proved itself while the old one did not answer
 	for ctx.Err() == nil {
 		l := next
 		next = nil
 		if l == nil {
-			if l = w.reach(ctx); l == nil {
+			if l = w.connect(ctx); l == nil {
 				break
 			}
 		}
 		s := w.paused
-		if l != w.silent { // or the same process has shown its cluster already
+		if l != w.silent { // that one has shown its cluster already
 			s = nil
-			if class, err := w.vouched(ctx); err != nil {
+			if class, err := w.checkCluster(ctx); err != nil {
 				l.Close()
 				if ctx.Err() != nil {
 					break
@@ -92,15 +88,15 @@ func (w *watcher) run(ctx context.Context) {
 				if class == probe.Timeout { // it shook hands
 					class = probe.Late
 				}
-				w.fail(class, err)
+				w.reportFailure(class, err)
 				if class == probe.Reborn {
-					w.drop()
+					w.closeSilent()
 					w.sleep(ctx, jitter(rebornPause*w.profile.Retry))
 					w.failed = 0
 				}
 				continue
 			}
-			w.drop()
+			w.closeSilent()
 		}
 		w.silent, w.paused = nil, nil
 		began := time.Now()
@@ -109,27 +105,27 @@ func (w *watcher) run(ctx context.Context) {
 			l.Close()
 		}
 		if next == nil && w.silent == nil && time.Since(began) < w.profile.Tick {
-			// Whoever accepts and hangs up at once must not make us spin.
+			// Avoid a busy loop with a server that accepts and closes at once.
 			w.sleep(ctx, w.profile.Tick)
 		}
 	}
-	w.drop()
+	w.closeSilent()
 	if next != nil {
 		next.Close()
 	}
 }
 
-// drop closes the silent connection.
-func (w *watcher) drop() {
+// closeSilent closes the silent connection, if there is one.
+func (w *watcher) closeSilent() {
 	if w.silent != nil {
 		w.silent.Close()
 		w.silent, w.paused = nil, nil
 	}
 }
 
-// reach tries until there is a connection, a fresh one or the silent one that speaks
-// again. It returns nil when the context ends.
-func (w *watcher) reach(ctx context.Context) *probe.Link {
+// connect tries until there is a connection: a new one, or the silent one that answers again.
+// It returns nil when the context ends.
+func (w *watcher) connect(ctx context.Context) *probe.Link {
 	for ctx.Err() == nil {
 		if w.failed > 0 {
 			if l := w.pause(ctx); l != nil {
@@ -140,11 +136,11 @@ func (w *watcher) reach(ctx context.Context) *probe.Link {
 		timeout := w.handshakeTimeout()
 		tried := make(chan attempt, 1)
 		go func() { tried <- w.dial(dctx, timeout, new(atomic.Int32)) }()
-		l, a := w.listen(ctx, tried)
+		l, a := w.await(ctx, tried)
 		cancel()
 		switch {
 		case l != nil:
-			go func() { // whoever comes too late is closed
+			go func() { // close the new connection if it comes too late
 				if a := <-tried; a.l != nil {
 					a.l.Close()
 				}
@@ -156,40 +152,40 @@ func (w *watcher) reach(ctx context.Context) *probe.Link {
 			}
 			return nil
 		}
-		w.shook(a)
+		w.recordHandshake(a)
 		if a.err == nil {
 			return a.l
 		}
-		w.fail(a.class, a.err)
+		w.reportFailure(a.class, a.err)
 	}
 	return nil
 }
 
-// listen waits for the result of a try, or for the silent connection to speak, which
-// is returned then.
-func (w *watcher) listen(ctx context.Context, tried <-chan attempt) (*probe.Link, attempt) {
+// await waits for the result of an attempt, or for the silent connection to answer, and
+// returns that.
+func (w *watcher) await(ctx context.Context, tried <-chan attempt) (*probe.Link, attempt) {
 	for {
 		select {
-		case a := <-tried: // which also ends with the context
+		case a := <-tried: // the attempt ends with the context
 			return nil, a
-		case e := <-w.words():
-			if l := w.spoke(e); l != nil {
+		case e := <-w.silentEvents():
+			if l := w.heardSilent(e); l != nil {
 				return l, attempt{}
 			}
 		}
 	}
 }
 
-// words are the events of the silent connection.
-func (w *watcher) words() <-chan probe.Event {
+// silentEvents returns the events of the silent connection.
+func (w *watcher) silentEvents() <-chan probe.Event {
 	if w.silent == nil {
 		return nil
 	}
 	return w.silent.Events
 }
 
-// spoke takes an event of the silent connection, and returns it if it lives.
-func (w *watcher) spoke(e probe.Event) *probe.Link {
+// heardSilent handles an event of the silent connection, and returns it if it answered.
+func (w *watcher) heardSilent(e probe.Event) *probe.Link {
 	switch e.Kind {
 	case probe.EventPong:
 		return w.silent
@@ -197,14 +193,14 @@ func (w *watcher) spoke(e probe.Event) *probe.Link {
 		w.paused.asked = time.Time{} // it tells of the time before
 		return w.silent
 	case probe.EventClosed:
-		w.see(probe.Closed, e.Err)
+		w.report(probe.Closed, e.Err)
 	}
-	w.drop()
+	w.closeSilent()
 	return nil
 }
 
-// see passes an outcome on.
-func (w *watcher) see(class probe.Outcome, err error) (s State, soon bool) {
+// report reports an outcome.
+func (w *watcher) report(class probe.Outcome, err error) (s State, soon bool) {
 	w.state, soon = w.observe(class, err)
 	if w.state == Up {
 		w.failed = 0
@@ -215,14 +211,14 @@ func (w *watcher) see(class probe.Outcome, err error) (s State, soon bool) {
 	return w.state, soon
 }
 
-// fail takes a try that led to no connection which can be used.
-func (w *watcher) fail(class probe.Outcome, err error) {
-	_, w.soon = w.see(class, err)
+// reportFailure reports an attempt without a usable connection.
+func (w *watcher) reportFailure(class probe.Outcome, err error) {
+	_, w.soon = w.report(class, err)
 	w.failed++
 	w.readyDue = time.Time{}
 }
 
-// pause waits before the next try. It returns the silent connection if that speaks meanwhile.
+// pause waits before the next attempt. It returns the silent connection if that answers.
 func (w *watcher) pause(ctx context.Context) *probe.Link {
 	if w.soon {
 		w.soon = false
@@ -244,8 +240,8 @@ func (w *watcher) pause(ctx context.Context) *probe.Link {
 	return nil
 }
 
-// backoff is the pause before the next try; r in [0,1) spreads the nodes of a cluster
-// over half to all of it.
+// backoff returns the pause before the next attempt; r in [0,1) spreads the nodes of a
+// cluster over its second half.
 func (w *watcher) backoff(r float64) time.Duration {
 	d, most := w.profile.Retry, w.profile.RetryMax
 	if !w.alone() {
@@ -262,19 +258,19 @@ func (w *watcher) connectTimeout() time.Duration {
 	return max(w.round(), 1500*time.Millisecond)
 }
 
-// handshakeTimeout follows the measured handshakes, and doubles while they time out:
-// one that is given up was work for nothing on both sides.
+// handshakeTimeout follows the measured handshakes, and doubles while they time out: an
+// abandoned one is wasted work for both sides.
 func (w *watcher) handshakeTimeout() time.Duration {
-	d := w.shake.patience(w.connectTimeout(), mostPatience)
-	return min(d<<min(w.late, 8), mostPatience)
+	d := w.handshake.timeout(w.connectTimeout(), maxTimeout)
+	return min(d<<min(w.late, 8), maxTimeout)
 }
 
-// shook takes how long a handshake took.
-func (w *watcher) shook(a attempt) {
+// recordHandshake records how long a handshake took.
+func (w *watcher) recordHandshake(a attempt) {
 	switch {
 	case a.l != nil:
 		w.late = 0
-		w.shake.add(a.took)
+		w.handshake.add(a.took)
 	case a.class == probe.Late:
 		w.late++
 	}
@@ -285,26 +281,26 @@ func (w *watcher) round() time.Duration {
 	return time.Duration(w.profile.Ticks) * w.profile.Tick
 }
 
-// jitter shortens d a little, so that nodes that booted together do not stay
-// together. It never lengthens: d is a promise.
+// jitter shortens d by a random part, so that nodes that booted together do not act
+// together. It never lengthens d.
 func jitter(d time.Duration) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(room(d))+1))
 }
 
-// room is how much earlier than after d something may be done: a fifth of it,
-// but not more than spreads nodes well, since it is sent the more often.
+// room returns by how much d may be shortened: a fifth, but at most what spreads nodes well,
+// since shorter pauses mean more packets.
 func room(d time.Duration) time.Duration {
 	return min(d/5, 5*time.Second)
 }
 
-// sleep waits, but not longer than until the silent connection speaks, which it
-// returns then, or the watcher is to dial anew.
+// sleep waits until d has passed, renew is triggered, or the silent connection answers,
+// which it returns.
 func (w *watcher) sleep(ctx context.Context, d time.Duration) *probe.Link {
 	l, _ := w.rest(ctx, d)
 	return l
 }
 
-// rest is sleep, and reports whether the watcher is to dial anew.
+// rest is sleep, and reports whether renew was triggered.
 func (w *watcher) rest(ctx context.Context, d time.Duration) (l *probe.Link, woken bool) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -314,8 +310,8 @@ func (w *watcher) rest(ctx context.Context, d time.Duration) (l *probe.Link, wok
 			return nil, true
 		case <-w.renew:
 			return nil, true
-		case e := <-w.words():
-			if l := w.spoke(e); l != nil {
+		case e := <-w.silentEvents():
+			if l := w.heardSilent(e); l != nil {
 				return l, false
 			}
 		case <-t.C:
@@ -324,7 +320,7 @@ func (w *watcher) rest(ctx context.Context, d time.Duration) (l *probe.Link, wok
 	}
 }
 
-// dial connects and classes a failure. The timeout is of the handshake over TLS.
+// dial connects and classifies failures. The timeout includes the TLS handshake.
 func (w *watcher) dial(ctx context.Context, timeout time.Duration, progress *atomic.Int32) attempt {
 	select {
 	case w.slots <- struct{}{}:
@@ -349,10 +345,9 @@ func (w *watcher) dial(ctx context.Context, timeout time.Duration, progress *ato
 	return a
 }
 
-// vouched has the API server show its cluster, one of as many as may shake hands
-// at once.
-func (w *watcher) vouched(ctx context.Context) (probe.Outcome, error) {
-	if w.vouch == nil {
+// checkCluster checks the API server's cluster, in one of the slots for handshakes.
+func (w *watcher) checkCluster(ctx context.Context) (probe.Outcome, error) {
+	if w.clusterCheck == nil {
 		return probe.OK, nil
 	}
 	select {
@@ -361,13 +356,12 @@ func (w *watcher) vouched(ctx context.Context) (probe.Outcome, error) {
 	case <-ctx.Done():
 		return probe.Timeout, ctx.Err()
 	}
-	return w.vouch(ctx)
+	return w.clusterCheck(ctx)
 }
 
-// hold senses over one connection until it breaks. It returns the connection
-// to go on with, if one proved itself meanwhile. What is sent and when is the
-// schedule's to decide; the loop has one timer.
-// s is the connection's schedule if it was held before.
+// hold probes over one connection until it ends. It returns the connection to continue with,
+// if an inquiry made one. The schedule decides what is sent and when.
+// s is the connection's schedule if it was held before, else nil.
 func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.Link {
 	if s != nil {
 		s.resume(time.Now())
@@ -380,7 +374,7 @@ func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.L
 	for {
 		for !l.Exhausted() {
 			what := s.next(time.Now())
-			if what == rest {
+			if what == idle {
 				break
 			}
 			if next, over := w.do(ctx, l, s, what); over {
@@ -401,10 +395,10 @@ func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.L
 			return nil
 		case <-w.renew:
 			return nil
-		case <-w.needed:
-			s.needed(time.Now())
+		case <-w.probeNow:
+			s.pingSoon(time.Now())
 		case e := <-l.Events:
-			if w.hear(s, l, e) {
+			if w.handle(s, l, e) {
 				return nil
 			}
 		case <-due.C:
@@ -415,8 +409,8 @@ func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.L
 	}
 }
 
-// do carries out what the schedule wants. over says that the connection is not
-// to be held any longer; next is the one to go on with, if there is one.
+// do performs an action of the schedule. over means that the connection must be closed; next
+// is the one to continue with, if there is one.
 func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what action) (next *probe.Link, over bool) {
 	var err error
 	switch what {
@@ -437,44 +431,44 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 			return alive, true
 		}
 		if answer != nil && s.awaits() {
-			return nil, w.hear(s, l, *answer)
+			return nil, w.handle(s, l, *answer)
 		}
-		s.trust(time.Now())
+		s.afterInquiry(time.Now())
 	case overdue:
 		waited := time.Since(s.asked)
 		late := fmt.Errorf("no answer to %s in %s", l.Target.Probe.Path, waited.Round(time.Second))
 		switch {
 		case !l.HTTP2: // or there would be an inquiry by now
-			w.fail(probe.Timeout, late)
+			w.reportFailure(probe.Timeout, late)
 			return nil, true
 		case waited >= mostAnswer:
-			w.fail(probe.Late, late)
+			w.reportFailure(probe.Late, late)
 			return nil, true
 		}
-		w.see(probe.Late, late) // it answers PINGs, so only the request hangs
+		w.report(probe.Late, late) // it answers PINGs, so only the request hangs
 		return nil, false
 	}
 	if err != nil {
-		w.see(probe.Closed, err)
+		w.report(probe.Closed, err)
 	}
 	return nil, err != nil
 }
 
-// hear takes an event, and reports whether the connection is over.
-func (w *watcher) hear(s *schedule, l *probe.Link, e probe.Event) (over bool) {
+// handle handles an event, and reports whether the connection has ended.
+func (w *watcher) handle(s *schedule, l *probe.Link, e probe.Event) (over bool) {
 	switch e.Kind {
 	case probe.EventPong:
-		if e.Ping == l.Pings { // or it answers one of an inquiry that is over
+		if e.Ping == l.Pings { // not an earlier one, of an inquiry
 			s.pong(time.Now())
 		}
 	case probe.EventGoAway:
 		over, w.readyDue = s.goAway(time.Now())
 		if !w.readyDue.IsZero() {
-			w.hungUp(l)
+			w.deferRequest(l)
 		}
 		return over
 	case probe.EventClosed:
-		w.see(probe.Closed, e.Err)
+		w.report(probe.Closed, e.Err)
 		return true
 	case probe.EventResponse:
 		if !s.awaits() {
@@ -482,36 +476,36 @@ func (w *watcher) hear(s *schedule, l *probe.Link, e probe.Event) (over bool) {
 		}
 		answer := l.Target.Probe.Judge(e, l.Skew)
 		var state State
-		if state, w.soon = w.see(answer, nil); state != Up {
+		if state, w.soon = w.report(answer, nil); state != Up {
 			w.failed++
 		}
 		s.response(time.Now(), answer, state, w.soon, w.backoff(rand.Float64()))
-		if s.leaving {
+		if s.closing {
 			w.readyDue = s.readyDue
-			w.hungUp(l)
+			w.deferRequest(l)
 			return true
 		}
 	}
 	return false
 }
 
-// strangerMost is the longest pause between requests to an API server that hangs up after
-// each answer. After 90 s without a request it hangs up anyway.
-const strangerMost = 80 * time.Second
+// maxAnonymousPause is the longest pause between requests to an API server that closes the
+// connection after each answer. After 90 s without a request it closes it anyway.
+const maxAnonymousPause = 80 * time.Second
 
-// hungUp puts the next request off if the API server hung up after its answer because
-// this node shows no certificate yet. Each request costs a handshake then, and there may
-// be a thousand nodes that wait for their certificates. PINGs go on.
-func (w *watcher) hungUp(l *probe.Link) {
+// deferRequest postpones the next request if the API server closed the connection since this node
+// has no certificate yet. Each request needs a handshake then, and a thousand nodes may wait
+// for their certificates. PINGs continue.
+func (w *watcher) deferRequest(l *probe.Link) {
 	if l.Target.Client != nil {
-		w.strange = 0
+		w.anonymousCloses = 0
 		return
 	}
 	now := time.Now()
 	if w.readyDue.Sub(now) < w.profile.Ready/2 {
-		return // it is asked soon for another reason
+		return // a request is due soon for another reason
 	}
-	w.strange++
-	d := max(w.profile.Ready, min(w.profile.Ready<<min(w.strange, 8), strangerMost))
+	w.anonymousCloses++
+	d := max(w.profile.Ready, min(w.profile.Ready<<min(w.anonymousCloses, 8), maxAnonymousPause))
 	w.readyDue = w.beat.within(now, d)
 }

@@ -79,8 +79,8 @@ func TestChangedSinceAdmitted(t *testing.T) {
 					f.Close()
 					t.Errorf("%s: it can be opened", when)
 				}
-				if c.Untouched(sha) || !c.Untouched(other) {
-					t.Errorf("%s: Untouched", when)
+				if c.untouched(sha) || !c.untouched(other) {
+					t.Errorf("%s: untouched", when)
 				}
 				if !c.Has(sha) {
 					t.Errorf("%s: the repaired blob is not there", when)

@@ -129,16 +129,6 @@ func (c *Cache) admit(sha string) (fs.FileInfo, error) {
 	return fi, nil
 }
 
-// Untouched reports whether the blob's file is as it was when this session admitted
-// it.
-func (c *Cache) Untouched(sha string) bool {
-	v := c.verdictOf(sha)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.look(c.BlobPath(sha))
-	return v.admitted != nil && !v.changed
-}
-
 // Unchanged reports, as an error, the blobs that have changed since this session
 // admitted them: whatever was read of them counts for nothing.
 func (c *Cache) Unchanged() error { return c.unchangedBut("") }

@@ -154,20 +154,7 @@ func (c *Cluster) CA(root string) ([]byte, error) {
 	return b, nil
 }
 
-// KeyPair returns the client certificate of u; root is where its paths begin.
-func (u *User) KeyPair(root string) (*tls.Certificate, error) {
-	cert, key, err := u.KeyTexts(root)
-	if err != nil {
-		return nil, err
-	}
-	pair, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		return nil, fmt.Errorf("reading a kubeconfig's client certificate: %w", err)
-	}
-	return &pair, nil
-}
-
-// KeyTexts returns what KeyPair is made of.
+// KeyTexts returns the client certificate and key, PEM; root is where the paths in u begin.
 func (u *User) KeyTexts(root string) (cert, key []byte, err error) {
 	part := func(data, file string) ([]byte, error) {
 		if data != "" {
@@ -200,13 +187,9 @@ func resolve(root, file string) string {
 	return p
 }
 
-// Client makes a Client of a kubeconfig; root is where the paths in it begin.
-func (k *Kubeconfig) Client(root string, dial DialFunc) (*Client, error) {
-	return k.ClientBy(root, dial, func(u *User) (*tls.Certificate, error) { return u.KeyPair(root) })
-}
-
-// ClientBy is Client for who has another way to key pairs than to parse them.
-func (k *Kubeconfig) ClientBy(root string, dial DialFunc, pair func(*User) (*tls.Certificate, error)) (*Client, error) {
+// Client returns a Client for the kubeconfig. root is where its paths begin; pair reads the
+// client certificate of its user.
+func (k *Kubeconfig) Client(root string, dial DialFunc, pair func(*User) (*tls.Certificate, error)) (*Client, error) {
 	cl, err := k.Cluster()
 	if err != nil {
 		return nil, err

@@ -298,7 +298,7 @@ make it. Files on control-plane nodes are never touched.`,
 			s.Note("%s %s (%s)\n", verb, &plan[i], plan[i].Why)
 		}
 		for i := range plan {
-			if then := plan[i].Then(); then != "" {
+			if then := plan[i].NextStep(); then != "" {
 				s.Note("Next: %s\n", then)
 			}
 		}

@@ -36,22 +36,22 @@ const (
 	exitUsage  = 2
 )
 
-// usageError is a command line that cannot be carried out.
+// usageError is an error in the command line.
 type usageError struct{ error }
 
-// target is what the commands work on.
+// target is the machine that the commands work on.
 type target struct {
-	// env makes the means to change it; what they log goes to log.
+	// env returns the machine's effects, which log to log.
 	env func(log io.Writer) *machine.Env
-	// root: we may change it.
+	// root: the process runs as root.
 	root bool
-	// boot says how long it took to come up, if it knows.
+	// boot returns a line about how long the boot took, or "".
 	boot func(context.Context) string
-	// insist keeps a lost terminal from stopping what is half done.
+	// insist ignores the signals of a lost terminal, so that no change is left half done.
 	insist func()
 }
 
-// thisMachine is the one that this program runs on.
+// thisMachine is the machine that the program runs on.
 func thisMachine() target {
 	return target{
 		env: host.New, root: os.Geteuid() == 0, boot: host.Boot,
@@ -59,7 +59,7 @@ func thisMachine() target {
 	}
 }
 
-// needRoot says that a command needs root, and why, unless we are.
+// needRoot returns an error with the reason unless the process runs as root.
 func (m target) needRoot(what, why string) error {
 	if !m.root {
 		return fmt.Errorf("%s needs root: it %s", what, why)
@@ -67,10 +67,9 @@ func (m target) needRoot(what, why string) error {
 	return nil
 }
 
-// execute carries out one command line on a machine.
+// execute runs one command line on a machine and returns the exit code.
 func execute(ctx context.Context, m target, args []string, out, errOut io.Writer) int {
-	// Notes and errors quote sticks and servers of others, and a terminal obeys control
-	// characters.
+	// Notes and errors quote untrusted sticks and servers: remove control characters.
 	out, errOut = printable.To(out), printable.To(errOut)
 	root := newRoot(m, out, errOut)
 	root.SetArgs(args)
@@ -152,11 +151,10 @@ func newRun(m target, log io.Writer) *cobra.Command {
 			if _, err := os.Stat(filepath.Join(e.Root, ondisk.ImageInfoFile)); errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("this machine was not booted from an edgebake image: there is no %s: nothing was changed", ondisk.ImageInfoFile)
 			}
-			// Programs we start make files for others to read.
+			// Programs that it starts write files that others must read.
 			syscall.Umask(0o022)
 			r := firstboot.New(e)
-			// Ready at once: what is ordered after us must not wait for the
-			// cluster.
+			// Units that are ordered after firstboot must not wait for the cluster.
 			e.Notify("READY=1\nSTATUS=starting")
 			if up := m.boot(cmd.Context()); up != "" {
 				e.Console(up)
@@ -166,7 +164,7 @@ func newRun(m target, log io.Writer) *cobra.Command {
 			defer stop()
 			err := r.Run(cmd.Context())
 			if cmd.Context().Err() != nil && errors.Is(err, context.Canceled) {
-				return nil // systemd asked us to stop; the next run goes on
+				return nil // systemd stopped it; the next run continues
 			}
 			return err
 		},
@@ -208,7 +206,7 @@ secrets: copy them to a safe place, since a disk that is lost takes them along.`
 	}
 }
 
-// watch feeds systemd's watchdog for as long as the run moves.
+// watch notifies systemd's watchdog as long as the run makes progress.
 func watch(ctx context.Context, e *machine.Env, r *run.Runner) (stop func()) {
 	ctx, stop = context.WithCancel(ctx)
 	go func() {

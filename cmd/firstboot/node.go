@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// printStep tells a person how one step went.
+// printStep prints the result of a step.
 func printStep(w io.Writer) func(run.Step) {
 	return func(s run.Step) {
 		if s.Detail != "" {

@@ -18,7 +18,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// careFlags are lvscare's, so that ipvscare can take its place in scripts and
+// careFlags are the flags of lvscare, so that ipvscare can replace it in scripts and
 // static pods.
 type careFlags struct {
 	vs, scheduler, iface, logger, mode, ip, mark string
@@ -29,11 +29,11 @@ type careFlags struct {
 	headers                                      map[string]string
 	status                                       []int
 	insecure                                     bool
-	// Not lvscare's.
+	// Not in lvscare:
 	caFile, host, hosts, run, metrics, profile, sysctls string
 }
 
-// careEnv begins the environment variables that stand for flags.
+// careEnv is the prefix of environment variables that set flags.
 const careEnv = "CARE_"
 
 func (c *careFlags) register(f *pflag.FlagSet) {
@@ -65,8 +65,7 @@ func (c *careFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&c.profile, "profile", "lan", "lan or metered")
 }
 
-// seconds is a duration that may be written as lvscare takes it, as a bare
-// number of seconds.
+// seconds is a duration that may also be a bare number of seconds, as in lvscare.
 type seconds time.Duration
 
 func (s *seconds) Set(text string) error {
@@ -81,7 +80,7 @@ func (s *seconds) Set(text string) error {
 
 func (s *seconds) String() string {
 	if *s == 0 {
-		return "" // no default to be shown
+		return "" // help shows no default
 	}
 	return time.Duration(*s).String()
 }
@@ -108,7 +107,7 @@ func (c *careFlags) check() (errs []error) {
 	return errs
 }
 
-// server makes the virtual server of the flags, or returns all their problems.
+// server returns the virtual server that the flags describe, or all their problems.
 func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 	errs := c.check()
 	var source netip.Addr

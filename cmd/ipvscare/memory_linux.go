@@ -7,10 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// smallPages keeps the kernel from backing a heap of one megabyte by huge
-// pages of two. The runtime touched its first page long before main, so the
-// program starts itself once more: the setting outlives exec. It does not matter
-// if that does not work.
+// smallPages disables huge pages of 2 MiB for the heap of one megabyte. The runtime has
+// used its first page before main, so the program executes itself once more: the setting
+// survives exec. Failures are harmless.
 func smallPages() {
 	if off, err := unix.PrctlRetInt(unix.PR_GET_THP_DISABLE, 0, 0, 0, 0); err != nil || off != 0 {
 		return

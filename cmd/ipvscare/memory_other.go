@@ -2,5 +2,5 @@
 
 package main
 
-// smallPages does nothing: only Linux has what it is about.
+// smallPages does nothing: only Linux has transparent huge pages.
 func smallPages() {}

@@ -46,9 +46,8 @@ func exitCode(err error) int {
 	return 1
 }
 
-// command is one of the program's. Its flags are parsed before run is called.
-// There is no command framework: it would cost a tenth of the memory that
-// ipvscare may use.
+// command is a subcommand. Its flags are parsed before run is called. A command framework
+// would cost a tenth of the memory that ipvscare may use.
 type command struct {
 	name, short, long string
 	flags             *pflag.FlagSet
@@ -65,10 +64,10 @@ func commands(stdout, stderr io.Writer) []*command {
 	}
 }
 
-// run is the whole program but for signals and the exit.
+// run is main without signals and the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	// Statuses, logs and errors quote the certificates of peers that have not proved
-	// themselves, and a terminal obeys control characters.
+	// Output quotes certificates of peers that are not verified: remove control
+	// characters.
 	stdout, stderr = printable.To(stdout), printable.To(stderr)
 	all := commands(stdout, stderr)
 	switch {
@@ -125,7 +124,7 @@ Commands:
 	return b.String()
 }
 
-// newFlags is a set of flags whose mistakes are returned, not printed.
+// newFlags returns a flag set that returns errors and prints nothing.
 func newFlags(name string) *pflag.FlagSet {
 	return pflag.NewFlagSet(name, pflag.ContinueOnError)
 }
@@ -150,7 +149,7 @@ place, so that a restart or an upgrade breaks no connection.`,
 		flags: f,
 		run: func(ctx context.Context) error {
 			if !opt.Once && !awaitConfig(ctx, opt.ConfigFile, func(line string) { fmt.Fprintln(stderr, line) }) {
-				return nil // stopped meanwhile
+				return nil // it was stopped
 			}
 			opt.Spread = bootSpread(opt.ConfigFile)
 			return keep(ctx, opt, kernel.ProcSysNet, stderr)
@@ -158,13 +157,12 @@ place, so that a restart or an upgrade breaks no connection.`,
 	}
 }
 
-// configLook is how often a configuration that is wrong is looked at.
+// configLook is how often an invalid configuration is read again.
 const configLook = time.Second
 
-// awaitConfig waits while the configuration is wrong: it says what is wrong once, and
-// again when that is another thing. systemd would restart a program that ends with an
-// error each second, with the same lines in the journal. A file that is missing is left
-// to the daemon. It reports whether there is something to run with.
+// awaitConfig waits while the configuration is invalid, and logs each new error once. If it
+// exited instead, systemd would restart it each second, with the same lines in the journal.
+// The daemon handles a missing file. The result is false if ctx ended.
 func awaitConfig(ctx context.Context, file string, log func(string)) bool {
 	said := ""
 	for {
@@ -184,12 +182,11 @@ func awaitConfig(ctx context.Context, file string, log func(string)) bool {
 	}
 }
 
-const (
-	// bootTime is how long after power-on that matters.
-	bootTime = 5 * time.Minute
-)
+// bootTime is how long after power-on a start counts as part of the boot.
+const bootTime = 5 * time.Minute
 
-// bootSpread is how long this boot waits before it asks the API servers.
+// bootSpread returns how long to wait before the first requests to the API servers, so
+// that machines that boot together do not ask together.
 func bootSpread(config string) time.Duration {
 	st, err := os.Stat(config)
 	if err != nil {
@@ -213,8 +210,8 @@ func bootSpread(config string) time.Duration {
 	return spread(time.Since(st.ModTime()), up, most, rand.Float64())
 }
 
-// spread is a share r of most at a boot that found its configuration. One that was
-// given it while it ran is first boot's, which has waited already.
+// spread returns the share r of most if this is a boot and the configuration is from an
+// earlier one. First boot, which writes the configuration, has waited already.
 func spread(configAge, up, most time.Duration, r float64) time.Duration {
 	if up > bootTime || configAge < up {
 		return 0
@@ -222,10 +219,11 @@ func spread(configAge, up, most time.Duration, r float64) time.Duration {
 	return time.Duration(r * float64(most))
 }
 
-// maxShown bounds a text that may quote a peer: a certificate can have a thousand names.
+// maxShown bounds a text that may quote a peer, in characters: a certificate can have a
+// thousand names.
 const maxShown = 1000
 
-// shown is a text in one line of bounded length.
+// shown returns a text as one line of at most maxShown characters.
 func shown(text string) string {
 	text = printable.Line(text)
 	if r := []rune(text); len(r) > maxShown {
@@ -250,7 +248,7 @@ func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Write
 	opt.Reload = reload
 	opt.Ready = func() {
 		notify(lines, daemon.SdNotifyReady)
-		debug.FreeOSMemory() // what only the start needed
+		debug.FreeOSMemory() // memory that only the start needed
 	}
 	opt.Alive = watchdog(lines)
 	collecting, end := context.WithCancel(ctx)
@@ -266,7 +264,7 @@ func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Write
 	return err
 }
 
-// restart replaces this process by a new one of the same kind.
+// restart replaces this process by a new one with the same arguments.
 func restart(why error) error {
 	self, err := os.Executable()
 	if err == nil {
@@ -275,14 +273,14 @@ func restart(why error) error {
 	return fmt.Errorf("%w: %w", why, err)
 }
 
-// notify tells systemd; without systemd it does nothing.
+// notify sends a state to systemd. Without systemd it does nothing.
 func notify(lines *log.Logger, state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		lines.Printf("telling systemd %q: %v", state, err)
 	}
 }
 
-// watchdog returns what to call when all is well, or nil if nobody listens.
+// watchdog returns a function that notifies systemd's watchdog, or nil if there is none.
 func watchdog(lines *log.Logger) func() {
 	every, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
@@ -300,9 +298,9 @@ func watchdog(lines *log.Logger) func() {
 	}
 }
 
-// tuneMemory trades a little processor time, of which ipvscare uses next to
-// none, for a small heap. There is no hard limit: with hundreds of API servers
-// it would have the collector run without end. GOGC in the environment wins.
+// tuneMemory keeps the heap small at the cost of a little processor time. There is no hard
+// limit: with hundreds of API servers the collector would run all the time. GOGC in the
+// environment takes precedence.
 func tuneMemory() {
 	smallPages()
 	if os.Getenv("GOGC") == "" {
@@ -316,15 +314,14 @@ func tuneMemory() {
 // leastGarbage is how much garbage is worth collecting.
 const leastGarbage = 256 << 10
 
-// collect keeps garbage small, and gives memory back. By itself the runtime
-// collects only after a whole megabyte, however small the heap is: three times
-// what ipvscare has in use. A large heap, of hundreds of API servers, is
-// collected after a quarter of its size.
+// collect runs the garbage collector and returns memory to the system. The runtime itself
+// collects after a megabyte at the earliest, three times what ipvscare has in use. A large
+// heap, of hundreds of API servers, is collected after a quarter of its size.
 func collect(ctx context.Context) {
 	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()
 	var m runtime.MemStats
-	var collected uint64 // what had been allocated then, in bytes
+	var collected uint64 // TotalAlloc at the last collection
 	for {
 		select {
 		case <-ctx.Done():
@@ -362,9 +359,8 @@ the hosts file. Stop ipvscare first.`,
 	}
 }
 
-// leftovers are what a configuration names and what ipvscare has noted. The notes have
-// all that it made since the machine was switched on: a configuration that cannot be
-// read must not keep that in place.
+// leftovers are the servers in the configuration and in ipvscare's notes. The notes have
+// all that it made since power-on, so an unreadable configuration is only logged.
 func leftovers(config, hosts, run string, log func(string)) ipvs.Leftovers {
 	servers, err := ipvs.ReadConfig(config)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -42,12 +42,11 @@ pod has CAP_NET_ADMIN and no other privilege; the node must load ip_vs.`,
 	}
 }
 
-// hostDir is where the pod has directories of the node that cannot be mounted
-// where they are.
+// hostDir is where the pod has directories of the node that cannot have the same path in
+// the pod.
 const hostDir = "/host"
 
-// podArgs are the arguments of ipvscare in the pod. Paths that the pod sees
-// elsewhere are given as it sees them.
+// podArgs returns the arguments of ipvscare in the pod, with paths as the pod has them.
 func podArgs(f *pflag.FlagSet, c *careFlags, s ipvs.Server) []string {
 	args := []string{"care", "--vs", s.VIP.String()}
 	for _, m := range s.Masters {
@@ -71,7 +70,7 @@ func podArgs(f *pflag.FlagSet, c *careFlags, s ipvs.Server) []string {
 	return args
 }
 
-// mount is a directory of the node in the pod.
+// mount is a directory of the node that is mounted in the pod.
 type mount struct {
 	name, node, pod, kind string
 	readOnly              bool
@@ -80,26 +79,24 @@ type mount struct {
 func podMounts(c *careFlags) []mount {
 	mounts := []mount{
 		{"ca", filepath.Dir(c.caFile), filepath.Dir(c.caFile), "DirectoryOrCreate", true},
-		// kubelet's certificate: whoever shows none is hung up on by a
-		// kube-apiserver after every answer.
+		// kubelet's certificate: kube-apiserver closes the connection of a client without
+		// one after every answer.
 		{"kubelet", ipvs.KubeletPKI, ipvs.KubeletPKI, "DirectoryOrCreate", true},
 		{"run", c.run, c.run, "DirectoryOrCreate", false},
-		// A container's own /proc/sys is read-only. Below this one are the
-		// settings of the node's network alone.
+		// A container's own /proc/sys is read-only. This one has only the settings of the
+		// node's network.
 		{"sysctls", c.sysctls, hostDir + c.sysctls, "Directory", false},
 	}
 	if c.host != "" {
-		// The directory, not the file: whoever replaces the file would leave
-		// the pod with the old one.
+		// The directory, not the file: a replaced file would leave the old one mounted.
 		dir := filepath.Dir(c.hosts)
 		mounts = append(mounts, mount{"hosts", dir, hostDir + dir, "Directory", false})
 	}
 	return mounts
 }
 
-// staticPod writes the manifest. Strings are quoted as JSON is, which YAML
-// understands. NET_ADMIN is what IPVS, routes and the destruction of sockets
-// need. Root owns the files that it reads and writes.
+// staticPod returns the manifest, with strings quoted as in JSON. IPVS, routes and the
+// destruction of sockets need NET_ADMIN; the files it reads and writes belong to root.
 func staticPod(name, image string, c *careFlags, args []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `apiVersion: v1

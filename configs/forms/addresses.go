@@ -9,10 +9,10 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// hexNumber is a host's last part that inet_aton(3) reads as a number.
+// hexNumber matches the last label of a host that inet_aton(3) reads as a number.
 var hexNumber = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)$`)
 
-// IsLoopbackName reports whether every machine takes the name for itself.
+// IsLoopbackName reports whether the name means the machine itself on every machine.
 func IsLoopbackName(name string) bool {
 	name = strings.TrimSuffix(strings.ToLower(name), ".")
 	switch name {
@@ -23,15 +23,14 @@ func IsLoopbackName(name string) bool {
 		strings.HasPrefix(name, "localhost4.") || strings.HasPrefix(name, "localhost6.")
 }
 
-// IPv4 networks that no host has an address of.
+// IPv4 networks and addresses that no host can have.
 var (
 	ThisNetwork = netip.MustParsePrefix("0.0.0.0/8")
 	ReservedV4  = netip.MustParsePrefix("240.0.0.0/4")
 	broadcastV4 = netip.MustParseAddr("255.255.255.255")
 )
 
-// BadMachine says why a cannot be the address of one machine, in words that
-// follow the address.
+// BadMachine returns why a cannot be the address of one machine, or "".
 func BadMachine(a netip.Addr) string {
 	switch {
 	case a.IsUnspecified() || ThisNetwork.Contains(a):
@@ -50,8 +49,8 @@ func BadMachine(a netip.Addr) string {
 	return ""
 }
 
-// BadServer says why a cannot be the address that a server is reached at
-// from anywhere on the node.
+// BadServer returns why a cannot be the address of a server that every program on the
+// node can reach, or "".
 func BadServer(a netip.Addr) string {
 	if bad := BadMachine(a.WithZone("")); bad != "" {
 		if a.Is4In6() {
@@ -72,7 +71,7 @@ func BadServer(a netip.Addr) string {
 	return ""
 }
 
-// BadRouter says why a cannot be the next hop of one interface.
+// BadRouter returns why a cannot be the next hop of one interface, or "".
 func BadRouter(a netip.Addr) string {
 	if a.Zone() != "" {
 		return fmt.Sprintf("names an interface (%%%s); write %s, which is looked for behind the interface it stands at", strict.Shorten(a.Zone()), a.WithZone(""))
@@ -80,15 +79,14 @@ func BadRouter(a netip.Addr) string {
 	return BadMachine(a)
 }
 
-// ServiceAddrs are what kubeadm gives the cluster's API and DNS by default:
-// kube-proxy takes them away from anybody else.
+// ServiceAddrs are the addresses that kubeadm gives the cluster's API and DNS by default.
+// No machine can use them: kube-proxy redirects their traffic.
 var ServiceAddrs = map[netip.Addr]string{
 	netip.MustParseAddr("10.96.0.1"):  "the Service kubernetes",
 	netip.MustParseAddr("10.96.0.10"): "the cluster's DNS",
 }
 
-// HostPart describes an address that is not one machine's in its network:
-// "network" or "broadcast", else "".
+// HostPart returns "network" or "broadcast" if a is that address of p, else "".
 func HostPart(p netip.Prefix, a netip.Addr) string {
 	if !a.Is4() || !p.Contains(a) || p.Bits() >= 31 {
 		return ""
@@ -102,7 +100,7 @@ func HostPart(p netip.Prefix, a netip.Addr) string {
 	return ""
 }
 
-// IsBroadcast reports whether p's address is its network's last one.
+// IsBroadcast reports whether p's address is the last one of its network.
 func IsBroadcast(p netip.Prefix) bool {
 	a := p.Addr().As4()
 	for bit := p.Bits(); bit < 32; bit++ {

@@ -13,11 +13,11 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// maxCA bounds caCert: a few certificates, and no more.
+// maxCA bounds caCert, in bytes: a few certificates.
 const maxCA = 64 << 10
 
-// ParsePrivateKey reads a private key, PEM, and returns its public one. No error
-// quotes any of it.
+// ParsePrivateKey reads a private key in PEM and returns its public key. Its errors quote
+// nothing of the key.
 func ParsePrivateKey(text string) (interface{ Equal(crypto.PublicKey) bool }, error) {
 	b, rest := pem.Decode([]byte(text))
 	if b == nil {
@@ -52,7 +52,7 @@ func ParsePrivateKey(text string) (interface{ Equal(crypto.PublicKey) bool }, er
 	return public, nil
 }
 
-// ParseCA reads the certificates of a cluster's CA.
+// ParseCA reads the certificates of a cluster's CA, in PEM.
 func ParseCA(text string) ([]*x509.Certificate, error) {
 	certs, err := ParseCertificates(text)
 	for _, c := range certs {
@@ -63,14 +63,14 @@ func ParseCA(text string) ([]*x509.Certificate, error) {
 	return certs, err
 }
 
-// CheckCertificates rejects a text that is not certificates in PEM and nothing else.
+// CheckCertificates returns an error unless text is PEM certificates and nothing else.
 func CheckCertificates(text string) error {
 	_, err := ParseCertificates(text)
 	return err
 }
 
-// ParseCertificates reads certificates and nothing else: a private key in a
-// Site is a slip with consequences.
+// ParseCertificates reads PEM certificates. Anything else is an error: a private key in a
+// Site would be copied to every machine.
 func ParseCertificates(text string) ([]*x509.Certificate, error) {
 	if len(text) > maxCA {
 		return nil, fmt.Errorf("has %d bytes; a CA certificate has about a thousand", len(text))

@@ -1,6 +1,6 @@
-// Package forms judges single values that documents hold: names, hosts, addresses, labels,
-// URLs, keys. A function Bad... returns what is wrong with a value in words that follow its
-// field, or nothing.
+// Package forms checks single values of documents: names, hosts, addresses, labels, URLs,
+// keys. A function Bad... returns what is wrong with a value, worded to follow the field or
+// value, or "".
 package forms
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// Forms of single values. A size has a unit: 512Mi, 2G.
+// Forms of single values. SizeForm is a number with a unit, as in 512Mi or 2G.
 var (
 	DNSLabel   = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	labelName  = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
@@ -29,19 +29,19 @@ var (
 	nearlySize = regexp.MustCompile(`^\s*([1-9][0-9]{0,9})\s*([mMgGtT]?)[iI]?[bB]?\s*$`)
 )
 
-// TokenWords describes Token in messages.
+// TokenWords describes the form Token in messages.
 const TokenWords = "6 letters or digits, a dot, 16 letters or digits, all in lower case"
 
-// Placeholders of a Site to start from, which a person must replace. Validation rejects
-// them: otherwise they would be noticed when a machine in the field does not join.
+// Placeholders in the Site that `edgebake init` writes. Validation rejects them: otherwise
+// they would first be noticed when a machine in the field does not join.
 const (
 	PlaceholderKey    = "ssh-ed25519 xxxxxxxx admin@example.com"
 	PlaceholderToken  = "xxxxxx.xxxxxxxxxxxxxxxx"
 	PlaceholderCAHash = "sha256:xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
 )
 
-// ParseSize reads a size as Kubernetes' quantities are written, 512Mi or 2G, with a B
-// at the end or without.
+// ParseSize returns the bytes of a size in the form of Kubernetes quantities, as in 512Mi
+// or 2G, optionally followed by B.
 func ParseSize(s string) (int64, error) {
 	m := SizeForm.FindStringSubmatch(s)
 	if m == nil {
@@ -88,7 +88,7 @@ func IsDNSName(s string) bool {
 	return true
 }
 
-// CheckHost returns why s is neither an IP address nor a DNS name, or nil.
+// CheckHost returns an error unless s is an IP address or a DNS name.
 func CheckHost(s string) error {
 	if bad := BadHost(s); bad != "" {
 		return errors.New(bad)
@@ -96,7 +96,7 @@ func CheckHost(s string) error {
 	return nil
 }
 
-// BadHost says what is wrong with s as an IP address or DNS name.
+// BadHost returns what is wrong with s as an IP address or DNS name.
 func BadHost(s string) string {
 	if a, err := netip.ParseAddr(s); err == nil {
 		if a.Zone() != "" {
@@ -112,7 +112,7 @@ func BadHost(s string) string {
 	return ""
 }
 
-// BadHostPort says what is wrong with s as "host:port", with the fix for common mistakes.
+// BadHostPort returns what is wrong with s as "host:port", with a fix for common mistakes.
 func BadHostPort(s string) string {
 	if bad := notHostPort(s); bad != "" {
 		return bad
@@ -142,8 +142,8 @@ func BadHostPort(s string) string {
 	return BadHost(host)
 }
 
-// notHostPort says what is wrong with s where it is a URL, a list, an address without a
-// port or otherwise not "host:port" at all.
+// notHostPort returns what is wrong with a URL, a list, an address without a port, or
+// anything else that is not "host:port" at all.
 func notHostPort(s string) string {
 	switch {
 	case s == "":
@@ -169,7 +169,7 @@ func notHostPort(s string) string {
 		return ""
 	case BadServer(a) != "":
 		return fmt.Sprintf("%s %s", a, BadServer(a))
-	case a.Is6() && !strings.HasPrefix(s, "["): // the port could begin at any colon
+	case a.Is6() && !strings.HasPrefix(s, "["): // any of its colons could begin the port
 		return fmt.Sprintf("%q: write an IPv6 address in brackets, and a port behind them, as [fd00::1]:6443", s)
 	}
 	return fmt.Sprintf("%q has no port; write %q", s, netip.AddrPortFrom(a, 6443))
@@ -195,7 +195,7 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// BadLabelKey says what is wrong with k as the key of a label or taint.
+// BadLabelKey returns what is wrong with k as the key of a label or taint.
 func BadLabelKey(k string) string {
 	prefix, name, ok := strings.Cut(k, "/")
 	if !ok {
@@ -209,7 +209,7 @@ func BadLabelKey(k string) string {
 	return ""
 }
 
-// BadLabelValue says what is wrong with v as the value of a label or taint.
+// BadLabelValue returns what is wrong with v as the value of a label or taint.
 func BadLabelValue(v string) string {
 	if v != "" && !labelName.MatchString(v) {
 		return fmt.Sprintf("%q is not a valid value: at most 63 letters, digits, -, _ and ., with a letter or digit at both ends", strict.Shorten(v))
@@ -217,7 +217,7 @@ func BadLabelValue(v string) string {
 	return ""
 }
 
-// BadURL says what is wrong with s as a URL of one of the schemes.
+// BadURL returns what is wrong with s as a URL of one of the schemes.
 func BadURL(s string, schemes ...string) string {
 	u, err := url.Parse(s)
 	if err != nil || u.Host == "" || strings.ContainsFunc(s, unicode.IsSpace) {
@@ -231,7 +231,7 @@ func BadURL(s string, schemes ...string) string {
 	case !ok:
 		return fmt.Sprintf("the URL begins with %s://; wanted: %s://", u.Scheme, strings.Join(schemes, ":// or "))
 	case u.User != nil:
-		// Not a Secret: it would be printed.
+		// The field is not a Secret, so its value is printed.
 		return "the URL holds a user name or password, which would show in logs; leave them out"
 	case BadHost(u.Hostname()) != "":
 		return "the URL's host is neither an IP address nor a DNS name"
@@ -241,8 +241,8 @@ func BadURL(s string, schemes ...string) string {
 	return ""
 }
 
-// BadSSHKey says what is wrong with an authorized_keys line; options in
-// front of the key are allowed.
+// BadSSHKey returns what is wrong with a line of authorized_keys, which may have options
+// before the key.
 func BadSSHKey(line string) string {
 	switch {
 	case line == PlaceholderKey:
@@ -252,8 +252,7 @@ func BadSSHKey(line string) string {
 	case strings.ContainsAny(line, "\r\n"):
 		return "holds more than one line; give each key an item of its own"
 	}
-	// Options in front may themselves hold words that look like a key's type:
-	// one whole key is enough.
+	// Options may contain words that look like the type of a key: one valid key is enough.
 	fields := strings.Fields(line)
 	why := "is not a public key as authorized_keys holds it (ssh-ed25519 AAAA… comment)"
 	for i := range len(fields) - 1 {
@@ -278,7 +277,7 @@ func badKeyBlob(kind, encoded string) string {
 	if uint64(n) > uint64(len(blob)-4) || string(blob[4:4+n]) != kind {
 		return fmt.Sprintf("is damaged: it says %s, but its contents do not", kind)
 	}
-	// What follows is a row of fields, each with its length in front.
+	// The rest is a sequence of fields, each preceded by its length.
 	rest, fields := blob[4+n:], 0
 	for ; len(rest) >= 4; fields++ {
 		n := binary.BigEndian.Uint32(rest)
@@ -293,7 +292,7 @@ func badKeyBlob(kind, encoded string) string {
 	return ""
 }
 
-// BadFilePath says what is wrong with p as the place of a file on the node.
+// BadFilePath returns what is wrong with p as the path of a file on the node.
 func BadFilePath(p string) string {
 	switch {
 	case !strings.HasPrefix(p, "/"):
@@ -324,7 +323,7 @@ func CheckSSHKey(line string) error {
 	return nil
 }
 
-// BadVersion says what is wrong with a version that form does not match.
+// BadVersion returns what is wrong with a version that does not match form.
 func BadVersion(v string, form *regexp.Regexp, example string) string {
 	if form.MatchString("v" + v) {
 		return fmt.Sprintf("%q must start with \"v\": v%s", v, v)

@@ -7,9 +7,8 @@ import (
 	"strings"
 )
 
-// Identity returns a vendor's serial number, UUID or asset tag, trimmed, and
-// nothing for the junk that firmware carries instead: the same on every board
-// of a kind, it would make two machines one.
+// Identity returns a serial number, UUID or asset tag, trimmed, or "" for a placeholder
+// that firmware has instead: two machines with the same one could not be told apart.
 func Identity(s string) string {
 	s = strings.Trim(s, "\x00 \t\r\n")
 	low := strings.Join(strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return strings.ContainsRune(" _-.:/", r) }), " ")
@@ -18,7 +17,7 @@ func Identity(s string) string {
 		"no asset tag", "no asset information", "chassis asset", "base board asset", "system asset", "fill by oem",
 		"not specified", "not applicable", "not available", "not present", "not settable", "not provided", "no serial", "o e m", "oem", "invalid", "unknown", "empty",
 	} {
-		// One word can begin a real number: OEM-4711.
+		// A real number may begin with one of the single words: OEM-4711.
 		if low == junk || strings.Contains(junk, " ") && strings.HasPrefix(low, junk+" ") {
 			return ""
 		}
@@ -46,16 +45,16 @@ func Identity(s string) string {
 
 var bareMAC = regexp.MustCompile(`^[0-9A-Fa-f]{12}$`)
 
-// CardMAC returns the address of one network card as Linux writes it
-// (52:54:00:12:34:56). It takes dashes, dots and none at all, as on labels;
-// "" is what cannot be a card's own address.
+// CardMAC returns the address of a network card as Linux writes it (52:54:00:12:34:56).
+// The separators may be colons, dashes or dots, or missing. An address that no card can
+// have gives "".
 func CardMAC(s string) string {
 	s = strings.TrimSpace(s)
 	if bareMAC.MatchString(s) {
 		s = fmt.Sprintf("%s:%s:%s:%s:%s:%s", s[:2], s[2:4], s[4:6], s[6:8], s[8:10], s[10:])
 	}
 	mac, err := net.ParseMAC(s)
-	if err != nil || len(mac) != 6 || mac[0]&1 == 1 { // a group's: ff:ff:ff:ff:ff:ff is one
+	if err != nil || len(mac) != 6 || mac[0]&1 == 1 { // multicast, or broadcast
 		return ""
 	}
 	text := mac.String()

@@ -1,5 +1,5 @@
-// Package importer turns tables, as spreadsheets save them, into Inventories. strict.Problems name
-// the row's line and the column.
+// Package importer turns CSV tables, as spreadsheets save them, into Inventories. Problems
+// name the line of the row and the column.
 package importer
 
 import (
@@ -25,25 +25,23 @@ import (
 
 // Options set how a table becomes an Inventory.
 type Options struct {
-	// Map names the field of a column whose header is another; "-" leaves the
-	// column out.
+	// Map gives the field of a column by its header; "-" leaves the column out.
 	Map map[string]string
-	// Path makes a path in the template one seen from the Inventory.
+	// Path turns a path relative to the template into one relative to the Inventory.
 	Path func(string) string
-	// Warn, where set, is told of what differs from the template.
+	// Warn, if set, receives a sentence about each field of the template that was left out.
 	Warn func(string)
 }
 
-// What a table may be; a store chain has thousands of rows.
+// Limits of a table; a store chain has thousands of rows.
 const (
 	maxRows        = 50_000
 	maxColumns     = 200
 	maxImportNotes = 100
-	maxAlike       = 3 // rows with the same problem that are listed one by one
+	maxAlike       = 3 // rows with the same problem that are reported one by one
 )
 
-// columnNames are what people call fields in tables, in lower case without
-// blanks, dashes and underscores.
+// columnNames maps the usual headers, in the form of plainHeader, to fields.
 func columnNames() map[string]string {
 	return map[string]string{
 		"name": "name", "site": "name", "store": "name", "shop": "name",
@@ -60,20 +58,20 @@ func columnNames() map[string]string {
 // column is one column of the table.
 type column struct {
 	header string
-	path   []step // empty: left out
+	path   []step // empty: the column is left out
 	field  string
 	kind   reflect.Type
-	free   bool // its text has any form
+	free   bool // any text is valid
 }
 
 // step is one part of a field's path: a key, or an item of a list.
 type step struct {
 	key  string
-	free bool // the key is a person's own, e.g. a label's
+	free bool // a key that a person chooses, for example that of a label
 	item int  // if key is empty
 }
 
-// at is the path of the column's field as problems have it.
+// at returns the path of the column's field in the form of Problem.Path.
 func (c column) at() string {
 	var p string
 	for _, s := range c.path {
@@ -91,10 +89,9 @@ func (c column) at() string {
 	return p
 }
 
-// CSV makes an Inventory of a table with a header line, each row a site,
-// and a template, the Site that they have in common. A column is a field, by
-// its path or by what people call it. strict.Problems name the row's line and the
-// column.
+// CSV makes an Inventory from a table, with one row for each site, and a template: the Site
+// that all have in common. The header names the field of each column, by its path or a
+// usual name. The error is strict.Problems.
 func CSV(name string, table []byte, templateName string, template []byte, o Options) (inventory []byte, sites int, err error) {
 	defaults, probs := templateFields(templateName, template, o)
 	im := &importer{name: name, template: templateName, defaults: defaults}
@@ -102,7 +99,7 @@ func CSV(name string, table []byte, templateName string, template []byte, o Opti
 	if err == nil {
 		err = im.read(text, o)
 	}
-	if probs = im.notGiven(probs); err != nil || defaults == nil {
+	if probs = im.unsolved(probs); err != nil || defaults == nil {
 		return nil, 0, append(probs, asProblems(err)...)
 	}
 	if err == nil {
@@ -110,13 +107,13 @@ func CSV(name string, table []byte, templateName string, template []byte, o Opti
 	}
 	inventory, err = im.encode()
 	if len(probs) > 0 {
-		return nil, 0, append(probs, im.besides(probs, asProblems(err))...)
+		return nil, 0, append(probs, im.ownProblems(probs, asProblems(err))...)
 	}
 	return inventory, len(im.lines), err
 }
 
-// nameNodes has the table name the nodes where it names the sites: the name that the
-// template makes of a machine's facts would go before a site's.
+// nameNodes drops a templated nodeName if the table names the sites: it would take
+// precedence over the names in the table.
 func (im *importer) nameNodes(warn func(string)) {
 	has := func(field string) bool {
 		return slices.ContainsFunc(im.columns, func(c column) bool { return c.field == field })
@@ -131,15 +128,15 @@ func (im *importer) nameNodes(warn func(string)) {
 	}
 }
 
-// besides are the problems of the rows where the template's are told already:
-// without those that the rows have from it, e.g. a field that is misspelt there.
-func (im *importer) besides(template, rows strict.Problems) strict.Problems {
+// ownProblems returns the problems of the rows that the template does not cause, for example
+// by a misspelt field.
+func (im *importer) ownProblems(template, rows strict.Problems) strict.Problems {
 	return slices.DeleteFunc(rows, func(p strict.Problem) bool {
 		return p.File != im.name || p.Missing || slices.ContainsFunc(template, func(t strict.Problem) bool { return strings.HasSuffix(p.Msg, t.Msg) })
 	})
 }
 
-// asProblems are an error's problems, or the error as one.
+// asProblems returns the problems in err, or err as one problem.
 func asProblems(err error) strict.Problems {
 	var probs strict.Problems
 	if err != nil && !errors.As(err, &probs) {
@@ -148,8 +145,7 @@ func asProblems(err error) strict.Problems {
 	return probs
 }
 
-// templateFields are the fields that the template has, and what is wrong with it
-// as a Site of its own.
+// templateFields returns the fields of the template, and the problems it has as a Site.
 func templateFields(name string, template []byte, o Options) (*yaml.Node, strict.Problems) {
 	doc, err := configs.Read(name, template)
 	if err != nil {
@@ -168,11 +164,10 @@ func templateFields(name string, template []byte, o Options) (*yaml.Node, strict
 	return fields, asProblems(err)
 }
 
-// notGiven leaves out what need not stand in the template, since the rows give
-// it: an address for its interface, for example. Whether each row does is found
-// when the whole Inventory is read. Where it is not known what the columns hold,
-// any of them may complete a field that has fields of its own.
-func (im *importer) notGiven(template strict.Problems) strict.Problems {
+// unsolved removes the template's problems that columns may solve, for example a missing
+// address. Validation of the whole Inventory finds the rows that do not. If the header
+// could not be read, any field with fields of its own may be completed by a column.
+func (im *importer) unsolved(template strict.Problems) strict.Problems {
 	return slices.DeleteFunc(template, func(p strict.Problem) bool {
 		return p.Missing || !im.headed && hasFields(p.Path) || p.Path != "" && slices.ContainsFunc(im.columns, func(c column) bool {
 			return strict.Covers(p.Path, c.at())
@@ -180,10 +175,10 @@ func (im *importer) notGiven(template strict.Problems) strict.Problems {
 	})
 }
 
-// documentLine is the line with which a document begins, behind its comments.
+// documentLine matches the start of an edgebake document, after its comments.
 var documentLine = regexp.MustCompile(`^(?:(?:[ \t]*#.*|---)?\n)*(?:apiVersion|kind):[ \t]`)
 
-// tableText is the table as UTF-8 without marks.
+// tableText returns the table as UTF-8 without a byte order mark, with \n as line ends.
 func tableText(name string, b []byte) (string, error) {
 	fail := func(line int, msg string) (string, error) {
 		return "", strict.Problems{{File: name, Line: line, Msg: msg}}
@@ -202,11 +197,12 @@ func tableText(name string, b []byte) (string, error) {
 	return text, nil
 }
 
-// separator finds what stands between the columns: the header has most of it.
+// separator returns the character between columns: the candidate that the header has most
+// often, or the one that its line sep= names.
 func separator(text string) (sep rune, rest string) {
 	first, after, _ := strings.Cut(text, "\n")
 	if s, ok := strings.CutPrefix(strings.TrimSpace(strings.ToLower(strings.Trim(first, `"`))), "sep="); ok && utf8.RuneCountInString(s) == 1 {
-		return []rune(s)[0], after // as Excel writes
+		return []rune(s)[0], after // Excel writes this line
 	}
 	sep = ','
 	for _, c := range ";\t|" {
@@ -219,10 +215,10 @@ func separator(text string) (sep rune, rest string) {
 
 type importer struct {
 	name     string
-	template string // its file
+	template string // file name
 	defaults *yaml.Node
 	columns  []column
-	headed   bool // the columns are known, each of them
+	headed   bool // the whole header is valid
 	sites    []*yaml.Node
 	lines    []int // of each site
 	probs    strict.Problems
@@ -285,10 +281,10 @@ func (im *importer) read(text string, o Options) error {
 	} else if len(im.sites) == 0 && len(im.probs) == 0 {
 		im.problem(1, "", "has no rows behind the line with the columns' names")
 	}
-	return im.once().Err()
+	return im.merged().Err()
 }
 
-// quoteProblem says what is wrong with the quotes of a row.
+// quoteProblem explains an error in the quotes of a row.
 func quoteProblem(bad *csv.ParseError, offset int) string {
 	at := fmt.Sprintf("byte %d", bad.Column)
 	if bad.Line != bad.StartLine {
@@ -300,7 +296,7 @@ func quoteProblem(bad *csv.ParseError, offset int) string {
 	return fmt.Sprintf("a cell in quotes does not end, or continues behind its closing quote (%s): a quote inside of quotes is written twice", at)
 }
 
-// plainHeader is a header without what people write differently.
+// plainHeader returns a header in lower case without blanks, dashes, underscores and dots.
 func plainHeader(s string) string {
 	return strings.NewReplacer(" ", "", "-", "", "_", "", ".", "").Replace(strings.ToLower(s))
 }
@@ -346,12 +342,12 @@ func (im *importer) header(line int, row []string, o Options) {
 		im.columns = append(im.columns, c)
 	}
 	if im.defaults != nil {
-		im.named(line)
+		im.checkInterfaces(line)
 	}
 }
 
-// named reports columns that hold something of an interface that nobody names.
-func (im *importer) named(line int) {
+// checkInterfaces reports columns of an interface that neither a column nor the template names.
+func (im *importer) checkInterfaces(line int) {
 	said := map[int]bool{}
 	for _, c := range im.columns {
 		i, ok := ofInterface(c.path)
@@ -366,7 +362,7 @@ func (im *importer) named(line int) {
 	}
 }
 
-// ofInterface tells whether a field is one of the i-th interface.
+// ofInterface reports whether a field belongs to an interface, and to which.
 func ofInterface(path []step) (i int, ok bool) {
 	if len(path) < 4 || path[0].key != "network" || path[1].key != "interfaces" {
 		return 0, false
@@ -374,7 +370,7 @@ func ofInterface(path []step) (i int, ok bool) {
 	return path[2].item, true
 }
 
-// namesInterface tells whether the template names its i-th interface.
+// namesInterface reports whether the template names its i-th interface.
 func (im *importer) namesInterface(i int) bool {
 	n := im.defaults
 	for _, k := range []string{"network", "interfaces"} {
@@ -392,8 +388,8 @@ func (im *importer) namesInterface(i int) bool {
 
 var pathPart = regexp.MustCompile(`^([A-Za-z]+)((?:\[\d\])*)$`)
 
-// fieldPath reads the path of a field of an Inventory's site, e.g.
-// labels.example.com/region or network.interfaces[0].gateway.
+// fieldPath parses the path of a field that a cell can hold, for example
+// labels.example.com/region or network.interfaces[0].gateway. bad is what is wrong with it.
 func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad string) {
 	path, kind, free, bad = fieldOf(field)
 	if bad == "" && (len(path) == 0 || !inCell(kind)) {
@@ -402,7 +398,7 @@ func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad str
 	return path, kind, free, bad
 }
 
-// fieldOf finds any field of a Site by its path.
+// fieldOf is fieldPath for any field of a Site.
 func fieldOf(field string) (path []step, kind reflect.Type, free bool, bad string) {
 	fail := func(format string, args ...any) ([]step, reflect.Type, bool, string) {
 		return nil, nil, false, fmt.Sprintf(format, args...)
@@ -459,7 +455,7 @@ func hasFields(field string) bool {
 	return bad == "" && len(path) > 0 && !inCell(t)
 }
 
-// row makes a site of a row.
+// row turns a row into a site.
 func (im *importer) row(line int, row []string) {
 	if len(row) != len(im.columns) {
 		fix := "a cell with the separator in it needs quotes"
@@ -485,19 +481,19 @@ func (im *importer) row(line int, row []string) {
 }
 
 var (
-	// What spreadsheets show where a formula has no value, and what has its form.
+	// noValueSure matches what spreadsheets show for a formula without a value, noValue
+	// also similar texts.
 	noValue     = regexp.MustCompile(`^(#(N/A|NAME\?|[A-Z0-9/_]+!)|Err:\d+)$`)
 	noValueSure = regexp.MustCompile(`^(#(N/A|NAME\?|(NULL|DIV/0|VALUE|REF|NUM|SPILL|CALC|FIELD|ERROR)!)|Err:\d{3})$`)
-	// What people write around digits so that a spreadsheet keeps its zeros.
+	// quotedText matches the usual trick to keep the leading zeros of a number.
 	quotedText = regexp.MustCompile(`^=".*"$`)
-	// A number with so many digits that a spreadsheet has kept some of them.
+	// rounded matches a number of which a spreadsheet dropped digits.
 	rounded = regexp.MustCompile(`^\d([.,]\d+)?E\+\d+$`)
 )
 
-// notValue says what a spreadsheet has made of a cell that it did not take for
-// text: no machine has such a serial number, and nobody would see it before the
-// machine waits for its site. A password may look like a formula, and is not
-// quoted.
+// notValue returns a message if a spreadsheet changed the text of a cell: no machine has
+// such a serial number, and the machine would wait for its Site forever. Passwords may look
+// like formulas, and are never quoted.
 func notValue(text string, c column) string {
 	said, secret := "", c.kind == reflect.TypeFor[strict.Secret]()
 	if !secret {
@@ -518,8 +514,8 @@ func notValue(text string, c column) string {
 	return ""
 }
 
-// cellValue is a cell's value for its field. The items of a list are divided by
-// blanks, commas, semicolons or bars.
+// cellValue returns the value of a cell for its field. Items of a list are separated by
+// white space, commas, semicolons or vertical bars.
 func cellValue(text string, c column) *yaml.Node {
 	switch {
 	case c.kind.Kind() == reflect.Slice:
@@ -547,8 +543,8 @@ func cellValue(text string, c column) *yaml.Node {
 	return yamltree.Quoted(text)
 }
 
-// set puts v where path leads below n. A list is begun with the template's, of
-// which only the item differs.
+// set puts v at path below n. A list starts as a copy of the template's list. The result
+// is what is wrong, or "".
 func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) string {
 	if len(path) == 1 && path[0].key != "" {
 		n.Content = append(yamltree.Without(n, path[0].key).Content, yamltree.Plain(path[0].key, "!!str"), v)
@@ -591,15 +587,14 @@ func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) strin
 	return im.set(item, nil, path[2:], v)
 }
 
-// encode writes the Inventory, and says what is wrong with it by row and
-// column.
+// encode returns the Inventory, or its problems by row and column.
 func (im *importer) encode() ([]byte, error) {
 	root := yamltree.Mapping("apiVersion", yamltree.Plain(configs.APIVersion, "!!str"), "kind", yamltree.Plain(configs.KindInventory, "!!str"), "defaults", im.defaults)
 	b, err := yamltree.EncodeWithList(root, "sites", im.sites, func(n *yaml.Node) *yaml.Node { return n })
 	if err != nil {
 		return nil, fmt.Errorf("encoding the Inventory: %w", err)
 	}
-	im.sites = nil // thousands need not be in memory twice
+	im.sites = nil // frees memory: there may be thousands
 	_, err = configs.ParseWholeInventory(im.name, b)
 	var probs strict.Problems
 	if errors.As(err, &probs) {
@@ -610,7 +605,7 @@ func (im *importer) encode() ([]byte, error) {
 
 var siteIndex = regexp.MustCompile(`^sites\[(\d+)\]\.?(.*)$`)
 
-// byRow words an Inventory's problems for whoever has the table.
+// byRow translates the problems of an Inventory into lines and columns of the table.
 func (im *importer) byRow(probs strict.Problems) strict.Problems {
 	for _, p := range probs {
 		m := siteIndex.FindStringSubmatch(p.Path)
@@ -629,16 +624,16 @@ func (im *importer) byRow(probs strict.Problems) strict.Problems {
 			p.Msg = field + ": " + p.Msg
 		}
 		im.problem(line, header, "%s", im.lineOf(p.Msg))
-		// What no column holds is the template's to give, but for names.
+		// Only the template can give what no column holds, except names.
 		im.probs[len(im.probs)-1].Missing = p.Missing && header == "" && field != "name"
 	}
 	im.probs.Sort()
-	return im.once()
+	return im.merged()
 }
 
-// lineOf names a row by its line, which people see, not by its place in the list.
+// lineOf replaces the index of a site in a message by the line of its row.
 func (im *importer) lineOf(msg string) string {
-	return rowsOf.ReplaceAllStringFunc(msg, func(s string) string {
+	return siteRef.ReplaceAllStringFunc(msg, func(s string) string {
 		n, _ := strconv.Atoi(s[len("sites[") : len(s)-1])
 		if n < len(im.lines) {
 			return fmt.Sprintf("line %d", im.lines[n])
@@ -647,8 +642,8 @@ func (im *importer) lineOf(msg string) string {
 	})
 }
 
-// once says what more than maxAlike rows have in common once, with their lines.
-func (im *importer) once() strict.Problems {
+// merged merges the same problem of more than maxAlike rows into one that lists their lines.
+func (im *importer) merged() strict.Problems {
 	alike := map[strict.Problem][]int{}
 	kind := func(p strict.Problem) strict.Problem { p.Line = 0; return p }
 	for _, p := range im.probs {
@@ -671,7 +666,7 @@ func (im *importer) once() strict.Problems {
 	return out
 }
 
-// ranges writes ascending numbers as 3-7, 9, 11-20.
+// ranges formats ascending numbers, as in 3-7, 9, 11-20.
 func ranges(n []int) string {
 	var parts []string
 	for i := 0; i < len(n); {
@@ -691,4 +686,4 @@ func ranges(n []int) string {
 	return strings.Join(parts, ", ")
 }
 
-var rowsOf = regexp.MustCompile(`sites\[\d+\]`)
+var siteRef = regexp.MustCompile(`sites\[\d+\]`)

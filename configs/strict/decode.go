@@ -21,8 +21,7 @@ func (d *Document) DecodeInto(into any) {
 	d.decode(d.Root, v, "")
 }
 
-// decode puts n into v, and a problem into d for everything that does not
-// fit. It never stops early: all problems are reported at once.
+// decode decodes n into v and adds a problem for everything that does not fit.
 func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	if d.nodes++; d.nodes > d.limits.Nodes {
 		if d.nodes == d.limits.Nodes+1 {
@@ -41,8 +40,8 @@ func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
-		// "debian:" with nothing behind it chooses debian, with defaults;
-		// "openyurt:" says neither true nor false.
+		// An empty "debian:" selects debian with its defaults; an empty "openyurt:" is
+		// neither true nor false.
 		if v.Type().Elem().Kind() != reflect.Struct && yamltree.IsNull(n) {
 			return
 		}
@@ -55,7 +54,7 @@ func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	case reflect.Map:
 		d.mapping(n, v, path)
 	case reflect.Interface:
-		// Somebody else's form, which is not judged here.
+		// Any value is valid here: another package checks it.
 	default:
 		d.scalar(n, v, path, false)
 	}
@@ -99,7 +98,7 @@ func (d *Document) structure(n *yaml.Node, v reflect.Value, path string) {
 		}
 		into := v.FieldByIndex(f.Index)
 		d.decode(val, into, sub)
-		// Later a 0 cannot be told from a field that is not there.
+		// Afterwards a 0 looks like a missing field.
 		if low, high, ok := bounds(f); ok && low > 0 && into.IsZero() && val.ShortTag() == "!!int" {
 			d.Problem(val, sub, "must be from %d to %d, not 0", low, high)
 		}
@@ -187,13 +186,13 @@ func (d *Document) scalar(n *yaml.Node, v reflect.Value, path string, secret boo
 	}
 	tag := n.ShortTag()
 	if tag == "!!null" {
-		return // as if it were not there
+		return // the same as a missing field
 	}
 	ok := false
 	switch v.Kind() {
 	case reflect.String:
-		// Versions, modes and labels look like numbers and booleans: what
-		// stands there is what is meant.
+		// Versions, modes and labels may look like numbers or booleans: take the text as
+		// it is written.
 		if ok = slices.Contains([]string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp"}, tag); ok {
 			v.SetString(n.Value)
 		}
@@ -221,8 +220,8 @@ func wanted(v reflect.Value) string {
 	return "a whole number"
 }
 
-// Shape names the kind of a node, and does not quote it: a token put in the wrong place
-// is a secret still.
+// Shape describes the kind of a node. It never quotes the value: a token in the wrong
+// place is still a secret.
 func Shape(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:

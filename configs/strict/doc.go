@@ -1,18 +1,18 @@
-// Package strict reads YAML documents into Go structs, and knows no document itself.
+// Package strict reads YAML documents into Go structs. It knows no particular document.
 //
-// A mistake in a document that hundreds of unattended machines act on is found at a desk
-// or not at all. So nothing is ignored (unknown fields, wrong types, repeated keys), and
-// all problems are reported at once, each with file, line, column and field.
+// Nobody watches the machines that act on a document, so mistakes must be found before
+// it is used. Nothing is ignored (unknown fields, wrong types, repeated keys), and all
+// problems are reported at once, each with file, line, column and field.
 //
 // The struct tags hold everything about a field but its comment:
 //   - yaml: its name; without omitempty, the field is required
 //   - jsonschema: default=V, enum=V (repeated), minimum=N, maximum=N
-//   - check: the name of a function in Checks that judges its text, or each item's
-//   - unique: a list has no two equal items, or items with equal fields of these names
+//   - check: the name of a function in Checks for its text, or for each item of a list
+//   - unique: no two items of a list are equal, or equal in these fields
 //   - oneof: of the struct's fields with this tag exactly one is set (atmost: or none)
-//   - path: the field names a file or directory; documents use it
+//   - path: the field names a file or directory; package documents uses it
 //   - instead: "VALUE=WHY", why a value that people may expect is not allowed
 //   - text: "lines" or "tabs": the control characters that its text may have
 //
-// A Secret shows itself nowhere but through Reveal and Encode, and no problem quotes one.
+// Only Reveal and Encode show the value of a Secret, and no problem quotes one.
 package strict

@@ -31,24 +31,24 @@ type Form struct {
 type Limits struct {
 	Nodes int // values
 	Items int // of one list
-	// More is the bound of the lists that have another one, by path.
+	// More has the bounds of single lists, by path, in place of Items.
 	More map[string]int
 }
 
 // Position is a place in a file; Line and Col count from 1, and 0 means unknown.
 type Position struct{ Line, Col int }
 
-// Document is a YAML document on its way into a Go value.
+// Document is a parsed YAML document that is decoded into a Go value.
 type Document struct {
 	File string
 	Kind string
 	Root *yaml.Node
-	// More are the documents that follow it in its file.
+	// More are the documents that follow in the same file.
 	More []*yaml.Node
 	// Probs are the problems found so far.
 	Probs Problems
-	// All keeps every problem; otherwise the first maxProblems are kept, and the others
-	// counted: a stranger's document may have one in every value.
+	// All keeps every problem. Otherwise MaxProblems are kept and the rest is counted: an
+	// untrusted document may have one in every value.
 	All bool
 
 	form   *Form
@@ -107,7 +107,7 @@ func Read(file string, data []byte, f *Form) (*Document, Problems) {
 		if d.Kind != f.Followed {
 			return fail(n, "", "a second document begins here; put each into a file of its own")
 		}
-		if len(n.Content) == 1 && !yamltree.IsNull(n.Content[0]) { // there may be nothing between two ---
+		if len(n.Content) == 1 && !yamltree.IsNull(n.Content[0]) { // a document between two --- may be empty
 			d.More = append(d.More, n.Content[0])
 		}
 	}
@@ -164,12 +164,12 @@ func (d *Document) Parse(kind string, into any, validate func() Problems) error 
 	return d.Err()
 }
 
-// Overflowed reports whether the document is too large, or has too many problems, for
-// its values to be judged.
+// Overflowed reports whether decoding stopped, since the document is too large or has too
+// many problems.
 func (d *Document) Overflowed() bool { return d.untold > 0 || d.nodes > d.limits.Nodes }
 
-// Found adds a problem of validation at its place, unless those of decoding are the
-// reason for it: the field was not decoded, or is missing since its name was misspelt.
+// Found adds a problem of validation at its place, unless a problem of decoding caused it:
+// the field could not be decoded, or its name was misspelt.
 func (d *Document) Found(undecoded Problems, p Problem) {
 	if slices.ContainsFunc(undecoded, func(u Problem) bool {
 		return Covers(u.Path, p.Path) || !d.Has(u.meant) && Covers(u.meant, p.Path)
@@ -211,7 +211,7 @@ func (d *Document) Find(path string) Position {
 	return Position{n.Line, n.Column}
 }
 
-// at returns the value at a path, or the nearest one around it; whole tells the two apart.
+// at returns the value at a path (whole), or else the nearest value around it.
 func (d *Document) at(path string) (n *yaml.Node, whole bool) {
 	n = yamltree.Deref(d.Root)
 	for path != "" && n != nil {
@@ -228,8 +228,8 @@ func (d *Document) at(path string) (n *yaml.Node, whole bool) {
 	return n, n != nil
 }
 
-// firstStep splits a path as Join and KeyPath make it: users[0].name, labels["a.b/c"].
-// index is -1 where the first step has a name.
+// firstStep splits off the first step of a path in the form of Join and KeyPath, as in
+// users[0].name or labels["a.b/c"]. index is -1 for a step with a name.
 func firstStep(path string) (name string, index int, rest string) {
 	inside, isIndex := strings.CutPrefix(path, "[")
 	quoted, err := strconv.QuotedPrefix(inside)

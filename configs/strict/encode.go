@@ -10,8 +10,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Encode writes a struct as YAML, with its secrets. The bytes depend on the value alone.
-// If keep is not nil, it decides by a field's path (SchemaPath) whether it is written.
+// Encode writes a struct as YAML, with its secrets. The same value gives the same bytes.
+// keep, if not nil, selects the fields to write by their SchemaPath.
 func Encode(v any, keep func(path string) bool) ([]byte, error) {
 	return yamltree.Encode(Node(v, keep))
 }
@@ -21,9 +21,8 @@ func Node(v any, keep func(path string) bool) *yaml.Node {
 	return encodeValue(reflect.ValueOf(v).Elem(), "", keep)
 }
 
-// encodeValue returns v as a YAML node, nil where there is nothing to write.
-// Strings are always quoted: a label "true" must come back as a string, and
-// nothing has to be guessed.
+// encodeValue returns v as a YAML node, or nil if it is empty. Strings are always quoted:
+// the label "true" must be read as a string again.
 func encodeValue(v reflect.Value, path string, keep func(string) bool) *yaml.Node {
 	if v.Type() == secretType {
 		s := v.Interface().(Secret)

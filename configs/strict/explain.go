@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// FieldDoc is one field of a document, as its schema has it.
+// FieldDoc describes one field of a document, from its schema.
 type FieldDoc struct {
 	// Path as it is written in commands, e.g. "site.network.interfaces".
 	Path string
@@ -18,9 +18,9 @@ type FieldDoc struct {
 	// Type is string, integer, boolean, object, map, a list of one of them
 	// ("[]string"), or either ("string or []string").
 	Type string
-	// Values are the ones allowed, where they are listed.
+	// Values are the allowed ones, if the schema lists them.
 	Values []string
-	// Default is the value without it, as JSON; empty where there is none.
+	// Default is the value of a missing field, as JSON, or "".
 	Default     string
 	Required    bool
 	Description string
@@ -43,7 +43,7 @@ type schemaNode struct {
 	AdditionalProperties any                    `json:"additionalProperties"`
 }
 
-// pathIndex is what problems name an item or a key with: users[0], labels["a.b/c"].
+// pathIndex matches an index or key in the path of a problem: users[0], labels["a.b/c"].
 var pathIndex = regexp.MustCompile(`\[(?:\d+|"[^"]*")\]`)
 
 // WithoutIndices returns a path without its indices and keys.
@@ -80,7 +80,7 @@ func Explain(schema []byte, path string) (*FieldDoc, error) {
 	return &f, nil
 }
 
-// field describes n, with what is below it.
+// field describes n and its fields.
 func (n *schemaNode) field(root *schemaNode, path, name string, required bool) FieldDoc {
 	f := FieldDoc{Path: path, Name: name, Required: required, Description: n.Description}
 	list := ""
@@ -112,7 +112,7 @@ func (n *schemaNode) field(root *schemaNode, path, name string, required bool) F
 	return f
 }
 
-// orList is what an item of n is, where n is such an item or a list of them.
+// orList returns the type of a single item if n is either an item or a list of them.
 func (n *schemaNode) orList() *schemaNode {
 	if len(n.AnyOf) == 2 && n.AnyOf[1].Items != nil {
 		return n.AnyOf[0]

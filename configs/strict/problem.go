@@ -14,16 +14,15 @@ type Problem struct {
 	Col  int    // from 1; 0 where only the line is known
 	Path string // "network.interfaces[0].gateway"; empty: the whole document
 	Msg  string
-	// Missing: the field is required, and nothing stands there.
+	// Missing: the field is required and not given.
 	Missing bool
-	// meant is the path that an unknown field was probably to have.
+	// meant is the probable path of an unknown field.
 	meant string
-	// rest: it stands for the problems that are not told, behind all others.
+	// rest: the last problem, which counts those that are left out.
 	rest bool
 }
 
-// What a person reads of a document's problems, and a machine keeps in its state of
-// those of a stick.
+// Limits of what is reported about one document, also in a machine's state.
 const (
 	MaxProblems = 50
 	maxMsg      = 1000 // letters of one problem of a document
@@ -31,7 +30,7 @@ const (
 	maxPath     = 200
 )
 
-// atMost is a text's beginning.
+// atMost returns the beginning of s.
 func atMost(letters int, s string) string {
 	if len(s) <= letters {
 		return s
@@ -47,8 +46,8 @@ func NewProblem(path, format string, args ...any) Problem {
 	return Problem{Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))}
 }
 
-// FieldError is a problem with what a field names, found by somebody who does not
-// have the document: whoever has it can tell the line of Path.
+// FieldError is a problem with the value of a field, found by code that does not have the
+// document. The caller adds the line of Path.
 type FieldError struct {
 	Path string
 	Err  error
@@ -79,7 +78,7 @@ func (p Problem) Error() string {
 	return b.String()
 }
 
-// FileName is a file's name for people: "-" is standard input.
+// FileName returns a file's name for messages; "-" is standard input.
 func FileName(name string) string {
 	if name == "-" {
 		return "standard input"
@@ -87,8 +86,8 @@ func FileName(name string) string {
 	return name
 }
 
-// Problems are all the things wrong with a document, in its order. As an
-// error they print one a line.
+// Problems are the problems of a document, in its order. As an error they print one on
+// each line.
 type Problems []Problem
 
 func (ps Problems) Error() string {
@@ -99,7 +98,7 @@ func (ps Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Err is ps as an error, nil where there is none.
+// Err returns ps as an error, or nil if it is empty.
 func (ps Problems) Err() error {
 	if len(ps) == 0 {
 		return nil
@@ -112,8 +111,7 @@ func (ps *Problems) Add(path, format string, args ...any) {
 	*ps = append(*ps, NewProblem(path, format, args...))
 }
 
-// AddMissing reports a field that is required and not there.
-// Add appends a problem of a field.
+// AddMissing appends a problem of a required field that is not given.
 func (ps *Problems) AddMissing(path, format string, args ...any) {
 	p := NewProblem(path, format, args...)
 	p.Missing = true
@@ -133,14 +131,14 @@ func (ps Problems) Sort() {
 	})
 }
 
-// First returns the first MaxProblems in the document's order, and how many follow; more
-// are those that were only counted.
+// First returns the first MaxProblems in the document's order, and one that counts the
+// rest. more is the number of problems that were counted already.
 func (ps Problems) First(file string, more int) Problems {
 	ps.Sort()
 	return ps.Cut(file, more)
 }
 
-// Cut is First for problems that are in order.
+// Cut is First for problems in order.
 func (ps Problems) Cut(file string, more int) Problems {
 	if len(ps) > MaxProblems {
 		more += len(ps) - MaxProblems

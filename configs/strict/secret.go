@@ -7,16 +7,14 @@ import (
 	"unique"
 )
 
-// Mask stands for every Secret that is printed.
+// Mask is printed in place of a Secret.
 const Mask = "***"
 
-// Secret is a string that never shows itself: printing, logging and encoding
-// give the mask. The one way out is Reveal, for the code that hands the
-// secret to where it belongs. Two are equal (==) if they hide the same.
+// Secret is a string that prints, logs and encodes as Mask. Only Reveal returns it. Two
+// Secrets are equal (==) if their strings are.
 //
-// The string sits behind a unique.Handle because package fmt cannot call the
-// methods of a value in an unexported field: such a Secret prints as an
-// address, not as what it hides.
+// A unique.Handle holds the string because package fmt cannot call the methods of a value
+// in an unexported field: it prints the handle's address.
 type Secret struct{ h unique.Handle[string] }
 
 // NewSecret hides s.
@@ -27,7 +25,7 @@ func NewSecret(s string) Secret {
 	return Secret{unique.Make(s)}
 }
 
-// Reveal returns what is hidden.
+// Reveal returns the string.
 func (s Secret) Reveal() string {
 	if s.IsZero() {
 		return ""
@@ -35,7 +33,7 @@ func (s Secret) Reveal() string {
 	return s.h.Value()
 }
 
-// IsZero reports whether there is nothing to hide.
+// IsZero reports whether the secret is empty.
 func (s Secret) IsZero() bool { return s == Secret{} }
 
 func (s Secret) shown() string {
@@ -48,22 +46,22 @@ func (s Secret) shown() string {
 func (s Secret) String() string   { return s.shown() }
 func (s Secret) GoString() string { return s.shown() }
 
-// Format covers every verb: %q or %x would print the field otherwise.
+// Format prints the mask for every verb.
 func (s Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, s.shown()) }
 
-// LogValue keeps log handlers from looking inside.
+// LogValue gives log handlers the mask.
 func (s Secret) LogValue() slog.Value { return slog.StringValue(s.shown()) }
 
-// MarshalText covers encoders that know neither JSON nor YAML.
+// MarshalText gives other encoders than JSON and YAML the mask.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.shown()), nil }
 
 func (s Secret) MarshalJSON() ([]byte, error) { return json.Marshal(s.shown()) }
 
-// UnmarshalJSON takes the secret in.
+// UnmarshalJSON reads the secret from a string.
 func (s *Secret) UnmarshalJSON(b []byte) error {
 	var v string
 	if err := json.Unmarshal(b, &v); err != nil {
-		// The library's error could quote the value.
+		// The error of package json may quote the value.
 		return fmt.Errorf("decoding a secret: not a string")
 	}
 	*s = NewSecret(v)
@@ -72,7 +70,7 @@ func (s *Secret) UnmarshalJSON(b []byte) error {
 
 func (s Secret) MarshalYAML() (any, error) { return s.shown(), nil }
 
-// UnmarshalYAML takes the secret in.
+// UnmarshalYAML reads the secret from a string.
 func (s *Secret) UnmarshalYAML(unmarshal func(any) error) error {
 	var v string
 	if err := unmarshal(&v); err != nil {

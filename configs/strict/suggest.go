@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Shorten cuts a text for a message.
+// Shorten shortens a text for a message.
 func Shorten(s string) string {
 	if r := []rune(s); len(r) > 60 {
 		return string(r[:57]) + "..."
@@ -17,7 +17,7 @@ func Shorten(s string) string {
 	return s
 }
 
-// Join returns the path of a field of path.
+// Join returns the path of the field name in path.
 func Join(path, name string) string {
 	if path == "" {
 		return name
@@ -25,7 +25,7 @@ func Join(path, name string) string {
 	return path + "." + name
 }
 
-// KeyPath returns the path of a key of a map.
+// KeyPath returns the path of a key in the map at path.
 func KeyPath(path, key string) string { return path + "[" + strconv.Quote(key) + "]" }
 
 // FieldName returns the name of a struct field in the document.
@@ -54,8 +54,8 @@ func FieldNames(t reflect.Type) []string {
 
 var fieldsOf sync.Map // of a reflect.Type
 
-// fields returns the fields that a person writes: the exported ones, and in place of an
-// embedded struct its own, except the two that begin a document.
+// fields returns the exported fields, with those of embedded structs in their place, but
+// without apiVersion and kind.
 func fields(t reflect.Type) []reflect.StructField {
 	if known, ok := fieldsOf.Load(t); ok {
 		return known.([]reflect.StructField)
@@ -81,7 +81,7 @@ func fields(t reflect.Type) []reflect.StructField {
 	return out
 }
 
-// meant is the path that an unknown field in path was probably to have, or empty.
+// meant returns the probable path of an unknown field in path, or "".
 func (d *Document) meant(name, path string, t reflect.Type) string {
 	if k := closest(name, FieldNames(t)); k != "" {
 		return Join(path, k)
@@ -92,8 +92,8 @@ func (d *Document) meant(name, path string, t reflect.Type) string {
 	return ""
 }
 
-// hint says what a person may have meant by an unknown field: a name close
-// to it, else the place where a field of that name exists.
+// hint suggests what an unknown field was meant to be: a similar name, else the place
+// where a field of that name exists.
 func (d *Document) hint(name string, t reflect.Type) string {
 	if h := DidYouMean(name, FieldNames(t)); h != "" {
 		return h
@@ -108,7 +108,7 @@ func (d *Document) hint(name string, t reflect.Type) string {
 	return "; known here: " + strings.Join(names, ", ")
 }
 
-// placesOf lists the paths of at most three of t's fields that are called name or nearly so.
+// placesOf lists the paths of at most three fields in t with that or a similar name.
 func placesOf(name string, t reflect.Type) []string {
 	var found []string
 	name = strings.ToLower(name)
@@ -120,11 +120,11 @@ func placesOf(name string, t reflect.Type) []string {
 	return found
 }
 
-// alias are names that others have for what we name.
+// alias maps other projects' names to edgebake's.
 var alias = map[string]string{"x86_64": "amd64", "x86-64": "amd64", "x64": "amd64", "aarch64": "arm64", "armv8": "arm64"}
 
-// DidYouMean suggests one of the known names for an unknown one, as the end of
-// a message; it is empty where none is near.
+// DidYouMean returns the end of a message that suggests a known name for an unknown one,
+// or "" if none is similar.
 func DidYouMean(name string, known []string) string {
 	if k := closest(name, known); k != "" {
 		return fmt.Sprintf("; did you mean %q?", k)
@@ -132,7 +132,7 @@ func DidYouMean(name string, known []string) string {
 	return ""
 }
 
-// closest is the known name that an unknown one was probably to be, or empty.
+// closest returns the known name most similar to an unknown one, or "".
 func closest(name string, known []string) string {
 	if k := alias[strings.ToLower(name)]; slices.Contains(known, k) {
 		return k
@@ -146,8 +146,7 @@ func closest(name string, known []string) string {
 	return best
 }
 
-// distance is the number of letters to insert, remove or change between a
-// and b (Levenshtein).
+// distance is the Levenshtein distance between a and b.
 func distance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64

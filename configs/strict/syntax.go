@@ -14,13 +14,14 @@ import (
 )
 
 var (
-	// yamlError is the form of package yaml's syntax errors.
+	// yamlError matches the syntax errors of package yaml.
 	yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?(?s:(.*))$`)
-	// unknownAnchor quotes the text after a *, which may be an unquoted passphrase.
+	// unknownAnchor matches an error that quotes the text after a *, which may be part of a
+	// passphrase.
 	unknownAnchor = regexp.MustCompile(`unknown anchor '.*' referenced`)
 )
 
-// yamlHints maps package yaml's messages to what usually causes them.
+// yamlHints maps messages of package yaml to their usual cause.
 var yamlHints = map[string]string{
 	"did not find expected key":                                    blockHint,
 	"did not find expected '-' indicator":                          blockHint,
@@ -64,15 +65,15 @@ func SyntaxProblem(file string, data []byte, err error) Problem {
 	default:
 		hint := yamlHints[words]
 		switch hint {
-		case blockHint: // the parser names the line where the block begins
+		case blockHint: // the parser reports the line where the block begins
 			p.Line = stoppedAt(data)
-		case flowHint: // and here it counts from 0
+		case flowHint: // the parser counts from 0 here
 			p.Line++
 		}
 		p.Msg = atMost(maxMsg, "not YAML: "+strings.TrimSuffix(words+": "+hint, ": "))
 	}
 	if len(data) > 0 {
-		p.Line = max(p.Line, 1) // of an error in the first line the parser names none
+		p.Line = max(p.Line, 1) // the parser gives no line for an error in the first
 	}
 	return p
 }
@@ -107,10 +108,10 @@ func stoppedAt(data []byte) int {
 	return r.n
 }
 
-// byLine hands out one line at a time.
+// byLine is a reader that returns at most one line at a time.
 type byLine struct {
 	lines [][]byte
-	n     int // lines handed out, the last perhaps in part
+	n     int // lines read, the last perhaps in part
 	rest  []byte
 }
 

@@ -18,8 +18,8 @@ type Field struct {
 	Value reflect.Value
 }
 
-// Walk calls visit for each field that a person writes in the struct that v points to,
-// those inside after the field they are in.
+// Walk calls visit for each field of a document in the struct that v points to, nested
+// fields after the one that contains them.
 func Walk(v any, visit func(Field)) { walk(reflect.ValueOf(v), "", visit) }
 
 func walk(v reflect.Value, path string, visit func(Field)) {
@@ -39,7 +39,7 @@ func walk(v reflect.Value, path string, visit func(Field)) {
 	}
 }
 
-// FieldPaths lists the fields of the struct T and of all structs in it, as
+// FieldPaths lists the fields of the struct T and of all structs in it, in the form
 // "network.interfaces.name".
 func FieldPaths[T any]() []string {
 	var paths []string
@@ -73,7 +73,7 @@ func walkTypes(t reflect.Type, path string, visit func(path string, f reflect.St
 	}
 }
 
-// Texts calls yield for each text in a field: its own, its items or its map's values.
+// Texts calls yield for the text in a field, or for each item of a list of texts.
 func (f Field) Texts(yield func(path string, v reflect.Value)) {
 	switch v := f.Value; {
 	case v.Kind() == reflect.String || v.Type() == secretType:
@@ -105,7 +105,7 @@ func TagValues(f reflect.StructField, key string) []string {
 	return vals
 }
 
-// Required reports whether the field may not be left out.
+// Required reports whether the field must be given.
 func Required(f reflect.StructField) bool {
 	return !strings.Contains(f.Tag.Get("yaml"), "omitempty")
 }
@@ -129,13 +129,13 @@ func ApplyDefaults(v any) {
 	})
 }
 
-// Checks maps the names in check tags to functions that return what is wrong with a
-// text, in words that follow its field, or nothing.
+// Checks maps the names in check tags to functions that return what is wrong with a text,
+// worded to follow its field, or "".
 type Checks map[string]func(string) string
 
-// Check reports what contradicts the tags of v's fields: required fields that are empty,
-// numbers out of bounds, values that are not allowed (enum), of the wrong form (check),
-// repeated (unique), or set together (oneof).
+// Check adds a problem for each field of v that violates its tags: a required field is
+// empty, a number out of bounds, a value not allowed (enum), malformed (check), repeated
+// (unique), or set together with another (oneof).
 func Check(v any, checks Checks, probs *Problems) {
 	checkOneOf(reflect.ValueOf(v).Elem(), "", probs)
 	Walk(v, func(f Field) {
@@ -189,7 +189,7 @@ func checkEnum(f Field, probs *Problems) {
 	f.Texts(func(path string, v reflect.Value) {
 		s := v.String()
 		if s == "" || slices.Contains(allowed, s) {
-			return // emptiness is the business of required
+			return // Required reports it
 		}
 		hint := DidYouMean(s, allowed)
 		if value, why, _ := strings.Cut(f.Tag.Get("instead"), "="); value == s {
@@ -210,7 +210,7 @@ func checkForm(f Field, checks Checks, probs *Problems) {
 	f.Texts(func(path string, v reflect.Value) {
 		s := text(v)
 		if s == "" && f.Value.Kind() != reflect.Slice {
-			return // emptiness is the business of required
+			return // Required reports it
 		}
 		if check != nil {
 			if bad := check(s); bad != "" {
@@ -226,7 +226,7 @@ func checkForm(f Field, checks Checks, probs *Problems) {
 	if unique == "" || f.Value.Kind() != reflect.Slice || f.Value.Type().Elem().Kind() != reflect.Struct {
 		return
 	}
-	for i := range f.Value.Len() { // unique names the fields that tell the items apart
+	for i := range f.Value.Len() { // unique names the fields that identify an item
 		key, path := "", fmt.Sprintf("%s[%d]", f.Path, i)
 		for name := range strings.SplitSeq(unique, ",") {
 			in, ok := FieldByName(f.Value.Type().Elem(), name)
@@ -281,9 +281,9 @@ func checkOneOf(v reflect.Value, path string, probs *Problems) {
 	}
 }
 
-// CheckText reports control characters in every text that has no other problem: each ends
-// in a file whose format uses lines or blanks. The tag text:"lines" exempts texts of
-// several lines, text:"tabs" allows tabs.
+// CheckText reports control characters in every text without another problem: texts are
+// written to files whose formats use line breaks and blanks. The tag text:"lines" exempts
+// texts of several lines, text:"tabs" allows tabs.
 func CheckText(v any, probs *Problems) {
 	known := map[string]bool{}
 	for _, p := range *probs {
@@ -305,7 +305,7 @@ func CheckText(v any, probs *Problems) {
 			}
 		}
 		f.Texts(func(path string, v reflect.Value) {
-			if v.Type() != secretType { // each kind of secret has a form of its own
+			if v.Type() != secretType { // the form of each secret is checked elsewhere
 				check(path, v.String())
 			}
 		})

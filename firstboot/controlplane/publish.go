@@ -56,17 +56,21 @@ func PublishPhase(active *site.Active) run.Phase {
 			if err != nil && api.Code(err) != 404 {
 				return run.Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
 			}
-			canNote := false
+			published := err == nil
 			if !noted {
-				var bad error
-				if noted, canNote, bad = isNoted(ctx, c); bad != nil {
-					return run.Todo, bad
+				note, err := readPublishedNote(ctx, c)
+				switch {
+				case err != nil:
+					return run.Todo, err
+				case note == noteAbsent && published:
+					return run.Todo, nil
 				}
+				noted = note == notePresent
 			}
 			switch {
-			case next != nil || err == nil && canNote:
+			case next != nil:
 				return run.Todo, nil
-			case err == nil:
+			case published:
 				return run.Done, nil
 			case site.Credentials.Keys != nil && !noted:
 				return run.Todo, nil
@@ -144,9 +148,16 @@ func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Ac
 // publishedKey is the annotation of kubeadm-config that says that cluster-info was there.
 const publishedKey = "edgebake.io/published"
 
-// isNoted reports whether kubeadm-config notes that the cluster was published, and whether
-// it could: somebody may have deleted it.
-func isNoted(ctx context.Context, c *api.Client) (noted, canNote bool, err error) {
+// publishedNote is whether kubeadm-config notes that the cluster was published.
+type publishedNote int
+
+const (
+	noteUnavailable publishedNote = iota // somebody deleted kubeadm-config
+	noteAbsent
+	notePresent
+)
+
+func readPublishedNote(ctx context.Context, c *api.Client) (publishedNote, error) {
 	var o struct {
 		Metadata struct {
 			Annotations map[string]string `json:"annotations"`
@@ -154,12 +165,13 @@ func isNoted(ctx context.Context, c *api.Client) (noted, canNote bool, err error
 	}
 	switch err := c.Get(ctx, kubeadmConfigMap, &o); {
 	case api.Code(err) == 404:
-		return false, false, nil
+		return noteUnavailable, nil
 	case err != nil:
-		return false, false, fmt.Errorf("asking whether the cluster was published: %w", err)
+		return 0, fmt.Errorf("asking whether the cluster was published: %w", err)
+	case o.Metadata.Annotations[publishedKey] == "":
+		return noteAbsent, nil
 	}
-	noted = o.Metadata.Annotations[publishedKey] != ""
-	return noted, !noted, nil
+	return notePresent, nil
 }
 
 func notePublished(ctx context.Context, c *api.Client) error {

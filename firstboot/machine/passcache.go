@@ -127,7 +127,7 @@ func (e *Env) Transports() *api.Transports {
 
 // ClientOf makes a client of a kubeconfig.
 func (e *Env) ClientOf(k *api.Kubeconfig) (*api.Client, error) {
-	c, err := k.ClientBy(e.Root, e.Dial, e.KeyPair)
+	c, err := k.Client(e.Root, e.Dial, e.KeyPair)
 	if err == nil {
 		c.Transports, c.Now = e.Transports(), e.Now
 	}

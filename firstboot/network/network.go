@@ -57,7 +57,7 @@ const (
 	EndpointOwner = "edgebake endpoint"
 )
 
-// Phase sees that the node has an address and a way to an API server.
+// Phase waits until the node has an address and an API server answers.
 func Phase(site *configs.Site) run.Phase {
 	late := &LateReload{}
 	reached := false // by Run, which the next Check need not repeat
@@ -67,34 +67,9 @@ func Phase(site *configs.Site) run.Phase {
 			if TrialCutOff(e) || late.Due(e) {
 				return run.Todo, nil
 			}
-			if NodeAddress(e) == "" && !member.EnrolledOrEarly(e) {
-				return run.Todo, nil // whoever answers
-			}
-			var away error
-			if !reached {
-				_, away = Reach(ctx, e, member.MastersOf(e, site))
-			}
+			skip := reached
 			reached = false
-			if away != nil && (!member.EnrolledOrEarly(e) || MayTry(e)) {
-				return run.Todo, nil
-			}
-			src, err := presentAddr(ctx, e, site)
-			if away != nil {
-				// Offline: a member of the cluster waits for nobody. ipvscare may know API
-				// servers all the same, by a name that DNS does not tell any more for
-				// example. That says nothing for new settings of the network.
-				if err == nil && !site.IPVS.Disabled && machine.Answers(ctx, e, site.EndpointHostPort()) == nil {
-					return run.Done, nil
-				}
-				return run.Unknown, nil
-			}
-			if err != nil {
-				return run.Todo, nil
-			}
-			if !e.HasHosts(NodeOwner, NodeLine(e, src)) || IsNew(e) {
-				return run.Todo, nil
-			}
-			return run.Done, nil
+			return check(ctx, e, site, skip), nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if err := late.Run(ctx, e); err != nil {
@@ -123,6 +98,38 @@ func Phase(site *configs.Site) run.Phase {
 			return err
 		},
 	}
+}
+
+// check is the phase's Check without new settings; reached: an API server has just
+// answered.
+func check(ctx context.Context, e *machine.Env, site *configs.Site, reached bool) run.Verdict {
+	joined := member.EnrolledOrEarly(e)
+	if NodeAddress(e) == "" && !joined {
+		return run.Todo // whoever answers
+	}
+	if !reached {
+		if _, err := Reach(ctx, e, member.MastersOf(e, site)); err != nil {
+			if !joined || MayTry(e) {
+				return run.Todo
+			}
+			return checkOffline(ctx, e, site)
+		}
+	}
+	src, err := presentAddr(ctx, e, site)
+	if err != nil || !e.HasHosts(NodeOwner, NodeLine(e, src)) || IsNew(e) {
+		return run.Todo
+	}
+	return run.Done
+}
+
+// checkOffline judges a member of the cluster that reaches no API server: it waits for
+// none. ipvscare may still reach one, for example by an address that DNS does not give
+// any more; the new settings of the network are not proven by that.
+func checkOffline(ctx context.Context, e *machine.Env, site *configs.Site) run.Verdict {
+	if _, err := presentAddr(ctx, e, site); err == nil && !site.IPVS.Disabled && machine.Answers(ctx, e, site.EndpointHostPort()) == nil {
+		return run.Done
+	}
+	return run.Unknown
 }
 
 // presentAddr is the node's address of today, for as long as the machine has it on

@@ -19,27 +19,26 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// Clone is another machine in the same state, with a cluster of its own, as
-// the disk of a machine whose power was cut is looked at twice.
+// Clone returns a copy of the machine and its cluster.
 func (w *World) Clone(t *testing.T) *World {
 	t.Helper()
 	return w.CloneWith(t, w.Files())
 }
 
-// CloneWith is clone of a machine whose files were read already.
+// CloneWith is Clone with files from Files.
 func (w *World) CloneWith(t *testing.T, files []Entry) *World {
 	t.Helper()
 	c := &World{
 		T: t, Root: disktest.Scratch(t), Slots: map[string]*memDevice{}, Units: maps.Clone(w.Units), Started: maps.Clone(w.Started),
-		Loaded: maps.Clone(w.Loaded), Zone: w.Zone, DeadDNS: w.DeadDNS,
-		Console: slices.Clone(w.Console), Posted: slices.Clone(w.Posted), Now: w.Now, Wrong: w.Wrong, deadlines: map[time.Time]time.Time{},
-		randoms: w.randoms, Cluster: w.Cluster.clone(t), Joins: w.Joins, JoinError: w.JoinError, Source: w.Source,
-		Offline: w.Offline, Heard: w.Heard, Kubelet: w.Kubelet, podConf: w.podConf, joinConf: w.joinConf, Unregistered: w.Unregistered, KubeletBroken: w.KubeletBroken, NoNFT: w.NoNFT,
-		DeafKubelet: w.DeafKubelet, Synced: w.Synced, Unsynced: maps.Clone(w.Unsynced),
-		sole: w.sole, boots: w.boots, Effects: w.Effects, Names: slices.Clone(w.Names), Patience: w.Patience,
+		LoadedConfig: maps.Clone(w.LoadedConfig), DNSRecords: w.DNSRecords, DeadDNSServer: w.DeadDNSServer,
+		Console: slices.Clone(w.Console), Reports: slices.Clone(w.Reports), Now: w.Now, ClockSkew: w.ClockSkew, deadlines: map[time.Time]time.Time{},
+		randoms: w.randoms, Cluster: w.Cluster.clone(t), Joins: w.Joins, JoinError: w.JoinError, NodeAddr: w.NodeAddr,
+		Offline: w.Offline, KubeletLastActive: w.KubeletLastActive, KubeletVersion: w.KubeletVersion, hubJoinConf: w.hubJoinConf, joinConf: w.joinConf, Unregistered: w.Unregistered, KubeletFailsBehindHub: w.KubeletFailsBehindHub, NoNFT: w.NoNFT,
+		KubeletIgnoresFlags: w.KubeletIgnoresFlags, ClockSynced: w.ClockSynced, Unsynced: maps.Clone(w.Unsynced),
+		singleMaster: w.singleMaster, boots: w.boots, Effects: w.Effects, EffectNames: slices.Clone(w.EffectNames), Patience: w.Patience,
 	}
 	c.Log.Write(w.Log.Bytes())
-	c.Cluster.Of(c)
+	c.Cluster.Attach(c)
 	for dev, d := range w.Slots {
 		c.Slots[dev] = d.Clone()
 	}
@@ -49,10 +48,10 @@ func (w *World) CloneWith(t *testing.T, files []Entry) *World {
 	return c
 }
 
-// Snapshot tells a machine and its cluster from others: two of the same go on in
-// the same way. What was said so far is not part of it, and neither is the state,
-// which TestStateDecidesNothing holds.
-func (w *World) Snapshot(t *testing.T, files []Entry) [32]byte {
+// Fingerprint returns a digest of the state of the machine and its cluster: two with the same
+// digest continue in the same way. Output and state.json are not included: nothing depends on
+// them (TestStateDecidesNothing).
+func (w *World) Fingerprint(t *testing.T, files []Entry) [32]byte {
 	t.Helper()
 	h := sha256.New()
 	for _, f := range files {
@@ -71,7 +70,7 @@ func (w *World) Snapshot(t *testing.T, files []Entry) [32]byte {
 	w.Cluster.Mu.Lock()
 	defer w.Cluster.Mu.Unlock()
 	c := w.Cluster
-	rest, err := json.Marshal([]any{w.Units, w.Started, w.Loaded, w.Now, w.Wrong, w.Rules, w.randoms, w.Joins, w.Heard, w.podConf, w.Unregistered, w.Unsynced, c.Nodes, c.Down, c.Csr, c.ClientCSR, c.Unpublished, c.Objects, c.Rules, c.Marker, c.markerMode, c.Configs, c.Annotations, c.Created, c.Marked})
+	rest, err := json.Marshal([]any{w.Units, w.Started, w.LoadedConfig, w.Now, w.ClockSkew, w.NFTRules, w.randoms, w.Joins, w.KubeletLastActive, w.hubJoinConf, w.Unregistered, w.Unsynced, c.Nodes, c.Down, c.HubServerCSR, c.HubClientCSR, c.NoClusterInfo, c.CreatedSecrets, c.CreatedRBAC, c.ApplyMarker, c.markerMode, c.UploadedConfigs, c.Annotations, c.CreatedPaths, c.AllApplied})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,15 +78,14 @@ func (w *World) Snapshot(t *testing.T, files []Entry) [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-// Entry is a file of a machine, a directory or a link.
+// Entry is a file, directory or link of a machine.
 type Entry struct {
 	Path string // below its root
 	Mode fs.FileMode
-	Data []byte // or where a link leads
+	Data []byte // content, or the target of a link
 }
 
-// Files are all of a machine, each behind the directory that it is in. A test
-// that looks at thousands of machines reads each once.
+// Files returns all files of a machine, each after its directory.
 func (w *World) Files() []Entry {
 	w.T.Helper()
 	var all []Entry
@@ -127,8 +125,7 @@ func (w *World) Files() []Entry {
 	return all
 }
 
-// readFile is os.ReadFile, with the file's mode, by as few system calls as there
-// can be.
+// readFile is os.ReadFile with the file's mode, in few system calls.
 func readFile(path string) (fs.FileMode, []byte, error) {
 	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 	if err != nil {
@@ -194,8 +191,8 @@ func makeFile(path string, b []byte, perm uint32) error {
 	return errors.Join(err, syscall.Close(fd))
 }
 
-// memDevice is a block device in memory, as a list of pages of which nil is
-// all zero. A page is never written to, so clones share them.
+// memDevice is a block device in memory: a list of pages; nil is a page of zeros. Pages are
+// replaced, never changed, so clones share them.
 type memDevice struct{ Pages [][]byte }
 
 const pageSize = 16 << 10
@@ -248,11 +245,10 @@ func (m *memDevice) WriteAt(p []byte, off int64) (int, error) {
 
 var zeros [pageSize]byte
 
-// padding is a page of a report's room: most of what a slot holds.
+// padding is a page of a report's padding, most of a slot's contents.
 var padding = bytes.Repeat([]byte("\n"), pageSize)
 
-// changed is page with b written at an offset: the same one where that changes
-// nothing.
+// changed returns page with b at an offset, or the same page if it is unchanged.
 func changed(page, b []byte, at int) []byte {
 	old := page
 	if old == nil {
@@ -276,7 +272,7 @@ func changed(page, b []byte, at int) []byte {
 
 func (m *memDevice) Sync() error { return nil }
 
-// Written is all of the device but long runs of zeros.
+// Written returns the contents without pages of zeros.
 func (m *memDevice) Written() []byte {
 	pages := slices.Clone(m.Pages)
 	for i, p := range pages {
@@ -287,5 +283,5 @@ func (m *memDevice) Written() []byte {
 	return bytes.Join(pages, nil)
 }
 
-// Umask is that of the tests, whoever runs them: files of machines need no chmod.
+// Umask is the umask of the tests, so that most files need no chmod.
 const Umask = 0o022

@@ -9,18 +9,16 @@ import (
 	"strings"
 )
 
-// The daemons of a world that use what they loaded last, as resolved and
-// wpa_supplicant do: a file that is written or removed is nothing to them until
-// they are told.
+// The daemons resolved and wpa_supplicant, which read their files when they start.
 
 const (
 	ResolvedUnit = "systemd-resolved.service"
-	Wants        = "/etc/systemd/system/multi-user.target.wants/"
+	WantsDir     = "/etc/systemd/system/multi-user.target.wants/"
 )
 
 func WpaUnit(card string) string { return "wpa_supplicant@" + card + ".service" }
 
-// cardOf is the card of a unit of wpa_supplicant; "": it is none.
+// cardOf returns the card of a unit of wpa_supplicant, or "".
 func cardOf(unit string) string {
 	card, ok := strings.CutPrefix(unit, "wpa_supplicant@")
 	if !ok {
@@ -31,8 +29,8 @@ func cardOf(unit string) string {
 
 func daemon(unit string) bool { return unit == ResolvedUnit || cardOf(unit) != "" }
 
-// OnDisk is what a daemon would load now.
-func (w *World) OnDisk(unit string) (string, error) {
+// DaemonConfig returns the configuration that a daemon would load now.
+func (w *World) DaemonConfig(unit string) (string, error) {
 	if card := cardOf(unit); card != "" {
 		b, err := os.ReadFile(filepath.Join(w.Root, "/etc/wpa_supplicant/wpa_supplicant-"+card+".conf"))
 		if err != nil {
@@ -55,9 +53,9 @@ func (w *World) OnDisk(unit string) (string, error) {
 	return all, nil
 }
 
-// turnDaemon carries out a verb of systemctl.
-func (w *World) turnDaemon(verb, unit string) error {
-	link := filepath.Join(w.Root, Wants+unit)
+// controlDaemon is systemctl for a daemon.
+func (w *World) controlDaemon(verb, unit string) error {
+	link := filepath.Join(w.Root, WantsDir+unit)
 	runs := w.Units[unit] == "active"
 	switch {
 	case verb == "enable":
@@ -75,44 +73,44 @@ func (w *World) turnDaemon(verb, unit string) error {
 		}
 	case verb == "stop":
 		w.Units[unit] = "inactive"
-		delete(w.Loaded, unit)
+		delete(w.LoadedConfig, unit)
 	case verb == "restart", verb == "start" && !runs, verb == "try-restart" && runs:
-		text, err := w.OnDisk(unit)
+		text, err := w.DaemonConfig(unit)
 		if err != nil {
 			w.Units[unit] = "failed"
-			delete(w.Loaded, unit)
+			delete(w.LoadedConfig, unit)
 			return err
 		}
-		w.Units[unit], w.Started[unit], w.Loaded[unit] = "active", w.Now, text
+		w.Units[unit], w.Started[unit], w.LoadedConfig[unit] = "active", w.Now, text
 	}
 	return nil
 }
 
-// startDaemons is what a boot starts.
+// startDaemons starts the enabled daemons, as a boot does.
 func (w *World) startDaemons() {
 	w.T.Helper()
-	clear(w.Loaded)
-	links, err := filepath.Glob(filepath.Join(w.Root, Wants+"wpa_supplicant@*"))
+	clear(w.LoadedConfig)
+	links, err := filepath.Glob(filepath.Join(w.Root, WantsDir+"wpa_supplicant@*"))
 	if err == nil {
-		err = w.turnDaemon("start", ResolvedUnit)
+		err = w.controlDaemon("start", ResolvedUnit)
 	}
 	if err != nil {
 		w.T.Fatal(err)
 	}
 	for _, l := range links {
-		if err := w.turnDaemon("start", filepath.Base(l)); err != nil {
+		if err := w.controlDaemon("start", filepath.Base(l)); err != nil {
 			fmt.Fprintln(&w.Log, "starting", filepath.Base(l), err) // systemd goes on
 		}
 	}
 }
 
-// lookup asks the DNS server that resolved uses.
-func (w *World) lookup(host string) (netip.Addr, error) {
-	addr, known := w.Zone[host]
+// resolve resolves a name by the DNS server that resolved uses.
+func (w *World) resolve(host string) (netip.Addr, error) {
+	addr, known := w.DNSRecords[host]
 	if !known {
 		return netip.ParseAddr(host)
 	}
-	if w.DeadDNS != "" && strings.Contains(w.Loaded[ResolvedUnit], w.DeadDNS) {
+	if w.DeadDNSServer != "" && strings.Contains(w.LoadedConfig[ResolvedUnit], w.DeadDNSServer) {
 		return netip.Addr{}, fmt.Errorf("lookup %s: i/o timeout", host)
 	}
 	return netip.ParseAddr(addr)

@@ -13,11 +13,10 @@ import (
 	"time"
 )
 
-// Listener is a server's, in memory: thousands of machines are booted, and each
-// asks its masters a dozen times.
+// Listener is a server's listener in memory: tests make very many connections.
 type Listener struct{ *backlog }
 
-// Serve serves, by TLS where it is configured, until the test ends.
+// Serve runs a server, with TLS if it is configured, until the test ends.
 func Serve(t *testing.T, srv *http.Server) Listener {
 	l := Listener{&backlog{conns: make(chan net.Conn, 128)}}
 	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
@@ -45,18 +44,17 @@ func Serve(t *testing.T, srv *http.Server) Listener {
 
 type connKey struct{}
 
-// KeptAlive breaks the connection that a request came over, where it is not the
-// first one there and something is wrong with the way by now: whoever keeps a
-// connection does not dial again.
-func KeptAlive(r *http.Request, wrong func(addr string) error) {
+// BreakKeptAlive aborts a request over a connection that was used before, if a new connection would
+// fail now.
+func BreakKeptAlive(r *http.Request, wrong func(addr string) error) {
 	c := r.Context().Value(connKey{}).(*memConn)
-	if c.used && wrong(string(c.local)) != nil {
+	if c.hadRequest && wrong(string(c.local)) != nil {
 		panic(http.ErrAbortHandler) // the connection breaks
 	}
-	c.used = true
+	c.hadRequest = true
 }
 
-// Dial reaches the server by an address that it gets to know.
+// Dial connects to the server. addr is its local address.
 func (l Listener) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -64,13 +62,13 @@ func (l Listener) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return l.connect(memAddr(addr))
 }
 
-// memAddr is an address that a server was reached by.
+// memAddr is the address that a client dialled.
 type memAddr string
 
 func (memAddr) Network() string  { return "memory" }
 func (a memAddr) String() string { return string(a) }
 
-// backlog is a listener's connections that nobody has accepted yet.
+// backlog has the connections that are not accepted yet.
 type backlog struct {
 	mu     sync.Mutex
 	closed bool
@@ -113,11 +111,11 @@ func (b *backlog) Close() error {
 
 func (b *backlog) Addr() net.Addr { return memAddr("") }
 
-// memConn is one end of a connection. Writing never waits.
+// memConn is one end of a connection. Writes do not block.
 type memConn struct {
 	in, out       *stream
 	local, remote memAddr
-	used          bool // by a request, at the server
+	hadRequest    bool // by a request, at the server
 }
 
 func (c *memConn) Read(p []byte) (int, error)         { return c.in.read(p) }
@@ -135,7 +133,7 @@ type stream struct {
 	changed sync.Cond
 	data    []byte
 	closed  bool
-	late    bool // the reader's deadline is over
+	late    bool // the reader's deadline has passed
 	timer   *time.Timer
 }
 
@@ -181,7 +179,7 @@ func (s *stream) close() {
 	s.changed.Broadcast()
 }
 
-// until sets when reading ends; the zero time is never.
+// until sets the deadline for reading; zero means none.
 func (s *stream) until(t time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,7 +193,7 @@ func (s *stream) until(t time.Time) {
 		own = time.AfterFunc(time.Until(t), func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			if s.timer == own { // it was not set anew meanwhile
+			if s.timer == own { // it was not replaced
 				s.late = true
 				s.changed.Broadcast()
 			}

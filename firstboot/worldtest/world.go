@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"maps"
 	"net"
 	"net/http"
@@ -18,7 +17,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -40,8 +38,8 @@ const (
 	TestSecret = "0123456789abcdef"
 )
 
-// What the machine and the cluster have, by their own names: a test that compares a
-// constant of first boot with itself would prove nothing.
+// Names of the machine and the cluster. They are not the constants of first boot: a test that
+// compares a constant with itself proves nothing.
 const (
 	appliedFile      = ondisk.EtcDir + "/applied"
 	hubNFT           = ondisk.EtcDir + "/yurthub.nft"
@@ -56,122 +54,121 @@ const (
 	documentsKey     = "edgebake.io/documents"
 )
 
-// World is a machine and its cluster, both made up: a directory, slots in
-// memory, and API servers on loopback. Every effect is counted, and the
-// machine can lose its power before any of them.
+// World is a fake machine and its cluster: a directory, slots in memory, and API servers in
+// memory. Every effect is counted, and the machine can lose its power before any of them.
 type World struct {
-	T         *testing.T
-	Root      string
-	sole      bool // its sites name one master alone
-	Slots     map[string]*memDevice
-	SlotFiles map[string]string // beside the slot's own
-	SlotReads []string          // devices of which more than the label was read
-	ReadOnly  map[string]bool
-	Units     map[string]string
-	Started   map[string]time.Time
-	stepped   map[string]time.Duration // by which the clock was set since, by unit
-	// Loaded is what daemons read when they started last, by unit: they use it,
-	// whatever their files are by now.
-	Loaded map[string]string
-	// Zone are names with their addresses, which DNS tells but for DeadDNS, a server
-	// that answers nobody.
-	Zone    map[string]string
-	DeadDNS string
-	Console []string
-	Log     bytes.Buffer
-	Posted  [][]byte
-	Proxies []string // that reports went through
-	Now     time.Time
-	Wrong   time.Duration // by which the machine's clock is ahead of the cluster's
-	// clockAsked counts how often systemd was asked for the boot's clock.
+	T            *testing.T
+	Root         string
+	singleMaster bool // its Sites have one master only
+	Slots        map[string]*memDevice
+	SlotFiles    map[string]string // further files on sticks, by "device/name"
+	SlotReads    []string          // devices of which more than the label was read
+	ReadOnly     map[string]bool
+	Units        map[string]string
+	Started      map[string]time.Time
+	clockSteps   map[string]time.Duration // by which the clock was set since the start, by unit
+	// LoadedConfig has the configuration with which each daemon was started, by unit.
+	LoadedConfig map[string]string
+	// DNSRecords has the names and addresses in DNS. DeadDNSServer is one that does not answer.
+	DNSRecords    map[string]string
+	DeadDNSServer string
+	Console       []string
+	Log           bytes.Buffer
+	Reports       [][]byte // bodies of reports
+	ReportProxies []string // used for reports
+	Now           time.Time
+	ClockSkew     time.Duration // how far the machine's clock is ahead of the cluster's
+	// clockAsked counts the calls of BootClock.
 	clockAsked uint64
 	deadlines  map[time.Time]time.Time
 	randoms    byte
 	Cluster    *Cluster
-	// Joins counts kubeadm's runs; JoinError, if set, is what it says.
+	// Joins counts the runs of kubeadm join; JoinError, if set, returns the error of the
+	// n-th.
 	Joins     int
 	JoinError func(n int) error
-	Source    netip.Addr
-	// Further are addresses of this machine's interfaces, beside Source on eth0.
-	Further []machine.InterfaceAddr
-	hub     Listener
-	Offline bool
-	Heard   time.Time // when kubelet was last active
-	// Unregistered: kubelet has not registered its Node since it started. It does so
-	// once in its life: a Node that is deleted later stays away until it starts again.
+	NodeAddr  netip.Addr
+	// ExtraAddrs are more addresses of the machine, in addition to NodeAddr on eth0.
+	ExtraAddrs        []machine.InterfaceAddr
+	hubHealthServer   Listener
+	Offline           bool
+	KubeletLastActive time.Time // when kubelet was last active
+	// Unregistered: kubelet has not registered its Node since it started. It does so only
+	// once: a deleted Node comes back when kubelet starts again.
 	Unregistered bool
-	Cabled       bool                // offline, with an address and a route all the same
-	Uuids        map[string][16]byte // of file systems, by device
-	Used         int64               // bytes of /var, of 4 GiB, besides snapshots of etcd
-	// Kubelet is what it says of its version; podConf is the JoinConfiguration
-	// of a kubelet that goes through yurthub.
-	Kubelet, podConf string
-	joinConf         string // of the last join
-	// KubeletBroken: behind yurthub it runs, and does not get through.
-	KubeletBroken bool
-	NoNFT         bool   // it is not installed
-	BadArg        string // kubelet does not come up with it
-	Refusals      int    // so many times kubelet's health port is not there yet
-	CrashLoop     bool   // with BadArg kubelet says that it is well, and ends soon after
-	kubeletSays   Listener
-	Rules         string // that nft has loaded
-	locked        map[string]bool
-	DeafKubelet   bool // its unit does not read kubeadm-flags.env
-	// Link reports whether the settings in place make a network; nil: they do.
-	Link   func() bool
-	linkMu sync.Mutex // several connections are tried at once
-	Synced bool
-	// Answers reports whether a time server has set the clock; nil: synced tells.
-	Answers func() bool
+	HasRoute     bool                // there are an address and a route although it is Offline
+	FSUUIDs      map[string][16]byte // of file systems, by device
+	VarUsed      int64               // used bytes of /var (4 GiB), without snapshots of etcd
+	// KubeletVersion is the output of kubelet --version; hubJoinConf is the JoinConfiguration of a
+	// kubelet that uses yurthub.
+	KubeletVersion, hubJoinConf string
+	joinConf                    string // of the last join
+	// KubeletFailsBehindHub: kubelet runs, but does not reach the cluster through yurthub.
+	KubeletFailsBehindHub bool
+	NoNFT                 bool   // nft is not installed
+	RejectedKubeletArg    string // argument with which kubelet does not start
+	HealthRefusals        int    // how many connections to kubelet's health port are refused
+	CrashLoop             bool   // with RejectedKubeletArg kubelet is healthy first, and ends soon after
+	kubeletHealthServer   Listener
+	NFTRules              string // loaded by nft
+	locks                 map[string]bool
+	KubeletIgnoresFlags   bool // its unit does not read kubeadm-flags.env
+	// NetworkWorks reports whether the present network settings work; nil: they do.
+	NetworkWorks func() bool
+	networkMu    sync.Mutex // several connections are tried at once
+	ClockSynced  bool
+	// TimeServerAnswers reports whether a time server has set the clock; nil: ClockSynced does.
+	TimeServerAnswers func() bool
 
-	// On a control-plane node: the phases of kubeadm init, connections that are
-	// not the cluster's, and what first boot listens on.
-	Init    func(machine.Cmd) error
-	CtrRun  func(machine.Cmd) error
-	Dials   func(ctx context.Context, addr string) (net.Conn, error, bool)
-	Listens func(addr string) (net.Listener, error)
-	// Refuses is what is wrong by now with a way of those connections to the API
-	// servers, if it is one.
-	Refuses func(addr string) (err error, ours bool)
+	// On a control-plane node: kubeadm init phase, ctr run, connections to other servers
+	// than the cluster's, and first boot's listeners.
+	KubeadmInit func(machine.Cmd) error
+	CtrRun      func(machine.Cmd) error
+	DialOther   func(ctx context.Context, addr string) (net.Conn, error, bool)
+	Listen      func(addr string) (net.Listener, error)
+	// RefuseDial returns why a connection of DialOther would fail now, if addr is one of those.
+	RefuseDial func(addr string) (err error, ours bool)
 
 	boots int // how often the power came on after the first time
 
-	Mu      sync.Mutex
-	Effects int
-	Names   []string
-	CutAt   int // the effect that does not happen any more; 0: none
-	// Unsynced are files that programs wrote and nobody has synced.
-	Unsynced map[string]bool
-	Cut      bool
-	Off      context.CancelFunc
-	Before   func(effect string) // what somebody does meanwhile
-	// Patience ends a run that waits forever.
+	Mu          sync.Mutex
+	Effects     int
+	EffectNames []string
+	PowerCutAt  int // number of the first effect that does not happen; 0: none
+	// Unsynced are files that were written and not synced.
+	Unsynced     map[string]bool
+	PoweredOff   bool
+	Shutdown     context.CancelFunc
+	BeforeEffect func(effect string) // called before each effect
+	// Patience bounds the waiting of a run.
 	Patience time.Duration
 }
 
-// WorldStart is when a world begins.
+// WorldStart is the initial time.
 var WorldStart = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 
-// Truth is the time that the cluster has.
-func (w *World) Truth() time.Time { return w.Now.Add(-w.Wrong) }
+// ClusterTime returns the cluster's time.
+func (w *World) ClusterTime() time.Time { return w.Now.Add(-w.ClockSkew) }
 
-// ClockSays gives the machine another idea of what time it is.
-func (w *World) ClockSays(now time.Time) {
-	w.Wrong += now.Sub(w.Now)
+// SetClock sets the machine's clock. Units do not notice.
+func (w *World) SetClock(now time.Time) {
+	w.ClockSkew += now.Sub(w.Now)
 	w.Now = now
 }
 
 var errPower = errors.New("the power is gone")
 
+// New returns a machine with the files of a txtar archive. names are further names in the API
+// servers' certificates.
 func New(t *testing.T, files string, names ...string) *World {
 	t.Helper()
 	w := &World{
-		T: t, Root: disktest.Scratch(t), Units: map[string]string{}, Started: map[string]time.Time{}, Loaded: map[string]string{},
+		T: t, Root: disktest.Scratch(t), Units: map[string]string{}, Started: map[string]time.Time{}, LoadedConfig: map[string]string{},
 		Slots: map[string]*memDevice{}, Unsynced: map[string]bool{}, deadlines: map[time.Time]time.Time{},
-		Now: WorldStart, Source: netip.MustParseAddr("192.0.2.50"),
-		Cluster: NewCluster(t, names...), Patience: 6 * time.Minute, Kubelet: "Kubernetes v1.36.3\n",
+		Now: WorldStart, NodeAddr: netip.MustParseAddr("192.0.2.50"),
+		Cluster: NewCluster(t, names...), Patience: 6 * time.Minute, KubeletVersion: "Kubernetes v1.36.3\n",
 	}
-	w.Cluster.Of(w)
+	w.Cluster.Attach(w)
 	a, err := txtar.ParseFile(files)
 	if err != nil {
 		t.Fatal(err)
@@ -195,55 +192,56 @@ func New(t *testing.T, files string, names ...string) *World {
 	return w
 }
 
-// unreachable is what is wrong with the network.
-func (w *World) unreachable() error {
-	if w.Offline || !w.linked() {
+// networkError returns the error of a connection, or nil.
+func (w *World) networkError() error {
+	if w.Offline || !w.networkWorks() {
 		return errors.New("network is unreachable")
 	}
 	return nil
 }
 
-// linked reports whether the settings in place make a network.
-func (w *World) linked() bool {
-	w.linkMu.Lock()
-	defer w.linkMu.Unlock()
-	return w.Link == nil || w.Link()
+// networkWorks reports whether the network settings work.
+func (w *World) networkWorks() bool {
+	w.networkMu.Lock()
+	defer w.networkMu.Unlock()
+	return w.NetworkWorks == nil || w.NetworkWorks()
 }
 
-// kubeletReported is when kubelet last reached the cluster.
-func (w *World) kubeletReported() time.Time {
+// kubeletReportTime returns when kubelet last reached the cluster.
+func (w *World) kubeletReportTime() time.Time {
 	flags, _ := os.ReadFile(filepath.Join(w.Root, member.KubeadmFlags))
-	if w.Units[ondisk.UnitKubelet] != "active" || w.KubeletBroken && strings.Contains(string(flags), openyurt.KubeletConf) {
+	if w.Units[ondisk.UnitKubelet] != "active" || w.KubeletFailsBehindHub && strings.Contains(string(flags), openyurt.KubeletConf) {
 		return time.Time{}
 	}
 	return w.Now
 }
 
-// kubeletRegisters is what kubelet does first when it reaches the cluster: through
-// ipvscare, and with its own certificate. c.mu is held.
-func (w *World) kubeletRegisters(c *Cluster) {
-	if !w.Unregistered || w.kubeletReported().IsZero() || w.unreachable() != nil || c.Down[OwnEndpoint] || c.Elsewhere[OwnEndpoint] != nil {
+// registerNode registers the Node if kubelet reaches the cluster through ipvscare, with a
+// valid certificate. c.Mu is held.
+func (w *World) registerNode(c *Cluster) {
+	if !w.Unregistered || w.kubeletReportTime().IsZero() || w.networkError() != nil || c.Down[Endpoint] || c.OtherClusters[Endpoint] != nil {
 		return
 	}
 	cert, err := member.KubeletCert(w.Env())
-	if now := w.Truth(); err != nil || now.After(cert.NotAfter) || now.Before(cert.NotBefore) || cert.CheckSignatureFrom(c.Ca) != nil {
+	if now := w.ClusterTime(); err != nil || now.After(cert.NotAfter) || now.Before(cert.NotBefore) || cert.CheckSignatureFrom(c.CA) != nil {
 		return
 	}
 	name := strings.TrimPrefix(cert.Subject.CommonName, "system:node:")
-	c.add(name, w.joinConf, strings.TrimSpace(w.Get("/etc/machine-id")))
+	c.register(name, w.joinConf, strings.TrimSpace(w.Get("/etc/machine-id")))
 	w.Unregistered = c.Nodes[name] == nil
 }
 
-// kubeletSilent: after 40 s the cluster takes a Node for lost.
+// kubeletSilent reports whether kubelet has been off for 40 s, after which the cluster marks
+// its Node.
 func (w *World) kubeletSilent(machineID string) bool {
 	own, _ := os.ReadFile(filepath.Join(w.Root, "etc/machine-id"))
 	if w.Units[ondisk.UnitKubelet] == "active" {
-		w.Heard = w.Now
+		w.KubeletLastActive = w.Now
 	}
-	return machineID == strings.TrimSpace(string(own)) && w.Now.Sub(w.Heard) > 40*time.Second
+	return machineID == strings.TrimSpace(string(own)) && w.Now.Sub(w.KubeletLastActive) > 40*time.Second
 }
 
-// Site returns the site of the tests, with lines added or taken away.
+// Site returns the usual Site, with more lines.
 func (w *World) Site(lines ...string) string {
 	return strings.Join(append([]string{
 		"apiVersion: edgebake.io/v1alpha1", "kind: Site",
@@ -262,8 +260,7 @@ func (w *World) Stamp(dev, site string) {
 	if site != "" {
 		text = []byte(site)
 	}
-	// As a slot is made that cannot be read: the same bytes as Make's, and not
-	// 16 MiB for each.
+	// Scrub makes the same bytes as Make, but does not need 16 MiB for each.
 	d := blankDevice(ondisk.SlotSize)
 	if err := slot.Scrub(d, ondisk.SlotInfo{Version: 1, Plan: "plan", Stamped: 1767000000}, text); err != nil {
 		w.T.Fatal(err)
@@ -271,8 +268,8 @@ func (w *World) Stamp(dev, site string) {
 	w.Slots[dev] = d
 }
 
-// SlotOf makes a slot: the same bytes as slot.Make's, and not 16 MiB for each.
-func (w *World) SlotOf(c slot.Contents) *memDevice {
+// NewSlot makes a slot with the same bytes as slot.Make, but does not need 16 MiB for each.
+func (w *World) NewSlot(c slot.Contents) *memDevice {
 	w.T.Helper()
 	d := blankDevice(ondisk.SlotSize)
 	if err := slot.Rewrite(d, c); err != nil {
@@ -281,36 +278,36 @@ func (w *World) SlotOf(c slot.Contents) *memDevice {
 	return d
 }
 
-// OneMaster has the site name one master alone, where it is not about them:
-// whatever asks a cluster asks all of its masters at once.
-func (w *World) OneMaster() {
+// UseSingleMaster reduces the Site to one master, for tests that are not about masters: first boot
+// connects to all of them at once.
+func (w *World) UseSingleMaster() {
 	w.T.Helper()
-	w.Stamp(OwnDev, strings.Replace(w.SlotSite(OwnDev), w.Masters(), "192.0.2.11:6443", 1))
-	w.sole = true
+	w.Stamp(SlotDevice, strings.Replace(w.SlotSite(SlotDevice), w.Masters(), "192.0.2.11:6443", 1))
+	w.singleMaster = true
 }
 
 func (w *World) Masters() string {
-	if w.sole {
+	if w.singleMaster {
 		return "192.0.2.11:6443"
 	}
 	return "192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443"
 }
 
-// Effect is where the power may go: the n-th one and all after it do nothing.
+// Effect counts an effect, and fails if the power is gone.
 func (w *World) Effect(name string) error {
-	if w.Before != nil {
-		w.Before(name)
+	if w.BeforeEffect != nil {
+		w.BeforeEffect(name)
 	}
 	w.Mu.Lock()
 	defer w.Mu.Unlock()
-	if w.Cut {
+	if w.PoweredOff {
 		return errPower
 	}
 	w.Effects++
-	w.Names = append(w.Names, name)
-	if w.CutAt != 0 && w.Effects >= w.CutAt {
-		w.Cut = true
-		w.Off()
+	w.EffectNames = append(w.EffectNames, name)
+	if w.PowerCutAt != 0 && w.Effects >= w.PowerCutAt {
+		w.PoweredOff = true
+		w.Shutdown()
 		return errPower
 	}
 	return nil
@@ -319,7 +316,7 @@ func (w *World) Effect(name string) error {
 func (w *World) Run(r *run.Runner) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	w.Off, w.Cut = cancel, false
+	w.Shutdown, w.PoweredOff = cancel, false
 	left := w.Patience
 	sleep := r.Env.Sleep
 	r.Env.Sleep = func(ctx context.Context, d time.Duration) error {
@@ -334,12 +331,11 @@ func (w *World) Run(r *run.Runner) error {
 	return r.Run(ctx)
 }
 
-// Sleep passes time that is made up: a deadline counts from when it is first
-// seen.
+// Sleep advances the clock. A context's deadline counts from its first use here.
 func (w *World) Sleep(ctx context.Context, d time.Duration) error {
 	w.Now = w.Now.Add(d)
-	if w.Answers != nil {
-		w.Answers()
+	if w.TimeServerAnswers != nil {
+		w.TimeServerAnswers()
 	}
 	if end, ok := ctx.Deadline(); ok {
 		if w.deadlines[end].IsZero() {
@@ -352,7 +348,7 @@ func (w *World) Sleep(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// PowerOn is the next boot: what was in memory is gone.
+// PowerOn boots the machine: everything in memory is gone.
 func (w *World) PowerOn() {
 	w.T.Helper()
 	if err := os.RemoveAll(filepath.Join(w.Root, "run")); err != nil {
@@ -365,15 +361,15 @@ func (w *World) PowerOn() {
 	if _, err := os.Stat(filepath.Join(w.Root, ondisk.IPVSConfig)); err == nil {
 		w.Units[ondisk.UnitIPVSCare] = w.ipvscare()
 	}
-	w.Rules = ""
+	w.NFTRules = ""
 	if w.Has(portsUnitFile) && !w.NoNFT {
-		w.Rules = w.Get(hubNFT)
+		w.NFTRules = w.Get(hubNFT)
 	}
-	if _, err := os.Stat(filepath.Join(w.Root, ondisk.YurthubEnv)); err == nil && w.Rules != "" {
+	if _, err := os.Stat(filepath.Join(w.Root, ondisk.YurthubEnv)); err == nil && w.NFTRules != "" {
 		w.Units[openyurt.Unit] = "active"
-		w.hubStarts()
+		w.startHub()
 	}
-	// As kubelet.service has it.
+	// The conditions of kubelet.service.
 	if b, err := os.ReadFile(filepath.Join(w.Root, ondisk.KubeletConfig)); err == nil && len(b) > 0 && (w.Has(appliedFile) || !w.Has(ondisk.SiteCopy)) && !(w.Has(portsKubelet) && w.NoNFT) {
 		w.Units[ondisk.UnitKubelet] = "active"
 		w.Started[ondisk.UnitKubelet] = w.Now
@@ -385,51 +381,50 @@ func (w *World) PowerOn() {
 	}
 	w.Put("/proc/sys/kernel/hostname", string(name))
 	w.boots++
-	w.stepped = nil
+	w.clockSteps = nil
 	w.Put("/proc/sys/kernel/random/boot_id", fmt.Sprintf("boot-%d\n", w.boots))
-	w.CutAt, w.Effects, w.Names, w.Console, w.Cut = 0, 0, nil, nil, false
-	if err := member.RestoreCertificates(w.Env()); err != nil { // a unit of its own, before kubelet
+	w.PowerCutAt, w.Effects, w.EffectNames, w.Console, w.PoweredOff = 0, 0, nil, nil, false
+	if err := member.RestoreCertificates(w.Env()); err != nil { // a unit that runs before kubelet
 		w.T.Fatal(err)
 	}
-	w.Effects, w.Names = 0, nil
+	w.Effects, w.EffectNames = 0, nil
 }
 
-// SetClock moves the machine's clock while its units run.
-func (w *World) SetClock(by time.Duration) {
-	if w.stepped == nil {
-		w.stepped = map[string]time.Duration{}
+// StepClock moves the machine's clock while its units run.
+func (w *World) StepClock(by time.Duration) {
+	if w.clockSteps == nil {
+		w.clockSteps = map[string]time.Duration{}
 	}
-	w.ClockSays(w.Now.Add(by))
+	w.SetClock(w.Now.Add(by))
 	for unit := range w.Started {
 		w.Started[unit] = w.Started[unit].Add(by)
-		w.stepped[unit] += by
+		w.clockSteps[unit] += by
 	}
 }
 
-// Puts is put by a program that does not sync.
-func (w *World) Puts(path, data string) {
+// PutUnsynced writes a file as a program that does not sync.
+func (w *World) PutUnsynced(path, data string) {
 	w.Put(path, data)
 	if target, err := os.Readlink(filepath.Join(w.Root, path)); err == nil && filepath.IsAbs(target) {
-		path = target // where it was written to
+		path = target // the file that was written
 	}
 	if !strings.HasPrefix(path, ondisk.RunDir+"/") {
 		w.Unsynced[path] = true
 	}
 }
 
-// ipvscare is the state of its unit: the start is not over as long as it serves nobody.
+// ipvscare returns the state of its unit: it is activating until an API server serves.
 func (w *World) ipvscare() string {
 	w.Cluster.Mu.Lock()
 	defer w.Cluster.Mu.Unlock()
-	if w.Cluster.Down[OwnEndpoint] {
+	if w.Cluster.Down[Endpoint] {
 		return "activating"
 	}
 	return "active"
 }
 
-// Lose takes from the disk what was not synced, as delayed allocation does:
-// the names are there, and nothing in them.
-func (w *World) Lose() {
+// LoseUnsynced empties the files that were not synced, as delayed allocation does after a power cut.
+func (w *World) LoseUnsynced() {
 	w.T.Helper()
 	for p := range w.Unsynced {
 		if w.Has(p) {
@@ -443,7 +438,7 @@ func (w *World) Lose() {
 
 func (w *World) Put(path, data string) {
 	w.T.Helper()
-	p := w.Inside(path)
+	p := w.HostPath(path)
 	if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
 		w.T.Fatal(err)
 	}
@@ -452,8 +447,8 @@ func (w *World) Put(path, data string) {
 	}
 }
 
-// Inside follows an absolute link in the machine, not on this host.
-func (w *World) Inside(path string) string {
+// HostPath returns the path on this host, after an absolute link inside the machine.
+func (w *World) HostPath(path string) string {
 	p := filepath.Join(w.Root, path)
 	if target, err := os.Readlink(p); err == nil && filepath.IsAbs(target) {
 		return filepath.Join(w.Root, target)
@@ -463,15 +458,15 @@ func (w *World) Inside(path string) string {
 
 func (w *World) Get(path string) string {
 	w.T.Helper()
-	b, err := os.ReadFile(w.Inside(path))
+	b, err := os.ReadFile(w.HostPath(path))
 	if err != nil {
 		w.T.Fatal(err)
 	}
 	return string(b)
 }
 
-// BytesBelow are those of a directory's files.
-func (w *World) BytesBelow(dir string) (n int64) {
+// DirSize returns the bytes of a directory's files.
+func (w *World) DirSize(dir string) (n int64) {
 	entries, _ := os.ReadDir(filepath.Join(w.Root, dir)) // none, where it is missing
 	for _, e := range entries {
 		if info, err := e.Info(); err == nil {
@@ -495,376 +490,16 @@ func (w *World) State() *ondisk.State {
 	return s
 }
 
-func (w *World) Said(words string) bool {
+func (w *World) ConsoleHas(words string) bool {
 	return slices.ContainsFunc(w.Console, func(l string) bool { return strings.Contains(l, words) })
 }
 
-func (w *World) Env() *machine.Env {
-	e := &machine.Env{
-		Root: w.Root,
-		Log:  slog.New(slog.NewTextHandler(&w.Log, nil)),
-		Clock: machine.Clock{
-			Now: func() time.Time { return w.Now },
-			Sleep: func(ctx context.Context, d time.Duration) error {
-				return w.Sleep(ctx, d)
-			},
-			SetClock: func(t time.Time) error {
-				if err := w.Effect("clock"); err != nil {
-					return err
-				}
-				w.ClockSays(t)
-				return nil
-			},
-			ClockSynced: func(context.Context) (bool, error) {
-				if w.Answers != nil {
-					return w.Answers(), nil
-				}
-				return w.Synced, nil
-			},
-		},
-		Chance: machine.Chance{
-			Rand: func() float64 { return 0 },
-			Random: func(n int) []byte {
-				w.randoms++
-				return bytes.Repeat([]byte{w.randoms}, n)
-			},
-		},
-		Files: machine.Files{
-			WriteFile: func(p string, b []byte, o machine.Owner) error {
-				if p == "/etc/hosts" && !w.locked[ondisk.HostsLock] {
-					w.T.Errorf("%s is written without %s", p, ondisk.HostsLock)
-				}
-				if err := w.Effect("write " + p); err != nil {
-					return err
-				}
-				full := filepath.Join(w.Root, p)
-				if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-					return err
-				}
-				if err := os.RemoveAll(full); err != nil { // never through a link
-					return err
-				}
-				delete(w.Unsynced, p)
-				err := makeFile(full, b, uint32(o.Mode.Perm()))
-				if err == nil && os.Geteuid() == 0 {
-					err = os.Chown(full, o.UID, o.GID)
-				}
-				return err
-			},
-			Stream: func(p string, o machine.Owner, write func(io.Writer) error) error {
-				if err := w.Effect("stream " + p); err != nil {
-					return err
-				}
-				full := filepath.Join(w.Root, p)
-				if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-					return err
-				}
-				f, err := os.Create(full)
-				if err != nil {
-					return err
-				}
-				if err := errors.Join(write(f), f.Close()); err != nil {
-					return errors.Join(err, os.Remove(full))
-				}
-				return os.Chmod(full, o.Mode)
-			},
-			Rename: func(from, to string) error {
-				if err := w.Effect("rename " + from); err != nil {
-					return err
-				}
-				full := filepath.Join(w.Root, to)
-				return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.Rename(filepath.Join(w.Root, from), full))
-			},
-			Symlink: func(target, p string) error {
-				if err := w.Effect("symlink " + p); err != nil {
-					return err
-				}
-				full := filepath.Join(w.Root, p)
-				return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.Symlink(target, full))
-			},
-			Link: func(target, p string) error {
-				if err := w.Effect("link " + p); err != nil {
-					return err
-				}
-				full := filepath.Join(w.Root, p)
-				delete(w.Unsynced, p)
-				if w.Unsynced[target] {
-					w.Unsynced[p] = true
-				}
-				return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.Link(filepath.Join(w.Root, target), full))
-			},
-			Mkdir: func(p string, o machine.Owner) error {
-				if err := w.Effect("mkdir " + p); err != nil {
-					return err
-				}
-				full := filepath.Join(w.Root, p)
-				return errors.Join(os.MkdirAll(full, 0o755), os.Chmod(full, o.Mode))
-			},
-			Remove: func(p string) error {
-				if !w.Has(p) {
-					return nil
-				}
-				if err := w.Effect("remove " + p); err != nil {
-					return err
-				}
-				err := os.Remove(filepath.Join(w.Root, p))
-				if errors.Is(err, fs.ErrExist) {
-					return nil // a directory that is not empty stays
-				}
-				return err
-			},
-			RemoveAll: func(p string) error {
-				if !w.Has(p) {
-					return nil
-				}
-				if err := w.Effect("remove all of " + p); err != nil {
-					return err
-				}
-				return os.RemoveAll(filepath.Join(w.Root, p))
-			},
-			Sync: func(paths ...string) error {
-				if err := w.Effect("sync"); err != nil {
-					return err
-				}
-				for _, p := range paths {
-					if _, err := os.Stat(filepath.Join(w.Root, p)); err != nil && p != "/var" && p != "/etc" {
-						return err
-					}
-				}
-				clear(w.Unsynced) // with the file system that all are on
-				return nil
-			},
-			Lock: func(_ context.Context, path string) (func(), error) {
-				if w.locked[path] {
-					return nil, fmt.Errorf("%s is locked already", path)
-				}
-				if w.locked == nil {
-					w.locked = map[string]bool{}
-				}
-				w.locked[path] = true
-				return func() { delete(w.locked, path) }, nil
-			},
-		},
-		Programs: machine.Programs{
-			Run: w.Exec,
-			Unit: func(_ context.Context, verb, unit string) error {
-				if err := w.Effect(strings.TrimSpace(verb + " " + unit)); err != nil {
-					return err
-				}
-				if daemon(unit) {
-					return w.turnDaemon(verb, unit)
-				}
-				switch verb {
-				case "start", "restart":
-					if unit == ondisk.UnitKubelet && (verb == "restart" || w.Units[unit] != "active") {
-						w.Unregistered = true
-					}
-					if unit == ondisk.UnitKubelet && w.Has(portsKubelet) {
-						if w.NoNFT {
-							return errors.New("the control process exited with error code")
-						}
-						w.Rules = w.Get(hubNFT)
-					}
-					w.Units[unit] = "active"
-					w.Started[unit] = w.Now
-					delete(w.stepped, unit)
-					if unit == ondisk.UnitIPVSCare {
-						if w.Units[unit] = w.ipvscare(); w.Units[unit] != "active" {
-							return errors.New("its start timed out")
-						}
-					}
-					if unit == openyurt.Unit {
-						w.hubStarts()
-					}
-				case "stop":
-					w.Units[unit] = "inactive"
-				}
-				return nil
-			},
-			UnitState: func(_ context.Context, unit string) (string, error) {
-				if s, ok := w.Units[unit]; ok {
-					return s, nil
-				}
-				return "inactive", nil
-			},
-			UnitSince: func(_ context.Context, unit string) (machine.UnitStart, error) {
-				if unit == ondisk.UnitKubelet && w.CrashLoop && strings.Contains(w.Get(member.KubeadmFlags), w.BadArg) {
-					at := w.Now.Add(-9 * time.Second)
-					return machine.UnitStart{Now: at, Then: at}, nil
-				}
-				return machine.UnitStart{Now: w.Started[unit], Then: w.Started[unit].Add(-w.stepped[unit])}, nil
-			},
-			BootClock: func(context.Context) (ondisk.BootClock, error) {
-				w.clockAsked++
-				c := ondisk.BootClock{Userspace: 6_100_000, FirstBoot: 1_000_000 * w.clockAsked}
-				if w.clockAsked > 1 {
-					c.Finish = 24_000_000
-				}
-				return c, nil
-			},
-		},
-		Platform: machine.Platform{
-			SetHostname: func(name string) error {
-				if err := w.Effect("hostname " + name); err != nil {
-					return err
-				}
-				w.Put("/proc/sys/kernel/hostname", name+"\n")
-				return nil
-			},
-			SetFirmwareVar: func(path string, value []byte) error {
-				if !w.Has(filepath.Dir(path)) {
-					return errors.ErrUnsupported
-				}
-				if err := w.Effect("firmware"); err != nil {
-					return err
-				}
-				w.Put(path, "\a\x00\x00\x00"+string(value))
-				return nil
-			},
-		},
-		Network: machine.Network{
-			Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-				if addr == kubeletHealth {
-					return w.dialKubelet(ctx)
-				}
-				if addr == openyurt.Health {
-					return w.dialHub(ctx)
-				}
-				if err := w.unreachable(); err != nil {
-					return nil, err
-				}
-				if w.Dials != nil {
-					if conn, err, ours := w.Dials(ctx, addr); ours {
-						return conn, err
-					}
-				}
-				if host, port, err := net.SplitHostPort(addr); err == nil && w.Zone[host] != "" {
-					ip, err := w.lookup(host)
-					if err != nil {
-						return nil, err
-					}
-					addr = net.JoinHostPort(ip.String(), port)
-				}
-				return w.Cluster.Dial(ctx, addr)
-			},
-			Listen: func(_ context.Context, addr string) (net.Listener, error) { return w.Listens(addr) },
-			Source: func(context.Context, string) (netip.Addr, error) {
-				if w.Offline && !w.Cabled || !w.linked() {
-					return netip.Addr{}, errors.New("network is unreachable")
-				}
-				return w.Source, nil
-			},
-			Addresses: func() ([]machine.InterfaceAddr, error) {
-				return append([]machine.InterfaceAddr{{Interface: "lo", Addr: netip.MustParseAddr("127.0.0.1")}, {Interface: "eth0", Addr: w.Source}}, w.Further...), nil
-			},
-			Resolve: func(_ context.Context, host string) ([]netip.Addr, error) {
-				a, err := w.lookup(host)
-				return []netip.Addr{a}, err
-			},
-			Post: func(_ context.Context, url, _ string, body []byte, proxy []string) error {
-				w.Mu.Lock()
-				w.Proxies = append(w.Proxies, proxy...)
-				w.Posted = append(w.Posted, body)
-				w.Mu.Unlock()
-				return nil
-			},
-			Get: func(ctx context.Context, url string, header http.Header, _ []string) (*http.Response, error) {
-				req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-				if err != nil {
-					return nil, err
-				}
-				req.Header = header
-				return http.DefaultTransport.RoundTrip(req)
-			},
-		},
-		Slots: machine.Slots{
-			SlotLabel: func(dev string) (string, error) {
-				d, ok := w.Slots[dev]
-				if !ok {
-					return "", fs.ErrNotExist
-				}
-				return slot.Label(d)
-			},
-			ReadSlot: func(dev string) (*slot.Contents, error) {
-				w.SlotReads = append(w.SlotReads, dev)
-				d, ok := w.Slots[dev]
-				if !ok {
-					return nil, fs.ErrNotExist
-				}
-				return slot.Read(d)
-			},
-			SlotFile: func(dev, name string, to io.Writer) error {
-				text, ok := w.SlotFiles[dev+"/"+name]
-				if !ok {
-					return fs.ErrNotExist
-				}
-				_, err := io.WriteString(to, text)
-				return err
-			},
-			WriteSlot: func(dev string, c *slot.Contents) error {
-				if err := w.Effect("blank " + dev); err != nil {
-					return err
-				}
-				return slot.Rewrite(&cutDevice{memDevice: w.Slots[dev], effect: func() error { return w.Effect("write slot " + dev) }}, *c)
-			},
-			ReadClaims: func(dev string) ([]slot.Claim, error) {
-				d, ok := w.Slots[dev]
-				if !ok {
-					return nil, fs.ErrNotExist
-				}
-				return slot.ReadClaims(d)
-			},
-			WriteClaim: func(dev string, c slot.Claim) error {
-				d, ok := w.Slots[dev]
-				if !ok {
-					return fs.ErrNotExist
-				}
-				if w.ReadOnly[dev] {
-					return syscall.EROFS
-				}
-				return slot.WriteClaim(&cutDevice{memDevice: d, effect: func() error { return w.Effect("claim " + dev) }}, c)
-			},
-			ScrubSlot: func(dev string, info ondisk.SlotInfo, site []byte, secrets []string) error {
-				return w.writeSlot(dev, func(d *memDevice) error { return slot.Scrub(d, info, site, secrets...) })
-			},
-			ReportSlot: func(dev string, text, json []byte) error {
-				if err := w.Effect("report " + dev); err != nil {
-					return err
-				}
-				d, ok := w.Slots[dev]
-				if !ok {
-					return fmt.Errorf("there is no slot %s", dev)
-				}
-				return slot.WriteReport(d, slot.Report{Text: text, JSON: json})
-			},
-		},
-		FileSystems: machine.FileSystems{
-			FSUUID: func(dev string) ([16]byte, error) {
-				if u, ok := w.Uuids[dev]; ok {
-					return u, nil
-				}
-				return [16]byte{}, errors.New("no device")
-			},
-			FSSize: func(string) (int64, error) { return 4 << 30, nil },
-			FSFree: func(string) (int64, error) { return 4<<30 - w.Used - w.BytesBelow(member.SnapshotDir), nil },
-			OpenDevice: func(string, bool) (machine.Device, error) {
-				return nil, errors.New("this machine's partitions are names only")
-			},
-		},
-		Audience: machine.Audience{
-			Console: func(line string) { w.Console = append(w.Console, line) },
-			Notify:  func(string) {},
-		},
-	}
-	return e
-}
-
-// cutDevice is a device whose power may go before each write. A run of zeros is
-// one, however many writes it takes.
+// cutDevice is a device whose power may go before each write. A sequence of zeros counts as
+// one write.
 type cutDevice struct {
 	*memDevice
 	effect func() error
-	zeroTo int64 // where zeros end that were written last; 0: none were
+	zeroTo int64 // end of the zeros that were written last, or 0
 }
 
 func (d *cutDevice) WriteAt(p []byte, off int64) (int, error) {
@@ -880,8 +515,7 @@ func (d *cutDevice) WriteAt(p []byte, off int64) (int, error) {
 	return d.memDevice.WriteAt(p, off)
 }
 
-// writeSlot is two effects: the power may go between the zeroed first sector
-// and the rest.
+// writeSlot writes a slot as two effects: the power may go after the first sector is zeroed.
 func (w *World) writeSlot(dev string, write func(*memDevice) error) error {
 	if err := w.Effect("blank " + dev); err != nil {
 		return err
@@ -897,9 +531,8 @@ func (w *World) writeSlot(dev string, write func(*memDevice) error) error {
 	return write(before)
 }
 
-// hubStarts is yurthub writing what it keeps between its starts, and again what
-// power that went has left empty.
-func (w *World) hubStarts() {
+// startHub writes yurthub's files, unless they exist and are not empty.
+func (w *World) startHub() {
 	write := func(path, text string) {
 		if !w.Has(path) || w.Get(path) == "" {
 			w.Put(path, text)
@@ -914,7 +547,7 @@ func (w *World) hubStarts() {
 	}
 }
 
-// dialHub reaches yurthub's health port while its unit runs.
+// dialHub connects to yurthub's health port if it runs.
 func (w *World) dialHub(ctx context.Context) (net.Conn, error) {
 	// A static pod runs while kubelet does.
 	if w.Units[openyurt.Unit] != "active" && !(w.Has(openyurt.Manifest) && w.Units[ondisk.UnitKubelet] == "active") {
@@ -923,8 +556,8 @@ func (w *World) dialHub(ctx context.Context) (net.Conn, error) {
 	if w.Has(openyurt.Manifest) && !w.Has(openyurt.Identity) && !w.enrolHub() {
 		return nil, errors.New("connection refused") // nothing listens without certificates
 	}
-	if w.hub.backlog == nil {
-		w.hub = Serve(w.T, &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+	if w.hubHealthServer.backlog == nil {
+		w.hubHealthServer = Serve(w.T, &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 			if w.Cluster.hubTrouble(w.Has(openyurt.Manifest)) {
 				http.Error(rw, "error: caches not synced", http.StatusInternalServerError)
 				return
@@ -932,33 +565,32 @@ func (w *World) dialHub(ctx context.Context) (net.Conn, error) {
 			fmt.Fprint(rw, "OK")
 		})})
 	}
-	return w.hub.Dial(ctx, openyurt.Health)
+	return w.hubHealthServer.Dial(ctx, openyurt.Health)
 }
 
 const kubeletHealth = "127.0.0.1:10248"
 
-// dialKubelet reaches kubelet's health port while it runs with arguments that
-// it takes.
+// dialKubelet connects to kubelet's health port if it runs with valid arguments.
 func (w *World) dialKubelet(ctx context.Context) (net.Conn, error) {
-	bad := w.BadArg != "" && strings.Contains(w.Get(member.KubeadmFlags), w.BadArg)
+	bad := w.RejectedKubeletArg != "" && strings.Contains(w.Get(member.KubeadmFlags), w.RejectedKubeletArg)
 	bad = bad && !w.CrashLoop
-	if w.Refusals > 0 {
-		w.Refusals--
+	if w.HealthRefusals > 0 {
+		w.HealthRefusals--
 		bad = true
 	}
 	if w.Units[ondisk.UnitKubelet] != "active" || bad {
 		return nil, errors.New("connection refused")
 	}
-	if w.kubeletSays.backlog == nil {
-		w.kubeletSays = Serve(w.T, &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { fmt.Fprint(rw, "ok") })})
+	if w.kubeletHealthServer.backlog == nil {
+		w.kubeletHealthServer = Serve(w.T, &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { fmt.Fprint(rw, "ok") })})
 	}
-	return w.kubeletSays.Dial(ctx, kubeletHealth)
+	return w.kubeletHealthServer.Dial(ctx, kubeletHealth)
 }
 
-// enrolHub is yurthub as a static pod asking for its identity with the token,
-// and the kubelet behind it that registers its Node then.
+// enrolHub gets yurthub, as a static pod, its certificate by the token, and registers the Node
+// of the kubelet behind it.
 func (w *World) enrolHub() bool {
-	if w.Cluster.ClientCSR != "" {
+	if w.Cluster.HubClientCSR != "" {
 		return false
 	}
 	boot, err := api.ParseKubeconfig([]byte(w.Get(member.HubBootstrap)))
@@ -973,15 +605,15 @@ func (w *World) enrolHub() bool {
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	name := nodeNameOf(w.podConf)
+	name := nodeNameOf(w.hubJoinConf)
 	pem := openyurt.Root + "/pki/yurthub-current.pem"
-	w.Puts(pem, w.Cluster.Client("system:node:"+name, w.Truth().AddDate(1, 0, 0)))
+	w.PutUnsynced(pem, w.Cluster.Client("system:node:"+name, w.ClusterTime().AddDate(1, 0, 0)))
 	kc, err := api.NewKubeconfig(api.Cluster{Server: cl.Server, CAData: cl.CAData}, api.User{CertFile: pem, KeyFile: pem})
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	w.Puts(openyurt.Identity, string(kc))
-	w.Cluster.Register(name, w.podConf, strings.TrimSpace(w.Get("/etc/machine-id")))
+	w.PutUnsynced(openyurt.Identity, string(kc))
+	w.Cluster.Register(name, w.hubJoinConf, strings.TrimSpace(w.Get("/etc/machine-id")))
 	return true
 }
 
@@ -994,8 +626,8 @@ func nodeNameOf(joinConf string) string {
 	return ""
 }
 
-// Exec plays the programs.
-func (w *World) Exec(ctx context.Context, c machine.Cmd) error {
+// RunProgram runs a fake program.
+func (w *World) RunProgram(ctx context.Context, c machine.Cmd) error {
 	name := strings.Join(c.Args, " ")
 	if err := w.Effect("run " + name); err != nil {
 		return err
@@ -1009,7 +641,7 @@ func (w *World) Exec(ctx context.Context, c machine.Cmd) error {
 			return fmt.Errorf("reading %s: %w", ondisk.IPVSConfig, err)
 		}
 	case name == "kubelet --version":
-		_, err := io.WriteString(c.Output, w.Kubelet)
+		_, err := io.WriteString(c.Output, w.KubeletVersion)
 		return err
 	case name == openyurt.Program+" --version":
 		said := w.Get(openyurt.Program)
@@ -1020,45 +652,45 @@ func (w *World) Exec(ctx context.Context, c machine.Cmd) error {
 		return err
 	case strings.HasPrefix(name, "systemctl show --property MainPID"):
 		conf := ondisk.KubeletConf
-		if strings.Contains(w.Get(member.KubeadmFlags), openyurt.KubeletConf) && !w.DeafKubelet {
+		if strings.Contains(w.Get(member.KubeadmFlags), openyurt.KubeletConf) && !w.KubeletIgnoresFlags {
 			conf = openyurt.KubeletConf
 		}
 		w.Put("/proc/700/cmdline", "/usr/bin/kubelet\x00--kubeconfig="+ondisk.KubeletConf+"\x00--kubeconfig="+conf+"\x00")
 		_, err := io.WriteString(c.Output, "700\n")
 		return err
 	case strings.HasPrefix(name, "ip link delete "):
-		return os.Remove(filepath.Join(w.Root, "/sys/class/net", c.Args[3])) // fails where something is below it
+		return os.Remove(filepath.Join(w.Root, "/sys/class/net", c.Args[3])) // fails if it is not empty
 	case strings.HasPrefix(name, "nft ") && w.NoNFT:
 		return errors.New(`exec: "nft": executable file not found in $PATH`)
 	case strings.HasPrefix(name, "nft -f "):
-		w.Rules = w.Get(c.Args[2])
+		w.NFTRules = w.Get(c.Args[2])
 	case strings.HasPrefix(name, "nft delete table "):
-		w.Rules = ""
+		w.NFTRules = ""
 	case strings.HasPrefix(name, "nft list table "):
-		if w.Rules == "" {
+		if w.NFTRules == "" {
 			return fmt.Errorf("nft: %w", fs.ErrNotExist)
 		}
-		_, err := io.WriteString(c.Output, w.Rules)
+		_, err := io.WriteString(c.Output, w.NFTRules)
 		return err
 	case strings.HasPrefix(name, "kubeadm join"):
-		return w.kubeadm(ctx, c)
+		return w.kubeadmJoin(ctx, c)
 	case strings.HasPrefix(name, "ctr --namespace k8s.io run "):
 		return w.CtrRun(c)
 	case strings.HasPrefix(name, "kubeadm init phase "):
-		return w.Init(c)
+		return w.KubeadmInit(c)
 	}
 	return nil
 }
 
-// kubeadm does what kubeadm join and the kubelet it starts do to the disk,
-// with the power going at any of their files.
-func (w *World) kubeadm(ctx context.Context, c machine.Cmd) error {
+// kubeadmJoin does what kubeadm join and the kubelet it starts do to the disk. The
+// power may go before each file.
+func (w *World) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	w.Joins++
 	conf := w.Get(c.Args[3])
 	for _, f := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, member.BootstrapRun, ondisk.KubeCA} {
-		ignored := strings.Contains(conf, "FileAvailable-"+strings.ReplaceAll(f, "/", "-"))
-		if w.Has(f) && !ignored {
-			return fmt.Errorf("[ERROR FileAvailable-%s]: %s already exists", strings.ReplaceAll(f, "/", "-"), f)
+		check := "FileAvailable-" + strings.ReplaceAll(f, "/", "-")
+		if w.Has(f) && !strings.Contains(conf, check) { // the Site may ignore the check
+			return fmt.Errorf("[ERROR %s]: %s already exists", check, f)
 		}
 	}
 	disc, err := api.ParseKubeconfig([]byte(w.Get(member.DiscoveryFile)))
@@ -1069,18 +701,7 @@ func (w *World) kubeadm(ctx context.Context, c machine.Cmd) error {
 	if err != nil {
 		return err
 	}
-	write := func(p, data string) error {
-		if err := w.Effect("kubeadm writes " + p); err != nil {
-			return err
-		}
-		if t, err := os.Readlink(filepath.Join(w.Root, p)); err == nil {
-			p = t
-		}
-		w.Puts(p, data)
-		return nil
-	}
-	name := nodeNameOf(conf)
-	if err := write(member.BootstrapConf, "token: "+u.Token); err != nil {
+	if err := w.kubeadmWrites(member.BootstrapConf, "token: "+u.Token); err != nil {
 		return err
 	}
 	fmt.Fprintf(c.Output, "[preflight] Running pre-flight checks\n[kubelet-start] token %s\n", u.Token)
@@ -1090,45 +711,72 @@ func (w *World) kubeadm(ctx context.Context, c machine.Cmd) error {
 			return errors.New("exit status 1")
 		}
 	}
-	args := "--container-runtime-endpoint=unix:///run/containerd/containerd.sock"
 	given := kubeletArgs(w.T, conf)
-	through := given["kubeconfig"] != ""
-	if through {
-		args = ""
+	var args []string
+	throughHub := given["kubeconfig"] != ""
+	if !throughHub {
+		args = append(args, "--container-runtime-endpoint=unix:///run/containerd/containerd.sock")
 	}
 	for _, k := range slices.Sorted(maps.Keys(given)) {
-		args += " --" + k + "=" + given[k]
+		args = append(args, "--"+k+"="+given[k])
 	}
-	args = strings.TrimSpace(args)
-	if err := errors.Join(write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n"), write(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\""+args+"\"\n")); err != nil {
+	flags := "KUBELET_KUBEADM_ARGS=\"" + strings.Join(args, " ") + "\"\n"
+	if err := errors.Join(w.kubeadmWrites(ondisk.KubeletConfig, "kind: KubeletConfiguration\n"), w.kubeadmWrites(member.KubeadmFlags, flags)); err != nil {
 		return err
 	}
-	w.Units[ondisk.UnitKubelet], w.Heard, w.joinConf, w.Unregistered = "active", w.Now, conf, true
-	if through {
-		w.podConf = conf
-		if err := w.Effect("kubeadm ends"); err != nil {
-			return err
-		}
-		if err := os.Remove(filepath.Join(w.Root, member.BootstrapConf)); err != nil {
-			return err
-		}
-		// Through yurthub.
-		conn, err := w.dialHub(ctx)
-		if err != nil || w.Cluster.hubTrouble(true) {
-			fmt.Fprintf(c.Output, "error: error execution phase kubelet-start: error uploading crisocket: %v\n", err)
-			return errors.New("exit status 1")
-		}
-		w.Cluster.Mu.Lock()
-		defer w.Cluster.Mu.Unlock()
-		w.Cluster.Nodes[name].Metadata.Annotations = map[string]string{socketAnnotation: ondisk.CRISocket}
-		return conn.Close()
+	w.Units[ondisk.UnitKubelet], w.KubeletLastActive, w.joinConf, w.Unregistered = "active", w.Now, conf, true
+	if throughHub {
+		return w.joinThroughHub(ctx, c, conf)
 	}
+	return w.joinDirectly(disc, conf)
+}
+
+// kubeadmWrites writes a file, through a link, and does not sync it.
+func (w *World) kubeadmWrites(path, data string) error {
+	if err := w.Effect("kubeadm writes " + path); err != nil {
+		return err
+	}
+	if t, err := os.Readlink(filepath.Join(w.Root, path)); err == nil {
+		path = t
+	}
+	w.PutUnsynced(path, data)
+	return nil
+}
+
+// kubeadmEnds is kubeadm removing its bootstrap credentials.
+func (w *World) kubeadmEnds() error {
+	if err := w.Effect("kubeadm ends"); err != nil {
+		return err
+	}
+	return os.Remove(filepath.Join(w.Root, member.BootstrapConf))
+}
+
+// joinThroughHub is a kubelet whose first requests go through yurthub.
+func (w *World) joinThroughHub(ctx context.Context, c machine.Cmd, conf string) error {
+	w.hubJoinConf = conf
+	if err := w.kubeadmEnds(); err != nil {
+		return err
+	}
+	conn, err := w.dialHub(ctx)
+	if err != nil || w.Cluster.hubTrouble(true) {
+		fmt.Fprintf(c.Output, "error: error execution phase kubelet-start: error uploading crisocket: %v\n", err)
+		return errors.New("exit status 1")
+	}
+	w.Cluster.Mu.Lock()
+	defer w.Cluster.Mu.Unlock()
+	w.Cluster.Nodes[nodeNameOf(conf)].Metadata.Annotations = map[string]string{socketAnnotation: ondisk.CRISocket}
+	return conn.Close()
+}
+
+// joinDirectly is a kubelet that gets its certificate and registers its Node.
+func (w *World) joinDirectly(disc *api.Kubeconfig, conf string) error {
 	cl, err := disc.Cluster()
 	if err != nil {
 		return err
 	}
+	name := nodeNameOf(conf)
 	dated := member.KubeletPKI + "/kubelet-client-2026-11-20-10-00-00.pem"
-	if err := write(dated, w.Cluster.Client("system:node:"+name, w.Truth().AddDate(1, 0, 0))); err != nil {
+	if err := w.kubeadmWrites(dated, w.Cluster.Client("system:node:"+name, w.ClusterTime().AddDate(1, 0, 0))); err != nil {
 		return err
 	}
 	if err := os.Symlink(dated, filepath.Join(w.Root, member.ClientCert)); err != nil {
@@ -1138,18 +786,14 @@ func (w *World) kubeadm(ctx context.Context, c machine.Cmd) error {
 	if err != nil {
 		return err
 	}
-	if err := write(ondisk.KubeletConf, string(kc)); err != nil {
+	if err := w.kubeadmWrites(ondisk.KubeletConf, string(kc)); err != nil {
 		return err
 	}
 	w.Cluster.Register(name, conf, strings.TrimSpace(w.Get("/etc/machine-id")))
-	if err := w.Effect("kubeadm ends"); err != nil {
-		return err
-	}
-	return os.Remove(filepath.Join(w.Root, member.BootstrapConf))
+	return w.kubeadmEnds()
 }
 
-// kubeletArgs are the flags of kubelet in a JoinConfiguration of either
-// version.
+// kubeletArgs returns kubelet's flags in a JoinConfiguration of either version.
 func kubeletArgs(t *testing.T, joinConf string) map[string]string {
 	var c struct {
 		APIVersion       string `yaml:"apiVersion"`
@@ -1180,9 +824,9 @@ func kubeletArgs(t *testing.T, joinConf string) map[string]string {
 	return args
 }
 
-const OwnEndpoint = "apiserver.cluster.local:6443"
+const Endpoint = "apiserver.cluster.local:6443"
 
-const OwnDev = "/dev/vda2"
+const SlotDevice = "/dev/vda2"
 
 func (w *World) SlotSite(dev string) string {
 	w.T.Helper()

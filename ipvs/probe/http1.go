@@ -44,71 +44,89 @@ func (l *Link) readHTTP1(limit int) {
 
 // readResponse reads one HTTP/1.1 response. last means that no other follows.
 func readResponse(br *bufio.Reader, limit int) (resp Event, last bool, err error) {
-	line, err := readLine(br)
+	h, err := readHeader(br)
+	resp = Event{Kind: EventResponse, Status: h.status, date: h.date}
 	if err != nil {
 		return resp, false, err
 	}
+	var body io.Reader
+	switch {
+	case h.status == 204 || h.status == 304 || h.status < 200:
+		return resp, h.last, nil
+	case h.chunked, h.length < 0:
+		// Such a body ends with its connection: read what has arrived and close it.
+		h.last = true
+		body = io.LimitReader(br, int64(max(1, br.Buffered())))
+	default:
+		body = io.LimitReader(br, h.length)
+	}
+	if resp.Body, err = readUpTo(body, limit); err != nil {
+		return resp, false, err
+	}
+	if _, err := io.Copy(io.Discard, body); err != nil {
+		return resp, false, err
+	}
+	return resp, h.last, nil
+}
+
+// header is what a probe needs of a response's status line and header fields.
+type header struct {
+	status  int
+	length  int64 // of the body; -1: not given
+	chunked bool
+	last    bool // the server closes the connection after this response
+	date    string
+}
+
+func readHeader(br *bufio.Reader) (header, error) {
+	line, err := readLine(br)
+	if err != nil {
+		return header{}, err
+	}
+	h := header{length: -1}
 	proto, rest, _ := strings.Cut(line, " ")
 	code, _, _ := strings.Cut(rest, " ")
-	resp.Kind = EventResponse
-	if resp.Status, err = strconv.Atoi(code); err != nil || !strings.HasPrefix(proto, "HTTP/1.") {
-		return resp, false, fmt.Errorf("not an HTTP response: %.40q", line)
+	if h.status, err = strconv.Atoi(code); err != nil || !strings.HasPrefix(proto, "HTTP/1.") {
+		return h, fmt.Errorf("not an HTTP response: %.40q", line)
 	}
-	last = proto == "HTTP/1.0"
-	length, chunked := int64(-1), false
+	h.last = proto == "HTTP/1.0"
 	for {
 		line, err := readLine(br)
-		if err != nil {
-			return resp, false, err
-		}
-		if line == "" {
-			break
+		if err != nil || line == "" {
+			return h, err
 		}
 		k, v, _ := strings.Cut(line, ":")
 		v = strings.TrimSpace(v)
 		switch strings.ToLower(k) {
 		case "content-length":
-			if length, err = strconv.ParseInt(v, 10, 64); err != nil || length < 0 {
-				return resp, false, fmt.Errorf("malformed Content-Length %q", v)
+			if h.length, err = strconv.ParseInt(v, 10, 64); err != nil || h.length < 0 {
+				return h, fmt.Errorf("malformed Content-Length %q", v)
 			}
 		case "transfer-encoding":
-			chunked = strings.EqualFold(v, "chunked")
+			h.chunked = strings.EqualFold(v, "chunked")
 		case "connection":
-			if strings.EqualFold(v, "close") {
-				last = true
-			}
+			h.last = h.last || strings.EqualFold(v, "close")
 		case "date":
-			resp.date = v
+			h.date = v
 		}
 	}
-	var body io.Reader
-	switch {
-	case resp.Status == 204 || resp.Status == 304 || resp.Status < 200:
-		return resp, last, nil
-	case chunked, length < 0:
-		// The end of such a body is the end of the connection for us: read
-		// what there is now and let go of the connection.
-		last = true
-		body = io.LimitReader(br, int64(max(1, br.Buffered())))
-	default:
-		body = io.LimitReader(br, length)
-	}
-	resp.Body = make([]byte, 0, 256)
-	for len(resp.Body) < limit {
-		chunk := make([]byte, min(512, limit-len(resp.Body)))
-		n, err := body.Read(chunk)
-		resp.Body = append(resp.Body, chunk[:n]...)
+}
+
+// readUpTo reads at most limit bytes, in small steps: most bodies are short.
+func readUpTo(r io.Reader, limit int) ([]byte, error) {
+	b := make([]byte, 0, 256)
+	for len(b) < limit {
+		chunk := make([]byte, min(512, limit-len(b)))
+		n, err := r.Read(chunk)
+		b = append(b, chunk[:n]...)
 		if err == io.EOF {
 			break
 		}
 		if err != nil {
-			return resp, false, err
+			return b, err
 		}
 	}
-	if _, err := io.Copy(io.Discard, body); err != nil {
-		return resp, false, err
-	}
-	return resp, last, nil
+	return b, nil
 }
 
 func readLine(br *bufio.Reader) (string, error) {

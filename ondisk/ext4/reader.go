@@ -76,29 +76,20 @@ func (r *Reader) open() error {
 	if err := r.readAt(b, superOffset); err != nil {
 		return fmt.Errorf("reading the superblock: %w", err)
 	}
-	u16 := func(at int) int64 { return int64(le.Uint16(b[at:])) }
-	u32 := func(at int) int64 { return int64(le.Uint32(b[at:])) }
-	if u16(0x38) != superMagic {
+	s := superblock(b)
+	if s.u16(0x38) != superMagic {
 		return errors.New("no ext4 superblock is there")
 	}
-	compat, incompat, ro := u32(0x5c), u32(0x60), u32(0x64)
-	if extra := incompat &^ readIncompat; extra != 0 {
-		return fmt.Errorf("it has features that this reader does not know (%#x)", extra)
+	if err := s.supported(); err != nil {
+		return err
 	}
-	if compat&compatJournal == 0 || incompat&incompatExtents == 0 || incompat&incompat64Bit == 0 ||
-		incompat&incompatFileType == 0 || incompat&incompatCsumSeed == 0 || ro&roMetadataCsum == 0 {
-		return errors.New("it lacks features that edgebake's file systems have: it was made by something else")
-	}
-	if u32(0x18) != 2 || u16(0x58) != inodeSize || u16(0xfe) != descSize || u32(0x20) != blocksPerGroup || b[0x175] != crc32cChecksum {
-		return errors.New("its blocks, groups or inodes have another size than edgebake's: it was made by something else")
-	}
-	if checksum(^uint32(0), b[:0x3fc]) != uint32(u32(0x3fc)) {
+	if checksum(^uint32(0), b[:0x3fc]) != uint32(s.u32(0x3fc)) {
 		return fmt.Errorf("superblock: %w", errChecksum)
 	}
-	r.seed = uint32(u32(0x270))
-	r.blocks = u32(0x04) | u32(0x150)<<32
-	r.inodes = u32(0x00)
-	r.inodesPerGroup = u32(0x28)
+	r.seed = uint32(s.u32(0x270))
+	r.blocks = s.u32(0x04) | s.u32(0x150)<<32
+	r.inodes = s.u32(0x00)
+	r.inodesPerGroup = s.u32(0x28)
 	groups := ceilDiv(r.blocks, blocksPerGroup)
 	if r.blocks < 1 || r.blocks > maxBlocks || r.inodesPerGroup < inodesPerBlock || r.inodesPerGroup > blocksPerGroup ||
 		r.inodesPerGroup%inodesPerBlock != 0 || r.inodes != groups*r.inodesPerGroup || r.inodes < firstInode {
@@ -107,22 +98,49 @@ func (r *Reader) open() error {
 	if err := r.readAt(make([]byte, 1), r.blocks*blockSize-1); err != nil {
 		return fmt.Errorf("it is cut short: %d bytes belong to it: %w", r.blocks*blockSize, err)
 	}
-	label, _, _ := bytes.Cut(b[0x78:0x88], []byte{0})
-	r.info = Info{
-		Label:         string(label),
-		Size:          r.blocks * blockSize,
-		FreeBytes:     (u32(0x0c) | u32(0x158)<<32) * blockSize,
-		Inodes:        r.inodes,
-		FreeInodes:    u32(0x10),
-		Created:       time.Unix(u32(0x108)|int64(b[0x276])<<32, 0),
-		NeedsRecovery: incompat&incompatRecover != 0,
-		Errors:        u16(0x3a)&stateErrors != 0,
-	}
-	copy(r.info.UUID[:], b[0x68:])
+	r.info = s.info()
 	return r.readGroups(groups)
 }
 
-// readGroups takes from the group descriptors where the inode tables are.
+// superblock is the superblock as it is stored.
+type superblock []byte
+
+func (s superblock) u16(at int) int64 { return int64(le.Uint16(s[at:])) }
+func (s superblock) u32(at int) int64 { return int64(le.Uint32(s[at:])) }
+
+// supported returns an error unless the file system has the features and sizes that
+// Write gives it.
+func (s superblock) supported() error {
+	compat, incompat, ro := s.u32(0x5c), s.u32(0x60), s.u32(0x64)
+	if extra := incompat &^ readIncompat; extra != 0 {
+		return fmt.Errorf("it has features that this reader does not know (%#x)", extra)
+	}
+	const need = incompatExtents | incompat64Bit | incompatFileType | incompatCsumSeed
+	if compat&compatJournal == 0 || incompat&need != need || ro&roMetadataCsum == 0 {
+		return errors.New("it lacks features that edgebake's file systems have: it was made by something else")
+	}
+	if s.u32(0x18) != 2 || s.u16(0x58) != inodeSize || s.u16(0xfe) != descSize || s.u32(0x20) != blocksPerGroup || s[0x175] != crc32cChecksum {
+		return errors.New("its blocks, groups or inodes have another size than edgebake's: it was made by something else")
+	}
+	return nil
+}
+
+func (s superblock) info() Info {
+	label, _, _ := bytes.Cut(s[0x78:0x88], []byte{0})
+	return Info{
+		Label:         string(label),
+		UUID:          [16]byte(s[0x68:]),
+		Size:          (s.u32(0x04) | s.u32(0x150)<<32) * blockSize,
+		FreeBytes:     (s.u32(0x0c) | s.u32(0x158)<<32) * blockSize,
+		Inodes:        s.u32(0x00),
+		FreeInodes:    s.u32(0x10),
+		Created:       time.Unix(s.u32(0x108)|int64(s[0x276])<<32, 0),
+		NeedsRecovery: s.u32(0x60)&incompatRecover != 0,
+		Errors:        s.u16(0x3a)&stateErrors != 0,
+	}
+}
+
+// readGroups reads the group descriptors for the places of the inode tables.
 func (r *Reader) readGroups(groups int64) error {
 	b := make([]byte, blockSize)
 	for group := range groups {
@@ -316,60 +334,85 @@ func (r *Reader) extents(in *rawInode) ([]extent, error) {
 	if le.Uint32(in.b[0x20:])&flagExtents == 0 {
 		return nil, fmt.Errorf("inode %d: it is mapped without extents", in.number)
 	}
-	var out []extent
-	next := int64(0) // the least logical block that may follow
-	var walk func(b []byte, room, depth int) error
-	walk = func(b []byte, room, depth int) error {
-		n := int(le.Uint16(b[2:]))
-		if le.Uint16(b) != extentMagic || n > room {
-			return errors.New("its extent tree is damaged")
-		}
-		if d := int(le.Uint16(b[6:])); depth < 0 && d <= 5 {
-			depth = d
-		} else if d != depth || n == 0 {
-			return errors.New("its extent tree is damaged")
-		}
-		for i := range n {
-			p := b[extentHeader*(i+1):]
-			logical := int64(le.Uint32(p))
-			// Strictly ascending, so that the walk ends whatever the blocks hold.
-			if logical < next {
-				return errors.New("its extents overlap")
-			}
-			if depth > 0 {
-				at := int64(le.Uint32(p[4:])) | int64(le.Uint16(p[8:]))<<32
-				node := make([]byte, blockSize)
-				if err := r.readBlock(node, at); err != nil {
-					return err
-				}
-				end := extentHeader * (1 + nodeExtents)
-				if checksum(in.seed, node[:end]) != le.Uint32(node[end:]) {
-					return fmt.Errorf("block %d of its extent tree: %w", at, errChecksum)
-				}
-				if err := walk(node, nodeExtents, depth-1); err != nil {
-					return err
-				}
-				continue
-			}
-			e := extent{logical, int64(le.Uint32(p[8:])) | int64(le.Uint16(p[6:]))<<32, int64(le.Uint16(p[4:]))}
-			written := e.n <= maxExtent
-			if !written {
-				e.n -= maxExtent
-			}
-			if e.n == 0 || e.start < 1 || e.start+e.n > r.blocks || logical+e.n > maxBlocks+1 {
-				return errors.New("an extent lies outside")
-			}
-			next = logical + e.n
-			if written {
-				out = append(out, e)
-			}
-		}
-		return nil
+	w := extentWalk{r: r, seed: in.seed}
+	root := in.b[0x28:0x64]
+	depth := int(le.Uint16(root[6:]))
+	err := errExtentTree
+	if depth <= 5 {
+		err = w.node(root, rootExtents, depth)
 	}
-	if err := walk(in.b[0x28:0x64], rootExtents, -1); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("inode %d: %w", in.number, err)
 	}
-	return out, nil
+	return w.out, nil
+}
+
+var errExtentTree = errors.New("its extent tree is damaged")
+
+// extentWalk collects the written extents of one inode.
+type extentWalk struct {
+	r    *Reader
+	seed uint32
+	next int64 // the least logical block that may follow
+	out  []extent
+}
+
+// node reads one node of the tree, which has room for that many entries, and those
+// below it.
+func (w *extentWalk) node(b []byte, room, depth int) error {
+	n := int(le.Uint16(b[2:]))
+	below := room == nodeExtents // only the root may be empty
+	if le.Uint16(b) != extentMagic || n > room || int(le.Uint16(b[6:])) != depth || below && n == 0 {
+		return errExtentTree
+	}
+	for i := range n {
+		p := b[extentHeader*(i+1):]
+		// Strictly ascending, so that the walk ends whatever the blocks hold.
+		if int64(le.Uint32(p)) < w.next {
+			return errors.New("its extents overlap")
+		}
+		var err error
+		if depth > 0 {
+			err = w.child(p, depth-1)
+		} else {
+			err = w.leaf(p)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// child reads the node that an index entry points to.
+func (w *extentWalk) child(p []byte, depth int) error {
+	at := int64(le.Uint32(p[4:])) | int64(le.Uint16(p[8:]))<<32
+	node := make([]byte, blockSize)
+	if err := w.r.readBlock(node, at); err != nil {
+		return err
+	}
+	end := extentHeader * (1 + nodeExtents)
+	if checksum(w.seed, node[:end]) != le.Uint32(node[end:]) {
+		return fmt.Errorf("block %d of its extent tree: %w", at, errChecksum)
+	}
+	return w.node(node, nodeExtents, depth)
+}
+
+// leaf adds one extent.
+func (w *extentWalk) leaf(p []byte) error {
+	e := extent{int64(le.Uint32(p)), int64(le.Uint32(p[8:])) | int64(le.Uint16(p[6:]))<<32, int64(le.Uint16(p[4:]))}
+	written := e.n <= maxExtent
+	if !written {
+		e.n -= maxExtent
+	}
+	if e.n == 0 || e.start < 1 || e.start+e.n > w.r.blocks || e.logical+e.n > maxBlocks+1 {
+		return errors.New("an extent lies outside")
+	}
+	w.next = e.logical + e.n
+	if written {
+		w.out = append(w.out, e)
+	}
+	return nil
 }
 
 // File is an open file's content.
@@ -488,26 +531,33 @@ func parseDirents(out []entry, b []byte, in *rawInode, logical int64, indexed bo
 	case le.Uint32(tail) != 0 || le.Uint16(tail[4:]) != direntTail || tail[7] != 0xde || checksum(in.seed, b[:leafRoom]) != le.Uint32(tail[8:]):
 		return nil, errChecksum
 	}
-	for at := 0; at < leafRoom; {
-		p := b[at:leafRoom]
-		if len(p) < direntHeader {
-			return nil, errors.New("an entry is cut short")
+	for rest := b[:leafRoom]; len(rest) > 0; {
+		e, size, err := parseDirent(rest)
+		if err != nil {
+			return nil, err
 		}
-		number, size, length := le.Uint32(p), int(le.Uint16(p[4:])), int(p[6])
-		if size < direntHeader || size%4 != 0 || size > len(p) || direntHeader+length > size {
-			return nil, errors.New("an entry lies outside")
-		}
-		name := string(p[direntHeader : direntHeader+length])
-		at += size
-		if number == 0 || name == "." || name == ".." {
+		rest = rest[size:]
+		if e.inode == 0 || e.name == "." || e.name == ".." {
 			continue
 		}
-		if name == "" || strings.ContainsAny(name, "/\x00") {
-			return nil, fmt.Errorf("the name %q is impossible", name)
+		if e.name == "" || strings.ContainsAny(e.name, "/\x00") {
+			return nil, fmt.Errorf("the name %q is impossible", e.name)
 		}
-		out = append(out, entry{name: name, inode: number})
+		out = append(out, e)
 	}
 	return out, nil
+}
+
+// parseDirent reads the first directory entry in b, and its size.
+func parseDirent(b []byte) (e entry, size int, err error) {
+	if len(b) < direntHeader {
+		return e, 0, errors.New("an entry is cut short")
+	}
+	size, length := int(le.Uint16(b[4:])), int(b[6])
+	if size < direntHeader || size%4 != 0 || size > len(b) || direntHeader+length > size {
+		return e, 0, errors.New("an entry lies outside")
+	}
+	return entry{name: string(b[direntHeader : direntHeader+length]), inode: le.Uint32(b)}, size, nil
 }
 
 // indexChecksumOK checks an index block's checksum.

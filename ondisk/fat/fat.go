@@ -1,16 +1,14 @@
 // Package fat writes and reads FAT file systems: FAT32 for the EFI system
 // partition, FAT16 or FAT12 for the slot that any laptop can edit.
 //
-// Write makes a whole file system in one go from tree nodes. The same nodes
-// and options give the same bytes; every file and directory is contiguous;
-// clusters are handed out in the order of the sorted paths; what holds no
-// data is not written, so that holes stay holes. All input is checked before
-// the first byte goes out.
+// Write makes a whole file system from tree nodes. The same nodes and options give the same
+// bytes. Every file and directory is contiguous, in the order of the sorted paths. Unused
+// clusters are not written, so that the file stays sparse. All input is checked before the
+// first byte is written.
 //
-// The reader is for what comes back: it reads FAT12, FAT16 and FAT32 as other
-// systems leave them (long and short names, fragmented files), believes
-// nothing it has not checked, and never loops or allocates on the word of a
-// damaged file system.
+// The reader reads FAT12, FAT16 and FAT32 as other systems write them, with long and short
+// names and fragmented files. It checks all values: a damaged file system cannot make it loop
+// or allocate memory without bounds.
 //
 // The format is described in Microsoft's "FAT: General Overview of On-Disk
 // Format", version 1.03 (fatgen103); section names in comments refer to it.
@@ -32,29 +30,29 @@ type Options struct {
 	VolumeID uint32
 	// Size of the partition in bytes.
 	Size int64
-	// SectorSize is that of the disk: 512, which 0 means too, or 4096. No
-	// system mounts a file system whose sectors are smaller than the disk's.
+	// SectorSize is that of the disk: 512 (also 0) or 4096. No system mounts a file system
+	// whose sectors are smaller than the disk's.
 	SectorSize int64
 	// Start is where the partition begins on the disk, in bytes. The boot
 	// sector repeats it (BPB_HiddSec).
 	Start int64
-	// Time stamps whatever has no time of its own.
+	// Time is the time of nodes without one.
 	Time time.Time
 }
 
 var le = binary.LittleEndian
 
 const (
-	bootSize  = 512 // what is used of the boot sector, whatever a sector has
+	bootSize  = 512 // bytes of the boot sector in use, for any sector size
 	entrySize = 32  // a directory entry
-	rootMax   = 512 // root directory entries of FAT16, as every formatter sets it
-	// dirMax is what a directory may hold at most: 65,536 entries.
+	rootMax   = 512 // entries of the root directory of FAT12 and FAT16, as usual
+	// dirMax is the largest size of a directory: 65,536 entries.
 	dirMax = 65536 * entrySize
 
-	minFAT16 = 4085  // fewer clusters than this make it a FAT12
-	minFAT32 = 65525 // fewer than this make it a FAT16
-	// margin is how far the number of clusters should be from those two, since some
-	// programs compare with slightly different limits (fatgen103 advises 16).
+	minFAT16 = 4085  // clusters; fewer are a FAT12
+	minFAT32 = 65525 // clusters; fewer are a FAT16
+	// margin is the distance from these limits that fatgen103 advises, since some programs
+	// use slightly different ones.
 	margin = 16
 
 	attrReadOnly  = 0x01
@@ -66,7 +64,7 @@ const (
 	attrLongName  = attrReadOnly | attrHidden | attrSystem | attrVolume
 )
 
-// geometry is where things are, all in sectors but for the clusters.
+// geometry is the layout of a file system, in sectors unless stated otherwise.
 type geometry struct {
 	kind       int // 12, 16 or 32
 	sectorSize int64
@@ -88,9 +86,15 @@ func (g *geometry) dataOff() int64       { return g.rootOff() + g.rootDir*g.sect
 // tableSize returns the bytes that n entries of the allocation table take.
 func (g *geometry) tableSize(n int64) int64 { return (n*int64(g.kind) + 7) / 8 }
 
-// clusterOff is where a cluster's bytes are. The first one is number 2.
+// clusterOff returns the offset of a cluster. The first one is number 2.
 func (g *geometry) clusterOff(c uint32) int64 {
 	return g.dataOff() + int64(c-2)*g.clusterSize()
+}
+
+// countClusters returns the clusters that fit behind the allocation tables and the
+// root directory.
+func (g *geometry) countClusters() int64 {
+	return (g.sectors - g.reserved - g.fats*g.fatSectors - g.rootDir) / g.perCluster
 }
 
 // layout computes the geometry of a new file system.
@@ -104,42 +108,17 @@ func layout(o Options) (*geometry, error) {
 		return nil, fmt.Errorf("a FAT file system cannot have a size of %d bytes", o.Size)
 	}
 	switch o.Type {
-	case 12:
+	case 12, 16:
 		g.reserved, g.rootDir = 1, rootMax*entrySize/sectorSize
-		for g.perCluster = max(1, 2048/sectorSize); g.sectors/g.perCluster >= minFAT16-margin && g.perCluster < 64; {
-			g.perCluster *= 2
-		}
-	case 16:
-		g.reserved, g.rootDir = 1, rootMax*entrySize/sectorSize
-		// The smallest cluster of 2 KiB or more that keeps FAT16 below its
-		// 65,524 clusters.
-		for g.perCluster = max(1, 2048/sectorSize); g.sectors/g.perCluster >= minFAT32-1 && g.perCluster < 64; {
-			g.perCluster *= 2
-		}
 	case 32:
 		g.reserved, g.root = 32, 2
-		// The table of cluster sizes in fatgen103.
-		size := int64(512)
-		switch {
-		case o.Size <= 260<<20:
-		case o.Size <= 8<<30:
-			size = 4 << 10
-		case o.Size <= 16<<30:
-			size = 8 << 10
-		default:
-			size = 16 << 10
-		}
-		g.perCluster = max(1, size/sectorSize)
 	default:
 		return nil, fmt.Errorf("FAT%d cannot be written, only FAT12, FAT16 and FAT32", o.Type)
 	}
-	count := func() int64 {
-		return (g.sectors - g.reserved - g.fats*g.fatSectors - g.rootDir) / g.perCluster
-	}
-	// The table must have an entry for each cluster that the table leaves
-	// room for: grow it until it has.
+	g.perCluster = perCluster(o.Type, o.Size, sectorSize)
+	// The tables leave room for clusters, each of which needs an entry in them.
 	for {
-		need := (g.tableSize(count()+2) + sectorSize - 1) / sectorSize
+		need := (g.tableSize(g.countClusters()+2) + sectorSize - 1) / sectorSize
 		if need <= g.fatSectors {
 			break
 		}
@@ -150,7 +129,7 @@ func layout(o Options) (*geometry, error) {
 	if rem := (g.dataOff() / sectorSize) % align; rem != 0 {
 		g.reserved += align - rem
 	}
-	g.clusters = count()
+	g.clusters = g.countClusters()
 	switch {
 	case g.clusters < 1,
 		o.Type == 16 && g.clusters < minFAT16,
@@ -163,8 +142,36 @@ func layout(o Options) (*geometry, error) {
 	return g, nil
 }
 
-// dosTime encodes a time as FAT's date and time of day, in UTC, clamped to
-// what the format can say: 1980 to 2107, even seconds.
+// perCluster returns the sectors of a cluster of a new file system: for FAT12 and FAT16
+// the smallest cluster of 2 KiB or more with which it has few enough of them, for FAT32
+// what the table in fatgen103 says.
+func perCluster(kind int, size, sectorSize int64) int64 {
+	if kind == 32 {
+		cluster := int64(512)
+		switch {
+		case size <= 260<<20:
+		case size <= 8<<30:
+			cluster = 4 << 10
+		case size <= 16<<30:
+			cluster = 8 << 10
+		default:
+			cluster = 16 << 10
+		}
+		return max(1, cluster/sectorSize)
+	}
+	limit := int64(minFAT32 - 1)
+	if kind == 12 {
+		limit = minFAT16 - margin
+	}
+	n := max(1, 2048/sectorSize)
+	for size/sectorSize/n >= limit && n < 64 {
+		n *= 2
+	}
+	return n
+}
+
+// dosTime encodes a time as FAT's date and time of day, in UTC, clamped to the range of the
+// format: 1980 to 2107, even seconds.
 func dosTime(t time.Time) (date, clock uint16) {
 	t = t.UTC()
 	switch {

@@ -19,7 +19,7 @@ var ErrNotFAT = errors.New("no FAT file system")
 type Reader struct {
 	r io.ReaderAt
 	g geometry
-	// page is the part of the allocation table read last.
+	// page is a cached part of the allocation table.
 	page    []byte
 	pageOff int64
 }
@@ -39,8 +39,7 @@ func (e Entry) Name() string { return path.Base(e.Path) }
 // Extent is a run of a file's bytes in the partition.
 type Extent struct{ Off, Len int64 }
 
-// Open reads the boot sector. Nothing else of the file system needs to be
-// sound yet.
+// Open reads the boot sector, and checks nothing else of the file system.
 func Open(r io.ReaderAt) (*Reader, error) {
 	b := make([]byte, bootSize)
 	if _, err := r.ReadAt(b, 0); err != nil {
@@ -52,6 +51,16 @@ func Open(r io.ReaderAt) (*Reader, error) {
 	if string(b[3:7]) == "NTFS" {
 		return nil, fmt.Errorf("%w: it is NTFS; format it as FAT32 (MS-DOS)", ErrNotFAT)
 	}
+	g, err := parseBootSector(b)
+	if err != nil {
+		return nil, err
+	}
+	return &Reader{r: r, g: g}, nil
+}
+
+// parseBootSector reads the geometry ("BIOS Parameter Block") and checks that its
+// parts agree.
+func parseBootSector(b []byte) (geometry, error) {
 	g := geometry{
 		sectorSize: int64(le.Uint16(b[11:])),
 		perCluster: int64(b[13]),
@@ -68,30 +77,34 @@ func Open(r io.ReaderAt) (*Reader, error) {
 		g.fatSectors = int64(le.Uint32(b[36:]))
 		g.root = le.Uint32(b[44:])
 	}
-	power2 := func(n int64) bool { return n > 0 && n&(n-1) == 0 }
-	if b[510] != 0x55 || b[511] != 0xaa || !power2(g.sectorSize) || g.sectorSize < 512 || g.sectorSize > 4096 ||
-		!power2(g.perCluster) || g.reserved == 0 || g.fats == 0 || g.fats > 4 || g.fatSectors == 0 {
-		return nil, ErrNotFAT
+	if b[510] != 0x55 || b[511] != 0xaa || !g.plausible() {
+		return g, ErrNotFAT
 	}
 	rootBytes := int64(le.Uint16(b[17:])) * entrySize
 	g.rootDir = (rootBytes + g.sectorSize - 1) / g.sectorSize
-	g.clusters = (g.sectors - g.reserved - g.fats*g.fatSectors - g.rootDir) / g.perCluster
-	// The number of clusters alone tells the types apart ("FAT Type
+	g.clusters = g.countClusters()
+	// Only the number of clusters distinguishes FAT12 from FAT16 ("FAT Type
 	// Determination").
-	bits := int64(0)
 	switch {
 	case fat32:
-		g.kind, bits = 32, 32
+		g.kind = 32
 	case g.clusters < minFAT16:
-		g.kind, bits = 12, 12
+		g.kind = 12
 	default:
-		g.kind, bits = 16, 16
+		g.kind = 16
 	}
 	if g.clusters < 1 || g.clusters >= 1<<28-16 || g.kind == 16 && g.clusters >= minFAT32 ||
-		(g.clusters+2)*bits > g.fatSectors*g.sectorSize*8 || !fat32 && rootBytes == 0 {
-		return nil, fmt.Errorf("%w: the boot sector contradicts itself", ErrNotFAT)
+		g.tableSize(g.clusters+2) > g.fatSectors*g.sectorSize || !fat32 && rootBytes == 0 {
+		return g, fmt.Errorf("%w: the boot sector contradicts itself", ErrNotFAT)
 	}
-	return &Reader{r: r, g: g}, nil
+	return g, nil
+}
+
+// plausible reports whether each value of the boot sector is one that FAT allows.
+func (g *geometry) plausible() bool {
+	power2 := func(n int64) bool { return n > 0 && n&(n-1) == 0 }
+	return power2(g.sectorSize) && g.sectorSize >= 512 && g.sectorSize <= 4096 &&
+		power2(g.perCluster) && g.reserved > 0 && g.fats > 0 && g.fats <= 4 && g.fatSectors > 0
 }
 
 // Type is 12, 16 or 32.
@@ -128,7 +141,7 @@ func (r *Reader) Free() (int64, error) {
 	return n * r.g.clusterSize(), nil
 }
 
-// EachFree calls fn with each free cluster: its place and length.
+// EachFree calls fn with each free cluster.
 func (r *Reader) EachFree(fn func(Extent) error) error {
 	for c := int64(2); c < r.g.clusters+2; c++ {
 		v, err := r.next(uint32(c))
@@ -173,7 +186,7 @@ func (r *Reader) next(c uint32) (uint32, error) {
 	return le.Uint32(b) & 0x0fffffff, nil
 }
 
-// maxRun is the longest run of clusters that follow hands over at once.
+// maxRun bounds a run that follow passes to fn, in bytes.
 const maxRun = 1 << 20
 
 // follow calls fn with each run of clusters of a chain, until fn returns
@@ -184,12 +197,12 @@ func (r *Reader) follow(first uint32, size int64, fn func(Extent) (bool, error))
 		left = dirMax
 	}
 	var run Extent
-	// Brent's way to find a loop: the chain comes back to a cluster that was
-	// noted at a power of two.
+	// Brent's algorithm finds loops: the chain returns to a cluster that was noted after a
+	// power of two steps.
 	noted, next := uint32(0), int64(1)
 	for c, steps := first, int64(0); left > 0; steps++ {
 		if c < 2 || int64(c) >= r.g.clusters+2 {
-			// Beyond the last cluster stand the marks for "end" and "bad".
+			// Numbers above the last cluster mean "end" or "bad".
 			if size < 0 && steps > 0 && int64(c) >= r.g.clusters+2 {
 				break
 			}
@@ -263,16 +276,16 @@ type scanner struct {
 	fn    func(raw []byte, e Entry) bool
 	long  longName
 	parts int    // of long names since the last short one
-	name  string // of the entry as it stands there
-	// odd, where set, is told of what fn is not, and ends the reading with false.
+	name  string // of the entry as it is stored
+	// odd, if set, is called for entries that are not passed to fn; false ends the scan.
 	odd func(name, what string) bool
 	buf [4096]byte
 }
 
-// passOver tells of what fn is not told of, and reports whether there may be more.
+// passOver reports an ignored entry to odd, and returns false to end the scan.
 func (s *scanner) passOver(name, what string) bool { return s.odd == nil || s.odd(name, what) }
 
-// run reads the entries in x, and reports whether there may be more.
+// run reads the entries in x. The result is false after the last one.
 func (s *scanner) run(x Extent) (bool, error) {
 	for x.Len > 0 {
 		b := s.buf[:min(int64(len(s.buf)), x.Len)]
@@ -290,7 +303,7 @@ func (s *scanner) run(x Extent) (bool, error) {
 	return true, nil
 }
 
-// entry takes one entry, and reports whether there may be more.
+// entry handles one entry. The result is false after the last one.
 func (s *scanner) entry(raw []byte) bool {
 	switch {
 	case raw[0] == 0: // nothing was ever used from here on
@@ -337,10 +350,10 @@ func (s *scanner) entry(raw []byte) bool {
 	return s.fn(raw, e)
 }
 
-// longName gathers the parts of a long name, which come last part first.
+// longName collects the parts of a long name, which are stored in reverse order.
 type longName struct {
 	chars []uint16
-	want  int // the part that must come next; 0: the short entry
+	want  int // number of the next part; 0: the short entry
 	sum   byte
 	ok    bool
 }
@@ -363,8 +376,7 @@ func (l *longName) add(raw []byte) {
 	l.want--
 }
 
-// take returns the gathered name if it belongs to the short one, and starts
-// over.
+// take returns the long name if it belongs to the short one, and resets l.
 func (l *longName) take(s shortName) string {
 	defer func() { *l = longName{} }()
 	if !l.ok || l.want != 0 || l.sum != s.checksum() {
@@ -379,8 +391,8 @@ func (l *longName) take(s shortName) string {
 	return string(utf16.Decode(l.chars))
 }
 
-// decodeShort makes a name out of a short entry. Windows NT and its followers
-// keep the case of all-lower-case names in two bits.
+// decodeShort returns the name of a short entry. Two bits, from Windows NT, mark a base or
+// extension in lower case.
 func decodeShort(raw []byte) string {
 	part := func(b []byte, lower bool) string {
 		s := make([]rune, 0, 8)
@@ -440,7 +452,7 @@ func (r *Reader) readDir(d Entry) ([]Entry, error) {
 	return out, err
 }
 
-// Stat finds a file. As FAT does, it takes no notice of case.
+// Stat finds a file. It ignores case, as FAT does.
 func (r *Reader) Stat(name string) (Entry, error) {
 	at := r.Top()
 	if name == "." {
@@ -469,8 +481,7 @@ func (r *Reader) Stat(name string) (Entry, error) {
 	return at, nil
 }
 
-// Extents says where in the partition the bytes of a file or a directory are, in
-// order.
+// Extents returns the places of a file's or directory's bytes in the partition, in order.
 func (r *Reader) Extents(name string) ([]Extent, error) {
 	e, err := r.Stat(name)
 	if err != nil {
@@ -503,13 +514,12 @@ func (r *Reader) each(e Entry, fn func(Extent) (bool, error)) error {
 	return nil
 }
 
-// Follow reads a file's chain of clusters, and none of its bytes.
+// Follow checks a file's chain of clusters, and reads none of its bytes.
 func (r *Reader) Follow(e Entry) error {
 	return r.each(e, func(Extent) (bool, error) { return true, nil })
 }
 
-// ReadFile reads a whole file. Whoever has its Entry takes Read, which does
-// not look through its directories again.
+// ReadFile reads a whole file by its path. Read does not search its directories again.
 func (r *Reader) ReadFile(name string) ([]byte, error) {
 	e, err := r.Stat(name)
 	if err != nil {
@@ -518,8 +528,8 @@ func (r *Reader) ReadFile(name string) ([]byte, error) {
 	return r.Read(e)
 }
 
-// MaxRead is the most that Read and ReadFile read: kernels and initrds fit, and
-// an image from anywhere cannot take all memory.
+// MaxRead is the largest file that Read and ReadFile read, in bytes. Kernels and initrds
+// fit.
 const MaxRead = 512 << 20
 
 // Read reads a whole file.
@@ -530,15 +540,13 @@ func (r *Reader) Read(e Entry) ([]byte, error) {
 	return r.read(e, maxRun, nil)
 }
 
-// ReadWhile reads a file in blocks up to the first for which more is false; that
-// one is the last that it returns.
+// ReadWhile reads a file in blocks, up to and including the first for which more is false.
 func (r *Reader) ReadWhile(e Entry, block int64, more func([]byte) bool) ([]byte, error) {
 	return r.read(e, block, more)
 }
 
 func (r *Reader) read(e Entry, block int64, more func([]byte) bool) ([]byte, error) {
-	// Grown by what is there, not by what the entry says: a damaged entry
-	// may claim 4 GiB.
+	// Grown as it is read: a damaged entry may claim 4 GiB.
 	var out []byte
 	err := r.each(e, func(x Extent) (bool, error) {
 		for x.Len > 0 {
@@ -562,11 +570,11 @@ func (r *Reader) read(e Entry, block int64, more func([]byte) bool) ([]byte, err
 	return out, nil
 }
 
-// maxDepth of directories that Walk goes down to. Nobody has more; a damaged
-// file system, where a directory holds itself, has.
+// maxDepth bounds the depth of Walk: in a damaged file system a directory may contain
+// itself.
 const maxDepth = 64
 
-// Walk calls fn for every file and directory but the top one, parents first.
+// Walk calls fn for every file and directory except the top, parents first.
 func (r *Reader) Walk(fn func(Entry) error) error {
 	var walk func(d Entry, depth int) error
 	seen := map[uint32]bool{}
@@ -594,7 +602,7 @@ func (r *Reader) Walk(fn func(Entry) error) error {
 	return walk(r.Top(), 0)
 }
 
-// noEOF turns the end of the file into the complaint that it came too early.
+// noEOF turns io.EOF into io.ErrUnexpectedEOF.
 func noEOF(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF

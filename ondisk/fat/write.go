@@ -13,11 +13,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// file is a node on its way into the file system.
+// file is a node that is written.
 type file struct {
 	name    string
 	path    string
-	inode   *tree.Inode // nil for the root and for parents nobody listed
+	inode   *tree.Inode // nil for a directory that is not listed
 	dir     bool
 	parent  *file
 	kids    []*file
@@ -29,9 +29,9 @@ type file struct {
 	n       uint32 // clusters
 }
 
-// Write makes a file system of the nodes. w is the partition and must be all
-// zero. Owners, permissions and extended attributes have no place on FAT and
-// are left out; symbolic links, devices and the like are errors.
+// Write writes a file system with the nodes. w is the partition and must be all zero. FAT
+// has no owners, permissions and extended attributes: they are ignored. Symbolic links,
+// devices and the like are errors.
 func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error {
 	if err := write(w, nodes, blobs, o); err != nil {
 		return fmt.Errorf("writing FAT%d file system %q: %w", o.Type, o.Label, err)
@@ -39,7 +39,7 @@ func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error 
 	return nil
 }
 
-// Fits reports why Write would reject the nodes, without writing.
+// Fits returns the error of Write, but writes nothing.
 func Fits(nodes []tree.Node, o Options) error {
 	if _, _, _, err := prepare(nodes, o); err != nil {
 		return fmt.Errorf("laying out FAT%d file system %q: %w", o.Type, o.Label, err)
@@ -47,15 +47,15 @@ func Fits(nodes []tree.Node, o Options) error {
 	return nil
 }
 
-// Acceptable returns those of the nodes whose names and kinds Write accepts, in the
-// order of their paths. Of two that are the same name to FAT it is the first.
+// Acceptable returns the nodes that Write accepts, by name and type, sorted by path. Of two
+// with the same name in FAT it returns the first.
 func Acceptable(nodes []tree.Node) []tree.Node {
 	_, accepted, _ := gather(nodes)
 	return accepted
 }
 
-// prepare checks everything and gives every file its clusters. It returns
-// the files in the order of their clusters and the first cluster left free.
+// prepare checks the input and allocates clusters. It returns the files in the order of
+// their clusters, and the first free cluster.
 func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
 	if len(o.Label) > 11 || strings.ContainsFunc(o.Label, func(c rune) bool {
 		return c > 127 || c != ' ' && !strings.ContainsRune(shortChars, c)
@@ -77,8 +77,8 @@ func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
 	return g, order, next, err
 }
 
-// gather makes the tree of files out of the list of nodes, and returns the nodes
-// that are in it. It reports everything that FAT cannot hold, at once.
+// gather makes the tree of files from the nodes, and returns the nodes in it. The error
+// lists everything that FAT cannot store.
 func gather(nodes []tree.Node) (root *file, accepted []tree.Node, err error) {
 	g := gatherer{root: &file{path: ".", dir: true, byName: map[string]*file{}}, bad: map[string]bool{}}
 	sorted := slices.Clone(nodes)
@@ -93,7 +93,7 @@ func gather(nodes []tree.Node) (root *file, accepted []tree.Node, err error) {
 		if err == nil {
 			up := g.parent(path.Dir(n.Path))
 			if up == nil {
-				continue // it is noted
+				continue // the error is recorded
 			}
 			err = up.enter(n)
 		}
@@ -109,7 +109,7 @@ func gather(nodes []tree.Node) (root *file, accepted []tree.Node, err error) {
 	return g.root, accepted, errors.Join(g.errs...)
 }
 
-// checkNode says why FAT cannot hold a node.
+// checkNode returns why FAT cannot store a node.
 func checkNode(n tree.Node) error {
 	switch {
 	case !fs.ValidPath(n.Path):
@@ -129,11 +129,11 @@ func checkNode(n tree.Node) error {
 	return nil
 }
 
-// gatherer is a tree of files in the making.
+// gatherer builds the tree of files.
 type gatherer struct {
 	root *file
 	errs []error
-	bad  map[string]bool // the paths that errs is about
+	bad  map[string]bool // paths with an error in errs
 }
 
 func (g *gatherer) reject(p string, err error) {
@@ -141,8 +141,8 @@ func (g *gatherer) reject(p string, err error) {
 	g.errs = append(g.errs, fmt.Errorf("%s: %w", p, err))
 }
 
-// parent finds the directory p, made up where nobody listed it; nil, with the
-// error noted once, where p is a file or cannot have its name.
+// parent returns the directory p, adding it if it is not listed. If p is a file or has an
+// invalid name, it records the error once and returns nil.
 func (g *gatherer) parent(p string) *file {
 	if p == "." {
 		return g.root
@@ -170,7 +170,7 @@ func (g *gatherer) parent(p string) *file {
 	return up.add(&file{name: name, path: p, dir: true})
 }
 
-// enter takes a node into its directory.
+// enter adds a node to its directory.
 func (d *file) enter(n tree.Node) error {
 	name := path.Base(n.Path)
 	other, ok := d.byName[foldName(name)]
@@ -178,14 +178,14 @@ func (d *file) enter(n tree.Node) error {
 	case !ok:
 		d.add(&file{name: name, path: n.Path, inode: n.Inode, dir: n.IsDir()})
 	case n.IsDir() && other.dir && other.inode == nil && other.name == name:
-		other.inode = n.Inode // it was made up
+		other.inode = n.Inode // parent had added it
 	default:
 		return fmt.Errorf("and %s are the same name to FAT", other.path)
 	}
 	return nil
 }
 
-// add enters a file into a directory.
+// add adds a file to a directory.
 func (d *file) add(f *file) *file {
 	f.parent = d
 	if f.dir {
@@ -221,7 +221,7 @@ func count(d *file) error {
 	return errors.Join(errs...)
 }
 
-// allocate hands out clusters: a directory, then what is in it.
+// allocate allocates clusters: a directory first, then its files.
 func allocate(g *geometry, root *file) (order []*file, next uint32, err error) {
 	used := int64(0)
 	take := func(f *file, size int64) {
@@ -284,7 +284,7 @@ func write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error 
 	}
 	boot := bootSector(g, o)
 	if g.kind == 32 {
-		// The copies in sectors 6 and 7 are what repair tools look for.
+		// Repair tools use the copies in sectors 6 and 7.
 		info := fsInfo(g, next)
 		for _, at := range []int64{0, 6} {
 			if _, err := w.WriteAt(info, (at+1)*g.sectorSize); err != nil {
@@ -295,7 +295,7 @@ func write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error 
 			return fmt.Errorf("writing the boot sector's copy: %w", err)
 		}
 	}
-	// Last, so that a write that failed half-way is not a file system.
+	// Last, so that an incomplete write is no file system.
 	if _, err := w.WriteAt(boot, 0); err != nil {
 		return fmt.Errorf("writing the boot sector: %w", err)
 	}
@@ -334,7 +334,7 @@ func directory(d *file, o Options) []byte {
 		put(labelName(o.Label), attrVolume, d, 0)
 	} else {
 		put(shortName([]byte(".          ")), attrDirectory, d, d.first)
-		// ".." of a directory at the top says 0, on FAT32 too.
+		// ".." in a directory of the root is 0, also on FAT32.
 		up := d.parent.first
 		if d.parent.parent == nil {
 			up = 0
@@ -354,7 +354,7 @@ func directory(d *file, o Options) []byte {
 	return b
 }
 
-// chains renders the allocation table as far as it is used.
+// chains returns the used part of the allocation table.
 func chains(g *geometry, order []*file, next uint32) []byte {
 	b := make([]byte, (g.tableSize(int64(next))+g.sectorSize-1)/g.sectorSize*g.sectorSize)
 	set := func(c, v uint32) {
@@ -394,7 +394,7 @@ func labelName(label string) shortName {
 
 func bootSector(g *geometry, o Options) []byte {
 	b := make([]byte, bootSize)
-	ext := 36 // where the fields that all types have begin
+	ext := 36 // offset of the fields that all types have
 	copy(b, []byte{0xeb, 0x3c, 0x90})
 	if g.kind == 32 {
 		ext, b[1] = 64, 0x58
@@ -427,7 +427,7 @@ func bootSector(g *geometry, o Options) []byte {
 	label := labelName(o.Label)
 	copy(b[ext+7:], label[:])
 	copy(b[ext+18:], fmt.Sprintf("FAT%d   ", g.kind))
-	// Firmware that runs this code after all stops here.
+	// If firmware runs this code, it halts.
 	copy(b[ext+26:], []byte{0xf4, 0xeb, 0xfd})
 	b[510], b[511] = 0x55, 0xaa
 	return b
@@ -447,8 +447,8 @@ func fsInfo(g *geometry, next uint32) []byte {
 	return b
 }
 
-// copier writes contents. It keeps the last blob open, because neighbours in
-// a tree mostly come out of the same one.
+// copier writes contents. It keeps the last blob open: neighbours in a tree are mostly from
+// the same one.
 type copier struct {
 	blobs tree.Blobs
 	buf   []byte

@@ -9,9 +9,8 @@ import (
 	"syscall"
 )
 
-// MakeDir makes a directory for outputs, and those above it, unless they are
-// there. undo removes those that it made and that are empty: called in any case
-// when the work is done, it leaves nothing of work that failed.
+// MakeDir creates a directory for outputs, with its parents. undo removes the new ones that
+// are still empty: defer it, so that failed work leaves none.
 func MakeDir(dir string, perm fs.FileMode) (undo func(), err error) {
 	dir = filepath.Clean(dir)
 	var missing, made []string

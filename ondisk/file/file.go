@@ -1,6 +1,6 @@
-// Package file replaces files atomically, so that a power cut leaves the old
-// contents or the new, and computes the SHA-256 of contents. Code that runs as
-// root on a node beside other users uses firstboot/beneath instead.
+// Package file replaces files atomically, so that a power cut leaves the old contents or the
+// new, and computes SHA-256 digests. Code that runs as root in directories of other users must
+// use firstboot/beneath instead.
 package file
 
 import (
@@ -17,8 +17,7 @@ import (
 	"syscall"
 )
 
-// Replace writes a file of its owner's alone, whole or not at all, and on disk
-// before it returns.
+// Replace writes a file that only its owner can read, whole or not at all, and syncs it.
 func Replace(path string, data []byte) error {
 	if err := replace(path, data, true); err != nil {
 		return err
@@ -26,15 +25,14 @@ func Replace(path string, data []byte) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// unfinished is how the names of files begin that are being written.
+// unfinished is the prefix of files that are being written.
 const unfinished = ".new-"
 
-// Unfinished reports whether a name is that of a file that Replace or Swap was
-// writing when it was ended: what is there by that name was never complete, and
-// may be a secret.
+// Unfinished reports whether a name is that of an incomplete file of Replace or Swap, which
+// may contain part of a secret.
 func Unfinished(name string) bool { return strings.HasPrefix(name, unfinished) }
 
-// Swap is Replace for what need not outlast a power cut.
+// Swap is Replace without the sync.
 func Swap(path string, data []byte) error { return replace(path, data, false) }
 
 func replace(path string, data []byte, sync bool) error {
@@ -65,9 +63,8 @@ func replace(path string, data []byte, sync bool) error {
 	return nil
 }
 
-// SyncDir makes new names in a directory outlast a power cut, where its file
-// system can, and its permissions let us ask for it: one may be written to and
-// not read.
+// SyncDir syncs the names in a directory, if the file system supports it and the directory
+// can be opened for reading.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if errors.Is(err, fs.ErrPermission) {
@@ -83,7 +80,7 @@ func SyncDir(dir string) error {
 	return errors.Join(err, d.Close())
 }
 
-// SHA256 is a file's, in hex.
+// SHA256 returns the digest of a file, in hex.
 func SHA256(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -5,12 +5,12 @@ import (
 	"os"
 )
 
-// ErrOpen says that a program has a file open.
+// ErrOpen means that another program has the file open.
 var ErrOpen = errors.New("another program has it open, and would read what is written to it: close that first")
 
-// Hide makes an open file one that only its owner may read, before secrets get
-// into it. Who has it open already, from when others might read it, would read
-// them too: that is ErrOpen, as far as the file system tells.
+// Hide removes others' access to an open file before a secret is written to it. If another
+// program has opened the file already, the error is ErrOpen, as far as the file system can
+// tell.
 func Hide(f *os.File) error {
 	st, err := f.Stat()
 	if err != nil {

@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// telling are the file systems that know of everybody who has a file open. Those
-// of a network refuse a lease for reasons of their own.
+// telling lists the file systems that know all programs that have a file open. Network file
+// systems refuse leases for other reasons.
 var telling = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC}
 
-// isOpenElsewhere asks for a lease to write, which the kernel grants only where
-// nobody else has the file open, and only to its owner.
+// isOpenElsewhere requests a write lease, which the kernel grants to the owner if nobody else
+// has the file open.
 func isOpenElsewhere(f *os.File) bool {
 	var st unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &st) != nil || !slices.Contains(telling, int64(st.Type)) {

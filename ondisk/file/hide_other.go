@@ -4,5 +4,5 @@ package file
 
 import "os"
 
-// isOpenElsewhere cannot tell here.
+// isOpenElsewhere always returns false: only Linux can tell.
 func isOpenElsewhere(*os.File) bool { return false }

@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrLocked says that another program has a file locked.
+// ErrLocked means that another program has locked the file.
 var ErrLocked = errors.New("another program has it locked")
 
-// Lock takes a file for as long as it is open, alone or with others that share
-// it. It does not wait: ErrLocked. Any other error says what to do.
+// Lock locks a file until it is closed, exclusively or shared. It does not wait: the error is
+// ErrLocked.
 func Lock(f *os.File, exclusive bool) error {
 	how := unix.LOCK_SH
 	if exclusive {

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Output is a file that appears under its name only when it is complete.
-// Until Commit it has no name at all where the system can do that, so that
-// even a kill leaves nothing; elsewhere it is a hidden temporary file.
+// Output is a file that gets its name only when it is complete. Until Commit it has no name
+// if the system supports that, so that even a kill leaves nothing; otherwise it is a hidden
+// temporary file.
 type Output struct {
 	*os.File
 	path  string
@@ -24,13 +24,13 @@ type Output struct {
 	begun int64
 }
 
-// Create opens an output. A file that is there already is an error, now and
-// in Commit, unless force says to replace it.
+// Create opens an output. An existing file is an error, here and in Commit, unless force is
+// set.
 func Create(path string, perm fs.FileMode, force bool) (*Output, error) {
 	return create(path, perm, force, openNameless)
 }
 
-// free checks that a file may get that name.
+// free returns an error if no file may get that name.
 func free(path string, force bool) error {
 	st, err := os.Stat(path)
 	switch {
@@ -46,8 +46,8 @@ func free(path string, force bool) error {
 	return nil
 }
 
-// Continue opens an output that an earlier run has begun and kept, or begins
-// it. What is in it is whatever that run, or a power cut, has left.
+// Continue opens an output that an earlier run kept, or creates it. After a power cut its
+// contents may be anything.
 func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 	if err := free(path, force); err != nil {
 		return nil, err
@@ -86,8 +86,8 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 	}
 }
 
-// openOwn opens a file that an earlier run has left. One of another user is
-// rejected: he could change it after it was verified, under its new name too.
+// openOwn opens a file of an earlier run. One of another user is rejected, who could change it
+// after it was verified.
 func openOwn(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -109,10 +109,10 @@ func openOwn(name string) (*os.File, error) {
 	return f, nil
 }
 
-// Keep closes an output that Continue goes on with.
+// Keep closes an output for a later Continue.
 func (o *Output) Keep() error { return o.File.Close() }
 
-// Temp is the name that an output of Continue has until Commit.
+// Temp returns the name of a Continue output before Commit.
 func (o *Output) Temp() string { return o.temp }
 
 func create(path string, perm fs.FileMode, force bool, nameless func(dir string, perm fs.FileMode) (*os.File, error)) (*Output, error) {
@@ -135,8 +135,7 @@ func create(path string, perm fs.FileMode, force bool, nameless func(dir string,
 	return o, nil
 }
 
-// tempName finds a temporary name for which try does not say that it exists,
-// and keeps it.
+// tempName chooses a temporary name for which try does not return fs.ErrExist.
 func (o *Output) tempName(try func(name string) error) error {
 	for i := 0; ; i++ {
 		name := filepath.Join(filepath.Dir(o.path), fmt.Sprintf(".%s.%d-%d.tmp", filepath.Base(o.path), os.Getpid(), i))
@@ -150,8 +149,8 @@ func (o *Output) tempName(try func(name string) error) error {
 	}
 }
 
-// Commit gives the file its name, once its bytes are on the disk: after a power
-// cut the name stands for the whole file, or for what it stood for before.
+// Commit syncs the file and gives it its name. After a power cut the name refers to the whole
+// file, or to what it was before.
 func (o *Output) Commit() error {
 	err := o.sync()
 	if err == nil {
@@ -170,8 +169,7 @@ func (o *Output) Commit() error {
 	return o.File.Close()
 }
 
-// WriteBehind says that the file is complete up to there. What comes slowly can
-// be stored meanwhile: otherwise Commit waits for much of it.
+// WriteBehind starts to store the file up to the offset, so that Commit has to wait for less.
 func (o *Output) WriteBehind(to int64) {
 	const step = 16 << 20
 	if to-o.begun >= step {
@@ -210,15 +208,15 @@ func (o *Output) commit() error {
 	return os.Rename(o.temp, o.path)
 }
 
-// Discard drops the file. After Commit it does nothing.
+// Discard removes the file. After Commit it does nothing.
 func (o *Output) Discard() {
 	if o.File.Close() == nil && o.temp != "" {
 		os.Remove(o.temp)
 	}
 }
 
-// Explain adds to an error of writing below dir what a person can do about it. The path
-// in the error goes: it may be a temporary one, and the caller names the file.
+// Explain adds the fix to an error of writing in dir. It removes the path in the error, which
+// may be a temporary one; the caller names the file.
 func Explain(err error, dir string) error {
 	switch e := err.(type) {
 	case *fs.PathError:
@@ -235,8 +233,7 @@ func Explain(err error, dir string) error {
 	return err
 }
 
-// explainOpen does the same for an error of making a file in dir. The
-// temporary name that was tried is nothing to the person.
+// explainOpen is Explain for an error of creating a file in dir.
 func explainOpen(err error, dir string) error {
 	if e := (*fs.PathError)(nil); errors.As(err, &e) {
 		err = e.Err
@@ -250,7 +247,7 @@ func explainOpen(err error, dir string) error {
 	return Explain(err, dir)
 }
 
-// MakeDirectory is MakeDir for what everybody may read.
+// MakeDirectory is MakeDir for a directory that everybody may read.
 func MakeDirectory(dir string) (undo func(), err error) {
 	undo, err = MakeDir(dir, 0o777)
 	switch {
@@ -262,7 +259,7 @@ func MakeDirectory(dir string) (undo func(), err error) {
 	return nil, fmt.Errorf("making directory %s: %w", dir, explainOpen(err, filepath.Dir(filepath.Clean(dir))))
 }
 
-// Writable tells, before long work begins, whether a file can be made in dir.
+// Writable returns, before long work begins, why no file can be created in dir.
 func Writable(dir string) error {
 	f, err := os.CreateTemp(dir, ".edgebake-*")
 	if err != nil {
@@ -271,7 +268,8 @@ func Writable(dir string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// CheckSpace says early that n bytes, which are what ("the image"), will not fit.
+// CheckSpace returns, before long work begins, an error if n bytes do not fit; what names
+// them ("the image").
 func CheckSpace(dir string, n int64, what string) error {
 	var st unix.Statfs_t
 	if unix.Statfs(dir, &st) != nil {

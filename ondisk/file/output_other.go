@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// openNameless is Linux's alone.
+// openNameless is supported only on Linux.
 func openNameless(string, fs.FileMode) (*os.File, error) { return nil, errors.ErrUnsupported }
 
 func nameIt(*os.File, string) error { return errors.ErrUnsupported }

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 )
 
-// Same reports whether two names, with links or without, are of one existing file.
+// Same reports whether two names, after symbolic links, are the same existing file.
 func Same(a, b string) bool {
 	x, err := os.Stat(a)
 	if err != nil {
@@ -16,9 +16,8 @@ func Same(a, b string) bool {
 	return err == nil && os.SameFile(x, y)
 }
 
-// NotInput rejects an output, named by a flag, that is or will be the same file as one
-// that the command reads or writes besides: that file would be lost. An empty name is no
-// file.
+// NotInput returns an error if an output, named by a flag, is the same file as another file
+// of the command, which would be lost. Empty names are ignored.
 func NotInput(flag, output, what, name string) error {
 	if name != "" && (Same(output, name) || withoutLinks(output) == withoutLinks(name)) {
 		return fmt.Errorf("%s %s: it is %s: name another file", flag, output, what)
@@ -26,7 +25,7 @@ func NotInput(flag, output, what, name string) error {
 	return nil
 }
 
-// withoutLinks resolves the links in the name of a file that may not exist yet.
+// withoutLinks resolves symbolic links in the name of a file that may not exist.
 func withoutLinks(path string) string {
 	abs, err := filepath.Abs(path)
 	if err != nil {

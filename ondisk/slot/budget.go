@@ -9,24 +9,23 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// What a slot may hold, for whoever writes one and for whoever reads one. A USB
-// stick has room for more; nobody has a use for it.
+// Limits of a slot, for writing and reading. A USB stick has room for more, which nobody
+// needs.
 const (
-	// maxFiles is what the Site's files may have together, in bytes.
+	// maxFiles bounds the Site's files together, in bytes.
 	maxFiles = ondisk.SlotRoom
 	// maxSite, maxInventory and maxInfo bound the documents that are parsed.
 	maxSite      = 256 << 10
 	maxInventory = 4 << 20
 	maxInfo      = 64 << 10
 	maxSignature = 4 << 10
-	// maxEntries is how many files and directories a Site may have, maxDepth how
-	// deep directories may be nested; files/ is the first.
+	// maxEntries bounds the files and directories of a Site, maxDepth their nesting; files/
+	// is the first level.
 	maxEntries = 4096
 	maxDepth   = 8
 )
 
-// What edgebake's own files add to that: edgebake.json, the signature and the two
-// reports.
+// edgebake's own files in addition to these: edgebake.json, the signature and two reports.
 const (
 	ownEntries = 4
 	maxOwn     = maxInfo + maxSignature + ReportTextSize + ReportJSONSize
@@ -35,7 +34,7 @@ const (
 // tooDeep reports whether a file is nested deeper than maxDepth.
 func tooDeep(name string) bool { return strings.Count(name, "/") > maxDepth }
 
-// SizeLimit is how large a file of the slot may be.
+// SizeLimit returns the largest size of a file of the slot, in bytes.
 func SizeLimit(name string) int64 {
 	switch name {
 	case ondisk.SlotSite:
@@ -46,7 +45,7 @@ func SizeLimit(name string) int64 {
 	return maxFiles
 }
 
-// countEntries counts the files and the directories that they are in.
+// countEntries counts the files and their directories.
 func countEntries(files map[string][]byte) int {
 	all := map[string]bool{}
 	for name := range files {
@@ -57,26 +56,24 @@ func countEntries(files map[string][]byte) int {
 	return len(all)
 }
 
-// What reading may cost beside the files themselves: boot sector, directories
-// and allocation table. A stick of a hundred thousand files, in order, stays
-// below it; one made to be slow does not.
+// Limits for reading the boot sector, directories and allocation table. A normal stick with
+// a hundred thousand files stays below them; one that is made to be slow does not.
 const (
 	maxMeta  = 4 << 20
 	maxReads = 8192
 )
 
-// errCost says that a file system is not what a person's computer leaves.
+// errCost means that a file system exceeds the budget.
 var errCost = errors.New("the file system is damaged or badly fragmented: format the stick again (FAT32) and copy the files to it again")
 
-// budget bounds what is read, whatever the file system makes its reader do:
-// chains that jump from one end to the other, thousands of directories that
-// are one and the same.
+// budget bounds what is read of a file system that may be hostile: its chains may jump back
+// and forth, and thousands of its directories may be the same one.
 type budget struct {
 	r            io.ReaderAt
 	reads, bytes int64
 }
 
-// allow adds what a file of n bytes costs in any case.
+// allow adds the cost of a file of n bytes.
 func (b *budget) allow(n int64) {
 	b.reads += 1 + n>>20
 	b.bytes += n

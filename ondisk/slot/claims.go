@@ -15,13 +15,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A stick with an inventory may have a file in which each machine notes which
-// site it has taken, so that another that matches the same one is told. No
-// machine allocates anything on a stick: the file is as large as whoever made the
-// stick has made it, and a record is written in place, one sector of it in one
-// write. A record that a power cut or anybody has damaged is none.
+// A stick with an inventory may have a file in which each machine records the site that it
+// uses, so that a second machine that matches the same one notices. The file is preallocated:
+// a record is written in place, as one sector. Damaged records are ignored.
 
-// Claim says which machine has taken a site of an inventory.
+// Claim records that a machine uses a site of an inventory.
 type Claim struct {
 	Site     string   `json:"site"`
 	MACs     []string `json:"macs,omitempty"`
@@ -30,19 +28,18 @@ type Claim struct {
 	AssetTag string   `json:"assetTag,omitempty"`
 }
 
-// ErrNoClaims says that a stick has no room for another claim, or no file for
-// any.
+// ErrNoClaims means that a stick has no file for claims, or no room in it.
 var ErrNoClaims = errors.New("it has no room for the note (" + ondisk.SlotClaims + ")")
 
 const (
 	claimSize = 512
 	claimHead = "edgebake claim 1 "
-	// maxClaims bounds what is read of a stick that anybody may have made.
+	// maxClaims bounds what is read of an untrusted stick.
 	maxClaims = 8192
 	maxCards  = 8 // of a claim
 )
 
-// encode renders a record. Cards beyond a few are left out.
+// encode returns a record, with at most maxCards MACs.
 func (c Claim) encode() ([]byte, error) {
 	c.MACs = c.MACs[:min(len(c.MACs), maxCards)]
 	b, err := json.Marshal(c)
@@ -57,7 +54,7 @@ func (c Claim) encode() ([]byte, error) {
 	return append(b, make([]byte, claimSize-len(b))...), nil
 }
 
-// decodeClaim reads a record that may be anything.
+// decodeClaim parses a record. ok is false for anything else.
 func decodeClaim(b []byte) (c Claim, ok bool) {
 	rest, ok := bytes.CutPrefix(b, []byte(claimHead))
 	if !ok || len(rest) < 17 || rest[16] != '\n' {
@@ -68,7 +65,7 @@ func decodeClaim(b []byte) (c Claim, ok bool) {
 	if !ok || hex.EncodeToString(sum[:8]) != string(rest[:16]) || json.Unmarshal(doc, &c) != nil || len(c.MACs) > maxCards {
 		return c, false
 	}
-	// It is compared, and shown to people.
+	// The values are printed.
 	for _, s := range append([]string{c.Site, c.Serial, c.UUID, c.AssetTag}, c.MACs...) {
 		if len(s) > 255 || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
 			return c, false
@@ -77,7 +74,7 @@ func decodeClaim(b []byte) (c Claim, ok bool) {
 	return c, c.Site != ""
 }
 
-// claims are the places for records in a slot's file; nil where there is none.
+// claims returns the offsets of records on the device, or nil if there is no file.
 func (in *reader) claims() ([]int64, error) {
 	e, err := in.fat.Stat(ondisk.SlotClaims)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && e.Dir {
@@ -99,7 +96,7 @@ func (in *reader) claims() ([]int64, error) {
 	return at, nil
 }
 
-// ReadClaims returns the claims on a stick, in no order.
+// ReadClaims returns the claims on a stick, in any order.
 func ReadClaims(r io.ReaderAt) ([]Claim, error) {
 	claims, _, err := readClaims(r, "")
 	if err != nil {
@@ -108,8 +105,8 @@ func ReadClaims(r io.ReaderAt) ([]Claim, error) {
 	return claims, nil
 }
 
-// readClaims also returns where one of that site's belongs: in place of the one
-// that is there, else where none is; -1: nowhere.
+// readClaims also returns the offset for a claim of the site: that of its present record,
+// else that of a free one, else -1.
 func readClaims(r io.ReaderAt, site string) (claims []Claim, place int64, err error) {
 	in, err := open(r)
 	if err != nil {
@@ -142,8 +139,8 @@ func readClaims(r io.ReaderAt, site string) (claims []Claim, place int64, err er
 	return claims, free, nil
 }
 
-// WriteClaim notes a claim on a stick, in place of what is noted of that site.
-// ErrNoClaims is returned where there is no room.
+// WriteClaim writes a claim, in place of one of the same site. ErrNoClaims is returned if
+// there is no room.
 func WriteClaim(f Device, c Claim) error {
 	b, err := c.encode()
 	if err != nil {
@@ -165,7 +162,7 @@ func WriteClaim(f Device, c Claim) error {
 	return nil
 }
 
-// ClaimsFile is a new file for the claims of so many machines.
+// ClaimsFile returns an empty file for the claims of that many machines.
 func ClaimsFile(machines int) []byte {
 	return make([]byte, max(64, machines+machines/4)*claimSize)
 }

@@ -8,8 +8,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
-// CopyFile copies one file of a device's FAT file system, which may be too
-// large for memory.
+// CopyFile copies a file of a device's FAT file system to w.
 func CopyFile(dev io.ReaderAt, name string, w io.Writer) error {
 	r, err := fat.Open(dev)
 	if err != nil {

@@ -15,15 +15,13 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// No digest covers the slot, and firmware reads FAT in its own way: it opens files
-// by their short names, looks for partition tables inside of partitions, may take
-// the other copy of the allocation table. So what a signed image's slot holds is
-// not judged by reading it alone: it must be, byte for byte, what this package
-// writes of the files that the contract names.
+// No digest covers the slot, and firmware reads FAT in its own way: it may open files by
+// their short names, look for partition tables inside of partitions, or use the other copy of
+// the allocation table. So reading the slot of a signed image is not enough: it must be, byte
+// for byte, what this package writes for its files.
 
-// Remake returns a slot, all of it, with the files that the contract names, each as
-// it is in r, and with nothing else that is in r. What Make has made, and what Scrub
-// and WriteReport have made of that, is the same again.
+// Remake returns a whole slot with the files of the contract in r and nothing else. For a
+// slot from Make, Scrub or WriteReport it returns the same bytes.
 func Remake(r io.ReaderAt) ([]byte, error) {
 	b, err := remake(r)
 	if err != nil {
@@ -37,7 +35,7 @@ func remake(r io.ReaderAt) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	in.all = true
+	in.withSystemFiles = true
 	top, err := in.list(in.fat.Top())
 	if err != nil {
 		return nil, err
@@ -63,7 +61,7 @@ func remake(r io.ReaderAt) ([]byte, error) {
 		}
 		_, twice := in.files[name]
 		switch {
-		case !named(e):
+		case !inContract(e):
 		case twice:
 			err = fmt.Errorf("%s is there twice", name)
 		case e.Dir:
@@ -94,7 +92,7 @@ func remake(r io.ReaderAt) ([]byte, error) {
 	return out, nil
 }
 
-// errOtherProgram says that a slot has more than its files say.
+// errOtherProgram means that a slot is not as this package writes it.
 var errOtherProgram = errors.New("the slot is not as edgebake writes it, so another program has changed it, and no signature covers it: stamp the image again; edgebake flash writes the slot anew")
 
 // AsMade reports whether a slot is, byte for byte, as edgebake writes one.

@@ -11,10 +11,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
-// A slot that a machine writes itself must not be lost to a power cut: what is
-// to be written may be nowhere else. So the new contents are written into the
-// slot's second half first, as a record with a digest, while the old ones stand
-// in the first half; whoever finds the first sector zero reads the record.
+// When a machine writes its own slot, a power cut must not lose it: there is no other copy.
+// So the new contents are first written into the second half of the slot, as a record with a
+// digest, while the first half has the old ones. If the first sector is zero, the record is
+// valid.
 
 const (
 	half         = ondisk.SlotSize / 2
@@ -24,9 +24,9 @@ const (
 	recordLength = 96 // and of its length
 )
 
-// Replace writes a slot, which Make or Encode has made, so that a power cut leaves
-// the old contents or the new ones. Where a file of the old ones lies in the slot's
-// second half, or the new ones are too large for half a slot, it is WriteWhole.
+// Replace writes a slot from Make or Encode. A power cut leaves the old contents or the new
+// ones. If an old file is in the second half, or the new contents need more than half a slot,
+// it is the same as WriteWhole.
 func Replace(f Device, img []byte) error {
 	if err := replace(f, img); err != nil {
 		return fmt.Errorf("writing the slot: %w", err)
@@ -34,7 +34,7 @@ func Replace(f Device, img []byte) error {
 	return nil
 }
 
-// Rewrite is Replace by c.
+// Rewrite replaces the slot by one with the contents c.
 func Rewrite(f Device, c Contents) error {
 	img, err := Encode(c)
 	if err != nil {
@@ -45,7 +45,7 @@ func Rewrite(f Device, c Contents) error {
 
 func replace(f Device, img []byte) error {
 	if payload := readRecord(f); payload != nil && isBlank(f) {
-		// An earlier Replace was cut off: what it had to write is nowhere else.
+		// An earlier Replace was interrupted: the record is the only copy.
 		if err := writeWhole(f, payload, half); err != nil {
 			return err
 		}
@@ -59,7 +59,7 @@ func replace(f Device, img []byte) error {
 	sum := sha256.Sum256(payload)
 	copy(header[recordDigest:], sum[:])
 	binary.LittleEndian.PutUint32(header[recordLength:], uint32(len(payload)))
-	// The digest tells a record that was cut off, so both may be stored in any order.
+	// The digest detects an incomplete record, so both may be stored in any order.
 	if _, err := f.WriteAt(payload, half+sectorSize); err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func replace(f Device, img []byte) error {
 	if err := writeWhole(f, payload, half); err != nil {
 		return err
 	}
-	// The header goes last: while it is there, so may be what it heads.
+	// The header is erased last: it marks the second half as in use.
 	if err := writeZeros(f, half+sectorSize, ondisk.SlotSize); err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func write(f Writer, off int64, b []byte) error {
 	return f.Sync()
 }
 
-// trimmed is img without the zero sectors at its end.
+// trimmed returns img without the zero sectors at its end.
 func trimmed(img []byte) []byte {
 	var zero [sectorSize]byte
 	for n := len(img) % sectorSize; ; n = sectorSize {
@@ -104,8 +104,7 @@ func isBlank(r io.ReaderAt) bool {
 	return err == nil && len(bytes.TrimLeft(first, "\x00")) == 0
 }
 
-// readHeader returns the header of a record, whether the record is whole or
-// not; nil if there is none.
+// readHeader returns the header of a record, which may be incomplete, or nil.
 func readHeader(r io.ReaderAt) []byte {
 	header := make([]byte, sectorSize)
 	if _, err := r.ReadAt(header, half); err != nil || !bytes.HasPrefix(header, []byte(recordMagic)) {
@@ -114,8 +113,7 @@ func readHeader(r io.ReaderAt) []byte {
 	return header
 }
 
-// readRecord returns what a Replace that was cut off had to write; nil where there
-// is not such a record, or only part of one.
+// readRecord returns the contents of a complete record, or nil.
 func readRecord(r io.ReaderAt) []byte {
 	header := readHeader(r)
 	if header == nil {
@@ -135,8 +133,7 @@ func readRecord(r io.ReaderAt) []byte {
 	return payload
 }
 
-// secondHalfIsFree reports whether no file and no directory of the slot lies
-// there.
+// secondHalfIsFree reports whether no file or directory of the slot is in its second half.
 func secondHalfIsFree(f Device) bool {
 	if isBlank(f) {
 		return true // there is nothing to lose

@@ -17,17 +17,15 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A site on a stick may be signed, so that a machine that takes nothing from
-// strangers takes it. The signature is minisign's, over the list of all files
-// that are read of a stick; what a signature does not cover is not used. Its
-// trusted comment, which is signed too, says when it was made.
+// A Site on a stick may be signed, for machines that accept no unsigned one. It is a minisign
+// signature over the list of all files that are read from a stick. Its trusted comment, which
+// is signed too, has the date.
 
-// ErrUnsigned says that there is no signature.
+// ErrUnsigned means that there is no signature.
 var ErrUnsigned = errors.New("it has no signature (" + ondisk.SlotSignature + ")")
 
-// Digests is what a site's signature is over: how many files there are, and
-// of each the length of its name, the name and its SHA-256. So no file can be
-// changed, renamed, swapped, added or left out.
+// Digests returns the signed message: the number of files, and for each the length of its
+// name, the name and the SHA-256 of its contents.
 func Digests(files map[string][]byte) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "edgebake site 1\n%d files\n", len(files))
@@ -37,8 +35,7 @@ func Digests(files map[string][]byte) []byte {
 	return b.Bytes()
 }
 
-// timestamp begins the part of a trusted comment that says when a signature
-// was made; minisign itself writes it so.
+// timestamp begins the date in a trusted comment, as minisign itself writes it.
 const timestamp = "timestamp:"
 
 // Sign returns the signature of a site's files.
@@ -50,9 +47,8 @@ func Sign(files map[string][]byte, key minisign.PrivateKey, when time.Time) ([]b
 	return r.SignWithComments(key, timestamp+strconv.FormatInt(when.Unix(), 10)+"\tedgebake site", fmt.Sprintf("signature of an edgebake site by key %X", key.ID())), nil
 }
 
-// Verify returns when the site's files were signed by one of the keys, which
-// are minisign public keys. It looks at raw bytes only: call it before anything
-// of the files is parsed.
+// Verify returns the date of a valid signature by one of the minisign public keys. Call it
+// before any file is parsed.
 func (c *Contents) Verify(keys []string) (time.Time, error) {
 	if c.Signature == nil {
 		return time.Time{}, ErrUnsigned

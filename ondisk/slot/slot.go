@@ -42,59 +42,54 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Room of the reports. What is not used is filled with line ends, which a
-// text and a JSON document may both have at their end.
+// Sizes of the reports, in bytes. Unused space is filled with line ends, which are valid at
+// the end of both text and JSON.
 const (
 	ReportTextSize = 64 << 10
 	ReportJSONSize = 256 << 10
 )
 
 var (
-	// ErrBlank says that the slot was being written when the power went, or
-	// never was.
+	// ErrBlank: the power went while the slot was written, or it was never written.
 	ErrBlank = error(&fixError{errors.New("the slot is blank"), stampAgain})
-	// ErrNoSite says that there is no site yet. Read returns the rest of the
-	// contents with it: wait, and look again.
+	// ErrNoSite: there is no Site yet. Read returns the other contents with it.
 	ErrNoSite = errors.New("no Site: stamp the image, or put a " + ondisk.SlotSite + " into the slot")
-	// ErrBothSites says that a person has to choose.
+	// ErrBothSites: a person has to remove one of the two documents.
 	ErrBothSites = error(&fixError{errors.New(ondisk.SlotSite + " and " + ondisk.SlotInventory + " are both there"), "remove one of them"})
-	// ErrNoReport says that somebody removed the report, or replaced it with
-	// a file that is too small.
+	// ErrNoReport: the preallocated report was removed, or replaced by a smaller file.
 	ErrNoReport = errors.New("no preallocated report in the slot")
-	// ErrForeign says that a file system is larger than a slot: somebody's
-	// stick, with other files on it, which a whole write would destroy.
+	// ErrForeign: the file system is larger than a slot, so it is a stick with other files,
+	// which writing a whole slot would destroy.
 	ErrForeign = errors.New("not a slot but somebody's larger file system: remove the Site from it by hand")
 )
 
-// Contents is what is in a slot.
+// Contents are the contents of a slot.
 type Contents struct {
 	// Label is the file system's own label, as Read found it.
 	Label string
-	// Info is edgebake.json. It is zero where a laptop made the file system,
-	// as on a USB stick.
+	// Info is edgebake.json. It is zero if there is none, as on a USB stick.
 	Info ondisk.SlotInfo
 	// Files are site.yaml or inventory.yaml, config.ign, and what is below
 	// files/ and pki/, by path.
 	Files map[string][]byte
-	// Signature is site.minisig, nil where there is none. Verify tells what
-	// it is worth.
+	// Signature is site.minisig, or nil. Verify checks it.
 	Signature []byte
-	// Report is what WriteReport left.
+	// Report is the machine's report, from WriteReport.
 	Report Report
-	// Time stamps the files; zero takes Info.Stamped.
+	// Time is the modification time of the files; zero means Info.Stamped.
 	Time time.Time
-	// Unfinished: Replace was cut off, and some of what it wrote is in the
-	// second half too. It is to be written again.
+	// Unfinished: Replace was interrupted, and part of the contents is in the second half
+	// too. The slot must be written again.
 	Unfinished bool
 }
 
-// Report is what the machine says of itself.
+// Report is a machine's report, in two formats.
 type Report struct {
 	Text []byte
 	JSON []byte
 }
 
-// Make renders a slot of SlotSize bytes.
+// Make returns a slot of SlotSize bytes.
 func Make(c Contents) ([]byte, error) {
 	b, err := Encode(c)
 	if err != nil {
@@ -105,9 +100,8 @@ func Make(c Contents) ([]byte, error) {
 	return img, nil
 }
 
-// Encode is Make up to the last page that is in use. All behind it, most of a slot,
-// is zero: the machines that write one have little memory, and memory that is
-// touched is half of what stamping takes.
+// Encode is Make without the zeros after the last page in use, which are most of a slot:
+// machines have little memory, and touching it takes half of the time of stamping.
 func Encode(c Contents) ([]byte, error) {
 	b, err := c.encode()
 	if err != nil {
@@ -125,48 +119,14 @@ func (c *Contents) encode() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	var errs []error
-	_, site := c.Files[ondisk.SlotSite]
-	_, inventory := c.Files[ondisk.SlotInventory]
-	if site && inventory {
-		errs = append(errs, ErrBothSites)
+	text, textErr := pad(c.Report.Text, ReportTextSize)
+	report, reportErr := pad(c.Report.JSON, ReportJSONSize)
+	if err := errors.Join(textErr, reportErr, c.checkFiles()); err != nil {
+		return nil, err
 	}
-	text, err := pad(c.Report.Text, ReportTextSize)
-	errs = append(errs, err)
-	report, err := pad(c.Report.JSON, ReportJSONSize)
-	errs = append(errs, err)
-
 	nodes := append(c.nodes(), node(ondisk.SlotMeta, append(meta, '\n')), node(ondisk.SlotReportText, text), node(ondisk.SlotReportJSON, report))
 	if c.Signature != nil {
 		nodes = append(nodes, node(ondisk.SlotSignature, c.Signature))
-	}
-	var total int
-	var largest string
-	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
-		b := c.Files[name]
-		if !known(name) {
-			errs = append(errs, fmt.Errorf("%s has no place in a slot", name))
-		}
-		if total += len(b); len(b) > len(c.Files[largest]) {
-			largest = name
-		}
-		if limit := SizeLimit(name); int64(len(b)) > limit {
-			errs = append(errs, fmt.Errorf("%s has %d bytes, the slot has room for %d: %s", name, len(b), limit, Smaller(name)))
-		}
-		if tooDeep(name) {
-			errs = append(errs, fmt.Errorf("%s is nested too deep; at most %d directories are allowed", name, maxDepth))
-		}
-	}
-	if entries := countEntries(c.Files); entries > maxEntries {
-		errs = append(errs, fmt.Errorf("%d files and directories are too many; at most %d are allowed", entries, maxEntries))
-	}
-	// One that is too large by itself has been named, with what to do.
-	if total > maxFiles && int64(len(c.Files[largest])) <= SizeLimit(largest) {
-		errs = append(errs, fmt.Errorf("the Site's files have %.1f MiB, a slot has room for %d MiB: take large contents out of %s and put them into the Image (files, overlays)",
-			float64(total)/(1<<20), maxFiles>>20, largest))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
 	}
 	when := c.Time
 	if when.IsZero() && info.Stamped > 0 {
@@ -178,14 +138,57 @@ func (c *Contents) encode() ([]byte, error) {
 		Type: fatType(info.SectorSize), Label: ondisk.LabelSlot, VolumeID: binary.LittleEndian.Uint32(id[:]),
 		Size: ondisk.SlotSize, Time: when, SectorSize: info.SectorSize,
 	})
-	if err == nil && inventory && len(trimmed(img.b)) > half-sectorSize {
-		err = fmt.Errorf("the inventory and what goes with it take %.1f MiB, and must leave half a slot (%d MiB) free: %s",
+	if err != nil {
+		return nil, err
+	}
+	if _, inventory := c.Files[ondisk.SlotInventory]; inventory && len(trimmed(img.b)) > half-sectorSize {
+		total, _ := c.sizes()
+		return nil, fmt.Errorf("the inventory and what goes with it take %.1f MiB, and must leave half a slot (%d MiB) free: %s",
 			float64(total)/(1<<20), half>>20, smallerInventory)
 	}
-	if err == nil {
-		err = readable(img)
+	return img.b, readable(img)
+}
+
+// checkFiles returns all that is wrong with the Site's files.
+func (c *Contents) checkFiles() error {
+	var errs []error
+	_, site := c.Files[ondisk.SlotSite]
+	_, inventory := c.Files[ondisk.SlotInventory]
+	if site && inventory {
+		errs = append(errs, ErrBothSites)
 	}
-	return img.b, err
+	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
+		if !allowedPath(name) {
+			errs = append(errs, fmt.Errorf("%s has no place in a slot", name))
+		}
+		if n, limit := len(c.Files[name]), SizeLimit(name); int64(n) > limit {
+			errs = append(errs, fmt.Errorf("%s has %d bytes, the slot has room for %d: %s", name, n, limit, Smaller(name)))
+		}
+		if tooDeep(name) {
+			errs = append(errs, fmt.Errorf("%s is nested too deep; at most %d directories are allowed", name, maxDepth))
+		}
+	}
+	if entries := countEntries(c.Files); entries > maxEntries {
+		errs = append(errs, fmt.Errorf("%d files and directories are too many; at most %d are allowed", entries, maxEntries))
+	}
+	// A file that is too large by itself has been reported above.
+	if total, largest := c.sizes(); total > maxFiles && int64(len(c.Files[largest])) <= SizeLimit(largest) {
+		errs = append(errs, fmt.Errorf("the Site's files have %.1f MiB, a slot has room for %d MiB: take large contents out of %s and put them into the Image (files, overlays)",
+			float64(total)/(1<<20), maxFiles>>20, largest))
+	}
+	return errors.Join(errs...)
+}
+
+// sizes returns the bytes of the Site's files, and the largest file, of several the
+// first by name.
+func (c *Contents) sizes() (total int, largest string) {
+	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
+		if n := len(c.Files[name]); n > len(c.Files[largest]) {
+			largest = name
+		}
+		total += len(c.Files[name])
+	}
+	return total, largest
 }
 
 // fatType returns the type of a slot's FAT on a disk with sectors of that size. With 4 KiB
@@ -197,11 +200,11 @@ func fatType(sectorSize int64) int {
 	return 16
 }
 
-// readable returns why Read would reject a slot that is being made.
+// readable returns why Read would reject the slot.
 func readable(img *image) error {
 	in, err := open(img)
 	if err == nil {
-		in.skim = true
+		in.checkOnly = true
 		_, err = in.contents()
 	}
 	switch {
@@ -228,7 +231,7 @@ func node(name string, b []byte) tree.Node {
 	return tree.Node{Path: name, Layer: "slot", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(b)}}
 }
 
-// Smaller is what to do about a file that is too large for a slot.
+// Smaller returns the fix for a file that is too large for a slot.
 func Smaller(name string) string {
 	if name == ondisk.SlotInventory {
 		return smallerInventory
@@ -236,12 +239,12 @@ func Smaller(name string) string {
 	return "put large contents into the Image (files, overlays)"
 }
 
-// smallerInventory is what to do about an inventory that is too large.
+// smallerInventory is the fix for an inventory that is too large.
 const smallerInventory = "split the inventory, or stamp each Site onto a copy of its own (edgebake stamp --each)"
 
 const page = 4096
 
-// image is a slot in memory, as far as it is written to.
+// image is a slot in memory, up to the last page that was written.
 type image struct{ b []byte }
 
 func (m *image) WriteAt(p []byte, off int64) (int, error) {
@@ -272,8 +275,8 @@ func (m *image) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// known reports whether the contract names the path.
-func known(name string) bool {
+// allowedPath reports whether a Site's file may have the path.
+func allowedPath(name string) bool {
 	switch name {
 	case ondisk.SlotSite, ondisk.SlotInventory, ondisk.SlotIgnition:
 		return true
@@ -282,7 +285,7 @@ func known(name string) bool {
 	return ok && rest != "" && (dir == ondisk.SlotFilesDir || dir == ondisk.SlotPKIDir)
 }
 
-// pad fills a report up to its room.
+// pad fills a report up to its size with line ends.
 func pad(b []byte, room int) ([]byte, error) {
 	if len(b) > room {
 		return nil, fmt.Errorf("a report of %d bytes has room for %d", len(b), room)
@@ -297,8 +300,7 @@ const (
 	removeStrays = "remove what does not belong there"
 )
 
-// fixError is a problem with a slot that something else than stamping fixes, or
-// whose message says it.
+// fixError is a problem with a slot and its fix.
 type fixError struct {
 	err error
 	fix string
@@ -307,7 +309,7 @@ type fixError struct {
 func (e *fixError) Error() string { return e.err.Error() + ": " + e.fix }
 func (e *fixError) Unwrap() error { return e.err }
 
-// Explain takes an error of Read or ReadInfo apart: what is wrong, and what to do.
+// Explain splits an error of Read or ReadInfo into the problem and its fix.
 func Explain(err error) (problem, fix string) {
 	fix = stampAgain
 	if e := (*fixError)(nil); errors.As(err, &e) {
@@ -316,8 +318,8 @@ func Explain(err error) (problem, fix string) {
 	return strings.TrimSuffix(err.Error(), ": "+fix), fix
 }
 
-// Read reads a slot, or a file system that a person made with a site in it.
-// With ErrNoSite the contents are valid but for the site.
+// Read reads a slot, or another FAT file system with a Site. With ErrNoSite the contents
+// are valid except for the Site.
 func Read(r io.ReaderAt) (*Contents, error) {
 	c, err := read(r)
 	if err != nil && !errors.Is(err, ErrNoSite) {
@@ -326,8 +328,8 @@ func Read(r io.ReaderAt) (*Contents, error) {
 	return c, err
 }
 
-// beingWritten returns the slot that a Replace which was cut off had to write;
-// nil: there was none. ErrBlank is a slot without anything.
+// beingWritten returns the slot that an interrupted Replace was writing, or nil. If the
+// first sector is zero without one, the error is ErrBlank.
 func beingWritten(r io.ReaderAt) (*image, error) {
 	first := make([]byte, sectorSize)
 	if _, err := r.ReadAt(first, 0); err != nil {
@@ -377,27 +379,13 @@ func (in *reader) contents() (*Contents, error) {
 	if err != nil {
 		return nil, err
 	}
-	var near []string
+	var similar []string // names that look like a misspelt Site's
 	for _, e := range top {
-		switch name := strings.ToLower(e.Name()); {
-		case e.Dir && (name == ondisk.SlotFilesDir || name == ondisk.SlotPKIDir):
-			err = in.dir(e, name)
-		case e.Dir:
-		case name == ondisk.SlotMeta:
-			c.Info, err = in.info(e)
-		case name == ondisk.SlotReportText:
-			c.Report.Text, err = in.report(e, ReportTextSize)
-		case name == ondisk.SlotReportJSON:
-			c.Report.JSON, err = in.report(e, ReportJSONSize)
-		case name == ondisk.SlotSite, name == ondisk.SlotInventory, name == ondisk.SlotIgnition:
-			err = in.file(e, name)
-		case name == ondisk.SlotSignature:
-			c.Signature, err = in.signature(e)
-		case looksLikeSite(name) && len(near) < 3:
-			near = append(near, e.Name())
-		}
-		if err != nil {
+		if err := in.entry(c, e); err != nil {
 			return nil, err
+		}
+		if !e.Dir && !inContract(e) && looksLikeSite(strings.ToLower(e.Name())) && len(similar) < 3 {
+			similar = append(similar, e.Name())
 		}
 	}
 	if n := countEntries(in.files); n > maxEntries {
@@ -408,15 +396,40 @@ func (in *reader) contents() (*Contents, error) {
 	switch {
 	case site && inventory:
 		return nil, ErrBothSites
-	case !site && !inventory && len(near) > 0:
-		return c, fmt.Errorf("%w (found %s: rename it)", ErrNoSite, strings.Join(near, ", "))
+	case !site && !inventory && len(similar) > 0:
+		return c, fmt.Errorf("%w (found %s: rename it)", ErrNoSite, strings.Join(similar, ", "))
 	case !site && !inventory:
 		return c, ErrNoSite
 	}
 	return c, nil
 }
 
-// ReadInfo reads edgebake.json alone, whatever else is wrong with the slot.
+// entry reads a file or directory at the top of the slot into c, if the contract
+// names it.
+func (in *reader) entry(c *Contents, e fat.Entry) (err error) {
+	name := strings.ToLower(e.Name())
+	if e.Dir {
+		if name == ondisk.SlotFilesDir || name == ondisk.SlotPKIDir {
+			return in.dir(e, name)
+		}
+		return nil
+	}
+	switch name {
+	case ondisk.SlotMeta:
+		c.Info, err = in.info(e)
+	case ondisk.SlotReportText:
+		c.Report.Text, err = in.report(e, ReportTextSize)
+	case ondisk.SlotReportJSON:
+		c.Report.JSON, err = in.report(e, ReportJSONSize)
+	case ondisk.SlotSite, ondisk.SlotInventory, ondisk.SlotIgnition:
+		return in.file(e, name)
+	case ondisk.SlotSignature:
+		c.Signature, err = in.signature(e)
+	}
+	return err
+}
+
+// ReadInfo reads only edgebake.json, whatever else is wrong with the slot.
 func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 	if whole, err := beingWritten(r); err != nil {
 		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
@@ -438,10 +451,10 @@ func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 	return info, nil
 }
 
-// Strays says what is at the top of a slot that the contract does not name,
-// but for what systems put there themselves. No signature covers a slot, and
-// there is firmware that boots EFI/BOOT from any FAT file system. It looks for both
-// names of a file, and reads entries that this package passes over.
+// Strays returns an error if the top directory of a slot has other entries than those of the
+// contract and those that operating systems create. No signature covers a slot, and some
+// firmware boots EFI/BOOT from any FAT file system. Both names of each file are checked, and
+// also entries that Read ignores.
 func Strays(r io.ReaderAt) error {
 	in, err := open(r)
 	if err != nil {
@@ -453,9 +466,9 @@ func Strays(r io.ReaderAt) error {
 		switch name := n.Long; {
 		case n.Odd != "":
 			found = append(found, fmt.Sprintf("%q (%s)", name, n.Odd))
-		case !named(n.Entry) && !litter(name):
+		case !inContract(n.Entry) && !systemFile(name):
 			found = append(found, fmt.Sprintf("%q", name))
-		case !alias(n):
+		case !derivedShortName(n):
 			found = append(found, fmt.Sprintf("%q, which is %q too", name, n.Short))
 		}
 		seen++
@@ -477,8 +490,8 @@ func Strays(r io.ReaderAt) error {
 	return fmt.Errorf("the slot has what no Site puts there and no signature covers: %s: remove it, or stamp the image again", strings.Join(found, ", "))
 }
 
-// named reports whether the contract names what is at the top of a slot.
-func named(e fat.Entry) bool {
+// inContract reports whether an entry of the top directory belongs to the contract.
+func inContract(e fat.Entry) bool {
 	switch strings.ToLower(e.Name()) {
 	case ondisk.SlotFilesDir, ondisk.SlotPKIDir:
 		return e.Dir
@@ -488,15 +501,14 @@ func named(e fat.Entry) bool {
 	return false
 }
 
-// alias reports whether an entry's short name is one that systems make of its long
-// one: no firmware starts a file with a number behind a tilde.
-func alias(n fat.Names) bool {
+// derivedShortName reports whether an entry's short name is derived from its long one: firmware starts
+// no file with a tilde in its name.
+func derivedShortName(n fat.Names) bool {
 	return strings.EqualFold(n.Short, n.Long) || strings.Contains(n.Short, "~")
 }
 
-// litter reports whether systems put a file or directory of that name onto every
-// disk they see.
-func litter(name string) bool {
+// systemFile reports whether operating systems create files or directories of that name.
+func systemFile(name string) bool {
 	switch strings.ToLower(name) {
 	case ".ds_store", "thumbs.db", "desktop.ini", "system volume information", "$recycle.bin", ".trashes", ".fseventsd", ".spotlight-v100":
 		return true
@@ -504,7 +516,7 @@ func litter(name string) bool {
 	return strings.HasPrefix(name, "._")
 }
 
-// looksLikeSite finds what editors and file managers make of site.yaml.
+// looksLikeSite reports whether a name is what editors and file managers make of site.yaml.
 func looksLikeSite(name string) bool {
 	for _, want := range []string{"site", "inventory"} {
 		if strings.HasPrefix(name, want+".y") || strings.HasPrefix(name, want+" ") && strings.Contains(name, ".y") {
@@ -514,8 +526,8 @@ func looksLikeSite(name string) bool {
 	return false
 }
 
-// Label reads the file system's label alone: most of what somebody plugs into
-// a machine is not a slot, and is not looked at any further.
+// Label reads only the file system's label: most sticks are no slot, and nothing else of them
+// is read.
 func Label(r io.ReaderAt) (string, error) {
 	in, err := open(r)
 	if err != nil {
@@ -528,16 +540,16 @@ func Label(r io.ReaderAt) (string, error) {
 	return label, nil
 }
 
-// reader gathers the files of a slot.
+// reader reads the files of a slot.
 type reader struct {
-	fat    *fat.Reader
-	budget *budget
-	files  map[string][]byte
-	total  int64 // bytes of the Site's files so far
-	own    int64 // and of edgebake's own
-	seen   int   // directory entries so far
-	skim   bool  // the Site's files are found, and their bytes not read
-	all    bool  // dir takes what systems put there, too
+	fat             *fat.Reader
+	budget          *budget
+	files           map[string][]byte
+	total           int64 // bytes of the Site's files so far
+	own             int64 // bytes of edgebake's own files so far
+	seen            int   // directory entries so far
+	checkOnly       bool  // follow the Site's files, but do not read them
+	withSystemFiles bool  // dir includes files that operating systems create
 }
 
 func open(r io.ReaderAt) (*reader, error) {
@@ -557,7 +569,7 @@ func (in *reader) readOwn(e fat.Entry, limit int64) ([]byte, error) {
 	return in.fat.Read(e)
 }
 
-// admitOwn reports whether one of edgebake's own files may still be read.
+// admitOwn returns an error if one of edgebake's own files must not be read.
 func (in *reader) admitOwn(e fat.Entry, limit int64) error {
 	if in.own += e.Size; in.own > maxOwn && e.Size <= limit {
 		return &fixError{fmt.Errorf("reading %s: it is there more than once", e.Path), removeStrays}
@@ -565,7 +577,7 @@ func (in *reader) admitOwn(e fat.Entry, limit int64) error {
 	return in.admit(e, limit)
 }
 
-// admit reports whether a file is small enough to be read.
+// admit returns an error if a file is too large, and allows for its size in the budget.
 func (in *reader) admit(e fat.Entry, limit int64) error {
 	if e.Size > limit {
 		return fmt.Errorf("reading %s: it has %d bytes, at most %d are allowed", e.Path, e.Size, limit)
@@ -579,7 +591,7 @@ func (in *reader) read(e fat.Entry, limit int64) ([]byte, error) {
 	if in.total += e.Size; in.total > maxFiles && e.Size <= limit {
 		return nil, &fixError{fmt.Errorf("reading %s: the files of a slot have more than %d MiB", e.Path, maxFiles>>20), removeStrays}
 	}
-	if in.skim {
+	if in.checkOnly {
 		return nil, in.fat.Follow(e)
 	}
 	if err := in.admit(e, limit); err != nil {
@@ -590,12 +602,12 @@ func (in *reader) read(e fat.Entry, limit int64) ([]byte, error) {
 
 func (in *reader) file(e fat.Entry, name string) error {
 	b, err := in.read(e, SizeLimit(name))
-	// Editors on Windows put a mark before UTF-8 that parsers stumble over.
+	// Editors on Windows begin UTF-8 with a mark, which parsers reject.
 	in.files[name] = bytes.TrimPrefix(b, []byte("\xef\xbb\xbf"))
 	return err
 }
 
-// list reads a directory, up to what a slot may have.
+// list reads a directory, up to the limit of a slot.
 func (in *reader) list(d fat.Entry) ([]fat.Entry, error) {
 	var out []fat.Entry
 	err := in.fat.Each(d, func(e fat.Entry) bool {
@@ -617,8 +629,7 @@ func tooManyEntries(d fat.Entry) error {
 	return &fixError{fmt.Errorf("reading %s: there are more than %d files", at, maxEntries), removeStrays}
 }
 
-// dir takes everything in a directory, but for what systems put there
-// themselves.
+// dir reads all files of a directory, except those that operating systems create.
 func (in *reader) dir(d fat.Entry, name string) error {
 	if tooDeep(path.Join(name, "file")) {
 		return fmt.Errorf("reading %s: directories are nested too deep", d.Path)
@@ -629,7 +640,7 @@ func (in *reader) dir(d fat.Entry, name string) error {
 	}
 	for _, e := range list {
 		base := e.Name()
-		if !in.all && (strings.HasPrefix(base, "._") || base == ".DS_Store" || strings.EqualFold(base, "Thumbs.db") || strings.EqualFold(base, "desktop.ini")) {
+		if !in.withSystemFiles && systemFile(base) {
 			continue
 		}
 		if e.Dir {
@@ -658,9 +669,8 @@ func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
 	return info, nil
 }
 
-// report reads what WriteReport left; a larger file is somebody else's. Nearly
-// all of its room is empty, and it is read with every look at a site: a block of
-// what pad added is the end.
+// report reads a report, up to the first block of padding: most of the file is empty, and it
+// is read often. A file of another size is not a report.
 func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 	if e.Size > room {
 		return nil, nil
@@ -680,8 +690,8 @@ func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 
 func unpad(b []byte) []byte { return bytes.TrimRight(b, "\n") }
 
-// signature reads site.minisig. One that is too large is none, and must not
-// hide the site.
+// signature reads site.minisig. One that is too large is an invalid signature, and must not
+// hide the Site.
 func (in *reader) signature(e fat.Entry) ([]byte, error) {
 	if e.Size == 0 || e.Size > maxSignature {
 		return []byte{}, nil
@@ -689,21 +699,21 @@ func (in *reader) signature(e fat.Entry) ([]byte, error) {
 	return in.readOwn(e, maxSignature)
 }
 
-// Device is what a slot is written to: a block device or an image file.
+// Device is a block device or an image file with a slot.
 type Device interface {
 	io.ReaderAt
 	io.WriterAt
 	Sync() error
 }
 
-// Writer is what a slot is written to by who needs to read nothing of it.
+// Writer is the write-only view of a slot.
 type Writer interface {
 	io.WriterAt
 	Sync() error
 }
 
-// WriteWhole writes the slot, which Make or Encode has made, so that a power cut
-// leaves the old contents, ErrBlank, or the new contents.
+// WriteWhole writes a slot from Make or Encode. A power cut leaves the old contents,
+// ErrBlank, or the new contents.
 func WriteWhole(f Writer, img []byte) error {
 	if err := writeWhole(f, trimmed(img), ondisk.SlotSize); err != nil {
 		return fmt.Errorf("writing the slot: %w", err)
@@ -711,8 +721,7 @@ func WriteWhole(f Writer, img []byte) error {
 	return nil
 }
 
-// writeWhole writes the slot, or its first half: size bytes, of which all behind
-// img are zero.
+// writeWhole writes the slot or its first half: size bytes, with zeros after img.
 func writeWhole(f Writer, img []byte, size int) error {
 	if len(img) <= sectorSize {
 		return fmt.Errorf("%d bytes are not a slot", len(img))
@@ -732,16 +741,14 @@ func writeWhole(f Writer, img []byte, size int) error {
 	return write(f, 0, img[:sectorSize])
 }
 
-// coherent is a Writer that may be sure that what is read from it is what it has. What
-// is zero there is not written again: most of a slot is, and storing 16 MiB of zeros
-// takes longer than all else.
+// coherent is a Writer that may guarantee that reads return what is stored. Zeros are not
+// written again then: most of a slot is zero, and storing 16 MiB takes most of the time.
 type coherent interface {
 	io.ReaderAt
 	Coherent() bool
 }
 
-// writeZeros fills the bytes from one offset to another. A machine that writes its
-// slot has little memory.
+// writeZeros fills a range with zeros, in small blocks: machines have little memory.
 func writeZeros(f io.WriterAt, from, to int) error {
 	zeros := make([]byte, max(0, min(128<<10, to-from)))
 	var there []byte
@@ -763,10 +770,9 @@ func writeZeros(f io.WriterAt, from, to int) error {
 	return nil
 }
 
-// WriteReport puts a report into the preallocated files, in place: a power
-// cut may leave a report half old and half new, and touches nothing else. A
-// text that is too long is cut; a JSON document that is too long is an error.
-// ErrNoReport is returned where the files are missing.
+// WriteReport writes a report into the preallocated files, in place. A power cut may leave
+// part of the old report, but changes nothing else. A text that is too long is cut, a JSON
+// document is an error. ErrNoReport is returned if a file is missing.
 func WriteReport(f Device, r Report) error {
 	if err := writeReport(f, r); err != nil {
 		return fmt.Errorf("writing the report into the slot: %w", err)
@@ -829,16 +835,13 @@ func writeReport(f Device, r Report) error {
 	return errors.Join(errs...)
 }
 
-// Scrub writes the slot anew without its secrets. site becomes its site.yaml, also in place
-// of an inventory.yaml (nil: the slot has neither). pki/ and every file that the contract
-// does not name are removed. config.ign, files/ and the report stay, with stars in place of
-// the secrets.
+// Scrub writes the slot again without its secrets. site replaces site.yaml and
+// inventory.yaml; nil removes both. pki/ and files outside the contract are removed.
+// config.ign, files/ and the report stay, with stars in place of the secrets.
 //
-// That no secret stays matters more than what else was there. What cannot be
-// written again is given up, in the order of concessions. A slot that cannot be
-// read, because the power went during an earlier Scrub or somebody damaged it, is
-// made from info and site alone. A file system larger than a slot is left alone
-// (ErrForeign). info says what the disk's sectors are.
+// Removing the secrets has priority: what cannot be written again is dropped, in the order
+// of concessions, and a slot that cannot be read is made from info and site alone. A file
+// system larger than a slot is not changed (ErrForeign). info has the disk's sector size.
 func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error {
 	if fsys, err := fat.Open(f); err == nil && fsys.Size() > ondisk.SlotSize {
 		return fmt.Errorf("scrubbing the slot: %w", ErrForeign)
@@ -863,7 +866,7 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 		}
 		c.Files[p] = Hide(b, secrets...)
 	}
-	c.Signature = nil // of what was there
+	c.Signature = nil // of the former files
 	c.Report.Text, c.Report.JSON = Hide(c.Report.Text, secrets...), Hide(c.Report.JSON, secrets...)
 	img, err := c.encode()
 	for _, concede := range concessions {
@@ -881,11 +884,10 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 	return nil
 }
 
-// concessions are what Scrub gives up where a slot cannot be written again as it was
-// read, one after the other until it can be: laptops and other formatters put more
-// into 16 MiB than Make does. The Site itself is never given up.
+// concessions drop contents, one after the other, until Scrub can write the slot: other
+// systems may store more in 16 MiB than Make can. The Site itself is never dropped.
 var concessions = []func(*Contents, ondisk.SlotInfo){
-	// Names that no other system could read again, and files that are too large.
+	// Names that other systems cannot read, and files that are too large.
 	func(c *Contents, _ ondisk.SlotInfo) {
 		kept := map[string]bool{}
 		for _, n := range fat.Acceptable(c.nodes()) {
@@ -893,11 +895,11 @@ var concessions = []func(*Contents, ondisk.SlotInfo){
 		}
 		maps.DeleteFunc(c.Files, func(name string, b []byte) bool { return !kept[name] || int64(len(b)) > SizeLimit(name) })
 	},
-	// files/, which mostly takes the most room.
+	// files/, usually the largest part.
 	func(c *Contents, _ ondisk.SlotInfo) {
 		maps.DeleteFunc(c.Files, func(name string, _ []byte) bool { return strings.HasPrefix(name, ondisk.SlotFilesDir+"/") })
 	},
-	// config.ign, which may be almost as large.
+	// config.ign, which may be as large.
 	func(c *Contents, _ ondisk.SlotInfo) { delete(c.Files, ondisk.SlotIgnition) },
 	// The reports, and the slot's own edgebake.json.
 	func(c *Contents, info ondisk.SlotInfo) { c.Report, c.Info = Report{}, info },

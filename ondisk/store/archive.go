@@ -13,13 +13,12 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// archiveBlobs is where an OCI archive has its blobs.
+// archiveBlobs is the directory of blobs in an OCI archive.
 const archiveBlobs = "blobs/sha256/"
 
-// VerifyArchive checks an OCI archive of one platform, as mode import leaves it:
-// that each blob has its digest, and that index.json, manifests, configs and layers
-// are there with the sizes that their descriptors give. containerd rejects others,
-// on the node.
+// VerifyArchive checks an OCI archive of one platform, as mode import makes it: each blob
+// must have its digest, and index.json, manifests, configs and layers must exist with the
+// sizes in their descriptors. containerd on the node would reject it otherwise.
 func VerifyArchive(r io.ReaderAt, size int64) error {
 	blobs, err := archiveFiles(r, size)
 	if err != nil {
@@ -71,7 +70,7 @@ func VerifyArchive(r io.ReaderAt, size int64) error {
 	return errors.Join(errs...)
 }
 
-// maxIndexes is how many indexes may lie in each other.
+// maxIndexes bounds the nesting of indexes.
 const maxIndexes = 8
 
 // archiveFiles finds index.json and, by digest, the blobs of an archive.

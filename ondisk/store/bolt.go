@@ -11,14 +11,14 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// bucket is a bbolt bucket that does not exist yet.
+// bucket is a bbolt bucket in memory.
 type bucket struct {
 	pairs    map[string][]byte
 	children map[string]*bucket
 	sequence uint64
 }
 
-// at returns the bucket at that path, made where it is missing.
+// at returns the bucket at a path, which it adds if it is missing.
 func (b *bucket) at(path ...string) *bucket {
 	for _, name := range path {
 		child := b.children[name]
@@ -41,8 +41,8 @@ func (b *bucket) put(key string, value []byte) {
 	b.pairs[key] = value
 }
 
-// fields are put into a bucket one by one; both a *bucket in memory and a
-// live *bolt.Bucket take them, so that baking and merging write the same.
+// field is a key and value of a bucket. They are written to a *bucket in memory or to a live
+// *bolt.Bucket, so that building and merging write the same.
 type field struct {
 	key   string
 	value []byte
@@ -110,8 +110,8 @@ func (b *Blob) records(ns string) ([]record, error) {
 	return rs, nil
 }
 
-// metaRecords is the snapshot as meta.db has it. Its name is also put into
-// its parent's children, without which the parent could be removed first.
+// metaRecords returns the snapshot's records in meta.db. One is in its parent's list of
+// children, without which the parent could be removed first.
 func (s *Snapshot) metaRecords(ns, snapshotter string) ([]record, error) {
 	times, err := timestamps(s.Created, s.Updated)
 	if err != nil {
@@ -131,7 +131,7 @@ func (s *Snapshot) metaRecords(ns, snapshotter string) ([]record, error) {
 	return rs, nil
 }
 
-// backendRecords is the snapshot as the snapshotter has it.
+// backendRecords returns the snapshot's records in the snapshotter's database.
 func (s *Snapshot) backendRecords(parent *Snapshot) ([]record, error) {
 	times, err := timestamps(s.Created, s.Updated)
 	if err != nil {
@@ -169,8 +169,7 @@ func (b *bucket) add(rs []record, err error) error {
 	return err
 }
 
-// Write makes both databases, new files that must not exist. The same state
-// gives the same bytes.
+// Write writes both databases as new files. The same state gives the same bytes.
 func (s *State) Write(snapshotter, metaPath, snapshotsPath string) error {
 	var meta, backend bucket
 	backend.at("v1", "snapshots")
@@ -214,9 +213,9 @@ func (s *State) Write(snapshotter, metaPath, snapshotsPath string) error {
 	return backend.write(snapshotsPath)
 }
 
-// write makes a database of the bucket's children. bbolt spills the dirty
-// children of a bucket in the random order of a map; one bucket a transaction
-// leaves it no choice, and the other settings fix the rest of the layout.
+// write writes a database with the bucket's children. bbolt writes the changed children of a
+// bucket in the random order of a map, so each transaction has only one; the other settings
+// fix the rest of the layout.
 func (b *bucket) write(path string) error {
 	if _, err := os.Stat(path); err == nil {
 		return fmt.Errorf("writing database %s: it exists", path)

@@ -13,17 +13,15 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Live is a store in use, its databases open and locked: no containerd can
-// start on it until Close.
+// Live is a store with its databases open and locked: containerd cannot use it until Close.
 type Live struct {
 	meta, snaps *bolt.DB
 	snapshotter string
 }
 
-// OpenLive opens a store's databases for writing. They are made where the
-// store is new.
+// OpenLive opens a store's databases for writing, and creates missing ones.
 func OpenLive(snapshotter, metaPath, snapshotsPath string) (*Live, error) {
-	// What is damaged must not reach bbolt: see readDatabase.
+	// bbolt must not open a damaged database: see readDatabase.
 	for _, name := range []string{metaPath, snapshotsPath} {
 		if st, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) || err == nil && st.Size() == 0 {
 			continue // new
@@ -52,8 +50,8 @@ func openBolt(path string, perm os.FileMode) (db *bolt.DB, err error) {
 	return db, err
 }
 
-// guard makes an error of a page that bbolt has mapped and the disk can no
-// longer read, and of what bbolt asserts.
+// guard turns panics into errors: of bbolt's assertions, and of mapped pages that the disk
+// cannot read.
 func guard(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -68,10 +66,10 @@ func update(db *bolt.DB, f func(*bolt.Tx) error) error {
 	return guard(func() error { return db.Update(f) })
 }
 
-// Close lets go of the databases.
+// Close closes and unlocks the databases.
 func (l *Live) Close() error { return errors.Join(l.snaps.Close(), l.meta.Close()) }
 
-// Read says what the databases hold now.
+// Read returns the present contents of the databases.
 func (l *Live) Read() (*State, error) {
 	meta, err := l.content(l.meta)
 	if err != nil {
@@ -87,8 +85,7 @@ func (l *Live) Read() (*State, error) {
 	return newState(l.snapshotter, meta, snaps)
 }
 
-// content reads a database that we hold open, from its file: bbolt writes what
-// was committed through.
+// content reads an open database from its file, to which bbolt has written all commits.
 func (l *Live) content(db *bolt.DB) (*bucket, error) {
 	f, err := os.Open(db.Path())
 	if err != nil {
@@ -106,8 +103,8 @@ func (l *Live) content(db *bolt.DB) (*bucket, error) {
 	return b, nil
 }
 
-// Directories lists the numbers that metadata.db has given out, of every
-// namespace, in any state.
+// Directories returns the numbers of all snapshots in metadata.db, of every namespace and
+// state.
 func (l *Live) Directories() (map[uint64]bool, error) {
 	db, err := l.content(l.snaps)
 	if err != nil {
@@ -132,9 +129,8 @@ func descend(tx *bolt.Tx, path ...string) *bolt.Bucket {
 	return b
 }
 
-// AddSnapshots records snapshots in metadata.db, whose directories must be
-// there and synced. It drops the records that an earlier, killed attempt left
-// for the same layers, which meta.db never learned of.
+// AddSnapshots records snapshots in metadata.db. Their directories must exist and be synced.
+// It removes records of the same layers that a killed merge left and meta.db does not have.
 func (l *Live) AddSnapshots(add []Snapshot, parents map[string]Snapshot, sequence uint64, known map[string]bool) error {
 	keys := map[string]bool{}
 	for _, s := range add {
@@ -172,8 +168,8 @@ func (l *Live) AddSnapshots(add []Snapshot, parents map[string]Snapshot, sequenc
 	return nil
 }
 
-// dropLeftovers removes committed snapshots of our namespace that are about
-// to be added anew and that meta.db does not know, children first.
+// dropLeftovers removes committed snapshots with these keys that meta.db does not have,
+// children first.
 func dropLeftovers(tx *bolt.Tx, snaps *bolt.Bucket, keys, known map[string]bool) error {
 	links := descend(tx, "v1", "parents")
 	for {
@@ -211,10 +207,10 @@ func dropLeftovers(tx *bolt.Tx, snaps *bolt.Bucket, keys, known map[string]bool)
 	}
 }
 
-// Change is one transaction on meta.db.
+// Change is a transaction on meta.db.
 type Change struct {
-	Images       []Image // put, in place of any of the same name
-	Blobs        []Blob  // put; labels of one that is there are united
+	Images       []Image // added, in place of any of the same name
+	Blobs        []Blob  // added; labels of an existing one are merged
 	Snapshots    []Snapshot
 	RemoveImages []string
 	Sequence     uint64
@@ -234,65 +230,84 @@ func (l *Live) Apply(c Change) error {
 				return err
 			}
 		}
-		for i := range c.Blobs {
-			rs, err := c.Blobs[i].records(Namespace)
-			if err != nil {
-				return err
-			}
-			if descend(tx, "v1", Namespace, "content", "blob", c.Blobs[i].Digest) != nil {
-				rs = rs[1:] // its own times and size stay
-			}
-			if err := putRecords(tx, rs); err != nil {
-				return err
-			}
-		}
-		for i := range c.Snapshots {
-			rs, err := c.Snapshots[i].metaRecords(Namespace, l.snapshotter)
-			if err != nil {
-				return err
-			}
-			if err := putRecords(tx, rs); err != nil {
-				return err
-			}
-		}
-		if len(c.Snapshots) > 0 {
-			b, err := makeBucket(tx, []string{"v1", Namespace, "snapshots", l.snapshotter})
-			if err != nil {
-				return err
-			}
-			if err := b.SetSequence(max(c.Sequence, b.Sequence())); err != nil {
-				return err
-			}
-		}
-		images, err := makeBucket(tx, []string{"v1", Namespace, "images"})
-		if err != nil {
+		if err := putBlobs(tx, c.Blobs); err != nil {
 			return err
 		}
-		replaced := slices.Clone(c.RemoveImages)
-		for _, i := range c.Images {
-			replaced = append(replaced, i.Name)
+		if err := putSnapshots(tx, l.snapshotter, c.Snapshots, c.Sequence); err != nil {
+			return err
 		}
-		for _, name := range replaced {
-			if images.Bucket([]byte(name)) == nil {
-				continue
-			}
-			if err := images.DeleteBucket([]byte(name)); err != nil {
-				return err
-			}
-		}
-		for i := range c.Images {
-			rs, err := c.Images[i].records(Namespace)
-			if err != nil {
-				return err
-			}
-			if err := putRecords(tx, rs); err != nil {
-				return err
-			}
-		}
-		return nil
+		return replaceImages(tx, c.RemoveImages, c.Images)
 	})
 	if err != nil {
 		return fmt.Errorf("changing meta.db: %w", err)
+	}
+	return nil
+}
+
+func putBlobs(tx *bolt.Tx, blobs []Blob) error {
+	for i := range blobs {
+		rs, err := blobs[i].records(Namespace)
+		if err != nil {
+			return err
+		}
+		if descend(tx, "v1", Namespace, "content", "blob", blobs[i].Digest) != nil {
+			rs = rs[1:] // its own times and size stay
+		}
+		if err := putRecords(tx, rs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// putSnapshots records snapshots and raises the counter of their keys to sequence.
+func putSnapshots(tx *bolt.Tx, snapshotter string, snapshots []Snapshot, sequence uint64) error {
+	if len(snapshots) == 0 {
+		return nil
+	}
+	for i := range snapshots {
+		rs, err := snapshots[i].metaRecords(Namespace, snapshotter)
+		if err != nil {
+			return err
+		}
+		if err := putRecords(tx, rs); err != nil {
+			return err
+		}
+	}
+	b, err := makeBucket(tx, []string{"v1", Namespace, "snapshots", snapshotter})
+	if err != nil {
+		return err
+	}
+	return b.SetSequence(max(sequence, b.Sequence()))
+}
+
+// replaceImages removes images by name and puts others, in place of any of the same
+// name.
+func replaceImages(tx *bolt.Tx, remove []string, put []Image) error {
+	images, err := makeBucket(tx, []string{"v1", Namespace, "images"})
+	if err != nil {
+		return err
+	}
+	replaced := slices.Clone(remove)
+	for _, i := range put {
+		replaced = append(replaced, i.Name)
+	}
+	for _, name := range replaced {
+		if images.Bucket([]byte(name)) == nil {
+			continue
+		}
+		if err := images.DeleteBucket([]byte(name)); err != nil {
+			return err
+		}
+	}
+	for i := range put {
+		rs, err := put[i].records(Namespace)
+		if err != nil {
+			return err
+		}
+		if err := putRecords(tx, rs); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -1,8 +1,6 @@
-// Package store knows containerd's store on disk: where its files lie, and
-// what its two databases say, as plain values. builder/images writes a baked
-// store through it, the verifier reads one, and firstboot merges one into a
-// store in use. It is apart from builder/images so that a program on the node
-// can carry it without the registry client.
+// Package store reads and writes containerd's store on disk: the places of its files, and
+// the contents of its two databases as plain values. builder/images writes a baked store with
+// it, Verify checks one, and firstboot merges one into a store in use.
 //
 // The databases are bbolt files:
 //
@@ -49,8 +47,8 @@ const (
 	// MetaDB is containerd's database, relative to Root.
 	MetaDB = MetaDir + "/meta.db"
 
-	// SchemaVersion is what a baked meta.db says. containerd 1.7 knows 3; 2.x
-	// migrates it to 4 when it first opens it, and 1.7 still reads the result.
+	// SchemaVersion is the version of a baked meta.db. containerd 1.7 has 3; 2.x migrates it
+	// to 4 when it first opens it, which 1.7 still reads.
 	SchemaVersion = 3
 	// NewestSchema is the highest version of meta.db this package can read.
 	NewestSchema = 4
@@ -147,12 +145,8 @@ type Snapshot struct {
 	Created, Updated time.Time
 }
 
-// Kinds of snapshots, as in containerd's snapshots.Kind.
-const (
-	KindView      = 1
-	KindActive    = 2
-	KindCommitted = 3
-)
+// KindCommitted is containerd's snapshots.KindCommitted.
+const KindCommitted = 3
 
 // State is what both databases say about one namespace.
 type State struct {

@@ -12,12 +12,11 @@ const (
 	opaque   = ".wh..wh..opq"
 )
 
-// Flatten applies the layers of a container image to each other, as a
-// container's root file system has them: later layers win, whiteout entries
-// (.wh.NAME, .wh..wh..opq) take away and are not kept themselves. A directory that
-// a layer lists takes the place of whatever else was there, a symbolic link to a
-// directory too; what lies below a link is where the link points only if the layer
-// lists no directory of that name. Now dates directories that no layer has.
+// Flatten merges the layers of a container image into its root file system: later layers
+// win, whiteout entries (.wh.NAME, .wh..wh..opq) remove paths and are removed themselves. A
+// directory in a layer replaces anything else, also a symbolic link to a directory; only
+// paths without such a directory follow the link. Directories that are in no layer have the
+// time now.
 func Flatten(layers []Layer, now time.Time) ([]Node, error) {
 	m := newMerger(now)
 	m.flattening = true
@@ -38,7 +37,7 @@ func (m *merger) flatten(l Layer) {
 		itself bool
 	}
 	m.replaceByDirs(l.Nodes)
-	var marks []mark // carried out when all are found: none leads another astray
+	var marks []mark // applied after all are found, since they may affect each other
 	for _, n := range l.Nodes {
 		dir, base := path.Split(n.Path)
 		name, gone := strings.CutPrefix(base, whiteout)
@@ -55,7 +54,7 @@ func (m *merger) flatten(l Layer) {
 		case base == opaque:
 			marks = append(marks, mark{where, false})
 		case strings.HasPrefix(name, whiteout):
-			// What aufs kept for itself, as archives of old docker have it.
+			// Internal files of aufs, in archives of old versions of docker.
 		case name == "" || name == "." || name == "..":
 			m.errorf(l.Name, n.Path, "unknown whiteout")
 		default:
@@ -65,8 +64,7 @@ func (m *merger) flatten(l Layer) {
 	for _, gone := range marks {
 		m.drop(gone.where, gone.itself)
 	}
-	// So far paths led through links of the layers below alone; from here on those of
-	// this layer count.
+	// Until here paths were resolved by links of lower layers only.
 	clear(m.resolved)
 	sortNodes(plain)
 	seen := map[string]string{}
@@ -93,9 +91,8 @@ func (m *merger) flatten(l Layer) {
 	}
 }
 
-// replaceByDirs lays the layer's directories over what is not one in the layers
-// below. It comes before the layer's marks, which are about its own directory then,
-// and not about what a link that was there points to.
+// replaceByDirs puts the layer's directories in place of other files in lower layers, before
+// the layer's marks are applied: these mean its own directory, not the target of a link.
 func (m *merger) replaceByDirs(nodes []Node) {
 	var dirs []Node
 	for _, n := range nodes {
@@ -107,7 +104,7 @@ func (m *merger) replaceByDirs(nodes []Node) {
 	for _, n := range dirs {
 		parent, err := m.resolve(path.Dir(n.Path), nil)
 		if err != nil {
-			continue // it is reported when the node is placed
+			continue // reported when the node is placed
 		}
 		n.Path = below(parent, path.Base(n.Path))
 		if old, ok := m.nodes[n.Path]; ok && !old.IsDir() {

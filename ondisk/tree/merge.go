@@ -14,8 +14,8 @@ import (
 // kernel does.
 const maxLinks = 40
 
-// Merge unites layers, in order, into one tree: sorted by path, the root "."
-// first, so that parents precede their children.
+// Merge merges layers, in order, into one tree: sorted by path, the root "." first, parents
+// before their children.
 //
 // Directories unify and keep the attributes of the first layer that has
 // them: an overlay out of a working copy must not change the mode of /tmp.
@@ -42,10 +42,9 @@ type merger struct {
 	nodes map[string]Node
 	now   time.Time
 	errs  []error
-	// flattening: a directory takes the place of what is not one (Flatten).
+	// flattening: a directory replaces anything else (Flatten).
 	flattening bool
-	// resolved has where directories of the layer at hand are, so that a path
-	// costs its length, not that times its depth.
+	// resolved caches the places of the present layer's directories.
 	resolved map[string]string
 	// children of each directory, once something had to be dropped.
 	children map[string]map[string]bool
@@ -55,7 +54,7 @@ func newMerger(now time.Time) *merger {
 	return &merger{nodes: map[string]Node{}, now: now, resolved: map[string]string{}}
 }
 
-// set enters a node at its path.
+// set stores a node at its path.
 func (m *merger) set(n Node) {
 	if old, ok := m.nodes[n.Path]; ok && old.IsSymlink() != n.IsSymlink() {
 		clear(m.resolved) // paths led through it
@@ -139,7 +138,7 @@ func (m *merger) add(l Layer) {
 	}
 }
 
-// put enters n, whose parents exist.
+// put adds n, whose parents exist.
 func (m *merger) put(n Node, replace bool) {
 	old, ok := m.nodes[n.Path]
 	switch {
@@ -157,7 +156,7 @@ func (m *merger) put(n Node, replace bool) {
 	}
 }
 
-// remove takes away what the layer does not want of the earlier ones.
+// remove removes the paths in the layer's Remove.
 func (m *merger) remove(l Layer) {
 	for _, p := range l.Remove {
 		if err := checkPath(p); err != nil || p == "." {
@@ -174,8 +173,7 @@ func (m *merger) remove(l Layer) {
 	}
 }
 
-// place finds where a node of a layer goes, makes its missing parents, and
-// returns its real path.
+// place returns the real path of a node of a layer, and adds missing parents.
 func (m *merger) place(n Node, seen map[string]string) (string, error) {
 	if n.Path == "." {
 		if !n.IsDir() {
@@ -189,8 +187,7 @@ func (m *merger) place(n Node, seen map[string]string) (string, error) {
 	}
 	m.mkdirAll(parent, n.Layer)
 	where := path.Join(parent, path.Base(n.Path))
-	// A directory that is a link to a directory in an earlier layer is that
-	// directory.
+	// If it is a link to a directory in an earlier layer, it is that directory.
 	if old, ok := m.nodes[where]; ok && n.IsDir() && old.IsSymlink() && !m.flattening {
 		if _, mine := seen[where]; !mine {
 			where, err = m.resolve(where, seen)
@@ -265,9 +262,9 @@ func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
 	return known, nil
 }
 
-// step goes from a directory to what name is in it.
+// step resolves a name in a directory, which may be a symbolic link.
 func (m *merger) step(at, name string, seen map[string]string) (string, error) {
-	rest := []string{name} // a stack: the first to do is the last
+	rest := []string{name} // a stack: the next name is the last
 	for links := 0; len(rest) > 0; {
 		c, after, more := strings.Cut(rest[len(rest)-1], "/")
 		rest[len(rest)-1] = after
@@ -306,7 +303,7 @@ func (m *merger) step(at, name string, seen map[string]string) (string, error) {
 	return at, nil
 }
 
-// below is the path of a name in a directory.
+// below returns the path of a name in a directory.
 func below(dir, name string) string {
 	if dir == "." {
 		return name
@@ -317,7 +314,7 @@ func below(dir, name string) string {
 // packInside is the fix for paths that leave the tree.
 const packInside = "pack it again from inside its directory (tar -C DIR -cf FILE .)"
 
-// checkPath says what is wrong with a node's path.
+// checkPath returns what is wrong with a node's path.
 func checkPath(p string) error {
 	switch {
 	case p == "":
@@ -348,7 +345,7 @@ func (n Node) layer() string {
 	return n.Layer
 }
 
-// kind is the file type in words.
+// kind returns the file type in words.
 func (i *Inode) kind() string {
 	switch i.Mode & ModeType {
 	case ModeDir:
@@ -385,8 +382,7 @@ func boolInt(b bool) int {
 	return 0
 }
 
-// maxErrors bounds a report: an archive that is wrong throughout needs no
-// hundred thousand lines.
+// maxErrors bounds the errors that are reported for one archive.
 const maxErrors = 50
 
 func joinErrors(errs []error) error {

@@ -19,21 +19,18 @@ import (
 	"time"
 )
 
-// A tar of some kilobytes can uncompress to any number of headers, and each is
-// kept in memory.
+// A small compressed tar can contain any number of headers, which are kept in memory.
 const (
-	// maxEntries is far more than any root file system has.
+	// maxEntries is much more than any root file system has.
 	maxEntries = 2_000_000
-	// entryBytes is how long an entry's names and extended attributes may be,
-	// on average.
+	// entryBytes bounds the average size of an entry's names and extended attributes.
 	entryBytes = 512
 )
 
-// FromTar indexes an uncompressed tar, the blob of that name: file contents
-// are not read, they become ranges of the blob. PAX and GNU extensions are
-// understood. Owners, modes, extended attributes, devices and hard links
-// pass; a link shares its target's *Inode. What could not be laid down
-// exactly is rejected, and every such entry is named in the error.
+// FromTar indexes an uncompressed tar, the blob of that name, with PAX and GNU extensions.
+// File contents are not read; they become ranges of the blob. Owners, modes, extended
+// attributes, devices and hard links are kept; a link shares its target's *Inode. The error
+// lists all entries that a file system cannot represent exactly.
 func FromTar(r io.ReaderAt, size int64, blob, layer string) ([]Node, error) {
 	return fromTar(r, size, blob, layer, maxEntries)
 }
@@ -95,7 +92,7 @@ func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, 
 	return x.nodes, nil
 }
 
-// textOf is how many bytes of a header are kept.
+// textOf returns the bytes of a header that are kept.
 func textOf(h *tar.Header) int {
 	n := len(h.Name) + len(h.Linkname)
 	for k, v := range h.PAXRecords {
@@ -124,7 +121,7 @@ func (x *tarIndex) last() string {
 	return x.name
 }
 
-// add enters one header; off is where its content starts.
+// add adds one entry; off is the offset of its content.
 func (x *tarIndex) add(h *tar.Header, off int64) error {
 	x.name = h.Name
 	if h.Typeflag == tar.TypeXGlobalHeader {
@@ -148,7 +145,7 @@ func (x *tarIndex) add(h *tar.Header, off int64) error {
 		if !in.IsDir() || !x.nodes[i].IsDir() {
 			return errTwice
 		}
-		x.nodes[i].Inode = in // a directory may be listed again; the last word counts
+		x.nodes[i].Inode = in // a directory may be listed again; the last entry counts
 		return nil
 	}
 	x.put(p, in)
@@ -179,11 +176,10 @@ func (x *tarIndex) link(p string, h *tar.Header) error {
 	return nil
 }
 
-// errTwice has a fix: tar keeps both where a file is appended (tar -r).
+// errTwice is for archives with a path twice, as `tar -r` makes them.
 var errTwice = errors.New("path occurs twice in the archive; pack it again from a directory")
 
-// maxID is the largest owner there is: the next is (uid_t)-1, by which the
-// kernel means no change of the owner.
+// maxID is the largest user or group ID. The next, (uid_t)-1, means "no change".
 const maxID = 1<<32 - 2
 
 func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
@@ -195,15 +191,15 @@ func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
 		UID:  uint32(h.Uid), GID: uint32(h.Gid),
 		MTime: h.ModTime,
 	}
+	var err error
 	switch h.Typeflag {
 	case tar.TypeReg:
 		in.Mode |= ModeRegular
 		if h.Size > x.size-off {
 			return nil, fmt.Errorf("content of %d bytes goes beyond the end of the archive; fetch it again", h.Size)
 		}
-		in.Data = Content{Blob: x.blob, Off: off, Size: h.Size}
-		if h.Size == 0 {
-			in.Data = Content{}
+		if h.Size > 0 {
+			in.Data = Content{Blob: x.blob, Off: off, Size: h.Size}
 		}
 	case tar.TypeDir:
 		in.Mode |= ModeDir
@@ -213,39 +209,44 @@ func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
 		}
 		in.Mode |= ModeSymlink
 		in.Target = h.Linkname
-	case tar.TypeChar, tar.TypeBlock:
+	case tar.TypeChar:
 		in.Mode |= ModeChar
-		if h.Typeflag == tar.TypeBlock {
-			in.Mode = in.Mode&^ModeType | ModeBlock
-		}
-		// 12 and 20 bits, as the kernel's dev_t has them.
-		if h.Devmajor < 0 || h.Devmajor >= 1<<12 || h.Devminor < 0 || h.Devminor >= 1<<20 {
-			return nil, fmt.Errorf("device number %d:%d out of range", h.Devmajor, h.Devminor)
-		}
-		in.Major, in.Minor = uint32(h.Devmajor), uint32(h.Devminor)
+		in.Major, in.Minor, err = deviceNumber(h)
+	case tar.TypeBlock:
+		in.Mode |= ModeBlock
+		in.Major, in.Minor, err = deviceNumber(h)
 	case tar.TypeFifo:
 		in.Mode |= ModeFIFO
 	default:
 		return nil, fmt.Errorf("entry of unknown type %q", h.Typeflag)
 	}
-	var err error
-	in.Xattrs, err = xattrs(h.PAXRecords)
+	if err == nil {
+		in.Xattrs, err = xattrs(h.PAXRecords)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return in, nil
 }
 
-// Where tar programs keep extended attributes: star and GNU tar, with what it does
-// for SELinux alone, and libarchive, which mostly writes the first form too.
+// deviceNumber returns a device's numbers, of 12 and 20 bits as in the kernel's dev_t.
+func deviceNumber(h *tar.Header) (major, minor uint32, err error) {
+	if h.Devmajor < 0 || h.Devmajor >= 1<<12 || h.Devminor < 0 || h.Devminor >= 1<<20 {
+		return 0, 0, fmt.Errorf("device number %d:%d out of range", h.Devmajor, h.Devminor)
+	}
+	return uint32(h.Devmajor), uint32(h.Devminor), nil
+}
+
+// PAX records with extended attributes: of star and GNU tar, GNU tar's own for SELinux, and
+// libarchive's, which mostly writes the first form too.
 const (
 	xattrPrefix      = "SCHILY.xattr."
 	selinuxRecord    = "RHT.security.selinux"
 	libarchivePrefix = "LIBARCHIVE.xattr."
 )
 
-// xattrs are the extended attributes in an entry's records. Of one that is there in
-// several forms it is star's.
+// xattrs returns the extended attributes in an entry's records. If one is there in several
+// forms, star's counts.
 func xattrs(records map[string]string) (map[string]string, error) {
 	var out map[string]string
 	put := func(name, value string) error {
@@ -261,7 +262,7 @@ func xattrs(records map[string]string) (map[string]string, error) {
 		out[name] = value
 		return nil
 	}
-	// The forms in the order of their precedence, the last wins.
+	// The forms in ascending precedence.
 	for _, form := range []func(k, v string) error{
 		func(k, v string) error {
 			coded, ok := strings.CutPrefix(k, libarchivePrefix)
@@ -303,9 +304,9 @@ func xattrs(records map[string]string) (map[string]string, error) {
 	return out, nil
 }
 
-// CheckCapability rejects file capabilities that the kernel would not take
-// (cap_convert_nscap): revision 2, or 3 with the user who is root. It passes
-// any other extended attribute.
+// CheckCapability returns an error for file capabilities that the kernel rejects
+// (cap_convert_nscap): it accepts revision 2, and 3 for a root user. Other extended attributes
+// are not checked.
 func CheckCapability(name, value string) error {
 	const (
 		effective = 1
@@ -335,7 +336,7 @@ func hasSparse(pax map[string]string) bool {
 	return false
 }
 
-// entryPath turns a tar entry's name into a node's path.
+// entryPath returns the node's path for the name of a tar entry.
 func entryPath(name string) (string, error) {
 	p := strings.TrimRight(name, "/")
 	if p == "" && name != "" {
@@ -348,7 +349,7 @@ func entryPath(name string) (string, error) {
 		p = "."
 	}
 	if err := checkPath(p); err != nil {
-		// Harmless doubled slashes and inner dots are fixed, the rest is not.
+		// Double slashes and inner dots are harmless and cleaned.
 		q := path.Clean(p)
 		if strings.HasPrefix(p, "/") || p == "" || strings.Contains("/"+p+"/", "/../") || checkPath(q) != nil {
 			return "", err
@@ -358,8 +359,8 @@ func entryPath(name string) (string, error) {
 	return p, nil
 }
 
-// WriteTar writes nodes as one PAX tar, the same bytes for the same nodes.
-// Nodes that share an *Inode become hard links.
+// WriteTar writes nodes as a PAX tar. The same nodes give the same bytes. Nodes that share an
+// *Inode become hard links.
 func WriteTar(w io.Writer, nodes []Node, blobs Blobs) error {
 	nodes = slices.Clone(nodes)
 	sortNodes(nodes)
@@ -395,7 +396,7 @@ func WriteTar(w io.Writer, nodes []Node, blobs Blobs) error {
 	return tw.Close()
 }
 
-// reader yields the content; blobs that were opened are left in open.
+// reader returns the content; opened blobs are added to open.
 func (c Content) reader(open map[string]BlobFile, blobs Blobs) (io.Reader, error) {
 	if c.Blob == "" {
 		return strings.NewReader(string(c.Inline)), nil
@@ -411,8 +412,8 @@ func (c Content) reader(open map[string]BlobFile, blobs Blobs) (io.Reader, error
 	return io.NewSectionReader(f, c.Off, c.Size), nil
 }
 
-// ReadContent returns a regular file's bytes. Files larger than limit are
-// rejected: it is meant for configuration and metadata.
+// ReadContent returns the bytes of a small regular file. Files larger than limit are
+// rejected.
 func ReadContent(c Content, blobs Blobs, limit int64) ([]byte, error) {
 	if c.Size > limit {
 		return nil, fmt.Errorf("%d bytes are more than the %d expected", c.Size, limit)
@@ -468,18 +469,17 @@ func header(n Node) *tar.Header {
 	return h
 }
 
-// PackDir writes a directory of the host as a tar that does not depend on the
-// host: sorted, everything root's and dated mtime, no path of the host in it.
-// Modes, symbolic links, hard links and file capabilities are kept; owners,
-// ACLs and other extended attributes are the host's. It is how overlays enter a
-// build.
+// PackDir writes a directory of the host, such as an overlay, as a tar that does not depend
+// on the host: sorted, owned by root, with the time mtime and relative paths. Modes, symbolic
+// links, hard links and file capabilities are kept; owners, ACLs and other extended attributes
+// are not.
 func PackDir(ctx context.Context, w io.Writer, dir string, mtime time.Time) error {
 	if fi, err := os.Stat(dir); err != nil {
 		return fmt.Errorf("packing overlay: %w", err)
 	} else if !fi.IsDir() {
 		return fmt.Errorf("packing overlay %s: not a directory", dir)
 	}
-	// The walk follows no link, not even one to where it begins.
+	// WalkDir does not follow links, not even dir itself.
 	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return fmt.Errorf("packing overlay: %w", err)
@@ -515,7 +515,7 @@ func PackDir(ctx context.Context, w io.Writer, dir string, mtime time.Time) erro
 	return p.tw.Close()
 }
 
-// maxPackErrors are enough to see what is wrong with a directory.
+// maxPackErrors bounds the errors that are reported for one directory.
 const maxPackErrors = 20
 
 type packer struct {

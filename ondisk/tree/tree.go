@@ -26,7 +26,6 @@ const (
 	ModeSetUID  = 0o004000
 	ModeSetGID  = 0o002000
 	ModeSticky  = 0o001000
-	ModePerm    = 0o000777
 )
 
 // Node is one name in the tree. Hard links are nodes that share an *Inode.
@@ -34,13 +33,13 @@ type Node struct {
 	// Path is relative to the root and clean ("usr/bin/kubelet"); the root
 	// itself is ".".
 	Path string
-	// Layer names the source of this node, for messages and reports; Merge sets
-	// that of its Layer where it is empty.
+	// Layer names the source of this node, for messages and reports. Merge sets it if it is
+	// empty.
 	Layer string
 	*Inode
 }
 
-// Inode is everything of a file but its names.
+// Inode is a file without its names.
 type Inode struct {
 	// Mode is st_mode: file type and permission bits.
 	Mode     uint32
@@ -100,11 +99,10 @@ func (i *Inode) IsSymlink() bool { return i.Mode&ModeType == ModeSymlink }
 type Layer struct {
 	Name  string
 	Nodes []Node
-	// Replace lets this layer's files take the place of earlier layers'
-	// files. Without it, a path that two layers both have (directories
-	// apart) is an error.
+	// Replace allows this layer's files to replace those of earlier layers. Without it, a
+	// path in two layers is an error, except for directories.
 	Replace bool
-	// Remove lists paths of earlier layers that this layer takes away, with
-	// all below them.
+	// Remove lists paths of earlier layers that this layer removes, with everything below
+	// them.
 	Remove []string
 }

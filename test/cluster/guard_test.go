@@ -2,73 +2,20 @@ package cluster
 
 import (
 	"context"
-	"crypto/x509"
-	"encoding/pem"
-	"errors"
+	"crypto/tls"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/ipvs"
-	"github.com/edgebake/edgebake/ipvs/kernel"
 	"github.com/edgebake/edgebake/ipvs/probe"
+	"github.com/edgebake/edgebake/test/kerneltest"
 )
-
-// table is a kernel that has nothing but IPVS' table.
-type table struct {
-	mu  sync.Mutex
-	all []kernel.Service
-}
-
-func (k *table) Service(vip netip.AddrPort) (*kernel.Service, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	i := slices.IndexFunc(k.all, func(s kernel.Service) bool { return s.VIP == vip })
-	if i < 0 {
-		return nil, nil
-	}
-	s := k.all[i]
-	s.Dests = slices.Clone(s.Dests)
-	return &s, nil
-}
-
-func (k *table) Apply(op kernel.Op) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if op.Kind == kernel.AddService {
-		k.all = append(k.all, op.Service)
-		return nil
-	}
-	i := slices.IndexFunc(k.all, func(s kernel.Service) bool { return s.VIP == op.Service.VIP })
-	if i < 0 {
-		return errors.New("no such service")
-	}
-	s := &k.all[i]
-	s.Dests = slices.DeleteFunc(s.Dests, func(d kernel.Dest) bool { return d.Addr == op.Dest.Addr })
-	if op.Kind == kernel.AddDest || op.Kind == kernel.UpdateDest {
-		s.Dests = append(s.Dests, op.Dest)
-	}
-	return nil
-}
-
-func (k *table) Ready() error                                     { return nil }
-func (k *table) Conns(_, _ netip.AddrPort) ([]kernel.Conn, error) { return nil, nil }
-func (k *table) Sever([]kernel.Conn) (int, error)                 { return 0, nil }
-func (k *table) Untrack(_, _ netip.AddrPort) error                { return nil }
-func (k *table) Stuck(netip.AddrPort) ([]netip.AddrPort, error)   { return nil, nil }
-func (k *table) SeverRemote(netip.AddrPort) (int, error)          { return 0, nil }
-func (k *table) Source(netip.Addr) (netip.Addr, error)            { return netip.MustParseAddr("127.0.0.1"), nil }
-func (k *table) Route(netip.Addr) (netip.Addr, bool, error)       { return netip.Addr{}, false, nil }
-func (k *table) SetRoute(_, _ netip.Addr) error                   { return nil }
-func (k *table) DelRoute(netip.Addr) error                        { return nil }
-func (k *table) Settings() ([]string, error)                      { return nil, nil }
-func (k *table) Watch(context.Context, func()) error              { return nil }
 
 // TestMasterShowsItsCluster: a real API server shows the UIDs of cluster-info, to
 // anybody, and of the Node and of the Service that it has made, to a certificate; ipvscare
@@ -123,7 +70,7 @@ func TestMasterShowsItsCluster(t *testing.T) {
 		{"cluster-info is another, and the certificate has expired", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID, ServiceUID: service}, expired, "down"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			rules := &table{}
+			rules := &kerneltest.Table{}
 			server := ipvs.Server{VIP: netip.MustParseAddrPort("10.103.97.222:6443"), Masters: []ipvs.Master{{Host: addr.Addr().String(), Port: addr.Port()}},
 				Scheduler: "rr", Profile: ipvs.LAN(), Rise: 2, Fall: 2, Probe: probe.Spec{Method: "GET", Path: "/readyz", CAFile: lc.CAFile}, Joined: tt.joined}
 			file := tt.cert
@@ -167,19 +114,23 @@ func certificateOf(t *testing.T, kubeconfig string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pair, err := u.KeyPair("/")
+	cert, key, err := u.KeyTexts("/")
 	if err != nil {
 		t.Fatal(err)
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	key := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 	file := filepath.Join(t.TempDir(), "client.pem")
-	all := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}), key...)
-	if err := os.WriteFile(file, all, 0o600); err != nil {
+	if err := os.WriteFile(file, slices.Concat(cert, []byte("\n"), key), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return file
+}
+
+// keyPair reads the client certificate of a kubeconfig's user.
+func keyPair(u *api.User) (*tls.Certificate, error) {
+	cert, key, err := u.KeyTexts("/")
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	return &pair, err
 }

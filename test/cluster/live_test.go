@@ -59,13 +59,10 @@ func startCluster(p *lab.Programs) (*lab.Cluster, error) {
 	if live.lab, err = lab.New(dir, os.Stdout); err != nil {
 		return nil, err
 	}
-	network, err := lab.FreeLoopback()
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	return live.lab.StartCluster(ctx, p, network, 1)
+	c, _, err := live.lab.StartLocalCluster(ctx, p)
+	return c, err
 }
 
 // open is a client of the cluster, as its administrator or as somebody else.

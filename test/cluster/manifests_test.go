@@ -192,7 +192,7 @@ func adminAPI(t *testing.T, kubeconfig string) *api.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := k.Client("/", nil)
+	c, err := k.Client("/", nil, keyPair)
 	if err != nil {
 		t.Fatal(err)
 	}

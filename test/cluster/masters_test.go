@@ -126,7 +126,7 @@ func (m *masters) die(i int) {
 
 func (m *masters) api(i int) *api.Client {
 	m.t.Helper()
-	c, err := m.admin.Client("/", nil)
+	c, err := m.admin.Client("/", nil, keyPair)
 	if err != nil {
 		m.t.Fatal(err)
 	}

@@ -143,7 +143,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 	}
 	// A second preparation, for another VIP, keeps the first state.
 	other := cluster.Wanted{VIP: "10.103.98.9"}
-	if plan, err = c.Plan(ctx, other); err != nil || len(plan) != 1 || plan[0].Then() == "" {
+	if plan, err = c.Plan(ctx, other); err != nil || len(plan) != 1 || plan[0].NextStep() == "" {
 		t.Fatalf("%+v %v", plan, err)
 	}
 	if err := c.Prepare(ctx, plan); err != nil {

@@ -102,11 +102,7 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	network, err := lab.FreeLoopback()
-	if err != nil {
-		return err
-	}
-	cluster, err := l.StartCluster(ctx, progs, network, 1)
+	cluster, network, err := l.StartLocalCluster(ctx, progs)
 	if err != nil {
 		return err
 	}

@@ -148,6 +148,17 @@ func (l *Lab) StartCluster(ctx context.Context, progs *Programs, network Net, ma
 	return l.StartTunedCluster(ctx, progs, network, masters, Tuning{})
 }
 
+// StartLocalCluster starts a control plane with one master on a free port of this
+// computer's loopback.
+func (l *Lab) StartLocalCluster(ctx context.Context, progs *Programs) (*Cluster, Loopback, error) {
+	network, err := FreeLoopback()
+	if err != nil {
+		return nil, Loopback{}, err
+	}
+	c, err := l.StartCluster(ctx, progs, network, 1)
+	return c, network, err
+}
+
 // StartTunedCluster is StartCluster with another tuning.
 func (l *Lab) StartTunedCluster(ctx context.Context, progs *Programs, network Net, masters int, tuning Tuning) (*Cluster, error) {
 	if masters < 1 || masters > MaxMasters {

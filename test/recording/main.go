@@ -153,11 +153,7 @@ func (r *recorder) record(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	network, err := lab.FreeLoopback()
-	if err != nil {
-		return err
-	}
-	cluster, err := l.StartCluster(ctx, progs, network, 1)
+	cluster, network, err := l.StartLocalCluster(ctx, progs)
 	if err != nil {
 		return err
 	}

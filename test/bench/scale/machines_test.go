@@ -129,7 +129,7 @@ func newNode(t *testing.T, f *fleet, i int) *node {
 	if spread := configs.DefaultSpread(f.Nodes); spread > 0 {
 		lines = append(lines, fmt.Sprintf("spreadSeconds: %d", spread))
 	}
-	n.world.Stamp(worldtest.OwnDev, strings.Join(lines, "\n")+"\n")
+	n.world.Stamp(worldtest.SlotDevice, strings.Join(lines, "\n")+"\n")
 	return n
 }
 
@@ -281,9 +281,9 @@ func (n *node) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 		return say(err)
 	}
 	w := n.world
-	w.Puts(member.BootstrapConf, "token: "+user.Token)
-	w.Puts(ondisk.KubeletConfig, "kind: KubeletConfiguration\n")
-	w.Puts(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint="+ondisk.CRISocket+"\"\n")
+	w.PutUnsynced(member.BootstrapConf, "token: "+user.Token)
+	w.PutUnsynced(ondisk.KubeletConfig, "kind: KubeletConfiguration\n")
+	w.PutUnsynced(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint="+ondisk.CRISocket+"\"\n")
 	w.Units[ondisk.UnitKubelet], w.Started[ondisk.UnitKubelet] = "active", time.Now()
 	enrolled := n.startKubelet(cluster.Server, ca, user.Token, credentials{})
 	var own credentials
@@ -300,7 +300,7 @@ func (n *node) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	}
 	pair := string(own.cert) + string(own.key)
 	dated := member.KubeletPKI + "/kubelet-client-2026-11-20-10-00-00.pem"
-	w.Puts(dated, pair)
+	w.PutUnsynced(dated, pair)
 	link := n.below(member.ClientCert)
 	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -313,7 +313,7 @@ func (n *node) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	if err != nil {
 		return err
 	}
-	w.Puts(ondisk.KubeletConf, string(kubeletConf))
+	w.PutUnsynced(ondisk.KubeletConf, string(kubeletConf))
 	if err := host.Sleep(ctx, 500*time.Millisecond); err != nil { // it asks for kubelet's health
 		return err
 	}
