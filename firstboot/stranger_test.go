@@ -148,14 +148,14 @@ func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 		if pinned {
 			site = strings.Replace(w.Site(worldtest.WithToken), "caCertHashes: [", "caCertHashes: ['"+other.Pin+"', ", 1)
 		}
-		w.Stamp(worldtest.OwnDev, site)
+		w.Stamp(worldtest.SlotDevice, site)
 		w.mustBoot()
 		own := w.Cluster
 		w.Now = w.Now.AddDate(2, 0, 0)
 		own.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
 		own.Revive = true
 		w.JoinError = func(int) error { return errors.New("kubelet is not well") }
-		w.Stamp(worldtest.OwnDev, site)
+		w.Stamp(worldtest.SlotDevice, site)
 		w.PowerOn()
 		if err := w.boot(); err == nil || member.Is(w.Env()) {
 			t.Fatalf("it joined again: %v\n%s", err, strings.Join(w.Console, "\n"))
@@ -165,7 +165,7 @@ func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 		other.Of(w.World)
 		w.PowerOn()
 		took := func() bool { return w.Has(ondisk.KubeCA) && w.Get(ondisk.KubeCA) == string(other.Pem) }
-		if err := w.boot(); err == nil || took() || !w.Said("FAILED discovery") {
+		if err := w.boot(); err == nil || took() || !w.ConsoleHas("FAILED discovery") {
 			t.Errorf("pinned %v: %v, it took the other cluster's CA: %v\n%s", pinned, err, took(), strings.Join(w.Console, "\n"))
 		}
 		w.Cluster = own
