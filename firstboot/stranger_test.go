@@ -153,7 +153,7 @@ func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 		own := w.Cluster
 		w.Now = w.Now.AddDate(2, 0, 0)
 		own.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-		own.Revive = true
+		own.NodeRevives = true
 		w.JoinError = func(int) error { return errors.New("kubelet is not well") }
 		w.Stamp(worldtest.SlotDevice, site)
 		w.PowerOn()
