@@ -162,9 +162,9 @@ func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 		}
 		w.JoinError = nil
 		w.Cluster = other
-		other.Of(w.World)
+		other.Attach(w.World)
 		w.PowerOn()
-		took := func() bool { return w.Has(ondisk.KubeCA) && w.Get(ondisk.KubeCA) == string(other.Pem) }
+		took := func() bool { return w.Has(ondisk.KubeCA) && w.Get(ondisk.KubeCA) == string(other.CAPEM) }
 		if err := w.boot(); err == nil || took() || !w.ConsoleHas("FAILED discovery") {
 			t.Errorf("pinned %v: %v, it took the other cluster's CA: %v\n%s", pinned, err, took(), strings.Join(w.Console, "\n"))
 		}
