@@ -240,13 +240,11 @@ func (m *image) indexSigned(info ondisk.SlotInfo, keys []string) error {
 	if _, err := slot.VerifyIndex(i.Body, i.Signature, keys); err != nil {
 		return fmt.Errorf("the index of its chunks: %w", err)
 	}
-	if err := i.Decode(); err != nil {
-		return err
-	}
-	if i.Index.Golden != info.Golden || !bytes.Equal(i.Index.ImageInfo, m.infoText) {
+	err = i.Decode()
+	if x := i.Index; x != nil && (x.Golden != info.Golden || !bytes.Equal(x.ImageInfo, m.infoText)) {
 		return errors.New("the index of its chunks is that of another image: a machine would be updated to that one; copy or build it again")
 	}
-	return nil
+	return err
 }
 
 func (m *image) signedBy(info ondisk.SlotInfo, keys []string) (string, error) {

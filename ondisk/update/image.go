@@ -69,12 +69,14 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 	return i, nil
 }
 
-// Decode reads the index. Call it after its signature was checked.
+// Decode reads the index, also one that is not of this image. Call it after its signature
+// was checked.
 func (i *Image) Decode() error {
 	x, err := chunk.Decode(i.Body)
 	if err != nil {
 		return err
 	}
+	i.Index = x
 	for _, p := range x.Parts {
 		for k, c := range p.Chunks {
 			if f := p.Frame + k; f >= i.table.Frames() || i.table.Entry(f).Size != c.Size {
@@ -82,7 +84,6 @@ func (i *Image) Decode() error {
 			}
 		}
 	}
-	i.Index = x
 	return nil
 }
 
