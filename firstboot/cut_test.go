@@ -30,10 +30,10 @@ type afterCut[M any] struct {
 }
 
 // everyCut is how many effects lie between two cuts of the power: with -short, one in
-// four is tried.
+// seven is tried.
 func everyCut() int {
 	if testing.Short() {
-		return 4
+		return 7
 	}
 	return 1
 }

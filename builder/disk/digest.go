@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/seekable"
 )
 
 // Digest tells one disk from another, without its slot.
@@ -43,6 +44,15 @@ func DigestOf(parts []ondisk.PartitionInfo, sum func(off, n int64) [32]byte) Dig
 	}
 	d.Golden = hex.EncodeToString(h.Sum(nil))
 	return d
+}
+
+// chunkSum is the digest of a chunk. Many that are written are zeros all the same, which
+// are found sooner than hashed.
+func chunkSum(b []byte) [32]byte {
+	if len(b) == Align && seekable.IsZero(b) {
+		return zeroSum()
+	}
+	return sha256.Sum256(b)
 }
 
 // zeroSum is the digest of a whole chunk of zeros.
@@ -93,7 +103,7 @@ func Digests(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (Dig
 			case zero:
 				sums[i] = sha256.Sum256(make([]byte, c.n))
 			default:
-				sums[i] = sha256.Sum256(b)
+				sums[i] = chunkSum(b)
 			}
 			if src.Progress != nil {
 				mu.Lock()
@@ -202,7 +212,7 @@ func (t *tracker) hash(left <-chan visit) {
 	for v := range left {
 		if n, err := t.f.ReadAt(buf, int64(v.chunk)*Align); err == nil || err == io.EOF {
 			c := &t.chunks[v.chunk]
-			c.sum, c.sumOf = sha256.Sum256(buf[:n]), v.writes
+			c.sum, c.sumOf = chunkSum(buf[:n]), v.writes
 		}
 	}
 }
@@ -244,7 +254,7 @@ func (t *tracker) rehash(i int, buf []byte) error {
 	if err != nil && err != io.EOF {
 		return fmt.Errorf("hashing the image: %w", err)
 	}
-	c.sum, c.sumOf = sha256.Sum256(buf[:n]), c.writes
+	c.sum, c.sumOf = chunkSum(buf[:n]), c.writes
 	return nil
 }
 

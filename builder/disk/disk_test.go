@@ -23,6 +23,7 @@ import (
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/test/disktest"
 )
@@ -339,7 +340,7 @@ func TestGoldenDigest(t *testing.T) {
 		t.Errorf("golden digest is %s, by definition %s", r.Golden, want)
 	}
 	got, err := Digests(t.Context(), Source{Read: func(_ []byte, off, n int64) ([]byte, bool, error) {
-		return b[off : off+n], IsZero(b[off : off+n]), nil
+		return b[off : off+n], seekable.IsZero(b[off : off+n]), nil
 	}}, l.Parts)
 	if err != nil || !reflect.DeepEqual(got, r.Digest) {
 		t.Errorf("Digests computes %v, %v, Write %v", got, err, r.Digest)

@@ -1,7 +1,6 @@
 package disk
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/fat"
 	"github.com/edgebake/edgebake/ondisk/file"
+	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
@@ -305,7 +305,7 @@ const SparseBlock = 64 << 10
 // zeros are left out.
 func WriteSparse(w io.WriterAt, b []byte, at int64) error {
 	for block := range slices.Chunk(b, SparseBlock) {
-		if !IsZero(block) {
+		if !seekable.IsZero(block) {
 			if _, err := w.WriteAt(block, at); err != nil {
 				return err
 			}
@@ -313,10 +313,4 @@ func WriteSparse(w io.WriterAt, b []byte, at int64) error {
 		at += SparseBlock
 	}
 	return nil
-}
-
-// IsZero reports whether all bytes are zero: the first is, and each is the one
-// before it, which comparing finds out many at a time.
-func IsZero(b []byte) bool {
-	return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }

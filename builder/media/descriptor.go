@@ -143,7 +143,7 @@ func leftovers(slot *io.SectionReader) error {
 	// What else is secret, a password in an Ignition config for example, has no
 	// form to look for.
 	return fsys.EachFree(func(x fat.Extent) error {
-		if len(bytes.TrimLeft(b[x.Off:][:x.Len], "\x00")) > 0 {
+		if !seekable.IsZero(b[x.Off:][:x.Len]) {
 			return errors.New("a file was deleted from its slot, and can still be read there: take the golden image that it was made of")
 		}
 		return nil

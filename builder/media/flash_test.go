@@ -63,9 +63,7 @@ func blank(t testing.TB, size int64) *medium {
 func (m *medium) copy(t testing.TB) *medium {
 	t.Helper()
 	to := filepath.Join(disktest.Scratch(t), "disk")
-	if said, err := command("cp", "--sparse=always", m.path(), to); err != nil {
-		t.Fatalf("%v: %s", err, said)
-	}
+	disktest.Copy(t, m.path(), to)
 	f, err := os.OpenFile(to, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -263,8 +261,11 @@ func TestFlashNamesItsOwnPartitions(t *testing.T) {
 		if at < int(where.Start) {
 			t.Fatal("there is no entry")
 		}
-		raw[at] = 'Q'
-		if err := os.WriteFile(x.path(), raw, 0o600); err != nil {
+		f, err := os.OpenFile(x.path(), os.O_WRONLY, 0)
+		if err == nil {
+			_, err = f.WriteAt([]byte("Q"), int64(at))
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
 			t.Fatal(err)
 		}
 		if err := Verify(t.Context(), x.path(), nil); err == nil || !strings.Contains(err.Error(), "golden digest") {
@@ -284,10 +285,7 @@ func TestFlashOfAnotherBootChain(t *testing.T) {
 	}
 	guid := disk.PartitionGUID("aa11", ondisk.LabelRootA)
 	prepare := func(old, new string) (*Flash, error) {
-		x := bytes.Replace(b, []byte(old), fmt.Appendf(nil, "%-*s", len(old), new), 1)
-		if err := os.WriteFile(image, x, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		disktest.Write(t, image, bytes.Replace(b, []byte(old), fmt.Appendf(nil, "%-*s", len(old), new), 1))
 		return PrepareFlash(image, FlashOptions{Size: int64(len(b)), Random: random})
 	}
 	f, err := prepare("root=PARTUUID="+guid, "root=LABEL=ROOT")
@@ -334,17 +332,13 @@ func TestFlashOfAChangingImage(t *testing.T) {
 		if tc.first != tc.then && bytes.Equal(shown, b) {
 			t.Fatalf("%s: the image has no %s", name, tc.first)
 		}
-		if err := os.WriteFile(path, shown, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		disktest.Write(t, path, shown)
 		m := blank(t, int64(len(b))+8<<20)
 		f, err := PrepareFlash(path, FlashOptions{Size: m.size, Random: random, SkipVerify: tc.quick})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		disktest.Write(t, path, b)
 		r, err := f.Write(t.Context(), m)
 		f.Close()
 		if tc.first == tc.then {
@@ -478,9 +472,7 @@ func TestFlashNotices(t *testing.T) {
 		t.Fatal(err)
 	}
 	b[100<<20] ^= 1
-	if err := os.WriteFile(damaged, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	disktest.Write(t, damaged, b)
 	ready, err := PrepareFlash(image, FlashOptions{Size: size + 8<<20, Random: random})
 	if err != nil {
 		t.Fatal(err)
@@ -627,9 +619,7 @@ func TestFlashRefuses(t *testing.T) {
 	}
 	cut := func(from, name string, n int64) string {
 		path := filepath.Join(d, name)
-		if said, err := command("cp", "--sparse=always", from, path); err != nil {
-			t.Fatal(said, err)
-		}
+		disktest.Copy(t, from, path)
 		if err := os.Truncate(path, n); err != nil {
 			t.Fatal(err)
 		}

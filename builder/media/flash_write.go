@@ -119,10 +119,10 @@ const grain = 1 << 20
 
 // trim cuts zeros off both ends of a chunk; at is where the rest begins.
 func trim(b []byte) (at int64, rest []byte) {
-	for len(b) > 0 && disk.IsZero(b[:grain]) {
+	for len(b) > 0 && seekable.IsZero(b[:grain]) {
 		at, b = at+grain, b[grain:]
 	}
-	for len(b) > 0 && disk.IsZero(b[len(b)-grain:]) {
+	for len(b) > 0 && seekable.IsZero(b[len(b)-grain:]) {
 		b = b[:len(b)-grain]
 	}
 	return at, b

@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
+	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
@@ -163,7 +164,7 @@ func (m *image) roomForAll(sites []Named, outputs []string, o ManyOptions) error
 	}
 	var each int64
 	for b := range slices.Chunk(img, disk.SparseBlock) {
-		if !disk.IsZero(b) {
+		if !seekable.IsZero(b) {
 			each += disk.SparseBlock
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -47,10 +48,39 @@ func blob(p string, size int64) tree.Node {
 
 const sbom = `{"spdxVersion":"SPDX-2.3","packages":[{"name":"runc","versionInfo":"1.1.15"},{"name":"base-files","versionInfo":"13"}]}`
 
-// golden builds a golden image with data bytes in its root file system.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if goldens.dir != "" {
+		os.RemoveAll(goldens.dir)
+	}
+	os.Exit(code)
+}
+
+// goldens are the images of golden. Each is built once, and copied.
+var goldens struct {
+	sync.Mutex
+	dir string
+	of  map[string]*disk.Result
+}
+
+// golden makes a golden image with data bytes in its root file system.
 func golden(t testing.TB, path string, data int64, zstd bool) *disk.Result {
 	t.Helper()
-	return goldenWith(t, path, data, zstd, nil, nil)
+	goldens.Lock()
+	defer goldens.Unlock()
+	if goldens.dir == "" {
+		dir, err := os.MkdirTemp("", "edgebake-media-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		goldens.dir, goldens.of = dir, map[string]*disk.Result{}
+	}
+	name := filepath.Join(goldens.dir, fmt.Sprintf("%d-%t", data, zstd))
+	if goldens.of[name] == nil {
+		goldens.of[name] = goldenWith(t, name, data, zstd, nil, nil)
+	}
+	disktest.Copy(t, name, path)
+	return goldens.of[name]
 }
 
 // goldenWith has further files in its root and data file systems.
@@ -254,11 +284,7 @@ func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 		if _, err := Stamp(t.Context(), at(name), second, StampOptions{Now: now}); err != nil {
 			t.Fatal(err)
 		}
-		b, err := os.ReadFile(at(name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if bytes.Contains(b, []byte(token)) {
+		if disktest.Contains(t, at(name), token) {
 			t.Errorf("%s: the first site's token is still there", name)
 		}
 	}
@@ -456,9 +482,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := filepath.Join(t.TempDir(), "image")
-			if err := os.WriteFile(p, tc.content, 0o644); err != nil {
-				t.Fatal(err)
-			}
+			disktest.Write(t, p, tc.content)
 			before := disktest.Sum(t, p)
 			_, errInspect := Inspect(p)
 			_, errStamp := Stamp(t.Context(), p, site(), StampOptions{Now: now})
@@ -486,9 +510,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 			"another disk": {cut(bytes.ReplaceAll(good[:1<<20], []byte("E\x00D\x00G\x00E\x00"), []byte("O\x00D\x00G\x00E\x00")), 1), "not an edgebake image"},
 		} {
 			p := filepath.Join(t.TempDir(), "image")
-			if err := os.WriteFile(p, tc.content, 0o644); err != nil {
-				t.Fatal(err)
-			}
+			disktest.Write(t, p, tc.content)
 			_, err := Inspect(p)
 			if !errors.Is(err, ErrNotOurs) || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "not an edgebake image") != (name == "another disk") {
 				t.Errorf("%s: %v", name, err)

@@ -145,9 +145,7 @@ func TestWhatNoDigestCovers(t *testing.T) {
 		{"one behind the name of a file", hidden("EFI        ", "site.yaml", efi...), `"site.yaml"`, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if err := os.WriteFile(path, whole, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			disktest.Write(t, path, whole)
 			m, err := open(path, os.O_RDWR)
 			if err != nil {
 				t.Fatal(err)

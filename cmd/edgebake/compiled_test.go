@@ -14,7 +14,8 @@ import (
 )
 
 // TestCompiledInTwoWays: one commit and the same inputs give the same golden
-// digest, however edgebake was compiled.
+// digest, however edgebake was compiled: as part of this test, without a version, and
+// by `go build` in a repository.
 func TestCompiledInTwoWays(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -23,26 +24,23 @@ func TestCompiledInTwoWays(t *testing.T) {
 	repository := repositoryOf(t, root)
 	c := newCLI(t)
 	c.project(nil)
+	bin := filepath.Join(t.TempDir(), "edgebake")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=true", "-o", bin, "./cmd/edgebake")
+	cmd.Dir = repository
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build`, whose compiled packages serve here too
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
 	var versions, golden []string
-	for _, way := range []struct {
-		dir   string
-		flags []string
-	}{
-		{root, []string{"-buildvcs=false", "-ldflags=-s -w"}},
-		{repository, []string{"-buildvcs=true"}},
+	for _, edgebake := range []func(args ...string) []byte{
+		func(args ...string) []byte { c.run(0, args...); return []byte(c.out) },
+		func(args ...string) []byte { return output(t, bin, args...) },
 	} {
-		bin := filepath.Join(t.TempDir(), "edgebake")
-		cmd := exec.Command("go", append(append([]string{"build", "-trimpath", "-o", bin}, way.flags...), "./cmd/edgebake")...)
-		cmd.Dir = way.dir
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build`, whose compiled packages serve here too
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
 		var v struct{ Version string }
-		if err := json.Unmarshal(output(t, bin, "version", "-o", "json"), &v); err != nil {
+		if err := json.Unmarshal(edgebake("version", "-o", "json"), &v); err != nil {
 			t.Fatal(err)
 		}
-		output(t, bin, "build", "image.yaml", "--force", "--quiet")
+		edgebake("build", "image.yaml", "--force", "--quiet")
 		raw, err := os.ReadFile("tiny.report.json")
 		if err != nil {
 			t.Fatal(err)

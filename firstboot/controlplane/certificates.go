@@ -249,6 +249,14 @@ func BadCredentials(e *machine.Env, site *configs.Site) (bad []credential, usabl
 	return bad, usable
 }
 
+// areUsable reports whether all credentials can be used now, be they outdated or not.
+func areUsable(e *machine.Env, site *configs.Site) bool {
+	return !slices.ContainsFunc(CredentialsOf(site), func(c credential) bool {
+		_, err := c.Usable(e, InUse)
+		return err != nil
+	})
+}
+
 // firstEnd is when the first of them expires.
 func firstEnd(e *machine.Env, all []credential) time.Time {
 	var first time.Time

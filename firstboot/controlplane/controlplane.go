@@ -174,7 +174,7 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 		if bad == nil {
 			return nil
 		}
-		if _, usable = BadCredentials(e, site); !usable { // the clock was set meanwhile
+		if usable = areUsable(e, site); !usable { // the clock was set meanwhile
 			return nil
 		}
 		e.Waiting("this machine's API server: %s", machine.OneLine(bad))

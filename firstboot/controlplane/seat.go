@@ -125,7 +125,7 @@ type seatTaker struct {
 func (t *seatTaker) take(ctx context.Context) error {
 	said := ""
 	for {
-		if _, usable := BadCredentials(t.e, t.site); !usable { // the clock was set meanwhile
+		if !areUsable(t.e, t.site) { // the clock was set meanwhile
 			return run.ErrRestart
 		}
 		v, err := t.view(ctx)

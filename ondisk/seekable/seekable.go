@@ -463,7 +463,7 @@ func (z *Reader) Decode(frame int, buf []byte) (content []byte, zero bool, err e
 	if err != nil {
 		return nil, false, err
 	}
-	if small && len(bytes.TrimLeft(content, "\x00")) == 0 {
+	if small && IsZero(content) {
 		z.mu.Lock()
 		if len(z.zeros) < maxZeros && e.Size == FrameSize { // each is compared with every small frame
 			z.zeros = append(z.zeros, packed)
@@ -472,6 +472,12 @@ func (z *Reader) Decode(frame int, buf []byte) (content []byte, zero bool, err e
 		return nil, true, nil
 	}
 	return content, false, nil
+}
+
+// IsZero reports whether all bytes are zero: the first is, and each is the one
+// before it, which comparing finds out many at a time.
+func IsZero(b []byte) bool {
+	return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }
 
 func (z *Reader) decode(frame int, buf []byte) ([]byte, error) {

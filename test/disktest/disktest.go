@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf16"
@@ -64,30 +65,97 @@ func Disguise(t testing.TB, img []byte, short, long string) {
 	copy(top[i:], part)
 }
 
-// Sum is the same for files with the same bytes, and only for those. It does not read
-// holes, of which images have most.
+// Sum is the same for files with the same bytes, and only for those.
 func Sum(t testing.TB, path string) string {
 	t.Helper()
-	sum, err := sumOf(path)
+	h := sha256.New()
+	size := blocks(t, path, func(b []byte, at int64) error {
+		fmt.Fprintf(h, "%d bytes at %d\n", len(b), at)
+		h.Write(b)
+		return nil
+	})
+	fmt.Fprintf(h, "%d bytes in all\n", size)
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Copy makes a file with the bytes of another one. What is zero becomes a hole.
+func Copy(t testing.TB, from, to string) {
+	t.Helper()
+	create(t, to, func(f *os.File) (int64, error) {
+		return blocks(t, from, func(b []byte, at int64) error {
+			_, err := f.WriteAt(b, at)
+			return err
+		}), nil
+	})
+}
+
+// Write makes a file with these bytes. What is zero becomes a hole.
+func Write(t testing.TB, path string, b []byte) {
+	t.Helper()
+	create(t, path, func(f *os.File) (int64, error) {
+		at := int64(0)
+		for block := range slices.Chunk(b, blockSize) {
+			if !isZero(block) {
+				if _, err := f.WriteAt(block, at); err != nil {
+					return 0, err
+				}
+			}
+			at += blockSize
+		}
+		return int64(len(b)), nil
+	})
+}
+
+// create makes or replaces a file, and gives it the size that fill returns.
+func create(t testing.TB, path string, fill func(*os.File) (size int64, err error)) {
+	t.Helper()
+	f, err := os.Create(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return sum
+	size, err := fill(f)
+	if err := errors.Join(err, f.Truncate(size), f.Close()); err != nil {
+		t.Fatal(err)
+	}
 }
 
-func sumOf(path string) (string, error) {
+// Contains reports whether a file has this text, none of which is a zero byte.
+func Contains(t testing.TB, path, text string) bool {
+	t.Helper()
+	found := false
+	var last []byte
+	end := int64(0) // of last, in the file
+	blocks(t, path, func(b []byte, at int64) error {
+		if at != end {
+			last = nil
+		}
+		last, end = append(last, b...), at+int64(len(b))
+		found = found || bytes.Contains(last, []byte(text))
+		last = append(last[:0], last[max(0, len(last)-len(text)):]...)
+		return nil
+	})
+	return found
+}
+
+const blockSize = 64 << 10
+
+var zeros [blockSize]byte
+
+func isZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }
+
+// blocks calls do with each block of a file that is not all zeros, and returns the
+// file's size. It does not read holes, of which images have most.
+func blocks(t testing.TB, path string, do func(b []byte, at int64) error) (size int64) {
+	t.Helper()
 	f, err := os.Open(path)
 	if err != nil {
-		return "", err
+		t.Fatal(err)
 	}
 	defer f.Close()
-	size, err := f.Seek(0, io.SeekEnd)
-	if err != nil {
-		return "", err
+	if size, err = f.Seek(0, io.SeekEnd); err != nil {
+		t.Fatal(err)
 	}
-	h := sha256.New()
-	const blockSize = 64 << 10
-	block, zeros := make([]byte, blockSize), make([]byte, blockSize)
+	block := make([]byte, blockSize)
 	for at := int64(0); at < size; at += blockSize {
 		// A device has no holes to seek.
 		data, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
@@ -98,16 +166,17 @@ func sumOf(path string) (string, error) {
 			at = data / blockSize * blockSize
 		}
 		n, err := f.ReadAt(block, at)
-		if err != nil && err != io.EOF {
-			return "", err
+		if err == io.EOF {
+			err = nil
 		}
-		if !bytes.Equal(block[:n], zeros[:n]) {
-			fmt.Fprintf(h, "%d bytes at %d\n", n, at)
-			h.Write(block[:n])
+		if err == nil && !isZero(block[:n]) {
+			err = do(block[:n], at)
+		}
+		if err != nil {
+			t.Fatal(err)
 		}
 	}
-	fmt.Fprintf(h, "%d bytes in all\n", size)
-	return hex.EncodeToString(h.Sum(nil)), nil
+	return size
 }
 
 // Scratch is a directory for files that a test makes and removes many of, or

@@ -1,8 +1,11 @@
 package disktest
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -50,6 +53,38 @@ func TestSum(t *testing.T) {
 		}
 		if tt.as == "" {
 			sums[sum] = tt.name
+		}
+	}
+}
+
+// TestCopies: what Copy and Write make has the same bytes, and holes in the place of zeros.
+func TestCopies(t *testing.T) {
+	b := make([]byte, 5<<20+7)
+	copy(b[1<<20:], "text")
+	copy(b[3<<20-2:], "across blocks")
+	b[len(b)-1] = 1
+	dir := t.TempDir()
+	full, written, copied := filepath.Join(dir, "full"), filepath.Join(dir, "written"), filepath.Join(dir, "copied")
+	if err := os.WriteFile(full, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(copied, bytes.Repeat([]byte("more"), 2<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	Write(t, written, b)
+	Copy(t, full, copied)
+	for _, path := range []string{written, copied} {
+		got, err := os.ReadFile(path)
+		if err != nil || !bytes.Equal(got, b) {
+			t.Errorf("%s has other bytes: %v", path, err)
+		}
+		if st, err := os.Stat(path); err != nil || st.Sys().(*syscall.Stat_t).Blocks*512 > 1<<20 {
+			t.Errorf("%s has no holes: %v", path, err)
+		}
+		for text, want := range map[string]bool{"text": true, "across blocks": true, "across blocksx": false, strings.Repeat("a", 3*blockSize): false, "\x01": true} {
+			if Contains(t, path, text) != want {
+				t.Errorf("%s has %.20q: %t", path, text, !want)
+			}
 		}
 	}
 }
