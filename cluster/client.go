@@ -1,14 +1,18 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"net"
 	"net/url"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,10 +41,11 @@ const requestTimeout = 30 * time.Second
 func Open(kubeconfig, context string) (*Client, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context}).ClientConfig()
+	loading := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context})
+	config, err := loading.ClientConfig()
 	switch {
 	case clientcmd.IsEmptyConfig(err):
-		return nil, errors.New("reading the kubeconfig: not found: name it with --kubeconfig, or set KUBECONFIG")
+		return nil, fmt.Errorf("reading the kubeconfig: %w", emptyConfig(rules.GetLoadingPrecedence(), loading, context))
 	case err != nil:
 		return nil, fmt.Errorf("reading the kubeconfig: %w", plainLoading(err))
 	}
@@ -50,6 +55,29 @@ func Open(kubeconfig, context string) (*Client, error) {
 	// A command makes one burst of requests; the default of 5 a second is too slow.
 	config.QPS, config.Burst = 50, 100
 	return newClient(config)
+}
+
+// emptyConfig explains client-go's error for files in which it finds no API server: all of
+// them are missing, or lack something.
+func emptyConfig(files []string, loading clientcmd.ClientConfig, context string) error {
+	present := slices.DeleteFunc(slices.Clone(files), func(name string) bool { _, err := os.Stat(name); return errors.Is(err, fs.ErrNotExist) })
+	if len(present) == 0 && os.Getenv(clientcmd.RecommendedConfigPathEnvVar) != "" {
+		return fmt.Errorf("%s: no such file: correct $%s, or name one with --kubeconfig", strings.Join(files, ", "), clientcmd.RecommendedConfigPathEnvVar)
+	}
+	if len(present) == 0 {
+		return errors.New("not found: name it with --kubeconfig, or set KUBECONFIG")
+	}
+	names := strings.Join(present, ", ")
+	raw, err := loading.RawConfig()
+	switch {
+	case err != nil:
+		return err
+	case len(raw.Clusters) == 0:
+		return fmt.Errorf("%s is not a kubeconfig: it has no cluster; name another with --kubeconfig", names)
+	case context == "" && raw.CurrentContext == "":
+		return fmt.Errorf("%s has no current context: --context NAME chooses one of %s", names, strings.Join(slices.Sorted(maps.Keys(raw.Contexts)), ", "))
+	}
+	return fmt.Errorf("%s has no API server in context %q: --context NAME chooses another", names, cmp.Or(context, raw.CurrentContext))
 }
 
 var loadingFile = regexp.MustCompile(`error loading config file ("[^"]*")`)
@@ -64,7 +92,7 @@ func plainLoading(err error) error {
 	if file == nil || !otherKind.MatchString(err.Error()) {
 		return err
 	}
-	return fmt.Errorf("%s is not a kubeconfig: name another with --kubeconfig", file[1])
+	return fmt.Errorf("%s is not a kubeconfig: name another with --kubeconfig", strings.Trim(file[1], `"`))
 }
 
 func newClient(config *rest.Config) (*Client, error) {

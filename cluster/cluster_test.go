@@ -50,7 +50,7 @@ func TestBadArguments(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		want := fmt.Sprintf("reading the kubeconfig: %q is not a kubeconfig: name another with --kubeconfig", file)
+		want := fmt.Sprintf("reading the kubeconfig: %s is not a kubeconfig: name another with --kubeconfig", file)
 		if _, err := Open(file, ""); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}

@@ -285,16 +285,23 @@ func (i *Image) validateContainerd(probs *Problems) {
 	if !hasSource {
 		probs.Add("containerd.source", "exactly one of file, goModule, url is required")
 	}
-	c.Source.validate("containerd.source", i.Arch, []string{fmt.Sprintf("containerd-%s-linux-%s.tar.gz", c.Version, i.Arch)}, probs)
+	var files []string
+	if containerdVersion.MatchString(c.Version) { // else its files have no names to look for
+		files = []string{fmt.Sprintf("containerd-%s-linux-%s.tar.gz", c.Version, i.Arch)}
+	}
+	c.Source.validate("containerd.source", i.Arch, files, probs)
 }
 
 func (i *Image) validateCrictl(probs *Problems) {
 	k := &i.Kubernetes
 	if t := i.Containerd.Crictl; t != nil {
-		if t.Version != "" && !crictlVersion.MatchString(t.Version) {
+		var files []string
+		if crictlVersion.MatchString(t.Version) {
+			files = []string{fmt.Sprintf("crictl-%s-linux-%s.tar.gz", t.Version, i.Arch)}
+		} else if t.Version != "" {
 			probs.Add("containerd.crictl.version", "%s", forms.BadVersion(t.Version, crictlVersion, ExampleCrictl))
 		}
-		t.Source.validate("containerd.crictl.source", i.Arch, []string{fmt.Sprintf("crictl-%s-linux-%s.tar.gz", t.Version, i.Arch)}, probs)
+		t.Source.validate("containerd.crictl.source", i.Arch, files, probs)
 	} else if kubeadm.Before(k.Version, 31) && !kubeadm.Before(k.Version, oldestKubernetes) {
 		probs.AddMissing("containerd.crictl", "is required with Kubernetes %s, whose kubeadm does not join without crictl", k.Version)
 	}
@@ -395,8 +402,8 @@ func (c *ContainerImage) validate(path string, probs *Problems) {
 // runs. Those that manifests name are not known yet: then stamping looks.
 func (i *Image) validateControlPlane(probs *Problems) {
 	at := slices.Index(i.NodeTypes, NodeControlPlane)
-	if at < 0 || len(i.ImagesFrom) > 0 {
-		return
+	if at < 0 || len(i.ImagesFrom) > 0 || !kubeadm.VersionForm.MatchString(i.Kubernetes.Version) {
+		return // of an unknown version the images are unknown too
 	}
 	if kubeadm.Before(i.Kubernetes.Version, kubeadm.OldestKubernetes) {
 		probs.Add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs Kubernetes v1.%d or later", kubeadm.OldestKubernetes)

@@ -129,25 +129,65 @@ func (r *Reader) Read(name string) (Source, error) {
 	return d, err
 }
 
-// ofEdgebake matches the version that each document has.
-var ofEdgebake = regexp.MustCompile(`(?m)^["']?apiVersion["']?:\s*["']?edgebake\.io/`)
+// A document's first fields, also misspelt; (?i) since case is what people get wrong.
+var (
+	documentStart = regexp.MustCompile(`(?m)^---`)
+	versionField  = regexp.MustCompile(`(?im)^["']?apiVersion["']?\s*:\s*["']?([^\s"'#]+)`)
+	kindField     = regexp.MustCompile(`(?im)^["']?kind["']?\s*:\s*["']?(?:Image|Site|Inventory|Cluster)["']?\s*(?:#.*)?$`)
+	apiGroup      = regexp.MustCompile(`^([a-z0-9.-]+\.[a-z0-9-]+)/v[0-9]+(?:(?:alpha|beta)[0-9]+)?$`)
+)
 
-// In returns the names of the documents in a directory, sorted; not of encrypted ones.
-func In(dir string) (names []string) {
-	entries, _ := os.ReadDir(dir)
+// isOurs reports whether a YAML text has a document of edgebake's, or one with a mistake in
+// its version. Kinds like Cluster also exist in other API groups.
+func isOurs(text []byte) bool {
+	return slices.ContainsFunc(documentStart.Split(string(text), -1), func(doc string) bool {
+		version := ""
+		if m := versionField.FindStringSubmatch(doc); m != nil {
+			version = strings.ToLower(m[1])
+		}
+		if strings.HasPrefix(version, "edgebake") {
+			return true
+		}
+		if !kindField.MatchString(doc) {
+			return false
+		}
+		group := apiGroup.FindStringSubmatch(version)
+		own, _, _ := strings.Cut(configs.APIVersion, "/")
+		return group == nil || configs.DidYouMean(group[1], []string{own}) != ""
+	})
+}
+
+// In returns the names of the documents in a directory, sorted, with those that cannot be
+// read; encrypted ones are left out.
+func In(dir string) (names []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
 	for _, e := range entries {
 		name := filepath.Join(dir, e.Name())
 		if !slices.Contains(Endings, strings.TrimPrefix(filepath.Ext(name), ".")) {
 			continue
 		}
-		if fi, err := os.Stat(name); err != nil || !fi.Mode().IsRegular() || fi.Size() > MaxSize {
+		fi, err := os.Stat(name)
+		if err == nil && !fi.Mode().IsRegular() {
 			continue
 		}
-		if text, err := os.ReadFile(name); err == nil && ofEdgebake.Match(text) {
+		if text, err := readStart(name); err != nil || isOurs(text) {
 			names = append(names, name)
 		}
 	}
-	return names
+	return names, nil
+}
+
+// readStart reads a file up to the largest size of a document.
+func readStart(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, MaxSize))
 }
 
 // ReadDecrypted reads a document, and decrypts it if age has encrypted it.

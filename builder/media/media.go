@@ -84,7 +84,7 @@ func openWith(path string, flag int, ready func(*os.File) error) (*image, error)
 	}
 	if err != nil {
 		if errors.Is(err, fs.ErrPermission) && flag != os.O_RDONLY {
-			return nil, fmt.Errorf("opening the image: %w: stamping in place needs write permission; or have a copy stamped (--output)", err)
+			return nil, fmt.Errorf("opening the image: %w: changing it in place needs write permission", err)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
 			where := "edgebake build makes images"

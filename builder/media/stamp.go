@@ -103,6 +103,9 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 		flag = os.O_RDWR
 	}
 	m, err := openLocked(path, flag, inPlace)
+	if inPlace && errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w; or have a copy stamped (--output)", err)
+	}
 	if err != nil {
 		return nil, err
 	}

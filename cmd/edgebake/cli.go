@@ -230,7 +230,13 @@ var otherCommands = map[string]string{
 	"init --image": "edgebake init writes an Image and a Site", "stamp --dry-run": "edgebake preflight checks a Site and an image",
 	"build --push": "edgebake push carries an image to a registry", "validate --recursive": "name a directory, and its documents are checked",
 	"schema --recursive": "edgebake explain KIND --recursive lists all fields",
+	"schema -o":          schemaOutput, "schema --output": schemaOutput, "verify -o": verifyOutput, "verify --output": verifyOutput,
 }
+
+const (
+	schemaOutput = "it prints to standard output: edgebake schema KIND > FILE"
+	verifyOutput = "the result is the exit code; edgebake inspect --output json describes an image"
+)
 
 // nearFlag suggests a flag or a command for a flag that does not exist.
 func nearFlag(c *cobra.Command, err error) string {

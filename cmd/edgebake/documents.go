@@ -28,7 +28,8 @@ FILE:LINE:COLUMN: FIELD: what is wrong. It fetches and writes nothing. The kubea
 documents after a Cluster, and its manifests, are checked too.
 
 Of a directory, and without a name of the current one, it checks every YAML file with
-a document of edgebake's.`,
+a document of edgebake's, also where its apiVersion is wrong or missing, and reports
+those that cannot be read.`,
 		Example: `  edgebake validate
   edgebake validate image.yaml site.yaml
   edgebake validate -f image.yaml`,
@@ -80,7 +81,10 @@ func inDirectories(names []string) (all []string, err error) {
 			all = append(all, name)
 			continue
 		}
-		found := documents.In(name)
+		found, err := documents.In(name)
+		if err != nil {
+			return nil, fmt.Errorf("looking for documents: %w", err)
+		}
 		if len(found) == 0 {
 			return nil, usageError{fmt.Errorf("%s has no document of edgebake's (*.yaml with apiVersion %s)", name, configs.APIVersion)}
 		}

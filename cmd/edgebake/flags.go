@@ -226,7 +226,13 @@ func imageHere() *defaultDocuments {
 
 // allHere returns the documents that validate checks without a name.
 func allHere() *defaultDocuments {
-	return &defaultDocuments{"YAML file of edgebake's", func() []string { return documents.In(".") }}
+	return &defaultDocuments{"YAML file of edgebake's", func() []string {
+		names, err := documents.In(".")
+		if err != nil {
+			return []string{"."} // validate reports why it cannot be read
+		}
+		return names
+	}}
 }
 
 // takesDocument lets -f name the document that is operand n, as kubectl does. Without a

@@ -91,6 +91,11 @@ func Read(file string, data []byte, f *Form) (*Document, Problems) {
 	for _, name := range []string{"apiVersion", "kind"} {
 		v := yamltree.Value(d.Root, name)
 		if v == nil {
+			for n := 0; n < len(d.Root.Content); n += 2 {
+				if key := d.Root.Content[n]; DidYouMean(key.Value, []string{name}) != "" {
+					return fail(key, key.Value, "unknown field%s", DidYouMean(key.Value, []string{name}))
+				}
+			}
 			return fail(d.Root, name, "is missing; an edgebake document begins with apiVersion: %s and kind: %s", f.APIVersion, strings.Join(f.Kinds, ", "))
 		}
 		if v.Kind != yaml.ScalarNode {

@@ -43,8 +43,9 @@ type schemaNode struct {
 	AdditionalProperties any                    `json:"additionalProperties"`
 }
 
-// pathIndex matches an index or key in the path of a problem: users[0], labels["a.b/c"].
-var pathIndex = regexp.MustCompile(`\[(?:\d+|"[^"]*")\]`)
+// pathIndex matches an index or key in the path of a problem, users[0] or
+// labels["a.b/c"], and the [] that the reference has for any index.
+var pathIndex = regexp.MustCompile(`\[(?:\d+|"[^"]*")?\]`)
 
 // WithoutIndices returns a path without its indices and keys.
 func WithoutIndices(path string) string { return pathIndex.ReplaceAllString(path, "") }
@@ -87,9 +88,13 @@ func (n *schemaNode) field(root *schemaNode, path, name string, required bool) F
 	if several := n.orList(); several != nil {
 		f.Type, n = several.typeName()+" or []"+several.typeName(), &schemaNode{Type: several.Type, Enum: several.Enum, Default: n.Default}
 	}
-	for n.Ref != "" || n.Items != nil {
+	for n.Ref != "" || n.Items != nil || n.orNull() != nil {
 		if n.Items != nil {
 			n, list = n.Items, list+"[]"
+			continue
+		}
+		if object := n.orNull(); object != nil {
+			n = object
 			continue
 		}
 		n = root.Defs[strings.TrimPrefix(n.Ref, "#/$defs/")]
@@ -115,6 +120,15 @@ func (n *schemaNode) field(root *schemaNode, path, name string, required bool) F
 // orList returns the type of a single item if n is either an item or a list of them.
 func (n *schemaNode) orList() *schemaNode {
 	if len(n.AnyOf) == 2 && n.AnyOf[1].Items != nil {
+		return n.AnyOf[0]
+	}
+	return nil
+}
+
+// orNull returns the type of an object that may be left empty: all of its fields have
+// defaults, and its presence is a choice.
+func (n *schemaNode) orNull() *schemaNode {
+	if len(n.AnyOf) == 2 && n.AnyOf[1].Type == "null" {
 		return n.AnyOf[0]
 	}
 	return nil
