@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -157,6 +158,19 @@ func (r *Reader) cluster(doc *configs.Document) (*clusterdoc.File, []manifest.Fi
 	}
 	if all == nil {
 		r.Warn(c.Warnings)
+		if image := filepath.Join(d.Dir(), "image.yaml"); len(c.Manifests) == 0 && withoutCNI(image) {
+			r.Warn(configs.Problems{{File: d.Name, Path: "manifests", Msg: fmt.Sprintf("none, and %s has cni.config: none: add the network plugin, without which no node becomes Ready", image)}})
+		}
 	}
 	return c, manifests, all.Err()
+}
+
+// withoutCNI reports whether the Image in a file leaves the pod network to the cluster.
+func withoutCNI(image string) bool {
+	text, err := os.ReadFile(image)
+	if err != nil {
+		return false
+	}
+	images, err := configs.ParseImages(image, text)
+	return err == nil && images[0].CNI.Config == "none"
 }

@@ -126,13 +126,20 @@ func (w *editor) WriteAt(b []byte, off int64) (int, error) {
 // Verify reads the whole image and compares it with its golden digest: damage
 // is to be found at the desk, not in front of the machine. A raw image is compressed
 // first.
-func (p *Payload) Verify(ctx context.Context, progress func(done, total int64)) error {
-	if p.f.m.z == nil {
-		if err := p.compress(ctx, progress); err != nil {
+func (p *Payload) Verify(ctx context.Context, progress func(step string, done, total int64)) error {
+	of := func(step string) func(done, total int64) {
+		return func(done, total int64) {
+			if progress != nil {
+				progress(step, done, total)
+			}
+		}
+	}
+	if !p.Compressed() {
+		if err := p.compress(ctx, of("compressing")); err != nil {
 			return fmt.Errorf("compressing image %s: %w", p.f.m.path, err)
 		}
 	}
-	got, err := disk.Digests(ctx, disk.Source{Read: p.f.m.chunk, Progress: progress}, p.f.m.parts())
+	got, err := disk.Digests(ctx, disk.Source{Read: p.f.m.chunk, Progress: of("image")}, p.f.m.parts())
 	if err != nil && ctx.Err() == nil {
 		err = unreadable(err)
 	}
@@ -144,6 +151,9 @@ func (p *Payload) Verify(ctx context.Context, progress func(done, total int64)) 
 	}
 	return nil
 }
+
+// Compressed reports whether the image is compressed; Verify compresses any other.
+func (p *Payload) Compressed() bool { return p.f.m.z != nil }
 
 // Size of the compressed file.
 func (p *Payload) Size() int64 { return p.f.m.stored }

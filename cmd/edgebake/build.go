@@ -256,8 +256,8 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 		}
 	}
 	if err := b.prepare(s, targets); err != nil {
-		done, current := b.upToDate(ctx, targets, err)
-		if !current {
+		done, err := b.upToDate(ctx, doc.Name, targets, err)
+		if err != nil {
 			return err
 		}
 		return b.printCurrent(s, targets, done)
@@ -310,39 +310,53 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 	return nil
 }
 
-// upToDate reports whether all images are there and what a build would make; reports are
-// those beside them. err is what keeps the build from beginning.
-func (b *buildFlags) upToDate(ctx context.Context, targets []outputs.Target, err error) (reports []*builder.Report, current bool) {
-	for _, e := range builder.SplitErrors(err) {
+// upToDate returns the reports beside the images if all are there and what a build would
+// make. Otherwise it returns cause, which keeps the build from beginning; an image of
+// another plan is named as that.
+func (b *buildFlags) upToDate(ctx context.Context, document string, targets []outputs.Target, cause error) ([]*builder.Report, error) {
+	errs := builder.SplitErrors(cause)
+	for _, e := range errs {
 		if !errors.Is(e, fs.ErrExist) {
-			return nil, false
+			return nil, cause
 		}
 	}
 	if b.update || b.Base != "" || b.ExportBase != "" || b.Sign != "" {
-		return nil, false
+		return nil, cause
 	}
+	var reports []*builder.Report
+	current := true
 	for _, t := range targets {
 		p := t.Plan
 		if p == nil {
+			var err error
 			if p, err = builder.Resolve(ctx, t.Image, t.Options); err != nil {
-				return nil, false
+				return nil, cause
 			}
 		}
 		id, err := p.ID()
 		if err != nil {
-			return nil, false
+			return nil, cause
 		}
 		info, err := media.Inspect(t.Options.Output)
+		if err == nil && info.Image.Plan != id {
+			for i, e := range errs {
+				if strings.HasPrefix(e.Error(), "output "+t.Options.Output+" ") {
+					errs[i] = fmt.Errorf("output %s was built from another plan: %s or another input has changed since; --force replaces it", t.Options.Output, configs.FileName(document))
+				}
+			}
+		}
 		if err != nil || info.Image.Plan != id || info.Slot.State != media.SlotGolden {
-			return nil, false
+			current = false
+			continue
 		}
 		r, err := outputs.ReadReport(t.Options.Output)
-		if err != nil || r.Plan != id || r.Golden != info.Slot.Golden {
-			return nil, false
-		}
+		current = current && err == nil && r.Plan == id && r.Golden == info.Slot.Golden
 		reports = append(reports, r)
 	}
-	return reports, true
+	if !current {
+		return nil, errors.Join(errs...)
+	}
+	return reports, nil
 }
 
 // printCurrent prints that the images are there already.
@@ -366,9 +380,9 @@ func printResult(s streams, out string, r *builder.Report) error {
 	return json.NewEncoder(s.JSON()).Encode(map[string]any{"state": "result", "output": out, "report": r})
 }
 
-// printNext prints what to do with an image: a copy is stamped, so that it stays golden.
+// printNext prints what to do with an image, which stays golden.
 func printNext(s streams, out string) {
-	s.Note("Next: edgebake stamp %s site.yaml --output SITE%s\n", out, out[len(outputs.Stem(out)):])
+	s.Note("Next: edgebake flash %s /dev/sdX --site site.yaml (edgebake devices lists the disks), or for a virtual machine: edgebake stamp %[1]s site.yaml --output SITE%s\n", out, out[len(outputs.Stem(out)):])
 }
 
 func printReport(s streams, out string, r *builder.Report) {

@@ -25,22 +25,39 @@ var imageEndings = []string{"raw", "zst"}
 
 // fileFlag declares a flag that names a file; completion offers files with these endings.
 func fileFlag(c *cobra.Command, to *string, name, usage string, endings ...string) {
-	short := ""
-	if name == "output" {
-		short = "o"
-	}
-	c.Flags().StringVarP(to, name, short, "", usage)
+	pathFlag(c, to, name, usage)
 	_ = c.MarkFlagFilename(name, endings...)
 }
 
 // dirFlag declares a flag that names a directory.
 func dirFlag(c *cobra.Command, to *string, name, value, usage string) {
-	short := ""
-	if name == "output" {
-		short = "o"
-	}
-	c.Flags().StringVarP(to, name, short, value, usage)
+	*to = value
+	pathFlag(c, to, name, usage)
 	_ = c.MarkFlagDirname(name)
+}
+
+// pathFlag declares a flag that names a file or directory.
+func pathFlag(c *cobra.Command, to *string, name, usage string) {
+	if name == "output" {
+		c.Flags().VarP((*outputPath)(to), name, "o", usage)
+		return
+	}
+	c.Flags().StringVar(to, name, *to, usage)
+}
+
+// outputPath is the path of an output. Forms of output are rejected: with other commands
+// they are what -o takes.
+type outputPath string
+
+func (p *outputPath) String() string { return string(*p) }
+func (p *outputPath) Type() string   { return "string" }
+
+func (p *outputPath) Set(s string) error {
+	if slices.Contains([]string{"json", "yaml", "text", "table", "wide", "name"}, s) {
+		return fmt.Errorf("it names a path here, not a form of output; if a file or directory called %s is meant, write ./%[1]s", s)
+	}
+	*p = outputPath(s)
+	return nil
 }
 
 // complete offers a flag's values.
@@ -295,12 +312,36 @@ func isImageName(name string) bool {
 // overwritten.
 func imageFirst(c *cobra.Command, a []string) error {
 	if len(a) == 2 && isImageName(a[1]) && !isImageName(a[0]) {
-		return usageError{fmt.Errorf("%s is an image: the image comes first: %s %s %s", a[1], c.CommandPath(), a[1], a[0])}
+		return usageError{fmt.Errorf("%s is an image: the image comes first: %s %s %s%s", a[1], c.CommandPath(), a[1], a[0], givenFlags(c))}
 	}
 	if len(a) == 2 && c.Name() == "flash" && endsIn(documents.Endings...)(a[1]) {
-		return usageError{fmt.Errorf("%s is a document and not a disk: %s %s /dev/sdX --site %[1]s", a[1], c.CommandPath(), a[0])}
+		return usageError{fmt.Errorf("%s is a document and not a disk: %s %s /dev/sdX --site %[1]s%[4]s", a[1], c.CommandPath(), a[0], givenFlags(c))}
 	}
 	return nil
+}
+
+// givenFlags returns the flags of the command line as they were given, each after a space.
+func givenFlags(c *cobra.Command) string {
+	var b strings.Builder
+	c.Flags().Visit(func(f *pflag.Flag) {
+		values := []string{f.Value.String()}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		for _, v := range values {
+			b.WriteString(" --" + f.Name)
+			switch {
+			case f.NoOptDefVal == v:
+			case f.NoOptDefVal != "":
+				b.WriteString("=" + v)
+			case v == "" || strings.ContainsAny(v, " \t\n'\"\\$&|;<>()*?`"):
+				b.WriteString(" '" + strings.ReplaceAll(v, "'", `'\''`) + "'")
+			default:
+				b.WriteString(" " + v)
+			}
+		}
+	})
+	return b.String()
 }
 
 // meantFlags are flags whose value is often given as one more operand; is recognizes it by
@@ -341,7 +382,7 @@ func lastIsFlags(c *cobra.Command, a []string) string {
 		n := m.operands
 		given := c.Flags().Changed(strings.TrimPrefix(m.flag, "--"))
 		if m.command == command && len(a) == n+1 && m.is(a[n]) && !given {
-			return strings.Join(slices.Concat([]string{c.CommandPath()}, a[:n], []string{m.flag, a[n]}), " ")
+			return strings.Join(slices.Concat([]string{c.CommandPath()}, a[:n], []string{m.flag, a[n]}), " ") + givenFlags(c)
 		}
 	}
 	return ""

@@ -291,7 +291,11 @@ func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) e
 		s.Warn("%s names its partitions in a way that cannot be changed, so this disk has the same GUIDs as other copies of the image: never put two of them into one machine", image)
 	}
 	if f.State == media.SlotGolden {
-		s.Hint("It has no Site: stamp one (edgebake stamp %s SITE), or bring one on a stick\n", disk.Disk.Path)
+		inPlace := ""
+		if !isDevice(path) {
+			inPlace = " --in-place"
+		}
+		s.Hint("It has no Site: stamp one (edgebake stamp %s SITE%s), or bring one on a stick\n", path, inPlace)
 	}
 	return nil
 }

@@ -314,36 +314,66 @@ func (o *initFlags) readJoin(s streams) (*starter.Input, error) {
 	case line == "" && errors.Is(err, fs.ErrNotExist):
 		if _, ok := s.Terminal(); ok {
 			s.Hint("Paste the line that kubeadm prints on a control-plane node (kubeadm token create\n--print-join-command), or the output of kubeadm init; an empty line leaves it for later:\n")
-			line = pasted(s.In)
+			return pasted(s)
 		}
 	}
 	if line == "" {
 		return new(starter.Input), nil
 	}
 	known, err := starter.ParseJoin(line)
+	return known, ofJoin(err)
+}
+
+// ofJoin names the join line in each of its problems.
+func ofJoin(err error) error {
 	var errs []error
 	for _, e := range builder.SplitErrors(err) {
 		errs = append(errs, fmt.Errorf("--join: %w", e))
 	}
-	return known, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
-// pasted reads a join line from a terminal: until there is one, or until an empty line
-// comes first or twice.
-func pasted(in io.Reader) string {
-	var text strings.Builder
-	empty := 1
-	for lines := bufio.NewScanner(in); empty < 2 && lines.Scan(); {
-		line := lines.Text()
-		text.WriteString(line + "\n")
-		if empty++; strings.TrimSpace(line) != "" {
-			empty = 0
+// pasted reads a join line from a terminal, and asks again after a wrong one. A backslash at
+// the end continues a line. An empty line leaves it for later; behind others, which may be
+// the output of kubeadm init, it takes two.
+func pasted(s streams) (*starter.Input, error) {
+	var text string
+	var err error
+	empty, printed := 1, ""
+	for lines := bufio.NewScanner(s.In); lines.Scan(); {
+		line := strings.TrimSpace(lines.Text())
+		if line == "" {
+			if empty++; empty == 2 {
+				return new(starter.Input), nil
+			}
+			continue
 		}
-		if _, err := starter.ParseJoin(text.String()); err == nil && !strings.HasSuffix(strings.TrimSpace(line), "\\") {
-			break
+		empty = 0
+		if starter.BeginsJoin(line) {
+			text, printed = "", ""
 		}
+		text += line + "\n"
+		if strings.HasSuffix(line, "\\") {
+			continue
+		}
+		var known *starter.Input
+		if known, err = starter.ParseJoin(text); err == nil {
+			return known, nil
+		}
+		if err.Error() == printed {
+			continue
+		}
+		printed = err.Error()
+		if !starter.BeginsJoin(text) { // the output of kubeadm init has it further below
+			s.Hint("No line yet that begins with kubeadm join. Go on, or press Enter twice to leave it for later:\n")
+			continue
+		}
+		for _, e := range builder.SplitErrors(err) {
+			s.Hint("edgebake: %v\n", e)
+		}
+		s.Hint("Paste the right line, or press Enter twice to leave it for later:\n")
 	}
-	return strings.TrimSpace(text.String())
+	return new(starter.Input), ofJoin(err)
 }
 
 // write writes the documents and prints their names.
@@ -381,9 +411,12 @@ func (o *initFlags) commit(s streams, files []starter.File) error {
 		return err
 	}
 	for _, f := range files {
-		if f.Kept {
+		switch {
+		case f.Kept:
 			s.Note("kept %s, which is there\n", f.Name)
-		} else {
+		case f.Unedited:
+			s.Note("replaced %s (unedited)\n", f.Name)
+		default:
 			s.Note("wrote %s\n", f.Name)
 		}
 	}

@@ -140,13 +140,22 @@ func TestInitFromCluster(t *testing.T) {
 		t.Errorf("minted %q, %s", l.minted, text("site.yaml"))
 	}
 
+	// What the cluster told is kept by the other forms of init.
+	for _, form := range [][]string{{"init"}, {"init", "--cluster"}} {
+		c.run(0, form...)
+		c.want(c.out, "kept image.yaml, which is there")
+	}
+	if err := os.Remove("cluster.yaml"); err != nil {
+		t.Fatal(err)
+	}
+
 	// A token that has ended is replaced, but not in an edited file.
 	delete(l.answers, "/api/v1/namespaces/kube-system/secrets/"+l.minted[0])
 	c.run(1, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
 	c.want(c.err, "site.yaml is there, and is kept as it is; write these values into it, or replace it with --force:\n  credentials.token: one that is valid")
 	c.file("site.yaml", before)
 	c.run(0, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
-	c.want(c.out, "wrote site.yaml")
+	c.want(c.out, "replaced site.yaml (unedited)")
 	if len(l.minted) != 2 || strings.Contains(text("site.yaml"), token) {
 		t.Errorf("minted %q, %s", l.minted, text("site.yaml"))
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/builder/device"
 	"github.com/edgebake/edgebake/builder/installer"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/outputs"
 	"github.com/edgebake/edgebake/builder/signing"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/cmd/internal/version"
@@ -97,6 +98,7 @@ func makeInstaller(ctx context.Context, s streams, image string, out *installer.
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return err
 	}
+	hintCompression(s, image, p)
 	show := s.Display(false)
 	defer show.Close()
 	parts, err := install.options(ctx, p, show)
@@ -105,7 +107,7 @@ func makeInstaller(ctx context.Context, s streams, image string, out *installer.
 	}
 	parts.CACert = ca
 	progress := console.Steps(show)
-	if err := p.Verify(ctx, func(done, total int64) { progress("image", done, total) }); err != nil {
+	if err := p.Verify(ctx, progress); err != nil {
 		return err
 	}
 	if err := out.Write(ctx, parts, func(done, total int64) { progress("make", done, total) }); err != nil {
@@ -123,6 +125,13 @@ func makeInstaller(ctx context.Context, s streams, image string, out *installer.
 func hintNoSite(s streams, p *media.Payload) {
 	if p.State == media.SlotGolden {
 		s.Hint("It has no Site: the machines wait for one, on their disk or on a stick\n")
+	}
+}
+
+// hintCompression names the build that saves compressing the image for each installer.
+func hintCompression(s streams, image string, p *media.Payload) {
+	if !p.Compressed() {
+		s.Hint("%s is compressed first, which takes minutes: edgebake build --output %s.raw.zst saves that for each installer\n", image, outputs.Stem(image))
 	}
 }
 
@@ -147,6 +156,7 @@ func (o *flashFlags) flashInstaller(ctx context.Context, s streams, image string
 	if w := installer.Warn(p); w != "" {
 		s.Warn("%s: %s", image, w)
 	}
+	hintCompression(s, image, p)
 	text := o.describe(image, p.Image, p.State)
 	if o.dryRun {
 		show.Close()
@@ -178,7 +188,7 @@ func (o *flashFlags) writeInstaller(ctx context.Context, stick *device.Chosen, p
 	}
 	defer os.RemoveAll(tmp)
 	progress := console.Steps(show)
-	if err := p.Verify(ctx, func(done, total int64) { progress("image", done, total) }); err != nil {
+	if err := p.Verify(ctx, progress); err != nil {
 		return nil, err
 	}
 	name, d := filepath.Join(tmp, "stick.raw"), stick.Disk

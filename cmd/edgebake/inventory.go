@@ -44,8 +44,8 @@ assetTag, or any field of a Site by its path (nodePool, network.dns,
 labels.example.com/region, network.interfaces[0].gateway). Short names such as
 address, gateway, dns and mac work too. --map assigns a field to a column with
 another name, or leaves the column out. Blanks separate several values in a cell.
-The template need not have the fields of the columns; for addresses it names the
-interface, network: {interfaces: [{name: en*}]}.
+The template need not have the fields of the columns. For addresses, a column
+interface names the interface, or a pattern such as en*, unless the template does.
 
 Commas, semicolons, tabs or bars separate the columns. Quotes, a byte order mark
 and the line ends of Windows are accepted.`,

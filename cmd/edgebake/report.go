@@ -61,7 +61,8 @@ compressed image takes longer.`,
 			return writeReport(s, a[0], build, boot, output, asJSON)
 		},
 	}
-	fileFlag(c, &output, "output", "page to write, .html, or its data, .json; json, yaml and - print (default IMAGE.report.html)", "html", "json")
+	c.Flags().StringVarP(&output, "output", "o", "", "page to write, .html, or its data, .json; json, yaml and - print (default IMAGE.report.html)")
+	_ = c.MarkFlagFilename("output", "html", "json")
 	fileFlag(c, &build, "build", "report.json of the image's build (default: the one beside it)", "json")
 	fileFlag(c, &boot, "boot", "report.json of a node that booted the image", "json")
 	c.Flags().BoolVar(&force, "force", false, "replace a page that is there")

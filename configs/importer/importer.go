@@ -358,7 +358,7 @@ func (im *importer) checkInterfaces(line int) {
 			continue
 		}
 		said[i] = true
-		im.problem(line, c.header, "holds %s, and nothing says which interface that is: put network: {interfaces: [{name: en*}]} into %s, or name it in a column (interface)", c.field, strict.FileName(im.template))
+		im.problem(line, c.header, "holds %s, and nothing says which interface that is: add a column interface to the table, with its name or a pattern such as en* in each row", c.field)
 	}
 }
 

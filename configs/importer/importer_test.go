@@ -278,7 +278,7 @@ caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789
 	}
 	for _, c := range []struct{ template, table, want string }{
 		{site, table(""), `t.csv:1: column "address": holds network.interfaces[0].addresses, and nothing says which interface that is: ` +
-			`put network: {interfaces: [{name: en*}]} into site.yaml, or name it in a column (interface)`},
+			`add a column interface to the table`},
 		{named, table(","), "site.yaml: network.interfaces[0]: has neither dhcp: true nor addresses nor vlans (in 199 of 200 Sites, the first is line 3)"},
 		{named, table("10.0.0.1/24,10.9.9.9"), `t.csv:3: column "gateway": 10.9.9.9 is in none of the interface's networks (10.0.0.1/24); to reach a router outside of them, give the addresses as single ones (10.0.0.1/32) (also in lines 4-201)`},
 		{named, table("10.0.0.1/24"), `t.csv:3: has 3 cells, the first line names 4 columns: add the empty ones (also in lines 4-201)`},

@@ -26,16 +26,24 @@ func ParseJoin(text string) (*Input, error) {
 	}
 	in := new(Input)
 	var errs []error
+	var bare []string
 	for _, a := range args {
-		errs = append(errs, in.set(a))
+		if a.flag == "" {
+			bare = append(bare, a.value)
+		} else {
+			errs = append(errs, in.set(a))
+		}
 	}
-	if err := errors.Join(append(errs, in.checkJoin()...)...); err != nil {
+	bareErr := in.setMasters(bare)
+	errs = append(append(errs, in.checkJoin()...), bareErr)
+	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
 	return in, nil
 }
 
-// joinArg is a flag of a join line with its value; without a flag, value is the API server.
+// joinArg is a flag of a join line with its value; without a flag, value is a word that
+// belongs to none: the API server.
 type joinArg struct{ flag, value string }
 
 // unusableFlags are flags of a join line without the token or the hash of the CA.
@@ -58,8 +66,8 @@ func joinArgs(words []string) (args []joinArg, err error) {
 		if !hasValue && len(words) > 1 && !slices.Contains(joinSwitches, flag) && !strings.HasPrefix(words[1], "-") {
 			words, value = words[1:], words[1]
 		}
-		// A terminal that wraps the line may break it inside of the hash.
-		for flag == flagCAHash && len(words) > 1 && len(value) < caHashLen && isHex(words[1]) {
+		// A terminal that wraps the line may break it inside of the token or the hash.
+		for len(words) > 1 && continues(flag, value, words[1]) {
 			words, value = words[1:], value+words[1]
 		}
 		args = append(args, joinArg{flag, value})
@@ -67,18 +75,49 @@ func joinArgs(words []string) (args []joinArg, err error) {
 	return args, nil
 }
 
+// continues reports whether a word is a further part of a flag's value.
+func continues(flag, value, word string) bool {
+	switch flag {
+	case flagToken:
+		return len(value) < len(forms.PlaceholderToken) && strings.Trim(strings.ToLower(word), "abcdefghijklmnopqrstuvwxyz0123456789.") == ""
+	case flagCAHash:
+		return len(value) < caHashLen && isHex(word)
+	}
+	return false
+}
+
+const flagToken = "--token"
+
 const flagCAHash = "--discovery-token-ca-cert-hash"
+
+// setMasters takes the API server from the words of a join line that belong to no flag. The
+// others are counted and not quoted: one of them may be a part of the token.
+func (in *Input) setMasters(bare []string) error {
+	if len(bare) == 0 {
+		return nil
+	}
+	isServer := func(word string) bool {
+		first, _, _ := strings.Cut(word, ",")
+		return forms.BadHostPort(first) == ""
+	}
+	at := max(0, slices.IndexFunc(bare, isServer))
+	in.Masters = strings.Split(bare[at], ",") // yurtadm accepts several
+	others := slices.Delete(bare, at, at+1)
+	switch {
+	case len(others) == 0:
+		return nil
+	case slices.ContainsFunc(others, isServer):
+		return errors.New("it names two API servers: give one, and add the others to masters in site.yaml")
+	case len(others) == 1:
+		return errors.New("it has a word too many, which belongs to no flag and is no API server (host:port): remove it")
+	}
+	return fmt.Errorf("it has %d words too many, which belong to no flag and are no API server (host:port): remove them", len(others))
+}
 
 // set takes the value of one argument of a join line.
 func (in *Input) set(a joinArg) error {
 	switch a.flag {
-	case "":
-		twice := len(in.Masters) > 0
-		in.Masters = strings.Split(a.value, ",") // yurtadm accepts several
-		if twice {
-			return errors.New("it names two API servers: give one, and add the others to masters in site.yaml")
-		}
-	case "--token":
+	case flagToken:
 		in.Token = a.value
 	case flagCAHash:
 		in.CAHashes = append(in.CAHashes, strings.ToLower(a.value))
@@ -114,6 +153,12 @@ func (in *Input) isYurt() bool {
 
 // checkJoin returns what a join line lacks, or has in a wrong form.
 func (in *Input) checkJoin() (errs []error) {
+	switch {
+	case in.Token == "":
+		errs = append(errs, errors.New("it has no --token TOKEN: "+forms.TokenWords))
+	case !forms.Token.MatchString(in.Token):
+		errs = append(errs, errors.New("its --token is not a bootstrap token: "+forms.TokenWords))
+	}
 	if len(in.Masters) == 0 {
 		in.Masters = []string{""}
 	}
@@ -124,9 +169,6 @@ func (in *Input) checkJoin() (errs []error) {
 	}
 	if in.isYurt() && in.NodePool == "" {
 		errs = append(errs, fmt.Errorf("it has --node-type %s and no --nodepool-name, without which no %[1]s node joins: add it", in.NodeType))
-	}
-	if !forms.Token.MatchString(in.Token) {
-		errs = append(errs, errors.New("it has no --token TOKEN: "+forms.TokenWords))
 	}
 	if len(in.CAHashes) == 0 {
 		errs = append(errs, errors.New("it has no "+flagCAHash+" sha256:HEX, by which the machine knows your cluster"))
@@ -139,15 +181,23 @@ func (in *Input) checkJoin() (errs []error) {
 	return errs
 }
 
-// joinLine returns the words that follow "kubeadm join" for a worker. The output of
-// kubeadm init also has a line for control-plane nodes, which is skipped.
-func joinLine(words []string) (worker []string, err error) {
-	starts := []int{}
+// BeginsJoin reports whether a join line begins in a line of text.
+func BeginsJoin(line string) bool { return len(joinStarts(strings.Fields(line))) > 0 }
+
+// joinStarts returns the places of the words behind each "kubeadm join".
+func joinStarts(words []string) (starts []int) {
 	for i := 1; i < len(words); i++ {
 		if words[i] == "join" && slices.Contains([]string{"kubeadm", "yurtadm", "edgeadm"}, path.Base(words[i-1])) {
 			starts = append(starts, i+1)
 		}
 	}
+	return starts
+}
+
+// joinLine returns the words that follow "kubeadm join" for a worker. The output of
+// kubeadm init also has a line for control-plane nodes, which is skipped.
+func joinLine(words []string) (worker []string, err error) {
+	starts := joinStarts(words)
 	if len(starts) == 0 {
 		return nil, errors.New("want a line that begins with kubeadm join, as `kubeadm token create --print-join-command` prints it")
 	}

@@ -33,10 +33,7 @@ type Document struct {
 // them in.
 func (in *Input) Documents(imageAsked, siteAsked bool) []Document {
 	blank := new(Input)
-	image := Document{"image", in.Image(), [][]byte{blank.Image()}, 0o666, imageAsked}
-	if imageAsked {
-		image.Blanks = append(image.Blanks, ClusterImage())
-	}
+	image := Document{"image", in.Image(), [][]byte{blank.Image(), ClusterImage()}, 0o666, imageAsked}
 	return []Document{image, {"site", in.Site(), [][]byte{blank.Site()}, 0o600, siteAsked}} // it has or gets a token
 }
 
@@ -64,6 +61,8 @@ type File struct {
 	Name string
 	// Kept: the file stays as it is, with Text.
 	Kept bool
+	// Unedited: the file was written by init and not edited, and is replaced.
+	Unedited bool
 	// Lacks lists the values that were asked for and that a kept file does not have.
 	Lacks []string
 }
@@ -97,6 +96,7 @@ func (f *File) plan(force bool) error {
 	case err != nil:
 		return err
 	case !is(f.Text) && slices.ContainsFunc(f.Blanks, is):
+		f.Unedited = true
 		return file.Check(f.Name, true)
 	}
 	f.Kept = true
