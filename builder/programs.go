@@ -23,7 +23,7 @@ type programSet struct {
 	field   string // of the Image, for messages
 	source  configs.Source
 	version string // required version
-	// programs maps names to paths on the node.
+	// programs are their names, and their paths on the node.
 	programs []program
 	// recipe compiles them.
 	recipe func() (fetch.GoRecipe, error)

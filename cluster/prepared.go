@@ -15,7 +15,7 @@ import (
 // recordName is the ConfigMap in kube-system that records the objects before Prepare.
 const recordName = "edgebake-prepared"
 
-// note is a Change in the record.
+// recordedChange is a Change in the record.
 type recordedChange struct {
 	Change
 	// Earlier is the object after a former Prepare, or nil. The object still has this state

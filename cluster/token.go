@@ -90,6 +90,9 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 	if !slices.Contains(t.Groups, api.NodeGroup) {
 		problem("it lacks the group %s, which kubeadm lets ask for a node's certificate: mint another", api.NodeGroup)
 	}
+	if kind, _, _ := unstructured.NestedString(obj.Object, "type"); kind != api.TokenType {
+		problem("its Secret is of type %s, not %s: revoke it and mint another", kind, api.TokenType)
+	}
 	return t
 }
 
@@ -301,9 +304,6 @@ func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*
 		return nil, fmt.Errorf("checking token %s: the cluster has no token with that id: it was never there, or it expired and was removed: mint another", shown(id))
 	}
 	t := tokenOf(obj, now)
-	if kind, _, _ := unstructured.NestedString(obj.Object, "type"); kind != api.TokenType {
-		t.Problems = append(t.Problems, fmt.Sprintf("its Secret is of type %s, not %s: revoke it and mint another", kind, api.TokenType))
-	}
 	if whole && secret != t.secret.Reveal() {
 		t.Problems = append(t.Problems, "the cluster's token of this id has another secret: write the right one into the Site, or mint another")
 		return &t, nil

@@ -429,15 +429,15 @@ func (i *Image) MissingImages() []string {
 
 // lackedImages returns those of kubeadm's images that are not on board, whatever their
 // registry. kubeadm is told of other tags than its own, but not for Kubernetes' components.
-func (i *Image) lackedImages(refs []string) (missing []string) {
-	for _, ref := range refs {
-		name, tag, _ := strings.Cut(path.Base(ref), ":")
+func (i *Image) lackedImages(wanted []kubeadm.Image) (missing []string) {
+	for _, want := range wanted {
+		name := path.Base(want.Name)
 		if !slices.ContainsFunc(i.Images, func(c ContainerImage) bool {
 			own, _, _ := strings.Cut(c.Ref, "@")
 			colon := strings.LastIndexByte(own, ':')
-			return colon > 0 && strings.HasSuffix(own[:colon], "/"+name) && (tag != i.Kubernetes.Version || own[colon+1:] == tag)
+			return colon > 0 && strings.HasSuffix(own[:colon], "/"+name) && (want.Tag == "" || own[colon+1:] == want.Tag)
 		}) {
-			missing = append(missing, ref)
+			missing = append(missing, want.Example(i.Kubernetes.Version))
 		}
 	}
 	return missing

@@ -102,7 +102,7 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 	}
 	again, unclear := member.CheckBornAgain(ctx, e, site)
 	if found.cannotShow = member.CannotShow(e, unclear); again || found.cannotShow {
-		return run.Todo, found, nil // somebody has brought a token of it
+		return run.Todo, found, nil // the Site has a token: the machine joins again
 	}
 	return run.Done, found, nil
 }
@@ -124,9 +124,9 @@ func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) erro
 	return (member.Record{Version: member.RecordVersion}).Write(e)
 }
 
-// forgetWitnesses has a node that is about to join again do without what it noted of its
-// cluster, by which ipvscare would keep it from every API server. That the cluster accepts
-// the Site's token takes the place of it.
+// forgetWitnesses removes what the node noted of its cluster, by which ipvscare would keep
+// it from every API server. Before that the cluster must accept the Site's token, which
+// proves which cluster it is instead. The node then joins again.
 func forgetWitnesses(ctx context.Context, e *machine.Env, active *site.Active) error {
 	d := join.OwnDiscovery(e, active)
 	e.Waiting("the cluster to accept the Site's token (%s)", strings.Join(d.Masters, ", "))

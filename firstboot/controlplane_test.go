@@ -1006,7 +1006,7 @@ func TestMasterRenewsCertificates(t *testing.T) {
 			if !slices.Equal(m.inits, want) {
 				t.Errorf("kubeadm ran %q, want %q", m.inits, want)
 			}
-			if bad, _ := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.Has(controlplane.RenewalDir) {
+			if bad := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.Has(controlplane.RenewalDir) {
 				t.Errorf("still bad: %d, and %s is there: %v", len(bad), controlplane.RenewalDir, m.Has(controlplane.RenewalDir))
 			}
 		})

@@ -121,7 +121,7 @@ func TestRenewalThatFails(t *testing.T) {
 			}
 			m.world.KubeadmInit = m.kubeadm
 			m.bootDone()
-			if bad, _ := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.Get(controlplane.Pods[0]) == pods {
+			if bad := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.Get(controlplane.Pods[0]) == pods {
 				t.Errorf("%d are not renewed, or not read", len(bad))
 			}
 		})
@@ -224,7 +224,7 @@ func TestPowerCutOfRenewal(t *testing.T) {
 							cut.on()
 						}
 						cut.bootDone()
-						if bad, _ := controlplane.BadCredentials(cut.Env(), cut.site); len(bad) > 0 || cut.Has(controlplane.RenewalDir) || cut.Has(controlplane.PodsRestart) {
+						if bad := controlplane.BadCredentials(cut.Env(), cut.site); len(bad) > 0 || cut.Has(controlplane.RenewalDir) || cut.Has(controlplane.PodsRestart) {
 							t.Errorf("%s: %d certificates are bad", when, len(bad))
 						}
 						cut.keysOnlyInPlace()
@@ -420,7 +420,7 @@ func TestCertificatesOfAClockAhead(t *testing.T) {
 					t.Error("the API server goes on with a certificate that nobody accepts")
 				}
 			}
-			if bad, _ := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.ClockSkew != 0 {
+			if bad := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.ClockSkew != 0 {
 				t.Errorf("%s: %v; the clock is wrong by %s", bad[0].Name(), bad[0].Wrong(m.Env(), controlplane.InUse), m.ClockSkew)
 			}
 			if n := m.madeTimes(); n != tt.times {

@@ -14,11 +14,7 @@ const trialEntry = "/efi/loader/entries/edgebake-b+2-1.conf"
 // onTrial has the machine run a system that an update has just brought.
 func (w *world) onTrial() {
 	w.T.Helper()
-	text := "\x06\x00\x00\x00"
-	for _, c := range `\loader\entries\edgebake-b+2-1.conf` {
-		text += string(c) + "\x00"
-	}
-	w.Put(machine.BootCountFile, text+"\x00\x00")
+	w.Put(machine.BootCountFile, utf16(`\loader\entries\edgebake-b+2-1.conf`))
 	w.Put(trialEntry, "")
 }
 

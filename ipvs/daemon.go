@@ -87,7 +87,7 @@ type running struct {
 	done    chan struct{}
 }
 
-// parting is a virtual server that is being removed.
+// retiring is a virtual server that is being removed.
 type retiring struct {
 	release func() // the lock
 	cancel  context.CancelFunc
@@ -422,8 +422,8 @@ func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.Addr
 		if kept[s.VIP] != nil {
 			continue
 		}
-		release, parting := d.stopRetiring(s.VIP)
-		if parting {
+		release, wasRetiring := d.stopRetiring(s.VIP)
+		if wasRetiring {
 			claims[s.VIP] = claimed{release, true}
 			continue
 		}

@@ -110,9 +110,9 @@ func (g *group) run(ctx context.Context) {
 			if g.count(Up) > 0 {
 				lastUp = time.Now()
 			}
-			dark := g.list.learned != nil && time.Since(lastUp) > allDownAfter
-			changed := dark != g.list.allDown
-			g.list.allDown = dark
+			allDown := g.list.learned != nil && time.Since(lastUp) > allDownAfter
+			changed := allDown != g.list.allDown
+			g.list.allDown = allDown
 			g.mu.Unlock()
 			if changed {
 				wake(g.renew)
@@ -129,14 +129,14 @@ func (g *group) takeOver(ctx context.Context) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	serves := slices.ContainsFunc(have.Dests, func(d kernel.Dest) bool { return d.Weight > 0 })
+	served := serves(have.Dests)
 	// Real servers of weight 0 keep their connections: they drain, or have not shown their
 	// cluster. If none serves otherwise, the earlier process ended while it removed the last.
-	if serves || g.guarded() {
+	if served || g.guarded() {
 		g.lastDests = have.Dests
 	}
 	switch {
-	case serves:
+	case served:
 		g.d.logf("%s: taking over %v as they stand", g.vip, g.serving())
 	case len(g.lastDests) > 0:
 		g.d.logf("%s: taking over the connections that stand; no API server got new ones", g.vip)

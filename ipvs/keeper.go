@@ -60,20 +60,15 @@ type keeper struct {
 	logged string
 }
 
-func newKeeper(k kernel.Kernel, log func(string, ...any), st *stats, turned func(error)) *keeper {
-	return &keeper{kernel: k, log: log, stats: st, moduleChanged: turned,
+func newKeeper(k kernel.Kernel, log func(string, ...any), st *stats, moduleChanged func(error)) *keeper {
+	return &keeper{kernel: k, log: log, stats: st, moduleChanged: moduleChanged,
 		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]routeSource),
 		packets: make(map[netip.AddrPort]map[netip.AddrPort]uint32), used: func(netip.AddrPort, []netip.AddrPort) {}}
 }
 
 // run keeps the virtual servers until the context ends, and leaves them in place.
 func (k *keeper) run(ctx context.Context) {
-	err := k.kernel.Watch(ctx, func() {
-		select {
-		case k.wake <- struct{}{}:
-		default:
-		}
-	})
+	err := k.kernel.Watch(ctx, func() { wake(k.wake) })
 	if err != nil {
 		k.log("cannot watch routes, checking every %s instead: %v", keepFull, err)
 	}

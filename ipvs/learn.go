@@ -283,7 +283,7 @@ func (g *group) learn(ctx context.Context) error {
 
 // pickSource returns the API server to read the list from, and the configured list. It stays
 // the same one as long as it is up, so that a common fault is logged once. If none is up, the
-// target has no address; without a CA it has no roots. Then askAgain triggers the next reading.
+// target has no address; without a CA it has no roots. Then retryLearning triggers the next reading.
 func (g *group) pickSource() (from probe.Target, configured []Master) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -336,7 +336,7 @@ func (g *group) readList(ctx context.Context, from probe.Target) ([]Master, erro
 	return masters, nil
 }
 
-// news compares a list that was read with the present one.
+// listChange compares a list that was read with the present one.
 type listChange struct {
 	same   bool // the lists are equal
 	stored bool // the present one is on the disk

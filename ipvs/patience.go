@@ -56,10 +56,10 @@ func (p *spacing) answered(now time.Time, took time.Duration, well, up bool) tim
 	case p.since.IsZero():
 		p.since = now.Add(-took)
 	}
-	return spread(min(now.Sub(p.since)/4, mostSpacing))
+	return spread(min(now.Sub(p.since)/4, mostSpacing), rand.Float64())
 }
 
-// spread is half of d to all of it, so that the nodes of a cluster do not ask together.
-func spread(d time.Duration) time.Duration {
-	return d/2 + time.Duration(rand.Float64()*float64(d/2))
+// spread returns half of d to all of it; r in [0,1) spreads the nodes of a cluster.
+func spread(d time.Duration, r float64) time.Duration {
+	return d/2 + time.Duration(r*float64(d/2))
 }

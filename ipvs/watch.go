@@ -250,7 +250,7 @@ func (w *watcher) backoff(r float64) time.Duration {
 	for i := 1; i < w.failed && d < most; i++ {
 		d = min(2*d, most)
 	}
-	return d/2 + time.Duration(r*float64(d/2))
+	return spread(d, r)
 }
 
 // connectTimeout leaves room for one lost SYN.

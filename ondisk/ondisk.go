@@ -6,6 +6,7 @@
 package ondisk
 
 import (
+	"cmp"
 	"net/netip"
 	"time"
 )
@@ -207,6 +208,9 @@ type ImageInfo struct {
 	// Partitions of the disk, in table order; on the ESP only.
 	Partitions []PartitionInfo `json:"partitions,omitempty"`
 }
+
+// SnapshotterName is the snapshotter that the container images are unpacked for.
+func (i ImageInfo) SnapshotterName() string { return cmp.Or(i.Snapshotter, "overlayfs") }
 
 // release is a moment before the first image of this kind was made, for images
 // whose sourceDate is set back.

@@ -46,8 +46,8 @@ func DigestOf(parts []ondisk.PartitionInfo, sum func(off, n int64) [32]byte) Dig
 	return d
 }
 
-// chunkSum is the digest of a chunk. Many that are written are zeros all the same, which
-// are found sooner than hashed.
+// chunkSum returns the digest of a chunk. Many written chunks have only zeros, and looking for
+// those is faster than hashing.
 func chunkSum(b []byte) [32]byte {
 	if len(b) == Align && seekable.IsZero(b) {
 		return zeroSum()

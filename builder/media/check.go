@@ -156,9 +156,14 @@ func (m *image) problems(s Site) (configs.Problems, error) {
 		probs := node.CheckSite(node.Image{Info: m.info, Root: files, Strict: true}, site, s.Files[ondisk.SlotIgnition])
 		return append(probs, m.unknownFields(site, spreadIsDefault)...)
 	}
-	found := s.TokensElsewhere()
+	return append(s.TokensElsewhere(), s.each(check)...), nil
+}
+
+// each returns the problems that check finds in each Site, with where they are if what it
+// was read from is known.
+func (s Site) each(check func(site *configs.Site, spreadIsDefault bool) configs.Problems) configs.Problems {
 	if s.Doc != nil {
-		return append(found, s.Read.site(check(s.Doc, s.Doc.SpreadSeconds == s.DefaultSpread))...), nil
+		return s.Read.site(check(s.Doc, s.Doc.SpreadSeconds == s.DefaultSpread))
 	}
 	var probs []configs.Problems
 	if s.Inventory != nil {
@@ -166,13 +171,13 @@ func (m *image) problems(s Site) (configs.Problems, error) {
 			probs = append(probs, check(&s.Inventory.Sites[i].Site, !s.Inventory.WritesSpread(i)))
 		}
 	}
-	return append(found, s.Read.inventory(probs)...), nil
+	return s.Read.inventory(probs)
 }
 
 // TokensElsewhere reports bootstrap tokens in other files of the slot, which the machine
 // does not wipe after the join.
 func (s Site) TokensElsewhere() configs.Problems {
-	in := func(site *configs.Site) (probs configs.Problems) {
+	return s.each(func(site *configs.Site, _ bool) (probs configs.Problems) {
 		token := site.Credentials.Token
 		for _, name := range slices.Sorted(maps.Keys(s.Files)) {
 			found, called := false, name
@@ -187,17 +192,7 @@ func (s Site) TokensElsewhere() configs.Problems {
 			}
 		}
 		return probs
-	}
-	if s.Doc != nil {
-		return s.Read.site(in(s.Doc))
-	}
-	var probs []configs.Problems
-	if s.Inventory != nil {
-		for i := range s.Inventory.Sites {
-			probs = append(probs, in(&s.Inventory.Sites[i].Site))
-		}
-	}
-	return s.Read.inventory(probs)
+	})
 }
 
 // unknownFields reports fields that the image's first boot would reject.

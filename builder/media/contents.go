@@ -157,7 +157,7 @@ func (m *image) belongings() (*belongings, error) {
 	if err := m.readPrograms(b); err != nil {
 		return nil, err
 	}
-	snapshotter := cmp.Or(m.info.Snapshotter, "overlayfs")
+	snapshotter := m.info.SnapshotterName()
 	files := store.NodeFiles(b.nodes[ondisk.LabelData], b.readers[ondisk.LabelData])
 	if _, err := files.Stat(path.Join(store.Root, store.MetaDB)); err != nil {
 		return b, nil // no images, or such as are imported at first boot

@@ -1,7 +1,6 @@
 package media
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -57,7 +56,7 @@ func (m *image) verifyImages() (*store.Summary, error) {
 	}
 	files := update.StoreFiles(fs)
 	files.InUse = seen.Slot.Report != ""
-	s, err := store.Verify(files, update.StoreRoot, cmp.Or(m.info.Snapshotter, "overlayfs"))
+	s, err := store.Verify(files, update.StoreRoot, m.info.SnapshotterName())
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,6 @@
 package media
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -110,8 +109,7 @@ func (m *image) updateIndex() (*update.Image, error) {
 	return i, i.Decode()
 }
 
-// updateCost counts what is to be fetched of the system where the chunks that have has are
-// there.
+// updateCost counts what a machine whose disk has the chunks in have fetches of the system.
 func (m *image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
 	root, esp := i.Index.Find(ondisk.LabelRootA), i.Index.Find(ondisk.LabelESP)
 	if root == nil || esp == nil {
@@ -139,7 +137,7 @@ func (m *image) imagesCost(c *UpdateCost, i *update.Image, old *image, have seed
 	if data == nil {
 		return fmt.Errorf("the index lacks partition %s: build it again", ondisk.LabelData)
 	}
-	snapshotter := cmp.Or(m.info.Snapshotter, "overlayfs")
+	snapshotter := m.info.SnapshotterName()
 	now := &store.State{}
 	if p, err := old.partition(ondisk.LabelData); err != nil {
 		return err

@@ -19,6 +19,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/spf13/cobra"
 )
@@ -340,7 +341,8 @@ func (b *buildFlags) upToDate(ctx context.Context, document string, targets []ou
 		info, err := media.Inspect(t.Options.Output)
 		if err == nil && info.Image.Plan != id {
 			for i, e := range errs {
-				if strings.HasPrefix(e.Error(), "output "+t.Options.Output+" ") {
+				var exists *file.ExistsError
+				if errors.As(e, &exists) && exists.Path == t.Options.Output {
 					errs[i] = fmt.Errorf("output %s was built from another plan: %s or another input has changed since; --force replaces it", t.Options.Output, configs.FileName(document))
 				}
 			}

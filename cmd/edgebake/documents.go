@@ -27,9 +27,9 @@ func newValidate(s streams) *cobra.Command {
 FILE:LINE:COLUMN: FIELD: what is wrong. It fetches and writes nothing. The kubeadm
 documents after a Cluster, and its manifests, are checked too.
 
-Of a directory, and without a name of the current one, it checks every YAML file with
-a document of edgebake's, also where its apiVersion is wrong or missing, and reports
-those that cannot be read.`,
+In a directory (without an operand, the current one) it checks every YAML file that has
+a document of edgebake's, even one whose apiVersion is wrong or missing. It reports files
+that cannot be read.`,
 		Example: `  edgebake validate
   edgebake validate image.yaml site.yaml
   edgebake validate -f image.yaml`,

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/documents"
@@ -243,13 +244,13 @@ func imageHere() *defaultDocuments {
 
 // allHere returns the documents that validate checks without a name.
 func allHere() *defaultDocuments {
-	return &defaultDocuments{"YAML file of edgebake's", func() []string {
+	return &defaultDocuments{"YAML file of edgebake's", sync.OnceValue(func() []string {
 		names, err := documents.In(".")
 		if err != nil {
 			return []string{"."} // validate reports why it cannot be read
 		}
 		return names
-	}}
+	})}
 }
 
 // takesDocument lets -f name the document that is operand n, as kubectl does. Without a

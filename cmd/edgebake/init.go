@@ -151,8 +151,11 @@ func (o *initFlags) forCluster(s streams, key string) error {
 		return err
 	}
 	for _, f := range files {
+		if f.Kind != "image" {
+			continue
+		}
 		images, err := configs.ParseImages(f.Name, f.Text)
-		if f.Kind != "image" || err != nil || slices.Contains(images[0].NodeTypes, configs.NodeControlPlane) {
+		if err != nil || slices.Contains(images[0].NodeTypes, configs.NodeControlPlane) {
 			continue
 		}
 		s.Hint("%s makes no control-plane nodes: add nodeTypes: [control-plane, native] to it", f.Name)
@@ -186,14 +189,13 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 	if err != nil {
 		return err
 	}
+	formerKey := o.formerKey()
+	key = cmp.Or(key, formerKey)
 	known := &starter.Input{SSHKey: key, Kubernetes: facts.Version, Pause: facts.Pause, DaemonSets: facts.DaemonSets != nil,
 		Masters: facts.Site.Masters, Endpoint: facts.Site.Endpoint, CAHashes: facts.Site.CACertHashes}
 	if _, err := configs.ParseImages("image.yaml", known.Image()); err != nil {
 		return fmt.Errorf("no image for Kubernetes %s: %w", facts.Version, err)
 	}
-	formerKey := o.formerKey()
-	known.SSHKey = cmp.Or(key, formerKey)
-	key = known.SSHKey
 	former, good, err := o.formerToken(ctx, client)
 	if err != nil {
 		return err

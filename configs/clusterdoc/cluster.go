@@ -96,7 +96,7 @@ type ControlPlaneNode struct {
 	// Address is the IP address at which the other control-plane nodes and all
 	// nodes reach it. It can never change.
 	Address string `yaml:"address" json:"address"`
-	// Match selects the machine, as in a Site. An Inventory and sticks require it.
+	// Match selects the machine, as in a Site. An Inventory and `edgebake site sign` require it.
 	Match configs.Match `yaml:"match,omitempty" json:"match,omitempty"`
 	// Network of the machine. Default: DHCP on every wired interface, with a
 	// reservation for address.
@@ -119,7 +119,7 @@ type Node struct {
 	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
 	// Taints are node taints set at registration.
 	Taints []configs.Taint `yaml:"taints,omitempty" json:"taints,omitempty" unique:"key,effect"`
-	// Match selects the machine, as in a Site. An Inventory and sticks require it.
+	// Match selects the machine, as in a Site. An Inventory and `edgebake site sign` require it.
 	Match configs.Match `yaml:"match,omitempty" json:"match,omitempty"`
 	// Network of the machine. Default: DHCP on every wired interface.
 	Network configs.Network `yaml:"network,omitempty" json:"network,omitempty"`

@@ -144,12 +144,12 @@ func (i Image) Example(version string) string {
 
 // DefaultImages returns kubeadm's default images for a version of Kubernetes: those that
 // every control plane runs, those that a Cluster may leave out, and the pause image.
-func DefaultImages(version string) (always, optional []string, pause string) {
-	ref := func(name, tag string) string { return Image{DefaultRepository + "/" + name, tag}.Example(version) }
+func DefaultImages(version string) (always, optional []Image, pause Image) {
+	image := func(name, tag string) Image { return Image{DefaultRepository + "/" + name, tag} }
 	for _, name := range Components() {
-		always = append(always, ref(name, version))
+		always = append(always, image(name, version))
 	}
-	return append(always, ref(ImageEtcd, "")), []string{ref("kube-proxy", version), ref(ImageDNS+"/"+ImageDNS, "")}, ref(imagePause, "")
+	return append(always, image(ImageEtcd, "")), []Image{image("kube-proxy", version), image(ImageDNS+"/"+ImageDNS, "")}, image(imagePause, "")
 }
 
 // Images returns the images that kubeadm has the control plane run.

@@ -114,12 +114,12 @@ func (in *Input) Image() []byte {
 func ClusterImage() []byte {
 	always, optional, pause := kubeadm.DefaultImages(configs.ExampleKubernetes)
 	list := "# The control plane's, as `kubeadm config images list` prints them:\nimages:\n"
-	for _, ref := range append(always, optional...) {
-		list += "  - ref: " + ref + "\n"
+	for _, image := range append(always, optional...) {
+		list += "  - ref: " + image.Example(configs.ExampleKubernetes) + "\n"
 	}
 	return []byte(strings.NewReplacer(
 		"#   nodeTypes: [native]\n", "nodeTypes: [control-plane, native]\n",
-		exampleSandbox, "  sandbox: "+pause,
+		exampleSandbox, "  sandbox: "+pause.Example(configs.ExampleKubernetes),
 		"#   images:\n#     - ref: registry.example.com/app:1.0\n#       archive: app.tar\n", list,
 		"#   imagesFrom: [agents.yaml]", "# Those of the network plugin, without which no node becomes Ready (manifests of the\n# Cluster): imagesFrom: [cni.yaml]",
 		"# And those that these Kubernetes manifests run. For what runs on every node:\n# kubectl get daemonsets -A -o yaml > agents.yaml\n", "",

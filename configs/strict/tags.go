@@ -189,7 +189,7 @@ func checkEnum(f Field, probs *Problems) {
 	f.Texts(func(path string, v reflect.Value) {
 		s := v.String()
 		if s == "" || slices.Contains(allowed, s) {
-			return // Required reports it
+			return // Check reports a required field that is empty
 		}
 		hint := DidYouMean(s, allowed)
 		if value, why, _ := strings.Cut(f.Tag.Get("instead"), "="); value == s {
@@ -210,7 +210,7 @@ func checkForm(f Field, checks Checks, probs *Problems) {
 	f.Texts(func(path string, v reflect.Value) {
 		s := text(v)
 		if s == "" && f.Value.Kind() != reflect.Slice {
-			return // Required reports it
+			return // Check reports a required field that is empty
 		}
 		if check != nil {
 			if bad := check(s); bad != "" {

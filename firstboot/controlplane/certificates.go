@@ -100,23 +100,23 @@ func CertificatesPhase(active *site.Active) run.Phase {
 			for _, ca := range configs.ClusterCAs() {
 				member.RemarkEndOfCA(e, member.PKIDir+"/"+ca.Base+".crt")
 			}
-			bad, usable := BadCredentials(e, site)
-			if len(bad) > 0 && !(kept && usable) || e.Exists(PodsRestart) || len(bad) == 0 && e.Exists(RenewalDir) {
+			bad := BadCredentials(e, site)
+			if len(bad) > 0 && !(kept && areUsable(e, site)) || e.Exists(PodsRestart) || len(bad) == 0 && e.Exists(RenewalDir) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			bad, _ := BadCredentials(e, site)
+			bad := BadCredentials(e, site)
 			if err := putInPlace(e, bad); err != nil { // of a run that was cut off
 				return err
 			}
-			if bad, _ = BadCredentials(e, site); len(bad) > 0 {
+			if bad = BadCredentials(e, site); len(bad) > 0 {
 				failed := makeCredentials(ctx, e, active, bad)
-				still, usable := BadCredentials(e, site)
+				still := BadCredentials(e, site)
 				switch {
 				case failed == nil:
-				case !usable || errors.Is(ctx.Err(), context.Canceled):
+				case !areUsable(e, site) || errors.Is(ctx.Err(), context.Canceled):
 					return failed
 				default: // the control plane need not wait for it
 					kept = true
@@ -233,20 +233,14 @@ func removeUselessKeys(e *machine.Env) error {
 	return nil
 }
 
-// BadCredentials are those that kubeadm must make, or make anew, and whether all of
-// them can be used until then.
-func BadCredentials(e *machine.Env, site *configs.Site) (bad []credential, usable bool) {
-	usable = true
+// BadCredentials are those that kubeadm must make, or make anew.
+func BadCredentials(e *machine.Env, site *configs.Site) (bad []credential) {
 	for _, c := range CredentialsOf(site) {
-		if c.Wrong(e, InUse) == nil {
-			continue
-		}
-		bad = append(bad, c)
-		if _, err := c.Usable(e, InUse); err != nil {
-			usable = false
+		if c.Wrong(e, InUse) != nil {
+			bad = append(bad, c)
 		}
 	}
-	return bad, usable
+	return bad
 }
 
 // areUsable reports whether all credentials can be used now, be they outdated or not.

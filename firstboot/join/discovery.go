@@ -104,15 +104,16 @@ func OwnDiscovery(e *machine.Env, active *site.Active) api.Discovery {
 	if len(d.CA) > 0 {
 		return d
 	}
-	// A join that failed has removed the credentials; one that has left for the cluster of
-	// its Site has none of its pins.
+	// A machine whose join failed is no member now, but its record has the pins. If it left
+	// for the cluster of its Site, none of them is among the Site's.
 	if own := ownPins(e, active.Site); member.Is(e) || len(own) > 0 {
 		d.Pins, d.SkipPins = own, false
 	}
 	return d
 }
 
-// ownPins are the pins of the CA that a member enrolled with, as far as its Site pins it.
+// ownPins are the pins of the CA of the cluster that the machine is a member of, or was, as
+// far as its Site pins it.
 func ownPins(e *machine.Env, site *configs.Site) []string {
 	own := member.Pins(e)
 	if member.Unpinned(site) {

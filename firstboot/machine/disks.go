@@ -209,7 +209,10 @@ const (
 // partition or on the whole device. Labels are what a laptop can give.
 func (e *Env) RemovableSlots() (out []string) {
 	for p := range e.removable {
-		if dev := "/dev/" + p.Name; len(out) < MaxSticks && (p.Label == ondisk.LabelSlot || e.labelled(dev)) {
+		if len(out) == MaxSticks {
+			break
+		}
+		if dev := "/dev/" + p.Name; p.Label == ondisk.LabelSlot || e.labelled(dev) {
 			out = append(out, dev)
 		}
 	}

@@ -337,8 +337,8 @@ func (e *Env) RetryFor(ctx context.Context, patience, interval time.Duration, tr
 // mostGently is the longest pause of RetryGently.
 const mostGently = 10 * time.Second
 
-// RetryGently is Retry whose pauses grow with the time that it has waited, of which each is
-// at most an eighth: a thousand machines may wait for the same API server.
+// RetryGently is Retry with pauses of an eighth of the time waited so far, but at least
+// interval and at most mostGently: a thousand machines may wait for the same API server.
 func (e *Env) RetryGently(ctx context.Context, interval time.Duration, try func() error) error {
 	began := e.Now()
 	pause := func() time.Duration { return min(max(interval, e.Now().Sub(began)/8), mostGently) }

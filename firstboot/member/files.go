@@ -50,7 +50,7 @@ const PKIDir = ondisk.KubernetesDir + "/pki"
 // KubeletKeys are the key pairs that kubelet made while joining.
 func KubeletKeys(e *machine.Env) []string { return inKubeletPKI(e, "kubelet-client", "kubelet.") }
 
-// ServingCerts are those that kubelet serves with and that its cluster has signed.
+// ServingCerts are kubelet's serving certificates that its cluster has signed.
 func ServingCerts(e *machine.Env) []string { return inKubeletPKI(e, "kubelet-server") }
 
 func inKubeletPKI(e *machine.Env, prefixes ...string) []string {

@@ -13,8 +13,8 @@ import (
 // A system that was just installed boots on trial: edgebake-healthy.service
 // holds boot-complete.target until HealthyFile is there, and with it the mark
 // that makes the system the one to boot from now on. A boot without it ends
-// after a while, and after the last try the former system boots again. While HeldFile
-// is there, that while does not pass.
+// after a while, and after the last try the former system boots again. As long as
+// HeldFile is there, this time does not run.
 
 // saveHealthy says that this boot is as good as the last one.
 func saveHealthy(e *machine.Env) error {
@@ -53,8 +53,8 @@ func OnTrial(e *machine.Env) bool {
 	return entry != "" && e.Exists(machine.ESPDir+"/"+entry)
 }
 
-// Trial is the error of a change that a boot on trial does not take.
-func Trial(e *machine.Env) error {
+// rejectTrial returns an error if this boot is on trial: no change is made then.
+func rejectTrial(e *machine.Env) error {
 	if !OnTrial(e) {
 		return nil
 	}
@@ -68,7 +68,7 @@ const changeLock = ondisk.RunMark + "change.lock"
 // Exclusive keeps other changes that a person asks for out until release is called. A boot
 // on trial takes none: its way back would lead to a machine that was changed meanwhile.
 func Exclusive(ctx context.Context, e *machine.Env) (release func(), err error) {
-	if err := Trial(e); err != nil {
+	if err := rejectTrial(e); err != nil {
 		return nil, err
 	}
 	release, err = e.Lock(ctx, changeLock)

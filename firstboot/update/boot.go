@@ -158,28 +158,34 @@ func unusedSystems(e *machine.Env, kept []entry) ([]string, error) {
 // espFile is a file to be written to the EFI system partition.
 type espFile struct {
 	path  string
+	size  int64 // 0: too small to matter
 	write func(io.Writer) error
 }
 
 // install writes files to the EFI system partition, but for those that are there, and reads
 // all of them back from the disk.
 func install(ctx context.Context, e *machine.Env, files []espFile) error {
-	sums := make([][]byte, len(files))
+	sums, there := make([][]byte, len(files)), make([]bool, len(files))
+	need := int64(0)
 	for i, f := range files {
-		there, sum, err := f.there(e)
-		if err != nil {
+		var err error
+		if there[i], sums[i], err = f.there(e); err != nil {
 			return err
 		}
-		if there {
-			sums[i] = sum
+		if !there[i] {
+			need += f.size // beside one of that name, which it replaces once it is whole
+		}
+	}
+	if err := roomOnESP(e, need); err != nil {
+		return err
+	}
+	for i, f := range files {
+		if there[i] {
 			continue
 		}
-		h := sha256.New()
-		err = e.Stream(f.path, machine.Mode(0o700), func(w io.Writer) error { return f.write(io.MultiWriter(w, h)) })
-		if err != nil {
+		if err := e.Stream(f.path, machine.Mode(0o700), f.write); err != nil {
 			return fmt.Errorf("writing %s: %w", f.path, err)
 		}
-		sums[i] = h.Sum(nil)
 	}
 	if err := e.Sync(espDir); err != nil {
 		return err

@@ -1,7 +1,6 @@
 package update
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -40,7 +39,7 @@ type newImages struct {
 
 // lookAtImages finds the container images that this machine lacks, and rejects those for
 // which it has no room. What it fetches stays in the spool.
-func (u *job) lookAtImages(ctx context.Context) error {
+func (u *job) lookAtImages() error {
 	refs := update.Lacks(u.sys.image, u.next)
 	if len(refs) == 0 {
 		return nil
@@ -48,8 +47,8 @@ func (u *job) lookAtImages(ctx context.Context) error {
 	fail := func(err error) error {
 		return fmt.Errorf("container images that this machine lacks (%s): %w", strings.Join(refs, ", "), err)
 	}
-	snapshotter := snapshotterOf(u.next)
-	if own := snapshotterOf(u.sys.image); own != snapshotter {
+	snapshotter := u.next.SnapshotterName()
+	if own := u.sys.image.SnapshotterName(); own != snapshotter {
 		return fail(fmt.Errorf("they are unpacked for the snapshotter %s, and this machine has %s: flash it again", snapshotter, own))
 	}
 	part := u.image.Index.Find(ondisk.LabelData)
@@ -61,16 +60,13 @@ func (u *job) lookAtImages(ctx context.Context) error {
 	if err := sweep(u.e, file); err != nil {
 		return err
 	}
-	if err := u.e.Mkdir(Dir, machine.Mode(0o700)); err != nil {
-		return err
-	}
 	var err error
 	n := &newImages{}
 	if n.spool, err = newSpool(u.e, u.fetch, part, path.Join(Dir, file)); err != nil {
 		return err
 	}
 	u.new = n
-	if n.images, err = update.ReadImages(n.spool.view(ctx), snapshotter); err != nil {
+	if n.images, err = update.ReadImages(n.spool.view(u.ctx), snapshotter); err != nil {
 		return fail(err)
 	}
 	have, err := liveStore(u.e, snapshotter)
@@ -114,8 +110,6 @@ func none(lack *store.State) bool {
 	return len(lack.Images)+len(lack.Blobs)+len(lack.Snapshots) == 0
 }
 
-func snapshotterOf(i ondisk.ImageInfo) string { return cmp.Or(i.Snapshotter, "overlayfs") }
-
 // liveStore reads this machine's store, which containerd has open.
 func liveStore(e *machine.Env, snapshotter string) (*store.State, error) {
 	root := e.Path("/" + store.Root)
@@ -146,9 +140,6 @@ func sweep(e *machine.Env, keep string) error {
 func (u *job) stageImages(ctx context.Context, e *machine.Env) error {
 	if none(u.new.lack) {
 		return nil
-	}
-	if err := u.scan(ctx); err != nil {
-		return err
 	}
 	// Layers that are much like those on the disk. What the image was flashed with is at
 	// the beginning, and the rest grew later.
@@ -184,7 +175,7 @@ func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
 	if err := e.Unit(ctx, "start", ondisk.UnitMerge); err != nil {
 		return fmt.Errorf("starting %s: %w", ondisk.UnitMerge, err)
 	}
-	have, err := liveStore(e, snapshotterOf(u.next))
+	have, err := liveStore(e, u.next.SnapshotterName())
 	if err != nil {
 		return err
 	}
@@ -197,7 +188,7 @@ func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
 // releaseImages leaves the container images that came with another system than the one that
 // runs to kubelet's garbage collection, and pins its own.
 func releaseImages(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
-	have, err := liveStore(e, snapshotterOf(image))
+	have, err := liveStore(e, image.SnapshotterName())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

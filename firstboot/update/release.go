@@ -42,8 +42,8 @@ func ProvenOffline(e *machine.Env) error {
 // Release ends an update once the machine keeps its system, the new one or the former. The
 // EFI system partition then describes the one that runs, by which Sites are judged that are
 // stamped later, and what was fetched is removed. Container images that the system does not
-// list are kubelet's to remove. UnitRelease runs it at each boot, on trial
-// once systemd has marked the boot entry as good.
+// list are kubelet's to remove. UnitRelease runs it at each boot, on trial once systemd has
+// marked the boot entry as good.
 func Release(ctx context.Context, e *machine.Env) error {
 	plan := e.Text(planFile)
 	if plan == "" {
@@ -94,7 +94,7 @@ func describe(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error
 	if err := e.Remove(path.Join(espDir, ondisk.ESPSBOM)); err != nil {
 		return err
 	}
-	return install(ctx, e, []espFile{{name, func(w io.Writer) error {
+	return install(ctx, e, []espFile{{name, 0, func(w io.Writer) error {
 		_, err := w.Write(append(b, '\n'))
 		return err
 	}}})

@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk/chunk"
+	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
@@ -55,8 +56,7 @@ type fetcher struct {
 	now  func() time.Time
 
 	buf     []byte
-	planned int64 // to be fetched by all phases, at most; 0: not known
-	total   int64 // to be fetched by this phase and those before it
+	total   int64 // to be fetched by all phases, at most; 0: not known
 	most    int64 // that may be fetched; 0: any number
 	fetched int64
 	left    time.Duration // 0: not known
@@ -220,9 +220,9 @@ func (f *fetcher) count(n int) error {
 
 func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
-// expect adds the bytes of chunks to those that will be fetched.
+// expect begins the fetching of these chunks.
 func (f *fetcher) expect(p *chunk.Part, chunks []int) {
-	f.total, f.begun = max(f.planned, f.fetched+f.bytes(p, chunks)), time.Time{}
+	f.total, f.begun = max(f.total, f.fetched+f.bytes(p, chunks)), time.Time{}
 }
 
 // bytes is how many are fetched to get these chunks.
@@ -311,7 +311,7 @@ func (f *fetcher) inPlace(dev machine.Device, off int64, c chunk.Chunk) (bool, e
 		return false, fmt.Errorf("reading %d bytes at %d of %s: %w", len(b), off, dev.Name(), err)
 	}
 	if c.Hole {
-		return len(bytes.TrimLeft(b, "\x00")) == 0, nil
+		return seekable.IsZero(b), nil
 	}
 	return sha256.Sum256(b) == c.Sum, nil
 }

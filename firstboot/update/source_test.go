@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
+	"github.com/edgebake/edgebake/test/disktest"
 )
 
 // slowLine is a web server at the other end of a line, which passes the box's time.
@@ -257,7 +259,7 @@ func (b *box) plug(e *machine.Env, name string, images ...string) {
 				b.t.Errorf("%q", c.Args)
 			}
 			for _, i := range images {
-				copyFile(b.t, imagePath(i), filepath.Join(b.root, c.Args[4], i))
+				disktest.Copy(b.t, imagePath(i), filepath.Join(b.root, c.Args[4], i))
 			}
 		}
 		return run(ctx, c)
@@ -293,5 +295,33 @@ func TestStick(t *testing.T) {
 	b.plug(e, "sdc", "new.raw.zst")
 	if err := order(b, e); err == nil || !strings.Contains(err.Error(), "takes two of the images") {
 		t.Error(err)
+	}
+}
+
+// What was read from this machine's disk while the update was counted may have changed when
+// it is needed: it is fetched then, though the phase that counted is over.
+func TestReadAfterTheCount(t *testing.T) {
+	b, s := newBox(t), serve(t, "new.raw.zst")
+	e := b.env()
+	sys, err := lookAt(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u, err := open(t.Context(), e, sys, Options{Image: s.URL}, func(run.Step) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer u.close()
+	u.note = func(string) {}
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := u.cost(ctx, e); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	clear(u.fetch.seeds)
+	for _, f := range u.boot.Files {
+		if err := u.boot.Copy(io.Discard, f); err != nil {
+			t.Errorf("%s: %v", f.Path, err)
+		}
 	}
 }

@@ -16,7 +16,7 @@ type spool struct {
 	part   *chunk.Part
 	dev    machine.Device
 	starts []int64
-	whole  map[int]bool // chunks that are in the file
+	whole  map[int]bool // whether a chunk is in the file; others were not looked at
 }
 
 func newSpool(e *machine.Env, f *fetcher, p *chunk.Part, file string) (*spool, error) {
@@ -37,7 +37,7 @@ func (s *spool) close() error { return s.dev.Close() }
 
 // has reports whether chunk k is in the file.
 func (s *spool) has(k int) bool {
-	if !s.whole[k] {
+	if _, known := s.whole[k]; !known {
 		there, err := s.fetch.inPlace(s.dev, s.starts[k], s.part.Chunks[k])
 		s.whole[k] = there && err == nil
 	}

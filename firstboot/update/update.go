@@ -95,7 +95,7 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 
 // open opens an image that this machine takes.
 func open(ctx context.Context, e *machine.Env, sys *system, o Options, tell func(run.Step)) (u *job, err error) {
-	u = &job{e: e, sys: sys, o: o, out: func(text string) { tell(run.Step{Name: "admit", Status: "waiting", Detail: text}) }}
+	u = &job{ctx: ctx, e: e, sys: sys, o: o, out: func(text string) { tell(run.Step{Name: "admit", Status: "waiting", Detail: text}) }}
 	u.state = ondisk.UpdateState{Status: ondisk.UpdateRunning, Root: sys.target.Label, Image: o.Image, Phase: "admit"}
 	if u.src, err = openSource(ctx, e, o, sys.proxy(), u.say); err == nil {
 		err = u.admit(ctx)
@@ -117,6 +117,7 @@ func (s *system) proxy() []string {
 
 // job is one update on its way.
 type job struct {
+	ctx   context.Context // of the whole update: views outlive the phase that made them
 	e     *machine.Env
 	sys   *system
 	o     Options
@@ -128,7 +129,6 @@ type job struct {
 	fetch *fetcher
 	new   *newImages // nil: the machine has all container images
 	open  []machine.Device
-	ready bool                // seeds are known
 	spool *spool              // of the EFI system partition
 	boot  *update.SystemFiles // nil: not read
 
@@ -250,11 +250,8 @@ func (u *job) phases() []run.Phase {
 	return phases
 }
 
-// scan finds the chunks on the machine's own disk, once.
+// scan finds the chunks on the machine's own disk.
 func (u *job) scan(ctx context.Context) error {
-	if u.ready {
-		return nil
-	}
 	for _, label := range []string{u.sys.target.Label, ondisk.LabelESP, u.sys.root} { // what comes last is kept
 		u.say("reading %s", label)
 		d, err := u.device(label, false)
@@ -265,7 +262,6 @@ func (u *job) scan(ctx context.Context) error {
 			return fmt.Errorf("reading %s: %w", label, err)
 		}
 	}
-	u.ready = true
 	return nil
 }
 
@@ -276,37 +272,33 @@ func (u *job) cost(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	u.fetch.most = u.o.MaxBytes
-	files, err := u.bootFiles(ctx, e)
-	if err != nil {
+	if err := u.readBootFiles(e); err != nil {
 		return err
 	}
-	chunks, err := files.Chunks(u.esp)
+	chunks, err := u.boot.Chunks(u.esp)
 	if err != nil {
 		return err
 	}
 	missing := u.root.Missing(func(sum [32]byte) bool { _, ok := u.fetch.seeds[sum]; return ok })
 	need := u.fetch.bytes(u.root, missing) + u.fetch.bytes(u.esp, u.spool.missing(chunks))
-	if err := u.lookAtImages(ctx); err != nil {
+	if err := u.lookAtImages(); err != nil {
 		return err
 	}
 	if n := u.new; n != nil {
 		need += u.fetch.bytes(n.spool.part, n.spool.missing(n.chunks))
 	}
-	u.fetch.planned = u.fetch.fetched + need
+	u.fetch.total = u.fetch.fetched + need
 	if !u.o.remote() {
 		return nil
 	}
-	if u.o.MaxBytes > 0 && u.fetch.planned > u.o.MaxBytes {
-		return fmt.Errorf("the update fetches %s, and --max-bytes allows %s", megabytes(u.fetch.planned), megabytes(u.o.MaxBytes))
+	if u.o.MaxBytes > 0 && u.fetch.total > u.o.MaxBytes {
+		return fmt.Errorf("the update fetches %s, and --max-bytes allows %s", megabytes(u.fetch.total), megabytes(u.o.MaxBytes))
 	}
 	u.note(fmt.Sprintf("at most %s of %s are to be fetched", megabytes(need), megabytes(u.src.Size())))
 	return nil
 }
 
 func (u *job) writeRoot(ctx context.Context, _ *machine.Env) error {
-	if err := u.scan(ctx); err != nil {
-		return err
-	}
 	d, err := u.device(u.sys.target.Label, true)
 	if err != nil {
 		return err
@@ -320,33 +312,23 @@ func (u *job) entryFile() string {
 	return fmt.Sprintf("%s/edgebake-%s+%d.conf", entriesDir, letter, tries)
 }
 
-// bootFiles lists the system's files on the image's EFI system partition.
-func (u *job) bootFiles(ctx context.Context, e *machine.Env) (*update.SystemFiles, error) {
-	if u.boot != nil {
-		return u.boot, nil
-	}
+// readBootFiles lists the system's files on the image's EFI system partition.
+func (u *job) readBootFiles(e *machine.Env) (err error) {
 	if err := e.Mkdir(Dir, machine.Mode(0o700)); err != nil {
-		return nil, err
+		return err
 	}
-	var err error
 	if u.spool, err = newSpool(e, u.fetch, u.esp, spoolFile); err != nil {
-		return nil, err
+		return err
 	}
-	if u.boot, err = update.ReadSystem(u.spool.view(ctx), u.next.Plan); err != nil {
-		return nil, fmt.Errorf("reading the image's EFI system partition: %w", err)
+	if u.boot, err = update.ReadSystem(u.spool.view(u.ctx), u.next.Plan); err != nil {
+		return fmt.Errorf("reading the image's EFI system partition: %w", err)
 	}
-	return u.boot, nil
+	return nil
 }
 
 // writeBoot brings kernel, initrd and boot entry. The entry comes last.
 func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
-	if err := u.scan(ctx); err != nil {
-		return err
-	}
-	files, err := u.bootFiles(ctx, e)
-	if err != nil {
-		return err
-	}
+	files := u.boot
 	chunks, err := files.Chunks(u.esp)
 	if err != nil {
 		return err
@@ -356,10 +338,7 @@ func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
 	}
 	var list []espFile
 	for _, f := range files.Files {
-		list = append(list, espFile{path.Join(espDir, f.Path), func(w io.Writer) error { return files.Copy(w, f) }})
-	}
-	if err := roomOnESP(e, list, files); err != nil {
-		return err
+		list = append(list, espFile{path.Join(espDir, f.Path), f.Size, func(w io.Writer) error { return files.Copy(w, f) }})
 	}
 	if err := install(ctx, e, list); err != nil {
 		return err
@@ -380,21 +359,15 @@ func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
 		_, err := io.WriteString(w, entry)
 		return err
 	}
-	return install(ctx, e, []espFile{{u.entryFile(), write}})
+	return install(ctx, e, []espFile{{u.entryFile(), 0, write}})
 }
 
-// roomOnESP checks that the files fit that are not in place yet.
-func roomOnESP(e *machine.Env, list []espFile, files *update.SystemFiles) error {
-	need := int64(1 << 20)
-	for i, f := range files.Files {
-		there, _, err := list[i].there(e)
-		if err != nil {
-			return err
-		}
-		if !there {
-			need += f.Size // beside one of that name, which it replaces once it is whole
-		}
+// roomOnESP checks that so many bytes fit.
+func roomOnESP(e *machine.Env, need int64) error {
+	if need == 0 {
+		return nil
 	}
+	need += 1 << 20
 	free, err := e.FSFree(espDir)
 	if err != nil {
 		return fmt.Errorf("reading the room on the EFI system partition: %w", err)

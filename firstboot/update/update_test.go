@@ -143,7 +143,7 @@ func boxOf(t *testing.T, image string) *box {
 	b := &box{t: t, root: disktest.Scratch(t), now: mediatest.Date, parts: map[string]gpt.Partition{}, free: 90 << 20,
 		unit: func(string, string) error { return nil }}
 	b.disk = filepath.Join(b.root, "disk")
-	copyFile(t, imagePath(image), b.disk)
+	disktest.Copy(t, imagePath(image), b.disk)
 	f, err := os.Open(b.disk)
 	if err != nil {
 		t.Fatal(err)
@@ -188,46 +188,6 @@ func boxOf(t *testing.T, image string) *box {
 	b.put(ondisk.ImageInfoFile, b.get("efi/"+ondisk.ESPImageInfo))
 	b.put("run/x", "")
 	return b
-}
-
-// extents are those parts of a file that are not zero, by its path.
-var extents sync.Map
-
-func copyFile(t *testing.T, from, to string) {
-	t.Helper()
-	type content struct {
-		size int64
-		at   map[int64][]byte
-	}
-	known, ok := extents.Load(from)
-	if !ok {
-		in, err := os.ReadFile(from)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := content{int64(len(in)), map[int64][]byte{}}
-		zero := make([]byte, 64<<10)
-		for off := 0; off < len(in); off += len(zero) {
-			if b := in[off:min(len(in), off+len(zero))]; !bytes.Equal(b, zero[:len(b)]) {
-				c.at[int64(off)] = bytes.Clone(b)
-			}
-		}
-		known, _ = extents.LoadOrStore(from, c)
-	}
-	c := known.(content)
-	f, err := os.Create(to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := f.Truncate(c.size); err != nil {
-		t.Fatal(err)
-	}
-	for off, b := range c.at {
-		if _, err := f.WriteAt(b, off); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 func (b *box) put(p, text string) {
@@ -553,7 +513,7 @@ func (b *box) inside(name string) string {
 		b.t.Fatal(err)
 	}
 	if _, err := os.Stat(to); err != nil {
-		copyFile(b.t, imagePath(name), to)
+		disktest.Copy(b.t, imagePath(name), to)
 	}
 	return "/mnt/" + name
 }

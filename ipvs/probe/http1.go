@@ -60,7 +60,7 @@ func readResponse(br *bufio.Reader, limit int) (resp Event, last bool, err error
 	default:
 		body = io.LimitReader(br, h.length)
 	}
-	if resp.Body, err = readUpTo(body, limit); err != nil {
+	if resp.Body, err = io.ReadAll(io.LimitReader(body, int64(limit))); err != nil {
 		return resp, false, err
 	}
 	if _, err := io.Copy(io.Discard, body); err != nil {
@@ -110,23 +110,6 @@ func readHeader(br *bufio.Reader) (header, error) {
 			h.date = v
 		}
 	}
-}
-
-// readUpTo reads at most limit bytes, in small steps: most bodies are short.
-func readUpTo(r io.Reader, limit int) ([]byte, error) {
-	b := make([]byte, 0, 256)
-	for len(b) < limit {
-		chunk := make([]byte, min(512, limit-len(b)))
-		n, err := r.Read(chunk)
-		b = append(b, chunk[:n]...)
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return b, err
-		}
-	}
-	return b, nil
 }
 
 func readLine(br *bufio.Reader) (string, error) {

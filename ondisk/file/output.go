@@ -282,11 +282,11 @@ func CheckSpace(dir string, n int64, what string) error {
 	return nil
 }
 
-// existsError is fs.ErrExist with the fix.
-type existsError struct{ path string }
+// ExistsError is fs.ErrExist with the fix.
+type ExistsError struct{ Path string }
 
-func (e *existsError) Error() string        { return e.path + " exists; --force replaces it" }
-func (e *existsError) Is(target error) bool { return target == fs.ErrExist }
+func (e *ExistsError) Error() string        { return e.Path + " exists; --force replaces it" }
+func (e *ExistsError) Is(target error) bool { return target == fs.ErrExist }
 
 // Check returns, before long work begins, the reason why a file cannot be written at its
 // end: it exists and must not be replaced, or its directory cannot be written.
@@ -296,7 +296,7 @@ func Check(path string, replace bool) error {
 		case fi.IsDir():
 			return fmt.Errorf("%s is a directory; name a file", path)
 		case !replace:
-			return &existsError{path}
+			return &ExistsError{path}
 		}
 	}
 	if err := Writable(filepath.Dir(path)); err != nil {

@@ -69,8 +69,8 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 	return i, nil
 }
 
-// Decode reads the index, also one that is not of this image. Call it after its signature
-// was checked.
+// Decode reads the index. If it does not match the frames, Index is set beside the error.
+// Call it after its signature was checked.
 func (i *Image) Decode() error {
 	x, err := chunk.Decode(i.Body)
 	if err != nil {

@@ -71,7 +71,7 @@ func ReadImages(data io.ReaderAt, snapshotter string) (*Images, error) {
 	return &Images{State: s, fs: r, snapshotter: snapshotter}, nil
 }
 
-// Walk calls f for all that a machine needs of the store whose own lacks what is in lack:
+// Walk calls f for what a machine needs of the store if its own lacks what is in lack:
 // the databases, and the files of blobs and snapshots. Paths begin at containerd's root,
 // and parents come before children.
 func (i *Images) Walk(lack *store.State, f func(tree.Node) error) error {

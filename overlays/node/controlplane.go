@@ -15,10 +15,10 @@ func (c *check) controlPlane() {
 	if c.site.NodeType != configs.NodeControlPlane || c.site.ControlPlane == nil {
 		return
 	}
-	if v := c.site.ControlPlane.Documents().KubernetesVersion(); v != c.img.Info.Kubernetes {
+	docs := c.site.ControlPlane.Documents()
+	if v := docs.KubernetesVersion(); v != c.img.Info.Kubernetes {
 		c.add("controlPlane.kubeadm", "kubernetesVersion is %s, and the image has kubelet and kubeadm %s: build the image with kubernetes.version %s, or correct kubernetesVersion of the Cluster", v, c.img.Info.Kubernetes, v)
 	}
-	docs := c.site.ControlPlane.Documents()
 	for _, n := range docs.Images() {
 		if tags := tagsOf(c.img.Info, n.Name); len(tags) == 0 || n.Tag != "" && !slices.Contains(tags, n.Tag) {
 			c.add("controlPlane.kubeadm", "the image has no container image %s on board, which the control plane runs: add it to images of the Image (`kubeadm config images list` prints all)", n.Example(docs.KubernetesVersion()))
