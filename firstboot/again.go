@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// againPhase has first boot run again and again on a control-plane node, which
-// nobody may restart for years.
+// againPhase keeps first boot's timer running on a control-plane node, which may stay up for
+// years.
 func againPhase() run.Phase {
 	return run.Phase{
 		Name: "again", Doc: "first boot looks after certificates and snapshots while the machine is on", Timeout: time.Minute,

@@ -24,16 +24,14 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// A machine belongs to the cluster whose CA it trusts. A site may name another
-// one: the machine moves, or its cluster was rebuilt. Then it leaves the
-// former cluster, but not before the other one has proven itself and accepts
-// the token: a slip in the site must not cost a node that runs.
+// A machine belongs to the cluster whose CA it trusts. If its Site names another cluster, the
+// machine leaves the former one, but only after the new cluster was verified and has accepted
+// the token: a mistake in a Site must not cost a running node.
 
-// clusterPhase has the machine leave a cluster that is not the site's. It
-// comes before ipvscare gets the site's API servers, which it verifies with
-// the CA that is on the disk.
+// clusterPhase makes the machine leave a cluster that is not the Site's. It runs before
+// ipvscare gets the Site's API servers, which it verifies with the CA on the disk.
 func clusterPhase(active *site.Active) run.Phase {
-	var found clusterState // by Check
+	var found clusterState // set by Check
 	return run.Phase{
 		Name: "cluster", Doc: "no other cluster than the Site's is on this machine", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (v run.Verdict, err error) {
@@ -55,14 +53,14 @@ func clusterPhase(active *site.Active) run.Phase {
 			if err := leaveCluster(ctx, e, active); err != nil {
 				return err
 			}
-			return run.ErrRestart // the machine is called what the site says from now on
+			return run.ErrRestart // from now on the machine has the name in the Site
 		},
 	}
 }
 
-// clusterState is what checkCluster has found of a cluster that the machine stays in.
+// clusterState is the result of checkCluster for a machine that stays in its cluster.
 type clusterState struct {
-	newer      []byte // its CA, where it was issued again
+	newer      []byte // the cluster's CA, if it was issued again
 	cannotShow bool   // see member.CannotShow
 }
 
@@ -86,8 +84,8 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 	case !same && !site.Credentials.Token.IsZero():
 		return run.Todo, found, nil
 	case !same && member.Unpinned(site):
-		// Something else may answer on the way, and be gone tomorrow: to the node its
-		// API servers are out of reach.
+		// Something else may answer at these addresses, and be gone tomorrow: the node treats
+		// its API servers as out of reach.
 		e.Note("%s", otherClusterNote(e))
 		return run.Unknown, found, nil
 	case !same:
@@ -107,7 +105,8 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 	return run.Done, found, nil
 }
 
-// beginToLeave tells a person that the machine leaves its cluster, and ends its membership.
+// beginToLeave verifies the new cluster, reports the move on the console, and clears the
+// machine's record.
 func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := clusterProvesItself(ctx, e, active); err != nil {
 		return err
@@ -120,13 +119,13 @@ func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) erro
 		e.Console(fmt.Sprintf("the Site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
 			strings.Join(member.EnrolledPins(e), ", "), name))
 	}
-	// It still was a member; whose CA and name it had is over with this.
+	// The CA and the name in the record belong to the former membership.
 	return (member.Record{Version: member.RecordVersion}).Write(e)
 }
 
-// forgetWitnesses removes what the node noted of its cluster, by which ipvscare would keep
-// it from every API server. Before that the cluster must accept the Site's token, which
-// proves which cluster it is instead. The node then joins again.
+// forgetWitnesses removes the note by which ipvscare recognizes the cluster, and would reject
+// every API server. The cluster must first accept the Site's token, which identifies it
+// instead. The node then joins again.
 func forgetWitnesses(ctx context.Context, e *machine.Env, active *site.Active) error {
 	d := join.OwnDiscovery(e, active)
 	e.Waiting("the cluster to accept the Site's token (%s)", strings.Join(d.Masters, ", "))
@@ -140,22 +139,22 @@ func forgetWitnesses(ctx context.Context, e *machine.Env, active *site.Active) e
 	return nil
 }
 
-// errUnclear: no API server can be asked whose cluster it is.
+// errUnclear means that no API server answered, so that its cluster is unknown.
 var errUnclear = errors.New("no API server answers")
 
-// sameCluster reports whether a member belongs to the site's cluster: by the
-// site's pins, offline too; without any, by the certificates of the API
-// servers.
+// sameCluster reports whether a member belongs to the Site's cluster: by the Site's pins,
+// which works offline, or without pins by the certificates of the API servers.
 func sameCluster(ctx context.Context, e *machine.Env, site *configs.Site) (bool, error) {
 	if !member.Unpinned(site) {
 		return member.AnyPinned(member.EnrolledCA(e), site.CAPins()), nil
 	}
 	same, err := showCA(ctx, e, site, site.Masters)
-	if same || err == nil && !site.Credentials.Token.IsZero() { // somebody may want the machine to move to who answers there
+	if same || err == nil && !site.Credentials.Token.IsZero() { // with a token, the machine may be meant to move to the cluster that answers
 		return same, err
 	}
 	if learned := member.LearnedMasters(e, site); len(learned) > 0 {
-		// They took the place of the Site's, whose addresses may be others' by now.
+		// They replaced the Site's API servers, whose addresses other machines may have by
+		// now.
 		if now, unclear := showCA(ctx, e, site, learned); now || err != nil {
 			return now, unclear
 		}
@@ -163,8 +162,8 @@ func sameCluster(ctx context.Context, e *machine.Env, site *configs.Site) (bool,
 	return same, err
 }
 
-// showCA reports whether one of these API servers has a certificate of the CA that
-// this machine is enrolled with.
+// showCA reports whether one of these API servers has a certificate of the CA that this
+// machine is enrolled with. It returns errUnclear if none of them answers.
 func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []string) (bool, error) {
 	ca := member.EnrolledCA(e)
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -193,27 +192,27 @@ func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []s
 	return false, nil
 }
 
-// noTokenToMove is what a member meets whose site is of another cluster, and
-// has no token for it.
+// noTokenToMove is the error of a member whose Site is of another cluster and has no token for
+// it.
 func noTokenToMove(e *machine.Env, site *configs.Site) error {
 	return run.NeedsPerson(fmt.Errorf("the Site is of another cluster than this machine is enrolled in: it pins %s, the machine has CA %s, and the Site has no token to join with",
 		strings.Join(site.CAPins(), ", "), strings.Join(member.EnrolledPins(e), ", ")),
 		"to move the machine, put a token of the other cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct caCertHashes. Until then the node stays in its cluster")
 }
 
-// otherClusterNote is said of a member whose site pins nothing and has no token,
-// while servers of another CA answer for its API servers.
+// otherClusterNote is the note for a member whose Site has neither pins nor a token, while
+// servers of another CA answer at its API servers' addresses.
 func otherClusterNote(e *machine.Env) string {
 	return fmt.Sprintf("the API servers are not of the cluster that this machine is enrolled in (CA %s); it stays in that one, and treats them as out of reach. To fix: if the cluster was rebuilt, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
 		strings.Join(member.EnrolledPins(e), ", "))
 }
 
-// clusterProvesItself makes sure that the other cluster is there, is the pinned one,
-// accepts the token, and has room for a Node of our name.
+// clusterProvesItself checks that the new cluster answers, is the pinned one, accepts the
+// token, and has no Ready Node of this machine's name.
 func clusterProvesItself(ctx context.Context, e *machine.Env, active *site.Active) error {
 	site := active.Site
 	d := join.DiscoveryOf(e, active)
-	d.Masters = site.Masters // the former ones are of the cluster that it leaves
+	d.Masters = site.Masters // not those learned from the cluster that it leaves
 	e.Waiting("the other cluster to show itself (%s); the node stays in its own until then", strings.Join(d.Masters, ", "))
 	found, err := join.FindCluster(ctx, e, d)
 	if err != nil {
@@ -222,14 +221,14 @@ func clusterProvesItself(ctx context.Context, e *machine.Env, active *site.Activ
 	return join.NameIsFree(e, found.Node, active.Node)
 }
 
-// leaveCluster removes all that a machine has of a cluster. The CA goes last
-// but for the mark: what is left after a cut still shows whose it is.
+// leaveCluster removes everything that a machine has of a cluster. The CA is removed last,
+// before LeavingFile: after a power cut it still shows which cluster the other files are from.
 func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := e.WriteFile(member.LeavingFile, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
 	e.Waiting("the former cluster's credentials to be gone")
-	// Pods go on until kubelet of the other cluster ends those it does not know.
+	// Pods run until the kubelet of the new cluster ends those that it does not know.
 	if err := hub.UndoPodJoin(ctx, e, active.Site.CRISocket); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
@@ -247,8 +246,8 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) erro
 	return nil
 }
 
-// takeCA has kubelet, yurthub and first boot trust a CA that was issued again. The file
-// that tells that it was done goes last; ipvscare reads it by itself.
+// takeCA makes kubelet, yurthub and first boot trust a CA that was issued again. KubeCA is
+// written last, since it marks the change as done; ipvscare rereads it automatically.
 func takeCA(ctx context.Context, e *machine.Env, ca []byte) error {
 	const doing = "taking the cluster's CA, which was issued again"
 	end, err := api.FirstEnd(ca)
@@ -259,14 +258,14 @@ func takeCA(ctx context.Context, e *machine.Env, ca []byte) error {
 	for _, f := range []string{ondisk.KubeletConf, openyurt.Identity} {
 		conf, err := e.Read(f)
 		if err != nil {
-			continue // it is not there, or is made anew
+			continue // it does not exist, or will be written again
 		}
 		k, err := e.ParseKubeconfig(conf)
 		if err != nil {
 			continue
 		}
 		if c, err := k.Cluster(); err != nil || c.CAData == "" {
-			continue // it names the file
+			continue // it names the CA's file
 		}
 		next, err := api.SetCA(conf, ca)
 		if err != nil {

@@ -1,13 +1,12 @@
 // Package firstboot runs at every boot. It makes a booted machine the node that its Site
 // describes, and at later boots checks that it still is.
 //
-// It is a list of phases (phases.go). Package run carries them out; Env of package
-// machine has every effect, and package host makes the real Env.
+// The work is a list of phases (phases.go), which package run carries out. All effects go
+// through machine.Env; package host makes the real one.
 //
 // Invariants:
-//   - Check looks at the machine, never at the state file: state.json only
-//     explains. So a machine that was cut off at any point, or fixed by hand,
-//     continues from where it really is.
+// - Check looks at the machine, never at the state file: state.json only explains. So a
+// machine that was cut off at any point, or fixed by hand, continues from its real state.
 //   - Every Run may be killed at any point and run again.
 //   - Transient failures are retried forever, with growing pauses. What only a
 //     person can fix is marked with run.NeedsPerson, and says how to fix it. The run

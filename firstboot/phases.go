@@ -18,17 +18,16 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// firstPhases is the part of the way from a booted machine to a node that needs
-// no site, and ends with one.
+// firstPhases returns the phases that need no Site; the last one reads it.
 func firstPhases(reader *site.Reader) []run.Phase {
 	return []run.Phase{
-		site.IdentityPhase(),                  // first: everything later may log, and logs carry the machine id
+		site.IdentityPhase(),                  // first: later phases log, and logs carry the machine ID
 		site.DiskPhase(),                      // before anything fills DATA
-		site.Phase(reader, hub.ClosePodPorts), // all that follows comes from the site
+		site.Phase(reader, hub.ClosePodPorts), // all later phases need the Site
 	}
 }
 
-// Phases is the rest of the way, as an active site has it.
+// Phases returns the phases after firstPhases, for an active Site.
 func Phases(active *site.Active) []run.Phase {
 	spec, image := active.Site, active.Image
 	var joining []run.Phase
@@ -41,34 +40,34 @@ func Phases(active *site.Active) []run.Phase {
 		return []run.Phase{unservedPhase(spec)}
 	case site.HubForm(image) == openyurt.FormStaticPod:
 		joining = []run.Phase{
-			hub.PodJoinPhase(active), // kubelet runs yurthub, and has no other way
-			hub.Phase(active),        // its two certificates, with the token and then with the first
+			hub.PodJoinPhase(active), // kubelet runs yurthub, and reaches the API servers only through it
+			hub.Phase(active),        // yurthub's two certificates: the first with the token, the second with the first
 		}
 	default:
 		joining = []run.Phase{
-			join.Phase(active), // straight to the API servers: yurthub borrows the certificate that kubelet gets here
-			hub.Phase(active),  // serves before anybody is sent to it
-			hub.RedirectPhase(image.Kubernetes, openyurt.Labels(spec.NodePool, spec.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
+			join.Phase(active), // directly at the API servers: yurthub uses the certificate that kubelet gets here
+			hub.Phase(active),  // serves before kubelet is redirected to it
+			hub.RedirectPhase(image.Kubernetes, openyurt.Labels(spec.NodePool, spec.NodeType == configs.NodeCloud)), // from here on kubelet uses yurthub's cache
 		}
 	}
 	before := []run.Phase{
 		network.Phase(spec), // an API server must be in reach for the rest
 		network.ClockPhase(spec, image, stampedAt(active)), // before the first certificate is judged
-		clusterPhase(active),        // before API servers are verified with the CA that is there
-		join.IPVSPhase(spec),        // the first request already survives a dead API server
-		join.DiscoveryPhase(active), // the CA, before anything trusts an API server
-		join.ImagesPhase(),          // long, so after all that may fail early; before kubelet needs them
+		clusterPhase(active),        // before API servers are verified with the CA on the disk
+		join.IPVSPhase(spec),        // so that even the first request survives a dead API server
+		join.DiscoveryPhase(active), // gets the CA, before anything trusts an API server
+		join.ImagesPhase(),          // takes long, so it follows all that may fail early; kubelet needs the images
 	}
 	after := []run.Phase{
-		join.VIPPhase(spec),                      // only a member may ask
-		join.ArgsPhase(active),                   // a member's; the next phase sees whether it went well
-		join.ReadyPhase(active, hubNode(active)), // the cluster's own word, not ours; on an OpenYurt node through yurthub
-		join.ForgetPhase(active),                 // last: until Ready, the join may have to begin again
+		join.VIPPhase(spec),                      // only a member may ask the cluster
+		join.ArgsPhase(active),                   // only on a member; the next phase checks the result
+		join.ReadyPhase(active, hubNode(active)), // asks the cluster, on an OpenYurt node through yurthub
+		join.ForgetPhase(active),                 // last: until the node is Ready, the join may have to start over
 	}
 	return slices.Concat(before, joining, after)
 }
 
-// unservedPhase stops at a node type that this program does not make.
+// unservedPhase fails for a node type that this program cannot make.
 func unservedPhase(site *configs.Site) run.Phase {
 	return run.Phase{
 		Name: "node-type", Doc: "a node type that first boot can make",
@@ -79,8 +78,8 @@ func unservedPhase(site *configs.Site) run.Phase {
 	}
 }
 
-// damagedPhase stops where the image on this disk cannot be read: no site can
-// be held against it.
+// damagedPhase fails with err: the description of the image on this disk cannot be read, so no
+// Site can be checked against it.
 func damagedPhase(err error) run.Phase {
 	return run.Phase{
 		Name: "image", Doc: "what the image says of itself can be read",
@@ -89,7 +88,7 @@ func damagedPhase(err error) run.Phase {
 	}
 }
 
-// New returns the Runner that a node has.
+// New returns the Runner of first boot for this machine.
 func New(e *machine.Env) *run.Runner {
 	image, err := site.ImageInfo(e)
 	if err != nil {
@@ -104,32 +103,32 @@ func New(e *machine.Env) *run.Runner {
 	}
 }
 
-// controlPlanePhases are those after the Site's, on a control-plane node.
+// controlPlanePhases returns the phases after firstPhases on a control-plane node.
 func controlPlanePhases(active *site.Active) []run.Phase {
 	site, image := active.Site, active.Image
 	return []run.Phase{
-		controlplane.AddressPhase(site),                    // etcd and the API server listen there
+		controlplane.AddressPhase(site),                    // etcd and the API server listen on it
 		network.ClockPhase(site, image, stampedAt(active)), // before the first certificate is judged
 		controlplane.KeysPhase(active),                     // before anything is signed
-		controlplane.EndpointPhase(site),                   // before the first client of the own API server
-		join.ImagesPhase(),                                 // before kubelet wants them
-		controlplane.CertificatesPhase(active),             // the seat decision asks with them
-		controlplane.SeatPhase(active),                     // before etcd can start, at each boot
+		controlplane.EndpointPhase(site),                   // before the first client of this node's API server
+		join.ImagesPhase(),                                 // before kubelet needs them
+		controlplane.CertificatesPhase(active),             // SeatPhase authenticates with them
+		controlplane.SeatPhase(active),                     // at each boot, before etcd can start
 		controlplane.Phase(active),                         // kubelet, and with it the control plane
-		controlplane.ContinuedPhase(active),                // etcd's force-new-cluster is for one start
-		controlplane.PublishPhase(active),                  // what nodes join with; once in a cluster's life
-		controlplane.SnapshotPhase(active),                 // before what may wait for a person
-		controlplane.UpkeepPhase(active),                   // after a snapshot
-		controlplane.RegisterPhase(active),                 // the Node is a control-plane node's
-		join.ForgetPhase(active),                           // all that needs the Site's keys is done; Ready may wait for a network add-on
-		againPhase(),                                       // certificates and snapshots are looked after while the machine is on
-		controlplane.DocumentsPhase(active),                // another Site may have others than the birth uploaded
-		controlplane.ManifestsPhase(active),                // once; one of them may be what Ready waits for
+		controlplane.ContinuedPhase(active),                // removes etcd's force-new-cluster, which is for one start
+		controlplane.PublishPhase(active),                  // what nodes need to join; once per cluster
+		controlplane.SnapshotPhase(active),                 // before phases that may wait for a person
+		controlplane.UpkeepPhase(active),                   // etcd maintenance, after a snapshot
+		controlplane.RegisterPhase(active),                 // marks the Node as a control-plane node
+		join.ForgetPhase(active),                           // no later phase needs the Site's keys; Ready may wait for a network add-on
+		againPhase(),                                       // renews certificates and makes snapshots while the machine is on
+		controlplane.DocumentsPhase(active),                // a changed Site may have other documents than the bootstrap uploaded
+		controlplane.ManifestsPhase(active),                // once; the Node may need one of them to become Ready
 		join.ReadyPhase(active, join.HubNode{}),
 	}
 }
 
-// nodeOf is what the Runner needs to know of the node that a Site makes.
+// nodeOf returns the part of a Site that the Runner uses.
 func nodeOf(active *site.Active) run.Node {
 	spec := active.Site
 	return run.Node{
@@ -144,7 +143,7 @@ func nodeOf(active *site.Active) run.Node {
 	}
 }
 
-// hubNode is what yurthub adds to the phase that waits for the Node.
+// hubNode returns the checks that an OpenYurt node adds to ReadyPhase.
 func hubNode(active *site.Active) join.HubNode {
 	var h join.HubNode
 	if active.Site.OpenYurt() {
@@ -156,7 +155,7 @@ func hubNode(active *site.Active) join.HubNode {
 	return h
 }
 
-// stampedAt returns when the Site was stamped, as far as that counts for the clock.
+// stampedAt returns the Site's date of stamping as ClockPhase needs it; see site.ClockDate.
 func stampedAt(active *site.Active) func(*machine.Env) int64 {
 	return func(e *machine.Env) int64 { return site.ClockDate(e, active) }
 }

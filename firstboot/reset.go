@@ -24,10 +24,9 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Reset takes a node out of its cluster: kubeadm's part, yurthub, the IPVS
-// rules and our own files. What was baked stays, the site's settings too, so
-// that the machine can still be reached; a new site joins it again. The
-// returned name is the Node that the cluster still has, "" where the machine
+// Reset takes a node out of its cluster: kubeadm reset, yurthub, the IPVS rules and edgebake's
+// files. The image's contents and the Site's settings stay, so that the machine can be
+// reached. node is the name of the Node that remains in the cluster, "" if unknown.
 // does not know any more that it was one.
 func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node string, err error) {
 	cert, _ := member.KubeletCert(e)
@@ -52,17 +51,17 @@ func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node strin
 	return node, c.CarryOut(ctx, (&reset{image: image, record: c.Record}).steps())
 }
 
-// reset is a machine on its way out of its cluster.
+// reset is the state of one Reset.
 type reset struct {
 	image  ondisk.ImageInfo
-	active *site.Active // read once nobody changes it any more; nil where there is none
+	active *site.Active // read after first boot was stopped; nil if there is no Site
 	record func(run.Step)
 }
 
 func (r *reset) steps() []run.Phase {
 	steps := []run.Phase{
 		{Name: "firstboot", Run: func(ctx context.Context, e *machine.Env) error {
-			// The timer first: it starts the service.
+			// The timer first, since it starts the service.
 			for _, unit := range []string{ondisk.UnitAgain, ondisk.UnitFirstboot} {
 				if err := e.Unit(ctx, "stop", unit); err != nil {
 					return err
@@ -71,7 +70,7 @@ func (r *reset) steps() []run.Phase {
 			r.active = site.IfAny(e, r.image)
 			return nil
 		}},
-		{Name: "token", Run: func(_ context.Context, e *machine.Env) error { return resetToken(e, r.active) }}, // before the rest: with it, a cut on the way would end in a join
+		{Name: "token", Run: func(_ context.Context, e *machine.Env) error { return resetToken(e, r.active) }}, // first: with the token, an interrupted reset would end in a join
 		{Name: "kubeadm", Run: func(ctx context.Context, e *machine.Env) error { return resetKubeadm(ctx, e, r.active) }},
 		{Name: "yurthub", Run: func(ctx context.Context, e *machine.Env) error { return hub.Remove(ctx, e, r.image) }},
 		{Name: "ipvs", Run: func(ctx context.Context, e *machine.Env) error {
@@ -84,7 +83,7 @@ func (r *reset) steps() []run.Phase {
 		{Name: "sticks", Run: func(_ context.Context, e *machine.Env) error {
 			return site.ResetSticks(e, r.image, r.active, func(what string) { r.record(run.Step{Name: "sticks", Status: "note", Detail: what}) })
 		}},
-		{Name: "files", Run: resetFiles}, // last: the state tells what went before
+		{Name: "files", Run: resetFiles}, // last: the state still has the node's name
 	}
 	for i := range steps {
 		steps[i].Timeout = 5 * time.Minute
@@ -92,8 +91,8 @@ func (r *reset) steps() []run.Phase {
 	return steps
 }
 
-// resetKubeadm lets kubeadm take back its part, and puts back what it empties
-// and the image had put there.
+// resetKubeadm undoes kubeadm's work, and restores the static pods of the image, which kubeadm
+// reset removes.
 func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := keepManifests(e); err != nil {
 		return err
@@ -109,7 +108,7 @@ func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) erro
 	if err := e.Remove(ondisk.KubeCA); err != nil {
 		return fmt.Errorf("removing the cluster's CA: %w", err)
 	}
-	// Kubeadm was not asked where it has made nothing yet.
+	// kubeadm reset does not run if kubeadm has not made anything yet.
 	for _, f := range controlplane.Files() {
 		if err := e.Remove(f); err != nil {
 			return fmt.Errorf("removing the cluster's keys: %w", err)
@@ -130,10 +129,10 @@ func keepManifests(e *machine.Env) error {
 	for _, en := range entries {
 		p := filepath.Join(ondisk.ManifestsDir, en.Name())
 		if p == openyurt.Manifest {
-			continue // ours
+			continue // written by first boot, not by the image
 		}
 		if b, err := e.Read(p); err == nil && en.Type().IsRegular() {
-			// A cut in the middle must not lose them.
+			// A power cut during the reset must not lose them.
 			if err := e.WriteFile(keptManifests+"/"+en.Name(), b, machine.Mode(0o600)); err != nil {
 				return fmt.Errorf("keeping %s: %w", p, err)
 			}
@@ -142,7 +141,7 @@ func keepManifests(e *machine.Env) error {
 	return nil
 }
 
-// giveBackManifests puts back what keepManifests has copied.
+// giveBackManifests restores the files that keepManifests copied.
 func giveBackManifests(e *machine.Env) error {
 	kept, err := os.ReadDir(e.Path(keptManifests))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -162,9 +161,8 @@ func giveBackManifests(e *machine.Env) error {
 
 const keptManifests = ondisk.StateDir + "/manifests"
 
-// resetToken forgets the token of a join that did not come to its end, with
-// which the machine would join again. One that came after it, with a site for
-// the time after the reset, stays.
+// resetToken forgets the token of an interrupted join, with which the machine would join
+// again. The token of a newer Site, meant for the time after the reset, stays.
 func resetToken(e *machine.Env, active *site.Active) error {
 	if active == nil {
 		return nil // no site to write into the slot
@@ -174,14 +172,14 @@ func resetToken(e *machine.Env, active *site.Active) error {
 	case joining && j.TokenForgotten:
 		return nil
 	case !joining && !active.IsApplied(e):
-		return nil // first boot has not taken up this site
+		return nil // first boot has not applied this Site
 	}
 	blank := errors.Is(active.NotTaken, slot.ErrBlank)
 	if active.NotTaken != nil && !blank {
-		return nil // a person's half-written correction is left for the person
+		return nil // a person's half-written correction stays
 	}
 	if cert, err := member.KubeletCert(e); err == nil && member.NodeIn(cert) != active.Node {
-		return nil // it is the next site already
+		return nil // this is already the next Site
 	}
 	if err := site.ForgetToken(e, active, blank); err != nil {
 		return err
@@ -189,8 +187,8 @@ func resetToken(e *machine.Env, active *site.Active) error {
 	return member.SaveForgotten(e)
 }
 
-// resetIPVS removes what ipvscare made and keeps; site, which may be nil, is as in
-// CleanIPVS.
+// resetIPVS stops ipvscare and removes its rules, its files and first boot's lines in
+// /etc/hosts. site is as in CleanIPVS, and may be nil.
 func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 		return fmt.Errorf("stopping ipvscare: %w", err)
@@ -201,9 +199,8 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.SetHosts(ctx, network.EndpointOwner), e.SetHosts(ctx, network.NodeOwner))
 }
 
-// resetFiles forgets the cluster. What was applied for the site is not taken
-// back: the next site's config does that, and until then the machine stays
-// reachable.
+// resetFiles removes the records of the membership. The Site's applied settings stay until the
+// next Site replaces them, so that the machine can be reached.
 func resetFiles(_ context.Context, e *machine.Env) error {
 	for _, p := range []string{member.ReadyMark, member.RecordFile, site.AppliedFile, ondisk.SiteCopy, site.IgnitionCopy, site.StampedCopy, member.DiscoveryFile, member.JoinFile, member.BootstrapRun, member.HubBootstrap, kubeadm.KubeletRestart, member.JoinedFile, member.JoinedCluster, controlplane.ClusterManifests, controlplane.DocumentsMark, controlplane.DocumentsFile, controlplane.MadeFile, member.LeavingFile, kubeadm.MeteredConfFile, kubeadm.KubeletConfDir, ondisk.StateFile} {
 		if err := e.Remove(p); err != nil {

@@ -8,14 +8,15 @@
 //   - a path is walked one directory at a time. Each is opened without following
 //     links, and held open. Owner, permissions and contents are read and changed
 //     through the open file, never through the name again;
-//   - a link is followed only where root alone can have made it, e.g. /var/run.
-//     From the first directory on that somebody else may write to, no link is
-//     followed;
-//   - an existing file is never opened for writing. The contents are written
-//     under a new name, which nobody can guess where others may write, and
-//     renamed;
-//   - what a user put in the way is moved aside. It is neither followed nor an
-//     error: only root may keep a machine from taking its settings.
+//   - a link is followed only where root alone can have made it, e.g. /var/run. After the
+//
+// first directory that another user may write to, no link is followed;
+//   - an existing file is never opened for writing. The contents are written to a new file,
+//
+// whose name cannot be guessed if others may write there, and renamed;
+//   - a file that a user put in the way is moved aside. It is neither followed nor an error:
+//
+// no user may keep a machine from applying its settings.
 //
 // After a power cut every change is complete or did not happen.
 package beneath
@@ -32,42 +33,42 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrLink says that a path leads over a link that another user can have made.
+// ErrLink means that a path leads through a link that another user may have made.
 var ErrLink = errors.New("it is a link in a directory that others may write in, and is not followed")
 
-// Root is the directory in which all paths begin, "/" on a node. Links that
-// begin with a slash begin there too.
+// Root is the directory in which all paths begin, "/" on a node. Absolute links begin there
+// too.
 type Root struct{ Dir string }
 
-// Owner says whose a file becomes, and with which permissions.
+// Owner holds the permissions and the owner of a file.
 type Owner struct {
 	Mode     fs.FileMode
 	UID, GID int
 }
 
-// place is where a path ends: a directory, held open, and a name in it.
+// place is the end of a path: an open directory and a name in it.
 type place struct {
 	dir  *os.File
 	name string
-	// theirs: others may change the names in it, here or on the way here.
+	// theirs: others may change the names in it, or in a directory on the way to it.
 	theirs bool
 }
 
 func (p *place) fd() int      { return int(p.dir.Fd()) }
 func (p *place) close() error { return p.dir.Close() }
 
-// child is the place of a name in a directory on the way.
+// child returns the place of another name in the same directory.
 func (p *place) child(name string) *place { return &place{dir: p.dir, name: name, theirs: p.theirs} }
 
-// maxLinks is how many links are followed on one way, as the kernel has it.
+// maxLinks is the largest number of links in one path, as in the kernel.
 const maxLinks = 40
 
-// walker is on its way down a path.
+// walker resolves a path.
 type walker struct {
-	stack []*place // from Root on; the name is unused
+	stack []*place // open directories from Root on; their names are unused
 	todo  []string
 	links int
-	// make missing directories, and move aside what stands in the way.
+	// make creates missing directories, and moves aside what is in the way.
 	make bool
 }
 
@@ -84,13 +85,12 @@ func (w *walker) close() {
 	}
 }
 
-// at walks to the directory of path.
+// at resolves p to its directory; mk makes missing directories.
 func (r Root) at(p string, mk bool) (*place, error) {
 	return r.walk(p, mk, false)
 }
 
-// follow walks to path itself: if it is a link that may be followed, to where
-// that leads.
+// follow resolves p itself: a link at its end is followed if only root can have made it.
 func (r Root) follow(p string) (*place, error) {
 	return r.walk(p, false, true)
 }
@@ -143,7 +143,7 @@ func elements(p string) []string {
 	return out
 }
 
-// judge finds out whether others may write in a directory.
+// judge sets d.theirs.
 func (w *walker) judge(d *place) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(d.fd(), &st); err != nil {
@@ -156,9 +156,9 @@ func (w *walker) judge(d *place) error {
 	return nil
 }
 
-// step goes on into a directory, or where a link leads.
+// step enters a directory, or follows a link.
 func (w *walker) step(name string) error {
-	if name == ".." { // from a link: path.Clean left none of our own
+	if name == ".." { // only from a link: path.Clean removed those of p
 		if len(w.stack) > 1 {
 			w.pop()
 		}
@@ -218,11 +218,12 @@ func (w *walker) goOn(target string) error {
 	return nil
 }
 
-// lastLink goes on if the last element of a path is a link, and reports so.
+// lastLink continues at the target if the last element of a path is a link, and reports
+// whether it is.
 func (w *walker) lastLink(name string) (bool, error) {
 	target, err := readlink(w.top().fd(), name)
 	if err != nil {
-		return false, nil // no link: whoever opens it sees what it is
+		return false, nil // not a link: opening it shows what it is
 	}
 	if w.top().theirs {
 		return false, ErrLink
@@ -239,16 +240,16 @@ func readlink(dir int, name string) (string, error) {
 	return string(b[:n]), nil
 }
 
-// Info is what stands at a path.
+// Info describes the file at a path.
 type Info struct {
 	fs.FileInfo
-	// Link is where it leads, if it is a link.
+	// Link is the target of a symbolic link.
 	Link string
-	// Theirs: others may put something else in its place.
+	// Theirs: others may replace the file.
 	Theirs bool
 }
 
-// Lstat looks at what stands at a path, and follows no link at its end.
+// Lstat describes the file at p, and follows no link at its end.
 func (r Root) Lstat(p string) (Info, error) {
 	at, err := r.at(p, false)
 	if err != nil {
@@ -288,19 +289,18 @@ func (r Root) IsDir(p string) bool {
 	return f.Close() == nil
 }
 
-// MaxFile is the most that ReadFile reads.
+// MaxFile is the size of the largest file that ReadFile reads, in bytes.
 const MaxFile = 64 << 20
 
-// ReadFile reads a file, and says whose it is: both are of the same file,
-// whatever happens to its name. A link at the end is followed where only root
-// can have made it.
+// ReadFile returns the contents and the FileInfo of the same open file, whatever happens to
+// its name. A link at the end is followed if only root can have made it.
 func (r Root) ReadFile(p string) ([]byte, fs.FileInfo, error) {
 	at, err := r.follow(p)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer at.close()
-	// Without O_NONBLOCK a FIFO would wait for somebody to write.
+	// Without O_NONBLOCK, opening a FIFO would wait for a writer.
 	f, err := at.open(unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY)
 	if err != nil {
 		return nil, nil, &fs.PathError{Op: "open", Path: p, Err: err}
@@ -333,7 +333,7 @@ func (r Root) ReadFile(p string) ([]byte, fs.FileInfo, error) {
 	return nil, nil, &fs.PathError{Op: "read", Path: p, Err: errors.New("it grew while it was read")}
 }
 
-// open opens what stands at the place, and never follows it.
+// open opens the file at the place, and follows no link.
 func (p *place) open(flags int) (*os.File, error) {
 	fd, err := unix.Openat(p.fd(), p.name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteFile replaces a file at once, and makes missing directories.
+// WriteFile replaces a file atomically, and makes missing directories.
 func (r Root) WriteFile(p string, data []byte, o Owner) error {
 	return r.Stream(p, o, func(w io.Writer) error {
 		_, err := w.Write(data)
@@ -22,7 +22,7 @@ func (r Root) WriteFile(p string, data []byte, o Owner) error {
 	})
 }
 
-// Stream is WriteFile for what write gives bit by bit.
+// Stream is WriteFile for contents that write produces.
 func (r Root) Stream(p string, o Owner, write func(io.Writer) error) error {
 	return r.replace(p, func(at *place, tmp string) error {
 		fd, err := unix.Openat(at.fd(), tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
@@ -41,7 +41,7 @@ func (r Root) Stream(p string, o Owner, write func(io.Writer) error) error {
 	})
 }
 
-// Rename moves what is at from, a directory too, to where nothing is.
+// Rename moves a file or a directory. It fails if to exists.
 func (r Root) Rename(from, to string) error {
 	old, err := r.at(from, false)
 	if err != nil {
@@ -59,15 +59,15 @@ func (r Root) Rename(from, to string) error {
 	return errors.Join(syncDir(at.dir), syncDir(old.dir))
 }
 
-// Symlink makes path a link to target, at once.
+// Symlink makes p a link to target, atomically.
 func (r Root) Symlink(target, p string) error {
 	return r.replace(p, func(at *place, tmp string) error {
 		return unix.Symlinkat(target, at.fd(), tmp)
 	})
 }
 
-// ChownLink gives a link its owner, and nothing but a link: others may have put
-// something else there since it was made.
+// ChownLink changes the owner of a symbolic link. It fails for any other file, by which
+// another user may have replaced the link.
 func (r Root) ChownLink(p string, uid, gid int) error {
 	at, err := r.at(p, false)
 	if err != nil {
@@ -92,7 +92,7 @@ func (r Root) ChownLink(p string, uid, gid int) error {
 	return nil
 }
 
-// Link makes path another name of target, at once.
+// Link makes p another name of target, atomically.
 func (r Root) Link(target, p string) error {
 	from, err := r.at(target, false)
 	if err != nil {
@@ -104,7 +104,7 @@ func (r Root) Link(target, p string) error {
 	})
 }
 
-// replace has create put something under a name that is new, and renames it.
+// replace calls create with a temporary name, and renames the result to p.
 func (r Root) replace(p string, create func(at *place, tmp string) error) error {
 	at, err := r.at(p, true)
 	if err != nil {
@@ -119,19 +119,18 @@ func (r Root) replace(p string, create func(at *place, tmp string) error) error 
 	if err == nil {
 		err = at.takeOver(tmp)
 	}
-	// Also where all went well: renaming one hard link over another of the
-	// same file does nothing.
+	// After success too: renaming one hard link over another of the same file does nothing.
 	if err = errors.Join(err, at.unlink(tmp)); err != nil {
 		return &fs.PathError{Op: "replace", Path: p, Err: err}
 	}
 	return syncDir(at.dir)
 }
 
-// marker is in the names of what we write, before it gets its own.
+// marker is part of all temporary names.
 const marker = ".edgebake-"
 
-// temporary names what is being written. Where only root may write, the name
-// is fixed, so that what a power cut leaves is removed by the next try.
+// temporary returns a temporary name. It is fixed where only root may write, so that the next
+// attempt removes what a power cut left.
 func (p *place) temporary() string {
 	if !p.theirs {
 		return p.prefix() + "new"
@@ -150,9 +149,8 @@ func random() string {
 	return hex.EncodeToString(b)
 }
 
-// sweep removes what a power cut left of an earlier try. In a directory of
-// others its name is not known: whatever is named alike goes, up to a number
-// that no power cuts make.
+// sweep removes what a power cut left of earlier attempts. Where others may write, the
+// temporary names are random: it removes all that look like one, among the first 10000 files.
 func (p *place) sweep(tmp string) error {
 	names := []string{tmp}
 	if p.theirs {
@@ -180,7 +178,7 @@ func (p *place) sweep(tmp string) error {
 	return nil
 }
 
-// unlink removes a file or an empty directory; nothing there is as good.
+// unlink removes a file or an empty directory; a missing one is not an error.
 func (p *place) unlink(name string) error {
 	err := unix.Unlinkat(p.fd(), name, 0)
 	if errors.Is(err, unix.EISDIR) {
@@ -192,8 +190,8 @@ func (p *place) unlink(name string) error {
 	return err
 }
 
-// takeOver renames tmp to its own name. A directory that somebody else put
-// there is moved aside.
+// takeOver renames tmp to the name of the place. A directory that another user put there is
+// moved aside.
 func (p *place) takeOver(tmp string) error {
 	const tries = 3
 	for n := 1; ; n++ {
@@ -207,7 +205,7 @@ func (p *place) takeOver(tmp string) error {
 	}
 }
 
-// aside gives what stands in the way another name, which its owner finds.
+// aside renames what is in the way, so that its owner can find it.
 func (p *place) aside() error {
 	const most = 200
 	err := unix.Renameat(p.fd(), p.name, p.fd(), p.name[:min(len(p.name), most)]+".moved-"+random()[:8])
@@ -217,7 +215,7 @@ func (p *place) aside() error {
 	return err
 }
 
-// Mkdir makes a directory, or gives it its owner and permissions.
+// Mkdir makes a directory, or sets owner and permissions of an existing one.
 func (r Root) Mkdir(p string, o Owner) error {
 	at, err := r.at(p, true)
 	if err != nil {
@@ -252,9 +250,8 @@ func (p *place) mkdir(o Owner) error {
 	return p.newDir(o)
 }
 
-// foreign reports whether a directory is one that must not be given to its
-// new owner: in his own directory he may have put somebody else's under this
-// name.
+// foreign reports whether a directory must not be given to its new owner: in a directory of
+// his own, he may have put another user's directory under this name.
 func (p *place) foreign(d *os.File, o Owner) (bool, error) {
 	if !p.theirs {
 		return false, nil
@@ -266,8 +263,8 @@ func (p *place) foreign(d *os.File, o Owner) (bool, error) {
 	return os.Geteuid() == 0 && int(st.Uid) != o.UID, nil
 }
 
-// newDir makes a directory that is whose it is to be from the start: a power
-// cut leaves none that is half made.
+// newDir makes a directory that has its owner and permissions from the start, even after a
+// power cut.
 func (p *place) newDir(o Owner) error {
 	tmp := p.temporary()
 	if err := p.sweep(tmp); err != nil {
@@ -281,7 +278,8 @@ func (p *place) newDir(o Owner) error {
 		err = errors.Join(own(d, o), d.Close())
 	}
 	if err == nil {
-		// Over what somebody made meanwhile, this succeeds if it is empty.
+		// If another user has made a directory of this name meanwhile, this succeeds only if
+		// it is empty.
 		err = unix.Renameat(p.fd(), tmp, p.fd(), p.name)
 	}
 	if err != nil {
@@ -290,9 +288,8 @@ func (p *place) newDir(o Owner) error {
 	return syncDir(p.dir)
 }
 
-// own gives an open file its owner and permissions. Chown is for root;
-// anybody else owns what he writes. Permissions come after it, since it clears
-// setuid.
+// own sets owner and permissions of an open file; only root can change the owner. Chmod
+// follows chown, which clears setuid.
 func own(f *os.File, o Owner) error {
 	if os.Geteuid() == 0 {
 		if err := f.Chown(o.UID, o.GID); err != nil {
@@ -302,9 +299,8 @@ func own(f *os.File, o Owner) error {
 	return f.Chmod(o.Mode)
 }
 
-// Remove removes a file, a link or an empty directory; a directory that is
-// not empty stays, and nothing there is as good. Where a link of somebody
-// else's leads away from the path, there is nothing of ours.
+// Remove removes a file, a link or an empty directory. A directory that is not empty stays. A
+// path that is missing, or leads through another user's link, is not an error.
 func (r Root) Remove(p string) error {
 	at, err := r.at(p, false)
 	if gone(err) {
@@ -328,8 +324,7 @@ func gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, ErrLink)
 }
 
-// RemoveAll removes a path and all below it. Links are removed, never
-// followed.
+// RemoveAll removes p and everything below it. Links are removed, never followed.
 func (r Root) RemoveAll(p string) error {
 	at, err := r.at(p, false)
 	if gone(err) {
@@ -352,7 +347,7 @@ func (r Root) RemoveAll(p string) error {
 
 func syncDir(d *os.File) error {
 	err := d.Sync()
-	if errors.Is(err, unix.EINVAL) { // a file system that cannot, such as /run
+	if errors.Is(err, unix.EINVAL) { // not supported by the file system
 		return nil
 	}
 	return err

@@ -1,5 +1,4 @@
-// Package console prints what a machine does to the consoles that a person may be
-// looking at.
+// Package console prints messages on all consoles of a machine.
 package console
 
 import (
@@ -11,11 +10,11 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
-// Active is where the kernel lists its consoles.
+// Active is the file in which the kernel lists its consoles.
 const Active = "/sys/class/tty/console/active"
 
-// Say writes a line to every console that the file active lists, in the directory
-// dev. A console nobody reads must not hold us up, so writing does not block.
+// Say writes a line to every console that the file active lists; dev is the directory of their
+// devices. It never blocks, since the console may have no reader.
 func Say(active, dev, line string) {
 	names, err := os.ReadFile(active)
 	if err != nil {
@@ -27,7 +26,7 @@ func Say(active, dev, line string) {
 		if err != nil {
 			continue
 		}
-		_, _ = f.WriteString("edgebake: " + line + "\r\n") // best effort by nature
+		_, _ = f.WriteString("edgebake: " + line + "\r\n") // best effort
 		f.Close()
 	}
 }

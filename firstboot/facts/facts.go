@@ -11,8 +11,9 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Read reads the MAC addresses of the machine's own network cards, and serial
-// number, UUID and asset tag from SMBIOS or the device tree, below root.
+// Read returns what identifies the machine below root: its host name, the MAC addresses of its
+// physical network cards, and serial number, UUID and asset tag from SMBIOS or the device
+// tree.
 func Read(root string) node.Machine {
 	m := node.Machine{
 		Hostname: text(root, "/proc/sys/kernel/hostname"),
@@ -37,8 +38,8 @@ func Read(root string) node.Machine {
 	return m
 }
 
-// macs lists the addresses of the physical network cards, the on-board and
-// wired ones first: in order of interface name, wireless last.
+// macs lists the addresses of the physical network cards in order of interface name, wired
+// cards first.
 func macs(root string) []string {
 	dir := "/sys/class/net"
 	entries, err := os.ReadDir(filepath.Join(root, dir))
@@ -48,7 +49,7 @@ func macs(root string) []string {
 	var wired, wireless []string
 	for _, en := range entries {
 		p := filepath.Join(dir, en.Name())
-		if !exists(root, filepath.Join(p, "device")) { // bridges, veths, lo have none
+		if !exists(root, filepath.Join(p, "device")) { // bridges, veths and lo have no device
 			continue
 		}
 		mac := strings.ToLower(text(root, filepath.Join(p, "address")))
@@ -64,7 +65,7 @@ func macs(root string) []string {
 	return append(wired, wireless...)
 }
 
-// contents are a file's, nothing where it cannot be read.
+// contents returns a file's contents, "" if it cannot be read.
 func contents(root, path string) string {
 	b, err := os.ReadFile(filepath.Join(root, path))
 	if err != nil {

@@ -14,9 +14,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Boot tells how long this machine has been up, and where that time went as
-// far as the kernel and systemd know: "up for 24.1 s (kernel 4.0, initrd 2.1,
-// system 18.0)".
+// Boot describes how long this machine has been up and, as far as known, where that time went:
+// "up for 24.1 s (kernel 4.0, initrd 2.1, system 18.0)".
 func Boot(ctx context.Context) string {
 	b, err := os.ReadFile("/proc/uptime")
 	if err != nil {
@@ -34,8 +33,8 @@ func Boot(ctx context.Context) string {
 	return boot(total, float64(c.InitRD)/1e6, float64(c.Userspace)/1e6)
 }
 
-// boot splits the seconds since the kernel started: until it ran the initrd,
-// and until systemd was started; 0 where one is not known.
+// boot formats the seconds since the kernel started: in total, until the initrd ran, and until
+// systemd was started; 0 is unknown.
 func boot(total, initrd, system float64) string {
 	if initrd <= 0 || system < initrd || total < system {
 		return fmt.Sprintf("up for %.1f s", total)
@@ -43,10 +42,10 @@ func boot(total, initrd, system float64) string {
 	return fmt.Sprintf("up for %.1f s (kernel %.1f, initrd %.1f, system %.1f)", total, initrd, system-initrd, total-system)
 }
 
-// kernelReady is the second in which the kernel ran its first program; 0
-// where its log no longer tells.
+// kernelReady returns the seconds until the kernel ran its first program; 0 if its log no
+// longer has that.
 func kernelReady(kmsg string) float64 {
-	// Without Go's poller, which would wait for the kernel's next word.
+	// Without Go's poller, which would wait for the kernel's next record.
 	fd, err := unix.Open(kmsg, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0
@@ -57,7 +56,7 @@ func kernelReady(kmsg string) float64 {
 		n, err := unix.Read(fd, record)
 		switch {
 		case errors.Is(err, unix.EPIPE):
-			// The kernel wrote over the one that was next.
+			// The kernel has overwritten the next record.
 		case err != nil || n == 0:
 			return 0
 		default:
@@ -68,8 +67,8 @@ func kernelReady(kmsg string) float64 {
 	}
 }
 
-// initRecord reads the time off the record that tells of the first program:
-// "6,339,5140900,-;Run /init as init process".
+// initRecord returns the seconds in the record of the first program, "6,339,5140900,-;Run
+// /init as init process"; 0 for any other record.
 func initRecord(record string) float64 {
 	head, text, _ := strings.Cut(record, ";")
 	fields := strings.Split(head, ",")
@@ -83,8 +82,8 @@ func initRecord(record string) float64 {
 	return us / 1e6
 }
 
-// bootClock asks systemd when the parts of this boot began. It does not know of
-// an initrd that has no systemd: then the kernel's log tells.
+// bootClock asks systemd when the parts of this boot began. An initrd without systemd is
+// unknown to it, and is looked up in the kernel's log.
 func bootClock(ctx context.Context) (ondisk.BootClock, error) {
 	var c ondisk.BootClock
 	conn, err := dbus.NewSystemdConnectionContext(ctx)
@@ -106,7 +105,7 @@ func bootClock(ctx context.Context) (ondisk.BootClock, error) {
 	return c, nil
 }
 
-// readClock reads the manager's properties, which are printed like "@t 5140900".
+// readClock reads the manager's timestamps, which look like "@t 5140900" (microseconds).
 func readClock(property func(string) (string, error), c *ondisk.BootClock) error {
 	for name, to := range map[string]*uint64{
 		"FirmwareTimestampMonotonic":  &c.Firmware,

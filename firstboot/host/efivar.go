@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setFirmwareVar writes a variable below efivarfs: its attributes (kept without
-// power, for the firmware and for the system) and its value, in one write.
+// setFirmwareVar writes a variable below efivarfs in one write: its attributes (non-volatile,
+// boot services and runtime access) and its value.
 func setFirmwareVar(path string, value []byte) error {
 	if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("setting %s: %w", path, errors.ErrUnsupported)
@@ -24,8 +24,8 @@ func setFirmwareVar(path string, value []byte) error {
 	return os.WriteFile(path, append(binary.LittleEndian.AppendUint32(nil, attributes), value...), 0o600)
 }
 
-// mutable takes the immutable flag from a variable, which the kernel gives to
-// those that it does not know.
+// mutable clears the immutable flag of a variable, which the kernel sets on those that it does
+// not know.
 func mutable(path string) error {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

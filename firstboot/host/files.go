@@ -17,32 +17,30 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Files changes the files below Root so that a power cut leaves the old state
-// or the new, and so that nobody who may write there too leads it elsewhere.
+// Files changes the files below Root. After a power cut a file is the old or the new one, and
+// users who may write there too cannot redirect a change.
 type Files struct{ Root string }
 
 func (f Files) root() beneath.Root { return beneath.Root{Dir: f.Root} }
 
-// WriteFile replaces a file at once, and makes missing parents.
+// WriteFile replaces a file atomically, and makes missing directories.
 func (f Files) WriteFile(path string, data []byte, o machine.Owner) error {
 	return f.root().WriteFile(path, data, o)
 }
 
-// Stream is WriteFile for what write gives bit by bit.
+// Stream is WriteFile for contents that write produces.
 func (f Files) Stream(path string, o machine.Owner, write func(io.Writer) error) error {
 	return f.root().Stream(path, o, write)
 }
 
-// Rename moves a file or a directory to where nothing is.
+// Rename moves a file or a directory. It fails if to exists.
 func (f Files) Rename(from, to string) error { return f.root().Rename(from, to) }
 
-// lockPatience is how long another program may hold a lock. All that is done
-// under one is to read a file and replace it.
+// lockPatience is how long Lock waits for another program.
 const lockPatience = 30 * time.Second
 
-// Lock makes the file, which only root can open, if it is not there, and waits
-// for the lock on it. The file stays: removing it would let two programs hold
-// locks on two files of the same name.
+// Lock creates the file if it is missing, and locks it exclusively. The file stays: if it were
+// removed, two programs could hold locks on two files of the same name.
 func (f Files) Lock(ctx context.Context, path string) (release func(), err error) {
 	p := filepath.Join(f.Root, path)
 	if err := os.Mkdir(filepath.Dir(p), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -69,27 +67,26 @@ func (f Files) Lock(ctx context.Context, path string) (release func(), err error
 	}
 }
 
-// Symlink makes path a link to target, at once.
+// Symlink makes path a link to target, atomically.
 func (f Files) Symlink(target, path string) error { return f.root().Symlink(target, path) }
 
-// Link makes path another name of target, at once.
+// Link makes path another name of target, atomically.
 func (f Files) Link(target, path string) error { return f.root().Link(target, path) }
 
-// Mkdir makes a directory, or gives it its owner and permissions.
+// Mkdir makes a directory, or sets owner and permissions of an existing one.
 func (f Files) Mkdir(path string, o machine.Owner) error {
 	return f.root().Mkdir(path, o)
 }
 
-// Remove removes a file, a link or an empty directory; a directory that is
-// not empty stays, and nothing there is as good.
+// Remove removes a file, a link or an empty directory. A directory that is not empty stays,
+// and a missing path is not an error.
 func (f Files) Remove(path string) error { return f.root().Remove(path) }
 
-// RemoveAll removes a path and all below it.
+// RemoveAll removes path and everything below it.
 func (f Files) RemoveAll(path string) error { return f.root().RemoveAll(path) }
 
-// Sync has the kernel write out each path, and all of the file system it is
-// on: what was renamed or made beside it, by whomever. An error of writing that
-// the kernel met earlier is told here.
+// Sync syncs each path and all of its file system, including changes by other programs. It
+// also returns write errors that the kernel met earlier.
 func (f Files) Sync(paths ...string) error {
 	var errs []error
 	synced := map[uint64]bool{}

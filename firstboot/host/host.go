@@ -1,5 +1,5 @@
-// Package host is the one part of first boot that touches a machine: it makes the
-// machine.Env of the running system. It makes no decisions.
+// Package host makes the machine.Env of the running system. It is the only part of first boot
+// that touches a machine, and makes no decisions.
 package host
 
 import (
@@ -26,8 +26,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// New makes the Env of this machine. The log goes to log, which systemd hands
-// to the journal.
+// New returns the Env of this machine. Its log goes to log, which systemd passes to the
+// journal.
 func New(log io.Writer) *machine.Env {
 	dialer := &net.Dialer{Timeout: 10 * time.Second}
 	f := Files{Root: "/"}
@@ -98,14 +98,15 @@ func New(log io.Writer) *machine.Env {
 		Audience: machine.Audience{
 			Console: func(line string) { console.Say(console.Active, "/dev", line) },
 			Notify: func(state string) {
-				// Without systemd there is nobody to tell, which is not an error.
+				// Without systemd there is no service manager to notify, which is not an
+				// error.
 				_, _ = daemon.SdNotify(false, state)
 			},
 		},
 	}
 }
 
-// withoutTime leaves the time to the journal.
+// withoutTime drops the time, which the journal adds.
 func withoutTime(groups []string, a slog.Attr) slog.Attr {
 	if len(groups) == 0 && a.Key == slog.TimeKey {
 		return slog.Attr{}
@@ -131,8 +132,8 @@ func random(n int) []byte {
 	return b
 }
 
-// run runs a program. It dies with us: systemd kills the unit's processes,
-// and a cut-off join is begun again.
+// run runs a program. If first boot ends, systemd ends the program too; an interrupted join is
+// repeated.
 func run(ctx context.Context, c machine.Cmd) error {
 	cmd := exec.CommandContext(ctx, c.Args[0], c.Args[1:]...)
 	cmd.Env = append(os.Environ(), c.Env...)
@@ -166,7 +167,7 @@ func setClock(t time.Time) error {
 	return unix.Settimeofday(&tv)
 }
 
-// clockSynced asks the kernel, which every time client tells.
+// clockSynced asks the kernel, to which every time client reports.
 func clockSynced(context.Context) (bool, error) {
 	var tx unix.Timex
 	state, err := unix.Adjtimex(&tx)
@@ -176,8 +177,7 @@ func clockSynced(context.Context) (bool, error) {
 	return state != unix.TIME_ERROR, nil
 }
 
-// source is the address that the kernel would take on the way to addr;
-// nothing is sent.
+// addresses lists the addresses of all interfaces that are up.
 func addresses() ([]machine.InterfaceAddr, error) {
 	interfaces, err := net.Interfaces()
 	if err != nil {
@@ -201,6 +201,7 @@ func addresses() ([]machine.InterfaceAddr, error) {
 	return out, nil
 }
 
+// source returns the address that the kernel would use to reach addr. Nothing is sent.
 func source(ctx context.Context, addr string) (netip.Addr, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "udp", addr)
 	if err != nil {

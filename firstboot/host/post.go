@@ -18,11 +18,11 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// errPlain: what a machine reports, or asks for by https, does not go in the clear.
+// errPlain means that a report, or a download that began with https, would go unencrypted.
 var errPlain = errors.New("only https is used")
 
-// through is a transport by way of the proxy that these environment variables
-// name. It ends with its connection: reports are few.
+// through returns a transport that uses the proxy in these environment variables. Connections
+// are not kept, since reports are rare.
 func through(env []string) *http.Transport {
 	conf := httpproxy.Config{}
 	for _, v := range env {
@@ -42,7 +42,7 @@ func through(env []string) *http.Transport {
 	}
 }
 
-// trust has the transport take no authority but that one.
+// trust makes the transport trust only the CA certificates in ca, PEM; "" changes nothing.
 func trust(t *http.Transport, ca string) error {
 	if ca == "" {
 		return nil
@@ -55,8 +55,8 @@ func trust(t *http.Transport, ca string) error {
 	return nil
 }
 
-// get asks for a URL. A server that says nothing for a minute, before its answer or in the
-// middle of it, has failed.
+// get requests a URL. It fails if the server sends nothing for a minute, before or during its
+// answer.
 func get(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(silence, func() { cancel(fmt.Errorf("the server says nothing for %s", silence)) })
@@ -81,12 +81,12 @@ func get(ctx context.Context, url string, header http.Header, proxy []string) (*
 	return resp, nil
 }
 
-// downloader returns the client of get.
+// downloader returns the HTTP client of get.
 func downloader(proxy []string) *http.Client {
 	return &http.Client{Transport: through(proxy), CheckRedirect: checkRedirect}
 }
 
-// checkRedirect rejects a redirect from https to anything else.
+// checkRedirect rejects redirects from https to anything else, and more than ten redirects.
 func checkRedirect(req *http.Request, via []*http.Request) error {
 	if via[0].URL.Scheme == "https" && req.URL.Scheme != "https" {
 		return fmt.Errorf("%w: %w", machine.ErrRedirect, errPlain)
@@ -97,10 +97,10 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// silence is how long a server may say nothing.
+// silence is how long a server may send nothing.
 const silence = time.Minute
 
-// talking is a body that ends when nothing of it comes any more.
+// talking is a body whose Read fails after a silence.
 type talking struct {
 	io.ReadCloser
 	timer *time.Timer

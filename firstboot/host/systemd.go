@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// unit carries out a verb on a unit and waits for its job.
+// unit applies a verb to a unit, and waits for its job.
 func unit(ctx context.Context, verb, name string) error {
 	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {
@@ -40,7 +40,7 @@ func unit(ctx context.Context, verb, name string) error {
 		_, err = conn.ReloadUnitContext(ctx, name, "replace", done)
 	case "stop":
 		if _, err = conn.StopUnitContext(ctx, name, "replace", done); unknownUnit(err) {
-			return nil // what is not there does not run
+			return nil // a missing unit does not run
 		}
 	default:
 		return fmt.Errorf("BUG: unknown verb %q for unit %s", verb, name)
@@ -80,8 +80,8 @@ func unitState(ctx context.Context, name string) (string, error) {
 	return units[i].ActiveState, nil
 }
 
-// unitSince reads both clocks' stamps. Nobody sets the monotonic one: translated, it is
-// the start by the clock of now.
+// unitSince returns the start of a unit by two clocks. The monotonic one is never set, so it
+// gives the start in terms of the present clock.
 func unitSince(ctx context.Context, name string) (machine.UnitStart, error) {
 	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// WriteTree makes a directory where nothing is, and the nodes of walk below it. Only root
-// may write beside it.
+// WriteTree makes the directory dir, which must not exist, and the nodes of walk below it.
+// Only root may have write access to its parent.
 func (f Files) WriteTree(ctx context.Context, dir string, blobs tree.Blobs, walk func(func(tree.Node) error) error) error {
 	w := treeWriter{dir: filepath.Join(f.Root, dir), blobs: blobs, first: map[*tree.Inode]string{}}
 	if err := os.Mkdir(w.dir, 0o700); err != nil {
@@ -78,8 +78,7 @@ func (w *treeWriter) node(n tree.Node) error {
 	return setTime(p, n.Inode)
 }
 
-// setOwner gives a file its owner, mode and extended attributes, in the order in which one
-// does not undo the other.
+// setOwner sets owner, mode and extended attributes, in an order in which none undoes another.
 func setOwner(p string, i *tree.Inode) error {
 	if err := os.Lchown(p, int(i.UID), int(i.GID)); err != nil {
 		return err

@@ -13,47 +13,44 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Step tells how a step of convert, revert or reset went. A note tells something
-// besides, which a person is to know.
+// Step reports how a step of convert, revert or reset went, or a note for a person.
 type Step struct {
 	Name, Status string // waiting, note, done, as it should be, failed, undone
 	Detail       string
 }
 
-// Evidence is what is kept of a change: files, as they were before it and
-// after, none of which may hold a secret, and the journals of units.
+// Evidence lists what is recorded of a change: files before and after it, none of which may
+// hold a secret, and the journals of units.
 type Evidence struct{ Files, Units []string }
 
-// change carries out what a person asks for, in steps: convert, revert or
-// reset. It keeps evidence: how each step went, and what the files were before
-// and after.
+// change carries out convert, revert or reset in steps. It records how each step went, and the
+// files before and after.
 type change struct {
 	e     *machine.Env
 	tell  func(Step)
-	dir   string // of the evidence
+	dir   string // of the record
 	keep  Evidence
 	steps []Step
-	// Resumed: if a step fails, steps that were found done are undone too: an
-	// earlier run, which was killed, did them.
+	// Resumed: if a step fails, steps that were found done are undone too: an earlier run,
+	// which was killed, did them.
 	Resumed bool
-	// ChangedAt names the step after which nothing is undone: the node is what was
-	// asked for, and the rest is cleaning up.
+	// ChangedAt names the step after which nothing is undone: the change is made, and the rest
+	// is cleanup.
 	ChangedAt string
 	// Onward: nothing is ever undone; the next run continues.
 	Onward bool
 }
 
-// NewChange begins a change of the node, named what in the directory that keeps its evidence;
-// tell gets each step.
+// NewChange begins the change named what, e.g. "reset", and records it in a new directory
+// below ondisk.LogDir; tell receives each Step.
 func NewChange(e *machine.Env, what string, keep Evidence, tell func(Step)) *change {
-	own := *e // whose waiting is told here
+	own := *e // a copy, whose OnWaiting is replaced
 	return &change{e: &own, tell: tell, keep: keep, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
 }
 
-// WithoutTimer is CarryOut while the timer of first boot, if it runs, is stopped: it
-// could start first boot in the middle of the change, and the two would undo each
-// other's work. The timer runs again when the change has ended, well or not. One that
-// was killed leaves it stopped until the next boot, which runs first boot itself.
+// WithoutTimer is CarryOut while the timer of first boot is stopped: first boot would undo the
+// change while it is made. The timer is started again afterwards; if the change is killed,
+// first boot runs at the next boot anyway.
 func (c *change) WithoutTimer(ctx context.Context, steps []Phase) error {
 	state, err := c.e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {
@@ -75,8 +72,8 @@ func (c *change) WithoutTimer(ctx context.Context, steps []Phase) error {
 	return err
 }
 
-// CarryOut takes the steps in order. When one fails, it and those before it
-// are undone, the last first.
+// CarryOut runs the steps in order. If one fails, it and the steps before it are undone in
+// reverse order, unless Onward or ChangedAt excludes that.
 func (c *change) CarryOut(ctx context.Context, steps []Phase) error {
 	c.copyFiles("before")
 	var did []Phase
@@ -95,7 +92,7 @@ func (c *change) CarryOut(ctx context.Context, steps []Phase) error {
 			return Advise(fmt.Errorf("%s: %w (the node has changed already; evidence is in %s)", s.Name, res.err, c.dir),
 				"run the same command again: it does the rest")
 		default:
-			// Undone even when we are told to stop: half a node is worse.
+			// Undone even if ctx has ended: a half-changed node is worse.
 			undo := context.WithoutCancel(ctx)
 			err := c.undo(undo, did, res.err)
 			c.finish(undo)
@@ -109,7 +106,7 @@ func (c *change) CarryOut(ctx context.Context, steps []Phase) error {
 	return nil
 }
 
-// step makes an attempt at a step and tells how it went.
+// step attempts one step and reports its progress.
 func (c *change) step(ctx context.Context, s Phase) result {
 	last := ""
 	c.e.OnWaiting(func(what string) {
@@ -134,8 +131,7 @@ func (c *change) step(ctx context.Context, s Phase) result {
 	return res
 }
 
-// undo takes back what was done; the error is why, and what could not be taken
-// back.
+// undo undoes the steps in reverse order. It returns why, joined with the errors of undoing.
 func (c *change) undo(ctx context.Context, did []Phase, why error) error {
 	for _, s := range slices.Backward(did) {
 		if s.Undo == nil {

@@ -17,11 +17,11 @@ type needsPerson struct {
 func (p *needsPerson) Error() string { return p.err.Error() }
 func (p *needsPerson) Unwrap() error { return p.err }
 
-// NeedsPerson marks err as one that only a person can fix, and how. It is looked at again
-// every ten minutes, since the fix may be in the cluster.
+// NeedsPerson marks err as an error that only a person can fix, and adds the fix. The phase is
+// tried again every ten minutes, since the fix may be in the cluster.
 func NeedsPerson(err error, fix string) error { return &needsPerson{err, fix} }
 
-// Fix returns the fix of an error that NeedsPerson has marked, and whether err is one.
+// Fix returns the fix of an error that NeedsPerson marked; false for other errors.
 func Fix(err error) (string, bool) {
 	var p *needsPerson
 	if errors.As(err, &p) {
@@ -30,8 +30,7 @@ func Fix(err error) (string, bool) {
 	return "", false
 }
 
-// advised is an error that is tried again, with a word on what a person may
-// do meanwhile.
+// advised is an error that is retried, with advice for a person.
 type advised struct {
 	err    error
 	advice string
@@ -40,11 +39,11 @@ type advised struct {
 func (a *advised) Error() string { return a.err.Error() }
 func (a *advised) Unwrap() error { return a.err }
 
-// Advise adds to an error what a person can do about it; it is tried again
-// nevertheless.
+// Advise adds advice for a person to err. Unlike with NeedsPerson, the phase is retried as
+// usual.
 func Advise(err error, advice string) error { return &advised{err, advice} }
 
-// Advice gathers what the errors in err say that a person can do; "": nothing.
+// Advice joins all fixes and advice in err; "" if there are none.
 func Advice(err error) string {
 	var all []string
 	var walk func(error)
@@ -67,7 +66,7 @@ func Advice(err error) string {
 	return strings.Join(slices.Compact(all), "; ")
 }
 
-// WithAdvice is OneLine, and what a person can do about it.
+// WithAdvice returns err on one line, followed by its advice in parentheses.
 func WithAdvice(err error) string {
 	if a := Advice(err); a != "" {
 		return machine.OneLine(err) + " (" + a + ")"

@@ -10,13 +10,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A system that was just installed boots on trial: edgebake-healthy.service
-// holds boot-complete.target until HealthyFile is there, and with it the mark
-// that makes the system the one to boot from now on. A boot without it ends
-// after a while, and after the last try the former system boots again. As long as
-// HeldFile is there, this time does not run.
+// A newly installed system boots on trial: edgebake-healthy.service holds boot-complete.target
+// until HealthyFile exists; then the boot entry is marked as good. A boot without HealthyFile
+// ends after a timeout, and after the last try the former system boots again. While HeldFile
+// exists, the timeout does not run.
 
-// saveHealthy says that this boot is as good as the last one.
+// saveHealthy marks this boot as successful.
 func saveHealthy(e *machine.Env) error {
 	if e.Exists(ondisk.HealthyFile) {
 		return nil
@@ -27,15 +26,15 @@ func saveHealthy(e *machine.Env) error {
 	return nil
 }
 
-// ErrUnproven is a boot on trial that shows no fault, and whose node no API server has
-// seen: it is neither kept nor ended.
+// ErrUnproven means that a boot on trial shows no fault, but that no API server has seen its
+// Node: it is neither kept nor ended.
 var ErrUnproven = errors.New("no API server has seen the Node on this system yet")
 
-// holdLimit bounds how long a boot on trial waits for an API server. A fault of the new
-// system may be the reason, and look from here like one of the network.
+// holdLimit bounds how long a boot on trial waits for an API server: a fault of the new system
+// may look like one of the network.
 const holdLimit = 24 * time.Hour
 
-// hold has edgebake-healthy.service go on waiting, or not.
+// hold suspends the timeout of edgebake-healthy.service, or lets it run.
 func hold(e *machine.Env, held bool) error {
 	switch {
 	case held == e.Exists(ondisk.HeldFile):
@@ -53,7 +52,7 @@ func OnTrial(e *machine.Env) bool {
 	return entry != "" && e.Exists(machine.ESPDir+"/"+entry)
 }
 
-// rejectTrial returns an error if this boot is on trial: no change is made then.
+// rejectTrial returns an error if this boot is on trial, when no change is allowed.
 func rejectTrial(e *machine.Env) error {
 	if !OnTrial(e) {
 		return nil
@@ -65,8 +64,8 @@ func rejectTrial(e *machine.Env) error {
 // changeLock is held while an update, a convert, a revert or a reset changes the machine.
 const changeLock = ondisk.RunMark + "change.lock"
 
-// Exclusive keeps other changes that a person asks for out until release is called. A boot
-// on trial takes none: its way back would lead to a machine that was changed meanwhile.
+// Exclusive keeps other updates, converts, reverts and resets out until release is called. It
+// fails on a boot on trial, which may return to the former system.
 func Exclusive(ctx context.Context, e *machine.Env) (release func(), err error) {
 	if err := rejectTrial(e); err != nil {
 		return nil, err

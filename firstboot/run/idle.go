@@ -8,9 +8,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Idle is an error while first boot is on its way to what the site
-// says: the two would undo each other's work. One that has said that it is done
-// only sends its report.
+// Idle returns an error while first boot still applies the Site: it and the caller would undo
+// each other's work. A first boot that has recorded the result done only sends its report.
 func Idle(ctx context.Context, e *machine.Env) error {
 	switch state, err := e.UnitState(ctx, ondisk.UnitFirstboot); {
 	case err != nil:
@@ -22,7 +21,7 @@ func Idle(ctx context.Context, e *machine.Env) error {
 	if err != nil {
 		return err
 	}
-	result := ondisk.ResultRunning // also where an earlier run wrote the state, or nobody can read it
+	result := ondisk.ResultRunning // also if the state is unreadable, or was written by an earlier run
 	if s, err := LoadState(e.Root); err == nil && s.BootID == machine.BootID(e) && !s.Updated.Before(since.Earlier()) {
 		result = s.Result
 	}

@@ -10,29 +10,27 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Phase is one step of first boot, or of what a person asks for: convert,
-// revert and reset. It is made for one pass, or one such request, and may remember
-// what its Run did or its Check saw until that ends, e.g. names that an API server's
-// certificate has: the next look need not ask again. The next pass makes its phases
-// anew, so that they look at the machine alone.
+// Phase is one step of first boot, convert, revert or reset. It is made for one pass or
+// command, and may remember what its Check or Run found until that ends, e.g. the names in an
+// API server's certificate.
 type Phase struct {
 	Name, Doc string
-	// Check looks at the machine, never at the state file. Nil: Run is always
-	// carried out, and believed.
+	// Check looks at the machine, never at the state file. If it is nil, Run is always called,
+	// and its success is believed.
 	Check func(context.Context, *machine.Env) (Verdict, error)
-	// Run does what Check found missing; it may be killed anywhere.
+	// Run does what Check found missing; it may be killed at any point.
 	Run func(context.Context, *machine.Env) error
-	// Undo takes back what a failed Run left; nil: nothing needs to be. It is
-	// not called when only a Check failed: the machine may be as it should.
+	// Undo takes back what a failed Run left; it may be nil. It is not called if only a Check
+	// failed, since the machine may be as it should.
 	Undo func(context.Context, *machine.Env) error
 	// Timeout bounds one attempt of Run.
 	Timeout time.Duration
-	// Irreversible is for what cannot be taken back: it is left alone in a pass in
-	// which the verdict of a phase before it is Unknown.
+	// Irreversible phases are skipped in a pass in which the verdict of an earlier phase is
+	// Unknown.
 	Irreversible bool
 }
 
-// Verdict is what Check found.
+// Verdict is the result of a Check.
 type Verdict int
 
 const (
@@ -40,18 +38,18 @@ const (
 	Todo Verdict = iota
 	// Done: the machine is as the phase would make it.
 	Done
-	// Unknown: the machine is offline, say; Run must not try. An
-	// enrolled node never joins again because nobody answers.
+	// Unknown: the state cannot be determined, e.g. offline, and Run must not try: an enrolled
+	// node must not join again because no API server answers.
 	Unknown
 )
 
-// How long a check, and the undoing of a phase, may take.
+// Limits of one Check and one Undo.
 const (
 	CheckTimeout = 30 * time.Second
 	undoTimeout  = 2 * time.Minute
 )
 
-// outcome is how an attempt at a phase ended.
+// outcome is the result of an attempt at a phase.
 type outcome int
 
 const (
@@ -64,20 +62,19 @@ const (
 
 type result struct {
 	outcome
-	err  error // of failed
-	ran  bool  // Run was begun
+	err  error // set if outcome is failed
+	ran  bool  // Run was called
 	half bool  // Run failed, and may have left half of its work
 }
 
-// ErrRestart begins again at the first phase. A phase whose Run has changed
-// what earlier phases use returns it.
+// ErrRestart makes the Runner begin again at the first phase. A Run returns it after it has
+// changed something that earlier phases use.
 var ErrRestart = errors.New("starting over")
 
-// progress is told what an attempt is about to do; either may be nil.
+// progress is called before Run and before the second Check; either func may be nil.
 type progress struct{ running, checking func() }
 
-// attempt carries out a phase once: look, do, look again. It is the one way in
-// which anything is carried out on a node.
+// attempt carries out the phase once: Check, Run, Check again.
 func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) result {
 	switch v, err := p.Look(ctx, e); {
 	case err != nil:
@@ -121,7 +118,8 @@ func (p Phase) Look(ctx context.Context, e *machine.Env) (Verdict, error) {
 	return p.Check(ctx, e)
 }
 
-// run is bounded by the phase's timeout, and says what it waited for then.
+// run calls Run with the phase's timeout. The error of a timeout names what Run was waiting
+// for.
 func (p Phase) run(ctx context.Context, e *machine.Env) error {
 	bounded, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()

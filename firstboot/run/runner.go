@@ -17,20 +17,20 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Between attempts the pause doubles from backoffFirst to backoffMax. The
-// jitter keeps thousands of nodes that came up together from asking together.
+// The pause between attempts doubles from backoffFirst to backoffMax. The jitter keeps
+// thousands of nodes that started together from sending requests together.
 const (
 	backoffFirst = 2 * time.Second
 	backoffMax   = time.Minute
 	// Standstill is how often a stopped run looks for a corrected site.
 	Standstill = 10 * time.Second
-	// repeat is how often it looks, and says, whether it is still so: the fix
-	// may have been one in the cluster.
+	// repeat is how often a stopped run tries its phases again: the fix may have been made in
+	// the cluster.
 	repeat = 10 * time.Minute
 )
 
-// Backoff is the pause after the n-th failed attempt (from 1); r in [0,1)
-// spreads it over half to all of the whole.
+// Backoff returns the pause after the n-th failed attempt (from 1); r in [0,1) spreads it from
+// half of the pause to the whole.
 func Backoff(n int, r float64) time.Duration {
 	d := backoffMax
 	if n < 6 {
@@ -39,68 +39,65 @@ func Backoff(n int, r float64) time.Duration {
 	return d/2 + time.Duration(r*float64(d/2))
 }
 
-// BootDelay is the share of the spread that a node of this identity waits: always the
-// same, and evenly distributed over all.
+// BootDelay returns the delay of one identity within spread: always the same for it, and
+// evenly distributed over all identities.
 func BootDelay(identity string, spread time.Duration) time.Duration {
 	sum := sha256.Sum256([]byte(identity))
 	return time.Duration(binary.BigEndian.Uint16(sum[:2])) * spread / (1 << 16)
 }
 
-// Node is what the Runner needs to know of the node that the active Site makes.
+// Node is the part of the active Site that the Runner uses.
 type Node struct {
 	Name, Type string
 	// MAC identifies the Site's contents.
 	MAC string
-	// NotTaken is what is wrong with a newer Site in the slot; nil: nothing.
+	// NotTaken is why a newer Site in the slot was rejected; nil if there is none.
 	NotTaken error
 	// Secrets are removed from all that is logged, saved and reported.
 	Secrets []string
-	// Report is where reports go, Proxy what they go through (environment variables).
+	// Report is where reports go; Proxy are the environment variables of their proxy.
 	Report configs.Report
 	Proxy  []string
 	// Spread is the time over which nodes that boot together spread their first requests.
 	Spread time.Duration
-	// OfflineHealthy judges a boot in which no API server is in reach; nil: it is as good
-	// as the last one. ErrUnproven: so far nothing is wrong with it.
+	// OfflineHealthy judges a boot in which no API server is in reach: nil if it is as good as
+	// the last one, ErrUnproven if no fault is known.
 	OfflineHealthy func(context.Context, *machine.Env) error
 }
 
 // Runner carries out phases.
 type Runner struct {
 	Env *machine.Env
-	// Plan is the image's, for the report.
+	// Plan is the ID of the image's plan, for reports.
 	Plan string
-	// First are the phases that come before the Site is known; the last of them
-	// puts one in place.
+	// First returns the phases that run before the Site is known; the last of them reads it.
 	First func() []Phase
-	// Rest returns the node that the Site makes of this machine, and the phases after
-	// First. Both lists are made anew for each pass. Rest is called once in a pass: a Site
-	// that is stamped meanwhile takes effect in the next one.
+	// Rest returns the node of the active Site and the phases after First. Both are called
+	// once per pass, so a newer Site takes effect in the next one.
 	Rest func() (Node, []Phase)
-	// Sources returns a digest of all slots: a run that has stopped starts over
-	// when it changes.
+	// Sources returns a digest of all slots; a stopped run starts over when it changes.
 	Sources func(*machine.Env) string
-	// Update tells, for reports, how far an update is; nil: there is none to speak of.
+	// Update returns the state of an update for reports; it may be nil.
 	Update func(*machine.Env) *ondisk.UpdateState
 
 	mu       sync.Mutex
 	state    ondisk.State
 	url      string   // where reports go
-	reportCA string   // who vouches for the receiver
-	proxy    []string // and through what, as environment variables
-	spread   bool     // the first words to the API servers were spread
+	reportCA string   // CA certificates of the receiver, PEM
+	proxy    []string // its proxy, as environment variables
+	spread   bool     // the boot delay has passed
 	began    time.Time
 	device   string            // the slot
-	lastErr  map[string]string // by phase, its gist
-	noted    []string          // said by this run, their gists
-	waits    []string          // said by this attempt at a phase, their gists
-	// unsaved: what a phase waits for is another thing than the state file says, which
-	// was last told at waitSaved.
+	lastErr  map[string]string // gist of the last error by phase
+	noted    []string          // gists of the notes that this run has reported
+	waits    []string          // gists of the waits that this attempt at a phase has reported
+	// unsaved: the state file does not have the current Waiting. waitSaved is when a Waiting
+	// was saved last.
 	unsaved   bool
 	waitSaved time.Time
 	posting   sync.WaitGroup
-	reports   atomic.Int64 // sent to url so far
-	// secrets has no lock: logging happens under mu too.
+	reports   atomic.Int64 // number of reports for url so far
+	// secrets is atomic, since logging happens under mu too.
 	secrets atomic.Pointer[[]string]
 	busyTil time.Time // the watchdog is fed until then
 }
@@ -125,9 +122,9 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 }
 
-// pass goes through the phases once. A phase that fails ends the pass after a
-// pause, and the next begins at the first phase: checks are cheap, and what an
-// earlier phase made may be what went wrong.
+// pass runs the phases once. A failed phase ends the pass after a pause, and the next pass
+// begins at the first phase: checks are cheap, and the result of an earlier phase may be the
+// cause.
 func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]int) error {
 	defer e.BeginPass()()
 	if err := hold(e, false); err != nil { // an API server may be in reach by now
@@ -156,9 +153,9 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 	node, rest := r.Rest()
 	r.adopt(e, node)
 	if !r.spread {
-		// Once, before the first connection to an API server: nodes that wait for the
-		// network, or retry, are spread already. The time since the run began is part
-		// of the delay: nodes that booted together have spent about the same.
+		// Once, before the first connection to an API server: retries are spread by Backoff.
+		// The time since the run began counts, since nodes that booted together have spent
+		// about the same.
 		r.spread = true
 		if left := BootDelay(node.Name+machine.ID(e), node.Spread) - e.Now().Sub(r.began); left > 0 {
 			if err := r.pause(ctx, e, left); err != nil {
@@ -171,7 +168,7 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 		return err
 	}
 	if unknown {
-		// Offline: the node runs with what it has. Look again, seldom.
+		// Offline: the node runs with what it has, and checks again later.
 		r.result(e, ondisk.ResultWaiting)
 		if err := r.judgeOffline(ctx, e, node); err != nil {
 			return err
@@ -182,7 +179,7 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 		}
 		return ErrRestart
 	}
-	// A stick may have been slower to appear than the first phases were.
+	// A stick may have appeared after the first phases ran.
 	for _, p := range first {
 		if v, err := p.Look(ctx, e); err == nil && v == Todo {
 			return ErrRestart
@@ -197,7 +194,7 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 	return nil
 }
 
-// judgeOffline decides about a boot in which no API server is in reach.
+// judgeOffline decides whether a boot counts as healthy while no API server is in reach.
 func (r *Runner) judgeOffline(ctx context.Context, e *machine.Env, node Node) error {
 	err := node.OfflineHealthy(ctx, e)
 	if err == nil {
@@ -234,13 +231,12 @@ func (r *Runner) phase(ctx context.Context, e *machine.Env, p Phase, attempts ma
 		attempts[p.Name]++
 	}
 	if ctx.Err() != nil {
-		return Todo, ctx.Err() // stopped from outside: the next run goes on
+		return Todo, ctx.Err() // stopped from outside: the next run continues
 	}
 	return Todo, r.failed(ctx, e, p, attempts, res)
 }
 
-// failed reports a failure, undoes what Run left, and waits for the time to
-// begin again.
+// failed reports a failure, undoes a half-finished Run, and pauses before the next pass.
 func (r *Runner) failed(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int, res result) error {
 	n := attempts[p.Name]
 	r.recordFailure(e, p, n, res.err)
@@ -263,14 +259,14 @@ func (r *Runner) failed(ctx context.Context, e *machine.Env, p Phase, attempts m
 	return ErrRestart
 }
 
-// stop stays after a permanent failure, visible, until there is another site
-// or it is time to look whether the cluster was fixed.
+// stop waits after a permanent failure until there is another Site, or until it is time to try
+// again: the fix may be in the cluster.
 func (r *Runner) stop(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int, err error) error {
 	r.mark(e, p, ondisk.PhaseFailed, attempts[p.Name], err)
 	r.result(e, ondisk.ResultFailed)
 	r.publish(ctx, e)
-	// The jitter is drawn once: of a moment drawn at each look the earliest counts, and
-	// all nodes that a fault of the cluster has stopped would come back together.
+	// The jitter is drawn once: if it were drawn at each look, the smallest would count, and
+	// all nodes that one fault of the cluster has stopped would resume together.
 	sources, end := r.Sources(e), e.Now().Add(repeat+time.Duration(e.Rand()*float64(repeat)/4))
 	for {
 		if err := r.pause(ctx, e, max(0, min(Standstill, end.Sub(e.Now())))); err != nil {
@@ -288,14 +284,13 @@ func (r *Runner) stop(ctx context.Context, e *machine.Env, p Phase, attempts map
 	}
 }
 
-// pause waits; systemd hears that we are alive meanwhile.
+// pause extends the watchdog's deadline by d, and sleeps.
 func (r *Runner) pause(ctx context.Context, e *machine.Env, d time.Duration) error {
 	r.busy(e, d)
 	return e.Sleep(ctx, d)
 }
 
-// busy says how long the next step may take: until then, and a while longer,
-// the watchdog is fed.
+// busy announces that the next step may take d: the watchdog is fed until a minute after that.
 func (r *Runner) busy(e *machine.Env, d time.Duration) {
 	r.mu.Lock()
 	r.busyTil = e.Now().Add(d + time.Minute)
@@ -303,15 +298,15 @@ func (r *Runner) busy(e *machine.Env, d time.Duration) {
 	e.Notify("WATCHDOG=1")
 }
 
-// Alive reports whether the run still moves as it promised; the host feeds
-// the watchdog with it.
+// Alive reports whether the current step is within its announced time; the host then feeds the
+// watchdog.
 func (r *Runner) Alive(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return now.Before(r.busyTil)
 }
 
-// redact takes every secret of the site out of s.
+// redact replaces every secret of the Site in s.
 func (r *Runner) redact(s string) string {
 	if secrets := r.secrets.Load(); secrets != nil {
 		for _, secret := range *secrets {

@@ -14,8 +14,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// begin starts the state of this run. What an earlier run wrote is only read
-// for what a person may still want to see: when it all began.
+// begin starts the state of this run. From an earlier run in the same boot it keeps only the
+// start times.
 func (r *Runner) begin(e *machine.Env) {
 	e.Log = slog.New(redacting{Handler: e.Log.Handler(), redact: r.redact})
 	r.mu.Lock()
@@ -27,17 +27,16 @@ func (r *Runner) begin(e *machine.Env) {
 		Plan:   r.Plan, Started: now, Updated: now,
 	}
 	if old, err := LoadState(e.Root); err == nil && old.BootID == r.state.BootID {
-		r.state.Started, r.state.Boot = old.Started, old.Boot // restarted within one boot
+		r.state.Started, r.state.Boot = old.Started, old.Boot // first boot was restarted within one boot
 	}
 	r.busyTil = now.Add(time.Minute)
 	if dev, err := machine.OwnSlot(e); err == nil {
-		r.device = dev // where to say that its site is invalid
+		r.device = dev // where an invalid Site is reported
 	}
 }
 
-// recordBootClock records when the parts of this boot began. It is called again
-// when first boot is done, since systemd's own part ends after first boot began. An
-// error is only logged.
+// recordBootClock records when the parts of this boot began. It is called again when first
+// boot is done, since systemd's startup ends later. Errors are only logged.
 func (r *Runner) recordBootClock(ctx context.Context, e *machine.Env) {
 	r.mu.Lock()
 	known := r.state.Boot
@@ -53,17 +52,17 @@ func (r *Runner) recordBootClock(ctx context.Context, e *machine.Env) {
 		return
 	}
 	if known != nil {
-		c.FirstBoot = known.FirstBoot // this run's start, not its end
+		c.FirstBoot = known.FirstBoot // keep the start of this run
 	}
 	r.mu.Lock()
 	r.state.Boot = &c
 	r.mu.Unlock()
 }
 
-// clockTimeout is more than systemd takes to answer.
+// clockTimeout bounds the request to systemd.
 const clockTimeout = 5 * time.Second
 
-// LoadState reads the state below root.
+// LoadState reads the state file below root.
 func LoadState(root string) (*ondisk.State, error) {
 	e := machine.Env{Root: root}
 	b, err := e.Read(ondisk.StateFile)
@@ -80,9 +79,8 @@ func LoadState(root string) (*ondisk.State, error) {
 	return &s, nil
 }
 
-// show replaces the list of phases in the state, and keeps what the state says of
-// each. all is false while the Site has not been read, so that the phases after it
-// are unknown: then a longer list of an earlier pass stays.
+// show replaces the list of phases in the state, and keeps what is known of each. all is false
+// while the phases after the Site's are unknown: a longer list of an earlier pass then stays.
 func (r *Runner) show(phases []Phase, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -99,7 +97,8 @@ func (r *Runner) show(phases []Phase, all bool) {
 	}
 }
 
-// adopt makes the site known to what is said from now on.
+// adopt puts the node of the Site into the state, and uses its secrets, report URL and proxy
+// from now on.
 func (r *Runner) adopt(e *machine.Env, node Node) {
 	if node.NotTaken != nil {
 		e.Note("the slot's Site is not taken, the former one stays: %s", machine.OneLine(node.NotTaken))
@@ -111,7 +110,8 @@ func (r *Runner) adopt(e *machine.Env, node Node) {
 	r.url, r.reportCA, r.proxy = node.Report.URL, node.Report.CACert, node.Proxy
 }
 
-// set changes what the state says of one phase and saves it.
+// set changes the state of one phase and saves it. place is the phase's position, e.g.
+// "[3/17]".
 func (r *Runner) set(e *machine.Env, name string, change func(*ondisk.PhaseState)) (ps ondisk.PhaseState, changed bool, place string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -132,9 +132,9 @@ func (r *Runner) set(e *machine.Env, name string, change func(*ondisk.PhaseState
 		old.Waiting = p.Waiting
 		switch {
 		case changed && p.Status == ondisk.PhaseDone && p.Attempts == 0:
-			// A check that finds all well wears no flash: the result is saved at
-			// the end.
-		case changed && *p != old: // more than what it waits for
+			// A check that finds nothing to do causes no write: the result is saved at the
+			// end.
+		case changed && *p != old: // more than Waiting
 			r.waitSaved = time.Time{}
 			r.save(e)
 		case changed || r.unsaved:
@@ -143,7 +143,7 @@ func (r *Runner) set(e *machine.Env, name string, change func(*ondisk.PhaseState
 				r.save(e)
 			}
 		}
-		if r.state.NodeType == "" { // how many follow depends on the site
+		if r.state.NodeType == "" { // the number of phases depends on the Site
 			return *p, changed, fmt.Sprintf("[%d]", i+1)
 		}
 		return *p, changed, fmt.Sprintf("[%d/%d]", i+1, len(r.state.Phases))
@@ -151,12 +151,12 @@ func (r *Runner) set(e *machine.Env, name string, change func(*ondisk.PhaseState
 	return ondisk.PhaseState{}, false, ""
 }
 
-// waitSavedEvery is how often what a phase waits for is saved: it may be something else
-// every two seconds, for hours, and each time is a synced write.
+// waitSavedEvery limits how often Waiting is saved: it may change every two seconds for hours,
+// and each write is synced.
 const waitSavedEvery = time.Minute
 
-// save writes the state; who holds the lock calls it. A state that cannot be
-// written must not stop a node from joining.
+// save writes the state; the caller holds mu. Errors are only logged: they must not stop a
+// node from joining.
 func (r *Runner) save(e *machine.Env) {
 	r.state.Updated, r.unsaved = e.Now(), false
 	b, err := json.MarshalIndent(r.state, "", "  ")
@@ -202,7 +202,7 @@ func (r *Runner) done(e *machine.Env, p Phase, attempts int) {
 	r.say(e, fmt.Sprintf("%s %s: done in %.1f s", place, p.Name, ps.Seconds))
 }
 
-// recordFailure records a failed attempt, and says it once for each new reason.
+// recordFailure records a failed attempt, and reports each new reason once.
 func (r *Runner) recordFailure(e *machine.Env, p Phase, attempts int, err error) {
 	what := printable.Line(r.words(machine.OneLine(err)))
 	fix := printable.Text(r.words(Advice(err)))
@@ -214,7 +214,7 @@ func (r *Runner) recordFailure(e *machine.Env, p Phase, attempts int, err error)
 	r.lastErr[p.Name] = gist(what)
 	r.mu.Unlock()
 	if _, permanent := Fix(err); permanent {
-		return // said as a failure
+		return // reported by sayFailure
 	}
 	if same {
 		e.Log.Info("still failing", "phase", p.Name, "attempt", attempts)
@@ -240,7 +240,7 @@ func (r *Runner) waiting(what string) {
 	for _, p := range r.state.Phases {
 		if p.Status == ondisk.PhaseRunning {
 			name = p.Name
-			if p.Waiting == "" { // it has just begun
+			if p.Waiting == "" { // the phase has just begun
 				r.waits = nil
 			}
 		}
@@ -254,13 +254,13 @@ func (r *Runner) waiting(what string) {
 	if changed {
 		e.Notify(fmt.Sprintf("STATUS=%s %s: waiting for %s", place, name, what))
 	}
-	if changed && !said { // two errors may take turns
+	if changed && !said { // two errors may alternate
 		e.Log.Info("waiting", "phase", name, "for", what)
 		e.Console(fmt.Sprintf("%s %s: waiting for %s", place, name, what))
 	}
 }
 
-// noting keeps what is to be known for the report, and says it once in a run.
+// noting adds a note to the report, and prints it once per run.
 func (r *Runner) noting(what string) {
 	what = printable.Text(r.words(what))
 	r.mu.Lock()
@@ -277,14 +277,14 @@ func (r *Runner) noting(what string) {
 	}
 }
 
-// forgetNotes begins a pass: what still holds is said again.
+// forgetNotes clears the notes at the start of a pass, which adds those that still apply.
 func (r *Runner) forgetNotes() {
 	r.mu.Lock()
 	r.state.Notes = nil
 	r.mu.Unlock()
 }
 
-// say tells a person: console, status line and journal.
+// say writes a line to the console, systemd's status and the journal.
 func (r *Runner) say(e *machine.Env, line string) {
 	line = printable.Line(line)
 	e.Console(line)
@@ -306,8 +306,8 @@ func (r *Runner) result(e *machine.Env, result string) {
 	}
 }
 
-// publish puts the report where it can be seen without this machine's help:
-// on the slot, and at the site's URL. Neither may hold up the node.
+// publish writes the report to the slot, and sends it to the Site's URL in the background.
+// Errors are only logged.
 func (r *Runner) publish(ctx context.Context, e *machine.Env) {
 	r.mu.Lock()
 	state, device, url, ca, proxy := r.state, r.device, r.url, r.reportCA, r.proxy
@@ -342,7 +342,7 @@ func (r *Runner) publish(ctx context.Context, e *machine.Env) {
 				return
 			}
 			e.Log.Warn("sending the report", "url", url, "error", err)
-			// The last word is worth some patience, until there is a later one.
+			// A final report is retried until there is a newer one.
 			if !final || n == ReportTries || r.reports.Load() != report {
 				return
 			}
@@ -353,10 +353,10 @@ func (r *Runner) publish(ctx context.Context, e *machine.Env) {
 	})
 }
 
-// ReportTries is how often a final report is sent: for about a minute.
+// ReportTries is how often a final report is sent, over about a minute.
 const ReportTries = 6
 
-// ReportText is the state for people.
+// ReportText formats the state for people.
 func ReportText(s *ondisk.State) string {
 	var b strings.Builder
 	node := s.Node
@@ -395,7 +395,7 @@ func ReportText(s *ondisk.State) string {
 	return printable.Text(b.String())
 }
 
-// updateText says how far an update is.
+// updateText describes the state of an update.
 func updateText(u *ondisk.UpdateState) string {
 	switch u.Status {
 	case ondisk.UpdateRunning:
@@ -416,12 +416,12 @@ func updateText(u *ondisk.UpdateState) string {
 	return u.Status
 }
 
-// redacting is a log handler that lets no secret through.
+// redacting is a slog.Handler that removes secrets.
 type redacting struct {
 	slog.Handler
 	redact func(string) string
-	// with are the attributes and groups of With and WithGroup. They are redacted when
-	// something is logged: a secret may have become known meanwhile.
+	// with holds the attributes and groups of With and WithGroup. They are redacted when a
+	// record is logged, since a secret may have become known meanwhile.
 	with []func(slog.Handler) slog.Handler
 }
 
