@@ -1,8 +1,8 @@
 // Package ondisk is the contract between the programs: the paths, partition
-// labels and JSON documents through which they communicate. They share nothing
-// else. It imports nothing of ours and contains names and types, no logic.
+// labels and JSON documents through which they communicate. It imports nothing
+// from edgebake and contains names and types, no logic.
 //
-// Every document carries a version; a reader rejects one it does not know.
+// Every document has a version; readers reject a version that they do not know.
 package ondisk
 
 import (
@@ -16,13 +16,13 @@ const (
 	LabelESP   = "ESP"      // FAT32: loader, kernels, initrds, image.json
 	LabelSlot  = "EDGEBAKE" // FAT16, FAT12 on 4Kn disks: one Site
 	LabelRootA = "ROOT-A"   // ext4: the system
-	LabelRootB = "ROOT-B"   // of the same size, empty until an update
+	LabelRootB = "ROOT-B"   // ext4: as large as ROOT-A, empty until the first update
 	LabelData  = "DATA"     // ext4, last: mounted on /var, grown at first boot
 )
 
-// BootSpread bounds how long a machine waits after power-on before its first word
-// to the API servers, for their sake when the power comes back in a thousand shops
-// at once. A Site can set more.
+// BootSpread is the maximum delay between power-on and a machine's first
+// request to the API servers. It spreads the load when power returns to many
+// machines at once. A Site can set a longer one.
 const BootSpread = 3 * time.Second
 
 // Files in the slot (paths inside its FAT file system).
@@ -35,17 +35,17 @@ const (
 	SlotPKIDir     = "pki"
 	SlotReportText = "report.txt"
 	SlotReportJSON = "report.json"
-	// SlotSignature signs the other files of the site (slot.Digests), in
-	// minisign's format. It counts on removable devices only.
+	// SlotSignature is the minisign signature of the Site's files
+	// (slot.Digests). It is used only on removable devices.
 	SlotSignature = "site.minisig"
-	// SlotClaims is where machines note on a stick which site of its inventory
-	// they have taken (slot.Claim).
+	// SlotClaims is the file in which machines record on a stick which Site of
+	// its inventory they use (slot.Claim).
 	SlotClaims = "claims.txt"
-	// SlotSize is the slot's size in bytes, and the alignment of its
-	// neighbours' frames in a compressed image.
+	// SlotSize is the slot's size in bytes. The frames of a compressed image
+	// before and after the slot are aligned to it.
 	SlotSize = 16 << 20
-	// SlotRoom is what the site's files may have together; the rest of the
-	// slot is for the reports and the file system itself.
+	// SlotRoom is the maximum total size of the Site's files in bytes; the rest
+	// is for the reports and the file system's own data.
 	SlotRoom = 15 << 20
 )
 
@@ -55,70 +55,72 @@ const ESPImageInfo = "edgebake/image.json"
 // ESPSBOM is the path of the SPDX document inside the ESP.
 const ESPSBOM = "edgebake/sbom.spdx.json"
 
-// The boot entry of the system on ROOT-A. Of the entries with tries left
-// systemd-boot takes the one with the highest version within ESPSortKey: an
-// update's entry has one more than the highest on the ESP, whatever the dates
-// of the two images, and is named for its root partition.
+// The boot entry of the system on ROOT-A. Of the entries with tries left,
+// systemd-boot uses the one with the highest version within ESPSortKey. The
+// entry of an update is named after its root partition and has the highest
+// version on the ESP plus one, so the images' dates do not matter.
 const (
 	ESPEntryA       = "loader/entries/edgebake-a.conf"
 	ESPSortKey      = "edgebake"
 	ESPFirstVersion = 1
 )
 
-// Files on the ESP of an image for Raspberry Pi boards, whose firmware reads
-// ESPPiConfig. That names the directory of a system (os_prefix), in which are its
-// kernel, initrd and command line, the device trees and overlays.
+// Files on the ESP of an image for Raspberry Pi boards. The firmware reads
+// ESPPiConfig, which names the directory of a system (os_prefix) with its
+// kernel, initrd, command line, device trees and overlays.
 const (
 	ESPPiConfig      = "config.txt"
 	ESPPiCommandLine = "cmdline.txt"
 )
 
-// ESPSystemDir is the directory of a system's kernel and initrd inside the ESP.
-// It is named by plan: two systems may have kernels of the same release.
+// ESPSystemDir returns the directory of a system's kernel and initrd in the
+// ESP. The name contains the plan's ID, because two systems may have kernels of
+// the same release.
 func ESPSystemDir(plan string) string { return "edgebake/" + plan[:min(16, len(plan))] }
 
 // Paths on the node.
 const (
 	EtcDir         = "/etc/edgebake"
 	IPVSConfig     = "/etc/edgebake/ipvs.json"        // IPVS; firstboot writes, ipvscare reads
-	StateDir       = "/var/lib/edgebake"              // firstboot's own, on DATA
+	StateDir       = "/var/lib/edgebake"              // firstboot's state, on DATA
 	StagedStore    = "/var/lib/edgebake/update/store" // container images of an update: see UnitMerge
 	StateFile      = "/var/lib/edgebake/state.json"   // State
-	SiteCopy       = "/var/lib/edgebake/site.yaml"    // the site last taken, without its token, 0600
-	MachineID      = "/var/lib/edgebake/machine-id"   // the machine's, for a root that has none; also read in the initrd
-	PersistDir     = "/var/lib/edgebake/persist"      // what is bind-mounted out of DATA, or linked to
-	RunDir         = "/run/edgebake"                  // secrets, for as long as they are needed
-	RunMark        = "/run/edgebake-"                 // begins the paths of firstboot's marks that last until the machine is switched off: RunDir goes when firstboot ends
-	IPVSStateDir   = "/var/lib/ipvscare"              // ipvscare's own
+	SiteCopy       = "/var/lib/edgebake/site.yaml"    // the Site that was applied last, without its token, 0600
+	MachineID      = "/var/lib/edgebake/machine-id"   // the machine ID, for a root that has none; also read in the initrd
+	PersistDir     = "/var/lib/edgebake/persist"      // files and directories that are bind-mounted from DATA, or linked to
+	RunDir         = "/run/edgebake"                  // secrets while they are needed
+	RunMark        = "/run/edgebake-"                 // prefix of firstboot's marks that last until shutdown; RunDir is removed when firstboot ends
+	IPVSStateDir   = "/var/lib/ipvscare"              // ipvscare's state
 	IPVSLearned    = "/var/lib/ipvscare/learned.json" // API servers learned from the cluster and from DNS
-	IPVSRunDir     = "/run/ipvscare"                  // ipvscare's own, 0700: locks, sockets, what was made
-	HostsLock      = "/run/ipvscare/hosts.lock"       // held by flock(2) while /etc/hosts is read and replaced
-	LogDir         = "/var/log/edgebake"              // evidence of convert and reset
+	IPVSRunDir     = "/run/ipvscare"                  // ipvscare's locks, sockets and records of its changes, 0700
+	HostsLock      = "/run/ipvscare/hosts.lock"       // flock(2) is held on it while /etc/hosts is read and replaced
+	LogDir         = "/var/log/edgebake"              // logs of convert and reset
 	ImageInfoFile  = "/usr/share/edgebake/image.json" // ImageInfo of the running system, without partitions
-	HealthyFile    = "/run/edgebake-healthy"          // this boot is as good as the last: UnitHealthy waits for it
-	HeldFile       = "/run/edgebake-held"             // nobody can tell yet whether it is: UnitHealthy goes on waiting
-	ImportImageDir = "/var/lib/edgebake/import"       // archives of mode "import", removed once imported
+	HealthyFile    = "/run/edgebake-healthy"          // exists if this boot is as good as the last: UnitHealthy waits for it
+	HeldFile       = "/run/edgebake-held"             // exists while this cannot be decided: UnitHealthy keeps waiting
+	ImportImageDir = "/var/lib/edgebake/import"       // archives of mode "import", removed after their import
 	YurthubEnv     = "/etc/edgebake/yurthub.env"      // yurthub's arguments, for its unit
 	ProxyEnv       = "/etc/edgebake/proxy.env"        // the Site's proxy, for containerd and kubelet
-	KubeletConfig  = "/var/lib/kubelet/config.yaml"   // kubelet is held by its absence
-	KubernetesDir  = "/etc/kubernetes"                // kubeadm's and kubelet's, on DATA
+	KubeletConfig  = "/var/lib/kubelet/config.yaml"   // kubelet does not start without it
+	KubernetesDir  = "/etc/kubernetes"                // files of kubeadm and kubelet, on DATA
 	ManifestsDir   = "/etc/kubernetes/manifests"      // static pods
 	KubeletConf    = "/etc/kubernetes/kubelet.conf"   // kubelet's credentials
 	KubeCA         = "/etc/kubernetes/pki/ca.crt"     // the cluster's CA
 	CRISocket      = "unix:///run/containerd/containerd.sock"
 )
 
-// systemd units that the image carries.
+// systemd units in the image.
 const (
 	UnitFirstboot = "firstboot.service"
-	UnitAgain     = "firstboot-again.timer" // runs first boot once more
+	UnitAgain     = "firstboot-again.timer" // starts UnitFirstboot again
 	UnitIPVSCare  = "ipvscare.service"
 	UnitKubelet   = "kubelet.service"
-	// UnitRelease ends an update once the system is kept.
+	// UnitRelease finishes an update after the new system is kept.
 	UnitRelease = "edgebake-release.service"
-	// UnitHealthy ends once firstboot has written HealthyFile.
+	// UnitHealthy finishes when HealthyFile exists.
 	UnitHealthy = "edgebake-healthy.service"
-	// UnitMerge adds StagedStore to containerd's store, and stops containerd meanwhile.
+	// UnitMerge adds StagedStore to containerd's store; containerd is stopped
+	// meanwhile.
 	UnitMerge = "edgebake-merge.service"
 )
 
@@ -126,31 +128,33 @@ const (
 const SlotInfoVersion = 1
 
 // SlotInfo is edgebake.json in the slot. The builder writes it; stamping
-// keeps it but for Stamped.
+// changes only Stamped.
 type SlotInfo struct {
 	Version int `json:"version"`
-	// Plan is the id of the plan the image was built from.
+	// Plan is the ID of the plan from which the image was built.
 	Plan string `json:"plan"`
-	// Golden is the digest of all partitions but the slot, in table order,
-	// before first boot: SHA-256 over the SHA-256 of each 4 MiB of them
+	// Golden is the digest of all partitions except the slot, in table order,
+	// before first boot: the SHA-256 over the SHA-256 of each 4 MiB block
 	// (docs/decisions/0002-golden-digest.md).
 	Golden string `json:"golden"`
-	// Parts are the digests of the same partitions by themselves, by label: they
-	// say which one is damaged. Older images have none.
+	// Parts are the digests of the individual partitions, by label, to find the
+	// one that is damaged. Older images have none.
 	Parts        map[string]string `json:"parts,omitempty"`
 	SiteVersions []string          `json:"siteVersions"`
-	// SectorSize is that of the disk, and so of the slot's file system; 0: 512.
+	// SectorSize is the sector size of the disk and of the slot's file system;
+	// 0 means 512.
 	SectorSize int64 `json:"sectorSize,omitempty"`
-	// Signature is minisign's, over the golden digest and image.json
-	// (slot.ImageMessage); empty: the image is not signed.
+	// Signature is the minisign signature of the golden digest and image.json
+	// (slot.ImageMessage); empty if the image is not signed.
 	Signature string `json:"signature,omitempty"`
-	// Stamped is when the site was written, in seconds since the epoch; 0 in
-	// a golden image and without a date. It is one of the floors of the node's
-	// clock, if it lies within the image's StampDates.
+	// Stamped is the time when the Site was written, in seconds since the
+	// epoch; 0 in a golden image, or if unknown. If it is within StampDates,
+	// the node's clock is never set before it.
 	Stamped int64 `json:"stamped,omitempty"`
 }
 
-// What a machine takes of the sites on removable devices.
+// Values of ImageInfo.Removable: when a machine accepts a Site on a removable
+// device.
 const (
 	SitesNever         = "never"
 	SitesUntilEnrolled = "untilEnrolled"
@@ -162,88 +166,93 @@ const (
 // ImageInfoVersion is the version of ImageInfo.
 const ImageInfoVersion = 1
 
-// ImageInfo is image.json on the ESP and in the root file system: what this
-// image is and which sites it can serve. `stamp` rejects what it cannot.
+// ImageInfo is image.json on the ESP and in the root file system: it describes
+// the image and the Sites that it supports. `stamp` rejects other Sites.
 type ImageInfo struct {
 	Version int    `json:"version"`
 	Name    string `json:"name"`
 	Plan    string `json:"plan"`
 	Arch    string `json:"arch"`
-	// Boards are the boards whose own firmware starts the kernel, and which it
-	// has drivers for: "Raspberry Pi 4". Empty: any machine of the architecture
-	// with UEFI.
+	// Boards are the boards whose own firmware starts the kernel and for which
+	// the image has drivers ("Raspberry Pi 4"). Empty means any machine of the
+	// architecture with UEFI.
 	Boards     []string `json:"boards,omitempty"`
 	SourceDate int64    `json:"sourceDate"` // seconds since the epoch
-	// Removable is what a machine takes of the site on a stick; empty: repair.
+	// Removable says when a machine accepts the Site on a stick; empty means
+	// SitesRepair.
 	Removable string `json:"removable,omitempty"`
-	// SiteKeys are the minisign public keys whose signatures admit a whole
-	// Site on a stick.
+	// SiteKeys are the minisign public keys whose signature is required for a
+	// complete Site on a stick.
 	SiteKeys []string `json:"siteKeys,omitempty"`
-	// SitesNotBefore is when a Site must have been signed at the earliest, in seconds
-	// since the epoch; 0: at any time.
+	// SitesNotBefore is the earliest accepted date of a Site's signature, in
+	// seconds since the epoch; 0 means any.
 	SitesNotBefore int64 `json:"sitesNotBefore,omitempty"`
-	// UpdateSerial orders images: a machine takes no image with a lower one than its own.
+	// UpdateSerial orders images: a machine rejects an update with a lower
+	// serial than its own.
 	UpdateSerial int `json:"updateSerial,omitempty"`
-	// UpdateKeys are the minisign public keys one of which must have signed an update of
-	// this image.
+	// UpdateKeys are minisign public keys; an update of this image must be
+	// signed by one of them.
 	UpdateKeys   []string `json:"updateKeys,omitempty"`
 	NodeTypes    []string `json:"nodeTypes"`
 	SiteVersions []string `json:"siteVersions"`
-	// SiteFields are the fields of Sites that first boot knows (configs.SiteFields); it
-	// rejects others. Older images have no list.
+	// SiteFields are the fields of a Site that first boot supports
+	// (configs.SiteFields); it rejects others. Older images have no list.
 	SiteFields []string `json:"siteFields,omitempty"`
-	// InventoryVersions are those of the inventories that first boot reads.
+	// InventoryVersions are the versions of inventories that first boot
+	// supports.
 	InventoryVersions []string `json:"inventoryVersions,omitempty"`
 	Kubernetes        string   `json:"kubernetes"`       // "v1.36.3"
 	Containerd        string   `json:"containerd"`       // "2.2.9"
 	Kernel            string   `json:"kernel,omitempty"` // uname -r
 	Snapshotter       string   `json:"snapshotter,omitempty"`
-	// PodCIDR is where the image itself gives pods their addresses; empty
-	// where an agent of the cluster does.
+	// PodCIDR is the CIDR from which the image itself assigns pod addresses;
+	// empty if an agent of the cluster does so.
 	PodCIDR string `json:"podCIDR,omitempty"`
-	// Images are the container images on board.
+	// Images are the container images in the image.
 	Images []ImageRef `json:"images,omitempty"`
-	// Yurthub is set where the image can make OpenYurt nodes.
+	// Yurthub is set if the image supports OpenYurt nodes.
 	Yurthub *YurthubInfo `json:"yurthub,omitempty"`
-	// Partitions of the disk, in table order; on the ESP only.
+	// Partitions are the partitions of the disk, in table order; only in the
+	// copy on the ESP.
 	Partitions []PartitionInfo `json:"partitions,omitempty"`
 }
 
-// SnapshotterName is the snapshotter that the container images are unpacked for.
+// SnapshotterName returns the snapshotter for which the container images are
+// unpacked.
 func (i ImageInfo) SnapshotterName() string { return cmp.Or(i.Snapshotter, "overlayfs") }
 
-// release is a moment before the first image of this kind was made, for images
-// whose sourceDate is set back.
+// release is before the first image of this version, for images with an earlier
+// sourceDate.
 const release = 1767225600 // 2026-01-01
 
-// StampDates are the first and the last date that a Site stamped onto this
-// image may carry. A computer whose clock is years ahead would otherwise put
-// every node into a future where all certificates have expired. Stamping
-// rejects other dates, and first boot ignores them.
+// StampDates returns the first and last date on which a Site may have been
+// stamped onto this image. Without a limit, a computer whose clock is years
+// ahead would set every node's clock to a time when all certificates have
+// expired. Stamping rejects other dates; first boot ignores them.
 func (i ImageInfo) StampDates() (first, last time.Time) {
 	const day = 24 * time.Hour
 	return time.Unix(i.SourceDate, 0).Add(-day).UTC(), time.Unix(max(i.SourceDate, release), 0).Add(4 * 365 * day).UTC()
 }
 
-// ImageRef is one container image on board.
+// ImageRef is a container image in the image.
 type ImageRef struct {
 	Ref    string `json:"ref"`
 	Digest string `json:"digest"` // "sha256:…" of the manifest
 	Size   int64  `json:"size"`   // unpacked bytes
 }
 
-// YurthubInfo says how yurthub runs on this image.
+// YurthubInfo describes how yurthub runs on this image.
 type YurthubInfo struct {
 	Version string `json:"version"` // "v1.7.0"
 	Form    string `json:"form"`    // unit | staticPod
-	// Image is the container image of form staticPod.
+	// Image is yurthub's container image if Form is staticPod.
 	Image string `json:"image,omitempty"`
 	// LBMode is yurthub's --lb-mode.
 	LBMode    string   `json:"lbMode"`
 	ExtraArgs []string `json:"extraArgs,omitempty"`
 }
 
-// PartitionInfo is one partition as it was built.
+// PartitionInfo describes a partition as it was built.
 type PartitionInfo struct {
 	Label string `json:"label"`
 	GUID  string `json:"guid"` // PARTUUID, lower case
@@ -251,37 +260,39 @@ type PartitionInfo struct {
 	Start int64  `json:"start"` // bytes
 	Size  int64  `json:"size"`  // bytes
 	Used  int64  `json:"used,omitempty"`
-	// FSSize is the size of the file system where the partition is larger.
+	// FSSize is the size of the file system if the partition is larger.
 	FSSize int64 `json:"fsSize,omitempty"`
-	// Room is the largest file system that the partition takes with all that
-	// may have to stand behind it; 0: Size.
+	// Room is the size of the largest file system that fits in the partition
+	// together with any data stored after it; 0 means Size.
 	Room int64 `json:"room,omitempty"`
 }
 
-// What an installer has: edgebake makes it, the program installer on board
-// reads it.
+// Files of an installer. edgebake writes them; the installer program reads
+// them.
 const (
-	// LabelInstall is the partition of an installer's stick that has the image.
+	// LabelInstall is the label of the partition with the image on an
+	// installer's stick.
 	LabelInstall = "EDGEBAKE-INSTALL"
-	// InstallImage is the image there, with the Site in its slot.
+	// InstallImage is the image on it, with the Site in its slot.
 	InstallImage = "image.raw.zst"
-	// InstallDir is the directory of the initrd that has the installer's files.
+	// InstallDir is the directory with the installer's files in the initrd.
 	InstallDir     = "/edgebake"
 	InstallProgram = "/edgebake/installer"
 	InstallConfig  = "/edgebake/install.json"
 	InstallModules = "/edgebake/modules" // kernel modules that the initrd lacks
 	InstallCA      = "/edgebake/ca.crt"  // for servers with TLS
-	// InstallArchive is the initrd with all that, on the EFI system partition.
+	// InstallArchive is the archive with these files on the EFI system
+	// partition, an additional initrd.
 	InstallArchive = "edgebake/installer.cpio"
-	// InstallBootImage is the disk that firmware fetches and starts.
+	// InstallBootImage is the disk image that firmware downloads and boots.
 	InstallBootImage = "boot.img"
-	// InstallScript is what initramfs-tools runs for boot=edgebake, instead of
-	// mounting a root.
+	// InstallScript is the script that initramfs-tools runs for boot=edgebake
+	// instead of mounting a root.
 	InstallScript = "/scripts/edgebake"
 	InstallBoot   = "edgebake"
 )
 
-// What an installer does once the disk is installed.
+// Values of Install.Then.
 const (
 	ThenPowerOff = "poweroff"
 	ThenReboot   = "reboot"
@@ -290,35 +301,35 @@ const (
 // InstallVersion is the version of Install.
 const InstallVersion = 1
 
-// Install is install.json in an installer's initrd. It holds no secret: the Site
-// is in the slot of the image.
+// Install is install.json in an installer's initrd. It contains no secret: the
+// Site is in the slot of the image.
 type Install struct {
 	Version int `json:"version"`
-	// ID of this installer, hex, random: the GUIDs of its stick, and of the disks
-	// it installs, follow from it.
+	// ID is a random hex ID of this installer, from which the GUIDs of its
+	// stick and of the installed disks are derived.
 	ID string `json:"id"`
-	// Image is the name of the image, Golden its digest, and Slot the SHA-256 of
-	// its slot with the Site in it: nothing else is installed.
+	// Image is the name of the image, Golden its digest, and Slot the SHA-256
+	// of its slot with the Site. The installer accepts no other image.
 	Image  string `json:"image"`
 	Golden string `json:"golden"`
 	Slot   string `json:"slot"`
-	// Need is how large the disk must be, and Sector the size of its sectors, in
+	// Need is the minimum size of the disk, and Sector its sector size, in
 	// bytes.
 	Need   int64 `json:"need"`
 	Sector int64 `json:"sector"`
-	// One of the next three says where InstallImage is. Partition is the PARTUUID
-	// of the partition that has it.
+	// One of the next three fields says where InstallImage is. Partition is the
+	// PARTUUID of the partition that contains it.
 	Partition string `json:"partition,omitempty"`
-	// Volume is the name of the ISO 9660 volume that has InstallImage.
+	// Volume is the name of the ISO 9660 volume that contains InstallImage.
 	Volume string `json:"volume,omitempty"`
-	// URL is where InstallImage is fetched from, by ranges.
+	// URL is the URL of InstallImage, for range requests.
 	URL string `json:"url,omitempty"`
-	// Disk is the rule by which the disk is chosen (device.ParseRule).
+	// Disk is the rule for choosing the disk (device.ParseRule).
 	Disk string `json:"disk"`
-	// Then is what follows: ThenPowerOff or ThenReboot.
+	// Then is the action after installation: ThenPowerOff or ThenReboot.
 	Then string `json:"then"`
-	// Reinstall overwrites a disk that has an edgebake image already, or is part
-	// of a RAID or the like; once.
+	// Reinstall allows overwriting, once, a disk that has an edgebake image or
+	// is part of a RAID or similar.
 	Reinstall bool `json:"reinstall,omitempty"`
 }
 
@@ -333,25 +344,27 @@ const (
 	ResultDone    = "done"
 )
 
-// State is state.json: it explains what happened, it never decides what
-// happens next. It holds no secret.
+// State is state.json. It only reports what happened; nothing depends on it. It
+// contains no secret.
 type State struct {
 	Version  int          `json:"version"`
 	Plan     string       `json:"plan"`
 	BootID   string       `json:"bootID"`
 	Node     string       `json:"node"`
 	NodeType string       `json:"nodeType,omitempty"`
-	SiteMAC  string       `json:"siteMAC"` // HMAC of the site document; notices corrections
+	SiteMAC  string       `json:"siteMAC"` // HMAC of the Site document, to detect changes
 	Result   string       `json:"result"`
 	Started  time.Time    `json:"started"`
 	Updated  time.Time    `json:"updated"`
 	Phases   []PhaseState `json:"phases"`
-	// Notes are what a person should know of a node that goes on: what of its
-	// site is not in place, and why.
+	// Notes tell a person about problems that do not stop the node: parts of
+	// its Site that were not applied, and why.
 	Notes []string `json:"notes,omitempty"`
-	// Boot is when the parts of this boot began; nil where systemd does not tell.
+	// Boot has the start times of the parts of this boot; nil if systemd does
+	// not report them.
 	Boot *BootClock `json:"boot,omitempty"`
-	// Update is filled in when the state is shown; nil: there is nothing to say.
+	// Update is set only when the state is displayed; nil means that there is
+	// no update to report.
 	Update *UpdateState `json:"update,omitempty"`
 }
 
@@ -360,17 +373,17 @@ const (
 	UpdateRunning     = "running"
 	UpdateInterrupted = "interrupted" // the same command continues it
 	UpdatePending     = "pending"     // the new system runs after the next restart
-	UpdateTrial       = "trial"       // the new system runs, and is not kept yet
-	UpdateFailed      = "failed"      // the new system was left after its last try
+	UpdateTrial       = "trial"       // the new system runs, but is not kept yet
+	UpdateFailed      = "failed"      // the machine returned to the old system after the last try
 )
 
-// UpdateState is how far an update of the machine's system is.
+// UpdateState is the progress of an update of the machine's system.
 type UpdateState struct {
 	Status string `json:"status"`
 	// Root is the partition of the new system.
 	Root string `json:"root"`
-	// The others are of an update that runs. Fetched and Total count the bytes that come
-	// over the network; LeftSeconds is 0 where it is not known.
+	// The following fields are set while an update runs. Fetched and Total
+	// count the bytes downloaded; LeftSeconds is 0 if unknown.
 	Image       string    `json:"image,omitempty"`
 	Phase       string    `json:"phase,omitempty"`
 	Detail      string    `json:"detail,omitempty"`
@@ -380,20 +393,20 @@ type UpdateState struct {
 	Updated     time.Time `json:"updated,omitzero"`
 }
 
-// BootClock is when the parts of a boot began, in microseconds, as systemd's
-// manager tells in its properties of the same names (org.freedesktop.systemd1(5)).
-// Firmware and Loader count back from the kernel's start, the others on from it.
-// 0: not known.
+// BootClock has the start times of the parts of a boot, in microseconds, from
+// the properties of systemd's manager with the same names
+// (org.freedesktop.systemd1(5)). Firmware and Loader are before the start of
+// the kernel, the others after it. 0 means unknown.
 type BootClock struct {
 	Firmware uint64 `json:"firmwareTimestampMonotonic,omitempty"`
 	Loader   uint64 `json:"loaderTimestampMonotonic,omitempty"`
-	// Kernel is the start of the kernel by the clock of then, in microseconds
-	// since 1970.
+	// Kernel is the start of the kernel according to the clock at that time, in
+	// microseconds since 1970.
 	Kernel    uint64 `json:"kernelTimestamp,omitempty"`
 	InitRD    uint64 `json:"initRDTimestampMonotonic,omitempty"`
 	Userspace uint64 `json:"userspaceTimestampMonotonic,omitempty"`
 	Finish    uint64 `json:"finishTimestampMonotonic,omitempty"`
-	// FirstBoot is when first boot began, which systemd does not tell.
+	// FirstBoot is the start of first boot, which systemd does not report.
 	FirstBoot uint64 `json:"firstBootMonotonic,omitempty"`
 }
 
@@ -406,7 +419,7 @@ const (
 	PhaseDone    = "done"
 )
 
-// PhaseState is one phase's part of State.
+// PhaseState is the state of one phase.
 type PhaseState struct {
 	Name     string    `json:"name"`
 	Doc      string    `json:"doc,omitempty"`
@@ -422,53 +435,55 @@ type PhaseState struct {
 // IPVSVersion is the version of IPVS.
 const IPVSVersion = 1
 
-// IPVS is ipvs.json: the virtual servers ipvscare keeps.
+// IPVS is ipvs.json: the virtual servers that ipvscare maintains.
 type IPVS struct {
 	Version int           `json:"version"`
 	Servers []IPVSVirtual `json:"servers"`
 }
 
-// IPVSVirtual is one virtual server and what stands behind it.
+// IPVSVirtual is one virtual server and its backends.
 type IPVSVirtual struct {
 	VIP     string   `json:"vip"`     // "10.103.97.2:6443", "[fd00::2]:6443"
 	Masters []string `json:"masters"` // "host:port"; host is an IP or a DNS name
-	// Host is the domain name kept in /etc/hosts for the VIP and sent as
-	// SNI; empty: none is kept.
+	// Host is the domain name that is kept in /etc/hosts for the VIP and sent
+	// as SNI; may be empty.
 	Host      string `json:"host,omitempty"`
 	Scheduler string `json:"scheduler,omitempty"` // rr (default), wrr, lc, wlc, sh, dh
-	// CAFile verifies the API servers. Until the file exists, health is a TCP
-	// connect.
+	// CAFile is the CA for verifying the API servers. Until the file exists,
+	// the health check is a TCP connection.
 	CAFile    string `json:"caFile,omitempty"`
 	ProbePath string `json:"probePath,omitempty"` // default /readyz
 	Profile   string `json:"profile,omitempty"`   // lan (default) | metered
 	Rise      int    `json:"rise,omitempty"`      // default 2
 	Fall      int    `json:"fall,omitempty"`      // default 2
-	// SpreadSeconds is the time over which the cluster's nodes spread their first
-	// requests after power-on, BootSpread at least, and their return to an API server
-	// that they can do without. 0: as short as possible.
+	// SpreadSeconds is the time over which the cluster's nodes spread their
+	// first requests after power-on, at least BootSpread, and their return to
+	// an API server after others served them. 0 means as short as possible.
 	SpreadSeconds int `json:"spreadSeconds,omitempty"`
-	// LearnMasters lets the cluster's ConfigMap kube-public/edgebake-masters
-	// replace Masters.
+	// LearnMasters allows the cluster's ConfigMap kube-public/edgebake-masters
+	// to replace Masters.
 	LearnMasters bool `json:"learnMasters,omitempty"`
-	// Joined is the cluster that the node joined; nil: none is known. An API
-	// server gets no traffic until it has shown one of the UIDs.
+	// Joined is the cluster that the node joined; nil if unknown. An API server
+	// gets no traffic until it has shown one of the UIDs.
 	Joined *IPVSJoined `json:"joined,omitempty"`
 }
 
-// IPVSJoined identifies a cluster by UIDs, which no other cluster has: not even one
-// that was born again with the same keys.
+// IPVSJoined identifies a cluster by UIDs, which differ even if the cluster is
+// re-created with the same keys.
 type IPVSJoined struct {
 	ClusterInfo string `json:"clusterInfo"` // UID of kube-public/cluster-info
 	Node        string `json:"node"`        // this machine's Node
 	NodeUID     string `json:"nodeUID"`
-	// ServiceUID is the UID of the Service default/kubernetes; "": it was not noted.
+	// ServiceUID is the UID of the Service default/kubernetes; empty if it was
+	// not recorded.
 	ServiceUID string `json:"serviceUID,omitempty"`
 }
 
 // IPVSLearnedVersion is the version of IPVSLearnedList.
 const IPVSLearnedVersion = 1
 
-// IPVSLearnedList is learned.json: what ipvscare has learned and firstboot tries too.
+// IPVSLearnedList is learned.json: API servers that ipvscare learned; firstboot
+// also tries them.
 type IPVSLearnedList struct {
 	Version int                  `json:"version"`
 	Servers []IPVSLearnedVirtual `json:"servers"`
@@ -477,12 +492,11 @@ type IPVSLearnedList struct {
 // IPVSLearnedVirtual is what was learned for one virtual server.
 type IPVSLearnedVirtual struct {
 	VIP string `json:"vip"`
-	// Masters is the cluster's list. It holds as long as the configured list
-	// is the one it was learned beside: a person who changes the configuration
-	// means it.
+	// Masters is the cluster's list. It is valid while the configured list
+	// equals Configured, so that a change of the configuration has priority.
 	Configured []string `json:"configured,omitempty"`
 	Masters    []string `json:"masters,omitempty"`
-	// Names are the last answers of DNS.
+	// Names are the last DNS answers, by name.
 	Names map[string][]netip.Addr `json:"names,omitempty"`
 }
 
@@ -492,14 +506,14 @@ const ImportIndexFile = "index.json"
 // ImportIndexVersion is the version of ImportIndex.
 const ImportIndexVersion = 1
 
-// ImportIndex lists the archives of mode "import", in the order in which they
-// are to be imported. An archive whose file is gone was imported.
+// ImportIndex lists the archives of mode "import" in the order of their import.
+// An archive whose file is missing has been imported.
 type ImportIndex struct {
 	Version  int             `json:"version"`
 	Archives []ImportArchive `json:"archives"`
 }
 
-// ImportArchive is one OCI archive, holding one image under its whole name.
+// ImportArchive is an OCI archive with one image.
 type ImportArchive struct {
 	File     string `json:"file"` // in ImportImageDir
 	Ref      string `json:"ref"`
@@ -507,8 +521,8 @@ type ImportArchive struct {
 	SHA256   string `json:"sha256"` // of the file, hex
 	Size     int64  `json:"size"`   // of the file
 	Platform string `json:"platform"`
-	// Names are to be given to the image beside Ref, once imported: the CRI
-	// plugin finds a repository's digest by such a name.
+	// Names are additional names to give the image after its import: the CRI
+	// plugin finds an image by digest under such a name.
 	Names  []string          `json:"names"`
 	Labels map[string]string `json:"labels"` // for the image under each of its names
 }

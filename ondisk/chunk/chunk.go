@@ -1,11 +1,12 @@
-// Package chunk cuts file systems into chunks by their content, so that two images that
-// share most of their bytes share most of their chunks. A compressed image has a frame
-// for each chunk, and an Index of them. A machine cuts the file systems on its own disk
-// in the same way and fetches only the frames of chunks that it lacks.
+// Package chunk divides file systems into chunks by their content, so that two
+// images that share most of their bytes share most of their chunks. A
+// compressed image has one frame per chunk, and an Index of the chunks. A
+// machine divides the file systems on its own disk in the same way and fetches
+// only the frames of chunks that it does not have.
 //
-// The rules of cutting are part of the format of an image
-// (docs/decisions/0042-chunks-by-content.md). Changing them loses nothing but the
-// likeness to older images.
+// The rules are part of the image format
+// (docs/decisions/0042-chunks-by-content.md). After a change of the rules,
+// updates from older images work but fetch more.
 package chunk
 
 import (
@@ -19,33 +20,35 @@ import (
 
 // Sizes of chunks in bytes.
 const (
-	// Block is the unit of holes.
+	// Block is the unit of holes; a hole is a chunk of zeros.
 	Block = 4 << 10
-	// MinSize, Average and MaxSize are those of a chunk of data. One that ends at a hole
-	// or with the file system may be smaller.
+	// MinSize, Average and MaxSize apply to chunks of data. A chunk before a
+	// hole or at the end of the file system may be smaller.
 	MinSize = 32 << 10
 	Average = 128 << 10
 	MaxSize = 512 << 10
-	// MinHole is how many bytes of zero blocks are a hole.
+	// MinHole is the least number of zero bytes, in whole blocks, that is a
+	// hole.
 	MinHole = 64 << 10
-	// HoleSize is where chunks of holes end at the latest: at multiples of it. It is also
-	// the largest size of any chunk.
+	// HoleSize is the maximum size of a chunk: a hole is divided at multiples
+	// of HoleSize.
 	HoleSize = 4 << 20
 )
 
-// window is how many bytes before a cut the cut depends on.
+// window is the number of bytes before a cut that determine it.
 const window = 64
 
-// Masks of the rolling hash: a chunk ends where the masked bits are zero. Before Average
-// there is one bit more to fulfil, behind it one less (FastCDC's normalized chunking,
-// level 1), so that sizes are closer to Average.
+// Masks of the rolling hash: a chunk ends where the masked bits are zero.
+// Before Average, hardMask has one bit more; after it, easyMask has one bit
+// less (FastCDC's normalized chunking, level 1), so that sizes are closer to
+// Average.
 const (
 	bits     = 17 // log2(Average)
 	hardMask = (1<<(bits+1) - 1) << (64 - bits - 1)
 	easyMask = (1<<(bits-1) - 1) << (64 - bits + 1)
 )
 
-// gear has a number for each byte, which the rolling hash adds.
+// gear has a random number for each byte value, for the rolling hash.
 var gear = sync.OnceValue(func() *[256]uint64 {
 	var g [256]uint64
 	for i := range g {
@@ -55,7 +58,7 @@ var gear = sync.OnceValue(func() *[256]uint64 {
 	return &g
 })
 
-// cut returns the size of the first chunk of b, which is data up to its end.
+// cut returns the size of the first chunk of b, which contains no hole.
 func cut(b []byte) int {
 	if len(b) <= MinSize {
 		return len(b)
@@ -78,17 +81,17 @@ func cut(b []byte) int {
 	return i
 }
 
-// cutter cuts one file system, from its beginning to its end.
+// cutter divides one file system, from beginning to end.
 type cutter struct {
-	off  int64 // where the next chunk begins
-	hole bool  // the chunk before it was of a hole
-	data int64 // no hole begins between off and data
+	off  int64 // offset of the next chunk
+	hole bool  // the previous chunk was a hole
+	data int64 // there is no hole between off and data
 }
 
-// next returns the size of the next chunk, and whether it is of a hole. b holds the bytes
-// from its beginning on, with last those up to the end of the file system. 0: b is too
-// short to tell. That is so with less than MaxSize+MinHole bytes of data, or with a hole
-// that may go on behind b.
+// next returns the size of the next chunk, and whether it is a hole. b starts
+// at the chunk; last means that it extends to the end of the file system. 0
+// means that b is too short to decide: less than MaxSize+MinHole bytes of data,
+// or a hole that may continue.
 func (c *cutter) next(b []byte, last bool) (n int, hole bool) {
 	if c.off%Block == 0 && c.off >= c.data {
 		run := zeros(b)
@@ -114,12 +117,12 @@ func (c *cutter) next(b []byte, last bool) (n int, hole bool) {
 	return n, false
 }
 
-// dataEnd returns where in b the next hole begins, or as much of b as a chunk can have.
-// known: b is long enough to tell.
+// dataEnd returns the offset in b of the next hole, or the maximum size of a
+// chunk. known is false if b is too short to decide.
 func (c *cutter) dataEnd(b []byte, last bool) (end int, known bool) {
 	limit := min(len(b), MaxSize)
 	at := int(max(c.data, c.off) - c.off)
-	at += int(-(c.off + int64(at)) & (Block - 1)) // up to the next block
+	at += int(-(c.off + int64(at)) & (Block - 1)) // round up to the next block
 	for at < limit {
 		run := zeros(b[at:])
 		if run >= MinHole {
@@ -141,7 +144,8 @@ func (c *cutter) dataEnd(b []byte, last bool) (end int, known bool) {
 // zeroBlock is compared with blocks.
 var zeroBlock [Block]byte
 
-// zeros returns how many bytes of zero blocks b begins with.
+// zeros returns the number of zero bytes, in whole blocks, at the beginning of
+// b.
 func zeros(b []byte) (n int) {
 	for len(b)-n >= Block && bytes.Equal(b[n:n+Block], zeroBlock[:]) {
 		n += Block
@@ -149,14 +153,15 @@ func zeros(b []byte) (n int) {
 	return n
 }
 
-// Cut cuts size bytes and calls emit for each chunk in order: with its content, which is
-// valid until emit returns, or for a hole with nil and its size. read fills b with the
-// bytes at off; with zero they are all zeros, and b is undefined.
+// Cut divides size bytes and calls emit for each chunk in order: with its
+// content, which is valid until emit returns, or for a hole with nil and its
+// size. read fills b with the bytes at off; if it returns zero, they are all
+// zeros and b is undefined.
 func Cut(size int64, read func(b []byte, off int64) (zero bool, err error), emit func(b []byte, n int) error) error {
-	const room = 2 * MaxSize // more than next leaves over
+	const room = 2 * MaxSize // more than next leaves unused
 	buf := make([]byte, room+HoleSize)
 	var c cutter
-	left := 0 // bytes before room that belong to the next chunk
+	left := 0 // bytes before buf[room] that belong to the next chunk
 	for off := int64(0); off < size; off += HoleSize {
 		b := buf[room:][:min(HoleSize, size-off)]
 		last := off+int64(len(b)) == size
@@ -194,7 +199,7 @@ func Cut(size int64, read func(b []byte, off int64) (zero bool, err error), emit
 	return nil
 }
 
-// From returns a read function for Cut.
+// From returns a read function for Cut that reads from r.
 func From(r io.ReaderAt) func([]byte, int64) (bool, error) {
 	return func(b []byte, off int64) (bool, error) {
 		n, err := r.ReadAt(b, off)

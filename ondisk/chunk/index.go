@@ -8,19 +8,19 @@ import (
 	"math"
 )
 
-// Magic begins the skippable frame of a compressed image that holds its index, between the
-// last frame and the table of frames.
+// Magic is the magic number of the skippable frame with the index, which is
+// between the last frame of a compressed image and the table of frames.
 const Magic = 0x184d2a5d
 
-// Version is the version of Index on disk.
+// Version is the version of the format of Index.
 const Version = 1
 
-// MaxIndex bounds an encoded index, together with the table of frames behind it, in bytes:
-// both are read before any signature is checked, and a server may claim any size. It is
-// enough for 30 GiB of files.
+// MaxIndex limits the size in bytes of an encoded index and the table of frames
+// after it: both are read before a signature is checked, and a server may claim
+// any size. It is enough for 30 GiB of files.
 const MaxIndex = 16 << 20
 
-// maxParts bounds the parts of an index: an image has three.
+// maxParts is the maximum number of parts; an image has three.
 const maxParts = 16
 
 const (
@@ -32,7 +32,7 @@ const (
 type Chunk struct {
 	Size int64
 	Hole bool
-	// Sum is the SHA-256 of its content; of a hole it is zero.
+	// Sum is the SHA-256 of the content; zero for a hole.
 	Sum [32]byte
 }
 
@@ -40,8 +40,8 @@ type Chunk struct {
 type Part struct {
 	Label string `json:"label"` // of its partition
 	Size  int64  `json:"size"`  // of the file system, in bytes
-	Start int64  `json:"start"` // where it begins on the image's disk
-	// Frame is the number of the frame that holds its first chunk; the others follow.
+	Start int64  `json:"start"` // offset in the image, in bytes
+	// Frame is the number of the frame with its first chunk; the others follow.
 	Frame  int     `json:"frame"`
 	Chunks []Chunk `json:"-"`
 	// Count is the number of Chunks.
@@ -53,12 +53,12 @@ type Index struct {
 	Version int `json:"version"`
 	// Golden is the image's golden digest.
 	Golden string `json:"golden"`
-	// ImageInfo is the image's image.json, byte for byte.
+	// ImageInfo is the content of the image's image.json.
 	ImageInfo []byte `json:"imageInfo"`
 	Parts     []Part `json:"parts"`
 }
 
-// Find returns the part with that label, or nil.
+// Find returns the part with a label, or nil.
 func (x *Index) Find(label string) *Part {
 	for i := range x.Parts {
 		if x.Parts[i].Label == label {
@@ -68,7 +68,8 @@ func (x *Index) Find(label string) *Part {
 	return nil
 }
 
-// Missing returns the numbers of the part's chunks that have does not have, holes excepted.
+// Missing returns the numbers of the part's chunks for which have returns
+// false, except holes.
 func (p *Part) Missing(have func(sum [32]byte) bool) []int {
 	var out []int
 	for i, c := range p.Chunks {
@@ -81,7 +82,7 @@ func (p *Part) Missing(have func(sum [32]byte) bool) []int {
 
 var le = binary.LittleEndian
 
-// encode returns the signed part of an encoded index.
+// encode returns the encoded index, which is the signed part of the frame.
 func (x *Index) encode() ([]byte, error) {
 	x.Version = Version
 	for i := range x.Parts {
@@ -105,8 +106,8 @@ func (x *Index) encode() ([]byte, error) {
 	return b, nil
 }
 
-// Seal returns the content of the index's frame. sign, where it is not nil, signs the
-// encoded index.
+// Seal returns the content of the index's frame. sign, if not nil, returns the
+// signature of the encoded index.
 func (x *Index) Seal(sign func(body []byte) (string, error)) ([]byte, error) {
 	body, err := x.encode()
 	if err != nil {
@@ -124,18 +125,19 @@ func (x *Index) Seal(sign func(body []byte) (string, error)) ([]byte, error) {
 	return append(b, body...), nil
 }
 
-// errDamaged is an index that cannot be read.
+// errDamaged means that the index cannot be decoded.
 var errDamaged = errors.New("the index of its chunks is damaged: copy or build the image again")
 
-// NewerError is an index in a version that this program does not know.
+// NewerError means that the index has a version that this program does not
+// support.
 type NewerError struct{ Version uint32 }
 
 func (e *NewerError) Error() string {
 	return fmt.Sprintf("a newer edgebake made it: the index of its chunks has version %d, and this edgebake knows %d: use that edgebake, or a newer one", e.Version, Version)
 }
 
-// Open splits the content of the index's frame into the signed part and its signature. It
-// parses neither.
+// Open splits the content of the index's frame into the encoded index and its
+// signature. It decodes neither.
 func Open(content []byte) (body []byte, signature string, err error) {
 	if len(content) < 8 {
 		return nil, "", errDamaged
@@ -150,7 +152,7 @@ func Open(content []byte) (body []byte, signature string, err error) {
 	return content[8+n:], string(content[8 : 8+n]), nil
 }
 
-// Decode reads the body that Open returned. Call it after the signature was checked.
+// Decode decodes the body that Open returned. Check the signature first.
 func Decode(body []byte) (*Index, error) {
 	if len(body) < 4 || int64(le.Uint32(body)) > int64(len(body)-4) {
 		return nil, errDamaged

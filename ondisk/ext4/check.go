@@ -15,20 +15,20 @@ const (
 	maxPath    = 16 << 10 // far more than the 4096 bytes that a program can name
 	maxSymlink = blockSize - 1
 
-	// MaxLinks is how many names a file may have.
+	// MaxLinks is the maximum number of hard links to a file.
 	MaxLinks = 65000
 
-	// maxProblems is how many problems of a tree are listed in one error.
+	// maxProblems is the maximum number of problems listed in one error.
 	maxProblems = 20
 )
 
-// Check says what ext4 cannot hold of a node: an attribute too large, a device
-// number, a time. Write rejects the same; whoever knows where a node comes from
-// can ask sooner.
+// Check returns an error if ext4 cannot store the node n, for example because
+// of an attribute's size, a device number or a time. Write makes the same
+// checks.
 func Check(n tree.Node) error { return checkNode(&n) }
 
-// problems collects errors up to a limit, so that all of a tree's are seen at
-// once and a wholly broken one does not fill the screen.
+// problems collects up to maxProblems errors, so that one run reports all
+// problems of a tree without filling the screen.
 type problems struct {
 	errs []error
 	more int
@@ -42,13 +42,12 @@ func (p *problems) add(format string, a ...any) {
 	p.errs = append(p.errs, fmt.Errorf(format, a...))
 }
 
-// at adds a problem with a node.
 func (p *problems) at(n *tree.Node, format string, a ...any) {
 	p.add("%w", &NodeError{*n, fmt.Errorf(format, a...)})
 }
 
-// NodeError is what is wrong with one node, so that whoever made the tree can
-// tell where it comes from.
+// NodeError is a problem of one node; callers can find the source of the node
+// from Node.
 type NodeError struct {
 	Node tree.Node
 	Err  error
@@ -75,7 +74,7 @@ func describe(n *tree.Node) string {
 	return fmt.Sprintf("%q (from %s)", n.Path, n.Layer)
 }
 
-// checkNode rejects what ext4, or any sound tree, cannot hold.
+// checkNode returns an error if ext4 cannot store n, or if n is malformed.
 func checkNode(n *tree.Node) error {
 	if n.Inode == nil {
 		return errors.New("has no inode")
@@ -150,8 +149,8 @@ func checkContent(c tree.Content) error {
 	return nil
 }
 
-// timestamp encodes a time: seconds, and what ext4 keeps in the extra field,
-// two more bits of the seconds and the nanoseconds ("Inode Timestamps").
+// timestamp encodes a time: the seconds, and the extra field with two more bits
+// of the seconds and the nanoseconds ("Inode Timestamps").
 func timestamp(t time.Time) (seconds, extra uint32, err error) {
 	s := t.Unix()
 	const least, most = -1 << 31, 1<<34 - 1<<31 - 1

@@ -8,23 +8,25 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// A directory of one block is a list of names. A larger one is indexed, so
-// that the kernel finds a name among 20,000 by reading two blocks ("Hash Tree
-// Directories"): block 0 has the index, further index blocks follow where one
-// is not enough, then the blocks with the names in the order of their hashes.
-// To software that knows no index, the index blocks look like empty ones.
+// A directory of one block is a list of names. A larger one has a hash index,
+// so that the kernel finds a name among 20,000 by reading two blocks ("Hash
+// Tree Directories"). Block 0 contains the root of the index, then come further
+// index blocks if one is not enough, then the blocks with the names, ordered by
+// hash. To software without support for indexes, index blocks look like empty
+// blocks of names.
 
 const (
 	direntHeader = 8
-	// direntTail is a nameless entry at the end that holds the checksum.
+	// direntTail is the size of the nameless entry at the end that holds the
+	// checksum.
 	direntTail = 12
 	leafRoom   = blockSize - direntTail
 	dotEntries = 2 * 12 // "." and ".."
 
 	halfMD4Version = 1
-	// Index entries fit in the first block behind its dot entries and
-	// parameters, in others behind one empty entry; eight bytes each, and
-	// eight at the end for the checksum.
+	// In the first block, index entries follow the dot entries and the
+	// parameters; in other index blocks they follow one empty entry. Each has
+	// eight bytes, and the checksum at the end of the block has eight.
 	indexRootAt   = 0x20
 	indexNodeAt   = 8
 	indexEntry    = 8
@@ -33,17 +35,17 @@ const (
 	indexNodeRoom = (blockSize - indexNodeAt - indexTail) / indexEntry
 )
 
-// fileTypes gives the type byte of a directory entry for st_mode>>12.
+// fileTypes maps st_mode>>12 to the type byte of a directory entry.
 var fileTypes = [16]byte{
 	tree.ModeRegular >> 12: 1, tree.ModeDir >> 12: 2, tree.ModeChar >> 12: 3, tree.ModeBlock >> 12: 4,
 	tree.ModeFIFO >> 12: 5, tree.ModeSocket >> 12: 6, tree.ModeSymlink >> 12: 7,
 }
 
-// direntSize is what a name takes.
+// direntSize returns the size in bytes of the entry for name.
 func direntSize(name string) int { return direntHeader + pad4(len(name)) }
 
-// measure decides how d is stored, orders its entries for that, and counts
-// its blocks.
+// measure decides whether d needs an index, sorts its entries accordingly and
+// sets its number of blocks.
 func (d *dir) measure(seed [16]byte) error {
 	size := dotEntries
 	for _, e := range d.entries {
@@ -85,13 +87,13 @@ type hashedEntry struct {
 	entry
 }
 
-// leaf is one block of names: entries [first, end) of its directory.
+// leaf is one block of names, for the entries [first, end) of its directory.
 type leaf struct {
 	first, end int
-	hash       uint32 // of the first name, as the index has it
+	hash       uint32 // hash of the first name, as stored in the index
 }
 
-// leaves packs the entries, which are in the order of their hashes.
+// leaves divides the entries, which are sorted by hash, into blocks.
 func (d *dir) leaves(seed [16]byte) []leaf {
 	var out []leaf
 	room := 0
@@ -100,7 +102,7 @@ func (d *dir) leaves(seed [16]byte) []leaf {
 		if n > room {
 			h := nameHash(seed, e.name)
 			if i > 0 && nameHash(seed, d.entries[i-1].name) == h {
-				h |= 1 // names of this hash begin in the block before
+				h |= 1 // the previous block contains names of the same hash
 			}
 			out = append(out, leaf{first: i, hash: h})
 			room = leafRoom
@@ -111,7 +113,7 @@ func (d *dir) leaves(seed [16]byte) []leaf {
 	return out
 }
 
-// direntBlock fills one block with entries.
+// direntBlock encodes directory entries into one block.
 type direntBlock struct {
 	b    []byte
 	pos  int
@@ -129,8 +131,7 @@ func (w *direntBlock) add(number uint32, fileType byte, name string) {
 	w.pos += n
 }
 
-// finish gives the rest of the block to the last entry, and adds the
-// checksum.
+// finish extends the last entry to the end of the block and adds the checksum.
 func (w *direntBlock) finish(seed uint32) {
 	le.PutUint16(w.b[w.last+4:], uint16(leafRoom-w.last))
 	t := w.b[leafRoom:]
@@ -139,7 +140,8 @@ func (w *direntBlock) finish(seed uint32) {
 	le.PutUint32(t[8:], checksum(seed, w.b[:leafRoom]))
 }
 
-// emitDir writes a directory's blocks, in order, to what next returns.
+// emitDir encodes the blocks of a directory, in order, into the blocks that
+// next returns.
 func (v *volume) emitDir(d *dir, next func() []byte) {
 	seed := inodeSeed(v.seed, d.number, 0)
 	names := func(w *direntBlock, entries []entry) {
@@ -172,9 +174,9 @@ func (v *volume) emitDir(d *dir, next func() []byte) {
 	le.PutUint16(root[12+4:], blockSize-12)
 	info := root[dotEntries:]
 	info[4] = halfMD4Version
-	info[5] = 8 // the length of these parameters
+	info[5] = 8 // length of these parameters
 	if nodes > 0 {
-		info[6] = 1 // levels below this one
+		info[6] = 1 // index levels below this one
 		above := make([]indexLine, nodes)
 		for i := range above {
 			above[i] = indexLine{index[i*indexNodeRoom].hash, uint32(1 + i)}
@@ -195,11 +197,11 @@ func (v *volume) emitDir(d *dir, next func() []byte) {
 	}
 }
 
-// indexLine says from which hash on names are in which block of the directory.
+// indexLine is an index entry: names with at least this hash are in this block.
 type indexLine struct{ hash, block uint32 }
 
-// putIndex encodes index lines. The first one's hash is not stored: the room
-// and the count are in its place.
+// putIndex encodes index lines. Instead of the hash of the first line it stores
+// the capacity and the number of lines.
 func putIndex(b []byte, at, room int, lines []indexLine, seed uint32) {
 	for i, l := range lines {
 		le.PutUint32(b[at+i*indexEntry:], l.hash)
@@ -208,7 +210,7 @@ func putIndex(b []byte, at, room int, lines []indexLine, seed uint32) {
 	le.PutUint16(b[at:], uint16(room))
 	le.PutUint16(b[at+2:], uint16(len(lines)))
 	c := checksum(seed, b[:at+len(lines)*indexEntry])
-	// The tail counts with its checksum as zero.
+	// For the checksum, the tail's own checksum field is zero.
 	c = checksum(c, make([]byte, indexTail))
 	le.PutUint32(b[at+room*indexEntry+4:], c)
 }

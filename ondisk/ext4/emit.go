@@ -8,11 +8,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// bufferSize is what is written at once; smaller ones cost throughput, larger
-// ones only memory.
+// bufferSize is the size of one write in bytes; smaller writes cost throughput,
+// larger ones only memory.
 const bufferSize = 1 << 20
 
-// emitter writes blocks. Neighbouring ones are gathered in a buffer; a second
+// emitter writes blocks. It collects adjacent blocks in a buffer; a second
 // goroutine writes full buffers, in order, while the next one is filled.
 type emitter struct {
 	cur     chunk
@@ -24,7 +24,7 @@ type emitter struct {
 	written int64 // valid after close
 }
 
-// chunk is a row of blocks to be written at off.
+// chunk is a sequence of adjacent blocks to be written at offset off.
 type chunk struct {
 	b   []byte
 	off int64
@@ -45,8 +45,8 @@ func newEmitter(w io.WriterAt) *emitter {
 	return e
 }
 
-// run writes chunks until there are no more. After a failure it only takes
-// them, so that the other side does not wait forever.
+// run writes chunks until full is closed. After a failure it only returns their
+// buffers, so that the sender does not block.
 func (e *emitter) run(w io.WriterAt) {
 	defer close(e.done)
 	for c := range e.full {
@@ -64,7 +64,7 @@ func (e *emitter) run(w io.WriterAt) {
 
 var zeroBlock [blockSize]byte
 
-// writeSparse writes a chunk's blocks but those of zeros.
+// writeSparse writes the blocks of a chunk except those of zeros.
 func writeSparse(w io.WriterAt, c chunk) (written int64, err error) {
 	zero := func(i int) bool { return bytes.Equal(c.b[i:i+blockSize], zeroBlock[:]) }
 	for i := 0; i < len(c.b); {
@@ -86,8 +86,8 @@ func writeSparse(w io.WriterAt, c chunk) (written int64, err error) {
 	return written, nil
 }
 
-// blocks gives memory for up to n blocks from block at on, at least for one.
-// The caller fills all of it before the next call.
+// blocks returns the memory for between 1 and n blocks that start at block at.
+// The caller must fill all of it before the next call.
 func (e *emitter) blocks(at, n int64) []byte {
 	off := at * blockSize
 	if len(e.cur.b) == cap(e.cur.b) || off != e.cur.off+int64(len(e.cur.b)) {
@@ -100,7 +100,7 @@ func (e *emitter) blocks(at, n int64) []byte {
 	return e.cur.b[from:to]
 }
 
-// block gives one block of zeros.
+// block returns the memory for block at, cleared.
 func (e *emitter) block(at int64) []byte {
 	b := e.blocks(at, 1)
 	clear(b)
@@ -114,7 +114,7 @@ func (e *emitter) flush() {
 	}
 }
 
-// stopped reports whether writing has failed, so that going on is useless.
+// stopped reports whether a write has failed.
 func (e *emitter) stopped() bool {
 	select {
 	case <-e.failed:
@@ -124,7 +124,7 @@ func (e *emitter) stopped() bool {
 	}
 }
 
-// close writes what is left and returns the first error of writing.
+// close writes the rest of the buffer and returns the first write error.
 func (e *emitter) close() error {
 	e.flush()
 	close(e.full)
@@ -132,8 +132,8 @@ func (e *emitter) close() error {
 	return e.err
 }
 
-// emit writes the whole volume: contents, then what describes them, and the
-// primary superblock, without which it is not a file system, at the very end.
+// emit writes the whole volume: contents, then metadata, and last the primary
+// superblock, without which an interrupted write is not a file system.
 func (v *volume) emit(e *emitter, src *source) error {
 	v.emitResize(e)
 	var p place
@@ -150,7 +150,7 @@ func (v *volume) emit(e *emitter, src *source) error {
 			continue
 		}
 		if e.stopped() {
-			return nil // close has the error
+			return nil // close returns the error
 		}
 		v.locate(&p, uint32(i+1), in)
 		if err := v.emitFile(e, src, uint32(i+1), in, &p); err != nil {
@@ -161,12 +161,12 @@ func (v *volume) emit(e *emitter, src *source) error {
 	return nil
 }
 
-// emitFile writes a file's blocks in the order of their places: extended
-// attributes, content, extent tree.
+// emitFile writes the blocks of a file in the order of their locations:
+// extended attributes, content, extent tree.
 func (v *volume) emitFile(e *emitter, src *source, number uint32, in *inode, p *place) error {
 	n := in.node
 	if p.xattr != 0 {
-		_, list, _ := planXattrs(n.Xattrs) // checkNode has seen the error
+		_, list, _ := planXattrs(n.Xattrs) // checkNode has handled the error
 		putXattrBlock(e.block(p.xattr), list, v.seed, p.xattr)
 	}
 	switch {
@@ -198,11 +198,11 @@ func (v *volume) emitFile(e *emitter, src *source, number uint32, in *inode, p *
 	return nil
 }
 
-// source reads contents from blobs. A tree made of many layers goes to and fro
-// between their blobs, so several stay open.
+// source reads contents from blobs. It keeps several open, because the files of
+// a tree with many layers alternate between their blobs.
 type source struct {
 	blobs tree.Blobs
-	open  []openBlob // the latest used last
+	open  []openBlob // most recently used last
 }
 
 type openBlob struct {
@@ -212,7 +212,7 @@ type openBlob struct {
 
 const maxOpenBlobs = 32
 
-// blob opens a blob, or finds it open.
+// blob returns the blob, which it opens if necessary.
 func (s *source) blob(name string) (tree.BlobFile, error) {
 	for i := len(s.open) - 1; i >= 0; i-- {
 		if o := s.open[i]; o.name == name {
@@ -246,7 +246,7 @@ func (s *source) close() (err error) {
 	return err
 }
 
-// writeTo puts a file's content into its blocks.
+// writeTo writes the content of n to its blocks.
 func (s *source) writeTo(e *emitter, n *tree.Node, blocks []extent) error {
 	if n.Data.Size == 0 {
 		return nil

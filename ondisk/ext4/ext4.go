@@ -1,25 +1,25 @@
 // Package ext4 writes and reads ext4 file systems without a kernel, a loop
 // device or root.
 //
-// Write turns a tree into a file system in one pass. Everything is laid out in
-// memory first (which inode, which blocks), so what does not fit is known
-// before the first byte is written; then file contents stream from their
-// blobs straight to their final place, and the superblock comes last: a write
-// that was interrupted never looks like a file system.
+// Write turns a tree into a file system in one pass. It first assigns all
+// inodes and blocks in memory, so that a tree that does not fit is rejected
+// before the first byte is written. Then file contents are copied from their
+// blobs straight to their final location. The superblock is written last, so
+// that an interrupted write is never mistaken for a file system.
 //
 // Invariants:
-//   - The same nodes and options give the same bytes, whatever the machine,
-//     the order of the nodes or the number of processors.
+//   - The same nodes and options give the same bytes, independent of the machine,
+//     the order of the nodes and the number of processors.
 //   - Blocks of zeros are never written, so the image stays sparse.
 //   - Memory grows with the number of entries (some 190 bytes each), not with
-//     their contents.
-//   - What is written is what mke2fs would have chosen in its features, so the
-//     kernel mounts it read-write and grows it online: journal, extents, 64bit,
-//     flex_bg, metadata_csum with csum_seed, dir_index, resize_inode.
+//     the size of their contents.
+//   - The features are those that mke2fs enables, so the kernel mounts the result
+//     read-write and grows it online: journal, extents, 64bit, flex_bg,
+//     metadata_csum with csum_seed, dir_index, resize_inode.
 //
 // Field offsets and names follow the kernel's documentation of the on-disk
-// format, Documentation/filesystems/ext4 ("Data Structures and Algorithms");
-// the section is named where a structure is encoded.
+// format, Documentation/filesystems/ext4 ("Data Structures and Algorithms").
+// Comments name the section in quotes.
 package ext4
 
 import (
@@ -38,53 +38,55 @@ const (
 	inodeSize      = 256
 	inodesPerBlock = blockSize / inodeSize
 
-	// maxBlocks keeps block numbers of files within the 32 bits of an
-	// extent's logical block: 16 TiB.
+	// maxBlocks limits block numbers to the 32 bits of an extent's logical
+	// block: 16 TiB.
 	maxBlocks = 1<<32 - 1
 
 	mebi = 1 << 20
 )
 
-// Options are what is not in the tree. Size, UUID and HashSeed must be set;
-// ids come from the caller, derived by hash, so that a build is reproducible.
+// Options are the properties of a file system besides its tree. Size, UUID and
+// HashSeed are required; for reproducible builds the caller derives the IDs
+// from a hash.
 type Options struct {
 	// Label is the volume name, at most 16 bytes.
 	Label string
-	// UUID names the file system.
+	// UUID identifies the file system.
 	UUID [16]byte
 	// HashSeed seeds the hash of directory indexes.
 	HashSeed [16]byte
-	// Size is the room on the device, in bytes.
+	// Size is the size of the device in bytes.
 	Size int64
-	// Time is the file system's own time: creation, inode change times, and
-	// the times of what is not in the tree.
+	// Time is the creation time of the file system, the change time of all
+	// inodes, and the modification time of entries that are not in the tree.
 	Time time.Time
-	// FreeBytes and FreeInodes are the headroom that Size adds. Write makes
-	// sure that it is there.
+	// FreeBytes and FreeInodes are the free space that the file system must
+	// have. Size adds it, and Write fails if it is not available.
 	FreeBytes, FreeInodes int64
-	// JournalSize in bytes; 0 takes what mke2fs would for this Size. Set it
-	// for a file system that is written small and grown later.
+	// JournalSize is in bytes; 0 means mke2fs's choice for this Size. Set it
+	// for a file system that is grown after it is written.
 	JournalSize int64
-	// GrowTo is the size up to which room for group descriptors is set aside,
-	// so that the file system can be grown while mounted; 0 means 1024 times
-	// its size, at most 4 TiB.
+	// GrowTo is the size in bytes to which the mounted file system can be
+	// grown: Write reserves blocks for the group descriptors. 0 means 1024
+	// times Size, at most 4 TiB.
 	GrowTo int64
 }
 
-// Stats says what Write made.
+// Stats describes a file system that Write made.
 type Stats struct {
-	// Size is what the file system covers: Options.Size, less a tail too
-	// small to be of use.
+	// Size is the size of the file system: Options.Size, less a tail too small
+	// for a block group.
 	Size int64
-	// Inodes and FreeInodes, FreeBytes: as df shows them.
+	// Inodes, FreeInodes and FreeBytes are as df shows them.
 	Inodes, FreeInodes int64
 	FreeBytes          int64
-	// Written counts the bytes given to the writer; the rest are holes.
+	// Written counts the bytes that were written; the rest of the image is
+	// holes.
 	Written int64
 }
 
-// Size returns the smallest size, in whole MiB, that holds nodes and the
-// options' headroom. Options.Size is not looked at.
+// Size returns the smallest size, in bytes and a multiple of 1 MiB, that holds
+// nodes, FreeBytes and FreeInodes. It ignores Options.Size.
 func Size(nodes []tree.Node, o Options) (int64, error) {
 	v, err := newVolume(nodes, o)
 	if err != nil {
@@ -101,15 +103,15 @@ func Size(nodes []tree.Node, o Options) (int64, error) {
 		if missing <= 0 {
 			return size, nil
 		}
-		// What is added to the size adds at most as much free space, so a
-		// size below this one cannot suffice.
+		// Growing by n bytes adds at most n bytes of free space, so no size
+		// below this one is sufficient.
 		size += roundUp(missing*blockSize, mebi)
 	}
 	return 0, fmt.Errorf("computing the size of file system %q: no size up to %d bytes fits", o.Label, size)
 }
 
-// Write makes the file system on w, which must read as zeros. It writes in
-// mostly ascending order from one goroutine, and never beyond o.Size.
+// Write writes the file system to w, which must read as zeros. It writes from
+// one goroutine, mostly in ascending order, and never beyond o.Size.
 func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) (Stats, error) {
 	v, err := newVolume(nodes, o)
 	if err != nil {
@@ -143,7 +145,7 @@ func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) (Stats
 	}, nil
 }
 
-// check rejects options that no file system can have.
+// check rejects options that are invalid for ext4.
 func (o Options) check() error {
 	var errs []error
 	bad := func(f string, a ...any) { errs = append(errs, fmt.Errorf(f, a...)) }

@@ -7,16 +7,17 @@ const (
 	maxExtent = 32768
 
 	extentHeader = 12 // also the size of every entry
-	// rootExtents fit in the inode, nodeExtents in a block with its checksum.
+	// rootExtents is the capacity of the inode, nodeExtents that of a block
+	// with its checksum.
 	rootExtents = 4
 	nodeExtents = (blockSize - extentHeader - 4) / extentHeader
 )
 
-// extent maps n blocks of a file, from block logical on, to the device.
+// extent maps n blocks of a file, beginning with block logical, to the device.
 type extent struct{ logical, start, n int64 }
 
-// treeBlocks is how many blocks besides the inode a tree of so many extents
-// takes.
+// treeBlocks returns the number of blocks outside the inode that a tree of n
+// extents needs.
 func treeBlocks(extents int64) (n int64) {
 	for extents > rootExtents {
 		extents = ceilDiv(extents, nodeExtents)
@@ -25,8 +26,8 @@ func treeBlocks(extents int64) (n int64) {
 	return n
 }
 
-// extentTree encodes extents ("Extent Tree"). Root is what the inode holds;
-// nodes are the further blocks, to be written to blocks at[0], at[1], …
+// extentTree encodes extents ("Extent Tree"): root is stored in the inode, and
+// nodes[i] in block at[i].
 func extentTree(seed uint32, extents []extent, at []int64) (root [60]byte, nodes [][]byte) {
 	// Leaves come first, then each level above them, until a level fits in
 	// the inode.

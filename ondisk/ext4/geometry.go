@@ -7,46 +7,47 @@ import (
 )
 
 const (
-	// flexGroups is how many groups keep their bitmaps and inode tables
-	// together at the start of the first of them (flex_bg); mke2fs's figure.
+	// flexGroups is the number of groups whose bitmaps and inode tables are
+	// stored together at the start of the first one (flex_bg), as with mke2fs.
 	flexGroups = 16
 	// descSize is the size of a group descriptor with the 64bit feature.
 	descSize      = 64
 	descsPerBlock = blockSize / descSize
-	// maxReservedGDT is how many blocks the resize inode's one block of
-	// pointers can hold.
+	// maxReservedGDT is the number of pointers in the resize inode's double
+	// indirect block.
 	maxReservedGDT = blockSize / 4
-	// bytesPerInode is mke2fs's ratio. Groups added by growing get as many
-	// inodes as the first ones, so it holds for the grown file system too.
+	// bytesPerInode is mke2fs's ratio. Groups added later have as many inodes
+	// as the first ones, so it also holds after growing.
 	bytesPerInode = 16384
-	// minGroup is the least a last group must offer beyond its own metadata;
-	// a smaller tail of the device is left unused, as mke2fs does.
+	// minGroup is the least number of blocks that the last group must have
+	// besides its own metadata; a smaller tail of the device is left unused, as
+	// by mke2fs.
 	minGroup = 50
 
 	defaultGrowTo = 4 << 40
 )
 
-// run is a row of neighbouring blocks.
+// run is a sequence of adjacent blocks.
 type run struct{ start, n int64 }
 
-// geometry is where the parts of a file system lie that depend on its size
-// and number of inodes only ("Layout", "Flexible Block Groups").
+// geometry is the location of all parts that depend only on the size and the
+// number of inodes ("Layout", "Flexible Block Groups").
 type geometry struct {
 	blocks         int64
 	groups         int64
 	inodesPerGroup int64
 	tableBlocks    int64 // of one group's inode table
 	gdtBlocks      int64
-	reservedGDT    int64 // blocks kept behind the descriptors for growing
+	reservedGDT    int64 // blocks reserved after the descriptors for growing
 
-	// Where each group's bitmaps and inode table are.
+	// The locations of each group's bitmaps and inode table.
 	blockBitmap, inodeBitmap, inodeTable []int64
-	// free is what remains for contents, ascending.
+	// free lists the blocks available for contents, in ascending order.
 	free []run
 }
 
-// newGeometry divides size bytes for at least so many inodes. What is lacking
-// is returned as blocks, with a nil geometry.
+// newGeometry divides size bytes into groups with at least n inodes. If size is
+// too small it returns a nil geometry and a lower bound of the missing blocks.
 func newGeometry(size, inodes, growTo int64) (g *geometry, missing int64, err error) {
 	g = &geometry{blocks: size / blockSize}
 	if g.blocks > maxBlocks {
@@ -71,7 +72,7 @@ func newGeometry(size, inodes, growTo int64) (g *geometry, missing int64, err er
 	want := max(inodes, size/bytesPerInode)
 	g.inodesPerGroup = roundUp(ceilDiv(want, g.groups), inodesPerBlock)
 	if g.inodesPerGroup > blocksPerGroup {
-		// One bitmap block holds no more: another group is needed.
+		// One bitmap block describes no more inodes: another group is needed.
 		return nil, g.groups*blocksPerGroup + 2*minGroup - g.blocks, nil
 	}
 	g.tableBlocks = g.inodesPerGroup / inodesPerBlock
@@ -89,7 +90,8 @@ func newGeometry(size, inodes, growTo int64) (g *geometry, missing int64, err er
 			for i := first; i < end; i++ {
 				at, ok := g.take(part.blocks, first*blocksPerGroup)
 				if !ok {
-					// A short last flex group: its metadata may lie anywhere.
+					// The last flex group is too short: put its metadata
+					// anywhere.
 					at, ok = g.take(part.blocks, 0)
 				}
 				if !ok {
@@ -104,13 +106,13 @@ func newGeometry(size, inodes, growTo int64) (g *geometry, missing int64, err er
 
 func (g *geometry) inodes() int64 { return g.groups * g.inodesPerGroup }
 
-// groupBlocks is how many blocks a group has; the last may be short.
+// groupBlocks returns the number of blocks in a group; the last may be shorter.
 func (g *geometry) groupBlocks(group int64) int64 {
 	return min(blocksPerGroup, g.blocks-group*blocksPerGroup)
 }
 
-// superBlocks is how many blocks at the start of a group are taken by the
-// superblock, the group descriptors and their room to grow.
+// superBlocks returns the number of blocks at the start of a group that are
+// used for the superblock, the group descriptors and their reserve.
 func (g *geometry) superBlocks(group int64) int64 {
 	if !hasSuper(group) {
 		return 0
@@ -118,8 +120,8 @@ func (g *geometry) superBlocks(group int64) int64 {
 	return 1 + g.gdtBlocks + g.reservedGDT
 }
 
-// hasSuper says which groups have a copy of the superblock (sparse_super): 0,
-// 1 and the powers of 3, 5 and 7.
+// hasSuper reports whether a group has a copy of the superblock (sparse_super):
+// 0, 1 and the powers of 3, 5 and 7 do.
 func hasSuper(group int64) bool {
 	if group <= 1 {
 		return true
@@ -136,8 +138,8 @@ func hasSuper(group int64) bool {
 	return false
 }
 
-// reservedGDT is how many descriptor blocks are missing for a file system of
-// growTo bytes.
+// reservedGDT returns the number of blocks to reserve for the additional group
+// descriptors of a file system of growTo bytes.
 func reservedGDT(g *geometry, growTo int64) int64 {
 	if growTo == 0 {
 		growTo = min(g.blocks*blockSize*1024, defaultGrowTo)
@@ -146,7 +148,8 @@ func reservedGDT(g *geometry, growTo int64) int64 {
 	return min(max(ceilDiv(groups, descsPerBlock)-g.gdtBlocks, 0), maxReservedGDT)
 }
 
-// initialFree is every block but the superblocks and what follows them.
+// initialFree returns all blocks except the superblocks, descriptors and their
+// reserve.
 func (g *geometry) initialFree() []run {
 	var free []run
 	for group := range g.groups {
@@ -160,8 +163,8 @@ func (g *geometry) initialFree() []run {
 	return free
 }
 
-// take removes n neighbouring blocks from the free ones: the first that are
-// to be had at or behind from.
+// take removes n adjacent blocks from free and returns the first of them. It
+// uses the first sequence of n free blocks at or after block from.
 func (g *geometry) take(n, from int64) (int64, bool) {
 	i := sort.Search(len(g.free), func(i int) bool { return g.free[i].start+g.free[i].n > from })
 	for ; i < len(g.free); i++ {
@@ -185,8 +188,7 @@ func (g *geometry) take(n, from int64) (int64, bool) {
 }
 
 // stream numbers the free blocks from 0 in ascending order. Contents are
-// placed one behind the other in it, so that a single number tells where a
-// file lies: its blocks are the stream's from there on.
+// allocated consecutively in it, so one number and a length locate a file.
 type stream struct {
 	runs  []run
 	first []int64 // the stream number of each run's start
@@ -203,16 +205,16 @@ func newStream(free []run) *stream {
 	return s
 }
 
-// alloc takes the next n blocks and returns the first one's stream number. It
-// may run over the end; layout looks at that once.
+// alloc reserves the next n blocks and returns the stream number of the first.
+// It may exceed the total: layout checks that once at the end.
 func (s *stream) alloc(n int64) int64 {
 	at := s.used
 	s.used += n
 	return at
 }
 
-// extents appends to buf the runs of blocks that n stream blocks from at on
-// occupy, each of a length that one extent can express.
+// extents appends to buf the extents of the n stream blocks that start at
+// stream number at, each of at most maxExtent blocks.
 func (s *stream) extents(buf []extent, at, n int64) []extent {
 	i := sort.Search(len(s.first), func(i int) bool { return s.first[i] > at }) - 1
 	for logical := int64(0); n > 0 && i < len(s.runs); i++ {
@@ -231,7 +233,7 @@ func (s *stream) extents(buf []extent, at, n int64) []extent {
 	return buf
 }
 
-// freeIn appends the parts of the blocks [from, to) that nothing occupies.
+// freeIn appends the unused parts of the blocks [from, to).
 func (s *stream) freeIn(buf []run, from, to int64) []run {
 	i := sort.Search(len(s.runs), func(i int) bool { return s.runs[i].start+s.runs[i].n > from })
 	for ; i < len(s.runs) && s.runs[i].start < to; i++ {

@@ -2,9 +2,9 @@ package ext4
 
 import "math/bits"
 
-// nameHash is the half-MD4 hash by which directory indexes are ordered
-// ("Hash Tree Directories"), for names taken as unsigned bytes. Its lowest bit
-// is free: in an index it marks names whose equals begin in the block before.
+// nameHash returns the half-MD4 hash that orders a directory index ("Hash Tree
+// Directories"); names are hashed as unsigned bytes. The lowest bit is 0: index
+// entries use it to mark that the previous block has names of the same hash.
 func nameHash(seed [16]byte, name string) uint32 {
 	var state [4]uint32
 	for i := range state {
@@ -14,14 +14,14 @@ func nameHash(seed [16]byte, name string) uint32 {
 		halfMD4(&state, hashBlock(rest))
 	}
 	h := state[1] &^ 1
-	if h == 0xfffffffe { // the kernel's mark for "no more entries"
+	if h == 0xfffffffe { // reserved by the kernel for "no more entries"
 		h = 0xfffffffc
 	}
 	return h
 }
 
-// hashBlock makes eight words of up to 32 bytes, big end first. What is
-// lacking is filled with the length.
+// hashBlock packs up to 32 bytes into eight big-endian words and pads them with
+// bytes that contain the length of s.
 func hashBlock(s string) (words [8]uint32) {
 	fill := uint32(len(s)) & 0xff * 0x01010101
 	s = s[:min(len(s), 32)]

@@ -8,14 +8,14 @@ const (
 	flagExtents = 0x80000
 )
 
-// place is where a file's blocks are.
+// place is the location of a file's blocks.
 type place struct {
 	xattr   int64 // 0: none
 	content []extent
 	tree    []int64 // blocks of the extent tree
 }
 
-// blocks counts them all.
+// blocks returns their number.
 func (p place) blocks() int64 {
 	n := int64(len(p.tree))
 	if p.xattr != 0 {
@@ -27,7 +27,8 @@ func (p place) blocks() int64 {
 	return n
 }
 
-// locate computes a file's place, reusing the memory of p.
+// locate computes the location of a file and stores it in p, reusing p's
+// memory.
 func (v *volume) locate(p *place, number uint32, in *inode) {
 	p.xattr, p.tree = 0, p.tree[:0]
 	at, n := in.at, v.contentBlocks(number, in)
@@ -76,7 +77,7 @@ func (v *volume) putInode(b []byte, number uint32, in *inode, p *place) {
 		}
 		root, _ = extentTree(inodeSeed(v.seed, number, 0), p.content, p.tree)
 	}
-	mtime, mextra, _ := timestamp(n.MTime) // checkNode has seen the error
+	mtime, mextra, _ := timestamp(n.MTime) // checkNode has handled the error
 	ctime, cextra, _ := timestamp(v.opts.Time)
 	sectors := blocks * (blockSize / 512)
 
@@ -103,7 +104,7 @@ func (v *volume) putInode(b []byte, number uint32, in *inode, p *place) {
 	le.PutUint32(b[0x8c:], mextra) // access time
 	le.PutUint32(b[0x90:], ctime)  // creation time
 	le.PutUint32(b[0x94:], cextra)
-	inInode, _, _ := planXattrs(n.Xattrs) // checkNode has seen the error
+	inInode, _, _ := planXattrs(n.Xattrs) // checkNode has handled the error
 	putInodeXattrs(b, inInode)
 
 	sum := checksum(inodeSeed(v.seed, number, 0), b[:inodeSize])
@@ -111,8 +112,8 @@ func (v *volume) putInode(b []byte, number uint32, in *inode, p *place) {
 	le.PutUint16(b[0x82:], uint16(sum>>16))
 }
 
-// putDevice encodes a device number: small ones in the old form, others in
-// the new one behind it.
+// putDevice encodes a device number: a small one in the old format, others in
+// the new format, which follows it.
 func putDevice(b []byte, major, minor uint32) {
 	if major < 256 && minor < 256 {
 		le.PutUint32(b, major<<8|minor)

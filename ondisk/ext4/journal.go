@@ -3,14 +3,14 @@ package ext4
 import "encoding/binary"
 
 const (
-	minJournalBlocks = 1024     // JBD2's least
-	maxJournalBlocks = 10240000 // mke2fs's most
+	minJournalBlocks = 1024     // minimum of JBD2
+	maxJournalBlocks = 10240000 // maximum of mke2fs
 
 	jbdMagic        = 0xc03b3998
 	jbdSuperblockV2 = 4
 )
 
-// journalBlocks is mke2fs's choice for a file system of so many blocks.
+// journalBlocks returns mke2fs's journal size for a file system of n blocks.
 func journalBlocks(blocks int64) int64 {
 	for _, c := range []struct{ below, journal int64 }{
 		{32 << 10, minJournalBlocks},
@@ -29,8 +29,8 @@ func journalBlocks(blocks int64) int64 {
 }
 
 // putJournal encodes the superblock of an empty journal ("Journal (jbd2)"),
-// which is big endian. The rest of a clean journal is never read, so it stays
-// a hole; the kernel adds the checksum features when it mounts.
+// which is big endian. The rest of a clean journal is never read, so it stays a
+// hole; the kernel adds the checksum features on mount.
 func putJournal(b []byte, blocks int64, uuid [16]byte) {
 	be := binary.BigEndian
 	be.PutUint32(b[0x00:], jbdMagic)
@@ -40,5 +40,5 @@ func putJournal(b []byte, blocks int64, uuid [16]byte) {
 	be.PutUint32(b[0x14:], 1) // first block of the log
 	be.PutUint32(b[0x18:], 1) // first sequence number expected
 	copy(b[0x30:], uuid[:])
-	be.PutUint32(b[0x40:], 1) // file systems that use it
+	be.PutUint32(b[0x40:], 1) // number of file systems that use it
 }

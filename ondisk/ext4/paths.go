@@ -12,8 +12,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Stat returns the node at a path, which is relative to the root. A symbolic
-// link at the end is not followed; those on the way are, inside the image.
+// Stat returns the node at a path relative to the root. It follows symbolic
+// links in the directories of the path, within the image, but not in its last
+// element.
 func (r *Reader) Stat(name string) (tree.Node, error) {
 	in, p, err := r.lookup(name, false)
 	if err != nil {
@@ -26,7 +27,7 @@ func (r *Reader) Stat(name string) (tree.Node, error) {
 	return tree.Node{Path: p, Inode: node}, nil
 }
 
-// ReadDir returns the names in a directory, in order, following symbolic links.
+// ReadDir returns the sorted names in a directory, following symbolic links.
 func (r *Reader) ReadDir(name string) ([]string, error) {
 	in, _, err := r.lookup(name, true)
 	if err != nil {
@@ -76,14 +77,14 @@ func (r *Reader) ReadFile(name string) ([]byte, error) {
 	return b, nil
 }
 
-// lookup finds a path, which never leads out of the image. It returns the path
-// without symbolic links besides.
+// lookup returns the inode at a path and the path without symbolic links. Links
+// and ".." never lead out of the image.
 func (r *Reader) lookup(name string, follow bool) (*rawInode, string, error) {
 	in, err := r.inode(rootInode)
 	if err != nil {
 		return nil, "", err
 	}
-	// The inodes from the root to where we are, for "..".
+	// The inodes from the root to the current one, for "..".
 	way, names := []*rawInode{in}, []string{"."}
 	left := strings.Split(name, "/")
 	links := 0

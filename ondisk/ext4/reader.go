@@ -14,15 +14,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Reader reads a file system that Write made, or that a kernel has used since.
-// It is for inspection: what it meets is checked (checksums, ranges, loops),
-// and damage is an error that names the place, never a panic. Features that
-// Write does not use are rejected.
+// Reader reads a file system that Write made, even after a kernel has used it.
+// It checks checksums, ranges and loops; damage and features that Write does
+// not use are errors, never a panic.
 //
-// A Reader may be used by several goroutines if what it reads from may. It is a
-// tree.Blobs for the nodes it returns, so that a tree can be
-// written again as it was read. Of a file system that was not unmounted
-// cleanly it shows what is in place, without the journal: see Info.
+// A Reader is safe for concurrent use if its io.ReaderAt is. It is the
+// tree.Blobs for the nodes that it returns. It ignores the journal, so for a
+// file system that was not unmounted cleanly it may return old contents: see
+// Info.NeedsRecovery.
 type Reader struct {
 	r    io.ReaderAt
 	info Info
@@ -31,10 +30,10 @@ type Reader struct {
 	blocks         int64
 	inodes         int64
 	inodesPerGroup int64
-	tables         []int64 // where each group's inode table begins
+	tables         []int64 // first block of each group's inode table
 }
 
-// Info is what the superblock says.
+// Info describes a file system, as recorded in its superblock.
 type Info struct {
 	Label string
 	UUID  [16]byte
@@ -42,18 +41,19 @@ type Info struct {
 	// FreeBytes, Inodes and FreeInodes are as df shows them.
 	FreeBytes, Inodes, FreeInodes int64
 	Created                       time.Time
-	// NeedsRecovery: the journal holds changes that are not in place yet.
+	// NeedsRecovery is set if the journal contains changes that have not been
+	// applied.
 	NeedsRecovery bool
-	// Errors: the kernel has found damage, which e2fsck has not repaired.
+	// Errors is set if the kernel found damage that e2fsck has not repaired.
 	Errors bool
 }
 
 const (
 	stateErrors = 2
 
-	// maxReadFile is what ReadFile takes into memory at most.
+	// maxReadFile is the size limit of ReadFile in bytes.
 	maxReadFile = 64 << 20
-	// maxFollow is how many symbolic links a path may lead through, as in
+	// maxFollow is the number of symbolic links that a path may contain, as in
 	// the kernel.
 	maxFollow = 40
 
@@ -102,14 +102,14 @@ func (r *Reader) open() error {
 	return r.readGroups(groups)
 }
 
-// superblock is the superblock as it is stored.
+// superblock is an encoded superblock.
 type superblock []byte
 
 func (s superblock) u16(at int) int64 { return int64(le.Uint16(s[at:])) }
 func (s superblock) u32(at int) int64 { return int64(le.Uint32(s[at:])) }
 
-// supported returns an error unless the file system has the features and sizes that
-// Write gives it.
+// supported returns an error unless the file system has the features and sizes
+// that Write uses.
 func (s superblock) supported() error {
 	compat, incompat, ro := s.u32(0x5c), s.u32(0x60), s.u32(0x64)
 	if extra := incompat &^ readIncompat; extra != 0 {
@@ -140,7 +140,7 @@ func (s superblock) info() Info {
 	}
 }
 
-// readGroups reads the group descriptors for the places of the inode tables.
+// readGroups reads the location of each inode table from the group descriptors.
 func (r *Reader) readGroups(groups int64) error {
 	b := make([]byte, blockSize)
 	for group := range groups {
@@ -165,7 +165,7 @@ func (r *Reader) readGroups(groups int64) error {
 	return nil
 }
 
-// Info returns what the superblock says.
+// Info returns the data of the superblock.
 func (r *Reader) Info() Info { return r.info }
 
 func (r *Reader) readAt(b []byte, off int64) error {
@@ -186,7 +186,7 @@ func (r *Reader) readBlock(b []byte, block int64) error {
 	return r.readAt(b[:blockSize], block*blockSize)
 }
 
-// rawInode is an inode as it is stored.
+// rawInode is an encoded inode.
 type rawInode struct {
 	number uint32
 	seed   uint32
@@ -228,7 +228,7 @@ func (r *Reader) inode(number uint32) (*rawInode, error) {
 	return in, nil
 }
 
-// treeInode makes an inode of the tree.
+// treeInode converts in to an inode of a tree.
 func (r *Reader) treeInode(in *rawInode) (*tree.Inode, error) {
 	b := in.b[:]
 	out := &tree.Inode{
@@ -261,7 +261,7 @@ func (r *Reader) treeInode(in *rawInode) (*tree.Inode, error) {
 	return out, nil
 }
 
-// target reads where a symbolic link points.
+// target returns the target of a symbolic link.
 func (r *Reader) target(in *rawInode) (string, error) {
 	n := in.size()
 	if n > maxSymlink {
@@ -281,7 +281,7 @@ func (r *Reader) target(in *rawInode) (string, error) {
 	return string(b), nil
 }
 
-// xattrs reads the attributes in the inode and in its block.
+// xattrs reads the attributes in the inode and in its attribute block.
 func (r *Reader) xattrs(in *rawInode) (map[string]string, error) {
 	var out map[string]string
 	add := func(list, values []byte) error {
@@ -328,8 +328,8 @@ func (r *Reader) xattrs(in *rawInode) (map[string]string, error) {
 	return out, nil
 }
 
-// extents reads a file's extent tree. Unwritten extents are left out: like
-// holes, they read as zeros.
+// extents reads the extent tree of a file. It omits unwritten extents, which
+// read as zeros like holes.
 func (r *Reader) extents(in *rawInode) ([]extent, error) {
 	if le.Uint32(in.b[0x20:])&flagExtents == 0 {
 		return nil, fmt.Errorf("inode %d: it is mapped without extents", in.number)
@@ -353,11 +353,11 @@ var errExtentTree = errors.New("its extent tree is damaged")
 type extentWalk struct {
 	r    *Reader
 	seed uint32
-	next int64 // the least logical block that may follow
+	next int64 // least logical block that may follow
 	out  []extent
 }
 
-// node reads one node of the tree, which has room for that many entries, and those
+// node reads a node of the tree with a capacity of room entries, and all nodes
 // below it.
 func (w *extentWalk) node(b []byte, room, depth int) error {
 	n := int(le.Uint16(b[2:]))
@@ -367,7 +367,8 @@ func (w *extentWalk) node(b []byte, room, depth int) error {
 	}
 	for i := range n {
 		p := b[extentHeader*(i+1):]
-		// Strictly ascending, so that the walk ends whatever the blocks hold.
+		// Strictly ascending, so that the walk ends for any contents of the
+		// blocks.
 		if int64(le.Uint32(p)) < w.next {
 			return errors.New("its extents overlap")
 		}
@@ -415,7 +416,7 @@ func (w *extentWalk) leaf(p []byte) error {
 	return nil
 }
 
-// File is an open file's content.
+// File is the content of an open file.
 type File struct {
 	r       *Reader
 	extents []extent
@@ -433,7 +434,7 @@ func (r *Reader) file(in *rawInode) (*File, error) {
 // Size is the file's length in bytes.
 func (f *File) Size() int64 { return f.size }
 
-// Close does nothing; a File holds nothing open.
+// Close does nothing: a File holds no resources.
 func (f *File) Close() error { return nil }
 
 // ReadAt reads content; holes read as zeros.
@@ -456,7 +457,7 @@ func (f *File) ReadAt(b []byte, off int64) (n int, err error) {
 		return 1
 	})
 	for _, e := range f.extents[i:] {
-		// The part of the extent that was asked for.
+		// The part of the extent within the requested range.
 		from := max(e.logical*blockSize, off)
 		to := min((e.logical+e.n)*blockSize, off+int64(len(b)))
 		if from >= to {
@@ -469,11 +470,11 @@ func (f *File) ReadAt(b []byte, off int64) (n int, err error) {
 	return len(b), err
 }
 
-// Range is a piece of a file on the device, in bytes.
+// Range is a part of the device, in bytes.
 type Range struct{ Off, Len int64 }
 
-// Ranges returns where the file's content is stored, in whole blocks. What it does not
-// list reads as zeros.
+// Ranges returns the locations of the file's content on the device, in whole
+// blocks. Holes are not listed.
 func (f *File) Ranges() []Range {
 	out := make([]Range, len(f.extents))
 	for i, e := range f.extents {
@@ -482,7 +483,7 @@ func (f *File) Ranges() []Range {
 	return out
 }
 
-// readDir lists a directory, in the order of names.
+// readDir returns the entries of a directory, sorted by name.
 func (r *Reader) readDir(in *rawInode) ([]entry, error) {
 	if in.mode()&tree.ModeType != tree.ModeDir {
 		return nil, errors.New("not a directory")
@@ -517,8 +518,8 @@ func (r *Reader) readDir(in *rawInode) ([]entry, error) {
 	return out, nil
 }
 
-// parseDirents appends the names in a block. Index blocks have none but those
-// of the dot entries, and a checksum elsewhere.
+// parseDirents appends the entries of a block. An index block has only the dot
+// entries, which are omitted, and its checksum is elsewhere.
 func parseDirents(out []entry, b []byte, in *rawInode, logical int64, indexed bool) ([]entry, error) {
 	index := indexed && (logical == 0 || le.Uint32(b) == 0 && le.Uint16(b[4:]) == blockSize)
 	tail := b[leafRoom:]
@@ -548,7 +549,7 @@ func parseDirents(out []entry, b []byte, in *rawInode, logical int64, indexed bo
 	return out, nil
 }
 
-// parseDirent reads the first directory entry in b, and its size.
+// parseDirent returns the first directory entry in b and its size in bytes.
 func parseDirent(b []byte) (e entry, size int, err error) {
 	if len(b) < direntHeader {
 		return e, 0, errors.New("an entry is cut short")
@@ -560,7 +561,7 @@ func parseDirent(b []byte) (e entry, size int, err error) {
 	return entry{name: string(b[direntHeader : direntHeader+length]), inode: le.Uint32(b)}, size, nil
 }
 
-// indexChecksumOK checks an index block's checksum.
+// indexChecksumOK reports whether an index block's checksum matches.
 func indexChecksumOK(b []byte, seed uint32, logical int64) bool {
 	at, room := indexNodeAt, indexNodeRoom
 	if logical == 0 {
@@ -576,12 +577,12 @@ func indexChecksumOK(b []byte, seed uint32, logical int64) bool {
 	return c == le.Uint32(b[tail+4:])
 }
 
-// Walk calls f for every name, parents before children, in the order of
-// names. Contents are by reference, with the Reader as Blobs; hard links
-// share their Inode. An error of f ends the walk and is returned.
+// Walk calls f for every path, parents before children, sorted by name.
+// Contents are references for which the Reader is the Blobs; hard links share
+// their Inode. If f returns an error, Walk stops and returns it.
 func (r *Reader) Walk(f func(tree.Node) error) error { return r.WalkBelow(".", f) }
 
-// WalkBelow is Walk for one path and all below it.
+// WalkBelow is like Walk for one path and everything below it.
 func (r *Reader) WalkBelow(name string, f func(tree.Node) error) error {
 	in, p, err := r.lookup(name, false)
 	if err != nil {
@@ -649,7 +650,7 @@ func (w *walker) dir(in *rawInode, prefix string) error {
 	return nil
 }
 
-// Nodes returns all that Walk would visit.
+// Nodes returns all nodes that Walk visits.
 func (r *Reader) Nodes() ([]tree.Node, error) {
 	var nodes []tree.Node
 	err := r.Walk(func(n tree.Node) error {

@@ -1,16 +1,16 @@
 package ext4
 
-// The resize inode holds the blocks behind the group descriptors, in all
-// copies, so that a mounted file system can take them for more descriptors
-// ("Layout", reserved GDT blocks). It is an old-style file: its double
-// indirect block points to the reserved blocks of group 0, and each of these,
-// used as an indirect block, points to its counterparts in the groups with
-// copies of the superblock. Where nothing is reserved it does not exist.
+// The resize inode owns the blocks reserved after the group descriptors, in all
+// copies, so that a mounted file system can use them for more descriptors
+// ("Layout", reserved GDT blocks). It is an old-style file: its double indirect
+// block points to the reserved blocks of group 0, and each of these, as an
+// indirect block, points to its counterparts in the groups with copies of the
+// superblock. It does not exist if nothing is reserved.
 
 const pointersPerBlock = blockSize / 4
 
-// resizeSize is the size of a file whose last block the double indirect
-// block reaches.
+// resizeSize returns the largest size in bytes that the double indirect block
+// can address.
 func (v *volume) resizeSize() int64 {
 	return (pointersPerBlock*pointersPerBlock + pointersPerBlock + 12) * blockSize
 }
@@ -19,13 +19,14 @@ func (v *volume) resizeBlocks() int64 {
 	return 1 + v.geo.reservedGDT*int64(1+len(v.superCopies()))
 }
 
-// resizeRoot is the inode's block map: only the double indirect block is set.
+// resizeRoot returns the inode's block map: only the double indirect block is
+// set.
 func (v *volume) resizeRoot() (root [60]byte) {
 	le.PutUint32(root[13*4:], uint32(v.data.extents(nil, v.resize, 1)[0].start))
 	return root
 }
 
-// superCopies lists the groups with copies of the superblock but the first.
+// superCopies lists the groups with backup copies of the superblock.
 func (v *volume) superCopies() (groups []int64) {
 	for g := int64(1); g < v.geo.groups; g++ {
 		if hasSuper(g) {
@@ -43,7 +44,8 @@ func (v *volume) emitResize(e *emitter) {
 	}
 	double := e.block(v.data.extents(nil, v.resize, 1)[0].start)
 	for i := range g.reservedGDT {
-		// The kernel finds a reserved block by its place in the table.
+		// The kernel expects the pointer to a reserved block at its index in
+		// the table.
 		slot := (g.gdtBlocks + i) % pointersPerBlock
 		le.PutUint32(double[4*slot:], uint32(1+g.gdtBlocks+i))
 	}

@@ -1,8 +1,7 @@
 package ext4
 
-// Features ("Super Block"). These are mke2fs's defaults of 2020 and later,
-// less orphan_file and lazy initialisation's leftovers: any kernel and
-// e2fsprogs of that age mounts, checks and grows the result.
+// Features ("Super Block"): the defaults of mke2fs 1.47 except orphan_file.
+// Linux 4.4 and e2fsprogs 1.43 are the first that know all of them.
 const (
 	compatJournal  = 0x4
 	compatXattr    = 0x8
@@ -44,10 +43,11 @@ const (
 	groupInodeZeroed = 4
 )
 
-// putSuper encodes the superblock that lies in group.
+// putSuper encodes the copy of the superblock in group.
 func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	g := v.geo
-	// 40 bits without a sign, unlike those of inodes: 1970 is the earliest.
+	// The superblock's times are unsigned 40-bit values, unlike those of
+	// inodes: they cannot be before 1970.
 	now := max(0, v.opts.Time.Unix())
 	seconds := uint32(now)
 	p16 := func(at int, n uint16) { le.PutUint16(b[at:], n) }
@@ -63,7 +63,7 @@ func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	p32(0x24, blocksPerGroup)
 	p32(0x28, uint32(g.inodesPerGroup))
 	p32(0x30, seconds) // last written
-	p16(0x36, 0xffff)  // no check after so many mounts
+	p16(0x36, 0xffff)  // no check after n mounts
 	p16(0x38, superMagic)
 	p16(0x3a, stateClean)
 	p16(0x3c, errorsContinue)
@@ -85,12 +85,13 @@ func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	p32(0xe0, journalInode)
 	copy(b[0xec:], v.opts.HashSeed[:])
 	b[0xfc] = halfMD4Version
-	b[0xfd] = 1 // the journal inode is saved below
+	b[0xfd] = 1 // the journal inode is backed up below
 	p16(0xfe, descSize)
 	p32(0x100, mountXattrACL)
 	p32(0x108, seconds) // created
 
-	// The journal's block map and size, for repair when its inode is lost.
+	// A backup of the journal's block map and size, for repair if its inode is
+	// lost.
 	var p place
 	in := &v.inodes[journalInode-1]
 	v.locate(&p, journalInode, in)
@@ -108,7 +109,7 @@ func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	b[0x175] = crc32cChecksum
 	p32(0x268, lostInode)
 	p32(0x270, v.seed)
-	// The seconds' upper bits: written, created, checked.
+	// The upper bits of the seconds: last written, created, last checked.
 	for _, at := range []int{0x274, 0x276, 0x277} {
 		b[at] = byte(now >> 32)
 	}
@@ -144,7 +145,7 @@ func (v *volume) emitGroups(e *emitter) {
 	}
 }
 
-// emitInodes writes the part of a group's inode table that is in use.
+// emitInodes writes the used part of a group's inode table.
 func (v *volume) emitInodes(e *emitter, group int64, p *place) {
 	first := group * v.geo.inodesPerGroup
 	end := min(first+v.geo.inodesPerGroup, int64(len(v.inodes)))
@@ -161,9 +162,9 @@ func (v *volume) emitInodes(e *emitter, group int64, p *place) {
 	}
 }
 
-// emitGroup writes a group's bitmaps and encodes its descriptor d ("Block
-// Group Descriptors"). Bitmaps of which nothing is in use need not be written:
-// the kernel makes them when it needs them.
+// emitGroup writes a group's bitmaps and encodes its descriptor d ("Block Group
+// Descriptors"). Bitmaps of unused groups are not written: the kernel creates
+// them when it needs them.
 func (v *volume) emitGroup(e *emitter, group int64, free []run, d []byte) (freeBlocks int64) {
 	g := v.geo
 	firstBlock := group * blocksPerGroup
@@ -177,7 +178,8 @@ func (v *volume) emitGroup(e *emitter, group int64, free []run, d []byte) (freeB
 			dirs++
 		}
 	}
-	// Tables are holes, which read as zeros: the kernel need not clear them.
+	// The inode tables are holes, which read as zeros: the kernel need not
+	// clear them.
 	flags := uint16(groupInodeZeroed)
 	var blockSum, inodeSum uint32
 	if used == 0 {
@@ -213,7 +215,7 @@ func (v *volume) emitGroup(e *emitter, group int64, free []run, d []byte) (freeB
 	le.PutUint16(d[0x12:], flags)
 	le.PutUint16(d[0x18:], uint16(blockSum))
 	le.PutUint16(d[0x1a:], uint16(inodeSum))
-	le.PutUint16(d[0x1c:], uint16(g.inodesPerGroup-used)) // never used ones
+	le.PutUint16(d[0x1c:], uint16(g.inodesPerGroup-used)) // inodes never used
 	le.PutUint16(d[0x38:], uint16(blockSum>>16))
 	le.PutUint16(d[0x3a:], uint16(inodeSum>>16))
 	var number [4]byte
@@ -228,7 +230,7 @@ func fill(b []byte) {
 	}
 }
 
-// clearBits clears n bits of a bitmap from bit at on.
+// clearBits clears n bits of a bitmap, starting with bit at.
 func clearBits(b []byte, at, n int64) {
 	for ; n > 0 && at%8 != 0; n-- {
 		b[at/8] &^= 1 << (at % 8)

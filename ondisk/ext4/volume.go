@@ -11,50 +11,52 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Inode numbers with a meaning ("Special inodes").
+// Reserved inode numbers ("Special inodes").
 const (
 	rootInode    = 2
 	resizeInode  = 7
 	journalInode = 8
-	lostInode    = 11 // the first that is not reserved; mke2fs gives it to lost+found
+	lostInode    = 11 // the first that is not reserved; mke2fs uses it for lost+found
 	firstInode   = 11
 )
 
 const (
 	lostFound = "lost+found"
-	// lostBlocks are set aside in lost+found, so that e2fsck can put files
-	// there on a full disk; as mke2fs does.
+	// lostBlocks is the size of lost+found. As with mke2fs the blocks are
+	// allocated in advance, so that e2fsck can add names when the disk is full.
 	lostBlocks = 4
 
-	// fastSymlink is up to which length a target is kept in the inode.
+	// fastSymlink is the maximum length of a link target that is stored in the
+	// inode.
 	fastSymlink = 59
 )
 
-// inode is one file to be written. There are as many as entries, so it is
-// kept small: what can be computed again is not stored.
+// inode is one file to be written. It omits values that can be computed again,
+// because there is one inode per entry.
 type inode struct {
-	node  *tree.Node // nil for numbers that are not in use
-	dir   *dir       // nil but for directories
+	node  *tree.Node // nil for unused numbers
+	dir   *dir       // nil except for directories
 	at    int64      // stream number of the first block
 	links uint32
-	// xattrBlock: extended attributes need a block of their own, the first.
+	// xattrBlock is set if extended attributes need a block, which is then the
+	// first one.
 	xattrBlock bool
 }
 
 // entry is a name in a directory.
 type entry struct {
 	name  string
-	index int32  // of the node
+	index int32  // of the node; -1: not in the tree
 	inode uint32 // number
-	dir   *dir   // nil but for directories
+	dir   *dir   // nil except for directories
 }
 
-// dir is a directory on its way to being written.
+// dir is a directory to be written.
 type dir struct {
 	path    string
 	number  uint32
 	parent  uint32
-	entries []entry // sorted by name, or by hash where indexed
+	entries []entry // sorted by name, or by hash if indexed
 	blocks  int64
 	indexed bool
 }
@@ -65,8 +67,8 @@ type volume struct {
 	nodes []tree.Node
 	seed  uint32
 
-	inodes []inode // of number i+1
-	dirs   []*dir  // in the order they were numbered
+	inodes []inode // inodes[i] has number i+1
+	dirs   []*dir  // in the order of their numbers
 
 	geo     *geometry
 	data    *stream
@@ -74,7 +76,7 @@ type volume struct {
 	jblocks int64
 }
 
-// newVolume checks nodes and gives every file an inode number.
+// newVolume checks nodes and assigns an inode number to every file.
 func newVolume(nodes []tree.Node, o Options) (*volume, error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -149,9 +151,9 @@ func (v *volume) build() error {
 	return bad.err()
 }
 
-// fillDirs puts every node into its directory.
+// fillDirs adds every node to its directory.
 func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
-	// Counted first, so that all entries share one piece of memory.
+	// Count first, so that all entries share one allocation.
 	counts := make(map[*dir]int, len(dirs))
 	total := 0
 	v.eachChild(dirs, func(d *dir, name string, i int) {
@@ -177,7 +179,7 @@ func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
 		}
 		d.entries = append(d.entries, e)
 	})
-	// By path, so that messages do not depend on a map's order.
+	// Sorted by path, so that messages do not depend on the order of a map.
 	for _, p := range slices.Sorted(maps.Keys(dirs)) {
 		d := dirs[p]
 		if !slices.IsSortedFunc(d.entries, byName) {
@@ -192,10 +194,10 @@ func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
 	}
 }
 
-// eachChild calls f for every node but the root, with the directory it belongs
-// to, or nil.
+// eachChild calls f for every node except the root, with its parent directory,
+// or nil if that does not exist.
 func (v *volume) eachChild(dirs map[string]*dir, f func(d *dir, name string, index int)) {
-	var last *dir // neighbours mostly share their directory
+	var last *dir // consecutive nodes mostly share their directory
 	for i := range v.nodes {
 		p := v.nodes[i].Path
 		if p == "." {
@@ -214,11 +216,11 @@ func (v *volume) eachChild(dirs map[string]*dir, f func(d *dir, name string, ind
 
 func byName(a, b entry) int { return cmp.Compare(a.name, b.name) }
 
-// start gives a number to a file.
+// start initializes the inode with the given number.
 func (v *volume) start(number uint32, n *tree.Node, d *dir, parent uint32) *inode {
 	in := &v.inodes[number-1]
 	in.node = n
-	_, block, _ := planXattrs(n.Xattrs) // checkNode has seen the error
+	_, block, _ := planXattrs(n.Xattrs) // checkNode has handled the error
 	in.xattrBlock = len(block) > 0
 	if d != nil {
 		d.number, d.parent = number, parent
@@ -229,7 +231,7 @@ func (v *volume) start(number uint32, n *tree.Node, d *dir, parent uint32) *inod
 	return in
 }
 
-// special makes one of the file system's own inodes, which have no name.
+// special adds one of the file system's own inodes, which have no name.
 func (v *volume) special(number uint32, what string) {
 	v.start(number, &tree.Node{
 		Path:  "<" + what + ">",
@@ -237,8 +239,9 @@ func (v *volume) special(number uint32, what string) {
 	}, nil, 0).links = 1
 }
 
-// number gives numbers to all in a directory, neighbours next to each other
-// because they are often looked at together, then goes into its directories.
+// number assigns inode numbers to the entries of a directory, consecutively
+// because they are often read together, and then to those of its
+// subdirectories.
 func (v *volume) number(d *dir, lost *tree.Node, shared map[*tree.Inode]uint32, bad *problems) {
 	parent := &v.inodes[d.number-1]
 	for i := range d.entries {
@@ -286,7 +289,7 @@ func (v *volume) next() uint32 {
 	return uint32(len(v.inodes))
 }
 
-// contentBlocks is how many blocks a file's content takes.
+// contentBlocks returns the number of blocks of a file's content.
 func (v *volume) contentBlocks(number uint32, in *inode) int64 {
 	switch {
 	case number == journalInode:
@@ -303,7 +306,7 @@ func (v *volume) contentBlocks(number uint32, in *inode) int64 {
 	return 0
 }
 
-// sizeAtLeast is a lower bound of the size that the tree needs.
+// sizeAtLeast returns a lower bound of the required size in bytes.
 func (v *volume) sizeAtLeast() int64 {
 	blocks := int64(0)
 	for i := range v.inodes {
@@ -314,12 +317,12 @@ func (v *volume) sizeAtLeast() int64 {
 		}
 	}
 	blocks += ceilDiv(int64(len(v.inodes))+v.opts.FreeInodes, inodesPerBlock)
-	blocks = min(blocks, maxBlocks+1) // too many in any case; the layout says so
+	blocks = min(blocks, maxBlocks+1) // too many in any case: layout reports it
 	return roundUp(blocks*blockSize+v.opts.FreeBytes, mebi)
 }
 
-// layout places everything in v.opts.Size bytes, and returns how many blocks
-// are missing for that.
+// layout assigns a location to everything within v.opts.Size, or returns the
+// number of missing blocks.
 func (v *volume) layout() (missing int64, err error) {
 	o := v.opts
 	for _, d := range v.dirs {
@@ -344,8 +347,8 @@ func (v *volume) layout() (missing int64, err error) {
 	if v.geo.reservedGDT > 0 {
 		v.resize = v.data.alloc(1)
 	}
-	// Directories first, near each other; then the journal, whose place far
-	// from the files keeps the rest of the disk in one piece.
+	// Directories first, near each other; the journal comes last, so that it
+	// does not divide the space for files.
 	var buf []extent
 	place := func(number uint32) {
 		in := &v.inodes[number-1]

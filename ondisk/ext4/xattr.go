@@ -11,21 +11,22 @@ import (
 
 const (
 	xattrMagic = 0xea020000
-	// xattrHeader is the size of a block's header, xattrEntry of an entry
+	// xattrHeader is the size of a block's header, xattrEntry that of an entry
 	// without its name.
 	xattrHeader = 32
 	xattrEntry  = 16
-	// inodeXattrs is where attributes begin in an inode: behind the fields,
-	// of which extraSize bytes lie beyond the original 128.
+	// inodeXattrs is the offset of attributes in an inode, after the fields:
+	// the original 128 bytes and extraSize more.
 	inodeXattrs = 128 + extraSize
 	extraSize   = 32
 	// A list of entries ends with four zero bytes.
 	xattrEnd = 4
 )
 
-// xattrPrefixes are stored as a number ("Extended Attributes", name indexes);
-// ACLs have no name besides. Index 7, "system." in general, is left out: the
-// only such name the kernel keeps on disk, system.data, is file content.
+// xattrPrefixes are stored as numbers ("Extended Attributes", name indexes);
+// ACLs consist of the prefix alone. Index 7, other "system." names, is not
+// supported: the only such name that the kernel stores, system.data, is file
+// content.
 var xattrPrefixes = [...]struct {
 	index  byte
 	prefix string
@@ -42,20 +43,20 @@ const (
 	aclDefault = "system.posix_acl_default"
 )
 
-// xattr is an attribute as it is stored.
+// xattr is an attribute in its stored form.
 type xattr struct {
 	index byte
 	name  string // without the prefix
 	value string
 }
 
-// size of the entry and of its value, both padded to four bytes.
+// size returns the size of the entry and its value, both padded to four bytes.
 func (x xattr) size() int { return xattrEntry + pad4(len(x.name)) + pad4(len(x.value)) }
 
 func pad4(n int) int { return (n + 3) &^ 3 }
 
-// planXattrs divides attributes between the inode's spare room, which costs
-// nothing to read, and one block for those that do not fit there.
+// planXattrs divides attributes between the inode, where reading them costs
+// nothing, and one block for those that do not fit.
 func planXattrs(raw map[string]string) (inInode, inBlock []xattr, err error) {
 	if len(raw) == 0 {
 		return nil, nil, nil
@@ -68,7 +69,7 @@ func planXattrs(raw map[string]string) (inInode, inBlock []xattr, err error) {
 		}
 		all = append(all, x)
 	}
-	// The kernel looks names up in a block by binary order.
+	// The kernel expects the entries of a block in this order.
 	slices.SortFunc(all, func(a, b xattr) int {
 		return cmp.Or(cmp.Compare(a.index, b.index), cmp.Compare(len(a.name), len(b.name)), cmp.Compare(a.name, b.name))
 	})
@@ -89,7 +90,7 @@ func planXattrs(raw map[string]string) (inInode, inBlock []xattr, err error) {
 	return inInode, inBlock, nil
 }
 
-// storedXattr translates a raw name and value.
+// storedXattr converts an attribute's name and value to the stored form.
 func storedXattr(name, value string) (xattr, error) {
 	for _, p := range xattrPrefixes {
 		rest, ok := strings.CutPrefix(name, p.prefix)
@@ -136,8 +137,8 @@ const (
 	aclGroup         = 0x08
 )
 
-// storedACL turns an ACL as getxattr(2) gives it (version 2, eight bytes an
-// entry) into ext4's (version 1: entries without an id are four bytes short).
+// storedACL converts an ACL from the format of getxattr(2) (version 2, eight
+// bytes an entry) to that of ext4 (version 1, entries without an ID have four).
 func storedACL(raw string) (string, error) {
 	if len(raw) < 4 || len(raw)%8 != 4 || le.Uint32([]byte(raw)) != aclRawVersion {
 		return "", fmt.Errorf("%d bytes that are not a POSIX ACL of version 2", len(raw))
@@ -182,7 +183,7 @@ func rawACL(stored string) (string, error) {
 	return string(out), nil
 }
 
-// hash of one attribute; only those in a block carry it.
+// hash returns the hash of an attribute; only attributes in a block have one.
 func (x xattr) hash() uint32 {
 	var h uint32
 	for i := range len(x.name) {
@@ -196,8 +197,8 @@ func (x xattr) hash() uint32 {
 	return h
 }
 
-// putXattrs encodes a list: entries from first on, values from the end of b
-// backwards. Offsets of values count from base.
+// putXattrs encodes attributes: entries from offset first, values backwards
+// from the end of b. Offsets of values are relative to base.
 func putXattrs(b []byte, base, first int, list []xattr, hashed bool) {
 	end := len(b)
 	for _, x := range list {
@@ -218,8 +219,8 @@ func putXattrs(b []byte, base, first int, list []xattr, hashed bool) {
 	}
 }
 
-// putInodeXattrs encodes the attributes in an inode. Their values' offsets
-// count from behind the magic.
+// putInodeXattrs encodes the attributes in an inode. The offsets of their
+// values are relative to the end of the magic number.
 func putInodeXattrs(inode []byte, list []xattr) {
 	if len(list) == 0 {
 		return
@@ -229,7 +230,7 @@ func putInodeXattrs(inode []byte, list []xattr) {
 	putXattrs(b[4:], 0, 0, list, false)
 }
 
-// putXattrBlock encodes a block of attributes, which lies at block at.
+// putXattrBlock encodes a block of attributes, which is stored at block at.
 func putXattrBlock(b []byte, list []xattr, seed uint32, at int64) {
 	le.PutUint32(b, xattrMagic)
 	le.PutUint32(b[4:], 1) // references

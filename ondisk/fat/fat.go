@@ -30,27 +30,27 @@ type Options struct {
 	VolumeID uint32
 	// Size of the partition in bytes.
 	Size int64
-	// SectorSize is that of the disk: 512 (also 0) or 4096. No system mounts a file system
-	// whose sectors are smaller than the disk's.
+	// SectorSize is the sector size of the disk: 512 (also 0) or 4096. No
+	// system mounts a file system whose sectors are smaller than the disk's.
 	SectorSize int64
-	// Start is where the partition begins on the disk, in bytes. The boot
-	// sector repeats it (BPB_HiddSec).
+	// Start is the offset of the partition on the disk, in bytes, for the boot
+	// sector (BPB_HiddSec).
 	Start int64
-	// Time is the time of nodes without one.
+	// Time is used for nodes without a modification time.
 	Time time.Time
 }
 
 var le = binary.LittleEndian
 
 const (
-	bootSize  = 512 // bytes of the boot sector in use, for any sector size
+	bootSize  = 512 // bytes used in the boot sector, for any sector size
 	entrySize = 32  // a directory entry
-	rootMax   = 512 // entries of the root directory of FAT12 and FAT16, as usual
+	rootMax   = 512 // entries of the root directory of FAT12 and FAT16; the usual number
 	// dirMax is the largest size of a directory: 65,536 entries.
 	dirMax = 65536 * entrySize
 
-	minFAT16 = 4085  // clusters; fewer are a FAT12
-	minFAT32 = 65525 // clusters; fewer are a FAT16
+	minFAT16 = 4085  // clusters; a file system with fewer is FAT12
+	minFAT32 = 65525 // clusters; a file system with fewer is FAT16
 	// margin is the distance from these limits that fatgen103 advises, since some programs
 	// use slightly different ones.
 	margin = 16
@@ -83,7 +83,7 @@ func (g *geometry) fatOff(i int64) int64 { return (g.reserved + i*g.fatSectors) 
 func (g *geometry) rootOff() int64       { return g.fatOff(g.fats) }
 func (g *geometry) dataOff() int64       { return g.rootOff() + g.rootDir*g.sectorSize }
 
-// tableSize returns the bytes that n entries of the allocation table take.
+// tableSize returns the size in bytes of n entries of the allocation table.
 func (g *geometry) tableSize(n int64) int64 { return (n*int64(g.kind) + 7) / 8 }
 
 // clusterOff returns the offset of a cluster. The first one is number 2.
@@ -91,8 +91,8 @@ func (g *geometry) clusterOff(c uint32) int64 {
 	return g.dataOff() + int64(c-2)*g.clusterSize()
 }
 
-// countClusters returns the clusters that fit behind the allocation tables and the
-// root directory.
+// countClusters returns the number of clusters that fit after the allocation
+// tables and the root directory.
 func (g *geometry) countClusters() int64 {
 	return (g.sectors - g.reserved - g.fats*g.fatSectors - g.rootDir) / g.perCluster
 }
@@ -116,7 +116,8 @@ func layout(o Options) (*geometry, error) {
 		return nil, fmt.Errorf("FAT%d cannot be written, only FAT12, FAT16 and FAT32", o.Type)
 	}
 	g.perCluster = perCluster(o.Type, o.Size, sectorSize)
-	// The tables leave room for clusters, each of which needs an entry in them.
+	// Each cluster needs an entry in the tables, so a larger table leaves fewer
+	// clusters.
 	for {
 		need := (g.tableSize(g.countClusters()+2) + sectorSize - 1) / sectorSize
 		if need <= g.fatSectors {
@@ -142,9 +143,9 @@ func layout(o Options) (*geometry, error) {
 	return g, nil
 }
 
-// perCluster returns the sectors of a cluster of a new file system: for FAT12 and FAT16
-// the smallest cluster of 2 KiB or more with which it has few enough of them, for FAT32
-// what the table in fatgen103 says.
+// perCluster returns the sectors per cluster of a new file system. For FAT12
+// and FAT16 it is the smallest cluster of at least 2 KiB with which there are
+// few enough clusters, for FAT32 the value of the table in fatgen103.
 func perCluster(kind int, size, sectorSize int64) int64 {
 	if kind == 32 {
 		cluster := int64(512)

@@ -7,14 +7,14 @@ import (
 	"unicode/utf8"
 )
 
-// shortName is a name as the 11 bytes of a directory entry: eight and three,
+// shortName is a name as stored in a directory entry: eight and three bytes,
 // padded with blanks.
 type shortName [11]byte
 
 const shortChars = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'()-@^_`{}~"
 
-// checkName says what is wrong with a file's name, if anything. Windows is
-// the strictest of those that read it.
+// checkName returns an error for an invalid file name. The rules are those of
+// Windows, which are the strictest.
 func checkName(s string) error {
 	switch {
 	case s == "" || s == "." || s == "..":
@@ -34,18 +34,18 @@ func checkName(s string) error {
 	return nil
 }
 
-// foldName is equal for names that FAT takes for the same.
+// foldName returns the same string for names that FAT considers equal.
 func foldName(s string) string { return strings.ToLower(strings.ToUpper(s)) }
 
-// shortNames makes the short names of one directory, each once. None that is made
-// up is another file's own name: who looks for that would find two.
+// shortNames chooses unique short names for one directory. No generated name
+// equals the name of another file, because a search for it would find two.
 type shortNames struct {
 	used map[shortName]bool
 	own  map[string]bool // the files' own names, folded
-	next map[string]int  // the number to try next for names that begin alike
+	next map[string]int  // next number to try, by beginning of the name
 }
 
-// newShortNames takes a directory's files by their folded names.
+// newShortNames returns shortNames for a directory's files, by folded name.
 func newShortNames(files map[string]*file) *shortNames {
 	own := make(map[string]bool, len(files))
 	for name := range files {
@@ -54,10 +54,10 @@ func newShortNames(files map[string]*file) *shortNames {
 	return &shortNames{map[shortName]bool{}, own, map[string]int{}}
 }
 
-// take returns the short name for a file's name, and whether a long name has
-// to stand beside it.
+// take returns the short name for a file's name, and whether the entry also
+// needs the long name.
 func (n *shortNames) take(name string) (short shortName, long bool) {
-	// Generation as in fatgen103, "Generating 8.3 names".
+	// The algorithm is that of fatgen103, "Generating 8.3 names".
 	up := strings.ToUpper(strings.TrimLeft(name, ". "))
 	base, ext := up, ""
 	if i := strings.LastIndexByte(up, '.'); i >= 0 {
@@ -107,7 +107,7 @@ func (n *shortNames) take(name string) (short shortName, long bool) {
 	}
 }
 
-// String is the name as people write it.
+// String returns the name in the usual form, NAME.EXT.
 func (s shortName) String() string {
 	base, ext := strings.TrimRight(string(s[:8]), " "), strings.TrimRight(string(s[8:]), " ")
 	if ext != "" {
@@ -116,7 +116,8 @@ func (s shortName) String() string {
 	return base
 }
 
-// checksum ties long name entries to their short one.
+// checksum returns the checksum that connects long name entries to their short
+// one.
 func (s shortName) checksum() (c byte) {
 	for _, b := range s {
 		c = c<<7 | c>>1
@@ -125,19 +126,20 @@ func (s shortName) checksum() (c byte) {
 	return c
 }
 
-// charsPerEntry is how much of a long name one directory entry holds.
+// charsPerEntry is the number of characters of a long name in one directory
+// entry.
 const charsPerEntry = 13
 
-// longEntries is the number of entries a long name takes.
+// longEntries returns the number of entries that a long name needs.
 func longEntries(name string) int {
 	return (len(utf16.Encode([]rune(name))) + charsPerEntry - 1) / charsPerEntry
 }
 
-// longOffsets are the places of the 13 characters in a long name entry.
+// longOffsets are the offsets of the 13 characters in a long name entry.
 var longOffsets = [charsPerEntry]int{1, 3, 5, 7, 9, 14, 16, 18, 20, 22, 24, 28, 30}
 
-// putLong writes the entries of a long name, the last part first as the
-// format has it, and returns how many bytes they take.
+// putLong encodes the entries of a long name, last part first as the format
+// requires, and returns their size in bytes.
 func putLong(b []byte, name string, sum byte) int {
 	u := utf16.Encode([]rune(name))
 	n := longEntries(name)

@@ -33,13 +33,13 @@ type Entry struct {
 	first uint32
 }
 
-// Name is the last element of the path.
+// Name returns the last element of the path.
 func (e Entry) Name() string { return path.Base(e.Path) }
 
-// Extent is a run of a file's bytes in the partition.
+// Extent is a contiguous part of a file, in bytes on the partition.
 type Extent struct{ Off, Len int64 }
 
-// Open reads the boot sector, and checks nothing else of the file system.
+// Open reads the boot sector; it checks nothing else.
 func Open(r io.ReaderAt) (*Reader, error) {
 	b := make([]byte, bootSize)
 	if _, err := r.ReadAt(b, 0); err != nil {
@@ -58,8 +58,8 @@ func Open(r io.ReaderAt) (*Reader, error) {
 	return &Reader{r: r, g: g}, nil
 }
 
-// parseBootSector reads the geometry ("BIOS Parameter Block") and checks that its
-// parts agree.
+// parseBootSector reads the geometry ("BIOS Parameter Block") and checks that
+// its values are consistent.
 func parseBootSector(b []byte) (geometry, error) {
 	g := geometry{
 		sectorSize: int64(le.Uint16(b[11:])),
@@ -100,20 +100,20 @@ func parseBootSector(b []byte) (geometry, error) {
 	return g, nil
 }
 
-// plausible reports whether each value of the boot sector is one that FAT allows.
+// plausible reports whether FAT allows each value of the boot sector.
 func (g *geometry) plausible() bool {
 	power2 := func(n int64) bool { return n > 0 && n&(n-1) == 0 }
 	return power2(g.sectorSize) && g.sectorSize >= 512 && g.sectorSize <= 4096 &&
 		power2(g.perCluster) && g.reserved > 0 && g.fats > 0 && g.fats <= 4 && g.fatSectors > 0
 }
 
-// Type is 12, 16 or 32.
+// Type returns 12, 16 or 32.
 func (r *Reader) Type() int { return r.g.kind }
 
-// Size is the file system's size in bytes.
+// Size returns the size of the file system in bytes.
 func (r *Reader) Size() int64 { return r.g.sectors * r.g.sectorSize }
 
-// Label is the volume label in the top directory, or "".
+// Label returns the volume label in the root directory, or "".
 func (r *Reader) Label() (string, error) {
 	label := ""
 	err := r.scan(r.Top(), func(raw []byte, _ Entry) bool {
@@ -126,7 +126,7 @@ func (r *Reader) Label() (string, error) {
 	return label, err
 }
 
-// Free counts the free clusters and returns their bytes.
+// Free returns the size of all free clusters in bytes.
 func (r *Reader) Free() (int64, error) {
 	n := int64(0)
 	for c := int64(2); c < r.g.clusters+2; c++ {
@@ -155,7 +155,7 @@ func (r *Reader) EachFree(fn func(Extent) error) error {
 	return nil
 }
 
-// next reads a cluster's entry in the (first) allocation table.
+// next returns a cluster's entry in the first allocation table.
 func (r *Reader) next(c uint32) (uint32, error) {
 	off, n := int64(c)*4, 4
 	switch r.g.kind {
@@ -186,19 +186,20 @@ func (r *Reader) next(c uint32) (uint32, error) {
 	return le.Uint32(b) & 0x0fffffff, nil
 }
 
-// maxRun bounds a run that follow passes to fn, in bytes.
+// maxRun limits the size in bytes of an extent that follow passes to fn.
 const maxRun = 1 << 20
 
-// follow calls fn with each run of clusters of a chain, until fn returns
-// false, for size bytes; -1 means to its end, as directories have no size.
+// follow calls fn with the extents of a chain of clusters, up to size bytes,
+// until fn returns false. Size -1 means the whole chain, because directories
+// have no size.
 func (r *Reader) follow(first uint32, size int64, fn func(Extent) (bool, error)) error {
 	left := size
 	if size < 0 {
 		left = dirMax
 	}
 	var run Extent
-	// Brent's algorithm finds loops: the chain returns to a cluster that was noted after a
-	// power of two steps.
+	// Brent's algorithm detects loops: noted is the cluster after the last
+	// power of two steps, and the chain must not return to it.
 	noted, next := uint32(0), int64(1)
 	for c, steps := first, int64(0); left > 0; steps++ {
 		if c < 2 || int64(c) >= r.g.clusters+2 {
@@ -241,14 +242,14 @@ func (r *Reader) follow(first uint32, size int64, fn func(Extent) (bool, error))
 	return nil
 }
 
-// scan calls fn for each used entry of a directory, long names decoded,
+// scan calls fn for each used entry of a directory, with its long name decoded,
 // until fn returns false.
 func (r *Reader) scan(dir Entry, fn func(raw []byte, e Entry) bool) error {
 	s := &scanner{r: r, dir: dir, fn: fn}
 	return r.eachOfDir(dir, s.run)
 }
 
-// eachOfDir calls fn with the runs of a directory's bytes.
+// eachOfDir calls fn with the extents of a directory.
 func (r *Reader) eachOfDir(dir Entry, fn func(Extent) (bool, error)) error {
 	var err error
 	if dir.Path == "." && r.g.kind != 32 {
@@ -269,23 +270,23 @@ func (r *Reader) eachOfDir(dir Entry, fn func(Extent) (bool, error)) error {
 	return nil
 }
 
-// scanner reads a directory's entries, one run of clusters after the other.
+// scanner reads the entries of a directory, one extent after the other.
 type scanner struct {
 	r     *Reader
 	dir   Entry
 	fn    func(raw []byte, e Entry) bool
 	long  longName
-	parts int    // of long names since the last short one
-	name  string // of the entry as it is stored
+	parts int    // long name entries since the last short one
+	name  string // of the current entry, as stored
 	// odd, if set, is called for entries that are not passed to fn; false ends the scan.
 	odd func(name, what string) bool
 	buf [4096]byte
 }
 
-// passOver reports an ignored entry to odd, and returns false to end the scan.
+// passOver reports an ignored entry to odd. If it returns false, the scan ends.
 func (s *scanner) passOver(name, what string) bool { return s.odd == nil || s.odd(name, what) }
 
-// run reads the entries in x. The result is false after the last one.
+// run reads the entries in x. It returns false after the last entry.
 func (s *scanner) run(x Extent) (bool, error) {
 	for x.Len > 0 {
 		b := s.buf[:min(int64(len(s.buf)), x.Len)]
@@ -303,10 +304,10 @@ func (s *scanner) run(x Extent) (bool, error) {
 	return true, nil
 }
 
-// entry handles one entry. The result is false after the last one.
+// entry handles one entry. It returns false after the last entry.
 func (s *scanner) entry(raw []byte) bool {
 	switch {
-	case raw[0] == 0: // nothing was ever used from here on
+	case raw[0] == 0: // this and all following entries are unused
 		if s.parts > 0 {
 			s.passOver("", oddPart)
 		}
@@ -343,7 +344,7 @@ func (s *scanner) entry(raw []byte) bool {
 	if e.Dir {
 		e.Size = 0
 	}
-	// A name with a slash would reach into another directory.
+	// A name with a slash would refer to another directory.
 	if raw[11]&attrVolume == 0 && !fs.ValidPath(name) || strings.Contains(name, "/") {
 		return s.passOver(name, oddName)
 	}
@@ -398,7 +399,7 @@ func decodeShort(raw []byte) string {
 		s := make([]rune, 0, 8)
 		for _, c := range b {
 			if c >= 0x80 {
-				s = append(s, '_') // of an unknown code page
+				s = append(s, '_') // the code page is unknown
 			} else {
 				s = append(s, rune(c))
 			}
@@ -416,7 +417,7 @@ func decodeShort(raw []byte) string {
 	return base
 }
 
-// ReadDir lists a directory; "." is the top.
+// ReadDir lists a directory; "." is the root.
 func (r *Reader) ReadDir(dir string) ([]Entry, error) {
 	d, err := r.Stat(dir)
 	if err != nil {
@@ -425,7 +426,7 @@ func (r *Reader) ReadDir(dir string) ([]Entry, error) {
 	return r.readDir(d)
 }
 
-// Top is the top directory.
+// Top returns the root directory.
 func (r *Reader) Top() Entry { return Entry{Path: ".", Dir: true} }
 
 // Each calls fn for every file and directory in d, in their order on the
@@ -452,7 +453,7 @@ func (r *Reader) readDir(d Entry) ([]Entry, error) {
 	return out, err
 }
 
-// Stat finds a file. It ignores case, as FAT does.
+// Stat returns the entry of a file or directory, ignoring case as FAT does.
 func (r *Reader) Stat(name string) (Entry, error) {
 	at := r.Top()
 	if name == "." {
@@ -481,7 +482,7 @@ func (r *Reader) Stat(name string) (Entry, error) {
 	return at, nil
 }
 
-// Extents returns the places of a file's or directory's bytes in the partition, in order.
+// Extents returns the extents of a file or directory, in order.
 func (r *Reader) Extents(name string) ([]Extent, error) {
 	e, err := r.Stat(name)
 	if err != nil {
@@ -503,7 +504,7 @@ func (r *Reader) Extents(name string) ([]Extent, error) {
 	return out, err
 }
 
-// each calls fn with the runs of a file's bytes.
+// each calls fn with the extents of a file.
 func (r *Reader) each(e Entry, fn func(Extent) (bool, error)) error {
 	if e.Dir {
 		return fmt.Errorf("reading %s: it is a directory", e.Path)
@@ -514,12 +515,13 @@ func (r *Reader) each(e Entry, fn func(Extent) (bool, error)) error {
 	return nil
 }
 
-// Follow checks a file's chain of clusters, and reads none of its bytes.
+// Follow checks a file's chain of clusters without reading its content.
 func (r *Reader) Follow(e Entry) error {
 	return r.each(e, func(Extent) (bool, error) { return true, nil })
 }
 
-// ReadFile reads a whole file by its path. Read does not search its directories again.
+// ReadFile reads a whole file by its path. Unlike Read it searches the
+// directories.
 func (r *Reader) ReadFile(name string) ([]byte, error) {
 	e, err := r.Stat(name)
 	if err != nil {
@@ -528,8 +530,8 @@ func (r *Reader) ReadFile(name string) ([]byte, error) {
 	return r.Read(e)
 }
 
-// MaxRead is the largest file that Read and ReadFile read, in bytes. Kernels and initrds
-// fit.
+// MaxRead is the maximum size in bytes of a file for Read and ReadFile, enough
+// for kernels and initrds.
 const MaxRead = 512 << 20
 
 // Read reads a whole file.
@@ -540,13 +542,14 @@ func (r *Reader) Read(e Entry) ([]byte, error) {
 	return r.read(e, maxRun, nil)
 }
 
-// ReadWhile reads a file in blocks, up to and including the first for which more is false.
+// ReadWhile reads a file in blocks until more returns false; the result
+// includes that block.
 func (r *Reader) ReadWhile(e Entry, block int64, more func([]byte) bool) ([]byte, error) {
 	return r.read(e, block, more)
 }
 
 func (r *Reader) read(e Entry, block int64, more func([]byte) bool) ([]byte, error) {
-	// Grown as it is read: a damaged entry may claim 4 GiB.
+	// Grow out while reading: a damaged entry may claim 4 GiB.
 	var out []byte
 	err := r.each(e, func(x Extent) (bool, error) {
 		for x.Len > 0 {
@@ -570,11 +573,11 @@ func (r *Reader) read(e Entry, block int64, more func([]byte) bool) ([]byte, err
 	return out, nil
 }
 
-// maxDepth bounds the depth of Walk: in a damaged file system a directory may contain
-// itself.
+// maxDepth limits the depth of Walk: in a damaged file system a directory may
+// contain itself.
 const maxDepth = 64
 
-// Walk calls fn for every file and directory except the top, parents first.
+// Walk calls fn for every file and directory except the root, parents first.
 func (r *Reader) Walk(fn func(Entry) error) error {
 	var walk func(d Entry, depth int) error
 	seen := map[uint32]bool{}

@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// file is a node that is written.
+// file is a file or directory to be written.
 type file struct {
 	name    string
 	path    string
@@ -24,7 +24,7 @@ type file struct {
 	byName  map[string]*file // folded name; directories only
 	short   shortName
 	long    bool
-	entries int // directory entries it has as a directory
+	entries int // number of its own entries, if it is a directory
 	first   uint32
 	n       uint32 // clusters
 }
@@ -39,7 +39,8 @@ func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error 
 	return nil
 }
 
-// Fits returns the error of Write, but writes nothing.
+// Fits returns the error that Write would return for these nodes, apart from
+// I/O errors.
 func Fits(nodes []tree.Node, o Options) error {
 	if _, _, _, err := prepare(nodes, o); err != nil {
 		return fmt.Errorf("laying out FAT%d file system %q: %w", o.Type, o.Label, err)
@@ -47,15 +48,15 @@ func Fits(nodes []tree.Node, o Options) error {
 	return nil
 }
 
-// Acceptable returns the nodes that Write accepts, by name and type, sorted by path. Of two
-// with the same name in FAT it returns the first.
+// Acceptable returns the nodes whose names and types Write accepts, sorted by
+// path. If FAT considers two names equal, it returns the first.
 func Acceptable(nodes []tree.Node) []tree.Node {
 	_, accepted, _ := gather(nodes)
 	return accepted
 }
 
-// prepare checks the input and allocates clusters. It returns the files in the order of
-// their clusters, and the first free cluster.
+// prepare checks the input and allocates clusters. It returns the files in the
+// order of their clusters, and the first free cluster.
 func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
 	if len(o.Label) > 11 || strings.ContainsFunc(o.Label, func(c rune) bool {
 		return c > 127 || c != ' ' && !strings.ContainsRune(shortChars, c)
@@ -77,7 +78,7 @@ func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
 	return g, order, next, err
 }
 
-// gather makes the tree of files from the nodes, and returns the nodes in it. The error
+// gather builds the tree of files, and returns the accepted nodes. The error
 // lists everything that FAT cannot store.
 func gather(nodes []tree.Node) (root *file, accepted []tree.Node, err error) {
 	g := gatherer{root: &file{path: ".", dir: true, byName: map[string]*file{}}, bad: map[string]bool{}}
@@ -109,7 +110,7 @@ func gather(nodes []tree.Node) (root *file, accepted []tree.Node, err error) {
 	return g.root, accepted, errors.Join(g.errs...)
 }
 
-// checkNode returns why FAT cannot store a node.
+// checkNode returns an error if FAT cannot store a node.
 func checkNode(n tree.Node) error {
 	switch {
 	case !fs.ValidPath(n.Path):
@@ -141,8 +142,8 @@ func (g *gatherer) reject(p string, err error) {
 	g.errs = append(g.errs, fmt.Errorf("%s: %w", p, err))
 }
 
-// parent returns the directory p, adding it if it is not listed. If p is a file or has an
-// invalid name, it records the error once and returns nil.
+// parent returns the directory p and adds it if it is not listed. If p is a
+// file or has an invalid name, it records the error once and returns nil.
 func (g *gatherer) parent(p string) *file {
 	if p == "." {
 		return g.root
@@ -178,7 +179,7 @@ func (d *file) enter(n tree.Node) error {
 	case !ok:
 		d.add(&file{name: name, path: n.Path, inode: n.Inode, dir: n.IsDir()})
 	case n.IsDir() && other.dir && other.inode == nil && other.name == name:
-		other.inode = n.Inode // parent had added it
+		other.inode = n.Inode // parent added it before
 	default:
 		return fmt.Errorf("and %s are the same name to FAT", other.path)
 	}
@@ -196,7 +197,8 @@ func (d *file) add(f *file) *file {
 	return f
 }
 
-// count sorts a directory, gives its files short names and counts entries.
+// count sorts a directory, assigns short names and counts its entries,
+// recursively.
 func count(d *file) error {
 	slices.SortFunc(d.kids, func(a, b *file) int { return cmp.Compare(a.name, b.name) })
 	d.entries = 2 // "." and ".."
@@ -295,14 +297,14 @@ func write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error 
 			return fmt.Errorf("writing the boot sector's copy: %w", err)
 		}
 	}
-	// Last, so that an incomplete write is no file system.
+	// Last, so that an incomplete write is not a file system.
 	if _, err := w.WriteAt(boot, 0); err != nil {
 		return fmt.Errorf("writing the boot sector: %w", err)
 	}
 	return nil
 }
 
-// directory renders a directory's entries.
+// directory encodes the entries of a directory.
 func directory(d *file, o Options) []byte {
 	b := make([]byte, d.entries*entrySize)
 	at := 0
@@ -320,11 +322,11 @@ func directory(d *file, o Options) []byte {
 			}
 		}
 		date, clock := dosTime(t)
-		le.PutUint16(e[14:], clock) // made
+		le.PutUint16(e[14:], clock) // created
 		le.PutUint16(e[16:], date)
-		le.PutUint16(e[18:], date) // read
+		le.PutUint16(e[18:], date) // last access
 		le.PutUint16(e[20:], uint16(first>>16))
-		le.PutUint16(e[22:], clock) // written
+		le.PutUint16(e[22:], clock) // modified
 		le.PutUint16(e[24:], date)
 		le.PutUint16(e[26:], uint16(first))
 		le.PutUint32(e[28:], uint32(size))
@@ -354,7 +356,7 @@ func directory(d *file, o Options) []byte {
 	return b
 }
 
-// chains returns the used part of the allocation table.
+// chains returns the used part of the allocation table, encoded.
 func chains(g *geometry, order []*file, next uint32) []byte {
 	b := make([]byte, (g.tableSize(int64(next))+g.sectorSize-1)/g.sectorSize*g.sectorSize)
 	set := func(c, v uint32) {
@@ -370,7 +372,7 @@ func chains(g *geometry, order []*file, next uint32) []byte {
 		}
 	}
 	set(0, 0x0ffffff8) // the media byte
-	set(1, 0xffffffff) // clean, no errors
+	set(1, 0xffffffff) // clean, no disk errors
 	for _, f := range order {
 		for i := range f.n {
 			v := f.first + i + 1
@@ -394,7 +396,7 @@ func labelName(label string) shortName {
 
 func bootSector(g *geometry, o Options) []byte {
 	b := make([]byte, bootSize)
-	ext := 36 // offset of the fields that all types have
+	ext := 36 // offset of the fields that are common to all types
 	copy(b, []byte{0xeb, 0x3c, 0x90})
 	if g.kind == 32 {
 		ext, b[1] = 64, 0x58
@@ -410,8 +412,8 @@ func bootSector(g *geometry, o Options) []byte {
 	} else {
 		le.PutUint32(b[32:], uint32(g.sectors))
 	}
-	b[21] = 0xf8              // a fixed disk
-	le.PutUint16(b[24:], 63)  // sectors a track
+	b[21] = 0xf8              // media byte of a fixed disk
+	le.PutUint16(b[24:], 63)  // sectors per track
 	le.PutUint16(b[26:], 255) // heads
 	le.PutUint32(b[28:], uint32(min(o.Start/g.sectorSize, 1<<32-1)))
 	if g.kind != 32 {
@@ -419,15 +421,15 @@ func bootSector(g *geometry, o Options) []byte {
 	} else {
 		le.PutUint32(b[36:], uint32(g.fatSectors))
 		le.PutUint32(b[44:], g.root)
-		le.PutUint16(b[48:], 1) // the information sector
-		le.PutUint16(b[50:], 6) // the copy of this one
+		le.PutUint16(b[48:], 1) // sector of the FSInfo structure
+		le.PutUint16(b[50:], 6) // sector of the copy of the boot sector
 	}
 	b[ext], b[ext+2] = 0x80, 0x29
 	le.PutUint32(b[ext+3:], o.VolumeID)
 	label := labelName(o.Label)
 	copy(b[ext+7:], label[:])
 	copy(b[ext+18:], fmt.Sprintf("FAT%d   ", g.kind))
-	// If firmware runs this code, it halts.
+	// If firmware runs this code, the machine halts.
 	copy(b[ext+26:], []byte{0xf4, 0xeb, 0xfd})
 	b[510], b[511] = 0x55, 0xaa
 	return b
@@ -440,15 +442,15 @@ func fsInfo(g *geometry, next uint32) []byte {
 	free := uint32(g.clusters) - (next - 2)
 	le.PutUint32(b[488:], free)
 	if free == 0 {
-		next = 0xffffffff // unknown: there is none
+		next = 0xffffffff // unknown, because there is no free cluster
 	}
 	le.PutUint32(b[492:], next)
 	b[510], b[511] = 0x55, 0xaa
 	return b
 }
 
-// copier writes contents. It keeps the last blob open: neighbours in a tree are mostly from
-// the same one.
+// copier writes contents. It keeps the last blob open, because consecutive
+// files are mostly from the same one.
 type copier struct {
 	blobs tree.Blobs
 	buf   []byte

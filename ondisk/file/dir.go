@@ -9,8 +9,9 @@ import (
 	"syscall"
 )
 
-// MakeDir creates a directory for outputs, with its parents. undo removes the new ones that
-// are still empty: defer it, so that failed work leaves none.
+// MakeDir creates a directory for outputs, with its parents. undo removes the
+// new directories that are still empty: defer it, so that failed work leaves
+// none.
 func MakeDir(dir string, perm fs.FileMode) (undo func(), err error) {
 	dir = filepath.Clean(dir)
 	var missing, made []string
@@ -31,7 +32,7 @@ func MakeDir(dir string, perm fs.FileMode) (undo func(), err error) {
 		err := os.Mkdir(d, perm)
 		if err == nil {
 			made = append(made, d)
-		} else if !errors.Is(err, fs.ErrExist) { // another program may just have made it
+		} else if !errors.Is(err, fs.ErrExist) { // another program may have created it just now
 			undo()
 			return nil, err
 		}

@@ -1,6 +1,6 @@
-// Package file replaces files atomically, so that a power cut leaves the old contents or the
-// new, and computes SHA-256 digests. Code that runs as root in directories of other users must
-// use firstboot/beneath instead.
+// Package file replaces files atomically, so that a power cut leaves the old
+// contents or the new, and computes SHA-256 digests. Code that runs as root
+// must use firstboot/beneath instead in directories of other users.
 package file
 
 import (
@@ -17,7 +17,7 @@ import (
 	"syscall"
 )
 
-// Replace writes a file that only its owner can read, whole or not at all, and syncs it.
+// Replace atomically writes a file with mode 0600, and syncs it.
 func Replace(path string, data []byte) error {
 	if err := replace(path, data, true); err != nil {
 		return err
@@ -28,11 +28,11 @@ func Replace(path string, data []byte) error {
 // unfinished is the prefix of files that are being written.
 const unfinished = ".new-"
 
-// Unfinished reports whether a name is that of an incomplete file of Replace or Swap, which
-// may contain part of a secret.
+// Unfinished reports whether name is that of an incomplete file of Replace or
+// Swap, which may contain part of a secret.
 func Unfinished(name string) bool { return strings.HasPrefix(name, unfinished) }
 
-// Swap is Replace without the sync.
+// Swap is like Replace without syncing.
 func Swap(path string, data []byte) error { return replace(path, data, false) }
 
 func replace(path string, data []byte, sync bool) error {
@@ -50,7 +50,7 @@ func replace(path string, data []byte, sync bool) error {
 			os.Remove(f.Name())
 		}
 	}
-	// The temporary name tells nobody anything.
+	// The temporary name would mean nothing to a reader of the message.
 	switch e := err.(type) {
 	case *fs.PathError:
 		err = e.Err
@@ -63,8 +63,8 @@ func replace(path string, data []byte, sync bool) error {
 	return nil
 }
 
-// SyncDir syncs the names in a directory, if the file system supports it and the directory
-// can be opened for reading.
+// SyncDir syncs the entries of a directory, if the file system supports it and
+// the directory is readable.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if errors.Is(err, fs.ErrPermission) {

@@ -8,9 +8,9 @@ import (
 // ErrOpen means that another program has the file open.
 var ErrOpen = errors.New("another program has it open, and would read what is written to it: close that first")
 
-// Hide removes others' access to an open file before a secret is written to it. If another
-// program has opened the file already, the error is ErrOpen, as far as the file system can
-// tell.
+// Hide removes others' access to an open file before a secret is written to it.
+// If another program has the file open, and the file system can detect that, it
+// returns ErrOpen.
 func Hide(f *os.File) error {
 	st, err := f.Stat()
 	if err != nil {

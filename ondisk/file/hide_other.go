@@ -4,5 +4,5 @@ package file
 
 import "os"
 
-// isOpenElsewhere always returns false: only Linux can tell.
+// isOpenElsewhere always returns false: only Linux can detect this.
 func isOpenElsewhere(*os.File) bool { return false }

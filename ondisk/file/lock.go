@@ -11,8 +11,8 @@ import (
 // ErrLocked means that another program has locked the file.
 var ErrLocked = errors.New("another program has it locked")
 
-// Lock locks a file until it is closed, exclusively or shared. It does not wait: the error is
-// ErrLocked.
+// Lock locks a file, exclusively or shared, until it is closed. It does not
+// wait: if the file is locked, it returns ErrLocked.
 func Lock(f *os.File, exclusive bool) error {
 	how := unix.LOCK_SH
 	if exclusive {

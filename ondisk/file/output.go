@@ -11,26 +11,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Output is a file that gets its name only when it is complete. Until Commit it has no name
-// if the system supports that, so that even a kill leaves nothing; otherwise it is a hidden
-// temporary file.
+// Output is a file that gets its name when it is complete. Until Commit it has
+// no name, so that nothing remains if the process is killed; where the system
+// does not support that, it is a hidden temporary file.
 type Output struct {
 	*os.File
 	path  string
 	force bool
-	temp  string // its name so far; empty: none
+	temp  string // current temporary name; empty if the file has none
 	sync  func() error
-	// begun is how much of the file is being stored.
+	// begun is the end of the part for which WriteBehind has started writing.
 	begun int64
 }
 
-// Create opens an output. An existing file is an error, here and in Commit, unless force is
-// set.
+// Create creates an output. If the file exists, it fails, here or in Commit,
+// unless force is set.
 func Create(path string, perm fs.FileMode, force bool) (*Output, error) {
 	return create(path, perm, force, openNameless)
 }
 
-// free returns an error if no file may get that name.
+// free returns an error if no file may be created at path.
 func free(path string, force bool) error {
 	st, err := os.Stat(path)
 	switch {
@@ -46,8 +46,8 @@ func free(path string, force bool) error {
 	return nil
 }
 
-// Continue opens an output that an earlier run kept, or creates it. After a power cut its
-// contents may be anything.
+// Continue opens an output that an earlier run kept, or creates it. After a
+// power cut its contents are undefined.
 func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 	if err := free(path, force); err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 		if errors.Is(err, fs.ErrExist) {
 			f, err = openOwn(name)
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // whoever had it has completed it
+				continue // another run has completed it
 			}
 		}
 		if err != nil {
@@ -73,7 +73,7 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 			f.Close()
 			return nil, fmt.Errorf("creating %s: %w", path, err)
 		}
-		// Whoever had it before may have completed it in the meantime.
+		// Another run may have completed it in the meantime.
 		st, err := f.Stat()
 		now, errNow := os.Lstat(name)
 		if err == nil && errNow == nil && os.SameFile(st, now) {
@@ -86,8 +86,8 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 	}
 }
 
-// openOwn opens a file of an earlier run. One of another user is rejected, who could change it
-// after it was verified.
+// openOwn opens a file of an earlier run. It rejects a file of another user,
+// who could change it after it is verified.
 func openOwn(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -96,7 +96,8 @@ func openOwn(name string) (*os.File, error) {
 	st, err := f.Stat()
 	if err == nil {
 		sys, ok := st.Sys().(*syscall.Stat_t)
-		// File systems without owners show root's, who needs no trick.
+		// File systems without owners show root as the owner, and root can
+		// change any file anyway.
 		foreign := ok && int(sys.Uid) != os.Geteuid() && sys.Uid != 0
 		if foreign || !st.Mode().IsRegular() {
 			err = errors.New("it is another user's, or no file: remove it, or write elsewhere")
@@ -135,7 +136,7 @@ func create(path string, perm fs.FileMode, force bool, nameless func(dir string,
 	return o, nil
 }
 
-// tempName chooses a temporary name for which try does not return fs.ErrExist.
+// tempName finds a temporary name for which try does not return fs.ErrExist.
 func (o *Output) tempName(try func(name string) error) error {
 	for i := 0; ; i++ {
 		name := filepath.Join(filepath.Dir(o.path), fmt.Sprintf(".%s.%d-%d.tmp", filepath.Base(o.path), os.Getpid(), i))
@@ -149,8 +150,8 @@ func (o *Output) tempName(try func(name string) error) error {
 	}
 }
 
-// Commit syncs the file and gives it its name. After a power cut the name refers to the whole
-// file, or to what it was before.
+// Commit syncs the file and gives it its name. After a power cut the name
+// refers to the whole new file or to the old one.
 func (o *Output) Commit() error {
 	err := o.sync()
 	if err == nil {
@@ -169,7 +170,8 @@ func (o *Output) Commit() error {
 	return o.File.Close()
 }
 
-// WriteBehind starts to store the file up to the offset, so that Commit has to wait for less.
+// WriteBehind starts writing the file to disk up to offset to, so that Commit
+// takes less time.
 func (o *Output) WriteBehind(to int64) {
 	const step = 16 << 20
 	if to-o.begun >= step {
@@ -179,7 +181,8 @@ func (o *Output) WriteBehind(to int64) {
 }
 
 func (o *Output) commit() error {
-	// The permissions are those asked for, less the umask, from the start.
+	// The file has its final permissions, perm less the umask, since it was
+	// created.
 	name := func(to string) error {
 		if o.temp == "" {
 			return nameIt(o.File, to)
@@ -194,7 +197,7 @@ func (o *Output) commit() error {
 		if err == nil {
 			return os.Remove(o.temp)
 		}
-		// A file system without hard links.
+		// The file system has no hard links.
 		if _, err := os.Lstat(o.path); err == nil {
 			return fs.ErrExist
 		}
@@ -215,8 +218,9 @@ func (o *Output) Discard() {
 	}
 }
 
-// Explain adds the fix to an error of writing in dir. It removes the path in the error, which
-// may be a temporary one; the caller names the file.
+// Explain adds the fix to an error from writing in dir. It removes the path
+// from the error, because it may be a temporary name; the caller names the
+// file.
 func Explain(err error, dir string) error {
 	switch e := err.(type) {
 	case *fs.PathError:
@@ -233,7 +237,7 @@ func Explain(err error, dir string) error {
 	return err
 }
 
-// explainOpen is Explain for an error of creating a file in dir.
+// explainOpen is like Explain for an error from creating a file in dir.
 func explainOpen(err error, dir string) error {
 	if e := (*fs.PathError)(nil); errors.As(err, &e) {
 		err = e.Err
@@ -247,7 +251,8 @@ func explainOpen(err error, dir string) error {
 	return Explain(err, dir)
 }
 
-// MakeDirectory is MakeDir for a directory that everybody may read.
+// MakeDirectory is MakeDir with mode 0777 less the umask, and with the fix in
+// its error.
 func MakeDirectory(dir string) (undo func(), err error) {
 	undo, err = MakeDir(dir, 0o777)
 	switch {
@@ -259,7 +264,8 @@ func MakeDirectory(dir string) (undo func(), err error) {
 	return nil, fmt.Errorf("making directory %s: %w", dir, explainOpen(err, filepath.Dir(filepath.Clean(dir))))
 }
 
-// Writable returns, before long work begins, why no file can be created in dir.
+// Writable returns an error if no file can be created in dir, before long work
+// begins.
 func Writable(dir string) error {
 	f, err := os.CreateTemp(dir, ".edgebake-*")
 	if err != nil {
@@ -268,12 +274,12 @@ func Writable(dir string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// CheckSpace returns, before long work begins, an error if n bytes do not fit; what names
-// them ("the image").
+// CheckSpace returns an error if n bytes do not fit in dir, before long work
+// begins. what describes them in the message ("the image").
 func CheckSpace(dir string, n int64, what string) error {
 	var st unix.Statfs_t
 	if unix.Statfs(dir, &st) != nil {
-		return nil // the writing itself will tell
+		return nil // writing will report the error
 	}
 	if free := int64(st.Bavail) * int64(st.Bsize); free < n {
 		return fmt.Errorf("%w: directory %s has %d MiB free, too little for %s of at least %d MiB; make room or write elsewhere",
@@ -282,14 +288,14 @@ func CheckSpace(dir string, n int64, what string) error {
 	return nil
 }
 
-// ExistsError is fs.ErrExist with the fix.
+// ExistsError is an fs.ErrExist whose message has the fix.
 type ExistsError struct{ Path string }
 
 func (e *ExistsError) Error() string        { return e.Path + " exists; --force replaces it" }
 func (e *ExistsError) Is(target error) bool { return target == fs.ErrExist }
 
-// Check returns, before long work begins, the reason why a file cannot be written at its
-// end: it exists and must not be replaced, or its directory cannot be written.
+// Check returns an error if a file could not be written after long work: it
+// exists and must not be replaced, or its directory is not writable.
 func Check(path string, replace bool) error {
 	if fi, err := os.Lstat(path); err == nil {
 		switch {
@@ -305,8 +311,8 @@ func Check(path string, replace bool) error {
 	return nil
 }
 
-// Write writes a small file that appears under its name only when it is complete, and
-// replaces the old one. perm is less the umask.
+// Write atomically writes a small file and replaces an existing one. The mode
+// is perm less the umask.
 func Write(path string, data []byte, perm fs.FileMode) error {
 	out, err := Create(path, perm, true)
 	if err != nil {

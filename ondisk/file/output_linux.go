@@ -14,7 +14,7 @@ func openNameless(dir string, perm fs.FileMode) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Naming it later goes through /proc.
+	// Naming the file later requires /proc.
 	if _, err := os.Stat(procPath(f)); err != nil {
 		f.Close()
 		return nil, err
@@ -22,20 +22,20 @@ func openNameless(dir string, perm fs.FileMode) (*os.File, error) {
 	return f, nil
 }
 
-// nameIt names a file from openNameless. The name must be free.
+// nameIt gives a name to a file from openNameless. The name must not exist.
 func nameIt(f *os.File, path string) error {
 	return unix.Linkat(unix.AT_FDCWD, procPath(f), unix.AT_FDCWD, path, unix.AT_SYMLINK_FOLLOW)
 }
 
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// Release frees the space of n bytes that the caller does not need any more, if the file
-// system supports it.
+// Release frees the disk space of n bytes that the caller does not need any
+// more, if the file system supports it.
 func (o *Output) Release(off, n int64) {
 	_ = unix.Fallocate(int(o.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
 }
 
-// writeBehind makes the kernel start to store a range.
+// writeBehind starts writing a range of the file to disk.
 func writeBehind(f *os.File, off, n int64) {
 	_ = unix.SyncFileRange(int(f.Fd()), off, n, unix.SYNC_FILE_RANGE_WRITE)
 }

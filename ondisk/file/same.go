@@ -6,7 +6,8 @@ import (
 	"path/filepath"
 )
 
-// Same reports whether two names, after symbolic links, are the same existing file.
+// Same reports whether two names refer to the same existing file, following
+// symbolic links.
 func Same(a, b string) bool {
 	x, err := os.Stat(a)
 	if err != nil {
@@ -16,8 +17,8 @@ func Same(a, b string) bool {
 	return err == nil && os.SameFile(x, y)
 }
 
-// NotInput returns an error if an output, named by a flag, is the same file as another file
-// of the command, which would be lost. Empty names are ignored.
+// NotInput returns an error if output, the value of flag, is the same file as
+// name, which would be overwritten. An empty name is ignored.
 func NotInput(flag, output, what, name string) error {
 	if name != "" && (Same(output, name) || withoutLinks(output) == withoutLinks(name)) {
 		return fmt.Errorf("%s %s: it is %s: name another file", flag, output, what)

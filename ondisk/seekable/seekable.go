@@ -1,11 +1,11 @@
 // Package seekable reads and writes the zstd seekable format: a zstd file of
-// independent frames, followed by a table that says where each begins. Any zstd
-// decompresses the whole file. With the table, a reader can read or replace one
-// frame alone.
+// independent frames, followed by a table of their sizes. Any zstd program can
+// decompress the file. With the table, a reader can read or replace a single
+// frame.
 //
-// A frame may be stored raw: wrapped as zstd, not compressed. The length of such
-// a frame depends on the length of its content alone, so new content replaces the
-// old without moving anything else. The slot of an image is stored so.
+// A frame may be raw: in the format of zstd, but not compressed. The size of a
+// raw frame depends only on the size of its content, so the content can be
+// replaced in place. The slot of an image is stored in raw frames.
 //
 // The format is defined in zstd's contrib/seekable_format
 // (zstd_seekable_compression_format.md), frames in RFC 8878.
@@ -25,49 +25,51 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// FrameSize is the largest content of a frame in bytes. Readers accept frames of any
-// size up to it.
+// FrameSize is the maximum size of a frame's content in bytes.
 const FrameSize = 4 << 20
 
-// ErrDamaged is a frame whose content is not what was written.
+// ErrDamaged means that the content of a frame does not match its checksum.
 var ErrDamaged = errors.New("the file is damaged")
 
-// maxZeros bounds how many different frames of zeros a Reader remembers. Most holes
-// of an image are whole frames of FrameSize, which are all equal.
+// maxZeros is the number of different frames of zeros that a Reader remembers.
+// Most holes of an image consist of whole frames of FrameSize, which are all
+// equal.
 const maxZeros = 8
 
-// smallFrame is more than a frame of zeros takes. Hardly any other is smaller.
+// smallFrame is larger than any frame of zeros, and smaller than almost all
+// others, in bytes.
 const smallFrame = 1024
 
 const (
 	magicFrame = 0xfd2fb528
-	magicSkip  = 0x184d2a50 // begins the 16 magics of skippable frames, which decoders pass over
-	tableFrame = 0x184d2a5e // the skippable frame that holds the table
+	magicSkip  = 0x184d2a50 // the first of the 16 magic numbers of skippable frames, which decoders ignore
+	tableFrame = 0x184d2a5e // magic number of the skippable frame with the table
 	magicTable = 0x8f92eab1 // the table's last four bytes
 
 	footerSize = 9  // frames, descriptor, magic
 	entrySize  = 12 // compressed size, size, checksum
 	hasSums    = 0x80
 
-	maxBlock = 128 << 10 // of a zstd block
+	maxBlock = 128 << 10 // maximum size of a zstd block
 
-	// maxFrames is 16 TiB in frames of FrameSize. A server, or a sparse file, may claim
-	// any size.
+	// maxFrames is enough for 16 TiB. A limit is needed because a server, or a
+	// sparse file, may claim any size.
 	maxFrames = 1 << 22
 
-	// maxExtras is how many skippable frames may come before the table.
+	// maxExtras is the maximum number of skippable frames before the table.
 	maxExtras = 16
 )
 
-// ErrFormat says that a file is not in the format: a FormatError says why.
+// ErrFormat means that a file is not in the format; the error is a FormatError
+// with the reason.
 var ErrFormat = errors.New("not a seekable zstd file")
 
-// FormatError is what is wrong with the table of a file.
+// FormatError describes what is wrong with the table of a file.
 type FormatError struct {
 	Problem string
-	// NoTable: the table at the file's end is missing.
+	// NoTable is set if there is no table at the end of the file.
 	NoTable bool
-	// Newer: a newer edgebake made the file.
+	// Newer is set if a newer edgebake made the file.
 	Newer bool
 }
 
@@ -78,7 +80,7 @@ func badFormat(format string, args ...any) error {
 	return &FormatError{Problem: fmt.Sprintf(format, args...)}
 }
 
-// newer returns the error for a table that only a newer edgebake can read.
+// newer returns the error for a table that requires a newer edgebake.
 func newer(format string, args ...any) error {
 	return &FormatError{Problem: "a newer edgebake made it: " + fmt.Sprintf(format, args...), Newer: true}
 }
@@ -94,8 +96,8 @@ type Entry struct {
 	sum        uint32
 }
 
-// Encoder compresses frames. It is safe for concurrent use, and the bytes do
-// not depend on what it compressed before or on who else uses it.
+// Encoder compresses frames. It is safe for concurrent use, and its output
+// depends only on the content.
 type Encoder struct {
 	pool sync.Pool
 	zero []byte
@@ -103,7 +105,7 @@ type Encoder struct {
 
 // NewEncoder returns an encoder.
 func NewEncoder() (*Encoder, error) {
-	// Tried once here, so that the pool needs no way to fail.
+	// Tried once here, because the pool's New cannot return an error.
 	if _, err := newZstd(); err != nil {
 		return nil, fmt.Errorf("setting up zstd: %w", err)
 	}
@@ -124,23 +126,23 @@ func newZstd() (*zstd.Encoder, error) {
 		zstd.WithWindowSize(FrameSize), zstd.WithLowerEncoderMem(true))
 }
 
-// Encode appends the compressed frame to dst.
+// Encode compresses content and appends the frame to dst.
 func (e *Encoder) Encode(dst, content []byte) []byte {
 	w := e.pool.Get().(*zstd.Encoder)
 	defer e.pool.Put(w)
 	return w.EncodeAll(content, dst)
 }
 
-// Zero is the frame of FrameSize zeros, made once: holes cost nothing.
+// Zero returns the frame of FrameSize zeros, which is compressed only once.
 func (e *Encoder) Zero() []byte { return e.zero }
 
-// RawSize is the length of a raw frame for n bytes of content.
+// RawSize returns the size of a raw frame with n bytes of content.
 func RawSize(n int) int {
 	blocks := max(1, (n+maxBlock-1)/maxBlock)
 	return 4 + 1 + 4 + 3*blocks + n + 4
 }
 
-// Raw appends a frame that holds content as it is.
+// Raw appends a raw frame with the content to dst.
 func Raw(dst, content []byte) []byte {
 	dst = slices.Grow(dst, RawSize(len(content)))
 	dst = rawHeader(dst, len(content))
@@ -155,8 +157,8 @@ func Raw(dst, content []byte) []byte {
 	return le.AppendUint32(dst, Sum(content))
 }
 
-// rawHeader appends a frame's header: a content size of four bytes, a single
-// segment, a checksum at the end.
+// rawHeader appends a frame header: content size in four bytes, single segment,
+// with a checksum at the end.
 func rawHeader(dst []byte, n int) []byte {
 	dst = le.AppendUint32(dst, magicFrame)
 	dst = append(dst, 2<<6|1<<5|1<<2)
@@ -172,13 +174,13 @@ func rawBlock(dst []byte, n int, last bool) []byte {
 	return append(dst, byte(header), byte(header>>8), byte(header>>16))
 }
 
-// Sum is the checksum of a frame's content.
+// Sum returns the checksum of a frame's content.
 func Sum(content []byte) uint32 { return uint32(xxhash.Sum64(content)) }
 
-// Table gathers the entries of a file being written.
+// Table collects the entries of a file being written.
 type Table struct{ entries []Entry }
 
-// Append notes the next frame and returns where in the file it belongs.
+// Append adds the next frame and returns its offset in the file.
 func (t *Table) Append(compressed, size int, sum uint32) int64 {
 	e := Entry{Compressed: int64(compressed), Size: int64(size), sum: sum}
 	if n := len(t.entries); n > 0 {
@@ -189,13 +191,14 @@ func (t *Table) Append(compressed, size int, sum uint32) int64 {
 	return e.Offset
 }
 
-// SetSum sets the checksum of a frame whose content came later.
+// SetSum sets the checksum of a frame that was added before its content was
+// known.
 func (t *Table) SetSum(frame int, sum uint32) { t.entries[frame].sum = sum }
 
 // Entry returns a frame's entry.
 func (t *Table) Entry(frame int) Entry { return t.entries[frame] }
 
-// End is where the last frame ends.
+// End returns the end of the last frame in the file.
 func (t *Table) End() int64 {
 	if len(t.entries) == 0 {
 		return 0
@@ -204,7 +207,7 @@ func (t *Table) End() int64 {
 	return last.Offset + last.Compressed
 }
 
-// Encode renders the table, which goes behind the last frame.
+// Encode returns the encoded table, which must follow the last frame.
 func (t *Table) Encode() []byte {
 	n := len(t.entries)*entrySize + footerSize
 	b := make([]byte, 0, 8+n)
@@ -220,22 +223,22 @@ func (t *Table) Encode() []byte {
 	return le.AppendUint32(b, magicTable)
 }
 
-// Reader reads the content of a file at any offset. It is safe for
+// Reader reads the content of a compressed file at any offset. It is safe for
 // concurrent use.
 type Reader struct {
 	r       io.ReaderAt
 	entries []Entry
 	extras  []extra
 	size    int64 // of the content
-	table   int64 // where the table's first entry is in the file
+	table   int64 // offset of the table's first entry in the file
 	dec     *zstd.Decoder
 
 	mu    sync.Mutex
-	cache []cached // the frames used last, newest first
+	cache []cached // the most recently used frames, newest first
 	kept  int64    // bytes in cache
-	zeros [][]byte // at most maxZeros compressed frames known to hold nothing but zeros
+	zeros [][]byte // at most maxZeros compressed frames that contain only zeros
 
-	packed sync.Pool // of *[]byte, for frames as they are in the file
+	packed sync.Pool // of *[]byte, buffers for compressed frames
 }
 
 type cached struct {
@@ -243,7 +246,7 @@ type cached struct {
 	content []byte
 }
 
-// keep is how many bytes of decompressed frames a Reader holds.
+// keep is the maximum size in bytes of the cached frames of a Reader.
 const keep = 4 * FrameSize
 
 // extra is the content of a skippable frame between the last frame and the table.
@@ -252,10 +255,10 @@ type extra struct {
 	offset, size int64
 }
 
-// IsZstd reports whether a file that begins with b is a zstd file.
+// IsZstd reports whether b is the beginning of a zstd file.
 func IsZstd(b []byte) bool { return len(b) >= 4 && le.Uint32(b) == magicFrame }
 
-// Open reads the table of a compressed file of that size.
+// Open reads the table of a compressed file of size bytes.
 func Open(r io.ReaderAt, size int64) (*Reader, error) {
 	z := &Reader{r: r}
 	if err := z.readTable(size); errors.Is(err, ErrFormat) {
@@ -271,7 +274,8 @@ func Open(r io.ReaderAt, size int64) (*Reader, error) {
 	return z, nil
 }
 
-// Head reads the first bytes of what may be no whole file, and so has no table.
+// Head reads the first len(b) bytes of the content of a file that may be
+// incomplete, without the table.
 func Head(r io.ReaderAt, size int64, b []byte) error {
 	dec, err := zstd.NewReader(io.NewSectionReader(r, 0, size), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(2*FrameSize), zstd.WithDecoderLowmem(true))
 	if err != nil {
@@ -282,11 +286,12 @@ func Head(r io.ReaderAt, size int64, b []byte) error {
 	return err
 }
 
-// FrameHead is as much as IsFrame looks at.
+// FrameHead is the number of bytes that IsFrame needs.
 const FrameHead = zstd.HeaderMaxSize
 
-// IsFrame reports whether the beginning of a file is that of a frame as edgebake
-// makes it, and not that of all that another program compressed.
+// IsFrame reports whether a file that begins with head was made by edgebake,
+// which uses frames of at most FrameSize, rather than compressed as one frame
+// by another program.
 func IsFrame(head []byte) bool {
 	var h zstd.Header
 	return h.Decode(head) == nil && h.HasFCS && h.FrameContentSize <= FrameSize
@@ -323,7 +328,7 @@ func (z *Reader) readTable(size int64) error {
 		return badFormat("the table's beginning is not where it should be")
 	}
 	off := int64(0)
-	z.entries = make([]Entry, 0, n) // there are as many bytes of the table
+	z.entries = make([]Entry, 0, n) // n is plausible: the file is long enough for the table
 	for i := range int(n) {
 		e := b[8+i*entrySize:]
 		x := Entry{Offset: off, Compressed: int64(le.Uint32(e)), Start: z.size, Size: int64(le.Uint32(e[4:])), sum: le.Uint32(e[8:])}
@@ -341,7 +346,7 @@ func (z *Reader) readTable(size int64) error {
 	return z.readExtras(off, at)
 }
 
-// readExtras finds the skippable frames between the end of the last frame and the table.
+// readExtras finds the skippable frames between the last frame and the table.
 func (z *Reader) readExtras(off, table int64) error {
 	for frames := off; off != table; {
 		head := make([]byte, 8)
@@ -359,8 +364,8 @@ func (z *Reader) readExtras(off, table int64) error {
 	return nil
 }
 
-// Extra returns the content of the skippable frame with that magic between the last frame
-// and the table; nil if there is none.
+// Extra returns the content of the skippable frame with a magic number between
+// the last frame and the table, or nil.
 func (z *Reader) Extra(magic uint32) *io.SectionReader {
 	for _, x := range z.extras {
 		if x.magic == magic {
@@ -370,39 +375,40 @@ func (z *Reader) Extra(magic uint32) *io.SectionReader {
 	return nil
 }
 
-// Skippable appends a skippable frame, which decoders pass over.
+// Skippable appends a skippable frame, which decoders ignore.
 func Skippable(dst []byte, magic uint32, content []byte) []byte {
 	dst = le.AppendUint32(dst, magic)
 	dst = le.AppendUint32(dst, uint32(len(content)))
 	return append(dst, content...)
 }
 
-// Close lets go of the decoder; the file stays open.
+// Close releases the decoder. It does not close the underlying file.
 func (z *Reader) Close() { z.dec.Close() }
 
-// Size of the content.
+// Size returns the size of the content in bytes.
 func (z *Reader) Size() int64 { return z.size }
 
-// Frames is their number.
+// Frames returns the number of frames.
 func (z *Reader) Frames() int { return len(z.entries) }
 
 // Entry returns a frame's entry.
 func (z *Reader) Entry(frame int) Entry { return z.entries[frame] }
 
-// SumOffset is where in the file a frame's checksum is, in the table.
+// SumOffset returns the offset of a frame's checksum in the file; it is in the
+// table.
 func (z *Reader) SumOffset(frame int) int64 {
 	return z.table + int64(frame)*entrySize + 8
 }
 
-// IsRaw reports whether a frame is stored raw, so that other content of the
-// same length can take its place.
+// IsRaw reports whether a frame is raw, so that its content can be replaced by
+// other content of the same size.
 func (z *Reader) IsRaw(frame int) (bool, error) {
 	e := z.entries[frame]
 	if e.Compressed != int64(RawSize(int(e.Size))) {
 		return false, nil
 	}
-	// What tells is the header; a compressed block could have this length
-	// by chance.
+	// Compare the headers too: a compressed frame can have the same size by
+	// chance.
 	first := int(min(e.Size, maxBlock))
 	want := rawBlock(rawHeader(nil, int(e.Size)), first, int64(first) == e.Size)
 	got := make([]byte, len(want))
@@ -412,7 +418,7 @@ func (z *Reader) IsRaw(frame int) (bool, error) {
 	return bytes.Equal(got, want), nil
 }
 
-// Frame returns a frame's content. It must not be changed.
+// Frame returns the content of a frame, which the caller must not change.
 func (z *Reader) Frame(frame int) ([]byte, error) {
 	z.mu.Lock()
 	for i, c := range z.cache {
@@ -439,8 +445,8 @@ func (z *Reader) Frame(frame int) ([]byte, error) {
 	return b, nil
 }
 
-// Decode reads a frame into buf, if it is large enough, past the cache. With
-// zero it reports that the frame holds nothing but zeros, and content is nil.
+// Decode reads a frame without the cache, into buf if that is large enough. If
+// the frame contains only zeros, zero is true and content is nil.
 func (z *Reader) Decode(frame int, buf []byte) (content []byte, zero bool, err error) {
 	e := z.entries[frame]
 	small := e.Compressed < smallFrame
@@ -465,7 +471,7 @@ func (z *Reader) Decode(frame int, buf []byte) (content []byte, zero bool, err e
 	}
 	if small && IsZero(content) {
 		z.mu.Lock()
-		if len(z.zeros) < maxZeros && e.Size == FrameSize { // each is compared with every small frame
+		if len(z.zeros) < maxZeros && e.Size == FrameSize { // frames of this size are the most common
 			z.zeros = append(z.zeros, packed)
 		}
 		z.mu.Unlock()
@@ -474,8 +480,8 @@ func (z *Reader) Decode(frame int, buf []byte) (content []byte, zero bool, err e
 	return content, false, nil
 }
 
-// IsZero reports whether all bytes are zero: the first is, and each is the one
-// before it, which comparing finds out many at a time.
+// IsZero reports whether all bytes are zero. It compares b with itself shifted
+// by one byte, because bytes.Equal is fast.
 func IsZero(b []byte) bool {
 	return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }
@@ -505,7 +511,8 @@ func (z *Reader) decode(frame int, buf []byte) ([]byte, error) {
 	return b, nil
 }
 
-// Find returns the frame that holds the byte at off, which must be within the content.
+// Find returns the frame that contains offset off, which must be within the
+// content.
 func (z *Reader) Find(off int64) int {
 	i, found := slices.BinarySearchFunc(z.entries, off, func(e Entry, off int64) int { return cmp.Compare(e.Start, off) })
 	if !found {
@@ -514,7 +521,7 @@ func (z *Reader) Find(off int64) int {
 	return i
 }
 
-// ReadAt reads the content.
+// ReadAt reads from the content.
 func (z *Reader) ReadAt(p []byte, off int64) (n int, err error) {
 	if off < 0 {
 		return 0, fmt.Errorf("reading at %d: negative offset", off)
@@ -534,8 +541,8 @@ func (z *Reader) ReadAt(p []byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-// ReadRange fills buf with the content at off, past the cache. With zero it reports that
-// the range holds nothing but zeros, and the content of buf is undefined.
+// ReadRange fills buf with the content at off, without the cache. If the range
+// contains only zeros, zero is true and buf is undefined.
 func (z *Reader) ReadRange(buf []byte, off int64) (zero bool, err error) {
 	if off < 0 || off+int64(len(buf)) > z.size {
 		return false, fmt.Errorf("reading %d bytes at %d of %d: %w", len(buf), off, z.size, io.ErrUnexpectedEOF)
@@ -546,7 +553,7 @@ func (z *Reader) ReadRange(buf []byte, off int64) (zero bool, err error) {
 		e := z.entries[i]
 		from := int(off + int64(n) - e.Start)
 		dst := buf[n:][:min(int(e.Size)-from, len(buf)-n)]
-		var room []byte // a whole frame is decompressed into its place
+		var room []byte // decompress a whole frame straight into buf
 		if len(dst) == int(e.Size) {
 			room = dst[:0:len(dst)]
 		}
@@ -568,8 +575,8 @@ func (z *Reader) ReadRange(buf []byte, off int64) (zero bool, err error) {
 	return zero, nil
 }
 
-// SeemsZero reports whether the frames with n bytes at off are as small as those of zeros
-// are. It reads nothing.
+// SeemsZero reports whether all frames with the n bytes at off are smaller than
+// smallFrame, and so probably contain zeros. It reads nothing.
 func (z *Reader) SeemsZero(off, n int64) bool {
 	if off+n > z.size {
 		return false

@@ -9,23 +9,23 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Limits of a slot, for writing and reading. A USB stick has room for more, which nobody
-// needs.
+// Limits of a slot, for writing and reading. They also apply to USB sticks.
 const (
-	// maxFiles bounds the Site's files together, in bytes.
+	// maxFiles limits the total size of the Site's files, in bytes.
 	maxFiles = ondisk.SlotRoom
-	// maxSite, maxInventory and maxInfo bound the documents that are parsed.
+	// maxSite, maxInventory and maxInfo limit the size of documents that are
+	// parsed.
 	maxSite      = 256 << 10
 	maxInventory = 4 << 20
 	maxInfo      = 64 << 10
 	maxSignature = 4 << 10
-	// maxEntries bounds the files and directories of a Site, maxDepth their nesting; files/
-	// is the first level.
+	// maxEntries limits the number of files and directories of a Site, maxDepth
+	// their nesting; files/ is the first level.
 	maxEntries = 4096
 	maxDepth   = 8
 )
 
-// edgebake's own files in addition to these: edgebake.json, the signature and two reports.
+// Limits of edgebake's own files: edgebake.json, the signature and two reports.
 const (
 	ownEntries = 4
 	maxOwn     = maxInfo + maxSignature + ReportTextSize + ReportJSONSize
@@ -34,7 +34,7 @@ const (
 // tooDeep reports whether a file is nested deeper than maxDepth.
 func tooDeep(name string) bool { return strings.Count(name, "/") > maxDepth }
 
-// SizeLimit returns the largest size of a file of the slot, in bytes.
+// SizeLimit returns the maximum size of a file in the slot, in bytes.
 func SizeLimit(name string) int64 {
 	switch name {
 	case ondisk.SlotSite:
@@ -45,7 +45,7 @@ func SizeLimit(name string) int64 {
 	return maxFiles
 }
 
-// countEntries counts the files and their directories.
+// countEntries counts the files and their parent directories.
 func countEntries(files map[string][]byte) int {
 	all := map[string]bool{}
 	for name := range files {
@@ -56,8 +56,9 @@ func countEntries(files map[string][]byte) int {
 	return len(all)
 }
 
-// Limits for reading the boot sector, directories and allocation table. A normal stick with
-// a hundred thousand files stays below them; one that is made to be slow does not.
+// Limits for reading the boot sector, directories and allocation table. A
+// normal stick with a hundred thousand files stays below them, one prepared to
+// be slow does not.
 const (
 	maxMeta  = 4 << 20
 	maxReads = 8192
@@ -66,14 +67,14 @@ const (
 // errCost means that a file system exceeds the budget.
 var errCost = errors.New("the file system is damaged or badly fragmented: format the stick again (FAT32) and copy the files to it again")
 
-// budget bounds what is read of a file system that may be hostile: its chains may jump back
-// and forth, and thousands of its directories may be the same one.
+// budget limits reads of an untrusted file system: its chains may jump back and
+// forth, and thousands of directories may be the same one.
 type budget struct {
 	r            io.ReaderAt
 	reads, bytes int64
 }
 
-// allow adds the cost of a file of n bytes.
+// allow adds the cost of reading a file of n bytes.
 func (b *budget) allow(n int64) {
 	b.reads += 1 + n>>20
 	b.bytes += n

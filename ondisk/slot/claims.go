@@ -15,11 +15,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A stick with an inventory may have a file in which each machine records the site that it
-// uses, so that a second machine that matches the same one notices. The file is preallocated:
-// a record is written in place, as one sector. Damaged records are ignored.
+// A stick with an inventory may have a claims file, in which each machine
+// records the site that it uses, so that a second machine that matches the same
+// site detects this. The file is preallocated; each record is one sector and
+// written in place. Damaged records are ignored.
 
-// Claim records that a machine uses a site of an inventory.
+// Claim records that a machine uses a Site of an inventory.
 type Claim struct {
 	Site     string   `json:"site"`
 	MACs     []string `json:"macs,omitempty"`
@@ -28,15 +29,15 @@ type Claim struct {
 	AssetTag string   `json:"assetTag,omitempty"`
 }
 
-// ErrNoClaims means that a stick has no file for claims, or no room in it.
+// ErrNoClaims means that a stick has no claims file, or no space in it.
 var ErrNoClaims = errors.New("it has no room for the note (" + ondisk.SlotClaims + ")")
 
 const (
 	claimSize = 512
 	claimHead = "edgebake claim 1 "
-	// maxClaims bounds what is read of an untrusted stick.
+	// maxClaims limits the number of records read from an untrusted stick.
 	maxClaims = 8192
-	maxCards  = 8 // of a claim
+	maxCards  = 8 // MACs per claim
 )
 
 // encode returns a record, with at most maxCards MACs.
@@ -54,7 +55,7 @@ func (c Claim) encode() ([]byte, error) {
 	return append(b, make([]byte, claimSize-len(b))...), nil
 }
 
-// decodeClaim parses a record. ok is false for anything else.
+// decodeClaim decodes a record. ok is false if b is not a valid record.
 func decodeClaim(b []byte) (c Claim, ok bool) {
 	rest, ok := bytes.CutPrefix(b, []byte(claimHead))
 	if !ok || len(rest) < 17 || rest[16] != '\n' {
@@ -65,7 +66,7 @@ func decodeClaim(b []byte) (c Claim, ok bool) {
 	if !ok || hex.EncodeToString(sum[:8]) != string(rest[:16]) || json.Unmarshal(doc, &c) != nil || len(c.MACs) > maxCards {
 		return c, false
 	}
-	// The values are printed.
+	// Control characters are rejected because the values are printed.
 	for _, s := range append([]string{c.Site, c.Serial, c.UUID, c.AssetTag}, c.MACs...) {
 		if len(s) > 255 || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
 			return c, false
@@ -74,7 +75,8 @@ func decodeClaim(b []byte) (c Claim, ok bool) {
 	return c, c.Site != ""
 }
 
-// claims returns the offsets of records on the device, or nil if there is no file.
+// claims returns the offsets of all records on the device, or nil if there is
+// no claims file.
 func (in *reader) claims() ([]int64, error) {
 	e, err := in.fat.Stat(ondisk.SlotClaims)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && e.Dir {
@@ -105,8 +107,8 @@ func ReadClaims(r io.ReaderAt) ([]Claim, error) {
 	return claims, nil
 }
 
-// readClaims also returns the offset for a claim of the site: that of its present record,
-// else that of a free one, else -1.
+// readClaims also returns the offset at which to write a claim of site: that of
+// its existing record, else of a free one, else -1.
 func readClaims(r io.ReaderAt, site string) (claims []Claim, place int64, err error) {
 	in, err := open(r)
 	if err != nil {
@@ -139,8 +141,8 @@ func readClaims(r io.ReaderAt, site string) (claims []Claim, place int64, err er
 	return claims, free, nil
 }
 
-// WriteClaim writes a claim, in place of one of the same site. ErrNoClaims is returned if
-// there is no room.
+// WriteClaim writes a claim and replaces one of the same Site. The error is
+// ErrNoClaims if there is no space.
 func WriteClaim(f Device, c Claim) error {
 	b, err := c.encode()
 	if err != nil {
@@ -162,7 +164,8 @@ func WriteClaim(f Device, c Claim) error {
 	return nil
 }
 
-// ClaimsFile returns an empty file for the claims of that many machines.
+// ClaimsFile returns the initial content of the claims file for a number of
+// machines.
 func ClaimsFile(machines int) []byte {
 	return make([]byte, max(64, machines+machines/4)*claimSize)
 }

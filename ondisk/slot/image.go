@@ -15,38 +15,37 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// An image may be signed, so that nobody but its maker can have made what is on
-// a disk. The signature is minisign's, over the golden digest and the digest
-// of image.json, and lies in the slot's edgebake.json, which no golden digest
-// covers: it travels with the image, stays when it is stamped, flashed or
-// scrubbed, and holds for as long as the golden digest does.
+// An image may be signed. The minisign signature covers the golden digest and
+// the digest of image.json. It is stored in the slot's edgebake.json, which the
+// golden digest does not cover, so it is kept when the image is stamped,
+// flashed or scrubbed.
 
-// ErrImageUnsigned says that an image has no signature.
+// ErrImageUnsigned means that an image has no signature.
 var ErrImageUnsigned = errors.New("the image has no signature: build it with --sign KEY")
 
-// ImageMessage is what an image's signature is over.
+// ImageMessage returns the message that an image's signature covers.
 func ImageMessage(golden string, imageInfo []byte) []byte {
 	return fmt.Appendf(nil, "edgebake image 1\ngolden %s\n%s %x\n", golden, ondisk.ESPImageInfo, sha256.Sum256(imageInfo))
 }
 
-// SignImage returns the signature of an image. when is the image's own date:
-// the same image and key give the same bytes.
+// SignImage returns the signature of an image. For reproducible builds, when is
+// the image's source date.
 func SignImage(golden string, imageInfo []byte, key minisign.PrivateKey, when time.Time) (string, error) {
 	return sign(ImageMessage(golden, imageInfo), "edgebake image", key, when)
 }
 
-// IndexMessage is what the signature of an image's index of chunks is over. The index has
-// the golden digest and image.json in it.
+// IndexMessage returns the message that the signature of an index of chunks
+// covers. The index contains the golden digest and image.json.
 func IndexMessage(body []byte) []byte {
 	return fmt.Appendf(nil, "edgebake index 1\n%x\n", sha256.Sum256(body))
 }
 
-// SignIndex returns the signature of an image's encoded index of chunks (chunk.Index).
+// SignIndex returns the signature of an encoded index of chunks (chunk.Index).
 func SignIndex(body []byte, key minisign.PrivateKey, when time.Time) (string, error) {
 	return sign(IndexMessage(body), "edgebake index", key, when)
 }
 
-// sign returns the signature of a message about what.
+// sign returns the signature of a message; what describes it in the comments.
 func sign(message []byte, what string, key minisign.PrivateKey, when time.Time) (string, error) {
 	r := minisign.NewReader(bytes.NewReader(message))
 	if _, err := io.Copy(io.Discard, r); err != nil {
@@ -57,17 +56,17 @@ func sign(message []byte, what string, key minisign.PrivateKey, when time.Time) 
 }
 
 // VerifyImage returns which of the keys, minisign public keys, signed the
-// image. That its bytes have the golden digest is for the caller to check.
+// image. It does not check that the image has the golden digest.
 func VerifyImage(info ondisk.SlotInfo, imageInfo []byte, keys []string) (string, error) {
 	return verify(ImageMessage(info.Golden, imageInfo), info.Signature, keys)
 }
 
-// VerifyIndex returns which of the keys signed the encoded index of an image's chunks.
+// VerifyIndex returns which of the keys signed an encoded index of chunks.
 func VerifyIndex(body []byte, signature string, keys []string) (string, error) {
 	return verify(IndexMessage(body), signature, keys)
 }
 
-// verify returns which of the keys made the signature of a message about an image.
+// verify returns which of the keys signed a message.
 func verify(message []byte, signature string, keys []string) (string, error) {
 	if signature == "" {
 		return "", ErrImageUnsigned

@@ -15,12 +15,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// No digest covers the slot, and firmware reads FAT in its own way: it may open files by
-// their short names, look for partition tables inside of partitions, or use the other copy of
-// the allocation table. So reading the slot of a signed image is not enough: it must be, byte
-// for byte, what this package writes for its files.
+// No digest covers the slot, and firmware may interpret FAT differently: it may
+// open files by their short names, look for partition tables inside partitions,
+// or use the other copy of the allocation table. Therefore the slot of a signed
+// image must be, byte for byte, what this package writes for its files.
 
-// Remake returns a whole slot with the files of the contract in r and nothing else. For a
+// Remake returns a new slot with those files in r that belong to a slot. For a
 // slot from Make, Scrub or WriteReport it returns the same bytes.
 func Remake(r io.ReaderAt) ([]byte, error) {
 	b, err := remake(r)
@@ -92,7 +92,7 @@ func remake(r io.ReaderAt) ([]byte, error) {
 	return out, nil
 }
 
-// errOtherProgram means that a slot is not as this package writes it.
+// errOtherProgram means that a slot was not written by this package.
 var errOtherProgram = errors.New("the slot is not as edgebake writes it, so another program has changed it, and no signature covers it: stamp the image again; edgebake flash writes the slot anew")
 
 // AsMade reports whether a slot is, byte for byte, as edgebake writes one.

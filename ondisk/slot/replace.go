@@ -11,22 +11,22 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
-// When a machine writes its own slot, a power cut must not lose it: there is no other copy.
-// So the new contents are first written into the second half of the slot, as a record with a
-// digest, while the first half has the old ones. If the first sector is zero, the record is
-// valid.
+// A machine that writes its own slot must not lose it in a power cut, because
+// there is no other copy. Therefore it first writes the new contents with a
+// digest into the second half of the slot, as a record, while the first half
+// keeps the old contents. The record is valid if the first sector is zero.
 
 const (
 	half         = ondisk.SlotSize / 2
 	sectorSize   = 512
 	recordMagic  = "EDGEBAKE SLOT RECORD 1\n"
 	recordDigest = 64 // offset of the payload's SHA-256 in the header sector
-	recordLength = 96 // and of its length
+	recordLength = 96 // offset of the payload's length
 )
 
-// Replace writes a slot from Make or Encode. A power cut leaves the old contents or the new
-// ones. If an old file is in the second half, or the new contents need more than half a slot,
-// it is the same as WriteWhole.
+// Replace writes a slot from Make or Encode. A power cut leaves either the old
+// contents or the new. If the second half contains files, or the new contents
+// do not fit in half a slot, it uses WriteWhole.
 func Replace(f Device, img []byte) error {
 	if err := replace(f, img); err != nil {
 		return fmt.Errorf("writing the slot: %w", err)
@@ -59,7 +59,8 @@ func replace(f Device, img []byte) error {
 	sum := sha256.Sum256(payload)
 	copy(header[recordDigest:], sum[:])
 	binary.LittleEndian.PutUint32(header[recordLength:], uint32(len(payload)))
-	// The digest detects an incomplete record, so both may be stored in any order.
+	// The digest detects an incomplete record, so the order of these two writes
+	// does not matter.
 	if _, err := f.WriteAt(payload, half+sectorSize); err != nil {
 		return err
 	}
@@ -69,7 +70,7 @@ func replace(f Device, img []byte) error {
 	if err := writeWhole(f, payload, half); err != nil {
 		return err
 	}
-	// The header is erased last: it marks the second half as in use.
+	// The header is erased last: it shows that the second half is in use.
 	if err := writeZeros(f, half+sectorSize, ondisk.SlotSize); err != nil {
 		return err
 	}
@@ -104,7 +105,8 @@ func isBlank(r io.ReaderAt) bool {
 	return err == nil && len(bytes.TrimLeft(first, "\x00")) == 0
 }
 
-// readHeader returns the header of a record, which may be incomplete, or nil.
+// readHeader returns the header of a record, which may be incomplete, or nil if
+// there is none.
 func readHeader(r io.ReaderAt) []byte {
 	header := make([]byte, sectorSize)
 	if _, err := r.ReadAt(header, half); err != nil || !bytes.HasPrefix(header, []byte(recordMagic)) {

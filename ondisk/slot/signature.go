@@ -17,9 +17,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A Site on a stick may be signed, for machines that accept no unsigned one. It is a minisign
-// signature over the list of all files that are read from a stick. Its trusted comment, which
-// is signed too, has the date.
+// A Site on a stick may be signed, for machines that require it. The minisign
+// signature covers the list of all files that are read from the stick. The
+// trusted comment, which is also signed, contains the date.
 
 // ErrUnsigned means that there is no signature.
 var ErrUnsigned = errors.New("it has no signature (" + ondisk.SlotSignature + ")")
@@ -35,7 +35,8 @@ func Digests(files map[string][]byte) []byte {
 	return b.Bytes()
 }
 
-// timestamp begins the date in a trusted comment, as minisign itself writes it.
+// timestamp is the prefix of the date in a trusted comment, as in minisign's
+// own.
 const timestamp = "timestamp:"
 
 // Sign returns the signature of a site's files.
@@ -82,7 +83,7 @@ func (c *Contents) Verify(keys []string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("it is signed by key %X, and the Image names %s (sites.keys): sign it with a key that the Image names", s.KeyID, strings.Join(ids, ", "))
 }
 
-// signedAt reads the time in a trusted comment.
+// signedAt returns the time in a trusted comment.
 func signedAt(comment string) (time.Time, error) {
 	var found []string
 	for part := range strings.SplitSeq(comment, "\t") {

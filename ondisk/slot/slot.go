@@ -1,25 +1,24 @@
-// Package slot makes and reads the slot: the small FAT file system through which
-// a golden image receives one Site and a machine returns its report. edgebake
-// writes it when it stamps, any laptop may edit it, and firstboot reads it,
-// writes its report to it and removes the secrets from it.
+// Package slot makes and reads the slot: the small FAT file system through
+// which a golden image receives one Site and a machine returns its report.
+// edgebake writes it when it stamps an image, a person can edit it on any
+// computer, and firstboot reads it, writes its report to it and removes the
+// secrets from it.
 //
 // Contract (docs and ondisk name the files):
-//   - The slot is always written as a whole, never edited, in an order that
-//     survives a power cut: the first sector is zeroed, the rest is written, and
-//     the first sector comes last. A reader that finds the first sector zero
-//     reports ErrBlank, unless Replace saved the new contents in the second
-//     half.
+//   - The slot is always written as a whole, in an order that survives a power
+//     cut: the first sector is zeroed, the rest is written, and the first sector
+//     comes last. If the first sector is zero, readers return ErrBlank, unless
+//     Replace saved the new contents in the second half.
 //   - The two reports are the exception. They are preallocated, and WriteReport
-//     fills them in place without touching any other sector.
-//   - Scrub writes the whole slot without the secrets, so no old byte survives,
-//     not even in free clusters.
-//   - Read accepts what laptops leave: other case, short names, files of the
-//     operating system, byte order marks. It ignores everything that the
-//     contract does not name.
-//   - The limits in budget.go bound the cost of reading, whatever the file
-//     system claims: root reads it from any stick that is plugged in.
+//     writes them in place without changing any other sector.
+//   - Scrub writes the whole slot without the secrets, so that they do not
+//     remain in free clusters either.
+//   - Read accepts what other systems write: upper case, short names, files of
+//     the operating system, byte order marks. It ignores all other files.
+//   - The limits in budget.go bound the cost of reading, because root reads the
+//     file system of any stick that is plugged in.
 //
-// The package needs only a file, so firstboot can use it.
+// The package works on any io.ReaderAt, so firstboot can use it.
 package slot
 
 import (
@@ -42,44 +41,48 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Sizes of the reports, in bytes. Unused space is filled with line ends, which are valid at
-// the end of both text and JSON.
+// Sizes of the reports, in bytes. Unused space is filled with line ends, which
+// are valid at the end of text and of JSON.
 const (
 	ReportTextSize = 64 << 10
 	ReportJSONSize = 256 << 10
 )
 
 var (
-	// ErrBlank: the power went while the slot was written, or it was never written.
+	// ErrBlank means that the slot was never written, or that a power cut
+	// interrupted writing.
 	ErrBlank = error(&fixError{errors.New("the slot is blank"), stampAgain})
-	// ErrNoSite: there is no Site yet. Read returns the other contents with it.
+	// ErrNoSite means that there is no Site. Read returns the other contents
+	// with it.
 	ErrNoSite = errors.New("no Site: stamp the image, or put a " + ondisk.SlotSite + " into the slot")
-	// ErrBothSites: a person has to remove one of the two documents.
+	// ErrBothSites means that there are a Site and an Inventory; a person must
+	// remove one.
 	ErrBothSites = error(&fixError{errors.New(ondisk.SlotSite + " and " + ondisk.SlotInventory + " are both there"), "remove one of them"})
-	// ErrNoReport: the preallocated report was removed, or replaced by a smaller file.
+	// ErrNoReport means that the preallocated report was removed, or replaced
+	// by a smaller file.
 	ErrNoReport = errors.New("no preallocated report in the slot")
-	// ErrForeign: the file system is larger than a slot, so it is a stick with other files,
-	// which writing a whole slot would destroy.
+	// ErrForeign means that the file system is larger than a slot: it is a
+	// stick with other files, which writing a slot would destroy.
 	ErrForeign = errors.New("not a slot but somebody's larger file system: remove the Site from it by hand")
 )
 
 // Contents are the contents of a slot.
 type Contents struct {
-	// Label is the file system's own label, as Read found it.
+	// Label is the label of the file system; only Read sets it.
 	Label string
 	// Info is edgebake.json. It is zero if there is none, as on a USB stick.
 	Info ondisk.SlotInfo
-	// Files are site.yaml or inventory.yaml, config.ign, and what is below
+	// Files are site.yaml or inventory.yaml, config.ign, and the files in
 	// files/ and pki/, by path.
 	Files map[string][]byte
 	// Signature is site.minisig, or nil. Verify checks it.
 	Signature []byte
-	// Report is the machine's report, from WriteReport.
+	// Report is the machine's report, written by WriteReport.
 	Report Report
 	// Time is the modification time of the files; zero means Info.Stamped.
 	Time time.Time
-	// Unfinished: Replace was interrupted, and part of the contents is in the second half
-	// too. The slot must be written again.
+	// Unfinished is set if Replace was interrupted and part of the contents is
+	// in the second half. The slot must then be written again.
 	Unfinished bool
 }
 
@@ -100,8 +103,9 @@ func Make(c Contents) ([]byte, error) {
 	return img, nil
 }
 
-// Encode is Make without the zeros after the last page in use, which are most of a slot:
-// machines have little memory, and touching it takes half of the time of stamping.
+// Encode is like Make, but omits the zeros after the last used page, which are
+// most of a slot: machines have little memory, and clearing it takes half of
+// the time of stamping.
 func Encode(c Contents) ([]byte, error) {
 	b, err := c.encode()
 	if err != nil {
@@ -149,7 +153,7 @@ func (c *Contents) encode() ([]byte, error) {
 	return img.b, readable(img)
 }
 
-// checkFiles returns all that is wrong with the Site's files.
+// checkFiles returns all problems of the Site's files.
 func (c *Contents) checkFiles() error {
 	var errs []error
 	_, site := c.Files[ondisk.SlotSite]
@@ -179,8 +183,8 @@ func (c *Contents) checkFiles() error {
 	return errors.Join(errs...)
 }
 
-// sizes returns the bytes of the Site's files, and the largest file, of several the
-// first by name.
+// sizes returns the total size of the Site's files, and the name of the
+// largest, or of several the first by name.
 func (c *Contents) sizes() (total int, largest string) {
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if n := len(c.Files[name]); n > len(c.Files[largest]) {
@@ -191,8 +195,9 @@ func (c *Contents) sizes() (total int, largest string) {
 	return total, largest
 }
 
-// fatType returns the type of a slot's FAT on a disk with sectors of that size. With 4 KiB
-// sectors a FAT16 of a slot's size would have 4,087 clusters, two more than a FAT12 may have.
+// fatType returns the FAT type of a slot on a disk with this sector size. With
+// 4 KiB sectors a FAT16 of a slot's size would have 4,087 clusters, too close
+// to the limit of FAT12.
 func fatType(sectorSize int64) int {
 	if sectorSize == 4096 {
 		return 12
@@ -200,7 +205,7 @@ func fatType(sectorSize int64) int {
 	return 16
 }
 
-// readable returns why Read would reject the slot.
+// readable returns the error with which Read would reject the slot.
 func readable(img *image) error {
 	in, err := open(img)
 	if err == nil {
@@ -218,7 +223,7 @@ func readable(img *image) error {
 	return nil
 }
 
-// nodes are the Site's files, in the order of their names.
+// nodes returns the Site's files, sorted by name.
 func (c *Contents) nodes() []tree.Node {
 	var nodes []tree.Node
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
@@ -244,7 +249,7 @@ const smallerInventory = "split the inventory, or stamp each Site onto a copy of
 
 const page = 4096
 
-// image is a slot in memory, up to the last page that was written.
+// image is a slot in memory, up to the last written page.
 type image struct{ b []byte }
 
 func (m *image) WriteAt(p []byte, off int64) (int, error) {
@@ -285,7 +290,7 @@ func allowedPath(name string) bool {
 	return ok && rest != "" && (dir == ondisk.SlotFilesDir || dir == ondisk.SlotPKIDir)
 }
 
-// pad fills a report up to its size with line ends.
+// pad fills a report with line ends up to room bytes.
 func pad(b []byte, room int) ([]byte, error) {
 	if len(b) > room {
 		return nil, fmt.Errorf("a report of %d bytes has room for %d", len(b), room)
@@ -300,7 +305,7 @@ const (
 	removeStrays = "remove what does not belong there"
 )
 
-// fixError is a problem with a slot and its fix.
+// fixError is a problem of a slot and its fix.
 type fixError struct {
 	err error
 	fix string
@@ -328,8 +333,9 @@ func Read(r io.ReaderAt) (*Contents, error) {
 	return c, err
 }
 
-// beingWritten returns the slot that an interrupted Replace was writing, or nil. If the
-// first sector is zero without one, the error is ErrBlank.
+// beingWritten returns the contents that an interrupted Replace was writing, or
+// nil. If the first sector is zero but there is no record, the error is
+// ErrBlank.
 func beingWritten(r io.ReaderAt) (*image, error) {
 	first := make([]byte, sectorSize)
 	if _, err := r.ReadAt(first, 0); err != nil {
@@ -368,7 +374,7 @@ func read(r io.ReaderAt) (*Contents, error) {
 	return c, err
 }
 
-// contents reads everything that the contract names.
+// contents reads all files that belong to a slot.
 func (in *reader) contents() (*Contents, error) {
 	label, err := in.fat.Label()
 	if err != nil {
@@ -379,7 +385,7 @@ func (in *reader) contents() (*Contents, error) {
 	if err != nil {
 		return nil, err
 	}
-	var similar []string // names that look like a misspelt Site's
+	var similar []string // names that look like a misspelt site.yaml or inventory.yaml
 	for _, e := range top {
 		if err := in.entry(c, e); err != nil {
 			return nil, err
@@ -404,8 +410,8 @@ func (in *reader) contents() (*Contents, error) {
 	return c, nil
 }
 
-// entry reads a file or directory at the top of the slot into c, if the contract
-// names it.
+// entry reads a file or directory at the top of the slot into c if it belongs
+// to a slot.
 func (in *reader) entry(c *Contents, e fat.Entry) (err error) {
 	name := strings.ToLower(e.Name())
 	if e.Dir {
@@ -429,7 +435,7 @@ func (in *reader) entry(c *Contents, e fat.Entry) (err error) {
 	return err
 }
 
-// ReadInfo reads only edgebake.json, whatever else is wrong with the slot.
+// ReadInfo reads only edgebake.json, even if other files are damaged.
 func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 	if whole, err := beingWritten(r); err != nil {
 		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
@@ -451,10 +457,10 @@ func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 	return info, nil
 }
 
-// Strays returns an error if the top directory of a slot has other entries than those of the
-// contract and those that operating systems create. No signature covers a slot, and some
-// firmware boots EFI/BOOT from any FAT file system. Both names of each file are checked, and
-// also entries that Read ignores.
+// Strays returns an error if the top directory contains entries other than
+// those of a slot and those that operating systems create. No signature covers
+// a slot, and some firmware boots EFI/BOOT from any FAT file system. It checks
+// both names of each file, and also entries that Read ignores.
 func Strays(r io.ReaderAt) error {
 	in, err := open(r)
 	if err != nil {
@@ -490,7 +496,7 @@ func Strays(r io.ReaderAt) error {
 	return fmt.Errorf("the slot has what no Site puts there and no signature covers: %s: remove it, or stamp the image again", strings.Join(found, ", "))
 }
 
-// inContract reports whether an entry of the top directory belongs to the contract.
+// inContract reports whether an entry of the top directory belongs to a slot.
 func inContract(e fat.Entry) bool {
 	switch strings.ToLower(e.Name()) {
 	case ondisk.SlotFilesDir, ondisk.SlotPKIDir:
@@ -501,13 +507,14 @@ func inContract(e fat.Entry) bool {
 	return false
 }
 
-// derivedShortName reports whether an entry's short name is derived from its long one: firmware starts
-// no file with a tilde in its name.
+// derivedShortName reports whether an entry's short name is derived from its
+// long one: firmware does not boot files with a tilde in their name.
 func derivedShortName(n fat.Names) bool {
 	return strings.EqualFold(n.Short, n.Long) || strings.Contains(n.Short, "~")
 }
 
-// systemFile reports whether operating systems create files or directories of that name.
+// systemFile reports whether operating systems create a file or directory with
+// this name.
 func systemFile(name string) bool {
 	switch strings.ToLower(name) {
 	case ".ds_store", "thumbs.db", "desktop.ini", "system volume information", "$recycle.bin", ".trashes", ".fseventsd", ".spotlight-v100":
@@ -516,7 +523,8 @@ func systemFile(name string) bool {
 	return strings.HasPrefix(name, "._")
 }
 
-// looksLikeSite reports whether a name is what editors and file managers make of site.yaml.
+// looksLikeSite reports whether name is a variant of site.yaml or
+// inventory.yaml that editors and file managers create.
 func looksLikeSite(name string) bool {
 	for _, want := range []string{"site", "inventory"} {
 		if strings.HasPrefix(name, want+".y") || strings.HasPrefix(name, want+" ") && strings.Contains(name, ".y") {
@@ -526,8 +534,8 @@ func looksLikeSite(name string) bool {
 	return false
 }
 
-// Label reads only the file system's label: most sticks are no slot, and nothing else of them
-// is read.
+// Label reads only the label of a file system. Most sticks are not a slot, and
+// are not read any further.
 func Label(r io.ReaderAt) (string, error) {
 	in, err := open(r)
 	if err != nil {
@@ -569,7 +577,7 @@ func (in *reader) readOwn(e fat.Entry, limit int64) ([]byte, error) {
 	return in.fat.Read(e)
 }
 
-// admitOwn returns an error if one of edgebake's own files must not be read.
+// admitOwn returns an error if one of edgebake's own files exceeds the limits.
 func (in *reader) admitOwn(e fat.Entry, limit int64) error {
 	if in.own += e.Size; in.own > maxOwn && e.Size <= limit {
 		return &fixError{fmt.Errorf("reading %s: it is there more than once", e.Path), removeStrays}
@@ -577,7 +585,8 @@ func (in *reader) admitOwn(e fat.Entry, limit int64) error {
 	return in.admit(e, limit)
 }
 
-// admit returns an error if a file is too large, and allows for its size in the budget.
+// admit returns an error if a file is too large, else it adds the file to the
+// budget.
 func (in *reader) admit(e fat.Entry, limit int64) error {
 	if e.Size > limit {
 		return fmt.Errorf("reading %s: it has %d bytes, at most %d are allowed", e.Path, e.Size, limit)
@@ -602,12 +611,12 @@ func (in *reader) read(e fat.Entry, limit int64) ([]byte, error) {
 
 func (in *reader) file(e fat.Entry, name string) error {
 	b, err := in.read(e, SizeLimit(name))
-	// Editors on Windows begin UTF-8 with a mark, which parsers reject.
+	// Editors on Windows write a byte order mark, which parsers reject.
 	in.files[name] = bytes.TrimPrefix(b, []byte("\xef\xbb\xbf"))
 	return err
 }
 
-// list reads a directory, up to the limit of a slot.
+// list reads a directory, up to maxEntries.
 func (in *reader) list(d fat.Entry) ([]fat.Entry, error) {
 	var out []fat.Entry
 	err := in.fat.Each(d, func(e fat.Entry) bool {
@@ -669,8 +678,8 @@ func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
 	return info, nil
 }
 
-// report reads a report, up to the first block of padding: most of the file is empty, and it
-// is read often. A file of another size is not a report.
+// report reads a report up to the first block of padding, because most of the
+// file is padding. A file larger than room is not a report.
 func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 	if e.Size > room {
 		return nil, nil
@@ -682,7 +691,7 @@ func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 	switch b = unpad(b); int64(len(b)) {
 	case 0:
 		return nil, err
-	case room: // no room for a line end
+	case room: // completely filled
 		return b, err
 	}
 	return append(b, '\n'), err
@@ -690,8 +699,8 @@ func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 
 func unpad(b []byte) []byte { return bytes.TrimRight(b, "\n") }
 
-// signature reads site.minisig. One that is too large is an invalid signature, and must not
-// hide the Site.
+// signature reads site.minisig. If it is too large, it is treated as an invalid
+// signature, so that the Site can still be read.
 func (in *reader) signature(e fat.Entry) ([]byte, error) {
 	if e.Size == 0 || e.Size > maxSignature {
 		return []byte{}, nil
@@ -699,7 +708,7 @@ func (in *reader) signature(e fat.Entry) ([]byte, error) {
 	return in.readOwn(e, maxSignature)
 }
 
-// Device is a block device or an image file with a slot.
+// Device is a block device or an image file that contains a slot.
 type Device interface {
 	io.ReaderAt
 	io.WriterAt
@@ -712,8 +721,8 @@ type Writer interface {
 	Sync() error
 }
 
-// WriteWhole writes a slot from Make or Encode. A power cut leaves the old contents,
-// ErrBlank, or the new contents.
+// WriteWhole writes a slot from Make or Encode. A power cut leaves the old
+// contents, a blank slot (ErrBlank), or the new contents.
 func WriteWhole(f Writer, img []byte) error {
 	if err := writeWhole(f, trimmed(img), ondisk.SlotSize); err != nil {
 		return fmt.Errorf("writing the slot: %w", err)
@@ -721,7 +730,7 @@ func WriteWhole(f Writer, img []byte) error {
 	return nil
 }
 
-// writeWhole writes the slot or its first half: size bytes, with zeros after img.
+// writeWhole writes size bytes, the slot or its first half: img and then zeros.
 func writeWhole(f Writer, img []byte, size int) error {
 	if len(img) <= sectorSize {
 		return fmt.Errorf("%d bytes are not a slot", len(img))
@@ -741,14 +750,15 @@ func writeWhole(f Writer, img []byte, size int) error {
 	return write(f, 0, img[:sectorSize])
 }
 
-// coherent is a Writer that may guarantee that reads return what is stored. Zeros are not
-// written again then: most of a slot is zero, and storing 16 MiB takes most of the time.
+// coherent is a Writer whose ReadAt may be guaranteed to return the stored
+// data. writeZeros then skips blocks that are already zero, because writing 16
+// MiB takes most of the time.
 type coherent interface {
 	io.ReaderAt
 	Coherent() bool
 }
 
-// writeZeros fills a range with zeros, in small blocks: machines have little memory.
+// writeZeros writes zeros in small blocks, because machines have little memory.
 func writeZeros(f io.WriterAt, from, to int) error {
 	zeros := make([]byte, max(0, min(128<<10, to-from)))
 	var there []byte
@@ -770,9 +780,10 @@ func writeZeros(f io.WriterAt, from, to int) error {
 	return nil
 }
 
-// WriteReport writes a report into the preallocated files, in place. A power cut may leave
-// part of the old report, but changes nothing else. A text that is too long is cut, a JSON
-// document is an error. ErrNoReport is returned if a file is missing.
+// WriteReport writes a report into the preallocated files, in place. A power
+// cut may leave part of the old report, but changes nothing else. A text that
+// is too long is truncated; a JSON document that is too long, or a missing
+// file, is ErrNoReport.
 func WriteReport(f Device, r Report) error {
 	if err := writeReport(f, r); err != nil {
 		return fmt.Errorf("writing the report into the slot: %w", err)
@@ -836,12 +847,14 @@ func writeReport(f Device, r Report) error {
 }
 
 // Scrub writes the slot again without its secrets. site replaces site.yaml and
-// inventory.yaml; nil removes both. pki/ and files outside the contract are removed.
-// config.ign, files/ and the report stay, with stars in place of the secrets.
+// inventory.yaml; nil removes both. pki/ and files that do not belong to a slot
+// are removed. config.ign, files/ and the report stay, with the secrets
+// replaced by stars.
 //
-// Removing the secrets has priority: what cannot be written again is dropped, in the order
-// of concessions, and a slot that cannot be read is made from info and site alone. A file
-// system larger than a slot is not changed (ErrForeign). info has the disk's sector size.
+// Removing the secrets has priority: files that cannot be written again are
+// dropped, in the order of concessions, and a slot that cannot be read is made
+// from info and site alone. A file system larger than a slot is not changed
+// (ErrForeign). info has the disk's sector size.
 func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error {
 	if fsys, err := fat.Open(f); err == nil && fsys.Size() > ondisk.SlotSize {
 		return fmt.Errorf("scrubbing the slot: %w", ErrForeign)
@@ -866,7 +879,7 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 		}
 		c.Files[p] = Hide(b, secrets...)
 	}
-	c.Signature = nil // of the former files
+	c.Signature = nil // it covered the old files
 	c.Report.Text, c.Report.JSON = Hide(c.Report.Text, secrets...), Hide(c.Report.JSON, secrets...)
 	img, err := c.encode()
 	for _, concede := range concessions {
@@ -884,10 +897,11 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 	return nil
 }
 
-// concessions drop contents, one after the other, until Scrub can write the slot: other
-// systems may store more in 16 MiB than Make can. The Site itself is never dropped.
+// concessions drop contents, one group after the other, until Scrub can write
+// the slot: other systems may store more in 16 MiB than Make can. The Site
+// itself is never dropped.
 var concessions = []func(*Contents, ondisk.SlotInfo){
-	// Names that other systems cannot read, and files that are too large.
+	// Names that Write does not accept, and files that are too large.
 	func(c *Contents, _ ondisk.SlotInfo) {
 		kept := map[string]bool{}
 		for _, n := range fat.Acceptable(c.nodes()) {
@@ -899,8 +913,8 @@ var concessions = []func(*Contents, ondisk.SlotInfo){
 	func(c *Contents, _ ondisk.SlotInfo) {
 		maps.DeleteFunc(c.Files, func(name string, _ []byte) bool { return strings.HasPrefix(name, ondisk.SlotFilesDir+"/") })
 	},
-	// config.ign, which may be as large.
+	// config.ign, which may be large too.
 	func(c *Contents, _ ondisk.SlotInfo) { delete(c.Files, ondisk.SlotIgnition) },
-	// The reports, and the slot's own edgebake.json.
+	// The reports, and the existing edgebake.json.
 	func(c *Contents, info ondisk.SlotInfo) { c.Report, c.Info = Report{}, info },
 }

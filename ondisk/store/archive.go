@@ -16,9 +16,10 @@ import (
 // archiveBlobs is the directory of blobs in an OCI archive.
 const archiveBlobs = "blobs/sha256/"
 
-// VerifyArchive checks an OCI archive of one platform, as mode import makes it: each blob
-// must have its digest, and index.json, manifests, configs and layers must exist with the
-// sizes in their descriptors. containerd on the node would reject it otherwise.
+// VerifyArchive checks an OCI archive of one platform, as mode import writes
+// it: each blob must have its digest, and index.json and all manifests, configs
+// and layers must exist with the sizes in their descriptors. Otherwise
+// containerd on the node would reject it.
 func VerifyArchive(r io.ReaderAt, size int64) error {
 	blobs, err := archiveFiles(r, size)
 	if err != nil {
@@ -51,7 +52,7 @@ func VerifyArchive(r io.ReaderAt, size int64) error {
 			return
 		}
 		for _, d := range m.Manifests {
-			// An index names the manifests of other platforms too.
+			// An index also lists manifests of other platforms.
 			if depth > 0 && blobs[string(d.Digest)] == nil {
 				continue
 			}
@@ -70,10 +71,11 @@ func VerifyArchive(r io.ReaderAt, size int64) error {
 	return errors.Join(errs...)
 }
 
-// maxIndexes bounds the nesting of indexes.
+// maxIndexes is the maximum nesting of indexes.
 const maxIndexes = 8
 
-// archiveFiles finds index.json and, by digest, the blobs of an archive.
+// archiveFiles returns index.json and the blobs of an archive, by name or
+// digest.
 func archiveFiles(r io.ReaderAt, size int64) (map[string]*io.SectionReader, error) {
 	found := map[string]*io.SectionReader{}
 	sr := io.NewSectionReader(r, 0, size)

@@ -18,7 +18,7 @@ type bucket struct {
 	sequence uint64
 }
 
-// at returns the bucket at a path, which it adds if it is missing.
+// at returns the bucket at a path and adds missing ones.
 func (b *bucket) at(path ...string) *bucket {
 	for _, name := range path {
 		child := b.children[name]
@@ -41,8 +41,9 @@ func (b *bucket) put(key string, value []byte) {
 	b.pairs[key] = value
 }
 
-// field is a key and value of a bucket. They are written to a *bucket in memory or to a live
-// *bolt.Bucket, so that building and merging write the same.
+// field is a key and value of a bucket. Both a *bucket in memory and a live
+// *bolt.Bucket are written from fields, so that building and merging give the
+// same content.
 type field struct {
 	key   string
 	value []byte
@@ -76,8 +77,7 @@ func labelFields(labels map[string]string) []field {
 	return fs
 }
 
-// record is one object of a database: where it is, its fields and its
-// sub-buckets.
+// record is one object of a database: its path and its fields.
 type record struct {
 	path   []string
 	fields []field
@@ -110,8 +110,9 @@ func (b *Blob) records(ns string) ([]record, error) {
 	return rs, nil
 }
 
-// metaRecords returns the snapshot's records in meta.db. One is in its parent's list of
-// children, without which the parent could be removed first.
+// metaRecords returns the snapshot's records in meta.db. One is an entry in its
+// parent's list of children, which protects the parent from being removed
+// first.
 func (s *Snapshot) metaRecords(ns, snapshotter string) ([]record, error) {
 	times, err := timestamps(s.Created, s.Updated)
 	if err != nil {
@@ -152,8 +153,9 @@ func (s *Snapshot) backendRecords(parent *Snapshot) ([]record, error) {
 	return rs, nil
 }
 
-// parentKey is parent number, a zero byte, child number: the snapshotter asks
-// for all keys with a parent's prefix before it removes that parent.
+// parentKey is the parent's number, a zero byte, the child's number. The
+// snapshotter searches for keys with a parent's prefix before it removes that
+// parent.
 func parentKey(parent, child uint64) []byte {
 	k := append(binary.AppendUvarint(nil, parent), 0)
 	return binary.AppendUvarint(k, child)
@@ -213,9 +215,9 @@ func (s *State) Write(snapshotter, metaPath, snapshotsPath string) error {
 	return backend.write(snapshotsPath)
 }
 
-// write writes a database with the bucket's children. bbolt writes the changed children of a
-// bucket in the random order of a map, so each transaction has only one; the other settings
-// fix the rest of the layout.
+// write writes a database with the bucket's children. bbolt writes the changed
+// children of a bucket in the random order of a map, so each transaction
+// changes only one; the options fix the rest of the layout.
 func (b *bucket) write(path string) error {
 	if _, err := os.Stat(path); err == nil {
 		return fmt.Errorf("writing database %s: it exists", path)

@@ -50,8 +50,8 @@ func openBolt(path string, perm os.FileMode) (db *bolt.DB, err error) {
 	return db, err
 }
 
-// guard turns panics into errors: of bbolt's assertions, and of mapped pages that the disk
-// cannot read.
+// guard turns panics into errors: those of bbolt's assertions, and faults when
+// the disk cannot read a mapped page.
 func guard(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -69,7 +69,7 @@ func update(db *bolt.DB, f func(*bolt.Tx) error) error {
 // Close closes and unlocks the databases.
 func (l *Live) Close() error { return errors.Join(l.snaps.Close(), l.meta.Close()) }
 
-// Read returns the present contents of the databases.
+// Read returns the current contents of the databases.
 func (l *Live) Read() (*State, error) {
 	meta, err := l.content(l.meta)
 	if err != nil {
@@ -85,7 +85,8 @@ func (l *Live) Read() (*State, error) {
 	return newState(l.snapshotter, meta, snaps)
 }
 
-// content reads an open database from its file, to which bbolt has written all commits.
+// content reads an open database from its file, to which bbolt has written
+// every commit.
 func (l *Live) content(db *bolt.DB) (*bucket, error) {
 	f, err := os.Open(db.Path())
 	if err != nil {
@@ -103,8 +104,8 @@ func (l *Live) content(db *bolt.DB) (*bucket, error) {
 	return b, nil
 }
 
-// Directories returns the numbers of all snapshots in metadata.db, of every namespace and
-// state.
+// Directories returns the directory numbers of all snapshots in metadata.db, in
+// every namespace and state.
 func (l *Live) Directories() (map[uint64]bool, error) {
 	db, err := l.content(l.snaps)
 	if err != nil {
@@ -129,8 +130,9 @@ func descend(tx *bolt.Tx, path ...string) *bolt.Bucket {
 	return b
 }
 
-// AddSnapshots records snapshots in metadata.db. Their directories must exist and be synced.
-// It removes records of the same layers that a killed merge left and meta.db does not have.
+// AddSnapshots records snapshots in metadata.db. Their directories must exist
+// and be synced. It first removes records of the same layers that an
+// interrupted merge left there and that are not in known, the names in meta.db.
 func (l *Live) AddSnapshots(add []Snapshot, parents map[string]Snapshot, sequence uint64, known map[string]bool) error {
 	keys := map[string]bool{}
 	for _, s := range add {
@@ -168,8 +170,8 @@ func (l *Live) AddSnapshots(add []Snapshot, parents map[string]Snapshot, sequenc
 	return nil
 }
 
-// dropLeftovers removes committed snapshots with these keys that meta.db does not have,
-// children first.
+// dropLeftovers removes committed snapshots with these keys that are not in
+// known, children first.
 func dropLeftovers(tx *bolt.Tx, snaps *bolt.Bucket, keys, known map[string]bool) error {
 	links := descend(tx, "v1", "parents")
 	for {
@@ -183,7 +185,7 @@ func dropLeftovers(tx *bolt.Tx, snaps *bolt.Bucket, keys, known map[string]bool)
 			id, _ := binary.Uvarint(b.Get([]byte("id")))
 			prefix := append(binary.AppendUvarint(nil, id), 0)
 			if k, _ := links.Cursor().Seek(prefix); k != nil && strings.HasPrefix(string(k), string(prefix)) {
-				return nil // has children, which go first
+				return nil // has children, which must be removed first
 			}
 			drop = append(drop, name)
 			return nil
@@ -209,15 +211,15 @@ func dropLeftovers(tx *bolt.Tx, snaps *bolt.Bucket, keys, known map[string]bool)
 
 // Change is a transaction on meta.db.
 type Change struct {
-	Images       []Image // added, in place of any of the same name
-	Blobs        []Blob  // added; labels of an existing one are merged
+	Images       []Image // to add; an image of the same name is replaced
+	Blobs        []Blob  // to add; labels of an existing blob are merged
 	Snapshots    []Snapshot
 	RemoveImages []string
 	Sequence     uint64
-	Schema       int64 // of a new database
+	Schema       int64 // for a new database
 }
 
-// Apply makes the change, all of it or nothing.
+// Apply makes the whole change in one transaction.
 func (l *Live) Apply(c Change) error {
 	err := update(l.meta, func(tx *bolt.Tx) error {
 		v1, err := makeBucket(tx, []string{"v1"})
@@ -251,7 +253,7 @@ func putBlobs(tx *bolt.Tx, blobs []Blob) error {
 			return err
 		}
 		if descend(tx, "v1", Namespace, "content", "blob", blobs[i].Digest) != nil {
-			rs = rs[1:] // its own times and size stay
+			rs = rs[1:] // keep its times and size
 		}
 		if err := putRecords(tx, rs); err != nil {
 			return err
@@ -260,7 +262,8 @@ func putBlobs(tx *bolt.Tx, blobs []Blob) error {
 	return nil
 }
 
-// putSnapshots records snapshots and raises the counter of their keys to sequence.
+// putSnapshots records snapshots and sets the bucket's sequence to at least
+// sequence.
 func putSnapshots(tx *bolt.Tx, snapshotter string, snapshots []Snapshot, sequence uint64) error {
 	if len(snapshots) == 0 {
 		return nil
@@ -281,8 +284,8 @@ func putSnapshots(tx *bolt.Tx, snapshotter string, snapshots []Snapshot, sequenc
 	return b.SetSequence(max(sequence, b.Sequence()))
 }
 
-// replaceImages removes images by name and puts others, in place of any of the same
-// name.
+// replaceImages removes images by name, then adds others; an image of the same
+// name is replaced.
 func replaceImages(tx *bolt.Tx, remove []string, put []Image) error {
 	images, err := makeBucket(tx, []string{"v1", Namespace, "images"})
 	if err != nil {

@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// Owners tells which images the directories and files of a store belong to:
-// the names of images by path, relative to root. What several images use has
-// several names.
+// Owners returns, for each directory and file of a store that belongs to
+// images, the names of these images. Paths are relative to root.
 func Owners(f Files, root, snapshotter string) (map[string][]string, error) {
 	v := &verifier{Files: f, root: root, snapshotter: snapshotter}
 	state, err := v.read()
@@ -28,7 +27,7 @@ func Owners(f Files, root, snapshotter string) (map[string][]string, error) {
 			owners[p] = append(owners[p], name)
 		}
 	}
-	seen := map[string]bool{} // damaged labels may go in circles
+	seen := map[string]bool{} // damaged labels may form a loop
 	var follow func(digest, name string)
 	follow = func(digest, name string) {
 		b := blobs[digest]

@@ -9,19 +9,20 @@ import (
 )
 
 // bbolt maps its file into memory and trusts it: a damaged page number is a
-// fault that no recover catches, a page that refers to itself is walked forever,
-// and opening for writing panics in a goroutine of bbolt's own. Nodes lose power. So databases are read here instead, page by page, each checked
-// before it is used, and bbolt only opens for writing what came through whole.
+// fault that recover does not catch, a page that refers to itself is an endless
+// loop, and opening for writing panics in another goroutine. Nodes lose power.
+// Therefore this package reads databases itself and checks each page; bbolt
+// opens only databases that passed, for writing.
 
-// The format is that of bbolt's internal/common: little endian here, since
-// every machine we bake for is.
+// The format is defined in bbolt's internal/common. Integers are in the
+// machine's byte order, which is little endian on all supported machines.
 const (
 	boltMagic   = 0xED0CDAED
 	boltVersion = 2
 
 	pageHeader  = 16 // id, flags, count, overflow
 	metaSize    = 64
-	elementSize = 16 // of a branch: offset and size of the key, page;
+	elementSize = 16 // of a branch: offset and size of the key, page number;
 	//                    of a leaf: flags, offset and size of the key, size of the value
 	bucketHeader = 16 // root page, sequence
 
@@ -32,24 +33,23 @@ const (
 
 	noFreelist = 1<<64 - 1
 
-	// maxDatabase is far above what a node's containerd ever needs; it bounds
-	// what a damaged length makes us read.
+	// maxDatabase is the maximum size in bytes, far more than a node's
+	// containerd needs; it limits how much is read because of a damaged length.
 	maxDatabase = 1 << 30
-	// maxNesting bounds buckets in buckets and pages below pages.
+	// maxNesting limits the depth of nested buckets and of page trees.
 	maxNesting = 64
 )
 
-// pages is a database file being read.
+// pages is the state of reading a database file.
 type pages struct {
 	file     io.ReaderAt
 	size     int64
 	pageSize int64
-	used     uint64          // pages the file has in use: the high water mark
-	seen     map[uint64]bool // each page belongs to one place
+	used     uint64          // number of pages in use, including free ones
+	seen     map[uint64]bool // each page may be referred to once
 }
 
-// readDatabase reads a whole database into memory, or says what is wrong
-// with it.
+// readDatabase reads and checks a whole database.
 func readDatabase(file io.ReaderAt, size int64) (*bucket, error) {
 	if size > maxDatabase {
 		return nil, fmt.Errorf("it has %d bytes, more than the %d that are possible", size, maxDatabase)
@@ -75,15 +75,15 @@ func readDatabase(file io.ReaderAt, size int64) (*bucket, error) {
 	return root, nil
 }
 
-// metaPage is what one of the two meta pages says.
+// metaPage has the fields of a meta page.
 type metaPage struct {
 	pageSize                       uint32
 	root, sequence, freelist, used uint64
 	tx                             uint64
 }
 
-// meta finds the newer of the valid meta pages. The second one's place depends
-// on the page size, which is only known from a valid one.
+// meta returns the newer of the valid meta pages. The location of the second
+// depends on the page size, so all page sizes are tried.
 func (p *pages) meta() (metaPage, error) {
 	var found []metaPage
 	var errs []error
@@ -112,7 +112,7 @@ func (p *pages) meta() (metaPage, error) {
 	return best, nil
 }
 
-// pageSizes are those of the machines that bbolt runs on.
+// pageSizes returns the page sizes that bbolt uses on any machine.
 func pageSizes() []int64 {
 	var sizes []int64
 	for s := int64(1 << 10); s <= 64<<10; s <<= 1 {
@@ -147,7 +147,7 @@ func (p *pages) metaAt(at int64) (metaPage, error) {
 	return m, nil
 }
 
-// page reads a page with all that overflows from it. No page is read twice.
+// page reads a page and its overflow pages. Reading a page twice is an error.
 func (p *pages) page(id uint64) (flags uint16, count int, body []byte, err error) {
 	if id < 2 || id >= p.used {
 		return 0, 0, nil, fmt.Errorf("page %d is referred to, pages 2 to %d exist", id, p.used-1)
@@ -177,16 +177,16 @@ func (p *pages) page(id uint64) (flags uint16, count int, body []byte, err error
 	return le.Uint16(head[8:]), int(le.Uint16(head[10:])), body, nil
 }
 
-// keys is the range that a page's keys must lie in: bbolt searches by what the
-// pages above say.
+// keys is the range of keys that a page may contain: bbolt searches by the keys
+// in the pages above.
 type keys struct {
 	from  string
-	until string // excluded; "" for no end, since no key is empty
+	until string // excluded; "" means no end, since no key is empty
 }
 
 func (k keys) has(key string) bool { return key >= k.from && (k.until == "" || key < k.until) }
 
-// tree enters all that lies below a page into a bucket.
+// tree adds everything below page id to a bucket.
 func (p *pages) tree(id uint64, into *bucket, in keys, depth int) error {
 	if depth > maxNesting {
 		return fmt.Errorf("page %d lies %d levels deep", id, depth)
@@ -241,7 +241,8 @@ func (p *pages) branch(body []byte, count int, into *bucket, in keys, depth int)
 	return nil
 }
 
-// leaf enters pairs and buckets. Its body may be a bucket's own, inline.
+// leaf adds a leaf page's pairs and buckets. body may be an inline page of a
+// bucket.
 func (p *pages) leaf(body []byte, count int, into *bucket, in keys, depth int) error {
 	last := ""
 	for n := range count {
@@ -249,7 +250,7 @@ func (p *pages) leaf(body []byte, count int, into *bucket, in keys, depth int) e
 		if err != nil {
 			return err
 		}
-		if key <= last || !in.has(key) { // nor is there an empty key
+		if key <= last || !in.has(key) { // also rejects an empty key
 			return fmt.Errorf("key %q is out of order", key)
 		}
 		last = key
@@ -267,8 +268,8 @@ func (p *pages) leaf(body []byte, count int, into *bucket, in keys, depth int) e
 	return nil
 }
 
-// bucket enters one bucket: a page of its own, or an inline page behind its
-// header.
+// bucket adds one bucket. Its content is a page tree, or an inline page after
+// the bucket header.
 func (p *pages) bucket(name string, value []byte, into *bucket, depth int) error {
 	if len(value) < bucketHeader {
 		return fmt.Errorf("bucket %q has %d bytes", name, len(value))
@@ -292,8 +293,8 @@ func (p *pages) bucket(name string, value []byte, into *bucket, depth int) error
 	return nil
 }
 
-// element cuts element n of a page out of it, and its key and value, which lie
-// behind all elements.
+// element returns element n of a page, and its key and value, which are stored
+// after all elements.
 func element(body []byte, n, count int, leaf bool) (key string, value, e []byte, err error) {
 	at, data := pageHeader+n*elementSize, int64(pageHeader+count*elementSize)
 	if data > int64(len(body)) {
@@ -314,7 +315,7 @@ func element(body []byte, n, count int, leaf bool) (key string, value, e []byte,
 	return string(body[from:mid]), body[mid:end:end], e, nil
 }
 
-// freelist checks the list of free pages, which must not have pages in use.
+// freelist checks the list of free pages, which must not contain pages in use.
 func (p *pages) freelist(id uint64) error {
 	flags, count, body, err := p.page(id)
 	if err != nil {
@@ -325,7 +326,7 @@ func (p *pages) freelist(id uint64) error {
 	}
 	le := binary.LittleEndian
 	at, n := int64(pageHeader), uint64(count)
-	if count == 0xffff { // too many for the header: the first word counts
+	if count == 0xffff { // too many for the header: the first word has the number
 		n = le.Uint64(body[at:])
 		at += 8
 	}

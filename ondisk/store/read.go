@@ -16,8 +16,8 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 )
 
-// Read says what the two databases hold. It writes nothing; a daemon that has
-// them open is an error that says so.
+// Read reads the two databases. It writes nothing, and fails if a daemon has
+// them open.
 func Read(snapshotter, metaPath, snapshotsPath string) (*State, error) {
 	meta, err := readFile(metaPath)
 	if err != nil {
@@ -30,10 +30,11 @@ func Read(snapshotter, metaPath, snapshotsPath string) (*State, error) {
 	return newState(snapshotter, meta, snaps)
 }
 
-// ReadInUse is Read while containerd may have the databases open. What it returns may have
-// changed by then.
+// ReadInUse is like Read, but containerd may have the databases open. The
+// result may already be outdated.
 func ReadInUse(snapshotter, metaPath, snapshotsPath string) (s *State, err error) {
-	// containerd writes to meta.db last, and removes from it first.
+	// The two may disagree for a moment: containerd adds to meta.db last and
+	// removes from it first.
 	for range 20 {
 		var meta, snaps *bucket
 		if meta, err = readInUse(metaPath); err == nil {
@@ -54,8 +55,9 @@ func ReadInUse(snapshotter, metaPath, snapshotsPath string) (s *State, err error
 // errBusy means that a database was changed while it was read.
 var errBusy = errors.New("it changes all the time")
 
-// readInUse reads a database without its lock. bbolt leaves the pages of the last
-// transaction alone until the next one is complete, so one read between two is whole.
+// readInUse reads a database without its lock. bbolt does not reuse the pages
+// of the last transaction until the next is complete, so a read is consistent
+// if the transaction number did not change.
 func readInUse(name string) (*bucket, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -81,7 +83,7 @@ func readInUse(name string) (*bucket, error) {
 	return b, nil
 }
 
-// newState makes sense of two databases.
+// newState returns the content of two databases as a State.
 func newState(snapshotter string, meta, snaps *bucket) (*State, error) {
 	s := &State{}
 	if err := s.readMeta(meta, snapshotter); err != nil {
@@ -94,7 +96,7 @@ func newState(snapshotter string, meta, snaps *bucket) (*State, error) {
 	return s, nil
 }
 
-// readFile reads a database while no daemon has it open.
+// readFile reads a database that no daemon has open.
 func readFile(name string) (*bucket, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -115,11 +117,11 @@ func readFile(name string) (*bucket, error) {
 	return b, nil
 }
 
-// lockTimeout is how long we wait for a daemon to let go of a database.
+// lockTimeout is the time to wait until a daemon unlocks a database.
 const lockTimeout = 2 * time.Second
 
-// lockShared takes the lock that bbolt takes, to read; closing the file
-// releases it.
+// lockShared takes bbolt's lock on the file, shared; closing the file releases
+// it.
 func lockShared(f *os.File) error {
 	for until := time.Now().Add(lockTimeout); ; time.Sleep(50 * time.Millisecond) {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)
@@ -139,7 +141,7 @@ func openError(path string, err error) error {
 	return fmt.Errorf("opening database %s: %w", path, err)
 }
 
-// each calls f for every bucket in b, which may be nil, in order.
+// each calls f for every child of b, sorted by name. b may be nil.
 func (b *bucket) each(f func(name string, b *bucket) error) error {
 	if b == nil {
 		return nil
@@ -152,7 +154,7 @@ func (b *bucket) each(f func(name string, b *bucket) error) error {
 	return nil
 }
 
-// find returns the bucket at that path, nil where there is none.
+// find returns the bucket at path, or nil.
 func (b *bucket) find(path ...string) *bucket {
 	for _, name := range path {
 		if b == nil {
@@ -263,9 +265,9 @@ func (s *State) readMeta(db *bucket, snapshotter string) error {
 	if err != nil {
 		return err
 	}
-	// Every child must be in its parent's list, which keeps the parent from
-	// being removed first. The lists may name more: containerd's collector
-	// leaves the names of what it removed.
+	// Every child must be in its parent's list, which protects the parent from
+	// being removed first. A list may contain more names: containerd's garbage
+	// collector does not remove them.
 	for _, sn := range s.Snapshots {
 		if sn.Parent != "" && !children[sn.Parent].has(sn.Key) {
 			return fmt.Errorf("snapshot %s is not among the children of its parent %s", sn.Key, sn.Parent)
@@ -274,7 +276,7 @@ func (s *State) readMeta(db *bucket, snapshotter string) error {
 	return nil
 }
 
-// has reports whether a bucket, which may be nil, has that key.
+// has reports whether b, which may be nil, has the key.
 func (b *bucket) has(key string) bool {
 	if b == nil {
 		return false
@@ -283,7 +285,7 @@ func (b *bucket) has(key string) bool {
 	return ok
 }
 
-// readBackend completes the snapshots with what the snapshotter knows.
+// readBackend adds the data of the snapshotter's database to the snapshots.
 func (s *State) readBackend(db *bucket) error {
 	byBackend := map[string]*Snapshot{}
 	for i := range s.Snapshots {
@@ -308,7 +310,7 @@ func (s *State) readBackend(db *bucket) error {
 		parentOf[name] = string(b.pairs["parent"])
 		sn := byBackend[name]
 		if sn == nil {
-			return nil // another namespace's, or left for the garbage collector
+			return nil // of another namespace, or awaiting garbage collection
 		}
 		sn.ID = id
 		if k := b.pairs["kind"]; len(k) == 1 {

@@ -16,31 +16,31 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Files is how Verify looks at a store: on a disk image, in a list of nodes,
-// or in a directory.
+// Files gives access to the files of a store: on a disk image, in a list of
+// nodes, or in a directory.
 type Files struct {
 	Stat    func(name string) (tree.Node, error)
 	ReadDir func(name string) ([]string, error)
 	Open    func(name string) (io.ReadCloser, error)
-	// InUse says that a containerd may have worked on the store: it then has
-	// containers' snapshots, leases and images of others, and may have blobs
-	// that await collection.
+	// InUse is set if containerd may have used the store. It may then also have
+	// container snapshots, leases, other images, and blobs that await garbage
+	// collection.
 	InUse bool
 }
 
-// Summary is what a verified store holds.
+// Summary lists the contents of a verified store.
 type Summary struct {
-	Images    []string `json:"images"` // as Names gives them
+	Images    []string `json:"images"` // as returned by State.Names
 	Blobs     int      `json:"blobs"`
 	Snapshots int      `json:"snapshots"`
 }
 
 // Verify checks the store below root ("var/lib/containerd", or "lib/containerd"
-// on a disk mounted at /var): that databases, content and snapshot directories
-// agree, that every blob has its digest, that every image can be run and none
-// can be collected. It returns all problems at once. What it cannot check is
-// the content of unpacked files where the layers were discarded; the disk
-// image's own digest covers those.
+// on a disk mounted at /var): databases, content and snapshot directories must
+// agree, every blob must have its digest, and every image must be runnable and
+// safe from garbage collection. It returns all problems at once. It cannot
+// check unpacked files whose layers were discarded; the digest of the disk
+// image covers those.
 func Verify(f Files, root, snapshotter string) (*Summary, error) {
 	v := &verifier{Files: f, root: root, snapshotter: snapshotter}
 	state, err := v.read()
@@ -64,12 +64,13 @@ func Verify(f Files, root, snapshotter string) (*Summary, error) {
 	return s, nil
 }
 
-// ReadFrom reads the databases of the store below root, which no daemon has open.
+// ReadFrom reads the databases of the store below root. No daemon may have them
+// open.
 func ReadFrom(f Files, root, snapshotter string) (*State, error) {
 	return (&verifier{Files: f, root: root, snapshotter: snapshotter}).read()
 }
 
-// problems are several; each gets a line.
+// problems is a list of errors, printed one per line.
 type problems []error
 
 func (p problems) Error() string {
@@ -83,8 +84,8 @@ func (p problems) Error() string {
 
 func (p problems) Unwrap() []error { return p }
 
-// Names lists the images by the names people use: by tag, and by digest those
-// that have none. An image with two tags is listed twice.
+// Names lists the images by tag, or by digest if they have no tag. An image
+// with two tags is listed twice.
 func (s *State) Names() []string {
 	var names []string
 	tagged := map[string]bool{} // repo@digest
@@ -120,7 +121,7 @@ func (v *verifier) bad(format string, args ...any) {
 
 func (v *verifier) at(p string) string { return path.Join(v.root, p) }
 
-// read reads both databases where they lie.
+// read reads both databases.
 func (v *verifier) read() (*State, error) {
 	meta, err := v.database(MetaDB)
 	if err != nil {
@@ -197,13 +198,13 @@ func (v *verifier) snapshots() {
 	}
 }
 
-// images follows each record as containerd does when it starts a container.
+// images checks each image as containerd does when it starts a container.
 func (v *verifier) images() {
 	for i := range v.state.Images {
 		img := &v.state.Images[i]
 		baked := img.Labels[LabelBaked] != ""
 		if v.InUse && !baked {
-			continue // somebody else's: it may be half pulled
+			continue // not ours: its pull may be incomplete
 		}
 		if err := v.image(img); err != nil {
 			v.bad("image %s: %w", img.Name, err)
@@ -220,10 +221,10 @@ func (v *verifier) images() {
 	}
 }
 
-// maxLayers is how many directories overlayfs stacks (OVL_MAX_STACK).
+// maxLayers is the maximum number of layers of overlayfs (OVL_MAX_STACK).
 const maxLayers = 500
 
-// manifest is an index or a manifest, as far as its links go.
+// manifest has the links of an index or a manifest.
 type manifest struct {
 	Manifests []ocispec.Descriptor `json:"manifests"`
 	Config    struct {
@@ -234,8 +235,8 @@ type manifest struct {
 	} `json:"layers"`
 }
 
-// image checks that containerd can run an image and that its collector keeps all
-// of it: index, manifest, config, layers and snapshots.
+// image checks that containerd can run an image and that garbage collection
+// keeps all of it: index, manifest, config, layers and snapshots.
 func (v *verifier) image(img *Image) error {
 	target := v.blobByDigest[img.Digest]
 	if target == nil {
@@ -263,8 +264,8 @@ func (v *verifier) image(img *Image) error {
 	return nil
 }
 
-// manifest finds the manifest that containerd takes: the target itself, or the one
-// that an index refers to by label.
+// manifest returns the manifest that containerd uses: the target itself, or the
+// one to which an index refers by label.
 func (v *verifier) manifest(target *Blob) (*Blob, *manifest, error) {
 	doc := new(manifest)
 	if err := v.json(target.Digest, doc); err != nil {
@@ -283,7 +284,7 @@ func (v *verifier) manifest(target *Blob) (*Blob, *manifest, error) {
 	if blob == nil {
 		return nil, nil, fmt.Errorf("no label of the index %s refers to a manifest that is there: it would be collected", target.Digest)
 	}
-	// Of entries without a platform containerd looks at the first alone.
+	// If no entry has a platform, containerd considers only the first.
 	named := func(d ocispec.Descriptor) bool { return d.Platform != nil }
 	if first := doc.Manifests[0].Digest.String(); !slices.ContainsFunc(doc.Manifests, named) && first != digest {
 		return nil, nil, fmt.Errorf("containerd would look at the first entry of the index %s, %s, which is not the manifest %s", target.Digest, first, digest)
@@ -291,14 +292,14 @@ func (v *verifier) manifest(target *Blob) (*Blob, *manifest, error) {
 	return blob, doc, v.json(digest, doc)
 }
 
-// unpacked checks that each layer of a config has its snapshot, and that the
-// config keeps the last of them.
+// unpacked checks that each layer of a config has its snapshot, and that a
+// label of the config protects the last one.
 func (v *verifier) unpacked(digest string) error {
 	config := v.blobByDigest[digest]
 	if config == nil {
 		return fmt.Errorf("its config %s is missing", digest)
 	}
-	var c ocispec.Image // strictly, as containerd reads it
+	var c ocispec.Image // decoded strictly, as containerd does
 	if err := v.json(config.Digest, &c); err != nil {
 		return err
 	}
@@ -342,8 +343,8 @@ func (v *verifier) json(digest string, doc any) error {
 	return nil
 }
 
-// strays finds files that no database knows: the space they take is lost
-// until containerd collects them.
+// strays reports snapshot directories and blobs that no database lists: they
+// occupy space until containerd collects them.
 func (v *verifier) strays() {
 	if v.InUse {
 		return

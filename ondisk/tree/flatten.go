@@ -12,11 +12,11 @@ const (
 	opaque   = ".wh..wh..opq"
 )
 
-// Flatten merges the layers of a container image into its root file system: later layers
-// win, whiteout entries (.wh.NAME, .wh..wh..opq) remove paths and are removed themselves. A
-// directory in a layer replaces anything else, also a symbolic link to a directory; only
-// paths without such a directory follow the link. Directories that are in no layer have the
-// time now.
+// Flatten merges the layers of a container image into its root file system.
+// Later layers win; whiteout entries (.wh.NAME, .wh..wh..opq) remove paths. A
+// directory in a layer replaces anything else, even a symbolic link to a
+// directory; only paths for which the layer has no such directory follow the
+// link. Directories that are in no layer have the time now.
 func Flatten(layers []Layer, now time.Time) ([]Node, error) {
 	m := newMerger(now)
 	m.flattening = true
@@ -37,7 +37,7 @@ func (m *merger) flatten(l Layer) {
 		itself bool
 	}
 	m.replaceByDirs(l.Nodes)
-	var marks []mark // applied after all are found, since they may affect each other
+	var marks []mark // applied after all are found, because they may affect each other
 	for _, n := range l.Nodes {
 		dir, base := path.Split(n.Path)
 		name, gone := strings.CutPrefix(base, whiteout)
@@ -54,7 +54,7 @@ func (m *merger) flatten(l Layer) {
 		case base == opaque:
 			marks = append(marks, mark{where, false})
 		case strings.HasPrefix(name, whiteout):
-			// Internal files of aufs, in archives of old versions of docker.
+			// Internal files of aufs in archives of old versions of docker.
 		case name == "" || name == "." || name == "..":
 			m.errorf(l.Name, n.Path, "unknown whiteout")
 		default:
@@ -64,7 +64,7 @@ func (m *merger) flatten(l Layer) {
 	for _, gone := range marks {
 		m.drop(gone.where, gone.itself)
 	}
-	// Until here paths were resolved by links of lower layers only.
+	// Until here only links of lower layers were followed.
 	clear(m.resolved)
 	sortNodes(plain)
 	seen := map[string]string{}
@@ -91,8 +91,9 @@ func (m *merger) flatten(l Layer) {
 	}
 }
 
-// replaceByDirs puts the layer's directories in place of other files in lower layers, before
-// the layer's marks are applied: these mean its own directory, not the target of a link.
+// replaceByDirs replaces other files of lower layers by the layer's
+// directories. It must run before the layer's marks are applied, because they
+// refer to the new directories.
 func (m *merger) replaceByDirs(nodes []Node) {
 	var dirs []Node
 	for _, n := range nodes {

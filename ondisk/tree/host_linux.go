@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inodeID tells files of the host apart.
+// inodeID identifies a file of the host.
 type inodeID struct{ dev, ino uint64 }
 
-// linked reports which file that is, where it has several names.
+// linked returns the ID of a file that has several names.
 func linked(fi fs.FileInfo) (inodeID, bool) {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok || st.Nlink < 2 {
@@ -20,7 +20,7 @@ func linked(fi fs.FileInfo) (inodeID, bool) {
 	return inodeID{st.Dev, st.Ino}, true
 }
 
-// readCapability is a file's security.capability, empty where it has none.
+// readCapability returns a file's security.capability, or "".
 func readCapability(name string) (string, error) {
 	buf := make([]byte, 64)
 	n, err := unix.Lgetxattr(name, capability, buf)

@@ -4,10 +4,11 @@ package tree
 
 import "io/fs"
 
-// inodeID tells files of the host apart.
+// inodeID identifies a file of the host.
 type inodeID struct{}
 
-// Other systems have no file capabilities; hard links become copies there.
+// On other systems hard links are packed as copies, and there are no file
+// capabilities.
 func linked(fs.FileInfo) (inodeID, bool) { return inodeID{}, false }
 
 func readCapability(string) (string, error) { return "", nil }

@@ -10,20 +10,19 @@ import (
 	"time"
 )
 
-// maxLinks bounds how many symbolic links one path may lead through, as the
-// kernel does.
+// maxLinks is the maximum number of symbolic links in a path, as in the kernel.
 const maxLinks = 40
 
 // Merge merges layers, in order, into one tree: sorted by path, the root "." first, parents
 // before their children.
 //
-// Directories unify and keep the attributes of the first layer that has
-// them: an overlay out of a working copy must not change the mode of /tmp.
-// A path below a symbolic link of an earlier layer goes where the link
-// points (lib/modules lands in usr/lib/modules on a usr-merged base).
-// Missing parents are made root's, 0755, dated now. Any other path in two
-// layers is an error unless the later layer says Replace. Every conflict is
-// reported, not only the first.
+// Directories of the same path are merged and keep the attributes of the first
+// layer that has them: an overlay from a working copy must not change the mode
+// of /tmp. A path below a symbolic link of an earlier layer follows the link
+// (lib/modules becomes usr/lib/modules on a usr-merged base). Missing parents
+// are owned by root, with mode 0755 and the time now. Any other path in two
+// layers is an error unless the later layer sets Replace. All conflicts are
+// reported.
 func Merge(layers []Layer, now time.Time) ([]Node, error) {
 	m := newMerger(now)
 	for _, l := range layers {
@@ -44,9 +43,9 @@ type merger struct {
 	errs  []error
 	// flattening: a directory replaces anything else (Flatten).
 	flattening bool
-	// resolved caches the places of the present layer's directories.
+	// resolved caches the resolved paths of directories, for the current layer.
 	resolved map[string]string
-	// children of each directory, once something had to be dropped.
+	// children of each directory; nil until a path is dropped.
 	children map[string]map[string]bool
 }
 
@@ -57,7 +56,7 @@ func newMerger(now time.Time) *merger {
 // set stores a node at its path.
 func (m *merger) set(n Node) {
 	if old, ok := m.nodes[n.Path]; ok && old.IsSymlink() != n.IsSymlink() {
-		clear(m.resolved) // paths led through it
+		clear(m.resolved) // paths may lead through it
 	}
 	m.nodes[n.Path] = n
 	if m.children != nil {
@@ -108,7 +107,7 @@ func (m *merger) add(l Layer) {
 	clear(m.resolved)
 	nodes := slices.Clone(l.Nodes)
 	sortNodes(nodes)
-	seen := make(map[string]string, len(nodes)) // where each path went -> as the layer names it
+	seen := make(map[string]string, len(nodes)) // final path -> path in the layer
 	for _, n := range nodes {
 		if n.Layer == "" {
 			n.Layer = l.Name
@@ -156,7 +155,7 @@ func (m *merger) put(n Node, replace bool) {
 	}
 }
 
-// remove removes the paths in the layer's Remove.
+// remove removes the paths listed in the layer's Remove.
 func (m *merger) remove(l Layer) {
 	for _, p := range l.Remove {
 		if err := checkPath(p); err != nil || p == "." {
@@ -173,7 +172,7 @@ func (m *merger) remove(l Layer) {
 	}
 }
 
-// place returns the real path of a node of a layer, and adds missing parents.
+// place returns the resolved path of a layer's node, and adds missing parents.
 func (m *merger) place(n Node, seen map[string]string) (string, error) {
 	if n.Path == "." {
 		if !n.IsDir() {
@@ -187,7 +186,7 @@ func (m *merger) place(n Node, seen map[string]string) (string, error) {
 	}
 	m.mkdirAll(parent, n.Layer)
 	where := path.Join(parent, path.Base(n.Path))
-	// If it is a link to a directory in an earlier layer, it is that directory.
+	// A link to a directory in an earlier layer: the node is that directory.
 	if old, ok := m.nodes[where]; ok && n.IsDir() && old.IsSymlink() && !m.flattening {
 		if _, mine := seen[where]; !mine {
 			where, err = m.resolve(where, seen)
@@ -212,7 +211,7 @@ func (m *merger) mkdirAll(dir, layer string) {
 	}
 }
 
-// drop takes away what is below dir, and dir itself if asked to.
+// drop removes everything below dir, and dir itself if itself is set.
 func (m *merger) drop(dir string, itself bool) {
 	if m.children == nil {
 		m.children = map[string]map[string]bool{}
@@ -237,12 +236,12 @@ func (m *merger) drop(dir string, itself bool) {
 	}
 }
 
-// resolve follows the symbolic links of a directory's path, inside the tree:
-// an absolute target starts at the tree's root, and ".." ends there. Links
-// that the layer itself brought (seen) are not followed: an archive that
-// writes through its own link is a trick or a mistake.
+// resolve follows the symbolic links in a directory's path, within the tree: an
+// absolute target starts at the tree's root, and ".." ends there. A link from
+// the same layer (seen) is an error, because an archive that writes through its
+// own link is malicious or wrong.
 func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
-	// The nearest directory above whose place is known, and what is missing.
+	// The nearest parent that is already resolved, and the rest of the path.
 	known, rest := ".", []string{}
 	for p := dir; p != "." && p != "/" && p != ""; p = path.Dir(p) {
 		if at, ok := m.resolved[p]; ok {
@@ -262,9 +261,9 @@ func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
 	return known, nil
 }
 
-// step resolves a name in a directory, which may be a symbolic link.
+// step resolves a name in the directory at; the name may be a symbolic link.
 func (m *merger) step(at, name string, seen map[string]string) (string, error) {
-	rest := []string{name} // a stack: the next name is the last
+	rest := []string{name} // a stack: the next name is last
 	for links := 0; len(rest) > 0; {
 		c, after, more := strings.Cut(rest[len(rest)-1], "/")
 		rest[len(rest)-1] = after
@@ -311,10 +310,10 @@ func below(dir, name string) string {
 	return dir + "/" + name
 }
 
-// packInside is the fix for paths that leave the tree.
+// packInside is the fix for paths that lead out of the tree.
 const packInside = "pack it again from inside its directory (tar -C DIR -cf FILE .)"
 
-// checkPath returns what is wrong with a node's path.
+// checkPath returns an error for an invalid path of a node.
 func checkPath(p string) error {
 	switch {
 	case p == "":
@@ -364,8 +363,8 @@ func (i *Inode) kind() string {
 	return fmt.Sprintf("of unknown type %#o", i.Mode&ModeType)
 }
 
-// sortNodes orders by path; plain string order puts a directory before all
-// below it, the root apart.
+// sortNodes sorts by path, the root first; string order puts directories before
+// their contents.
 func sortNodes(nodes []Node) {
 	slices.SortStableFunc(nodes, func(a, b Node) int {
 		if a.Path == "." || b.Path == "." {
@@ -382,7 +381,7 @@ func boolInt(b bool) int {
 	return 0
 }
 
-// maxErrors bounds the errors that are reported for one archive.
+// maxErrors limits the number of errors reported for one archive.
 const maxErrors = 50
 
 func joinErrors(errs []error) error {

@@ -19,29 +19,32 @@ import (
 	"time"
 )
 
-// A small compressed tar can contain any number of headers, which are kept in memory.
+// A small compressed tar can expand to any number of headers, which are kept in
+// memory.
 const (
 	// maxEntries is much more than any root file system has.
 	maxEntries = 2_000_000
-	// entryBytes bounds the average size of an entry's names and extended attributes.
+	// entryBytes limits the average size of an entry's names and extended
+	// attributes.
 	entryBytes = 512
 )
 
-// FromTar indexes an uncompressed tar, the blob of that name, with PAX and GNU extensions.
-// File contents are not read; they become ranges of the blob. Owners, modes, extended
-// attributes, devices and hard links are kept; a link shares its target's *Inode. The error
-// lists all entries that a file system cannot represent exactly.
+// FromTar indexes an uncompressed tar with PAX and GNU extensions; blob is its
+// name. File contents become ranges of the blob. Owners, modes, extended
+// attributes, devices and hard links are kept; a link shares its target's
+// *Inode. The error lists all entries that a file system cannot represent
+// exactly.
 func FromTar(r io.ReaderAt, size int64, blob, layer string) ([]Node, error) {
 	return fromTar(r, size, blob, layer, maxEntries)
 }
 
 func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, error) {
-	// archive/tar reads whole headers and nothing of what follows, so the
-	// reader's position after Next is where the content starts.
+	// archive/tar reads only headers, so the reader's position after Next is
+	// the start of the content.
 	sr := io.NewSectionReader(r, 0, size)
 	tr := tar.NewReader(sr)
 	x := tarIndex{blob: blob, layer: layer, size: size, byPath: map[string]int{}}
-	var end int64 // where the last entry ends
+	var end int64 // end of the last entry
 	entries, text := 0, 0
 	for {
 		h, err := tr.Next()
@@ -92,7 +95,7 @@ func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, 
 	return x.nodes, nil
 }
 
-// textOf returns the bytes of a header that are kept.
+// textOf returns the number of bytes of a header that are kept in memory.
 func textOf(h *tar.Header) int {
 	n := len(h.Name) + len(h.Linkname)
 	for k, v := range h.PAXRecords {
@@ -176,10 +179,11 @@ func (x *tarIndex) link(p string, h *tar.Header) error {
 	return nil
 }
 
-// errTwice is for archives with a path twice, as `tar -r` makes them.
+// errTwice: the archive contains a path twice, as after `tar -r`.
 var errTwice = errors.New("path occurs twice in the archive; pack it again from a directory")
 
-// maxID is the largest user or group ID. The next, (uid_t)-1, means "no change".
+// maxID is the largest user or group ID. The next value, (uid_t)-1, means "no
+// change".
 const maxID = 1<<32 - 2
 
 func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
@@ -229,7 +233,8 @@ func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
 	return in, nil
 }
 
-// deviceNumber returns a device's numbers, of 12 and 20 bits as in the kernel's dev_t.
+// deviceNumber returns a device's major and minor number; like the kernel's
+// dev_t they have 12 and 20 bits.
 func deviceNumber(h *tar.Header) (major, minor uint32, err error) {
 	if h.Devmajor < 0 || h.Devmajor >= 1<<12 || h.Devminor < 0 || h.Devminor >= 1<<20 {
 		return 0, 0, fmt.Errorf("device number %d:%d out of range", h.Devmajor, h.Devminor)
@@ -237,16 +242,16 @@ func deviceNumber(h *tar.Header) (major, minor uint32, err error) {
 	return uint32(h.Devmajor), uint32(h.Devminor), nil
 }
 
-// PAX records with extended attributes: of star and GNU tar, GNU tar's own for SELinux, and
-// libarchive's, which mostly writes the first form too.
+// PAX records with extended attributes: of star and GNU tar, GNU tar's own for
+// SELinux, and libarchive's, which mostly also writes the first one.
 const (
 	xattrPrefix      = "SCHILY.xattr."
 	selinuxRecord    = "RHT.security.selinux"
 	libarchivePrefix = "LIBARCHIVE.xattr."
 )
 
-// xattrs returns the extended attributes in an entry's records. If one is there in several
-// forms, star's counts.
+// xattrs returns the extended attributes in an entry's records. If one is
+// present in several formats, star's has priority.
 func xattrs(records map[string]string) (map[string]string, error) {
 	var out map[string]string
 	put := func(name, value string) error {
@@ -262,7 +267,7 @@ func xattrs(records map[string]string) (map[string]string, error) {
 		out[name] = value
 		return nil
 	}
-	// The forms in ascending precedence.
+	// The formats in ascending priority.
 	for _, form := range []func(k, v string) error{
 		func(k, v string) error {
 			coded, ok := strings.CutPrefix(k, libarchivePrefix)
@@ -283,7 +288,7 @@ func xattrs(records map[string]string) (map[string]string, error) {
 			if k != selinuxRecord {
 				return nil
 			}
-			return put("security.selinux", strings.TrimRight(v, "\x00")+"\x00") // as setfilecon(3) has it
+			return put("security.selinux", strings.TrimRight(v, "\x00")+"\x00") // as setfilecon(3) does
 		},
 		func(k, v string) error {
 			if name, ok := strings.CutPrefix(k, xattrPrefix); ok {
@@ -304,9 +309,9 @@ func xattrs(records map[string]string) (map[string]string, error) {
 	return out, nil
 }
 
-// CheckCapability returns an error for file capabilities that the kernel rejects
-// (cap_convert_nscap): it accepts revision 2, and 3 for a root user. Other extended attributes
-// are not checked.
+// CheckCapability returns an error for file capabilities that the kernel
+// rejects (cap_convert_nscap): it accepts revision 2, and revision 3 with a
+// valid root user ID. Other attributes are not checked.
 func CheckCapability(name, value string) error {
 	const (
 		effective = 1
@@ -336,7 +341,7 @@ func hasSparse(pax map[string]string) bool {
 	return false
 }
 
-// entryPath returns the node's path for the name of a tar entry.
+// entryPath returns the node path for the name of a tar entry.
 func entryPath(name string) (string, error) {
 	p := strings.TrimRight(name, "/")
 	if p == "" && name != "" {
@@ -349,7 +354,7 @@ func entryPath(name string) (string, error) {
 		p = "."
 	}
 	if err := checkPath(p); err != nil {
-		// Double slashes and inner dots are harmless and cleaned.
+		// Double slashes and inner dots are harmless and are cleaned.
 		q := path.Clean(p)
 		if strings.HasPrefix(p, "/") || p == "" || strings.Contains("/"+p+"/", "/../") || checkPath(q) != nil {
 			return "", err
@@ -396,7 +401,7 @@ func WriteTar(w io.Writer, nodes []Node, blobs Blobs) error {
 	return tw.Close()
 }
 
-// reader returns the content; opened blobs are added to open.
+// reader returns a reader of the content. It adds blobs that it opens to open.
 func (c Content) reader(open map[string]BlobFile, blobs Blobs) (io.Reader, error) {
 	if c.Blob == "" {
 		return strings.NewReader(string(c.Inline)), nil
@@ -412,8 +417,7 @@ func (c Content) reader(open map[string]BlobFile, blobs Blobs) (io.Reader, error
 	return io.NewSectionReader(f, c.Off, c.Size), nil
 }
 
-// ReadContent returns the bytes of a small regular file. Files larger than limit are
-// rejected.
+// ReadContent returns the content of a regular file of at most limit bytes.
 func ReadContent(c Content, blobs Blobs, limit int64) ([]byte, error) {
 	if c.Size > limit {
 		return nil, fmt.Errorf("%d bytes are more than the %d expected", c.Size, limit)
@@ -469,10 +473,10 @@ func header(n Node) *tar.Header {
 	return h
 }
 
-// PackDir writes a directory of the host, such as an overlay, as a tar that does not depend
-// on the host: sorted, owned by root, with the time mtime and relative paths. Modes, symbolic
-// links, hard links and file capabilities are kept; owners, ACLs and other extended attributes
-// are not.
+// PackDir writes a directory of the host, such as an overlay, as a tar that is
+// the same on any host: sorted, owned by root, with the time mtime and relative
+// paths. Modes, symbolic links, hard links and file capabilities are kept;
+// owners, ACLs and other extended attributes are not.
 func PackDir(ctx context.Context, w io.Writer, dir string, mtime time.Time) error {
 	if fi, err := os.Stat(dir); err != nil {
 		return fmt.Errorf("packing overlay: %w", err)
@@ -515,13 +519,13 @@ func PackDir(ctx context.Context, w io.Writer, dir string, mtime time.Time) erro
 	return p.tw.Close()
 }
 
-// maxPackErrors bounds the errors that are reported for one directory.
+// maxPackErrors limits the number of errors reported for one directory.
 const maxPackErrors = 20
 
 type packer struct {
 	tw    *tar.Writer
 	mtime time.Time
-	first map[inodeID]string // the first name of each file with several
+	first map[inodeID]string // first name of each file with several names
 }
 
 func (p *packer) file(file, name string) error {

@@ -1,11 +1,11 @@
-// Package tree is the root file system of an image during a build: a list of
-// nodes in memory whose contents are references into blobs. Owners, modes,
-// extended attributes, devices and hard links are data in it. Therefore no step
+// Package tree represents the root file system of an image during a build: a
+// list of nodes in memory whose contents are references to blobs. Owners,
+// modes, extended attributes, devices and hard links are only data, so no step
 // of a build needs root or changes metadata on the host's file system.
 //
 // Each source (a base tar, container image layers, overlays) becomes one Layer.
-// Merge combines them into the one tree that the file system writers read. Nodes
-// are values: copy one to change it.
+// Merge combines them into the tree that the file system writers read. Do not
+// change a Node; copy it.
 package tree
 
 import (
@@ -33,8 +33,8 @@ type Node struct {
 	// Path is relative to the root and clean ("usr/bin/kubelet"); the root
 	// itself is ".".
 	Path string
-	// Layer names the source of this node, for messages and reports. Merge sets it if it is
-	// empty.
+	// Layer names the source of this node for messages and reports. If it is
+	// empty, Merge sets it.
 	Layer string
 	*Inode
 }
@@ -46,41 +46,40 @@ type Inode struct {
 	UID, GID uint32
 	// Major and Minor are the device numbers of block and character devices.
 	Major, Minor uint32
-	// MTime is the modification time; nanoseconds are kept.
+	// MTime is the modification time, with nanoseconds.
 	MTime time.Time
 	// Xattrs maps raw names ("security.capability", "trusted.overlay.opaque")
 	// to raw values.
 	Xattrs map[string]string
-	// Target is where a symbolic link points.
+	// Target is the target of a symbolic link.
 	Target string
 	// Data is a regular file's content.
 	Data Content
 }
 
-// Content is a regular file's bytes: a range of an uncompressed blob, or,
-// for small rendered files, the bytes themselves.
+// Content is the content of a regular file: a range of an uncompressed blob, or
+// the bytes themselves, for small generated files.
 type Content struct {
 	// Blob names an uncompressed blob of the cache by its SHA-256 in hex.
 	// Empty when the bytes are in Inline.
 	Blob string
-	// Off and Size are the range, in bytes. Size is the file's length in
-	// either case.
+	// Off and Size are the range, in bytes. Size is also set for Inline.
 	Off, Size int64
 	Inline    []byte
 }
 
-// Bytes makes the Content of a small rendered file.
+// Bytes returns the Content of a small generated file.
 func Bytes(b []byte) Content { return Content{Size: int64(len(b)), Inline: b} }
 
-// Blobs opens blobs for reading. The cache of builder/fetch is the one used
-// by builds; tests use a map.
+// Blobs opens blobs for reading. Builds use the cache of builder/fetch, tests
+// use a map.
 type Blobs interface {
-	// OpenBlob opens the uncompressed blob with that SHA-256 (hex). The
-	// caller closes what it gets.
+	// OpenBlob opens the uncompressed blob with that SHA-256 (hex). The caller
+	// must close it.
 	OpenBlob(sha256 string) (BlobFile, error)
 }
 
-// BlobFile is an open blob. *os.File is one.
+// BlobFile is an open blob, for example an *os.File.
 type BlobFile interface {
 	io.ReaderAt
 	io.Closer
@@ -95,7 +94,7 @@ func (i *Inode) IsRegular() bool { return i.Mode&ModeType == ModeRegular }
 // IsSymlink reports whether the inode is a symbolic link.
 func (i *Inode) IsSymlink() bool { return i.Mode&ModeType == ModeSymlink }
 
-// Layer is one source's nodes. Order inside a layer does not matter.
+// Layer is the nodes of one source, in any order.
 type Layer struct {
 	Name  string
 	Nodes []Node

@@ -8,28 +8,30 @@ import (
 	"github.com/edgebake/edgebake/ondisk/chunk"
 )
 
-// What is fetched in one request.
+// Limits of requests.
 const (
-	// MaxGap is how many bytes that nobody needs are fetched rather than asked around.
+	// MaxGap is the size in bytes of the largest unneeded range that is
+	// downloaded to save a request.
 	MaxGap = 32 << 10
-	// MaxSpan bounds a request, so that a broken line loses little.
+	// MaxSpan is the maximum size in bytes of a request, so that a lost
+	// connection costs little.
 	MaxSpan = 8 << 20
-	// Tail is how many bytes at the end of a compressed image are fetched first: the index
-	// and the table of frames of most images.
+	// Tail is the number of bytes at the end of a compressed image that are
+	// read first: enough for the index and the table of frames of most images.
 	Tail = 256 << 10
 )
 
-// Place is where a frame is in a compressed image.
+// Place is the range of a frame in a compressed image.
 type Place struct{ From, To int64 }
 
-// Span is a range of a compressed image that is fetched in one request, and the frames
-// that are needed of it.
+// Span is a range of a compressed image that is downloaded in one request, and
+// the needed frames in it.
 type Span struct {
 	Place
 	Frames []int
 }
 
-// Spans joins frames to ranges. frames are in ascending order.
+// Spans combines frames, in ascending order, into ranges to request.
 func Spans(frames []int, place func(frame int) Place) []Span {
 	var out []Span
 	for _, f := range frames {
@@ -44,12 +46,13 @@ func Spans(frames []int, place func(frame int) Place) []Span {
 	return out
 }
 
-// View reads the file system of a part, chunk by chunk. It is not for concurrent use.
+// View reads the file system of a part through its chunks. It is not safe for
+// concurrent use.
 type View struct {
 	part   *chunk.Part
 	starts []int64
 	get    func(i int) ([]byte, error)
-	last   int // the chunk in content
+	last   int // number of the chunk in now
 	now    []byte
 }
 
@@ -64,7 +67,7 @@ func NewView(p *chunk.Part, get func(i int) ([]byte, error)) *View {
 	return v
 }
 
-// find returns the chunk with the byte at off.
+// find returns the number of the chunk that contains offset off.
 func (v *View) find(off int64) int {
 	i, exact := slices.BinarySearch(v.starts, off)
 	if !exact {
@@ -73,7 +76,7 @@ func (v *View) find(off int64) int {
 	return i
 }
 
-// each calls f with the number of each chunk of a range that is not a hole.
+// each calls f with the number of each chunk in a range, except holes.
 func (v *View) each(off, n int64, f func(k int)) {
 	for k := v.find(off); k < len(v.starts) && v.starts[k] < off+n; k++ {
 		if !v.part.Chunks[k].Hole {
@@ -82,7 +85,7 @@ func (v *View) each(off, n int64, f func(k int)) {
 	}
 }
 
-// ReadAt reads the file system.
+// ReadAt reads from the file system.
 func (v *View) ReadAt(b []byte, off int64) (n int, err error) {
 	if off < 0 {
 		return 0, fmt.Errorf("reading at %d: negative offset", off)

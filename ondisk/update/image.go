@@ -1,6 +1,7 @@
-// Package update knows what an update takes of an image: it opens a compressed image of
-// which only ranges can be read, and finds the frames that a machine needs. edgebake tells
-// beforehand with it what a machine will fetch.
+// Package update determines the parts of an image that an update needs: it
+// opens a compressed image through range requests and finds the frames that a
+// machine lacks. edgebake uses it to report the size of the download in
+// advance.
 package update
 
 import (
@@ -17,28 +18,28 @@ import (
 	"github.com/edgebake/edgebake/ondisk/seekable"
 )
 
-// Images that no machine can be updated to.
+// Errors for images that cannot be used for updates.
 var (
 	ErrNoIndex = errors.New("it has no index of its chunks: build it again as .raw.zst with this edgebake (edgebake build --output NAME.raw.zst)")
 	ErrBoard   = errors.New("it is for boards whose own firmware starts the kernel, and these cannot be updated")
 )
 
-// Image is a compressed image of which ranges are read.
+// Image is a compressed image that is read through range requests.
 type Image struct {
-	// Body and Signature are those of the index.
+	// Body and Signature are the parts of the frame with the index.
 	Body      []byte
 	Signature string
-	// Index is nil until Decode was called.
+	// Index is nil until Decode is called.
 	Index *chunk.Index
-	// Head is how many bytes were read to open the image, in so many Requests.
+	// Head is the number of bytes that Open read, in Requests requests.
 	Head     int64
 	Requests int
 
 	table *seekable.Reader
 }
 
-// Open reads the end of an image of that size: the table of its frames and its index, of
-// which it parses nothing. r is asked for few ranges.
+// Open reads the end of an image of size bytes: the table of frames and the
+// index, which it does not decode. It makes few requests to r.
 func Open(r io.ReaderAt, size int64) (*Image, error) {
 	t := &tail{r: r, from: size, size: size}
 	i := &Image{}
@@ -49,7 +50,7 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	table.Close() // its frames are decompressed by others
+	table.Close() // it is used only for the table
 	i.table = table
 	index := table.Extra(chunk.Magic)
 	if index == nil {
@@ -69,8 +70,8 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 	return i, nil
 }
 
-// Decode reads the index. If it does not match the frames, Index is set beside the error.
-// Call it after its signature was checked.
+// Decode decodes the index. If it does not match the frames, Index is set and
+// an error is returned. Verify the signature first.
 func (i *Image) Decode() error {
 	x, err := chunk.Decode(i.Body)
 	if err != nil {
@@ -87,22 +88,23 @@ func (i *Image) Decode() error {
 	return nil
 }
 
-// Place returns where the frame of chunk k of a part is in the compressed image.
+// Place returns the range of the frame of a part's chunk k in the compressed
+// image.
 func (i *Image) Place(p *chunk.Part, k int) Place {
 	e := i.table.Entry(p.Frame + k)
 	return Place{e.Offset, e.Offset + e.Compressed}
 }
 
-// tail reads the end of a file in few requests.
+// tail reads the end of a file with few requests.
 type tail struct {
 	r        io.ReaderAt
-	from     int64 // where b begins
+	from     int64 // offset of b
 	b        []byte
 	size     int64
 	requests int
 }
 
-// load reads what is missing from an offset on.
+// load reads the bytes from offset from up to those already read.
 func (t *tail) load(from int64) error {
 	if from >= t.from {
 		return nil
@@ -129,8 +131,8 @@ func (t *tail) ReadAt(p []byte, off int64) (int, error) {
 	return bytes.NewReader(t.b).ReadAt(p, off-t.from)
 }
 
-// SystemFiles are the files on the EFI system partition that belong to one system: its
-// kernel and initrd, and the boot entry that the image has for it.
+// SystemFiles are the files of one system on the EFI system partition: its
+// kernel, initrd and boot entry.
 type SystemFiles struct {
 	r     io.ReaderAt
 	esp   *fat.Reader
@@ -139,7 +141,7 @@ type SystemFiles struct {
 	Entry fat.Entry
 }
 
-// ReadSystem lists the files of the system with that plan. esp is an image's EFI system
+// ReadSystem lists the files of the system with this plan. esp is an EFI system
 // partition.
 func ReadSystem(esp io.ReaderAt, plan string) (*SystemFiles, error) {
 	r, err := fat.Open(esp)
@@ -165,7 +167,7 @@ func ReadSystem(esp io.ReaderAt, plan string) (*SystemFiles, error) {
 	return s, nil
 }
 
-// Chunks returns the numbers of the chunks that hold the content of these files.
+// Chunks returns the numbers of the chunks with the contents of these files.
 func (s *SystemFiles) Chunks(p *chunk.Part) ([]int, error) {
 	v, found := NewView(p, nil), map[int]bool{}
 	for _, e := range append(slices.Clone(s.Files), s.Entry) {
@@ -180,7 +182,7 @@ func (s *SystemFiles) Chunks(p *chunk.Part) ([]int, error) {
 	return slices.Sorted(maps.Keys(found)), nil
 }
 
-// Copy writes the content of one of the files to w.
+// Copy writes the content of a file to w.
 func (s *SystemFiles) Copy(w io.Writer, e fat.Entry) error {
 	extents, err := s.esp.Extents(e.Path)
 	if err != nil {
@@ -200,5 +202,5 @@ func (s *SystemFiles) Copy(w io.Writer, e fat.Entry) error {
 	return nil
 }
 
-// Read returns the content of one of the files, which must be small.
+// Read returns the content of a small file.
 func (s *SystemFiles) Read(e fat.Entry) ([]byte, error) { return s.esp.Read(e) }

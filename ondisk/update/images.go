@@ -19,11 +19,11 @@ import (
 // StoreRoot is containerd's root on the DATA partition, which is mounted on /var.
 const StoreRoot = "lib/containerd"
 
-// ErrArchives is an image whose container images are not unpacked.
+// ErrArchives means that the container images are not unpacked.
 var ErrArchives = errors.New("its container images are archives, which an update does not take: build it without imageStore.mode: import")
 
-// Lacks returns the references of the container images that next brings and a machine
-// with the system of now lacks.
+// Lacks returns the references of the container images in next that a machine
+// with the system now lacks.
 func Lacks(now, next ondisk.ImageInfo) (refs []string) {
 	for _, i := range next.Images {
 		if !slices.ContainsFunc(now.Images, func(x ondisk.ImageRef) bool { return x.Ref == i.Ref && x.Digest == i.Digest }) {
@@ -33,7 +33,7 @@ func Lacks(now, next ondisk.ImageInfo) (refs []string) {
 	return refs
 }
 
-// StoreFiles looks at the file system of a DATA partition.
+// StoreFiles returns Files for the store on a DATA partition.
 func StoreFiles(r *ext4.Reader) store.Files {
 	return store.Files{
 		Stat:    r.Stat,
@@ -71,9 +71,9 @@ func ReadImages(data io.ReaderAt, snapshotter string) (*Images, error) {
 	return &Images{State: s, fs: r, snapshotter: snapshotter}, nil
 }
 
-// Walk calls f for what a machine needs of the store if its own lacks what is in lack:
-// the databases, and the files of blobs and snapshots. Paths begin at containerd's root,
-// and parents come before children.
+// Walk calls f for everything that a machine with the missing records in lack
+// needs from the store: the databases, and the files of blobs and snapshots.
+// Paths are relative to containerd's root, and parents come before children.
 func (i *Images) Walk(lack *store.State, f func(tree.Node) error) error {
 	blobs, snapshots := store.ContentDir+"/blobs/sha256", store.SnapshotterDir(i.snapshotter)+"/snapshots"
 	whole := []string{store.MetaDB, store.SnapshotterDB(i.snapshotter)}
@@ -103,7 +103,7 @@ func (i *Images) Walk(lack *store.State, f func(tree.Node) error) error {
 		}
 	}
 	for _, p := range whole {
-		from := "" // without symbolic links
+		from := "" // the path without symbolic links
 		err := i.fs.WalkBelow(path.Join(StoreRoot, p), func(n tree.Node) error {
 			if from == "" {
 				from = n.Path
@@ -118,20 +118,20 @@ func (i *Images) Walk(lack *store.State, f func(tree.Node) error) error {
 	return nil
 }
 
-// OpenBlob opens the content of a node of Walk.
+// OpenBlob opens the content of a node that Walk returned.
 func (i *Images) OpenBlob(name string) (tree.BlobFile, error) { return i.fs.OpenBlob(name) }
 
-// Chunks returns the numbers of the chunks with the content of the files that Walk finds,
-// and how many bytes of a disk these files take.
+// Chunks returns the numbers of the chunks with the contents of the files that
+// Walk returns, and the disk space of these files in bytes.
 func (i *Images) Chunks(p *chunk.Part, lack *store.State) (chunks []int, size int64, err error) {
-	const block, maxImages = 4096, 1 << 44 // far above what a disk has
+	const block, maxImages = 4096, 1 << 44 // far more than a disk has
 	v, found, seen := NewView(p, nil), map[int]bool{}, map[*tree.Inode]bool{}
 	err = i.Walk(lack, func(n tree.Node) error {
 		if seen[n.Inode] {
 			return nil
 		}
 		seen[n.Inode] = !n.IsDir()
-		size += 2*block + n.Data.Size // with its inode, its name and the rest of its last block
+		size += 2*block + n.Data.Size // for the inode, the name and the rest of the last block
 		if size > maxImages {
 			return fmt.Errorf("%s and the files before it have more than %d bytes", n.Path, int64(maxImages))
 		}

@@ -1,23 +1,20 @@
-// Package merge adds a baked image store to one that is in use, offline,
-// before containerd starts, and releases the baked images that the new system
-// no longer needs. `firstboot images merge` is its command; A/B updates need
-// it, since a new root file system brings new images to a DATA partition that
-// lives on.
+// Package merge adds the image store of a new system to the one in use, before
+// containerd starts, and releases the baked images that the new system does not
+// need. `firstboot images merge` runs it; A/B updates need it, because a new
+// root file system brings new images but the DATA partition stays.
 //
-// It can be killed at any moment, and is then simply run again:
+// A merge that is killed at any point can be run again:
 //
-//   - what it adds is copied, or hard linked where both stores share a file
-//     system; the source stays as it is until the caller removes it;
-//   - files come first, synced, then the snapshotter's database, then
-//     meta.db, each in one transaction: until the last, no image record
-//     refers to anything new; after it, everything they refer to is there;
-//   - leftovers of a killed run are files and records no database refers to.
-//     The next run removes them, and so would containerd.
+//   - what it adds is copied, or hard linked if both stores are on one file
+//     system; the source is not changed;
+//   - files are written and synced first, then the snapshotter's database, then
+//     meta.db, each in one transaction: no image record refers to a missing file;
+//   - a killed run leaves only files and records that no image refers to. The
+//     next run removes them, and so would containerd.
 //
-// Images are released by taking their records away. What only they used is
-// freed by containerd's own collector when it starts, since that alone knows
-// what running containers hold. Images that the node pulled itself are never
-// touched.
+// Images are released by removing their records. containerd's garbage collector
+// then frees their content when it starts, because only containerd knows what
+// running containers use. Images that the node pulled itself are never touched.
 package merge
 
 import (
@@ -29,48 +26,49 @@ import (
 	"github.com/edgebake/edgebake/ondisk/store"
 )
 
-// Options say what is merged.
+// Options are the arguments of a merge.
 type Options struct {
-	// From and Into are containerd roots (…/var/lib/containerd). From need not have the
-	// layers and blobs that Into has.
+	// From and Into are containerd roots (…/var/lib/containerd). Layers and
+	// blobs that Into has may be missing from From.
 	From, Into string
-	// Snapshotter of both; empty: overlayfs.
+	// Snapshotter of both stores; empty means overlayfs.
 	Snapshotter string
 	// Keep lists references ("registry.example.com/pause:3.10") of baked images
-	// that stay although From lacks them: those of the system one may have
-	// to go back to.
+	// to keep although From lacks them: those of the system to which the node
+	// may fall back.
 	Keep []string
-	// KeepAll: all stay.
+	// KeepAll keeps all images.
 	KeepAll bool
-	// Step, if set, is told of every change before it is made; an error of
-	// its own stops the merge there.
+	// Step, if set, is called before every change; the merge stops if it
+	// returns an error.
 	Step func(change string) error
 }
 
-// Report says what a merge did.
+// Report is the result of a merge.
 type Report struct {
 	Added    []string `json:"added"`    // image records
 	Released []string `json:"released"` // image records
-	// Snapshots and Blobs were added; Shared snapshots were there already.
+	// Snapshots and Blobs count added ones; Shared counts snapshots that
+	// existed.
 	Snapshots int `json:"snapshots"`
 	Blobs     int `json:"blobs"`
 	Shared    int `json:"shared"`
 }
 
-// plan is what has to change: pure data.
+// plan describes the changes to make.
 type plan struct {
 	change store.Change
-	// add are the snapshots to make, parents first, with their new numbers;
-	// from are their numbers in the source.
+	// add lists the snapshots to create, parents first, with their new numbers;
+	// from has their numbers in the source.
 	add  []store.Snapshot
 	from map[string]uint64
-	// parents has every snapshot that one of add may stand on.
+	// parents has every snapshot that may be the parent of one in add.
 	parents  map[string]store.Snapshot
-	sequence uint64 // of metadata.db, afterwards
+	sequence uint64 // of metadata.db, after the merge
 	shared   int
 }
 
-// makePlan compares the two stores.
+// makePlan compares the two stores and returns the changes.
 func makePlan(from, into *store.State, o Options) (*plan, error) {
 	p := &plan{from: map[string]uint64{}, parents: map[string]store.Snapshot{}}
 	p.change.Schema = from.Schema
@@ -93,7 +91,7 @@ func makePlan(from, into *store.State, o Options) (*plan, error) {
 		}
 		p.from[s.Key] = s.ID
 		p.sequence++
-		p.change.Sequence += 2 // as containerd counts: prepare and commit
+		p.change.Sequence += 2 // containerd uses two numbers: prepare and commit
 		s.ID = p.sequence
 		s.Backend = store.BackendName(p.change.Sequence, s.Key)
 		p.parents[s.Key] = s
@@ -118,7 +116,7 @@ func makePlan(from, into *store.State, o Options) (*plan, error) {
 		if i, ok := now[ref]; ok {
 			kept[i.Digest] = true
 		} else if !stay[ref] {
-			// A slip of the pen would release what somebody wants to keep.
+			// A mistyped name would release an image that should be kept.
 			return nil, fmt.Errorf("%s is to be kept, but the store in use has no such image, only %s; correct the name", ref, strings.Join(into.Names(), ", "))
 		}
 	}

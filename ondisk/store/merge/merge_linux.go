@@ -20,9 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Merge brings the store in From into the one in Into. The caller makes sure
-// that no containerd runs; one that does is an error, since it holds the
-// databases.
+// Merge merges the store in From into the one in Into. containerd must not be
+// running; if it is, Merge fails, because containerd has the databases locked.
 func Merge(ctx context.Context, o Options) (*Report, error) {
 	o.Snapshotter = cmp.Or(o.Snapshotter, "overlayfs")
 	r, err := merge(ctx, o)
@@ -50,7 +49,7 @@ func merge(ctx context.Context, o Options) (_ *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// A damaged source must not spoil a store that works.
+	// A damaged source must not damage the store in use.
 	if _, err := store.Verify(m.source(from, into), ".", o.Snapshotter); err != nil {
 		return nil, fmt.Errorf("the store to be merged is damaged, copy it again: %w", err)
 	}
@@ -100,7 +99,8 @@ func merge(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := live.Apply(p.change); err != nil {
 		return nil, err
 	}
-	// Only now may directories go that a killed run had left behind records.
+	// Directories of the records that AddSnapshots dropped can be removed only
+	// now.
 	return r, m.sweep(live)
 }
 
@@ -112,7 +112,7 @@ type merger struct {
 func (m *merger) into(p string) string { return filepath.Join(m.o.Into, p) }
 func (m *merger) from(p string) string { return filepath.Join(m.o.From, p) }
 
-// scratch holds what is not whole yet.
+// scratch is the directory of incomplete files.
 func (m *merger) scratch() string { return m.into("edgebake-merge") }
 
 func (m *merger) step(format string, args ...any) error {
@@ -125,7 +125,7 @@ func (m *merger) step(format string, args ...any) error {
 	return m.o.Step(fmt.Sprintf(format, args...))
 }
 
-// makeDirs makes what a new store lacks, with the modes containerd gives.
+// makeDirs makes the directories of a new store, with containerd's modes.
 func (m *merger) makeDirs() error {
 	for _, d := range []struct {
 		path string
@@ -143,11 +143,12 @@ func (m *merger) makeDirs() error {
 	return nil
 }
 
-// source is the store to be merged, and in place of what it lacks the same of the store in
-// use: layers with the same chain, blobs with the same digest.
+// source returns Files for the source store. Layers and blobs that it lacks are
+// read from the store in use: layers with the same chain ID, blobs with the
+// same digest.
 func (m *merger) source(from, into *store.State) store.Files {
 	fs := func(s store.Snapshot) string { return store.SnapshotDir(m.o.Snapshotter, s.ID) + "/fs" }
-	have := map[string]string{} // by chain
+	have := map[string]string{} // by chain ID
 	for _, s := range into.Snapshots {
 		have[s.Key] = fs(s)
 	}
@@ -177,8 +178,8 @@ func (m *merger) source(from, into *store.State) store.Files {
 	return f
 }
 
-// sweep removes what a killed run left: scratch files, and directories that
-// metadata.db does not know.
+// sweep removes what a killed run left: scratch files, and snapshot directories
+// that metadata.db does not list.
 func (m *merger) sweep(live *store.Live) error {
 	if _, err := os.Lstat(m.scratch()); err == nil {
 		if err := m.step("remove scratch"); err != nil {
@@ -212,7 +213,7 @@ func (m *merger) sweep(live *store.Live) error {
 	return nil
 }
 
-// blob copies one file of the content store, unless it is there.
+// blob copies one file of the content store unless it exists.
 func (m *merger) blob(b store.Blob) (added bool, err error) {
 	to := m.into(store.BlobPath(b.Digest))
 	if ok, err := hasDigest(to, b.Digest); err != nil || ok {
@@ -267,7 +268,7 @@ func copyFile(from, to string, perm os.FileMode) error {
 	return errors.Join(err, out.Sync(), out.Close())
 }
 
-// snapshot makes one snapshot's directory.
+// snapshot creates the directory of one snapshot.
 func (m *merger) snapshot(s store.Snapshot, from uint64) error {
 	src, dst := m.from(store.SnapshotDir(m.o.Snapshotter, from)), m.into(store.SnapshotDir(m.o.Snapshotter, s.ID))
 	if err := m.step("copy snapshot %s", s.Key); err != nil {
@@ -287,7 +288,7 @@ func (m *merger) snapshot(s store.Snapshot, from uint64) error {
 	return os.Rename(tmp, dst)
 }
 
-// sync makes all files durable before a database refers to them.
+// sync flushes all files before a database refers to them.
 func (m *merger) sync() error {
 	if err := m.step("sync"); err != nil {
 		return err
@@ -300,12 +301,12 @@ func (m *merger) sync() error {
 	return unix.Syncfs(int(d.Fd()))
 }
 
-// copier copies trees, by hard links where it can: a committed snapshot is
-// never written to, so sharing its files is safe.
+// copier copies trees, with hard links if possible: nothing writes to a
+// committed snapshot, so sharing its files is safe.
 type copier struct {
 	ctx  context.Context
 	copy bool              // the stores are on different file systems
-	made map[uint64]string // inode of the source → first copy
+	made map[uint64]string // inode number in the source → first copy
 }
 
 func (c *copier) tree(src, dst string) error {
@@ -364,7 +365,7 @@ func (c *copier) file(src, dst string, st *unix.Stat_t) error {
 	return metadata(src, dst, st)
 }
 
-// copyContent copies without a sync of its own: all files are synced at once.
+// copyContent copies without syncing: all files are synced at once later.
 func copyContent(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
@@ -379,8 +380,8 @@ func copyContent(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// metadata gives dst what src has: owner, mode, attributes, times, in the
-// order in which one does not undo the other.
+// metadata copies owner, mode, extended attributes and times, in this order
+// because each step may reset what follows.
 func metadata(src, dst string, st *unix.Stat_t) error {
 	fail := func(err error) error { return fmt.Errorf("copying the metadata of %s: %w", src, err) }
 	if err := unix.Lchown(dst, int(st.Uid), int(st.Gid)); err != nil {
