@@ -5,8 +5,9 @@
 // through machine.Env; package host makes the real one.
 //
 // Invariants:
-// - Check looks at the machine, never at the state file: state.json only explains. So a
-// machine that was cut off at any point, or fixed by hand, continues from its real state.
+//   - Check looks at the machine, never at the state file: state.json only explains. So a
+//     machine that was cut off at any point, or fixed by hand, continues from its real
+//     state.
 //   - Every Run may be killed at any point and run again.
 //   - Transient failures are retried forever, with growing pauses. What only a
 //     person can fix is marked with run.NeedsPerson, and says how to fix it. The run

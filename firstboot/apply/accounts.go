@@ -22,8 +22,8 @@ const (
 	filePasswd  = "/etc/passwd"
 )
 
-// The account files, in the order they are written: a group before the user
-// that is in it, the shadow before the login it guards.
+// accountFiles lists the account files in the order of writing: a group before its users, the
+// shadow before its login.
 var accountFiles = []struct {
 	path   string
 	mode   fs.FileMode
@@ -35,51 +35,50 @@ var accountFiles = []struct {
 	{filePasswd, 0o644, 7},
 }
 
-// accounts are the account files with the config's users and groups in them.
-// They are edited as text, since useradd and its kin do not survive a power
-// cut between two files, and know no second run. What they do is done alike.
+// accounts holds the account files with the config's users and groups. They are edited as
+// text, with the same results as useradd and its relatives, which do not survive a power cut
+// between two files and cannot be repeated.
 type accounts struct {
 	db    map[string]*table
 	defs  defaults
 	users []types.PasswdUser
-	// made are the users that were not there before us, removed the homes
-	// that went with their users.
+	// made are the users that a config added; removed are the homes of users that it removed.
 	made    map[string]bool
 	removed []home
-	// again: configs were applied to this system before.
+	// again: a config was applied to this system before.
 	again bool
 }
 
-// home is where a removed user lived; what is somebody else's stays.
+// home is the home of a removed user; a directory of another owner stays.
 type home struct {
 	dir string
 	uid int
 }
 
-// account is a user we added, or one we changed or removed, as it was.
+// account records a user that was added, or the former rows of one that was changed or
+// removed.
 type account struct {
 	Added bool `json:"added,omitempty"`
-	// UID is the number that we gave it; a second try gives no other.
+	// UID is the number that it was given; another attempt gives the same.
 	UID    int    `json:"uid,omitempty"`
 	Passwd string `json:"passwd,omitempty"`
 	Shadow string `json:"shadow,omitempty"`
-	// Group and Gshadow are those of the group that went with the user.
+	// Group and Gshadow are the former rows of the group that was removed with the user.
 	Group   string `json:"group,omitempty"`
 	Gshadow string `json:"gshadow,omitempty"`
-	// Groups that we put a user into who was there before, and those we took
-	// it out of.
+	// Groups and Left are the groups that an existing user was put into and taken out of.
 	Groups []string `json:"groups,omitempty"`
 	Left   []string `json:"left,omitempty"`
 }
 
-// groupRows are a group that we removed or changed, as it was.
+// groupRows are the former rows of a group that was changed or removed.
 type groupRows struct {
 	Group   string `json:"group"`
 	Gshadow string `json:"gshadow,omitempty"`
 }
 
-// accounts reads the account files and carries out what the config, and what
-// was done for the config before, ask of them. Nothing is written yet.
+// accounts reads the account files, undoes the changes of the last config and makes those of
+// this one. Nothing is written yet.
 func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*accounts, error) {
 	a, err := t.readAccounts()
 	if err != nil {
@@ -114,7 +113,7 @@ func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*account
 	return a, nil
 }
 
-// now are the users and groups as they are so far.
+// now returns the users and groups with the changes so far.
 func (a *accounts) now() node.Accounts {
 	return node.Accounts{Users: a.db[filePasswd].rows, Groups: a.db[fileGroup].rows}
 }
@@ -149,9 +148,8 @@ func (t Target) readAccounts() (*accounts, error) {
 	return a, err
 }
 
-// takeBack undoes what was done for the config before: a user that is no
-// longer named, or that is named differently now, starts from what was there
-// before us.
+// takeBack undoes the account changes of the last config. Users that it added stay if p still
+// names them.
 func (a *accounts) takeBack(p types.Passwd, old manifest) {
 	named := map[string]bool{}
 	for _, u := range p.Users {
@@ -215,7 +213,7 @@ func lookup(row []string, what, name string) (*int, error) {
 	return &id, nil
 }
 
-// write puts the account files where they belong, each at once.
+// write writes the changed account files, each atomically.
 func (a *accounts) write(t Target, changed map[string]bool) error {
 	for _, f := range accountFiles {
 		tab := a.db[f.path]

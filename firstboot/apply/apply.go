@@ -7,12 +7,12 @@
 // So:
 //
 //   - every path is replaced atomically, and every step may be repeated;
-//   - a manifest lists what was created, and the file that was there before is
-//     kept: when a config no longer names a path, its original comes back;
-//   - the manifest names a path before the path is touched: after a power cut it
-//     may name too many paths, never too few;
-//   - what it cannot do on this system is an error (Refused) before anything is written;
-//     sections that it does not apply are rejected earlier, by ignition.Parse.
+//   - a manifest lists what was created, and files that existed before are kept: a path that
+//     a config no longer names gets its original back;
+//   - the manifest names a path before the path is touched: after a power cut it may name
+//     too many paths, never too few;
+//   - what is impossible on this system is an error (Refused) before anything is written;
+//     sections that are not applied are rejected earlier, by ignition.Parse.
 //
 // docs/decisions/0006 compares the two, and the tests compare the result with
 // that of the real program.
@@ -29,46 +29,46 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// Target is the system to change: reading is below Root, changing goes
-// through the funcs, whose paths begin at Root too.
+// Target is the system to change. It is read below Root, and changed through the funcs, whose
+// paths begin at Root too.
 type Target struct {
 	Root string
-	// Manifest is the file that lists what was made, Originals the directory
-	// that keeps what stood there before.
+	// Manifest is the file that lists what was applied; Originals is the directory that keeps
+	// the files that were replaced.
 	Manifest, Originals string
 
-	// WriteFile replaces a file at once and makes missing parents.
+	// WriteFile replaces a file atomically, and makes missing directories.
 	WriteFile func(path string, data []byte, m beneath.Owner) error
-	// Mkdir makes a directory, or gives it owner and permissions.
+	// Mkdir makes a directory, or sets owner and permissions of an existing one.
 	Mkdir   func(path string, m beneath.Owner) error
 	Symlink func(target, path string) error
 	Link    func(target, path string) error
-	// Remove removes a file, link or empty directory; nothing there is fine.
+	// Remove removes a file, link or empty directory; a missing one is not an error.
 	Remove func(path string) error
 	// Unit enables or disables a unit.
 	Unit func(ctx context.Context, verb, unit string) error
-	// Activate tells the running system what has changed; nil: nobody needs to.
-	// Until it has, the manifest is unfinished.
+	// Activate puts changes into effect on the running system; it may be nil. The manifest is
+	// unfinished until it succeeds.
 	Activate func(ctx context.Context, c Changes) error
 }
 
-// Changes are what an Apply did, or one before it that was killed before the running
-// system was told.
+// Changes lists what an Apply changed, and what one before it changed that was killed before
+// Activate succeeded.
 type Changes struct {
 	// Paths that were written or removed, sorted.
 	Paths []string
 	Units []UnitChange
 }
 
-// UnitChange is a unit of the config, or one it does not name any more.
+// UnitChange is a unit that the config names, or that only the last config named.
 type UnitChange struct {
 	Name                      string
 	Enabled, Disabled, Masked bool
 	Changed/* its files were */ bool
 }
 
-// Refused is an error that only a person can fix: the config asks for what
-// cannot be done on this system. Nothing was changed.
+// Refused is an error that only a person can fix: what the config says is impossible on this
+// system. Nothing was changed.
 type Refused struct{ Err error }
 
 func (r *Refused) Error() string { return r.Err.Error() }
@@ -77,8 +77,8 @@ func (r *Refused) Unwrap() error { return r.Err }
 
 func refuse(err error) error { return &Refused{err} }
 
-// Apply makes the system what cfg says and what it said last, no longer. cfg has passed
-// ignition.Parse or node.Config. An empty one takes everything back.
+// Apply makes the system match cfg, which has passed ignition.Parse or node.Config, and undoes
+// what only the last config said. An empty cfg undoes everything.
 func Apply(ctx context.Context, t Target, cfg *types.Config) (Changes, error) {
 	old, err := t.load()
 	if err != nil {
@@ -96,8 +96,8 @@ func Apply(ctx context.Context, t Target, cfg *types.Config) (Changes, error) {
 	for name, state := range unitStates(cfg) {
 		next.Units[name] = state
 	}
-	// Originals first, then the manifest that names them, then the changes: a cut
-	// anywhere leaves what the next Apply can take back.
+	// Originals first, then the manifest that names them, then the changes: after a power cut
+	// at any point, the next Apply can undo them.
 	if err := t.keepOriginals(want, old, next); err != nil {
 		return Changes{}, err
 	}
@@ -110,7 +110,7 @@ func Apply(ctx context.Context, t Target, cfg *types.Config) (Changes, error) {
 	}
 	for _, step := range []func() error{
 		func() error { return a.write(want) },
-		func() error { return a.disable(ctx) }, // before a unit's file goes: what enables it is written there
+		func() error { return a.disable(ctx) }, // before the unit's file is removed, which has its [Install] section
 		a.takeBack,
 		func() error { return a.enable(ctx) },
 	} {
@@ -130,8 +130,8 @@ func Apply(ctx context.Context, t Target, cfg *types.Config) (Changes, error) {
 	return changes, t.save(next)
 }
 
-// changedBefore counts all of either manifest as changed: which of it an Apply that
-// was killed had changed is not known.
+// changedBefore counts everything in both manifests as changed: how far an Apply that was
+// killed had come is unknown.
 func (a *application) changedBefore(want []entry) {
 	for _, w := range want {
 		a.changed(w.Path, w.unit)
@@ -141,11 +141,11 @@ func (a *application) changedBefore(want []entry) {
 	}
 }
 
-// keepOriginals keeps what the wanted entries will replace, and notes it in next.
+// keepOriginals saves the files that want will replace, and records them in next.
 func (t Target) keepOriginals(want []entry, old, next manifest) (err error) {
 	for _, w := range want {
 		if w.once {
-			continue // it becomes the user's own
+			continue // the file becomes the user's own
 		}
 		m := made{Kind: w.Kind, Emptied: w.empties}
 		if o, ok := old.Paths[w.Path]; ok {
@@ -158,11 +158,11 @@ func (t Target) keepOriginals(want []entry, old, next manifest) (err error) {
 	return nil
 }
 
-// application is a manifest on its way to the next one.
+// application applies the difference between two manifests.
 type application struct {
 	Target
 	old, next manifest
-	// What was changed: paths, and units whose files were.
+	// Changed paths, and units with changed files.
 	paths, units map[string]bool
 }
 
@@ -186,7 +186,7 @@ func (a *application) changed(path, unit string) {
 	}
 }
 
-// takeBack gives back what only the last config said.
+// takeBack undoes the entries that only the last config had.
 func (a *application) takeBack() error {
 	for _, p := range a.gone(a.old, a.next) {
 		if err := a.giveBack(p, a.old.Paths[p]); err != nil {

@@ -9,15 +9,15 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Baked is the system as it would be without what was applied to it: what a
-// site is held against, as stamping holds it against the image.
+// Baked is the system as it would be without the applied configs. A Site is checked against
+// it, as stamping checks one against an image.
 type Baked struct {
 	t   Target
 	old manifest
 	acc *accounts
 }
 
-// NewBaked reads what was applied.
+// NewBaked reads the system, and what was applied to it.
 func NewBaked(t Target) (*Baked, error) {
 	old, err := t.load()
 	if err != nil {
@@ -31,7 +31,7 @@ func NewBaked(t Target) (*Baked, error) {
 	return &Baked{t, old, acc}, nil
 }
 
-// Lstat tells what stood at a path.
+// Lstat describes the file at p, or its original if a config replaced it.
 func (b *Baked) Lstat(p string) (node.Found, error) {
 	m, ours := b.old.Paths[p]
 	if ours && !m.Original {
@@ -44,12 +44,12 @@ func (b *Baked) Lstat(p string) (node.Found, error) {
 	}
 	st, err := b.t.root().Lstat(p)
 	if err != nil || st.Theirs {
-		return node.Found{}, fs.ErrNotExist // what a user put there is moved aside
+		return node.Found{}, fs.ErrNotExist // a user's file is moved aside, so that it counts for nothing
 	}
 	return node.Found{Mode: st.Mode(), Link: st.Link}, nil
 }
 
-// ReadFile reads a file that no config names; of the accounts, what was there.
+// ReadFile reads a file that no config names, or an account file as it was before.
 func (b *Baked) ReadFile(p string) ([]byte, error) {
 	if tab := b.acc.db[p]; tab != nil && tab.there {
 		return tab.bytes(), nil

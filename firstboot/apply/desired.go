@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// desired lists what the config wants, in the order in which it is made, and
-// rejects what would write over something without having said so.
+// desired lists the entries of the config in the order in which they are made. It rejects
+// those that would overwrite a file without overwrite: true.
 func (t Target) desired(c *types.Config, acc *accounts, old manifest) ([]entry, error) {
 	out, err := t.homes(acc, old)
 	if err != nil {
@@ -49,9 +49,8 @@ func (t Target) desired(c *types.Config, acc *accounts, old manifest) ([]entry, 
 	return out, nil
 }
 
-// sortEntries: what is to go first, from the depth upwards; then directories,
-// parents before children; files; links last, since a hard link's target may
-// be one of the files.
+// sortEntries sorts removals first, the deepest paths before others; then directories, parents
+// before children; files; links last, since a hard link's target may be one of the files.
 func sortEntries(out []entry) {
 	rank := map[string]int{kindAbsent: 0, kindDir: 1, kindFile: 2, kindSymlink: 3, kindLink: 4}
 	slices.SortStableFunc(out, func(a, b entry) int {
@@ -65,7 +64,7 @@ func sortEntries(out []entry) {
 	})
 }
 
-// listed are the entries that the config names itself.
+// listed returns the entries that the config names itself.
 func listed(c *types.Config, acc *accounts) (out []entry, errs []error) {
 	node := func(n types.Node, kind string, mode *int, usual fs.FileMode) entry {
 		e := entry{Path: path.Clean(n.Path), Kind: kind, overwrite: yes(n.Overwrite), Owner: beneath.Owner{Mode: usual}}
@@ -140,8 +139,8 @@ func unitEntries(u types.Unit) []entry {
 	return out
 }
 
-// merged lays the config's own entries over those that follow from its users,
-// which Ignition makes first.
+// merged combines the config's own entries with those derived from its users, which Ignition
+// makes first.
 func merged(all []entry) (out []entry, errs []error) {
 	at := map[string]int{}
 	for _, e := range all {
@@ -171,7 +170,7 @@ func merged(all []entry) (out []entry, errs []error) {
 	return out, errs
 }
 
-// over is e, with the owner and permissions of first where it names none.
+// over returns e, with the owner and permissions of first where e names none.
 func over(first, e entry) entry {
 	if !e.modeSet {
 		e.Owner.Mode, e.modeSet = first.Owner.Mode, first.modeSet
@@ -185,8 +184,8 @@ func over(first, e entry) entry {
 	return e
 }
 
-// inherit gives an entry the owner and permissions that its path has, or had
-// before us, where it names none and changes what is there.
+// inherit gives an entry that changes an existing file its original owner and permissions, as
+// far as the config names none.
 func (t Target) inherit(w *entry, old manifest) error {
 	changes := w.Kind == kindDir && !w.empties || w.Kind == kindFile && (w.keepData || w.appendTo)
 	if !changes || w.modeSet && w.uidSet && w.gidSet {
@@ -194,7 +193,7 @@ func (t Target) inherit(w *entry, old manifest) error {
 	}
 	before, ok, err := t.before(w.Path, old)
 	if w.fromUser && !ok && !old.Unfinished {
-		before, ok = t.there(w.Path) // a home that its user changed meanwhile
+		before, ok = t.there(w.Path) // a home that its user has changed meanwhile
 	}
 	if err != nil || !ok || before.Mode.IsDir() != (w.Kind == kindDir) {
 		return err
@@ -211,7 +210,7 @@ func (t Target) inherit(w *entry, old manifest) error {
 	return nil
 }
 
-// before is the owner and mode of what stood at p before us.
+// before returns owner and mode of the original at p.
 func (t Target) before(p string, old manifest) (beneath.Owner, bool, error) {
 	m, ours := old.Paths[p]
 	if ours && !m.Original {
@@ -230,7 +229,7 @@ func (t Target) before(p string, old manifest) (beneath.Owner, bool, error) {
 	return meta, ok, nil
 }
 
-// there is the owner and mode of what stands at p.
+// there returns owner and mode of what is at p now; ok is false for a link.
 func (t Target) there(p string) (beneath.Owner, bool) {
 	st, err := t.root().Lstat(p)
 	if err != nil || st.Mode()&fs.ModeSymlink != 0 {
@@ -240,14 +239,15 @@ func (t Target) there(p string) (beneath.Owner, bool) {
 	return beneath.Owner{Mode: st.Mode(), UID: uid, GID: gid}, true
 }
 
-// conflicts finds what the config would write over without having said so.
+// conflicts returns an error for each file that the config would overwrite without overwrite:
+// true.
 func (t Target) conflicts(want []entry, old manifest) []error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	for _, w := range want {
 		st, err := t.root().Lstat(w.Path)
 		if err != nil || st.Theirs || w.once || w.Kind == kindAbsent {
-			continue // what a user put there keeps nobody from his settings
+			continue // a user's file must not block the Site's settings
 		}
 		_, ours := old.Paths[w.Path]
 		switch {
@@ -266,18 +266,18 @@ func (t Target) conflicts(want []entry, old manifest) []error {
 	return errs
 }
 
-// Bounds of what is kept of a directory that a config overwrites.
+// Limits of a directory that a config overwrites, since its contents are kept.
 const (
 	maxCleared      = 2000
 	maxClearedBytes = 32 << 20
 )
 
-// needed directories are never overwritten, nor is what they are in.
+// needed directories, and their parents, are never overwritten.
 var needed = []string{"/etc/systemd/system", "/etc/kubernetes", "/etc/edgebake", "/var/lib/edgebake", "/var/lib/kubelet", "/var/lib/containerd",
 	"/usr/bin", "/usr/lib", "/usr/sbin", "/boot", "/dev", "/proc", "/sys", "/run", "/tmp", "/home", "/root", "/var/log"}
 
-// overwritten finds the directories that stand where the config overwrites,
-// and lists what is in them: it goes, as with Ignition, and is kept.
+// overwritten finds existing directories where the config overwrites. cleared lists their
+// contents, which are removed, as with Ignition, and kept as originals.
 func (t Target) overwritten(want []entry, acc *accounts, old manifest) (entries, cleared []entry, errs []error) {
 	var dirs []string
 	for i := range want {
@@ -292,7 +292,7 @@ func (t Target) overwritten(want []entry, acc *accounts, old manifest) (entries,
 		}
 		entries = append(entries, *w)
 		st, err := t.root().Lstat(w.Path)
-		// What is a user's own is moved aside whole, when it is written.
+		// A user's own directory is moved aside as a whole when the entry is written.
 		there := err == nil && st.IsDir() && !st.Theirs
 		if w.overwrite && (there || old.Paths[w.Path].Emptied) {
 			entries[len(entries)-1].empties = true
@@ -315,7 +315,7 @@ func (t Target) overwritten(want []entry, acc *accounts, old manifest) (entries,
 	return entries, cleared, errs
 }
 
-// clear lists what is in the directories that are overwritten, except for entries.
+// clear lists the contents of the directories that are overwritten, except for entries.
 func (t Target) clear(dirs []string, entries []entry, old manifest) (cleared []entry, errs []error) {
 	named := map[string]int{}
 	for i, w := range entries {
@@ -342,7 +342,7 @@ func (t Target) clear(dirs []string, entries []entry, old manifest) (cleared []e
 	return cleared, errs
 }
 
-// below lists what is, or was before us, in a directory.
+// below lists the original contents of a directory.
 func (t Target) below(dir string, old manifest) ([]string, error) {
 	var paths []string
 	for p, m := range old.Paths {
@@ -366,7 +366,7 @@ func (t Target) below(dir string, old manifest) ([]string, error) {
 			return nil
 		}
 		if m, ours := old.Paths[p]; ours && m.Kind != kindAbsent {
-			return nil // disappears by itself, or is configured
+			return nil // undone with the last config, or still configured
 		}
 		st, err := d.Info()
 		if err != nil {
@@ -393,7 +393,7 @@ func (t Target) below(dir string, old manifest) ([]string, error) {
 	return paths, nil
 }
 
-// skeleton are the files that a new home begins with.
+// skeleton returns the files that a new home begins with.
 func (t Target) skeleton(skel, home string, uid, gid int) ([]entry, error) {
 	var out []entry
 	err := filepath.WalkDir(t.path(skel), func(full string, d fs.DirEntry, err error) error {

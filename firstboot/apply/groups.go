@@ -9,8 +9,7 @@ import (
 	"github.com/coreos/ignition/v2/config/v3_6/types"
 )
 
-// group makes, changes or removes a group as groupadd, groupmod and groupdel
-// do.
+// group makes, changes or removes a group like groupadd, groupmod and groupdel.
 func (a *accounts) group(g types.PasswdGroup, old manifest, next *manifest) error {
 	row := a.db[fileGroup].find(g.Name)
 	ours := old.Groups[g.Name]
@@ -44,7 +43,7 @@ func (a *accounts) dropGroup(name string) {
 	a.db[fileGshadow].drop(name)
 }
 
-// addGroup makes a group, or gives one that is there its password.
+// addGroup makes a group, or sets the password of an existing one.
 func (a *accounts) addGroup(name string, gid *int, system bool, hash string) error {
 	group, gshadow := a.db[fileGroup], a.db[fileGshadow]
 	row := group.find(name)
@@ -73,8 +72,8 @@ func (a *accounts) addGroup(name string, gid *int, system bool, hash string) err
 	return nil
 }
 
-// groupChanges lists which groups a user that was there comes into, and
-// leaves, when it is in those of the config alone.
+// groupChanges lists the groups that an existing user joins and leaves, so that it is in those
+// of the config alone.
 func (a *accounts) groupChanges(u types.PasswdUser) (joined, left []string) {
 	for _, g := range u.Groups {
 		if !a.member(u.Name, string(g)) {
@@ -93,7 +92,7 @@ func (a *accounts) groupChanges(u types.PasswdUser) (joined, left []string) {
 func (a *accounts) supplementary(u types.PasswdUser, rec account) {
 	var names []string
 	for _, g := range u.Groups {
-		names = append(names, a.now().Group(string(g))[0]) // CheckUser has found it
+		names = append(names, a.now().Group(string(g))[0]) // CheckUser found that it exists
 	}
 	a.leaveGroups(u.Name, account{Groups: rec.Left})
 	a.joinGroups(u.Name, names)
@@ -114,8 +113,8 @@ func (a *accounts) joinGroups(user string, groups []string) {
 	}
 }
 
-// leaveGroups takes a user out of the groups we put it in. Other groups of a
-// user that was there before are its own.
+// leaveGroups takes a user out of the groups that a config put it into: all of them for a user
+// that a config added.
 func (a *accounts) leaveGroups(name string, was account) {
 	for _, f := range []string{fileGroup, fileGshadow} {
 		for _, r := range a.db[f].rows {

@@ -13,49 +13,49 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// kinds of entries.
+// Kinds of entries.
 const (
 	kindFile    = "file"
 	kindDir     = "directory"
 	kindSymlink = "symlink"
 	kindLink    = "link"
-	kindAbsent  = "nothing" // what went with a directory that was overwritten
+	kindAbsent  = "nothing" // removed with a directory that was overwritten
 )
 
 type entry struct {
 	Path, Kind string
 	Data       []byte
 	Owner      beneath.Owner
-	// modeSet, uidSet, gidSet: the config itself names them. What it does
-	// not name stays as it is where something is there.
+	// modeSet, uidSet, gidSet: the config names them. Otherwise an existing file keeps its
+	// own.
 	modeSet, uidSet, gidSet bool
-	// once: it is made where nothing is, and left alone from then on.
+	// once: made only if nothing exists there, and left alone from then on.
 	once bool
-	// fromUser: it follows from a user; the config's own entry goes before.
+	// fromUser: derived from a user; an entry of the config itself takes precedence.
 	fromUser bool
-	// keepData: the file's contents are not the config's business.
+	// keepData: the config does not name the file's contents.
 	keepData bool
-	// appendTo: Data follows what was there before us.
+	// appendTo: Data is appended to the original contents.
 	appendTo  bool
 	Target    string
 	overwrite bool
-	// empties: a directory stood there, and goes with what is in it.
+	// empties: an existing directory is removed with its contents.
 	empties bool
-	// unmask: only a link to /dev/null is meant.
+	// unmask: only a link to /dev/null is removed.
 	unmask bool
 	unit   string // the unit it belongs to
 }
 
-// manifest is what we made.
+// manifest records what was applied.
 type manifest struct {
 	Version int                `json:"version"`
 	Paths   map[string]made    `json:"paths"`
 	Units   map[string]string  `json:"units,omitempty"` // enabled | disabled | masked
 	Users   map[string]account `json:"users,omitempty"`
-	Groups  map[string]bool    `json:"groups,omitempty"` // that we added
-	// Gone are the groups that we changed or removed, as they were.
+	Groups  map[string]bool    `json:"groups,omitempty"` // those that a config added
+	// Gone are the former rows of groups that were changed or removed.
 	Gone map[string]groupRows `json:"gone,omitempty"`
-	// Unfinished: the config is being applied, or the power went meanwhile.
+	// Unfinished: the config is being applied, or that was interrupted.
 	Unfinished bool `json:"unfinished,omitempty"`
 }
 
@@ -66,21 +66,21 @@ func newManifest() manifest {
 
 type made struct {
 	Kind string `json:"kind"`
-	// Original: something stood there; it is kept in Originals.
+	// Original: there was a file, which is kept in Originals.
 	Original bool `json:"original,omitempty"`
-	// Emptied: what was in the directory that stood there was taken out.
+	// Emptied: there was a directory, whose contents were removed.
 	Emptied bool `json:"emptied,omitempty"`
 }
 
 const manifestVersion = 1
 
-// original is where the former contents of p are kept.
+// original returns the path at which the original of p is kept.
 func (t Target) original(p string) string {
 	sum := sha256.Sum256([]byte(p))
 	return t.Originals + "/" + hex.EncodeToString(sum[:16])
 }
 
-// kept is a former file or link.
+// kept describes an original file, directory or link.
 type kept struct {
 	Path string `json:"path"`
 	Link string `json:"link,omitempty"`
@@ -89,11 +89,11 @@ type kept struct {
 	GID  int    `json:"gid"`
 }
 
-// keep saves what stands at the path of w, which is not ours yet.
+// keep saves what is at the path of w, and reports whether it can be restored.
 func (t Target) keep(w entry) (bool, error) {
 	st, err := t.root().Lstat(w.Path)
 	if isGone(err) {
-		// Nothing there: an original left from long ago would mislead.
+		// Nothing there: an older original must not be restored later.
 		return false, errors.Join(t.Remove(t.original(w.Path)), t.Remove(t.original(w.Path)+".meta"))
 	}
 	if err != nil {
@@ -106,14 +106,13 @@ func (t Target) keep(w entry) (bool, error) {
 	case st.IsDir() || w.Kind == kindDir && t.isDir(w.Path):
 		k.Mode |= uint32(fs.ModeDir)
 	case st.Link == "":
-		// Contents and owner of one and the same file: a user may exchange
-		// his for another's meanwhile.
+		// Contents and owner of the same open file: a user may replace it meanwhile.
 		var opened fs.FileInfo
 		if data, opened, err = t.root().ReadFile(w.Path); err == nil {
 			k.Mode = uint32(opened.Mode())
 			k.UID, k.GID = owner(opened)
 		} else if st.Theirs {
-			return false, nil // nothing that could be given back
+			return false, nil // nothing that could be restored
 		}
 	}
 	if err != nil {
@@ -131,7 +130,7 @@ func (t Target) keep(w entry) (bool, error) {
 	return true, nil
 }
 
-// original of p, as keep noted it; ok is false where nothing is noted.
+// keptMeta returns the record of the original of p; ok is false if there is none.
 func (t Target) keptMeta(p string) (k kept, ok bool, err error) {
 	b, _, err := t.root().ReadFile(t.original(p) + ".meta")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -143,7 +142,7 @@ func (t Target) keptMeta(p string) (k kept, ok bool, err error) {
 	return k, err == nil, err
 }
 
-// giveBack undoes what we made of p.
+// giveBack undoes what a config made at p.
 func (t Target) giveBack(p string, m made) error {
 	if !m.Original {
 		if err := t.Remove(p); err != nil {
@@ -153,7 +152,7 @@ func (t Target) giveBack(p string, m made) error {
 	}
 	k, ok, err := t.keptMeta(p)
 	if err == nil && !ok {
-		return nil // given back before the power went
+		return nil // restored before the power was cut
 	}
 	if err == nil {
 		err = t.restore(p, k)
@@ -167,7 +166,7 @@ func (t Target) giveBack(p string, m made) error {
 	return nil
 }
 
-// restore makes p what was kept of it.
+// restore puts the original of p back.
 func (t Target) restore(p string, k kept) error {
 	mode := fs.FileMode(k.Mode)
 	meta := beneath.Owner{Mode: mode & modeBits, UID: k.UID, GID: k.GID}
@@ -177,12 +176,12 @@ func (t Target) restore(p string, k kept) error {
 			return err
 		}
 		if t.isDir(p) {
-			return nil // somebody's files are in it now: they stay
+			return nil // other files are in it now, and stay
 		}
 	}
 	switch {
 	case mode.IsDir() && mode&fs.ModeSymlink != 0:
-		return nil // a link that serves as a directory was left alone
+		return nil // a link to a directory was used unchanged
 	case mode.IsDir():
 		return t.Mkdir(p, meta)
 	case k.Link != "":
@@ -213,7 +212,7 @@ func (t Target) load() (manifest, error) {
 	return m, nil
 }
 
-// EnabledUnits are the units that the applied config enables, sorted.
+// EnabledUnits returns the units that the applied config enables, sorted.
 func (t Target) EnabledUnits() ([]string, error) {
 	m, err := t.load()
 	var out []string
@@ -237,7 +236,7 @@ func (t Target) save(m manifest) error {
 	return nil
 }
 
-// union names all that either names: what may be there while we work.
+// union returns the entries of both manifests: what may exist during an Apply.
 func union(old, next manifest) manifest {
 	u := manifest{Version: manifestVersion, Paths: maps.Clone(next.Paths), Units: maps.Clone(next.Units),
 		Users: maps.Clone(next.Users), Groups: maps.Clone(next.Groups), Gone: maps.Clone(next.Gone), Unfinished: true}
@@ -270,7 +269,7 @@ func union(old, next manifest) manifest {
 	return u
 }
 
-// with is a and what b has beside it.
+// with returns a, followed by the elements that only b has.
 func with(a, b []string) []string {
 	out := slices.Clone(a)
 	for _, s := range b {

@@ -11,7 +11,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// table is one account file: its lines split at colons.
+// table is one account file, its lines split at colons.
 type table struct {
 	rows  node.Lines
 	there bool
@@ -33,7 +33,7 @@ func (t *table) set(row []string) {
 	t.rows, t.dirty = append(t.rows, row), true
 }
 
-// restore sets a row as line wrote it; nothing for "".
+// restore sets the row that line returned; "" does nothing.
 func (t *table) restore(line string) {
 	if line != "" {
 		t.set(strings.Split(line, ":"))
@@ -56,7 +56,7 @@ func (t *table) bytes() []byte {
 
 func line(row []string) string { return strings.Join(row, ":") }
 
-// nameOf finds whose an id is, in passwd and group.
+// nameOf returns the name that has an ID in passwd or group, "" if none.
 func (t *table) nameOf(id int) string { return t.rows.NameOf(strconv.Itoa(id)) }
 
 func (t *table) ids() []int {
@@ -72,12 +72,11 @@ func (t *table) ids() []int {
 	return out
 }
 
-// idRange is where new ids come from.
+// idRange is the range of new IDs.
 type idRange struct{ low, high int }
 
-// free is the id that shadow's tools would take: the one behind the greatest
-// in use, for accounts of the system the one below the least; a gap only
-// where there is no such id.
+// free returns the ID that shadow-utils would choose: the one after the greatest in use or,
+// down, the one before the least; a gap only if that is outside of the range.
 func (r idRange) free(used []int, down bool) int {
 	used = slices.DeleteFunc(used, func(id int) bool { return id < r.low || id > r.high })
 	next, step, end := r.low, 1, r.high
@@ -98,10 +97,10 @@ func (r idRange) free(used []int, down bool) int {
 			return id
 		}
 	}
-	return r.high + 1 // a full range: the next range begins there
+	return r.high + 1 // the range is full: the next one begins there
 }
 
-// defaults are what shadow's tools take from the system's settings.
+// defaults are the system's settings for new accounts, as in shadow-utils.
 type defaults struct {
 	uids, gids, systemUIDs, systemGIDs idRange
 	minDays, maxDays, warnDays         string
@@ -109,8 +108,8 @@ type defaults struct {
 	home, shell, group, skel           string
 }
 
-// readDefaults reads /etc/login.defs and /etc/default/useradd; what they do
-// not say is as in Debian, but that a home is its owner's alone.
+// readDefaults reads /etc/login.defs and /etc/default/useradd. Missing settings are as in
+// Debian, except that a home is readable by its owner alone.
 func (t Target) readDefaults() (defaults, error) {
 	login, err := t.settings("/etc/login.defs", " \t")
 	if err != nil {
@@ -147,8 +146,8 @@ func (t Target) readDefaults() (defaults, error) {
 		group:      word(useradd, "GROUP", "100"),
 		skel:       word(useradd, "SKEL", "/etc/skel"),
 	}
-	// Debian's useradd gives /bin/sh, its installer bash. Nobody types much
-	// on a node, and who does is in a hurry.
+	// Debian's useradd defaults to /bin/sh, its installer to bash, the better shell for a
+	// person.
 	if _, err := t.root().Lstat("/bin/bash"); err == nil && d.shell == "/bin/sh" {
 		d.shell = "/bin/bash"
 	}
@@ -160,7 +159,7 @@ func (t Target) readDefaults() (defaults, error) {
 	return d, nil
 }
 
-// settings reads a file of one setting a line.
+// settings reads a file with one setting a line.
 func (t Target) settings(p, separators string) (map[string]string, error) {
 	b, _, err := t.root().ReadFile(p)
 	if errors.Is(err, fs.ErrNotExist) {

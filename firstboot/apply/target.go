@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// gone lists what the config names no more, in the order in which it is given
-// back: what is in a directory goes before it, and comes back after it.
+// gone lists the paths that only old has, in the order in which they are undone: contents of a
+// directory are removed before it, and restored after it.
 func (t Target) gone(old, next manifest) []string {
 	var made, absent []string
 	for _, p := range slices.Sorted(maps.Keys(old.Paths)) {
@@ -61,7 +61,7 @@ func unitOf(p string) string {
 	return strings.TrimSuffix(name, ".d")
 }
 
-// fileMode takes a st_mode's permission bits apart.
+// fileMode converts the permission bits of a st_mode.
 func fileMode(m int) fs.FileMode {
 	out := fs.FileMode(m & 0o777)
 	for _, b := range []struct {
@@ -84,16 +84,15 @@ func str(s *string) string {
 
 func yes(b *bool) bool { return b != nil && *b }
 
-// root is where Apply looks at the system: users may write to much of what a
-// config names.
+// root reads the system safely: users may write to much of what a config names.
 func (t Target) root() beneath.Root { return beneath.Root{Dir: t.Root} }
 
 func (t Target) isDir(p string) bool { return t.root().IsDir(p) }
 
-// path is where p is on this machine: to list what is below it.
+// path returns the full path of p, to list its contents.
 func (t Target) path(p string) string { return filepath.Join(t.Root, p) }
 
-// data is what the file of w is to hold.
+// data returns the contents that the file of w must have.
 func (t Target) data(w entry) ([]byte, error) {
 	if !w.appendTo && !w.keepData {
 		return w.Data, nil
@@ -108,7 +107,7 @@ func (t Target) data(w entry) ([]byte, error) {
 	return append(bytes.Clone(before), w.Data...), nil
 }
 
-// same reports whether the path holds what w wants.
+// same reports whether the path is as w wants it.
 func (t Target) same(w entry) bool {
 	st, err := t.root().Lstat(w.Path)
 	if err != nil {
@@ -125,7 +124,7 @@ func (t Target) same(w entry) bool {
 		return err == nil && os.SameFile(st.FileInfo, target.FileInfo)
 	case kindDir:
 		if !st.IsDir() {
-			return t.isDir(w.Path) // a link to a directory serves as one
+			return t.isDir(w.Path) // a link to a directory is as good
 		}
 		return sameMeta(st, w.Owner)
 	}
@@ -137,14 +136,14 @@ func (t Target) same(w entry) bool {
 	return err == nil && sameMeta(opened, w.Owner) && bytes.Equal(have, want)
 }
 
-// isGone reports whether nothing can stand at a path.
+// isGone reports whether err means that no file of ours can be at a path.
 func isGone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, beneath.ErrLink) || errors.Is(err, syscall.ENOTDIR)
 }
 
 const modeBits = fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky
 
-// put makes w so, and reports whether anything had to be done.
+// put makes w, and reports whether it had to change anything.
 func (t Target) put(w entry) (bool, error) {
 	if t.same(w) {
 		return false, nil
@@ -154,7 +153,7 @@ func (t Target) put(w entry) (bool, error) {
 		return false, nil
 	}
 	if err == nil && st.IsDir() != (w.Kind == kindDir) {
-		err = t.Remove(w.Path) // the conflict was seen, and is wanted
+		err = t.Remove(w.Path) // conflicts has allowed that
 	} else {
 		err = nil
 	}
@@ -180,7 +179,7 @@ func (t Target) put(w entry) (bool, error) {
 	return true, nil
 }
 
-// symlink makes a link with its owner.
+// symlink makes a link and sets its owner.
 func (t Target) symlink(target, p string, m beneath.Owner) error {
 	if err := t.Symlink(target, p); err != nil || m.UID == 0 && m.GID == 0 {
 		return err

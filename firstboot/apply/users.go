@@ -14,14 +14,14 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// user makes, changes or removes a user as useradd, usermod and userdel do.
+// user makes, changes or removes a user like useradd, usermod and userdel.
 func (a *accounts) user(u types.PasswdUser, old manifest, next *manifest) error {
 	rec, known := old.Users[u.Name]
 	row := a.db[filePasswd].find(u.Name)
 	if !known {
 		rec = account{Added: row == nil, Passwd: line(row), Shadow: line(a.db[fileShadow].find(u.Name))}
 	}
-	// After what we did before was taken back, what is left is its own.
+	// takeBack has undone earlier changes: the user's groups are its own now.
 	rec.Groups, rec.Left = nil, nil
 	if !wanted(u.ShouldExist) {
 		if row != nil {
@@ -39,7 +39,7 @@ func (a *accounts) user(u types.PasswdUser, old manifest, next *manifest) error 
 		return err
 	}
 	if rec.Added {
-		rec.UID, _ = strconv.Atoi(a.db[filePasswd].find(u.Name)[2]) // made just now, or by us before
+		rec.UID, _ = strconv.Atoi(a.db[filePasswd].find(u.Name)[2]) // set just now, or by an earlier attempt
 	}
 	next.Users[u.Name] = rec
 	a.users = append(a.users, u)
@@ -51,7 +51,7 @@ func (a *accounts) user(u types.PasswdUser, old manifest, next *manifest) error 
 	return nil
 }
 
-// removeUser takes a user out, with the group of the same name and the home.
+// removeUser removes a user and the group of the same name, and lists the home for removal.
 func (a *accounts) removeUser(name string, row []string, rec *account) error {
 	if len(row) != 7 {
 		return fmt.Errorf("its line in %s has %d fields", filePasswd, len(row))
@@ -75,7 +75,7 @@ func (a *accounts) removeUser(name string, row []string, rec *account) error {
 	return nil
 }
 
-// login makes or changes the user's line in passwd.
+// login adds or changes the user's row in passwd.
 func (a *accounts) login(u types.PasswdUser, rec account) error {
 	row := slices.Clone(a.db[filePasswd].find(u.Name))
 	var err error
@@ -105,8 +105,8 @@ func (a *accounts) login(u types.PasswdUser, rec account) error {
 	return nil
 }
 
-// newLogin makes the line of a user, and the group of the same name. given is the
-// id that we gave it where we began with it before; 0: none.
+// newLogin returns the row of a new user, and adds the group of the same name. given is the
+// UID from an earlier attempt, 0 if there was none.
 func (a *accounts) newLogin(u types.PasswdUser, given int) ([]string, error) {
 	group := a.db[fileGroup]
 	own := group.find(u.Name)
@@ -123,7 +123,7 @@ func (a *accounts) newLogin(u types.PasswdUser, given int) ([]string, error) {
 	gid := a.defs.group
 	switch primary := str(u.PrimaryGroup); {
 	case primary != "":
-		gid = a.now().Group(primary)[2] // CheckUser has found it
+		gid = a.now().Group(primary)[2] // CheckUser found that it exists
 	case !yes(u.NoUserGroup):
 		var want *int
 		if own == nil && group.nameOf(id) == "" {
@@ -141,13 +141,13 @@ func (a *accounts) newLogin(u types.PasswdUser, given int) ([]string, error) {
 	return []string{u.Name, "x", strconv.Itoa(id), gid, "", dir, a.defs.shell}, nil
 }
 
-// changeLogin changes the line of a user that is there.
+// changeLogin changes the row of an existing user.
 func (a *accounts) changeLogin(u types.PasswdUser, row []string, added bool) error {
 	if len(row) != 7 {
 		return fmt.Errorf("its line in %s has %d fields", filePasswd, len(row))
 	}
 	if !added {
-		return nil // CheckUser lets nothing of the rest change
+		return nil // CheckUser allows no other changes
 	}
 	if p := str(u.PrimaryGroup); p != "" {
 		row[3] = a.now().Group(p)[2]
@@ -158,12 +158,11 @@ func (a *accounts) changeLogin(u types.PasswdUser, row []string, added bool) err
 	return nil
 }
 
-// password makes or changes the user's line in shadow.
+// password adds or changes the user's row in shadow.
 func (a *accounts) password(u types.PasswdUser, added bool) error {
 	s := slices.Clone(a.db[fileShadow].find(u.Name))
 	if s == nil {
-		// No date of change: a clock that was wrong when it was written must
-		// not expire it.
+		// No date of change: one from a wrong clock could expire the password.
 		s = []string{u.Name, "*", "", a.defs.minDays, a.defs.maxDays, a.defs.warnDays, "", "", ""}
 		if yes(u.System) {
 			s[3], s[4], s[5] = "", "", ""
@@ -178,16 +177,15 @@ func (a *accounts) password(u types.PasswdUser, added bool) error {
 	case str(u.PasswordHash) != "":
 		s[1] = *u.PasswordHash
 	case u.PasswordHash != nil || added:
-		// No password, and not locked: keys must work. An empty hash would
-		// let anybody in.
+		// No password, but not locked, so that keys work. An empty hash would let anybody in.
 		s[1] = "*"
 	}
 	a.db[fileShadow].set(s)
 	return nil
 }
 
-// freeUID is the id that useradd gives. On a system with a history it is also
-// no group's, so that the user's own group has the same one.
+// freeUID returns the UID that useradd would choose. If a config was applied before, it is no
+// group's ID either, so that the user's own group can have the same number.
 func (a *accounts) freeUID(system bool) int {
 	used := a.db[filePasswd].ids()
 	if a.again {
@@ -199,7 +197,7 @@ func (a *accounts) freeUID(system bool) int {
 	return a.defs.uids.free(used, false)
 }
 
-// freeGID is the id that groupadd gives.
+// freeGID returns the GID that groupadd would choose.
 func (a *accounts) freeGID(system bool) int {
 	if system {
 		return a.defs.systemGIDs.free(a.db[fileGroup].ids(), true)
@@ -207,19 +205,18 @@ func (a *accounts) freeGID(system bool) int {
 	return a.defs.gids.free(a.db[fileGroup].ids(), false)
 }
 
-// homes are the directories and the keys of the config's users.
+// homes returns the home directories and SSH keys of the config's users.
 func (t Target) homes(a *accounts, old manifest) ([]entry, error) {
 	var out []entry
 	for _, u := range a.users {
 		row := a.db[filePasswd].find(u.Name)
-		uid, _ := strconv.Atoi(row[2]) // made or checked above
+		uid, _ := strconv.Atoi(row[2]) // CheckUser or newLogin made sure that it is a number
 		gid, _ := strconv.Atoi(row[3])
 		dir := path.Clean(row[5])
 		own := func(m fs.FileMode) beneath.Owner { return beneath.Owner{Mode: m, UID: uid, GID: gid} }
 		if a.made[u.Name] && !yes(u.NoCreateHome) {
 			out = append(out, entry{Path: dir, Kind: kindDir, Owner: own(a.defs.homeMode)})
-			// As useradd does, only into a home that it makes. A home that
-			// an earlier try began is gone on with.
+			// Like useradd, only into a new home, or one that an interrupted attempt began.
 			_, begun := old.Paths[dir]
 			if _, err := t.root().Lstat(dir); errors.Is(err, fs.ErrNotExist) || begun && old.Unfinished {
 				skel, err := t.skeleton(a.defs.skel, dir, uid, gid)

@@ -9,14 +9,11 @@
 //     links, and held open. Owner, permissions and contents are read and changed
 //     through the open file, never through the name again;
 //   - a link is followed only where root alone can have made it, e.g. /var/run. After the
-//
-// first directory that another user may write to, no link is followed;
+//     first directory that another user may write to, no link is followed;
 //   - an existing file is never opened for writing. The contents are written to a new file,
-//
-// whose name cannot be guessed if others may write there, and renamed;
+//     whose name cannot be guessed if others may write there, and renamed;
 //   - a file that a user put in the way is moved aside. It is neither followed nor an error:
-//
-// no user may keep a machine from applying its settings.
+//     no user may keep a machine from applying its settings.
 //
 // After a power cut every change is complete or did not happen.
 package beneath

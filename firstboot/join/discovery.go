@@ -22,7 +22,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// DiscoveryOf is how a site finds its cluster, and what its node's name stands for there.
+// DiscoveryOf returns the parameters for discovering the Site's cluster.
 func DiscoveryOf(e *machine.Env, active *site.Active) api.Discovery {
 	site := active.Site
 	return api.Discovery{
@@ -33,7 +33,7 @@ func DiscoveryOf(e *machine.Env, active *site.Active) api.Discovery {
 	}
 }
 
-// DiscoveryPhase finds the cluster and makes sure that it is the right one.
+// DiscoveryPhase finds the cluster, and verifies that it is the right one.
 func DiscoveryPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
@@ -78,8 +78,8 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 			}
 			server, name := "https://"+found.Master, found.ServerName
 			if member.EveryAPIServerIsNamed(ctx, e, d.Masters, found.CA, site.Endpoint) && endpointAnswers(ctx, e, site) == nil {
-				// The join itself survives a dead API server then, and kubelet need not be
-				// turned and restarted afterwards.
+				// Then the join survives a dead API server, and kubelet need not be redirected
+				// and restarted afterwards.
 				server, name = site.EndpointURL(), ""
 			}
 			conf, err := api.NewKubeconfig(api.Cluster{
@@ -97,23 +97,23 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 	}
 }
 
-// OwnDiscovery is DiscoveryOf; a member that joins again finds no other cluster than the one
-// that it enrolled in, whatever a Site without pins would take.
+// OwnDiscovery is DiscoveryOf, but a member that joins again finds only the cluster that it
+// enrolled in, even if its Site has no pins.
 func OwnDiscovery(e *machine.Env, active *site.Active) api.Discovery {
 	d := DiscoveryOf(e, active)
 	if len(d.CA) > 0 {
 		return d
 	}
-	// A machine whose join failed is no member now, but its record has the pins. If it left
-	// for the cluster of its Site, none of them is among the Site's.
+	// A machine whose join failed is no member, but its record has the pins. If it moved to
+	// the cluster of its Site, none of them is among the Site's.
 	if own := ownPins(e, active.Site); member.Is(e) || len(own) > 0 {
 		d.Pins, d.SkipPins = own, false
 	}
 	return d
 }
 
-// ownPins are the pins of the CA of the cluster that the machine is a member of, or was, as
-// far as its Site pins it.
+// ownPins returns the CA pins of the cluster that the machine is or was a member of, without
+// those that its Site excludes.
 func ownPins(e *machine.Env, site *configs.Site) []string {
 	own := member.Pins(e)
 	if member.Unpinned(site) {
@@ -122,13 +122,12 @@ func ownPins(e *machine.Env, site *configs.Site) []string {
 	return slices.DeleteFunc(own, func(pin string) bool { return !member.IsPinned(pin, site.CAPins()) })
 }
 
-// startTime is more than an API server that has started needs to know its tokens, or a
+// startTime is longer than an API server needs after its start to know its tokens, or a
 // cluster to sign cluster-info.
 const startTime = 20 * time.Second
 
-// FindCluster is api.Discover, with what a person can do where that fails. API servers
-// that do not accept the token, and do not show whether they are ready, are asked
-// again when they must have started.
+// FindCluster is api.Discover with advice in its errors. API servers that reject the token and
+// do not show whether they are ready are asked again after startTime.
 func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Found, error) {
 	found, err := api.Discover(ctx, d)
 	waited := false
@@ -141,7 +140,7 @@ func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 		found, err = api.Discover(ctx, d)
 	}
 	if machine.EveryErrorIs(err, api.ErrSignature) {
-		// Right after a change cluster-info still has the signature of the former text.
+		// Right after a change, cluster-info still has the former signature.
 		e.Waiting("the cluster to sign its cluster-info for the bootstrap token")
 		if err := e.Sleep(ctx, startTime); err != nil {
 			return nil, err
@@ -149,7 +148,7 @@ func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 		found, err = api.Discover(ctx, d)
 	}
 	if learned, failed := network.LearnTime(ctx, e, d, err); learned {
-		return nil, cmp.Or(failed, run.ErrRestart) // what earlier phases made may depend on the clock
+		return nil, cmp.Or(failed, run.ErrRestart) // the results of earlier phases may depend on the clock
 	}
 	if err != nil {
 		return nil, JudgeDiscovery(ctx, e, d.Masters, err, waited)
@@ -157,9 +156,9 @@ func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 	return found, nil
 }
 
-// tokenIsRefused reports whether all API servers that answer reject the token, at
-// least one of them for good. waited: those that do not show whether they are ready
-// have had the time to start.
+// tokenIsRefused reports whether all API servers that answer reject the token, at least one of
+// them permanently. waited: those that do not show whether they are ready have had time to
+// start.
 func tokenIsRefused(err error, waited bool) bool {
 	forGood := false
 	for _, err := range machine.JoinedErrors(err) {
@@ -173,18 +172,16 @@ func tokenIsRefused(err error, waited bool) bool {
 	return forGood
 }
 
-// answered reports whether an error of discovery is the word of an API server, and
-// not that of the network on the way to it.
+// answered reports whether an error of discovery is from an API server, not from the network.
 func answered(err error) bool {
 	return api.Code(err) != 0 || slices.ContainsFunc([]error{
 		api.ErrPin, api.ErrSignature, api.ErrToken, api.ErrUnsigned, api.ErrNoClusterInfo, api.ErrAnonymous, api.ErrCA, api.ErrServerName,
 	}, func(word error) bool { return errors.Is(err, word) })
 }
 
-// JudgeDiscovery tells transient failures from those that a person must fix. One
-// address that belongs to another cluster, or one API server whose certificate is wrong,
-// may be a slip of the pen while the right API servers are out of reach for now: it
-// stops the run only when all do. waited is as in tokenIsRefused.
+// JudgeDiscovery separates transient failures from those that a person must fix. One address
+// of another cluster, or one wrong certificate, may be a typo while the right API servers are
+// out of reach: only if all fail like this, the run stops. waited is as in tokenIsRefused.
 func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err error, waited bool) error {
 	var expired x509.CertificateInvalidError
 	early := (*api.EarlyError)(nil)
@@ -233,11 +230,11 @@ const (
 	serverNameFix = "add the endpoint or the API servers' addresses to the API servers' certSANs, or correct endpoint and masters in site.yaml"
 )
 
-// NameIsFree judges the Node of our name that the cluster has already, if the token's
-// rights let us see one.
+// NameIsFree returns an error if n, the cluster's Node of this name, is Ready. A stale Node is
+// only reported.
 func NameIsFree(e *machine.Env, n *api.Node, name string) error {
 	if n == nil {
-		return nil // there is none, or the token may not read nodes; kubeadm looks again
+		return nil // no such Node, or the token may not read Nodes; kubeadm checks again
 	}
 	ready, _ := n.Ready()
 	ours := n.Status.NodeInfo.MachineID != "" && n.Status.NodeInfo.MachineID == machine.ID(e)

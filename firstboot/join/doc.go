@@ -1,8 +1,6 @@
-// Package join makes a worker node a member of its cluster, and keeps it one: it finds
-// the cluster, has kubeadm join, turns kubelet to the endpoint, waits for a Ready node
-// and has the token forgotten. ipvscare, kubelet's arguments and the container images on
-// board belong to it.
+// Package join makes a worker node a member of its cluster: it finds the cluster, runs kubeadm
+// join, redirects kubelet to the endpoint, waits for a Ready Node and forgets the token. It
+// also configures ipvscare and kubelet's arguments, and imports container images.
 //
-// What changes here: what a Node must have to count as Ready, and what is asked of API
-// servers before they are trusted.
+// What changes here: when a Node counts as Ready, and how API servers are verified.
 package join

@@ -13,8 +13,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// toEndpoint turns kubelet.conf from the one API server it joined through to
-// the endpoint, which outlives any of them.
+// toEndpoint redirects kubelet.conf from the API server of the join to the endpoint.
 func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *member.Names) error {
 	server, name, err := member.KubeletServer(e)
 	if err == nil && server == site.EndpointURL() && !e.Exists(kubeadm.KubeletRestart) && names.Fit(ctx, e, cmp.Or(name, site.Endpoint)) {
@@ -34,10 +33,9 @@ func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *
 	return kubeadm.RestartFor(ctx, e, "turning kubelet to the endpoint", kubeadm.Writing(ondisk.KubeletConf, next, 0o600))
 }
 
-// runAgainLater reports whether first boot is to run once more while this machine is
-// on, and whether its timer runs: an API server that is away now may come back
-// with a certificate that lacks kubelet's name for it, and new API servers that
-// are still to come prove themselves only then.
+// runAgainLater reports whether first boot must run periodically, and whether its timer runs.
+// An API server that is away may come back with a certificate that lacks kubelet's name for
+// it, new API servers may still be unverified, and a CA that ends soon may be issued again.
 func runAgainLater(ctx context.Context, e *machine.Env, site *configs.Site, names *member.Names) (later, running bool) {
 	state, err := e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {
@@ -45,11 +43,11 @@ func runAgainLater(ctx context.Context, e *machine.Env, site *configs.Site, name
 		return false, false
 	}
 	running = state == "active"
-	_, name, _ := member.KubeletServer(e) // unreadable: any name will do
+	_, name, _ := member.KubeletServer(e) // on an error any name will do
 	answer, away := names.Away(ctx, e, cmp.Or(name, site.Endpoint))
 	if answer == 0 {
-		return running, running // offline: first boot itself stays and looks
+		return running, running // offline: first boot itself keeps running
 	}
-	_, due := member.CAEndsSoon(e, e.Contents(ondisk.KubeCA)) // until it was issued again
+	_, due := member.CAEndsSoon(e, e.Contents(ondisk.KubeCA)) // until the CA is issued again
 	return away > 0 || due || len(member.FormerMasters(e, site)) > 0, running
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
-// ForgetPhase leaves nothing of the token on this machine.
+// ForgetPhase removes the bootstrap token from this machine.
 func ForgetPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "forget-token", Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
-		Irreversible: true, // nothing before it needs the token any more
+		Irreversible: true, // earlier phases need the token until they have succeeded
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			for _, f := range member.TokenFiles {
 				if e.Exists(f) {
@@ -31,8 +31,8 @@ func ForgetPhase(active *site.Active) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			// Kubeadm and kubelet sync nothing, and the token is the only way
-			// back in.
+			// kubeadm and kubelet do not sync their files, and without those only the token
+			// could join the machine again.
 			if err := member.SyncCredentials(e); err != nil {
 				return err
 			}

@@ -17,9 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// ImagesPhase imports the container images of an Image with imageStore.mode
-// import. The usual images lie in containerd's store already; then there is
-// nothing here to do.
+// ImagesPhase imports the container images of an Image with imageStore.mode import. Otherwise
+// they are in containerd's store already, and there is nothing to do.
 func ImagesPhase() run.Phase {
 	return run.Phase{
 		Name: "images", Doc: "the container images on board are in containerd's store", Timeout: time.Hour,
@@ -46,8 +45,7 @@ func ImagesPhase() run.Phase {
 	}
 }
 
-// archivesLeft are the archives that are not imported yet: a file that is
-// gone was.
+// archivesLeft lists the archives to import. The file of an imported archive is removed.
 func archivesLeft(e *machine.Env) ([]ondisk.ImportArchive, error) {
 	b, err := e.Read(ondisk.ImportImageDir + "/" + ondisk.ImportIndexFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -97,5 +95,5 @@ func importArchive(ctx context.Context, e *machine.Env, a ondisk.ImportArchive) 
 			}
 		}
 	}
-	return e.Remove(path) // last: its absence says that it was imported
+	return e.Remove(path) // last: without the file, the archive counts as imported
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// IPVSPhase has the way to the API servers kept open, before anything asks them.
+// IPVSPhase keeps the API servers reachable through the endpoint, with ipvscare or /etc/hosts.
 func IPVSPhase(site *configs.Site) run.Phase {
 	if site.IPVS.Disabled {
 		return hostsPhase(site)
@@ -28,9 +28,9 @@ func IPVSPhase(site *configs.Site) run.Phase {
 	return ipvscarePhase(site)
 }
 
-// ipvscarePhase has ipvscare keep it.
+// ipvscarePhase configures and starts ipvscare.
 func ipvscarePhase(site *configs.Site) run.Phase {
-	served := false // by Run, which the next Check need not ask again
+	served := false // set by Run, so that the next Check need not ask
 	return run.Phase{
 		Name: "ipvs", Doc: "ipvscare keeps the way to the API servers open", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -50,8 +50,8 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 				}
 				return run.Done, nil
 			}
-			// Its unit's start is not over as long as it serves nobody: waiting for that
-			// would take all the time that this phase has.
+			// The unit stays activating until ipvscare reaches an API server. If those are of
+			// another cluster, Run would wait for its whole timeout.
 			if state != "active" && state != "activating" {
 				return run.Todo, nil
 			}
@@ -61,7 +61,7 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 				e.Note("%s", member.BornAgainNote(e))
 				return run.Unknown, nil
 			case member.CannotShow(e, unclear):
-				return run.Unknown, nil // the next phase says that the certificate has expired
+				return run.Unknown, nil // the next phase reports that the certificate has expired
 			}
 			return run.Todo, nil
 		},
@@ -87,8 +87,8 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 	}
 }
 
-// IPVSConfig is what ipvscare is told: the site's list, and the cluster that an
-// API server has to show.
+// IPVSConfig returns the contents of ipvs.json: the Site's API servers and, for a member, the
+// cluster that they must show.
 func IPVSConfig(e *machine.Env, site *configs.Site) ([]byte, error) {
 	conf := node.IPVS(member.WithFormerMasters(e, site))
 	for i := range conf.Servers {
@@ -105,9 +105,9 @@ func IPVSConfig(e *machine.Env, site *configs.Site) ([]byte, error) {
 	return append(doc, '\n'), nil
 }
 
-// balanced are the masters that can be behind the site's VIP, each once. A former one may
-// be one of the site's in another spelling, or be what the endpoint or the VIP is now:
-// ipvscare takes no list with one of those.
+// balanced returns the masters that can be behind the Site's VIP, each once. Former ones may
+// repeat the Site's in another spelling, or be the endpoint or VIP of today, which ipvscare
+// rejects.
 func balanced(site *configs.Site, masters []string) []string {
 	vip, vipErr := netip.ParseAddr(site.VIP)
 	seen := map[string]bool{}
@@ -121,7 +121,7 @@ func balanced(site *configs.Site, masters []string) []string {
 	})
 }
 
-// writeIPVSConfig has an ipvscare that runs follow what is noted by now.
+// writeIPVSConfig writes the present configuration, which a running ipvscare rereads.
 func writeIPVSConfig(e *machine.Env, site *configs.Site) error {
 	doc, err := IPVSConfig(e, site)
 	if err == nil {
@@ -133,10 +133,9 @@ func writeIPVSConfig(e *machine.Env, site *configs.Site) error {
 	return nil
 }
 
-// CleanIPVS has ipvscare remove what it made, while its configuration says what that
-// is. One that is damaged must not keep the machine where it is: it is written anew for
-// site, or removed where there is no site with IPVS. ipvscare has notes of its own
-// until the machine is switched off, which takes the rules away.
+// CleanIPVS makes ipvscare remove its rules, which its configuration describes. A damaged one
+// is written again for site, or removed if site has no IPVS: ipvscare's own record lasts until
+// the machine is switched off, which removes the rules too.
 func CleanIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if !e.Exists(ondisk.IPVSConfig) {
 		return nil
@@ -154,17 +153,16 @@ func CleanIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	return e.Run(ctx, machine.Cmd{Args: []string{"ipvscare", "clean"}})
 }
 
-// ipvsConfigReadable reports whether ipvs.json is what first boot writes.
+// ipvsConfigReadable reports whether ipvs.json is valid.
 func ipvsConfigReadable(e *machine.Env) bool {
 	var conf ondisk.IPVS
 	err := json.Unmarshal(e.Contents(ondisk.IPVSConfig), &conf)
 	return err == nil && conf.Version == ondisk.IPVSVersion && len(conf.Servers) > 0
 }
 
-// StartIPVSCare starts its unit. That is Type=notify: its start is over when it
-// serves, or has said that this kernel has no IP_VS and keeps /etc/hosts. One
-// that runs follows a list that was written by itself, and one that serves is left
-// alone.
+// StartIPVSCare starts ipvscare's unit. The unit has started when it serves, or when it has
+// found no IP_VS in this kernel and maintains /etc/hosts. A running ipvscare rereads a changed
+// list; it is restarted if it does not serve an unchanged one.
 func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrote bool) error {
 	state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 	if err != nil {
@@ -175,7 +173,7 @@ func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrot
 		if endpointAnswers(ctx, e, site) == nil {
 			return nil
 		}
-		verb = "restart" // it runs, and does not serve
+		verb = "restart" // it runs, but does not serve
 	}
 	if err := e.Unit(ctx, verb, ondisk.UnitIPVSCare); err != nil {
 		return fmt.Errorf("starting %s: %w", ondisk.UnitIPVSCare, err)
@@ -183,9 +181,9 @@ func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrot
 	return nil
 }
 
-// WaitForEndpoint waits until API servers are reached through the endpoint. Those of
-// another cluster never are, and Check says so; what hides whether they are of another
-// one is part of the error.
+// WaitForEndpoint waits until the endpoint leads to an API server. If the API servers are of
+// another cluster, or cannot show theirs, it returns false without an error, since Check
+// reports that.
 func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (served bool, _ error) {
 	err := e.RetryFor(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
 	if err != nil {
@@ -201,8 +199,8 @@ func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (s
 	return true, nil
 }
 
-// hostsPhase goes without ipvscare: the endpoint's name stands for one API
-// server, and when that one is gone and another is there, it is time to move.
+// hostsPhase works without ipvscare: /etc/hosts maps the endpoint to one API server, and to
+// another when that one fails.
 func hostsPhase(site *configs.Site) run.Phase {
 	return run.Phase{
 		Name: "ipvs", Doc: "/etc/hosts maps the endpoint to an API server", Timeout: 90 * time.Second,
@@ -241,24 +239,24 @@ func hostsPhase(site *configs.Site) run.Phase {
 // servePatience is how long ipvscare may take to serve.
 const servePatience = 30 * time.Second
 
-// endpointAnswers tells a way to the API servers that is broken on this
-// machine from API servers that are out of reach: only the first is an error.
+// endpointAnswers returns an error if the endpoint does not answer although an API server
+// does; nil if none is in reach.
 func endpointAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	err := machine.Answers(ctx, e, site.EndpointHostPort())
 	if err == nil {
 		return nil
 	}
 	if _, err := network.Reach(ctx, e, member.MastersOf(e, site)); err != nil {
-		return nil // nothing to be told offline
+		return nil // offline: nothing can be concluded
 	}
 	return fmt.Errorf("the endpoint %s does not answer on this machine, and the API servers do: %w", site.EndpointHostPort(), machine.PlainNet(err))
 }
 
-// setEndpointHosts keeps the endpoint's name on one API server where no IPVS
-// serves it.
+// setEndpointHosts maps the endpoint to one API server in /etc/hosts, unless ipvscare serves
+// it.
 func setEndpointHosts(ctx context.Context, e *machine.Env, site *configs.Site, master string) error {
 	if !site.IPVS.Disabled {
-		return e.SetHosts(ctx, network.EndpointOwner) // ipvscare keeps the line
+		return e.SetHosts(ctx, network.EndpointOwner) // ipvscare writes the line
 	}
 	ways, err := network.APIServerAddrs(ctx, e, site, master)
 	if err != nil {

@@ -15,10 +15,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Phase has unmodified kubeadm join, then turns kubelet to the endpoint.
+// Phase runs kubeadm join, then redirects kubelet to the endpoint.
 func Phase(active *site.Active) run.Phase {
 	site := active.Site
-	var asked *member.Names // by Run, which the next Check looks at
+	var asked *member.Names // set by Run, for the next Check
 	return run.Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet talks to the endpoint", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -30,7 +30,7 @@ func Phase(active *site.Active) run.Phase {
 				return run.Todo, err
 			}
 			if site.NodeType == configs.NodeNative && member.Redirected(e) {
-				// By a convert, or by its Site before: nobody looks after yurthub.
+				// After a convert, or with its former Site. No phase maintains yurthub now.
 				e.Note("this node goes through yurthub, but its Site says nodeType: native. To fix: set nodeType edge or cloud there, or run `firstboot revert`")
 			}
 			server, name, err := member.KubeletServer(e)
@@ -71,9 +71,9 @@ func Phase(active *site.Active) run.Phase {
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if member.Enrolled(e) == nil {
-				return nil // it did join; only the rest is left to do
+				return nil // the join succeeded: the next attempt does the rest
 			}
-			// What was discovered may be what misled the join.
+			// The discovered cluster may be why the join failed.
 			return errors.Join(kubeadm.UndoJoin(ctx, e, member.PendingKey), e.Remove(member.DiscoveryFile))
 		},
 	}
@@ -88,7 +88,7 @@ func join(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := kubeadm.WriteConfDir(e, s.KubeletExtraArgs); err != nil {
 		return err
 	}
-	if err := kubeadm.UndoJoin(ctx, e, member.PendingKey); err != nil { // of a try that was cut off
+	if err := kubeadm.UndoJoin(ctx, e, member.PendingKey); err != nil { // of an interrupted attempt
 		return err
 	}
 	if err := kubeadm.Join(ctx, e, active, s); err != nil {

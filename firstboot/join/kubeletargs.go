@@ -26,24 +26,24 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// kubeadm writes a Site's kubeletExtraArgs to kubeadm-flags.env when the machine
-// joins. Later changes of the Site are written to the same file, and kubelet is
-// restarted. If it does not come up with the new arguments, it gets the former ones
-// back: a mistake in a Site must not take down a running node.
+// kubeadm writes a Site's kubeletExtraArgs to kubeadm-flags.env when the machine joins. Later
+// changes of the Site are written to the same file, and kubelet is restarted. If it does not
+// start with the new arguments, it gets the former ones back: a mistake in a Site must not
+// take down a running node.
 
-// RefusedArgs are those that kubelet did not come up with, since this machine
-// was switched on.
+// RefusedArgs is the file of the arguments with which kubelet did not start. It lasts until
+// the machine is switched off.
 const RefusedArgs = ondisk.RunMark + "refused-kubelet-args"
 
 const (
-	// argsPatience is how long kubelet may take to be well.
+	// argsPatience is how long kubelet may take to become healthy.
 	argsPatience = 2 * time.Minute
-	// argsSteady is how long it must have run then: kubelet says that it is well
-	// before it has begun all that its arguments may end.
+	// argsSteady is how long kubelet must have been active: it reports healthy before it has
+	// started everything that its arguments may break.
 	argsSteady = 30 * time.Second
 )
 
-// ArgsPhase has kubelet run with the arguments that the site gives it.
+// ArgsPhase makes kubelet run with the Site's arguments.
 func ArgsPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
@@ -51,12 +51,12 @@ func ArgsPhase(active *site.Active) run.Phase {
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			j, ok := member.ReadJoinedAs(e)
 			if !ok {
-				return run.Done, nil // a node that joined before this was noted
+				return run.Done, nil // the node joined before arguments were recorded
 			}
 			member.RemarkSocketKept(e, j, site)
 			want := wantedArgs(ctx, e, active, j)
 			switch {
-			case j.TryingArgs != nil: // cut off
+			case j.TryingArgs != nil: // a trial was interrupted
 				return run.Todo, nil
 			case kubeadm.LacksConfDir(e, want):
 				return run.Todo, nil
@@ -75,7 +75,7 @@ func ArgsPhase(active *site.Active) run.Phase {
 	}
 }
 
-// wantedArgs are those of the join, and what only a member can know.
+// wantedArgs returns the Site's arguments, and those that depend on the cluster.
 func wantedArgs(ctx context.Context, e *machine.Env, active *site.Active, j member.JoinedAs) map[string]string {
 	want := kubeadm.SiteArgs(active)
 	if ip := twoAddresses(ctx, e, active.Site, j); ip != "" {
@@ -84,15 +84,15 @@ func wantedArgs(ctx context.Context, e *machine.Env, active *site.Active, j memb
 	return want
 }
 
-// twoAddresses is --node-ip for a node of two families in a cluster of two;
-// "": kubelet finds one by itself, or the site names them.
+// twoAddresses returns --node-ip for a dual-stack node in a dual-stack cluster; "" if kubelet
+// finds one address, or the Site sets them.
 func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j member.JoinedAs) string {
 	if _, given := site.KubeletExtraArgs["node-ip"]; given || site.KubeletExtraArgs["cloud-provider"] != "" {
 		return ""
 	}
 	both, err := network.BothAddresses(e, site)
 	if err != nil {
-		// The second one may come later: kubelet keeps what it has.
+		// The second address may appear later: kubelet keeps its arguments until then.
 		e.Log.Info("the node's second address is unknown", "error", err)
 		both = ""
 		if last := j.KubeletExtraArgs["node-ip"]; strings.HasPrefix(last, network.NodeAddress(e)+",") {
@@ -105,7 +105,7 @@ func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j mem
 	dual, err := dualStack(ctx, e)
 	if err != nil {
 		e.Log.Info("whether the cluster has both IPv4 and IPv6 is unknown", "error", err)
-		dual = strings.Contains(j.KubeletExtraArgs["node-ip"], ",") // as it was told last
+		dual = strings.Contains(j.KubeletExtraArgs["node-ip"], ",") // as in its last arguments
 	}
 	if !dual {
 		return ""
@@ -113,8 +113,7 @@ func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j mem
 	return both
 }
 
-// dualStack asks the cluster whether its Services have addresses of both
-// families.
+// dualStack reports whether the cluster's Services have IPv4 and IPv6 addresses.
 func dualStack(ctx context.Context, e *machine.Env) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -131,8 +130,8 @@ func dualStack(ctx context.Context, e *machine.Env) (bool, error) {
 	return slices.ContainsFunc(ranges, is4) && slices.ContainsFunc(ranges, is6), nil
 }
 
-// changeArgs restarts kubelet with the wanted arguments, and with the former
-// ones where it does not come up with these.
+// changeArgs restarts kubelet with the wanted arguments, and with the former ones if it does
+// not start.
 func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map[string]string) error {
 	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {
@@ -141,20 +140,20 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	former, cutOff := j.KubeletExtraArgs, j.TryingArgs != nil
 	conf := kubeadm.LacksConfDir(e, want)
 	if maps.Equal(want, former) && !conf && !cutOff {
-		return nil // what the cluster says has changed since the check
+		return nil // the cluster's answer has changed since Check
 	}
 	if err := kubeadm.WriteConfDir(e, want); err != nil {
 		return err
 	}
-	// Those of a trial that was cut off may be in the file too.
+	// The file may also have arguments of an interrupted trial.
 	ours := member.Union(former, j.TryingArgs)
 	next := withArgs(flags, ours, want)
 	changed := changedArgs(ours, want)
 	if changed == "" {
-		changed = "config-dir" // its files alone
+		changed = "config-dir" // only its files changed
 	}
 	e.Waiting("kubelet to come up with other arguments (%s)", changed)
-	// After a cut, what runs tells nothing of the former ones.
+	// After an interrupted trial, kubelet's health says nothing of the former arguments.
 	wasWell := cutOff || awaitKubelet(ctx, e) == nil
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -168,9 +167,9 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	}
 	bad := awaitKubelet(ctx, e)
 	if ctx.Err() != nil {
-		return ctx.Err() // the next run goes on
+		return ctx.Err() // the next run continues
 	}
-	if bad == nil || !wasWell { // where it was not well before, nothing is lost
+	if bad == nil || !wasWell { // if it was not healthy before, nothing is lost
 		j.KubeletExtraArgs, j.TryingArgs = want, nil
 		if err := j.Write(e); err != nil {
 			return err
@@ -182,7 +181,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	if err := restartWith(ctx, e, withArgs(next, member.Union(ours, want), former)); err != nil {
 		return err
 	}
-	// Once a boot: kubelet is not restarted for it all the time.
+	// Valid for this boot, so that kubelet is not restarted again and again.
 	b, err := json.Marshal(want)
 	if err != nil {
 		return fmt.Errorf("noting kubelet's arguments: %w", err)
@@ -201,8 +200,8 @@ func restartWith(ctx context.Context, e *machine.Env, flags []byte) error {
 	return kubeadm.RestartFor(ctx, e, "giving kubelet the Site's arguments", kubeadm.Writing(member.KubeadmFlags, flags, 0o644))
 }
 
-// withArgs is kubeadm-flags.env with arguments that changed from before to
-// after. What turns kubelet to yurthub stays as it is, at the end.
+// withArgs returns kubeadm-flags.env with the arguments in before replaced by those in after.
+// Arguments that redirect kubelet to yurthub stay, at the end.
 func withArgs(env []byte, before, after map[string]string) []byte {
 	return kubeadm.EachArgs(env, func(args string) string {
 		args, tail := openyurt.Unturn(args)
@@ -245,8 +244,8 @@ func remarkRefusedArgs(e *machine.Env, have, want map[string]string) {
 		changedArgs(have, want))
 }
 
-// awaitKubelet waits until kubelet says that it is well, and has said so for a
-// while.
+// awaitKubelet waits until kubelet's unit has been active for argsSteady and /healthz answers
+// 200.
 func awaitKubelet(ctx context.Context, e *machine.Env) error {
 	err := e.RetryFor(ctx, argsPatience, 2*time.Second, func() error { return kubeletWell(ctx, e) })
 	if err != nil {
@@ -255,7 +254,7 @@ func awaitKubelet(ctx context.Context, e *machine.Env) error {
 	return nil
 }
 
-// kubeletWell asks kubelet itself, as kubeadm does.
+// kubeletWell checks kubelet's unit and, like kubeadm, its /healthz.
 func kubeletWell(ctx context.Context, e *machine.Env) error {
 	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 		return errors.Join(fmt.Errorf("its unit is %s", state), err)
@@ -275,7 +274,7 @@ func kubeletWell(ctx context.Context, e *machine.Env) error {
 	if err == nil && e.Now().Sub(since.Now) < argsSteady {
 		err = fmt.Errorf("it has run for less than %s", argsSteady)
 	}
-	if err != nil || port == 0 { // without a port it tells nobody how it is
+	if err != nil || port == 0 { // without a port there is no /healthz
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)

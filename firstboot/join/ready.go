@@ -22,15 +22,15 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// HubNode is what an OpenYurt node adds to ReadyPhase; a func that is nil does nothing.
+// HubNode has the checks that an OpenYurt node adds to ReadyPhase; each func may be nil.
 type HubNode struct {
-	// Missing returns what keeps a Node out of the cluster; nil: nothing is known.
+	// Missing returns why the Node may be missing in the cluster; nil if unknown.
 	Missing func(context.Context, *machine.Env) error
 	// Ready completes the Node once it is Ready.
 	Ready func(context.Context, *machine.Env) error
 }
 
-// ReadyPhase sees the node as the cluster sees it.
+// ReadyPhase waits until the cluster shows the Node Ready, with the Site's labels.
 func ReadyPhase(active *site.Active, hub HubNode) run.Phase {
 	r := &readiness{active: active, hub: hub}
 	return run.Phase{
@@ -39,23 +39,23 @@ func ReadyPhase(active *site.Active, hub HubNode) run.Phase {
 	}
 }
 
-// readiness looks at this machine's Node.
+// readiness watches this machine's Node.
 type readiness struct {
 	active *site.Active
 	hub    HubNode
-	// joined is what was noted when the machine joined, if noted.
+	// joined is the record of the join; noted reports whether there is one.
 	joined member.JoinedAs
 	noted  bool
 	// Of the last look:
-	node        *api.Node // as it was seen
-	otherLabels bool      // than the Site's
+	node        *api.Node // last version seen
+	otherLabels bool      // its labels differ from the Site's
 	// reporters are the machines that it has shown at all looks.
 	reporters reporters
-	// settled by await, which the next check need not ask again.
+	// settled: await has succeeded, so that the next check need not ask.
 	settled bool
 }
 
-// look returns nil when all is well, else what is missing.
+// look reads the Node, and returns what is missing; nil if nothing.
 func (r *readiness) look(ctx context.Context, e *machine.Env) error {
 	site := r.active.Site
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -93,7 +93,7 @@ func (r *readiness) labels(e *machine.Env) error {
 	r.otherLabels = len(missing)+len(left) > 0
 	switch {
 	case len(missing) > 0:
-		// Kubelet labels only the Node that it makes itself.
+		// kubelet sets labels only on a Node that it creates.
 		return run.Advise(fmt.Errorf("the Node %s lacks labels of the Site: %s", n.Metadata.Name, labelWords(missing)),
 			fmt.Sprintf("the Node was there before and kept its labels: kubectl delete node %s, then restart the machine", n.Metadata.Name))
 	case len(left) > 0:
@@ -109,19 +109,19 @@ func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, err
 		return run.Done, nil
 	}
 	if !e.Exists(member.ReadyMark) {
-		return run.Todo, nil // whatever the cluster says
+		return run.Todo, nil // await has not succeeded yet
 	}
 	r.joined, r.noted = member.ReadJoinedAs(e)
 	if err := r.look(ctx, e); err != nil {
 		if api.Code(err) == 0 && run.Advice(err) == "" {
-			return run.Unknown, nil // nobody answers: a node that was Ready continues
+			return run.Unknown, nil // no answer: a node that was Ready continues
 		}
 		return run.Todo, nil
 	}
 	note, err := member.ClusterToNote(ctx, e, r.active.Site, r.node)
 	switch {
 	case errors.Is(err, member.ErrOtherCluster) && r.active.Site.IPVS.Disabled:
-		// Nothing is between kubelet and the API servers, which it follows already.
+		// Without ipvscare, kubelet uses these API servers already.
 		e.Log.Warn("the API servers are of another cluster than the one noted", "noted", *member.ReadJoinedCluster(e))
 	case errors.Is(err, member.ErrOtherCluster):
 		e.Note("%s", member.BornAgainNote(e))
@@ -132,8 +132,8 @@ func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, err
 	return run.Done, nil
 }
 
-// await waits for the node to be Ready, labels it where the cluster lets it, and
-// saves what holds of a node that was Ready.
+// await waits for the node to be Ready, sets its labels as far as the cluster allows, and
+// records its state.
 func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	var refused, final error
 	labelled, missing := false, member.Absence{}
@@ -180,13 +180,13 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	_, err = e.Write(member.ReadyMark, nil, machine.Mode(0o600))
-	r.settled = err == nil && other == nil // else the next check says what it is
+	r.settled = err == nil && other == nil // otherwise the next check reports the reason
 	return err
 }
 
-// labelOwn gives the Node the labels of the site that it lacks, as far as the
-// cluster lets a node do that, and reports whether it has tried: a Node that was
-// there before, of a machine of the same name, keeps what it had.
+// labelOwn sets labels of the Site that the Node lacks, as far as the cluster allows a node
+// to, and reports whether it tried: a Node that a machine of the same name left keeps its
+// labels.
 func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member.JoinedAs) (tried bool, refused error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -194,7 +194,7 @@ func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member
 	if err != nil {
 		return false, nil
 	}
-	// OpenYurt's two go together: the cluster acts on one without the other.
+	// OpenYurt's two labels go together: the cluster acts on one without the other.
 	pair, rest := map[string]string{}, map[string]string{}
 	for k, v := range missingLabels(active.Site, n) {
 		if openyurt.IsLabel(k) {
@@ -219,7 +219,7 @@ func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member
 	return true, refused
 }
 
-// unlabelOwn takes labels from the Node that the site has no more.
+// unlabelOwn removes labels that the Site no longer has from the Node.
 func unlabelOwn(ctx context.Context, e *machine.Env, name string, labels map[string]string) error {
 	gone := map[string]any{}
 	for k := range labels {
@@ -236,7 +236,7 @@ func unlabelOwn(ctx context.Context, e *machine.Env, name string, labels map[str
 	return nil
 }
 
-// missingLabels are those of the site that the Node does not carry.
+// missingLabels returns the labels of the Site that the Node lacks.
 func missingLabels(site *configs.Site, n *api.Node) map[string]string {
 	out := node.KubeletLabels(site)
 	maps.DeleteFunc(out, func(k, v string) bool {
@@ -254,7 +254,7 @@ func labelWords(labels map[string]string) string {
 	return strings.Join(out, ", ")
 }
 
-// saveCluster notes the cluster that shows n as this machine's Node, for ipvscare too.
+// saveCluster records the cluster that shows n as this machine's Node, for ipvscare too.
 func saveCluster(ctx context.Context, e *machine.Env, active *site.Active, n *api.Node) error {
 	note, err := member.ClusterToNote(ctx, e, active.Site, n)
 	if note == nil || err != nil {

@@ -10,21 +10,21 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 )
 
-// Two machines with one Site have one Node. Switched on together, both join; then each
-// kubelet writes its own machine into the Node's status again and again, and the pods of
-// the Node run twice.
+// Two machines with one Site have one Node. If both are switched on, both join; each kubelet
+// then writes its own machine into the Node's status again and again, and the pods of the Node
+// run twice.
 
-// reporterStays is how long the Node must show this machine before no other one is
-// behind it: kubelet writes the status every 10 s if somebody has changed it.
+// reporterStays is how long the Node must show this machine until no other one is assumed:
+// kubelet writes the status every 10 s if another machine has changed it.
 const reporterStays = 12 * time.Second
 
-// reporters are the machines that the Node has shown, one after the other.
+// reporters are the machines that the Node has shown, in order.
 type reporters struct {
 	seen  []string
-	since time.Time // when the last of them was seen first
+	since time.Time // when the last of them was first seen
 }
 
-// saw notes which machine the Node shows now.
+// saw records the machine that the Node shows now.
 func (r *reporters) saw(n *api.Node, now time.Time) {
 	info := n.Status.NodeInfo
 	who := fmt.Sprintf("machine ID %s, UUID %s", info.MachineID, info.SystemUUID)
@@ -33,9 +33,8 @@ func (r *reporters) saw(n *api.Node, now time.Time) {
 	}
 }
 
-// judge returns an error if two machines report as the Node, or while it is not known
-// that this one does alone. trusted: the Node was Ready before, so that it need not be
-// watched unless it shows another machine.
+// judge returns an error if two machines report as the Node, or while that cannot be ruled out
+// yet. trusted: the Node was Ready before, and is watched only if it shows another machine.
 func (r *reporters) judge(e *machine.Env, n *api.Node, trusted bool) error {
 	last := len(r.seen) - 1
 	if last < 0 {
@@ -55,5 +54,5 @@ func (r *reporters) judge(e *machine.Env, n *api.Node, trusted bool) error {
 	return errWatched
 }
 
-// errWatched: nothing is wrong, and the Node has not been seen for long enough.
+// errWatched means that nothing is wrong, but the Node was not watched for long enough.
 var errWatched = fmt.Errorf("watching for %s whether another machine reports as this Node", reporterStays)

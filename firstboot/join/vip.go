@@ -18,13 +18,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// SaidVIP says that a person was told, since this machine was switched on, that
-// this VIP lies among the cluster's Services.
+// SaidVIP is the file with the VIP that was reported to be in the cluster's service range. It
+// lasts until the machine is switched off.
 const SaidVIP = ondisk.RunMark + "vip"
 
-// VIPPhase sees that the VIP is nobody else's in the cluster. On this node it
-// leads to the API servers, whatever the cluster means by it, and only a member
-// may ask what the cluster means.
+// VIPPhase checks that no Service has the VIP: on this node the VIP leads to the API servers.
+// Only a member may ask the cluster.
 func VIPPhase(site *configs.Site) run.Phase {
 	const fix = "choose another vip in site.yaml, outside of the cluster's service ranges (kubeadm: networking.serviceSubnet)"
 	return run.Phase{
@@ -36,7 +35,7 @@ func VIPPhase(site *configs.Site) run.Phase {
 			in, service, err := vipInCluster(ctx, e, site)
 			switch {
 			case err != nil:
-				// Offline, or a cluster that tells its nodes nothing.
+				// Offline, or the cluster does not let nodes read this.
 				e.Log.Info("whether the VIP is free in the cluster is unknown", "error", err)
 				return run.Done, nil
 			case service != "" && !e.Exists(member.ReadyMark):
@@ -53,7 +52,7 @@ func VIPPhase(site *configs.Site) run.Phase {
 			}
 			line := fmt.Sprintf("the VIP %s lies in the cluster's service range %s: no Service has it now, and one that gets it cannot be reached from this node; %s", site.VIP, in, fix)
 			if service != "" {
-				// Whoever may make a Service must not stop nodes that were Ready.
+				// A user who may create Services must not stop nodes that were Ready.
 				line = fmt.Sprintf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach; %s", site.VIP, service, fix)
 			}
 			e.Log.Warn(line)
@@ -63,8 +62,8 @@ func VIPPhase(site *configs.Site) run.Phase {
 	}
 }
 
-// vipInCluster asks for the service range that the VIP lies in, if any, and for
-// the Service that has it, "namespace/name".
+// vipInCluster returns the service range that contains the VIP, if any, and the Service that
+// has it, as "namespace/name".
 func vipInCluster(ctx context.Context, e *machine.Env, site *configs.Site) (in netip.Prefix, service string, err error) {
 	vip, err := netip.ParseAddr(site.VIP)
 	if err != nil {
@@ -85,8 +84,8 @@ func vipInCluster(ctx context.Context, e *machine.Env, site *configs.Site) (in n
 	if i < 0 {
 		return in, "", nil
 	}
-	// A field selector costs one small answer. It knows first addresses only,
-	// and API servers before 1.31 answer 400.
+	// A field selector costs one small answer. It finds first addresses only, and API servers
+	// before 1.31 answer 400.
 	if vip.Is4() == ranges[0].Addr().Is4() {
 		service, err = serviceWith(ctx, c, vip, "&fieldSelector="+url.QueryEscape("spec.clusterIP="+vip.String()))
 		if api.Code(err) != 400 {
@@ -97,8 +96,8 @@ func vipInCluster(ctx context.Context, e *machine.Env, site *configs.Site) (in n
 	return ranges[i], service, err
 }
 
-// serviceRanges are the cluster's: as its ServiceCIDRs say (Kubernetes 1.33), or
-// as kubeadm noted them, which every node may read.
+// serviceRanges returns the cluster's service ranges from its ServiceCIDRs (Kubernetes 1.33),
+// or from kubeadm-config, which every node may read.
 func serviceRanges(ctx context.Context, c *api.Client) ([]netip.Prefix, error) {
 	var cidrs struct {
 		Items []struct {
@@ -116,7 +115,7 @@ func serviceRanges(ctx context.Context, c *api.Client) ([]netip.Prefix, error) {
 		return parsePrefixes(all)
 	}
 	if err != nil && api.Code(err) == 0 {
-		return nil, err // nobody answers
+		return nil, err // no answer
 	}
 	var cm struct {
 		Data map[string]string `json:"data"`
@@ -156,7 +155,8 @@ const (
 	maxServices  = 20_000
 )
 
-// serviceWith is the Service, of those that selector takes, that has the address.
+// serviceWith returns the Service with this address among those that selector matches; "" if
+// there is none.
 func serviceWith(ctx context.Context, c *api.Client, addr netip.Addr, selector string) (string, error) {
 	next := ""
 	for range maxServices / servicesPage {

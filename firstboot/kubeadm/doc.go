@@ -1,5 +1,5 @@
-// Package kubeadm runs kubeadm, unmodified, and undoes what a join of it left. It changes
-// the arguments of the kubelet that kubeadm has made, and restarts it.
+// Package kubeadm runs unmodified kubeadm, and undoes a failed join. It changes the arguments
+// that kubeadm has given kubelet, and restarts kubelet.
 //
-// What changes here: how kubeadm is called, and which of its words have a fix.
+// What changes here: how kubeadm is called, and which of its errors have a fix.
 package kubeadm

@@ -21,19 +21,17 @@ import (
 // joinPatience is how long kubeadm waits for kubelet to enrol.
 const joinPatience = 2 * time.Minute
 
-// shortLived turns off garbage collection in programs in Go that end before their
-// garbage counts. These are kubeadm and the kubelet that kubeadm asks for its
-// version. A third of kubeadm's work before its first line was collecting.
+// shortLived turns off garbage collection in Go programs that run only briefly: kubeadm, and
+// the kubelet that kubeadm asks for its version.
 var shortLived = []string{"GOGC=off", "GOMEMLIMIT=128MiB"}
 
-// kubeadm runs kubeadm with args: join, phases of init, and reset alike. It gets
-// the proxy of the site, if there is a site. Its output goes to the log at level;
-// the lines that matter are in the error.
+// kubeadm runs kubeadm with args, and with the proxy of site, which may be nil. Its output is
+// logged at level; the error has the last lines.
 func kubeadm(ctx context.Context, e *machine.Env, site *configs.Site, level slog.Level, args ...string) error {
 	env := slices.Clone(shortLived)
 	switch {
 	case site == nil:
-	case site.ControlPlane != nil: // kubeadm puts it into the pods of the control plane
+	case site.ControlPlane != nil: // kubeadm copies it into the pods of the control plane
 		env = append(env, node.ControlPlaneProxyEnv(site)...)
 	default:
 		env = append(env, node.ProxyEnv(site)...)
@@ -48,14 +46,13 @@ func kubeadm(ctx context.Context, e *machine.Env, site *configs.Site, level slog
 	return nil
 }
 
-// Join runs `kubeadm join` with the discovery file, as s says, which is
-// the active site with more arguments for kubelet; ignore are checks of its
-// that fail since firstboot was there before.
+// Join runs `kubeadm join` with the discovery file. s is the active Site with more arguments
+// for kubelet; ignore are preflight checks that fail because first boot has run.
 func Join(ctx context.Context, e *machine.Env, active *site.Active, s configs.Site, ignore ...string) error {
-	// The discovery file carries the token itself: only so kubeadm keeps the
-	// file's tls-server-name. We have written the CA that kubeadm would.
+	// The token is in the discovery file: only then does kubeadm keep its tls-server-name.
+	// First boot has already written the CA that kubeadm would write.
 	s.Credentials = configs.Credentials{}
-	if !slices.ContainsFunc(s.IgnorePreflightErrors, func(c string) bool { return strings.EqualFold(c, "all") }) { // which kubeadm wants alone
+	if !slices.ContainsFunc(s.IgnorePreflightErrors, func(c string) bool { return strings.EqualFold(c, "all") }) { // kubeadm accepts "all" only alone
 		s.IgnorePreflightErrors = slices.Concat(s.IgnorePreflightErrors, ignore, []string{"FileAvailable--etc-kubernetes-pki-ca.crt"})
 	}
 	conf, err := node.JoinConfiguration(&s, node.Join{NodeName: active.Node, Discovery: member.DiscoveryFile, Timeout: joinPatience, Kubernetes: active.Image.Kubernetes})
@@ -84,8 +81,8 @@ type (
 // initFile is the configuration of kubeadm init for this machine.
 const initFile = ondisk.RunDir + "/kubeadm-init.yaml"
 
-// Init runs phases of `kubeadm init` with the site's documents; nothing
-// in l is for one of them alone.
+// Init runs phases of `kubeadm init` with the Site's documents and l, which applies to all of
+// the phases.
 func Init(ctx context.Context, e *machine.Env, active *site.Active, l Local, phases ...[]string) error {
 	board := node.LocalKubeadm(active.Image, active.Site)
 	l.EtcdTag, l.DNSTag = board.EtcdTag, board.DNSTag
@@ -106,8 +103,8 @@ func Init(ctx context.Context, e *machine.Env, active *site.Active, l Local, pha
 	return e.Remove(initFile)
 }
 
-// Reset takes back what kubeadm did. What it prints is for who ran it by
-// hand: what to clean up, which first boot does.
+// Reset runs `kubeadm reset`; active may be nil. Its output is logged for debugging only,
+// since first boot does the cleanup that it recommends.
 func Reset(ctx context.Context, e *machine.Env, active *site.Active) error {
 	args := []string{"reset", "--force", "--cri-socket"}
 	if active == nil {
@@ -120,7 +117,7 @@ func Reset(ctx context.Context, e *machine.Env, active *site.Active) error {
 	return kubeadm(ctx, e, active.Site, slog.LevelDebug, args...)
 }
 
-// judgeJoin names the fix of what kubeadm says often.
+// judgeJoin adds advice to common errors of kubeadm join.
 func judgeJoin(name string, err error) error {
 	msg := err.Error()
 	switch {
@@ -134,10 +131,9 @@ func judgeJoin(name string, err error) error {
 	return err
 }
 
-// UndoJoin takes back exactly what kubeadm join and kubelet wrote, so that
-// the next try finds what the first one found. (kubeadm reset would do more:
-// it empties /etc/kubernetes/manifests, where an image may have put pods.) Files in keep
-// stay.
+// UndoJoin removes the files that kubeadm join and kubelet wrote, except for keep, so that the
+// next attempt begins as the first one did. (kubeadm reset would do more: it empties
+// /etc/kubernetes/manifests, where an image may have put pods.)
 func UndoJoin(ctx context.Context, e *machine.Env, keep ...string) error {
 	left := false
 	for _, f := range joinFiles {
@@ -159,14 +155,14 @@ func UndoJoin(ctx context.Context, e *machine.Env, keep ...string) error {
 	return nil
 }
 
-// joinFiles is what a join writes; config.yaml, which lets kubelet start,
-// goes first.
+// joinFiles are the files that a join writes. config.yaml, without which kubelet does not
+// start, is removed first.
 var joinFiles = []string{
 	ondisk.KubeletConfig, ondisk.KubeletConf, member.BootstrapConf, member.BootstrapRun, member.JoinFile, member.KubeadmFlags,
 	"/var/lib/kubelet/instance-config.yaml",
 }
 
-// OtherName is the fix of a name that the cluster knows already.
+// OtherName is the fix for a node name that the cluster already has.
 func OtherName(name string) string {
 	return fmt.Sprintf("if the old machine is gone: kubectl delete node %s; else give this one another nodeName in site.yaml", name)
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// DropLabels has kubelet register its Node without labels, should it ever have
-// to make it again.
+// DropLabels removes labels from --node-labels in env, so that kubelet does not set them if it
+// registers its Node again.
 func DropLabels(env []byte, labels map[string]string) []byte {
 	return EachArgs(env, func(args string) string {
 		return NodeLabels.ReplaceAllStringFunc(args, func(flag string) string {
@@ -32,7 +32,7 @@ func DropLabels(env []byte, labels map[string]string) []byte {
 	})
 }
 
-// EachArgs changes kubelet's arguments in kubeadm-flags.env.
+// EachArgs applies change to kubelet's arguments in env, the contents of kubeadm-flags.env.
 func EachArgs(env []byte, change func(args string) string) []byte {
 	return member.KubeadmArgs.ReplaceAllFunc(env, func(line []byte) []byte {
 		m := member.KubeadmArgs.FindSubmatch(line)
@@ -43,10 +43,10 @@ func EachArgs(env []byte, change func(args string) string) []byte {
 // NodeLabels matches the flag --node-labels in kubelet's arguments, with the blanks before it.
 var NodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)
 
-// KubeletRestart says that kubelet has to be restarted for what was written.
+// KubeletRestart is the mark that kubelet must be restarted after a change.
 const KubeletRestart = ondisk.RunDir + "/restart-kubelet"
 
-// Writing is a change of a file.
+// Writing returns a change that writes a file.
 func Writing(path string, b []byte, mode fs.FileMode) func(*machine.Env) error {
 	return func(e *machine.Env) error {
 		_, err := e.Write(path, b, machine.Mode(mode))
@@ -54,8 +54,8 @@ func Writing(path string, b []byte, mode fs.FileMode) func(*machine.Env) error {
 	}
 }
 
-// RestartFor carries out changes of what kubelet reads when it starts, and
-// restarts it. A kill in between must not lose the restart.
+// RestartFor changes files that kubelet reads when it starts, and restarts it. If it is killed
+// in between, KubeletRestart stays.
 func RestartFor(ctx context.Context, e *machine.Env, doing string, changes ...func(*machine.Env) error) error {
 	mark := func(e *machine.Env) error { return e.WriteFile(KubeletRestart, nil, machine.Mode(0o600)) }
 	for _, change := range append([]func(*machine.Env) error{mark}, changes...) {

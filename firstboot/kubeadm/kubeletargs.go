@@ -10,11 +10,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// On a metered link kubelet sends an unchanged status once an hour instead of every
-// five minutes, which costs 2.6 MB a day. Its lease still shows that it is alive,
-// and changes are sent at once. The setting has no flag, so kubelet reads it from a
-// configuration directory. The directory is on DATA, like kubelet's other settings:
-// without it kubelet would not start, e.g. on a new root.
+// On a metered link kubelet sends an unchanged status once an hour instead of every five
+// minutes, which costs 2.6 MB a day. Its lease still shows that it is alive, and changes are
+// sent at once. The setting has no flag, so it is in a configuration directory. That is on
+// DATA: kubelet does not start without it, e.g. on a new root.
 const (
 	KubeletConfDir  = ondisk.StateDir + "/kubelet.conf.d"
 	MeteredConfFile = KubeletConfDir + "/50-metered.conf"
@@ -25,25 +24,25 @@ nodeStatusReportFrequency: 1h
 `
 )
 
-// SiteArgs are the site's arguments for kubelet, and those that follow from its other
+// SiteArgs returns the Site's arguments for kubelet, and those that follow from its other
 // fields.
 func SiteArgs(active *site.Active) map[string]string {
 	site := active.Site
 	want := member.Union(site.KubeletExtraArgs, nil)
 	if _, given := want["config-dir"]; !given && site.IPVS.Profile == "metered" && active.Image.Kubernetes != "" &&
-		!kubeadmdocs.Before(active.Image.Kubernetes, 30) { // before, kubelet does not read such a directory
+		!kubeadmdocs.Before(active.Image.Kubernetes, 30) { // earlier kubelets do not read such a directory
 		want["config-dir"] = KubeletConfDir
 	}
 	return want
 }
 
-// LacksConfDir reports whether the directory that kubelet is to read is not there.
+// LacksConfDir reports whether kubelet's configuration directory is needed, but missing or
+// outdated.
 func LacksConfDir(e *machine.Env, want map[string]string) bool {
 	return want["config-dir"] == KubeletConfDir && string(e.Contents(MeteredConfFile)) != MeteredConf
 }
 
-// WriteConfDir writes what kubelet is to read there. kubelet does not start without the
-// directory.
+// WriteConfDir writes kubelet's configuration directory if it is needed.
 func WriteConfDir(e *machine.Env, want map[string]string) error {
 	if !LacksConfDir(e, want) {
 		return nil
