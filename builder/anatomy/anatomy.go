@@ -1,11 +1,11 @@
-// Package anatomy describes what an image consists of: its partitions; the
-// packages, programs and container images in them; their largest files; what was
-// pinned for it; how long each step of its build took. The result is data
-// (Anatomy), one HTML page that shows it, and the difference between two of them.
+// Package anatomy describes the contents of an image: its partitions; the
+// packages, programs and container images in them; the largest files; the
+// pinned inputs; and the duration of each build step. The result is data
+// (Anatomy), an HTML page that shows it, and the difference between two images.
 //
-// It reads the image itself and, where they exist, the report beside it and the
-// report of a node that booted it. The page needs neither network nor script, and
-// every number on it is one of the data.
+// It reads the image itself and, if they exist, its build report and the report
+// of a node that booted it. The page needs neither network nor script, and
+// every number on it is in the data.
 package anatomy
 
 import (
@@ -28,10 +28,10 @@ import (
 // Version of Anatomy's JSON form.
 const Version = 1
 
-// reportEnding is behind an image's name in that of its build's report.
+// reportEnding is the suffix of a build report's file name.
 const reportEnding = ".report.json"
 
-// Anatomy is what an image consists of.
+// Anatomy describes the contents of an image.
 type Anatomy struct {
 	Version    int    `json:"version"`
 	Name       string `json:"name"`
@@ -42,80 +42,82 @@ type Anatomy struct {
 	SourceDate string `json:"sourceDate"`
 	Plan       string `json:"plan"`
 	Golden     string `json:"golden"`
-	Slot       string `json:"slot"` // its state
-	// Size of the disk, Stored bytes that the file takes.
+	Slot       string `json:"slot"` // the slot's state
+	// Size is the size of the disk, Stored that of the file, in bytes.
 	Size       int64            `json:"size"`
 	Stored     int64            `json:"stored"`
 	Partitions []Partition      `json:"partitions"`
 	Contents   []media.Contents `json:"contents"`
-	// Images are the container images on board, Packages what the SBOM lists.
+	// Images lists the container images in the image, Packages the packages in
+	// its SBOM.
 	Images   []ondisk.ImageRef `json:"images"`
 	Packages []media.Package   `json:"packages"`
-	// Builder, Steps and Inputs are from the report beside the image.
+	// Builder, Steps and Inputs come from the build report.
 	Builder string             `json:"builder,omitempty"`
 	Steps   []builder.StepTime `json:"steps,omitempty"`
 	Inputs  []Input            `json:"inputs,omitempty"`
 	Boot    *Boot              `json:"boot,omitempty"`
-	// Notes are what is unknown, and why.
+	// Notes explain which data is missing and why.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// Partition is one of the disk.
+// Partition describes one partition of the disk.
 type Partition struct {
 	Label string `json:"label"`
 	FS    string `json:"fs,omitempty"`
 	Start int64  `json:"start"`
 	Size  int64  `json:"size"`
-	// Used and Free bytes of its file system, and the Reserve behind it.
+	// Used and Free are bytes of the file system, Reserve is the space after it.
 	Used    int64 `json:"used"`
 	Free    int64 `json:"free"`
 	Reserve int64 `json:"reserve"`
 }
 
-// Input is something pinned.
+// Input is a pinned input of the build.
 type Input struct {
 	Name string `json:"name"`
-	// From says where it came from or how it was made.
+	// From is its source, or how it was made.
 	From   string `json:"from"`
 	Digest string `json:"digest"`
 }
 
-// Boot is how a node's first boot went.
+// Boot describes the first boot of a node.
 type Boot struct {
 	Node    string    `json:"node"`
 	Result  string    `json:"result"`
 	Started time.Time `json:"started"`
-	// Seconds from the start to the last news.
+	// Seconds from the start to the last update of the report.
 	Seconds float64 `json:"seconds"`
-	// Before are the parts of the boot before first boot, in their order, and
-	// Finished when systemd had started all: seconds from power-on, or from the
-	// kernel's start where the firmware does not tell.
+	// Before lists the stages before firstboot, in order. Finished is when
+	// systemd had started everything, in seconds since power-on, or since the
+	// kernel's start if the firmware reports no times.
 	Before   []Part   `json:"before,omitempty"`
 	Finished float64  `json:"finished,omitempty"`
 	Phases   []Phase  `json:"phases"`
 	Notes    []string `json:"notes,omitempty"`
 }
 
-// Part is one of a boot before first boot: firmware, loader, kernel, initrd or
-// system.
+// Part is a stage before firstboot: firmware, loader, kernel, initrd or system.
 type Part struct {
 	Name    string  `json:"name"`
 	Start   float64 `json:"start"`
 	Seconds float64 `json:"seconds"`
 }
 
-// Phase is one of a boot's.
+// Phase is one phase of firstboot.
 type Phase struct {
 	Name     string  `json:"name"`
 	Doc      string  `json:"doc,omitempty"`
 	Status   string  `json:"status"`
 	Attempts int     `json:"attempts"`
-	Start    float64 `json:"start"` // seconds since the boot's start
+	Start    float64 `json:"start"` // seconds since Boot.Started
 	Seconds  float64 `json:"seconds"`
 	Said     string  `json:"said,omitempty"`
 }
 
-// Read takes an image apart. build is the name of its build's report, "" for the one
+// Read describes an image. build is the file name of its build report, or ""
+// for the one beside the image; boot is the file name of a node's report.json,
+// or "".
 // beside it; boot is the name of a node's report.json, or "".
 func Read(image, build, boot string) (*Anatomy, error) {
 	info, err := media.Inspect(image)
@@ -145,14 +147,15 @@ func Read(image, build, boot string) (*Anatomy, error) {
 	return a, nil
 }
 
-// readReport takes what is known of the build, if the report is of it.
+// readReport adds the data of the build report, or a note if this build has
+// none.
 func (a *Anatomy) readReport(image, build string) error {
 	names := []string{build}
 	if build == "" {
-		// A stamped copy has the report of the golden image that lies with it.
+		// A stamped copy uses the report of the golden image in the same directory.
 		names = []string{strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw") + reportEnding}
 		for _, golden := range []string{a.Name, a.Name + "-" + a.Arch} {
-			// The image says what it is called, and may be anybody's.
+			// The name comes from the image and is not trusted.
 			if golden == filepath.Base(golden) && len(golden) < 200 && !strings.Contains(golden, "\x00") {
 				names = append(names, filepath.Join(filepath.Dir(image), golden+reportEnding))
 			}
@@ -179,8 +182,8 @@ func (a *Anatomy) readReport(image, build string) error {
 	return nil
 }
 
-// findReport reads the report of the image's build from the first of the files that has it.
-// other is a report of another build. If build names the file, any failure is an error.
+// findReport returns the first report of this image's build. other is the name
+// of a report of another build. If build is set, any failure is an error.
 func (a *Anatomy) findReport(names []string, image, build string) (r *builder.Report, other string, err error) {
 	for _, name := range names {
 		raw, err := os.ReadFile(name)
@@ -206,7 +209,7 @@ func (a *Anatomy) findReport(names []string, image, build string) (r *builder.Re
 	return nil, other, nil
 }
 
-// readBoot reads what first boot wrote into the slot.
+// readBoot reads the report.json that firstboot wrote into the slot.
 func readBoot(name string) (*Boot, error) {
 	raw, err := os.ReadFile(name)
 	if err != nil {
@@ -237,8 +240,8 @@ func readBoot(name string) (*Boot, error) {
 	return b, nil
 }
 
-// before splits the time until first boot began. What systemd does not tell is
-// left out, and its time belongs to what comes before it.
+// before splits the time before firstboot into stages. A stage that systemd
+// does not report is left out; its time is added to the previous stage.
 func before(c ondisk.BootClock) (parts []Part, finished float64) {
 	const us = 1e6
 	power := float64(max(c.Firmware, c.Loader)) // from power-on to the kernel
@@ -270,7 +273,7 @@ func before(c ondisk.BootClock) (parts []Part, finished float64) {
 	return parts, finished
 }
 
-// JSON is the data as it is printed.
+// JSON returns the data as indented JSON.
 func (a *Anatomy) JSON() ([]byte, error) {
 	b, err := json.MarshalIndent(a, "", "  ")
 	if err != nil {

@@ -15,26 +15,26 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// Difference is what makes one image another.
+// Difference lists the differences between two images.
 type Difference struct {
 	A     Side `json:"a"`
 	B     Side `json:"b"`
-	Equal bool `json:"equal"` // the same golden digest, and nothing differs
-	// Facts are versions and settings of image.json.
+	Equal bool `json:"equal"` // same golden digest, no difference
+	// Facts are the fields of image.json that differ.
 	Facts      []Change     `json:"facts"`
 	Packages   []Change     `json:"packages"`
 	Images     []Change     `json:"images"`
 	Partitions []SizeChange `json:"partitions"`
 	Groups     []SizeChange `json:"groups"`
 	Files      []SizeChange `json:"files"`
-	// Config are small files whose text differs.
+	// Config lists the small files whose text differs.
 	Config []TextChange `json:"config"`
-	// Update is what a machine with a fetches to get the system of b; nil where b has no
-	// index of its chunks.
+	// Update is the cost of updating a machine from a to b; nil if it cannot be
+	// computed, for example because b has no chunk index.
 	Update *media.UpdateCost `json:"update,omitempty"`
 }
 
-// Side is one of two images.
+// Side is one of the two images.
 type Side struct {
 	Path   string `json:"path"`
 	Name   string `json:"name"`
@@ -42,22 +42,22 @@ type Side struct {
 	Golden string `json:"golden"`
 }
 
-// Change is of a value; "" stands for what is not there.
+// Change is a changed value; "" means absent.
 type Change struct {
 	Name string `json:"name"`
 	A    string `json:"a"`
 	B    string `json:"b"`
 }
 
-// SizeChange is of something's bytes; -1 stands for what is not there. A file
-// that differs in its bytes alone has one size on both sides.
+// SizeChange is a changed size in bytes; -1 means absent. A equals B for a file
+// whose contents differ at the same size.
 type SizeChange struct {
 	Name string `json:"name"`
 	A    int64  `json:"a"`
 	B    int64  `json:"b"`
 }
 
-// TextChange is of a small file.
+// TextChange is the changed lines of a small file.
 type TextChange struct {
 	Path    string   `json:"path"`
 	Removed []string `json:"removed"` // lines
@@ -91,8 +91,8 @@ func Diff(a, b string) (*Difference, error) {
 	d.Partitions = sizes(partSizes(ia), partSizes(ib))
 	d.Groups = sizes(groupSizes(fa), groupSizes(fb))
 	d.Files, d.Config = files(fa.Files, fb.Files)
-	// A disk that has booted keeps in its slot the digest that it was built
-	// with.
+	// The digest alone proves nothing: the slot of a booted disk still has the
+	// digest of its build.
 	same := len(d.Facts)+len(d.Packages)+len(d.Images)+len(d.Partitions)+len(d.Groups)+len(d.Files) == 0
 	d.Equal = same && d.A.Golden != "" && d.A.Golden == d.B.Golden
 	if d.Update, err = media.CostOfUpdate(a, b); err != nil && !errors.Is(err, update.ErrNoIndex) && !errors.Is(err, update.ErrBoard) && !errors.Is(err, update.ErrArchives) {
@@ -105,7 +105,8 @@ func sideOf(path string, i *media.Info) Side {
 	return Side{path, i.Image.Name, i.Image.Plan, i.Slot.Golden}
 }
 
-// facts compares image.json, but for what has a list of its own.
+// facts compares the fields of image.json, except those that are listed
+// separately.
 func facts(a, b ondisk.ImageInfo) ([]Change, error) {
 	flat := func(i ondisk.ImageInfo) (map[string]string, error) {
 		i.Images, i.Partitions, i.Plan = nil, nil, ""
@@ -177,7 +178,7 @@ func partSizes(i *media.Info) map[string]int64 {
 	out := map[string]int64{}
 	for _, p := range i.Partitions {
 		out[p.Label] = p.Size
-		if p.FS != "" && p.Error == "" && p.Label != ondisk.LabelSlot { // which is left out
+		if p.FS != "" && p.Error == "" && p.Label != ondisk.LabelSlot { // the slot's use is not compared
 			out[p.Label+", used"] = p.Used
 		}
 	}
@@ -194,7 +195,7 @@ func groupSizes(l *media.Listing) map[string]int64 {
 	return out
 }
 
-// sizes are the changes, the largest first.
+// sizes returns the changes, the largest change first.
 func sizes(a, b map[string]int64) []SizeChange {
 	out := []SizeChange{}
 	for name, n := range a {
@@ -223,7 +224,7 @@ func sortBySize(all []SizeChange) {
 	})
 }
 
-// files compares them by size and digest, and the small ones line by line.
+// files compares files by digest, and small text files line by line.
 func files(a, b map[string]media.Listed) ([]SizeChange, []TextChange) {
 	changed, texts := []SizeChange{}, []TextChange{}
 	for name, f := range a {
@@ -248,7 +249,7 @@ func files(a, b map[string]media.Listed) ([]SizeChange, []TextChange) {
 	return changed, texts
 }
 
-// linesOf tells which lines one text has and the other has not.
+// linesOf returns the lines that only one of the two texts has.
 func linesOf(path, a, b string) TextChange {
 	less := func(a, b string) []string {
 		count := map[string]int{}
@@ -267,10 +268,10 @@ func linesOf(path, a, b string) TextChange {
 	return TextChange{path, less(a, b), less(b, a)}
 }
 
-// few is how many lines of a list are printed.
+// few is the number of entries of a list that are printed.
 const few = 40
 
-// Text is the form for people.
+// Text writes the difference as text.
 func (d *Difference) Text(w io.Writer) {
 	fmt.Fprintf(w, "a  %s (%s, plan %.12s)\nb  %s (%s, plan %.12s)\n", d.A.Path, d.A.Name, d.A.Plan, d.B.Path, d.B.Name, d.B.Plan)
 	if d.Equal {
@@ -324,7 +325,7 @@ func sizeList(w io.Writer, title string, all []SizeChange) {
 	})
 }
 
-// section writes a title and a list, of which a person sees the first few.
+// section writes a title and the first few entries of a list.
 func section[T any](w io.Writer, title string, all []T, line func(T) string) {
 	if len(all) == 0 {
 		return

@@ -16,8 +16,8 @@ import (
 //go:embed page.html
 var pageText string
 
-// number is one of the data's, with where it stands there: the test of the
-// page holds each against the JSON.
+// number is a number on the page with its path in the JSON data; a test
+// compares the two.
 type number struct {
 	Path string
 	Raw  string
@@ -46,7 +46,7 @@ type view struct {
 	Timeline     []lane
 	Tables       []table
 	BootSeconds  number
-	Finished     *number // nil where it is unknown
+	Finished     *number // nil if unknown
 	PackageCount number
 }
 
@@ -75,7 +75,7 @@ type box struct {
 	rect
 	Kind, Name, Title string
 	Inner             bool
-	Size              string // shown where there is room
+	Size              string // shown if it fits
 	Path              string
 	Raw               string
 }
@@ -104,7 +104,7 @@ type fileRow struct {
 	Size number
 }
 
-// HTML writes the page.
+// HTML writes the report page.
 func (a *Anatomy) HTML(w io.Writer) error {
 	t, err := template.New("page").Parse(pageText)
 	if err != nil {
@@ -143,7 +143,7 @@ func (a *Anatomy) view() *view {
 	}
 	if b := a.Boot; b != nil {
 		v.BootSeconds = secondsAt("boot.seconds", b.Seconds)
-		began := 0.0 // on the clock of what was before
+		began := 0.0 // start of firstboot, in seconds on the clock of Before
 		for _, p := range b.Before {
 			began = max(began, p.Start+p.Seconds)
 		}
@@ -194,12 +194,12 @@ func laneOf(name, class string, start, seconds, end float64, at string) lane {
 const (
 	mapWidth  = 1120
 	mapHeight = 420
-	small     = 140 // height of the map of a partition with little in it
+	small     = 140 // height of the map of a small partition
 	gap       = 1.5
 )
 
-// mapOf draws a partition's groups, and in each as many of its largest files as
-// can be seen.
+// mapOf draws a partition's groups and, in each, those of its largest files
+// that are big enough to be seen.
 func mapOf(c media.Contents, at string) treemap {
 	m := treemap{Label: c.Label, Bytes: bytesAt(at+"bytes", c.Bytes), Free: bytesAt(at+"free", c.Free), Files: countAt(at+"files", c.Files), Width: mapWidth, Height: mapHeight}
 	if c.Bytes < 64<<20 {
@@ -213,7 +213,7 @@ func mapOf(c media.Contents, at string) treemap {
 	for i, r := range squarify(sizes, rect{0, 0, m.Width, m.Height}) {
 		g := groups[i]
 		if r.W < 2 || r.H < 2 {
-			continue // in the table below
+			continue // too small; the table lists it
 		}
 		r = r.inset(gap / 2)
 		b := box{rect: r, Kind: g.Kind, Name: fit(g.Name, r.W, 7), Title: title(g), Path: fmt.Sprintf("%sgroups.%d.bytes", at, i), Raw: strconv.FormatInt(g.Bytes, 10)}
@@ -232,7 +232,8 @@ func mapOf(c media.Contents, at string) treemap {
 	return m
 }
 
-// innerBoxes draws a group's largest files; the others' share stays empty.
+// innerBoxes draws a group's largest files; the area of its other files stays
+// empty.
 func innerBoxes(g media.Group, in rect, at string) []box {
 	var sizes []float64
 	named := int64(0)
@@ -274,7 +275,7 @@ func title(g media.Group) string {
 	return fmt.Sprintf("%s (%s): %s in %s", t, g.Kind, configs.HumanSize(g.Bytes), configs.Count(g.Files, "file"))
 }
 
-// fit shortens a name to what fits into a width.
+// fit shortens a name to a width.
 func fit(name string, width, letter float64) string {
 	n := int((width - 10) / letter)
 	r := []rune(name)
@@ -287,7 +288,7 @@ func fit(name string, width, letter float64) string {
 	return string(r[:n-1]) + "…"
 }
 
-// shown is how many groups of a partition have a line of their own.
+// shown is the number of groups of a partition that the table lists.
 const shown = 20
 
 func tableOf(c media.Contents, at string) table {

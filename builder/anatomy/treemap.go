@@ -2,16 +2,16 @@ package anatomy
 
 import "slices"
 
-// rect is a place on the page, in the units of the drawing.
+// rect is a rectangle on the page, in the units of the drawing.
 type rect struct{ X, Y, W, H float64 }
 
 func (r rect) inset(by float64) rect {
 	return rect{r.X + by, r.Y + by, max(0, r.W-2*by), max(0, r.H-2*by)}
 }
 
-// squarify divides a place into parts of these sizes, descending, as near to
-// squares as it gets: row by row along the shorter side, a row being closed
-// when another part would make its worst one longer (Bruls, Huizing and van
+// squarify divides a rectangle into parts of the given descending sizes, as
+// square as possible, in rows along the shorter side. It starts a new row when
+// another part would make the row's worst ratio worse (Bruls, Huizing and van
 // Wijk, 2000).
 func squarify(sizes []float64, in rect) []rect {
 	out := make([]rect, 0, len(sizes))
@@ -60,7 +60,7 @@ func squarify(sizes []float64, in rect) []rect {
 	return out
 }
 
-// worst is the longest shape in a row, as the ratio of its sides.
+// worst returns the largest aspect ratio in a row.
 func worst(row []float64, side, scale float64) float64 {
 	sum := 0.0
 	for _, s := range row {

@@ -10,8 +10,8 @@
 // Invariants:
 //
 //   - The same image gives the same artifact, byte for byte.
-//   - The manifest is pushed last: a tag names a complete, verified image, or
-//     still what it named before.
+//   - The manifest is pushed last: a tag always names a complete, verified image,
+//     the previous one or the new one.
 //   - A file gets its name only after its golden digest was verified.
 //   - A broken transfer repeats at most one part: parts that the registry has are
 //     not sent, and an interrupted download resumes at a part, also in the next run.
@@ -41,32 +41,32 @@ const (
 	partType     = "application/vnd.edgebake.image.part.v1+zstd"
 )
 
-// PartSize is how large a part is: small enough that one that must be sent
-// again costs little, and so large that an image has few.
+// PartSize is the size of a part in bytes: small enough that sending one again
+// costs little, large enough that an image has few.
 const PartSize = 128 << 20
 
-// Bounds of what a registry may have us read or believe.
+// Limits for data from a registry.
 const (
 	maxManifest = 4 << 20
 	maxConfig   = 8 << 20
 	maxStored   = 1 << 42
 )
 
-// Options are how a registry is reached, and who is told.
+// Options configure the access to a registry.
 type Options struct {
 	// Insecure allows plain HTTP and certificates that cannot be verified.
 	Insecure bool
-	// AuthFile is a docker config.json; empty: the user's own.
+	// AuthFile is a docker config.json; "" means the user's own.
 	AuthFile string
-	// Stall is how long the registry may stay silent; 0: 30 s.
+	// Stall is how long the registry may stay silent; 0 means 30 s.
 	Stall time.Duration
-	// RetryWait is the first wait before it is asked again; 0: 1 s.
+	// RetryWait is the pause before the first retry; 0 means 1 s.
 	RetryWait time.Duration
-	// Progress, where set, is told of the bytes done so far of a step.
+	// Progress, if set, is called with the bytes done so far of a step.
 	Progress func(step string, done, total int64)
-	// Warn, where set, is told why it takes longer.
+	// Warn, if set, is called with the cause of a delay.
 	Warn     func(text string)
-	partSize int64 // 0: PartSize
+	partSize int64 // 0 means PartSize
 }
 
 func (o *Options) warn(format string, a ...any) {
@@ -84,7 +84,7 @@ func (o *Options) progress(step string, done, total int64) {
 // descriptor points at a blob.
 type descriptor = images.Descriptor
 
-// manifest is the artifact's, as in the OCI image specification 1.1.
+// manifest is the artifact's manifest, as in the OCI image specification 1.1.
 type manifest struct {
 	SchemaVersion int               `json:"schemaVersion"`
 	MediaType     string            `json:"mediaType"`
@@ -94,12 +94,12 @@ type manifest struct {
 	Annotations   map[string]string `json:"annotations,omitempty"`
 }
 
-// config is the config blob.
+// config is the content of the config blob.
 type config struct {
 	Version int `json:"version"`
 	media.Descriptor
-	// Stored is how many bytes the compressed image has, Table its last ones,
-	// behind the last frame.
+	// Stored is the size of the compressed image in bytes. Table is its end,
+	// after the last frame.
 	Stored int64  `json:"stored"`
 	Table  []byte `json:"table"`
 }
@@ -119,11 +119,10 @@ func encode(v any) ([]byte, error) {
 	return b, nil
 }
 
-// errNotArtifact says that a reference names something else.
+// errNotArtifact means that a reference does not name an edgebake image.
 var errNotArtifact = errors.New("it is not an image that edgebake push brought there")
 
-// readManifest checks a manifest's shape. Nothing of it is believed but digests
-// and sizes, which bound what is read.
+// readManifest decodes a manifest and checks its types, digests and sizes.
 func readManifest(b []byte) (*manifest, error) {
 	var kind struct {
 		MediaType, ArtifactType string
@@ -155,7 +154,7 @@ func readManifest(b []byte) (*manifest, error) {
 	return &m, m.check()
 }
 
-// quoted is somebody else's text in a message.
+// quoted quotes untrusted text for a message, cut to 100 bytes.
 func quoted(s string) string { return fmt.Sprintf("%q", s[:min(len(s), 100)]) }
 
 func (m *manifest) check() error {
@@ -180,7 +179,7 @@ func (m *manifest) check() error {
 	return nil
 }
 
-// readConfig checks what the config blob says against the manifest.
+// readConfig decodes the config blob and checks it against the manifest.
 func readConfig(b []byte, m *manifest) (*config, error) {
 	var c config
 	if err := json.Unmarshal(b, &c); err != nil {
@@ -194,7 +193,7 @@ func readConfig(b []byte, m *manifest) (*config, error) {
 	}
 	sum := int64(0)
 	for _, l := range m.Layers {
-		sum += l.Size // at most 2^42 each, and 4 MiB of manifest
+		sum += l.Size // cannot overflow: at most 2^42 each, in a manifest of at most 4 MiB
 	}
 	if sum != c.Stored || c.Stored > maxStored || int64(len(c.Table)) >= c.Stored {
 		return nil, fmt.Errorf("its parts have %d bytes, its config says %d: push the image again", sum, c.Stored)
@@ -202,7 +201,7 @@ func readConfig(b []byte, m *manifest) (*config, error) {
 	return &c, nil
 }
 
-// words are how push and pull name what a fix is about.
+// words returns the terms of push and pull for the fixes in error messages.
 func words(lacks string) registry.Words {
 	return registry.Words{
 		Login:    "log in to the registry, or name a file with credentials (--auth-file)",
@@ -212,7 +211,7 @@ func words(lacks string) registry.Words {
 	}
 }
 
-// explain adds the fix to what a registry answered.
+// explain adds a fix to an error of the registry.
 func explain(err error, lacks string) error {
 	var answered *registry.Error
 	if errors.As(err, &answered) || errors.Is(err, registry.ErrAuthFile) || errors.Is(err, registry.ErrNoManifest) {

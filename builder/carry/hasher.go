@@ -11,17 +11,16 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// hasher hashes chunks beside the download, as their frames are complete. A
-// frame may turn out to be wrong later, when its part's digest is known; its
-// chunk is hashed again then.
+// hasher hashes chunks during the download, as their frames become complete. If
+// the digest of a part turns out to be wrong, its chunks are hashed again.
 type hasher struct {
 	chunks *media.Chunks
-	raw    io.WriterAt // nil: none
+	raw    io.WriterAt // nil: no raw output
 
 	mu      sync.Mutex
 	changed *sync.Cond
-	next    int // the chunk that is taken next
-	there   int // how many frames are there
+	next    int // the next chunk to hash
+	there   int // number of complete frames
 	busy    int
 	stopped bool
 	errs    []error // by chunk
@@ -34,8 +33,7 @@ func newHasher(c *media.Chunks, raw *file.Output, dir string, cancel context.Can
 		h.raw = rawDisk{raw.File, dir, cancel}
 	}
 	h.changed = sync.NewCond(&h.mu)
-	// One processor is left to the download: a line waits for a receiver that
-	// waits for a processor.
+	// Leave one processor to the download, which is slow without one.
 	for range max(1, runtime.GOMAXPROCS(0)-1) {
 		h.workers.Go(h.work)
 	}
@@ -65,7 +63,7 @@ func (h *hasher) work() {
 	}
 }
 
-// ready says that so many bytes of the file are there.
+// ready records that the first size bytes of the file have arrived.
 func (h *hasher) ready(size int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -75,7 +73,7 @@ func (h *hasher) ready(size int64) {
 	}
 }
 
-// rewind says that only so many bytes are there after all.
+// rewind records that only the first size bytes of the file are valid.
 func (h *hasher) rewind(size int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -88,8 +86,8 @@ func (h *hasher) rewind(size int64) {
 	h.next = min(h.next, h.there)
 }
 
-// wait returns when all chunks are taken, with what is wrong with one. The
-// download is over: its processor helps.
+// wait waits until all chunks are hashed and returns the first error. It adds a
+// worker, since the download is over.
 func (h *hasher) wait() error {
 	h.workers.Go(h.work)
 	h.mu.Lock()

@@ -19,26 +19,28 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// PullOptions are how an image is pulled.
+// PullOptions configure Pull.
 type PullOptions struct {
 	Options
-	// Keys, where there are any, are minisign public keys: one of them must have
-	// signed the image. That is checked before it is downloaded.
+	// Keys are minisign public keys. If there are any, one of them must have
+	// signed the image; this is checked before the download.
 	Keys []string
-	// Force replaces an output that is there.
+	// Force replaces an existing output.
 	Force bool
 }
 
-// Pulled is what Pull did.
+// Pulled is the result of Pull.
 type Pulled struct {
 	Digest string // of the manifest
 	Golden string
-	Key    string // that has signed it; empty where none was asked for
-	// Stored bytes of the image, and Had ones that were there already.
+	Key    string // the one of Keys that signed it
+	// Stored is the size of the compressed image in bytes; Had are those that an
+	// earlier run had fetched.
 	Stored, Had int64
 }
 
-// InterruptedError says how far a pull came. The next one resumes there.
+// InterruptedError is the progress of a failed pull. The next one resumes
+// there.
 type InterruptedError struct {
 	Done, Total int64
 	Partial     string
@@ -50,13 +52,13 @@ func (e *InterruptedError) Error() string {
 
 const lacks = "the registry lacks a part of the image: push the image again"
 
-// Pull fetches an image from a registry, into a file that ends in .raw.zst or
-// .raw, and verifies it on the way. The file appears when that is done; until
-// then, and after a failure, a hidden file beside it keeps what has arrived.
+// Pull downloads an image into a .raw.zst or .raw file and verifies it. The
+// file appears when it is complete; until then, and after a failure, a hidden
+// file beside it keeps the data.
 func Pull(ctx context.Context, ref imageref.Ref, output string, o PullOptions) (*Pulled, error) {
 	failed := func(err error) error { return fmt.Errorf("pulling %s: %w", ref, explain(err, lacks)) }
 	p := &pull{o: &o, ref: ref}
-	// What is wrong with the output is said before anything is asked.
+	// Check the output before contacting the registry.
 	out, err := file.Continue(output, 0o666, o.Force)
 	if err != nil {
 		return nil, err
@@ -68,7 +70,7 @@ func Pull(ctx context.Context, ref imageref.Ref, output string, o PullOptions) (
 		}
 	}()
 	keep := func() error {
-		// An empty one is of no use to anybody.
+		// An empty file is not worth keeping.
 		if st, err := out.Stat(); err == nil && st.Size() == 0 {
 			out.Discard()
 			return nil
@@ -116,7 +118,7 @@ func Pull(ctx context.Context, ref imageref.Ref, output string, o PullOptions) (
 	return p.result, nil
 }
 
-// pull is one on its way.
+// pull is the state of one Pull.
 type pull struct {
 	o      *PullOptions
 	ref    imageref.Ref
@@ -127,13 +129,13 @@ type pull struct {
 	chunks *media.Chunks
 	result *Pulled
 
-	whole int64 // bytes at the beginning of the file that are worth keeping
-	done  int64 // bytes of the image that are there
-	// damaged is what is wrong with a frame of an image that has arrived whole.
+	whole int64 // bytes at the beginning of the file to keep
+	done  int64 // bytes of the image in the file
+	// damaged is the error of a bad frame in a completely downloaded image.
 	damaged error
 }
 
-// announce asks what the image will be, and checks who says so.
+// announce fetches manifest and config, and checks the signature.
 func (p *pull) announce(ctx context.Context) error {
 	var err error
 	if p.repo, err = openRepo(ctx, p.ref, transport.PullScope, &p.o.Options); err != nil {
@@ -145,8 +147,7 @@ func (p *pull) announce(ctx context.Context) error {
 	}
 	accept := strings.Join([]string{manifestType, "application/vnd.oci.image.index.v1+json",
 		"application/vnd.docker.distribution.manifest.v2+json", "application/vnd.docker.distribution.manifest.list.v2+json"}, ", ")
-	// A tag's digest is whatever comes; digest is empty so that an answer of
-	// 404 is about the name.
+	// No digest, so that a 404 is reported as an unknown name.
 	b, err := p.repo.document(ctx, "/manifests/"+name, "", accept, maxManifest)
 	if err != nil {
 		return err
@@ -173,8 +174,8 @@ func (p *pull) announce(ctx context.Context) error {
 	return nil
 }
 
-// download brings all parts, and hashes their frames as they arrive. After a failure the file
-// has whole parts only.
+// download fetches all parts and hashes their frames as they arrive. After a
+// failure the file contains complete parts only.
 func (p *pull) download(ctx context.Context, raw *file.Output) error {
 	st, err := p.out.Stat()
 	if err != nil {
@@ -216,15 +217,15 @@ func (p *pull) download(ctx context.Context, raw *file.Output) error {
 	return context.Cause(ctx)
 }
 
-// fetched is the state of one part.
+// fetched is the state of one part's download.
 type fetched struct {
 	descriptor
-	from int64 // where it begins in the image
+	from int64 // offset in the image
 	have int64
 	h    hash.Hash
 }
 
-// part brings one part, unless a former run has left it whole.
+// part fetches one part, unless an earlier run has done so.
 func (p *pull) part(ctx context.Context, hashing *hasher, d descriptor, from int64) error {
 	f := &fetched{descriptor: d, from: from, h: sha256.New()}
 	if p.whole >= from+d.Size {
@@ -249,7 +250,7 @@ func (p *pull) part(ctx context.Context, hashing *hasher, d descriptor, from int
 	return err
 }
 
-// rehash takes what a former run has left of a part.
+// rehash hashes the data of a part that an earlier run has left.
 func (p *pull) rehash(ctx context.Context, hashing *hasher, f *fetched) error {
 	buf := make([]byte, 1<<20)
 	for f.have < f.Size {
@@ -265,7 +266,7 @@ func (p *pull) rehash(ctx context.Context, hashing *hasher, f *fetched) error {
 	return nil
 }
 
-// took counts bytes that are in the file.
+// took hashes and counts bytes that were added to the file.
 func (p *pull) took(hashing *hasher, f *fetched, b []byte) {
 	f.h.Write(b)
 	f.have += int64(len(b))
@@ -274,7 +275,7 @@ func (p *pull) took(hashing *hasher, f *fetched, b []byte) {
 	p.o.progress("pull", p.done, p.config.Stored)
 }
 
-// drop removes what is there of a part, and everything behind it.
+// drop removes the data of a part, and everything after it.
 func (p *pull) drop(hashing *hasher, f *fetched) error {
 	if err := p.out.Truncate(f.from); err != nil {
 		return err
@@ -307,7 +308,7 @@ func (p *pull) fetch(ctx context.Context, hashing *hasher, f *fetched) error {
 	return transfer.Final(fmt.Errorf("%s sends other bytes than those of digest %s (they have %s): the blob is damaged, or somebody changed it on the way: push the image again", p.ref.Domain, f.Digest, got))
 }
 
-// save writes what comes to the file.
+// save writes the response body to the file.
 func (p *pull) save(hashing *hasher, f *fetched, body io.Reader) error {
 	buf := make([]byte, 256<<10)
 	for f.have < f.Size {
@@ -329,8 +330,8 @@ func (p *pull) save(hashing *hasher, f *fetched, body io.Reader) error {
 	return nil
 }
 
-// verify checks what has arrived as an image, and that it is the one that was
-// announced.
+// verify checks that the downloaded image is the one its config describes, and
+// compares its golden digest.
 func (p *pull) verify(ctx context.Context) error {
 	if p.damaged != nil {
 		return fmt.Errorf("%w: push the image again", p.damaged)
@@ -350,7 +351,7 @@ func (p *pull) verify(ctx context.Context) error {
 	return g.VerifyChunks(ctx, p.chunks)
 }
 
-// rawDisk is the raw output. What cannot be written there ends the pull.
+// rawDisk is the raw output. A failed write cancels the pull.
 type rawDisk struct {
 	f      *os.File
 	dir    string

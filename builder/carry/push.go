@@ -19,19 +19,20 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Pushed is what Push did.
+// Pushed is the result of Push.
 type Pushed struct {
-	// Digest of the manifest: REPOSITORY@Digest names this image forever.
+	// Digest is that of the manifest: REPOSITORY@Digest always names this image.
 	Digest string
 	Golden string
-	// Parts of the image, and how many of them the registry had already.
+	// Parts is the number of parts; the registry already had Had of them.
 	Parts, Had int
-	// Stored bytes of the image, and Sent ones.
+	// Stored is the size of the compressed image in bytes; Sent of them were
+	// sent.
 	Stored, Sent int64
 }
 
-// Push brings a golden image into a registry. It is verified meanwhile; its
-// name is given only then.
+// Push uploads a golden image to a registry and verifies it meanwhile. It sets
+// the tag only after both.
 func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushed, error) {
 	if ref.Digest != "" {
 		return nil, fmt.Errorf("pushing to %s: a digest is what pushing gives: name a tag, as in %s:1.2.3", ref, ref.Repo())
@@ -41,7 +42,7 @@ func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushe
 		return nil, err
 	}
 	defer g.Close()
-	// What is found golden must not get a token while it is sent.
+	// Lock the image: it must not be stamped while it is sent.
 	if err := g.Hold(); err != nil {
 		return nil, err
 	}
@@ -49,7 +50,7 @@ func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushe
 	if err != nil {
 		return nil, fmt.Errorf("pushing image %s: %w", path, err)
 	}
-	// What a login is needed for is not compressed first.
+	// Log in before compressing, which takes long.
 	r, err := openRepo(ctx, ref, transport.PushScope, &o)
 	if err != nil {
 		return nil, fmt.Errorf("pushing to %s: %w", ref, explain(err, ""))
@@ -73,7 +74,7 @@ func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushe
 	return p.result, nil
 }
 
-// push is one on its way.
+// push is the state of one Push.
 type push struct {
 	repo   *repo
 	g      *media.Golden
@@ -82,13 +83,13 @@ type push struct {
 	begun  chan struct{} // closed when the first part can be sent
 
 	mu sync.Mutex
-	// here are the digests of what was sent: parts of an image may be equal.
+	// here has the digests of blobs that are or were sent: parts may be equal.
 	here map[imageref.Digest]bool
 	done int64
 }
 
-// sideBySide is how many parts are sent at once: while the registry hashes
-// what it got of one, the line has another.
+// sideBySide is the number of parts sent at once: the registry hashes one while
+// it receives another.
 const sideBySide = 2
 
 // part is a piece of the compressed image, of whole frames.
@@ -99,8 +100,8 @@ type part struct {
 
 func (p *push) run(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
-	// A line waits for a sender that waits for a processor: nothing else is
-	// done before there is something to send, and one is left free then.
+	// Do nothing else until the first part can be sent, and keep a processor free
+	// while sending: the connection would be idle without one.
 	sent := make(chan struct{})
 	p.begun = make(chan struct{})
 	g.Go(func() error {
@@ -162,7 +163,7 @@ func (p *push) blobs(ctx context.Context) (*manifest, error) {
 		return nil, err
 	}
 	for i, part := range parts {
-		// For programs that write blobs as files: put together in this order
+		// Titles for programs that save blobs as files: concatenated in this order,
 		// they are the image.
 		part.Annotations = map[string]string{titleKey: fmt.Sprintf("%s.raw.zst.%03d", stem, i)}
 		m.Layers = append(m.Layers, part.descriptor)
@@ -178,13 +179,12 @@ func (p *push) blobs(ctx context.Context) (*manifest, error) {
 // parts sends the parts and fills in their digests.
 func (p *push) parts(ctx context.Context, parts []part) error {
 	g, ctx := errgroup.WithContext(ctx)
-	// The digest of the next one is computed meanwhile.
 	g.SetLimit(sideBySide)
 	digests := p.digests(ctx, parts)
 	for i := range parts {
 		sum, ok := <-digests
 		if !ok {
-			break // the group knows why
+			break // cancelled: the group has the error
 		}
 		g.Go(func() error {
 			if sum.err != nil {
@@ -201,13 +201,13 @@ func (p *push) parts(ctx context.Context, parts []part) error {
 	return g.Wait()
 }
 
-// digested is a part's digest.
+// digested is the digest of a part, or an error.
 type digested struct {
 	digest imageref.Digest
 	err    error
 }
 
-// digests hashes the parts, each while the one before is sent.
+// digests hashes the parts in order, each while the previous one is sent.
 func (p *push) digests(ctx context.Context, parts []part) <-chan digested {
 	out := make(chan digested, 1)
 	go func() {
@@ -232,7 +232,7 @@ func (p *push) digests(ctx context.Context, parts []part) <-chan digested {
 
 const titleKey = "org.opencontainers.image.title"
 
-// annotations are for people and for what lists registries.
+// annotations returns the manifest's annotations, which registries show.
 func (p *push) annotations() map[string]string {
 	i := p.g.Info()
 	return map[string]string{
@@ -242,7 +242,8 @@ func (p *push) annotations() map[string]string {
 	}
 }
 
-// cut makes parts of whole frames. The table goes with the last one.
+// cut divides the image into parts of whole frames. The last one includes the
+// table.
 func (p *push) cut() []part {
 	size := p.repo.o.partSize
 	if size == 0 {
@@ -292,8 +293,8 @@ func (p *push) blob(ctx context.Context, d descriptor, content *io.SectionReader
 	return nil
 }
 
-// known notes a blob, and says whether it was noted before: it is sent, or on
-// its way, and what fails it fails the push.
+// known records a blob as sent and reports whether it already was. If sending
+// it fails, the whole push fails.
 func (p *push) known(digest imageref.Digest) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -302,15 +303,15 @@ func (p *push) known(digest imageref.Digest) bool {
 	return before
 }
 
-// count changes what Push returns.
+// count updates the result of Push.
 func (p *push) count(change func(*Pushed)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	change(p.result)
 }
 
-// sent adds to what is there. All is said to be there by run alone, once the image
-// is verified and has its name.
+// sent adds n bytes to the progress. It never reports completion: run does,
+// when the image is verified and tagged.
 func (p *push) sent(n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -318,17 +319,17 @@ func (p *push) sent(n int64) {
 	p.repo.o.progress("push", min(p.done, p.result.Stored-1), p.result.Stored)
 }
 
-// upload is one blob on its way. It is sent whole, in one request.
+// upload is the upload of one blob, whose content is sent in one request.
 type upload struct {
 	p       *push
 	d       descriptor
 	content *io.SectionReader
 	begun   bool
-	counted int64 // told as progress
+	counted int64 // bytes reported as progress
 }
 
 func (u *upload) try(ctx context.Context) error {
-	if u.begun { // perhaps only the last answer was lost
+	if u.begun { // perhaps only the response was lost
 		if there, err := u.p.repo.has(ctx, u.d); err != nil || there {
 			return err
 		}
@@ -349,7 +350,7 @@ func (u *upload) try(ctx context.Context) error {
 	return u.finish(ctx, where)
 }
 
-// send sends the blob, and returns where its upload is from then on.
+// send sends the content and returns the URL for the next request.
 func (u *upload) send(ctx context.Context, where string) (string, error) {
 	header := http.Header{"Content-Type": {"application/octet-stream"}}
 	body := &counted{r: io.NewSectionReader(u.content, 0, u.d.Size), count: u.count}
@@ -367,7 +368,7 @@ func (u *upload) send(ctx context.Context, where string) (string, error) {
 	return where, err
 }
 
-// count tells progress that was not told before.
+// count reports the progress since the last call.
 func (u *upload) count(at int64) {
 	if u.d.MediaType == partType && at > u.counted {
 		u.p.sent(at - u.counted)
@@ -375,7 +376,7 @@ func (u *upload) count(at int64) {
 	}
 }
 
-// finish has the registry check the digest and name the blob.
+// finish makes the registry check the digest and store the blob.
 func (u *upload) finish(ctx context.Context, where string) error {
 	to, err := url.Parse(where)
 	if err != nil {
@@ -392,7 +393,7 @@ func (u *upload) finish(ctx context.Context, where string) error {
 	return nil
 }
 
-// counted is a body that is sent, and tells how far.
+// counted is a request body that reports how much of it was sent.
 type counted struct {
 	r     io.Reader
 	count func(at int64)
@@ -400,7 +401,7 @@ type counted struct {
 }
 
 func (c *counted) Read(p []byte) (int, error) {
-	c.count(c.at) // what was read before is on its way
+	c.count(c.at) // the previous read was sent
 	n, err := c.r.Read(p)
 	c.at += int64(n)
 	return n, err

@@ -29,10 +29,11 @@ type repo struct {
 	client *http.Client
 	stall  time.Duration
 	wait   time.Duration
-	told   sync.Mutex // parts that are sent side by side warn one at a time
+	told   sync.Mutex // serializes warnings of parts that are sent in parallel
 }
 
-// openRepo logs in. scope is transport.PullScope or PushScope.
+// openRepo opens a repository and logs in. scope is transport.PullScope or
+// PushScope.
 func openRepo(ctx context.Context, ref imageref.Ref, scope string, o *Options) (*repo, error) {
 	r := &repo{o: o, ref: ref, stall: cmp.Or(o.Stall, 30*time.Second), wait: cmp.Or(o.RetryWait, time.Second)}
 	var opts []name.Option
@@ -60,13 +61,14 @@ func openRepo(ctx context.Context, ref imageref.Ref, scope string, o *Options) (
 	return r, err
 }
 
-// url of something in the repository. The transport takes http for those that
-// speak nothing else.
+// url returns the URL of path in the repository. The transport uses http if the
+// registry supports nothing else.
 func (r *repo) url(path string) string {
 	return (&url.URL{Scheme: r.name.Scheme(), Host: r.name.RegistryStr(), Path: "/v2/" + r.name.RepositoryStr() + path}).String()
 }
 
-// request sends one and returns its answer, whose status is one of codes.
+// request sends a request and returns its response, whose status is one of
+// codes.
 func (r *repo) request(ctx context.Context, method, url string, header http.Header, body io.Reader, size int64, codes ...int) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
@@ -89,11 +91,11 @@ func (r *repo) request(ctx context.Context, method, url string, header http.Head
 	return resp, nil
 }
 
-// attempts is how often something is tried.
+// attempts is the number of tries of a request.
 const attempts = 5
 
-// again calls f until it succeeds, or there is no hope. what says in a warning
-// what is being done.
+// again calls f until it succeeds or fails for good. Before a retry it warns
+// with the error and what, unless what is empty.
 func (r *repo) again(ctx context.Context, digest imageref.Digest, what string, f func() error) error {
 	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
 	if what != "" {
@@ -110,9 +112,9 @@ func (r *repo) again(ctx context.Context, digest imageref.Digest, what string, f
 		}
 		failed := &registry.Error{Host: r.ref.Domain, Digest: string(digest), Stall: r.stall, Err: err}
 		var op *net.OpError
-		first := r.client == nil && errors.As(err, &op) && op.Op == "dial" // most often it is misspelt
+		first := r.client == nil && errors.As(err, &op) && op.Op == "dial" // most often the host is misspelled
 		switch {
-		case transfer.IsFinal(err): // not the registry's doing
+		case transfer.IsFinal(err): // not an error of the registry
 			return false, err
 		case first || !passes(err):
 			return false, transfer.Final(failed)
@@ -121,7 +123,7 @@ func (r *repo) again(ctx context.Context, digest imageref.Digest, what string, f
 	})
 }
 
-// passes reports whether a failure may pass by itself.
+// passes reports whether an error may be temporary.
 func passes(err error) bool {
 	var te *transport.Error
 	var op *net.OpError
@@ -135,7 +137,8 @@ func passes(err error) bool {
 	return transfer.IsBroken(err) || errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.As(err, &op)
 }
 
-// document reads a manifest or a blob that is small.
+// document reads a manifest or blob of at most limit bytes and checks its
+// digest.
 func (r *repo) document(ctx context.Context, path string, digest imageref.Digest, accept string, limit int64) ([]byte, error) {
 	var b []byte
 	err := r.again(ctx, digest, "", func() error {
@@ -170,7 +173,8 @@ func (r *repo) has(ctx context.Context, d descriptor) (bool, error) {
 	return there, err
 }
 
-// at is a URL that the registry named, which may be relative.
+// at returns the URL of an upload from a response, which may contain a relative
+// one.
 func at(resp *http.Response) (string, error) {
 	where := resp.Header.Get("Location")
 	if where == "" {

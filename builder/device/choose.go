@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// Chosen is a disk, or a file that stands in for one, that is to be written.
+// Chosen is the disk, or the file in place of one, to be written.
 type Chosen struct {
 	Path string // as the person wrote it
 	Disk *Disk
@@ -34,7 +34,7 @@ func Choose(ctx context.Context, path string) (*Chosen, error) {
 		return c, fmt.Errorf("flashing %s: %w", d, err)
 	}
 	if isFile := d.Sector == 0; out.IsFile() != isFile {
-		err = ErrChanged // nobody has checked what is on it
+		err = ErrChanged // its contents were not checked
 	} else {
 		d.Size, d.Sector = out.Size, out.Sector
 		err = out.stillIs(ctx, d)
@@ -73,8 +73,8 @@ func find(ctx context.Context, path string) (*Disk, error) {
 	return found.Find(path)
 }
 
-// stillIs checks the disk again after it was opened: between listing and opening another
-// one may have been plugged in under its name. From here on no other can take its place.
+// stillIs checks that the opened disk is still the listed one: another may have
+// been plugged in under its name. Once it is open, no other can take its place.
 func (t *Target) stillIs(ctx context.Context, d *Disk) error {
 	if t.IsFile() {
 		return nil

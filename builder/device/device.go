@@ -1,11 +1,11 @@
-// Package device lists the disks of the computer that edgebake runs on, and says
-// why one must not be overwritten. It opens a disk exclusively, and reads, writes
-// and zeroes it past the page cache.
+// Package device lists the disks of this computer and the reasons why one must
+// not be overwritten. It opens a disk exclusively, and reads, writes and zeroes
+// it without the page cache.
 //
-// lsblk (util-linux) says what is on a disk. It reports mounts, swap, holders and
-// what udev found on disks and partitions, also to users without privileges.
-// Where udev has not looked, e.g. in containers, wipefs looks. parse and Refusals
-// are pure; the ioctls are in one file for each operating system.
+// lsblk (util-linux) reports mounts, swap, holders and the signatures that udev
+// found, also to unprivileged users. Where udev did not look, for example in
+// containers, wipefs does. parse and refusals are pure; the ioctls are in one
+// file for each operating system.
 package device
 
 import (
@@ -34,16 +34,17 @@ type Disk struct {
 	Size      int64  `json:"size"`
 	Sector    int64  `json:"sector"` // bytes of a logical sector
 	Removable bool   `json:"removable,omitempty"`
-	// Holds is what is on it, for a person who has to decide: "sda1 ext4 ROOT".
+	// Holds lists its contents for a person who has to decide: "sda1 ext4 ROOT".
 	Holds []string `json:"holds,omitempty"`
-	// Refusals say why it must not be overwritten; none: it may be.
+	// Refusals are the reasons not to overwrite it; empty if it may be
+	// overwritten.
 	Refusals []string `json:"refusals,omitempty"`
-	// Members are those of the Refusals that are only about what would be lost:
-	// parts of RAIDs, LVM and the like that nobody uses now.
+	// Members are the Refusals about parts of RAIDs, LVM and the like that are
+	// not in use: only their data would be lost.
 	Members []string `json:"-"`
 }
 
-// String names the disk so that a person can tell it from others.
+// String returns path, model and serial number.
 func (d *Disk) String() string {
 	words := []string{d.Path}
 	if d.Model != "" {
@@ -74,11 +75,11 @@ type node struct {
 	Mountpoints []string `json:"mountpoints"`
 	Children    []node   `json:"children"`
 
-	others []string // file systems and the like on it, besides FSType
-	unread error    // why nobody knows what is on it
+	others []string // other signatures on it
+	unread error    // why its contents are unknown
 }
 
-// columns are what is asked of lsblk.
+// columns lists the lsblk columns we request.
 const columns = "NAME,MAJ:MIN,PATH,TYPE,SIZE,MODEL,SERIAL,TRAN,RM,RO,LOG-SEC,FSTYPE,LABEL,PARTLABEL,MOUNTPOINTS"
 
 // ask runs lsblk.
@@ -113,20 +114,20 @@ func List(ctx context.Context) (*Devices, error) {
 	return d, nil
 }
 
-// signature is what tells a file system, or a part of something larger.
+// signature identifies a file system, or a part of something larger.
 type signature struct {
 	Type  string `json:"type"`
 	Usage string `json:"usage"`
 	Label string `json:"label"`
 }
 
-// askWipefs finds what is on a device. It reads, and writes nothing.
+// askWipefs returns the signatures on a device. It only reads.
 func askWipefs(ctx context.Context, path string) ([]signature, error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s is missing in this container: run it with all devices and udev's database (-v /dev:/dev -v /run/udev:/run/udev:ro)", path)
 	}
 	cmd := procgroup.Command(ctx, "wipefs", "--json", "--output", "TYPE,USAGE,LABEL", path)
-	if cmd.Err != nil { // where root's programs are, which others' PATH lacks
+	if cmd.Err != nil { // not in PATH, as for many users other than root
 		cmd = procgroup.Command(ctx, "/usr/sbin/wipefs", cmd.Args[1:]...)
 	}
 	cmd.Env = append(cmd.Env, "LC_ALL=C")
@@ -151,8 +152,8 @@ func parseSignatures(out []byte) ([]signature, error) {
 	return doc.Signatures, nil
 }
 
-// probe asks what is on the devices that udev has not looked at: lsblk uses
-// udev's database (dir) alone, and in containers there is none.
+// probe reads the signatures of devices that udev has not looked at. lsblk uses
+// only udev's database (dir), which containers do not have.
 func (d *Devices) probe(dir string, ask func(path string) ([]signature, error)) {
 	for i := range d.top {
 		if !d.top[i].isDisk() {
@@ -177,8 +178,8 @@ func (d *Devices) probe(dir string, ask func(path string) ([]signature, error)) 
 	}
 }
 
-// findCards tells SD cards from eMMCs, which lsblk does not: a card in a reader
-// on the mainboard is not removable in its eyes. block is /sys/block.
+// findCards marks SD cards, which lsblk does not distinguish from eMMCs: a card
+// in a built-in reader is not reported as removable. block is /sys/block.
 func (d *Devices) findCards(block string) {
 	for i := range d.top {
 		n := &d.top[i]
@@ -192,7 +193,7 @@ func (d *Devices) findCards(block string) {
 	}
 }
 
-// parse reads what lsblk printed.
+// parse decodes the output of lsblk.
 func parse(out []byte) (*Devices, error) {
 	var doc struct {
 		Devices []node `json:"blockdevices"`
@@ -203,13 +204,13 @@ func parse(out []byte) (*Devices, error) {
 	return &Devices{doc.Devices}, nil
 }
 
-// isDisk reports whether something is a disk and has a medium. Drives for
-// optical media and memory that plays disk are none: firmware that booted over
-// the network shows what it fetched as one (pmem).
+// isDisk reports whether n is a disk with a medium. Optical drives and RAM
+// disks are not; after a network boot, firmware exposes the download as one
+// (pmem).
 func (n *node) isDisk() bool {
 	return n.Size > 0 && (n.Type == "disk" || n.Type == "loop") &&
 		!slices.ContainsFunc([]string{"zram", "mtdblock", "ram", "pmem"}, func(p string) bool { return strings.HasPrefix(n.Name, p) }) &&
-		// Parts of an eMMC that only it itself or its boot ROM may write.
+		// Boot and RPMB areas of an eMMC are not disks to write.
 		!(strings.HasPrefix(n.Name, "mmcblk") && (strings.Contains(n.Name, "boot") || strings.HasSuffix(n.Name, "rpmb")))
 }
 
@@ -217,7 +218,7 @@ func (n *node) isDisk() bool {
 func (d *Devices) Disks() []Disk {
 	out := []Disk{}
 	for i := range d.top {
-		// What several disks are part of is listed below each of them.
+		// lsblk lists volumes that span several disks below each of them.
 		if d.top[i].isDisk() {
 			out = append(out, d.top[i].disk())
 		}
@@ -292,8 +293,8 @@ func (n *node) disk() Disk {
 	return d
 }
 
-// clean takes away what would change a terminal: models and labels are
-// anybody's.
+// clean removes control characters, which could change the terminal: models and
+// labels are not trusted.
 func clean(s string) string {
 	return strings.TrimSpace(strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
@@ -310,12 +311,11 @@ func (n *node) walk(do func(*node)) {
 	}
 }
 
-// systemMounts are where the parts of a running system are mounted.
+// systemMounts are the mount points of a running system.
 var systemMounts = []string{"/", "/boot", "/boot/efi", "/efi", "/usr", "/var", "/home"}
 
-// members are file system types, as libblkid names them, of parts of something
-// larger, which is lost with any of them. What firmware makes has names of its
-// own, by vendor: see memberOf.
+// members names, for libblkid's file system types, the larger thing that such a
+// device is a part of. Types of firmware RAIDs differ by vendor: see memberOf.
 var members = map[string]string{
 	"LVM2_member": "LVM", "LVM1_member": "LVM", "linux_raid_member": "a Linux RAID",
 	"zfs_member": "a ZFS pool", "bcache": "a bcache", "drbd": "a DRBD volume", "drbdmanage_control_volume": "a DRBD volume",
@@ -323,7 +323,7 @@ var members = map[string]string{
 	"stratis": "a Stratis pool", "oracleasm": "an Oracle ASM disk group",
 }
 
-// memberOf says what something with that file system is a part of; "": nothing.
+// memberOf returns what a device of that file system type is a part of, or "".
 func memberOf(fstype string) string {
 	what := members[fstype]
 	if what == "" && strings.HasSuffix(fstype, "_raid_member") {
@@ -332,8 +332,8 @@ func memberOf(fstype string) string {
 	return what
 }
 
-// refusals says everything for which a disk must not be overwritten, and which
-// of that is membership in something larger.
+// refusals returns all reasons not to overwrite a disk, and those among them
+// about membership in something larger.
 func (n *node) refusals() (out, lost []string) {
 	add := func(format string, args ...any) string {
 		s := fmt.Sprintf(format, args...)
@@ -354,7 +354,7 @@ func (n *node) refusals() (out, lost []string) {
 				add("%s is swap in use: swapoff %s", x.Name, x.Path)
 			case slices.Contains(systemMounts, at):
 				add("this computer runs from it: %s is mounted at %s", x.Name, at)
-			case !system: // else nobody should unmount it
+			case !system: // do not suggest to unmount a running system
 				add("%s is mounted at %s: umount %s", x.Name, clean(at), x.Path)
 			}
 		}
@@ -374,7 +374,7 @@ func (n *node) refusals() (out, lost []string) {
 			}
 		}
 	})
-	if len(out) == 0 { // else nobody needs to know
+	if len(out) == 0 { // matters only if nothing else forbids it
 		n.walk(func(x *node) {
 			if x.unread != nil {
 				add("what is on %s is unknown: %v", x.Name, x.unread)

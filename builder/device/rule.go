@@ -13,13 +13,13 @@ import (
 	"github.com/edgebake/edgebake/configs/forms"
 )
 
-// Rule says which disk of a machine an installer takes, before anybody has seen
-// the machine. It never guesses: where it leaves two disks, it has picked none.
+// Rule selects the disk that an installer writes, before anyone has seen the
+// machine. It never guesses: a rule that matches two disks selects none.
 type Rule struct {
-	// path names one disk, and nothing else is asked.
+	// path names one disk; nothing else is compared.
 	path          string
 	bus           string
-	model, serial string // patterns, as in path.Match; case does not matter
+	model, serial string // patterns of path.Match, ignoring case
 	least, most   int64  // bytes; 0: no limit
 	pick          string // smallest, largest or empty
 }
@@ -33,12 +33,12 @@ const (
 	pickTerm = "smallest or largest"
 )
 
-// buses are how disks are attached, as lsblk calls it; an SD card is of another
-// bus than an eMMC, which is mmc.
+// buses are the names that lsblk gives to transports. An SD card is on another
+// bus (sd) than an eMMC (mmc).
 var buses = append([]string{"nvme", "sata", "sas", "mmc", "virtio", "ata", "scsi"}, external...)
 
-// external are the buses of disks that are not the machine's own: they are
-// plugged in and out, or lie in a storage network.
+// external are the buses of disks that do not belong to the machine: removable
+// ones and those of a storage network.
 var external = []string{busUSB, busSD, "fc", "fcoe", "iscsi", "sbp"}
 
 const (
@@ -46,8 +46,8 @@ const (
 	busUSB = "usb"
 )
 
-// ParseRule reads a rule: "only", a path that begins with /, or terms between
-// commas that all must hold. It reports all that is wrong at once.
+// ParseRule parses a rule: "only", a path that begins with /, or
+// comma-separated terms that must all match. It reports all errors at once.
 func ParseRule(text string) (Rule, error) {
 	p := ruleParser{text: text, seen: map[string]bool{}}
 	for term := range strings.SplitSeq(text, ",") {
@@ -59,7 +59,7 @@ func ParseRule(text string) (Rule, error) {
 	return p.rule, errors.Join(p.errs...)
 }
 
-// ruleParser collects the terms of a rule, and what is wrong with them.
+// ruleParser collects the terms and the errors of a rule.
 type ruleParser struct {
 	text string
 	rule Rule
@@ -71,7 +71,7 @@ func (p *ruleParser) bad(format string, args ...any) {
 	p.errs = append(p.errs, fmt.Errorf("rule %q: "+format, append([]any{p.text}, args...)...))
 }
 
-// once reports a kind of term that is given twice.
+// once reports an error if a kind of term is given twice.
 func (p *ruleParser) once(kind string) {
 	if p.seen[kind] {
 		p.bad("%s is given twice", strings.TrimRight(kind, "<>="))
@@ -152,7 +152,7 @@ func (p *ruleParser) size(term, key, value string) int64 {
 	return n
 }
 
-// size shows bytes as vendors print them on disks.
+// size formats bytes in decimal units, as vendors print them on disks.
 func size(n int64) string {
 	if n >= 1e12 {
 		return strconv.FormatFloat(float64(n)/1e12, 'f', 1, 64) + " TB"
@@ -160,8 +160,8 @@ func size(n int64) string {
 	return strconv.FormatFloat(float64(n)/1e9, 'f', 1, 64) + " GB"
 }
 
-// Describe names the disk as a person who holds it would find it: path, size,
-// how it is attached, model and serial number.
+// Describe returns path, size, bus, model and serial number, for a person who
+// looks for the disk.
 func (d *Disk) Describe() string {
 	words := []string{d.Path, size(d.Size)}
 	for _, w := range []string{d.Bus, d.Model} {
@@ -175,19 +175,17 @@ func (d *Disk) Describe() string {
 	return strings.Join(words, ", ")
 }
 
-// Same reports whether nothing shows that two listings of a path are of two
-// disks. Sizes are for the caller to compare with what was opened.
+// Same reports whether two listings of a path seem to be of the same disk. It
+// does not compare sizes: the caller has the size of the opened disk.
 func (d *Disk) Same(now *Disk) bool {
 	return now.Path == d.Path && now.Bus == d.Bus && now.Model == d.Model && now.Serial == d.Serial
 }
 
-// IsInternal reports whether a disk is the machine's own and stays in it: what
-// people plug in and out, and what lies in a storage network, where others may
-// use it too, is taken only by a rule that says so.
+// IsInternal reports whether a disk belongs to the machine. Others match only a
+// rule that names their bus.
 func (d *Disk) IsInternal() bool { return !slices.Contains(external, d.Bus) && !d.Removable }
 
-// Pick returns the disks that the rule leaves of those given: one, if it has
-// picked one.
+// Pick returns the disks that match the rule. One means that it is selected.
 func (r Rule) Pick(disks []Disk) []Disk {
 	var left []Disk
 	for _, d := range disks {
@@ -212,7 +210,7 @@ func (r Rule) admits(d *Disk) bool {
 		return err == nil && real == d.Path
 	}
 	is := func(pattern, have string) bool {
-		// A model's name is not a path: * stands for a slash in it too.
+		// In a model, unlike in a path, * also matches a slash.
 		plain := func(s string) string { return strings.ReplaceAll(strings.ToLower(s), "/", "\x01") }
 		ok, err := path.Match(plain(pattern), plain(have))
 		return pattern == "" || err == nil && ok

@@ -11,30 +11,30 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Target is an open disk, or a file that plays one, to be written whole. No
-// other program can open a disk in a way that excludes others meanwhile: the
-// kernel mounts nothing of it.
+// Target is an open disk, or a file in place of one, to be written whole. While
+// a disk is open, no other program can open it exclusively, and the kernel
+// mounts nothing on it.
 type Target struct {
-	// Size and Sector in bytes. A file has no sectors: Sector is 0.
+	// Size and Sector are in bytes. Sector is 0 for a file.
 	Size, Sector int64
 
 	f *os.File
-	// block: it is a block device.
+	// block is true for a block device.
 	block bool
-	// direct: reads and writes pass the page cache.
+	// direct is true if reads and writes bypass the page cache.
 	direct bool
-	// zeroes: the device makes zeros faster than by being written to.
+	// zeroes is true if the device can zero ranges by itself.
 	zeroes bool
 }
 
-// ErrBusy says that somebody uses the device.
+// ErrBusy means that the device is in use.
 var ErrBusy = errors.New("another program, a mount or a holder uses it")
 
-// ErrChanged says that a path does not lead where it led.
+// ErrChanged means that a path no longer names what was inspected.
 var ErrChanged = errors.New("it became something else after it was looked at, nothing was written: run edgebake again")
 
-// sameKind checks that what was opened is what was decided on: a regular file,
-// or a block device. Between the two somebody may have put another thing there.
+// sameKind checks that the opened file is of the kind that IsFile found. It may
+// have been replaced in between.
 func sameKind(f *os.File, isFile bool) error {
 	fi, err := f.Stat()
 	if err != nil {
@@ -72,16 +72,16 @@ func IsFile(path string) (bool, error) {
 	return false, errors.New("it is neither a block device nor a file")
 }
 
-// amongDevices reports whether a path is where the kernel shows devices: what
-// else is made there is in memory and gone at the next start. /dev/shm is there
+// amongDevices reports whether a path is in /dev, where a new regular file
+// would be in memory and lost at a reboot. /dev/shm is excluded: it is meant
 // for files.
 func amongDevices(path string) bool {
 	path, err := filepath.Abs(path)
 	return err == nil && strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/dev/shm/")
 }
 
-// Hide makes a file one that only its owner may read, before secrets get into
-// it. Who may read a disk is not ours to say.
+// Hide makes a file readable by its owner only, before secrets are written to
+// it. It does not change the permissions of a disk.
 func (t *Target) Hide() error {
 	if t.block {
 		return nil
@@ -92,5 +92,5 @@ func (t *Target) Hide() error {
 // Close closes the disk.
 func (t *Target) Close() error { return t.f.Close() }
 
-// align is what buffers for direct reads and writes begin on.
+// align is the alignment of buffers for direct I/O.
 const align = 4096

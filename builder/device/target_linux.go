@@ -17,8 +17,7 @@ import (
 
 var errReadOnly = fmt.Errorf("%w: look for a write-protect switch", unix.EROFS)
 
-// Open opens a disk or a file for writing. A disk that is in use, in whatever
-// way, is not opened.
+// Open opens a disk or a file for writing. It fails if the disk is in use.
 func Open(path string) (*Target, error) {
 	isFile, err := IsFile(path)
 	if err != nil {
@@ -27,11 +26,11 @@ func Open(path string) (*Target, error) {
 	return open(path, isFile)
 }
 
-// open opens what was found to be a file, or a disk.
+// open opens path as a file or as a disk.
 func open(path string, isFile bool) (*Target, error) {
 	flags := os.O_RDWR
 	if !isFile {
-		// Of a block device O_EXCL means that nobody else claims it.
+		// For a block device, O_EXCL fails if another user has claimed it.
 		flags |= unix.O_EXCL | unix.O_DIRECT
 	}
 	f, err := os.OpenFile(path, flags, 0)
@@ -69,7 +68,7 @@ func open(path string, isFile bool) (*Target, error) {
 	return t, nil
 }
 
-// look asks for size and abilities.
+// look reads the size and the capabilities of a disk.
 func (t *Target) look() (err error) {
 	if t.Size, err = t.f.Seek(0, io.SeekEnd); err != nil || !t.block {
 		return err
@@ -83,7 +82,7 @@ func (t *Target) look() (err error) {
 	if ro, err := unix.IoctlGetInt(int(t.f.Fd()), unix.BLKROGET); err == nil && ro != 0 {
 		return errReadOnly
 	}
-	// 0 means that the kernel would write zeros one by one.
+	// 0 means that the kernel would write the zeros itself.
 	var st unix.Stat_t
 	if err := unix.Fstat(int(t.f.Fd()), &st); err != nil {
 		return err
@@ -93,12 +92,12 @@ func (t *Target) look() (err error) {
 	return nil
 }
 
-// isAligned reports whether b begins where direct reads and writes may.
+// isAligned reports whether b is aligned for direct I/O.
 func isAligned(b []byte) bool {
 	return uintptr(unsafe.Pointer(unsafe.SliceData(b)))%align == 0
 }
 
-// aligned returns b, or room of its length, that begins so.
+// aligned returns b if it is aligned, or else a new buffer of its length.
 func aligned(b []byte) []byte {
 	if isAligned(b) {
 		return b
@@ -108,7 +107,7 @@ func aligned(b []byte) []byte {
 	return room[at%align:][:len(b)]
 }
 
-// WriteAt writes; what it wrote lasts after Sync.
+// WriteAt writes p at off. Data is durable only after Sync.
 func (t *Target) WriteAt(p []byte, off int64) (int, error) {
 	if t.direct {
 		if !isAligned(p) {
@@ -120,18 +119,17 @@ func (t *Target) WriteAt(p []byte, off int64) (int, error) {
 	return t.f.WriteAt(p, off)
 }
 
-// ReadAt reads what the medium has, after a Sync: not what the page cache
-// remembers of it.
+// ReadAt reads from the medium after a Sync, not from the page cache.
 func (t *Target) ReadAt(p []byte, off int64) (int, error) {
 	if !t.direct {
-		// The kernel drops the pages that are on the medium already.
+		// Drop the clean pages from the cache.
 		_ = unix.Fadvise(int(t.f.Fd()), off, int64(len(p)), unix.FADV_DONTNEED)
 		return t.f.ReadAt(p, off)
 	}
 	if off%t.Sector == 0 && int64(len(p))%t.Sector == 0 && isAligned(p) {
 		return t.f.ReadAt(p, off)
 	}
-	// The whole sectors around it.
+	// Read the whole sectors around it.
 	skip := off % t.Sector
 	b := aligned(make([]byte, (skip+int64(len(p))+t.Sector-1)/t.Sector*t.Sector))
 	n, err := t.f.ReadAt(b, off-skip)
@@ -141,10 +139,10 @@ func (t *Target) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// Sync waits until all is on the medium.
+// Sync waits until all data is on the medium.
 func (t *Target) Sync() error { return t.f.Sync() }
 
-// ioctl makes one of the calls about a part of a disk.
+// ioctl issues an ioctl for a range of the disk.
 func (t *Target) ioctl(request uintptr, off, n int64) error {
 	arg := [2]uint64{uint64(off), uint64(n)}
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, t.f.Fd(), request, uintptr(unsafe.Pointer(&arg)))
@@ -155,10 +153,10 @@ func (t *Target) ioctl(request uintptr, off, n int64) error {
 	return nil
 }
 
-// Zero makes a part of the disk read as zeros, for good. Discarding does not
-// promise that: what a device returns of discarded blocks is up to it, and may
-// change. So the device is told to make zeros where it can do so by itself;
-// where it cannot, what it holds is read, which sticks and cards do several
+// Zero makes a range read as zeros permanently, which discarding does not
+// guarantee. A device that can do so zeroes it. Otherwise Zero reads it, which
+// is several times faster than writing on sticks and cards, and writes only
+// parts that are not zero.
 // times faster than they write, and only what is not zero is written.
 func (t *Target) Zero(off, n int64) error {
 	switch {
@@ -173,7 +171,7 @@ func (t *Target) Zero(off, n int64) error {
 		if t.ioctl(unix.BLKZEROOUT, off, n) == nil {
 			return nil
 		}
-		// Devices claim it and fail. What follows works, or says why not.
+		// Some devices claim support and fail: continue without it.
 	}
 	const step = 4 << 20
 	b := aligned(make([]byte, min(n, step)))
@@ -193,16 +191,16 @@ func (t *Target) Zero(off, n int64) error {
 	return nil
 }
 
-// Discard tells the device that nothing is kept in a part of it. What is read
-// there afterwards is anything. Many devices cannot do that, and need not.
+// Discard tells the device that a range is unused; its contents are then
+// undefined. Errors are ignored: many devices cannot do it.
 func (t *Target) Discard(off, n int64) {
 	if t.block && n > 0 {
 		_ = t.ioctl(unix.BLKDISCARD, off, n)
 	}
 }
 
-// Reread has the kernel read the partition table again, for whoever looks at
-// the disk next; without that it does so when the disk is plugged in again.
+// Reread makes the kernel read the partition table again, which it otherwise
+// does only when the disk is plugged in again.
 func (t *Target) Reread() {
 	if t.block {
 		_ = unix.IoctlSetInt(int(t.f.Fd()), unix.BLKRRPART, 0)

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// Open opens a file; disks are Linux's alone.
+// Open opens a file; disks are supported on Linux only.
 func Open(path string) (*Target, error) {
 	isFile, err := IsFile(path)
 	if err != nil {

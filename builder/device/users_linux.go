@@ -11,21 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUsers says that programs have a disk open for writing. O_EXCL does not find
-// those that do not claim it, e.g. a virtual machine whose disk it is.
+// ErrUsers means that programs have a disk open for writing. O_EXCL does not
+// detect programs that do not claim it, for example virtual machines.
 type ErrUsers struct{ Programs []string }
 
 func (e *ErrUsers) Error() string {
 	return fmt.Sprintf("open for writing in %s: end that first", strings.Join(e.Programs, ", "))
 }
 
-// Users returns an *ErrUsers where other programs have the disk of that path, or
-// a part of it, open for writing. Only root sees those of all users; proc is
-// /proc.
+// Users returns an *ErrUsers if other programs have the disk at path, or a
+// partition of it, open for writing. Only root sees the programs of all users;
+// proc is /proc.
 func Users(proc, path string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return nil // it was opened before
+		return nil // the caller has opened it before
 	}
 	devs := []uint64{st.Rdev}
 	parts, _ := filepath.Glob(fmt.Sprintf("/sys/dev/block/%d:%d/*/dev", unix.Major(st.Rdev), unix.Minor(st.Rdev)))
@@ -58,8 +58,8 @@ func Users(proc, path string) error {
 	return e
 }
 
-// writes reports whether a descriptor is open for writing: /proc/PID/fdinfo/FD
-// has the flags, in octal.
+// writes reports whether a descriptor is open for writing. /proc/PID/fdinfo/FD
+// has its flags in octal.
 func writes(fd string) bool {
 	b, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(fd)), "fdinfo", filepath.Base(fd)))
 	if err != nil {

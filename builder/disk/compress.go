@@ -17,61 +17,65 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Archive is a disk to be compressed. Its frames are chunks by content (package chunk) of
-// each file system and of what lies between them. The frames of the slot are raw, so that
-// other content can take their place.
+// Archive is a disk to be compressed. Each file system, and each gap between
+// them, is cut into content-defined chunks (package chunk), one frame each. The
+// frames of the slot are not compressed, so that stamping can replace their
+// content.
 type Archive struct {
 	Size  int64
 	Parts []ondisk.PartitionInfo
-	// Read fills b with the bytes of the disk at off; with zero they are all zeros, and b
-	// is undefined. Bytes of the slot are not read.
+	// Read fills b with the bytes of the disk at off. If zero is true they are
+	// all zeros, and b is undefined. It is not called for the slot.
 	Read func(b []byte, off int64) (zero bool, err error)
 	// Slot returns the bytes of the slot. It is called last.
 	Slot func() ([]byte, error)
-	// Index, where set, returns the content of the frame that holds the index of these
-	// chunks. It is called after Slot.
+	// Index, if set, returns the frame that holds the index of the chunks. It is
+	// called after Slot.
 	Index func([]chunk.Part) ([]byte, error)
-	// Stored, where set, is told of each part of the disk that is in the archive, in order.
+	// Stored, if set, is called for each range of the disk in the archive, in
+	// order.
 	Stored func(off, n int64)
 }
 
-// Indexed are the partitions that the index of an image lists the chunks of.
+// indexed reports whether the index of an image lists the chunks of a
+// partition.
 func indexed(label string) bool {
 	return label == ondisk.LabelESP || label == ondisk.LabelRootA || label == ondisk.LabelData
 }
 
-// piece is one chunk on its way into the archive.
+// piece is one chunk to be added to the archive.
 type piece struct {
 	off     int64 // on the disk
 	n       int
-	content []byte      // nil: a hole, or of the slot
-	part    *chunk.Part // that lists it; nil: none
+	content []byte      // nil: a hole, or in the slot
+	part    *chunk.Part // the index part that lists it; nil: none
 	slot    bool
 
 	packed []byte
 	sum    uint32
 	digest [32]byte
-	packer chan struct{} // closed when it is packed
+	packer chan struct{} // closed when the piece is packed
 }
 
-// compressor writes one Archive. One goroutine cuts it into pieces, workers pack them side
-// by side, and one goroutine stores them in order.
+// compressor writes one Archive. One goroutine cuts it into pieces, workers
+// pack them in parallel, and one goroutine stores them in order.
 type compressor struct {
 	*Archive
 	out   File
 	enc   *seekable.Encoder
 	table seekable.Table
-	parts []*chunk.Part // made by cut; their chunks are added by store
+	parts []*chunk.Part // created by cut; store adds their chunks
 	slots []int         // frames of the slot
 
 	ctx     context.Context
 	work    chan *piece
 	stored  chan *piece
-	rooms   sync.Pool // of *[]byte, for contents
-	packets sync.Pool // of *[]byte, for packed frames
+	rooms   sync.Pool // of *[]byte, buffers for contents
+	packets sync.Pool // of *[]byte, buffers for packed frames
 }
 
-// File is a file that an archive is written to, and its index read back from.
+// File is the file that an archive is written to; its index is read back from
+// it.
 type File interface {
 	io.ReaderAt
 	io.WriterAt
@@ -114,7 +118,7 @@ func Compress(ctx context.Context, out File, a Archive) error {
 	return c.finish()
 }
 
-// cut sends the pieces of the whole disk.
+// cut sends the pieces of the whole disk to the workers.
 func (c *compressor) cut() error {
 	parts := slices.SortedFunc(slices.Values(c.Parts), func(a, b ondisk.PartitionInfo) int { return cmp.Compare(a.Start, b.Start) })
 	at := int64(0)
@@ -134,8 +138,8 @@ func (c *compressor) cut() error {
 	return c.region(at, c.Size, "")
 }
 
-// region cuts the disk from one place to another: the file system of a partition, or what
-// has no label.
+// region cuts a range of the disk: the file system of a partition, or a gap,
+// which has no label.
 func (c *compressor) region(from, to int64, label string) error {
 	if from > to || from%chunk.Block != 0 {
 		return fmt.Errorf("BUG: partition %q, or what is before it, has bytes %d to %d", label, from, to)
@@ -161,7 +165,8 @@ func (c *compressor) region(from, to int64, label string) error {
 	})
 }
 
-// send sends a piece to the workers, with a copy of its content.
+// send queues a piece, with a copy of its content, for the workers and for
+// store.
 func (c *compressor) send(p *piece, content []byte) error {
 	p.packer = make(chan struct{})
 	if content != nil {
@@ -178,11 +183,11 @@ func (c *compressor) send(p *piece, content []byte) error {
 	return nil
 }
 
-// pack makes the frame of a piece.
+// pack encodes the frame of a piece.
 func (c *compressor) pack(p *piece) {
 	defer close(p.packer)
 	switch {
-	case p.slot: // made at the end
+	case p.slot: // written by finish
 	case p.content == nil && p.n == seekable.FrameSize:
 		p.packed, p.sum = c.enc.Zero(), zeroFrameSum()
 	case p.content == nil:
@@ -235,8 +240,8 @@ func (c *compressor) note(p *piece, frame int) {
 	p.part.Chunks = append(p.part.Chunks, chunk.Chunk{Size: int64(p.n), Hole: p.content == nil, Sum: p.digest})
 }
 
-// finish writes the slot into the place that was left for it, and behind all frames the
-// index and the table.
+// finish writes the slot into the frames left for it, and the index and the
+// table after all frames.
 func (c *compressor) finish() error {
 	if len(c.slots) > 0 {
 		content, err := c.Slot()
@@ -271,8 +276,8 @@ func (c *compressor) finish() error {
 	return c.verify(c.table.End() + int64(len(tail)))
 }
 
-// verify reads the index back as a machine does that is updated to the image, and compares
-// it with the frames. A wrong index in an image that is in use cannot be repaired there.
+// verify reads the index back as an update does and compares it with the
+// frames. A wrong index cannot be repaired once the image is in use.
 func (c *compressor) verify(size int64) error {
 	i, err := update.Open(c.out, size)
 	if err == nil {

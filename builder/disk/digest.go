@@ -14,17 +14,18 @@ import (
 	"github.com/edgebake/edgebake/ondisk/seekable"
 )
 
-// Digest tells one disk from another, without its slot.
+// Digest identifies the contents of a disk, without its slot.
 type Digest struct {
-	// Golden is made over all partitions.
+	// Golden covers all partitions but the slot.
 	Golden string
-	// Parts are made over one each, by label: they name the one that differs.
+	// Parts has one digest for each partition, by label, to find the one that
+	// differs.
 	Parts map[string]string
 }
 
-// DigestOf puts the digests together out of those of the chunks, of Align bytes
-// each, that sum returns. The format of the golden one is described in
-// docs/decisions/0002-golden-digest.md and must not change.
+// DigestOf combines the digests of the chunks; sum returns that of the n bytes
+// at off, at most Align. The format of Golden
+// (docs/decisions/0002-golden-digest.md) must not change.
 func DigestOf(parts []ondisk.PartitionInfo, sum func(off, n int64) [32]byte) Digest {
 	d := Digest{Parts: map[string]string{}}
 	h := sha256.New()
@@ -46,8 +47,8 @@ func DigestOf(parts []ondisk.PartitionInfo, sum func(off, n int64) [32]byte) Dig
 	return d
 }
 
-// chunkSum returns the digest of a chunk. Many written chunks have only zeros, and looking for
-// those is faster than hashing.
+// chunkSum returns the digest of a chunk. Many chunks are all zeros, which is
+// faster to detect than to hash.
 func chunkSum(b []byte) [32]byte {
 	if len(b) == Align && seekable.IsZero(b) {
 		return zeroSum()
@@ -58,20 +59,18 @@ func chunkSum(b []byte) [32]byte {
 // zeroSum is the digest of a whole chunk of zeros.
 var zeroSum = sync.OnceValue(func() [32]byte { return sha256.Sum256(make([]byte, Align)) })
 
-// Source is a disk to be hashed.
+// Source is a disk to hash.
 type Source struct {
-	// Read returns n bytes at off, in buf where that is long enough. With
-	// zero set they are all zero, and b is nil. It is called by several
-	// goroutines.
+	// Read returns n bytes at off, in buf if it is long enough. If zero is true,
+	// all are zeros and b is nil. It is called by several goroutines.
 	Read func(buf []byte, off, n int64) (b []byte, zero bool, err error)
-	// Progress, where set, is told of the bytes hashed so far.
+	// Progress, if set, is called with the bytes hashed so far.
 	Progress func(done, total int64)
-	// Spare, where set, leaves one processor to others until it is closed, if
-	// there are two.
+	// Spare, if set, leaves one of several processors unused until it is closed.
 	Spare <-chan struct{}
 }
 
-// Digests computes the digests of a disk with those partitions.
+// Digests computes the digests of a disk with the given partitions.
 func Digests(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (Digest, error) {
 	type chunk struct{ off, n int64 }
 	var chunks []chunk
@@ -120,14 +119,14 @@ func Digests(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (Dig
 	return DigestOf(parts, func(off, _ int64) [32]byte { return sums[index[off]] }), nil
 }
 
-// Parallel calls a worker with 0…n-1, on as many processors as there are.
-// worker makes one with its own buffers. It returns the first error.
+// Parallel calls workers with 0…n-1 on all processors; worker creates one, with
+// its own buffers. It returns the first error.
 func Parallel(ctx context.Context, n int, worker func() func(int) error) error {
 	return parallel(ctx, n, nil, worker)
 }
 
-// parallel is Parallel, whose last worker of several begins when spare is
-// closed, where it is set.
+// parallel is like Parallel, but if spare is set, the last of several workers
+// starts only when spare is closed.
 func parallel(ctx context.Context, n int, spare <-chan struct{}, worker func() func(int) error) error {
 	var next atomic.Int64
 	var failed atomic.Bool
@@ -170,9 +169,9 @@ func parallel(ctx context.Context, n int, spare <-chan struct{}, worker func() f
 	return nil
 }
 
-// tracker records which chunks are written, and hashes them in parallel to the writing,
-// each when the writer moves on to another one. A chunk that the writer returns to is
-// hashed again at the end.
+// tracker records which chunks are written, and hashes each in the background
+// when the writer moves on. A chunk written again later is hashed again at the
+// end.
 type tracker struct {
 	f      io.ReaderAt
 	size   int64
@@ -184,14 +183,14 @@ type tracker struct {
 	ended chan struct{}
 }
 
-// tracked is one chunk. sum is its digest after its first sumOf writes.
+// tracked is the state of one chunk. sum is its digest after sumOf writes.
 type tracked struct {
 	writes uint32
 	sumOf  uint32
 	sum    [32]byte
 }
 
-// visit is a chunk with so many writes.
+// visit is a chunk and the number of its writes so far.
 type visit struct {
 	chunk  int
 	writes uint32
@@ -205,7 +204,8 @@ func newTracker(f io.ReaderAt, size int64) *tracker {
 	return t
 }
 
-// hash hashes chunks that the writer has left. An error is met again at the end.
+// hash hashes chunks that the writer has left. Errors are ignored: rehash
+// repeats them.
 func (t *tracker) hash(left <-chan visit) {
 	defer close(t.ended)
 	buf := make([]byte, Align)
@@ -217,7 +217,7 @@ func (t *tracker) hash(left <-chan visit) {
 	}
 }
 
-// write calls do, which writes b at off, and records the write.
+// write calls do, which writes b at off, and records the chunks written.
 func (t *tracker) write(b []byte, off int64, do func() (int, error)) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -235,7 +235,7 @@ func (t *tracker) write(b []byte, off int64, do func() (int, error)) (int, error
 	return n, err
 }
 
-// leave queues the chunk that was written for hashing.
+// leave queues the current chunk for hashing.
 func (t *tracker) leave() {
 	if t.at < 0 || t.left == nil {
 		return
@@ -244,7 +244,7 @@ func (t *tracker) leave() {
 	t.at = -1
 }
 
-// rehash hashes a chunk that has no good digest.
+// rehash hashes a chunk whose digest is missing or outdated.
 func (t *tracker) rehash(i int, buf []byte) error {
 	c := &t.chunks[i]
 	if c.writes == c.sumOf {
@@ -258,11 +258,12 @@ func (t *tracker) rehash(i int, buf []byte) error {
 	return nil
 }
 
-// written reports whether anything was written to a chunk; the others are
-// holes.
+// written reports whether anything was written to a chunk; otherwise it is a
+// hole.
 func (t *tracker) written(i int) bool { return t.chunks[i].writes > 0 }
 
-// writtenIn reports whether anything was written to a chunk with some of the n bytes at off.
+// writtenIn reports whether a chunk with some of the n bytes at off was
+// written.
 func (t *tracker) writtenIn(off, n int64) bool {
 	for i := off / Align; i*Align < off+n; i++ {
 		if t.written(int(i)) {
@@ -272,7 +273,7 @@ func (t *tracker) writtenIn(off, n int64) bool {
 	return false
 }
 
-// stop ends the hashing.
+// stop ends the background hashing.
 func (t *tracker) stop() {
 	if t.left != nil {
 		close(t.left)
@@ -281,7 +282,8 @@ func (t *tracker) stop() {
 	}
 }
 
-// finish hashes what is left, after the last write.
+// finish hashes the remaining chunks after the last write and returns the
+// digests.
 func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo) (Digest, error) {
 	t.leave()
 	t.stop()

@@ -34,8 +34,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Align is where partitions begin and end, and the size of the chunks that the golden
-// digest is made of.
+// Align is the alignment of partitions, and the size of the golden digest's
+// chunks, in bytes.
 const Align = 4 << 20
 
 // File systems of a Partition.
@@ -48,64 +48,60 @@ const (
 
 const (
 	espSize = 512 << 20
-	// dataJournal is the size of the data partition's journal. The partition is
-	// written small, and grows to fill the device; a journal cannot grow.
+	// dataJournal is the size of the data partition's journal. The file system
+	// grows to fill the device; a journal cannot grow.
 	dataJournal = 64 << 20
-	// bytesPerInode is mke2fs's usual ratio.
+	// bytesPerInode is the default of mke2fs.
 	bytesPerInode = 16 << 10
 )
 
-// Partition is one partition to be made.
+// Partition is one partition to create.
 type Partition struct {
-	// Label is the GPT name; one of ondisk's, or any other.
+	// Label is the GPT name, one of ondisk's or any other.
 	Label string
 	// FS is FAT12, FAT16, FAT32, Ext4, or empty for a partition left zero.
 	FS string
-	// Size in bytes of the file system, or of the partition where it has none,
-	// is rounded up to Align. 0 is computed: the slot's and the ESP's have
-	// their usual size, ROOT-B is as large as ROOT-A, ext4 holds its nodes and
-	// the headroom.
+	// Size is in bytes, of the file system or, without one, of the partition,
+	// rounded up to Align. 0 means computed: the usual size for slot and ESP,
+	// that of ROOT-A for ROOT-B, contents and headroom for ext4.
 	Size int64
-	// Grow is room behind the file system, for a larger one that takes its
-	// place some day. HashTree is room behind that for the larger one's
-	// dm-verity hash tree.
+	// Grow is space after the file system for a larger one in a later update.
+	// HashTree adds space for the dm-verity hash tree of the larger one.
 	Grow     int64
 	HashTree bool
-	// Gap is room before the partition that belongs to none, rounded up to
-	// Align.
+	// Gap is unused space before the partition, rounded up to Align.
 	Gap int64
-	// FreeBytes and FreeInodes are the headroom of an ext4 partition. Inodes
-	// are never fewer than one for 16 KiB of FreeBytes.
+	// FreeBytes and FreeInodes are the headroom of an ext4 partition. It has at
+	// least one free inode for each 16 KiB of FreeBytes.
 	FreeBytes, FreeInodes int64
 	Nodes                 []tree.Node
 }
 
 // Spec describes the disk to write.
 type Spec struct {
-	// ID is the plan's id, hex.
+	// ID is the plan's ID, in hex.
 	ID string
-	// Arch is the GOARCH of the machine that boots it; it decides the type of
-	// the root partition.
+	// Arch is the GOARCH of the target; it determines the type of the root
+	// partition.
 	Arch       string
 	SourceDate time.Time
-	// SectorSize of the devices that the image is for: 512, which 0 means too,
-	// or 4096.
+	// SectorSize is that of the target devices in bytes: 4096, or 512 (also 0).
 	SectorSize int64
 	Partitions []Partition
 }
 
-// Layout is where everything goes.
+// Layout is the position and size of each partition.
 type Layout struct {
 	DiskGUID string
 	Size     int64
 	Parts    []ondisk.PartitionInfo
 }
 
-// derive hashes what names an identifier; the words in it must not change.
+// derive derives an identifier from its arguments; the strings must not change.
 func derive(what, planID, label string) (id [16]byte) {
 	sum := sha256.Sum256([]byte("edgebake " + what + "\x00" + planID + "\x00" + label))
 	copy(id[:], sum[:])
-	// RFC 9562, version 8: made in a way of one's own.
+	// RFC 9562, version 8: custom
 	id[6] = id[6]&0x0f | 0x80
 	id[8] = id[8]&0x3f | 0x80
 	return id
@@ -116,20 +112,20 @@ func format(id [16]byte) string {
 	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
 }
 
-// PartitionGUID is the PARTUUID of the partition with that label, lower case,
-// as fstab and the kernel's command line want it.
+// PartitionGUID returns the PARTUUID of a partition, in lower case as in fstab
+// and on the kernel's command line.
 func PartitionGUID(planID, label string) string { return format(derive("partition", planID, label)) }
 
-// RandomGUID is the GUID of a disk that is like no other, of random bytes.
-// PartitionGUID of it gives those of its partitions.
+// RandomGUID formats random bytes as a disk GUID. Given as planID to
+// PartitionGUID, it yields the GUIDs of the disk's partitions.
 func RandomGUID(random [16]byte) string {
 	random[6] = random[6]&0x0f | 0x40 // RFC 9562, version 4
 	random[8] = random[8]&0x3f | 0x80
 	return format(random)
 }
 
-// volumeLabel is the name inside a file system. The system's goes into either
-// of the root partitions as it is, and names neither.
+// volumeLabel returns the label of a file system. The system's file system goes
+// into either root partition, so its label names neither.
 func volumeLabel(label string) string {
 	if label == ondisk.LabelRootA {
 		return "ROOT"
@@ -137,13 +133,13 @@ func volumeLabel(label string) string {
 	return label
 }
 
-// volumeID is what FAT has for a UUID.
+// volumeID returns the volume ID of a FAT file system.
 func volumeID(planID, label string) uint32 {
 	id := derive("filesystem", planID, label)
 	return binary.LittleEndian.Uint32(id[:])
 }
 
-// ext4Options are the options of an ext4 partition, but for its Size.
+// ext4Options returns the options of an ext4 partition, except Size.
 func (s *Spec) ext4Options(p *Partition) ext4.Options {
 	o := ext4.Options{
 		Label:      volumeLabel(p.Label),
@@ -170,9 +166,8 @@ func (s *Spec) fatOptions(p *Partition, i ondisk.PartitionInfo) fat.Options {
 	return o
 }
 
-// TypeOf is the GPT type and the attributes of a partition. They follow from
-// its label and the architecture alone: whoever knows both need not believe a
-// table.
+// TypeOf returns the GPT type and attributes of a partition. They depend only
+// on label and architecture, so a reader need not trust the table.
 func TypeOf(arch, label string) (guid string, attributes uint64) {
 	switch label {
 	case ondisk.LabelESP:
@@ -180,23 +175,23 @@ func TypeOf(arch, label string) (guid string, attributes uint64) {
 	case ondisk.LabelSlot:
 		return gpt.TypeBasicData, 0
 	case ondisk.LabelRootA:
-		// Never mounted on the strength of its type: with two edgebake disks
-		// in a machine it might be the other one's.
+		// Never mounted by its type: with two edgebake disks in a machine, the
+		// other disk's could be chosen.
 		if arch == "arm64" {
 			return gpt.TypeRootARM64, gpt.NoAuto
 		}
 		return gpt.TypeRootAMD64, gpt.NoAuto
 	case ondisk.LabelData:
-		// The one partition of its type: systemd-repart finds what it is to
-		// grow by type.
+		// No other partition may have this type: systemd-repart finds by it what to
+		// grow.
 		return gpt.TypeVar, gpt.NoAuto
 	}
 	return gpt.TypeLinux, 0
 }
 
-// hashTreeSize is what the dm-verity hash tree of a file system of n bytes
-// takes, as veritysetup lays it out: a superblock, and levels of SHA-256
-// digests in blocks of 4 KiB.
+// hashTreeSize returns the size of the dm-verity hash tree for n bytes, as
+// veritysetup lays it out: a superblock and levels of SHA-256 digests in blocks
+// of 4 KiB.
 func hashTreeSize(n int64) int64 {
 	const block, perBlock = 4096, 4096 / 32
 	size := int64(block)
@@ -209,7 +204,7 @@ func hashTreeSize(n int64) int64 {
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// content adds up the bytes of a partition's files, hard links once.
+// content returns the total size of the files; hard links count once.
 func content(nodes []tree.Node) (n int64) {
 	seen := make(map[*tree.Inode]bool, len(nodes))
 	for _, node := range nodes {
@@ -221,7 +216,7 @@ func content(nodes []tree.Node) (n int64) {
 	return n
 }
 
-// Compute lays the disk out. It reports every problem of the spec at once.
+// Compute computes the layout. It reports all errors of the spec at once.
 func Compute(s Spec) (*Layout, error) {
 	var errs []error
 	if s.ID == "" {
@@ -247,7 +242,7 @@ func Compute(s Spec) (*Layout, error) {
 		at += info.Size
 		l.Parts = append(l.Parts, info)
 	}
-	// The table's copy, and no more: the device is larger anyway.
+	// Space for the backup table only: the device is larger anyway.
 	l.Size = at + 1<<20
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -255,7 +250,7 @@ func Compute(s Spec) (*Layout, error) {
 	return l, nil
 }
 
-// Fill gives a FAT partition its files after the disk was laid out, since they may describe
+// Fill sets the files of a FAT partition after Compute, since they may describe
 // the layout. They must fit.
 func (s *Spec) Fill(l *Layout, label string, nodes []tree.Node) error {
 	for i := range s.Partitions {
@@ -272,9 +267,8 @@ func (s *Spec) Fill(l *Layout, label string, nodes []tree.Node) error {
 	return fmt.Errorf("BUG: there is no partition %s to fill", label)
 }
 
-// size computes how large a partition is, its file system and the room that has.
-// rootA, where it is laid out already, is what ROOT-B is as large as. bad takes
-// what is wrong.
+// size computes the size of a partition and of its file system. rootA, if
+// already laid out, is the model for ROOT-B. bad reports an error.
 func (s *Spec) size(p *Partition, rootA *ondisk.PartitionInfo, bad func(string, ...any)) ondisk.PartitionInfo {
 	info := ondisk.PartitionInfo{Label: p.Label, GUID: PartitionGUID(s.ID, p.Label), FS: p.FS, Used: content(p.Nodes)}
 	given := p.Size
@@ -303,7 +297,7 @@ func (s *Spec) size(p *Partition, rootA *ondisk.PartitionInfo, bad func(string, 
 	return info
 }
 
-// SizeError is a size that somebody gave a partition and that does not suffice.
+// SizeError means that the size given for a partition is too small.
 type SizeError struct {
 	Label       string
 	Need, Given int64
@@ -313,9 +307,8 @@ func (e *SizeError) Error() string {
 	return fmt.Sprintf("its content and headroom need %d MiB, it was given %d MiB: give it more, or leave its size to be computed", roundUp(e.Need, 1<<20)>>20, e.Given>>20)
 }
 
-// fileSystem returns the size of a partition's file system: given, or where that
-// is 0 and its kind can be computed, what its content needs. bad takes what is
-// wrong.
+// fileSystem returns the size of a partition's file system: given, or if that
+// is 0, the size that its contents need. bad reports an error.
 func (s *Spec) fileSystem(p *Partition, given int64, bad func(string, ...any)) int64 {
 	switch p.FS {
 	case Ext4:
@@ -348,7 +341,7 @@ func (s *Spec) fileSystem(p *Partition, given int64, bad func(string, ...any)) i
 	return given
 }
 
-// table is the layout as a partition table.
+// table returns the partition table of a layout.
 func (s *Spec) table(l *Layout) gpt.Table {
 	t := gpt.Table{GUID: l.DiskGUID, Size: l.Size, SectorSize: cmp.Or(s.SectorSize, gpt.Sector512)}
 	for _, p := range l.Parts {

@@ -19,42 +19,42 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// WriteOptions are how an image is written.
+// WriteOptions configure Write.
 type WriteOptions struct {
 	// Zstd writes the zstd seekable format instead of raw bytes.
 	Zstd bool
-	// Force replaces a file that is there already.
+	// Force replaces an existing file.
 	Force bool
-	// Slot makes the slot's bytes, once the digests are known. It must be set
-	// if the layout has a slot.
+	// Slot returns the slot's bytes for the digests. It must be set if the layout
+	// has a slot.
 	Slot func(Digest) ([]byte, error)
-	// ImageInfo is the image's image.json. A compressed image has an index of its chunks
-	// with it; nil: it has none.
+	// ImageInfo is the image's image.json. With it, a compressed image gets an
+	// index of its chunks; nil: no index.
 	ImageInfo []byte
-	// SignIndex, where set, signs the encoded index.
+	// SignIndex, if set, signs the encoded index.
 	SignIndex func(body []byte) (string, error)
-	// Unchanged, where set, is called after the last read of a blob. It returns an
-	// error if a blob has changed since it was verified; then no image appears.
+	// Unchanged, if set, is called after the last read of a blob. An error means
+	// that a blob changed after it was verified; then no image is created.
 	Unchanged func() error
-	// Progress, where set, is told of the work done so far, in bytes.
+	// Progress, if set, is called with the work done so far, in bytes.
 	Progress func(done, total int64)
 }
 
-// Result is what was written.
+// Result describes a written image.
 type Result struct {
 	Digest
 	Parts []PartResult
 }
 
-// PartResult is one partition as it came out.
+// PartResult describes a written partition.
 type PartResult struct {
 	Label string
-	// Size of the partition, Free bytes in its file system, Written bytes:
-	// the rest are holes.
+	// Size of the partition, Free space in its file system, and Written data, in
+	// bytes. The rest are holes.
 	Size, Free, Written int64
 }
 
-// Write makes the image s, laid out as l, at path.
+// Write writes the disk s with the layout l to the file path.
 func Write(ctx context.Context, path string, s Spec, l *Layout, blobs tree.Blobs, o WriteOptions) (*Result, error) {
 	if err := check(s, l, o); err != nil {
 		return nil, err
@@ -74,7 +74,8 @@ func Write(ctx context.Context, path string, s Spec, l *Layout, blobs tree.Blobs
 	}
 	raw := out
 	if o.Zstd {
-		// The writers jump to and fro; compression takes what they made.
+		// File systems are not written in order, so compression needs a complete
+		// raw image.
 		if raw, err = file.Create(path, 0o600, o.Force); err != nil {
 			return nil, err
 		}
@@ -97,7 +98,7 @@ func Write(ctx context.Context, path string, s Spec, l *Layout, blobs tree.Blobs
 	return &w.result, nil
 }
 
-// check finds a layout that is not one of the spec.
+// check returns an error if the layout does not match the spec.
 func check(s Spec, l *Layout, o WriteOptions) error {
 	var errs []error
 	if len(s.Partitions) != len(l.Parts) {
@@ -114,7 +115,7 @@ func check(s Spec, l *Layout, o WriteOptions) error {
 	return errors.Join(errs...)
 }
 
-// writer is one run of Write.
+// writer is the state of one Write.
 type writer struct {
 	ctx    context.Context
 	raw    *file.Output
@@ -184,7 +185,7 @@ func (w *writer) write(out *file.Output) error {
 	return nil
 }
 
-// compress writes the raw image as an archive.
+// compress writes the raw image to out as an archive.
 func (w *writer) compress(out *file.Output) error {
 	released := int64(0)
 	a := Archive{
@@ -201,9 +202,8 @@ func (w *writer) compress(out *file.Output) error {
 			return b, err
 		},
 		Stored: func(off, n int64) {
-			// From here on it takes room in the archive, and no more in the raw
-			// image: both together need no more than that one. Several chunks at once
-			// cost one call.
+			// Free the space in the raw image, so that both files together need no
+			// more than the raw image alone. One call for several chunks is cheaper.
 			if end := (off + n) / Align * Align; end > released {
 				w.raw.Release(released, end-released)
 				released = end
@@ -220,8 +220,8 @@ func (w *writer) compress(out *file.Output) error {
 	return Compress(w.ctx, out, a)
 }
 
-// slot makes the slot's bytes and says where they belong; nil if there is
-// none.
+// slot returns the slot's bytes and their offset; nil if the layout has no
+// slot.
 func (w *writer) slot() ([]byte, int64, error) {
 	p := w.layout.Find(ondisk.LabelSlot)
 	if p == nil {
@@ -269,8 +269,8 @@ func (w *writer) partition(p *Partition, i ondisk.PartitionInfo) error {
 	return nil
 }
 
-// region is a partition as a file system writer sees it. It ends where the
-// partition ends, and when the build is interrupted.
+// region is the part of the disk that a file system writer may write. Writes
+// beyond its end, and after an interrupt, fail.
 type region struct {
 	w           *writer
 	name        string
@@ -291,18 +291,19 @@ func (r *region) WriteAt(p []byte, off int64) (int, error) {
 	off += r.start
 	n, err := r.w.track.write(p, off, func() (int, error) { return r.w.raw.WriteAt(p, off) })
 	r.written += int64(n)
-	if !r.w.opts.Zstd { // then it is not raw that is kept
+	if !r.w.opts.Zstd { // with Zstd, the raw file is not kept
 		r.w.raw.WriteBehind(off)
 	}
 	r.w.progress(int64(n), r.w.total)
 	return n, err
 }
 
-// SparseBlock is the least hole that WriteSparse leaves, in bytes.
+// SparseBlock is the size of the smallest hole that WriteSparse leaves, in
+// bytes.
 const SparseBlock = 64 << 10
 
-// WriteSparse writes b at an offset of what is zero there already: blocks of
-// zeros are left out.
+// WriteSparse writes b at an offset where w is zero, except its blocks of
+// zeros.
 func WriteSparse(w io.WriterAt, b []byte, at int64) error {
 	for block := range slices.Chunk(b, SparseBlock) {
 		if !seekable.IsZero(block) {

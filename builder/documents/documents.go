@@ -25,17 +25,18 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// Secrets never come from the command line, which every user of a computer can read.
+// Environment variables for secrets, since every user can read a command line.
 const (
 	TokenVariable      = "EDGEBAKE_TOKEN"
 	IdentityVariable   = "EDGEBAKE_AGE_IDENTITY"   // path of a file
-	PassphraseVariable = "EDGEBAKE_AGE_PASSPHRASE" // of a document encrypted with one
+	PassphraseVariable = "EDGEBAKE_AGE_PASSPHRASE" // of an encrypted document
 )
 
-// MaxSize is more than any document has, and less than any disk image.
+// MaxSize is the largest size of a document in bytes: no real document has
+// more, and any disk image has.
 const MaxSize = 32 << 20
 
-// Endings of the files of documents and of tables.
+// File name endings of documents and of tables.
 var (
 	Endings      = []string{"yaml", "yml"}
 	TableEndings = []string{"csv", "tsv"}
@@ -43,19 +44,19 @@ var (
 
 // Reader reads documents.
 type Reader struct {
-	Stdin io.Reader // read where a file is named "-"
+	Stdin io.Reader // read for the file name "-"
 	// AskHidden asks a person for a passphrase; nil: there is no terminal.
 	AskHidden func(prompt string) (string, error)
 	Warn      func(configs.Problems)
 	Now       time.Time
-	// TokenFile has the bootstrap token, in place of the document's. Without it,
-	// Sites that have no token get that of TokenVariable.
+	// TokenFile contains a bootstrap token that replaces the document's. Without
+	// it, a Site without a token gets the one in TokenVariable.
 	TokenFile string
-	Identity  string // age identity file (default IdentityVariable)
-	Ignition  string // Ignition config, in place of the Site's ignitionFile
+	Identity  string // age identity file; "" means that of IdentityVariable
+	Ignition  string // Ignition config that replaces the Site's ignitionFile
 }
 
-// Source is a document as it was read.
+// Source is the name and the text of a document.
 type Source struct {
 	Name string
 	Data []byte
@@ -70,7 +71,7 @@ func (d Source) Path(p string) string {
 	return filepath.Join(d.Dir(), p)
 }
 
-// Dir is the directory where the document's relative paths begin.
+// Dir returns the directory that relative paths in the document start from.
 func (d Source) Dir() string {
 	if d.Name == "-" {
 		return "."
@@ -78,14 +79,14 @@ func (d Source) Dir() string {
 	return filepath.Dir(d.Name)
 }
 
-// Problem is a problem of a field, with its place in the document.
+// Problem returns a problem of a field, with its place in the document.
 func (d Source) Problem(field, msg string) configs.Problem {
 	p := configs.Problem{File: d.Name, Path: field, Msg: msg}
 	p.Line, p.Col = configs.Locate(d.Name, d.Data, field)
 	return p
 }
 
-// Explain adds to errors about fields their place in the document.
+// Explain adds the place in the document to errors about fields.
 func (d Source) Explain(err error) error {
 	var out []error
 	for _, e := range builder.SplitErrors(err) {
@@ -98,7 +99,7 @@ func (d Source) Explain(err error) error {
 	return errors.Join(out...)
 }
 
-// Read reads a document or a table, as it is.
+// Read reads a document or a table without decoding it.
 func (r *Reader) Read(name string) (Source, error) {
 	d := Source{Name: name}
 	var err error
@@ -129,7 +130,8 @@ func (r *Reader) Read(name string) (Source, error) {
 	return d, err
 }
 
-// A document's first fields, also misspelt; (?i) since case is what people get wrong.
+// Patterns for the first fields of a document. Case is ignored, since people
+// get it wrong.
 var (
 	documentStart = regexp.MustCompile(`(?m)^---`)
 	versionField  = regexp.MustCompile(`(?im)^["']?apiVersion["']?\s*:\s*["']?([^\s"'#]+)`)
@@ -137,8 +139,8 @@ var (
 	apiGroup      = regexp.MustCompile(`^([a-z0-9.-]+\.[a-z0-9-]+)/v[0-9]+(?:(?:alpha|beta)[0-9]+)?$`)
 )
 
-// isOurs reports whether a YAML text has a document of edgebake's, or one with a mistake in
-// its version. Kinds like Cluster also exist in other API groups.
+// isOurs reports whether a YAML text contains an edgebake document, or one with
+// a wrong version. Kinds like Cluster also exist in other API groups.
 func isOurs(text []byte) bool {
 	return slices.ContainsFunc(documentStart.Split(string(text), -1), func(doc string) bool {
 		version := ""
@@ -157,8 +159,8 @@ func isOurs(text []byte) bool {
 	})
 }
 
-// In returns the names of the documents in a directory, sorted, with those that cannot be
-// read; encrypted ones are left out.
+// In returns the sorted names of the documents in a directory. Files that
+// cannot be read are included, encrypted ones are not.
 func In(dir string) (names []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -190,7 +192,7 @@ func readStart(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, MaxSize))
 }
 
-// ReadDecrypted reads a document, and decrypts it if age has encrypted it.
+// ReadDecrypted reads a document, and decrypts it if it is encrypted with age.
 func (r *Reader) ReadDecrypted(name string) (Source, error) {
 	d, err := r.Read(name)
 	switch {
@@ -203,7 +205,7 @@ func (r *Reader) ReadDecrypted(name string) (Source, error) {
 	return d, err
 }
 
-// sopsFile matches what SOPS writes into each of its documents.
+// sopsFile matches the field that SOPS adds to each document.
 var sopsFile = regexp.MustCompile(`(?m)^"?sops"?:`)
 
 func (r *Reader) decrypt(d Source) ([]byte, error) {
@@ -218,10 +220,11 @@ func (r *Reader) decrypt(d Source) ([]byte, error) {
 	return plain, err
 }
 
-// IdentityFile is the age identity file, from the flag or the environment.
+// IdentityFile returns the age identity file from the flag or the environment.
 func (r *Reader) IdentityFile() string { return cmp.Or(r.Identity, os.Getenv(IdentityVariable)) }
 
-// identity opens an encrypted document: an identity file, else a passphrase.
+// identity returns the key of an encrypted document: an identity file, or a
+// passphrase.
 func (r *Reader) identity(name string) (sealed.Identity, error) {
 	if file := r.IdentityFile(); file != "" {
 		return sealed.ReadIdentity(file)
@@ -239,10 +242,11 @@ func (r *Reader) identity(name string) (sealed.Identity, error) {
 	return sealed.Passphrase(pass)
 }
 
-// maxSecret is more than any token has.
+// maxSecret is the largest size of a secret in bytes.
 const maxSecret = 64 << 10
 
-// ReadSecret reads one line from a file or standard input ("-").
+// ReadSecret reads a secret from a file or standard input ("-"), without outer
+// white space.
 func (r *Reader) ReadSecret(name string) (string, error) {
 	in := r.Stdin
 	if name != "-" {
@@ -257,8 +261,8 @@ func (r *Reader) ReadSecret(name string) (string, error) {
 	return strings.TrimSpace(strings.TrimPrefix(string(b), "\ufeff")), err
 }
 
-// token returns the bootstrap token from outside the document; forced: it replaces the
-// document's own.
+// token returns the bootstrap token from outside the document; forced means
+// that it replaces the document's.
 func (r *Reader) token() (token configs.Secret, forced bool, err error) {
 	if r.TokenFile == "" {
 		return configs.NewSecret(strings.TrimSpace(os.Getenv(TokenVariable))), false, nil
@@ -273,7 +277,7 @@ func (r *Reader) token() (token configs.Secret, forced bool, err error) {
 	return configs.NewSecret(text), true, nil
 }
 
-// explainToken adds to the problem of a missing token the ways to give it.
+// explainToken adds to the error of a missing token how to provide one.
 func explainToken(err error) error {
 	if errors.Is(err, configs.ErrGivenToken) {
 		return fmt.Errorf("%w; it comes from --token-file or $%s", err, TokenVariable)

@@ -45,7 +45,7 @@ func (r *Reader) sites(d Source, doc *configs.Document) (media.Site, error) {
 	return withoutTokens(r.site(d, site))
 }
 
-// withoutTokens rejects a slot that has a token where the machine does not wipe it.
+// withoutTokens rejects a Site with a token where the machine does not wipe it.
 func withoutTokens(s media.Site, err error) (media.Site, error) {
 	if err == nil {
 		err = s.TokensElsewhere().Err()
@@ -66,7 +66,7 @@ func (r *Reader) site(d Source, site *configs.Site) (media.Site, error) {
 	if err != nil {
 		return out, err
 	}
-	// What first boot would reject is rejected here, where somebody sees it.
+	// Reject here, where a person sees it, what firstboot would reject.
 	if _, err := render(d.Name, site, user); err != nil {
 		return out, err
 	}
@@ -77,7 +77,8 @@ func (r *Reader) site(d Source, site *configs.Site) (media.Site, error) {
 	return out, nil
 }
 
-// Rendered reads a Site and returns it as an Ignition config, for no machine in particular.
+// Rendered reads a Site and returns it as an Ignition config for no particular
+// machine.
 func (r *Reader) Rendered(name string) ([]byte, error) {
 	d, err := r.ReadDecrypted(name)
 	if err != nil {
@@ -127,8 +128,8 @@ func (r *Reader) inlineFiles(d Source, site *configs.Site) (user []byte, err err
 	return user, nil
 }
 
-// checkIgnition checks an Ignition config under the name that the person knows: on the node
-// it is called config.ign.
+// checkIgnition checks an Ignition config. Its errors have the file's own name,
+// not config.ign as on the node.
 func (r *Reader) checkIgnition(name string, user []byte) error {
 	_, warnings, problems := ignition.Parse(name, user)
 	if problems != nil {
@@ -191,7 +192,8 @@ func (r *Reader) inventory(d Source, inv *configs.Inventory) (media.Site, error)
 	return out, nil
 }
 
-// checkEach renders each Site of an Inventory, with the Ignition config that all get.
+// checkEach renders each Site of an Inventory, with the Ignition config of all
+// machines.
 func checkEach(d Source, inv *configs.Inventory, user []byte) error {
 	var probs configs.Problems
 	for i := range inv.Sites {
@@ -205,8 +207,8 @@ func checkEach(d Source, inv *configs.Inventory, user []byte) error {
 	return probs.Err()
 }
 
-// fitsSlot rejects a Site of an Inventory that its machine could not put into its own
-// slot. The Inventory has the fields of defaults once, the Site has them all.
+// fitsSlot rejects a Site of an Inventory that would not fit into its machine's
+// slot. The Inventory has the defaults only once; each Site repeats them.
 func fitsSlot(site *configs.Site) error {
 	b, err := configs.EncodeSlot(site)
 	if err != nil {

@@ -39,7 +39,8 @@ func (r *Reader) Validate(name string) error {
 	return err
 }
 
-// Images reads an Image, once for each of its architectures, or of those given.
+// Images reads an Image and returns it for each of its architectures, or for
+// archs.
 func (r *Reader) Images(name string, archs ...string) ([]*configs.Image, Source, error) {
 	d, err := r.Read(name)
 	if err != nil {
@@ -74,7 +75,7 @@ func (r *Reader) validateImage(d Source, doc *configs.Document) error {
 	return builder.JoinDistinct(errs...)
 }
 
-// warning finds the place of the field that a warning begins with, if it does.
+// warning locates the field that a warning begins with, if any.
 func (d Source) warning(text string) configs.Problem {
 	if field, msg, ok := strings.Cut(text, ": "); ok && !strings.ContainsAny(field, " :/") {
 		if p := d.Problem(field, msg); p.Line > 0 {
@@ -84,8 +85,8 @@ func (d Source) warning(text string) configs.Problem {
 	return configs.Problem{File: d.Name, Msg: text}
 }
 
-// warnOfDates warns if the image could not be stamped today, or no Site signed today would
-// be accepted, by this computer's clock. Building takes minutes.
+// warnOfDates warns before a long build if, by this computer's clock, the image
+// could not be stamped yet, or no Site signed today would be accepted.
 func (r *Reader) warnOfDates(d Source, img *configs.Image) {
 	if first, _ := (ondisk.ImageInfo{SourceDate: img.SourceTime().Unix()}).StampDates(); first.After(r.Now) {
 		r.Warn(configs.Problems{d.Problem("sourceDate", fmt.Sprintf("%s is in the future by this computer's clock, and until then the image can be stamped with --undated only: set it to the current date, or set the clock", img.SourceDate))})
@@ -95,8 +96,8 @@ func (r *Reader) warnOfDates(d Source, img *configs.Image) {
 	}
 }
 
-// checkTemplates renders the templates that are files of their own; those in the document
-// are checked with it. The build reports files that are missing.
+// checkTemplates renders the templates in separate files; inline ones are
+// checked with the document. The build reports missing files.
 func checkTemplates(d Source, img *configs.Image) error {
 	var all configs.Problems
 	for i, f := range img.Files {
@@ -165,7 +166,8 @@ func (r *Reader) cluster(doc *configs.Document) (*clusterdoc.File, []manifest.Fi
 	return c, manifests, all.Err()
 }
 
-// withoutCNI reports whether the Image in a file leaves the pod network to the cluster.
+// withoutCNI reports whether the Image in a file leaves the pod network to the
+// cluster.
 func withoutCNI(image string) bool {
 	text, err := os.ReadFile(image)
 	if err != nil {

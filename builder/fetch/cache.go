@@ -1,9 +1,8 @@
-// Package fetch brings inputs into a content-addressed cache: downloaded
-// files, compiled binaries, made base systems, uncompressed layers. A blob is
-// named by the SHA-256 of its bytes, appears under that name only once it is
-// complete and verified, and is never changed. The cache is safe when several
-// builds share it and after a kill at any moment: an unfinished blob is a
-// temporary file that the next writer ignores.
+// Package fetch brings inputs into a content-addressed cache: downloaded files,
+// compiled programs, base systems, uncompressed layers. A blob is named by the
+// SHA-256 of its bytes, gets its name only when it is complete and verified,
+// and never changes. Builds can share the cache, and a kill at any moment is
+// safe: an unfinished blob is a temporary file, which a later session removes.
 package fetch
 
 import (
@@ -25,17 +24,18 @@ import (
 
 // Cache is a directory of blobs and of keys that point to them:
 //
-//	blobs/<sha256>   the bytes
-//	sound/<sha256>   the state of the blob's file when it was hashed last
-//	used/<sha256>    its modification time is when a session used the blob last
-//	keys/<sha256>    names the blob that a recipe led to
-//	locks/<sha256>   held while a recipe is being carried out
-//	programs/<name>-<start of sha256>  copies of blobs that are run from here
-//	tmp/<session>/   unfinished blobs of one process
+// blobs/<sha256>   the bytes
+// sound/<sha256>   the state of the blob's file when it was last hashed
+// used/<sha256>    its modification time is when a session last used the blob
+// keys/<sha256>    the digest of the blob that a recipe produced
+// locks/<sha256>   locked while a recipe runs
+// programs/<name>-<start of sha256>  executable copies of blobs
+// tmp/<session>/   unfinished blobs of one process
 //
-// A session's directory is locked for as long as its process lives; directories
-// that killed processes left behind are removed by whoever opens the cache
-// next. The times in used are exact to one session. A blob without one was used
+// A session's directory is locked while its process runs; the next session
+// removes those of killed processes. A session records only its first use of a
+// blob. A blob without a record was last used at its own modification time,
+// which older versions set.
 // last at its own modification time, at which older versions left their mark.
 type Cache struct {
 	dir     string
@@ -43,18 +43,18 @@ type Cache struct {
 	held    *os.File  // the lock on session
 	started time.Time // when the session began, by the file system's clock
 
-	until    context.Context // ends hashing
+	until    context.Context // cancels hashing
 	hashAll  bool
 	damaged  func(sha string)
 	verdicts sync.Map // of blobs used in this session: sha → *verdict
-	// rederived are the keys that this session has carried out anew.
+	// rederived are the keys whose recipes this session has run again.
 	rederived sync.Map
 }
 
-// Open makes the cache's directories below dir, where they are missing, and rejects
-// those that other users could have written to. Close gives up what Open took.
+// Open opens the cache in dir. It creates missing directories and rejects those
+// that other users could have written to. Call Close at the end.
 func Open(dir string) (*Cache, error) {
-	// Programs that are called work in directories of their own.
+	// Programs that are called have other working directories.
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("opening cache: %w", err)
@@ -69,13 +69,13 @@ func Open(dir string) (*Cache, error) {
 	return c, nil
 }
 
-// startedFile lies in a session's directory; its modification time is when the
-// session began.
+// startedFile is a file in a session's directory; its modification time is when
+// the session began.
 const startedFile = "started"
 
-// newSession sweeps what dead sessions left and makes a directory for this one.
-// The lock on tmp itself keeps a sweeper from taking a directory for dead that
-// is just being made.
+// newSession removes the directories of dead sessions and creates one for this
+// session. The lock on tmp keeps another process from removing it before it is
+// locked.
 func (c *Cache) newSession() error {
 	tmp := filepath.Join(c.dir, "tmp")
 	unlock, err := lockDir(tmp, unix.LOCK_EX)
@@ -119,7 +119,7 @@ func (c *Cache) newSession() error {
 	return nil
 }
 
-// lockDir takes a lock on a directory of the cache itself.
+// lockDir locks a directory of the cache.
 func lockDir(dir string, how int) (func(), error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -132,12 +132,13 @@ func lockDir(dir string, how int) (func(), error) {
 	return func() { f.Close() }, nil
 }
 
-// Close removes what is unfinished. Blobs stay.
+// Close removes unfinished blobs.
 func (c *Cache) Close() error {
 	return errors.Join(os.RemoveAll(c.session), c.held.Close())
 }
 
-// DefaultDir is $EDGEBAKE_CACHE, else "edgebake" in the user's cache directory.
+// DefaultDir returns $EDGEBAKE_CACHE, or else "edgebake" in the user's cache
+// directory.
 func DefaultDir() (string, error) {
 	if d := os.Getenv("EDGEBAKE_CACHE"); d != "" {
 		return d, nil
@@ -149,14 +150,15 @@ func DefaultDir() (string, error) {
 	return filepath.Join(d, "edgebake"), nil
 }
 
-// Dir is the cache's directory.
+// Dir returns the cache's directory.
 func (c *Cache) Dir() string { return c.dir }
 
-// BlobPath is where the blob with that SHA-256 (hex) is or would be.
+// BlobPath returns the path of the blob with that SHA-256 (hex), which may not
+// exist.
 func (c *Cache) BlobPath(sha string) string { return filepath.Join(c.dir, "blobs", sha) }
 
-// markTime is the current time, and never one before the session began,
-// whatever the clock does: no byte of an image depends on it.
+// markTime returns the current time, but never one before the session began,
+// whatever the clock does. No byte of an image depends on it.
 func (c *Cache) markTime() time.Time {
 	if now := time.Now(); now.After(c.started) {
 		return now
@@ -170,7 +172,7 @@ func (c *Cache) OpenBlob(sha string) (tree.BlobFile, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	switch err := c.has(sha, v); {
-	case v.changed: // other parts of the build may have read it before
+	case v.changed: // other parts of the build may have read the changed bytes
 		return nil, c.changedError(sha)
 	case errors.Is(err, fs.ErrNotExist), errors.As(err, new(*DigestError)):
 		return nil, fmt.Errorf("opening cached input %s: it is missing, or was damaged and has been removed: run the build again, which fetches or makes it again", sha)
@@ -184,7 +186,7 @@ func (c *Cache) OpenBlob(sha string) (tree.BlobFile, error) {
 	return f, nil
 }
 
-// Size is that of a blob.
+// Size returns the size of a blob in bytes.
 func (c *Cache) Size(sha string) (int64, error) {
 	f, err := c.OpenBlob(sha)
 	if err != nil {
@@ -198,8 +200,7 @@ func (c *Cache) Size(sha string) (int64, error) {
 	return fi.Size(), nil
 }
 
-// ReadBlob returns a blob's bytes. They are compared with its digest, whatever
-// happens to the file.
+// ReadBlob returns a blob's bytes and always checks their digest.
 func (c *Cache) ReadBlob(sha string) ([]byte, error) {
 	f, err := c.OpenBlob(sha)
 	if err != nil {
@@ -215,12 +216,11 @@ func (c *Cache) ReadBlob(sha string) ([]byte, error) {
 	return b, err
 }
 
-// Program lays a blob down as a program that can be run from here, and returns
-// its path. It goes with the blob. A copy that is there already is compared with
-// the blob's digest.
+// Program returns the path of an executable copy of a blob. It verifies an
+// existing copy. Prune removes the copy with the blob.
 func (c *Cache) Program(sha, name string) (string, error) {
 	path := filepath.Join(c.dir, "programs", name+programSuffix(sha))
-	in, err := c.OpenBlob(sha) // which marks the use
+	in, err := c.OpenBlob(sha) // also marks the blob as used
 	if err != nil {
 		return "", err
 	}
@@ -234,7 +234,7 @@ func (c *Cache) Program(sha, name string) (string, error) {
 	return path, nil
 }
 
-// isProgram reports whether there is a whole copy of a blob that can be run.
+// isProgram reports whether path is an intact, executable copy of a blob.
 func (c *Cache) isProgram(path, sha string) bool {
 	fi, err := os.Lstat(path)
 	if err != nil || !fi.Mode().IsRegular() || fi.Mode().Perm()&0o500 != 0o500 {
@@ -244,7 +244,8 @@ func (c *Cache) isProgram(path, sha string) bool {
 	return err == nil && got == sha
 }
 
-// layDown copies a blob to path, where it appears once it is complete and verified.
+// layDown copies a blob to path, which appears when it is complete and
+// verified.
 func (c *Cache) layDown(path, sha string, blob io.ReaderAt) error {
 	tmp, err := os.CreateTemp(c.session, "program-")
 	if err != nil {
@@ -256,27 +257,25 @@ func (c *Cache) layDown(path, sha string, blob io.ReaderAt) error {
 	if got := hex.EncodeToString(h.Sum(nil)); err == nil && got != sha {
 		err = &DigestError{Want: sha, Got: got, Size: n}
 	}
-	// Synced before the rename: after a power cut a name must not stand for a file
-	// of zeros.
+	// Without the sync, a power cut after the rename could leave a file of zeros.
 	if err := errors.Join(err, tmp.Chmod(0o755), tmp.Sync(), tmp.Close()); err != nil {
 		return err
 	}
 	return replace(tmp.Name(), path)
 }
 
-// programSuffix ends the name of a blob's copies: a file of that name is the
-// program, whole.
+// programSuffix returns the end of the file names of a blob's copies.
 func programSuffix(sha string) string { return "-" + sha[:12] }
 
-// TempDir makes a scratch directory on the cache's own file system. The caller
-// removes it.
+// TempDir creates a scratch directory on the cache's own file system. The
+// caller removes it.
 func (c *Cache) TempDir() (string, error) { return os.MkdirTemp(c.session, "dir-") }
 
-// NoRoom reports whether a disk, or somebody's share of it, is full.
+// NoRoom reports whether err means that a disk or a quota is full.
 func NoRoom(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// Put stores what r yields. With want set, bytes of any other SHA-256 are
-// rejected with a *DigestError and nothing is stored.
+// Put stores the bytes of r. If want is set and they have another SHA-256, it
+// stores nothing and returns a *DigestError.
 func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, size int64, err error) {
 	f, err := os.CreateTemp(c.session, "blob-")
 	if err != nil {
@@ -295,7 +294,7 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 	in := &ctxReader{ctx: ctx, r: r}
 	size, err = io.Copy(io.MultiWriter(f, h), in)
 	if in.err != nil {
-		return "", 0, in.err // the source's, whose words say what is wrong
+		return "", 0, in.err // the error of r, which says what is wrong
 	}
 	if err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
@@ -310,8 +309,7 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 	if err := settle(f); err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
 	}
-	// Synced before the rename: after a power cut a name must not stand for
-	// a file of zeros.
+	// Without the sync, a power cut after the rename could leave a file of zeros.
 	if err := f.Sync(); err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
 	}
@@ -324,10 +322,10 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 	return sha, size, nil
 }
 
-// publish gives a complete blob its name. A sound one that has the name already
-// stays, since other sessions may be reading it.
+// publish gives a complete blob its name. A valid blob of that name stays,
+// since other sessions may be reading it.
 func (c *Cache) publish(f *os.File, sha string, v *verdict) error {
-	for range 3 { // others may remove and publish it too
+	for range 3 { // other sessions may remove and publish it too
 		if c.has(sha, v) == nil {
 			return os.Remove(f.Name())
 		}
@@ -340,9 +338,9 @@ func (c *Cache) publish(f *os.File, sha string, v *verdict) error {
 	return err
 }
 
-// place gives a blob its name, if that is free or force replaces what has it.
+// place gives a blob its name if the name is free or force is set.
 func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bool, err error) {
-	// In the order of admit: Prune must not come before the mark.
+	// Lock like admit: Prune must not run before the blob is marked as used.
 	unlock, err := lockDir(filepath.Join(c.dir, "blobs"), unix.LOCK_SH)
 	if err != nil {
 		return false, err
@@ -359,7 +357,7 @@ func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bo
 	if err := replace(f.Name(), c.BlobPath(sha)); err != nil {
 		return false, err
 	}
-	fi, err := f.Stat() // renaming has changed it
+	fi, err := f.Stat() // renaming changed its state
 	if err != nil {
 		return false, err
 	}
@@ -369,9 +367,9 @@ func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bo
 	return true, nil
 }
 
-// Make returns the blob that key's recipe leads to, and carries the recipe
-// out where that was not done before. Key is any text that determines the
-// result. One builder at a time works on a key; others wait for it.
+// Make returns the blob for key. It runs the recipe if that was not done
+// before. key is any text that determines the result. Only one process runs the
+// recipe of a key; others wait.
 func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Context, w io.Writer) error) (sha string, err error) {
 	sum := sha256.Sum256([]byte(key))
 	name := hex.EncodeToString(sum[:])
@@ -387,40 +385,40 @@ func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Co
 	if sha, ok := c.lookup(keyPath); ok {
 		return sha, nil
 	}
-	was, _ := os.ReadFile(keyPath) // what is made anew since it is damaged, or gone
+	was, _ := os.ReadFile(keyPath) // the blob to be replaced, since it is damaged or gone
 	pr, pw := io.Pipe()
 	var made sync.WaitGroup
 	made.Go(func() { pw.CloseWithError(recipe(ctx, pw)) })
 	sha, _, err = c.Put(ctx, "", pr)
-	// Where storing failed, the recipe must end too before anybody else may
-	// begin with it.
+	// If storing failed, the recipe must also end before another process may
+	// start it.
 	pr.CloseWithError(fmt.Errorf("storing failed: %w", err))
 	made.Wait()
 	if err != nil {
 		return "", err
 	}
-	// What was made of a blob that changed meanwhile may be anything, and this build
-	// ends with that error. The next one would take it for the key's.
+	// If an input blob changed meanwhile, the result may be wrong. This build
+	// fails, but the next one would use it.
 	if err := c.unchangedBut(string(was)); err != nil {
 		return "", err
 	}
 	return sha, c.setKey(keyPath, sha)
 }
 
-// Lookup returns the blob that Make made for key, without making it.
+// Lookup returns the blob that Make or Remember stored for key.
 func (c *Cache) Lookup(key string) (sha string, ok bool) {
 	sum := sha256.Sum256([]byte(key))
 	return c.lookup(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])))
 }
 
-// Remember has Lookup return that blob for key from now on.
+// Remember makes Lookup return that blob for key.
 func (c *Cache) Remember(key, sha string) error {
 	sum := sha256.Sum256([]byte(key))
 	return c.setKey(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])), sha)
 }
 
-// Forget makes the next Make of key carry out its recipe again. The blob stays
-// for who has it by its digest.
+// Forget makes the next Make of key run its recipe again. The blob itself
+// stays.
 func (c *Cache) Forget(key string) error {
 	sum := sha256.Sum256([]byte(key))
 	err := os.Remove(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])))
@@ -446,8 +444,8 @@ func (c *Cache) setKey(keyPath, sha string) error {
 	return nil
 }
 
-// replace renames from to to. A directory that stands there is not ours and would
-// stop every build.
+// replace renames from to to. It removes a directory at to, which would stop
+// every build.
 func replace(from, to string) error {
 	err := os.Rename(from, to)
 	if fi, statErr := os.Lstat(to); err == nil || statErr != nil || !fi.IsDir() {
@@ -467,7 +465,7 @@ func (c *Cache) lookup(keyPath string) (string, bool) {
 	return string(b), true
 }
 
-// DigestError says that bytes were not the ones asked for.
+// DigestError means that bytes do not have the expected digest.
 type DigestError struct {
 	Want, Got string // SHA-256, hex
 	Size      int64  // bytes read
@@ -502,7 +500,7 @@ func lock(ctx context.Context, path string) (func(), error) {
 type ctxReader struct {
 	ctx context.Context
 	r   io.Reader
-	err error // with which reading ended; nil at the end of r
+	err error // the error that ended reading; nil at the end of r
 }
 
 func (c *ctxReader) Read(p []byte) (n int, err error) {

@@ -17,13 +17,13 @@ import (
 	"github.com/edgebake/edgebake/builder/transfer"
 )
 
-// Download brings the file that any of urls serves into the cache and
-// returns its SHA-256. Mirrors are tried in order; what may be passing (a
-// timeout, a cut connection, 429, 5xx) is tried again, what is not (401, 404,
-// a wrong digest) is not. With sha256 set, other bytes are rejected, and what
-// the cache has is not fetched at all. What has more than limit bytes is rejected:
-// whoever serves it may send without end, and the digest is known only after that.
-// URLs are http, https and file.
+// Download fetches a file into the cache and returns its SHA-256. urls are
+// mirrors (http, https or file), tried in order. Temporary errors (a timeout, a
+// cut connection, 429, 5xx) are retried; others (401, 404, a wrong digest) are
+// not.
+//
+// If sha256 is set, other bytes are rejected, and a cached blob is not fetched.
+// More than limit bytes are rejected, since a server may send without end.
 func Download(ctx context.Context, c *Cache, urls []string, sha256 string, limit int64, progress func(done, total int64)) (string, error) {
 	d := newDownloader()
 	d.limit = limit
@@ -31,8 +31,7 @@ func Download(ctx context.Context, c *Cache, urls []string, sha256 string, limit
 	return d.fetch(ctx, c, urls, sha256, progress)
 }
 
-// Head is Download of the first n bytes of a file whose digest is not known:
-// whoever serves it may send without end.
+// Head fetches the first n bytes of a file whose digest is unknown.
 func Head(ctx context.Context, c *Cache, from string, n int64) (string, error) {
 	d := newDownloader()
 	d.head = n
@@ -43,7 +42,7 @@ func Head(ctx context.Context, c *Cache, from string, n int64) (string, error) {
 func newDownloader() downloader {
 	const silence = time.Minute
 	base := transfer.Transport(20*time.Second, silence)
-	// Bytes are named by their digest: they must come as they are.
+	// The digest is that of the bytes as they are sent.
 	base.DisableCompression = true
 	return downloader{
 		rounds: 4,
@@ -52,10 +51,10 @@ func newDownloader() downloader {
 	}
 }
 
-// errDowngrade says that a server would have us leave https.
+// errDowngrade means that a server redirects from https to http.
 var errDowngrade = errors.New("the server redirects from https to http, where anybody on the way may change what comes: name an https address, or the http one if that is meant")
 
-// StayEncrypted rejects redirects that lead from https to http.
+// StayEncrypted rejects redirects from https to http.
 func StayEncrypted(next http.RoundTripper) http.RoundTripper { return encrypted{next} }
 
 type encrypted struct{ next http.RoundTripper }
@@ -77,12 +76,12 @@ func (e encrypted) CloseIdleConnections() {
 type downloader struct {
 	rounds int           // how often each mirror is tried
 	pause  time.Duration // before the second round; doubles with each
-	head   int64         // how many bytes are wanted; 0: all
-	limit  int64         // how many bytes there may be; 0: any number
+	head   int64         // bytes to fetch; 0: all
+	limit  int64         // largest accepted size in bytes; 0: any
 	client *http.Client
 }
 
-// passing marks an error that another attempt may not meet.
+// passing marks a temporary error.
 type passing struct{ error }
 
 func (p passing) Unwrap() error { return p.error }
@@ -110,7 +109,7 @@ func (d downloader) fetch(ctx context.Context, c *Cache, urls []string, want str
 		return failed
 	})
 	if all := (*transfer.Failures)(nil); errors.As(err, &all) {
-		err = errors.Join(all.Errs...) // each is a problem of its own
+		err = errors.Join(all.Errs...) // report each mirror separately
 	}
 	if err != nil {
 		return "", err
@@ -118,7 +117,7 @@ func (d downloader) fetch(ctx context.Context, c *Cache, urls []string, want str
 	return sha, nil
 }
 
-// missing is fs.ErrNotExist in a server's words.
+// missing makes a server's answer an fs.ErrNotExist.
 type missing struct{ error }
 
 func (missing) Is(target error) bool { return target == fs.ErrNotExist }
@@ -209,7 +208,8 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 	return nil, err
 }
 
-// onTheWay marks what goes wrong on the way as passing: storing errors are not.
+// onTheWay marks errors of the connection as temporary, unlike errors of the
+// cache.
 type onTheWay struct{ io.ReadCloser }
 
 func (r onTheWay) Read(p []byte) (int, error) {
@@ -223,8 +223,8 @@ func (r onTheWay) Read(p []byte) (int, error) {
 	return n, passing{err}
 }
 
-// tooLarge is an error of a file that has more bytes than are accepted; -1: nobody
-// knows how many.
+// tooLarge returns the error for a file that exceeds the limit; size is -1 if
+// unknown.
 func tooLarge(size, limit int64) error {
 	has := fmt.Sprintf("more than the %d MiB", limit>>20)
 	if size >= 0 {
@@ -233,14 +233,15 @@ func tooLarge(size, limit int64) error {
 	return fmt.Errorf("it has %s that such a file may have: correct the URL, or take another mirror", has)
 }
 
-// bounded fails behind limit bytes.
+// bounded fails after limit bytes.
 type bounded struct {
 	r           io.Reader
 	left, limit int64
 }
 
 func (b *bounded) Read(p []byte) (int, error) {
-	// One byte more than may come tells a file that ends there from one that goes on.
+	// Read one byte more, to tell a file that ends at the limit from a larger
+	// one.
 	n, err := b.r.Read(p[:min(int64(len(p)), b.left+1)])
 	if b.left -= int64(n); b.left < 0 {
 		return 0, tooLarge(-1, b.limit)
@@ -248,7 +249,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// meter tells how far reading has come.
+// meter reports the progress of reading.
 type meter struct {
 	r           io.Reader
 	done, total int64

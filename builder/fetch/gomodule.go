@@ -27,23 +27,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// GoRecipe says how programs are compiled from a module of the Go module
-// proxy. The same recipe and the same Go release give the same bytes, on any
-// machine.
+// GoRecipe describes how to compile programs of a module from the Go module
+// proxy. The same recipe and Go release give the same bytes on any machine.
 type GoRecipe struct {
 	Module   string   `json:"module"`
 	Version  string   `json:"version"`
 	Packages []string `json:"packages"` // import paths of main packages
 	LDFlags  string   `json:"ldflags,omitempty"`
-	Arch     string   `json:"arch"` // GOARCH; the system is always linux
-	// StagingReplace is for k8s.io/kubernetes, whose go.mod points the
-	// k8s.io modules it is developed with to directories beside it: they are
-	// taken in the release that belongs to it, v0.x.y for v1.x.y.
+	Arch     string   `json:"arch"` // GOARCH; GOOS is linux
+	// StagingReplace is for k8s.io/kubernetes, whose go.mod replaces the k8s.io
+	// modules with local directories. Their releases are used instead: v0.x.y for
+	// v1.x.y.
 	StagingReplace bool `json:"stagingReplace,omitempty"`
 }
 
-// KubernetesRecipe compiles the named commands ("kubelet", "kubeadm", ...) of
-// a Kubernetes release. Without the version stamp kubeadm does not work.
+// KubernetesRecipe compiles the named commands ("kubelet", "kubeadm", ...) of a
+// Kubernetes release. kubeadm does not work without the version stamp.
 func KubernetesRecipe(version, arch string, commands ...string) (GoRecipe, error) {
 	if !semver.IsValid(version) || semver.Canonical(version) != version {
 		return GoRecipe{}, fmt.Errorf("compiling Kubernetes %q: not a version, write it like v1.36.3", version)
@@ -77,7 +76,7 @@ func ContainerdRecipe(version, arch string) (GoRecipe, error) {
 	return r, nil
 }
 
-// newGoTool is the go on PATH, for a recipe.
+// newGoTool returns the go command on PATH, for a recipe.
 func newGoTool(r GoRecipe, log io.Writer) (*goTool, error) {
 	path, err := exec.LookPath("go")
 	if err != nil {
@@ -86,15 +85,15 @@ func newGoTool(r GoRecipe, log io.Writer) (*goTool, error) {
 	return &goTool{path: path, arch: r.Arch, log: log}, nil
 }
 
-// GoBuild compiles the recipe's packages and returns the blob of each. What
-// was compiled before, by the same Go release, is taken from the cache. Lines
-// for a person to follow go to log.
+// GoBuild compiles the recipe's packages and returns the blob of each. Packages
+// that the same Go release compiled before come from the cache. Progress for a
+// person goes to log.
 func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[string]string, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	// Not GoCommand: what has been compiled before needs no question more, and who has
-	// something compiled asks that before anything is made.
+	// Not GoCommand, which also checks go's age: cached programs do not need it,
+	// and callers that compile check it first.
 	g, err := newGoTool(r, log)
 	if err != nil {
 		return nil, fmt.Errorf("compiling %s: no go command on PATH; install Go, or take the programs by source url or file", r.Module)
@@ -104,8 +103,8 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 		return nil, fmt.Errorf("asking go for its version: %w", err)
 	}
 
-	// One scratch module serves all packages that are not there yet; it is
-	// made when the first of them is asked for.
+	// One scratch module serves all packages. It is created for the first one
+	// that is not cached.
 	var scratch string
 	defer func() {
 		if scratch != "" {
@@ -138,9 +137,9 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 	return blobs, nil
 }
 
-// GoRelease is the Go release that compiles a recipe's program here: that of the go
-// on PATH, or a newer one, which the module requires and go fetches. The module is
-// fetched only where the answer may be want and depends on it.
+// GoRelease returns the Go release that would compile the recipe here: that of
+// the go on PATH, or a newer one that the module requires and go fetches. It
+// fetches the module only if the go on PATH is older than want.
 func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Writer) (string, error) {
 	g, err := newGoTool(r, log)
 	if err != nil {
@@ -169,9 +168,9 @@ func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Wr
 	return strings.TrimSpace(string(said)), nil
 }
 
-// FindGoVersion rejects a recipe whose module does not have that version, with an
-// UnknownVersionError, before anything of it is fetched. Where the module proxy says
-// nothing of it, it is silent: whoever compiles is told why.
+// FindGoVersion returns an UnknownVersionError if the module has no such
+// version, without fetching the module. It returns nil if the proxy does not
+// answer: compiling reports that.
 func FindGoVersion(ctx context.Context, c *Cache, r GoRecipe) error {
 	g, err := newGoTool(r, io.Discard)
 	if err != nil {
@@ -197,8 +196,8 @@ func FindGoVersion(ctx context.Context, c *Cache, r GoRecipe) error {
 	return err
 }
 
-// Compiled returns the blob of each of the recipe's packages, if the Go release here has
-// compiled all of them before.
+// Compiled returns the blob of each of the recipe's packages, if the Go release
+// on this computer has compiled all of them before.
 func Compiled(ctx context.Context, c *Cache, r GoRecipe) (map[string]string, bool) {
 	g, err := newGoTool(r, io.Discard)
 	if err != nil {
@@ -206,7 +205,7 @@ func Compiled(ctx context.Context, c *Cache, r GoRecipe) (map[string]string, boo
 	}
 	facts, err := g.facts(ctx, c)
 	if err != nil {
-		return nil, false // whoever compiles is told why
+		return nil, false // compiling reports the cause
 	}
 	blobs := map[string]string{}
 	for _, pkg := range r.Packages {
@@ -223,15 +222,14 @@ func Compiled(ctx context.Context, c *Cache, r GoRecipe) (map[string]string, boo
 	return blobs, true
 }
 
-// key leads to one of the recipe's programs in the cache.
+// key returns the cache key of one of the recipe's programs.
 func (r GoRecipe) key(facts []byte, pkg string) (string, error) {
 	r.Packages = []string{pkg}
 	b, err := json.Marshal(r)
 	return fmt.Sprintf("go %s %s", strings.Join(strings.Fields(string(facts)), " "), b), err
 }
 
-// CompiledBy is the Go release that compiled a program, empty where it does not
-// say.
+// CompiledBy returns the Go release that compiled a program, or "" if unknown.
 func CompiledBy(program io.ReaderAt) string {
 	info, err := buildinfo.Read(program)
 	if err != nil {
@@ -262,16 +260,17 @@ func (r GoRecipe) check() error {
 	return nil
 }
 
-// leastGo is the first release of Go that fetches the one that a module requires.
+// leastGo is the first Go release that fetches the release that a module
+// requires.
 const leastGo = "1.21"
 
 var goRelease = regexp.MustCompile(`\bgo(1\.[0-9]+(\.[0-9]+)?)`)
 
-// ErrNoGo says that there is no go command.
+// ErrNoGo means that there is no go command.
 var ErrNoGo = errors.New("there is no go on PATH: install Go (https://go.dev/dl)")
 
-// GoCommand is the path of the go command, or ErrNoGo. One that is too old is told
-// as that: it says of a newer go.mod that it is malformed.
+// GoCommand returns the path of the go command, or ErrNoGo. It rejects a go
+// that is too old, which would call a newer go.mod malformed.
 func GoCommand(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("go")
 	if errors.Is(err, exec.ErrNotFound) {
@@ -281,28 +280,28 @@ func GoCommand(ctx context.Context) (string, error) {
 		return "", err
 	}
 	cmd := procgroup.Command(ctx, path, "version")
-	cmd.Env = append(cmd.Env, "GOTOOLCHAIN=local") // not the one that a go.mod around us requires
+	cmd.Env = append(cmd.Env, "GOTOOLCHAIN=local") // not the release that a go.mod in a parent directory requires
 	said, err := cmd.Output()
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)
 	}
-	// A go that does not tell says why where it compiles.
+	// A go that does not report its version fails later, with the cause.
 	if m := goRelease.FindSubmatch(said); err == nil && m != nil && semver.Compare("v"+string(m[1]), "v"+leastGo) < 0 {
 		return "", fmt.Errorf("go %s at %s is too old: at least %s is required (it fetches the release that it needs by itself): see https://go.dev/dl, or take Debian's from backports", m[1], path, leastGo)
 	}
 	return path, nil
 }
 
-// goTool runs the go command so that nothing of the caller's settings shows
-// in the result, while the ways to the module proxy stay theirs.
+// goTool runs the go command. The user's settings do not affect the result,
+// except those for the module proxy.
 type goTool struct {
 	path, arch string
 	log        io.Writer
 }
 
-// fixed are the settings that decide about the result. Those a person can
-// set in go's own env file need a value here, since an empty one would let
-// the file's through.
+// environ returns the environment with all settings that affect the result.
+// Those that a user can set in go's env file need a value: an empty one would
+// not override the file.
 func (g *goTool) environ() []string {
 	drop := []string{"GOFLAGS", "GOEXPERIMENT", "GODEBUG", "GOOS", "GOARCH", "GOROOT", "GOBIN", "GO111MODULE", "GOGCCFLAGS", "CC", "CXX", "PWD"}
 	env := slices.DeleteFunc(procgroup.Environ(), func(kv string) bool {
@@ -313,9 +312,9 @@ func (g *goTool) environ() []string {
 		"GOOS=linux", "GOARCH="+g.arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off")
 }
 
-// run works in dir, which the caller removes: a go that is interrupted may leave
-// its own work there. It returns standard output, that of a go that failed too. What go says otherwise goes to the log, and
-// into the error where it fails.
+// run runs go in dir, which the caller removes: an interrupted go may leave
+// files there. It returns standard output, also if go fails. Standard error
+// goes to the log and into the error.
 func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, error) {
 	cmd := procgroup.Command(ctx, g.path, args...)
 	cmd.Dir = dir
@@ -324,7 +323,7 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 	said := &tail{max: 4 << 10}
 	cmd.Stdout = &out
 	cmd.Stderr = io.MultiWriter(g.log, said)
-	// An interrupt lets go remove its work.
+	// An interrupt lets go remove its files.
 	err := procgroup.Run(cmd, 10*time.Second)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -341,8 +340,9 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 	return out.Bytes(), nil
 }
 
-// facts are what decides beside the recipe. They are asked for in a module of
-// our own: that of the caller's directory may want another Go release.
+// facts returns the Go version, which also determines the result. It runs in a
+// module of its own: the one in the caller's directory may require another Go
+// release.
 func (g *goTool) facts(ctx context.Context, c *Cache) ([]byte, error) {
 	dir, err := c.TempDir()
 	if err != nil {
@@ -360,9 +360,9 @@ func (g *goTool) facts(ctx context.Context, c *Cache) ([]byte, error) {
 	return []byte(version), Experiments(experiments)
 }
 
-// Experiments rejects what `go env GOEXPERIMENT` printed, unless it is nothing:
-// go takes a person's own file where the variable is empty, and any value, even
-// the default's, goes into the program.
+// Experiments returns an error if `go env GOEXPERIMENT` printed anything. If
+// the variable is empty, go reads the user's env file, and any value, even the
+// default, goes into the program.
 func Experiments(said string) error {
 	if said = strings.TrimSpace(said); said != "" {
 		return fmt.Errorf("GOEXPERIMENT=%s is set in go's own file (`go env GOENV` names it), and would change the program's bytes: remove it with `go env -u GOEXPERIMENT`", said)
@@ -390,9 +390,9 @@ func (g *goTool) build(ctx context.Context, dir, pkg, ldflags string, w io.Write
 	return os.Remove(out)
 }
 
-// scratchModule writes a go.mod that requires the recipe's module and stands
-// in for its own as far as a main module has a say that a dependency has not:
-// replacements, language version, GODEBUG defaults.
+// scratchModule writes a go.mod that requires the recipe's module and repeats
+// the settings that only a main module can make: replacements, language
+// version, GODEBUG defaults.
 func (g *goTool) scratchModule(ctx context.Context, dir string, r GoRecipe) error {
 	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module scratch\n"), 0o644); err != nil {
 		return fmt.Errorf("making a scratch module: %w", err)
@@ -426,7 +426,7 @@ func (g *goTool) scratchModule(ctx context.Context, dir string, r GoRecipe) erro
 	return nil
 }
 
-// proxies says where go looks for modules, and how to do without.
+// proxies describes where go looks for modules and the alternatives.
 func (g *goTool) proxies(ctx context.Context, dir string) string {
 	out, err := g.run(ctx, dir, "env", "GOPROXY")
 	if err != nil {
@@ -439,11 +439,11 @@ func (g *goTool) proxies(ctx context.Context, dir string) string {
 	return fmt.Sprintf(": go asks %s (GOPROXY) for modules; without them, take the programs from a release server (source: url) or a directory (source: file)", strings.Join(urls, ", "))
 }
 
-// UnknownVersionError is a version of a module that does not exist.
+// UnknownVersionError means that a module has no such version.
 type UnknownVersionError struct {
 	Module, Version string
-	// Newest are the newest release and, where there is one, the newest of the
-	// same minor version.
+	// Newest is the newest release, followed by the newest of the same minor
+	// version if that differs.
 	Newest []string
 }
 
@@ -451,7 +451,8 @@ func (e *UnknownVersionError) Error() string {
 	return fmt.Sprintf("the Go module proxy has no %s %s: the newest is %s", e.Module, e.Version, strings.Join(e.Newest, ", of that minor version "))
 }
 
-// unknownVersion tells whether a download failed for want of that version.
+// unknownVersion returns an UnknownVersionError if the proxy has other versions
+// only.
 func (g *goTool) unknownVersion(ctx context.Context, dir string, r GoRecipe) error {
 	out, err := g.run(ctx, dir, "list", "-m", "-versions", r.Module)
 	if err != nil {
@@ -462,7 +463,7 @@ func (g *goTool) unknownVersion(ctx context.Context, dir string, r GoRecipe) err
 		return nil
 	}
 	newest, same := "", ""
-	for _, v := range all[1:] { // in ascending order, behind the module's name
+	for _, v := range all[1:] { // ascending, after the module's name
 		if semver.Prerelease(v) != "" {
 			continue
 		}

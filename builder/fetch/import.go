@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// readAgain is how often Import begins again where two readings differ.
+// readAgain is how often Import starts again if two readings differ.
 const readAgain = 3
 
-// Import stores what read yields each time it is called, which a person may be editing:
-// only bytes that two readings agree on, or that the cache has already.
+// Import stores the bytes that read writes, and calls it twice: a person may be
+// editing the source. It stores only bytes on which both readings agree.
 func (c *Cache) Import(ctx context.Context, read func(ctx context.Context, w io.Writer) error) (sha string, err error) {
 	for range readAgain {
 		h := sha256.New()
@@ -43,8 +43,8 @@ func (c *Cache) Import(ctx context.Context, read func(ctx context.Context, w io.
 	return "", errChanges
 }
 
-// ImportFile is Import of a file that is open. Unless anew is set, one that nobody has
-// written to since it was imported is not read again.
+// ImportFile imports an open file. Unless anew is set, a file that has not
+// changed since its last import is not read again.
 func (c *Cache) ImportFile(ctx context.Context, f *os.File, anew bool) (sha string, err error) {
 	for range readAgain {
 		now := time.Now()
@@ -80,8 +80,8 @@ func (c *Cache) ImportFile(ctx context.Context, f *os.File, anew bool) (sha stri
 	return "", errChanges
 }
 
-// importKey is the key of what a file has in a state that was looked up after now. It
-// is empty where something else may be written later and leave the same state.
+// importKey returns the key for the content of a file whose state was read
+// after now. It is empty if a later write could leave the same state.
 func importKey(fi fs.FileInfo, now time.Time) string {
 	id, times := FileState(fi), changedAt(fi)
 	if id == "" || len(times) == 0 {

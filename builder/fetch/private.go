@@ -11,9 +11,9 @@ import (
 // subdirs are the directories of a cache.
 var subdirs = []string{"blobs", "sound", "used", "keys", "locks", "programs", "tmp"}
 
-// private makes the cache's directories, for this user alone, and rejects those that
-// anybody else could have written to. Notes, keys and programs in a cache are
-// believed: whoever writes there decides what is run, and what goes into images.
+// private creates the cache's directories for this user alone and rejects those
+// that another user could have written to. Notes, keys and programs in a cache
+// are trusted: they decide which code runs and what goes into images.
 func private(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -28,7 +28,8 @@ func private(dir string) error {
 	if err := ours(dir, us); err != nil {
 		return err
 	}
-	// Of the cache itself, which may be a link, more is required than of those above it.
+	// The cache itself, which may be a link, is checked more strictly than its
+	// parents.
 	if err := above(filepath.Join(dir, "blobs"), us); err != nil {
 		return err
 	}
@@ -43,7 +44,8 @@ func private(dir string) error {
 	return errors.Join(errs...)
 }
 
-// ownerHere is whom the files of this process belong to in dir: a server may map users.
+// ownerHere returns the owner of files that this process creates in dir: a
+// server may map users.
 func ownerHere(dir string) (uint32, error) {
 	f, err := os.CreateTemp(dir, ".owner-")
 	if err != nil {
@@ -58,8 +60,8 @@ func ownerHere(dir string) (uint32, error) {
 	return ownerOf(fi), nil
 }
 
-// tighten takes the right to write from others where dir was made for a new cache,
-// as volumes of containers are.
+// tighten removes the write permission of others from an empty directory that
+// was made for a new cache, such as a container's volume.
 func tighten(dir string) error {
 	fi, err := os.Stat(dir)
 	if err != nil || fi.Mode()&0o022 == 0 || fi.Mode()&fs.ModeSticky != 0 {
@@ -71,17 +73,17 @@ func tighten(dir string) error {
 	}
 	for _, e := range list {
 		if e.Name() != "lost+found" {
-			return nil // not a new one
+			return nil // not a new cache
 		}
 	}
-	// Where the directory is another user's, ours says so.
+	// If the directory is another user's, ours rejects it.
 	_ = os.Chmod(dir, fi.Mode().Perm()&^0o022)
 	return nil
 }
 
-// above rejects a cache that others could exchange: it checks the directories on the
-// way to dir, and on the way to where links among them lead. A directory that is sticky,
-// as /tmp, or writable for this user's own group, as a home may be, is accepted.
+// above rejects a cache that others could exchange: it checks the parents of
+// dir, and those of link targets among them. It accepts directories that are
+// sticky, like /tmp, or writable for this user's own group, as a home may be.
 func above(dir string, us uint32) error {
 	for p := filepath.Dir(dir); ; p = filepath.Dir(p) {
 		fi, err := os.Lstat(p)
@@ -117,9 +119,9 @@ func above(dir string, us uint32) error {
 	}
 }
 
-// hostRoot is whom this process sees as the owner of root's files: in a user namespace
-// that does not map root, as in a rootless container, the user that stands for all that
-// are not mapped.
+// hostRoot returns the owner of root's files as this process sees it. In a user
+// namespace that does not map root, as in a rootless container, that is the
+// overflow user.
 func hostRoot() uint32 {
 	fi, err := os.Stat("/proc/sys")
 	if err != nil {
@@ -128,7 +130,7 @@ func hostRoot() uint32 {
 	return ownerOf(fi)
 }
 
-// owned reports whether a file belongs to this user or root.
+// owned returns an error unless a file belongs to this user or root.
 func owned(path string, fi fs.FileInfo, us uint32) error {
 	if o := ownerOf(fi); o != us && o != uint32(os.Geteuid()) && o != 0 {
 		return fmt.Errorf("%s belongs to user %d, who could exchange programs and inputs in it: name a cache of your own", path, o)
@@ -136,8 +138,7 @@ func owned(path string, fi fs.FileInfo, us uint32) error {
 	return nil
 }
 
-// ours reports whether nobody but this user and root can have written to dir. An
-// ordinary user trusts root; root trusts nobody else.
+// ours returns an error unless only this user and root can have written to dir.
 func ours(dir string, us uint32) error {
 	for _, stat := range []func(string) (fs.FileInfo, error){os.Lstat, os.Stat} {
 		fi, err := stat(dir)

@@ -17,13 +17,13 @@ import (
 // Stored is a blob of the cache.
 type Stored struct {
 	SHA256 string    `json:"sha256"`
-	Size   int64     `json:"size"` // with what was laid down of it as a program
-	Used   time.Time `json:"used"` // by a build, last
-	owners []uint32  // of the blob and of the mark of its use
+	Size   int64     `json:"size"` // with its executable copies
+	Used   time.Time `json:"used"` // last use by a build
+	owners []uint32  // of the blob and of its use mark
 	copies []string
 }
 
-// List returns the blobs, those used last first.
+// List returns the blobs, the most recently used first.
 func (c *Cache) List() ([]Stored, error) {
 	dir := filepath.Join(c.dir, "blobs")
 	entries, err := os.ReadDir(dir)
@@ -66,12 +66,12 @@ func (c *Cache) List() ([]Stored, error) {
 	return out, nil
 }
 
-// programs are the copies of blobs, with their sizes.
+// programs returns the executable copies of blobs, with their sizes.
 func (c *Cache) programs() (map[string]int64, error) {
 	return c.sizes("programs")
 }
 
-// sizes are those of a directory's files, by path.
+// sizes returns the sizes of a directory's files in bytes, by path.
 func (c *Cache) sizes(dir string) (map[string]int64, error) {
 	out := map[string]int64{}
 	err := filepath.WalkDir(filepath.Join(c.dir, dir), func(path string, e fs.DirEntry, err error) error {
@@ -90,7 +90,7 @@ func (c *Cache) sizes(dir string) (map[string]int64, error) {
 	return out, nil
 }
 
-// skipGone lets a walk go on where another process has removed something.
+// skipGone ignores the error of a file that another process has removed.
 func skipGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -98,8 +98,8 @@ func skipGone(err error) error {
 	return err
 }
 
-// Notes is what the cache holds besides inputs, in bytes: which recipe led to
-// which, and what running builds have begun.
+// Notes returns the bytes of the keys, notes, locks and unfinished blobs in the
+// cache.
 func (c *Cache) Notes() (int64, error) {
 	var sum int64
 	for _, dir := range []string{"keys", "sound", "used", "locks", "tmp"} {
@@ -116,23 +116,23 @@ func (c *Cache) Notes() (int64, error) {
 
 // Limits are what Prune leaves. A zero value sets no limit.
 type Limits struct {
-	// UsedSince takes away what was not used since then.
+	// UsedSince removes blobs that were last used before.
 	UsedSince time.Time
-	// Keep takes away what was used longest ago, until no more than so many
-	// bytes are left. Nil: no limit.
+	// Keep removes the least recently used blobs until at most so many bytes are
+	// left. Nil means no limit.
 	Keep *int64
-	// DryRun takes nothing away and reports what would go.
+	// DryRun removes nothing, and reports what would be removed.
 	DryRun bool
 }
 
-// Pruned is what Prune did.
+// Pruned is the result of Prune.
 type Pruned struct {
-	// Freed went, Left stay. InUse is the part of Left that should have gone,
-	// but a build that is running may need it.
+	// Freed blobs were removed, Left ones remain. InUse is the part of Left that
+	// was to be removed, but that a running build may need.
 	Freed, Left, InUse Amount
 }
 
-// Amount of blobs.
+// Amount is a number of blobs and their size.
 type Amount struct {
 	Blobs int   `json:"blobs"`
 	Bytes int64 `json:"bytes"`
@@ -143,13 +143,12 @@ func (a *Amount) add(s Stored) {
 	a.Bytes += s.Size
 }
 
-// Prune takes blobs away that were not used lately. It is safe beside builds:
-// none begins while it works, and what a running one has used since it began,
-// it keeps. What a running build has not come to yet may go; it makes or
-// fetches that again.
+// Prune removes blobs as the limits say. Builds may run meanwhile: no new one
+// starts, and blobs that a running one has used stay. It fetches or makes
+// others again if it needs them.
 func (c *Cache) Prune(l Limits) (Pruned, error) {
 	var p Pruned
-	// The order is that of newSession and Has, which never hold both.
+	// The order does not matter to newSession and Has, which never hold both.
 	for _, d := range []string{"tmp", "blobs"} {
 		unlock, err := lockDir(filepath.Join(c.dir, d), unix.LOCK_EX)
 		if err != nil {
@@ -198,8 +197,8 @@ func (c *Cache) Prune(l Limits) (Pruned, error) {
 	return p, errors.Join(errs...)
 }
 
-// dropNotes removes what belongs to blobs that are gone, and, while nobody can
-// hold them, the locks.
+// dropNotes removes the notes of removed blobs and, if no other session runs,
+// the locks.
 func (c *Cache) dropNotes(alone bool) error {
 	var errs []error
 	drop := func(dir string, useless func(name string) bool) {
@@ -240,15 +239,14 @@ type session struct {
 	owner   uint32
 }
 
-// mayUse tells whether the session relies on a blob: it has used it since it
-// began, or it may have been unable to leave its mark, since the blob or the mark
-// is another user's.
+// mayUse reports whether the session may rely on a blob: it was used since the
+// session began, or the session may have been unable to mark it, since blob or
+// mark are another user's.
 func (r session) mayUse(s Stored) bool {
 	return !s.Used.Before(r.started) || r.owner != 0 && slices.ContainsFunc(s.owners, func(o uint32) bool { return o != r.owner })
 }
 
-// others lists the living sessions but this one. Whoever calls it holds the
-// lock on tmp.
+// others returns the other living sessions. The caller holds the lock on tmp.
 func (c *Cache) others() ([]session, error) {
 	tmp := filepath.Join(c.dir, "tmp")
 	entries, err := os.ReadDir(tmp)
@@ -265,7 +263,7 @@ func (c *Cache) others() ([]session, error) {
 			unlock() // its process is gone
 			continue
 		}
-		r := session{} // one we cannot look into may use everything
+		r := session{} // one that we cannot read may use everything
 		if fi, err := os.Stat(filepath.Join(dir, startedFile)); err == nil {
 			r = session{fi.ModTime(), ownerOf(fi)}
 		} else if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {

@@ -17,27 +17,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A blob's name is the digest of its bytes, and a disk may still give other
-// bytes back: a bit has flipped, a file was cut short, somebody has edited
-// it. So a session hashes a blob the first time it uses it, unless the blob's
-// inode, size and change time are those noted when it was hashed last. With
-// HashAll the note counts for nothing. A damaged blob is removed, and with
-// that the input is fetched or made again.
+// A disk may return other bytes than were written, and a person may edit a
+// blob. So a session hashes a blob at its first use, unless its inode, size and
+// times are those noted when it was last hashed. HashAll ignores these notes. A
+// damaged blob is removed, and then fetched or made again.
 //
-// The session keeps the state in which it admitted each blob. What is read later
-// is good only if the blob is still in that state: Unchanged tells, and a build
-// asks it before its result gets a name.
+// A session keeps the state in which it admitted each blob. Later reads are
+// valid only if the blob is still in that state: a build calls Unchanged before
+// its result gets a name.
 
-// HashAll makes this session hash every blob on its first use, also those
-// that look unchanged. Call it before the first use.
+// HashAll makes this session hash every blob at its first use, also those that
+// seem unchanged. Call it before the first use.
 func (c *Cache) HashAll() { c.hashAll = true }
 
-// Until makes reading blobs for their digests end with ctx: a blob can have
-// gigabytes. Call it before the first use.
+// Until ends the hashing of blobs, which may have gigabytes, with ctx. Call it
+// before the first use.
 func (c *Cache) Until(ctx context.Context) { c.until = ctx }
 
-// rederive forgets, where this session trusts nothing, what a key led to: a key
-// may have been turned to another sound blob, and no lock knows this one.
+// rederive forgets the blob of a key, once in a session with HashAll: the key
+// may have been changed to name another valid blob, and no image.lock has its
+// digest.
 func (c *Cache) rederive(key string) error {
 	if !c.hashAll {
 		return nil
@@ -48,21 +47,22 @@ func (c *Cache) rederive(key string) error {
 	return c.Forget(key)
 }
 
-// OnDamage sets what is called, possibly from several goroutines, with the
-// name of each damaged blob that was removed. Call it before the first use.
+// OnDamage sets a function that is called with the name of each damaged blob
+// that was removed, possibly from several goroutines. Call it before the first
+// use.
 func (c *Cache) OnDamage(tell func(sha string)) { c.damaged = tell }
 
-// verdict is what this session knows of a blob.
+// verdict is the state of a blob in this session.
 type verdict struct {
 	mu sync.Mutex
-	// admitted is the file as it was when it was found sound; nil: it was not.
+	// admitted is the state in which the file was valid; nil: it is not admitted.
 	admitted fs.FileInfo
-	// changed: it was in another state after it was admitted. What has been read
-	// of it meanwhile may be anything.
+	// changed means that its state has changed since then: bytes read from it may
+	// be wrong.
 	changed bool
 }
 
-// look compares the blob's file with the one that was admitted.
+// look compares the blob's file with the admitted state.
 func (v *verdict) look(path string) {
 	if v.admitted == nil {
 		return
@@ -77,8 +77,8 @@ func (c *Cache) verdictOf(sha string) *verdict {
 	return v.(*verdict)
 }
 
-// Has reports whether the blob is there, complete and undamaged. If it is, it
-// stays for as long as this session lasts.
+// Has reports whether the blob exists, complete and undamaged. If so, it is
+// kept for as long as this session lasts.
 func (c *Cache) Has(sha string) bool {
 	v := c.verdictOf(sha)
 	v.mu.Lock()
@@ -86,7 +86,8 @@ func (c *Cache) Has(sha string) bool {
 	return c.has(sha, v) == nil
 }
 
-// has is Has for who holds the verdict's lock. The error says what is wrong.
+// has is Has for a caller that holds the verdict's lock. The error is the
+// reason.
 func (c *Cache) has(sha string, v *verdict) (err error) {
 	if v.look(c.BlobPath(sha)); v.admitted == nil {
 		v.admitted, err = c.admit(sha)
@@ -94,9 +95,9 @@ func (c *Cache) has(sha string, v *verdict) (err error) {
 	return err
 }
 
-// admit looks at a blob on its first use in this session, and marks it as
-// used: nobody may prune it between the look and the mark. It returns the state in
-// which the blob was found sound.
+// admit checks a blob at its first use in this session and marks it as used;
+// Prune cannot remove it in between. It returns the state in which the blob was
+// valid.
 func (c *Cache) admit(sha string) (fs.FileInfo, error) {
 	if !isSHA256(sha) {
 		return nil, fs.ErrNotExist
@@ -129,11 +130,11 @@ func (c *Cache) admit(sha string) (fs.FileInfo, error) {
 	return fi, nil
 }
 
-// Unchanged reports, as an error, the blobs that have changed since this session
-// admitted them: whatever was read of them counts for nothing.
+// Unchanged returns an error for each blob that has changed since this session
+// admitted it: bytes read from it may be wrong.
 func (c *Cache) Unchanged() error { return c.unchangedBut("") }
 
-// unchangedBut is Unchanged without one blob, that nobody has read.
+// unchangedBut is Unchanged for all blobs but one, which was not read.
 func (c *Cache) unchangedBut(one string) error {
 	var changed []string
 	c.verdicts.Range(func(sha, v any) bool {
@@ -160,8 +161,7 @@ func (c *Cache) changedError(sha string) error {
 	return fmt.Errorf("cached input %s has changed while it was used (%s): run the build again, which fetches or makes it again where it is damaged; if this repeats, find the program that writes to the cache", sha, c.BlobPath(sha))
 }
 
-// drop removes a damaged blob, unless it is no longer the file that was found
-// damaged.
+// drop removes a damaged blob, unless its file has changed since.
 func (c *Cache) drop(sha string, damaged fs.FileInfo) (removed bool, err error) {
 	unlock, err := c.lockNames()
 	if err != nil {
@@ -179,15 +179,15 @@ func (c *Cache) drop(sha string, damaged fs.FileInfo) (removed bool, err error) 
 	return err == nil, err
 }
 
-// lockNames keeps other sessions from giving a blob its name, or taking it away.
-// It is held for a moment only.
+// lockNames keeps other sessions from naming or removing blobs. Hold it only
+// briefly.
 func (c *Cache) lockNames() (func(), error) {
 	return lockDir(filepath.Join(c.dir, "sound"), unix.LOCK_EX)
 }
 
-// mark notes that the blob was used. The mark is a file of its own: one on the
-// blob would change the state by which other sessions know it. Where marking is
-// not ours to do, Prune knows by the owners.
+// mark records that the blob was used, in a separate file: a new time of the
+// blob itself would change the state that other sessions compare. If another
+// user owns the mark, Prune keeps the blob because of the owners.
 func (c *Cache) mark(sha string) {
 	path, at := c.markPath(sha), c.markTime()
 	if err := os.Chtimes(path, time.Time{}, at); !errors.Is(err, fs.ErrNotExist) {
@@ -210,15 +210,15 @@ func isSHA256(s string) bool {
 
 func (c *Cache) notePath(sha string) string { return filepath.Join(c.dir, "sound", sha) }
 
-// noted reports whether the file is the one that was hashed last.
+// noted reports whether the file is in the noted state.
 func (c *Cache) noted(sha string, fi fs.FileInfo) bool {
 	id := FileState(fi)
 	b, err := os.ReadFile(c.notePath(sha))
 	return err == nil && id != "" && string(b) == id
 }
 
-// note keeps that the blob has its digest in that state. Without the note it is
-// hashed once more, so failing to write one is not an error.
+// note records the state in which the blob had its digest. An error is ignored:
+// without the note the blob is hashed once more.
 func (c *Cache) note(sha string, fi fs.FileInfo) {
 	id := FileState(fi)
 	if id == "" || c.noted(sha, fi) {
@@ -234,11 +234,11 @@ func (c *Cache) note(sha string, fi fs.FileInfo) {
 	}
 }
 
-// errChanges says that a file did not keep still while it was hashed.
+// errChanges means that a file changed while it was hashed.
 var errChanges = errors.New("it changes while it is read: find the program that writes to it")
 
-// hashBlob reads a blob and returns the state that it was in from before the first
-// byte until after the last. Bytes of another digest are a *DigestError.
+// hashBlob hashes a blob and returns its state, which did not change meanwhile.
+// A wrong digest is a *DigestError.
 func hashBlob(ctx context.Context, path, want string) (fs.FileInfo, error) {
 	for range 5 {
 		begun := time.Now()
@@ -252,14 +252,14 @@ func hashBlob(ctx context.Context, path, want string) (fs.FileInfo, error) {
 			case <-ctx.Done():
 				return nil, ctx.Err()
 			}
-			continue // what was written since may have left no trace
+			continue // a write since then may have left the same time stamp
 		}
 		now, err := os.Lstat(path)
 		if err != nil {
 			return nil, err
 		}
 		if !sameState(now, before) {
-			continue // which of its states was hashed is not known
+			continue // it is unknown which state was hashed
 		}
 		if got != want {
 			return before, &DigestError{Want: want, Got: got, Size: n}
@@ -269,8 +269,8 @@ func hashBlob(ctx context.Context, path, want string) (fs.FileInfo, error) {
 	return nil, fmt.Errorf("reading %s: %w", path, errChanges)
 }
 
-// hashFile returns the state of a file before it was read, and the digest and number
-// of the bytes that were read.
+// hashFile returns the state of a file before it is read, and the digest and
+// number of the bytes.
 func hashFile(ctx context.Context, path string) (before fs.FileInfo, sha string, n int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -285,16 +285,17 @@ func hashFile(ctx context.Context, path string) (before fs.FileInfo, sha string,
 	return before, hex.EncodeToString(h.Sum(nil)), n, err
 }
 
-// stampTime and coarseStampTime bound the time between two time stamps of a file system,
-// the latter of one that has only whole seconds: FAT's are two seconds apart, Linux's
+// stampTime and coarseStampTime are upper bounds of the time between two ticks
+// of a file system's time stamps; the latter if they are whole seconds. FAT's
+// tick every two seconds, others on Linux at least 100 times a second.
 // clock for other file systems ticks at least 100 times a second.
 const (
 	stampTime       = 20 * time.Millisecond
 	coarseStampTime = 2 * time.Second
 )
 
-// unsettled returns how long a write may still leave a file with the time stamp that it
-// has: the stamp does not change with each write, only with each tick of a clock.
+// unsettled returns how long a write may still leave the time stamp at
+// unchanged: stamps change only with a tick of the clock.
 func unsettled(at, now time.Time) time.Duration {
 	d := stampTime
 	if at.Nanosecond() == 0 {
@@ -306,7 +307,7 @@ func unsettled(at, now time.Time) time.Duration {
 	return 0
 }
 
-// settle dates a file back, so that every later write shows in its state.
+// settle dates a file back, so that every later write changes its state.
 func settle(f *os.File) error {
 	fi, err := f.Stat()
 	if err != nil {
@@ -315,8 +316,8 @@ func settle(f *os.File) error {
 	return os.Chtimes(f.Name(), time.Time{}, fi.ModTime().Add(-coarseStampTime))
 }
 
-// sameState reports whether nobody has replaced the file or written to it between
-// two looks.
+// sameState reports whether two states are of a file that was neither replaced
+// nor written to in between.
 func sameState(a, b fs.FileInfo) bool {
 	if id := FileState(a); id != "" {
 		return id == FileState(b)
@@ -324,15 +325,15 @@ func sameState(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
-// Verified is what Verify found.
+// Verified is the result of Verify.
 type Verified struct {
 	Sound   Amount   `json:"sound"`
-	Damaged []Stored `json:"damaged"` // removed, unless only looked for
+	Damaged []Stored `json:"damaged"` // removed, except in a dry run
 }
 
-// Verify hashes every blob. Damaged ones are removed unless dryRun is set:
-// the next build that needs one fetches or makes it again. A blob that cannot
-// be read is an error; the others are verified all the same.
+// Verify hashes every blob. It removes damaged ones unless dryRun is set; the
+// next build that needs one fetches or makes it again. A blob that cannot be
+// read is an error, but the others are verified too.
 func (c *Cache) Verify(ctx context.Context, dryRun bool, progress func(done, total int64)) (Verified, error) {
 	v := Verified{Damaged: []Stored{}}
 	blobs, err := c.List()

@@ -17,7 +17,7 @@ import (
 	"github.com/ulikunitz/xz/lzma"
 )
 
-// compressions are told by the first bytes, whatever a file is called.
+// compressions are recognized by the first bytes, not by the file name.
 var compressions = []struct {
 	name   string
 	magics []string
@@ -26,12 +26,12 @@ var compressions = []struct {
 	{"gzip", []string{"\x1f\x8b\x08"}, func(r *bufio.Reader) (io.Reader, error) { return gzip.NewReader(r) }},
 	{"zstd", []string{"\x28\xb5\x2f\xfd"}, openZstd},
 	{"xz", []string{"\xfd7zXZ\x00"}, openXZ},
-	// A digit for the size of the blocks (see magicOf), and what the first block or
-	// the end of an empty file begins with.
+	// Without the digit for the block size (see magicOf): a first block, or the
+	// end of an empty file.
 	{"bzip2", []string{"BZh1AY&SY", "BZh\x17\x72\x45\x38\x50\x90"}, func(r *bufio.Reader) (io.Reader, error) { return bzip2.NewReader(r), nil }},
 }
 
-// magicOf is the start of a file without the digit in that of bzip2.
+// magicOf returns the start of a file without bzip2's digit for the block size.
 func magicOf(head []byte) string {
 	s := string(head)
 	if len(s) > 3 && strings.HasPrefix(s, "BZh") && s[3] >= '1' && s[3] <= '9' {
@@ -42,8 +42,8 @@ func magicOf(head []byte) string {
 
 const tarHeader = 512
 
-// isTar reports whether a file begins with a tar header: its checksum is that of
-// all its bytes, its own taken for blanks.
+// isTar reports whether a file begins with a tar header, whose checksum is the
+// sum of all its bytes, with blanks in place of the checksum.
 func isTar(head []byte) bool {
 	if len(head) < tarHeader {
 		return false
@@ -62,15 +62,15 @@ func isTar(head []byte) bool {
 	return sum == want
 }
 
-// maxWindow is how much of its output a compression may refer back to, and
-// with that the memory that uncompressing takes. xz -9 asks for 64 MiB, zstd
-// --long=27 for 128 MiB; a header may claim gigabytes.
+// maxWindow limits how far back, in bytes, compressed data may refer, and so
+// the memory for uncompressing it. xz -9 uses 64 MiB, zstd --long=27 128 MiB; a
+// header may claim gigabytes.
 const maxWindow = 512 << 20
 
 var errWindow = fmt.Errorf("it asks for more than %d MiB of memory: compress it again with a smaller dictionary or window", maxWindow>>20)
 
-// openXZ looks at the first block's header for the size of its dictionary,
-// which the library takes as it is.
+// openXZ checks the dictionary size in the first block's header, since the
+// library does not limit it.
 func openXZ(r *bufio.Reader) (io.Reader, error) {
 	head, err := r.Peek(12 + 2 + 2*9 + 3)
 	if len(head) < 12+2 { // too short for a block
@@ -81,7 +81,7 @@ func openXZ(r *bufio.Reader) (io.Reader, error) {
 	}
 	block := head[12:]
 	at := 2
-	for _, has := range []byte{0x40, 0x80} { // compressed and uncompressed size
+	for _, has := range []byte{0x40, 0x80} { // optional compressed and uncompressed size
 		for more := block[1]&has != 0; more && at < len(block); at++ {
 			more = block[at]&0x80 != 0
 		}
@@ -102,9 +102,9 @@ func openZstd(r *bufio.Reader) (io.Reader, error) {
 	return d.IOReadCloser(), nil
 }
 
-// Uncompressed returns the blob that holds sha's bytes uncompressed: sha
-// itself where it is not compressed at all. A few kilobytes can uncompress to
-// any size; what has more than limit bytes is rejected.
+// Uncompressed returns the blob of sha's bytes uncompressed, or sha if it is
+// not compressed. More than limit bytes are rejected: a few kilobytes can
+// uncompress to any size.
 func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (string, error) {
 	f, err := c.OpenBlob(sha)
 	if err != nil {
@@ -118,7 +118,7 @@ func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (strin
 		head = head[:n]
 	}
 	if isTar(head) {
-		return sha, nil // its first file's name may begin like a compression
+		return sha, nil // the name of its first file may look like a compression
 	}
 	start := magicOf(head)
 	for _, z := range compressions {

@@ -1,11 +1,11 @@
-// Package gpt makes and reads GUID partition tables. It is the one place that
-// uses go-diskfs, and uses nothing of it but the GPT: its encoding is sound
-// and deterministic once every GUID and place is given.
+// Package gpt encodes and reads GUID partition tables. Only this package uses
+// go-diskfs, and only its GPT code, whose output is deterministic once all
+// GUIDs and offsets are given.
 //
-// Encode is pure: it returns the bytes for the two ends of the disk. Read
-// checks a table's headers before it lets the library near them, because the
-// library believes their sizes, and it tells a disk that was cut short from
-// one that never had a table.
+// Encode is pure: it returns the bytes for both ends of the disk. Read checks
+// the headers before the library does, because the library trusts their sizes,
+// and it distinguishes a disk that was cut short from one that never had a
+// table.
 package gpt
 
 import (
@@ -26,27 +26,28 @@ import (
 // UEFI specification list them.
 const (
 	TypeESP       = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b"
-	TypeBasicData = "ebd0a0a2-b9e5-4433-87c0-68b6b72699c7" // what Windows shows to people
+	TypeBasicData = "ebd0a0a2-b9e5-4433-87c0-68b6b72699c7" // visible in Windows
 	TypeLinux     = "0fc63daf-8483-4772-8e79-3d69d8477de4"
 	TypeRootAMD64 = "4f68bce3-e8cd-4db1-96e7-fbcaf984b709"
 	TypeRootARM64 = "b921b045-1df0-41c3-af44-4c6f280d3fae"
 	TypeVar       = "4d21b016-b534-45c2-a9fb-5c16e091fd2d"
 )
 
-// NoAuto is the attribute that keeps systemd-gpt-auto-generator away.
+// NoAuto is the attribute that makes systemd-gpt-auto-generator ignore a
+// partition.
 const NoAuto = uint64(1) << 63
 
-// Sectors are the sizes of a logical block that disks have. A table counts in
-// them, so one for the other size is not found.
+// Sizes of a logical sector in bytes. A table counts in sectors, so it is not
+// found on a disk with the other size.
 const (
 	Sector512  = 512
 	Sector4096 = 4096
 )
 
-// entries of 128 bytes are what every table has.
+// Every table has 128 entries of 128 bytes.
 const entries, entryBytes = 128, 128
 
-// arraySize is what all entries take.
+// arraySize is the size of all entries in bytes.
 const arraySize = entries * entryBytes
 
 // Table is a partition table. Offsets and sizes are bytes.
@@ -59,11 +60,11 @@ type Table struct {
 	Partitions []Partition
 }
 
-// HeadSize is what a table takes at the beginning of a disk with sectors of
-// that size, with the protective MBR.
+// HeadSize returns the bytes that a table needs at the beginning of a disk,
+// with the protective MBR.
 func HeadSize(sector int64) int64 { return 2*sector + arraySize }
 
-// TailSize is what the table's copy takes at the end.
+// TailSize returns the bytes that the table's copy needs at the end.
 func TailSize(sector int64) int64 { return sector + arraySize }
 
 // Partition is one entry of the table; entries are numbered in order, from 1.
@@ -75,15 +76,15 @@ type Partition struct {
 }
 
 var (
-	// ErrNoTable says that there is no GPT.
+	// ErrNoTable means that there is no GPT.
 	ErrNoTable = errors.New("no GUID partition table")
-	// ErrTruncated says that there is a GPT of a larger disk.
+	// ErrTruncated means that the GPT was made for a larger disk.
 	ErrTruncated = errors.New("cut short")
 )
 
-// TruncatedError is ErrTruncated with how much there is.
+// TruncatedError is an ErrTruncated with both sizes.
 type TruncatedError struct {
-	Disk, Size int64 // bytes that there should be, and that there are
+	Disk, Size int64 // bytes according to the table, and actual bytes
 }
 
 func (e *TruncatedError) Error() string {
@@ -92,7 +93,7 @@ func (e *TruncatedError) Error() string {
 
 func (e *TruncatedError) Unwrap() error { return ErrTruncated }
 
-// check says everything that is wrong with the table.
+// check returns all errors of the table.
 func (t *Table) check() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -140,7 +141,7 @@ func Encode(t Table) (head, tail []byte, err error) {
 	if err := t.check(); err != nil {
 		return nil, nil, fmt.Errorf("making the partition table: %w", err)
 	}
-	// An empty GUID would be filled with a random one.
+	// The library would replace an empty GUID with a random one.
 	if _, err := uuid.Parse(t.GUID); err != nil {
 		return nil, nil, fmt.Errorf("making the partition table: disk GUID %q: %w", t.GUID, err)
 	}
@@ -158,21 +159,20 @@ func Encode(t Table) (head, tail []byte, err error) {
 	if err := lib.Write(ends, t.Size); err != nil {
 		return nil, nil, fmt.Errorf("making the partition table: %w", err)
 	}
-	// The MBR entry of a disk beyond 2^32 sectors ends where the format ends.
+	// An MBR entry cannot describe more than 2^32 sectors.
 	if t.Size/t.SectorSize-1 > 1<<32-1 {
 		binary.LittleEndian.PutUint32(ends.head[446+12:], 1<<32-1)
 	}
 	return ends.head, ends.tail, nil
 }
 
-// ends is the disk that the library writes to and reads from: its two ends
-// in memory.
+// ends is the disk that the library reads and writes: its two ends, in memory.
 type ends struct {
 	head, tail []byte
 	size       int64
 }
 
-// at finds the bytes of n bytes at an offset.
+// at returns the n bytes at an offset.
 func (e *ends) at(off int64, n int) ([]byte, error) {
 	if off >= 0 && off+int64(n) <= int64(len(e.head)) {
 		return e.head[off:][:n], nil
@@ -204,9 +204,9 @@ func (e *ends) Read([]byte) (int, error)   { return 0, fs.ErrInvalid }
 func (e *ends) Stat() (fs.FileInfo, error) { return nil, fs.ErrInvalid }
 func (e *ends) Close() error               { return nil }
 
-// Read reads the table of a disk, image or device of that size. The copy at
-// the end is used where the first is damaged, but not where the disk is
-// larger than the table: an image that was put on a larger device is sound.
+// Read reads the table of a disk or image of size bytes, or its copy at the end
+// if the first is damaged. A disk larger than the table is valid: an image on a
+// larger device.
 func Read(r io.ReaderAt, size int64) (*Table, error) {
 	t, err := read(r, size)
 	if err != nil {
@@ -216,8 +216,8 @@ func Read(r io.ReaderAt, size int64) (*Table, error) {
 }
 
 func read(r io.ReaderAt, size int64) (*Table, error) {
-	// The size of the sectors shows only in where the table is. A sound first
-	// header decides; else a copy at the end is looked for.
+	// Only the position of the table shows the sector size. Try the first header
+	// for each size, then the copy at the end.
 	var errs []error
 	for _, copyOnly := range []bool{false, true} {
 		for _, sector := range []int64{Sector512, Sector4096} {
@@ -228,8 +228,8 @@ func read(r io.ReaderAt, size int64) (*Table, error) {
 			errs = append(errs, err)
 		}
 	}
-	// What is said of the usual size comes first; "no header at all" is the
-	// least that can be said.
+	// Prefer an error that says more than "no table", for the usual sector size
+	// first.
 	for _, err := range errs {
 		if err.Error() != ErrNoTable.Error() {
 			return nil, err
@@ -238,7 +238,8 @@ func read(r io.ReaderAt, size int64) (*Table, error) {
 	return nil, errs[0]
 }
 
-// readSectors reads a table for sectors of one size.
+// readSectors reads a table for one sector size; copyOnly ignores an invalid
+// first header.
 func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, error) {
 	headSize, tailSize := HeadSize(sector), TailSize(sector)
 	if size < headSize+tailSize {
@@ -257,7 +258,7 @@ func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, erro
 	case primary.other > uint64(1)<<50:
 		return nil, fmt.Errorf("%w: its copy is nowhere", ErrNoTable)
 	default:
-		// Where the copy is tells how large the disk was made.
+		// The position of the copy shows for which disk size the table was made.
 		disk = int64(primary.other+1) * sector
 		if disk > size {
 			return nil, &TruncatedError{Disk: disk, Size: size}
@@ -270,7 +271,7 @@ func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, erro
 	if _, errTail := r.ReadAt(tail, disk-tailSize); errTail != nil {
 		return nil, errTail
 	}
-	// What did not pass is not shown to the library.
+	// The library must not see invalid headers.
 	if err != nil {
 		clear(head[sector : 2*sector])
 	}
@@ -297,7 +298,8 @@ func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, erro
 	return t, t.check()
 }
 
-// header is what of a header must be known before the library may read it.
+// header is the one field of a header that read needs: the sector of the other
+// header.
 type header struct{ other uint64 }
 
 func parseHeader(b []byte, lba uint64, sector int64) (*header, error) {
@@ -326,7 +328,7 @@ func parseHeader(b []byte, lba uint64, sector int64) (*header, error) {
 	return &header{other: le.Uint64(b[32:])}, nil
 }
 
-// Verify checks that both copies of the table are sound and say the same.
+// Verify checks that both copies of the table are valid and equal.
 func Verify(r io.ReaderAt, size int64) error {
 	t, err := Read(r, size)
 	if err != nil {
@@ -357,9 +359,9 @@ func Verify(r io.ReaderAt, size int64) error {
 	return errors.Join(errs...)
 }
 
-// The protective MBR's entry repeats begin and end in cylinders, heads and
-// sectors, which nobody reads any more. We leave them zero; tools that move
-// the table's copy to the end of a larger device fill them in.
+// The protective MBR's entry repeats its range as cylinders, heads and sectors,
+// which are obsolete. We leave them zero; tools that move the table's copy to
+// the end of a larger device fill them in.
 const (
 	mbrEntry  = 446
 	chsStart  = mbrEntry + 1
@@ -367,13 +369,13 @@ const (
 	mbrLength = mbrEntry + 12
 )
 
-// chsFits reports whether the entry's cylinders, heads and sectors are zero
-// or what its sectors say.
+// chsFits reports whether the entry's cylinders, heads and sectors are zero or
+// match its sector numbers.
 func chsFits(mbr []byte) bool {
 	fits := func(got []byte, lba uint32) bool {
 		want := chs(lba)
 		return string(got) == "\x00\x00\x00" || string(got) == string(want[:]) ||
-			string(got) == "\xff\xff\xff" && want == [3]byte{0xfe, 0xff, 0xff} // as the UEFI specification has it
+			string(got) == "\xff\xff\xff" && want == [3]byte{0xfe, 0xff, 0xff} // as in the UEFI specification
 	}
 	return fits(mbr[chsStart:][:3], 1) && fits(mbr[chsEnd:][:3], binary.LittleEndian.Uint32(mbr[mbrLength:]))
 }
@@ -383,8 +385,8 @@ func clearCHS(mbr []byte) {
 	clear(mbr[chsEnd:][:3])
 }
 
-// chs is a sector's number as an MBR has it, with the usual 255 heads and 63
-// sectors a track; what lies beyond 1,024 cylinders has the largest one.
+// chs returns a sector number in the format of an MBR, for 255 heads and 63
+// sectors per track. Beyond 1,024 cylinders it is the largest value.
 func chs(lba uint32) [3]byte {
 	const heads, sectors = 255, 63
 	c := lba / (heads * sectors)
