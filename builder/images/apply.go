@@ -18,22 +18,22 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// snapshot is one overlayfs snapshot directory in memory: what containerd
-// would have on disk after unpacking one layer on top of others.
+// snapshot is one overlayfs snapshot directory in memory: what containerd would
+// have on disk after unpacking one layer on top of others.
 //
 // It follows containerd's unpacking (pkg/archive.Apply onto an overlay mount)
-// down to its corners, since a baked image must look exactly like a pulled
-// one; the oracle in test/oracle compares the two. In one it follows the image
-// specification instead, where containerd loses files, shows removed ones
-// again or gives up: a whiteout hides what lower layers have and never touches
-// entries of its own layer, in whatever order the layer lists them.
+// in every detail, since a baked image must look like a pulled one; test/oracle
+// compares the two. Only where containerd loses files, shows removed ones again
+// or fails does it follow the image specification: a whiteout hides entries of
+// lower layers and never those of its own layer, in whatever order the layer
+// lists them.
 type snapshot struct {
 	chainID, diffID string
 	id              uint64
 	parent          *snapshot
 	root            *entry
 	blob            string // the uncompressed layer
-	size            int64  // bytes on disk, as containerd accounts for them
+	size            int64  // bytes on disk, as containerd counts them
 	inodes          int64
 	label           string // for messages
 	whiteouts       []whiteout
@@ -55,7 +55,7 @@ const (
 	xattrACL       = "system.posix_acl_access"
 	xattrDefault   = "system.posix_acl_default"
 
-	maxName     = 255  // of a path element, in ext4 and every other Linux file system
+	maxName     = 255  // bytes of a path element, in ext4 and every other Linux file system
 	maxPath     = 4096 // PATH_MAX
 	maxSymlinks = 255
 	maxXattr    = 64 << 10
@@ -68,9 +68,9 @@ func newDir(mtime time.Time) *entry {
 	}
 }
 
-// applyLayer unpacks the uncompressed layer r on top of parent (nil for a
-// first layer). File contents stay where they are: entries refer to ranges of
-// the blob. Date stamps what the layer gives no time.
+// applyLayer unpacks the uncompressed layer r on top of parent (nil for a first
+// layer). File contents stay in the blob: entries refer to ranges of it. date
+// is the time of entries without one.
 func applyLayer(ctx context.Context, c *fetch.Cache, r *io.SectionReader, blob string, parent *snapshot, date time.Time, limit *budget) (*snapshot, error) {
 	s := &snapshot{parent: parent, blob: blob, root: newDir(date), budget: limit}
 	// tar.Reader reads block by block and skips by seeking, so after Next the
@@ -100,7 +100,7 @@ func applyLayer(ctx context.Context, c *fetch.Cache, r *io.SectionReader, blob s
 	return s, s.account()
 }
 
-// shorten keeps a hostile name from filling the screen.
+// shorten limits the length of a hostile name in messages.
 func shorten(name string) string {
 	const most = 200
 	if len(name) > most {
@@ -121,7 +121,7 @@ func (s *snapshot) add(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *t
 	}
 	dir, base := path.Split(path.Clean("/" + h.Name))
 	if base == "" {
-		return nil // the root itself: its metadata is the snapshotter's
+		return nil // the snapshotter sets the metadata of the root
 	}
 	if err := checkHeader(h); err != nil {
 		return err
@@ -161,7 +161,7 @@ func (s *snapshot) add(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *t
 	return nil
 }
 
-// newEntry makes what a header describes, in place of old.
+// newEntry returns the entry that a header describes, which replaces old.
 func (s *snapshot) newEntry(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *tar.Header, off int64, old *entry, date time.Time) (*entry, error) {
 	special := func(mode uint32) *entry {
 		return &entry{Inode: &tree.Inode{Mode: mode, Major: uint32(h.Devmajor), Minor: uint32(h.Devminor)}}
@@ -191,19 +191,19 @@ func (s *snapshot) newEntry(ctx context.Context, c *fetch.Cache, tr *tar.Reader,
 		if err != nil {
 			return nil, err
 		}
-		// The kernel drops file capabilities when a file is given to an
-		// owner, and containerd does that for every entry.
+		// containerd sets the owner of every entry, and then the kernel drops its
+		// file capabilities.
 		delete(e.Xattrs, xattrCaps)
 		return e, nil
 	}
 	return nil, fmt.Errorf("tar entry of unknown type %q", h.Typeflag)
 }
 
-// noOwner is (uid_t)-1, by which the kernel means that an owner stays as it is.
+// noOwner is (uid_t)-1, with which the kernel leaves an owner unchanged.
 const noOwner = 1<<32 - 1
 
-// checkHeader rejects what the kernel could not hold, or would understand in
-// another way than it is written.
+// checkHeader rejects values that the kernel cannot store, or would understand
+// differently.
 func checkHeader(h *tar.Header) error {
 	for what, id := range map[string]int{"owner": h.Uid, "group": h.Gid} {
 		if id < 0 || id >= noOwner {
@@ -220,8 +220,8 @@ func checkHeader(h *tar.Header) error {
 
 var errHostile = errors.New("path leads out of the image")
 
-// checkName rejects names that would leave the image's root, and those no
-// file system can hold.
+// checkName rejects names that lead out of the image's root, and those that no
+// file system can store.
 func checkName(name string) error {
 	if len(name) >= maxPath {
 		return fmt.Errorf("path of %d bytes; at most %d are possible", len(name), maxPath-1)
@@ -253,7 +253,7 @@ func (e *entry) setXattr(name, value string) {
 	e.Xattrs[name] = value
 }
 
-// setMetadata gives an entry what its tar header says.
+// setMetadata sets the metadata of an entry from its tar header.
 func (e *entry) setMetadata(h *tar.Header) error {
 	e.UID, e.GID = uint32(h.Uid), uint32(h.Gid)
 	perm := uint32(h.Mode) & 0o7777
@@ -286,16 +286,16 @@ func (e *entry) setMetadata(h *tar.Header) error {
 	return nil
 }
 
-// whiteout hides a name of the layers below, or all that they have in dir.
+// whiteout hides a name in the layers below or, if opaque, all their entries in
+// dir.
 type whiteout struct {
 	dir, name string
 	opaque    bool
 	uid, gid  uint32
 }
 
-// applyWhiteouts marks what the layer removes. It comes after all entries, and
-// parents before what lies below them, so that the order of the layer's
-// entries changes nothing.
+// applyWhiteouts marks what the layer removes. It runs after all entries,
+// parents first, so that the order of the layer's entries does not matter.
 func (s *snapshot) applyWhiteouts(date time.Time) error {
 	slices.SortFunc(s.whiteouts, func(a, b whiteout) int {
 		if a.opaque != b.opaque {
@@ -319,15 +319,15 @@ func boolInt(b bool) int {
 	return 0
 }
 
-// hide marks one whiteout: overlayfs wants a character device 0:0, or an
-// attribute on the directory whose own entries stay.
+// hide applies one whiteout: overlayfs needs a character device 0:0, or an
+// attribute on a directory of this layer.
 func (s *snapshot) hide(w whiteout, date time.Time) error {
 	at, err := s.resolve(w.dir)
 	if err != nil {
 		return err
 	}
 	if at.blocked() {
-		return nil // what is not a directory here hides all below it already
+		return nil // a file of this layer in the path hides everything below already
 	}
 	parent, err := s.makeParents(at, date)
 	if err != nil || s.parent == nil { // nothing below to hide
@@ -342,11 +342,11 @@ func (s *snapshot) hide(w whiteout, date time.Time) error {
 	case own.IsDir():
 		own.setXattr(xattrOpaque, "y")
 	}
-	// Any other entry of this layer hides what is below by being there.
+	// Any other entry of this layer hides the one below already.
 	return nil
 }
 
-// linkTarget finds what a hard link points at, which must be in this layer.
+// linkTarget returns the target of a hard link, which must be in this layer.
 func (s *snapshot) linkTarget(name string) (*entry, error) {
 	if err := checkName(name); err != nil {
 		return nil, fmt.Errorf("hard link to %q: %w", name, err)
@@ -369,14 +369,14 @@ func (s *snapshot) linkTarget(name string) (*entry, error) {
 	return e, nil
 }
 
-// place is where a path leads in a snapshot, links followed.
+// place is a path in a snapshot with its links resolved.
 type place struct {
 	root    *entry
 	names   []string
-	entries []*entry // of each name; nil where the snapshot has none
+	entries []*entry // of each name; nil if the snapshot has none
 }
 
-// last is what is there, nil where nothing is.
+// last returns the entry at the place, or nil.
 func (p *place) last() *entry {
 	if len(p.entries) == 0 {
 		return p.root
@@ -384,12 +384,12 @@ func (p *place) last() *entry {
 	return p.entries[len(p.entries)-1]
 }
 
-// blocked reports whether something on the way is not a directory.
+// blocked reports whether an element of the path is not a directory.
 func (p *place) blocked() bool {
 	return slices.ContainsFunc(p.entries, func(e *entry) bool { return e != nil && !e.IsDir() })
 }
 
-// length is that of the path.
+// length returns the length of the path.
 func (p *place) length() int {
 	n := len(p.names)
 	for _, name := range p.names {
@@ -405,8 +405,8 @@ func (s *snapshot) resolve(p string) (*place, error) {
 	return at, s.walk(at, p)
 }
 
-// walk continues from a place. What is left to do is a stack, since the target
-// of each link comes before the rest of the path it was in.
+// walk resolves p starting from a place. The remaining work is a stack, since
+// the target of a link comes before the rest of the path.
 func (s *snapshot) walk(at *place, p string) error {
 	todo := []string{p}
 	for links := 0; len(todo) > 0; {
@@ -429,7 +429,7 @@ func (s *snapshot) walk(at *place, p string) error {
 		}
 		var e *entry
 		if d := at.last(); d != nil {
-			e = d.children[name] // none where d is not a directory
+			e = d.children[name] // nil if d is not a directory
 		}
 		if e == nil || !e.IsSymlink() {
 			at.names, at.entries = append(at.names, name), append(at.entries, e)
@@ -446,9 +446,9 @@ func (s *snapshot) walk(at *place, p string) error {
 	return nil
 }
 
-// makeParents returns the directory at that place. Directories the layer does
-// not declare take owner, mode and attributes from the nearest layer below
-// that has them; overlayfs would show the upper directory's otherwise.
+// makeParents returns the directory at a place. Directories that the layer does
+// not declare get owner, mode and attributes from the nearest layer below that
+// has them, since overlayfs shows those of the upper directory.
 func (s *snapshot) makeParents(at *place, date time.Time) (*entry, error) {
 	e := s.root
 	var below []*below
@@ -479,13 +479,13 @@ func (s *snapshot) makeParents(at *place, date time.Time) (*entry, error) {
 	return e, nil
 }
 
-// below is a directory of a lower layer.
+// below is a path in a lower layer.
 type below struct {
 	*snapshot
 	at *place
 }
 
-// allBelow finds a path in the layers below that have it, nearest first.
+// allBelow resolves a path in the layers below that have it, nearest first.
 func (s *snapshot) allBelow(names []string) ([]*below, error) {
 	list := []*below{}
 	for l := s.parent; l != nil; l = l.parent {
@@ -500,8 +500,8 @@ func (s *snapshot) allBelow(names []string) ([]*below, error) {
 	return list, nil
 }
 
-// inherit gives a directory what the nearest lower layer has by that name,
-// unless it is something else there, and goes into it in all of them.
+// inherit copies to child the metadata of the directory that the nearest lower
+// layer has by that name, if any, and descends into it in all of them.
 func inherit(child *entry, list []*below, name string) ([]*below, error) {
 	deeper, found := list[:0], false
 	for _, l := range list {
@@ -530,13 +530,13 @@ func (e *entry) copyUp(old *entry) {
 	}
 }
 
-// contentOf is the data of a regular file: a range of the layer, unless the
-// tar stores it sparsely; then the whole file becomes a blob of its own.
+// contentOf returns the data of a regular file: a range of the layer or, if the
+// tar stores it sparsely, a new blob.
 func (s *snapshot) contentOf(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *tar.Header, off int64) (tree.Content, error) {
 	if !isSparse(h) {
 		return tree.Content{Blob: s.blob, Off: off, Size: h.Size}, nil
 	}
-	// A few bytes can claim any size, and containerd would fill the holes.
+	// A few bytes can claim any size, and containerd would write the holes.
 	if err := s.budget.hole(h.Size); err != nil {
 		return tree.Content{}, err
 	}
@@ -559,8 +559,8 @@ func isSparse(h *tar.Header) bool {
 	return false
 }
 
-// account computes the disk usage that containerd records with a snapshot:
-// what du would say on a file system with 4 KiB blocks.
+// account computes the disk usage that containerd records with a snapshot, like
+// du on a file system with 4 KiB blocks.
 func (s *snapshot) account() error {
 	const block = 4096
 	links := map[*tree.Inode]int{}

@@ -16,10 +16,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Archives is the fallback for runtimes whose store we cannot write: one OCI
-// archive an image, below ondisk.ImportImageDir, and the index that firstboot
-// works through. Archives stand alone, so that each can be removed once it
-// was imported. The images must be in the cache, fetched with Options.KeepLayers.
+// Archives is the fallback for runtimes whose store edgebake cannot write. It
+// returns one OCI archive for each image, in ondisk.ImportImageDir, and the
+// index for firstboot. The archives share no blobs, so that each can be removed
+// after its import. The images must be in the cache, fetched with
+// Options.KeepLayers.
 func Archives(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Result, error) {
 	if err := checkSandbox(pinned, o.Sandbox); err != nil {
 		return nil, fmt.Errorf("preparing image archives: %w", err)
@@ -69,7 +70,7 @@ func Archives(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (
 	return r, nil
 }
 
-// fileName makes a reference a file name.
+// fileName converts a reference to a file name.
 func fileName(ref string) string {
 	s := strings.Map(func(r rune) rune {
 		if r == '/' || r == ':' || r == '@' {
@@ -80,7 +81,7 @@ func fileName(ref string) string {
 	return s[:min(len(s), 200)]
 }
 
-// archive makes an OCI archive of one image, for its platform alone.
+// archive makes an OCI archive of one image, for its platform only.
 func archive(ctx context.Context, c *fetch.Cache, p *Pinned) (tree.Content, error) {
 	annotated := p.named()
 	annotated.Annotations = map[string]string{annotationImageName: p.Ref.String(), annotationRefName: p.Ref.String()}

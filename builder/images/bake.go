@@ -22,7 +22,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Bake makes containerd's store out of pinned images that Fetch has brought into the cache.
+// Bake makes containerd's store from pinned images that Fetch has stored in the
+// cache.
 func Bake(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Result, error) {
 	snapshotter, err1 := o.snapshotter()
 	err2 := CheckContainerd(o.ContainerdVersion)
@@ -30,8 +31,7 @@ func Bake(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Res
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, fmt.Errorf("baking images: %w", err)
 	}
-	// Numbers and record order come from here, so that they do not depend on
-	// the order the images were given in.
+	// Sort, so that numbers and records do not depend on the order of the images.
 	pinned = slices.Clone(pinned)
 	slices.SortFunc(pinned, func(a, b Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
 	b := &baker{
@@ -64,9 +64,10 @@ func checkSandbox(pinned []Pinned, sandbox string) error {
 	return fmt.Errorf("the sandbox image %s is not among the images, so no pod could start without a registry; list it in images", want)
 }
 
-// Fetch brings everything that pinned images consist of into the cache, each layer once and
-// several at a time. The cache has layers uncompressed and verified, named by their diffIDs;
-// with Options.KeepLayers also as they are shipped.
+// Fetch stores everything that pinned images consist of in the cache, each
+// layer once and several at a time. Layers are uncompressed and verified, named
+// by their diffIDs; with Options.KeepLayers the compressed blobs are stored
+// too.
 func Fetch(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) error {
 	sources := newSources(c, &o)
 	defer sources.close()
@@ -76,8 +77,8 @@ func Fetch(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) erro
 	return sources.layers(ctx, pinned)
 }
 
-// documents fetches the manifests and configs that the cache lacks: another computer may have
-// pinned the images.
+// documents fetches the manifests and configs that the cache lacks: another
+// computer may have pinned the images.
 func (s *sources) documents(ctx context.Context, pinned []Pinned) error {
 	errs := make([]error, len(pinned))
 	parallel(len(pinned), func(n int) {
@@ -114,7 +115,8 @@ func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
 			}
 		}
 	}
-	// The largest first: a large layer that starts last is waited for alone.
+	// Largest first: a large layer that starts last would finish long after the
+	// others.
 	slices.SortStableFunc(jobs, func(a, b job) int {
 		return int(pinned[b.image].Layers[b.layer].Size - pinned[a.image].Layers[a.layer].Size)
 	})
@@ -138,7 +140,8 @@ func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
 			case errors.Is(err, context.Canceled):
 				cancel()
 			}
-			// After any other the rest go on, so that all problems show at once.
+			// After other errors the rest continue, so that all problems are reported
+			// at once.
 			return
 		}
 		if o.Progress != nil {
@@ -146,12 +149,12 @@ func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
 		}
 	})
 	if err := full.Load(); err != nil {
-		return *err // the others could only say so again
+		return *err // the others have the same cause
 	}
 	return errors.Join(errs...)
 }
 
-// baker collects the store.
+// baker builds the store.
 type baker struct {
 	cache       *fetch.Cache
 	options     *Options
@@ -221,8 +224,8 @@ func (b *baker) image(ctx context.Context, p *Pinned) error {
 	return nil
 }
 
-// blob registers a blob of the content store. Two images may share one and
-// give it different labels, which are united.
+// blob adds a blob to the content store. If images share it, their labels are
+// merged.
 func (b *baker) blob(d Descriptor, labels map[string]string) {
 	bl := b.blobs[d.Digest]
 	if bl == nil {
@@ -274,8 +277,8 @@ func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot
 	return s, nil
 }
 
-// mountLength is what overlayfs is told of a snapshot and those below it: each
-// as NUMBER/fs, with a colon between.
+// mountLength returns the length of the mount option for a snapshot and those
+// below it: NUMBER/fs for each, with a colon between.
 func (s *snapshot) mountLength() int {
 	n := 0
 	for ; s != nil; s = s.parent {
@@ -296,8 +299,8 @@ func (b *baker) finish(ctx context.Context, pinned []Pinned) (*Result, error) {
 		}
 		b.state.Snapshots = append(b.state.Snapshots, store.Snapshot{
 			Key: s.chainID, Parent: parent, ID: s.id, Kind: store.KindCommitted,
-			// containerd counts twice for a snapshot, when it is prepared
-			// and when it is committed.
+			// containerd increments the sequence twice for a snapshot, when it is
+			// prepared and when it is committed.
 			Backend: store.BackendName(2*s.id, s.chainID),
 			Size:    s.size, Inodes: s.inodes,
 			Labels:  labels,
@@ -323,17 +326,16 @@ func (b *baker) finish(ctx context.Context, pinned []Pinned) (*Result, error) {
 	return r, nil
 }
 
-// LayerName is what an image's own nodes call their source.
+// LayerName returns the layer name of an image's tree nodes.
 func LayerName(ref string) string { return "image " + ref }
 
-// layerName is what the nodes of the store, other than an image's own, call
-// their source.
+// layerName is the layer name of all other nodes of the store.
 const layerName = "container images"
 
 func (b *baker) nodes(ctx context.Context) ([]tree.Node, error) {
 	t := treeList{date: b.options.SourceDate}
 	snapDir := store.SnapshotterDir(b.snapshotter)
-	// Modes are what containerd itself makes.
+	// The modes are those that containerd sets.
 	for _, d := range []struct {
 		path string
 		perm uint32
@@ -395,7 +397,7 @@ func putFile(ctx context.Context, c *fetch.Cache, name string) (tree.Content, er
 	return tree.Content{Blob: sha, Size: n}, err
 }
 
-// treeList makes root's own nodes.
+// treeList collects nodes that root owns.
 type treeList struct {
 	date  time.Time
 	nodes []tree.Node

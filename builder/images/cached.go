@@ -2,9 +2,9 @@ package images
 
 import "github.com/edgebake/edgebake/builder/fetch"
 
-// DocumentsCached reports whether the cache still has, undamaged, every
-// manifest, index and config that pinning these images read. Layers do not
-// count: baking fetches those that are missing.
+// DocumentsCached reports whether the cache has, undamaged, every manifest,
+// index and config of these images. Layers do not count: Fetch fetches missing
+// ones.
 func DocumentsCached(c *fetch.Cache, pinned []Pinned) bool {
 	for _, p := range pinned {
 		for _, d := range []Descriptor{p.Target, p.Manifest, p.Config} {

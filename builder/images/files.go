@@ -26,11 +26,11 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// bundle is a set of files that holds images: a directory, or a tar.
+// bundle is a set of files that contains images: a directory, or a tar.
 type bundle struct {
 	label string // for messages
-	// file opens a file by its slash-separated name; fs.ErrNotExist where
-	// there is none.
+	// file opens a file by its slash-separated name. The error is fs.ErrNotExist
+	// if there is none.
 	file  func(name string) (io.ReadCloser, error)
 	close func() error
 }
@@ -50,7 +50,7 @@ func openLayout(dir string) (source, error) {
 	return openOCI(&bundle{
 		label: "OCI layout " + dir,
 		file: func(name string) (io.ReadCloser, error) {
-			// A named pipe would hold the build forever.
+			// A named pipe would block the build forever.
 			if fi, err := root.Stat(filepath.FromSlash(name)); err == nil && !fi.Mode().IsRegular() {
 				return nil, fmt.Errorf("%s is not a file", name)
 			}
@@ -64,8 +64,8 @@ func openLayout(dir string) (source, error) {
 	})
 }
 
-// openArchive opens a tar of an OCI layout, or what `docker save` writes; it
-// may be compressed with gzip or zstd.
+// openArchive opens a tar of an OCI layout, or one from `docker save`. It may
+// be compressed with gzip or zstd.
 func openArchive(ctx context.Context, c *fetch.Cache, name string, o *Options) (source, error) {
 	switch fi, err := os.Stat(name); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -95,15 +95,15 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 	file := f
 	size := int64(0)
 	if compression := sniff(magic[:]); compression != "" {
-		// Seeking needs it uncompressed. The key is what the file holds, so
-		// that a changed archive is uncompressed anew.
+		// Seeking requires it uncompressed. The key is its digest, so that a
+		// changed archive is uncompressed again.
 		h := sha256.New()
 		if _, err := io.Copy(h, contextReader{ctx, io.NewSectionReader(f, 0, 1<<62)}); err != nil {
 			return nil, err
 		}
 		packed := hex.EncodeToString(h.Sum(nil))
 		sha, err := c.Make(ctx, "image archive, uncompressed 2\n"+packed, func(ctx context.Context, w io.Writer) error {
-			// It is read once more, and somebody may be writing it anew.
+			// The file is read a second time, and may be changing.
 			again := sha256.New()
 			in := io.TeeReader(contextReader{ctx, io.NewSectionReader(f, 0, 1<<62)}, again)
 			r, err := decompress(in, compression, maxWindow)
@@ -112,7 +112,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 				_, err = io.Copy(w, &limited{r: r, limit: limit})
 			}
 			if err == nil {
-				_, err = io.Copy(io.Discard, in) // what comes behind the compressed part
+				_, err = io.Copy(io.Discard, in) // the rest, after the compressed data
 			}
 			if err == nil && hex.EncodeToString(again.Sum(nil)) != packed {
 				return errors.New("it changes while it is read: find the program that writes to it")
@@ -161,11 +161,11 @@ type fileAt interface {
 	Stat() (os.FileInfo, error)
 }
 
-// maxArchiveFiles is far more than the blobs of any archive of images.
+// maxArchiveFiles is far more than any archive of images has.
 const maxArchiveFiles = 1 << 17
 
-// tarBundle indexes a tar by name. Symbolic links, which `docker save` once
-// used for layers that two images share, are followed.
+// tarBundle indexes a tar by name. It follows symbolic links, which `docker
+// save` used for layers that images share.
 func tarBundle(r io.ReaderAt, size int64) (*bundle, map[string]bool, error) {
 	type span struct{ off, size int64 }
 	spans := map[string]span{}
@@ -207,8 +207,8 @@ func tarBundle(r io.ReaderAt, size int64) (*bundle, map[string]bool, error) {
 	}}, names, nil
 }
 
-// readFile reads a file that a document names. A named pipe would hold the
-// build forever.
+// readFile reads a regular file that a document names. A named pipe would block
+// the build forever.
 func readFile(name string) ([]byte, error) {
 	if fi, err := os.Stat(name); err == nil && !fi.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a file", name)
@@ -216,7 +216,7 @@ func readFile(name string) ([]byte, error) {
 	return os.ReadFile(name)
 }
 
-// take has a function read a file.
+// take opens a file and calls take with it.
 func (b *bundle) take(name string, take func(io.Reader) error) error {
 	f, err := b.file(name)
 	if err != nil {
@@ -241,8 +241,9 @@ type ociFiles struct {
 	index manifestDoc
 }
 
-// Annotations by which an index names its images: the OCI specification's,
-// whose value may be a whole reference or a tag alone, and containerd's.
+// Annotations by which an index names its images: that of the OCI
+// specification, whose value may be a full reference or only a tag, and
+// containerd's.
 const (
 	annotationRefName   = "org.opencontainers.image.ref.name"
 	annotationImageName = "io.containerd.image.name"
@@ -269,7 +270,8 @@ func (f *ociFiles) root(_ context.Context, ref imageref.Ref) (Descriptor, error)
 			found = append(found, d)
 		}
 	}
-	// A layout of one image without a name is that image.
+	// The only image of a layout matches if it has no name, or if the reference
+	// is Sole.
 	if m := f.index.Manifests; len(found) == 0 && len(m) == 1 && (isSole(ref) || givenName(m[0]) == "") {
 		found = m
 	}
@@ -287,7 +289,7 @@ func (f *ociFiles) root(_ context.Context, ref imageref.Ref) (Descriptor, error)
 // isSole reports whether a reference means the only image of a layout or archive.
 func isSole(ref imageref.Ref) bool { return ref.Repo()+":"+ref.Tag == Sole }
 
-// givenName is the name that an index gives an image; empty: none.
+// givenName returns the name that an index gives an image, or "".
 func givenName(d ocispec.Descriptor) string {
 	return cmp.Or(d.Annotations[annotationImageName], d.Annotations[annotationRefName])
 }
@@ -301,7 +303,8 @@ func isCalled(d ocispec.Descriptor, ref imageref.Ref) bool {
 	return ref.Tag != "" && (sameRef(full, ref) || sameRef(tag, ref) || full == "" && tag == ref.Tag)
 }
 
-// lacks says that no image of the layout is the one of a reference, and which there are.
+// lacks returns the error for a reference that is not in the layout, with those
+// that are.
 func (f *ociFiles) lacks(ref imageref.Ref) error {
 	var each []string
 	names := map[string]bool{}
@@ -336,8 +339,8 @@ func orNone(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// fullName returns a name in the form that ref has: docker.io/library/app:1 for app:1.
-// Tags alone and digests stay as they are.
+// fullName returns a name in full: docker.io/library/app:1 for app:1. Tags
+// alone and digests are returned unchanged.
 func fullName(name string) string {
 	if _, err := imageref.ParseDigest(name); err == nil || !strings.ContainsAny(name, "/:") {
 		return name
@@ -348,7 +351,7 @@ func fullName(name string) string {
 	return name
 }
 
-// sameRef reports whether name is the reference, both in full form.
+// sameRef reports whether name means the same reference.
 func sameRef(name string, ref imageref.Ref) bool {
 	if !strings.ContainsAny(name, "/:") {
 		return false // a tag
@@ -361,15 +364,15 @@ func (f *ociFiles) fetch(_ context.Context, _ imageref.Ref, d Descriptor, take f
 	return f.take("blobs/sha256/"+d.Digest.Hex(), take)
 }
 
-// dockerFiles is what `docker save` writes: layers and configs by name, and
-// no manifests. We make the manifest that containerd makes when it imports
-// such an archive, so that digests agree with a node's that did.
+// dockerFiles is an archive from `docker save`: layers and configs by name,
+// without manifests. It makes the manifest that containerd makes when it
+// imports the archive, so that the digests match those on a node.
 type dockerFiles struct {
 	*bundle
 	images []dockerImage
 
 	mu sync.Mutex
-	// names maps digests to files, for what root has made descriptors of.
+	// names maps the digests in descriptors that root returned to files.
 	names     map[imageref.Digest]string
 	manifests map[imageref.Digest][]byte
 }
@@ -451,8 +454,8 @@ func (f *dockerFiles) manifest(ctx context.Context, img dockerImage) (Descriptor
 	return d, nil
 }
 
-// describe finds a file's digest by reading it, and a layer's media type by
-// its first bytes.
+// describe computes the digest of a file, and finds the media type of a layer
+// by its first bytes.
 func (f *dockerFiles) describe(ctx context.Context, name, mediaType string) (Descriptor, error) {
 	r, err := f.file(name)
 	if err != nil {
@@ -491,7 +494,7 @@ func (f *dockerFiles) fetch(ctx context.Context, ref imageref.Ref, d Descriptor,
 	return f.take(name, take)
 }
 
-// blob finds a manifest that was made, or the file of another blob.
+// blob returns a generated manifest, or else the file name of the blob.
 func (f *dockerFiles) blob(ctx context.Context, ref imageref.Ref, d Descriptor) (manifest []byte, name string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -499,7 +502,7 @@ func (f *dockerFiles) blob(ctx context.Context, ref imageref.Ref, d Descriptor) 
 		return raw, "", nil
 	}
 	if f.names[d.Digest] == "" {
-		// A source opened anew, for a Pinned that another process resolved.
+		// Another process resolved the Pinned: find its image first.
 		if _, err := f.find(ctx, ref); err != nil {
 			return nil, "", err
 		}

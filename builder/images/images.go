@@ -33,50 +33,51 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Options say how images are resolved and baked.
+// Options configure resolving, fetching and baking.
 type Options struct {
 	// Arch is the GOARCH of the machine that boots the image.
 	Arch string
-	// Snapshotter is the one the node's containerd is configured with;
-	// empty: overlayfs.
+	// Snapshotter is the one that the node's containerd uses; "" means overlayfs.
 	Snapshotter string
 	// KeepLayers keeps the layers' own blobs in the store, so that the node
 	// can export its images. Archives consist of these blobs.
 	KeepLayers bool
-	// Sandbox is the reference of the pause image, which must be on board.
+	// Sandbox is the reference of the pause image, which must be among the
+	// images.
 	Sandbox string
 	// ContainerdVersion is the one on the node, "2.2.9".
 	ContainerdVersion string
 	Registries        []configs.Registry
-	// Dir is what relative paths in image sources start from.
+	// Dir is the base directory of relative paths in image sources.
 	Dir string
-	// SourceDate stamps everything the images give no time.
+	// SourceDate is the time of everything that has none in an image.
 	SourceDate time.Time
-	// Stall is how long a registry may stay silent; 0: 30 s.
+	// Stall is how long a registry may stay silent; 0 means 30 s.
 	Stall time.Duration
-	// RetryWait is the first wait before a registry is asked again; 0: 1 s.
+	// RetryWait is the pause before the first retry; 0 means 1 s.
 	RetryWait time.Duration
-	// MaxLayer is how many bytes a layer may have uncompressed, MaxFiles how
-	// many files all images may have; 0: DefaultMaxLayer, DefaultMaxFiles.
+	// MaxLayer is the largest uncompressed size of a layer in bytes, MaxFiles the
+	// largest number of files in all images; 0 means DefaultMaxLayer and
+	// DefaultMaxFiles.
 	MaxLayer, MaxFiles int64
-	// Progress, if set, is told what was done; calls may come from several
+	// Progress, if set, is called after each step, possibly from several
 	// goroutines.
 	Progress func(Progress)
-	// Warn, if set, is told why fetching takes longer: of a mirror that was
-	// silent, of a transfer that is begun again. From several goroutines.
+	// Warn, if set, is called with the cause of a delay, such as a silent mirror
+	// or a repeated transfer, possibly from several goroutines.
 	Warn func(text string)
 }
 
 // Progress is one step of fetching.
 type Progress struct {
 	Ref         string
-	Blob        imageref.Digest // of the layer that was fetched
+	Blob        imageref.Digest // of the fetched layer
 	Done, Total int             // layers, over all images
 }
 
-// Descriptor points at a blob, as in the OCI image specification, whose own
-// type foreign documents are read into: their digests may be of any form, and
-// they may say more than belongs into a plan.
+// Descriptor points to a blob, as in the OCI image specification. Foreign
+// documents are decoded into the specification's own type: their digests may
+// have any form, and they may have fields that do not belong into a plan.
 type Descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      imageref.Digest   `json:"digest"`
@@ -84,8 +85,8 @@ type Descriptor struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// describe takes over what a foreign document says of a blob; not what its
-// platform and annotations are.
+// describe converts the descriptor of a foreign document, without platform and
+// annotations.
 func describe(d ocispec.Descriptor) (Descriptor, error) {
 	digest, err := imageref.ParseDigest(string(d.Digest))
 	return Descriptor{MediaType: d.MediaType, Digest: digest, Size: d.Size}, err
@@ -101,20 +102,20 @@ type Layer struct {
 type Pinned struct {
 	// Ref is the image's name on the node.
 	Ref imageref.Ref `json:"ref"`
-	// Source is where its blobs are fetched.
+	// Source is the source of its blobs.
 	Source configs.ContainerImage `json:"source"`
-	// Target is what the name points at: an index or a manifest.
+	// Target is the index or manifest that the name points to.
 	Target Descriptor `json:"target"`
-	// Manifest is the one chosen for the platform; Target where that is not one.
+	// Manifest is the one for the platform. It equals Target if that is no index.
 	Manifest Descriptor `json:"manifest"`
-	// Direct: the name points at Manifest, since containerd would not find
-	// that through Target.
+	// Direct means that the name on the node points to Manifest, since containerd
+	// would not find it through Target.
 	Direct bool       `json:"direct,omitempty"`
 	Config Descriptor `json:"config"`
 	Layers []Layer    `json:"layers"`
 }
 
-// named is what the image's name points at on the node.
+// named returns what the image's name points to on the node.
 func (p *Pinned) named() Descriptor {
 	if p.Direct {
 		return p.Manifest
@@ -122,8 +123,8 @@ func (p *Pinned) named() Descriptor {
 	return p.Target
 }
 
-// stored yields the blobs that a store or an archive of the image has, and what
-// messages call them; the layers' own only if they are kept.
+// stored yields the blobs of the image in a store or archive, with their names
+// for messages. It includes the layers' blobs only if layers is set.
 func (p *Pinned) stored(layers bool) iter.Seq2[string, Descriptor] {
 	return func(yield func(string, Descriptor) bool) {
 		ok := yield("manifest", p.named())
@@ -139,34 +140,34 @@ func (p *Pinned) stored(layers bool) iter.Seq2[string, Descriptor] {
 
 // Result is a baked store.
 type Result struct {
-	// Nodes begin at var/lib/containerd.
+	// Nodes are the files of the store with their parent directories.
 	Nodes  []tree.Node
 	Images []ondisk.ImageRef
 	Report Report
 }
 
-// Report says what was taken on board.
+// Report describes the images in a store.
 type Report struct {
 	Images []ImageReport `json:"images"`
-	// Size is what all images take together, unpacked; Layers is the number
-	// of distinct layers.
+	// Size is the unpacked size of all images in bytes; Layers is the number of
+	// distinct layers.
 	Size   int64 `json:"size"`
 	Layers int   `json:"layers"`
 }
 
-// ImageReport is one image's part of Report.
+// ImageReport describes one image.
 type ImageReport struct {
 	Ref    string `json:"ref"`
 	Digest string `json:"digest"`
-	// Size is what the image takes unpacked; Shared is the part of it that
-	// other images of the store use too.
+	// Size is its unpacked size in bytes; Shared is the part of it that other
+	// images use too.
 	Size   int64 `json:"size"`
 	Shared int64 `json:"shared"`
 	Layers int   `json:"layers"`
 }
 
-// Summary is the report on images none of whose layers was fetched yet: sizes
-// are those of the layers as they are shipped.
+// Summary returns the report before any layer is fetched: the sizes are those
+// of the compressed layers.
 func Summary(pinned []Pinned) Report {
 	users, sizes := map[imageref.Digest]int{}, map[imageref.Digest]int64{}
 	own := make([]map[imageref.Digest]bool, len(pinned)) // an image may have one layer twice
@@ -197,7 +198,8 @@ func Summary(pinned []Pinned) Report {
 	return r
 }
 
-// Text renders the report as a table. What says what its sizes are of.
+// Text renders the report as a table. what follows the total size and says of
+// what it is.
 func (r Report) Text(what string) string {
 	ref, digest := len("IMAGE"), len("DIGEST")
 	for _, i := range r.Images {
@@ -215,7 +217,7 @@ func (r Report) Text(what string) string {
 	return b.String()
 }
 
-// Media types, by what they are.
+// isIndex reports whether a media type is that of an index.
 func isIndex(mediaType string) bool {
 	return mediaType == ociIndex ||
 		mediaType == "application/vnd.docker.distribution.manifest.list.v2+json"
@@ -238,8 +240,8 @@ func isConfig(mediaType string) bool {
 	return mediaType == "application/vnd.oci.image.config.v1+json" || mediaType == dockerConfig
 }
 
-// mayBeCompressed says whether a layer of that media type is looked at for its
-// compression. containerd does that for all but the plain tar of OCI.
+// mayBeCompressed reports whether a layer of that media type may be compressed.
+// containerd looks at the bytes of all layers but OCI's plain tar.
 func mayBeCompressed(mediaType string) (bool, error) {
 	for _, base := range []string{
 		ociLayer,
@@ -261,7 +263,8 @@ func mayBeCompressed(mediaType string) (bool, error) {
 	return false, fmt.Errorf("its media type %q is not a container image's layer; known are tar, tar+gzip and tar+zstd; have the image pushed again with one of them", mediaType)
 }
 
-// Snapshotters whose store we can write.
+// snapshotter returns the snapshotter, whose store must be one that Bake can
+// write.
 func (o *Options) snapshotter() (string, error) {
 	switch o.Snapshotter {
 	case "", "overlayfs":
@@ -270,14 +273,14 @@ func (o *Options) snapshotter() (string, error) {
 	return "", fmt.Errorf("snapshotter %q: only overlayfs can be baked; use imageStore.mode: import for others", o.Snapshotter)
 }
 
-// KnownContainerd are the series of containerd that a baked store was proven
-// with (docs/images.md says how), oldest first.
+// KnownContainerd returns the series of containerd that a baked store was
+// tested with (see docs/images.md), oldest first.
 func KnownContainerd() []string {
 	return []string{"1.7", "2.0", "2.1", "2.2", "2.3", "2.4"}
 }
 
-// CheckContainerd rejects a containerd whose store we do not know. Version
-// may be Debian's ("1.7.24~ds1-6") or carry a "v".
+// CheckContainerd rejects a containerd with an unknown store format. version
+// may be Debian's ("1.7.24~ds1-6") or begin with "v".
 func CheckContainerd(version string) error {
 	v := strings.TrimPrefix(version, "v")
 	parts := strings.SplitN(v, ".", 3)

@@ -19,7 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// sniff tells gzip and zstd by their first bytes, as containerd does.
+// sniff detects gzip and zstd by the first bytes, as containerd does.
 func sniff(b []byte) string {
 	switch {
 	case bytes.HasPrefix(b, []byte{0x1f, 0x8b}):
@@ -32,14 +32,14 @@ func sniff(b []byte) string {
 	return ""
 }
 
-// sniffLen is how many bytes sniff looks at.
+// sniffLen is the number of bytes that sniff needs.
 const sniffLen = 8
 
 const (
-	// maxWindow is the largest zstd window that containerd takes. So much
-	// memory is needed to uncompress such a layer, so one is at a time; the
-	// others, several at a time, have to do with usualWindow, which is that of
-	// zstd --long.
+	// maxWindow is the largest zstd window that containerd accepts. Uncompressing
+	// such a layer needs so much memory, so only one is uncompressed at a time;
+	// layers of at most usualWindow, that of zstd --long, are uncompressed in
+	// parallel.
 	maxWindow   = 512 << 20
 	usualWindow = 128 << 20
 )
@@ -74,15 +74,15 @@ func (c contextReader) Read(p []byte) (int, error) {
 	return c.r.Read(p)
 }
 
-// digestReader passes bytes on and, at their end, compares them with what was
-// promised. Until then nothing may be made of them.
+// digestReader passes bytes through and checks their digest and size at the
+// end. They must not be used before that.
 type digestReader struct {
 	r    io.Reader
 	h    hash.Hash
 	n    int64
 	sha  string // expected, hex
 	size int64  // expected
-	err  error  // with which reading ended
+	err  error  // the error that ended reading
 }
 
 var errTooLong = errors.New("the source is damaged, fetch it again or use another")
@@ -121,8 +121,8 @@ func (d *digestReader) verify() error {
 	return nil
 }
 
-// layerReader yields a layer uncompressed. It ends with io.EOF only where the
-// compressed bytes were all read and have the digest of the manifest.
+// layerReader reads a layer uncompressed. It ends with io.EOF only if all
+// compressed bytes were read and have the digest of the manifest.
 type layerReader struct {
 	raw  *digestReader
 	un   io.ReadCloser
@@ -138,8 +138,8 @@ func newLayerReader(r io.Reader, l Layer, window uint64) (*layerReader, error) {
 	br := bufio.NewReaderSize(raw, 64<<10)
 	compression := ""
 	if compressed {
-		// Like containerd: what the bytes say counts, not which compression
-		// the media type names.
+		// Like containerd, look at the bytes, whatever compression the media type
+		// names.
 		first, err := br.Peek(sniffLen)
 		if err != nil && err != io.EOF {
 			return nil, err
@@ -173,17 +173,16 @@ func (l *layerReader) Read(p []byte) (int, error) {
 
 func (l *layerReader) Close() error { return l.un.Close() }
 
-// explain finds out why the blob could not be uncompressed: because it could
-// not be read, because it is not what was promised, or because what was
-// promised is invalid.
+// explain returns why a blob could not be uncompressed: it could not be read,
+// has the wrong digest, or has the right one but is invalid.
 func (d *digestReader) explain(err error) error {
 	if d.err == nil {
-		io.Copy(io.Discard, d) // to the digest at its end
+		io.Copy(io.Discard, d) // read to the end, for the digest
 	}
 	if d.err != nil && d.err != io.EOF {
 		return d.err
 	}
-	// The bytes are right: fetching them again would not help.
+	// The bytes match the digest: fetching them again would not help.
 	switch {
 	case errors.Is(err, zstd.ErrWindowSizeExceeded):
 		return fmt.Errorf("uncompressing it: %w: have the image pushed again with windows of at most %s (zstd --long=29), which is what containerd takes", errLargeWindow, configs.HumanSize(maxWindow))
@@ -193,20 +192,22 @@ func (d *digestReader) explain(err error) error {
 	return fmt.Errorf("uncompressing it: %v; it was cut short or damaged before it was pushed (its digest is right): have the image built and pushed again", err)
 }
 
-// unpacker is what bounds the layers of one image while they are uncompressed.
+// unpacker limits the uncompressing of one image's layers.
 type unpacker struct {
 	limit sizeLimit
-	// large is held by who needs more than usualWindow.
+	// large is held while a layer that needs more than usualWindow is
+	// uncompressed.
 	large *sync.Mutex
 }
 
-// pairKey names the cache's note that a layer's blob uncompresses to its diffID. Having the
-// diffID is not enough: another blob of the same contents may be cut short or have a tail.
+// pairKey returns the cache key of the record that a layer's blob uncompresses
+// to its diffID. A cached diffID is not enough: another blob of the same
+// contents may be cut short or have trailing bytes.
 func pairKey(l Layer) string {
 	return fmt.Sprintf("image layer, uncompressed 1\n%s %d %s", l.Digest, l.Size, l.MediaType)
 }
 
-// cached reports whether the cache has a layer as fetchLayer leaves it.
+// cached reports whether the cache has a layer as fetchLayer stores it.
 func (u unpacker) cached(c *fetch.Cache, l Layer, keep bool) (bool, error) {
 	diff := l.DiffID.Hex()
 	if sha, ok := c.Lookup(pairKey(l)); !ok || sha != diff || keep && !c.Has(l.Digest.Hex()) {
@@ -219,8 +220,8 @@ func (u unpacker) cached(c *fetch.Cache, l Layer, keep bool) (bool, error) {
 	return true, u.limit.take(size)
 }
 
-// fetchLayer brings a layer into the cache, uncompressed under its diffID,
-// and, if kept, as it is under its digest.
+// fetchLayer stores a layer in the cache, uncompressed under its diffID and, if
+// keep is set, unchanged under its digest.
 func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, l Layer, keep bool) error {
 	sha := l.Digest.Hex()
 	if keep && !c.Has(sha) {
@@ -257,7 +258,7 @@ func (u unpacker) uncompress(ctx context.Context, c *fetch.Cache, src source, re
 	return u.unpack(ctx, c, io.NewSectionReader(f, 0, l.Size+1), l, window)
 }
 
-// unpack reads a layer's blob into the cache, uncompressed.
+// unpack stores a layer's blob in the cache, uncompressed.
 func (u unpacker) unpack(ctx context.Context, c *fetch.Cache, raw io.Reader, l Layer, window uint64) error {
 	diff := l.DiffID.Hex()
 	r, err := newLayerReader(contextReader{ctx, raw}, l, window)

@@ -9,38 +9,39 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// A small image can claim to be of any size: a layer of 3 KiB can have a file
-// of many GiB, or millions of directories. What a user may legitimately exceed
-// is set in the Image (imageStore).
+// A small image can claim any size: a layer of 3 KiB can contain a file of many
+// GiB, or millions of directories. Limits that a legitimate image may exceed
+// are set in the Image (imageStore).
 const (
-	// DefaultMaxLayer is how many bytes a layer may have uncompressed.
+	// DefaultMaxLayer is the default limit of a layer's uncompressed bytes.
 	DefaultMaxLayer = 8 << 30
-	// DefaultMaxFiles is how many files and directories all images may have.
+	// DefaultMaxFiles is the default limit of files and directories in all
+	// images.
 	DefaultMaxFiles = 2_000_000
 
-	// imageLayers: all layers of an image together may have as much as that
-	// many of the largest.
+	// imageLayers limits the layers of an image together, as a multiple of one
+	// layer's limit.
 	imageLayers = 4
-	// holeShare: the holes of sparse files, which cost nothing to ship, may
-	// take this part of a layer's limit, over all images.
+	// holeShare limits the holes of sparse files in all images, which cost
+	// nothing to ship, to this part of a layer's limit.
 	holeShare = 8
-	// pathBytes is how long a path may be, on average.
+	// pathBytes limits the average length of a path.
 	pathBytes = 256
-	// stepsPerFile is how many elements a path may have, on average, with
-	// those of the symbolic links on its way.
+	// stepsPerFile limits the average number of elements in a path, including
+	// those of symbolic links.
 	stepsPerFile = 200
 
-	// maxLayers is how many directories overlayfs stacks (OVL_MAX_STACK), and
-	// mountOptions how many bytes they may take in the one page that mount(2)
-	// reads; the rest of it is for the container's own.
+	// maxLayers is how many directories overlayfs stacks (OVL_MAX_STACK).
+	// mountOptions is how many bytes they may use of the page that mount(2)
+	// reads; the rest is for the container's own directories.
 	maxLayers    = 500
 	mountOptions = 4096 - 320
 )
 
-// LimitError says that an image is larger than edgebake unpacks.
+// LimitError means that an image exceeds a limit.
 type LimitError struct {
 	What  string // "uncompressed it has more than 8.0 GiB"
-	Field string // that raises the limit, empty where none does
+	Field string // the field that raises the limit, or ""
 }
 
 func (e *LimitError) Error() string {
@@ -57,7 +58,7 @@ const (
 
 func (o *Options) maxLayer() int64 { return cmp.Or(o.MaxLayer, DefaultMaxLayer) }
 
-// budget bounds what unpacking all images of a store may take.
+// budget limits the cost of unpacking all images of a store.
 type budget struct {
 	maxFiles, maxHoles              int64
 	files, pathLength, steps, holes int64
@@ -67,7 +68,7 @@ func newBudget(o *Options) *budget {
 	return &budget{maxFiles: cmp.Or(o.MaxFiles, DefaultMaxFiles), maxHoles: o.maxLayer() / holeShare}
 }
 
-// name counts a name whose path has that length.
+// name counts a name with a path of that length.
 func (b *budget) name(length int) error {
 	b.files++
 	b.pathLength += int64(length)
@@ -80,7 +81,7 @@ func (b *budget) name(length int) error {
 	return nil
 }
 
-// step counts an element of a path that is followed.
+// step counts a path element.
 func (b *budget) step() error {
 	if b.steps++; b.steps > b.maxFiles*stepsPerFile {
 		return &LimitError{fmt.Sprintf("with it the paths of the images' files have more than %d elements together", b.maxFiles*stepsPerFile), fieldMaxFiles}
@@ -88,7 +89,7 @@ func (b *budget) step() error {
 	return nil
 }
 
-// hole counts a sparse file.
+// hole counts a sparse file of size bytes.
 func (b *budget) hole(size int64) error {
 	if size < 0 || size > b.maxHoles-b.holes {
 		return &LimitError{fmt.Sprintf("with its %s the sparse files of the images have more than %s", configs.HumanSize(size), configs.HumanSize(b.maxHoles)), fieldMaxLayer}
@@ -97,10 +98,10 @@ func (b *budget) hole(size int64) error {
 	return nil
 }
 
-// sizeLimit bounds what a layer, and all of an image, have uncompressed.
+// sizeLimit limits the uncompressed bytes of a layer and of its image.
 type sizeLimit struct {
 	layer int64
-	image *atomic.Int64 // what is left for the image
+	image *atomic.Int64 // bytes left for the image
 }
 
 func newSizeLimit(o *Options) sizeLimit {
@@ -109,21 +110,21 @@ func newSizeLimit(o *Options) sizeLimit {
 	return sizeLimit{o.maxLayer(), left}
 }
 
-// take counts a layer that the cache has uncompressed.
+// take counts a layer that is cached uncompressed.
 func (s sizeLimit) take(size int64) error {
 	l := limited{limit: s}
 	return l.count(size)
 }
 
-// limited ends a layer that is larger than it may be.
+// limited fails if a layer exceeds its limit.
 type limited struct {
 	r     io.Reader
 	limit sizeLimit
 	n     int64
-	taken int64 // of the image's limit
+	taken int64 // bytes taken from the image's limit
 }
 
-// giveBack forgets a layer that came to nothing and will be read again.
+// giveBack returns the bytes of a failed layer to the image's limit.
 func (l *limited) giveBack() {
 	if l.limit.image != nil {
 		l.limit.image.Add(l.taken)
@@ -139,7 +140,7 @@ func (l *limited) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// count adds n bytes to those of the layer and of its image.
+// count adds n bytes to the layer and its image.
 func (l *limited) count(n int64) error {
 	l.n += n
 	if l.n > l.limit.layer {

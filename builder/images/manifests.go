@@ -13,11 +13,11 @@ import (
 	"github.com/edgebake/edgebake/configs/imageref"
 )
 
-// Wanted is an image to take on board, and who wants it: a field of the Image
+// Wanted is an image to include and its origin: a field of the Image
 // ("images[2]"), or a manifest ("manifests/app.yaml:12: Deployment web").
 type Wanted struct {
 	configs.ContainerImage
-	Name            imageref.Ref // Ref, parsed; zero: it is invalid
+	Name            imageref.Ref // Ref, parsed; zero if invalid
 	Field, Manifest string
 }
 
@@ -33,8 +33,8 @@ type Listing struct {
 	Notes []string
 }
 
-// List returns everything an Image wants on board: its own images, those that its
-// manifests run, the sandbox and, where yurthub is a static pod, yurthub. An image
+// List returns all images that an Image needs: its own images, those that its
+// manifests run, the sandbox and, if yurthub is a static pod, yurthub. An image
 // in images: keeps the source given there. Paths are relative to dir. With an
 // error, the Listing has what could be read.
 func List(img *configs.Image, dir string) (Listing, error) {
@@ -89,12 +89,12 @@ func List(img *configs.Image, dir string) (Listing, error) {
 	return l, errors.Join(errs...)
 }
 
-// lacks returns warnings about images that every node needs and that are not on board.
+// lacks returns warnings about missing images that every node needs.
 func (l *Listing) lacks(img *configs.Image) (notes []string) {
 	v := img.Kubernetes.Version
 	switch {
 	case v == "":
-		return nil // not a whole Image
+		return nil // not a complete Image
 	case len(l.Images) == 0 && len(img.ImagesFrom) == 0:
 		return []string{fmt.Sprintf("no container images on board, so a node needs a registry for its first pod: for nodes without one, name the pause image in containerd.sandbox, and list what runs on every node in images, e.g. kube-proxy:%s (`edgebake init --kubeconfig FILE` does both)", v)}
 	}
@@ -107,7 +107,7 @@ func (l *Listing) lacks(img *configs.Image) (notes []string) {
 	return notes
 }
 
-// MentionNotes are the warnings about Mentions, which are among Notes.
+// MentionNotes returns the warnings about Mentions, which Notes includes.
 func (l *Listing) MentionNotes() (notes []string) {
 	for n, f := range l.Mentions {
 		if n == maxMentionNotes {
@@ -118,7 +118,7 @@ func (l *Listing) MentionNotes() (notes []string) {
 	return notes
 }
 
-// maxMentionNotes bounds the notes about mentions.
+// maxMentionNotes limits the number of notes about mentions.
 const maxMentionNotes = 20
 
 // ignoreList is imagesIgnore, and which of its patterns have matched.
@@ -131,7 +131,8 @@ func ignoring(patterns []string) *ignoreList {
 	return &ignoreList{patterns, make([]bool, len(patterns))}
 }
 
-// matches compares the full reference and the reference as the manifest has it.
+// matches reports whether a pattern matches the full reference or the one in
+// the manifest.
 func (l *ignoreList) matches(f Found) bool {
 	found := false
 	for n, p := range l.patterns {
@@ -153,14 +154,13 @@ func (l *ignoreList) unused() (notes []string) {
 	return notes
 }
 
-// fromManifests reads the Kubernetes manifests that the globs match, relative to
-// dir. A glob that matches no file is an error, and so is one whose files mention
-// no image: the author expects images from it, and a kubectl that failed leaves an
-// empty file.
+// fromManifests reads the Kubernetes manifests that the globs match, relative
+// to dir. A glob that matches no file, or whose files mention no image, is an
+// error: a kubectl that failed leaves an empty file.
 func fromManifests(dir string, globs []string) (manifestImages, error) {
 	var files []string
-	from := map[string]int{}                // file: its pattern
-	matched := make([][]string, len(globs)) // by a pattern
+	from := map[string]int{}                // the index of the glob that matched
+	matched := make([][]string, len(globs)) // by each glob
 	var errs []error
 	for at, g := range globs {
 		pattern := g
@@ -210,13 +210,14 @@ func fromManifests(dir string, globs []string) (manifestImages, error) {
 	return all, errors.Join(errs...)
 }
 
-// byRef sorts by reference and keeps the first of each.
+// byRef sorts by reference and removes duplicates.
 func byRef(found []Found) []Found {
 	slices.SortStableFunc(found, func(a, b Found) int { return cmp.Compare(a.Ref.String(), b.Ref.String()) })
 	return slices.CompactFunc(found, func(a, b Found) bool { return a.Ref == b.Ref })
 }
 
-// firstOfEach keeps the first of each reference, in the order of files and lines.
+// firstOfEach removes duplicate references and keeps the order of files and
+// lines.
 func firstOfEach(found []Found) []Found {
 	seen := map[imageref.Ref]bool{}
 	return slices.DeleteFunc(found, func(f Found) bool {
@@ -226,7 +227,7 @@ func firstOfEach(found []Found) []Found {
 	})
 }
 
-// globError is a problem with one of the patterns.
+// globError returns an error of one of the globs.
 func globError(at int, err error) error {
 	return &configs.FieldError{Path: fmt.Sprintf("imagesFrom[%d]", at), Err: err}
 }

@@ -18,7 +18,7 @@ import (
 // Found is an image reference in a manifest.
 type Found struct {
 	Ref   imageref.Ref
-	Text  string // as the manifest has it
+	Text  string // as in the manifest
 	Where string // "manifests/app.yaml:12: Deployment web"
 }
 
@@ -29,14 +29,14 @@ type manifestImages struct {
 	passedOver []string // see Listing
 }
 
-// scan reads one file of manifests.
+// scan is the state of reading one file of manifests.
 type scan struct {
 	file string
 	manifestImages
 	errs []error
 }
 
-// scanManifests reads one file of manifests: YAML, or JSON, which is YAML too; several
+// scanManifests reads one file of manifests in YAML or JSON: one or several
 // documents, and Lists. Aliases and merge keys are resolved as kubectl does.
 func scanManifests(file string, raw []byte) (manifestImages, error) {
 	s := scan{file: file}
@@ -73,7 +73,7 @@ func (s *scan) unreadable(err error, raw []byte) error {
 	return fmt.Errorf("reading manifest %s: %w; correct it, or have imagesFrom pass it over", s.file, err)
 }
 
-// object reads a Kubernetes object, or each one of a List.
+// object reads a Kubernetes object, or each object of a List.
 func (s *scan) object(n *yaml.Node) {
 	kind := yamltree.Text(yamltree.Get(n, "kind"))
 	if items := yamltree.Get(n, "items"); strings.HasSuffix(kind, "List") {
@@ -91,7 +91,7 @@ func (s *scan) object(n *yaml.Node) {
 	}
 }
 
-// isCustom tells a custom resource's API group from those of Kubernetes.
+// isCustom reports whether an API version is that of a custom resource.
 func isCustom(apiVersion string) bool {
 	group, _, ok := strings.Cut(apiVersion, "/")
 	return ok && strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io")
@@ -100,9 +100,9 @@ func isCustom(apiVersion string) bool {
 // object is one Kubernetes object that is being walked.
 type object struct {
 	*scan
-	pods bool   // spec is a pod's
+	pods bool   // spec is that of a pod
 	what string // "Deployment web"
-	ran  bool   // it has a pod's spec
+	ran  bool   // a pod's spec was found
 }
 
 // walk visits a value at a path of keys; parent is the mapping or list that has it.
@@ -118,7 +118,7 @@ func (o *object) walk(n *yaml.Node, path []string, parent *yaml.Node) {
 	case yaml.SequenceNode:
 		for i, c := range n.Content {
 			if i > 0 && c.Kind == yaml.ScalarNode && imageFlagName.MatchString(n.Content[i-1].Value) {
-				o.mention(c, c.Value) // the value of the flag before it
+				o.mention(c, c.Value) // the value of the preceding flag
 				continue
 			}
 			o.walk(c, path, n)
@@ -165,7 +165,7 @@ func (o *object) podSpec(n *yaml.Node, path []string) {
 	o.fields(n, path, append(lists, "volumes"))
 }
 
-// run notes an image that pods run or mount.
+// run records an image that pods run or mount.
 func (o *object) run(image *yaml.Node) {
 	if image == nil || image.Kind != yaml.ScalarNode {
 		return
@@ -184,14 +184,14 @@ func (o *object) run(image *yaml.Node) {
 
 func (o *object) where(n *yaml.Node) string { return fmt.Sprintf("%s:%d: %s", o.file, n.Line, o.what) }
 
-// mention notes a text if it is an image reference with a tag or digest.
+// mention records a text if it is an image reference with a tag or digest.
 func (o *object) mention(n *yaml.Node, text string) {
 	if ref, err := imageref.Parse(text); err == nil {
 		o.mentions = append(o.mentions, Found{ref, text, o.where(n)})
 	}
 }
 
-// split notes an image that is written as {registry, repository, tag}.
+// split records an image that is written as {registry, repository, tag}.
 func (o *object) split(n *yaml.Node) {
 	repository, tag := yamltree.Get(n, "repository"), yamltree.Text(yamltree.Get(n, "tag"))
 	text := yamltree.Text(repository)
@@ -213,8 +213,9 @@ var (
 	imageFlagName = regexp.MustCompile(`^--?([A-Za-z][-_.A-Za-z0-9]*)?[iI]mages?$`)
 )
 
-// scalar notes a text that is an image by its place: the value of a key or variable
-// that is named so, a flag's value, or a reference with a registry's name.
+// scalar records a text that is an image by its context: the value of a key or
+// variable with such a name, a flag's value, or a reference with a registry's
+// name.
 func (o *object) scalar(n *yaml.Node, path []string, parent *yaml.Node) {
 	text, key := n.Value, ""
 	if len(path) > 0 {

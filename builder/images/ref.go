@@ -1,4 +1,4 @@
 package images
 
-// Sole stands for the one image of a layout or archive, whatever its name is.
+// Sole stands for the only image of a layout or archive, whatever its name is.
 const Sole = "sole.invalid/image:only"

@@ -24,7 +24,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// registrySource fetches from the registry a reference names, or a mirror of it.
+// registrySource fetches from the registry that a reference names, or from its
+// mirrors.
 type registrySource struct {
 	stall, wait time.Duration
 	config      map[string]configs.Registry // by host
@@ -32,7 +33,7 @@ type registrySource struct {
 
 	mu      sync.Mutex
 	pullers map[string]*remote.Puller // by host
-	silent  map[string]int            // how often a host was
+	silent  map[string]int            // number of timeouts by host
 	warned  map[string]bool
 	warn    func(text string)
 }
@@ -54,11 +55,11 @@ func newRegistry(o *Options, at func(string) string) *registrySource {
 	return r
 }
 
-// name is empty: the reference says which registry, errors which mirror.
+// name is empty: the reference names the registry, and errors name the mirror.
 func (r *registrySource) name() string { return "" }
 func (r *registrySource) Close() error { return nil }
 
-// endpoint is one place to ask for a repository.
+// endpoint is a repository on a registry or mirror.
 type endpoint struct {
 	host string // host[:port]
 	repo string
@@ -68,8 +69,8 @@ type endpoint struct {
 func (r *registrySource) endpoints(ref imageref.Ref) []endpoint {
 	var es []endpoint
 	for _, m := range r.config[ref.Domain].Mirrors {
-		// A URL's scheme decides nothing: plain HTTP is for hosts that are
-		// said to be insecure.
+		// The URL's scheme is ignored: plain HTTP is for hosts that are configured
+		// as insecure.
 		m = strings.TrimPrefix(strings.TrimPrefix(m, "https://"), "http://")
 		host, prefix, _ := strings.Cut(strings.Trim(m, "/"), "/")
 		repo := ref.Path
@@ -120,11 +121,12 @@ func (r *registrySource) repository(e endpoint) (name.Repository, error) {
 	return name.NewRepository(e.host+"/"+e.repo, opts...)
 }
 
-// attempts is how often a host is asked for a blob whose transfer breaks off.
+// attempts is how often a transfer from a host is tried.
 const attempts = 3
 
-// each asks the endpoints in turn until one succeeds, those that were silent before last.
-// digest is empty for what is asked by name. f reports whether a transfer had begun.
+// each calls f for the endpoints in turn until one succeeds; hosts that timed
+// out before come last. digest is empty for a request by name. f reports
+// whether a transfer had begun.
 func (r *registrySource) each(ctx context.Context, ref imageref.Ref, digest imageref.Digest, f func(*remote.Puller, name.Repository) (begun bool, err error)) error {
 	es := r.endpoints(ref)
 	r.mu.Lock()
@@ -138,13 +140,13 @@ func (r *registrySource) each(ctx context.Context, ref imageref.Ref, digest imag
 		}
 		failed := &registry.Error{Host: es[i].host, Digest: string(digest), Stall: r.stall, AuthFile: r.config[es[i].host].AuthFile, Err: err}
 		if begun && !transfer.IsBroken(err) && !wrongBytes(err, digest) {
-			return transfer.Stop(err) // not the registry's doing
+			return transfer.Stop(err) // not an error of the registry
 		}
 		r.failed(failed, begun, i < len(es)-1)
 		if begun && transfer.IsBroken(err) {
 			return failed
 		}
-		// The client library has repeated the request; wrong bytes would come again.
+		// The client library has retried already; wrong bytes would be sent again.
 		return transfer.Final(failed)
 	})
 	var all *transfer.Failures
@@ -171,14 +173,15 @@ func (r *registrySource) ask(e endpoint, f func(*remote.Puller, name.Repository)
 	return f(p, repo)
 }
 
-// wrongBytes reports whether a blob came whole, and is another than its digest says.
+// wrongBytes reports whether the bytes of a blob do not match its digest or
+// size.
 func wrongBytes(err error, digest imageref.Digest) bool {
 	var wrong *fetch.DigestError
 	return errors.Is(err, errTooLong) || errors.As(err, &wrong) && wrong.Want == digest.Hex()
 }
 
-// failed remembers hosts that were silent, and warns once of each host that costs time although
-// the transfer may end well.
+// failed counts the timeouts of a host, and warns once of each host that causes
+// a delay.
 func (r *registrySource) failed(e *registry.Error, begun, others bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -201,7 +204,7 @@ func (r *registrySource) failed(e *registry.Error, begun, others bool) {
 	r.warn(e.Error() + "; " + goOn)
 }
 
-// endpointErrors is what a registry and its mirrors answered, each with its
+// endpointErrors are the errors of a registry and its mirrors, each with its
 // own fix.
 type endpointErrors []*registry.Error
 
@@ -245,7 +248,7 @@ func (r *registrySource) root(ctx context.Context, ref imageref.Ref) (Descriptor
 		// The digest does not cover the type in the answer's header.
 		d = Descriptor{Size: got.Size}
 		if _, err := parseManifest(got.Manifest, &d.MediaType); err != nil {
-			d.MediaType = string(got.MediaType) // it is read again, and reported
+			d.MediaType = string(got.MediaType) // it is parsed again later, and the error reported
 		}
 		d.Digest, err = imageref.ParseDigest(got.Digest.String())
 		return false, err
@@ -282,8 +285,8 @@ func (r *registrySource) fetch(ctx context.Context, ref imageref.Ref, d Descript
 	})
 }
 
-// unverified makes what the client library finds wrong with a blob's digest an
-// ordinary end: who reads a source verifies it, and can tell more.
+// unverified hides the digest errors of the client library: readers of a source
+// verify the bytes themselves, with better errors.
 type unverified struct{ io.Reader }
 
 func (u unverified) Read(p []byte) (int, error) {
@@ -294,7 +297,7 @@ func (u unverified) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// fixOf is what a person can do about a failure to fetch.
+// fixOf returns what a person can do about a failed fetch, or "".
 func fixOf(err error) string {
 	fix := registry.Fix(err, registry.Words{
 		Login:    "log in to the registry, or name a file with credentials as authFile in registries:",

@@ -23,10 +23,10 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Resolve pins images: what each reference means now, and which manifest is
-// for our platform. Manifests and configs are in the cache afterwards, layers
-// are not. Problems of all images are reported at once. The result is sorted
-// by reference and has each image once.
+// Resolve pins images: it finds what each reference means now, and the manifest
+// for the platform. It stores manifests and configs in the cache, but no
+// layers. It reports the problems of all images at once. The result is sorted
+// by reference, without duplicates.
 func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage, o Options) ([]Pinned, error) {
 	if o.Arch == "" {
 		return nil, errors.New("resolving images: no architecture given")
@@ -42,7 +42,7 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 		}
 	})
 	if i := slices.IndexFunc(errs, fetch.NoRoom); i >= 0 {
-		return nil, errs[i] // the others could only say so again
+		return nil, errs[i] // the others have the same cause
 	}
 	pinned = slices.DeleteFunc(pinned, func(p *Pinned) bool { return p == nil })
 	slices.SortFunc(pinned, func(a, b *Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
@@ -69,8 +69,8 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 	return out, nil
 }
 
-// ImageError is a problem with one of the images asked for. It has that image, so
-// that the caller can name the field or the manifest that asks for it.
+// ImageError is a problem with one image. The caller can name the field or the
+// manifest that needs the image.
 type ImageError struct {
 	Image configs.ContainerImage
 	Err   error
@@ -79,7 +79,7 @@ type ImageError struct {
 func (e *ImageError) Error() string { return e.Err.Error() }
 func (e *ImageError) Unwrap() error { return e.Err }
 
-// wrapEach ties all that is wrong with an image to it.
+// wrapEach wraps each of the joined errors in an ImageError.
 func wrapEach(img configs.ContainerImage, err error) error {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
@@ -102,8 +102,8 @@ func sourceOf(img configs.ContainerImage) string {
 	return "from its registry"
 }
 
-// parallel calls f for 0 to n-1, several at a time. What it is used for waits
-// for the network, the disk and the processor in turn.
+// parallel calls f for 0 to n-1, several at a time: each call waits for the
+// network, the disk and the processor in turn.
 func parallel(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	next := make(chan int)
@@ -126,7 +126,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	if err != nil {
 		return nil, err
 	}
-	// The name on the node is the document's, whoever pinned its digest.
+	// A pinned digest does not change the name on the node.
 	p := &Pinned{Ref: ref, Source: img}
 	named := ref.String()
 	if img.Digest != "" {
@@ -182,7 +182,8 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	return p, nil
 }
 
-// findRoot returns what a reference of an image points at. Errors name the image.
+// findRoot returns the index or manifest that a reference points to. Errors
+// name the image.
 func findRoot(ctx context.Context, c *fetch.Cache, src source, p *Pinned, ref imageref.Ref) (Descriptor, error) {
 	root, known, err := cachedRoot(c, p.Source, ref)
 	if !known && err == nil {
@@ -198,8 +199,8 @@ func findRoot(ctx context.Context, c *fetch.Cache, src source, p *Pinned, ref im
 	return root, fmt.Errorf("%s: %s: %w", label(p.Ref.String()), src.name(), err)
 }
 
-// cachedRoot is what a registry would answer for a digest, when the cache has
-// that already: a build whose lock pins everything needs no network then.
+// cachedRoot returns, from the cache, what a registry would answer for a
+// digest: a build whose lock pins everything needs no network.
 func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref imageref.Ref) (d Descriptor, known bool, err error) {
 	if ref.Digest == "" || img.Layout != "" || img.Archive != "" {
 		return d, false, nil
@@ -217,11 +218,11 @@ func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref imageref.Ref) (d
 	return d, true, err
 }
 
-// parseManifest reads an index or a manifest as containerd does, and settles
-// the media type: the document's own or, since OCI allows to leave that out, OCI's
-// for what the document lists. So it depends on the digest alone, and not on who
-// points to the document: an index.json, a registry's answer, or nobody where the
-// cache has it. A pointer that takes an index for a manifest is rejected.
+// parseManifest decodes an index or a manifest as containerd does, and sets the
+// media type: the document's own or, since OCI allows to omit it, OCI's type
+// for its contents. So it depends on the digest alone, not on the descriptor
+// that points to the document. A descriptor that calls an index a manifest is
+// rejected.
 func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 	var parts struct {
 		MediaType string          `json:"mediaType"`
@@ -272,8 +273,8 @@ var (
 	errIsIndex    = errors.New("it is called a manifest and is an index; have the image pushed again")
 )
 
-// readStrict reads a document into containerd's own type for it: what that
-// cannot read would be on board and never run.
+// readStrict decodes a document into containerd's own type: an image that
+// containerd cannot decode would never run.
 func readStrict(raw []byte, into any) error {
 	if err := json.Unmarshal(raw, into); err != nil {
 		return fmt.Errorf("containerd cannot read it: %w; have the image built again", plainJSON(err))
@@ -281,7 +282,8 @@ func readStrict(raw []byte, into any) error {
 	return nil
 }
 
-// checkRun finds what runc rejects of every container of the image.
+// checkRun rejects settings with which runc would start no container of the
+// image.
 func checkRun(c *ocispec.ImageConfig) error {
 	for i, e := range c.Env {
 		if !strings.Contains(e, "=") || strings.Contains(e, "\x00") {
@@ -294,7 +296,7 @@ func checkRun(c *ocispec.ImageConfig) error {
 	return nil
 }
 
-// plainJSON says what is wrong without Go's types.
+// plainJSON rewrites a JSON error without Go's types.
 func plainJSON(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {
@@ -316,7 +318,7 @@ type indexReader struct {
 	arch  string
 
 	have []string // platforms, for a message
-	errs []error  // of entries that could not be read
+	errs []error  // of entries that cannot be read
 	read int      // documents
 }
 
@@ -324,22 +326,23 @@ type indexReader struct {
 type chosen struct {
 	Descriptor
 	doc manifestDoc
-	// direct: containerd, which looks at one entry of an index only, would not
-	// find it.
+	// direct means that containerd, which looks at one entry of an index only,
+	// would not find it.
 	direct bool
-	// platformKnown: the index says what it is for, and counts.
+	// platformKnown means that the index names the platform, which takes
+	// precedence.
 	platformKnown bool
 }
 
 const (
-	maxIndexes  = 8   // in each other
-	maxIndexDoc = 100 // documents read to find out what they are for
+	maxIndexes  = 8   // nested in each other
+	maxIndexDoc = 100 // documents read to learn their platforms
 )
 
-// choose goes through an index as containerd does: entries for the platform in
-// their order, then those without a platform, whose configs say what they are
-// for. containerd stops at the first; we go on, and have the image's name
-// point at what was found. It returns nil where there is nothing.
+// choose searches an index as containerd does: entries for the platform in
+// their order, then those without a platform, whose configs name it. containerd
+// stops at the first; choose continues, and the image's name then points to
+// what it found. It returns nil if there is nothing.
 func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 	if depth > maxIndexes {
 		r.errs = append(r.errs, fmt.Errorf("more than %d indexes lie in each other; name the manifest by its digest", maxIndexes))
@@ -353,7 +356,7 @@ func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 		case fits(*d.Platform, r.arch):
 			fitting = append(fitting, d)
 		}
-		if d.Platform != nil && d.Platform.OS != "unknown" { // attestations
+		if d.Platform != nil && d.Platform.OS != "unknown" { // not an attestation
 			r.have = append(r.have, platformName(*d.Platform))
 		}
 	}
@@ -373,8 +376,8 @@ func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 	return nil, nil
 }
 
-// unanswered reports whether a registry may have what it did not give: another
-// entry in its place would make the image depend on the day it was built.
+// unanswered reports whether a registry may have what it did not return: with
+// another entry in its place, the image would depend on the day it was built.
 func unanswered(err error) bool {
 	switch e := err.(type) {
 	case *registry.Error:
@@ -388,7 +391,8 @@ func unanswered(err error) bool {
 	return false
 }
 
-// entry looks at one entry of an index.
+// entry checks one entry of an index. It returns nil if the entry does not
+// match.
 func (r *indexReader) entry(e ocispec.Descriptor, depth int) (*chosen, error) {
 	if !isIndex(e.MediaType) && !isManifest(e.MediaType) {
 		return nil, nil
@@ -436,7 +440,7 @@ func (r *indexReader) entry(e ocispec.Descriptor, depth int) (*chosen, error) {
 	return &chosen{Descriptor: d, doc: doc, platformKnown: e.Platform != nil}, nil
 }
 
-// nothing says why no manifest was found.
+// nothing returns why no manifest was found.
 func (r *indexReader) nothing() error {
 	if len(r.errs) > 0 {
 		return errors.Join(r.errs...)
@@ -450,7 +454,7 @@ func (r *indexReader) nothing() error {
 	return fmt.Errorf("it has nothing for linux/%s, but %s; choose an image for this architecture, or build the disk image for another arch", r.arch, strings.Join(r.have, ", "))
 }
 
-// platformName is how messages call a platform.
+// platformName returns the name of a platform for messages.
 func platformName(p ocispec.Platform) string {
 	s := p.OS + "/" + p.Architecture
 	if p.Variant != "" {
@@ -460,7 +464,7 @@ func platformName(p ocispec.Platform) string {
 }
 
 // fits reports whether the platform's programs run on every machine of that
-// arch. Names are taken as containerd does (platforms.Normalize).
+// arch. Names are normalized like in containerd (platforms.Normalize).
 func fits(p ocispec.Platform, arch string) bool {
 	os, of, variant := strings.ToLower(p.OS), strings.ToLower(p.Architecture), strings.ToLower(p.Variant)
 	switch of {
@@ -510,9 +514,9 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	if err := checkRun(&image.Config); err != nil {
 		return fail("%w; have the image built again", err)
 	}
-	// An index that names the platform has the last word, and a config that
-	// names none fits any, in containerd. Of a manifest without an index it does not
-	// look at the variant: who names it means it.
+	// As in containerd, a platform in the index takes precedence, and a config
+	// without one fits any. The variant in the config is ignored: without an
+	// index, the manifest was named explicitly.
 	if platform := image.Platform; !platformKnown && platform.Architecture != "" && !fits(ocispec.Platform{OS: platform.OS, Architecture: platform.Architecture}, arch) {
 		return fail("the image is for %s, not for linux/%s; choose an image for this architecture, or build the disk image for another arch", platformName(platform), arch)
 	}

@@ -16,20 +16,21 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// source is where an image's blobs come from: a registry, or files in an OCI
-// layout or archive. What it yields is not trusted; its readers verify.
+// source provides an image's blobs: a registry, or the files of an OCI layout
+// or archive. Its data is not trusted; callers verify it.
 type source interface {
-	// root finds what the reference points at.
+	// root returns what the reference points to.
 	root(ctx context.Context, ref imageref.Ref) (Descriptor, error)
-	// fetch has take read a blob or manifest, again from the beginning where a transfer
-	// breaks off or brings wrong bytes, and there is another attempt.
+	// fetch calls take with the content of a blob or manifest, and again from the
+	// beginning if a transfer breaks off or returns wrong bytes and an attempt is
+	// left.
 	fetch(ctx context.Context, ref imageref.Ref, d Descriptor, take func(io.Reader) error) error
-	// name is how messages call the source.
+	// name returns the name of the source for messages.
 	name() string
 	io.Closer
 }
 
-// openSource opens what the image says it comes from.
+// openSource opens the source of an image.
 func openSource(ctx context.Context, c *fetch.Cache, img configs.ContainerImage, o *Options) (source, error) {
 	at := func(p string) string {
 		if filepath.IsAbs(p) {
@@ -86,8 +87,8 @@ func readDoc(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, 
 	return b, nil
 }
 
-// checkSize compares a blob's size with what points to the blob says of it. Who
-// reads a store or an archive believes the latter.
+// checkSize compares a blob's size with its descriptor, which readers of a
+// store or an archive trust.
 func checkSize(d Descriptor, size int64) error {
 	if size != d.Size {
 		return fmt.Errorf("it has %d bytes, its descriptor says %d: have the image pushed again", size, d.Size)
@@ -104,18 +105,18 @@ func checkCached(c *fetch.Cache, d Descriptor) error {
 	return checkSize(d, fi.Size())
 }
 
-// blobError says which blob of which image could not be had, from where, and
-// what to do.
+// blobError returns the error of a blob that could not be fetched, with its
+// source and a fix.
 func blobError(what string, d Descriptor, ref imageref.Ref, src source, err error) error {
 	return &BlobError{What: what, Digest: string(d.Digest), MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
 }
 
-// badBlob says what is wrong with a blob that could be had.
+// badBlob returns the error of a blob that was fetched, but is invalid.
 func badBlob(what string, d Descriptor, ref imageref.Ref, src source, err error) error {
 	return &BlobError{Read: true, What: what, Digest: string(d.Digest), MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
 }
 
-// listed is describe, with an error that says where the blob is listed.
+// listed is describe with a BlobError.
 func listed(what string, l ocispec.Descriptor, ref imageref.Ref, src source) (Descriptor, error) {
 	d, err := describe(l)
 	if err != nil {
@@ -124,7 +125,7 @@ func listed(what string, l ocispec.Descriptor, ref imageref.Ref, src source) (De
 	return d, nil
 }
 
-// BlobError is a failure to fetch, or to make sense of, one blob of an image.
+// BlobError is a failure to fetch or to decode one blob of an image.
 type BlobError struct {
 	Read      bool   // it was fetched
 	What      string // "layer 3", "config", "manifest"
@@ -145,14 +146,14 @@ func (e *BlobError) Error() string {
 		s += " " + e.Digest
 	}
 	s += ": " + e.Err.Error()
-	var several endpointErrors // have their fixes
+	var several endpointErrors // they have fixes of their own
 	if c := fixOf(e.Err); c != "" && !errors.As(e.Err, &several) {
 		s += "; " + c
 	}
 	return s
 }
 
-// label is how messages call an image.
+// label returns the name of an image for messages.
 func label(ref string) string {
 	if strings.HasPrefix(ref, Sole) {
 		return "the image"
@@ -169,7 +170,7 @@ func from(source string) string {
 
 func (e *BlobError) Unwrap() error { return e.Err }
 
-// manifestDoc is an index or a manifest; which, its media type says.
+// manifestDoc is an index or a manifest, depending on its media type.
 type manifestDoc struct {
 	Config    ocispec.Descriptor   `json:"config"`
 	Layers    []ocispec.Descriptor `json:"layers"`

@@ -9,8 +9,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// sources opens each layout, archive and registry once for all the layers
-// that come from it.
+// sources opens each layout, archive and registry once for all its layers.
 type sources struct {
 	cache   *fetch.Cache
 	options *Options
@@ -26,7 +25,7 @@ func newSources(c *fetch.Cache, o *Options) *sources {
 }
 
 func (s *sources) get(ctx context.Context, img configs.ContainerImage) (source, error) {
-	// What distinguishes sources is where, not which image.
+	// Sources differ by place, not by image.
 	key := configs.ContainerImage{Layout: img.Layout, Archive: img.Archive}
 	s.mu.Lock()
 	open := s.open[key]
@@ -46,8 +45,8 @@ func (s *sources) close() {
 	}
 }
 
-// fetch brings layer j of an image into the cache. Nothing is opened where
-// the cache has it already.
+// fetch stores layer j of an image in the cache. It opens nothing if the cache
+// has the layer.
 func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool, limit sizeLimit) error {
 	l, what := p.Layers[j], fmt.Sprintf("layer %d of %d", j+1, len(p.Layers))
 	u := unpacker{limit, &s.large}

@@ -10,9 +10,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// checkXattr says whether an entry keeps an extended attribute of its layer.
-// containerd sets each with lsetxattr(2): it passes over those the kernel
-// knows no namespace for, and fails on those whose value the kernel rejects.
+// checkXattr reports whether an entry keeps an extended attribute of its layer.
+// containerd sets each with lsetxattr(2): it ignores unknown namespaces, and
+// fails if the kernel rejects a value.
 func (e *entry) checkXattr(name, value string) (keep bool, err error) {
 	if name == "" || len(name) > maxName || strings.ContainsRune(name, 0) {
 		return false, fmt.Errorf("a name of %d bytes is not possible", len(name))
@@ -25,8 +25,8 @@ func (e *entry) checkXattr(name, value string) (keep bool, err error) {
 	case name == xattrACL || name == xattrDefault:
 		return e.checkACL(name, value)
 	case namespace != "user" && namespace != "security":
-		// trusted.* would let a layer steer overlayfs; the others are other
-		// systems'.
+		// With trusted.* a layer could control overlayfs; other namespaces belong
+		// to other systems.
 		return false, nil
 	case rest == "":
 		return false, errors.New("it has no name behind its namespace")
@@ -48,18 +48,19 @@ const (
 	aclOther    = 0x20
 )
 
-// checkACL does as the kernel (posix_acl_from_xattr, posix_acl_valid).
+// checkACL makes the checks of the kernel (posix_acl_from_xattr,
+// posix_acl_valid).
 func (e *entry) checkACL(name, value string) (keep bool, err error) {
 	b := []byte(value)
 	switch {
 	case e.IsSymlink():
-		return false, nil // has no permissions to refine
+		return false, nil // it has no permissions
 	case len(b) == 0:
 		return false, nil
 	case len(b) < 4:
 		return false, fmt.Errorf("its %d bytes are not a POSIX ACL", len(b))
 	case binary.LittleEndian.Uint32(b) != 2:
-		return false, nil // another version, which the kernel knows no more than a namespace
+		return false, nil // another version: the kernel ignores it like an unknown namespace
 	case len(b)%8 != 4:
 		return false, fmt.Errorf("its %d bytes are not a POSIX ACL", len(b))
 	case len(b) == 4:
@@ -98,7 +99,8 @@ func validACL(b []byte) error {
 }
 
 // aclWithMode gives an ACL the permissions of a mode, as chmod(2) does, which
-// containerd calls last: the group's are the mask's where there is one.
+// containerd calls last. The group's permissions go into the mask, if there is
+// one.
 func aclWithMode(acl string, perm uint32) string {
 	b := []byte(acl)
 	hasMask := false

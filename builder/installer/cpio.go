@@ -10,9 +10,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// archive makes what the kernel unpacks over the initrd before it: a cpio
-// archive in the form newc (Documentation/driver-api/early-userspace/
-// buffer-format.rst of the kernel). The same files give the same bytes.
+// archive returns a cpio archive that the kernel unpacks over the preceding
+// initrd. Its format is newc
+// (Documentation/driver-api/early-userspace/buffer-format.rst of the kernel).
+// The same files give the same bytes.
 func archive(files map[string]member) []byte {
 	dirs := map[string]bool{}
 	var names []string
@@ -27,7 +28,7 @@ func archive(files map[string]member) []byte {
 			names = append(names, d)
 		}
 	}
-	// Parents before children: a directory must be there when its files come.
+	// Parents before children: a directory must exist before its files.
 	slices.SortFunc(names, func(a, b string) int {
 		return slices.Compare(strings.Split(a, "/"), strings.Split(b, "/"))
 	})
