@@ -5,13 +5,14 @@ import (
 	"time"
 )
 
-// beat is the sequence of moments, keepTick apart, at which this process reads the kernel's
-// table. Other work that can wait is done at the same moments: waking up costs more than
-// the work. Nodes do not act together, since each process starts at another time.
+// beat is the sequence of times, keepTick apart, at which this process reads
+// the kernel's table. Work that can wait is done at the same times, because
+// waking up costs more than the work. Nodes differ, because each process starts
+// at another time.
 type beat struct{ started time.Time }
 
-// within returns a random moment of the beat in the range of jitter(d), or now+jitter(d) if
-// there is none.
+// within returns a random time of the beat between now+d-room(d) and now+d, or
+// now+jitter(d) if there is none.
 func (b beat) within(now time.Time, d time.Duration) time.Time {
 	latest := now.Add(d).Sub(b.started)
 	last := latest / keepTick
@@ -22,8 +23,8 @@ func (b beat) within(now time.Time, d time.Duration) time.Time {
 	return b.started.Add((first + time.Duration(rand.Int64N(int64(last-first)+1))) * keepTick)
 }
 
-// after returns the time from now to the first moment of the beat that is more than d
-// ahead. Without a beat it is d plus keepTick.
+// after returns the time from now to the first time of the beat that is more
+// than d in the future. Without a beat it returns d+keepTick.
 func (b beat) after(d time.Duration) time.Duration {
 	if b.started.IsZero() {
 		return d + keepTick

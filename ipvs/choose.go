@@ -12,19 +12,21 @@ import (
 type candidate struct {
 	Addr  netip.AddrPort
 	State State
-	// Lost: it does not answer, and may come back as an API server of another cluster.
+	// Lost: it does not answer, and may return as an API server of another
+	// cluster.
 	Lost bool
 	// Slow: it is down only because its answers are late.
 	Slow bool
 }
 
-// choose returns the real servers of the virtual server, sorted. last are the present
-// ones, whoever added them; guarded means that API servers must prove which cluster
-// they belong to. Weight 0 keeps connections and accepts no new ones.
+// choose returns the real servers of the virtual server, sorted. last are the
+// current ones, even if another program added them; guarded means that API
+// servers must prove which cluster they belong to. Weight 0 keeps connections
+// and accepts no new ones.
 //
 //   - API servers that are up get weight 1, draining ones weight 0;
 //   - one without a verdict keeps its weight, so that a restart changes nothing;
-//   - if none of these has weight 1, the draining ones serve again;
+//   - if none of these has weight 1, draining ones get weight 1;
 //   - if there are none, lastResort decides;
 //   - an alien (wrong identity) is never chosen.
 func choose(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest {
@@ -43,7 +45,8 @@ func choose(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest
 	return dests
 }
 
-// byState returns the API servers that are up, draining, or not judged yet.
+// byState returns the API servers that are up or draining, and those in last
+// without a verdict.
 func byState(masters []candidate, last []kernel.Dest) []kernel.Dest {
 	var dests []kernel.Dest
 	for _, m := range masters {
@@ -61,10 +64,10 @@ func byState(masters []candidate, last []kernel.Dest) []kernel.Dest {
 	return dests
 }
 
-// lastResort returns the real servers while no API server is up or draining: the slow
-// ones, and of the last set those that are not known to be dead. Without a slow one the
-// whole last set stays, even if the list was replaced meanwhile. An API server that may
-// come back in another cluster keeps its connections only.
+// lastResort returns the real servers while no API server is up or draining:
+// the slow ones, and those in last that are not known to be down. If there is
+// no slow one, all of last stay, even if they are not listed any more. An API
+// server that may return in another cluster keeps only its connections.
 func lastResort(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest {
 	listed := make(map[netip.AddrPort]candidate, len(masters))
 	var dests []kernel.Dest
@@ -78,9 +81,9 @@ func lastResort(masters []candidate, last []kernel.Dest, guarded bool) []kernel.
 	for _, d := range last {
 		m, ok := listed[d.Addr]
 		switch {
-		case m.State == Alien || m.Slow: // never, or chosen already
+		case m.State == Alien || m.Slow: // never, or already chosen
 		case served && d.Weight == 0:
-			if m.State == Unknown { // still draining; without a verdict it may finish
+			if m.State == Unknown { // still draining: without a verdict it may finish
 				dests = append(dests, d)
 			}
 		case guarded && (!ok || m.Lost || m.State == Unknown):
@@ -92,12 +95,12 @@ func lastResort(masters []candidate, last []kernel.Dest, guarded bool) []kernel.
 	return dests
 }
 
-// dest is an API server as a real server of the virtual server.
+// dest returns an API server as a real server of the virtual server.
 func dest(addr netip.AddrPort, weight int) kernel.Dest {
 	return kernel.Dest{Addr: addr, Weight: weight, Forward: kernel.Masq}
 }
 
-// indexDest returns the place of an API server in dests, or -1.
+// indexDest returns the index of an API server in dests, or -1.
 func indexDest(dests []kernel.Dest, addr netip.AddrPort) int {
 	return slices.IndexFunc(dests, func(d kernel.Dest) bool { return d.Addr == addr })
 }

@@ -21,31 +21,31 @@ import (
 const (
 	DefaultVIP       = "10.103.97.2:6443" // address and port
 	DefaultScheduler = "rr"               // one of Schedulers
-	DefaultPath      = "/readyz"          // that a probe requests
-	DefaultSpread    = 15 * time.Second   // of the return to an API server, see Profile
+	DefaultPath      = "/readyz"          // requested by a probe
+	DefaultSpread    = 15 * time.Second   // see Profile.Spread
 )
 
-// Schedulers returns the names of the IPVS schedulers that a configuration may
-// name, as the kernel spells them.
+// Schedulers returns the IPVS schedulers that a configuration may use, by their
+// kernel names.
 func Schedulers() []string { return []string{"rr", "lc", "dh", "sh", "wrr", "wlc"} }
 
-// Server is one virtual server, checked and with its defaults filled in.
+// Server is one virtual server, validated and with defaults.
 type Server struct {
 	VIP       netip.AddrPort
 	Masters   []Master
 	Host      string // kept in /etc/hosts and sent as SNI; may be empty
 	Scheduler string
-	Source    netip.Addr // of the local route; determined if not given
+	Source    netip.Addr // of the local route; determined if not set
 	Profile   Profile
-	// BootSpread is the longest wait before the first probe after power-on, at least
-	// ondisk.BootSpread; Profile.Spread is at least as long.
+	// BootSpread is the maximum delay of the first probe after power-on, at
+	// least ondisk.BootSpread; Profile.Spread is not shorter.
 	BootSpread time.Duration
-	Rise       int // successful probes in a row that bring an API server back, 1 to 100
-	Fall       int // failed probes in a row that take one out, 1 to 100
+	Rise       int // consecutive successful probes until an API server is up, 1 to 100
+	Fall       int // consecutive failed probes until it is down, 1 to 100
 	Probe      probe.Spec
-	// Learn lets the cluster's ConfigMap replace Masters.
+	// Learn allows the cluster's ConfigMap to replace Masters.
 	Learn bool
-	// Joined is the cluster that API servers must belong to.
+	// Joined is the cluster to which API servers must belong.
 	Joined Joined
 }
 
@@ -59,7 +59,7 @@ func (m Master) String() string {
 	return net.JoinHostPort(m.Host, strconv.Itoa(int(m.Port)))
 }
 
-// addr returns the API server's address if the host is one.
+// addr returns the API server's address if Host is an IP address.
 func (m Master) addr() (netip.AddrPort, bool) {
 	a, err := netip.ParseAddr(m.Host)
 	if err != nil {
@@ -71,33 +71,35 @@ func (m Master) addr() (netip.AddrPort, bool) {
 // Profile has the intervals and timeouts of probes.
 type Profile struct {
 	Name string
-	// Ping is the pause between PING frames on the held connection while no program of
-	// the node uses the API server; while one does, the pause is keepTick. 0 sends none.
+	// Ping is the interval of PING frames on the open connection while no
+	// program of the node uses the API server; while one does, it is keepTick.
+	// 0 disables PINGs.
 	Ping time.Duration
-	// Ready is the pause between requests for the probe's path, less than 90 s: after that
-	// kube-apiserver closes a connection without requests, and a new one costs five
-	// kilobytes.
+	// Ready is the interval of requests for the probe's path. It must be below
+	// 90 s, after which kube-apiserver closes a connection without requests: a
+	// new one costs five kilobytes.
 	Ready time.Duration
-	// ReadyTimeout bounds the wait for the answer to a request.
+	// ReadyTimeout limits the wait for the answer to a request.
 	ReadyTimeout time.Duration
-	// Tick and Ticks make up one round of an inquiry: a PING every Tick. Ticks are counted,
-	// not seconds, so that a stall of the node does not count against the API servers.
+	// Tick and Ticks define a round of an inquiry: a PING every Tick. Ticks are
+	// counted instead of seconds, so that a stall of the node does not count
+	// against the API servers.
 	Tick  time.Duration
 	Ticks int
-	// Retry is the pause before the first new attempt to reach an API server that is
-	// down. While none is up it doubles with each attempt, up to RetryMax.
+	// Retry is the pause before the first reconnection to an API server that is
+	// down. While none is up, it doubles with each attempt, up to RetryMax.
 	Retry, RetryMax time.Duration
-	// Spread is the time over which the nodes of a cluster come back to an API server
-	// while another one serves.
+	// Spread is the time over which the nodes of a cluster return to an API
+	// server while another one is up.
 	Spread time.Duration
-	// Resolve is the pause between look-ups of DNS names.
+	// Resolve is the interval of DNS lookups.
 	Resolve time.Duration
-	// Learn is the pause between readings of the cluster's own list.
+	// Learn is the interval of reading the cluster's own list.
 	Learn time.Duration
 }
 
-// LAN notices a dead API server within about two seconds while programs of the node use it,
-// and within six otherwise.
+// LAN returns the profile that detects a dead API server within about two
+// seconds while programs of the node use it, and otherwise within six.
 func LAN() Profile {
 	return Profile{Name: "lan",
 		Ping: 5 * time.Second, Ready: 10 * time.Second, ReadyTimeout: 4 * time.Second,
@@ -105,8 +107,8 @@ func LAN() Profile {
 		Resolve: 30 * time.Second, Learn: 5 * time.Minute}
 }
 
-// Metered is for links that are paid by the byte: a healthy API server gets one request in
-// 85 s.
+// Metered returns the profile for links that are billed by volume: a healthy
+// API server gets one request in 85 s.
 func Metered() Profile {
 	return Profile{Name: "metered",
 		Ready: 85 * time.Second, ReadyTimeout: 10 * time.Second,
@@ -114,7 +116,7 @@ func Metered() Profile {
 		Resolve: 30 * time.Minute, Learn: 6 * time.Hour}
 }
 
-// parseConfig reads ipvs.json. All problems are reported at once.
+// parseConfig decodes and validates ipvs.json. It reports all problems at once.
 func parseConfig(name string, data []byte) ([]Server, error) {
 	var doc ondisk.IPVS
 	dec := json.NewDecoder(bytes.NewReader(data))
@@ -132,7 +134,7 @@ func parseConfig(name string, data []byte) ([]Server, error) {
 	return servers, nil
 }
 
-// fromConfig checks the document and fills in defaults.
+// fromConfig validates the document and sets defaults.
 func fromConfig(doc ondisk.IPVS) ([]Server, error) {
 	if doc.Version != ondisk.IPVSVersion {
 		return nil, fmt.Errorf("version: unsupported version %d: want %d", doc.Version, ondisk.IPVSVersion)
@@ -165,8 +167,8 @@ func fromConfig(doc ondisk.IPVS) ([]Server, error) {
 	return servers, nil
 }
 
-// FromVirtual checks one virtual server of ipvs.json and fills in defaults. The
-// error joins all problems, one on each line, each with its field.
+// FromVirtual validates one virtual server of ipvs.json and sets defaults. The
+// error contains all problems, one per line, each with its field.
 func FromVirtual(v ondisk.IPVSVirtual) (Server, error) {
 	s := Server{
 		Host: v.Host, Scheduler: v.Scheduler, Rise: v.Rise, Fall: v.Fall, Learn: v.LearnMasters,
@@ -202,7 +204,7 @@ func FromVirtual(v ondisk.IPVSVirtual) (Server, error) {
 	return s, errors.Join(errs...)
 }
 
-// fill checks the fields and sets defaults.
+// fill validates the fields and sets defaults.
 func (s *Server) fill(vip string, masters []string) error {
 	var errs []error
 	addr, err := parseVIP(vip)

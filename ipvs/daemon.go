@@ -21,45 +21,48 @@ import (
 
 // Options configure a Daemon.
 type Options struct {
-	// ConfigFile is ipvs.json; changes are applied. Servers is used instead if set.
+	// ConfigFile is the path of ipvs.json; changes are applied. If Servers is
+	// set, it is used instead.
 	ConfigFile string
 	Servers    []Server
-	HostsFile  string // empty: none is kept
+	HostsFile  string // path; empty: none is maintained
 	StateDir   string // directory for learned API servers and addresses; empty: none
-	// RunDir has the locks, sockets and notes until reboot; empty: none.
+	// RunDir is the directory of the locks, sockets and notes, until reboot;
+	// empty: none.
 	RunDir  string
 	Metrics string // loopback address; empty: none
-	// ClientCert is the node's certificate and key; kubelet's by default.
+	// ClientCert is the file with the node's certificate and key; default:
+	// kubelet's.
 	ClientCert string
-	// LearnEvery overrides the profile's pause between readings of the
-	// cluster's list.
+	// LearnEvery overrides the profile's interval of reading the cluster's
+	// list.
 	LearnEvery time.Duration
 	Kernel     kernel.Kernel
-	// Spread is how long to wait before the first probe if the kernel has no real servers
-	// yet: after a power cut many machines boot at once.
+	// Spread is the delay before the first probe if the kernel has no real
+	// servers yet, because after a power cut many machines boot at once.
 	Spread time.Duration
-	// Lookup resolves names; net.DefaultResolver by default.
+	// Lookup resolves names; default: net.DefaultResolver.
 	Lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 	// Log logs one line.
 	Log func(string)
-	// Ready is called once, when the rules reflect first verdicts.
+	// Ready is called once, when the rules reflect the first verdicts.
 	Ready func()
-	// Alive is called every few seconds while all is well.
+	// Alive is called every few seconds while the daemon works.
 	Alive func()
 	// Reload triggers a reload of all files.
 	Reload <-chan os.Signal
-	// Once makes Run return when the rules reflect first verdicts.
+	// Once makes Run return when the rules reflect the first verdicts.
 	Once bool
 }
 
 const (
-	// verdictTime bounds the wait for first verdicts before Ready.
+	// verdictTime is the time after which Ready is called without all verdicts.
 	verdictTime = 3 * time.Second
-	// lookTime is the pause between checks of the files. It is on the beat.
+	// lookTime is the interval of checking the files for changes, on the beat.
 	lookTime = 2 * keepTick
 )
 
-// Daemon keeps virtual servers.
+// Daemon maintains virtual servers.
 type Daemon struct {
 	opt     Options
 	keeper  *keeper
@@ -109,8 +112,8 @@ func NewDaemon(opt Options) *Daemon {
 
 func (d *Daemon) logf(format string, args ...any) { d.opt.Log(fmt.Sprintf(format, args...)) }
 
-// logChange logs the error of a subject if it is another one than before, and "fixed" if there is
-// none any more.
+// logChange logs the error of a subject if it differs from the last one, and
+// "fixed" if the error is gone.
 func (d *Daemon) logChange(subject string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -129,8 +132,9 @@ func (d *Daemon) logChange(subject string, err error) {
 	}
 }
 
-// withoutLocalAddr returns an error's text without the local addresses of connections, as in
-// "read udp 192.0.2.50:40001->192.0.2.1:53", so that errors with different ports are equal.
+// withoutLocalAddr returns an error's text without the local addresses of
+// connections, as in "read udp 192.0.2.50:40001->192.0.2.1:53", so that errors
+// differing only in them are equal.
 func withoutLocalAddr(text string) string {
 	const arrow = "->"
 	var b strings.Builder
@@ -149,7 +153,8 @@ func withoutLocalAddr(text string) string {
 	}
 }
 
-// forgetLogged forgets the errors of all subjects with the prefix, except prefix+but.
+// forgetLogged clears the errors of all subjects with the prefix, except
+// prefix+but.
 func (d *Daemon) forgetLogged(prefix string, but ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -167,8 +172,8 @@ func readRoots(file string) (*probe.Roots, error) {
 	return probe.ParseRoots(file, data)
 }
 
-// ReadConfig reads ipvs.json and checks it, see FromVirtual. The error of a file
-// that is not there is fs.ErrNotExist.
+// ReadConfig reads and validates ipvs.json, see FromVirtual. If the file does
+// not exist, the error is fs.ErrNotExist.
 func ReadConfig(file string) ([]Server, error) {
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -180,12 +185,12 @@ func ReadConfig(file string) ([]Server, error) {
 	return parseConfig(file, data)
 }
 
-// Run keeps the virtual servers until the context ends. The rules stay. It
-// returns ErrRestart when it has to be called in a new process.
+// Run maintains the virtual servers until the context ends. The rules stay. If
+// it returns ErrRestart, it must be called again in a new process.
 func (d *Daemon) Run(ctx context.Context) error {
 	d.started = time.Now()
 	config := &watchedFile{path: d.opt.ConfigFile}
-	config.changed() // before it is read, so that later changes are noticed
+	config.changed() // before reading it, so that later changes are noticed
 	servers, err := d.configured()
 	if err != nil {
 		return err
@@ -235,8 +240,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return nil
 }
 
-// configured returns the servers to keep. It reads each CA, so that a damaged one is
-// reported before anything begins.
+// configured returns the servers to maintain. It also reads each CA, so that a
+// damaged one is reported before anything starts.
 func (d *Daemon) configured() ([]Server, error) {
 	servers := d.opt.Servers
 	if servers == nil {
@@ -256,8 +261,8 @@ func (d *Daemon) configured() ([]Server, error) {
 	return servers, nil
 }
 
-// openKernel finds out whether the kernel has IPVS. Without it, only the hosts file is
-// kept; if there is none either, that is an error.
+// openKernel checks whether the kernel has IPVS. Without it, only the hosts
+// file is maintained; if there is none either, it returns an error.
 func (d *Daemon) openKernel() error {
 	err := d.opt.Kernel.Ready()
 	if errors.Is(err, kernel.ErrNoIPVS) && !d.opt.Once && d.opt.HostsFile != "" {
@@ -268,8 +273,8 @@ func (d *Daemon) openKernel() error {
 	return err
 }
 
-// begin serves metrics, starts the groups, and removes virtual servers of a former
-// configuration.
+// begin serves metrics, starts the groups, and removes virtual servers of an
+// earlier configuration.
 func (d *Daemon) begin(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimed) error {
 	if d.opt.Metrics != "" {
 		d.logChange("metrics", d.serveMetrics(ctx, d.opt.Metrics))
@@ -282,7 +287,7 @@ func (d *Daemon) begin(ctx context.Context, servers []Server, claims map[netip.A
 			continue
 		}
 		if _, locked := lockedBy(d.opt.RunDir, vip); locked {
-			continue // another daemon keeps it
+			continue // another daemon maintains it
 		}
 		release, err := d.claim(ctx, vip)
 		if err != nil {
@@ -294,7 +299,7 @@ func (d *Daemon) begin(ctx context.Context, servers []Server, claims map[netip.A
 	return nil
 }
 
-// release releases the locks of the groups, and of claims without a group.
+// release releases the locks of all groups, and of the claims without a group.
 func (d *Daemon) release(claims map[netip.AddrPort]claimed) {
 	for _, r := range d.all() {
 		r.release()
@@ -306,7 +311,7 @@ func (d *Daemon) release(claims map[netip.AddrPort]claimed) {
 
 func (d *Daemon) all() []*running { return slices.Collect(maps.Values(d.kept())) }
 
-// follow checks the files every lookTime, and reads all of them at a reload.
+// follow checks the files every lookTime, and reads all of them on a reload.
 func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 	hosts := &watchedFile{path: d.opt.HostsFile}
 	cas := make(map[netip.AddrPort]*watchedFile)
@@ -345,18 +350,20 @@ func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 				wake(r.renew)
 			}
 		}
-		// If the keeper does not answer, systemd's watchdog gets no sign of life.
+		// If the keeper's goroutine hangs, Alive is not called and systemd's
+		// watchdog restarts the daemon.
 		if d.keeper.call(ctx, func() error { return nil }) == nil && d.opt.Alive != nil {
 			d.opt.Alive()
 		}
 	}
 }
 
-// watchedFile notices changes of a file's content or read error. Modification times are not
-// enough: two writes within one tick of the kernel's clock have the same.
+// watchedFile detects changes of a file's content or read error. Modification
+// times are not sufficient: two writes within one tick of the kernel's clock
+// have the same time.
 type watchedFile struct {
 	path string
-	sum  [sha256.Size]byte // of the content or of the error; zero: no such file
+	sum  [sha256.Size]byte // of the content or the error; zero if the file does not exist
 }
 
 func (f *watchedFile) changed() bool {
@@ -389,8 +396,8 @@ func (d *Daemon) reload(ctx context.Context) {
 	d.logChange(d.opt.ConfigFile, err)
 }
 
-// replace replaces the virtual servers. If it fails, it releases the new claims: the next
-// configuration may need them.
+// replace replaces the virtual servers. If it fails, it releases the new
+// claims, because the next configuration may need them.
 func (d *Daemon) replace(ctx context.Context, servers []Server) error {
 	claims, err := d.claimNew(ctx, servers)
 	if err != nil {
@@ -403,7 +410,7 @@ func (d *Daemon) replace(ctx context.Context, servers []Server) error {
 	return nil
 }
 
-// giveBack releases claims without a group.
+// giveBack releases claims that have no group.
 func (d *Daemon) giveBack(ctx context.Context, claims map[netip.AddrPort]claimed) {
 	for vip, c := range claims {
 		if c.wasRetiring {
@@ -444,8 +451,9 @@ func (d *Daemon) kept() map[netip.AddrPort]*running {
 	return maps.Clone(d.groups)
 }
 
-// apply starts, changes and stops groups so that exactly these servers are kept; claims are
-// those of the new ones. If it fails, nothing has changed.
+// apply starts, changes and stops groups so that exactly these servers are
+// maintained; claims are the locks of new ones. If it fails, nothing has
+// changed.
 func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimed) error {
 	for _, s := range servers {
 		if err := d.note(s); err != nil {
@@ -485,8 +493,9 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.A
 	return nil
 }
 
-// retire removes a virtual server. A goroutine removes its lines of the hosts file, since
-// another program may hold that file's lock. The virtual server stays locked until then.
+// retire removes a virtual server. A goroutine removes its lines in the hosts
+// file, because another program may hold the lock on that file. The virtual
+// server stays locked until then.
 func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func()) {
 	d.keeper.drop(ctx, vip) // forget reports the error
 	ctx, cancel := context.WithCancel(ctx)
@@ -505,7 +514,7 @@ func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func())
 			}
 		}
 		d.mu.Lock()
-		mine := d.retiring[vip] == p // or it is kept again
+		mine := d.retiring[vip] == p // else it was configured again
 		if mine {
 			delete(d.retiring, vip)
 		}
@@ -516,8 +525,8 @@ func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func())
 	}()
 }
 
-// stopRetiring stops the removal of a virtual server, if there is one, and returns the
-// release of its lock.
+// stopRetiring stops the removal of a virtual server, if there is one, and
+// returns the function that releases its lock.
 func (d *Daemon) stopRetiring(vip netip.AddrPort) (release func(), ok bool) {
 	d.mu.Lock()
 	p := d.retiring[vip]
@@ -542,8 +551,8 @@ func (d *Daemon) stopAllRetiring() {
 	}
 }
 
-// forget removes a virtual server, its names and its note, and reports whether nothing is
-// left.
+// forget removes a virtual server, its names and its note, and reports whether
+// all of it is gone.
 func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort) bool {
 	err := errors.Join(d.keeper.drop(ctx, vip), d.removeFormer(ctx, vip, ""))
 	if err == nil {
@@ -560,18 +569,18 @@ func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort) bool {
 	return err == nil
 }
 
-// Leftovers is what Clean removes.
+// Leftovers lists what Clean removes.
 type Leftovers struct {
-	Servers   []Server // virtual servers, by their VIP
-	Noted     bool     // also the virtual servers that a daemon noted in RunDir
-	HostsFile string   // path; empty: no line was written to one
+	Servers   []Server // virtual servers, identified by their VIP
+	Noted     bool     // also the virtual servers with a note in RunDir
+	HostsFile string   // path; empty if none was written
 	RunDir    string   // directory with the daemons' locks and notes
 }
 
-// Clean removes what ipvscare made: rules, routes, lines of the hosts file. It
-// removes nothing and fails while a daemon keeps one of the virtual servers. Each
-// virtual server that is removed goes to log, on one line; of the others the error
-// says why, one line each.
+// Clean removes what ipvscare added: rules, routes, lines of the hosts file. If
+// a daemon maintains one of the virtual servers, it removes nothing and fails.
+// It logs each removed virtual server in one line; the error has a line for
+// each that could not be removed.
 func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(string)) error {
 	names := make(map[netip.AddrPort][]string)
 	notes := noted(l.RunDir)
@@ -606,7 +615,7 @@ func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(str
 				err = errors.Join(err, herr)
 			}
 		}
-		if err == nil { // the note is needed as long as anything is left
+		if err == nil { // keep the note until everything is removed
 			err = removeNote(l.RunDir, vip)
 		}
 		if err != nil {
@@ -618,7 +627,8 @@ func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(str
 	return errors.Join(errs...)
 }
 
-// awaitVerdicts calls Ready when every group has first verdicts, or after verdictTime.
+// awaitVerdicts calls Ready when every group has its first verdicts, or after
+// verdictTime.
 func (d *Daemon) awaitVerdicts(ctx context.Context) {
 	limit := time.NewTimer(d.opt.Spread + verdictTime)
 	defer limit.Stop()
@@ -626,7 +636,7 @@ func (d *Daemon) awaitVerdicts(ctx context.Context) {
 	for _, r := range d.all() {
 		awaited = append(awaited, r.judged)
 	}
-	if d.opt.Once { // no daemon completes the removals later
+	if d.opt.Once { // no daemon would complete the removals later
 		d.mu.Lock()
 		for _, p := range d.retiring {
 			awaited = append(awaited, p.done)

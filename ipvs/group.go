@@ -20,8 +20,8 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// group keeps one virtual server: it runs a watcher for each of its API servers and
-// gives the keeper the real servers that the virtual server must have.
+// group maintains one virtual server: it runs a watcher for each API server and
+// tells the keeper which real servers the virtual server must have.
 type group struct {
 	d     *Daemon
 	vip   netip.AddrPort
@@ -31,9 +31,9 @@ type group struct {
 	server    Server
 	list      serverList
 	members   map[netip.AddrPort]*member
-	lastDests []kernel.Dest // the real servers before, for choose
+	lastDests []kernel.Dest // the previous real servers, for choose
 	hostsAddr netip.Addr    // address in the hosts file
-	allJudged bool          // every API server had its first verdict
+	allJudged bool          // every API server has had its first verdict
 	// cert is the node's own certificate, certFile the content of its file.
 	cert     *tls.Certificate
 	certFile []byte
@@ -41,7 +41,7 @@ type group struct {
 	changed      chan struct{} // apply must run
 	renew        chan struct{} // the list of API servers may have changed
 	hostsChanged chan struct{} // the hosts file may have to change
-	judged       chan struct{} // closed when the rules and the hosts file reflect first verdicts
+	judged       chan struct{} // closed when the rules and the hosts file reflect the first verdicts
 	once         sync.Once
 	wg           sync.WaitGroup
 }
@@ -54,17 +54,19 @@ type member struct {
 	err    string
 	renew  chan struct{}
 	cancel context.CancelFunc
-	// probeNow triggers a probe; suspectedAt is when connections that wait last did.
+	// probeNow triggers a probe; suspectedAt is the last time that suspect
+	// triggered one.
 	probeNow    chan struct{}
 	suspectedAt time.Time
-	// hiddenSince is when it first showed nothing of its cluster; zero: it does. trustedAnyway: it is
-	// trusted nevertheless, after maxHidden.
+	// hiddenSince is the time since which it has shown nothing of its cluster;
+	// zero if it does. trustedAnyway is set if it is trusted nevertheless,
+	// after maxHidden.
 	hiddenSince   time.Time
 	trustedAnyway bool
 }
 
-// allDownAfter is how long no API server may be up before those of the configured list are
-// tried in addition to the learned ones.
+// allDownAfter is the time without any API server up after which those of the
+// configured list are tried in addition to the learned ones.
 const allDownAfter = time.Minute
 
 func newGroup(d *Daemon, s Server) *group {
@@ -72,7 +74,7 @@ func newGroup(d *Daemon, s Server) *group {
 		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), hostsChanged: make(chan struct{}, 1), judged: make(chan struct{})}
 }
 
-// run keeps the virtual server until the context ends. The rules stay.
+// run maintains the virtual server until the context ends. The rules stay.
 func (g *group) run(ctx context.Context) {
 	defer g.wg.Wait()
 	g.takeOver(ctx)
@@ -95,7 +97,7 @@ func (g *group) run(ctx context.Context) {
 	g.wg.Go(func() { g.hostsKeeper(ctx) })
 	look := time.NewTicker(allDownAfter / 2)
 	defer look.Stop()
-	lastUp := time.Now() // when an API server was up last
+	lastUp := time.Now() // when an API server was last up
 	for {
 		g.apply(ctx)
 		select {
@@ -130,8 +132,9 @@ func (g *group) takeOver(ctx context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	served := serves(have.Dests)
-	// Real servers of weight 0 keep their connections: they drain, or have not shown their
-	// cluster. If none serves otherwise, the earlier process ended while it removed the last.
+	// Real servers of weight 0 keep their connections: they drain, or have not
+	// shown their cluster. Without guarding, all of them at weight 0 means that
+	// the earlier process ended while it removed the last one.
 	if served || g.guarded() {
 		g.lastDests = have.Dests
 	}
@@ -149,8 +152,9 @@ func (g *group) profile() Profile {
 	return g.server.Profile
 }
 
-// watcherProfile returns the profile of watchers. Without IPVS nobody counts what the node's
-// programs send, so each API server is probed as one in use. g.mu is held.
+// watcherProfile returns the profile of watchers. Without IPVS the packets of
+// the node's programs are not counted, so each API server is probed as if in
+// use. g.mu must be held.
 func (g *group) watcherProfile() Profile {
 	p := g.server.Profile
 	if g.d.absent.Load() {
@@ -159,7 +163,7 @@ func (g *group) watcherProfile() Profile {
 	return p
 }
 
-// count returns how many API servers are in the state. g.mu is held.
+// count returns the number of API servers in a state. g.mu must be held.
 func (g *group) count(s State) int {
 	n := 0
 	for _, m := range g.members {
@@ -170,8 +174,8 @@ func (g *group) count(s State) int {
 	return n
 }
 
-// update applies a new configuration of the same virtual server. Watchers are restarted
-// only if their part of it changed; states are kept.
+// update applies a new configuration of the same virtual server. Watchers are
+// restarted only if the configuration of probes changed; states are kept.
 func (g *group) update(s Server) {
 	g.mu.Lock()
 	old := g.server
@@ -188,13 +192,13 @@ func (g *group) update(s Server) {
 	}
 	if !reflect.DeepEqual(old.Probe, s.Probe) || old.Profile != s.Profile || old.Rise != s.Rise || old.Fall != s.Fall || old.Host != s.Host || old.Joined != s.Joined {
 		for _, m := range g.members {
-			if m.cancel != nil { // or updateWatchers has not restarted it yet
+			if m.cancel != nil { // nil if updateWatchers has not restarted it yet
 				m.cancel()
 				m.cancel = nil // updateWatchers starts it again
 			}
 			m.health.Rise, m.health.Fall = s.Rise, s.Fall
 			if old.Joined != s.Joined {
-				m.resetHidden() // the time counted for the former note
+				m.resetHidden() // the time was counted for the old cluster
 			}
 		}
 	}
@@ -213,7 +217,6 @@ func wake(c chan struct{}) {
 	}
 }
 
-// caFile returns the path of the CA file, or "".
 func (g *group) caFile() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -228,7 +231,7 @@ func (g *group) loadCA() {
 	}
 	r, err := readRoots(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = nil // not yet, or about to be replaced
+		err = nil // not written yet, or being replaced
 	}
 	if err != nil {
 		err = fmt.Errorf("%w; keeping the previous authorities", err)
@@ -254,7 +257,7 @@ func (g *group) loadCA() {
 	g.retryLearning()
 }
 
-// target returns how to connect to an API server. g.mu is held.
+// target returns the probe's target for an API server. g.mu must be held.
 func (g *group) target(a netip.AddrPort, name string) probe.Target {
 	sni := g.server.Host
 	if sni == "" {
@@ -267,9 +270,9 @@ func (g *group) target(a netip.AddrPort, name string) probe.Target {
 	return t
 }
 
-// client returns the node's certificate, or nil before it has joined. Without one,
-// kube-apiserver closes the connection after each answer (its mitigation of
-// CVE-2023-44487). g.mu is held.
+// client returns the node's certificate, or nil before the node has joined.
+// Without a certificate, kube-apiserver closes the connection after each answer
+// (its mitigation of CVE-2023-44487). g.mu must be held.
 func (g *group) client() *tls.Certificate {
 	file := g.d.opt.ClientCert
 	if file == "" {
@@ -336,8 +339,8 @@ func (g *group) updateWatchers(ctx context.Context) {
 	wake(g.changed)
 }
 
-// observe records one outcome of a watcher, and returns the new state and whether to probe
-// again soon.
+// observe records one outcome of a watcher, and returns the new state and
+// whether to probe again soon.
 func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c probe.Outcome, err error) (State, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -352,7 +355,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c prob
 	}
 	if skewed := c == probe.SkewedOK; skewed != m.skewed {
 		m.skewed = skewed
-		if skewed && !changed { // otherwise the line below says it
+		if skewed && !changed { // otherwise the line below contains it
 			g.d.logf("%s: API server %s: %s", g.vip, a, c)
 		}
 	}
@@ -377,7 +380,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c prob
 	return m.health.State, m.health.probeSoon()
 }
 
-// apply chooses the real servers and has the keeper set them.
+// apply chooses the real servers and passes them to the keeper.
 func (g *group) apply(ctx context.Context) {
 	g.mu.Lock()
 	s := g.server
@@ -392,7 +395,7 @@ func (g *group) apply(ctx context.Context) {
 	slices.SortFunc(via, netip.Addr.Compare)
 	dests := choose(candidates, g.lastDests, g.guarded())
 	previous := g.serving()
-	if g.lastDests = dests; len(g.serving()) > 0 { // otherwise all keep their places
+	if g.lastDests = dests; len(g.serving()) > 0 { // otherwise all stay listed
 		g.lastDests = slices.DeleteFunc(slices.Clone(dests), func(d kernel.Dest) bool {
 			m := g.members[d.Addr]
 			return d.Weight == 0 && m != nil && m.health.State != Unknown // without a verdict it may still drain
@@ -421,8 +424,8 @@ func (g *group) apply(ctx context.Context) {
 	wake(g.hostsChanged)
 }
 
-// hostsKeeper keeps the hosts file. It is a goroutine of its own: a lock that another
-// program holds, or a slow disk, must not delay run while API servers die.
+// hostsKeeper maintains the hosts file. It is a separate goroutine, so that a
+// lock held by another program, or a slow disk, does not delay run.
 func (g *group) hostsKeeper(ctx context.Context) {
 	for {
 		select {
@@ -440,8 +443,9 @@ func (g *group) hostsKeeper(ctx context.Context) {
 	}
 }
 
-// hosts keeps the line of the hosts file, with the virtual address or, without IP_VS, that
-// of a healthy API server, and removes the lines of former names.
+// hosts maintains the line in the hosts file, with the virtual address or,
+// without IPVS, the address of a healthy API server, and removes the lines of
+// former names.
 func (g *group) hosts(ctx context.Context) {
 	g.mu.Lock()
 	s, old := g.server, g.hostsAddr
@@ -469,8 +473,8 @@ func (g *group) hosts(ctx context.Context) {
 	}
 }
 
-// keepLine writes the line of the hosts file if the virtual server has a name, and removes
-// the lines of former names.
+// keepLine writes the line in the hosts file if the virtual server has a name,
+// and removes the lines of former names.
 func (g *group) keepLine(ctx context.Context, s Server, at netip.Addr) error {
 	if s.Host != "" && at.IsValid() {
 		if err := g.d.note(s); err != nil {
@@ -487,7 +491,7 @@ func (g *group) keepLine(ctx context.Context, s Server, at netip.Addr) error {
 	return g.d.removeFormer(ctx, g.vip, s.Host)
 }
 
-// serving returns the API servers that get new connections.
+// serving returns the API servers that accept new connections.
 func (g *group) serving() []netip.AddrPort {
 	var all []netip.AddrPort
 	for _, d := range g.lastDests {
@@ -498,8 +502,8 @@ func (g *group) serving() []netip.AddrPort {
 	return all
 }
 
-// fallback returns the address for the hosts file without IP_VS: the present one as long
-// as that API server serves. g.mu is held.
+// fallback returns the address for the hosts file without IPVS: the current one
+// while that API server accepts connections. g.mu must be held.
 func (g *group) fallback(present netip.Addr) netip.Addr {
 	var usable []netip.Addr
 	for _, a := range g.serving() {
@@ -508,11 +512,11 @@ func (g *group) fallback(present netip.Addr) netip.Addr {
 		}
 	}
 	if len(usable) == 0 && present.IsValid() && g.guarded() {
-		return g.vip.Addr() // at which nothing answers
+		return g.vip.Addr() // nothing answers there
 	}
 	if slices.Contains(usable, present) || len(usable) == 0 {
 		return present
 	}
-	// At random, so that nodes spread over the API servers.
+	// At random, so that nodes are spread over the API servers.
 	return usable[rand.IntN(len(usable))]
 }

@@ -11,23 +11,25 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// A cluster may be created again with the same keys, after its disks were lost. Its
-// certificates look the same, but it would tell kubelet to stop all pods. So if the node
-// knows which cluster it joined, an API server gets no traffic until it shows an object that
-// only that cluster has.
+// A cluster may be re-created with the same keys after its disks were lost. Its
+// certificates look the same, but it would make kubelet stop all pods.
+// Therefore, if the node knows which cluster it joined, an API server gets no
+// traffic until it shows an object that only that cluster has.
 
-// Joined identifies the cluster that the node joined. The zero value is any cluster of the
-// CA.
+// Joined identifies the cluster that the node joined. The zero value means any
+// cluster of the CA.
 type Joined struct {
 	// ClusterInfo is the UID of the ConfigMap kube-public/cluster-info, which
-	// anybody may read.
+	// is readable without authentication.
 	ClusterInfo string
-	// Node is the node's name, and NodeUID the UID of its Node, read with the node's
-	// certificate: cluster-info may have been created again, or be hidden.
+	// Node is the node's name, and NodeUID the UID of its Node, which is read
+	// with the node's certificate, because cluster-info may be re-created or
+	// not readable.
 	Node, NodeUID string
-	// ServiceUID is the UID of the Service default/kubernetes, which API servers create when
-	// they start, and each node may read. A cluster that was created again has another one
-	// even before it has cluster-info. Notes of former releases lack it.
+	// ServiceUID is the UID of the Service default/kubernetes, which API
+	// servers create when they start and each node may read. A re-created
+	// cluster has another one even before it has cluster-info. Empty if written
+	// by an older release.
 	ServiceUID string
 }
 
@@ -35,26 +37,29 @@ const (
 	clusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 	nodePath        = "/api/v1/nodes/"
 	servicePath     = "/api/v1/namespaces/default/services/kubernetes"
-	// metadataOnly requests objects without their contents.
+	// metadataOnly is an Accept header that requests objects without their
+	// contents.
 	metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 )
 
 const (
-	// questionTimeout bounds each request: some packets may be lost.
+	// questionTimeout limits each request, with time for a few lost packets.
 	questionTimeout = 5 * time.Second
-	// maxHidden is how long an API server that shows neither cluster-info nor the Node may
-	// belong to a cluster that was just created, which nodes cannot join yet. After it, the
-	// objects must have been hidden or deleted. If the Service is known, time proves nothing.
+	// maxHidden is the time after which an API server that shows neither
+	// cluster-info nor the Node is trusted. Until then it may belong to a
+	// cluster that was just initialized, which nodes cannot join yet; later,
+	// the objects must have been hidden or deleted. It does not apply if
+	// ServiceUID is known.
 	maxHidden = 10 * time.Minute
-	// rebornPause multiplies the pause before an API server of another cluster is probed
-	// again: a person has to act first.
+	// rebornPause multiplies the pause before an API server of another cluster
+	// is probed again, because a person must act first.
 	rebornPause = 60
 )
 
 // errHidden means that the API server shows neither cluster-info nor the Node.
 var errHidden = errors.New("it shows neither cluster-info nor this node's Node")
 
-// shownUID is an API server's answer to a question for an object's UID.
+// shownUID is an API server's answer to a request for an object's UID.
 type shownUID struct {
 	uid    string // "" unless status is 200
 	status int
@@ -62,7 +67,7 @@ type shownUID struct {
 
 func (s shownUID) is(uid string) bool { return uid != "" && s.uid == uid }
 
-// hidden reports whether the object does not exist or may not be read.
+// hidden reports whether the object does not exist or is not readable.
 func (s shownUID) hidden() bool { return s.status == 401 || s.status == 403 || s.status == 404 }
 
 func (s shownUID) String() string {
@@ -72,18 +77,18 @@ func (s shownUID) String() string {
 	return fmt.Sprintf("status %d", s.status)
 }
 
-// check has the API server show which cluster it belongs to. One object that only the
-// joined cluster has is enough.
+// check checks that an API server belongs to the joined cluster. One object
+// that only that cluster has is sufficient.
 func (j *Joined) check(ctx context.Context, t probe.Target) (probe.Outcome, error) {
 	anonymous := t
-	anonymous.Client = nil // kubeadm's RBAC rule grants it to system:anonymous alone
+	anonymous.Client = nil // kubeadm's RBAC rule grants access only to system:anonymous
 	info, err := uidOf(ctx, anonymous, clusterInfoPath)
 	if info.is(j.ClusterInfo) {
 		return probe.OK, nil
 	}
 	if err != nil {
 		err = fmt.Errorf("asking for its cluster-info: %w", err)
-		// One that closes anonymous connections may answer the node.
+		// A server that closes anonymous connections may answer the node.
 		if class := probe.Classify(err, false); class != probe.Closed || ctx.Err() != nil {
 			return class, err
 		}
@@ -100,7 +105,7 @@ func (j *Joined) check(ctx context.Context, t probe.Target) (probe.Outcome, erro
 	return j.judge(info, node, service)
 }
 
-// askAsNode reads the node's Node, and if that is not the one that was noted, the
+// askAsNode reads the Node, and if that does not have the recorded UID, the
 // Service default/kubernetes.
 func (j *Joined) askAsNode(ctx context.Context, t probe.Target) (node, service shownUID, err error) {
 	if node, err = uidOf(ctx, t, nodePath+j.Node); err != nil {
@@ -115,24 +120,24 @@ func (j *Joined) askAsNode(ctx context.Context, t probe.Target) (node, service s
 	return node, service, nil
 }
 
-// judge classes an API server that showed none of the objects that were noted.
+// judge classifies an API server that showed none of the recorded objects.
 func (j *Joined) judge(info, node, service shownUID) (probe.Outcome, error) {
 	err := fmt.Errorf("cluster-info: %s, it was %s; Node %s: %s, it was %s", info, j.ClusterInfo, j.Node, node, j.NodeUID)
 	if j.ServiceUID != "" {
 		err = fmt.Errorf("%w; Service default/kubernetes: %s, it was %s", err, service, j.ServiceUID)
 	}
-	noNode := node.status == 200 || node.status == 404 // another machine's, or none
+	noNode := node.status == 200 || node.status == 404 // the Node of another machine, or none
 	switch {
 	case noNode && (info.status == 200 || service.status == 200):
 		return probe.Reborn, err
 	case noNode && j.ServiceUID != "":
-		// A cluster that was just born shows none of the three, and publishing may
-		// take any time.
+		// A cluster that was just initialized shows none of the three, and
+		// publishing them may take any time.
 		return probe.Unshown, err
 	case info.hidden() && (noNode || node.hidden()):
 		return probe.Unshown, fmt.Errorf("%w (%w)", errHidden, err)
 	}
-	return probe.Unshown, err // as while it starts
+	return probe.Unshown, err // for example while it starts
 }
 
 // uidOf reads the UID of one object.
@@ -154,7 +159,7 @@ func uidOf(ctx context.Context, t probe.Target, path string) (shownUID, error) {
 	return shownUID{object.Metadata.UID, 200}, nil
 }
 
-// checkCluster checks the cluster of an API server at a new connection.
+// checkCluster checks the cluster of an API server on a new connection.
 func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *member) (probe.Outcome, error) {
 	g.mu.Lock()
 	joined, t := g.server.Joined, g.target(a, m.name)
@@ -175,8 +180,8 @@ func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *member) (
 	return class, err
 }
 
-// hiddenForLong records the result of a check, and reports whether the API server has shown
-// nothing for maxHidden.
+// hiddenForLong records the result of a check, and reports whether the API
+// server has shown nothing for maxHidden.
 func (m *member) hiddenForLong(err error, now time.Time) bool {
 	if !errors.Is(err, errHidden) {
 		m.resetHidden()
@@ -188,14 +193,16 @@ func (m *member) hiddenForLong(err error, now time.Time) bool {
 	return now.Sub(m.hiddenSince) >= maxHidden
 }
 
-// resetHidden restarts the time for which an API server may show nothing.
+// resetHidden restarts the time of hiddenForLong.
 func (m *member) resetHidden() { m.hiddenSince, m.trustedAnyway = time.Time{}, false }
 
-// guarded reports whether API servers must show their cluster. g.mu is held.
+// guarded reports whether API servers must show their cluster. g.mu must be
+// held.
 func (g *group) guarded() bool { return g.server.Joined != (Joined{}) }
 
-// lost reports whether an API server is down and does not answer, so that it may come back
-// in another cluster. One that answers badly or late is still the same.
+// lost reports whether an API server is down and does not answer, so that it
+// may return in another cluster. A server that answers badly or late is still
+// the same.
 func (m *member) lost() bool {
 	return m.health.State == Down && !m.health.Class.Answered() && !m.health.slow()
 }

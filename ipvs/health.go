@@ -15,32 +15,32 @@ const (
 	Up
 	Draining // completes requests, accepts no new ones
 	Down
-	Alien // of another cluster, or without a valid certificate
+	Alien // belongs to another cluster, or has no valid certificate
 )
 
 func (s State) String() string {
 	return [...]string{"unknown", "up", "draining", "down", "alien"}[s]
 }
 
-// An API server that flaps needs more good probes: each fall within flapSoon of a rise
-// doubles their number, up to flapMax times.
+// A flapping API server needs more successful probes: each failure within
+// flapSoon of a recovery doubles their number, up to flapMax times.
 const (
 	flapSoon = 30 * time.Second
 	flapMax  = 8
 )
 
-// health computes the state of one API server from its probes. The zero value with Rise and
-// Fall set is an API server that was never probed.
+// health computes the state of one API server from its probes. The zero value
+// with Rise and Fall set is an API server that has not been probed.
 type health struct {
 	Rise, Fall int
 
 	State State
 	Class probe.Outcome // of the last probe
 	Since time.Time     // of State
-	Falls int           // how often it went down
+	Falls int           // number of times it went down
 
 	good, bad int
-	// lateOnly: since it was up, its only failures were late answers.
+	// lateOnly is set if its only failures since it was up were late answers.
 	lateOnly bool
 	flap     int // doublings are 1, 2, 4, 8; 0 counts as 1
 }
@@ -56,7 +56,7 @@ func (h *health) observe(c probe.Outcome, now time.Time) bool {
 	switch {
 	case c == probe.Identity || c == probe.Reborn:
 		h.good, h.bad = 0, 0
-		return h.enter(Alien, now) // no second chance: luck does not decide it
+		return h.enter(Alien, now) // at once: a wrong identity is not a temporary failure
 	case c.Alive():
 		return h.succeeded(now)
 	case c == probe.Draining:
@@ -66,7 +66,7 @@ func (h *health) observe(c probe.Outcome, now time.Time) bool {
 	return h.failed(now)
 }
 
-// succeeded counts a probe that found the API server alive.
+// succeeded counts a successful probe.
 func (h *health) succeeded(now time.Time) bool {
 	h.bad = 0
 	h.good++
@@ -83,7 +83,7 @@ func (h *health) succeeded(now time.Time) bool {
 	return false
 }
 
-// failed counts a probe that found it dead.
+// failed counts a failed probe.
 func (h *health) failed(now time.Time) bool {
 	h.good = 0
 	h.bad++
@@ -97,17 +97,17 @@ func (h *health) failed(now time.Time) bool {
 	return h.enter(Down, now)
 }
 
-// slow reports whether an API server is down only because its answers are late. A stopped
-// one would have refused or closed a connection.
+// slow reports whether an API server is down only because its answers are late.
+// A stopped one would have refused or closed a connection.
 func (h *health) slow() bool { return h.State == Down && h.lateOnly }
 
-// probeSoon reports whether the next probe should come soon, since the last one contradicts
-// the state.
+// probeSoon reports whether the next probe should be sent soon, because the
+// last one contradicts the state.
 func (h *health) probeSoon() bool {
 	return h.bad > 0 && h.State != Down && h.State != Alien || h.good > 0 && h.State != Up
 }
 
-// enter changes State and reports whether it was another one.
+// enter sets State and reports whether it changed.
 func (h *health) enter(s State, now time.Time) bool {
 	if h.State == s {
 		return false

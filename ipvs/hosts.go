@@ -18,28 +18,29 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// hostsMark ends the lines of /etc/hosts that ipvscare writes.
+// hostsMark is the comment at the end of the lines of /etc/hosts that ipvscare
+// writes.
 const hostsMark = "# ipvscare"
 
-// hostsLine is the line that the hosts file needs for a name in one address family: a
-// dual-stack name has a line in each.
+// hostsLine is the line of a name in the hosts file for one address family; a
+// dual-stack name has two lines.
 type hostsLine struct {
 	name string
 	ipv6 bool
-	addr netip.Addr // not valid: no line
+	addr netip.Addr // invalid: no line
 }
 
 func lineFor(name string, addr netip.Addr) hostsLine {
 	return hostsLine{name, addr.Is6(), addr}
 }
 
-// noLineFor removes the line that vip's family has.
+// noLineFor returns a hostsLine that removes the name's line in vip's family.
 func noLineFor(name string, vip netip.Addr) hostsLine {
 	return hostsLine{name: name, ipv6: vip.Is6()}
 }
 
-// applyTo returns the hosts file with exactly one marked line for the name, or none if
-// there is no address. Other lines stay as they are, byte for byte.
+// applyTo returns the hosts file with exactly one marked line for the name, or
+// none if addr is invalid. Other lines are kept byte for byte.
 func (h hostsLine) applyTo(text []byte) []byte {
 	lines, at, satisfied := h.unmarked(text)
 	if h.addr.IsValid() && !satisfied {
@@ -51,10 +52,10 @@ func (h hostsLine) applyTo(text []byte) []byte {
 	return bytes.Join(lines, nil)
 }
 
-// unmarked returns the lines without the marked ones of the name, and where to insert
-// a new one: where it was, but before any foreign line that gives the name another
-// address, since the first line wins. satisfied means that a foreign line already
-// gives it this address.
+// unmarked returns the lines without the marked ones of the name, and the index
+// for a new line: that of the old one, but before any other line that gives the
+// name another address, because the first line wins. satisfied means that
+// another line already gives the name this address.
 func (h hostsLine) unmarked(text []byte) (lines [][]byte, at int, satisfied bool) {
 	foreign, marked := -1, -1
 	for line := range bytes.Lines(text) {
@@ -83,8 +84,8 @@ func (h hostsLine) unmarked(text []byte) (lines [][]byte, at int, satisfied bool
 	return lines, at, satisfied
 }
 
-// linesAt returns the names that marked lines of the hosts file give to one of the
-// addresses.
+// linesAt returns the names for which the hosts file has marked lines with one
+// of the addresses.
 func linesAt(path string, addrs ...netip.Addr) []string {
 	text, err := os.ReadFile(path)
 	if path == "" || err != nil {
@@ -116,13 +117,13 @@ func (h hostsLine) sameFamily(text string) bool {
 	return err == nil && a.Unmap().Is6() == h.ipv6
 }
 
-// hostsPatience is how long another program may hold the lock on the hosts
-// file, which takes it for as long as it reads and replaces it.
+// hostsPatience is the time to wait for the lock on the hosts file. Programs
+// hold it only while they read and replace the file.
 const hostsPatience = 10 * time.Second
 
-// keepHosts puts the line into the file and reports whether it had to. The
-// lock in runDir keeps firstboot from replacing the file meanwhile, as
-// ondisk.HostsLock says; without a change it is not needed.
+// keepHosts writes the line into the file and reports whether the file changed.
+// The lock in runDir (ondisk.HostsLock) prevents firstboot from replacing the
+// file meanwhile; it is not taken if nothing has to change.
 func keepHosts(ctx context.Context, path, runDir string, line hostsLine) (changed bool, err error) {
 	defer func() {
 		if err != nil {
@@ -142,7 +143,7 @@ func keepHosts(ctx context.Context, path, runDir string, line hostsLine) (change
 		}
 		defer release()
 	}
-	// Whoever held the lock may have changed the file.
+	// The previous holder of the lock may have changed the file.
 	text, changes, err := line.change(path)
 	if err != nil || !changes {
 		return false, err
@@ -150,7 +151,7 @@ func keepHosts(ctx context.Context, path, runDir string, line hostsLine) (change
 	return true, replaceFile(path, text, 0o644)
 }
 
-// change returns the file as it should be, and whether it differs.
+// change returns the new content of the file, and whether it differs.
 func (h hostsLine) change(path string) (text []byte, changes bool, err error) {
 	st, err := os.Stat(path)
 	if err == nil && links(st) == 0 {
@@ -164,16 +165,15 @@ func (h hostsLine) change(path string) (text []byte, changes bool, err error) {
 	return text, !bytes.Equal(text, old), nil
 }
 
-// replaceFile writes a file so that nobody ever sees half of it, and a power
-// cut leaves the old one or the new. A file that is a mount point cannot be
-// replaced; it is written in place.
+// replaceFile replaces a file atomically. A file that is a mount point cannot
+// be replaced; it is written in place.
 func replaceFile(path string, data []byte, mode fs.FileMode) error {
 	uid, gid := -1, -1
 	if st, err := os.Stat(path); err == nil {
 		mode = st.Mode().Perm()
 		uid, gid = owner(st)
 	}
-	// One name, so that what a power cut leaves is written over by the next.
+	// A fixed name, so that a file left by a power cut is overwritten.
 	tmp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".ipvscare-new")
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -202,7 +202,7 @@ func owner(st fs.FileInfo) (uid, gid int) {
 	return -1, -1
 }
 
-// links is how many names a file has.
+// links returns the number of hard links of a file.
 func links(st fs.FileInfo) uint64 {
 	if s, ok := st.Sys().(*syscall.Stat_t); ok {
 		return uint64(s.Nlink)

@@ -9,9 +9,9 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// inquiry distinguishes a slow API server from a dead one: it sends more PINGs over the held
-// connection, where each packet also helps TCP to recover lost ones, and tries new
-// connections at growing intervals.
+// inquiry distinguishes a slow API server from a dead one: it sends more PINGs
+// over the open connection, where each packet also helps TCP to recover lost
+// ones, and opens new connections at growing intervals.
 type inquiry struct {
 	w *watcher
 	l *probe.Link
@@ -20,13 +20,14 @@ type inquiry struct {
 	pending int
 	// tick counts ticks; the next attempt begins at tryAt, the one after it pause later.
 	tick, tryAt, pause int
-	// progress has the progress of each attempt, except those that excused a round.
+	// progress is the progress of each attempt, except those that excused a
+	// round.
 	progress []*atomic.Int32
-	// accepted: one of the attempts was connected.
+	// accepted is set if a TCP connection was accepted.
 	accepted bool
 }
 
-// attempt is the result of a fresh connection.
+// attempt is the result of opening a new connection.
 type attempt struct {
 	l     *probe.Link
 	class probe.Outcome
@@ -34,23 +35,24 @@ type attempt struct {
 	took  time.Duration
 }
 
-// finding is the result of a round. Unless the inquiry is over, the round failed with class
-// and err.
+// finding is the result of a round. If over is false, the round failed with
+// class and err.
 type finding struct {
 	over  bool
-	alive *probe.Link // the connection to continue with, if it is over
-	// answer is the answer to the request that was outstanding.
+	alive *probe.Link // the connection to use from now on, if the inquiry is over
+	// answer is the answer to the outstanding request.
 	answer *probe.Event
 	class  probe.Outcome
 	err    error
 }
 
-// inquire makes an inquiry of at most fall failed rounds. A round without any sign of life
-// counts as a failed probe. A new connection on which the API server began to answer excuses
-// one round, at most fall times. ok is false if a new connection is needed; silent means that
-// the held one is not broken and may still answer. answer is the outstanding request's.
+// inquire makes an inquiry with at most fall failed rounds. A round without any
+// sign of life counts as a failed probe; a new connection on which the API
+// server began to answer excuses one round, at most fall times. ok is false if
+// a new connection is needed. silent means that the open one is intact and may
+// still answer. answer is that to the outstanding request.
 func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link, answer *probe.Event, ok, silent bool) {
-	if w.state == Down { // nothing to decide
+	if w.state == Down { // there is nothing to decide
 		return nil, nil, false, true
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -83,7 +85,7 @@ func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link
 	return nil, nil, false, false
 }
 
-// round sends a PING at each tick, Ticks-1 of them.
+// round sends Ticks-1 PINGs, one per tick.
 func (q *inquiry) round(ctx context.Context, tick <-chan time.Time) finding {
 	for range q.w.profile.Ticks - 1 {
 		q.try(ctx)
@@ -100,9 +102,10 @@ func (q *inquiry) round(ctx context.Context, tick <-chan time.Time) finding {
 	return finding{class: probe.Timeout}
 }
 
-// try starts a new connection if one is due. The pause doubles each time: a handshake is
-// the most expensive request for an overloaded API server, but on a link that loses a fifth
-// of its packets one attempt is not enough.
+// try opens a new connection if one is due. The interval doubles each time,
+// because a handshake is the most expensive request for an overloaded API
+// server; but on a link that loses a fifth of its packets one attempt is not
+// enough.
 func (q *inquiry) try(ctx context.Context) {
 	now := q.tick
 	q.tick++
@@ -117,7 +120,7 @@ func (q *inquiry) try(ctx context.Context) {
 	go func() { q.fresh <- q.w.dial(ctx, timeout, sign) }()
 }
 
-// listen waits for the end of the tick, or for an event that ends the round.
+// listen waits for the next tick, or for an event that ends the round.
 func (q *inquiry) listen(ctx context.Context, tick <-chan time.Time) (f finding, done bool) {
 	for {
 		select {
@@ -153,13 +156,14 @@ func (q *inquiry) listen(ctx context.Context, tick <-chan time.Time) (f finding,
 	}
 }
 
-// broken ends the inquiry because the held connection ended.
+// broken ends the inquiry because the open connection failed.
 func (q *inquiry) broken(err error) finding {
 	q.w.report(probe.Closed, err)
 	return finding{over: true}
 }
 
-// takeSign reports whether an attempt showed a sign of life, and removes it.
+// takeSign reports whether the server answered on one of the attempts, and
+// removes that one.
 func (q *inquiry) takeSign() bool {
 	i := slices.IndexFunc(q.progress, func(s *atomic.Int32) bool { return s.Load() == probe.Heard })
 	if i < 0 {
@@ -175,7 +179,7 @@ func (q *inquiry) late() bool {
 	return q.accepted || slices.ContainsFunc(q.progress, func(s *atomic.Int32) bool { return s.Load() >= probe.Connected })
 }
 
-// closeLate closes connections that come too late.
+// closeLate closes connections that are established after the inquiry.
 func (q *inquiry) closeLate() {
 	go func(n int) {
 		for range n {

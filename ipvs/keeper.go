@@ -11,33 +11,35 @@ import (
 	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
-// errPresent means that IP_VS was loaded.
+// errPresent means that IP_VS is now loaded.
 var errPresent = errors.New("the kernel has IP_VS now")
 
-// ErrRestart means that the daemon must be started again in a new process: IP_VS was loaded
-// or unloaded, and a process remembers its netlink family.
+// ErrRestart means that the daemon must be restarted in a new process: IP_VS
+// was loaded or unloaded, and a process cannot change its netlink family.
 var ErrRestart = errors.New("restarting: IP_VS was loaded or unloaded")
 
 // Periods of the keeper.
 const (
-	// keepTick is the pause between checks of the kernel's table: changes must be repaired
-	// within a second, and PINGs, due 0.8 s to 1 s after the last answer, go out with them.
+	// keepTick is the interval of checking the kernel's table. Changes must be
+	// repaired within a second, and PINGs, due 0.8 s to 1 s after the last
+	// answer, are sent at the same time.
 	keepTick = 920 * time.Millisecond
-	// keepFull is the pause between checks of the routes.
+	// keepFull is the interval of checking the routes.
 	keepFull = time.Minute
-	// keepGather is the pause between a change of routes and their check: changes come in
-	// bursts.
+	// keepGather is the delay between a change of routes and their check,
+	// because changes come in bursts.
 	keepGather = 100 * time.Millisecond
 )
 
-// routeSource determines the source address of a local route: source if valid, otherwise the
-// address from which this node reaches the API servers.
+// routeSource determines the source address of a local route: source if valid,
+// otherwise the address from which this node reaches the API servers.
 type routeSource struct {
 	masters []netip.Addr
 	source  netip.Addr
 }
 
-// keeper owns the kernel. All its work is done by one goroutine.
+// keeper reconciles the kernel with the desired virtual servers. One goroutine
+// does all its work.
 type keeper struct {
 	kernel        kernel.Kernel
 	log           func(format string, args ...any)
@@ -49,14 +51,16 @@ type keeper struct {
 
 	want []kernel.Service
 	via  map[netip.AddrPort]routeSource
-	// packets are the counters of each virtual server at the last tick.
+	// packets are the packet counters of each virtual server at the last tick.
 	packets map[netip.AddrPort]map[netip.AddrPort]uint32
-	// used is called at a tick with the real servers that got packets since the last one.
+	// used is called on each tick with the real servers that have received
+	// packets since the last one.
 	used func(vip netip.AddrPort, dests []netip.AddrPort)
-	// absent: the kernel has no IP_VS. Nothing is kept, but sockets can be destroyed.
+	// absent is set if the kernel has no IP_VS. Then only sockets can be
+	// closed.
 	absent bool
-	waited time.Duration // since the last check whether IP_VS is loaded
-	// logged is the last error logged.
+	waited time.Duration // time since the last check whether IP_VS is loaded
+	// logged is the last error that was logged.
 	logged string
 }
 
@@ -66,7 +70,8 @@ func newKeeper(k kernel.Kernel, log func(string, ...any), st *stats, moduleChang
 		packets: make(map[netip.AddrPort]map[netip.AddrPort]uint32), used: func(netip.AddrPort, []netip.AddrPort) {}}
 }
 
-// run keeps the virtual servers until the context ends, and leaves them in place.
+// run maintains the virtual servers until the context ends, and leaves them in
+// place.
 func (k *keeper) run(ctx context.Context) {
 	err := k.kernel.Watch(ctx, func() { wake(k.wake) })
 	if err != nil {
@@ -112,8 +117,8 @@ func (k *keeper) call(ctx context.Context, f func() error) error {
 	return <-done
 }
 
-// tick restores what another program changed. full includes the routes, whose changes
-// the kernel otherwise announces.
+// tick reverts changes by other programs. full includes the routes, whose
+// changes the kernel otherwise announces.
 func (k *keeper) tick(full bool) {
 	if k.absent {
 		if k.waited += keepTick; k.waited >= absentEvery {
@@ -134,7 +139,8 @@ func (k *keeper) tick(full bool) {
 	k.logChange(err)
 }
 
-// logChange logs an error if it is another one than before, and the end of errors.
+// logChange logs an error if it differs from the last one, and the end of
+// errors.
 func (k *keeper) logChange(err error) {
 	if err == nil {
 		if k.logged != "" {
@@ -149,7 +155,7 @@ func (k *keeper) logChange(err error) {
 	}
 }
 
-// set makes want the desired state of its virtual server.
+// set sets the desired state of a virtual server.
 func (k *keeper) set(ctx context.Context, want kernel.Service, via routeSource) error {
 	return k.call(ctx, func() error {
 		if k.absent {
@@ -166,7 +172,7 @@ func (k *keeper) set(ctx context.Context, want kernel.Service, via routeSource) 
 	})
 }
 
-// current returns the kernel's virtual server, or nil.
+// current returns the virtual server in the kernel, or nil.
 func (k *keeper) current(ctx context.Context, vip netip.AddrPort) (s *kernel.Service, err error) {
 	err = k.call(ctx, func() error {
 		if k.absent {
@@ -178,7 +184,7 @@ func (k *keeper) current(ctx context.Context, vip netip.AddrPort) (s *kernel.Ser
 	return s, err
 }
 
-// sever destroys the sockets connected directly to an API server.
+// sever closes the sockets connected directly to an API server.
 func (k *keeper) sever(ctx context.Context, addr netip.AddrPort) error {
 	return k.call(ctx, func() error {
 		n, err := k.kernel.SeverRemote(addr)
@@ -187,7 +193,7 @@ func (k *keeper) sever(ctx context.Context, addr netip.AddrPort) error {
 	})
 }
 
-// drop removes the virtual server, its connections and its route.
+// drop removes a virtual server, its connections and its route.
 func (k *keeper) drop(ctx context.Context, vip netip.AddrPort) error {
 	return k.call(ctx, func() error {
 		k.want = slices.DeleteFunc(k.want, func(s kernel.Service) bool { return s.VIP == vip })
@@ -197,8 +203,8 @@ func (k *keeper) drop(ctx context.Context, vip netip.AddrPort) error {
 	})
 }
 
-// removeService removes one virtual server. The route stays while another virtual
-// server uses the same address.
+// removeService removes one virtual server. keepRoute keeps the route, for
+// another virtual server with the same address.
 func removeService(machine kernel.Kernel, vip netip.AddrPort, keepRoute bool) error {
 	have, err := machine.Service(vip)
 	if err != nil && !errors.Is(err, kernel.ErrNoIPVS) {
@@ -216,11 +222,12 @@ func removeService(machine kernel.Kernel, vip netip.AddrPort, keepRoute bool) er
 	return errors.Join(errs...)
 }
 
-// absentEvery is the pause between checks whether IP_VS is loaded.
+// absentEvery is the interval of checking whether IP_VS is loaded.
 const absentEvery = 5 * time.Second
 
-// reconcile compares the virtual servers with the kernel's and repairs differences. repair:
-// no change was requested, so another program made them.
+// reconcile compares the virtual servers with the kernel's and repairs
+// differences. repair means that no change was requested, so another program
+// caused them.
 func (k *keeper) reconcile(repair bool) error {
 	settings, err := k.kernel.Settings()
 	var errs []error
@@ -256,7 +263,7 @@ func (k *keeper) reconcile(repair bool) error {
 			}
 		}
 		if repair && ops[0].Kind == kernel.AddService {
-			// Its connections are gone with the service. A client that only receives, like a
+			// Its connections are gone. A client that only receives, like a
 			// watch, would not notice.
 			n, err := k.kernel.SeverRemote(k.want[i].VIP)
 			k.stats.severed.Add(int64(n))
@@ -266,7 +273,8 @@ func (k *keeper) reconcile(repair bool) error {
 	return errors.Join(errs...)
 }
 
-// countPackets calls used with the real servers that got packets since the last tick.
+// countPackets calls used with the real servers that received packets since the
+// last tick.
 func (k *keeper) countPackets(vip netip.AddrPort, have *kernel.Service) {
 	if have == nil {
 		return
@@ -283,7 +291,7 @@ func (k *keeper) countPackets(vip netip.AddrPort, have *kernel.Service) {
 	}
 }
 
-// brief lists the first steps.
+// brief lists the first steps, for a message.
 func brief(ops []kernel.Op) string {
 	const most = 4
 	s := ""
@@ -317,15 +325,17 @@ func apply(machine kernel.Kernel, op kernel.Op, st *stats) error {
 			st.severed.Add(int64(n))
 		}
 	}
-	// IPVS drops the first packet that connection tracking still maps to a removed real
-	// server: a client that is connecting would have to wait for its next SYN.
+	// IPVS drops the first packet for which connection tracking still has a
+	// removed real server: a connecting client would have to wait for its next
+	// SYN.
 	if err = errors.Join(err, machine.Untrack(op.Service.VIP, op.Dest.Addr)); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	return nil
 }
 
-// routes repairs the local route to each virtual address and its source address.
+// routes repairs the local route to each virtual address, and its source
+// address.
 func (k *keeper) routes() error {
 	var errs []error
 	for i := range k.want {

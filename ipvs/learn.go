@@ -19,19 +19,19 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// The cluster's own list of API servers is a ConfigMap that every node may read. Its key
-// masters holds host:port, one on each line; # begins a comment.
+// The cluster's own list of API servers is a ConfigMap that every node may
+// read. Its key masters has one host:port per line; # starts a comment.
 const (
 	learnPath = "/api/v1/namespaces/kube-public/configmaps/edgebake-masters"
 	learnKey  = "masters"
-	// kubeletCert is the node's own client certificate and key.
+	// kubeletCert is the file with the node's client certificate and key.
 	kubeletCert = KubeletPKI + "/kubelet-client-current.pem"
 )
 
-// KubeletPKI is where kubelet keeps its certificates.
+// KubeletPKI is the directory of kubelet's certificates.
 const KubeletPKI = "/var/lib/kubelet/pki"
 
-// parseList reads the text of the ConfigMap's key.
+// parseList parses the value of the ConfigMap's key.
 func parseList(text string) []string {
 	var list []string
 	for line := range strings.Lines(text) {
@@ -68,7 +68,7 @@ func texts(masters []Master) []string {
 	return s
 }
 
-// loadLearned reads the list and addresses that an earlier process stored.
+// loadLearned reads the list and addresses stored by an earlier process.
 func (g *group) loadLearned() {
 	if g.d.opt.StateDir == "" {
 		return
@@ -159,14 +159,14 @@ func (d *Daemon) storeLearned(vip netip.AddrPort, change func(*ondisk.IPVSLearne
 	return nil
 }
 
-// Limits of what is learned, so that an error in the ConfigMap or in DNS does not make a
-// node watch thousands of API servers.
+// Limits for the ConfigMap and DNS, so that an error there does not make a node
+// watch thousands of API servers.
 const (
 	maxLearned = 64
 	maxPerName = 16
 )
 
-// parseLearned checks a learned list of API servers.
+// parseLearned validates a learned list of API servers.
 func parseLearned(vip netip.AddrPort, list []string) ([]Master, error) {
 	if len(list) > maxLearned {
 		return nil, fmt.Errorf("it lists %d API servers, more than %d", len(list), maxLearned)
@@ -185,8 +185,8 @@ func (g *group) learner(ctx context.Context) {
 		case <-time.After(jitter(wait)):
 		}
 		subject := fmt.Sprintf("%s: the cluster's list of API servers", g.vip)
-		// Not in update: a list that was read while the configuration changed may be
-		// stored only now.
+		// Done here, not in update, because a list that was read before the
+		// configuration changed may be stored only now.
 		err := g.dropStored()
 		g.d.logChange(fmt.Sprintf("%s: dropping the learned list", g.vip), err)
 		if !g.wantsLearning() {
@@ -198,8 +198,8 @@ func (g *group) learner(ctx context.Context) {
 			continue
 		}
 		err = g.learn(ctx)
-		// Before the node has joined, or while no API server is up, nothing is known about
-		// the list: keep the last message.
+		// Before the node has joined, or while no API server is up, the list
+		// cannot be read: keep the last message.
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNobody) {
 			g.d.logChange(subject, err)
 		}
@@ -213,8 +213,8 @@ func (g *group) learner(ctx context.Context) {
 	}
 }
 
-// dropStored removes an outdated list from the disk. Otherwise it would be used again if the
-// former configuration came back.
+// dropStored removes an outdated list from the disk. Otherwise it would be used
+// again with the old configuration.
 func (g *group) dropStored() error {
 	g.mu.Lock()
 	dropped := g.list.dropped
@@ -235,17 +235,18 @@ func (g *group) dropStored() error {
 	return err
 }
 
-// errNobody means that no API server is up, or none can be verified yet.
+// errNobody means that no API server is up, or that none can be verified yet.
 var errNobody = errors.New("no API server to ask is up and verified")
 
-// wantsLearning reports whether the configuration asks for the cluster's list.
+// wantsLearning reports whether the configuration enables learning.
 func (g *group) wantsLearning() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.server.Learn
 }
 
-// learn reads the list once, and uses it if one of its API servers is known to be one.
+// learn reads the list once, and uses it if one of its API servers is up or
+// answers a probe.
 func (g *group) learn(ctx context.Context) error {
 	file := g.d.opt.ClientCert
 	if file == "" {
@@ -271,8 +272,8 @@ func (g *group) learn(ctx context.Context) error {
 	if !news.safe && !g.anyProves(ctx, masters) {
 		return fmt.Errorf("none of the API servers that the cluster lists (%v) answers as one; keeping the list", masters)
 	}
-	// First store it, so that it outlasts a power cut as soon as it is used. If the disk is
-	// full it is used nevertheless, and stored at the next reading.
+	// Store it first, so that the list in use survives a power cut. If the disk
+	// is full, it is used anyway, and stored at the next reading.
 	err = g.d.storeLearned(g.vip, func(l *ondisk.IPVSLearnedVirtual) { l.Configured, l.Masters = texts(configured), texts(masters) })
 	if g.accept(masters, configured, !news.same, err == nil) {
 		g.d.logf("%s: the cluster's list of API servers is now %v", g.vip, masters)
@@ -281,9 +282,10 @@ func (g *group) learn(ctx context.Context) error {
 	return err
 }
 
-// pickSource returns the API server to read the list from, and the configured list. It stays
-// the same one as long as it is up, so that a common fault is logged once. If none is up, the
-// target has no address; without a CA it has no roots. Then retryLearning triggers the next reading.
+// pickSource returns the API server from which to read the list, and the
+// configured list. It keeps the same one while it is up, so that an error is
+// logged once. If none is up, the target has no address; without a CA it has no
+// roots. Then retryLearning triggers the next reading.
 func (g *group) pickSource() (from probe.Target, configured []Master) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -303,8 +305,8 @@ func (g *group) pickSource() (from probe.Target, configured []Master) {
 	return from, g.server.Masters
 }
 
-// retryLearning triggers a reading of the list if there was no API server to read it from. g.mu
-// is held.
+// retryLearning triggers a reading of the list if there was no API server to
+// read it from. g.mu must be held.
 func (g *group) retryLearning() {
 	if g.list.noSource {
 		g.list.noSource = false
@@ -336,11 +338,11 @@ func (g *group) readList(ctx context.Context, from probe.Target) ([]Master, erro
 	return masters, nil
 }
 
-// listChange compares a list that was read with the present one.
+// listChange compares a new list with the current one.
 type listChange struct {
-	same   bool // the lists are equal
-	stored bool // the present one is on the disk
-	safe   bool // an API server of the new one is known to be up
+	same   bool // both lists are equal
+	stored bool // the current one is on disk
+	safe   bool // an API server of the new one is up
 }
 
 func (g *group) compare(masters, configured []Master) listChange {
@@ -353,8 +355,9 @@ func (g *group) compare(masters, configured []Master) listChange {
 	return listChange{same: slices.Equal(present, masters), stored: !g.list.unstored, safe: g.anyUp(masters)}
 }
 
-// accept records whether the list is on the disk, and uses it if it differs, unless the
-// configuration has changed since configured. It reports whether it is used now.
+// accept records whether the list is on disk, and uses it if it differs, unless
+// the configuration has changed since it was read. It reports whether the list
+// is used now.
 func (g *group) accept(masters, configured []Master, differs, stored bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -366,7 +369,8 @@ func (g *group) accept(masters, configured []Master, differs, stored bool) bool 
 	return true
 }
 
-// anyUp reports whether one of the API servers is known to be up. g.mu is held.
+// anyUp reports whether one of the API servers is known to be up. g.mu must be
+// held.
 func (g *group) anyUp(masters []Master) bool {
 	for _, m := range masters {
 		for a, known := range g.members {
@@ -378,8 +382,8 @@ func (g *group) anyUp(masters []Master) bool {
 	return false
 }
 
-// anyProves probes API servers that have no watcher yet, and reports whether one of them is
-// alive.
+// anyProves probes API servers without a watcher, and reports whether one of
+// them is alive.
 func (g *group) anyProves(ctx context.Context, masters []Master) bool {
 	for _, m := range masters {
 		a, ok := m.addr()

@@ -14,14 +14,15 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Locks are files in RunDir, locked by flock(2). Only root can open them, and the kernel
-// releases them when the process ends. The files are never removed: two processes could hold
-// locks on two files of the same name.
+// Locks are files in RunDir, locked with flock(2). Only root can open them, and
+// the kernel releases them when the process ends. The files are never removed,
+// because two processes could then lock two files of the same name.
 
-// lockPatience is how long to wait for a lock: a predecessor may be about to end.
+// lockPatience is the time to wait for a lock, because the previous process may
+// be ending.
 const lockPatience = 2 * time.Second
 
-// errHeld means that another process holds a lock.
+// errHeld means that another process holds the lock.
 var errHeld = errors.New("held by another process")
 
 // useRunDir creates the directory, or checks that only root can write to it.
@@ -40,14 +41,14 @@ func useRunDir(dir string) error {
 	case uid >= 0 && uid != os.Geteuid():
 		return fmt.Errorf("%s belongs to user %d: remove it, or give another one with --run-dir", dir, uid)
 	case dir == ondisk.IPVSRunDir && st.Mode().Perm() != 0o700:
-		return os.Chmod(dir, 0o700) // an earlier version or kubelet made it readable for all
+		return os.Chmod(dir, 0o700) // an earlier version or kubelet made it readable for all users
 	case st.Mode().Perm()&0o022 != 0:
 		return fmt.Errorf("%s can be written to by others: `chmod 0700 %s`", dir, dir)
 	}
 	return nil
 }
 
-// lockFile waits for the lock on a file, at most patience.
+// lockFile locks a file; it waits for at most patience.
 func lockFile(ctx context.Context, path string, patience time.Duration) (release func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -78,8 +79,8 @@ func lockPath(runDir string, vip netip.AddrPort) string {
 	return filepath.Join(runDir, vip.String()+".lock")
 }
 
-// lockedBy reports whether an ipvscare keeps the virtual server, and its process ID, or 0 if
-// that is unknown.
+// lockedBy reports whether an ipvscare maintains the virtual server, and its
+// process ID, or 0 if unknown.
 func lockedBy(runDir string, vip netip.AddrPort) (pid int, locked bool) {
 	path := lockPath(runDir, vip)
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
@@ -97,7 +98,7 @@ func lockedBy(runDir string, vip netip.AddrPort) (pid int, locked bool) {
 	return pid, true
 }
 
-// claim locks a virtual server and serves its socket.
+// claim locks a virtual server and serves its status socket.
 func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(), err error) {
 	dir := d.opt.RunDir
 	if dir == "" {
@@ -118,7 +119,7 @@ func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(),
 		return nil, fmt.Errorf("locking %s: %w", vip, err)
 	}
 	hangUp, err := d.answerStatus(ctx, socketPath(dir, vip))
-	if err != nil { // not fatal: the API servers can be reached
+	if err != nil { // not fatal: IPVS works without it
 		d.logChange("status", err)
 		hangUp = func() {}
 	}

@@ -18,8 +18,8 @@ type stats struct {
 	wire                                           [counters]atomic.Int64
 }
 
-// Metrics returns the state in Prometheus' text format. The client library would be larger
-// than ipvscare.
+// Metrics returns the state in Prometheus' text format. The client library is
+// not used, because it would be larger than ipvscare.
 func (d *Daemon) Metrics() []byte {
 	var b bytes.Buffer
 	counter := func(name, help string, v int64) {
@@ -66,8 +66,8 @@ func bit(b bool) int {
 	return 0
 }
 
-// serveMetrics serves GET /metrics until the context ends. The address must be a loopback
-// address, since there is neither TLS nor a password.
+// serveMetrics serves GET /metrics until the context ends. The address must be
+// a loopback address, because there is neither TLS nor authentication.
 func (d *Daemon) serveMetrics(ctx context.Context, addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if ip := net.ParseIP(host); err == nil && (ip == nil || !ip.IsLoopback()) {
@@ -110,6 +110,6 @@ func (d *Daemon) answer(c io.ReadWriter) {
 	if f := strings.Fields(line); len(f) == 3 && f[0] == "GET" && strings.HasPrefix(f[1]+"?", "/metrics?") {
 		status, body = "200 OK", d.Metrics()
 	}
-	// In one write, so that a scraper gets all of it or nothing.
+	// One write, so that a scraper gets all of it or nothing.
 	c.Write(fmt.Appendf(nil, "HTTP/1.1 %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", status, len(body), body))
 }

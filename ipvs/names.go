@@ -14,20 +14,23 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Masters may be DNS names. The last good answers are used until there are new ones, also
-// after a boot without DNS: the certificate shows whether an API server still has an address.
+// Masters may be DNS names. The last good answers are used until there are new
+// ones, even after a boot without DNS: the certificate shows whether an address
+// still belongs to an API server.
 
 const (
-	// lookupTime bounds one look-up.
+	// lookupTime is the timeout of a lookup.
 	lookupTime = 5 * time.Second
-	// Answers may change at each look-up, and the disk may be a card that wears out:
-	// storeAtOnce changes are stored at once, then one in each storePause.
+	// DNS answers may change at each lookup, and the disk may be a card that
+	// wears out. Therefore storeAtOnce changes are stored at once, then one per
+	// storePause.
 	storeAtOnce = 6
 	storePause  = 10 * time.Minute
 )
 
-// resolver looks names up at once, periodically, when the list changes, and when an API
-// server with a name goes down. It is a goroutine of its own: a look-up may take long.
+// resolver resolves names at the start, periodically, when the list changes,
+// and when an API server with a name goes down. It is a separate goroutine
+// because a lookup may take long.
 func (g *group) resolver(ctx context.Context) {
 	for {
 		if g.resolve(ctx) {
@@ -52,8 +55,8 @@ func (g *group) resolver(ctx context.Context) {
 	}
 }
 
-// resolve looks the names up and reports whether any answer changed. If a look-up fails, the
-// name keeps its addresses.
+// resolve resolves the names and reports whether any answer changed. If a
+// lookup fails, the name keeps its addresses.
 func (g *group) resolve(ctx context.Context) bool {
 	g.mu.Lock()
 	masters := g.list.current(g.server.Masters)
@@ -90,7 +93,7 @@ func (g *group) resolve(ctx context.Context) bool {
 	return changed
 }
 
-// lookingUp is the subject of log lines about a name's look-up.
+// lookingUp returns the subject of log lines about a name's lookup.
 func (g *group) lookingUp(name string) string { return fmt.Sprintf("%s: looking up %s", g.vip, name) }
 
 // keepNames stores the answers for a boot without DNS, if they changed.
@@ -103,7 +106,8 @@ func (g *group) keepNames() error {
 		}
 	}
 	same := maps.EqualFunc(names, g.list.storedNames, slices.Equal)
-	// A token bucket: each write takes one storePause, at most storeAtOnce are saved up.
+	// A token bucket of storeAtOnce writes, refilled with one write per
+	// storePause.
 	next := g.list.nextStore
 	if earliest := time.Now().Add(-(storeAtOnce - 1) * storePause); next.Before(earliest) {
 		next = earliest
@@ -121,8 +125,8 @@ func (g *group) keepNames() error {
 	return nil
 }
 
-// lookup resolves an API server's name to addresses of the virtual address's family: IPVS
-// cannot map connections to the other.
+// lookup resolves an API server's name to addresses of the virtual address's
+// family, because IPVS cannot forward between families.
 func (d *Daemon) lookup(ctx context.Context, vip netip.Addr, name string) ([]netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTime)
 	defer cancel()
@@ -151,7 +155,8 @@ func (d *Daemon) lookup(ctx context.Context, vip netip.Addr, name string) ([]net
 	return good, nil
 }
 
-// usable returns the addresses that an API server can have, sorted, at most maxPerName.
+// usable returns the addresses that an API server can have, sorted, at most
+// maxPerName.
 func usable(vip netip.Addr, addrs []netip.Addr) []netip.Addr {
 	var good []netip.Addr
 	for _, a := range addrs {
@@ -165,7 +170,7 @@ func usable(vip netip.Addr, addrs []netip.Addr) []netip.Addr {
 	return good[:min(len(good), maxPerName)]
 }
 
-// isDNSName reports whether s can be a DNS name.
+// isDNSName reports whether s is a valid DNS name.
 func isDNSName(s string) bool {
 	if s == "" || len(s) > 253 {
 		return false

@@ -13,13 +13,13 @@ import (
 	"strings"
 )
 
-// RunDir has a note for each virtual server, so that it can be removed when the
-// configuration does not have it any more. Its lines are the names that may have a line in
-// the hosts file: a name is noted before its line is written, and removed after the line.
-// Notes and rules are gone after a reboot. Lines of the hosts file are not; they are
-// recognised by the virtual address.
+// RunDir has a note for each virtual server, so that it can be removed after it
+// is removed from the configuration. The note lists the names that may have a
+// line in the hosts file: a name is added before its line is written, and
+// removed after the line. Notes and rules are gone after a reboot. Lines of the
+// hosts file are not; they are recognised by the virtual address.
 
-// note writes the note of a virtual server with its name.
+// note adds a virtual server and its name to the notes.
 func (d *Daemon) note(s Server) error {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
@@ -33,8 +33,9 @@ func (d *Daemon) note(s Server) error {
 	return nil
 }
 
-// leftBy returns the names that an earlier process may have left in the hosts file, with the
-// virtual address or, without IPVS, that of an API server.
+// leftBy returns the names that an earlier process may have left in the hosts
+// file, with the virtual address or, without IPVS, the address of an API
+// server.
 func (d *Daemon) leftBy(vip netip.AddrPort, masters []Master) []string {
 	notes := noted(d.opt.RunDir)
 	names := notes[vip]
@@ -52,7 +53,7 @@ func (d *Daemon) leftBy(vip netip.AddrPort, masters []Master) []string {
 	return names
 }
 
-// setNames writes a note with exactly these names. d.namesMu is held.
+// setNames writes a note with exactly these names. d.namesMu must be held.
 func (d *Daemon) setNames(vip netip.AddrPort, names []string) error {
 	if d.opt.RunDir != "" {
 		if err := replaceFile(notePath(d.opt.RunDir, vip), []byte(strings.Join(names, "\n")), 0o600); err != nil {
@@ -63,7 +64,7 @@ func (d *Daemon) setNames(vip netip.AddrPort, names []string) error {
 	return nil
 }
 
-// configure sets the names of the virtual servers in the configuration.
+// configure sets the names of the configured virtual servers.
 func (d *Daemon) configure(servers []Server) {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
@@ -73,8 +74,9 @@ func (d *Daemon) configure(servers []Server) {
 	}
 }
 
-// former returns the former names of a virtual server: those whose line must be removed, and
-// those that belong to another virtual server now, which keeps the line (leave).
+// former returns the former names of a virtual server: those whose line must be
+// removed, and those that now belong to another virtual server, which keeps the
+// line (leave).
 func (d *Daemon) former(vip netip.AddrPort, present string) (remove, leave []string) {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
@@ -99,7 +101,7 @@ func (d *Daemon) former(vip netip.AddrPort, present string) (remove, leave []str
 	return remove, leave
 }
 
-// removeFormer removes the lines of all names but the present one from the hosts file, then
+// removeFormer removes the lines of all former names from the hosts file, then
 // the names from the note.
 func (d *Daemon) removeFormer(ctx context.Context, vip netip.AddrPort, present string) error {
 	if d.opt.HostsFile == "" {
@@ -148,7 +150,7 @@ func removeNote(runDir string, vip netip.AddrPort) error {
 	return err
 }
 
-// noted returns the notes: the virtual servers with their names.
+// noted returns the virtual servers that have notes, with their names.
 func noted(runDir string) map[netip.AddrPort][]string {
 	names := make(map[netip.AddrPort][]string)
 	entries, err := os.ReadDir(runDir)
@@ -167,7 +169,8 @@ func noted(runDir string) map[netip.AddrPort][]string {
 	return names
 }
 
-// others reports whether the note of a virtual server that is not in ours has the name.
+// others reports whether the note of a virtual server that is not in ours has
+// the name.
 func others(notes, ours map[netip.AddrPort][]string, name string) bool {
 	for vip := range maps.Keys(notes) {
 		if _, own := ours[vip]; !own && len(addName(notes[vip], name)) == len(notes[vip]) {
@@ -177,7 +180,7 @@ func others(notes, ours map[netip.AddrPort][]string, name string) bool {
 	return false
 }
 
-// addName returns names with name, unless it is empty or a duplicate.
+// addName returns names with name added, unless it is empty or a duplicate.
 func addName(names []string, name string) []string {
 	if name == "" || slices.ContainsFunc(names, func(n string) bool { return strings.EqualFold(n, name) }) {
 		return names

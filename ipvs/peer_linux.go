@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peer returns the process that listens on a unix socket, by the number that
-// it has for the caller.
+// peer returns the ID of the process that listens on a unix socket, in the
+// caller's PID namespace.
 func peer(path string) (pid int, err error) {
 	c, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {

@@ -4,7 +4,7 @@ package ipvs
 
 import "errors"
 
-// peer fails: SO_PEERCRED is Linux'.
+// peer returns an error: SO_PEERCRED exists only on Linux.
 func peer(string) (pid int, err error) {
 	return 0, errors.ErrUnsupported
 }

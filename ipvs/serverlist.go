@@ -6,31 +6,33 @@ import (
 	"time"
 )
 
-// serverList is the list of API servers, either configured or learned from the cluster, and
-// the addresses of their names. The group's mutex guards it.
+// serverList is the list of API servers, configured or learned from the
+// cluster, and the addresses of their names. The group's mutex protects it.
 type serverList struct {
-	learned []Master // the cluster's own list, in place of the configured one
-	// unstored: learned could not be stored. dropped: the disk may have an outdated list.
+	learned []Master // the cluster's own list, which replaces the configured one
+	// unstored: learned could not be stored. dropped: the list on disk may be
+	// outdated.
 	unstored, dropped bool
-	source            netip.AddrPort // the API server that the list is read from
-	noSource          bool           // there was none to read it from
+	source            netip.AddrPort // the API server from which the list is read
+	noSource          bool           // there was no API server to read it from
 	allDown           bool           // none has been up for allDownAfter: use both lists
 
 	names map[string][]netip.Addr // last good answers of DNS
-	// storedNames are the answers on the disk; they may be written again at nextStore.
+	// storedNames are the answers on disk; they may be written again at
+	// nextStore.
 	storedNames map[string][]netip.Addr
 	nextStore   time.Time
 	lookedUp    bool // every name was looked up once
 
-	learnNow   chan struct{} // the cluster's list is wanted soon
-	resolveNow chan struct{} // names are to be looked up soon
+	learnNow   chan struct{} // triggers reading the cluster's list
+	resolveNow chan struct{} // triggers lookups of the names
 }
 
 func newServerList() serverList {
 	return serverList{names: make(map[string][]netip.Addr), learnNow: make(chan struct{}, 1), resolveNow: make(chan struct{}, 1)}
 }
 
-// current returns the API servers of the list in use.
+// current returns the list in use.
 func (l *serverList) current(configured []Master) []Master {
 	switch {
 	case l.learned == nil:
@@ -41,7 +43,8 @@ func (l *serverList) current(configured []Master) []Master {
 	return l.learned
 }
 
-// addresses returns the addresses of the API servers in use, each with its name.
+// addresses returns the addresses of the API servers in use, each with its
+// name.
 func (l *serverList) addresses(configured []Master) map[netip.AddrPort]string {
 	all := make(map[netip.AddrPort]string)
 	for _, m := range l.current(configured) {

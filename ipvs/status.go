@@ -16,15 +16,16 @@ import (
 	"time"
 )
 
-// Status is what a daemon sends over its socket, as JSON.
+// Status is the JSON document that a daemon sends over its socket.
 type Status struct {
 	Version int       `json:"version"`
 	PID     int       `json:"pid"`
 	Started time.Time `json:"started"`
-	// IPVS is false if the kernel has none; the hosts file points to an API server then.
+	// IPVS is false if the kernel has no IPVS; then the hosts file has the
+	// address of an API server.
 	IPVS    bool           `json:"ipvs"`
 	Servers []ServerStatus `json:"servers"`
-	// Problems are the errors that hold now.
+	// Problems are the current errors.
 	Problems []string `json:"problems,omitempty"`
 }
 
@@ -45,15 +46,15 @@ type ServerStatus struct {
 type MasterStatus struct {
 	Addr    string    `json:"addr"`           // "address:port"
 	Name    string    `json:"name,omitempty"` // DNS name
-	State   string    `json:"state"`          // a State in words
-	Since   time.Time `json:"since"`          // of State
-	Serving bool      `json:"serving"`        // gets new connections
+	State   string    `json:"state"`          // a State as text
+	Since   time.Time `json:"since"`          // time of the last change of State
+	Serving bool      `json:"serving"`        // accepts new connections
 	Last    string    `json:"last"`           // outcome of the last probe
 	Error   string    `json:"error,omitempty"`
 	Falls   int       `json:"falls"`
 }
 
-// Status returns the present state.
+// Status returns the current status.
 func (d *Daemon) Status() Status {
 	d.mu.Lock()
 	s := Status{Version: 1, PID: os.Getpid(), Started: d.started, IPVS: !d.absent.Load()}
@@ -93,7 +94,7 @@ func (g *group) status() ServerStatus {
 		}
 		v.Masters = append(v.Masters, ms)
 	}
-	for _, a := range serving { // the last set may serve although it is not listed any more
+	for _, a := range serving { // the last set may stay in use although it is no longer listed
 		if g.members[a] == nil {
 			v.Masters = append(v.Masters, MasterStatus{Addr: a.String(), State: "unlisted", Serving: true})
 		}
@@ -102,17 +103,17 @@ func (g *group) status() ServerStatus {
 	return v
 }
 
-// socketPath returns the path of a virtual server's status socket. Only root can access
-// RunDir.
+// socketPath returns the path of a virtual server's status socket. Only root
+// can access RunDir.
 func socketPath(runDir string, vip netip.AddrPort) string {
 	return filepath.Join(runDir, vip.String()+socketSuffix)
 }
 
 const socketSuffix = ".sock"
 
-// answerStatus gives the status to everybody who connects to the socket. The
-// caller holds the lock on its virtual server, so that a socket which is there
-// already was left behind by a process that is gone.
+// answerStatus sends the status to every client of the socket. The caller holds
+// the lock of its virtual server, so an existing socket is left over from a
+// process that has ended.
 func (d *Daemon) answerStatus(ctx context.Context, path string) (stop func(), err error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("answering `ipvscare status`: %w", err)
@@ -147,8 +148,8 @@ func (d *Daemon) answerStatus(ctx context.Context, path string) (stop func(), er
 	}, nil
 }
 
-// ReadStatus returns the status of each daemon with a socket in runDir. It is an error if
-// there is none.
+// ReadStatus returns the status of each daemon with a socket in runDir. It is
+// an error if there is none.
 func ReadStatus(runDir string) ([]Status, error) {
 	entries, err := os.ReadDir(runDir)
 	switch {
@@ -170,8 +171,8 @@ func ReadStatus(runDir string) ([]Status, error) {
 		if err != nil {
 			return nil, fmt.Errorf("asking ipvscare: %w", err)
 		}
-		// One daemon may keep several virtual servers; in containers, all are
-		// process 1.
+		// One daemon may maintain several virtual servers; the PID alone is not
+		// unique, because in containers it is 1.
 		if id := fmt.Sprint(s.PID, s.Started.UnixNano()); !seen[id] {
 			seen[id] = true
 			all = append(all, s)

@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// On metered links, which have no PINGs, the node's own traffic shows a dead API server:
-// kubelet renews its lease every few seconds, and what is not acknowledged is sent again.
-// That alone is no verdict; it triggers a probe.
+// On metered links, which use no PINGs, the node's own traffic shows a dead API
+// server: kubelet renews its lease every few seconds, and unacknowledged
+// packets are retransmitted. This is no verdict; it only triggers a probe.
 
-// stuckEvery is the pause between looks at the node's sockets, on the beat.
+// stuckEvery is the interval of checking the node's sockets, on the beat.
 const stuckEvery = 5 * keepTick
 
-// socketWatcher triggers a probe of API servers that the node's own connections wait for, if the
-// profile has no PINGs.
+// socketWatcher triggers a probe of API servers that do not acknowledge packets
+// of the node's connections, if the profile has no PINGs.
 func (g *group) socketWatcher(ctx context.Context) {
 	k := g.d.keeper
 	look := time.NewTimer(0)
@@ -44,8 +44,8 @@ func (g *group) socketWatcher(ctx context.Context) {
 	}
 }
 
-// used triggers a probe of API servers to which the node's programs have sent packets, since
-// they may wait for an answer that never comes.
+// used triggers a probe of API servers to which the node's programs have sent
+// packets, because they may be waiting for an answer.
 func (g *group) used(dests []netip.AddrPort) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -59,8 +59,8 @@ func (g *group) used(dests []netip.AddrPort) {
 	}
 }
 
-// suspectPause is the least time between two such probes of an API server: a poor link loses
-// packets all the time.
+// suspectPause is the minimum time between two such probes of an API server,
+// because a poor link loses packets all the time.
 const suspectPause = 15 * time.Second
 
 func (g *group) suspect(dests []netip.AddrPort, now time.Time) {

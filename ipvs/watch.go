@@ -10,44 +10,47 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// watcher probes one API server until it is cancelled. It reports outcomes to observe,
-// which returns the new state.
+// watcher probes one API server until it is cancelled. It reports outcomes to
+// observe, which returns the new state.
 type watcher struct {
-	target  func() probe.Target // called for each connection: the CA may have changed
+	target  func() probe.Target // called for each connection, because the CA may change
 	profile Profile
 	fall    int
 	observe func(probe.Outcome, error) (s State, soon bool)
-	// clusterCheck checks the API server's cluster at each new connection; nil: no check.
+	// clusterCheck checks the API server's cluster on each new connection; may
+	// be nil.
 	clusterCheck func(context.Context) (probe.Outcome, error)
 	// renew triggers a new connection.
 	renew chan struct{}
-	// probeNow triggers a probe: programs of the node use the API server, or wait for it.
+	// probeNow triggers a probe because programs of the node use the API
+	// server.
 	probeNow chan struct{}
-	// slots bounds the concurrent handshakes with all API servers: on a small machine two
-	// hundred of them would time each other out.
+	// slots limits the concurrent handshakes with all API servers: on a small
+	// machine two hundred of them would make each other time out.
 	slots chan struct{}
-	// count counts what is sent.
+	// count counts requests, PINGs and connections for the metrics.
 	count func(what counter)
-	// beat has the moments at which this process wakes up anyway.
+	// beat has the times at which this process wakes up anyway.
 	beat beat
-	// alone reports whether no API server is up, so that this one is urgent.
+	// alone reports whether no API server is up, so that probing is urgent.
 	alone func() bool
-	// readyDue is when the next request is due, across connections: kube-apiserver closes
-	// the connection of a client without a certificate after every answer. Zero: at once.
+	// readyDue is the time of the next request, kept across connections because
+	// kube-apiserver closes the connection of a client without a certificate
+	// after every answer. Zero means at once.
 	readyDue time.Time
-	// anonymousCloses counts such closes in a row.
+	// anonymousCloses counts consecutive closes of this kind.
 	anonymousCloses int
-	// rtt and handshake are the measured times of PINGs and handshakes.
+	// rtt and handshake are the measured durations of PINGs and handshakes.
 	rtt, handshake latency
 	spacing        spacing
-	// late counts handshakes in a row that took too long, failed all tries in a row
-	// that led to no connection, or to an answer that did not help.
+	// late counts consecutive handshakes that took too long; failed counts
+	// consecutive attempts without a usable connection.
 	late, failed int
-	state        State // what observe returned last
-	// soon: the next attempt decides about a change of state.
+	state        State // last result of observe
+	// soon: the next attempt decides on a change of state.
 	soon bool
-	// silent is the connection of an API server that is down because it did not answer. If
-	// it answers again, no new handshake is needed.
+	// silent is the connection of an API server that is down because it did not
+	// answer. If it answers again, no new handshake is needed.
 	silent *probe.Link
 	// paused is the schedule of that connection.
 	paused *schedule
@@ -56,7 +59,7 @@ type watcher struct {
 // handshakes is the number of slots.
 const handshakes = 24
 
-// counter identifies an event that metrics count.
+// counter identifies an event that is counted in the metrics.
 type counter int
 
 const (
@@ -68,7 +71,7 @@ const (
 
 // run probes until the context ends.
 func (w *watcher) run(ctx context.Context) {
-	var next *probe.Link // a connection that proved itself while the old one did not answer
+	var next *probe.Link // a verified connection that was opened while the old one did not answer
 	for ctx.Err() == nil {
 		l := next
 		next = nil
@@ -78,14 +81,14 @@ func (w *watcher) run(ctx context.Context) {
 			}
 		}
 		s := w.paused
-		if l != w.silent { // that one has shown its cluster already
+		if l != w.silent { // the silent connection has already shown its cluster
 			s = nil
 			if class, err := w.checkCluster(ctx); err != nil {
 				l.Close()
 				if ctx.Err() != nil {
 					break
 				}
-				if class == probe.Timeout { // it shook hands
+				if class == probe.Timeout { // the handshake succeeded
 					class = probe.Late
 				}
 				w.reportFailure(class, err)
@@ -123,8 +126,8 @@ func (w *watcher) closeSilent() {
 	}
 }
 
-// connect tries until there is a connection: a new one, or the silent one that answers again.
-// It returns nil when the context ends.
+// connect returns a new connection, or the silent one if that answers again. It
+// retries until the context ends, then returns nil.
 func (w *watcher) connect(ctx context.Context) *probe.Link {
 	for ctx.Err() == nil {
 		if w.failed > 0 {
@@ -140,7 +143,7 @@ func (w *watcher) connect(ctx context.Context) *probe.Link {
 		cancel()
 		switch {
 		case l != nil:
-			go func() { // close the new connection if it comes too late
+			go func() { // close the new connection if it is established later
 				if a := <-tried; a.l != nil {
 					a.l.Close()
 				}
@@ -161,8 +164,8 @@ func (w *watcher) connect(ctx context.Context) *probe.Link {
 	return nil
 }
 
-// await waits for the result of an attempt, or for the silent connection to answer, and
-// returns that.
+// await waits for the result of an attempt, or until the silent connection
+// answers and returns that.
 func (w *watcher) await(ctx context.Context, tried <-chan attempt) (*probe.Link, attempt) {
 	for {
 		select {
@@ -184,13 +187,14 @@ func (w *watcher) silentEvents() <-chan probe.Event {
 	return w.silent.Events
 }
 
-// heardSilent handles an event of the silent connection, and returns it if it answered.
+// heardSilent handles an event of the silent connection, and returns the
+// connection if it answered.
 func (w *watcher) heardSilent(e probe.Event) *probe.Link {
 	switch e.Kind {
 	case probe.EventPong:
 		return w.silent
 	case probe.EventResponse:
-		w.paused.asked = time.Time{} // it tells of the time before
+		w.paused.asked = time.Time{} // it is an old answer
 		return w.silent
 	case probe.EventClosed:
 		w.report(probe.Closed, e.Err)
@@ -199,13 +203,13 @@ func (w *watcher) heardSilent(e probe.Event) *probe.Link {
 	return nil
 }
 
-// report reports an outcome.
+// report passes an outcome to observe.
 func (w *watcher) report(class probe.Outcome, err error) (s State, soon bool) {
 	w.state, soon = w.observe(class, err)
 	if w.state == Up {
 		w.failed = 0
 	}
-	if class == probe.Refused { // it works on nothing anymore
+	if class == probe.Refused { // a refusing server is not busy with requests
 		w.spacing = spacing{}
 	}
 	return w.state, soon
@@ -218,7 +222,8 @@ func (w *watcher) reportFailure(class probe.Outcome, err error) {
 	w.readyDue = time.Time{}
 }
 
-// pause waits before the next attempt. It returns the silent connection if that answers.
+// pause waits before the next attempt. It returns the silent connection if that
+// answers.
 func (w *watcher) pause(ctx context.Context) *probe.Link {
 	if w.soon {
 		w.soon = false
@@ -227,7 +232,7 @@ func (w *watcher) pause(ctx context.Context) *probe.Link {
 	r := rand.Float64()
 	began := time.Now()
 	for ctx.Err() == nil {
-		// Looked at again and again: the others may go down meanwhile.
+		// Check repeatedly, because other API servers may go down meanwhile.
 		left := w.backoff(r) - time.Since(began)
 		if left <= 0 {
 			break
@@ -240,8 +245,8 @@ func (w *watcher) pause(ctx context.Context) *probe.Link {
 	return nil
 }
 
-// backoff returns the pause before the next attempt; r in [0,1) spreads the nodes of a
-// cluster over its second half.
+// backoff returns the pause before the next attempt. r, in [0,1), is random and
+// spreads the nodes of a cluster over the second half of the pause.
 func (w *watcher) backoff(r float64) time.Duration {
 	d, most := w.profile.Retry, w.profile.RetryMax
 	if !w.alone() {
@@ -253,19 +258,20 @@ func (w *watcher) backoff(r float64) time.Duration {
 	return spread(d, r)
 }
 
-// connectTimeout leaves room for one lost SYN.
+// connectTimeout returns the timeout of the TCP handshake, with time for one
+// lost SYN.
 func (w *watcher) connectTimeout() time.Duration {
 	return max(w.round(), 1500*time.Millisecond)
 }
 
-// handshakeTimeout follows the measured handshakes, and doubles while they time out: an
-// abandoned one is wasted work for both sides.
+// handshakeTimeout follows the measured handshakes, and doubles while they time
+// out, because an abandoned handshake is wasted work for both sides.
 func (w *watcher) handshakeTimeout() time.Duration {
 	d := w.handshake.timeout(w.connectTimeout(), maxTimeout)
 	return min(d<<min(w.late, 8), maxTimeout)
 }
 
-// recordHandshake records how long a handshake took.
+// recordHandshake records the duration of a handshake.
 func (w *watcher) recordHandshake(a attempt) {
 	switch {
 	case a.l != nil:
@@ -276,31 +282,32 @@ func (w *watcher) recordHandshake(a attempt) {
 	}
 }
 
-// round is the length of one round of an inquiry.
+// round returns the duration of one round of an inquiry.
 func (w *watcher) round() time.Duration {
 	return time.Duration(w.profile.Ticks) * w.profile.Tick
 }
 
-// jitter shortens d by a random part, so that nodes that booted together do not act
-// together. It never lengthens d.
+// jitter returns d shortened by a random part, so that nodes that booted
+// together do not act at the same time.
 func jitter(d time.Duration) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(room(d))+1))
 }
 
-// room returns by how much d may be shortened: a fifth, but at most what spreads nodes well,
-// since shorter pauses mean more packets.
+// room returns the maximum by which jitter shortens d: a fifth, but at most
+// five seconds, because shorter pauses mean more packets.
 func room(d time.Duration) time.Duration {
 	return min(d/5, 5*time.Second)
 }
 
-// sleep waits until d has passed, renew is triggered, or the silent connection answers,
-// which it returns.
+// sleep waits until d has passed, renew is triggered, or the silent connection
+// answers; it returns that connection.
 func (w *watcher) sleep(ctx context.Context, d time.Duration) *probe.Link {
 	l, _ := w.rest(ctx, d)
 	return l
 }
 
-// rest is sleep, and reports whether renew was triggered.
+// rest is like sleep, and also reports whether renew was triggered or the
+// context ended.
 func (w *watcher) rest(ctx context.Context, d time.Duration) (l *probe.Link, woken bool) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -320,7 +327,8 @@ func (w *watcher) rest(ctx context.Context, d time.Duration) (l *probe.Link, wok
 	}
 }
 
-// dial connects and classifies failures. The timeout includes the TLS handshake.
+// dial connects and classifies failures. The timeout includes the TLS
+// handshake.
 func (w *watcher) dial(ctx context.Context, timeout time.Duration, progress *atomic.Int32) attempt {
 	select {
 	case w.slots <- struct{}{}:
@@ -345,7 +353,8 @@ func (w *watcher) dial(ctx context.Context, timeout time.Duration, progress *ato
 	return a
 }
 
-// checkCluster checks the API server's cluster, in one of the slots for handshakes.
+// checkCluster checks the API server's cluster, in one of the slots for
+// handshakes.
 func (w *watcher) checkCluster(ctx context.Context) (probe.Outcome, error) {
 	if w.clusterCheck == nil {
 		return probe.OK, nil
@@ -359,8 +368,8 @@ func (w *watcher) checkCluster(ctx context.Context) (probe.Outcome, error) {
 	return w.clusterCheck(ctx)
 }
 
-// hold probes over one connection until it ends. It returns the connection to continue with,
-// if an inquiry made one. The schedule decides what is sent and when.
+// hold probes over one connection until it ends; the schedule decides what is
+// sent and when. It returns the connection to use next, if an inquiry made one.
 // s is the connection's schedule if it was held before, else nil.
 func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.Link {
 	if s != nil {
@@ -386,7 +395,8 @@ func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.L
 		}
 		wait := time.Until(s.due())
 		if w.state != Up {
-			// Looked at again and again: the others may go down meanwhile.
+			// Check repeatedly, because other API servers may go down
+			// meanwhile.
 			wait = min(wait, w.profile.Retry)
 		}
 		due.Reset(wait)
@@ -409,8 +419,8 @@ func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.L
 	}
 }
 
-// do performs an action of the schedule. over means that the connection must be closed; next
-// is the one to continue with, if there is one.
+// do performs an action of the schedule. over means that the connection must be
+// closed; next is the one to use instead, if there is one.
 func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what action) (next *probe.Link, over bool) {
 	var err error
 	switch what {
@@ -438,7 +448,7 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 		waited := time.Since(s.asked)
 		late := fmt.Errorf("no answer to %s in %s", l.Target.Probe.Path, waited.Round(time.Second))
 		switch {
-		case !l.HTTP2: // or there would be an inquiry by now
+		case !l.HTTP2: // with HTTP/2 an inquiry would have started by now
 			w.reportFailure(probe.Timeout, late)
 			return nil, true
 		case waited >= mostAnswer:
@@ -458,7 +468,7 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 func (w *watcher) handle(s *schedule, l *probe.Link, e probe.Event) (over bool) {
 	switch e.Kind {
 	case probe.EventPong:
-		if e.Ping == l.Pings { // not an earlier one, of an inquiry
+		if e.Ping == l.Pings { // not an earlier one, from an inquiry
 			s.pong(time.Now())
 		}
 	case probe.EventGoAway:
@@ -489,13 +499,15 @@ func (w *watcher) handle(s *schedule, l *probe.Link, e probe.Event) (over bool) 
 	return false
 }
 
-// maxAnonymousPause is the longest pause between requests to an API server that closes the
-// connection after each answer. After 90 s without a request it closes it anyway.
+// maxAnonymousPause is the longest pause between requests to an API server that
+// closes the connection after each answer. It closes one without requests after
+// 90 s anyway.
 const maxAnonymousPause = 80 * time.Second
 
-// deferRequest postpones the next request if the API server closed the connection since this node
-// has no certificate yet. Each request needs a handshake then, and a thousand nodes may wait
-// for their certificates. PINGs continue.
+// deferRequest postpones the next request if the API server closed the
+// connection because this node has no certificate yet. Then each request needs
+// a handshake, and a thousand nodes may be waiting for their certificates.
+// PINGs continue.
 func (w *watcher) deferRequest(l *probe.Link) {
 	if l.Target.Client != nil {
 		w.anonymousCloses = 0

@@ -458,7 +458,7 @@ type IPVSVirtual struct {
 	Fall      int    `json:"fall,omitempty"`      // default 2
 	// SpreadSeconds is the time over which the cluster's nodes spread their
 	// first requests after power-on, at least BootSpread, and their return to
-	// an API server after others served them. 0 means as short as possible.
+	// an API server while another one is up. 0 means the minimum.
 	SpreadSeconds int `json:"spreadSeconds,omitempty"`
 	// LearnMasters allows the cluster's ConfigMap kube-public/edgebake-masters
 	// to replace Masters.

@@ -87,7 +87,7 @@ func (s *seconds) String() string {
 
 func (*seconds) Type() string { return "duration" }
 
-// check checks the flags of a virtual server.
+// check validates the flags of a virtual server.
 func (c *careFlags) check() (errs []error) {
 	if c.vs == "" {
 		errs = append(errs, errors.New("--vs is missing: name the virtual server, e.g. "+ipvs.DefaultVIP))

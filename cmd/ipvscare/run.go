@@ -64,9 +64,9 @@ func commands(stdout, stderr io.Writer) []*command {
 	}
 }
 
-// run is main without signals and the exit code.
+// run is main without signals and exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	// Output quotes certificates of peers that are not verified: remove control
+	// Messages may quote certificates of unverified peers: remove control
 	// characters.
 	stdout, stderr = printable.To(stdout), printable.To(stderr)
 	all := commands(stdout, stderr)
@@ -124,7 +124,7 @@ Commands:
 	return b.String()
 }
 
-// newFlags returns a flag set that returns errors and prints nothing.
+// newFlags returns a flag set that returns errors instead of printing them.
 func newFlags(name string) *pflag.FlagSet {
 	return pflag.NewFlagSet(name, pflag.ContinueOnError)
 }
@@ -157,12 +157,13 @@ place, so that a restart or an upgrade breaks no connection.`,
 	}
 }
 
-// configLook is how often an invalid configuration is read again.
+// configLook is the interval of reading an invalid configuration again.
 const configLook = time.Second
 
-// awaitConfig waits while the configuration is invalid, and logs each new error once. If it
-// exited instead, systemd would restart it each second, with the same lines in the journal.
-// The daemon handles a missing file. The result is false if ctx ended.
+// awaitConfig waits while the configuration is invalid, and logs each new error
+// once. If it exited instead, systemd would restart it every second, with the
+// same lines in the journal. The daemon handles a missing file. It returns
+// false if ctx ends.
 func awaitConfig(ctx context.Context, file string, log func(string)) bool {
 	said := ""
 	for {
@@ -182,11 +183,11 @@ func awaitConfig(ctx context.Context, file string, log func(string)) bool {
 	}
 }
 
-// bootTime is how long after power-on a start counts as part of the boot.
+// bootTime is the time after power-on during which a start is part of the boot.
 const bootTime = 5 * time.Minute
 
-// bootSpread returns how long to wait before the first requests to the API servers, so
-// that machines that boot together do not ask together.
+// bootSpread returns the delay before the first requests to the API servers, so
+// that machines that boot at the same time do not send them together.
 func bootSpread(config string) time.Duration {
 	st, err := os.Stat(config)
 	if err != nil {
@@ -210,8 +211,8 @@ func bootSpread(config string) time.Duration {
 	return spread(time.Since(st.ModTime()), up, most, rand.Float64())
 }
 
-// spread returns the share r of most if this is a boot and the configuration is from an
-// earlier one. First boot, which writes the configuration, has waited already.
+// spread returns the fraction r of most if this is a boot and the configuration
+// is older. First boot, which writes the configuration, has waited already.
 func spread(configAge, up, most time.Duration, r float64) time.Duration {
 	if up > bootTime || configAge < up {
 		return 0
@@ -219,11 +220,11 @@ func spread(configAge, up, most time.Duration, r float64) time.Duration {
 	return time.Duration(r * float64(most))
 }
 
-// maxShown bounds a text that may quote a peer, in characters: a certificate can have a
-// thousand names.
+// maxShown limits the length of a log line in characters, because it may quote
+// a peer: a certificate can have a thousand names.
 const maxShown = 1000
 
-// shown returns a text as one line of at most maxShown characters.
+// shown returns text as one line of at most maxShown characters.
 func shown(text string) string {
 	text = printable.Line(text)
 	if r := []rune(text); len(r) > maxShown {
@@ -232,7 +233,7 @@ func shown(text string) string {
 	return text
 }
 
-// keep runs the daemon under systemd or by itself.
+// keep runs the daemon, with or without systemd.
 func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Writer) error {
 	tuneMemory()
 	machine, err := kernel.Open(sysctls)
@@ -242,13 +243,13 @@ func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Write
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	defer signal.Stop(reload)
-	lines := log.New(stderr, "", 0) // the journal has the time
+	lines := log.New(stderr, "", 0) // the journal adds the time
 	opt.Kernel = machine
 	opt.Log = func(line string) { lines.Print(shown(line)) }
 	opt.Reload = reload
 	opt.Ready = func() {
 		notify(lines, daemon.SdNotifyReady)
-		debug.FreeOSMemory() // memory that only the start needed
+		debug.FreeOSMemory() // release memory that only the start needed
 	}
 	opt.Alive = watchdog(lines)
 	collecting, end := context.WithCancel(ctx)
@@ -264,7 +265,7 @@ func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Write
 	return err
 }
 
-// restart replaces this process by a new one with the same arguments.
+// restart replaces this process with a new one with the same arguments.
 func restart(why error) error {
 	self, err := os.Executable()
 	if err == nil {
@@ -273,7 +274,7 @@ func restart(why error) error {
 	return fmt.Errorf("%w: %w", why, err)
 }
 
-// notify sends a state to systemd. Without systemd it does nothing.
+// notify sends a state to systemd, if there is one.
 func notify(lines *log.Logger, state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		lines.Printf("telling systemd %q: %v", state, err)
@@ -298,25 +299,27 @@ func watchdog(lines *log.Logger) func() {
 	}
 }
 
-// tuneMemory keeps the heap small at the cost of a little processor time. There is no hard
-// limit: with hundreds of API servers the collector would run all the time. GOGC in the
-// environment takes precedence.
+// tuneMemory keeps the heap small at the cost of some processor time. There is
+// no hard limit, because with hundreds of API servers the collector would run
+// all the time. GOGC and GOMAXPROCS in the environment have priority.
 func tuneMemory() {
 	smallPages()
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(25)
 	}
 	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(1) // each processor has caches of its own
+		runtime.GOMAXPROCS(1) // each processor has its own caches
 	}
 }
 
-// leastGarbage is how much garbage is worth collecting.
+// leastGarbage is the least amount of garbage, in bytes, that is worth
+// collecting.
 const leastGarbage = 256 << 10
 
-// collect runs the garbage collector and returns memory to the system. The runtime itself
-// collects after a megabyte at the earliest, three times what ipvscare has in use. A large
-// heap, of hundreds of API servers, is collected after a quarter of its size.
+// collect runs the garbage collector and returns memory to the system. The
+// runtime itself would not collect before the heap has a megabyte, three times
+// what ipvscare uses. A large heap, for hundreds of API servers, is collected
+// when garbage is a quarter of it.
 func collect(ctx context.Context) {
 	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()
@@ -359,8 +362,9 @@ the hosts file. Stop ipvscare first.`,
 	}
 }
 
-// leftovers are the servers in the configuration and in ipvscare's notes. The notes have
-// all that it made since power-on, so an unreadable configuration is only logged.
+// leftovers returns the servers in the configuration and in ipvscare's notes.
+// The notes list everything that it created since power-on, so an unreadable
+// configuration is only logged.
 func leftovers(config, hosts, run string, log func(string)) ipvs.Leftovers {
 	servers, err := ipvs.ReadConfig(config)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -42,11 +42,11 @@ pod has CAP_NET_ADMIN and no other privilege; the node must load ip_vs.`,
 	}
 }
 
-// hostDir is where the pod has directories of the node that cannot have the same path in
-// the pod.
+// hostDir is the prefix, in the pod, of directories of the node that cannot
+// have the same path there.
 const hostDir = "/host"
 
-// podArgs returns the arguments of ipvscare in the pod, with paths as the pod has them.
+// podArgs returns the arguments of ipvscare in the pod, with paths in the pod.
 func podArgs(f *pflag.FlagSet, c *careFlags, s ipvs.Server) []string {
 	args := []string{"care", "--vs", s.VIP.String()}
 	for _, m := range s.Masters {
@@ -79,24 +79,26 @@ type mount struct {
 func podMounts(c *careFlags) []mount {
 	mounts := []mount{
 		{"ca", filepath.Dir(c.caFile), filepath.Dir(c.caFile), "DirectoryOrCreate", true},
-		// kubelet's certificate: kube-apiserver closes the connection of a client without
-		// one after every answer.
+		// kubelet's certificate: kube-apiserver closes the connection of a
+		// client without one after every answer.
 		{"kubelet", ipvs.KubeletPKI, ipvs.KubeletPKI, "DirectoryOrCreate", true},
 		{"run", c.run, c.run, "DirectoryOrCreate", false},
-		// A container's own /proc/sys is read-only. This one has only the settings of the
-		// node's network.
+		// The container's own /proc/sys is read-only. This is only the
+		// directory of the node's network settings.
 		{"sysctls", c.sysctls, hostDir + c.sysctls, "Directory", false},
 	}
 	if c.host != "" {
-		// The directory, not the file: a replaced file would leave the old one mounted.
+		// The directory, because after the file is replaced the pod would still
+		// have the old one.
 		dir := filepath.Dir(c.hosts)
 		mounts = append(mounts, mount{"hosts", dir, hostDir + dir, "Directory", false})
 	}
 	return mounts
 }
 
-// staticPod returns the manifest, with strings quoted as in JSON. IPVS, routes and the
-// destruction of sockets need NET_ADMIN; the files it reads and writes belong to root.
+// staticPod returns the manifest, with strings quoted as in JSON. NET_ADMIN is
+// needed for IPVS, routes and closing sockets; the files that it reads and
+// writes belong to root.
 func staticPod(name, image string, c *careFlags, args []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `apiVersion: v1

@@ -20,16 +20,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// routeProtocol marks the routes that are ours, so that clean removes no
-// other.
+// routeProtocol marks our routes, so that clean removes no others.
 const routeProtocol = 101
 
-// Flags of a virtual server that matter: persistent, one-packet and the
-// schedulers' own. The kernel adds "hashed" (2) by itself.
+// serviceFlags are the flags of a virtual server that matter: persistent,
+// one-packet and those of schedulers. The kernel itself adds "hashed" (2).
 const serviceFlags = 0x1 | 0x4 | 0x8 | 0x10 | 0x20
 
-// linux is the machine's own, by netlink and /proc, in the network
-// namespace of this process.
+// linux implements Kernel with netlink and /proc, in the network namespace of
+// this process.
 type linux struct {
 	handle   *mobyipvs.Handle
 	sockets  procFile
@@ -37,8 +36,8 @@ type linux struct {
 	module   module
 }
 
-// Open returns the machine's kernel, with its settings below sysctlDir,
-// ProcSysNet by default. It needs root, and no IP_VS yet.
+// Open returns the machine's kernel, with its settings in sysctlDir, by default
+// ProcSysNet. It needs root, but not IP_VS.
 func Open(sysctlDir string) (Kernel, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("ipvscare must run as root: it changes the kernel's tables")
@@ -55,14 +54,14 @@ func Open(sysctlDir string) (Kernel, error) {
 		load: func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
-			// No modprobe or no module: the next look tells.
+			// An error means no modprobe or no module; the next check shows it.
 			exec.CommandContext(ctx, "modprobe", "-q", "ip_vs").Run()
 		},
 	}}, nil
 }
 
-// Ready asks the kernel itself first: moby/ipvs remembers forever what it
-// found out first, and reports success on a kernel without IP_VS.
+// Ready first asks the kernel itself, because moby/ipvs never repeats its first
+// check, and reports success on a kernel without IP_VS.
 func (k *linux) Ready() error {
 	if !k.module.ready(time.Now()) {
 		k.Close()
@@ -79,7 +78,7 @@ func (k *linux) Ready() error {
 	return nil
 }
 
-// Close lets go of the handle.
+// Close closes the handle.
 func (k *linux) Close() {
 	if k.handle != nil {
 		k.handle.Close()
@@ -87,7 +86,7 @@ func (k *linux) Close() {
 	}
 }
 
-// gone turns the error of a removed module into ErrNoIPVS.
+// gone returns ErrNoIPVS instead of an error caused by an unloaded module.
 func (k *linux) gone(err error) error {
 	if err == nil {
 		return nil
@@ -130,7 +129,7 @@ func (k *linux) Service(vip netip.AddrPort) (*Service, error) {
 	return svc, nil
 }
 
-// serviceAt names a virtual TCP server to the kernel.
+// serviceAt returns the key of a virtual TCP server for the kernel.
 func serviceAt(vip netip.AddrPort) *mobyipvs.Service {
 	s := &mobyipvs.Service{Address: vip.Addr().AsSlice(), Port: vip.Port(), Protocol: unix.IPPROTO_TCP,
 		AddressFamily: unix.AF_INET, Netmask: 0xffffffff}
@@ -174,7 +173,7 @@ func (k *linux) Conns(vip, dest netip.AddrPort) ([]Conn, error) {
 	return readConns(procConns, vip, dest)
 }
 
-// destroyRequest is the kernel's struct inet_diag_req_v2, naming one socket.
+// destroyRequest is the kernel's struct inet_diag_req_v2 for one socket.
 type destroyRequest struct{ local, remote netip.AddrPort }
 
 func (r *destroyRequest) Len() int { return 56 }
@@ -194,8 +193,8 @@ func (r *destroyRequest) Serialize() []byte {
 	return b
 }
 
-// Sever uses one netlink socket for all: opening one for each of a thousand
-// connections would take most of the time.
+// Sever uses one netlink socket for all connections: opening one for each of a
+// thousand would take most of the time.
 func (k *linux) Sever(conns []Conn) (int, error) {
 	sock, err := nl.Subscribe(unix.NETLINK_SOCK_DIAG)
 	if err != nil {
@@ -212,7 +211,7 @@ func (k *linux) Sever(conns []Conn) (int, error) {
 		switch {
 		case err == nil:
 			n++
-		case errors.Is(err, unix.ENOENT): // forwarded for somebody else, or gone
+		case errors.Is(err, unix.ENOENT): // not a socket of this node, or already closed
 		case errors.Is(err, unix.EOPNOTSUPP):
 			return n, fmt.Errorf("destroying sockets: this kernel lacks CONFIG_INET_DIAG_DESTROY: %w", err)
 		default:
@@ -224,14 +223,14 @@ func (k *linux) Sever(conns []Conn) (int, error) {
 
 func (k *linux) Untrack(vip, dest netip.AddrPort) error {
 	if n, err := os.ReadFile(k.settings.tracking); err != nil || string(n) == "0\n" {
-		return nil // nothing is tracked here
+		return nil // connection tracking is not in use
 	}
 	err := untrack(vip, dest, true)
 	if unsupported(err) {
 		err = untrack(vip, dest, false)
 	}
 	if unsupported(err) {
-		return nil // a kernel without nf_conntrack_netlink; it costs a second
+		return nil // a kernel without nf_conntrack_netlink: the client waits for one second
 	}
 	if err != nil {
 		return fmt.Errorf("forgetting tracked connections: %w", err)
@@ -302,11 +301,11 @@ func (k *linux) Source(dst netip.Addr) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("the route to %s has no source address", dst)
 }
 
-// Route asks how a packet to vip would go now, which is what counts, however
-// many tables and rules there are.
+// Route uses the kernel's route lookup, so the result accounts for all routing
+// tables and rules.
 func (k *linux) Route(vip netip.Addr) (netip.Addr, bool, error) {
 	routes, err := netlink.RouteGet(vip.AsSlice())
-	if err != nil { // no way at all: the route is to be made
+	if err != nil { // no route: SetRoute must add one
 		return netip.Addr{}, false, nil
 	}
 	for _, r := range routes {
@@ -384,8 +383,8 @@ func (k *linux) Watch(ctx context.Context, wake func()) error {
 	go func() {
 		buf := make([]byte, 8<<10)
 		for ctx.Err() == nil {
-			// What changed does not matter, nor does a lost message (ENOBUFS):
-			// the keeper looks for itself.
+			// The content does not matter, nor does a lost message (ENOBUFS):
+			// the keeper checks the routes itself.
 			if _, err := f.Read(buf); err != nil && !errors.Is(err, unix.ENOBUFS) {
 				return
 			}
@@ -395,14 +394,15 @@ func (k *linux) Watch(ctx context.Context, wake func()) error {
 	return nil
 }
 
-// The kernel's tables of connections and sockets may be large: a busy node tracks a
-// hundred thousand connections. They are read entry by entry through one buffer,
-// and the kernel leaves out what is not asked for, where it can.
+// The kernel's tables of connections and sockets may be large: a busy node
+// tracks a hundred thousand connections. They are read entry by entry through
+// one buffer, and filtered by the kernel if possible.
 
-// dumpBuffer is the size of that buffer: the kernel never sends more at once.
+// dumpBuffer is the size of that buffer; the kernel never sends larger
+// messages.
 const dumpBuffer = 32 << 10
 
-// askTime is how long the kernel may take for one piece of an answer.
+// askTime is the timeout for each part of an answer.
 const askTime = 10 * time.Second
 
 // netlinkConn is a netlink socket that reads through one buffer.
@@ -430,14 +430,14 @@ func dialNetlink(protocol int) (*netlinkConn, error) {
 
 func (c *netlinkConn) close() { unix.Close(c.fd) }
 
-// ask sends one request and hands each entry of the answer to f, which may not keep
-// it. It returns at the answer's end, or with f's first error; the connection is not
-// to be used again then.
+// ask sends one request and calls f with each entry of the answer; f must not
+// keep it. It returns at the end of the answer, or with the first error of f.
+// After an error the connection must not be used again.
 func (c *netlinkConn) ask(kind, flags uint16, request []byte, f func(entry []byte) error) error {
 	m := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+len(request)))
 	m = binary.NativeEndian.AppendUint16(m, kind)
 	m = binary.NativeEndian.AppendUint16(m, unix.NLM_F_REQUEST|flags)
-	m = append(m, make([]byte, 8)...) // one request at a time: no number tells them apart
+	m = append(m, make([]byte, 8)...) // no sequence number: there is one request at a time
 	if err := unix.Sendto(c.fd, append(m, request...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return os.NewSyscallError("sendto", err)
 	}
@@ -486,18 +486,19 @@ const (
 
 	attrOrigin, attrReply, attrFilter = 1, 2, 25
 	attrTupleIP, attrTupleProto       = 1, 2
-	attrSource4, attrDest4            = 1, 2 // two more for IPv6
+	attrSource4, attrDest4            = 1, 2 // IPv6 has these plus two
 	attrProto, attrSourcePort         = 1, 2
 	attrDestPort                      = 3
 	attrOriginFlags, attrReplyFlags   = 1, 2
 
-	// What of a tuple a filter compares.
+	// Parts of a tuple that a filter can compare.
 	filterSource, filterDest         = 1 << 0, 1 << 1
 	filterProto                      = 1 << 3
 	filterSourcePort, filterDestPort = 1 << 4, 1 << 5
 )
 
-// appendAttr appends one attribute. All that have attributes in them are nested.
+// appendAttr appends one attribute. Attributes that contain attributes are
+// flagged as nested.
 func appendAttr(b []byte, kind uint16, value []byte) []byte {
 	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
 	b = binary.NativeEndian.AppendUint16(b, kind)
@@ -513,7 +514,7 @@ func appendNest(b []byte, kind uint16, values ...[]byte) []byte {
 	return appendAttr(b, kind|unix.NLA_F_NESTED, all)
 }
 
-// attr returns the value of one attribute, nil if it is not there.
+// attr returns the value of an attribute, or nil.
 func attr(b []byte, kind uint16) []byte {
 	for len(b) >= unix.SizeofNlAttr {
 		size := int(binary.NativeEndian.Uint16(b))
@@ -528,11 +529,12 @@ func attr(b []byte, kind uint16) []byte {
 	return nil
 }
 
-// tuple is one direction of a tracked TCP connection. Of what is asked for, an end
-// that does not count is not valid.
+// tuple is one direction of a tracked TCP connection. In a filter, an invalid
+// end matches any.
 type tuple struct{ source, dest netip.AddrPort }
 
-// encode returns the tuple as an attribute, and what of it a filter compares.
+// encode returns the tuple as an attribute, and the flags of its valid parts
+// for a filter.
 func (t tuple) encode(kind uint16) (nest []byte, flags uint32) {
 	proto := appendAttr(nil, attrProto, []byte{unix.IPPROTO_TCP})
 	flags = filterProto
@@ -547,7 +549,8 @@ func (t tuple) encode(kind uint16) (nest []byte, flags uint32) {
 		}
 		if end.addr.Addr().Is6() {
 			end.kind += 2
-			// Linux (6.18, e.g.) leaves out just those that have the address.
+			// With an IPv6 address in the filter, Linux (for example 6.18)
+			// omits exactly the matching entries.
 			end.flags &^= filterSource | filterDest
 		}
 		ip = appendAttr(ip, end.kind, end.addr.Addr().AsSlice())
@@ -557,7 +560,7 @@ func (t tuple) encode(kind uint16) (nest []byte, flags uint32) {
 	return appendNest(nil, kind, appendNest(nil, attrTupleIP, ip), appendNest(nil, attrTupleProto, proto)), flags
 }
 
-// decodeTuple reads a tuple, without allocating. ok is false if it is not TCP's.
+// decodeTuple decodes a tuple without allocating. ok is false if it is not TCP.
 func decodeTuple(b []byte) (t tuple, ok bool) {
 	ip, proto := attr(b, attrTupleIP), attr(b, attrTupleProto)
 	if p := attr(proto, attrProto); len(p) != 1 || p[0] != unix.IPPROTO_TCP {
@@ -581,7 +584,7 @@ func decodeTuple(b []byte) (t tuple, ok bool) {
 	return t, ok1 && ok2
 }
 
-// netfilterHeader begins the messages of connection tracking.
+// netfilterHeader returns the header of a connection tracking message.
 func netfilterHeader(a netip.Addr) []byte { return []byte{family(a), 0, 0, 0} }
 
 func family(a netip.Addr) byte {
@@ -591,8 +594,9 @@ func family(a netip.Addr) byte {
 	return unix.AF_INET
 }
 
-// untrack has connection tracking forget the connections to vip that are mapped to
-// dest. Kernels since 5.8 leave all others out if they are to filter.
+// untrack deletes the connections to vip that are forwarded to dest from
+// connection tracking. filter makes the kernel omit others, which requires
+// Linux 5.8.
 func untrack(vip, dest netip.AddrPort, filter bool) error {
 	origin, originFlags := tuple{dest: vip}.encode(attrOrigin)
 	reply, replyFlags := tuple{source: dest}.encode(attrReply)
@@ -614,7 +618,7 @@ func untrack(vip, dest netip.AddrPort, filter bool) error {
 			remover.close()
 		}
 	}()
-	var failed error // the first one: the others may go all the same
+	var failed error // the first error: continue with the others
 	err = table.ask(trackGet, unix.NLM_F_DUMP, request, func(entry []byte) error {
 		if len(entry) < 4 {
 			return nil
@@ -631,7 +635,7 @@ func untrack(vip, dest netip.AddrPort, filter bool) error {
 			}
 		}
 		err := remover.ask(trackDelete, unix.NLM_F_ACK, append(netfilterHeader(vip.Addr()), entry[4:]...), nil)
-		if failed == nil && err != unix.ENOENT { // it ended by itself
+		if failed == nil && err != unix.ENOENT { // it ended on its own
 			failed = err
 		}
 		return nil
@@ -646,7 +650,7 @@ func socketsTo(addr netip.AddrPort) ([]Conn, error) {
 		return nil, err
 	}
 	defer c.close()
-	// The kernel compares the port of a request, not the address.
+	// The kernel compares only the port of a request, not the address.
 	request := (&destroyRequest{local: netip.AddrPortFrom(addr.Addr(), 0), remote: addr}).Serialize()
 	clear(request[12:28])
 	clear(request[48:])

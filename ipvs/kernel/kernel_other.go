@@ -7,7 +7,7 @@ import (
 	"runtime"
 )
 
-// Open fails: IPVS is a part of Linux.
+// Open returns an error: IPVS exists only on Linux.
 func Open(string) (Kernel, error) {
 	return nil, errors.New("ipvscare runs on Linux only, this is " + runtime.GOOS)
 }

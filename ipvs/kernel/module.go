@@ -2,26 +2,28 @@ package kernel
 
 import "time"
 
-// Pauses between attempts to load IP_VS: they double.
+// Pauses between attempts to load IP_VS; they double each time.
 const (
 	loadLeast = 10 * time.Second
 	loadMost  = 5 * time.Minute
 )
 
-// module is the kernel's IP_VS, which may be a module that is not loaded, or not
-// there at all.
+// module checks for IP_VS in the kernel, which may be a module that is not
+// loaded or not installed.
 type module struct {
-	// shown is a look that has no effect.
+	// shown checks for IP_VS without side effects.
 	shown func() bool
-	// known asks the kernel, which runs modprobe by itself if it does not know.
+	// known asks the kernel over netlink, which runs modprobe if IP_VS is not
+	// loaded.
 	known func() bool
 	load  func()
 
 	pause time.Duration
-	next  time.Time // when it may be loaded again
+	next  time.Time // the next attempt to load it is not before this time
 }
 
-// ready reports whether the kernel has IP_VS. It loads it if that is due.
+// ready reports whether the kernel has IP_VS. It tries to load it if an attempt
+// is due.
 func (m *module) ready(now time.Time) bool {
 	if m.shown() {
 		return m.known()

@@ -15,23 +15,23 @@ import (
 
 // Files of the kernel, per network namespace.
 const (
-	procServices = "/proc/net/ip_vs" // only whether it exists
+	procServices = "/proc/net/ip_vs" // only checked for existence
 	procConns    = "/proc/net/ip_vs_conn"
 	procTCP      = "/proc/net/tcp"
 	procTCP6     = "/proc/net/tcp6"
 )
 
-// procFile is a file of /proc that is read again and again.
+// procFile is a file in /proc that is read repeatedly.
 type procFile struct {
 	file *os.File
 	buf  []byte
-	// Of a file that is read in pieces: where the next one begins, and the incomplete
-	// line in buf, which begins it.
+	// State of reading in parts: off is the offset of the next part,
+	// buf[begun:end] the incomplete line before it.
 	off        int64
 	begun, end int
 }
 
-// open makes path the file.
+// open opens path unless it is open already.
 func (p *procFile) open(path string) error {
 	if p.file != nil && p.file.Name() == path {
 		return nil
@@ -46,9 +46,9 @@ func (p *procFile) open(path string) error {
 	return nil
 }
 
-// next returns the next lines of the file, io.EOF once at the end, and then the first
-// ones again. However many connections the kernel has, they go through one buffer.
-// The slice is valid until the next call.
+// next returns the next lines of the file. At the end it returns io.EOF once,
+// then starts again. The result is valid until the next call, because one
+// buffer is used for a table of any size.
 func (p *procFile) next(path string) ([]byte, error) {
 	if err := p.open(path); err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func (p *procFile) next(path string) ([]byte, error) {
 		case err == io.EOF && have == 0:
 			p.off = 0
 			return nil, err
-		case err == io.EOF, have == len(p.buf) && whole == 0: // a line like no other
+		case err == io.EOF, have == len(p.buf) && whole == 0: // longer than any valid line
 			return p.buf[:have], nil
 		case err != nil:
 			p.close()
@@ -82,7 +82,7 @@ func (p *procFile) close() {
 	}
 }
 
-// field cuts the first word off.
+// field splits off the first word.
 func field(b []byte) (word, rest []byte) {
 	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t') {
 		b = b[1:]
@@ -94,8 +94,8 @@ func field(b []byte) (word, rest []byte) {
 	return b[:i], b[i:]
 }
 
-// parseHexAddr reads 0A676102, and eight groups of four digits with or
-// without brackets.
+// parseHexAddr parses 0A676102 (IPv4), or eight groups of four digits with or
+// without brackets (IPv6).
 func parseHexAddr(b []byte) (netip.Addr, bool) {
 	if len(b) == 8 {
 		v, ok := hex(b, 8)
@@ -144,15 +144,15 @@ func hex(b []byte, digits int) (uint64, bool) {
 	return v, true
 }
 
-// Conn is one TCP connection in IPVS' table: from Client to the virtual address
-// Virtual, which IPVS maps to the real server Dest.
+// Conn is a TCP connection in the table of IPVS: from Client to the virtual
+// address Virtual, forwarded to the real server Dest.
 type Conn struct {
 	Client, Virtual, Dest netip.AddrPort
 }
 
-// parseConns reads /proc/net/ip_vs_conn and returns the TCP connections that
-// pass accept. Lines that are not understood are skipped: it is a table of
-// everybody's connections.
+// parseConns parses /proc/net/ip_vs_conn and returns the TCP connections for
+// which accept returns true. It skips unknown lines, because other programs'
+// connections are in the table too.
 func parseConns(text []byte, accept func(c Conn, state []byte) bool) []Conn {
 	var conns []Conn
 	for line := range bytes.Lines(text) {
@@ -179,9 +179,9 @@ func parseConns(text []byte, accept func(c Conn, state []byte) bool) []Conn {
 	return conns
 }
 
-// readConns returns the connections to vip that are mapped to dest. Those that
-// are still being opened are left out: their next SYN goes to another real
-// server once this one is gone, so whoever waits for them gets through.
+// readConns returns the connections to vip that are forwarded to dest, except
+// those being opened: after dest is removed, their next SYN goes to another
+// real server.
 func readConns(path string, vip, dest netip.AddrPort) ([]Conn, error) {
 	var table procFile
 	defer table.close()
@@ -201,15 +201,15 @@ func readConns(path string, vip, dest netip.AddrPort) ([]Conn, error) {
 	}
 }
 
-// sysctl is one kernel setting that must have at least a value.
+// sysctl is a kernel setting with a minimum value.
 type sysctl struct {
 	path string
 	min  int
-	// lacking is the error on kernels that are built without it.
+	// lacking is the error for kernels that are built without the setting.
 	lacking error
 }
 
-// ensure raises the setting if it is too low and reports whether it was.
+// ensure raises the setting if it is too low, and reports whether it was.
 func (s *sysctl) ensure() (bool, error) {
 	text, err := os.ReadFile(s.path)
 	if err != nil {
@@ -228,8 +228,8 @@ func (s *sysctl) ensure() (bool, error) {
 	return true, nil
 }
 
-// absent reports whether the kernel is built without the setting. A setting
-// whose neighbours are missing too belongs to a module that is not loaded.
+// absent reports whether the kernel is built without the setting. If its
+// directory is missing too, the module is not loaded.
 func (s *sysctl) absent() bool {
 	if s.lacking == nil {
 		return false
@@ -239,33 +239,36 @@ func (s *sysctl) absent() bool {
 	return errors.Is(err, fs.ErrNotExist) && derr == nil
 }
 
-// sysctls are the settings that ipvscare keeps.
+// sysctls are the settings that ipvscare maintains.
 type sysctls struct {
 	list []sysctl
 	// tracking is the file with the number of tracked connections.
 	tracking string
 }
 
-// errUntracked is said on kernels that cannot track what IPVS forwards.
+// errUntracked is returned on kernels that cannot track connections that IPVS
+// forwards.
 var errUntracked = errors.New("this kernel lacks CONFIG_IP_VS_NFCT: a firewall that drops packets of no known connection (\"ct state invalid drop\") cuts the virtual address off")
 
-// newSysctls returns the settings below dir, which is /proc/sys/net or a mount
-// of it.
+// newSysctls returns the settings in dir, which is /proc/sys/net or a mount of
+// it.
 func newSysctls(dir string) *sysctls {
 	return &sysctls{tracking: filepath.Join(dir, "netfilter/nf_conntrack_count"), list: []sysctl{
-		// A connection whose real server went is forgotten at its next packet.
+		// A connection whose real server was removed is dropped at its next
+		// packet.
 		{path: filepath.Join(dir, "ipv4/vs/expire_nodest_conn"), min: 1},
-		// Without it IPVS takes the packets that it forwards out of connection
-		// tracking, and the answers to them are of no connection that a
-		// stateful firewall knows. It costs nothing where there is none.
+		// Otherwise IPVS removes the packets that it forwards from connection
+		// tracking, and a stateful firewall does not recognise the answers.
+		// Without connection tracking it has no cost.
 		{path: filepath.Join(dir, "ipv4/vs/conntrack"), min: 1, lacking: errUntracked},
-		// The virtual address is ours alone: no ARP for it in either direction.
+		// The virtual address exists only on this node: no ARP for it in either
+		// direction.
 		{path: filepath.Join(dir, "ipv4/conf/all/arp_ignore"), min: 1},
 		{path: filepath.Join(dir, "ipv4/conf/all/arp_announce"), min: 2},
 	}}
 }
 
-// ensure puts all right and returns what it changed.
+// ensure corrects all settings and returns the files that it changed.
 func (k *sysctls) ensure() (changed []string, err error) {
 	var errs []error
 	for i := range k.list {
@@ -274,7 +277,7 @@ func (k *sysctls) ensure() (changed []string, err error) {
 		switch {
 		case err != nil && s.absent():
 			errs = append(errs, s.lacking)
-		case errors.Is(err, fs.ErrNotExist): // IP_VS is not there; Services says so
+		case errors.Is(err, fs.ErrNotExist): // IP_VS is not loaded; Service reports it
 		case err != nil:
 			errs = append(errs, err)
 		case did:

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// stuckSockets finds in /proc/net/tcp the node's sockets that are connected to
-// vip, or are connecting, and wait for an acknowledgement in vain.
+// stuckSockets returns the local addresses of the sockets in /proc/net/tcp that
+// are connected or connecting to vip and do not get acknowledgements.
 func stuckSockets(text []byte, vip netip.AddrPort) []netip.AddrPort {
 	var local []netip.AddrPort
 	for line := range bytes.Lines(text) {
@@ -23,8 +23,9 @@ func stuckSockets(text []byte, vip netip.AddrPort) []netip.AddrPort {
 		const synSent = 2
 		state, ok1 := hex(f[3], 2)
 		again, ok2 := hex(f[6], 8)
-		// One packet lost means nothing on a poor link; the second time a socket
-		// has waited for half a second at least, a new connection for a second.
+		// On a poor link a single retransmission means nothing. With two, a
+		// socket has waited for at least half a second; a new connection with
+		// one has waited for a second.
 		if !ok1 || !ok2 || again == 0 || again == 1 && state != synSent {
 			continue
 		}
@@ -35,7 +36,7 @@ func stuckSockets(text []byte, vip netip.AddrPort) []netip.AddrPort {
 	return local
 }
 
-// parseSocketAddr reads 0261670A:192B: words in the machine's byte order.
+// parseSocketAddr parses 0261670A:192B: words in the machine's byte order.
 func parseSocketAddr(b []byte) (netip.AddrPort, bool) {
 	i := bytes.LastIndexByte(b, ':')
 	if i != 8 && i != 32 {
@@ -54,7 +55,7 @@ func parseSocketAddr(b []byte) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addr.Unmap(), uint16(port)), ok
 }
 
-// stuckBehind returns the real servers to which IPVS maps the sockets.
+// stuckBehind returns the real servers to which IPVS forwards these sockets.
 func stuckBehind(conns []byte, vip netip.AddrPort, sockets []netip.AddrPort) []netip.AddrPort {
 	var dests []netip.AddrPort
 	parseConns(conns, func(c Conn, _ []byte) bool {

@@ -6,12 +6,12 @@ import (
 	"slices"
 )
 
-// Forward is how IPVS passes packets on.
+// Forward is a forwarding method of IPVS.
 type Forward uint32
 
-// Forwarding methods, with the kernel's numbers. Ours is Masq, the only one
-// that works for API servers which do not know the virtual address; the others
-// are known to recognise what somebody else changed.
+// Forwarding methods, with the kernel's numbers. We use Masq, the only one that
+// works for API servers that do not have the virtual address; the others may be
+// set by other programs.
 const (
 	Masq   Forward = 0
 	Local  Forward = 1
@@ -36,26 +36,26 @@ func (f Forward) String() string {
 // Dest is one real server of a virtual server.
 type Dest struct {
 	Addr    netip.AddrPort
-	Weight  int // its share of new connections; 0: none
+	Weight  int // share of new connections; 0: none
 	Forward Forward
 }
 
-// Service is one virtual server with its real servers, in no special order.
+// Service is one virtual server with its real servers, in any order.
 type Service struct {
 	VIP       netip.AddrPort
 	Scheduler string
-	// Flags are the kernel's, persistent or one-packet. Ours has none.
+	// Flags are the kernel's: persistent, one-packet. We set none.
 	Flags uint32
 	Dests []Dest
-	// Packets is how many were sent to each real server so far. It is only read.
+	// Packets is the number of packets sent to each real server. Only reading
+	// sets it.
 	Packets map[netip.AddrPort]uint32
 }
 
-// OpKind is one kind of step.
 type OpKind int
 
-// The steps. Sever destroys the sockets of connections that IPVS maps to the
-// real server.
+// The kinds of steps. Sever closes the sockets whose connections IPVS forwards
+// to the real server.
 const (
 	AddService OpKind = iota
 	UpdateService
@@ -70,8 +70,8 @@ func (k OpKind) String() string {
 	return [...]string{"add-service", "update-service", "del-service", "add-dest", "update-dest", "sever", "del-dest"}[k]
 }
 
-// Op is one change of the kernel's table. Service says of which virtual server; its
-// Dests are empty. Dest is the real server, where Kind is about one.
+// Op is one change of the kernel's table. Service identifies the virtual
+// server, without its Dests. Dest is set if Kind is about a real server.
 type Op struct {
 	Kind    OpKind
 	Service Service
@@ -85,10 +85,11 @@ func (o Op) String() string {
 	return fmt.Sprintf("%s %s -> %s weight %d %s", o.Kind, o.Service.VIP, o.Dest.Addr, o.Dest.Weight, o.Dest.Forward)
 }
 
-// Diff returns the steps from have to want; nil stands for no service at all.
-// New and better real servers come before worse ones go, so that no step
-// leaves the service without a real server that it had and keeps. A real
-// server that goes is first given weight 0 and its connections are severed.
+// Diff returns the steps from have to want; nil means no service. Real servers
+// are added or get a higher weight before others are removed or get a lower
+// one, so that no step leaves the service without a real server that is in
+// both. Before a real server is removed, it gets weight 0 and its connections
+// are closed.
 func Diff(want, have *Service) []Op {
 	var ops []Op
 	switch {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// encodeHTTP1 returns the request's text.
+// encodeHTTP1 returns the encoded request.
 func (t *Target) encodeHTTP1(method, path string) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: ipvscare\r\n", method, path, t.authority())
@@ -35,14 +35,16 @@ func (l *Link) readHTTP1(limit int) {
 			return
 		}
 		if last {
-			// The server said that it would close: no news about its health.
+			// The server announced the close, so it says nothing about the
+			// server's health.
 			l.deliver(Event{Kind: EventGoAway})
 			return
 		}
 	}
 }
 
-// readResponse reads one HTTP/1.1 response. last means that no other follows.
+// readResponse reads one HTTP/1.1 response. last means that the connection must
+// be closed.
 func readResponse(br *bufio.Reader, limit int) (resp Event, last bool, err error) {
 	h, err := readHeader(br)
 	resp = Event{Kind: EventResponse, Status: h.status, date: h.date}
@@ -54,7 +56,8 @@ func readResponse(br *bufio.Reader, limit int) (resp Event, last bool, err error
 	case h.status == 204 || h.status == 304 || h.status < 200:
 		return resp, h.last, nil
 	case h.chunked, h.length < 0:
-		// Such a body ends with its connection: read what has arrived and close it.
+		// Such a body ends with the connection: read what has arrived, and
+		// close it.
 		h.last = true
 		body = io.LimitReader(br, int64(max(1, br.Buffered())))
 	default:
@@ -69,10 +72,11 @@ func readResponse(br *bufio.Reader, limit int) (resp Event, last bool, err error
 	return resp, h.last, nil
 }
 
-// header is what a probe needs of a response's status line and header fields.
+// header is the part of a response's status line and header fields that a probe
+// needs.
 type header struct {
 	status  int
-	length  int64 // of the body; -1: not given
+	length  int64 // of the body; -1 if not given
 	chunked bool
 	last    bool // the server closes the connection after this response
 	date    string

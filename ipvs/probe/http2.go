@@ -63,8 +63,8 @@ func appendFrame(b []byte, kind, flags byte, stream uint32, payload []byte) []by
 	return append(b, payload...)
 }
 
-// encodeHTTP2 returns the request's header block. The encoder's dynamic table
-// is off, so that the bytes do not depend on what was sent before.
+// encodeHTTP2 returns the request's header block. It does not use the encoder's
+// dynamic table, so that the block can be sent repeatedly.
 func (t *Target) encodeHTTP2(method, path string) []byte {
 	var buf bytes.Buffer
 	enc := hpack.NewEncoder(&buf)
@@ -124,7 +124,7 @@ func (l *Link) readHTTP2(limit int) {
 }
 
 // frameReader turns the frames of one connection into events. There is one
-// request at a time, so that all HEADERS and DATA belong to its answer.
+// request at a time, so all HEADERS and DATA belong to its answer.
 type frameReader struct {
 	l     *Link
 	br    *bufio.Reader
@@ -136,10 +136,10 @@ type frameReader struct {
 	block     []byte // the header block so far
 	lastBlock bool   // no DATA follows it
 	answer    Event  // the answer so far
-	consumed  int    // bytes of DATA that the window does not know of yet
+	consumed  int    // bytes of DATA for which no WINDOW_UPDATE was sent yet
 }
 
-// frame is one frame; its payload is valid until the next one is read.
+// frame is one frame; its payload is valid until the next read.
 type frame struct {
 	kind, flags byte
 	stream      uint32
@@ -178,7 +178,7 @@ func (r *frameReader) read() (frame, error) {
 	return f, err
 }
 
-// next handles one frame.
+// next reads and handles one frame.
 func (r *frameReader) next() error {
 	f, err := r.read()
 	if err != nil {
@@ -205,7 +205,7 @@ func (r *frameReader) next() error {
 		r.answer.Status = 0 // counts as a server error
 		return r.finish()
 	}
-	return nil // of no interest
+	return nil // ignore other frames
 }
 
 func (r *frameReader) tell(e Event) error {
@@ -235,7 +235,7 @@ func (r *frameReader) headers(f frame) error {
 	return r.endBlock(f)
 }
 
-// endBlock decodes the header block if f ends it.
+// endBlock decodes the header block if f is its last frame.
 func (r *frameReader) endBlock(f frame) error {
 	if !f.has(flagEndHeaders) {
 		if len(r.block) > 64<<10 {
@@ -259,7 +259,7 @@ func (r *frameReader) data(f frame) error {
 	if err != nil {
 		return err
 	}
-	// Of a short answer that says that all is well, nothing is worth keeping.
+	// The body of a successful answer is not needed.
 	wanted := r.answer.Status != 200 || r.limit > BodyLimit
 	if room := r.limit - len(r.answer.Body); wanted && room > 0 {
 		r.answer.Body = append(r.answer.Body, body[:min(len(body), room)]...)
@@ -273,7 +273,8 @@ func (r *frameReader) data(f frame) error {
 	return nil
 }
 
-// credit gives the windows back what was consumed, half a window at a time.
+// credit sends a WINDOW_UPDATE for the consumed bytes once they are half a
+// window.
 func (r *frameReader) credit(f frame) error {
 	if r.consumed += len(f.payload); r.consumed < window/2 {
 		return nil
@@ -295,7 +296,7 @@ func (r *frameReader) finish() error {
 	return err
 }
 
-// unpad strips padding and, of HEADERS, the priority fields.
+// unpad removes padding and, in HEADERS, the priority fields.
 func unpad(f frame) ([]byte, error) {
 	p := f.payload
 	if f.has(flagPadded) {

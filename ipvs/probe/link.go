@@ -1,9 +1,9 @@
-// Package probe asks one API server whether it is alive, and whether it is one of the
-// cluster's. [Dial] opens a [Link], which is held and asked again and again; [Spec.Judge]
-// and [Classify] turn an answer or an error into an [Outcome].
+// Package probe checks whether one API server is alive and belongs to the
+// cluster. [Dial] opens a [Link], over which requests are repeated;
+// [Spec.Judge] and [Classify] turn an answer or an error into an [Outcome].
 //
-// Invariant: nothing is sent over a link before the API server has proved its identity,
-// unless the Spec says Unsafe or Plain, or no CA is known yet.
+// Invariant: nothing is sent over a link before the API server has proved its
+// identity, unless the Spec sets Unsafe or Plain, or no CA is known yet.
 package probe
 
 import (
@@ -18,48 +18,49 @@ import (
 	"time"
 )
 
-// Link is one held connection to an API server: HTTP/2 where the API server
-// speaks it, HTTP/1.1 otherwise. It is a client for exactly what sensing
-// needs, because net/http would cost half of the memory that ipvscare may use.
-// Frames as in RFC 9113.
+// Link is an open connection to an API server: HTTP/2 if the server supports
+// it, else HTTP/1.1. It implements only the parts that probes need, because
+// net/http would use half of the memory that ipvscare may use. Frames are those
+// of RFC 9113.
 //
-// One goroutine owns the link; another, started by Dial, reads and
-// delivers events.
+// One goroutine owns the link; another, started by Dial, reads and delivers
+// events.
 type Link struct {
 	nc net.Conn
 
 	HTTP2  bool
-	Skew   Skew // of the API server's certificate to this node's clock
+	Skew   Skew // of the API server's certificate relative to this node's clock
 	Target Target
 
 	Events chan Event // from the reader
 	done   chan struct{}
 	once   sync.Once
 
-	wmu     sync.Mutex // the reader acknowledges, the owner asks
+	wmu     sync.Mutex // the reader acknowledges, the owner sends requests
 	wbuf    []byte
 	stream  uint32
-	request []byte // HPACK block or HTTP/1.1 text of the probe
-	Pings   uint64 // sent
+	request []byte // HPACK block or HTTP/1.1 text of the request
+	Pings   uint64 // number of PINGs sent
 }
 
-// Target is what a link connects to and how it proves itself.
+// Target is the server to connect to, and how it proves its identity.
 type Target struct {
 	Addr   netip.AddrPort
 	Name   string // API server's DNS name, or its address
 	SNI    string
 	Probe  Spec
-	Roots  *Roots // nil: nobody can be verified yet
+	Roots  *Roots // nil: no server can be verified yet
 	Client *tls.Certificate
-	// Progress, if set, is how far the connection came.
+	// Progress, if set, receives the progress of the connection.
 	Progress *atomic.Int32
-	// ConnectTime bounds the wait for TCP's handshake; 0: the context alone does.
+	// ConnectTime is the timeout of the TCP handshake; 0 means that of the
+	// context.
 	ConnectTime time.Duration
-	// Dial opens the connection; net.Dialer by default.
+	// Dial opens the connection; default: net.Dialer.
 	Dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
 }
 
-// Event is news from a link. Only one of the kinds is set.
+// Event is an event of a link. Kind says which other fields are set.
 type Event struct {
 	Kind   eventKind
 	Ping   uint64 // number of the PING that EventPong answers
@@ -79,36 +80,38 @@ const (
 	EventClosed
 )
 
-// BodyLimit bounds the bytes kept of a response: enough for the list of failed
-// checks of /readyz, and for a ConfigMap with as many API servers as may be
-// learned.
+// BodyLimit is the number of bytes of a response that are kept: enough for the
+// list of failed checks of /readyz. BodyLimitLong is enough for a ConfigMap
+// with the maximum number of API servers.
 const (
 	BodyLimit     = 4 << 10
 	BodyLimitLong = 256 << 10
 )
 
-// The progress of a connection, in order. An API server's kernel alone shakes hands
-// over TCP, even for a stopped program; bytes come from the program.
+// The progress of a connection, in order. The server's kernel completes the TCP
+// handshake even for a stopped program; Heard means that the program sent
+// bytes.
 const (
 	NotConnected int32 = iota
 	Connected
 	Heard
 )
 
-// IdentityError means that the API server could not prove to be one.
+// IdentityError means that the API server could not prove its identity.
 type IdentityError struct{ Err error }
 
 func (e *IdentityError) Error() string { return e.Err.Error() }
 func (e *IdentityError) Unwrap() error { return e.Err }
 
-// ErrNotTLS: something answers, but not with TLS.
+// ErrNotTLS means that the server answers, but not with TLS.
 var ErrNotTLS = errors.New("it does not speak TLS")
 
-// Dial connects, shakes hands and verifies. The context bounds all of it.
+// Dial connects, makes the TLS handshake and verifies the certificate. The
+// context limits all of it. limit is the number of bytes of a response to keep.
 func Dial(ctx context.Context, t Target, limit int) (*Link, error) {
 	if t.Dial == nil {
 		t.Dial = func(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
-			d := net.Dialer{KeepAlive: -1} // PINGs do it
+			d := net.Dialer{KeepAlive: -1} // PINGs replace keep-alives
 			return d.DialContext(ctx, "tcp", addr.String())
 		}
 	}
@@ -144,7 +147,7 @@ func Dial(ctx context.Context, t Target, limit int) (*Link, error) {
 	return l, nil
 }
 
-// hearing notes that something was read.
+// hearing records that something was read.
 type hearing struct {
 	net.Conn
 	progress *atomic.Int32
@@ -163,12 +166,11 @@ func (l *Link) handshake(ctx context.Context) error {
 	if t.Probe.Plain {
 		return nil
 	}
-	var alien error // is worth more than what becomes of the handshake then
+	var alien error // takes precedence over the error of the handshake
 	cfg := &tls.Config{
 		ServerName: t.SNI,
 		NextProtos: []string{"h2", "http/1.1"},
-		// Verified below, so that a wrong clock can be told from a wrong
-		// identity.
+		// Verified below, to distinguish a wrong clock from a wrong identity.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			if t.Probe.Unsafe || t.Roots == nil {
@@ -176,16 +178,16 @@ func (l *Link) handshake(ctx context.Context) error {
 			}
 			var err error
 			if l.Skew, err = t.Roots.verify(ctx, cs.PeerCertificates, t.names(), time.Now()); errors.Is(err, ctx.Err()) {
-				return err // the time was up: that says nothing of the identity
+				return err // timeout: this says nothing about the identity
 			} else if err != nil {
 				alien = &IdentityError{err}
 			}
 			return alien
 		},
 		SessionTicketsDisabled: true,
-		// Without the post-quantum keys, which need a second packet each way:
-		// nothing said here is worth hiding for decades, and where packets are
-		// lost, each one counts.
+		// Without post-quantum keys, which need a second packet in each
+		// direction: nothing sent here must stay secret for decades, and on a
+		// link that loses packets each one counts.
 		CurvePreferences: []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384},
 		MinVersion:       tls.VersionTLS12,
 	}
@@ -211,7 +213,7 @@ func (l *Link) handshake(ctx context.Context) error {
 	return nil
 }
 
-// names are those the certificate must match one of them.
+// names returns the names of which the certificate must match one.
 func (t *Target) names() []string {
 	names := []string{t.Name, t.Addr.Addr().String(), CertName}
 	if t.SNI != "" && t.SNI != CertName {
@@ -220,7 +222,7 @@ func (t *Target) names() []string {
 	return names
 }
 
-// encodeRequest makes the request once; it is sent again and again.
+// encodeRequest encodes the request once; it is sent repeatedly.
 func (l *Link) encodeRequest(method, path string) {
 	if l.HTTP2 {
 		l.request = l.Target.encodeHTTP2(method, path)
@@ -229,7 +231,7 @@ func (l *Link) encodeRequest(method, path string) {
 	}
 }
 
-// authority is the host that a request is for.
+// authority returns the host name of a request.
 func (t *Target) authority() string {
 	if t.SNI != "" {
 		return t.SNI
@@ -237,7 +239,7 @@ func (t *Target) authority() string {
 	return t.Addr.String()
 }
 
-// Ask sends the prepared request; the answer comes as an event.
+// Ask sends the encoded request; the answer is delivered as an event.
 func (l *Link) Ask() error {
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
@@ -247,7 +249,7 @@ func (l *Link) Ask() error {
 	return l.write(l.request)
 }
 
-// Ping asks for a sign of life. Over HTTP/1.1 that is the request itself.
+// Ping requests a sign of life. Over HTTP/1.1 it sends the request instead.
 func (l *Link) Ping() error {
 	if !l.HTTP2 {
 		return l.Ask()
@@ -257,11 +259,11 @@ func (l *Link) Ping() error {
 	return l.pingHTTP2()
 }
 
-// Exhausted reports that the link has no stream ids left to speak of.
+// Exhausted reports whether the link has used up its stream IDs.
 func (l *Link) Exhausted() bool { return l.stream > 1<<30 }
 
-// writeTime is how long a write may wait: a full socket buffer is as good as no
-// answer.
+// writeTime is the timeout of a write: a full socket buffer means that the
+// server does not answer.
 const writeTime = 2 * time.Second
 
 func (l *Link) write(b []byte) error {
@@ -274,7 +276,7 @@ func (l *Link) write(b []byte) error {
 func (l *Link) Close() {
 	l.once.Do(func() {
 		close(l.done)
-		// A polite TLS close_notify could block on a dead peer.
+		// Sending a TLS close_notify could block on a dead peer.
 		if tc, ok := l.nc.(*tls.Conn); ok {
 			tc.NetConn().Close()
 			return

@@ -2,26 +2,26 @@ package probe
 
 import "fmt"
 
-// Outcome is what became of one probe.
+// Outcome is the result of one probe.
 type Outcome int
 
-// Outcomes. The first group means alive.
+// Outcomes. Those before leastBad mean that the server is alive.
 const (
 	OK       Outcome = iota // ready
-	Guarded                 // 401, 403, 429: alive, and not talking to us
-	TCPOnly                 // accepts connections; the CA is not known yet and it does not speak TLS
-	SkewedOK                // ready; its certificate does not fit this node's clock, which is the suspect
+	Guarded                 // 401, 403 or 429: alive, but rejects the request
+	TCPOnly                 // accepts connections, but not TLS; the CA is not known yet
+	SkewedOK                // ready; the certificate is not valid according to this node's clock, which is probably wrong
 	leastBad
-	Draining    // says that it is shutting down
-	ServerError // 5xx, or a status that was not expected
+	Draining    // reports that it is shutting down
+	ServerError // 5xx, or another unexpected status
 	Refused
-	Closed  // the held connection broke
+	Closed  // the open connection failed
 	Timeout // no answer
-	Late    // no answer in time; but it accepts connections
-	Expired // certificate expired by the API server's own clock too
+	Late    // no answer in time, but it accepts connections
+	Expired // certificate expired, according to the API server's own clock too
 	Unreachable
-	Unshown  // does not show which cluster it is of
-	Identity // certificate of another authority, or not a kube-apiserver's
+	Unshown  // does not show which cluster it belongs to
+	Identity // certificate of another CA, or not of a kube-apiserver
 	Reborn   // of another cluster, which has the same CA
 )
 
@@ -59,11 +59,11 @@ func (c Outcome) String() string {
 	return fmt.Sprintf("class(%d)", int(c))
 }
 
-// Alive reports whether the outcome counts for the API server.
+// Alive reports whether the outcome means that the API server is alive.
 func (c Outcome) Alive() bool { return c < leastBad }
 
 // Answered reports whether the outcome is an answer over a connection on which
-// the API server has proven itself.
+// the API server has proved its identity.
 func (c Outcome) Answered() bool {
 	return c.Alive() || c == Draining || c == ServerError || c == Expired
 }

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Classify turns the error of a dial or of a held link into an outcome. noCA: nobody can
-// be verified yet.
+// Classify returns the outcome for an error of Dial or of a link. noCA means
+// that no server can be verified yet.
 func Classify(err error, noCA bool) Outcome {
 	var identity *IdentityError
 	switch {
@@ -32,11 +32,11 @@ func Classify(err error, noCA bool) Outcome {
 	return Closed
 }
 
-// shutdownMark is what kube-apiserver's /readyz says while it drains.
+// shutdownMark is the text in kube-apiserver's /readyz while it drains.
 const shutdownMark = "[-]shutdown"
 
-// Judge classes an answer to the probe. skew says how the certificate fits
-// this node's clock.
+// Judge classifies an answer to the probe. skew is that of the server's
+// certificate.
 func (p *Spec) Judge(e Event, skew Skew) Outcome {
 	alive := OK
 	switch {
@@ -50,8 +50,9 @@ func (p *Spec) Judge(e Event, skew Skew) Outcome {
 		return ServerError
 	}
 	if skew.off {
-		// The certificate does not fit this node's clock. Only if the API server
-		// itself says that it is past the end has it really expired.
+		// The certificate is not valid according to this node's clock. It is
+		// considered expired only if it is also expired according to the API
+		// server's clock.
 		if date, err := time.Parse("Mon, 02 Jan 2006 15:04:05 GMT", e.date); err == nil && !skew.early && date.After(skew.notAfter) {
 			return Expired
 		}

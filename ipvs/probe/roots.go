@@ -15,29 +15,29 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
-// Skew is a certificate that is right in all but time.
+// Skew describes a certificate that is correct except for its validity period.
 type Skew struct {
-	off      bool // it does not fit this node's clock
+	off      bool // not valid according to this node's clock
 	early    bool // because it is not valid yet
 	notAfter time.Time
 }
 
-// Roots are the authorities of the cluster.
+// Roots are the CAs of the cluster.
 type Roots struct {
 	Pool  *x509.CertPool
 	Certs []*x509.Certificate
 }
 
-// What an API server sends is little: a leaf, and where the cluster's authority is
-// an intermediate one, a few certificates more. Anybody may answer at its address, and
-// each certificate costs signature checks, which no deadline interrupts.
+// An API server sends few certificates: a leaf, and some more if the cluster's
+// CA is an intermediate one. The sender is not known yet, and each certificate
+// costs signature checks that no deadline interrupts.
 const (
 	maxChain      = 8
 	maxChainBytes = 64 << 10
 )
 
-// verify checks a chain for server authentication and for one of the names.
-// A chain that is right in all but time is not an error; skew tells.
+// verify checks a chain for server authentication and for one of the names. If
+// only its validity period is wrong, it returns the skew and no error.
 func (r *Roots) verify(ctx context.Context, chain []*x509.Certificate, names []string, now time.Time) (Skew, error) {
 	if len(chain) == 0 {
 		return Skew{}, errors.New("no certificate")
@@ -71,9 +71,9 @@ func (r *Roots) verify(ctx context.Context, chain []*x509.Certificate, names []s
 	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
 		return Skew{}, &certificateError{err}
 	}
-	// Is there any time at which the chain was right? The borders of the validities
-	// are the only candidates. Those of the peer's own authorities are left out: it
-	// may send as many as it likes.
+	// Find a time at which the chain was valid. Only the limits of the validity
+	// periods have to be tried. Those of intermediate certificates are omitted,
+	// because the peer may send any number.
 	moments := []time.Time{leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2), leaf.NotBefore, leaf.NotAfter}
 	for _, c := range r.Certs {
 		moments = append(moments, c.NotBefore, c.NotAfter)
@@ -93,8 +93,8 @@ func (r *Roots) verify(ctx context.Context, chain []*x509.Certificate, names []s
 	return Skew{}, &certificateError{err}
 }
 
-// certificateError is an error about a certificate that may be anybody's, and quotes
-// it.
+// certificateError is an error that quotes a certificate from an unverified
+// peer.
 type certificateError struct{ err error }
 
 func (e *certificateError) Error() string { return printable.Short(e.err.Error(), 300) }
@@ -108,7 +108,7 @@ func addresses(ips []net.IP) []string {
 	return s
 }
 
-// ParseRoots reads a PEM file of authorities.
+// ParseRoots parses a PEM file of CA certificates.
 func ParseRoots(name string, pemData []byte) (*Roots, error) {
 	r := &Roots{Pool: x509.NewCertPool()}
 	certs, err := parseCertificates(pemData)

@@ -1,19 +1,20 @@
 package probe
 
-// Spec says how an API server proves that it is alive.
+// Spec defines the request and answers that prove that an API server is alive.
 type Spec struct {
-	CAFile string // verifies API servers; until it exists nobody is verified
-	// Unsafe accepts any certificate. Only a person may ask for it.
+	CAFile string // the CA of API servers; until the file exists, none is verified
+	// Unsafe accepts any certificate. Only a person may set it.
 	Unsafe  bool
 	Plain   bool   // HTTP without TLS
 	Method  string // GET, HEAD, ...
 	Path    string // begins with "/"
 	Headers map[string]string
 	Body    string
-	// Status are HTTP statuses that count as healthy besides 200 to 399.
+	// Status lists HTTP statuses that count as healthy, in addition to 200 to
+	// 399.
 	Status []int
 }
 
-// CertName is a name that every kube-apiserver certificate carries. It lets
-// a cluster whose certificate does not know the endpoint's name work too.
+// CertName is a name in every kube-apiserver certificate. It is accepted so
+// that a cluster whose certificate lacks the endpoint's name works too.
 const CertName = "kubernetes"
