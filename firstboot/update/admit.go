@@ -15,17 +15,18 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// system is the machine as an update finds it.
+// system is the state of the machine before an update.
 type system struct {
-	image  ondisk.ImageInfo // that it runs
+	image  ondisk.ImageInfo // of the running system
 	disk   *machine.Disk
-	root   string // the label of the partition that it runs from
+	root   string // label of its root partition
 	target *machine.Partition
 	boot   []entry
-	active *site.Active // nil: none
+	active *site.Active // nil: there is no Site
 }
 
-// lookAt finds the machine's system. It returns all reasons why it cannot be updated.
+// lookAt reads the machine's state. It returns all reasons why it cannot be
+// updated.
 func lookAt(e *machine.Env) (*system, error) {
 	s := &system{}
 	var err error
@@ -75,7 +76,7 @@ func lookAt(e *machine.Env) (*system, error) {
 	return s, errors.Join(errs...)
 }
 
-// admit returns everything that keeps the machine from an image.
+// admit returns all reasons why the machine cannot be updated to an image.
 func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -109,10 +110,12 @@ func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 	return errors.Join(errs...)
 }
 
-// planForm is how plans are named. A directory on the EFI system partition has that name.
+// planForm is the format of a plan's ID, which names a directory on the EFI
+// system partition.
 var planForm = regexp.MustCompile(`^[0-9a-f]{16,64}$`)
 
-// serves returns why the image cannot serve the Site of this machine.
+// serves returns an error if the image does not support the Site of this
+// machine.
 func (s *system) serves(next ondisk.ImageInfo) error {
 	spec := s.active.Site
 	version := strings.TrimPrefix(spec.APIVersion, "edgebake.io/")
@@ -134,7 +137,7 @@ func form(i ondisk.ImageInfo) string {
 	return i.Yurthub.Form
 }
 
-// minor is "v1.36" of "v1.36.3".
+// minor returns "v1.36" for "v1.36.3".
 func minor(version string) string {
 	major, rest, _ := strings.Cut(version, ".")
 	m, _, _ := strings.Cut(rest, ".")

@@ -18,7 +18,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// The EFI system partition, which systemd mounts when it is used.
+// The EFI system partition, which systemd mounts on demand.
 const (
 	espDir     = machine.ESPDir
 	espUnit    = "efi.mount"
@@ -26,30 +26,31 @@ const (
 	systemsDir = espDir + "/edgebake"
 )
 
-// maxVersion is more than a machine ever has updates.
+// maxVersion is the highest version of a boot entry that we accept.
 const maxVersion = 1 << 30
 
-// tries is how often a new system may fail to come up before the former one boots again.
+// tries is the number of times that a new system may fail to boot before the
+// old one boots again.
 const tries = 3
 
 // entry is a boot entry of one of the two roots.
 type entry struct {
 	Name string // of its file
 	Root string // ROOT-A or ROOT-B
-	// Trial: its boots are counted, with so many Left. systemd takes the count away once
-	// the system is as good as the one before.
+	// Trial is set if boots are counted, with Left tries remaining. systemd
+	// removes the count once UnitHealthy has finished.
 	Trial bool
 	Left  int
-	// Version is -1 where it is not one that edgebake gives.
+	// Version is -1 if it is missing or invalid.
 	Version int
 	Text    string
 }
 
-// entryName is the name of an entry: for one on trial with the tries that are left and
-// those that failed (Automatic Boot Assessment).
+// entryName matches the file names of our entries. On trial they contain the
+// number of tries left and of those that failed (Automatic Boot Assessment).
 var entryName = regexp.MustCompile(`^edgebake-([ab])(\+(\d+)(-\d+)?)?\.conf$`)
 
-// entries reads the boot entries of this machine's roots.
+// entries reads the boot entries of both roots.
 func entries(e *machine.Env) ([]entry, error) {
 	list, err := os.ReadDir(e.Path(entriesDir))
 	if err != nil {
@@ -75,7 +76,7 @@ func entries(e *machine.Env) ([]entry, error) {
 	return out, nil
 }
 
-// field returns the value of a line of a boot entry.
+// field returns the value of a key in a boot entry.
 func field(text, name string) string {
 	for line := range strings.Lines(text) {
 		if key, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && key == name {
@@ -95,7 +96,7 @@ func of(all []entry, root string) (out []entry) {
 	return out
 }
 
-// otherRoot is the root partition that is not in use.
+// otherRoot returns the root partition that is not in use.
 func otherRoot(root string) string {
 	if root == ondisk.LabelRootA {
 		return ondisk.LabelRootB
@@ -103,8 +104,9 @@ func otherRoot(root string) string {
 	return ondisk.LabelRootA
 }
 
-// retire removes the boot entries of a root, and the kernels that no entry names then. Those
-// of the plan that is being installed stay: an update that goes on needs not fetch them.
+// retire removes the boot entries of a root, and kernels without an entry. It
+// keeps those of the plan being installed, so that an update that continues
+// does not download them again.
 func retire(e *machine.Env, root, plan string) error {
 	all, err := entries(e)
 	if err != nil {
@@ -135,7 +137,8 @@ func retire(e *machine.Env, root, plan string) error {
 	return e.Sync(systemsDir)
 }
 
-// unusedSystems are the directories with a kernel that none of the entries names.
+// unusedSystems returns the directories in systemsDir that no entry in kept
+// refers to.
 func unusedSystems(e *machine.Env, kept []entry) ([]string, error) {
 	list, err := os.ReadDir(e.Path(systemsDir))
 	if err != nil {
@@ -147,7 +150,6 @@ func unusedSystems(e *machine.Env, kept []entry) ([]string, error) {
 		for _, x := range kept {
 			used = used || strings.Contains(x.Text, "/edgebake/"+d.Name()+"/")
 		}
-		// Nothing but systems has a kernel. What was copied halfway may lack it.
 		if d.IsDir() && !used {
 			out = append(out, path.Join(systemsDir, d.Name()))
 		}
@@ -155,15 +157,15 @@ func unusedSystems(e *machine.Env, kept []entry) ([]string, error) {
 	return out, nil
 }
 
-// espFile is a file to be written to the EFI system partition.
+// espFile is a file to write to the EFI system partition.
 type espFile struct {
 	path  string
-	size  int64 // 0: too small to matter
+	size  int64 // 0: too small to count
 	write func(io.Writer) error
 }
 
-// install writes files to the EFI system partition, but for those that are there, and reads
-// all of them back from the disk.
+// install writes those files to the EFI system partition that are not there
+// yet, and reads all of them back from the disk.
 func install(ctx context.Context, e *machine.Env, files []espFile) error {
 	sums, there := make([][]byte, len(files)), make([]bool, len(files))
 	need := int64(0)
@@ -173,7 +175,7 @@ func install(ctx context.Context, e *machine.Env, files []espFile) error {
 			return err
 		}
 		if !there[i] {
-			need += f.size // beside one of that name, which it replaces once it is whole
+			need += f.size // the old file is replaced only when the new one is complete
 		}
 	}
 	if err := roomOnESP(e, need); err != nil {
@@ -190,7 +192,7 @@ func install(ctx context.Context, e *machine.Env, files []espFile) error {
 	if err := e.Sync(espDir); err != nil {
 		return err
 	}
-	// Mounted again, it is read from the disk, not from memory.
+	// After unmounting, it is read from the disk instead of from memory.
 	if err := e.Unit(ctx, "stop", espUnit); err != nil {
 		return fmt.Errorf("unmounting the EFI system partition, to read it back: %w", err)
 	}
@@ -206,17 +208,18 @@ func install(ctx context.Context, e *machine.Env, files []espFile) error {
 	return nil
 }
 
-// there reports whether the file is in place already, and what its SHA-256 is to be.
+// there reports whether the file is already in place, and returns the SHA-256
+// of its new content.
 func (f espFile) there(e *machine.Env) (bool, []byte, error) {
 	h := sha256.New()
 	if err := f.write(h); err != nil {
 		return false, nil, fmt.Errorf("reading what becomes %s: %w", f.path, err)
 	}
-	sum, err := sumOf(e, f.path) // one that cannot be read is written again
+	sum, err := sumOf(e, f.path) // if it cannot be read, it is written again
 	return err == nil && bytes.Equal(sum, h.Sum(nil)), h.Sum(nil), nil
 }
 
-// sumOf is the SHA-256 of a file.
+// sumOf returns the SHA-256 of a file.
 func sumOf(e *machine.Env, p string) ([]byte, error) {
 	f, err := os.Open(e.Path(p))
 	if err != nil {
@@ -228,8 +231,8 @@ func sumOf(e *machine.Env, p string) ([]byte, error) {
 	return h.Sum(nil), err
 }
 
-// makeEntry makes the boot entry of a new system out of that of its image: guids maps the
-// image's partitions to those of this disk.
+// makeEntry returns the boot entry of a new system, made from that of its
+// image: guids maps the image's partitions to those of this disk.
 func makeEntry(text string, guids map[string]string, version int) (string, error) {
 	if field(text, "sort-key") != ondisk.ESPSortKey || field(text, "version") != strconv.Itoa(ondisk.ESPFirstVersion) {
 		return "", errors.New("the image's boot entry is not as edgebake writes it: build it again")
@@ -245,7 +248,8 @@ func makeEntry(text string, guids map[string]string, version int) (string, error
 	return strings.NewReplacer(pairs...).Replace(text), nil
 }
 
-// nextVersion is higher than the version of every entry, so that the loader prefers it.
+// nextVersion returns a version above that of every entry, so that the loader
+// prefers it.
 func nextVersion(all []entry) int {
 	v := ondisk.ESPFirstVersion
 	for _, x := range all {
@@ -254,7 +258,8 @@ func nextVersion(all []entry) int {
 	return v + 1
 }
 
-// guidOf is the PARTUUID of a partition. Kernels before 6.9 do not tell it in sysfs.
+// guidOf returns the PARTUUID of a partition. Kernels before 6.9 do not have it
+// in sysfs.
 func guidOf(e *machine.Env, p *machine.Partition) string {
 	if p.UUID != "" {
 		return p.UUID

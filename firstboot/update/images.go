@@ -19,13 +19,14 @@ import (
 )
 
 const (
-	// stagedStore is a containerd store with what this machine's lacks. UnitMerge adds it.
+	// stagedStore is a containerd store with the images that this machine
+	// lacks. UnitMerge merges it.
 	stagedStore = ondisk.StagedStore
-	// dataSpool begins the name of the file with what was fetched of the image's DATA
-	// partition.
+	// dataSpool is the prefix of the file with the chunks downloaded from the
+	// image's DATA partition.
 	dataSpool = "data-"
-	// reserve is the percentage of DATA that stays free: with less, kubelet removes images
-	// and pods.
+	// reserve is the percentage of DATA that must stay free: with less, kubelet
+	// removes images and pods.
 	reserve = 15
 )
 
@@ -34,11 +35,12 @@ type newImages struct {
 	spool  *spool
 	images *update.Images
 	lack   *store.State
-	chunks []int // with the content of files
+	chunks []int // with the content of their files
 }
 
-// lookAtImages finds the container images that this machine lacks, and rejects those for
-// which it has no room. What it fetches stays in the spool.
+// lookAtImages finds the container images that this machine lacks, and returns
+// an error if they do not fit. It keeps the chunks that it downloads in the
+// spool.
 func (u *job) lookAtImages() error {
 	refs := update.Lacks(u.sys.image, u.next)
 	if len(refs) == 0 {
@@ -89,7 +91,7 @@ func (u *job) lookAtImages() error {
 	return nil
 }
 
-// roomOnDATA checks that so many bytes fit.
+// roomOnDATA returns an error if need bytes do not fit on DATA.
 func roomOnDATA(e *machine.Env, need int64) error {
 	size, err := e.FSSize("/var")
 	if err != nil {
@@ -105,7 +107,7 @@ func roomOnDATA(e *machine.Env, need int64) error {
 	return nil
 }
 
-// none reports whether a machine lacks nothing.
+// none reports whether no record is missing.
 func none(lack *store.State) bool {
 	return len(lack.Images)+len(lack.Blobs)+len(lack.Snapshots) == 0
 }
@@ -116,7 +118,7 @@ func liveStore(e *machine.Env, snapshotter string) (*store.State, error) {
 	return store.ReadInUse(snapshotter, path.Join(root, store.MetaDB), path.Join(root, store.SnapshotterDB(snapshotter)))
 }
 
-// sweep removes what other updates left on DATA; keep is a file that stays.
+// sweep removes files of other updates from DATA, except keep.
 func sweep(e *machine.Env, keep string) error {
 	if err := e.RemoveAll(stagedStore); err != nil {
 		return err
@@ -135,14 +137,14 @@ func sweep(e *machine.Env, keep string) error {
 	return nil
 }
 
-// stageImages fetches the container images and writes them as a store beside the one in
-// use.
+// stageImages downloads the container images and writes them to a separate
+// store.
 func (u *job) stageImages(ctx context.Context, e *machine.Env) error {
 	if none(u.new.lack) {
 		return nil
 	}
-	// Layers that are much like those on the disk. What the image was flashed with is at
-	// the beginning, and the rest grew later.
+	// Layers may share chunks with those on the disk. The original files are at
+	// the beginning of DATA; the rest was added when it grew.
 	d, err := u.device(ondisk.LabelData, false)
 	if err != nil {
 		return err
@@ -167,7 +169,8 @@ func (u *job) stageImages(ctx context.Context, e *machine.Env) error {
 	return e.Sync(stagedStore)
 }
 
-// mergeImages adds the staged store to containerd's, which stands still for a moment.
+// mergeImages adds the staged store to containerd's, for which containerd is
+// stopped briefly.
 func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
 	if none(u.new.lack) {
 		return nil
@@ -185,8 +188,9 @@ func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
 	return e.RemoveAll(stagedStore)
 }
 
-// releaseImages leaves the container images that came with another system than the one that
-// runs to kubelet's garbage collection, and pins its own.
+// releaseImages unpins the container images of systems other than the running
+// one, so that kubelet's garbage collection can remove them, and pins those of
+// the running one.
 func releaseImages(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	have, err := liveStore(e, image.SnapshotterName())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -215,7 +219,7 @@ func releaseImages(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) 
 	return nil
 }
 
-// recordsOf returns the digests of the records that an image's container images have.
+// recordsOf returns the digests of the records of an image's container images.
 func recordsOf(have *store.State, image ondisk.ImageInfo) (map[string]bool, error) {
 	names := map[string]bool{}
 	for _, i := range image.Images {

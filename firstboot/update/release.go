@@ -17,7 +17,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// noteOffline notes whether an API server can be reached. Where none can, the new system
+// noteOffline records whether no API server is reachable. Then the new system
 // need not reach one either.
 func (u *job) noteOffline(ctx context.Context, e *machine.Env) error {
 	if u.sys.active != nil {
@@ -30,8 +30,9 @@ func (u *job) noteOffline(ctx context.Context, e *machine.Env) error {
 	return e.Remove(offlineFile)
 }
 
-// ProvenOffline judges a boot in which no API server is in reach, and nothing else is wrong.
-// On trial that proves the system only if the machine was offline when it was updated.
+// ProvenOffline decides whether a boot without a reachable API server, but
+// without other problems, counts as successful. On trial it does only if the
+// machine was offline before the update.
 func ProvenOffline(e *machine.Env) error {
 	if !run.OnTrial(e) || e.Exists(offlineFile) {
 		return nil
@@ -39,11 +40,12 @@ func ProvenOffline(e *machine.Env) error {
 	return run.ErrUnproven
 }
 
-// Release ends an update once the machine keeps its system, the new one or the former. The
-// EFI system partition then describes the one that runs, by which Sites are judged that are
-// stamped later, and what was fetched is removed. Container images that the system does not
-// list are kubelet's to remove. UnitRelease runs it at each boot, on trial once systemd has
-// marked the boot entry as good.
+// Release finishes an update once the machine keeps its system, the new one or
+// the old. It updates image.json on the EFI system partition, which `stamp`
+// uses to check Sites, and removes downloaded files. Container images that the
+// system does not list are left to kubelet's garbage collection. UnitRelease
+// runs it at each boot, on trial after systemd has marked the boot entry as
+// good.
 func Release(ctx context.Context, e *machine.Env) error {
 	plan := e.Text(planFile)
 	if plan == "" {
@@ -68,14 +70,15 @@ func Release(ctx context.Context, e *machine.Env) error {
 		return e.RemoveAll(Dir)
 	}
 	if s := Status(e); s == nil || s.Status != ondisk.UpdateFailed {
-		return nil // the same command continues it, or the next restart does
+		return nil // the same command continues it, or the next restart boots it
 	}
-	// The plan stays, so that the status tells what became of the update.
+	// The plan stays, because Status needs it to report the result of the
+	// update.
 	return errors.Join(releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
 }
 
-// describe replaces image.json on the EFI system partition by that of the running system.
-// The partitions stay as they are.
+// describe replaces image.json on the EFI system partition with that of the
+// running system, but keeps the list of partitions.
 func describe(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	var flashed ondisk.ImageInfo
 	name := path.Join(espDir, ondisk.ESPImageInfo)
@@ -90,7 +93,7 @@ func describe(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error
 	if b, err = json.MarshalIndent(image, "", "  "); err != nil {
 		return err
 	}
-	// That of the former system.
+	// The SBOM of the old system.
 	if err := e.Remove(path.Join(espDir, ondisk.ESPSBOM)); err != nil {
 		return err
 	}
@@ -100,19 +103,21 @@ func describe(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error
 	}}})
 }
 
-// progressFile has the UpdateState of an update that runs.
+// progressFile contains the UpdateState of a running update.
 const progressFile = ondisk.RunMark + "update.json"
 
-// stale is a state that an update which still runs would have renewed.
+// stale is the age at which the state of an update means that it no longer
+// runs.
 const stale = 10 * time.Minute
 
-// begin notes which phase is at work; out gets what it waits for.
+// begin records the current phase; out receives status messages.
 func (u *job) begin(phase string, out func(text string)) {
 	u.out, u.state.Phase, u.state.Detail = out, phase, ""
 	u.save()
 }
 
-// say tells how it goes: the person who asked, and `firstboot status`.
+// say reports progress to the person who started the update and to `firstboot
+// status`.
 func (u *job) say(format string, args ...any) {
 	u.state.Detail = fmt.Sprintf(format, args...)
 	if f := u.fetch; f != nil {
@@ -133,14 +138,15 @@ func (u *job) save() {
 	}
 }
 
-// forget removes the state: the update does not run any more.
+// forget removes the state when the update ends.
 func (u *job) forget() {
 	if err := u.e.Remove(progressFile); err != nil {
 		u.e.Log.Warn("noting that the update does not run any more", "error", err)
 	}
 }
 
-// Status is how far an update of this machine is; nil: there is none to speak of.
+// Status returns the state of an update of this machine, or nil if there is
+// nothing to report.
 func Status(e *machine.Env) *ondisk.UpdateState {
 	var s ondisk.UpdateState
 	if err := json.Unmarshal(e.Contents(progressFile), &s); err == nil {
@@ -180,7 +186,7 @@ func Status(e *machine.Env) *ondisk.UpdateState {
 	return &s
 }
 
-// rootOf is the label of the partition that the system runs from; "": there is none.
+// rootOf returns the label of the running system's root partition, or "".
 func rootOf(e *machine.Env) string {
 	d, err := e.LookUpRootDisk()
 	if err != nil {

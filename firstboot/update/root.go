@@ -18,13 +18,13 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// place is where a chunk is on this machine's disk.
+// place is the location of a chunk on this machine's disk.
 type place struct {
 	dev machine.Device
 	off int64
 }
 
-// seeds are the chunks on this machine's disk, by digest.
+// seeds are the locations of chunks on this machine's disk, by digest.
 type seeds map[[32]byte]place
 
 // scan adds the chunks of a device.
@@ -45,28 +45,29 @@ func (s seeds) scan(ctx context.Context, dev machine.Device, size int64) error {
 	})
 }
 
-// fetcher brings chunks of an image, from this machine's disk or from where the image is.
+// fetcher gets chunks of an image, from this machine's disk or from the source.
 type fetcher struct {
 	image *update.Image
 	src   Source
 	seeds seeds
 	dec   *zstd.Decoder
-	// tell gets how it goes, at most every tellEvery.
+	// tell receives progress messages, at most one per tellEvery.
 	tell func(format string, args ...any)
 	now  func() time.Time
 
 	buf     []byte
-	total   int64 // to be fetched by all phases, at most; 0: not known
-	most    int64 // that may be fetched; 0: any number
+	total   int64 // bytes to download in all phases, at most; 0: unknown
+	most    int64 // maximum bytes to download; 0: no limit
 	fetched int64
-	left    time.Duration // 0: not known
-	// begun is when the fetching of this phase began, and base how much was fetched then.
+	left    time.Duration // estimated time to the end; 0: unknown
+	// begun is the start of the download in this phase, base the value of
+	// fetched at that time.
 	begun time.Time
 	base  int64
 	told  time.Time
 }
 
-// tellEvery is how often progress is told.
+// tellEvery is the interval of progress messages.
 const tellEvery = 5 * time.Second
 
 func newFetcher(e *machine.Env, image *update.Image, src Source, tell func(format string, args ...any)) (*fetcher, error) {
@@ -79,14 +80,14 @@ func newFetcher(e *machine.Env, image *update.Image, src Source, tell func(forma
 
 func (f *fetcher) close() { f.dec.Close() }
 
-// local returns a chunk that is on this machine's disk, verified. ok: it is.
+// local returns a verified chunk from this machine's disk, if it is there.
 func (f *fetcher) local(c chunk.Chunk) (b []byte, ok bool) {
 	p, ok := f.seeds[c.Sum]
 	if !ok {
 		return nil, false
 	}
 	b = f.buf[:c.Size]
-	// A sector that cannot be read is a chunk to be fetched.
+	// If the sector cannot be read, the chunk is downloaded.
 	if _, err := p.dev.ReadAt(b, p.off); err != nil || sha256.Sum256(b) != c.Sum {
 		delete(f.seeds, c.Sum)
 		return nil, false
@@ -94,7 +95,7 @@ func (f *fetcher) local(c chunk.Chunk) (b []byte, ok bool) {
 	return b, true
 }
 
-// fetch fetches chunks of a part, verifies each, and calls take.
+// fetch downloads and verifies chunks of a part, and calls take for each.
 func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take func(k int, b []byte) error) error {
 	damaged := 0
 	for len(chunks) > 0 {
@@ -112,7 +113,7 @@ func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take f
 		case !errors.Is(err, errDamaged):
 			return err
 		}
-		// Damaged on the way, or another image: its end tells.
+		// Damaged in transit, or the image was replaced: compare its index.
 		if err := f.sameImage(ctx); err != nil {
 			return err
 		}
@@ -123,7 +124,8 @@ func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take f
 	return nil
 }
 
-// span fetches one range, and returns how many of its chunks were taken.
+// span downloads one range, and returns for how many of its chunks take was
+// called.
 func (f *fetcher) span(ctx context.Context, p *chunk.Part, s update.Span, take func(k int, b []byte) error) (n int, err error) {
 	answer, err := f.src.Open(ctx, s.From, s.To-s.From)
 	if err != nil {
@@ -156,7 +158,7 @@ func (f *fetcher) span(ctx context.Context, p *chunk.Part, s update.Span, take f
 	return n, nil
 }
 
-// counted is a reader whose bytes are counted.
+// counted is a reader that calls count for the bytes read.
 type counted struct {
 	io.Reader
 	count func(n int) error
@@ -170,11 +172,11 @@ func (c *counted) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// errDamaged is a chunk that is not the one of the index.
+// errDamaged means that a chunk does not match its digest in the index.
 var errDamaged = errors.New("it is not the one that the index lists: it was damaged on the way, or where the image is")
 
-// sameImage reports whether the image is still the one that it was at the beginning. Not
-// every server tells it with a range.
+// sameImage returns an error if the image was replaced. Its ETag and size are
+// not sufficient, because not every server sends an ETag.
 func (f *fetcher) sameImage(ctx context.Context) error {
 	again, err := update.Open(readerAt{ctx, f.src}, f.src.Size())
 	switch {
@@ -190,7 +192,7 @@ func (f *fetcher) sameImage(ctx context.Context) error {
 	return fmt.Errorf("reading %s: %w", f.src.Name(), errReplaced)
 }
 
-// count adds fetched bytes, and tells how it goes.
+// count adds downloaded bytes and reports progress.
 func (f *fetcher) count(n int) error {
 	if f.begun.IsZero() {
 		f.begun, f.base = f.now(), f.fetched
@@ -220,12 +222,12 @@ func (f *fetcher) count(n int) error {
 
 func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
-// expect begins the fetching of these chunks.
+// expect starts the download of these chunks in a phase.
 func (f *fetcher) expect(p *chunk.Part, chunks []int) {
 	f.total, f.begun = max(f.total, f.fetched+f.bytes(p, chunks)), time.Time{}
 }
 
-// bytes is how many are fetched to get these chunks.
+// bytes returns the number of bytes to download for these chunks.
 func (f *fetcher) bytes(p *chunk.Part, chunks []int) (n int64) {
 	for _, s := range update.Spans(chunks, func(k int) update.Place { return f.image.Place(p, k) }) {
 		n += s.To - s.From
@@ -233,8 +235,9 @@ func (f *fetcher) bytes(p *chunk.Part, chunks []int) (n int64) {
 	return n
 }
 
-// assemble writes a part's file system to the beginning of dev, which nobody else uses.
-// What is there already stays. It may be killed at any point and run again.
+// assemble writes a part's file system to the beginning of dev, which nothing
+// else may use. Chunks that are already in place are kept, so it can be killed
+// and run again.
 func (f *fetcher) assemble(ctx context.Context, p *chunk.Part, dev machine.Device) error {
 	write := func(off int64, b []byte) error {
 		if _, err := dev.WriteAt(b, off); err != nil {
@@ -278,7 +281,7 @@ func (f *fetcher) assemble(ctx context.Context, p *chunk.Part, dev machine.Devic
 	return f.verify(ctx, p, dev)
 }
 
-// errReadBack is a disk that does not keep what it is given.
+// errReadBack means that the disk returns other data than was written.
 var errReadBack = errors.New("the disk returns other bytes than were written to it: it is failing")
 
 // verify reads a part's file system back from dev.
@@ -300,12 +303,12 @@ func (f *fetcher) verify(ctx context.Context, p *chunk.Part, dev machine.Device)
 	return nil
 }
 
-// inPlace reports whether dev has a chunk at an offset.
+// inPlace reports whether dev contains a chunk at an offset.
 func (f *fetcher) inPlace(dev machine.Device, off int64, c chunk.Chunk) (bool, error) {
 	b := f.buf[:c.Size]
 	switch n, err := dev.ReadAt(b, off); {
 	case n == len(b):
-	case errors.Is(err, io.EOF): // the device ends: what the buffer had before is not there
+	case errors.Is(err, io.EOF): // the chunk extends beyond the end of the device
 		return false, nil
 	default:
 		return false, fmt.Errorf("reading %d bytes at %d of %s: %w", len(b), off, dev.Name(), err)

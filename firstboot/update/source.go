@@ -15,22 +15,24 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 )
 
-// Source is where an image is. Ranges of it are read.
+// Source is an image that is read in ranges.
 type Source interface {
 	Name() string
 	Size() int64
-	// Open returns n bytes at an offset. Where the line drops, reading goes on from there.
+	// Open returns n bytes from an offset. If the connection is lost, the
+	// reader continues there.
 	Open(ctx context.Context, off, n int64) (io.ReadCloser, error)
 	Close() error
 }
 
-// dropped is an error that another try may not meet: of the line, or of a busy server.
+// dropped is an error after which a retry may succeed: of the connection, or of
+// a busy server.
 type dropped struct{ error }
 
 func (d *dropped) Unwrap() error { return d.error }
 
-// openSource finds the image that a person names: a file, or an http or https URL. tell
-// gets what it waits for.
+// openSource opens the image that Options name: a file, or an http or https
+// URL. tell receives status messages.
 func openSource(ctx context.Context, e *machine.Env, o Options, proxy []string, tell func(format string, args ...any)) (Source, error) {
 	if scheme, _, ok := strings.Cut(o.Image, "://"); ok {
 		if scheme != "http" && scheme != "https" {
@@ -43,7 +45,7 @@ func openSource(ctx context.Context, e *machine.Env, o Options, proxy []string, 
 	if err != nil {
 		return nil, fmt.Errorf("opening the image: %w", err)
 	}
-	size, err := f.Seek(0, io.SeekEnd) // also of a device
+	size, err := f.Seek(0, io.SeekEnd) // also works for devices
 	if err != nil {
 		f.Close()
 		return nil, fmt.Errorf("opening the image: %w", err)
@@ -51,7 +53,7 @@ func openSource(ctx context.Context, e *machine.Env, o Options, proxy []string, 
 	return &file{f, o.Image, size}, nil
 }
 
-// file is an image on this machine, or on a stick.
+// file is an image in a file on this machine or on a stick.
 type file struct {
 	f    *os.File
 	name string
@@ -71,21 +73,21 @@ type server struct {
 	e     *machine.Env
 	url   string
 	proxy []string
-	rate  int64 // bytes in a second, at most; 0: no limit
+	rate  int64 // maximum bytes per second; 0: no limit
 	tell  func(format string, args ...any)
 	size  int64
 	etag  string
-	due   time.Time // when the next byte may come, by rate
+	due   time.Time // earliest time of the next read, according to rate
 }
 
 func (s *server) Name() string { return s.url }
 func (s *server) Size() int64  { return s.size }
 func (s *server) Close() error { return nil }
 
-// errReplaced is an image that was replaced by another one.
+// errReplaced means that the server now has a different image.
 var errReplaced = errors.New("there is another image now than at the beginning")
 
-// find asks for the last byte: the answer says how many there are.
+// find requests the last byte; the answer contains the size of the image.
 func (s *server) find(ctx context.Context) error {
 	for p := (patience{s: s, tries: 5}); ; {
 		resp, err := s.get(ctx, "bytes=-1")
@@ -101,12 +103,12 @@ func (s *server) find(ctx context.Context) error {
 	}
 }
 
-// Open asks for one range.
+// Open returns a reader of a range; requests are made when it is read.
 func (s *server) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) {
 	return &ranged{ctx: ctx, s: s, off: off, end: off + n, patience: patience{s: s, tries: 20}}, nil
 }
 
-// ask asks for the bytes from one offset to another.
+// ask requests the bytes [off, end).
 func (s *server) ask(ctx context.Context, off, end int64) (io.ReadCloser, error) {
 	resp, err := s.get(ctx, fmt.Sprintf("bytes=%d-%d", off, end-1))
 	if err != nil {
@@ -127,7 +129,7 @@ func (s *server) ask(ctx context.Context, off, end int64) (io.ReadCloser, error)
 	return resp.Body, nil
 }
 
-// get asks for a range, and rejects an answer of anything else.
+// get requests a range, and rejects any other answer.
 func (s *server) get(ctx context.Context, bytes string) (*http.Response, error) {
 	resp, err := s.e.Get(ctx, s.url, http.Header{"Range": {bytes}, "Accept-Encoding": {"identity"}}, s.proxy)
 	if errors.Is(err, machine.ErrRedirect) {
@@ -152,7 +154,8 @@ func (s *server) get(ctx context.Context, bytes string) (*http.Response, error) 
 	return nil, err
 }
 
-// contentRange reads the header of a part: where it begins, and how large the whole is.
+// contentRange parses the header of a partial answer: its offset, and the size
+// of the image.
 func contentRange(resp *http.Response) (from, size int64, err error) {
 	text := resp.Header.Get("Content-Range")
 	span, total, ok := strings.Cut(strings.TrimPrefix(text, "bytes "), "/")
@@ -165,7 +168,7 @@ func contentRange(resp *http.Response) (from, size int64, err error) {
 	return from, size, nil
 }
 
-// patience counts failures in a row, and waits longer after each.
+// patience counts consecutive failures, and doubles the pause after each.
 type patience struct {
 	s        *server
 	tries    int
@@ -175,7 +178,7 @@ type patience struct {
 
 const maxPause = time.Minute
 
-// after waits for the time of the next try. It returns err if there is none.
+// after waits before the next attempt. If there is none, it returns an error.
 func (p *patience) after(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -191,20 +194,19 @@ func (p *patience) after(ctx context.Context, err error) error {
 	return p.s.e.Sleep(ctx, p.pause)
 }
 
-// A server must send so many bytes in each minute. Less than that is no progress: the tries
-// end, and the update with them.
+// A server must send this many bytes per minute; less counts as a failure.
 const leastInAMinute = 10 << 10
 
-// ranged reads one range, and asks for the rest of it where the line drops.
+// ranged reads one range. After a failure it requests the rest.
 type ranged struct {
 	ctx      context.Context
 	s        *server
 	off, end int64
-	body     io.ReadCloser // nil: to be asked for
-	failed   error         // of the last try
+	body     io.ReadCloser // nil: must be requested
+	failed   error         // of the last attempt
 	patience patience
-	came     int64         // since the last failure
-	waited   time.Duration // for the bytes of this minute
+	came     int64         // bytes since the last failure
+	waited   time.Duration // time spent reading in the current minute
 	minute   int64
 }
 
@@ -230,7 +232,7 @@ func (r *ranged) Read(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// try reads what comes, and first asks for it.
+// try sends the request if necessary, and reads.
 func (r *ranged) try(b []byte) (n int, err error) {
 	if r.body == nil {
 		r.waited, r.minute = 0, 0
@@ -241,7 +243,8 @@ func (r *ranged) try(b []byte) (n int, err error) {
 	return r.read(b)
 }
 
-// read reads what comes, no faster than the limit and not slower than it must be.
+// read reads with the rate limit, and returns an error if the server is too
+// slow.
 func (r *ranged) read(b []byte) (int, error) {
 	s := r.s
 	if s.rate > 0 {
@@ -256,7 +259,7 @@ func (r *ranged) read(b []byte) (int, error) {
 	r.waited += now.Sub(before)
 	switch {
 	case r.off == r.end:
-		err = nil // the range is whole
+		err = nil // the range is complete
 	case err == io.EOF:
 		err = io.ErrUnexpectedEOF
 	case err == nil && r.waited >= time.Minute:
@@ -285,7 +288,7 @@ func (r *ranged) Close() error {
 	return r.body.Close()
 }
 
-// readerAt reads a source, for what is read in few pieces.
+// readerAt reads a source with one request per call.
 type readerAt struct {
 	ctx context.Context
 	src Source

@@ -9,14 +9,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// spool is a file on DATA that keeps what was fetched of a part of the image, each chunk in
-// its place.
+// spool is a file on DATA with the downloaded chunks of a part of the image,
+// each at its own offset.
 type spool struct {
 	fetch  *fetcher
 	part   *chunk.Part
 	dev    machine.Device
 	starts []int64
-	whole  map[int]bool // whether a chunk is in the file; others were not looked at
+	whole  map[int]bool // whether a chunk is in the file, for those checked so far
 }
 
 func newSpool(e *machine.Env, f *fetcher, p *chunk.Part, file string) (*spool, error) {
@@ -44,8 +44,8 @@ func (s *spool) has(k int) bool {
 	return s.whole[k]
 }
 
-// view reads the part: from this machine's disk, from what was fetched before, or from
-// where the image is.
+// view reads the part: from this machine's disk, from the file, or from the
+// source.
 func (s *spool) view(ctx context.Context) *update.View {
 	return update.NewView(s.part, func(k int) ([]byte, error) {
 		c := s.part.Chunks[k]
@@ -71,7 +71,7 @@ func (s *spool) put(k int, b []byte) error {
 	return err
 }
 
-// missing returns those of the chunks that are neither in the file nor elsewhere on this
+// missing returns the chunks that are neither in the file nor elsewhere on this
 // machine's disk.
 func (s *spool) missing(chunks []int) (out []int) {
 	for _, k := range chunks {
@@ -82,7 +82,7 @@ func (s *spool) missing(chunks []int) (out []int) {
 	return out
 }
 
-// fill fetches the chunks that are missing, in ranges.
+// fill downloads the missing chunks.
 func (s *spool) fill(ctx context.Context, chunks []int) error {
 	need := s.missing(chunks)
 	s.fetch.expect(s.part, need)

@@ -11,16 +11,18 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Stick in place of an image's name is the image on a USB stick or card.
+// Stick, instead of the name of an image, means the image on a USB stick or
+// card.
 const Stick = "stick"
 
-// sticksDir has a directory for each stick that is looked through.
+// sticksDir contains the mount points of sticks.
 const sticksDir = ondisk.RunMark + "sticks"
 
-// maxImages bounds how many images are looked at.
+// maxImages is the maximum number of images that are considered.
 const maxImages = 16
 
-// openStick opens the one image on the sticks in this machine that it takes.
+// openStick opens the image on the sticks in this machine that it accepts;
+// there must be one.
 func openStick(ctx context.Context, e *machine.Env, sys *system, o Options, tell func(run.Step)) (*job, error) {
 	var found *job
 	var errs []error
@@ -81,7 +83,7 @@ func imagesOnSticks(ctx context.Context, e *machine.Env) (names []string, unmoun
 		mounted = append(mounted, dir)
 		found, err := filepath.Glob(filepath.Join(e.Path(dir), "*.raw.zst"))
 		if err != nil {
-			panic("BUG: " + err.Error()) // of the pattern
+			panic("BUG: " + err.Error()) // the pattern is invalid
 		}
 		for _, f := range found {
 			if len(names) < maxImages {

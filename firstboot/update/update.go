@@ -1,11 +1,12 @@
-// Package update replaces the system of a machine by that of another image. The image is
-// read by ranges: chunks that are on the machine's own disk are copied, and the others are
-// fetched. The new system is written beside the one that runs, into the other root
-// partition, and boots on trial: one that does not make the Node Ready is left again.
+// Package update replaces the system of a machine with that of another image.
+// The image is read in ranges: chunks that are on the machine's own disk are
+// copied, the others are downloaded. The new system is written to the other
+// root partition and boots on trial: if the Node does not become Ready, the old
+// one boots again.
 //
-// Nothing that the running system needs is changed. The single point from which on the
-// loader prefers the new system is when its boot entry appears. Before the first byte of
-// the other root changes, that root's own boot entry goes.
+// The files of the running system are not changed. Before the other root is
+// changed, its boot entry is removed. The loader prefers the new system from
+// the moment its boot entry exists.
 package update
 
 import (
@@ -27,16 +28,16 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Dir has the files of an update, on DATA. Release removes it.
+// Dir contains the files of an update, on DATA. Release removes it.
 const Dir = ondisk.StateDir + "/update"
 
 const (
-	// spoolFile has what was fetched of the image's EFI system partition, each chunk in its
-	// place.
+	// spoolFile contains the downloaded chunks of the image's EFI system
+	// partition, each at its own offset.
 	spoolFile = Dir + "/esp"
-	// planFile names the plan of the image that the update is to.
+	// planFile contains the plan of the new image.
 	planFile = Dir + "/plan"
-	// offlineFile is there where no API server could be reached when the new system was
+	// offlineFile exists if no API server was reachable when the new system was
 	// made the next to boot.
 	offlineFile = Dir + "/offline"
 )
@@ -45,23 +46,24 @@ const (
 type Options struct {
 	// Image is a file, an http or https URL, or Stick.
 	Image string
-	// Unsigned accepts an image without a signature where the machine's own names no keys.
+	// Unsigned accepts an image without a signature if the machine's own image
+	// has no keys.
 	Unsigned bool
-	// NoReboot leaves the restart, with which the new system begins, to a person.
+	// NoReboot leaves restarting into the new system to a person.
 	NoReboot bool
-	// Rate is how many bytes are fetched in a second at most, MaxBytes how many in all; 0:
-	// any number. A metered Site needs MaxBytes.
+	// Rate is the maximum number of bytes downloaded per second, MaxBytes the
+	// maximum in total; 0 means no limit. A metered Site requires MaxBytes.
 	Rate, MaxBytes int64
 }
 
 // remote reports whether the image is on a server.
 func (o Options) remote() bool { return strings.Contains(o.Image, "://") }
 
-// ErrAlready is an image that the machine runs.
+// ErrAlready means that the machine already runs the image.
 var ErrAlready = errors.New("there is nothing to do")
 
-// Update writes the system of an image into the other root partition and restarts the
-// machine with it. It may be killed at any point; run again, it continues.
+// Update writes the system of an image to the other root partition and restarts
+// the machine. If it is killed at any point, it can be run again and continues.
 func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) error {
 	release, err := run.Exclusive(ctx, e)
 	if err != nil {
@@ -93,7 +95,7 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	return c.CarryOut(ctx, u.phases())
 }
 
-// open opens an image that this machine takes.
+// open opens an image and checks that this machine accepts it.
 func open(ctx context.Context, e *machine.Env, sys *system, o Options, tell func(run.Step)) (u *job, err error) {
 	u = &job{ctx: ctx, e: e, sys: sys, o: o, out: func(text string) { tell(run.Step{Name: "admit", Status: "waiting", Detail: text}) }}
 	u.state = ondisk.UpdateState{Status: ondisk.UpdateRunning, Root: sys.target.Label, Image: o.Image, Phase: "admit"}
@@ -107,7 +109,7 @@ func open(ctx context.Context, e *machine.Env, sys *system, o Options, tell func
 	return u, nil
 }
 
-// proxy is how the machine reaches servers.
+// proxy returns the proxy variables of the Site.
 func (s *system) proxy() []string {
 	if s.active == nil {
 		return nil
@@ -115,9 +117,9 @@ func (s *system) proxy() []string {
 	return node.ProxyEnv(s.active.Site)
 }
 
-// job is one update on its way.
+// job is an update in progress.
 type job struct {
-	ctx   context.Context // of the whole update: views outlive the phase that made them
+	ctx   context.Context // of the whole update, because views outlive the phase that made them
 	e     *machine.Env
 	sys   *system
 	o     Options
@@ -130,15 +132,16 @@ type job struct {
 	new   *newImages // nil: the machine has all container images
 	open  []machine.Device
 	spool *spool              // of the EFI system partition
-	boot  *update.SystemFiles // nil: not read
+	boot  *update.SystemFiles // nil: not read yet
 
 	unmount func() // nil: nothing is mounted
 	state   ondisk.UpdateState
-	out     func(text string) // what the phase at work waits for
+	out     func(text string) // receives status messages of the current phase
 	note    func(text string)
 }
 
-// admit reads what the image says of itself, and rejects one that this machine does not take.
+// admit reads the image's description, and rejects an image that this machine
+// does not accept.
 func (u *job) admit(ctx context.Context) (err error) {
 	if u.image, err = update.Open(readerAt{ctx, u.src}, u.src.Size()); err != nil {
 		return err
@@ -211,9 +214,9 @@ func (u *job) device(label string, write bool) (machine.Device, error) {
 	return d, err
 }
 
-// phases are the steps of an update, in an order that leaves a machine that boots after
-// each. An update that was interrupted begins with the first again: what is in place by
-// then stays, and is not fetched again.
+// phases returns the steps of an update. After each of them the machine can
+// boot. An update that was interrupted starts with the first one, but keeps
+// what is already in place.
 func (u *job) phases() []run.Phase {
 	target := u.sys.target.Label
 	phases := []run.Phase{
@@ -252,7 +255,7 @@ func (u *job) phases() []run.Phase {
 
 // scan finds the chunks on the machine's own disk.
 func (u *job) scan(ctx context.Context) error {
-	for _, label := range []string{u.sys.target.Label, ondisk.LabelESP, u.sys.root} { // what comes last is kept
+	for _, label := range []string{u.sys.target.Label, ondisk.LabelESP, u.sys.root} { // of equal chunks, the last one is used
 		u.say("reading %s", label)
 		d, err := u.device(label, false)
 		if err != nil {
@@ -265,8 +268,8 @@ func (u *job) scan(ctx context.Context) error {
 	return nil
 }
 
-// cost counts what is to be fetched, and rejects more than may be. What it has to fetch for
-// that is little, and kept.
+// cost computes the size of the download, and rejects more than the limit. It
+// downloads only little itself, and keeps it.
 func (u *job) cost(ctx context.Context, e *machine.Env) error {
 	if err := u.scan(ctx); err != nil {
 		return err
@@ -306,7 +309,7 @@ func (u *job) writeRoot(ctx context.Context, _ *machine.Env) error {
 	return u.fetch.assemble(ctx, u.root, d)
 }
 
-// entryFile is the boot entry of the new system.
+// entryFile returns the path of the new system's boot entry.
 func (u *job) entryFile() string {
 	letter := strings.ToLower(strings.TrimPrefix(u.sys.target.Label, "ROOT-"))
 	return fmt.Sprintf("%s/edgebake-%s+%d.conf", entriesDir, letter, tries)
@@ -326,7 +329,7 @@ func (u *job) readBootFiles(e *machine.Env) (err error) {
 	return nil
 }
 
-// writeBoot brings kernel, initrd and boot entry. The entry comes last.
+// writeBoot installs kernel, initrd and last the boot entry.
 func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
 	files := u.boot
 	chunks, err := files.Chunks(u.esp)
@@ -362,7 +365,8 @@ func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
 	return install(ctx, e, []espFile{{u.entryFile(), 0, write}})
 }
 
-// roomOnESP checks that so many bytes fit.
+// roomOnESP returns an error if need bytes do not fit on the EFI system
+// partition.
 func roomOnESP(e *machine.Env, need int64) error {
 	if need == 0 {
 		return nil
@@ -378,7 +382,7 @@ func roomOnESP(e *machine.Env, need int64) error {
 	return nil
 }
 
-// makeEntry makes the boot entry for this machine's disk.
+// makeEntry returns the boot entry for this machine's disk.
 func (u *job) makeEntry(e *machine.Env, text string) (string, error) {
 	guids := map[string]string{}
 	for _, p := range u.next.Partitions {
