@@ -14,22 +14,22 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Facts are who this machine is.
+// Facts returns what identifies this machine.
 func (e *Env) Facts() node.Machine { return facts.Read(e.Root) }
 
-// Partition is one partition that the kernel shows.
+// Partition is a partition as the kernel shows it.
 type Partition struct {
 	Name  string // "nvme0n1p2"
 	Label string // GPT partition name
-	UUID  string // GPT partition GUID, where the kernel tells it (6.9 and later)
+	UUID  string // GPT partition GUID; the kernel shows it since 6.9
 	Start int64  // bytes
 	Size  int64
 }
 
-// Disk is the disk a partition is on.
+// Disk is a disk with its partitions.
 type Disk struct {
 	Name  string
-	Root  string // the partition mounted at /, of the disk that has it
+	Root  string // the partition mounted at /, if it is on this disk
 	Size  int64
 	Parts []Partition // in order of Start
 }
@@ -43,8 +43,8 @@ func (d *Disk) Part(label string) *Partition {
 	return nil
 }
 
-// MountedFrom finds the partition mounted at a place, and its disk, in
-// /sys/devices. It is empty where no partition is.
+// MountedFrom returns the names of the partition mounted at place and of its disk, "" if there
+// is none.
 func (e *Env) MountedFrom(place string) (part, disk string) {
 	b, err := e.Read("/proc/self/mountinfo")
 	if err != nil {
@@ -60,23 +60,23 @@ func (e *Env) MountedFrom(place string) (part, disk string) {
 			continue
 		}
 		if p := filepath.Join("/sys/dev/block", target); e.Exists(filepath.Join(p, "partition")) {
-			part, disk = filepath.Base(p), filepath.Base(filepath.Dir(p)) // the last one lies on top
+			part, disk = filepath.Base(p), filepath.Base(filepath.Dir(p)) // the last mount hides those before it
 		}
 	}
 	return part, disk
 }
 
-// LoaderPart is the PARTUUID of the partition that the boot loader was started
-// from, as it says itself; empty where it does not.
+// LoaderPart returns the PARTUUID of the partition that the boot loader was started from, ""
+// if the loader does not report it.
 func (e *Env) LoaderPart() string { return strings.ToLower(loaderText(e.Contents(LoaderPartFile))) }
 
-// CountedEntry is the path of the boot entry whose boots the loader counted this time, below
-// ESPDir; empty: it has counted none.
+// CountedEntry returns the path below ESPDir of the boot entry whose tries the loader counted
+// in this boot, "" if it has counted none.
 func (e *Env) CountedEntry() string {
 	return strings.ReplaceAll(loaderText(e.Contents(BootCountFile)), `\`, "/")
 }
 
-// loaderText reads a variable of the boot loader: its attributes, and UTF-16.
+// loaderText decodes a variable of the boot loader: attributes, then UTF-16.
 func loaderText(b []byte) string {
 	var s strings.Builder
 	for i := 4; i+1 < len(b); i += 2 {
@@ -87,7 +87,7 @@ func loaderText(b []byte) string {
 	return s.String()
 }
 
-// Variables of systemd's interface of boot loaders.
+// Variables of systemd's Boot Loader Interface.
 const (
 	LoaderPartFile = "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 	BootCountFile  = "/sys/firmware/efi/efivars/LoaderBootCountPath-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
@@ -96,7 +96,7 @@ const (
 // ESPDir is where systemd mounts the EFI system partition when it is used.
 const ESPDir = "/efi"
 
-// DisksWith lists the disks that have a partition of that PARTUUID.
+// DisksWith lists the disks that have a partition with this PARTUUID.
 func (e *Env) DisksWith(partUUID string) []string {
 	entries, err := os.ReadDir(e.Path("/sys/block"))
 	if err != nil || partUUID == "" {
@@ -119,10 +119,9 @@ func (e *Env) DisksWith(partUUID string) []string {
 	return out
 }
 
-// RootDisk is the disk we were started from: the one that has the partition
-// mounted at /. Its siblings are ours, whatever other disks carry the same
-// labels. A pass looks it up once, in dozens of files: nobody exchanges it, and
-// its partitions keep their names. Their sizes are LookUpRootDisk's to tell.
+// RootDisk returns the disk that this system was started from, with the partition mounted at
+// /. Other disks may carry the same labels. A pass looks it up only once; use LookUpRootDisk
+// if the sizes of partitions may have changed.
 func (e *Env) RootDisk() (*Disk, error) {
 	if e.cache != nil && e.cache.disk != nil {
 		return e.cache.disk, nil
@@ -134,7 +133,7 @@ func (e *Env) RootDisk() (*Disk, error) {
 	return d, err
 }
 
-// LookUpRootDisk is RootDisk as it is now.
+// LookUpRootDisk is RootDisk without the cache.
 func (e *Env) LookUpRootDisk() (*Disk, error) {
 	b, err := e.Read("/proc/self/mountinfo")
 	if err != nil {
@@ -188,7 +187,7 @@ func (e *Env) readDisk(dir string) (*Disk, error) {
 	return d, nil
 }
 
-// sectors reads a number of 512-byte sectors as bytes.
+// sectors reads a number of 512-byte sectors, and returns bytes.
 func (e *Env) sectors(path string) int64 {
 	n, err := strconv.ParseInt(e.Text(path), 10, 64)
 	if err != nil {
@@ -197,16 +196,15 @@ func (e *Env) sectors(path string) int64 {
 	return n * 512
 }
 
-// A stick may claim hundreds of partitions. Nobody brings more sites at once,
-// or more partitions, than these.
+// Limits, since a stick may claim hundreds of partitions.
 const (
 	MaxSticks = 8
 	MaxProbes = 64
 )
 
-// RemovableSlots lists what may hold a site on USB sticks and cards:
-// partitions named EDGEBAKE, and FAT file systems with that label, in a
-// partition or on the whole device. Labels are what a laptop can give.
+// RemovableSlots lists the devices on USB sticks and cards that may hold a Site: partitions
+// named EDGEBAKE, and FAT file systems with that label, which any laptop can make, in a
+// partition or on the whole device.
 func (e *Env) RemovableSlots() (out []string) {
 	for p := range e.removable {
 		if len(out) == MaxSticks {
@@ -219,8 +217,7 @@ func (e *Env) RemovableSlots() (out []string) {
 	return out
 }
 
-// RemovableParts lists the partitions of USB sticks and cards, and those devices that have
-// none.
+// RemovableParts lists the partitions of USB sticks and cards, and devices without partitions.
 func (e *Env) RemovableParts() (out []string) {
 	for p := range e.removable {
 		out = append(out, "/dev/"+p.Name)
@@ -228,8 +225,8 @@ func (e *Env) RemovableParts() (out []string) {
 	return out
 }
 
-// removable yields at most MaxProbes partitions of USB sticks and cards. A device without any
-// is one.
+// removable yields at most MaxProbes partitions of USB sticks and cards. A device without
+// partitions counts as one.
 func (e *Env) removable(yield func(Partition) bool) {
 	entries, err := os.ReadDir(e.Path("/sys/block"))
 	if err != nil {
@@ -237,7 +234,7 @@ func (e *Env) removable(yield func(Partition) bool) {
 	}
 	root, err := e.RootDisk()
 	if err != nil {
-		return // any of them might be the disk we were started from
+		return // any of them might be the disk of this system
 	}
 	probes := 0
 	for _, en := range entries {
@@ -254,7 +251,7 @@ func (e *Env) removable(yield func(Partition) bool) {
 		}
 		d, err := e.readDisk(dir)
 		if err != nil || d.Size == 0 {
-			continue // pulled out while we looked, or an empty card reader
+			continue // removed meanwhile, or an empty card reader
 		}
 		parts := d.Parts
 		if len(parts) == 0 {
@@ -280,7 +277,7 @@ func (e *Env) isRemovable(disk string) bool {
 	case strings.HasPrefix(filepath.Base(disk), "mspblk"): // Memory Stick
 		return true
 	}
-	// Devices behind a port to the outside, Thunderbolt for example.
+	// Devices behind an external port, for example Thunderbolt.
 	for dir := filepath.Dir(disk); dir != "/sys/devices" && len(dir) > 1; dir = filepath.Dir(dir) {
 		if e.Text(filepath.Join(dir, "removable")) == "removable" {
 			return true
@@ -289,14 +286,14 @@ func (e *Env) isRemovable(disk string) bool {
 	return false
 }
 
-// labelled reports whether a device has a FAT file system with the slot's
-// label. Nothing else is read of a stick that is not meant for us.
+// labelled reports whether a device has a FAT file system with the slot's label. Nothing else
+// is read of other sticks.
 func (e *Env) labelled(dev string) bool {
-	label, err := e.SlotLabel(dev) // mostly it has another file system
+	label, err := e.SlotLabel(dev) // usually there is another file system
 	return err == nil && label == ondisk.LabelSlot
 }
 
-// OwnSlot is this disk's slot.
+// OwnSlot returns the device of the slot on this system's disk.
 func OwnSlot(e *Env) (string, error) {
 	d, err := e.RootDisk()
 	if err != nil {

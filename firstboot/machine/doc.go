@@ -1,8 +1,7 @@
-// Package machine is the one way in which first boot touches the machine and reaches
-// others. Env has a func for every effect, grouped by subject, and reads files below its
-// Root. Package host makes the Env of the running system, package worldtest that of a
-// machine in a test.
+// Package machine is the only way in which first boot touches the machine and communicates.
+// Env has a func for every effect, grouped by subject, and reads files below its Root. Package
+// host makes the Env of the running system, package worldtest that of a simulated machine.
 //
-// It makes no decisions. What changes here: a new kind of effect, and what is read of
-// the kernel's view of disks.
+// It makes no decisions. What changes here: a new kind of effect, and what is read of the
+// kernel's view of disks.
 package machine

@@ -25,9 +25,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Env is everything a phase may touch, by subject. Reading goes straight to the
-// files below Root; whatever changes the machine, waits, or speaks to others is
-// one of the funcs.
+// Env is everything that a phase may touch, by subject. Files below Root are read directly;
+// whatever changes the machine, waits or communicates is one of the funcs.
 type Env struct {
 	// Root is where every path begins: "/" on a node.
 	Root string
@@ -46,63 +45,60 @@ type Env struct {
 	pass
 }
 
-// Clock is the machine's.
+// Clock is the machine's clock.
 type Clock struct {
 	Now   func() time.Time
 	Sleep func(ctx context.Context, d time.Duration) error
-	// SetClock sets it to t.
+	// SetClock sets the clock to t.
 	SetClock func(t time.Time) error
-	// ClockSynced reports whether it follows a time server.
+	// ClockSynced reports whether the clock follows a time server.
 	ClockSynced func(ctx context.Context) (bool, error)
 }
 
-// Chance is what nobody can foretell.
+// Chance is a source of random numbers.
 type Chance struct {
 	// Rand returns a number in [0,1).
 	Rand func() float64
-	// Random returns n bytes that nobody can guess.
+	// Random returns n bytes that cannot be predicted.
 	Random func(n int) []byte
 }
 
-// Files changes what is below Root. Paths begin there.
+// Files changes files below Root, where all paths begin.
 type Files struct {
-	// WriteFile replaces a file at once: after a power cut it has the old
-	// contents or the new. Missing parents are made.
+	// WriteFile replaces a file atomically, even if the power is cut, and makes missing
+	// directories.
 	WriteFile func(path string, data []byte, o Owner) error
-	// Stream is WriteFile for what is too large for memory.
+	// Stream is WriteFile for contents that are too large for memory.
 	Stream func(path string, o Owner, write func(io.Writer) error) error
-	// Rename moves a file or a directory within a file system, to where nothing
-	// is.
+	// Rename moves a file or a directory within a file system. It fails if to exists.
 	Rename func(from, to string) error
-	// Symlink and Link replace what is at path, if it is not a directory.
+	// Symlink and Link replace what is at path atomically, unless it is a directory.
 	Symlink func(target, path string) error
 	Link    func(target, path string) error
 	Mkdir   func(path string, o Owner) error
-	// Remove removes a file, a link or an empty directory. Where nothing is there
-	// it succeeds; a directory that is not empty stays.
+	// Remove removes a file, a link or an empty directory. A directory that is not empty
+	// stays, and a missing path is not an error.
 	Remove func(path string) error
-	// RemoveAll removes a path and all below it.
+	// RemoveAll removes path and everything below it.
 	RemoveAll func(path string) error
-	// WriteTree makes a directory where nothing is, and below it the nodes that walk passes
-	// to its argument, parents first: with owners, devices, extended attributes and times.
+	// WriteTree makes dir, which must not exist, and below it the nodes that walk passes to
+	// its argument, parents first: with owners, devices, extended attributes and times.
 	WriteTree func(ctx context.Context, dir string, blobs tree.Blobs, walk func(func(tree.Node) error) error) error
-	// Sync waits until these files and directories, and all else on the file
-	// systems that hold them, would outlast a power cut.
+	// Sync syncs these files and directories, and the whole file systems that hold them.
 	Sync func(paths ...string) error
-	// Lock holds a lock that other programs respect too, by flock(2) on a file
-	// of root's, until release is called.
+	// Lock locks a file of root's by flock(2), as other programs do, until release is called.
 	Lock func(ctx context.Context, path string) (release func(), err error)
 }
 
 // UnitStart is when a unit was started. The clock may have been set since.
 type UnitStart struct {
-	Now  time.Time // by the clock of now
-	Then time.Time // by the clock of then
+	Now  time.Time // by the present clock
+	Then time.Time // by the clock at that time
 }
 
-// Earlier is for comparisons with what was dated in this boot: that was dated by the
-// clock of then if it was set since. What may be of an earlier boot is compared with Now:
-// a clock that was behind dates this start before what happened long before it.
+// Earlier is for comparison with times recorded in this boot, by either clock. Times that may
+// be of an earlier boot must be compared with Now: if the clock was behind, Then may be before
+// them.
 func (s UnitStart) Earlier() time.Time {
 	if s.Then.Before(s.Now) {
 		return s.Then
@@ -110,51 +106,49 @@ func (s UnitStart) Earlier() time.Time {
 	return s.Now
 }
 
-// Programs are run, or started and stopped by systemd.
+// Programs runs programs, and controls systemd's units.
 type Programs struct {
 	// Run runs a program to its end.
 	Run func(ctx context.Context, c Cmd) error
-	// Unit carries out a verb of systemctl and waits for its job: start, stop,
-	// restart, reload, enable, disable, daemon-reload (without a unit).
+	// Unit applies a verb of systemctl and waits for its job: start, stop, restart,
+	// try-restart, reload, enable, disable, daemon-reload (without a unit).
 	Unit func(ctx context.Context, verb, unit string) error
-	// UnitState is the ActiveState of a unit: active, activating, inactive,
-	// failed.
+	// UnitState returns the ActiveState of a unit: active, activating, inactive, failed.
 	UnitState func(ctx context.Context, unit string) (string, error)
-	// UnitSince is when an active unit was started.
+	// UnitSince returns when an active unit was started.
 	UnitSince func(ctx context.Context, unit string) (UnitStart, error)
-	// BootClock is when the parts of this boot began, FirstBoot being now.
+	// BootClock returns when the parts of this boot began; FirstBoot is now.
 	BootClock func(ctx context.Context) (ondisk.BootClock, error)
 }
 
-// Platform is what the kernel and the firmware keep of it.
+// Platform changes what the kernel and the firmware keep.
 type Platform struct {
 	SetHostname func(name string) error
-	// SetFirmwareVar sets a variable of UEFI's, which a disk that is written again
-	// does not lose. ErrUnsupported: the machine has no UEFI.
+	// SetFirmwareVar sets a UEFI variable, which rewriting the disk does not remove. It
+	// returns ErrUnsupported on a machine without UEFI.
 	SetFirmwareVar func(path string, value []byte) error
 }
 
-// Network is how to reach others, and to be reached.
+// Network connects to others, and accepts their connections.
 type Network struct {
 	Dial api.DialFunc
-	// Listen takes connections at one of this machine's own addresses.
+	// Listen accepts connections at one of this machine's own addresses.
 	Listen func(ctx context.Context, addr string) (net.Listener, error)
-	// Source is the node's own address on the way to addr ("host:port").
+	// Source returns the node's own address on the way to addr ("host:port").
 	Source func(ctx context.Context, addr string) (netip.Addr, error)
-	// Addresses are those of this machine's interfaces that are up.
+	// Addresses returns the addresses of this machine's interfaces that are up.
 	Addresses func() ([]InterfaceAddr, error)
-	// Resolve looks a name up.
+	// Resolve looks up the addresses of a name.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
-	// Post sends body to an https URL, through the proxy that an environment
-	// with these variables names ("HTTPS_PROXY=…", "NO_PROXY=…"). ca, where it is
-	// not empty, is the one certificate (PEM) that vouches for who answers.
+	// Post sends body to an https URL, through the proxy in these environment variables
+	// ("HTTPS_PROXY=…", "NO_PROXY=…"). If ca (PEM) is not empty, only that CA is trusted.
 	Post func(ctx context.Context, url, ca string, body []byte, proxy []string) error
-	// Get asks for an http or https URL through the same kind of proxy. The answer has
-	// whatever status the server gives it. ErrRedirect: it leads where Get does not go.
+	// Get requests an http or https URL; proxy is as in Post. The response may have any
+	// status. The error is ErrRedirect if a redirect was rejected.
 	Get func(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error)
 }
 
-// ErrRedirect is a server that leads a request to where it must not go.
+// ErrRedirect means that a server's redirect was rejected.
 var ErrRedirect = errors.New("the server's redirect is rejected")
 
 // InterfaceAddr is an address of an interface.
@@ -163,37 +157,34 @@ type InterfaceAddr struct {
 	Addr      netip.Addr
 }
 
-// Slots reads and writes the slots of this machine's disk and of sticks, each by
-// its device.
+// Slots reads and writes the slots of this machine's disk and of sticks, by device.
 type Slots struct {
-	// SlotLabel reads the label of a FAT file system, and nothing else of it.
+	// SlotLabel reads only the label of a FAT file system.
 	SlotLabel func(device string) (string, error)
 	ReadSlot  func(device string) (*slot.Contents, error)
-	// SlotFile copies one file of a device's FAT file system, which may be large.
+	// SlotFile copies one file, which may be large, from a device's FAT file system.
 	SlotFile func(device, name string, w io.Writer) error
-	// WriteSlot writes a slot whole: a power cut leaves the old contents or the
-	// new ones.
+	// WriteSlot replaces a slot atomically, even if the power is cut.
 	WriteSlot func(device string, c *slot.Contents) error
-	// ReadClaims and WriteClaim are for the notes on a stick.
+	// ReadClaims and WriteClaim read and write the claims on a stick.
 	ReadClaims func(device string) ([]slot.Claim, error)
 	WriteClaim func(device string, c slot.Claim) error
-	// ScrubSlot writes a slot whole with site in it and no secret, whether it
-	// was readable before or not.
+	// ScrubSlot rewrites a slot, readable or not, with site and without secrets.
 	ScrubSlot  func(device string, info ondisk.SlotInfo, site []byte, secrets []string) error
 	ReportSlot func(device string, text, json []byte) error
 }
 
-// FileSystems tells of those on this machine's disks.
+// FileSystems gives access to the file systems on this machine's disks.
 type FileSystems struct {
 	// FSUUID reads the UUID of the ext4 file system on a device.
 	FSUUID func(device string) ([16]byte, error)
-	// FSSize is the size in bytes of the file system mounted at path, without its
-	// own tables.
+	// FSSize returns the size in bytes of the file system mounted at path, without its
+	// metadata.
 	FSSize func(path string) (int64, error)
-	// FSFree is how many bytes of it are left.
+	// FSFree returns the free bytes of the file system mounted at path.
 	FSFree func(path string) (int64, error)
-	// OpenDevice opens a partition, or a file that it makes: to be read, or to be written
-	// too, which fails while the partition is mounted.
+	// OpenDevice opens a partition, or a file, which it creates for writing. Opening a mounted
+	// partition for writing fails.
 	OpenDevice func(path string, write bool) (Device, error)
 }
 
@@ -203,66 +194,67 @@ type Device interface {
 	io.WriterAt
 	Name() string
 	Size() (int64, error)
-	// Sync waits until all is stored. What is read then comes from the medium.
+	// Sync waits until everything is written. Later reads come from the medium.
 	Sync() error
 	Close() error
 }
 
-// Audience is who is told how it goes, besides the log.
+// Audience receives messages in addition to the log.
 type Audience struct {
-	// Console says one line to the person at the machine.
+	// Console prints a line for the person at the machine.
 	Console func(line string)
-	// Notify tells systemd: "READY=1", "STATUS=…", "WATCHDOG=1".
+	// Notify notifies systemd: "READY=1", "STATUS=…", "WATCHDOG=1".
 	Notify func(state string)
 }
 
-// pass is what a run sets: see OnWaiting, OnNote and BeginPass.
+// pass is set by a run: see OnWaiting, OnNote and BeginPass.
 type pass struct {
 	// waiting receives what the running phase waits for.
 	waiting func(what string)
 	// noting receives each Note.
 	noting func(what string)
-	// cache has what this pass has looked up; nil: nothing is cached.
+	// cache holds what this pass has looked up; nil: nothing is cached.
 	cache *passCache
 }
 
-// Owner says whose a file becomes, and with which permissions.
+// Owner holds the permissions and the owner of a file.
 type Owner = beneath.Owner
 
-// owns reports whether a file is its owner's. Only root gives files to others.
+// owns reports whether a file has this owner. Only root can change owners, so it is true for
+// everybody else.
 func owns(o Owner, st fs.FileInfo) bool {
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	return os.Geteuid() != 0 || ok && int(sys.Uid) == o.UID && int(sys.Gid) == o.GID
 }
 
-// Mode is a file of root's.
+// Mode returns the Owner of a file of root's with permissions m.
 func Mode(m fs.FileMode) Owner { return Owner{Mode: m} }
 
 // Cmd is a program to run.
 type Cmd struct {
 	Args []string
-	Env  []string // beside the usual ones
-	// Output receives what it prints, both streams; nil: the log.
+	Env  []string // in addition to the inherited ones
+	// Output receives stdout and stderr; nil: the error has the end of them.
 	Output io.Writer
 	Stdin  io.Reader
 }
 
-// OnWaiting has f called with what the running phase waits for; nil: nothing is.
+// OnWaiting sets the func that receives what the running phase waits for, or nil.
 func (e *Env) OnWaiting(f func(what string)) { e.waiting = f }
 
-// OnNote has f called with each note.
+// OnNote sets the func that receives each note.
 func (e *Env) OnNote(f func(what string)) { e.noting = f }
 
-// Waiting says what the running phase waits for: on the status line, in the
-// state and in the report. Saying the same again is free.
+// Waiting reports what the running phase waits for: on the status line, in the state and in
+// the report. Repeating the same text costs nothing.
 func (e *Env) Waiting(format string, args ...any) {
 	if e.waiting != nil {
 		e.waiting(fmt.Sprintf(format, args...))
 	}
 }
 
-// Note tells, in the report and once on the console, what of the Site is not in
-// place although the node continues.
+// Note reports, in the report and once on the console, what in the Site is not in effect
+// although the node continues.
 func (e *Env) Note(format string, args ...any) {
 	if e.noting != nil {
 		e.noting(fmt.Sprintf(format, args...))
@@ -273,8 +265,8 @@ func (e *Env) Path(p string) string { return filepath.Join(e.Root, p) }
 
 func (e *Env) Read(path string) ([]byte, error) { return os.ReadFile(e.Path(path)) }
 
-// Contents is a file's contents, nil where there is none. One that is there
-// and cannot be read counts as missing, and is logged.
+// Contents returns a file's contents, nil if there is none. A file that cannot be read counts
+// as missing, and is logged.
 func (e *Env) Contents(path string) []byte {
 	b, err := e.Read(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && e.Log != nil {
@@ -283,8 +275,7 @@ func (e *Env) Contents(path string) []byte {
 	return b
 }
 
-// Text is contents without the white space around them, as most files of the
-// kernel's are read.
+// Text returns Contents without the white space around them, for files of the kernel.
 func (e *Env) Text(path string) string { return strings.TrimSpace(string(e.Contents(path))) }
 
 func (e *Env) Exists(path string) bool {
@@ -292,8 +283,8 @@ func (e *Env) Exists(path string) bool {
 	return err == nil
 }
 
-// Write replaces path unless it is already what it should be, and reports
-// whether it did.
+// Write replaces path unless its contents, permissions and owner are right already, and
+// reports whether it did.
 func (e *Env) Write(path string, data []byte, o Owner) (bool, error) {
 	if old, err := e.Read(path); err == nil && string(old) == string(data) {
 		if st, err := os.Lstat(e.Path(path)); err == nil && st.Mode().IsRegular() && st.Mode().Perm() == o.Mode.Perm() && owns(o, st) {
@@ -306,7 +297,7 @@ func (e *Env) Write(path string, data []byte, o Owner) (bool, error) {
 	return true, nil
 }
 
-// Poll calls try every interval until it is true, ctx ends, or it fails.
+// Poll calls try every interval until it returns true or an error, or ctx ends.
 func (e *Env) Poll(ctx context.Context, interval time.Duration, try func() (bool, error)) error {
 	return e.poll(ctx, func() time.Duration { return interval }, try)
 }
@@ -323,13 +314,13 @@ func (e *Env) poll(ctx context.Context, pause func() time.Duration, try func() (
 	}
 }
 
-// Retry tries every interval until it goes well or ctx ends. The error is what was
-// wrong last: it says more than that the time is up.
+// Retry calls try every interval until it succeeds or ctx ends. It returns the last error of
+// try, which says more than that of ctx.
 func (e *Env) Retry(ctx context.Context, interval time.Duration, try func() error) error {
 	return e.RetryFor(ctx, math.MaxInt64, interval, try)
 }
 
-// RetryFor is retry that ends when patience is over, too.
+// RetryFor is Retry that also ends after patience.
 func (e *Env) RetryFor(ctx context.Context, patience, interval time.Duration, try func() error) error {
 	return e.retry(ctx, patience, func() time.Duration { return interval }, try)
 }
@@ -351,7 +342,7 @@ func (e *Env) retry(ctx context.Context, patience time.Duration, pause func() ti
 	err := e.poll(ctx, pause, func() (bool, error) {
 		err := try()
 		if err != nil && last != nil && ctx.Err() != nil {
-			return false, last // ctx cut the try off, whose error tells nothing else
+			return false, last // ctx ended during this try: its error says nothing else
 		}
 		last = err
 		return last == nil || e.Now().After(end), nil
@@ -359,12 +350,12 @@ func (e *Env) retry(ctx context.Context, patience time.Duration, pause func() ti
 	return cmp.Or(last, err)
 }
 
-// JobPatience is how long one unit is waited for, jobsPatience all units of an
-// Apply. systemd continues a job that nobody waits for.
+// JobPatience is how long to wait for the job of one unit. systemd continues a job that nobody
+// waits for.
 const JobPatience = 15 * time.Second
 
-// BoundedUnit is Unit that waits for the job for a limited time: a unit may wait
-// for a card that is missing, or for a server.
+// BoundedUnit is Unit that waits for the job for patience at most: a unit may wait for a
+// missing card, or for a server.
 func (e *Env) BoundedUnit(ctx context.Context, patience time.Duration, verb, unit string) error {
 	bounded, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// JoinedErrors are the errors that err joins, or itself.
+// JoinedErrors returns the errors that err joins, or err itself.
 func JoinedErrors(err error) []error {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return joined.Unwrap()
@@ -14,12 +14,12 @@ func JoinedErrors(err error) []error {
 	return []error{err}
 }
 
-// EveryErrorIs reports whether all the errors joined in err are target.
+// EveryErrorIs reports whether each of the errors joined in err is target.
 func EveryErrorIs(err, target error) bool {
 	return !slices.ContainsFunc(JoinedErrors(err), func(e error) bool { return !errors.Is(e, target) })
 }
 
-// OneLine makes of a joined error one line.
+// OneLine returns the text of an error, perhaps a joined one, on one line.
 func OneLine(err error) string {
 	if err == nil {
 		return ""

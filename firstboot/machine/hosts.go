@@ -9,15 +9,15 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// SetHosts keeps the owner's lines in /etc/hosts, and leaves all others.
-// ipvscare, which keeps a line there too, waits meanwhile.
+// SetHosts replaces the owner's lines in /etc/hosts, and keeps all others. ipvscare, which
+// writes to the file too, is locked out meanwhile.
 func (e *Env) SetHosts(ctx context.Context, owner string, entries ...node.HostsEntry) error {
 	release, err := e.Lock(ctx, ondisk.HostsLock)
 	if err != nil {
 		return fmt.Errorf("writing to /etc/hosts: %w", err)
 	}
 	defer release()
-	old, _ := e.Read("/etc/hosts") // none: a new one is written
+	old, _ := e.Read("/etc/hosts") // a missing file is created
 	if _, err := e.Write("/etc/hosts", node.EditHosts(old, owner, entries), Mode(0o644)); err != nil {
 		return fmt.Errorf("writing to /etc/hosts: %w", err)
 	}

@@ -7,10 +7,10 @@ var machineIDForm = regexp.MustCompile(`^[0-9a-f]{32}$`)
 // EtcMachineID is where systemd keeps the machine's ID.
 const EtcMachineID = "/etc/machine-id"
 
-// ID is the machine's ID, empty if it has none yet.
+// ID returns the machine's ID, "" if it has none yet.
 func ID(e *Env) string { return IDIn(e, EtcMachineID) }
 
-// IDIn is the machine ID in a file, empty if it is not of its form.
+// IDIn returns the machine ID in a file, "" if there is no valid one.
 func IDIn(e *Env, path string) string {
 	id := e.Text(path)
 	if !machineIDForm.MatchString(id) {
@@ -19,5 +19,5 @@ func IDIn(e *Env, path string) string {
 	return id
 }
 
-// BootID is another one after each start of the kernel.
+// BootID returns the ID of this boot, which the kernel chooses when it starts.
 func BootID(e *Env) string { return e.Text("/proc/sys/kernel/random/boot_id") }

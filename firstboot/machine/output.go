@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// Tail hands lines to the log and keeps the last of them for the error.
+// Tail is a Writer that passes lines to Log, and keeps the last 40 for an error.
 type Tail struct {
 	mu    sync.Mutex
 	Log   func(string)
@@ -37,7 +37,7 @@ func (t *Tail) Write(p []byte) (int, error) {
 	}
 }
 
-// Last is what matters of the output: the lines that say error, or the last.
+// Last returns the kept lines that look like errors, otherwise the last three.
 func (t *Tail) Last() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

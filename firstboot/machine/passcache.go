@@ -10,23 +10,24 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 )
 
-// passCache has the results of lookups, and the connections, of one pass.
+// passCache holds the results of lookups, and the connections, of one pass.
 type passCache struct {
-	disk       *Disk          // that we were started from
+	disk       *Disk          // the one that this system was started from
 	transports api.Transports // to API servers
 	ends       []func()       // run at the end of the pass
 
 	mu          sync.Mutex
-	kubeconfigs map[string]*api.Kubeconfig // by their text; nobody changes one
+	kubeconfigs map[string]*api.Kubeconfig // by their text; they must not be changed
 	pairs       map[[sha256.Size]byte]*tls.Certificate
-	signed      map[[sha256.Size]byte]struct{} // certificates, with who has signed them
+	signed      map[[sha256.Size]byte]struct{} // pairs of a certificate and the CA that signed it
 }
 
 func newPassCache() *passCache {
 	return &passCache{kubeconfigs: map[string]*api.Kubeconfig{}, pairs: map[[sha256.Size]byte]*tls.Certificate{}, signed: map[[sha256.Size]byte]struct{}{}}
 }
 
-// BeginPass has lookups cached, and connections to API servers kept, until end is called.
+// BeginPass starts to cache lookups and to keep connections to API servers, until end is
+// called.
 func (e *Env) BeginPass() (end func()) {
 	e.cache = newPassCache()
 	return e.cache.close
@@ -39,15 +40,15 @@ func (k *passCache) close() {
 	}
 }
 
-// AtEndOfPass runs end when the pass is over. Outside of one it never runs.
+// AtEndOfPass runs end when the pass is over. Outside of a pass it does nothing.
 func (e *Env) AtEndOfPass(end func()) {
 	if e.cache != nil {
 		e.cache.ends = append(e.cache.ends, end)
 	}
 }
 
-// once makes what a key stands for once. Two who ask at the same time may both
-// make it.
+// once returns the value of key, and creates it if it is missing. Concurrent callers may both
+// create it.
 func once[K comparable, V any](mu *sync.Mutex, all map[K]V, key K, create func() (V, error)) (V, error) {
 	mu.Lock()
 	v, ok := all[key]
@@ -64,8 +65,7 @@ func once[K comparable, V any](mu *sync.Mutex, all map[K]V, key K, create func()
 	return v, err
 }
 
-// ParseKubeconfig parses each text once in a pass: a dozen checks look into
-// kubelet.conf.
+// ParseKubeconfig parses a kubeconfig, the same text once in a pass.
 func (e *Env) ParseKubeconfig(text []byte) (*api.Kubeconfig, error) {
 	parse := func() (*api.Kubeconfig, error) { return api.ParseKubeconfig(text) }
 	if e.cache == nil {
@@ -74,7 +74,7 @@ func (e *Env) ParseKubeconfig(text []byte) (*api.Kubeconfig, error) {
 	return once(&e.cache.mu, e.cache.kubeconfigs, string(text), parse)
 }
 
-// ParsePair parses a certificate and its key, once in a pass as well.
+// ParsePair parses a certificate and its key, the same pair once in a pass.
 func (e *Env) ParsePair(cert, key []byte) (*tls.Certificate, error) {
 	parse := func() (*tls.Certificate, error) {
 		pair, err := tls.X509KeyPair(cert, key)
@@ -86,7 +86,7 @@ func (e *Env) ParsePair(cert, key []byte) (*tls.Certificate, error) {
 	return once(&e.cache.mu, e.cache.pairs, digest(cert, key), parse)
 }
 
-// KeyPair is the client certificate of a kubeconfig's user.
+// KeyPair returns the client certificate of a kubeconfig's user.
 func (e *Env) KeyPair(u *api.User) (*tls.Certificate, error) {
 	cert, key, err := u.KeyTexts(e.Root)
 	if err != nil {
@@ -108,7 +108,7 @@ func (e *Env) SignedBy(cert, ca *x509.Certificate) error {
 	return err
 }
 
-// digest tells two texts from others.
+// digest returns a hash of both texts.
 func digest(a, b []byte) [sha256.Size]byte {
 	h := sha256.New()
 	fmt.Fprintf(h, "%d\n", len(a))
@@ -117,7 +117,7 @@ func digest(a, b []byte) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// Transports are those of this pass; nil outside of one.
+// Transports returns the connections of this pass, nil outside of one.
 func (e *Env) Transports() *api.Transports {
 	if e.cache == nil {
 		return nil
@@ -125,7 +125,7 @@ func (e *Env) Transports() *api.Transports {
 	return &e.cache.transports
 }
 
-// ClientOf makes a client of a kubeconfig.
+// ClientOf returns a client for a kubeconfig.
 func (e *Env) ClientOf(k *api.Kubeconfig) (*api.Client, error) {
 	c, err := k.Client(e.Root, e.Dial, e.KeyPair)
 	if err == nil {
@@ -134,7 +134,7 @@ func (e *Env) ClientOf(k *api.Kubeconfig) (*api.Client, error) {
 	return c, err
 }
 
-// KubeconfigAt reads the kubeconfig at path; whose it is, the error says.
+// KubeconfigAt reads the kubeconfig at path; whose names it in errors.
 func (e *Env) KubeconfigAt(path, whose string) (*api.Kubeconfig, error) {
 	text, err := e.Read(path)
 	if err != nil {
@@ -143,7 +143,7 @@ func (e *Env) KubeconfigAt(path, whose string) (*api.Kubeconfig, error) {
 	return e.ParseKubeconfig(text)
 }
 
-// ClientAt makes a client of the kubeconfig at path.
+// ClientAt returns a client for the kubeconfig at path.
 func (e *Env) ClientAt(path, whose string) (*api.Client, error) {
 	k, err := e.KubeconfigAt(path, whose)
 	if err != nil {

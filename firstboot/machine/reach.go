@@ -36,7 +36,7 @@ func HasRoute(ctx context.Context, e *Env, masters []string) error {
 			return nil
 		}
 	}
-	// An API server whose name nobody resolves now may be anywhere: addresses that
+	// An API server whose name cannot be resolved now may have any address: try addresses that
 	// only a default route leads to (RFC 5737, RFC 3849).
 	if named && (try("192.0.2.1:6443") || try("[2001:db8::1]:6443")) {
 		return nil
@@ -44,10 +44,10 @@ func HasRoute(ctx context.Context, e *Env, masters []string) error {
 	return errors.Join(errs...)
 }
 
-// ProbeTimeout bounds the connect to one API server.
+// ProbeTimeout bounds the connection to one API server.
 const ProbeTimeout = 4 * time.Second
 
-// PlainNet takes the address out of a dial error: the caller names it.
+// PlainNet removes the address from a dial error, for callers that name it themselves.
 func PlainNet(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Err != nil {
@@ -56,7 +56,7 @@ func PlainNet(err error) error {
 	return err
 }
 
-// Answers reports whether somebody takes connections at addr.
+// Answers returns nil if a connection to addr succeeds.
 func Answers(ctx context.Context, e *Env, addr string) error {
 	ctx, cancel := context.WithTimeout(ctx, ProbeTimeout)
 	defer cancel()
@@ -67,7 +67,7 @@ func Answers(ctx context.Context, e *Env, addr string) error {
 	return conn.Close()
 }
 
-// LocalGet asks a server on this node, without TLS.
+// LocalGet sends an HTTP request to a server on this node. body is cut off after 4096 bytes.
 func LocalGet(ctx context.Context, e *Env, addr, path string) (body string, code int, err error) {
 	conn, err := e.Dial(ctx, "tcp", addr)
 	if err != nil {

@@ -15,33 +15,30 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A correction of API servers may be a slip, and nobody is there to take it
-// back. So the list that last proved itself stays beside the site's, on disk
-// and in ipvscare's configuration, until an API server of the site's proves
-// itself too.
+// A new list of API servers in a Site may be a mistake, which nobody is there to undo. So the
+// list that was verified last is kept beside the Site's, on disk and in ipvscare's
+// configuration, until an API server of the Site's list is verified too.
 
 const (
-	// ProvenFile lists the API servers that have proved themselves.
+	// ProvenFile holds the list that was verified last, a Proven.
 	ProvenFile = ondisk.StateDir + "/masters.json"
-	// SaidFormer has the list of which a person was told, since this machine was
-	// switched on, that it does not prove itself and the former one is still needed.
+	// SaidFormer holds the list that was last reported as not verified, so that the former one
+	// is still needed. It lasts until the machine is switched off.
 	SaidFormer = ondisk.RunMark + "former-masters"
 )
 
-// Proven is a list of API servers of which one has shown a certificate of the
-// cluster's CA.
+// Proven is a list of API servers of which one has shown a certificate of the cluster's CA.
 type Proven struct {
 	Masters []string `json:"masters"`
-	// CA are the pins of that CA: the API servers of a cluster that this machine
-	// has left are none of ours.
+	// CA are the pins of that CA. A list of a cluster that this machine has left is not used.
 	CA []string `json:"ca"`
-	// Learned are those that ipvscare had learned beside the list when a Site came
-	// with another one: over the years they may have replaced all of it, and ipvscare
-	// drops what it has learned when it is told another list.
+	// Learned are those that ipvscare had learned beside the list when a Site came with
+	// another one: over the years they may have replaced all of it, and ipvscare drops what it
+	// has learned when its list changes.
 	Learned []string `json:"learned,omitempty"`
 }
 
-// former are the API servers of the list and those learned beside it.
+// former returns the API servers of the list, and those learned beside it.
 func (p *Proven) former(e *machine.Env) []string {
 	all := slices.Clone(p.Masters)
 	for _, m := range slices.Concat(p.Learned, learnedBeside(e, func(s ondisk.IPVSLearnedVirtual) bool { return slices.EqualFunc(s.Configured, p.Masters, sameMaster) })) {
@@ -60,8 +57,8 @@ func readProven(e *machine.Env) (*Proven, bool) {
 	return p, slices.ContainsFunc(CAPins(e.Contents(ondisk.KubeCA)), func(pin string) bool { return slices.Contains(p.CA, pin) })
 }
 
-// FormerMasters are those that the site names no more and a member of the
-// cluster still counts on.
+// FormerMasters returns the API servers that the Site no longer names, but that a member of
+// the cluster still uses.
 func FormerMasters(e *machine.Env, site *configs.Site) []string {
 	p, ok := readProven(e)
 	if !ok || slices.Equal(p.Masters, site.Masters) || !Is(e) {
@@ -73,8 +70,8 @@ func FormerMasters(e *machine.Env, site *configs.Site) []string {
 	})
 }
 
-// fitsVIP reports whether the site's VIP can stand for an API server: one of
-// the other family it cannot.
+// fitsVIP reports whether the Site's VIP can stand for an API server, which must be of the
+// same address family.
 func fitsVIP(site *configs.Site, master string) bool {
 	vip, err := netip.ParseAddr(site.VIP)
 	if err != nil || site.IPVS.Disabled {
@@ -88,19 +85,18 @@ func fitsVIP(site *configs.Site, master string) bool {
 	return err != nil || addr.Unmap().Is4() == vip.Is4() // a name is looked up in the VIP's family
 }
 
-// configuredMasters are what ipvscare is told: the site's API servers, and the former
-// ones for as long as they are needed.
+// configuredMasters returns ipvscare's list: the Site's API servers, and the former ones while
+// they are needed.
 func configuredMasters(e *machine.Env, site *configs.Site) []string {
 	return slices.Concat(site.Masters, FormerMasters(e, site))
 }
 
-// maxLearned is the most that ipvscare learns.
+// maxLearned is the number of API servers that ipvscare learns at most.
 const maxLearned = 64
 
-// LearnedMasters are those that ipvscare has learned from the cluster, beside the
-// configured ones: over the years all API servers of a Site may be replaced. They
-// are a member's alone, and only as long as ipvscare uses them: what it learned
-// beside another list than today's, or in another cluster, it has dropped.
+// LearnedMasters returns the API servers that ipvscare has learned from the cluster beside the
+// configured ones: over the years all API servers of a Site may be replaced. Those that
+// ipvscare learned beside another list or in another cluster do not count.
 func LearnedMasters(e *machine.Env, site *configs.Site) []string {
 	if site.IPVS.Disabled || !site.IPVS.LearnMasters || !Is(e) {
 		return nil
@@ -119,8 +115,8 @@ func LearnedMasters(e *machine.Env, site *configs.Site) []string {
 	return out
 }
 
-// learnedBeside are the API servers that ipvscare has learned for virtual servers like
-// this.
+// learnedBeside returns the API servers that ipvscare has learned for virtual servers for
+// which like returns true.
 func learnedBeside(e *machine.Env, like func(ondisk.IPVSLearnedVirtual) bool) []string {
 	b := e.Contents(ondisk.IPVSLearned)
 	if b == nil {
@@ -149,7 +145,7 @@ func learnedBeside(e *machine.Env, like func(ondisk.IPVSLearnedVirtual) bool) []
 	return out
 }
 
-// sameMaster compares "host:port" as ipvscare writes it and as a person does.
+// sameMaster compares two "host:port", in ipvscare's spelling or a person's.
 func sameMaster(a, b string) bool {
 	x, errX := netip.ParseAddrPort(a)
 	y, errY := netip.ParseAddrPort(b)
@@ -159,19 +155,19 @@ func sameMaster(a, b string) bool {
 	return strings.EqualFold(a, b)
 }
 
-// MastersOf are the API servers of the cluster: configured and learned.
+// MastersOf returns the API servers of the cluster: configured and learned.
 func MastersOf(e *machine.Env, site *configs.Site) []string {
 	return slices.Concat(configuredMasters(e, site), LearnedMasters(e, site))
 }
 
-// WithFormerMasters is the site with the API servers that ipvscare is told.
+// WithFormerMasters returns the Site with configuredMasters as its list.
 func WithFormerMasters(e *machine.Env, site *configs.Site) *configs.Site {
 	s := *site
 	s.Masters = configuredMasters(e, site)
 	return &s
 }
 
-// KeepMasters records the site's list as one that has proven itself.
+// KeepMasters records the Site's list as verified.
 func KeepMasters(e *machine.Env, site *configs.Site, ca []byte) error {
 	return writeProven(e, &Proven{Masters: site.Masters, CA: CAPins(ca)})
 }
@@ -187,8 +183,8 @@ func writeProven(e *machine.Env, p *Proven) error {
 	return nil
 }
 
-// keepLearned records what ipvscare has learned beside the former list, before it is
-// told another one.
+// keepLearned records what ipvscare has learned beside the former list, before its list
+// changes.
 func keepLearned(e *machine.Env, site *configs.Site) error {
 	if len(FormerMasters(e, site)) == 0 {
 		return nil
@@ -198,8 +194,8 @@ func keepLearned(e *machine.Env, site *configs.Site) error {
 	return writeProven(e, p)
 }
 
-// mastersProven reports whether an API server of the site's has proven itself
-// by the cluster's CA, asking them only where that is not on record.
+// mastersProven reports whether the Site's list is verified: by the record, otherwise by
+// asking its API servers.
 func mastersProven(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	if p, ok := readProven(e); ok && slices.Equal(p.Masters, site.Masters) {
 		return true
@@ -208,14 +204,14 @@ func mastersProven(ctx context.Context, e *machine.Env, site *configs.Site) bool
 }
 
 func oneProves(ctx context.Context, e *machine.Env, site *configs.Site, ca []byte) bool {
-	// Not by the API server's own name: a kubelet's serving certificate may be of
-	// the same CA, and be for its host.
+	// Not by the API server's own name: a kubelet's serving certificate may be of the same CA,
+	// and be for its host.
 	errs := AskNames(ctx, e, site.Masters, ca, api.SharedName, site.Endpoint)
 	return slices.Contains(errs, nil)
 }
 
-// MastersRecorded reports whether nothing is left to be done about the list:
-// it is on record, or no API server of it proves itself yet and that was said.
+// MastersRecorded reports whether RecordMasters has nothing to do: the list is on record, or
+// it is not verified yet and that was reported.
 func MastersRecorded(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	if Enrolled(e) != nil {
 		return true
@@ -226,8 +222,7 @@ func MastersRecorded(ctx context.Context, e *machine.Env, site *configs.Site) bo
 	return !mastersProven(ctx, e, site) && (len(FormerMasters(e, site)) == 0 || e.Text(SaidFormer) == strings.Join(site.Masters, ","))
 }
 
-// RecordMasters records the site's list once an API server of it has proven
-// itself, and says so while none has.
+// RecordMasters records the Site's list once it is verified, and reports while it is not.
 func RecordMasters(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err := keepLearned(e, site); err != nil {
 		return err

@@ -17,17 +17,15 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A cluster may be born again with the keys that it had. Nothing in its API
-// servers' certificates tells, and a kubelet that takes it for its own is told
-// that it has no pods, and stops those that run. So a node notes once it is Ready
-// what only this cluster has, and ipvscare (package ipvs) gives no other one any
-// traffic.
+// A cluster may be re-created with its former keys. The certificates of its API servers do not
+// show that, and a kubelet that connects to it stops its pods, since the new cluster has none
+// for it. So a node that is Ready records what only its own cluster has, and ipvscare (package
+// ipvs) sends no traffic to any other.
 
-// JoinedCluster is that note.
+// JoinedCluster is the file of that record.
 const JoinedCluster = ondisk.StateDir + "/joined-cluster.json"
 
-// ReadJoinedCluster returns what the machine noted of the cluster that it joined, nil if
-// nothing usable is there.
+// ReadJoinedCluster returns the record, nil if there is no usable one.
 func ReadJoinedCluster(e *machine.Env) *ondisk.IPVSJoined {
 	j := new(ondisk.IPVSJoined)
 	if json.Unmarshal(e.Contents(JoinedCluster), j) != nil || j.ClusterInfo == "" || j.NodeUID == "" {
@@ -36,9 +34,9 @@ func ReadJoinedCluster(e *machine.Env) *ondisk.IPVSJoined {
 	return j
 }
 
-// ClusterNow identifies the cluster that this node is Ready in, by the UIDs of
-// cluster-info, of the Node and, where the node may read it, of the API servers' Service.
-// It is nil if cluster-info cannot be read.
+// ClusterNow identifies the cluster that this node is Ready in by the UIDs of cluster-info, of
+// the Node and, if the node may read it, of the API servers' Service. It is nil if
+// cluster-info cannot be read.
 func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJoined, error) {
 	c, err := NodeClient(e)
 	if err != nil {
@@ -58,17 +56,15 @@ func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJ
 	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID, ServiceUID: service}, nil
 }
 
-// ClusterToNote is the note that is to replace the one there is, nil if that one is
-// right or cannot be made better.
+// ClusterToNote returns the record that must replace the present one, nil if that is right or
+// cannot be improved.
 //
-// A person may publish cluster-info anew, and later delete the Node: a note that kept
-// what it began with would match nothing then, and the node would take its own cluster
-// for one that was born again. So the note follows what changes: new values are taken
-// only from an API server that shows another witness as it was noted. A cluster that
-// shows none is ErrOtherCluster.
+// A person may publish cluster-info again, and later delete the Node: nothing in a record that
+// is never updated would match then. So new values are accepted from an API server that still
+// shows another recorded UID. If one shows none of them, the error is ErrOtherCluster.
 func ClusterToNote(ctx context.Context, e *machine.Env, site *configs.Site, n *api.Node) (*ondisk.IPVSJoined, error) {
 	if site.NodeType == configs.NodeControlPlane {
-		return nil, nil // its way leads to its own API server
+		return nil, nil // it uses its own API server
 	}
 	now, err := ClusterNow(ctx, e, n)
 	if now == nil || err != nil {
@@ -81,12 +77,12 @@ func ClusterToNote(ctx context.Context, e *machine.Env, site *configs.Site, n *a
 	case *noted == *now:
 		return nil, nil
 	}
-	// What was asked through the endpoint may be the answers of two API servers.
+	// The answers through the endpoint may be from two API servers.
 	return clusterShown(ctx, e, site, noted)
 }
 
-// clusterShown is the cluster of an API server that shows cluster-info and the Node, and
-// one of the witnesses as noted; nil if that is the note already, or nobody shows both.
+// clusterShown returns the cluster of an API server that shows cluster-info, the Node and at
+// least one recorded UID; nil if that equals the record, or no API server shows both.
 func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted *ondisk.IPVSJoined) (*ondisk.IPVSJoined, error) {
 	masters := MastersOf(e, site)
 	shown := make([]ondisk.IPVSJoined, len(masters))
@@ -128,33 +124,33 @@ func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted
 	return nil, nil
 }
 
-// showTimeout bounds what an API server is asked to show that it is the node's. That
-// takes three connections, each of them a second and more by satellite.
+// showTimeout bounds the check of API servers. Each takes three connections, of a second and
+// more by satellite.
 const showTimeout = 20 * time.Second
 
-// ErrOtherCluster: an API server is of another cluster than the node joined.
+// ErrOtherCluster means that an API server is of another cluster than the node joined.
 var ErrOtherCluster = errors.New("another cluster with the same keys")
 
-// errCertRefused: an API server's cluster-info is not the one noted, and for anything else
-// it does not accept the node's certificate.
+// errCertRefused means that an API server's cluster-info is not the recorded one, and that it
+// rejects the node's certificate, so that it shows nothing else.
 var errCertRefused = errors.New("it does not accept this node's certificate")
 
-// CannotShow reports whether unclear, of CheckBornAgain, stays for good: this node's
-// certificate is out of time for an API server too, so that it cannot show the node which
-// cluster it is of. Such a node gets no orders from it either.
+// CannotShow reports whether unclear, from CheckBornAgain, is permanent: the node's
+// certificate has expired or is not valid yet, so that API servers reject it. Then the node
+// does not follow them either.
 func CannotShow(e *machine.Env, unclear error) bool {
 	return errors.Is(unclear, errCertRefused) && OutOfTime(Enrolled(e))
 }
 
-// BornAgain reports whether the API servers that answer are of another cluster
-// than the node joined, which has the same keys.
+// BornAgain reports whether the API servers that answer are of another cluster than the node
+// joined, with the same keys.
 func BornAgain(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	again, _ := CheckBornAgain(ctx, e, site)
 	return again
 }
 
-// CheckBornAgain is BornAgain, and what keeps API servers from showing of which
-// cluster they are, e.g. a clock here for which their certificates are not valid yet.
+// CheckBornAgain is BornAgain. unclear is why API servers could not show their cluster, e.g.
+// because by this machine's clock their certificates are not valid yet.
 func CheckBornAgain(ctx context.Context, e *machine.Env, site *configs.Site) (again bool, unclear error) {
 	noted := ReadJoinedCluster(e)
 	if noted == nil || !Is(e) {
@@ -177,7 +173,7 @@ func CheckBornAgain(ctx context.Context, e *machine.Env, site *configs.Site) (ag
 	return false, err
 }
 
-// askEach asks all of masters at once, the i-th by ask.
+// askEach calls ask for all masters at once; the errors are in the order of masters.
 func askEach(ctx context.Context, masters []string, ask func(ctx context.Context, i int) error) []error {
 	ctx, cancel := context.WithTimeout(ctx, showTimeout)
 	defer cancel()
@@ -190,7 +186,8 @@ func askEach(ctx context.Context, masters []string, ask func(ctx context.Context
 	return errs
 }
 
-// directClient asks one API server, past the endpoint, with the node's certificate.
+// directClient returns a client for one API server, not the endpoint, with the node's
+// certificate.
 func directClient(ctx context.Context, e *machine.Env, site *configs.Site, master string) (*api.Client, error) {
 	name, err := api.ServerName(ctx, e.Dial, e.Now, master, EnrolledCA(e), []string{api.SharedName, site.Endpoint})
 	if err != nil {
@@ -204,8 +201,8 @@ func directClient(ctx context.Context, e *machine.Env, site *configs.Site, maste
 	return c, nil
 }
 
-// showsCluster has one API server show cluster-info, the node's Node and the Service of
-// the API servers: one of them is enough, as it is for ipvscare.
+// showsCluster asks one API server for cluster-info, the Node and the API servers' Service.
+// One recorded UID is enough, as it is for ipvscare.
 func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted *ondisk.IPVSJoined, master string) error {
 	c, err := directClient(ctx, e, site, master)
 	if err != nil {
@@ -232,12 +229,12 @@ func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted
 	case err == nil && service == noted.ServiceUID:
 		return nil
 	case err == nil:
-		return ErrOtherCluster // whether it has published cluster-info or not
+		return ErrOtherCluster // whether or not it has published cluster-info
 	}
 	return cmp.Or(noInfo, ErrOtherCluster)
 }
 
-// BornAgainNote is said of a node whose API servers are another cluster's.
+// BornAgainNote is the note for a node whose API servers are of another cluster.
 func BornAgainNote(e *machine.Env) string {
 	noted := ReadJoinedCluster(e)
 	return fmt.Sprintf("the API servers are of another cluster with the same keys (cluster-info had UID %s, Node %s %s): the node keeps its pods, and treats the API servers as out of reach. To fix: bring the former cluster back; or, to have the node join the new one and stop its pods, put a token of it into site.yaml, in the slot or on a stick",

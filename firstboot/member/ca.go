@@ -14,9 +14,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// StaleCA reports whether a machine that is not a node has the CA of a discovery
-// that does not hold any more: of another site, or of an earlier boot of one that
-// pins none. API servers are verified with it.
+// StaleCA reports whether a machine that is not a node has the CA of an outdated discovery:
+// for another Site, or in an earlier boot for a Site that pins none. API servers are verified
+// with this CA.
 func StaleCA(e *machine.Env, site *configs.Site) bool {
 	pem := e.Contents(ondisk.KubeCA)
 	if pem == nil {
@@ -28,17 +28,16 @@ func StaleCA(e *machine.Env, site *configs.Site) bool {
 	return !Discovered(e, site)
 }
 
-// Unpinned reports whether the site takes whatever cluster answers.
+// Unpinned reports whether the Site accepts any cluster that answers.
 func Unpinned(site *configs.Site) bool { return site.UnsafeSkipCAVerification && site.CACert == "" }
 
-// AnyPinned reports whether one of the CAs in pem is pinned. That tells whose a machine
-// is: its CA may be one of several while the cluster exchanges it.
+// AnyPinned reports whether one of the CAs in pem is pinned. A node may trust several while
+// its cluster replaces its CA.
 func AnyPinned(pem []byte, pins []string) bool {
 	return slices.ContainsFunc(CAPins(pem), func(has string) bool { return IsPinned(has, pins) })
 }
 
-// allPinned reports whether the CAs in pem, at least one, are pinned all: one that is not
-// may be anybody's.
+// allPinned reports whether there are CAs in pem, and all of them are pinned.
 func allPinned(pem []byte, pins []string) bool {
 	have := CAPins(pem)
 	return len(have) > 0 && !slices.ContainsFunc(have, func(has string) bool { return !IsPinned(has, pins) })
@@ -49,7 +48,7 @@ func IsPinned(has string, pins []string) bool {
 	return slices.ContainsFunc(pins, func(p string) bool { return strings.EqualFold(strings.TrimSpace(p), has) })
 }
 
-// EnrolledCA is what the node's own kubeconfig trusts, else the file beside it.
+// EnrolledCA returns the CA in the node's own kubeconfig, otherwise that in ondisk.KubeCA.
 func EnrolledCA(e *machine.Env) []byte {
 	if k, err := Credentials(e); err == nil {
 		if c, err := k.Cluster(); err == nil {
@@ -61,10 +60,10 @@ func EnrolledCA(e *machine.Env) []byte {
 	return e.Contents(ondisk.KubeCA)
 }
 
-// EnrolledPins are the pins of the CA that the machine enrolled with.
+// EnrolledPins returns the pins of the CA that the machine enrolled with.
 func EnrolledPins(e *machine.Env) []string { return CAPins(EnrolledCA(e)) }
 
-// CAPins are the pins of the CAs in pem, none where something else is in it.
+// CAPins returns the pins of the CAs in pem, none if there is anything else in it.
 func CAPins(pem []byte) []string {
 	pins, err := api.Pins(pem)
 	if err != nil {
@@ -73,8 +72,8 @@ func CAPins(pem []byte) []string {
 	return pins
 }
 
-// Discovered reports whether the discovery of this boot holds for the site:
-// it has its token, and found the CA that is on the disk, and no other, which it pins.
+// Discovered reports whether the discovery of this boot is valid for the Site: it has the
+// Site's token, and found the CA on the disk, which the Site pins.
 func Discovered(e *machine.Env, site *configs.Site) bool {
 	conf, ca := e.Contents(DiscoveryFile), e.Contents(ondisk.KubeCA)
 	if conf == nil || ca == nil || !Unpinned(site) && !allPinned(ca, site.CAPins()) {
@@ -92,20 +91,20 @@ func Discovered(e *machine.Env, site *configs.Site) bool {
 	return err == nil && u.Token == site.Credentials.Token.Reveal()
 }
 
-// A CA ends after ten years. It is issued again with its own key: pins, and all
-// certificates that it has signed, stay good. A control-plane node gets it with its
-// Site's keys; the first of them publishes it in cluster-info, where workers find it. It
-// proves itself by its key, which they have trusted so far.
+// A CA is valid for ten years. It is issued again with its own key, so that pins and the
+// certificates that it has signed stay valid. A control-plane node gets it with its Site; the
+// first of them publishes it in cluster-info, where workers find it and recognize it by its
+// key.
 
-// CAEndsSoon reports whether CAs, PEM, end so soon that they should have been issued
-// again.
+// CAEndsSoon returns when the first of these CAs, PEM, ends, and whether that is within
+// api.CAWarning.
 func CAEndsSoon(e *machine.Env, cas []byte) (time.Time, bool) {
 	end, err := api.FirstEnd(cas)
 	return end, err == nil && e.Now().Add(api.CAWarning).After(end)
 }
 
-// NewerCA is the CA that this node is enrolled with as it was issued again, from the
-// Site or from whoever answers for the API servers; nil: none is due, or there is none.
+// NewerCA returns the CA of this node as it was issued again, from the Site or from
+// cluster-info of an API server; nil if it does not end soon, or was not issued again.
 func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	have := e.Contents(ondisk.KubeCA)
 	if _, due := CAEndsSoon(e, have); !due {
@@ -135,7 +134,7 @@ func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	return nil
 }
 
-// RemarkEndOfCA says that the cluster's CA ends, and that nobody has issued it again.
+// RemarkEndOfCA adds a note if a CA in file ends soon.
 func RemarkEndOfCA(e *machine.Env, file string) {
 	if end, due := CAEndsSoon(e, e.Contents(file)); due {
 		e.Note("%s is valid until %s. To fix: `edgebake cluster new` with the Cluster's document issues it again; then stamp the Sites of the control-plane nodes and restart these one by one", file, end.UTC().Format(time.DateOnly))

@@ -14,18 +14,18 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// certStore is where a client-go certificate manager keeps what it rotates:
-// NAME-DATE.pem files, certificate and key in one, and NAME-current.pem, a
-// link to the newest. It syncs neither, so that a power cut soon after a
-// rotation leaves the link and an empty file, and its owner does not start.
+// certStore is the store of a client-go certificate manager: NAME-DATE.pem files with
+// certificate and key, and NAME-current.pem, a link to the newest. None of them is synced: a
+// power cut soon after a rotation leaves the link and an empty file, and the program does not
+// start.
 type certStore struct {
 	Dir, Name string
-	// AskedAnew: without a certificate its owner requests another; with a
-	// broken one it does not.
+	// AskedAnew: the program requests another certificate if it has none, but not if the one
+	// it has is broken.
 	AskedAnew bool
 }
 
-// CertStores are kubelet's and yurthub's.
+// CertStores returns the stores of kubelet and yurthub.
 func CertStores() []certStore {
 	all := []certStore{{KubeletPKI, "kubelet-client", false}, {KubeletPKI, "kubelet-server", true}}
 	for _, c := range openyurt.Certificates() {
@@ -36,9 +36,8 @@ func CertStores() []certStore {
 
 func (s certStore) Current() string { return s.Dir + "/" + s.Name + "-current.pem" }
 
-// RestoreCertificates goes back to the newest certificate that can be used
-// wherever a power cut spoilt the current one. It is for the time before
-// kubelet and yurthub start.
+// RestoreCertificates links to the newest usable certificate where a power cut damaged the
+// current one. It must run before kubelet and yurthub start.
 func RestoreCertificates(e *machine.Env) error {
 	var errs []error
 	for _, s := range CertStores() {
@@ -71,8 +70,8 @@ func (s certStore) restore(e *machine.Env) error {
 
 var certDate = regexp.MustCompile(`^-[0-9-]+\.pem$`)
 
-// newest is the file of the certificate issued last among those that can be
-// used, or "". Names tell less: they are by the clock of then.
+// newest returns the path of the usable certificate that was issued last, or "". The dates in
+// the names are less reliable: the clock may have been wrong.
 func (s certStore) newest(e *machine.Env) string {
 	entries, err := os.ReadDir(e.Path(s.Dir))
 	if err != nil {
@@ -80,7 +79,7 @@ func (s certStore) newest(e *machine.Env) string {
 	}
 	var best string
 	var issued *x509.Certificate
-	for _, en := range entries { // in order of names
+	for _, en := range entries { // sorted by name
 		date, ok := strings.CutPrefix(en.Name(), s.Name)
 		if !ok || !certDate.MatchString(date) || !en.Type().IsRegular() {
 			continue
@@ -129,8 +128,8 @@ func LoadPair(e *machine.Env, certFile, keyFile string) (*x509.Certificate, erro
 	return pair.Leaf, nil
 }
 
-// removeBrokenPair removes kubelet's self-signed certificate where it cannot
-// be used: kubelet makes another one, but only checks that the files exist.
+// removeBrokenPair removes kubelet's self-signed certificate if it is unusable: kubelet makes
+// another one, but only if the files are missing.
 func removeBrokenPair(e *machine.Env, cert, key string) error {
 	if !slices.ContainsFunc([]string{cert, key}, e.Exists) {
 		return nil

@@ -14,23 +14,23 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Redirected reports whether kubelet is told to go through yurthub.
+// Redirected reports whether kubelet is redirected to yurthub.
 func Redirected(e *machine.Env) bool {
 	return openyurt.IsTurned(string(e.Contents(KubeadmFlags)))
 }
 
-// Name is the name that kubelet's certificate, valid or not, is for;
-// "" on a machine that is not a node.
+// Name returns the node's name in kubelet's certificate, valid or not; "" on a machine that is
+// not a node.
 func Name(e *machine.Env) string {
 	cert, _ := Enrolment(e)
 	return NodeIn(cert)
 }
 
-// NodeUser and the name of a node are the user that its kubelet is to the cluster.
+// NodeUser is the prefix of a kubelet's user name in the cluster, before the node's name.
 const NodeUser = "system:node:"
 
-// NodeIn is the node that kubelet's certificate is for; of nil and of one for
-// somebody else, "".
+// NodeIn returns the node's name in kubelet's certificate; "" if cert is nil or another
+// user's.
 func NodeIn(cert *x509.Certificate) string {
 	if cert == nil {
 		return ""
@@ -42,14 +42,14 @@ func NodeIn(cert *x509.Certificate) string {
 	return name
 }
 
-// Is reports whether the machine has credentials of a cluster, also such
-// that have expired or are not valid yet.
+// Is reports whether the machine has credentials of a cluster, even if they have expired or
+// are not valid yet.
 func Is(e *machine.Env) bool {
 	err := Enrolled(e)
 	return err == nil || OutOfTime(err)
 }
 
-// KubeletServer is where kubelet.conf points.
+// KubeletServer returns the server and the tls-server-name in kubelet.conf.
 func KubeletServer(e *machine.Env) (server, tlsServerName string, err error) {
 	k, err := KubeletConfig(e)
 	if err != nil {
@@ -62,19 +62,19 @@ func KubeletServer(e *machine.Env) (server, tlsServerName string, err error) {
 	return c.Server, c.TLSServerName, nil
 }
 
-// LeadsToHub reports whether kubelet.conf, or what stands in its place, leads
-// to yurthub: then the node's own certificate is yurthub's.
+// LeadsToHub reports whether kubelet.conf leads to yurthub, which has the node's own
+// certificate then.
 func LeadsToHub(kubeletConf *api.Kubeconfig) bool {
 	c, err := kubeletConf.Cluster()
 	return err == nil && c.Server == openyurt.Proxy
 }
 
-// KubeletConfig is kubelet.conf, or what stands in its place.
+// KubeletConfig reads kubelet.conf.
 func KubeletConfig(e *machine.Env) (*api.Kubeconfig, error) {
 	return e.KubeconfigAt(ondisk.KubeletConf, "kubelet's credentials")
 }
 
-// Credentials is the kubeconfig with this node's own certificate.
+// Credentials returns the kubeconfig with this node's own certificate.
 func Credentials(e *machine.Env) (*api.Kubeconfig, error) {
 	k, err := KubeletConfig(e)
 	if err != nil {
@@ -83,8 +83,8 @@ func Credentials(e *machine.Env) (*api.Kubeconfig, error) {
 	return ownKubeconfig(e, k)
 }
 
-// ownKubeconfig is the kubeconfig with this node's own certificate, which kubelet.conf
-// has or leads to.
+// ownKubeconfig returns the kubeconfig with this node's own certificate: kubelet.conf or, if
+// that leads to yurthub, yurthub's.
 func ownKubeconfig(e *machine.Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
 	if !LeadsToHub(kubeletConf) {
 		return kubeletConf, nil
@@ -92,8 +92,8 @@ func ownKubeconfig(e *machine.Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig
 	return e.KubeconfigAt(openyurt.Identity, "yurthub's credentials")
 }
 
-// OtherForm is what an enrolled node meets whose image was replaced by one
-// with the other form of yurthub.
+// OtherForm returns an error if the node enrolled with the other form of yurthub than its
+// image has (pod: as a static pod).
 func OtherForm(e *machine.Env, pod bool) error {
 	k, err := KubeletConfig(e)
 	if err != nil || LeadsToHub(k) == pod {
@@ -103,10 +103,11 @@ func OtherForm(e *machine.Env, pod bool) error {
 		"run `firstboot reset` on the machine, and join it again with a new token")
 }
 
-// ResetForName is the fix of a worker; a control-plane node cannot be reset.
+// ResetForName is the fix for a worker that is enrolled under another name; a control-plane
+// node cannot be reset.
 const ResetForName = "run `firstboot reset` on the machine to join under the new name, or give nodeName back its value"
 
-// SameName makes sure that the site means the node that this machine is.
+// SameName returns an error if name, the Site's, is not the node's name in cert.
 func SameName(cert *x509.Certificate, name, fix string) error {
 	if is := NodeIn(cert); is != name {
 		return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", cmp.Or(is, cert.Subject.CommonName), name), fix)
@@ -114,8 +115,8 @@ func SameName(cert *x509.Certificate, name, fix string) error {
 	return nil
 }
 
-// NodeClient reads with the node's own certificate, through the endpoint and
-// past yurthub.
+// NodeClient returns a client with the node's own certificate, for the endpoint and not for
+// yurthub.
 func NodeClient(e *machine.Env) (*api.Client, error) {
 	k, err := Credentials(e)
 	if err != nil {

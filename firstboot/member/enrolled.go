@@ -24,26 +24,24 @@ var (
 	ErrEarly       = errors.New("this node's certificate is not valid yet")
 )
 
-// Enrolled reports whether the node has credentials of the cluster: nil, or
-// what is wrong with them. It looks at files alone, so it can tell offline;
-// and into them, since kubeadm and kubelet write without syncing, and a power
-// cut leaves names without contents.
+// Enrolled returns nil if the node has valid credentials of the cluster, otherwise what is
+// wrong with them. It only reads files, so it works offline. It also parses them: kubeadm and
+// kubelet do not sync what they write, and a power cut leaves empty files.
 func Enrolled(e *machine.Env) error {
 	_, err := Enrolment(e)
 	return err
 }
 
-// EnrolledOrEarly is enrolled while the clock may still be behind: it holds a node up
-// no more than a network that is away.
+// EnrolledOrEarly reports whether the node is enrolled, or would be with a clock that is not
+// behind.
 func EnrolledOrEarly(e *machine.Env) bool {
 	err := Enrolled(e)
 	return err == nil || errors.Is(err, ErrEarly)
 }
 
-// Enrolment is the node's certificate, and what enrolled says of it; it is
-// there with errExpired and ErrEarly too. The files are read each time, also within a pass:
-// kubeadm and kubelet write them meanwhile, and kubelet renews its certificate
-// when it likes. What they say is parsed once (Env.known).
+// Enrolment returns the node's certificate, and the error of Enrolled; with errExpired and
+// ErrEarly it returns both. The files are read each time, since kubeadm and kubelet may change
+// them during a pass, but the same contents are parsed once.
 func Enrolment(e *machine.Env) (*x509.Certificate, error) {
 	var conf *api.Kubeconfig
 	for _, f := range []struct {
@@ -86,11 +84,11 @@ func Enrolment(e *machine.Env) (*x509.Certificate, error) {
 	return cert, nil
 }
 
-// OutOfTime reports whether what enrolled says is about the clock, or about a
-// certificate that was made by a wrong one: the machine is a node's all the same.
+// OutOfTime reports whether an error of Enrolled is about the certificate's dates only: the
+// machine is a node anyway.
 func OutOfTime(err error) bool { return errors.Is(err, errExpired) || errors.Is(err, ErrEarly) }
 
-// errCut describes a file that was still on its way to the disk.
+// errCut describes a file that a power cut has damaged.
 var errCut = errors.New("it is empty or was cut off, as by a power failure")
 
 func leadsToServer(e *machine.Env, kubeconfig []byte) (*api.Kubeconfig, error) {
@@ -126,7 +124,8 @@ func isCA(b []byte) error {
 	return nil
 }
 
-// KubeletCert reads kubelet's own client certificate.
+// KubeletCert reads the client certificate of kubelet, or that of yurthub if kubelet goes
+// through it.
 func KubeletCert(e *machine.Env) (*x509.Certificate, error) {
 	k, err := Credentials(e)
 	if err != nil {
@@ -147,10 +146,9 @@ func certOf(e *machine.Env, k *api.Kubeconfig) (*x509.Certificate, error) {
 	return pair.Leaf, nil
 }
 
-// identityFiles are the credentials and settings that the node needs once the
-// token is wiped: without them it cannot get back into the cluster. What else is
-// written meanwhile (yurthub's cache, kubelet's serving certificate) is on the same
-// file system, so syncing these syncs it too.
+// identityFiles are the credentials and settings without which the node cannot return to the
+// cluster once the token is wiped. Other files are on the same file system, so that syncing
+// these syncs them too.
 func identityFiles(e *machine.Env) []string {
 	all := append([]string{ondisk.KubeletConf, ondisk.KubeletConfig, KubeadmFlags, ondisk.KubeCA, openyurt.Identity}, KubeletKeys(e)...)
 	for _, s := range CertStores() {
@@ -162,8 +160,8 @@ func identityFiles(e *machine.Env) []string {
 	})
 }
 
-// SyncCredentials makes sure that what the join made is on the disk, whole: from here
-// on a power cut leaves a node.
+// SyncCredentials syncs the node's credentials, so that after a power cut the machine is still
+// a node.
 func SyncCredentials(e *machine.Env) error {
 	if err := e.Sync(append(identityFiles(e), "/etc", "/var")...); err != nil {
 		return fmt.Errorf("syncing the node's credentials: %w", err)

@@ -11,46 +11,45 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// LeavingFile says that the machine is leaving its cluster: whoever finds it
-// carries that to its end, since half of the credentials serve nothing.
+// LeavingFile marks that the machine is leaving its cluster. The next run completes that,
+// since half of the credentials are useless.
 const LeavingFile = ondisk.StateDir + "/leaving"
 
-// ControlPlaneMark names the documents and the proxy that the control plane's pods
-// and kubelet's settings were made from, once they are on the disk.
+// ControlPlaneMark records the documents and the proxy that the control plane's pods and
+// kubelet's settings were made from, once they are on the disk.
 const ControlPlaneMark = ondisk.StateDir + "/control-plane"
 
 const (
-	// The token is on /run, gone with the power; as long as it is needed it
-	// comes from the slot again.
+	// On /run, since the token must not be on a disk: while it is needed, it is read from the
+	// slot again after each start.
 	hubBootstrapDir = ondisk.RunDir + "/yurthub"
-	// HubBootstrap is the kubeconfig by which yurthub asks for its certificates.
+	// HubBootstrap is the kubeconfig with which yurthub requests its certificates.
 	HubBootstrap = hubBootstrapDir + "/bootstrap-hub.conf"
 )
 
-// Files that hold the token, all on /run: it is gone with the power.
+// Files that may hold the token are on /run, which loses it with the power.
 const (
 	DiscoveryFile = ondisk.RunDir + "/discovery.conf"
 	JoinFile      = ondisk.RunDir + "/join.yaml"
 	BootstrapRun  = ondisk.RunDir + "/bootstrap-kubelet.conf"
-	// BootstrapConf is where kubeadm writes the token for kubelet. It is made
-	// a link to /run beforehand: what is deleted from a disk stays in its
-	// free blocks.
+	// BootstrapConf is where kubeadm writes the token for kubelet. It is made a link to /run
+	// beforehand, since deleted data stays in the free blocks of a disk.
 	BootstrapConf = ondisk.KubernetesDir + "/bootstrap-kubelet.conf"
 	KubeadmFlags  = "/var/lib/kubelet/kubeadm-flags.env"
 	KubeletPKI    = "/var/lib/kubelet/pki"
 	ClientCert    = KubeletPKI + "/kubelet-client-current.pem"
-	// PendingKey is the key for which kubelet has requested a certificate. With it the
-	// next try continues with the same CSR, behind which others may wait by now.
+	// PendingKey is the key for which kubelet has requested a certificate. With it, the next
+	// attempt continues with the same CSR, which may be about to be approved.
 	PendingKey = KubeletPKI + "/kubelet-client.key.tmp"
 )
 
-// PKIDir has the cluster's CA, and a control plane's keys.
+// PKIDir holds the cluster's CA and, on a control-plane node, its keys.
 const PKIDir = ondisk.KubernetesDir + "/pki"
 
-// KubeletKeys are the key pairs that kubelet made while joining.
+// KubeletKeys lists the key pairs that kubelet made while joining.
 func KubeletKeys(e *machine.Env) []string { return inKubeletPKI(e, "kubelet-client", "kubelet.") }
 
-// ServingCerts are kubelet's serving certificates that its cluster has signed.
+// ServingCerts lists kubelet's serving certificates that its cluster has signed.
 func ServingCerts(e *machine.Env) []string { return inKubeletPKI(e, "kubelet-server") }
 
 func inKubeletPKI(e *machine.Env, prefixes ...string) []string {
@@ -67,21 +66,21 @@ func inKubeletPKI(e *machine.Env, prefixes ...string) []string {
 	return out
 }
 
-// ReadyMark says that the cluster has seen this enrolment Ready once, which
-// cannot be observed offline.
+// ReadyMark marks that the cluster has shown this node Ready once, which cannot be observed
+// offline.
 const ReadyMark = ondisk.StateDir + "/ready"
 
-// TokenFiles may hold the token, or point to where it was.
+// TokenFiles may hold the token, or link to it.
 var TokenFiles = []string{DiscoveryFile, JoinFile, BootstrapRun, BootstrapConf, HubBootstrap}
 
 // KubeadmArgs matches the line of kubeadm-flags.env with kubelet's arguments.
 var KubeadmArgs = regexp.MustCompile(`(?m)^(KUBELET_KUBEADM_ARGS=")(.*)(")[ \t]*$`)
 
-// What kubelet serves with where its cluster has not set serverTLSBootstrap.
+// kubelet's serving certificate and key if its cluster has not set serverTLSBootstrap.
 const (
 	ServingCert = KubeletPKI + "/kubelet.crt"
 	ServingKey  = KubeletPKI + "/kubelet.key"
 )
 
-// SnapshotDir holds snapshots of etcd, on DATA, which no reset removes.
+// SnapshotDir holds snapshots of etcd, on DATA. No reset removes it.
 const SnapshotDir = ondisk.StateDir + "/snapshots"

@@ -16,33 +16,31 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// JoinedFile is what the machine and its site were when it joined.
+// JoinedFile holds a JoinedAs.
 const JoinedFile = ondisk.StateDir + "/joined.json"
 
-// JoinedAs is JoinedFile: what cannot be observed later, and what kubeadm and
-// kubelet take from a site once, when they join.
+// JoinedAs records the machine and its Site at the join: what cannot be observed later, and
+// what kubeadm and kubelet use only when they join.
 type JoinedAs struct {
 	Machine node.Machine `json:"machine"`
-	// Was is the former name of a member that joins again. It is kept here because
-	// the join removes the credentials that had it.
+	// Was is the former name of a member that joins again: the join removes the credentials
+	// that had it.
 	Was    string          `json:"was,omitempty"`
 	Taints []configs.Taint `json:"taints,omitempty"`
-	// KubeletExtraArgs are what kubelet runs with now.
+	// KubeletExtraArgs are the arguments that kubelet runs with now.
 	KubeletExtraArgs map[string]string `json:"kubeletExtraArgs,omitempty"`
-	// TryingArgs are those that kubelet may run with instead, while it is not
-	// known whether it comes up with them; nil: there are none.
+	// TryingArgs are the arguments that are being tried: kubelet may run with them, or may not
+	// start; nil if there are none.
 	TryingArgs map[string]string `json:"tryingArgs,omitzero"`
 	CRISocket  string            `json:"criSocket"`
-	// Labels are those that first boot gave the Node, at the join or later.
+	// Labels are the labels that first boot gave the Node, at the join or later.
 	Labels map[string]string `json:"labels,omitempty"`
-	// TokenForgotten: a token that is in the slot now is not the one of this
-	// join.
+	// TokenForgotten: a token that is in the slot now is not the one of this join.
 	TokenForgotten bool `json:"tokenForgotten,omitempty"`
 }
 
-// ReadJoinedAs reads it. A phase does so once in each Check and Run: Check tells
-// what is on the machine, which a Run that was killed, or another phase since, has
-// changed; and reset, another process, writes the same file.
+// ReadJoinedAs reads JoinedFile; false if there is no valid one. Each Check and Run reads it
+// again, since other phases and `firstboot reset` write it.
 func ReadJoinedAs(e *machine.Env) (JoinedAs, bool) {
 	var j JoinedAs
 	b := e.Contents(JoinedFile)
@@ -60,11 +58,11 @@ func (j JoinedAs) Write(e *machine.Env) error {
 	return nil
 }
 
-// SaveJoin keeps what the machine and its site are while it joins. One that
-// joins again keeps the facts that its name came from.
+// SaveJoin records the machine and its Site at a join. A machine that joins again keeps the
+// facts that its name was made from.
 func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 	machine := e.Facts()
-	if e.Exists(JoinedCluster) { // it may be another one by now
+	if e.Exists(JoinedCluster) { // it may join another cluster now
 		if err := e.Remove(JoinedCluster); err != nil {
 			return fmt.Errorf("forgetting the former cluster: %w", err)
 		}
@@ -79,14 +77,15 @@ func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 	}.Write(e)
 }
 
-// RemarkSocketKept says that kubelet's container runtime is the one of the join.
+// RemarkSocketKept adds a note if kubelet still uses the container runtime of the join, not
+// the Site's.
 func RemarkSocketKept(e *machine.Env, j JoinedAs, site *configs.Site) {
 	if j.CRISocket != site.CRISocket {
 		e.Note("criSocket of the Site is not in place: kubelet uses %s, with which it joined. To fix: `firstboot reset` and a new token join the node again with the Site's; or give it back its former value", j.CRISocket)
 	}
 }
 
-// Union is a new map of both; b wins.
+// Union returns a new map with the entries of both; b takes precedence.
 func Union(a, b map[string]string) map[string]string {
 	out := maps.Clone(a)
 	if out == nil {
@@ -96,9 +95,9 @@ func Union(a, b map[string]string) map[string]string {
 	return out
 }
 
-// RemarkTaints says which taints were added to a site or taken from it since the
-// join, and are still to be changed: a node may not do that itself. Those that
-// somebody took from the Node are left to him.
+// RemarkTaints adds a note on taints that the Site has gained or lost since the join, as far
+// as the Node differs: a node may not change its taints. A taint that a person removed from
+// the Node is not reported.
 func RemarkTaints(e *machine.Env, j JoinedAs, site *configs.Site, n *api.Node) {
 	var args []string
 	for _, t := range site.Taints {
@@ -117,7 +116,7 @@ func RemarkTaints(e *machine.Env, j JoinedAs, site *configs.Site, n *api.Node) {
 	}
 }
 
-// replaced reports whether taints has another value in place of t.
+// replaced reports whether taints has t, perhaps with another value.
 func replaced(taints []configs.Taint, t configs.Taint) bool {
 	return slices.ContainsFunc(taints, func(o configs.Taint) bool { return o.Key == t.Key && o.Effect == t.Effect })
 }
@@ -129,8 +128,8 @@ func taintWord(t configs.Taint) string {
 	return t.Key + "=" + t.Value + ":" + t.Effect
 }
 
-// LeftLabels are those that first boot gave the Node and the site has no more.
-// OpenYurt's stay: they go with yurthub, by a revert.
+// LeftLabels returns the labels that first boot gave the Node and the Site no longer has,
+// except OpenYurt's, which a revert removes.
 func LeftLabels(j JoinedAs, site *configs.Site, n *api.Node) map[string]string {
 	want := node.KubeletLabels(site)
 	out := map[string]string{}
@@ -144,8 +143,8 @@ func LeftLabels(j JoinedAs, site *configs.Site, n *api.Node) map[string]string {
 	return out
 }
 
-// SaveLabels keeps which labels first boot has given the Node. Like SaveForgotten
-// it changes what is there now: a reset may have written since it was read last.
+// SaveLabels records the labels that first boot has given the Node. It reads the file again,
+// since a reset may have changed it.
 func SaveLabels(e *machine.Env, site *configs.Site) error {
 	j, ok := ReadJoinedAs(e)
 	if !ok {
@@ -155,7 +154,7 @@ func SaveLabels(e *machine.Env, site *configs.Site) error {
 	return j.Write(e)
 }
 
-// SaveForgotten keeps that the token of the join is forgotten.
+// SaveForgotten records that the token of the join is forgotten.
 func SaveForgotten(e *machine.Env) error {
 	j, ok := ReadJoinedAs(e)
 	if !ok || j.TokenForgotten {

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// ParseSigner reads a private key, PEM. No error quotes any of it.
+// ParseSigner parses a private key, PEM. No error quotes any of it.
 func ParseSigner(text []byte) (crypto.Signer, error) {
 	b, _ := pem.Decode(text)
 	if b == nil {
@@ -34,7 +34,7 @@ func ParseSigner(text []byte) (crypto.Signer, error) {
 
 func anyError[T any](key T, err error) (any, error) { return key, err }
 
-// KeysInPlace looks at keys whose copy in the slot is gone.
+// KeysInPlace checks the cluster's keys on this machine, for when the slot no longer has them.
 func KeysInPlace(e *machine.Env, site *configs.Site) error {
 	var errs []error
 	for _, ca := range configs.ClusterCAs() {

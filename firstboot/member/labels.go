@@ -9,8 +9,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// HubLabels is a change that makes the Node's labels of OpenYurt's what they
-// are now.
+// HubLabels returns a patch that restores the OpenYurt labels that the Node has now.
 func HubLabels(ctx context.Context, e *machine.Env, name string) (map[string]any, error) {
 	n, err := ReadNode(ctx, e, name)
 	if err != nil {
@@ -25,7 +24,7 @@ func HubLabels(ctx context.Context, e *machine.Env, name string) (map[string]any
 	return out, nil
 }
 
-// AnyOf is a copy of labels as a patch has them.
+// AnyOf returns labels in the form of a patch.
 func AnyOf(labels map[string]string) map[string]any {
 	out := map[string]any{}
 	for k, v := range labels {
@@ -34,7 +33,7 @@ func AnyOf(labels map[string]string) map[string]any {
 	return out
 }
 
-// NoLabels is a change that takes OpenYurt's labels from a Node.
+// NoLabels returns a patch that removes OpenYurt's labels from a Node.
 func NoLabels() map[string]any {
 	out := map[string]any{}
 	for _, k := range openyurt.LabelKeys() {
@@ -43,7 +42,7 @@ func NoLabels() map[string]any {
 	return out
 }
 
-// CheckLabels looks whether the Node's labels of OpenYurt's are those; nil: none.
+// CheckLabels reports Done if the Node's OpenYurt labels are those in want, which may be nil.
 func CheckLabels(ctx context.Context, e *machine.Env, name string, want map[string]string) (run.Verdict, error) {
 	n, err := ReadNode(ctx, e, name)
 	if err != nil {
@@ -57,7 +56,8 @@ func CheckLabels(ctx context.Context, e *machine.Env, name string, want map[stri
 	return run.Done, nil
 }
 
-// PatchLabels changes the labels of a Node with the node's own credentials; nil removes one.
+// PatchLabels changes labels of a Node with the node's own credentials; a nil value removes
+// the label.
 func PatchLabels(ctx context.Context, e *machine.Env, name string, labels map[string]any) error {
 	c, err := NodeClient(e)
 	if err != nil {

@@ -10,28 +10,27 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A machine that was a member of a cluster stays one to strangers' sticks, also while it
-// has no credentials: joining again begins with the removal of the former ones, and may
-// fail. Only reset makes it a blank machine.
+// To an untrusted stick, a machine that was a member of a cluster stays one, even without
+// credentials: joining again begins with their removal, and may fail. Only a reset makes it a
+// blank machine.
 
-// RecordFile is the record of that. It is written before anything that shows the
-// membership is removed.
+// RecordFile records the membership. It is written before any other trace of it is removed.
 const RecordFile = ondisk.StateDir + "/member.json"
 
-// RecordVersion is the form of a Record that this program writes.
+// RecordVersion is the version of a Record that this program writes.
 const RecordVersion = 1
 
-// Record says that the machine was a member of a cluster, and of which one.
+// Record means that the machine was a member of a cluster, and names that cluster.
 type Record struct {
 	Version int `json:"version"`
-	// Node is the name in the certificate of the last enrolment, and CA are the pins of
-	// its CA. Both are empty once the machine has left that cluster for another one.
+	// Node is the name in the certificate of the last enrolment, and CA are the pins of its
+	// CA. Both are empty once the machine has left that cluster for another one.
 	Node string   `json:"node,omitempty"`
 	CA   []string `json:"ca,omitempty"`
 }
 
-// ReadRecord reads the record. One that cannot be read, or is of a later release, still
-// counts as one.
+// ReadRecord reads the record. ok is also true for a record that is unreadable or of a later
+// release.
 func ReadRecord(e *machine.Env) (r Record, ok bool) {
 	if !e.Exists(RecordFile) {
 		return r, false
@@ -42,13 +41,13 @@ func ReadRecord(e *machine.Env) (r Record, ok bool) {
 	return r, true
 }
 
-// ToRecord is the record as it should be, nil where it is right.
+// ToRecord returns the record to write, nil if the present one is right.
 func ToRecord(e *machine.Env) *Record {
 	have, ok := ReadRecord(e)
 	want := Record{Version: RecordVersion, Node: Name(e), CA: EnrolledPins(e)}
 	switch {
 	case e.Exists(LeavingFile):
-		// What is left of the former cluster's credentials goes.
+		// Remaining credentials of the former cluster do not count.
 		if ok && have.Node == "" && len(have.CA) == 0 {
 			return nil
 		}
@@ -58,7 +57,7 @@ func ToRecord(e *machine.Env) *Record {
 			return nil
 		}
 		return &want
-	case !ok && e.Exists(ReadyMark): // of a former release, and its credentials are damaged
+	case !ok && e.Exists(ReadyMark): // a member with damaged credentials, from a former release
 		return &want
 	}
 	return nil
@@ -84,24 +83,23 @@ func (r Record) Write(e *machine.Env) error {
 	return nil
 }
 
-// HasJoined reports whether this machine is a member of a cluster, or was one until its
-// certificate expired, its credentials were damaged, or a join that was to replace them
-// failed. A machine whose clock is wrong, which somebody on its network can cause, does
-// not count as a blank one.
+// HasJoined reports whether this machine is or was a member of a cluster, even if its
+// certificate has expired, its credentials are damaged or a new join has failed. So a wrong
+// clock, which others on the network can cause, does not make it count as blank.
 func HasJoined(e *machine.Env) bool {
 	_, was := ReadRecord(e)
 	return was || Is(e) || e.Exists(ReadyMark)
 }
 
-// Node is the name under which this machine is enrolled in a cluster, or was; ""
-// where it is unknown.
+// Node returns the name under which this machine is or was enrolled in a cluster, "" if
+// unknown.
 func Node(e *machine.Env) string {
 	r, _ := ReadRecord(e)
 	return cmp.Or(Name(e), r.Node)
 }
 
-// Pins are the pins of the CA of the cluster that this machine is a member of, or
-// was; none where that is unknown.
+// Pins returns the CA pins of the cluster that this machine is or was a member of, none if
+// unknown.
 func Pins(e *machine.Env) []string {
 	if Is(e) {
 		return EnrolledPins(e)

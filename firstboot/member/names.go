@@ -13,16 +13,15 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// EveryAPIServerIsNamed reports whether the certificate of every API server has the
-// endpoint's name. kubelet drops tls-server-name when it writes its kubeconfig,
-// so only then may it begin with the endpoint. An API server that does not
-// answer may come back with a certificate that has not.
+// EveryAPIServerIsNamed reports whether the certificate of every API server has the endpoint's
+// name. kubelet drops tls-server-name when it writes its kubeconfig, so only then may it join
+// through the endpoint. An API server that does not answer may lack the name.
 func EveryAPIServerIsNamed(ctx context.Context, e *machine.Env, masters []string, ca []byte, endpoint string) bool {
 	return errors.Join(AskNames(ctx, e, masters, ca, endpoint)...) == nil
 }
 
-// AskNames asks all API servers at once whether their certificate has one of
-// names.
+// AskNames asks all API servers at once whether their certificate has one of names. The errors
+// are in the order of masters.
 func AskNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, names ...string) []error {
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
@@ -35,17 +34,16 @@ func AskNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, 
 	return errs
 }
 
-// Names are the names in the certificates of all API servers. They are
-// asked for each name once: an API server may show another certificate for
-// another name.
+// Names caches which names the certificates of the API servers have. Each name is asked for
+// once: an API server may show another certificate for another name.
 type Names struct {
 	endpoint string
 	masters  []string
 	ca       []byte
-	answers  map[string][]error // by name, one of each API server
+	answers  map[string][]error // by name, in the order of masters
 }
 
-// NamesOf prepares the names to verify the API servers of a Site by.
+// NamesOf returns the Names of the API servers of a Site.
 func NamesOf(e *machine.Env, site *configs.Site) *Names {
 	return &Names{site.Endpoint, MastersOf(e, site), e.Contents(ondisk.KubeCA), map[string][]error{}}
 }
@@ -57,8 +55,8 @@ func (c *Names) ask(ctx context.Context, e *machine.Env, name string) []error {
 	return c.answers[name]
 }
 
-// named counts the API servers whose certificate has name; the error is what
-// the others said.
+// named counts the API servers whose certificate has name. The error joins those of the
+// others.
 func (c *Names) named(ctx context.Context, e *machine.Env, name string) (int, error) {
 	errs := c.ask(ctx, e, name)
 	n := 0
@@ -70,14 +68,14 @@ func (c *Names) named(ctx context.Context, e *machine.Env, name string) (int, er
 	return n, errors.Join(errs...)
 }
 
-// Shared is kubelet's tls-server-name for the endpoint: empty, which stands for the
-// endpoint itself, where the API servers that answer have its name in their
-// certificates; otherwise the name that kubeadm puts there, which yurthubs of other
-// nodes have too. Where no name is in all of them it is the one that most have.
+// Shared returns kubelet's tls-server-name for the endpoint: "", which means the endpoint's
+// own name, if the certificates have that; otherwise the name that kubeadm puts into all of
+// them, and that the yurthubs of other nodes have too. If neither is in all certificates, it
+// is the more frequent one.
 func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
 	endpoint, endpointErr := c.named(ctx, e, c.endpoint)
 	if endpoint == len(c.masters) && endpoint > 0 {
-		return "", nil // no name can be in more of them
+		return "", nil // no other name can be in more of them
 	}
 	shared, sharedErr := c.named(ctx, e, api.SharedName)
 	switch {
@@ -93,9 +91,9 @@ func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
 	return "", fmt.Errorf("asking the API servers for their certificates' names: %w", sharedErr)
 }
 
-// Fit reports whether kubelet may keep name: it is in the certificate of every API
-// server that answers, or no other name is in more of them. The shared name gives way
-// to the endpoint once every API server is known to have that.
+// Fit reports whether kubelet may keep name: it is in the certificates of all API servers that
+// answer, or no other name is in more of them. api.SharedName is given up once all API servers
+// have the endpoint's name.
 func (c *Names) Fit(ctx context.Context, e *machine.Env, name string) bool {
 	if name == api.SharedName && c.endpoint != name {
 		if n, _ := c.named(ctx, e, c.endpoint); n == len(c.masters) && n > 0 {
@@ -114,8 +112,8 @@ func (c *Names) Fit(ctx context.Context, e *machine.Env, name string) bool {
 	return true
 }
 
-// Away counts the API servers that answer with a certificate of the CA,
-// whatever its names, and those that do not.
+// Away counts the API servers that answer with a certificate of the CA, whatever its names,
+// and those that do not.
 func (c *Names) Away(ctx context.Context, e *machine.Env, name string) (answer, away int) {
 	for _, err := range c.ask(ctx, e, name) {
 		if err == nil || errors.Is(err, api.ErrServerName) {

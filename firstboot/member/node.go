@@ -13,10 +13,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// errUnread says that nothing is known about the Node.
+// errUnread means that the Node could not be read.
 var errUnread = errors.New("its Node cannot be read")
 
-// ReadNode asks the API server as kubelet.conf says, past yurthub.
+// ReadNode reads a Node from the API server in kubelet.conf, not through yurthub.
 func ReadNode(ctx context.Context, e *machine.Env, name string) (*api.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -31,8 +31,7 @@ func ReadNode(ctx context.Context, e *machine.Env, name string) (*api.Node, erro
 	return n, nil
 }
 
-// ReadyNow looks whether the cluster sees the node Ready, by the word of the
-// kubelet that runs.
+// ReadyNow returns an error unless the Node is Ready by the report of the running kubelet.
 func ReadyNow(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if ready, why := n.Ready(); !ready {
 		return fmt.Errorf("node %s is not Ready: %s", n.Metadata.Name, why)
@@ -40,8 +39,7 @@ func ReadyNow(ctx context.Context, e *machine.Env, n *api.Node) error {
 	return Reported(ctx, e, n)
 }
 
-// OwnNode is this machine's Node as the cluster has it, and the client that
-// asked for it.
+// OwnNode reads this machine's Node, and returns the client that it used.
 func OwnNode(ctx context.Context, e *machine.Env, name string) (*api.Client, *api.Node, error) {
 	c, err := NodeClient(e)
 	if err != nil {
@@ -57,9 +55,8 @@ func OwnNode(ctx context.Context, e *machine.Env, name string) (*api.Client, *ap
 // ErrNoNode means that the API server has no Node of that name.
 var ErrNoNode = errors.New("the cluster has no Node")
 
-// Reported makes sure that kubelet runs, and that what the cluster shows is
-// what kubelet has said since it was started: for the better part of a minute
-// a Node looks as Ready as it was before.
+// Reported returns an error unless kubelet runs and has reported to the cluster since it was
+// started: until then the Node shows its former status, for most of a minute.
 func Reported(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 		return run.Advise(errors.Join(fmt.Errorf("kubelet is %s", state), err), "see `journalctl -u kubelet` on the machine")
@@ -80,23 +77,23 @@ func Reported(ctx context.Context, e *machine.Env, n *api.Node) error {
 	return nil
 }
 
-// Kubelet registers its Node once after it starts. A Node that somebody deletes later
-// stays away until kubelet starts again.
+// kubelet registers its Node once after it starts. A Node that is deleted later stays away
+// until kubelet starts again.
 const (
-	// registerTime bounds the time that kubelet needs to register while the API server
-	// answers: its pauses between two tries grow to 7 s.
+	// registerTime is the time that kubelet needs to register while the API server answers:
+	// the pauses between its attempts grow to 7 s.
 	registerTime = 20 * time.Second
-	// registerAgain is the least time between two starts of kubelet that have it
-	// register: something else may keep the Node away, for example a webhook.
+	// registerAgain is the least time between two restarts of kubelet for its registration:
+	// something else may prevent that, for example a webhook.
 	registerAgain = 10 * time.Minute
 )
 
-// Absence is how long the cluster has answered that it has no Node of this machine.
+// Absence measures how long the cluster has had no Node of this machine.
 type Absence struct{ since time.Time }
 
-// End restarts kubelet once the Node has been missing for registerTime. A machine whose
-// API servers may be of another cluster than it joined leaves kubelet alone: registered
-// there, kubelet would stop the pods that it runs.
+// End restarts kubelet once the Node has been missing for registerTime. It does not if the API
+// servers may be of another cluster than the machine joined: kubelet would register there, and
+// stop its pods.
 func (a *Absence) End(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	now := e.Now()
 	if a.since.IsZero() {

@@ -5,8 +5,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Rewriting is a fix that has a person write the image to this machine's disk again,
-// with what is lost then.
+// Rewriting completes a fix that writes the image to this machine's disk again with what is
+// lost by that.
 func Rewriting(e *machine.Env, fix string) string {
 	switch {
 	case e.Exists(configs.EtcdDataDir + "/member"):

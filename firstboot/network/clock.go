@@ -20,14 +20,12 @@ import (
 
 const clockDoc = "a clock that is not in the past"
 
-// ClockPhase brings the clock to the latest moment that is certain to have
-// passed: the image's date, when its Site was stamped (stamped returns that in seconds
-// since the epoch), or the beginning of a
-// certificate of the cluster. Boards without a battery wake up in 1970, where every
-// certificate is not yet valid. A clock that follows a time server knows better than
-// all of these. By one that makes this node's certificate look expired, or not valid yet,
-// nothing is decided before a time server was asked; nor does a control-plane node make
-// its first certificates, which begin when its clock says.
+// ClockPhase sets a clock that is behind to the latest moment that has certainly passed: the
+// image's date, the Site's date of stamping (which stamped returns in seconds since the
+// epoch), or the start of a certificate of the cluster. Boards without a battery start in
+// 1970, where no certificate is valid yet. A clock that follows a time server is left alone. A
+// time server is also asked before this node's certificate counts as expired or not valid yet,
+// and before a control-plane node makes its first certificates.
 func ClockPhase(site *configs.Site, image ondisk.ImageInfo, stamped func(*machine.Env) int64) run.Phase {
 	ask := func(e *machine.Env) bool {
 		first := site.NodeType == configs.NodeControlPlane && !e.Exists(member.ControlPlaneMark)
@@ -79,19 +77,17 @@ func raiseClock(e *machine.Env, floor time.Time) error {
 	return nil
 }
 
-// AskedNTP says that time servers were waited for since this machine was
-// switched on.
+// AskedNTP marks that time servers were waited for since this machine was switched on.
 const AskedNTP = ondisk.RunMark + "asked-ntp"
 
-// clockFloor is a moment that has certainly passed.
+// clockFloor returns a moment that has certainly passed.
 func clockFloor(image ondisk.ImageInfo, stamped int64) time.Time {
 	return time.Unix(max(image.SourceDate, CredibleStamp(image, stamped)), 0)
 }
 
-// LearnTime sets the clock to the beginning of a certificate that discovery has found to
-// be not valid yet, and reports whether it did. Only the pin makes it certain: without one
-// anybody could move the clock. It is not kept for later boots: the clock of whoever signed
-// it may have been ahead, and a person may correct both.
+// LearnTime sets the clock to the start of a certificate that discovery found to be not valid
+// yet, and reports whether it did. It needs a pinned CA: otherwise anybody could move the
+// clock. The time is not kept for later boots, since the signer's clock may have been ahead.
 func LearnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered error) (bool, error) {
 	early := (*api.EarlyError)(nil)
 	if !errors.As(discovered, &early) || d.SkipPins && len(d.CA) == 0 || clockSynced(ctx, e) {
@@ -100,13 +96,12 @@ func LearnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered 
 	return true, raiseClock(e, early.From)
 }
 
-// beganPatience bounds the wait for certificates that show that the clock is behind.
+// beganPatience bounds the requests of begun.
 const beganPatience = 2 * time.Second
 
-// begun is the latest beginning, after the clock's time, of a certificate that another
-// machine of the cluster shows, or that this node is enrolled with; zero: there is none.
-// They are verified with the CA of the Site or of the enrolment, so that nobody else can
-// move the clock.
+// begun returns the latest start of a certificate that is not valid yet, of another machine of
+// the cluster or of this node's enrolment; zero if there is none. They are verified with the
+// CA of the Site or of the enrolment, so that nobody else can move the clock.
 func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 	ctx, cancel := context.WithTimeout(ctx, beganPatience)
 	defer cancel()
@@ -139,15 +134,15 @@ func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 		})
 	}
 	wg.Wait()
-	// What a control-plane node has signed itself shows nothing but its own clock.
+	// A control-plane node signs its own certificate, which only shows its own clock.
 	if cert, err := member.Enrolment(e); errors.Is(err, member.ErrEarly) && site.NodeType != configs.NodeControlPlane && validAt(cert, ca, cert.NotBefore) {
 		from = append(from, cert.NotBefore)
 	}
 	return slices.MaxFunc(append(from, time.Time{}), time.Time.Compare)
 }
 
-// clusterCAs are the CAs of the cluster and of its etcd, PEM, as far as this machine
-// has them for sure.
+// clusterCAs returns the CAs of the cluster and of its etcd, PEM, as far as this machine has
+// trusted ones.
 func clusterCAs(e *machine.Env, site *configs.Site) (ca, etcdCA []byte) {
 	switch keys := site.Credentials.Keys; {
 	case member.Is(e):
@@ -166,8 +161,7 @@ func clusterCAs(e *machine.Env, site *configs.Site) (ca, etcdCA []byte) {
 	return ca, etcdCA
 }
 
-// validAt reports whether a client's certificate is of that CA, and both are valid at
-// that time.
+// validAt reports whether a client certificate is of this CA, and both are valid at that time.
 func validAt(cert *x509.Certificate, ca []byte, at time.Time) bool {
 	pool, err := api.Pool(ca)
 	if err != nil {
@@ -177,8 +171,7 @@ func validAt(cert *x509.Certificate, ca []byte, at time.Time) bool {
 	return err == nil
 }
 
-// CredibleStamp is the date of stamping; 0 where no computer with a right clock
-// can have stamped this image then.
+// CredibleStamp returns the date of stamping; 0 if this image cannot have been stamped then.
 func CredibleStamp(image ondisk.ImageInfo, stamped int64) int64 {
 	first, last := image.StampDates()
 	if t := time.Unix(stamped, 0); t.Before(first) || t.After(last) {
@@ -187,8 +180,7 @@ func CredibleStamp(image ondisk.ImageInfo, stamped int64) int64 {
 	return stamped
 }
 
-// clockSynced reports whether the clock follows a time server, as far as is
-// known.
+// clockSynced reports whether the clock follows a time server; false if unknown.
 func clockSynced(ctx context.Context, e *machine.Env) bool {
 	synced, err := e.ClockSynced(ctx)
 	if err != nil {
@@ -197,17 +189,17 @@ func clockSynced(ctx context.Context, e *machine.Env) bool {
 	return err == nil && synced
 }
 
-// NTPPatience bounds the wait for a time server that a certificate depends on: a site
-// without one must still join. ntpFirst is for a control-plane node that has none yet.
+// NTPPatience bounds the wait for a time server that a certificate depends on: a Site without
+// a time server must still join. ntpFirst is for a control-plane node without certificates.
 const (
 	NTPPatience = time.Minute
 	ntpFirst    = 30 * time.Second
-	ntpRetry    = 10 // looks at the clock, 2 s apart, until time servers are asked again
+	ntpRetry    = 10 // checks of the clock, 2 s apart, until time servers are asked again
 	Timesyncd   = "systemd-timesyncd.service"
 )
 
-// WaitForNTP waits for the clock to follow a time server, bounded, and says
-// how it went. To have no time server is not a failure.
+// WaitForNTP waits for patience at most until the clock follows a time server, and reports
+// whether it does.
 func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) bool {
 	e.Waiting("a time server, since the clock may be wrong")
 	end := e.Now().Add(patience)
@@ -217,12 +209,12 @@ func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 		synced = clockSynced(ctx, e)
 		tries++
 		if !synced && tries%ntpRetry == 0 {
-			// By itself it would try again in five minutes only.
+			// Without a restart it would try again only in five minutes.
 			if err := e.Unit(ctx, "try-restart", Timesyncd); err != nil {
 				return false, fmt.Errorf("having the time servers asked again: %w", err)
 			}
 		}
-		// By tries too: time may jump while we wait for just that.
+		// The number of tries counts too, since the clock may jump meanwhile.
 		return synced || e.Now().After(end) || tries > int(patience/(2*time.Second)), nil
 	})
 	if err != nil || !synced {
@@ -233,12 +225,12 @@ func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 	return true
 }
 
-// JudgeOutOfTime judges what enrolled says of a certificate that has expired, or is not
-// valid yet: nil where the clock was wrong and is right by now; for good only by a clock
-// that follows a time server.
+// JudgeOutOfTime judges a node's certificate that has expired or is not valid yet: nil if the
+// clock was corrected meanwhile. Only with a clock that follows a time server is an expired
+// one an error that a person must fix.
 func JudgeOutOfTime(ctx context.Context, e *machine.Env) error {
 	const newToken = "put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick"
-	synced := clockSynced(ctx, e) // before the clock is read once more
+	synced := clockSynced(ctx, e) // before the clock is read again
 	err := member.Enrolled(e)
 	switch {
 	case err == nil:

@@ -1,7 +1,6 @@
-// Package network sees that a machine has an address and reaches who it needs. It has
-// networkd read new settings, keeps those that work, and brings them back when a
-// corrected Site's reach nobody. It also sets a clock that is certainly behind.
+// Package network makes sure that a machine has an address and reaches what it needs. It makes
+// networkd load new settings, keeps those that work, and restores them if those of a corrected
+// Site do not. It also sets a clock that is certainly behind.
 //
-// What changes here: which settings are tried and rolled back, and what counts as
-// reached.
+// What changes here: which settings are tried and rolled back, and what counts as reached.
 package network

@@ -19,8 +19,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Reach connects to every API server at once and returns the first that
-// answers, else what each said.
+// Reach connects to all API servers at once. It returns the first that answers, otherwise the
+// errors of all.
 func Reach(ctx context.Context, e *machine.Env, masters []string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
@@ -60,7 +60,7 @@ const (
 // Phase waits until the node has an address and an API server answers.
 func Phase(site *configs.Site) run.Phase {
 	late := &LateReload{}
-	reached := false // by Run, which the next Check need not repeat
+	reached := false // set by Run, so that the next Check need not repeat it
 	return run.Phase{
 		Name: "network", Doc: "an address, and an API server that answers", Timeout: Timeout,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -100,12 +100,12 @@ func Phase(site *configs.Site) run.Phase {
 	}
 }
 
-// check is the phase's Check without new settings; reached: an API server has just
-// answered.
+// check is the phase's Check if no settings are waiting to be loaded. reached: an API server
+// has just answered.
 func check(ctx context.Context, e *machine.Env, site *configs.Site, reached bool) run.Verdict {
 	joined := member.EnrolledOrEarly(e)
 	if NodeAddress(e) == "" && !joined {
-		return run.Todo // whoever answers
+		return run.Todo // whether or not an API server answers
 	}
 	if !reached {
 		if _, err := Reach(ctx, e, member.MastersOf(e, site)); err != nil {
@@ -122,9 +122,9 @@ func check(ctx context.Context, e *machine.Env, site *configs.Site, reached bool
 	return run.Done
 }
 
-// checkOffline judges a member of the cluster that reaches no API server: it waits for
-// none. ipvscare may still reach one, for example by an address that DNS does not give
-// any more; the new settings of the network are not proven by that.
+// checkOffline judges a member of the cluster that reaches no API server: it does not wait for
+// one. ipvscare may still reach one, for example by an address that DNS no longer returns;
+// that does not prove new network settings.
 func checkOffline(ctx context.Context, e *machine.Env, site *configs.Site) run.Verdict {
 	if _, err := presentAddr(ctx, e, site); err == nil && !site.IPVS.Disabled && machine.Answers(ctx, e, site.EndpointHostPort()) == nil {
 		return run.Done
@@ -132,10 +132,9 @@ func checkOffline(ctx context.Context, e *machine.Env, site *configs.Site) run.V
 	return run.Unknown
 }
 
-// presentAddr is the node's address of today, for as long as the machine has it on
-// the way to any API server. A machine with two cards may have one address on the way
-// to one API server and another on the way to another: which of them answers first
-// must not tell its address.
+// presentAddr returns the node's present address, if the machine still has it on the way to
+// any API server. A machine with two cards may have different addresses on the way to
+// different API servers; its address must not depend on which of them answers first.
 func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	present, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {
@@ -151,7 +150,7 @@ func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip
 	found := make([]bool, len(masters))
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
-	for i, m := range masters { // at once: each may take as long as a server that does not answer
+	for i, m := range masters { // at once: each may take until the timeout
 		wg.Go(func() {
 			src, err := nodeAddr(ctx, e, site, m)
 			found[i], errs[i] = err == nil && src == present, err
@@ -164,14 +163,14 @@ func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip
 	return netip.Addr{}, errors.Join(append([]error{fmt.Errorf("the address %s is on the way to no API server", present)}, errs...)...)
 }
 
-// firstAddr is the node's address on the way to the first API server, in the order of
-// the list, that answers; where none answers, to the first that there is a way to.
+// firstAddr returns the node's address on the way to the first API server in the list that
+// answers; if none answers, to the first that has a route.
 func firstAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	masters := member.MastersOf(e, site)
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
 	for i, m := range masters {
-		if len(masters) > 1 { // or there is no choice
+		if len(masters) > 1 { // otherwise there is no choice
 			wg.Go(func() { errs[i] = machine.Answers(ctx, e, m) })
 		}
 	}
@@ -195,10 +194,8 @@ func firstAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.A
 	return netip.Addr{}, errors.Join(bad...)
 }
 
-// nodeAddr is this node's address: its own on the way to an API server, in the
-// family of the VIP. An API server known by name may have addresses of both, of
-// which IPVS uses one; the Node must have an address that the API servers see
-// too.
+// nodeAddr returns this node's own address on the way to an API server, in the family of the
+// VIP: an API server known by name may have addresses of both, of which IPVS uses one.
 func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master string) (netip.Addr, error) {
 	ways, err := APIServerAddrs(ctx, e, site, master)
 	if err != nil {
@@ -208,7 +205,7 @@ func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master st
 	for _, way := range ways {
 		src, err := e.Source(ctx, way)
 		if err == nil && site.IPVS.Disabled && len(ways) > 1 {
-			// Nothing but the attempt tells which family works.
+			// Only an attempt shows which family works.
 			err = machine.Answers(ctx, e, way)
 		}
 		if err == nil {
@@ -219,8 +216,8 @@ func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master st
 	return netip.Addr{}, fmt.Errorf("looking for this node's address on the way to %s: %w", master, errors.Join(errs...))
 }
 
-// APIServerAddrs are an API server's addresses, "host:port", that the VIP can
-// stand for; where there is no IPVS, all.
+// APIServerAddrs returns an API server's addresses, "host:port", that the VIP can stand for;
+// without IPVS, all.
 func APIServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, master string) ([]string, error) {
 	host, port, err := net.SplitHostPort(master)
 	if err != nil {
@@ -250,23 +247,20 @@ func APIServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, mas
 	return out, nil
 }
 
-// NodeLine is the node's own line in /etc/hosts. Without it kubeadm and
-// kubelet ask DNS for the node's name, which costs half a minute where no
-// server answers.
+// NodeLine returns the node's own line in /etc/hosts. Without it kubeadm and kubelet ask DNS
+// for the node's name, which takes half a minute if no server answers.
 func NodeLine(e *machine.Env, addr netip.Addr) node.HostsEntry {
 	return node.HostsEntry{IP: addr.String(), Names: []string{e.Text("/etc/hostname")}}
 }
 
-// Patience is how long a network may take to come up: DHCP, spanning tree,
-// a Wi-Fi association.
+// Patience is how long a network may take to start: DHCP, spanning tree, a Wi-Fi association.
 const Patience = 75 * time.Second
 
-// Timeout has time for the new settings, the former and the new once more.
+// Timeout is enough for trying the new settings, the former ones and the new ones again.
 const Timeout = 6 * time.Minute
 
-// Use waits until the network settings in place reach what they are for, and
-// keeps them then. Where they do not, the former ones are tried; former says that
-// they are back.
+// Use waits until the network settings in place reach u, and keeps them then. Otherwise it
+// tries the former ones; former reports whether they are in place again.
 func Use(ctx context.Context, e *machine.Env, u Uplink, patience time.Duration) (found Reached, former bool, err error) {
 	if TrialCutOff(e) {
 		if err := takeBack(ctx, e); err != nil {
@@ -278,7 +272,7 @@ func Use(ctx context.Context, e *machine.Env, u Uplink, patience time.Duration) 
 			return found, former, errors.Join(found.Err, err)
 		}
 	}
-	if found.Extent == everything && !former && IsNew(e) { // the former ones are good, and their trial stays on record
+	if found.Extent == everything && !former && IsNew(e) { // the former ones are kept already, and their trial stays on record
 		err = Keep(e)
 	}
 	return found, former, err
@@ -298,12 +292,12 @@ func waitForAPIServer(ctx context.Context, e *machine.Env, masters []string, pat
 	return found, err
 }
 
-// networkDirs are the settings that may cut a node off.
+// networkDirs hold the settings that may cut a node off.
 var networkDirs = [...]string{"/etc/systemd/network", "/etc/systemd/resolved.conf.d", "/etc/wpa_supplicant"}
 
 const goodNetwork = ondisk.StateDir + "/network"
 
-// OwnHostPort is the machine's own API server.
+// OwnHostPort returns the address of the machine's own API server.
 func OwnHostPort(site *configs.Site) string {
 	_, port, err := net.SplitHostPort(site.Masters[0])
 	if err != nil {
@@ -312,10 +306,9 @@ func OwnHostPort(site *configs.Site) string {
 	return net.JoinHostPort(site.Self().Address, port)
 }
 
-// OfflineHealthy judges a boot of a node that was Ready before and reaches no
-// API server now: kubelet and ipvscare run, and a network of the site leads
-// towards the API servers. A system whose network driver is missing has that
-// no more than one without a cable; neither is proof enough.
+// OfflineHealthy judges a boot of a node that was Ready before and reaches no API server now:
+// kubelet and ipvscare must run, and there must be a route towards the API servers. Without a
+// route, a new system may lack the driver of the network card.
 func OfflineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	var errs []error
 	units := []string{ondisk.UnitKubelet}
@@ -330,7 +323,7 @@ func OfflineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) err
 	return errors.Join(append(errs, machine.HasRoute(ctx, e, member.MastersOf(e, site)))...)
 }
 
-// NodeAddress is what the network phase wrote: it holds offline too.
+// NodeAddress returns the address that the network phase wrote, also offline; "" if none.
 func NodeAddress(e *machine.Env) string {
 	inside := false
 	for line := range strings.Lines(string(e.Contents("/etc/hosts"))) {

@@ -14,8 +14,8 @@ import (
 
 const wpaConf = "/etc/wpa_supplicant/wpa_supplicant-"
 
-// WPAUnits are the units that read the Wi-Fi settings among paths, or that a link
-// among them enables.
+// WPAUnits returns the wpa_supplicant units whose settings, or the links that enable them, are
+// among paths.
 func WPAUnits(paths []string) []string {
 	var out []string
 	for _, p := range paths {
@@ -32,8 +32,8 @@ func WPAUnits(paths []string) []string {
 	return out
 }
 
-// WPAVerb is the verb after which a running unit of wpa_supplicant uses what its file
-// says. Without a file it must end: it would continue with what it has loaded.
+// WPAVerb returns the verb that makes a running wpa_supplicant unit use its present file.
+// Without a file it must stop: it would continue with the settings that it has loaded.
 func WPAVerb(e *machine.Env, unit string) string {
 	card := strings.TrimSuffix(strings.TrimPrefix(unit, "wpa_supplicant@"), ".service")
 	if e.Exists(wpaConf + card + ".conf") {
@@ -42,12 +42,12 @@ func WPAVerb(e *machine.Env, unit string) string {
 	return "stop"
 }
 
-// unloadedNetwork says that networkd has not read the network settings that are in
-// place. A boot loads all.
+// unloadedNetwork marks that networkd has not loaded the network settings in place. A boot
+// loads them, and the mark is gone.
 const unloadedNetwork = ondisk.RunMark + "unloaded-network"
 
-// Reload has networkd read its settings. networkctl asks it over D-Bus,
-// which may come up later than first boot does.
+// Reload makes networkd load its settings. networkctl needs D-Bus, which may start later than
+// first boot.
 func Reload(ctx context.Context, e *machine.Env) error {
 	err := e.BoundedUnit(ctx, machine.JobPatience, "start", "dbus.service")
 	if err == nil {
@@ -62,9 +62,8 @@ func Reload(ctx context.Context, e *machine.Env) error {
 	return nil
 }
 
-// DeleteDevices removes the bonds, bridges and VLANs whose files are gone from these
-// paths: networkd makes such devices, but leaves them, with their addresses, when a
-// reload does not find them any more.
+// DeleteDevices removes the bonds, bridges and VLANs whose files among paths are gone:
+// networkd makes such devices, but a reload does not remove them.
 func DeleteDevices(ctx context.Context, e *machine.Env, paths []string) {
 	for _, p := range paths {
 		name, ok := node.MadeDevice(p)
@@ -77,8 +76,8 @@ func DeleteDevices(ctx context.Context, e *machine.Env, paths []string) {
 	}
 }
 
-// LateReload has networkd read the settings that it could not be told of when they were
-// put in place. It is made for one pass, which continues where networkd cannot be asked.
+// LateReload makes networkd load settings that it could not load when they were put in place.
+// It is made for one pass, which continues if that fails.
 type LateReload struct{ failed bool }
 
 func (l *LateReload) Due(e *machine.Env) bool { return !l.failed && e.Exists(unloadedNetwork) }

@@ -21,13 +21,13 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// The network settings that last reached an API server, or on a control-plane node
-// somebody else, are kept whole. When a corrected site's settings reach nobody and the
-// kept ones do, they come back: nobody is there to undo a typing error. A boot in the
-// middle of trying them begins with the site's settings again.
+// The network settings that last reached an API server, or from a control-plane node another
+// machine, are kept. If a corrected Site's settings reach nothing and the kept ones do, these
+// are restored, since nobody is there to undo a typing error. A boot during a trial begins
+// with the Site's settings again.
 
-// netFile is one file of the network settings, or a link: one that enables a unit, or
-// to /dev/null, which masks a file of the image.
+// netFile is a file of the network settings, or a link that enables a unit, or a link to
+// /dev/null that masks a file of the image.
 type netFile struct {
 	Mode fs.FileMode `json:"mode"`
 	UID  int         `json:"uid,omitempty"` // networkd, which is not root, must read keys in .netdev files
@@ -40,7 +40,7 @@ func (f netFile) equal(g netFile) bool {
 	return f.Mode == g.Mode && f.UID == g.UID && f.GID == g.GID && f.Link == g.Link && bytes.Equal(f.Data, g.Data)
 }
 
-// Files are the settings now in place.
+// Files returns the settings in place, by path.
 func Files(e *machine.Env) (map[string]netFile, error) {
 	out, err := wpaLinks(e)
 	if err != nil {
@@ -57,13 +57,12 @@ func Files(e *machine.Env) (map[string]netFile, error) {
 const (
 	// settingsDepth is more than the daemons read, which is one level of drop-ins.
 	settingsDepth = 4
-	// maxSetting is more than any file of settings has.
+	// maxSetting is more bytes than any file of settings has.
 	maxSetting = 1 << 20
 )
 
-// collectSettings collects files and links in dir and in directories below it. A Site
-// may give such a directory to a user, so no link is followed, and what is not a file
-// of a sensible size is left alone.
+// collectSettings adds the files and links below dir to out. A Site may give such a directory
+// to a user, so no link is followed, and special and large files are skipped.
 func collectSettings(e *machine.Env, dir string, depth int, out map[string]netFile) error {
 	entries, err := os.ReadDir(e.Path(dir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -98,7 +97,7 @@ func collectSettings(e *machine.Env, dir string, depth int, out map[string]netFi
 	return nil
 }
 
-// wpaLinks are the links by which a boot starts wpa_supplicant.
+// wpaLinks returns the links by which a boot starts wpa_supplicant.
 func wpaLinks(e *machine.Env) (map[string]netFile, error) {
 	paths, err := filepath.Glob(e.Path("/etc/systemd/system/*.wants/wpa_supplicant@*.service"))
 	if err != nil {
@@ -119,7 +118,7 @@ func digestOf(files map[string]netFile) string {
 	h := sha256.New()
 	for _, p := range slices.Sorted(maps.Keys(files)) {
 		f := files[p]
-		// A file that its daemon may not read is another setting.
+		// Mode and owner count, since they may keep a daemon from reading the file.
 		fmt.Fprintf(h, "%s\x00%s\x00%o %d %d\x00%d\x00", p, f.Link, f.Mode, f.UID, f.GID, len(f.Data))
 		h.Write(f.Data)
 	}
@@ -138,9 +137,8 @@ func goodFiles(e *machine.Env) (map[string]netFile, bool) {
 	return out, true
 }
 
-// IsNew reports whether the settings in place have not reached anybody
-// yet. Settings that were given up do not count as new, nor do those that networkd has
-// not read: with the ones that it uses, nothing is found out about them.
+// IsNew reports whether the settings in place have not reached anything yet. Settings that
+// networkd has not loaded do not count as new, since nothing can be found out about them.
 func IsNew(e *machine.Env) bool {
 	now, err := Files(e)
 	if err != nil || e.Exists(unloadedNetwork) {
@@ -150,7 +148,7 @@ func IsNew(e *machine.Env) bool {
 	return !ok || digestOf(now) != digestOf(good)
 }
 
-// Keep remembers the settings in place as good.
+// Keep records the settings in place as good.
 func Keep(e *machine.Env) error {
 	now, err := Files(e)
 	if err != nil {
@@ -166,16 +164,17 @@ func Keep(e *machine.Env) error {
 	return forgetTrial(e)
 }
 
-// trial is saved before the former network settings are tried in place of the
-// Site's: after a power cut the next boot knows that they are not there for good.
+// trial is saved before the former network settings are tried in place of the Site's: after a
+// power cut the next boot puts the Site's back.
 type trial struct {
 	// State says which settings are in place.
 	State trialState `json:"state"`
-	// New are the Site's settings, with which nobody was reached.
+	// New are the Site's settings, which have reached nothing.
 	New map[string]netFile `json:"new"`
-	// Count is how often the former ones were tried.
+	// Count is how often the former settings were tried.
 	Count int `json:"count"`
-	// Boot is the boot in which the last try began, and At its time.
+	// Boot is the boot in which the last trial began, and At its time, in seconds since the
+	// epoch.
 	Boot string `json:"boot"`
 	At   int64  `json:"at"`
 }
@@ -183,17 +182,16 @@ type trial struct {
 type trialState string
 
 const (
-	onTrial    trialState = "trial"  // the former settings, or a part of them
-	keptFormer trialState = "former" // they reach more, and stay
-	keptNew    trialState = "new"    // they fared no better
+	onTrial    trialState = "trial"  // the former settings, perhaps in part
+	keptFormer trialState = "former" // the former settings reach more, and stay
+	keptNew    trialState = "new"    // the former settings reach no more
 )
 
-// TrialFile notes the trial of a network that is not yet known to work.
+// TrialFile records the trial of former network settings.
 const TrialFile = goodNetwork + "/trial.json"
 
-// TrialPauses are the least time between one trial and the next: an uplink
-// that is dead must not have a node flip its addresses forever. When they
-// are used up only a boot brings one more.
+// TrialPauses are the pauses before each trial: an uplink that is dead must not make a node
+// change its addresses forever. After the last one, only a boot begins another trial.
 var TrialPauses = [...]time.Duration{0, 10 * time.Minute, time.Hour}
 
 func readTrial(e *machine.Env) (*trial, bool) {
@@ -232,14 +230,13 @@ func MayTry(e *machine.Env) bool {
 		return false
 	}
 	since := e.Now().Sub(time.Unix(t.At, 0))
-	return since < 0 || since >= TrialPauses[t.Count] // below 0: the clock was set back
+	return since < 0 || since >= TrialPauses[t.Count] // negative: the clock was set back
 }
 
-// rollBack tries the former settings, the last that reached all, where those in place
-// reach less. The former ones stay if they reach more, and the others still do not:
-// the network may have come up meanwhile, after a power cut of the whole building for
-// example. It returns how far the settings lead that are in place in the end, and
-// whether they are the former ones.
+// rollBack tries the former settings if those in place do not reach everything. The former
+// ones stay if they reach more and the new ones, tried again, still do not: the network itself
+// may have started meanwhile, for example after a power cut of the building. It returns how
+// far the settings in place lead, and whether they are the former ones.
 func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reached, bool, error) {
 	good, ok := goodFiles(e)
 	if !ok || !MayTry(e) {
@@ -282,21 +279,20 @@ func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reac
 	return u.wait(ctx, e, Patience), true, nil
 }
 
-// TrialCutOff reports whether the power went while former settings were on trial.
+// TrialCutOff reports whether a trial of former settings was interrupted.
 func TrialCutOff(e *machine.Env) bool {
 	t, ok := readTrial(e)
 	return ok && t.State == onTrial
 }
 
-// takeBack puts the site's settings in place of those on trial.
+// takeBack puts the Site's settings back in place of those on trial.
 func takeBack(ctx context.Context, e *machine.Env) error {
 	t, ok := readTrial(e)
 	if !ok {
 		return nil
 	}
-	former, _ := goodFiles(e) // none: what is in place tells
-	// The attempt's time may be up; putting the settings back is not given up
-	// for that.
+	former, _ := goodFiles(e) // if there are none, what is in place is compared
+	// The attempt's time may be up, but the settings must be put back.
 	if err := setNetwork(context.WithoutCancel(ctx), e, former, t.New); err != nil {
 		return err
 	}
@@ -304,17 +300,15 @@ func takeBack(ctx context.Context, e *machine.Env) error {
 	return t.write(e)
 }
 
-// EndTrial makes the settings those of the site before another one is applied:
-// what the former ones left would stay forever. applied: this root has the settings of a
-// Site.
+// EndTrial puts the Site's settings back before another Site is applied: remains of the former
+// ones would stay forever. applied: a Site was applied to this root.
 func EndTrial(ctx context.Context, e *machine.Env, applied bool) error {
 	t, ok := readTrial(e)
 	if !ok {
 		return nil
 	}
 	if !applied {
-		// The trial was another root's: its files are none of this one's, and
-		// what is put in place here would be taken for baked.
+		// The trial was on another root. Its files would count as the image's on this one.
 		return forgetTrial(e)
 	}
 	now, err := Files(e)
@@ -336,9 +330,9 @@ func forgetTrial(e *machine.Env) error {
 	return nil
 }
 
-// setNetwork makes files the network settings, and no others. A daemon has loaded those
-// before, or what an earlier run that was killed had written: each daemon that a
-// difference concerns loads its settings again, also where its file is removed.
+// setNetwork makes files the network settings. before are settings that daemons may have
+// loaded: each daemon that a difference concerns, perhaps a removed file, loads its settings
+// again.
 func setNetwork(ctx context.Context, e *machine.Env, before, files map[string]netFile) error {
 	now, err := Files(e)
 	if err != nil {
@@ -362,7 +356,7 @@ func setNetwork(ctx context.Context, e *machine.Env, before, files map[string]ne
 			return fmt.Errorf("removing network setting %s: %w", p, err)
 		}
 		for dir := filepath.Dir(p); inNetworkDirs(dir); dir = filepath.Dir(dir) {
-			// A directory that has something left stays.
+			// A directory that is not empty stays.
 			if err := e.Remove(dir); err != nil {
 				return fmt.Errorf("removing network setting %s: %w", dir, err)
 			}
@@ -383,7 +377,7 @@ func setNetwork(ctx context.Context, e *machine.Env, before, files map[string]ne
 	return Load(ctx, e, slices.Sorted(maps.Keys(differ)))
 }
 
-// inNetworkDirs reports whether a directory is below those of the network settings.
+// inNetworkDirs reports whether dir is below one of networkDirs.
 func inNetworkDirs(dir string) bool {
 	return slices.ContainsFunc(networkDirs[:], func(top string) bool { return strings.HasPrefix(dir, top+"/") })
 }
@@ -393,12 +387,12 @@ func has(files map[string]netFile, p string, f netFile) bool {
 	return ok && is.equal(f)
 }
 
-// wpaPatience is how long a unit of the Wi-Fi may take to start: it waits for its
-// card, which may be missing.
+// wpaPatience is how long a Wi-Fi unit may take to start: it waits for its card, which may be
+// missing.
 const wpaPatience = 30 * time.Second
 
-// Load has the daemons load the settings at these paths. Wi-Fi that does not
-// start must not keep the rest from being tried.
+// Load makes the daemons load the settings at these paths. Wi-Fi that does not start must not
+// keep the others from being tried.
 func Load(ctx context.Context, e *machine.Env, paths []string) error {
 	links, err := wpaLinks(e)
 	if err != nil {

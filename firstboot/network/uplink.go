@@ -17,35 +17,35 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Uplink is what the network is for on a node of this type: network settings that
-// reach it are kept, and come back when others reach less.
+// Uplink is what the network of a node must reach. Settings that reach it are kept, and
+// restored if others reach less.
 type Uplink struct {
-	// peers is what is to be reached, e.g. "an API server".
+	// peers names what must be reached, e.g. "an API server".
 	peers string
-	// wait waits until all is reached, or until patience is over.
+	// wait waits until everything is reached, for patience at most.
 	wait func(ctx context.Context, e *machine.Env, patience time.Duration) Reached
 }
 
-// Reached is how far the network leads.
+// Reached is the result of waiting for an Uplink.
 type Reached struct {
 	Extent Extent
-	// by is the API server that answered, for a node that has none of its own.
+	// by is the API server that answered; empty on a control-plane node.
 	by string
-	// Err says what is missing of all.
+	// Err is why not everything was reached.
 	Err error
 }
 
 // Extent is how much of the network works.
 type Extent int
 
-// Extents, each with all before it.
+// Extents, each including those before it.
 const (
 	Nothing    Extent = iota
-	OwnAddress        // a control-plane node can start with that
+	OwnAddress        // enough to start a control-plane node
 	everything
 )
 
-// toAPIServers is the uplink of a node that needs the API servers of others.
+// toAPIServers returns the Uplink of a node that has no API server of its own.
 func toAPIServers(masters []string) Uplink {
 	return Uplink{"an API server", func(ctx context.Context, e *machine.Env, patience time.Duration) Reached {
 		master, err := waitForAPIServer(ctx, e, masters, patience)
@@ -56,8 +56,8 @@ func toAPIServers(masters []string) Uplink {
 	}}
 }
 
-// ToNeighbours is the uplink of a control-plane node: its own address, and somebody
-// else in the network of that. Where nobody else is expected, the address is all.
+// ToNeighbours returns the Uplink of a control-plane node: its own address, and another
+// control-plane node or a gateway. If there is neither, the address is enough.
 func ToNeighbours(site *configs.Site) Uplink {
 	return Uplink{"another control-plane node or a gateway", func(ctx context.Context, e *machine.Env, patience time.Duration) Reached {
 		r := Reached{}
@@ -79,8 +79,8 @@ func ToNeighbours(site *configs.Site) Uplink {
 	}}
 }
 
-// HasOwnAddress reports whether this machine has its address: the other
-// control-plane nodes know it by that.
+// HasOwnAddress returns nil if this machine has its Site's address, by which the other
+// control-plane nodes know it.
 func HasOwnAddress(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	own := site.Self().Address
 	src, err := e.Source(ctx, OwnHostPort(site))
@@ -94,17 +94,16 @@ func HasOwnAddress(ctx context.Context, e *machine.Env, site *configs.Site) erro
 }
 
 const (
-	// GatewayPort is any port: that a gateway rejects a connection shows it too.
+	// GatewayPort is any port: a gateway that rejects a connection is reached too.
 	GatewayPort = "53"
-	// neighbourTimeout is more than the three seconds after which the kernel says
-	// that nobody has an address.
+	// neighbourTimeout is more than the three seconds after which the kernel reports that no
+	// host has an address.
 	neighbourTimeout = 6 * time.Second
 )
 
-// NeighbourAnswers reports whether another control-plane node or a gateway can be
-// reached. A host that is up and runs nothing yet rejects the connection, which is
-// an answer. A gateway may drop it; but where it is not there, or the cable is out,
-// the kernel finds nobody with its address, and says so.
+// NeighbourAnswers returns nil if another control-plane node or a gateway is reached. A
+// rejected connection is an answer: the host runs. A gateway may also drop the connection,
+// since for a missing one the kernel reports an error.
 func NeighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	type neighbour struct {
 		addr    string
@@ -143,7 +142,7 @@ func NeighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) e
 	}
 	var errs []error
 	answered := false
-	for range all { // none outlives this call
+	for range all { // so that no goroutine outlives this call
 		a := <-answers
 		if a.err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", a.addr, machine.PlainNet(a.err)))
@@ -158,9 +157,8 @@ func NeighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) e
 	return fmt.Errorf("no other control-plane node and no gateway answers: %w", errors.Join(errs...))
 }
 
-// GatewaysOf are the gateways on the interface that has the machine's own address: as
-// the kernel has them, and as the Site names them, since those may be missing because
-// of what is wrong.
+// GatewaysOf returns the gateways on the interface with the machine's own address: those in
+// the kernel's routes and those in the Site, since the routes may be what is wrong.
 func GatewaysOf(e *machine.Env, site *configs.Site) []string {
 	own, err := netip.ParseAddr(site.Self().Address)
 	if err != nil {
@@ -202,14 +200,14 @@ func GatewaysOf(e *machine.Env, site *configs.Site) []string {
 	return out
 }
 
-// route is one of the kernel's. via is unspecified where no gateway is on the way.
+// route is a route of the kernel; via is unspecified if there is no gateway.
 type route struct {
 	card string
 	to   netip.Prefix
 	via  netip.Addr
 }
 
-// routes reads the kernel's table of one family.
+// routes reads the kernel's routes of one address family.
 func routes(e *machine.Env, v4 bool) []route {
 	var out []route
 	if v4 {
@@ -243,8 +241,8 @@ func routes(e *machine.Env, v4 bool) []route {
 	return out
 }
 
-// procIPv4 reads an address as /proc/net/route has it: in the machine's order of
-// bytes, which is little-endian on all machines that edgebake makes images for.
+// procIPv4 parses an address in /proc/net/route. It is in the machine's byte order, which is
+// little-endian on all machines that edgebake makes images for.
 func procIPv4(text string) (netip.Addr, error) {
 	n, err := strconv.ParseUint(text, 16, 32)
 	return netip.AddrFrom4([4]byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)}), err

@@ -14,13 +14,13 @@ import (
 	"strings"
 )
 
-// maxAnswer bounds what is read of an answer; a member has some hundred bytes.
+// maxAnswer bounds the answers that are read, in bytes; a member has some hundred.
 const maxAnswer = 1 << 20
 
-// Look asks a control-plane node's port 2380 what is behind it. An answer that is neither
-// etcd's nor first boot's proves nothing, and counts as none. Look also returns the node's
-// ticket and the ids of the members by the node's own data. etcd answers /members without a
-// quorum, to any client certificate of its CA.
+// Look asks a control-plane node's port 2380 for its state, its bootstrap permission and the
+// IDs of the members in its data. An answer that is neither etcd's nor first boot's proves
+// nothing, and counts as none. etcd answers /members without a quorum, to any client
+// certificate of its CA.
 func Look(ctx context.Context, client *http.Client, peerURL string) (Peer, []string) {
 	if code, body, err := ask(ctx, client, http.MethodGet, peerURL+BlankPath, nil); err == nil && code == http.StatusOK {
 		var a Answer
@@ -55,13 +55,12 @@ func Look(ctx context.Context, client *http.Client, peerURL string) (Peer, []str
 	return peer, ids
 }
 
-// BlankPath is the only path that a control-plane node without data serves on
-// port 2380. Everything else is 404: etcd at its peers exits on an answer that it
-// does not expect.
+// BlankPath is the only path that a control-plane node without data serves on port 2380.
+// Everything else is 404: etcd of its peers exits on an answer that it does not expect.
 const BlankPath = "/edgebake/seat"
 
-// Answer is the answer at BlankPath. Programs that know no tickets expect exactly
-// {"seat":"blank"}; they take this one for silence, and wait.
+// Answer is the answer at BlankPath. Programs that know no bootstrap permissions expect
+// exactly {"seat":"blank"}: to them this one is silence, and they wait.
 type Answer struct {
 	Seat   string `json:"seat"`
 	Ticket string `json:"ticket"`
@@ -72,8 +71,8 @@ const (
 	seatSpent = "spent"
 )
 
-// BlankAnswer is the answer of a machine without data that has this ticket. With
-// spent it may begin nothing.
+// BlankAnswer returns the answer of a machine without data. spent: its bootstrap permission
+// was used before.
 func BlankAnswer(ticket string, spent bool) Answer {
 	if spent {
 		return Answer{seatSpent, ticket}
@@ -81,8 +80,8 @@ func BlankAnswer(ticket string, spent bool) Answer {
 	return Answer{seatBlank, ticket}
 }
 
-// ServeBlank is the handler of a control-plane node without data. It answers while
-// blank reports true: a person may put data back.
+// ServeBlank returns the handler of a control-plane node without data. It answers while blank
+// returns true, since a person may put data back.
 func ServeBlank(a Answer, blank func() bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != BlankPath || r.Method != http.MethodGet || !blank() {
@@ -90,7 +89,7 @@ func ServeBlank(a Answer, blank func() bool) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		// A peer that went away asks again.
+		// An error means that the peer is gone; it will ask again.
 		_ = json.NewEncoder(w).Encode(a)
 	})
 }
@@ -112,8 +111,8 @@ func ask(ctx context.Context, client *http.Client, method, url string, body []by
 	return resp.StatusCode, answer, err
 }
 
-// Etcd is one member's client port, spoken to in JSON: a client library weighs
-// more than first boot.
+// Etcd is a client of one member's JSON gateway: a client library would be larger than first
+// boot.
 type Etcd struct {
 	Client *http.Client
 	URL    string // https://ADDRESS:2379
@@ -123,7 +122,7 @@ func (e Etcd) call(ctx context.Context, what string, request, answer any) error 
 	return e.post(ctx, "to "+what+" a member", "/v3/cluster/member/"+what, request, answer)
 }
 
-// post asks for something, as errors name it, at a path of etcd's JSON gateway.
+// post sends a request to a path of etcd's JSON gateway; what describes it in errors.
 func (e Etcd) post(ctx context.Context, what, path string, request, answer any) error {
 	fail := func(err error) error { return fmt.Errorf("asking etcd at %s %s: %w", e.URL, what, err) }
 	body, err := json.Marshal(request)
@@ -158,15 +157,14 @@ type memberAnswer struct {
 
 func (m memberAnswer) member() Member { return Member{m.ID, m.Name, m.PeerURLs, m.IsLearner} }
 
-// Members lists the members as a quorum has them; without a quorum it is an
-// error. (A list that is not linearizable comes from one member alone, which
-// may be the one that was left behind.)
+// Members lists the members; it needs a quorum. (A list that is not linearizable is one
+// member's alone, which may be outdated.)
 func (e Etcd) Members(ctx context.Context) ([]Member, error) {
 	_, out, err := e.List(ctx)
 	return out, err
 }
 
-// List is Members, and the id of etcd's cluster.
+// List is Members, with the ID of etcd's cluster.
 func (e Etcd) List(ctx context.Context) (cluster string, members []Member, err error) {
 	var answer struct {
 		Header struct {
@@ -186,8 +184,8 @@ func (e Etcd) List(ctx context.Context) (cluster string, members []Member, err e
 	return answer.Header.ClusterID, members, nil
 }
 
-// Active reports whether this member is in touch with another one: the other's
-// machine runs. Within seconds of its end it is not any more.
+// Active reports whether this member is in touch with member id, whose machine runs then. It
+// becomes false within seconds after that stops.
 func (e Etcd) Active(ctx context.Context, id string) (bool, error) {
 	n, err := strconv.ParseUint(id, 10, 64)
 	if err != nil {
@@ -211,26 +209,25 @@ func (e Etcd) Active(ctx context.Context, id string) (bool, error) {
 	return false, nil
 }
 
-// Remove takes a member out.
+// Remove removes a member.
 func (e Etcd) Remove(ctx context.Context, id string) error {
 	return e.call(ctx, "remove", map[string]string{"ID": id}, &struct{}{})
 }
 
-// AddLearner adds a member that has no vote yet: a blank disk cannot complete
-// a quorum that way.
+// AddLearner adds a member without a vote: a blank disk must not complete a quorum.
 func (e Etcd) AddLearner(ctx context.Context, peerURL string) (Member, error) {
 	var answer struct{ Member memberAnswer }
 	err := e.call(ctx, "add", map[string]any{"peerURLs": []string{peerURL}, "isLearner": true}, &answer)
 	return answer.Member.member(), err
 }
 
-// Promote gives a learner that has caught up its vote.
+// Promote gives a vote to a learner that has caught up.
 func (e Etcd) Promote(ctx context.Context, id string) error {
 	return e.call(ctx, "promote", map[string]string{"ID": id}, &struct{}{})
 }
 
-// Snapshot writes the member's database to w as etcdctl saves it: with its
-// SHA-256 at the end, which is checked here.
+// Snapshot writes the member's database to w, as etcdctl saves it, and verifies the SHA-256 at
+// its end.
 func (e Etcd) Snapshot(ctx context.Context, w io.Writer) error {
 	fail := func(err error) error { return fmt.Errorf("asking etcd at %s for a snapshot: %w", e.URL, err) }
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL+"/v3/maintenance/snapshot", strings.NewReader("{}"))
@@ -281,24 +278,24 @@ func (e Etcd) Snapshot(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// Token is etcd's initial-cluster-token. etcd derives the ids of the cluster and of
-// its members from it, so that members of two births, or of a birth and a restore,
-// never take each other for members.
+// Token returns etcd's initial-cluster-token, from which etcd derives the IDs of the cluster
+// and its members: members of two bootstraps, or of a bootstrap and a restore, never accept
+// each other.
 func Token(cluster, beginning string) string {
 	return cluster + "-" + strings.NewReplacer("-", "", ":", "").Replace(beginning)
 }
 
-// RestoreArgs have etcdutl make a data directory of a snapshot, for a cluster of
-// one member. Revisions rise far above what clients may have seen, and the older
-// ones count as compacted: every watch begins anew.
+// RestoreArgs returns the command that makes a data directory of a snapshot, for a cluster of
+// one member. Revisions rise far above those that clients may have seen, and older ones count
+// as compacted, so that every watch begins again.
 func RestoreArgs(snapshot, dataDir, name, peerURL, token string) []string {
 	return []string{"etcdutl", "snapshot", "restore", snapshot, "--data-dir", dataDir, "--name", name,
 		"--initial-cluster", name + "=" + peerURL, "--initial-advertise-peer-urls", peerURL, "--initial-cluster-token", token,
 		"--bump-revision", "1000000000", "--mark-compacted"}
 }
 
-// InitialCluster is what etcd's flag of that name says for a Join: the members
-// as they are, and this control-plane node under its name.
+// InitialCluster returns etcd's --initial-cluster for a Join: the members, with this
+// control-plane node under its name.
 func InitialCluster(members []Member, self Member, name string) string {
 	var parts []string
 	for _, m := range members {

@@ -13,10 +13,9 @@ import (
 	"strings"
 )
 
-// LogOf reads from the log in dir (…/member/wal) which member it is of, and
-// which cluster, by etcd's own ids as its API writes them. wal reports whether
-// there is a log at all; one that does not tell yet, since its first write was
-// cut off, has no ids.
+// LogOf reads the IDs of the member and its cluster, as etcd's API writes them, from the log
+// in dir (…/member/wal). wal reports whether there is a log; one whose first write was cut off
+// has no IDs.
 //
 // Every file of a log begins with a checksum and the metadata.
 func LogOf(dir string) (wal bool, member, cluster string, err error) {
@@ -28,7 +27,7 @@ func LogOf(dir string) (wal bool, member, cluster string, err error) {
 		return false, "", "", err
 	}
 	slices.SortFunc(entries, func(a, b os.DirEntry) int { return -cmp.Compare(a.Name(), b.Name()) })
-	for _, en := range entries { // the newest first
+	for _, en := range entries { // newest first
 		if !strings.HasSuffix(en.Name(), ".wal") {
 			continue
 		}
@@ -58,12 +57,11 @@ func readHead(path string) ([]byte, error) {
 	return head[:n], nil
 }
 
-// metadataRecord is the type of the record that names member and cluster.
+// metadataRecord is the type of the record with the IDs of member and cluster.
 const metadataRecord = 1
 
-// metadata finds the ids in the first records of a log. A record is its length
-// (56 bits, then the padding behind it) and a protobuf message of type,
-// checksum and data.
+// metadata finds the IDs in the first records of a log. A record is its length (56 bits, then
+// the padding after it) and a protobuf message of type, checksum and data.
 func metadata(head []byte) (member, cluster uint64, ok bool) {
 	for len(head) >= 8 {
 		frame := binary.LittleEndian.Uint64(head)
@@ -85,8 +83,8 @@ func metadata(head []byte) (member, cluster uint64, ok bool) {
 	return 0, 0, false
 }
 
-// fields are a protobuf message's numbers and byte strings, as far as they can
-// be read.
+// fields returns the numbers and byte strings of a protobuf message by field, up to the first
+// that it cannot decode.
 func fields(message []byte) (numbers map[uint64]uint64, data map[uint64][]byte) {
 	numbers, data = map[uint64]uint64{}, map[uint64][]byte{}
 	next := func() (uint64, bool) {

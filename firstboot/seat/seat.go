@@ -1,27 +1,25 @@
-// Package seat decides whether a control-plane node (master) may start etcd, and
-// how. Its seat is its membership in etcd.
+// Package seat decides whether a control-plane node (master) may start etcd, and how. A seat
+// is a membership in etcd.
 //
-// Every control-plane node is stamped with the same keys and the same list of
-// control-plane nodes, so each could start an empty etcd with the cluster's ID.
-// If the cluster exists, or existed, that loses acknowledged writes, and nothing
-// reports an error. So etcd starts only after a decision, made from what the disk
-// and the other control-plane nodes show. A disk that was flashed again shows
-// nothing.
+// Every control-plane node is stamped with the same keys and the same list of control-plane
+// nodes, so each could start an empty etcd with the cluster's ID. If the cluster exists, or
+// existed, that loses acknowledged writes, and nothing reports an error. So etcd starts only
+// after a decision, made from what the disk and the other control-plane nodes show. A disk
+// that was flashed again shows nothing.
 //
-// Decide is pure: package firstboot asks the questions and carries out the
-// decision.
-// Upkeep looks after the databases of members that run.
+// Decide is pure: package controlplane collects its input, and carries out the decision.
+// Upkeep maintains the databases of running members.
 //
 // Invariants:
-//   - A node with a blank disk begins a cluster only if every other
-//     control-plane node was seen blank, with the same ticket, or newborn, and that
-//     ticket allows a new cluster.
-//   - A control-plane node that was once a member and cannot be asked prevents
-//     that forever; one that does not answer delays it.
-//   - Data of another cluster is never started, and a seat whose machine runs is
-//     never taken.
-//   - What could lose data requires a person's instruction that names the
-//     control-plane node to keep.
+//   - A node with a blank disk bootstraps a cluster only if every other control-plane node
+//     was seen either blank with the same bootstrap permission (the birth ticket of the
+//     docs) or newborn, and that permission is valid.
+//   - A control-plane node that was once a member and is lost prevents that forever; one
+//     that does not answer delays it.
+//   - Data of another cluster is never started, and a membership whose machine runs is never
+//     taken over.
+//   - What could lose data requires a person's instruction that names the control-plane node
+//     to keep.
 package seat
 
 import (
@@ -32,24 +30,22 @@ import (
 	"time"
 )
 
-// PeerState is what another control-plane node showed.
+// PeerState is the state of another control-plane node as it shows itself.
 type PeerState int
 
-// States of a peer, by what its port 2380 answers.
+// States of a peer, by the answer of its port 2380.
 const (
-	// Silent: nothing answers. It may be off, cut off, or hold everything.
+	// Silent: no answer. The node may be off, cut off, or have all the data.
 	Silent PeerState = iota
-	// Blank: first boot answers there that it has no data and waits for its
-	// own decision.
+	// Blank: its first boot answers that it has no data, and waits for its own decision.
 	Blank
-	// Newborn: etcd runs, and has never had a leader (no member has a client
-	// URL).
+	// Newborn: etcd runs, and has never had a leader (no member has a client URL).
 	Newborn
-	// Lived: a member of the list has a client URL, so the cluster has taken
-	// writes, whether or not it has a quorum now.
+	// Lived: a member has a client URL, so the cluster has accepted writes, whether or not it
+	// has a quorum now.
 	Lived
-	// Spent: first boot answers there that it has no data, and that it has carried
-	// out its Site's ticket or word before. It begins nothing.
+	// Spent: its first boot answers that it has no data, and that it has used its Site's
+	// bootstrap permission or request before. It bootstraps nothing.
 	Spent
 )
 
@@ -57,12 +53,12 @@ const (
 type Peer struct {
 	Name  string
 	State PeerState
-	// Ticket is the one in its Site, if it is Blank or Spent. Empty: its program
-	// knows no tickets.
+	// Ticket is the bootstrap permission in its Site, if it is Blank or Spent; empty if its
+	// program knows none.
 	Ticket string
 }
 
-// Member is a member of etcd, as a quorum lists it.
+// Member is a member of etcd in the list of a quorum.
 type Member struct {
 	ID       string
 	Name     string // empty until it has started for the first time
@@ -70,28 +66,28 @@ type Member struct {
 	Learner  bool
 }
 
-// Disk is what the own disk holds.
+// Disk describes the data on this machine's disk.
 type Disk struct {
-	// WAL: there is a write-ahead log, so this member has lived here. (A start
-	// that etcd rejected leaves a database without one.)
+	// WAL: there is a write-ahead log, so this member has run here. (A start that etcd
+	// rejected leaves a database without one.)
 	WAL bool
-	// Cluster is the id of the cluster that the data is of, as first boot noted
-	// it before etcd was started; empty: nobody has, and the data is never served.
+	// Cluster is the cluster's ID that first boot recorded before it started etcd; empty:
+	// there is no record, and the data is never served.
 	Cluster string
-	// Member is the member that the log is of, and Etcd its cluster, by etcd's
-	// own ids; empty: the log does not tell.
+	// Member and Etcd are the IDs, of etcd's own, of the member and the cluster of the log;
+	// empty if the log does not have them.
 	Member, Etcd string
-	// Continued: the word to continue has been carried out: with this data by the
-	// control-plane node that it names, by any other once it has joined that one.
+	// Continued: the request to continue was carried out: with this data by the named
+	// control-plane node, by any other once it has joined that one.
 	Continued bool
 }
 
-// Seat is what the others show of this machine's old seat.
+// Seat is the state of this machine's former membership, as the others show it.
 type Seat int
 
-// An old seat's states.
+// States of a former membership.
 const (
-	// Gone: its machine does not run, or there is no old seat.
+	// Gone: its machine does not run, or there is no former membership.
 	Gone Seat = iota
 	// Watched: not known yet.
 	Watched
@@ -99,83 +95,82 @@ const (
 	Alive
 )
 
-// Ticket says that a birth is meant. It comes with the Site.
+// Ticket is the state of the one-time bootstrap permission in the Site.
 type Ticket int
 
-// A ticket's state.
+// States of a bootstrap permission.
 const (
 	NoTicket Ticket = iota
 	ValidTicket
 	ExpiredTicket
-	// UsedTicket: this machine has begun the cluster with it, or lived in it, before,
+	// UsedTicket: this machine has bootstrapped the cluster with it, or was in the cluster,
 	// and that data is no longer on its disk.
 	UsedTicket
 )
 
-// Word is what a person says explicitly in the Site.
+// Word is an explicit request of a person in the Site.
 type Word struct {
-	// ContinueFrom names the control-plane node whose data is to be kept, where a
-	// quorum is lost for good. Empty: no such word.
+	// ContinueFrom names the control-plane node whose data is kept after a permanent loss of
+	// the quorum. Empty: there is no such request.
 	ContinueFrom string
-	// Restore: the named control-plane node begins with a snapshot, not with its own
-	// data.
+	// Restore: the named control-plane node begins with a snapshot, not with its own data.
 	Restore bool
-	// Restored: this machine, which is the named one, has done that before, as it has
-	// noted. That data is no longer on its disk, or the Site had other words meanwhile.
+	// Restored: this machine, the named one, has recorded that it did so before. That data is
+	// no longer on its disk, or the Site had other requests meanwhile.
 	Restored bool
-	// Absent are control-plane nodes that are dead on arrival: a cluster is born
+	// Absent are control-plane nodes that are dead on arrival: the cluster is bootstrapped
 	// without them.
 	Absent []string
 }
 
-// View is all that a decision is made of.
+// View is the input of a decision.
 type View struct {
 	Self    string
-	PeerURL string // own, https://ADDRESS:2380
+	PeerURL string // this machine's, https://ADDRESS:2380
 	// Cluster is the id of the Site's cluster.
 	Cluster string
 	Disk    Disk
 	Peers   []Peer // all other control-plane nodes of the Site
-	// Quorum: a quorum answered, with these Members.
+	// Quorum: a quorum answered, and listed Members.
 	Quorum  bool
 	Members []Member
-	// Etcd is the quorum's cluster, by etcd's own id; empty: it did not say.
+	// Etcd is etcd's own ID of the quorum's cluster; empty if unknown.
 	Etcd string
-	// Seat is the old seat's state, for a blank disk; SeatWhy tells what shows
-	// it.
+	// Seat is the state of the former membership, for a blank disk; SeatWhy is the reason.
 	Seat    Seat
 	SeatWhy string
-	// DeadLearner is the id of another machine's learner that has never started, and
-	// that no member has been in touch with for LearnerPatience; empty: there is none.
+	// DeadLearner is the ID of another machine's learner that has never started, and that no
+	// member has been in touch with for LearnerPatience; empty if there is none.
 	DeadLearner string
 	Ticket      Ticket
-	// TicketID tells this Site's ticket from others, as the peers state theirs.
+	// TicketID identifies this Site's bootstrap permission, for comparison with those of the
+	// peers.
 	TicketID string
-	// Dates are the ticket's end and this machine's clock, which may be wrong.
+	// Dates are the permission's end and this machine's clock, which may be wrong.
 	Dates string
 	Word  Word
-	// Counted: etcd of the control-plane node that the word names runs, has no
-	// quorum, and has counted this disk's member for a while. (It drops all others
-	// within moments where it is to continue without them.)
+	// Counted: etcd of the named control-plane node runs without a quorum, and has listed this
+	// disk's member for a while. (If it continues without the others, it drops them within
+	// moments.)
 	Counted bool
 }
 
-// Action is what a control-plane node does now.
+// Action is what a control-plane node must do now.
 type Action int
 
-// The actions.
+// Actions of a control-plane node.
 const (
 	Wait  Action = iota // and look again
 	Stop                // and ask a person
-	Start               // etcd, with what the disk holds
-	// Birth: etcd with initial-cluster-state new.
+	Start               // etcd, with the data on the disk
+	// Birth: start etcd with initial-cluster-state new.
 	Birth
-	// Join: Remove the own old seats, add a learner, start with
-	// initial-cluster-state existing, promote.
+	// Join: remove the former memberships, add a learner, start etcd with
+	// initial-cluster-state existing, promote the learner.
 	Join
-	// ForceNewCluster: etcd once with --force-new-cluster.
+	// ForceNewCluster: start etcd once with --force-new-cluster.
 	ForceNewCluster
-	// Restore: make the data from the snapshot that was named, and decide again.
+	// Restore: make the data from the named snapshot, and decide again.
 	Restore
 	// SetAside: move the data away, and decide again with a blank disk.
 	SetAside
@@ -185,16 +180,16 @@ func (a Action) String() string {
 	return [...]string{"wait", "stop", "start", "birth", "join", "force-new-cluster", "restore", "set-aside"}[a]
 }
 
-// Decision is an Action with what it needs, and why.
+// Decision is an Action with its parameters and its reason.
 type Decision struct {
 	Do Action
-	// Remove are the ids of members that make room for a Join: this control-plane node's
-	// old seats, and a dead learner.
+	// Remove are the IDs of the members to remove before a Join: this control-plane node's
+	// former ones, and a dead learner.
 	Remove   []string
 	Why, Fix string
 }
 
-// Decide is the decision table.
+// Decide applies the decision table.
 func Decide(v View) Decision {
 	switch {
 	case v.Disk.WAL && v.Disk.Cluster != "" && v.Disk.Cluster != v.Cluster:
@@ -208,7 +203,7 @@ func Decide(v View) Decision {
 	return v.blank()
 }
 
-// lived: the disk has data of this cluster.
+// lived decides for a disk with data of this cluster.
 func (v View) lived() Decision {
 	switch {
 	case v.Quorum && v.Etcd != "" && v.Disk.Etcd != "" && v.Etcd != v.Disk.Etcd:
@@ -223,10 +218,12 @@ func (v View) lived() Decision {
 	return Decision{Do: Start, Why: "the disk holds this control-plane node's data"}
 }
 
-// theOthersOrThis is how a person chooses, who had named this machine.
+// theOthersOrThis is the fix if the Site says to continue from this machine: a person must
+// choose.
 const theOthersOrThis = "keep all disks; if this machine's data is to be kept, switch the others off, else remove continueFrom from the Site"
 
-// notNoted: nobody knows whose the data is, so no word has it served.
+// notNoted decides for data without a record of its cluster, which no request makes this
+// machine serve.
 func (v View) notNoted() Decision {
 	d := Decision{Do: Stop, Why: "there is data of etcd on this disk, and no note of which cluster it is",
 		Fix: "keep this disk, and switch the others on; if they are lost for good, begin with a snapshot, as of its own in /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`): what the disk has is moved aside"}
@@ -236,9 +233,8 @@ func (v View) notNoted() Decision {
 	return d
 }
 
-// rewriting is a fix that has a person overwrite this machine's disk. Where the
-// Site says to continue from this machine, the disk may hold the only copy, and
-// the fix is one that keeps it.
+// rewriting returns fix, which overwrites this machine's disk; but keeping if the Site says to
+// continue from this machine, since its disk may hold the only copy.
 func (v View) rewriting(fix, keeping string) string {
 	if v.Word.ContinueFrom == v.Self {
 		return keeping
@@ -246,9 +242,8 @@ func (v View) rewriting(fix, keeping string) string {
 	return fix
 }
 
-// member reports whether m is the member that the log is of. Another may have
-// this control-plane node's name and address: one that was added after the
-// log's was removed.
+// member reports whether m is the member of the log. Another one may have this control-plane
+// node's name and address: one that was added after the log's was removed.
 func (v View) member(m Member) bool {
 	if v.Disk.Member == "" {
 		return v.Own(m)
@@ -256,13 +251,13 @@ func (v View) member(m Member) bool {
 	return m.ID == v.Disk.Member
 }
 
-// Own reports whether a member has this control-plane node's seat. One that
-// has not started yet has no name.
+// Own reports whether m has this control-plane node's name or address. A member that has not
+// started yet has no name.
 func (v View) Own(m Member) bool {
 	return m.Name == v.Self || slices.Contains(m.PeerURLs, v.PeerURL)
 }
 
-// blank: the disk has nothing, be it new, wiped or reflashed.
+// blank decides for a disk without data: new, wiped or reflashed.
 func (v View) blank() Decision {
 	lived, silent := v.in(Lived), slices.DeleteFunc(v.in(Silent), v.absent)
 	risen := slices.DeleteFunc(slices.Concat(v.in(Blank), v.in(Newborn), v.in(Spent)), func(name string) bool { return !v.absent(name) })
@@ -302,8 +297,8 @@ func (v View) blank() Decision {
 	return Decision{Do: Birth, Why: "every control-plane node was seen blank or newborn, and the ticket is valid"}
 }
 
-// tickets holds a birth back while the blank machines have different tickets, or one
-// of them has used its own: etcd makes the cluster's id of the ticket.
+// tickets delays a bootstrap while the blank machines have different bootstrap permissions, or
+// one of them has used its own: etcd's cluster ID depends on the permission.
 func (v View) tickets() (d Decision, wait bool) {
 	var older, other []string
 	for _, p := range v.Peers {
@@ -332,7 +327,7 @@ func (v View) tickets() (d Decision, wait bool) {
 
 const spentFix = "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing once more (`--birth 48h`), with new Sites for every control-plane node"
 
-// join takes a seat in a cluster that lives.
+// join decides how to join a running cluster.
 func (v View) join() Decision {
 	switch v.Seat {
 	case Alive:
@@ -347,7 +342,7 @@ func (v View) join() Decision {
 		case v.Own(m), m.Learner && m.ID == v.DeadLearner:
 			d.Remove = append(d.Remove, m.ID)
 		case m.Learner && m.NeverStarted():
-			// etcd takes one learner at a time.
+			// etcd accepts one learner at a time.
 			return Decision{Do: Wait, Why: fmt.Sprintf("another control-plane node (%s) is joining", orUnnamed(m)),
 				Fix: fmt.Sprintf("switch it on; if its etcd does not start within %s, its seat is given up", LearnerPatience)}
 		case m.Learner:
@@ -358,15 +353,15 @@ func (v View) join() Decision {
 	return d
 }
 
-// LearnerPatience is how long a learner that has never started keeps the seat that others
-// wait for. Its machine may be slow to start etcd.
+// LearnerPatience is how long a learner that has never started may keep others waiting. Its
+// machine may be slow to start etcd.
 const LearnerPatience = 10 * time.Minute
 
-// NeverStarted reports whether the member's etcd has never been in touch with the others:
-// it gives its name then.
+// NeverStarted reports whether the member's etcd has never been in touch with the others,
+// which is when it reports its name.
 func (m Member) NeverStarted() bool { return m.Name == "" }
 
-// hexID is an id as etcdctl has it.
+// hexID formats an ID like etcdctl.
 func hexID(id string) string {
 	if n, err := strconv.ParseUint(id, 10, 64); err == nil {
 		return strconv.FormatUint(n, 16)
@@ -381,27 +376,27 @@ func orUnnamed(m Member) string {
 	return strings.Join(m.PeerURLs, ", ")
 }
 
-// continued decides where a person has given up the data of lost control-plane nodes and
-// named one node whose data the cluster continues with.
+// continued decides if a person has given up the data of lost control-plane nodes, and named
+// one node whose data the cluster continues with.
 func (v View) continued() Decision {
 	from := v.Word.ContinueFrom
 	switch {
 	case from != v.Self && !slices.ContainsFunc(v.Peers, func(p Peer) bool { return p.Name == from }):
 		return Decision{Do: Stop, Why: "the Site says to continue from " + from + ", which is not one of its control-plane nodes", Fix: "correct the Site"}
 	case v.Disk.WAL && v.Disk.Continued && (from == v.Self || v.Counted && !v.Quorum):
-		return v.lived() // and may be what the named one lacks for a quorum
+		return v.lived() // this member may be what the named one lacks for a quorum
 	case from == v.Self:
 		return v.continuedFromSelf()
 	}
 	return v.continuedFromPeer(from)
 }
 
-// inQuorum reports whether the cluster lives, with this control-plane node and its data.
+// inQuorum reports whether the cluster has a quorum, and lists this control-plane node's data.
 func (v View) inQuorum() bool {
 	return v.Quorum && v.Disk.WAL && slices.ContainsFunc(v.Members, v.member)
 }
 
-// continuedFromSelf is continued on the node that was named.
+// continuedFromSelf is continued on the named node.
 func (v View) continuedFromSelf() Decision {
 	switch {
 	case !v.Disk.WAL && v.Quorum:
@@ -413,7 +408,7 @@ func (v View) continuedFromSelf() Decision {
 	case !v.Disk.WAL:
 		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, and its disk is blank", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
 	case v.inQuorum():
-		return v.lived() // nothing to give up
+		return v.lived() // nothing has to be given up
 	case v.Quorum:
 		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but a quorum lives without it", Fix: "remove continueFrom from the Site"}
 	case v.Word.Restored && v.Disk.Cluster == "":
@@ -432,7 +427,7 @@ func (v View) continuedFromSelf() Decision {
 func (v View) continuedFromPeer(from string) Decision {
 	switch {
 	case v.inQuorum():
-		return v.lived() // nothing to give up
+		return v.lived() // nothing has to be given up
 	case !v.Quorum && v.Disk.WAL && v.Disk.Continued:
 		return Decision{Do: Wait, Why: "this control-plane node has joined " + from + ", as the Site says, and " + from + " is not seen to count it", Fix: "switch " + from + " on; if it is lost, stamp Sites without continueFrom onto all others"}
 	case !v.Quorum && slices.Contains(v.in(Spent), from):
@@ -445,21 +440,21 @@ func (v View) continuedFromPeer(from string) Decision {
 	return v.join()
 }
 
-// restoredBefore: the word to restore was carried out, and would drop what was
-// written since.
+// restoredBefore stops: the restore was carried out before, and another one would lose what
+// was written since.
 func (v View) restoredBefore() Decision {
 	return Decision{Do: Stop, Why: "this machine has carried out what the Site says before, or something later, and that data is no longer on its disk",
 		Fix: "if other control-plane nodes have joined since, they hold what was written: continue from one of them (`edgebake cluster sites DIR --continue-from NAME`); " + restoreAgain}
 }
 
-// DoneBefore says why a word to restore is not carried out although the disk has data.
+// DoneBefore is why a restore is not carried out although the disk has data.
 const DoneBefore = "this machine has carried out what the Site says before, or something later, and its disk holds what was written since: it does not restore the snapshot; " + restoreAgain
 
 const restoreAgain = "to restore it once more, say so again (`edgebake cluster sites DIR --continue-from NAME --restore FILE --force` writes Sites that are carried out once more)"
 
 func (v View) absent(name string) bool { return slices.Contains(v.Word.Absent, name) }
 
-// in are the names of peers in a state.
+// in returns the names of the peers in a state.
 func (v View) in(s PeerState) []string {
 	var names []string
 	for _, p := range v.Peers {

@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// defaultQuota is etcd's, for members that do not state theirs (before 3.6).
+	// defaultQuota is etcd's default in bytes, for members that do not report theirs (before
+	// 3.6).
 	defaultQuota = 2 << 30
 	// worthwhile is how many unused bytes a database must have to be defragmented.
 	worthwhile = 64 << 20
@@ -20,17 +21,17 @@ const (
 	statusTimeout = 8 * time.Second
 )
 
-// Status is a member's own account of itself.
+// Status is a member's report on itself.
 type Status struct {
-	Member   string // its id
-	Leader   string // the leader's
+	Member   string // its ID
+	Leader   string // the leader's ID
 	Revision int64
-	// Size is that of the database on the disk, InUse what of it holds data. etcd takes
-	// no writes once Size has reached Quota.
+	// Size is the size of the database on the disk, InUse the part of it that holds data, in
+	// bytes. etcd rejects writes once Size has reached Quota.
 	Size, InUse, Quota int64
 }
 
-// Status asks this member alone.
+// Status asks this member for its status.
 func (e Etcd) Status(ctx context.Context) (Status, error) {
 	var a struct {
 		Header struct {
@@ -52,42 +53,42 @@ func (e Etcd) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// number is 0 for a field that was left out.
+// number returns n, 0 for a field that was left out.
 func number(n json.Number) int64 {
 	v, _ := strconv.ParseInt(n.String(), 10, 64)
 	return v
 }
 
-// Crowded reports whether the database comes near its quota.
+// Crowded reports whether the database has reached 80 % of its quota.
 func (s Status) Crowded() bool { return s.Size >= s.Quota/10*8 }
 
-// Fragmented reports whether so much of the database is unused that the member should
-// be defragmented.
+// Fragmented reports whether so much of the database is unused that the member should be
+// defragmented.
 func (s Status) Fragmented() bool {
 	unused := s.Size - s.InUse
 	return unused >= worthwhile && (unused >= s.Size/2 || s.Crowded())
 }
 
-// Alarm is one that etcd has raised. It stays until somebody takes it back.
+// Alarm is an alarm of etcd. It is active until it is cleared.
 type Alarm struct {
-	Member string `json:"memberID"` // its id
+	Member string `json:"memberID"` // its ID
 	Kind   string `json:"alarm"`
 }
 
-// Kinds of alarms. etcd takes no writes while one of them stands.
+// Kinds of alarms. etcd rejects writes while one of them is active.
 const (
 	NoSpace = "NOSPACE"
 	Corrupt = "CORRUPT"
 )
 
-// Alarms lists those of all members. It needs a quorum.
+// Alarms lists the alarms of all members. It needs a quorum.
 func (e Etcd) Alarms(ctx context.Context) ([]Alarm, error) {
 	var a struct{ Alarms []Alarm }
 	err := e.post(ctx, "for alarms", "/v3/maintenance/alarm", map[string]string{"action": "GET"}, &a)
 	return a.Alarms, err
 }
 
-// Disarm takes an alarm back.
+// Disarm clears an alarm.
 func (e Etcd) Disarm(ctx context.Context, a Alarm) error {
 	return e.post(ctx, "to take back an alarm", "/v3/maintenance/alarm", map[string]string{"action": "DEACTIVATE", "memberID": a.Member, "alarm": a.Kind}, &struct{}{})
 }
@@ -97,24 +98,24 @@ func (e Etcd) Compact(ctx context.Context, revision int64) error {
 	return e.post(ctx, "to compact its history", "/v3/kv/compaction", map[string]any{"revision": strconv.FormatInt(revision, 10), "physical": true}, &struct{}{})
 }
 
-// Defragment gives what the database does not use back to the disk. The member answers
-// nothing meanwhile.
+// Defragment returns the unused part of the database to the file system. The member does not
+// answer meanwhile.
 func (e Etcd) Defragment(ctx context.Context) error {
 	return e.post(ctx, "to defragment its database", "/v3/maintenance/defragment", struct{}{}, &struct{}{})
 }
 
-// Upkeep is what one member needs to look after the databases.
+// Upkeep is the etcd maintenance by one member.
 type Upkeep struct {
 	Own  Etcd
 	Name string // this machine's
-	// Others are asked through their own ports, by name.
+	// Others are the other members, by name.
 	Others map[string]Etcd
-	// Room reports why the disk of a member's machine has no room for so many bytes more. A
-	// disk that is full ends etcd.
+	// Room returns an error if the disk of a member's machine lacks space for so many more
+	// bytes. A full disk ends etcd.
 	Room func(ctx context.Context, member string, bytes int64) error
 }
 
-// Found is the result of an Upkeep.
+// Found is the result of Keep.
 type Found struct {
 	// Well: every member answers and votes, and none has an alarm.
 	Well bool
@@ -132,16 +133,16 @@ func (f *Found) did(format string, args ...any) {
 	f.Done = append(f.Done, fmt.Sprintf(format, args...))
 }
 
-// voter is a member with what it says of itself.
+// voter is a member with its status.
 type voter struct {
 	Member
 	etcd Etcd
 	Status
 }
 
-// Keep looks at all databases. The leader's machine, and thereby one at a time, also
-// makes room in them: one member after the other, itself last, and only while all
-// answer, since a member answers nothing while it is defragmented.
+// Keep checks all databases. On the leader's machine, so on one at a time, it also frees
+// space: on one member after the other, its own last, and only while all answer, since a
+// member does not answer while it is defragmented.
 func (u Upkeep) Keep(ctx context.Context) (Found, error) {
 	var f Found
 	members, err := u.Own.Members(ctx)
@@ -160,8 +161,8 @@ func (u Upkeep) Keep(ctx context.Context) (Found, error) {
 	f.Well = len(alarms) == 0
 	full := f.alarms(alarms, members)
 	if lead && len(full) > 0 {
-		// The API server's own compaction is a write, which etcd rejects now. It is an
-		// error where nothing was written since the last one.
+		// The API server's own compaction is a write, which etcd rejects now. An error is
+		// ignored: nothing may have been written since the last compaction.
 		if u.Own.Compact(ctx, own.Revision) == nil {
 			f.did("compacted etcd's history")
 		}
@@ -170,8 +171,8 @@ func (u Upkeep) Keep(ctx context.Context) (Found, error) {
 	f.Well = f.Well && len(away) == 0
 	crowded := false
 	for _, v := range voters {
-		// A member counts what a compaction freed as used until its next write, and none
-		// comes while the alarm stands.
+		// A member counts what a compaction freed as used until its next write, and none comes
+		// while the alarm is active.
 		due := v.Fragmented() || len(full) > 0 && v.Crowded()
 		if due && lead {
 			if err := u.defragment(ctx, &f, &v, away); err != nil {
@@ -190,7 +191,7 @@ func (u Upkeep) Keep(ctx context.Context) (Found, error) {
 	return f, nil
 }
 
-// disarm takes back alarms for want of room, where there is room again.
+// disarm clears alarms about a full database if there is space again.
 func (u Upkeep) disarm(ctx context.Context, f *Found, full []Alarm, members []Member, room bool) {
 	for _, a := range full {
 		if !room {
@@ -203,8 +204,8 @@ func (u Upkeep) disarm(ctx context.Context, f *Found, full []Alarm, members []Me
 	}
 }
 
-// alarms notes those that only a person can deal with, and returns those for want of
-// room.
+// alarms adds notes on alarms that only a person can handle, and returns those about a full
+// database.
 func (f *Found) alarms(alarms []Alarm, members []Member) (full []Alarm) {
 	for _, a := range alarms {
 		name := nameOf(members, a.Member)
@@ -220,7 +221,7 @@ func (f *Found) alarms(alarms []Alarm, members []Member) (full []Alarm) {
 	return full
 }
 
-// nameOf is the id itself for a member that is not listed.
+// nameOf returns the name of a member, or the ID of one that is not listed.
 func nameOf(members []Member, id string) string {
 	for _, m := range members {
 		if m.ID == id {
@@ -230,8 +231,8 @@ func nameOf(members []Member, id string) string {
 	return id
 }
 
-// voters asks all members, this machine's last; away are the names of those that did not
-// answer or do not vote.
+// voters asks all members for their status, this machine's last. away are the names of those
+// that did not answer or do not vote.
 func (u Upkeep) voters(ctx context.Context, members []Member, own string) (voters []voter, away []string) {
 	slices.SortFunc(members, func(a, b Member) int {
 		if (a.ID == own) != (b.ID == own) {
@@ -253,7 +254,7 @@ func (u Upkeep) voters(ctx context.Context, members []Member, own string) (voter
 	return voters, away
 }
 
-// status bounds the question: a machine that is off does not answer at all.
+// status is etcd.Status with a timeout: a machine that is off does not answer.
 func status(ctx context.Context, etcd Etcd) (Status, error) {
 	if etcd.Client == nil {
 		return Status{}, errors.New("it is not in the Site")
