@@ -50,8 +50,8 @@ type member struct {
 	data []byte
 }
 
-// entry writes one file: a header of hexadecimal digits, the name, the bytes,
-// each filled up to a multiple of four.
+// entry writes one file: a header of hexadecimal digits, the name and the data.
+// Name and data are padded to a multiple of four bytes.
 func entry(b *bytes.Buffer, inode int, name string, mode uint32, data []byte) {
 	links := 1
 	fmt.Fprintf(b, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%s\x00",

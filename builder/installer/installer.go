@@ -1,8 +1,8 @@
-// Package installer builds sticks, ISO images and network boots that install an
-// image on a machine without a person. An installer has the image's own loader,
-// kernel and initrd, with their signatures, and one more initrd archive. That
-// archive holds package installer's program, the programs of the image that it
-// calls, and its instructions. The image itself is a file beside them.
+// Package installer builds sticks, ISO images and files for network boot that
+// install an image without a person. An installer boots the image's own loader,
+// kernel and initrd, with their signatures, and one more initrd archive with
+// the program of package installer, the programs of the image that it calls,
+// and its instructions. The image is a file beside them.
 package installer
 
 import (
@@ -28,28 +28,28 @@ import (
 //go:embed script.sh
 var script []byte
 
-// Options are what an installer is made of.
+// Options describe an installer.
 type Options struct {
 	Payload *media.Payload
-	// Program is the installer itself, for the machine's architecture.
+	// Program is the installer program, for the machine's architecture.
 	Program []byte
-	// Install is what it is to do; of the image nothing need be said.
+	// Install are the instructions; fields about the image are filled in.
 	Install ondisk.Install
-	// CACert has the certificates, PEM, that alone vouch for the server of the
-	// image; nil: those that the image's system trusts.
+	// CACert has the only CA certificates, PEM, that are accepted for the image's
+	// server; nil means those of the image's system.
 	CACert []byte
 }
 
 // parts are the files that boot.
 type parts struct {
-	loader  map[string][]byte // EFI/BOOT
+	loader  map[string][]byte // in EFI/BOOT
 	kernel  []byte
 	initrd  []byte // the image's own
-	extra   []byte // ours
+	extra   []byte // with the installer's files
 	options string
 }
 
-// parts reads what boots out of the image, and makes what is added.
+// parts reads the boot files of the image and makes the additional archive.
 func (o Options) parts() (*parts, error) {
 	p, in := o.Payload, o.Install
 	in.Version, in.Image, in.Golden, in.Slot = ondisk.InstallVersion, p.Image.Name, p.Slot.Golden, p.SlotSum
@@ -91,7 +91,7 @@ func (o Options) parts() (*parts, error) {
 	return out, nil
 }
 
-// bootEntry is one, of systemd-boot.
+// bootEntry is an entry of systemd-boot.
 type bootEntry struct {
 	kernel  string
 	initrds []string
@@ -127,8 +127,8 @@ func parseEntry(text string) (*bootEntry, error) {
 	return e, nil
 }
 
-// options are those of the image for its kernel, consoles for example, without
-// what is about its root and its system.
+// options returns the kernel options of the image, for example consoles,
+// without those about its root and its system.
 func options(of string) string {
 	out := []string{"boot=" + ondisk.InstallBoot}
 	for _, o := range words(of) {
@@ -155,7 +155,7 @@ func words(s string) []string {
 	})
 }
 
-// files are what the installer adds to the image's initrd.
+// files returns the files that the installer adds to the image's initrd.
 func (o Options) files(in ondisk.Install) (map[string]member, error) {
 	p := o.Payload
 	if _, err := p.SystemFile("usr/share/initramfs-tools/init"); err != nil {
@@ -170,7 +170,7 @@ func (o Options) files(in ondisk.Install) (map[string]member, error) {
 	put(ondisk.InstallConfig, 0o600, append(config, '\n'))
 	put(ondisk.InstallProgram, 0o755, o.Program)
 	put(ondisk.InstallScript, 0o644, script)
-	// The device package looks at disks with these.
+	// Package device calls these.
 	for _, name := range []string{"usr/bin/lsblk", "usr/sbin/wipefs"} {
 		b, libs, err := program(p, name)
 		if err != nil {
@@ -191,13 +191,13 @@ func (o Options) files(in ondisk.Install) (map[string]member, error) {
 	case strings.HasPrefix(in.URL, "https://"):
 		return nil, fmt.Errorf("the image has no certificates of CAs, so the installer could not verify the server of %s: name the server's CA with --ca-cert, or add the package ca-certificates to the base", in.URL)
 	}
-	// Without it the firmware cannot be set to start the disk next.
+	// efivarfs is needed to make the firmware boot the disk next.
 	dir := "usr/lib/modules/" + p.Image.Kernel + "/kernel/"
 	for _, m := range []string{"fs/efivarfs/efivarfs.ko"} {
 		for _, ending := range []string{"", ".xz", ".zst", ".gz"} {
 			b, err := p.SystemFile(dir + m + ending)
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // it is in the kernel itself
+				continue // built into the kernel
 			}
 			if err != nil {
 				return nil, err
@@ -208,13 +208,13 @@ func (o Options) files(in ondisk.Install) (map[string]member, error) {
 	return out, nil
 }
 
-// libraryDirs are where Debian has libraries.
+// libraryDirs are the library directories of Debian.
 var libraryDirs = map[string][]string{
 	"amd64": {"usr/lib/x86_64-linux-gnu", "usr/lib", "lib/x86_64-linux-gnu", "lib"},
 	"arm64": {"usr/lib/aarch64-linux-gnu", "usr/lib", "lib/aarch64-linux-gnu", "lib"},
 }
 
-// program reads a program of the image's system and all libraries that it is
+// program returns a program of the image's system and all libraries that it is
 // linked with.
 func program(p *media.Payload, name string) ([]byte, map[string][]byte, error) {
 	b, err := p.SystemFile(name)
@@ -259,7 +259,7 @@ func library(p *media.Payload, name string) ([]byte, error) {
 	return nil, err
 }
 
-// Where the installer's parts are on its EFI system partition.
+// Paths of the installer's files on its EFI system partition.
 const (
 	espKernel = "edgebake/linux"
 	espInitrd = "edgebake/initrd"
@@ -267,7 +267,7 @@ const (
 	espEntry  = "loader/entries/edgebake-installer.conf"
 )
 
-// esp are the nodes of the EFI system partition.
+// esp returns the files of the EFI system partition.
 func (ps *parts) esp(name string, when time.Time) []tree.Node {
 	files := map[string][]byte{
 		espKernel: ps.kernel, espInitrd: ps.initrd, espExtra: ps.extra,
@@ -281,7 +281,7 @@ func (ps *parts) esp(name string, when time.Time) []tree.Node {
 	return nodes(files, when)
 }
 
-// nodes makes a tree of files, parents first.
+// nodes returns a tree of files, parents first.
 func nodes(files map[string][]byte, when time.Time) []tree.Node {
 	inodes := map[string]*tree.Inode{}
 	for name, b := range files {
@@ -306,7 +306,7 @@ func nodes(files map[string][]byte, when time.Time) []tree.Node {
 	return out
 }
 
-// blobs gives the payload to the file system's writer.
+// blobs provides the payload to the writer of the file system.
 type blobs struct{ p *media.Payload }
 
 const payloadBlob = "payload"
@@ -318,13 +318,13 @@ func (b blobs) OpenBlob(name string) (tree.BlobFile, error) {
 	return open{b.p}, nil
 }
 
-// open is the payload, which its owner closes.
+// open is the payload as a blob; its owner closes it.
 type open struct{ *media.Payload }
 
 func (open) Close() error { return nil }
 
-// Warn says what the image's kernel lacks for a stick; empty: nothing. It may
-// still be plugged into a virtual machine, on another bus.
+// Warn returns a warning if the image's kernel has no driver for USB sticks, or
+// "". The installer may still be attached to a virtual machine on another bus.
 func Warn(p *media.Payload) string {
 	dir := "usr/lib/modules/" + p.Image.Kernel
 	var all []byte
@@ -336,13 +336,13 @@ func Warn(p *media.Payload) string {
 		all = append(all, b...)
 	}
 	if len(all) == 0 || bytes.Contains(all, []byte("/usb-storage.ko")) {
-		return "" // nobody can tell, or it has the driver
+		return "" // unknown, or it has the driver
 	}
 	return "its kernel (" + p.Image.Kernel + ") has no driver for USB sticks: the installer will not find its own image on one. Build the image with hardware: generic"
 }
 
-// Stick makes a raw disk image of a stick that installs, at file. sector is the
-// size of the stick's sectors.
+// Stick writes a raw disk image of an installer stick to file. sector is the
+// sector size of the stick in bytes.
 func Stick(ctx context.Context, file string, sector int64, o Options, progress func(done, total int64)) error {
 	o.Install.Partition = disk.PartitionGUID(o.Install.ID, ondisk.LabelInstall)
 	ps, err := o.parts()
@@ -377,8 +377,8 @@ func (o Options) write(ctx context.Context, file string, sector int64, progress 
 	return nil
 }
 
-// espSize is room for the files, and at least what makes a FAT32 with sectors of
-// that size.
+// espSize returns a size in bytes with space for the files, and large enough
+// for FAT32 with sectors of that size.
 func espSize(files []tree.Node, sector int64) int64 {
 	n := int64(0)
 	for _, f := range files {

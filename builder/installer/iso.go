@@ -22,10 +22,10 @@ import (
 // isoESP is the EFI system partition as a file of an ISO.
 const isoESP = "esp.img"
 
-// ISO makes an installer as an image for optical drives, as remote consoles of
-// servers have them, at to: UEFI starts the file system of the EFI system
-// partition in it (El Torito), and the image lies beside that as a file. On a
-// stick it boots too. xorriso writes it.
+// ISO writes an installer as an ISO image for optical drives, as remote
+// consoles of servers have them. UEFI boots the file system of the EFI system
+// partition in it (El Torito); the image is a file beside that. It also boots
+// from a stick. It needs xorriso.
 func ISO(ctx context.Context, to string, o Options, progress func(done, total int64)) error {
 	if _, err := exec.LookPath("xorriso"); err != nil {
 		return errors.New("making an ISO needs xorriso: apt-get install xorriso")
@@ -62,8 +62,8 @@ func ISO(ctx context.Context, to string, o Options, progress func(done, total in
 	defer os.Remove(out.Name())
 	defer out.Close()
 	stamp := when.Format("20060102150405") + "00"
-	// The ESP is a file of the volume, and not behind its end: of one that is
-	// larger than El Torito can say, firmware takes all up to there.
+	// The ESP is a file inside the volume, not appended: if it is larger than El
+	// Torito can describe, firmware reads everything up to the volume's end.
 	cmd := procgroup.Command(ctx, "xorriso", "-as", "mkisofs", "-quiet", "-iso-level", "3", "-R", "-V", o.Install.Volume,
 		"--modification-date="+stamp, "--set_all_file_dates", stamp, "-o", out.Name(),
 		"-e", isoESP, "-no-emul-boot", "-efi-boot-part", "--efi-boot-image", content)
@@ -83,7 +83,7 @@ func ISO(ctx context.Context, to string, o Options, progress func(done, total in
 	return file.SyncDir(filepath.Dir(to))
 }
 
-// inTemp says which directory has no room for what an ISO is made of.
+// inTemp explains that the directory for temporary files is full.
 func inTemp(err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
 		return fmt.Errorf("%w; TMPDIR names another directory to put the installer together in", file.Explain(err, os.TempDir()))
@@ -91,7 +91,7 @@ func inTemp(err error) error {
 	return err
 }
 
-// writeFAT makes the EFI system partition alone.
+// writeFAT writes the EFI system partition to a file.
 func writeFAT(file string, ps *parts, o Options, when time.Time) error {
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -109,7 +109,7 @@ func writeFAT(file string, ps *parts, o Options, when time.Time) error {
 	return f.Close()
 }
 
-// copyPayload writes the image with its Site.
+// copyPayload writes the image with its Site to a file.
 func copyPayload(ctx context.Context, file string, o Options, progress func(done, total int64)) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

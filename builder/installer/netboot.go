@@ -13,10 +13,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Netboot makes in dir what UEFI HTTP boot starts: a disk with the EFI system
-// partition alone, which the firmware fetches into memory and starts as if it
-// were plugged in, and the image, which the installer reads from the URL. What
-// is there is replaced.
+// Netboot writes the files of a UEFI HTTP boot to dir, replacing existing ones:
+// a disk with only the EFI system partition, which the firmware fetches into
+// memory and boots, and the image, which the installer reads from url.
 func Netboot(ctx context.Context, dir, url string, o Options, progress func(done, total int64)) error {
 	o.Install.URL = url
 	ps, err := o.parts()
@@ -33,15 +32,15 @@ func Netboot(ctx context.Context, dir, url string, o Options, progress func(done
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	// Both parts belong to one another: they are put in place together, and a
-	// boot disk rejects an image that it was not made with.
+	// Put both files in place together: a boot disk rejects an image that it was
+	// not made with.
 	if err := o.write(ctx, filepath.Join(tmp, ondisk.InstallBootImage), 512, func(int64, int64) {}, esp); err != nil {
 		return err
 	}
 	if err := copyPayload(ctx, filepath.Join(tmp, ondisk.InstallImage), o, progress); err != nil {
 		return err
 	}
-	// The new name must not be on the disk before the bytes are.
+	// The new name must not be stored before the contents.
 	if err := toDisk(filepath.Join(tmp, ondisk.InstallImage)); err != nil {
 		return err
 	}
@@ -53,7 +52,7 @@ func Netboot(ctx context.Context, dir, url string, o Options, progress func(done
 	return file.SyncDir(dir)
 }
 
-// toDisk waits until a file is on the disk.
+// toDisk syncs a file.
 func toDisk(name string) error {
 	f, err := os.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {

@@ -18,14 +18,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Settings are what a person decides about an installer.
+// Settings are a person's choices for an installer.
 type Settings struct {
 	Disk      string // rule that selects the machine's disk
-	Then      string // what follows: ondisk.ThenPowerOff or ThenReboot
-	Reinstall bool   // overwrite a disk with an image, once for each installer
+	Then      string // after the installation: ondisk.ThenPowerOff or ThenReboot
+	Reinstall bool   // overwrite a disk that has an image, once for each installer
 }
 
-// Check returns all problems of the settings, by the names of their flags.
+// Check returns all errors of the settings, with the names of their flags.
 func (s *Settings) Check() error {
 	var errs []error
 	_, err := device.ParseRule(s.Disk)
@@ -38,23 +38,23 @@ func (s *Settings) Check() error {
 	return errors.Join(errs...)
 }
 
-// Install makes the instructions of one installer, with an ID of its own.
+// Install returns the instructions of a new installer, with a random ID.
 func (s *Settings) Install() (ondisk.Install, error) {
 	id := make([]byte, 16)
 	_, err := rand.Read(id)
 	return ondisk.Install{ID: hex.EncodeToString(id), Disk: s.Disk, Then: s.Then, Reinstall: s.Reinstall}, err
 }
 
-// Output is an installer that is written to files.
+// Output is the destination of an installer.
 type Output struct {
 	ISO     string // file of an ISO image; or
 	Netboot string // directory of the files for network boot, and
-	URL     string // where a web server shows it
-	CACert  string // file of the CA of that server
-	Force   bool   // replace files
+	URL     string // where a web server serves it
+	CACert  string // file with the CA of that server
+	Force   bool   // replace existing files
 }
 
-// Check returns a problem of the output, by the names of its flags.
+// Check returns an error of the output, with the names of its flags.
 func (o *Output) Check() error {
 	switch {
 	case o.ISO != "" && o.Netboot != "":
@@ -79,7 +79,7 @@ func (o *Output) Check() error {
 	return nil
 }
 
-// Files are the files of the output.
+// Files returns the names of the output's files.
 func (o *Output) Files() []string {
 	if o.ISO != "" {
 		return []string{o.ISO}
@@ -87,7 +87,7 @@ func (o *Output) Files() []string {
 	return []string{filepath.Join(o.Netboot, ondisk.InstallBootImage), filepath.Join(o.Netboot, ondisk.InstallImage)}
 }
 
-// Flag is the flag that names the files.
+// Flag returns the flag that names the output.
 func (o *Output) Flag() string {
 	if o.ISO != "" {
 		return "--iso"
@@ -95,8 +95,8 @@ func (o *Output) Flag() string {
 	return "--netboot"
 }
 
-// Prepare makes the directory, which undo removes if it is empty, and rejects files that
-// must not be replaced.
+// Prepare creates the directory, which undo removes if it is empty, and rejects
+// files that must not be replaced.
 func (o *Output) Prepare(image string) (undo func(), err error) {
 	undo = func() {}
 	if o.Netboot != "" {

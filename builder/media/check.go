@@ -19,12 +19,13 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// root looks at the files that an image begins with: those of ROOT-A, and
-// those of DATA below /var.
+// root gives access to the files of a built image: those of ROOT-A, and those
+// of DATA below /var.
 type root struct{ system, data *ext4.Reader }
 
-// root opens the image's file systems. It is nil for a disk that a machine
-// has used: what lies there is the machine's, and its first boot knows which.
+// root opens the image's file systems. It returns nil for a disk that a machine
+// has used: its files have changed, and only firstboot on the machine can check
+// them.
 func (m *image) root() (node.Root, error) {
 	open := func(label string) (*ext4.Reader, error) {
 		p, err := m.partition(label)
@@ -52,8 +53,8 @@ func (m *image) root() (node.Root, error) {
 	return &seen{root: r, found: map[string]foundOrNot{}, files: map[string]fileOrNot{}}, nil
 }
 
-// seen remembers what was looked at: thousands of sites ask for the same. It
-// may be used by many at once.
+// seen caches lookups, since thousands of Sites need the same ones. It may be
+// used concurrently.
 type seen struct {
 	root
 	mu    sync.Mutex
@@ -93,7 +94,7 @@ func (s *seen) ReadFile(p string) ([]byte, error) {
 	return f.b, f.err
 }
 
-// place finds the file system of a path.
+// place returns the file system of a path, and the name in it.
 func (r root) place(p string) (*ext4.Reader, string) {
 	if rest, ok := strings.CutPrefix(p, "/var/"); ok {
 		return r.data, rest
@@ -125,8 +126,8 @@ func (r root) ReadFile(p string) ([]byte, error) {
 	return fsys.ReadFile(name)
 }
 
-// serves says everything that the site, or the sites of an inventory, want and
-// the image has not: problems of the documents, and what is wrong besides.
+// serves checks that the image supports the Site, or the Sites of an Inventory.
+// It returns problems of the documents, and other errors.
 func (m *image) serves(s Site) (configs.Problems, error) {
 	var errs []error
 	if err := oneSite(s.Doc != nil, s.Inventory != nil); err != nil {
@@ -145,8 +146,7 @@ func (m *image) serves(s Site) (configs.Problems, error) {
 	return probs, errors.Join(errs...)
 }
 
-// problems checks each Site against the image. They say where they are if what
-// the Site was read from is known.
+// problems checks each Site against the image.
 func (m *image) problems(s Site) (configs.Problems, error) {
 	files, err := m.system()
 	if err != nil {
@@ -159,8 +159,8 @@ func (m *image) problems(s Site) (configs.Problems, error) {
 	return append(s.TokensElsewhere(), s.each(check)...), nil
 }
 
-// each returns the problems that check finds in each Site, with where they are if what it
-// was read from is known.
+// each returns the problems that check finds in each Site, with their places in
+// the document if s.Read is set.
 func (s Site) each(check func(site *configs.Site, spreadIsDefault bool) configs.Problems) configs.Problems {
 	if s.Doc != nil {
 		return s.Read.site(check(s.Doc, s.Doc.SpreadSeconds == s.DefaultSpread))
@@ -198,7 +198,7 @@ func (s Site) TokensElsewhere() configs.Problems {
 // unknownFields reports fields that the image's first boot would reject.
 func (m *image) unknownFields(site *configs.Site, spreadIsDefault bool) (probs configs.Problems) {
 	if m.info.SiteFields == nil {
-		return nil // an older image does not say
+		return nil // an older image does not list them
 	}
 	for _, f := range site.FieldsBeyond(m.info.SiteFields) {
 		if f != configs.SpreadField || !spreadIsDefault {
@@ -208,7 +208,7 @@ func (m *image) unknownFields(site *configs.Site, spreadIsDefault bool) (probs c
 	return probs
 }
 
-// site says where the problems of a Site are.
+// site adds the places in the document to the problems of a Site.
 func (r Read) site(probs configs.Problems) configs.Problems {
 	own, ignition := r.apart(probs)
 	if r.Name != "" {
@@ -217,8 +217,8 @@ func (r Read) site(probs configs.Problems) configs.Problems {
 	return append(own, ignition...)
 }
 
-// inventory says where the problems of each site of an Inventory are. What
-// many sites share is said once.
+// inventory adds the places in the document to the problems of each Site.
+// Problems of the shared Ignition config are reported once.
 func (r Read) inventory(sites []configs.Problems) configs.Problems {
 	own := make([]configs.Problems, len(sites))
 	var shared configs.Problems
@@ -234,8 +234,8 @@ func (r Read) inventory(sites []configs.Problems) configs.Problems {
 	return append(configs.LocateInventory(r.Name, r.Data, own), shared...)
 }
 
-// apart parts the problems of a Site from those of the Ignition config beside
-// it, which get the name that the person knows it by.
+// apart separates the problems of a Site from those of its Ignition config,
+// which get the name of the file that the person gave.
 func (r Read) apart(probs configs.Problems) (own, ignition configs.Problems) {
 	for _, p := range probs {
 		if p.File == "" {
@@ -250,15 +250,15 @@ func (r Read) apart(probs configs.Problems) (own, ignition configs.Problems) {
 	return own, ignition
 }
 
-// stamping names the image in an error.
+// stamping adds the image to an error.
 func (m *image) stamping(err error) error {
 	return about("stamping image "+m.path+", nothing was written", err)
 }
 
-// about says in an error what failed. Problems of documents stay as they are:
-// they say where they are, and editors jump to it.
+// about adds the failed action to an error. Problems of documents are
+// unchanged: they begin with their place, to which editors jump.
 func about(what string, err error) error {
-	// Only what was joined: an error of several, made with words, is one.
+	// Split only joined errors: an error with several %w is one.
 	if all, ok := err.(interface{ Unwrap() []error }); ok && err.Error() == errors.Join(all.Unwrap()...).Error() {
 		var out []error
 		for _, e := range all.Unwrap() {

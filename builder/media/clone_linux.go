@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// lock takes the image for as long as the file is open. Those that only read
-// it share it. The error says what to do.
+// lock locks the image until the file is closed; readers share the lock. The
+// error says what to do.
 func lock(f *os.File, exclusive bool) error {
 	err := file.Lock(f, exclusive)
 	if errors.Is(err, file.ErrLocked) {
@@ -21,8 +21,8 @@ func lock(f *os.File, exclusive bool) error {
 	return err
 }
 
-// isHole reports whether n bytes at off are known to be a hole. What is beyond the
-// end, of a file that has become shorter too, is not a hole.
+// isHole reports whether the n bytes at off are known to be a hole. Bytes
+// beyond the end, also of a file that has become shorter, are not.
 func isHole(f *os.File, off, n int64) bool {
 	at, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) { // no data from there on
@@ -31,8 +31,8 @@ func isHole(f *os.File, off, n int64) bool {
 	return err == nil && at >= off+n
 }
 
-// allocate takes room for n bytes at off, which keep what they are. Where the
-// file system cannot, writing finds out.
+// allocate reserves space for n bytes at off without changing them. If the file
+// system cannot do that, the write reports a full disk.
 func allocate(f *os.File, off, n int64) error {
 	err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, off, n)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
@@ -41,8 +41,8 @@ func allocate(f *os.File, off, n int64) error {
 	return nil
 }
 
-// clone makes dst a copy of src, of which size bytes are known: sharing its blocks
-// where the file system can do that, else by copying what is not a hole.
+// clone makes dst a copy of src, which must have at least size bytes. It shares
+// blocks if the file system can, and otherwise copies all but holes.
 func clone(ctx context.Context, dst, src *os.File, size int64) error {
 	if unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil {
 		fi, err := dst.Stat()
@@ -54,7 +54,7 @@ func clone(ctx context.Context, dst, src *os.File, size int64) error {
 	if err := copySparse(ctx, dst, src, size); err != nil {
 		return err
 	}
-	// Beyond the end of a file that was cut off there seems to be a hole.
+	// The missing end of a file that was cut off looks like a hole.
 	return checkLength(src, size)
 }
 
@@ -65,11 +65,11 @@ func copySparse(ctx context.Context, dst, src *os.File, size int64) error {
 	for off := int64(0); off < size; {
 		data, err := unix.Seek(int(src.Fd()), off, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
-			return nil // only a hole is left
+			return nil // the rest is a hole
 		}
 		end := size
 		if err != nil {
-			data = off // no holes are known here
+			data = off // the file system does not report holes
 		} else if end, err = unix.Seek(int(src.Fd()), data, unix.SEEK_HOLE); err != nil {
 			return err
 		}
@@ -92,7 +92,7 @@ func sharesBlocks(src *os.File, dir string) bool {
 	return unix.IoctlFileClone(int(f.Fd()), int(src.Fd())) == nil
 }
 
-// step is how much is copied between two looks at the context.
+// step is how many bytes are copied between two checks of the context.
 const step = 64 << 20
 
 func copyData(ctx context.Context, dst, src *os.File, off, n int64) error {
@@ -109,8 +109,8 @@ func copyData(ctx context.Context, dst, src *os.File, off, n int64) error {
 				off, n = off+int64(done), n-int64(done)
 				continue
 			}
-			// Other file systems, old kernels, devices: the plain way, which
-			// also meets whatever real error there is.
+			// Other file systems, old kernels, devices: copy by reading and writing,
+			// which also reports a real error.
 			inKernel = false
 		}
 		if err := copyRange(dst, src, off, part); err != nil {

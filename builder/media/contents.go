@@ -25,43 +25,43 @@ import (
 
 // Kinds of a Group.
 const (
-	KindPackage = "package" // of Debian
-	KindProgram = "program" // that came without a package
+	KindPackage = "package" // a Debian package
+	KindProgram = "program" // a program that is in no package
 	KindImage   = "image"   // a container image
-	KindBoot    = "boot"    // on the EFI system partition
-	KindOther   = "other"   // rendered by edgebake, or made by packages
+	KindBoot    = "boot"    // a file on the EFI system partition
+	KindOther   = "other"   // rendered by edgebake, or created by packages
 )
 
-// Contents is what a file system holds, by where it comes from.
+// Contents describes the files of a file system by their origin.
 type Contents struct {
 	Label string `json:"label"`
 	FS    string `json:"fs"`
-	// Size of the partition, the Reserve behind its file system, Free bytes of
-	// that, and Bytes of the files in it. What is missing between them is the file
-	// system itself.
+	// In bytes: Size of the partition, Reserve after its file system, Free in the
+	// file system, and Bytes of its files. The difference is the file system's
+	// own data.
 	Size    int64 `json:"size"`
 	Reserve int64 `json:"reserve"`
 	Free    int64 `json:"free"`
 	Bytes   int64 `json:"bytes"`
 	Files   int   `json:"files"`
-	// Groups, the largest first.
+	// Groups are sorted, the largest first.
 	Groups []Group `json:"groups"`
 }
 
-// Group is a package, a program, a container image, or files of no such.
+// Group is a package, a program, a container image, or other files.
 type Group struct {
 	Kind    string `json:"kind"`
 	Name    string `json:"name"`
 	Version string `json:"version,omitempty"`
 	Bytes   int64  `json:"bytes"`
 	Files   int    `json:"files"`
-	// Largest files, as paths of the running system.
+	// Largest are the largest files, with paths of the running system.
 	Largest []File `json:"largest"`
 
 	all []File
 }
 
-// largest is how many files of a group are named.
+// largest is how many files of a group are listed.
 const largest = 8
 
 // ReadContents lists the contents of an image's file systems, each file once.
@@ -111,18 +111,19 @@ func readContents(name string) ([]Contents, error) {
 	return out, nil
 }
 
-// belongings knows whose a path is.
+// belongings maps files to their packages, programs and images.
 type belongings struct {
 	readers  map[string]*ext4.Reader // by partition
 	nodes    map[string][]tree.Node  // by partition, paths of the running system
-	packages map[string]string       // by path without links
+	packages map[string]string       // by path with links resolved
 	versions map[string]string       // of packages
 	links    map[string]string       // by path
 	programs map[string]Package      // by path
 	images   map[string][]string     // by path of a directory or file
 }
 
-// belongings reads both file systems and what they say of their own files.
+// belongings reads both file systems and their lists of packages, programs and
+// images.
 func (m *image) belongings() (*belongings, error) {
 	b := &belongings{readers: map[string]*ext4.Reader{}, nodes: map[string][]tree.Node{}, packages: map[string]string{},
 		versions: map[string]string{}, links: map[string]string{}, programs: map[string]Package{}}
@@ -160,16 +161,16 @@ func (m *image) belongings() (*belongings, error) {
 	snapshotter := m.info.SnapshotterName()
 	files := store.NodeFiles(b.nodes[ondisk.LabelData], b.readers[ondisk.LabelData])
 	if _, err := files.Stat(path.Join(store.Root, store.MetaDB)); err != nil {
-		return b, nil // no images, or such as are imported at first boot
+		return b, nil // no images, or images that are imported at first boot
 	}
 	var err error
 	b.images, err = store.Owners(files, store.Root, snapshotter)
 	return b, err
 }
 
-// readPackages reads dpkg's lists, wherever they lie.
+// readPackages reads dpkg's lists.
 func (b *belongings) readPackages() error {
-	status := b.real("var/lib/dpkg/status") // DATA has a link there: the lists go with the root
+	status := b.real("var/lib/dpkg/status") // DATA has a link there, to the lists on the root
 	info := path.Dir(status) + "/info/"
 	for label, nodes := range b.nodes {
 		for _, n := range nodes {
@@ -194,11 +195,11 @@ func (b *belongings) readPackages() error {
 	return nil
 }
 
-// maxLinks is how many links a path may lead through, as in the kernel.
+// maxLinks limits the links in a path, as in the kernel.
 const maxLinks = 40
 
-// real is where a file lies that is known by a path through links: Debian has
-// moved /bin and the like into /usr.
+// real resolves the links in a path: Debian has moved /bin and the like into
+// /usr.
 func (b *belongings) real(p string) string {
 	p = strings.TrimPrefix(path.Clean("/"+p), "/")
 	for range maxLinks {
@@ -211,7 +212,7 @@ func (b *belongings) real(p string) string {
 	return p
 }
 
-// follow replaces the first directory in a path that is a link.
+// follow replaces the first directory in a path that is a link with its target.
 func (b *belongings) follow(p string) string {
 	for i := range len(p) {
 		if p[i] != '/' {
@@ -241,7 +242,7 @@ func (b *belongings) readStatus(text string) {
 	}
 }
 
-// readPrograms takes the programs from the SBOM on board.
+// readPrograms reads the programs from the image's SBOM.
 func (m *image) readPrograms(b *belongings) error {
 	raw, err := m.espFile(ondisk.ESPSBOM)
 	if err != nil {
@@ -259,7 +260,7 @@ func (m *image) readPrograms(b *belongings) error {
 	return nil
 }
 
-// owner is the group that a file belongs to.
+// owner returns the group that a file belongs to.
 func (b *belongings) owner(p string) Group {
 	if prog, ok := b.programs[p]; ok {
 		return Group{Kind: KindProgram, Name: prog.Name, Version: prog.Version}
@@ -320,7 +321,8 @@ type owned struct {
 	file  File
 }
 
-// group sums files up, the largest group and the largest file first.
+// group sums up the files by group, the largest group and the largest file
+// first.
 func (c *Contents) group(files []owned) {
 	groups := map[string]*Group{}
 	for _, f := range files {
@@ -346,7 +348,7 @@ func (c *Contents) group(files []owned) {
 	slices.SortStableFunc(c.Groups, func(a, b Group) int { return cmp.Compare(b.Bytes, a.Bytes) })
 }
 
-// Listing is all that an image's file systems hold.
+// Listing describes all files of an image's file systems.
 type Listing struct {
 	Contents []Contents
 	// Files by their path in the running system.
@@ -356,10 +358,10 @@ type Listing struct {
 // Listed is a file, a link or a directory.
 type Listed struct {
 	Size int64
-	// SHA256 of what it is: content, mode, owner, attributes, target.
+	// SHA256 covers content, mode, owner, attributes and target.
 	SHA256 string
-	// Text of a small file of text that every user of the node may read: what
-	// others may not is secret, e.g. a key of a node that has booted.
+	// Text is the content of a small text file that every user of the node may
+	// read. Others may be secret, for example a key on a node that has booted.
 	Text string
 }
 
@@ -385,7 +387,8 @@ func ReadFiles(name string) (*Listing, error) {
 	return l, nil
 }
 
-// maxText is more than configuration has.
+// maxText is the largest size of a text in bytes; no configuration file has
+// more.
 const maxText = 64 << 10
 
 func (m *image) listTree(label string, out map[string]Listed) error {
@@ -445,7 +448,7 @@ func (m *image) listBoot(out map[string]Listed) error {
 		}
 		sum := sha256.Sum256(b)
 		f := Listed{Size: e.Size, SHA256: hex.EncodeToString(sum[:])}
-		if !strings.HasSuffix(e.Path, ".json") { // they are compared by what they mean
+		if !strings.HasSuffix(e.Path, ".json") { // package anatomy compares their fields
 			f.Text = textOf(b)
 		}
 		out["/efi/"+e.Path] = f
@@ -453,7 +456,7 @@ func (m *image) listBoot(out map[string]Listed) error {
 	})
 }
 
-// textOf is a small file's text, "" where it is not one.
+// textOf returns the text of a small file, or "" if it is no text.
 func textOf(b []byte) string {
 	if len(b) > maxText || !utf8.Valid(b) || bytes.IndexByte(b, 0) >= 0 {
 		return ""
@@ -461,7 +464,7 @@ func textOf(b []byte) string {
 	return string(b)
 }
 
-// limited keeps the first bytes and takes all.
+// limited keeps the first bytes and discards the rest.
 type limited struct {
 	w    io.Writer
 	left int

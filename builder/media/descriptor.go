@@ -28,17 +28,18 @@ type Descriptor struct {
 	ImageInfo []byte `json:"imageInfo"`
 }
 
-// SignedBy returns which of the minisign public keys has signed the image.
+// SignedBy returns the one of the minisign public keys that has signed the
+// image.
 func (c *Descriptor) SignedBy(keys []string) (string, error) {
 	return slot.VerifyImage(ondisk.SlotInfo{Golden: c.Golden, Signature: c.Signature}, c.ImageInfo, keys)
 }
 
-// ErrNotGolden says that an image has more than what was built, and so is not
-// for everybody.
+// ErrNotGolden means that an image has more than what was built, which may be
+// secret.
 var ErrNotGolden = errors.New("it is not a golden image")
 
-// OpenGoldenFile reads an image from an open file, which stays open. Messages
-// call it name.
+// OpenGoldenFile opens the image in a file, which Close does not close.
+// Messages use name.
 func OpenGoldenFile(f *os.File, name string) (*Golden, error) {
 	m, err := openFile(f, name)
 	if err != nil {
@@ -48,7 +49,7 @@ func OpenGoldenFile(f *os.File, name string) (*Golden, error) {
 	return &Golden{m}, nil
 }
 
-// Hold keeps others from stamping the image until it is closed.
+// Hold locks the image against stamping until it is closed.
 func (g *Golden) Hold() error {
 	if err := lock(g.m.f, false); err != nil {
 		return fmt.Errorf("reading image %s: %w", g.m.path, err)
@@ -56,9 +57,9 @@ func (g *Golden) Hold() error {
 	return nil
 }
 
-// Descriptor returns the descriptor of an image that is pushed. An image that is stamped or has
-// booted is rejected: no digest covers the slot, and what is in it is secret,
-// or somebody else's.
+// Descriptor returns the descriptor of an image to be pushed. It rejects an
+// image that is stamped or has booted: no digest covers the slot, and its
+// content may be secret.
 func (g *Golden) Descriptor() (Descriptor, error) {
 	m := g.m
 	var i Info
@@ -106,9 +107,9 @@ func (g *Golden) Descriptor() (Descriptor, error) {
 	return Descriptor{Golden: info.Golden, Signature: info.Signature, ImageInfo: b}, err
 }
 
-// neverFlashed rejects what was written to a disk: flashed, it has GUIDs of
-// its own, and copied, it may have what was on that disk before behind its last
-// partition, which no digest covers.
+// neverFlashed rejects a copy of a disk: a flashed disk has its own GUIDs, and
+// a larger disk may have old data after the last partition, which no digest
+// covers.
 func (m *image) neverFlashed() error {
 	if m.ownGUIDs() {
 		return errors.New("it is a flashed disk, with GUIDs of its own")
@@ -123,8 +124,8 @@ func (m *image) neverFlashed() error {
 	return nil
 }
 
-// leftovers looks for secrets in the slot's free clusters: a Site that was
-// deleted by hand is still there.
+// leftovers looks for secrets in the slot's free clusters: a deleted Site can
+// still be read there.
 func leftovers(slot *io.SectionReader) error {
 	b := make([]byte, slot.Size())
 	if _, err := io.ReadFull(slot, b); err != nil {
@@ -140,8 +141,8 @@ func leftovers(slot *io.SectionReader) error {
 	if err != nil {
 		return err
 	}
-	// What else is secret, a password in an Ignition config for example, has no
-	// form to look for.
+	// Other secrets, for example a password in an Ignition config, cannot be
+	// recognized: all free clusters must be zero.
 	return fsys.EachFree(func(x fat.Extent) error {
 		if !seekable.IsZero(b[x.Off:][:x.Len]) {
 			return errors.New("a file was deleted from its slot, and can still be read there: take the golden image that it was made of")
@@ -150,9 +151,9 @@ func leftovers(slot *io.SectionReader) error {
 	})
 }
 
-// hasToken reports whether a bootstrap token, as kubeadm defines it, stands
-// anywhere in b: six and sixteen letters and digits around a dot. A regular
-// expression takes a quarter of a second for a slot, which has hardly a dot.
+// hasToken reports whether b contains a bootstrap token of kubeadm: six and
+// sixteen letters and digits around a dot. Searching for dots is much faster
+// than a regular expression.
 func hasToken(b []byte) bool {
 	const id, secret = 6, 16
 	for from := 0; ; {
@@ -185,8 +186,8 @@ func allOf(b []byte, is func(byte) bool) bool {
 	return true
 }
 
-// Frames returns where each frame of a compressed image ends in its file; nil
-// of a raw one.
+// Frames returns the offsets in the file at which the frames of a compressed
+// image end; nil for a raw one.
 func (g *Golden) Frames() []int64 {
 	if g.m.z == nil {
 		return nil
@@ -199,13 +200,13 @@ func (g *Golden) Frames() []int64 {
 	return ends
 }
 
-// Stored is how many bytes the image's file has.
+// Stored returns the size of the image's file in bytes.
 func (g *Golden) Stored() int64 { return g.m.stored }
 
-// File reads the image's file as it is.
+// File returns the image's file as it is stored.
 func (g *Golden) File() io.ReaderAt { return g.m.f }
 
-// PackFile compresses a raw image into a file without a name.
+// PackFile compresses a raw image into a temporary file without a name.
 func (g *Golden) PackFile(ctx context.Context, progress func(done, total int64)) (*os.File, error) {
 	dir := os.TempDir()
 	f, err := os.CreateTemp(dir, ".edgebake-*")
@@ -220,8 +221,8 @@ func (g *Golden) PackFile(ctx context.Context, progress func(done, total int64))
 	return f, nil
 }
 
-// Pack compresses a raw image, as it would have been built compressed. The index of its
-// chunks has no signature. out is empty.
+// Pack compresses a raw image into out, which is empty, as a build would have
+// done. The index of its chunks is not signed.
 func (g *Golden) Pack(ctx context.Context, out disk.File, progress func(done, total int64)) error {
 	m := g.m
 	p, err := m.partition(ondisk.LabelSlot)
@@ -256,17 +257,17 @@ func (g *Golden) Pack(ctx context.Context, out disk.File, progress func(done, to
 	})
 }
 
-// Chunks hashes the chunks of a compressed image, of disk.Align bytes each, as their
-// frames arrive.
+// Chunks hashes the chunks of a compressed image, of disk.Align bytes each, as
+// their frames arrive.
 type Chunks struct {
 	z    *seekable.Reader
 	sums [][32]byte
-	seen []bool // taken before: the disk may not have a hole any more
+	seen []bool // taken before: the output may have data in place of a hole
 	zero [32]byte
 }
 
-// NewChunks returns the chunks of the compressed image that will be in f. tail
-// are the last bytes of the file, from the end of the last frame on.
+// NewChunks returns the chunks of the compressed image of size bytes that is
+// being written to f. tail is the end of the file, after the last frame.
 func NewChunks(f io.ReaderAt, size int64, tail []byte) (*Chunks, error) {
 	z, err := seekable.Open(ahead{f, tail, size - int64(len(tail))}, size)
 	if err != nil {
@@ -280,7 +281,7 @@ func NewChunks(f io.ReaderAt, size int64, tail []byte) (*Chunks, error) {
 	return &Chunks{z: z, sums: make([][32]byte, n), seen: make([]bool, n), zero: sha256.Sum256(make([]byte, disk.Align))}, nil
 }
 
-// ahead reads a file whose end is known before it is there.
+// ahead reads a file whose end is known before it is written.
 type ahead struct {
 	f    io.ReaderAt
 	tail []byte
@@ -294,22 +295,22 @@ func (a ahead) ReadAt(p []byte, off int64) (int, error) {
 	return a.f.ReadAt(p, off)
 }
 
-// Close lets go of the decoder.
+// Close closes the decoder.
 func (c *Chunks) Close() { c.z.Close() }
 
-// Len is how many there are, Size how many bytes the disk has.
+// Len returns the number of chunks, Size the size of the disk in bytes.
 func (c *Chunks) Len() int    { return len(c.sums) }
 func (c *Chunks) Size() int64 { return c.z.Size() }
 
-// End is where in the file the last frame of chunk i ends.
+// End returns the offset in the file at which the last frame of chunk i ends.
 func (c *Chunks) End(i int) int64 {
 	e := c.z.Entry(c.z.Find(min(int64(i+1)*disk.Align, c.z.Size()) - 1))
 	return e.Offset + e.Compressed
 }
 
-// Take hashes chunk i, whose frames are there. out, where it is not nil, gets
-// the chunk too, except a chunk of zeros: there it has a hole. Chunks may be
-// taken side by side, and one again when its frames came again.
+// Take hashes chunk i, whose frames have arrived, and writes it to out, if not
+// nil; zeros become a hole there. It may be called concurrently, and again for
+// a chunk whose frames have arrived again.
 func (c *Chunks) Take(i int, buf []byte, out io.WriterAt) error {
 	off := int64(i) * disk.Align
 	b := buf[:min(disk.Align, c.z.Size()-off)]
@@ -332,7 +333,8 @@ func (c *Chunks) Take(i int, buf []byte, out io.WriterAt) error {
 	return err
 }
 
-// VerifyChunks checks the image as Verify does; its bytes were hashed before.
+// VerifyChunks checks the image like Verify, with the digests that c has
+// computed.
 func (g *Golden) VerifyChunks(ctx context.Context, c *Chunks) error {
 	m := g.m
 	if m.z == nil || m.z.Frames() != c.z.Frames() || m.z.Size() != c.Size() {
@@ -351,7 +353,7 @@ func (g *Golden) VerifyChunks(ctx context.Context, c *Chunks) error {
 	})
 }
 
-// aligned reports whether every partition consists of whole chunks of the disk.
+// aligned returns an error unless every partition consists of whole chunks.
 func (m *image) aligned() error {
 	for _, p := range m.table.Partitions {
 		if p.Start%disk.Align != 0 || p.Size%disk.Align != 0 || p.Start < disk.Align || p.Start+p.Size > m.size {
@@ -365,5 +367,5 @@ func misplaced(p gpt.Partition) error {
 	return fmt.Errorf("%w: partition %s has %d bytes at %d, which is not where edgebake puts it", ErrNotOurs, p.Name, p.Size, p.Start)
 }
 
-// IsCompressed tells by an image's name that it is, or will be, compressed.
+// IsCompressed reports whether an image's name is that of a compressed one.
 func IsCompressed(name string) bool { return strings.HasSuffix(name, ".zst") }

@@ -19,116 +19,116 @@ import (
 // Medium is a disk that an image is written to.
 type Medium interface {
 	io.WriterAt
-	// ReadAt reads what the medium has after a Sync, past every cache.
+	// ReadAt reads from the medium after a Sync, not from a cache.
 	io.ReaderAt
-	// Zero makes a part read as zeros for good.
+	// Zero makes a range read as zeros permanently.
 	Zero(off, n int64) error
-	// Discard says that nothing is kept in a part; it may do nothing.
+	// Discard declares a range to be unused; it may do nothing.
 	Discard(off, n int64)
 	Sync() error
 }
 
-// FlashOptions are how an image is written to a disk.
+// FlashOptions configure how an image is written to a disk.
 type FlashOptions struct {
-	// Site to stamp on the way; nil leaves the image's slot as it is.
+	// Site to be stamped; nil leaves the image's slot as it is.
 	Site *Site
-	// Slot, where set, is the whole slot of this image as it is to be written, in
-	// the place of the image's own: whoever has checked it wants no other.
+	// Slot, if set, replaces the image's slot: the caller has checked it.
 	Slot []byte
-	// Stamp says how: Now and Undated are used.
+	// Stamp configures the stamping; only Now and Undated are used.
 	Stamp StampOptions
-	// Size of the disk, and of its sectors; 0: it has none, as a file.
+	// Size of the disk and of its sectors in bytes; Sector is 0 for a file.
 	Size, Sector int64
-	// Random makes the disk's own GUID.
+	// Random is the source of the disk's own GUID.
 	Random [16]byte
-	// Keys, where there are any, are minisign public keys: one of them must have
+	// Keys are minisign public keys. If there are any, one of them must have
 	// signed the image.
 	Keys []string
-	// SkipVerify leaves out reading everything back.
+	// SkipVerify does not read everything back.
 	SkipVerify bool
-	// Progress, where set, is told of the bytes done so far of a step: "write"
+	// Progress, if set, is called with the bytes done so far of a step: "write"
 	// or "verify".
 	Progress func(step string, done, total int64)
 }
 
 // Flash is an image that is ready to be written to a disk.
 //
-// A power cut while it writes leaves a disk that firmware and kernel find no
-// partition table on, and of which Inspect says why: the first sector, which
-// both look at before anything else, is overwritten first and gets its right
-// content last, in one write, after all else is on the medium and was read
+// After a power cut during the write, firmware and kernel find no partition
+// table on the disk, and Inspect reports why. For that, the first sector, which
+// both read first, is overwritten first. It gets its final content last, in one
+// write, when everything else is on the medium and was read back.
 // back.
 type Flash struct {
 	Image ondisk.ImageInfo
-	// Slot is what the slot will say.
+	// Slot is the description that the slot will have.
 	Slot ondisk.SlotInfo
 	// State of the slot: SlotGolden, SlotSite or SlotInventory.
 	State string
-	// NodeName is the name, or the template of one, that its Site gives.
+	// NodeName is the node name in its Site, or a template of it.
 	NodeName string
 	// Table is the partition table that the disk gets.
 	Table gpt.Table
-	// Shared: the disk keeps the image's GUIDs, since no boot entry of the
-	// image names its partitions in a way that can be changed.
+	// Shared means that the disk keeps the image's GUIDs, since the image's boot
+	// entries do not name its partitions in a form that can be changed.
 	Shared bool
-	// End is where the last partition ends; behind it nothing is written but
-	// the copy of the table.
+	// End is the end of the last partition in bytes. After it only the copy of
+	// the table is written.
 	End int64
 
 	m     *image
 	o     FlashOptions
 	slot  []byte // to be written; nil for an installer
 	edits []edit // of the boot entries, for the disk's own GUIDs
-	// built and written are the digests of each chunk, as the golden digest
-	// has it and as it is on the disk. Of most they are not known before the
-	// chunk was read back: see hashes.
+	// built and written are the digests of each chunk, as in the golden digest
+	// and as on the disk. Most are unknown until the chunk is read back: see
+	// hashes.
 	built, written [][32]byte
-	zeros          []byte   // a chunk of them
+	zeros          []byte   // one chunk of zeros
 	zeroSum        [32]byte // its digest
-	data           int64    // about so many bytes are to be written, holes left out
+	data           int64    // estimate of the bytes to be written, without holes
 	kind           flashKind
 }
 
-// flashKind is what is written to the disk.
+// flashKind is the kind of disk to be written.
 type flashKind int
 
 const (
-	flashImage     flashKind = iota // it has a golden digest, a slot, and boot entries that name the disk's GUIDs
+	flashImage     flashKind = iota // has a golden digest, a slot, and boot entries with the disk's GUIDs
 	flashInstaller                  // it has none of them: see PrepareInstaller
 )
 
-// Flashed is what was written.
+// Flashed describes what was written.
 type Flashed struct {
 	// Golden is the digest of the image, computed from what was written.
 	Golden string `json:"golden"`
-	// DiskGUID is the disk's own.
+	// DiskGUID is the GUID of the disk.
 	DiskGUID string `json:"diskGUID"`
-	// Written and Zeroed bytes.
+	// Written and Zeroed are in bytes.
 	Written int64 `json:"written"`
 	Zeroed  int64 `json:"zeroed"`
-	// Verified: all was read back from the medium.
+	// Verified means that everything was read back from the medium.
 	Verified bool `json:"verified"`
 }
 
-// unfinished is what the first sector of a disk says while it is flashed.
+// unfinished is the content of a disk's first sector while it is flashed.
 const unfinished = "edgebake: writing an image to this disk did not finish\n"
 
-// ErrUnfinished says that flashing a disk was interrupted.
+// ErrUnfinished means that flashing a disk was interrupted.
 var ErrUnfinished = errors.New("writing an image to this disk did not finish: flash it again")
 
-// ErrUntouched says that flashing was interrupted before the first write.
+// ErrUntouched means that flashing was interrupted before the first write.
 var ErrUntouched = errors.New("nothing was written")
 
 const (
-	// headRoom has a table of either kind of sectors.
+	// headRoom is the beginning of the disk that is wiped: a table for sectors of
+	// either size.
 	headRoom = 24 << 10
-	// tailRoom is wiped at the end of the disk: the copy of a former table, and
-	// what RAIDs and ZFS keep there.
+	// tailRoom is the end of the disk that is wiped: the copy of an old table,
+	// and data of RAIDs and ZFS.
 	tailRoom = 1 << 20
 )
 
-// PrepareFlash reads the image, checks that it fits the disk and the site, and
-// writes nothing. It returns everything that is wrong at once.
+// PrepareFlash reads the image and checks that it fits the disk and the Site.
+// It writes nothing and reports all errors at once.
 func PrepareFlash(path string, o FlashOptions) (*Flash, error) {
 	m, err := openLocked(path, os.O_RDONLY, false)
 	if err != nil {
@@ -174,7 +174,7 @@ func (f *Flash) prepare() error {
 	return f.identity()
 }
 
-// layout finds where the image's content ends.
+// layout checks the partitions and finds the end of the image's content.
 func (f *Flash) layout() error {
 	for _, p := range f.m.table.Partitions {
 		if p.Start%disk.Align != 0 || p.Size%disk.Align != 0 || p.Start < disk.Align {
@@ -192,7 +192,7 @@ func (f *Flash) layout() error {
 	return nil
 }
 
-// fits compares the disk with the image.
+// fits checks the size and the sectors of the disk.
 func (f *Flash) fits() error {
 	var errs []error
 	if f.o.Size < f.End+tailRoom && f.kind == flashInstaller {
@@ -211,7 +211,7 @@ func (f *Flash) fits() error {
 	return errors.Join(errs...)
 }
 
-// fill makes the slot that the disk gets, or looks at the image's own.
+// fill makes the slot for the disk, or checks the image's own.
 func (f *Flash) fill() error {
 	p, err := f.m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -231,8 +231,8 @@ func (f *Flash) fill() error {
 			f.State = SlotInventory
 		}
 	} else {
-		// It is read once: no digest covers it, and what is written is what was
-		// looked at.
+		// Read it once: no digest covers the slot, and what is checked must be what
+		// is written.
 		if f.slot = f.o.Slot; f.slot == nil {
 			f.slot = make([]byte, p.Size)
 			if _, err := io.ReadFull(f.m.section(p), f.slot); err != nil {
@@ -260,18 +260,18 @@ func (f *Flash) fill() error {
 	if err = slot.Strays(bytes.NewReader(f.slot)); err != nil || f.o.Site != nil {
 		return err
 	}
-	// Whoever asks for a key gets a slot that edgebake has written, whatever else
-	// a firmware would have found in this one.
+	// With keys, write only files that edgebake has put into the slot, and
+	// nothing else that firmware could find there.
 	f.slot, err = slot.Remake(bytes.NewReader(f.slot))
 	return err
 }
 
-// identity gives the disk GUIDs of its own, so that it is never taken for
+// identity gives the disk its own GUIDs, so that it is never mistaken for
 // another copy of the image in the same machine.
 func (f *Flash) identity() error {
 	f.Table = gpt.Table{GUID: disk.RandomGUID(f.o.Random), Size: f.o.Size, SectorSize: f.m.table.SectorSize}
 	if rest := f.Table.Size % f.Table.SectorSize; rest != 0 {
-		f.Table.Size -= rest // a file
+		f.Table.Size -= rest // a file may have any size
 	}
 	var err error
 	if f.edits, f.Shared, err = f.ownEntries(f.m); err != nil {
@@ -288,8 +288,8 @@ func (f *Flash) identity() error {
 	return nil
 }
 
-// ownEntries are the edits that give the boot entries of m the disk's own GUIDs.
-// shared: the entries cannot be changed so.
+// ownEntries returns the edits that change the boot entries of m to the disk's
+// own GUIDs. shared means that the entries cannot be changed.
 func (f *Flash) ownEntries(m *image) (edits []edit, shared bool, err error) {
 	own := map[string]string{}
 	for _, p := range m.info.Partitions {

@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/seekable"
 )
 
-// Write writes the image. What was on the disk is lost from the first write
-// on; ErrUntouched says that there was none.
+// Write writes the image. The disk's old content is lost with the first write;
+// ErrUntouched means that there was none.
 func (f *Flash) Write(ctx context.Context, d Medium) (*Flashed, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUntouched, err)
@@ -36,14 +36,14 @@ func (f *Flash) Write(ctx context.Context, d Medium) (*Flashed, error) {
 	return r, nil
 }
 
-// wipe takes the old table away, and says in its place what is going on.
+// wipe replaces the old table with the message unfinished.
 func (f *Flash) wipe(_ context.Context, d Medium, _ *Flashed) error {
 	head := make([]byte, headRoom)
 	copy(head, unfinished)
 	if _, err := d.WriteAt(head, 0); err != nil {
 		return fmt.Errorf("wiping the old partition table: %w", err)
 	}
-	// What was stays whole until this is on the medium.
+	// Sync first: a power cut leaves the old disk intact, or the message on it.
 	if err := d.Sync(); err != nil {
 		return fmt.Errorf("wiping the old partition table: %w", err)
 	}
@@ -53,16 +53,16 @@ func (f *Flash) wipe(_ context.Context, d Medium, _ *Flashed) error {
 	return nil
 }
 
-// piece is one chunk on its way to the disk.
+// piece is one chunk to be written.
 type piece struct {
-	b    []byte // what is not zero of it, nil: nothing
-	at   int64  // where b is, in the chunk
-	room []byte // to be used again
+	b    []byte // its part that is not zero; nil: none
+	at   int64  // offset of b in the chunk
+	room []byte // buffer to be reused
 	err  error
 }
 
-// stream writes all chunks, in order, since many devices are slow otherwise.
-// They are read and decompressed side by side meanwhile.
+// stream writes all chunks in order, since many devices are slow otherwise.
+// Workers read and decompress chunks in parallel meanwhile.
 func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 	ctx, cancel := context.WithCancel(ctx)
 	n := len(f.built)
@@ -92,8 +92,8 @@ func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for {
-				// The room before the number: whoever has the lowest number
-				// never waits for room.
+				// Take the buffer before the number: the worker with the lowest number
+				// must never wait for a buffer.
 				var room []byte
 				select {
 				case room = <-rooms:
@@ -113,11 +113,11 @@ func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 	return f.write(ctx, d, r, ready, rooms)
 }
 
-// grain is the least part of a chunk that is zeroed instead of being written.
-// Smaller ones would make more requests than they save bytes.
+// grain is the smallest part of a chunk, in bytes, that is zeroed instead of
+// written. Smaller ones would cost more in requests than they save in bytes.
 const grain = 1 << 20
 
-// trim cuts zeros off both ends of a chunk; at is where the rest begins.
+// trim cuts zeros off both ends of a chunk; at is the offset of the rest.
 func trim(b []byte) (at int64, rest []byte) {
 	for len(b) > 0 && seekable.IsZero(b[:grain]) {
 		at, b = at+grain, b[grain:]
@@ -128,12 +128,12 @@ func trim(b []byte) (at int64, rest []byte) {
 	return at, b
 }
 
-// maxZero is how much is zeroed at once: an interrupt waits for that long.
+// maxZero is how many bytes are zeroed at once; an interrupt waits for that.
 const maxZero = 256 << 20
 
-// write takes the chunks in order.
+// write writes the chunks in order.
 func (f *Flash) write(ctx context.Context, d Medium, r *Flashed, ready []chan piece, rooms chan<- []byte) error {
-	// The wiped head is zero already, but for the first sector.
+	// Except for the first sector, the wiped head is zero already.
 	from, at := int64(headRoom), int64(headRoom)
 	zero := func() error {
 		if err := d.Zero(from, at-from); err != nil {
@@ -178,7 +178,7 @@ func (f *Flash) write(ctx context.Context, d Medium, r *Flashed, ready []chan pi
 		}
 	}
 	f.progress("write", f.data, f.data)
-	// DATA will grow into the rest. A small rest is part of what Verify looks at.
+	// DATA will grow into the rest. A small rest is read by Verify.
 	rest := f.Table.Size - tailRoom - f.End
 	if rest > disk.Align {
 		d.Discard(f.End, rest)
@@ -199,15 +199,14 @@ func (f *Flash) progress(step string, done, total int64) {
 	}
 }
 
-// hashes reports whether chunks are hashed before they are written. Those that
-// the golden digest covers need not be where the disk is read back: the digest is
-// then that of what the disk returns, and a processor that hashes takes nothing
-// from a fast disk. What no golden digest covers, as the slot, is compared with
-// what was read.
+// hashes reports whether all chunks are hashed before they are written. It is
+// not needed if an image is read back: its golden digest is then computed from
+// what the disk returns. Only the slot, which that digest does not cover, is
+// always hashed before.
 func (f *Flash) hashes() bool { return f.o.SkipVerify || f.kind == flashInstaller }
 
-// chunk makes what the disk gets in its i-th chunk, nil for zeros, and
-// notes its digests if it hashes them.
+// chunk returns the content of the disk's i-th chunk, nil for zeros, and
+// records its digests if it hashes them.
 func (f *Flash) chunk(i int, room []byte, hashes bool) ([]byte, error) {
 	off := int64(i) * disk.Align
 	f.built[i], f.written[i] = f.zeroSum, f.zeroSum
@@ -247,7 +246,7 @@ func (f *Flash) chunk(i int, room []byte, hashes bool) ([]byte, error) {
 // unknown is the digest of a chunk that was not hashed: no bytes have it.
 var unknown [32]byte
 
-// at is the partition that has the byte at off.
+// at returns the partition that contains the byte at off, or nil.
 func (f *Flash) at(off int64) *gpt.Partition {
 	for i := range f.m.table.Partitions {
 		if p := &f.m.table.Partitions[i]; off >= p.Start && off < p.Start+p.Size {
@@ -257,7 +256,7 @@ func (f *Flash) at(off int64) *gpt.Partition {
 	return nil
 }
 
-// golden checks that what was written is what was built.
+// golden compares the golden digest of what was written.
 func (f *Flash) golden(ctx context.Context, _ Medium, r *Flashed) error {
 	got := f.digest()
 	if r.Golden = got.Golden; f.kind == flashInstaller || r.Golden == f.Slot.Golden {
@@ -272,15 +271,14 @@ func (f *Flash) golden(ctx context.Context, _ Medium, r *Flashed) error {
 	return fmt.Errorf("image %s is damaged, or has booted: %w: copy or build it again", f.m.path, notAsBuilt(got, f.Slot))
 }
 
-// changed is the error of an image that is not what it was when it was looked at.
+// changed returns the error for an image that has changed since PrepareFlash.
 func (f *Flash) changed() error {
 	return fmt.Errorf("reading image %s: its %s or boot entries are not those that it had a moment ago: it is being written to, or what serves it is broken", f.m.path, ondisk.ESPImageInfo)
 }
 
-// asPrepared reads image.json and the boot entries back, and checks that they are
-// those that the image had before the first write. These decided what was written
-// where, and no digest covered them when they were read. The golden digest covers
-// what is read back.
+// asPrepared reads image.json and the boot entries back and checks that
+// PrepareFlash read the same. They decided what was written where, and no
+// digest covered them then. The golden digest covers what is read back.
 func (f *Flash) asPrepared(_ context.Context, d Medium, _ *Flashed) error {
 	if f.kind == flashInstaller {
 		return nil
@@ -309,9 +307,9 @@ func (f *Flash) digest() disk.Digest {
 	return disk.DigestOf(f.m.parts(), func(off, _ int64) [32]byte { return f.built[off/disk.Align] })
 }
 
-// blame reads the image once more, to tell a damaged image from a disk that
-// returns other bytes than were written to it: in the latter case it is an
-// error.
+// blame reads the image again, to distinguish a damaged image from a disk that
+// returns other bytes than were written. It returns an error in the latter
+// case.
 func (f *Flash) blame(ctx context.Context) error {
 	returned := slices.Clone(f.written)
 	err := disk.Parallel(ctx, len(f.written), func() func(int) error {
@@ -332,13 +330,14 @@ func (f *Flash) blame(ctx context.Context) error {
 	return nil
 }
 
-// otherBytes is the error of a disk that does not keep what it is given.
+// otherBytes returns the error for a disk that returns other bytes than were
+// written.
 func otherBytes(off int64) error {
 	return fmt.Errorf("at %d the disk returns other bytes than were written to it: it is failing, or smaller than it says (a counterfeit): use another disk", off)
 }
 
-// readBack reads everything from the medium, compares what was hashed before
-// it was written, and hashes the rest.
+// readBack reads everything from the medium, compares the chunks that were
+// hashed before, and hashes the others.
 func (f *Flash) readBack(ctx context.Context, d Medium, r *Flashed) error {
 	if f.o.SkipVerify {
 		return nil
@@ -371,11 +370,11 @@ func (f *Flash) readBack(ctx context.Context, d Medium, r *Flashed) error {
 	return err
 }
 
-// returned takes what the disk has in its i-th chunk: it notes its digests, or
-// compares it with them. back takes the edits back.
+// returned compares the i-th chunk as the disk returns it with its digests, or
+// records them if they are unknown. back reverts the edits.
 func (f *Flash) returned(i int, b []byte, back []edit) bool {
 	if f.written[i] == f.zeroSum {
-		return bytes.Equal(b, f.zeros) // ten times faster than hashing it
+		return bytes.Equal(b, f.zeros) // much faster than hashing it
 	}
 	sum := sha256.Sum256(b)
 	if f.written[i] != unknown {
@@ -392,9 +391,9 @@ func (f *Flash) returned(i int, b []byte, back []edit) bool {
 	return true
 }
 
-// finish writes the table, its first sector last, once the rest was read back:
-// with that sector the disk boots. Where the disk does not return it, it is
-// taken away again.
+// finish writes the partition table after everything else was read back. The
+// first sector is last: it makes the disk bootable. If the disk does not return
+// it, it is removed again.
 func (f *Flash) finish(_ context.Context, d Medium, _ *Flashed) error {
 	head, tail, err := gpt.Encode(f.Table)
 	if err != nil {
@@ -419,17 +418,16 @@ func (f *Flash) finish(_ context.Context, d Medium, _ *Flashed) error {
 	return err
 }
 
-// extent is a part of the partition table, and its place.
+// extent is a part of the partition table and its offset.
 type extent struct {
 	b   []byte
 	off int64
 }
 
-// errReadBack says that the disk does not keep the partition table.
+// errReadBack means that the disk does not return the partition table.
 var errReadBack = errors.New("reading the partition table back")
 
-// store writes parts of the table, waits until they are on the medium, and
-// reads them back.
+// store writes parts of the table, syncs, and reads them back.
 func (f *Flash) store(d Medium, parts ...extent) error {
 	for _, p := range parts {
 		if _, err := d.WriteAt(p.b, p.off); err != nil {
@@ -454,7 +452,7 @@ func (f *Flash) store(d Medium, parts ...extent) error {
 	return nil
 }
 
-// sourceError is that of reading the image, not of the disk it goes to.
+// sourceError is an error of reading the image, not of the disk.
 type sourceError struct {
 	path string
 	err  error
@@ -472,8 +470,8 @@ func (e *sourceError) Error() string {
 	return fmt.Sprintf("reading image %s: %v: %s", e.path, e.err, fix)
 }
 
-// explainDevice adds what a person can do about the error of a disk, or of a file
-// that stands for one.
+// explainDevice adds a fix to an error of the disk, or of the file in place of
+// one.
 func explainDevice(err error, disk bool) error {
 	if errors.As(err, new(*sourceError)) {
 		return err

@@ -13,23 +13,22 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
-// All copies of an image have the GUIDs that were built into it. A disk that
-// was flashed has its own: a random one, and for each partition one that
-// follows from it. The boot entries on the ESP (for boards without UEFI the
-// kernel's command line there), which alone name partitions
-// (docs/decisions/0014), are changed with them, in place, since a GUID is as
-// long as another. The golden digest is that of the entries as they were
-// built; what was built is known from image.json, so both ways lead back.
+// All copies of an image have the GUIDs of its build. A flashed disk has its
+// own: a random one, and for each partition one that is derived from it. Only
+// the boot entries on the ESP (for boards without UEFI, the kernel's command
+// line there) name partitions (docs/decisions/0014). They are edited in place:
+// all GUIDs have the same length. The golden digest covers the entries as
+// built. image.json has the built GUIDs, so the edits can be reverted.
 
-// edit replaces bytes of the disk by as many others.
+// edit replaces bytes of the disk with the same number of other bytes.
 type edit struct {
 	off int64
 	b   []byte
-	was []byte // nil: whatever was there
+	was []byte // the old bytes; nil: any
 }
 
-// overlap returns the part of an edit that falls into b, the bytes of the disk
-// at off: those bytes, and where it begins and ends in the edit.
+// overlap returns the part of b, the bytes of the disk at off, that the edit
+// replaces, and its range in the edit.
 func (e edit) overlap(b []byte, off int64) (in []byte, from, to int64) {
 	begin, end := max(e.off, off), min(e.off+int64(len(e.b)), off+int64(len(b)))
 	if begin >= end {
@@ -38,8 +37,8 @@ func (e edit) overlap(b []byte, off int64) (in []byte, from, to int64) {
 	return b[begin-off : end-off], begin - e.off, end - e.off
 }
 
-// apply carries out what falls into b, the bytes of the disk at off, and
-// reports whether anything did.
+// apply applies the edits to b, the bytes of the disk at off, and reports
+// whether any applied.
 func apply(edits []edit, b []byte, off int64) bool {
 	did := false
 	for _, e := range edits {
@@ -51,7 +50,7 @@ func apply(edits []edit, b []byte, off int64) bool {
 	return did
 }
 
-// undone is the edits that take edits back.
+// undone returns the edits that revert edits.
 func undone(edits []edit) []edit {
 	out := make([]edit, len(edits))
 	for i, e := range edits {
@@ -60,8 +59,8 @@ func undone(edits []edit) []edit {
 	return out
 }
 
-// replaces reports whether b, the bytes of the disk at off, has what the edits
-// are to replace there.
+// replaces reports whether b, the bytes of the disk at off, has the bytes that
+// the edits replace.
 func replaces(edits []edit, b []byte, off int64) bool {
 	for _, e := range edits {
 		if in, from, to := e.overlap(b, off); in != nil && !bytes.Equal(in, e.was[from:to]) {
@@ -71,7 +70,7 @@ func replaces(edits []edit, b []byte, off int64) bool {
 	return true
 }
 
-// builtGUID is the GUID that a partition was built with.
+// builtGUID returns the GUID with which a partition was built.
 func (m *image) builtGUID(label string) string {
 	for _, p := range m.info.Partitions {
 		if p.Label == label {
@@ -81,7 +80,7 @@ func (m *image) builtGUID(label string) string {
 	return ""
 }
 
-// ownGUIDs reports whether the disk has GUIDs of its own.
+// ownGUIDs reports whether the disk has its own GUIDs.
 func (m *image) ownGUIDs() bool {
 	for _, p := range m.table.Partitions {
 		if p.GUID != disk.PartitionGUID(m.table.GUID, p.Name) {
@@ -91,7 +90,7 @@ func (m *image) ownGUIDs() bool {
 	return len(m.table.Partitions) > 0
 }
 
-// asBuilt makes whoever reads the disk see the boot entries as they were built.
+// asBuilt makes reads of the disk return the boot entries as they were built.
 func (m *image) asBuilt() error {
 	if !m.ownGUIDs() {
 		return nil
@@ -107,8 +106,8 @@ func (m *image) asBuilt() error {
 
 const entriesDir = "loader/entries"
 
-// rename finds where the boot entries name one of the GUIDs, and says what to
-// write there. named: the entry of the system on ROOT-A names its root so.
+// rename returns the edits that replace the GUIDs in the boot entries. named
+// reports whether the entry of the system on ROOT-A names its root by GUID.
 func (m *image) rename(guids map[string]string) (edits []edit, named bool, err error) {
 	esp, err := m.partition(ondisk.LabelESP)
 	if err != nil {
@@ -150,9 +149,9 @@ func (m *image) rename(guids map[string]string) (edits []edit, named bool, err e
 	return edits, named, nil
 }
 
-// bootEntries are the files that name partitions: systemd-boot's, and the command
-// line of each system where a board's own firmware reads it. None: another boot
-// chain.
+// bootEntries returns the files that name partitions: the entries of
+// systemd-boot, and the command line of each system for boards with their own
+// firmware. None means another boot chain.
 func bootEntries(esp *fat.Reader) ([]string, error) {
 	var names []string
 	entries, err := esp.ReadDir(entriesDir)
@@ -183,8 +182,7 @@ func bootEntries(esp *fat.Reader) ([]string, error) {
 	return names, nil
 }
 
-// place says where on the disk the bytes at an offset of a file are, which
-// become text.
+// place returns the edits that replace was with text at an offset of a file.
 func place(extents []fat.Extent, start, at int64, was, text string) (out []edit) {
 	for _, x := range extents {
 		if at >= x.Len {

@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// VerifyImages checks the container images on an image's DATA partition: that
-// each can run without a registry. See store.Verify for what that means.
+// VerifyImages checks that each container image on an image's DATA partition
+// can run without a registry: see store.Verify.
 func VerifyImages(path string) (*store.Summary, error) {
 	m, err := open(path, os.O_RDONLY)
 	if err != nil {
@@ -45,8 +45,8 @@ func (m *image) verifyImages() (*store.Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A machine that has booted wrote its report; its containerd has worked
-	// on the store since.
+	// A machine that has booted wrote its report; its containerd has changed the
+	// store since.
 	var seen Info
 	if err := m.slot(&seen); err != nil {
 		return nil, err
@@ -60,19 +60,19 @@ func (m *image) verifyImages() (*store.Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The list on board and the store must name the same images.
+	// image.json and the store must list the same images.
 	if seen.Slot.Report == "" && len(s.Images) != len(m.info.Images) {
 		return nil, fmt.Errorf("%s lists %s, the store has %d", ondisk.ESPImageInfo, configs.Count(len(m.info.Images), "container image"), len(s.Images))
 	}
 	return s, nil
 }
 
-// importFile is the path on DATA of a file that mode import leaves.
+// importFile returns the path on DATA of a file of mode import.
 func importFile(name string) string {
 	return strings.TrimPrefix(ondisk.ImportImageDir, "/var/") + "/" + name
 }
 
-// verifyArchives checks the archives of mode import, which first boot imports
+// verifyArchives checks the archives of mode import, which firstboot imports
 // and removes.
 func verifyArchives(fs *ext4.Reader, listed int, booted bool) (*store.Summary, error) {
 	raw, err := fs.ReadFile(importFile(ondisk.ImportIndexFile))

@@ -19,28 +19,29 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// Info is what an image says of itself. It holds no secret: of the slot's
-// files only names and sizes.
+// Info describes an image. It contains no secrets: of the slot's files only
+// names and sizes.
 type Info struct {
 	Path   string `json:"path"`
 	Format string `json:"format"` // raw | raw.zst
-	// Size of the disk, Stored bytes that the file takes.
+	// Size is that of the disk, Stored the space that the file occupies, in
+	// bytes.
 	Size   int64 `json:"size"`
 	Stored int64 `json:"stored"`
-	// SectorSize of the devices that it is for.
+	// SectorSize of the target devices, in bytes.
 	SectorSize int64            `json:"sectorSize"`
 	DiskGUID   string           `json:"diskGUID"`
 	Image      ondisk.ImageInfo `json:"image"`
-	// Partitions as the table has them.
+	// Partitions in the order of the table.
 	Partitions []Partition `json:"partitions"`
 	Slot       SlotState   `json:"slot"`
-	// Boot are the files of the EFI system partition.
+	// Boot lists the files of the EFI system partition.
 	Boot []File `json:"boot"`
-	// Packages are those of the SBOM on board, sorted by name.
+	// Packages are those of the image's SBOM, sorted by name.
 	Packages []Package `json:"packages,omitempty"`
 }
 
-// Partition is one partition as it is found.
+// Partition describes a partition of the disk.
 type Partition struct {
 	Label string `json:"label"`
 	Type  string `json:"type"`
@@ -48,12 +49,12 @@ type Partition struct {
 	FS    string `json:"fs,omitempty"`
 	Start int64  `json:"start"`
 	Size  int64  `json:"size"`
-	// Used and Free bytes of its file system, and the Reserve behind it: room for
-	// a larger one that an update brings, and for its hash tree.
+	// Used and Free are bytes of its file system. Reserve is the space after it,
+	// for a larger file system from an update and its hash tree.
 	Used    int64 `json:"used,omitempty"`
 	Free    int64 `json:"free,omitempty"`
 	Reserve int64 `json:"reserve,omitempty"`
-	// Error says why the file system could not be read.
+	// Error is the reason why the file system could not be read.
 	Error string `json:"error,omitempty"`
 }
 
@@ -65,53 +66,53 @@ type File struct {
 
 // States of a slot.
 const (
-	SlotGolden    = "golden"    // no site yet
+	SlotGolden    = "golden"    // no Site
 	SlotSite      = "site"      // stamped for one machine
 	SlotInventory = "inventory" // stamped for many
-	SlotDamaged   = "damaged"   // stamp it again
+	SlotDamaged   = "damaged"   // it must be stamped again
 )
 
-// SlotState is what the slot holds.
+// SlotState describes a slot.
 type SlotState struct {
 	State string `json:"state"`
-	// Error says what is wrong with a damaged slot, Fix what to do about it.
+	// Error describes the damage of a slot, Fix what to do about it.
 	Error  string `json:"error,omitempty"`
 	Fix    string `json:"fix,omitempty"`
 	Golden string `json:"golden,omitempty"`
-	// Signed: there is a signature. Verify tells what it is worth.
+	// Signed means that there is a signature; only Verify checks it.
 	Signed  bool      `json:"signed,omitempty"`
 	Stamped time.Time `json:"stamped,omitzero"`
 	Files   []File    `json:"files,omitempty"`
-	// Site is what the site says of the machine; nil where there is none, or
-	// this program cannot read it.
+	// Site is the public part of the Site; nil if there is none, or this program
+	// cannot decode it.
 	Site *SiteSummary `json:"site,omitempty"`
-	// Sites is how many the inventory has; 0 as for Site.
+	// Sites is the number of Sites in the Inventory; 0 as for Site.
 	Sites int `json:"sites,omitempty"`
-	// Report is what the machine wrote last.
+	// Report is the last report that the machine wrote.
 	Report string `json:"report,omitempty"`
 }
 
-// SiteSummary is the part of a stamped site that a person tells machines apart
-// by. It has no secret.
+// SiteSummary is the part of a stamped Site that identifies the machine. It
+// contains no secret.
 type SiteSummary struct {
-	// NodeName as the site gives it; a template that the machine fills in.
+	// NodeName may be a template, which the machine expands.
 	NodeName string   `json:"nodeName"`
 	NodeType string   `json:"nodeType"`
 	NodePool string   `json:"nodePool,omitempty"`
 	Masters  []string `json:"masters"`
-	// Match names the machine that the site is for.
+	// Match identifies the machine of the Site.
 	Match configs.Match `json:"match,omitzero"`
-	// Token reports whether a join token is (still) there.
+	// Token reports whether the Site (still) has a join token.
 	Token bool `json:"token"`
 }
 
-// Package is one package on board.
+// Package is one package in the image.
 type Package struct {
 	Name    string `json:"name"`
 	Version string `json:"version,omitempty"`
 }
 
-// Inspect tells what is in an image.
+// Inspect describes an image.
 func Inspect(path string) (*Info, error) {
 	m, err := open(path, os.O_RDONLY)
 	if err != nil {
@@ -129,9 +130,9 @@ func Inspect(path string) (*Info, error) {
 	return i, nil
 }
 
-// partitions reads the table and each file system's own figures. A file
-// system that cannot be read is reported, not fatal: that is what people
-// inspect images for.
+// partitions reads the table and the sizes of each file system. A file system
+// that cannot be read is no error, but is reported: people inspect images to
+// find out.
 func (m *image) partitions(i *Info) {
 	for _, p := range m.table.Partitions {
 		out := Partition{Label: p.Name, Type: p.Type, GUID: p.GUID, Start: p.Start, Size: p.Size}
@@ -173,7 +174,7 @@ func (m *image) slot(i *Info) error {
 	return nil
 }
 
-// slotState tells what a slot holds; nil contents are a damaged slot's.
+// slotState describes a slot. The contents are nil if it is damaged.
 func slotState(r io.ReaderAt) (s SlotState, c *slot.Contents) {
 	c, err := slot.Read(r)
 	switch {
@@ -201,8 +202,8 @@ func slotState(r io.ReaderAt) (s SlotState, c *slot.Contents) {
 	return s, c
 }
 
-// summary reads what a person may see of a site; nil where it cannot be read,
-// since another version of edgebake may have written it.
+// summary returns the public part of a Site, or nil if it cannot be decoded:
+// another version of edgebake may have written it.
 func summary(doc []byte) *SiteSummary {
 	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc)
 	if err != nil {
@@ -246,9 +247,9 @@ type sbomPackage struct {
 	Purpose string `json:"primaryPackagePurpose"`
 }
 
-// decodeSBOM reads the packages, programs and modules of an SPDX document. Where
-// Go does not know the version of a program, it is empty. The document's own
-// subject is the image, and image.json lists container images.
+// decodeSBOM returns the packages, programs and modules of an SPDX document,
+// without the image itself and container images. The version of a program is
+// empty if Go does not know it.
 func decodeSBOM(doc []byte) ([]sbomPackage, error) {
 	var sbom struct {
 		Packages []sbomPackage `json:"packages"`
@@ -269,8 +270,8 @@ func decodeSBOM(doc []byte) ([]sbomPackage, error) {
 	return out, nil
 }
 
-// readSBOM lists the packages of an SPDX document, sorted by name. One that
-// has no name is left out: it tells nobody anything.
+// readSBOM returns the packages of an SPDX document that have a name, sorted by
+// it.
 func readSBOM(doc []byte) ([]Package, error) {
 	packages, err := decodeSBOM(doc)
 	if err != nil {

@@ -20,24 +20,24 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// An installer carries an image as a file, and boots with the image's own
-// loader, kernel and initrd. Payload is what it takes of the image;
-// PrepareInstaller writes the finished installer to a stick; Look tells what is
-// on a disk that one might install to.
+// An installer contains an image as a file, and boots with the image's own
+// loader, kernel and initrd. Payload is that image; PrepareInstaller prepares
+// writing a finished installer to a stick; Look describes the content of a disk
+// that may be installed to.
 
-// Payload is an image with a Site in its slot, as an installer carries it: a
-// compressed file that is read, and never made.
+// Payload is an image with a Site in its slot, as an installer contains it: a
+// compressed file, which exists only as the image's own file with patches.
 type Payload struct {
 	Image ondisk.ImageInfo
 	Slot  ondisk.SlotInfo
 	// State of the slot: SlotGolden, SlotSite or SlotInventory.
 	State string
-	// Need is how large a disk must be.
+	// Need is the smallest size of a target disk in bytes.
 	Need int64
-	// Sector is the size of the sectors of the disks that the image is for.
+	// Sector is the sector size of the target disks in bytes.
 	Sector int64
 	// SlotSum is the SHA-256 of the slot's bytes, in hex: no golden digest covers
-	// them.
+	// the slot.
 	SlotSum string
 
 	f       *Flash
@@ -45,7 +45,7 @@ type Payload struct {
 	system  func() (*ext4.Reader, error)
 }
 
-// OpenPayload holds the Site against the image, as flashing does.
+// OpenPayload opens an image and checks the Site against it, as flashing does.
 func OpenPayload(file string, site *Site, o StampOptions, keys []string) (*Payload, error) {
 	f, err := PrepareFlash(file, FlashOptions{Site: site, Stamp: o, Keys: keys, Size: 1 << 62})
 	if err != nil {
@@ -63,7 +63,7 @@ func OpenPayload(file string, site *Site, o StampOptions, keys []string) (*Paylo
 // Close closes the image.
 func (p *Payload) Close() { p.f.Close() }
 
-// take puts the slot into the compressed file.
+// take makes the patches that put the slot into the compressed file.
 func (p *Payload) take() error {
 	m := p.f.m
 	if boards := p.Image.Boards; len(boards) > 0 {
@@ -91,7 +91,8 @@ func (p *Payload) take() error {
 	return nil
 }
 
-// compress puts a compressed copy, in a file without a name, in place of a raw image.
+// compress replaces a raw image with a compressed copy, in a file without a
+// name.
 func (p *Payload) compress(ctx context.Context, progress func(done, total int64)) error {
 	path := p.f.m.path
 	tmp, err := (&Golden{p.f.m}).PackFile(ctx, progress)
@@ -108,14 +109,14 @@ func (p *Payload) compress(ctx context.Context, progress func(done, total int64)
 	return p.take()
 }
 
-// slotEdits are what stamping the slot writes into a compressed file.
+// slotEdits returns the changes that stamping makes to a compressed file.
 func (m *image) slotEdits(p gpt.Partition, img []byte) ([]edit, error) {
 	w := &editor{}
 	err := m.putFrames(w, p, img)
 	return w.edits, err
 }
 
-// editor notes what is written to it.
+// editor records writes as edits.
 type editor struct{ edits []edit }
 
 func (w *editor) WriteAt(b []byte, off int64) (int, error) {
@@ -123,9 +124,8 @@ func (w *editor) WriteAt(b []byte, off int64) (int, error) {
 	return len(b), nil
 }
 
-// Verify reads the whole image and compares it with its golden digest: damage
-// is to be found at the desk, not in front of the machine. A raw image is compressed
-// first.
+// Verify reads the whole image and compares its golden digest, to find damage
+// before the installer is used. It compresses a raw image first.
 func (p *Payload) Verify(ctx context.Context, progress func(step string, done, total int64)) error {
 	of := func(step string) func(done, total int64) {
 		return func(done, total int64) {
@@ -155,7 +155,7 @@ func (p *Payload) Verify(ctx context.Context, progress func(step string, done, t
 // Compressed reports whether the image is compressed; Verify compresses any other.
 func (p *Payload) Compressed() bool { return p.f.m.z != nil }
 
-// Size of the compressed file.
+// Size returns the size of the compressed file in bytes.
 func (p *Payload) Size() int64 { return p.f.m.stored }
 
 // ReadAt reads the compressed file, with the Site in its slot.
@@ -208,9 +208,9 @@ func (p *Payload) openSystem() (*ext4.Reader, error) {
 	return r, nil
 }
 
-// PrepareInstaller readies a raw disk that is not an image of edgebake's, an
-// installer, to be written to a stick as Flash writes an image: verified, and
-// unfinished or whole at any time.
+// PrepareInstaller prepares writing an installer, a raw disk that is no
+// edgebake image, to a stick. Write then verifies it, and leaves an unfinished
+// or a complete stick, as for an image.
 func PrepareInstaller(file string, o FlashOptions) (*Flash, error) {
 	r, err := os.Open(file)
 	if err != nil {
@@ -231,24 +231,25 @@ func PrepareInstaller(file string, o FlashOptions) (*Flash, error) {
 	return f, nil
 }
 
-// Found is what is on a disk.
+// Found describes the content of a disk.
 type Found struct {
-	// Unfinished: writing an image to it was interrupted.
+	// Unfinished means that writing an image to it was interrupted.
 	Unfinished bool
-	// Ours: it has the partitions of an edgebake image, whatever state they are
-	// in.
+	// Ours means that it has the partitions of an edgebake image, in whatever
+	// state.
 	Ours bool
 	// Name and Golden are those of the image, as far as they can be read.
 	Name, Golden string
 	// GUID of the disk.
 	GUID string
-	// ESP is its EFI system partition, and the number of it; 0: none.
+	// ESP is its EFI system partition, ESPNumber the number of that; 0: none.
 	ESP       gpt.Partition
 	ESPNumber int
 	Sector    int64
 }
 
-// Look tells what is on a disk. Only a disk that cannot be read is an error.
+// Look describes the content of a disk. Only a disk that cannot be read is an
+// error.
 func Look(file string) (Found, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -262,7 +263,7 @@ func Look(file string) (Found, error) {
 	case m.table == nil && isDeviceError(err):
 		return Found{}, err
 	case m.table == nil:
-		return Found{}, nil // something else, or nothing
+		return Found{}, nil // no edgebake disk, or an empty one
 	}
 	found := Found{GUID: m.table.GUID, Sector: m.table.SectorSize}
 	labels := map[string]bool{}
@@ -284,29 +285,30 @@ func Look(file string) (Found, error) {
 	return found, nil
 }
 
-// isDeviceError tells a disk that fails from one that has something else on it.
+// isDeviceError reports whether err is an error of the disk, not of its
+// content.
 func isDeviceError(err error) bool {
 	var e *fs.PathError
 	return errors.As(err, &e) && !errors.Is(err, io.EOF)
 }
 
-// DiskGUID is the GUID of a disk that was flashed with those random bytes.
+// DiskGUID returns the GUID of a disk that was flashed with those random bytes.
 func DiskGUID(random [16]byte) string { return disk.RandomGUID(random) }
 
-// ImageSlot is what an image's slot holds.
+// ImageSlot is the content of an image's slot.
 type ImageSlot struct {
 	Info  ondisk.SlotInfo
 	Files map[string][]byte
-	Bytes []byte // all of the slot
+	Bytes []byte // the whole slot
 }
 
-// Source is where an installer reads its image: a file, or something remote
-// that can be read at any place.
+// Source is the image that an installer reads: a file, or a remote one with
+// random access.
 type Source struct {
-	// Name of the file, or of what Remote is.
+	// Name of the file, or of Remote.
 	Name   string
 	Remote io.ReaderAt // nil: the file
-	Size   int64       // of what is remote
+	Size   int64       // of Remote, in bytes
 }
 
 func (s Source) open() (*image, error) {
@@ -322,7 +324,7 @@ func (s Source) open() (*image, error) {
 	return m, nil
 }
 
-// PrepareFlashFrom is PrepareFlash of a source.
+// PrepareFlashFrom is PrepareFlash for a Source.
 func PrepareFlashFrom(s Source, o FlashOptions) (*Flash, error) {
 	m, err := s.open()
 	if err != nil {

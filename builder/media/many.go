@@ -18,12 +18,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// SlotEnding ends the name of a slot's file: the 16 MiB of one site, for the
-// partition EDGEBAKE of a device or for a USB stick.
+// SlotEnding is the end of a slot's file name. A slot is the 16 MiB of one
+// Site, for the partition EDGEBAKE of a device or for a USB stick.
 const SlotEnding = ".slot"
 
-// Golden is an open image that any number of sites are stamped onto, also at
-// the same time.
+// Golden is an open image that any number of Sites are stamped onto, also
+// concurrently.
 type Golden struct{ m *image }
 
 // OpenGolden opens an image, or a device that holds one, for reading.
@@ -38,11 +38,11 @@ func OpenGolden(path string) (*Golden, error) {
 // Close closes the image.
 func (g *Golden) Close() { g.m.close() }
 
-// Info is what the image says of itself.
+// Info returns the content of image.json.
 func (g *Golden) Info() ondisk.ImageInfo { return g.m.info }
 
-// Slot is the slot's bytes (ondisk.SlotSize) with a site or an inventory in it,
-// as stamping writes them. What the image cannot serve is rejected.
+// Slot returns the slot's bytes (ondisk.SlotSize) with a Site or an Inventory,
+// as stamping writes them. A Site that the image does not support is rejected.
 func (g *Golden) Slot(s Site, o StampOptions) ([]byte, error) {
 	c, err := g.m.slotOf(s, o)
 	if err != nil {
@@ -51,33 +51,32 @@ func (g *Golden) Slot(s Site, o StampOptions) ([]byte, error) {
 	return slot.Make(c)
 }
 
-// Named is one site of many, and the name of the file made for it.
+// Named is a Site with the name of the file made for it.
 type Named struct {
 	Name string
 	Site
 }
 
-// ManyOptions are how each site is stamped onto a copy of its own.
+// ManyOptions configure StampMany.
 type ManyOptions struct {
 	StampOptions
-	// Read is the Inventory that the sites are from.
+	// Read is the Inventory that contains the Sites.
 	Read Read
-	// Slots has only the slot of each copy written.
+	// Slots writes only the slot of each copy.
 	Slots bool
-	// Done is told each file that is complete, one at a time.
+	// Done, if set, is called with each complete file, one at a time.
 	Done func(path string)
 }
 
-// maxShown bounds the list of sites that are rejected, maxExist that of files
-// that are there already.
+// maxShown limits the list of rejected Sites, maxExist that of existing files.
 const (
 	maxShown = 20
 	maxExist = 3
 )
 
-// StampMany stamps each site onto a copy of the image, DIR/NAME.raw[.zst], or
-// writes its slot, DIR/NAME.slot. Everything that can be rejected is rejected for
-// all of them, before anything is written.
+// StampMany stamps each Site onto a copy of the image, DIR/NAME.raw[.zst], or
+// writes its slot, DIR/NAME.slot. It checks all Sites before it writes
+// anything.
 func StampMany(ctx context.Context, path string, sites []Named, dir string, o ManyOptions) ([]string, error) {
 	m, err := openLocked(path, os.O_RDONLY, false)
 	if err != nil {
@@ -149,8 +148,8 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	return outputs, nil
 }
 
-// roomForAll says early that what StampMany makes does not fit. Slots differ by
-// what stands in their Sites, and are taken to be as large as the first.
+// roomForAll returns an error if the output of StampMany does not fit on the
+// disk. It assumes that all slots are as large as the first.
 func (m *image) roomForAll(sites []Named, outputs []string, o ManyOptions) error {
 	var copies error
 	if !o.Slots {
@@ -175,7 +174,7 @@ func (m *image) roomForAll(sites []Named, outputs []string, o ManyOptions) error
 	return checkRoom(outputs, each, "slot")
 }
 
-// stampOne writes what StampMany makes of one site.
+// stampOne writes the file of one Site for StampMany.
 func (m *image) stampOne(ctx context.Context, s Named, output string, o ManyOptions) error {
 	_, img, err := m.encodeSlot(s.Site, o.StampOptions)
 	if err != nil {
@@ -193,8 +192,8 @@ func (m *image) stampOne(ctx context.Context, s Named, output string, o ManyOpti
 	return m.stampCopy(ctx, p, img, one)
 }
 
-// writeSlotFile writes a slot with its holes. It holds secrets: only its owner
-// may read it.
+// writeSlotFile writes a slot as a sparse file. It contains secrets: only its
+// owner may read it.
 func writeSlotFile(path string, img []byte, force bool) error {
 	out, err := file.Create(path, 0o600, force)
 	if err != nil {
@@ -214,7 +213,7 @@ func writeSparse(f *os.File, img []byte) error {
 	return disk.WriteSparse(f, img, 0)
 }
 
-// ReadSlotFile reads what StampMany wrote as a slot. One without a site is an
+// ReadSlotFile reads a slot that StampMany wrote. A slot without a Site is an
 // error.
 func ReadSlotFile(path string) (*slot.Contents, error) {
 	f, err := os.Open(path)
@@ -239,7 +238,7 @@ func ReadSlotFile(path string) (*slot.Contents, error) {
 	return c, nil
 }
 
-// Each returns the Sites of an Inventory, each for a slot of its own.
+// Each returns the Sites of an Inventory, each for its own slot.
 func (s *Site) Each() []Named {
 	var out []Named
 	spread := configs.DefaultSpread(len(s.Inventory.Sites))

@@ -1,11 +1,11 @@
-// Package media works on finished images: it stamps a site into one, tells
-// what is in one, and verifies one; raw and as .raw.zst, without mounting or
-// unpacking. Raw images may also be block devices.
+// Package media works on finished images, raw or .raw.zst, without mounting or
+// unpacking: it stamps a Site into an image, describes its contents, and
+// verifies it. Raw images may also be block devices.
 //
-// Stamping replaces the slot and nothing else. In a compressed image the
-// slot's frames are stored raw, so the new ones take exactly their place.
-// What an image can serve stands in image.json on its EFI system partition;
-// a site that it cannot serve is rejected before anything is written.
+// Stamping replaces only the slot. In a compressed image the slot's frames are
+// stored raw, so the new ones have the same size. image.json on the EFI system
+// partition lists what an image supports; a Site that it does not support is
+// rejected before anything is written.
 package media
 
 import (
@@ -30,7 +30,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// ErrNotOurs says that a file is not an image of edgebake's, or not all of one.
+// ErrNotOurs means that a file is not an edgebake image, or not a complete one.
 var ErrNotOurs = errors.New("not an edgebake image")
 
 // Formats of an image.
@@ -41,8 +41,8 @@ const (
 
 // image is an open image.
 type image struct {
-	f      *os.File    // nil where the image is not a file of this computer
-	src    io.ReaderAt // f, or what stands for it
+	f      *os.File    // nil if the image is not a file of this computer
+	src    io.ReaderAt // f, or a remote image
 	path   string
 	format string
 	size   int64 // of the disk
@@ -50,32 +50,33 @@ type image struct {
 	z      *seekable.Reader
 	table  *gpt.Table
 	info   ondisk.ImageInfo
-	// infoText is image.json, from which info was read.
+	// infoText is the text of image.json.
 	infoText []byte
 	device   bool
-	// system opens the files that sites are held against, once.
+	// system opens, once, the files that Sites are checked against.
 	system func() (node.Root, error)
-	// edits are made in what is read.
+	// edits are applied to what is read.
 	edits []edit
-	// borrowed: the file is somebody else's to close.
+	// borrowed means that the caller closes the file.
 	borrowed bool
 }
 
-// open opens an image and reads what it says of itself.
+// open opens an image and reads its description.
 func open(path string, flag int) (*image, error) {
 	return openWith(path, flag, func(*os.File) error { return nil })
 }
 
-// openLocked is open of an image that nobody stamps from before it is read: of a
-// compressed one, the sums of the slot's frames are read then.
+// openLocked is open with a lock, taken before the image is read: the checksums
+// of the slot's frames in a compressed image are read then, and stamping
+// changes them.
 func openLocked(path string, flag int, exclusive bool) (*image, error) {
 	return openWith(path, flag, func(f *os.File) error { return lock(f, exclusive) })
 }
 
 func openWith(path string, flag int, ready func(*os.File) error) (*image, error) {
 	if st, err := os.Stat(path); err == nil && flag != os.O_RDONLY && st.Mode()&fs.ModeDevice != 0 {
-		// Of a device O_EXCL means that nobody else claims it: whoever has a
-		// partition mounted would write what it remembers of it over the slot.
+		// For a device, O_EXCL fails if something else uses it: a mounted
+		// partition's cache would be written over the slot.
 		flag |= os.O_EXCL
 	}
 	f, err := os.OpenFile(path, flag, 0)
@@ -106,8 +107,8 @@ func openWith(path string, flag int, ready func(*os.File) error) (*image, error)
 	return m, err
 }
 
-// openFile reads what the image in an open file says of itself. Where that
-// fails the file stays open.
+// openFile reads the description of the image in an open file. After an error
+// the file stays open.
 func openFile(f *os.File, path string) (*image, error) {
 	m := &image{f: f, src: f, path: path}
 	m.system = sync.OnceValues(m.root)
@@ -129,7 +130,7 @@ func (m *image) close() {
 	}
 }
 
-// foreign are beginnings of files that people take for images.
+// foreign are the first bytes of files that people mistake for images.
 var foreign = []struct{ magic, is string }{
 	{"QFI\xfb", "a qcow2 image: convert it with qemu-img convert -O raw"},
 	{"\x1f\x8b", "compressed with gzip: decompress it first"},
@@ -147,7 +148,7 @@ func (m *image) read() error {
 	return m.readInfo()
 }
 
-// readDisk reads the partition table, of a raw or a compressed disk.
+// readDisk reads the partition table of a raw or a compressed disk.
 func (m *image) readDisk() error {
 	if err := m.measure(); err != nil {
 		return err
@@ -191,7 +192,8 @@ func (m *image) readDisk() error {
 	return nil
 }
 
-// notSeekable says what a compressed file is that is not as edgebake writes it.
+// notSeekable returns the error for a compressed file that is not in edgebake's
+// format.
 func (m *image) notSeekable(err error) error {
 	var format *seekable.FormatError
 	disk := make([]byte, gpt.HeadSize(gpt.Sector4096))
@@ -213,9 +215,9 @@ func (m *image) notSeekable(err error) error {
 	return &partError{fmt.Errorf("it is an edgebake image that is damaged: %s: copy or build it again", format.Problem)}
 }
 
-// relative names a file that edgebake makes and that is not a disk: a slot, say.
-// People have them in the directory of their images, and give them in place of
-// one.
+// relative returns the name for a file that edgebake makes but that is not a
+// disk, such as a slot, or "". People have them beside their images and mistake
+// one for the other.
 func (m *image) relative() string {
 	if m.size == ondisk.SlotSize {
 		if _, err := slot.ReadInfo(io.NewSectionReader(m, 0, m.size)); err == nil {
@@ -233,13 +235,14 @@ func (m *image) relative() string {
 	return "an ISO image"
 }
 
-// ASlot says what a slot is, and what it is for, where it was taken for
+// ASlot describes a slot and its use, for errors about a slot in the place of
 // something else.
 const ASlot = "a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE writes it into an image or disk"
 
 const insteadOfInstaller = "boot a machine from it, or name the image that it was made of"
 
-// installer names the disks of installers, which have no slot.
+// installer returns the name for a disk of an installer, which has no slot, or
+// "".
 func (m *image) installer() string {
 	if _, err := m.partition(ondisk.LabelInstall); err == nil {
 		return "an installer (edgebake flash --installer), which carries one: " + insteadOfInstaller
@@ -252,14 +255,14 @@ func (m *image) installer() string {
 	return ""
 }
 
-// partError is about an image of ours that is not whole.
+// partError is an error of an edgebake image that is incomplete or damaged.
 type partError struct{ error }
 
 func (e *partError) Unwrap() error        { return e.error }
 func (e *partError) Is(target error) bool { return target == ErrNotOurs }
 
-// ours is the partition table at the beginning of an edgebake image, however
-// much of the image is there; nil if it is unknown.
+// ours returns the partition table at the beginning of an edgebake image, whose
+// rest may be missing; nil for anything else.
 func ours(head io.ReaderAt) *gpt.Table {
 	t, err := gpt.Read(padded{head}, 1<<50)
 	if err != nil || !slices.ContainsFunc(t.Partitions, func(p gpt.Partition) bool { return p.Name == ondisk.LabelSlot }) {
@@ -268,7 +271,7 @@ func ours(head io.ReaderAt) *gpt.Table {
 	return t
 }
 
-// padded has zeros behind the end.
+// padded reads as zeros beyond the end.
 type padded struct{ io.ReaderAt }
 
 func (r padded) ReadAt(p []byte, off int64) (int, error) {
@@ -280,7 +283,7 @@ func (r padded) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), err
 }
 
-// measure finds how large the file is.
+// measure determines the size of the file.
 func (m *image) measure() error {
 	if m.f == nil {
 		return nil
@@ -298,7 +301,7 @@ func (m *image) measure() error {
 	return err
 }
 
-// ReadAt reads the disk.
+// ReadAt reads the disk, with the edits applied.
 func (m *image) ReadAt(p []byte, off int64) (n int, err error) {
 	if m.z != nil {
 		n, err = m.z.ReadAt(p, off)
@@ -309,7 +312,7 @@ func (m *image) ReadAt(p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
-// partition finds a partition by its label.
+// partition returns the partition with a label.
 func (m *image) partition(label string) (gpt.Partition, error) {
 	for _, p := range m.table.Partitions {
 		if p.Name == label {
@@ -332,8 +335,8 @@ func (m *image) readInfo() error {
 		}
 		return err
 	}
-	// A second one would be the slot to some and data to others: no digest covers
-	// what is called so.
+	// A second one could be the slot for one program and data for another: no
+	// digest covers partitions of that name.
 	for _, p := range m.table.Partitions {
 		if p.Name == ondisk.LabelSlot && p.GUID != slot.GUID {
 			return fmt.Errorf("%w: it has two partitions %s", ErrNotOurs, ondisk.LabelSlot)
@@ -358,8 +361,8 @@ func (m *image) readInfo() error {
 	return nil
 }
 
-// espFile reads a file of the EFI system partition. What is read before any
-// signature is checked has a limit.
+// espFile reads a file of the EFI system partition. The size is limited, since
+// no signature has been checked yet.
 func (m *image) espFile(name string) ([]byte, error) {
 	fsys, err := m.esp()
 	if err != nil {
@@ -385,7 +388,7 @@ func (m *image) espFile(name string) ([]byte, error) {
 }
 
 const (
-	maxInfo = 8 << 20  // of an image.json
+	maxInfo = 8 << 20  // of image.json
 	maxList = 64 << 20 // of an SBOM, and of a list of files that dpkg keeps
 )
 
@@ -401,7 +404,7 @@ func (m *image) esp() (*fat.Reader, error) {
 	return fsys, nil
 }
 
-// chunk reads n bytes at off for disk.Golden.
+// chunk reads n bytes at off, as in disk.Source.
 func (m *image) chunk(buf []byte, off, n int64) ([]byte, bool, error) {
 	if m.z == nil && isHole(m.f, off, n) {
 		return nil, true, nil
@@ -422,7 +425,7 @@ func (m *image) chunk(buf []byte, off, n int64) ([]byte, bool, error) {
 	return b, false, err
 }
 
-// hole estimates, without reading it, whether a chunk is zero.
+// hole estimates whether a chunk is zero, without reading it.
 func (m *image) hole(i int) bool {
 	if m.z != nil {
 		return m.z.SeemsZero(int64(i)*disk.Align, disk.Align)

@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// roomForCopies says early that the outputs, which are copies of the image, do
-// not fit.
+// roomForCopies returns an error if the outputs, which are copies of the image,
+// do not fit on the disk.
 func (m *image) roomForCopies(outputs []string, unpack bool) error {
 	each := stored(m.f, m.stored)
 	if unpack {
@@ -26,14 +26,14 @@ func (m *image) roomForCopies(outputs []string, unpack bool) error {
 	}
 	err := checkRoom(outputs, each, "image")
 	if err != nil && !unpack && !m.device && sharesBlocks(m.f, existing(filepath.Dir(outputs[0]))) {
-		return nil // a copy takes little more than its slot then
+		return nil // such a copy needs little more than its slot
 	}
 	return err
 }
 
-// checkRoom says early that the outputs, files of one directory that take so many
-// bytes each, do not fit. A file is there until it is replaced, and as many
-// are written at once as there are processors: the rest count as room.
+// checkRoom returns an error if the outputs, files in one directory of so many
+// bytes each, do not fit on the disk. Existing outputs count as free space,
+// except as many as are written at once: a file exists until it is replaced.
 func checkRoom(outputs []string, each int64, what string) error {
 	n := each * int64(len(outputs))
 	for _, o := range outputs[min(len(outputs), runtime.GOMAXPROCS(0)):] {
@@ -49,7 +49,7 @@ func checkRoom(outputs []string, each int64, what string) error {
 	return file.CheckSpace(existing(filepath.Dir(outputs[0])), n, what)
 }
 
-// existing is dir, or what stands on the way to it where it is not made yet.
+// existing returns dir, or its nearest parent that exists.
 func existing(dir string) string {
 	for dir = filepath.Clean(dir); ; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {

@@ -23,24 +23,24 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// Site is what is to be stamped, and what it needs of the image.
+// Site is a Site or an Inventory to be stamped, with the files that go with it.
 type Site struct {
-	// Doc is the Site itself, or Inventory the many in one slot.
+	// Doc is a single Site; Inventory has several for one slot.
 	Doc       *configs.Site
 	Inventory *configs.Inventory
-	// Read is what Doc or Inventory was read from.
+	// Read is the document that Doc or Inventory was read from.
 	Read Read
 	// Files are the other files of the slot: config.ign, and those below files/ and pki/.
 	Files map[string][]byte
-	// DefaultSpread is the spreadSeconds that the Inventory of Doc gives it by default: an
-	// image that does not know the field gets a Site without it.
+	// DefaultSpread is the default of spreadSeconds in the Inventory that
+	// contains Doc. An image that does not know the field gets a Site without it.
 	DefaultSpread int
 }
 
 // SlotFiles returns the files of a slot with the Site or the Inventory.
 func (s Site) SlotFiles() (map[string][]byte, error) { return s.slotFiles(configs.SiteFields()) }
 
-// slotFiles is SlotFiles for an image whose first boot knows these fields of a Site.
+// slotFiles is SlotFiles for an image that knows these fields of a Site.
 func (s Site) slotFiles(known []string) (map[string][]byte, error) {
 	files := map[string][]byte{}
 	maps.Copy(files, s.Files)
@@ -62,31 +62,32 @@ func (s Site) version() string {
 	return path.Base(s.Inventory.APIVersion)
 }
 
-// Read are the documents of a Site as they were read, so that errors say where.
+// Read are the documents of a Site as they were read, so that errors have a
+// place.
 type Read struct {
-	Name     string // of the Site or Inventory; empty: errors name fields alone
+	Name     string // file of the Site or Inventory; empty: errors name fields only
 	Data     []byte
-	Ignition string // name of the Ignition config beside it
+	Ignition string // file of the Ignition config
 }
 
-// StampOptions are how a site is stamped.
+// StampOptions configure stamping.
 type StampOptions struct {
-	// Output is the file to make; empty stamps the image in place.
+	// Output is the file to create; empty stamps the image in place.
 	Output string
-	// Force replaces an output that is there already.
+	// Force replaces an existing output.
 	Force bool
-	// Now is the time of stamping, one of the floors of the node's clock.
+	// Now is the time of stamping. The node's clock is never set to before it.
 	Now time.Time
 	// Undated leaves the time out of the slot.
 	Undated bool
 }
 
-// Stamped says what Stamp did.
+// Stamped is the result of Stamp.
 type Stamped struct {
 	Path  string
 	Image ondisk.ImageInfo
-	// Slot is what the slot now says. Golden is empty where the old slot
-	// could not be read: Verify has nothing to compare with then.
+	// Slot is the new description in the slot. Golden is empty if the old slot
+	// could not be read: Verify then has nothing to compare with.
 	Slot ondisk.SlotInfo
 	// Before is the state of the slot before Unstamp.
 	Before string
@@ -131,8 +132,8 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 
 // stampInPlace replaces the slot of the image itself.
 func (m *image) stampInPlace(p gpt.Partition, img []byte) error {
-	// In a sparse file the slot may have holes: a full disk is noticed
-	// before the old slot is gone.
+	// In a sparse file the slot may have holes: detect a full disk before the old
+	// slot is overwritten.
 	err := m.reserve(p)
 	if err == nil {
 		err = m.hide()
@@ -149,8 +150,8 @@ func (m *image) stampInPlace(p gpt.Partition, img []byte) error {
 	return nil
 }
 
-// Unstamp writes the slot of a golden image into an image or a device: no Site, no
-// Ignition config, no report of a machine.
+// Unstamp writes the slot of a golden image into an image or a device: without
+// a Site, an Ignition config or a machine's report.
 func Unstamp(path string) (*Stamped, error) {
 	m, err := openLocked(path, os.O_RDWR, true)
 	if err != nil {
@@ -170,11 +171,11 @@ func Unstamp(path string) (*Stamped, error) {
 	return &Stamped{Path: path, Image: m.info, Slot: info, Before: before.State}, m.stampInPlace(p, img)
 }
 
-// goldenSlot describes the image in its slot, as the build did.
+// goldenSlot returns the description that the build put into the slot.
 func (m *image) goldenSlot(p gpt.Partition) ondisk.SlotInfo {
 	info, err := slot.ReadInfo(m.section(p))
 	if err != nil || info.Plan != m.info.Plan {
-		// A slot that somebody damaged: its digests are lost.
+		// The slot is damaged, and its digests are lost.
 		info = ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: m.info.Plan}
 	}
 	info.SiteVersions, info.Stamped = m.info.SiteVersions, 0
@@ -184,8 +185,7 @@ func (m *image) goldenSlot(p gpt.Partition) ondisk.SlotInfo {
 	return info
 }
 
-// slotOf holds a site against the image and returns what stamping writes into the
-// slot.
+// slotOf checks a Site against the image and returns the slot's new contents.
 func (m *image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
 	files, err := m.filesFor(s)
 	if err != nil {
@@ -212,12 +212,13 @@ func (m *image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
 	return slot.Contents{Info: info, Files: files, Time: fileTime}, nil
 }
 
-// filesFor returns the Site's files without the fields that the image's first boot does
-// not know: serves makes sure that they have defaults only.
+// filesFor returns the Site's files without the fields that the image does not
+// know; serves checks that these have their defaults.
 func (m *image) filesFor(s Site) (map[string][]byte, error) {
 	known := m.info.SiteFields
 	if known == nil {
-		// The image may be older than the field, and can do without a default.
+		// The image does not list its fields. It may be older than this field, and
+		// needs no default.
 		known = configs.SiteFields()
 		if s.Doc != nil && s.Doc.SpreadSeconds == s.DefaultSpread {
 			known = slices.DeleteFunc(known, func(f string) bool { return f == configs.SpreadField })
@@ -226,7 +227,7 @@ func (m *image) filesFor(s Site) (map[string][]byte, error) {
 	return s.slotFiles(known)
 }
 
-// encodeSlot is slotOf, and its bytes as slot.Encode makes them.
+// encodeSlot is slotOf with the bytes of the slot, as slot.Encode makes them.
 func (m *image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error) {
 	c, err := m.slotOf(s, o)
 	if err != nil {
@@ -236,8 +237,8 @@ func (m *image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error
 	return c, img, err
 }
 
-// tooLarge names the document that no slot has room for: in the slot it has
-// another name than the person's.
+// tooLarge reports a document that does not fit into a slot, by its own file
+// name instead of that in the slot.
 func (s Site) tooLarge(files map[string][]byte) configs.Problems {
 	for _, name := range []string{ondisk.SlotSite, ondisk.SlotInventory} {
 		if size, limit := int64(len(files[name])), slot.SizeLimit(name); size > limit && s.Read.Name != "" {
@@ -247,8 +248,8 @@ func (s Site) tooLarge(files map[string][]byte) configs.Problems {
 	return nil
 }
 
-// stampDate is what the slot says of the time; 0: nothing. The node's clock is
-// never set to before it, so this computer's clock must be credible.
+// stampDate returns the time for the slot; 0: none. The node's clock is never
+// set to before it, so this computer's clock must be plausible.
 func (m *image) stampDate(o StampOptions) (int64, error) {
 	first, last := m.info.StampDates()
 	now := o.Now.UTC()
@@ -264,7 +265,7 @@ func (m *image) stampDate(o StampOptions) (int64, error) {
 	return now.Unix(), nil
 }
 
-// reserve takes room for the slot's bytes where the file has none yet.
+// reserve reserves space for the slot's bytes in a sparse file.
 func (m *image) reserve(p gpt.Partition) error {
 	if m.device || m.z != nil {
 		return nil
@@ -272,8 +273,8 @@ func (m *image) reserve(p gpt.Partition) error {
 	return allocate(m.f, p.Start, p.Size)
 }
 
-// hide makes the file one that only its owner may read, before secrets get
-// into it. Who may read a device is not ours to say.
+// hide makes the file readable by its owner only, before secrets are written to
+// it. It does not change the permissions of a device.
 func (m *image) hide() error {
 	if m.device {
 		return nil
@@ -288,8 +289,7 @@ func (m *image) hide() error {
 	return nil
 }
 
-// itself is the error of an output that is another name of the image, which an
-// output leaves as it is.
+// itself returns the error for an output that is the image itself.
 func itself(output string) error { return fmt.Errorf("%s is the image itself", output) }
 
 func oneSite(site, inventory bool) error {
@@ -302,7 +302,7 @@ func oneSite(site, inventory bool) error {
 	return nil
 }
 
-// reads says whether the image's first boot reads that version of Site.
+// reads returns an error unless the image supports that version of Site.
 func (m *image) reads(version string) error {
 	if slices.Contains(m.info.SiteVersions, version) {
 		return nil
@@ -329,8 +329,8 @@ func putRaw(d slot.Device, inPlace bool, img []byte) error {
 	return slot.WriteWhole(d, img)
 }
 
-// putFrames puts the slot's frames in place of those of a compressed image. What img
-// lacks of a whole slot is zero.
+// putFrames replaces the slot's frames in a compressed image. If img is shorter
+// than the slot, the rest is zero.
 func (m *image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 	frames, err := m.slotFrames(p)
 	if err != nil {
@@ -354,7 +354,8 @@ func (m *image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 	return nil
 }
 
-// slotFrames returns the frames of the slot, all of which are raw and hold nothing else.
+// slotFrames returns the frames of the slot, which must be raw and contain
+// nothing else.
 func (m *image) slotFrames(p gpt.Partition) (frames []int, err error) {
 	end := p.Start + p.Size
 	for i := m.z.Find(p.Start); i < m.z.Frames() && m.z.Entry(i).Start < end; i++ {
@@ -371,10 +372,10 @@ func (m *image) slotFrames(p gpt.Partition) (frames []int, err error) {
 	return frames, nil
 }
 
-// window is the slot's place in a file or device. In place each step is stored
-// before the next begins, and a power cut leaves the old slot or the new one; of a
-// compressed image, whose frames have sums in a table, it can leave a slot that
-// cannot be read. A new file is stored when it gets its name.
+// window is the slot in a file or device. In place, each step is synced before
+// the next: a power cut leaves the old slot or the new one. In a compressed
+// image, whose frames have checksums in a table, it can leave a slot that
+// cannot be read. A new file is synced when it gets its name.
 type window struct {
 	f    *os.File
 	off  int64
@@ -385,8 +386,8 @@ func (w window) ReadAt(p []byte, off int64) (int, error) { return w.f.ReadAt(p, 
 
 func (w window) WriteAt(p []byte, off int64) (int, error) { return w.f.WriteAt(p, w.off+off) }
 
-// Coherent reports whether it is a file. Of a device, who has another of its names
-// open may have written what is not seen here.
+// Coherent reports whether it is a file. A program that has a device open under
+// another name may have written data that is not visible here.
 func (w window) Coherent() bool {
 	st, err := w.f.Stat()
 	return err == nil && st.Mode().IsRegular()
@@ -399,7 +400,8 @@ func (w window) Sync() error {
 	return w.f.Sync()
 }
 
-// stampCopy makes a new file. It holds secrets: only its owner may read it.
+// stampCopy writes a stamped copy. It contains secrets: only its owner may read
+// it.
 func (m *image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o StampOptions) error {
 	unpack := m.z != nil && !strings.HasSuffix(o.Output, ".zst")
 	if m.z == nil && strings.HasSuffix(o.Output, ".zst") {
@@ -428,7 +430,7 @@ func (m *image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o St
 	return out.Commit()
 }
 
-// unpack writes the disk's bytes, with its holes.
+// unpack writes the uncompressed disk, with its holes.
 func (m *image) unpack(ctx context.Context, out *os.File) error {
 	if err := out.Truncate(m.size); err != nil {
 		return err
@@ -446,8 +448,7 @@ func (m *image) unpack(ctx context.Context, out *os.File) error {
 	})
 }
 
-// copyRange copies n bytes at the same place of both files, by reading and
-// writing.
+// copyRange copies n bytes at off by reading and writing.
 func copyRange(dst, src *os.File, off, n int64) error {
 	done, err := io.CopyBuffer(io.NewOffsetWriter(dst, off), io.NewSectionReader(src, off, n), make([]byte, 1<<20))
 	if err == nil && done < n {
@@ -456,12 +457,12 @@ func copyRange(dst, src *os.File, off, n int64) error {
 	return err
 }
 
-// shorter says that a file which had so many bytes has fewer now.
+// shorter returns the error for a file that now has less than size bytes.
 func shorter(src *os.File, size int64) error {
 	return fmt.Errorf("reading %s: %w: it has become shorter than the %d bytes that it had: find the program that writes to it", src.Name(), io.ErrUnexpectedEOF, size)
 }
 
-// checkLength finds a file that has become shorter while it was copied.
+// checkLength returns an error if a file has become shorter.
 func checkLength(src *os.File, size int64) error {
 	fi, err := src.Stat()
 	if err == nil && fi.Size() < size {

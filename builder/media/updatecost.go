@@ -15,28 +15,28 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// UpdateCost is what a machine fetches to replace the system of one image by that of
-// another. Bytes are those of the compressed image.
+// UpdateCost is the data that a machine fetches to replace the system of one
+// image with that of another, in bytes of the compressed image.
 type UpdateCost struct {
-	// Index is the index of the image's chunks and the table of its frames, Root the
-	// root file system, Boot kernel and initrd, Data the container images.
+	// Index is the index of the image's chunks and the table of its frames, Root
+	// the root file system, Boot kernel and initrd, Data the container images.
 	Index int64 `json:"index"`
 	Root  int64 `json:"root"`
 	Boot  int64 `json:"boot"`
 	Data  int64 `json:"data"`
-	// Bytes are all of these, in so many Requests.
+	// Bytes is the sum of these, Requests the number of requests.
 	Bytes    int64 `json:"bytes"`
 	Requests int   `json:"requests"`
 	// Image is the size of the whole compressed image.
 	Image int64 `json:"image"`
-	// Signed: its index has a signature.
+	// Signed means that the index has a signature.
 	Signed bool `json:"signed"`
 	// Images are container images that the machine lacks.
 	Images []string `json:"images,omitempty"`
 }
 
-// CostOfUpdate finds what a machine with the system of the image, or disk, at one path
-// fetches of the image at another.
+// CostOfUpdate computes what a machine with the system of the image or disk
+// from fetches of the image to.
 func CostOfUpdate(from, to string) (*UpdateCost, error) {
 	m, err := open(to, os.O_RDONLY)
 	if err != nil {
@@ -71,16 +71,16 @@ func CostOfUpdate(from, to string) (*UpdateCost, error) {
 	return c, nil
 }
 
-// seeds are the digests of the chunks that a machine finds on its own disk.
+// seeds are the digests of the chunks that a machine has on its own disk.
 type seeds map[[32]byte]bool
 
 func (s seeds) has(sum [32]byte) bool { return s[sum] }
 
-// add adds the chunks of the first bytes of a partition, if there is one.
+// add adds the chunks in the first size bytes of a partition, if it exists.
 func (s seeds) add(m *image, label string, size int64) error {
 	p, err := m.partition(label)
 	if err != nil {
-		return nil // without a second root a machine takes no updates; admission says so
+		return nil // a machine without a second root accepts no updates
 	}
 	read := func(b []byte, off int64) (bool, error) {
 		_, zero, err := m.chunk(b, p.Start+off, int64(len(b)))
@@ -94,7 +94,7 @@ func (s seeds) add(m *image, label string, size int64) error {
 	})
 }
 
-// updateIndex opens the image as a machine does that is updated to it.
+// updateIndex opens the image as a machine does for an update.
 func (m *image) updateIndex() (*update.Image, error) {
 	if len(m.info.Boards) > 0 {
 		return nil, fmt.Errorf("%w (%s)", update.ErrBoard, strings.Join(m.info.Boards, ", "))
@@ -109,7 +109,8 @@ func (m *image) updateIndex() (*update.Image, error) {
 	return i, i.Decode()
 }
 
-// updateCost counts what a machine whose disk has the chunks in have fetches of the system.
+// updateCost counts what a machine fetches of the system if its disk has the
+// chunks in have.
 func (m *image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
 	root, esp := i.Index.Find(ondisk.LabelRootA), i.Index.Find(ondisk.LabelESP)
 	if root == nil || esp == nil {
@@ -130,8 +131,8 @@ func (m *image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
 	return c, nil
 }
 
-// imagesCost counts what is to be fetched of container images that a machine with the image
-// old lacks.
+// imagesCost counts what a machine with the image old fetches of container
+// images that it lacks.
 func (m *image) imagesCost(c *UpdateCost, i *update.Image, old *image, have seeds) error {
 	data := i.Index.Find(ondisk.LabelData)
 	if data == nil {
@@ -155,7 +156,7 @@ func (m *image) imagesCost(c *UpdateCost, i *update.Image, old *image, have seed
 	if err != nil {
 		return err
 	}
-	// A machine looks at its own images once it has read these.
+	// A machine reads its own images after these.
 	if err := have.add(old, ondisk.LabelData, data.Size); err != nil {
 		return err
 	}
@@ -163,8 +164,8 @@ func (m *image) imagesCost(c *UpdateCost, i *update.Image, old *image, have seed
 	return nil
 }
 
-// reading counts what a machine fetches of a part: what it reads to find files chunk by
-// chunk, the files in ranges.
+// reading counts what a machine fetches of a partition: chunk by chunk to find
+// the files, then the files in ranges.
 type reading struct {
 	view  *update.View
 	count func(chunks []int)
