@@ -18,8 +18,8 @@ import (
 func isKernel(p string) bool { return strings.HasPrefix(p, "boot/vmlinuz-") }
 func isInitrd(p string) bool { return strings.HasPrefix(p, "boot/initrd.img-") }
 
-// KernelVersion finds the one kernel of a merged tree and returns its
-// release, as in uname -r.
+// KernelVersion returns the release of the only kernel in a merged tree, as in
+// uname -r.
 func KernelVersion(nodes []tree.Node) (string, error) {
 	var found []string
 	empty := false
@@ -44,14 +44,14 @@ func KernelVersion(nodes []tree.Node) (string, error) {
 //go:embed files/initrd/edgebake
 var initrdScript string
 
-// InitrdScript is what a base's initramfs-tools has to run after mounting the
-// root (scripts/local-bottom). A base without it boots as well; only a root
-// that was just written then gets the machine's own id at its second boot.
+// InitrdScript returns the script that a base's initramfs-tools must run after
+// mounting the root (scripts/local-bottom). A base without it also boots, but a
+// newly written root then gets the machine ID only at its second boot.
 func InitrdScript() string { return initrdScript }
 
-// CommandLine is the kernel command line of the system on the root partition
-// with that label. It alone says where root, DATA and the ESP are: the root's
-// own content knows no partition, and boots on any disk that has it.
+// CommandLine returns the kernel command line of the system on the root
+// partition with this label. Only the command line names root, DATA and the
+// ESP: the content of the root is independent of the disk.
 func CommandLine(img *configs.Image, f Facts, root string) (string, error) {
 	guids := map[string]string{}
 	var errs []error
@@ -64,23 +64,25 @@ func CommandLine(img *configs.Image, f Facts, root string) (string, error) {
 		return "", err
 	}
 	args := []string{
-		// A file system with errors ends in a restart and a check, never in a
-		// machine that half works. No rootdelay: the initrd would sleep for all
-		// of it, at every boot.
+		// After an error in the file system, restart and check it rather than
+		// continue in part. No rootdelay: the initrd would sleep that long at
+		// every boot.
 		"root=PARTUUID=" + guids[root], "rootfstype=ext4", "rootflags=noatime,errors=panic", "rw", "rootwait",
-		// DATA is on the disk that root was found on: waiting for it is better
-		// than starting over.
+		// DATA is on the same disk as root: waiting for it is better than
+		// restarting.
 		"systemd.mount-extra=PARTUUID=" + guids[ondisk.LabelData] + ":/var:ext4:rw,noatime,errors=panic,x-systemd.growfs,x-systemd.device-timeout=15min",
-		// The ESP is for whoever marks a boot as good or installs an update: a
-		// FAT that is mounted all the time is what a power cut damages.
+		// The ESP is mounted only on demand, to mark a boot as good or to
+		// install an update: a power cut may damage a mounted FAT.
 		"systemd.mount-extra=PARTUUID=" + guids[ondisk.LabelESP] + ":/efi:vfat:umask=0077,noauto,nofail,x-systemd.automount,x-systemd.idle-timeout=2min",
-		// Nobody is there to answer: repair, and restart after a panic.
+		// Nobody is present to answer: repair without asking, and restart after
+		// a panic.
 		"fsck.mode=auto", "fsck.repair=yes", "panic=10",
-		// Partitions are named above; two edgebake disks in one machine must
-		// not be mixed by a generator.
+		// The partitions are named above; with two edgebake disks in one
+		// machine, a generator might mix them.
 		"systemd.gpt_auto=0",
-		// sshd listens where the Image says, not on a hypervisor's socket too,
-		// whose lack its generator puts on every console.
+		// sshd listens only where the Image configures it, not on a
+		// hypervisor's socket; without that socket, its generator prints a
+		// message on every console.
 		"systemd.ssh_auto=no",
 		"quiet", "loglevel=4", "systemd.show_status=auto",
 	}
@@ -90,7 +92,7 @@ func CommandLine(img *configs.Image, f Facts, root string) (string, error) {
 	return strings.Join(append(args, img.Kernel.Args...), " "), nil
 }
 
-// efiNames are the file names UEFI and Debian give the loader on each
+// efiNames are the file names of boot loaders in UEFI and Debian for an
 // architecture.
 type efiNames struct{ boot, sdboot, shim, second, mok string }
 
@@ -104,8 +106,9 @@ func efiFor(arch string) (efiNames, error) {
 	return efiNames{}, fmt.Errorf("no boot loader is known for arch %q: use amd64 or arm64", arch)
 }
 
-// ESP makes the content of the EFI system partition from the merged tree: what
-// the firmware starts, kernel, initrd, their command line and image.json.
+// ESP returns the content of the EFI system partition, made from the merged
+// tree: boot loader or firmware, kernel, initrd, their command line and
+// image.json.
 func ESP(img *configs.Image, f Facts, merged []tree.Node) ([]tree.Node, error) {
 	kver, err := KernelVersion(merged)
 	if err != nil {
@@ -138,7 +141,7 @@ func ESP(img *configs.Image, f Facts, merged []tree.Node) ([]tree.Node, error) {
 	return withDirs(&e.layer), nil
 }
 
-// esp is the content of the EFI system partition in the making.
+// esp collects the content of the EFI system partition.
 type esp struct {
 	layer
 	from map[string]tree.Node
@@ -153,8 +156,8 @@ func newESP(now time.Time, merged []tree.Node) *esp {
 	return e
 }
 
-// take copies the first file that the base has of those named to the ESP; fix is
-// what to do where it has none of them.
+// take copies the first of the given files that exists in the base to the ESP.
+// fix is the advice if none exists.
 func (e *esp) take(fix, to string, from ...string) {
 	for _, p := range from {
 		if n, ok := e.from[p]; ok && n.IsRegular() {
@@ -172,8 +175,9 @@ func (e *esp) take(fix, to string, from ...string) {
 	e.errs = append(e.errs, err)
 }
 
-// uefi adds the boot loader and its entry. Where the base has Debian's shim, it
-// comes first and starts the signed systemd-boot, so that Secure Boot may stay on.
+// uefi adds the boot loader and its entry. If the base has Debian's shim, that
+// is started first and starts the signed systemd-boot, so that Secure Boot
+// works.
 func (e *esp) uefi(img *configs.Image, dir, kver, cmdline string) {
 	efi, err := efiFor(img.Arch)
 	if err != nil {
@@ -191,15 +195,15 @@ func (e *esp) uefi(img *configs.Image, dir, kver, cmdline string) {
 	} else {
 		take("EFI/BOOT/"+efi.boot, sdboot+".signed", sdboot)
 	}
-	// No default: it would win over the order of the entries, and so over an
-	// entry whose tries are used up.
+	// No default: it would have priority over the order of the entries, and so
+	// over an entry whose tries are used up.
 	e.file("loader/loader.conf", 0o644, []byte("timeout 0\neditor no\nauto-entries no\nauto-firmware no\n"))
 	e.file(ondisk.ESPEntryA, 0o644, fmt.Appendf(nil,
 		"title %s (Linux %s)\nsort-key %s\nversion %d\nlinux /%s/linux\ninitrd /%s/initrd\noptions %s\n",
 		img.Name, kver, ondisk.ESPSortKey, ondisk.ESPFirstVersion, dir, dir, cmdline))
 }
 
-// withDirs adds the directories that the nodes stand in, parents first.
+// withDirs adds the parent directories of the nodes, parents first.
 func withDirs(b *layer) []tree.Node {
 	dirs, have := map[string]bool{".": true}, map[string]bool{}
 	for _, n := range b.nodes {

@@ -11,12 +11,12 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// conflistFile is where containerd finds the image's network configuration. An
-// agent's own file sorts before it and wins.
+// conflistFile is the image's network configuration for containerd. A file of a
+// network plugin sorts before it and is used instead.
 const conflistFile = "etc/cni/net.d/90-edgebake.conflist"
 
-// cni renders the network configuration: the user's own, or a self-contained
-// bridge, for sites whose cluster brings no CNI agent.
+// cni renders the network configuration: the user's own, or a bridge for
+// clusters without a network plugin.
 func (b *layer) cni(img *configs.Image, f Facts) error {
 	b.dir("etc/cni/net.d", 0o755)
 	if f.CNI != nil {
@@ -57,16 +57,16 @@ func (b *layer) cni(img *configs.Image, f Facts) error {
 	return nil
 }
 
-// cniVersion is one that has lists of plugins: 0.3.0 was the first.
+// cniVersion matches versions with lists of plugins, which 0.3.0 introduced.
 var cniVersion = regexp.MustCompile(`^(0\.[3-9]|[1-9][0-9]*\.[0-9]+)\.[0-9]+$`)
 
-// cniName is what libcni takes as a network's name, which becomes part of
+// cniName matches the network names that libcni accepts; they become part of
 // paths.
 var cniName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
 
-// CNIPlugins reads a network configuration list, as the CNI specification
-// 1.0.0 has it, and returns the plugins that it calls, IPAM's too. It reports
-// everything that would keep containerd from using it.
+// CNIPlugins parses a network configuration list (CNI specification 1.0.0) and
+// returns the plugins that it uses, including IPAM plugins. The error lists
+// everything that prevents containerd from using it.
 func CNIPlugins(conflist []byte) ([]string, error) {
 	var list struct {
 		CNIVersion string `json:"cniVersion"`

@@ -8,9 +8,9 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// containerd renders /etc/containerd/config.toml. The pause image's reference
-// must be the baked one, and the snapshotter the one the store was written
-// for: with any other, containerd would go and pull.
+// containerd renders /etc/containerd/config.toml. The reference of the pause
+// image must be the one in the image, and the snapshotter the one of the image
+// store; otherwise containerd would pull.
 func (b *layer) containerd(img *configs.Image, f Facts) error {
 	major, _, _ := strings.Cut(strings.TrimPrefix(f.Containerd, "v"), ".")
 	if _, err := strconv.Atoi(major); err != nil {

@@ -1,9 +1,9 @@
-// Package overlays turns an Image into what edgebake adds to the base: units,
-// kernel settings, containerd's and kubelet's configuration, the mounts that
-// hold the disk layout together, and the content of the EFI system partition.
-// Static files live under files/ exactly as they appear on the node; what
-// depends on the Image is rendered by pure functions. Nothing here reads the
-// host or the clock, so the same Image gives the same nodes.
+// Package overlays generates what edgebake adds to the base for an Image:
+// units, kernel settings, the configuration of containerd and kubelet, mounts,
+// and the content of the EFI system partition. Static files are in files/ with
+// the same paths as on the node; files that depend on the Image are rendered by
+// pure functions. It reads neither the host nor the clock, so the same Image
+// gives the same nodes.
 package overlays
 
 import (
@@ -26,19 +26,19 @@ import (
 //go:embed all:files
 var embedded embed.FS
 
-// LayerName is how messages and reports call the layer Root makes.
+// LayerName is the name of Root's layer in messages and reports.
 const LayerName = "edgebake"
 
-// Facts is what rendering needs beside the Image.
+// Facts has the inputs of rendering besides the Image.
 type Facts struct {
 	SourceDate time.Time
-	// Info describes the image. For ESP, Info.Partitions must have at least
-	// labels and GUIDs.
+	// Info describes the image. For ESP, Info.Partitions needs labels and
+	// GUIDs.
 	Info ondisk.ImageInfo
-	// Containerd is the version on board, "2.2.9"; it selects the form of
-	// its configuration.
+	// Containerd is the version of containerd, for example "2.2.9"; it
+	// determines the format of its configuration.
 	Containerd string
-	// CNI is the network configuration that the user brings; nil: none.
+	// CNI is the user's network configuration; nil if there is none.
 	CNI []byte
 }
 
@@ -51,8 +51,8 @@ func (f Facts) guid(label string) (string, error) {
 	return "", fmt.Errorf("rendering the boot entry: the layout has no partition %s", label)
 }
 
-// Packages are the Debian packages an image of this kind needs; the Image's
-// own come on top.
+// Packages returns the Debian packages that an image needs, without those
+// listed in the Image.
 func Packages(img *configs.Image) []string {
 	pk := []string{
 		"ca-certificates", "conntrack", "containernetworking-plugins", "dbus", "e2fsprogs", "ethtool",
@@ -65,7 +65,7 @@ func Packages(img *configs.Image) []string {
 	}
 	if img.Hardware == configs.RaspberryPi {
 		pk = append(pk, "linux-image-"+img.Arch, "raspi-firmware", "wpasupplicant", "iw", "wireless-regdb",
-			// Wi-Fi on board, and network cards on USB.
+			// for built-in Wi-Fi and USB network cards
 			"firmware-brcm80211", "firmware-mediatek", "firmware-realtek")
 		slices.Sort(pk)
 		return pk
@@ -85,7 +85,7 @@ func Packages(img *configs.Image) []string {
 	return pk
 }
 
-// Components are the archive components those packages come from.
+// Components returns the archive components that contain these packages.
 func Components(img *configs.Image) []string {
 	if img.Hardware == "cloud" {
 		return []string{"main"}
@@ -93,8 +93,8 @@ func Components(img *configs.Image) []string {
 	return []string{"main", "non-free-firmware"}
 }
 
-// enabled lists the units that start by themselves, with the target that
-// wants them.
+// enabled lists the units that are started at boot, and the targets that want
+// them.
 var enabled = []struct{ unit, target string }{
 	{"firstboot.service", "multi-user.target"},
 	{"ipvscare.service", "multi-user.target"},
@@ -114,42 +114,42 @@ var enabled = []struct{ unit, target string }{
 	{"fstrim.timer", "timers.target"},
 }
 
-// masked units have no place on a machine whose system never changes under
-// it, or wait for a person.
+// masked units are useless on a machine whose packages are never updated in
+// place, or wait for a person.
 var masked = []string{
 	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer",
 	"e2scrub_all.timer", "e2scrub_reap.service", "grub-common.service",
 	"systemd-firstboot.service", "systemd-networkd-persistent-storage.service",
-	// They write to the ESP behind our back, at every boot.
+	// They write to the ESP at every boot.
 	"systemd-boot-random-seed.service", "systemd-boot-update.service",
-	// Modules for what nothing here uses while it boots; the kernel loads each
-	// when something does. Six modprobes beside udev's first look at all
-	// devices made the partitions wait for it.
+	// Modules that the boot does not use; the kernel loads each of them on
+	// demand. Six modprobes during udev's first pass over all devices would
+	// delay the partitions.
 	"modprobe@configfs.service", "modprobe@dm_mod.service", "modprobe@drm.service",
 	"modprobe@fuse.service", "modprobe@loop.service",
 }
 
-// noGenerators are systemd's generators for what no image has. systemd runs each of
-// them before any unit and again at each daemon-reload, of which kubeadm does some;
-// each costs as much as a small unit. They are masked by a link to /dev/null, which
-// an overlay can replace.
+// noGenerators are systemd's generators for features that no image uses.
+// systemd runs each of them before any unit and at each daemon-reload, which
+// kubeadm does several times; each costs as much as a small unit. They are
+// masked with a link to /dev/null, which an overlay can replace.
 var noGenerators = []string{
 	"systemd-gpt-auto-generator",         // the boot entry names all partitions
-	"systemd-hibernate-resume-generator", // nothing hibernates
+	"systemd-hibernate-resume-generator", // no machine hibernates
 	"systemd-ssh-generator",              // see systemd.ssh_auto of CommandLine
 	"systemd-system-update-generator",    // packages are never updated in place
 }
 
-// removed is what the base may bring and no image should carry.
+// removed lists paths of the base that no image should contain.
 var removed = []string{
 	"etc/.resolv.conf.systemd-resolved.bak",
 	"initrd.img", "initrd.img.old", "vmlinuz", "vmlinuz.old",
-	"boot/firmware", // what raspi-firmware makes; the ESP has our own
+	"boot/firmware", // created by raspi-firmware; the ESP has our own
 	"usr/lib/grub", "etc/grub.d", "etc/default/grub", "etc/default/grub.d",
 }
 
-// Root makes the layer that lies over the base and the programs. It replaces
-// what packages put in the same places.
+// Root returns the layer that is added to the base and the programs. It
+// replaces files of packages.
 func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	b := &layer{now: f.SourceDate}
 	errs := []error{
@@ -171,15 +171,15 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	for _, g := range noGenerators {
 		b.link("etc/systemd/system-generators/"+g, "/dev/null")
 	}
-	// D-Bus activation names that Debian's own enabling would make.
+	// The D-Bus names that enabling these units in Debian would create.
 	b.link("etc/systemd/system/dbus-org.freedesktop.network1.service", "/usr/lib/systemd/system/systemd-networkd.service")
 	b.link("etc/systemd/system/dbus-org.freedesktop.resolve1.service", "/usr/lib/systemd/system/systemd-resolved.service")
 	b.link("etc/systemd/system/dbus-org.freedesktop.timesync1.service", "/usr/lib/systemd/system/systemd-timesyncd.service")
-	// An unblessed boot is not over before the node is as good as it was.
+	// A boot on trial is complete only when the node is as good as before.
 	b.link("etc/systemd/system/boot-complete.target.requires/"+ondisk.UnitHealthy, "/usr/lib/systemd/system/"+ondisk.UnitHealthy)
 	b.link("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf")
-	// Empty, not missing: systemd makes an id at first boot without running
-	// all presets, which would enable what packages bring.
+	// Empty, not missing: then systemd creates an ID at first boot without
+	// applying all presets, which would enable units of packages.
 	b.file("etc/machine-id", 0o444, nil)
 	if img.Base.Debian != nil {
 		for _, mark := range updated {
@@ -199,14 +199,15 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 		}
 		b.file("usr/lib/sysctl.d/81-image.conf", 0o644, []byte(s.String()))
 	}
-	b.dir("efi", 0o700) // where the boot entry mounts the ESP
+	b.dir("efi", 0o700) // the boot entry mounts the ESP here
 	b.dir("etc/edgebake", 0o755)
 	b.dir("etc/kubernetes", 0o755)
 	b.dir("opt/cni", 0o755)
 	b.link("opt/cni/bin", "/usr/lib/cni")
 	for _, d := range []string{
 		ondisk.StateDir, ondisk.IPVSStateDir,
-		// Whoever writes here is root on the node: as kubeadm makes it.
+		// 0700 because write access to it means root on the node; kubeadm uses
+		// the same mode.
 		ondisk.PersistDir + "/kubernetes/manifests",
 	} {
 		b.dir(strings.TrimPrefix(d, "/"), 0o700)
@@ -227,7 +228,7 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	return tree.Layer{Name: LayerName, Nodes: b.nodes, Replace: true, Remove: removed}, nil
 }
 
-// layer collects nodes that all belong to root and carry the source date.
+// layer collects nodes that belong to root and have the source date.
 type layer struct {
 	now   time.Time
 	nodes []tree.Node
@@ -252,8 +253,8 @@ func (b *layer) enable(unit, target string) {
 	b.link("etc/systemd/system/"+target+".wants/"+unit, "/usr/lib/systemd/system/"+unit)
 }
 
-// embedded adds a tree of files/. Embedding drops modes, so the place says
-// what is a program.
+// embedded adds a directory of files/. Embedded files have no modes, so
+// programs are recognised by their directory.
 func (b *layer) embedded(root string) error {
 	return fs.WalkDir(embedded, root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -275,8 +276,8 @@ func (b *layer) embedded(root string) error {
 
 func (b *layer) image(f Facts) error {
 	info := f.Info
-	// The root goes onto any disk, into either of its root partitions: the
-	// copy on the ESP tells the disk's layout.
+	// The root can be written to either root partition of any disk: the copy on
+	// the ESP describes the disk's layout.
 	info.Partitions = nil
 	data, err := json.MarshalIndent(info, "", "  ")
 	if err != nil {
@@ -295,9 +296,9 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-// systemState is what packages keep below /var about the system itself: which
-// of them are installed, and what they made of /usr and /etc. It goes with the
-// root when that is exchanged.
+// systemState lists files of packages in /var that describe the system:
+// installed packages and the files generated from /usr and /etc. They must be
+// replaced together with the root.
 var systemState = []string{
 	"var/cache/debconf",
 	"var/lib/apt/extended_states",
@@ -311,18 +312,18 @@ var systemState = []string{
 	"var/lib/ucf",
 }
 
-// sysimage is where the root has it; links on DATA lead there.
+// sysimage is their directory on the root; DATA has links to it.
 const sysimage = "usr/lib/sysimage"
 
-// stateDirs hold the machine's state and its images, which are on DATA. Whatever the
-// base has in such a place is laid down where a link points: on the root, which
-// another one replaces.
+// stateDirs contain the machine's state and container images, which are on
+// DATA. If one of them were a link in the base, its content would be on the
+// root, which updates replace.
 var stateDirs = []string{ondisk.StateDir, ondisk.IPVSStateDir, ondisk.PersistDir, ondisk.ImportImageDir, "/var/lib/kubelet", "/var/lib/containerd", openyurt.Root}
 
-// CheckPlaces rejects a merged tree that has something else where a partition, the
-// machine's state or the system's own is kept in directories.
+// CheckPlaces rejects a merged tree in which a path that must be a directory
+// for partitions, machine state or systemState is something else.
 func CheckPlaces(nodes []tree.Node) error {
-	want := map[string]string{} // a directory: why it must be one
+	want := map[string]string{} // path of a directory: the reason
 	for _, d := range append(stateDirs, "/var") {
 		for p := strings.TrimPrefix(d, "/"); p == "var" || strings.HasPrefix(p, "var/"); p = path.Dir(p) {
 			want[p] = "what is below it is on DATA"
@@ -346,7 +347,7 @@ func CheckPlaces(nodes []tree.Node) error {
 	return errors.Join(errs...)
 }
 
-// ofSystem returns the entry of systemState that path is or lies in.
+// ofSystem returns the entry of systemState that contains path.
 func ofSystem(path string) (entry string, ok bool) {
 	for _, s := range systemState {
 		if path == s || strings.HasPrefix(path, s+"/") {
@@ -356,15 +357,15 @@ func ofSystem(path string) (entry string, ok bool) {
 	return "", false
 }
 
-// Split parts the merged tree into the system (a root partition) and what
-// belongs to the machine (DATA, mounted on /var). What the boot loader has of
-// its own on the ESP is left out of the system.
+// Split divides the merged tree into the system (a root partition) and the
+// machine's files (DATA, mounted on /var). Files of the boot loader that are on
+// the ESP are omitted from the system.
 func Split(nodes []tree.Node) (root, data []tree.Node) {
-	dirs := map[string]*tree.Inode{} // that sysimage needs
+	dirs := map[string]*tree.Inode{} // needed for sysimage
 	for _, n := range nodes {
 		entry, system := ofSystem(n.Path)
 		if system && n.Path == entry && n.IsSymlink() {
-			system = false // the base has put it elsewhere itself
+			system = false // the base itself has moved it
 		}
 		switch {
 		case n.Path == "var":

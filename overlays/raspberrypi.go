@@ -11,37 +11,37 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// The firmware of a Raspberry Pi reads config.txt from the disk's first FAT
-// partition, in a GPT the ESP, and with it kernel, initrd, command line, device
-// tree and overlays, all of them from the directory that os_prefix names. So that
-// directory is a system, and an update is another directory and one line.
+// The firmware of a Raspberry Pi reads config.txt from the first FAT partition
+// of the disk (with a GPT, the ESP). Its os_prefix names the directory of the
+// kernel, initrd, command line, device trees and overlays. So each system is
+// one directory, and an update is another directory and one changed line.
 
-// piFirmware is what a 4 loads before all else, whatever os_prefix says; a 5 has
-// it on board.
+// piFirmware are the files that a Raspberry Pi 4 loads first, independent of
+// os_prefix; a 5 has them in its EEPROM.
 var piFirmware = []string{"start4.elf", "fixup4.dat"}
 
-// piFirmwareDir is where the package raspi-firmware has it.
+// piFirmwareDir is the directory of the package raspi-firmware's files.
 const piFirmwareDir = "usr/lib/raspi-firmware"
 
-// piBoards are the boards whose firmware reads a GPT, each with how the names of
-// its device trees begin, and the kernel's modules without which it has no disk
-// or no network. A board of either kind that is new needs a new device tree only.
+// piBoards are the boards whose firmware supports GPT, with the prefix of their
+// device trees and the kernel modules that disk and network need. A new board
+// of these families needs only a new device tree.
 var piBoards = []struct {
 	name, trees string
 	modules     []string
 }{
 	{RaspberryPi4, "bcm2711-rpi-", []string{"sdhci-iproc", "genet", "pcie-brcmstb"}},
-	// Network and USB are in a second chip, RP1, behind PCIe.
+	// Network and USB are in a second chip, RP1, connected by PCIe.
 	{"Raspberry Pi 5", pi5Trees, []string{"sdhci-brcmstb", "pcie-brcmstb", "rp1_pci", "clk-rp1", "pinctrl-rp1", "macb"}},
 }
 
-// RaspberryPi4 is the name of a board, and stands for a 400 and Compute Modules.
+// RaspberryPi4 is the name of a board family, with the 400 and Compute Modules.
 const RaspberryPi4 = "Raspberry Pi 4"
 
 const pi5Trees = "bcm2712-"
 
-// PiBoards says which boards a kernel serves, and of the others what they lack.
-// builtin is the content of the kernel's modules.builtin.
+// PiBoards returns the boards that a kernel supports, and messages about what
+// the others lack. builtin is the content of the kernel's modules.builtin.
 func PiBoards(nodes []tree.Node, kernel, builtin string) (serves, lacks []string) {
 	have := Modules(nodes, kernel, builtin)
 	var trees []string
@@ -69,8 +69,8 @@ func PiBoards(nodes []tree.Node, kernel, builtin string) (serves, lacks []string
 	return serves, lacks
 }
 
-// Modules returns whether the kernel has a module, as a file or built in. builtin is the
-// content of its modules.builtin.
+// Modules returns a function that reports whether the kernel has a module, as a
+// file or built in. builtin is the content of its modules.builtin.
 func Modules(nodes []tree.Node, kernel, builtin string) func(name string) bool {
 	have := map[string]bool{}
 	for line := range strings.Lines(builtin) {
@@ -84,22 +84,22 @@ func Modules(nodes []tree.Node, kernel, builtin string) func(name string) bool {
 	return func(name string) bool { return have[moduleName(name)] }
 }
 
-// moduleName is the name of the module in a file, as lsmod shows it.
+// moduleName returns the name of the module in a file, as in lsmod.
 func moduleName(file string) string {
 	name, _, _ := strings.Cut(path.Base(file), ".ko")
 	return strings.ReplaceAll(name, "-", "_")
 }
 
-// isDeviceTree reports whether n is a device tree of the kernel's for a board with
-// a processor of Broadcom's. Debian has moved them once.
+// isDeviceTree reports whether n is one of the kernel's device trees for
+// Broadcom processors. The directory depends on the Debian release.
 func isDeviceTree(n tree.Node, kernel string) bool {
 	dir := path.Dir(n.Path)
 	return n.IsRegular() && path.Ext(n.Path) == ".dtb" &&
 		(dir == "usr/lib/linux-image-"+kernel+"/broadcom" || dir == "usr/lib/modules/"+kernel+"/dtb/broadcom")
 }
 
-// FirmwareConfig is all that this package writes for the board's own firmware, or
-// decides by: config.txt for all boards, with PREFIX for the directory of the
+// FirmwareConfig returns everything that determines the files for the board's
+// firmware: config.txt for all boards, with PREFIX as the directory of the
 // system, and the tables above. It is part of the plan, and empty for UEFI.
 func FirmwareConfig(img *configs.Image) string {
 	if img.Hardware != configs.RaspberryPi {
@@ -108,8 +108,8 @@ func FirmwareConfig(img *configs.Image) string {
 	return piConfig("PREFIX", []string{pi5Trees}) + overlaysReadme + fmt.Sprint(piBoards, piFirmware)
 }
 
-// piConfig is config.txt. The firmware reads no line beyond 98 characters, older
-// firmware none beyond 78.
+// piConfig returns config.txt. The firmware ignores characters after the 98th
+// of a line, older firmware after the 78th.
 func piConfig(dir string, trees []string) string {
 	text := `# Made by edgebake. os_prefix is the directory of the system that starts.
 arm_64bit=1
@@ -125,18 +125,19 @@ core_freq=360
 [all]
 `
 	if slices.ContainsFunc(trees, func(t string) bool { return strings.HasPrefix(t, pi5Trees) }) {
-		// Where the kernel has no drivers for a 5, its firmware finds no device
-		// tree, says so and tries the next disk.
+		// Only if the kernel has the drivers of a 5: otherwise there is no
+		// device tree for it, and its firmware reports that and tries the
+		// next disk.
 		text += "# The build has found the drivers of a 5 in this kernel.\nos_check=0\n"
 	}
 	return text
 }
 
-// maxPiCommandLine is what the firmware takes, 1024 characters, without what it
-// adds itself, about 250.
+// maxPiCommandLine is the firmware's limit of 1024 characters less the
+// approximately 250 that it adds.
 const maxPiCommandLine = 768
 
-// CheckCommandLine rejects a command line that the firmware would cut.
+// CheckCommandLine rejects a command line that the firmware would truncate.
 func CheckCommandLine(img *configs.Image, cmdline string) error {
 	if over := len(cmdline) - maxPiCommandLine; img.Hardware == configs.RaspberryPi && over > 0 {
 		return fmt.Errorf("the kernel's command line has %d characters, and the firmware of a Raspberry Pi takes %d: shorten kernel.args or kernel.consoles by %d", len(cmdline), maxPiCommandLine, over)
@@ -144,7 +145,7 @@ func CheckCommandLine(img *configs.Image, cmdline string) error {
 	return nil
 }
 
-// raspberryPi adds what the board's own firmware reads.
+// raspberryPi adds the files that the board's firmware reads.
 func (e *esp) raspberryPi(dir, kver, cmdline string, boards []string) {
 	for _, name := range piFirmware {
 		e.take("add the package raspi-firmware", name, piFirmwareDir+"/"+name)
@@ -155,7 +156,7 @@ func (e *esp) raspberryPi(dir, kver, cmdline string, boards []string) {
 	e.file(dir+"/"+ondisk.ESPPiCommandLine, 0o644, []byte(cmdline+"\n"))
 }
 
-// deviceTrees adds the device trees of the boards that the kernel serves.
+// deviceTrees adds the device trees of the boards that the kernel supports.
 func (e *esp) deviceTrees(dir, kver string, boards []string) (names []string) {
 	for _, p := range sortedKeys(e.from) {
 		if !isDeviceTree(e.from[p], kver) {
@@ -174,8 +175,9 @@ func (e *esp) deviceTrees(dir, kver string, boards []string) (names []string) {
 
 const overlaysReadme = "The firmware takes overlays from this directory because this file is here.\n"
 
-// overlays adds those of the firmware's package. The firmware takes them from here
-// only if there is a README; otherwise it looks for the disk's own.
+// overlays adds the overlays of the firmware package. The firmware uses this
+// directory only if it contains a README; otherwise it uses the one at the root
+// of the partition.
 func (e *esp) overlays(dir string) {
 	for _, p := range sortedKeys(e.from) {
 		if path.Dir(p) == piFirmwareDir+"/overlays" && path.Ext(p) == ".dtbo" && e.from[p].IsRegular() {

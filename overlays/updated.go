@@ -8,19 +8,18 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// updated are the marks by which systemd sees that what it makes from /usr at
-// the first boot of an exchanged /usr is made already: users of sysusers.d, the
-// linker's cache, the hardware database, the journal's catalog
-// (ConditionNeedsUpdate in systemd.unit). Debian's packages make all of it when
-// they are installed; without the marks a boot does so again, before first boot
-// may start.
+// updated are files that tell systemd that the files generated from /usr are up
+// to date (ConditionNeedsUpdate in systemd.unit): users of sysusers.d, the
+// linker's cache, the hardware database, the journal's catalog. Debian's
+// packages generate them when they are installed; without these files the first
+// boot would generate them again, before firstboot.
 var updated = []string{"etc/.updated", "var/.updated"}
 
-// compiled are directories and files that the above is made from.
+// compiled are the directories and files from which they are generated.
 var compiled = []string{"sysusers.d", "hwdb.d", "ld.so.conf", "ld.so.conf.d", "catalog"}
 
-// Fresh returns the image's own layer without the marks where a layer of the
-// user brings what systemd then has to compile.
+// Fresh returns the image's own layer, without the files in updated if a layer
+// of the user contains sources of generated files.
 func Fresh(own tree.Layer, users []tree.Layer) tree.Layer {
 	for _, l := range users {
 		if slices.ContainsFunc(l.Nodes, func(n tree.Node) bool { return compiles(n.Path) }) {
@@ -31,7 +30,7 @@ func Fresh(own tree.Layer, users []tree.Layer) tree.Layer {
 	return own
 }
 
-// compiles reports whether something is made from the file.
+// compiles reports whether a file is the source of a generated one.
 func compiles(p string) bool {
 	if strings.Contains(path.Base(p), ".so") && strings.Contains("/"+p, "/lib") {
 		return true

@@ -11,12 +11,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// FileLayer is what the node of files[index] calls its source.
+// FileLayer returns the layer name of the node of files[index].
 func FileLayer(index int) string { return fmt.Sprintf("files[%d]", index) }
 
-// Files makes the layers of Image.files: those that may only add, and those
-// that may replace. open opens the source of files[index], which stands beside
-// the Image document; load puts its bytes where the tree can refer to them.
+// Files returns the layers of Image.files: one with the files that may only be
+// added, and one with those that may replace others. open opens the source of
+// files[index]; load stores its content where the tree can refer to it.
 func Files(img *configs.Image, f Facts, load func(index int) (tree.Content, error), open func(index int) (io.ReadCloser, error)) ([]tree.Layer, error) {
 	add := &layer{now: f.SourceDate}
 	replace := &layer{now: f.SourceDate}

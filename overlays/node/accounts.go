@@ -10,10 +10,10 @@ import (
 	"github.com/coreos/ignition/v2/config/v3_6/types"
 )
 
-// Lines are those of an account file, split at colons.
+// Lines are the lines of an account file, split at colons.
 type Lines [][]string
 
-// ParseLines reads an account file.
+// ParseLines parses an account file.
 func ParseLines(b []byte) Lines {
 	var out Lines
 	for line := range strings.Lines(string(b)) {
@@ -24,7 +24,7 @@ func ParseLines(b []byte) Lines {
 	return out
 }
 
-// Find is the line of a name; nil if no line has it.
+// Find returns the line of a name, or nil.
 func (l Lines) Find(name string) []string {
 	for _, row := range l {
 		if row[0] == name && name != "" {
@@ -34,7 +34,7 @@ func (l Lines) Find(name string) []string {
 	return nil
 }
 
-// NameOf is whose an id is, in passwd and group; empty: nobody's.
+// NameOf returns the name with this ID in passwd or group, or "".
 func (l Lines) NameOf(id string) string {
 	for _, row := range l {
 		if len(row) > 2 && row[2] == id && id != "" {
@@ -48,29 +48,29 @@ func (l Lines) without(name string) Lines {
 	return slices.DeleteFunc(slices.Clone(l), func(row []string) bool { return row[0] == name })
 }
 
-// Accounts are the users and groups of a system: the lines of passwd and group.
+// Accounts are the users and groups of a system, from passwd and group.
 type Accounts struct{ Users, Groups Lines }
 
-// Group finds a group by its name or, as useradd does, by its number.
+// Group returns the line of a group, by name or, as useradd does, by number.
 func (a Accounts) Group(name string) []string {
 	row := a.Groups.Find(name)
 	if _, err := strconv.Atoi(name); row == nil && err == nil {
 		row = a.Groups.Find(a.Groups.NameOf(name))
 	}
 	if len(row) < 3 {
-		return nil // or damaged
+		return nil // or the line is damaged
 	}
 	return row
 }
 
-// AccountProblem is one of a user or a group of an Ignition config.
+// AccountProblem is a problem of a user or group in an Ignition config.
 type AccountProblem struct {
-	Field string // empty: the whole
-	Item  int    // of a list, from 0
+	Field string // empty: the user or group as a whole
+	Item  int    // index in a list
 	Msg   string
 }
 
-// AccountProblems are all of one user or group.
+// AccountProblems are the problems of one user or group.
 type AccountProblems []AccountProblem
 
 func (p *AccountProblems) add(field, format string, args ...any) {
@@ -79,8 +79,8 @@ func (p *AccountProblems) add(field, format string, args ...any) {
 
 const noGroup = "the image has no group %s: add it to passwd.groups of the Ignition config, or its package to the Image"
 
-// CheckGroup finds why a group cannot become what a config says. Stamping and
-// the first boot that applies the config both use it.
+// CheckGroup returns the reasons why a group of a config cannot be created or
+// changed. Stamping uses it, and the first boot that applies the config.
 func (a Accounts) CheckGroup(g types.PasswdGroup) AccountProblems {
 	var probs AccountProblems
 	row := a.Groups.Find(g.Name)
@@ -105,8 +105,8 @@ func (a Accounts) CheckGroup(g types.PasswdGroup) AccountProblems {
 	return probs
 }
 
-// CheckUser is CheckGroup for a user. ours: this config, or the one applied
-// before it, has made the user or its group.
+// CheckUser is like CheckGroup for a user. ours means that this config, or the
+// one applied before it, created the user or its group.
 func (a Accounts) CheckUser(u types.PasswdUser, ours bool) AccountProblems {
 	var probs AccountProblems
 	if u.ShouldExist != nil && !*u.ShouldExist {
@@ -157,7 +157,7 @@ func (a Accounts) checkUID(u types.PasswdUser, row []string, ours bool, probs *A
 	}
 }
 
-// cell is a column of a line, empty where it is too short.
+// cell returns column n of a line, or "".
 func cell(row []string, n int) string {
 	if len(row) > n {
 		return row[n]

@@ -18,32 +18,32 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Image is what a Site is held against.
+// Image is the image with which a Site is compared.
 type Image struct {
 	Info ondisk.ImageInfo
-	// Root looks at the files of the image; nil where they cannot be
-	// distinguished from what a machine has made since.
+	// Root reads the files of the image; nil if they are mixed with files that
+	// a machine has created.
 	Root Root
-	// Strict also reports what would be applied and have no effect, such as
-	// keys without an SSH server: a machine that is up joins all the same.
+	// Strict also reports settings without effect, such as SSH keys without an
+	// SSH server. A running machine does not reject a Site for them.
 	Strict bool
 }
 
-// Root reads an image's files. Links are followed inside it, but for one at
-// the end of Lstat's path.
+// Root reads the files of an image. Links are followed within it, except for
+// the last element of Lstat's path.
 type Root interface {
-	Lstat(path string) (Found, error) // fs.ErrNotExist where nothing is
+	Lstat(path string) (Found, error) // fs.ErrNotExist if there is none
 	ReadFile(path string) ([]byte, error)
 }
 
-// Found is what stands at a path.
+// Found describes the file at a path.
 type Found struct {
 	Mode fs.FileMode
-	Link string // where a link leads
+	Link string // target of a link
 }
 
-// CheckSite reports everything that a Site, with the Ignition config beside it, requires
-// of an image and cannot have there.
+// CheckSite returns everything in a Site and its separate Ignition config that
+// an image does not support.
 func CheckSite(img Image, site *configs.Site, userIgnition []byte) configs.Problems {
 	probs := CheckInfo(img.Info, site)
 	if img.Root != nil {
@@ -52,7 +52,7 @@ func CheckSite(img Image, site *configs.Site, userIgnition []byte) configs.Probl
 	return probs
 }
 
-// CheckInfo is CheckSite for what the image's description tells.
+// CheckInfo is the part of CheckSite that needs only the image's description.
 func CheckInfo(info ondisk.ImageInfo, site *configs.Site) configs.Problems {
 	c := &check{img: Image{Info: info}, site: site}
 	c.image()
@@ -61,19 +61,19 @@ func CheckInfo(info ondisk.ImageInfo, site *configs.Site) configs.Problems {
 	return c.probs
 }
 
-// CheckFiles is CheckSite for what the image's files tell.
+// CheckFiles is the part of CheckSite that needs the image's files.
 func CheckFiles(img Image, site *configs.Site, userIgnition []byte) configs.Problems {
 	c := &check{img: img, site: site}
 	c.files(userIgnition)
 	return c.probs
 }
 
-// check collects what a Site cannot have.
+// check collects the problems of a Site.
 type check struct {
 	img   Image
 	site  *configs.Site
-	user  *types.Config // the Ignition config beside the Site, or in it
-	cfg   *types.Config // what Site and user become together
+	user  *types.Config // the Ignition config, either separate or in the Site
+	cfg   *types.Config // Site and user combined
 	probs configs.Problems
 }
 
@@ -81,8 +81,8 @@ func (c *check) add(path, format string, args ...any) {
 	c.at(field{path: path}, format, args...)
 }
 
-// at adds a problem of a field of the Site, or of the Ignition config: the one
-// beside the Site is a file of its own, the one in it is the field ignition.
+// at adds a problem of a field of the Site or of the Ignition config. A
+// separate Ignition config is its own file; otherwise it is the field ignition.
 func (c *check) at(f field, format string, args ...any) {
 	p := configs.Problem{Path: f.path, Msg: fmt.Sprintf(format, args...)}
 	switch {
@@ -94,7 +94,7 @@ func (c *check) at(f field, format string, args ...any) {
 	c.probs = append(c.probs, p)
 }
 
-// field is a place in the Site, or in the Ignition config.
+// field is a field of the Site or of the Ignition config.
 type field struct {
 	path     string
 	ignition bool
@@ -106,7 +106,7 @@ func ignitionField(format string, args ...any) field {
 
 func (f field) dot(name string) field { return field{f.path + "." + name, f.ignition} }
 
-// item is an element of the list, as the document of the field words it.
+// item returns the i-th element of a list, in the notation of its document.
 func (f field) item(i int) field {
 	if f.ignition {
 		return f.dot(strconv.Itoa(i))
@@ -114,7 +114,7 @@ func (f field) item(i int) field {
 	return field{fmt.Sprintf("%s[%d]", f.path, i), false}
 }
 
-// image finds what the image's description rules out.
+// image reports conflicts with the image's description.
 func (c *check) image() {
 	info, site := c.img.Info, c.site
 	if site.Arch != "" && info.Arch != "" && site.Arch != info.Arch {
@@ -131,11 +131,11 @@ func (c *check) image() {
 	}
 }
 
-// networks finds addresses of the Site among those of the image's pods.
+// networks reports addresses of the Site in the CIDR of the image's pods.
 func (c *check) networks() {
 	pods, err := netip.ParsePrefix(c.img.Info.PodCIDR)
 	if err != nil {
-		return // the image's pods get theirs elsewhere
+		return // the cluster assigns pod addresses
 	}
 	const fix = "where the image's pods are (cni.podCIDR %s): choose another, or build the image with another podCIDR"
 	one := func(path, s string) {
@@ -170,7 +170,7 @@ func (c *check) networks() {
 	}
 }
 
-// files finds what the image's files have not, or have already.
+// files reports conflicts with the image's files, and files that are missing.
 func (c *check) files(userIgnition []byte) {
 	if !c.site.Ignition.IsZero() {
 		userIgnition = []byte(c.site.Ignition.Reveal())
@@ -202,7 +202,7 @@ func (c *check) files(userIgnition []byte) {
 	}
 }
 
-// has reports whether something stands at one of the paths.
+// has reports whether one of the paths exists.
 func (c *check) has(paths ...string) bool {
 	return slices.ContainsFunc(paths, func(p string) bool {
 		_, err := c.img.Root.Lstat(p)
@@ -224,7 +224,7 @@ func (c *check) installed(name string) bool {
 	return false
 }
 
-// packages finds settings for programs that are not on board.
+// packages reports settings for programs that are not in the image.
 func (c *check) packages() {
 	for i, f := range c.site.Network.Interfaces {
 		if f.WiFi != nil && !c.has("/usr/sbin/wpa_supplicant", "/sbin/wpa_supplicant") && !c.installed("wpasupplicant") {
@@ -232,7 +232,7 @@ func (c *check) packages() {
 			break
 		}
 	}
-	// A root without accounts is of a kind that nothing can be told of.
+	// In a root file system without accounts, missing programs mean nothing.
 	if !c.img.Strict || !c.has("/etc/passwd") || c.has("/usr/sbin/sshd", "/sbin/sshd", "/usr/bin/sshd") || c.installed("openssh-server") {
 		return
 	}
@@ -244,7 +244,7 @@ func (c *check) packages() {
 	}
 }
 
-// userField is where a user is given: in the Site, or in the Ignition config.
+// userField returns the field of a user, in the Site or in the Ignition config.
 func (c *check) userField(name string) field {
 	if i := slices.IndexFunc(c.site.Users, func(u configs.User) bool { return u.Name == name }); i >= 0 {
 		return field{path: fmt.Sprintf("users[%d]", i)}
@@ -255,8 +255,8 @@ func (c *check) userField(name string) field {
 	return ignitionField("passwd.users.%d", slices.IndexFunc(c.user.Passwd.Users, func(u types.PasswdUser) bool { return u.Name == name }))
 }
 
-// read reads an account file; ok is false where the image has none, of which
-// nothing can be said.
+// read reads an account file. ok is false if the image has none: then accounts
+// are not checked.
 func (c *check) read(file string) (l Lines, ok bool) {
 	b, err := c.img.Root.ReadFile(file)
 	if err != nil {
@@ -268,7 +268,7 @@ func (c *check) read(file string) (l Lines, ok bool) {
 	return ParseLines(b), true
 }
 
-// accounts finds users and groups that are missing, or in the way.
+// accounts reports users and groups that are missing or conflict.
 func (c *check) accounts() {
 	users, ok := c.read("/etc/passwd")
 	groups, okGroups := c.read("/etc/group")
@@ -314,7 +314,7 @@ func (c *check) problems(at field, probs AccountProblems) {
 	}
 }
 
-// number is an id, empty where none is given.
+// number returns an ID as text, or "".
 func number(id *int) string {
 	if id == nil {
 		return ""
@@ -322,7 +322,7 @@ func number(id *int) string {
 	return strconv.Itoa(*id)
 }
 
-// nodes are the paths of the Ignition config, with their fields.
+// nodes calls each for the paths in the Ignition config, with their fields.
 func (c *check) nodes(each func(at field, kind string, n types.Node, f *types.File)) {
 	for i, d := range c.cfg.Storage.Directories {
 		each(ignitionField("storage.directories.%d", i), "directory", d.Node, nil)
@@ -346,11 +346,11 @@ func (c *check) owners(have Accounts) {
 	})
 }
 
-// paths finds what the config would write over without having said so.
+// paths reports existing files that the config would replace without overwrite.
 func (c *check) paths() {
 	c.nodes(func(at field, kind string, n types.Node, f *types.File) {
 		if n.Overwrite != nil && *n.Overwrite {
-			return // first boot reports what of that is rejected
+			return // first boot reports the paths that it rejects
 		}
 		found, err := c.img.Root.Lstat(n.Path)
 		if err != nil || c.clearedAbove(n.Path) {
@@ -390,13 +390,13 @@ func kindOf(m fs.FileMode) string {
 	return "file"
 }
 
-// unitDirs are where systemd looks for units.
+// unitDirs are the directories in which systemd searches for units.
 var unitDirs = []string{"/etc/systemd/system/", "/usr/lib/systemd/system/", "/usr/local/lib/systemd/system/"}
 
-// units finds units that are to be enabled and are nowhere.
+// units reports units to enable that do not exist.
 func (c *check) units() {
 	if !c.has("/usr/lib/systemd/system") {
-		return // nothing is known of the image's units
+		return // the image's units are unknown
 	}
 	for i, u := range c.cfg.Systemd.Units {
 		if u.Enabled == nil || !*u.Enabled || c.hasUnit(u.Name) {

@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// controlPlane finds container images that a control plane runs and the image
-// has not on board: nothing is fetched on the way up.
+// controlPlane reports container images of the control plane that are missing
+// from the image: they are not pulled while it starts.
 func (c *check) controlPlane() {
 	if c.site.NodeType != configs.NodeControlPlane || c.site.ControlPlane == nil {
 		return
@@ -28,7 +28,7 @@ func (c *check) controlPlane() {
 	}
 }
 
-// tagsOf are the tags with which an image is on board.
+// tagsOf returns the tags of a container image in the image.
 func tagsOf(info ondisk.ImageInfo, name string) []string {
 	var tags []string
 	for _, i := range info.Images {
@@ -40,7 +40,7 @@ func tagsOf(info ondisk.ImageInfo, name string) []string {
 	return tags
 }
 
-// LocalKubeadm are the tags of etcd and CoreDNS that this image has on board.
+// LocalKubeadm returns the tags of etcd and CoreDNS in this image.
 func LocalKubeadm(info ondisk.ImageInfo, site *configs.Site) kubeadm.Local {
 	var l kubeadm.Local
 	for _, n := range site.ControlPlane.Documents().Images() {

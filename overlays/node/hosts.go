@@ -12,13 +12,13 @@ type HostsEntry struct {
 	Names []string
 }
 
-// EditHosts puts entries into a block of /etc/hosts that carries the owner's
-// name, and leaves every other line as it is; without entries the block goes
-// away. The block stands first, because the first line that has a name wins.
+// EditHosts replaces the block of /etc/hosts with the owner's name by entries,
+// or removes it if there are none, and keeps every other line. The block is put
+// first, because the first line with a name wins.
 func EditHosts(hosts []byte, owner string, entries []HostsEntry) []byte {
 	begin, end := "# BEGIN "+owner, "# END "+owner
 	var rest [][]byte
-	var held [][]byte // lines since a begin whose end has not come yet
+	var held [][]byte // lines after a begin without an end so far
 	inside := false
 	for line := range bytes.Lines(hosts) {
 		switch text := strings.TrimSpace(string(line)); {

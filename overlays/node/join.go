@@ -16,22 +16,22 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Join is what a join needs beside the site.
+// Join has the inputs of a join besides the Site.
 type Join struct {
 	NodeName string
-	// NodeIP is kubelet's --node-ip; empty: kubelet finds one.
+	// NodeIP is kubelet's --node-ip; empty: kubelet chooses an address.
 	NodeIP string
 	// Discovery is the path of the discovery kubeconfig.
 	Discovery string
-	// Timeout is how long kubeadm waits for kubelet to get its certificate
-	// and to be healthy; 0: kubeadm's own.
+	// Timeout is the time that kubeadm waits for kubelet to get its certificate
+	// and to be healthy; 0: kubeadm's default.
 	Timeout time.Duration
-	// Kubernetes is kubeadm's version, as v1.36.3.
+	// Kubernetes is the version of kubeadm, for example v1.36.3.
 	Kubernetes string
 }
 
 // joinConfiguration is the part of kubeadm.k8s.io/v1beta4 that nodes need, and
-// of v1beta3, which is all that kubeadm before 1.31 reads.
+// of v1beta3, the only version that kubeadm before 1.31 supports.
 type joinConfiguration struct {
 	APIVersion       string           `yaml:"apiVersion"`
 	Kind             string           `yaml:"kind"`
@@ -54,9 +54,9 @@ type fileDiscovery struct {
 type nodeRegistration struct {
 	Name                  string          `yaml:"name"`
 	CRISocket             string          `yaml:"criSocket"`
-	Taints                []configs.Taint `yaml:"taints"` // never null: that means kubeadm's own
+	Taints                []configs.Taint `yaml:"taints"` // never null, which would mean kubeadm's default
 	IgnorePreflightErrors []string        `yaml:"ignorePreflightErrors,omitempty"`
-	// KubeletExtraArgs are a list of arg, in v1beta3 a map.
+	// KubeletExtraArgs is a list of arg; in v1beta3 a map.
 	KubeletExtraArgs any `yaml:"kubeletExtraArgs,omitempty"`
 }
 
@@ -70,8 +70,8 @@ type timeouts struct {
 	KubeletHealthCheck string `yaml:"kubeletHealthCheck"`
 }
 
-// JoinConfiguration is what `kubeadm join --config` reads. It holds the
-// token: write it to /run only.
+// JoinConfiguration returns the file for `kubeadm join --config`. It contains
+// the token: write it only to /run.
 func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
 	args := maps.Clone(site.KubeletExtraArgs)
 	if args == nil {
@@ -122,9 +122,9 @@ func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
 	return toYAML("the JoinConfiguration", c)
 }
 
-// KubeletLabels are the labels kubelet registers the node with. OpenYurt's
-// two must be in the first POST of the Node: a node that shows up with a pool
-// and not as an edge worker is converted by a Job of the cluster's.
+// KubeletLabels returns the labels with which kubelet registers the node.
+// OpenYurt's two must be in the first POST of the Node: a Job of the cluster
+// converts a node that is in a pool but not marked as an edge worker.
 func KubeletLabels(site *configs.Site) map[string]string {
 	labels := maps.Clone(site.Labels)
 	if labels == nil {
@@ -146,7 +146,8 @@ func toYAML(what string, v any) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// IPVS is what ipvscare keeps for this site; nil where the site wants none.
+// IPVS returns the configuration of ipvscare for this Site, or nil if it
+// disables IPVS.
 func IPVS(site *configs.Site) *ondisk.IPVS {
 	if site.IPVS.Disabled {
 		return nil

@@ -12,8 +12,7 @@ import (
 	"github.com/edgebake/edgebake/configs/templates"
 )
 
-// Machine is what a machine knows about itself. The zero Machine stands for
-// none in particular.
+// Machine identifies a machine. The zero Machine means no particular one.
 type Machine struct {
 	Hostname string
 	Serial   string   // SMBIOS or device tree
@@ -22,7 +21,7 @@ type Machine struct {
 	AssetTag string   // SMBIOS
 }
 
-// String is how a person reads the machine out over the phone.
+// String returns a text with which a person can identify the machine.
 func (m Machine) String() string {
 	var parts []string
 	add := func(what, value string) {
@@ -38,8 +37,8 @@ func (m Machine) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Matches reports whether the machine is the one that is meant: all that match
-// gives is the machine's. What a vendor left unfilled matches nothing.
+// Matches reports whether all fields in match are those of the machine.
+// Placeholders of vendors match nothing.
 func Matches(match configs.Match, m Machine) bool {
 	is := func(want, have string) bool {
 		return want == "" || forms.Identity(want) != "" && strings.EqualFold(forms.Identity(want), forms.Identity(have))
@@ -51,8 +50,8 @@ func Matches(match configs.Match, m Machine) bool {
 	return !match.IsZero() && card && is(match.Serial, m.Serial) && is(match.UUID, m.UUID) && is(match.AssetTag, m.AssetTag)
 }
 
-// FindSite returns the site of the machine, nil if there is none. Several are
-// an error: each of them may be another machine's.
+// FindSite returns the site of the machine, or nil. Several matching sites are
+// an error, because some of them are meant for other machines.
 func FindSite(inv *configs.Inventory, m Machine) (*configs.InventorySite, error) {
 	var found []*configs.InventorySite
 	var names []string
@@ -74,9 +73,9 @@ func (m Machine) isZero() bool {
 	return m.Hostname == "" && m.Serial == "" && m.UUID == "" && m.AssetTag == "" && len(m.MACs) == 0
 }
 
-// NodeName carries out the site's node name on the machine. Facts that
-// vendors left unfilled count as missing, and a missing one that the name
-// needs is an error (*templates.MissingFactError).
+// NodeName evaluates the Site's node name for the machine. Placeholders of
+// vendors count as missing, and a missing value that the name needs is an error
+// (*templates.MissingFactError).
 func NodeName(site *configs.Site, m Machine) (string, error) {
 	name, err := templates.NodeName(site.NodeName, templates.NameFacts{
 		Serial:   namePart(forms.Identity(m.Serial)),
@@ -94,8 +93,8 @@ func NodeName(site *configs.Site, m Machine) (string, error) {
 	return name, nil
 }
 
-// primaryMAC is the card that the site names, if the machine has it, else
-// the machine's first.
+// primaryMAC returns the MAC address of the first interface in the Site that
+// the machine has, else the machine's first.
 func primaryMAC(site *configs.Site, m Machine) string {
 	var good []string
 	for _, s := range m.MACs {
@@ -121,12 +120,13 @@ func primaryMAC(site *configs.Site, m Machine) string {
 
 var notInName = regexp.MustCompile(`[^a-z0-9.-]+`)
 
-// namePart turns a serial number into something that a name can hold.
+// namePart converts a serial number to characters that are valid in a name.
 func namePart(s string) string {
 	return strings.Trim(notInName.ReplaceAllString(strings.ToLower(s), "-"), "-.")
 }
 
-// hostname is the machine's name, unless it is one that every machine has.
+// hostname returns the machine's host name, unless it is a default that many
+// machines have.
 func hostname(s string) string {
 	s = namePart(s)
 	first, _, _ := strings.Cut(s, ".")

@@ -17,18 +17,19 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// header begins every file we render.
+// header is the first line of every file that we render.
 const header = "# Made by edgebake from the site; edit the site instead.\n"
 
 const networkDir = "/etc/systemd/network/"
 
-// renderNetwork writes systemd-networkd's files, the ones of resolved and
-// timesyncd, and wpa_supplicant's. Their numbers come before those of the
-// image (85), so that what the site says of an interface is all that holds.
+// renderNetwork renders the files of systemd-networkd, resolved, timesyncd and
+// wpa_supplicant. Their numbers are lower than those of the image's files (85),
+// so that the Site's settings of an interface replace the image's.
 func renderNetwork(cfg *types.Config, n *configs.Network, servicesV4 bool) error {
 	ifaces := n.Interfaces
 	if len(ifaces) == 0 && (len(n.DNS) > 0 || len(n.NTP) > 0) {
-		// The image's default, but with the site's servers instead of DHCP's.
+		// The image's default, with the Site's servers instead of those from
+		// DHCP.
 		ifaces = []configs.Interface{{Name: "en* eth*", DHCP: true}}
 	}
 	ports := portsOf(ifaces)
@@ -41,8 +42,8 @@ func renderNetwork(cfg *types.Config, n *configs.Network, servicesV4 bool) error
 		addFile(cfg, base+".network", 0o644, text)
 		if len(f.Ports()) > 0 {
 			addFile(cfg, base+"-"+f.Name+".netdev", 0o644, madeDevice(&f))
-			// Without it udev gives a bond and a bridge an address of their own, which no
-			// reservation of a DHCP server knows.
+			// Otherwise udev assigns a new MAC address to a bond or bridge, for
+			// which a DHCP server has no reservation.
 			addFile(cfg, base+"-"+f.Name+".link", 0o644, fmt.Sprintf("%s[Match]\nOriginalName=%s\n\n[Link]\nMACAddressPolicy=none\n", header, f.Name))
 		}
 		for _, port := range f.Ports() {
@@ -80,7 +81,7 @@ func renderNetwork(cfg *types.Config, n *configs.Network, servicesV4 bool) error
 	return nil
 }
 
-// renderWiFi writes wpa_supplicant's files of an interface.
+// renderWiFi renders wpa_supplicant's files for an interface.
 func renderWiFi(cfg *types.Config, f *configs.Interface) error {
 	ca := "/etc/wpa_supplicant/ca-" + f.Name + ".pem"
 	if f.WiFi.CACert != "" {
@@ -97,7 +98,7 @@ func renderWiFi(cfg *types.Config, f *configs.Interface) error {
 	return nil
 }
 
-// renderServers writes the files of resolved and timesyncd.
+// renderServers renders the files of resolved and timesyncd.
 func renderServers(cfg *types.Config, n *configs.Network) {
 	if len(n.DNS) > 0 || len(n.Search) > 0 {
 		text := header + "[Resolve]\n"
@@ -115,7 +116,7 @@ func renderServers(cfg *types.Config, n *configs.Network) {
 	}
 }
 
-// portsOf maps each port to the line that makes it one.
+// portsOf maps each port to the line that adds it to its bond or bridge.
 func portsOf(ifaces []configs.Interface) map[string]string {
 	ports := map[string]string{}
 	for i := range ifaces {
@@ -133,7 +134,7 @@ func portLine(f *configs.Interface) string {
 	return "Bridge=" + f.Name + "\n"
 }
 
-// portFile configures a card that has no item of its own in the Site.
+// portFile renders the file of a card that is listed only as a port.
 func portFile(f *configs.Interface, port string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s[Match]\nName=%s\n", header, port)
@@ -144,7 +145,7 @@ func portFile(f *configs.Interface, port string) string {
 	return b.String()
 }
 
-// madeDevice makes a bond or bridge with the MAC address of a port.
+// madeDevice renders a bond or bridge, which gets the MAC address of a port.
 func madeDevice(f *configs.Interface) string {
 	if f.Bond == nil {
 		return fmt.Sprintf("%s[NetDev]\nName=%s\nKind=bridge\nMACAddress=none\n", header, f.Name)
@@ -154,7 +155,7 @@ func madeDevice(f *configs.Interface) string {
 
 var madeDeviceFile = regexp.MustCompile(`^/etc/systemd/network/20-edgebake-[0-9]+-(.+)\.netdev$`)
 
-// MadeDevice returns the interface that a file of the network settings makes.
+// MadeDevice returns the name of the interface that a .netdev file creates.
 func MadeDevice(file string) (name string, ok bool) {
 	if m := madeDeviceFile.FindStringSubmatch(file); m != nil {
 		return m[1], true
@@ -162,14 +163,14 @@ func MadeDevice(file string) (name string, ok bool) {
 	return "", false
 }
 
-// vlanOf numbers an interface (VLAN -1) and its VLANs.
+// vlanOf returns the key of an interface (VLAN -1) or of one of its VLANs.
 func vlanOf(iface, vlan int) [2]int { return [2]int{iface, vlan} }
 
-// lastResorts returns the routes of last resort, by interface: on the first one with
-// addresses of a family of which nothing gives a default route. Without any route to a
-// Service's address, programs in the network of the host cannot connect to it, although
-// kube-proxy would send them elsewhere. Where the family of Services has a route, the
-// other one needs none.
+// lastResorts returns routes of last resort, by interface. If nothing provides
+// a default route in the family of Services, or in both, the first interface
+// with addresses of the family gets one. Without any route to a Service's
+// address, programs in the host's network cannot connect to it, although
+// kube-proxy would redirect the connection.
 func lastResorts(ifaces []configs.Interface, servicesV4 bool) map[[2]int]string {
 	routes := map[[2]int]string{}
 	n := configs.Network{Interfaces: ifaces}
@@ -187,7 +188,7 @@ func lastResorts(ifaces []configs.Interface, servicesV4 bool) map[[2]int]string 
 	return routes
 }
 
-// firstWith finds the first interface or VLAN with addresses of a family.
+// firstWith returns the first interface or VLAN with addresses of a family.
 func firstWith(ifaces []configs.Interface, v4 bool) (at [2]int, found bool) {
 	for i, f := range ifaces {
 		if f.Addressing().NeedsRoute(v4) {
@@ -212,8 +213,8 @@ func interfaceFile(n *configs.Network, f *configs.Interface, port string, only b
 		fmt.Fprintf(&b, "MACAddress=%s\n", mac)
 	}
 	if f.Name == "" || strings.ContainsAny(f.Name, "*?[!") {
-		// A VLAN and a bridge have the MAC address of their parent, and pods'
-		// interfaces may fit a pattern: only real cards are meant.
+		// VLANs and bridges have the MAC address of their parent, and a pattern
+		// may match pods' interfaces: restrict it to physical cards.
 		b.WriteString("Kind=!*\n")
 	}
 	if loopback, err := path.Match(strings.TrimPrefix(f.Name, "!"), "lo"); err == nil && f.Name != "" && loopback != strings.HasPrefix(f.Name, "!") {
@@ -243,18 +244,18 @@ func interfaceFile(n *configs.Network, f *configs.Interface, port string, only b
 	return b.String()
 }
 
-// withoutCarrier is for what is on the only cable: an edge node keeps its address
-// with the cable out, also through a boot, and its pods and yurthub go on. With two
-// interfaces the dead one must give way. A VLAN has no carrier when its parent has
-// none.
+// withoutCarrier is for the only interface: an edge node keeps its address
+// while the cable is unplugged, even through a reboot, so that its pods and
+// yurthub keep working. With two interfaces the unplugged one must not be used.
+// A VLAN has no carrier if its parent has none.
 const withoutCarrier = "ConfigureWithoutCarrier=yes\nIgnoreCarrierLoss=yes\n"
 
 func isStatic(dhcp bool, addresses []string) bool { return !dhcp && len(addresses) > 0 }
 
-// addressed writes the sections that an interface and a VLAN have in common.
+// addressed renders the sections that interfaces and VLANs have in common.
 type addressed configs.Addressing
 
-// network writes the addressing part of the section Network.
+// network renders the addressing part of the section Network.
 func (a addressed) network(b *strings.Builder, isPort bool) {
 	if a.DHCP {
 		b.WriteString("DHCP=yes\n")
@@ -266,19 +267,20 @@ func (a addressed) network(b *strings.Builder, isPort bool) {
 		fmt.Fprintf(b, "Gateway=%s\n", a.Gateway)
 	}
 	switch {
-	case a.DHCP: // which router advertisements belong to
+	case a.DHCP: // includes router advertisements
 	case len(a.Addresses) == 0 || isPort:
-		// A trunk or a port: only what is built on it speaks.
+		// A trunk or a port: only the interfaces on top of it have addresses.
 		b.WriteString("LinkLocalAddressing=no\nIPv6AcceptRA=no\n")
 	case a.AcceptRA:
 		b.WriteString("IPv6AcceptRA=yes\n")
 	default:
-		// Any machine on the network can send one, and with it routes and DNS servers.
+		// Any machine on the network can send them, with routes and DNS
+		// servers.
 		b.WriteString("IPv6AcceptRA=no\n")
 	}
 }
 
-// ownRoute reports whether the gateway needs what a section Route alone can say.
+// ownRoute reports whether the gateway needs a separate section Route.
 func (a addressed) ownRoute() bool { return a.Metric != 0 || a.onLink() }
 
 func (a addressed) onLink() bool {
@@ -286,7 +288,7 @@ func (a addressed) onLink() bool {
 	return err == nil && !g.IsLinkLocalUnicast() && configs.OnLink(a.Addresses, g)
 }
 
-// gatewayRoute writes the default route where network has not.
+// gatewayRoute renders the default route if it needs a separate section.
 func (a addressed) gatewayRoute(b *strings.Builder) {
 	if a.Gateway == "" || !a.ownRoute() {
 		return
@@ -300,9 +302,10 @@ func (a addressed) gatewayRoute(b *strings.Builder) {
 	}
 }
 
-// learned limits what is taken from DHCP servers and routers. Never the host name: the
-// node's name is the site's. The site's own servers replace theirs, and a lease is
-// requested by MAC address, since the machine ID is new at first boot.
+// learned limits the settings accepted from DHCP servers and routers: never a
+// host name, because the node's name is the Site's. The Site's own servers
+// replace theirs. The lease is requested by MAC address, because the machine ID
+// is new at first boot.
 func (a addressed) learned(b *strings.Builder, n *configs.Network) {
 	var route, use string
 	if a.NoDefaultRoute {
@@ -327,9 +330,9 @@ func (a addressed) learned(b *strings.Builder, n *configs.Network) {
 	}
 }
 
-// wpaFile is wpa_supplicant's configuration for one network. The SSID goes
-// in as hexadecimal digits, which need no quoting; ca is the path of the network's
-// authority.
+// wpaFile renders wpa_supplicant's configuration for one network. The SSID is
+// written in hexadecimal, which needs no quoting; ca is the path of the
+// network's CA certificate.
 func wpaFile(w *configs.WiFi, ca string) (string, error) {
 	var b strings.Builder
 	b.WriteString(header + "ctrl_interface=/run/wpa_supplicant\n")
@@ -339,7 +342,8 @@ func wpaFile(w *configs.WiFi, ca string) (string, error) {
 	fmt.Fprintf(&b, "\nnetwork={\n\tscan_ssid=1\n\tssid=%s\n", hex.EncodeToString([]byte(w.SSID)))
 	switch psk := w.PSK.Reveal(); {
 	case w.EAP != "":
-		// Hexadecimal digits need no quoting. Both methods have MSCHAPv2 inside.
+		// In hexadecimal, which needs no quoting. Both methods use MSCHAPv2
+		// inside.
 		fmt.Fprintf(&b, "\tkey_mgmt=WPA-EAP WPA-EAP-SHA256\n\tieee80211w=1\n\teap=%s\n\tidentity=%x\n\tpassword=%x\n\tphase2=\"auth=MSCHAPV2\"\n",
 			strings.ToUpper(w.EAP), w.Identity, w.Password.Reveal())
 		if w.CACert != "" {
@@ -347,12 +351,12 @@ func wpaFile(w *configs.WiFi, ca string) (string, error) {
 		}
 	case psk == "":
 		b.WriteString("\tkey_mgmt=NONE\n")
-	case len(psk) == 64: // the key itself, which WPA3 cannot use
+	case len(psk) == 64: // the key, which WPA3 cannot use
 		fmt.Fprintf(&b, "\tkey_mgmt=WPA-PSK WPA-PSK-SHA256\n\tpsk=%s\n", psk)
 	default:
-		// A quoted passphrase that holds " and # is cut off at the #, so the
-		// key goes in as it follows from the passphrase (IEEE 802.11, J.4),
-		// and for WPA3 the passphrase in hexadecimal digits.
+		// A quoted passphrase with " and # would be truncated at the #.
+		// Therefore write the key derived from it (IEEE 802.11, J.4), and for
+		// WPA3 the passphrase in hexadecimal.
 		key, err := pbkdf2.Key(sha1.New, psk, []byte(w.SSID), 4096, 32)
 		if err != nil {
 			return "", fmt.Errorf("deriving the key from the passphrase: %w", err)

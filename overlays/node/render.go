@@ -19,7 +19,7 @@ import (
 	"github.com/vincent-petithory/dataurl"
 )
 
-// Render is Config as text.
+// Render returns Config as JSON.
 func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) {
 	cfg, err := Config(site, m, userIgnition)
 	if err != nil {
@@ -28,15 +28,16 @@ func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) 
 	return encode(*cfg)
 }
 
-// Config returns the operating-system settings of a site on a machine as an Ignition
-// config, merged with the site's inline config and then with userIgnition (the slot's
-// config.ign; may be nil). Settings that are in two of them are an error. On the zero
-// Machine a node name that needs a machine is left out.
+// Config returns the operating system settings of a Site on a machine as an
+// Ignition config, merged with the Site's inline config and then with
+// userIgnition (the slot's config.ign; may be nil). Settings that are in two of
+// them are an error. For the zero Machine, a node name that depends on the
+// machine is omitted.
 func Config(site *configs.Site, m Machine, userIgnition []byte) (*types.Config, error) {
 	cfg := types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}
 	name, err := NodeName(site, m)
 	if m.isZero() && strings.Contains(site.NodeName, "{{") {
-		err = nil // what needs a machine was tried on a made-up one with the Site
+		err = nil // the template was validated with the Site
 	}
 	if err != nil {
 		return nil, fmt.Errorf("rendering the Site: %w", err)
@@ -72,13 +73,13 @@ func Config(site *configs.Site, m Machine, userIgnition []byte) (*types.Config, 
 
 const spec35 = "3.5.0"
 
-// specVersion is the oldest that says what cfg says, of the two that matter:
-// Ignition on other systems is often a year behind the newest.
+// specVersion returns the older of two spec versions if it is sufficient for
+// cfg, because Ignition on other systems is often a year old.
 func specVersion(cfg *types.Config) string {
 	special := func(mode *int) bool { return mode != nil && *mode&0o7000 != 0 }
 	if slices.ContainsFunc(cfg.Storage.Files, func(f types.File) bool { return special(f.Mode) }) ||
 		slices.ContainsFunc(cfg.Storage.Directories, func(d types.Directory) bool { return special(d.Mode) }) {
-		return "3.6.0" // before, setuid, setgid and sticky bits were dropped
+		return "3.6.0" // earlier versions drop setuid, setgid and sticky bits
 	}
 	return spec35
 }
@@ -89,7 +90,7 @@ func encode(cfg types.Config) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the Ignition config: %w", err)
 	}
-	// The library's types write every empty section; a person reads this.
+	// The library's types encode every empty section; omit them for readers.
 	var tree any
 	if err := json.Unmarshal(raw, &tree); err != nil {
 		return nil, fmt.Errorf("encoding the Ignition config: %w", err)
@@ -101,7 +102,7 @@ func encode(cfg types.Config) ([]byte, error) {
 	if err := enc.Encode(prune(tree)); err != nil {
 		return nil, fmt.Errorf("encoding the Ignition config: %w", err)
 	}
-	// Each spec's own parser: what the older says need not be translated here.
+	// Validate with the parser of the same spec version.
 	var rep report.Report
 	if cfg.Ignition.Version == spec35 {
 		_, rep, err = ign35.Parse(b.Bytes())
@@ -114,7 +115,7 @@ func encode(cfg types.Config) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// prune drops empty objects and lists.
+// prune removes empty objects and lists.
 func prune(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -173,18 +174,18 @@ func renderUser(u configs.User) types.PasswdUser {
 	return out
 }
 
-// ProxyEnv is the environment of programs that leave the site through its
-// proxy, "NAME=value"; nil without one. The API servers, the VIP and the
-// endpoint are always reached straight.
+// ProxyEnv returns the proxy variables ("NAME=value") of the Site, or nil if it
+// has no proxy. The API servers, the VIP and the endpoint are always reached
+// directly.
 func ProxyEnv(site *configs.Site) []string { return proxyEnv(site, nil) }
 
-// privateNetworks are those whose addresses are nobody's on the internet: RFC 1918,
-// RFC 6598, RFC 4193 and link-local ones.
+// privateNetworks are the networks that are not routed on the internet: RFC
+// 1918, RFC 6598, RFC 4193 and link-local.
 var privateNetworks = []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10"}
 
-// ControlPlaneProxyEnv is ProxyEnv for what kubeadm makes on a control-plane node. The
-// API server reaches kubelets by the addresses of their nodes, which no Site lists, and
-// pods and Services by theirs: none of these requests may go to the proxy.
+// ControlPlaneProxyEnv is ProxyEnv for the control plane's static pods. The API
+// server connects to the addresses of nodes, which are not in the Site, and of
+// pods and Services: these requests must not use the proxy.
 func ControlPlaneProxyEnv(site *configs.Site) []string {
 	return proxyEnv(site, slices.Concat(site.ControlPlane.Documents().Inside(), privateNetworks))
 }
@@ -213,7 +214,8 @@ func renderProxy(cfg *types.Config, site *configs.Site) {
 	if env == nil {
 		return
 	}
-	// systemd shows Environment= to every user, and the proxy may have a login.
+	// systemd shows Environment= to every user, and the proxy's URL may contain
+	// a password.
 	var b strings.Builder
 	b.WriteString(header)
 	for _, e := range env {
@@ -226,8 +228,8 @@ func renderProxy(cfg *types.Config, site *configs.Site) {
 	}
 }
 
-// merge lays a person's config over ours. Ignition's own merge lets the later
-// one win in silence, so what both set is looked for first.
+// merge merges the user's config into ours. In Ignition's own merge the later
+// one silently wins, so conflicts are checked first.
 func merge(cfg types.Config, name string, data []byte) (types.Config, error) {
 	user, _, probs := ignition.Parse(name, data)
 	if probs != nil {
@@ -264,7 +266,7 @@ func userConflicts(ours, theirs []types.PasswdUser) (both []string) {
 		if !ok {
 			continue
 		}
-		// Keys and groups add up; what there is one of does not.
+		// Keys and groups are combined; single values are not.
 		if o.PasswordHash != nil && u.PasswordHash != nil {
 			both = append(both, "user "+u.Name+" has a passwordHash there and in the Site")
 		}
