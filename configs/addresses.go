@@ -14,7 +14,7 @@ import (
 // Subnet is an address of the machine with its network.
 type Subnet struct {
 	netip.Prefix
-	Path string // of the field that sets it
+	Path string // of the field
 }
 
 // Subnets returns the valid addresses of all interfaces and VLANs.
@@ -41,8 +41,8 @@ func (n *Network) UsesDHCP() bool {
 	return len(n.Interfaces) == 0
 }
 
-// validateVIPUse reports fields that contain the VIP, and a VIP inside a network of the
-// site.
+// validateVIPUse reports fields that contain the VIP, and a VIP inside one of
+// the machine's networks.
 func (s *Site) validateVIPUse(probs *Problems) {
 	vip, err := netip.ParseAddr(s.VIP)
 	if err != nil || s.IPVS.Disabled {
@@ -89,8 +89,8 @@ func (s *Site) validateVIPUse(probs *Problems) {
 	}
 }
 
-// validateMasterUse reports API servers whose address is this machine's, or no machine's,
-// in the machine's own networks.
+// validateMasterUse reports API servers in the machine's own networks whose
+// address is that of this machine, or cannot be that of any machine.
 func (s *Site) validateMasterUse(probs *Problems) {
 	subnets := s.Network.Subnets()
 	for i, m := range s.Masters {
@@ -100,7 +100,7 @@ func (s *Site) validateMasterUse(probs *Problems) {
 			continue
 		}
 		if s.NodeType == NodeControlPlane {
-			continue // it is one of them
+			continue // it is one of the API servers
 		}
 		if strings.EqualFold(host, s.NodeName) {
 			probs.Add(path, "%s is the node itself (nodeName), whose name stands for its own address there", host)
@@ -126,7 +126,8 @@ func (s *Site) validateMasterUse(probs *Problems) {
 	}
 }
 
-// validateServerUse reports servers whose address is this machine's, or no machine's.
+// validateServerUse reports servers whose address is that of this machine, or
+// of no machine.
 func (s *Site) validateServerUse(probs *Problems) {
 	subnets := s.Network.Subnets()
 	nobody := func(path, host string) {
@@ -178,9 +179,9 @@ func (s *Site) validateServerUse(probs *Problems) {
 	}
 }
 
-// OtherAddress returns the first static address of the other family on the interface that
-// has the address own; zero: there is none. Addresses from DHCP or a router do not count:
-// kubelet needs its --node-ip to stay on the machine.
+// OtherAddress returns the first static address of the other family on the
+// interface with the address own, or the zero Addr. Addresses from DHCP or a
+// router do not count, because kubelet's --node-ip must not change.
 func (n Network) OtherAddress(own netip.Addr) netip.Addr {
 	for _, addressing := range n.addressings() {
 		has, other := false, netip.Addr{}
@@ -202,8 +203,8 @@ func (n Network) OtherAddress(own netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// BothAddresses returns an address of a node and its OtherAddress, separated by a comma;
-// empty: there is no other address.
+// BothAddresses returns an address of a node and its OtherAddress, separated by
+// a comma, or "" if there is no other address.
 func (n Network) BothAddresses(own string) string {
 	addr, err := netip.ParseAddr(own)
 	if err != nil {

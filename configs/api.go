@@ -4,7 +4,7 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// The engine's types, under the names that those who read documents use.
+// Types of package strict, for readers of documents.
 type (
 	Problem    = strict.Problem
 	Problems   = strict.Problems
@@ -12,22 +12,22 @@ type (
 	Secret     = strict.Secret
 )
 
-// Mask stands for every Secret that is printed.
+// Mask is printed instead of a Secret.
 const Mask = strict.Mask
 
-// NewSecret hides s.
+// NewSecret returns a Secret with the value s.
 func NewSecret(s string) Secret { return strict.NewSecret(s) }
 
-// FileName returns a file's name for people: "-" is standard input.
+// FileName returns a file's name for messages; "-" is standard input.
 func FileName(name string) string { return strict.FileName(name) }
 
 // DidYouMean suggests one of the known names for an unknown one, as the end of a message.
 func DidYouMean(name string, known []string) string { return strict.DidYouMean(name, known) }
 
-// repeats are the texts that a list had so far.
+// repeats is the set of texts that occurred in a list.
 type repeats map[string]bool
 
-// again reports whether a text was there before.
+// again reports whether text occurred before, and adds it.
 func (r repeats) again(text string) bool {
 	was := r[text]
 	r[text] = true

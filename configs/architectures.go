@@ -12,14 +12,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// fieldArch may have one value or a list of them.
+// fieldArch may have one value or a list.
 const fieldArch = "arch"
 
 // Architectures returns the architectures that images can be built for, as Go names them.
 func Architectures() []string { return []string{"amd64", "arm64"} }
 
-// ParseImages reads an Image document and returns one Image for each architecture in archs,
-// or in the field arch if archs is empty. A problem that several have is reported once.
+// ParseImages parses an Image document and returns one Image per architecture:
+// those in archs, or if that is empty, those in the field arch. A problem of
+// several Images is reported once.
 func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -28,7 +29,7 @@ func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 	return d.Images(archs...)
 }
 
-// Images is ParseImages for a document that has been read.
+// Images is like ParseImages for a document that was read before.
 func (d *Document) Images(archs ...string) ([]*Image, error) {
 	doc := d.Document
 	if doc.Kind != KindImage {
@@ -42,7 +43,7 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 	var all Problems
 	for i, n := range nodes {
 		one := doc
-		if i > 0 { // decoding leaves its marks on it
+		if i > 0 { // decoding modifies the tree
 			one, _ = strict.Read(doc.File, d.Data, documentForm)
 		}
 		if n != nil {
@@ -72,7 +73,7 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 	return images, nil
 }
 
-// sharedDigests reports digests that are given for two different files.
+// sharedDigests reports a digest that is given for two different files.
 func sharedDigests(a, b *Image) (probs Problems) {
 	check := func(path string, a, b *FileSource) {
 		if a != nil && b != nil && (a.File != b.File || a.URL != b.URL) && a.SHA256 != "" && a.SHA256 == b.SHA256 {
@@ -105,8 +106,9 @@ func ListedArchitectures(data []byte) []string {
 	return []string{Architectures()[0]} // the default
 }
 
-// architectures returns the value of arch for each image: the given ones at the place of
-// the field, or those of the document (nil: the default).
+// architectures returns the value of the field arch for each Image: the given
+// ones, at the position of the field, or those of the document (nil means the
+// default).
 func architectures(doc *strict.Document, given []string) ([]*yaml.Node, error) {
 	n := yamltree.Get(doc.Root, fieldArch)
 	if len(given) > 0 {
@@ -142,7 +144,7 @@ func architectures(doc *strict.Document, given []string) ([]*yaml.Node, error) {
 	return nodes, doc.Probs.Err()
 }
 
-// archInPath stands for the architecture in the fields with the tag path.
+// archInPath stands for the architecture in fields with the tag path.
 const archInPath = "{arch}"
 
 // expandPaths replaces {arch} in paths.

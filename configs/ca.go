@@ -10,11 +10,12 @@ import (
 	"github.com/edgebake/edgebake/configs/forms"
 )
 
-// CAPins returns the accepted hashes of the cluster's CA: caCertHashes, and those of the
-// certificates in caCert. If there are none, the node joins any cluster that answers.
+// CAPins returns the accepted hashes of the cluster's CA: caCertHashes and
+// those of the certificates in caCert. If there are none, the node joins any
+// cluster.
 func (s *Site) CAPins() []string {
 	pins := slices.Clone(s.CACertHashes)
-	certs, _ := forms.ParseCA(s.CACert) // a valid Site has good ones, or none
+	certs, _ := forms.ParseCA(s.CACert) // a valid Site has valid ones or none
 	for _, c := range certs {
 		if pin := caPin(c); !slices.ContainsFunc(pins, func(p string) bool { return strings.EqualFold(p, pin) }) {
 			pins = append(pins, pin)
@@ -28,7 +29,8 @@ func caPin(c *x509.Certificate) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// validateCA checks caCert and caFile. Only the edgebake command (atDesk) reads caFile.
+// validateCA validates caCert and caFile. Only the edgebake command (atDesk)
+// reads caFile.
 func (s *Site) validateCA(atDesk bool, probs *Problems) {
 	switch {
 	case s.CACert != "" && s.CAFile != "":

@@ -15,7 +15,8 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// FieldChecks are the functions that the tag check names. Those of secrets quote nothing.
+// FieldChecks are the functions of the tag check. Those for secrets do not
+// quote the value.
 var FieldChecks = strict.Checks{
 	"imageName":       matching(imageName, "is not an image's name: lower-case letters, digits, -, _ and ., at most 63, with a letter or digit at both ends"),
 	"suite":           matching(suiteName, "is not the name of a suite, as trixie"),
@@ -71,7 +72,8 @@ var FieldChecks = strict.Checks{
 	"endpoint":     badEndpoint,
 }
 
-// matching returns a check for a pattern; words follow the quoted value.
+// matching returns a check for a pattern; words follow the quoted value in its
+// message.
 func matching(form *regexp.Regexp, words string) func(string) string {
 	return func(s string) string {
 		if form.MatchString(s) {
@@ -197,7 +199,7 @@ func badMAC(s string) string {
 	return ""
 }
 
-// badCardMAC is badMAC for a network card in a form that systemd reads too.
+// badCardMAC is badMAC for an address that systemd must be able to parse.
 func badCardMAC(s string) string {
 	if _, err := net.ParseMAC(s); err != nil {
 		return fmt.Sprintf("%q is not the MAC address of an interface, as 52:54:00:12:34:56", strict.Shorten(s))
@@ -205,7 +207,7 @@ func badCardMAC(s string) string {
 	return badMAC(s)
 }
 
-// badPSK checks a passphrase or key of IEEE 802.11.
+// badPSK checks a passphrase or a key of IEEE 802.11.
 func badPSK(s string) string {
 	if !pskHex.MatchString(s) && (len(s) < 8 || len(s) > 63 || strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r > 0x7e })) {
 		return "must be 8 to 63 printable ASCII characters, or 64 hexadecimal digits"
@@ -272,7 +274,8 @@ func badJoinPhase(s string) string {
 	return matching(skipPhase, "is not the name of a phase of kubeadm join, e.g. preflight or kubelet-wait-bootstrap")(s)
 }
 
-// oneWord reports whether s can be an item of a list that a command line joins with commas.
+// oneWord reports whether s can be an item of a comma-separated list on a
+// command line.
 func oneWord(s string) bool {
 	return s != "" && !strings.ContainsFunc(s, func(r rune) bool { return r == ',' || unicode.IsSpace(r) || unicode.IsControl(r) })
 }

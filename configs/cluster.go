@@ -4,8 +4,9 @@ import (
 	"net"
 )
 
-// apiServerPort is the port of the first API server: the endpoint's. A VIP can
-// stand for API servers on different ports, but has only one itself.
+// apiServerPort returns the port of the first API server, which is also that of
+// the endpoint. The VIP can forward to API servers on different ports, but has
+// only one port itself.
 func (s *Site) apiServerPort() string {
 	_, port, err := net.SplitHostPort(s.Masters[0])
 	if err != nil {
@@ -14,16 +15,17 @@ func (s *Site) apiServerPort() string {
 	return port
 }
 
-// EndpointHostPort is the endpoint as clients address it, "name:port"; of a
-// valid Site.
+// EndpointHostPort returns the endpoint as "name:port". The Site must be valid.
 func (s *Site) EndpointHostPort() string { return net.JoinHostPort(s.Endpoint, s.apiServerPort()) }
 
-// EndpointURL is the endpoint as a kubeconfig names it; of a valid Site.
+// EndpointURL returns the endpoint's URL for a kubeconfig. The Site must be
+// valid.
 func (s *Site) EndpointURL() string { return "https://" + s.EndpointHostPort() }
 
-// VIPHostPort is the virtual server's address, "10.103.97.2:6443"; of a
-// valid Site.
+// VIPHostPort returns the virtual server's address, for example
+// "10.103.97.2:6443". The Site must be valid.
 func (s *Site) VIPHostPort() string { return net.JoinHostPort(s.VIP, s.apiServerPort()) }
 
-// OpenYurt reports whether the node stands behind yurthub.
+// OpenYurt reports whether the node is an OpenYurt node, whose kubelet uses
+// yurthub.
 func (s *Site) OpenYurt() bool { return s.NodeType == NodeEdge || s.NodeType == NodeCloud }

@@ -48,13 +48,14 @@ type SiteControlPlane struct {
 	Kubeadm string `yaml:"kubeadm" json:"kubeadm" text:"lines"`
 }
 
-// Documents returns kubeadm's documents for this machine; of a valid Site.
+// Documents returns kubeadm's documents for this machine. The Site must be
+// valid.
 func (c *SiteControlPlane) Documents() kubeadm.Documents {
 	docs, _ := kubeadm.ReadText(c.Kubeadm)
 	return docs
 }
 
-// SaidAt is when continueFrom was said; of a valid Site.
+// SaidAt returns Said as a time. The Site must be valid.
 func (c *SiteControlPlane) SaidAt() time.Time {
 	t, _ := time.Parse(time.RFC3339, c.Said)
 	return t
@@ -96,7 +97,7 @@ type KeyPair struct {
 	Key Secret `yaml:"key" json:"key"`
 }
 
-// Secrets returns all secrets among the keys.
+// Secrets returns all secrets in the keys.
 func (k *ClusterKeys) Secrets() []Secret {
 	return []Secret{k.CA.Key, k.EtcdCA.Key, k.FrontProxyCA.Key, k.ServiceAccount, k.Objects, k.Manifests}
 }
@@ -107,12 +108,12 @@ const (
 	EtcdClientPort = "2379"
 )
 
-// PeerURL is the URL at which the other members reach this one's etcd.
+// PeerURL returns the URL of this member's etcd for the other members.
 func (m ControlPlaneMember) PeerURL() string {
 	return "https://" + net.JoinHostPort(m.Address, EtcdPeerPort)
 }
 
-// Self returns this machine's entry among the members of a valid Site.
+// Self returns this machine's entry in the members of a valid Site.
 func (s *Site) Self() ControlPlaneMember {
 	for _, m := range s.ControlPlane.Members {
 		if m.Name == s.NodeName {
@@ -122,7 +123,8 @@ func (s *Site) Self() ControlPlaneMember {
 	panic("BUG: the member of a Site that was not validated")
 }
 
-// Birth is BirthUntil as a time; zero: the cluster cannot be born with this Site.
+// Birth returns BirthUntil as a time, or zero if the cluster cannot be
+// initialized with this Site.
 func (c *SiteControlPlane) Birth() time.Time {
 	t, err := time.Parse(time.RFC3339, c.BirthUntil)
 	if err != nil {
@@ -131,8 +133,8 @@ func (c *SiteControlPlane) Birth() time.Time {
 	return t
 }
 
-// validateControlPlane checks the fields for control-plane nodes, and that no other node
-// has them.
+// validateControlPlane validates the fields for control-plane nodes, and that
+// other nodes do not have them.
 func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 	if s.NodeType != NodeControlPlane {
 		if s.ControlPlane != nil {
@@ -177,7 +179,7 @@ func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 	}
 }
 
-// validateLostMembers checks the fields about members that are absent or lost.
+// validateLostMembers validates the fields about absent or lost members.
 func (s *Site) validateLostMembers(probs *Problems) {
 	c := s.ControlPlane
 	member := func(name string) bool {
@@ -245,7 +247,8 @@ func hostOf(hostPort string) string {
 	return host
 }
 
-// validateKubeadmDocuments checks kubeadm's documents, and that they agree with the Site.
+// validateKubeadmDocuments validates kubeadm's documents, and that they agree
+// with the Site.
 func (s *Site) validateKubeadmDocuments(probs *Problems) {
 	const path = "controlPlane.kubeadm"
 	docs, bad := kubeadm.ReadText(s.ControlPlane.Kubeadm)
@@ -287,24 +290,24 @@ func (s *Site) validateKubeadmDocuments(probs *Problems) {
 	}
 }
 
-// EtcdDataDir is the data directory of etcd.
+// EtcdDataDir is etcd's data directory.
 const EtcdDataDir = "/var/lib/etcd"
 
 // KubernetesCA is the Base of the CA that all members of a cluster trust.
 const KubernetesCA = "ca"
 
-// ClusterCA is one of a cluster's certificate authorities.
+// ClusterCA is one of a cluster's CAs.
 type ClusterCA struct {
-	// Base is the name of its files in kubeadm's directory of certificates, without .crt
-	// or .key.
+	// Base is the path of its files, without .crt or .key, in kubeadm's
+	// directory of certificates.
 	Base string
-	Name string // its subject, as kubeadm has it
-	// Of returns its pair among a cluster's keys.
+	Name string // common name, as in kubeadm
+	// Of returns its pair in a cluster's keys.
 	Of    func(*ClusterKeys) *KeyPair
 	field string // of ClusterKeys
 }
 
-// ClusterCAs returns all of them.
+// ClusterCAs returns all CAs of a cluster.
 func ClusterCAs() []ClusterCA {
 	return []ClusterCA{
 		{KubernetesCA, "kubernetes", func(k *ClusterKeys) *KeyPair { return &k.CA }, "ca"},
@@ -313,8 +316,8 @@ func ClusterCAs() []ClusterCA {
 	}
 }
 
-// validate checks that each key fits its certificate, and that the cluster's CA is the one
-// that the Site pins.
+// validate checks that each key matches its certificate, and that the Site pins
+// the cluster's CA.
 func (k *ClusterKeys) validate(s *Site, probs *Problems) {
 	pins, field := s.CACertHashes, "caCertHashes"
 	if len(pins) == 0 {

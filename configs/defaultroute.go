@@ -2,15 +2,15 @@ package configs
 
 import "net/netip"
 
-// ServicesAreV4 reports whether the cluster's Services have IPv4 addresses, as far as the
-// family of the VIP tells.
+// ServicesAreV4 reports whether the cluster's Services are assumed to have IPv4
+// addresses, which is the case if the VIP does.
 func (s *Site) ServicesAreV4() bool {
 	vip, err := netip.ParseAddr(s.VIP)
 	return err != nil || vip.Is4()
 }
 
-// GivesDefaultRoute reports whether something may give a default route of a family: a
-// gateway, a route, DHCP or router advertisements.
+// GivesDefaultRoute reports whether a gateway, a route, DHCP or router
+// advertisements may provide a default route of a family.
 func (n *Network) GivesDefaultRoute(v4 bool) bool {
 	for _, a := range n.addressings() {
 		g, err := netip.ParseAddr(a.Gateway)
@@ -28,11 +28,12 @@ func (n *Network) GivesDefaultRoute(v4 bool) bool {
 	return false
 }
 
-// learns reports whether others may give the interface addresses and routes of a family.
+// learns reports whether DHCP or a router may provide addresses and routes of a
+// family.
 func (a Addressing) learns(v4 bool) bool { return a.DHCP || a.AcceptRA && !v4 }
 
-// NeedsRoute reports whether the interface has addresses of a family, of which none brings
-// a default route by itself.
+// NeedsRoute reports whether the interface has addresses of a family that come
+// without a default route.
 func (a Addressing) NeedsRoute(v4 bool) bool {
 	if v4 && a.DHCP && a.NoDefaultRoute {
 		return true

@@ -4,15 +4,15 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// Locate returns the position of a field of a document, or of the nearest value around
-// it. Line and column are 0 if data is not a document.
+// Locate returns the position of a field of a document, or of the nearest value
+// around it; 0, 0 if data is not a document.
 func Locate(name string, data []byte, path string) (line, col int) {
 	at := located(name, data).Find(path)
 	return at.Line, at.Col
 }
 
-// LocateSite adds their positions to problems of a Site that were found by comparing it
-// with an image or a cluster.
+// LocateSite sets the positions of problems of a Site that were found by
+// comparing it with an image or a cluster.
 func LocateSite(name string, data []byte, probs Problems) Problems {
 	doc := located(name, data)
 	for i := range probs {
@@ -23,8 +23,9 @@ func LocateSite(name string, data []byte, probs Problems) Problems {
 	return probs
 }
 
-// LocateInventory does so for an Inventory; sites[i] are the problems of its i-th site.
-// A problem of a field that only defaults set is reported there, once for all sites.
+// LocateInventory does the same for an Inventory; sites[i] are the problems of
+// its i-th site. A problem of a field that only defaults sets is reported
+// there, once for all sites.
 func LocateInventory(name string, data []byte, sites []Problems) Problems {
 	r := inventoryReport{doc: located(name, data)}
 	for i, probs := range sites {
@@ -37,7 +38,7 @@ func LocateInventory(name string, data []byte, sites []Problems) Problems {
 	return r.doc.Probs
 }
 
-// located returns a document that was read before.
+// located reads a document that was read before without errors.
 func located(name string, data []byte) *strict.Document {
 	doc, probs := strict.Read(name, data, documentForm)
 	if probs != nil {

@@ -12,12 +12,12 @@ import (
 
 var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// IsZero reports whether nothing is to be matched.
+// IsZero reports whether the match is empty.
 func (m Match) IsZero() bool {
 	return len(m.MACs) == 0 && m.Serial == "" && m.UUID == "" && m.AssetTag == ""
 }
 
-// String names the machine, for messages.
+// String describes the machine, for messages.
 func (m Match) String() string {
 	var all []string
 	for _, k := range m.Keys() {
@@ -26,7 +26,7 @@ func (m Match) String() string {
 	return strings.Join(all, ", ")
 }
 
-// Keys returns the members of the match, in a form that is equal for equal members.
+// Keys returns the members of the match, normalized.
 func (m Match) Keys() []MatchKey {
 	var out []MatchKey
 	for i, mac := range m.MACs {
@@ -44,8 +44,8 @@ func (m Match) Keys() []MatchKey {
 	return out
 }
 
-// unseen returns the first character of s that screens do not show; 0: there is none. Text
-// copied from web pages and spreadsheets contains such characters.
+// unseen returns the first character of s that screens do not show, or 0. Text
+// copied from web pages and spreadsheets may contain such characters.
 func unseen(s string) rune {
 	for _, r := range strings.TrimSpace(s) {
 		if !unicode.IsPrint(r) {
@@ -55,7 +55,7 @@ func unseen(s string) rune {
 	return 0
 }
 
-// MatchKey is a member of a match, and its field.
+// MatchKey is a member of a match and its field.
 type MatchKey struct{ Field, Key string }
 
 // Validate reports the problems of the match at path.

@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// NodeSubnets returns the CIDRs of nodeIP, at most one of each family.
+// NodeSubnets returns the CIDRs in nodeIP, at most one per family.
 func (s *Site) NodeSubnets() []netip.Prefix {
 	subnets, _ := parseNodeSubnets(s.NodeIP)
 	return subnets
@@ -21,8 +21,8 @@ func badNodeSubnets(s string) string {
 	return bad
 }
 
-// parseNodeSubnets reads a CIDR or an address, or one of each family separated by a comma;
-// bad says what is wrong.
+// parseNodeSubnets parses a CIDR or an address, or one per family separated by
+// a comma. bad is the problem, or "".
 func parseNodeSubnets(s string) (subnets []netip.Prefix, bad string) {
 	if s == "" {
 		return nil, ""
@@ -51,8 +51,9 @@ func parseNodeSubnets(s string) (subnets []netip.Prefix, bad string) {
 	return subnets, ""
 }
 
-// validateNodeIP reports a nodeIP that no address of this machine can lie in. Addresses
-// are known where all of them are static and no Ignition config can add others.
+// validateNodeIP reports a nodeIP that no address of this machine matches. It
+// checks addresses only if all are static and no Ignition config can add
+// others.
 func (s *Site) validateNodeIP(probs *Problems) {
 	subnets := s.NodeSubnets()
 	if len(subnets) == 0 {
@@ -68,7 +69,7 @@ func (s *Site) validateNodeIP(probs *Problems) {
 		return
 	}
 	var own []netip.Addr
-	learned := map[bool]bool{} // families (IPv4: true) that others give addresses of
+	learned := map[bool]bool{} // families (IPv4: true) with addresses from DHCP or a router
 	for _, a := range s.Network.addressings() {
 		learned[true] = learned[true] || a.DHCP
 		learned[false] = learned[false] || a.DHCP || a.AcceptRA

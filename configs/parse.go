@@ -8,7 +8,8 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// Version is the version of all documents; APIVersion is the value of their first field.
+// Version is the version of all documents; APIVersion is the value of their
+// field apiVersion.
 const (
 	Version    = "v1alpha1"
 	APIVersion = "edgebake.io/" + Version
@@ -32,7 +33,7 @@ var documentForm = &strict.Form{
 	KindHint:   "; an Image describes what is baked, a Site what is stamped, an Inventory many Sites, a Cluster what is minted",
 }
 
-// limits bounds the work for documents from sticks, which may be a stranger's.
+// limits limits the cost of untrusted documents from sticks.
 func limits(kind string) strict.Limits {
 	switch kind {
 	case KindInventory:
@@ -43,7 +44,7 @@ func limits(kind string) strict.Limits {
 	return strict.DefaultLimits
 }
 
-// ParseSite reads a Site as a person writes it. The error is Problems.
+// ParseSite parses a Site as a person writes it. The error is Problems.
 func ParseSite(name string, data []byte) (*Site, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -52,7 +53,8 @@ func ParseSite(name string, data []byte) (*Site, error) {
 	return d.Site(Secret{}, false)
 }
 
-// ParsePublicSite is ParseSite for a Site whose credentials may be missing.
+// ParsePublicSite is like ParseSite for a Site whose credentials may be
+// missing.
 func ParsePublicSite(name string, data []byte) (*Site, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -65,16 +67,19 @@ func ParsePublicSite(name string, data []byte) (*Site, error) {
 	return site, nil
 }
 
-// ErrGivenToken: a token that was given beside the document is not one.
+// ErrGivenToken means that a token given separately from the document is
+// invalid.
 var ErrGivenToken = errors.New("the given token is not a bootstrap token: " + forms.TokenWords + " (`kubeadm token create` makes one)")
 
-// Document is a document whose YAML and kind have been read. It is decoded once.
+// Document is a document whose YAML and kind have been read. It can be decoded
+// once.
 type Document struct {
 	*strict.Document
-	Data []byte // what was read
+	Data []byte // the input
 }
 
-// Read parses a document and checks its version and kind. The error is Problems.
+// Read parses the YAML of a document and checks its version and kind. The error
+// is Problems.
 func Read(name string, data []byte) (*Document, error) {
 	doc, probs := strict.Read(name, data, documentForm)
 	if probs != nil {
@@ -83,8 +88,8 @@ func Read(name string, data []byte) (*Document, error) {
 	return &Document{doc, data}, nil
 }
 
-// Site decodes and validates a Site. If token is set, it becomes the Site's unless the Site
-// has one; with forced, also then.
+// Site decodes and validates a Site. If the Site has no token, or if forced is
+// set, it gets token, unless that is zero.
 func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 	site := new(Site)
 	var bad error
@@ -93,7 +98,7 @@ func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 			return site.Validate()
 		}
 		if !forms.Token.MatchString(token.Reveal()) {
-			bad, site.Credentials = ErrGivenToken, Credentials{} // the document is not what has it
+			bad, site.Credentials = ErrGivenToken, Credentials{} // the error is not in the document
 			return site.validate(false)
 		}
 		site.Credentials = Credentials{Token: token}
@@ -105,7 +110,8 @@ func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 	return site, nil
 }
 
-// Inventory decodes and validates an Inventory, whose Sites get the token as in Site.
+// Inventory decodes and validates an Inventory; token and forced are as in
+// Site.
 func (d *Document) Inventory(token Secret, forced bool) (*Inventory, error) {
 	inv, err := parseInventory(d.Document, token.IsZero())
 	if err != nil || token.IsZero() {

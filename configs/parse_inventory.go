@@ -16,16 +16,17 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// mergedInventory is an Inventory as a person has written it. It is encoded from this: a
-// field that is set to false or removed cannot be told from an empty one in a Site.
+// mergedInventory is an Inventory as the user wrote it. It is needed for
+// encoding, because in a Site a field that is set to false or removed looks
+// like an empty one.
 type mergedInventory struct {
 	name     string
 	defaults *yaml.Node
 	sites    []*yaml.Node
 }
 
-// ParseInventory reads an Inventory. Each of its Sites is complete and valid. The error is
-// Problems; those of defaults are reported once.
+// ParseInventory parses an Inventory. Each of its Sites is complete and valid.
+// The error is Problems; those of defaults are reported once.
 func ParseInventory(name string, data []byte) (*Inventory, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -34,7 +35,7 @@ func ParseInventory(name string, data []byte) (*Inventory, error) {
 	return d.Inventory(Secret{}, false)
 }
 
-// setToken sets the token of the sites that have none; with forced, of all.
+// setToken sets the token of the sites without one; with forced, of all.
 func (inv *Inventory) setToken(token Secret, forced bool) {
 	m := inv.merged
 	credentials := yamltree.Mapping()
@@ -59,7 +60,8 @@ func (inv *Inventory) setToken(token Secret, forced bool) {
 	}
 }
 
-// ParsePublicInventory is ParseInventory for Sites whose credentials may be missing.
+// ParsePublicInventory is like ParseInventory for Sites whose credentials may
+// be missing.
 func ParsePublicInventory(name string, data []byte) (*Inventory, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -68,7 +70,8 @@ func ParsePublicInventory(name string, data []byte) (*Inventory, error) {
 	return parseInventory(d.Document, false)
 }
 
-// ParseWholeInventory is ParsePublicInventory, and reports all problems, however many.
+// ParseWholeInventory is like ParsePublicInventory, but reports all problems
+// without a limit.
 func ParseWholeInventory(name string, data []byte) (*Inventory, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -130,8 +133,8 @@ func (inv *Inventory) merge(doc *strict.Document) {
 	}
 }
 
-// DefaultSpread is the default of spreadSeconds for a Site of that many: a hundred machines
-// a second. 0: the minimum is enough.
+// DefaultSpread returns the default of spreadSeconds for a number of Sites: a
+// hundred machines per second. 0 means that the minimum is sufficient.
 func DefaultSpread(sites int) int {
 	if seconds := sites / 100; time.Duration(seconds)*time.Second > ondisk.BootSpread {
 		return min(seconds, 600)
@@ -143,13 +146,14 @@ func DefaultSpread(sites int) int {
 func (m *mergedInventory) site(i int) Site {
 	node := mergeNodes("", yamltree.Without(m.defaults, "apiVersion", "kind", "match"), yamltree.Without(m.sites[i], "name", "match"))
 	var s Site
-	// Problems of decoding were reported with the Inventory's own.
+	// Problems of decoding have been reported for the Inventory.
 	strict.New("", node, limits(KindInventory)).DecodeInto(&s)
 	s.APIVersion, s.Kind = APIVersion, KindSite
 	return s
 }
 
-// setDefaults sets the fields that neither the site nor the Inventory's defaults set.
+// setDefaults sets the fields that neither the site nor the Inventory's
+// defaults set.
 func (s *InventorySite) setDefaults() {
 	if s.Name == "" && !strings.Contains(s.NodeName, "{{") {
 		s.Name = strings.ToLower(s.NodeName)
@@ -160,8 +164,8 @@ func (s *InventorySite) setDefaults() {
 	strict.ApplyDefaults(&s.Site)
 }
 
-// choices are groups of alternative fields: a site that sets one of a group does not get
-// the others from defaults.
+// choices are groups of alternative fields: a site that sets one of a group
+// does not inherit the others from defaults.
 func choices() [][]string {
 	return [][]string{
 		{"caCertHashes", "caCert", "caFile", "unsafeSkipCAVerification"},
@@ -169,7 +173,8 @@ func choices() [][]string {
 	}
 }
 
-// mergeNodes merges over into base, as the documentation of Inventory describes.
+// mergeNodes merges over into base, as described in the documentation of
+// Inventory.
 func mergeNodes(path string, base, over *yaml.Node) *yaml.Node {
 	gone := map[string]bool{}
 	own := map[string]*yaml.Node{}
@@ -211,7 +216,7 @@ func mergeNodes(path string, base, over *yaml.Node) *yaml.Node {
 type inventoryReport struct {
 	doc       *strict.Document
 	undecoded Problems
-	shared    map[Problem][]int // without position: of which sites
+	shared    map[Problem][]int // problems without position: the sites that have them
 	order     []Problem
 }
 
@@ -231,8 +236,8 @@ func under(path string, p Problem) Problem {
 	return p
 }
 
-// of reports a problem of the i-th Site: in the site if the site sets the field, otherwise
-// in defaults, once for all sites.
+// of reports a problem of the i-th Site: in the site if the site sets the
+// field, otherwise in defaults, once for all sites.
 func (r *inventoryReport) of(i int, p Problem) {
 	own := fmt.Sprintf("sites[%d]", i)
 	for path := p.Path; path != ""; path = parent(path) {
@@ -280,12 +285,13 @@ func parent(path string) string {
 
 var siteName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 
-// validate reports the problems of the sites, and values that only one of them can have.
+// validate reports the problems of the sites, and values that two sites have
+// but only one can.
 func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 	if len(inv.Sites) == 0 {
 		r.at("sites", "needs at least one Site: - name: shop-1, with match: and what differs from defaults")
 	}
-	once := map[string]string{} // what only one can have -> which site has it
+	once := map[string]string{} // value that only one site can have -> the site that has it
 	claim := func(i int, path, what, key string) {
 		at := inv.label(i)
 		if first, taken := once[key]; taken && first != at {
@@ -304,7 +310,7 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 		for _, k := range s.Match.Keys() {
 			claim(i, k.Field, k.Key, k.Key)
 		}
-		// A node name that follows from a name which is taken is not a second problem.
+		// A node name derived from a duplicate name is not a second problem.
 		if (s.NodeName != s.Name || once["name "+s.Name] == inv.label(i)) && !(shared && yamltree.Get(inv.merged.sites[i], "nodeName") == nil) {
 			inv.claimNodeName(i, claim)
 		}
@@ -317,7 +323,7 @@ func (s *InventorySite) hasSiteName() bool {
 	return siteName.MatchString(s.Name) && len(s.Name) <= 63 && !strings.Contains(s.Name, "..")
 }
 
-// validateSite reports the problems of the i-th site by itself.
+// validateSite reports the problems of the i-th site itself.
 func (inv *Inventory) validateSite(i int, credentials bool, r *inventoryReport) {
 	s := &inv.Sites[i]
 	own := fmt.Sprintf("sites[%d]", i)
@@ -336,14 +342,15 @@ func (inv *Inventory) validateSite(i int, credentials bool, r *inventoryReport) 
 		r.at(own+".nodeType", "control-plane nodes have Sites of their own: every machine that is stamped with the Inventory would have the cluster's keys")
 	}
 	for _, p := range s.validate(credentials) {
-		// A node name that follows from a name which is wrong is not a second problem.
+		// A node name derived from an invalid name is not a second problem.
 		if p.Path != "nodeName" || s.NodeName != s.Name || siteName.MatchString(s.Name) && len(s.Name) <= 63 {
 			r.of(i, p)
 		}
 	}
 }
 
-// claimer notes what only one machine can have.
+// claimer records a value that only one machine can have, or reports a
+// duplicate.
 type claimer func(i int, path, what, key string)
 
 func (inv *Inventory) claimNodeName(i int, claim claimer) {
@@ -354,8 +361,8 @@ func (inv *Inventory) claimNodeName(i int, claim claimer) {
 	claim(i, "nodeName", "the node name "+name, "node "+strings.ToLower(name))
 }
 
-// sharedNodeName reports a node name that defaults give to several sites; the
-// sites then need not be told of it.
+// sharedNodeName reports a node name in defaults that several sites inherit; it
+// is then not reported for each of them.
 func (inv *Inventory) sharedNodeName(r *inventoryReport) bool {
 	given := yamltree.Get(inv.merged.defaults, "nodeName")
 	if given == nil || given.Value == "" || strings.Contains(given.Value, "{{") {
@@ -374,8 +381,8 @@ func (inv *Inventory) sharedNodeName(r *inventoryReport) bool {
 	return true
 }
 
-// claimNetwork notes the network cards and addresses of a site. Places that are
-// alike may have equal addresses; a node pool is one place.
+// claimNetwork claims the network cards and addresses of a site. Sites of
+// different node pools may have equal addresses.
 func (inv *Inventory) claimNetwork(i int, claim claimer) {
 	s := &inv.Sites[i].Site
 	for j, f := range s.Network.Interfaces {
@@ -399,7 +406,7 @@ func addressOf(a netip.Addr, pool string) string {
 	return fmt.Sprintf("address %s in node pool %s", a, pool)
 }
 
-// label names a site for people.
+// label returns the name of a site for messages.
 func (inv *Inventory) label(i int) string {
 	if name := inv.Sites[i].Name; name != "" {
 		return fmt.Sprintf("sites[%d] (%s)", i, strict.Shorten(name))
@@ -407,9 +414,9 @@ func (inv *Inventory) label(i int) string {
 	return fmt.Sprintf("sites[%d]", i)
 }
 
-// InlineFiles puts the contents of the files that the Inventory names, caFile
-// and ignitionFile, into it: read gets a field's path in the document and the
-// path that stands there. On a machine there are no such files.
+// InlineFiles replaces caFile and ignitionFile by the contents of the files,
+// because they do not exist on the machine. read gets the path of a field in
+// the document and the path of its file.
 func (inv *Inventory) InlineFiles(read func(field, path string) (string, error)) error {
 	var errs []error
 	changed := false
@@ -448,8 +455,8 @@ func (m *mergedInventory) root() *yaml.Node {
 	return yamltree.Mapping("apiVersion", yamltree.Quoted(APIVersion), "kind", yamltree.Quoted(KindInventory), "defaults", m.defaults, "sites", yamltree.List(m.sites...))
 }
 
-// EncodeSlotInventory is the Inventory as stamping writes it into a slot, with
-// its secrets; the bytes depend on what it says alone.
+// EncodeSlotInventory encodes the Inventory for a slot, with its secrets. The
+// result depends only on its content.
 func EncodeSlotInventory(inv *Inventory) ([]byte, error) {
 	root := yamltree.Mapping("apiVersion", yamltree.Quoted(APIVersion), "kind", yamltree.Quoted(KindInventory))
 	if d := yamltree.Clean(inv.merged.defaults); len(d.Content) > 0 {

@@ -4,7 +4,7 @@ import (
 	"regexp"
 )
 
-// Patterns of the values that documents hold.
+// Patterns of values in documents.
 var (
 	sha256Hex    = regexp.MustCompile(`^[0-9a-f]{64}$`)
 	userName     = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)

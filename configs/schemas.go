@@ -14,30 +14,31 @@ import (
 //go:embed schema/*.json
 var schemas embed.FS
 
-// schemaFiles are the JSON schemas by the kind of document, in lower case as
-// commands name it.
+// schemaFiles returns the files of the JSON schemas by the kind of document in
+// lower case, as in commands.
 func schemaFiles() map[string]string {
 	return map[string]string{"image": "schema/image.v1alpha1.json", "site": "schema/site.v1alpha1.json", "inventory": "schema/inventory.v1alpha1.json", "cluster": "schema/cluster.v1alpha1.json"}
 }
 
-// SchemaKinds are the kinds of documents that have a schema, as commands name
-// them.
+// SchemaKinds returns the kinds of documents that have a schema, as in
+// commands.
 func SchemaKinds() []string { return slices.Sorted(maps.Keys(schemaFiles())) }
 
-// Schema is the JSON schema of a kind of document: "image", "site", "inventory"
-// or "cluster".
+// Schema returns the JSON schema of a kind of document: "image", "site",
+// "inventory" or "cluster".
 func Schema(kind string) ([]byte, error) {
-	name, ok := schemaFiles()[strings.ToLower(kind)] // documents write it large
+	name, ok := schemaFiles()[strings.ToLower(kind)] // documents write it with a capital letter
 	if !ok {
 		return nil, fmt.Errorf("unknown kind of document %q: want one of %s%s", kind, strings.Join(SchemaKinds(), ", "), DidYouMean(kind, SchemaKinds()))
 	}
 	return schemas.ReadFile(name)
 }
 
-// Field is one field of a document, as its schema has it.
+// Field is one field of a document, as described in its schema.
 type Field = strict.FieldDoc
 
-// Explain describes a field by its path, e.g. "site" or "site.network.interfaces".
+// Explain describes a field by its path, for example "site" or
+// "site.network.interfaces".
 func Explain(path string) (*Field, error) {
 	kind, _, _ := strings.Cut(path, ".")
 	schema, err := Schema(kind)
@@ -50,7 +51,7 @@ func Explain(path string) (*Field, error) {
 	return strict.Explain(schema, path)
 }
 
-// maxPlaces is how many fields of one name are suggested.
+// maxPlaces is the maximum number of fields that are suggested.
 const maxPlaces = 8
 
 // placesOf returns the paths of fields that end in a path, the shortest first.

@@ -124,12 +124,12 @@ type Site struct {
 	Report Report `yaml:"report,omitempty" json:"report,omitempty"`
 }
 
-// Spread is SpreadSeconds with its default.
+// Spread returns SpreadSeconds as a duration, at least the default.
 func (s *Site) Spread() time.Duration {
 	return max(time.Duration(s.SpreadSeconds)*time.Second, ondisk.BootSpread)
 }
 
-// ApplyDefaults sets the defaults of fields that are empty, as parsing does.
+// ApplyDefaults sets the defaults of empty fields, as parsing does.
 func (s *Site) ApplyDefaults() { strict.ApplyDefaults(s) }
 
 // Credentials is a union: exactly one member is set.
@@ -260,7 +260,7 @@ type Bond struct {
 	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"default=active-backup,enum=active-backup,enum=802.3ad,enum=balance-rr,enum=balance-xor,enum=balance-alb,enum=balance-tlb,enum=broadcast"`
 }
 
-// Ports returns the names of the interfaces that a bond or bridge has.
+// Ports returns the names of the ports of a bond or bridge.
 func (f *Interface) Ports() []string {
 	if f.Bond != nil {
 		return f.Bond.Interfaces
@@ -299,7 +299,7 @@ type VLAN struct {
 // Name returns the name of the VLAN's interface. IDs are unique in a Site.
 func (v *VLAN) Name() string { return fmt.Sprintf("vlan%d", v.ID) }
 
-// Addressing has the fields that an interface and a VLAN share.
+// Addressing has the fields that interfaces and VLANs have in common.
 type Addressing struct {
 	DHCP, AcceptRA, NoDefaultRoute bool
 	Addresses                      []string
@@ -307,17 +307,17 @@ type Addressing struct {
 	Metric, MTU                    int
 }
 
-// Addressing returns the interface's.
+// Addressing returns the addressing of the interface.
 func (f *Interface) Addressing() Addressing {
 	return Addressing{f.DHCP, f.AcceptRA, f.NoDefaultRoute, f.Addresses, f.Gateway, f.Metric, f.MTU}
 }
 
-// Addressing returns the VLAN's.
+// Addressing returns the addressing of the VLAN.
 func (v *VLAN) Addressing() Addressing {
 	return Addressing{v.DHCP, v.AcceptRA, v.NoDefaultRoute, v.Addresses, v.Gateway, v.Metric, v.MTU}
 }
 
-// addressings yields that of each interface and VLAN, by its path.
+// addressings yields the addressing of each interface and VLAN, with its path.
 func (n *Network) addressings() iter.Seq2[string, Addressing] {
 	return func(yield func(string, Addressing) bool) {
 		for i := range n.Interfaces {
@@ -393,14 +393,14 @@ type Report struct {
 	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines" check:"certificates"`
 }
 
-// EncodeSlot returns the Site as stamping writes it into the slot, with its secrets,
-// which no other encoding of a Site has. The bytes depend on the Site alone.
+// EncodeSlot encodes the Site for the slot, with its secrets, which no other
+// encoding includes. The result depends only on the Site.
 func EncodeSlot(s *Site) ([]byte, error) { return encodeSite(s, nil) }
 
-// SlotNode returns the YAML that EncodeSlot writes.
+// SlotNode returns the YAML that EncodeSlot encodes.
 func SlotNode(s *Site) *yaml.Node { return strict.Node(s, nil) }
 
-// EncodeSlotFor is EncodeSlot without the fields that are not in the list known.
+// EncodeSlotFor is like EncodeSlot, but omits fields that are not in known.
 func EncodeSlotFor(s *Site, known []string) ([]byte, error) {
 	set := map[string]bool{}
 	for _, f := range known {

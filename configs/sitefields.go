@@ -9,19 +9,21 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// SpreadField is the one field of a Site with a default that only an Inventory knows.
+// SpreadField is the only field of a Site with a default that depends on the
+// Inventory.
 const SpreadField = "spreadSeconds"
 
-// SiteFields lists the fields of a Site by their paths, as "network.interfaces.name". An
-// image has the list of those that its first boot accepts.
+// SiteFields lists the paths of the fields of a Site, such as
+// "network.interfaces.name". An image contains the list of those that its first
+// boot supports.
 func SiteFields() []string {
 	all := strict.FieldPaths[Site]()
 	slices.Sort(all)
 	return all
 }
 
-// FieldsBeyond returns the paths of the Site's fields that are not in the list known,
-// unless they have their default value.
+// FieldsBeyond returns the paths of the Site's fields that are not in known,
+// except fields with their default value.
 func (s *Site) FieldsBeyond(known []string) (beyond []string) {
 	isKnown := map[string]bool{}
 	for _, f := range known {
@@ -36,7 +38,7 @@ func (s *Site) FieldsBeyond(known []string) (beyond []string) {
 	return beyond
 }
 
-// isDefault reports whether a field has the value that it gets where it is not set.
+// isDefault reports whether a field has its default value.
 func isDefault(f strict.Field) bool {
 	if def := strict.TagValues(f.StructField, "default"); def != nil && def[0] == fmt.Sprint(f.Value.Interface()) {
 		return true
@@ -48,7 +50,8 @@ func isDefault(f strict.Field) bool {
 	return reflect.DeepEqual(d.Elem().Interface(), f.Value.Interface())
 }
 
-// WritesSpread reports whether a person has set spreadSeconds of the Inventory's i-th Site.
+// WritesSpread reports whether the Inventory sets spreadSeconds for its i-th
+// Site, directly or in defaults.
 func (inv *Inventory) WritesSpread(i int) bool {
 	return yamltree.Get(inv.merged.defaults, SpreadField) != nil || yamltree.Get(inv.merged.sites[i], SpreadField) != nil
 }

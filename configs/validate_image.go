@@ -31,14 +31,15 @@ func (i *Image) SetDefaults() {
 		}
 	}
 	if len(i.Kernel.Consoles) == 0 {
-		// The screen and the first serial line; status goes to both.
+		// The screen and the first serial port; systemd's status is shown on
+		// both.
 		i.Kernel.Consoles = []string{"tty0", "ttyS0,115200"}
 		if i.Arch == "arm64" {
 			i.Kernel.Consoles = []string{"tty0", "ttyAMA0,115200"}
 		}
 		if i.Hardware == RaspberryPi {
-			// The screen, the connector for a serial line of a 5, and pins 8 and
-			// 10 of a 4: each board has one of the two.
+			// The screen, the serial connector of a 5, and pins 8 and 10 of a
+			// 4: each board has one of the latter two.
 			i.Kernel.Consoles = []string{"tty0", "ttyAMA10,115200", "ttyS1,115200"}
 		}
 	}
@@ -55,7 +56,7 @@ func (i *Image) SetDefaults() {
 	}
 }
 
-// SourceTime is SourceDate as a time; of a valid Image.
+// SourceTime returns SourceDate of a valid Image as a time.
 func (i *Image) SourceTime() time.Time {
 	t, err := time.Parse(time.RFC3339, i.SourceDate)
 	if err != nil {
@@ -74,23 +75,24 @@ var (
 	hostForm          = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]{1,5})?$`)
 )
 
-// Oldest and newest minor releases whose contracts were tried.
+// The oldest minor release that was tested.
 const (
 	oldestKubernetes = 30
 )
 
-// RaspberryPi is the value of hardware for boards without UEFI.
+// RaspberryPi is the value of hardware for Raspberry Pi boards, which have no
+// UEFI.
 const RaspberryPi = "raspberry-pi"
 
-// Validate returns every problem of i, nil if there is none. It changes
-// nothing; the values must have their defaults.
+// Validate returns all problems of i, or nil. It changes nothing; defaults must
+// be set.
 func (i *Image) Validate() Problems {
 	var probs Problems
 	strict.Check(i, FieldChecks, &probs)
 	if t, err := time.Parse(time.RFC3339, i.SourceDate); err != nil {
 		probs.Add("sourceDate", "%q is not an RFC 3339 date, e.g. 2026-01-31T12:00:00Z", strict.Shorten(i.SourceDate))
 	} else if t.Year() < 1980 || t.Year() > 2107 {
-		// The range of FAT's dates.
+		// The range of dates in FAT.
 		probs.Add("sourceDate", "must lie between 1980 and 2107")
 	}
 	if i.Hardware == RaspberryPi {
@@ -114,12 +116,12 @@ func (i *Image) Validate() Problems {
 }
 
 var (
-	// ofUEFI are packages that start machines with UEFI.
+	// ofUEFI matches packages that boot machines with UEFI.
 	ofUEFI      = regexp.MustCompile(`^(shim-.*|systemd-boot|systemd-boot-efi.*|grub-efi.*)$`)
 	packageName = regexp.MustCompile(`^[^:=/ ]*`)
 )
 
-// validateRaspberryPi looks for what contradicts boards that have no UEFI.
+// validateRaspberryPi reports settings that contradict boards without UEFI.
 func (i *Image) validateRaspberryPi(probs *Problems) {
 	if i.Arch != "arm64" {
 		probs.Add("hardware", "raspberry-pi boards are arm64: set arch: arm64, or hardware: generic for machines with UEFI")
@@ -142,11 +144,11 @@ func (i *Image) validateRaspberryPi(probs *Problems) {
 	}
 }
 
-// networkManagers are packages whose services run DHCP, or configure interfaces, as
-// soon as they are installed.
+// networkManagers are packages whose services run DHCP or configure interfaces
+// as soon as they are installed.
 var networkManagers = map[string]bool{"network-manager": true, "dhcpcd": true, "dhcpcd5": true, "ifupdown": true, "ifupdown2": true, "ifupdown-ng": true, "connman": true, "wicd": true, "netplan.io": true, "netscript-2.4": true}
 
-// validateSums requires the digest of files that are downloaded.
+// validateSums requires a digest for files that are downloaded.
 func (i *Image) validateSums(probs *Problems) {
 	check := func(path string, f *FileSource) {
 		if f != nil && f.URL != "" && f.SHA256 == "" {
@@ -159,8 +161,8 @@ func (i *Image) validateSums(probs *Problems) {
 	}
 }
 
-// validate checks a source; files are what is fetched from a release server
-// for that architecture.
+// validate validates a source; files are the names of the files that are
+// downloaded from a release server for this architecture.
 func (s *Source) validate(path, arch string, files []string, probs *Problems) {
 	if s.URL != nil {
 		s.URL.validate(path+".url", arch, files, probs)
@@ -193,22 +195,20 @@ func (u *URLSource) validate(path, arch string, files []string, probs *Problems)
 	}
 }
 
-// sumName is a file's name, or that for one architecture.
+// sumName matches a file's name, optionally with an architecture.
 var sumName = regexp.MustCompile(`^((amd64|arm64)/)?[^/]+$`)
 
-// Sum is the digest of a release's file for an architecture; empty where none
-// is given.
+// Sum returns the digest of a release's file for an architecture, or "".
 func (u *URLSource) Sum(arch, file string) string { return sum(u.SHA256, arch, file) }
 
-// Sum is the digest of a program for an architecture; empty where none is
-// given.
+// Sum returns the digest of a program for an architecture, or "".
 func (d *DirSource) Sum(arch, file string) string { return sum(d.SHA256, arch, file) }
 
 func sum(sums map[string]string, arch, file string) string {
 	return cmp.Or(sums[arch+"/"+file], sums[file])
 }
 
-// perArch reports whether digests are given for each architecture.
+// perArch reports whether digests are given per architecture.
 func perArch(sums map[string]string) bool {
 	for name := range sums {
 		if strings.Contains(name, "/") {
@@ -286,7 +286,7 @@ func (i *Image) validateContainerd(probs *Problems) {
 		probs.Add("containerd.source", "exactly one of file, goModule, url is required")
 	}
 	var files []string
-	if containerdVersion.MatchString(c.Version) { // else its files have no names to look for
+	if containerdVersion.MatchString(c.Version) { // otherwise the names of its files are unknown
 		files = []string{fmt.Sprintf("containerd-%s-linux-%s.tar.gz", c.Version, i.Arch)}
 	}
 	c.Source.validate("containerd.source", i.Arch, files, probs)
@@ -307,7 +307,7 @@ func (i *Image) validateCrictl(probs *Problems) {
 	}
 }
 
-// badPodCIDR says what is wrong with s as the network of a node's pods.
+// badPodCIDR returns why s is not valid for a node's pods, or "".
 func badPodCIDR(s string) string {
 	p, err := netip.ParsePrefix(s)
 	switch {
@@ -371,9 +371,9 @@ func (y *Yurthub) validate(probs *Problems) {
 	validateYurthubArgs("yurthub.extraArgs", y.ExtraArgs, version, probs)
 }
 
-// badImageRef says what is wrong with ref as a whole image reference. Short
-// names are rejected: what they mean depends on who reads them, and the node
-// looks baked images up by their full name.
+// badImageRef returns why ref is not a full image reference, or "". Short names
+// are rejected because different programs expand them differently, and the node
+// looks images up by their full name.
 func badImageRef(ref string) string {
 	name, digest, hasDigest := strings.Cut(ref, "@")
 	host, _, hasHost := strings.Cut(name, "/")
@@ -386,7 +386,7 @@ func badImageRef(ref string) string {
 		return fmt.Sprintf("%q is a short name; write it in full: REGISTRY/PATH:TAG", strict.Shorten(ref))
 	case errors.As(err, new(*imageref.UntaggedError)):
 		return fmt.Sprintf("%q has no tag; latest is not assumed, since it changes", strict.Shorten(ref))
-	case err != nil || strings.ToLower(host) != host: // names are looked up to the letter
+	case err != nil || strings.ToLower(host) != host: // names are case-sensitive
 		return fmt.Sprintf("%q is not an image reference: REGISTRY/PATH:TAG", strict.Shorten(ref))
 	}
 	return ""
@@ -398,12 +398,12 @@ func (c *ContainerImage) validate(path string, probs *Problems) {
 	}
 }
 
-// validateControlPlane looks for the container images that every control plane
-// runs. Those that manifests name are not known yet: then stamping looks.
+// validateControlPlane reports missing container images that every control
+// plane runs. Those in manifests are not known yet: stamping checks them.
 func (i *Image) validateControlPlane(probs *Problems) {
 	at := slices.Index(i.NodeTypes, NodeControlPlane)
 	if at < 0 || len(i.ImagesFrom) > 0 || !kubeadm.VersionForm.MatchString(i.Kubernetes.Version) {
-		return // of an unknown version the images are unknown too
+		return // for an unknown version the images are unknown too
 	}
 	if kubeadm.Before(i.Kubernetes.Version, kubeadm.OldestKubernetes) {
 		probs.Add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs Kubernetes v1.%d or later", kubeadm.OldestKubernetes)
@@ -421,14 +421,16 @@ func (i *Image) validateControlPlane(probs *Problems) {
 		strings.Join(missing, ", "), more, i.Kubernetes.Version)
 }
 
-// MissingImages returns kubeadm's default images of a control plane that are not on board.
+// MissingImages returns kubeadm's default images of a control plane that are
+// not listed in images.
 func (i *Image) MissingImages() []string {
 	always, optional, _ := kubeadm.DefaultImages(i.Kubernetes.Version)
 	return i.lackedImages(append(always, optional...))
 }
 
-// lackedImages returns those of kubeadm's images that are not on board, whatever their
-// registry. kubeadm is told of other tags than its own, but not for Kubernetes' components.
+// lackedImages returns those of wanted that are not in i.Images, in any
+// registry. The tag of etcd and CoreDNS may differ, because it can be passed to
+// kubeadm; those of Kubernetes' components may not.
 func (i *Image) lackedImages(wanted []kubeadm.Image) (missing []string) {
 	for _, want := range wanted {
 		name := path.Base(want.Name)
@@ -452,14 +454,15 @@ func (i *Image) validateImages(probs *Problems) {
 	}
 }
 
-// identities may not be baked: every machine would have the same one.
+// identity reports whether an image must not contain the file, because every
+// machine needs its own.
 func identity(p string) bool {
 	host, _ := path.Match("/etc/ssh/ssh_host_*", p)
 	return host || slices.Contains([]string{"/etc/machine-id", "/var/lib/dbus/machine-id", "/var/lib/systemd/random-seed", "/var/lib/systemd/credential.secret"}, p)
 }
 
-// HiddenAtBoot says what lies over a path of the image on a machine that has
-// booted, "" if nothing does.
+// HiddenAtBoot returns what hides a path of the image on a machine that has
+// booted, or "".
 func HiddenAtBoot(p string) string {
 	for _, over := range []struct{ dir, by string }{
 		{"/etc/kubernetes", "/etc/kubernetes is the machine's own, on DATA; put it below " + ondisk.PersistDir + "/kubernetes"},
@@ -514,7 +517,7 @@ func (i *Image) validateFiles(probs *Problems) {
 	}
 }
 
-// spaceOutsideQuotes reports whether the kernel would take a for several
+// spaceOutsideQuotes reports whether the kernel would split a into several
 // arguments.
 func spaceOutsideQuotes(a string) bool {
 	for n, part := range strings.Split(a, `"`) {
@@ -529,8 +532,8 @@ func spaceOutsideQuotes(a string) bool {
 var toAShell = []string{"1", "s", "S", "single", "rescue", "emergency", "break", "rd.break",
 	"systemd.unit=rescue.target", "systemd.unit=emergency.target", "rd.systemd.unit=rescue.target", "rd.systemd.unit=emergency.target"}
 
-// plainSysctl is a key without what sysctl.d allows besides: a dash before
-// it, and slashes for dots.
+// plainSysctl returns a key of sysctl.d without its optional dash and with dots
+// instead of slashes.
 func plainSysctl(key string) string {
 	key = strings.TrimPrefix(key, "-")
 	dot, slash := strings.IndexByte(key, '.'), strings.IndexByte(key, '/')

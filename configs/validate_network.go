@@ -29,7 +29,7 @@ func (p *Proxy) validate(probs *Problems) {
 		if u.url == "" {
 			continue
 		}
-		// The URL may have a password, so no message quotes it.
+		// The URL may contain a password, so messages do not quote it.
 		login, rest := splitLogin(u.url)
 		_, err := url.ParseRequestURI(u.url)
 		switch bad := forms.BadURL(rest, "http", "https"); {
@@ -46,7 +46,7 @@ func (p *Proxy) validate(probs *Problems) {
 	}
 }
 
-// splitLogin takes the login, with its @, out of a URL.
+// splitLogin splits off the login, with its @, from a URL.
 func splitLogin(u string) (login, rest string) {
 	scheme, after, ok := strings.Cut(u, "://")
 	if !ok {
@@ -56,15 +56,15 @@ func splitLogin(u string) (login, rest string) {
 	return after[:at+1], scheme + "://" + after[at+1:]
 }
 
-// gatewayKey is what two default routes must differ in.
+// gatewayKey is the key in which two default routes must differ.
 type gatewayKey struct {
 	v4     bool
 	metric int
 }
 
-// validatePorts checks bonds and bridges against the other interfaces.
+// validatePorts validates bonds and bridges against the other interfaces.
 func (n *Network) validatePorts(probs *Problems) {
-	owners := map[string]string{} // port: the field that has it
+	owners := map[string]string{} // port: the field that lists it
 	named := map[string]int{}
 	for i, f := range n.Interfaces {
 		if f.Name != "" {
@@ -92,8 +92,8 @@ func (n *Network) validatePorts(probs *Problems) {
 	}
 }
 
-// badPort returns what is wrong with a port of f. owner is the field that has it already,
-// and named has the index of each interface by its name.
+// badPort returns the problem of a port of f, or "". owner is another field
+// that lists it, and named has the index of each interface by its name.
 func (n *Network) badPort(f *Interface, port, owner string, named map[string]int) string {
 	at, listed := named[port]
 	switch {
@@ -122,7 +122,7 @@ func (n *Network) badPort(f *Interface, port, owner string, named map[string]int
 	return ""
 }
 
-// vlanParent returns the interface below a VLAN of that name; empty: there is none.
+// vlanParent returns the interface below a VLAN with this name, or "".
 func (n *Network) vlanParent(name string) string {
 	for _, f := range n.Interfaces {
 		for _, v := range f.VLANs {
@@ -134,7 +134,7 @@ func (n *Network) vlanParent(name string) string {
 	return ""
 }
 
-// validateMade checks what an interface may have that edgebake makes.
+// validateMade validates an interface that edgebake creates.
 func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
 	if f.Bond == nil && f.Bridge == nil {
 		return
@@ -146,7 +146,7 @@ func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
 	switch {
 	case f.Bond != nil && f.Bridge != nil:
 		probs.Add(path, "has both bond and bridge: give the bond an item of its own, and its name as a port of the bridge")
-	case f.Bond == nil && len(f.Ports()) == 0: // the field of a bond is required
+	case f.Bond == nil && len(f.Ports()) == 0: // for a bond, the tags report it
 		probs.Add(path+"."+what, "has no interfaces: name at least one, e.g. eno1")
 	}
 	if f.Name == "" || glob {
@@ -162,11 +162,11 @@ func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
 	}
 }
 
-// takenNames are interfaces that a node's cluster networks make.
+// takenNames are names of interfaces that cluster networks create on a node.
 var takenNames = []string{"cni0", "docker0", "flannel.1", "kube-ipvs0", "kube-bridge", "cilium_host", "nodelocaldns", "yurthub-dummy0"}
 
-// networkCheck has what the interfaces of a machine must not have in common, each with the
-// field that has it.
+// networkCheck has the values that must be unique among a machine's interfaces,
+// each with its field.
 type networkCheck struct {
 	probs    *Problems
 	seen     map[netip.Addr]string
@@ -234,8 +234,8 @@ func (c *networkCheck) vlan(path string, v *VLAN, parentMTU int) {
 	}
 }
 
-// badInterfaceName says what is wrong with the name, or the pattern of names,
-// of a network card.
+// badInterfaceName returns why name is not valid for a network card, or as a
+// pattern of names, or "".
 func badInterfaceName(name string, glob bool) string {
 	switch name {
 	case "":
@@ -258,8 +258,8 @@ func sameMAC(a, b string) bool {
 	return a == b || errX == nil && errY == nil && bytes.Equal(x, y)
 }
 
-// addressing checks the addresses and the gateway of an interface or VLAN, and returns the
-// networks it is in.
+// addressing validates the addresses and the gateway of an interface or VLAN,
+// and returns its networks.
 func (c *networkCheck) addressing(path string, f Addressing) (prefixes []netip.Prefix) {
 	if f.AcceptRA && !f.DHCP && len(f.Addresses) == 0 {
 		c.probs.Add(path+".acceptRA", "needs addresses beside it, or dhcp: true")
@@ -279,8 +279,8 @@ func (c *networkCheck) addressing(path string, f Addressing) (prefixes []netip.P
 	return prefixes
 }
 
-// addresses checks the addresses of an interface. unread: one of them has no prefix length,
-// so the gateway may be in its network.
+// addresses validates the addresses of an interface. unread means that one has
+// no prefix length, so the gateway may be in its network.
 func (c *networkCheck) addresses(path string, f Addressing) (prefixes []netip.Prefix, unread bool) {
 	for i, text := range f.Addresses {
 		sub := fmt.Sprintf("%s.addresses[%d]", path, i)
@@ -307,13 +307,14 @@ func (c *networkCheck) addresses(path string, f Addressing) (prefixes []netip.Pr
 	return prefixes, unread
 }
 
-// isReserved reports an address that no machine can have, in a network of which the size is
-// known.
+// isReserved reports whether a is in a reserved network, so that its prefix
+// length does not matter.
 func isReserved(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && (a.Is4() && (forms.ThisNetwork.Contains(a) || forms.ReservedV4.Contains(a)) || a.Is4In6())
 }
 
-// badAddress judges an address with its prefix length; p and err are what it was read as.
+// badAddress returns the problem of an address with prefix length, or "". p and
+// err are the result of parsing it.
 func badAddress(text string, p netip.Prefix, err error) string {
 	usual := func(a netip.Addr) netip.Prefix {
 		return netip.PrefixFrom(a, map[bool]int{true: 24, false: 64}[a.Is4()])
@@ -339,8 +340,8 @@ func badAddress(text string, p netip.Prefix, err error) string {
 	return ""
 }
 
-// gateway checks the default router of an interface in these networks; unread: it has
-// others, of which the size is not known.
+// gateway validates the default router of an interface with these networks.
+// unread means that it also has a network of unknown size.
 func (c *networkCheck) gateway(path string, f Addressing, prefixes []netip.Prefix, unread bool) {
 	g, err := netip.ParseAddr(f.Gateway)
 	if err != nil {
@@ -365,8 +366,8 @@ func (c *networkCheck) gateway(path string, f Addressing, prefixes []netip.Prefi
 	c.defaultRoute(path, gatewayKey{g.Is4(), f.Metric})
 }
 
-// OnLink reports whether a gateway is reached directly although it is in no network of
-// the interface: its addresses of the gateway's family are single ones.
+// OnLink reports whether a gateway outside the interface's networks is reached
+// directly, because all addresses of its family are single ones (/32 or /128).
 func OnLink(addresses []string, gateway netip.Addr) bool {
 	single := false
 	for _, s := range addresses {
@@ -382,7 +383,7 @@ func OnLink(addresses []string, gateway netip.Addr) bool {
 	return single
 }
 
-// singleAddress is an example of an address of the gateway's family on its own.
+// singleAddress returns an example of a single address in the gateway's family.
 func singleAddress(prefixes []netip.Prefix, gateway netip.Addr) string {
 	for _, p := range prefixes {
 		if p.Addr().Is4() == gateway.Is4() {
@@ -392,7 +393,7 @@ func singleAddress(prefixes []netip.Prefix, gateway netip.Addr) string {
 	return "192.0.2.1/32"
 }
 
-// defaultRoute notes the field that gives a default route. Several of a family need
+// defaultRoute records the field of a default route. Several of a family need
 // different metrics.
 func (c *networkCheck) defaultRoute(path string, key gatewayKey) {
 	if other, twice := c.gateways[key]; twice {
@@ -402,9 +403,10 @@ func (c *networkCheck) defaultRoute(path string, key gatewayKey) {
 	c.gateways[key] = path
 }
 
-// Unreachable reports API servers that no route leads to, with the fields of a valid
-// Site. Only static networks are known; an Ignition config may add to them. A desk
-// rejects such a Site; a machine that already has it does what it can.
+// Unreachable reports API servers without a route to them, with the fields of a
+// valid Site. It checks only static networks, and not if an Ignition config may
+// add others. The edgebake command rejects such a Site; a machine that already
+// has it continues.
 func (s *Site) Unreachable() (probs Problems) {
 	if len(s.Network.Interfaces) == 0 || !s.Ignition.IsZero() || s.IgnitionFile != "" {
 		return nil
@@ -434,7 +436,7 @@ func (s *Site) Unreachable() (probs Problems) {
 	return probs
 }
 
-// parsedPrefixes returns those that are valid.
+// parsedPrefixes returns the valid prefixes in list.
 func parsedPrefixes(list []string) (prefixes []netip.Prefix) {
 	for _, s := range list {
 		if p, err := netip.ParsePrefix(s); err == nil {
@@ -444,7 +446,8 @@ func parsedPrefixes(list []string) (prefixes []netip.Prefix) {
 	return prefixes
 }
 
-// partOf is the forms.HostPart of a in the first network that it is special in.
+// partOf returns forms.HostPart of a for the first prefix in which it is not
+// "".
 func partOf(prefixes []netip.Prefix, a netip.Addr) string {
 	for _, p := range prefixes {
 		if part := forms.HostPart(p, a); part != "" {
@@ -483,8 +486,8 @@ func (r Route) validate(path string, dhcp bool, prefixes []netip.Prefix, probs *
 	}
 }
 
-// badVia says what is wrong with the router of a route; via and err are the result of
-// parsing text.
+// badVia returns the problem of the router of a route, or ""; via and err are
+// the result of parsing text.
 func badVia(text string, via netip.Addr, err error, prefixes []netip.Prefix) string {
 	switch {
 	case err != nil:

@@ -21,16 +21,16 @@ import (
 // Node types.
 const (
 	NodeNative       = "native" // plain kubeadm worker
-	NodeEdge         = "edge"   // behind yurthub, autonomous
-	NodeCloud        = "cloud"  // behind yurthub, always online
+	NodeEdge         = "edge"   // uses yurthub, works without the cluster
+	NodeCloud        = "cloud"  // uses yurthub, always online
 	NodeControlPlane = "control-plane"
 )
 
-// Validate returns every problem of s, nil if there is none. It changes
-// nothing; the values must have their defaults.
+// Validate returns all problems of s, or nil. It changes nothing; defaults must
+// be set.
 func (s *Site) Validate() Problems { return s.validate(true) }
 
-// ValidatePublic is Validate for a Site whose credentials may be missing.
+// ValidatePublic is like Validate for a Site whose credentials may be missing.
 func (s *Site) ValidatePublic() Problems { return s.validate(false) }
 
 func (s *Site) validate(credentials bool) Problems {
@@ -41,8 +41,9 @@ func (s *Site) validate(credentials bool) Problems {
 	return probs
 }
 
-// ValidateRules reports what the tags of the fields cannot state, except for missing
-// credentials. It is for documents that contain parts of a Site.
+// ValidateRules reports problems that are not covered by the tags of the
+// fields, except missing credentials. It is for documents that contain parts of
+// a Site.
 func (s *Site) ValidateRules(probs *Problems) { s.validateRules(false, probs) }
 
 func (s *Site) validateRules(credentials bool, probs *Problems) {
@@ -76,8 +77,8 @@ func (s *Site) validateRules(credentials bool, probs *Problems) {
 	}
 }
 
-// inner words a problem inside an inline document: its line is the inline
-// document's own.
+// inner returns the message for a problem in an inline document, whose line is
+// relative to that document.
 func inner(p Problem) string {
 	at := ""
 	if p.Line > 0 {
@@ -95,9 +96,8 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 	s.validateCA(credentials, probs)
 }
 
-// PlainMaster is the spelling of an API server, "host:port", that all spellings of it
-// have in common; ipvscare knows them as one, too. What is not an API server is
-// returned as it is.
+// PlainMaster returns the normalized form of an API server ("host:port"), with
+// which ipvscare also compares them. Invalid text is returned unchanged.
 func PlainMaster(master string) string {
 	host, port, err := net.SplitHostPort(master)
 	if err != nil {
@@ -114,7 +114,8 @@ func PlainMaster(master string) string {
 	return net.JoinHostPort(host, strconv.FormatUint(n, 10))
 }
 
-// validateMasters also counts the API servers that are named by address.
+// validateMasters validates masters, and returns the number of IPv4 and IPv6
+// addresses among them.
 func (s *Site) validateMasters(probs *Problems) (v4, v6 int) {
 	seen := map[string]int{}
 	for i, m := range s.Masters {
@@ -178,7 +179,8 @@ func (s *Site) validateToken(credentials bool, probs *Problems) {
 	}
 }
 
-// validateCAPins checks that the Site says, in one way, which CA is the cluster's.
+// validateCAPins checks that the Site identifies the cluster's CA, without
+// contradictions.
 func (s *Site) validateCAPins(probs *Problems) {
 	hasCA := s.CACert != "" || s.CAFile != ""
 	switch {
@@ -191,10 +193,10 @@ func (s *Site) validateCAPins(probs *Problems) {
 	}
 }
 
-// kubeletMaySet reports whether kubelet accepts the label in --node-labels.
-// Of kubernetes.io and k8s.io it takes the few named here and those under kubelet.kubernetes.io/ and
-// node.kubernetes.io/. It exits at the sight of any other, and the admission
-// plugin NodeRestriction would reject it.
+// kubeletMaySet reports whether kubelet accepts the label in --node-labels. Of
+// the labels in kubernetes.io and k8s.io, it accepts those listed here and
+// those in kubelet.kubernetes.io and node.kubernetes.io. With any other it
+// exits, and the admission plugin NodeRestriction would reject it.
 func kubeletMaySet(key string) bool {
 	prefix, _, ok := strings.Cut(key, "/")
 	if !ok {
@@ -222,8 +224,8 @@ func kubeletMaySet(key string) bool {
 	return true
 }
 
-// managedKubeletArg says who sets a flag of kubelet that other fields,
-// kubeadm or first boot own; "" for any other flag.
+// managedKubeletArg returns what to use instead of a kubelet flag that other
+// fields, kubeadm or first boot set, or "".
 func managedKubeletArg(name string) string {
 	switch name {
 	case "node-labels":
@@ -242,8 +244,7 @@ func managedKubeletArg(name string) string {
 
 var skipPhase = regexp.MustCompile(`^[a-z]+(-[a-z]+)*(/[a-z]+(-[a-z]+)*)?$`)
 
-// validateNode finds what is wrong with what the node is called, is and runs,
-// a group of fields at a time.
+// validateNode validates the fields about the node itself.
 func (s *Site) validateNode(probs *Problems) {
 	s.validateName(probs)
 	s.validatePool(probs)
@@ -282,7 +283,7 @@ func (s *Site) validateYurthub(probs *Problems) {
 	}
 }
 
-// maxUser is the largest user ID; the one above it means no user.
+// maxUser is the largest user ID; the next value means no user.
 const maxUser = 1<<32 - 2
 
 func validateLocalClients(path string, uids []int, probs *Problems) {
@@ -350,9 +351,9 @@ func (s *Site) validateKubelet(probs *Problems) {
 	}
 }
 
-// badArgument says what is wrong with the value of one of kubelet's flags.
-// kubeadm joins them by blanks, and systemd splits the line again, and takes
-// quotes and backslashes for its own.
+// badArgument returns why v is not valid as the value of a kubelet flag, or "".
+// kubeadm joins flags with blanks, and systemd splits them again and interprets
+// quotes and backslashes.
 func badArgument(v string) string {
 	switch {
 	case strict.BadText(v) != "":
@@ -363,8 +364,8 @@ func badArgument(v string) string {
 	return ""
 }
 
-// badNodeIP says what is wrong with kubelet's --node-ip: with an address that
-// is not of a machine's kubelet does not start.
+// badNodeIP returns why v is not valid for kubelet's --node-ip, or "". With an
+// address that the machine does not have, kubelet does not start.
 func badNodeIP(v string) string {
 	addrs := strings.Split(v, ",")
 	if len(addrs) > 2 {
@@ -382,8 +383,8 @@ func badNodeIP(v string) string {
 	return ""
 }
 
-// CheckHub finds what is wrong with settings of yurthub that came by the flags
-// of `firstboot convert`, which it names. Empty ones are left out.
+// CheckHub validates settings of yurthub from the flags of `firstboot convert`,
+// which its messages name. Empty ones are ignored.
 func CheckHub(nodePool, namespace, lbMode string, localClients []int, extraArgs []string) error {
 	var probs Problems
 	if bad := badNodePool(nodePool); nodePool != "" && bad != "" {
@@ -400,16 +401,16 @@ func CheckHub(nodePool, namespace, lbMode string, localClients []int, extraArgs 
 	return probs.Err()
 }
 
-// CheckSiteYurthubArgs finds what is wrong with yurthub.extraArgs of a Site
-// for an image with that version of yurthub, which the Site does not say.
+// CheckSiteYurthubArgs returns the problems of a Site's yurthub.extraArgs for
+// an image with this version of yurthub.
 func CheckSiteYurthubArgs(args []string, version string) Problems {
 	var probs Problems
 	validateYurthubArgs("yurthub.extraArgs", args, version, &probs)
 	return probs
 }
 
-// validateYurthubArgs checks extra arguments of yurthub, "--name=value", for
-// that version of it, "" for any.
+// validateYurthubArgs validates additional arguments of yurthub
+// ("--name=value") for a version, or for any if it is "".
 func validateYurthubArgs(path string, args []string, version string, probs *Problems) {
 	for i, a := range args {
 		sub := fmt.Sprintf("%s[%d]", path, i)
@@ -426,7 +427,7 @@ func validateYurthubArgs(path string, args []string, version string, probs *Prob
 	}
 }
 
-// validateNames reports names that nothing on the node could resolve.
+// validateNames reports names that the node could not resolve.
 func (s *Site) validateNames(probs *Problems) {
 	n := &s.Network
 	if len(n.DNS) > 0 || n.UsesDHCP() {

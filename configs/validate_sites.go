@@ -12,11 +12,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// secretKeySize is the size of a minisign secret key; a public one has 42
-// bytes.
+// secretKeySize is the size of a minisign secret key in bytes; a public key has
+// 42.
 const secretKeySize = 158
 
-// NotBeforeTime is NotBefore as a time, zero where it is not set; of a valid Image.
+// NotBeforeTime returns NotBefore of a valid Image as a time, or zero if it is
+// not set.
 func (s *Sites) NotBeforeTime() time.Time {
 	if s.NotBefore == "" {
 		return time.Time{}
@@ -41,7 +42,7 @@ func (i *Image) validateSites(probs *Problems) {
 	validateKeys(probs, "updates.keys", i.Updates.Keys)
 }
 
-// validateKeys checks a list of minisign public keys.
+// validateKeys validates a list of minisign public keys.
 func validateKeys(probs *Problems, path string, keys []string) {
 	var seen []minisign.PublicKey
 	for n, text := range keys {
@@ -73,15 +74,15 @@ func (i *Image) validateNotBefore(probs *Problems) {
 	}
 	made, err := time.Parse(time.RFC3339, i.SourceDate)
 	if err != nil {
-		return // said already
+		return // reported elsewhere
 	}
 	if _, last := (ondisk.ImageInfo{SourceDate: made.Unix()}).StampDates(); t.After(last) {
 		probs.Add(path, "is after %s, the last date of a signature that this image accepts", last.Format(time.RFC3339))
 	}
 }
 
-// publicKey parses a minisign public key, or says what is wrong with it. It
-// never quotes what may be a secret key.
+// publicKey parses a minisign public key, or returns the problem. It never
+// quotes the text, which may be a secret key.
 func publicKey(text string) (key minisign.PublicKey, problem string) {
 	const want = "want a minisign public key, the second line of its file (RW...)"
 	if strings.ContainsAny(text, "\r\n") || strings.HasPrefix(text, "untrusted comment:") {

@@ -9,18 +9,18 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Versions used by the examples, and named in messages that show how to write one.
+// Versions in the examples, and in messages that show the format.
 const (
 	ExampleKubernetes = "v1.37.2"
 	ExampleContainerd = "2.3.7"
 	ExampleCrictl     = "v1.37.0"
 )
 
-// newestContainerd is the newest minor version of containerd 2 that was tested.
+// newestContainerd is the newest tested minor version of containerd 2.
 const newestContainerd = 4
 
-// endedKubernetes has the minor versions of Kubernetes 1.x that get no more
-// fixes, and their last day. Source: the release pages of Kubernetes.
+// endedKubernetes are the minor versions of Kubernetes 1.x without support,
+// with its last day. Source: the release pages of Kubernetes.
 var endedKubernetes = map[int]string{
 	30: "28 June 2025",
 	31: "11 November 2025",
@@ -29,8 +29,8 @@ var endedKubernetes = map[int]string{
 	34: "27 October 2026",
 }
 
-// endedContainerd has the series of containerd that get no more fixes, and
-// their last day. Source: containerd's release policy.
+// endedContainerd are the series of containerd without support, with its last
+// day. Source: containerd's release policy.
 var endedContainerd = map[string]string{
 	"1.7": "30 September 2026",
 	"2.0": "7 November 2025",
@@ -39,18 +39,19 @@ var endedContainerd = map[string]string{
 }
 
 const (
-	// kubelet below it asks containerd for its cgroup driver and falls back to its
-	// own configuration; containerd before 2.0 does not answer.
+	// Earlier versions of kubelet ask containerd for its cgroup driver and fall
+	// back to their own configuration, because containerd before 2.0 does not
+	// answer.
 	firstKubernetesWithoutFallback = 38
-	// kubelet from here on warns about a containerd that does not answer.
+	// From this version on, kubelet warns if containerd does not answer.
 	firstKubernetesWarning = 36
 )
 
-// debianContainerd has the series of containerd of Debian's releases.
+// debianContainerd has the series of containerd in Debian's releases.
 var debianContainerd = map[string]string{"bookworm": "1.6", "trixie": "1.7"}
 
-// containerdSeries returns "2.3" of an Image with containerd 2.3.7, and "" where
-// only the base knows.
+// containerdSeries returns the series, for example "2.3" for containerd 2.3.7,
+// or "" if only the base determines it.
 func (i *Image) containerdSeries() string {
 	if i.Containerd.Debian {
 		if b := i.Base.Debian; b != nil && len(b.Sources) == 0 {
@@ -64,7 +65,7 @@ func (i *Image) containerdSeries() string {
 	return ""
 }
 
-// containerdField returns the field that says which containerd the image has.
+// containerdField returns the field that determines the version of containerd.
 func (i *Image) containerdField() string {
 	if i.Containerd.Debian {
 		return "containerd.debian"
@@ -82,8 +83,8 @@ func (i *Image) validatePair(probs *Problems) {
 	}
 }
 
-// KubernetesWarning says that a version gets no more fixes, or is newer than those tested;
-// empty for all others.
+// KubernetesWarning returns a warning if a version is not supported any more or
+// newer than those tested, or "".
 func KubernetesWarning(version string) string {
 	minor, newest := kubeadm.Minor(version), kubeadm.Minor(ExampleKubernetes)
 	switch end, ended := endedKubernetes[minor]; {
@@ -95,8 +96,8 @@ func KubernetesWarning(version string) string {
 	return ""
 }
 
-// Warnings returns settings of a valid Image that are allowed, but seldom right, each
-// with its field.
+// Warnings returns settings of a valid Image that are allowed but rarely
+// correct, each with its field.
 func (i *Image) Warnings() []string {
 	var list []string
 	minor, series := kubeadm.Minor(i.Kubernetes.Version), i.containerdSeries()
@@ -107,7 +108,7 @@ func (i *Image) Warnings() []string {
 		list = append(list, fmt.Sprintf("yurthub.version: %s is certified by OpenYurt up to Kubernetes v1.%d and was tested here up to v1.%d, not with v1.%d", y.Version, openyurt.CertifiedKubernetes, openyurt.NewestKubernetes, minor))
 	}
 	field := i.containerdField()
-	// Debian maintains its own package for as long as the suite.
+	// Debian supports its own package as long as the suite.
 	if end, ok := endedContainerd[series]; ok && !i.Containerd.Debian {
 		list = append(list, fmt.Sprintf("%s: containerd %s has had no security fixes since %s: use %s", field, series, end, ExampleContainerd))
 	}

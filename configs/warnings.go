@@ -10,28 +10,28 @@ import (
 	"github.com/edgebake/edgebake/configs/ignition"
 )
 
-// Limits of resolvers: kubelet and musl use three DNS servers; glibc before 2.26 in a
-// container uses six search domains.
+// Limits of resolvers: kubelet and musl use three DNS servers; glibc before
+// 2.26 in a container uses six search domains.
 const (
 	maxDNSServers    = 3
 	maxSearchDomains = 6
 )
 
-// defaultPodCIDR is the pod network of an Image that does not set one.
+// defaultPodCIDR is the default CIDR of pods in an Image.
 var defaultPodCIDR = netip.MustParsePrefix("10.244.0.0/16")
 
-// Lengths of the part of the pod network that kube-controller-manager gives each node,
-// unless it is told another, per family.
+// Default prefix lengths of each node's part of the pod CIDR in
+// kube-controller-manager, by family.
 const (
 	NodeMask4 = 24
 	NodeMask6 = 64
 )
 
-// defaultVIP is the virtual address of a Site that does not set one.
+// defaultVIP is the default VIP of a Site.
 var defaultVIP = netip.MustParseAddr("10.103.97.2")
 
-// Warnings returns settings of a valid Site that are allowed, but seldom right. Their
-// paths are fields of the Site; see LocateSite.
+// Warnings returns settings of a valid Site that are allowed but rarely
+// correct. Their paths are fields of the Site; see LocateSite.
 func (s *Site) Warnings() Problems {
 	var w Problems
 	s.Network.warnings(&w)
@@ -76,9 +76,9 @@ func (n *Network) warnings(w *Problems) {
 	}
 }
 
-// noDefaultRoute returns what the machine lacks where nothing leads beyond its networks in
-// the family of the VIP, which is the cluster's. Any route may be the one to Services, and
-// an Ignition config may add routes.
+// noDefaultRoute returns what the machine lacks if it has no default route in
+// the family of the VIP, or "". It does not warn if there are other routes or
+// an Ignition config, which may contain the route to Services.
 func (s *Site) noDefaultRoute() string {
 	v4 := s.ServicesAreV4()
 	if !s.Ignition.IsZero() || s.IgnitionFile != "" || len(s.Unreachable()) > 0 || s.Network.GivesDefaultRoute(v4) ||

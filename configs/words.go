@@ -4,7 +4,7 @@ import (
 	"fmt"
 )
 
-// Count is a number of things, for messages: 1 site, 2 sites.
+// Count returns a number with a noun, for example "1 site" or "2 sites".
 func Count(n int, what string) string {
 	if n != 1 {
 		what += "s"
@@ -12,7 +12,8 @@ func Count(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// HumanSize is a number of bytes, for messages and tables, as a quantity of Kubernetes.
+// HumanSize returns a number of bytes as a Kubernetes quantity, for messages
+// and tables.
 func HumanSize(n int64) string {
 	switch {
 	case n >= 10<<30:

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// clusterNet is a network of the cluster, and its field.
+// clusterNet is a CIDR of the cluster, with its field.
 type clusterNet struct {
 	netip.Prefix
 	path, what string
@@ -23,8 +23,8 @@ func (n clusterNet) isDefault() bool {
 	return slices.Contains([]string{defaultPods[false], defaultPods[true], defaultServices[false], defaultServices[true]}, s)
 }
 
-// validateNetworks reports networks of pods and Services that overlap each other or
-// contain an address of a machine.
+// validateNetworks reports CIDRs of pods and Services that overlap each other
+// or contain an address of a machine.
 func (c *Cluster) validateNetworks(probs *configs.Problems) {
 	pods := c.parseCIDRs("podCIDRs", c.PodCIDRs, "pods", probs)
 	services := c.parseCIDRs("serviceCIDRs", c.ServiceCIDRs, "Services", probs)
@@ -52,7 +52,7 @@ func (c *Cluster) validateNetworks(probs *configs.Problems) {
 		for _, other := range all[:i] {
 			if n.Overlaps(other.Prefix) {
 				at, with := n, other
-				if n.isDefault() && !other.isDefault() { // nobody wrote that one
+				if n.isDefault() && !other.isDefault() { // the user did not write n
 					at, with = other, n
 				}
 				probs.Add(at.path, "%s (%s) overlaps %s (%s, %s): one address would be two things", at.Prefix, at.what, with.Prefix, with.what, with.path)
@@ -94,7 +94,7 @@ func (c *Cluster) parseCIDRs(field string, cidrs []string, what string, probs *c
 	return out
 }
 
-// reserved are networks that pods and Services cannot have on any node.
+// reserved are the networks that pods and Services cannot use on any node.
 var reserved = []struct {
 	netip.Prefix
 	what string
@@ -109,8 +109,8 @@ var reserved = []struct {
 	{netip.MustParsePrefix("ff00::/8"), "the multicast addresses"},
 }
 
-// validatePodSize checks that the network is large enough for all machines: each gets a /24
-// of IPv4 or a /64 of IPv6, the controller manager's defaults.
+// validatePodSize checks that the CIDR is large enough for all machines: each
+// gets a /24 of IPv4 or a /64 of IPv6, the defaults of the controller manager.
 func (c *Cluster) validatePodSize(p clusterNet, probs *configs.Problems) {
 	perNode := map[bool]int{true: 24, false: 64}[p.Addr().Is4()]
 	machines := len(c.Masters) + len(c.Nodes)
@@ -140,8 +140,8 @@ func (c *Cluster) validateOverlap(n clusterNet, probs *configs.Problems) {
 	}
 }
 
-// overlapMachine reports networks of a machine, and destinations of its routes, that
-// overlap n, except for the network of address, which is reported already.
+// overlapMachine reports networks and routes of a machine that overlap n,
+// except the network of address, which has been reported.
 func (c *Cluster) overlapMachine(n clusterNet, network *configs.Network, path, address string, probs *configs.Problems) {
 	for _, s := range network.Subnets() {
 		if s.Overlaps(n.Prefix) && (s.Addr().String() != address || !n.Contains(s.Addr())) {
@@ -162,8 +162,8 @@ func (c *Cluster) overlapMachine(n clusterNet, network *configs.Network, path, a
 	}
 }
 
-// leadsToPods reports whether a route leads to the pods of another machine, as clusters
-// without a network plugin have them.
+// leadsToPods reports whether a route leads to the pods of another machine, as
+// in clusters without a network plugin.
 func (c *Cluster) leadsToPods(n clusterNet, to netip.Prefix, via string) bool {
 	router, err := netip.ParseAddr(via)
 	if err != nil || n.what != "pods" || to.Bits() <= n.Bits() {

@@ -13,17 +13,17 @@ import (
 // File is a Cluster and the documents that follow it in its file.
 type File struct {
 	*Cluster
-	// File is the name of the file, for problems; Text is its contents.
+	// File is the name of the file, for messages; Text is its content.
 	File string
 	Text []byte
-	// Kubeadm are the documents that follow it.
+	// Kubeadm are the documents after the Cluster.
 	Kubeadm kubeadm.Documents
-	// Warnings are settings that are allowed, but seldom right.
+	// Warnings are settings that are valid but rarely correct.
 	Warnings configs.Problems
 }
 
-// Parse reads a Cluster and the documents of kubeadm that follow it. The error is Problems.
-// The manifests that it names are checked by manifest.Check.
+// Parse parses a Cluster and the kubeadm documents after it. The error is
+// Problems. The manifests that it names are checked by manifest.Check.
 func Parse(name string, data []byte) (*File, error) {
 	d, err := configs.Read(name, data)
 	if err != nil {
@@ -36,7 +36,7 @@ func Parse(name string, data []byte) (*File, error) {
 	return c, nil
 }
 
-// Read decodes a document that is a Cluster. With an error it still returns what
+// Read decodes a document that is a Cluster. With an error it also returns what
 // could be decoded, so that its manifests can be checked too.
 func Read(doc *configs.Document) (*File, error) {
 	f := &File{Cluster: new(Cluster), File: doc.File, Text: doc.Data}
@@ -60,13 +60,14 @@ func Read(doc *configs.Document) (*File, error) {
 // HasOpenYurt reports whether the cluster runs OpenYurt.
 func (c *Cluster) HasOpenYurt() bool { return c.OpenYurt == nil || *c.OpenYurt }
 
-// TokenLifetime is TokenTTL of a valid Cluster.
+// TokenLifetime returns TokenTTL of a valid Cluster.
 func (c *Cluster) TokenLifetime() time.Duration {
 	d, _ := time.ParseDuration(c.TokenTTL)
 	return d
 }
 
-// Default networks of pods and Services, by whether the control-plane nodes have IPv6.
+// Default CIDRs of pods and Services; the key is whether the control-plane
+// nodes use IPv6.
 var (
 	defaultPods     = map[bool]string{false: "10.244.0.0/16", true: "fd00:244::/56"}
 	defaultServices = map[bool]string{false: "10.96.0.0/16", true: "fd00:96::/112"}
@@ -95,7 +96,7 @@ func (c *Cluster) SetDefaults() {
 	}
 }
 
-// warnings returns settings that are allowed, but seldom right.
+// warnings returns settings that are valid but rarely correct.
 func (c *Cluster) warnings() configs.Problems {
 	var probs configs.Problems
 	if n := len(c.Masters); n > 0 && n%2 == 0 {
@@ -109,8 +110,9 @@ func (c *Cluster) warnings() configs.Problems {
 	return probs
 }
 
-// withoutDNS warns about machines without a DNS server. CoreDNS does not start there: in
-// kubeadm's configuration it forwards other names to the machine's DNS servers.
+// withoutDNS warns about machines without a DNS server. CoreDNS does not start
+// on them: kubeadm configures it to forward other names to the machine's DNS
+// servers.
 func (f *File) withoutDNS() configs.Problems {
 	if yamltree.True(yamltree.At(f.Kubeadm.Of("ClusterConfiguration"), "dns.disabled")) {
 		return nil

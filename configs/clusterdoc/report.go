@@ -10,11 +10,12 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// minReportKey is the shortest key; `edgebake cluster listen` makes one of 26 letters.
+// minReportKey is the minimum length of a key; `edgebake cluster listen`
+// generates 26 letters.
 const minReportKey = 20
 
-// ReportPath returns the path of the URL with which one node reports to `edgebake cluster
-// listen`: the node's name, and a proof that the URL was made with the key.
+// ReportPath returns the path of the URL to which one node reports (`edgebake
+// cluster listen`): the node's name and a MAC made with the key.
 func ReportPath(key configs.Secret, node string) string {
 	mac := hmac.New(sha256.New, []byte(key.Reveal()))
 	mac.Write([]byte("edgebake report v1\n" + node))
@@ -30,7 +31,7 @@ func (r *Receiver) of(node string) configs.Report {
 	return out
 }
 
-// validate checks what a Site's field report does not have.
+// validate validates the fields that a Site's field report does not have.
 func (r *Receiver) validate(probs *configs.Problems) {
 	if r.Key.IsZero() {
 		return

@@ -25,7 +25,7 @@ func (c *Cluster) APIServers() []string {
 	return out
 }
 
-// siteFrame returns a Site with the fields that all machines have in common.
+// siteFrame returns a Site with the fields that are the same for all machines.
 func (c *Cluster) siteFrame(nodeType, node string) configs.Site {
 	s := configs.Site{APIVersion: configs.APIVersion, Kind: configs.KindSite, NodeName: node, Masters: c.APIServers(), Endpoint: c.Endpoint, VIP: c.VIP, NodeType: nodeType, Users: c.Users, Report: c.Report.of(node)}
 	strict.ApplyDefaults(&s)
@@ -42,8 +42,9 @@ func (c *Cluster) NodeSite(n *Node, token configs.Secret, caHash string) *config
 	return &s
 }
 
-// ControlPlaneSite returns the Site of one control-plane node of a valid Cluster, without
-// its credentials. birth is the time until which the cluster can be born; zero: it cannot.
+// ControlPlaneSite returns the Site of one control-plane node of a valid
+// Cluster, without credentials. birth is the time until which the cluster may
+// be initialized; zero means never.
 func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth time.Time) (*configs.Site, error) {
 	s := f.siteFrame(configs.NodeControlPlane, m.Name)
 	s.Match, s.Network = m.Match, m.Network
@@ -65,9 +66,9 @@ func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth ti
 	return &s, nil
 }
 
-// Rates of requests for kube-controller-manager. It sends two for the certificate of each
-// node that joins: 4,000 nodes that start together wait a minute, and nearly seven with its
-// default of 20 a second.
+// Request rates for kube-controller-manager. It sends two requests for the
+// certificate of each node that joins: 4,000 nodes that start together wait one
+// minute, instead of nearly seven with the default of 20 per second.
 const (
 	managerQPS   = "kube-api-qps"
 	managerBurst = "kube-api-burst"
@@ -75,7 +76,8 @@ const (
 	ManagerQPS = 150
 )
 
-// setManagerRates sets the rates, unless the Cluster's own documents set one.
+// setManagerRates sets the rates unless the Cluster's own documents set one of
+// them.
 func setManagerRates(cluster *yaml.Node) {
 	list := yamltree.ListAt(cluster, "controllerManager", "extraArgs")
 	for _, arg := range list.Content {
@@ -91,8 +93,8 @@ func setManagerRates(cluster *yaml.Node) {
 	}
 }
 
-// controlPlaneDocuments returns kubeadm's documents for one control-plane node: those in
-// the Cluster's file, completed with the Cluster's fields.
+// controlPlaneDocuments returns kubeadm's documents for one control-plane node:
+// those in the Cluster's file, completed with the Cluster's fields.
 func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	docs := kubeadm.Documents{
 		f.document("ClusterConfiguration"), f.document("InitConfiguration"), f.document("KubeletConfiguration"),
@@ -137,7 +139,8 @@ func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	str(proxy.Root, f.KubeProxy.Mode, "mode")
 	str(proxy.Root, f.KubeProxy.BindAddress, "bindAddress")
 	if f.KubeProxy.Mode == "ipvs" {
-		// kube-proxy removes virtual servers that it did not make, also ipvscare's.
+		// kube-proxy removes virtual servers that it did not create, including
+		// ipvscare's.
 		bits := 32
 		if strings.Contains(f.VIP, ":") {
 			bits = 128
@@ -147,8 +150,8 @@ func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	return append(docs, proxy).Encode()
 }
 
-// nodeIP returns kubelet's --node-ip on a control-plane node: addresses of both families if
-// the cluster has both and the machine has static ones.
+// nodeIP returns kubelet's --node-ip for a control-plane node: addresses of
+// both families if the cluster has both and the machine has static ones.
 func (f *File) nodeIP(m *ControlPlaneNode) string {
 	if len(f.ServiceCIDRs) < 2 {
 		return m.Address
@@ -156,14 +159,15 @@ func (f *File) nodeIP(m *ControlPlaneNode) string {
 	return cmp.Or(m.Network.BothAddresses(m.Address), m.Address)
 }
 
-// componentPatience is the time for a component of the control plane to start. kubeadm
-// makes it kubelet's startup probe; with its default of four minutes, kubelet would kill an
-// API server on a small or busy machine again and again.
+// componentPatience is the time for a component of the control plane to start.
+// kubeadm uses it for kubelet's startup probe; with its default of four
+// minutes, kubelet would repeatedly kill an API server on a small or busy
+// machine.
 const componentPatience = "20m0s"
 
 const defaultCRISocket = "unix:///run/containerd/containerd.sock"
 
-// document returns a copy of the person's document of a kind, or a new one.
+// document returns a copy of the user's document of a kind, or a new one.
 func (f *File) document(kind string) kubeadm.Document {
 	root := yamltree.Mapping()
 	if own := f.Kubeadm.Of(kind); own != nil {
@@ -174,7 +178,7 @@ func (f *File) document(kind string) kubeadm.Document {
 	return kubeadm.Document{Kind: kind, Root: root}
 }
 
-// cloneNode copies a tree and replaces its aliases by their values.
+// cloneNode copies a tree and replaces aliases by their values.
 func cloneNode(n *yaml.Node) *yaml.Node {
 	c := *yamltree.Deref(n)
 	c.Anchor, c.Alias = "", nil
@@ -185,7 +189,7 @@ func cloneNode(n *yaml.Node) *yaml.Node {
 	return &c
 }
 
-// addItems adds texts to a list unless they are in it.
+// addItems adds the items that are not in the list yet.
 func addItems(root *yaml.Node, items []string, path ...string) {
 	list := yamltree.ListAt(root, path...)
 	for _, item := range items {

@@ -18,8 +18,8 @@ import (
 
 const maxTokenTTL = 365 * 24 * time.Hour
 
-// Validate returns every problem of c, nil if there is none. It changes
-// nothing; the values must have their defaults.
+// Validate returns all problems of c, or nil. It changes nothing; defaults must
+// be set.
 func (c *Cluster) Validate() configs.Problems {
 	var probs configs.Problems
 	strict.Check(c, checks, &probs)
@@ -50,7 +50,7 @@ func (c *Cluster) Validate() configs.Problems {
 
 var repositoryForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$`)
 
-// checks are the functions that the tag check names in a Cluster.
+// checks are the functions of the tag check in a Cluster.
 var checks = func() strict.Checks {
 	all := maps.Clone(configs.FieldChecks)
 	maps.Copy(all, strict.Checks{"clusterName": badClusterName, "repository": badRepository, "manifestPath": badManifestPath})
@@ -64,7 +64,7 @@ func badClusterName(s string) string {
 	return fmt.Sprintf("%q cannot name a cluster: lower-case letters, digits and - only, at most 63, beginning and ending with a letter or digit", strict.Shorten(s))
 }
 
-// badRepository says what is wrong with s as the beginning of images' names.
+// badRepository returns why s cannot be the prefix of image names, or "".
 func badRepository(s string) string {
 	switch last := s[strings.LastIndexByte(s, '/')+1:]; {
 	case strings.Contains(s, "://"):
@@ -89,10 +89,11 @@ func badManifestPath(s string) string {
 	return ""
 }
 
-// owners maps a value that only one machine can have to the field that has it.
+// owners maps a value that only one machine can have to the field that contains
+// it.
 type owners map[string]string
 
-// take sets the owner of a value, or reports that it has one already.
+// take records the field of a value, or reports that another field has it.
 func (o owners) take(value, path, what string, probs *configs.Problems) {
 	if value == "" {
 		return
@@ -104,8 +105,8 @@ func (o owners) take(value, path, what string, probs *configs.Problems) {
 	o[value] = path
 }
 
-// validateMachines checks masters and nodes, and that no two have the same name, address
-// or match.
+// validateMachines validates masters and nodes, and that no two have the same
+// name, address or match.
 func (c *Cluster) validateMachines(probs *configs.Problems) {
 	names, addresses, marks := owners{}, owners{}, owners{}
 	for i := range c.Masters {
@@ -116,7 +117,7 @@ func (c *Cluster) validateMachines(probs *configs.Problems) {
 		own := owners{}
 		if a, err := netip.ParseAddr(m.Address); err == nil {
 			addresses.take(a.Unmap().String(), path+".address", "address", probs)
-			own[a.Unmap().String()] = path + ".address" // its own network gives it again
+			own[a.Unmap().String()] = path + ".address" // its own network contains it again
 		}
 		takeMatch(m.Match, path+".match", marks, probs)
 		site := c.siteFrame(configs.NodeNative, m.Name)
@@ -134,7 +135,7 @@ func (c *Cluster) validateMachines(probs *configs.Problems) {
 		}
 		site := c.NodeSite(n, configs.Secret{}, "")
 		if !slices.Contains([]string{configs.NodeNative, configs.NodeEdge, configs.NodeCloud}, site.NodeType) {
-			site.NodeType, site.NodePool = configs.NodeNative, "" // reported already
+			site.NodeType, site.NodePool = configs.NodeNative, "" // has been reported
 		}
 		c.validateSite(site, path, probs)
 		takeSubnets(&n.Network, path, addresses, nil, probs)
@@ -194,7 +195,7 @@ func (m *ControlPlaneNode) validateAddress(path string, probs *configs.Problems)
 	}
 }
 
-// takeSubnets takes a machine's addresses, except for its own ones.
+// takeSubnets records a machine's addresses, except those in own.
 func takeSubnets(n *configs.Network, path string, addresses, own owners, probs *configs.Problems) {
 	for _, s := range n.Subnets() {
 		if a := s.Addr().Unmap().String(); own[a] == "" {
@@ -203,7 +204,8 @@ func takeSubnets(n *configs.Network, path string, addresses, own owners, probs *
 	}
 }
 
-// takeMatch checks a machine's match, if it has one, and takes its members.
+// takeMatch validates a machine's match, if it has one, and records its
+// members.
 func takeMatch(m configs.Match, path string, marks owners, probs *configs.Problems) {
 	if m.IsZero() {
 		return
@@ -214,11 +216,12 @@ func takeMatch(m configs.Match, path string, marks owners, probs *configs.Proble
 	}
 }
 
-// machineFields are the fields of a Site that a machine of a Cluster has.
+// machineFields are the fields of a Site that a machine of a Cluster also has.
 var machineFields = []string{"nodePool", "nodeType", "nodeIP", "labels", "taints", "network"}
 
-// validateSite reports the problems of a machine's Site that are in the machine's own
-// fields. That the VIP is in a network of the site is reported once for all machines.
+// validateSite reports the problems of a machine's Site that are in the
+// machine's own fields. A VIP in one of the machine's networks is reported once
+// for all machines.
 func (c *Cluster) validateSite(site *configs.Site, path string, probs *configs.Problems) {
 	var found configs.Problems
 	site.ValidateRules(&found)
@@ -236,8 +239,8 @@ func (c *Cluster) validateSite(site *configs.Site, path string, probs *configs.P
 	}
 }
 
-// validateShared reports problems of the fields that the Cluster has in common with the
-// Site of every machine.
+// validateShared reports problems of the fields that the Cluster and the Site
+// of every machine have in common.
 func (c *Cluster) validateShared(probs *configs.Problems) {
 	site := c.siteFrame(configs.NodeNative, "")
 	c.Report.validate(probs)

@@ -1,5 +1,5 @@
-// Package examples has commented documents, from which `edgebake init` makes those that it
-// writes. A test reads each of them.
+// Package examples contains commented documents, from which `edgebake init`
+// generates those that it writes. A test validates each of them.
 package examples
 
 import _ "embed"
@@ -13,5 +13,5 @@ var (
 	//go:embed cluster.yaml
 	Cluster string
 	//go:embed openyurt.yaml
-	OpenYurt string // an Image for OpenYurt's nodes
+	OpenYurt string // an Image for OpenYurt nodes
 )

@@ -9,10 +9,12 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// hexNumber matches the last label of a host that inet_aton(3) reads as a number.
+// hexNumber matches the last label of a host name that inet_aton(3) parses as a
+// number.
 var hexNumber = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)$`)
 
-// IsLoopbackName reports whether the name means the machine itself on every machine.
+// IsLoopbackName reports whether name refers to the machine itself on every
+// machine.
 func IsLoopbackName(name string) bool {
 	name = strings.TrimSuffix(strings.ToLower(name), ".")
 	switch name {
@@ -23,7 +25,7 @@ func IsLoopbackName(name string) bool {
 		strings.HasPrefix(name, "localhost4.") || strings.HasPrefix(name, "localhost6.")
 }
 
-// IPv4 networks and addresses that no host can have.
+// IPv4 networks and addresses that cannot belong to a host.
 var (
 	ThisNetwork = netip.MustParsePrefix("0.0.0.0/8")
 	ReservedV4  = netip.MustParsePrefix("240.0.0.0/4")
@@ -49,8 +51,8 @@ func BadMachine(a netip.Addr) string {
 	return ""
 }
 
-// BadServer returns why a cannot be the address of a server that every program on the
-// node can reach, or "".
+// BadServer returns why a cannot be the address of a server that every program
+// on the node can reach, or "".
 func BadServer(a netip.Addr) string {
 	if bad := BadMachine(a.WithZone("")); bad != "" {
 		if a.Is4In6() {
@@ -71,7 +73,7 @@ func BadServer(a netip.Addr) string {
 	return ""
 }
 
-// BadRouter returns why a cannot be the next hop of one interface, or "".
+// BadRouter returns why a cannot be the next hop on an interface, or "".
 func BadRouter(a netip.Addr) string {
 	if a.Zone() != "" {
 		return fmt.Sprintf("names an interface (%%%s); write %s, which is looked for behind the interface it stands at", strict.Shorten(a.Zone()), a.WithZone(""))
@@ -79,8 +81,8 @@ func BadRouter(a netip.Addr) string {
 	return BadMachine(a)
 }
 
-// ServiceAddrs are the addresses that kubeadm gives the cluster's API and DNS by default.
-// No machine can use them: kube-proxy redirects their traffic.
+// ServiceAddrs are kubeadm's default addresses of the cluster's API and DNS. No
+// machine can use them, because kube-proxy redirects their traffic.
 var ServiceAddrs = map[netip.Addr]string{
 	netip.MustParseAddr("10.96.0.1"):  "the Service kubernetes",
 	netip.MustParseAddr("10.96.0.10"): "the cluster's DNS",

@@ -13,11 +13,11 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// maxCA bounds caCert, in bytes: a few certificates.
+// maxCA is the maximum size of caCert in bytes: a few certificates.
 const maxCA = 64 << 10
 
-// ParsePrivateKey reads a private key in PEM and returns its public key. Its errors quote
-// nothing of the key.
+// ParsePrivateKey parses a PEM private key and returns its public key. Its
+// errors do not quote the key.
 func ParsePrivateKey(text string) (interface{ Equal(crypto.PublicKey) bool }, error) {
 	b, rest := pem.Decode([]byte(text))
 	if b == nil {
@@ -52,7 +52,7 @@ func ParsePrivateKey(text string) (interface{ Equal(crypto.PublicKey) bool }, er
 	return public, nil
 }
 
-// ParseCA reads the certificates of a cluster's CA, in PEM.
+// ParseCA parses the PEM certificates of a cluster's CA.
 func ParseCA(text string) ([]*x509.Certificate, error) {
 	certs, err := ParseCertificates(text)
 	for _, c := range certs {
@@ -63,14 +63,14 @@ func ParseCA(text string) ([]*x509.Certificate, error) {
 	return certs, err
 }
 
-// CheckCertificates returns an error unless text is PEM certificates and nothing else.
+// CheckCertificates returns an error unless text consists of PEM certificates.
 func CheckCertificates(text string) error {
 	_, err := ParseCertificates(text)
 	return err
 }
 
-// ParseCertificates reads PEM certificates. Anything else is an error: a private key in a
-// Site would be copied to every machine.
+// ParseCertificates parses PEM certificates. Anything else is an error, because
+// a private key in a Site would be copied to every machine.
 func ParseCertificates(text string) ([]*x509.Certificate, error) {
 	if len(text) > maxCA {
 		return nil, fmt.Errorf("has %d bytes; a CA certificate has about a thousand", len(text))

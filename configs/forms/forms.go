@@ -1,6 +1,6 @@
-// Package forms checks single values of documents: names, hosts, addresses, labels, URLs,
-// keys. A function Bad... returns what is wrong with a value, worded to follow the field or
-// value, or "".
+// Package forms validates single values of documents: names, hosts, addresses,
+// labels, URLs, keys. A function Bad... returns a message that follows the
+// field or value, or "".
 package forms
 
 import (
@@ -19,29 +19,31 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// Forms of single values. SizeForm is a number with a unit, as in 512Mi or 2G.
+// Patterns of single values. SizeForm is a number with a unit, such as 512Mi or
+// 2G.
 var (
 	DNSLabel   = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	labelName  = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
 	SizeForm   = regexp.MustCompile(`^([1-9][0-9]*)([MGT]i?)B?$`)
-	Token      = regexp.MustCompile(`^[a-z0-9]{6}\.[a-z0-9]{16}$`) // a bootstrap token
-	CAHash     = regexp.MustCompile(`^sha256:[0-9a-fA-F]{64}$`)    // of a CA's public key
+	Token      = regexp.MustCompile(`^[a-z0-9]{6}\.[a-z0-9]{16}$`) // bootstrap token
+	CAHash     = regexp.MustCompile(`^sha256:[0-9a-fA-F]{64}$`)    // hash of a CA's public key
 	nearlySize = regexp.MustCompile(`^\s*([1-9][0-9]{0,9})\s*([mMgGtT]?)[iI]?[bB]?\s*$`)
 )
 
-// TokenWords describes the form Token in messages.
+// TokenWords describes the format of a Token, for messages.
 const TokenWords = "6 letters or digits, a dot, 16 letters or digits, all in lower case"
 
-// Placeholders in the Site that `edgebake init` writes. Validation rejects them: otherwise
-// they would first be noticed when a machine in the field does not join.
+// Placeholders in the Site that `edgebake init` writes. Validation rejects
+// them; otherwise they would be noticed only when a machine in the field does
+// not join.
 const (
 	PlaceholderKey    = "ssh-ed25519 xxxxxxxx admin@example.com"
 	PlaceholderToken  = "xxxxxx.xxxxxxxxxxxxxxxx"
 	PlaceholderCAHash = "sha256:xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
 )
 
-// ParseSize returns the bytes of a size in the form of Kubernetes quantities, as in 512Mi
-// or 2G, optionally followed by B.
+// ParseSize returns the bytes of a size in the format of Kubernetes quantities
+// (512Mi, 2G), optionally followed by B.
 func ParseSize(s string) (int64, error) {
 	m := SizeForm.FindStringSubmatch(s)
 	if m == nil {
@@ -59,8 +61,8 @@ func ParseSize(s string) (int64, error) {
 	return n * unit, nil
 }
 
-// CheckNodeName returns why name cannot name a Node, or nil. The limit of 63
-// is that of the label kubernetes.io/hostname.
+// CheckNodeName returns why name is not valid for a Node, or nil. The limit of
+// 63 is that of the label kubernetes.io/hostname.
 func CheckNodeName(name string) error {
 	switch {
 	case name == "":
@@ -96,7 +98,7 @@ func CheckHost(s string) error {
 	return nil
 }
 
-// BadHost returns what is wrong with s as an IP address or DNS name.
+// BadHost returns why s is not an IP address or DNS name, or "".
 func BadHost(s string) string {
 	if a, err := netip.ParseAddr(s); err == nil {
 		if a.Zone() != "" {
@@ -112,7 +114,8 @@ func BadHost(s string) string {
 	return ""
 }
 
-// BadHostPort returns what is wrong with s as "host:port", with a fix for common mistakes.
+// BadHostPort returns why s is not "host:port", with a fix for common mistakes,
+// or "".
 func BadHostPort(s string) string {
 	if bad := notHostPort(s); bad != "" {
 		return bad
@@ -142,8 +145,8 @@ func BadHostPort(s string) string {
 	return BadHost(host)
 }
 
-// notHostPort returns what is wrong with a URL, a list, an address without a port, or
-// anything else that is not "host:port" at all.
+// notHostPort handles values that are not "host:port" at all: a URL, a list, an
+// address without a port.
 func notHostPort(s string) string {
 	switch {
 	case s == "":
@@ -169,7 +172,7 @@ func notHostPort(s string) string {
 		return ""
 	case BadServer(a) != "":
 		return fmt.Sprintf("%s %s", a, BadServer(a))
-	case a.Is6() && !strings.HasPrefix(s, "["): // any of its colons could begin the port
+	case a.Is6() && !strings.HasPrefix(s, "["): // any of its colons could precede the port
 		return fmt.Sprintf("%q: write an IPv6 address in brackets, and a port behind them, as [fd00::1]:6443", s)
 	}
 	return fmt.Sprintf("%q has no port; write %q", s, netip.AddrPortFrom(a, 6443))
@@ -195,7 +198,7 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// BadLabelKey returns what is wrong with k as the key of a label or taint.
+// BadLabelKey returns why k is not valid as the key of a label or taint, or "".
 func BadLabelKey(k string) string {
 	prefix, name, ok := strings.Cut(k, "/")
 	if !ok {
@@ -209,7 +212,8 @@ func BadLabelKey(k string) string {
 	return ""
 }
 
-// BadLabelValue returns what is wrong with v as the value of a label or taint.
+// BadLabelValue returns why v is not valid as the value of a label or taint, or
+// "".
 func BadLabelValue(v string) string {
 	if v != "" && !labelName.MatchString(v) {
 		return fmt.Sprintf("%q is not a valid value: at most 63 letters, digits, -, _ and ., with a letter or digit at both ends", strict.Shorten(v))
@@ -217,7 +221,7 @@ func BadLabelValue(v string) string {
 	return ""
 }
 
-// BadURL returns what is wrong with s as a URL of one of the schemes.
+// BadURL returns why s is not a URL with one of the schemes, or "".
 func BadURL(s string, schemes ...string) string {
 	u, err := url.Parse(s)
 	if err != nil || u.Host == "" || strings.ContainsFunc(s, unicode.IsSpace) {
@@ -241,8 +245,8 @@ func BadURL(s string, schemes ...string) string {
 	return ""
 }
 
-// BadSSHKey returns what is wrong with a line of authorized_keys, which may have options
-// before the key.
+// BadSSHKey returns why line is not valid in authorized_keys, or "". It may
+// have options before the key.
 func BadSSHKey(line string) string {
 	switch {
 	case line == PlaceholderKey:
@@ -252,7 +256,8 @@ func BadSSHKey(line string) string {
 	case strings.ContainsAny(line, "\r\n"):
 		return "holds more than one line; give each key an item of its own"
 	}
-	// Options may contain words that look like the type of a key: one valid key is enough.
+	// Options may contain words that look like a key type: one valid key is
+	// sufficient.
 	fields := strings.Fields(line)
 	why := "is not a public key as authorized_keys holds it (ssh-ed25519 AAAA… comment)"
 	for i := range len(fields) - 1 {
@@ -292,7 +297,8 @@ func badKeyBlob(kind, encoded string) string {
 	return ""
 }
 
-// BadFilePath returns what is wrong with p as the path of a file on the node.
+// BadFilePath returns why p is not valid as the path of a file on the node, or
+// "".
 func BadFilePath(p string) string {
 	switch {
 	case !strings.HasPrefix(p, "/"):
@@ -315,7 +321,7 @@ func BadFilePath(p string) string {
 	return ""
 }
 
-// CheckSSHKey returns what is wrong with a line of authorized_keys, or nil.
+// CheckSSHKey returns the message of BadSSHKey as an error, or nil.
 func CheckSSHKey(line string) error {
 	if bad := BadSSHKey(line); bad != "" {
 		return errors.New(bad)
@@ -323,7 +329,7 @@ func CheckSSHKey(line string) error {
 	return nil
 }
 
-// BadVersion returns what is wrong with a version that does not match form.
+// BadVersion returns the message for a version that does not match form.
 func BadVersion(v string, form *regexp.Regexp, example string) string {
 	if form.MatchString("v" + v) {
 		return fmt.Sprintf("%q must start with \"v\": v%s", v, v)

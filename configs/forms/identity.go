@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Identity returns a serial number, UUID or asset tag, trimmed, or "" for a placeholder
-// that firmware has instead: two machines with the same one could not be told apart.
+// Identity returns a trimmed serial number, UUID or asset tag, or "" if it is a
+// vendor's placeholder, which several machines may have.
 func Identity(s string) string {
 	s = strings.Trim(s, "\x00 \t\r\n")
 	low := strings.Join(strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return strings.ContainsRune(" _-.:/", r) }), " ")
@@ -17,7 +17,8 @@ func Identity(s string) string {
 		"no asset tag", "no asset information", "chassis asset", "base board asset", "system asset", "fill by oem",
 		"not specified", "not applicable", "not available", "not present", "not settable", "not provided", "no serial", "o e m", "oem", "invalid", "unknown", "empty",
 	} {
-		// A real number may begin with one of the single words: OEM-4711.
+		// A real number may begin with one of the single words, for example
+		// OEM-4711.
 		if low == junk || strings.Contains(junk, " ") && strings.HasPrefix(low, junk+" ") {
 			return ""
 		}
@@ -28,7 +29,7 @@ func Identity(s string) string {
 		"systemserialnumber", "chassisserialnumber",
 		"12345678", "123456789", "0123456789", "1234567890", "0123456789abcdef", "123456789abcdef",
 		"asset1234567890", "atn12345678901234567890",
-		"03000200040005000006000700080009", // UUIDs that whole series of boards carry
+		"03000200040005000006000700080009", // UUIDs of whole series of boards
 		"00020003000400050006000700080009",
 		"12345678123456789012345678901234",
 		"123456781234567890123456789abcde",
@@ -45,9 +46,9 @@ func Identity(s string) string {
 
 var bareMAC = regexp.MustCompile(`^[0-9A-Fa-f]{12}$`)
 
-// CardMAC returns the address of a network card as Linux writes it (52:54:00:12:34:56).
-// The separators may be colons, dashes or dots, or missing. An address that no card can
-// have gives "".
+// CardMAC returns a network card's address in Linux's format
+// (52:54:00:12:34:56). The separators may be colons, dashes or dots, or
+// missing. It returns "" for an invalid address.
 func CardMAC(s string) string {
 	s = strings.TrimSpace(s)
 	if bareMAC.MatchString(s) {

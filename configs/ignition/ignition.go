@@ -1,5 +1,6 @@
-// Package ignition reads the Ignition configs that a Site may have: Ignition's own library
-// judges the form, and this package what first boot does not apply.
+// Package ignition reads the Ignition configs of Sites: Ignition's own library
+// validates them, and this package rejects settings that first boot does not
+// apply.
 package ignition
 
 import (
@@ -33,21 +34,21 @@ import (
 	"github.com/vincent-petithory/dataurl"
 )
 
-// Parse reads an Ignition config of any spec from 3.0 to 3.6, judged
-// by Ignition's own library, and rejects what first boot does not apply. Warnings are
-// settings that have another effect than the author may expect. Both have the place
-// in the config.
+// Parse parses an Ignition config of spec 3.0 to 3.6 with Ignition's own
+// library, and rejects what first boot does not apply. Warnings are settings
+// that have another effect than the author may expect. Warnings and problems
+// have the position in the config.
 func Parse(name string, data []byte) (cfg *types.Config, warnings, probs strict.Problems) {
 	if len(data) > ondisk.SlotRoom {
 		probs.Add("", "has %.1f MiB; the slot has room for %d MiB: put large files into the Image (files, overlays) instead", float64(len(data))/(1<<20), ondisk.SlotRoom>>20)
 		probs[0].File = name
 		return nil, nil, probs
 	}
-	isJSON := bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) // if perhaps with a slip
+	isJSON := bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) // or JSON with a syntax error
 	parsed, rep, err := ign.ParseCompatibleVersion(data)
 	for _, e := range rep.Entries {
-		// A key the library does not know is only a warning to it. To an
-		// unattended machine it is a setting that is silently missing.
+		// An unknown key is only a warning in the library. On an unattended
+		// machine it would be a setting that is silently missing.
 		if e.Kind == report.Info {
 			continue
 		}
@@ -84,7 +85,7 @@ func Parse(name string, data []byte) (cfg *types.Config, warnings, probs strict.
 		return nil, nil, probs.First(name, 0)
 	}
 	for _, w := range Locate(name, data, decimalModes(data)) {
-		// It explains the special bits, of which the library warns.
+		// It explains the special bits about which the library warns.
 		warnings = slices.DeleteFunc(warnings, func(p strict.Problem) bool { return p.Path == w.Path })
 		warnings = append(warnings, w)
 	}
@@ -93,7 +94,7 @@ func Parse(name string, data []byte) (cfg *types.Config, warnings, probs strict.
 
 var wrongType = regexp.MustCompile(`^json: cannot unmarshal (\w+)(?: \S+)? into Go (?:value|struct field (\S+)) of type (\S+)$`)
 
-// plain rewrites what encoding/json says of a value of the wrong type.
+// plain rewrites encoding/json's message about a value of the wrong type.
 func plain(message string) string {
 	m := wrongType.FindStringSubmatch(message)
 	if m == nil {
@@ -101,7 +102,7 @@ func plain(message string) string {
 	}
 	var path []string
 	for part := range strings.SplitSeq(m[2], ".") {
-		if part != "" && !unicode.IsUpper(rune(part[0])) { // Go's own types
+		if part != "" && !unicode.IsUpper(rune(part[0])) { // names of Go types
 			path = append(path, part)
 		}
 	}
@@ -122,22 +123,23 @@ func plain(message string) string {
 	return fmt.Sprintf("%s is %s, expected %s", field, map[string]string{"string": "a string", "number": "a number", "bool": "true or false", "array": "a list", "object": "an object"}[m[1]], want)
 }
 
-// isHarmless reports a warning of Ignition's library about something that Ignition
-// applies all the same, and first boot too.
+// isHarmless reports a warning of Ignition's library about settings that
+// Ignition and first boot apply anyway.
 func isHarmless(message string) bool {
 	return message == ignerrors.ErrModeSpecialBits.Error() || message == ignerrors.ErrHardLinkSpecifiesOwner.Error()
 }
 
-// decimalModes warns about modes that were written in octal. JSON has decimal numbers
-// only: 644 is 01204, and 420 is 0644.
+// decimalModes warns about modes that were written in octal. JSON has only
+// decimal numbers: 644 is 01204, and 420 is 0644.
 func decimalModes(data []byte) (warnings strict.Problems) {
-	// As written: the library clears special bits below spec 3.6.
+	// The original values: the library clears special bits for specs before
+	// 3.6.
 	type nodes []struct{ Mode *int }
 	var cfg struct {
 		Storage struct{ Files, Directories nodes }
 	}
 	if json.Unmarshal(data, &cfg) != nil {
-		return nil // the library has said why
+		return nil // the library reports it
 	}
 	warn := func(path string, mode *int) {
 		if mode == nil || usualModes[*mode] {
@@ -159,7 +161,7 @@ func decimalModes(data []byte) (warnings strict.Problems) {
 // usualModes are modes that files and directories often have.
 var usualModes = func() map[int]bool {
 	modes := map[int]bool{0o1777: true, 0o2755: true, 0o2770: true, 0o2775: true, 0o4755: true, 0o6755: true}
-	for _, owner := range []int{4, 5, 6, 7} { // the others have no right that the owner lacks
+	for _, owner := range []int{4, 5, 6, 7} { // others have no right that the owner lacks
 		for group := range owner + 1 {
 			for other := range group + 1 {
 				if group&^owner == 0 && other&^group == 0 && group != 2 && group != 3 && other != 2 && other != 3 {
@@ -186,14 +188,14 @@ func parseError(err error, data []byte) string {
 	return fmt.Sprintf("not an Ignition config: %v", err)
 }
 
-// Locate says where in an Ignition config the fields of problems are,
-// or what is nearest around them.
+// Locate sets the positions of the problems' fields in an Ignition config, or
+// of the nearest value around them.
 func Locate(name string, data []byte, probs strict.Problems) strict.Problems {
 	root, err := vjson.UnmarshalToContext(data)
 	for i := range probs {
 		probs[i].File = name
 		if err != nil {
-			continue // parsed before: it has no markers; say the rest all the same
+			continue // parsed before, but it has no markers: the position stays unknown
 		}
 		at := contextPath(probs[i].Path)
 		var n tree.Node
@@ -223,15 +225,15 @@ func contextPath(field string) vpath.ContextPath {
 	return at
 }
 
-// Unsupported is a part of an Ignition config that first boot does not apply:
-// it sets up a system that is already there, from what it has on board.
+// Unsupported is a part of an Ignition config that first boot does not apply,
+// because it configures an existing system without downloads.
 type Unsupported struct {
-	Section string // as a person names it
+	Section string // name for messages
 	Problem strict.Problem
 }
 
-// FindUnsupported lists those of cfg: the one list that validate, stamp
-// and first boot use.
+// FindUnsupported lists the unsupported parts of cfg. validate, stamp and first
+// boot use it.
 func FindUnsupported(cfg *types.Config) []Unsupported {
 	var out []Unsupported
 	add := func(there bool, section, path, format string, args ...any) {
@@ -267,18 +269,18 @@ func FindUnsupported(cfg *types.Config) []Unsupported {
 	return out
 }
 
-// anyHash is the form of a crypt(3) hash, down to DES. Ignition judges none, so a hash
-// that no password fits is left alone.
+// anyHash matches crypt(3) hashes, including DES. Ignition does not check
+// hashes, so those that match no password are accepted.
 var anyHash = regexp.MustCompile(`^(\$[0-9a-zA-Z]+\$|_[./0-9A-Za-z]{19}$|[./0-9A-Za-z]{13}$)`)
 
-// lockedPasswd are password fields of accounts without one.
+// lockedPasswd matches password fields of accounts without a password.
 var lockedPasswd = regexp.MustCompile(`^[*!x]+$`)
 
-// accountName is the name of a user or group that every tool takes.
+// accountName matches user and group names that all tools accept.
 var accountName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}$`)
 
-// Check finds what is wrong with a config that Ignition's library
-// takes, and would come out on the machine: the library looks at the form.
+// Check returns problems that Ignition's library does not detect and that would
+// occur only on the machine.
 func Check(cfg *types.Config) strict.Problems {
 	var probs strict.Problems
 	checkAccounts(cfg, &probs)
@@ -287,7 +289,7 @@ func Check(cfg *types.Config) strict.Problems {
 	return probs
 }
 
-// checkName checks the name of a user or group.
+// checkName validates the name of a user or group.
 func checkName(path, what, s string, probs *strict.Problems) {
 	if !accountName.MatchString(s) || isNumber(s) || s == "." || s == ".." {
 		probs.Add(path, "%q is not a %s's name: at most 32 letters, digits, _, . and -, not digits alone and not a - in front", strict.Shorten(s), what)
@@ -296,7 +298,8 @@ func checkName(path, what, s string, probs *strict.Problems) {
 
 func isNumber(s string) bool { return strings.Trim(s, "0123456789") == "" }
 
-// checkAccountField checks a text that becomes a field of /etc/passwd or similar.
+// checkAccountField validates a text that becomes a field of /etc/passwd or a
+// similar file.
 func checkAccountField(path, s string, probs *strict.Problems) {
 	if strings.Contains(s, ":") || strict.BadText(s) != "" {
 		probs.Add(path, "contains a colon, line break or control character, which the account files cannot hold")
@@ -350,7 +353,7 @@ func checkID(path string, id *int, probs *strict.Problems) {
 	}
 }
 
-// nodes are the files, directories and links of a config.
+// nodes collects the files, directories and links of a config.
 type nodes struct {
 	probs *strict.Problems
 	paths []nodePath
@@ -402,7 +405,7 @@ func checkNodes(cfg *types.Config, probs *strict.Problems) {
 	c.checkUnitFiles(cfg.Systemd.Units)
 }
 
-// checkParents reports paths inside something that is not a directory.
+// checkParents reports paths below a file or link.
 func (c *nodes) checkParents() {
 	for _, n := range c.paths {
 		for dir := path.Dir(n.path); dir != "/" && dir != "."; dir = path.Dir(dir) {
@@ -414,7 +417,7 @@ func (c *nodes) checkParents() {
 	}
 }
 
-// checkUnitFiles reports units and drop-ins that are among the files too.
+// checkUnitFiles reports units and drop-ins that are also listed as files.
 func (c *nodes) checkUnitFiles(units []types.Unit) {
 	for i, u := range units {
 		p := "/etc/systemd/system/" + u.Name
@@ -431,7 +434,7 @@ func (c *nodes) checkUnitFiles(units []types.Unit) {
 
 func checkContents(field string, r types.Resource, probs *strict.Problems) {
 	if s := str(r.Source); s != "" && !strings.HasPrefix(s, "data:") {
-		return // unsupported, and reported as such
+		return // unsupported, which is reported elsewhere
 	}
 	if _, err := Contents(r); err != nil {
 		probs.Add(field, "%v", err)
@@ -455,10 +458,10 @@ func checkUnits(cfg *types.Config, probs *strict.Problems) {
 	}
 }
 
-// maxContents bounds what a compressed resource may become.
+// maxContents is the maximum size of an uncompressed resource in bytes.
 const maxContents = 64 << 20
 
-// Contents returns the contents that a config carries itself.
+// Contents returns the inline contents of a resource.
 func Contents(r types.Resource) ([]byte, error) {
 	if str(r.Source) == "" {
 		return nil, nil
@@ -477,8 +480,7 @@ func Contents(r types.Resource) ([]byte, error) {
 	default:
 		return nil, fmt.Errorf("uncompressing its contents: unknown compression %q: want gzip", c)
 	}
-	// As the spec has it, the hash is that of the file, not of what it is
-	// packed in.
+	// According to the spec, the hash is that of the uncompressed file.
 	if h := str(r.Verification.Hash); h != "" {
 		if err := verifyContents(data, h); err != nil {
 			return nil, err
@@ -528,8 +530,8 @@ func str(s *string) string {
 	return *s
 }
 
-// Holds reports whether a config contains a secret, as it is written or in the contents of
-// a file.
+// Holds reports whether a config contains a secret, literally or in the
+// contents of a file.
 func Holds(config []byte, secret strict.Secret) bool {
 	word := []byte(secret.Reveal())
 	if len(word) == 0 || len(config) == 0 {

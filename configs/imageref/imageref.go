@@ -1,4 +1,4 @@
-// Package imageref has names and digests of container images, in their full form.
+// Package imageref defines full names and digests of container images.
 package imageref
 
 import (
@@ -12,8 +12,8 @@ import (
 
 var digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
-// Ref is the name of a container image in its full form, as containerd and the
-// kubelet write it: "pause" has become docker.io/library/pause.
+// Ref is the full name of a container image, as containerd and kubelet write
+// it: "pause" becomes docker.io/library/pause.
 type Ref struct {
 	Domain string // "registry.example.com", "localhost:5000"
 	Path   string // "pause", "library/nginx"
@@ -21,10 +21,10 @@ type Ref struct {
 	Digest Digest
 }
 
-// Repo is the reference without tag and digest.
+// Repo returns the reference without tag and digest.
 func (r Ref) Repo() string { return r.Domain + "/" + r.Path }
 
-// String is the reference's full form.
+// String returns the full name.
 func (r Ref) String() string {
 	s := r.Repo()
 	if r.Tag != "" {
@@ -36,28 +36,28 @@ func (r Ref) String() string {
 	return s
 }
 
-// MarshalText writes the full form.
+// MarshalText returns the full name.
 func (r Ref) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// UnmarshalText is Parse.
+// UnmarshalText calls Parse.
 func (r *Ref) UnmarshalText(text []byte) (err error) {
 	*r, err = Parse(string(text))
 	return err
 }
 
-// Digest is a SHA-256 as registries write it: "sha256:" and 64 hexadecimal
-// digits; empty: unknown. ParseDigest alone makes one of text, so that whoever has
-// one need not look again.
+// Digest is a SHA-256 digest as in registries: "sha256:" and 64 hexadecimal
+// digits; empty means unknown. Text is converted only by ParseDigest, so a
+// Digest is always valid.
 type Digest string
 
-// DigestError says that a text is not a Digest.
+// DigestError means that a text is not a Digest.
 type DigestError struct{ Text string }
 
 func (e *DigestError) Error() string {
 	return fmt.Sprintf("digest %q is not sha256: and 64 hex digits", e.Text)
 }
 
-// ParseDigest reads a digest.
+// ParseDigest parses a digest.
 func ParseDigest(s string) (Digest, error) {
 	if !digestForm.MatchString(s) {
 		return "", &DigestError{s}
@@ -65,24 +65,25 @@ func ParseDigest(s string) (Digest, error) {
 	return Digest(s), nil
 }
 
-// DigestOf is the digest with those 32 bytes.
+// DigestOf returns the digest with these 32 bytes.
 func DigestOf(sha256 []byte) Digest { return Digest("sha256:" + hex.EncodeToString(sha256)) }
 
-// Hex is the digest without its algorithm, as the cache names blobs.
+// Hex returns the digest without its algorithm, as in the names of cached
+// blobs.
 func (d Digest) Hex() string { return strings.TrimPrefix(string(d), "sha256:") }
 
-// UnmarshalText is ParseDigest.
+// UnmarshalText calls ParseDigest.
 func (d *Digest) UnmarshalText(text []byte) (err error) {
 	*d, err = ParseDigest(string(text))
 	return err
 }
 
-// Parse reads a reference, by the grammar of containerd and the kubelet. One
-// that names neither a tag nor a digest is rejected: what it means changes over
-// time, and an image is baked once.
+// Parse parses a reference with the grammar of containerd and kubelet. It
+// rejects one with neither a tag nor a digest, because the image it refers to
+// changes over time.
 func Parse(s string) (Ref, error) {
 	named, err := reference.ParseNormalizedNamed(s)
-	if err == nil && reference.Domain(named) == "" { // "a.b_c/x", of which it takes all for the path
+	if err == nil && reference.Domain(named) == "" { // "a.b_c/x", which is parsed as a path only
 		err = reference.ErrReferenceInvalidFormat
 	}
 	if err != nil {
@@ -110,8 +111,8 @@ func (e *UntaggedError) Error() string {
 	return fmt.Sprintf("image reference %q has no tag: write the version you mean, as in %s:1.2.3, or pin it as %s@sha256:…", e.Ref, e.Ref, e.Ref)
 }
 
-// whyNoRef names the part of s for which it is not a reference; err is what is said
-// of the whole.
+// whyNoRef returns the reason why s is not a reference; err is the error about
+// the whole.
 func whyNoRef(s string, err error) error {
 	rest, digest, hasDigest := strings.Cut(s, "@")
 	if _, err := ParseDigest(digest); hasDigest && err != nil {
@@ -136,7 +137,7 @@ func whyNoRef(s string, err error) error {
 	return err
 }
 
-// matches reports whether all of s is what re, which has no anchors, describes.
+// matches reports whether re, which has no anchors, matches all of s.
 func matches(re *regexp.Regexp, s string) bool {
 	return regexp.MustCompile("^(?:" + re.String() + ")$").MatchString(s)
 }

@@ -23,25 +23,27 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Options set how a table becomes an Inventory.
+// Options control the conversion of a table to an Inventory.
 type Options struct {
-	// Map gives the field of a column by its header; "-" leaves the column out.
+	// Map assigns fields to columns, by header; "-" ignores a column.
 	Map map[string]string
-	// Path turns a path relative to the template into one relative to the Inventory.
+	// Path converts a path relative to the template to one relative to the
+	// Inventory.
 	Path func(string) string
-	// Warn, if set, receives a sentence about each field of the template that was left out.
+	// Warn, if set, receives a sentence about each field of the template that
+	// is omitted.
 	Warn func(string)
 }
 
-// Limits of a table; a store chain has thousands of rows.
+// Limits of a table; a chain of stores has thousands of rows.
 const (
 	maxRows        = 50_000
 	maxColumns     = 200
 	maxImportNotes = 100
-	maxAlike       = 3 // rows with the same problem that are reported one by one
+	maxAlike       = 3 // number of rows for which the same problem is reported individually
 )
 
-// columnNames maps the usual headers, in the form of plainHeader, to fields.
+// columnNames maps common headers, normalized by plainHeader, to fields.
 func columnNames() map[string]string {
 	return map[string]string{
 		"name": "name", "site": "name", "store": "name", "shop": "name",
@@ -58,7 +60,7 @@ func columnNames() map[string]string {
 // column is one column of the table.
 type column struct {
 	header string
-	path   []step // empty: the column is left out
+	path   []step // empty: the column is ignored
 	field  string
 	kind   reflect.Type
 	free   bool // any text is valid
@@ -67,11 +69,11 @@ type column struct {
 // step is one part of a field's path: a key, or an item of a list.
 type step struct {
 	key  string
-	free bool // a key that a person chooses, for example that of a label
+	free bool // a key chosen by the user, for example of a label
 	item int  // if key is empty
 }
 
-// at returns the path of the column's field in the form of Problem.Path.
+// at returns the path of the column's field in the format of Problem.Path.
 func (c column) at() string {
 	var p string
 	for _, s := range c.path {
@@ -89,9 +91,9 @@ func (c column) at() string {
 	return p
 }
 
-// CSV makes an Inventory from a table, with one row for each site, and a template: the Site
-// that all have in common. The header names the field of each column, by its path or a
-// usual name. The error is strict.Problems.
+// CSV converts a table with one row per site to an Inventory. The template is a
+// Site with the common fields. The header names the field of each column, by
+// its path or a common name. The error is strict.Problems.
 func CSV(name string, table []byte, templateName string, template []byte, o Options) (inventory []byte, sites int, err error) {
 	defaults, probs := templateFields(templateName, template, o)
 	im := &importer{name: name, template: templateName, defaults: defaults}
@@ -112,8 +114,8 @@ func CSV(name string, table []byte, templateName string, template []byte, o Opti
 	return inventory, len(im.lines), err
 }
 
-// nameNodes drops a templated nodeName if the table names the sites: it would take
-// precedence over the names in the table.
+// nameNodes removes a nodeName template if the table has names of sites,
+// because it would have priority over them.
 func (im *importer) nameNodes(warn func(string)) {
 	has := func(field string) bool {
 		return slices.ContainsFunc(im.columns, func(c column) bool { return c.field == field })
@@ -128,8 +130,8 @@ func (im *importer) nameNodes(warn func(string)) {
 	}
 }
 
-// ownProblems returns the problems of the rows that the template does not cause, for example
-// by a misspelt field.
+// ownProblems returns the problems of the rows that are not caused by the
+// template, for example by a misspelt field.
 func (im *importer) ownProblems(template, rows strict.Problems) strict.Problems {
 	return slices.DeleteFunc(rows, func(p strict.Problem) bool {
 		return p.File != im.name || p.Missing || slices.ContainsFunc(template, func(t strict.Problem) bool { return strings.HasSuffix(p.Msg, t.Msg) })
@@ -145,7 +147,8 @@ func asProblems(err error) strict.Problems {
 	return probs
 }
 
-// templateFields returns the fields of the template, and the problems it has as a Site.
+// templateFields returns the fields of the template, and its problems as a
+// Site.
 func templateFields(name string, template []byte, o Options) (*yaml.Node, strict.Problems) {
 	doc, err := configs.Read(name, template)
 	if err != nil {
@@ -164,9 +167,10 @@ func templateFields(name string, template []byte, o Options) (*yaml.Node, strict
 	return fields, asProblems(err)
 }
 
-// unsolved removes the template's problems that columns may solve, for example a missing
-// address. Validation of the whole Inventory finds the rows that do not. If the header
-// could not be read, any field with fields of its own may be completed by a column.
+// unsolved removes the problems of the template that columns may solve, for
+// example a missing address; validation of the Inventory reports the rows that
+// do not. If the header is invalid, columns might complete any field that has
+// fields of its own.
 func (im *importer) unsolved(template strict.Problems) strict.Problems {
 	return slices.DeleteFunc(template, func(p strict.Problem) bool {
 		return p.Missing || !im.headed && hasFields(p.Path) || p.Path != "" && slices.ContainsFunc(im.columns, func(c column) bool {
@@ -197,8 +201,8 @@ func tableText(name string, b []byte) (string, error) {
 	return text, nil
 }
 
-// separator returns the character between columns: the candidate that the header has most
-// often, or the one that its line sep= names.
+// separator returns the column separator: the most frequent candidate in the
+// header, or the one in its line sep=.
 func separator(text string) (sep rune, rest string) {
 	first, after, _ := strings.Cut(text, "\n")
 	if s, ok := strings.CutPrefix(strings.TrimSpace(strings.ToLower(strings.Trim(first, `"`))), "sep="); ok && utf8.RuneCountInString(s) == 1 {
@@ -220,7 +224,7 @@ type importer struct {
 	columns  []column
 	headed   bool // the whole header is valid
 	sites    []*yaml.Node
-	lines    []int // of each site
+	lines    []int // line of each site
 	probs    strict.Problems
 }
 
@@ -284,7 +288,7 @@ func (im *importer) read(text string, o Options) error {
 	return im.merged().Err()
 }
 
-// quoteProblem explains an error in the quotes of a row.
+// quoteProblem explains an error in the quoting of a row.
 func quoteProblem(bad *csv.ParseError, offset int) string {
 	at := fmt.Sprintf("byte %d", bad.Column)
 	if bad.Line != bad.StartLine {
@@ -296,7 +300,8 @@ func quoteProblem(bad *csv.ParseError, offset int) string {
 	return fmt.Sprintf("a cell in quotes does not end, or continues behind its closing quote (%s): a quote inside of quotes is written twice", at)
 }
 
-// plainHeader returns a header in lower case without blanks, dashes, underscores and dots.
+// plainHeader returns a header in lower case without blanks, dashes,
+// underscores and dots.
 func plainHeader(s string) string {
 	return strings.NewReplacer(" ", "", "-", "", "_", "", ".", "").Replace(strings.ToLower(s))
 }
@@ -346,7 +351,8 @@ func (im *importer) header(line int, row []string, o Options) {
 	}
 }
 
-// checkInterfaces reports columns of an interface that neither a column nor the template names.
+// checkInterfaces reports columns of an interface that has no name, in the
+// table or the template.
 func (im *importer) checkInterfaces(line int) {
 	said := map[int]bool{}
 	for _, c := range im.columns {
@@ -362,7 +368,8 @@ func (im *importer) checkInterfaces(line int) {
 	}
 }
 
-// ofInterface reports whether a field belongs to an interface, and to which.
+// ofInterface reports whether a field belongs to an interface, and returns the
+// interface's index.
 func ofInterface(path []step) (i int, ok bool) {
 	if len(path) < 4 || path[0].key != "network" || path[1].key != "interfaces" {
 		return 0, false
@@ -388,8 +395,9 @@ func (im *importer) namesInterface(i int) bool {
 
 var pathPart = regexp.MustCompile(`^([A-Za-z]+)((?:\[\d\])*)$`)
 
-// fieldPath parses the path of a field that a cell can hold, for example
-// labels.example.com/region or network.interfaces[0].gateway. bad is what is wrong with it.
+// fieldPath parses the path of a field that fits in a cell, for example
+// labels.example.com/region or network.interfaces[0].gateway. bad is the
+// problem, or "".
 func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad string) {
 	path, kind, free, bad = fieldOf(field)
 	if bad == "" && (len(path) == 0 || !inCell(kind)) {
@@ -398,7 +406,7 @@ func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad str
 	return path, kind, free, bad
 }
 
-// fieldOf is fieldPath for any field of a Site.
+// fieldOf is like fieldPath for any field of a Site.
 func fieldOf(field string) (path []step, kind reflect.Type, free bool, bad string) {
 	fail := func(format string, args ...any) ([]step, reflect.Type, bool, string) {
 		return nil, nil, false, fmt.Sprintf(format, args...)
@@ -438,7 +446,7 @@ func fieldOf(field string) (path []step, kind reflect.Type, free bool, bad strin
 	return path, t, free, ""
 }
 
-// inCell reports whether a cell can hold a value of the type.
+// inCell reports whether a value of type t fits in a cell.
 func inCell(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Struct:
@@ -449,13 +457,13 @@ func inCell(t reflect.Type) bool {
 	return t == reflect.TypeFor[strict.Secret]() || t.Kind() != reflect.Map
 }
 
-// hasFields reports whether a field of a Site has fields of its own.
+// hasFields reports whether a field of a Site has subfields.
 func hasFields(field string) bool {
 	path, t, _, bad := fieldOf(field)
 	return bad == "" && len(path) > 0 && !inCell(t)
 }
 
-// row turns a row into a site.
+// row converts a row to a site.
 func (im *importer) row(line int, row []string) {
 	if len(row) != len(im.columns) {
 		fix := "a cell with the separator in it needs quotes"
@@ -481,19 +489,20 @@ func (im *importer) row(line int, row []string) {
 }
 
 var (
-	// noValueSure matches what spreadsheets show for a formula without a value, noValue
-	// also similar texts.
+	// noValueSure matches the texts that spreadsheets show for a formula
+	// without a value, noValue also similar ones.
 	noValue     = regexp.MustCompile(`^(#(N/A|NAME\?|[A-Z0-9/_]+!)|Err:\d+)$`)
 	noValueSure = regexp.MustCompile(`^(#(N/A|NAME\?|(NULL|DIV/0|VALUE|REF|NUM|SPILL|CALC|FIELD|ERROR)!)|Err:\d{3})$`)
-	// quotedText matches the usual trick to keep the leading zeros of a number.
+	// quotedText matches the common trick to keep the leading zeros of a
+	// number.
 	quotedText = regexp.MustCompile(`^=".*"$`)
 	// rounded matches a number of which a spreadsheet dropped digits.
 	rounded = regexp.MustCompile(`^\d([.,]\d+)?E\+\d+$`)
 )
 
-// notValue returns a message if a spreadsheet changed the text of a cell: no machine has
-// such a serial number, and the machine would wait for its Site forever. Passwords may look
-// like formulas, and are never quoted.
+// notValue returns a message if a spreadsheet replaced the text of a cell: no
+// machine has such a serial number, so it would wait for its Site forever.
+// Passwords may look like formulas, and are never quoted.
 func notValue(text string, c column) string {
 	said, secret := "", c.kind == reflect.TypeFor[strict.Secret]()
 	if !secret {
@@ -514,8 +523,8 @@ func notValue(text string, c column) string {
 	return ""
 }
 
-// cellValue returns the value of a cell for its field. Items of a list are separated by
-// white space, commas, semicolons or vertical bars.
+// cellValue converts a cell to the type of its field. Items of a list are
+// separated by white space, commas, semicolons or vertical bars.
 func cellValue(text string, c column) *yaml.Node {
 	switch {
 	case c.kind.Kind() == reflect.Slice:
@@ -531,7 +540,7 @@ func cellValue(text string, c column) *yaml.Node {
 		} else if slices.Contains([]string{"no", "n", "0", "false"}, low) {
 			return yamltree.Plain("false", "!!bool")
 		}
-		return yamltree.Quoted(text) // which validation rejects
+		return yamltree.Quoted(text) // rejected by validation
 	case c.kind.Kind() == reflect.Int:
 		if _, err := strconv.Atoi(text); err == nil {
 			return yamltree.Plain(text, "!!int")
@@ -543,14 +552,14 @@ func cellValue(text string, c column) *yaml.Node {
 	return yamltree.Quoted(text)
 }
 
-// set puts v at path below n. A list starts as a copy of the template's list. The result
-// is what is wrong, or "".
+// set sets the value at path below n. A list starts as a copy of the template's
+// list. It returns the problem, or "".
 func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) string {
 	if len(path) == 1 && path[0].key != "" {
 		n.Content = append(yamltree.Without(n, path[0].key).Content, yamltree.Plain(path[0].key, "!!str"), v)
 		return ""
 	}
-	var below *yaml.Node // the template's
+	var below *yaml.Node // the template's value
 	if template != nil && template.Kind == yaml.MappingNode {
 		below = yamltree.Get(template, path[0].key)
 	}
@@ -605,7 +614,8 @@ func (im *importer) encode() ([]byte, error) {
 
 var siteIndex = regexp.MustCompile(`^sites\[(\d+)\]\.?(.*)$`)
 
-// byRow translates the problems of an Inventory into lines and columns of the table.
+// byRow converts the problems of an Inventory to lines and columns of the
+// table.
 func (im *importer) byRow(probs strict.Problems) strict.Problems {
 	for _, p := range probs {
 		m := siteIndex.FindStringSubmatch(p.Path)
@@ -624,14 +634,15 @@ func (im *importer) byRow(probs strict.Problems) strict.Problems {
 			p.Msg = field + ": " + p.Msg
 		}
 		im.problem(line, header, "%s", im.lineOf(p.Msg))
-		// Only the template can give what no column holds, except names.
+		// A value that no column has can only come from the template, except
+		// for names.
 		im.probs[len(im.probs)-1].Missing = p.Missing && header == "" && field != "name"
 	}
 	im.probs.Sort()
 	return im.merged()
 }
 
-// lineOf replaces the index of a site in a message by the line of its row.
+// lineOf replaces indices of sites in a message by the lines of their rows.
 func (im *importer) lineOf(msg string) string {
 	return siteRef.ReplaceAllStringFunc(msg, func(s string) string {
 		n, _ := strconv.Atoi(s[len("sites[") : len(s)-1])
@@ -642,7 +653,8 @@ func (im *importer) lineOf(msg string) string {
 	})
 }
 
-// merged merges the same problem of more than maxAlike rows into one that lists their lines.
+// merged combines a problem that occurs in more than maxAlike rows into one
+// with a list of lines.
 func (im *importer) merged() strict.Problems {
 	alike := map[strict.Problem][]int{}
 	kind := func(p strict.Problem) strict.Problem { p.Line = 0; return p }
@@ -666,7 +678,7 @@ func (im *importer) merged() strict.Problems {
 	return out
 }
 
-// ranges formats ascending numbers, as in 3-7, 9, 11-20.
+// ranges formats ascending numbers, for example 3-7, 9, 11-20.
 func ranges(n []int) string {
 	var parts []string
 	for i := 0; i < len(n); {

@@ -11,17 +11,19 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// Local has the settings of one machine that kubeadm gets in addition to its documents.
+// Local has the settings of one machine for kubeadm, in addition to the
+// documents.
 type Local struct {
-	// EtcdTag and DNSTag are the tags of the images on board; empty: kubeadm's own.
+	// EtcdTag and DNSTag are the tags of the images in the image; empty means
+	// kubeadm's default.
 	EtcdTag, DNSTag string
-	// CertificatesDir is where kubeadm reads and makes certificates; empty:
-	// where the control plane has them.
+	// CertificatesDir is kubeadm's directory of certificates; empty means the
+	// default.
 	CertificatesDir string
-	// EtcdArgs are arguments for one start of one member of etcd; they are not uploaded
-	// to the cluster.
+	// EtcdArgs are arguments for one start of one etcd member; they are not
+	// uploaded to the cluster.
 	EtcdArgs []Arg
-	// Token is a bootstrap token to make, valid for TokenTTL; zero: none.
+	// Token is a bootstrap token to create, valid for TokenTTL; may be zero.
 	Token    strict.Secret
 	TokenTTL time.Duration
 }
@@ -29,8 +31,8 @@ type Local struct {
 // Arg is an argument of a component.
 type Arg struct{ Name, Value string }
 
-// EncodeFor writes the documents for kubeadm on one machine. With a token, they are
-// secret.
+// EncodeFor encodes the documents for kubeadm on one machine. If it has a
+// token, the result is secret.
 func (d Documents) EncodeFor(l Local) ([]byte, error) {
 	docs := slices.Clone(d)
 	for i := range docs {
@@ -67,7 +69,7 @@ func (d Documents) Only(kinds ...string) Documents {
 	return slices.DeleteFunc(slices.Clone(d), func(doc Document) bool { return !slices.Contains(kinds, doc.Kind) })
 }
 
-// cluster returns the text of a field of ClusterConfiguration; empty: it is not set.
+// cluster returns the text of a field of ClusterConfiguration, or "".
 func (d Documents) cluster(field string) string {
 	return yamltree.Text(yamltree.At(d.Of("ClusterConfiguration"), field))
 }
@@ -75,11 +77,11 @@ func (d Documents) cluster(field string) string {
 // KubernetesVersion returns the version of the control plane.
 func (d Documents) KubernetesVersion() string { return d.cluster("kubernetesVersion") }
 
-// DNSDomain returns the cluster's DNS domain; empty: kubeadm's default.
+// DNSDomain returns the cluster's DNS domain; empty means kubeadm's default.
 func (d Documents) DNSDomain() string { return d.cluster("networking.dnsDomain") }
 
-// CertSANs returns the names in the API server's certificate, except for those that
-// kubeadm itself adds.
+// CertSANs returns the names for the API server's certificate, without those
+// that kubeadm adds itself.
 func (d Documents) CertSANs() []string {
 	var names []string
 	if list := yamltree.At(d.Of("ClusterConfiguration"), "apiServer.certSANs"); list != nil {
@@ -90,8 +92,8 @@ func (d Documents) CertSANs() []string {
 	return names
 }
 
-// Inside lists what is reached inside the cluster: the CIDRs of pods and Services, and
-// the domain of their names.
+// Inside returns the destinations inside the cluster: the CIDRs of pods and
+// Services, and their DNS domain.
 func (d Documents) Inside() []string {
 	var all []string
 	for _, field := range []string{"networking.podSubnet", "networking.serviceSubnet"} {
@@ -106,10 +108,10 @@ func (d Documents) Inside() []string {
 // Image is a container image that a control plane runs.
 type Image struct {
 	Name string // without a tag
-	Tag  string // empty: any tag, of which kubeadm is told (Local)
+	Tag  string // empty: any tag, which is passed to kubeadm (Local)
 }
 
-// Names of a control plane's images, below a repository.
+// Names of a control plane's images, without the repository.
 const (
 	ImageEtcd  = "etcd"
 	ImageDNS   = "coredns"
@@ -119,14 +121,14 @@ const (
 // DefaultRepository is kubeadm's default of imageRepository.
 const DefaultRepository = "registry.k8s.io"
 
-// Components returns the names of the images with Kubernetes' own tag that every
-// control plane runs.
+// Components returns the names of the images that every control plane runs and
+// that have Kubernetes' tag.
 func Components() []string {
 	return []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 }
 
-// defaultTags has the tags of etcd, CoreDNS and the pause image by the minor version of
-// kubeadm that sets them as its defaults (cmd/kubeadm/app/constants).
+// defaultTags are the default tags of etcd, CoreDNS and the pause image, by the
+// minor version of kubeadm (cmd/kubeadm/app/constants).
 var defaultTags = map[int]struct{ etcd, dns, pause string }{
 	34: {"3.6.5-0", "v1.12.1", "3.10.1"},
 	35: {"3.6.6-0", "v1.13.1", "3.10.1"},
@@ -134,16 +136,17 @@ var defaultTags = map[int]struct{ etcd, dns, pause string }{
 	37: {"3.7.0-0", "v1.14.6", "3.10.2"},
 }
 
-// Example returns the image with a tag: where any will do, kubeadm's default for a version
-// of Kubernetes, or TAG if that is not known.
+// Example returns the image with a tag. If any tag is allowed, that is
+// kubeadm's default for the version of Kubernetes, or TAG if unknown.
 func (i Image) Example(version string) string {
 	tags := defaultTags[Minor(version)]
 	own := map[string]string{ImageEtcd: tags.etcd, ImageDNS: tags.dns, imagePause: tags.pause}[path.Base(i.Name)]
 	return i.Name + ":" + cmp.Or(i.Tag, own, "TAG")
 }
 
-// DefaultImages returns kubeadm's default images for a version of Kubernetes: those that
-// every control plane runs, those that a Cluster may leave out, and the pause image.
+// DefaultImages returns kubeadm's default images for a version of Kubernetes:
+// those that every control plane runs, those that a Cluster may omit, and the
+// pause image.
 func DefaultImages(version string) (always, optional []Image, pause Image) {
 	image := func(name, tag string) Image { return Image{DefaultRepository + "/" + name, tag} }
 	for _, name := range Components() {
@@ -152,7 +155,7 @@ func DefaultImages(version string) (always, optional []Image, pause Image) {
 	return append(always, image(ImageEtcd, "")), []Image{image("kube-proxy", version), image(ImageDNS+"/"+ImageDNS, "")}, image(imagePause, "")
 }
 
-// Images returns the images that kubeadm has the control plane run.
+// Images returns the images that the control plane runs.
 func (d Documents) Images() []Image {
 	root := d.Of("ClusterConfiguration")
 	repository := cmp.Or(d.cluster("imageRepository"), DefaultRepository)
@@ -170,7 +173,7 @@ func (d Documents) Images() []Image {
 		if own := d.cluster("dns.imageRepository"); own != "" {
 			name = own + "/" + ImageDNS
 		} else if repository == DefaultRepository {
-			name = repository + "/" + ImageDNS + "/" + ImageDNS // only there
+			name = repository + "/" + ImageDNS + "/" + ImageDNS // only in the default repository
 		}
 		all = append(all, Image{name, d.cluster("dns.imageTag")})
 	}

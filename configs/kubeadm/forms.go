@@ -14,9 +14,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The fields of the documents, a line each: path, then the kind of its value; [] is an item
-// of a list, * any key. The oracles' module writes those of kubelet and kube-proxy from
-// Kubernetes' own types (TestComponentForms), which are too large for a node's programs.
+// Schemas of the documents, one line per field: path, then the type of its
+// value; [] is an item of a list, * any key. TestComponentForms in the module
+// of the oracles generates those of kubelet and kube-proxy from Kubernetes' own
+// types, which are too large for a node's programs.
 var (
 	//go:embed componentforms.txt
 	componentForms string
@@ -24,17 +25,17 @@ var (
 	kubeadmForms string
 )
 
-// formsOf is the minor version of Kubernetes that the forms are of.
+// formsOf is the minor version of Kubernetes of these schemas.
 const formsOf = 37
 
-// form is what a value of a component's document must be: a mapping with
-// these fields, or one value of a kind.
+// form is the schema of a value: a mapping with fields, or a scalar of a type.
 type form struct {
 	value  string
 	fields map[string]*form
 }
 
-// forms are read when a first document is checked: most commands check none.
+// forms are parsed when the first document is checked: most commands check
+// none.
 var forms = sync.OnceValue(readForms)
 
 func readForms() *form {
@@ -53,7 +54,8 @@ func readForms() *form {
 	return all
 }
 
-// checkFields reports fields that the document's reader would reject or ignore.
+// checkFields reports fields that kubelet, kube-proxy or kubeadm would reject
+// or ignore.
 func checkFields(d *strict.Document) {
 	if f := forms().fields[d.Kind]; f != nil {
 		f.check(d, d.Root, d.Kind)
@@ -96,7 +98,8 @@ func (form *form) check(d *strict.Document, n *yaml.Node, path string) {
 
 var valueWords = map[string]string{"string": "a string", "secret": "a string", "boolean": "true or false", "integer": "a whole number", "number": "a number"}
 
-// shownValue says what is there instead, and what to do where it is quotes.
+// shownValue describes a value of the wrong type, with the fix if quotes are
+// the reason.
 func shownValue(n *yaml.Node, kind string) string {
 	switch {
 	case n.Kind != yaml.ScalarNode:
@@ -111,12 +114,12 @@ func shownValue(n *yaml.Node, kind string) string {
 	return strconv.Quote(strict.Shorten(n.Value))
 }
 
-// wordsForBooleans are what Kubernetes, which reads YAML 1.1, takes for true or false
-// where no quotes are, beside these two.
+// wordsForBooleans are the words besides true and false that Kubernetes (YAML
+// 1.1) parses as booleans if they are not quoted.
 var wordsForBooleans = []string{"y", "yes", "on", "n", "no", "off"}
 
-// fits reports whether a component takes a value as that kind. They read
-// strictly: 5 is not a string.
+// fits reports whether a component accepts a value as this type. They are
+// strict: 5 is not a string.
 func fits(n *yaml.Node, kind string) bool {
 	if n.Kind != yaml.ScalarNode {
 		return false

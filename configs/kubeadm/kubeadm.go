@@ -1,5 +1,5 @@
-// Package kubeadm reads the documents of kubeadm, kubelet and kube-proxy: those that follow
-// a Cluster in its file, and those that a control-plane node's Site carries.
+// Package kubeadm reads documents of kubeadm, kubelet and kube-proxy: those
+// after a Cluster in its file, and those in a control-plane node's Site.
 package kubeadm
 
 import (
@@ -22,13 +22,13 @@ import (
 // Document is one of these documents.
 type Document struct {
 	Kind string
-	Root *yaml.Node // its mapping
+	Root *yaml.Node // a mapping
 }
 
-// Documents are at most one of each kind.
+// Documents has at most one document of each kind.
 type Documents []Document
 
-// Of returns the root of the document of a kind, nil if there is none.
+// Of returns the root of the document of a kind, or nil.
 func (d Documents) Of(kind string) *yaml.Node {
 	for _, doc := range d {
 		if doc.Kind == kind {
@@ -38,7 +38,7 @@ func (d Documents) Of(kind string) *yaml.Node {
 	return nil
 }
 
-// Encode writes the documents as one text.
+// Encode encodes the documents as one text.
 func (d Documents) Encode() ([]byte, error) {
 	var roots []*yaml.Node
 	for _, doc := range d {
@@ -51,10 +51,12 @@ func (d Documents) Encode() ([]byte, error) {
 	return text, nil
 }
 
-// VersionForm matches the versions of Kubernetes; the first group is the minor version.
+// VersionForm matches versions of Kubernetes; the first group is the minor
+// version.
 var VersionForm = regexp.MustCompile(`^v1\.([0-9]+)\.([0-9]+)(-(alpha|beta|rc)\.[0-9]+)?$`)
 
-// Minor returns 37 for v1.37.2, and 0 if the version cannot be read.
+// Minor returns the minor version, for example 37 for v1.37.2, or 0 if version
+// is invalid.
 func Minor(version string) int {
 	if m := VersionForm.FindStringSubmatch(version); m != nil {
 		n, _ := strconv.Atoi(m[1])
@@ -63,15 +65,15 @@ func Minor(version string) int {
 	return 0
 }
 
-// Before reports whether a version of Kubernetes is one before v1.minor.
+// Before reports whether version is a version of Kubernetes before v1.minor.
 func Before(version string, minor int) bool {
 	return VersionForm.MatchString(version) && Minor(version) < minor
 }
 
 const kubeadmVersion = "kubeadm.k8s.io/v1beta4"
 
-// Versions maps the kinds of documents to the one API version that edgebake writes:
-// merging what was written for another one could change its meaning.
+// Versions maps the kinds of documents to their only supported API version:
+// merging documents of another version could change their meaning.
 var Versions = map[string]string{
 	"ClusterConfiguration":   kubeadmVersion,
 	"InitConfiguration":      kubeadmVersion,
@@ -79,18 +81,18 @@ var Versions = map[string]string{
 	"KubeProxyConfiguration": "kubeproxy.config.k8s.io/v1alpha1",
 }
 
-// OldestKubernetes is the minor version of Kubernetes that v1beta4 of
-// kubeadm's documents came with: in the versions before, an argument cannot be
-// given twice and initial-cluster not be set.
+// OldestKubernetes is the minor version that introduced v1beta4 of kubeadm's
+// documents: in earlier versions an argument cannot be repeated and
+// initial-cluster cannot be set.
 const OldestKubernetes = 31
 
-// minCertificateValidity is the shortest time for the control plane's certificates.
-// First boot renews them when half of it is over, so a machine that was off for the
-// other half finds none that has expired.
+// minCertificateValidity is the minimum validity of the control plane's
+// certificates. First boot renews them after half of it, so a machine can be
+// off for the other half without an expired certificate.
 const minCertificateValidity = 30 * 24 * time.Hour
 
-// elsewhere are kinds that kubeadm reads but a Cluster does not, and
-// what to use instead.
+// elsewhere are kinds of kubeadm documents that a Cluster does not support,
+// with the alternative.
 var elsewhere = map[string]string{
 	"JoinConfiguration":    "nodes join by their Site: use its fields (kubeletExtraArgs, ignorePreflightErrors, skipPhases)",
 	"ResetConfiguration":   "it is of no use here: `firstboot reset` resets a node",
@@ -98,8 +100,8 @@ var elsewhere = map[string]string{
 	"ClusterStatus":        "kubeadm itself writes it: remove it",
 }
 
-// ownedByEdgebake are the fields that edgebake writes, by kind, and where the
-// value comes from instead.
+// ownedByEdgebake are the fields that edgebake sets, by kind, with the source
+// of their value.
 var ownedByEdgebake = map[string]map[string]string{
 	"ClusterConfiguration": {
 		"kubernetesVersion":           "use kubernetesVersion of the Cluster",
@@ -141,7 +143,7 @@ var ownedByEdgebake = map[string]map[string]string{
 }
 
 // ownedArgs are flags of the control plane's programs that edgebake or kubeadm
-// must set, by the list that would carry them.
+// sets, by the list of arguments.
 var ownedArgs = map[string][]string{
 	"etcd.local.extraArgs": {"name", "data-dir", "initial-cluster", "initial-cluster-state", "initial-cluster-token", "initial-advertise-peer-urls",
 		"listen-client-urls", "listen-peer-urls", "advertise-client-urls", "cert-file", "key-file", "trusted-ca-file", "client-cert-auth",
@@ -157,8 +159,8 @@ var ownedArgs = map[string][]string{
 		"rotate-certificates", "container-runtime-endpoint", "pod-infra-container-image"},
 }
 
-// ReadAfter reads the documents that follow a Cluster of that version of Kubernetes. Wrong
-// fields of a version that is newer than this program are warnings.
+// ReadAfter reads the documents after a Cluster for a version of Kubernetes. If
+// that is newer than the schemas, unknown fields are only warnings.
 func ReadAfter(file string, roots []*yaml.Node, kubernetes string) (docs Documents, warnings, probs strict.Problems) {
 	for _, root := range roots {
 		d := strict.New(file, root, strict.DefaultLimits)
@@ -187,7 +189,7 @@ func ReadAfter(file string, roots []*yaml.Node, kubernetes string) (docs Documen
 	return docs, warnings, probs
 }
 
-// ReadText reads the documents that a Site carries.
+// ReadText reads the documents in a Site.
 func ReadText(text string) (docs Documents, probs strict.Problems) {
 	dec := yaml.NewDecoder(strings.NewReader(text))
 	for len(probs) <= strict.MaxProblems {
@@ -219,7 +221,8 @@ func ReadText(text string) (docs Documents, probs strict.Problems) {
 	return docs, probs.First("", 0)
 }
 
-// readable reports a document that is not of a kind and version that can be read further.
+// readable checks the kind and version of a document, and reports whether its
+// fields can be checked.
 func readable(d *strict.Document) bool {
 	d.Kind = yamltree.Text(yamltree.Value(d.Root, "kind"))
 	version := yamltree.Text(yamltree.Value(d.Root, "apiVersion"))
@@ -254,13 +257,13 @@ func readable(d *strict.Document) bool {
 			hint = ": `kubeadm config migrate --old-config OLD --new-config NEW` rewrites it"
 		}
 		d.Problem(at("apiVersion"), d.Kind+".apiVersion", "%s does not fit: edgebake writes %s, and fields of other versions mean other things%s", strict.Shorten(version), want, hint)
-		return false // every field of another form would be reported
+		return false // every field of another version would be reported
 	}
 	return true
 }
 
-// ownedArguments reports arguments that edgebake and kubeadm set: in a person's document,
-// also those that edgebake writes into a Site's.
+// ownedArguments reports arguments that edgebake or kubeadm sets; in a user's
+// document also those that edgebake writes into a Site.
 func ownedArguments(d *strict.Document, persons bool) {
 	for _, list := range slices.Sorted(maps.Keys(ownedArgs)) {
 		n := yamltree.At(d.Root, list)
@@ -283,7 +286,7 @@ func ownedArguments(d *strict.Document, persons bool) {
 	}
 }
 
-// ownedFields reports fields that edgebake writes.
+// ownedFields reports fields that edgebake sets.
 func ownedFields(d *strict.Document) {
 	owned := ownedByEdgebake[d.Kind]
 	for _, path := range slices.Sorted(maps.Keys(owned)) {
@@ -293,7 +296,7 @@ func ownedFields(d *strict.Document) {
 	}
 }
 
-// certificateValidity reports a period that is too short to renew certificates in.
+// certificateValidity reports a validity period that is too short for renewal.
 func certificateValidity(d *strict.Document) {
 	const field = "certificateValidityPeriod"
 	n := yamltree.At(d.Root, field)

@@ -1,5 +1,5 @@
-// Package manifest reads files of Kubernetes objects: what keeps them from being applied,
-// and the form in which a control-plane node's Site carries them.
+// Package manifest reads files of Kubernetes objects: it checks whether they
+// can be applied, and packs them for the Site of a control-plane node.
 package manifest
 
 import (
@@ -14,8 +14,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Check reads a file of Kubernetes objects and returns every problem
-// in it, each with its line and the number of its document.
+// Check returns all problems of a file of Kubernetes objects, each with its
+// line and the number of its document.
 func Check(file string, data []byte) strict.Problems {
 	var probs strict.Problems
 	if err := yamltree.TooDense(data); err != nil {
@@ -30,7 +30,7 @@ func Check(file string, data []byte) strict.Problems {
 			break
 		}
 		if err != nil {
-			// The parser cannot go on behind an error.
+			// The parser cannot continue after an error.
 			p := strict.SyntaxProblem(file, data, err)
 			if bytes.Contains(data, []byte("{{")) {
 				p.Msg += " (" + Unrendered + ")"
@@ -39,7 +39,7 @@ func Check(file string, data []byte) strict.Problems {
 			return append(probs, p)
 		}
 		if len(doc.Content) != 1 || yamltree.IsNull(doc.Content[0]) {
-			continue // nothing between two ---
+			continue // an empty document
 		}
 		objects++
 		d := strict.New(file, doc.Content[0], strict.DefaultLimits)
@@ -57,7 +57,7 @@ func Check(file string, data []byte) strict.Problems {
 	return probs.First(file, 0)
 }
 
-// checkObject reports what keeps an object from being applied at all.
+// checkObject reports why an object cannot be applied at all.
 func checkObject(d *strict.Document, root *yaml.Node) {
 	if root.Kind != yaml.MappingNode {
 		d.Problem(root, "", "expected a Kubernetes object (a mapping with apiVersion and kind), got %s", strict.Shape(root))
@@ -97,11 +97,11 @@ func checkObject(d *strict.Document, root *yaml.Node) {
 	}
 }
 
-// Unrendered is the hint for a manifest with {{ }} in it.
+// Unrendered is the hint for a manifest that contains {{ }}.
 const Unrendered = "it looks like a chart's template: render it first, e.g. with helm template"
 
-// complexKey is the first key of a mapping that is not a plain word, as
-// {{ .Values.name }} is to a parser of YAML.
+// complexKey returns the first key that is not a scalar, such as {{
+// .Values.name }} to a YAML parser.
 func complexKey(n *yaml.Node) *yaml.Node {
 	for i, c := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 0 && c.Kind != yaml.ScalarNode && c.Kind != yaml.AliasNode {
@@ -114,8 +114,8 @@ func complexKey(n *yaml.Node) *yaml.Node {
 	return nil
 }
 
-// Decodes reports what keeps a document from being decoded as kubectl does it, such as a
-// key that is given twice.
+// Decodes reports why kubectl could not decode a document, for example because
+// of a repeated key.
 func Decodes(d *strict.Document) bool {
 	if faults(d, d.Root) {
 		return false
@@ -124,12 +124,12 @@ func Decodes(d *strict.Document) bool {
 		d.Problem(key, "", "a key must be a plain word (%s)", Unrendered)
 		return false
 	}
-	root := yamltree.Clone(d.Root) // problems quote words as they were written
+	root := yamltree.Clone(d.Root) // problems quote the original words
 	if bad := yamltree.AsKubectl(root); bad != nil {
 		d.Problem(bad, "", "an object is sent as JSON, which has no %s here", bad.Value)
 		return false
 	}
-	if faults(d, root) { // keys that are equal as kubectl reads them
+	if faults(d, root) { // keys that are equal to kubectl
 		return false
 	}
 	var anything map[string]any
@@ -157,7 +157,8 @@ func faults(d *strict.Document, root *yaml.Node) bool {
 	return len(found) > 0
 }
 
-// typeError reports one line of package yaml: "line 3: cannot unmarshal ...".
+// typeError reports one line of a yaml.TypeError: "line 3: cannot unmarshal
+// ...".
 func typeError(d *strict.Document, text string) {
 	p := strict.Problem{File: d.File, Msg: text}
 	if rest, ok := strings.CutPrefix(text, "line "); ok {

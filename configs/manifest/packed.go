@@ -18,16 +18,16 @@ type File struct {
 	Text string `json:"text"`
 }
 
-// maxManifests bounds what packed manifests unfold to, maxManifestFiles how many they are.
+// maxManifests is the maximum unpacked size in bytes, maxManifestFiles the
+// maximum number of files.
 const (
 	maxManifests     = 32 << 20
 	maxManifestFiles = 10_000
 )
 
-// Pack packs manifests as a Site carries them: JSON, gzip, base64. CNI
-// plugins and OpenYurt bring CustomResourceDefinitions of hundreds of kilobytes,
-// and a fleet hundreds of tokens, which a slot has no room for as they are. The
-// same files give the same text.
+// Pack packs manifests for a Site: JSON, gzip, base64. CNI plugins and OpenYurt
+// have CustomResourceDefinitions of hundreds of kilobytes, which would not fit
+// in a slot unpacked. The same files give the same text.
 func Pack(all []File) (strict.Secret, error) {
 	if len(all) == 0 {
 		return strict.Secret{}, nil
@@ -56,7 +56,7 @@ func Pack(all []File) (strict.Secret, error) {
 	return strict.NewSecret(base64.StdEncoding.EncodeToString(b.Bytes())), nil
 }
 
-// Unpack reads what Pack wrote.
+// Unpack unpacks the result of Pack.
 func Unpack(packed strict.Secret) ([]File, error) {
 	if packed.IsZero() {
 		return nil, nil
@@ -81,7 +81,8 @@ func Unpack(packed strict.Secret) ([]File, error) {
 	if t, err := dec.Token(); err != nil || t != json.Delim('[') {
 		return nil, errNoManifests
 	}
-	// One by one: a list of empty ones would take ten times its text.
+	// One by one, because a list of empty items would use ten times the memory
+	// of its text.
 	for dec.More() {
 		var m File
 		if err := dec.Decode(&m); err != nil {
@@ -100,7 +101,7 @@ func Unpack(packed strict.Secret) ([]File, error) {
 
 var errNoManifests = errors.New("it is not a list of manifests")
 
-// CheckPacked reports what is wrong with packed manifests.
+// CheckPacked reports the problems of packed manifests.
 func CheckPacked(path string, packed strict.Secret, probs *strict.Problems) {
 	all, err := Unpack(packed)
 	if err != nil {
@@ -108,7 +109,7 @@ func CheckPacked(path string, packed strict.Secret, probs *strict.Problems) {
 	}
 	for _, m := range all {
 		if len(*probs) > strict.MaxProblems {
-			return // more than are told
+			return // no more are reported
 		}
 		for _, p := range Check(m.Name, []byte(m.Text)) {
 			probs.Add(path, "%v", p)

@@ -1,6 +1,6 @@
-// Package printable makes text from elsewhere safe to print. Messages quote
-// servers, disks and documents, and a terminal obeys the control characters in
-// such text.
+// Package printable makes untrusted text safe to print. Messages quote servers,
+// disks and documents, and a terminal interprets the control characters in such
+// text.
 package printable
 
 import (
@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Line is s in one line: whatever does not print is a space.
+// Line returns s with a space in place of each character that is not printable.
 func Line(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -34,8 +34,7 @@ func Text(s string) string {
 	}, s)
 }
 
-// Short is Line, cut to at most n characters: whoever is asked decides how much
-// comes.
+// Short returns Line of s, truncated to at most n characters.
 func Short(s string, n int) string {
 	if utf8.RuneCountInString(s) > n {
 		s = string([]rune(s)[:n-1]) + "…"
@@ -43,7 +42,8 @@ func Short(s string, n int) string {
 	return Line(s)
 }
 
-// Names are a few names of a certificate that may be anybody's.
+// Names returns the first names of an unverified certificate, separated by
+// commas.
 func Names(names []string) string {
 	const most, longest = 5, 64
 	var out []string

@@ -9,8 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// Writer is a stream that people read: what is written to it has no control characters
-// that a terminal obeys. A character that two writes divide is kept until it is whole.
+// Writer removes control characters that a terminal interprets from what is
+// written to it. If two writes divide a character, its first part is kept until
+// the second write.
 type Writer struct {
 	to   io.Writer
 	text func(string) string
@@ -18,15 +19,16 @@ type Writer struct {
 	left []byte
 }
 
-// To is the stream w for people.
+// To returns a Writer to w.
 func To(w io.Writer) *Writer { return &Writer{to: w, text: Text} }
 
-// JSON is w, or the stream below it, for JSON. Of the control characters package json
-// escapes those of ASCII; a terminal obeys DEL and those of one byte more, too.
+// JSON returns a Writer for JSON to w, or to the stream below it. Package json
+// escapes only ASCII control characters before the space; this Writer also
+// escapes DEL and the C1 controls.
 func JSON(w io.Writer) *Writer { return &Writer{to: Raw(w), text: escaped} }
 
-// escaped is JSON whose control characters are escapes, but for those between its
-// values. It means the same.
+// escaped returns JSON with its control characters escaped, except those
+// between values. The meaning is the same.
 func escaped(s string) string {
 	if !strings.ContainsFunc(s, isEscaped) {
 		return s
@@ -44,8 +46,8 @@ func escaped(s string) string {
 
 func isEscaped(r rune) bool { return unicode.IsControl(r) && r > ' ' }
 
-// Raw is what a Writer writes to, for files' contents and for programs that draw. Any
-// other stream is returned as it is.
+// Raw returns the stream below a Writer, for the content of files and for
+// programs that draw. Any other stream is returned unchanged.
 func Raw(w io.Writer) io.Writer {
 	if p, ok := w.(*Writer); ok {
 		return p.to

@@ -1,5 +1,5 @@
 // Package sealed encrypts files to age recipients (age-encryption.org), and
-// decrypts them. No other package imports age.
+// decrypts them. It is the only package that imports age.
 package sealed
 
 import (
@@ -15,22 +15,23 @@ import (
 	"filippo.io/age/armor"
 )
 
-// Ending of the names of encrypted files.
+// Ending is the file name extension of encrypted files.
 const Ending = ".age"
 
-// header begins every armored file.
+// header is the beginning of every armored file.
 const header = "-----BEGIN AGE ENCRYPTED FILE-----"
 
-// maxWork bounds the work of a passphrase, which the file asks for: 18 is what age
-// writes, each one more doubles time and memory, and 20 takes 1 GiB.
+// maxWork is the maximum work factor of a passphrase, which the file
+// determines: age uses 18, each increment doubles time and memory, and 20 needs
+// 1 GiB.
 const maxWork = 20
 
-// maxKeys is more than any file of keys has.
+// maxKeys is the maximum size of a file of keys in bytes.
 const maxKeys = 1 << 20
 
-// Recipients reads who may open what is sealed: each name is a public key
-// (age1..., ssh-ed25519 ..., ssh-rsa ...) or the path of a file of them.
-// It returns their keys, one a line and without comments, as given.
+// Recipients returns the public keys to encrypt to. Each name is a public key
+// (age1..., ssh-ed25519 ..., ssh-rsa ...) or the path of a file of them. The
+// result has one key per item, without comments.
 func Recipients(names []string) ([]string, error) {
 	var keys []string
 	for _, name := range names {
@@ -68,7 +69,7 @@ func isKey(s string) bool {
 	return strings.HasPrefix(s, "age1") || strings.HasPrefix(s, "ssh-") || strings.HasPrefix(strings.ToUpper(s), "AGE-SECRET-KEY-")
 }
 
-// shown is a name that may be a secret key by mistake.
+// shown returns name for a message, unless it is a secret key given by mistake.
 func shown(name string) string {
 	if strings.HasPrefix(strings.ToUpper(name), "AGE-SECRET-KEY-") {
 		return "AGE-SECRET-KEY-..."
@@ -100,7 +101,7 @@ func parse(keys []string) ([]age.Recipient, error) {
 			r, err = age.ParseX25519Recipient(k)
 		}
 		if err != nil {
-			// The library quotes what it was given.
+			// The library's error quotes its input.
 			return nil, fmt.Errorf("%.20s... is not a public key of age or ssh: want one that begins with age1 or ssh-ed25519", k)
 		}
 		out = append(out, r)
@@ -108,7 +109,7 @@ func parse(keys []string) ([]age.Recipient, error) {
 	return out, nil
 }
 
-// Seal encrypts to keys that Recipients returned. The result is text.
+// Seal encrypts plain to keys that Recipients returned. The result is text.
 func Seal(plain []byte, keys []string) ([]byte, error) {
 	recipients, err := parse(keys)
 	if err != nil {
@@ -132,7 +133,7 @@ func Is(data []byte) bool {
 	return bytes.HasPrefix(bytes.TrimLeft(data, " \t\r\n"), []byte(header)) || bytes.HasPrefix(data, []byte("age-encryption.org/"))
 }
 
-// Identity opens what is sealed; the zero value opens nothing.
+// Identity is a set of keys for decryption; the zero value has none.
 type Identity struct {
 	file string
 	keys []age.Identity
@@ -141,7 +142,7 @@ type Identity struct {
 // Given reports whether it has a key.
 func (id Identity) Given() bool { return len(id.keys) > 0 }
 
-// ReadIdentity reads secret keys: age-keygen's file, or an ssh key without a
+// ReadIdentity reads secret keys: age-keygen's file, or an SSH key without a
 // passphrase.
 func ReadIdentity(file string) (Identity, error) {
 	text, err := readKeys(file)
@@ -162,7 +163,8 @@ func ReadIdentity(file string) (Identity, error) {
 	return Identity{file, ids}, nil
 }
 
-// Passphrase opens what is sealed with a passphrase (age --passphrase).
+// Passphrase returns the Identity for files encrypted with a passphrase (age
+// --passphrase).
 func Passphrase(pass string) (Identity, error) {
 	id, err := age.NewScryptIdentity(pass)
 	if err != nil {
@@ -172,7 +174,7 @@ func Passphrase(pass string) (Identity, error) {
 	return Identity{"the passphrase", []age.Identity{id}}, nil
 }
 
-// Open decrypts.
+// Open decrypts data; name is for messages.
 func (id Identity) Open(name string, data []byte) ([]byte, error) {
 	if len(id.keys) == 0 {
 		return nil, fmt.Errorf("opening %s: it is encrypted: name the secret key with --identity FILE", name)

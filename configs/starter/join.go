@@ -13,8 +13,9 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// ParseJoin reads the line that kubeadm prints for machines to join, alone or in the
-// output of kubeadm init, or one of yurtadm or edgeadm. Its errors never quote the token.
+// ParseJoin parses the join command that kubeadm prints, alone or in the output
+// of kubeadm init, or one of yurtadm or edgeadm. Its errors never quote the
+// token.
 func ParseJoin(text string) (*Input, error) {
 	words, err := joinLine(strings.Fields(strings.NewReplacer("\\\n", " ", "\\\r\n", " ").Replace(text)))
 	if err != nil {
@@ -42,14 +43,14 @@ func ParseJoin(text string) (*Input, error) {
 	return in, nil
 }
 
-// joinArg is a flag of a join line with its value; without a flag, value is a word that
-// belongs to none: the API server.
+// joinArg is a flag of a join command with its value. If flag is empty, value
+// is a word without a flag, usually the API server.
 type joinArg struct{ flag, value string }
 
-// unusableFlags are flags of a join line without the token or the hash of the CA.
+// unusableFlags replace the token or the hash of the CA.
 var unusableFlags = []string{"--config", "--discovery-file", "--discovery-token", "--tls-bootstrap-token"}
 
-// joinArgs splits the words behind "kubeadm join" into arguments.
+// joinArgs splits the words after "kubeadm join" into arguments.
 func joinArgs(words []string) (args []joinArg, err error) {
 	for ; len(words) > 0; words = words[1:] {
 		if dash := strings.TrimLeft(words[0], "–—−"); dash != words[0] {
@@ -66,7 +67,7 @@ func joinArgs(words []string) (args []joinArg, err error) {
 		if !hasValue && len(words) > 1 && !slices.Contains(joinSwitches, flag) && !strings.HasPrefix(words[1], "-") {
 			words, value = words[1:], words[1]
 		}
-		// A terminal that wraps the line may break it inside of the token or the hash.
+		// A terminal may wrap the line within the token or the hash.
 		for len(words) > 1 && continues(flag, value, words[1]) {
 			words, value = words[1:], value+words[1]
 		}
@@ -75,7 +76,7 @@ func joinArgs(words []string) (args []joinArg, err error) {
 	return args, nil
 }
 
-// continues reports whether a word is a further part of a flag's value.
+// continues reports whether word is a further part of a flag's value.
 func continues(flag, value, word string) bool {
 	switch flag {
 	case flagToken:
@@ -90,8 +91,8 @@ const flagToken = "--token"
 
 const flagCAHash = "--discovery-token-ca-cert-hash"
 
-// setMasters takes the API server from the words of a join line that belong to no flag. The
-// others are counted and not quoted: one of them may be a part of the token.
+// setMasters sets the API servers from the words without a flag. Other words
+// are counted but not quoted, because one of them may be a part of the token.
 func (in *Input) setMasters(bare []string) error {
 	if len(bare) == 0 {
 		return nil
@@ -114,7 +115,7 @@ func (in *Input) setMasters(bare []string) error {
 	return fmt.Errorf("it has %d words too many, which belong to no flag and are no API server (host:port): remove them", len(others))
 }
 
-// set takes the value of one argument of a join line.
+// set sets the field for one argument of a join command.
 func (in *Input) set(a joinArg) error {
 	switch a.flag {
 	case flagToken:
@@ -133,7 +134,7 @@ func (in *Input) set(a joinArg) error {
 		}
 	case "--nodepool-name":
 		in.NodePool = a.value
-	case "-v", "--v": // how much kubeadm prints
+	case "-v", "--v": // verbosity of kubeadm
 	default:
 		switch field := joinFields[a.flag]; {
 		case slices.Contains(joinOnBoard, a.flag):
@@ -151,7 +152,7 @@ func (in *Input) isYurt() bool {
 	return in.NodeType == configs.NodeEdge || in.NodeType == configs.NodeCloud
 }
 
-// checkJoin returns what a join line lacks, or has in a wrong form.
+// checkJoin returns what is missing or invalid in a join command.
 func (in *Input) checkJoin() (errs []error) {
 	switch {
 	case in.Token == "":
@@ -181,10 +182,10 @@ func (in *Input) checkJoin() (errs []error) {
 	return errs
 }
 
-// BeginsJoin reports whether a join line begins in a line of text.
+// BeginsJoin reports whether a join command begins in a line of text.
 func BeginsJoin(line string) bool { return len(joinStarts(strings.Fields(line))) > 0 }
 
-// joinStarts returns the places of the words behind each "kubeadm join".
+// joinStarts returns the indices of the words after each "kubeadm join".
 func joinStarts(words []string) (starts []int) {
 	for i := 1; i < len(words); i++ {
 		if words[i] == "join" && slices.Contains([]string{"kubeadm", "yurtadm", "edgeadm"}, path.Base(words[i-1])) {
@@ -194,8 +195,8 @@ func joinStarts(words []string) (starts []int) {
 	return starts
 }
 
-// joinLine returns the words that follow "kubeadm join" for a worker. The output of
-// kubeadm init also has a line for control-plane nodes, which is skipped.
+// joinLine returns the words after "kubeadm join" for a worker. It skips the
+// command for control-plane nodes in the output of kubeadm init.
 func joinLine(words []string) (worker []string, err error) {
 	starts := joinStarts(words)
 	if len(starts) == 0 {
@@ -234,15 +235,16 @@ var joinSwitches = []string{
 	"--control-plane", "--discovery-token-unsafe-skip-ca-verification", "--dry-run", "--reuse-cni-bin", "--enable-edge",
 }
 
-// joinOnBoard are flags of yurtadm and edgeadm join about programs that are in the
-// image, and about SuperEdge's lite-apiserver, which no image has.
+// joinOnBoard are flags of yurtadm and edgeadm join about programs that are in
+// the image, and about SuperEdge's lite-apiserver, which no image contains.
 var joinOnBoard = []string{
 	"--install-pkg-path", "--worker-path", "--runtime", "--enable-edge",
 	"--kubernetes-resource-server", "--reuse-cni-bin", "--pause-image",
 	"--yurthub-image", "--yurthub-binary-url", "--yurthub-server-addr",
 }
 
-// joinFields maps flags of kubeadm, yurtadm and edgeadm join to fields of the Site.
+// joinFields maps flags of kubeadm, yurtadm and edgeadm join to fields of the
+// Site.
 var joinFields = map[string]string{
 	"--cri-socket":              "criSocket",
 	"--ignore-preflight-errors": "ignorePreflightErrors",

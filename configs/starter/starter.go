@@ -1,5 +1,5 @@
-// Package starter makes the documents that `edgebake init` writes: the examples, with
-// what is known of the cluster and the person.
+// Package starter generates the documents that `edgebake init` writes: the
+// examples, with the known values of the cluster and the person.
 package starter
 
 import (
@@ -20,24 +20,25 @@ const (
 	exampleKey   = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE0Y2vFLE7fQ2HHmGEUQGTqWn4Ri9GJMn1T9AeeQkMi+ admin@example.com"
 )
 
-// Input describes the cluster and the person that the documents are for. What is empty is
-// unknown.
+// Input describes the cluster and the person for which the documents are
+// generated. Empty means unknown.
 type Input struct {
 	Masters                      []string
 	Token                        string
 	CAHashes                     []string
 	NodeName, NodeType, NodePool string
 	SSHKey                       string
-	// Endpoint, Kubernetes and Pause are those of a living cluster.
+	// Endpoint, Kubernetes and Pause are those of an existing cluster.
 	Endpoint, Kubernetes, Pause string
-	// DaemonSets reports that agents.yaml lists the cluster's DaemonSets.
+	// DaemonSets is set if agents.yaml lists the cluster's DaemonSets.
 	DaemonSets bool
-	// LeftOut lists flags of the join line for which an image needs nothing.
+	// LeftOut lists flags of the join command that an image does not need.
 	LeftOut []string
 }
 
-// Site returns the example with the known values, and placeholders for the others. Optional
-// fields are commented out; if the API servers are known and no SSH key is, users too.
+// Site returns the example with the known values, and placeholders for others.
+// Optional fields are commented out; if the API servers but no SSH key are
+// known, users too.
 func (in *Input) Site() []byte {
 	token, hashes, key := forms.PlaceholderToken, []string{forms.PlaceholderCAHash}, forms.PlaceholderKey
 	out := []string{"labels:", "taints:", "network:"}
@@ -78,7 +79,8 @@ func (in *Input) Site() []byte {
 	return []byte(commentOut(text, out...))
 }
 
-// KeyOf returns the SSH key in a Site that init wrote when it knew nothing else.
+// KeyOf returns the SSH key in a Site that init wrote when it knew nothing
+// else, or "".
 func KeyOf(site []byte) string {
 	head := (&Document{Kind: "site", Blanks: [][]byte{nil}}).head()
 	text := string(bytes.TrimPrefix(site, []byte(head)))
@@ -91,7 +93,7 @@ func KeyOf(site []byte) string {
 	return ""
 }
 
-// Image returns the example of an Image, or for nodes of OpenYurt the one for these.
+// Image returns the example of an Image, or for OpenYurt nodes their example.
 func (in *Input) Image() []byte {
 	if in.NodeType != "" {
 		return []byte(examples.OpenYurt)
@@ -109,8 +111,8 @@ func (in *Input) Image() []byte {
 	return []byte(text)
 }
 
-// ClusterImage returns the Image of all machines of a new cluster: the example with
-// kubeadm's images on board.
+// ClusterImage returns the Image for all machines of a new cluster: the example
+// with kubeadm's images.
 func ClusterImage() []byte {
 	always, optional, pause := kubeadm.DefaultImages(configs.ExampleKubernetes)
 	list := "# The control plane's, as `kubeadm config images list` prints them:\nimages:\n"
@@ -129,13 +131,14 @@ func ClusterImage() []byte {
 // exampleSandbox is the line of the example that names the pause image.
 const exampleSandbox = "  #   sandbox: registry.example.com/pause:3.10"
 
-// Cluster returns the example of a Cluster with a person's SSH key, or a placeholder.
+// Cluster returns the example of a Cluster with the person's SSH key, or a
+// placeholder.
 func Cluster(sshKey string) []byte {
 	if sshKey == "" {
 		sshKey = forms.PlaceholderKey
 	}
 	quoted := "'" + strings.ReplaceAll(sshKey, "'", "''") + "'"
-	// Its nodes are of the types that the example of an Image has.
+	// The node types must be those of the example Image.
 	return []byte(strings.NewReplacer(
 		`"`+exampleKey+`"`, quoted,
 		"\nopenyurt: true\n", "\n# openyurt: true # with nodes of nodeType edge and cloud, which the Image must list too (nodeTypes)\n",
@@ -143,7 +146,8 @@ func Cluster(sshKey string) []byte {
 	).Replace(examples.Cluster))
 }
 
-// quoteYAML quotes a text that YAML would not read as a string, such as [fd00::1]:6443.
+// quoteYAML quotes a text that YAML would not parse as a string, such as
+// [fd00::1]:6443.
 func quoteYAML(s string) string {
 	if strings.ContainsAny(s, "[]{}#'\"") || strings.Contains(s, ": ") {
 		return "'" + strings.ReplaceAll(s, "'", "''") + "'"
@@ -151,7 +155,8 @@ func quoteYAML(s string) string {
 	return s
 }
 
-// commentOut turns the fields with these names, and all below them, into comments.
+// commentOut comments out the fields with these names, with everything below
+// them.
 func commentOut(text string, fields ...string) string {
 	var b strings.Builder
 	inside := false

@@ -15,29 +15,31 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// SchemaDir has the schemas that the first lines of the documents name for editors.
+// SchemaDir contains the schemas to which the first line of the documents
+// refers, for editors.
 const SchemaDir = ".edgebake"
 
-// Document is a document to start from, or a file that one of them reads (Blanks is nil).
+// Document is a starting document, or a file that one of them refers to (Blanks
+// is nil).
 type Document struct {
 	Kind string
 	Text []byte
-	// Blanks are texts that init writes where it knows less: such a file was not edited.
-	// The first one lacks exactly what was asked for.
+	// Blanks are texts that init writes with less information: a file with such
+	// a text was not edited. The first one lacks exactly the requested values.
 	Blanks [][]byte
 	Perm   fs.FileMode
-	Asked  bool // flags fill it in, so keeping another file would be wrong
+	Asked  bool // flags set values in it, so keeping an existing file would be wrong
 }
 
-// Documents are an Image and a Site; imageAsked and siteAsked report whether flags fill
-// them in.
+// Documents returns an Image and a Site; imageAsked and siteAsked report
+// whether flags set values in them.
 func (in *Input) Documents(imageAsked, siteAsked bool) []Document {
 	blank := new(Input)
 	image := Document{"image", in.Image(), [][]byte{blank.Image(), ClusterImage()}, 0o666, imageAsked}
-	return []Document{image, {"site", in.Site(), [][]byte{blank.Site()}, 0o600, siteAsked}} // it has or gets a token
+	return []Document{image, {"site", in.Site(), [][]byte{blank.Site()}, 0o600, siteAsked}} // it contains a token, now or later
 }
 
-// ClusterDocuments are a Cluster and the Image of its machines.
+// ClusterDocuments returns a Cluster and the Image of its machines.
 func ClusterDocuments(sshKey string) []Document {
 	return []Document{
 		{"cluster", Cluster(sshKey), [][]byte{Cluster("")}, 0o666, sshKey != ""},
@@ -47,7 +49,7 @@ func ClusterDocuments(sshKey string) []Document {
 
 func (d *Document) schema() string { return filepath.Join(SchemaDir, d.Kind+".schema.json") }
 
-// head is the line that names the schema.
+// head returns the line that refers to the schema.
 func (d *Document) head() string {
 	if d.Blanks == nil {
 		return ""
@@ -55,20 +57,21 @@ func (d *Document) head() string {
 	return "# yaml-language-server: $schema=" + d.schema() + "\n"
 }
 
-// File is a document and its place.
+// File is a document and its path.
 type File struct {
 	Document
 	Name string
-	// Kept: the file stays as it is, with Text.
+	// Kept is set if the existing file is kept; Text is then its content.
 	Kept bool
-	// Unedited: the file was written by init and not edited, and is replaced.
+	// Unedited is set if the existing file was written by init and not edited:
+	// it is replaced.
 	Unedited bool
-	// Lacks lists the values that were asked for and that a kept file does not have.
+	// Lacks lists the requested values that a kept file does not have.
 	Lacks []string
 }
 
-// Plan decides which files are written: those that nobody has edited, and with force all.
-// It makes the directory, which undo removes while it is empty.
+// Plan decides which files to write: missing and unedited ones, and with force
+// all. It creates the directory; undo removes it while it is empty.
 func Plan(dir string, all []Document, force bool) (files []File, undo func(), err error) {
 	if undo, err = file.MakeDirectory(filepath.Join(dir, SchemaDir)); err != nil {
 		return nil, nil, err
@@ -107,8 +110,8 @@ func (f *File) plan(force bool) error {
 	return nil
 }
 
-// lacked returns the values that text has, the first of blanks has not, and old lacks. The
-// places of values in lists do not count.
+// lacked returns the values that are in text, but neither in the first of
+// blanks nor in old. Indices of lists are ignored.
 func lacked(old, text []byte, blanks [][]byte) (lines []string) {
 	has := values(old)
 	if len(blanks) > 0 {
@@ -125,10 +128,10 @@ func lacked(old, text []byte, blanks [][]byte) (lines []string) {
 	return lines
 }
 
-// value is a scalar of a document, and its field.
+// value is a scalar of a document with its field.
 type value struct{ field, text string }
 
-// String leaves out the secret half of a token.
+// String omits the secret half of a token.
 func (v value) String() string {
 	if id, _, ok := strings.Cut(v.text, "."); ok && v.field == "credentials.token" {
 		return v.field + ": " + id + ".***"

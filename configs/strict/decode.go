@@ -13,15 +13,15 @@ import (
 
 var secretType = reflect.TypeFor[Secret]()
 
-// DecodeInto decodes the document into a struct. It never stops early: all problems are
-// reported at once.
+// DecodeInto decodes the document into a struct. It does not stop at a problem:
+// all are reported.
 func (d *Document) DecodeInto(into any) {
 	v := reflect.ValueOf(into).Elem()
 	d.into = v.Type()
 	d.decode(d.Root, v, "")
 }
 
-// decode decodes n into v and adds a problem for everything that does not fit.
+// decode decodes n into v and reports everything that does not fit.
 func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	if d.nodes++; d.nodes > d.limits.Nodes {
 		if d.nodes == d.limits.Nodes+1 {
@@ -40,8 +40,8 @@ func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
-		// An empty "debian:" selects debian with its defaults; an empty "openyurt:" is
-		// neither true nor false.
+		// An empty "debian:" selects debian with its defaults; an empty
+		// "openyurt:" is neither true nor false.
 		if v.Type().Elem().Kind() != reflect.Struct && yamltree.IsNull(n) {
 			return
 		}
@@ -54,7 +54,7 @@ func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	case reflect.Map:
 		d.mapping(n, v, path)
 	case reflect.Interface:
-		// Any value is valid here: another package checks it.
+		// Any value is valid: another package checks it.
 	default:
 		d.scalar(n, v, path, false)
 	}
@@ -98,7 +98,7 @@ func (d *Document) structure(n *yaml.Node, v reflect.Value, path string) {
 		}
 		into := v.FieldByIndex(f.Index)
 		d.decode(val, into, sub)
-		// Afterwards a 0 looks like a missing field.
+		// After decoding, a 0 cannot be distinguished from a missing field.
 		if low, high, ok := bounds(f); ok && low > 0 && into.IsZero() && val.ShortTag() == "!!int" {
 			d.Problem(val, sub, "must be from %d to %d, not 0", low, high)
 		}
@@ -191,8 +191,8 @@ func (d *Document) scalar(n *yaml.Node, v reflect.Value, path string, secret boo
 	ok := false
 	switch v.Kind() {
 	case reflect.String:
-		// Versions, modes and labels may look like numbers or booleans: take the text as
-		// it is written.
+		// Versions, modes and labels may look like numbers or booleans: use the
+		// original text.
 		if ok = slices.Contains([]string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp"}, tag); ok {
 			v.SetString(n.Value)
 		}
@@ -220,8 +220,8 @@ func wanted(v reflect.Value) string {
 	return "a whole number"
 }
 
-// Shape describes the kind of a node. It never quotes the value: a token in the wrong
-// place is still a secret.
+// Shape describes the kind of a node. It never quotes the value, because a
+// token in the wrong field is still a secret.
 func Shape(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:

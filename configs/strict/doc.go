@@ -1,10 +1,11 @@
-// Package strict reads YAML documents into Go structs. It knows no particular document.
+// Package strict reads YAML documents into Go structs. It is independent of
+// particular documents.
 //
-// Nobody watches the machines that act on a document, so mistakes must be found before
-// it is used. Nothing is ignored (unknown fields, wrong types, repeated keys), and all
-// problems are reported at once, each with file, line, column and field.
+// The machines that use a document are unattended, so mistakes must be found
+// before. Nothing is ignored (unknown fields, wrong types, repeated keys), and
+// all problems are reported at once, each with file, line, column and field.
 //
-// The struct tags hold everything about a field but its comment:
+// The struct tags contain everything about a field except its comment:
 //   - yaml: its name; without omitempty, the field is required
 //   - jsonschema: default=V, enum=V (repeated), minimum=N, maximum=N
 //   - check: the name of a function in Checks for its text, or for each item of a list

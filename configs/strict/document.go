@@ -18,24 +18,25 @@ import (
 type Form struct {
 	APIVersion string
 	Kinds      []string
-	// Limits returns the bounds of a document of a kind.
+	// Limits returns the limits for a document of a kind.
 	Limits func(kind string) Limits
-	// Followed is the kind of document that other documents may follow in its file.
+	// Followed is the kind of document after which other documents may follow
+	// in the same file.
 	Followed string
-	// EmptyHint and KindHint end the messages for an empty document and for one of an
-	// unknown kind.
+	// EmptyHint and KindHint are the ends of the messages about an empty
+	// document and an unknown kind.
 	EmptyHint, KindHint string
 }
 
-// Limits bound what a document may contain, also through its aliases.
+// Limits limit the size of a document, including the expansion of aliases.
 type Limits struct {
 	Nodes int // values
-	Items int // of one list
-	// More has the bounds of single lists, by path, in place of Items.
+	Items int // in one list
+	// More has different limits for particular lists, by path.
 	More map[string]int
 }
 
-// Position is a place in a file; Line and Col count from 1, and 0 means unknown.
+// Position is a position in a file; Line and Col count from 1, 0 means unknown.
 type Position struct{ Line, Col int }
 
 // Document is a parsed YAML document that is decoded into a Go value.
@@ -47,26 +48,27 @@ type Document struct {
 	More []*yaml.Node
 	// Probs are the problems found so far.
 	Probs Problems
-	// All keeps every problem. Otherwise MaxProblems are kept and the rest is counted: an
-	// untrusted document may have one in every value.
+	// All keeps every problem. Otherwise only MaxProblems are kept and further
+	// ones are counted, because an untrusted document may have a problem in
+	// every value.
 	All bool
 
 	form   *Form
 	limits Limits
-	into   reflect.Type // what Root is decoded into
+	into   reflect.Type // type into which Root is decoded
 	nodes  int
 	untold int // problems that were only counted
 }
 
-// DefaultLimits bound documents that an operator writes.
+// DefaultLimits are the limits for documents that an operator writes.
 var DefaultLimits = Limits{Nodes: 200_000, Items: 200_000}
 
-// New returns a document that has been parsed elsewhere.
+// New returns a Document for a tree that was parsed elsewhere.
 func New(file string, root *yaml.Node, l Limits) *Document {
 	return &Document{File: file, Root: root, limits: l}
 }
 
-// Read parses data, and checks its version and the form of its kind.
+// Read parses data and checks its version and kind.
 func Read(file string, data []byte, f *Form) (*Document, Problems) {
 	docs, probs := parse(file, data)
 	if probs != nil {
@@ -112,7 +114,7 @@ func Read(file string, data []byte, f *Form) (*Document, Problems) {
 		if d.Kind != f.Followed {
 			return fail(n, "", "a second document begins here; put each into a file of its own")
 		}
-		if len(n.Content) == 1 && !yamltree.IsNull(n.Content[0]) { // a document between two --- may be empty
+		if len(n.Content) == 1 && !yamltree.IsNull(n.Content[0]) { // an empty document is ignored
 			d.More = append(d.More, n.Content[0])
 		}
 	}
@@ -137,10 +139,10 @@ func parse(file string, data []byte) (docs []*yaml.Node, probs Problems) {
 	}
 }
 
-// maxMarks bounds the fields and items of a text before it is parsed.
+// maxMarks limits the number of fields and items of a text before it is parsed.
 const maxMarks = 2_000_000
 
-// FaultProblem places a yamltree.Fault in its file.
+// FaultProblem converts a yamltree.Fault, or another error, to a Problem.
 func FaultProblem(file string, err error) Problem {
 	var f yamltree.Fault
 	if !errors.As(err, &f) {
@@ -149,7 +151,7 @@ func FaultProblem(file string, err error) Problem {
 	return Problem{File: file, Line: f.Line, Msg: atMost(maxMsg, f.Msg)}
 }
 
-// Parse decodes the document into a struct, sets its defaults, and validates it.
+// Parse decodes the document into a struct, sets its defaults and validates it.
 func (d *Document) Parse(kind string, into any, validate func() Problems) error {
 	if d.Kind != kind {
 		return d.WrongKind(kind)
@@ -169,12 +171,12 @@ func (d *Document) Parse(kind string, into any, validate func() Problems) error 
 	return d.Err()
 }
 
-// Overflowed reports whether decoding stopped, since the document is too large or has too
-// many problems.
+// Overflowed reports whether decoding stopped because the document is too large
+// or has too many problems.
 func (d *Document) Overflowed() bool { return d.untold > 0 || d.nodes > d.limits.Nodes }
 
-// Found adds a problem of validation at its place, unless a problem of decoding caused it:
-// the field could not be decoded, or its name was misspelt.
+// Found adds a problem of validation with its position, unless a problem of
+// decoding caused it: the field could not be decoded, or its name was misspelt.
 func (d *Document) Found(undecoded Problems, p Problem) {
 	if slices.ContainsFunc(undecoded, func(u Problem) bool {
 		return Covers(u.Path, p.Path) || !d.Has(u.meant) && Covers(u.meant, p.Path)
@@ -186,7 +188,7 @@ func (d *Document) Found(undecoded Problems, p Problem) {
 	d.Probs = append(d.Probs, p)
 }
 
-// Err returns the document's problems as an error, nil if there are none.
+// Err returns the document's problems as an error, or nil.
 func (d *Document) Err() error {
 	if d.All {
 		d.Probs.Sort()
@@ -216,7 +218,8 @@ func (d *Document) Find(path string) Position {
 	return Position{n.Line, n.Column}
 }
 
-// at returns the value at a path (whole), or else the nearest value around it.
+// at returns the value at a path (whole is true), else the nearest value around
+// it.
 func (d *Document) at(path string) (n *yaml.Node, whole bool) {
 	n = yamltree.Deref(d.Root)
 	for path != "" && n != nil {
@@ -233,8 +236,8 @@ func (d *Document) at(path string) (n *yaml.Node, whole bool) {
 	return n, n != nil
 }
 
-// firstStep splits off the first step of a path in the form of Join and KeyPath, as in
-// users[0].name or labels["a.b/c"]. index is -1 for a step with a name.
+// firstStep splits off the first step of a path such as users[0].name or
+// labels["a.b/c"]. index is -1 if the step is a name.
 func firstStep(path string) (name string, index int, rest string) {
 	inside, isIndex := strings.CutPrefix(path, "[")
 	quoted, err := strconv.QuotedPrefix(inside)
@@ -254,7 +257,7 @@ func firstStep(path string) (name string, index int, rest string) {
 	return name, index, strings.TrimPrefix(strings.TrimPrefix(rest, "]"), ".")
 }
 
-// Problem reports a problem of the field at path, at the place of n.
+// Problem reports a problem of the field at path, with the position of n.
 func (d *Document) Problem(n *yaml.Node, path, format string, args ...any) {
 	if d.Full() {
 		d.untold++
@@ -276,7 +279,8 @@ func (d *Document) Report(p Problem) {
 	d.Probs = append(d.Probs, p)
 }
 
-// WrongKind explains a document that is not of the wanted kind; empty: any kind.
+// WrongKind returns the error for a document that is not of the wanted kind; ""
+// means any kind.
 func (d *Document) WrongKind(want string) error {
 	at := d.Find("kind")
 	p := Problem{File: d.File, Line: at.Line, Col: at.Col, Path: "kind"}

@@ -10,19 +10,19 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Encode writes a struct as YAML, with its secrets. The same value gives the same bytes.
-// keep, if not nil, selects the fields to write by their SchemaPath.
+// Encode encodes a struct as YAML, with its secrets. The same value gives the
+// same bytes. keep, if not nil, selects the fields by their SchemaPath.
 func Encode(v any, keep func(path string) bool) ([]byte, error) {
 	return yamltree.Encode(Node(v, keep))
 }
 
-// Node returns the YAML that Encode writes.
+// Node returns the YAML that Encode encodes.
 func Node(v any, keep func(path string) bool) *yaml.Node {
 	return encodeValue(reflect.ValueOf(v).Elem(), "", keep)
 }
 
-// encodeValue returns v as a YAML node, or nil if it is empty. Strings are always quoted:
-// the label "true" must be read as a string again.
+// encodeValue returns v as a YAML node, or nil if it is empty. Strings are
+// always quoted, so that the label "true" is parsed as a string again.
 func encodeValue(v reflect.Value, path string, keep func(string) bool) *yaml.Node {
 	if v.Type() == secretType {
 		s := v.Interface().(Secret)
@@ -57,7 +57,7 @@ func encodeValue(v reflect.Value, path string, keep func(string) bool) *yaml.Nod
 		n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 		for i := range v.Len() {
 			f := encodeValue(v.Index(i), path, keep)
-			if f == nil { // an item keeps its place
+			if f == nil { // keep the indices of other items
 				f = yamltree.Plain("{}", "!!map")
 				if v.Index(i).Kind() == reflect.String {
 					f = yamltree.Quoted("")

@@ -11,20 +11,20 @@ import (
 
 // FieldDoc describes one field of a document, from its schema.
 type FieldDoc struct {
-	// Path as it is written in commands, e.g. "site.network.interfaces".
+	// Path is the path in commands, for example "site.network.interfaces".
 	Path string
-	// Name is its last part.
+	// Name is the last part of Path.
 	Name string
 	// Type is string, integer, boolean, object, map, a list of one of them
 	// ("[]string"), or either ("string or []string").
 	Type string
-	// Values are the allowed ones, if the schema lists them.
+	// Values are the allowed values, if the schema lists them.
 	Values []string
 	// Default is the value of a missing field, as JSON, or "".
 	Default     string
 	Required    bool
 	Description string
-	// Fields are those of an object, or of a list's items, sorted by name.
+	// Fields are the fields of an object, or of a list's items, sorted by name.
 	Fields []FieldDoc
 }
 
@@ -43,16 +43,16 @@ type schemaNode struct {
 	AdditionalProperties any                    `json:"additionalProperties"`
 }
 
-// pathIndex matches an index or key in the path of a problem, users[0] or
-// labels["a.b/c"], and the [] that the reference has for any index.
+// pathIndex matches an index or key in a path, as in users[0] or
+// labels["a.b/c"], and the [] that stands for any index in the reference.
 var pathIndex = regexp.MustCompile(`\[(?:\d+|"[^"]*")?\]`)
 
 // WithoutIndices returns a path without its indices and keys.
 func WithoutIndices(path string) string { return pathIndex.ReplaceAllString(path, "") }
 
-// Explain describes a field of a document of that kind by its path, e.g.
-// "site.network.interfaces", from the kind's schema. Indices, which the paths of problems
-// have, are ignored.
+// Explain describes a field by its path, for example "site.network.interfaces",
+// from the schema of its kind. Indices, as in the paths of problems, are
+// ignored.
 func Explain(schema []byte, path string) (*FieldDoc, error) {
 	kind, rest, _ := strings.Cut(WithoutIndices(path), ".")
 	kind = strings.ToLower(kind)
@@ -117,7 +117,8 @@ func (n *schemaNode) field(root *schemaNode, path, name string, required bool) F
 	return f
 }
 
-// orList returns the type of a single item if n is either an item or a list of them.
+// orList returns the type of a single item if n is either an item or a list of
+// items.
 func (n *schemaNode) orList() *schemaNode {
 	if len(n.AnyOf) == 2 && n.AnyOf[1].Items != nil {
 		return n.AnyOf[0]
@@ -125,8 +126,8 @@ func (n *schemaNode) orList() *schemaNode {
 	return nil
 }
 
-// orNull returns the type of an object that may be left empty: all of its fields have
-// defaults, and its presence is a choice.
+// orNull returns the type of an object that may be empty because all of its
+// fields have defaults.
 func (n *schemaNode) orNull() *schemaNode {
 	if len(n.AnyOf) == 2 && n.AnyOf[1].Type == "null" {
 		return n.AnyOf[0]

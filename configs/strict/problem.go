@@ -7,30 +7,31 @@ import (
 	"strings"
 )
 
-// Problem is one thing wrong with a document, and where.
+// Problem is a problem of a document with its position.
 type Problem struct {
-	File string // as the caller named it
-	Line int    // from 1; 0 where only the field is known
-	Col  int    // from 1; 0 where only the line is known
+	File string // as given by the caller
+	Line int    // from 1; 0 if unknown
+	Col  int    // from 1; 0 if unknown
 	Path string // "network.interfaces[0].gateway"; empty: the whole document
 	Msg  string
-	// Missing: the field is required and not given.
+	// Missing is set if the field is required and not given.
 	Missing bool
 	// meant is the probable path of an unknown field.
 	meant string
-	// rest: the last problem, which counts those that are left out.
+	// rest is set for the last problem, which counts the omitted ones.
 	rest bool
 }
 
-// Limits of what is reported about one document, also in a machine's state.
+// Limits of the problems reported about one document, also in a machine's
+// state.
 const (
 	MaxProblems = 50
-	maxMsg      = 1000 // letters of one problem of a document
-	maxTold     = 8000 // and of one with what a program said that was called for a field
+	maxMsg      = 1000 // characters of a message
+	maxTold     = 8000 // characters of a message that includes the output of a program
 	maxPath     = 200
 )
 
-// atMost returns the beginning of s.
+// atMost returns s, truncated to a number of characters.
 func atMost(letters int, s string) string {
 	if len(s) <= letters {
 		return s
@@ -46,8 +47,8 @@ func NewProblem(path, format string, args ...any) Problem {
 	return Problem{Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))}
 }
 
-// FieldError is a problem with the value of a field, found by code that does not have the
-// document. The caller adds the line of Path.
+// FieldError is a problem with the value of a field, found by code that does
+// not have the document. The caller adds the position of Path.
 type FieldError struct {
 	Path string
 	Err  error
@@ -57,7 +58,8 @@ func (e *FieldError) Error() string { return e.Path + ": " + e.Err.Error() }
 
 func (e *FieldError) Unwrap() error { return e.Err }
 
-// Error has the form compilers use, so that editors can jump to it.
+// Error returns the format of compilers, so that editors can jump to the
+// position.
 func (p Problem) Error() string {
 	var b strings.Builder
 	if p.File != "" {
@@ -86,8 +88,8 @@ func FileName(name string) string {
 	return name
 }
 
-// Problems are the problems of a document, in its order. As an error they print one on
-// each line.
+// Problems are the problems of a document, sorted by position. As an error they
+// print one per line.
 type Problems []Problem
 
 func (ps Problems) Error() string {
@@ -118,7 +120,7 @@ func (ps *Problems) AddMissing(path, format string, args ...any) {
 	*ps = append(*ps, p)
 }
 
-// Sort puts problems in the order of the document.
+// Sort sorts problems by position.
 func (ps Problems) Sort() {
 	slices.SortStableFunc(ps, func(a, b Problem) int {
 		if a.rest != b.rest {
@@ -131,14 +133,14 @@ func (ps Problems) Sort() {
 	})
 }
 
-// First returns the first MaxProblems in the document's order, and one that counts the
-// rest. more is the number of problems that were counted already.
+// First returns the first MaxProblems by position, and one that counts the
+// rest. more is the number of problems that were only counted.
 func (ps Problems) First(file string, more int) Problems {
 	ps.Sort()
 	return ps.Cut(file, more)
 }
 
-// Cut is First for problems in order.
+// Cut is like First for problems that are sorted already.
 func (ps Problems) Cut(file string, more int) Problems {
 	if len(ps) > MaxProblems {
 		more += len(ps) - MaxProblems

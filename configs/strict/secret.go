@@ -7,17 +7,18 @@ import (
 	"unique"
 )
 
-// Mask is printed in place of a Secret.
+// Mask is printed instead of a Secret.
 const Mask = "***"
 
-// Secret is a string that prints, logs and encodes as Mask. Only Reveal returns it. Two
-// Secrets are equal (==) if their strings are.
+// Secret is a string that prints, logs and encodes as Mask. Only Reveal returns
+// it. Two Secrets are equal (==) if their strings are.
 //
-// A unique.Handle holds the string because package fmt cannot call the methods of a value
-// in an unexported field: it prints the handle's address.
+// The string is in a unique.Handle because package fmt does not call the
+// methods of a value in an unexported field: it then prints only the handle's
+// address.
 type Secret struct{ h unique.Handle[string] }
 
-// NewSecret hides s.
+// NewSecret returns a Secret with the value s.
 func NewSecret(s string) Secret {
 	if s == "" {
 		return Secret{}
@@ -49,15 +50,15 @@ func (s Secret) GoString() string { return s.shown() }
 // Format prints the mask for every verb.
 func (s Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, s.shown()) }
 
-// LogValue gives log handlers the mask.
+// LogValue returns the mask, for log handlers.
 func (s Secret) LogValue() slog.Value { return slog.StringValue(s.shown()) }
 
-// MarshalText gives other encoders than JSON and YAML the mask.
+// MarshalText returns the mask, for encoders other than JSON and YAML.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.shown()), nil }
 
 func (s Secret) MarshalJSON() ([]byte, error) { return json.Marshal(s.shown()) }
 
-// UnmarshalJSON reads the secret from a string.
+// UnmarshalJSON sets the secret from a string.
 func (s *Secret) UnmarshalJSON(b []byte) error {
 	var v string
 	if err := json.Unmarshal(b, &v); err != nil {
@@ -70,7 +71,7 @@ func (s *Secret) UnmarshalJSON(b []byte) error {
 
 func (s Secret) MarshalYAML() (any, error) { return s.shown(), nil }
 
-// UnmarshalYAML reads the secret from a string.
+// UnmarshalYAML sets the secret from a string.
 func (s *Secret) UnmarshalYAML(unmarshal func(any) error) error {
 	var v string
 	if err := unmarshal(&v); err != nil {

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Shorten shortens a text for a message.
+// Shorten truncates a text to 60 characters for a message.
 func Shorten(s string) string {
 	if r := []rune(s); len(r) > 60 {
 		return string(r[:57]) + "..."
@@ -54,8 +54,8 @@ func FieldNames(t reflect.Type) []string {
 
 var fieldsOf sync.Map // of a reflect.Type
 
-// fields returns the exported fields, with those of embedded structs in their place, but
-// without apiVersion and kind.
+// fields returns the exported fields except apiVersion and kind, with those of
+// embedded structs in place.
 func fields(t reflect.Type) []reflect.StructField {
 	if known, ok := fieldsOf.Load(t); ok {
 		return known.([]reflect.StructField)
@@ -67,7 +67,7 @@ func fields(t reflect.Type) []reflect.StructField {
 		case !f.IsExported():
 		case f.Anonymous:
 			for _, in := range fields(f.Type) {
-				shadow, _ := t.FieldByName(in.Name) // the outer field of that name, if there is one
+				shadow, _ := t.FieldByName(in.Name) // an outer field with the same name, if there is one
 				if n := FieldName(in); n != "apiVersion" && n != "kind" && len(shadow.Index) > 1 {
 					in.Index = append([]int{i}, in.Index...)
 					out = append(out, in)
@@ -92,8 +92,8 @@ func (d *Document) meant(name, path string, t reflect.Type) string {
 	return ""
 }
 
-// hint suggests what an unknown field was meant to be: a similar name, else the place
-// where a field of that name exists.
+// hint suggests what an unknown field might mean: a similar name, or the paths
+// at which a field with this name exists.
 func (d *Document) hint(name string, t reflect.Type) string {
 	if h := DidYouMean(name, FieldNames(t)); h != "" {
 		return h
@@ -108,7 +108,8 @@ func (d *Document) hint(name string, t reflect.Type) string {
 	return "; known here: " + strings.Join(names, ", ")
 }
 
-// placesOf lists the paths of at most three fields in t with that or a similar name.
+// placesOf returns the paths of at most three fields in t with this or a
+// similar name.
 func placesOf(name string, t reflect.Type) []string {
 	var found []string
 	name = strings.ToLower(name)
@@ -123,8 +124,8 @@ func placesOf(name string, t reflect.Type) []string {
 // alias maps other projects' names to edgebake's.
 var alias = map[string]string{"x86_64": "amd64", "x86-64": "amd64", "x64": "amd64", "aarch64": "arm64", "armv8": "arm64"}
 
-// DidYouMean returns the end of a message that suggests a known name for an unknown one,
-// or "" if none is similar.
+// DidYouMean returns the end of a message that suggests a similar known name,
+// or "".
 func DidYouMean(name string, known []string) string {
 	if k := closest(name, known); k != "" {
 		return fmt.Sprintf("; did you mean %q?", k)
@@ -146,7 +147,7 @@ func closest(name string, known []string) string {
 	return best
 }
 
-// distance is the Levenshtein distance between a and b.
+// distance returns the Levenshtein distance between a and b.
 func distance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64

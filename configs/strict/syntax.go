@@ -16,8 +16,8 @@ import (
 var (
 	// yamlError matches the syntax errors of package yaml.
 	yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?(?s:(.*))$`)
-	// unknownAnchor matches an error that quotes the text after a *, which may be part of a
-	// passphrase.
+	// unknownAnchor matches an error that quotes the text after a *, which may
+	// be part of a passphrase.
 	unknownAnchor = regexp.MustCompile(`unknown anchor '.*' referenced`)
 )
 
@@ -44,7 +44,7 @@ const (
 	flowHint  = "a [ or { is not closed, or a comma is missing"
 )
 
-// SyntaxProblem describes an error of package yaml in data.
+// SyntaxProblem returns the Problem for an error of package yaml in data.
 func SyntaxProblem(file string, data []byte, err error) Problem {
 	p := Problem{File: file}
 	m := yamlError.FindStringSubmatch(err.Error())
@@ -73,7 +73,7 @@ func SyntaxProblem(file string, data []byte, err error) Problem {
 		p.Msg = atMost(maxMsg, "not YAML: "+strings.TrimSuffix(words+": "+hint, ": "))
 	}
 	if len(data) > 0 {
-		p.Line = max(p.Line, 1) // the parser gives no line for an error in the first
+		p.Line = max(p.Line, 1) // the parser reports no line for an error in the first
 	}
 	return p
 }
@@ -81,7 +81,8 @@ func SyntaxProblem(file string, data []byte, err error) Problem {
 // LineOf returns the line of an offset, counted from 1.
 func LineOf(data []byte, offset int) int { return 1 + bytes.Count(data[:offset], []byte("\n")) }
 
-// InvalidUTF8 returns the offset at which data stops being UTF-8.
+// InvalidUTF8 returns the offset of the first invalid UTF-8 in data, or
+// len(data).
 func InvalidUTF8(data []byte) int {
 	for i, r := range string(data) {
 		if r == utf8.RuneError && !bytes.HasPrefix(data[i:], []byte("\ufffd")) {
@@ -91,7 +92,8 @@ func InvalidUTF8(data []byte) int {
 	return len(data)
 }
 
-// stoppedAt returns the last line with content that the parser reads before it fails.
+// stoppedAt returns the last line with content that the parser reads before it
+// fails.
 func stoppedAt(data []byte) int {
 	r := &byLine{lines: bytes.SplitAfter(data, []byte("\n"))}
 	dec := yaml.NewDecoder(r)
@@ -108,10 +110,10 @@ func stoppedAt(data []byte) int {
 	return r.n
 }
 
-// byLine is a reader that returns at most one line at a time.
+// byLine is a reader that returns at most one line per call.
 type byLine struct {
 	lines [][]byte
-	n     int // lines read, the last perhaps in part
+	n     int // number of lines read, the last one possibly in part
 	rest  []byte
 }
 

@@ -18,8 +18,8 @@ type Field struct {
 	Value reflect.Value
 }
 
-// Walk calls visit for each field of a document in the struct that v points to, nested
-// fields after the one that contains them.
+// Walk calls visit for each field of the struct that v points to, nested fields
+// after the one that contains them.
 func Walk(v any, visit func(Field)) { walk(reflect.ValueOf(v), "", visit) }
 
 func walk(v reflect.Value, path string, visit func(Field)) {
@@ -39,8 +39,8 @@ func walk(v reflect.Value, path string, visit func(Field)) {
 	}
 }
 
-// FieldPaths lists the fields of the struct T and of all structs in it, in the form
-// "network.interfaces.name".
+// FieldPaths lists the paths of the fields of T and of all structs in it, for
+// example "network.interfaces.name".
 func FieldPaths[T any]() []string {
 	var paths []string
 	walkTypes(reflect.TypeFor[T](), "", func(path string, _ reflect.StructField) {
@@ -49,13 +49,13 @@ func FieldPaths[T any]() []string {
 	return paths
 }
 
-// SchemaPath returns a path without the indices of lists.
+// SchemaPath returns a path without indices of lists.
 func SchemaPath(path string) string { return listIndex.ReplaceAllString(path, "") }
 
 var listIndex = regexp.MustCompile(`\[\d*\]`)
 
-// walkTypes calls visit for each field that Walk can visit in values of type t; "[]" in
-// a path stands for an index.
+// walkTypes calls visit for each field that Walk can visit in values of type t;
+// "[]" in a path stands for an index.
 func walkTypes(t reflect.Type, path string, visit func(path string, f reflect.StructField)) {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		if t.Kind() == reflect.Slice {
@@ -73,7 +73,8 @@ func walkTypes(t reflect.Type, path string, visit func(path string, f reflect.St
 	}
 }
 
-// Texts calls yield for the text in a field, or for each item of a list of texts.
+// Texts calls yield for the text in a field, or for each item of a list of
+// texts.
 func (f Field) Texts(yield func(path string, v reflect.Value)) {
 	switch v := f.Value; {
 	case v.Kind() == reflect.String || v.Type() == secretType:
@@ -105,7 +106,7 @@ func TagValues(f reflect.StructField, key string) []string {
 	return vals
 }
 
-// Required reports whether the field must be given.
+// Required reports whether the field is required.
 func Required(f reflect.StructField) bool {
 	return !strings.Contains(f.Tag.Get("yaml"), "omitempty")
 }
@@ -129,13 +130,14 @@ func ApplyDefaults(v any) {
 	})
 }
 
-// Checks maps the names in check tags to functions that return what is wrong with a text,
-// worded to follow its field, or "".
+// Checks maps the names in check tags to functions that return the problem of a
+// text, worded to follow its field, or "".
 type Checks map[string]func(string) string
 
-// Check adds a problem for each field of v that violates its tags: a required field is
-// empty, a number out of bounds, a value not allowed (enum), malformed (check), repeated
-// (unique), or set together with another (oneof).
+// Check adds a problem for each field of v that violates its tags: a required
+// field that is empty, a number out of bounds, or a value that is not allowed
+// (enum), malformed (check), repeated (unique), or set together with another
+// (oneof).
 func Check(v any, checks Checks, probs *Problems) {
 	checkOneOf(reflect.ValueOf(v).Elem(), "", probs)
 	Walk(v, func(f Field) {
@@ -157,7 +159,7 @@ func Check(v any, checks Checks, probs *Problems) {
 	})
 }
 
-// bounds returns the least and the greatest value of a number, if its tag has them.
+// bounds returns the minimum and maximum of a number, if its tag has them.
 func bounds(f reflect.StructField) (low, high int64, ok bool) {
 	least, most := TagValues(f, "minimum"), TagValues(f, "maximum")
 	if least == nil || most == nil {
@@ -189,7 +191,7 @@ func checkEnum(f Field, probs *Problems) {
 	f.Texts(func(path string, v reflect.Value) {
 		s := v.String()
 		if s == "" || slices.Contains(allowed, s) {
-			return // Check reports a required field that is empty
+			return // Check reports an empty required field
 		}
 		hint := DidYouMean(s, allowed)
 		if value, why, _ := strings.Cut(f.Tag.Get("instead"), "="); value == s {
@@ -210,7 +212,7 @@ func checkForm(f Field, checks Checks, probs *Problems) {
 	f.Texts(func(path string, v reflect.Value) {
 		s := text(v)
 		if s == "" && f.Value.Kind() != reflect.Slice {
-			return // Check reports a required field that is empty
+			return // Check reports an empty required field
 		}
 		if check != nil {
 			if bad := check(s); bad != "" {
@@ -245,8 +247,8 @@ func checkForm(f Field, checks Checks, probs *Problems) {
 	}
 }
 
-// checkOneOf reports a struct in which not exactly one, or more than one (oneof:"atmost"),
-// of the fields with the tag oneof is set.
+// checkOneOf reports structs in which not exactly one, or with oneof:"atmost"
+// more than one, of the fields with the tag oneof is set.
 func checkOneOf(v reflect.Value, path string, probs *Problems) {
 	switch {
 	case v.Kind() == reflect.Pointer && !v.IsNil():
@@ -281,9 +283,9 @@ func checkOneOf(v reflect.Value, path string, probs *Problems) {
 	}
 }
 
-// CheckText reports control characters in every text without another problem: texts are
-// written to files whose formats use line breaks and blanks. The tag text:"lines" exempts
-// texts of several lines, text:"tabs" allows tabs.
+// CheckText reports control characters in texts without another problem,
+// because texts are written to files whose formats use line breaks and blanks.
+// The tag text:"lines" exempts multi-line texts, text:"tabs" allows tabs.
 func CheckText(v any, probs *Problems) {
 	known := map[string]bool{}
 	for _, p := range *probs {
@@ -305,14 +307,14 @@ func CheckText(v any, probs *Problems) {
 			}
 		}
 		f.Texts(func(path string, v reflect.Value) {
-			if v.Type() != secretType { // the form of each secret is checked elsewhere
+			if v.Type() != secretType { // secrets have their own checks
 				check(path, v.String())
 			}
 		})
 	})
 }
 
-// BadText returns what is wrong with s as one line of text.
+// BadText returns why s is not one line of text, or "".
 func BadText(s string) string {
 	if strings.ContainsFunc(s, unicode.IsControl) {
 		return "contains a line break or control character"

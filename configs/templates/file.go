@@ -9,13 +9,13 @@ import (
 	"text/template"
 )
 
-// maxRendered bounds the result of a template in bytes.
+// maxRendered is the maximum size of a rendered template in bytes.
 const maxRendered = 16 << 20
 
 // unknownField matches text/template's error for an unknown field.
 var unknownField = regexp.MustCompile(`can't evaluate field (\w+) in type (?:\[\])?\*?configs\.(\w+)`)
 
-// File executes the text of a file with template: true; data is the Image.
+// File executes the text of a file that has template: true; data is the Image.
 func File(text string, data any) (string, error) {
 	t, err := template.New("").Option("missingkey=error").Parse(text)
 	if err != nil {
@@ -28,8 +28,8 @@ func File(text string, data any) (string, error) {
 	return w.String(), nil
 }
 
-// templateError words an error for people who write YAML: in templates, fields of the Image
-// have their names in Go.
+// templateError rewrites an error for people who write YAML: in templates,
+// fields of the Image have their Go names.
 func templateError(err error) string {
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
 		return fmt.Sprintf("the template asks for .%s, which is not a field of %s; fields begin with a capital letter, e.g. {{.Name}} or {{.Kubernetes.Version}}", m[1], m[2])
@@ -38,7 +38,7 @@ func templateError(err error) string {
 	return fmt.Sprintf("rendering the template: %s; its data is the Image, e.g. {{.Name}} or {{.Kubernetes.Version}}", why)
 }
 
-// bounded is a buffer for a limited number of bytes.
+// bounded is a buffer with a maximum size.
 type bounded struct {
 	bytes.Buffer
 	left int

@@ -1,4 +1,4 @@
-// Package templates executes the templates that documents contain: names of nodes and files
+// Package templates executes the templates in documents: node names and files
 // of an Image.
 package templates
 
@@ -14,11 +14,12 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// NameFacts are the values that a node name template can use; empty: unknown.
+// NameFacts are the values that a node name template can use; empty means
+// unknown.
 type NameFacts struct{ Serial, MAC, UUID, Hostname string }
 
-// Facts print a mark if they are empty. So {{or .Serial .MAC}} works, and {{.Serial}} on a
-// machine without a serial number is an error.
+// Facts print a mark if they are empty. So {{or .Serial .MAC}} works, but
+// {{.Serial}} is an error on a machine without a serial number.
 type (
 	factSerial   string
 	factMAC      string
@@ -40,8 +41,8 @@ func (f factMAC) String() string      { return shownFact(string(f), "MAC address
 func (f factUUID) String() string     { return shownFact(string(f), "UUID") }
 func (f factHostname) String() string { return shownFact(string(f), "host name") }
 
-// MissingFactError means that a node name template uses a value that the machine does not
-// have.
+// MissingFactError means that a node name template uses a value that the
+// machine does not have.
 type MissingFactError struct{ Template, What string }
 
 func (e *MissingFactError) Error() string {
@@ -51,8 +52,8 @@ func (e *MissingFactError) Error() string {
 // unknownFact matches text/template's error for an unknown field.
 var unknownFact = regexp.MustCompile(`can't evaluate field (\w+) in type struct`)
 
-// NodeName executes a node name template. The result is neither in lower case nor
-// checked.
+// NodeName executes a node name template. The result is not converted to lower
+// case or validated.
 func NodeName(tmpl string, facts NameFacts) (string, error) {
 	t, err := template.New("nodeName").Parse(tmpl)
 	if err != nil {
@@ -67,7 +68,7 @@ func NodeName(tmpl string, facts NameFacts) (string, error) {
 		UUID     factUUID
 		Hostname factHostname
 	}{factSerial(facts.Serial), factMAC(facts.MAC), factUUID(facts.UUID), factHostname(facts.Hostname)}
-	w := &bounded{left: 1024} // a name is short: printf can fill pages
+	w := &bounded{left: 1024} // a name is short, but printf could generate pages
 	if err := t.Execute(w, data); err != nil {
 		if m := unknownFact.FindStringSubmatch(err.Error()); m != nil {
 			return "", fmt.Errorf("the template %q asks for .%s; it knows .Serial, .MAC, .UUID and .Hostname%s", tmpl, m[1], strict.DidYouMean("."+m[1], []string{".Serial", ".MAC", ".UUID", ".Hostname"}))
@@ -82,8 +83,8 @@ func NodeName(tmpl string, facts NameFacts) (string, error) {
 	return w.String(), nil
 }
 
-// loops reports whether a template could run forever, that is whether it has more than
-// text, values and conditions.
+// loops reports whether a template could run forever: whether it contains
+// anything but text, values and conditions.
 func loops(n parse.Node) bool {
 	list := func(l *parse.ListNode) bool { return l != nil && slices.ContainsFunc(l.Nodes, loops) }
 	switch n := n.(type) {
@@ -99,8 +100,8 @@ func loops(n parse.Node) bool {
 	return true
 }
 
-// BadNodeName says what is wrong with the template of a node name. It tries it with example
-// values.
+// BadNodeName returns why a node name template is invalid, or "". It executes
+// it with example values.
 func BadNodeName(tmpl string) string {
 	sample := NameFacts{Serial: "sn12345678", MAC: "525400123456", UUID: "6ba7b810-9dad-41d1-80b4-00c04fd430c8", Hostname: "host1"}
 	name, err := NodeName(tmpl, sample)

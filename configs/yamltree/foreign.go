@@ -10,21 +10,21 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// What a document of others may have. Package yaml has no bounds of its own: it
-// compares every key of a mapping with every other, notes an error for each pair that
-// is equal, and makes a tree of about a hundred times the bytes of a dense text.
+// Limits for untrusted documents. Package yaml has none: it compares every key
+// of a mapping with every other, records an error for each equal pair, and its
+// tree needs about a hundred times the memory of a dense text.
 const (
-	maxKeys   = 10_000     // of one mapping
-	maxPairs  = 50_000_000 // of keys of one mapping, in all mappings together
-	maxValues = 500_000    // with aliases unfolded
-	maxMarks  = 250_000    // of one document's text, see TooDense
-	maxFaults = 50         // that are reported
-	maxShown  = 100        // letters of a key in a message
+	maxKeys   = 10_000     // in one mapping
+	maxPairs  = 50_000_000 // pairs of keys in one mapping, total of all mappings
+	maxValues = 500_000    // including those from aliases
+	maxMarks  = 250_000    // in the text of one document, see TooDense
+	maxFaults = 50         // number reported
+	maxShown  = 100        // characters of a key in a message
 )
 
-// Fault is what keeps a tree from being decoded, and where.
+// Fault is a reason why a tree cannot be decoded, with its line.
 type Fault struct {
-	Line int // 0: not known
+	Line int // 0: unknown
 	Msg  string
 }
 
@@ -35,9 +35,10 @@ func (f Fault) Error() string {
 	return fmt.Sprintf("line %d: %s", f.Line, f.Msg)
 }
 
-// Check returns what keeps a tree of others from being decoded at a bounded cost: keys
-// that are given twice, too many keys or values, an alias of what it is a part of. The
-// cost is linear in the tree, whatever its aliases stand for.
+// Check returns the reasons why an untrusted tree cannot be decoded at a
+// bounded cost: repeated keys, too many keys or values, an alias of a node that
+// contains it. The cost of Check itself is linear in the tree, even with
+// aliases.
 func Check(root *yaml.Node) []Fault {
 	c := checker{known: map[*yaml.Node]cost{}, within: map[*yaml.Node]bool{}}
 	all := c.visit(root)
@@ -50,7 +51,7 @@ func Check(root *yaml.Node) []Fault {
 	return c.faults
 }
 
-// cost is what decoding a node takes.
+// cost is the cost of decoding a node.
 type cost struct{ values, pairs int }
 
 func (c *cost) add(o cost) {
@@ -60,8 +61,8 @@ func (c *cost) add(o cost) {
 
 type checker struct {
 	faults []Fault
-	known  map[*yaml.Node]cost // of nodes that aliases can stand for
-	within map[*yaml.Node]bool // those that are being visited
+	known  map[*yaml.Node]cost // of nodes that aliases can refer to
+	within map[*yaml.Node]bool // nodes being visited
 }
 
 func (c *checker) fault(line int, format string, args ...any) {
@@ -101,8 +102,8 @@ func (c *checker) visit(n *yaml.Node) cost {
 	return total
 }
 
-// keys reports keys of a mapping that are equal to package yaml, and returns how many
-// pairs of them it compares.
+// keys reports repeated keys of a mapping, and returns the number of pairs that
+// package yaml compares.
 func (c *checker) keys(m *yaml.Node) (pairs int) {
 	type key struct {
 		kind  yaml.Kind
@@ -133,8 +134,8 @@ func shown(key string) string {
 	return fmt.Sprintf("%q", key)
 }
 
-// Decode decodes a tree of others after Check. The error tells the first things that are
-// wrong.
+// Decode checks an untrusted tree and decodes it. The error contains the first
+// problems.
 func Decode(n *yaml.Node, into any) error {
 	if faults := Check(n); len(faults) > 0 {
 		errs := make([]string, len(faults))
@@ -151,7 +152,7 @@ func Decode(n *yaml.Node, into any) error {
 	return err
 }
 
-// few are the first of many errors, in one line.
+// few joins the first of many errors in one line.
 func few(errs []string) string {
 	const most = 5
 	if more := len(errs) - most; more > 0 {
@@ -160,8 +161,8 @@ func few(errs []string) string {
 	return strings.Join(errs, "; ")
 }
 
-// Parse reads the first document of a text of others. Of an empty text it is a
-// node of no kind.
+// Parse parses the first document of an untrusted text. For an empty text it
+// returns a zero node.
 func Parse(text []byte) (*yaml.Node, error) {
 	if err := TooDense(text); err != nil {
 		return nil, err
@@ -173,8 +174,8 @@ func Parse(text []byte) (*yaml.Node, error) {
 	return doc, nil
 }
 
-// Unmarshal decodes the first document of a text of others; an empty text changes
-// nothing.
+// Unmarshal decodes the first document of an untrusted text; an empty text
+// changes nothing.
 func Unmarshal(text []byte, into any) error {
 	doc, err := Parse(text)
 	if err != nil || doc.IsZero() {
@@ -183,13 +184,13 @@ func Unmarshal(text []byte, into any) error {
 	return Decode(doc, into)
 }
 
-// TooDense rejects a text before it is parsed of which a document would become too many
-// nodes. It counts what a node cannot be written without: a comma, a colon, a question
-// mark, an opening bracket, a dash with a blank behind it. Three nodes at most come from
-// one of these.
+// TooDense returns an error if parsing a text would create too many nodes. It
+// counts the characters that nodes need: a comma, a colon, a question mark, an
+// opening bracket, a dash before a blank. At most three nodes come from one of
+// them.
 func TooDense(text []byte) error { return DenserThan(text, maxMarks) }
 
-// DenserThan is TooDense with a limit of the caller's.
+// DenserThan is like TooDense with another limit.
 func DenserThan(text []byte, limit int) error {
 	marks, line, begin := 0, 1, true
 	for i, b := range text {

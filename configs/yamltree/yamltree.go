@@ -1,5 +1,5 @@
-// Package yamltree reads and edits YAML documents in place: comments, order and
-// positions stay as a person wrote them.
+// Package yamltree reads YAML documents and edits them in place: comments,
+// order and positions are kept.
 package yamltree
 
 import (
@@ -13,7 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Deref is what a node stands for: itself, or what its alias names.
+// Deref returns the node itself, or for an alias its target.
 func Deref(n *yaml.Node) *yaml.Node {
 	for n != nil && n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -21,8 +21,8 @@ func Deref(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// Index is where a mapping has a key among its Content, whose value follows;
-// -1 if it has not, or m is not a mapping.
+// Index returns the index of a key in the Content of a mapping, which is
+// followed by its value, or -1.
 func Index(m *yaml.Node, key string) int {
 	if m == nil || m.Kind != yaml.MappingNode {
 		return -1
@@ -35,8 +35,8 @@ func Index(m *yaml.Node, key string) int {
 	return -1
 }
 
-// Value is a mapping's value as it stands there, perhaps an alias; nil if
-// the key is missing.
+// Value returns a mapping's value, which may be an alias, or nil if the key is
+// missing.
 func Value(m *yaml.Node, key string) *yaml.Node {
 	if i := Index(m, key); i >= 0 {
 		return m.Content[i+1]
@@ -44,10 +44,11 @@ func Value(m *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// Get is a mapping's value, through aliases; nil if the key is missing.
+// Get returns a mapping's value, with aliases resolved, or nil if the key is
+// missing.
 func Get(m *yaml.Node, key string) *yaml.Node { return Deref(Value(Deref(m), key)) }
 
-// Text is a scalar's text, empty for anything else.
+// Text returns the text of a scalar, or "" for other nodes.
 func Text(n *yaml.Node) string {
 	if n == nil || n.Kind != yaml.ScalarNode {
 		return ""
@@ -55,7 +56,7 @@ func Text(n *yaml.Node) string {
 	return n.Value
 }
 
-// Set gives a mapping's key a value, at the end where it is new.
+// Set sets the value of a key in a mapping; a new key is appended.
 func Set(m *yaml.Node, key string, value *yaml.Node) {
 	if i := Index(m, key); i >= 0 {
 		m.Content[i+1] = value
@@ -64,8 +65,8 @@ func Set(m *yaml.Node, key string, value *yaml.Node) {
 	m.Content = append(m.Content, String(key), value)
 }
 
-// Child is a mapping's value of that kind. Where the key is missing, or has a
-// value of another kind, as null, it is made.
+// Child returns a mapping's value of a kind. If the key is missing, or its
+// value is of another kind such as null, it creates one.
 func Child(m *yaml.Node, key string, kind yaml.Kind) *yaml.Node {
 	n := Value(m, key)
 	if n == nil {
@@ -77,19 +78,20 @@ func Child(m *yaml.Node, key string, kind yaml.Kind) *yaml.Node {
 	return n
 }
 
-// Remove takes a key and its value out of a mapping.
+// Remove removes a key and its value from a mapping.
 func Remove(m *yaml.Node, key string) {
 	if i := Index(m, key); i >= 0 {
 		m.Content = append(m.Content[:i:i], m.Content[i+2:]...)
 	}
 }
 
-// String is a text, quoted where it would be read as something else.
+// String returns a text, which is quoted if it would be parsed as another type.
 func String(s string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
 }
 
-// Clone returns a copy of a tree; an alias in it stands for the copy of its anchor.
+// Clone returns a copy of a tree; an alias in it refers to the copy of its
+// anchor.
 func Clone(n *yaml.Node) *yaml.Node {
 	copies := map[*yaml.Node]*yaml.Node{}
 	var clone func(n *yaml.Node) *yaml.Node
@@ -108,9 +110,10 @@ func Clone(n *yaml.Node) *yaml.Node {
 	return clone(n)
 }
 
-// Resolve returns a copy of a tree in which aliases and merge keys (<<) stand for their
-// values, with the lines of the original. As for kubectl, what stands later in a
-// mapping counts, also a merge behind a key. The tree must have passed Check.
+// Resolve returns a copy of a tree in which aliases and merge keys (<<) are
+// replaced by their values, with the lines of the original. As in kubectl, a
+// later entry of a mapping replaces an earlier one, even a merge after a key.
+// The tree must have passed Check.
 func Resolve(n *yaml.Node) *yaml.Node {
 	done := map[*yaml.Node]*yaml.Node{}
 	var resolve func(n *yaml.Node) *yaml.Node
@@ -134,7 +137,7 @@ func Resolve(n *yaml.Node) *yaml.Node {
 				if merged[0].Kind == yaml.SequenceNode {
 					merged = merged[0].Content
 				}
-				for _, m := range slices.Backward(merged) { // the first one counts
+				for _, m := range slices.Backward(merged) { // the first has priority
 					for k := 0; m.Kind == yaml.MappingNode && k+1 < len(m.Content); k += 2 {
 						put(&c, m.Content[k], m.Content[k+1])
 					}
@@ -146,7 +149,7 @@ func Resolve(n *yaml.Node) *yaml.Node {
 	return resolve(n)
 }
 
-// put is Set with a key that keeps its position.
+// put is like Set with a key node that keeps its position.
 func put(m, key, value *yaml.Node) {
 	if i := Index(m, key.Value); i >= 0 {
 		m.Content[i+1] = value
@@ -163,12 +166,12 @@ func Plain(value, tag string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: value}
 }
 
-// Quoted returns a text that is always written in quotes.
+// Quoted returns a text that is always quoted.
 func Quoted(s string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s, Style: yaml.DoubleQuotedStyle}
 }
 
-// Mapping returns a mapping of keys and values in turn.
+// Mapping returns a mapping of alternating keys and values.
 func Mapping(pairs ...any) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
 	for i := 0; i < len(pairs); i += 2 {
@@ -182,7 +185,7 @@ func List(items ...*yaml.Node) *yaml.Node {
 	return &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Content: items}
 }
 
-// Encode writes documents as YAML with an indentation of 2.
+// Encode encodes documents as YAML with an indentation of 2.
 func Encode(docs ...*yaml.Node) ([]byte, error) {
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
@@ -196,7 +199,8 @@ func Encode(docs ...*yaml.Node) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// Entries yields the keys and values of a mapping in order, without aliases.
+// Entries yields the keys and values of a mapping in order, with aliases
+// resolved.
 func Entries(m *yaml.Node) func(func(string, *yaml.Node) bool) {
 	return func(yield func(string, *yaml.Node) bool) {
 		for i := 0; i+1 < len(m.Content); i += 2 {
@@ -207,7 +211,7 @@ func Entries(m *yaml.Node) func(func(string, *yaml.Node) bool) {
 	}
 }
 
-// Without returns a mapping that lacks some keys.
+// Without returns a copy of a mapping without some keys.
 func Without(m *yaml.Node, names ...string) *yaml.Node {
 	out := Mapping()
 	for k, v := range Entries(m) {
@@ -221,7 +225,7 @@ func Without(m *yaml.Node, names ...string) *yaml.Node {
 // plainKey matches keys that need no quotes.
 var plainKey = regexp.MustCompile(`^[A-Za-z]{2,}$`)
 
-// Clean returns a tree without comments, aliases and styles, its keys sorted.
+// Clean returns a tree without comments, aliases and styles, with sorted keys.
 func Clean(n *yaml.Node) *yaml.Node {
 	n = Deref(n)
 	out := &yaml.Node{Kind: n.Kind, Tag: n.ShortTag(), Value: n.Value}
@@ -245,7 +249,7 @@ func Clean(n *yaml.Node) *yaml.Node {
 	return out
 }
 
-// At returns the value at a dotted path, nil if there is none.
+// At returns the value at a dotted path, or nil.
 func At(n *yaml.Node, path string) *yaml.Node {
 	for part := range strings.SplitSeq(path, ".") {
 		n = Get(n, part)
@@ -253,7 +257,7 @@ func At(n *yaml.Node, path string) *yaml.Node {
 	return n
 }
 
-// SetAt sets a field below m, with the mappings on the way.
+// SetAt sets a field below m, and creates the mappings on its path.
 func SetAt(m, value *yaml.Node, path ...string) {
 	for _, key := range path[:len(path)-1] {
 		n := Get(m, key)
@@ -261,7 +265,7 @@ func SetAt(m, value *yaml.Node, path ...string) {
 			n = Mapping()
 			Set(m, key, n)
 		} else if n.Kind != yaml.MappingNode {
-			*n = *Mapping() // null
+			*n = *Mapping() // it was null
 		}
 		m = n
 	}
@@ -272,7 +276,7 @@ func SetAt(m, value *yaml.Node, path ...string) {
 	Set(m, path[len(path)-1], value)
 }
 
-// ListAt returns a list below m, made if need be.
+// ListAt returns a list below m, which it creates if it is missing.
 func ListAt(m *yaml.Node, path ...string) *yaml.Node {
 	name := strings.Join(path, ".")
 	if list := At(m, name); list != nil && list.Kind == yaml.SequenceNode {
@@ -282,18 +286,18 @@ func ListAt(m *yaml.Node, path ...string) *yaml.Node {
 	return At(m, name)
 }
 
-// True reports whether a node is a boolean that is true.
+// True reports whether a node is the boolean true.
 func True(n *yaml.Node) bool {
 	yes, err := strconv.ParseBool(Text(n))
 	return err == nil && yes
 }
 
-// itemsAtOnce are enough that what is written at once costs little more than its own.
+// itemsAtOnce is large enough that the cost per part is small.
 const itemsAtOnce = 100
 
-// EncodeWithList writes a mapping, and a list after it as its last field, each item as form
-// makes it. The list is written in parts: package yaml's encoder keeps 200 bytes for each
-// of its events.
+// EncodeWithList encodes a mapping, and as its last field a list with each item
+// converted by form. The list is encoded in parts, because package yaml's
+// encoder keeps 200 bytes for each of its events.
 func EncodeWithList(m *yaml.Node, key string, items []*yaml.Node, form func(*yaml.Node) *yaml.Node) ([]byte, error) {
 	out, err := Encode(m)
 	for i := 0; i < len(items) && err == nil; i += itemsAtOnce {
