@@ -123,7 +123,8 @@ func (b *run) agent(ctx context.Context, name string) (string, error) {
 	if p := filepath.Join(dir, packaged, forArch); fileExists(p) {
 		return b.importProgram(ctx, p)
 	}
-	// The source tree takes precedence: beside its own edgebake may be an old build.
+	// The source tree comes first: the programs beside an edgebake in it may be
+	// from an old build.
 	if src, ok := sourceTree(); ok {
 		return b.compileAgent(ctx, name, src)
 	}

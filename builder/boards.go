@@ -57,9 +57,10 @@ func (b *executor) boards(base []tree.Node, kernel string) ([]string, error) {
 	return serves, nil
 }
 
-// firmwareOfGPT is the date of the first start4.elf that finds its files on a GPT
-// under any bootloader. Bootloaders since 2025-02-11 tell it the number of the
-// partition, which older ones look for in an MBR (rpi-eeprom, issue 668).
+// firmwareOfGPT returns the date of the first start4.elf that finds its files
+// on a GPT with any bootloader. Older ones look for the partition in an MBR,
+// unless a bootloader since 2025-02-11 passes its number (rpi-eeprom, issue
+// 668).
 func firmwareOfGPT() time.Time { return time.Date(2025, 1, 16, 0, 0, 0, 0, time.UTC) }
 
 var firmwareBuilt = regexp.MustCompile(`VC_BUILD_ID_TIME: ([A-Z][a-z]{2} [ 0-9][0-9] [0-9]{4})`)

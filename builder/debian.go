@@ -25,7 +25,7 @@ import (
 // debianRecipe has everything that determines mmdebstrap's result, except the state of the
 // archive. Therefore the lock has the digest of the result.
 type debianRecipe struct {
-	Version    int      `json:"version"` // of this code's arguments
+	Version    int      `json:"version"` // incremented when the arguments in this file change
 	Suite      string   `json:"suite"`
 	Arch       string   `json:"arch"`
 	Sources    []string `json:"sources,omitempty"`
@@ -99,7 +99,7 @@ func (b *executor) makeDebian(ctx context.Context, r debianRecipe, w io.Writer, 
 		if b.ShowsDetails {
 			said = ""
 		}
-		return fmt.Errorf("mmdebstrap: %w%s%s", err, debianHint(log.text()), said) // what it means, then why
+		return fmt.Errorf("mmdebstrap: %w%s%s", err, debianHint(log.text()), said) // the hint first, then mmdebstrap's output
 	}
 	return nil
 }

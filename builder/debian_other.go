@@ -7,11 +7,11 @@ import (
 	"os/exec"
 )
 
-// ownMounts does nothing: only Linux has mmdebstrap.
+// ownMounts does nothing: mmdebstrap exists on Linux only.
 func ownMounts(*exec.Cmd) {}
 
-// mountsBelow finds none, for the same reason.
+// mountsBelow returns none, for the same reason.
 func mountsBelow(string) []string { return nil }
 
-// grantAccess has nobody to let in, for the same reason.
+// grantAccess always fails, for the same reason.
 func grantAccess(string, uint32) error { return errors.ErrUnsupported }

@@ -121,8 +121,8 @@ type executor struct {
 	img     *configs.Image // from the plan, for rendering
 	date    time.Time
 	origins origins
-	// bound: inputs that are made again must have the plan's digests. Otherwise the lock is
-	// renewed.
+	// bound means that inputs made again must have the plan's digests. Otherwise
+	// the lock is renewed.
 	bound bool
 	// doc is the Image document, for messages only; nil if the plan was made elsewhere.
 	doc    *configs.Image
@@ -457,9 +457,9 @@ func (b *executor) spec(id string, c *composed) disk.Spec {
 	return spec
 }
 
-// dataHeadroom returns the free space of DATA, in bytes, for a device that is no larger than
-// the image: kubelet evicts pods and removes images when less than 15 % is free. Images to be
-// imported need their size twice more, packed and unpacked.
+// dataHeadroom returns the free space of DATA in bytes, enough for a device that is no larger
+// than the image: kubelet evicts pods and removes images when less than 15 % is free. Importing
+// images unpacks them: four times the size of their archives is added.
 func (b *executor) dataHeadroom(c *composed) int64 {
 	used := contentSize(c.data)
 	if b.img.ImageStore.Mode == "import" {

@@ -26,7 +26,7 @@ func SplitErrors(err error) []error {
 		return []error{err}
 	}
 	if reflect.TypeOf(err) != reflect.TypeOf(errors.Join(err)) {
-		return []error{err} // its own text is around several errors
+		return []error{err} // an error with its own text around several
 	}
 	var out []error
 	for _, p := range joined.Unwrap() {

@@ -161,7 +161,7 @@ func (b *resolver) resolveOCI(ctx context.Context, src configs.OCISource) error 
 	}
 	in := plan.Input{Make: makeOCI, Recipe: raw}
 	if sha, ok := b.Lock.Pinned(inputBase, in); ok && b.isPinned(i) {
-		// The tag may have changed; the lock's digest counts.
+		// The tag may have changed: use the lock's digest.
 		in.SHA256, in.Digest = sha, b.Lock.Inputs[inputBase].Digest
 		b.add(origin{field: "base.oci"}, inputBase, in, &plan.Layer{})
 		return nil

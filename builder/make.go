@@ -30,7 +30,7 @@ const (
 	makeDebian = "mmdebstrap"
 	makeGo     = "go"
 	makeOCI    = "oci"    // the root file system of a container image
-	makeImage  = "image"  // a container image to take on board
+	makeImage  = "image"  // a container image to be included
 	makeFolder = "folder" // packed as a tar
 	makeAgent  = "agent"  // one of edgebake's own programs
 )
@@ -362,7 +362,7 @@ func (b *executor) compiled(ctx context.Context, in plan.Input) (string, error) 
 	return made[r.Packages[0]], nil
 }
 
-// making returns the name of an input's step.
+// making returns the text of an input's step.
 func (b *executor) making(in plan.Input, compiled string) string {
 	switch {
 	case compiled != "":

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// ReportVersion of report.json.
+// ReportVersion is the version of report.json.
 const ReportVersion = 1
 
 // Report is report.json next to the image: inputs, outputs, free space, and timings.

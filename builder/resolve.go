@@ -21,7 +21,7 @@ import (
 	"github.com/edgebake/edgebake/overlays"
 )
 
-// Input names that other code asks for.
+// Names of inputs and layers, and sizes in bytes.
 const (
 	inputBase      = "base"
 	inputCNI       = "cni"
@@ -272,8 +272,8 @@ func partitions(img *configs.Image) ([]plan.Partition, error) {
 	if root != 0 && root <= minRootHead { // the content is not known yet
 		return nil, fieldError("disk.root", fmt.Errorf("%s is too small for any content beside the %d MiB that stay free: give it more, or leave its size to be computed", img.Disk.Root, int64(minRootHead)>>20))
 	}
-	// Both roots have the same size: the second update replaces this image. A given size is
-	// also that of the room.
+	// Both roots have the same size: the second update replaces this image. With
+	// a given size there is no space to grow.
 	grow := &plan.Grow{Percent: 50, AtLeast: 256 << 20}
 	if root != 0 || img.Disk.Reserve == "none" {
 		grow = nil
@@ -355,7 +355,7 @@ func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, er
 func rendered(img *configs.Image, p *plan.Plan, cni []byte) (string, error) {
 	f := overlays.Facts{SourceDate: time.Unix(p.SourceDate, 0).UTC(), CNI: cni, Containerd: strings.TrimPrefix(img.Containerd.Version, "v")}
 	if img.Containerd.Debian {
-		f.Containerd = "1" // the form that Debian's has; the base is an input
+		f.Containerd = "1" // stands for the version in the base, which is not known yet
 	}
 	f.Info = imageInfo(img, p, "", "", f.Containerd, &images.Result{})
 	root, err := overlays.Root(img, f)

@@ -36,12 +36,12 @@ func (b *executor) makeSBOM(id string, c *composed) ([]byte, error) {
 		DataLicense:    spdx.DataLicense,
 		SPDXIdentifier: "DOCUMENT",
 		DocumentName:   b.img.Name,
-		// A name, not an address; unique for each plan, as the
-		// specification requires it.
+		// A name, not an address; the specification requires that it is unique for
+		// each document.
 		DocumentNamespace: "https://edgebake.io/spdx/" + url.PathEscape(b.img.Name) + "/" + id,
 		CreationInfo: &spdx.CreationInfo{
-			// Without its version, which says how edgebake was compiled: the
-			// SBOM is on the disk, whose bytes must not tell. The report has it.
+			// Without edgebake's version, which depends on how it was compiled: the
+			// bytes of the disk must not. The report has it.
 			Creators: []common.Creator{{CreatorType: "Tool", Creator: "edgebake"}},
 			Created:  b.date.UTC().Format(time.RFC3339),
 		},
@@ -96,7 +96,7 @@ func (b *executor) programsSBOM(d *sbom, image common.ElementID, merged []tree.N
 		in := b.input(l.Input)
 		pkg := &spdx.Package{
 			PackageName: n.Path[strings.LastIndexByte(n.Path, '/')+1:],
-			// Which mirror it came from is in the report: the disk must not tell.
+			// The report has the mirror; the bytes of the disk must not depend on it.
 			PackageDownloadLocation: noAssertion, PackageFileName: n.Path, PrimaryPackagePurpose: "APPLICATION",
 		}
 		if l.Path != "" {
@@ -191,7 +191,7 @@ func (d *sbom) add(name string, p *spdx.Package) common.ElementID {
 	if p.PackageDownloadLocation == "" {
 		p.PackageDownloadLocation = noAssertion
 	}
-	// Files are not analyzed; licences are the packages' own.
+	// Licences are in the packages; files are not analyzed.
 	p.PackageLicenseConcluded, p.PackageLicenseDeclared, p.PackageCopyrightText = noAssertion, noAssertion, noAssertion
 	d.doc.Packages = append(d.doc.Packages, p)
 	return id

@@ -24,7 +24,7 @@ func checkYurthub(program io.ReaderAt, want *configs.Yurthub) error {
 	}
 	info, err := buildinfo.Read(program)
 	if err != nil {
-		return nil // not linked by Go, or stripped of what it was made of
+		return nil // not a Go program, or without build information
 	}
 	is := openyurt.BuiltFrom(info)
 	if is == "" || semver.MajorMinor(is) == semver.MajorMinor(want.Version) {

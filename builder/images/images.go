@@ -149,8 +149,8 @@ type Result struct {
 // Report describes the images in a store.
 type Report struct {
 	Images []ImageReport `json:"images"`
-	// Size is the unpacked size of all images in bytes; Layers is the number of
-	// distinct layers.
+	// Size is that of all images in bytes, unpacked unless they are archives;
+	// Layers is the number of distinct layers.
 	Size   int64 `json:"size"`
 	Layers int   `json:"layers"`
 }
@@ -159,8 +159,8 @@ type Report struct {
 type ImageReport struct {
 	Ref    string `json:"ref"`
 	Digest string `json:"digest"`
-	// Size is its unpacked size in bytes; Shared is the part of it that other
-	// images use too.
+	// Size is in bytes as in Report; Shared is the part of it that other images
+	// use too.
 	Size   int64 `json:"size"`
 	Shared int64 `json:"shared"`
 	Layers int   `json:"layers"`

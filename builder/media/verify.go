@@ -19,14 +19,13 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// Verify checks that an image that has not booted yet is the one that was
-// built: the partition table and its copy, the partitions against image.json,
-// every byte of them but the slot's against the golden digest, what lies
-// between them, which is zero, and the slot itself. It returns all that is wrong. progress may be
-// nil.
+// Verify checks that an image that has not booted yet is as it was built: the
+// partition table and its copy, the partitions against image.json, all their
+// bytes except the slot's against the golden digest, zeros between them, and
+// the slot itself. It returns all errors. progress may be nil.
 //
-// It finds damage, not malice: the digest it compares with is in the image.
-// Whose image that is, VerifySignature tells.
+// It finds damage, not malice: the digest that it compares is in the image.
+// VerifySignature checks whose image it is.
 func Verify(ctx context.Context, path string, progress func(done, total int64)) error {
 	g, err := OpenGolden(path)
 	if err != nil {
@@ -36,8 +35,8 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 	return g.Verify(ctx, progress, nil)
 }
 
-// Verify is Verify of an open image. Until spare is closed, where it is set, one
-// processor is left to others.
+// Verify is like the function Verify, for an open image. If spare is set, one
+// processor is left unused until it is closed.
 func (g *Golden) Verify(ctx context.Context, progress func(done, total int64), spare <-chan struct{}) error {
 	return g.m.verify(ctx, func(ctx context.Context) (disk.Digest, error) {
 		d, err := disk.Digests(ctx, disk.Source{Read: g.m.chunk, Progress: progress, Spare: spare}, g.m.parts())
@@ -48,12 +47,12 @@ func (g *Golden) Verify(ctx context.Context, progress func(done, total int64), s
 	})
 }
 
-// unreadable says what an image is whose bytes cannot be decompressed.
+// unreadable returns the error for an image whose bytes cannot be decompressed.
 func unreadable(err error) error {
 	return fmt.Errorf("%w: it is damaged or cut short: copy or build it again", err)
 }
 
-// verify checks the image, whose digests digest computes.
+// verify checks the image. digest computes its digests.
 func (m *image) verify(ctx context.Context, digest func(context.Context) (disk.Digest, error)) error {
 	var errs []error
 	bad := func(err error) {
@@ -98,13 +97,14 @@ func (m *image) verify(ctx context.Context, digest func(context.Context) (disk.D
 	return errors.Join(errs...)
 }
 
-// withFix is an error of reading a slot, with what to do about it.
+// withFix adds the fix to an error of reading a slot.
 func withFix(err error) error {
 	problem, fix := slot.Explain(err)
 	return fmt.Errorf("%s: %s", problem, fix)
 }
 
-// notAsBuilt says which partitions differ from those that were built.
+// notAsBuilt returns an error with the partitions that differ from those that
+// were built.
 func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
 	var differ []string
 	for _, label := range slices.Sorted(maps.Keys(built.Parts)) {
@@ -123,9 +123,9 @@ func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
 	return fmt.Errorf("%sits golden digest is %s, it was built with %s", where, got.Golden, built.Golden)
 }
 
-// gaps checks that nothing lies outside of the partitions and the table. What
-// comes behind the last partition of a larger device was there before, or is a
-// former copy of the table.
+// gaps checks that all bytes outside of the partitions and the table are zero.
+// On a larger device, those after the last partition are not checked: they may
+// be old data, or an old copy of the table.
 func (m *image) gaps(ctx context.Context) error {
 	parts := slices.SortedFunc(slices.Values(m.table.Partitions), func(a, b gpt.Partition) int { return cmp.Compare(a.Start, b.Start) })
 	at := gpt.HeadSize(m.table.SectorSize)
@@ -145,13 +145,13 @@ func (m *image) gaps(ctx context.Context) error {
 	return nil
 }
 
-// zero checks that the bytes from one place to another are zero.
+// zero checks that the bytes from one offset to another are zero.
 func (m *image) zero(ctx context.Context, buf []byte, from, to int64) error {
 	for from < to {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		// Never across a boundary of chunks, which may be read as a whole.
+		// Stay within a chunk, which is read with one call.
 		n := min(to-from, disk.Align-from%disk.Align)
 		b, zero, err := m.chunk(buf, from, n)
 		if err != nil {
@@ -165,7 +165,7 @@ func (m *image) zero(ctx context.Context, buf []byte, from, to int64) error {
 	return nil
 }
 
-// parts are the partitions that the table has.
+// parts returns the partitions in the table.
 func (m *image) parts() (out []ondisk.PartitionInfo) {
 	for _, p := range m.table.Partitions {
 		out = append(out, ondisk.PartitionInfo{Label: p.Name, GUID: p.GUID, Start: p.Start, Size: p.Size})
@@ -173,9 +173,9 @@ func (m *image) parts() (out []ondisk.PartitionInfo) {
 	return out
 }
 
-// matches compares the table with what was built. Types and attributes, by
-// which firmware and boot loader choose what they start, are in no digest: they
-// must be those that label and architecture give.
+// matches compares the table with image.json. No digest covers types and
+// attributes, by which firmware and boot loader choose what they start: they
+// must be those for label and architecture.
 func (m *image) matches() error {
 	var errs []error
 	found, own := m.parts(), m.ownGUIDs()
@@ -196,12 +196,11 @@ func (m *image) matches() error {
 	return errors.Join(errs...)
 }
 
-// VerifySignature returns which of the minisign public keys has signed the
-// image's golden digest and image.json. With Verify, which shows that the image
-// has that digest, it says that every byte of it is what the owner of the key
-// has built, but for the Site. So the partition table, which is in no digest,
-// must be as it was built, and the slot as edgebake writes it, with nothing that a
-// machine could boot.
+// VerifySignature returns the one of the minisign public keys that has signed
+// the image's golden digest and image.json. Together with Verify, it shows that
+// the key's owner built every byte except the Site. Therefore the partition
+// table, which no digest covers, must be as built, and the slot as edgebake
+// writes it, with nothing that a machine could boot.
 func (g *Golden) VerifySignature(keys []string) (string, error) {
 	m := g.m
 	p, err := m.partition(ondisk.LabelSlot)
@@ -227,15 +226,15 @@ func (g *Golden) VerifySignature(keys []string) (string, error) {
 	return "", fmt.Errorf("verifying the signature of image %s: %w", m.path, err)
 }
 
-// indexSigned checks that the index by which machines are updated, where the image has one
-// that is signed, is signed by one of the keys too, and is that of this image.
+// indexSigned checks the index for updates. If it has a signature, one of the
+// keys must have made it, and the index must be of this image.
 func (m *image) indexSigned(info ondisk.SlotInfo, keys []string) error {
 	if m.z == nil || m.z.Extra(chunk.Magic) == nil {
-		return nil // nothing that a machine could be updated from
+		return nil // no update can be made from the image
 	}
 	i, err := update.Open(m.src, m.stored)
 	if err != nil || i.Signature == "" {
-		return err // machines take none without a signature
+		return err // machines reject an index without a signature
 	}
 	if _, err := slot.VerifyIndex(i.Body, i.Signature, keys); err != nil {
 		return fmt.Errorf("the index of its chunks: %w", err)

@@ -1,6 +1,6 @@
-// Package outputs is about the files of builds: the image, its report and its SBOM beside
-// it, the lock beside the document, and an exported base. It names them, and finds out
-// before a build what would go wrong at its end.
+// Package outputs names the files of builds: the image, the report and the SBOM
+// beside it, the lock beside the document, and an exported base. It finds
+// errors of writing them before a build begins.
 package outputs
 
 import (
@@ -32,19 +32,19 @@ type Options struct {
 	Force      bool   // replace an image, its report and its SBOM
 }
 
-// Target is one of the images that a document describes, each for one architecture, or the
-// image of a plan.
+// Target is one image to build, of a document for one architecture, or of a
+// plan.
 type Target struct {
 	builder.Job
 	Name, Arch string
 	Date       time.Time
 	Lock       string // file of the lock; empty: none is written
-	// suffix distinguishes its files from those of the document's other images; empty
-	// where there are no others.
+	// suffix distinguishes its files from those of the document's other images;
+	// empty if there are none.
 	suffix string
 }
 
-// OfImages makes the targets of a document's images and reads their locks.
+// OfImages returns the targets of a document's images, with their locks.
 func (o *Options) OfImages(images []*configs.Image, listed []string, options builder.Options) ([]Target, error) {
 	var targets []Target
 	for _, img := range images {
@@ -60,15 +60,15 @@ func (o *Options) OfImages(images []*configs.Image, listed []string, options bui
 	return targets, nil
 }
 
-// OfPlan makes the target of a plan.
+// OfPlan returns the target of a plan.
 func OfPlan(p *plan.Plan, options builder.Options) []Target {
 	return []Target{{Job: builder.Job{Plan: p, Options: options}, Name: p.Name, Arch: p.Arch, Date: time.Unix(p.SourceDate, 0).UTC()}}
 }
 
-// readLock finds the target's lock: the one that is named, with the architecture if there
-// are several targets, else the one beside the document. That one may have the name of a
-// time when the document listed more architectures, or fewer. A lock for another
-// architecture is left as it is.
+// readLock reads the target's lock: the named one, with the architecture in its
+// name if there are several targets, or the one beside the document. That may
+// have its name from a time when the document listed more or fewer
+// architectures. A lock for another architecture is not changed.
 func (t *Target) readLock(o *Options, several bool) error {
 	names := []string{o.Lock}
 	switch {
@@ -115,7 +115,7 @@ func (t *Target) readLock(o *Options, several bool) error {
 	return foreign
 }
 
-// EachNamed puts the name of a file before each of its problems.
+// EachNamed adds the name of a file to each of its errors.
 func EachNamed(name string, err error) error {
 	var errs []error
 	for _, e := range builder.SplitErrors(err) {
@@ -124,7 +124,8 @@ func EachNamed(name string, err error) error {
 	return errors.Join(errs...)
 }
 
-// forArch is the name of an architecture's file: node-arm64.raw.zst for node.raw.zst.
+// forArch returns the name of an architecture's file: node-arm64.raw.zst for
+// node.raw.zst.
 func forArch(path, arch string) string {
 	ending := filepath.Ext(path)
 	for _, double := range []string{".raw.zst", ".tar.zst", ".tar.gz", ".tar.xz", ".tar.bz2"} {
@@ -135,8 +136,8 @@ func forArch(path, arch string) string {
 	return strings.TrimSuffix(path, ending) + "-" + arch + ending
 }
 
-// fileFor is the name of a target's file that a flag names: each of several targets has
-// its own.
+// fileFor returns the target's file for a flag's value: with several targets,
+// each has its own.
 func fileFor(targets []Target, t *Target, file string) string {
 	if file == "" || len(targets) == 1 {
 		return file
@@ -157,17 +158,17 @@ func ReadReport(image string) (*builder.Report, error) {
 	return r, nil
 }
 
-// Stem is an image's name without its ending.
+// Stem returns an image's name without its ending.
 func Stem(image string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw")
 }
 
-// Report and SBOM are the names of the files beside an image.
+// Report and SBOM return the names of the files beside an image.
 func Report(image string) string { return Stem(image) + ".report.json" }
 func SBOM(image string) string   { return Stem(image) + ".sbom.spdx.json" }
 
-// otherImage is an existing image with the same report and SBOM as this one, if there is
-// one: the report and SBOM of an image that was removed may be replaced.
+// otherImage returns an existing image that has the same report and SBOM as
+// this one, or "". The files of an image that was removed may be replaced.
 func otherImage(image string) string {
 	for _, ending := range []string{".raw", ".raw.zst"} {
 		other := Stem(image) + ending
@@ -178,8 +179,8 @@ func otherImage(image string) string {
 	return ""
 }
 
-// Apply sets the files of the targets, and returns everything that would go wrong at the
-// end of their builds.
+// Apply sets the files of the targets, and returns all errors that writing them
+// would cause.
 func (o *Options) Apply(targets []Target) error {
 	var errs []error
 	for i := range targets {
@@ -202,7 +203,7 @@ func (o *Options) Apply(targets []Target) error {
 	return builder.JoinDistinct(errs...)
 }
 
-// check finds what would go wrong when the target's files are written.
+// check returns the errors that writing the target's files would cause.
 func (t *Target) check(exportBase string) error {
 	image := t.Options.Output
 	errs := []error{builder.CheckOutput(image, t.Options.Force)}
@@ -273,7 +274,7 @@ func (o *Options) files(targets []Target) []buildFile {
 	return slices.DeleteFunc(list, func(f buildFile) bool { return f.path == "" })
 }
 
-// checkDistinct rejects two names of one file if the build writes it.
+// checkDistinct rejects two names for one file if the build writes it.
 func checkDistinct(files []buildFile) error {
 	var errs []error
 	for i, f := range files {
@@ -286,7 +287,7 @@ func checkDistinct(files []buildFile) error {
 	return builder.JoinDistinct(errs...)
 }
 
-// Write writes the files beside an image that was built, and its lock.
+// Write writes the files beside a built image, and its lock.
 func (t *Target) Write(res *builder.Result) error {
 	report, err := res.Report.Encode()
 	if err != nil {

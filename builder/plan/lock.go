@@ -12,31 +12,30 @@ import (
 	"strings"
 )
 
-// LockVersion of the lock's JSON form.
+// LockVersion is the version of the lock's JSON format.
 const LockVersion = 1
 
 // Lock is the file beside the Image document that pins every input.
 type Lock struct {
 	Version int `json:"version"`
-	// Arch is the architecture of the image; empty in locks older than
-	// more than one, amd64's.
+	// Arch is the architecture of the image; "" in old locks means amd64.
 	Arch   string           `json:"arch,omitempty"`
 	Inputs map[string]Input `json:"inputs"`
-	// RootRoom is the largest root file system that every machine takes as an
-	// update, if it was flashed with an image built with this lock; 0: not
-	// known.
+	// RootRoom is the size in bytes of the largest root file system that all
+	// machines flashed with images of this lock can install as an update; 0:
+	// unknown.
 	RootRoom int64 `json:"rootRoom,omitempty"`
 }
 
-// NarrowRoom takes note of an image whose roots have that much room; 0: it
-// cannot be updated, and sets no bound.
+// NarrowRoom records an image whose roots have that capacity in bytes; 0 means
+// that it cannot be updated, and sets no limit.
 func (l *Lock) NarrowRoom(room int64) {
 	if room > 0 && (l.RootRoom == 0 || room < l.RootRoom) {
 		l.RootRoom = room
 	}
 }
 
-// Lock of a plan whose inputs all have their digest.
+// Lock returns the lock of a plan whose inputs all have their digests.
 func (p *Plan) Lock() *Lock {
 	l := &Lock{Version: LockVersion, Arch: p.Arch, Inputs: map[string]Input{}}
 	for name, in := range p.Inputs {
@@ -49,10 +48,10 @@ func (p *Plan) Lock() *Lock {
 // For reports whether the lock is of an image for that architecture.
 func (l *Lock) For(arch string) bool { return cmp.Or(l.Arch, "amd64") == arch }
 
-// Encode is the form the file has.
+// Encode returns the content of the lock file.
 func (l *Lock) Encode() ([]byte, error) { return encode(l) }
 
-// DecodeLock reads a lock file's bytes.
+// DecodeLock decodes a lock file.
 func DecodeLock(data []byte) (*Lock, error) {
 	var l Lock
 	d := json.NewDecoder(bytes.NewReader(data))
@@ -72,10 +71,10 @@ func DecodeLock(data []byte) (*Lock, error) {
 	return &l, nil
 }
 
-// newLock is what to do about a lock that cannot be read.
+// newLock is the fix for a lock that cannot be read.
 const newLock = "restore the file, or remove it to make a new one"
 
-// validate reports the fields that have no meaning.
+// validate reports invalid values.
 func (l *Lock) validate() error {
 	bad := func(field, value, want string) error {
 		return fmt.Errorf("reading the lock: %s: %q is not %s; %s", field, value, want, newLock)
@@ -87,7 +86,7 @@ func (l *Lock) validate() error {
 	return errors.Join(errs...)
 }
 
-// checkInputs finds digests that are none.
+// checkInputs reports invalid digests.
 func checkInputs(inputs map[string]Input, bad func(field, value, want string) error) (errs []error) {
 	for _, name := range slices.Sorted(maps.Keys(inputs)) {
 		in := inputs[name]
@@ -107,7 +106,7 @@ func isHex64(s string) bool {
 	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// byOtherGo says so where two Go releases are the reason for two digests.
+// byOtherGo explains two digests by two Go releases, or returns "".
 func byOtherGo(here, locked string) string {
 	if here == "" || locked == "" || here == locked {
 		return ""
@@ -115,8 +114,8 @@ func byOtherGo(here, locked string) string {
 	return fmt.Sprintf(" (compiled by %s, locked by %s)", here, locked)
 }
 
-// Go is the Go release that compiled a locked program; empty where the lock does
-// not say, as those of before the field.
+// Go returns the Go release that compiled a locked program, or "" if the lock
+// does not have it.
 func (l *Lock) Go(name string) string {
 	if l == nil {
 		return ""
@@ -124,8 +123,8 @@ func (l *Lock) Go(name string) string {
 	return l.Inputs[name].Go
 }
 
-// Uncompressed is the digest that the lock has for an input's bytes uncompressed; empty
-// where it has none, or is about another input.
+// Uncompressed returns the lock's digest of an input's uncompressed bytes, or
+// "" if it has none, or is about another input.
 func (l *Lock) Uncompressed(name string, in Input) string {
 	if sha, ok := l.Pinned(name, in); !ok || in.SHA256 != "" && in.SHA256 != sha {
 		return ""
@@ -133,9 +132,9 @@ func (l *Lock) Uncompressed(name string, in Input) string {
 	return l.Inputs[name].Uncompressed
 }
 
-// Pinned returns the digest that the lock has for an input, where the lock
-// is about the same input: got or made in the same way, and of the same image
-// where it is known which.
+// Pinned returns the lock's digest of an input, if the lock is about the same
+// input: from the same source or recipe, and of the same image if that is
+// known.
 func (l *Lock) Pinned(name string, in Input) (string, bool) {
 	if l == nil {
 		return "", false
@@ -153,7 +152,7 @@ func sameOrigin(a, b Input) bool {
 	return a.Make == b.Make && slices.Equal(a.Fetch, b.Fetch) && sameFile && compact(a.Recipe) == compact(b.Recipe)
 }
 
-// compact undoes the indentation that a recipe got inside the lock file.
+// compact removes the indentation that a recipe has in the lock file.
 func compact(raw json.RawMessage) string {
 	var b bytes.Buffer
 	if json.Compact(&b, raw) != nil {
@@ -162,8 +161,8 @@ func compact(raw json.RawMessage) string {
 	return b.String()
 }
 
-// Check compares a plan with the lock and reports everything that the lock
-// does not have, has otherwise, or has in excess.
+// Check compares a plan with the lock and reports all inputs that the lock
+// lacks, has differently, or has in excess.
 func (l *Lock) Check(p *Plan) error {
 	var errs []error
 	if !l.For(p.Arch) {

@@ -1,9 +1,8 @@
-// Package plan defines the Plan: everything a build needs, resolved and
-// pinned, with nothing done yet. A Plan is pure data, and nothing changes it once
-// it is resolved. The same Plan gives the same bytes, whoever builds it, wherever and
-// whenever; its ID names the result and seeds every GUID and UUID on the disk. A Lock
-// keeps the digests of a Plan beside the Image document, so that a later build uses
-// the same.
+// Package plan defines the Plan: everything that a build needs, resolved and
+// pinned, with nothing done yet. A Plan is pure data and does not change once
+// it is resolved. The same Plan gives the same bytes anywhere; its ID
+// identifies the result and is the seed of every GUID and UUID on the disk. A
+// Lock keeps the digests of a Plan beside the Image document for later builds.
 package plan
 
 import (
@@ -22,8 +21,8 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// Version of the plan's JSON form, and of how a disk is written from it: a
-// change to either raises it.
+// Version is that of the plan's JSON format and of the way a disk is written
+// from it: a change of either increments it.
 const Version = 2
 
 // Plan is what `edgebake plan` prints and what a build executes.
@@ -31,73 +30,73 @@ type Plan struct {
 	Version int    `json:"version"`
 	Name    string `json:"name"`
 	// Builder is the version of the edgebake that resolved the plan. It is not
-	// part of the id: the same source compiled in two ways has two versions.
+	// part of the ID: the same source compiled in two ways has two versions.
 	Builder string `json:"builder"`
-	// Rendered is the SHA-256, in hex, of what edgebake itself renders for this
-	// Image, the part of its code that an update of edgebake changes most.
+	// Rendered is the SHA-256, in hex, of the files that edgebake renders for
+	// this Image. Updates of edgebake change them most often.
 	Rendered string `json:"rendered"`
 	// Arch is the GOARCH of the machine that boots the image.
 	Arch string `json:"arch"`
-	// SourceDate is the time stamp, in seconds since the epoch, given to all
-	// that has none of its own.
+	// SourceDate is the time, in seconds since the epoch, of everything that has
+	// none of its own.
 	SourceDate int64 `json:"sourceDate"`
-	// Inputs are what is fetched or made, by name.
+	// Inputs are the things to be fetched or made, by name.
 	Inputs map[string]Input `json:"inputs"`
-	// Layers are merged in this order. What edgebake renders itself lies
-	// between the programs and the user's overlays.
+	// Layers are merged in this order. The files that edgebake renders come after
+	// the programs and before the user's overlays.
 	Layers []Layer `json:"layers"`
 	// Partitions in the order of the table.
 	Partitions []Partition `json:"partitions"`
-	// Config is the canonical JSON of the Image document's remaining part:
-	// what overlays render from.
+	// Config is the canonical JSON of the Image document's other fields, from
+	// which overlays are rendered.
 	Config json.RawMessage `json:"config"`
-	// Images are the container images to take on board, with their layers. They
-	// follow from the digests in Inputs, and are not part of the id.
+	// Images are the container images to be included, with their layers. They
+	// follow from the digests in Inputs, and are not part of the ID.
 	Images []images.Pinned `json:"images,omitempty"`
-	// Registries and Keyrings (paths, in the order of the recipe's digests) serve to get
-	// inputs. They are not part of the id.
+	// Registries and Keyrings (paths, in the order of the recipe's digests) are
+	// needed to get inputs. They are not part of the ID.
 	Registries []configs.Registry `json:"registries,omitempty"`
 	Keyrings   []string           `json:"keyrings,omitempty"`
 }
 
-// Input is one thing that comes from outside: fetched, a file, or made here.
+// Input is one input from outside: fetched, a file, or made here.
 type Input struct {
-	// Fetch lists URLs that serve the same bytes. They are not part of the
-	// plan's id: a mirror does not change the result.
+	// Fetch lists URLs of the same bytes. They are not part of the plan's ID: a
+	// mirror does not change the result.
 	Fetch []string `json:"fetch,omitempty"`
 	// File is a path, absolute or relative to the Image document.
 	File string `json:"file,omitempty"`
-	// Make names the recipe kind of an input that is made here: "mmdebstrap",
-	// "go", "oci" (a container image's root file system), "image" (a
-	// container image to take on board), "folder" (File, packed as a tar).
-	// Recipe is its canonical JSON.
+	// Make is the kind of recipe of an input that is made here: "mmdebstrap",
+	// "go", "oci" (a container image's root file system), "image" (a container
+	// image to be included), "folder" (File, packed as a tar), "agent" (one of
+	// edgebake's own programs). Recipe is its canonical JSON.
 	Make   string          `json:"make,omitempty"`
 	Recipe json.RawMessage `json:"recipe,omitempty"`
-	// Digest is what a name in Recipe meant when it was looked up: a container
-	// image's manifest, "sha256:…".
+	// Digest is that of the manifest to which the name of a container image in
+	// Recipe resolved, "sha256:…".
 	Digest string `json:"digest,omitempty"`
-	// Go is the Go release that compiled a program, where edgebake had it compiled
-	// and the program says. Another one compiles other bytes.
+	// Go is the Go release that compiled a program, if edgebake compiled it and
+	// the program contains it. Another release compiles other bytes.
 	Go string `json:"go,omitempty"`
-	// SHA256 is the digest of the bytes, in hex. A made input has none until
-	// it was made once; the lock keeps it from then on.
+	// SHA256 is the digest of the bytes, in hex. A made input has none until it
+	// is made for the first time; then the lock keeps it.
 	SHA256 string `json:"sha256,omitempty"`
-	// Uncompressed is the digest, in hex, of a compressed base uncompressed, once it is
-	// known: an exported base has these bytes.
+	// Uncompressed is the digest, in hex, of a compressed base's uncompressed
+	// bytes, once it is known. An exported base has these bytes.
 	Uncompressed string `json:"uncompressed,omitempty"`
-	// Field of the Image, or Place in a manifest of imagesFrom, asks for the input. They
-	// are for messages only, and not in the lock.
+	// Field of the Image, or Place in a manifest of imagesFrom, needs the input.
+	// They are for messages only, and not in the lock.
 	Field string `json:"field,omitempty"`
 	Place string `json:"place,omitempty"`
 }
 
-// From says in a few words where the input comes from, or what it is made of.
+// From describes briefly where the input comes from, or what it is made of.
 func (in Input) From() string {
 	var r struct {
 		Module, Version, Suite, Layout, Archive string
 		Source                                  struct{ Ref string }
 	}
-	_ = json.Unmarshal(in.Recipe, &r) // an older one may have other fields; some have none
+	_ = json.Unmarshal(in.Recipe, &r) // old recipes may have other fields; some inputs have no recipe
 	switch {
 	case in.Make == "agent":
 		return "edgebake's own"
@@ -117,16 +116,16 @@ func (in Input) From() string {
 	return in.Make
 }
 
-// Layer says how an input enters the tree.
+// Layer describes how an input is added to the tree.
 type Layer struct {
 	Name    string `json:"name"`
 	Input   string `json:"input"`
 	Replace bool   `json:"replace,omitempty"`
-	// Path, where set, is the file the input becomes (a program).
+	// Path, if set, is the file that the input becomes (a program).
 	Path string `json:"path,omitempty"`
 	Mode uint32 `json:"mode,omitempty"`
-	// Members, where set, are the only entries of a tar that are taken, and
-	// where they go.
+	// Members, if set, maps the only entries of a tar that are used to their
+	// destinations.
 	Members map[string]string `json:"members,omitempty"`
 }
 
@@ -135,24 +134,24 @@ type Partition struct {
 	Label string `json:"label"`
 	// FS is fat32, fat16, fat12, ext4 or empty (left unformatted).
 	FS string `json:"fs,omitempty"`
-	// Size of its file system in bytes; 0 is computed from the content.
+	// Size of the file system in bytes; 0 means computed from the content.
 	Size int64 `json:"size"`
-	// Grow is the room that the partition has for a larger file system.
+	// Grow is the space for a larger file system.
 	Grow *Grow `json:"grow,omitempty"`
-	// HashTree adds room for the dm-verity hash tree of that.
+	// HashTree adds space for the dm-verity hash tree of that.
 	HashTree bool `json:"hashTree,omitempty"`
-	// Gap is how many bytes before the partition belong to none.
+	// Gap is unused space before the partition, in bytes.
 	Gap int64 `json:"gap,omitempty"`
 }
 
-// Grow says by how much a partition's content may grow: by a share of what it
-// is, and by no less than AtLeast bytes.
+// Grow is how much a partition's content may grow: by a share of its size, and
+// by at least AtLeast bytes.
 type Grow struct {
 	Percent int64 `json:"percent"`
 	AtLeast int64 `json:"atLeast"`
 }
 
-// Of is the room for content of that size.
+// Of returns the space for growth, in bytes, of content of that size.
 func (g *Grow) Of(content int64) int64 {
 	if g == nil {
 		return 0
@@ -160,13 +159,12 @@ func (g *Grow) Of(content int64) int64 {
 	return max(content*g.Percent/100, g.AtLeast)
 }
 
-// ErrUnpinned is wrapped by the error of ID for a plan with inputs that were
-// never made.
+// ErrUnpinned means that a plan has no ID, since inputs were never made.
 var ErrUnpinned = errors.New("the plan has inputs without digest")
 
-// ID names the plan: the SHA-256, in hex, of its canonical JSON without where
-// inputs come from and which build of edgebake resolved it. What an input's
-// bytes are decides, not how they got here.
+// ID returns the SHA-256, in hex, of the plan's canonical JSON without the
+// sources of inputs and the edgebake that resolved it. Only the bytes of inputs
+// matter, not how they were obtained.
 func (p *Plan) ID() (string, error) {
 	c := *p
 	c.Builder, c.Images, c.Registries, c.Keyrings = "", nil, nil, nil
@@ -179,7 +177,7 @@ func (p *Plan) ID() (string, error) {
 		}
 		pinned := Input{SHA256: in.SHA256}
 		if in.Make == "image" {
-			// An index is not all: which of its manifests is on board counts.
+			// The index does not determine which of its manifests is used.
 			pinned.Digest = in.Digest
 		}
 		c.Inputs[name] = pinned
@@ -195,20 +193,21 @@ func (p *Plan) ID() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// With returns the plan with these inputs, whose digests are now known.
+// With returns a copy of the plan with these inputs, whose digests are known.
 func (p *Plan) With(inputs map[string]Input) *Plan {
 	c := *p
 	c.Inputs = maps.Clone(inputs)
 	return &c
 }
 
-// file is the form of a plan in a file: with its id where every input has its digest.
+// file is the format of a plan file. It has an ID if every input has its
+// digest.
 type file struct {
 	ID string `json:"id,omitempty"`
 	*Plan
 }
 
-// Encode returns the form that `edgebake plan` prints, which Decode reads.
+// Encode returns the plan in the format that Decode reads.
 func (p *Plan) Encode() ([]byte, error) {
 	id, err := p.ID()
 	if err != nil && !errors.Is(err, ErrUnpinned) {
@@ -217,8 +216,8 @@ func (p *Plan) Encode() ([]byte, error) {
 	return encode(file{id, p})
 }
 
-// Decode reads a plan that Encode wrote. It rejects one that was edited, or that another
-// version of edgebake wrote.
+// Decode decodes a plan from Encode. It rejects one that was edited, or that
+// another version of edgebake wrote.
 func Decode(data []byte) (*Plan, error) {
 	const again = "make it again with edgebake plan --output json"
 	f := file{Plan: &Plan{}}
@@ -237,7 +236,7 @@ func Decode(data []byte) (*Plan, error) {
 	if p.Inputs == nil {
 		p.Inputs = map[string]Input{}
 	}
-	// Files are indented; the id is that of the compact form.
+	// Files are indented; the ID is that of the compact format.
 	p.Config = json.RawMessage(compact(p.Config))
 	for name, in := range p.Inputs {
 		if in.Recipe != nil {
@@ -258,7 +257,7 @@ func Decode(data []byte) (*Plan, error) {
 	return p, nil
 }
 
-// problems lists fields whose values have no meaning.
+// problems reports invalid values.
 func (p *Plan) problems() []error {
 	errs := checkInputs(p.Inputs, func(field, value, want string) error {
 		return fmt.Errorf("reading the plan: %s: %q is not %s", field, value, want)

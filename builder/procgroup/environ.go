@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// private begins the names of variables that are edgebake's alone. Passwords and
-// tokens are among them, and what edgebake starts runs scripts of others: those of
-// packages, an Image's own, a Makefile's.
+// private is the prefix of edgebake's own variables. Some are passwords and
+// tokens, and edgebake starts scripts of others: those of packages, an Image's
+// own, a Makefile's.
 const private = "EDGEBAKE_"
 
-// Environ is the environment for external programs: this process's own, without
-// the variables that are edgebake's.
+// Environ returns the environment for external programs: that of this process
+// without edgebake's own variables.
 func Environ() []string {
 	return slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, private) })
 }

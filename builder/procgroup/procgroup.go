@@ -1,9 +1,9 @@
 // Package procgroup runs external programs, and ends them together with all
 // processes that they start.
 //
-// An interrupt typed at a terminal reaches every process of the job. One that a
-// service manager or a CI runner sends reaches edgebake alone, while mmdebstrap,
-// apt and go expect that their children received it too.
+// An interrupt typed at a terminal reaches every process of the job. One from a
+// service manager or a CI runner reaches only edgebake, but mmdebstrap, apt and
+// go expect that their children received it too.
 package procgroup
 
 import (
@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// killLimit bounds the wait for processes that were killed: one that the kernel
-// holds in a system call ends when that does.
+// killLimit limits the wait for killed processes: one in an uninterruptible
+// system call ends only after that.
 const killLimit = 10 * time.Second
 
-// Run runs a command of exec.CommandContext in a process group of its own. When
-// its context ends, all of the group are interrupted. What still runs after
-// grace, or after the program itself, is killed: where Run returns an error,
-// nothing that the program started runs any longer, or the error says so. A
-// process that makes a session of its own has left.
+// Run runs a command of exec.CommandContext in its own process group. When its
+// context ends, the whole group is interrupted, and killed after grace. If the
+// command fails, the rest of the group is killed: after an error nothing that
+// it started is running, or the error says so. A process in a session of its
+// own is not found.
 func Run(cmd *exec.Cmd, grace time.Duration) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = new(syscall.SysProcAttr)
@@ -40,11 +40,11 @@ func Run(cmd *exec.Cmd, grace time.Duration) error {
 	return err
 }
 
-// kill ends what is left of a group whose leader has ended.
+// kill ends the rest of a group whose leader has ended.
 func kill(group int) error {
 	for wait := time.Millisecond; ; wait *= 2 {
 		if err := syscall.Kill(-group, syscall.SIGKILL); err != nil || !running(group) {
-			return nil // nobody is left, or nobody but those that init has not asked for
+			return nil // nothing is left but zombies
 		}
 		if wait > killLimit/2 {
 			return fmt.Errorf("processes of group %d do not end", group)

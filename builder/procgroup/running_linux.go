@@ -7,9 +7,8 @@ import (
 	"strings"
 )
 
-// running reports whether a process of the group still runs. One that has
-// ended and that its parent has not asked for is in the group, too: below an
-// init that asks for nobody, as containers have, it stays there.
+// running reports whether a process of the group still runs. Zombies do not
+// count: they stay in the group if no init reaps them, as in many containers.
 func running(group int) bool {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil || len(stats) == 0 {
@@ -20,7 +19,7 @@ func running(group int) bool {
 		if err != nil {
 			continue // it has ended
 		}
-		// pid (name) state parent group …, see proc_pid_stat(5); a name may hold
+		// pid (name) state parent group …, see proc_pid_stat(5); a name may contain
 		// anything.
 		f := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 		if len(f) > 2 && f[2] == strconv.Itoa(group) && f[0] != "Z" && f[0] != "X" {

@@ -29,7 +29,7 @@ type Program struct {
 
 var names = map[string]string{"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}
 
-// Find looks for QEMU on PATH and asks for its version.
+// Find finds QEMU on PATH and its version.
 func Find(ctx context.Context, arch string) (Program, error) {
 	name, ok := names[arch]
 	if !ok {
@@ -71,13 +71,13 @@ func parseVersion(out string) (Version, error) {
 	return Version{major, minor}, err
 }
 
-// firmwares are where distributions keep UEFI firmware that fits together,
-// best first: code, and the variables that a machine starts with. 4M variants
-// come first since the 2M ones have too little room for Secure Boot's lists.
+// firmwares are the paths at which distributions install matching UEFI
+// firmware, best first: the code, and the initial variables. 4M variants come
+// first: 2M ones have too little space for Secure Boot's lists.
 var firmwares = map[string][][2]string{
 	"amd64": {
 		{"OVMF/OVMF_CODE_4M.fd", "OVMF/OVMF_VARS_4M.fd"},                 // Debian, Ubuntu
-		{"OVMF/OVMF_CODE.fd", "OVMF/OVMF_VARS.fd"},                       // older ones
+		{"OVMF/OVMF_CODE.fd", "OVMF/OVMF_VARS.fd"},                       // older versions
 		{"edk2/ovmf/OVMF_CODE.fd", "edk2/ovmf/OVMF_VARS.fd"},             // Fedora
 		{"edk2/x64/OVMF_CODE.4m.fd", "edk2/x64/OVMF_VARS.4m.fd"},         // Arch
 		{"qemu/ovmf-x86_64-4m-code.bin", "qemu/ovmf-x86_64-4m-vars.bin"}, // SUSE
@@ -103,12 +103,13 @@ var secureFirmwares = map[string][][2]string{
 	},
 }
 
-// ShareDirs are where FindFirmware looks when the caller names no directory.
+// ShareDirs returns the directories for FindFirmware if the caller has no
+// other.
 func ShareDirs() []string { return []string{"/usr/share", "/usr/local/share", "/opt/homebrew/share"} }
 
-// FindFirmware finds UEFI firmware for an architecture below one of the
-// directories, with Secure Boot switched on where secure is set. The Vars it
-// names are the template that each machine copies.
+// FindFirmware finds UEFI firmware for an architecture in one of the
+// directories, with Secure Boot enabled if secure is set. Its Vars are a
+// template, which each machine copies.
 func FindFirmware(dirs []string, arch string, secure bool) (Firmware, error) {
 	list := firmwares[arch]
 	if secure {
@@ -148,9 +149,9 @@ func (fw Firmware) OwnVars(path string) (Firmware, error) {
 	return fw, nil
 }
 
-// Overlay makes a qcow2 file that shows image, a file or a disk, and takes all
-// writes. A size above the image's makes the disk larger, as a device that the
-// image was flashed to would be; 0 leaves it.
+// Overlay creates a qcow2 file over image, a file or a disk, that receives all
+// writes. A size above the image's makes the disk larger, like a larger device
+// that the image was flashed to; 0 keeps it.
 func Overlay(ctx context.Context, image, overlay string, size int64) error {
 	abs, err := filepath.Abs(image)
 	if err != nil {
@@ -173,15 +174,14 @@ func Overlay(ctx context.Context, image, overlay string, size int64) error {
 	return nil
 }
 
-// ProbeLimit is how long Probe gives KVM. The firmware takes 2 seconds with
-// KVM and 5 without.
+// ProbeLimit is the usual limit for Probe. The firmware needs a few seconds.
 const ProbeLimit = 15 * time.Second
 
-// Probe says which accelerator works for guests of an architecture, and, where
-// that is not KVM, why. It runs the firmware, with no disk, until its clock
-// has ticked: a guest in 64-bit mode, with paging and timer interrupts. A
-// device file, or even a KVM that opens, proves nothing. QEMU is killed after
-// limit.
+// Probe returns the accelerator that works for guests of an architecture, and
+// the reason if that is not KVM. It runs the firmware, without a disk, until
+// its clock has ticked: a guest in 64-bit mode, with paging and timer
+// interrupts. That /dev/kvm exists, or even opens, proves nothing. QEMU is
+// killed after limit.
 func Probe(ctx context.Context, p Program, fw Firmware, arch string, limit time.Duration) (accel, why string) {
 	if arch != runtime.GOARCH {
 		return TCG, fmt.Sprintf("the guest is %s and this machine %s", arch, runtime.GOARCH)
@@ -195,8 +195,8 @@ func Probe(ctx context.Context, p Program, fw Firmware, arch string, limit time.
 	return KVM, ""
 }
 
-// firstWords are the first line of what QEMU prints, without its own name before it:
-// an assertion may follow that tells only its authors something.
+// firstWords returns the first line of QEMU's output, without its own name. An
+// assertion may follow, which does not help a user.
 func firstWords(said string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(said), "\n")
 	if name, rest, ok := strings.Cut(line, ": "); ok && strings.HasPrefix(name, "qemu-system-") {
@@ -208,7 +208,8 @@ func firstWords(said string) string {
 	return ": " + line
 }
 
-// ticks is what the firmware's shell counts down with, once a second.
+// ticks is the word that the firmware's shell prints once a second in its
+// countdown.
 var ticks = []byte("seconds")
 
 func tryGuest(ctx context.Context, p Program, fw Firmware, arch string, limit time.Duration) error {
@@ -231,8 +232,7 @@ func tryGuest(ctx context.Context, p Program, fw Firmware, arch string, limit ti
 	cmd := procgroup.Command(ctx, p.Path, args...)
 	cmd.Stdout = in
 	cmd.Stderr = &said
-	// A QEMU stuck in the kernel cannot be killed; it is left behind rather
-	// than waited for.
+	// A QEMU that is stuck in the kernel cannot be killed: do not wait for it.
 	cmd.WaitDelay = 2 * time.Second
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("starting QEMU: %w", err)

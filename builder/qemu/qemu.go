@@ -1,13 +1,12 @@
-// Package qemu puts together command lines that boot a disk image in QEMU the
-// way a machine would: through UEFI firmware, on virtio devices, with the
-// serial port as console. It finds QEMU and its firmware, and finds out
-// whether KVM works by running a small guest, since a /dev/kvm that opens may
-// still hang every kernel.
+// Package qemu builds command lines that boot a disk image in QEMU like on a
+// machine: through UEFI firmware, on virtio devices, with the serial port as
+// console. It finds QEMU and its firmware, and tests KVM with a small guest,
+// since with a /dev/kvm that opens every kernel may still hang.
 //
-// A Machine is plain data and Args is pure. An image is never written:
-// machines run on a qcow2 overlay that the caller throws away. Nothing secret
-// belongs on a command line, which every user of the host can read; the slot
-// of the image carries secrets.
+// A Machine is plain data and Args is pure. An image is never written: machines
+// run on a qcow2 overlay that the caller removes. A command line must not
+// contain secrets, since every user of the host can read it; secrets are in the
+// slot of the image.
 package qemu
 
 import (
@@ -22,7 +21,7 @@ import (
 // Accelerators.
 const (
 	KVM = "kvm"
-	TCG = "tcg" // emulation: right everywhere, 10 to 30 times slower
+	TCG = "tcg" // emulation: works everywhere, but 10 to 30 times slower
 )
 
 // Buses for removable drives.
@@ -37,21 +36,21 @@ type Machine struct {
 	Accel string // KVM or TCG (default)
 	// CPUs and Memory (MiB); defaults 2 and 2048.
 	CPUs, Memory int
-	// Firmware boots the first disk; with Kernel set there is none.
+	// Firmware boots the first disk; it is not used with Kernel.
 	Firmware Firmware
 	// Kernel boots directly, without firmware and loader.
 	Kernel, Initrd, KernelArgs string
 
 	Disks []Disk
 	NICs  []NIC
-	// Sticks is the bus that removable drives are plugged into while the
-	// machine runs: USB, or SCSI for kernels that know no USB; empty: none.
+	// Sticks is the bus for removable drives that are attached while the machine
+	// runs: USB, or SCSI for kernels without USB; empty: none.
 	Sticks string
-	// Stick is a raw image that is plugged in from the start, and booted first.
+	// Stick is a raw image that is attached from the start, and booted first.
 	Stick string
 	// CD is an ISO in an optical drive, booted first.
 	CD string
-	// NetBoot has the firmware boot from the first network card, if it can.
+	// NetBoot makes the firmware boot from the first network card, if it can.
 	NetBoot bool
 	// HTTPSCAs is an EFI signature list of the CAs that firmware accepts for HTTPS
 	// boot; empty: none.
@@ -63,41 +62,42 @@ type Machine struct {
 	Serial string
 	// QMP is the path of a socket for commands to QEMU; empty: none.
 	QMP string
-	// UUID and SerialNumber are what the machine's SMBIOS says.
+	// UUID and SerialNumber are those in the machine's SMBIOS.
 	UUID, SerialNumber string
-	// Clock is the hardware clock's start, as in 2026-01-31T12:00:00;
+	// Clock is the initial time of the hardware clock, as in 2026-01-31T12:00:00;
 	// empty: now.
 	Clock string
-	// Counted has all of the guest's clocks count its instructions, one each
-	// nanosecond; they run by the host's clock only while the guest has nothing
-	// to do. However little of the host a guest gets, it cannot tell, and
-	// nothing in it times out. It needs TCG, and runs its CPUs in turn.
+	// Counted makes all of the guest's clocks count its instructions, one each
+	// nanosecond; they follow the host's clock only while the guest is idle. On a
+	// busy host the guest then notices no delay, and nothing in it times out. It
+	// needs TCG, and runs its CPUs in turn.
 	Counted bool
-	// NoReboot makes a reset end QEMU.
+	// NoReboot makes QEMU end at a reset.
 	NoReboot bool
 }
 
-// Firmware is UEFI firmware: read-only code, and a file of variables that
-// belongs to one machine and is written.
+// Firmware is UEFI firmware: read-only code, and a file of variables that one
+// machine writes.
 type Firmware struct {
 	Code, Vars string
-	// Secure firmware has Secure Boot switched on. On amd64 its code runs in
-	// system management mode, which needs to be set up.
+	// Secure firmware has Secure Boot enabled. On amd64 its code runs in system
+	// management mode, which must be set up.
 	Secure bool
 }
 
-// Disk is a virtio disk. It is treated as one to be thrown away: writes are
-// not made durable on the host, unless Sync is set.
+// Disk is a virtio disk. Its data is expendable: writes are not made durable on
+// the host, unless Sync is set.
 type Disk struct {
 	Path   string
 	Format string // qcow2 (default) or raw
 	Serial string
 	Sync   bool
-	// Sector is the size of its logical and physical sectors; 0: 512.
+	// Sector is the size of its logical and physical sectors in bytes; 0 means
+	// 512.
 	Sector int64
-	// Log is a file, there and empty, that records every write and flush, in
-	// the format of the kernel's dm-log-writes: what a disk's cache may lose
-	// in a power cut can be told from it.
+	// Log is an existing, empty file that records every write and flush, in the
+	// format of the kernel's dm-log-writes. It shows what the disk's cache may
+	// lose in a power cut.
 	Log string
 }
 
@@ -105,23 +105,22 @@ type Disk struct {
 type NIC struct {
 	MAC string
 	Tap string
-	// Cable leads to a card of another machine; nil: none.
+	// Cable connects to a card of another machine; nil: none.
 	Cable *Cable
-	// Forwards, for user-mode networking: connections to ports of the
-	// host's loopback go to ports of the guest. In it the guest reaches the
-	// host's loopback as 10.0.2.2.
+	// Forwards, for user-mode networking, forward ports of the host's loopback to
+	// the guest. The guest reaches the host's loopback as 10.0.2.2.
 	Forwards []Forward
 }
 
-// Cable joins two cards by two sockets of this host: paths of this end and of the
-// other. Neither machine has to be on.
+// Cable connects two cards by two sockets of this host: the paths of this end
+// and of the other. Neither machine must be running.
 type Cable struct{ Own, Other string }
 
 // Forward is one forwarded TCP port.
 type Forward struct{ Host, Guest int }
 
-// Args returns the arguments for a QEMU of that version, or all that is wrong
-// with the machine.
+// Args returns the arguments for a QEMU of that version, or all errors of the
+// machine.
 func (m Machine) Args(v Version) ([]string, error) {
 	m.Arch, m.Accel, m.Serial = cmp.Or(m.Arch, "amd64"), cmp.Or(m.Accel, TCG), cmp.Or(m.Serial, "stdio")
 	c := &commandLine{args: []string{"-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"}}
@@ -146,8 +145,7 @@ func (m Machine) Args(v Version) ([]string, error) {
 	return c.args, nil
 }
 
-// commandLine is a command line in the making, and what is wrong with what it
-// is made from.
+// commandLine collects arguments and errors.
 type commandLine struct {
 	args []string
 	errs []error
@@ -155,7 +153,7 @@ type commandLine struct {
 
 func (c *commandLine) add(args ...string) { c.args = append(c.args, args...) }
 
-// option adds a flag where it has a value.
+// option adds a flag if its value is not empty.
 func (c *commandLine) option(flag, v string) {
 	if v != "" {
 		c.add(flag, v)
@@ -164,7 +162,7 @@ func (c *commandLine) option(flag, v string) {
 
 func (c *commandLine) bad(format string, a ...any) { c.errs = append(c.errs, fmt.Errorf(format, a...)) }
 
-// machine is the board, its processors and memory.
+// machine adds the board, the processors and the memory.
 func (c *commandLine) machine(m Machine, v Version) {
 	if !slices.Contains([]string{"amd64", "arm64"}, m.Arch) {
 		c.bad("architecture %q: want amd64 or arm64", m.Arch)
@@ -183,7 +181,7 @@ func (c *commandLine) machine(m Machine, v Version) {
 		}
 	}
 	if m.Firmware.Secure && m.Arch == "amd64" {
-		// Where arm64 firmware keeps its keys, no guest is kept from.
+		// On arm64 nothing protects the firmware's keys from the guest.
 		board += ",smm=on"
 		c.add("-global", "driver=cfi.pflash01,property=secure,value=on")
 	}
@@ -201,7 +199,7 @@ func (c *commandLine) machine(m Machine, v Version) {
 	c.add("-smp", strconv.Itoa(cmp.Or(m.CPUs, 2)), "-m", strconv.Itoa(cmp.Or(m.Memory, 2048)))
 }
 
-// boot is what runs first: a kernel, or firmware.
+// boot adds what boots first: a kernel, or firmware.
 func (c *commandLine) boot(m Machine) {
 	if m.Kernel == "" && (m.Firmware.Code == "" || m.Firmware.Vars == "") {
 		c.bad("neither firmware nor a kernel to boot")
@@ -231,7 +229,7 @@ func (c *commandLine) disk(i, boot int, d Disk) {
 		cache = "none"
 	}
 	if d.Log != "" {
-		// Flushes are recorded, and not waited for below that.
+		// Flushes are recorded, but not passed on to the host.
 		c.add("-blockdev", fmt.Sprintf("driver=%s,node-name=data%d,cache.no-flush=on,discard=unmap,file.driver=file,file.cache.no-flush=on,file.filename=%s", format, i, value(d.Path)),
 			"-blockdev", fmt.Sprintf("driver=file,node-name=log%d,cache.no-flush=on,filename=%s", i, value(d.Log)),
 			"-blockdev", fmt.Sprintf("driver=blklogwrites,node-name=disk%[1]d,file=data%[1]d,log=log%[1]d", i))
@@ -275,11 +273,11 @@ func (c *commandLine) nic(i int, n NIC, boot bool) {
 	if boot {
 		dev += ",bootindex=0"
 	}
-	// UEFI has drivers of its own; QEMU's boot ROM would take the card from them.
+	// UEFI has its own drivers; QEMU's boot ROM would claim the card.
 	c.add("-netdev", netdev, "-device", dev+",romfile=")
 }
 
-// devices are the ones that are neither disks nor network cards.
+// devices adds the devices that are neither disks nor network cards.
 func (c *commandLine) devices(m Machine) {
 	switch m.Sticks {
 	case "":
@@ -311,7 +309,7 @@ func (c *commandLine) devices(m Machine) {
 	if m.Watchdog {
 		c.add("-device", "i6300esb")
 	}
-	// Entropy from the host: a guest without it waits at its first keys.
+	// A guest without entropy waits when it creates its first keys.
 	c.add("-device", "virtio-rng-pci")
 }
 
@@ -329,7 +327,7 @@ func (c *commandLine) console(m Machine) {
 	}
 }
 
-// identity is what tells this machine and this run from others.
+// identity adds settings that distinguish this machine and run from others.
 func (c *commandLine) identity(m Machine) {
 	c.option("-uuid", m.UUID)
 	if m.SerialNumber != "" {
@@ -349,8 +347,8 @@ func (c *commandLine) identity(m Machine) {
 	}
 }
 
-// cpu chooses a model with all that kernels and programs of today may ask
-// for.
+// cpu returns a CPU model with all features that current kernels and programs
+// may need.
 func cpu(arch, accel string, v Version) string {
 	switch {
 	case accel == KVM:
@@ -360,14 +358,14 @@ func cpu(arch, accel string, v Version) string {
 		// kernel panics.
 		return "max,-cx16"
 	case arch == "arm64":
-		// Kernels sign each return address; QEMU takes several times as long
-		// for the architecture's cipher as for one of its own.
+		// Kernels sign each return address; QEMU emulates the architecture's cipher
+		// several times more slowly than its own.
 		return "max,pauth-impdef=on"
 	}
 	return "max"
 }
 
-// value writes a value so that QEMU's option syntax takes it whole.
+// value escapes a value for QEMU's option syntax.
 func value(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 
 func port(n int) bool { return n > 0 && n < 1<<16 }

@@ -11,16 +11,17 @@ import (
 	"github.com/edgebake/edgebake/builder/procgroup"
 )
 
-// Trial boots an image and throws away what the machine writes.
+// Trial boots an image and discards what the machine writes.
 type Trial struct {
 	Image      string // a raw image, or a disk
 	Size       int64  // of the image
 	SectorSize int64
-	DiskSize   int64 // of the machine's disk, in bytes; less than Size: the image's own
+	DiskSize   int64 // size of the machine's disk in bytes; less than Size means the image's own
 	SecureBoot bool
-	// Machine's Accel may be empty: KVM if a short try shows that it works.
+	// Machine.Accel may be empty: then KVM is used if a short test shows that it
+	// works.
 	Machine
-	// SlowWithout, where set, is called with the reason if KVM does not work.
+	// SlowWithout, if set, is called with the reason if KVM does not work.
 	SlowWithout    func(why string)
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer

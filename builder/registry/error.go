@@ -18,18 +18,18 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// Error is what one registry or mirror answered.
+// Error is an error of one registry or mirror.
 type Error struct {
 	Host   string
-	Digest string // of the blob that was asked for; empty for a name
+	Digest string // of the requested blob; empty for a request by name
 	Stall  time.Duration
-	// AuthFile is the file that the host's login was looked for in, if one was named.
+	// AuthFile is the file with the host's login, if one was named.
 	AuthFile string
 	Err      error
 }
 
-// Error puts into plain words what the client library tells with requests and
-// pages of HTML.
+// Error describes the error in plain words; the client library returns requests
+// and pages of HTML.
 func (e *Error) Error() string {
 	var te *transport.Error
 	var untrusted *tls.CertificateVerificationError
@@ -49,8 +49,8 @@ func (e *Error) Error() string {
 		return fmt.Sprintf("%s has a certificate that cannot be verified: %v", who, untrusted.Err)
 	case errors.Is(e.Err, http.ErrSchemeMismatch):
 		return who + " speaks plain HTTP, not HTTPS"
-	// The client library tries hosts of private networks without TLS too, when
-	// they cannot be reached with it: that it may not is known.
+	// The client library also tries hosts of private networks without TLS if they
+	// cannot be reached: report the connection's error, not ErrPlainHTTP.
 	case errors.As(e.Err, &unknown) && unknown.IsNotFound:
 		return who + " is unknown to the name server"
 	case errors.As(e.Err, &op) && op.Op == "dial":
@@ -80,7 +80,7 @@ func (e *Error) sentTo() (host string) {
 	return host
 }
 
-// saidBy returns the registry's own words in an answer.
+// saidBy returns the messages in a registry's answer.
 func saidBy(te *transport.Error) (s string) {
 	for _, d := range te.Errors {
 		if said := strings.Join(strings.Fields(cmp.Or(d.Message, string(d.Code))), " "); said != "" {
@@ -92,7 +92,7 @@ func saidBy(te *transport.Error) (s string) {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// urlHost leaves out what a URL may tell beside: paths and tokens.
+// urlHost returns the host of a URL. Its path and query may contain tokens.
 func urlHost(s string) string {
 	u, err := url.Parse(s)
 	if err != nil {
@@ -101,23 +101,24 @@ func urlHost(s string) string {
 	return u.Host
 }
 
-// ErrNoManifest says that something else came where a manifest was asked for.
+// ErrNoManifest means that an answer is not a manifest.
 var ErrNoManifest = errors.New("which is not a manifest")
 
-// Words are how a person sets what a fix names.
+// Words are the caller's terms for what a fix names.
 type Words struct {
-	// Login and AuthFile say where credentials are named.
+	// Login and AuthFile say where to set credentials.
 	Login, AuthFile string
-	// Insecure allows plain HTTP and certificates that cannot be verified.
+	// Insecure says how to allow plain HTTP and certificates that cannot be
+	// verified.
 	Insecure string
-	// Mirror adds that a mirror may be named, where it may.
+	// Mirror suggests a mirror; "" if none can be set.
 	Mirror string
-	// Lacks is what to do where the registry has the manifest and not a blob.
+	// Lacks is the fix if the registry has a manifest, but not its blobs.
 	Lacks string
 }
 
-// Fix is what a person can do about an error of reaching a registry; empty
-// where that is not known.
+// Fix returns what a person can do about an error of reaching a registry, or
+// "".
 func Fix(err error, w Words) string {
 	var te *transport.Error
 	var unknown *net.DNSError
@@ -148,7 +149,7 @@ func Fix(err error, w Words) string {
 		return fix
 	case errors.As(err, &refused):
 		return "check the network and the proxy settings" + w.Mirror
-	case strings.Contains(err.Error(), "invalid realm in www-authenticate"): // the client's, which has no type for it
+	case strings.Contains(err.Error(), "invalid realm in www-authenticate"): // an error of the client library, without a type
 		return "the registry must send to its login server (realm) by a host name, and by https unless insecure is set"
 	}
 	return ""

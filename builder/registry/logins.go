@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 )
 
-// Logins are the credentials that a docker config.json has; without a path
-// those of the user's own.
+// Logins returns the credentials in a docker config.json; without a path, the
+// user's own.
 func Logins(path string) (authn.Keychain, error) {
 	if path == "" {
 		return userLogins{}, nil
@@ -30,13 +30,13 @@ type userLogins struct{}
 func (userLogins) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	login, err := authn.DefaultKeychain.Resolve(target)
 	if missingHelper(err) != "" {
-		return authn.Anonymous, nil // if that does not do, helperFix says why
+		return authn.Anonymous, nil // if a login is needed, helperFix explains the error
 	}
 	return login, err
 }
 
-// helperFix says that a login of the user's own could not be read; empty where that is
-// not why a registry asks for one.
+// helperFix returns the fix for a login of the user's own that cannot be read,
+// or "" if that is not the cause.
 func helperFix(registry string) string {
 	target, err := name.NewRegistry(registry)
 	if err != nil {
@@ -50,7 +50,8 @@ func helperFix(registry string) string {
 	return fmt.Sprintf("the credential helper %s, which %s names, is not installed: install it, or remove credsStore and credHelpers from that file, and log in again", helper, userFile())
 }
 
-// userFile names the configuration that authn.DefaultKeychain reads.
+// userFile returns the name of the configuration that authn.DefaultKeychain
+// reads.
 func userFile() string {
 	home, _ := os.UserHomeDir()
 	docker := filepath.Join(cmp.Or(os.Getenv("DOCKER_CONFIG"), filepath.Join(home, ".docker")), "config.json")
@@ -73,11 +74,11 @@ func missingHelper(err error) string {
 	return ""
 }
 
-// authFile is a docker config.json, credential helpers and stores included, as
-// docker itself reads it.
+// authFile is a docker config.json with its credential helpers and stores, read
+// as docker does.
 type authFile struct{ *configfile.ConfigFile }
 
-// ErrAuthFile says that a file of credentials cannot be used.
+// ErrAuthFile means that a file of credentials cannot be used.
 var ErrAuthFile = errors.New("reading authFile")
 
 func readAuthFile(path string) (authFile, error) {
@@ -93,7 +94,7 @@ func readAuthFile(path string) (authFile, error) {
 	switch err := a.LoadFromReader(bytes.NewReader(raw)); {
 	case err == nil && len(raw) > 0:
 		return a, nil
-	case err == nil: // which LoadFromReader takes for no logins
+	case err == nil: // an empty file, which LoadFromReader accepts
 	case errors.As(err, new(base64.CorruptInputError)), err.Error() == "invalid auth configuration file":
 		return authFile{}, fmt.Errorf("%w %s: an auth entry is not base64 of user:password", ErrAuthFile, path)
 	}
@@ -101,8 +102,8 @@ func readAuthFile(path string) (authFile, error) {
 	return authFile{}, fmt.Errorf("%w %s: it is not a docker config.json", ErrAuthFile, path)
 }
 
-// Resolve finds the credentials for a repository: its own before its
-// registry's.
+// Resolve returns the credentials for a repository, or else those for its
+// registry.
 func (a authFile) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	keys := []string{target.String(), target.RegistryStr()}
 	if target.RegistryStr() == name.DefaultRegistry {

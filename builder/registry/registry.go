@@ -13,15 +13,15 @@ import (
 	"github.com/edgebake/edgebake/builder/transfer"
 )
 
-// Access is how one registry is reached.
+// Access configures the access to a registry.
 type Access struct {
 	// Insecure allows plain HTTP and certificates that cannot be verified.
 	Insecure bool
-	// Stall is how long it may be silent.
+	// Stall is how long it may stay silent.
 	Stall time.Duration
 }
 
-// Transport carries requests to a registry.
+// Transport returns the transport for requests to a registry.
 func (a Access) Transport() http.RoundTripper {
 	base := transfer.Transport(a.Stall, a.Stall)
 	rt := transfer.Impatient(base, a.Stall)
@@ -32,11 +32,11 @@ func (a Access) Transport() http.RoundTripper {
 	return tlsOnly{rt}
 }
 
-// tlsOnly rejects plain HTTP, which the client library would otherwise try by
-// itself for hosts it takes for local.
+// tlsOnly rejects plain HTTP, which the client library would otherwise try for
+// hosts that it considers local.
 type tlsOnly struct{ base http.RoundTripper }
 
-// ErrPlainHTTP says that a registry would be asked without TLS.
+// ErrPlainHTTP means that a request would not use TLS.
 var ErrPlainHTTP = errors.New("plain HTTP is rejected")
 
 func (t tlsOnly) RoundTrip(req *http.Request) (*http.Response, error) {

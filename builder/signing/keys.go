@@ -12,10 +12,11 @@ import (
 	"aead.dev/minisign"
 )
 
-// PasswordVariable has the password of an encrypted key if nobody is there to type it.
+// PasswordVariable is the environment variable for the password of an encrypted
+// key.
 const PasswordVariable = "EDGEBAKE_KEY_PASSWORD"
 
-// MaxKey is more than any key file or password has.
+// MaxKey is the largest size of a key file or a password in bytes.
 const MaxKey = 4 << 10
 
 func readKey(name string) ([]byte, error) {
@@ -38,8 +39,8 @@ type Key struct {
 	key       minisign.PrivateKey
 }
 
-// OpenKey reads the file and checks what can be checked without its password. stdinTaken:
-// standard input is the document.
+// OpenKey reads the file and checks what is possible without its password.
+// stdinTaken means that standard input is the document.
 func OpenKey(name string, stdinTaken bool) (k Key, err error) {
 	k.name = name
 	text, err := readKey(name)
@@ -62,8 +63,8 @@ func OpenKey(name string, stdinTaken bool) (k Key, err error) {
 	return k, k.checkPair()
 }
 
-// Unlock decrypts the key if it has a password, which it takes from the environment or
-// asks for. Call it after all other checks.
+// Unlock decrypts the key if it has a password, from the environment or from
+// ask. Call it after all other checks.
 func (k *Key) Unlock(ask func(name string) (string, error)) (minisign.PrivateKey, error) {
 	if k.encrypted == nil {
 		return k.key, nil
@@ -81,7 +82,8 @@ func (k *Key) Unlock(ask func(name string) (string, error)) (minisign.PrivateKey
 	return k.key, k.checkPair()
 }
 
-// checkPair rejects a damaged key: its own public key would not verify its signatures.
+// checkPair rejects a damaged key, whose public key does not verify its
+// signatures.
 func (k *Key) checkPair() error {
 	public, ok := k.key.Public().(minisign.PublicKey)
 	if !ok || !minisign.Verify(public, []byte(k.name), minisign.Sign(k.key, []byte(k.name))) {
@@ -126,7 +128,7 @@ func publicKey(name string) (key minisign.PublicKey, err error) {
 	return key, fmt.Errorf("reading the key %s: it is not a minisign public key", name)
 }
 
-// KeyIDs are the names that minisign and first boot use for public keys.
+// KeyIDs returns the IDs that minisign and firstboot use for public keys.
 func KeyIDs(keys []string) []string {
 	var out []string
 	for _, text := range keys {

@@ -21,10 +21,11 @@ import (
 // Stick is the contents of a USB stick with a signed Site or Inventory.
 type Stick struct {
 	contents *slot.Contents
-	machines int // of the Inventory
+	machines int // in the Inventory; 0 for a Site
 }
 
-// NewStick makes a stick. It has exactly the bytes that first boot would read from a slot.
+// NewStick returns a stick with exactly the bytes that firstboot would read
+// from a slot.
 func NewStick(site media.Site) (*Stick, error) {
 	files, err := site.SlotFiles()
 	if err != nil {
@@ -42,8 +43,9 @@ func NewStick(site media.Site) (*Stick, error) {
 	return s, err
 }
 
-// Check rejects a directory with other files that first boot would read, or in which the
-// stick would replace something; inputs are the files that the stick was made from.
+// Check rejects a directory with other files that firstboot would read, and
+// files that the stick would replace: those of inputs, from which it was made,
+// and, without force, all others.
 func (s *Stick) Check(dir string, force bool, inputs ...string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -84,7 +86,8 @@ func (s *Stick) Write(dir string, key minisign.PrivateKey, now time.Time) error 
 		return fmt.Errorf("writing a signed Site: %w", err)
 	}
 	defer undo()
-	// Replace gives each file to its owner alone, and sticks are pulled out.
+	// Replace makes files private to their owner, and durable: sticks are pulled
+	// out.
 	write := func(name string, b []byte) error {
 		return stickError(dir, name, file.Replace(filepath.Join(dir, name), b))
 	}
@@ -99,7 +102,7 @@ func (s *Stick) Write(dir string, key minisign.PrivateKey, now time.Time) error 
 	return write(ondisk.SlotSignature, signature)
 }
 
-// stickError names the file as it will be called, not its temporary name.
+// stickError names the final file, not the temporary one.
 func stickError(dir, name string, err error) error {
 	if e := (*fs.PathError)(nil); errors.As(err, &e) {
 		err = e.Err
@@ -110,15 +113,16 @@ func stickError(dir, name string, err error) error {
 	return fmt.Errorf("writing %s: %w", filepath.Join(dir, name), file.Explain(err, dir))
 }
 
-// makeClaims makes the file in which machines record which Site of an Inventory they have
-// taken. A file that is there keeps its records and is enlarged. No signature covers it.
+// makeClaims creates the file in which machines record which Site of an
+// Inventory they use. An existing file keeps its records and is enlarged. No
+// signature covers it.
 func makeClaims(dir string, machines int) error {
 	if machines == 0 {
 		return nil
 	}
 	name, empty := filepath.Join(dir, ondisk.SlotClaims), slot.ClaimsFile(machines)
 	if fi, err := os.Stat(name); err == nil && fi.Size() >= int64(len(empty)) {
-		return nil // it may be another user's
+		return nil // it may be another user's, and is large enough
 	}
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {

@@ -8,25 +8,25 @@ import (
 	"time"
 )
 
-// Retry is how often something is tried, and how far apart.
+// Retry configures repeated attempts.
 type Retry struct {
-	// Attempts is how many may fail in a row that bring nothing.
+	// Attempts is how many attempts in a row may fail without progress.
 	Attempts int
-	// Pause is before the second attempt, and doubles with each that brings
-	// nothing, up to Longest; 0: without bound.
+	// Pause is the wait before the second attempt. It doubles with each attempt
+	// without progress, up to Longest; 0 means no limit.
 	Pause, Longest time.Duration
-	// Again, if set, is told why there is another attempt.
+	// Again, if set, is called with the error before another attempt.
 	Again func(err error)
-	// Sleep waits; nil: time itself. The installer passes its own.
+	// Sleep replaces the wait; nil means real time. The installer passes its own.
 	Sleep func(context.Context, time.Duration) error
 }
 
-// longestAsked is how long a server may have us wait.
+// longestAsked is the longest pause that a server may demand.
 const longestAsked = time.Minute
 
 // Do calls try until it succeeds, fails for good (Final), or has failed too
-// often. brought says that it brought something before it failed: on a line
-// that breaks every minute a transfer of an hour comes to its end.
+// often. brought means progress before the error: over a connection that breaks
+// every minute, a transfer of an hour still completes.
 func (r Retry) Do(ctx context.Context, try func() (brought bool, err error)) error {
 	pause := r.Pause
 	for failed := 0; ; {
@@ -62,9 +62,9 @@ func (r Retry) Do(ctx context.Context, try func() (brought bool, err error)) err
 	}
 }
 
-// Each asks n places in turn, in rounds, until one of them succeeds. A place whose error is
-// Final is not asked again, and no other is asked after Stop. The result is *Failures, unless
-// it is nil, the error of Stop, or that of ctx.
+// Each tries n places in turn, in rounds, until one succeeds. A place with a
+// Final error is not tried again; after Stop none is. It returns nil,
+// *Failures, the error of Stop, or that of ctx.
 func (r Retry) Each(ctx context.Context, n int, try func(i int) error) error {
 	last, over := make([]error, n), make([]bool, n)
 	return r.Do(ctx, func() (bool, error) {
@@ -93,13 +93,13 @@ func (r Retry) Each(ctx context.Context, n int, try func(i int) error) error {
 	})
 }
 
-// Failures are the last errors of places, in their order.
+// Failures are the last errors of the places, in their order.
 type Failures struct{ Errs []error }
 
 func (f *Failures) Error() string   { return errors.Join(f.Errs...).Error() }
 func (f *Failures) Unwrap() []error { return f.Errs }
 
-// Stop says that no other place could do better. Each returns err.
+// Stop marks an error after which no other place is tried. Each returns err.
 func Stop(err error) error { return &stopError{err} }
 
 type stopError struct{ error }
@@ -120,17 +120,18 @@ func (r Retry) sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Final says that another attempt would end as this one did. Do returns err.
+// Final marks an error after which another attempt is pointless. Do returns
+// err.
 func Final(err error) error { return &finalError{err} }
 
-// IsFinal reports whether an error is of Final.
+// IsFinal reports whether an error is marked by Final.
 func IsFinal(err error) bool { return errors.As(err, new(*finalError)) }
 
 type finalError struct{ error }
 
 func (e *finalError) Unwrap() error { return e.error }
 
-// After adds to an error how long the server asks us to wait.
+// After adds to an error the pause that the server demands.
 func After(err error, pause time.Duration) error {
 	if pause <= 0 {
 		return err
@@ -145,7 +146,7 @@ type afterError struct {
 
 func (e *afterError) Unwrap() error { return e.error }
 
-// AskedPause is how long the server asks us to wait, where it does.
+// AskedPause returns the pause that the server demands, or 0.
 func AskedPause(err error) time.Duration {
 	if after := (*afterError)(nil); errors.As(err, &after) {
 		return after.pause
@@ -153,8 +154,8 @@ func AskedPause(err error) time.Duration {
 	return 0
 }
 
-// RetryAfter reads how long an answer asks us to wait, in seconds; a date is
-// not heeded.
+// RetryAfter returns the pause that an answer demands in seconds, up to
+// longestAsked. A date is ignored.
 func RetryAfter(resp *http.Response) time.Duration {
 	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
 	if err != nil || seconds < 0 {
@@ -163,7 +164,7 @@ func RetryAfter(resp *http.Response) time.Duration {
 	return time.Duration(min(seconds, int(longestAsked/time.Second))) * time.Second
 }
 
-// MayPass reports whether an answer of that status may be another later.
+// MayPass reports whether an HTTP status means a temporary error.
 func MayPass(status int) bool {
 	return status == http.StatusTooManyRequests || status == http.StatusRequestTimeout || status >= 500
 }

@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// Transport carries requests. Connecting may take as long as connect, and so
-// may TLS; an answer may take silence to begin.
+// Transport returns an HTTP transport. connect limits the time for connecting,
+// and that for TLS; silence limits the wait for an answer.
 func Transport(connect, silence time.Duration) *http.Transport {
 	return &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
@@ -33,7 +33,7 @@ func Transport(connect, silence time.Duration) *http.Transport {
 	}
 }
 
-// Impatient ends answers that yield nothing for so long, with ErrStalled.
+// Impatient ends answers that stay silent for that long, with ErrStalled.
 func Impatient(base http.RoundTripper, silence time.Duration) http.RoundTripper {
 	return impatient{base, silence}
 }
@@ -60,7 +60,7 @@ func (i impatient) CloseIdleConnections() {
 	}
 }
 
-// ErrStalled says that a transfer yielded nothing for too long.
+// ErrStalled means that a transfer made no progress for too long.
 var ErrStalled = errors.New("no data")
 
 func stalled(limit time.Duration) error { return fmt.Errorf("%w for %v", ErrStalled, limit) }
@@ -71,8 +71,8 @@ func IsTimeout(err error) bool {
 	return errors.Is(err, ErrStalled) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
 }
 
-// IsBroken reports whether a transfer broke off, as opposed to having been
-// rejected or having brought wrong bytes.
+// IsBroken reports whether a transfer broke off, rather than being rejected or
+// having wrong bytes.
 func IsBroken(err error) bool {
 	return IsTimeout(err) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
@@ -93,8 +93,7 @@ func watch(ctx context.Context, body io.ReadCloser, cancel context.CancelCauseFu
 }
 
 func (in *incoming) Read(p []byte) (int, error) {
-	// Only waiting for the server counts, not what the reader does with the
-	// data.
+	// Only the wait for the server counts, not the time that the reader needs.
 	in.timer.Reset(in.limit)
 	n, err := in.body.Read(p)
 	in.timer.Stop()
@@ -113,8 +112,8 @@ func (in *incoming) Close() error {
 	return err
 }
 
-// Send has send bring a body to where nothing may take it for no longer than
-// limit; else it ends with ErrStalled.
+// Send calls send with a body. It ends with ErrStalled if no byte of the body
+// is sent for limit.
 func Send(ctx context.Context, body io.Reader, limit time.Duration, send func(context.Context, io.Reader) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -135,7 +134,7 @@ type outgoing struct {
 }
 
 func (o *outgoing) Read(p []byte) (int, error) {
-	// When all is sent, the answer has a limit of its own.
+	// After the whole body is sent, the answer has its own limit.
 	if o.timer.Stop() {
 		o.timer.Reset(o.limit)
 	}
