@@ -25,9 +25,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// RenewBefore is how long before its end a certificate of the control plane is
-// renewed at the earliest: kubeadm's are valid for a year. It is looked at at each
-// boot, and every two hours.
+// RenewBefore is how long before its end a certificate of the control plane is renewed at the
+// earliest; kubeadm's are valid for a year. This is checked at each boot and every two hours.
 const RenewBefore = 180 * 24 * time.Hour
 
 // Leaf is a certificate that kubeadm makes, and the CA that signs it.
@@ -47,37 +46,36 @@ var Leaves = []Leaf{
 // Kubeconfigs of the control plane.
 const SuperAdminConf = ondisk.KubernetesDir + "/super-admin.conf"
 
-// Confs lists the kubeconfigs of the control plane, with a certificate each.
+// Confs lists the kubeconfigs of the control plane, each with a certificate.
 var Confs = []string{ondisk.KubernetesDir + "/admin.conf", SuperAdminConf, ondisk.KubernetesDir + "/controller-manager.conf", ondisk.KubernetesDir + "/scheduler.conf"}
 
-// RenewalDir is where kubeadm makes new certificates and kubeconfigs, beside those
-// in use, and in the same file system, so that they take their place by a rename.
+// RenewalDir is where kubeadm makes new certificates and kubeconfigs. It is on the file system
+// of those in use, so that Link can put them in place.
 const RenewalDir = ondisk.KubernetesDir + "/edgebake-renewal"
 
-// Renewed is where the new form of a file in use is made.
+// Renewed returns the path at which the new version of a file is made.
 func Renewed(file string) string {
 	return RenewalDir + strings.TrimPrefix(file, ondisk.KubernetesDir)
 }
 
-// InUse is where the form of a file that is in use lies; see Renewed.
+// InUse returns the path of a file's version in use, the file itself; see Renewed.
 func InUse(file string) string { return file }
 
-// credential is what kubeadm makes in one piece: a certificate with its key, or a
-// kubeconfig.
+// credential is a certificate with its key, or a kubeconfig.
 type credential struct {
-	// Files, in the order in which they are put in place.
+	// Files are its files, in the order in which they are put in place.
 	Files []string
-	// Usable reads those that are at, and returns the certificate, or why the
-	// control plane cannot use it.
+	// Usable reads the files at the paths that at returns. It returns the certificate, or why
+	// the control plane cannot use it.
 	Usable func(e *machine.Env, at func(file string) string) (*x509.Certificate, error)
-	// outdated is why another one is to be made although this one can be used.
+	// outdated returns why a usable one must be replaced; nil if it need not.
 	outdated func(e *machine.Env, at func(file string) string, cert *x509.Certificate) error
 }
 
-// Name is the file that tells a person which one it is.
+// Name returns the file that identifies it to a person.
 func (c credential) Name() string { return c.Files[len(c.Files)-1] }
 
-// Wrong is why another one is to be made than the one that is at.
+// Wrong returns why the one at the paths that at returns must be replaced; nil if it need not.
 func (c credential) Wrong(e *machine.Env, at func(file string) string) error {
 	cert, err := c.Usable(e, at)
 	if err != nil {
@@ -86,14 +84,13 @@ func (c credential) Wrong(e *machine.Env, at func(file string) string) error {
 	return c.outdated(e, at, cert)
 }
 
-// CertificatesPhase has kubeadm make the control plane's certificates and
-// kubeconfigs. kubeadm takes whatever file is there for whole, and keeps a
-// certificate whose names have changed; so it makes new ones in RenewalDir, where
-// only links to the good ones are. What is in use stays until the new ones are on
-// the disk and verified: kubeadm may fail at any of them.
+// CertificatesPhase makes kubeadm create the control plane's certificates and kubeconfigs.
+// kubeadm accepts any file that exists, and keeps a certificate whose names have changed; so
+// it makes new ones in RenewalDir, which has only links to the good ones. Those in use stay
+// until the new ones are synced and verified, since kubeadm may fail at any of them.
 func CertificatesPhase(active *site.Active) run.Phase {
 	site := active.Site
-	kept := false // in this pass: kubeadm has failed, and those in use can be used
+	kept := false // in this pass kubeadm has failed, and those in use are usable
 	return run.Phase{
 		Name: "certificates", Doc: "the control plane's certificates are whole, valid and have all names", Timeout: 5 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
@@ -108,7 +105,7 @@ func CertificatesPhase(active *site.Active) run.Phase {
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			bad := BadCredentials(e, site)
-			if err := putInPlace(e, bad); err != nil { // of a run that was cut off
+			if err := putInPlace(e, bad); err != nil { // of an interrupted run
 				return err
 			}
 			if bad = BadCredentials(e, site); len(bad) > 0 {
@@ -134,7 +131,7 @@ func CertificatesPhase(active *site.Active) run.Phase {
 	}
 }
 
-// makeCredentials has kubeadm make those, and puts them in place.
+// makeCredentials makes kubeadm create the wanted credentials, and puts them in place.
 func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, wanted []credential) error {
 	if err := e.RemoveAll(RenewalDir); err != nil {
 		return fmt.Errorf("removing %s: %w", RenewalDir, err)
@@ -179,10 +176,9 @@ func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, w
 	return putInPlace(e, wanted)
 }
 
-// putInPlace has new credentials take the place of those, where there are new
-// ones that can be used. They stay in RenewalDir too: a power cut between a key and
-// its certificate leaves a pair in use that does not fit, and the next run puts both
-// in place again.
+// putInPlace replaces old credentials by the usable new ones in RenewalDir. Those also stay
+// there: a power cut between a key and its certificate leaves a pair in use that does not
+// match, and the next run puts both in place again.
 func putInPlace(e *machine.Env, old []credential) error {
 	old = slices.DeleteFunc(slices.Clone(old), func(c credential) bool {
 		return c.Wrong(e, Renewed) != nil
@@ -190,7 +186,7 @@ func putInPlace(e *machine.Env, old []credential) error {
 	if len(old) == 0 {
 		return nil
 	}
-	if err := e.Sync(RenewalDir); err != nil { // kubeadm does not
+	if err := e.Sync(RenewalDir); err != nil { // kubeadm does not sync
 		return fmt.Errorf("syncing the new certificates: %w", err)
 	}
 	mark := e.Contents(PodsRestart) // of a run that was killed
@@ -201,7 +197,7 @@ func putInPlace(e *machine.Env, old []credential) error {
 	if err := e.WriteFile(PodsRestart, mark, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("noting that the control plane is to be restarted: %w", err)
 	}
-	if kubelets { // it prefers those that it has renewed itself, also when they are not valid
+	if kubelets { // kubelet prefers those that it has renewed itself, even invalid ones
 		if err := removeUselessKeys(e); err != nil {
 			return err
 		}
@@ -216,7 +212,7 @@ func putInPlace(e *machine.Env, old []credential) error {
 	return nil
 }
 
-// removeUselessKeys removes kubelet's own key pairs that it cannot use any more.
+// removeUselessKeys removes kubelet's own key pairs that are no longer usable.
 func removeUselessKeys(e *machine.Env) error {
 	for _, f := range member.KubeletKeys(e) {
 		cert, err := member.LoadLinked(e, f)
@@ -233,7 +229,7 @@ func removeUselessKeys(e *machine.Env) error {
 	return nil
 }
 
-// BadCredentials are those that kubeadm must make, or make anew.
+// BadCredentials returns the credentials that kubeadm must make.
 func BadCredentials(e *machine.Env, site *configs.Site) (bad []credential) {
 	for _, c := range CredentialsOf(site) {
 		if c.Wrong(e, InUse) != nil {
@@ -243,7 +239,7 @@ func BadCredentials(e *machine.Env, site *configs.Site) (bad []credential) {
 	return bad
 }
 
-// areUsable reports whether all credentials can be used now, be they outdated or not.
+// areUsable reports whether all credentials are usable now, even if outdated.
 func areUsable(e *machine.Env, site *configs.Site) bool {
 	return !slices.ContainsFunc(CredentialsOf(site), func(c credential) bool {
 		_, err := c.Usable(e, InUse)
@@ -251,7 +247,7 @@ func areUsable(e *machine.Env, site *configs.Site) bool {
 	})
 }
 
-// firstEnd is when the first of them expires.
+// firstEnd returns when the first of them expires.
 func firstEnd(e *machine.Env, all []credential) time.Time {
 	var first time.Time
 	for _, c := range all {
@@ -262,7 +258,7 @@ func firstEnd(e *machine.Env, all []credential) time.Time {
 	return first
 }
 
-// CredentialsOf are all that kubeadm makes for a control-plane node.
+// CredentialsOf returns all credentials that kubeadm makes for a control-plane node.
 func CredentialsOf(site *configs.Site) []credential {
 	var all []credential
 	for _, l := range Leaves {
@@ -311,14 +307,14 @@ func CredentialsOf(site *configs.Site) []credential {
 			}
 			return cert, inTime(e, cert)
 		},
-		// Kubelet renews its own, as long as it runs.
+		// kubelet renews its own while it runs.
 		outdated: func(e *machine.Env, at func(string) string, _ *x509.Certificate) error {
 			return formerCA(e, at(ondisk.KubeletConf))
 		},
 	})
 }
 
-// formerCA reports whether a kubeconfig trusts the cluster's CA as it was issued before.
+// formerCA returns an error if a kubeconfig trusts an earlier issue of the cluster's CA.
 func formerCA(e *machine.Env, path string) error {
 	k, err := e.KubeconfigAt(path, "the kubeconfig")
 	if err != nil {
@@ -338,7 +334,7 @@ func formerCA(e *machine.Env, path string) error {
 	return nil
 }
 
-// confCert is the certificate of a kubeconfig.
+// confCert returns the certificate of a kubeconfig, with an error if it is not valid.
 func confCert(e *machine.Env, path string) (*x509.Certificate, error) {
 	c, err := e.ClientAt(path, "the kubeconfig")
 	if err != nil {
@@ -354,7 +350,7 @@ func confCert(e *machine.Env, path string) (*x509.Certificate, error) {
 	return cert, validBy(e, cert, ondisk.KubeCA)
 }
 
-// validBy reports whether a certificate is signed by that CA, and is valid now.
+// validBy returns an error unless a certificate is signed by the CA in caFile, and valid now.
 func validBy(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	cas, err := api.ParseCerts(e.Contents(caFile))
 	if err != nil {
@@ -366,8 +362,8 @@ func validBy(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	return inTime(e, cert)
 }
 
-// inTime reports whether a certificate is valid now. One that is not valid yet was made
-// by a clock that was ahead: nobody accepts it for so long.
+// inTime returns an error unless a certificate is valid now. One that is not valid yet was
+// made with a clock that was ahead.
 func inTime(e *machine.Env, cert *x509.Certificate) error {
 	switch now := e.Now(); {
 	case now.After(cert.NotAfter):
@@ -378,15 +374,15 @@ func inTime(e *machine.Env, cert *x509.Certificate) error {
 	return nil
 }
 
-// endsSoon reports whether less than half of a certificate's time is left. Another
-// one has all of its time, however long that is, so it is not renewed again at once.
+// endsSoon returns an error if less than RenewBefore, or half of the certificate's time, is
+// left. With half, a short-lived one is not renewed again at once.
 func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	cas, err := api.ParseCerts(e.Contents(caFile))
 	if err != nil {
 		return err
 	}
 	if !cert.NotAfter.Before(cas[0].NotAfter) {
-		return nil // another one could not be used for longer
+		return nil // a new one would not be valid for longer
 	}
 	if left, all := cert.NotAfter.Sub(e.Now()), cert.NotAfter.Sub(madeAt(e, cert)); left < min(RenewBefore, all/2) {
 		return fmt.Errorf("it is valid until %s", cert.NotAfter.UTC().Format(time.RFC3339))
@@ -394,15 +390,15 @@ func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	return nil
 }
 
-// MadeFile says when kubeadm made the certificates in use. They do not say it
-// themselves: those in kubeconfigs begin when their CA does. If it is lost, those
-// that are valid for less than a year are made once more.
+// MadeFile records when kubeadm made the certificates in use. They do not show that
+// themselves: those in kubeconfigs begin when their CA does. If it is lost, those that are
+// valid for less than a year are made once more.
 const MadeFile = ondisk.StateDir + "/certificates.json"
 
-// madeNote is MadeFile.
+// madeNote is the contents of MadeFile.
 type madeNote struct {
 	Version int `json:"version"`
-	// Made is by the SHA-256 of the certificate.
+	// Made is by the SHA-256 of the certificate, in hexadecimal.
 	Made map[string]time.Time `json:"made"`
 }
 
@@ -428,8 +424,8 @@ func madeAt(e *machine.Env, cert *x509.Certificate) time.Time {
 	return cert.NotBefore
 }
 
-// noteMade notes when new credentials were made, before they are in place; what is
-// known of those in use is kept.
+// noteMade records when new credentials were made, before they are in place. The records of
+// those in use are kept.
 func noteMade(e *machine.Env, site *configs.Site, made []credential, when time.Time) error {
 	before, now := readMadeNote(e).Made, map[string]time.Time{}
 	for _, c := range CredentialsOf(site) {

@@ -17,21 +17,21 @@ import (
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
-// Where a quorum is lost for good, a person names one machine to continue from.
-// Its etcd starts once with ForceNewCluster, which drops all other members, and
-// then as always: a second time it would drop those that joined meanwhile.
+// If a quorum is lost permanently, a person names one machine to continue from. Its etcd
+// starts once with ForceNewCluster, which drops all other members, and then as usual: a second
+// time it would drop those that joined meanwhile.
 
-// ForceNewCluster is the flag of etcd, without its dashes.
+// ForceNewCluster is the name of etcd's flag.
 const ForceNewCluster = "force-new-cluster"
 
-// forcedArgs start etcd with that. It drops those that joined meanwhile at each start,
-// so also after a crash: nobody may join before the flag is gone, and so it listens for
-// clients of this machine alone.
+// forcedArgs are etcd's arguments for that start. Each start with them, also one after a
+// crash, drops those that joined meanwhile, so nobody may join yet: it listens for clients of
+// this machine alone.
 func forcedArgs(site *configs.Site) []kubeadm.Arg {
 	return []kubeadm.Arg{{Name: ForceNewCluster, Value: "true"}, {Name: "listen-client-urls", Value: ownEtcdURL(site)}}
 }
 
-// ownEtcdURL is where this machine's API server asks etcd, as kubeadm has it.
+// ownEtcdURL returns the URL of etcd for this machine's API server, as kubeadm sets it.
 func ownEtcdURL(site *configs.Site) string {
 	loopback := "127.0.0.1"
 	if addr, err := netip.ParseAddr(site.Self().Address); err == nil && addr.Is6() {
@@ -40,7 +40,7 @@ func ownEtcdURL(site *configs.Site) string {
 	return "https://" + net.JoinHostPort(loopback, configs.EtcdClientPort)
 }
 
-// ContinuedPhase takes the flag back once it has done its work.
+// ContinuedPhase removes the flag once etcd has started with it.
 func ContinuedPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
@@ -79,14 +79,14 @@ func ContinuedPhase(active *site.Active) run.Phase {
 	}
 }
 
-// continueWord is the Site's word to continue, as it is noted once it has been
-// carried out.
+// continueWord returns the Site's request to continue as seatNote records it.
 func continueWord(site *configs.Site) string {
 	c := site.ControlPlane
 	return strings.Join(strings.Fields(c.ContinueFrom+" "+c.Restore+" "+c.Said), " ")
 }
 
-// forgetWord makes room for the next word, once the Site has none.
+// forgetWord removes the record of a request once the Site has none, so that the next one
+// counts.
 func (t *seatTaker) forgetWord() error {
 	note := ReadSeatNote(t.e)
 	if note.Continued == "" || t.site.ControlPlane.ContinueFrom != "" {

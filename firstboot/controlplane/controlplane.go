@@ -22,14 +22,13 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// A control-plane node has the cluster's keys from its Site. None of them is
-// the first: each runs kubeadm's init phases, and etcd starts only as the seat
-// decision says (package seat).
+// A control-plane node has the cluster's keys from its Site. No node is the first: each runs
+// kubeadm's init phases, and etcd starts as package seat decides.
 
-// AddressPhase sees that the machine has its own address, and that new network
-// settings lead to somebody. Where nobody answers, it continues: all machines of a
-// building may boot together, and a sole control-plane node may be alone. Once etcd
-// may run in this boot, its network is left alone.
+// AddressPhase waits for the machine's own address, and checks that new network settings reach
+// another machine. If no other machine answers, it continues: all machines of a building may
+// boot together, and a sole control-plane node may be alone. Once etcd may run in this boot,
+// its network is left alone.
 func AddressPhase(site *configs.Site) run.Phase {
 	up, late := network.ToNeighbours(site), &network.LateReload{}
 	return run.Phase{
@@ -67,7 +66,7 @@ func AddressPhase(site *configs.Site) run.Phase {
 
 const addressFix = "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine"
 
-// tryNetwork applies new network settings, which are taken back if nobody is reached.
+// tryNetwork tries new network settings, which are rolled back if they reach nothing.
 func tryNetwork(ctx context.Context, e *machine.Env, up network.Uplink) error {
 	found, _, err := network.Use(ctx, e, up, network.Patience)
 	if err != nil {
@@ -94,9 +93,9 @@ func waitForAddress(ctx context.Context, e *machine.Env, site *configs.Site) err
 	return nil
 }
 
-// EndpointPhase maps the endpoint's name to this machine's own API server. No
-// IPVS balances it here: controller manager, scheduler and kubelet of a
-// control-plane node live and die with its own API server anyway.
+// EndpointPhase maps the endpoint's name to this machine's own API server. No IPVS is needed:
+// controller manager, scheduler and kubelet of a control-plane node depend on their own API
+// server anyway.
 func EndpointPhase(site *configs.Site) run.Phase {
 	line := node.HostsEntry{IP: site.Self().Address, Names: []string{site.Endpoint}}
 	return run.Phase{
@@ -111,14 +110,14 @@ func EndpointPhase(site *configs.Site) run.Phase {
 	}
 }
 
-// Pods lists the manifests of the control plane's static pods but etcd's.
+// Pods lists the manifests of the control plane's static pods, except etcd's.
 var Pods = []string{ondisk.ManifestsDir + "/kube-apiserver.yaml", ondisk.ManifestsDir + "/kube-controller-manager.yaml", ondisk.ManifestsDir + "/kube-scheduler.yaml"}
 
-// Phase has kubelet run the control plane.
+// Phase makes kubelet run the control plane.
 func Phase(active *site.Active) run.Phase {
 	site := active.Site
 	madeFrom := active.Image.Plan + "\x00" + site.ControlPlane.Kubeadm
-	if proxy := node.ControlPlaneProxyEnv(site); proxy != nil { // none: as before the mark had it
+	if proxy := node.ControlPlaneProxyEnv(site); proxy != nil { // without a proxy, the mark is as in former releases
 		madeFrom += "\x00" + strings.Join(proxy, "\x00")
 	}
 	sum := sha256.Sum256([]byte(madeFrom))
@@ -160,8 +159,8 @@ func Phase(active *site.Active) run.Phase {
 	}
 }
 
-// waitForAPI waits for this machine's own API server, and notes that etcd's data serves
-// it. While its member of etcd has no vote, it answers nothing.
+// waitForAPI waits for this machine's own API server, and records that etcd's data is in use.
+// The API server does not answer while its member of etcd has no vote.
 func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	client, err := etcdClient(e)
 	if err != nil {
@@ -192,7 +191,7 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	return noteLived(e, site)
 }
 
-// ownAPI reports what is wrong with this machine's own API server.
+// ownAPI returns an error unless this machine's own API server is ready.
 func ownAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -200,7 +199,7 @@ func ownAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	return c.Get(ctx, "/readyz", nil)
 }
 
-// adminClient may do anything in the cluster, through this machine's own API
+// adminClient returns a client with all rights in the cluster, for this machine's own API
 // server.
 func adminClient(e *machine.Env, site *configs.Site) (*api.Client, error) {
 	c, err := e.ClientAt(SuperAdminConf, "the administrator's kubeconfig")

@@ -21,27 +21,27 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// kubeadm's documents that are for the whole cluster are uploaded at the birth: kubeadm
-// reads them there when a node joins, or is upgraded. A Site with corrected ones changes
-// what is uploaded, as long as nobody else has changed that.
+// kubeadm's documents for the whole cluster are uploaded when it is bootstrapped: kubeadm
+// reads them there when a node joins, or is upgraded. Corrected documents in a Site replace
+// the uploaded ones, unless somebody else has changed those.
 
 const (
 	kubeadmConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config"
 	kubeletConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubelet-config"
 	proxyConfigMap   = "/api/v1/namespaces/kube-system/configmaps/kube-proxy"
-	// DocumentsKey is the annotation of kubeadm-config that names the documents that were
-	// uploaded last; uploadedKey, what the ConfigMaps were then. uploadingKey is there from
-	// before an upload until it is complete, and names its documents.
+	// DocumentsKey is the annotation of kubeadm-config that identifies the documents uploaded
+	// last; uploadedKey identifies the contents of the ConfigMaps after that. uploadingKey
+	// exists during an upload, and identifies its documents.
 	DocumentsKey = "edgebake.io/documents"
 	uploadedKey  = "edgebake.io/uploaded"
 	uploadingKey = "edgebake.io/uploading"
-	// DocumentsMark names the documents of this machine that are in the cluster.
+	// DocumentsMark identifies this machine's documents that are in the cluster.
 	DocumentsMark = ondisk.StateDir + "/cluster-documents"
-	// DocumentsFile has them for a person, where first boot does not upload them.
+	// DocumentsFile has the documents for a person, if first boot does not upload them.
 	DocumentsFile = ondisk.StateDir + "/kubeadm.yaml"
 )
 
-// DocumentsOf names the cluster's documents of a Site by their contents.
+// DocumentsOf returns a hash of the Site's documents for the whole cluster.
 func DocumentsOf(site *configs.Site) (string, error) {
 	docs, err := site.ControlPlane.Documents().Only("ClusterConfiguration", "KubeletConfiguration").Encode()
 	if err != nil {
@@ -51,12 +51,12 @@ func DocumentsOf(site *configs.Site) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// uploaded describes the cluster's copy of such documents.
+// uploaded describes the cluster's copy of the documents.
 type uploaded struct {
-	documents string // of which Site; "": unknown
-	untouched bool   // nobody has changed it, except an upload that was cut off
-	cutOff    bool   // an upload has begun and did not end
-	contents  string // names what it is now
+	documents string // a hash as of DocumentsOf; "": unknown
+	untouched bool   // nobody has changed them, except an interrupted upload
+	cutOff    bool   // an upload was interrupted
+	contents  string // a hash of the present contents
 }
 
 func readUploaded(ctx context.Context, c *api.Client) (uploaded, error) {
@@ -87,7 +87,7 @@ func annotate(ctx context.Context, c *api.Client, annotations map[string]any) er
 	return nil
 }
 
-// noteUploaded notes in the cluster, and then on this machine, that the documents were
+// noteUploaded records in the cluster, and then on this machine, that the documents were
 // uploaded.
 func noteUploaded(ctx context.Context, e *machine.Env, c *api.Client, documents string) error {
 	now, err := readUploaded(ctx, c)
@@ -107,8 +107,8 @@ func markDocuments(e *machine.Env, documents string) error {
 	return e.Remove(DocumentsFile)
 }
 
-// DocumentsPhase uploads kubeadm's documents again when the Site has others, unless
-// somebody else has changed what is there: that is reported.
+// DocumentsPhase uploads kubeadm's documents again when the Site's have changed. If somebody
+// else has changed those in the cluster, it only reports that.
 func DocumentsPhase(active *site.Active) run.Phase {
 	site, reported, compared := active.Site, false, false
 	return run.Phase{
@@ -142,13 +142,12 @@ func DocumentsPhase(active *site.Active) run.Phase {
 			case there.documents == documents && !(entitled && there.cutOff):
 				return markDocuments(e, documents) // uploaded by this machine, another one, or a person
 			case had == "" && there.documents == "":
-				// Of a former release: what the cluster has is what it is to have.
+				// From a former release: the cluster's documents count as right.
 				return markDocuments(e, documents)
 			case entitled:
 				return uploadDocuments(ctx, e, c, active, documents)
 			}
-			// A machine that comes with documents that the cluster never had may as well
-			// have old ones.
+			// A machine with documents that the cluster never had may have outdated ones.
 			reported = true
 			return writeForPerson(e, site, documents)
 		},
@@ -169,7 +168,7 @@ func uploadDocuments(ctx context.Context, e *machine.Env, c *api.Client, active 
 	return nil
 }
 
-// writeForPerson writes the Site's documents to a file, and notes how a person uploads them.
+// writeForPerson writes the Site's documents to a file, and adds a note on how to upload them.
 func writeForPerson(e *machine.Env, site *configs.Site, documents string) error {
 	text, err := site.ControlPlane.Documents().Encode()
 	if err == nil {
@@ -183,8 +182,8 @@ func writeForPerson(e *machine.Env, site *configs.Site, documents string) error 
 	return nil
 }
 
-// remarkProxy reports where kube-proxy's configuration in the cluster lacks what the Site
-// sets. kubeadm would upload it only together with a new DaemonSet.
+// remarkProxy adds a note if kube-proxy's configuration in the cluster lacks settings of the
+// Site. kubeadm would upload it only together with a new DaemonSet.
 func remarkProxy(ctx context.Context, e *machine.Env, site *configs.Site) {
 	differences, err := proxyDifferences(ctx, e, site)
 	if err != nil {
@@ -224,9 +223,8 @@ func proxyDifferences(ctx context.Context, e *machine.Env, site *configs.Site) (
 	return lacking("", want, has), nil
 }
 
-// lacking lists the fields of want that has lacks, or has with other values. Further
-// fields and further items of a list do not count; a field that is absent has its zero
-// value.
+// lacking lists the fields of want that has lacks, or has with other values. Additional fields
+// and list items do not count; a missing field counts as its zero value.
 func lacking(field string, want, has any) []string {
 	switch w := want.(type) {
 	case map[string]any:
@@ -255,7 +253,7 @@ func lacking(field string, want, has any) []string {
 	return []string{fmt.Sprintf("%s is %v, %v in the Site", field, has, want)}
 }
 
-// sameDuration reports whether two values are the same duration, as 1h and 1h0m0s.
+// sameDuration reports whether two values are the same duration, like 1h and 1h0m0s.
 func sameDuration(a, b any) bool {
 	x, err := time.ParseDuration(fmt.Sprint(a))
 	y, errY := time.ParseDuration(fmt.Sprint(b))

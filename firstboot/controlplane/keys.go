@@ -20,14 +20,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// pkiFile is a file of what comes with the minted keys.
+// pkiFile is a file made of the minted keys.
 type pkiFile struct {
 	Path string
 	Data []byte
 	mode machine.Owner
 }
 
-// pkiFiles are what a control-plane node keeps of the cluster's keys.
+// pkiFiles returns the files that a control-plane node keeps of the cluster's keys.
 func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 	public, err := publicOf(k.ServiceAccount.Reveal())
 	if err != nil {
@@ -35,7 +35,7 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 	}
 	secret, open := machine.Mode(0o600), machine.Mode(0o644)
 	var out []pkiFile
-	for _, ca := range slices.Backward(configs.ClusterCAs()) { // by the first of them a machine is a cluster's
+	for _, ca := range slices.Backward(configs.ClusterCAs()) { // the cluster's CA, which comes first, identifies the machine's cluster: it is written last
 		out = append(out,
 			pkiFile{member.PKIDir + "/" + ca.Base + ".key", []byte(ca.Of(k).Key.Reveal()), secret},
 			pkiFile{member.PKIDir + "/" + ca.Base + ".crt", []byte(ca.Of(k).Cert), open})
@@ -52,14 +52,14 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 
 const (
 	etcdCA = member.PKIDir + "/etcd/ca.crt"
-	// etcdFormerCA says that etcd's CA has changed since etcd was started, which reads it
-	// then.
+	// etcdFormerCA marks that etcd's CA has changed since etcd was started, which reads it
+	// only then.
 	etcdFormerCA = ondisk.RunMark + "etcd-former-ca"
 )
 
-// PKIFilesFor is pkiFiles, except that a CA on the disk which was issued again stays: a
-// Site may be older, and the clock may be behind. So does one whose successor is not valid
-// yet by a clock that follows a time server: the computer that issued it was ahead.
+// PKIFilesFor is pkiFiles, except that a newer issue of a CA on the disk stays, since the Site
+// may be older. So does a CA whose newer issue is not valid yet by a clock that follows a time
+// server: the clock of the computer that issued it was ahead.
 func PKIFilesFor(ctx context.Context, e *machine.Env, k *configs.ClusterKeys) ([]pkiFile, error) {
 	files, err := pkiFiles(k)
 	for i, f := range files {
@@ -82,7 +82,7 @@ func PKIFilesFor(ctx context.Context, e *machine.Env, k *configs.ClusterKeys) ([
 	return files, err
 }
 
-// Files are the keys of a control-plane node, and what is made with them.
+// Files lists the keys of a control-plane node, and what is made with them.
 func Files() []string {
 	files := append([]string{member.PKIDir + "/sa.key", member.PKIDir + "/sa.pub"}, Confs...)
 	var bases []string
@@ -98,7 +98,7 @@ func Files() []string {
 	return files
 }
 
-// publicOf is the public key of a private one, PEM both.
+// publicOf returns the public key of a private one, both PEM.
 func publicOf(private string) ([]byte, error) {
 	signer, err := member.ParseSigner([]byte(private))
 	if err != nil {
@@ -111,8 +111,7 @@ func publicOf(private string) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), nil
 }
 
-// KeysPhase puts the cluster's keys where kubeadm and the control plane look
-// for them.
+// KeysPhase puts the cluster's keys where kubeadm and the control plane look for them.
 func KeysPhase(active *site.Active) run.Phase {
 	site := active.Site
 	keys := site.Credentials.Keys
@@ -160,8 +159,8 @@ func KeysPhase(active *site.Active) run.Phase {
 	}
 }
 
-// DiskIsOfSite makes sure that what the disk has of a cluster is of the site's,
-// and this machine's.
+// DiskIsOfSite returns an error if the disk has the CA of another cluster than the Site's, or
+// the certificate of another node.
 func DiskIsOfSite(e *machine.Env, active *site.Active) error {
 	fix := member.Rewriting(e, "a control-plane node does not move: correct the Site, or write the image to the machine's disk again")
 	if c := active.Site.ControlPlane; c != nil && c.ContinueFrom == active.Node {

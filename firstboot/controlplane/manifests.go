@@ -17,28 +17,27 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// The Cluster's manifests come with the keys, are kept on the disk when those are
-// wiped from the slot, and are applied once in the cluster's life: objects of
-// some kinds have to wait for a webhook whose pod a worker runs, and that worker
-// may be switched on weeks later.
+// The Cluster's manifests come with the keys, stay on the disk when the keys are wiped from
+// the slot, and are applied once in the cluster's life: objects of some kinds must wait for a
+// webhook whose pod runs on a worker, which may be switched on weeks later.
 
 const (
-	// ClusterManifests are the manifests that are still to be applied, packed.
+	// ClusterManifests is the file of the manifests that are still to be applied, packed.
 	ClusterManifests = ondisk.StateDir + "/cluster-manifests"
-	// appliedMarker is the ConfigMap that says, to all control-plane nodes, which
-	// objects are applied: each has a key. All are where it has no applyingLabel. The
-	// cluster's birth makes it; where it is missing later, the cluster is older than what
-	// this machine has of it, and only missing objects are created: applyMissing.
+	// appliedMarker is the ConfigMap that shows all control-plane nodes which objects are
+	// applied, with a key for each. Without applyingLabel, all are. It is made when the
+	// cluster is bootstrapped. If it is missing later, the cluster is older than this
+	// machine's manifests, and only missing objects are created (applyMissing).
 	appliedMarker     = "edgebake-manifests"
 	appliedMarkerPath = "/api/v1/namespaces/kube-system/configmaps/" + appliedMarker
 	applyingLabel     = "edgebake.io/applying"
 	applyAll          = "true"
 	applyMissing      = "missing"
-	// applyInterval is between two tries.
+	// applyInterval is the pause between two attempts.
 	applyInterval = 5 * time.Second
 )
 
-// ManifestsPhase applies them.
+// ManifestsPhase applies the Cluster's manifests.
 func ManifestsPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
@@ -64,14 +63,13 @@ func ManifestsPhase(active *site.Active) run.Phase {
 			if err != nil {
 				return err
 			}
-			// What somebody changed since stays.
+			// What somebody has changed since stays.
 			return e.Remove(ClusterManifests)
 		},
 	}
 }
 
-// applyManifests applies all objects, each once, and again and again those with which
-// it did not go well.
+// applyManifests applies all objects, each once, and retries those that fail.
 func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *configs.Site) error {
 	manifests, err := manifest.Unpack(configs.NewSecret(string(e.Contents(ClusterManifests))))
 	if err != nil {
@@ -102,11 +100,10 @@ func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *co
 	return nil
 }
 
-// applyRound tries each object once that nobody has applied, and returns how many are
-// left, and why. The marker is read before each: another control-plane node may have
-// applied it meanwhile, and somebody may have changed it since. It is written behind
-// each: only an object whose answer a power cut took away is applied again. own are
-// those that this machine has applied, noted or not.
+// applyRound tries each object once that is not applied yet, and returns how many are left,
+// and why. The marker is read before each object: another control-plane node may have applied
+// it. It is written after each, so that only an object whose answer was lost in a power cut is
+// applied again. own are those that this machine has applied, recorded or not.
 func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []api.Object, keys []string, own map[string]bool) (left int, _ error) {
 	var errs []error
 	applier := c.Applier()
@@ -120,7 +117,7 @@ func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []ap
 			apply = applier.Create
 		}
 		if m.complete() {
-			return 0, nil // somebody has ended it
+			return 0, nil // a person has ended it, or another control-plane node is done
 		}
 		if _, applied := m.data[keys[i]]; applied {
 			continue
@@ -147,9 +144,9 @@ func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []ap
 	return 0, nil
 }
 
-// markerKeys are the objects' keys in the marker. They name the object and not its
-// contents: one that is there was applied, and is the cluster's since. One that the
-// manifests have twice has two.
+// markerKeys returns the objects' keys in the marker. They identify the object and not its
+// contents: an object with a key was applied, and may have been changed since. An object that
+// occurs twice has two keys.
 func markerKeys(all []api.Object) []string {
 	keys, seen := make([]string, len(all)), map[string]int{}
 	for i, o := range all {
@@ -161,7 +158,7 @@ func markerKeys(all []api.Object) []string {
 	return keys
 }
 
-// objectsOf are the objects of manifests, in their order.
+// objectsOf returns the objects of manifests, in order.
 func objectsOf(manifests []manifest.File) ([]api.Object, error) {
 	var all []api.Object
 	for _, m := range manifests {
@@ -174,14 +171,14 @@ func objectsOf(manifests []manifest.File) ([]api.Object, error) {
 	return all, nil
 }
 
-// marker is what the appliedMarker says.
+// marker is the state of appliedMarker.
 type marker struct {
 	exists, applying bool
 	missing          bool // only objects that are missing are created
 	data             map[string]string
 }
 
-// complete: all objects are applied, or somebody wants no more of them to be.
+// complete reports whether all objects are applied, or a person has ended it.
 func (m marker) complete() bool { return m.exists && !m.applying }
 
 func readMarker(ctx context.Context, c *api.Client) (marker, error) {
@@ -202,8 +199,7 @@ func readMarker(ctx context.Context, c *api.Client) (marker, error) {
 	return marker{true, applying, mode == applyMissing, o.Data}, nil
 }
 
-// madeMarker reads the marker, and makes it with this mode before the first object is
-// applied.
+// madeMarker reads the marker. If it is missing, it is created with this mode first.
 func madeMarker(ctx context.Context, c *api.Client, site *configs.Site, mode string) (marker, error) {
 	m, err := readMarker(ctx, c)
 	if err != nil || m.exists {

@@ -22,9 +22,9 @@ import (
 
 const clusterInfo = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 
-// clusterInfoRules let nodes that have no certificate yet read cluster-info, as
-// kubeadm has them. It would make them only after cluster-info itself: cut off
-// in between, the cluster would look published, and no node could join.
+// clusterInfoRules let nodes without a certificate read cluster-info, like kubeadm's. kubeadm
+// would make them only after cluster-info: interrupted in between, the cluster would look
+// published, and no node could join.
 const clusterInfoRules = `apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: "kubeadm:bootstrap-signer-clusterinfo", namespace: kube-public}
@@ -39,10 +39,9 @@ subjects:
 - {kind: User, name: "system:anonymous"}
 `
 
-// PublishPhase gives a new cluster what kubeadm's init gives it, and the
-// objects of the site. cluster-info comes last: where it is, all is. Nothing
-// is done twice in a cluster's life, which kubeadm-config notes: what somebody changed
-// since stays.
+// PublishPhase gives a new cluster what kubeadm init gives it, and the objects of the Site.
+// cluster-info comes last: if it exists, everything does. This happens once in a cluster's
+// life, which kubeadm-config records; what somebody has changed since stays.
 func PublishPhase(active *site.Active) run.Phase {
 	site, noted := active.Site, false
 	return run.Phase{
@@ -75,8 +74,8 @@ func PublishPhase(active *site.Active) run.Phase {
 			case site.Credentials.Keys != nil && !noted:
 				return run.Todo, nil
 			case noted || e.Exists(member.ReadyMark):
-				// It was published, and somebody has deleted it since. What else is
-				// there is not to be reset.
+				// It was published, and somebody has deleted it since. Nothing else must be
+				// reset.
 				e.Note("the cluster publishes no cluster-info any more: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
 				return run.Done, nil
 			default:
@@ -96,7 +95,7 @@ func PublishPhase(active *site.Active) run.Phase {
 				return errors.New("cluster-info was deleted a moment ago")
 			case err != nil:
 				return publish(ctx, e, c, active)
-			case next == nil: // another control-plane node was faster, or it is not noted
+			case next == nil: // another control-plane node was faster, or only the record is missing
 				return notePublished(ctx, c)
 			default:
 				if err := c.MergePatch(ctx, clusterInfo, map[string]any{"data": next}); err != nil {
@@ -108,11 +107,11 @@ func PublishPhase(active *site.Active) run.Phase {
 	}
 }
 
-// publish runs the phases of kubeadm init that write to the cluster, and creates the
-// objects of the Site. cluster-info comes last.
+// publish runs the phases of kubeadm init that write to the cluster, and creates the objects
+// of the Site; cluster-info last.
 func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Active) error {
 	site := active.Site
-	if err := waitForOwnNode(ctx, e, c, active); err != nil { // kubeadm notes the runtime there
+	if err := waitForOwnNode(ctx, e, c, active); err != nil { // kubeadm annotates it with its runtime
 		return err
 	}
 	phases := [][]string{{"upload-config", "all"}, {"addon", "kube-proxy"}}
@@ -136,8 +135,8 @@ func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Ac
 	if err := createObjects(ctx, e, c, site); err != nil {
 		return err
 	}
-	// Without one, kubeadm makes a token of its own that is valid for a day. It
-	// prints both kinds, and the journal outlives a minute.
+	// Without one, kubeadm makes a token that is valid for a day. It prints either, and the
+	// journal keeps it.
 	token := configs.NewSecret(hex.EncodeToString(e.Random(3)) + "." + hex.EncodeToString(e.Random(8)))
 	if err := kubeadm.Init(ctx, e, active, kubeadm.Local{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"}); err != nil {
 		return err
@@ -145,14 +144,15 @@ func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Ac
 	return notePublished(ctx, c)
 }
 
-// publishedKey is the annotation of kubeadm-config that says that cluster-info was there.
+// publishedKey is the annotation of kubeadm-config that records that the cluster was
+// published.
 const publishedKey = "edgebake.io/published"
 
-// publishedNote is whether kubeadm-config notes that the cluster was published.
+// publishedNote is whether kubeadm-config has publishedKey.
 type publishedNote int
 
 const (
-	noteUnavailable publishedNote = iota // somebody deleted kubeadm-config
+	noteUnavailable publishedNote = iota // kubeadm-config was deleted
 	noteAbsent
 	notePresent
 )
@@ -178,7 +178,7 @@ func notePublished(ctx context.Context, c *api.Client) error {
 	if err := annotate(ctx, c, map[string]any{publishedKey: "true"}); api.Code(err) != 404 {
 		return err
 	}
-	return nil // somebody deleted it
+	return nil // kubeadm-config was deleted
 }
 
 // createObjects creates the nodes' tokens, and applies the Cluster's manifests.
@@ -191,7 +191,7 @@ func createObjects(ctx context.Context, e *machine.Env, c *api.Client, site *con
 	if err != nil {
 		return err
 	}
-	kept, err := c.Kept() // tokens are many
+	kept, err := c.Kept() // there are many tokens
 	if err != nil {
 		return err
 	}
@@ -204,9 +204,9 @@ func createObjects(ctx context.Context, e *machine.Env, c *api.Client, site *con
 	return err
 }
 
-// newerInfo is what to change in cluster-info where it has the cluster's CA as it was
-// issued before; nil: nothing. The former signatures go: the cluster signs it anew, and a
-// wrong signature would look like one by another token.
+// newerInfo returns a patch of cluster-info if that has an earlier issue of the cluster's CA;
+// nil if not. The patch removes the signatures: the cluster signs it again, and a wrong
+// signature would look like that of another token.
 func newerInfo(ctx context.Context, e *machine.Env, c *api.Client) (map[string]any, error) {
 	var info struct {
 		Data map[string]string `json:"data"`
@@ -251,9 +251,9 @@ const (
 	DNSDeployment = "/apis/apps/v1/namespaces/kube-system/deployments/coredns"
 )
 
-// dnsIsThere reports whether kubeadm has made the cluster's DNS. Found already, it
-// is an upgrade to kubeadm, which knows no way from a CoreDNS newer than itself.
-// The Service comes last: what is there without it was cut off, and is made anew.
+// dnsIsThere reports whether the cluster has its DNS. If it has, kubeadm would upgrade it, and
+// fail for a CoreDNS newer than it knows. The Service is made last: without it, the rest is
+// incomplete, and is removed here to be made again.
 func dnsIsThere(ctx context.Context, c *api.Client) (bool, error) {
 	switch err := c.Get(ctx, DNSService, nil); {
 	case err == nil:

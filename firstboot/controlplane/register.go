@@ -34,11 +34,11 @@ func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *
 	return nil
 }
 
-// Label marks the Nodes of control-plane nodes, as kubeadm has it.
+// Label is kubeadm's label of the Nodes of control-plane nodes.
 const Label = "node-role.kubernetes.io/control-plane"
 
-// RegisterPhase marks the Node, and has kubelet renew its own certificate:
-// kubeadm writes one into its kubeconfig that would expire.
+// RegisterPhase marks the Node as a control-plane node's, and makes kubelet renew its own
+// certificate: the one that kubeadm writes into kubelet.conf would expire.
 func RegisterPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{

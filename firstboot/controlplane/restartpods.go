@@ -15,25 +15,24 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// PodsRestart says that the control plane's pods run with kubeconfigs that were
-// made anew. It is of this boot: the next one starts all pods anyway.
+// PodsRestart marks that the control plane's pods run with former kubeconfigs. It is on /run:
+// the next boot starts all pods anyway.
 const PodsRestart = "/run/edgebake-restart-control-plane"
 
-// kubeletToo is what PodsRestart holds where kubelet's certificate is another, too.
+// kubeletToo is the contents of PodsRestart if kubelet's certificate is new, too.
 const kubeletToo = "kubelet"
 
-// renewedAnnotation of a static pod: kubelet starts a pod anew that it differs
-// in.
+// renewedAnnotation is changed in a static pod to make kubelet re-create it.
 const renewedAnnotation = "edgebake.io/certificates"
 
-// restartReaders restarts what has read the former certificates. The mark goes
-// last: killed before that, the next run does all of it again.
+// restartReaders restarts the programs that have read former certificates. The mark is removed
+// last, so that an interrupted run is repeated.
 func restartReaders(ctx context.Context, e *machine.Env) error {
 	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
 	if err == nil {
 		err = restartPods(e)
 	}
-	if err == nil && state == "active" && string(e.Contents(PodsRestart)) == kubeletToo { // else it starts with what is there now
+	if err == nil && state == "active" && string(e.Contents(PodsRestart)) == kubeletToo { // otherwise it reads the new one when it starts
 		err = e.Unit(ctx, "restart", ondisk.UnitKubelet)
 	}
 	if err != nil {
@@ -42,20 +41,20 @@ func restartReaders(ctx context.Context, e *machine.Env) error {
 	return e.Remove(PodsRestart)
 }
 
-// restartPods has kubelet start the control plane's pods anew, but for etcd,
-// which reads its certificates at each connection. A controller manager and a
-// scheduler read their kubeconfigs once. Where kubelet does not run, they may run
-// all the same: it leaves pods alone when it ends, and takes them over as they are.
+// restartPods makes kubelet re-create the control plane's pods, except etcd, which reads its
+// certificates at each connection. Controller manager and scheduler read their kubeconfigs
+// once. The pods may run without kubelet: it leaves them running when it ends, and keeps them
+// as they are.
 func restartPods(e *machine.Env) error {
 	when := e.Now().UTC().Format(time.RFC3339)
 	for _, p := range Pods {
 		pod, err := e.Read(p)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it is made later, and starts with what is there then
+			continue // it is made later, and starts with the new files
 		}
 		if err == nil {
 			pod, err = annotated(pod, renewedAnnotation, when)
-			if err != nil { // cut off: kubelet runs none of it, and it is made anew
+			if err != nil { // incomplete: kubelet does not run it, and it is made again
 				e.Log.Warn("a pod of the control plane is not restarted", "manifest", p, "error", err)
 				continue
 			}
@@ -68,7 +67,7 @@ func restartPods(e *machine.Env) error {
 	return nil
 }
 
-// annotated is a pod with an annotation, and all else as it was.
+// annotated returns a pod's manifest with one more annotation.
 func annotated(pod []byte, name, value string) ([]byte, error) {
 	doc, err := yamltree.Parse(pod)
 	if err != nil {

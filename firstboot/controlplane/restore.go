@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// SnapshotOnStick is what a snapshot must be called on a stick.
+	// SnapshotOnStick is the name of a snapshot on a stick.
 	SnapshotOnStick = "etcd-snapshot.db"
-	// RestoreDir is where the data is made, before it takes etcd's place whole.
+	// RestoreDir is where the data is made, before it replaces etcd's at once.
 	RestoreDir = ondisk.StateDir + "/restore"
-	// fromStick is where a stick's snapshot is copied to.
+	// fromStick is the copy of a stick's snapshot.
 	fromStick = RestoreDir + "/snapshot.db"
 )
 
-// restoreSnapshot makes etcd's data of the snapshot that the site names. etcd's
-// own tool does that, out of etcd's image. Cut off anywhere, it begins again.
+// restoreSnapshot makes etcd's data of the snapshot that the Site names, with etcdutl from
+// etcd's container image. An interrupted restore begins again.
 func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) error {
 	site := active.Site
 	sum := strings.ToLower(site.ControlPlane.Restore)
@@ -55,7 +55,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	if wal, member, _, err := seat.LogOf(e.Path(made + "/wal")); err != nil || !wal || member == "" {
 		return errors.Join(fmt.Errorf("etcdutl made no log of the snapshot %s", file), err)
 	}
-	if err := e.Sync(RestoreDir); err != nil { // etcdutl may not
+	if err := e.Sync(RestoreDir); err != nil { // etcdutl may not sync
 		return fmt.Errorf("syncing what was restored: %w", err)
 	}
 	if err := SetAsideLogless(e); err != nil {
@@ -71,7 +71,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	return e.RemoveAll(RestoreDir)
 }
 
-// snapshotAtHand has the snapshot where etcdutl can read it, and returns its path there.
+// snapshotAtHand puts the snapshot where etcdutl can read it, and returns its path there.
 func snapshotAtHand(e *machine.Env, sum string) (string, error) {
 	if err := errors.Join(e.RemoveAll(RestoreDir), e.Mkdir(RestoreDir, machine.Mode(0o700)), e.Mkdir(member.SnapshotDir, machine.Mode(0o700))); err != nil {
 		return "", fmt.Errorf("restoring a snapshot: %w", err)
@@ -79,8 +79,8 @@ func snapshotAtHand(e *machine.Env, sum string) (string, error) {
 	return findSnapshot(e, sum)
 }
 
-// findSnapshot looks for the one with that digest among this machine's own and
-// on sticks, and returns its path as etcdutl sees it.
+// findSnapshot looks for the snapshot with this SHA-256 in SnapshotDir and on sticks, and
+// returns its path as etcdutl sees it.
 func findSnapshot(e *machine.Env, sum string) (string, error) {
 	all, err := Snapshots(e)
 	if err != nil {
@@ -108,7 +108,7 @@ func findSnapshot(e *machine.Env, sum string) (string, error) {
 		"copy it to "+member.SnapshotDir+", or bring it as "+SnapshotOnStick+" on a stick named EDGEBAKE")
 }
 
-// etcdImage is the image of etcd on board.
+// etcdImage returns the name of etcd's container image in the image.
 func etcdImage(image ondisk.ImageInfo) (string, error) {
 	at := slices.IndexFunc(image.Images, func(i ondisk.ImageRef) bool {
 		name, _, _ := strings.Cut(path.Base(i.Ref), ":")

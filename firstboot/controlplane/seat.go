@@ -24,31 +24,29 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// etcd's pod is a link into /run: kubelet, which starts at a boot before first
-// boot has looked around, finds nothing to start there, and a decision is
-// never older than this boot. It is not in RunDir, which goes when first boot
-// ends: kubelet would stop etcd.
+// etcd's pod is a link into /run: kubelet, which starts before first boot has decided, finds
+// nothing to start there, and a decision is never older than this boot. The target is not in
+// RunDir, which is removed when first boot ends: kubelet would stop etcd.
 const (
 	EtcdManifest = ondisk.ManifestsDir + "/etcd.yaml"
 	EtcdRun      = "/run/edgebake-etcd.yaml"
 )
 
 const (
-	// seatPatience is how long what only a person can decide must stay so: a
-	// quorum forms anew after a power cut of all.
+	// seatPatience is how long a state that only a person can change must last to be reported:
+	// after a power cut of all machines, a quorum takes a while to form.
 	seatPatience = 2 * time.Minute
 	seatInterval = 2 * time.Second
-	// fixAfter is how long a wait must last until its fix is said: most end by themselves.
+	// fixAfter is how long a wait must last until its fix is reported: most end by themselves.
 	fixAfter = 5 * time.Minute
-	// countedFor is how long the control-plane node to continue from must have
-	// counted this machine's member: etcd that is to drop all others still lists them
-	// for a moment.
+	// countedFor is how long the control-plane node to continue from must have listed this
+	// machine's member: an etcd that will drop all others lists them for a moment.
 	countedFor = 15 * time.Second
-	// askTimeout bounds one question to another control-plane node.
+	// askTimeout bounds one request to another control-plane node.
 	askTimeout = 8 * time.Second
 )
 
-// SeatPhase lets etcd start, once it is decided how.
+// SeatPhase starts etcd, once package seat has decided how.
 func SeatPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "seat", Doc: "it is decided that etcd may start, and how", Timeout: time.Hour,
@@ -65,7 +63,7 @@ func SeatPhase(active *site.Active) run.Phase {
 			}
 			defer client.CloseIdleConnections()
 			t := &seatTaker{e: e, active: active, site: active.Site, client: client}
-			// The others ask also while a failure of this phase stands.
+			// The others also ask while this phase waits after a failure.
 			e.AtEndOfPass(t.close)
 			return t.take(ctx)
 		},
@@ -78,8 +76,8 @@ func Decided(e *machine.Env) bool {
 	return err == nil && target == EtcdRun && len(e.Contents(EtcdRun)) > 0
 }
 
-// EtcdTLS is how control-plane nodes know each other before there is a
-// cluster: by etcd's CA, which only they have the key of.
+// EtcdTLS is the TLS configuration by which control-plane nodes trust each other before there
+// is a cluster: etcd's CA, whose key only they have.
 func EtcdTLS(e *machine.Env) (*tls.Config, error) {
 	pool, err := api.Pool(e.Contents(member.PKIDir + "/etcd/ca.crt"))
 	if err != nil {
@@ -95,8 +93,8 @@ func EtcdTLS(e *machine.Env) (*tls.Config, error) {
 	}, nil
 }
 
-// etcdClient asks other control-plane nodes, and etcd. Whoever asks again soon
-// does it over the same connections, and closes them at the end.
+// etcdClient returns a client for other control-plane nodes and for etcd. It keeps
+// connections, which the caller must close at the end.
 func etcdClient(e *machine.Env) (*http.Client, error) {
 	conf, err := EtcdTLS(e)
 	if err != nil {
@@ -105,23 +103,23 @@ func etcdClient(e *machine.Env) (*http.Client, error) {
 	return &http.Client{Timeout: askTimeout, Transport: &http.Transport{DialContext: e.Dial, TLSClientConfig: conf, IdleConnTimeout: askTimeout}}, nil
 }
 
-// seatTaker takes a seat in etcd.
+// seatTaker carries out SeatPhase.
 type seatTaker struct {
 	e      *machine.Env
 	active *site.Active
 	site   *configs.Site
 	client *http.Client
 
-	blank   *http.Server // tells the others that this machine has no data
+	blank   *http.Server // reports to the others that this machine has no data
 	stopped time.Time    // since when only a person can decide
-	via     seat.Etcd    // a member that a quorum answered through
-	watch   seatWatch    // over the old seat
-	learner learnerWatch // over another machine's learner
-	since   time.Time    // since when the decision is as it is
-	named   time.Time    // since when the one to continue from counts this machine's member
+	via     seat.Etcd    // a member through which a quorum answered
+	watch   seatWatch    // of the former membership
+	learner learnerWatch // of another machine's learner
+	since   time.Time    // when the decision last changed
+	named   time.Time    // since when the node to continue from lists this machine's member
 }
 
-// take looks and decides until etcd was started.
+// take decides again and again, until etcd was started.
 func (t *seatTaker) take(ctx context.Context) error {
 	said := ""
 	for {
@@ -152,16 +150,16 @@ func (t *seatTaker) take(ctx context.Context) error {
 	}
 }
 
-// seatNext is what follows a decision that was carried out.
+// seatNext is the result of a decision that was carried out.
 type seatNext int
 
 const (
 	seatWaits   seatNext = iota // for the others, or for a person
-	seatChanged                 // the disk is another: look at once
+	seatChanged                 // the disk has changed: decide again at once
 	seatTaken                   // etcd was started
 )
 
-// execute does what was decided.
+// execute carries out a decision.
 func (t *seatTaker) execute(ctx context.Context, d seat.Decision) (seatNext, error) {
 	if d.Do != seat.Stop {
 		t.stopped = time.Time{}
@@ -213,10 +211,10 @@ func (t *seatTaker) execute(ctx context.Context, d seat.Decision) (seatNext, err
 	return seatWaits, nil
 }
 
-// setAside moves etcd's data away.
+// setAside moves etcd's data aside.
 func (t *seatTaker) setAside(d seat.Decision) (seatNext, error) {
 	if c := t.site.ControlPlane; c.Restore != "" && c.ContinueFrom == t.site.Self().Name {
-		// The snapshot that replaces the data must be there.
+		// The snapshot that replaces the data must exist.
 		if _, err := snapshotAtHand(t.e, strings.ToLower(c.Restore)); err != nil {
 			return seatWaits, err
 		}
@@ -229,14 +227,14 @@ func (t *seatTaker) setAside(d seat.Decision) (seatNext, error) {
 	return seatChanged, nil
 }
 
-// joinCluster adds this machine to the members of etcd, and starts it.
+// joinCluster adds this machine to the members of etcd, and starts etcd.
 func (t *seatTaker) joinCluster(ctx context.Context, d seat.Decision) (seatNext, error) {
 	if err := SetAsideLogless(t.e); err != nil {
 		return seatWaits, err
 	}
 	members, err := t.join(ctx, d)
 	if err != nil {
-		// As while another member is away for a moment.
+		// For example while another member is away for a moment.
 		t.e.Waiting("a seat in etcd: %s", machine.OneLine(err))
 		return seatWaits, nil
 	}
@@ -246,7 +244,7 @@ func (t *seatTaker) joinCluster(ctx context.Context, d seat.Decision) (seatNext,
 	return seatTaken, t.start(ctx, "existing", members)
 }
 
-// view looks at the disk, and asks the others.
+// view reads the disk, and asks the others.
 func (t *seatTaker) view(ctx context.Context) (seat.View, error) {
 	self := t.site.Self()
 	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site), TicketID: TicketID(t.site), Dates: ticketDates(t.e, t.site),
@@ -259,7 +257,7 @@ func (t *seatTaker) view(ctx context.Context) (seat.View, error) {
 	t.via = seat.Etcd{}
 	type answer struct {
 		peer    seat.Peer
-		counts  []string // members, by its own data
+		counts  []string // member IDs in its data
 		cluster string
 		members []seat.Member
 		etcd    seat.Etcd
@@ -320,7 +318,8 @@ func memberEtcd(client *http.Client, m configs.ControlPlaneMember) seat.Etcd {
 	return seat.Etcd{Client: client, URL: "https://" + net.JoinHostPort(m.Address, configs.EtcdClientPort)}
 }
 
-// etcdDisk is what the disk has of etcd. One that cannot be read is not blank.
+// etcdDisk describes etcd's data on the disk. A disk that cannot be read is an error, since it
+// may not be blank.
 func etcdDisk(e *machine.Env) (seat.Disk, error) {
 	var d seat.Disk
 	var err error
@@ -337,7 +336,7 @@ func isBlank(e *machine.Env) bool {
 	return err == nil && !d.WAL
 }
 
-// everyMember is etcd's first cluster.
+// everyMember is etcd's --initial-cluster with all control-plane nodes that are not absent.
 func everyMember(site *configs.Site) string {
 	var parts []string
 	for _, m := range site.ControlPlane.Members {
@@ -349,7 +348,7 @@ func everyMember(site *configs.Site) string {
 	return strings.Join(parts, ",")
 }
 
-// tellBlank tells the others that this machine has no data, until it decides or the
+// tellBlank reports to the others that this machine has no data, until etcd is started or the
 // pass ends.
 func (t *seatTaker) tellBlank(ctx context.Context, answer seat.Answer) {
 	if t.blank != nil {
@@ -367,7 +366,7 @@ func (t *seatTaker) tellBlank(ctx context.Context, answer seat.Answer) {
 	}
 	server := &http.Server{Handler: seat.ServeBlank(answer, func() bool { return isBlank(t.e) }), ReadHeaderTimeout: askTimeout}
 	t.blank = server
-	go func() { _ = server.Serve(tls.NewListener(l, conf)) }() // ends with Close
+	go func() { _ = server.Serve(tls.NewListener(l, conf)) }() // until Close
 }
 
 func (t *seatTaker) close() {
@@ -377,14 +376,14 @@ func (t *seatTaker) close() {
 	}
 }
 
-// saveSeat keeps of which cluster the data is that etcd is about to write, and that
-// it is as the Site says if that names a control-plane node to continue from.
+// saveSeat records the cluster of the data that etcd is about to write and, if the Site names
+// a control-plane node to continue from, that this is carried out.
 func (t *seatTaker) saveSeat() error {
 	return ReadSeatNote(t.e).CarriedOut(t.site).write(t.e)
 }
 
-// join makes room for this machine in a cluster that lives. Cut off anywhere,
-// the next try begins again with what is there.
+// join removes old members and adds this machine's to a running cluster. Interrupted at any
+// point, the next attempt begins again with the members that exist then.
 func (t *seatTaker) join(ctx context.Context, d seat.Decision) (initialCluster string, err error) {
 	for _, id := range d.Remove {
 		if err := t.via.Remove(ctx, id); err != nil {
@@ -403,19 +402,19 @@ func (t *seatTaker) join(ctx context.Context, d seat.Decision) (initialCluster s
 	return seat.InitialCluster(members, self, t.site.Self().Name), nil
 }
 
-// start has kubelet start etcd.
+// start makes kubelet start etcd.
 func (t *seatTaker) start(ctx context.Context, state, members string, more ...kubeadm.Arg) error {
-	t.close() // etcd listens there now
+	t.close() // etcd needs its port
 	return startEtcd(ctx, t.e, t.active, append([]kubeadm.Arg{
 		{Name: "initial-cluster", Value: members},
 		{Name: "initial-cluster-state", Value: state},
-		// etcd reads it at a birth alone. It is the same on all machines, whatever their
-		// image, and another one for each birth.
+		// etcd uses it only at a bootstrap. It is the same on all machines, whatever their
+		// image, and differs for each bootstrap.
 		{Name: "initial-cluster-token", Value: seat.Token(t.site.ControlPlane.ID, TicketID(t.site))},
 	}, more...))
 }
 
-// startEtcd has kubelet start etcd, or start it anew with other arguments.
+// startEtcd makes kubelet start etcd, or restart it with other arguments.
 func startEtcd(ctx context.Context, e *machine.Env, active *site.Active, args []kubeadm.Arg) error {
 	if err := e.Symlink(EtcdRun, EtcdManifest); err != nil {
 		return fmt.Errorf("letting etcd start: %w", err)
@@ -434,14 +433,14 @@ func startEtcd(ctx context.Context, e *machine.Env, active *site.Active, args []
 	if err := e.WriteFile(EtcdRun, pod, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("letting etcd start: %w", err)
 	}
-	// Kubelet notices changes in the directory, not behind a link.
+	// kubelet notices changes in the directory, not in the target of a link.
 	if err := e.Symlink(EtcdRun, EtcdManifest); err != nil {
 		return fmt.Errorf("letting etcd start: %w", err)
 	}
 	return nil
 }
 
-// promote gives this machine's member its vote, if it is there and has none.
+// promote gives this machine's member a vote, if it is a learner.
 func promote(ctx context.Context, e *machine.Env, site *configs.Site, client *http.Client) error {
 	self := site.Self()
 	for _, m := range site.ControlPlane.Members {

@@ -11,23 +11,23 @@ import (
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
-// Two machines with one control-plane node's Site have the same keys, name and
-// address, and to the second the first looks like an old seat of its own. It
-// lives if another member of etcd is in touch with it, or its kubelet still
-// renews the Node's lease. This machine cannot ask it: its address is its own.
+// Two machines with one control-plane node's Site have the same keys, name and address, and to
+// the second the first looks like its own former membership. The first runs if another member
+// of etcd is in touch with it, or its kubelet still renews the Node's lease. This machine
+// cannot ask it, since it has the same address.
 
-// seatWatched is how long the lease of an old seat must stay as it is. Kubelet
-// renews it every 10 s; the clocks of two machines need not agree.
+// seatWatched is how long the lease of a former machine must not change. kubelet renews it
+// every 10 s. The lease's time is not compared with this machine's clock.
 const seatWatched = time.Minute
 
-// seatWatch is the lease of the Node, as it was first seen.
+// seatWatch is the lease of the Node as it was first seen.
 type seatWatch struct {
 	since time.Time
 	lease string
 }
 
-// oldSeat finds out whether another machine runs with this machine's seat.
-// etcds are the members that a quorum answered through.
+// oldSeat finds out whether another machine runs with this machine's membership. etcds are the
+// members through which a quorum answered.
 func (t *seatTaker) oldSeat(ctx context.Context, v seat.View, etcds []seat.Etcd) (seat.Seat, string, error) {
 	for _, m := range v.Members {
 		if !v.Own(m) {
@@ -59,14 +59,14 @@ func (t *seatTaker) oldSeat(ctx context.Context, v seat.View, etcds []seat.Etcd)
 	return seat.Gone, "", nil
 }
 
-// learnerWatch is over another machine's learner, which keeps all others from joining.
+// learnerWatch watches another machine's learner, which keeps all others from joining.
 type learnerWatch struct {
 	id    string
-	since time.Time // since when it was not seen to run
+	since time.Time // since when it was not seen running
 }
 
-// deadLearner is the id of another machine's learner that has never started, and was not
-// seen to run for seat.LearnerPatience.
+// deadLearner returns the ID of another machine's learner that has never started, and was not
+// seen running for seat.LearnerPatience; "" if there is none.
 func (t *seatTaker) deadLearner(ctx context.Context, v seat.View, etcds []seat.Etcd) string {
 	i := slices.IndexFunc(v.Members, func(m seat.Member) bool { return m.Learner && m.NeverStarted() && !v.Own(m) })
 	if i < 0 {
@@ -89,9 +89,9 @@ func (t *seatTaker) deadLearner(ctx context.Context, v seat.View, etcds []seat.E
 	return id
 }
 
-// leaseOfNode asks the other control-plane nodes' API servers which machine
-// this machine's Node is, and when that was last heard of. Without a Node, or
-// an answer, both are empty: what there is of etcd tells alone.
+// leaseOfNode asks the API servers of the other control-plane nodes for the machine ID of this
+// machine's Node, and for the time at which its lease was renewed. Both are "" if there is no
+// Node or no answer: then etcd's members alone count.
 func (t *seatTaker) leaseOfNode(ctx context.Context) (machine, renewed string) {
 	c, err := adminClient(t.e, t.site)
 	if err != nil {

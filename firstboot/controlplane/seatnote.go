@@ -9,32 +9,32 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// SeatNoteFile lies beside etcd's data, and goes where that goes: it says of
-// which cluster the data is, which etcd's own ids do not.
+// SeatNoteFile is next to etcd's data. It records the cluster of that data, which etcd's own
+// IDs do not show.
 const SeatNoteFile = configs.EtcdDataDir + "/edgebake.json"
 
-// seatNote is SeatNoteFile.
+// seatNote is the membership record in SeatNoteFile.
 type seatNote struct {
 	Version int `json:"version"`
 	// Cluster is the id of the Site's cluster.
 	Cluster string `json:"cluster"`
-	// Born is the ticket that etcd began with on this disk.
+	// Born is the bootstrap permission with which etcd was bootstrapped on this disk.
 	Born string `json:"born,omitempty"`
-	// Lived is the ticket in the Site with which this data last served this machine's API
-	// server. Without it, what made the data may have been cut off, and goes on.
+	// Lived is the Site's bootstrap permission when this data last served this machine's API
+	// server. Without it, making the data may have been interrupted, and continues.
 	Lived string `json:"lived,omitempty"`
-	// Continued is the Site's word to continue, once this machine has done its part:
-	// the one that is named has dropped the others, each other has joined again. It is
-	// forgotten when the Site has no such word any more.
+	// Continued is the Site's request to continue, once this machine has done its part: the
+	// named one has dropped the others, any other has joined again. It is removed when the
+	// Site no longer has a request.
 	Continued string `json:"continued,omitempty"`
-	// Said is when the last such word was said. It is kept: one that is not later,
-	// as on a stick that was left, is not carried out again.
+	// Said is the time of the last such request. It is kept: a request that is not later, as
+	// on a stick that was left plugged in, is not carried out again.
 	Said time.Time `json:"said,omitzero"`
 }
 
 const seatNoteVersion = 1
 
-// ReadSeatNote reads the note; one that is missing or damaged says nothing.
+// ReadSeatNote reads the record; it is empty if the file is missing or damaged.
 func ReadSeatNote(e *machine.Env) seatNote {
 	var n seatNote
 	if json.Unmarshal(e.Contents(SeatNoteFile), &n) != nil {
@@ -43,32 +43,31 @@ func ReadSeatNote(e *machine.Env) seatNote {
 	return n
 }
 
-// CarriedOut is the note of data that is as the Site's word to continue says, if it
-// has one.
+// CarriedOut returns the record for data that complies with the Site's request to continue, if
+// there is one.
 func (n seatNote) CarriedOut(site *configs.Site) seatNote {
 	c := site.ControlPlane
 	last := n.Said
 	if said := c.SaidAt(); said.After(last) {
 		last = said
 	}
-	return seatNote{Cluster: c.ID, Continued: continueWord(site), Said: last} // it is not the data of a birth here
+	return seatNote{Cluster: c.ID, Continued: continueWord(site), Said: last} // without Born: the data was not bootstrapped here
 }
 
-// hasCarriedOut reports whether the Site's word to continue needs nothing done any
-// more: this machine has done its part, or that of a later word.
+// hasCarriedOut reports whether this machine has done its part of the Site's request to
+// continue, or of a later one.
 func (n seatNote) hasCarriedOut(site *configs.Site) bool {
 	c := site.ControlPlane
 	return c.ContinueFrom != "" && (n.Continued == continueWord(site) || !n.Said.Before(c.SaidAt()))
 }
 
-// lacksLived reports whether the note does not say yet that its data serves, with the
-// Site's ticket.
+// lacksLived reports whether Lived is not the Site's bootstrap permission yet.
 func (n seatNote) lacksLived(site *configs.Site) bool {
 	return n.Cluster == site.ControlPlane.ID && n.Lived != TicketWord(site)
 }
 
-// noteLived notes that etcd's data serves this machine's API server: what made it is over,
-// and is not done again if the data is lost.
+// noteLived records that etcd's data serves this machine's API server: making it is complete,
+// and is not repeated if the data is lost.
 func noteLived(e *machine.Env, site *configs.Site) error {
 	n := ReadSeatNote(e)
 	if !n.lacksLived(site) {
@@ -78,7 +77,7 @@ func noteLived(e *machine.Env, site *configs.Site) error {
 	return n.write(e)
 }
 
-// write notes it before etcd can start. It outlasts a power cut.
+// write writes the record, which must be on the disk before etcd starts.
 func (n seatNote) write(e *machine.Env) error {
 	n.Version = seatNoteVersion
 	b, err := json.Marshal(n)

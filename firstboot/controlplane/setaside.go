@@ -16,22 +16,21 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// EtcdMember is what etcd writes below its data directory.
+// EtcdMember is the directory of etcd's own data.
 const EtcdMember = configs.EtcdDataDir + "/member"
 
-// AsideDir is how the names of directories with etcd's data begin that is not used any
-// more. The time at which it was set aside follows.
+// AsideDir is the prefix of directories with etcd's data that is no longer used. The time at
+// which it was set aside follows.
 const AsideDir = ondisk.StateDir + "/etcd-set-aside"
 
-// asideHealthy, in such a directory, lists the days on which etcd was found well.
+// asideHealthy, in such a directory, lists the days on which etcd was healthy.
 const asideHealthy = "/healthy-days"
 
-// asideDays is on how many days etcd must have been found well before data that was set
-// aside goes.
+// asideDays is the number of days on which etcd must have been healthy before data that was
+// set aside is removed.
 const asideDays = 7
 
-// setAside moves etcd's data to a directory of its own, and returns its path. Cut off
-// anywhere, the data is in one of the two places.
+// setAside renames etcd's data, and returns the new path.
 func setAside(e *machine.Env) (string, error) {
 	base := AsideDir + "-" + e.Now().UTC().Format("20060102-150405")
 	to := base
@@ -44,9 +43,8 @@ func setAside(e *machine.Env) (string, error) {
 	return to, nil
 }
 
-// SetAsideLogless makes room for a new beginning. A start that etcd rejected, or a
-// damaged disk, leaves a database without a log, over which etcd never comes up. Data
-// with a log is an error.
+// SetAsideLogless moves a database without a log aside: a start that etcd rejected, or a
+// damaged disk, leaves one, with which etcd never starts. Data with a log is an error.
 func SetAsideLogless(e *machine.Env) error {
 	wal, _, _, err := seat.LogOf(e.Path(EtcdMember + "/wal"))
 	if err == nil && wal {
@@ -66,9 +64,9 @@ func SetAsideLogless(e *machine.Env) error {
 	return pruneLogless(e, to)
 }
 
-// pruneLogless removes databases without a log that were set aside, except the latest and
-// the largest of the others: etcd leaves an empty one with each start that it rejects, and
-// only one may have data.
+// pruneLogless removes databases without a log that were set aside, except the latest and the
+// largest of the others: each start that etcd rejects leaves an empty one, and only one may
+// have data.
 func pruneLogless(e *machine.Env, latest string) error {
 	dirs, err := asideDirs(e)
 	if err != nil {
@@ -112,8 +110,8 @@ func asideDirs(e *machine.Env) ([]string, error) {
 	return dirs, nil
 }
 
-// ageSetAside counts the days on which etcd is well, and removes data that was set aside
-// before asideDays of them. Where etcd is not well, the data may be needed: the count
+// ageSetAside counts the days on which etcd is healthy, and removes data that was set aside
+// after asideDays of them. If etcd is not healthy, the data may be needed, and the count
 // begins again.
 func ageSetAside(e *machine.Env, well bool) error {
 	dirs, err := asideDirs(e)

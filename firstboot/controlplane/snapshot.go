@@ -19,24 +19,24 @@ import (
 )
 
 const (
-	// SnapshotLock is held by whoever takes one.
+	// SnapshotLock is held while a snapshot is made.
 	SnapshotLock = "/run/edgebake-snapshot.lock"
-	// snapshotDate is a snapshot's name: when it was taken.
+	// snapshotDate is the format of a snapshot's name, the time at which it was made.
 	snapshotDate = "20060102-150405.db"
-	// snapshotEvery is how old the newest may become.
+	// snapshotEvery is how old the newest snapshot may become.
 	snapshotEvery = 24 * time.Hour
-	// Beyond so many, or so many bytes of them, the oldest go. One stays.
+	// If there are more, or they have more bytes, the oldest are removed. One stays.
 	SnapshotsKept     = 7
 	snapshotsMaxBytes = 2 << 30
-	// SnapshotLeaves is the part of the disk (%) that a snapshot leaves free: kubelet
-	// removes images and stops pods where less is.
+	// SnapshotLeaves is the part of the disk in percent that a snapshot must leave free: with
+	// less, kubelet removes images and stops pods.
 	SnapshotLeaves = 15
-	// snapshotTime bounds one: a database has 8 GiB at most.
+	// snapshotTime bounds one snapshot: a database has 8 GiB at most.
 	snapshotTime = 20 * time.Minute
 )
 
-// Snapshot writes what etcd on this machine holds to a file in SnapshotDir, and
-// returns its path. Old ones go.
+// Snapshot writes the data of etcd on this machine to a file in SnapshotDir, and returns its
+// path. Old snapshots are removed.
 func Snapshot(ctx context.Context, e *machine.Env) (string, error) {
 	image, err := site.ImageInfo(e)
 	if err != nil {
@@ -58,10 +58,10 @@ func snapshot(ctx context.Context, e *machine.Env, site *configs.Site) (string, 
 		return "", err
 	}
 	defer client.CloseIdleConnections()
-	client.Timeout = 0 // ctx has the end
+	client.Timeout = 0 // ctx has the timeout
 	ctx, cancel := context.WithTimeout(ctx, snapshotTime)
 	defer cancel()
-	release, err := e.Lock(ctx, SnapshotLock) // a person may take one besides
+	release, err := e.Lock(ctx, SnapshotLock) // a person may make one at the same time
 	if err != nil {
 		return "", fmt.Errorf("waiting for another snapshot: %w", err)
 	}
@@ -87,9 +87,8 @@ type SavedSnapshot struct {
 	size int64
 }
 
-// Snapshots lists those there are, the newest first. Names are dates; those of the
-// future were taken by a clock that was wrong, and come last: first they would push out
-// all that the right clock dates.
+// Snapshots lists the snapshots, newest first. Names are dates. Those in the future are from a
+// wrong clock, and come last: if they came first, all correctly dated ones would be removed.
 func Snapshots(e *machine.Env) ([]SavedSnapshot, error) {
 	entries, err := os.ReadDir(e.Path(member.SnapshotDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -112,12 +111,11 @@ func Snapshots(e *machine.Env) ([]SavedSnapshot, error) {
 	return out, nil
 }
 
-// roomForSnapshot drops old snapshots, but for the newest, where the next one leaves
-// too little of the disk: etcd stops where it cannot write, and kubelet stops pods
-// well before.
+// roomForSnapshot removes old snapshots, except the newest, if the next one would leave too
+// little space: etcd stops if it cannot write, and kubelet stops pods well before.
 func roomForSnapshot(e *machine.Env) error {
 	fail := func(err error) error { return fmt.Errorf("making room for a snapshot: %w", err) }
-	size := int64(0) // of the database: what a snapshot of it has
+	size := int64(0) // of the database, and so of a snapshot
 	if info, err := os.Stat(e.Path(configs.EtcdDataDir + "/member/snap/db")); err == nil {
 		size = info.Size()
 	}
@@ -142,7 +140,7 @@ func roomForSnapshot(e *machine.Env) error {
 		keep--
 		room += all[keep].size
 	}
-	if room < least { // with none of them there would be too little: they stay
+	if room < least { // even without them there would be too little: they stay
 		return run.Advise(fail(fmt.Errorf("it has %s, and of the %s that are free on /var, %s must stay (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), SnapshotLeaves)),
 			"remove from the disk what is not needed (`crictl rmi --prune`, `journalctl --vacuum-size=100M`), or use a larger one")
 	}
@@ -154,8 +152,8 @@ func roomForSnapshot(e *machine.Env) error {
 	return nil
 }
 
-// dropHalfSnapshots removes what a power cut has left. Its name is a date, so the
-// next one does not write over it. Whoever takes a snapshot holds the lock.
+// dropHalfSnapshots removes what a power cut has left: with a date in its name, the next
+// snapshot does not overwrite it. The caller holds SnapshotLock.
 func dropHalfSnapshots(e *machine.Env) error {
 	entries, err := os.ReadDir(e.Path(member.SnapshotDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -188,8 +186,8 @@ func dropSnapshots(e *machine.Env) error {
 	return nil
 }
 
-// SnapshotPhase keeps a snapshot that is not older than a day. That there is
-// none is said, and holds nothing up.
+// SnapshotPhase keeps a snapshot that is not older than a day. A failure is a note, and does
+// not stop the node.
 func SnapshotPhase(active *site.Active) run.Phase {
 	tried := false
 	return run.Phase{
@@ -202,7 +200,7 @@ func SnapshotPhase(active *site.Active) run.Phase {
 			}
 			if len(all) > 0 {
 				taken, err := time.Parse(snapshotDate, all[0].Name)
-				// All may be of the future.
+				// All may be in the future.
 				if err == nil && e.Now().Sub(taken) < snapshotEvery && !taken.After(e.Now()) {
 					return run.Done, nil
 				}

@@ -11,16 +11,15 @@ import (
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
-// A ticket is for one birth, and a word to restore a snapshot for one restore.
-// The note beside etcd's data tells that it was used, also after the data is lost. On a
-// disk that was written again nothing does. The machine's firmware can: it keeps
-// variables, where it is UEFI's.
+// A bootstrap permission is for one bootstrap, and a request to restore a snapshot for one
+// restore. The record next to etcd's data shows that it was used, also after the data is lost,
+// but not after the disk was rewritten. Variables of UEFI firmware still show it then.
 const (
 	BornVar     = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
 	RestoredVar = "/sys/firmware/efi/efivars/EdgebakeRestored-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
 )
 
-// ticket is the state of the site's.
+// ticket returns the state of the Site's bootstrap permission.
 func ticket(e *machine.Env, site *configs.Site) seat.Ticket {
 	switch until := site.ControlPlane.Birth(); {
 	case until.IsZero():
@@ -29,22 +28,23 @@ func ticket(e *machine.Env, site *configs.Site) seat.Ticket {
 		return seat.ExpiredTicket
 	}
 	word, note := TicketWord(site), ReadSeatNote(e)
-	// A birth on this disk that was cut off before etcd served goes on.
+	// A bootstrap on this disk that was interrupted before etcd served continues.
 	if note.Lived == word || firmwareNote(e, BornVar) == word && note.Born != word {
 		return seat.UsedTicket
 	}
 	return seat.ValidTicket
 }
 
-// ticketDates says what the ticket was judged by. It is part of what is said once.
+// ticketDates describes the dates by which the permission was judged. It has no time of day,
+// since each new text is reported.
 func ticketDates(e *machine.Env, site *configs.Site) string {
 	return fmt.Sprintf("%s; this machine's clock says %s", site.ControlPlane.Birth().UTC().Format(time.RFC3339), e.Now().UTC().Format(time.DateOnly))
 }
 
-// NoTicketID is the TicketID of a Site without a ticket.
+// NoTicketID is the TicketID of a Site without a bootstrap permission.
 const NoTicketID = "none"
 
-// TicketID tells one of a cluster's tickets from another.
+// TicketID identifies a bootstrap permission among those of its cluster.
 func TicketID(site *configs.Site) string {
 	if until := site.ControlPlane.Birth(); !until.IsZero() {
 		return until.UTC().Format(time.RFC3339)
@@ -52,20 +52,20 @@ func TicketID(site *configs.Site) string {
 	return NoTicketID
 }
 
-// TicketWord tells one ticket from another, of any cluster.
+// TicketWord identifies a bootstrap permission among those of all clusters.
 func TicketWord(site *configs.Site) string { return site.ControlPlane.ID + " " + TicketID(site) }
 
-// firmwareNote is what this machine used last, as its firmware noted it.
+// firmwareNote returns what this machine used last, as recorded in its firmware.
 func firmwareNote(e *machine.Env, variable string) string {
 	b := e.Contents(variable)
-	if len(b) < 4 { // the variable's attributes
+	if len(b) < 4 { // the variable's attributes come first
 		return ""
 	}
 	return string(b[4:])
 }
 
-// useTicket notes that this machine begins the cluster: on its disk, and then in
-// its firmware. A birth begins also where the firmware takes no notes.
+// useTicket records that this machine bootstraps the cluster: on its disk, and then in its
+// firmware. It does so even if the firmware cannot record it.
 func (t *seatTaker) useTicket() error {
 	word := TicketWord(t.site)
 	note := seatNote{Cluster: t.site.ControlPlane.ID, Born: word, Said: ReadSeatNote(t.e).Said}
@@ -76,7 +76,7 @@ func (t *seatTaker) useTicket() error {
 	return nil
 }
 
-// noteInFirmware keeps what was used where no disk does.
+// noteInFirmware records in the firmware what was used, since the disk may be rewritten.
 func noteInFirmware(e *machine.Env, variable, word string) {
 	if firmwareNote(e, variable) == word {
 		return
@@ -89,15 +89,14 @@ func noteInFirmware(e *machine.Env, variable, word string) {
 	}
 }
 
-// restoreWord is what the firmware notes of a restore: of which cluster, and when it
-// was said.
+// restoreWord is what the firmware records of a restore: its cluster, and the time of the
+// request.
 func restoreWord(site *configs.Site) string {
 	return site.ControlPlane.ID + " " + site.ControlPlane.SaidAt().UTC().Format(time.RFC3339)
 }
 
-// restoredBefore reports whether this machine has carried out the Site's word to
-// restore, or a later one, and has not that data any more, or data that was written
-// since. A restore that was cut off goes on.
+// restoredBefore reports whether this machine has carried out the Site's request to restore,
+// or a later one, and no longer has the data of this one. An interrupted restore continues.
 func restoredBefore(e *machine.Env, site *configs.Site) bool {
 	c, note := site.ControlPlane, ReadSeatNote(e)
 	if c.Restore == "" || c.ContinueFrom != site.Self().Name {

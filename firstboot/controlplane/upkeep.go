@@ -13,12 +13,12 @@ import (
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
-// upkeepTime bounds one look after etcd. A database has 8 GiB at most, and is written
-// anew while it is defragmented.
+// upkeepTime bounds the maintenance of etcd. A database has 8 GiB at most, and defragmentation
+// rewrites it.
 const upkeepTime = 20 * time.Minute
 
-// UpkeepPhase looks after etcd's databases, and after data that was set aside. Trouble is
-// said, and holds nothing up.
+// UpkeepPhase maintains etcd's databases, and removes data that was set aside. A failure is a
+// note, and does not stop the node.
 func UpkeepPhase(active *site.Active) run.Phase {
 	looked := false
 	return run.Phase{
@@ -55,7 +55,7 @@ func lookAfterEtcd(ctx context.Context, e *machine.Env, site *configs.Site) (sea
 		return seat.Found{}, err
 	}
 	defer client.CloseIdleConnections()
-	client.Timeout = 0 // ctx has the end
+	client.Timeout = 0 // ctx has the timeout
 	ctx, cancel := context.WithTimeout(ctx, upkeepTime)
 	defer cancel()
 	u := seat.Upkeep{Own: memberEtcd(client, site.Self()), Name: site.Self().Name, Others: map[string]seat.Etcd{}}
@@ -70,8 +70,8 @@ func lookAfterEtcd(ctx context.Context, e *machine.Env, site *configs.Site) (sea
 	return u.Keep(ctx)
 }
 
-// RoomOn reports why /var of a control-plane node has no room for so many bytes beside
-// what kubelet and etcd need.
+// RoomOn returns an error if /var of a control-plane node lacks space for so many bytes more,
+// beyond what kubelet and etcd need.
 func RoomOn(ctx context.Context, e *machine.Env, site *configs.Site, member string, bytes int64) error {
 	space := spaceOn
 	if member == site.Self().Name {
@@ -94,8 +94,8 @@ func ownSpace(_ context.Context, e *machine.Env, _ *configs.Site, _ string) (tot
 	return total, free, err
 }
 
-// spaceOn asks kubelet of another machine, through the API server. Its file system is the
-// one that etcd has too.
+// spaceOn asks kubelet of another machine, through the API server, for the size and the free
+// bytes of its file system, which etcd uses too.
 func spaceOn(ctx context.Context, e *machine.Env, site *configs.Site, member string) (total, free int64, err error) {
 	c, err := adminClient(e, site)
 	if err != nil {

@@ -14,12 +14,11 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// changeable is this machine, a worker node that can be converted or reverted in
-// place.
+// changeable is this machine as a worker node that can be converted or reverted in place.
 type changeable struct {
 	node   string
 	image  ondisk.ImageInfo
-	active *site.Active // nil: none
+	active *site.Active // nil if there is none
 }
 
 func changeableNode(ctx context.Context, e *machine.Env) (changeable, error) {
@@ -32,8 +31,8 @@ func changeableNode(ctx context.Context, e *machine.Env) (changeable, error) {
 	return changeable{name, image, active}, err
 }
 
-// changeableName is the name of the node. A control plane cannot be changed in
-// place, nor can a node that first boot is still making.
+// changeableName returns the name of the node. It fails on a control-plane node, and while
+// first boot is at work.
 func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 	if e.Exists(ondisk.ManifestsDir + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
@@ -56,9 +55,9 @@ func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 	return name, nil
 }
 
-// isHubNode reports whether this is an OpenYurt node, whole: kubelet goes through
-// yurthub, and the Node has all labels. A convert that was killed has left less; run
-// again, it continues.
+// isHubNode reports whether this is a complete OpenYurt node: kubelet is redirected to
+// yurthub, and the Node has all labels. After an interrupted convert it is not; running it
+// again continues.
 func isHubNode(e *machine.Env, n *api.Node) bool {
 	return member.Redirected(e) && openyurt.Labelled(n.Metadata.Labels)
 }

@@ -17,24 +17,24 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Where yurthub's unit lies: of a node that was converted, and of an image.
+// Paths of yurthub's unit: on a converted node, and in an image.
 const (
 	UnitFile  = "/etc/systemd/system/" + openyurt.Unit
 	BakedUnit = "/usr/lib/systemd/system/" + openyurt.Unit
 )
 
-// Evidence is what convert, revert and reset change of how a node has joined.
+// Evidence lists the files and units that convert, revert and reset change.
 var Evidence = run.Evidence{
 	Files: []string{member.KubeadmFlags, EnvFile, openyurt.KubeletConf, UnitFile, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"},
 	Units: []string{openyurt.Unit, ondisk.UnitKubelet},
 }
 
-// ConvertOptions say what kind of OpenYurt node a native one becomes.
+// ConvertOptions configure the OpenYurt node that a native one becomes.
 type ConvertOptions struct {
 	NodePool string
 	Cloud    bool
-	// Servers are the API servers for yurthub, URLs, the one that never changes
-	// first; empty: where kubelet goes now, and the site's API servers.
+	// Servers are the URLs of the API servers for yurthub, the one that never changes first;
+	// empty: kubelet's present server, and the Site's API servers.
 	Servers   []string
 	Namespace string // empty: openyurt.DefaultNamespace
 	LBMode    string // empty: openyurt.LBPriority
@@ -44,12 +44,12 @@ type ConvertOptions struct {
 	Extra        []string
 }
 
-// ErrAlready says that a node is what it was to become.
+// ErrAlready means that the node is what it would become.
 var ErrAlready = errors.New("there is nothing to do")
 
-// Convert makes a running native node an OpenYurt node, pods kept. Every step
-// is checked; when one fails, those before it are undone. After a kill, run
-// again, it continues; Revert takes it back.
+// Convert makes a running native node an OpenYurt node, and keeps its pods. Every step is
+// checked; if one fails, those before it are undone. If it was killed, running it again
+// continues it, and Revert undoes it.
 func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(run.Step)) error {
 	release, err := run.Exclusive(ctx, e)
 	if err != nil {
@@ -82,9 +82,8 @@ func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(ru
 	return c.WithoutTimer(ctx, (&conversion{hub: h, image: this.image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
 
-// convertible rejects a node that is not Ready. Once kubelet is turned, by a
-// convert that was killed, it may not have reported yet; the steps left wait for
-// that.
+// convertible rejects a node that is not Ready. If an interrupted convert has redirected
+// kubelet already, that may not have reported yet, and the remaining steps wait for it.
 func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
 	err := member.ReadyNow(ctx, e, n)
 	if err == nil || e.Exists(openyurt.KubeletConf) {
@@ -94,7 +93,7 @@ func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
 		"see `journalctl -u kubelet -u containerd` on the machine, and convert it once it is Ready")
 }
 
-// poolTakes looks whether the Node can get into the pool.
+// poolTakes returns an error if the Node cannot get into the pool.
 func poolTakes(ctx context.Context, e *machine.Env, n *api.Node, h hub) error {
 	if err := poolFits(ctx, e, h); err != nil {
 		return err
@@ -106,9 +105,8 @@ func poolTakes(ctx context.Context, e *machine.Env, n *api.Node, h hub) error {
 	return nil
 }
 
-// alreadyHub says what an OpenYurt node is that was to be converted. Nothing
-// of it is touched: a change that failed on the way could only be undone by
-// making the node native, which nobody asked for.
+// alreadyHub returns the error for a node that is an OpenYurt node already. It is not changed:
+// a change that failed could only be undone by making the node native.
 func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *site.Active, o ConvertOptions) error {
 	name, labels, kind := n.Metadata.Name, n.Metadata.Labels, configs.NodeEdge
 	if openyurt.IsCloud(labels) {
@@ -138,15 +136,15 @@ func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *site.A
 	return fmt.Errorf("%s: %w", is, ErrAlready)
 }
 
-// conversion is a native node on its way to an OpenYurt node.
+// conversion is the state of one convert.
 type conversion struct {
 	hub          hub
 	image        ondisk.ImageInfo
-	labels       map[string]string // that the Node gets
-	labelsBefore map[string]any    // those of OpenYurt's that it had
+	labels       map[string]string // the Node's new ones
+	labelsBefore map[string]any    // OpenYurt's that the Node had
 }
 
-// steps in their order: nothing kubelet depends on is touched before yurthub
+// steps returns the steps in order: nothing that kubelet depends on is changed before yurthub
 // serves, and the labels come last, since the cluster acts on them.
 func (c *conversion) steps() []run.Phase {
 	turn := RedirectPhase(c.image.Kubernetes, c.labels)
@@ -160,7 +158,7 @@ func (c *conversion) steps() []run.Phase {
 	}
 }
 
-// hubUnitStep provides yurthub's unit where the image has none.
+// hubUnitStep installs yurthub's unit if the image has none.
 func hubUnitStep() run.Phase {
 	return run.Phase{
 		Name: "unit", Doc: "the unit of yurthub is there", Timeout: time.Minute,
@@ -202,8 +200,8 @@ func (c *conversion) yurthub() run.Phase {
 			}
 			return serveHub(ctx, e, c.hub)
 		},
-		// A convert that was killed may have turned kubelet before this one
-		// began, and no yurthub means no cluster for it then.
+		// An interrupted convert may have redirected kubelet before this one began: without
+		// yurthub it would be cut off.
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if member.Redirected(e) || e.Exists(kubeadm.KubeletRestart) {
 				if err := direct(ctx, e, nil); err != nil {
@@ -229,7 +227,7 @@ func (c *conversion) label() run.Phase {
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if c.labelsBefore == nil {
-				return nil // they were not read, and so not changed
+				return nil // not read, so not changed
 			}
 			return member.PatchLabels(ctx, e, c.hub.Node, c.labelsBefore)
 		},

@@ -21,7 +21,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// hubForConvert is yurthub as a convert sets it up on this node.
+// hubForConvert returns the yurthub that a convert sets up on this node.
 func hubForConvert(ctx context.Context, e *machine.Env, n *api.Node, active *site.Active, o ConvertOptions) (hub, error) {
 	version, err := canRunHub(ctx, e, o)
 	if err != nil {
@@ -52,8 +52,8 @@ func hubForConvert(ctx context.Context, e *machine.Env, n *api.Node, active *sit
 	}}, nil
 }
 
-// canRunHub looks for what yurthub needs on the machine, and returns the version
-// of its program.
+// canRunHub checks that the machine has what yurthub needs, and returns the version of its
+// program.
 func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version string, err error) {
 	if o.NodePool == "" {
 		return "", errors.New("no node pool is given: " + openyurt.Unpooled)
@@ -83,8 +83,8 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 	return version, portsClosable(ctx, e)
 }
 
-// serversFor are those that were asked for, or where kubelet goes now and the
-// site's API servers.
+// serversFor returns the servers in o; if there are none, kubelet's present server and the
+// Site's API servers.
 func serversFor(e *machine.Env, active *site.Active, o ConvertOptions) ([]string, error) {
 	server, _, err := member.KubeletServer(e)
 	if err != nil || len(o.Servers) > 0 {
@@ -99,8 +99,8 @@ func serversFor(e *machine.Env, active *site.Active, o ConvertOptions) ([]string
 	return servers, nil
 }
 
-// addressTowards is this node's address. On the way to a VIP of its own a
-// machine may have any source address, so that is asked for last.
+// addressTowards returns this node's address. The source address is the last choice, since
+// towards a VIP of the machine itself it may be any.
 func addressTowards(ctx context.Context, e *machine.Env, n *api.Node, server string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -119,8 +119,8 @@ func addressTowards(ctx context.Context, e *machine.Env, n *api.Node, server str
 	return ip.String(), nil
 }
 
-// hasDummy reports whether the kernel has dummy interfaces. On a node that
-// edgebake did not build nobody may have loaded them yet.
+// hasDummy reports whether the kernel has dummy interfaces. It loads the module, as it may be
+// missing on a node that edgebake did not build.
 func hasDummy(ctx context.Context, e *machine.Env) bool {
 	const module = "/sys/module/dummy"
 	if !e.Exists(module) {
@@ -131,8 +131,7 @@ func hasDummy(ctx context.Context, e *machine.Env) bool {
 	return e.Exists(module)
 }
 
-// internalIP is the address that the cluster knows the node by. Towards a
-// balancer on the node itself the way has another.
+// internalIP returns the address by which the cluster knows the node, "" if there is none.
 func internalIP(n *api.Node) string {
 	for _, a := range n.Status.Addresses {
 		if a.Type == "InternalIP" {
@@ -142,22 +141,21 @@ func internalIP(n *api.Node) string {
 	return ""
 }
 
-// hubProgram asks yurthub's program for its release, e.g. v1.7; "": it was built
-// by hand, without one.
+// hubProgram asks yurthub's program for its release, e.g. v1.7; "" if it was built by hand,
+// without one.
 func hubProgram(ctx context.Context, e *machine.Env) (release string, err error) {
 	var out strings.Builder
 	if err := e.Run(ctx, machine.Cmd{Args: []string{openyurt.Program, "--version"}, Output: &out}); err != nil {
 		var start *fs.PathError
 		if errors.As(err, &start) {
-			err = start.Err // the rest names the program once more
+			err = start.Err // the rest repeats the program's name
 		}
 		return "", run.Advise(fmt.Errorf("trying %s: %w", openyurt.Program, err), "put yurthub's program itself there, for this machine's processor")
 	}
 	return openyurt.Reported(out.String()), nil
 }
 
-// CheckServers reports all that are not URLs of API servers as yurthub takes
-// them.
+// CheckServers reports all servers that are not URLs that yurthub accepts.
 func CheckServers(servers []string) error {
 	var errs []error
 	for _, s := range servers {
@@ -168,8 +166,8 @@ func CheckServers(servers []string) error {
 	return errors.Join(errs...)
 }
 
-// certHasOwnName asks a server for a certificate with the name of its own URL:
-// yurthub takes no tls-server-name.
+// certHasOwnName checks that a server's certificate has the host in its URL, since yurthub has
+// no tls-server-name.
 func certHasOwnName(ctx context.Context, e *machine.Env, server string, ca []byte) error {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -181,8 +179,8 @@ func certHasOwnName(ctx context.Context, e *machine.Env, server string, ca []byt
 	return err
 }
 
-// usableServers are the servers that yurthub can verify. One that does not answer
-// now stays in the list, if another does.
+// usableServers returns the servers that yurthub can verify. One that does not answer now
+// stays, if another one answers.
 func usableServers(ctx context.Context, e *machine.Env, servers []string, ca []byte) ([]string, error) {
 	var out []string
 	var errs []error

@@ -1,7 +1,7 @@
-// Package hub runs yurthub on an OpenYurt node: as a unit or, in old releases, as a
-// static pod. It turns kubelet to it, closes its ports to others, and converts a running
+// Package hub runs yurthub on an OpenYurt node: as a unit or, in old releases, as a static
+// pod. It redirects kubelet to yurthub, closes its ports to others, and converts a running
 // node to OpenYurt and back.
 //
-// Package openyurt knows what a release of yurthub wants; this package brings it onto a
+// Package openyurt knows what a release of yurthub needs; this package installs that on a
 // machine. What changes here: the steps of Convert and Revert, and the rules for ports.
 package hub

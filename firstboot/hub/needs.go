@@ -18,10 +18,10 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Yurthub only waits for what the cluster lacks, and does not say so. First boot
-// looks for it, and reports what is missing.
+// yurthub waits for what the cluster lacks, without reporting it. First boot looks for that,
+// and reports it.
 
-// csrList is what we read of certificate requests.
+// csrList has the fields of certificate requests that are used here.
 type csrList struct {
 	Metadata struct {
 		Continue string `json:"continue"`
@@ -47,11 +47,11 @@ type csr struct {
 	} `json:"status"`
 }
 
-// maxCSRPages bounds a list: one that is not approved asks every four minutes,
-// and the cluster keeps a request for a day.
+// maxCSRPages bounds a list: a yurthub that is not approved sends a request every four
+// minutes, and the cluster keeps it for a day.
 const maxCSRPages = 50
 
-// listCSRs reads the requests to a signer.
+// listCSRs lists the requests to a signer.
 func listCSRs(ctx context.Context, c *api.Client, signer string) ([]csr, error) {
 	path := "/apis/certificates.k8s.io/v1/certificatesigningrequests?limit=200&fieldSelector=" + url.QueryEscape("spec.signerName="+signer)
 	var all []csr
@@ -70,15 +70,14 @@ func listCSRs(ctx context.Context, c *api.Client, signer string) ([]csr, error) 
 	return all, nil
 }
 
-// nodePool is what we read of a NodePool.
+// nodePool has the field of a NodePool that is used here.
 type nodePool struct {
 	Spec struct {
 		Type string `json:"type"` // Edge or Cloud
 	} `json:"spec"`
 }
 
-// poolOf is what openyurt.NeedPool is of a hub: where to look, and what to do
-// where it is not there.
+// poolOf returns h's need of a NodePool, with its resource and the fix if it is missing.
 func poolOf(h hub) openyurt.Need {
 	for _, n := range h.Needs() {
 		if n.Kind == openyurt.NeedPool {
@@ -88,12 +87,12 @@ func poolOf(h hub) openyurt.Need {
 	return openyurt.Need{}
 }
 
-// poolFits looks, with the node's own rights, whether the node may be of its
-// pool; nil also where that is unknown.
+// poolFits checks, with the node's own rights, whether the node can be in its pool. It returns
+// nil if that is unknown.
 func poolFits(ctx context.Context, e *machine.Env, h hub) error {
 	c, err := member.NodeClient(e)
 	if err != nil {
-		return nil // yurthub's own identity is still to come
+		return nil // yurthub has no identity yet
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -102,7 +101,7 @@ func poolFits(ctx context.Context, e *machine.Env, h hub) error {
 	}
 	need := poolOf(h)
 	if err := c.Get(ctx, need.Resource.Path()+"?fieldSelector="+url.QueryEscape("metadata.name="+h.Pool), &pools); err != nil {
-		return nil // why not is said by who waits for it
+		return nil // missingRight reports the reason
 	}
 	if len(pools.Items) == 0 {
 		return run.Advise(fmt.Errorf("the cluster has no NodePool %s, and OpenYurt's webhook rejects a Node whose pool does not exist", h.Pool), need.Fix)
@@ -111,19 +110,19 @@ func poolFits(ctx context.Context, e *machine.Env, h hub) error {
 	case what == "":
 	case h.Cloud:
 		return run.NeedsPerson(fmt.Errorf("NodePool %s %s", h.Pool, what), fix)
-	default: // it works all the same
+	default: // it works anyway
 		e.Note("NodePool %s %s: %s", h.Pool, what, fix)
 	}
 	return nil
 }
 
-// missingForHub looks, with the node's own rights, at what yurthub waits for in
-// the cluster, and returns what is not there; nil: nothing was found missing.
+// missingForHub checks, with the node's own rights, what yurthub needs in the cluster. It
+// returns what is missing; nil if nothing is known to be.
 func missingForHub(ctx context.Context, e *machine.Env, h hub) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	if h.IsPod() && member.Enrolled(e) != nil {
-		return missingIdentity(ctx, e, h) // nobody to ask the rest as
+		return missingIdentity(ctx, e, h) // there is no certificate for the other requests
 	}
 	c, err := member.NodeClient(e)
 	if err != nil {
@@ -150,8 +149,8 @@ func missingForHub(ctx context.Context, e *machine.Env, h hub) error {
 
 var errNobodyAnswers = errors.New("no API server answers the node")
 
-// missingApproval is what became of yurthub's request for its server certificate.
-// Kubelet may ask for one of its own, with the machine's name.
+// missingApproval returns an error if yurthub's request for its server certificate is not
+// approved. kubelet may send such a request too, with the machine's name.
 func missingApproval(ctx context.Context, c *api.Client, h hub) error {
 	csrs, err := listCSRs(ctx, c, openyurt.ServerSigner)
 	switch {
@@ -165,11 +164,11 @@ func missingApproval(ctx context.Context, c *api.Client, h hub) error {
 	return nil
 }
 
-// missingRight says what the API server's answer to a list tells is missing; nil:
-// nothing.
+// missingRight returns what is missing by the API server's answer to a list; nil if nothing
+// is.
 func missingRight(n openyurt.Need, err error, namespace string) error {
 	code, kind := api.Code(err), n.Resource.Kind
-	if n.Resource.Version == "" { // Kubernetes' own, which is always there
+	if n.Resource.Version == "" { // Kubernetes' own kind, which always exists
 		if code == 403 {
 			return run.Advise(fmt.Errorf("nodes may not list %ss in %s, which yurthub needs", kind, namespace), n.Fix)
 		}
@@ -187,8 +186,8 @@ func missingRight(n openyurt.Need, err error, namespace string) error {
 	return nil
 }
 
-// judgeCSRs says what became of yurthub's requests for a certificate of this
-// kind. Denied, yurthub soon makes another.
+// judgeCSRs returns an error if yurthub's last request for a certificate of this kind is not
+// approved. After a denial, yurthub soon sends another.
 func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 	var newest, denied csr
 	for _, r := range csrs {
@@ -225,7 +224,7 @@ func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 		"find out who denied it, or: kubectl certificate approve "+newest.Metadata.Name)
 }
 
-// requestOf is what is asked for; empty if it is not a request.
+// requestOf returns the certificate request in r; an empty one if there is none.
 func requestOf(r csr) *x509.CertificateRequest {
 	if block, _ := pem.Decode(r.Spec.Request); block != nil {
 		if req, err := x509.ParseCertificateRequest(block.Bytes); err == nil {
@@ -235,7 +234,7 @@ func requestOf(r csr) *x509.CertificateRequest {
 	return &x509.CertificateRequest{}
 }
 
-// state is "pending", or the last that was decided, with the words of who did.
+// state returns the last decision with its message, or "pending".
 func (r csr) state() (state, why string) {
 	state = "pending"
 	for _, cond := range r.Status.Conditions {

@@ -20,12 +20,12 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Yurthub of form staticPod has an identity of its own, which it gets with the
-// bootstrap token. Kubelet has none and goes through yurthub from its first start,
-// so it need not be turned afterwards.
+// In the form staticPod, yurthub has its own identity, which it gets with the bootstrap token.
+// kubelet has none: it goes through yurthub from its first start, and need not be redirected
+// later.
 
-// PodJoinPhase has kubeadm start a kubelet whose first pod is yurthub, and
-// which knows no other way to the cluster.
+// PodJoinPhase makes kubeadm start a kubelet whose first pod is yurthub, its only way to the
+// cluster.
 func PodJoinPhase(active *site.Active) run.Phase {
 	site := active.Site
 	labels := openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud)
@@ -41,7 +41,7 @@ func PodJoinPhase(active *site.Active) run.Phase {
 				}
 				flags := e.Contents(member.KubeadmFlags)
 				if e.Exists(kubeadm.KubeletRestart) || string(registering(flags, labels)) != string(flags) {
-					return run.Todo, nil // the site names another pool since
+					return run.Todo, nil // the Site names another pool now
 				}
 				return run.Done, nil
 			}
@@ -69,8 +69,7 @@ func PodJoinPhase(active *site.Active) run.Phase {
 	}
 }
 
-// podJoined reports whether kubeadm's part is over and yurthub has all it
-// needs to ask for its identity.
+// podJoined reports whether kubeadm's part is done, and yurthub can request its identity.
 func podJoined(ctx context.Context, e *machine.Env, active *site.Active) (bool, error) {
 	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, member.KubeadmFlags, ondisk.KubeCA, openyurt.Manifest} {
 		if !e.Exists(p) {
@@ -79,10 +78,10 @@ func podJoined(ctx context.Context, e *machine.Env, active *site.Active) (bool, 
 	}
 	conf, err := e.Read(member.HubBootstrap)
 	if err != nil || !strings.Contains(string(conf), active.Site.Credentials.Token.Reveal()) {
-		return false, nil // another boot, or another token
+		return false, nil // of another boot, or with another token
 	}
 	if !openyurt.PodIsOf(string(e.Contents(openyurt.Manifest)), active.Node) {
-		return false, nil // the site gave it another name meanwhile
+		return false, nil // the Site has another name for it now
 	}
 	if !openyurt.IsTurned(string(e.Contents(member.KubeadmFlags))) {
 		return false, nil
@@ -101,7 +100,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := kubeadm.WriteConfDir(e, s.KubeletExtraArgs); err != nil {
 		return err
 	}
-	if err := UndoPodJoin(ctx, e, site.CRISocket); err != nil { // of a try that was cut off
+	if err := UndoPodJoin(ctx, e, site.CRISocket); err != nil { // of an interrupted attempt
 		return err
 	}
 	withEndpoint, err := endpointInCert(ctx, e, site)
@@ -138,7 +137,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	}{
 		{member.HubBootstrap, boot},
 		{openyurt.KubeletConf, []byte(openyurt.Kubeconfig)},
-		// For kubeadm, which waits until kubelet has one.
+		// kubeadm waits for this file of kubelet's.
 		{ondisk.KubeletConf, []byte(openyurt.Kubeconfig)},
 		{openyurt.Manifest, h.PodManifest()},
 	} {
@@ -153,9 +152,9 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	s.KubeletExtraArgs = openyurt.JoinedArgs(s.KubeletExtraArgs, gate)
 	err = kubeadm.Join(ctx, e, active, s, "FileAvailable--etc-kubernetes-kubelet.conf")
 	if err != nil && strings.Contains(err.Error(), "uploading crisocket") {
-		// The last thing kubeadm does, and through yurthub, for which it waits
-		// a minute: longer than that somebody may take to approve what yurthub
-		// asks for. The next phase says what is missing.
+		// This is kubeadm's last step. It goes through yurthub, for which kubeadm waits a
+		// minute, but approving yurthub's requests may take longer. The next phase reports
+		// what is missing.
 		if done, perr := podJoined(ctx, e, active); done && perr == nil {
 			e.Log.Info("kubeadm has joined but for the Node's annotation, which is made up for", "error", err)
 			return nil
@@ -164,12 +163,12 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	return err
 }
 
-// SocketAnnotation is where kubeadm before 1.34 reads, when it upgrades a node, which
-// container runtime it has.
+// SocketAnnotation is where kubeadm before 1.34 reads the socket of a node's container runtime
+// when it upgrades the node.
 const SocketAnnotation = "kubeadm.alpha.kubernetes.io/cri-socket"
 
-// NodeMissing returns what keeps the Node of a Site out of the cluster, as far as
-// OpenYurt is concerned; nil: nothing is known.
+// NodeMissing returns why OpenYurt keeps the Node of a Site out of the cluster; nil if
+// unknown.
 func NodeMissing(ctx context.Context, e *machine.Env, active *site.Active) error {
 	h, err := hubOf(e, active)
 	if err != nil {
@@ -178,7 +177,7 @@ func NodeMissing(ctx context.Context, e *machine.Env, active *site.Active) error
 	return poolFits(ctx, e, h)
 }
 
-// AnnotateSocket makes up for what kubeadm could not do at the end of its join.
+// AnnotateSocket sets the annotation that kubeadm could not set at the end of its join.
 func AnnotateSocket(ctx context.Context, e *machine.Env, active *site.Active) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -193,8 +192,8 @@ func AnnotateSocket(ctx context.Context, e *machine.Env, active *site.Active) er
 	return nil
 }
 
-// hubServer is the one server that yurthub.conf will name for good: the first
-// that answers and that yurthub can verify.
+// hubServer returns the server that yurthub.conf will always have: the first that answers and
+// that yurthub can verify.
 func hubServer(ctx context.Context, e *machine.Env, servers []string, ca []byte) (string, error) {
 	var errs []error
 	for _, s := range servers {
@@ -208,15 +207,15 @@ func hubServer(ctx context.Context, e *machine.Env, servers []string, ca []byte)
 		"their certificates must have the endpoint or their own addresses (certSANs of the API servers)")
 }
 
-// UndoPodJoin takes back what podJoin, and what it started, wrote.
+// UndoPodJoin removes the files of podJoin and of the programs that it started.
 func UndoPodJoin(ctx context.Context, e *machine.Env, socket string) error {
 	ran := e.Exists(openyurt.Manifest)
 	if err := kubeadm.UndoJoin(ctx, e); err != nil {
 		return err
 	}
 	if ran {
-		// Kubelet leaves its pods alone when it is stopped, and takes over
-		// what it finds: yurthub would go on with what it began with.
+		// kubelet leaves its pods running when it stops, and keeps those that it finds:
+		// yurthub would continue with its former configuration.
 		if err := removeHubPod(ctx, e, socket); err != nil {
 			return err
 		}
@@ -241,8 +240,7 @@ func removeHubPod(ctx context.Context, e *machine.Env, socket string) error {
 	return nil
 }
 
-// missingIdentity looks, with the bootstrap token, where yurthub's first
-// request is.
+// missingIdentity checks, with the bootstrap token, the state of yurthub's first request.
 func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 	c, err := e.ClientAt(member.HubBootstrap, "yurthub's bootstrap file")
 	if err != nil {
@@ -270,8 +268,8 @@ func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 	return run.Advise(errors.New("yurthub has not asked for its client certificate yet"), h.Logs())
 }
 
-// makeManifests makes kubelet's directory of static pods, where it is not
-// there: as kubeadm does, for root alone.
+// makeManifests makes kubelet's directory of static pods if it is missing, for root alone as
+// kubeadm does.
 func makeManifests(e *machine.Env) error {
 	if e.Exists(ondisk.ManifestsDir) {
 		return nil

@@ -16,37 +16,36 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Yurthub authenticates nobody and acts with the node's rights: on its proxy's
-// ports, which pods reach at PodAddress and other nodes at any address of the
-// node's that they have a route to, and on the pool's port, which is for other
-// nodes of the pool. A fourth shows its health and its profile, and takes tokens. So
-// the kernel lets in packets of root and of the node's pods, and drops the rest.
+// yurthub authenticates nobody and acts with the node's rights: on its proxy's ports, which
+// pods reach at PodAddress and other nodes at any address of the node that they have a route
+// to, and on the pool's port, which is for other nodes of the pool. A fourth port serves
+// health and profiles, and accepts tokens. So the kernel accepts packets from root and from
+// the node's pods, and drops the rest.
 //
-// kubelet connects to the proxy without TLS, as root. So nothing that another user's
-// process sends from one of these ports leaves it: whoever listens there while yurthub
-// is down answers nobody. The answer to a connection request must be root's: a listener
-// with a full queue answers with SYN cookies, and the kernel gives those packets no user.
-// A connection that is established all the same could send data without a user too, by
-// closing its socket at once.
+// kubelet connects to the proxy without TLS, as root. While yurthub is down, another user's
+// process could listen on these ports, so nothing that it sends from them leaves it. The
+// answer to a connection request must be root's: a listener with a full queue answers with SYN
+// cookies, and those packets have no user. A connection that was established anyway could also
+// send data without a user, by closing its socket at once.
 const (
 	PortsUnit      = "edgebake-yurthub-ports.service"
 	PortsTimer     = "edgebake-yurthub-ports.timer"
 	portsUnitFile  = "/etc/systemd/system/" + PortsUnit
 	portsTimerFile = "/etc/systemd/system/" + PortsTimer
 	portsTable     = "edgebake_yurthub"
-	// PortsKubelet holds a kubelet that runs yurthub as a static pod.
+	// PortsKubelet loads the rules before a kubelet that runs yurthub as a static pod.
 	PortsKubelet = "/etc/systemd/system/kubelet.service.d/20-edgebake-yurthub-ports.conf"
 )
 
-// PortRules are the nftables rules, for IPv4 and IPv6. Packets of this node's own
-// processes have the user who opened the socket; those of pods, forwarded ones and
-// resets of the kernel have none, and no rule in output matches them. A destination is
-// looked up (fib) because it may have been rewritten. A packet counts as a pod's
-// by the kind of the interface it arrives on: pods have veth, netkit or a bridge; a
-// network card has no kind; VLANs, bonds, tunnels and macvlans have others. Names of
-// interfaces would be out of date as soon as somebody plugs in a network card. A
-// bridge may have a network card as a port, so the second table looks at the port
-// too. Loading replaces the table at once, so the ports are never open meanwhile.
+// PortRules returns the nftables rules, for IPv4 and IPv6. Packets of this node's own
+// processes have the user who opened the socket; those of pods, forwarded ones and the
+// kernel's resets have none, and match no rule in output. A destination is looked up (fib)
+// because it may have been rewritten. A packet counts as a pod's by the kind of the interface
+// on which it arrives: pods have veth, netkit or a bridge, a network card has no kind, and
+// VLANs, bonds, tunnels and macvlans have others. Names of interfaces would be out of date as
+// soon as a network card is added. A bridge may have a network card as a port, so the second
+// table checks the port too. Loading replaces the table atomically, so that the ports are
+// never open.
 func PortRules(p Ports) []byte {
 	local, pods := openyurt.HealthPort, openyurt.ProxyPort+", "+openyurt.SecurePort
 	all := pods + ", " + local + ", " + openyurt.PoolPort
@@ -95,19 +94,19 @@ table bridge TABLE {
 `))
 }
 
-// Ports is what the rules for yurthub's ports depend on.
+// Ports configures the rules for yurthub's ports.
 type Ports struct {
-	Open    bool  // the pool's, to other nodes of the pool
-	Clients []int // users of this node, beside root
-	pod     bool  // kubelet runs yurthub
+	Open    bool  // the pool's port is open to other nodes of the pool
+	Clients []int // users of this node, in addition to root
+	pod     bool  // kubelet runs yurthub as a static pod
 }
 
 func (h hub) ports() Ports { return Ports{Open: h.openPort, Clients: h.clients, pod: h.IsPod()} }
 
-// portFiles are the rules and what keeps them in the kernel. nftables.service flushes
-// all rules when it starts or is reloaded, those of others as well: its start loads
-// these again at once, the timer after a reload and after anything else, with a line in
-// the journal. kube-proxy flushes only its own tables.
+// portFiles returns the rules and the units that keep them in the kernel. nftables.service
+// flushes all rules, those of others too, when it starts or is reloaded: its start loads these
+// again at once, the timer does after a reload or anything else, with a line in the journal.
+// kube-proxy flushes only its own tables.
 func portFiles(p Ports) map[string][]byte {
 	files := map[string][]byte{
 		NFTFile: PortRules(p),
@@ -139,14 +138,14 @@ AccuracySec=5s
 WantedBy=timers.target
 `),
 	}
-	if p.pod { // as yurthub's own unit is held, where it has one
+	if p.pod { // like the drop-in of yurthub's own unit
 		files[PortsKubelet] = []byte(closePortDropin)
 	}
 	return files
 }
 
-// closePorts puts the rules in the kernel, and what keeps them there. Yurthub
-// does not start before, at this boot and at later ones.
+// closePorts loads the rules, and installs what keeps them in the kernel. yurthub does not
+// start without them, now or at later boots.
 func closePorts(ctx context.Context, e *machine.Env, p Ports) error {
 	files := portFiles(p)
 	wrote := false
@@ -173,8 +172,8 @@ func closePorts(ctx context.Context, e *machine.Env, p Ports) error {
 	return nil
 }
 
-// ClosePodPorts closes the ports of a yurthub that kubelet will run as a static pod. The
-// pod's manifest is on DATA; a root that is new has no rules yet.
+// ClosePodPorts closes the ports of a yurthub that kubelet will run as a static pod. Its
+// manifest is on DATA, but a new root has no rules yet.
 func ClosePodPorts(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if !e.Exists(openyurt.Manifest) {
 		return nil
@@ -194,10 +193,10 @@ func portsClosed(ctx context.Context, e *machine.Env) bool {
 	return true
 }
 
-// OpenPorts takes the rules away, once yurthub is gone.
+// OpenPorts removes the rules after yurthub was removed.
 func OpenPorts(ctx context.Context, e *machine.Env) error {
 	if e.Exists(PortsKubelet) {
-		// First: kubelet must not wait for rules that are gone.
+		// First, so that kubelet does not wait for rules that are gone.
 		if err := e.Remove(PortsKubelet); err != nil {
 			return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
 		}
@@ -227,8 +226,7 @@ func OpenPorts(ctx context.Context, e *machine.Env) error {
 	return nil
 }
 
-// portsClosable has nft check the rules, which asks the kernel for what they
-// need and changes nothing.
+// portsClosable checks with nft whether this kernel can load the rules. It changes nothing.
 func portsClosable(ctx context.Context, e *machine.Env) error {
 	var out strings.Builder
 	err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(string(PortRules(Ports{}))), Output: &out})

@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// plainLists is the flag with which this node's kubelet, of the image's
-// version, lists in a way that yurthub can serve.
+// plainLists returns the flag that makes this node's kubelet list in a way that yurthub
+// supports. version is kubelet's, in the image.
 func plainLists(ctx context.Context, e *machine.Env, version string) (string, error) {
 	if version == "" { // a node that edgebake did not build
 		var out strings.Builder
@@ -33,7 +33,7 @@ func plainLists(ctx context.Context, e *machine.Env, version string) (string, er
 	return gate, nil
 }
 
-// redirectFlags adds to kubeadm-flags.env what turns kubelet to yurthub.
+// redirectFlags adds the arguments that redirect kubelet to yurthub to kubeadm-flags.env.
 func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, error) {
 	env = directFlags(env)
 	if !member.KubeadmArgs.Match(env) {
@@ -42,7 +42,7 @@ func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, e
 	return kubeadm.EachArgs(env, func(args string) string { return openyurt.Turn(registerFlags(args, labels), gate) }), nil
 }
 
-// directFlags takes it out again.
+// directFlags removes the arguments that redirect kubelet to yurthub.
 func directFlags(env []byte) []byte {
 	return kubeadm.EachArgs(env, func(args string) string {
 		for {
@@ -55,7 +55,7 @@ func directFlags(env []byte) []byte {
 	})
 }
 
-// givenLabels are those of all --node-labels, each key=value.
+// givenLabels returns the labels of all --node-labels in args, each as key=value.
 func givenLabels(args string) []string {
 	var out []string
 	for _, m := range kubeadm.NodeLabels.FindAllStringSubmatch(args, -1) {
@@ -64,9 +64,8 @@ func givenLabels(args string) []string {
 	return out
 }
 
-// registerFlags has kubelet register its Node with these labels of OpenYurt's,
-// or with neither: they hold when the Node was deleted, and only then. Kubeadm
-// wrote down those of the day of the join.
+// registerFlags sets the OpenYurt labels in --node-labels to these, perhaps none. kubelet uses
+// them only if it registers its Node again; kubeadm wrote those of the join.
 func registerFlags(args string, labels map[string]string) string {
 	var kept []string
 	right, seen := map[string]bool{}, 0
@@ -82,7 +81,7 @@ func registerFlags(args string, labels map[string]string) string {
 		}
 	}
 	if len(right) == len(labels) && seen == len(labels) {
-		return args // as it should be, in any order
+		return args // they are right, in any order
 	}
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		kept = append(kept, k+"="+labels[k])
@@ -105,7 +104,7 @@ func registerFlags(args string, labels map[string]string) string {
 	return out
 }
 
-// registering is kubeadm-flags.env with these labels.
+// registering returns kubeadm-flags.env with these labels.
 func registering(env []byte, labels map[string]string) []byte {
 	return kubeadm.EachArgs(env, func(args string) string { return registerFlags(args, labels) })
 }
@@ -119,8 +118,7 @@ func register(ctx context.Context, e *machine.Env, labels map[string]string) err
 	return kubeadm.RestartFor(ctx, e, "having kubelet register with the Site's labels", kubeadm.Writing(member.KubeadmFlags, registering(flags, labels), 0o644))
 }
 
-// RedirectPhase turns kubelet to yurthub, and has it register as what labels
-// say.
+// RedirectPhase redirects kubelet to yurthub, with these labels for its registration.
 func RedirectPhase(kubernetes string, labels map[string]string) run.Phase {
 	return run.Phase{
 		Name: "kubelet-redirect", Doc: "kubelet talks to yurthub", Timeout: 2 * time.Minute,
@@ -134,7 +132,7 @@ func RedirectPhase(kubernetes string, labels map[string]string) run.Phase {
 				return run.Todo, err
 			}
 			if want, err := redirectFlags(flags, gate, labels); err != nil || string(want) != string(flags) {
-				return run.Todo, nil // what is wrong with them is said when they are written
+				return run.Todo, nil // Run reports what is wrong with them
 			}
 			if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 				return run.Todo, err
@@ -142,8 +140,8 @@ func RedirectPhase(kubernetes string, labels map[string]string) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error { return redirect(ctx, e, kubernetes, labels) },
-		// Kubelet through a yurthub that does not serve would be cut off. One that
-		// serves is kubelet's only way where the API servers are out of reach.
+		// A yurthub that does not serve would cut kubelet off. One that serves is kubelet's
+		// only way while the API servers are out of reach.
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if hubReady(ctx, e) == nil {
 				return nil
@@ -170,8 +168,8 @@ func redirect(ctx context.Context, e *machine.Env, kubernetes string, labels map
 		kubeadm.Writing(openyurt.KubeletConf, []byte(openyurt.Kubeconfig), 0o600), kubeadm.Writing(member.KubeadmFlags, flags, 0o644))
 }
 
-// direct turns kubelet from yurthub, and has it register with these labels of
-// OpenYurt's; nil: as a native node.
+// direct redirects kubelet from yurthub to the API server, with these OpenYurt labels for its
+// registration, perhaps none.
 func direct(ctx context.Context, e *machine.Env, labels map[string]string) error {
 	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {
@@ -182,7 +180,7 @@ func direct(ctx context.Context, e *machine.Env, labels map[string]string) error
 		kubeadm.Writing(member.KubeadmFlags, flags, 0o644), func(e *machine.Env) error { return e.Remove(openyurt.KubeletConf) })
 }
 
-// registeredAs are the labels of OpenYurt's that kubelet registers with.
+// registeredAs returns the OpenYurt labels that kubelet registers with.
 func registeredAs(env []byte) map[string]string {
 	out := map[string]string{}
 	for _, l := range givenLabels(string(env)) {

@@ -13,21 +13,20 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// What yurthub, and first boot for it, leave on the disk, in the order in which
-// it is removed. Both removing and looking whether anything is left use these
-// lists: what a removal that was cut off has not reached is found.
+// Files that yurthub, and first boot for it, leave on the disk, in the order of their removal.
+// The check for leftovers uses the same lists, so that an interrupted removal is noticed.
 var (
-	portsLeavings = []string{PortsKubelet, portsTimerFile, portsUnitFile, NFTFile} // by OpenPorts
+	portsLeavings = []string{PortsKubelet, portsTimerFile, portsUnitFile, NFTFile} // removed by OpenPorts
 	unitLeavings  = []string{EnvFile, hubKept, DropinFile, openyurt.Dropin, hubSysctl, hubRestart}
 	ownLeavings   = append([]string{openyurt.Manifest, member.HubBootstrap, openyurt.KubeletConf}, openyurt.Identities()...)
 	hubLeavings   = slices.Concat(portsLeavings, unitLeavings, ownLeavings, []string{UnitFile})
 )
 
-// hubLeft reports whether anything is left of yurthub. A baked unit counts as
-// nothing: it stays, held by its condition.
+// hubLeft reports whether anything of yurthub is left. A unit of the image does not count: it
+// stays, and its condition keeps it from starting.
 func hubLeft(e *machine.Env) bool { return slices.ContainsFunc(hubLeavings, e.Exists) }
 
-// Remove removes yurthub, all that it has, and its unit.
+// Remove removes yurthub with all its files, and its unit.
 func Remove(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	if err := removeHubFiles(ctx, e, image); err != nil {
 		return err
@@ -35,12 +34,12 @@ func Remove(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	return removeUnit(ctx, e)
 }
 
-// removeHubFiles is Remove but for the unit.
+// removeHubFiles is Remove without the unit.
 func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	if err := e.Unit(ctx, "stop", openyurt.Unit); err != nil {
 		return fmt.Errorf("stopping yurthub: %w", err)
 	}
-	// Its units, which may be baked and stay, are loaded with these.
+	// systemd has loaded its units, which may be of the image and stay, with these files.
 	loaded := slices.ContainsFunc([]string{portsTimerFile, portsUnitFile, DropinFile, openyurt.Dropin}, e.Exists)
 	if err := OpenPorts(ctx, e); err != nil {
 		return err
@@ -61,11 +60,11 @@ func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo)
 	return forgetHub(e)
 }
 
-// removeDummy removes yurthub's interface, with the address at which pods look
-// for it: yurthub leaves it behind when it is killed.
+// removeDummy removes yurthub's interface with the address at which pods look for it: a
+// yurthub that was killed leaves it.
 func removeDummy(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	args := string(e.Contents(EnvFile))
-	if y := image.Yurthub; y != nil { // a pod has its arguments in a manifest that kubeadm took away
+	if y := image.Yurthub; y != nil { // kubeadm has removed the manifest with a pod's arguments
 		args += " " + strings.Join(y.ExtraArgs, " ")
 	}
 	for _, n := range openyurt.DummyNames(args) {
@@ -79,8 +78,8 @@ func removeDummy(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) er
 	return nil
 }
 
-// forgetHub removes yurthub's identity, its cache, and the ways to it. The
-// directory that they are in may be baked, and stays.
+// forgetHub removes yurthub's identity, its cache and the kubeconfigs that lead to it. Their
+// directory may be of the image, and stays.
 func forgetHub(e *machine.Env) error {
 	for _, p := range ownLeavings {
 		if err := e.RemoveAll(p); err != nil {
@@ -90,8 +89,8 @@ func forgetHub(e *machine.Env) error {
 	return nil
 }
 
-// removeUnit removes the unit if it is the one we wrote; a baked one stays,
-// held by its condition.
+// removeUnit removes the unit if first boot wrote it. That of an image stays, and its
+// condition keeps it from starting.
 func removeUnit(ctx context.Context, e *machine.Env) error {
 	if !e.Exists(UnitFile) {
 		return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Revert makes an OpenYurt node native again, pods kept.
+// Revert makes an OpenYurt node native again, and keeps its pods.
 func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 	release, err := run.Exclusive(ctx, e)
 	if err != nil {
@@ -43,7 +43,7 @@ func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 func allDone(ctx context.Context, e *machine.Env, steps []run.Phase) (bool, error) {
 	for _, s := range steps {
 		if s.Name == ReadyStep {
-			continue // says how a change went, not whether there is one to make
+			continue // it shows how a change went, not whether one is needed
 		}
 		v, err := s.Look(ctx, e)
 		if err != nil {
@@ -56,16 +56,16 @@ func allDone(ctx context.Context, e *machine.Env, steps []run.Phase) (bool, erro
 	return true, nil
 }
 
-// reversion is an OpenYurt node on its way back to a native one.
+// reversion is the state of one revert.
 type reversion struct {
 	node             string
 	image            ondisk.ImageInfo
-	labelsBefore     map[string]any    // the Node's, of OpenYurt's
+	labelsBefore     map[string]any    // OpenYurt's that the Node had
 	registeredBefore map[string]string // those that kubelet registered with
 }
 
-// steps in their order. The labels come first: with a pool and without the
-// other label the cluster would convert the node again.
+// steps returns the steps in order. The labels come first: with a pool and without the other
+// label, the cluster would convert the node again.
 func (r *reversion) steps() []run.Phase {
 	return []run.Phase{r.unlabel(), r.direct(), stillReady(r.node, false), r.yurthub()}
 }
@@ -84,7 +84,7 @@ func (r *reversion) unlabel() run.Phase {
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if r.labelsBefore == nil || !member.Redirected(e) {
-				return nil // a native node it stays, and carries none
+				return nil // kubelet is not redirected, so the Node needs no labels
 			}
 			return member.PatchLabels(ctx, e, r.node, r.labelsBefore)
 		},
@@ -135,10 +135,10 @@ func (r *reversion) yurthub() run.Phase {
 // ReadyStep is the name of the step that waits for the node to be Ready.
 const ReadyStep = "node-ready"
 
-// stillReady waits for the node to be Ready by the word of the kubelet that
-// runs now.
+// stillReady waits until the node is Ready by the report of the running kubelet. through:
+// kubelet must go through yurthub.
 func stillReady(name string, through bool) run.Phase {
-	seen := false // by this run
+	seen := false // in this run
 	return run.Phase{
 		Name: ReadyStep, Doc: "the cluster sees the node Ready", Timeout: 3 * time.Minute,
 		Check: func(context.Context, *machine.Env) (run.Verdict, error) {
@@ -164,8 +164,8 @@ func stillReady(name string, through bool) run.Phase {
 	}
 }
 
-// ensureKubelet makes sure that kubelet runs with what was written for it: on a
-// node that edgebake did not build its unit may read its flags elsewhere.
+// ensureKubelet checks that kubelet runs with the arguments that were written for it: on a
+// node that edgebake did not build, its unit may read its flags elsewhere.
 func ensureKubelet(ctx context.Context, e *machine.Env, through bool) error {
 	var out strings.Builder
 	if err := e.Run(ctx, machine.Cmd{Args: []string{"systemctl", "show", "--property", "MainPID", "--value", ondisk.UnitKubelet}, Output: &out}); err != nil {
@@ -175,7 +175,7 @@ func ensureKubelet(ctx context.Context, e *machine.Env, through bool) error {
 	if err != nil {
 		return fmt.Errorf("looking how kubelet was started: %w", err)
 	}
-	conf := "" // of several the last holds
+	conf := "" // the last one applies
 	words := strings.Split(string(args), "\x00")
 	for i, arg := range words {
 		if v, ok := strings.CutPrefix(arg, "--kubeconfig="); ok {

@@ -23,37 +23,37 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// What first boot puts onto an OpenYurt node beside OpenYurt's own files.
+// Files of first boot on an OpenYurt node, in addition to OpenYurt's own.
 const (
 	EnvFile = ondisk.YurthubEnv
-	// hubKept is a copy of it on DATA, for a root that was exchanged while the API
-	// servers are out of reach.
+	// hubKept is a copy of EnvFile on DATA, for a root that is exchanged while the API servers
+	// are out of reach.
 	hubKept    = ondisk.StateDir + "/yurthub.env"
 	NFTFile    = ondisk.EtcDir + "/yurthub.nft"
 	DropinFile = "/etc/systemd/system/" + openyurt.Unit + ".d/10-edgebake-port.conf"
 	hubSysctl  = "/etc/sysctl.d/80-edgebake-yurthub.conf"
 )
 
-// hub is what first boot decides of a yurthub.
+// hub is first boot's configuration of a yurthub.
 type hub struct {
 	openyurt.Hub
-	openPort bool  // to other nodes of the pool
-	clients  []int // users that may use it, beside root
+	openPort bool  // the pool's port is open to other nodes of the pool
+	clients  []int // users that may use it, in addition to root
 
-	// The method through makes Hub.Servers of these.
+	// through makes Hub.Servers of these.
 	endpoint string   // the endpoint's URL
 	masters  []string // URLs
 	keep     string   // the server in the identity of a static pod; "": it has none
 }
 
-// closePortDropin has yurthub, or the kubelet that runs it, start behind the
-// rules for its ports, or not at all; systemd tries again.
+// closePortDropin loads the rules for yurthub's ports before yurthub, or the kubelet that runs
+// it. If that fails, systemd tries again instead of starting it.
 const closePortDropin = `# Written by firstboot.
 [Service]
 ExecStartPre=/usr/sbin/nft -f ` + NFTFile + `
 `
 
-// hubOf is the hub of a Site, but for its Servers.
+// hubOf returns the hub of a Site, without its Servers.
 func hubOf(e *machine.Env, active *site.Active) (hub, error) {
 	site, info := active.Site, active.Image.Yurthub
 	if info == nil {
@@ -82,7 +82,7 @@ func hubOf(e *machine.Env, active *site.Active) (hub, error) {
 	return h, nil
 }
 
-// hubIdentityServer is the server in yurthub.conf; "": there is none yet.
+// hubIdentityServer returns the server in yurthub.conf; "" if there is none yet.
 func hubIdentityServer(e *machine.Env) string {
 	k, err := e.ParseKubeconfig(e.Contents(openyurt.Identity))
 	if err != nil {
@@ -95,9 +95,9 @@ func hubIdentityServer(e *machine.Env) string {
 	return c.Server
 }
 
-// through is the hub with its servers. withEndpoint says that the API servers'
-// certificates have the endpoint's name. The server in yurthub.conf stays in the
-// list: without it yurthub would wipe its identity, and the token is long gone.
+// through returns the hub with its servers. withEndpoint: the API servers' certificates have
+// the endpoint's name. The server in yurthub.conf stays in the list: without it, yurthub would
+// wipe its identity, and the token that could replace it is gone.
 func (h hub) through(withEndpoint bool) hub {
 	h.Servers = nil
 	if withEndpoint {
@@ -110,7 +110,7 @@ func (h hub) through(withEndpoint bool) hub {
 	return h
 }
 
-// hubFiles is what lies on the disk for yurthub.
+// hubFiles returns the files that yurthub needs, by path.
 func hubFiles(h hub) map[string][]byte {
 	files := portFiles(h.ports())
 	if h.IsPod() {
@@ -131,7 +131,8 @@ func hubInPlace(e *machine.Env, h hub) bool {
 	return true
 }
 
-// Phase has yurthub run with its identity and its first lists synced.
+// Phase makes yurthub run with its certificates, and waits until it has synced its first
+// lists.
 func Phase(active *site.Active) run.Phase {
 	site := active.Site
 	return servingPhase(run.Phase{
@@ -149,7 +150,7 @@ func Phase(active *site.Active) run.Phase {
 		Run: func(ctx context.Context, e *machine.Env) error {
 			h, err := hubOf(e, active)
 			if err == nil {
-				err = closePorts(ctx, e, h.ports()) // first: it may run already
+				err = closePorts(ctx, e, h.ports()) // first: yurthub may run already
 			}
 			if err != nil {
 				return err
@@ -160,15 +161,15 @@ func Phase(active *site.Active) run.Phase {
 			h, onDisk := hubOnDisk(e, h)
 			if err := poolFits(ctx, e, h); err != nil {
 				if _, permanent := run.Fix(err); permanent && !onDisk {
-					return err // one that runs stays
+					return err // a yurthub that runs stays
 				}
-				// Without OpenYurt's webhooks the node gets along; with them
-				// there is no Node yet, and the last phase says why.
+				// Without OpenYurt's webhooks the node works anyway; with them there is no
+				// Node yet, and the last phase reports why.
 				e.Log.Warn("the node's pool", "error", err)
 			}
 			withEndpoint, err := endpointInCert(ctx, e, site)
 			if err != nil && !onDisk && e.Exists(member.ReadyMark) {
-				// Its root was exchanged: it continues as it did on the former one.
+				// Its root was exchanged: yurthub continues with its former servers.
 				withEndpoint, err = keptEndpoint(e, site)
 			}
 			switch {
@@ -185,21 +186,20 @@ func Phase(active *site.Active) run.Phase {
 	})
 }
 
-// servingPhase is the phase at whose end yurthub serves, on a node that joins and
-// on one that is converted.
+// servingPhase completes the phase that makes yurthub serve, for a node that joins and for one
+// that is converted.
 func servingPhase(p run.Phase) run.Phase {
 	p.Name, p.Doc, p.Timeout = "yurthub", "yurthub has its certificates and serves", 6*time.Minute
 	return p
 }
 
-// hubServes reports whether yurthub runs as it was last told to, behind the rules
-// for its ports, and is ready.
+// hubServes reports whether yurthub runs with its last configuration, behind the rules for its
+// ports, and is ready.
 func hubServes(ctx context.Context, e *machine.Env) bool {
 	return !e.Exists(hubRestart) && portsClosed(ctx, e) && hubReady(ctx, e) == nil
 }
 
-// serveHub starts yurthub, whose ports are closed to others, and waits until it
-// is ready.
+// serveHub starts yurthub, whose ports must be closed, and waits until it is ready.
 func serveHub(ctx context.Context, e *machine.Env, h hub) error {
 	if err := startHub(ctx, e, h); err != nil {
 		return err
@@ -207,8 +207,8 @@ func serveHub(ctx context.Context, e *machine.Env, h hub) error {
 	return waitForHub(ctx, e, h)
 }
 
-// checkHubRelease makes sure that the program on board is of the release that the
-// Image named, whose flags it gets.
+// checkHubRelease returns an error if yurthub's program in the image is not of the release
+// that the Image names, whose flags it gets.
 func checkHubRelease(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	info := image.Yurthub
 	if info == nil || info.Form == openyurt.FormStaticPod {
@@ -228,9 +228,8 @@ func checkHubRelease(ctx context.Context, e *machine.Env, image ondisk.ImageInfo
 	return nil
 }
 
-// hubOnDisk is h with the servers that the disk holds, if it holds this hub.
-// Whether the endpoint is among them was decided by a look at the API servers when
-// it was written; offline, what was written holds.
+// hubOnDisk returns h with the servers that are on the disk, if it has this hub. Whether the
+// endpoint is among them was decided by asking the API servers; offline, that decision holds.
 func hubOnDisk(e *machine.Env, h hub) (_ hub, onDisk bool) {
 	for _, withEndpoint := range []bool{true, false} {
 		if with := h.through(withEndpoint); hubInPlace(e, with) {
@@ -240,8 +239,8 @@ func hubOnDisk(e *machine.Env, h hub) (_ hub, onDisk bool) {
 	return h, false
 }
 
-// hubRestart says that yurthub has to be restarted for what was written. It
-// is on /run: a boot is a restart.
+// hubRestart marks that yurthub must be restarted after a change. It is on /run: a boot is a
+// restart.
 const hubRestart = ondisk.RunDir + "/restart-yurthub"
 
 func startHub(ctx context.Context, e *machine.Env, h hub) error {
@@ -252,7 +251,7 @@ func startHub(ctx context.Context, e *machine.Env, h hub) error {
 		if err := makeManifests(e); err != nil {
 			return err
 		}
-		// kubelet watches the directory, and makes the pod anew when it changes.
+		// kubelet watches the directory, and re-creates the pod when it changes.
 		if _, err := e.Write(openyurt.Manifest, h.PodManifest(), machine.Mode(0o600)); err != nil {
 			return fmt.Errorf("writing yurthub's pod: %w", err)
 		}
@@ -285,10 +284,9 @@ func startHub(ctx context.Context, e *machine.Env, h hub) error {
 	return e.Remove(hubRestart)
 }
 
-// endpointInCert reports whether yurthub may verify the API servers by the
-// endpoint's name, since it takes no tls-server-name: one API server whose
-// certificate lacks it is enough for no, since IPVS may lead to any. Those that
-// do not answer are looked at again when they do.
+// endpointInCert reports whether yurthub, which has no tls-server-name, can verify the API
+// servers by the endpoint's name. It is false if one certificate lacks it, since IPVS may lead
+// to any of them. API servers that do not answer are checked again later.
 func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bool, error) {
 	ca, err := e.Read(ondisk.KubeCA)
 	if err != nil {
@@ -310,9 +308,8 @@ func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bo
 	return false, fmt.Errorf("asking the API servers for their certificates' names: %w", errors.Join(errs...))
 }
 
-// endpointHolds reports whether yurthub may still have the endpoint in its
-// list: an API server may have come back, or come in addition, whose
-// certificate lacks its name.
+// endpointHolds reports whether the endpoint may stay in yurthub's list: the certificate of an
+// API server that has come back, or is new, may lack its name.
 func endpointHolds(ctx context.Context, e *machine.Env, h hub, site *configs.Site) bool {
 	if !slices.Contains(h.Servers, site.EndpointURL()) {
 		return true
@@ -321,7 +318,7 @@ func endpointHolds(ctx context.Context, e *machine.Env, h hub, site *configs.Sit
 	return err != nil || has
 }
 
-// keptEndpoint is what endpointInCert last said, as DATA has it.
+// keptEndpoint returns the last result of endpointInCert, from the files on DATA.
 func keptEndpoint(e *machine.Env, site *configs.Site) (bool, error) {
 	servers := openyurt.ServersIn(string(e.Contents(hubKept)) + string(e.Contents(openyurt.Manifest)))
 	if servers == nil {
@@ -330,7 +327,7 @@ func keptEndpoint(e *machine.Env, site *configs.Site) (bool, error) {
 	return servers[0] == site.EndpointURL(), nil
 }
 
-// hubReady asks yurthub itself.
+// hubReady returns an error unless yurthub reports that it is ready.
 func hubReady(ctx context.Context, e *machine.Env) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -344,8 +341,8 @@ func hubReady(ctx context.Context, e *machine.Env) error {
 	return nil
 }
 
-// waitForHub waits for readyz, and tells meanwhile what is missing in the
-// cluster: yurthub itself only ever says that it waits.
+// waitForHub waits until yurthub is ready. Meanwhile it reports what is missing in the
+// cluster, which yurthub itself does not.
 func waitForHub(ctx context.Context, e *machine.Env, h hub) error {
 	tries := 0
 	err := e.Retry(ctx, 2*time.Second, func() error {
@@ -353,8 +350,8 @@ func waitForHub(ctx context.Context, e *machine.Env, h hub) error {
 		if bad == nil {
 			return nil
 		}
-		// The first look after 20 s, then once in half a minute: thousands
-		// of nodes may be waiting for the same thing.
+		// First after 20 s, then every half minute: thousands of nodes may wait for the same
+		// thing.
 		if tries++; tries%15 == 10 {
 			if missing := missingForHub(ctx, e, h); missing != nil {
 				e.Waiting("yurthub to be ready: %s", run.WithAdvice(missing))

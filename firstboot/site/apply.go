@@ -19,12 +19,11 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Phase finds the site and makes the operating system's settings what it
-// says. When it is done, reader has read that Site last; the rest of the pass
-// uses it. beforeKubelet is called before a kubelet is started that has waited for the
-// Site's settings; nil: nothing is to be done.
+// Phase finds the Site and applies its settings to the operating system. Afterwards
+// reader.Last is that Site, which the rest of the pass uses. beforeKubelet, which may be nil,
+// is called before a kubelet is started that has waited for the Site's settings.
 func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *configs.Site) error) run.Phase {
-	left := false // the slot of a node, in this pass: it could not be written
+	left := false // in this pass, the slot of a node could not be written
 	return run.Phase{
 		Name: "site-config", Doc: "the Site's settings are in place", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -33,7 +32,7 @@ func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *co
 		Run: func(ctx context.Context, e *machine.Env) error {
 			err := takeFromInventory(e)
 			if left = err != nil && member.Is(e); left {
-				// It has an active Site, and other work to do.
+				// The node has an active Site, and other work to do.
 				e.Log.Warn("the slot is left as it is", "error", err)
 			} else if err != nil {
 				return err
@@ -68,7 +67,7 @@ func checkSite(ctx context.Context, e *machine.Env, reader *Reader, left bool) (
 		return run.Todo, nil // Run waits
 	}
 	if !left && (err == nil && a.unwritten || err != nil && unwritten(e)) {
-		return run.Todo, nil // the others' sites are wiped, whatever is wrong with this one's
+		return run.Todo, nil // other machines' Sites are wiped, even if this machine's is invalid
 	}
 	if err != nil {
 		return run.Todo, err
@@ -83,8 +82,8 @@ func checkSite(ctx context.Context, e *machine.Env, reader *Reader, left bool) (
 	return run.Done, nil
 }
 
-// waitForSite waits, within its attempt, for somebody to bring a site. none says why there
-// is none in the slot.
+// waitForSite waits until a Site is stamped or brought on a stick. none is why the slot has
+// none.
 func waitForSite(ctx context.Context, e *machine.Env, reader *Reader, none error) (*Active, error) {
 	if isOthers(none) {
 		e.Waiting("a Site; %s. This machine: %s", machine.OneLine(none), e.Facts())
@@ -115,7 +114,7 @@ func waitForSite(ctx context.Context, e *machine.Env, reader *Reader, none error
 	return found, siteErr
 }
 
-// applySite makes the machine's settings those of the site.
+// applySite applies the Site's settings to the machine.
 func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 	if !a.IsApplied(e) {
 		if err := network.EndTrial(ctx, e, e.Exists(manifestFile)); err != nil {
@@ -146,14 +145,15 @@ func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 	if err := e.SetHostname(a.Hostname); err != nil {
 		return fmt.Errorf("setting the host name to %s: %w", a.Hostname, err)
 	}
-	// Last: from here on Check finds the settings in place.
+	// Last: with this file, Check finds the settings in place.
 	if _, err := e.Write(AppliedFile, []byte(a.applied()+"\n"), machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("noting which Site is in place: %w", err)
 	}
 	return nil
 }
 
-// startHeldKubelet starts a kubelet that has waited for the Site's settings, after before.
+// startHeldKubelet calls before and starts kubelet, if that has waited for the Site's
+// settings.
 func startHeldKubelet(ctx context.Context, e *machine.Env, site *configs.Site, before func(context.Context, *machine.Env, *configs.Site) error) error {
 	if held, err := kubeletHeld(ctx, e); !held || err != nil {
 		return err
@@ -169,8 +169,8 @@ func startHeldKubelet(ctx context.Context, e *machine.Env, site *configs.Site, b
 	return nil
 }
 
-// kubeletHeld reports whether kubelet of an enrolled node does not run: it
-// waited for the site's settings, on a root that had none.
+// kubeletHeld reports whether kubelet of an enrolled node does not run: its unit waits for the
+// Site's settings, which a new root does not have.
 func kubeletHeld(ctx context.Context, e *machine.Env) (bool, error) {
 	if !member.EnrolledOrEarly(e) {
 		return false, nil
@@ -179,8 +179,8 @@ func kubeletHeld(ctx context.Context, e *machine.Env) (bool, error) {
 	return err == nil && state == "inactive", err
 }
 
-// keepSite copies the site for the day when the slot is spoilt. It has no
-// token; a Wi-Fi key stays in it, which is in the settings on this disk too.
+// keepSite keeps a copy of the Site, in case the slot is damaged. It has no token; a Wi-Fi key
+// stays, since it is in the settings on this disk too.
 func keepSite(e *machine.Env, a *Active) error {
 	if err := keepStamped(e, a); err != nil {
 		return err
@@ -190,7 +190,7 @@ func keepSite(e *machine.Env, a *Active) error {
 		err = e.WriteFile(ondisk.SiteCopy, doc, machine.Mode(0o600))
 	}
 	if err == nil && a.ignition != nil {
-		// An old slot may have the token in its config.ign.
+		// The config.ign of an old slot may contain the token.
 		err = e.WriteFile(IgnitionCopy, slot.Hide(a.ignition, a.Site.Credentials.Token.Reveal()), machine.Mode(0o600))
 	} else if err == nil {
 		err = e.Remove(IgnitionCopy)
@@ -201,11 +201,10 @@ func keepSite(e *machine.Env, a *Active) error {
 	return nil
 }
 
-// stampedKept reports whether the copy has the Site's date.
+// stampedKept reports whether StampedCopy has the Site's date.
 func stampedKept(e *machine.Env, a *Active) bool { return max(a.Stamped, 0) == copyStamped(e) }
 
-// keepStamped copies the Site's date: without it an older Site could take the place of the
-// copy.
+// keepStamped keeps the Site's date: without it, an older Site could replace the copy.
 func keepStamped(e *machine.Env, a *Active) error {
 	if stampedKept(e, a) {
 		return nil
@@ -216,9 +215,9 @@ func keepStamped(e *machine.Env, a *Active) error {
 	return nil
 }
 
-// withoutToken is the site as it stays in the slot after the join. What its
-// settings need, a Wi-Fi key or a password's hash, stays: without it the next
-// boot would take it for corrected.
+// withoutToken encodes the Site as it stays in the slot after the join. Secrets that its
+// settings need, a Wi-Fi key or a password's hash, stay: without them, the next boot would
+// take it for a changed Site.
 func withoutToken(site *configs.Site) ([]byte, error) {
 	s := *site
 	s.Credentials = configs.Credentials{}
@@ -234,19 +233,21 @@ func applier(e *machine.Env) apply.Target {
 }
 
 const (
+	// jobsPatience bounds the wait for all jobs of one Apply.
 	jobsPatience = 2 * time.Minute
 	// jobLeast is enough for systemd to queue a job.
 	jobLeast = 2 * time.Second
 )
 
-// jobs are those of one Apply. Each unit gets its job, however long the others take.
+// jobs runs the jobs of units after one Apply. Each unit gets its job, however long the others
+// take.
 type jobs struct {
 	e   *machine.Env
 	end time.Time
 }
 
-// unit reports an error only where ctx ended. What is wrong with a unit is a note:
-// joining goes on.
+// unit returns an error only if ctx ended. A job that fails is a note: the machine joins
+// anyway.
 func (j jobs) unit(ctx context.Context, verb, unit, failing string) error {
 	patience := max(jobLeast, min(machine.JobPatience, j.end.Sub(j.e.Now())))
 	err := j.e.BoundedUnit(ctx, patience, verb, unit)
@@ -270,8 +271,8 @@ func noteFailedUnits(ctx context.Context, e *machine.Env) {
 	}
 }
 
-// ActivateChanges tells the running system what has changed below it: the files
-// were applied to a machine that is up. Unless ctx ends, each unit is told.
+// ActivateChanges puts changed files into effect on the running system. Units that fail are
+// notes; it returns an error if ctx ends or systemd cannot reload.
 func ActivateChanges(ctx context.Context, e *machine.Env, c apply.Changes) error {
 	j := jobs{e, e.Now().Add(jobsPatience)}
 	if len(c.Units) > 0 {
@@ -293,7 +294,7 @@ func ActivateChanges(ctx context.Context, e *machine.Env, c apply.Changes) error
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			e.Log.Warn("networkd has not reloaded the network settings yet", "error", err) // the network phase tells it
+			e.Log.Warn("networkd has not reloaded the network settings yet", "error", err) // the network phase tries again
 		}
 	}
 	for _, u := range network.WPAUnits(c.Paths) {
@@ -319,8 +320,8 @@ func isUnder(paths []string, dirs ...string) bool {
 }
 
 // restartServices restarts the services whose settings have changed. udev notices changed
-// rules by itself. Rules of a firewall are loaded at the next boot: loading them would
-// flush all others, kube-proxy's as well.
+// rules itself. Rules of a firewall are loaded at the next boot: loading them would flush all
+// others, kube-proxy's too.
 func (j jobs) restartServices(ctx context.Context, changed []string) error {
 	for _, r := range []struct {
 		dirs       []string

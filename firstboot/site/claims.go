@@ -13,15 +13,14 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Two machines may match one site of an inventory: a card that is carried from
-// one to the other, a vendor that gives all boards one serial number. Both would
-// be the same node. The first notes on the stick which site it has taken, before
-// it uses it; the second reads that and stops. Where a stick has no room for
-// notes, or cannot be written, the cluster's Node of that name is what stops the
-// second (nameIsFree).
+// Two machines may match one Site of an inventory: a network card was moved from one to the
+// other, or a vendor gave all boards one serial number. Both would be the same node. The first
+// machine records on the stick which Site it takes, before it uses it; the second reads that
+// and stops. If the stick has no space for claims, or cannot be written, the cluster's Node of
+// that name stops the second (join.NameIsFree).
 
-// claimedBy returns who else has taken the stick's site; nil: nobody that still
-// matches it.
+// claimedBy returns another machine's claim to the stick's Site; nil if there is none that
+// still matches.
 func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 	if s.entry == nil {
 		return nil
@@ -33,7 +32,7 @@ func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 	}
 	me := e.Facts()
 	for _, c := range claims {
-		// One that the inventory does not mean any more was replaced.
+		// A machine that the inventory no longer matches was replaced.
 		other := node.Machine{MACs: c.MACs, Serial: c.Serial, UUID: c.UUID, AssetTag: c.AssetTag}
 		if c.Site == s.entry.Name && node.Matches(s.entry.Match, other) && !sameMachine(other, me) {
 			return &c
@@ -42,10 +41,9 @@ func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 	return nil
 }
 
-// sameMachine reports whether nothing shows that two machines are two. UUIDs
-// tell them apart, serial numbers too, which are all that boards with a device
-// tree have, and so do cards where they have none in common: vendors that give
-// many boards one serial number give them one UUID too.
+// sameMachine reports whether a and b may be one machine: UUIDs and serial numbers that both
+// have are equal, and they share a network card, since vendors that give many boards one
+// serial number give them one UUID too.
 func sameMachine(a, b node.Machine) bool {
 	for _, own := range [][2]string{{a.UUID, b.UUID}, {a.Serial, b.Serial}} {
 		x, y := forms.Identity(own[0]), forms.Identity(own[1])
@@ -58,8 +56,8 @@ func sameMachine(a, b node.Machine) bool {
 	})
 }
 
-// claim notes that this machine has taken the stick's site. A stick that cannot
-// be written serves all the same.
+// claim records on the stick that this machine takes its Site. A stick that cannot be written
+// is used anyway.
 func (s *stick) claim(e *machine.Env) {
 	if s.entry == nil {
 		return
@@ -71,7 +69,7 @@ func (s *stick) claim(e *machine.Env) {
 	}
 }
 
-// errClaimed says that two machines are one site's.
+// errClaimed returns the error for two machines that match one Site.
 func errClaimed(s *stick, by *slot.Claim, me node.Machine) error {
 	return fmt.Errorf("another machine has taken its Site %s (%s), and this one matches it too (%s): give each a Site of its own in the inventory, by what only that machine has; if the other one is gone, delete %s from the stick",
 		s.entry.Name, node.Machine{MACs: by.MACs, Serial: by.Serial, UUID: by.UUID, AssetTag: by.AssetTag}, me, ondisk.SlotClaims)

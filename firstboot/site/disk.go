@@ -13,20 +13,20 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// slack is what may lie unused behind DATA: the backup GPT and alignment.
+// slack is how many bytes after DATA may be unused: the backup GPT and alignment.
 const slack = 8 << 20
 
-// journal is the most an ext4 journal takes of a file system.
+// journal is the size of the largest ext4 journal, in bytes.
 const journal = 256 << 20
 
-// oneDisk checks that what is mounted is of one disk. Two dd copies of an image
-// have equal GUIDs, and the kernel takes whichever it sees first: / of one and
-// /var of the other is a machine that is neither.
+// oneDisk checks that / and /var are on one disk. Two dd copies of an image have equal GUIDs,
+// and the kernel uses whichever it sees first: with / of one and /var of the other, the
+// machine would be neither.
 func oneDisk(e *machine.Env) error {
 	root, err := e.RootDisk()
 	part, disk := e.MountedFrom("/var")
 	if err != nil || disk == "" || disk == root.Name {
-		return nil // or a node that edgebake did not build
+		return nil // or edgebake did not build this node
 	}
 	fix := "take one of the disks out; or write one again with edgebake flash, which gives a disk GUIDs of its own"
 	if member.Rewriting(e, "") != "" {
@@ -35,7 +35,7 @@ func oneDisk(e *machine.Env) error {
 	return run.NeedsPerson(fmt.Errorf("/ is on %s and /var on %s, of another disk: %s", root.Root, part, loaderWords(e.DisksWith(e.LoaderPart()))), fix)
 }
 
-// loaderWords says which disk the boot loader means.
+// loaderWords says on which disks the boot loader's partition is.
 func loaderWords(disks []string) string {
 	switch len(disks) {
 	case 0:
@@ -46,10 +46,9 @@ func loaderWords(disks []string) string {
 	return "two copies of one image are in this machine, and the boot loader's own partition is on each of " + strings.Join(disks, " and ")
 }
 
-// DiskPhase makes DATA use the free space behind it. systemd-repart and
-// systemd-growfs do it early at boot; this looks, and calls them where they did
-// not. A node needs an API server, and a control-plane node its etcd, more than
-// the whole disk: one whose DATA cannot grow says so and continues.
+// DiskPhase makes DATA use the free space after it. systemd-repart and systemd-growfs do that
+// early at boot; this phase checks it, and calls them if they did not. A node whose DATA
+// cannot grow reports that and continues.
 func DiskPhase() run.Phase {
 	tried := false // in this pass
 	return run.Phase{
@@ -71,7 +70,7 @@ func DiskPhase() run.Phase {
 			}
 			err = grow(ctx, e, d, data)
 			if errors.Is(ctx.Err(), context.Canceled) {
-				return err // stopped from outside: that says nothing about the disk
+				return err // stopped from outside, which says nothing about the disk
 			}
 			tried = true
 			if err == nil {
@@ -101,8 +100,8 @@ func dataPartition(e *machine.Env) (*machine.Disk, *machine.Partition, error) {
 	return d, data, nil
 }
 
-// freeBehind is the space between a partition and the next one, or the disk's
-// end: somebody may have a partition of their own behind DATA.
+// freeBehind returns the bytes between a partition and the next one, or the disk's end: a
+// person may have added a partition after DATA.
 func freeBehind(d *machine.Disk, p *machine.Partition) int64 {
 	next := d.Size
 	for _, other := range d.Parts {
@@ -113,7 +112,7 @@ func freeBehind(d *machine.Disk, p *machine.Partition) int64 {
 	return next - (p.Start + p.Size)
 }
 
-// notGrown reports what of DATA is smaller than it can be.
+// notGrown returns an error if DATA's partition or file system is smaller than it can be.
 func notGrown(e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	if free := freeBehind(d, data); free > slack {
 		return fmt.Errorf("%d MiB behind partition %s are free", free>>20, data.Name)
@@ -122,16 +121,15 @@ func notGrown(e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	if err != nil {
 		return fmt.Errorf("reading the size of DATA's file system: %w", err)
 	}
-	// ext4 tells its size without its tables and journal; one that
-	// was not grown at all is far smaller than that.
+	// ext4 reports its size without its tables and journal; a file system that was not grown
+	// at all is far smaller.
 	if fs < data.Size-data.Size/8-journal {
 		return fmt.Errorf("the file system on %s has %d MiB of the partition's %d MiB", data.Name, fs>>20, data.Size>>20)
 	}
 	return nil
 }
 
-// grow grows the partition, and the file system even where the partition does
-// not grow.
+// grow grows the partition, and the file system even if the partition does not grow.
 func grow(ctx context.Context, e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	var errs []error
 	if freeBehind(d, data) > slack {

@@ -10,17 +10,17 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// SlotSecrets is what SecretsInSlot found.
+// SlotSecrets is the result of SecretsInSlot.
 type SlotSecrets int
 
 const (
 	NoSecrets   SlotSecrets = iota // of the active Site
-	SomeSecrets                    // it has some
-	SlotBlank                      // it was cut off while they were forgotten
+	SomeSecrets                    // the slot has some
+	SlotBlank                      // removing them was interrupted
 )
 
-// SecretsInSlot looks for secrets of the active Site in the slot. Another Site,
-// stamped meanwhile, keeps its own: it needs them.
+// SecretsInSlot looks for secrets of the active Site in the slot. Another Site that was
+// stamped meanwhile keeps its own.
 func SecretsInSlot(e *machine.Env, active *Active) (SlotSecrets, error) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {
@@ -40,7 +40,7 @@ func SecretsInSlot(e *machine.Env, active *Active) (SlotSecrets, error) {
 		}
 	}
 	if err != nil {
-		// A person's half-written correction is left for the person.
+		// A person's half-written correction stays.
 		e.Log.Warn("the slot cannot be read, and is left as it is", "error", err)
 		return NoSecrets, nil
 	}
@@ -54,8 +54,8 @@ func SecretsInSlot(e *machine.Env, active *Active) (SlotSecrets, error) {
 	return SomeSecrets, nil
 }
 
-// ForgetToken leaves the Site in the slot, and no secret. A blank slot was cut off
-// in the middle of this: what else was in it is gone.
+// ForgetToken rewrites the slot with the Site and without secrets. blank: an earlier attempt
+// was interrupted, and everything else in the slot is gone.
 func ForgetToken(e *machine.Env, active *Active, blank bool) error {
 	doc, err := withoutToken(active.Site)
 	if err != nil {

@@ -14,19 +14,18 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// IdentityPhase tells this machine from every other one that was written from the
-// same golden image. It sets the machine id and the file systems' UUIDs. The UUIDs
-// follow from the machine id, so that Check can see whether they are set. It also
-// makes the key by which the machine names Sites, and records whether the machine is a
-// member of a cluster, before a stick is looked at.
+// IdentityPhase makes this machine different from all others that were written from the same
+// golden image: it sets the machine ID and the file systems' UUIDs, which are derived from the
+// ID so that Check can verify them. It also makes the key of the HMACs that identify Sites,
+// and records whether the machine is a member of a cluster, before a stick is read.
 //
-// The id stays the machine's when its root is exchanged: DATA has a copy, and the
-// initrd gives it to a root that has none.
+// The ID stays when the root is exchanged: DATA has a copy, which the initrd gives to a root
+// that has none.
 func IdentityPhase() run.Phase {
 	return run.Phase{
 		Name: "identity", Doc: "a machine id and file system ids of its own", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-			// Before anything is written to either.
+			// Before anything is written to either disk.
 			if err := oneDisk(e); err != nil {
 				return run.Todo, err
 			}
@@ -57,8 +56,8 @@ func IdentityPhase() run.Phase {
 				if have, err := e.FSUUID(dev); err != nil || have == want || e.Exists(UUIDTried(label)) {
 					continue
 				}
-				// Nothing is mounted by UUID, so a file system that keeps the
-				// golden one is untidy and no more: try once a boot.
+				// Nothing is mounted by UUID, so a file system with the golden UUID works: try
+				// once a boot.
 				if _, err := e.Write(UUIDTried(label), nil, machine.Mode(0o600)); err != nil {
 					return fmt.Errorf("noting the attempt on %s: %w", label, err)
 				}
@@ -71,8 +70,8 @@ func IdentityPhase() run.Phase {
 	}
 }
 
-// keepMachineID makes root and DATA have the same id. DATA's wins: root's is
-// one that systemd made up because the initrd did not bring DATA's.
+// keepMachineID gives the root and DATA the same ID. DATA's takes precedence: the root's was
+// made up by systemd if the initrd did not bring DATA's.
 func keepMachineID(e *machine.Env) (string, error) {
 	id := machine.IDIn(e, ondisk.MachineID)
 	if id == "" {
@@ -101,7 +100,7 @@ const keyLength = 32
 
 func hasKey(e *machine.Env) bool { return len(e.Contents(KeyFile)) == keyLength }
 
-// makeKey makes this machine's key, by which it names Sites, unless it has one.
+// makeKey makes KeyFile unless the machine has one.
 func makeKey(e *machine.Env) error {
 	if hasKey(e) {
 		return nil
@@ -115,10 +114,9 @@ func makeKey(e *machine.Env) error {
 // UUIDTried marks, until reboot, that a new UUID of that file system was tried.
 func UUIDTried(label string) string { return ondisk.RunMark + "uuid-" + label }
 
-// OwnFileSystems are the ext4 partitions in use, by label, which every copy of
-// the image has alike: DATA, and the root that is booted, whichever of the two
-// it is. The other root waits for an update, or holds one that nobody has
-// booted yet: it stays as it was written.
+// OwnFileSystems returns the ext4 partitions in use, by label: DATA and the booted root, whose
+// UUIDs are the same in every copy of the image. The other root is empty or was not booted
+// yet, and stays as it was written.
 func OwnFileSystems(e *machine.Env) map[string]string {
 	out := map[string]string{}
 	d, err := e.RootDisk()

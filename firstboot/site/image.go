@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// HubForm is how yurthub runs on this image.
+// HubForm returns the form in which yurthub runs on this image, "" if it has none.
 func HubForm(image ondisk.ImageInfo) string {
 	if y := image.Yurthub; y != nil {
 		return y.Form
@@ -20,9 +20,9 @@ func HubForm(image ondisk.ImageInfo) string {
 	return ""
 }
 
-// ImageInfo is what the builder wrote about the image, read once in a run. A
-// node that edgebake did not build has none, which is not an error; one that
-// cannot be read is, since every check against the image would be skipped.
+// ImageInfo returns the builder's description of the image. It is empty on a node that
+// edgebake did not build. One that cannot be read is an error, since every check against the
+// image would be skipped.
 func ImageInfo(e *machine.Env) (ondisk.ImageInfo, error) {
 	var info ondisk.ImageInfo
 	b, err := e.Read(ondisk.ImageInfoFile)

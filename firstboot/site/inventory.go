@@ -13,36 +13,35 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// An inventory holds the sites of many machines, and their secrets. On the
-// machine's own disk only its own stays: the slot is written again with it alone
-// before anything else uses it. A stick serves several machines and keeps
-// all.
+// An inventory has the Sites of many machines, with their secrets. On a machine's own disk
+// only its own Site stays: the slot is rewritten with that alone before anything else uses it.
+// A stick is for several machines, and keeps all.
 
-// A Site alone may say which machine it is for, too. Once that machine has it, it says so
-// no more: a card that is exchanged later does not take the Site away.
+// A Site may also name its machine itself (match). Once that machine has the Site, match is
+// removed, so that exchanging a network card later does not invalidate it.
 
-// errNoMatch: the Site or the inventory is for other machines.
+// errNoMatch and errNotMeant mean that the inventory or the Site is for other machines.
 var (
 	errNoMatch  = errors.New("its inventory has no Site for this machine")
 	errNotMeant = errors.New("its Site is for another machine (match)")
 )
 
-// isOthers reports whether an error says that a Site or an inventory is for other machines.
+// isOthers reports whether err is errNoMatch or errNotMeant.
 func isOthers(err error) bool { return errors.Is(err, errNoMatch) || errors.Is(err, errNotMeant) }
 
-// found is the Site that a slot holds for this machine.
+// found is the Site in a slot for this machine.
 type found struct {
-	// contents are the slot's, with this machine's Site alone: without its match, and in
-	// place of an inventory.
+	// contents are the slot's, with only this machine's Site, without its match, in place of
+	// an inventory.
 	contents *slot.Contents
-	// site is the Site in contents; nil: it has problems, which Parse returns.
+	// site is the Site in contents; nil if it is invalid, as Parse reports.
 	site *configs.Site
-	// entry is the Site in the slot's inventory; nil: the slot has none.
+	// entry is the Site's entry in the slot's inventory; nil if there is no inventory.
 	entry *configs.InventorySite
 }
 
-// forMachine finds what a slot holds for this machine. before, which may be nil, is the
-// Site that it held earlier.
+// forMachine finds the Site for this machine in a slot. before, which may be nil, is the Site
+// that was in it earlier.
 func forMachine(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
 	doc, ok := c.Files[ondisk.SlotInventory]
 	if !ok {
@@ -71,7 +70,7 @@ func forMachine(e *machine.Env, c *slot.Contents, before *Active) (*found, error
 	return f, nil
 }
 
-// ifMeant is forMachine for contents with a Site alone.
+// ifMeant is forMachine for a slot with a single Site.
 func ifMeant(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
 	doc := c.Files[ondisk.SlotSite]
 	if before != nil && before.isMadeOf(doc, c.Files[ondisk.SlotIgnition]) {
@@ -88,7 +87,7 @@ func ifMeant(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
 	return withSite(c, site)
 }
 
-// withSite returns contents with this Site in place of what is there.
+// withSite returns contents with this Site in place of a Site or inventory.
 func withSite(c *slot.Contents, site *configs.Site) (*found, error) {
 	doc, err := configs.EncodeSlot(site)
 	if err != nil {
@@ -101,9 +100,9 @@ func withSite(c *slot.Contents, site *configs.Site) (*found, error) {
 	return &found{contents: &one, site: site}, nil
 }
 
-// readUnwritten reads the machine's own slot where it still has to be written:
-// it holds an inventory with a site for this machine, or the power went while it
-// was written. one is what it is to hold; nil where nothing has to be done.
+// readUnwritten reads the machine's own slot if it must be rewritten: it has an inventory with
+// a Site for this machine, or a rewrite was interrupted. one are the new contents, nil if
+// nothing has to be done.
 func readUnwritten(e *machine.Env) (dev string, c, one *slot.Contents) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {
@@ -124,14 +123,13 @@ func unwritten(e *machine.Env) bool {
 	return one != nil
 }
 
-// takeFromInventory takes this machine's site of the inventory in its own slot,
-// and wipes the others'.
+// takeFromInventory replaces the inventory in the machine's own slot by this machine's Site.
 func takeFromInventory(e *machine.Env) error {
 	dev, c, one := readUnwritten(e)
 	if one == nil {
 		return nil
 	}
-	one.Signature = nil // of what was there
+	one.Signature = nil // it signed the former contents
 	if err := e.WriteSlot(dev, one); err != nil {
 		return fmt.Errorf("taking this machine's Site of the inventory in the slot %s: %w", dev, err)
 	}

@@ -17,27 +17,27 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// admitted is what a machine takes of a stick's site.
+// admitted is the part of a stick's Site that a machine accepts.
 type admitted struct {
-	// Site to take; nil: nothing is taken.
+	// Site is the Site to use; nil: nothing is accepted.
 	Site *configs.Site
-	// Whole: the stick's other files are taken as well.
+	// Whole: the stick's other files are accepted too.
 	Whole bool
-	// Omitted names the fields that are not taken although they differ.
+	// Omitted names the fields that differ, but are not accepted.
 	Omitted []string
 }
 
-// admit decides what a machine takes of the site on a stick, which anybody may
-// plug in. old is its active Site; nil: it cannot be read any more.
-// signed says that a key which the Image names has signed next.
+// admit decides what a machine accepts of the Site on a stick, which anybody may plug in. old
+// is its active Site, nil if it cannot be read. signed: next is signed with a key that the
+// Image names.
 //
-// A machine that is not a member of a cluster yet has no other way to its site. A
-// member takes from a stranger only what brings it back to its cluster, whose CA
-// stays pinned: the API servers, the network, a token, and on a control-plane node the
-// cluster's keys, which hold against that CA. It takes nothing that lets somebody in
-// (users, keys, Ignition), that leads it to another cluster (pins, CA), that changes
-// what runs on it (arguments, labels, pools, the proxy that images come through), or
-// that could move its clock past the end of its certificate (time servers).
+// A machine that is not a member of a cluster yet has no other way to its Site. A member
+// accepts from an untrusted stick only what brings it back to its cluster, whose CA stays
+// pinned: the API servers, the network, a token, and on a control-plane node the cluster's
+// keys, which are verified with that CA. It accepts nothing that lets somebody in (users,
+// keys, Ignition), leads it to another cluster (pins, CA), changes what runs on it (arguments,
+// labels, pools, the proxy that images come through), or could move its clock past the end of
+// its certificate (time servers).
 func admit(policy string, joined, signed bool, old, next *configs.Site) admitted {
 	switch {
 	case policy == ondisk.SitesNever:
@@ -59,8 +59,8 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) admitted
 		site.Credentials = next.Credentials
 	}
 	if next.Credentials.Keys != nil && next.ControlPlane != nil && old.ControlPlane != nil {
-		// Whoever has the cluster's keys has the cluster. They are held against
-		// the CA of old before anything is taken.
+		// Whoever has the cluster's keys controls the cluster. They are verified with the CA
+		// of old before anything is accepted.
 		c := *old.ControlPlane
 		c.Absent, c.ContinueFrom, c.Restore = next.ControlPlane.Absent, next.ControlPlane.ContinueFrom, next.ControlPlane.Restore
 		c.Said, c.BirthUntil = next.ControlPlane.Said, next.ControlPlane.BirthUntil
@@ -78,7 +78,7 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) admitted
 	return admitted{Site: &site, Omitted: omitted}
 }
 
-// differingFields names the fields of two Sites that are not the same.
+// differingFields names the fields of two Sites that differ, except credentials.
 func differingFields(a, b reflect.Value) []string {
 	var out []string
 	for i := range a.NumField() {
@@ -90,26 +90,25 @@ func differingFields(a, b reflect.Value) []string {
 	return out
 }
 
-// taking is what this machine takes of a stick.
+// taking is the part of a stick that this machine accepts.
 type taking struct {
 	info  ondisk.SlotInfo
 	files map[string][]byte
-	// site is the Site in files; nil: it has problems.
+	// site is the Site in files; nil if it is invalid.
 	site *configs.Site
-	// signed is when a key that the Image names signed it, in seconds since the
-	// epoch; 0: it has no such signature.
+	// signed is when it was signed with a key that the Image names, in seconds since the
+	// epoch; 0 without such a signature.
 	signed int64
-	// omitted names the fields that are not taken.
+	// omitted names the fields that are not accepted.
 	omitted []string
-	// digest is of what the stick holds for this machine, before anything is
-	// left out.
+	// digest is of everything on the stick for this machine, before fields are omitted.
 	digest string
-	// entry is the site of the stick's inventory; nil: it has none.
+	// entry is the Site's entry in the stick's inventory; nil if there is no inventory.
 	entry *configs.InventorySite
 }
 
-// admitFiles is what this machine, whose active Site is old, takes of a stick. Nothing
-// on the stick is parsed before its signature has been looked at.
+// admitFiles returns what this machine, whose active Site is old, accepts of a stick. The
+// signature is verified before anything on the stick is parsed.
 func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string, c *slot.Contents) (*taking, error) {
 	all := &taking{info: c.Info}
 	when, unsigned := checkSignature(e, image, old, c)
@@ -151,17 +150,17 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 	return repair(e, site, f, got, all, c == brought)
 }
 
-// repair returns what a member takes of a stick with another Site: got instead of the
-// Site in f. plain: nothing on the stick names this machine.
+// repair returns what a member accepts of a stick with another Site: got instead of the Site
+// in f. plain: nothing on the stick names this machine.
 func repair(e *machine.Env, old *configs.Site, f *found, got admitted, all *taking, plain bool) (*taking, error) {
 	c, next := f.contents, f.site
-	// In a repair the machine keeps its own name, so the name is checked here.
+	// A repair keeps the machine's name, so that the Site's is checked here.
 	if name := member.Node(e); name != "" && plain && !strings.Contains(next.NodeName, "{{") && !strings.EqualFold(next.NodeName, name) {
 		return nil, fmt.Errorf("this machine is enrolled as %s, the Site calls it %s: bring this machine's own Site", name, next.NodeName)
 	}
 	if member.Unpinned(old) && !next.Credentials.IsZero() {
-		// Nothing else ties the node to its cluster: with a stranger's token it
-		// would move to whatever cluster the stick names.
+		// Nothing else ties the node to its cluster: with an untrusted token it would move to
+		// whatever cluster the stick names.
 		if got.Site.CACertHashes = member.Pins(e); len(got.Site.CACertHashes) == 0 {
 			return nil, fmt.Errorf("it contains a token, and it is unknown which cluster this machine belongs to (unsafeSkipCAVerification, and no record of its CA)")
 		}
@@ -172,14 +171,14 @@ func repair(e *machine.Env, old *configs.Site, f *found, got admitted, all *taki
 		return nil, err
 	}
 	t := &taking{info: c.Info, files: maps.Clone(ownContents(e).Files), omitted: got.Omitted, digest: all.digest, entry: f.entry}
-	delete(t.files, ondisk.SlotInventory) // of which the machine's site is taken
+	delete(t.files, ondisk.SlotInventory) // the machine's Site replaces it
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if name != ondisk.SlotSite && !bytes.Equal(c.Files[name], t.files[name]) {
 			t.omitted = append(t.omitted, name)
 		}
 	}
 	t.files[ondisk.SlotSite] = doc
-	if got.Site.ValidatePublic() == nil { // its parts are from two valid Sites
+	if got.Site.ValidatePublic() == nil { // it combines two valid Sites
 		t.site = got.Site
 	}
 	return t, nil

@@ -8,14 +8,14 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// SecretsOf lists what must never be seen of a site.
+// SecretsOf lists the secrets of a Site that must not be shown.
 func SecretsOf(s *configs.Site) []string {
 	if s == nil {
 		return nil
 	}
 	var out []string
 	add := func(v string) {
-		if len(v) >= 4 { // anything shorter would blot out ordinary words
+		if len(v) >= 4 { // anything shorter would mask ordinary words
 			out = append(out, v)
 		}
 	}

@@ -13,29 +13,27 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// A signature does not end, so whoever finds an old stick could bring back what
-// was corrected since. The machine remembers when the last signed Site that it
-// took was signed, and takes none that is older than that one, than the Site that was
-// stamped onto its disk, or than the Image allows. The date of a stick without a
-// signature is anybody's word: it makes no signed Site old.
+// A signature does not expire, so an old stick could bring back what was corrected since. The
+// machine records when the last signed Site that it accepted was signed, and rejects Sites
+// signed before that, before the Site on its disk was stamped, or before a date in the Image.
+// The date of an unsigned stick proves nothing, so it makes no signed Site old.
 
 const (
-	// signedFile has the date below which no signature counts, in seconds since the
+	// signedFile holds the date before which signatures do not count, in seconds since the
 	// epoch.
 	signedFile = ondisk.StateDir + "/signed"
-	// UnsignedFile has the dates of the last Sites that came from sticks without a
-	// signature, in seconds since the epoch: of the one in the slot, and of one that may be
-	// on its way there.
+	// UnsignedFile holds the dates of the last Sites from unsigned sticks, in seconds since
+	// the epoch: of the one in the slot, and of one that is being written to it.
 	UnsignedFile = ondisk.StateDir + "/unsigned"
-	// clockFile has the dates of the last Sites that came to a member from sticks without
-	// a signature, each with the date that counts for the clock in its place, in seconds
-	// since the epoch: of the Site in the slot, and of one that may be on its way there.
+	// clockFile holds pairs of dates, in seconds since the epoch, for the last Sites that a
+	// member accepted from unsigned sticks: the Site's date, and the date that counts for the
+	// clock instead. One pair is for the Site in the slot, another for one that is being
+	// written to it.
 	clockFile = ondisk.StateDir + "/stick-dates"
 )
 
-// checkSignature returns when the files of a stick were signed by a key that
-// the Image names, or why that does not count. old is the active Site, nil: there is
-// none.
+// checkSignature returns when a stick was signed with a key that the Image names, or why its
+// signature does not count. old is the active Site, nil if there is none.
 func checkSignature(e *machine.Env, image ondisk.ImageInfo, old *Active, c *slot.Contents) (int64, error) {
 	when, err := c.Verify(image.SiteKeys)
 	if err != nil {
@@ -59,9 +57,9 @@ func checkSignature(e *machine.Env, image ondisk.ImageInfo, old *Active, c *slot
 	return when.Unix(), nil
 }
 
-// stampedOnDisk is the date of the active Site if somebody who has the disk, or a key of
-// the Image, has put it there; 0: it came from an unsigned stick, or has no date. A date
-// before the image's counts too: the image may be newer than the Site.
+// stampedOnDisk returns the date of the active Site if it was stamped onto the disk or signed;
+// 0 if it came from an unsigned stick or has no date. A date before the image's counts too,
+// since the image may be newer than the Site.
 func stampedOnDisk(e *machine.Env, active *Active) int64 {
 	if active == nil || slices.Contains(secondsIn(e, UnsignedFile), active.Stamped) {
 		return 0
@@ -72,7 +70,7 @@ func stampedOnDisk(e *machine.Env, active *Active) int64 {
 	return active.Stamped
 }
 
-// lastSigned is the date below which the machine takes no signed Site; 0: there is none.
+// lastSigned returns the date before which signatures do not count; 0 if there is none.
 func lastSigned(e *machine.Env) int64 { return slices.Max(append(secondsIn(e, signedFile), 0)) }
 
 func secondsIn(e *machine.Env, file string) []int64 {
@@ -85,8 +83,8 @@ func secondsIn(e *machine.Env, file string) []int64 {
 	return out
 }
 
-// saveSigned remembers, before the stick is taken, below which date no signature counts:
-// its own, and that of the Site that it replaces, whose date is lost.
+// saveSigned records, before the stick's Site is used, the date before which signatures do not
+// count: its own, or that of the Site that it replaces.
 func (s *stick) saveSigned(e *machine.Env) error {
 	floor := s.signed
 	if !s.known {
@@ -101,15 +99,15 @@ func (s *stick) saveSigned(e *machine.Env) error {
 	return nil
 }
 
-// saveUnsigned remembers, before the stick is taken, that the date in the slot is the word
-// of whoever made it.
+// saveUnsigned records, before the stick's Site is used, that its date in the slot proves
+// nothing.
 func (s *stick) saveUnsigned(e *machine.Env, stamped int64) error {
 	if s.signed > 0 {
 		return nil
 	}
 	dates := []int64{stamped}
 	if s.before != nil && slices.Contains(secondsIn(e, UnsignedFile), s.before.Stamped) {
-		dates = append(dates, s.before.Stamped) // the power may go before the slot is written
+		dates = append(dates, s.before.Stamped) // the power may be cut before the slot is written
 	}
 	if err := writeSeconds(e, UnsignedFile, dates...); err != nil {
 		return fmt.Errorf("noting the date of the Site of stick %s: %w", s.dev, err)
@@ -117,9 +115,9 @@ func (s *stick) saveUnsigned(e *machine.Env, stamped int64) error {
 	return nil
 }
 
-// ClockDate is the date of the active Site as far as it counts for the clock. A stranger's
-// stick must not move a member's clock, and the machine cannot tell a date that is ahead
-// while its own clock is: so what counts is the date of the Site that the stick replaced.
+// ClockDate returns the date of the active Site that counts for the clock. An untrusted stick
+// must not move a member's clock, and a date that is ahead cannot be recognized by a clock
+// that may be behind: so the date of the Site that the stick replaced counts instead.
 func ClockDate(e *machine.Env, active *Active) int64 {
 	pairs := secondsIn(e, clockFile)
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -130,8 +128,8 @@ func ClockDate(e *machine.Env, active *Active) int64 {
 	return active.Stamped
 }
 
-// saveClockDate remembers, before the stick is taken, which date counts for the clock
-// instead of the one that will be in the slot.
+// saveClockDate records, before the stick's Site is used, which date counts for the clock
+// instead of the stick's.
 func (s *stick) saveClockDate(e *machine.Env, stamped int64) error {
 	if s.signed > 0 || !member.HasJoined(e) {
 		return nil
@@ -139,7 +137,7 @@ func (s *stick) saveClockDate(e *machine.Env, stamped int64) error {
 	pairs := []int64{stamped, 0}
 	if s.before != nil {
 		counts := ClockDate(e, s.before)
-		pairs = []int64{stamped, counts, s.before.Stamped, counts} // the power may go before the slot is written
+		pairs = []int64{stamped, counts, s.before.Stamped, counts} // the power may be cut before the slot is written
 	}
 	if err := writeSeconds(e, clockFile, pairs...); err != nil {
 		return fmt.Errorf("noting the date of the Site of stick %s: %w", s.dev, err)

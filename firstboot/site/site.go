@@ -25,53 +25,52 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// What firstboot keeps beside the state, on DATA.
+// Files that first boot keeps on DATA.
 const (
-	// KeyFile holds the key of the HMACs below, so that they reveal nothing.
+	// KeyFile holds the key of the HMACs that identify Sites, so that they reveal nothing.
 	KeyFile = ondisk.StateDir + "/key"
 	// IgnitionCopy is the Ignition config last taken from a slot.
 	IgnitionCopy = ondisk.StateDir + "/config.ign"
 	// StampedCopy has the date of the Site in ondisk.SiteCopy, in seconds since the epoch.
 	// Copies of former releases have none.
 	StampedCopy = ondisk.StateDir + "/site-stamped"
-	// seenDir remembers what each stick held: unchanged it is not taken again.
+	// seenDir records the contents of each stick; an unchanged stick is not used again.
 	seenDir = ondisk.StateDir + "/sticks"
 )
 
-// What describes this root's /etc is kept in it: a root that was just written
-// has none of it, and gets the site's settings anew.
+// Files that describe this root's /etc are in it: a root that was just written has none of
+// them, and the Site's settings are applied to it again.
 const (
-	// AppliedFile names the site whose settings are in place; kubelet.service
-	// waits for it.
+	// AppliedFile identifies the Site whose settings are in place; kubelet.service waits for
+	// it.
 	AppliedFile = ondisk.EtcDir + "/applied"
-	// manifestFile lists what the applier made.
+	// manifestFile lists what package apply has made.
 	manifestFile = ondisk.EtcDir + "/manifest.json"
 	originalsDir = ondisk.EtcDir + "/originals"
 )
 
-// Active is a machine's active Site, read once in a pass: a stamp in the middle
-// of one must not mix two Sites. Nobody changes one.
+// Active is a machine's active Site. It is read once in a pass, so that a Site that is stamped
+// meanwhile does not mix with it, and never changed.
 type Active struct {
 	Site *configs.Site
 	// Image is the image that this machine runs.
 	Image ondisk.ImageInfo
 	// Node is the node name that the Site gives this machine.
 	Node string
-	// Hostname is the same, except on a member of a cluster under another name:
-	// it keeps the name in its certificate until it leaves that cluster.
+	// Hostname is Node, except on a member of a cluster under another name: it keeps the name
+	// in its certificate until it leaves that cluster.
 	Hostname string
 	// MAC identifies the Site's contents without its token, which is wiped after
 	// the join.
 	MAC string
-	// Device is the machine's own slot; empty where it has none.
+	// Device is the machine's own slot; empty for a Site on a stick.
 	Device string
-	// Stamped is when the site was written, in seconds since the epoch.
+	// Stamped is when the Site was stamped, in seconds since the epoch.
 	Stamped int64
-	// NotTaken is what is wrong with a newer site in the slot; nil: nothing.
+	// NotTaken is why a newer Site in the slot was rejected; nil if there is none.
 	NotTaken error
 
-	// unwritten: the slot still holds other machines' sites, or has to be
-	// written again.
+	// unwritten: the slot still has other machines' Sites, or a rewrite of it was interrupted.
 	unwritten bool
 
 	config   *types.Config // the settings
@@ -79,7 +78,7 @@ type Active struct {
 	inputs   siteInputs
 }
 
-// siteInputs are all that a site on this machine is made of, beside the image.
+// siteInputs is all that an Active is made of, except the image.
 type siteInputs struct {
 	doc, ignition []byte
 	stamped       int64
@@ -90,11 +89,10 @@ type siteInputs struct {
 	key           []byte
 }
 
-// Reader reads the active Site anew, and resolves it anew only where what it
-// is made of has changed since the last time.
+// Reader reads the active Site, and resolves it again only if its inputs have changed.
 type Reader struct {
 	Image ondisk.ImageInfo
-	Last  *Active // of the last time that it was read well
+	Last  *Active // the last one that was read without an error
 }
 
 func (r *Reader) read(e *machine.Env) (*Active, error) {
@@ -105,11 +103,11 @@ func (r *Reader) read(e *machine.Env) (*Active, error) {
 	return a, err
 }
 
-// ErrNoSite: there is none yet, which is the state of every golden image.
+// ErrNoSite means that the slot has no Site for this machine, as in every golden image.
 var ErrNoSite = errors.New("there is no Site in the slot")
 
-// readSite reads and checks what a slot holds. before, which may be nil, is what
-// it held earlier.
+// readSite reads and checks the Site in a slot. before, which may be nil, is an earlier
+// result.
 func readSite(e *machine.Env, image ondisk.ImageInfo, dev string, before *Active) (*slot.Contents, *Active, error) {
 	c, f, err := readContents(e, dev, before)
 	if err != nil {
@@ -122,7 +120,7 @@ func readSite(e *machine.Env, image ondisk.ImageInfo, dev string, before *Active
 	return c, a, err
 }
 
-// readContents reads what a slot holds, whole and for this machine.
+// readContents reads a slot, and finds the Site for this machine in it.
 func readContents(e *machine.Env, dev string, before *Active) (c *slot.Contents, f *found, err error) {
 	c, err = e.ReadSlot(dev)
 	if errors.Is(err, slot.ErrNoSite) || errors.Is(err, slot.ErrBlank) {
@@ -138,8 +136,7 @@ func readContents(e *machine.Env, dev string, before *Active) (c *slot.Contents,
 	return c, f, err
 }
 
-// resolveSite makes of what was found the site on this machine. Of before it takes what was
-// made of the same.
+// resolveSite makes an Active of f, and reuses parts of before that have the same inputs.
 func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Active) (*Active, error) {
 	c, doc := f.contents, f.contents.Files[ondisk.SlotSite]
 	m := e.Facts()
@@ -149,13 +146,13 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Activ
 	inputs := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, member, notEnrolled == nil, e.Contents(KeyFile)}
 	if before != nil && reflect.DeepEqual(before.inputs, inputs) {
 		a := *before
-		a.Device, a.NotTaken, a.unwritten = "", nil, false // of the slot, not of the site
+		a.Device, a.NotTaken, a.unwritten = "", nil, false // of the slot, not of the Site
 		return &a, nil
 	}
 	same := before != nil && before.isMadeOf(doc, inputs.ignition)
 	site := f.site
 	if same {
-		site = before.Site // a join changes what the machine is, and not the document
+		site = before.Site // a join changes the machine, not the document
 	} else if site == nil {
 		_, err := Parse(doc)
 		return nil, err
@@ -195,17 +192,17 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Activ
 	return a, err
 }
 
-// nodeName returns the node name that the Site gives this machine. A member of a cluster
-// keeps its name where the machine's facts have changed since it joined.
+// nodeName returns the node name that the Site gives this machine. A member of a cluster keeps
+// its name if the machine's facts have changed since it joined.
 func nodeName(site *configs.Site, m node.Machine, joined member.JoinedAs, member string) (string, error) {
 	was := cmp.Or(member, joined.Was)
 	name, err := node.NodeName(site, m)
 	if missing := (*templates.MissingFactError)(nil); was != "" && errors.As(err, &missing) {
-		return was, nil // it had the fact, or what counts as none since
+		return was, nil // the fact was missing only after the join
 	}
 	if err == nil && was != "" && name != was {
-		// Another card may sort first since; the machine is the same, and joins
-		// again as what it was.
+		// Another network card may sort first now. The machine is the same, and keeps its
+		// name.
 		if then, err := node.NodeName(site, joined.Machine); err == nil && then == was {
 			return was, nil
 		}
@@ -213,9 +210,9 @@ func nodeName(site *configs.Site, m node.Machine, joined member.JoinedAs, member
 	return name, err
 }
 
-// Parse reads a Site from a slot or a stick. Its token may be missing.
+// Parse parses a Site from a slot or a stick. Its token may be missing.
 func Parse(doc []byte) (*configs.Site, error) {
-	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc) // the token may be forgotten already
+	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc)
 	if err != nil {
 		return nil, run.NeedsPerson(fmt.Errorf("the Site has problems: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
 	}
@@ -240,16 +237,16 @@ func rejectSite(probs configs.Problems) error {
 	return run.NeedsPerson(fmt.Errorf("the Site does not fit this image: %w", probs), "correct site.yaml in the slot or on a stick, and restart the machine")
 }
 
-// siteMAC names a site by its contents. The token is left out: it is
-// forgotten after the join, and the site is still the same.
+// siteMAC returns an HMAC of a Site's contents without its token, since the Site is the same
+// after the token is forgotten.
 func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 	doc, err := withoutToken(site)
 	if err != nil {
 		return "", fmt.Errorf("naming the Site: %w", err)
 	}
 	if token := site.Credentials.Token.Reveal(); token != "" {
-		// As it is after the token was forgotten, in an old slot: else it would be
-		// applied once more, with stars in place of the token.
+		// In an old slot the Ignition config may contain the token, with stars in its place
+		// after the join. Without this, the Site would be applied once more then.
 		ignition = slot.Hide(ignition, token)
 	}
 	m := hmac.New(sha256.New, key)
@@ -259,10 +256,9 @@ func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 	return hex.EncodeToString(m.Sum(nil)), nil
 }
 
-// Read reads the active Site from the slot. If the slot's is missing or
-// invalid, it is the copy of the last one that this machine applied. No phase calls
-// it: the Reader of a pass does, and what a person asks for does it once, at its
-// beginning. before, which may be nil, is the result of an earlier call.
+// Read reads the active Site from the slot or, if that one is missing or invalid, from the
+// copy of the last one that was applied. before, which may be nil, is an earlier result.
+// Phases use the Reader of their pass; other commands call Read once.
 func Read(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, error) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {
@@ -291,11 +287,11 @@ func Read(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, erro
 		return nil, err
 	}
 	old.Device, old.NotTaken = dev, err
-	old.unwritten = unwritten(e) // whatever is wrong with this machine's own
+	old.unwritten = unwritten(e) // even if this machine's own Site is invalid
 	return old, nil
 }
 
-// copyStamped is the date of the copy of the Site; 0: it has none.
+// copyStamped returns the date of the copy of the Site; 0 if it has none.
 func copyStamped(e *machine.Env) int64 { return slices.Max(append(secondsIn(e, StampedCopy), 0)) }
 
 // isMadeOf reports whether the Site was made of this document and Ignition config.
@@ -303,8 +299,8 @@ func (a *Active) isMadeOf(doc, ignition []byte) bool {
 	return bytes.Equal(a.inputs.doc, doc) && bytes.Equal(a.inputs.ignition, ignition)
 }
 
-// otherMachine reports what is wrong with a Site that gives a member another name: unless
-// it takes the machine to another cluster, it is another machine's.
+// otherMachine returns an error if the Site gives a member another name, as another machine's
+// Site does, unless it moves the machine to another cluster.
 func (a *Active) otherMachine(e *machine.Env, name string) error {
 	moves := !a.Site.Credentials.Token.IsZero() &&
 		(member.Unpinned(a.Site) || !slices.ContainsFunc(member.Pins(e), func(pin string) bool { return member.IsPinned(pin, a.Site.CAPins()) }))
@@ -314,14 +310,14 @@ func (a *Active) otherMachine(e *machine.Env, name string) error {
 	return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", name, a.Node), member.ResetForName)
 }
 
-// IsApplied reports whether the machine's settings are those of the site.
+// IsApplied reports whether the Site's settings are in place on this machine.
 func (a *Active) IsApplied(e *machine.Env) bool { return e.Text(AppliedFile) == a.applied() }
 
-// applied names the settings of the site on this machine.
+// applied identifies the Site's settings on this machine, for AppliedFile.
 func (a *Active) applied() string { return a.MAC + " " + a.Hostname }
 
-// Sources tells one state of all slots in reach from another, whether
-// their sites are valid or not.
+// Sources returns a text that changes when the contents of a slot in reach change, valid or
+// not.
 func Sources(e *machine.Env) string {
 	var all []string
 	if dev, err := machine.OwnSlot(e); err == nil {
@@ -333,7 +329,7 @@ func Sources(e *machine.Env) string {
 	return strings.Join(all, "\n")
 }
 
-// slotDigest tells one state of the slot's site from another, valid or not.
+// slotDigest returns a digest of a slot's contents, valid or not.
 func slotDigest(e *machine.Env, dev string) string {
 	c, err := e.ReadSlot(dev)
 	if err != nil {
@@ -357,8 +353,8 @@ func contentsDigest(c *slot.Contents) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// IfAny is the active Site; nil on a node that edgebake did not build, or
-// whose Site cannot be read.
+// IfAny returns the active Site; nil if it cannot be read, or edgebake did not build this
+// node.
 func IfAny(e *machine.Env, image ondisk.ImageInfo) *Active {
 	active, err := Read(e, image, nil)
 	if err != nil {

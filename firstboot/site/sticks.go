@@ -21,44 +21,41 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// A site on a stick is taken into the machine's own slot, as if it had been
-// stamped there. What decides is whether somebody has brought it, since a stick
-// may stay in the machine for years:
-//   - What a stick holds is remembered, and unchanged it is not taken again. So
-//     it does not undo a correction that came another way, and a site that was
-//     taken before is taken again when somebody puts it back.
-//   - Of two sites with a date the newer one holds. A signed one is compared with those
-//     that were signed or stamped onto the disk only.
+// A Site on a stick is copied into the machine's own slot, as if it had been stamped there. A
+// stick may stay in the machine for years, so it matters whether somebody has just brought it:
+//   - The contents of a stick are recorded, and an unchanged stick is not used again. So it
+//     does not undo a correction that came another way, and a Site that was used before is
+//     used again when somebody puts it back.
+//   - Of two Sites with a date, the newer one is used. A signed Site is compared only with
+//     those that were signed, or stamped onto the disk.
 
 // stick is a removable slot with a valid site.
 type stick struct {
 	dev string
-	// memory is the file that says what it held when it was last looked at.
+	// memory is the file that records the contents that were last seen.
 	memory string
-	// digest is of what it holds now.
+	// digest is of the present contents.
 	digest string
-	// signed is when a key that the Image names has signed it; 0: it is
-	// anybody's.
+	// signed is when it was signed with a key that the Image names; 0: it is untrusted.
 	signed int64
-	// info and files are what the machine's slot would become.
+	// info and files are what would be written to the machine's slot.
 	info   ondisk.SlotInfo
 	files  map[string][]byte
 	active *Active
-	// before is the active Site that it would replace; nil: there is none.
+	// before is the active Site that would be replaced; nil if there is none.
 	before *Active
-	// entry is the site in the stick's inventory; nil: it holds one site.
+	// entry is the Site's entry in the stick's inventory; nil if there is no inventory.
 	entry *configs.InventorySite
-	// known: this is the machine's active Site already.
+	// known: it is this machine's active Site already.
 	known bool
 }
 
-// notTaken begins what is remembered of a stick that reset has seen. Its token
-// would have the machine join again.
+// notTaken begins the record of a stick that was present at a reset: its token would make the
+// machine join again.
 const notTaken = "not taken after reset: "
 
-// newStick looks for a site that somebody has brought. One with problems does
-// not hide another's; its error is returned when there is no other: of each stick
-// a sentence that names it.
+// newStick returns a stick with a new Site, nil if there is none. Then the error has a
+// sentence for each stick with a problem.
 func newStick(e *machine.Env, reader *Reader) (*stick, error) {
 	devs := e.RemovableSlots()
 	if len(devs) == 0 {
@@ -86,9 +83,8 @@ func newStick(e *machine.Env, reader *Reader) (*stick, error) {
 	return nil, errors.Join(errs...)
 }
 
-// sticks reads the Sites of removable slots, for a machine whose active Site is have;
-// those with none, and inventories without one for this machine, are passed
-// over.
+// sticks returns the removable slots among devs that have a valid Site for this machine, whose
+// active Site is have. Slots without contents are skipped; other problems go to errs.
 func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[]error) []*stick {
 	own, key := ownContents(e), e.Contents(KeyFile)
 	var out []*stick
@@ -126,7 +122,7 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 		out = append(out, s)
 	}
 	for _, s := range out {
-		if names[s.memory] > 1 { // cheap ones share a serial number
+		if names[s.memory] > 1 { // cheap sticks share a serial number
 			s.memory += " " + s.dev
 		}
 		sum := sha256.Sum256([]byte(s.memory))
@@ -135,7 +131,7 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 	return out
 }
 
-// takeSticks takes what new sites there are, one after the other.
+// takeSticks copies the Sites of all new sticks, one after the other.
 func takeSticks(e *machine.Env, reader *Reader) error {
 	for range machine.MaxSticks {
 		s, err := newStick(e, reader)
@@ -152,8 +148,8 @@ func takeSticks(e *machine.Env, reader *Reader) error {
 	return nil
 }
 
-// ownContents is what the machine's own slot holds, or held before it was
-// spoilt.
+// ownContents returns the contents of the machine's own slot or, if that is damaged, the copy
+// of its config.ign.
 func ownContents(e *machine.Env) *slot.Contents {
 	if dev, err := machine.OwnSlot(e); err == nil {
 		if c, err := e.ReadSlot(dev); err == nil || errors.Is(err, slot.ErrNoSite) && c != nil {
@@ -167,8 +163,8 @@ func ownContents(e *machine.Env) *slot.Contents {
 	return c
 }
 
-// withOwnIgnition keeps the machine's config.ign, which may hold its users and
-// their keys, when a stick brings none. An empty one takes it away.
+// withOwnIgnition adds the machine's config.ign, which may have its users and their keys, to
+// files without one. An empty config.ign on the stick removes it.
 func withOwnIgnition(brought map[string][]byte, own *slot.Contents) map[string][]byte {
 	files := maps.Clone(brought)
 	if ign, ok := files[ondisk.SlotIgnition]; ok {
@@ -185,9 +181,8 @@ func withOwnIgnition(brought map[string][]byte, own *slot.Contents) map[string][
 	return files
 }
 
-// judge reports whether the stick's site is to be taken, or why it is not
-// where somebody may wonder. have is the machine's active Site, nil:
-// none.
+// judge reports whether the stick's Site must be used. why is set if a person may wonder why
+// not. have is the machine's active Site, nil if there is none.
 func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 	remembered := e.Text(s.memory)
 	unchanged := strings.TrimPrefix(remembered, notTaken) == s.digest
@@ -197,16 +192,16 @@ func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 	switch {
 	case same && have.Site.Credentials.Token == token && !lost:
 		s.known = true
-		return !unchanged, "" // to be remembered
+		return !unchanged, "" // to be recorded
 	case unchanged && strings.HasPrefix(remembered, notTaken):
 		return false, "it was there when the machine was reset: change it, or stamp it again"
 	case unchanged && have == nil:
-		return true, "" // there is no other
+		return true, "" // there is no other Site
 	case lost:
-		return true, "" // whatever its date: the site is the machine's own
+		return true, "" // whatever its date: it is the machine's own Site
 	case unchanged:
-		// The machine's own copy of the token is forgotten. One whose
-		// certificate has expired, or was lost, may use the stick's.
+		// The token in the slot was forgotten. A machine whose certificate has expired, or was
+		// lost, may use the one on the stick.
 		return same && !token.IsZero() && have.Site.Credentials.Token.IsZero() && member.Enrolled(e) != nil, ""
 	case s.signed == 0 && have != nil && stampedBefore(s.active, have):
 		return false, fmt.Sprintf("it was stamped on %s, the Site in the slot on %s: stamp the stick again to go back to it",
@@ -215,22 +210,20 @@ func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 	return true, ""
 }
 
-// bringsLostKeys reports whether a control-plane node with the Site have has lost
-// keys of its cluster, of which its slot has none any more, and the stick has
-// them.
+// bringsLostKeys reports whether a control-plane node has lost keys of its cluster, which its
+// slot no longer has, and the stick has them.
 func (s *stick) bringsLostKeys(e *machine.Env, have *Active) bool {
 	return s.active.Site.Credentials.Keys != nil && have.Site.Credentials.Keys == nil && member.KeysInPlace(e, have.Site) != nil
 }
 
-// stampedBefore reports whether a was stamped before b, where both have a date that
-// can be true.
+// stampedBefore reports whether a was stamped before b, if both dates are credible.
 func stampedBefore(a, b *Active) bool {
 	was, is := network.CredibleStamp(a.Image, a.Stamped), network.CredibleStamp(b.Image, b.Stamped)
 	return was > 0 && is > 0 && was < is
 }
 
-// latestStamp is the latest date that a node believes of a stick. A stranger's
-// could have its clock set years ahead, or newer sites be taken for old ones.
+// latestStamp returns the latest date that a member accepts from a stick: a later one could
+// set its clock years ahead, or make newer Sites count as old.
 func latestStamp(e *machine.Env, image ondisk.ImageInfo, have *Active) int64 {
 	latest := max(e.Now().Unix(), image.SourceDate)
 	if have != nil {
@@ -239,11 +232,11 @@ func latestStamp(e *machine.Env, image ondisk.ImageInfo, have *Active) int64 {
 	return latest
 }
 
-// Date is a moment in seconds since the epoch, as people read it.
+// Date formats seconds since the epoch for people.
 func Date(seconds int64) string { return time.Unix(seconds, 0).UTC().Format(time.DateTime) }
 
-// take copies the site into the machine's own slot, so that the stick may be
-// pulled out, and remembers what the stick holds.
+// take copies the Site into the machine's own slot, so that the stick can be removed, and
+// records the stick's contents.
 func (s *stick) take(e *machine.Env) error {
 	if err := s.saveSigned(e); err != nil {
 		return err
@@ -253,8 +246,7 @@ func (s *stick) take(e *machine.Env) error {
 		if err != nil {
 			return err
 		}
-		// Before the site is taken: a power cut in between leaves it to this
-		// machine.
+		// First, so that after a power cut the Site is still reserved for this machine.
 		s.claim(e)
 		c := slot.Contents{Info: s.info, Files: s.files}
 		if have, err := e.ReadSlot(own); err == nil || errors.Is(err, slot.ErrNoSite) && have != nil {
@@ -272,7 +264,7 @@ func (s *stick) take(e *machine.Env) error {
 		if err := e.WriteSlot(own, &c); err != nil {
 			return fmt.Errorf("writing the Site of stick %s to the slot %s: %w", s.dev, own, err)
 		}
-		var damaged []error // and so absent
+		var damaged []error // damaged sticks count as absent
 		if err := forgetAbsent(e, sticks(e, s.active.Image, s.active, e.RemovableSlots(), &damaged)); err != nil {
 			return err
 		}
@@ -293,8 +285,8 @@ func (s *stick) take(e *machine.Env) error {
 	return nil
 }
 
-// forgetAbsent forgets what sticks held that are not among the present ones now
-// that another's site is taken: whoever plugs one in again means it.
+// forgetAbsent removes the records of sticks that are absent when another stick's Site is
+// used: a person who plugs one of them in again means it.
 func forgetAbsent(e *machine.Env, all []*stick) error {
 	present := map[string]bool{}
 	for _, s := range all {
@@ -318,13 +310,13 @@ func forgetAbsent(e *machine.Env, all []*stick) error {
 	return nil
 }
 
-// ResetSticks has no stick take the machine, whose Site was active, back into
-// the cluster that it leaves, and says what the ones in it will do.
+// ResetSticks keeps the sticks that are present from bringing the machine, whose Site was
+// active, back into the cluster that it leaves. It reports what each of them will do.
 func ResetSticks(e *machine.Env, image ondisk.ImageInfo, active *Active, say func(string)) error {
 	if err := makeKey(e); err != nil {
 		return err
 	}
-	var damaged []error // they bring it nowhere
+	var damaged []error // damaged sticks bring it nowhere
 	present := sticks(e, image, active, e.RemovableSlots(), &damaged)
 	for _, s := range present {
 		if strings.TrimPrefix(e.Text(s.memory), notTaken) != s.digest {
@@ -348,8 +340,7 @@ func ResetSticks(e *machine.Env, image ondisk.ImageInfo, active *Active, say fun
 
 var usbBus = regexp.MustCompile(`/usb\d+/`)
 
-// stickName tells one stick from another: by its serial number, else by the
-// port that it is in.
+// stickName identifies a stick by its serial number, otherwise by its port.
 func stickName(e *machine.Env, dev string) string {
 	part := filepath.Base(dev)
 	entries, err := os.ReadDir(e.Path("/sys/block"))
@@ -367,7 +358,7 @@ func stickName(e *machine.Env, dev string) string {
 		}
 		dir := filepath.Join("/sys/block", target)
 		for d := dir; d != "/sys" && d != "/"; d = filepath.Dir(d) {
-			// The first of these above a disk is the stick or card itself.
+			// The first such directory above a disk is that of the stick or card itself.
 			if !e.Exists(filepath.Join(d, "idVendor")) && !e.Exists(filepath.Join(d, "cid")) {
 				continue
 			}
@@ -377,7 +368,7 @@ func stickName(e *machine.Env, dev string) string {
 			dir = d
 			break
 		}
-		// The number of a bus may differ from boot to boot.
+		// The number of a bus may differ between boots.
 		return "port " + usbBus.ReplaceAllString(dir, "/usb/") + " " + rest
 	}
 	return part
