@@ -68,7 +68,7 @@ func (o *imageFlags) openCache(targets []outputs.Target) error {
 	return err
 }
 
-// checkArchs rejects architectures that there are no images for.
+// checkArchs rejects architectures that edgebake does not support.
 func (o *imageFlags) checkArchs() error {
 	var errs []error
 	for i, a := range o.archs {
@@ -190,7 +190,7 @@ read from the environment variable
 	return c
 }
 
-// takesPlan lets --plan take the place of the document.
+// takesPlan makes --plan an alternative to the document.
 func (b *buildFlags) takesPlan(s streams, c *cobra.Command) {
 	check, run := c.Args, c.RunE
 	c.Args = func(c *cobra.Command, args []string) error {
@@ -220,8 +220,8 @@ func (b *buildFlags) takesPlan(s streams, c *cobra.Command) {
 	}
 }
 
-// prepare applies the flags to the targets, and finds what would go wrong at the end of
-// their builds.
+// prepare applies the flags to the targets, and reports errors that would
+// otherwise occur at the end of their builds.
 func (b *buildFlags) prepare(s streams, targets []outputs.Target) error {
 	errs := []error{b.Apply(targets)}
 	var key signing.Key
@@ -233,7 +233,7 @@ func (b *buildFlags) prepare(s streams, targets []outputs.Target) error {
 	if err := builder.JoinDistinct(errs...); err != nil || b.Sign == "" {
 		return err
 	}
-	// Nothing else is wrong, and the long work has not begun.
+	// Ask for the password last, but before the long work.
 	secret, err := key.Unlock(askPassword(s))
 	if err != nil {
 		return err
@@ -248,7 +248,8 @@ func (b *buildFlags) prepare(s streams, targets []outputs.Target) error {
 	return nil
 }
 
-// run builds the targets, writes the files beside each image, and prints what was built.
+// run builds the targets, writes the files beside each image, and prints the
+// results.
 func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, targets []outputs.Target) error {
 	defer targets[0].Options.Cache.Close()
 	for i := range targets {
@@ -311,9 +312,9 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 	return nil
 }
 
-// upToDate returns the reports beside the images if all are there and what a build would
-// make. Otherwise it returns cause, which keeps the build from beginning; an image of
-// another plan is named as that.
+// upToDate returns the reports beside the images if all images exist and equal
+// those that a build would make. Otherwise it returns cause, the error that
+// prevents the build, and names images of another plan.
 func (b *buildFlags) upToDate(ctx context.Context, document string, targets []outputs.Target, cause error) ([]*builder.Report, error) {
 	errs := builder.SplitErrors(cause)
 	for _, e := range errs {
@@ -361,7 +362,7 @@ func (b *buildFlags) upToDate(ctx context.Context, document string, targets []ou
 	return reports, nil
 }
 
-// printCurrent prints that the images are there already.
+// printCurrent prints that the images are up to date.
 func (b *buildFlags) printCurrent(s streams, targets []outputs.Target, reports []*builder.Report) error {
 	for i, r := range reports {
 		out := targets[i].Options.Output
@@ -382,7 +383,7 @@ func printResult(s streams, out string, r *builder.Report) error {
 	return json.NewEncoder(s.JSON()).Encode(map[string]any{"state": "result", "output": out, "report": r})
 }
 
-// printNext prints what to do with an image, which stays golden.
+// printNext suggests the next commands for an image.
 func printNext(s streams, out string) {
 	s.Note("Next: edgebake flash %s /dev/sdX --site site.yaml (edgebake devices lists the disks), or for a virtual machine: edgebake stamp %[1]s site.yaml --output SITE%s\n", out, out[len(outputs.Stem(out)):])
 }
@@ -416,7 +417,8 @@ func printReport(s streams, out string, r *builder.Report) {
 	printNext(s, out)
 }
 
-// withImage is an error after the image was written: an interrupt does not remove it.
+// withImage returns the error of an interrupt after the image was written: it
+// is not removed.
 func withImage(ctx context.Context, image string, err error) error {
 	if ctx.Err() == nil {
 		return err

@@ -43,8 +43,8 @@ Nothing is removed automatically; edgebake cache prune frees space.`,
 			}
 			v := struct {
 				Dir   string         `json:"dir"`
-				Bytes int64          `json:"bytes"` // of all that it holds
-				Notes int64          `json:"notes"` // the part that is not an input
+				Bytes int64          `json:"bytes"` // of everything in it
+				Notes int64          `json:"notes"` // the part that is not inputs
 				Blobs []fetch.Stored `json:"blobs"`
 			}{Dir: cache.Dir(), Bytes: notes, Notes: notes, Blobs: blobs}
 			for _, b := range blobs {
@@ -62,7 +62,8 @@ Nothing is removed automatically; edgebake cache prune frees space.`,
 	return c
 }
 
-// openFilled opens a cache that a build has used. A misspelt --cache names none.
+// openFilled opens the cache of earlier builds. A directory without one is an
+// error: --cache may be misspelled.
 func openFilled(dir string) (*fetch.Cache, error) {
 	if dir != "" {
 		if _, err := os.Stat(filepath.Join(dir, "blobs")); errors.Is(err, fs.ErrNotExist) {

@@ -23,8 +23,8 @@ func registryFlags(c *cobra.Command, o *carry.Options) {
 	fileFlag(c, &o.AuthFile, "auth-file", "docker config.json with the login (default: the user's own)", "json")
 }
 
-// isLoopback reports whether a registry is on this computer: nobody else can stand in
-// for it, so that plain HTTP needs no permission.
+// isLoopback reports whether a registry is on this computer. Plain HTTP needs
+// no permission then: no other computer can impersonate the registry.
 func isLoopback(ref imageref.Ref) bool {
 	host, _, err := net.SplitHostPort(ref.Domain)
 	if err != nil {
@@ -34,7 +34,7 @@ func isLoopback(ref imageref.Ref) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// parseReference reads what a person writes for an image in a registry.
+// parseReference parses an image reference of the command line.
 func parseReference(s string) (imageref.Ref, error) {
 	for _, scheme := range []string{"oci://", "docker://", "https://", "http://"} {
 		if rest, ok := strings.CutPrefix(s, scheme); ok {
@@ -48,13 +48,13 @@ func parseReference(s string) (imageref.Ref, error) {
 	return ref, nil
 }
 
-// unpinned is a reference without its digest.
+// unpinned returns a reference without its digest.
 func unpinned(ref imageref.Ref) imageref.Ref {
 	ref.Digest = ""
 	return ref
 }
 
-// carrying shows progress and warnings.
+// carrying makes a push or pull show its progress and warnings.
 func carrying(o *carry.Options, show console.Display) {
 	o.Progress = console.Steps(show)
 	o.Warn = func(text string) {

@@ -96,7 +96,7 @@ func interrupted(c *cobra.Command, err error) string {
 	case path == "edgebake build", path == "edgebake stamp" && !c.Flags().Changed("each") && !c.Flags().Changed("slots"):
 		return "interrupted; nothing was left behind"
 	case path == "edgebake boot", path == "edgebake cluster listen", path == "edgebake cluster status" && c.Flags().Changed("watch"):
-		return "interrupted" // the only way that it ends
+		return "interrupted" // it ends in no other way
 	case path == "edgebake push":
 		return "interrupted; parts that have arrived stay in the registry: the same command resumes"
 	}
@@ -149,7 +149,7 @@ living cluster lacks for its nodes.
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		if words := c.Flags().Args(); c.HasSubCommands() && len(words) > 0 {
-			return subcommand(c, words) // a flag of a command that is misspelt
+			return subcommand(c, words) // the flag of a misspelled command
 		}
 		return usageError{fmt.Errorf("%w%s; see %s --help", flagvalue.Explain(err), nearFlag(c, err), c.CommandPath())}
 	})
@@ -218,13 +218,14 @@ func subcommand(c *cobra.Command, args []string) error {
 	return usageError{fmt.Errorf("unknown command %q%s; %s --help lists them", args[0], hint, c.CommandPath())}
 }
 
-// otherNames are flags by the names that other tools have for them.
+// otherNames maps names of flags in other tools to edgebake's.
 var otherNames = map[string][]string{
 	"o": {"dir"}, "output": {"dir"}, "out": {"output", "dir"}, "d": {"dir"}, "dir": {"output"}, "directory": {"dir", "output"},
 	"file": {"filename"}, "n": {"dry-run", "name"}, "token": {"token-file"}, "overwrite": {"force"}, "replace": {"force"}, "platform": {"arch"}, "config": {"kubeconfig"},
 }
 
-// otherCommands are flags that other tools have where edgebake has a command.
+// otherCommands maps flags of other tools to hints, where edgebake has a
+// command instead.
 var otherCommands = map[string]string{
 	"build --dry-run": "edgebake plan prints what a build would use", "build -n": "edgebake plan prints what a build would use",
 	"init --image": "edgebake init writes an Image and a Site", "stamp --dry-run": "edgebake preflight checks a Site and an image",

@@ -92,7 +92,7 @@ already depend on them.`,
 	return c
 }
 
-// outIsOutput keeps the former name of --output.
+// outIsOutput accepts --out, the former name of --output.
 func outIsOutput(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	if name == "out" {
 		name = "output"
@@ -228,12 +228,12 @@ func checkSites(c *cobra.Command, dir string, o mint.SitesOptions) error {
 	return errors.Join(errs...)
 }
 
-// maxBirth is the upper limit of --birth. The shorter it is, the sooner control-plane
-// nodes that are flashed again can lose nothing.
+// maxBirth is the upper limit of --birth. After that time, a control-plane node
+// that is flashed again cannot start a new, empty cluster.
 const maxBirth = 31 * 24 * time.Hour
 
-// imageToStamp returns the image of the Image that is here, and what comes before stamping
-// it.
+// imageToStamp returns the image of the Image in the current directory, and the
+// command to run before stamping it if it does not exist.
 func imageToStamp() (image, first string) {
 	image = "IMAGE"
 	if text, err := os.ReadFile(defaultImage); err == nil {

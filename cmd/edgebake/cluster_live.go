@@ -68,7 +68,8 @@ fields of the machine: network, users, node type. The output holds the token; wi
 			if err != nil {
 				return err
 			}
-			// The file comes first: a token that cannot be kept is not made.
+			// Create the file first: a token that cannot be stored must not be
+			// created.
 			to := s.Bytes()
 			var out *file.Output
 			if output != "" {
@@ -133,7 +134,7 @@ func newTokenList(s streams) *cobra.Command {
 	return c
 }
 
-// timeText is a time as tables show it; empty if it is zero.
+// timeText formats a time for tables; "" if it is zero.
 func timeText(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -372,7 +373,7 @@ code is 1 if something is missing.`,
 	return c
 }
 
-// mark is the sign of a check's state, for Bytes.
+// mark returns the sign of a check's state, for Bytes.
 func mark(s streams, state string) string {
 	switch state {
 	case cluster.CheckOK:

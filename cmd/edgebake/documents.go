@@ -73,7 +73,7 @@ that cannot be read.`,
 	return c
 }
 
-// inDirectories replaces directories by their documents.
+// inDirectories replaces directories with the documents in them.
 func inDirectories(names []string) (all []string, err error) {
 	for _, name := range names {
 		st, err := os.Stat(name)

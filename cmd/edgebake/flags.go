@@ -46,8 +46,8 @@ func pathFlag(c *cobra.Command, to *string, name, usage string) {
 	c.Flags().StringVar(to, name, *to, usage)
 }
 
-// outputPath is the path of an output. Forms of output are rejected: with other commands
-// they are what -o takes.
+// outputPath is the path of an output. It rejects output formats, which -o
+// means in other commands.
 type outputPath string
 
 func (p *outputPath) String() string { return string(*p) }
@@ -61,14 +61,14 @@ func (p *outputPath) Set(s string) error {
 	return nil
 }
 
-// complete offers a flag's values.
+// complete sets the values that completion offers for a flag.
 func complete(c *cobra.Command, flag string, values ...string) {
 	// It fails only if the flag does not exist.
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// completeFiles offers files: the n-th argument has one of the n-th endings, those after
-// the last one the last's.
+// completeFiles offers files: the n-th operand with the n-th endings, further
+// ones with the last endings.
 func completeFiles(endings ...[]string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if strings.HasPrefix(word, "/dev/") {
@@ -78,10 +78,11 @@ func completeFiles(endings ...[]string) cobra.CompletionFunc {
 	}
 }
 
-// span is a flag's duration in Go's form, in days (30d) or in weeks (2w).
+// span is a flag's duration in Go's syntax, in days (30d) or in weeks (2w).
 type span time.Duration
 
-// String is the duration in Go's form without units that are zero. Help omits 0.
+// String returns the duration in Go's syntax without units that are zero. Help
+// omits 0.
 func (a *span) String() string {
 	if *a == 0 {
 		return "0"
@@ -107,12 +108,12 @@ func (a *span) Set(s string) error {
 	return nil
 }
 
-// unused are flags that have no effect in the way that a command is used. They are
-// rejected, because whoever sets one expects its effect. --force is never one of them: it
-// permits something and requests nothing.
+// unused are flags without effect in the current use of a command. They are
+// rejected, because a person who sets one expects its effect. --force is never
+// one of them: it permits something and requests nothing.
 type unused struct {
 	flags   []string
-	purpose string // what they are for, and the fix
+	purpose string // their purpose, and the fix
 }
 
 // rejectUnused rejects the unused flags that are set, all of them at once.
@@ -158,7 +159,7 @@ func openCache(dir string) (*fetch.Cache, error) {
 
 const kubeconfigUsage = "kubeconfig of the cluster (default $KUBECONFIG, else ~/.kube/config)"
 
-// clusterFlags find a living cluster.
+// clusterFlags select a living cluster.
 type clusterFlags struct{ kubeconfig, context string }
 
 func (k *clusterFlags) declare(c *cobra.Command, usage string) {
@@ -168,7 +169,8 @@ func (k *clusterFlags) declare(c *cobra.Command, usage string) {
 
 func (k *clusterFlags) open() (*cluster.Client, error) { return cluster.Open(k.kubeconfig, k.context) }
 
-// onCluster declares the flags of a command that works on a living cluster, and has it run f.
+// onCluster declares the flags of a command for a living cluster, and makes it
+// run f.
 func onCluster(c *cobra.Command, f func(ctx context.Context, client *cluster.Client, args []string) error) *cobra.Command {
 	k := new(clusterFlags)
 	k.declare(c, kubeconfigUsage)
@@ -214,8 +216,8 @@ func (d *documentFlags) reader(s streams) *documents.Reader {
 	}
 }
 
-// notInput rejects an output that is one of the files that a Site or Inventory is read
-// from: --force is for files of an earlier run.
+// notInput rejects an output that is an input of the Site or Inventory, even
+// with --force.
 func (d *documentFlags) notInput(flag, output string, read media.Read) error {
 	return errors.Join(
 		file.NotInput(flag, output, "the document", read.Name),
@@ -226,13 +228,14 @@ func (d *documentFlags) notInput(flag, output string, read media.Read) error {
 
 const defaultImage = "image.yaml"
 
-// defaultDocuments are those of a command that is given none.
+// defaultDocuments are the documents of a command that names none.
 type defaultDocuments struct {
 	what string
 	find func() []string
 }
 
-// imageHere returns the Image that commands take without a name.
+// imageHere returns the Image in the current directory, the default of commands
+// that need one.
 func imageHere() *defaultDocuments {
 	return &defaultDocuments{defaultImage, func() []string {
 		if _, err := os.Stat(defaultImage); err != nil {
@@ -242,7 +245,8 @@ func imageHere() *defaultDocuments {
 	}}
 }
 
-// allHere returns the documents that validate checks without a name.
+// allHere returns the documents in the current directory, the default of
+// validate.
 func allHere() *defaultDocuments {
 	return &defaultDocuments{"YAML file of edgebake's", sync.OnceValue(func() []string {
 		names, err := documents.In(".")
@@ -253,8 +257,9 @@ func allHere() *defaultDocuments {
 	})}
 }
 
-// takesDocument lets -f name the document that is operand n, as kubectl does. Without a
-// name the command takes those that are here; nil: it requires one.
+// takesDocument adds -f as another way to name the document in operand n, as in
+// kubectl. If both are missing, the command uses the documents of here; if here
+// is nil, it requires one.
 func takesDocument(s streams, c *cobra.Command, n int, here *defaultDocuments) {
 	var files []string
 	usage := "the document (instead of the operand)"
@@ -289,7 +294,7 @@ func takesDocument(s streams, c *cobra.Command, n int, here *defaultDocuments) {
 	}
 }
 
-// args checks the number of operands and names those that are required.
+// args checks the number of operands; what describes those that are required.
 func args(low, high int, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) < low || high >= 0 && len(args) > high {
@@ -309,8 +314,8 @@ func isImageName(name string) bool {
 	return strings.HasSuffix(name, ".raw") || strings.HasSuffix(name, ".raw.zst")
 }
 
-// imageFirst rejects operands in the wrong order: if both are files, the image would be
-// overwritten.
+// imageFirst rejects operands in the wrong order, which could overwrite the
+// image.
 func imageFirst(c *cobra.Command, a []string) error {
 	if len(a) == 2 && isImageName(a[1]) && !isImageName(a[0]) {
 		return usageError{fmt.Errorf("%s is an image: the image comes first: %s %s %s%s", a[1], c.CommandPath(), a[1], a[0], givenFlags(c))}
@@ -345,8 +350,8 @@ func givenFlags(c *cobra.Command) string {
 	return b.String()
 }
 
-// meantFlags are flags whose value is often given as one more operand; is recognizes it by
-// its name.
+// meantFlags are flags whose value is often given as one more operand; is
+// recognizes such an operand.
 var meantFlags = []struct {
 	command  string
 	operands int
@@ -375,8 +380,8 @@ func endsIn(endings ...string) func(string) bool {
 	return func(name string) bool { return slices.Contains(endings, strings.TrimPrefix(filepath.Ext(name), ".")) }
 }
 
-// lastIsFlags returns the intended command line if the last operand is the value of a
-// flag; empty if that is not known.
+// lastIsFlags returns the intended command line if the last operand seems to be
+// the value of a flag, or "".
 func lastIsFlags(c *cobra.Command, a []string) string {
 	command := strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" ")
 	for _, m := range meantFlags {

@@ -107,7 +107,8 @@ func (o *slotFlags) declare(c *cobra.Command) {
 	keyFlag(c, &o.keys)
 }
 
-// check takes an Inventory in place of a Site. Without both nothing is stamped.
+// check checks the flags, and treats an Inventory like a Site. Without both
+// nothing is stamped.
 func (o *slotFlags) check(c *cobra.Command) error {
 	switch {
 	case o.site != "" && o.inventory != "":
@@ -123,7 +124,7 @@ func (o *slotFlags) check(c *cobra.Command) error {
 	return nil
 }
 
-// readSite reads the Site or Inventory; nil if none is named.
+// readSite reads the Site or Inventory. It returns nil if none is named.
 func (o *slotFlags) readSite(s streams) (*media.Site, error) {
 	if o.site == "" {
 		return nil, nil
@@ -138,7 +139,8 @@ func (o *slotFlags) readSite(s streams) (*media.Site, error) {
 	return &site, nil
 }
 
-// describe names an image and its Site; state is that of the slot.
+// describe returns the text for an image and its Site; state is that of the
+// slot.
 func (o *slotFlags) describe(image string, info ondisk.ImageInfo, state string) string {
 	return fmt.Sprintf("%s (%s, Kubernetes %s)%s", image, info.Name, info.Kubernetes, o.siteText(state))
 }
@@ -160,7 +162,7 @@ type flashFlags struct {
 	slotFlags
 	yes, noVerify, dryRun bool
 	log                   string
-	stick                 string // to make an installer of
+	stick                 string // disk that becomes an installer
 	install               installFlags
 }
 
@@ -239,7 +241,7 @@ func (o *flashFlags) check(c *cobra.Command, a []string) error {
 	return nil
 }
 
-// flash checks everything, asks, writes, and adds to the log.
+// flash checks everything, asks, writes the disk, and adds a line to the log.
 func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) error {
 	show := s.Display(false)
 	f, disk, err := o.prepare(ctx, s, image, path, console.Steps(show))
@@ -256,7 +258,7 @@ func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) e
 	if err := o.confirm(s, disk.Disk, o.describe(image, f.Image, f.State)); err != nil {
 		return err
 	}
-	// Whoever wants a log does not want a disk that is not in it.
+	// Open the log first: no disk may be written without a line in it.
 	var log *os.File
 	if o.log != "" {
 		if log, err = os.OpenFile(o.log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o666); err != nil {
@@ -300,8 +302,8 @@ func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) e
 	return nil
 }
 
-// prepare finds everything that is wrong with the disk, the image and the Site before
-// anything is written.
+// prepare checks the disk, the image and the Site, and reports all errors
+// before anything is written.
 func (o *flashFlags) prepare(ctx context.Context, s streams, image, path string, progress func(step string, done, total int64)) (*media.Flash, *device.Chosen, error) {
 	var errs []error
 	disk, err := chooseDisk(ctx, image, path)

@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// listedImage is an image that is baked in.
+// listedImage is an image to be baked.
 type listedImage struct {
 	images.Pinned
-	Size   int64 `json:"size"` // as it is shipped
+	Size   int64 `json:"size"` // compressed
 	Shared int64 `json:"shared"`
 }
 
@@ -27,7 +27,7 @@ type mentionedImage struct {
 	NotBaked bool         `json:"notBaked"`
 }
 
-// printMentions prints what imagesFrom leaves out.
+// printMentions prints what imagesFrom mentions without baking it.
 func printMentions(w io.Writer, l images.Listing) {
 	if len(l.Mentions) > 0 {
 		fmt.Fprintln(w, "\nFound in manifests, not baked (add them to images, or to imagesIgnore):")

@@ -141,7 +141,7 @@ func (o *initFlags) fromJoin(s streams, key string, keyErr error) error {
 	return nil
 }
 
-// nobodyLogsIn is the hint where no key was given.
+// nobodyLogsIn is the hint if no key was given.
 const nobodyLogsIn = "Nobody can log in to a machine with this Site: uncomment users in it, or use --ssh-key\n"
 
 // forCluster writes a Cluster and the Image of its machines.
@@ -175,11 +175,12 @@ func (o *initFlags) forCluster(s streams, key string) error {
 	return nil
 }
 
-// initTokenTTL is how long the token of a Site of init --kubeconfig is valid.
+// initTokenTTL is the validity of the token in a Site of init --kubeconfig.
 const initTokenTTL = 72 * time.Hour
 
-// fromCluster writes an Image and a Site for the nodes of a living cluster. It makes the
-// token last, once nothing is known to be wrong, and none if the Site has one that is good.
+// fromCluster writes an Image and a Site for the nodes of a living cluster. It
+// creates a token last, after all other checks, and only if the Site has no
+// valid one.
 func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) error {
 	client, err := o.open()
 	if err != nil {
@@ -205,7 +206,7 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 		known.Token = former
 	}
 	all := known.Documents(true, true)
-	if !good && former != "" { // a Site of init's with a token that has ended
+	if !good && former != "" { // a Site from init whose token has expired
 		old := *known
 		old.Token = former
 		all[1].Blanks = append(all[1].Blanks, old.Site())
@@ -260,7 +261,8 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 	return nil
 }
 
-// formerKey returns the SSH key of a Site that init wrote with it alone.
+// formerKey returns the SSH key of an existing Site in which init filled in
+// only the key, or "".
 func (o *initFlags) formerKey() string {
 	text, err := os.ReadFile(filepath.Join(o.dir, "site.yaml"))
 	if err != nil || o.force {
@@ -269,7 +271,8 @@ func (o *initFlags) formerKey() string {
 	return starter.KeyOf(text)
 }
 
-// formerToken returns the token of the Site that is there, and whether the cluster takes it.
+// formerToken returns the token of the existing Site, and whether the cluster
+// accepts it.
 func (o *initFlags) formerToken(ctx context.Context, client *cluster.Client) (token string, good bool, err error) {
 	text, err := os.ReadFile(filepath.Join(o.dir, "site.yaml"))
 	if err != nil || o.force {
@@ -284,7 +287,7 @@ func (o *initFlags) formerToken(ctx context.Context, client *cluster.Client) (to
 	return token, good, err
 }
 
-// startKey reads the key that may log in; empty: none was named.
+// startKey reads the SSH key that may log in; "" if none was named.
 func startKey(name string) (string, error) {
 	if name == "" {
 		return "", nil
@@ -326,7 +329,7 @@ func (o *initFlags) readJoin(s streams) (*starter.Input, error) {
 	return known, ofJoin(err)
 }
 
-// ofJoin names the join line in each of its problems.
+// ofJoin adds the flag to each error of the join line.
 func ofJoin(err error) error {
 	var errs []error
 	for _, e := range builder.SplitErrors(err) {
@@ -335,9 +338,9 @@ func ofJoin(err error) error {
 	return errors.Join(errs...)
 }
 
-// pasted reads a join line from a terminal, and asks again after a wrong one. A backslash at
-// the end continues a line. An empty line leaves it for later; behind others, which may be
-// the output of kubeadm init, it takes two.
+// pasted reads a join line from a terminal, and asks again after a wrong one. A
+// backslash at the end continues a line. An empty line leaves it for later;
+// after other lines, such as the output of kubeadm init, two are needed.
 func pasted(s streams) (*starter.Input, error) {
 	var text string
 	var err error
@@ -366,7 +369,7 @@ func pasted(s streams) (*starter.Input, error) {
 			continue
 		}
 		printed = err.Error()
-		if !starter.BeginsJoin(text) { // the output of kubeadm init has it further below
+		if !starter.BeginsJoin(text) { // in the output of kubeadm init it comes later
 			s.Hint("No line yet that begins with kubeadm join. Go on, or press Enter twice to leave it for later:\n")
 			continue
 		}
@@ -391,7 +394,7 @@ func (o *initFlags) write(s streams, all []starter.Document) ([]starter.File, er
 	return files, o.commit(s, files)
 }
 
-// lacking rejects edited files without the values that were asked for.
+// lacking rejects edited files that lack requested values.
 func lacking(files []starter.File) error {
 	var errs []error
 	for _, f := range files {
@@ -425,7 +428,7 @@ func (o *initFlags) commit(s streams, files []starter.File) error {
 	return nil
 }
 
-// maxLacks is how many values of a file are listed.
+// maxLacks limits how many missing values of a file are listed.
 const maxLacks = 20
 
 // toEdit returns the documents that a person must complete.
@@ -447,8 +450,8 @@ func toEdit(files []starter.File) (names []string) {
 	return names
 }
 
-// operand is a file of init's as the last word of a command; empty where commands find it
-// by themselves.
+// operand returns a file of init as the last word of a command; "" if commands
+// find it in the current directory.
 func (o *initFlags) operand(name string) string {
 	if filepath.Clean(o.dir) == "." {
 		return ""
@@ -456,7 +459,7 @@ func (o *initFlags) operand(name string) string {
 	return " " + filepath.Join(o.dir, name)
 }
 
-// next prints what to do next: the commands, after what is left to edit.
+// next prints the next commands, after the documents that must be edited first.
 func (o *initFlags) next(s streams, files []starter.File, commands string) {
 	if edit := toEdit(files); len(edit) > 0 {
 		s.Note("Next: edit %s (edgebake validate%s lists what is missing), then: %s\n", strings.Join(edit, " and "), o.operand(""), commands)

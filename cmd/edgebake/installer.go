@@ -128,14 +128,15 @@ func hintNoSite(s streams, p *media.Payload) {
 	}
 }
 
-// hintCompression names the build that saves compressing the image for each installer.
+// hintCompression suggests a compressed image, which saves compressing it for
+// each installer.
 func hintCompression(s streams, image string, p *media.Payload) {
 	if !p.Compressed() {
 		s.Hint("%s is compressed first, which takes minutes: edgebake build --output %s.raw.zst saves that for each installer\n", image, outputs.Stem(image))
 	}
 }
 
-// flashInstaller makes a stick that installs.
+// flashInstaller makes an installer on a stick.
 func (o *flashFlags) flashInstaller(ctx context.Context, s streams, image string) error {
 	if err := o.install.Check(); err != nil {
 		return usageError{err}
@@ -176,7 +177,8 @@ func (o *flashFlags) flashInstaller(ctx context.Context, s streams, image string
 	return nil
 }
 
-// writeInstaller makes the installer in a temporary file, and writes that to the stick.
+// writeInstaller makes the installer in a temporary file, and writes it to the
+// stick.
 func (o *flashFlags) writeInstaller(ctx context.Context, stick *device.Chosen, p *media.Payload, show console.Display) (*media.Flashed, error) {
 	parts, err := o.install.options(ctx, p, show)
 	if err != nil {
@@ -220,7 +222,7 @@ func (o *slotFlags) payload(s streams, image string) (*media.Payload, error) {
 	return p, nil
 }
 
-// options gets the program that installs, and its instructions.
+// options returns the installer program and its instructions.
 func (o *installFlags) options(ctx context.Context, p *media.Payload, show console.Display) (installer.Options, error) {
 	cache, err := openCache(o.cache)
 	if err != nil {

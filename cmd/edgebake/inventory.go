@@ -21,7 +21,7 @@ func newInventory(s streams) *cobra.Command {
 	}, newInventoryImport(s))
 }
 
-// importFlags are those of `edgebake inventory import`.
+// importFlags are the flags of `edgebake inventory import`.
 type importFlags struct {
 	documentFlags
 	template, output string
@@ -113,7 +113,7 @@ func importTable(s streams, name string, o importFlags) error {
 		_, err := s.Bytes().Write(out)
 		return err
 	}
-	if err := file.Write(o.output, out, 0o600); err != nil { // tokens may be in it
+	if err := file.Write(o.output, out, 0o600); err != nil { // it may contain tokens
 		return err
 	}
 	s.Note("wrote %s: %s\n", o.output, configs.Count(sites, "site"))
@@ -129,7 +129,7 @@ func checkReadable(table string, size, sites int) error {
 		table, configs.Count(sites, "site"), configs.HumanSize(int64(size)), configs.HumanSize(documents.MaxSize))
 }
 
-// fromOutput is a path relative to the written Inventory.
+// fromOutput returns a path relative to the written Inventory.
 func fromOutput(p, output string) string {
 	if filepath.IsAbs(p) {
 		return p

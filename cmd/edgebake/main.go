@@ -1,6 +1,6 @@
-// Edgebake bakes golden disk images for Kubernetes edge nodes and stamps
-// sites onto them. This package is flags and printing; the work is done in
-// the packages it calls.
+// Edgebake bakes golden disk images for Kubernetes edge nodes and stamps Sites
+// onto them. This package contains flags and printing; the packages that it
+// calls do the work.
 package main
 
 import (
@@ -12,16 +12,16 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), ends()...)
-	// The second Ctrl-C ends a program that does not listen to the first.
+	// A second Ctrl-C ends the program at once.
 	context.AfterFunc(ctx, stop)
 	code := run(ctx, os.Args[1:], streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})
 	stop()
 	os.Exit(code)
 }
 
-// ends are the signals that end a command in good order. A closed terminal is
-// one: what a build has started is not part of the terminal's job, and would go
-// on. With nohup it ends nothing.
+// ends returns the signals for an orderly end. SIGHUP, from a closed terminal,
+// is one of them unless nohup ignores it: programs that a build has started are
+// not in the terminal's job, and would continue.
 func ends() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

@@ -43,8 +43,8 @@ date is SOURCE_DATE_EPOCH's where that is set.`,
 	return c
 }
 
-// forManual makes the texts of a command and those below it Markdown, which
-// pages are made of.
+// forManual converts the texts of a command and those below it to Markdown,
+// from which pages are made.
 func forManual(c *cobra.Command) {
 	c.Long, c.Short = markdown(c.Long), markdown(c.Short)
 	for _, sub := range c.Commands() {
@@ -52,14 +52,14 @@ func forManual(c *cobra.Command) {
 	}
 }
 
-// flagsAsInHelp gives the flags of a command's page, and of those below it, the form
-// that help shows them in. cobra's form is that of its library: --arch=[], -f[=false].
+// flagsAsInHelp shows flags in the page of a command, and of those below it, as
+// help does. cobra writes --arch=[], -f[=false].
 func flagsAsInHelp(c *cobra.Command, dir string) error {
 	name := filepath.Join(dir, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1")
 	page, err := os.ReadFile(name)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // a command that is hidden has none
+			return nil // hidden commands have no page
 		}
 		return err
 	}
@@ -88,11 +88,12 @@ func flagsAsInHelp(c *cobra.Command, dir string) error {
 	return errors.Join(errs...)
 }
 
-// manualFlag is a flag in a page of cobra's: its names, the long one, and what help
-// says of it.
+// manualFlag matches a flag in a page from cobra: its names, the long one, and
+// its description.
 var manualFlag = regexp.MustCompile(`(?m)^((?:\\fB-\w\\fP, )?\\fB--([\w-]+)\\fP).*\n\t.*\n`)
 
-// markdown keeps a text's words and its indented lines as they are.
+// markdown escapes a text so that its words and indented lines stay as they
+// are.
 func markdown(text string) string {
 	escape := strings.NewReplacer(`\`, `\\`, "*", `\*`, "_", `\_`, "`", "\\`", "<", `\<`, "[", `\[`, "#", `\#`)
 	var b strings.Builder

@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// preflightFlags are those of `edgebake preflight`.
+// preflightFlags are the flags of `edgebake preflight`.
 type preflightFlags struct {
 	documentFlags
 	clusterFlags
@@ -95,7 +95,7 @@ func (o *preflightFlags) check(c *cobra.Command) error {
 	return nil
 }
 
-// checkAll carries out the checks. An error means that it could not.
+// checkAll makes the checks. An error means that it could not.
 func checkAll(ctx context.Context, s streams, name string, o preflightFlags) ([]cluster.Check, error) {
 	doc, err := o.reader(s).Sites(name)
 	var probs configs.Problems
@@ -104,7 +104,7 @@ func checkAll(ctx context.Context, s streams, name string, o preflightFlags) ([]
 	}
 	checks := cluster.DocumentChecks(probs)
 	if probs != nil {
-		return checks, nil // what is wrong with the document is put right first
+		return checks, nil // the document must be corrected first
 	}
 	online := cluster.PreflightOptions{Now: time.Now(), ShipWithin: time.Duration(o.shipWithin), Dial: (&net.Dialer{}).DialContext, Timeout: 15 * time.Second}
 	if o.image != "" {

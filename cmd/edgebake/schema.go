@@ -118,7 +118,7 @@ func wrap(w io.Writer, text, indent string) {
 	}
 }
 
-// completeField offers the fields below what is typed so far.
+// completeField offers the fields that begin with the typed text.
 func completeField(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 	dot := strings.LastIndexByte(typed, '.')
 	if dot < 0 {

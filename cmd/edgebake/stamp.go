@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// stampFlags are those of `edgebake stamp`.
+// stampFlags are the flags of `edgebake stamp`.
 type stampFlags struct {
 	media.StampOptions
 	documentFlags
@@ -83,19 +83,19 @@ type stampMode struct {
 	run   func(c *cobra.Command, s streams, a []string, o stampFlags) error
 }
 
-// stampModes are all modes; the first is that of two operands.
+// stampModes returns all modes; the first is for an image and a document.
 func stampModes() []stampMode {
 	document := []string{"filename", "output", "force", "undated", "ignition", "token-file", "identity"}
 	return []stampMode{
 		{"SITE", append([]string{"in-place"}, document...), stampOne},
 		{"--each", append([]string{"each"}, document...), stampMany},
 		{"--slots", append([]string{"each", "slots"}, document...), stampMany},
-		// A slot has its document's token and Ignition config already.
+		// A slot contains its document's token and Ignition config already.
 		{"--slot", []string{"slot", "in-place", "output", "force", "undated"}, stampSlot},
 	}
 }
 
-// mode is the mode that the flags select.
+// mode returns the mode that the flags select.
 func (o *stampFlags) mode() stampMode {
 	modes := stampModes()
 	switch {
@@ -109,7 +109,7 @@ func (o *stampFlags) mode() stampMode {
 	return modes[0]
 }
 
-// check returns everything that is wrong with the command line.
+// check returns all errors of the command line.
 func (m *stampMode) check(c *cobra.Command, a []string, o stampFlags) error {
 	rest := unused{purpose: fmt.Sprintf("documents, and %s is a slot, with its Site's token and Ignition config: stamp the document, or make the slot again: edgebake stamp %s INVENTORY --slots --output DIR", o.slot, a[0])}
 	c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
@@ -172,7 +172,7 @@ func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	return nil
 }
 
-// stampMany stamps each site of an Inventory onto a copy of its own.
+// stampMany stamps each Site of an Inventory onto its own copy.
 func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	image, document := a[0], a[1]
 	doc, err := o.reader(s).Sites(document)
@@ -206,7 +206,7 @@ func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
-	// Without its text: a person cannot edit a line of a slot.
+	// Read has no text: a person cannot edit a line of a slot.
 	site := media.Site{Files: contents.Files, Read: media.Read{Name: o.slot, Ignition: o.slot}}
 	if b, ok := contents.Files[ondisk.SlotInventory]; ok {
 		site.Inventory, err = configs.ParseInventory(o.slot, b)

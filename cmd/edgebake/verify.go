@@ -33,8 +33,8 @@ Without --key it detects damage, but not manipulation: the digest is in the imag
 			if quick && len(keys) == 0 {
 				return usageError{errors.New("--signature-only requires a key: --key PUB")}
 			}
-			// One open file: the signature is checked for the bytes that are read,
-			// whatever happens to the name.
+			// Open the file once: the signature must be that of the bytes that are
+			// read, even if the file is replaced.
 			image, err := media.OpenGolden(a[0])
 			if err != nil {
 				return err

@@ -41,9 +41,9 @@ type usageError struct{ error }
 
 // target is the machine that the commands work on.
 type target struct {
-	// env returns the machine's effects, which log to log.
+	// env returns the access to the machine, which logs to log.
 	env func(log io.Writer) *machine.Env
-	// root: the process runs as root.
+	// root means that the process runs as root.
 	root bool
 	// boot returns a line about how long the boot took, or "".
 	boot func(context.Context) string
@@ -51,7 +51,7 @@ type target struct {
 	insist func()
 }
 
-// thisMachine is the machine that the program runs on.
+// thisMachine returns the machine that the program runs on.
 func thisMachine() target {
 	return target{
 		env: host.New, root: os.Geteuid() == 0, boot: host.Boot,

@@ -86,7 +86,7 @@ Control-plane nodes are rejected.`,
 	return cmd
 }
 
-// parseBytes reads a number of bytes with k, M or G; 0: none was given.
+// parseBytes parses a number of bytes with an optional k, M or G; "" is 0.
 func parseBytes(flag, text string) (int64, error) {
 	if text == "" {
 		return 0, nil

@@ -31,8 +31,9 @@ func main() {
 	os.Exit(code)
 }
 
-// run installs as the file config says, which is in the initrd of an installer and
-// nowhere else. There nobody sees standard error, so failures are said on the consoles.
+// run installs according to the file config, which exists only in the initrd of
+// an installer. There nobody sees standard error, so errors are printed on the
+// consoles (say).
 func run(ctx context.Context, config string, args []string, say func(string), stdout, stderr io.Writer) int {
 	switch {
 	case len(args) == 1 && (args[0] == "version" || args[0] == "--version"):

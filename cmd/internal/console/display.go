@@ -22,14 +22,14 @@ type Display interface {
 	Close()
 }
 
-// Display makes one.
+// Display returns the display for these streams.
 func (s Streams) Display(asJSON bool) Display {
 	switch f, ok := printable.Raw(s.Err).(*os.File); {
 	case asJSON:
 		return &jsonLines{json.NewEncoder(s.JSON()), map[string]time.Time{}}
 	case s.Quiet():
 		return warnings{s.Err}
-	// Bars leave no room for the output of programs.
+	// With bars, the output of programs cannot be shown.
 	case ok && drawsBars(f) && !s.Verbose():
 		return &bars{w: f, p: mpb.New(mpb.WithOutput(f), mpb.WithWidth(30)), all: map[string]*bar{}}
 	}
@@ -65,7 +65,7 @@ func drawsBars(f *os.File) bool {
 	return err != nil || width == 0 || width >= narrow // 0: unknown
 }
 
-// warnings prints nothing else.
+// warnings prints only warnings.
 type warnings struct{ w io.Writer }
 
 func (w warnings) Event(e builder.Event) {
@@ -76,7 +76,7 @@ func (w warnings) Event(e builder.Event) {
 
 func (warnings) Close() {}
 
-// jsonLines prints every event; of progress, one a second for each step.
+// jsonLines prints every event, but progress only once a second for each step.
 type jsonLines struct {
 	e    *json.Encoder
 	last map[string]time.Time
@@ -94,21 +94,21 @@ func (j *jsonLines) Event(e builder.Event) {
 
 func (j *jsonLines) Close() {}
 
-// plainLines prints a line for each event; of long transfers, one every ten seconds, and
-// of other long steps one every half a minute.
+// plainLines prints a line for each event. For long transfers it prints one
+// every ten seconds, for other long steps one every half a minute.
 type plainLines struct {
 	w       io.Writer
 	details bool // print StateDetail
 	stop    func()
 
-	mu    sync.Mutex // the ticker runs beside the events
+	mu    sync.Mutex // the ticker runs concurrently with the events
 	steps map[string]*plainStep
 	order []string
 }
 
 // plainStep is a step that has begun.
 type plainStep struct {
-	begun, last time.Time // last: its latest line
+	begun, last time.Time // last: when its latest line was printed
 	detail      string    // the latest line of a program that it calls
 	running     bool
 }
@@ -161,7 +161,7 @@ func (p *plainLines) step(name string) *plainStep {
 	return s
 }
 
-// pace is the speed and the time left, once they are known.
+// pace returns the speed and the remaining time, or "" while they are unknown.
 func pace(done, total int64, since time.Duration) string {
 	if since < time.Second || done <= 0 || total < done {
 		return ""
@@ -209,8 +209,8 @@ func (p *plainLines) Event(e builder.Event) {
 // Close ends the reminders.
 func (p *plainLines) Close() { p.stop() }
 
-// bars has one line for each step, rewritten in place. Warnings go above them; those that
-// come after the last redraw follow.
+// bars has one line for each step, rewritten in place. Warnings go above them,
+// or after them if the bars are not redrawn any more.
 type bars struct {
 	w        io.Writer
 	p        *mpb.Progress

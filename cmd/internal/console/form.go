@@ -10,10 +10,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Form is the form of a command's output: text, json or yaml.
+// Form is the format of a command's output: text, json or yaml.
 type Form string
 
-// Text is the form for people.
+// Text is the format for people.
 const Text Form = "text"
 
 // Flag declares --output.
@@ -26,7 +26,7 @@ func (f *Form) Flag(c *cobra.Command) {
 func (f *Form) String() string { return string(*f) }
 func (f *Form) Type() string   { return "string" }
 
-// Set rejects other forms before the command does any work.
+// Set rejects other formats before the command does any work.
 func (f *Form) Set(s string) error {
 	if s != "text" && s != "json" && s != "yaml" {
 		return errors.New("text, json or yaml")
@@ -54,7 +54,7 @@ func (f Form) Print(s Streams, v any, text func()) error {
 	return f.PrintJSON(s, b.Bytes())
 }
 
-// PrintJSON prints JSON as it is, or as YAML.
+// PrintJSON prints JSON unchanged, or as YAML.
 func (f Form) PrintJSON(s Streams, text []byte) error {
 	if f != "yaml" {
 		_, err := s.JSON().Write(text)

@@ -25,11 +25,11 @@ type Streams struct {
 	Talk *Talk
 }
 
-// Talk is how much a command prints besides its results.
+// Talk configures how much a command prints in addition to its results.
 type Talk struct{ Quiet, Verbose bool }
 
-// Results is standard output. It records the first error of writing, so that a script
-// does not take half of the results for all of them.
+// Results is standard output. It records the first error of writing, so that a
+// script does not mistake incomplete results for complete ones.
 type Results struct {
 	io.Writer
 	Lost error
@@ -43,18 +43,18 @@ func (r *Results) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Printable returns the streams of all commands, with out in place of Out. Messages and
-// tables quote servers, images and disks, and terminals obey control characters; Bytes
-// writes without this protection.
+// Printable returns the streams with out in place of Out, and without control
+// characters, which terminals obey: messages and tables quote servers, images
+// and disks. Bytes writes without this protection.
 func (s Streams) Printable(out *Results) Streams {
 	s.Out, s.Err = printable.To(out), printable.To(s.Err)
 	return s
 }
 
-// Bytes is Out for the contents of files, which nothing may change.
+// Bytes returns Out for contents of files, which must not be changed.
 func (s Streams) Bytes() io.Writer { return printable.Raw(s.Out) }
 
-// JSON is Out for JSON.
+// JSON returns Out for JSON.
 func (s Streams) JSON() io.Writer { return printable.JSON(s.Out) }
 
 func (s Streams) Quiet() bool   { return s.Talk != nil && s.Talk.Quiet }
@@ -67,7 +67,8 @@ func (s Streams) Note(format string, args ...any) {
 	}
 }
 
-// Hint prints advice besides the results. It is not a warning: --quiet suppresses it.
+// Hint prints advice in addition to the results. It is not a warning: --quiet
+// suppresses it.
 func (s Streams) Hint(format string, args ...any) {
 	if !s.Quiet() {
 		fmt.Fprintf(s.Err, format, args...)
@@ -96,7 +97,7 @@ func Table(w io.Writer, rows ...[]string) {
 	t.Flush()
 }
 
-// file is standard output, if it is a file.
+// file returns standard output, if it is a file.
 func (s Streams) file() (*os.File, bool) {
 	out := s.Bytes()
 	if r, ok := out.(*Results); ok {
@@ -123,8 +124,8 @@ const (
 	Yellow = "33"
 )
 
-// Colored returns text in a color if standard output is a terminal, unless NO_COLOR is
-// set. It goes to Bytes.
+// Colored returns text in a color if standard output is a terminal, unless
+// NO_COLOR is set. It must be written to Bytes.
 func (s Streams) Colored(text, color string) string {
 	f, ok := s.file()
 	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
@@ -133,8 +134,8 @@ func (s Streams) Colored(text, color string) string {
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
 }
 
-// Input returns standard input until the context ends: Ctrl-C ends a command that waits
-// for somebody to type.
+// Input returns a reader of r that ends with the context, so that Ctrl-C ends a
+// command that waits for input.
 func Input(ctx context.Context, r io.Reader) io.Reader { return &input{ctx, r} }
 
 type input struct {
@@ -165,7 +166,7 @@ func (i *input) Read(p []byte) (int, error) {
 	}
 }
 
-// RawInput is standard input itself, for programs that get it.
+// RawInput returns standard input itself, for other programs.
 func (s Streams) RawInput() io.Reader {
 	if in, ok := s.In.(*input); ok {
 		return in.r
@@ -173,7 +174,7 @@ func (s Streams) RawInput() io.Reader {
 	return s.In
 }
 
-// Terminal is standard input if it is a terminal.
+// Terminal returns standard input if it is a terminal.
 func (s Streams) Terminal() (*os.File, bool) {
 	f, ok := s.RawInput().(*os.File)
 	return f, ok && term.IsTerminal(int(f.Fd()))
@@ -210,7 +211,8 @@ func (s Streams) askHidden(prompt string, f *os.File) (string, error) {
 	}
 }
 
-// AskHidden is the question for a secret where somebody sits at a terminal; else nil.
+// AskHidden returns a function that asks for a secret at the terminal, or nil
+// without a terminal.
 func (s Streams) AskHidden() func(prompt string) (string, error) {
 	f, ok := s.Terminal()
 	if !ok {
@@ -219,11 +221,11 @@ func (s Streams) AskHidden() func(prompt string) (string, error) {
 	return func(prompt string) (string, error) { return s.askHidden(prompt, f) }
 }
 
-// Confirm asks a question that only yes answers.
+// Confirm asks a question, and reports whether the answer is yes.
 func (s Streams) Confirm(question string) bool {
 	fmt.Fprintf(s.Err, "%s [y/N] ", question)
 	answer, err := bufio.NewReader(s.In).ReadString('\n')
-	if err != nil { // nobody has ended the line
+	if err != nil { // the answer does not end with a newline
 		fmt.Fprintln(s.Err)
 	}
 	switch strings.ToLower(strings.TrimSpace(answer)) {

@@ -1,4 +1,5 @@
-// Package flagvalue words the errors of flags that have a value of another type.
+// Package flagvalue explains the errors of flags with a value of the wrong
+// type.
 package flagvalue
 
 import (
@@ -9,8 +10,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Explain returns the error of a flag's parser with what the flag accepts, where the error
-// quotes only the function that failed.
+// Explain adds to the error of a flag's parser what the flag accepts, if the
+// error names only the Go function that failed.
 func Explain(err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) || !errors.As(err, new(*strconv.NumError)) {
