@@ -14,18 +14,19 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 )
 
-// The firmware starts the disk next where the variable BootNext names an entry
-// for it (UEFI, 3.1). The order of its entries stays as it is: whoever plugs an
-// installer in again wants it started.
+// The firmware boots the disk next if the variable BootNext names an entry for
+// it (UEFI, 3.1). The boot order is not changed: a person who attaches an
+// installer again wants it to boot.
 
 // efiGlobal is the GUID of the variables that the specification names.
 const efiGlobal = "8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
-// efiAttributes: kept without power, seen before and after the system starts.
+// efiAttributes make a variable nonvolatile, and visible before and after the
+// system starts.
 var efiAttributes = []byte{7, 0, 0, 0}
 
-// bootNext makes or finds an entry for the disk's loader in dir, where the
-// kernel shows the variables, and names it for the next start.
+// bootNext creates or finds an entry for the disk's loader, and makes it the
+// next one to boot. dir is where the kernel shows the variables.
 func bootNext(dir, arch string, found media.Found) error {
 	if found.ESPNumber == 0 {
 		return errors.New("the disk has no EFI system partition")
@@ -41,8 +42,8 @@ func bootNext(dir, arch string, found media.Found) error {
 	return writeVar(dir, "BootNext", binary.LittleEndian.AppendUint16(nil, number))
 }
 
-// bootEntry returns the number of the entry with that content, which it makes
-// where there is none.
+// bootEntry returns the number of the entry with that content. It creates one
+// if there is none.
 func bootEntry(dir string, option []byte) (uint16, error) {
 	for n := 0; n < 1<<16; n++ {
 		name := fmt.Sprintf("Boot%04X", n)
@@ -57,12 +58,13 @@ func bootEntry(dir string, option []byte) (uint16, error) {
 	return 0, errors.New("all boot entries of the firmware are taken")
 }
 
-// writeVar writes a variable in one write, as the kernel wants it.
+// writeVar writes a variable in one write, as the kernel requires.
 func writeVar(dir, name string, value []byte) error {
 	return os.WriteFile(filepath.Join(dir, name+"-"+efiGlobal), append(bytes.Clone(efiAttributes), value...), 0o644)
 }
 
-// loadOption is an EFI_LOAD_OPTION that starts the loader on the disk's ESP.
+// loadOption returns an EFI_LOAD_OPTION that starts the loader on the disk's
+// ESP.
 func loadOption(found media.Found, arch string) ([]byte, error) {
 	guid, err := efiGUID(found.ESP.GUID)
 	if err != nil {
@@ -76,7 +78,7 @@ func loadOption(found media.Found, arch string) ([]byte, error) {
 		path = le.AppendUint16(path, uint16(4+len(data)))
 		path = append(path, data...)
 	}
-	// A partition, by its number, place and GUID (UEFI, 10.3.5.1).
+	// A partition, by its number, position and GUID (UEFI, 10.3.5.1).
 	var hd []byte
 	hd = le.AppendUint32(hd, uint32(found.ESPNumber))
 	hd = le.AppendUint64(hd, uint64(found.ESP.Start/found.Sector))
@@ -90,7 +92,7 @@ func loadOption(found media.Found, arch string) ([]byte, error) {
 	return append(append(out, ucs2("edgebake")...), path...), nil
 }
 
-// ucs2 is a string as UEFI has it, with its end.
+// ucs2 returns a string in UEFI's encoding, with its terminating zero.
 func ucs2(s string) (out []byte) {
 	for _, u := range append(utf16.Encode([]rune(s)), 0) {
 		out = binary.LittleEndian.AppendUint16(out, u)
@@ -98,7 +100,8 @@ func ucs2(s string) (out []byte) {
 	return out
 }
 
-// efiGUID is a GUID as it is on disks: its first three parts little-endian.
+// efiGUID returns a GUID in the format of disks: its first three parts are
+// little-endian.
 func efiGUID(s string) ([]byte, error) {
 	b, err := hex.DecodeString(strings.ReplaceAll(s, "-", ""))
 	if err != nil || len(b) != 16 {

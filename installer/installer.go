@@ -28,28 +28,28 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Env is how the installer touches the machine.
+// Env is the installer's access to the machine.
 type Env struct {
-	// Say shows a line on every console.
+	// Say prints a line on every console.
 	Say func(line string)
-	// Sleep waits, or returns why not.
+	// Sleep waits, or returns the context's error.
 	Sleep func(context.Context, time.Duration) error
-	// Source finds the image that came with the installer, and the disk that it
-	// is on, empty where it is on none.
+	// Source returns the image that came with the installer, and the disk that
+	// contains it, "" if none does.
 	Source func(context.Context) (Source, error)
 	// Disks lists the machine's disks.
 	Disks func(context.Context) ([]device.Disk, error)
-	// Machine is who this machine is.
+	// Machine returns the identity of this machine.
 	Machine func() node.Machine
-	// BootNext has the firmware start that disk next, once.
+	// BootNext makes the firmware boot that disk next, once.
 	BootNext func(path string, found media.Found) error
-	// PowerOff and Reboot do not return where they succeed.
+	// PowerOff and Reboot return only if they fail.
 	PowerOff, Reboot func() error
-	// Gone reports whether the installer's own medium was taken away.
+	// Gone reports whether the installer's own medium was removed.
 	Gone func(Source) bool
 }
 
-// Source is where the image lies.
+// Source is the installer's image and its place.
 type Source struct {
 	Image media.Source
 	Disk  string // the disk it is on; empty: none
@@ -58,18 +58,18 @@ type Source struct {
 // The installer's times.
 const (
 	poll = 3 * time.Second
-	// again is how often a line is repeated that nobody has answered.
+	// again is how often an unchanged message is repeated.
 	again = time.Minute
 	// steady is how long the list of disks must stay the same: controllers find
-	// their disks one by one, and the rule is about all of them.
+	// their disks one by one, and the rule applies to all of them.
 	steady = 9 * time.Second
-	// grace is for a person to switch the machine off.
+	// grace is the time for a person to switch the machine off.
 	grace = 10 * time.Second
-	// retry is after a disk failed.
+	// retry is the pause after a disk has failed.
 	retry = time.Minute
 )
 
-// waiting is something that a person, or time, must change.
+// waiting is a condition that a person, or time, must change.
 type waiting struct {
 	lines []string
 	after time.Duration
@@ -79,27 +79,29 @@ func (w *waiting) Error() string { return strings.Join(w.lines, "; ") }
 
 func wait(lines ...string) error { return &waiting{lines, poll} }
 
-// run is one installer at work.
+// run is the state of one installer.
 type run struct {
 	*Env
 	c    ondisk.Install
 	rule device.Rule
-	// begun is the disk on which writing has begun: should it die, the rule must
-	// not go on to the next one, which may hold what the machine is there for.
+	// begun is the disk on which writing has begun. If it fails, no other may be
+	// chosen: that could have the machine's data.
 	begun *device.Disk
-	// clock is the time spent waiting; said is what was last said of it, and when.
+	// clock is the time spent waiting; said is the last message, and saidAt its
+	// time on clock.
 	clock  time.Duration
 	said   string
 	saidAt time.Duration
 }
 
-// sleep waits, and counts.
+// sleep waits, and adds the time to the clock.
 func (r *run) sleep(ctx context.Context, d time.Duration) error {
 	r.clock += d
 	return r.Sleep(ctx, d)
 }
 
-// Run installs. It returns once the machine is to stop, or ctx ends.
+// Run installs the image. It returns before the machine stops, or when ctx
+// ends.
 func Run(ctx context.Context, c ondisk.Install, e *Env) error {
 	r := &run{Env: e, c: c}
 	if c.Version != ondisk.InstallVersion {
@@ -129,7 +131,7 @@ func Run(ctx context.Context, c ondisk.Install, e *Env) error {
 	}
 }
 
-// show says why nothing goes on, when it is new and every minute.
+// show prints why the installer waits, if that is new, and every minute.
 func (r *run) show(w *waiting) {
 	text := strings.Join(w.lines, "\n")
 	if text == r.said && r.clock-r.saidAt < again {
@@ -141,8 +143,8 @@ func (r *run) show(w *waiting) {
 	}
 }
 
-// attempt goes all the way, or says where it stopped. Nothing but the disk that
-// was begun is remembered from one to the next: the machine may have changed.
+// attempt makes one attempt at the installation. Only the disk that was begun
+// is remembered from one to the next: the machine may have changed.
 func (r *run) attempt(ctx context.Context) error {
 	src, err := r.Source(ctx)
 	if err != nil {
@@ -165,7 +167,8 @@ func (r *run) attempt(ctx context.Context) error {
 	return r.install(ctx, src, target.disk)
 }
 
-// allDisks are the disks but for the installer's own, once no more come.
+// allDisks returns the disks except the installer's own, once their list is
+// stable.
 func (r *run) allDisks(ctx context.Context, src Source) ([]seen, error) {
 	var before []string
 	for same := time.Duration(0); ; same += poll {
@@ -189,14 +192,14 @@ func (r *run) allDisks(ctx context.Context, src Source) ([]seen, error) {
 	}
 }
 
-// others are the disks at this moment, but for the installer's own.
+// others returns the current disks except the installer's own.
 func (r *run) others(ctx context.Context, src Source) ([]device.Disk, error) {
 	disks, err := r.Disks(ctx)
 	return slices.DeleteFunc(disks, func(d device.Disk) bool { return d.Path == src.Disk }), err
 }
 
-// isSame reports whether two listings show one disk, which may have another
-// path after it was reset.
+// isSame reports whether two listings show one disk, whose path may have
+// changed after a reset.
 func isSame(a, b *device.Disk) bool {
 	now := *b
 	if a.Serial != "" {
@@ -205,7 +208,7 @@ func isSame(a, b *device.Disk) bool {
 	return a.Same(&now) && a.Size == b.Size
 }
 
-// seen is a disk, and what is on it.
+// seen is a disk with its content.
 type seen struct {
 	device.Disk
 	media.Found
@@ -221,7 +224,7 @@ func look(disks []device.Disk) (out []seen, err error) {
 	return out, nil
 }
 
-// line describes a disk for whoever has to choose.
+// line describes a disk for a person who must choose.
 func (s *seen) line(c ondisk.Install) string {
 	text := "  " + s.Describe()
 	switch {
@@ -246,7 +249,7 @@ func (s *seen) line(c ondisk.Install) string {
 	return text
 }
 
-// unfit says why the image cannot be on a disk.
+// unfit returns why the image does not fit on a disk, or "".
 func (s *seen) unfit(c ondisk.Install) string {
 	switch {
 	case s.Size < c.Need:
@@ -257,9 +260,9 @@ func (s *seen) unfit(c ondisk.Install) string {
 	return ""
 }
 
-// mark are the bytes from which a disk that this installer writes gets the first
-// half of its GUID: it knows its own work again by that. The other half is
-// random, since one installer serves many machines.
+// mark returns the random bytes for the GUID of a disk that this installer
+// writes. The first half identifies the installer, which recognizes its disks
+// by that. The other half is random, since one installer serves many machines.
 func (r *run) mark() (b [16]byte) {
 	sum := sha256.Sum256([]byte("edgebake installer\x00" + r.c.ID))
 	copy(b[:8], sum[:])
@@ -272,13 +275,14 @@ func (r *run) isOwn(s *seen) bool {
 	return s.Ours && len(s.GUID) > half && s.GUID[:half] == media.DiskGUID(r.mark())[:half]
 }
 
-// choice is a disk to install, or one that is installed.
+// choice is a disk to install, or one that is installed already.
 type choice struct {
 	disk device.Disk
 	done *seen
 }
 
-// choose decides by rule; what it cannot decide it shows.
+// choose selects a disk by the rule. If it cannot, it waits and shows the
+// disks.
 func (r *run) choose(disks []seen) (choice, error) {
 	switch installed, only := r.installed(disks); {
 	case len(installed) == 1 && (only || !r.c.Reinstall):
@@ -286,8 +290,8 @@ func (r *run) choose(disks []seen) (choice, error) {
 	case len(installed) > 0 && (only || !r.c.Reinstall):
 		return choice{}, wait(r.list("this machine has edgebake disks already, and nothing is installed. Remove the installer and start one of them; or make an installer with --reinstall:", disks)...)
 	}
-	// A rule that compares disks is about all of them: where the smallest is too
-	// small for the image, the next one may hold what the machine is there for.
+	// A rule that compares disks needs all of them: if the smallest is too small
+	// for the image, the next one may have the machine's data.
 	var asked []device.Disk
 	for i := range disks {
 		if s := &disks[i]; r.c.Disk != device.OnlyDisk || s.unfit(r.c) == "" {
@@ -303,7 +307,7 @@ func (r *run) choose(disks []seen) (choice, error) {
 	}
 	d := left[0]
 	i := slices.IndexFunc(disks, func(s seen) bool { return s.Path == d.Path })
-	if disks[i].Ours && !r.c.Reinstall { // one that can be plugged in and out
+	if disks[i].Ours && !r.c.Reinstall { // an external one
 		return choice{done: &disks[i]}, nil
 	}
 	if disks[i].unfit(r.c) != "" {
@@ -362,7 +366,7 @@ func (r *run) list(head string, disks []seen) []string {
 	return append(out, "  This machine: "+r.Machine().String())
 }
 
-// install writes the image.
+// install writes the image to a disk.
 func (r *run) install(ctx context.Context, src Source, d device.Disk) error {
 	o, name, err := r.site(src.Image)
 	if err != nil {
@@ -399,11 +403,11 @@ func (r *run) install(ctx context.Context, src Source, d device.Disk) error {
 	return r.start(ctx, src, seen{Disk: d, Found: found})
 }
 
-// errForeign says that the image is not the one that the configuration names.
+// errForeign means that the image is not the one that the configuration names.
 var errForeign = errors.New("the image is not the one that this installer was made for: its slot or its golden digest is another: make the installer again")
 
-// site is what goes into the slot: what is there, or this machine's own site of
-// an inventory. name is how a person calls that.
+// site returns what goes into the slot: the image's slot, or one with this
+// machine's Site of an Inventory. name is that of the Site.
 func (r *run) site(image media.Source) (o media.FlashOptions, name string, err error) {
 	s, err := media.ReadImageSlot(image)
 	if err != nil {
@@ -417,7 +421,7 @@ func (r *run) site(image media.Source) (o media.FlashOptions, name string, err e
 	if !ok {
 		o.Slot = s.Bytes
 		site, err := configs.ParsePublicSite(ondisk.SlotSite, s.Files[ondisk.SlotSite])
-		if err == nil && !site.Match.IsZero() && !node.Matches(site.Match, machine) { // what else is wrong, first boot says
+		if err == nil && !site.Match.IsZero() && !node.Matches(site.Match, machine) { // firstboot reports other errors
 			return o, "", wait("the Site is for another machine (match), and nothing is installed. This machine: " + machine.String())
 		}
 		return o, "", nil
@@ -456,8 +460,8 @@ func (r *run) write(ctx context.Context, src Source, d device.Disk, o media.Flas
 		return nil, err
 	}
 	defer f.Close()
-	// A server may have shown another image when the slot was looked at. What is
-	// read from here on must be the one with this digest.
+	// The server may have sent another image when the slot was read. From here on
+	// it must be the one with this digest.
 	if f.Slot.Golden != r.c.Golden {
 		return nil, errForeign
 	}
@@ -469,9 +473,9 @@ func (r *run) write(ctx context.Context, src Source, d device.Disk, o media.Flas
 	return done, err
 }
 
-// stillChosen looks again at all disks, now that the chosen one is open and
-// nobody can take its place: during the countdown another may have been plugged
-// in under its name, or have come that the rule prefers.
+// stillChosen chooses again among all disks, now that the chosen one is open
+// and cannot be replaced. During the countdown another may have been plugged in
+// under its name, or one that the rule prefers.
 func (r *run) stillChosen(ctx context.Context, src Source, t *device.Target, d device.Disk) error {
 	disks, err := r.others(ctx, src)
 	if err != nil {
@@ -491,7 +495,7 @@ func (r *run) stillChosen(ctx context.Context, src Source, t *device.Target, d d
 	return nil
 }
 
-// progress says every tenth part of each step.
+// progress prints each tenth of a step.
 func (r *run) progress() func(step string, done, total int64) {
 	step, tenth := "", int64(-1)
 	return func(s string, done, total int64) {
@@ -505,7 +509,7 @@ func (r *run) progress() func(step string, done, total int64) {
 	}
 }
 
-// start has the firmware start the installed disk.
+// start makes the firmware boot the installed disk.
 func (r *run) start(ctx context.Context, src Source, s seen) error {
 	what := "an edgebake image"
 	if s.Name != "" {

@@ -22,7 +22,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// ReadConfig reads what the installer is to do.
+// ReadConfig reads the installer's instructions.
 func ReadConfig(file string) (ondisk.Install, error) {
 	var c ondisk.Install
 	b, err := os.ReadFile(file)
@@ -38,7 +38,7 @@ func ReadConfig(file string) (ondisk.Install, error) {
 // sourceDir is where the installer's own partition is mounted.
 const sourceDir = "/run/edgebake-installer"
 
-// New makes the Env of this machine, in its initrd.
+// New returns the Env of this machine, in its initrd.
 func New(c ondisk.Install) *Env {
 	return &Env{
 		Say:   func(line string) { console.Say(console.Active, "/dev", line) },
@@ -83,9 +83,10 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// disks lists the disks, once udev has looked at all that the kernel found.
+// disks lists the disks, after udev has examined those that the kernel has
+// found.
 func disks(ctx context.Context) ([]device.Disk, error) {
-	// What udev does not get done in its time, the list shows later.
+	// A timeout is ignored: a later list has the rest.
 	_ = procgroup.Command(ctx, "udevadm", "settle", "--timeout=30").Run()
 	found, err := device.List(ctx)
 	if err != nil {
@@ -94,7 +95,7 @@ func disks(ctx context.Context) ([]device.Disk, error) {
 	return found.Disks(), nil
 }
 
-// partition finds the partition that has the image, and mounts it.
+// partition mounts the partition with the image.
 func partition(uuid string) (Source, error) {
 	dev, err := filepath.EvalSymlinks("/dev/disk/by-partuuid/" + uuid)
 	if err != nil {
@@ -110,13 +111,12 @@ func partition(uuid string) (Source, error) {
 	return Source{Image: mounted(), Disk: "/dev/" + filepath.Base(filepath.Dir(sys))}, nil
 }
 
-// mounted is the image on what was mounted.
+// mounted returns the image on the mounted file system.
 func mounted() media.Source {
 	return media.Source{Name: filepath.Join(sourceDir, ondisk.InstallImage)}
 }
 
-// volume finds the drive, or the stick, that has an ISO 9660 volume of that
-// name, and mounts it.
+// volume mounts the ISO 9660 volume of that name, on a drive or a stick.
 func volume(name string) (Source, error) {
 	entries, err := os.ReadDir("/sys/block")
 	if err != nil {
@@ -135,8 +135,8 @@ func volume(name string) (Source, error) {
 	return Source{}, fmt.Errorf("no drive has the volume %s yet: leave it in", name)
 }
 
-// volumeOf is the name of the ISO 9660 volume on a device (ECMA-119, 8.4);
-// empty: there is none.
+// volumeOf returns the name of the ISO 9660 volume on a device (ECMA-119, 8.4),
+// or "".
 func volumeOf(dev string) string {
 	f, err := os.Open(dev)
 	if err != nil {
@@ -150,9 +150,9 @@ func volumeOf(dev string) string {
 	return strings.TrimRight(string(b[40:72]), " ")
 }
 
-// mountSource mounts the image's file system for this try. What a former try
-// mounted reads nothing any more if the stick was pulled out since, whatever
-// its name is now.
+// mountSource mounts the image's file system again for each attempt: if the
+// stick was pulled out, an earlier mount only returns errors, even if the
+// device has the same name now.
 func mountSource(dev, fs string) error {
 	_ = unix.Unmount(sourceDir, unix.MNT_DETACH)
 	if err := os.MkdirAll(sourceDir, 0o700); err != nil {
@@ -161,7 +161,7 @@ func mountSource(dev, fs string) error {
 	return mount(dev, sourceDir, fs, unix.MS_RDONLY)
 }
 
-// mount mounts what is not mounted there.
+// mount mounts a file system, unless it is mounted already.
 func mount(dev, dir, fs string, flags uintptr) error {
 	table, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {

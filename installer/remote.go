@@ -14,9 +14,9 @@ import (
 	"github.com/edgebake/edgebake/builder/transfer"
 )
 
-// remote is an image on a web server, read by ranges: each is asked for again
-// from where it broke off, so that a line that comes and goes costs the time it
-// is away. What the bytes are worth, the digests tell.
+// remote is an image on a web server, read by ranges. A range that breaks off
+// continues from there, so that a lost connection costs only the time without
+// it. The digests verify the bytes.
 type remote struct {
 	ctx   context.Context
 	http  *http.Client
@@ -27,19 +27,19 @@ type remote struct {
 }
 
 const (
-	// requestTimeout is how long a server may say nothing.
+	// requestTimeout is how long a server may stay silent.
 	requestTimeout = 30 * time.Second
-	// patience is how often in a row a range is asked for again that brings
-	// nothing, before the installation begins anew.
+	// patience is how many repeated requests in a row may fail without progress
+	// before the installation starts again.
 	patience = 20
-	// maxPause is between two attempts.
+	// maxPause is the longest pause between two attempts.
 	maxPause = 15 * time.Second
 )
 
-// errChanged says that a server has something else now.
+// errChanged means that a server has another image now.
 var errChanged = errors.New("the image on the server is another than before")
 
-// online finds the image on its server.
+// online returns the image on its server.
 func online(ctx context.Context, url string) (Source, error) {
 	r := &remote{ctx: ctx, http: &http.Client{Transport: transfer.Impatient(transfer.Transport(requestTimeout, requestTimeout), requestTimeout)}, url: url, sleep: sleep}
 	if err := r.find(); err != nil {
@@ -48,7 +48,7 @@ func online(ctx context.Context, url string) (Source, error) {
 	return Source{Image: media.Source{Name: url, Remote: r, Size: r.size}}, nil
 }
 
-// find asks for the first byte: the answer says how many there are.
+// find requests the first byte: the answer contains the size.
 func (r *remote) find() error {
 	_, err := r.once(make([]byte, 1), 0)
 	return err
@@ -79,7 +79,7 @@ func (r *remote) ReadAt(p []byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-// once asks for a range, and returns how much of it came.
+// once requests a range, and returns how many bytes have arrived.
 func (r *remote) once(p []byte, off int64) (int, error) {
 	req, err := http.NewRequestWithContext(r.ctx, http.MethodGet, r.url, nil)
 	if err != nil {
@@ -101,8 +101,7 @@ func (r *remote) once(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// check holds an answer against what was asked for, and against the answers
-// before.
+// check compares an answer with the request and with earlier answers.
 func (r *remote) check(resp *http.Response, off int64) error {
 	switch resp.StatusCode {
 	case http.StatusPartialContent:

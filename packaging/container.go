@@ -27,14 +27,13 @@ import (
 )
 
 const (
-	// cacheDir is where edgebake in a container keeps its inputs, whoever it
-	// runs as.
+	// cacheDir is the cache of edgebake in a container, for any user.
 	cacheDir = "var/cache/edgebake"
 	caBundle = "etc/ssl/certs/ca-certificates.crt"
 )
 
-// container writes the image of edgebake alone, for all architectures: whatever
-// edgebake does without calling another program.
+// container writes the image with edgebake alone, for all architectures. It can
+// do everything that needs no other program.
 func (p *packages) container() error {
 	ca, err := os.ReadFile("/" + caBundle)
 	if err != nil {
@@ -64,14 +63,14 @@ func (p *packages) container() error {
 	})
 }
 
-// debianPackages are what edgebake calls where the base is Debian, and for ISOs.
-// mmdebstrap runs as the container's root, so uidmap is left out. A base for
-// another architecture needs its emulation registered on the container's host,
-// with the emulator itself; here arch-test tells that it works.
+// debianPackages are the packages that edgebake needs for a Debian base and for
+// ISOs. mmdebstrap runs as the container's root and does not need uidmap. For
+// another architecture, the emulator must be registered on the container's
+// host; arch-test checks that.
 var debianPackages = []string{"arch-test", "ca-certificates", "debian-archive-keyring", "mmdebstrap", "xorriso"}
 
-// debianContainer writes the image with Debian below edgebake, for this
-// computer's architecture: mmdebstrap runs Debian's programs.
+// debianContainer writes the image with edgebake on Debian, for this computer's
+// architecture: mmdebstrap runs Debian's programs.
 func (p *packages) debianContainer(ctx context.Context) error {
 	arch := runtime.GOARCH
 	if !slices.Contains(p.arch, arch) {
@@ -99,14 +98,15 @@ func (p *packages) debianContainer(ctx context.Context) error {
 	})
 }
 
-// names are what tools that load an archive call the image.
+// names returns annotations with the image's name for tools that load an
+// archive.
 func names(name, version string) map[string]string {
 	ref := "localhost/" + name + ":" + strings.NewReplacer("~", "-", "+", "-").Replace(version)
 	return map[string]string{"org.opencontainers.image.ref.name": ref, "io.containerd.image.name": ref}
 }
 
-// debian writes a small Debian with what edgebake calls, as edgebake itself makes
-// its bases.
+// debian writes a small Debian with the packages that edgebake needs, in the
+// same way as edgebake makes bases.
 func (p *packages) debian(ctx context.Context, arch, out string) error {
 	mode := "unshare"
 	if os.Geteuid() == 0 {
@@ -136,7 +136,7 @@ func (p *packages) debian(ctx context.Context, arch, out string) error {
 	return errors.Join(w.Close(), f.Close())
 }
 
-// image is one image of these layers.
+// image returns an image of these layers.
 func (p *packages) image(arch string, layers ...v1.Layer) (v1.Image, error) {
 	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	img, err := mutate.AppendLayers(base, layers...)
@@ -166,7 +166,8 @@ func (p *packages) image(arch string, layers ...v1.Layer) (v1.Image, error) {
 	return mutate.ConfigFile(img, config)
 }
 
-// layer has edgebake and its programs, and what more adds.
+// layer returns a layer with edgebake, its programs, and the files that more
+// adds.
 func (p *packages) layer(arch string, more func(*layerWriter)) (v1.Layer, error) {
 	var b bytes.Buffer
 	w := &layerWriter{p: p, w: tar.NewWriter(&b)}
@@ -191,7 +192,7 @@ func (p *packages) layer(arch string, more func(*layerWriter)) (v1.Layer, error)
 	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }, tarball.WithMediaType(types.OCILayer))
 }
 
-// layerWriter keeps the first error.
+// layerWriter writes a tar, and keeps the first error.
 type layerWriter struct {
 	p   *packages
 	w   *tar.Writer
@@ -216,7 +217,7 @@ func (l *layerWriter) add(h *tar.Header, data []byte) {
 	}
 }
 
-// archive writes an OCI layout as one file: what docker load, podman load, ctr
+// archive writes an OCI layout as one file, which docker load, podman load, ctr
 // images import and skopeo read.
 func (p *packages) archive(name string, fill func(layout.Path) error) error {
 	dir := filepath.Join(p.stage, name)

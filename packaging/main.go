@@ -1,8 +1,8 @@
 // Command packaging makes the packages of edgebake: a Debian package and
 // container images, for each architecture. They contain edgebake, the programs
 // for nodes of all architectures, manual pages and completions. The same commit
-// gives the same bytes, except for the Debian base of the larger container image,
-// which is that of the day.
+// gives the same bytes, except for the Debian base of the larger container
+// image, which is made from the current archive.
 package main
 
 import (
@@ -29,11 +29,11 @@ import (
 	"github.com/edgebake/edgebake/builder/procgroup"
 )
 
-// nfpm writes the Debian package. Later versions need modules for Windows'
-// packages that not every proxy gives out.
+// nfpm is the program that writes the Debian package. Later versions need
+// modules for Windows packages that not every proxy serves.
 const nfpm = "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.4"
 
-// architectures are those of computers that edgebake runs on, and of nodes.
+// architectures of the computers that edgebake runs on, and of nodes.
 var architectures = []string{"amd64", "arm64"}
 
 func main() {
@@ -60,7 +60,7 @@ func main() {
 	}
 }
 
-// packages is what is made in one run.
+// packages is the state of one run.
 type packages struct {
 	src, out   string
 	arch, only []string
@@ -71,8 +71,8 @@ type packages struct {
 	log        io.Writer
 
 	date    time.Time
-	commit  bool   // it is a commit's, which the version names
-	version string // as edgebake tells it
+	commit  bool   // built from a commit, which the version names
+	version string // as edgebake prints it
 	stage   string // a directory for each architecture's files
 }
 
@@ -114,7 +114,7 @@ func (p *packages) build(ctx context.Context) error {
 	return nil
 }
 
-// sourceDate is SOURCE_DATE_EPOCH, else the date of the commit.
+// sourceDate returns SOURCE_DATE_EPOCH, or else the date of the commit.
 func sourceDate(ctx context.Context, src string) (date time.Time, commit bool, err error) {
 	epoch := os.Getenv("SOURCE_DATE_EPOCH")
 	if epoch == "" {
@@ -133,7 +133,7 @@ func sourceDate(ctx context.Context, src string) (date time.Time, commit bool, e
 	return time.Unix(n, 0).UTC(), commit, nil
 }
 
-// layOut makes each architecture's files as they are installed.
+// layOut writes each architecture's files as they will be installed.
 func (p *packages) layOut(ctx context.Context) error {
 	nodes := filepath.Join(p.stage, "nodes")
 	for _, arch := range p.nodes {
@@ -175,11 +175,11 @@ func (p *packages) layOut(ctx context.Context) error {
 	return nil
 }
 
-// checkRelease asks a program for images which version it is: it has no stamp
-// of Go's, and a release must not tell another version on the nodes.
+// checkRelease checks that the programs for images, which have no version from
+// Go, print the version of a release.
 func (p *packages) checkRelease(ctx context.Context, firstboot string) error {
 	if strings.ContainsAny(p.version, "-+(") {
-		return nil // no release
+		return nil // not a release
 	}
 	out, err := procgroup.Command(ctx, firstboot, "version").Output()
 	if err != nil {
@@ -191,13 +191,13 @@ func (p *packages) checkRelease(ctx context.Context, firstboot string) error {
 	return nil
 }
 
-// compile makes edgebake itself. Its version is what Go finds in the repository.
+// compile compiles edgebake itself. Go finds its version in the repository.
 func (p *packages) compile(ctx context.Context, arch, out string) error {
 	fmt.Fprintf(p.log, "compiling edgebake for %s\n", arch)
 	cmd := procgroup.Command(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-buildvcs="+strconv.FormatBool(p.commit), "-o", out, "./cmd/edgebake")
 	cmd.Dir = p.src
 	cmd.Env = append(append(cmd.Env, builder.ProgramEnv(arch)...),
-		// Go asks git, which rejects a clone that somebody else made.
+		// Go calls git, which rejects a clone of another user.
 		"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*")
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("compiling edgebake for %s: %w\n%s", arch, err, said)
@@ -246,7 +246,7 @@ func (p *packages) completions(ctx context.Context, edgebake, root string) error
 	return nil
 }
 
-// docs writes what Debian wants to find of every package.
+// docs writes the files that Debian requires in every package.
 func (p *packages) docs(root string) error {
 	doc := filepath.Join(root, "usr/share/doc/edgebake")
 	news, err := os.ReadFile(filepath.Join(p.src, "CHANGELOG.md"))
@@ -264,7 +264,7 @@ func (p *packages) docs(root string) error {
 	)
 }
 
-// copyDocs takes what a reader of the README goes on to, under the same names.
+// copyDocs copies the documents that the README links to, under the same names.
 func (p *packages) copyDocs(doc string) error {
 	var errs []error
 	for _, pattern := range []string{"README.md", "ARCHITECTURE.md", "docs/*.md", "docs/*.svg", "docs/*.png", "docs/decisions/*.md", "test/bench/results/*.md", "configs/examples/*.yaml"} {
@@ -278,7 +278,7 @@ func (p *packages) copyDocs(doc string) error {
 			if err == nil && filepath.Base(file) == "quickstart.yaml" {
 				text, err = quickstartAlone(text)
 			}
-			// Debian's name of it, compressed as Debian wants it.
+			// The name in Debian, compressed as Debian requires.
 			text = bytes.ReplaceAll(text, []byte("](CHANGELOG.md)"), []byte("](NEWS.md.gz)"))
 			errs = append(errs, err, writeFile(filepath.Join(doc, filepath.Dir(pattern), filepath.Base(file)), text))
 		}
@@ -286,8 +286,8 @@ func (p *packages) copyDocs(doc string) error {
 	return errors.Join(errs...)
 }
 
-// quickstartAlone is the example without what `make demo` makes in a clone: two
-// container images.
+// quickstartAlone returns the example without the two container images that
+// `make demo` makes in a clone.
 func quickstartAlone(doc []byte) ([]byte, error) {
 	text := string(doc)
 	var errs []error
@@ -327,8 +327,8 @@ License: Apache-2.0
  /usr/share/common-licenses/Apache-2.0.
 `
 
-// overrides are lintian's findings in programs of Go, in a package that has
-// programs for other machines, and in programs that look into images.
+// overrides disable lintian's findings about Go programs, programs for other
+// architectures, and programs that read databases in images.
 const overrides = `# Go's programs are linked statically.
 edgebake: statically-linked-binary *
 # What the images of nodes get, for nodes of all architectures.
@@ -337,7 +337,7 @@ edgebake: binary-from-other-architecture *
 edgebake: uses-dpkg-database-directly *
 `
 
-// normalize gives all files the modes and times of the package.
+// normalize sets the modes and times of all files.
 func (p *packages) normalize(root string) error {
 	return filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
 		if err != nil {
@@ -352,7 +352,7 @@ func (p *packages) normalize(root string) error {
 	})
 }
 
-// programDirs are where programs are installed.
+// programDirs are the directories for programs.
 var programDirs = []string{"usr/bin", "usr/lib/edgebake"}
 
 // debs writes the Debian packages.
@@ -374,7 +374,7 @@ func (p *packages) debs(ctx context.Context) error {
 	return nil
 }
 
-// made says what was made, and removes what it takes the place of.
+// made prints what was made, and removes the packages that it replaces.
 func (p *packages) made(name string) error {
 	fi, err := os.Stat(name)
 	if err != nil {
@@ -394,11 +394,11 @@ func (p *packages) made(name string) error {
 	return err
 }
 
-// anyVersion takes NAME_VERSION_ARCH.deb apart, and the names of container images.
+// anyVersion splits NAME_VERSION_ARCH.deb, and the names of container images.
 var anyVersion = regexp.MustCompile(`^([^_]+)_[^_]+(_[a-z0-9]+\.deb|_[a-z0-9]+\.oci\.tar|\.oci\.tar)$`)
 
-// debianVersion is a version as dpkg orders them: what precedes a release, a
-// commit too, is less than the release.
+// debianVersion returns a version that dpkg orders correctly: prereleases and
+// commits come before the release.
 func debianVersion(version string, date time.Time) string {
 	if version == "(devel)" {
 		return "0~" + date.Format("20060102150405")

@@ -1,5 +1,5 @@
-// Package bench is what the benchmarks below it share: how often they run, and
-// how busy the computer was meanwhile.
+// Package bench has what the benchmarks below it share: the number of runs, and
+// the load of the computer.
 package bench
 
 import (
@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Runs is how often each subject runs: EDGEBAKE_BENCH_RUNS, or unset where that
-// is not set.
+// Runs returns how often each subject runs: EDGEBAKE_BENCH_RUNS, or unset if
+// that is not set.
 func Runs(b *testing.B, unset int) int {
 	b.Helper()
 	s := os.Getenv("EDGEBAKE_BENCH_RUNS")
@@ -25,7 +25,7 @@ func Runs(b *testing.B, unset int) int {
 	return n
 }
 
-// Median is the upper one of an even number, and 0 of nothing.
+// Median returns the median, the upper one of an even number, and 0 of nothing.
 func Median(x []float64) float64 {
 	if len(x) == 0 {
 		return 0
@@ -34,8 +34,8 @@ func Median(x []float64) float64 {
 	return x[len(x)/2]
 }
 
-// Load is the load average over 1, 5 and 15 minutes, empty where the system
-// does not tell.
+// Load returns the load average over 1, 5 and 15 minutes, or "" if it is
+// unknown.
 func Load() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package buildtest makes small Image documents with all that they name: a
-// base of a dozen files instead of a whole Debian, programs of a few bytes,
-// a container image. Builds of them take milliseconds, and go through every
-// step of a real one. For tests only.
+// Package buildtest writes small Image documents with the files that they name:
+// a base of a dozen files instead of a complete Debian, programs of a few
+// bytes, a container image. Their builds take milliseconds, and make every step
+// of a real one. For tests only.
 package buildtest
 
 import (
@@ -59,13 +59,13 @@ files:
     mode: "0600"
 `
 
-// machines are what ELF files call architectures.
+// machines maps architectures to those of ELF files.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
-// Program is the start of a program for an architecture, as Go names it.
+// Program returns the start of a program for an architecture, as Go names it.
 func Program(arch string) string { return ELF(machines[arch]) }
 
-// ELF is the start of a program for a machine.
+// ELF returns the start of a program for a machine.
 func ELF(m elf.Machine) string {
 	b := make([]byte, 128)
 	copy(b, elf.ELFMAG)
@@ -108,11 +108,11 @@ Architecture: amd64
 Version: 1.7.24~ds1-6+b4
 `
 
-// Base is what a Debian base amounts to, with the identities and leftovers
-// that making one brings.
+// Base returns the essential files of a Debian base, with the identities and
+// leftovers from making one.
 func Base() []Entry { return BaseFor("amd64") }
 
-// BaseFor is Base, for an architecture.
+// BaseFor is Base for an architecture.
 func BaseFor(arch string) []Entry {
 	program := Program(arch)
 	loader := map[string]string{"amd64": "systemd-bootx64.efi", "arm64": "systemd-bootaa64.efi"}[arch]
@@ -132,7 +132,7 @@ func BaseFor(arch string) []Entry {
 		file("usr/lib/systemd/boot/efi/"+loader, "MZ"),
 		file("var/lib/dpkg/status", strings.ReplaceAll(dpkgStatus, "amd64", arch)),
 		ping, hard, su,
-		// What no golden image may have.
+		// No golden image may have these.
 		file("etc/machine-id", "0123456789abcdef0123456789abcdef\n"),
 		file("etc/ssh/ssh_host_ed25519_key", "secret"), file("etc/ssh/ssh_host_ed25519_key.pub", "public"),
 		file("var/lib/systemd/random-seed", "seed"), link("var/lib/dbus/machine-id", "/etc/machine-id"),
@@ -140,8 +140,8 @@ func BaseFor(arch string) []Entry {
 	}
 }
 
-// InstallableBase is Base with what an installer takes of a system: its initrd is
-// initramfs-tools', and it has lsblk and wipefs.
+// InstallableBase is Base with the files that an installer needs: an initrd of
+// initramfs-tools, lsblk and wipefs.
 func InstallableBase() []Entry {
 	base := append(Base(), dir("usr/share"), dir("usr/share/initramfs-tools"), file("usr/share/initramfs-tools/init", "#!/bin/sh\n"),
 		file("usr/lib/modules/"+Kernel+"/kernel/fs/efivarfs/efivarfs.ko.xz", "module"))
@@ -153,12 +153,13 @@ func InstallableBase() []Entry {
 	return base
 }
 
-// PiKernel begins as the kernels do that the firmware of a Raspberry Pi starts.
+// PiKernel begins like a kernel that the firmware of a Raspberry Pi can start.
 var PiKernel = "MZ" + strings.Repeat("\x00", 54) + "ARM\x64" + "kernel"
 
-// PiBase is what a base for Raspberry Pi boards amounts to: firmware in the place
-// of a loader, and a kernel with drivers for a 4. Without pi5 both are like Debian
-// 13's; with it the kernel has drivers for a 5, and the firmware is newer.
+// PiBase returns the essential files of a base for Raspberry Pi boards:
+// firmware instead of a loader, and a kernel with drivers for a 4. Without pi5
+// both are like in Debian 13; with it the kernel has drivers for a 5, and the
+// firmware is newer.
 func PiBase(pi5 bool) []Entry {
 	entries := slices.DeleteFunc(BaseFor("arm64"), func(e Entry) bool {
 		return strings.Contains(e.Name, "/systemd/boot/") || strings.HasPrefix(e.Name, "./boot/vmlinuz-")
@@ -224,18 +225,19 @@ func Tar(entries []Entry) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// programs are those of a node.
+// programs are the programs of a node.
 var programs = strings.Fields("kubelet kubeadm containerd containerd-shim-runc-v2 ctr firstboot ipvscare")
 
-// Several is a document for two architectures, of Document; WriteFor writes what
-// it names for each.
+// Several returns a document for two architectures, made from Document.
+// WriteFor writes its files for each.
 func Several(doc string) string {
 	return strings.NewReplacer("kind: Image\n", "kind: Image\narch: [amd64, arm64]\n", "base.tar", "'base-{arch}.tar'", "dir: programs", "dir: 'programs/{arch}'",
 		"programs/firstboot", "'programs/{arch}/firstboot'", "programs/ipvscare", "'programs/{arch}/ipvscare'",
 		"layout: images", "layout: 'images-{arch}'").Replace(doc)
 }
 
-// WriteFor writes what a document for several architectures names for one.
+// WriteFor writes the files of a document for several architectures, for one of
+// them.
 func WriteFor(dir, arch string) error {
 	base, err := Tar(BaseFor(arch))
 	if err != nil {
@@ -255,7 +257,7 @@ func WriteFor(dir, arch string) error {
 	return WriteImages(filepath.Join(dir, "images-"+arch), arch)
 }
 
-// Write makes dir/image.yaml (Document, edited) and all that it names.
+// Write writes dir/image.yaml (Document, edited) and the files that it names.
 func Write(dir string, base []Entry, edit func(doc string) string) error {
 	doc := Document
 	if edit != nil {
@@ -288,7 +290,7 @@ func Write(dir string, base []Entry, edit func(doc string) string) error {
 	return WriteImages(filepath.Join(dir, "images"), "amd64")
 }
 
-// WriteImages writes the layout of container images that Document names, for an
+// WriteImages writes the layout of the container images in Document, for an
 // architecture.
 func WriteImages(dir, arch string) error {
 	_, err := imagetest.WriteLayout(dir, imagetest.Image{

@@ -1,12 +1,12 @@
-// Command demo shows the whole chain on this computer, on real parts: it
-// bakes an image, starts a small Kubernetes control plane, stamps a site onto
-// the image, boots it in QEMU and follows first boot until the node is Ready
-// and a pod runs. `make demo` runs it; it needs no root. With -cluster
-// (`make demo-cluster`) the control plane is a machine from an image too.
+// Command demo shows all steps on this computer, with real parts: it bakes an
+// image, starts a small Kubernetes control plane, stamps a Site onto the image,
+// boots it in QEMU and follows first boot until the node is Ready and a pod
+// runs. `make demo` runs it; it needs no root. With -cluster (`make
+// demo-cluster`) the control plane is a machine from an image too.
 //
-// All it makes lies in build/demo or build/demo-cluster, and in edgebake's cache;
-// all it starts it ends. What took long the first time comes from the cache the
-// second.
+// It writes only to build/demo or build/demo-cluster, and to edgebake's cache,
+// and ends everything that it starts. Later runs are faster: they use the
+// cache.
 package main
 
 import (
@@ -34,7 +34,7 @@ const (
 	pod   = "hello"
 	image = "edgebake.test/hello:1"
 
-	// quietBoot is how long the machine takes until its pod runs, on two quiet cores
+	// quietBoot is the time until the machine's pod runs, on two idle cores
 	// without KVM.
 	quietBoot = 100 * time.Second
 )
@@ -62,13 +62,12 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 		return errors.New("run it from the root of the repository, as `make demo` does")
 	}
 
-	// A KVM that hangs takes a while to be found out; meanwhile there is
-	// enough to do.
+	// It takes a while to find out that KVM hangs: do it in the background.
 	ctx, cancel := context.WithCancel(ctx)
 	kvm := d.probe(ctx)
 	defer func() {
 		cancel()
-		for range kvm { // until it has ended its guest
+		for range kvm { // until its guest has ended
 		}
 	}()
 
@@ -157,7 +156,7 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 	return nil
 }
 
-// show shows the cluster by kubectl.
+// show prints the cluster's nodes and pods with kubectl.
 func (d *demo) show(ctx context.Context, cluster *lab.Cluster) error {
 	for _, args := range [][]string{{"get", "nodes", "-o", "wide"}, {"get", "pods", "-o", "wide"}} {
 		text, err := cluster.Kubectl(ctx, args...)
@@ -169,7 +168,8 @@ func (d *demo) show(ctx context.Context, cluster *lab.Cluster) error {
 	return nil
 }
 
-// hold leaves everything running until Ctrl-C, or says how to have that.
+// hold waits until Ctrl-C if keep is set, and otherwise prints the command for
+// that.
 func (d *demo) hold(ctx context.Context, keep bool, command string, cluster *lab.Cluster, progs *lab.Programs) {
 	if !keep {
 		fmt.Fprintf(d.out, "`%s` leaves everything running until Ctrl-C.\n", command)
@@ -179,7 +179,7 @@ func (d *demo) hold(ctx context.Context, keep bool, command string, cluster *lab
 	<-ctx.Done()
 }
 
-// demo is what the terminal shows.
+// demo prints the steps on the terminal.
 type demo struct {
 	out   io.Writer
 	start time.Time
@@ -187,7 +187,7 @@ type demo struct {
 	n     int
 }
 
-// imageArchs are those that container images are made for: the node's, and
+// imageArchs returns the architectures of the container images: the node's and
 // this computer's, so that the demo of either leaves what the other needs.
 func (d *demo) imageArchs() string {
 	if d.arch == "amd64" {
@@ -196,14 +196,14 @@ func (d *demo) imageArchs() string {
 	return "amd64," + d.arch
 }
 
-// step says what comes next and how long it takes.
+// step prints the next step and how long it takes.
 func (d *demo) step(what, wait string) {
 	d.n++
 	fmt.Fprintf(d.out, "\n[%d/6 at %3.0f s] %s (%s)\n", d.n, time.Since(d.start).Seconds(), what, wait)
 }
 
-// command runs one program of ours and shows it, so that a person could type
-// the same.
+// command runs one of edgebake's programs and prints its command line, so that
+// a person could type it.
 func (d *demo) command(ctx context.Context, argv ...string) error {
 	fmt.Fprintf(d.out, "$ %s\n", strings.Join(argv, " "))
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -219,14 +219,14 @@ func (d *demo) command(ctx context.Context, argv ...string) error {
 	return nil
 }
 
-// accelerator is how the processor is had, and why not by KVM.
+// accelerator is the accelerator to be used, and the reason if it is not KVM.
 type accelerator struct {
 	accel, why string
 	err        error
 }
 
-// probe finds out whether KVM works, or takes what EDGEBAKE_ACCEL says. The
-// channel has one answer and is closed when nothing runs any more.
+// probe finds out whether KVM works, unless EDGEBAKE_ACCEL is set. The channel
+// has one answer, and is closed when the probe has ended.
 func (d *demo) probe(ctx context.Context) <-chan accelerator {
 	found := make(chan accelerator, 1)
 	if accel := os.Getenv("EDGEBAKE_ACCEL"); accel != "" {
@@ -252,10 +252,10 @@ func (d *demo) probe(ctx context.Context) <-chan accelerator {
 	return found
 }
 
-// follow shows the console lines that tell how first boot goes.
+// follow prints the console lines about first boot.
 func (d *demo) follow(l lab.Line) { d.followAs("", l) }
 
-// followAs says whose console it is.
+// followAs is follow with the name of the machine before each line.
 func (d *demo) followAs(name string, l lab.Line) {
 	_, said, ok := strings.Cut(l.Text, "edgebake: ")
 	if strings.Contains(l.Text, "starting Boot") {
@@ -295,7 +295,7 @@ func (d *demo) watch(ctx context.Context, c *lab.Cluster, vm *lab.VM, runsPod bo
 		}
 		note("pod " + pod + " runs")
 	}
-	// Its last phase forgets the token, once the node is Ready.
+	// Its last phase wipes the token, once the node is Ready.
 	if _, _, err := vm.Serial.Expect(ctx, 0, lab.FirstBootDone); err != nil {
 		return nil, err
 	}

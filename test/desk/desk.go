@@ -1,5 +1,5 @@
-// Package desk says what a test does where it lacks something: at a desk it
-// skips in capitals, and in CI, which must have everything, it fails.
+// Package desk ends tests that lack something: at a desk they are skipped with
+// a message in capitals; in CI, which must have everything, they fail.
 package desk
 
 import (
@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Lacks ends a test that lacks what the words say.
+// Lacks ends a test; format describes what is missing.
 func Lacks(t testing.TB, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("CI") != "" {
@@ -27,8 +27,8 @@ func NeedRoot(t testing.TB, why string) {
 	}
 }
 
-// Processor is the time of processors that this program spends while f runs: a
-// measure of f's work wherever others work beside us.
+// Processor returns the processor time that this program spends while f runs: a
+// measure of f's work that other programs do not affect.
 func Processor(t testing.TB, f func()) time.Duration {
 	t.Helper()
 	spent := func() time.Duration {
@@ -43,8 +43,8 @@ func Processor(t testing.TB, f func()) time.Duration {
 	return spent() - before
 }
 
-// NeedProgram ends a test without one of Debian's programs, and returns its
-// path.
+// NeedProgram ends a test if a program is missing, and returns its path. pkg is
+// its Debian package.
 func NeedProgram(t testing.TB, name, pkg string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)

@@ -1,5 +1,5 @@
-// Package disktest is what the tests of disk formats share: the programs of
-// others that judge our bytes, and blobs in memory. For tests only.
+// Package disktest has what the tests of disk formats share: other programs
+// that check our bytes, and blobs in memory. For tests only.
 package disktest
 
 import (
@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Oracle runs a program that judges our work and returns what it prints.
-// Without the program the test is skipped at a desk, and fails in CI.
+// Oracle runs a program that checks our work and returns its output. Without
+// the program the test is skipped at a desk, and fails in CI.
 func Oracle(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
@@ -37,9 +37,9 @@ func Oracle(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// Disguise puts a long name before the directory entry with that short one, 11
-// bytes, in the top directory of a FAT16 file system: operating systems see the long
-// one, and firmware opens either. The entry must not have a long name.
+// Disguise adds a long name to the directory entry with that short one, 11
+// bytes, in the top directory of a FAT16 file system: operating systems show
+// the long one, and firmware opens either. The entry must not have a long name.
 func Disguise(t testing.TB, img []byte, short, long string) {
 	t.Helper()
 	le := binary.LittleEndian
@@ -65,7 +65,7 @@ func Disguise(t testing.TB, img []byte, short, long string) {
 	copy(top[i:], part)
 }
 
-// Sum is the same for files with the same bytes, and only for those.
+// Sum returns a digest of a file's bytes.
 func Sum(t testing.TB, path string) string {
 	t.Helper()
 	h := sha256.New()
@@ -78,7 +78,7 @@ func Sum(t testing.TB, path string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Copy makes a file with the bytes of another one. What is zero becomes a hole.
+// Copy copies a file. Zeros become holes.
 func Copy(t testing.TB, from, to string) {
 	t.Helper()
 	create(t, to, func(f *os.File) (int64, error) {
@@ -89,7 +89,7 @@ func Copy(t testing.TB, from, to string) {
 	})
 }
 
-// Write makes a file with these bytes. What is zero becomes a hole.
+// Write writes a file with these bytes. Zeros become holes.
 func Write(t testing.TB, path string, b []byte) {
 	t.Helper()
 	create(t, path, func(f *os.File) (int64, error) {
@@ -119,7 +119,8 @@ func create(t testing.TB, path string, fill func(*os.File) (size int64, err erro
 	}
 }
 
-// Contains reports whether a file has this text, none of which is a zero byte.
+// Contains reports whether a file has this text, which must not have zero
+// bytes.
 func Contains(t testing.TB, path, text string) bool {
 	t.Helper()
 	found := false
@@ -143,8 +144,8 @@ var zeros [blockSize]byte
 
 func isZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }
 
-// blocks calls do with each block of a file that is not all zeros, and returns the
-// file's size. It does not read holes, of which images have most.
+// blocks calls do with each block of a file that is not all zeros, and returns
+// the file's size. It skips holes, which are most of an image.
 func blocks(t testing.TB, path string, do func(b []byte, at int64) error) (size int64) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -157,7 +158,7 @@ func blocks(t testing.TB, path string, do func(b []byte, at int64) error) (size 
 	}
 	block := make([]byte, blockSize)
 	for at := int64(0); at < size; at += blockSize {
-		// A device has no holes to seek.
+		// On a device, which has no holes, this fails.
 		data, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			break
@@ -179,8 +180,7 @@ func blocks(t testing.TB, path string, do func(b []byte, at int64) error) (size 
 	return size
 }
 
-// Scratch is a directory for files that a test makes and removes many of, or
-// large ones: in memory, where there is some for that.
+// Scratch returns a directory for many or large files: in memory, if possible.
 func Scratch(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "edgebake-test-")
@@ -198,7 +198,7 @@ func Scratch(t testing.TB) string {
 // Blobs are blobs in memory, by name.
 type Blobs map[string][]byte
 
-// OpenBlob makes Blobs a tree.Blobs.
+// OpenBlob implements tree.Blobs.
 func (m Blobs) OpenBlob(name string) (tree.BlobFile, error) {
 	b, ok := m[name]
 	if !ok {
@@ -210,9 +210,9 @@ func (m Blobs) OpenBlob(name string) (tree.BlobFile, error) {
 	}{bytes.NewReader(b), io.NopCloser(nil)}, nil
 }
 
-// Mounted runs a test's body with a folder below which the script has mounted
-// small or read-only file systems, "$0" in it: the test's program runs itself
-// again in namespaces of its own.
+// Mounted runs a test's body with a directory, "$0" in script, in which the
+// script has mounted small or read-only file systems. The test's program runs
+// itself again in its own namespaces.
 func Mounted(t *testing.T, script string, body func(t *testing.T, dir string)) {
 	t.Helper()
 	const variable = "EDGEBAKE_TEST_SMALL_DISK"

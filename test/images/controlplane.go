@@ -10,8 +10,7 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// controlPlane makes the container images that every control plane of kubeadm's
-// runs.
+// controlPlane makes the container images of a kubeadm control plane.
 func controlPlane(ctx context.Context, release lab.Release, out string, archs []string, log io.Writer) error {
 	return fromModules(ctx, out, archs, log, func(cache *fetch.Cache, arch string) ([]controlImage, error) {
 		k8s, err := fetch.KubernetesRecipe(release.Kubernetes, arch, "kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -23,14 +22,14 @@ func controlPlane(ctx context.Context, release lab.Release, out string, archs []
 			name := lab.ProgramName(pkg)
 			images = append(images, controlImage{ref: name + ":" + release.Kubernetes, parts: []part{{k8s, pkg, name}}})
 		}
-		// As etcd's own: the one that serves first.
+		// As in etcd's own image: the server is the first program.
 		server, tool := lab.EtcdRecipe(release.Etcd, arch), lab.EtcdutlRecipe(release.Etcd, arch)
 		return append(images, controlImage{ref: "etcd:" + release.EtcdImageTag, parts: []part{{server, server.Module, "etcd"}, {tool, tool.Module, "etcdutl"}}}), nil
 	})
 }
 
-// addons makes the container images of what kubeadm adds to a cluster: kube-proxy
-// and CoreDNS.
+// addons makes the container images of kubeadm's addons: kube-proxy and
+// CoreDNS.
 func addons(ctx context.Context, out string, archs []string, log io.Writer) error {
 	return fromModules(ctx, out, archs, log, func(cache *fetch.Cache, arch string) ([]controlImage, error) {
 		k8s, err := fetch.KubernetesRecipe(lab.KubernetesVersion, arch, "kube-proxy")
@@ -49,7 +48,7 @@ func addons(ctx context.Context, out string, archs []string, log io.Writer) erro
 	})
 }
 
-// fromModules makes images, under the names that kubeadm calls them by.
+// fromModules makes images with the names that kubeadm uses.
 func fromModules(ctx context.Context, out string, archs []string, log io.Writer, of func(cache *fetch.Cache, arch string) ([]controlImage, error)) error {
 	cache, err := lab.OpenCache()
 	if err != nil {
@@ -65,7 +64,7 @@ func fromModules(ctx context.Context, out string, archs []string, log io.Writer,
 			if err != nil {
 				return fmt.Errorf("making %s: %w", im.ref, err)
 			}
-			// Pods call programs by name.
+			// Pods call programs by name, without a path.
 			if err := add("registry.k8s.io/"+im.ref, "0:0", im.below, programs, []string{"PATH=/usr/local/bin:/usr/sbin"}); err != nil {
 				return err
 			}
@@ -78,7 +77,7 @@ func fromModules(ctx context.Context, out string, archs []string, log io.Writer,
 type controlImage struct {
 	ref   string
 	parts []part
-	below []byte // a tar of what is not Go's; nil: nothing
+	below []byte // a tar of files from elsewhere; nil: none
 }
 
 // part is a program of a recipe.

@@ -1,7 +1,6 @@
-// Command images makes the container images of the demo and the tests, each
-// of one static program, and writes them to an OCI layout. The same source
-// and Go release give the same digests. (kube-proxy's has programs of Debian
-// besides.)
+// Command images makes the container images of the demo and the tests, each of
+// one static program, and writes them to an OCI layout. The same source and Go
+// release give the same digests. kube-proxy's also has programs from Debian.
 package main
 
 import (
@@ -29,19 +28,18 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// images are programs, each with its place in its image and what that image
-// is called.
+// images are programs, with their paths in their images and the images' names.
 var images = []struct {
 	pkg, program, ref, user string
 	env                     []string
 }{
 	{"images/pause", "pause", "edgebake.test/pause:1", "65535:65535", nil},
 	{"images/hello", "hello", "edgebake.test/hello:1", "65534:65534", nil},
-	// Where yurthub's own image has it, since its pod calls it by name.
+	// The path in yurthub's own image, whose pod calls it by name.
 	{"yurthub", "usr/local/bin/yurthub", "edgebake.test/yurthub:v1.6.1", "0:0", []string{"YURTHUB_STAND_IN=v1.6.1"}},
 }
 
-// sourceDate stamps everything in the images.
+// sourceDate is the time of all files in the images.
 var sourceDate = time.Unix(1767225600, 0).UTC()
 
 func main() {
@@ -72,14 +70,14 @@ func main() {
 	}
 }
 
-// program is a static one, and its place in an image.
+// program is a static program and its path in an image.
 type program struct {
 	path   string
 	binary []byte
 }
 
-// adder takes an image of programs; the first is what it starts. Below them lies
-// a tar of other files, if any.
+// adder adds an image of programs, which starts the first one. below is a tar
+// of other files, or nil.
 type adder func(ref, user string, below []byte, programs []program, env []string) error
 
 func run(ctx context.Context, out string, archs []string, log io.Writer) error {
@@ -97,10 +95,11 @@ func run(ctx context.Context, out string, archs []string, log io.Writer) error {
 	})
 }
 
-// writeLayout makes an OCI layout of the images that each adds for an
-// architecture. With several, what a name stands for is an index of them.
+// writeLayout writes an OCI layout of the images that each adds for an
+// architecture. With several, a name refers to an index.
 func writeLayout(out string, archs []string, log io.Writer, each func(arch string, add adder) error) error {
-	// Made aside and moved into place: a reader never meets half a layout.
+	// Write it elsewhere and rename it, so that a reader never sees an incomplete
+	// layout.
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return fmt.Errorf("making %s: %w", out, err)
 	}
@@ -150,7 +149,7 @@ func writeLayout(out string, archs []string, log io.Writer, each func(arch strin
 	return os.Rename(dir, out)
 }
 
-// appendRef gives an image its name in a layout.
+// appendRef adds an image to a layout under a name.
 func appendRef(oci layout.Path, ref string, made []mutate.IndexAddendum) error {
 	names := layout.WithAnnotations(map[string]string{
 		"org.opencontainers.image.ref.name": ref,
@@ -162,7 +161,7 @@ func appendRef(oci layout.Path, ref string, made []mutate.IndexAddendum) error {
 	return oci.AppendIndex(mutate.AppendManifests(mutate.IndexMediaType(empty.Index, types.OCIImageIndex), made...), names)
 }
 
-// compile builds one of the programs, static.
+// compile builds one of the programs statically.
 func compile(ctx context.Context, pkg, arch string) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "edgebake-images-")
 	if err != nil {
@@ -178,7 +177,7 @@ func compile(ctx context.Context, pkg, arch string) ([]byte, error) {
 	return os.ReadFile(file)
 }
 
-// image wraps programs as the only files of an image, but for those below.
+// image returns an image with the programs and the files of below.
 func image(user, arch string, below []byte, programs []program, env []string) (v1.Image, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)

@@ -17,13 +17,13 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 )
 
-// netfilterSuite is the Debian release that kube-proxy's image has nft and iptables
-// from.
+// netfilterSuite is the Debian release of nft and iptables in kube-proxy's
+// image.
 const netfilterSuite = "trixie"
 
-// netfilter returns what kube-proxy calls, and what that needs: nft, iptables and
-// their libraries, from Debian's packages, as upstream's own image has them. The
-// cache keeps it: from the same cache comes the same image.
+// netfilter returns nft, iptables and their libraries from Debian's packages,
+// as in upstream's kube-proxy image. The result is cached: the same cache gives
+// the same image.
 func netfilter(ctx context.Context, cache *fetch.Cache, arch string, log io.Writer) ([]byte, error) {
 	fmt.Fprintln(log, "taking nft and iptables for kube-proxy from Debian")
 	sha, err := cache.Make(ctx, "test/images netfilter 1 "+netfilterSuite+" "+arch, func(ctx context.Context, w io.Writer) error {
@@ -31,8 +31,8 @@ func netfilter(ctx context.Context, cache *fetch.Cache, arch string, log io.Writ
 		if os.Geteuid() == 0 {
 			mode = "root"
 		}
-		// extract: packages are unpacked and not set up, which needs no emulation
-		// for another architecture, and leaves out what they do not depend on.
+		// extract: packages are unpacked but not set up, which needs no emulation
+		// for another architecture, and adds nothing that they do not depend on.
 		cmd := exec.CommandContext(ctx, "mmdebstrap", "--mode="+mode, "--variant=extract", "--format=tar", "--architectures="+arch,
 			"--include=nftables,iptables", `--aptopt=APT::Install-Recommends "false"`, netfilterSuite, "-")
 		cmd.Dir = "/"
@@ -55,8 +55,8 @@ func netfilter(ctx context.Context, cache *fetch.Cache, arch string, log io.Writ
 	return programsOnly(made)
 }
 
-// programsOnly keeps programs and libraries of a root file system, and gives it
-// the names that its packages' scripts would have.
+// programsOnly keeps the programs and libraries of a root file system, and adds
+// the links that its packages' scripts would make.
 func programsOnly(root io.Reader) ([]byte, error) {
 	type entry struct {
 		tar.Header
@@ -85,7 +85,7 @@ func programsOnly(root io.Reader) ([]byte, error) {
 	link := func(name, to string) {
 		kept = append(kept, entry{tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: to, Mode: 0o777}, nil})
 	}
-	// Programs ask for the loader and for libraries by the old places.
+	// Programs look for the loader and libraries at the old paths.
 	for _, dir := range []string{"lib", "lib64"} {
 		link(dir, "usr/"+dir)
 	}

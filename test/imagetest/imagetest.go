@@ -19,7 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Date stamps what an image gives no time of its own.
+// Date is the time of everything that has none in an image.
 var Date = time.Unix(1700000000, 0).UTC()
 
 // Layer writes a layer's entries.
@@ -35,18 +35,18 @@ type Layer struct {
 type Image struct {
 	Ref    string
 	Layers []Layer
-	// Arch is amd64 unless set.
+	// Arch is the architecture; "" means amd64.
 	Arch string
-	// Variant is the architecture's in the image's config.
+	// Variant is the variant of the architecture in the image's config.
 	Variant string
 	// Config is the "config" member of the image's config: Entrypoint, Env…
 	Config map[string]any
 	// Docker makes a docker schema 2 manifest instead of an OCI one.
 	Docker bool
-	// Others makes an index of this image and the same for other
-	// architectures.
+	// Others are images for other architectures, which an index lists together
+	// with this one.
 	Others []Image
-	// DropOthers leaves their blobs out, as a mirror for one platform does.
+	// DropOthers omits their blobs, like a mirror for one platform.
 	DropOthers bool
 }
 
@@ -59,11 +59,11 @@ type Descriptor struct {
 	Platform    map[string]string `json:"platform,omitempty"`
 }
 
-// Writer writes tar entries, with fewer words.
+// Writer adds shorthands to a tar.Writer.
 type Writer struct{ *tar.Writer }
 
-// Tree writes a file or folder of this machine's, with nothing of its times
-// and owners; all is executable.
+// Tree writes a file or directory of this computer, without its times and
+// owners; all files are executable.
 func (w *Writer) Tree(from, to string) error {
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -88,7 +88,7 @@ func (w *Writer) Tree(from, to string) error {
 	})
 }
 
-// Put writes an entry; a regular file where h.Typeflag is not set.
+// Put writes an entry, a regular file if h.Typeflag is not set.
 func (w *Writer) Put(h tar.Header, body string) error {
 	if h.ModTime.IsZero() {
 		h.ModTime = Date
@@ -113,7 +113,7 @@ type Layout struct {
 	index []Descriptor
 }
 
-// NewLayout starts a layout in dir, which is made.
+// NewLayout creates dir and starts a layout in it.
 func NewLayout(dir string) (*Layout, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "blobs/sha256"), 0o755); err != nil {
 		return nil, err
@@ -121,7 +121,7 @@ func NewLayout(dir string) (*Layout, error) {
 	return &Layout{dir: dir}, os.WriteFile(filepath.Join(dir, "oci-layout"), []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644)
 }
 
-// WriteLayout makes a layout of these images.
+// WriteLayout writes a layout of these images.
 func WriteLayout(dir string, images ...Image) ([]Descriptor, error) {
 	l, err := NewLayout(dir)
 	if err != nil {

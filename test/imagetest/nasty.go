@@ -56,7 +56,7 @@ type file struct {
 	body string
 }
 
-// Dir, File and the others are entries for Script.
+// Dir is a directory entry for Script.
 func Dir(name string, mode int64, uid, gid int) tar.Header {
 	return tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Mode: mode, Uid: uid, Gid: gid}
 }
@@ -91,8 +91,8 @@ func Opaque(dir string) any { return File(dir+"/.wh..wh..opq", 0, 0, 0, "") }
 // Script is a layer of these entries.
 func Script(steps ...any) Layer { return Layer{Tar: script(steps).write} }
 
-// Nasty is an image of 20 layers that do what makes unpacking hard. Hello, a
-// static program, is its /bin/hello.
+// Nasty is an image of 20 layers with everything that makes unpacking hard.
+// hello is a static program, which becomes /bin/hello.
 func Nasty(ref, hello string) Image {
 	long := strings.Repeat("n", 255)
 	layers := []Layer{

@@ -9,9 +9,9 @@ import (
 	"path/filepath"
 )
 
-// Attach is a cluster that its own machines run: this host only looks. CA and
-// kubeconfig are files; kubeconfig is an administrator's, with a client
-// certificate.
+// Attach returns a cluster that runs on its own machines; this host only
+// observes it. CA and kubeconfig are files; kubeconfig is an administrator's,
+// with a client certificate.
 func (l *Lab) Attach(progs *Programs, network Net, caFile, kubeconfig string, masters ...string) (*Cluster, error) {
 	l.slow = true
 	c := &Cluster{Masters: masters, CAFile: caFile, Kubeconfig: kubeconfig, lab: l, net: network, progs: progs,

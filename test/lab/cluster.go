@@ -30,7 +30,7 @@ import (
 	"github.com/edgebake/edgebake/configs/kubeadm"
 )
 
-// What a Site says of the clusters made here.
+// Values for Sites of the clusters made here.
 const (
 	Endpoint = "apiserver.cluster.local"
 	VIP      = "10.103.97.2"
@@ -48,11 +48,11 @@ type Cluster struct {
 	CAHash string
 	// CAFile is the CA's certificate.
 	CAFile string
-	// Kubeconfig is an administrator's.
+	// Kubeconfig is an administrator's kubeconfig file.
 	Kubeconfig string
-	// APIServers, in the order of Masters. A test may kill or stop all but
-	// the last, which serves the controller manager and the scheduler; a
-	// cluster with leader election would lose 15 seconds more.
+	// APIServers, in the order of Masters. A test may kill or stop all except the
+	// last one, which the controller manager and the scheduler use: leader
+	// election would add 15 seconds.
 	APIServers []*Process
 
 	lab    *Lab
@@ -60,7 +60,7 @@ type Cluster struct {
 	progs  *Programs
 	tuning Tuning
 	dir    string
-	hosts  []string // as this host reaches the masters
+	hosts  []string // addresses of the masters for this host
 	etcd   string   // client URL
 	http   *http.Client
 	other  []*Process // etcd, controller manager, scheduler
@@ -69,20 +69,20 @@ type Cluster struct {
 	last     int // the master that answered last
 }
 
-// Tuning is how a control plane differs from the usual one of the tests.
+// Tuning is how a control plane differs from the default of the tests.
 type Tuning struct {
-	// Pods is the range of pods; empty: one for 256 nodes.
+	// Pods is the address range of pods; empty: one for 256 nodes.
 	Pods string
-	// Durable has etcd sync what it writes.
+	// Durable makes etcd sync its writes.
 	Durable bool
 	// ControllerManager are further arguments of kube-controller-manager.
 	ControllerManager []string
-	// AuditPolicy is what the API servers write to their audit logs; empty: each
+	// AuditPolicy is the policy for the API servers' audit logs; empty: each
 	// creation of a Node.
 	AuditPolicy string
 }
 
-// Processes are those of the control plane.
+// Processes returns the processes of the control plane.
 func (c *Cluster) Processes() []*Process { return slices.Concat(c.APIServers, c.other) }
 
 // ranges are a cluster's own addresses.
@@ -95,7 +95,7 @@ func (c *Cluster) ranges() ranges {
 	return ranges{"10.96.0.0/16", cmp.Or(c.tuning.Pods, "10.244.0.0/16"), "10.96.0.10"}
 }
 
-// VIP is the address in front of the masters, of their family.
+// VIP returns the virtual address of the masters, in their address family.
 func (c *Cluster) VIP() string {
 	if c.ipv6() {
 		return VIP6
@@ -105,9 +105,9 @@ func (c *Cluster) VIP() string {
 
 func (c *Cluster) ipv6() bool { return strings.HasPrefix(c.Masters[0], "[") }
 
-// kubeadmConfig makes the PKI and what joining nodes read from the cluster.
-// The API servers' certificate is good for every way to them: each master,
-// the VIP, and the host as QEMU's user-mode network shows it.
+// kubeadmConfig creates the PKI, and the objects that joining nodes read. The
+// API servers' certificate is valid for each master, the VIP, and the host in
+// QEMU's user-mode network.
 var kubeadmConfig = template.Must(template.New("").Parse(`apiVersion: kubeadm.k8s.io/{{.API}}
 kind: InitConfiguration
 localAPIEndpoint:
@@ -159,7 +159,7 @@ func (l *Lab) StartLocalCluster(ctx context.Context, progs *Programs) (*Cluster,
 	return c, network, err
 }
 
-// StartTunedCluster is StartCluster with another tuning.
+// StartTunedCluster is StartCluster with a Tuning.
 func (l *Lab) StartTunedCluster(ctx context.Context, progs *Programs, network Net, masters int, tuning Tuning) (*Cluster, error) {
 	if masters < 1 || masters > MaxMasters {
 		return nil, fmt.Errorf("starting a control plane with %d masters: want 1 to %d", masters, MaxMasters)
@@ -171,8 +171,7 @@ func (l *Lab) StartTunedCluster(ctx context.Context, progs *Programs, network Ne
 	c := &Cluster{Token: token, lab: l, net: network, progs: progs, tuning: tuning, dir: filepath.Join(l.Dir, "cluster")}
 	c.CAFile = filepath.Join(c.dir, "pki", "ca.crt")
 	c.Kubeconfig = filepath.Join(c.dir, "super-admin.conf")
-	// A control plane is made anew each time; what an earlier run left in the
-	// folder has another CA.
+	// An earlier run may have left a cluster with another CA.
 	if err := os.RemoveAll(c.dir); err != nil {
 		return nil, fmt.Errorf("starting a control plane: %w", err)
 	}
@@ -217,8 +216,7 @@ func (c *Cluster) start(name string, argv ...string) (*Process, error) {
 }
 
 func (c *Cluster) startEtcd(ctx context.Context) error {
-	// In a namespace of our own the loopback is empty: what is free on the host
-	// is free there, too.
+	// A port that is free on the host is also free in an empty network namespace.
 	ports, err := FreePorts(2)
 	if err != nil {
 		return err
@@ -289,12 +287,12 @@ func (c *Cluster) makePKI(ctx context.Context) error {
 	if err := c.kubeadm(ctx, "certs", "all"); err != nil {
 		return err
 	}
-	// admin.conf has no rights before a whole `kubeadm init`; super-admin has.
+	// admin.conf has no rights before a complete `kubeadm init`; super-admin has.
 	for _, k := range []string{"super-admin", "controller-manager", "scheduler"} {
 		if err := c.kubeadm(ctx, "kubeconfig", k, "--kubeconfig-dir", c.dir); err != nil {
 			return err
 		}
-		// They name the endpoint, which this host does not resolve.
+		// They name the endpoint, which this host cannot resolve.
 		if err := replaceServer(filepath.Join(c.dir, k+".conf"), c.admin()); err != nil {
 			return err
 		}
@@ -324,7 +322,7 @@ func (c *Cluster) makePKI(ctx context.Context) error {
 	return nil
 }
 
-// admin is the API server that this host's own clients talk to.
+// admin returns the API server that this host's own clients use.
 func (c *Cluster) admin() string { return "https://" + c.hosts[len(c.hosts)-1] }
 
 func replaceServer(file, url string) error {
@@ -341,7 +339,7 @@ func replaceServer(file, url string) error {
 	return os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o600)
 }
 
-// clientPair takes the client certificate out of a kubeconfig.
+// clientPair returns the client certificate in a kubeconfig.
 func clientPair(file string) (tls.Certificate, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -429,8 +427,7 @@ func (c *Cluster) WaitAPIServer(ctx context.Context, n int) error {
 func (c *Cluster) startControllers(ctx context.Context) error {
 	conf := func(name string) string { return filepath.Join(c.dir, name+".conf") }
 	pki := func(name string) string { return filepath.Join(c.dir, "pki", name) }
-	// Neither serves anything: their ports would meet those of another
-	// cluster on this host.
+	// Neither listens: the ports could be in use by another cluster on this host.
 	for name, argv := range map[string][]string{
 		"controller-manager": append([]string{c.progs.ControllerManager, "--kubeconfig", conf("controller-manager"), "--secure-port=0",
 			"--controllers=*,bootstrapsigner,tokencleaner", "--use-service-account-credentials", "--leader-elect=false",
@@ -452,8 +449,8 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 // is signed with the token.
 func (c *Cluster) openToNodes(ctx context.Context) (err error) {
 	if kubeadm.Before(c.progs.Version, 36) {
-		// Older kubeadms annotate the master's Node here, and no kubelet has
-		// registered one.
+		// Older kubeadms annotate the master's Node here, which no kubelet has
+		// registered.
 		const nodes, name = "/api/v1/nodes", "master1"
 		if err := c.Create(ctx, nodes, map[string]any{
 			"apiVersion": "v1", "kind": "Node",
@@ -468,8 +465,7 @@ func (c *Cluster) openToNodes(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	// The phase wrote this host's own way to the cluster; nodes know the
-	// cluster by its endpoint.
+	// The phase wrote this host's address of the cluster; nodes use its endpoint.
 	const path = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 	var info struct{ Data map[string]string }
 	if err := c.Get(ctx, path, &info); err != nil {
@@ -504,7 +500,7 @@ func (c *Cluster) Patch(ctx context.Context, path string, body any) error {
 	return c.do(ctx, http.MethodPatch, path, "application/merge-patch+json", body, nil)
 }
 
-// Create makes an object in the collection at path.
+// Create creates an object in the collection at path.
 func (c *Cluster) Create(ctx context.Context, path string, body any) error {
 	return c.do(ctx, http.MethodPost, path, "application/json", body, nil)
 }
@@ -514,7 +510,7 @@ func (c *Cluster) Delete(ctx context.Context, path string) error {
 	return c.do(ctx, http.MethodDelete, path, "", nil, nil)
 }
 
-// StatusError is what the API answered instead of success.
+// StatusError is an error answer of the API.
 type StatusError struct {
 	Code    int
 	Message string
@@ -522,14 +518,14 @@ type StatusError struct {
 
 func (e *StatusError) Error() string { return fmt.Sprintf("HTTP %d: %s", e.Code, e.Message) }
 
-// NotFound reports whether err says that an object does not exist.
+// NotFound reports whether err means that an object does not exist.
 func NotFound(err error) bool {
 	var se *StatusError
 	return errors.As(err, &se) && se.Code == http.StatusNotFound
 }
 
-// do asks the master that answered last, and the others when it does not
-// answer.
+// do sends a request to the master that answered last, and to the others if
+// that does not answer.
 func (c *Cluster) do(ctx context.Context, method, path, contentType string, body, v any) error {
 	var data []byte
 	if body != nil {

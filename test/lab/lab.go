@@ -1,9 +1,9 @@
-// Package lab is where tests and the demo try the real thing: a Kubernetes
-// control plane as processes of this host, and virtual machines that boot our
-// images and join it.
+// Package lab runs the real thing for tests and the demo: a Kubernetes control
+// plane as processes of this host, and virtual machines that boot our images
+// and join it.
 //
-// A Lab owns a folder and every process started in it. Close ends those
-// processes, by their ids, and nothing else. Guests are watched from outside:
+// A Lab owns a directory and every process started in it. Close ends those
+// processes, by their IDs, and nothing else. Guests are observed from outside:
 // their serial console, the API server's view of them, and their disks once
 // they are off. No agent runs in them.
 package lab
@@ -23,7 +23,7 @@ import (
 	"time"
 )
 
-// Lab is a working folder and the processes started in it.
+// Lab is a working directory and the processes started in it.
 type Lab struct {
 	Dir     string
 	sockets string // short, since a socket's path may have 107 bytes
@@ -35,14 +35,14 @@ type Lab struct {
 	slow  bool // the API servers are emulated, perhaps by a clock slower than this host's
 }
 
-// New makes a lab in dir, which is made where missing. Lines for a person to
-// follow go to log.
+// New makes a lab in dir, which it creates if it is missing. Progress for a
+// person goes to log.
 func New(dir string, log io.Writer) (*Lab, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("making a lab in %s: %w", dir, err)
 	}
-	// Keys of a cluster's CA lie in it.
+	// It will contain the keys of a cluster's CA.
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making a lab: %w", err)
 	}
@@ -57,8 +57,8 @@ func New(dir string, log io.Writer) (*Lab, error) {
 
 func (l *Lab) say(format string, a ...any) { fmt.Fprintf(l.log, format+"\n", a...) }
 
-// Close ends the processes, newest first, and then undoes what else was set
-// up. The folder stays.
+// Close ends the processes, newest first, and then undoes everything else. The
+// directory stays.
 func (l *Lab) Close() error {
 	l.mu.Lock()
 	procs, undo := slices.Clone(l.procs), slices.Clone(l.undo)
@@ -87,7 +87,7 @@ type Process struct {
 
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has ended
-	err  error         // how, valid after done
+	err  error         // why it ended, valid after done
 }
 
 // start runs argv until it ends or the lab closes. Its output goes to

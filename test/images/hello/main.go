@@ -1,6 +1,7 @@
-// Command hello is the demo's pod: it greets, and answers HTTP on port 8080
-// until it is told to end. Given a file, such as a console, it greets into it
-// too, every two seconds. Given a URL alone, it prints what answers there, and ends.
+// Command hello is the demo's pod: it prints a greeting, and answers HTTP on
+// port 8080 until a signal ends it. It also writes a greeting every two seconds
+// into files that are named, such as a console. Given only a URL, it prints the
+// answer from there, and ends.
 package main
 
 import (
@@ -31,7 +32,7 @@ func main() {
 		os.Exit(1)
 	}()
 	for _, path := range os.Args[1:] {
-		// A console that nobody is connected to must not hold us up.
+		// Opening a console without a peer must not block.
 		f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NOCTTY|syscall.O_NONBLOCK, 0)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "hello:", err)

@@ -1,5 +1,5 @@
-// Command pause is a sandbox container's only process: it holds the pod's
-// namespaces, reaps what is left to it, and ends when told to.
+// Command pause is the only process of a sandbox container: it keeps the pod's
+// namespaces, reaps orphans, and ends at a signal.
 package main
 
 import (

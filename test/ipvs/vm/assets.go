@@ -1,7 +1,7 @@
-// Package vm boots the small guest in which ipvscare is tested: Debian's
-// kernel and an initramfs of a static test binary, ipvscare, the kernel
-// modules and keepalived, made here. The guest has no disk and no network
-// card: its nodes and masters are network namespaces.
+// Package vm boots the small guest in which ipvscare is tested: Debian's kernel
+// and an initramfs with a static test binary, ipvscare, kernel modules and
+// keepalived. The guest has no disk and no network card: its nodes and masters
+// are network namespaces.
 package vm
 
 import (
@@ -26,21 +26,21 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// suite and packages are what the guest is taken from.
+// suite and packages are the source of the guest's files.
 const suite = "trixie"
 
 func packages() []string {
 	return []string{"linux-image-cloud-amd64", "keepalived", "ipvsadm", "iproute2", "nftables", "iptables", "ipset"}
 }
 
-// programs are the files of the packages that the guest carries, with the
+// programs returns the files of the packages that the guest gets, with the
 // libraries that they need.
 func programs() []string {
 	return []string{"usr/sbin/keepalived", "usr/sbin/ipvsadm", "usr/sbin/tc", "usr/bin/ip", "usr/sbin/nft",
 		"usr/sbin/xtables-nft-multi", "usr/sbin/ipset"}
 }
 
-// iptables are the names by which xtables-nft-multi is called.
+// iptables returns the names by which xtables-nft-multi is called.
 func iptables() []string {
 	var names []string
 	for _, family := range []string{"iptables", "ip6tables"} {
@@ -49,13 +49,14 @@ func iptables() []string {
 	return names
 }
 
-// extensions is where iptables finds its own libraries.
+// extensions is the directory of iptables' own libraries.
 const extensions = "usr/lib/x86_64-linux-gnu/xtables/"
 
-// buildOptions is a file without which keepalived complains.
+// buildOptions is a file without which keepalived prints an error.
 const buildOptions = "etc/keepalived/keepalived.config-opts"
 
-// modules are loaded by the guest; what they depend on comes along.
+// modules returns the kernel modules that the guest loads; their dependencies
+// are added.
 func modules() []string {
 	return []string{"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_dh",
 		"veth", "bridge", "dummy", "sch_netem", "inet_diag", "tcp_diag", "ipv6",
@@ -156,7 +157,7 @@ func readTree(file string) (*tree, error) {
 	}
 }
 
-// open follows links.
+// open returns a file, following links.
 func (t *tree) open(name string) ([]byte, error) {
 	for range 10 {
 		if b, ok := t.files[name]; ok {
@@ -268,8 +269,8 @@ func (t *tree) moduleSet() (order []string, data map[string][]byte, err error) {
 	return order, data, nil
 }
 
-// build writes kernel and initramfs to dir. extra holds more files by their
-// path in the guest; "init" must be among them.
+// build writes kernel and initramfs to dir. extra has more files by their path
+// in the guest; "init" must be among them.
 func build(ctx context.Context, dir string, extra map[string]string, log io.Writer) error {
 	file, err := debian(ctx, log)
 	if err != nil {

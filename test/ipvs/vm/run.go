@@ -16,37 +16,38 @@ import (
 	"github.com/edgebake/edgebake/test/emulator"
 )
 
-// Options say what to run in the guest.
+// Options configure a run of tests in the guest.
 type Options struct {
-	// Run selects the guest's tests, as go test -run does, and Skip leaves some
-	// out, as -skip does.
+	// Run selects the guest's tests and Skip excludes some, like the flags of go
+	// test.
 	Run, Skip string
-	// Env is given to them, as KEY=VALUE without spaces.
+	// Env is their environment, as KEY=VALUE without spaces.
 	Env []string
 	// Timeout ends the guest.
 	Timeout time.Duration
-	// Log gets everything that the guest says; may be nil.
+	// Log receives all output of the guest; may be nil.
 	Log io.Writer
 	// Extra are more programs for the guest's /bin, by name.
 	Extra map[string]string
-	// Dir holds what is built; it may be used again for the same binaries.
+	// Dir is for built files; it can be reused for the same binaries.
 	Dir string
 }
 
-// done is what the guest's init says last, with the exit code of the tests.
+// done begins the last line of the guest's init; the exit code of the tests
+// follows.
 const done = "GUEST-DONE "
 
-// ErrFailed is the error of tests that say themselves which of them failed.
+// ErrFailed means that tests have failed, and have printed their names.
 var ErrFailed = errors.New("tests failed in the guest")
 
-// EmulatorError is that of a guest that QEMU has failed, whatever the tests do.
+// EmulatorError means that the guest failed because of QEMU.
 type EmulatorError struct{ Fault string }
 
 func (e *EmulatorError) Error() string { return "the emulator's fault: " + e.Fault }
 
 // Run builds the guest and runs tests in it. line is called with each line of
-// the guest's output. What is wrong with a guest that tells of no test that
-// failed is no ErrFailed.
+// its output. If the guest fails without a failed test, the error is not
+// ErrFailed.
 func Run(ctx context.Context, o Options, line func(string)) error {
 	log := o.Log
 	if log == nil {
@@ -79,8 +80,8 @@ func Run(ctx context.Context, o Options, line func(string)) error {
 		"-accel", "tcg,thread=multi", "-cpu", "max,-cx16",
 		"-kernel", filepath.Join(o.Dir, "kernel"), "-initrd", filepath.Join(o.Dir, "initramfs"),
 		"-append", strings.Join(append([]string{"console=ttyS0", "quiet", "panic=-1", "mitigations=off",
-			// The kernel counts ticks of its timer against its clock at boot, and
-			// panics if the emulator was held up in between.
+			// At boot the kernel compares the ticks of its timer with its clock, and
+			// panics if the emulator was delayed in between.
 			"no_timer_check", "guest.run=" + o.Run, "guest.skip=" + o.Skip}, o.Env...), " "),
 		"-serial", "stdio"}
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
