@@ -15,5 +15,5 @@ type Check struct {
 const (
 	CheckOK      = "ok"
 	CheckFailed  = "failed"
-	CheckUnknown = "unknown" // it cannot be checked from here, or need not be
+	CheckUnknown = "unknown" // it cannot be checked from here, or need not be checked
 )

@@ -57,8 +57,8 @@ func Open(kubeconfig, context string) (*Client, error) {
 	return newClient(config)
 }
 
-// emptyConfig explains client-go's error for files in which it finds no API server: all of
-// them are missing, or lack something.
+// emptyConfig explains client-go's error that no API server is configured: all files are
+// missing, or one of them lacks something.
 func emptyConfig(files []string, loading clientcmd.ClientConfig, context string) error {
 	present := slices.DeleteFunc(slices.Clone(files), func(name string) bool { _, err := os.Stat(name); return errors.Is(err, fs.ErrNotExist) })
 	if len(present) == 0 && os.Getenv(clientcmd.RecommendedConfigPathEnvVar) != "" {
@@ -208,7 +208,7 @@ func (c *Client) explain(doing string, err error) error {
 			doing, c.Server(), printable.Short(err.Error(), 300)), err}
 	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s: %s does not answer: %w", doing, c.Server(), err)
-	case request != nil: // a truncated answer, or one of another server
+	case request != nil: // a truncated answer, or that of another server
 		return fmt.Errorf("%s: asking %s: %w", doing, c.Server(), err)
 	}
 	return fmt.Errorf("%s: %w", doing, err)

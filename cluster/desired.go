@@ -267,7 +267,7 @@ func poolObject(version, name, kind string) desiredObject {
 	}}
 }
 
-// proxyObject keeps kube-proxy in mode ipvs from clearing the VIP's rules.
+// proxyObject keeps kube-proxy in mode ipvs from removing the VIP's virtual server.
 func proxyObject(vip string) desiredObject {
 	return desiredObject{configMaps, systemNamespace, proxyName, "in mode ipvs kube-proxy removes virtual servers that it did not make",
 		"kubectl -n kube-system rollout restart daemonset kube-proxy",

@@ -7,7 +7,8 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// documentAreas groups the fields of a document into checks; the last one has all others.
+// documentAreas groups the fields of a document into checks; the last group has all other
+// fields.
 var documentAreas = []struct {
 	name   string
 	fields []string

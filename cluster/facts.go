@@ -20,13 +20,14 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// Facts describes a cluster to the Image of its nodes.
+// Facts are the properties of a cluster that the Image of its nodes depends on.
 type Facts struct {
 	// Version of the API server, without the suffix of a distribution.
 	Version string
 	// Pause is the newest pause image that a node has; empty: none is listed.
 	Pause string
-	// DaemonSets are the cluster's DaemonSets, reduced to their images, as YAML; nil: none.
+	// DaemonSets are the cluster's DaemonSets, reduced to their images, as YAML; nil if there
+	// are none.
 	DaemonSets []byte
 	// Site has what the cluster knows of a Site: API servers, endpoint, CA.
 	Site *configs.Site
@@ -150,7 +151,7 @@ func (c *Client) version(ctx context.Context, doing string) (string, *tls.Connec
 	var v struct {
 		GitVersion string `json:"gitVersion"`
 	}
-	// An answer of another form has no version; the caller handles that.
+	// An answer in another format has no version; the caller handles that.
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if err == nil {
 		_ = json.Unmarshal(text, &v)

@@ -201,8 +201,8 @@ func notThisToken(err error) bool {
 	return errors.Is(err, api.ErrToken) || errors.Is(err, api.ErrSignature) || errors.Is(err, api.ErrUnsigned)
 }
 
-// describeError returns the error of requests to API servers on one line, without their names and
-// without repetitions.
+// describeError returns the error of requests to API servers on one line, without the servers'
+// names and without repetitions.
 func describeError(err error) string {
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		var said []string
@@ -245,7 +245,7 @@ func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 	pins := site.CAPins()
 	switch {
 	case p.Client == nil:
-		return // apiServer has verified each
+		return // apiServer has verified the CA of each
 	case len(pins) == 0:
 		if site.UnsafeSkipCAVerification {
 			p.unknown(name, "", "the Site pins none", "write caCertHashes in place of unsafeSkipCAVerification")

@@ -23,17 +23,18 @@ type recordedChange struct {
 	Earlier map[string]any `json:"earlier,omitempty"`
 }
 
-// changedOnlyByPrepare reports whether nobody else has changed an object in this state.
+// changedOnlyByPrepare reports whether is is a state in which nobody else has changed the
+// object.
 func (n *recordedChange) changedOnlyByPrepare(is map[string]any) bool {
 	return reflect.DeepEqual(is, n.Before) || n.madeByPrepare(is)
 }
 
-// madeByPrepare reports whether Prepare brought an object into this state.
+// madeByPrepare reports whether is is a state into which Prepare brought the object.
 func (n *recordedChange) madeByPrepare(is map[string]any) bool {
 	return is != nil && (reflect.DeepEqual(is, n.After) || reflect.DeepEqual(is, n.Earlier))
 }
 
-// indexOf returns the place of an object in the record, or -1.
+// indexOf returns the index of an object in the record, or -1.
 func indexOf(all []recordedChange, of *Change) int {
 	return slices.IndexFunc(all, func(n recordedChange) bool { return n.String() == of.String() })
 }
@@ -76,7 +77,8 @@ func (c *Client) recorded(ctx context.Context) ([]recordedChange, *unstructured.
 	text, _, _ := unstructured.NestedString(obj.Object, "data", "changes.json")
 	var all []recordedChange
 	reading := "reading " + describe(configMaps, systemNamespace, recordName)
-	// This package decodes numbers as API machinery does, so that objects compare equal.
+	// The API machinery's decoder makes the same types of numbers, so that objects compare
+	// equal.
 	if err := utiljson.Unmarshal([]byte(text), &all); err != nil {
 		return nil, nil, fmt.Errorf("%s: it is damaged: %w", reading, err)
 	}

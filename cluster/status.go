@@ -22,7 +22,7 @@ import (
 // Site is the status of a node, or of a token for one.
 type Site struct {
 	Node  string `json:"node"`
-	State string `json:"state"` // see below
+	State string `json:"state"` // one of the states below
 	// Since is when the state began, if known.
 	Since  time.Time `json:"since,omitzero"`
 	Detail string    `json:"detail,omitempty"`
@@ -139,8 +139,8 @@ type RemoveOptions struct {
 	Now   time.Time
 }
 
-// precondition restricts a deletion to this very object: another machine may have got its name since
-// it was read.
+// precondition restricts a deletion to this very object: another object may have got its name
+// since it was read.
 func precondition(is *unstructured.Unstructured) metav1.DeleteOptions {
 	uid := is.GetUID()
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}

@@ -157,7 +157,7 @@ func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) 
 	if err := checkStub(site); err != nil {
 		return nil, fmt.Errorf("%s: no Site of this cluster would be valid, so none was made:\n%w", doing, err)
 	}
-	for range 3 { // ids have six letters: two can be the same
+	for range 3 { // IDs have six letters, so two can be the same
 		t, obj := newTokenSecret(o)
 		_, err = c.resource(secrets, systemNamespace).Create(ctx, obj, metav1.CreateOptions{FieldManager: "edgebake"})
 		if apierrors.IsAlreadyExists(err) {
@@ -314,7 +314,8 @@ func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*
 	return &t, err
 }
 
-// HasToken reports whether the cluster has a token, given whole, and takes it at that time.
+// HasToken reports whether the cluster has this token, given whole, and accepts it at time
+// now.
 func (c *Client) HasToken(ctx context.Context, token string, now time.Time) (bool, error) {
 	id, secret, err := api.SplitToken(token)
 	if err != nil {

@@ -146,7 +146,7 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check,
 func (c *Client) managerAdvice(ctx context.Context) ([]Check, error) {
 	all, err := c.list(ctx, pods, systemNamespace, metav1.ListOptions{LabelSelector: managerLabel})
 	if apierrors.IsForbidden(err) {
-		return nil, nil // it is advice
+		return nil, nil // the check is only advice
 	}
 	if err != nil || len(all) == 0 {
 		return nil, err
@@ -162,7 +162,7 @@ func (c *Client) managerAdvice(ctx context.Context) ([]Check, error) {
 			break
 		}
 	}
-	args := containerArgs(all[0].Object, "spec", "containers") // a cluster has one network of pods
+	args := containerArgs(all[0].Object, "spec", "containers") // a cluster has one pod network
 	list, err := c.list(ctx, nodes, "", metav1.ListOptions{})
 	if apierrors.IsForbidden(err) {
 		return out, nil
@@ -222,10 +222,10 @@ const managerLabel = "component=kube-controller-manager"
 // manager is a cluster's yurt-manager, which approves yurthub's certificates.
 type manager struct {
 	deployment *unstructured.Unstructured // nil: not found
-	lacks, fix string                     // why it does not approve, or ""
+	lacks, fix string                     // why it does not approve them and the fix, or ""
 }
 
-// manager finds it.
+// manager finds the cluster's yurt-manager.
 func (c *Client) manager(ctx context.Context) (manager, error) {
 	obj, err := c.get(ctx, deployments, openyurt.ManagerNamespace, openyurt.Manager)
 	if err != nil {
@@ -254,8 +254,8 @@ func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 	}
 	ready := Check{Name: openyurt.Manager + " runs (it approves yurthub's certificates)", State: CheckOK, Detail: m.lacks, Fix: m.fix}
 	if m.deployment == nil {
-		// Not a failure: the cluster may have it under another name, or get no edge nodes.
-		// For preflight it is an error, since a machine would wait for it.
+		// Not a failure: it may have another name, or the cluster may get no edge nodes. In
+		// preflight it is an error, since a machine would wait for it.
 		ready.State = CheckUnknown
 		return append(out, ready), nil
 	}
@@ -312,8 +312,8 @@ func containerArgs(obj map[string]any, path ...string) []string {
 	return out
 }
 
-// runs reports whether --controllers enables a controller, by the rules of Kubernetes: a
-// name with -, a name, else *.
+// runs reports whether --controllers enables a controller. By Kubernetes' rules, its name
+// counts first, then its name after -, then *.
 func runs(args []string, controller string) bool {
 	list := []string{"*"}
 	for i, a := range args {

@@ -2,21 +2,21 @@ package openyurt
 
 import "golang.org/x/mod/semver"
 
-// What a cluster has of OpenYurt.
+// OpenYurt's API objects in a cluster.
 const (
-	// Group is the API group of its objects, API its path.
+	// Group is the API group of its objects.
 	Group    = "apps.openyurt.io"
 	KindPool = "NodePool"
 	Pools    = "nodepools"
 	PoolCRD  = Pools + "." + Group
-	// HubRole is the ClusterRole, and its binding, that let yurthub list what it
-	// caches, with the node's own rights.
+	// HubRole is the ClusterRole, and its binding, that lets yurthub list what it caches, with
+	// the node's own rights.
 	HubRole = "yurt-hub"
 	// BootstrapRole is a ClusterRole of the yurt-manager chart after v1.7. It lets a
 	// bootstrap token get NodePools, which edgebake's nodes never do.
 	BootstrapRole = HubRole + "-bootstrap"
-	// TopologyKey annotates a Service whose clients are served within the part of
-	// the cluster that its value names; PoolTopology: within their own pool.
+	// TopologyKey annotates a Service whose clients use only endpoints in their part of the
+	// cluster, as its value defines it. PoolTopology: in their own pool.
 	TopologyKey  = "openyurt.io/topologyKeys"
 	PoolTopology = "openyurt.io/nodepool"
 )
@@ -28,7 +28,7 @@ const (
 	ManagerNamespace = systemNamespace
 )
 
-// What installs the cluster's part.
+// Fixes that install the cluster's part of OpenYurt.
 const (
 	InstallManager = "install OpenYurt's " + Manager + " chart, of the release that yurthub is of"
 	GrantHubRole   = "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole " + HubRole
@@ -42,16 +42,16 @@ const (
 	ServerName   = "kubernetes"
 )
 
-// NodeLifecycle is the controller that watches whether nodes live. Exactly one
-// of kube-controller-manager and yurt-manager must run it.
+// NodeLifecycle is the controller that marks dead nodes. Exactly one of
+// kube-controller-manager and yurt-manager must run it.
 const NodeLifecycle = "nodelifecycle"
 
-// LifecycleSince is the first release of OpenYurt that leaves it to
+// LifecycleSince is the first release of OpenYurt that leaves NodeLifecycle to
 // kube-controller-manager.
 const LifecycleSince = "v1.6.0"
 
-// RunsLifecycle reports whether Manager of that version runs NodeLifecycle unless
-// it is told otherwise; false where the version is unknown.
+// RunsLifecycle reports whether Manager of this version runs NodeLifecycle by default; false
+// if the version is unknown.
 func RunsLifecycle(version string) bool {
 	return semver.IsValid(version) && semver.Compare(version, LifecycleSince) < 0
 }
@@ -62,10 +62,9 @@ const (
 	PoolCloud = "Cloud"
 )
 
-// PoolProblem says why an edge or a cloud node does not belong into a pool of
-// that type, and the fix; empty: it does. OpenYurt's controller makes edge nodes
-// of all nodes in pools of type Edge; an edge node in a pool of another type
-// stays one.
+// PoolProblem returns why an edge or cloud node does not belong in a pool of this type, and
+// the fix; "" if it does. OpenYurt's controller turns all nodes in pools of type Edge into
+// edge nodes; an edge node in another pool stays one.
 func PoolProblem(poolType string, cloud bool) (what, fix string) {
 	switch {
 	case cloud && poolType == PoolEdge:

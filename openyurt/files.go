@@ -10,43 +10,43 @@ import (
 
 const (
 	yurthub         = "yurthub"
-	systemNamespace = "kube-system" // where OpenYurt's charts put all
+	systemNamespace = "kube-system" // the namespace of OpenYurt's charts
 	loopback        = "127.0.0.1"
 	pki             = Root + "/pki"
 )
 
-// Paths of OpenYurt's own, which are kept, so that its tools find what they
-// know.
+// OpenYurt's own paths, so that its tools find their files.
 const (
 	Program = "/usr/local/bin/" + yurthub
 	Unit    = yurthub + ".service"
-	// Dropin is where yurtadm and OpenYurt's own convert write the arguments; it
-	// would win over ours.
+	// Dropin is where yurtadm and OpenYurt's own convert write yurthub's arguments. It would
+	// override edgebake's.
 	Dropin = "/etc/systemd/system/" + Unit + ".d/10-yurthub.conf"
-	// Root is yurthub's identity, Cache what it answers from offline.
+	// Root is the directory of yurthub's identity, Cache that of its answers while it is
+	// offline.
 	Root  = "/var/lib/" + yurthub
 	Cache = ondisk.KubernetesDir + "/cache"
-	// Identity is where yurthub keeps its way to the API server.
+	// Identity is yurthub's kubeconfig for the API server.
 	Identity = Root + "/" + yurthub + ".conf"
-	// KubeletConf is kubelet's way to yurthub.
+	// KubeletConf is kubelet's kubeconfig for yurthub.
 	KubeletConf = "/var/lib/openyurt/kubelet.conf"
 	Manifest    = ondisk.ManifestsDir + "/" + yurthub + ".yaml"
 )
 
-// Identities are what yurthub keeps between its starts: its certificates, its
-// way to the API server and what it answers from offline.
+// Identities returns the paths that yurthub keeps between its starts: its certificates, its
+// kubeconfigs and its cache.
 func Identities() []string {
 	return []string{Cache, pki, Root + "/autonomy", Identity, Root + "/bootstrap-hub.conf"}
 }
 
-// API is where OpenYurt's own resources are, without their version.
+// API is the path of OpenYurt's own resources, without a version.
 const API = "/apis/" + Group + "/"
 
-// Ports of yurthub. It asks nobody who he is and acts with the node's rights.
+// Ports of yurthub. It authenticates nobody, and acts with the node's rights.
 const (
 	ProxyPort  = "10261" // for the node, and for pods at PodAddress
-	HealthPort = "10267" // of its health, and of its profile
-	SecurePort = "10268" // as ProxyPort, by TLS
+	HealthPort = "10267" // health and profiles
+	SecurePort = "10268" // like ProxyPort, with TLS
 	PoolPort   = "10269" // for other nodes of the pool
 )
 
@@ -57,26 +57,25 @@ const (
 	PodAddress = "169.254.2.1"
 )
 
-// ReadyPath is where Health answers 200 once yurthub has its identity and its
-// lists; before that it says only that it runs.
+// ReadyPath is the path of Health that answers 200 once yurthub has its identity and its
+// lists.
 const ReadyPath = "/v1/readyz"
 
-// Certificate is one that yurthub keeps: Name-current.pem in Dir leads to the
+// Certificate is a certificate that yurthub rotates: Name-current.pem in Dir is a link to the
 // newest of Name-<date>.pem.
 type Certificate struct {
 	Dir, Name string
-	// AskedAnew: where it is not there yurthub asks for another one. Its client
-	// certificate it could only get by a token that is long forgotten.
+	// AskedAnew: if it is missing, yurthub requests another one. It could get its client
+	// certificate only with a token, which is long forgotten.
 	AskedAnew bool
 }
 
-// Certificates are all of them.
+// Certificates returns all certificates of yurthub.
 func Certificates() []Certificate {
 	return []Certificate{{pki, yurthub, false}, {pki, yurthub + "-server", true}}
 }
 
-// UnitFile is the unit that images carry, and that convert writes on nodes that
-// edgebake did not build.
+// UnitFile is yurthub's unit, in images and on nodes that are converted without one.
 const UnitFile = `# OpenYurt's node proxy. Held until first boot wrote its arguments; from then
 # on up before kubelet at every boot, with or without a network, and restarted
 # forever: yurthub itself gives up after four minutes without its identity.
@@ -102,11 +101,11 @@ TimeoutStopSec=10
 WantedBy=multi-user.target
 `
 
-// Sysctl lets yurthub listen on the node's address while the cable is out
-// and DHCP has taken the address away.
+// Sysctl lets yurthub listen on the node's address while DHCP has removed that, e.g. without a
+// cable.
 const Sysctl = "# Written by firstboot for yurthub.\nnet.ipv4.ip_nonlocal_bind = 1\nnet.ipv6.ip_nonlocal_bind = 1\n"
 
-// PodManifest is yurthub as a static pod.
+// PodManifest returns the manifest of yurthub as a static pod.
 func (h Hub) PodManifest() []byte {
 	dir := path.Dir(h.BootstrapFile)
 	var args strings.Builder
@@ -116,13 +115,13 @@ func (h Hub) PodManifest() []byte {
 	return fmt.Appendf(nil, podManifest, h.Image, args.String(), dir, dir)
 }
 
-// PodName is yurthub's pod, in PodNamespace.
+// PodName is the name of yurthub's pod in PodNamespace.
 const (
 	PodName      = "yurt-hub"
 	PodNamespace = systemNamespace
 )
 
-// Logs says how a person sees what yurthub printed.
+// Logs tells a person where yurthub's logs are.
 func (h Hub) Logs() string {
 	if h.IsPod() {
 		return "see `journalctl -u kubelet` and /var/log/pods/" + PodNamespace + "_" + PodName + "* on the machine"

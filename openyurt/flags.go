@@ -7,21 +7,20 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// flag is one of yurthub's command line.
+// flag is a flag of yurthub's command line.
 type flag struct {
-	// since is the first version that has it, until the first without it; "":
-	// all that are supported have it.
+	// since is the first version with the flag, until the first without it; "": all supported
+	// versions have it.
 	since, until string
-	// managed: first boot sets it, by the rules of a node that survives (one URL
-	// where yurthub takes one, the endpoint first, the CA pinned, an identity that
-	// is not asked for twice).
+	// managed: first boot sets it, with the endpoint first, the CA pinned, and an identity
+	// that is requested only once.
 	managed bool
-	// fixed is who counts on the value that yurthub gives it by itself; "": nobody.
+	// fixed is who relies on the flag's default; "": nobody.
 	fixed string
 }
 
-// flags are those that a supported yurthub may be given, as its source has them.
-// With a flag that it does not know it does not start.
+// flags are the flags of supported yurthubs, from their source. yurthub does not start with an
+// unknown flag.
 var flags = func() map[string]flag {
 	all := map[string]flag{
 		"proxy-port":           {fixed: "kubelet asks it at 127.0.0.1:" + ProxyPort},
@@ -47,8 +46,8 @@ var flags = func() map[string]flag {
 	return all
 }()
 
-// in reports whether yurthub of that version, "" for any, has the flag. A version
-// that goes before a release, or that somebody built from one, has its flags.
+// in reports whether yurthub of this version, or of any for "", has the flag. A prerelease, or
+// a build from a release, has the release's flags.
 func (f flag) in(version string) bool {
 	tag, _, _ := strings.Cut(version, "-")
 	if !semver.IsValid(tag) {
@@ -57,8 +56,8 @@ func (f flag) in(version string) bool {
 	return (f.since == "" || semver.Compare(tag, f.since) >= 0) && (f.until == "" || semver.Compare(tag, f.until) < 0)
 }
 
-// BadFlag says why a person may not give yurthub of that version, "" for any,
-// a flag; "": he may.
+// BadFlag returns why a person may not set a flag of yurthub of this version, or of any for
+// ""; "" if it is allowed.
 func BadFlag(name, version string) string {
 	f, known := flags[name]
 	switch {

@@ -7,22 +7,21 @@ import (
 	"strings"
 )
 
-// Ways in which yurthub chooses among its servers: the first that is healthy, or
-// all in turn.
+// Modes in which yurthub chooses among its servers: the first healthy one, or all in turn.
 const (
 	LBPriority   = "priority"
 	LBRoundRobin = "rr"
 )
 
-// LBModes are all of them.
+// LBModes returns all modes.
 func LBModes() []string { return []string{LBPriority, LBRoundRobin} }
 
-// DefaultNamespace is where yurthub's settings are in a cluster.
+// DefaultNamespace is the namespace of yurthub's settings in a cluster.
 const DefaultNamespace = systemNamespace
 
-// Hub is what a node's yurthub is told.
+// Hub is the configuration of a node's yurthub.
 type Hub struct {
-	// Version is yurthub's, e.g. v1.7.0; "": unknown, and taken for the newest.
+	// Version is yurthub's, e.g. v1.7.0; "": unknown, treated as the newest.
 	Version            string
 	Node, Pool, NodeIP string
 	Cloud              bool
@@ -32,8 +31,8 @@ type Hub struct {
 	Pins               []string
 	Extra              []string
 	Organizations      []string
-	// Image is the container image of form staticPod. Yurthub has an identity of
-	// its own then, got with the token in BootstrapFile.
+	// Image is the container image in the form staticPod. yurthub then has its own identity,
+	// which it gets with the token in BootstrapFile.
 	Image, BootstrapFile string
 }
 
@@ -48,9 +47,8 @@ func (h Hub) release() release {
 // IsPod reports whether yurthub runs as a static pod.
 func (h Hub) IsPod() bool { return h.release().form == FormStaticPod }
 
-// Args is yurthub's command line: always with node-ip and nodepool-name, servers by
-// https, and first the server that never changes. What the release does not have is
-// left out.
+// Args returns yurthub's command line, without flags that the release does not have. The
+// server that never changes is first in Servers.
 func (h Hub) Args() []string {
 	var out []string
 	give := func(name, value string) {
@@ -82,36 +80,36 @@ func (h Hub) Args() []string {
 		give("discovery-token-unsafe-skip-ca-verification", "false")
 	}
 	out = append(out, h.Extra...)
-	if !h.Dummy { // last, for the last one holds: with it yurthub would not start here
+	if !h.Dummy { // last, since the last one applies: with a dummy interface yurthub would not start here
 		give("enable-dummy-if", "false")
 	}
 	return out
 }
 
-// Env is the file that Unit has its arguments from.
+// Env returns the file with the arguments for Unit.
 func (h Hub) Env() []byte {
 	return []byte("# Written by firstboot from the site.\nYURTHUB_ARGS=" + strings.Join(h.Args(), " ") + "\n")
 }
 
-// Resource is a kind of OpenYurt's objects, in a version.
+// Resource is a kind of object in a version.
 type Resource struct{ Kind, Version string }
 
-// Path is where the API server lists them.
+// Path returns the path at which the API server lists the objects.
 func (r Resource) Path() string { return API + r.Version + "/" + r.plural() }
 
-// CRD names them and their version, as an error of the API server does.
+// CRD returns the resource and its version as in errors of the API server.
 func (r Resource) CRD() string { return r.plural() + "." + Group + "/" + r.Version }
 
 func (r Resource) plural() string { return strings.ToLower(r.Kind) + "s" }
 
-// bucketsFlag has yurthub list NodeBuckets in place of NodePools.
+// bucketsFlag makes yurthub list NodeBuckets instead of NodePools.
 const bucketsFlag = "--enable-pool-service-topology"
 
-// pools are the NodePools that yurthub knows.
+// pools returns the resource of the NodePools that yurthub lists.
 func (h Hub) pools() Resource { return Resource{KindPool, h.release().pools} }
 
-// PoolSource is the resource that yurthub lists for its pool before it is ready;
-// ok is false if it lists none.
+// PoolSource returns the resource that yurthub lists for its pool before it is ready; ok is
+// false if it lists none.
 func (h Hub) PoolSource() (r Resource, ok bool) {
 	on := func(name string, is bool) bool {
 		for _, a := range h.Extra {
@@ -138,11 +136,11 @@ var (
 	serverArg = regexp.MustCompile(`(?:^|[\s"])--server-addr=([^\s"]+)`)
 )
 
-// NodeIPIn is the node's address in the arguments of an Env; "": none is given.
+// NodeIPIn returns the node's address in the arguments of an Env; "" if there is none.
 func NodeIPIn(env string) string { return first(nodeIPArg, env) }
 
-// ServersIn are the servers in the arguments of an Env or of a PodManifest, nil
-// where none are given.
+// ServersIn returns the servers in the arguments of an Env or a PodManifest, nil if there are
+// none.
 func ServersIn(text string) []string {
 	if list := first(serverArg, text); list != "" {
 		return strings.Split(list, ",")
@@ -157,19 +155,17 @@ func first(arg *regexp.Regexp, text string) string {
 	return ""
 }
 
-// PodIsOf reports whether a PodManifest is for a node of that name.
+// PodIsOf reports whether a PodManifest is for the node of this name.
 func PodIsOf(manifest, node string) bool {
 	return strings.Contains(manifest, strconv.Quote("--node-name="+node)+"\n")
 }
 
-// SettingsPath is where the API server has the ConfigMaps that yurthub lists
-// before it is ready.
+// SettingsPath is the path of the ConfigMaps that yurthub lists before it is ready.
 func (h Hub) SettingsPath() string { return "/api/v1/namespaces/" + h.Namespace + "/configmaps" }
 
 var dummyName = regexp.MustCompile(`--dummy-if-name=([\w.-]+)`)
 
-// DummyNames are the interfaces that a yurthub with these arguments may have
-// left behind.
+// DummyNames returns the interfaces that a yurthub with these arguments may have left.
 func DummyNames(args string) []string {
 	var names []string
 	for _, r := range slices.Backward(releases) {

@@ -8,28 +8,26 @@ import (
 	"strings"
 )
 
-// TurnedFlags turn kubelet to yurthub. OpenYurt's own tools write these very
-// bytes, and look for them.
+// TurnedFlags redirect kubelet to yurthub. They are the exact bytes that OpenYurt's own tools
+// write and look for.
 const TurnedFlags = " --kubeconfig=" + KubeletConf + " --bootstrap-kubeconfig= "
 
-// ListPlainly has kubelet list in a way that yurthub can serve offline.
-// Kubelet 1.35 and later asks for lists as watches; of these yurthub 1.7
-// without a server sends nothing at all, so that kubelet would not even find
-// its Node and run no pod.
+// ListPlainly makes kubelet list in a way that yurthub supports offline. kubelet 1.35 and
+// later lists by watches, for which yurthub 1.7 sends nothing while no server is reachable:
+// kubelet would not find its Node, and run no pods.
 const ListPlainly = " --feature-gates=WatchListClient=false"
 
-// Turn adds to kubelet's arguments what turns it to yurthub. plain is what
-// PlainLists says.
+// Turn adds the arguments that redirect kubelet to yurthub. plain is the result of PlainLists.
 func Turn(args, plain string) string {
 	if strings.HasSuffix(args, ListPlainly) {
-		plain = ListPlainly // twice, so that Unturn leaves a person's own
+		plain = ListPlainly // a second one, so that Unturn leaves a person's own
 	}
 	return args + plain + TurnedFlags
 }
 
-// Unturn removes what Turn added, or OpenYurt's own tools did, and returns that
-// as well; "": the arguments were not turned. A ListPlainly elsewhere is a
-// person's, or begins a longer list of feature gates.
+// Unturn removes the arguments that Turn or OpenYurt's own tools added, and returns those too;
+// "" if there are none. A ListPlainly elsewhere was set by a person, or begins a longer list
+// of feature gates.
 func Unturn(args string) (rest, turned string) {
 	for _, t := range []string{ListPlainly + TurnedFlags, TurnedFlags} {
 		before, after, found := strings.Cut(args, t)
@@ -37,18 +35,18 @@ func Unturn(args string) (rest, turned string) {
 			continue
 		}
 		if before != "" && after != "" && after[0] != ' ' {
-			before += " " // which was the end of t
+			before += " " // it was the end of t
 		}
 		return before + after, t
 	}
 	return args, ""
 }
 
-// IsTurned reports whether kubelet's arguments lead it to yurthub.
+// IsTurned reports whether kubelet's arguments redirect it to yurthub.
 func IsTurned(args string) bool { return strings.Contains(args, "--kubeconfig="+KubeletConf) }
 
-// JoinedArgs adds to given the arguments of a kubelet that joins through a yurthub
-// of form staticPod: it has no certificate of its own. plain is PlainLists' result.
+// JoinedArgs adds to given the arguments of a kubelet that joins through a yurthub of the form
+// staticPod: it has no certificate of its own. plain is the result of PlainLists.
 func JoinedArgs(given map[string]string, plain string) map[string]string {
 	args := maps.Clone(given)
 	if args == nil {
@@ -66,7 +64,7 @@ func JoinedArgs(given map[string]string, plain string) map[string]string {
 
 var kubeletVersion = regexp.MustCompile(`(?m)(?:^|\s)v1\.(\d{1,3})\.\d`)
 
-// Kubeconfig is in KubeletConf.
+// Kubeconfig is the contents of KubeletConf.
 const Kubeconfig = `apiVersion: v1
 kind: Config
 clusters:
@@ -83,9 +81,9 @@ current-context: default-context
 preferences: {}
 `
 
-// PlainLists returns ListPlainly for a kubelet that needs it, else "". version is
-// what kubelet --version prints, or v1.36.3. Kubelet before 1.30 does not know the
-// gate and would not start with it; before 1.35 it lists plainly by itself.
+// PlainLists returns ListPlainly if kubelet needs it, otherwise "". version is the output of
+// kubelet --version, or like v1.36.3. Before 1.30, kubelet does not start with this gate;
+// before 1.35, it needs none.
 func PlainLists(version string) (string, error) {
 	m := kubeletVersion.FindStringSubmatch(version)
 	if m == nil {

@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// Labels of a Node that is OpenYurt's.
+// Labels of an OpenYurt node.
 const (
 	LabelEdgeWorker = "openyurt.io/is-edge-worker"
 	LabelNodePool   = "apps.openyurt.io/nodepool"
@@ -15,10 +15,10 @@ const (
 // name on each Node that it converts to an edge node.
 const LabelZone = "topology.kubernetes.io/zone"
 
-// LabelKeys are all of them.
+// LabelKeys returns the keys of OpenYurt's labels.
 func LabelKeys() []string { return []string{LabelEdgeWorker, LabelNodePool} }
 
-// Labels make a Node OpenYurt's.
+// Labels returns the labels of an OpenYurt node in this pool.
 func Labels(pool string, cloud bool) map[string]string {
 	return map[string]string{LabelEdgeWorker: strconv.FormatBool(!cloud), LabelNodePool: pool}
 }
@@ -26,19 +26,19 @@ func Labels(pool string, cloud bool) map[string]string {
 // IsLabel reports whether a label is one of OpenYurt's.
 func IsLabel(label string) bool { return slices.Contains(LabelKeys(), label) }
 
-// Labelled reports whether a Node with these labels is OpenYurt's, whole.
+// Labelled reports whether a Node has all of OpenYurt's labels.
 func Labelled(labels map[string]string) bool {
 	return !slices.ContainsFunc(LabelKeys(), func(k string) bool { return labels[k] == "" })
 }
 
-// PoolOf is the node pool that a Node with these labels is in; "": none.
+// PoolOf returns the node pool in a Node's labels, "" if there is none.
 func PoolOf(labels map[string]string) string { return labels[LabelNodePool] }
 
-// IsCloud reports whether a Node of OpenYurt's with these labels is a cloud node.
+// IsCloud reports whether an OpenYurt node with these labels is a cloud node.
 func IsCloud(labels map[string]string) bool { return labels[LabelEdgeWorker] != "true" }
 
-// Unlabel is how a person takes a Node out of its pool.
+// Unlabel returns the command that removes a Node from its pool.
 func Unlabel(node string) string { return "kubectl label node " + node + " " + LabelNodePool + "-" }
 
-// Unpooled says what is wrong with a node that names no pool.
+// Unpooled is the problem of a node without a pool.
 const Unpooled = "yurthub starts only with the name of a node pool"

@@ -13,36 +13,34 @@ const (
 	FormStaticPod = "staticPod"
 )
 
-// release is what a minor release of v1 has that not all have. Its flags are in
-// flags.
+// release has the properties of a minor release of v1 that differ between releases. Flags are
+// in flags.
 type release struct {
 	minor int
-	// form: from 1.7 on yurthub can use kubelet's certificate, and so run as a
-	// unit beside a node that has joined. Before, it runs as a static pod, with an
-	// identity of its own.
+	// form: from 1.7 on, yurthub can use kubelet's certificate, and so run as a unit on a node
+	// that has joined. Before, it runs as a static pod with its own identity.
 	form string
 	// pools is the version of the NodePools that yurthub lists.
 	pools string
-	// dummy is yurthub's interface, unless its arguments name another.
+	// dummy is yurthub's interface, unless its arguments name another one.
 	dummy string
 }
 
-// releases are those whose contracts were tried, the oldest first.
+// releases are the tested releases, oldest first.
 var releases = []release{
 	{6, FormStaticPod, "v1beta1", "yurthub-dummy0"},
 	{7, FormUnit, "v1beta2", "hub-dummy0"},
 }
 
-// The oldest and the newest minor release that is supported, and the first that
-// runs as a unit.
+// The oldest and newest supported minor releases, and the first one that runs as a unit.
 var (
 	Oldest    = releases[0].minor
 	Newest    = releases[len(releases)-1].minor
 	FirstUnit = releases[slices.IndexFunc(releases, func(r release) bool { return r.form == FormUnit })].minor
 )
 
-// releaseOf is what is known of a minor release: one that is newer than all that
-// are known is like the newest.
+// releaseOf returns the properties of a minor release. A newer one than all known ones is
+// treated as the newest.
 func releaseOf(minor int) release {
 	of := releases[0]
 	for _, r := range releases {
@@ -53,13 +51,12 @@ func releaseOf(minor int) release {
 	return of
 }
 
-// FormOf is how a minor release runs.
+// FormOf returns the form in which a minor release runs.
 func FormOf(minor int) string { return releaseOf(minor).form }
 
-// LastKubernetesOfPods is the last minor release of Kubernetes whose kubelet
-// runs pods behind a yurthub of form staticPod. Later ones list Services by
-// spec.clusterIP (OpenYurt's issue 2379), of which it knows nothing, and start
-// no pod without the list.
+// LastKubernetesOfPods is the last minor release of Kubernetes whose kubelet runs pods behind
+// a yurthub of the form staticPod. Later kubelets list Services by spec.clusterIP, which that
+// yurthub does not support (OpenYurt's issue 2379), and start no pod without that list.
 const LastKubernetesOfPods = 30
 
 // The newest minor releases of Kubernetes for which OpenYurt certifies yurthub as a unit, and
@@ -69,19 +66,19 @@ const (
 	NewestKubernetes    = 36
 )
 
-// Release is a minor release as people write it, e.g. v1.7.
+// Release returns a minor release as people write it, e.g. v1.7.
 func Release(minor int) string { return "v1." + strconv.Itoa(minor) }
 
-// Supported names the releases that edgebake supports.
+// Supported returns the range of supported releases as text.
 func Supported() string { return Release(Oldest) + " to " + Release(Newest) }
 
-// Example is a version that edgebake supports.
+// Example returns a supported version.
 func Example() string { return Release(Newest) + ".0" }
 
-// VersionForm is what a version of yurthub looks like.
+// VersionForm matches a version of yurthub.
 var VersionForm = regexp.MustCompile(`^v1\.([0-9]+)\.([0-9]+)(-[0-9A-Za-z.]+)?$`)
 
-// Minor is the minor release of a version such as v1.7.0.
+// Minor returns the minor release of a version such as v1.7.0.
 func Minor(version string) (int, bool) {
 	m := VersionForm.FindStringSubmatch(version)
 	if m == nil {
@@ -91,8 +88,7 @@ func Minor(version string) (int, bool) {
 	return minor, err == nil
 }
 
-// RunsAsPod reports whether a version is a supported one that runs as a static
-// pod.
+// RunsAsPod reports whether a version is supported and runs as a static pod.
 func RunsAsPod(version string) bool {
 	minor, ok := Minor(version)
 	return ok && minor >= Oldest && FormOf(minor) == FormStaticPod
@@ -100,8 +96,8 @@ func RunsAsPod(version string) bool {
 
 var reported = regexp.MustCompile(`\b(v1\.\d{1,3})\.\d`)
 
-// Reported is the release, e.g. v1.7, in what `yurthub --version` prints; "": it
-// was built by hand, without one.
+// Reported returns the release, e.g. v1.7, in the output of `yurthub --version`; "" if it was
+// built by hand, without one.
 func Reported(output string) string {
 	if m := reported.FindStringSubmatch(output); m != nil {
 		return m[1]
@@ -109,7 +105,7 @@ func Reported(output string) string {
 	return ""
 }
 
-// FirstOf is the first version of a release that Reported returned; "" of "".
+// FirstOf returns the first version of a release as of Reported; "" for "".
 func FirstOf(release string) string {
 	if release == "" {
 		return ""
@@ -117,8 +113,7 @@ func FirstOf(release string) string {
 	return release + ".0"
 }
 
-// CanBorrow reports whether a release, as Reported returns it, can use kubelet's
-// certificate.
+// CanBorrow reports whether a release, as of Reported, can use kubelet's certificate.
 func CanBorrow(release string) bool {
 	minor, ok := Minor(FirstOf(release))
 	return ok && FormOf(minor) == FormUnit
@@ -128,24 +123,22 @@ func CanBorrow(release string) bool {
 const module = "github.com/openyurtio/openyurt"
 
 var (
-	// versionFlag is how OpenYurt's own builds, by make and of its releases,
-	// give a program the version that it reports. Go records it unless
-	// -trimpath was given, which they do not.
+	// versionFlag is how OpenYurt's own builds, by make and for its releases, set the version
+	// that a program reports. Go records it unless -trimpath was given, which they do not use.
 	versionFlag = regexp.MustCompile(`(?:^|[\s='"])` + regexp.QuoteMeta(module) + `/pkg/projectinfo\.gitVersion=([^\s'"]*)`)
-	// tagged is a commit with that tag. Anything more (v1.6.1-0a1b2c3 of make,
-	// v1.6.2-0.2026… of Go) lies some commits after a tag, on the way to a
-	// version that nobody can tell from that.
+	// tagged matches a commit with a tag. Anything longer (v1.6.1-0a1b2c3 of make,
+	// v1.6.2-0.2026… of Go) is some commits after a tag, so that its version is uncertain.
 	tagged = regexp.MustCompile(`^(v1\.[0-9]+\.[0-9]+)(?:\+dirty)?$`)
 )
 
-// BuiltFrom is the release of OpenYurt that a program was built from, empty
-// where that is uncertain.
+// BuiltFrom returns the release of OpenYurt that a program was built from, "" if that is
+// uncertain.
 func BuiltFrom(info *debug.BuildInfo) string {
 	if info.Main.Path != module {
 		return ""
 	}
 	var said []string
-	if v := info.Main.Version; v != "" && v != "(devel)" { // Go's, by the tag, since 1.24
+	if v := info.Main.Version; v != "" && v != "(devel)" { // from the tag, since Go 1.24
 		said = append(said, v)
 	}
 	for _, s := range info.Settings {
@@ -153,7 +146,7 @@ func BuiltFrom(info *debug.BuildInfo) string {
 			continue
 		}
 		if all := versionFlag.FindAllStringSubmatch(s.Value, -1); len(all) > 0 {
-			said = append(said, all[len(all)-1][1]) // the last one holds
+			said = append(said, all[len(all)-1][1]) // the last one applies
 		}
 	}
 	version := ""

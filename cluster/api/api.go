@@ -1,11 +1,10 @@
-// Package api makes the few requests to a kube-apiserver that a node needs:
-// discovery through the published cluster-info, and some reads with the bootstrap
-// token or kubelet's certificate. It uses net/http, since client-go is larger
-// than the whole program.
+// Package api makes the few requests to a kube-apiserver that a node needs: discovery through
+// the published cluster-info, and some reads with the bootstrap token or kubelet's
+// certificate. It uses net/http, since client-go is larger than all of firstboot.
 //
-// Invariants: no secret is sent to a server before its certificate is verified
-// against a CA that the caller pinned or that the token's signature vouches for;
-// no error contains a secret; the size of every answer is limited.
+// Invariants: no secret is sent to a server before its certificate is verified with a CA that
+// the caller pinned or that the token's signature confirms; no error contains a secret; the
+// size of every answer is limited.
 package api
 
 import (
@@ -29,44 +28,42 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
-// maxAnswer bounds every answer we read; a ConfigMap is 1 MiB at most.
+// maxAnswer is the largest answer that is read, in bytes; a ConfigMap has 1 MiB at most.
 const maxAnswer = 4 << 20
 
-// DialFunc opens a connection; tests and the host give their own.
+// DialFunc opens a connection.
 type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // Client reads from one API server.
 type Client struct {
 	// Server is "https://host:port".
 	Server string
-	// CA verifies the server, PEM.
+	// CA are the certificates, PEM, that the server is verified with.
 	CA []byte
-	// ServerName is the name its certificate must have; empty: the host of
-	// Server.
+	// ServerName is the name that its certificate must have; empty: the host in Server.
 	ServerName string
-	// Token is sent as a bearer token; empty: none.
+	// Token is sent as a bearer token unless it is empty.
 	Token string
-	// Cert is the client's certificate; nil: none.
+	// Cert is the client's certificate; nil if there is none.
 	Cert *tls.Certificate
 	Dial DialFunc
-	// Now is the clock that certificates are judged by; nil: this computer's.
+	// Now is the clock for certificates; nil: this computer's.
 	Now func() time.Time
-	// Transports, if there are any, are shared with other clients of the same Dial.
+	// Transports, if not nil, are shared with other clients of the same Dial.
 	Transports *Transports
 
-	// kept, if there is one, is the way of all requests.
+	// kept, if not nil, makes all requests.
 	kept *http.Transport
 }
 
-// Ways are ways to API servers that clients have in common: where their requests
-// follow each other closely, those to one server with one certificate go over
-// one connection.
+// Transports keeps connections to API servers for several clients: requests soon after each
+// other to one server with one certificate use one connection.
 type Transports struct {
 	mu  sync.Mutex
 	all map[[sha256.Size]byte]*http.Transport
 }
 
-// Close closes all connections that nobody uses.
+// Close closes all idle connections.
 func (w *Transports) Close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -76,8 +73,8 @@ func (w *Transports) Close() {
 	w.all = nil
 }
 
-// of is the way of c: who verifies the server by something else, or shows it
-// another certificate, has another.
+// of returns the transport of c. Clients that verify the server in another way, or show it
+// another certificate, have another one.
 func (w *Transports) of(c *Client) (*http.Transport, error) {
 	id := sha256.New()
 	part := func(b []byte) { fmt.Fprintf(id, "%d\n%s", len(b), b) }
@@ -105,11 +102,10 @@ func (w *Transports) of(c *Client) (*http.Transport, error) {
 	return w.all[key], nil
 }
 
-// keptFor is how long a connection that is kept waits for another request.
+// keptFor is how long an idle connection is kept.
 const keptFor = 5 * time.Second
 
-// Kept is a client whose requests, if they follow each other closely, go over
-// one connection.
+// Kept returns a client that uses one connection for requests soon after each other.
 func (c *Client) Kept() (*Client, error) {
 	if c.kept != nil || c.Transports != nil {
 		return c, nil
@@ -128,7 +124,7 @@ func keeping(tr *http.Transport) *http.Transport {
 	return tr
 }
 
-// StatusError is an answer other than success.
+// StatusError is an answer with any status but 200 and 201.
 type StatusError struct {
 	Code    int
 	Path    string
@@ -143,7 +139,7 @@ func (e *StatusError) Error() string {
 	return s
 }
 
-// Code returns the HTTP status of err, or 0 where no server answered.
+// Code returns the HTTP status in err, or 0 if no server answered.
 func Code(err error) int {
 	var se *StatusError
 	if errors.As(err, &se) {
@@ -197,12 +193,12 @@ func (c *Client) MergePatch(ctx context.Context, path string, patch any) error {
 	return c.send(ctx, http.MethodPatch, path, "application/merge-patch+json", body)
 }
 
-// Delete deletes an object, and what belongs to it in the background.
+// Delete deletes an object, and its dependents in the background.
 func (c *Client) Delete(ctx context.Context, path string) error {
 	return c.send(ctx, http.MethodDelete, path+"?propagationPolicy=Background", "", nil)
 }
 
-// send asks for a change; contentType is the body's, empty where it has none.
+// send requests a change; contentType is the body's, empty if there is none.
 func (c *Client) send(ctx context.Context, method, path, contentType string, body []byte) error {
 	tr, err := c.transport()
 	if err != nil {
@@ -235,7 +231,7 @@ func transport(dial DialFunc, conf *tls.Config) *http.Transport {
 		DialContext:         dial,
 		TLSClientConfig:     conf,
 		TLSHandshakeTimeout: 10 * time.Second,
-		DisableKeepAlives:   true, // one request, then seldom another
+		DisableKeepAlives:   true, // a second request is rare
 	}
 }
 
@@ -251,7 +247,7 @@ func do(req *http.Request, tr *http.Transport, token string, out any) error {
 	}}
 	res, err := client.Do(req)
 	if err != nil {
-		return err // names method, URL and cause already
+		return err // it has method, URL and cause already
 	}
 	defer res.Body.Close()
 	where := req.URL.Redacted()
@@ -266,7 +262,7 @@ func do(req *http.Request, tr *http.Transport, token string, out any) error {
 		var status struct {
 			Message string `json:"message"`
 		}
-		_ = json.Unmarshal(body, &status) // a proxy's error page has none
+		_ = json.Unmarshal(body, &status) // a proxy's error page has no message
 		return &StatusError{Code: res.StatusCode, Path: req.URL.Path, Message: quoted(status.Message)}
 	}
 	if out == nil {
@@ -278,15 +274,15 @@ func do(req *http.Request, tr *http.Transport, token string, out any) error {
 	return nil
 }
 
-// quoted is what a server says as it may be shown on consoles and kept in
-// reports: nobody may have verified that server yet.
+// quoted returns a server's text for consoles and reports, shortened and printable: the server
+// may not be verified yet.
 func quoted(s string) string { return quotedTo(500, s) }
 
 func quotedTo(most int, s string) string {
 	return printable.Line(strings.ToValidUTF8(s[:min(len(s), most)], ""))
 }
 
-// Pool makes a pool of the certificates in PEM; none at all is an error.
+// Pool returns a pool of the certificates in PEM; none at all is an error.
 func Pool(pemData []byte) (*x509.CertPool, error) {
 	certs, err := ParseCerts(pemData)
 	if err != nil {
@@ -322,7 +318,7 @@ func ParseCerts(pemData []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// Node is what we read of a Node object.
+// Node has the fields of a Node object that are used here.
 type Node struct {
 	Metadata struct {
 		Name              string            `json:"name"`
@@ -344,30 +340,30 @@ type Node struct {
 		NodeInfo struct {
 			MachineID  string `json:"machineID"`
 			SystemUUID string `json:"systemUUID"`
-			// BootID is the kernel's, of the boot in which kubelet last reported.
+			// BootID is the ID of the boot in which kubelet last reported.
 			BootID string `json:"bootID"`
 		} `json:"nodeInfo"`
 	} `json:"status"`
 }
 
-// Taint of a Node.
+// Taint is a taint of a Node.
 type Taint struct {
 	Key    string `json:"key"`
 	Value  string `json:"value,omitempty"`
 	Effect string `json:"effect"`
 }
 
-// Condition of a Node.
+// Condition is a condition of a Node.
 type Condition struct {
 	Type    string `json:"type"`
 	Status  string `json:"status"`
 	Reason  string `json:"reason"`
 	Message string `json:"message"`
-	// LastHeartbeatTime is when kubelet last said so, by its own clock.
+	// LastHeartbeatTime is when kubelet last reported this, by its own clock.
 	LastHeartbeatTime time.Time `json:"lastHeartbeatTime,omitzero"`
 }
 
-// Ready returns the Ready condition.
+// Ready reports whether the Node is Ready, and the reason in that condition.
 func (n *Node) Ready() (ready bool, why string) {
 	for _, c := range n.Status.Conditions {
 		if c.Type == "Ready" {
@@ -377,7 +373,7 @@ func (n *Node) Ready() (ready bool, why string) {
 	return false, "kubelet has not reported yet"
 }
 
-// Heartbeat is when kubelet last reported, by its own clock, in whole seconds.
+// Heartbeat returns when kubelet last reported, by its own clock, in whole seconds.
 func (n *Node) Heartbeat() time.Time {
 	for _, c := range n.Status.Conditions {
 		if c.Type == "Ready" {

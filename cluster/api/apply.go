@@ -16,17 +16,17 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// Object is a Kubernetes object, and where it comes from.
+// Object is a Kubernetes object with its origin.
 type Object struct {
-	// Where is what a person calls it: file, document, kind and name.
+	// Where names it for a person: file, document, kind and name.
 	Where string
 
 	apiVersion, kind, namespace, name string
 	json                              []byte
 }
 
-// Objects are those of a YAML text, the items of a List one by one. file names
-// the text in errors, which quote nothing of it: it may hold secrets.
+// Objects parses the objects in a YAML text, including the items of Lists. file names the text
+// in errors, which quote nothing of it, since it may have secrets.
 func Objects(file string, text []byte) ([]Object, error) {
 	if err := yamltree.TooDense(text); err != nil {
 		return nil, fmt.Errorf("reading %s: %w", file, err)
@@ -88,11 +88,10 @@ func addObject(out []Object, where string, o map[string]any) ([]Object, error) {
 	return append(out, b), nil
 }
 
-// applyManager is whose fields those of applied objects are.
+// applyManager is the field manager of applied objects.
 const applyManager = "edgebake"
 
-// ID is what tells an object from others in a cluster. It is the same in all versions
-// of its API.
+// ID identifies an object within a cluster. It is the same in all versions of its API.
 func (o Object) ID() string {
 	group, _, grouped := strings.Cut(o.apiVersion, "/")
 	if !grouped {
@@ -101,17 +100,17 @@ func (o Object) ID() string {
 	return strings.Join([]string{group, o.kind, o.namespace, o.name}, "/")
 }
 
-// Applier applies objects one by one, and asks the API server once for their kinds.
+// Applier applies objects, and asks the API server for each kind only once.
 type Applier struct {
 	c     *Client
 	known map[string][]resource
 }
 
-// Applier returns one; it is for one round.
+// Applier returns an Applier for one round of objects.
 func (c *Client) Applier() Applier { return Applier{c, map[string][]resource{}} }
 
-// Apply applies an object on the server's side. What a former one makes possible (a
-// kind, a namespace, a webhook's pod) may take a while: it can be tried again.
+// Apply applies an object by server-side apply. It can be retried: what it depends on, e.g. a
+// kind, a namespace or a webhook's pod, may take a while to appear.
 func (a Applier) Apply(ctx context.Context, o Object) error {
 	if err := a.c.apply(ctx, o, a.known); err != nil {
 		return fmt.Errorf("applying %s: %w", o.Where, err)
@@ -124,11 +123,11 @@ func (c *Client) apply(ctx context.Context, o Object, known map[string][]resourc
 	if err != nil {
 		return err
 	}
-	// A person may have applied it before.
+	// force, since a person may have applied it before.
 	return c.send(ctx, http.MethodPatch, path+"/"+o.name+"?force=true&fieldManager="+applyManager, "application/apply-patch+yaml", o.json)
 }
 
-// Create creates an object; one that is there stays as it is.
+// Create creates an object; an existing one stays as it is.
 func (a Applier) Create(ctx context.Context, o Object) error {
 	path, err := a.c.pathOf(ctx, o, a.known)
 	if err == nil {
@@ -140,8 +139,7 @@ func (a Applier) Create(ctx context.Context, o Object) error {
 	return nil
 }
 
-// CreateAll creates the objects that are not there yet, in their order. The API
-// server must know their kinds.
+// CreateAll creates the missing objects in order. The API server must know their kinds.
 func (c *Client) CreateAll(ctx context.Context, objects []Object) error {
 	applier := c.Applier()
 	for _, o := range objects {
@@ -152,15 +150,15 @@ func (c *Client) CreateAll(ctx context.Context, objects []Object) error {
 	return nil
 }
 
-// resource is a kind as an API server serves it.
+// resource is a kind that an API server serves.
 type resource struct {
 	Name       string `json:"name"`
 	Kind       string `json:"kind"`
 	Namespaced bool   `json:"namespaced"`
 }
 
-// pathOf is where objects of o's kind are. known is what was asked before; a kind
-// that is not in it may be served by now.
+// pathOf returns the path of objects of o's kind. known caches earlier answers; a kind that is
+// missing in it is asked for again.
 func (c *Client) pathOf(ctx context.Context, o Object, known map[string][]resource) (string, error) {
 	base := "/apis/" + o.apiVersion
 	if !strings.Contains(o.apiVersion, "/") {
@@ -168,7 +166,7 @@ func (c *Client) pathOf(ctx context.Context, o Object, known map[string][]resour
 	}
 	find := func() string {
 		for _, r := range known[o.apiVersion] {
-			if r.Kind != o.kind || strings.Contains(r.Name, "/") { // a subresource
+			if r.Kind != o.kind || strings.Contains(r.Name, "/") { // the second is a subresource
 				continue
 			}
 			if r.Namespaced {

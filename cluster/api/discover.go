@@ -22,87 +22,82 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
-// What can be wrong with a cluster that did answer.
+// Errors of a cluster that did answer.
 var (
 	// ErrPin: the cluster's CA is not the pinned one.
 	ErrPin = errors.New("the cluster's CA is not the one that caCertHashes pins")
-	// ErrSignature: cluster-info was signed with another secret.
+	// ErrSignature: cluster-info is signed with another secret.
 	ErrSignature = errors.New("cluster-info is not signed with this token's secret")
-	// ErrToken: the cluster does not know the token, or not any more.
+	// ErrToken: the cluster does not know the token, or no longer.
 	ErrToken = errors.New("the cluster does not accept the bootstrap token: it is unknown or expired")
-	// ErrStarting comes with ErrToken of an API server that is not ready: for seconds
-	// after its start one knows no token.
+	// ErrStarting accompanies ErrToken if the API server is not ready: for some seconds after
+	// its start it knows no token.
 	ErrStarting = errors.New("the API server is not ready yet, and may not know its tokens")
-	// ErrReadyHidden comes with ErrToken of an API server that tells nobody whether it
-	// is ready.
+	// ErrReadyHidden accompanies ErrToken if the API server does not show whether it is ready.
 	ErrReadyHidden = errors.New("the API server does not show whether it is ready")
-	// ErrUnsigned: the token is good (as far as can be told) and cluster-info
-	// carries no signature for it yet.
+	// ErrUnsigned: cluster-info has no signature for the token yet; as far as known, the token
+	// is valid.
 	ErrUnsigned = errors.New("cluster-info is not signed for this token yet")
-	// ErrNoClusterInfo: there is no cluster-info, or anonymous readers may not
-	// read it.
+	// ErrNoClusterInfo: there is no cluster-info, or anonymous users may not read it.
 	ErrNoClusterInfo = errors.New("the cluster publishes no cluster-info")
-	// ErrAnonymous: the API server authenticates every request for
-	// cluster-info, so that nobody reads it before he has joined.
+	// ErrAnonymous: the API server authenticates every request for cluster-info, so nobody can
+	// read it before joining.
 	ErrAnonymous = errors.New("the API server accepts no anonymous request for cluster-info")
-	// ErrCA: the API server does not belong to the CA that was given.
+	// ErrCA: the API server's certificate is not signed by the given CA.
 	ErrCA = errors.New("the API server's certificate is not signed by the Site's CA (caCert)")
-	// ErrServerName: the certificate has none of the names we may expect.
+	// ErrServerName: the certificate has none of the expected names.
 	ErrServerName = errors.New("the certificate has none of the names expected")
 	// ErrNode: a node answers, with a certificate of the cluster's CA.
 	ErrNode = servercert.ErrNode
 )
 
-// SharedName is in the certificate of every API server that kubeadm made,
-// whatever its address, and in that of a yurthub: kubelet, which cannot tell the two
-// apart, verifies it only where there is no better name.
+// SharedName is in the certificate of every API server that kubeadm made, whatever its
+// address, and in that of a yurthub. kubelet cannot tell the two apart, so it verifies this
+// name only if there is no better one.
 const SharedName = "kubernetes"
 
-// Discovery says how to find a cluster and how to know it is the right one.
+// Discovery has the parameters for finding and verifying a cluster.
 type Discovery struct {
 	Masters []string // "host:port"
 	Token   string
-	// Pins are "sha256:<hex>" of the CA's public key; empty is only right
-	// with SkipPins.
+	// Pins are "sha256:<hex>" of the CA's public key; they may be empty only with SkipPins.
 	Pins     []string
 	SkipPins bool
-	// CA, PEM, where it is known beforehand: then cluster-info is not asked
-	// for, and Pins are not looked at.
+	// CA, PEM, is the cluster's CA if known: then cluster-info and Pins are not used.
 	CA []byte
-	// Node, if set, is asked for with the token, see Found.Node.
+	// Node, if set, is the Node to read with the token; see Found.Node.
 	Node string
-	// Names are further names that the API servers' certificate may have beside
-	// their own address, e.g. SharedName.
+	// Names are names that the API servers' certificate may have in addition to their address,
+	// e.g. SharedName.
 	Names []string
 	Dial  DialFunc
-	// Now is the clock that certificates are judged by; nil: this computer's.
+	// Now is the clock for certificates; nil: this computer's.
 	Now func() time.Time
 	// Timeout bounds the request to each API server.
 	Timeout time.Duration
 }
 
-// Cluster found.
+// Found is a verified cluster.
 type Found struct {
-	Master string // the one that answered first, "host:port"
+	Master string // the first to answer, "host:port"
 	CA     []byte // PEM
-	// ServerName is the name to expect in the API servers' certificate; empty:
-	// Master's own host.
+	// ServerName is the name that the API servers' certificate must have; empty: Master's own
+	// host.
 	ServerName string
-	// Node is Discovery's, nil if there is none or the token may not read it.
+	// Node is Discovery.Node, nil if there is none or the token may not read it.
 	Node *Node
 
 	kept *http.Transport
 }
 
-// Client reads from the cluster found, with the bootstrap token; at first over
-// the connection on which the API server has proven itself.
+// Client returns a client with the bootstrap token. It first uses the connection on which the
+// API server was verified.
 func (f *Found) Client(d Discovery) *Client {
 	return &Client{Server: "https://" + f.Master, CA: f.CA, ServerName: f.ServerName, Token: d.Token, Dial: d.Dial, Now: d.Now, kept: f.kept}
 }
 
-// Discover asks every API server at once and returns the first that proves to
-// belong to the pinned cluster. Where none does, the error tells what each
-// said.
+// Discover asks all API servers at once, and returns the first that is verified to belong to
+// the pinned cluster. If none is, the error has the reason for each.
 func Discover(ctx context.Context, d Discovery) (*Found, error) {
 	id, secret, err := SplitToken(d.Token)
 	if err != nil {
@@ -141,14 +136,14 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 	return nil, errors.Join(errs...)
 }
 
-// bounded is an error of bounded length: it may quote a server that nobody has verified.
+// bounded limits the length of an error, which may quote an unverified server.
 type bounded struct{ error }
 
 func (b bounded) Error() string { return quotedTo(1000, b.error.Error()) }
 
 func (b bounded) Unwrap() error { return b.error }
 
-// ask carries out discovery with one API server.
+// ask performs discovery with one API server.
 func (d Discovery) ask(ctx context.Context, master, id, secret string) (*Found, error) {
 	if len(d.CA) > 0 {
 		return d.askKnown(ctx, master)
@@ -156,8 +151,8 @@ func (d Discovery) ask(ctx context.Context, master, id, secret string) (*Found, 
 	return d.askUnknown(ctx, master, id, secret)
 }
 
-// askKnown is discovery with the CA at hand: the API server proves itself by
-// it, and accepts the token.
+// askKnown is ask with a known CA: the API server must have a certificate of it, and accept
+// the token.
 func (d Discovery) askKnown(ctx context.Context, master string) (*Found, error) {
 	f, err := d.found(ctx, master, d.CA)
 	var unknown x509.UnknownAuthorityError
@@ -167,14 +162,14 @@ func (d Discovery) askKnown(ctx context.Context, master string) (*Found, error) 
 	return f, err
 }
 
-// askUnknown is discovery as kubeadm does it: cluster-info over unverified TLS, then
-// pins and signature. Then the certificate that the connection began with is verified.
+// askUnknown is ask as in kubeadm: cluster-info over unverified TLS, then pins and signature.
+// Finally the certificate of that first connection is verified.
 func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f *Found, err error) {
 	var cm struct {
 		Data map[string]string `json:"data"`
 	}
-	// What comes over this connection proves itself below, by the pin and by
-	// the signature, and nothing secret is sent over it before.
+	// What is read over this connection is verified below, by pin and signature. No secret is
+	// sent over it before that.
 	conn, err := unverified(ctx, d.Dial, master)
 	if err != nil {
 		return nil, err
@@ -195,8 +190,8 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 		}
 		return nil, err
 	}
-	// The signature first: it is of the bytes as they came, and nobody who
-	// lacks the token's secret has what they say parsed.
+	// The signature first: it covers the bytes as received, so nothing is parsed that was
+	// written without the token's secret.
 	text := []byte(cm.Data[kubeconfigKey])
 	sig, signed := cm.Data[SignaturePrefix+id]
 	if !signed {
@@ -213,8 +208,8 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 	if err != nil {
 		return nil, err
 	}
-	// A pin vouches for its own certificate only: the signature is by anybody who has a
-	// token, and whoever chose the token may have put a CA of his own beside the pinned one.
+	// A pin confirms only its own certificate. Anybody with a token can sign, and the person
+	// who chose the token may have added another CA to the pinned one.
 	if !d.SkipPins {
 		if ca = d.pinned(certs); ca == nil {
 			return nil, pinError(certs)
@@ -231,15 +226,14 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 	}
 	var unknown x509.UnknownAuthorityError
 	if !d.SkipPins && errors.As(err, &unknown) && d.anyUnpinned(certs) {
-		return nil, fmt.Errorf("%w: %w", pinError(certs), err) // one of those is the API server's
+		return nil, fmt.Errorf("%w: %w", pinError(certs), err) // the API server's CA is one of those
 	}
 	return nil, err
 }
 
-// unsigned says why a cluster-info without a signature is of no use: its token is
-// unknown or not signed yet, or it is not of the pinned cluster. Nobody vouches for the
-// kubeconfig, so it is not parsed: the CA is looked for as kubeadm writes it, and
-// nothing is shown to it without a pin.
+// unsigned returns why a cluster-info without a signature is useless: its token is unknown or
+// not signed yet, or it is not of the pinned cluster. The kubeconfig is not confirmed, so it
+// is not parsed: the CA is found by its text, and without a pin no token is shown to it.
 func (d Discovery) unsigned(ctx context.Context, master string, kubeconfig []byte) error {
 	if len(kubeconfig) == 0 {
 		return errNoKubeconfig
@@ -271,10 +265,10 @@ func (d Discovery) unsigned(ctx context.Context, master string, kubeconfig []byt
 	return ErrUnsigned
 }
 
-// caLine is the CA in a kubeconfig as it is written by kubeadm.
+// caLine matches the CA in a kubeconfig as kubeadm writes it.
 var caLine = regexp.MustCompile(`(?m)^ *certificate-authority-data: *"?([A-Za-z0-9+/=]+)"? *\r?$`)
 
-// pinError tells the pins of a few of the certificates.
+// pinError returns ErrPin with the pins of the first certificates.
 func pinError(certs []*x509.Certificate) error {
 	const most = 5
 	text := strings.Join(pins(certs[:min(len(certs), most)]), ", ")
@@ -284,9 +278,8 @@ func pinError(certs []*x509.Certificate) error {
 	return fmt.Errorf("%w: it has %s", ErrPin, text)
 }
 
-// found has an API server prove itself by ca, and shows it the token then: 401 of one
-// that is ready is the one certain sign of an unknown or expired token, whatever the
-// signer does.
+// found verifies an API server with ca, and then shows it the token: a 401 from one that is
+// ready is the only certain sign of an unknown or expired token, whatever the signer does.
 func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found, error) {
 	host, _, err := net.SplitHostPort(master)
 	if err != nil {
@@ -305,20 +298,21 @@ func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found,
 	return f, err
 }
 
-// proven shows the token to an API server whose certificate, asked for as host, has name.
+// proven shows the token to a verified API server. name is the name in its certificate when
+// asked for host.
 func (d Discovery) proven(ctx context.Context, master string, ca []byte, name, host string, transport *http.Transport) (*Found, error) {
 	f := &Found{Master: master, CA: ca}
 	if name == host {
 		f.kept = transport
 	} else {
-		f.ServerName = name // asked by that name it may show another certificate
+		f.ServerName = name // asked for that name, it may show another certificate
 	}
 	err := f.present(ctx, d)
 	switch code := Code(err); {
 	case code == 401:
 		err = d.refused(ctx, f)
 	case code != 0:
-		err = nil // whatever it thinks of the question, it takes the token
+		err = nil // whatever it answers, it accepts the token
 	}
 	if err != nil {
 		return nil, err
@@ -326,7 +320,7 @@ func (d Discovery) proven(ctx context.Context, master string, ca []byte, name, h
 	return f, nil
 }
 
-// present shows the API server the token, with a question whose answer is wanted anyway.
+// present sends the token with a request whose answer is needed anyway.
 func (f *Found) present(ctx context.Context, d Discovery) (err error) {
 	if d.Node == "" {
 		return f.Client(d).Get(ctx, "/version", nil)
@@ -335,8 +329,8 @@ func (f *Found) present(ctx context.Context, d Discovery) (err error) {
 	return err
 }
 
-// refused judges a 401: it is final if the API server says that it is ready, and says
-// 401 once more after that.
+// refused judges a 401: it is final if the API server reports that it is ready, and answers
+// 401 again after that.
 func (d Discovery) refused(ctx context.Context, f *Found) error {
 	anonymous := f.Client(d)
 	anonymous.Token = ""
@@ -355,8 +349,8 @@ func (d Discovery) refused(ctx context.Context, f *Found) error {
 	return err
 }
 
-// over is the way to an API server by its first connection, and by others on which it
-// proves itself by ca. As long as there is no ca there are no others.
+// over returns a transport that uses the first connection, and then new ones that are verified
+// with ca. While there is no ca, it makes no new ones.
 func (d Discovery) over(first *tls.Conn, master string, ca *atomic.Pointer[[]byte]) *http.Transport {
 	var unused atomic.Pointer[tls.Conn]
 	unused.Store(first)
@@ -374,14 +368,14 @@ func (d Discovery) over(first *tls.Conn, master string, ca *atomic.Pointer[[]byt
 		}
 		conn, _, err := connect(ctx, d.Dial, d.Now, master, *ca, []string{host})
 		if err != nil {
-			return nil, err // no conn, not one that is nil
+			return nil, err // not a nil *tls.Conn in the interface
 		}
 		return conn, nil
 	}})
 }
 
-// ClusterInfoUID is the UID of cluster-info, asked for by nobody in particular. A
-// cluster that was born again with the same keys has another one.
+// ClusterInfoUID returns the UID of cluster-info, by an anonymous request. A cluster that was
+// re-created with the same keys has another one.
 func (c *Client) ClusterInfoUID(ctx context.Context) (string, error) {
 	anonymous := *c
 	anonymous.Cert, anonymous.Token, anonymous.kept = nil, "", nil
@@ -394,8 +388,8 @@ func (c *Client) ClusterInfoUID(ctx context.Context) (string, error) {
 	return cm.Metadata.UID, err
 }
 
-// ServiceUID is the UID of the Service default/kubernetes. API servers make it when they
-// start, before the cluster has published anything, and each node may read it.
+// ServiceUID returns the UID of the Service default/kubernetes. API servers create it when
+// they start, before the cluster has published anything, and each node may read it.
 func (c *Client) ServiceUID(ctx context.Context) (string, error) {
 	var service struct {
 		Metadata struct {
@@ -406,9 +400,8 @@ func (c *Client) ServiceUID(ctx context.Context) (string, error) {
 	return service.Metadata.UID, err
 }
 
-// ServerName makes a verified connection to master and returns the first of
-// names that its certificate is for. None fitting is ErrServerName.
-// now is the clock that it is judged by, this computer's where it is nil.
+// ServerName makes a verified connection to master and returns the first of names that its
+// certificate has, or ErrServerName. now is the clock for certificates; nil: this computer's.
 func ServerName(ctx context.Context, dial DialFunc, now func() time.Time, master string, ca []byte, names []string) (string, error) {
 	conn, name, err := connect(ctx, dial, now, master, ca, names)
 	if err != nil {
@@ -418,11 +411,11 @@ func ServerName(ctx context.Context, dial DialFunc, now func() time.Time, master
 	return name, nil
 }
 
-// maxChain is how many certificates an API server may send: a leaf, and a few
-// intermediate authorities.
+// maxChain is how many certificates an API server may send: its own, and a few intermediate
+// CAs.
 const maxChain = 8
 
-// connect makes a verified connection to master, for the first of names that its
+// connect makes a verified connection to master. chosen is the first of names that its
 // certificate has.
 func connect(ctx context.Context, dial DialFunc, now func() time.Time, master string, ca []byte, names []string) (conn *tls.Conn, chosen string, err error) {
 	conn, err = shake(ctx, dial, master, &tls.Config{
@@ -435,7 +428,7 @@ func connect(ctx context.Context, dial DialFunc, now func() time.Time, master st
 	return conn, chosen, err
 }
 
-// unverified makes a connection to whoever answers as master.
+// unverified makes a connection to master without verifying it.
 func unverified(ctx context.Context, dial DialFunc, master string) (*tls.Conn, error) {
 	host, _, err := net.SplitHostPort(master)
 	if err != nil {
@@ -444,8 +437,8 @@ func unverified(ctx context.Context, dial DialFunc, master string) (*tls.Conn, e
 	return shake(ctx, dial, master, &tls.Config{ServerName: host})
 }
 
-// shake makes a TLS connection. The chain is verified by conf's VerifyConnection or by
-// the caller.
+// shake makes a TLS connection. conf.VerifyConnection or the caller must verify the
+// certificates.
 func shake(ctx context.Context, dial DialFunc, master string, conf *tls.Config) (*tls.Conn, error) {
 	conf.MinVersion, conf.InsecureSkipVerify = tls.VersionTLS12, true
 	raw, err := dial(ctx, "tcp", master)
@@ -460,8 +453,8 @@ func shake(ctx context.Context, dial DialFunc, master string, conf *tls.Config) 
 	return conn, nil
 }
 
-// verify verifies the certificate of a connection to master by ca, and returns the first
-// of names that it has.
+// verify verifies the certificate of a connection to master with ca, and returns the first of
+// names that it has.
 func verify(cs tls.ConnectionState, now func() time.Time, master string, ca []byte, names []string) (string, error) {
 	pool, err := Pool(ca)
 	if err != nil {
@@ -496,8 +489,8 @@ func verify(cs tls.ConnectionState, now func() time.Time, master string, ca []by
 	return names[i], nil
 }
 
-// EarlyError: by the clock a certificate is not valid yet, and all else of it is
-// right. So From has passed: who signs with the CA's key says so.
+// EarlyError means that a certificate is valid except that by the clock it begins later. So
+// From has passed: the owner of the CA's key has dated it.
 type EarlyError struct {
 	From time.Time
 	err  error
@@ -506,9 +499,9 @@ type EarlyError struct {
 func (e *EarlyError) Error() string { return e.err.Error() }
 func (e *EarlyError) Unwrap() error { return e.err }
 
-// begins is when a chain begins to be valid, if that is still to come by the clock and
-// time is all that is wrong with it. The beginning of a CA counts if its own key has
-// signed it: a pin is of the key alone, so that anybody can date the rest.
+// begins returns when a chain becomes valid, if that is in the future and nothing else is
+// wrong with it. The start of a CA counts only if it is signed with its own key: a pin is of
+// the key alone, and anybody can date the rest.
 func begins(leaf *x509.Certificate, ca []byte, opts x509.VerifyOptions) (time.Time, bool) {
 	moments := []time.Time{leaf.NotBefore}
 	roots, err := ParseCerts(ca)
@@ -558,13 +551,13 @@ func clusterCA(kubeconfig []byte) ([]byte, error) {
 	return ca, nil
 }
 
-// Pin is how a CA's public key is named: sha256 of its SubjectPublicKeyInfo.
+// Pin returns the pin of a certificate: the SHA-256 of its SubjectPublicKeyInfo.
 func Pin(c *x509.Certificate) string {
 	sum := sha256.Sum256(c.RawSubjectPublicKeyInfo)
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// pinned returns the certificates that are pinned themselves, PEM.
+// pinned returns the certificates that are pinned, PEM.
 func (d Discovery) pinned(certs []*x509.Certificate) []byte {
 	var out []byte
 	for _, c := range certs {
@@ -581,7 +574,7 @@ func (d Discovery) anyUnpinned(certs []*x509.Certificate) bool {
 	return slices.ContainsFunc(certs, func(c *x509.Certificate) bool { return !slices.Contains(pinned, Pin(c)) })
 }
 
-// Pins are those of all certificates in PEM.
+// Pins returns the pins of all certificates in PEM.
 func Pins(pemData []byte) ([]string, error) {
 	certs, err := ParseCerts(pemData)
 	if err != nil {

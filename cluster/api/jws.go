@@ -18,8 +18,7 @@ const (
 	SignaturePrefix = "jws-kubeconfig-"
 )
 
-// SplitToken takes a bootstrap token apart; the form is the one kubeadm
-// prescribes.
+// SplitToken splits a bootstrap token, which must have the format that kubeadm prescribes.
 func SplitToken(token string) (id, secret string, err error) {
 	id, secret, ok := strings.Cut(token, ".")
 	if !ok || len(id) != 6 || len(secret) != 16 || !lowerAlnum(id) || !lowerAlnum(secret) {
@@ -37,9 +36,8 @@ func lowerAlnum(s string) bool {
 	return true
 }
 
-// verifyJWS checks the detached signature (RFC 7515, appendix F; HS256) of
-// payload with the secret of the token named id, as the cluster's
-// bootstrapsigner made it.
+// verifyJWS verifies the detached signature (RFC 7515, appendix F; HS256) of payload, made by
+// the cluster's bootstrapsigner with the secret of the token id.
 func verifyJWS(sig, payload, id, secret string) error {
 	header, rest, ok := strings.Cut(sig, ".")
 	if !ok {
@@ -76,8 +74,7 @@ func verifyJWS(sig, payload, id, secret string) error {
 	return nil
 }
 
-// CheckSignature says why cluster-info is not signed with a token, nil if it
-// is.
+// CheckSignature returns why cluster-info is not signed with a token; nil if it is.
 func CheckSignature(data map[string]string, token string) error {
 	id, secret, err := SplitToken(token)
 	if err != nil {

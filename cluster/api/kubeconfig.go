@@ -14,7 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Kubeconfig is the part of a kubeconfig file that nodes have.
+// Kubeconfig has the fields of a kubeconfig file that nodes use.
 type Kubeconfig struct {
 	APIVersion     string         `yaml:"apiVersion"`
 	Kind           string         `yaml:"kind"`
@@ -30,7 +30,7 @@ type NamedCluster struct {
 	Cluster Cluster `yaml:"cluster"`
 }
 
-// Cluster is where an API server is and how it proves itself.
+// Cluster is the address of an API server, and how to verify it.
 type Cluster struct {
 	Server        string `yaml:"server"`
 	TLSServerName string `yaml:"tls-server-name,omitempty"`
@@ -44,7 +44,7 @@ type NamedUser struct {
 	User User   `yaml:"user"`
 }
 
-// User is how a client proves itself.
+// User has the credentials of a client.
 type User struct {
 	Token    string `yaml:"token,omitempty"`
 	CertFile string `yaml:"client-certificate,omitempty"`
@@ -66,12 +66,11 @@ type Context struct {
 	Namespace string `yaml:"namespace,omitempty"`
 }
 
-// maxKubeconfig is larger than any node's kubeconfig, with a bundle of CAs in
-// it, and small enough that what YAML makes of it is not a burden: the one of
-// cluster-info comes from a server that has not proved itself.
+// maxKubeconfig is the size of the largest kubeconfig that is parsed, in bytes: enough for a
+// bundle of CAs, and little enough for YAML from an unverified server, as in cluster-info.
 const maxKubeconfig = 128 << 10
 
-// ParseKubeconfig reads a kubeconfig; it has at least one cluster.
+// ParseKubeconfig parses a kubeconfig, which must have a cluster.
 func ParseKubeconfig(data []byte) (*Kubeconfig, error) {
 	if len(data) > maxKubeconfig {
 		return nil, fmt.Errorf("parsing a kubeconfig: it has %d bytes, at most %d are read", len(data), maxKubeconfig)
@@ -115,7 +114,7 @@ func (k *Kubeconfig) User() (*User, error) {
 	return &u.User, nil
 }
 
-// context is the current one, empty where there is none.
+// context returns the current context, empty if there is none.
 func (k *Kubeconfig) context() (current Context) {
 	for _, c := range k.Contexts {
 		if c.Name == k.CurrentContext {
@@ -125,7 +124,7 @@ func (k *Kubeconfig) context() (current Context) {
 	return current
 }
 
-// named is the entry of a list with this name, or the only one.
+// named returns the entry of a list with this name, or the only one.
 func named[T any](list []T, kind, name string, of func(T) string) (*T, error) {
 	for i := range list {
 		if of(list[i]) == name || len(list) == 1 {
@@ -135,7 +134,7 @@ func named[T any](list []T, kind, name string, of func(T) string) (*T, error) {
 	return nil, fmt.Errorf("reading a kubeconfig: it has no %s %q", kind, name)
 }
 
-// CA returns the CA of c, PEM; root is where its paths begin.
+// CA returns the CA of c, PEM; its paths are below root.
 func (c *Cluster) CA(root string) ([]byte, error) {
 	if c.CAData != "" {
 		b, err := base64.StdEncoding.DecodeString(c.CAData)
@@ -154,7 +153,7 @@ func (c *Cluster) CA(root string) ([]byte, error) {
 	return b, nil
 }
 
-// KeyTexts returns the client certificate and key, PEM; root is where the paths in u begin.
+// KeyTexts returns the client certificate and key, PEM; the paths in u are below root.
 func (u *User) KeyTexts(root string) (cert, key []byte, err error) {
 	part := func(data, file string) ([]byte, error) {
 		if data != "" {
@@ -177,8 +176,7 @@ func (u *User) KeyTexts(root string) (cert, key []byte, err error) {
 	return cert, key, nil
 }
 
-// resolve follows one absolute symlink inside root: kubelet names its
-// current certificate by one.
+// resolve follows one absolute symlink inside root: kubelet's current certificate is one.
 func resolve(root, file string) string {
 	p := filepath.Join(root, file)
 	if t, err := os.Readlink(p); err == nil && filepath.IsAbs(t) {
@@ -187,7 +185,7 @@ func resolve(root, file string) string {
 	return p
 }
 
-// Client returns a Client for the kubeconfig. root is where its paths begin; pair reads the
+// Client returns a Client for the kubeconfig, whose paths are below root; pair reads the
 // client certificate of its user.
 func (k *Kubeconfig) Client(root string, dial DialFunc, pair func(*User) (*tls.Certificate, error)) (*Client, error) {
 	cl, err := k.Cluster()
@@ -211,8 +209,8 @@ func (k *Kubeconfig) Client(root string, dial DialFunc, pair func(*User) (*tls.C
 	return c, nil
 }
 
-// NewKubeconfig writes a kubeconfig of one cluster, one user and one context.
-// A user without credentials makes a file for discovery alone.
+// NewKubeconfig returns a kubeconfig with one cluster, one user and one context. For
+// discovery, the user may have no credentials.
 func NewKubeconfig(c Cluster, u User) ([]byte, error) {
 	k := Kubeconfig{
 		APIVersion: "v1", Kind: "Config",
@@ -228,9 +226,8 @@ func NewKubeconfig(c Cluster, u User) ([]byte, error) {
 	return b, nil
 }
 
-// SetServer returns data with the server of every cluster turned to server
-// and its tls-server-name set (or, if empty, removed). Whatever else the file
-// says is kept.
+// SetServer returns data with this server and tls-server-name in every cluster; an empty
+// tls-server-name is removed. Everything else stays.
 func SetServer(data []byte, server, tlsServerName string) ([]byte, error) {
 	return editClusters(data, func(c *yaml.Node) {
 		setText(c, "server", server)
@@ -238,7 +235,7 @@ func SetServer(data []byte, server, tlsServerName string) ([]byte, error) {
 	})
 }
 
-// SetCA has a kubeconfig trust that CA, PEM, and leaves all else as it is.
+// SetCA returns data with this CA, PEM, in every cluster. Everything else stays.
 func SetCA(data, ca []byte) ([]byte, error) {
 	return editClusters(data, func(c *yaml.Node) {
 		setText(c, "certificate-authority", "")
@@ -246,7 +243,7 @@ func SetCA(data, ca []byte) ([]byte, error) {
 	})
 }
 
-// editClusters changes each cluster of a kubeconfig.
+// editClusters applies edit to each cluster of a kubeconfig.
 func editClusters(data []byte, edit func(cluster *yaml.Node)) ([]byte, error) {
 	doc, err := yamltree.Parse(data)
 	if err != nil {
@@ -275,7 +272,7 @@ func editClusters(data []byte, edit func(cluster *yaml.Node)) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// setText sets a field; an empty one goes.
+// setText sets a field; an empty value removes it.
 func setText(m *yaml.Node, key, v string) {
 	if v == "" {
 		yamltree.Remove(m, key)

@@ -10,13 +10,12 @@ import (
 	"time"
 )
 
-// CAWarning is how long before its end a CA is told of, and issued again: it ends after
-// ten years, and machines that are seldom restarted must learn of the new one in time.
+// CAWarning is how long before its end a CA is reported, and issued again. It is valid for ten
+// years, and machines that are seldom restarted must learn of the new one in time.
 const CAWarning = 2 * 365 * 24 * time.Hour
 
-// Reissued returns the CAs, PEM, with those of offered in place that are the same CA,
-// issued again with its own key and valid for longer; nil: there is none. The key's
-// signature proves them, however they came.
+// Reissued returns cas, PEM, with those replaced that offered has with the same key and a
+// later end; nil if there is none. The key's signature proves them, whatever their source.
 func Reissued(cas, offered []byte, now time.Time) []byte {
 	have, err := ParseCerts(cas)
 	if err != nil {
@@ -42,8 +41,8 @@ func Reissued(cas, offered []byte, now time.Time) []byte {
 	return out
 }
 
-// Supersedes reports whether one of offered, PEM, is one of cas, issued again with its own
-// key and valid for longer, whatever the clock says.
+// Supersedes reports whether offered, PEM, has one of cas with the same key and a later end,
+// whatever the clock says.
 func Supersedes(offered, cas []byte) bool {
 	have, err := ParseCerts(cas)
 	if err != nil {
@@ -61,7 +60,7 @@ func isReissued(ca, next *x509.Certificate) bool {
 		bytes.Equal(ca.RawSubject, next.RawSubject) && bytes.Equal(ca.SubjectKeyId, next.SubjectKeyId)
 }
 
-// FirstEnd is when the first of some CAs, PEM, ends.
+// FirstEnd returns when the first of the CAs, PEM, ends.
 func FirstEnd(cas []byte) (time.Time, error) {
 	certs, err := ParseCerts(cas)
 	if err != nil {
@@ -76,8 +75,7 @@ func FirstEnd(cas []byte) (time.Time, error) {
 	return first, nil
 }
 
-// PublishedCA is the CA in the cluster-info of whoever answers at an API server's
-// address. Nothing is proven of it.
+// PublishedCA returns the CA in cluster-info from an API server's address. It is not verified.
 func PublishedCA(ctx context.Context, dial DialFunc, master string) ([]byte, error) {
 	var cm struct {
 		Data map[string]string `json:"data"`

@@ -6,30 +6,29 @@ import (
 	"time"
 )
 
-// What makes a Secret a bootstrap token to the API server, and to kubeadm one
-// that lets a node join.
+// Properties of a Secret that is a bootstrap token of a node.
 const (
 	TokenNamespace = "kube-system"
 	TokenType      = "bootstrap.kubernetes.io/token"
-	// NodeGroup is whom kubeadm lets ask for a node's certificate.
+	// NodeGroup is the group that kubeadm lets request a node's certificate.
 	NodeGroup = "system:bootstrappers:kubeadm:default-node-token"
 )
 
-// TokenSecretName is the Secret of the token with that id.
+// TokenSecretName returns the name of the Secret of the token with this ID.
 func TokenSecretName(id string) string { return tokenPrefix + id }
 
 const tokenPrefix = "bootstrap-token-"
 
-// TokenID is the id that the name of a token's Secret has.
+// TokenID returns the ID in the name of a token's Secret.
 func TokenID(secretName string) string { return strings.TrimPrefix(secretName, tokenPrefix) }
 
-// NewToken draws a bootstrap token.
+// NewToken makes a random bootstrap token.
 func NewToken() (id, secret string) {
-	// rand.Text is base32 in capitals; tokens want lower case.
+	// rand.Text is upper-case base32; tokens are lower-case.
 	return strings.ToLower(rand.Text())[:6], strings.ToLower(rand.Text())[:16]
 }
 
-// TokenData is the stringData of a token's Secret that lets a node join.
+// TokenData returns the stringData of the Secret of a token with which a node can join.
 func TokenData(id, secret, description string, expires time.Time) map[string]string {
 	return map[string]string{
 		"token-id": id, "token-secret": secret, "expiration": expires.Format(time.RFC3339),
@@ -41,7 +40,7 @@ func TokenData(id, secret, description string, expires time.Time) map[string]str
 // tokenOwner begins the description of a token that edgebake made.
 const tokenOwner = "edgebake"
 
-// TokenDescription says whom a token of edgebake's is for; "": for any node.
+// TokenDescription returns the description of a token for a node; "": for any node.
 func TokenDescription(node string) string {
 	if node == "" {
 		return tokenOwner
@@ -49,8 +48,7 @@ func TokenDescription(node string) string {
 	return tokenOwner + ": node " + node
 }
 
-// TokenNode is the node that a token of this description is for, if it names
-// one.
+// TokenNode returns the node in a token's description; ok is false if it names none.
 func TokenNode(description string) (node string, ok bool) {
 	return strings.CutPrefix(description, TokenDescription("")+": node ")
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/edgebake/edgebake/configs/sealed"
 )
 
-// ControlPlaneSites are those of all control-plane nodes of a directory. Each holds
-// the cluster's keys, and the tokens of the nodes, which the first of them
-// publishes in the cluster. While the cluster may be born they say so.
+// ControlPlaneSites returns the Sites of all control-plane nodes of a directory. Each has the
+// cluster's keys and the nodes' tokens, which the first machine publishes in the cluster, and
+// the time until which the cluster may be bootstrapped.
 func ControlPlaneSites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
 	o, err := open(dir, id, now)
 	if err != nil {
@@ -43,18 +43,18 @@ func ControlPlaneSites(dir string, id sealed.Identity, now time.Time) ([]NodeSit
 	return out, errors.Join(errs...)
 }
 
-// Words are what a person says of control-plane nodes that are lost.
+// Words are requests of a person about lost control-plane nodes.
 type Words struct {
-	Absent       []string // dead on arrival
-	ContinueFrom string   // whose data is kept
+	Absent       []string // those that are dead on arrival
+	ContinueFrom string   // the one whose data is kept
 	Restore      string   // SHA-256 of the snapshot that it begins with instead
-	// Said is when ContinueFrom is said: it holds once.
+	// Said is the time of the request to continue, which is carried out once.
 	Said time.Time
-	// Birth is until when etcd may begin with nothing; zero: as the directory has it.
+	// Birth is until when etcd may begin with nothing; zero: as in the directory.
 	Birth time.Time
 }
 
-// Say puts the words into control-plane nodes' Sites.
+// Say puts the requests into the control-plane nodes' Sites.
 func (w Words) Say(masters []NodeSite) error {
 	var errs []error
 	for i := range masters {
@@ -75,7 +75,7 @@ func (w Words) Say(masters []NodeSite) error {
 	return errors.Join(errs...)
 }
 
-// keys are the cluster's, as a Site carries them.
+// keys returns the cluster's keys for a Site.
 func (o *opened) keys(now time.Time) (*configs.ClusterKeys, error) {
 	var errs []error
 	read := func(name string) string {
@@ -104,7 +104,7 @@ func (o *opened) keys(now time.Time) (*configs.ClusterKeys, error) {
 	var manifests []manifest.File
 	for i, f := range o.record.Manifests {
 		text := read(f.Name)
-		// As with the document: a power cut may have left the next one.
+		// As with the document: after a power cut it may be the next one.
 		if text != "" && digest([]byte(text)) != f.SHA256 {
 			errs = append(errs, fmt.Errorf("reading %s: %s is not the manifest of the last update: run `edgebake cluster new` again, with the current manifests", o.dir, f.Name))
 		}
@@ -115,12 +115,11 @@ func (o *opened) keys(now time.Time) (*configs.ClusterKeys, error) {
 	return k, errors.Join(append(errs, err)...)
 }
 
-// birthTime is a time as Sites and the record have it.
+// birthTime returns a time in the precision of Sites and the record.
 func birthTime(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
 
-// RenewTokens makes new tokens for the workers whose tokens have expired, and
-// returns their names. It is for a cluster that is yet to be born: one that lives
-// learns of none of them.
+// RenewTokens makes new tokens for the workers whose tokens have expired, and returns their
+// names. It is for a cluster that was not bootstrapped yet: a running one does not get them.
 func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error) {
 	dir, held, err := hold(dir)
 	if err != nil {
@@ -140,8 +139,8 @@ func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error
 		if err != nil {
 			return nil, err
 		}
-		// A power cut before the record leaves the expired token, which nobody
-		// reads any more.
+		// If the power is cut before the record is written, the expired token in it is never
+		// read again.
 		if err := writeFile(dir, tokenFile(t.Node), secret, o.record.Recipients); err != nil {
 			return nil, err
 		}
@@ -154,8 +153,8 @@ func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error
 	return renewed, o.record.write(dir)
 }
 
-// WordTime is when a word to continue is said now: later than the last one, be the
-// clock what it may. Machines carry out none that is not later.
+// WordTime returns the time of a request to continue that is made now. It is later than the
+// last one, whatever the clock says, since machines ignore one that is not later.
 func (r *Record) WordTime(now time.Time) time.Time {
 	now = now.UTC().Truncate(time.Second)
 	if next := r.Said.Add(time.Second); next.After(now) {
@@ -164,7 +163,7 @@ func (r *Record) WordTime(now time.Time) time.Time {
 	return now
 }
 
-// noteWord notes that a word to continue was said then.
+// noteWord records the time of a request to continue.
 func noteWord(dir string, said time.Time) error {
 	dir, held, err := hold(dir)
 	if err != nil {
@@ -179,9 +178,8 @@ func noteWord(dir string, said time.Time) error {
 	return record.write(dir)
 }
 
-// allowBirth notes that the cluster may be born until then, again or for the
-// first time, and returns the record. Nothing forbids it but the living
-// cluster: control-plane nodes that see one take a seat in it.
+// allowBirth records until when the cluster may be bootstrapped, perhaps again, and returns
+// the record. Control-plane nodes that see a running cluster join it anyway.
 func allowBirth(dir string, now, until time.Time) (*Record, error) {
 	dir, held, err := hold(dir)
 	if err != nil {

@@ -7,9 +7,9 @@
 // before the cluster exists.
 //
 // Invariants:
-//   - The directory appears complete or not at all. Files added later appear one
-//     by one, each complete. No key in it is ever replaced; a CA's certificate that
-//     ends soon is issued again with its own key.
+//   - The directory appears complete or not at all. Files added later appear one by one,
+//     each complete. No key in it is ever replaced; a CA's certificate that ends soon is
+//     issued again with its own key.
 //   - The directory belongs to one cluster forever. What identifies the cluster
 //     is compared each time; a difference is an error.
 //   - Only its owner can read the directory. With recipients, its secrets are

@@ -17,12 +17,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// secretFile reports whether what lies under a name must stay secret.
+// secretFile reports whether the file of this name must stay secret.
 func secretFile(name string) bool {
 	return strings.HasSuffix(name, ".key") || strings.HasPrefix(name, "tokens/") || strings.HasPrefix(name, "manifests/") || name == fileAdmin || name == fileDocument
 }
 
-// storedName is the name of a file in a directory encrypted to these keys.
+// storedName returns the name of a file in a directory that is encrypted to these recipients.
 func storedName(name string, recipients []string) string {
 	if len(recipients) > 0 && secretFile(name) {
 		return name + sealed.Ending
@@ -30,8 +30,7 @@ func storedName(name string, recipients []string) string {
 	return name
 }
 
-// writeFile puts a file into dir, whole or not at all, and on disk before it
-// returns.
+// writeFile writes a file of dir atomically, and syncs it.
 func writeFile(dir, name string, data []byte, recipients []string) error {
 	if err := put(dir, name, data, recipients); err != nil {
 		return writing(dir, storedName(name, recipients), err)
@@ -54,8 +53,8 @@ func put(dir, name string, data []byte, recipients []string) error {
 	return file.Replace(p, data)
 }
 
-// writing is an error of a directory's file, by the name that it was to have: its
-// name so far tells a person nothing.
+// writing returns the error of writing a directory's file under its final name, since a
+// temporary one tells a person nothing.
 func writing(dir, name string, err error) error {
 	if e := (*fs.PathError)(nil); errors.As(err, &e) {
 		err = e.Err
@@ -85,7 +84,7 @@ func readFile(dir, name string, id sealed.Identity) ([]byte, error) {
 	return data, nil
 }
 
-// hold locks a minted directory, wherever links to it lead, until held is closed.
+// hold locks a minted directory, after resolving links to it, until held is closed.
 func hold(dir string) (real string, held *os.File, err error) {
 	if real, err = realDir(dir); err == nil {
 		held, err = lock(real)
@@ -93,7 +92,7 @@ func hold(dir string) (real string, held *os.File, err error) {
 	return real, held, err
 }
 
-// lock keeps a directory to one process at a time; closing the file lets go.
+// lock locks a directory for this process until the file is closed.
 func lock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -103,8 +102,8 @@ func lock(dir string) (*os.File, error) {
 		f.Close()
 		return nil, fmt.Errorf("%s is in use by another edgebake: wait until it has ended", dir)
 	}
-	// Who held the lock may have put it elsewhere: then another one has the
-	// name now, or none.
+	// The last holder of the lock may have renamed the directory: then another one has the
+	// name, or none.
 	held, err := f.Stat()
 	if err != nil {
 		f.Close()
@@ -117,8 +116,7 @@ func lock(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// create makes dir with the files, all at once: a power cut leaves nothing, or
-// everything.
+// create makes dir with the files atomically, even if the power is cut.
 func create(dir string, files map[string][]byte, recipients []string) error {
 	parent, base := filepath.Split(filepath.Clean(dir))
 	if parent == "" {
@@ -129,7 +127,7 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 		return err
 	}
 	defer undo()
-	// One name, so that what a power cut left is found again and removed.
+	// The name is fixed, so that what a power cut left is found and removed.
 	work := filepath.Join(parent, "."+base+".minting")
 	if err := os.Mkdir(work, 0o700); errors.Is(err, fs.ErrExist) {
 		if err := leftOver(work, os.Geteuid()); err != nil {
@@ -138,7 +136,7 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 	} else if err != nil {
 		var at *fs.PathError
 		if errors.As(err, &at) {
-			err = at.Err // of a name that nobody typed
+			err = at.Err // it names a directory that nobody typed
 		}
 		return fmt.Errorf("making directory %s: %w: choose another directory, or make this one writable", dir, err)
 	}
@@ -163,17 +161,16 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 			return err
 		}
 	}
-	// An empty directory gives way to it, anything else does not. (os.Rename
-	// rejects both.)
+	// rename(2) replaces an empty directory, but no other. (os.Rename rejects both.)
 	if err := unix.Rename(work, dir); err != nil {
 		return errors.Join(err, os.RemoveAll(work))
 	}
 	return file.SyncDir(parent)
 }
 
-// leftOver reports whether what has the name of a minting is what a power cut
-// left of one. In a parent that others can write to it may be anything: a link
-// to a directory of this user's, or a directory that its owner can look into.
+// leftOver returns an error unless work is what an interrupted run left. In a parent that
+// others can write to it may be a link to one of this user's directories, or a directory that
+// its owner can read.
 func leftOver(work string, uid int) error {
 	fi, err := os.Lstat(work)
 	switch {
@@ -199,7 +196,7 @@ func empty(dir string) error {
 	return err
 }
 
-// checkModes reports what others than the user could read or change.
+// checkModes returns an error for each file that other users can read or change.
 func checkModes(dir string, uid int) error {
 	var errs []error
 	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
@@ -221,8 +218,8 @@ func checkModes(dir string, uid int) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// sweep removes what a power cut left: tokens that the record does not name,
-// and files that were not written to their end.
+// sweep removes what a power cut left: tokens and manifests that the record does not name, and
+// partial files.
 func sweep(dir string, r *Record) error {
 	var errs []error
 	for _, sub := range []string{".", "pki", "pki/etcd", "tokens", "manifests"} {
@@ -245,15 +242,14 @@ func sweep(dir string, r *Record) error {
 	return errors.Join(errs...)
 }
 
-// strayManifest reports whether the record does not name a file of manifests/.
+// strayManifest reports whether the record does not name a file in manifests/.
 func strayManifest(file string, r *Record) bool {
 	return !slices.ContainsFunc(r.Manifests, func(f File) bool {
 		return "manifests/"+file == storedName(f.Name, r.Recipients)
 	})
 }
 
-// strayToken reports whether a file of tokens/ is a token's that the record
-// does not name.
+// strayToken reports whether a file in tokens/ is a token that the record does not name.
 func strayToken(file string, r *Record) bool {
 	if !strings.HasSuffix(strings.TrimSuffix(file, sealed.Ending), ".yaml") {
 		return false

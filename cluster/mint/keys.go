@@ -21,8 +21,7 @@ import (
 const (
 	caLife    = 10 * 365 * 24 * time.Hour // as kubeadm's
 	adminLife = 365 * 24 * time.Hour
-	// skew is how far behind a machine's clock may be when it first sees a
-	// certificate.
+	// skew is how far a machine's clock may be behind when it first sees a certificate.
 	skew = time.Hour
 )
 
@@ -36,7 +35,7 @@ func (p pair) certPEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.cert.Raw})
 }
 
-// keyPEM is the form in which kubeadm writes keys of this kind.
+// keyPEM returns a key in the format in which kubeadm writes such keys.
 func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 	der, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
@@ -53,7 +52,7 @@ func publicPEM(key crypto.PublicKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), nil
 }
 
-// sign makes a certificate of a new key; with no ca it signs itself.
+// sign makes a key and a certificate for it, signed by ca or, if that is nil, by itself.
 func sign(template *x509.Certificate, ca *pair) (pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -74,11 +73,11 @@ func sign(template *x509.Certificate, ca *pair) (pair, error) {
 	return pair{cert, key}, err
 }
 
-// newCA makes a CA as kubeadm would, of this name.
+// newCA makes a CA of this name as kubeadm would.
 func newCA(name string, now time.Time) (pair, error) {
 	p, err := sign(&x509.Certificate{
 		Subject:               pkix.Name{CommonName: name},
-		DNSNames:              []string{name}, // kubeadm's have it
+		DNSNames:              []string{name}, // like kubeadm's
 		NotBefore:             now.Add(-skew).UTC(),
 		NotAfter:              now.Add(caLife).UTC(),
 		KeyUsage:              x509.KeyUsageKeyEncipherment | x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
@@ -91,11 +90,11 @@ func newCA(name string, now time.Time) (pair, error) {
 	return p, nil
 }
 
-// adminConfig is an administrator's kubeconfig. Each control-plane node has a
-// context: a desk knows neither the endpoint's name nor the VIP.
+// adminConfig returns an administrator's kubeconfig. It has a context for each control-plane
+// node, since an operator's computer can resolve neither the endpoint nor the VIP.
 func adminConfig(c *clusterdoc.Cluster, ca pair, now time.Time) ([]byte, error) {
 	admin, err := sign(&x509.Certificate{
-		// kubeadm gives this group its rights when it first initialises.
+		// kubeadm gives this group its rights when it initializes the cluster.
 		Subject:     pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}},
 		NotBefore:   now.Add(-skew).UTC(),
 		NotAfter:    now.Add(adminLife).UTC(),

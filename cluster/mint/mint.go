@@ -30,59 +30,58 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// The files of a directory, beside pki/ and tokens/.
+// Files of a directory, in addition to those in pki/, tokens/ and manifests/.
 const (
 	fileRecord   = "mint.json"
 	fileDocument = "cluster.yaml"
 	fileAdmin    = "admin.conf"
 )
 
-// version of the directory's form. Version 1 had no adminUntil and formerCAs, and is
-// read too.
+// version is the version of the record. Version 1 had no adminUntil and formerCAs; it can
+// still be read.
 const version = 2
 
-// Record is what a directory says of itself, in clear.
+// Record describes a directory, unencrypted.
 type Record struct {
 	Version int       `json:"version"`
-	ID      string    `json:"id"` // of this minting: two of the same document differ
+	ID      string    `json:"id"` // random, so that two runs with the same document differ
 	Created time.Time `json:"created"`
 	CAHash  string    `json:"caHash"`
-	// Recipients the secrets are encrypted to; none: in clear.
+	// Recipients are those that the secrets are encrypted to; none: they are not encrypted.
 	Recipients []string `json:"recipients,omitempty"`
 	Fixed      Fixed    `json:"cluster"`
 	Kubernetes string   `json:"kubernetesVersion"`
-	// Document is the SHA-256 of the document: encrypted, it cannot be
-	// compared otherwise.
+	// Document is the SHA-256 of the document, which may be encrypted.
 	Document string  `json:"document"`
 	Tokens   []Token `json:"tokens,omitempty"`
-	// Manifests are the files of the document's manifests, in their order.
+	// Manifests are the files of the document's manifests, in order.
 	Manifests []File `json:"manifests,omitempty"`
-	// Births are the times in which the cluster may be born, as its control-plane
-	// nodes' Sites were told, the latest last.
+	// Births are the periods in which the cluster may be bootstrapped, as in its control-plane
+	// nodes' Sites, latest last.
 	Births []Birth `json:"births,omitempty"`
-	// Said is when the last word to continue was said.
+	// Said is the time of the last request to continue.
 	Said time.Time `json:"said,omitzero"`
-	// AdminUntil is when admin.conf ends.
+	// AdminUntil is when admin.conf expires.
 	AdminUntil time.Time `json:"adminUntil,omitzero"`
-	// FormerCAs are the cluster's CA as it was issued before, PEM: snapshots of etcd have
-	// the one of their time.
+	// FormerCAs are earlier issues of the cluster's CA, PEM: snapshots of etcd have the one of
+	// their time.
 	FormerCAs []string `json:"formerCAs,omitempty"`
 }
 
 // File is a manifest in the directory.
 type File struct {
 	Name   string `json:"name"`
-	SHA256 string `json:"sha256"` // of its contents, in clear
+	SHA256 string `json:"sha256"` // of its unencrypted contents
 }
 
-// Birth is a time in which etcd may begin with nothing: the ticket that the
-// control-plane nodes' Sites carry.
+// Birth is a period in which etcd may begin with nothing: the birth ticket in the
+// control-plane nodes' Sites.
 type Birth struct {
 	Issued time.Time `json:"issued"`
 	Until  time.Time `json:"until"`
 }
 
-// birth is until when the cluster may be born; zero: it may not.
+// birth returns until when the cluster may be bootstrapped; zero if it may not be.
 func (r *Record) birth(now time.Time) time.Time {
 	if n := len(r.Births); n > 0 && now.Before(r.Births[n-1].Until) {
 		return r.Births[n-1].Until
@@ -90,8 +89,8 @@ func (r *Record) birth(now time.Time) time.Time {
 	return time.Time{}
 }
 
-// Fixed is what of a Cluster can never change once its keys are made:
-// certificates, etcd's members and the addresses of everything inside say it.
+// Fixed has the fields of a Cluster that cannot change once its keys are made, since
+// certificates, etcd's members and addresses in the cluster depend on them.
 type Fixed struct {
 	Name         string             `json:"name"`
 	Endpoint     string             `json:"endpoint"`
@@ -103,7 +102,7 @@ type Fixed struct {
 	DNSDomain    string             `json:"dnsDomain"`
 }
 
-// ControlPlaneNode is one member of etcd.
+// ControlPlaneNode is a member of etcd.
 type ControlPlaneNode struct {
 	Name    string `json:"name"`
 	Address string `json:"address"`
@@ -116,39 +115,39 @@ type Token struct {
 	Expires time.Time `json:"expires"`
 }
 
-// Options of New.
+// Options are the options of New.
 type Options struct {
 	Now time.Time
 	// EncryptTo are recipients: public keys, or files of them.
 	EncryptTo []string
-	// Identity opens an encrypted directory, to renew certificates in it.
+	// Identity decrypts an encrypted directory, to renew certificates in it.
 	Identity sealed.Identity
-	// Manifests are the document's, in its order.
+	// Manifests are the document's, in order.
 	Manifests []manifest.File
 }
 
-// Change is what New did.
+// Change is the result of New.
 type Change struct {
 	Record *Record
-	// Minted: the directory was made. Else Added are nodes that got a token
-	// now, Removed nodes that have none any more, and Updated says that the
-	// document was taken anew.
+	// Minted: the directory was made. Otherwise Added are nodes that got a token, Removed are
+	// nodes whose tokens were removed, and Updated reports that the document or its manifests
+	// changed.
 	Minted         bool
 	Added, Removed []string
 	Updated        bool
-	// Renewed are files of certificates that ended soon, and Ending those that are still
-	// to be renewed: there is no key to the directory at hand.
+	// Renewed are files with certificates that ended soon. Ending are those that could not be
+	// renewed, since the directory is encrypted and no Identity was given.
 	Renewed []string
 	Ending  []Ending
 }
 
-// Nothing reports that the directory is as it was.
+// Nothing reports whether the directory is unchanged.
 func (c *Change) Nothing() bool {
 	return !c.Minted && !c.Updated && len(c.Added)+len(c.Removed)+len(c.Renewed) == 0
 }
 
-// New mints the cluster of a document into dir, or brings dir up to date with
-// a document that changed in what can change.
+// New mints the cluster of a document into dir, or updates dir after permitted changes of the
+// document.
 func New(dir string, c *clusterdoc.File, o Options) (*Change, error) {
 	recipients, err := sealed.Recipients(o.EncryptTo)
 	if err != nil {
@@ -167,8 +166,7 @@ func New(dir string, c *clusterdoc.File, o Options) (*Change, error) {
 	return update(dir, c, recipients, o)
 }
 
-// realDir follows links, so that what is made takes the place of a directory
-// and not of a link to it.
+// realDir resolves links, so that the directory itself is replaced and not a link to it.
 func realDir(dir string) (string, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -266,7 +264,7 @@ func encodeRecord(r *Record) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// write puts the record into its directory.
+// write writes the record into its directory.
 func (r *Record) write(dir string) error {
 	b, err := encodeRecord(r)
 	if err != nil {
@@ -275,13 +273,13 @@ func (r *Record) write(dir string) error {
 	return writeFile(dir, fileRecord, b, r.Recipients)
 }
 
-// manifestFile is a manifest's place in the directory: its number gives two files
-// of one name two places.
+// manifestFile returns the name and digest of a manifest in the directory; the number keeps
+// names unique.
 func manifestFile(i int, m manifest.File) File {
 	return File{fmt.Sprintf("manifests/%02d-%s", i+1, path.Base(filepath.ToSlash(m.Name))), digest([]byte(m.Text))}
 }
 
-// updateManifests takes the document's manifests anew.
+// updateManifests writes the manifests that have changed.
 func updateManifests(dir string, record *Record, all []manifest.File) (changed bool, err error) {
 	var now []File
 	for i, m := range all {
@@ -301,7 +299,7 @@ func updateManifests(dir string, record *Record, all []manifest.File) (changed b
 
 func tokenFile(node string) string { return "tokens/" + node + ".yaml" }
 
-// tokenSecret is the Secret that makes a bootstrap token.
+// tokenSecret is the Secret of a bootstrap token.
 type tokenSecret struct {
 	APIVersion string `yaml:"apiVersion"`
 	Kind       string `yaml:"kind"`
@@ -314,8 +312,8 @@ type tokenSecret struct {
 	StringData map[string]string `yaml:"stringData"`
 }
 
-// drawToken draws a token whose id none of those taken has: the cluster knows
-// a token by its id, so that two with the same would be one.
+// drawToken draws a token whose ID is not among those taken, since the cluster identifies a
+// token by its ID.
 func drawToken(taken []Token, draw func() (id, secret string)) (id, secret string) {
 	for {
 		id, secret = draw()
@@ -325,7 +323,7 @@ func drawToken(taken []Token, draw func() (id, secret string)) (id, secret strin
 	}
 }
 
-// tokenFor makes a node's token, and the Secret that a cluster knows it by.
+// tokenFor makes a node's token, and its Secret for the cluster.
 func tokenFor(node string, life time.Duration, now time.Time, taken []Token) (Token, []byte, error) {
 	id, secret := drawToken(taken, api.NewToken)
 	t := Token{Node: node, ID: id, Expires: now.Add(life).UTC().Truncate(time.Second)}
@@ -368,7 +366,7 @@ func Load(dir string) (*Record, error) {
 	return &r, nil
 }
 
-// update brings a directory up to date with a document.
+// update updates a directory after changes of the document.
 func update(dir string, c *clusterdoc.File, recipients []string, o Options) (*Change, error) {
 	// The lock first: another run may be writing the record.
 	held, err := lock(dir)
@@ -411,7 +409,7 @@ func update(dir string, c *clusterdoc.File, recipients []string, o Options) (*Ch
 	if err := writeFile(dir, fileDocument, c.Text, record.Recipients); err != nil {
 		return nil, err
 	}
-	// The record last: until it names a token, the token is not one.
+	// The record last: a token that it does not name does not count.
 	if err := record.write(dir); err != nil {
 		return nil, err
 	}
@@ -430,8 +428,7 @@ func sameSet(a, b []string) bool {
 	return slices.Equal(x, y)
 }
 
-// addTokens makes tokens for nodes that have none and drops those of nodes
-// that are no longer there.
+// addTokens makes tokens for new nodes, and drops those of nodes that were removed.
 func addTokens(dir string, record *Record, c *clusterdoc.File, now time.Time, change *Change) error {
 	var kept []Token
 	for _, n := range c.Nodes {
@@ -439,7 +436,8 @@ func addTokens(dir string, record *Record, c *clusterdoc.File, now time.Time, ch
 			kept = append(kept, record.Tokens[i])
 			continue
 		}
-		// Kept tokens and those to go: the cluster may know both.
+		// Neither kept tokens nor dropped ones may have the same ID, since the cluster may
+		// know both.
 		t, secret, err := tokenFor(n.Name, c.TokenLifetime(), now, slices.Concat(record.Tokens, kept))
 		if err != nil {
 			return err
@@ -459,8 +457,7 @@ func addTokens(dir string, record *Record, c *clusterdoc.File, now time.Time, ch
 	return nil
 }
 
-// sameCluster rejects a document of another cluster, and one that changed in
-// what cannot change.
+// sameCluster rejects the document of another cluster, and changes of Fixed fields.
 func sameCluster(dir string, record *Record, c *clusterdoc.File) error {
 	now := fixed(c)
 	if now.Name != record.Fixed.Name {
@@ -492,8 +489,7 @@ func sameCluster(dir string, record *Record, c *clusterdoc.File) error {
 	return probs.Err()
 }
 
-// nodeList names control-plane nodes in an order of its own: theirs means
-// nothing.
+// nodeList lists control-plane nodes by name: their order in the document does not matter.
 func nodeList(masters []ControlPlaneNode) string {
 	sorted := slices.SortedFunc(slices.Values(masters), func(a, b ControlPlaneNode) int { return cmp.Compare(a.Name, b.Name) })
 	var out []string
@@ -503,7 +499,7 @@ func nodeList(masters []ControlPlaneNode) string {
 	return strings.Join(out, ", ")
 }
 
-// keyFiles are what a directory must have besides tokens.
+// keyFiles returns the files that a directory must have, except tokens and manifests.
 func keyFiles() []string {
 	var files []string
 	for _, ca := range configs.ClusterCAs() {
@@ -513,13 +509,13 @@ func keyFiles() []string {
 	return append(files, "pki/sa.key", "pki/sa.pub", fileAdmin, fileDocument)
 }
 
-// pairFiles are where a directory has a CA's certificate and key.
+// pairFiles returns the names of a CA's certificate and key in a directory.
 func pairFiles(ca configs.ClusterCA) (crt, key string) {
 	return "pki/" + ca.Base + ".crt", "pki/" + ca.Base + ".key"
 }
 
-// complete reports what somebody removed or replaced: new keys in its place
-// would be another cluster's.
+// complete returns an error if a file was removed or replaced: new keys in its place would
+// make another cluster.
 func complete(dir string, r *Record) error {
 	var errs []error
 	names := keyFiles()
@@ -548,8 +544,8 @@ func complete(dir string, r *Record) error {
 	return pairs(dir)
 }
 
-// pairs compares each CA with its key. Encrypted keys cannot be compared: who has
-// the directory need not be able to open them.
+// pairs compares each CA with its key. Encrypted keys cannot be compared, since not every user
+// of a directory can decrypt them.
 func pairs(dir string) error {
 	var errs []error
 	for _, ca := range configs.ClusterCAs() {
@@ -564,7 +560,7 @@ func pairs(dir string) error {
 	return errors.Join(errs...)
 }
 
-// serviceAccountPair compares the key of the service accounts with its public part.
+// serviceAccountPair compares the key of the service accounts with its public key.
 func serviceAccountPair(dir string) error {
 	private, err := os.ReadFile(filepath.Join(dir, "pki", "sa.key"))
 	if err != nil {

@@ -18,20 +18,20 @@ import (
 )
 
 const (
-	// caRenewal is how long before its end a CA is issued again: machines that are
-	// seldom restarted must learn of it in time.
+	// caRenewal is how long before its end a CA is issued again: machines that are seldom
+	// restarted must learn of it in time.
 	caRenewal = api.CAWarning
 	// adminRenewal is the same for the administrator's kubeconfig.
 	adminRenewal = adminLife / 2
 )
 
-// Ending is a certificate of a directory that is to be renewed.
+// Ending is a certificate of a directory that must be renewed.
 type Ending struct {
 	File string
 	End  time.Time
 }
 
-// Endings are the certificates of dir that `edgebake cluster new` would renew now.
+// Endings returns the certificates of dir that `edgebake cluster new` would renew now.
 func Endings(dir string, now time.Time) ([]Ending, error) {
 	dir, err := realDir(dir)
 	if err != nil {
@@ -56,15 +56,15 @@ func Endings(dir string, now time.Time) ([]Ending, error) {
 	return all, nil
 }
 
-// adminDue reports whether the administrator's kubeconfig is to be made anew. One of a
-// time that is still to come was made by a clock that was ahead.
+// adminDue reports whether the administrator's kubeconfig must be renewed. One that begins in
+// the future was made with a clock that was ahead.
 func (r *Record) adminDue(now time.Time) bool {
 	end := r.adminEnd()
 	return now.Add(adminRenewal).After(end) || now.Add(skew).Before(end.Add(-adminLife))
 }
 
-// adminEnd is when the administrator's kubeconfig ends. Records that do not say it are
-// of directories where it was never renewed.
+// adminEnd returns when the administrator's kubeconfig expires. A record without that date is
+// of a directory where it was never renewed.
 func (r *Record) adminEnd() time.Time {
 	if r.AdminUntil.IsZero() {
 		return r.Created.Add(adminLife)
@@ -72,7 +72,7 @@ func (r *Record) adminEnd() time.Time {
 	return r.AdminUntil
 }
 
-// dueCA is a CA that is to be issued again.
+// dueCA is a CA that must be issued again.
 type dueCA struct {
 	configs.ClusterCA
 	cert *x509.Certificate
@@ -86,7 +86,7 @@ func dueCAs(dir string, now time.Time) ([]dueCA, error) {
 		if err != nil {
 			return nil, err
 		}
-		// As adminDue.
+		// As in adminDue.
 		if now.Add(caRenewal).After(cert.NotAfter) || now.Before(cert.NotBefore) {
 			due = append(due, dueCA{ca, cert})
 		}
@@ -94,9 +94,9 @@ func dueCAs(dir string, now time.Time) ([]dueCA, error) {
 	return due, nil
 }
 
-// renew issues CAs that end soon, or are not valid yet, again, each with its own key, and makes the
-// administrator's kubeconfig anew. Whoever trusts the key of a CA, as pins do, trusts
-// the new certificate; every certificate that the former one signed is valid with both.
+// renew issues CAs again that end soon or are not valid yet, each with its own key, and renews
+// the administrator's kubeconfig. Whoever trusts the key of a CA, as pins do, trusts the new
+// certificate; certificates that the CA has signed are valid with both.
 func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Change) error {
 	cas, err := dueCAs(dir, o.Now)
 	if err != nil {
@@ -131,7 +131,7 @@ func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Ch
 		fresh[crt] = ca.certPEM()
 		change.Renewed = append(change.Renewed, crt)
 		if due.Base == configs.KubernetesCA {
-			if former := string(old.certPEM()); !slices.Contains(record.FormerCAs, former) { // a run was cut off
+			if former := string(old.certPEM()); !slices.Contains(record.FormerCAs, former) { // it is there after an interrupted run
 				record.FormerCAs = append(record.FormerCAs, former)
 			}
 			clusterCA = ca
@@ -143,8 +143,9 @@ func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Ch
 	}
 	record.AdminUntil = o.Now.Add(adminLife).UTC().Truncate(time.Second)
 	change.Renewed = append(change.Renewed, fileAdmin)
-	// The kubeconfig first: cut off behind it, the CAs are still due, and all is done
-	// again. The former CAs before them, since a snapshot is known by these.
+	// The kubeconfig first: if the run is interrupted after it, the CAs are still due, and
+	// everything is repeated. The record before the CAs, since a snapshot is recognized by a
+	// former CA in it.
 	if err := writeFile(dir, fileAdmin, admin, record.Recipients); err != nil {
 		return err
 	}
@@ -184,9 +185,9 @@ func loadCA(dir string, ca configs.ClusterCA, id sealed.Identity) (pair, error) 
 	return pair{cert, private}, nil
 }
 
-// reissue makes a CA's certificate anew, of the same key and names. It ends later than the
-// former, however far ahead the clock was that made that: by their ends machines tell
-// which is newer.
+// reissue makes a new certificate of a CA with the same key and names. It ends later than the
+// former one, however far ahead the clock was that made that: machines use the one that ends
+// last.
 func reissue(old pair, now time.Time) (pair, error) {
 	serial, err := newSerial()
 	if err != nil {
@@ -199,7 +200,7 @@ func reissue(old pair, now time.Time) (pair, error) {
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: old.cert.Subject, RawSubject: old.cert.RawSubject, DNSNames: old.cert.DNSNames,
 		NotBefore: now.Add(-skew).UTC(), NotAfter: end.UTC(), KeyUsage: old.cert.KeyUsage,
-		// By this certificates name who signed them.
+		// Certificates identify their issuer by this.
 		SubjectKeyId: old.cert.SubjectKeyId, BasicConstraintsValid: true, IsCA: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, old.key.Public(), old.key)
@@ -210,7 +211,7 @@ func reissue(old pair, now time.Time) (pair, error) {
 	return pair{cert, old.key}, err
 }
 
-// newSerial is a certificate's number: positive, and never 0.
+// newSerial returns a certificate's serial number, which is positive.
 func newSerial() (*big.Int, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 62))
 	if err != nil {

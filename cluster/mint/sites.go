@@ -24,16 +24,16 @@ func digest(text []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// NodeSite is the Site of one machine, whole.
+// NodeSite is the complete Site of one machine.
 type NodeSite struct {
 	Name string
-	// Expires is when its token does, a control-plane node's when the cluster can
-	// no longer be born with it; zero: it cannot now.
+	// Expires is when the Site's token expires; on a control-plane node, until when the
+	// cluster may be bootstrapped with it, zero if it may not be.
 	Expires time.Time
 	Site    *configs.Site
 }
 
-// opened is a directory that was read and is whole.
+// opened is a directory that was read and is complete.
 type opened struct {
 	dir     string
 	record  *Record
@@ -57,7 +57,7 @@ func open(dir string, id sealed.Identity, now time.Time) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A power cut may have left a document that the record knows nothing of.
+	// After a power cut the document may be newer than the record.
 	if digest(text) != record.Document {
 		return nil, fmt.Errorf("reading %s: %s is not the document of the last update: run `edgebake cluster new` again, with the current document", dir, fileDocument)
 	}
@@ -68,8 +68,8 @@ func open(dir string, id sealed.Identity, now time.Time) (*opened, error) {
 	return &opened{dir, record, c, id}, nil
 }
 
-// Sites are those of all workers of a directory. What a worker gets is its own
-// token, the CA's hash, the API servers and the VIP; no key.
+// Sites returns the Sites of all workers of a directory. A worker gets its own token, the CA's
+// hash, the API servers and the VIP, but no key.
 func Sites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
 	o, err := open(dir, id, now)
 	if err != nil {
@@ -110,7 +110,7 @@ func nodeSite(dir string, record *Record, c *clusterdoc.Cluster, n *clusterdoc.N
 	return nil, fmt.Errorf("writing the Site of %s: it has no token: run `edgebake cluster new` again with the document that has it", n.Name)
 }
 
-// readToken reads a token as the Secret that it is in the cluster, and whole.
+// readToken reads a node's token: as its Secret, and as the token itself.
 func readToken(dir string, t Token, id sealed.Identity) (text []byte, token string, err error) {
 	if text, err = readFile(dir, tokenFile(t.Node), id); err != nil {
 		return nil, "", err
@@ -125,8 +125,8 @@ func readToken(dir string, t Token, id sealed.Identity) (text []byte, token stri
 	return text, t.ID + "." + s.StringData["token-secret"], nil
 }
 
-// checkClock rejects a directory of the future: machines take its CAs for not valid
-// yet, and the cluster could be born long after it was meant to.
+// checkClock rejects a directory that was made in the future: its CAs would not be valid yet,
+// and the cluster could be bootstrapped long after it was meant to.
 func (r *Record) checkClock(dir string, now time.Time) error {
 	if now.Before(r.Created.Add(-skew)) {
 		return fmt.Errorf("reading %s: it was minted at %s, and here it is %s: if this computer's clock is wrong, correct it; if it was wrong then, no machine accepts these keys before that time: mint into another directory",
@@ -135,11 +135,10 @@ func (r *Record) checkClock(dir string, now time.Time) error {
 	return nil
 }
 
-// workerHeader begins a worker's Site that is written out.
+// workerHeader is the first line of a worker's Site in a file.
 const workerHeader = "# The Site of node %s of cluster %s."
 
-// headerNode is the worker whose Site a text is, if it was written out for this
-// cluster; else empty.
+// headerNode returns the worker whose Site a text is, if it is of this cluster; otherwise "".
 func headerNode(text []byte, cluster string) string {
 	line, _, _ := bytes.Cut(text, []byte("\n"))
 	before, after, _ := strings.Cut(fmt.Sprintf(workerHeader, "\x00", cluster), "\x00")
@@ -151,7 +150,7 @@ func headerNode(text []byte, cluster string) string {
 	return name
 }
 
-// Header is the comment above a Site that is written out.
+// Header returns the comment above a Site in a file.
 func (s *NodeSite) Header(cluster string) string {
 	if s.Site.NodeType == configs.NodeControlPlane {
 		born := "With it the machine only takes a seat in a cluster that lives."
@@ -174,8 +173,7 @@ func (s *NodeSite) Header(cluster string) string {
 	}, "\n")
 }
 
-// Inventory is all workers' Sites in one file, each for the machine that its
-// match names.
+// Inventory returns all workers' Sites as one Inventory, each for the machine in its match.
 func Inventory(sites []NodeSite) ([]byte, error) {
 	var errs []error
 	var each, matches []*yaml.Node
@@ -186,7 +184,7 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 		}
 		site := *s.Site
 		if site.SpreadSeconds == configs.DefaultSpread(len(sites)) {
-			site.SpreadSeconds = 0 // the Inventory's own default
+			site.SpreadSeconds = 0 // it is the Inventory's default
 		}
 		node := configs.SlotNode(&site)
 		matches = append(matches, yamltree.Value(node, "match"))
@@ -219,9 +217,9 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// takeCommon moves the fields that are the same in all sites into one mapping; of
-// report, which has a URL for each machine, those of its own fields. Credentials never
-// are: they stay with their machine.
+// takeCommon moves the fields that are the same in all sites into one mapping; in report,
+// which has a URL for each machine, the common fields inside it. Credentials stay with their
+// machine.
 func takeCommon(each []*yaml.Node) *yaml.Node {
 	common := &yaml.Node{Kind: yaml.MappingNode}
 	for i := 0; i < len(each[0].Content); {

@@ -12,24 +12,24 @@ import (
 	"strings"
 )
 
-// Snapshot is a snapshot of etcd that a control-plane node is to begin with.
+// Snapshot is a snapshot of etcd that a control-plane node will begin with.
 type Snapshot struct {
 	SHA256 string
-	// Ours: the cluster's CA is in it, as each cluster publishes its own.
+	// Ours: it has the cluster's CA, which each cluster publishes in its data.
 	Ours bool
 }
 
-// sector is what a database of etcd is a multiple of; behind it a snapshot has its
-// checksum.
+// sector divides the size of etcd's database in bytes; a snapshot's checksum follows the
+// database.
 const sector = 512
 
-// ReadSnapshot reads a snapshot for the cluster of dir, and rejects one that was cut
-// off or damaged: a machine that begins with it gives up what it has.
+// ReadSnapshot reads a snapshot for the cluster of dir. It rejects a truncated or damaged one,
+// since a machine that begins with it gives up its own data.
 func ReadSnapshot(dir, file string) (*Snapshot, error) {
 	fail := func(err error) (*Snapshot, error) {
 		return nil, fmt.Errorf("reading the snapshot (--restore): %w", err)
 	}
-	// Opening a pipe waits for who writes to it.
+	// Opening a pipe would wait for a writer.
 	info, err := os.Stat(file)
 	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("%s is not a regular file: unpack or copy the snapshot into one", file)
@@ -73,19 +73,19 @@ func ReadSnapshot(dir, file string) (*Snapshot, error) {
 	return &Snapshot{hex.EncodeToString(whole.Sum(nil)), look.found}, nil
 }
 
-// marks are what a cluster's data has of its CA: in cluster-info as base64 of the PEM,
-// in each namespace's kube-root-ca.crt as it is.
+// marks returns texts by which a cluster's data contains its CA: base64 of the PEM in
+// cluster-info, and the PEM itself in each namespace's kube-root-ca.crt.
 func marks(ca []byte) [][]byte {
 	text := strings.TrimSpace(string(ca))
 	lines := strings.Split(text, "\n")
 	marks := [][]byte{[]byte(base64.StdEncoding.EncodeToString([]byte(text[:len(text)/3*3])))}
 	if n := len(lines); n > 3 {
-		marks = append(marks, []byte(lines[n-3])) // the last whole line: of the signature
+		marks = append(marks, []byte(lines[n-3])) // the last full line, part of the signature
 	}
 	return marks
 }
 
-// finder looks for texts in what is written to it.
+// finder is a Writer that looks for texts.
 type finder struct {
 	all   [][]byte
 	tail  []byte

@@ -23,9 +23,9 @@ import (
 // SitesOptions are the options of WriteSites.
 type SitesOptions struct {
 	Output    string // directory of the Sites; empty: sites/ in the minted directory
-	Inventory string // file of one Inventory of the workers, instead of Sites
+	Inventory string // file of one Inventory of the workers, to write instead of Sites
 	Identity  sealed.Identity
-	Birth     time.Duration // how long etcd may begin with nothing; 0: as the directory has it
+	Birth     time.Duration // how long etcd may begin with nothing; 0: as in the directory
 	Words     Words
 	Snapshot  string // file of the snapshot that Words.ContinueFrom begins with
 	Force     bool   // replace files
@@ -42,11 +42,12 @@ type WrittenSites struct {
 	Former          []FormerSite
 }
 
-// FormerSite is the Site of a node that the cluster no longer has. It holds a token.
+// FormerSite is the file with the Site of a node that the cluster no longer has. It contains a
+// token.
 type FormerSite struct{ File, Node string }
 
-// WriteSites writes the Site of each node of the cluster minted into dir. The result
-// is complete up to the error, if there is one.
+// WriteSites writes the Site of each node of the cluster minted into dir. With an error, the
+// result describes what was done before it.
 func WriteSites(dir string, o SitesOptions) (*WrittenSites, error) {
 	w := new(WrittenSites)
 	record, err := Load(dir)
@@ -93,8 +94,7 @@ func WriteSites(dir string, o SitesOptions) (*WrittenSites, error) {
 	return w, nodeErr
 }
 
-// checkNames rejects names that no control-plane node has. Without it, each Site would
-// report them again.
+// checkNames rejects names that no control-plane node has, once instead of in each Site.
 func (o *SitesOptions) checkNames(masters []ControlPlaneNode) error {
 	var names []string
 	for _, m := range masters {
@@ -119,7 +119,7 @@ func (o *SitesOptions) checkNames(masters []ControlPlaneNode) error {
 	return errors.Join(errs...)
 }
 
-// masters returns the Sites of the control-plane nodes, with the words in them.
+// masters returns the Sites of the control-plane nodes with the requests in them.
 func (o *SitesOptions) masters(dir string, w *WrittenSites, said time.Time) ([]NodeSite, error) {
 	masters, err := ControlPlaneSites(dir, o.Identity, o.Now)
 	if err != nil {
@@ -143,10 +143,10 @@ func (o *SitesOptions) masters(dir string, w *WrittenSites, said time.Time) ([]N
 type siteFile struct {
 	path  string
 	text  []byte
-	birth bool // it says until when the cluster may be born
+	birth bool // it is a control-plane node's, so it is recorded before it is written
 }
 
-// begin writes the file, which gets its name in Commit.
+// begin writes the file under a temporary name; Commit renames it.
 func (f *siteFile) begin(force bool) (*file.Output, error) {
 	out, err := file.Create(f.path, 0o600, force)
 	if err != nil {
@@ -201,8 +201,8 @@ func (s *NodeSite) checkSize(size int) error {
 	return fmt.Errorf("writing the Site of %s: it has %d KiB, and a slot has room for %d: %s", s.Name, size>>10, limit>>10, fix)
 }
 
-// commit writes the files. The words are recorded in the minted directory as soon as
-// nothing can be rejected any more, and before a Site with them has its name.
+// commit writes the files. The requests are recorded in the minted directory after all checks,
+// and before a Site with them gets its name.
 func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
 	undo, err := file.MakeDir(dir, 0o700)
 	if err != nil {
@@ -255,7 +255,7 @@ func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
 	return nil
 }
 
-// formerSites finds the Sites of workers that the cluster has lost.
+// formerSites finds the Sites of workers that the cluster no longer has.
 func formerSites(dir string, record *Record) []FormerSite {
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
@@ -265,7 +265,7 @@ func formerSites(dir string, record *Record) []FormerSite {
 	for _, f := range files {
 		text, err := os.ReadFile(f)
 		if err != nil {
-			continue // edgebake did not write it
+			continue // it cannot be read, so edgebake did not write it
 		}
 		if node := headerNode(text, record.Fixed.Name); node != "" && !slices.ContainsFunc(record.Tokens, func(t Token) bool { return t.Node == node }) {
 			former = append(former, FormerSite{f, node})

@@ -22,14 +22,15 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Identity is how machines know the receiver, and it them.
+// Identity has the secrets by which machines and the receiver recognize each other.
 type Identity struct {
 	Certificate tls.Certificate
 	// PEM is the certificate, for report.caCert of the Sites.
 	PEM string
-	// Path of the common URL, which nobody guesses: who knows it may report.
+	// Path is the path of the common URL. It cannot be guessed; whoever knows it can report.
 	Path string
-	// Key makes each machine's own URL (clusterdoc.ReportPath); for report.key of a Cluster.
+	// Key is the key from which each machine's own URL is derived (clusterdoc.ReportPath);
+	// report.key of a Cluster.
 	Key configs.Secret
 }
 
@@ -37,15 +38,15 @@ const (
 	certFile   = "receiver.crt"
 	keyFile    = "receiver.key"
 	pathFile   = "receiver.path"
-	secretFile = "receiver.secret" // Key
+	secretFile = "receiver.secret" // has Key
 )
 
-// lifetime of the certificate: as long as machines carry it.
+// lifetime is the validity of the certificate, which Sites contain.
 const lifetime = 10 * 365 * 24 * time.Hour
 
-// LoadIdentity reads the receiver's identity from the directory, or makes one for
-// these names and addresses there. Sites carry it, so it stays forever: a name
-// that it does not have is an error.
+// LoadIdentity reads the receiver's identity from the directory, or makes one there for these
+// names and addresses. It never changes, since Sites contain it: a name that it does not have
+// is an error.
 func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	if _, err := os.Lstat(at(certFile)); errors.Is(err, fs.ErrNotExist) {
@@ -74,7 +75,7 @@ func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) 
 		return nil, fmt.Errorf("reading the receiver's path: %w", err)
 	}
 	secret, err := os.ReadFile(at(secretFile))
-	if errors.Is(err, fs.ErrNotExist) { // made by a version that had none
+	if errors.Is(err, fs.ErrNotExist) { // made by a version without it
 		secret = newSecret()
 		err = file.Replace(at(secretFile), secret)
 	}
@@ -97,7 +98,7 @@ func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) 
 	return id, nil
 }
 
-// Names are those that the certificate is for, the first one first.
+// Names returns the names and addresses in the certificate, the first one first.
 func Names(id *Identity) []string {
 	leaf := id.Certificate.Leaf
 	names := append([]string(nil), leaf.DNSNames...)
@@ -107,13 +108,13 @@ func Names(id *Identity) []string {
 	return names
 }
 
-// minSecret is the length below which somebody could guess.
+// minSecret is the least length of a secret in characters.
 const minSecret = 20
 
-// newSecret is a line that nobody guesses.
+// newSecret returns a random line.
 func newSecret() []byte { return []byte(strings.ToLower(rand.Text()) + "\n") }
 
-// mint writes key and path first: the certificate is the sign that all is there.
+// mint makes an identity. The certificate is written last: with it, the others exist too.
 func mint(at func(string) string, names []string, now time.Time) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -125,10 +126,10 @@ func mint(at func(string) string, names []string, now time.Time) error {
 	}
 	cert := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: "edgebake receiver of reports"},
-		// A machine whose clock is a little slow takes it too.
+		// Valid for a machine whose clock is behind, too.
 		NotBefore: now.Add(-24 * time.Hour), NotAfter: now.Add(lifetime),
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		// It vouches for itself and, by its constraints, for no other.
+		// It is its own CA and, by its constraints, nobody else's.
 		BasicConstraintsValid: true, IsCA: true, MaxPathLenZero: true,
 	}
 	for _, name := range names {
@@ -155,7 +156,7 @@ func mint(at func(string) string, names []string, now time.Time) error {
 		{secretFile, newSecret()},
 		{certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})},
 	} {
-		// Sites have what it says. What a former attempt left is replaced.
+		// Replace, since an earlier attempt may have left files.
 		if err := file.Replace(at(f.name), f.data); err != nil {
 			return err
 		}

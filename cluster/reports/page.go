@@ -21,7 +21,7 @@ var pageText string
 
 var page = template.Must(template.New("page").Parse(pageText))
 
-// order has what a person must look at first.
+// order lists the results, those that a person must look at first.
 var order = []string{ondisk.ResultFailed, ondisk.ResultWaiting, ondisk.ResultRunning, ondisk.ResultDone}
 
 // row is one machine on the page.
@@ -31,13 +31,13 @@ type row struct {
 	Ago  string
 }
 
-// Page shows all machines, at /, and the same as JSON at /reports.json. It is
-// meant for this computer's loopback: it asks nobody who they are.
+// Page serves a page of all machines at /, and the same as JSON at /reports.json. It has no
+// authentication, so it must be served on the loopback address.
 func (s *Store) Page(now func() time.Time) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /reports.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(s.All()) // to a browser that may be gone
+		_ = json.NewEncoder(w).Encode(s.All()) // an error means that the browser is gone
 	})
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		h := w.Header()
@@ -47,8 +47,8 @@ func (s *Store) Page(now func() time.Time) http.Handler {
 		_ = page.Execute(w, view(s.All(), now())) // as above
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// A name that a foreign page had point to this computer is not asked
-		// for by a person.
+		// A foreign page may have its own name point to this computer: only names that such a
+		// page cannot have are accepted.
 		if !ownName(r.Host) {
 			http.Error(w, "ask for this page by an IP address or as localhost", http.StatusMisdirectedRequest)
 			return
@@ -69,7 +69,7 @@ type pageView struct {
 	Counts []count
 	Rows   []row
 	At     string
-	Calm   string // why there is nothing to do; empty: there is, or nobody has reported
+	Calm   string // why there is nothing to do; empty if there is something, or there are no reports
 }
 
 type count struct {
@@ -107,7 +107,7 @@ func view(all []Told, now time.Time) pageView {
 	return v
 }
 
-// natural compares names as people count: shop-4 comes before shop-10.
+// natural compares names with numbers by value: shop-4 comes before shop-10.
 func natural(a, b string) int {
 	for a != "" && b != "" {
 		m, n := digits(a), digits(b)
@@ -127,7 +127,7 @@ func natural(a, b string) int {
 	return cmp.Compare(len(a), len(b))
 }
 
-// digits is how many digits s begins with.
+// digits returns how many digits s begins with.
 func digits(s string) int { return len(s) - len(strings.TrimLeft(s, "0123456789")) }
 
 func ago(d time.Duration) string {
@@ -142,7 +142,7 @@ func ago(d time.Duration) string {
 	return fmt.Sprintf("%d days", int(d.Hours()/24))
 }
 
-// plain is a text without what terminals obey, and of bounded length.
+// plain returns text without control characters, shortened to maxText.
 func plain(text string) string { return plainTo(maxText, text) }
 
 func plainTo(most int, text string) string {

@@ -1,11 +1,11 @@
-// Package reports receives the reports of first boot (report.url of a Site),
-// keeps the last one of each machine, and shows them all.
+// Package reports receives the reports of first boot (report.url of a Site), keeps the last
+// one of each machine, and shows them all.
 //
-// A Site that `edgebake cluster sites` wrote has a URL of the machine's own, with
-// which it can report in no other's name. Whoever knows the common URL of Sites that
-// were written by hand can send a report about any machine, so those share a bounded
-// part of the room. Either way the size of a report is limited, it is kept as data
-// and shown as text, and it never causes an action.
+// A Site that `edgebake cluster sites` wrote has the machine's own URL, with which it can
+// report under no other name. Whoever knows the common URL, in Sites written by hand, can send
+// a report about any machine, so these have a limited part of the space. In both cases the
+// size of a report is limited, it is kept as data and shown as text, and it never causes an
+// action.
 package reports
 
 import (
@@ -32,52 +32,53 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Bounds of what is kept.
+// Limits of the reports that are kept.
 const (
 	MaxReport = 128 << 10 // bytes of one report; a real one has about 4 KiB
 	MaxNodes  = 10_000
-	maxText   = 2000 // letters of one text in it
-	maxName   = 64   // letters of a phase's name
+	maxText   = 2000 // characters of one text in a report
+	maxName   = 64   // characters of a phase's name
 	maxPhases = 64
-	maxBytes  = 64 << 20 // of all that is kept
-	// maxCommon and maxCommonBytes bound what came by the common URL.
+	maxBytes  = 64 << 20 // of all reports
+	// maxCommon and maxCommonBytes limit reports to the common URL.
 	maxCommon, maxCommonBytes = MaxNodes / 2, maxBytes / 2
-	// maxOfSender are the machines that one address reports by the common URL: a
-	// site's router stands for all behind it.
+	// maxOfSender limits the machines that one address reports to the common URL: all machines
+	// behind a site's router have one address.
 	maxOfSender = MaxNodes / 4
-	// expiry is how long a machine that was Ready keeps its place without another
-	// report, where there is no more room.
+	// expiry is how long a machine that was Ready keeps its place without another report, if
+	// space is needed.
 	expiry = 30 * 24 * time.Hour
 )
 
-// Report is the last word of one machine.
+// Report is the last report of one machine.
 type Report struct {
-	// Received is when it came, by the receiver's clock; From is the address it
-	// came from, which a router may have changed.
+	// Received is when it was received, by the receiver's clock; From is the address of the
+	// sender, which may be a router's.
 	Received time.Time    `json:"received"`
 	From     string       `json:"from"`
 	State    ondisk.State `json:"state"`
-	// Ready: the machine has reported that it is done, now or before.
+	// Ready: the machine has reported the result done, now or before.
 	Ready bool `json:"ready,omitempty"`
-	// Own: it came by the machine's own URL.
+	// Own: it was sent to the machine's own URL.
 	Own bool `json:"own,omitempty"`
 
-	size int // of its file
+	size int // of its file, in bytes
 }
 
-// Told is a report in short: where first boot is, and what it says of that.
+// Told is a short form of a report: the phase of first boot, and its reason.
 type Told struct {
 	Node     string    `json:"node"`
 	Result   string    `json:"result"` // as in ondisk.State
 	Phase    string    `json:"phase,omitempty"`
-	Step     int       `json:"step"` // of the phase, from 1; 0: none
+	Step     int       `json:"step"` // number of the phase, from 1; 0 if there is none
 	Steps    int       `json:"steps"`
 	Reason   string    `json:"reason,omitempty"`
 	Fix      string    `json:"fix,omitempty"`
 	Received time.Time `json:"received"`
 }
 
-// Tell shortens a report: the phase that failed, waits or runs, else the last.
+// Tell returns the short form of a report, with the phase that failed, waits or runs,
+// otherwise the last one.
 func (r *Report) Tell() Told {
 	s := &r.State
 	t := Told{Node: s.Node, Result: s.Result, Steps: len(s.Phases), Received: r.Received}
@@ -93,28 +94,28 @@ func (r *Report) Tell() Told {
 	return t
 }
 
-// Store keeps the last report of each machine, in a directory of files.
+// Store keeps the last report of each machine in a directory.
 type Store struct {
-	// News, where set, is called with each report that says something new.
+	// News, if not nil, is called with each report that differs from the last one.
 	News func(Told)
 
 	dir   string
 	mu    sync.Mutex
 	all   map[string]Report
-	bytes int // of all files
+	bytes int // of all files together
 }
 
-// Below the receiver's directory, reports have one of their own.
+// Reports are in a subdirectory of the receiver's directory.
 const (
 	subdir = "machines"
 	suffix = ".json"
 )
 
-// Open opens the reports in the receiver's directory for a receiver. Those that an
-// earlier version kept beside the receiver's key move to where they are now.
+// Open opens the reports in the receiver's directory for adding. Reports of earlier versions,
+// next to the receiver's key, are moved to the subdirectory.
 func Open(dir string) (*Store, error) {
 	if err := os.Mkdir(filepath.Join(dir, subdir), 0o700); errors.Is(err, fs.ErrNotExist) {
-		return Read(dir) // which says so
+		return Read(dir) // which returns the error
 	} else if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("opening the reports: %w", err)
 	}
@@ -126,7 +127,7 @@ func Open(dir string) (*Store, error) {
 		from, to := filepath.Join(dir, name+suffix), filepath.Join(dir, subdir, name+suffix)
 		_, err := os.Lstat(to)
 		if err == nil {
-			err = os.Remove(from) // a newer one is there
+			err = os.Remove(from) // there is a newer one
 		} else {
 			err = os.Rename(from, to)
 		}
@@ -137,7 +138,7 @@ func Open(dir string) (*Store, error) {
 	return Read(dir)
 }
 
-// Read reads the reports in the receiver's directory, for showing them.
+// Read reads the reports in the receiver's directory, to show them.
 func Read(dir string) (*Store, error) {
 	if _, err := os.ReadDir(dir); err != nil {
 		return nil, fmt.Errorf("opening the reports: %w: `edgebake cluster listen` keeps them in its --dir", err)
@@ -158,7 +159,7 @@ func Read(dir string) (*Store, error) {
 	return s, nil
 }
 
-// load reads the reports in one directory. Files that are not reports are left alone.
+// load reads the reports in one directory. Other files are ignored.
 func load(dir string) (map[string]Report, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*"+suffix))
 	if err != nil {
@@ -174,14 +175,14 @@ func load(dir string) (map[string]Report, error) {
 		var r Report
 		if json.Unmarshal(b, &r) == nil && r.State.Node == name && check(&r.State) == nil && len(all) < MaxNodes {
 			r.size = len(b)
-			r.Ready = r.Ready || r.State.Result == ondisk.ResultDone // its file may be older than the field
+			r.Ready = r.Ready || r.State.Result == ondisk.ResultDone // the file may be older than the field
 			all[name] = r
 		}
 	}
 	return all, nil
 }
 
-// Errors of a report for which there is no room, or which came by the wrong URL.
+// Errors of a report for which there is no space, or that was sent to the wrong URL.
 var (
 	ErrFull   = fmt.Errorf("there are reports of %d machines, or %d MiB, already: remove files of machines that are gone", MaxNodes, maxBytes>>20)
 	ErrCommon = fmt.Errorf("there are reports of %d machines, or %d MiB, from the receiver's common URL already, all of machines that were Ready in the last %d days: give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have URLs of their own", maxCommon, maxCommonBytes>>20, expiry/(24*time.Hour))
@@ -189,7 +190,7 @@ var (
 	ErrOwn    = errors.New("this machine has reported by its own URL: stamp the Site of `edgebake cluster sites` again, or remove the file of its report on the receiver")
 )
 
-// Add keeps a report in place of the machine's former one.
+// Add replaces the machine's report.
 func (s *Store) Add(r Report) error {
 	if err := check(&r.State); err != nil {
 		return err
@@ -200,7 +201,7 @@ func (s *Store) Add(r Report) error {
 	if before.Own && !r.Own {
 		return ErrOwn
 	}
-	// Only its own URL proves that it is the machine that was Ready.
+	// Only the machine's own URL proves that it is the one that was Ready.
 	r.Ready = before.Ready && before.Own == r.Own || r.State.Result == ondisk.ResultDone
 	b, err := encodeReport(r)
 	if err != nil {
@@ -210,7 +211,7 @@ func (s *Store) Add(r Report) error {
 	if err := s.room(r); err != nil {
 		return err
 	}
-	// No sync: a machine reports again.
+	// Without sync: the machine will report again.
 	if err := file.Swap(filepath.Join(s.dir, r.State.Node+suffix), b); err != nil {
 		return fmt.Errorf("keeping the report of %s: %w", r.State.Node, err)
 	}
@@ -224,7 +225,8 @@ func (s *Store) Add(r Report) error {
 	return nil
 }
 
-// encodeReport is a report's file. What HTML takes for markup stays one byte.
+// encodeReport returns the contents of a report's file. HTML's special characters are not
+// escaped, since that would enlarge it.
 func encodeReport(r Report) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -234,10 +236,9 @@ func encodeReport(r Report) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// room makes room for a report. Where it must, it forgets machines that have never been
-// Ready or have not been heard of for long, the oldest first. Those of the common URL
-// may be invented: they have bounds of their own, and give way to a machine with its
-// own URL, whatever they say.
+// room frees space for a report. If it must, it removes machines that were never Ready or have
+// not reported for long, oldest first. Reports to the common URL may be invented: they have
+// their own limits, and are removed for a machine with its own URL, whatever they say.
 func (s *Store) room(r Report) error {
 	before, known := s.all[r.State.Node]
 	weak := func(o Report) bool { return !o.Ready || r.Received.Sub(o.Received) > expiry }
@@ -259,7 +260,7 @@ func (s *Store) room(r Report) error {
 	return nil
 }
 
-// commonRoom makes room for a report to the common URL among the others to it.
+// commonRoom frees space for a report to the common URL by removing others to it.
 func (s *Store) commonRoom(r Report, known bool, weak func(Report) bool) error {
 	name, from := r.State.Node, senderOf(r.From)
 	reports, bytes, ofSender := 0, 0, 0
@@ -290,8 +291,8 @@ func (s *Store) commonRoom(r Report, known bool, weak func(Report) bool) error {
 	return nil
 }
 
-// evict removes the oldest of those reports of other machines, and returns it; nil:
-// there is none.
+// evict removes the oldest of the other machines' reports for which which is true, and returns
+// it; nil if there is none.
 func (s *Store) evict(but string, which func(Report) bool) *Report {
 	oldest := ""
 	for name, o := range s.all {
@@ -305,17 +306,16 @@ func (s *Store) evict(but string, which func(Report) bool) *Report {
 	if oldest == "" {
 		return nil
 	}
-	_ = os.Remove(filepath.Join(s.dir, oldest+suffix)) // what stays is read at the next start
+	_ = os.Remove(filepath.Join(s.dir, oldest+suffix)) // a file that stays is read at the next start
 	gone := s.all[oldest]
 	s.bytes -= gone.size
 	delete(s.all, oldest)
 	return &gone
 }
 
-// check rejects what first boot does not send, and takes what terminals obey
-// out of the rest.
+// check rejects what first boot does not send, and removes control characters from the rest.
 func check(s *ondisk.State) error {
-	if err := forms.CheckNodeName(s.Node); err != nil { // it names a file, too
+	if err := forms.CheckNodeName(s.Node); err != nil { // it is a file name, too
 		return fmt.Errorf("node: %w", err)
 	}
 	switch s.Result {
@@ -330,7 +330,7 @@ func check(s *ondisk.State) error {
 	return nil
 }
 
-// shown is what Tell needs of a state, and nothing else of what was sent.
+// shown returns the part of a state that Tell needs, without anything else.
 func shown(s *ondisk.State) ondisk.State {
 	out := ondisk.State{Version: s.Version, Node: s.Node, Result: s.Result}
 	told := false
@@ -355,7 +355,7 @@ func shown(s *ondisk.State) ondisk.State {
 	return out
 }
 
-// All is the last word of each machine, by name.
+// All returns the short form of each machine's report, by name.
 func (s *Store) All() []Told {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -367,8 +367,8 @@ func (s *Store) All() []Told {
 	return out
 }
 
-// Receiver takes reports that are sent to a machine's own URL, which has the key in it,
-// or to the common path. It knows nothing else.
+// Receiver returns the handler of the machines' own URLs, which are derived from the key, and
+// of the common URL.
 func (s *Store) Receiver(id *Identity, now func() time.Time) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+id.Path, func(w http.ResponseWriter, r *http.Request) {
@@ -385,7 +385,7 @@ func (s *Store) Receiver(id *Identity, now func() time.Time) http.Handler {
 	return mux
 }
 
-// receive keeps the report in a request to the URL of node; empty: the common one.
+// receive adds the report in a request to the URL of node; empty: the common URL.
 func (s *Store) receive(w http.ResponseWriter, r *http.Request, now time.Time, node string) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxReport))
 	if err != nil {

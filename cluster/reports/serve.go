@@ -16,23 +16,23 @@ import (
 )
 
 const (
-	// maxMachines may report at the same time. For another one, the connection that has
+	// maxMachines is the limit of connections. For another one, the connection that has been
+	// silent for longest is closed.
 	// been silent for longest is closed.
 	maxMachines = 256
-	// maxFromOne of them may come from one address, as the machines of a site behind its
-	// router do.
+	// maxFromOne is the limit from one address, which may be the router of a site.
 	maxFromOne = 32
 )
 
-// Serve receives reports on one listener, and shows the page on another, until the context
-// ends. page may be nil.
+// Serve receives reports on one listener, and serves the page on another, until ctx ends. page
+// may be nil.
 func (s *Store) Serve(ctx context.Context, id *Identity, receiver, page net.Listener) error {
 	g, gctx := errgroup.WithContext(ctx)
 	serve := func(ln net.Listener, handler http.Handler) {
 		server := &http.Server{
 			Handler: handler, MaxHeaderBytes: 16 << 10,
 			ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
-			// Port scanners would fill the terminal.
+			// Port scanners would cause too many messages.
 			ErrorLog: log.New(io.Discard, "", 0),
 		}
 		g.Go(func() error {
@@ -62,8 +62,8 @@ func (s *Store) Serve(ctx context.Context, id *Identity, receiver, page net.List
 	return ctx.Err()
 }
 
-// Lines are the lines for the Cluster, and for Sites that a person writes, with which
-// machines report to the receiver at addr.
+// Lines returns the lines for the Cluster, and for Sites written by hand, with which machines
+// report to the receiver at addr.
 func (id *Identity) Lines(addr net.Addr) (cluster, site string) {
 	_, port, _ := net.SplitHostPort(addr.String())
 	url := "https://" + net.JoinHostPort(Names(id)[0], port)
@@ -75,7 +75,7 @@ func (id *Identity) Lines(addr net.Addr) (cluster, site string) {
 	return b.String(), fmt.Sprintf("  url: %s%s\n", url, id.Path)
 }
 
-// Line is a report in one line.
+// Line returns a report on one line.
 func (t *Told) Line() string {
 	text := fmt.Sprintf("%s %s: %s", t.Received.Local().Format(time.TimeOnly), t.Node, t.Result)
 	if t.Phase != "" {

@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// Share limits the connections that one address has at a time, or in IPv6 one
-// network of a machine (/64): others are closed at once. Who opens connections and says
-// nothing would keep all machines out, since the receiver takes a limited number.
+// Share limits the connections at a time from one address, or in IPv6 one /64 network. Others
+// are closed at once: idle connections of one sender must not keep all machines out.
 func Share(l net.Listener, most int) net.Listener {
 	return &share{Listener: l, most: most, open: map[netip.Prefix]int{}}
 }
@@ -55,7 +54,7 @@ func (s *share) leave(from netip.Prefix) {
 	}
 }
 
-// shared is a connection that is counted until it is closed.
+// shared is a connection that counts until it is closed.
 type shared struct {
 	net.Conn
 	leave func()
@@ -66,9 +65,9 @@ func (c *shared) Close() error {
 	return c.Conn.Close()
 }
 
-// Crowd limits the connections of all addresses together. Where there are as many, the
-// one that has been silent for longest is closed for the next: connections that say
-// nothing must not make machines wait that have something to say.
+// Crowd limits the connections of all addresses together. At the limit, the one that has been
+// silent for longest is closed for a new one, so that idle connections do not keep machines
+// out.
 func Crowd(l net.Listener, most int) net.Listener {
 	return &crowd{Listener: l, most: most, open: map[*member]bool{}}
 }
@@ -103,7 +102,7 @@ func (c *crowd) Accept() (net.Conn, error) {
 	return m, nil
 }
 
-// member is a connection of a crowd, which notes when it was heard last.
+// member is a connection of a crowd, with the time at which it was last heard.
 type member struct {
 	net.Conn
 	crowd *crowd
@@ -125,7 +124,7 @@ func (m *member) Close() error {
 	return m.Conn.Close()
 }
 
-// sender is who an address counts as.
+// sender returns the address or network that a connection counts for.
 func sender(addr net.Addr) netip.Prefix {
 	tcp, ok := addr.(*net.TCPAddr)
 	if !ok {
@@ -134,7 +133,7 @@ func sender(addr net.Addr) netip.Prefix {
 	return senderAt(tcp.AddrPort())
 }
 
-// senderOf is sender of an address in a report.
+// senderOf is sender for the address in a report.
 func senderOf(from string) netip.Prefix {
 	at, err := netip.ParseAddrPort(from)
 	if err != nil {

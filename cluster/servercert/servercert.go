@@ -1,7 +1,7 @@
-// Package servercert tells an API server's certificate from a node's. The cluster's CA
-// signs both: a kubelet's serving certificate is for its host, and that of a yurthub on
-// an OpenYurt node is for the name kubernetes, which every API server of kubeadm has.
-// So a name and the CA do not make an API server.
+// Package servercert distinguishes an API server's certificate from a node's. The cluster's CA
+// signs both: a kubelet's serving certificate has its host's name, and a yurthub's on an
+// OpenYurt node has the name kubernetes, like every API server of kubeadm. So name and CA do
+// not suffice to verify an API server.
 package servercert
 
 import (

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// containerdRoot is the store of this machine.
+// containerdRoot is the containerd store of this machine.
 const containerdRoot = "/" + store.Root
 
 func newImages(m target) *cobra.Command {

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 )
 
-// ServeHTTP is every API server of the cluster.
+// ServeHTTP answers for every API server of the cluster.
 func (c *Cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if c.dialError != nil {
 		BreakKeptAlive(r, c.dialError)
@@ -37,7 +37,7 @@ func (c *Cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// accepts reports whether a client may show these certificates, or none.
+// accepts reports whether a client with these certificates, perhaps none, is accepted.
 func (c *Cluster) accepts(certs []*x509.Certificate) bool {
 	if len(certs) == 0 {
 		return !c.NoAnonymous
@@ -46,7 +46,7 @@ func (c *Cluster) accepts(certs []*x509.Certificate) bool {
 	return err == nil
 }
 
-// newRoutes are the paths that the cluster serves. Handlers run with c.Mu held.
+// newRoutes returns the paths that the cluster serves. Handlers run with c.Mu held.
 func (c *Cluster) newRoutes() *http.ServeMux {
 	mux := http.NewServeMux()
 	for pattern, handle := range map[string]http.HandlerFunc{
@@ -142,7 +142,7 @@ func (c *Cluster) readyz(w http.ResponseWriter, _ *http.Request) {
 	c.answer(w, "ok")
 }
 
-// serverSideApply takes a manifest of the Cluster.
+// serverSideApply records an applied manifest of the Cluster.
 func (c *Cluster) serverSideApply(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Method != http.MethodPatch || r.URL.RawQuery != "force=true&fieldManager=edgebake":
@@ -185,7 +185,7 @@ func (c *Cluster) createOnce(w http.ResponseWriter, all *[]string, one string) {
 	c.created(w)
 }
 
-// dnsObject is one of CoreDNS' objects.
+// dnsObject returns or deletes one of CoreDNS' objects.
 func (c *Cluster) dnsObject(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodDelete {
 		c.DeletedPaths = append(c.DeletedPaths, r.URL.Path)
@@ -315,7 +315,7 @@ func configMap(key, text string) object {
 	return object{"data": map[string]string{key: text}}
 }
 
-// hubConfigMaps are those that yurthub reads its settings from.
+// hubConfigMaps returns the ConfigMaps with yurthub's settings.
 func (c *Cluster) hubConfigMaps(w http.ResponseWriter, _ *http.Request) {
 	if c.NoRBAC {
 		reject(w, http.StatusForbidden, "forbidden")
@@ -464,8 +464,8 @@ func (c *Cluster) patchNode(n *api.Node, r *http.Request) {
 	}
 }
 
-// reported is a Node with the status that its kubelet, or the node controller in its
-// place, last wrote.
+// reported returns a Node with the status that its kubelet, or the node controller instead of
+// it, last wrote.
 func (c *Cluster) reported(n *api.Node) *api.Node {
 	copied := *n
 	if c.ReportedMachineID != nil {

@@ -59,7 +59,7 @@ func (c *Cluster) RequestCounts() map[string]int {
 	return n
 }
 
-// Attach makes it the cluster of a machine.
+// Attach makes c the cluster of a machine.
 func (c *Cluster) Attach(w *World) {
 	c.KubeletReportTime, c.kubeletSilent, c.Now, c.registerNode = w.kubeletReportTime, w.kubeletSilent, w.ClusterTime, func() { w.registerNode(c) }
 	c.dialError = func(addr string) error {
@@ -177,7 +177,7 @@ func NewCluster(t *testing.T, names ...string) *Cluster {
 	return NewClusterOf(t, ca, key, names...)
 }
 
-// NewClusterOf makes a cluster with that CA.
+// NewClusterOf makes a cluster with this CA.
 func NewClusterOf(t *testing.T, ca *x509.Certificate, key crypto.Signer, names ...string) *Cluster {
 	c := &Cluster{T: t, Issued: new(sync.Map), Down: map[string]bool{}, Nodes: map[string]*api.Node{}, NodePoolVersion: "v1beta2", CA: ca, Key: key,
 		Names: append([]string{"kubernetes", "192.0.2.11", "192.0.2.12"}, names...), Now: func() time.Time { return WorldStart }}
@@ -185,12 +185,12 @@ func NewClusterOf(t *testing.T, ca *x509.Certificate, key crypto.Signer, names .
 	c.Pin = api.Pin(c.CA)
 	pool := x509.NewCertPool()
 	pool.AddCert(c.CA)
-	c.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, ClientCAs: pool} // as kube-apiserver, which answers 401 to one that it does not accept
+	c.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, ClientCAs: pool} // like kube-apiserver, which answers 401 to an invalid one
 	c.Serve(t)
 	return c
 }
 
-// Serve starts its API servers.
+// Serve starts the cluster's API servers.
 func (c *Cluster) Serve(t *testing.T) {
 	c.routes = c.newRoutes()
 	conf := c.TLS.Clone()
@@ -199,7 +199,7 @@ func (c *Cluster) Serve(t *testing.T) {
 	})
 	c.server = Serve(t, &http.Server{
 		Handler: c, TLSConfig: conf, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
-		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1 will do
+		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1 is enough
 	})
 }
 
@@ -209,7 +209,7 @@ func RenewedCertificate(conf *tls.Config, now func() time.Time, issue func(from,
 	var mu sync.Mutex
 	var cert tls.Certificate
 	conf.Time = now
-	conf.SessionTicketsDisabled = true // they are made when nobody waits for the server
+	conf.SessionTicketsDisabled = true // session tickets would be made when nobody waits for the server
 	conf.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -343,7 +343,7 @@ func (c *Cluster) DialError(addr string) error {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
 	if c.OtherClusters[addr] != nil {
-		return errors.New("connection reset by peer") // the address has moved since
+		return errors.New("connection reset by peer") // the address has moved to another cluster
 	}
 	if c.Down[addr] {
 		return errors.New("connection refused")

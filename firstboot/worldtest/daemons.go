@@ -53,7 +53,7 @@ func (w *World) DaemonConfig(unit string) (string, error) {
 	return all, nil
 }
 
-// controlDaemon is systemctl for a daemon.
+// controlDaemon is systemctl for these daemons.
 func (w *World) controlDaemon(verb, unit string) error {
 	link := filepath.Join(w.Root, WantsDir+unit)
 	runs := w.Units[unit] == "active"
@@ -99,7 +99,7 @@ func (w *World) startDaemons() {
 	}
 	for _, l := range links {
 		if err := w.controlDaemon("start", filepath.Base(l)); err != nil {
-			fmt.Fprintln(&w.Log, "starting", filepath.Base(l), err) // systemd goes on
+			fmt.Fprintln(&w.Log, "starting", filepath.Base(l), err) // systemd continues
 		}
 	}
 }

@@ -41,7 +41,7 @@ func (w *World) Env() *machine.Env {
 	}
 }
 
-// clock is the made-up time.
+// clock returns the simulated clock.
 func (w *World) clock() machine.Clock {
 	return machine.Clock{
 		Now:   func() time.Time { return w.Now },
@@ -62,7 +62,7 @@ func (w *World) clock() machine.Clock {
 	}
 }
 
-// chance is not random: tests repeat.
+// chance returns fixed numbers, so that tests repeat.
 func (w *World) chance() machine.Chance {
 	return machine.Chance{
 		Rand: func() float64 { return 0 },
@@ -73,7 +73,7 @@ func (w *World) chance() machine.Chance {
 	}
 }
 
-// files are below Root. Each change is an effect.
+// files returns access to the files below Root. Each change is an effect.
 func (w *World) files() machine.Files {
 	return machine.Files{
 		WriteFile: func(p string, b []byte, o machine.Owner) error {
@@ -177,7 +177,7 @@ func (w *World) files() machine.Files {
 					return err
 				}
 			}
-			clear(w.Unsynced) // with the file system that all are on
+			clear(w.Unsynced) // all are on one file system
 			return nil
 		},
 		Lock: func(_ context.Context, path string) (func(), error) {
@@ -193,7 +193,7 @@ func (w *World) files() machine.Files {
 	}
 }
 
-// programs runs commands and units.
+// programs returns access to fake programs and units.
 func (w *World) programs() machine.Programs {
 	return machine.Programs{
 		Run:  w.RunProgram,
@@ -222,7 +222,7 @@ func (w *World) programs() machine.Programs {
 	}
 }
 
-// platform is the host name and the firmware.
+// platform returns access to the host name and the firmware.
 func (w *World) platform() machine.Platform {
 	return machine.Platform{
 		SetHostname: func(name string) error {
@@ -245,7 +245,7 @@ func (w *World) platform() machine.Platform {
 	}
 }
 
-// network reaches the cluster, and the health ports of this machine.
+// network returns access to the cluster, and to the health ports of this machine.
 func (w *World) network() machine.Network {
 	return machine.Network{
 		Dial:   w.dial,
@@ -281,7 +281,7 @@ func (w *World) network() machine.Network {
 	}
 }
 
-// slots are in memory.
+// slots returns access to the slots in memory.
 func (w *World) slots() machine.Slots {
 	return machine.Slots{
 		SlotLabel: func(dev string) (string, error) {
@@ -346,7 +346,7 @@ func (w *World) slots() machine.Slots {
 	}
 }
 
-// fileSystems have sizes and UUIDs, and no contents.
+// fileSystems returns file systems with sizes and UUIDs, but no contents.
 func (w *World) fileSystems() machine.FileSystems {
 	return machine.FileSystems{
 		FSUUID: func(dev string) ([16]byte, error) {
@@ -363,7 +363,7 @@ func (w *World) fileSystems() machine.FileSystems {
 	}
 }
 
-// audience collects the console lines.
+// audience returns an Audience that collects the console lines.
 func (w *World) audience() machine.Audience {
 	return machine.Audience{
 		Console: func(line string) { w.Console = append(w.Console, line) },

@@ -659,7 +659,7 @@ func (w *World) RunProgram(ctx context.Context, c machine.Cmd) error {
 		_, err := io.WriteString(c.Output, "700\n")
 		return err
 	case strings.HasPrefix(name, "ip link delete "):
-		return os.Remove(filepath.Join(w.Root, "/sys/class/net", c.Args[3])) // fails if it is not empty
+		return os.Remove(filepath.Join(w.Root, "/sys/class/net", c.Args[3])) // it fails for a directory that is not empty
 	case strings.HasPrefix(name, "nft ") && w.NoNFT:
 		return errors.New(`exec: "nft": executable file not found in $PATH`)
 	case strings.HasPrefix(name, "nft -f "):
@@ -682,8 +682,8 @@ func (w *World) RunProgram(ctx context.Context, c machine.Cmd) error {
 	return nil
 }
 
-// kubeadmJoin does what kubeadm join and the kubelet it starts do to the disk. The
-// power may go before each file.
+// kubeadmJoin changes the disk like kubeadm join and the kubelet that it starts. The power may
+// go before each file.
 func (w *World) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	w.Joins++
 	conf := w.Get(c.Args[3])
@@ -743,7 +743,7 @@ func (w *World) kubeadmWrites(path, data string) error {
 	return nil
 }
 
-// kubeadmEnds is kubeadm removing its bootstrap credentials.
+// kubeadmEnds removes kubeadm's bootstrap credentials, as it does at its end.
 func (w *World) kubeadmEnds() error {
 	if err := w.Effect("kubeadm ends"); err != nil {
 		return err
@@ -751,7 +751,7 @@ func (w *World) kubeadmEnds() error {
 	return os.Remove(filepath.Join(w.Root, member.BootstrapConf))
 }
 
-// joinThroughHub is a kubelet whose first requests go through yurthub.
+// joinThroughHub acts as a kubelet whose first requests go through yurthub.
 func (w *World) joinThroughHub(ctx context.Context, c machine.Cmd, conf string) error {
 	w.hubJoinConf = conf
 	if err := w.kubeadmEnds(); err != nil {
@@ -768,7 +768,7 @@ func (w *World) joinThroughHub(ctx context.Context, c machine.Cmd, conf string) 
 	return conn.Close()
 }
 
-// joinDirectly is a kubelet that gets its certificate and registers its Node.
+// joinDirectly acts as a kubelet that gets its certificate and registers its Node.
 func (w *World) joinDirectly(disc *api.Kubeconfig, conf string) error {
 	cl, err := disc.Cluster()
 	if err != nil {
