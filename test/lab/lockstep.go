@@ -7,41 +7,42 @@ import (
 	"time"
 )
 
-// Lockstep has machines share one clock that no load of this host disturbs. An
-// emulated API server needs ten times the work of a real one; where several of
-// them start on few processors, none is up before its own deadlines end it, and
-// etcd's members take each other for dead. So these machines count their
+// Lockstep makes machines share one clock, which the load of this host does not
+// disturb. An emulated API server needs ten times the work of a real one; if
+// several start on few processors, their own deadlines end them first, and
+// etcd's members consider each other dead. So these machines count their
 // instructions instead of this host's time (qemu.Machine.Counted), and one that
-// is ahead of the others waits for them. To all of them together it looks as if
-// each had a processor of its own, on which an hour of theirs may take three of
-// this host's.
+// is ahead of the others waits for them. They run as if each had its own
+// processor; an hour of their time may take three of this host's.
 //
-// What is outside of them is not slowed down: what the host asks of them needs
-// patience (VM.Patience), and a Site must be stamped before the first of them is
-// on, or its machine would set its clock to that later time.
+// Nothing else is slowed down: waits of the host must be longer (VM.Patience),
+// and a Site must be stamped before the first machine is on, or it would set
+// its clock to that later time.
 type Lockstep struct {
 	mu  sync.Mutex
 	vms map[clocked]*stepped
-	now time.Time // of the machine that is last, or that was when all went off
+	now time.Time // of the machine that is last, or was last when all were switched off
 }
 
-// clocked is what a VM is here.
+// clocked is the part of a VM that Lockstep needs.
 type clocked interface {
 	Running() bool
 	now(context.Context) (time.Time, error)
 	command(ctx context.Context, name string) error
 }
 
-// stepped is a machine that is on.
+// stepped is the state of a machine that is on.
 type stepped struct {
 	now     time.Time
 	stopped bool
 }
 
-// lead is how far a machine may be ahead of another: its clock tells whole seconds.
+// lead is how far a machine may be ahead of another: clocks count whole
+// seconds.
 const lead = 2 * time.Second
 
-// NewLockstep begins at the host's time, and ends with the lab.
+// NewLockstep returns a Lockstep that begins at the host's time, and ends with
+// the lab.
 func (l *Lab) NewLockstep() *Lockstep {
 	s, end := newLockstep()
 	l.onClose(func() error {
@@ -65,26 +66,27 @@ func newLockstep() (s *Lockstep, end func()) {
 	}
 }
 
-// Now is the time of the machine that is last.
+// Now returns the time of the machine that is last.
 func (s *Lockstep) Now() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.now
 }
 
-// add takes a machine in that has been switched on.
+// add adds a machine that was switched on.
 func (s *Lockstep) add(vm clocked) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.vms[vm] = &stepped{now: s.now}
 }
 
-// look reads the machines' clocks, and lets those run that are not ahead.
+// look reads the machines' clocks, stops those that are ahead, and continues
+// the others.
 func (s *Lockstep) look(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// One that does not answer, since it has just been started or gets nothing of
-	// this host, is where it was.
+	// A machine that does not answer, since it was just started or gets no
+	// processor, keeps its time.
 	limited, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	var looks sync.WaitGroup
@@ -137,7 +139,7 @@ func (vm *VM) now(ctx context.Context) (time.Time, error) {
 	return time.Date(1900+tm.Year, time.Month(1+tm.Month), tm.Day, tm.Hour, tm.Min, tm.Sec, 0, time.UTC), nil
 }
 
-// patience is VM.Patience by the machines' clock.
+// patience is VM.Patience, measured by the machines' clock.
 func (s *Lockstep) patience(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	start, began := time.Now(), s.Now()

@@ -6,8 +6,8 @@ import (
 	"text/template"
 )
 
-// ControlPlaneImage is the quickstart Image with a control plane's container images on
-// board, which lie in an OCI layout.
+// ControlPlaneImage returns the quickstart Image with the container images of a
+// control plane, from an OCI layout.
 func ControlPlaneImage(quickstart, layout string, r Release) string {
 	quickstart = strings.ReplaceAll(quickstart, KubernetesVersion, r.Kubernetes)
 	doc := strings.Replace(quickstart, "name: quickstart\n", "name: master\nnodeTypes: [native, control-plane]\n", 1)
@@ -15,8 +15,8 @@ func ControlPlaneImage(quickstart, layout string, r Release) string {
 		"kube-scheduler:"+r.Kubernetes, "etcd:"+r.EtcdImageTag)
 }
 
-// WithAddons is an Image with kube-proxy and CoreDNS on board, for a node whose pods
-// get their addresses from a CIDR of its own.
+// WithAddons returns an Image with kube-proxy and CoreDNS, for a node whose
+// pods have their own CIDR.
 func WithAddons(image, layout, podCIDR string) string {
 	image = strings.Replace(image, "podCIDR: 10.244.0.0/16\n", "podCIDR: "+podCIDR+"\n", 1)
 	return onBoard(image, layout, "kube-proxy:"+KubernetesVersion, "coredns/coredns:"+CoreDNSVersion)
@@ -29,28 +29,28 @@ func onBoard(image, layout string, refs ...string) string {
 	return image
 }
 
-// Minted is a cluster of which all machines are from images.
+// Minted is a cluster whose machines all boot from images.
 type Minted struct {
 	Kubernetes       string
 	Masters, Workers []MintedMachine
 	Manifests        []string
-	CertSANs         []string // beside those that edgebake gives
-	// Addons are kube-proxy and CoreDNS; their images must be on board.
+	CertSANs         []string // in addition to edgebake's
+	// Addons adds kube-proxy and CoreDNS; the Image must contain their images.
 	Addons bool
 }
 
 // MintedMachine is a machine of such a cluster.
 type MintedMachine struct {
 	Name, Address string
-	// Cards are its network's interfaces, as a Site has them in one line.
+	// Cards are its network interfaces, as a Site has them, in one line.
 	Cards string
-	// DNS and NTP are the servers that it asks; none: empty.
+	// DNS and NTP are its servers; empty: none.
 	DNS, NTP string
 }
 
-// mintedYAML waits longer than real machines do: an emulated one may stand still
-// for seconds. Its API server does without what reads all its own documentation
-// again and again.
+// mintedYAML has longer timeouts than real machines need: an emulated one may
+// stand still for seconds. Its API server runs without the features that
+// repeatedly read its whole API description.
 var mintedYAML = template.Must(template.New("").Parse(`apiVersion: edgebake.io/v1alpha1
 kind: Cluster
 name: shops

@@ -18,10 +18,10 @@ import (
 	"github.com/edgebake/edgebake/builder/qemu"
 )
 
-// Net is where the control plane listens and the guests are plugged in.
+// Net is the network of the control plane and the guests.
 type Net interface {
-	// Master returns the address of the nth master (from 0), as this host
-	// reaches it and as a guest does.
+	// Master returns the address of the nth master (from 0), for this host and
+	// for a guest.
 	Master(n int) (host, guest netip.AddrPort)
 	// NIC returns the network card of the nth guest (from 0).
 	NIC(n int) qemu.NIC
@@ -36,11 +36,11 @@ type Net interface {
 // IPVS on it: the user-mode network answers any source address, so broken
 // set-ups pass.
 type Loopback struct {
-	// Port of the first master; the others follow.
+	// Port of the first master; the others have the following ones.
 	Port int
 }
 
-// FreeLoopback chooses port 6443 where it is free, else any that is.
+// FreeLoopback chooses port 6443 if it is free, or else another one.
 func FreeLoopback() (Loopback, error) {
 	if ln, err := net.Listen("tcp", "127.0.0.1:6443"); err == nil {
 		return Loopback{6443}, ln.Close()
@@ -52,8 +52,8 @@ func FreeLoopback() (Loopback, error) {
 	return Loopback{ports[0]}, nil
 }
 
-// FreePorts are ports on which nobody listens on 127.0.0.1. They stay free: the
-// kernel gives none of them to whoever connects, or listens on any that is free.
+// FreePorts returns ports of 127.0.0.1 that are not in use. They stay free,
+// since the kernel assigns none of them by itself.
 func FreePorts(n int) ([]int, error) {
 	const first = 10000
 	var given, last int
@@ -65,7 +65,7 @@ func FreePorts(n int) ([]int, error) {
 		return nil, fmt.Errorf("finding free ports on 127.0.0.1: %w", err)
 	}
 	if given < first+100*n {
-		given = last // the kernel gives nearly all of them
+		given = last // the kernel may assign nearly all of them
 	}
 	var ports []int
 	for range 1000 {
@@ -98,31 +98,31 @@ func (l Loopback) Dial(ctx context.Context, network, addr string) (net.Conn, err
 
 func mac(n int) string { return fmt.Sprintf("52:54:00:eb:00:%02x", n+1) }
 
-// Pair needs no root: two guests with a cable between them. Guest 0 is a master.
-// Its second card is on QEMU's user-mode network, through which this host reaches
-// it; on the cable itself that network would answer for the other guest.
+// Pair needs no root: two guests with a cable between them. Guest 0 is a
+// master. Its second card is on QEMU's user-mode network, through which this
+// host reaches it; on the cable, that network would answer for the other guest.
 type Pair struct {
-	// Port of this host's loopback that leads to the master's API server.
+	// Port of this host's loopback that is forwarded to the master's API server.
 	Port int
-	dir  string // of the cable's ends
+	dir  string // directory of the cable's sockets
 }
 
-// PairCIDR is the prefix length of a Pair's addresses. It has no DHCP, and no way
-// out.
+// PairCIDR is the prefix length of a Pair's addresses. The network has no DHCP
+// and no gateway.
 const PairCIDR = 24
 
-// NewPair is a Pair with a port that is free.
+// NewPair returns a Pair with a free port.
 func (l *Lab) NewPair() (Pair, error) {
 	free, err := FreeLoopback()
 	return Pair{free.Port, l.sockets}, err
 }
 
-// GuestAddr is the address meant for the nth guest, on the cable.
+// GuestAddr returns the address for the nth guest, on the cable.
 func (p Pair) GuestAddr(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 103, 0, byte(101 + n)})
 }
 
-// GuestMAC is the MAC address of the nth guest's card on the cable.
+// GuestMAC returns the MAC address of the nth guest's card on the cable.
 func (p Pair) GuestMAC(n int) string { return mac(n) }
 
 func (p Pair) Master(n int) (host, guest netip.AddrPort) {
@@ -134,26 +134,26 @@ func (p Pair) NIC(n int) qemu.NIC {
 	return qemu.NIC{MAC: mac(n), Cable: &qemu.Cable{Own: end(n), Other: end(1 - n)}}
 }
 
-// Outside is the master's second card. What it gets by DHCP is all there is on it.
+// Outside returns the master's second card, which is configured by DHCP only.
 func (p Pair) Outside() qemu.NIC {
 	return qemu.NIC{MAC: mac(MaxGuests), Forwards: []qemu.Forward{{Host: p.Port, Guest: 6443}}}
 }
 
 func (p Pair) Wrap(argv []string) []string { return argv }
 
-// Dial connects to the master, whatever it is called.
+// Dial connects to the master, whatever the address is.
 func (p Pair) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	var d net.Dialer
 	return d.DialContext(ctx, network, net.JoinHostPort("127.0.0.1", strconv.Itoa(p.Port)))
 }
 
-// Namespace is a network of its own, made with root: a bridge that carries
-// one address for each master, and a tap for each guest. It has no DHCP:
-// guests take GuestAddr by their Site.
+// Namespace is a network made by root: a bridge with one address for each
+// master, and a tap for each guest. It has no DHCP: guests get GuestAddr from
+// their Sites.
 type Namespace struct {
 	Name string
-	// IPv6 has masters and cluster speak IPv6 alone. The bridge has addresses
-	// of both families, and so may the guests.
+	// IPv6 makes masters and cluster use IPv6 only. The bridge has addresses of
+	// both families, and so may the guests.
 	IPv6 bool
 }
 
@@ -165,7 +165,7 @@ const (
 	GuestsCIDR6 = 64
 )
 
-// MaxMasters and MaxGuests are how many a Namespace has room for.
+// MaxMasters and MaxGuests are the capacity of a Namespace.
 const (
 	MaxMasters = 3
 	MaxGuests  = 5
@@ -175,22 +175,22 @@ func masterAddr(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 103, 0, b
 
 func masterAddr6(n int) netip.Addr { return numbered(Gateway6, 0x11+n) }
 
-// numbered is the address with n in place of its last byte.
+// numbered returns the address with n as its last byte.
 func numbered(addr string, n int) netip.Addr {
 	b := netip.MustParseAddr(addr).As16()
 	b[15] = byte(n)
 	return netip.AddrFrom16(b)
 }
 
-// GuestAddr is the address meant for the nth guest.
+// GuestAddr returns the address for the nth guest.
 func (ns *Namespace) GuestAddr(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 103, 0, byte(101 + n)})
 }
 
-// GuestAddr6 is the IPv6 address meant for the nth guest.
+// GuestAddr6 returns the IPv6 address for the nth guest.
 func (ns *Namespace) GuestAddr6(n int) netip.Addr { return numbered(Gateway6, 0x65+n) }
 
-// GuestMAC is the MAC address of the nth guest's network card.
+// GuestMAC returns the MAC address of the nth guest's network card.
 func (ns *Namespace) GuestMAC(n int) string { return mac(n) }
 
 func (ns *Namespace) Master(n int) (host, guest netip.AddrPort) {
@@ -211,11 +211,12 @@ func (ns *Namespace) Wrap(argv []string) []string {
 
 const netnsDir = "/run/netns"
 
-// namespacePrefix is followed by the id of the process that made it.
+// namespacePrefix is followed by the ID of the process that created the
+// namespace.
 const namespacePrefix = "edgebake-lab-"
 
-// NewNamespace makes a network namespace that goes with the lab. What a
-// killed run left behind is removed first.
+// NewNamespace creates a network namespace that ends with the lab. It first
+// removes those of killed runs.
 func (l *Lab) NewNamespace(ctx context.Context) (*Namespace, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("making a network namespace: only root can")
@@ -234,7 +235,7 @@ func (l *Lab) NewNamespace(ctx context.Context) (*Namespace, error) {
 		{"link", "add", "br0", "type", "bridge"},
 		{"link", "set", "br0", "up"},
 		{"addr", "add", Gateway + "/" + strconv.Itoa(GuestsCIDR), "dev", "br0"},
-		// Nobody else is there to have the same address.
+		// No other host can have this address.
 		{"addr", "add", Gateway6 + "/" + strconv.Itoa(GuestsCIDR6), "dev", "br0", "nodad"},
 	}
 	for n := range MaxMasters {
@@ -272,8 +273,8 @@ func (l *Lab) removeStaleNamespaces(ctx context.Context) {
 	}
 }
 
-// PullMaster takes a master's address away, or gives it back: what a cut
-// cable looks like to the guests, who get no answer at all.
+// PullMaster removes a master's address, or adds it again. For the guests,
+// which get no answer at all, that is like a cut cable.
 func (l *Lab) PullMaster(ctx context.Context, ns *Namespace, n int, pulled bool) error {
 	verb := "add"
 	if pulled {
@@ -296,7 +297,7 @@ func (ns *Namespace) Dial(ctx context.Context, network, addr string) (conn net.C
 	return conn, errors.Join(inside, err)
 }
 
-// Listen accepts connections within the namespace.
+// Listen listens within the namespace.
 func (ns *Namespace) Listen(ctx context.Context, network, addr string) (l net.Listener, err error) {
 	inside := ns.within(func() {
 		var c net.ListenConfig
@@ -305,7 +306,7 @@ func (ns *Namespace) Listen(ctx context.Context, network, addr string) (l net.Li
 	return l, errors.Join(inside, err)
 }
 
-// ListenPacket receives packets within the namespace.
+// ListenPacket listens for packets within the namespace.
 func (ns *Namespace) ListenPacket(ctx context.Context, network, addr string) (conn net.PacketConn, err error) {
 	inside := ns.within(func() {
 		var c net.ListenConfig
@@ -314,11 +315,11 @@ func (ns *Namespace) ListenPacket(ctx context.Context, network, addr string) (co
 	return conn, errors.Join(inside, err)
 }
 
-// within runs f on a thread that has moved into the namespace. A socket stays
-// in the namespace it was made in.
+// within runs f on a thread in the namespace. A socket stays in the namespace
+// in which it was created.
 func (ns *Namespace) within(f func()) error {
-	// On a goroutine of its own: where the thread cannot move back, the
-	// goroutine ends locked to it, and Go discards the thread.
+	// In a new goroutine: if the thread cannot move back, the goroutine ends
+	// locked to it, and Go discards the thread.
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -331,7 +332,8 @@ func (ns *Namespace) within(f func()) error {
 	return <-done
 }
 
-// visit reports, as back, whether the thread is where it was before.
+// visit runs f in the namespace. back reports whether the thread is in its own
+// again.
 func (ns *Namespace) visit(f func()) (back bool, err error) {
 	home, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {

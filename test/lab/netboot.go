@@ -17,10 +17,10 @@ import (
 	"time"
 )
 
-// ServeNetBoot answers guests whose firmware boots from the network: a web
-// server shows dir, and dnsmasq tells whoever asks as an HTTPClient to boot
-// the file of that name there. It returns the address of dir. Both end with
-// the lab. With an authority it is an HTTPS server, with a certificate of that one.
+// ServeNetBoot serves guests whose firmware boots from the network: a web
+// server for dir, and dnsmasq, which makes an HTTPClient boot the named file
+// from there. It returns the URL of dir. Both end with the lab. With an
+// authority, the server uses HTTPS and a certificate from it.
 func (l *Lab) ServeNetBoot(ctx context.Context, ns *Namespace, dir, file string, by *HTTPSAuthority) (url string, err error) {
 	addr := net.JoinHostPort(Gateway, "8080")
 	url = "http://" + addr
@@ -32,7 +32,7 @@ func (l *Lab) ServeNetBoot(ctx context.Context, ns *Namespace, dir, file string,
 		url = "https://" + addr
 		ln = tls.NewListener(ln, &tls.Config{Certificates: []tls.Certificate{by.server}, CipherSuites: []uint16{
 			tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
-			tls.TLS_RSA_WITH_AES_256_GCM_SHA384, // firmware of 2022 knows no ECDHE
+			tls.TLS_RSA_WITH_AES_256_GCM_SHA384, // firmware of 2022 does not support ECDHE
 		}})
 	}
 	server := &http.Server{Handler: http.FileServer(http.Dir(dir)), ReadHeaderTimeout: time.Minute}
@@ -51,16 +51,17 @@ func (l *Lab) ServeNetBoot(ctx context.Context, ns *Namespace, dir, file string,
 	return url, err
 }
 
-// HTTPSAuthority is a CA of the lab, and its server at the network's gateway.
+// HTTPSAuthority is a CA of the lab, and the certificate of its server at the
+// network's gateway.
 type HTTPSAuthority struct {
 	// CA is its certificate, PEM; List is an EFI signature list of it.
 	CA, List []byte
 	server   tls.Certificate
 }
 
-// NewHTTPSAuthority makes one.
+// NewHTTPSAuthority creates a CA.
 func NewHTTPSAuthority() (*HTTPSAuthority, error) {
-	// RSA, which the TLS of every firmware knows.
+	// RSA, which the TLS of every firmware supports.
 	caKey, err1 := rsa.GenerateKey(rand.Reader, 2048)
 	key, err2 := rsa.GenerateKey(rand.Reader, 2048)
 	if err := errors.Join(err1, err2); err != nil {
@@ -83,7 +84,8 @@ func NewHTTPSAuthority() (*HTTPSAuthority, error) {
 	}, nil
 }
 
-// signatureList is an EFI_SIGNATURE_LIST of one certificate (UEFI 2.10, 32.4.1).
+// signatureList returns an EFI_SIGNATURE_LIST of one certificate (UEFI 2.10,
+// 32.4.1).
 func signatureList(der []byte) []byte {
 	const header, owner = 28, 16
 	// EFI_CERT_X509_GUID

@@ -16,8 +16,8 @@ const (
 	ntpEpoch = 2208988800
 )
 
-// ServeTime answers NTP with this host's time at the namespace's Gateway, until the lab
-// is closed. Machines in lockstep have another time: do not let them ask.
+// ServeTime serves this host's time by NTP at the namespace's Gateway, until
+// the lab is closed. Machines in a Lockstep have another time and must not ask.
 func (l *Lab) ServeTime(ctx context.Context, ns *Namespace) error {
 	conn, err := ns.ListenPacket(ctx, "udp", net.JoinHostPort(Gateway, "123"))
 	if err != nil {
@@ -34,15 +34,16 @@ func (l *Lab) ServeTime(ctx context.Context, ns *Namespace) error {
 				continue
 			}
 			if answer := ntpAnswer(b[:n], time.Now()); answer != nil {
-				conn.WriteTo(answer, from) // a client that got nothing asks again
+				conn.WriteTo(answer, from) // a client without an answer asks again
 			}
 		}
 	}()
 	return nil
 }
 
-// ntpAnswer answers a client's question; nil if it is none. The time that the client
-// sends is not its clock's: systemd-timesyncd sends random bits, and expects them back.
+// ntpAnswer answers a client's request, or returns nil if it is none. The time
+// in the request is not the client's clock: systemd-timesyncd sends random
+// bits, and expects them back.
 func ntpAnswer(question []byte, now time.Time) []byte {
 	if len(question) < ntpPacket || question[0]&7 != ntpClient {
 		return nil

@@ -19,21 +19,20 @@ import (
 	"time"
 )
 
-// What OpenYurt calls a node of its own.
+// Labels that OpenYurt gives its nodes.
 const (
 	LabelEdgeWorker = "openyurt.io/is-edge-worker"
 	LabelNodePool   = "apps.openyurt.io/nodepool"
 )
 
-// The versions of NodePools that yurthub lists, each release one of them.
+// API versions of NodePools that yurthub lists, one in each release.
 const (
 	NodePools         = "v1beta2"
 	NodePoolsBefore17 = "v1beta1"
 )
 
-// nodePoolCRD is as much of the real one as a yurthub asks for: it lists and
-// watches node pools, and reads nothing of an edge pool that a default would
-// not give.
+// nodePoolCRD returns the part of the real CRD that yurthub needs: it lists and
+// watches node pools, and reads only fields of an edge pool that have defaults.
 func nodePoolCRD(version string) map[string]any {
 	return map[string]any{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
@@ -52,8 +51,8 @@ func nodePoolCRD(version string) map[string]any {
 	}
 }
 
-// hubRole is what docs/openyurt.md has every node granted, the part of
-// OpenYurt's yurthub chart that yurthub works with.
+// hubRole has the rights that docs/openyurt.md grants to every node: the part
+// of OpenYurt's yurthub chart that yurthub uses.
 var hubRole = map[string]any{
 	"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
 	"metadata": map[string]any{"name": "yurt-hub"},
@@ -86,9 +85,9 @@ func (c *Cluster) GrantHub(ctx context.Context) error {
 	return c.Create(ctx, bindingPath, hubBinding)
 }
 
-// nodeRules stands in for what OpenYurt's webhook lets nobody do to a Node's
-// labels: change a pool in place, and, but for nodes themselves, say who is an
-// edge worker.
+// nodeRules imitates the rules of OpenYurt's webhook for labels of Nodes: a
+// pool cannot be changed in place, and only nodes may change whether they are
+// edge workers.
 var nodeRules = map[string]any{
 	"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
 	"metadata": map[string]any{"name": "openyurt-nodes"},
@@ -125,7 +124,7 @@ var nodeRulesBinding = map[string]any{
 	"spec":     map[string]any{"policyName": "openyurt-nodes", "validationActions": []string{"Deny"}},
 }
 
-// GuardNodes has the API servers refuse what OpenYurt's webhook would.
+// GuardNodes makes the API servers reject what OpenYurt's webhook would.
 func (c *Cluster) GuardNodes(ctx context.Context) error {
 	const path = "/apis/admissionregistration.k8s.io/v1/"
 	if err := c.Create(ctx, path+"validatingadmissionpolicies", nodeRules); err != nil {
@@ -134,12 +133,13 @@ func (c *Cluster) GuardNodes(ctx context.Context) error {
 	return c.Create(ctx, path+"validatingadmissionpolicybindings", nodeRulesBinding)
 }
 
-// NodePool is one of OpenYurt's.
+// NodePool is a node pool of OpenYurt.
 type NodePool struct {
-	Name, Type string // Edge or Cloud
+	Name, Type string // Type is Edge or Cloud
 }
 
-// AddNodePools makes the kind NodePool, served in this version alone, and these.
+// AddNodePools creates the kind NodePool, in this version only, and these
+// pools.
 func (c *Cluster) AddNodePools(ctx context.Context, version string, pools ...NodePool) error {
 	if err := c.Create(ctx, crdPath, nodePoolCRD(version)); err != nil {
 		return err
@@ -147,7 +147,7 @@ func (c *Cluster) AddNodePools(ctx context.Context, version string, pools ...Nod
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for _, pool := range pools {
-		// The kind is served some moments after it was made.
+		// The kind is served some moments after its creation.
 		err := c.lab.poll(ctx, "the kind NodePool", c.other, func(ctx context.Context) (bool, error) {
 			err := c.Create(ctx, "/apis/apps.openyurt.io/"+version+"/nodepools", map[string]any{
 				"apiVersion": "apps.openyurt.io/" + version, "kind": "NodePool",
@@ -162,19 +162,19 @@ func (c *Cluster) AddNodePools(ctx context.Context, version string, pools ...Nod
 	return nil
 }
 
-// Verdict is what an Approver does with the requests it knows.
+// Verdict is an Approver's decision on requests.
 type Verdict string
 
-// An Approver approves, denies, or leaves requests alone.
+// Verdicts: to approve, to deny, or to ignore requests.
 const (
 	Approve Verdict = "approve"
 	Deny    Verdict = "deny"
 	Hold    Verdict = "hold"
 )
 
-// Approver stands in for the certificate approver of OpenYurt's yurt-manager:
-// it approves what yurthub asks for, and nothing else. The controller manager
-// approves neither of yurthub's requests, so without it no yurthub gets ready.
+// Approver imitates the certificate approver of OpenYurt's yurt-manager: it
+// approves the requests of yurthub, and nothing else. The controller manager
+// approves neither of them, so without an Approver no yurthub becomes ready.
 type Approver struct {
 	c    *Cluster
 	stop context.CancelFunc
@@ -185,7 +185,7 @@ type Approver struct {
 	judged  []Judged
 }
 
-// Judged is a request that an Approver has dealt with.
+// Judged is a request that an Approver has decided on.
 type Judged struct {
 	Name, Signer, User, CommonName string
 	Verdict                        Verdict
@@ -203,14 +203,14 @@ func (c *Cluster) StartApprover(v Verdict) *Approver {
 // Stop ends the approver.
 func (a *Approver) Stop() { a.stop(); <-a.done }
 
-// Set changes what happens to requests from now on.
+// Set changes the verdict on later requests.
 func (a *Approver) Set(v Verdict) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.verdict = v
 }
 
-// Judged returns the requests dealt with so far.
+// Judged returns the requests decided on so far.
 func (a *Approver) Judged() []Judged {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -224,7 +224,7 @@ func (a *Approver) run(ctx context.Context) {
 		a.mu.Lock()
 		v := a.verdict
 		a.mu.Unlock()
-		// Masters come and go in tests; what goes wrong is said once.
+		// Masters stop and start in tests: log each error once.
 		if err := a.judge(ctx, v); err != nil && ctx.Err() == nil && err.Error() != last {
 			last = err.Error()
 			a.c.lab.say("approver: %v", err)
@@ -237,7 +237,7 @@ func (a *Approver) run(ctx context.Context) {
 	}
 }
 
-// csr is the part of a request that is looked at.
+// csr is the part of a request that judge reads.
 type csr struct {
 	Metadata struct{ Name string }
 	Spec     struct {
@@ -296,10 +296,10 @@ func (a *Approver) decide(ctx context.Context, raw json.RawMessage, name string,
 	return a.c.do(ctx, http.MethodPut, csrsPath+"/"+name+"/approval", "application/json", whole, nil)
 }
 
-// hubRequest tells whether a request is one of the two that yurt-manager
-// approves for yurthub: its client certificate (of the token form alone) and
+// hubRequest reports whether a request is one of the two that yurt-manager
+// approves for yurthub: for its client certificate (in token mode only) and for
 // its server certificate. The rules are those of yurt-manager 1.7.0: exactly
-// these usages, and no organization but these.
+// these usages, and only these organizations.
 func hubRequest(request []byte, signer string, usages []string) (commonName string, ours bool) {
 	block, _ := pem.Decode(request)
 	if block == nil {
@@ -330,8 +330,8 @@ func hubRequest(request []byte, signer string, usages []string) (commonName stri
 	return r.Subject.CommonName, ours && slices.Equal(slices.Compact(usages), want)
 }
 
-// managerRole is what yurt-manager's chart grants its approver, which works
-// under a service account of its own.
+// managerRole has the rights that yurt-manager's chart grants its approver,
+// which has its own service account.
 var managerRole = map[string]any{
 	"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
 	"metadata": map[string]any{"name": managerAccount},
@@ -352,8 +352,8 @@ var managerBinding = map[string]any{
 
 const managerAccount = "yurt-manager-csr-approver-controller"
 
-// StartYurtManager runs a real yurt-manager, for its certificate approver
-// alone, in place of an Approver. For desks that have one; CI has none.
+// StartYurtManager runs a real yurt-manager, with only its certificate
+// approver, in place of an Approver. CI has none.
 func (c *Cluster) StartYurtManager(ctx context.Context, program string) (*Process, error) {
 	if err := c.Create(ctx, rolesPath, managerRole); err != nil {
 		return nil, err
@@ -370,7 +370,7 @@ func (c *Cluster) StartYurtManager(ctx context.Context, program string) (*Proces
 	return p, nil
 }
 
-// auditPolicy keeps how nodes came to be, and nothing else.
+// auditPolicy logs the creations of nodes, and nothing else.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -382,19 +382,20 @@ rules:
 - level: None
 `
 
-// AuditLog is the path of the nth API server's audit log.
+// AuditLog returns the path of the nth API server's audit log.
 func (c *Cluster) AuditLog(n int) string {
 	return filepath.Join(c.dir, fmt.Sprintf("audit%d.json", n+1))
 }
 
-// auditArgs has the nth API server write down every creation of a Node, or what the
-// tuning says.
+// auditArgs makes the nth API server log every creation of a Node, or what the
+// tuning's policy says.
 func (c *Cluster) auditArgs(n int) ([]string, error) {
 	policy := filepath.Join(c.dir, "audit-policy.yaml")
 	if err := os.WriteFile(policy, []byte(cmp.Or(c.tuning.AuditPolicy, auditPolicy)), 0o600); err != nil {
 		return nil, fmt.Errorf("writing the audit policy: %w", err)
 	}
-	// In one file: at 100 MB it would be renamed, and its readers would miss what came before.
+	// In one file: at 100 MB it would be rotated, and readers would miss the
+	// earlier part.
 	return []string{"--audit-policy-file", policy, "--audit-log-path", c.AuditLog(n), "--audit-log-maxsize=100000"}, nil
 }
 
@@ -405,10 +406,10 @@ type NodePost struct {
 	User, Client string
 	Name         string
 	Labels       map[string]string
-	Code         int // of the answer
+	Code         int // HTTP status of the answer
 }
 
-// NodePosts returns all requests to create a Node, the first one first.
+// NodePosts returns all requests to create a Node, the earliest first.
 func (c *Cluster) NodePosts() ([]NodePost, error) {
 	var posts []NodePost
 	for n := range c.hosts {
@@ -459,8 +460,8 @@ func nodePosts(log []byte, master int) ([]NodePost, error) {
 	return posts, in.Err()
 }
 
-// SetLink plugs the machine's network cable in, or pulls it: the guest loses
-// the carrier. It outlasts Reset, but not a new On.
+// SetLink plugs in or pulls the machine's network cable; without it the guest
+// has no carrier. The state survives Reset, but not a new On.
 func (vm *VM) SetLink(ctx context.Context, up bool) error {
 	return vm.commandWith(ctx, "set_link", map[string]any{"name": "net0", "up": up})
 }

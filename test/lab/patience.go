@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// A machine that this host starves is not a broken one: limits count the time
-// in which the guest had the processors that it asked for.
+// A machine that this host starves is not broken: limits count the time in
+// which the guest had the processors that it needed.
 
-// starvedCap is how many times its limit a starved guest may take.
+// starvedCap limits the time of a starved guest, as a multiple of its limit.
 const starvedCap = 4
 
-// effort is how long the threads of a process have run, and how long they
-// stood in line for a processor.
+// effort is how long the threads of a process have run, and how long they have
+// waited for a processor.
 type effort struct{ ran, stood time.Duration }
 
-// share is what the process got of the time that it wanted.
+// share returns the part of the wanted processor time that the process got.
 func (e effort) share() float64 {
 	if e.ran+e.stood <= 0 {
 		return 1 // it wanted none
@@ -31,7 +31,7 @@ func (e effort) share() float64 {
 // effortOf adds up the threads of a process (proc_pid_schedstat).
 func effortOf(pid int) effort {
 	var sum effort
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // the pattern is sound
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // the pattern is valid
 	for _, t := range tasks {
 		b, err := os.ReadFile(t)
 		if err != nil {
@@ -49,11 +49,13 @@ func effortOf(pid int) effort {
 	return sum
 }
 
-// Ran is how long the machine has had a processor since it was switched on.
+// Ran returns how long the machine has had a processor since it was switched
+// on.
 func (vm *VM) Ran() time.Duration { return effortOf(vm.proc.Pid()).ran }
 
-// Patience returns a context that ends after limit, not counting the time that
-// this host owed the guest. Its cause says whether the guest was starved.
+// Patience returns a context that ends after limit, not counting the time in
+// which this host kept the guest waiting. Its cause says whether the guest was
+// starved.
 func (vm *VM) Patience(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if vm.cfg.Lockstep != nil {
 		return vm.cfg.Lockstep.patience(ctx, limit)
@@ -71,7 +73,7 @@ func patience(ctx context.Context, limit time.Duration, measure func() effort) (
 		before := measure()
 		every(ctx, step, func() bool {
 			now := measure()
-			// Threads that ended take their figures with them.
+			// The figures of threads that have ended are gone.
 			did := effort{max(0, now.ran-before.ran), max(0, now.stood-before.stood)}
 			before = now
 			whole.ran += did.ran
@@ -104,7 +106,8 @@ func every(ctx context.Context, interval time.Duration, do func() bool) {
 	}
 }
 
-// verdict tells a starved machine from a broken one.
+// verdict returns an error that distinguishes a starved machine from a broken
+// one.
 func verdict(passed time.Duration, e effort) error {
 	percent := int(100 * e.share())
 	if percent < 50 {

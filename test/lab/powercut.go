@@ -14,21 +14,20 @@ import (
 	"github.com/edgebake/edgebake/builder/qemu"
 )
 
-// A disk answers a write once the bytes are in its cache, and promises them
-// only with the next flush. Killing QEMU loses nothing of that, since this
-// host goes on living. So a recorded machine runs on an overlay over the
-// settled state of its disk, beside a record of its writes and flushes; when
-// the power is cut, the overlay is thrown away, and the settled state takes
-// what was flushed, and of the rest whatever chance lets through, in no
-// order.
+// A disk answers a write once the bytes are in its cache; they are durable only
+// after the next flush. Killing QEMU loses none of them, since this host keeps
+// running. So a recorded machine runs on an overlay over the durable state of
+// its disk, with a record of its writes and flushes. A power cut discards the
+// overlay, and applies to the durable state all flushed writes, and of the
+// others those that chance selects.
 
-// settled is the raw disk as it would be found with the power off.
+// settled returns the path of the raw disk with its durable state.
 func (vm *VM) settled() string { return filepath.Join(vm.lab.Dir, vm.Name+".settled.raw") }
 
-// writes is the record of the present run.
+// writes returns the path of the current run's record.
 func (vm *VM) writes() string { return filepath.Join(vm.lab.Dir, vm.Name+".writes") }
 
-// ownDisk copies the image, for a disk that takes writes.
+// ownDisk copies the image to a disk that can be written.
 func (vm *VM) ownDisk(ctx context.Context) error {
 	out, err := exec.CommandContext(ctx, "cp", "--sparse=always", "--reflink=auto", vm.cfg.Image, vm.settled()).CombinedOutput()
 	if err != nil {
@@ -40,8 +39,8 @@ func (vm *VM) ownDisk(ctx context.Context) error {
 	return nil
 }
 
-// freshRun takes over what the last run left, if it ended in an orderly way,
-// and begins an empty overlay and record.
+// freshRun applies the record of the last run, if that ended in an orderly way,
+// and starts an empty overlay and record.
 func (vm *VM) freshRun() error {
 	if _, err := os.Stat(vm.writes()); err == nil {
 		if _, err := vm.settle(func() bool { return false }); err != nil {
@@ -54,15 +53,15 @@ func (vm *VM) freshRun() error {
 	return qemu.Overlay(context.Background(), vm.settled(), vm.Overlay, 0)
 }
 
-// Loss is what a power cut did to a disk.
+// Loss is the effect of a power cut on a disk.
 type Loss struct {
-	Kept    int // writes that a flush had promised
-	Chance  int // unpromised writes that made it
-	Dropped int // unpromised writes that did not
+	Kept    int // writes before a flush
+	Chance  int // other writes that were kept
+	Dropped int // other writes that were lost
 }
 
-// CutPower takes the power away from a recorded machine. Each write since the
-// last flush is lost where lose says so.
+// CutPower cuts the power of a recorded machine. lose decides for each write
+// since the last flush whether it is lost.
 func (vm *VM) CutPower(lose func() bool) (Loss, error) {
 	if !vm.cfg.Record {
 		return Loss{}, fmt.Errorf("cutting the power of %s: its writes are not recorded", vm.Name)
@@ -101,14 +100,14 @@ const (
 
 // entry is one request of a record.
 type entry struct {
-	at, to, n int64 // at: in the record; to: on the disk; n 0: a flush alone
+	at, to, n int64 // at: offset in the record; to: on the disk; n: bytes, 0 for a flush alone
 	fua       bool
-	flush     bool // all entries before this one are promised
+	flush     bool // all entries before this one are durable
 }
 
-// replay writes what survives a power cut to disk: all that came before the
-// last flush, and of the rest what lose lets through. With FUA a write is
-// durable by itself. The record may end in the middle of an entry.
+// replay writes what survives a power cut to disk: everything before the last
+// flush, and of the rest what lose keeps. With FUA a write is durable by
+// itself. The record may end inside an entry.
 func replay(log record, disk io.WriterAt, lose func() bool) (Loss, error) {
 	var loss Loss
 	entries, err := readRecord(log)
@@ -127,7 +126,7 @@ func replay(log record, disk io.WriterAt, lose func() bool) (Loss, error) {
 	return loss, nil
 }
 
-// count decides over one write, and reports whether it stays.
+// count decides on one write, and reports whether it is kept.
 func (l *Loss) count(promised bool, lose func() bool) bool {
 	switch {
 	case promised:
@@ -148,7 +147,7 @@ func (e entry) write(log io.ReaderAt, disk io.WriterAt) error {
 	return nil
 }
 
-// lastFlush is how many of entries are promised.
+// lastFlush returns how many of entries are durable.
 func lastFlush(entries []entry) int {
 	for i, e := range slices.Backward(entries) {
 		if e.flush {
@@ -170,7 +169,7 @@ func readRecord(log record) ([]entry, error) {
 		return nil, err
 	}
 	if fi.Size() == 0 {
-		return nil, nil // not a single write
+		return nil, nil // no writes
 	}
 	head := make([]byte, 32)
 	if _, err := log.ReadAt(head, 0); err != nil {
@@ -188,7 +187,7 @@ func readRecord(log record) ([]entry, error) {
 		}
 		to, n, flags := int64(le.Uint64(head)), int64(le.Uint64(head[8:])), le.Uint64(head[16:])
 		if n == 0 && flags == 0 {
-			break // the place of an entry that was under way
+			break // the place of an entry that was being written
 		}
 		pos += sector
 		if flags&(logDiscard|logMark) != 0 {

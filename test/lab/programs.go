@@ -15,21 +15,21 @@ import (
 // Versions of the control plane.
 const (
 	KubernetesVersion = configs.ExampleKubernetes
-	// KubernetesBeforeHub17 is what nodes with yurthub before 1.7 belong to.
+	// KubernetesBeforeHub17 is for clusters of nodes with yurthub before 1.7.
 	KubernetesBeforeHub17 = "v1.30.3"
 	EtcdVersion           = "v3.7.0"
-	// EtcdImageTag is the tag by which kubeadm of KubernetesVersion asks for it.
+	// EtcdImageTag is the tag of etcd's image for kubeadm of KubernetesVersion.
 	EtcdImageTag = "3.7.0-0"
-	// CoreDNSVersion is the one that it asks for.
+	// CoreDNSVersion is the version that this kubeadm installs.
 	CoreDNSVersion = "v1.14.6"
 )
 
-// Release is a version of Kubernetes, and the etcd that its kubeadm asks for, by that
-// image tag.
+// Release is a version of Kubernetes with the etcd of its kubeadm, and the tag
+// of etcd's image.
 type Release struct{ Kubernetes, Etcd, EtcdImageTag string }
 
-// Releases are those of which control planes are made from images; the first is the
-// one of all other tests.
+// Releases returns those of which control planes are made from images; the
+// first is the one of all other tests.
 func Releases() []Release {
 	return []Release{
 		{KubernetesVersion, EtcdVersion, EtcdImageTag},
@@ -37,7 +37,7 @@ func Releases() []Release {
 	}
 }
 
-// FindRelease is the release of a version of Kubernetes.
+// FindRelease returns the release of a version of Kubernetes.
 func FindRelease(kubernetes string) (Release, error) {
 	for _, r := range Releases() {
 		if r.Kubernetes == kubernetes {
@@ -47,13 +47,13 @@ func FindRelease(kubernetes string) (Release, error) {
 	return Release{}, fmt.Errorf("the lab makes no control plane of Kubernetes %s: it knows %v", kubernetes, Releases())
 }
 
-// Programs are the paths of what a control plane runs.
+// Programs are the paths of a control plane's programs.
 type Programs struct {
 	Version                                                         string // of Kubernetes
 	APIServer, ControllerManager, Scheduler, Kubectl, Kubeadm, Etcd string
 }
 
-// OpenCache opens the user's cache. It stays open: programs run from there.
+// OpenCache opens the user's cache, which must stay open: programs run from it.
 func OpenCache() (*fetch.Cache, error) {
 	dir, err := fetch.DefaultDir()
 	if err != nil {
@@ -62,7 +62,7 @@ func OpenCache() (*fetch.Cache, error) {
 	return fetch.Open(dir)
 }
 
-// CachedPrograms are those of a control plane, from the user's cache.
+// CachedPrograms returns the programs of a control plane from the user's cache.
 func CachedPrograms(ctx context.Context, version string, log io.Writer) (*Programs, error) {
 	cache, err := OpenCache()
 	if err != nil {
@@ -71,9 +71,8 @@ func CachedPrograms(ctx context.Context, version string, log io.Writer) (*Progra
 	return BuildPrograms(ctx, cache, version, log)
 }
 
-// BuildPrograms compiles a control plane of this version of Kubernetes from
-// the Go module proxy, or takes it from the cache, where the programs are laid
-// down.
+// BuildPrograms compiles a control plane of this version of Kubernetes from the
+// Go module proxy, unless the cache has it. The programs run from the cache.
 func BuildPrograms(ctx context.Context, c *fetch.Cache, version string, log io.Writer) (*Programs, error) {
 	p := Programs{Version: version}
 	paths := map[string]*string{
@@ -104,12 +103,13 @@ func BuildPrograms(ctx context.Context, c *fetch.Cache, version string, log io.W
 	return &p, nil
 }
 
-// CachedEtcd is the program of etcd alone, from the user's cache.
+// CachedEtcd returns the path of etcd in the user's cache.
 func CachedEtcd(ctx context.Context, log io.Writer) (string, error) {
 	return cachedProgram(ctx, EtcdRecipe(EtcdVersion, runtime.GOARCH), log)
 }
 
-// CachedKubeProxy is kube-proxy of this version of Kubernetes, from the user's cache.
+// CachedKubeProxy returns the path of kube-proxy of this version of Kubernetes
+// in the user's cache.
 func CachedKubeProxy(ctx context.Context, version string, log io.Writer) (string, error) {
 	r, err := fetch.KubernetesRecipe(version, runtime.GOARCH, "kube-proxy")
 	if err != nil {
@@ -118,7 +118,8 @@ func CachedKubeProxy(ctx context.Context, version string, log io.Writer) (string
 	return cachedProgram(ctx, r, log)
 }
 
-// cachedProgram compiles a recipe's one program, or takes it from the user's cache.
+// cachedProgram returns the path of a recipe's only program, which it compiles
+// if it is not cached.
 func cachedProgram(ctx context.Context, r fetch.GoRecipe, log io.Writer) (string, error) {
 	cache, err := OpenCache()
 	if err != nil {
@@ -132,26 +133,27 @@ func cachedProgram(ctx context.Context, r fetch.GoRecipe, log io.Writer) (string
 	return cache.Program(blobs[pkg], ProgramName(pkg))
 }
 
-// EtcdRecipe compiles etcd (such as "v3.7.0"), for control planes.
+// EtcdRecipe returns how to compile etcd (such as "v3.7.0"), for control
+// planes.
 func EtcdRecipe(version, arch string) fetch.GoRecipe {
 	const m = "go.etcd.io/etcd/server/v3"
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
 }
 
-// EtcdutlRecipe compiles etcd's own tool for snapshots, which the image of etcd
-// has too.
+// EtcdutlRecipe returns how to compile etcd's own tool for snapshots, which is
+// also in etcd's image.
 func EtcdutlRecipe(version, arch string) fetch.GoRecipe {
 	const m = "go.etcd.io/etcd/etcdutl/v3"
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
 }
 
-// CoreDNSRecipe compiles CoreDNS (such as "v1.14.6").
+// CoreDNSRecipe returns how to compile CoreDNS (such as "v1.14.6").
 func CoreDNSRecipe(version, arch string) fetch.GoRecipe {
 	const m = "github.com/coredns/coredns"
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
 }
 
-// ProgramName is the file name that the program of a main package goes by.
+// ProgramName returns the file name of a main package's program.
 func ProgramName(pkg string) string {
 	prefix, _, ok := module.SplitPathVersion(pkg)
 	if !ok {

@@ -9,26 +9,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Recording is one run of a machine as its disk saw it, from power-on until
-// the machine was cut off. Power may fail after any of its entries.
+// Recording is one run of a machine as its disk saw it, from power-on until the
+// power was cut. Power may fail after any of its entries.
 type Recording struct {
-	// Disk is a raw file that holds what the last Cut left of the disk. It may
-	// be looked at and booted, and must not be written to.
+	// Disk is a raw file with the state of the disk after the last Cut. It may be
+	// read and booted, but must not be written to.
 	Disk string
 
 	disk, log *os.File
 	entries   []entry
-	done      int // entries that are in Disk for good
+	done      int // entries that were applied to Disk
 	undo      []old
 }
 
-// old is what a write that was kept by chance has replaced.
+// old is the data that was replaced by a write that was kept by chance.
 type old struct {
 	at   int64
 	data []byte
 }
 
-// Recorded is the size of the record so far: a moment for Recording.At.
+// Recorded returns the current size of the record, for Recording.At.
 func (vm *VM) Recorded() (int64, error) {
 	fi, err := os.Stat(vm.writes())
 	if err != nil {
@@ -37,8 +37,8 @@ func (vm *VM) Recorded() (int64, error) {
 	return fi.Size(), nil
 }
 
-// Recording opens the run of a recorded machine that was cut off. The machine
-// must not be switched on again.
+// Recording opens the record of a machine after Cut. The machine must not be
+// switched on again.
 func (vm *VM) Recording() (*Recording, error) {
 	if !vm.cfg.Record || vm.Running() {
 		return nil, fmt.Errorf("opening the record of %s: it is running, or not recorded", vm.Name)
@@ -57,10 +57,10 @@ func (vm *VM) Recording() (*Recording, error) {
 	return r, err
 }
 
-// Len is how many entries there are.
+// Len returns the number of entries.
 func (r *Recording) Len() int { return len(r.entries) }
 
-// At is how many entries the record had when it was that large.
+// At returns the number of entries that the record had at that size.
 func (r *Recording) At(size int64) int {
 	n := 0
 	for n < len(r.entries) && r.entries[n].at+r.entries[n].n <= size {
@@ -69,7 +69,8 @@ func (r *Recording) At(size int64) int {
 	return n
 }
 
-// Flushes are the points right after a flush, at or after from.
+// Flushes returns the numbers of entries up to and including each flush, if
+// more than from.
 func (r *Recording) Flushes(from int) []int {
 	var out []int
 	for i, e := range r.entries {
@@ -80,8 +81,9 @@ func (r *Recording) Flushes(from int) []int {
 	return out
 }
 
-// Cut makes Disk what is left when the power goes after n entries. Cuts go
-// forward only. Each write since the last flush is lost where lose says so.
+// Cut gives Disk the state after a power cut that follows n entries. n must not
+// decrease. lose decides for each write since the last flush whether it is
+// lost.
 func (r *Recording) Cut(n int, lose func() bool) (Loss, error) {
 	var loss Loss
 	promised := lastFlush(r.entries[:n])
@@ -113,7 +115,7 @@ func (r *Recording) Cut(n int, lose func() bool) (Loss, error) {
 	return loss, nil
 }
 
-// takeBack removes what the last cut kept by chance.
+// takeBack reverts the writes that the last cut kept by chance.
 func (r *Recording) takeBack() error {
 	for len(r.undo) > 0 {
 		last := r.undo[len(r.undo)-1]
@@ -125,8 +127,8 @@ func (r *Recording) takeBack() error {
 	return nil
 }
 
-// CopyPart makes a file of its own of a part of Disk, with its holes, for
-// programs that repair what they look at.
+// CopyPart copies a part of Disk to a file, with its holes, for programs that
+// repair what they read.
 func (r *Recording) CopyPart(path string, start, size int64) error {
 	if err := copySparse(path, r.Disk, start, size); err != nil {
 		return fmt.Errorf("copying %d bytes at %d of %s: %w", size, start, r.Disk, err)
@@ -144,7 +146,7 @@ func copySparse(path, disk string, start, size int64) error {
 	if err != nil {
 		return err
 	}
-	defer out.Close() // again, where it was closed: no harm
+	defer out.Close() // closing it twice is harmless
 	end := start + size
 	for pos := start; pos < end; {
 		data, err := in.Seek(pos, unix.SEEK_DATA)

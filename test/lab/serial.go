@@ -14,8 +14,8 @@ import (
 	"github.com/edgebake/edgebake/test/emulator"
 )
 
-// Serial is a machine's console: every line with the moment it came. A kernel
-// panic fails whoever waits at once.
+// Serial is a machine's console: every line with its time. A kernel panic fails
+// all waits at once.
 type Serial struct {
 	start time.Time
 	raw   io.Writer
@@ -38,14 +38,14 @@ func newSerial(raw io.Writer, each func(Line)) *Serial {
 	return &Serial{start: time.Now(), raw: raw, each: each, changed: make(chan struct{})}
 }
 
-// escapes are terminal control sequences: firmware and systemd colour and
-// place their text.
+// escapes matches terminal control sequences, with which firmware and systemd
+// color and place their text.
 var escapes = regexp.MustCompile(`\x1b(\[[0-9;?=]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>c78])`)
 
-// fatal marks a console after which nothing comes.
+// fatal matches a line after which the machine does nothing more.
 var fatal = regexp.MustCompile(`Kernel panic - not syncing|You are in emergency mode|edgebake: this boot failed|No bootable option or device was found`)
 
-// Write takes what the machine prints.
+// Write receives the output of the machine.
 func (s *Serial) Write(p []byte) (int, error) {
 	if _, err := s.raw.Write(p); err != nil {
 		return 0, err
@@ -73,13 +73,13 @@ func (s *Serial) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// notify wakes those who wait; the caller holds mu.
+// notify wakes all waiting calls; the caller holds mu.
 func (s *Serial) notify() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// end says that nothing more comes.
+// end records that there is no more output.
 func (s *Serial) end(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +87,7 @@ func (s *Serial) end(err error) {
 	s.notify()
 }
 
-// Mark is a place in the console's text, to expect from.
+// Mark returns a position in the console's text, for Expect.
 func (s *Serial) Mark() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,9 +101,9 @@ func (s *Serial) Lines(from int) []Line {
 	return s.lines[from:len(s.lines):len(s.lines)]
 }
 
-// Expect waits for a line, from the mark on, that matches, and returns it and
-// the mark behind it. It fails when the machine panics or ends, or ctx is
-// done; the error shows the last lines.
+// Expect waits for a line after the mark that matches, and returns it with the
+// mark after it. It fails when the machine panics or ends, or ctx ends; the
+// error shows the last lines.
 func (s *Serial) Expect(ctx context.Context, from int, re *regexp.Regexp) (Line, int, error) {
 	for i := from; ; {
 		s.mu.Lock()
@@ -139,12 +139,12 @@ func (s *Serial) Broken() error {
 	return nil
 }
 
-// powerOn is what the firmware prints at the beginning of each boot.
+// powerOn matches the text of the firmware at the beginning of each boot.
 var powerOn = regexp.MustCompile(`BdsDxe: (loading|starting) Boot`)
 
-// final tells whether nothing comes after line i. A panic for which the
-// emulator is to blame does not count as an end: every image tells its kernel to reset after a
-// panic, and the machine lives through it as through a power cut.
+// final reports whether line i is the last one. A panic that the emulator has
+// caused is not: every image makes its kernel reset after a panic, which the
+// machine must survive like a power cut.
 func (s *Serial) final(lines []Line, i int) bool {
 	if !fatal.MatchString(lines[i].Text) {
 		return false
@@ -153,7 +153,7 @@ func (s *Serial) final(lines []Line, i int) bool {
 	for boot >= 0 && !powerOn.MatchString(lines[boot].Text) {
 		boot--
 	}
-	// Without firmware it is a kernel of the tests' own, which stays where it is.
+	// Without firmware it is a kernel of the tests, which does not reset.
 	return boot < 0 || staleTranslation(lines[boot:i]) == ""
 }
 
@@ -161,8 +161,8 @@ func (s *Serial) gaveUp(at Line) *FatalError {
 	return &FatalError{Line: at, Tail: s.Tail(30), Emulator: s.EmulatorsFault()}
 }
 
-// EmulatorsFault says how the console shows that QEMU has failed the guest: a
-// boot that shows nothing of the disk that it was from. "": it does not.
+// EmulatorsFault returns how the console shows that the guest failed because of
+// QEMU, or "". Such a boot says nothing about its disk.
 func (s *Serial) EmulatorsFault() string { return staleTranslation(s.Lines(0)) }
 
 func staleTranslation(lines []Line) string {
@@ -185,11 +185,12 @@ func (s *Serial) Tail(n int) string {
 	return b.String()
 }
 
-// FatalError says that a machine's system has given up.
+// FatalError means that a machine's system has given up.
 type FatalError struct {
 	Line Line
 	Tail string
-	// Emulator is set where QEMU is to blame, and says how that shows.
+	// Emulator describes how the console shows that QEMU is the cause; "": it is
+	// not.
 	Emulator string
 }
 

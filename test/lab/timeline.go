@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// Event is something that happened to a machine, by the clock of its
+// Event is something that happened to a machine, with the time since its
 // power-on.
 type Event struct {
 	At   time.Duration
 	What string
 }
 
-// milestones are the console lines that a boot is told by. A boot without
+// milestones are the console lines that mark stages of a boot. A boot without
 // some of them (a quiet kernel) has fewer events.
 var milestones = []struct {
 	line *regexp.Regexp
@@ -34,16 +34,17 @@ var milestones = []struct {
 	{FirstBootDone, "first boot is done"},
 }
 
-// FirstBootDone is the last line that first boot says.
+// FirstBootDone matches the last line of first boot.
 var FirstBootDone = regexp.MustCompile(`edgebake: node \S+ is Ready`)
 
-// WaitsForAPIServer is what first boot says of a node that finds no cluster yet.
+// WaitsForAPIServer matches the line of first boot on a node that finds no
+// cluster yet.
 var WaitsForAPIServer = regexp.MustCompile(`edgebake: .* waiting for an API server to answer`)
 
-// phaseDone is how first boot tells that a phase is over.
+// phaseDone matches the line of first boot at the end of a phase.
 var phaseDone = regexp.MustCompile(`edgebake: \[\d+(?:/\d+)?\] (\S+): (done in .*|as it should be)`)
 
-// Events reads the milestones off the console.
+// Events returns the milestones on the console.
 func (s *Serial) Events() []Event {
 	var events []Event
 	seen := map[string]bool{}
@@ -68,11 +69,11 @@ func (s *Serial) Events() []Event {
 	return events
 }
 
-// Note adds an event that was seen elsewhere, now.
+// Note returns an event that was seen elsewhere, with the current time.
 func (s *Serial) Note(what string) Event { return Event{time.Since(s.start), what} }
 
-// PrintTimeline prints events as they came, each with the time since power-on
-// and since the one before.
+// PrintTimeline prints events in order, each with the time since power-on and
+// since the previous one.
 func PrintTimeline(w io.Writer, events []Event) {
 	events = slices.SortedStableFunc(slices.Values(events), func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	last := time.Duration(0)
@@ -82,8 +83,8 @@ func PrintTimeline(w io.Writer, events []Event) {
 	}
 }
 
-// Evidence is what a person needs who was not there: the last lines of every
-// process and console of the lab.
+// Evidence returns the last lines of every process and console of the lab, for
+// a person who was not present.
 func (l *Lab) Evidence() string {
 	var b strings.Builder
 	for _, pattern := range []string{"*.log", "*.serial"} {
@@ -98,7 +99,7 @@ func (l *Lab) Evidence() string {
 	return b.String()
 }
 
-// Site is what a machine is told about a cluster of the lab.
+// Site is the configuration of a machine for a cluster of the lab.
 type Site struct {
 	Cluster  *Cluster
 	NodeName string

@@ -22,26 +22,27 @@ import (
 
 // VMConfig is a machine to boot.
 type VMConfig struct {
-	Name  string // names its files in the lab's folder
+	Name  string // prefix of its files in the lab's directory
 	Image string // .raw; never written
 	Arch  string // as in qemu.Machine
-	// Disk is the size of the device the image was put on; 0: the image's.
+	// Disk is the size of the device that the image was written to; 0: the
+	// image's.
 	Disk int64
 	// Sector is the size of that device's sectors; 0: 512.
 	Sector int64
 	Net    Net
-	// Guest numbers the machine in Net, from 0.
+	// Guest is the number of the machine in Net, from 0.
 	Guest int
-	// Accel as qemu has it; empty, or where the machine is of another
-	// architecture than this one: TCG.
+	// Accel as in qemu.Machine; TCG if it is empty, or the machine's architecture
+	// is not this computer's.
 	Accel        string
 	CPUs, Memory int
-	Secure       bool   // Secure Boot switched on
-	SerialNumber string // what SMBIOS says
+	Secure       bool   // Secure Boot enabled
+	SerialNumber string // in SMBIOS
 	Clock        string // as in qemu.Machine
-	Sticks       string // as in qemu.Machine; what Plug plugs into
+	Sticks       string // as in qemu.Machine; the bus for Plug
 	Stick, CD    string // as in qemu.Machine
-	NetBoot      bool   // as in qemu.Machine; what answers is Lab.ServeNetBoot
+	NetBoot      bool   // as in qemu.Machine; see Lab.ServeNetBoot
 	HTTPSCAs     string // as in qemu.Machine
 	Watchdog     bool   // a hardware watchdog
 	// NIC is a second network card.
@@ -50,22 +51,22 @@ type VMConfig struct {
 	More []string
 	// EachLine is called with every line of the console.
 	EachLine func(Line)
-	// Record writes down what the machine hands to its disk, so that
-	// CutPower can lose what a disk's cache would.
+	// Record records the machine's writes to its disk, so that CutPower can lose
+	// those that a disk's cache would.
 	Record bool
-	// Lockstep has the machine share a clock with others; nil: it has its own,
-	// which is this host's.
+	// Lockstep makes the machine share a clock with others; nil: it has this
+	// host's.
 	Lockstep *Lockstep
-	// KeepVars has it begin with the firmware's variables that a machine of this
-	// name left behind: what is done to a disk changes nothing in a machine.
+	// KeepVars keeps the firmware's variables of an earlier machine of this name:
+	// they are in the machine, not on its disk.
 	KeepVars bool
 }
 
 // VM is a machine with its own copy-on-write disk. It can be switched off and
 // on again.
 type VM struct {
-	Name    string // of its files
-	Node    string // what the cluster calls it now: Name, until it joins under another
+	Name    string // prefix of its files
+	Node    string // its name in the cluster: Name, until it joins under another
 	Overlay string // qcow2
 	Serial  *Serial
 
@@ -77,7 +78,8 @@ type VM struct {
 	log  *os.File
 }
 
-// StartVM gives the machine a disk that shows the image, and switches it on.
+// StartVM creates the machine's disk from the image, and switches the machine
+// on.
 func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 	arch := cmp.Or(cfg.Arch, "amd64")
 	if arch != runtime.GOARCH {
@@ -98,7 +100,7 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 		return nil, err
 	}
 	if cfg.Accel == qemu.KVM {
-		cfg.Lockstep = nil // there each has processors enough
+		cfg.Lockstep = nil // with KVM each has enough processors
 	}
 	vm := &VM{Name: cfg.Name, Node: cfg.Name, Overlay: filepath.Join(l.Dir, cfg.Name+".qcow2"), lab: l, cfg: cfg, prog: prog}
 	if err := os.Remove(vm.Overlay); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -134,10 +136,10 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 	return vm, vm.On()
 }
 
-// SerialLog is where all that the console showed is kept, as it came.
+// SerialLog returns the path of the console's raw output.
 func (vm *VM) SerialLog() string { return filepath.Join(vm.lab.Dir, vm.Name+".serial") }
 
-// On switches the machine on, with a console that begins anew.
+// On switches the machine on, with a new console.
 func (vm *VM) On() error {
 	if vm.cfg.Lockstep != nil {
 		vm.mach.Clock = vm.cfg.Lockstep.Now().Format("2006-01-02T15:04:05")
@@ -169,8 +171,8 @@ func (vm *VM) On() error {
 	return nil
 }
 
-// Cut ends the machine at once. What the guest had handed to its disk stays,
-// which is more than a power cut leaves; CutPower is stricter.
+// Cut ends the machine at once. All writes that the guest has sent to its disk
+// are kept, unlike in a power cut: see CutPower.
 func (vm *VM) Cut() { vm.proc.Kill() }
 
 // Off presses the power button and waits until the machine is off.
@@ -196,14 +198,14 @@ func (vm *VM) WaitOff(ctx context.Context) error {
 	}
 }
 
-// Unplug takes the stick or the disc out of a machine that is off, or the server
-// that it boots from off its network.
+// Unplug removes the stick or the disc from a machine that is off, or stops it
+// from booting from the network.
 func (vm *VM) Unplug() { vm.mach.Stick, vm.mach.CD, vm.mach.NetBoot = "", "", false }
 
 // Reset presses the reset button.
 func (vm *VM) Reset(ctx context.Context) error { return vm.command(ctx, "system_reset") }
 
-// Plug plugs a removable drive into the running machine, until it is switched
+// Plug attaches a removable drive to the running machine, until it is switched
 // off.
 func (vm *VM) Plug(ctx context.Context, image string) error {
 	driver := map[string]string{qemu.USB: "usb-storage", qemu.SCSI: "scsi-hd"}[vm.cfg.Sticks]
@@ -222,8 +224,8 @@ func (vm *VM) Plug(ctx context.Context, image string) error {
 	return vm.commandWith(ctx, "device_add", map[string]any{"driver": driver, "id": "stick0", "drive": "stick", "removable": true})
 }
 
-// CPU is the processor time that QEMU has used for the machine since it was
-// switched on. It hardly depends on what else this computer does.
+// CPU returns the processor time that QEMU has used for the machine since it
+// was switched on. It hardly depends on this computer's load.
 func (vm *VM) CPU() (time.Duration, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", vm.proc.Pid()))
 	if err != nil {
@@ -243,7 +245,7 @@ func (vm *VM) CPU() (time.Duration, error) {
 	return time.Duration(user+system) * time.Second / perSecond, nil
 }
 
-// Running tells whether the machine is on.
+// Running reports whether the machine is on.
 func (vm *VM) Running() bool { return vm.proc.ended() == nil }
 
 // command sends one command to QEMU.
@@ -254,7 +256,7 @@ func (vm *VM) commandWith(ctx context.Context, name string, arguments map[string
 	return vm.ask(ctx, name, arguments, nil)
 }
 
-// ask is commandWith, with an answer.
+// ask is commandWith, and decodes the answer.
 func (vm *VM) ask(ctx context.Context, name string, arguments map[string]any, into any) error {
 	var d net.Dialer
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -266,8 +268,8 @@ func (vm *VM) ask(ctx context.Context, name string, arguments map[string]any, in
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	// QEMU greets, wants its capabilities agreed on, and answers each
-	// command, with events in between.
+	// QEMU sends a greeting, requires a negotiation of capabilities, and answers
+	// each command, with events in between.
 	in := json.NewDecoder(bufio.NewReader(conn))
 	var greeting struct{ QMP any }
 	if err := in.Decode(&greeting); err != nil {
@@ -320,7 +322,7 @@ func (vm *VM) RawDisk(ctx context.Context, path string) error {
 	return nil
 }
 
-// FindInFile returns the offsets at which a byte string stands in a file.
+// FindInFile returns the offsets of a byte string in a file.
 func FindInFile(path string, what []byte) ([]int64, error) {
 	if len(what) == 0 {
 		return nil, errors.New("searching for nothing")

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Object is the part of a Node or Pod that tests look at.
+// Object is the part of a Node or Pod that tests read.
 type Object struct {
 	Metadata struct {
 		Name              string
@@ -61,9 +61,9 @@ func (c *Cluster) Node(ctx context.Context, name string) (*Object, error) {
 	return &o, nil
 }
 
-// WaitNode waits until a Node satisfies want, which says what is amiss while
-// it does not. A guest that gives up, or a process of the cluster that ends,
-// fails the wait at once.
+// WaitNode waits until a Node satisfies want, which returns the reason if it
+// does not. A guest that gives up, or a process of the cluster that ends, fails
+// the wait at once.
 func (c *Cluster) WaitNode(ctx context.Context, vm *VM, name string, want func(*Object) (ok bool, why string)) (*Object, error) {
 	var node *Object
 	err := c.pollGuest(ctx, vm, "node "+name, func(ctx context.Context) (bool, error) {
@@ -80,7 +80,7 @@ func (c *Cluster) WaitNode(ctx context.Context, vm *VM, name string, want func(*
 	return node, err
 }
 
-// pollGuest is poll with an eye on the guest.
+// pollGuest is poll, but also fails if the guest does.
 func (c *Cluster) pollGuest(ctx context.Context, vm *VM, what string, ready func(context.Context) (bool, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -98,7 +98,7 @@ func (c *Cluster) pollGuest(ctx context.Context, vm *VM, what string, ready func
 	})
 }
 
-// hopeless is what no waiting changes.
+// hopeless is an error that waiting cannot change.
 type hopeless struct{ error }
 
 // Ready is for WaitNode: the Node is Ready.
@@ -107,17 +107,18 @@ func Ready(o *Object) (bool, string) {
 	return status == "True", why
 }
 
-// Stays are the tolerations of a pod that nobody makes again: a machine that
-// takes minutes to boot looks dead meanwhile, and the cluster would remove it.
+// Stays returns the tolerations of a pod that no controller recreates: a
+// machine that takes minutes to boot seems dead, and the cluster would remove
+// the pod.
 func Stays() []any {
 	return []any{map[string]any{"operator": "Exists", "effect": "NoExecute"}}
 }
 
-// Pod makes a pod of one container from an image that is on board the node,
-// where a registry does not exist.
+// Pod creates a pod of one container from an image that is on the node, since
+// there is no registry.
 func (c *Cluster) Pod(ctx context.Context, name, image, node string) error {
-	// The admission plug-in of service accounts wants one; the controller
-	// manager makes it some seconds after the namespace.
+	// The admission plug-in of service accounts requires one; the controller
+	// manager creates it some seconds after the namespace.
 	err := c.lab.poll(ctx, "the default service account", c.other, func(ctx context.Context) (bool, error) {
 		var o Object
 		err := c.Get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", &o)
@@ -135,7 +136,7 @@ func (c *Cluster) Pod(ctx context.Context, name, image, node string) error {
 			"containers":  []any{map[string]any{"name": name, "image": image, "imagePullPolicy": "Never"}},
 		},
 	}
-	asked := false // an answer may be lost, and not what was asked
+	asked := false // the answer may be lost, and the pod created
 	var rejected error
 	err = c.lab.poll(ctx, "making pod "+name, c.other, func(ctx context.Context) (bool, error) {
 		err := c.Create(ctx, "/api/v1/namespaces/default/pods", pod)

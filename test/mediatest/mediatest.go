@@ -1,5 +1,5 @@
-// Package mediatest makes golden images that no machine boots and every program
-// of ours takes for whole. For tests only.
+// Package mediatest makes golden images that no machine can boot, and that all
+// of edgebake's programs accept as complete. For tests only.
 package mediatest
 
 import (
@@ -21,34 +21,36 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// Date is that of the images.
+// Date is the time of the images.
 var Date = time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC)
 
-// Image is what an image is made of.
+// Image describes an image.
 type Image struct {
-	// ID is the plan's. It seeds all that is random in it, unless Seed is set.
+	// ID is the plan's ID. It is the seed of all random data, unless Seed is set.
 	ID, Seed string
-	// Data bytes are in its root, half of them noise, half easy to compress.
+	// Data is how many bytes a file in its root has: half random, half easy to
+	// compress.
 	Data int64
-	// Free bytes are in its root, and in DATA.
+	// FreeRoot and FreeData are free bytes in its root and in DATA.
 	FreeRoot, FreeData int64
-	// Sign, where set, signs it, and SignIndex its index.
+	// Sign, if set, signs it, and SignIndex its index.
 	Sign      func(golden string, imageInfo []byte) (string, error)
 	SignIndex func(body []byte) (string, error)
-	// Initrd, where set, makes it bootable by name: the system's directory has a kernel and
-	// this, and the boot entry names both. ESP is the size of its partition then.
+	// Initrd, if set, adds a kernel and this initrd to the system's directory,
+	// and a boot entry that names both. ESP is the size of its partition then.
 	Initrd []byte
 	ESP    int64
-	// Files are in its root besides.
+	// Files are more files in its root.
 	Files map[string][]byte
-	// Store has the nodes of containerd's store, which begin at var, and Blobs their content.
+	// Store has the nodes of containerd's store, from var on, and Blobs their
+	// contents.
 	Store []tree.Node
 	Blobs tree.Blobs
-	// Info, where set, changes its image.json.
+	// Info, if set, changes its image.json.
 	Info func(*ondisk.ImageInfo)
 }
 
-// Make builds an image, compressed where the name ends in .zst.
+// Make builds an image, compressed if the name ends in .zst.
 func Make(t testing.TB, path string, i Image) *disk.Result {
 	t.Helper()
 	noise := make([]byte, i.Data)
@@ -125,7 +127,7 @@ func Noise(n int) []byte {
 	return b
 }
 
-// blobs are those of two sources.
+// blobs are the blobs of two sources.
 type blobs struct {
 	disktest.Blobs
 	more tree.Blobs

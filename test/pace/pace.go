@@ -1,6 +1,6 @@
-// Package pace fits the long tests into the time that a run has. A machine may
-// be five times as slow as a quiet one; without this such a run is ended from
-// outside in the middle of a test, and nothing of it counts.
+// Package pace fits the long tests into the time of a run. A machine may be
+// five times slower than an idle one; without this such a run would be killed
+// in the middle of a test, and none of it would count.
 //
 // A run with a limit sets two variables, as .ci/run does. Without them every
 // test runs, however long it takes.
@@ -20,15 +20,16 @@ import (
 const (
 	// Until is when the run must have ended, in seconds since 1970.
 	Until = "EDGEBAKE_UNTIL"
-	// Record names the file of what the tests of this run took: lines of
-	// "ran", name, seconds on a quiet machine, seconds here; or of "left",
-	// name, seconds on a quiet machine, seconds that it would have taken.
+	// Record is the name of a file with the times of this run's tests: lines of
+	// "ran", name, seconds on an idle machine, seconds here; or of "left", name,
+	// seconds on an idle machine, seconds that it would have taken.
 	Record = "EDGEBAKE_PACE"
 )
 
-// Takes says how long a test takes on a quiet machine of two processors. Where
-// the tests before it show that it cannot end in time here, it is left out, in
-// words that nobody can take for a pass; .ci/run repeats them at its end.
+// Takes declares how long a test takes on an idle machine with two processors.
+// If the tests before it show that it cannot end in time here, it is skipped
+// with a message that nobody can mistake for a pass; .ci/run repeats that at
+// its end.
 func Takes(t testing.TB, quiet time.Duration) {
 	t.Helper()
 	if testing.Short() {
@@ -63,8 +64,8 @@ func takes(t testing.TB, quiet time.Duration) {
 	record(t, file, quiet, start)
 }
 
-// Took adds what a person waited for, and its time on a quiet machine, to what the next
-// tests are judged by.
+// Took adds the time that other work has taken, and its time on an idle
+// machine, to the measure for the next tests.
 func Took(name string, quiet, here time.Duration) error {
 	if _, limited, err := limit(); err != nil || !limited {
 		return err
@@ -83,7 +84,7 @@ func record(t testing.TB, file string, quiet time.Duration, start time.Time) {
 	})
 }
 
-// limit is the end of the run, where it has one.
+// limit returns the end of the run, if it has one.
 func limit() (time.Time, bool, error) {
 	s := os.Getenv(Until)
 	if s == "" {
@@ -102,8 +103,8 @@ func limit() (time.Time, bool, error) {
 // took sums up the tests that have run.
 type took struct{ quiet, here time.Duration }
 
-// factor is how many times as long as on a quiet machine a test takes here;
-// never less than once, since a quick one says little of the next.
+// factor returns how many times longer a test takes here than on an idle
+// machine; at least 1, since a fast one does not predict the next.
 func (t took) factor() float64 {
 	if t.quiet <= 0 {
 		return 1

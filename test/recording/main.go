@@ -90,7 +90,8 @@ const (
 	remark  kind = "remark"  // by this program
 )
 
-// recorder collects what is shown. Its commands and the machine print at the same time.
+// recorder collects the events. Its commands and the machine print at the same
+// time.
 type recorder struct {
 	mu     sync.Mutex
 	start  time.Time
@@ -132,7 +133,7 @@ func (r *recorder) run(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// record shows a machine on its way from a document to a Ready node.
+// record shows how a document becomes a Ready node.
 func (r *recorder) record(ctx context.Context) (err error) {
 	document, err := os.ReadFile("configs/examples/quickstart.yaml")
 	if err != nil {

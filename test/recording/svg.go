@@ -9,8 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// The terminal in the picture. It is narrow, so that a phone shows it in a size that
-// can be read.
+// The terminal in the picture. It is narrow, so that it can be read on a phone.
 const (
 	columns, rows = 68, 24
 	fontSize      = 14.0
@@ -20,13 +19,15 @@ const (
 	titleBar      = 26.0
 )
 
-// The picture waits for as long as the commands did, within bounds.
+// How long the picture pauses, in seconds: as long as the commands took, within
+// these limits.
 const (
 	shortest, longest = 0.12, 1.0
 	typing            = 0.9 // after a command is shown
 )
 
-// style draws the last screen. Where motion is welcome, lines appear one after the other.
+// style draws the last screen. Unless less motion is preferred, lines appear
+// one after the other.
 const style = `
 text{font:%gpx ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono","DejaVu Sans Mono",monospace;white-space:pre;fill:var(--fg)}
 svg{--bg:#0d1117;--bar:#21262d;--fg:#d1d7e0;--dim:#9198a1;--strong:#f0f6fc;--good:#3fb950;--border:#3d444d}
@@ -45,7 +46,7 @@ type row struct {
 	text  string
 }
 
-// render draws events as an animated SVG that needs nothing from elsewhere.
+// render draws events as an animated SVG without external files.
 func render(events []event) []byte {
 	all, end := layOut(events)
 	hidden := max(0, len(all)-rows)

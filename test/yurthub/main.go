@@ -111,7 +111,7 @@ func parse(args []string, version string) (*options, error) {
 	} {
 		fs.Bool(name, false, "")
 	}
-	// Of this program alone, for tests on one machine.
+	// Flags of this program alone, for tests on one machine.
 	fs.StringVar(&o.etc, "stand-in-etc", "/etc/kubernetes", "")
 	fs.StringVar(&o.kubeletDir, "stand-in-kubelet-dir", "/var/lib/kubelet", "")
 	fs.DurationVar(&o.giveUp, "stand-in-give-up", 4*time.Minute, "")
@@ -163,7 +163,7 @@ func parse(args []string, version string) (*options, error) {
 	return o, nil
 }
 
-// defaultAddress is the source address of the default route.
+// defaultAddress returns the source address of the default route.
 func defaultAddress() (string, error) {
 	c, err := net.Dial("udp", "192.0.2.1:9")
 	if err != nil {

@@ -21,8 +21,7 @@ import (
 	"time"
 )
 
-// proxy serves kubelet and pods: through a healthy server, else from the
-// cache.
+// proxy serves kubelet and pods: from a healthy server, or else from the cache.
 type proxy struct {
 	o      *options
 	id     *identity
@@ -41,8 +40,8 @@ func (p *proxy) missing() string {
 	return ""
 }
 
-// sync waits until what the real program's informers need can be listed. A
-// restart without any server finds the cache instead.
+// sync waits until everything that the real program's informers need can be
+// listed. After a restart without any server, the cache is used.
 func (p *proxy) sync(ctx context.Context) {
 	c := &http.Client{Timeout: 5 * time.Second, Transport: p.id.transport("")}
 	need := []struct{ path, missing string }{
@@ -146,7 +145,7 @@ func (p *proxy) serve(ctx context.Context) error {
 	}
 }
 
-// component is what a client calls itself, as the cache is kept for each.
+// component returns the name of a client; each has its own cache.
 func component(r *http.Request) string {
 	name, _, _ := strings.Cut(r.UserAgent(), "/")
 	return name
@@ -165,7 +164,7 @@ func isWatch(r *http.Request) bool {
 	return w == "true" || w == "1"
 }
 
-// isCollection tells a list from a get by the path's shape.
+// isCollection distinguishes a list from a get by the path's form.
 func isCollection(path string) bool {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	if len(parts) > 0 && parts[0] == "api" {
@@ -184,14 +183,14 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		status(w, http.StatusServiceUnavailable, "ServiceUnavailable", m)
 		return
 	}
-	// kubelet's lease is kept by the health probes.
+	// The health probes renew kubelet's lease.
 	if component(r) == "kubelet" && strings.HasPrefix(r.URL.Path, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/") &&
 		r.Method == http.MethodPut && p.o.workingMode == "edge" {
 		echo(w, r, http.StatusOK)
 		return
 	}
-	// Before 1.7 it answers lists of Services itself, and selects by name
-	// alone: kubelet 1.31 and later never gets the list it waits for.
+	// Before 1.7 yurthub answers lists of Services itself, and selects by name
+	// only: kubelet 1.31 and later never gets the list that it waits for.
 	if r.URL.Path == "/api/v1/services" && p.o.before17 && strings.Contains(r.URL.Query().Get("fieldSelector"), "spec.") {
 		status(w, http.StatusInternalServerError, "InternalError", "spec.clusterIP is not a known field selector")
 		return
@@ -202,7 +201,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if cacheable(r) {
-		// We must read what we keep; every client of ours takes JSON too.
+		// The cache needs JSON, which every client accepts.
 		r.Header.Set("Accept", "application/json")
 	}
 	p.backend(s).ServeHTTP(w, r)
@@ -236,7 +235,7 @@ func (p *proxy) backend(s *url.URL) *httputil.ReverseProxy {
 	return rp
 }
 
-// keep copies an answer into the cache while it passes.
+// keep copies an answer into the cache while it is passed on.
 func (p *proxy) keep(resp *http.Response, r *http.Request) error {
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
 		return nil
@@ -261,7 +260,7 @@ func (p *proxy) keep(resp *http.Response, r *http.Request) error {
 	return write(p.cache.single(component(r), r.URL), b)
 }
 
-// watchTee hands every line of a watch to line, after the client got it.
+// watchTee calls line with every line of a watch, after the client got it.
 type watchTee struct {
 	io.ReadCloser
 	buf  []byte
@@ -283,7 +282,7 @@ func (t *watchTee) Read(b []byte) (int, error) {
 	}
 }
 
-// local answers without any server.
+// local answers without a server.
 func (p *proxy) local(w http.ResponseWriter, r *http.Request) {
 	if p.o.workingMode == "cloud" || !strings.HasPrefix(r.URL.Path, "/api") {
 		status(w, http.StatusBadRequest, "BadRequest", "no server is reachable, and this request is not served from the cache")
@@ -333,9 +332,9 @@ func (p *proxy) cached(w http.ResponseWriter, r *http.Request) {
 	w.Write(b)
 }
 
-// hold keeps a watch open, silent, until a server is back. The real program
-// sends nothing either to a client that wants the state first
-// (sendInitialEvents): a kubelet that asks for lists that way gets none.
+// hold keeps a watch open and silent until a server is back. The real program
+// does the same for a client that wants the state first (sendInitialEvents): a
+// kubelet that requests lists in that way gets none.
 func (p *proxy) hold(w http.ResponseWriter, r *http.Request) {
 	online := p.health.online()
 	w.Header().Set("Content-Type", "application/json")
@@ -354,8 +353,8 @@ func (p *proxy) hold(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// token gives a pod's service account a token that no server will accept, so
-// that the pod can start; kubelet asks again soon.
+// token returns a token for a pod's service account that no server will accept,
+// so that the pod can start; kubelet soon requests another.
 func (p *proxy) token(w http.ResponseWriter, _ *http.Request) {
 	exp := time.Now().Add(time.Minute)
 	part := func(v any) string {
