@@ -32,7 +32,7 @@ type Lab struct {
 	mu    sync.Mutex
 	procs []*Process
 	undo  []func() error
-	slow  bool // the API servers are emulated, perhaps by a clock slower than this host's
+	slow  bool // the API servers are emulated, possibly with a clock slower than this host's
 }
 
 // New makes a lab in dir, which it creates if it is missing. Progress for a
@@ -105,8 +105,8 @@ func (l *Lab) start(name string, argv []string, stdout io.Writer) (*Process, err
 	if stdout != nil {
 		p.cmd.Stdout = stdout
 	}
-	// In a group of its own, a Ctrl-C at the terminal does not end it behind
-	// our back; with a parent-death signal it does not survive us either.
+	// In its own process group, it is not ended by a Ctrl-C at the terminal; with
+	// a parent-death signal, it does not outlive this program either.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = p.cmd.Start()
 	if err != nil {
@@ -124,12 +124,12 @@ func (l *Lab) start(name string, argv []string, stdout io.Writer) (*Process, err
 	return p, nil
 }
 
-// Pid is the process's id.
+// Pid returns the ID of the process.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Kill ends the process at once and waits until it is gone.
 func (p *Process) Kill() {
-	// The process may have ended by itself.
+	// It may have ended already.
 	_ = p.cmd.Process.Kill()
 	<-p.done
 }
@@ -140,8 +140,8 @@ func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// ended returns an error, with the last lines of the log, when the process
-// is no longer running.
+// ended returns an error, with the last lines of the log, if the process is not
+// running any more.
 func (p *Process) ended() error {
 	select {
 	case <-p.done:
@@ -151,8 +151,8 @@ func (p *Process) ended() error {
 	}
 }
 
-// run carries out a command and returns its standard output; an error shows
-// all of its output.
+// run runs a command and returns its standard output. An error shows all of its
+// output.
 func (l *Lab) run(ctx context.Context, argv ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = l.Dir
@@ -166,8 +166,8 @@ func (l *Lab) run(ctx context.Context, argv ...string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// poll calls ready until it returns true, a process of the list ends, or ctx
-// is done. What ready last said stands in the error.
+// poll calls ready until it returns true, one of procs ends, or ctx is done.
+// The error includes the last one of ready.
 func (l *Lab) poll(ctx context.Context, what string, procs []*Process, ready func(context.Context) (bool, error)) error {
 	limit := 10 * time.Second // of each try
 	if l.slow {

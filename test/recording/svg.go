@@ -67,15 +67,15 @@ func render(events []event) []byte {
 			continue
 		}
 		fmt.Fprintf(&b, `<text class="l%s" x="%.0f" y="%.1f" style="animation-delay:%.2fs" xml:space="preserve">`, r.class, margin, float64(i)*lineHeight+fontSize, r.at)
-		_ = xml.EscapeText(&b, []byte(r.text)) // into memory
+		_ = xml.EscapeText(&b, []byte(r.text)) // cannot fail in memory
 		b.WriteString("</text>\n")
 	}
 	b.WriteString("</g></svg>\n</svg>\n")
 	return b.Bytes()
 }
 
-// isResult tells the machine's lines that say how something went from those that say what
-// it does or waits for, which the picture leaves out.
+// isResult matches the machine's lines about results. The picture omits lines
+// about work and waiting.
 var isResult = regexp.MustCompile(`: done in |: as it should be$| is Ready$`)
 
 // layOut breaks the events into rows, and returns when the last one has appeared.
@@ -112,7 +112,7 @@ func layOut(events []event) (all []row, end float64) {
 	return all, at + 1
 }
 
-// wrap breaks a line at blanks, else where the terminal ends.
+// wrap breaks a line at blanks, or else at the terminal's width.
 func wrap(text string) []string {
 	var out []string
 	indent := ""
@@ -130,7 +130,7 @@ func wrap(text string) []string {
 	return append(out, text)
 }
 
-// scrolling are the keyframes that keep the last row on the screen.
+// scrolling returns the keyframes that keep the last row on the screen.
 func scrolling(all []row, end float64) string {
 	var b strings.Builder
 	b.WriteString("0%{transform:translateY(0)}")

@@ -1,6 +1,6 @@
-// Command report runs `go test` with its arguments and shows a line for each package, the
-// output of tests that failed, and at the end what was skipped and which ten tests took
-// the longest. Nothing that a test started runs after it, whatever ends it.
+// Command report runs `go test` with its arguments. It prints a line for each
+// package, the output of failed tests, and at the end the skipped tests and the
+// ten slowest. However it ends, it ends all processes that a test has started.
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 
 const (
 	slowest = 10
-	// grace is how long go test and its tests have to end by themselves.
+	// grace is how long go test and its tests may take to end after an interrupt.
 	grace = 10 * time.Second
 )
 
@@ -36,7 +36,8 @@ func main() {
 }
 
 func run(ctx context.Context, out io.Writer, args []string) int {
-	// Processes that a test leaves behind become our children, and can be ended.
+	// Processes that a test leaves behind become children of this process, which
+	// can end them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		fmt.Fprintf(out, "looking after the tests' processes: %v\n", err)
 		return 1
@@ -46,7 +47,7 @@ func run(ctx context.Context, out io.Writer, args []string) int {
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if os.Geteuid() == 0 {
-		cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS // what tests mount ends with them
+		cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS // mounts of tests end with them
 	}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	cmd.WaitDelay = grace
@@ -75,8 +76,8 @@ func run(ctx context.Context, out io.Writer, args []string) int {
 	return 0
 }
 
-// endChildren kills what is left below this process: killing a process makes its
-// children ours.
+// endChildren kills all processes below this one: the children of a killed
+// process become ours.
 func endChildren() {
 	children := func() []int {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", os.Getpid()))
@@ -133,7 +134,7 @@ func (r *report) read(in io.Reader) error {
 		if len(line) > 0 {
 			var e event
 			if json.Unmarshal(line, &e) != nil {
-				fmt.Fprintf(r.out, "%s", line) // go's own words
+				fmt.Fprintf(r.out, "%s", line) // a message of go itself
 			} else {
 				r.add(e)
 			}
@@ -187,7 +188,7 @@ func (r *report) add(e event) {
 }
 
 func (r *report) endPackage(e event, output []string) {
-	if e.Action == "fail" { // a panic, or the end of its time, is nobody's
+	if e.Action == "fail" { // a panic or a timeout belongs to no test
 		for key, lines := range r.output {
 			if strings.HasPrefix(key, e.Package+" ") {
 				delete(r.output, key)
@@ -210,7 +211,7 @@ func (r *report) endPackage(e event, output []string) {
 	}
 }
 
-// end sums up.
+// end prints the summary.
 func (r *report) end() {
 	if len(r.skips) > 0 {
 		fmt.Fprintln(r.out, "SKIPPED, NOT TESTED:")

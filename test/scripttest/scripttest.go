@@ -1,6 +1,6 @@
-// Package scripttest runs the scripts of a command's tests: each archive in
-// testdata/script is a story in the language of testscript, with what a terminal shows
-// in its files. For tests only.
+// Package scripttest runs the scripts of a command's tests: archives in
+// testdata/script in the language of testscript. Their files have what a
+// terminal shows. For tests only.
 package scripttest
 
 import (
@@ -26,24 +26,29 @@ import (
 
 var update = flag.Bool("update", false, "write what the commands print now into the scripts")
 
-// Dropped is the key of a *regexp.Regexp in testscript.Env.Values: what sessions leave out.
+// Dropped is the key of a *regexp.Regexp in testscript.Env.Values: text that
+// sessions omit.
 const Dropped = "dropped"
 
 // Command is a command of scripts.
 type Command = func(ts *testscript.TestScript, neg bool, args []string)
 
-// Run runs the scripts in testdata/script. Besides testscript's own commands they have
-// those given, and:
+// Run runs the scripts in testdata/script. In addition to testscript's own
+// commands they have those given, and:
 //
-//	session FILE          run the lines of FILE that begin with $ in a shell, and
-//	                      print what a terminal shows; `cmp stdout FILE` compares it
-//	json FILE [PATH WANT]...
-//	                      each document in FILE is JSON, and the last one has these
-//	                      values at these paths, as in slot.state
-//	need PROGRAM PACKAGE  skip without a program at a desk, fail in CI
-//	namespaces            the same for namespaces of users and mounts
+// session FILE          run the lines of FILE that begin with $ in a shell, and
+//
+//	print what a terminal shows; `cmp stdout FILE` compares it
+//
+// json FILE [PATH WANT]...
+//
+//	each document in FILE is JSON, and the last one has these
+//	values at these paths, as in slot.state
+//
+// need PROGRAM PACKAGE  skip without a program at a desk, fail in CI
+// namespaces            the same for namespaces of users and mounts
 func Run(t *testing.T, setup func(*testscript.Env) error, commands map[string]Command) {
-	t.Setenv("GOTMPDIR", disktest.Scratch(t)) // where testscript makes its directories
+	t.Setenv("GOTMPDIR", disktest.Scratch(t)) // testscript makes its directories there
 	all := map[string]Command{
 		"session": session,
 		"json":    isJSON,
@@ -94,8 +99,8 @@ func Run(t *testing.T, setup func(*testscript.Env) error, commands map[string]Co
 
 func tb(ts *testscript.TestScript) testing.TB { return ts.Value("tb").(testing.TB) }
 
-// session carries out what somebody has typed at a terminal. Both streams come as
-// they do there, and an exit code that is not 0 in brackets.
+// session runs the commands of a session at a terminal. It prints both streams
+// together, and an exit code other than 0 in brackets.
 func session(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: session FILE")
@@ -142,7 +147,7 @@ func isJSON(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// at is the value at a path of names, indices and "length".
+// at returns the value at a path of names, indices and "length".
 func at(v any, path string) any {
 	for part := range strings.SplitSeq(path, ".") {
 		switch x := v.(type) {
@@ -175,9 +180,9 @@ var (
 	moments = regexp.MustCompile(`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`)
 )
 
-// steady puts names in the place of what is another thing in each run.
+// steady replaces text that differs between runs with names.
 func steady(ts *testscript.TestScript, said string) string {
-	bin, _, _ := strings.Cut(os.Getenv("PATH"), string(os.PathListSeparator)) // testscript's, with the commands
+	bin, _, _ := strings.Cut(os.Getenv("PATH"), string(os.PathListSeparator)) // testscript's directory with the commands
 	said = strings.NewReplacer(ts.Getenv("WORK"), "$WORK", bin, "$BIN").Replace(said)
 	if drop, ok := ts.Value(Dropped).(*regexp.Regexp); ok {
 		said = drop.ReplaceAllString(said, "")

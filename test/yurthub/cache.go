@@ -14,8 +14,8 @@ import (
 	"sync"
 )
 
-// cache keeps on disk what one component was answered: one folder for each
-// collection it read (path and selectors), one file for each object.
+// cache stores on disk what each component received: a directory for each
+// collection it read (path and selectors), and a file for each object.
 type cache struct {
 	dir string
 	mu  sync.Mutex
@@ -41,8 +41,8 @@ type list struct {
 	Items []json.RawMessage `json:"items"`
 }
 
-// collection is the folder of a list or watch: its path and what selects, but
-// not how it is paged or watched.
+// collection returns the directory of a list or watch. It depends on path and
+// selectors, but not on paging or watching.
 func (c *cache) collection(component string, u *url.URL) string {
 	q := u.Query()
 	sel := url.Values{}
@@ -60,8 +60,7 @@ func (c *cache) single(component string, u *url.URL) string {
 	return filepath.Join(c.dir, component, "get-"+hex.EncodeToString(sum[:8])+".json")
 }
 
-// write replaces a file, and does not leave it to the next minute whether it
-// is on the disk: the tests press the reset button.
+// write replaces a file and syncs it: the tests press the reset button.
 func write(path string, b []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -77,7 +76,7 @@ func write(path string, b []byte) error {
 	return os.Rename(path+".tmp", path)
 }
 
-// putList replaces a collection with what a list answered.
+// putList replaces a collection with the answer to a list.
 func (c *cache) putList(dir string, body []byte) error {
 	var l list
 	if err := json.Unmarshal(body, &l); err != nil {
@@ -109,8 +108,8 @@ func (c *cache) file(dir string, o *object) string {
 	return filepath.Join(dir, o.Metadata.Namespace+"_"+o.Metadata.Name+".json")
 }
 
-// put keeps an item of a list. Items there do not say what they are; alone,
-// they must.
+// put stores an item of a list. In the list an item has no kind; alone it must
+// have one.
 func (c *cache) put(dir string, raw json.RawMessage, apiVersion, kind string) error {
 	var o object
 	if err := json.Unmarshal(raw, &o); err != nil {
@@ -167,7 +166,8 @@ func (c *cache) event(dir string, line []byte) error {
 	return nil
 }
 
-// items are the objects of a collection; ok tells whether it was ever read.
+// items returns the objects of a collection; ok reports whether it was ever
+// read.
 func (c *cache) items(dir string) (l list, ok bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,7 +204,7 @@ func (p *proxy) getCached(component string, u *url.URL) ([]byte, error) {
 	if err == nil {
 		return b, nil
 	}
-	// An object that only ever came through a list or a watch.
+	// The object may have come through a list or a watch only.
 	name := filepath.Base(u.Path)
 	parent := &url.URL{Path: filepath.Dir(u.Path), RawQuery: url.Values{"fieldSelector": {"metadata.name=" + name}}.Encode()}
 	l, ok, lerr := p.cache.items(p.cache.collection(component, parent))

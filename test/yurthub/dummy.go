@@ -7,7 +7,7 @@ import (
 	"os/exec"
 )
 
-// dummyInterface makes the interface that pods reach the proxy through.
+// dummyInterface creates the interface through which pods reach the proxy.
 func dummyInterface(name, ip string) error {
 	if _, err := net.InterfaceByName(name); err != nil {
 		if out, err := exec.Command("ip", "link", "add", name, "type", "dummy").CombinedOutput(); err != nil {

@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// health probes every server by renewing the node's lease: unhealthy on the
-// first failed tick, healthy again after two good ones. In cloud mode nothing
-// is probed.
+// health probes every server by renewing the node's lease. A server is
+// unhealthy after one failed probe, and healthy again after two good ones. In
+// cloud mode no server is probed.
 type health struct {
 	o      *options
 	client *http.Client
@@ -23,7 +23,7 @@ type health struct {
 	mu      sync.Mutex
 	healthy map[string]bool
 	good    map[string]int
-	changed chan struct{} // closed and replaced when any server turns healthy
+	changed chan struct{} // closed and replaced when any server becomes healthy
 	next    int
 }
 
@@ -77,7 +77,7 @@ func (h *health) note(host string, err error, first bool) {
 	}
 }
 
-// probe renews the lease of the node, or makes it.
+// probe renews the lease of the node, or creates it.
 func (h *health) probe(ctx context.Context, s *url.URL) (err error) {
 	for range h.o.retries {
 		if err = h.renew(ctx, s); err == nil {
@@ -108,7 +108,7 @@ func (h *health) renew(ctx context.Context, s *url.URL) error {
 	}
 	lease["spec"] = spec
 	status, err = h.call(ctx, method, u, lease, nil)
-	// Another prober was quicker: the server answers, that is what counts.
+	// Another probe was faster, and the server has answered.
 	if err == nil && status >= 300 && status != http.StatusConflict {
 		err = fmt.Errorf("renewing the lease: status %d", status)
 	}
@@ -162,7 +162,7 @@ func (h *health) pick() *url.URL {
 	return nil
 }
 
-// online returns a channel that is closed when a server turns healthy.
+// online returns a channel that is closed when a server becomes healthy.
 func (h *health) online() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()

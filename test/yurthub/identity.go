@@ -32,21 +32,21 @@ const (
 	signerServing = "kubernetes.io/kubelet-serving"
 )
 
-// identity holds the two certificates and the one server they came through.
+// identity holds the two certificates and the server that issued them.
 type identity struct {
 	o      *options
 	client *tls.Certificate
 	server *tls.Certificate
 	ca     *x509.CertPool
 	caPEM  []byte
-	// via is the one server of kubelet.conf or yurthub.conf; the serving CSR
-	// goes through it, not through the balancer.
+	// via is the server in kubelet.conf or yurthub.conf. The serving CSR is sent
+	// to it, not through the load balancer.
 	via       *url.URL
 	sni       string
 	bootstrap *kubeconfig
 }
 
-// kubeconfig is what we need of one.
+// kubeconfig has the fields that we need.
 type kubeconfig struct {
 	Clusters []struct {
 		Cluster struct {
@@ -162,11 +162,10 @@ func (id *identity) addCA(b []byte, path string) error {
 	return nil
 }
 
-// obtain requests what is missing and returns when both certificates are
-// there.
+// obtain requests missing certificates, and returns when both exist.
 func (id *identity) obtain(ctx context.Context) error {
 	if id.client == nil {
-		// Before there is a certificate, as the real one does.
+		// Before the certificate exists, as the real program does.
 		if err := id.saveHubConf(); err != nil {
 			return err
 		}
@@ -196,7 +195,7 @@ func (id *identity) obtain(ctx context.Context) error {
 	return err
 }
 
-// saveHubConf remembers the identity, as yurthub.conf and pki/ca.crt.
+// saveHubConf stores the identity in yurthub.conf and pki/ca.crt.
 func (id *identity) saveHubConf() error {
 	if err := os.MkdirAll(id.o.pki(""), 0o700); err != nil {
 		return err
@@ -214,7 +213,8 @@ current-context: default
 	return os.WriteFile(filepath.Join(id.o.rootDir, "yurthub.conf"), []byte(conf), 0o600)
 }
 
-// requester talks to the one server, as the node or with the bootstrap token.
+// requester returns a client of that server, with the node's certificate or the
+// bootstrap token.
 func (id *identity) requester() *http.Client {
 	return &http.Client{Timeout: 10 * time.Second, Transport: id.transport(id.sni)}
 }
@@ -234,7 +234,7 @@ func (id *identity) transport(sni string) http.RoundTripper {
 	t := &http.Transport{
 		TLSClientConfig: &tls.Config{RootCAs: id.ca, ServerName: sni},
 		DialContext:     (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 5 * time.Second}).DialContext,
-		// kubelet must see what the API server sent, not what we unpacked.
+		// kubelet must get what the API server has sent, not unpacked.
 		DisableCompression: true,
 		ForceAttemptHTTP2:  true,
 	}
@@ -270,7 +270,7 @@ type csrSpec struct {
 
 const csrPath = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
-// request asks for one certificate until it is issued or ctx ends.
+// request requests one certificate until it is issued or ctx ends.
 func (id *identity) request(ctx context.Context, c *http.Client, signer string, template *x509.CertificateRequest, usages []string, name string) (*tls.Certificate, error) {
 	if err := os.MkdirAll(id.o.pki(""), 0o700); err != nil {
 		return nil, err
@@ -310,7 +310,7 @@ func (id *identity) request(ctx context.Context, c *http.Client, signer string, 
 			return &cert, err
 		case len(got.Status.Conditions) > 0 && got.Status.Conditions[0].Type != "Approved":
 			log.Printf("CSR %s for %s is %s", csrName, signer, got.Status.Conditions[0].Type)
-			csrName = "" // ask again
+			csrName = "" // request another
 		default:
 			csrName, _ = got.Metadata["name"].(string)
 		}
@@ -322,7 +322,7 @@ func (id *identity) request(ctx context.Context, c *http.Client, signer string, 
 	}
 }
 
-// csr creates the request, or reads it where it has a name.
+// csr creates the request, or reads it if it has a name.
 func (id *identity) csr(ctx context.Context, c *http.Client, name string, body []byte) (*csr, error) {
 	method, path, r := http.MethodPost, csrPath, io.Reader(bytes.NewReader(body))
 	if name != "" {

@@ -1,30 +1,31 @@
 // Command yurthub is a stand-in for OpenYurt's yurthub, for tests only: CI can
-// reach neither a registry nor OpenYurt's module. It keeps the part of
-// yurthub 1.7's contract that a node built by edgebake depends on:
+// reach neither a registry nor OpenYurt's module. It implements the part of
+// yurthub 1.7 that a node built by edgebake depends on:
 //
 //   - the same flags, with the same ones required;
-//   - nothing listens before both certificates are there; it gives up after
-//     four minutes;
+//   - no port is open before both certificates exist; it gives up after four
+//     minutes;
 //   - identity from kubelet's certificate or from a bootstrap kubeconfig, each
-//     certificate through a CSR of the right signer, and the root folder wiped
-//     when the server list has lost the server of yurthub.conf;
+//     certificate through a CSR of the right signer, and the root directory wiped
+//     when the server of yurthub.conf is not in the server list any more;
 //   - ports 10267 (health), 10261 (HTTP), 10268 (HTTPS, dummy address), 10269
 //     (HTTPS, node address);
 //   - /v1/readyz waits for ConfigMaps and NodePools to be listable;
 //   - requests go to a healthy API server with the node's certificate, and
 //     without one kubelet is served from a cache on disk.
 //
-// With YURTHUB_STAND_IN=v1.6.1 in its environment, as the container image of
-// test/images has it, it is one of before 1.7: no --node-ip, no port 10269, and
-// no node pool asked for. Where there is no program ip, as in that image, it
-// makes no dummy interface and serves pods on the loopback address.
+// With YURTHUB_STAND_IN=v1.6.1 in its environment, as in the container image of
+// test/images, it behaves like a version before 1.7: no --node-ip, no port
+// 10269, and no node pool required. Without the program ip, as in that image,
+// it makes no dummy interface and serves pods on the loopback address.
 //
-// A node whose Autonomy condition was never set through a server gets 500 for
-// its own Node from the real program while offline; this one serves the cache.
+// For a node whose Autonomy condition was never set through a server, the real
+// program answers 500 to requests for its own Node while offline; this one
+// serves the cache.
 //
-// What it does not do: filters, multiplexing, node pools' leaders, tenants,
-// garbage collection. testdata/transcripts holds what the real program
-// answered to the same driver; the tests hold this one against them.
+// It has no filters, multiplexing, leaders of node pools, tenants, or garbage
+// collection. testdata/transcripts has the answers of the real program to the
+// same driver; the tests compare this one with them.
 package main
 
 import (
