@@ -51,10 +51,10 @@ type keeper struct {
 
 	want []kernel.Service
 	via  map[netip.AddrPort]routeSource
-	// packets are the packet counters of each virtual server at the last tick.
-	packets map[netip.AddrPort]map[netip.AddrPort]uint32
-	// used is called on each tick with the real servers that have received
-	// packets since the last one.
+	// sent is how many packets had been sent through IPVS at the last tick.
+	sent uint64
+	// used is called at a tick if packets were sent since the last one, with the real servers
+	// that may have got them.
 	used func(vip netip.AddrPort, dests []netip.AddrPort)
 	// absent is set if the kernel has no IP_VS. Then only sockets can be
 	// closed.
@@ -67,7 +67,7 @@ type keeper struct {
 func newKeeper(k kernel.Kernel, log func(string, ...any), st *stats, moduleChanged func(error)) *keeper {
 	return &keeper{kernel: k, log: log, stats: st, moduleChanged: moduleChanged,
 		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]routeSource),
-		packets: make(map[netip.AddrPort]map[netip.AddrPort]uint32), used: func(netip.AddrPort, []netip.AddrPort) {}}
+		used: func(netip.AddrPort, []netip.AddrPort) {}}
 }
 
 // run maintains the virtual servers until the context ends, and leaves them in
@@ -198,7 +198,6 @@ func (k *keeper) drop(ctx context.Context, vip netip.AddrPort) error {
 	return k.call(ctx, func() error {
 		k.want = slices.DeleteFunc(k.want, func(s kernel.Service) bool { return s.VIP == vip })
 		delete(k.via, vip)
-		delete(k.packets, vip)
 		return removeService(k.kernel, vip, slices.ContainsFunc(k.want, func(s kernel.Service) bool { return s.VIP.Addr() == vip.Addr() }))
 	})
 }
@@ -238,6 +237,12 @@ func (k *keeper) reconcile(repair bool) error {
 		k.stats.repairs.Add(1)
 		k.log("restored kernel settings: %v", settings)
 	}
+	sending := false
+	if repair {
+		if sending, err = k.sending(); err != nil {
+			errs = append(errs, err)
+		}
+	}
 	for i := range k.want {
 		have, err := k.kernel.Service(k.want[i].VIP)
 		if err != nil {
@@ -246,8 +251,8 @@ func (k *keeper) reconcile(repair bool) error {
 			}
 			return errors.Join(append(errs, err)...)
 		}
-		if repair {
-			k.countPackets(k.want[i].VIP, have)
+		if sending && have != nil {
+			k.used(k.want[i].VIP, have.Connected)
 		}
 		ops := kernel.Diff(&k.want[i], have)
 		if len(ops) == 0 {
@@ -273,22 +278,14 @@ func (k *keeper) reconcile(repair bool) error {
 	return errors.Join(errs...)
 }
 
-// countPackets calls used with the real servers that received packets since the
-// last tick.
-func (k *keeper) countPackets(vip netip.AddrPort, have *kernel.Service) {
-	if have == nil {
-		return
+// sending reports whether packets were sent through IPVS since the last tick.
+func (k *keeper) sending() (bool, error) {
+	n, err := k.kernel.Sent()
+	changed := err == nil && n != k.sent
+	if changed {
+		k.sent = n
 	}
-	var dests []netip.AddrPort
-	for dest, n := range have.Packets {
-		if n != k.packets[vip][dest] {
-			dests = append(dests, dest)
-		}
-	}
-	k.packets[vip] = have.Packets
-	if len(dests) > 0 {
-		k.used(vip, dests)
-	}
+	return changed, err
 }
 
 // brief lists the first steps, for a message.

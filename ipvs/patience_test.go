@@ -54,7 +54,7 @@ func TestSlowServer(t *testing.T) {
 		{500 * time.Millisecond, 3, 0, false},
 		{time.Second, 4, 0, false},
 		{3 * time.Second, 8, 9, true},
-		{10 * time.Second, 12, 45, true},
+		{10 * time.Second, 16, 45, true},
 		{20 * time.Second, 12, 45, true},
 	} {
 		t.Run(tt.lag.String(), func(t *testing.T) {
@@ -76,7 +76,7 @@ func TestSlowServer(t *testing.T) {
 						t.Errorf("%d connections in the first minute, want at most %d; %d in the next nine, want at most %d", d1-d0, tt.first, d2-d1, tt.others)
 					}
 					s.mu.Lock()
-					t.Logf("%d connections in the first minute, %d in the next nine; %d changes", d1-d0, d2-d1, len(s.events)-1)
+					t.Logf("%d connections in the first minute, %d in the next nine; %d changes: %q", d1-d0, d2-d1, len(s.events)-1, s.events)
 					if down := len(s.events) > 1; down != tt.down {
 						t.Errorf("%q", s.events)
 					}

@@ -26,6 +26,8 @@ type schedule struct {
 	spacing *spacing
 	// closing: the server closes the connection after the outstanding answer.
 	closing bool
+	// measure is the number of PINGs that follow each other quickly, to measure rtt anew.
+	measure int
 }
 
 // action is what to do now.
@@ -39,13 +41,18 @@ const (
 	overdue                // the request is not answered for another ReadyTimeout
 )
 
+// measurePings is how many PINGs at most follow each other quickly after an inquiry, or over a
+// new connection. An API server that stood still answers once after seconds, and its next fault
+// would be noticed later by as much. Sixteen short answers outweigh it.
+const measurePings = 16
+
 // closeAfterAnswer is how soon after an answer a close is caused by it: kube-apiserver closes
 // the connections of clients without a certificate.
 const closeAfterAnswer = 2 * time.Second
 
 // newSchedule begins with a request at readyDue, or at once if that has passed.
 func newSchedule(now time.Time, p *Profile, b beat, h2 bool, readyDue time.Time, rtt *latency, apart *spacing) *schedule {
-	s := &schedule{profile: p, beat: b, h2: h2, readyDue: now, rtt: rtt, spacing: apart}
+	s := &schedule{profile: p, beat: b, h2: h2, readyDue: now, rtt: rtt, spacing: apart, measure: measurePings}
 	if readyDue.After(now) {
 		s.readyDue = readyDue
 	}
@@ -121,13 +128,26 @@ func (s *schedule) pong(now time.Time) {
 	if s.pinged.IsZero() {
 		return
 	}
-	s.rtt.add(now.Sub(s.pinged))
-	if s.profile.Ping > 0 {
+	took := now.Sub(s.pinged)
+	if took >= s.rtt.smooth { // it is that slow
+		s.measure = 0
+	}
+	s.rtt.add(took)
+	switch {
+	case s.measures():
+		s.measure--
+		s.pingDue = now.Add(s.profile.Tick)
+	case s.profile.Ping > 0:
 		s.pingDue = s.beat.within(s.pinged, s.profile.Ping)
-	} else {
+	default:
 		s.postponePing(now)
 	}
 	s.pinged = time.Time{}
+}
+
+// measures reports whether rtt is to be measured anew: it makes inquiries begin later.
+func (s *schedule) measures() bool {
+	return s.measure > 0 && s.wait() > 2*s.profile.Tick
 }
 
 // awaits reports whether a request is outstanding.
@@ -154,7 +174,11 @@ func (s *schedule) response(now time.Time, answer probe.Outcome, state State, so
 		s.readyDue = s.beat.within(now, s.profile.Ready)
 	}
 	s.notBefore(s.earliest)
-	s.postponePing(now)
+	if s.measures() {
+		s.pingDue = now
+	} else {
+		s.postponePing(now)
+	}
 }
 
 // notBefore puts the next request off.
@@ -197,7 +221,7 @@ func (s *schedule) inquired(now time.Time) {
 // afterInquiry continues after an inquiry that the API server answered. The next request clears the
 // failures that the rounds counted.
 func (s *schedule) afterInquiry(now time.Time) {
-	s.pinged, s.readyDue = time.Time{}, now
+	s.pinged, s.readyDue, s.measure = time.Time{}, now, measurePings
 	s.notBefore(s.earliest)
 	s.postponePing(now)
 }

@@ -90,8 +90,8 @@ func TestSuspect(t *testing.T) {
 	}
 }
 
-// TestUsed: an API server to which programs of the node send packets is asked soon, at
-// each look at the kernel's table, and no other one is.
+// TestUsed: when programs of the node send packets, API servers with connections are probed
+// at the next look at the kernel's table, and no others are.
 func TestUsed(t *testing.T) {
 	for _, p := range []Profile{LAN(), Metered()} {
 		g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
@@ -114,8 +114,11 @@ func TestUsed(t *testing.T) {
 			g.used(dests)
 		}
 		var asked []string
-		for _, packets := range []map[netip.AddrPort]uint32{{}, {a: 3}, {a: 3}, {a: 4, b: 1}, {a: 4, b: 1}} {
-			m.Packets = packets
+		for _, at := range []struct {
+			packets   uint64
+			connected []netip.AddrPort
+		}{{0, nil}, {3, []netip.AddrPort{a}}, {3, []netip.AddrPort{a}}, {5, []netip.AddrPort{a, b}}, {5, []netip.AddrPort{b}}} {
+			m.Packets, m.Connected = at.packets, at.connected
 			k.tick(false)
 			look := ""
 			for _, addr := range []netip.AddrPort{a, b} {

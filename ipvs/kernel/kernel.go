@@ -27,6 +27,9 @@ type Kernel interface {
 	Service(vip netip.AddrPort) (*Service, error)
 	// Apply applies one step, but not Sever.
 	Apply(Op) error
+	// Sent returns how many packets this node's programs have sent through IPVS so far. The
+	// kernel counts them at once; its counters of a real server are up to 2 s late.
+	Sent() (uint64, error)
 	// Conns returns the connections to vip that IPVS forwards to dest.
 	Conns(vip, dest netip.AddrPort) ([]Conn, error)
 	// Sever closes this node's sockets of the connections and returns their

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -112,7 +113,7 @@ func (k *linux) Service(vip netip.AddrPort) (*Service, error) {
 	if err != nil {
 		return nil, k.gone(fmt.Errorf("reading the virtual server %s: %w", vip, err))
 	}
-	svc := &Service{VIP: vip, Scheduler: s.SchedName, Flags: s.Flags & serviceFlags, Packets: map[netip.AddrPort]uint32{}}
+	svc := &Service{VIP: vip, Scheduler: s.SchedName, Flags: s.Flags & serviceFlags}
 	dests, err := k.handle.GetDestinations(asked)
 	if err != nil {
 		return nil, k.gone(fmt.Errorf("listing real servers of %s: %w", vip, err))
@@ -124,9 +125,19 @@ func (k *linux) Service(vip netip.AddrPort) (*Service, error) {
 		}
 		dest := Dest{netip.AddrPortFrom(addr, d.Port), d.Weight, Forward(d.ConnectionFlags & mobyipvs.ConnectionFlagFwdMask)}
 		svc.Dests = append(svc.Dests, dest)
-		svc.Packets[dest.Addr] = d.Stats.PacketsIn
+		if d.ActiveConnections > 0 || d.InactiveConnections > 0 {
+			svc.Connected = append(svc.Connected, dest.Addr)
+		}
 	}
 	return svc, nil
+}
+
+func (k *linux) Sent() (uint64, error) {
+	b, err := os.ReadFile(procStats)
+	if errors.Is(err, fs.ErrNotExist) { // IP_VS was removed; reading services reports it
+		return 0, nil
+	}
+	return sentPackets(b), err
 }
 
 // serviceAt returns the key of a virtual TCP server for the kernel.

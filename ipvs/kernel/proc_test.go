@@ -87,11 +87,32 @@ func TestReadConnsOfALargeTable(t *testing.T) {
 	}
 }
 
+// As Linux 6.12 writes it. The line with "~" is the estimator's total.
+const procStatsText = `       Total Incoming Outgoing         Incoming         Outgoing
+CPU    Conns  Packets  Packets            Bytes            Bytes
+  0       1A       FF        0             9C40                0
+ 1F        2        2        0              100                0
+  ~       10       80        0             4000                0
+
+     Conns/s   Pkts/s   Pkts/s          Bytes/s          Bytes/s
+           0        1        0               28                0
+`
+
+func TestSentPackets(t *testing.T) {
+	if n := sentPackets([]byte(procStatsText)); n != 0x101 {
+		t.Errorf("%#x packets", n)
+	}
+	if n := sentPackets(nil); n != 0 {
+		t.Errorf("%d packets in an empty file", n)
+	}
+}
+
 func FuzzProc(f *testing.F) {
 	f.Add([]byte("TCP 0A670065 D2F0 0A676102 192B 0A67000B 192B ESTABLISHED     899\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		parseConns(text, func(Conn, []byte) bool { return true })
 		stuckSockets(text, vip6443)
+		sentPackets(text)
 	})
 }
 

@@ -47,9 +47,9 @@ type Service struct {
 	// Flags are the kernel's: persistent, one-packet. We set none.
 	Flags uint32
 	Dests []Dest
-	// Packets is the number of packets sent to each real server. Only reading
+	// Connected lists the real servers that have connections. Only reading
 	// sets it.
-	Packets map[netip.AddrPort]uint32
+	Connected []netip.AddrPort
 }
 
 type OpKind int

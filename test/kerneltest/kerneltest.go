@@ -5,7 +5,6 @@ package kerneltest
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -17,8 +16,10 @@ import (
 type Table struct {
 	Mu       sync.Mutex
 	Services []kernel.Service
-	Packets  map[netip.AddrPort]uint32 // by real server
-	Routes   map[netip.Addr]netip.Addr // the sources of local routes
+	// Packets is how many were sent. Connected lists the real servers with connections.
+	Packets   uint64
+	Connected []netip.AddrPort
+	Routes    map[netip.Addr]netip.Addr // the sources of local routes
 }
 
 func (t *Table) Ready() error { return nil }
@@ -31,8 +32,14 @@ func (t *Table) Service(vip netip.AddrPort) (*kernel.Service, error) {
 		return nil, nil
 	}
 	s := t.Services[i]
-	s.Dests, s.Packets = slices.Clone(s.Dests), maps.Clone(t.Packets)
+	s.Dests, s.Connected = slices.Clone(s.Dests), slices.Clone(t.Connected)
 	return &s, nil
+}
+
+func (t *Table) Sent() (uint64, error) {
+	t.Mu.Lock()
+	defer t.Mu.Unlock()
+	return t.Packets, nil
 }
 
 func (t *Table) index(vip netip.AddrPort) int {

@@ -23,7 +23,7 @@ type memory struct {
 }
 
 func newMemory(self netip.Addr) *memory {
-	return &memory{self: self, Table: kerneltest.Table{Packets: map[netip.AddrPort]uint32{}}, conns: map[*balanced]kernel.Conn{}, next: rand.IntN(1 << 16)}
+	return &memory{self: self, conns: map[*balanced]kernel.Conn{}, next: rand.IntN(1 << 16)}
 }
 
 // balanced is a connection through a virtual server.
@@ -34,7 +34,7 @@ type balanced struct {
 
 func (c *balanced) Write(b []byte) (int, error) {
 	c.k.Mu.Lock()
-	c.k.Packets[c.k.conns[c].Dest]++
+	c.k.Packets++
 	c.k.Mu.Unlock()
 	return c.Conn.Write(b)
 }
@@ -66,7 +66,7 @@ func (k *memory) dial(ctx context.Context, vip netip.AddrPort) (net.Conn, error)
 	k.Mu.Lock()
 	k.next++
 	to := all[k.next%len(all)]
-	k.Packets[to]++
+	k.Packets++
 	k.Mu.Unlock()
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", to.String())
@@ -82,6 +82,21 @@ func (k *memory) dial(ctx context.Context, vip netip.AddrPort) (net.Conn, error)
 	k.conns[b] = kernel.Conn{Client: client, Virtual: vip, Dest: to}
 	k.Mu.Unlock()
 	return b, nil
+}
+
+func (k *memory) Service(vip netip.AddrPort) (*kernel.Service, error) {
+	s, err := k.Table.Service(vip)
+	if s == nil || err != nil {
+		return s, err
+	}
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
+	for _, c := range k.conns {
+		if c.Virtual == vip && !slices.Contains(s.Connected, c.Dest) {
+			s.Connected = append(s.Connected, c.Dest)
+		}
+	}
+	return s, nil
 }
 
 func (k *memory) Conns(vip, dest netip.AddrPort) ([]kernel.Conn, error) {

@@ -71,6 +71,42 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// TestUse: after the first packets to API servers that nobody used for some seconds, PINGs
+// follow with the next look at the kernel's table. The kernel's own counters of a real server
+// are up to two seconds late.
+func TestUse(t *testing.T) {
+	l := newLab(t, 3, 1)
+	n := l.settle()
+	for measured, tries := 0, 0; measured < 5; tries++ {
+		if tries == 30 {
+			t.Fatal("the guest stalled in nearly each of 30 tries")
+		}
+		time.Sleep(2500*time.Millisecond + time.Duration(rand.Int64N(int64(2*time.Second))))
+		before := n.metric("pings_total")
+		began := time.Now()
+		h := n.hammer(40*time.Millisecond, time.Second)
+		var longest time.Duration
+		for n.metric("pings_total") < before+3 {
+			at := time.Now()
+			time.Sleep(20 * time.Millisecond)
+			longest = max(longest, time.Since(at))
+			if time.Since(began) > 5*time.Second {
+				break
+			}
+		}
+		took := time.Since(began)
+		h.end(began)
+		if longest > 200*time.Millisecond {
+			continue // the guest stalled
+		}
+		measured++
+		t.Logf("PINGs to three API servers after %s", took)
+		if took > 1400*time.Millisecond {
+			t.Errorf("PINGs followed use after %s only", took)
+		}
+	}
+}
+
 // TestHTTP2Watches: idle watches over TLS and HTTP/2, as kubelet holds them,
 // move within a second after a stopped master was found out, whether the
 // client sends PINGs of its own or not.
