@@ -17,7 +17,7 @@ import (
 // Stored is a blob of the cache.
 type Stored struct {
 	SHA256 string    `json:"sha256"`
-	Size   int64     `json:"size"` // with its executable copies
+	Size   int64     `json:"size"` // bytes, with its executable copies
 	Used   time.Time `json:"used"` // last use by a build
 	owners []uint32  // of the blob and of its use mark
 	copies []string

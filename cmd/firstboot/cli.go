@@ -77,7 +77,7 @@ func execute(ctx context.Context, m target, args []string, out, errOut io.Writer
 	if err == nil {
 		return exitOK
 	}
-	for line := range strings.SplitSeq(err.Error(), "\n") { // each of several errors
+	for line := range strings.SplitSeq(err.Error(), "\n") { // one line for each error
 		fmt.Fprintln(errOut, "firstboot:", line)
 	}
 	if advice := run.Advice(err); advice != "" {

@@ -18,7 +18,7 @@ func main() {
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	if err != nil {
-		for line := range strings.SplitSeq(err.Error(), "\n") { // each of several errors
+		for line := range strings.SplitSeq(err.Error(), "\n") { // one line for each error
 			fmt.Fprintln(printable.To(os.Stderr), "ipvscare:", line)
 		}
 		os.Exit(exitCode(err))
