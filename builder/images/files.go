@@ -161,7 +161,7 @@ type fileAt interface {
 	Stat() (os.FileInfo, error)
 }
 
-// maxArchiveFiles is far more than any archive of images has.
+// maxArchiveFiles limits the files of an archive; real ones have far fewer.
 const maxArchiveFiles = 1 << 17
 
 // tarBundle indexes a tar by name. It follows symbolic links, which `docker

@@ -16,7 +16,7 @@
 //     order of the images, on time, or on the cache.
 //   - File contents are streamed. Memory grows with the number of names in an
 //     image.
-//   - Only the cache is written to; no privilege is required.
+//   - Only the cache is written to; no privileges are required.
 package images
 
 import (
@@ -198,8 +198,8 @@ func Summary(pinned []Pinned) Report {
 	return r
 }
 
-// Text renders the report as a table. what follows the total size and says of
-// what it is.
+// Text renders the report as a table. what describes the total size, such as
+// "compressed".
 func (r Report) Text(what string) string {
 	ref, digest := len("IMAGE"), len("DIGEST")
 	for _, i := range r.Images {

@@ -379,7 +379,7 @@ func (m *image) slotFrames(p gpt.Partition) (frames []int, err error) {
 type window struct {
 	f    *os.File
 	off  int64
-	sync bool // in place
+	sync bool // sync each step, since the slot is written in place
 }
 
 func (w window) ReadAt(p []byte, off int64) (int, error) { return w.f.ReadAt(p, w.off+off) }

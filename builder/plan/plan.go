@@ -25,7 +25,7 @@ import (
 // from it: a change of either increments it.
 const Version = 2
 
-// Plan is what `edgebake plan` prints and what a build executes.
+// Plan is printed by `edgebake plan` and executed by a build.
 type Plan struct {
 	Version int    `json:"version"`
 	Name    string `json:"name"`
