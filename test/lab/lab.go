@@ -167,8 +167,7 @@ func (l *Lab) run(ctx context.Context, argv ...string) ([]byte, error) {
 }
 
 // poll calls ready until it returns true, one of procs ends, or ctx is done.
-// The error includes the last one
-// from ready.
+// The error includes the last one from ready.
 func (l *Lab) poll(ctx context.Context, what string, procs []*Process, ready func(context.Context) (bool, error)) error {
 	limit := 10 * time.Second // of each try
 	if l.slow {
