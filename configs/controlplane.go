@@ -16,35 +16,37 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// SiteControlPlane is what a control-plane node knows of its cluster.
+// SiteControlPlane describes the cluster to a control-plane node.
 type SiteControlPlane struct {
-	// ID is that of the keys, as mint.json has it. etcd's members of another
-	// id are not taken for members.
+	// ID is the ID of the cluster's keys, as in mint.json. etcd members with
+	// another ID are not accepted as members.
 	ID string `yaml:"id" json:"id" check:"mintID"`
-	// Members are all control-plane nodes, this one included: the members of
+	// Members are all control-plane nodes, including this one: the members of
 	// etcd.
 	Members []ControlPlaneMember `yaml:"members" json:"members" unique:"name"`
-	// BirthUntil is until when (RFC 3339) the cluster may be born: etcd begin
-	// with nothing, once every member was seen without data. Without it, this
-	// machine only takes a seat in a cluster that lives.
+	// BirthUntil is the time (RFC 3339) until which the cluster may be
+	// initialized: etcd starts empty once every member was seen without data.
+	// Without it, this machine only joins an existing cluster.
 	BirthUntil string `yaml:"birthUntil,omitempty" json:"birthUntil,omitempty" check:"date"`
-	// Absent are members that are dead on arrival: the cluster is born without
-	// them, and they take their seat later. Take it out once it lives.
+	// Absent lists members that are dead on arrival: the cluster is initialized
+	// without them, and they join later. Remove it once the cluster runs.
 	Absent []string `yaml:"absent,omitempty" json:"absent,omitempty" unique:"yes"`
-	// ContinueFrom names the member whose data the cluster goes on with, where
-	// more than half of etcd's members are lost for good: it forms a cluster of
-	// its own once, and the others join it with nothing. What the lost ones had
-	// and it has not is lost. Take it out once the cluster lives.
+	// ContinueFrom names the member whose data the cluster continues with if
+	// more than half of etcd's members are lost permanently: it forms a new
+	// cluster once, and the others join it without data. Data that only the
+	// lost members had is lost. Remove it once the cluster runs.
 	ContinueFrom string `yaml:"continueFrom,omitempty" json:"continueFrom,omitempty"`
-	// Restore is the SHA-256 (hex) of a snapshot of etcd that the member named by
-	// continueFrom begins with, instead of its own data: from its
+	// Restore is the SHA-256 (hex) of a snapshot of etcd with which the member
+	// named by continueFrom starts, instead of its own data: from its
 	// /var/lib/edgebake/snapshots, or etcd-snapshot.db on a stick.
 	Restore string `yaml:"restore,omitempty" json:"restore,omitempty"`
-	// Said is when continueFrom was said (RFC 3339). It is carried out once: by a
-	// machine that has carried out this one or a later one, no more.
+	// Said is the time (RFC 3339) at which continueFrom was requested. A
+	// machine carries out a request once, and none that is older than the last
+	// one.
 	Said string `yaml:"said,omitempty" json:"said,omitempty" check:"date"`
-	// Kubeadm are kubeadm's documents for this machine: ClusterConfiguration
-	// and InitConfiguration, and of kubelet and kube-proxy what they have.
+	// Kubeadm contains kubeadm's documents for this machine:
+	// ClusterConfiguration and InitConfiguration, and the configurations of
+	// kubelet and kube-proxy.
 	Kubeadm string `yaml:"kubeadm" json:"kubeadm" text:"lines"`
 }
 
@@ -69,23 +71,23 @@ type ControlPlaneMember struct {
 	Address string `yaml:"address" json:"address"`
 }
 
-// ClusterKeys are what a cluster is known by, and what its first control-plane
-// node publishes in it.
+// ClusterKeys are a cluster's keys, and the objects that its first
+// control-plane node publishes in it.
 type ClusterKeys struct {
-	// CA is the cluster's.
+	// CA is the cluster's CA.
 	CA KeyPair `yaml:"ca" json:"ca"`
-	// EtcdCA is that of etcd's members.
+	// EtcdCA is the CA of etcd's members.
 	EtcdCA KeyPair `yaml:"etcdCA" json:"etcdCA"`
-	// FrontProxyCA is that of the aggregation layer.
+	// FrontProxyCA is the CA of the aggregation layer.
 	FrontProxyCA KeyPair `yaml:"frontProxyCA" json:"frontProxyCA"`
-	// ServiceAccount is the key that service accounts' tokens are signed with.
+	// ServiceAccount is the key that signs the tokens of service accounts.
 	ServiceAccount Secret `yaml:"serviceAccount" json:"serviceAccount"`
 	// Objects are created in the cluster once, by the first control-plane node
-	// that finds it unpublished: the nodes' bootstrap tokens (gzip, base64;
-	// `edgebake cluster sites` writes it).
+	// that finds that nothing was published yet: the nodes' bootstrap tokens
+	// (gzip, base64; `edgebake cluster sites` writes it).
 	Objects Secret `yaml:"objects,omitempty" json:"objects,omitempty"`
-	// Manifests are the Cluster's, in their order (gzip, base64; `edgebake
-	// cluster sites` writes it). They are applied once in the cluster's life.
+	// Manifests are the manifests of the Cluster, in order (gzip, base64;
+	// `edgebake cluster sites` writes it). They are applied only once.
 	Manifests Secret `yaml:"manifests,omitempty" json:"manifests,omitempty"`
 }
 

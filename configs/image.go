@@ -5,8 +5,8 @@ import (
 	"github.com/edgebake/edgebake/configs/templates"
 )
 
-// Image describes what is baked into a golden image. It contains no secrets
-// and nothing site-specific. Relative paths start at the folder of the Image's
+// Image describes the content of a golden image. It contains no secrets and
+// nothing site-specific. Relative paths start at the directory of the Image's
 // file.
 type Image struct {
 	// APIVersion is the version of the document format.
@@ -16,13 +16,13 @@ type Image struct {
 	// Name is the image's name: lower-case letters, digits, -, _ and ., at
 	// most 63.
 	Name string `yaml:"name" json:"name" check:"imageName"`
-	// Arch is the processor architecture of the machines, as Go names it. With a
-	// list, e.g. [amd64, arm64], a build makes an image for each of them,
-	// NAME-ARCH.raw. {arch} stands for it in the paths of what an Image names.
+	// Arch is the processor architecture of the machines, as Go names it. With
+	// a list, e.g. [amd64, arm64], a build makes an image for each of them,
+	// NAME-ARCH.raw. {arch} stands for it in paths of the Image.
 	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64,default=amd64" list:"too"`
-	// SourceDate is the date (RFC 3339) of everything that has none of its own, so
-	// that a second build gives the same bytes. The node's clock never shows an
-	// earlier time. Set it once, to the current date.
+	// SourceDate is the date (RFC 3339) of all files without a date of their
+	// own, so that a second build gives the same bytes. The node's clock never
+	// shows an earlier time. Set it once, to the current date.
 	SourceDate string `yaml:"sourceDate,omitempty" json:"sourceDate,omitempty" jsonschema:"default=2026-01-01T00:00:00Z"`
 	// Hardware selects kernel and firmware. cloud is a small kernel for virtual
 	// machines. generic has the drivers, firmware and microcode of real machines
@@ -31,8 +31,8 @@ type Image struct {
 	// drivers.
 	Hardware string `yaml:"hardware,omitempty" json:"hardware,omitempty" jsonschema:"enum=cloud,enum=generic,enum=raspberry-pi,default=cloud"`
 	// NodeTypes are the node types that Sites may choose. Default: native, and
-	// with yurthub on board also edge and cloud. control-plane needs the control
-	// plane's container images on board (images).
+	// with yurthub also edge and cloud. control-plane needs the control plane's
+	// container images in images.
 	NodeTypes []string `yaml:"nodeTypes,omitempty" json:"nodeTypes,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud,enum=control-plane" unique:"yes"`
 
 	// Base is the root file system to start from.
@@ -46,16 +46,17 @@ type Image struct {
 	// Yurthub makes OpenYurt nodes possible (node types edge and cloud).
 	Yurthub *Yurthub `yaml:"yurthub,omitempty" json:"yurthub,omitempty"`
 
-	// Sites says where a node's Site may come from.
+	// Sites sets where a node's Site may come from.
 	Sites Sites `yaml:"sites,omitempty" json:"sites,omitempty"`
 
-	// Updates says which images may replace this one on a machine.
+	// Updates sets which images may replace this one on a machine.
 	Updates Updates `yaml:"updates,omitempty" json:"updates,omitzero"`
 
-	// Images are the container images to bake in; they run without a registry.
+	// Images are the container images to include in the image; they run without
+	// a registry.
 	Images []ContainerImage `yaml:"images,omitempty" json:"images,omitempty" unique:"ref"`
 	// ImagesFrom lists Kubernetes manifests (paths or patterns, e.g.
-	// manifests/*.yaml) whose images are baked in too.
+	// manifests/*.yaml) whose images are included too.
 	ImagesFrom []string `yaml:"imagesFrom,omitempty" json:"imagesFrom,omitempty" check:"manifestPattern" path:"pattern"`
 	// ImagesIgnore lists images in these manifests that nodes do not need, as
 	// references or patterns (quay.io/prometheus/*).
@@ -65,7 +66,7 @@ type Image struct {
 	// Registries sets how registries are reached while building.
 	Registries []Registry `yaml:"registries,omitempty" json:"registries,omitempty" unique:"host"`
 
-	// Overlays are folders copied over the root file system, in order.
+	// Overlays are directories copied over the root file system, in order.
 	Overlays []Overlay `yaml:"overlays,omitempty" json:"overlays,omitempty" unique:"dir"`
 	// Files are single files added after the overlays.
 	Files []File `yaml:"files,omitempty" json:"files,omitempty"`
@@ -78,17 +79,15 @@ type Image struct {
 	Agents Agents `yaml:"agents,omitempty" json:"agents,omitempty"`
 }
 
-// Sites says where the node's Site may come from, besides its own disk.
+// Sites sets where the node's Site may come from, in addition to its own disk.
 type Sites struct {
-	// Removable sets what a machine takes of a Site on a USB stick or card. never:
-	// nothing.
-	// untilEnrolled: the whole Site until the machine has joined, then nothing.
-	// repair: the whole Site until the machine has joined, then API servers,
-	// network (without the proxy and time servers) and token.
-	// signed: nothing of a Site that is not signed by one of keys.
-	// always: the whole Site.
-	// Except with never, a Site that is signed by one of keys is taken whole at any
-	// time.
+	// Removable sets which parts of a Site on a USB stick or card a machine
+	// accepts. never: none. untilEnrolled: the whole Site until the machine has
+	// joined, then none. repair: the whole Site until the machine has joined,
+	// then API servers, network (without the proxy and time servers) and token.
+	// signed: only a Site that is signed with one of keys. always: the whole
+	// Site. Except with never, a Site that is signed with one of keys is always
+	// accepted completely.
 	Removable string `yaml:"removable,omitempty" json:"removable,omitempty" jsonschema:"enum=never,enum=untilEnrolled,enum=repair,enum=signed,enum=always,default=repair"`
 	// Keys are minisign public keys, each the second line of the file that
 	// minisign -G writes. edgebake site sign signs Sites for sticks.
@@ -98,15 +97,15 @@ type Sites struct {
 	NotBefore string `yaml:"notBefore,omitempty" json:"notBefore,omitempty"`
 }
 
-// Updates says which images may replace this one on a machine.
+// Updates sets which images may replace this one on a machine.
 type Updates struct {
 	// Serial orders images: a machine rejects an image with a lower serial than that of
 	// the image that it runs. Raise it in each image that must not be replaced by an
 	// earlier one, e.g. after a security fix.
 	Serial int `yaml:"serial,omitempty" json:"serial,omitempty" jsonschema:"minimum=0,maximum=2147483647"`
 	// Keys are minisign public keys, each the second line of the file that
-	// minisign -G writes. A machine with this image accepts only updates that one of
-	// them has signed (edgebake build --sign).
+	// minisign -G writes. A machine with this image accepts only updates that
+	// are signed with one of them (edgebake build --sign).
 	Keys []string `yaml:"keys,omitempty" json:"keys,omitempty"`
 }
 
@@ -130,11 +129,11 @@ type DebianBase struct {
 	// Keyrings are files with the keys that verify sources.
 	Keyrings []string `yaml:"keyrings,omitempty" json:"keyrings,omitempty" check:"path" path:"file"`
 	// Packages are installed in addition to those edgebake needs: NAME,
-	// NAME=VERSION or NAME/SUITE, with " [ARCH]" behind it for one architecture
+	// NAME=VERSION or NAME/SUITE, followed by " [ARCH]" for one architecture
 	// only.
 	Packages []string `yaml:"packages,omitempty" json:"packages,omitempty" check:"package" unique:"yes"`
 	// Run lists shell commands that run inside the base, in order, after all
-	// packages are installed. The first that fails ends the build.
+	// packages are installed. The first one that fails ends the build.
 	Run []string `yaml:"run,omitempty" json:"run,omitempty" text:"lines" check:"command"`
 }
 
@@ -143,12 +142,12 @@ type DebianBase struct {
 type OCISource struct {
 	// Ref is an image in a registry: REGISTRY/PATH:TAG.
 	Ref string `yaml:"ref,omitempty" json:"ref,omitempty" check:"imageRef" oneof:"one"`
-	// Layout is a folder in the OCI image layout.
+	// Layout is a directory in the OCI image layout.
 	Layout string `yaml:"layout,omitempty" json:"layout,omitempty" oneof:"one" path:"layout"`
 	// Archive is a tar of such a layout, or of docker save.
 	Archive string `yaml:"archive,omitempty" json:"archive,omitempty" oneof:"one" path:"file"`
 	// Digest pins the manifest or index: sha256:<hex>. Without it image.lock
-	// pins what was found.
+	// pins the digest that was found.
 	Digest string `yaml:"digest,omitempty" json:"digest,omitempty" check:"digest"`
 }
 
@@ -171,38 +170,37 @@ type Source struct {
 	// for Kubernetes, BASE/v2.3.7/containerd-2.3.7-linux-amd64.tar.gz for
 	// containerd, BASE/v1.37.0/crictl-v1.37.0-linux-amd64.tar.gz for crictl.
 	URL *URLSource `yaml:"url,omitempty" json:"url,omitempty" oneof:"one"`
-	// File copies the programs from a folder. They are in it under their own names,
-	// or in the folder bin in it.
+	// File copies the programs from a directory, or from the directory bin in
+	// it. They must have their own names.
 	File *DirSource `yaml:"file,omitempty" json:"file,omitempty" oneof:"one"`
 }
 
-// GoModuleSource has no settings: module and version follow from what is
-// built.
+// GoModuleSource has no settings: edgebake determines the module and version.
 type GoModuleSource struct{}
 
-// URLSource is a release server, or a mirror of one that keeps its folders.
+// URLSource is a release server, or a mirror with the same directories.
 type URLSource struct {
-	// Base is the URL that contains a folder for each version.
+	// Base is the URL that contains a directory for each version.
 	Base string `yaml:"base" json:"base" check:"download"`
-	// SHA256 maps file names, or ARCH/NAME where an architecture does not show
-	// in the name, to digests.
+	// SHA256 maps file names, or ARCH/NAME if the name does not contain the
+	// architecture, to digests.
 	SHA256 map[string]string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
-	// SHA256FromServer takes digests that sha256 lacks from the server
+	// SHA256FromServer gets digests that are not in sha256 from the server
 	// (FILE.sha256), over HTTPS, at the first download; image.lock pins them
-	// from then on.
+	// afterwards.
 	SHA256FromServer bool `yaml:"sha256FromServer,omitempty" json:"sha256FromServer,omitempty"`
 }
 
-// DirSource is a folder of programs.
+// DirSource is a directory of programs.
 type DirSource struct {
-	// Dir is the folder's path.
+	// Dir is the directory's path.
 	Dir string `yaml:"dir" json:"dir" path:"programs"`
 	// SHA256 maps file names, or ARCH/NAME, to digests; a file without one is
 	// not checked.
 	SHA256 map[string]string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
 }
 
-// Kubernetes on board.
+// Kubernetes sets the version of kubelet and kubeadm and where they come from.
 type Kubernetes struct {
 	// Version, e.g. v1.37.2: v1.30 or later. With yurthub 1.6 it must be
 	// v1.30.
@@ -213,7 +211,8 @@ type Kubernetes struct {
 	Kubectl bool `yaml:"kubectl,omitempty" json:"kubectl,omitempty"`
 }
 
-// Containerd on board: either version and source, or debian.
+// Containerd sets the version of containerd and where it comes from: either
+// version and source, or debian.
 type Containerd struct {
 	// Version, e.g. 2.3.7. 1.7 and 2.0 to 2.4 are supported, later 2.x with imageStore.mode: import.
 	Version string `yaml:"version,omitempty" json:"version,omitempty"`
@@ -228,7 +227,7 @@ type Containerd struct {
 	Crictl *Crictl `yaml:"crictl,omitempty" json:"crictl,omitempty"`
 }
 
-// Crictl on board.
+// Crictl sets the version of crictl and where it comes from.
 type Crictl struct {
 	// Version, e.g. v1.37.0.
 	Version string `yaml:"version" json:"version"`
@@ -246,7 +245,7 @@ type CNI struct {
 	PodCIDR string `yaml:"podCIDR,omitempty" json:"podCIDR,omitempty" jsonschema:"default=10.244.0.0/16" check:"podCIDR"`
 }
 
-// Yurthub on board.
+// Yurthub sets the version of yurthub and how it runs.
 type Yurthub struct {
 	// Version must match the cluster's yurt-manager, e.g. v1.7.0.
 	Version string `yaml:"version" json:"version"`
@@ -257,8 +256,8 @@ type Yurthub struct {
 	Binary *FileSource `yaml:"binary,omitempty" json:"binary,omitempty"`
 	// Image is the container image, for form staticPod.
 	Image *ContainerImage `yaml:"image,omitempty" json:"image,omitempty"`
-	// LBMode is how yurthub chooses an API server: priority takes the first
-	// healthy one, rr takes turns.
+	// LBMode is how yurthub chooses an API server: priority uses the first
+	// healthy one, rr uses them in turn.
 	LBMode string `yaml:"lbMode,omitempty" json:"lbMode,omitempty" jsonschema:"enum=priority,enum=rr,default=priority"`
 	// ExtraArgs are additional arguments, each --name=value. Arguments that
 	// first boot sets or relies on, or that this version does not know, are
@@ -266,21 +265,21 @@ type Yurthub struct {
 	ExtraArgs []string `yaml:"extraArgs,omitempty" json:"extraArgs,omitempty"`
 }
 
-// ContainerImage is one container image to take on board.
+// ContainerImage is one container image to include in the image.
 type ContainerImage struct {
 	// Ref is the image's full name on the node: REGISTRY/PATH:TAG. It is
 	// pulled from there unless layout or archive is set.
 	Ref string `yaml:"ref" json:"ref" check:"imageRef"`
-	// Layout is a folder in the OCI image layout that contains it.
+	// Layout is a directory in the OCI image layout that contains it.
 	Layout string `yaml:"layout,omitempty" json:"layout,omitempty" oneof:"atmost" path:"layout"`
 	// Archive is a tar of such a layout, or of docker save.
 	Archive string `yaml:"archive,omitempty" json:"archive,omitempty" oneof:"atmost" path:"file"`
 	// Digest pins the manifest or index: sha256:<hex>. Without it image.lock
-	// pins what was found.
+	// pins the digest that was found.
 	Digest string `yaml:"digest,omitempty" json:"digest,omitempty" check:"digest"`
 }
 
-// ImageStore says how container images are laid down.
+// ImageStore sets how container images are stored.
 type ImageStore struct {
 	// Mode is prebaked (unpacked in the image, nothing is imported at first
 	// boot) or import (archives that first boot imports).
@@ -288,12 +287,12 @@ type ImageStore struct {
 	// KeepLayers also keeps the compressed layers, which only `ctr images
 	// export` needs.
 	KeepLayers bool `yaml:"keepLayers,omitempty" json:"keepLayers,omitempty"`
-	// MaxLayerSize is the largest uncompressed size of a layer, e.g. 20Gi;
-	// default 8Gi. The layers of one image may have four times as much together,
-	// the sparse files of all images an eighth of it.
+	// MaxLayerSize is the maximum uncompressed size of a layer, e.g. 20Gi;
+	// default 8Gi. All layers of one image together may have four times that
+	// size, the sparse files of all images an eighth of it.
 	MaxLayerSize string `yaml:"maxLayerSize,omitempty" json:"maxLayerSize,omitempty" check:"size"`
-	// MaxFiles is how many files and directories all images may have together;
-	// default 2000000.
+	// MaxFiles is the maximum number of files and directories in all images
+	// together; default 2000000.
 	MaxFiles int64 `yaml:"maxFiles,omitempty" json:"maxFiles,omitempty" jsonschema:"minimum=1,maximum=1000000000"`
 }
 
@@ -309,7 +308,7 @@ func (s *ImageStore) MaxLayer() int64 {
 	return n
 }
 
-// Registry is how one registry is reached while building.
+// Registry sets how one registry is reached while building.
 type Registry struct {
 	// Host is the registry, as references name it: HOST or HOST:PORT.
 	Host string `yaml:"host" json:"host" check:"registry"`
@@ -323,16 +322,16 @@ type Registry struct {
 	AuthFile string `yaml:"authFile,omitempty" json:"authFile,omitempty" path:"login"`
 }
 
-// Overlay is a folder laid over the root file system. Everything becomes
-// root's; modes are kept.
+// Overlay is a directory copied over the root file system. All files are owned
+// by root; modes are kept.
 type Overlay struct {
-	// Dir is the folder's path.
+	// Dir is the directory's path.
 	Dir string `yaml:"dir" json:"dir" path:"overlay"`
 	// Replace allows replacing existing files, which is an error without it.
 	Replace bool `yaml:"replace,omitempty" json:"replace,omitempty"`
 }
 
-// File is one file laid over the root file system; exactly one of contents,
+// File is one file added to the root file system; exactly one of contents,
 // source and link is set.
 type File struct {
 	// Path is the absolute path on the node.
@@ -356,7 +355,7 @@ type File struct {
 	Replace bool `yaml:"replace,omitempty" json:"replace,omitempty"`
 }
 
-// Kernel settings.
+// Kernel sets the kernel's command line, modules and sysctls.
 type Kernel struct {
 	// Args are added to the kernel's command line, one argument per item.
 	Args []string `yaml:"args,omitempty" json:"args,omitempty"`
@@ -369,12 +368,12 @@ type Kernel struct {
 	Sysctl map[string]string `yaml:"sysctl,omitempty" json:"sysctl,omitempty"`
 }
 
-// Disk is the shape of the output. Sizes are whole numbers with Mi, Gi or Ti,
-// as in 512Mi.
+// Disk sets the partitions of the disk image. Sizes are whole numbers with Mi,
+// Gi or Ti, as in 512Mi.
 type Disk struct {
-	// Root is the size of the root file system, and of the largest one that an
-	// update may bring. Default: the content with some headroom, plus half the
-	// content again, at least 256Mi.
+	// Root is the size of the root file system, and the maximum size for an
+	// update's. Default: the content with some headroom, plus half the content
+	// again, at least 256Mi.
 	Root string `yaml:"root,omitempty" json:"root,omitempty" check:"partition"`
 	// Data is the size of the data partition before it grows to fill the
 	// device. Default: the content with some headroom.
@@ -388,9 +387,9 @@ type Disk struct {
 	Sector int `yaml:"sector,omitempty" json:"sector,omitempty" jsonschema:"enum=512,enum=4096"`
 }
 
-// Agents are edgebake's programs that the image carries, for its arch.
-// Without a path: the one beside the running edgebake (firstboot-linux-ARCH,
-// or firstboot where the arch is the same), else compiled from its module.
+// Agents are edgebake's programs in the image, for its arch. Without a path:
+// the one next to the running edgebake (firstboot-linux-ARCH, or firstboot if
+// the arch is the same), else compiled from its module.
 type Agents struct {
 	// Firstboot is the path of the firstboot program.
 	Firstboot string `yaml:"firstboot,omitempty" json:"firstboot,omitempty" path:"agent"`

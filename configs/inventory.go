@@ -1,15 +1,15 @@
 package configs
 
-// Inventory is many machines' Sites in one file. Stamped onto an image, or
-// carried by a USB stick, it gives each machine the Site that matches it.
+// Inventory is many machines' Sites in one file. Stamped onto an image, or on a
+// USB stick, it gives each machine the Site that matches it.
 //
-// A Site here has the fields of defaults, changed by its own:
-//   - A field of its own takes the place of the default's. Objects (network,
-//     ipvs, yurthub, report, network.proxy) are merged field by field, labels
-//     and kubeletExtraArgs key by key. Lists and credentials are replaced whole.
-//   - One of caCertHashes, caCert, caFile and unsafeSkipCAVerification takes the
-//     place of all four, one of ignition and ignitionFile of both.
-//   - A field without a value ("vip:" or "vip: null") takes the default away.
+// A Site consists of the defaults and the site's own fields:
+//   - A field of the site replaces that of defaults. Objects (network, ipvs,
+//     yurthub, report, network.proxy) are merged field by field, labels and
+//     kubeletExtraArgs key by key. Lists and credentials are replaced whole.
+//   - One of caCertHashes, caCert, caFile and unsafeSkipCAVerification replaces
+//     all four, one of ignition and ignitionFile both.
+//   - A field without a value ("vip:" or "vip: null") removes the default.
 type Inventory struct {
 	// APIVersion is the version of the document format.
 	APIVersion string `yaml:"apiVersion" json:"apiVersion" jsonschema:"enum=edgebake.io/v1alpha1"`
@@ -34,14 +34,15 @@ type InventorySite struct {
 	Name string `yaml:"name,omitempty" json:"name,omitempty"`
 	// Match selects the machine. Every member that is set must match.
 	Match Match `yaml:"match" json:"match"`
-	// Site is the whole Site: defaults, changed by the fields that stand here.
+	// Site is the whole Site: defaults, changed by the fields that are set
+	// here.
 	Site `yaml:",inline"`
 }
 
-// Match says which machine a site is for: all members given must be the
-// machine's. What firmware carries where a vendor filled nothing in is
-// rejected ("To Be Filled By O.E.M.", zeros), since it would match many. No two
-// sites have the same member.
+// Match selects the machine of a site: all members that are set must match.
+// Placeholders that vendors leave in the firmware ("To Be Filled By O.E.M.",
+// zeros) are rejected, because many machines have them. No two sites may have
+// the same member.
 type Match struct {
 	// MACs are addresses of the machine's own network cards; one match is
 	// enough.

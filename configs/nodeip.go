@@ -38,7 +38,7 @@ func parseNodeSubnets(s string) (subnets []netip.Prefix, bad string) {
 		case err != nil:
 			return nil, fmt.Sprintf("%q is neither a CIDR nor an address, e.g. 10.0.0.0/8, or one of each family: 10.0.0.0/8,fd00::/8", strict.Shorten(text))
 		case p != p.Masked():
-			return nil, fmt.Sprintf("%s has bits set behind its prefix; write %s", text, p.Masked())
+			return nil, fmt.Sprintf("%s has bits set after its prefix; write %s", text, p.Masked())
 		case own.IsLinkLocalUnicast():
 			return nil, fmt.Sprintf("%s cannot be the node's address: it is valid on one link only", text)
 		case forms.BadMachine(own) != "" && (p.Bits() > 0 || !own.IsUnspecified()):

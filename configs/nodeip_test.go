@@ -26,7 +26,7 @@ func TestNodeIP(t *testing.T) {
 		{"10.0.0.0/8,fd01::/16", static, "no interface has an address in fd01::/16"},
 		{"172.16.0.0/12", ra, "no interface has an address in 172.16.0.0/12 (they have 192.168.7.20)"},
 		{"10.7.0.21", static, "no interface has an address in 10.7.0.21/32"},
-		{"10.1.2.3/8", "", "10.1.2.3/8 has bits set behind its prefix; write 10.0.0.0/8"},
+		{"10.1.2.3/8", "", "10.1.2.3/8 has bits set after its prefix; write 10.0.0.0/8"},
 		{"10.0.0.0/8,192.168.0.0/16", "", "two of the same family"},
 		{"10.0.0.0/8,fd00::/8,fd01::/16", "", "two of the same family"},
 		{"10.0.0.0/8,", "", `"" is neither a CIDR nor an address`},

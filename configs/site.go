@@ -10,9 +10,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Site is one machine's identity and join data: what `edgebake stamp` writes
-// into the slot of a golden image. Field names are those that users of kubeadm
-// and yurtadm know.
+// Site is one machine's identity and join data: `edgebake stamp` writes it into
+// the slot of a golden image. Field names follow those of kubeadm and yurtadm.
 type Site struct {
 	// APIVersion is the version of the document format.
 	APIVersion string `yaml:"apiVersion" json:"apiVersion" jsonschema:"enum=edgebake.io/v1alpha1"`
@@ -52,9 +51,9 @@ type Site struct {
 	// {{.Hostname}} is the machine's host name. {{or .Serial .MAC}} is the
 	// first that the machine has. The result is converted to lower case.
 	NodeName string `yaml:"nodeName,omitempty" json:"nodeName,omitempty" jsonschema:"default=node-{{.MAC}}"`
-	// Match selects the machine: one that does not match does not take the Site, from its
-	// own disk or a stick. Default: any machine. In an Inventory it stands in each of
-	// sites.
+	// Match selects the machine: other machines reject the Site, on their own
+	// disk or on a stick. Default: any machine. In an Inventory, each of sites
+	// has its own.
 	Match Match `yaml:"match,omitempty" json:"match,omitempty"`
 	// NodeType is native (a plain kubeadm worker), edge (behind yurthub, keeps
 	// working without the cluster), cloud (behind yurthub, always online) or
@@ -66,10 +65,11 @@ type Site struct {
 	// NodePool is the node's OpenYurt pool; required for edge and cloud,
 	// invalid for native.
 	NodePool string `yaml:"nodePool,omitempty" json:"nodePool,omitempty" check:"nodePool"`
-	// NodeIP selects the node's address where the machine has several: a CIDR, e.g.
-	// 10.0.0.0/8, an address, or one of each family (10.0.0.0/8,fd00::/8). Of several
-	// addresses in it, the node has the one on the way to the API servers, otherwise
-	// the lowest. Default: the address on the way to the API servers.
+	// NodeIP selects the node's address if the machine has several: a CIDR,
+	// e.g. 10.0.0.0/8, an address, or one of each family (10.0.0.0/8,fd00::/8).
+	// Of several addresses in it, the node uses the one that the route to the
+	// API servers uses, otherwise the lowest. Default: the address that the
+	// route to the API servers uses.
 	NodeIP string `yaml:"nodeIP,omitempty" json:"nodeIP,omitempty" check:"nodeIP"`
 	// Labels are node labels set at registration. Labels a kubelet may not set
 	// are rejected.
@@ -93,14 +93,15 @@ type Site struct {
 	// kubelet.
 	KubeletExtraArgs map[string]string `yaml:"kubeletExtraArgs,omitempty" json:"kubeletExtraArgs,omitempty"`
 
-	// ControlPlane is what a control-plane node knows of its cluster; required
-	// for nodeType control-plane, rejected for others.
+	// ControlPlane describes the cluster to a control-plane node; required for
+	// nodeType control-plane, rejected for others.
 	ControlPlane *SiteControlPlane `yaml:"controlPlane,omitempty" json:"controlPlane,omitempty"`
 
-	// SpreadSeconds is the time over which the machines of the cluster spread what all
-	// of them do at once: their first requests after power-on, and, from 15 s up, the
-	// return to an API server while another one serves (3 to 600). Default: 3, and in
-	// an Inventory or Cluster of more than 300 machines a hundredth of their number.
+	// SpreadSeconds is the time over which the machines of the cluster spread
+	// requests that all of them would send at once: the first requests after
+	// power-on, and, from 15 s up, the return to an API server while another
+	// one is up (3 to 600). Default: 3, and in an Inventory or Cluster of more
+	// than 300 machines a hundredth of their number.
 	SpreadSeconds int `yaml:"spreadSeconds,omitempty" json:"spreadSeconds,omitempty" jsonschema:"minimum=3,maximum=600"`
 	// IPVS sets how API servers are probed and balanced.
 	IPVS IPVS `yaml:"ipvs,omitempty" json:"ipvs,omitempty"`
@@ -112,14 +113,14 @@ type Site struct {
 	Network Network `yaml:"network,omitempty" json:"network,omitempty"`
 	// Users are login accounts. Without any, nobody can log in.
 	Users []User `yaml:"users,omitempty" json:"users,omitempty" unique:"name"`
-	// Ignition is an Ignition v3 config (JSON) for what has no field here:
-	// files, directories, links, units, users. Contents must be inline
+	// Ignition is an Ignition v3 config (JSON) for settings without a field
+	// here: files, directories, links, units, users. Contents must be inline
 	// (data:). Setting the same thing here and in the Site is an error.
 	Ignition Secret `yaml:"ignition,omitempty" json:"ignition,omitempty"`
-	// IgnitionFile is the path of one, relative to the Site's file; stamping
-	// copies it into the slot.
+	// IgnitionFile is the path of such a config, relative to the Site's file;
+	// stamping copies it into the slot.
 	IgnitionFile string `yaml:"ignitionFile,omitempty" json:"ignitionFile,omitempty"`
-	// Report says where first boot sends its progress, in addition to the
+	// Report sets where first boot sends its progress, in addition to the
 	// console and the slot.
 	Report Report `yaml:"report,omitempty" json:"report,omitempty"`
 }
@@ -145,7 +146,7 @@ type Credentials struct {
 // IsZero reports whether there are no credentials.
 func (c Credentials) IsZero() bool { return c.Token.IsZero() && c.Keys == nil }
 
-// Taint is one taint, as kubelet registers it.
+// Taint is a taint with which kubelet registers the node.
 type Taint struct {
 	// Key of the taint.
 	Key string `yaml:"key" json:"key" check:"labelKey"`
@@ -155,40 +156,42 @@ type Taint struct {
 	Effect string `yaml:"effect" json:"effect" jsonschema:"enum=NoSchedule,enum=PreferNoSchedule,enum=NoExecute"`
 }
 
-// IPVS is the Site's word on ipvscare, which balances the VIP to the API servers.
+// IPVS configures ipvscare, which balances the VIP across the API servers.
 type IPVS struct {
 	// Disabled disables IPVS; /etc/hosts maps the endpoint to one API server.
 	Disabled bool `yaml:"disabled,omitempty" json:"disabled,omitempty"`
 	// Scheduler is the kernel's IPVS scheduler.
 	Scheduler string `yaml:"scheduler,omitempty" json:"scheduler,omitempty" jsonschema:"enum=rr,enum=wrr,enum=lc,enum=wlc,enum=sh,enum=dh,default=rr"`
-	// Profile is how often API servers are probed: lan every second while the node uses
-	// them, and every 5 s else; metered rarely, for slow links or links paid by the byte.
+	// Profile sets how often API servers are probed: lan every second while the
+	// node uses them, otherwise every 5 s; metered rarely, for slow or metered
+	// links.
 	Profile string `yaml:"profile,omitempty" json:"profile,omitempty" jsonschema:"enum=lan,enum=metered,default=lan"`
 	// ProbePath is the path requested from an API server.
 	ProbePath string `yaml:"probePath,omitempty" json:"probePath,omitempty" jsonschema:"default=/readyz" check:"probePath"`
-	// Rise is how many successful probes in a row bring an API server back (1 to
-	// 100).
+	// Rise is the number of consecutive successful probes after which an API
+	// server is used again (1 to 100).
 	Rise int `yaml:"rise,omitempty" json:"rise,omitempty" jsonschema:"default=2,minimum=1,maximum=100"`
-	// Fall is how many failed probes in a row take an API server out (1 to 100).
+	// Fall is the number of consecutive failed probes after which an API server
+	// is not used (1 to 100).
 	Fall int `yaml:"fall,omitempty" json:"fall,omitempty" jsonschema:"default=2,minimum=1,maximum=100"`
 	// LearnMasters lets the cluster's own list (ConfigMap
 	// kube-public/edgebake-masters) replace masters.
 	LearnMasters bool `yaml:"learnMasters,omitempty" json:"learnMasters,omitempty"`
 }
 
-// SiteYurthub is the Site's word on yurthub.
+// SiteYurthub configures yurthub on one machine.
 type SiteYurthub struct {
-	// Namespace is where yurthub's settings are in the cluster.
+	// Namespace is the namespace of yurthub's settings in the cluster.
 	Namespace string `yaml:"namespace,omitempty" json:"namespace,omitempty" jsonschema:"default=kube-system" check:"namespace"`
-	// OpenPort leaves yurthub's port 10269 reachable from outside the node.
-	// There yurthub (OpenYurt v1.7 and later) serves other nodes of the pool,
-	// with this node's rights and to anybody who asks. Default: the node's
+	// OpenPort leaves yurthub's port 10269 reachable from outside the node. On
+	// it, yurthub (OpenYurt v1.7 and later) serves other nodes of the pool,
+	// with this node's rights and without authentication. Default: the node's
 	// firewall closes it.
 	OpenPort bool `yaml:"openPort,omitempty" json:"openPort,omitempty"`
-	// LocalClients are user IDs of processes on the node's own network, beside
-	// root, that may use yurthub's ports, e.g. 65534 for a pod with hostNetwork
-	// that runs as nobody. Every process of such a user acts with this node's
-	// rights. Other pods need nothing.
+	// LocalClients are user IDs of processes on the node's own network, in
+	// addition to root, that may use yurthub's ports, e.g. 65534 for a pod with
+	// hostNetwork that runs as nobody. Every process of such a user acts with
+	// this node's rights. Other pods do not need it.
 	LocalClients []int `yaml:"localClients,omitempty" json:"localClients,omitempty"`
 	// ExtraArgs are additional arguments, each --name=value, after the
 	// Image's. Arguments that first boot sets or relies on are rejected;
@@ -223,18 +226,19 @@ type Interface struct {
 	DHCP bool `yaml:"dhcp,omitempty" json:"dhcp,omitempty"`
 	// Addresses with prefix length, e.g. 192.168.7.20/24.
 	Addresses []string `yaml:"addresses,omitempty" json:"addresses,omitempty"`
-	// Gateway is the default router, inside one of the addresses' networks. Where
-	// all addresses are single ones (/32, /128), any router on the link.
+	// Gateway is the default router, inside one of the addresses' networks. If
+	// all addresses are single ones (/32, /128), it is any router on the link.
 	Gateway string `yaml:"gateway,omitempty" json:"gateway,omitempty"`
-	// Metric of the default route, from the gateway or DHCP: the lowest one is used
-	// while its interface is up. Two gateways of a family need different ones.
+	// Metric of the default route, from the gateway or DHCP: the lowest one is
+	// used while its interface is up. Two gateways of a family need different
+	// metrics.
 	Metric int `yaml:"metric,omitempty" json:"metric,omitempty" jsonschema:"minimum=1,maximum=65535"`
-	// NoDefaultRoute takes addresses from DHCP and routers, but no default route: a
-	// further uplink or a network of devices.
+	// NoDefaultRoute accepts addresses from DHCP and routers, but no default
+	// route, for example on a second uplink or a network of devices.
 	NoDefaultRoute bool `yaml:"noDefaultRoute,omitempty" json:"noDefaultRoute,omitempty"`
-	// AcceptRA accepts IPv6 router advertisements beside static addresses:
-	// further addresses, routes and DNS servers from any machine on the network.
-	// With dhcp they are always accepted.
+	// AcceptRA accepts IPv6 router advertisements in addition to static
+	// addresses: further addresses, routes and DNS servers from any machine on
+	// the network. With dhcp they are always accepted.
 	AcceptRA bool `yaml:"acceptRA,omitempty" json:"acceptRA,omitempty"`
 	// Routes are additional static routes.
 	Routes []Route `yaml:"routes,omitempty" json:"routes,omitempty"`
@@ -251,11 +255,11 @@ type Interface struct {
 	Bridge []string `yaml:"bridge,omitempty" json:"bridge,omitempty"`
 }
 
-// Bond joins several cards to one interface.
+// Bond combines several cards into one interface.
 type Bond struct {
 	// Interfaces are the names of its cards.
 	Interfaces []string `yaml:"interfaces" json:"interfaces"`
-	// Mode: active-backup needs nothing of the switch, 802.3ad (LACP) a
+	// Mode: active-backup works with any switch, 802.3ad (LACP) needs a
 	// configured one.
 	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"default=active-backup,enum=active-backup,enum=802.3ad,enum=balance-rr,enum=balance-xor,enum=balance-alb,enum=balance-tlb,enum=broadcast"`
 }
@@ -288,9 +292,10 @@ type VLAN struct {
 	Gateway string `yaml:"gateway,omitempty" json:"gateway,omitempty"`
 	// Metric of the default route.
 	Metric int `yaml:"metric,omitempty" json:"metric,omitempty" jsonschema:"minimum=1,maximum=65535"`
-	// NoDefaultRoute takes no default route from DHCP and routers.
+	// NoDefaultRoute accepts no default route from DHCP and routers.
 	NoDefaultRoute bool `yaml:"noDefaultRoute,omitempty" json:"noDefaultRoute,omitempty"`
-	// AcceptRA accepts IPv6 router advertisements beside static addresses.
+	// AcceptRA accepts IPv6 router advertisements in addition to static
+	// addresses.
 	AcceptRA bool `yaml:"acceptRA,omitempty" json:"acceptRA,omitempty"`
 	// MTU in bytes, at most that of the interface below.
 	MTU int `yaml:"mtu,omitempty" json:"mtu,omitempty" jsonschema:"minimum=576,maximum=65535"`
@@ -347,8 +352,9 @@ type WiFi struct {
 	Identity string `yaml:"identity,omitempty" json:"identity,omitempty" text:"any"`
 	// Password of the login.
 	Password Secret `yaml:"password,omitempty" json:"password,omitempty" text:"any"`
-	// CACert is the certificate, PEM, of the authority that signed the network's.
-	// Without it, anybody can pose as the network and learn the password.
+	// CACert is the certificate, PEM, of the CA that signed the network's
+	// certificate. Without it, anybody can impersonate the network and learn
+	// the password.
 	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines" check:"ca"`
 	// Country is the ISO 3166 code of the regulatory domain, e.g. DE.
 	Country string `yaml:"country,omitempty" json:"country,omitempty" check:"country"`
@@ -357,9 +363,9 @@ type WiFi struct {
 // Proxy is the HTTP proxy of the site. Masters, VIP and endpoint are always
 // reached directly.
 type Proxy struct {
-	// HTTP is the proxy's URL for HTTP, if need be with a login:
-	// http://user:password@proxy.example.com:3128. Write special characters as in
-	// any URL (@ as %40).
+	// HTTP is the proxy's URL for HTTP, optionally with a login:
+	// http://user:password@proxy.example.com:3128. Write special characters as
+	// in any URL (@ as %40).
 	HTTP Secret `yaml:"http,omitempty" json:"http,omitempty"`
 	// HTTPS is the proxy's URL for HTTPS.
 	HTTPS Secret `yaml:"https,omitempty" json:"https,omitempty"`
@@ -383,13 +389,14 @@ type User struct {
 	Shell string `yaml:"shell,omitempty" json:"shell,omitempty" check:"filePath"`
 }
 
-// Report is where first boot tells how it goes, besides console and slot.
+// Report sets where first boot sends its progress, in addition to the console
+// and the slot.
 type Report struct {
 	// URL receives the report as an HTTPS POST.
 	URL string `yaml:"url,omitempty" json:"url,omitempty" check:"https"`
-	// CACert is the certificate, PEM, of who signed the receiver's; the
-	// receiver's own where it signed itself, as `edgebake cluster listen` does.
-	// Default: the authorities that the image knows.
+	// CACert is the certificate, PEM, of the CA that signed the receiver's
+	// certificate, or a self-signed certificate itself, as with `edgebake
+	// cluster listen`. Default: the CAs in the image.
 	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines" check:"certificates"`
 }
 

@@ -314,7 +314,7 @@ func badPodCIDR(s string) string {
 	case err != nil:
 		return fmt.Sprintf("%q is not a CIDR, e.g. 10.244.0.0/16", strict.Shorten(s))
 	case p != p.Masked():
-		return fmt.Sprintf("%q has bits set behind its prefix; write %s", s, p.Masked())
+		return fmt.Sprintf("%q has bits set after its prefix; write %s", s, p.Masked())
 	case p.Bits() > p.Addr().BitLen()-4:
 		return fmt.Sprintf("%s has no room for pods: write a network of /%d or larger, e.g. 10.244.0.0/16", s, p.Addr().BitLen()-4)
 	case p.Bits() < map[bool]int{true: 8, false: 16}[p.Addr().Is4()]:

@@ -333,7 +333,7 @@ func badAddress(text string, p netip.Prefix, err error) string {
 	case a.IsUnspecified():
 		return fmt.Sprintf("%s cannot be a machine's address: it %s; write the interface's own, e.g. 192.168.1.20/24", text, forms.BadMachine(a))
 	case p.Bits() < map[bool]int{true: 8, false: 16}[a.Is4()]:
-		return fmt.Sprintf("%s: a prefix length of %d makes most of the internet the interface's own network; write that of the network, e.g. %s", text, p.Bits(), usual(a))
+		return fmt.Sprintf("%s: the prefix length %d is too short for the network of an interface; write that of the network, e.g. %s", text, p.Bits(), usual(a))
 	case isReserved(a):
 		return fmt.Sprintf("%s cannot be a machine's address: it %s", text, forms.BadMachine(a))
 	}
@@ -468,7 +468,7 @@ func (r Route) validate(path string, dhcp bool, prefixes []netip.Prefix, probs *
 	case err != nil:
 		probs.Add(path+".to", "%q is not a CIDR, e.g. 10.0.0.0/8", strict.Shorten(r.To))
 	case to != to.Masked():
-		probs.Add(path+".to", "%s has bits set behind its prefix; write %s", r.To, to.Masked())
+		probs.Add(path+".to", "%s has bits set after its prefix; write %s", r.To, to.Masked())
 	}
 	if a := to.Addr(); err == nil && to.Bits() > 0 && (a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a.IsUnspecified()) {
 		probs.Add(path+".to", "%s is not reached through a router", r.To)

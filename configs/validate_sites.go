@@ -91,7 +91,7 @@ func publicKey(text string) (key minisign.PublicKey, problem string) {
 	raw, err := base64.StdEncoding.Strict().DecodeString(text)
 	switch {
 	case err == nil && len(raw) == secretKeySize:
-		return key, "is a secret key, which belongs to whoever signs alone: " + want
+		return key, "is a secret key, which only the person who signs may have: " + want
 	case strings.HasSuffix(text, ".pub"):
 		return key, fmt.Sprintf("%q is a file's name: %s", strict.Shorten(text), want)
 	}

@@ -140,9 +140,9 @@ func (g *group) takeOver(ctx context.Context) {
 	}
 	switch {
 	case served:
-		g.d.logf("%s: taking over %v as they stand", g.vip, g.serving())
+		g.d.logf("%s: taking over the existing API servers %v", g.vip, g.serving())
 	case len(g.lastDests) > 0:
-		g.d.logf("%s: taking over the connections that stand; no API server got new ones", g.vip)
+		g.d.logf("%s: taking over existing connections; no API server accepted new ones", g.vip)
 	}
 }
 

@@ -173,7 +173,7 @@ func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *member) (
 	if m.hiddenForLong(err, time.Now()) {
 		if !m.trustedAnyway { // log it once
 			m.trustedAnyway = true
-			g.d.logf("%s: API server %s: %v for %s: taking it for one of the cluster that this node joined", g.vip, a, err, maxHidden)
+			g.d.logf("%s: API server %s: %v for %s: trusting it as an API server of the cluster that this node joined", g.vip, a, err, maxHidden)
 		}
 		return probe.OK, nil
 	}

@@ -194,7 +194,7 @@ func TestPublishingTakesLong(t *testing.T) {
 	}
 	w.says.setService(newSvc)
 	w.eventually("it is another's", w.serves(""))
-	if w.said("taking it for one of the cluster") > 0 {
+	if w.said("trusting it as an API server of the cluster") > 0 {
 		t.Error("it was let through")
 	}
 }
@@ -246,7 +246,7 @@ func TestExcusedOnce(t *testing.T) {
 		w.m.start()
 		w.eventually("it serves again", w.serves("1"))
 	}
-	if n := w.said("taking it for one of the cluster"); n != 1 {
+	if n := w.said("trusting it as an API server of the cluster"); n != 1 {
 		t.Errorf("said %d times", n)
 	}
 	// With another note it has to show that one.

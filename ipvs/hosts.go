@@ -155,7 +155,7 @@ func keepHosts(ctx context.Context, path, runDir string, line hostsLine) (change
 func (h hostsLine) change(path string) (text []byte, changes bool, err error) {
 	st, err := os.Stat(path)
 	if err == nil && links(st) == 0 {
-		return nil, false, errors.New("somebody replaced the file, and this container still has the old one mounted: mount its directory instead, as `ipvscare static-pod` does")
+		return nil, false, errors.New("the file was replaced, and this container still has the old one mounted: mount its directory instead, as `ipvscare static-pod` does")
 	}
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -145,7 +145,7 @@ func (k *keeper) logChange(err error) {
 	if err == nil {
 		if k.logged != "" {
 			k.logged = ""
-			k.log("the kernel's tables are right again")
+			k.log("the kernel's tables are correct again")
 		}
 		return
 	}

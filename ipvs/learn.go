@@ -236,7 +236,7 @@ func (g *group) dropStored() error {
 }
 
 // errNobody means that no API server is up, or that none can be verified yet.
-var errNobody = errors.New("no API server to ask is up and verified")
+var errNobody = errors.New("no API server is up and verified")
 
 // wantsLearning reports whether the configuration enables learning.
 func (g *group) wantsLearning() bool {
@@ -270,7 +270,7 @@ func (g *group) learn(ctx context.Context) error {
 		return nil
 	}
 	if !news.safe && !g.anyProves(ctx, masters) {
-		return fmt.Errorf("none of the API servers that the cluster lists (%v) answers as one; keeping the list", masters)
+		return fmt.Errorf("none of the API servers that the cluster lists (%v) is up; keeping the previous list", masters)
 	}
 	// Store it first, so that the list in use survives a power cut. If the disk
 	// is full, it is used anyway, and stored at the next reading.

@@ -347,8 +347,8 @@ func TestSitesThatTheImageCannotServe(t *testing.T) {
 		}, []string{"the Site is for arm64", `type "cloud", only edge, native`, `reads Site v1alpha1, this one is "v2"`}},
 		"organizations": {func(s *Site) { s.Doc.Organizations = []string{"openyurt:tenant:a"} }, []string{"organizations would have no effect: yurthub v1.7.0 of this image"}},
 		"none":          {func(s *Site) { s.Doc = nil }, []string{"neither a site.yaml nor an inventory.yaml"}},
-		"both":          {func(s *Site) { s.Inventory = inventory(t) }, []string{"are both there"}},
-		"odd file":      {func(s *Site) { s.Files["x"] = nil }, []string{"x has no place"}},
+		"both":          {func(s *Site) { s.Inventory = inventory(t) }, []string{"both exist"}},
+		"odd file":      {func(s *Site) { s.Files["x"] = nil }, []string{"x does not belong"}},
 		"too large":     {func(s *Site) { s.Files["files/x"] = make([]byte, 20<<20) }, []string{"room"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -245,7 +245,7 @@ func TestSlotsOfOtherPrograms(t *testing.T) {
 				t.Fatal(err)
 			}
 			do(t, m)
-			if _, err := verifySignature(path, key); err == nil || !strings.Contains(err.Error(), "another program has changed it") {
+			if _, err := verifySignature(path, key); err == nil || !strings.Contains(err.Error(), "another program has changed the slot") {
 				t.Errorf("verify --key: %v", err)
 			}
 			if _, err := (&Golden{m}).Descriptor(); !errors.Is(err, ErrNotGolden) {

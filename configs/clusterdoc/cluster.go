@@ -5,11 +5,11 @@ package clusterdoc
 
 import "github.com/edgebake/edgebake/configs"
 
-// Cluster is a whole cluster, control-plane nodes (masters) included;
+// Cluster is a whole cluster, including its control-plane nodes (masters);
 // `edgebake cluster new` makes its keys and tokens. kubeadm documents
 // (ClusterConfiguration, InitConfiguration, KubeletConfiguration,
-// KubeProxyConfiguration) may follow in the same file, each after a line
-// `---`; what they set is merged in.
+// KubeProxyConfiguration) may follow in the same file, each after a line `---`;
+// their settings are merged in.
 type Cluster struct {
 	// APIVersion is the version of the document format.
 	APIVersion string `yaml:"apiVersion" json:"apiVersion" jsonschema:"enum=edgebake.io/v1alpha1"`
@@ -40,7 +40,7 @@ type Cluster struct {
 	ImageRepository string `yaml:"imageRepository,omitempty" json:"imageRepository,omitempty" jsonschema:"default=registry.k8s.io" check:"repository"`
 	// KubeProxy sets how Services are reached on each node.
 	KubeProxy KubeProxy `yaml:"kubeProxy,omitempty" json:"kubeProxy,omitempty"`
-	// OpenYurt says that the cluster runs OpenYurt, so that edge and cloud
+	// OpenYurt is whether the cluster runs OpenYurt, so that edge and cloud
 	// nodes can join. Default true; false for a native cluster.
 	OpenYurt *bool `yaml:"openyurt,omitempty" json:"openyurt,omitempty"`
 	// Manifests are files of Kubernetes objects (YAML), relative to this file
@@ -61,7 +61,7 @@ type Cluster struct {
 	// Users are login accounts of every machine. Without any, nobody can log
 	// in.
 	Users []configs.User `yaml:"users,omitempty" json:"users,omitempty" unique:"name"`
-	// Report says where first boot of every machine sends its progress, in
+	// Report sets where first boot of every machine sends its progress, in
 	// addition to the console and the slot.
 	Report Receiver `yaml:"report,omitempty" json:"report,omitempty"`
 }
@@ -70,13 +70,13 @@ type Cluster struct {
 type Receiver struct {
 	// URL receives the reports as HTTPS POSTs. With key it has no path.
 	URL string `yaml:"url,omitempty" json:"url,omitempty" check:"https"`
-	// Key is what `edgebake cluster listen` prints. Each machine's Site gets a
-	// URL of its own that is derived from it, with which the machine can
-	// report in no other's name. Without it, all machines share one URL.
+	// Key is the key that `edgebake cluster listen` prints. Each machine's Site
+	// gets its own URL, which is derived from the key, so that a machine cannot
+	// report as another one. Without it, all machines share one URL.
 	Key configs.Secret `yaml:"key,omitempty" json:"key,omitempty"`
-	// CACert is the certificate, PEM, of who signed the receiver's; the
-	// receiver's own where it signed itself, as `edgebake cluster listen` does.
-	// Default: the authorities that the image knows.
+	// CACert is the certificate, PEM, of the CA that signed the receiver's
+	// certificate, or a self-signed certificate itself, as with `edgebake
+	// cluster listen`. Default: the CAs in the image.
 	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines" check:"certificates"`
 }
 
@@ -112,8 +112,8 @@ type Node struct {
 	NodeType string `yaml:"nodeType,omitempty" json:"nodeType,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud"`
 	// NodePool is the node's OpenYurt pool.
 	NodePool string `yaml:"nodePool,omitempty" json:"nodePool,omitempty" check:"nodePool"`
-	// NodeIP selects the node's address where the machine has several, as in a Site:
-	// 10.0.0.0/8, for example.
+	// NodeIP selects the node's address if the machine has several, as in a
+	// Site: for example 10.0.0.0/8.
 	NodeIP string `yaml:"nodeIP,omitempty" json:"nodeIP,omitempty" check:"nodeIP"`
 	// Labels are node labels set at registration.
 	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`

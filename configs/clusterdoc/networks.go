@@ -55,7 +55,7 @@ func (c *Cluster) validateNetworks(probs *configs.Problems) {
 				if n.isDefault() && !other.isDefault() { // the user did not write n
 					at, with = other, n
 				}
-				probs.Add(at.path, "%s (%s) overlaps %s (%s, %s): one address would be two things", at.Prefix, at.what, with.Prefix, with.what, with.path)
+				probs.Add(at.path, "%s (%s) overlaps %s (%s, %s): the same address would mean two things", at.Prefix, at.what, with.Prefix, with.what, with.path)
 			}
 		}
 		c.validateOverlap(n, probs)
@@ -78,7 +78,7 @@ func (c *Cluster) parseCIDRs(field string, cidrs []string, what string, probs *c
 			probs.Add(path, "%q is IPv4 written as IPv6; write it as IPv4", s)
 			continue
 		case p != p.Masked():
-			probs.Add(path, "%s has bits set behind its prefix; write %s", s, p.Masked())
+			probs.Add(path, "%s has bits set after its prefix; write %s", s, p.Masked())
 		}
 		p = p.Masked()
 		for _, r := range reserved {

@@ -24,7 +24,7 @@ func ParsePrivateKey(text string) (interface{ Equal(crypto.PublicKey) bool }, er
 		return nil, errors.New("is not a private key in PEM (-----BEGIN … PRIVATE KEY-----)")
 	}
 	if len(bytes.TrimSpace(rest)) > 0 {
-		return nil, errors.New("has more behind the private key: give the key alone")
+		return nil, errors.New("has more text after the private key: give only the key")
 	}
 	var key any
 	var err error

@@ -204,7 +204,7 @@ func BadLabelKey(k string) string {
 	if !ok {
 		prefix, name = "", k
 	} else if !IsDNSName(prefix) {
-		return fmt.Sprintf("%q: what stands before the / must be a DNS name in lower case", strict.Shorten(k))
+		return fmt.Sprintf("%q: the part before the / must be a DNS name in lower case", strict.Shorten(k))
 	}
 	if !labelName.MatchString(name) {
 		return fmt.Sprintf("%q is not a valid key: [DNS-NAME/]NAME, the name of at most 63 letters, digits, -, _ and ., with a letter or digit at both ends", strict.Shorten(k))

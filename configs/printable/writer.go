@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// Writer removes control characters that a terminal interprets from what is
+// Writer replaces control characters that a terminal interprets in what is
 // written to it. If two writes divide a character, its first part is kept until
 // the second write.
 type Writer struct {

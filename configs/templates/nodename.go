@@ -74,7 +74,7 @@ func NodeName(tmpl string, facts NameFacts) (string, error) {
 			return "", fmt.Errorf("the template %q asks for .%s; it knows .Serial, .MAC, .UUID and .Hostname%s", tmpl, m[1], strict.DidYouMean("."+m[1], []string{".Serial", ".MAC", ".UUID", ".Hostname"}))
 		}
 		why, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "template: nodeName:"), " in type ")
-		return "", fmt.Errorf("carrying out the template %q (it knows .Serial, .MAC, .UUID and .Hostname): %s", tmpl, why)
+		return "", fmt.Errorf("executing the template %q (it can use .Serial, .MAC, .UUID and .Hostname): %s", tmpl, why)
 	}
 	if _, rest, ok := strings.Cut(w.String(), missing); ok {
 		what, _, _ := strings.Cut(rest, missing)

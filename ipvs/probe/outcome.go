@@ -50,9 +50,9 @@ func (c Outcome) String() string {
 	case Unreachable:
 		return "unreachable"
 	case Unshown:
-		return "does not show which cluster it is of"
+		return "does not show which cluster it belongs to"
 	case Reborn:
-		return "another cluster with the same keys than this node joined: to accept it, give this node a Site with a token of that cluster"
+		return "it belongs to another cluster than this node joined, with the same keys: to accept it, give this node a Site with a token of that cluster"
 	case Identity:
 		return "wrong identity: its certificate is not signed by the cluster's CA for a kube-apiserver"
 	}

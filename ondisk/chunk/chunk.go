@@ -48,7 +48,7 @@ const (
 	easyMask = (1<<(bits-1) - 1) << (64 - bits + 1)
 )
 
-// gear has a random number for each byte value, for the rolling hash.
+// gear has a fixed pseudo-random number for each byte value, for the rolling hash.
 var gear = sync.OnceValue(func() *[256]uint64 {
 	var g [256]uint64
 	for i := range g {

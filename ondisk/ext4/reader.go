@@ -78,7 +78,7 @@ func (r *Reader) open() error {
 	}
 	s := superblock(b)
 	if s.u16(0x38) != superMagic {
-		return errors.New("no ext4 superblock is there")
+		return errors.New("it has no ext4 superblock")
 	}
 	if err := s.supported(); err != nil {
 		return err
@@ -96,7 +96,7 @@ func (r *Reader) open() error {
 		return errors.New("superblock: the sizes contradict each other")
 	}
 	if err := r.readAt(make([]byte, 1), r.blocks*blockSize-1); err != nil {
-		return fmt.Errorf("it is cut short: %d bytes belong to it: %w", r.blocks*blockSize, err)
+		return fmt.Errorf("it is truncated, the file system has %d bytes: %w", r.blocks*blockSize, err)
 	}
 	r.info = s.info()
 	return r.readGroups(groups)
@@ -158,7 +158,7 @@ func (r *Reader) readGroups(groups int64) error {
 		}
 		table := int64(le.Uint32(d[0x08:])) | int64(le.Uint32(d[0x28:]))<<32
 		if table < 1 || table+r.inodesPerGroup/inodesPerBlock > r.blocks {
-			return fmt.Errorf("descriptor of group %d: its inode table lies outside", group)
+			return fmt.Errorf("descriptor of group %d: its inode table is outside the file system", group)
 		}
 		r.tables = append(r.tables, table)
 	}
@@ -181,7 +181,7 @@ func (r *Reader) readAt(b []byte, off int64) error {
 
 func (r *Reader) readBlock(b []byte, block int64) error {
 	if block < 0 || block >= r.blocks {
-		return fmt.Errorf("block %d lies outside", block)
+		return fmt.Errorf("block %d is outside the file system", block)
 	}
 	return r.readAt(b[:blockSize], block*blockSize)
 }
@@ -292,7 +292,7 @@ func (r *Reader) xattrs(in *rawInode) (map[string]string, error) {
 			end := xattrEntry + int(list[0])
 			offset, size := int64(le.Uint16(list[2:])), int64(le.Uint32(list[8:]))
 			if len(list) < pad4(end) || le.Uint32(list[4:]) != 0 || offset+size > int64(len(values)) {
-				return errors.New("an extended attribute lies outside")
+				return errors.New("an extended attribute is outside its block")
 			}
 			name, value, err := rawXattr(xattr{list[1], string(list[xattrEntry:end]), string(values[offset : offset+size])})
 			if err != nil {
@@ -407,7 +407,7 @@ func (w *extentWalk) leaf(p []byte) error {
 		e.n -= maxExtent
 	}
 	if e.n == 0 || e.start < 1 || e.start+e.n > w.r.blocks || e.logical+e.n > maxBlocks+1 {
-		return errors.New("an extent lies outside")
+		return errors.New("an extent is outside the file system")
 	}
 	w.next = e.logical + e.n
 	if written {
@@ -556,7 +556,7 @@ func parseDirent(b []byte) (e entry, size int, err error) {
 	}
 	size, length := int(le.Uint16(b[4:])), int(b[6])
 	if size < direntHeader || size%4 != 0 || size > len(b) || direntHeader+length > size {
-		return e, 0, errors.New("an entry lies outside")
+		return e, 0, errors.New("an entry is longer than its block")
 	}
 	return entry{name: string(b[direntHeader : direntHeader+length]), inode: le.Uint32(b)}, size, nil
 }

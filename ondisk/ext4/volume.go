@@ -103,7 +103,7 @@ func (v *volume) build() error {
 		}
 		if n.Path == "." {
 			if rootNode != nil {
-				bad.at(n, "the path is there already (%s): merge the layers first", describe(rootNode))
+				bad.at(n, "the path exists already (%s): merge the layers first", describe(rootNode))
 			}
 			rootNode = n
 		}
@@ -188,7 +188,7 @@ func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
 		for i := 1; i < len(d.entries); i++ {
 			a, b := d.entries[i-1], d.entries[i]
 			if a.name == b.name {
-				bad.at(&v.nodes[b.index], "the path is there already (%s): merge the layers first", describe(&v.nodes[a.index]))
+				bad.at(&v.nodes[b.index], "the path exists already (%s): merge the layers first", describe(&v.nodes[a.index]))
 			}
 		}
 	}

@@ -100,7 +100,7 @@ func openOwn(name string) (*os.File, error) {
 		// change any file anyway.
 		foreign := ok && int(sys.Uid) != os.Geteuid() && sys.Uid != 0
 		if foreign || !st.Mode().IsRegular() {
-			err = errors.New("it is another user's, or no file: remove it, or write elsewhere")
+			err = errors.New("it belongs to another user or is not a regular file: remove it, or write elsewhere")
 		}
 	}
 	if err != nil {
@@ -163,7 +163,7 @@ func (o *Output) Commit() error {
 	if err != nil {
 		o.Discard()
 		if errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("creating %s: %w: it came to be in the meantime; choose another name", o.path, fs.ErrExist)
+			return fmt.Errorf("creating %s: %w: it was created in the meantime; choose another name", o.path, fs.ErrExist)
 		}
 		return fmt.Errorf("creating %s: %w", o.path, Explain(err, filepath.Dir(o.path)))
 	}

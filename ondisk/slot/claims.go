@@ -30,7 +30,7 @@ type Claim struct {
 }
 
 // ErrNoClaims means that a stick has no claims file, or no space in it.
-var ErrNoClaims = errors.New("it has no room for the note (" + ondisk.SlotClaims + ")")
+var ErrNoClaims = errors.New("it has no space for the claim of this machine (" + ondisk.SlotClaims + ")")
 
 const (
 	claimSize = 512

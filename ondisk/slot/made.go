@@ -93,7 +93,7 @@ func remake(r io.ReaderAt) ([]byte, error) {
 }
 
 // errOtherProgram means that a slot was not written by this package.
-var errOtherProgram = errors.New("the slot is not as edgebake writes it, so another program has changed it, and no signature covers it: stamp the image again; edgebake flash writes the slot anew")
+var errOtherProgram = errors.New("another program has changed the slot, which no signature covers: stamp the image again, or write it with edgebake flash")
 
 // AsMade reports whether a slot is, byte for byte, as edgebake writes one.
 func AsMade(r io.ReaderAt) error {

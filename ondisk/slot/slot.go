@@ -57,13 +57,13 @@ var (
 	ErrNoSite = errors.New("no Site: stamp the image, or put a " + ondisk.SlotSite + " into the slot")
 	// ErrBothSites means that there are a Site and an Inventory; a person must
 	// remove one.
-	ErrBothSites = error(&fixError{errors.New(ondisk.SlotSite + " and " + ondisk.SlotInventory + " are both there"), "remove one of them"})
+	ErrBothSites = error(&fixError{errors.New(ondisk.SlotSite + " and " + ondisk.SlotInventory + " both exist"), "remove one of them"})
 	// ErrNoReport means that the preallocated report was removed, or replaced
 	// by a smaller file.
 	ErrNoReport = errors.New("no preallocated report in the slot")
 	// ErrForeign means that the file system is larger than a slot: it is a
 	// stick with other files, which writing a slot would destroy.
-	ErrForeign = errors.New("not a slot but somebody's larger file system: remove the Site from it by hand")
+	ErrForeign = errors.New("it is a larger file system, not a slot: remove the Site from it by hand")
 )
 
 // Contents are the contents of a slot.
@@ -163,7 +163,7 @@ func (c *Contents) checkFiles() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if !allowedPath(name) {
-			errs = append(errs, fmt.Errorf("%s has no place in a slot", name))
+			errs = append(errs, fmt.Errorf("%s does not belong in a slot", name))
 		}
 		if n, limit := len(c.Files[name]), SizeLimit(name); int64(n) > limit {
 			errs = append(errs, fmt.Errorf("%s has %d bytes, the slot has room for %d: %s", name, n, limit, Smaller(name)))
@@ -580,7 +580,7 @@ func (in *reader) readOwn(e fat.Entry, limit int64) ([]byte, error) {
 // admitOwn returns an error if one of edgebake's own files exceeds the limits.
 func (in *reader) admitOwn(e fat.Entry, limit int64) error {
 	if in.own += e.Size; in.own > maxOwn && e.Size <= limit {
-		return &fixError{fmt.Errorf("reading %s: it is there more than once", e.Path), removeStrays}
+		return &fixError{fmt.Errorf("reading %s: it exists more than once", e.Path), removeStrays}
 	}
 	return in.admit(e, limit)
 }

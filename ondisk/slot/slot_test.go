@@ -190,7 +190,7 @@ func TestMakeRefuses(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"are both there", "passwords.txt has no place", "has room for"} {
+	for _, want := range []string{"both exist", "passwords.txt does not belong", "has room for"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("error does not say %q: %v", want, err)
 		}

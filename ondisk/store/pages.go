@@ -97,7 +97,7 @@ func (p *pages) meta() (metaPage, error) {
 		}
 	}
 	if len(found) == 0 {
-		return metaPage{}, fmt.Errorf("neither of its meta pages is whole: %w", errors.Join(errs...))
+		return metaPage{}, fmt.Errorf("neither of its meta pages is valid: %w", errors.Join(errs...))
 	}
 	best := found[0]
 	for _, m := range found[1:] {
@@ -150,7 +150,7 @@ func (p *pages) metaAt(at int64) (metaPage, error) {
 // page reads a page and its overflow pages. Reading a page twice is an error.
 func (p *pages) page(id uint64) (flags uint16, count int, body []byte, err error) {
 	if id < 2 || id >= p.used {
-		return 0, 0, nil, fmt.Errorf("page %d is referred to, pages 2 to %d exist", id, p.used-1)
+		return 0, 0, nil, fmt.Errorf("reference to page %d, but only pages 2 to %d exist", id, p.used-1)
 	}
 	head := make([]byte, pageHeader)
 	if _, err := p.file.ReadAt(head, int64(id)*p.pageSize); err != nil {
@@ -189,7 +189,7 @@ func (k keys) has(key string) bool { return key >= k.from && (k.until == "" || k
 // tree adds everything below page id to a bucket.
 func (p *pages) tree(id uint64, into *bucket, in keys, depth int) error {
 	if depth > maxNesting {
-		return fmt.Errorf("page %d lies %d levels deep", id, depth)
+		return fmt.Errorf("page %d is nested %d levels deep", id, depth)
 	}
 	flags, count, body, err := p.page(id)
 	if err != nil {
@@ -331,12 +331,12 @@ func (p *pages) freelist(id uint64) error {
 		at += 8
 	}
 	if n > uint64(int64(len(body))-at)/8 {
-		return fmt.Errorf("the list of free pages claims %d", n)
+		return fmt.Errorf("the list of free pages has %d entries, more than fit", n)
 	}
 	for i := range n {
 		free := le.Uint64(body[at+int64(i)*8:])
 		if free < 2 || free >= p.used || p.seen[free] {
-			return fmt.Errorf("page %d is called free, but is in use or does not exist", free)
+			return fmt.Errorf("page %d is listed as free, but is in use or does not exist", free)
 		}
 		p.seen[free] = true
 	}

@@ -53,7 +53,7 @@ func ReadInUse(snapshotter, metaPath, snapshotsPath string) (s *State, err error
 }
 
 // errBusy means that a database was changed while it was read.
-var errBusy = errors.New("it changes all the time")
+var errBusy = errors.New("it was changed during each attempt to read it")
 
 // readInUse reads a database without its lock. bbolt does not reuse the pages
 // of the last transaction until the next is complete, so a read is consistent

@@ -282,7 +282,7 @@ func (v *verifier) manifest(target *Blob) (*Blob, *manifest, error) {
 	}
 	blob := v.blobByDigest[digest]
 	if blob == nil {
-		return nil, nil, fmt.Errorf("no label of the index %s refers to a manifest that is there: it would be collected", target.Digest)
+		return nil, nil, fmt.Errorf("no label of the index %s refers to an existing manifest: garbage collection would remove it", target.Digest)
 	}
 	// If no entry has a platform, containerd considers only the first.
 	named := func(d ocispec.Descriptor) bool { return d.Platform != nil }

@@ -336,7 +336,7 @@ func TestLearn(t *testing.T) {
 	list()
 	eventually(t, "an empty list is refused", func() bool { return n.log.count("keeping the list") > said })
 	list("10.103.0.88:6443")
-	eventually(t, "a list of nobody is refused", func() bool { return n.log.count("answers as one; keeping") > 0 })
+	eventually(t, "a list of nobody is refused", func() bool { return n.log.count("is up; keeping") > 0 })
 	n.stays("m1 m2 m3", time.Second)
 	list(all[1:]...)
 	n.expect("m2 m3")
