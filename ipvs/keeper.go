@@ -51,10 +51,10 @@ type keeper struct {
 
 	want []kernel.Service
 	via  map[netip.AddrPort]routeSource
-	// sent is how many packets had been sent through IPVS at the last tick.
+	// sent is the number of packets sent through IPVS until the last tick.
 	sent uint64
-	// used is called at a tick if packets were sent since the last one, with the real servers
-	// that may have got them.
+	// used is called on a tick if packets were sent since the last one, with the
+	// real servers that may have received them.
 	used func(vip netip.AddrPort, dests []netip.AddrPort)
 	// absent is set if the kernel has no IP_VS. Then only sockets can be
 	// closed.

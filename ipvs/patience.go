@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// latency is a smoothed time to an answer, and its deviation, computed as TCP does for
-// retransmissions (RFC 6298). The zero value has no samples.
+// latency is the smoothed time to an answer and its deviation, computed as in
+// TCP's retransmission timer (RFC 6298). The zero value has no samples.
 type latency struct{ smooth, deviation time.Duration }
 
 // add adds a sample.
 func (l *latency) add(d time.Duration) {
-	d = max(d, 1) // zero means no sample
+	d = max(d, 1) // zero means that there is no sample
 	if l.smooth == 0 {
 		l.smooth, l.deviation = d, d/2
 		return
@@ -20,32 +20,32 @@ func (l *latency) add(d time.Duration) {
 	l.smooth = max(l.smooth+(d-l.smooth)/8, 1)
 }
 
-// timeout returns how long to wait for an answer: the smoothed time plus four deviations,
-// or at least margin, but at most most.
+// timeout returns the timeout for an answer: the smoothed time plus four
+// deviations, or plus margin if that is more, but at most most.
 func (l *latency) timeout(margin, most time.Duration) time.Duration {
 	return min(l.smooth+max(4*l.deviation, margin), most)
 }
 
-// maxTimeout is the longest wait for the answer to a PING, or for a handshake. A
-// kube-apiserver gives up a handshake after 32 s.
+// maxTimeout is the maximum timeout for the answer to a PING, or for a
+// handshake. A kube-apiserver aborts a handshake after 32 s.
 const maxTimeout = 16 * time.Second
 
-// spacing keeps requests apart while an API server is in trouble: it answers late, or with
-// errors. It works on each request, also when nobody waits for the answer anymore.
-type spacing struct{ since time.Time } // when the trouble began; zero: there is none
+// spacing delays requests while an API server answers late or with errors. It
+// works on each request, even if the client does not wait for the answer any
+// more.
+type spacing struct{ since time.Time } // start of the trouble; zero if there is none
 
 const (
-	// mostSpacing is the longest pause between an answer and the next request because of
-	// trouble.
+	// mostSpacing is the longest pause between an answer and the next request.
 	mostSpacing = 30 * time.Second
-	// mostAnswer is the longest wait for an answer over a connection whose PINGs are
-	// answered. A kube-apiserver gives up a request after a minute.
+	// mostAnswer is the longest wait for an answer over a connection whose
+	// PINGs are answered. A kube-apiserver aborts a request after a minute.
 	mostAnswer = 2 * time.Minute
 )
 
-// answered returns the least pause after an answer that came now: a quarter of the time
-// that the trouble has lasted. well is an answer that is neither late nor an error; the
-// trouble ends with it if the API server is up.
+// answered returns the minimum pause after an answer at time now: a quarter of
+// the time since the trouble started. well means that the answer is neither
+// late nor an error; it ends the trouble if the API server is up.
 func (p *spacing) answered(now time.Time, took time.Duration, well, up bool) time.Duration {
 	switch {
 	case well && up:
@@ -59,7 +59,8 @@ func (p *spacing) answered(now time.Time, took time.Duration, well, up bool) tim
 	return spread(min(now.Sub(p.since)/4, mostSpacing), rand.Float64())
 }
 
-// spread returns half of d to all of it; r in [0,1) spreads the nodes of a cluster.
+// spread returns between half of d and d; r, in [0,1), is random and spreads
+// the nodes of a cluster.
 func spread(d time.Duration, r float64) time.Duration {
 	return d/2 + time.Duration(r*float64(d/2))
 }

@@ -6,8 +6,9 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// schedule decides what is sent over one held connection, and when. It has no effects:
-// its caller passes events and times, and performs the actions it returns.
+// schedule decides what is sent over one open connection, and when. It has no
+// side effects: its caller passes events and times, and performs the returned
+// actions.
 type schedule struct {
 	profile *Profile
 	beat    beat
@@ -18,39 +19,45 @@ type schedule struct {
 	pinged   time.Time // when the outstanding PING was sent; zero if none
 	sent     time.Time // when the last PING was sent
 	asked    time.Time // when the outstanding request was sent; zero if none
-	lateAt   time.Time // when the outstanding request counts as unanswered once more
-	answered time.Time // when the last answer came; zero if none did
-	earliest time.Time // no request is sent before
-	// rtt is the measured time until a PING is answered, across connections; so is spacing.
+	lateAt   time.Time // when next returns overdue for the outstanding request
+	answered time.Time // when the last answer arrived; zero if none did
+	earliest time.Time // no request is sent before this time
+	// rtt is the measured time until a PING is answered. It and spacing are
+	// kept across connections.
 	rtt     *latency
 	spacing *spacing
-	// closing: the server closes the connection after the outstanding answer.
+	// closing is set if the server closes the connection after the outstanding
+	// answer.
 	closing bool
-	// measure is the number of PINGs that follow each other quickly, to measure rtt anew.
+	// measure is the number of PINGs still to be sent in quick succession, to
+	// update rtt.
 	measure int
 }
 
-// action is what to do now.
+// action is the next action on a connection.
 type action int
 
 const (
-	idle     action = iota // until due
+	idle     action = iota // nothing to do until due
 	ask                    // send the request
 	ping                   // send a PING
-	noAnswer               // to the PING
-	overdue                // the request is not answered for another ReadyTimeout
+	noAnswer               // the PING was not answered
+	overdue                // the request was not answered for another ReadyTimeout
 )
 
-// measurePings is how many PINGs at most follow each other quickly after an inquiry, or over a
-// new connection. An API server that stood still answers once after seconds, and its next fault
-// would be noticed later by as much. Sixteen short answers outweigh it.
+// measurePings is the maximum number of PINGs sent in quick succession after an
+// inquiry, or on a new connection. After a stall of the API server rtt has one
+// sample of seconds, which would delay the detection of its next failure by as
+// much; sixteen short samples outweigh it.
 const measurePings = 16
 
-// closeAfterAnswer is how soon after an answer a close is caused by it: kube-apiserver closes
-// the connections of clients without a certificate.
+// closeAfterAnswer is the time within which a close is attributed to the last
+// answer: kube-apiserver closes the connections of clients without a
+// certificate after an answer.
 const closeAfterAnswer = 2 * time.Second
 
-// newSchedule begins with a request at readyDue, or at once if that has passed.
+// newSchedule starts with a request at readyDue, or immediately if that has
+// passed.
 func newSchedule(now time.Time, p *Profile, b beat, h2 bool, readyDue time.Time, rtt *latency, apart *spacing) *schedule {
 	s := &schedule{profile: p, beat: b, h2: h2, readyDue: now, rtt: rtt, spacing: apart, measure: measurePings}
 	if readyDue.After(now) {
@@ -60,8 +67,9 @@ func newSchedule(now time.Time, p *Profile, b beat, h2 bool, readyDue time.Time,
 	return s
 }
 
-// wait returns how long the answer to a PING may take before an inquiry begins. It follows
-// the measured latency, so that a slow API server does not cause one at each PING.
+// wait returns the timeout for the answer to a PING, after which an inquiry
+// starts. It follows the measured latency, so that a slow API server does not
+// cause an inquiry at each PING.
 func (s *schedule) wait() time.Duration {
 	if s.rtt.smooth == 0 {
 		return 2 * s.profile.Tick
@@ -73,12 +81,12 @@ func (s *schedule) wait() time.Duration {
 func (s *schedule) postponePing(now time.Time) {
 	if s.profile.Ping > 0 {
 		s.pingDue = s.beat.within(now, s.profile.Ping)
-	} else { // requests are enough
+	} else { // requests are sufficient
 		s.pingDue = now.Add(2 * s.profile.Ready)
 	}
 }
 
-// next returns what to do now, and assumes that it is done.
+// next returns the action for the time now, and assumes that it is performed.
 func (s *schedule) next(now time.Time) action {
 	switch {
 	case !s.pinged.IsZero() && !now.Before(s.pingDue):
@@ -88,7 +96,8 @@ func (s *schedule) next(now time.Time) action {
 		return overdue
 	case !s.awaits() && !now.Before(s.readyDue):
 		s.ask(now)
-		// If the answer takes long, a PING finds out whether only the request hangs.
+		// If the answer takes long, a PING finds out whether only the request
+		// hangs.
 		if soon := now.Add(s.wait()); s.pinged.IsZero() && soon.Before(s.pingDue) {
 			s.pingDue = soon
 		}
@@ -104,13 +113,13 @@ func (s *schedule) next(now time.Time) action {
 	return idle
 }
 
-// ask notes that a request is sent. It is the only one until it is answered: an API server
-// that takes long works on all that it gets.
+// ask records that a request is sent. There is only one outstanding request,
+// because a slow API server works on all requests that it receives.
 func (s *schedule) ask(now time.Time) {
 	s.asked, s.lateAt = now, now.Add(s.profile.ReadyTimeout)
 }
 
-// due returns when next has something to do again.
+// due returns when next has an action again.
 func (s *schedule) due() time.Time {
 	at := s.readyDue
 	if s.awaits() {
@@ -129,7 +138,7 @@ func (s *schedule) pong(now time.Time) {
 		return
 	}
 	took := now.Sub(s.pinged)
-	if took >= s.rtt.smooth { // it is that slow
+	if took >= s.rtt.smooth { // the API server is this slow
 		s.measure = 0
 	}
 	s.rtt.add(took)
@@ -145,7 +154,7 @@ func (s *schedule) pong(now time.Time) {
 	s.pinged = time.Time{}
 }
 
-// measures reports whether rtt is to be measured anew: it makes inquiries begin later.
+// measures reports whether rtt has to be updated because it delays inquiries.
 func (s *schedule) measures() bool {
 	return s.measure > 0 && s.wait() > 2*s.profile.Tick
 }
@@ -153,11 +162,11 @@ func (s *schedule) measures() bool {
 // awaits reports whether a request is outstanding.
 func (s *schedule) awaits() bool { return !s.asked.IsZero() }
 
-// response records the answer to the request, and what observe returned for it. retry is the pause
-// before a request to an API server that is not up.
+// response records the answer to the request, and the result of observe for it.
+// retry is the pause before a request to an API server that is not up.
 func (s *schedule) response(now time.Time, answer probe.Outcome, state State, soon bool, retry time.Duration) {
-	// Requests take longer than PINGs. A shorter time shows that the API server is faster
-	// than before.
+	// Requests take longer than PINGs, so a shorter time shows that the API
+	// server has become faster.
 	took := now.Sub(s.asked)
 	if took < s.rtt.smooth || !s.h2 {
 		s.rtt.add(took)
@@ -181,14 +190,14 @@ func (s *schedule) response(now time.Time, answer probe.Outcome, state State, so
 	}
 }
 
-// notBefore puts the next request off.
+// notBefore postpones the next request to t at least.
 func (s *schedule) notBefore(t time.Time) {
 	if s.readyDue.Before(t) {
 		s.readyDue = t
 	}
 }
 
-// hurry brings the next request forward to at most d after the last answer.
+// hurry advances the next request to at most d after the last answer.
 func (s *schedule) hurry(d time.Duration) {
 	if t := s.answered.Add(d); !s.answered.IsZero() && t.Before(s.readyDue) {
 		s.readyDue = t
@@ -196,10 +205,11 @@ func (s *schedule) hurry(d time.Duration) {
 	}
 }
 
-// goAway records that the server is going to close the connection, often because it is about
-// to stop. Usually the API server is probed again at once, over another connection. But if
-// the close follows an answer, it is how kube-apiserver treats clients without a certificate:
-// the next request is due at resume.
+// goAway records that the server will close the connection, often because it is
+// stopping. Then the API server is probed again immediately over another
+// connection. But if the close follows an answer, that is kube-apiserver's
+// behaviour to clients without a certificate, and the next request is due at
+// resume.
 func (s *schedule) goAway(now time.Time) (leave bool, resume time.Time) {
 	if s.awaits() {
 		s.closing = true
@@ -218,16 +228,16 @@ func (s *schedule) inquired(now time.Time) {
 	}
 }
 
-// afterInquiry continues after an inquiry that the API server answered. The next request clears the
-// failures that the rounds counted.
+// afterInquiry continues after an inquiry that the API server answered. The
+// next request resets the failures counted in its rounds.
 func (s *schedule) afterInquiry(now time.Time) {
 	s.pinged, s.readyDue, s.measure = time.Time{}, now, measurePings
 	s.notBefore(s.earliest)
 	s.postponePing(now)
 }
 
-// resume goes on over a connection that was silent. What an outstanding request has waited
-// meanwhile was not the API server's work on it.
+// resume continues on a connection that was silent. The time during which it
+// was silent does not count for the outstanding request.
 func (s *schedule) resume(now time.Time) {
 	if s.awaits() {
 		s.ask(now)
@@ -235,8 +245,8 @@ func (s *schedule) resume(now time.Time) {
 	s.afterInquiry(now)
 }
 
-// pingSoon sends a PING at once, unless one is outstanding or was just sent: programs of the
-// node use the API server.
+// pingSoon sends a PING immediately, unless one is outstanding or was sent
+// recently, because programs of the node use the API server.
 func (s *schedule) pingSoon(now time.Time) {
 	if s.pinged.IsZero() && now.Before(s.pingDue) && now.Sub(s.sent) >= keepTick/2 {
 		s.pingDue = now

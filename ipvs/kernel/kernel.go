@@ -27,8 +27,9 @@ type Kernel interface {
 	Service(vip netip.AddrPort) (*Service, error)
 	// Apply applies one step, but not Sever.
 	Apply(Op) error
-	// Sent returns how many packets this node's programs have sent through IPVS so far. The
-	// kernel counts them at once; its counters of a real server are up to 2 s late.
+	// Sent returns the number of packets that this node's programs have sent
+	// through IPVS. It is always current, while the kernel updates the counters of
+	// real servers only every 2 s.
 	Sent() (uint64, error)
 	// Conns returns the connections to vip that IPVS forwards to dest.
 	Conns(vip, dest netip.AddrPort) ([]Conn, error)

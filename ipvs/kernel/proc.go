@@ -83,8 +83,8 @@ func (p *procFile) close() {
 	}
 }
 
-// sentPackets adds up the incoming packets of each processor in ip_vs_stats_percpu. The file's
-// own total is the estimator's, which runs every two seconds.
+// sentPackets returns the sum of the incoming packets of all processors in
+// ip_vs_stats_percpu. The total in the file is updated only every two seconds.
 func sentPackets(b []byte) (n uint64) {
 	for line := range bytes.Lines(b) {
 		f := bytes.Fields(line)
