@@ -181,8 +181,8 @@ type ImageInfo struct {
 	// Removable says when a machine accepts the Site on a stick; empty means
 	// SitesRepair.
 	Removable string `json:"removable,omitempty"`
-	// SiteKeys are the minisign public keys whose signature is required for a
-	// complete Site on a stick.
+	// SiteKeys are minisign public keys. A Site on a stick that is signed with
+	// one of them is accepted completely, unless Removable is SitesNever.
 	SiteKeys []string `json:"siteKeys,omitempty"`
 	// SitesNotBefore is the earliest accepted date of a Site's signature, in
 	// seconds since the epoch; 0 means any.
