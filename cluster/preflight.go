@@ -364,7 +364,7 @@ func (p *preflight) nodeName(ctx context.Context, s PreflightSite) {
 	const name = "node name"
 	node := strings.ToLower(s.NodeName)
 	if strings.Contains(node, "{{") {
-		p.unknown(name, s.Name, "the machine makes it of "+s.NodeName, "")
+		p.unknown(name, s.Name, "the machine derives it from "+s.NodeName, "")
 		return
 	}
 	taken, err := p.hasNode(ctx, node, s.Site)
@@ -452,7 +452,7 @@ func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 	case len(lacks) > 0:
 		p.fail(rights, "", strings.Join(lacks, "; "), openyurt.GrantHubRole+", or: edgebake cluster prepare")
 	default:
-		p.ok(rights, "", "are there")
+		p.ok(rights, "", "exist")
 	}
 }
 

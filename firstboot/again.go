@@ -14,7 +14,7 @@ import (
 // years.
 func againPhase() run.Phase {
 	return run.Phase{
-		Name: "again", Doc: "first boot looks after certificates and snapshots while the machine is on", Timeout: time.Minute,
+		Name: "again", Doc: "first boot renews certificates and makes snapshots while the machine is on", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitAgain)
 			if err != nil || state != "active" {

@@ -63,7 +63,7 @@ func TestSlipInMasters(t *testing.T) {
 						t.Errorf("ipvscare does not know %s:\n%s", m, w.Get(ondisk.IPVSConfig))
 					}
 				}
-				if !w.ConsoleHas("no API server of the Site has proven itself (" + slip + "): the former ones stay") {
+				if !w.ConsoleHas("no API server of the Site could be verified (" + slip + "): the former ones stay") {
 					t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 				}
 			}
@@ -510,7 +510,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	w.FSUUIDs = map[string][16]byte{"/dev/vda3": {1}, "/dev/vda5": {1}} // and stay so
 	w.PowerOn()
 	w.mustBoot()
-	warnings := []string{"the VIP 10.103.97.2 lies in", "former ones stay beside them"}
+	warnings := []string{"the VIP 10.103.97.2 lies in", "former ones stay in use too"}
 	for _, words := range warnings {
 		if !w.ConsoleHas(words) {
 			t.Fatalf("it does not say %q:\n%s", words, strings.Join(w.Console, "\n"))

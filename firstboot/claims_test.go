@@ -197,7 +197,7 @@ func TestStickWithoutNotes(t *testing.T) {
 	w = first(t, 4096, bySerial)
 	w.ReadOnly = map[string]bool{stickDev: true}
 	w.mustBoot()
-	if s := w.State(); s.Node != "berlin" || !w.ConsoleHas("does not note that this machine has taken the Site berlin") {
+	if s := w.State(); s.Node != "berlin" || !w.ConsoleHas("cannot record that this machine has taken the Site berlin") {
 		t.Errorf("node %s\n%s", s.Node, strings.Join(w.Console, "\n"))
 	}
 }

@@ -227,7 +227,7 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) erro
 	if err := e.WriteFile(member.LeavingFile, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
-	e.Waiting("the former cluster's credentials to be gone")
+	e.Waiting("the former cluster's credentials to be removed")
 	// Pods run until the kubelet of the new cluster ends those that it does not know.
 	if err := hub.UndoPodJoin(ctx, e, active.Site.CRISocket); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)

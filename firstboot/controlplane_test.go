@@ -869,7 +869,7 @@ func TestForeignEtcdIsNotServed(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ cluster, says string }{
 		"another's":  {"another", "is of another cluster (id another) than the Site"},
-		"nobody's":   {"", "no note of which cluster it is"},
+		"nobody's":   {"", "no record of its cluster"},
 		"the Site's": {"own", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -1288,7 +1288,7 @@ func TestContinueWithoutANote(t *testing.T) {
 	}
 	m.withWords(mint.Words{ContinueFrom: "m1"})
 	for range 2 {
-		if err := m.boot(); err == nil || m.started != "" || m.Has(controlplane.EtcdRun) || !m.Has("/var/lib/etcd/member/wal/0.wal") || !m.ConsoleHas("no note of which cluster it is") || m.ConsoleHas("write the image") || !m.ConsoleHas("--restore FILE") {
+		if err := m.boot(); err == nil || m.started != "" || m.Has(controlplane.EtcdRun) || !m.Has("/var/lib/etcd/member/wal/0.wal") || !m.ConsoleHas("no record of its cluster") || m.ConsoleHas("write the image") || !m.ConsoleHas("--restore FILE") {
 			t.Fatalf("%v, etcd runs as %q\n%s", err, m.started, strings.Join(m.Console, "\n"))
 		}
 		m.on()

@@ -131,7 +131,7 @@ func TestAnotherYurthub(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
 	w.Put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`)
-	if err := w.boot(); err == nil || !w.ConsoleHas("yurthub on board is of v1.6, the Image says v1.7.0, which has other flags") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("yurthub in this image is of v1.6, the Image says v1.7.0, which has other flags") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }

@@ -514,8 +514,8 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		{"wrong type", func(w *world) {
 			w.Put(ondisk.ImageInfoFile, `{"version":1,"plan":"plan","nodeTypes":["edge"]}`)
 		}, "site-config", "asks for node type native, this image makes edge", "stamp a Site"},
-		{"damaged image.json", func(w *world) { w.Put(ondisk.ImageInfoFile, `{"version":1,"pla`) }, "image", "reading what this machine's image says of itself (/", "flash the machine again"},
-		{"empty image.json", func(w *world) { w.Put(ondisk.ImageInfoFile, "") }, "image", "reading what this machine's image says of itself (/", "flash the machine again"},
+		{"damaged image.json", func(w *world) { w.Put(ondisk.ImageInfoFile, `{"version":1,"pla`) }, "image", "reading the description of this machine's image (/", "flash the machine again"},
+		{"empty image.json", func(w *world) { w.Put(ondisk.ImageInfoFile, "") }, "image", "reading the description of this machine's image (/", "flash the machine again"},
 		{"image.json of nothing", func(w *world) { w.Put(ondisk.ImageInfoFile, "{}") }, "image", "does not say which plan", "flash the machine again"},
 		{"disks", func(w *world) {
 			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"disks":[{"device":"/dev/sda"}]}}'`))

@@ -271,7 +271,7 @@ func TestOthersAreWipedFromAMember(t *testing.T) {
 	w.carry(worldtest.SlotDevice, bad)
 	w.PowerOn()
 	w.mustBoot()
-	if !w.ConsoleHas("the slot's Site is not taken, the former one stays") || w.Joins != 1 {
+	if !w.ConsoleHas("the slot's Site is rejected, and the former one stays in use") || w.Joins != 1 {
 		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "arm64") {

@@ -180,7 +180,7 @@ func TestArgumentsThatFixKubelet(t *testing.T) {
 		if !helps {
 			w.RejectedKubeletArg = "KUBELET"
 		}
-		if err := w.boot(); err != nil || w.ConsoleHas("kubelet does not come up: connection refused") == helps {
+		if err := w.boot(); err != nil || w.ConsoleHas("kubelet does not start: connection refused") == helps {
 			t.Errorf("helps %v: %v\n%s", helps, err, strings.Join(w.Console, "\n"))
 		}
 		if got := w.Get(member.KubeadmFlags); got != "KUBELET_KUBEADM_ARGS=\"\"\n" {

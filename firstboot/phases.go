@@ -82,7 +82,7 @@ func unservedPhase(site *configs.Site) run.Phase {
 // Site can be checked against it.
 func damagedPhase(err error) run.Phase {
 	return run.Phase{
-		Name: "image", Doc: "what the image says of itself can be read",
+		Name: "image", Doc: "the description of the image can be read",
 		Check: func(context.Context, *machine.Env) (run.Verdict, error) { return run.Todo, err },
 		Run:   func(context.Context, *machine.Env) error { return nil },
 	}

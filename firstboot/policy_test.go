@@ -39,7 +39,7 @@ func TestAStrangersStick(t *testing.T) {
 			if w.Has("/root/.ssh/authorized_keys") != c.user {
 				t.Errorf("root's keys: %v", !c.user)
 			}
-			if w.ConsoleHas("is left out, since the Image allows repairs only (sites.removable): users") != (c.network && !c.user) {
+			if w.ConsoleHas("are ignored, since the Image allows repairs only (sites.removable): users") != (c.network && !c.user) {
 				t.Error(strings.Join(w.Console, "\n"))
 			}
 		})

@@ -165,7 +165,7 @@ const keptManifests = ondisk.StateDir + "/manifests"
 // again. The token of a newer Site, meant for the time after the reset, stays.
 func resetToken(e *machine.Env, active *site.Active) error {
 	if active == nil {
-		return nil // no site to write into the slot
+		return nil // no Site to write into the slot
 	}
 	j, joining := member.ReadJoinedAs(e)
 	switch {

@@ -70,7 +70,7 @@ func TestASignedStick(t *testing.T) {
 		{"never", ondisk.SitesNever, key, nil, false, false, "accepts no Site from a stick (sites.removable: never)"},
 		{"unsigned", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Signature = nil }, false, false,
 			"stick /dev/sdb1 is not taken: it has no signature (site.minisig); the Image accepts signed Sites only"},
-		{"unsigned repair", ondisk.SitesRepair, key, func(c *slot.Contents) { c.Signature = nil }, false, true, "is left out, since the Image allows repairs only (sites.removable): users, config.ign"},
+		{"unsigned repair", ondisk.SitesRepair, key, func(c *slot.Contents) { c.Signature = nil }, false, true, "are ignored, since the Image allows repairs only (sites.removable): users, config.ign"},
 		{"unsigned, until enrolled", ondisk.SitesUntilEnrolled, key, func(c *slot.Contents) { c.Signature = nil }, false, false, "unless it is signed by a key that the Image names (edgebake site sign)"},
 		{"another key", ondisk.SitesSigned, other, nil, false, false, "it is signed by key "},
 		{"another key's repair", ondisk.SitesRepair, other, nil, false, true, "stick /dev/sdb1 counts as unsigned: it is signed by key "},

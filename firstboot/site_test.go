@@ -134,7 +134,7 @@ func TestBrokenCorrectionKeepsTheFormerSite(t *testing.T) {
 	if w.SlotSite(worldtest.SlotDevice) != "kind: Site\nmasters: nonsense\n" {
 		t.Error("the person's file was written over")
 	}
-	if !w.ConsoleHas("the slot's Site is not taken, the former one stays: the Site has problems") {
+	if !w.ConsoleHas("the slot's Site is rejected, and the former one stays in use: the Site has problems") {
 		t.Error("nothing was said")
 	}
 }

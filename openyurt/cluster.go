@@ -34,7 +34,7 @@ const (
 	GrantHubRole   = "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole " + HubRole
 )
 
-// Signers of yurthub's certificates. Kubelet may request a certificate of
+// Signers of yurthub's certificates. kubelet may request a certificate of
 // ServerSigner too; only yurthub's has ServerName among its names.
 const (
 	ClientSigner = "kubernetes.io/kube-apiserver-client"

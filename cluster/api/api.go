@@ -184,7 +184,7 @@ func (c *Client) tls() (*tls.Config, error) {
 	return conf, nil
 }
 
-// MergePatch changes an object as RFC 7386 describes.
+// MergePatch changes an object with a JSON merge patch (RFC 7386).
 func (c *Client) MergePatch(ctx context.Context, path string, patch any) error {
 	body, err := json.Marshal(patch)
 	if err != nil {

@@ -166,7 +166,7 @@ func (c *Client) pathOf(ctx context.Context, o Object, known map[string][]resour
 	}
 	find := func() string {
 		for _, r := range known[o.apiVersion] {
-			if r.Kind != o.kind || strings.Contains(r.Name, "/") { // the second is a subresource
+			if r.Kind != o.kind || strings.Contains(r.Name, "/") { // a name with a slash is a subresource
 				continue
 			}
 			if r.Namespaced {

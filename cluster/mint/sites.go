@@ -217,7 +217,7 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// takeCommon moves the fields that are the same in all sites into one mapping; in report,
+// takeCommon moves the fields that are the same in all Sites into one mapping; in report,
 // which has a URL for each machine, the common fields inside it. Credentials stay with their
 // machine.
 func takeCommon(each []*yaml.Node) *yaml.Node {

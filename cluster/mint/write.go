@@ -111,7 +111,7 @@ func (o *SitesOptions) checkNames(masters []ControlPlaneNode) error {
 	}
 	check("continue-from", o.Words.ContinueFrom)
 	if !slices.ContainsFunc(names, func(n string) bool { return !slices.Contains(o.Words.Absent, n) }) {
-		errs = append(errs, errors.New("--absent names every control-plane node: one must be left for the cluster to be born on"))
+		errs = append(errs, errors.New("--absent names every control-plane node: one must remain to start the cluster"))
 	}
 	if o.Snapshot != "" && o.Words.ContinueFrom == "" {
 		errs = append(errs, errors.New("--restore needs --continue-from: the control-plane node that begins with the snapshot"))

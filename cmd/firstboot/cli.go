@@ -142,7 +142,7 @@ func noArgs(_ *cobra.Command, args []string) error {
 
 func newRun(m target, log io.Writer) *cobra.Command {
 	return &cobra.Command{
-		Use: "run", Short: "Carry out first boot, or check that it still holds", Args: noArgs,
+		Use: "run", Short: "Run first boot, or check its result again", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := m.needRoot("run", "sets up this machine"); err != nil {
 				return err
@@ -173,10 +173,10 @@ func newRun(m target, log io.Writer) *cobra.Command {
 
 func newCertificates(m target, log io.Writer) *cobra.Command {
 	return &cobra.Command{
-		Use: "certificates", Short: "Go back to certificates that can be used, after a power cut", Args: noArgs,
-		Long: `Certificates looks at those that kubelet and yurthub rotate. Where the current
-one is empty, cut off or does not fit its key, it goes back to the newest that
-can be used. It runs at each boot, before kubelet and yurthub.`,
+		Use: "certificates", Short: "Restore usable certificates after a power cut", Args: noArgs,
+		Long: `Certificates checks the certificates that kubelet and yurthub rotate. If the
+current one is empty, truncated or does not match its key, it restores the newest
+usable one. It runs at each boot, before kubelet and yurthub.`,
 		RunE: func(*cobra.Command, []string) error {
 			if err := m.needRoot("certificates", "reads private keys"); err != nil {
 				return err
@@ -188,7 +188,7 @@ can be used. It runs at each boot, before kubelet and yurthub.`,
 
 func newSnapshot(m target, log io.Writer) *cobra.Command {
 	return &cobra.Command{
-		Use: "snapshot", Short: "Save what etcd on this control-plane node holds", Args: noArgs,
+		Use: "snapshot", Short: "Save a snapshot of etcd on this control-plane node", Args: noArgs,
 		Long: `Snapshot writes a file to /var/lib/edgebake/snapshots, of the form that etcdctl
 and etcdutl know, and prints its path. First boot does that once a day; the
 newest seven stay, and no more than 2 GiB of them. They hold the cluster's
@@ -222,7 +222,7 @@ func watch(ctx context.Context, e *machine.Env, r *run.Runner) (stop func()) {
 func newStatus(m target, log io.Writer) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
-		Use: "status", Short: "Show how first boot goes", Args: noArgs,
+		Use: "status", Short: "Show the progress of first boot", Args: noArgs,
 		Example: "  firstboot status\n  firstboot status -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			e := m.env(log)

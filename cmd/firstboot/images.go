@@ -20,7 +20,7 @@ const containerdRoot = "/" + store.Root
 
 func newImages(m target) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "images", Short: "Look after the container images that came with the disk image",
+		Use: "images", Short: "Manage the container images of the disk image",
 		Args: subcommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -90,7 +90,7 @@ firstboot images merge, or write the machine's disk again.`,
 				}
 				return fmt.Errorf("%s: %w", filepath.Clean(root), err)
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d images, %d layers: sound\n%s\n", len(s.Images), s.Snapshots, strings.Join(s.Images, "\n"))
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d images, %d layers: valid\n%s\n", len(s.Images), s.Snapshots, strings.Join(s.Images, "\n"))
 			return err
 		},
 	}

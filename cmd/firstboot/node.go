@@ -33,8 +33,8 @@ func newConvert(m target, log io.Writer) *cobra.Command {
 		Use: "convert", Short: "Turn this running native node into an OpenYurt node", Args: noArgs,
 		Long: `convert puts yurthub between kubelet and the API servers and labels the Node.
 Pods keep running; those that ask the API server find yurthub once they are
-recreated. Every step is checked. If one fails, those before it are undone; the
-evidence is in /var/log/edgebake. It works on any node that kubeadm
+recreated. Every step is checked. If one fails, those before it are undone. A
+record of it all is in /var/log/edgebake. It works on any node that kubeadm
 joined, given yurthub's program at ` + openyurt.Program + `.`,
 		Example: "  firstboot convert --nodepool-name shanghai\n  firstboot convert --nodepool-name core --node-type cloud --server-addr https://api.example:6443",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -83,9 +83,9 @@ func newRevert(m target, log io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "revert", Short: "Turn this OpenYurt node into a native node again", Args: noArgs,
 		Example: "  firstboot revert",
-		Long: `revert turns kubelet straight to the API servers, stops yurthub and takes back
-what convert wrote and the labels of the Node. Pods keep running. Every step is
-checked. If one fails, those before it are undone; the evidence is in
+		Long: `revert redirects kubelet to the API servers, stops yurthub, and removes what
+convert wrote and the labels of the Node. Pods keep running. Every step is
+checked. If one fails, those before it are undone. A record of it all is in
 /var/log/edgebake. A node whose yurthub is a static pod (before ` + openyurt.Release(openyurt.FirstUnit) + `) has no
 certificate of its own and cannot be reverted: reset it and join it again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -111,11 +111,10 @@ func newReset(m target, log io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "reset", Short: "Take this machine out of its cluster", Args: noArgs,
 		Example: "  firstboot reset --yes",
-		Long: `reset takes back what joining did: kubeadm's part, yurthub, the IPVS rules and
-first boot's own files. Every pod on the machine ends. What was baked into the
-image stays, and so do the settings of the Site, so that the machine can still
-be reached. A new Site, stamped into the slot or on a stick, joins the machine
-again.`,
+		Long: `reset undoes the join: kubeadm's part, yurthub, the IPVS rules and first boot's
+own files. Every pod on the machine ends. The contents of the image stay, and so
+do the settings of the Site, so that the machine can still be reached. A new
+Site, stamped into the slot or on a stick, joins the machine again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !yes {
 				return usageError{errors.New("reset ends every pod on this machine; confirm with --yes")}
@@ -144,6 +143,6 @@ restart the machine.
 			return nil
 		},
 	}
-	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do it")
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "confirm the reset")
 	return cmd
 }

@@ -92,7 +92,7 @@ func CertificatesPhase(active *site.Active) run.Phase {
 	site := active.Site
 	kept := false // in this pass kubeadm has failed, and those in use are usable
 	return run.Phase{
-		Name: "certificates", Doc: "the control plane's certificates are whole, valid and have all names", Timeout: 5 * time.Minute,
+		Name: "certificates", Doc: "the control plane's certificates are intact, valid and have all names", Timeout: 5 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			for _, ca := range configs.ClusterCAs() {
 				member.RemarkEndOfCA(e, member.PKIDir+"/"+ca.Base+".crt")

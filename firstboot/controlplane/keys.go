@@ -35,7 +35,7 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 	}
 	secret, open := machine.Mode(0o600), machine.Mode(0o644)
 	var out []pkiFile
-	for _, ca := range slices.Backward(configs.ClusterCAs()) { // the cluster's CA, which comes first, identifies the machine's cluster: it is written last
+	for _, ca := range slices.Backward(configs.ClusterCAs()) { // the first, the cluster's CA, is written last: it identifies the machine's cluster
 		out = append(out,
 			pkiFile{member.PKIDir + "/" + ca.Base + ".key", []byte(ca.Of(k).Key.Reveal()), secret},
 			pkiFile{member.PKIDir + "/" + ca.Base + ".crt", []byte(ca.Of(k).Cert), open})

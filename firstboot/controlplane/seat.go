@@ -49,7 +49,7 @@ const (
 // SeatPhase starts etcd, once package seat has decided how.
 func SeatPhase(active *site.Active) run.Phase {
 	return run.Phase{
-		Name: "seat", Doc: "it is decided that etcd may start, and how", Timeout: time.Hour,
+		Name: "seat", Doc: "how etcd may start is decided", Timeout: time.Hour,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			if Decided(e) {
 				return run.Done, nil
@@ -113,8 +113,8 @@ type seatTaker struct {
 	blank   *http.Server // reports to the others that this machine has no data
 	stopped time.Time    // since when only a person can decide
 	via     seat.Etcd    // a member through which a quorum answered
-	watch   seatWatch    // of the former membership
-	learner learnerWatch // of another machine's learner
+	watch   seatWatch    // watches the former membership
+	learner learnerWatch // watches another machine's learner
 	since   time.Time    // when the decision last changed
 	named   time.Time    // since when the node to continue from lists this machine's member
 }
@@ -132,7 +132,7 @@ func (t *seatTaker) take(ctx context.Context) error {
 		}
 		d := seat.Decide(v)
 		if line := d.Do.String() + ": " + d.Why; line != said {
-			t.e.Log.Info("the seat in etcd", "decision", d.Do.String(), "why", d.Why)
+			t.e.Log.Info("how etcd may start", "decision", d.Do.String(), "why", d.Why)
 			said, t.since = line, t.e.Now()
 		}
 		switch next, err := t.execute(ctx, d); {
@@ -235,7 +235,7 @@ func (t *seatTaker) joinCluster(ctx context.Context, d seat.Decision) (seatNext,
 	members, err := t.join(ctx, d)
 	if err != nil {
 		// For example while another member is away for a moment.
-		t.e.Waiting("a seat in etcd: %s", machine.OneLine(err))
+		t.e.Waiting("etcd to accept this machine as a member: %s", machine.OneLine(err))
 		return seatWaits, nil
 	}
 	if err := t.saveSeat(); err != nil {
@@ -389,7 +389,7 @@ func (t *seatTaker) join(ctx context.Context, d seat.Decision) (initialCluster s
 		if err := t.via.Remove(ctx, id); err != nil {
 			return "", err
 		}
-		t.e.Log.Info("removed a seat in etcd: an old one of this machine, or of one that never started", "id", id)
+		t.e.Log.Info("removed a member of etcd: a former one of this machine, or one that never started", "id", id)
 	}
 	self, err := t.via.AddLearner(ctx, t.site.Self().PeerURL())
 	if err != nil {

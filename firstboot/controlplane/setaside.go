@@ -135,7 +135,7 @@ func ageSetAside(e *machine.Env, well bool) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("looking after etcd's data that was set aside: %w", err)
+		return fmt.Errorf("checking etcd's data that was set aside: %w", err)
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ const upkeepTime = 20 * time.Minute
 func UpkeepPhase(active *site.Active) run.Phase {
 	looked := false
 	return run.Phase{
-		Name: "etcd", Doc: "etcd's databases have room, and no alarm stands", Timeout: upkeepTime + time.Minute,
+		Name: "etcd", Doc: "etcd's databases have free space, and no alarm is active", Timeout: upkeepTime + time.Minute,
 		Check: func(context.Context, *machine.Env) (run.Verdict, error) {
 			if looked {
 				return run.Done, nil
@@ -33,10 +33,10 @@ func UpkeepPhase(active *site.Active) run.Phase {
 			looked = true
 			found, err := lookAfterEtcd(ctx, e, active.Site)
 			if err != nil {
-				e.Note("etcd could not be looked after: %s", machine.OneLine(err))
+				e.Note("etcd could not be maintained: %s", machine.OneLine(err))
 			}
 			for _, what := range found.Done {
-				e.Log.Info("looked after etcd", "done", what)
+				e.Log.Info("maintained etcd", "done", what)
 			}
 			for _, what := range found.Notes {
 				e.Note("%s", what)

@@ -161,7 +161,7 @@ func (c *conversion) steps() []run.Phase {
 // hubUnitStep installs yurthub's unit if the image has none.
 func hubUnitStep() run.Phase {
 	return run.Phase{
-		Name: "unit", Doc: "the unit of yurthub is there", Timeout: time.Minute,
+		Name: "unit", Doc: "yurthub's unit is installed", Timeout: time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			if !e.Exists(openyurt.Dropin) && (e.Exists(BakedUnit) || string(e.Contents(UnitFile)) == openyurt.UnitFile) {
 				return run.Done, nil

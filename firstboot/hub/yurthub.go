@@ -222,7 +222,7 @@ func checkHubRelease(ctx context.Context, e *machine.Env, image ondisk.ImageInfo
 		return err
 	}
 	if version != "" && !strings.HasPrefix(info.Version, version+".") {
-		return run.NeedsPerson(fmt.Errorf("yurthub on board is of %s, the Image says %s, which has other flags", version, info.Version),
+		return run.NeedsPerson(fmt.Errorf("yurthub in this image is of %s, the Image says %s, which has other flags", version, info.Version),
 			"build the Image with the version that its yurthub.binary is of")
 	}
 	return nil
@@ -336,7 +336,7 @@ func hubReady(ctx context.Context, e *machine.Env) error {
 		return fmt.Errorf("it does not answer: %w", err)
 	}
 	if code != http.StatusOK {
-		return fmt.Errorf("it says: %s", body)
+		return fmt.Errorf("it answers: %s", body)
 	}
 	return nil
 }

@@ -199,7 +199,7 @@ func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err e
 	case tokenIsRefused(err, waited), machine.EveryErrorIs(err, api.ErrSignature):
 		return run.NeedsPerson(err, newTokenFix)
 	case errors.Is(err, api.ErrToken):
-		return run.Advise(err, "an API server that has just started accepts no token, for seconds; if this stays, "+newTokenFix)
+		return run.Advise(err, "an API server accepts no token for some seconds after its start; if this persists, "+newTokenFix)
 	case errors.Is(err, api.ErrSignature):
 		return run.Advise(err, newTokenFix+", or correct masters; the others do not answer")
 	case errors.Is(err, api.ErrServerName) && !machine.EveryErrorIs(err, api.ErrServerName):

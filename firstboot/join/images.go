@@ -21,7 +21,7 @@ import (
 // they are in containerd's store already, and there is nothing to do.
 func ImagesPhase() run.Phase {
 	return run.Phase{
-		Name: "images", Doc: "the container images on board are in containerd's store", Timeout: time.Hour,
+		Name: "images", Doc: "the image's container images are in containerd's store", Timeout: time.Hour,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			left, err := archivesLeft(e)
 			if err != nil || len(left) > 0 {

@@ -152,7 +152,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	if changed == "" {
 		changed = "config-dir" // only its files changed
 	}
-	e.Waiting("kubelet to come up with other arguments (%s)", changed)
+	e.Waiting("kubelet to start with other arguments (%s)", changed)
 	// After an interrupted trial, kubelet's health says nothing of the former arguments.
 	wasWell := cutOff || awaitKubelet(ctx, e) == nil
 	if ctx.Err() != nil {
@@ -177,7 +177,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 		e.Console(fmt.Sprintf("kubelet was restarted with the Site's arguments: %s changed", changed))
 		return bad
 	}
-	e.Log.Warn("kubelet does not come up with the Site's arguments, and gets the former ones back", "changed", changed, "error", bad)
+	e.Log.Warn("kubelet does not start with the Site's arguments, and gets the former ones back", "changed", changed, "error", bad)
 	if err := restartWith(ctx, e, withArgs(next, member.Union(ours, want), former)); err != nil {
 		return err
 	}
@@ -240,7 +240,7 @@ func argsRefused(e *machine.Env, want map[string]string) bool {
 }
 
 func remarkRefusedArgs(e *machine.Env, have, want map[string]string) {
-	e.Note("kubeletExtraArgs of the Site are not in place (%s): kubelet did not come up with them, and runs with the former ones. To fix: correct them in site.yaml; `journalctl -u kubelet` on the machine has kubelet's words",
+	e.Note("kubeletExtraArgs of the Site are not in place (%s): kubelet did not start with them, and runs with the former ones. To fix: correct them in site.yaml; `journalctl -u kubelet` on the machine shows why",
 		changedArgs(have, want))
 }
 
@@ -249,7 +249,7 @@ func remarkRefusedArgs(e *machine.Env, have, want map[string]string) {
 func awaitKubelet(ctx context.Context, e *machine.Env) error {
 	err := e.RetryFor(ctx, argsPatience, 2*time.Second, func() error { return kubeletWell(ctx, e) })
 	if err != nil {
-		return run.Advise(fmt.Errorf("kubelet does not come up: %w", err), "see `journalctl -u kubelet` on the machine")
+		return run.Advise(fmt.Errorf("kubelet does not start: %w", err), "see `journalctl -u kubelet` on the machine")
 	}
 	return nil
 }
@@ -285,7 +285,7 @@ func kubeletWell(ctx context.Context, e *machine.Env) error {
 	}
 	body, code, err := machine.LocalGet(ctx, e, net.JoinHostPort(host, strconv.Itoa(port)), "/healthz")
 	if err == nil && code != 200 {
-		err = fmt.Errorf("it says: %s", body)
+		err = fmt.Errorf("it answers: %s", body)
 	}
 	return err
 }

@@ -237,7 +237,7 @@ func RecordMasters(ctx context.Context, e *machine.Env, site *configs.Site) erro
 	if len(former) == 0 {
 		return nil
 	}
-	line := fmt.Sprintf("no API server of the Site has proven itself (%s): the former ones stay beside them (%s); if that is a slip, correct masters in site.yaml",
+	line := fmt.Sprintf("no API server of the Site could be verified (%s): the former ones stay in use too (%s); if that is a mistake, correct masters in site.yaml",
 		strings.Join(site.Masters, ", "), strings.Join(former, ", "))
 	e.Log.Warn(line)
 	e.Console(line)

@@ -167,7 +167,7 @@ func Keep(e *machine.Env) error {
 // trial is saved before the former network settings are tried in place of the Site's: after a
 // power cut the next boot puts the Site's back.
 type trial struct {
-	// State says which settings are in place.
+	// State is which of the two settings are in place.
 	State trialState `json:"state"`
 	// New are the Site's settings, which have reached nothing.
 	New map[string]netFile `json:"new"`

@@ -89,14 +89,14 @@ func (c *change) CarryOut(ctx context.Context, steps []Phase) error {
 			return Advise(fmt.Errorf("%s: %w", s.Name, res.err), "run the same command again: it continues")
 		case changed:
 			c.finish(context.WithoutCancel(ctx))
-			return Advise(fmt.Errorf("%s: %w (the node has changed already; evidence is in %s)", s.Name, res.err, c.dir),
+			return Advise(fmt.Errorf("%s: %w (the node has changed already; a record of it is in %s)", s.Name, res.err, c.dir),
 				"run the same command again: it does the rest")
 		default:
 			// Undone even if ctx has ended: a half-changed node is worse.
 			undo := context.WithoutCancel(ctx)
 			err := c.undo(undo, did, res.err)
 			c.finish(undo)
-			return fmt.Errorf("%s: %w (undone; evidence is in %s)", s.Name, err, c.dir)
+			return fmt.Errorf("%s: %w (undone; a record of it is in %s)", s.Name, err, c.dir)
 		}
 		changed = changed || s.Name == c.ChangedAt
 	}
@@ -155,7 +155,7 @@ func (c *change) Record(s Step) {
 		err = c.e.WriteFile(c.dir+"/steps.json", append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
-		c.e.Log.Warn("keeping evidence", "error", err)
+		c.e.Log.Warn("recording the change", "error", err)
 	}
 }
 
@@ -169,7 +169,7 @@ func (c *change) copyFiles(when string) {
 			err = c.e.WriteFile(c.dir+"/"+when+p, b, machine.Mode(0o600))
 		}
 		if err != nil {
-			c.e.Log.Warn("keeping evidence", "file", p, "error", err)
+			c.e.Log.Warn("recording the change", "file", p, "error", err)
 		}
 	}
 }
@@ -186,6 +186,6 @@ func (c *change) finish(ctx context.Context) {
 		err = c.e.WriteFile(c.dir+"/journal.txt", []byte(out.String()), machine.Mode(0o600))
 	}
 	if err != nil {
-		c.e.Log.Warn("keeping evidence", "error", err)
+		c.e.Log.Warn("recording the change", "error", err)
 	}
 }

@@ -106,7 +106,7 @@ func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) resul
 	case v == Unknown:
 		return result{outcome: foundUnknown, ran: true}
 	}
-	return result{err: errors.New("it succeeded, but its check still fails"), ran: true}
+	return result{err: errors.New("ran without error, but its check still finds work to do"), ran: true}
 }
 
 func (p Phase) Look(ctx context.Context, e *machine.Env) (Verdict, error) {

@@ -22,7 +22,7 @@ import (
 const (
 	backoffFirst = 2 * time.Second
 	backoffMax   = time.Minute
-	// Standstill is how often a stopped run looks for a corrected site.
+	// Standstill is how often a stopped run looks for a corrected Site.
 	Standstill = 10 * time.Second
 	// repeat is how often a stopped run tries its phases again: the fix may have been made in
 	// the cluster.

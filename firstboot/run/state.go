@@ -101,7 +101,7 @@ func (r *Runner) show(phases []Phase, all bool) {
 // from now on.
 func (r *Runner) adopt(e *machine.Env, node Node) {
 	if node.NotTaken != nil {
-		e.Note("the slot's Site is not taken, the former one stays: %s", machine.OneLine(node.NotTaken))
+		e.Note("the slot's Site is rejected, and the former one stays in use: %s", machine.OneLine(node.NotTaken))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -225,7 +225,7 @@ const theOthersOrThis = "keep all disks; if this machine's data is to be kept, s
 // notNoted decides for data without a record of its cluster, which no request makes this
 // machine serve.
 func (v View) notNoted() Decision {
-	d := Decision{Do: Stop, Why: "there is data of etcd on this disk, and no note of which cluster it is",
+	d := Decision{Do: Stop, Why: "there is data of etcd on this disk, and no record of its cluster",
 		Fix: "keep this disk, and switch the others on; if they are lost for good, begin with a snapshot, as of its own in /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`): what the disk has is moved aside"}
 	if v.Quorum {
 		d.Fix = v.rewriting("write the image to the machine's disk again: it then joins the others, and what the disk has is lost; data that somebody put there is to be restored as a snapshot", d.Fix)
@@ -265,7 +265,7 @@ func (v View) blank() Decision {
 	case v.Quorum:
 		return v.join()
 	case len(lived) > 0:
-		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has lived (%s), and has no quorum: an empty member could complete one and lose what was written", list(lived)),
+		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has been in use (%s), and has no quorum: an empty member could complete one and lose what was written", list(lived)),
 			Fix: "switch the other control-plane nodes on until more than half of all run; if they are lost for good, name one that has data (`edgebake cluster sites DIR --continue-from NAME`)"}
 	case len(silent) > 0 && v.Ticket == UsedTicket:
 		return Decision{Do: Wait, Why: fmt.Sprintf("this machine has begun the cluster with this ticket before, or was in it, and that data is no longer on its disk: it can only join the others, and %s not seen yet", list(silent)),
@@ -279,7 +279,7 @@ func (v View) blank() Decision {
 	}
 	switch {
 	case v.absent(v.Self):
-		return Decision{Do: Wait, Why: "the Site says that this control-plane node is dead on arrival: it takes a seat once the others live", Fix: "switch the others on, or remove it from absent in every control-plane node's Site"}
+		return Decision{Do: Wait, Why: "the Site says that this control-plane node is dead on arrival: it joins once the others run", Fix: "switch the others on, or remove it from absent in every control-plane node's Site"}
 	case len(risen) > 0:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the Site says that %s is dead on arrival, and it answers", list(risen)), Fix: "remove it from absent in every control-plane node's Site, or switch it off"}
 	}
@@ -336,7 +336,7 @@ func (v View) join() Decision {
 	case Watched:
 		return Decision{Do: Wait, Why: v.SeatWhy}
 	}
-	d := Decision{Do: Join, Why: "a quorum lives"}
+	d := Decision{Do: Join, Why: "the others have a quorum"}
 	for _, m := range v.Members {
 		switch {
 		case v.Own(m), m.Learner && m.ID == v.DeadLearner:
@@ -410,7 +410,7 @@ func (v View) continuedFromSelf() Decision {
 	case v.inQuorum():
 		return v.lived() // nothing has to be given up
 	case v.Quorum:
-		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but a quorum lives without it", Fix: "remove continueFrom from the Site"}
+		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but the others have a quorum without it", Fix: "remove continueFrom from the Site"}
 	case v.Word.Restored && v.Disk.Cluster == "":
 		return v.restoredBefore()
 	case v.Word.Restored:

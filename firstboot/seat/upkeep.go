@@ -111,7 +111,7 @@ type Upkeep struct {
 	// Others are the other members, by name.
 	Others map[string]Etcd
 	// Room returns an error if the disk of a member's machine lacks space for so many more
-	// bytes. A full disk ends etcd.
+	// bytes. A full disk stops etcd.
 	Room func(ctx context.Context, member string, bytes int64) error
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Two machines may match one Site of an inventory: a network card was moved from one to the
+// Two machines may match one Site of an Inventory: a network card was moved from one to the
 // other, or a vendor gave all boards one serial number. Both would be the same node. The first
 // machine records on the stick which Site it takes, before it uses it; the second reads that
 // and stops. If the stick has no space for claims, or cannot be written, the cluster's Node of
@@ -27,12 +27,12 @@ func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 	}
 	claims, err := e.ReadClaims(s.dev)
 	if err != nil {
-		e.Note("who has taken sites of stick %s cannot be read: %s", s.dev, machine.OneLine(err))
+		e.Note("the claims on stick %s cannot be read: %s", s.dev, machine.OneLine(err))
 		return nil
 	}
 	me := e.Facts()
 	for _, c := range claims {
-		// A machine that the inventory no longer matches was replaced.
+		// A machine that the Inventory no longer matches was replaced.
 		other := node.Machine{MACs: c.MACs, Serial: c.Serial, UUID: c.UUID, AssetTag: c.AssetTag}
 		if c.Site == s.entry.Name && node.Matches(s.entry.Match, other) && !sameMachine(other, me) {
 			return &c
@@ -65,7 +65,7 @@ func (s *stick) claim(e *machine.Env) {
 	m := e.Facts()
 	err := e.WriteClaim(s.dev, slot.Claim{Site: s.entry.Name, MACs: m.MACs, Serial: m.Serial, UUID: m.UUID, AssetTag: m.AssetTag})
 	if err != nil && !errors.Is(err, slot.ErrNoClaims) {
-		e.Note("stick %s does not note that this machine has taken the Site %s: %s", s.dev, s.entry.Name, machine.OneLine(err))
+		e.Note("stick %s cannot record that this machine has taken the Site %s: %s", s.dev, s.entry.Name, machine.OneLine(err))
 	}
 }
 

@@ -1,5 +1,5 @@
 // Package site decides which Site a machine has, and puts its settings in place. Sites
-// come from the slot, from an inventory in it, and from sticks, of which a member of a
+// come from the slot, from an Inventory in it, and from sticks, of which a member of a
 // cluster accepts little. It also has the phases that come before the Site: the
 // machine's identity and its disk.
 //

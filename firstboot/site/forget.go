@@ -14,7 +14,7 @@ import (
 type SlotSecrets int
 
 const (
-	NoSecrets   SlotSecrets = iota // of the active Site
+	NoSecrets   SlotSecrets = iota // the slot has none of the active Site
 	SomeSecrets                    // the slot has some
 	SlotBlank                      // removing them was interrupted
 )

@@ -36,7 +36,7 @@ func ImageInfo(e *machine.Env) (ondisk.ImageInfo, error) {
 		err = errors.New("it does not say which plan it was built from")
 	}
 	if err != nil {
-		return ondisk.ImageInfo{}, run.NeedsPerson(fmt.Errorf("reading what this machine's image says of itself (%s): %w", ondisk.ImageInfoFile, err),
+		return ondisk.ImageInfo{}, run.NeedsPerson(fmt.Errorf("reading the description of this machine's image (%s): %w", ondisk.ImageInfoFile, err),
 			member.Rewriting(e, "the disk is damaged: flash the machine again"))
 	}
 	if info.Version != ondisk.ImageInfoVersion {

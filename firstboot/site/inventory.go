@@ -13,14 +13,14 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// An inventory has the Sites of many machines, with their secrets. On a machine's own disk
+// An Inventory has the Sites of many machines, with their secrets. On a machine's own disk
 // only its own Site stays: the slot is rewritten with that alone before anything else uses it.
 // A stick is for several machines, and keeps all.
 
 // A Site may also name its machine itself (match). Once that machine has the Site, match is
 // removed, so that exchanging a network card later does not invalidate it.
 
-// errNoMatch and errNotMeant mean that the inventory or the Site is for other machines.
+// errNoMatch and errNotMeant mean that the Inventory or the Site is for other machines.
 var (
 	errNoMatch  = errors.New("its inventory has no Site for this machine")
 	errNotMeant = errors.New("its Site is for another machine (match)")
@@ -32,11 +32,11 @@ func isOthers(err error) bool { return errors.Is(err, errNoMatch) || errors.Is(e
 // found is the Site in a slot for this machine.
 type found struct {
 	// contents are the slot's, with only this machine's Site, without its match, in place of
-	// an inventory.
+	// an Inventory.
 	contents *slot.Contents
 	// site is the Site in contents; nil if it is invalid, as Parse reports.
 	site *configs.Site
-	// entry is the Site's entry in the slot's inventory; nil if there is no inventory.
+	// entry is the Site's entry in the slot's Inventory; nil if there is no Inventory.
 	entry *configs.InventorySite
 }
 
@@ -87,7 +87,7 @@ func ifMeant(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
 	return withSite(c, site)
 }
 
-// withSite returns contents with this Site in place of a Site or inventory.
+// withSite returns contents with this Site in place of a Site or Inventory.
 func withSite(c *slot.Contents, site *configs.Site) (*found, error) {
 	doc, err := configs.EncodeSlot(site)
 	if err != nil {
@@ -100,7 +100,7 @@ func withSite(c *slot.Contents, site *configs.Site) (*found, error) {
 	return &found{contents: &one, site: site}, nil
 }
 
-// readUnwritten reads the machine's own slot if it must be rewritten: it has an inventory with
+// readUnwritten reads the machine's own slot if it must be rewritten: it has an Inventory with
 // a Site for this machine, or a rewrite was interrupted. one are the new contents, nil if
 // nothing has to be done.
 func readUnwritten(e *machine.Env) (dev string, c, one *slot.Contents) {
@@ -123,7 +123,7 @@ func unwritten(e *machine.Env) bool {
 	return one != nil
 }
 
-// takeFromInventory replaces the inventory in the machine's own slot by this machine's Site.
+// takeFromInventory replaces the Inventory in the machine's own slot by this machine's Site.
 func takeFromInventory(e *machine.Env) error {
 	dev, c, one := readUnwritten(e)
 	if one == nil {

@@ -101,9 +101,9 @@ type taking struct {
 	signed int64
 	// omitted names the fields that are not accepted.
 	omitted []string
-	// digest is of everything on the stick for this machine, before fields are omitted.
+	// digest covers everything on the stick for this machine, before fields are omitted.
 	digest string
-	// entry is the Site's entry in the stick's inventory; nil if there is no inventory.
+	// entry is the Site's entry in the stick's Inventory; nil if there is no Inventory.
 	entry *configs.InventorySite
 }
 

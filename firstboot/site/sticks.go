@@ -29,14 +29,14 @@ import (
 //   - Of two Sites with a date, the newer one is used. A signed Site is compared only with
 //     those that were signed, or stamped onto the disk.
 
-// stick is a removable slot with a valid site.
+// stick is a removable slot with a valid Site.
 type stick struct {
 	dev string
 	// memory is the file that records the contents that were last seen.
 	memory string
 	// digest is of the present contents.
 	digest string
-	// signed is when it was signed with a key that the Image names; 0: it is untrusted.
+	// signed is when it was signed with a key that the Image names; 0: it was not.
 	signed int64
 	// info and files are what would be written to the machine's slot.
 	info   ondisk.SlotInfo
@@ -44,7 +44,7 @@ type stick struct {
 	active *Active
 	// before is the active Site that would be replaced; nil if there is none.
 	before *Active
-	// entry is the Site's entry in the stick's inventory; nil if there is no inventory.
+	// entry is the Site's entry in the stick's Inventory; nil if there is no Inventory.
 	entry *configs.InventorySite
 	// known: it is this machine's active Site already.
 	known bool
@@ -102,7 +102,7 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 		m := hmac.New(sha256.New, key)
 		fmt.Fprintf(m, "%d %s", c.Info.Stamped, got.digest)
 		if len(got.omitted) > 0 {
-			e.Note("of the Site of stick %s is left out, since the Image allows repairs only (sites.removable): %s", dev, strings.Join(got.omitted, ", "))
+			e.Note("parts of the Site of stick %s are ignored, since the Image allows repairs only (sites.removable): %s", dev, strings.Join(got.omitted, ", "))
 		}
 		if member.HasJoined(e) {
 			got.info.Stamped = min(got.info.Stamped, latestStamp(e, image, have))

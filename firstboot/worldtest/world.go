@@ -253,7 +253,7 @@ func (w *World) Site(lines ...string) string {
 
 const WithToken = "credentials: {token: " + TestToken + "}"
 
-// Stamp puts a site into a slot.
+// Stamp puts a Site into a slot.
 func (w *World) Stamp(dev, site string) {
 	w.T.Helper()
 	var text []byte

@@ -102,7 +102,7 @@ func TestClusterOfThree(t *testing.T) {
 	w.keysOn(w.disk(m2), minted, 1)
 	w.keysOn(w.disk(shop1), minted, 0)
 	m1 = master(0) // m2 stays dead
-	w.expect(m1, 0, `FAILED seat: the cluster has lived \(m3\), and has no quorum`)
+	w.expect(m1, 0, `FAILED seat: the cluster has been in use \(m3\), and has no quorum`)
 	passed("with two of three lost, the one that was written anew stops")
 	for _, vm := range []*lab.VM{m1, m3} {
 		vm.Cut()
