@@ -321,7 +321,7 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 		return
 	}
 	if p.Client == nil {
-		// A verified API server has accepted the token.
+		// Discovery shows the token to a verified API server.
 		if _, err := p.clientFor(ctx, s.Site); notThisToken(err) {
 			p.fail(name, "", describeError(err), fix)
 			return

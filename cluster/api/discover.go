@@ -463,7 +463,7 @@ func verify(cs tls.ConnectionState, now func() time.Time, master string, ca []by
 	if now == nil {
 		now = time.Now
 	}
-	// Each costs signature checks, which no deadline interrupts.
+	// Each certificate costs signature checks, which no deadline interrupts.
 	if n := len(cs.PeerCertificates); n > maxChain {
 		return "", fmt.Errorf("verifying the certificate of the API server %s: it sends %d certificates, at most %d are accepted", master, n, maxChain)
 	}

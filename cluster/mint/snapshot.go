@@ -19,7 +19,7 @@ type Snapshot struct {
 	Ours bool
 }
 
-// sector divides the size of etcd's database in bytes; a snapshot's checksum follows the
+// sector is the unit of a database's size in bytes; a snapshot has its checksum after the
 // database.
 const sector = 512
 

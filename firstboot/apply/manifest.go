@@ -55,7 +55,7 @@ type manifest struct {
 	Groups  map[string]bool    `json:"groups,omitempty"` // those that a config added
 	// Gone are the former rows of groups that were changed or removed.
 	Gone map[string]groupRows `json:"gone,omitempty"`
-	// Unfinished: the config is being applied, or that was interrupted.
+	// Unfinished: the config is being applied, or applying it was interrupted.
 	Unfinished bool `json:"unfinished,omitempty"`
 }
 

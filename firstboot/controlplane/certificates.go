@@ -43,7 +43,7 @@ var Leaves = []Leaf{
 	{"apiserver-etcd-client", "etcd/ca"},
 }
 
-// Kubeconfigs of the control plane.
+// SuperAdminConf is the kubeconfig with all rights that kubeadm makes.
 const SuperAdminConf = ondisk.KubernetesDir + "/super-admin.conf"
 
 // Confs lists the kubeconfigs of the control plane, each with a certificate.

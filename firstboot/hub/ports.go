@@ -23,7 +23,7 @@ import (
 // the node's pods, and drops the rest.
 //
 // kubelet connects to the proxy without TLS, as root. While yurthub is down, another user's
-// process could listen on these ports, so nothing that it sends from them leaves it. The
+// process could listen on these ports, so whatever it sends from them is dropped. The
 // answer to a connection request must be root's: a listener with a full queue answers with SYN
 // cookies, and those packets have no user. A connection that was established anyway could also
 // send data without a user, by closing its socket at once.
@@ -37,15 +37,16 @@ const (
 	PortsKubelet = "/etc/systemd/system/kubelet.service.d/20-edgebake-yurthub-ports.conf"
 )
 
-// PortRules returns the nftables rules, for IPv4 and IPv6. Packets of this node's own
-// processes have the user who opened the socket; those of pods, forwarded ones and the
-// kernel's resets have none, and match no rule in output. A destination is looked up (fib)
-// because it may have been rewritten. A packet counts as a pod's by the kind of the interface
-// on which it arrives: pods have veth, netkit or a bridge, a network card has no kind, and
-// VLANs, bonds, tunnels and macvlans have others. Names of interfaces would be out of date as
-// soon as a network card is added. A bridge may have a network card as a port, so the second
-// table checks the port too. Loading replaces the table atomically, so that the ports are
-// never open.
+// PortRules returns the nftables rules, for IPv4 and IPv6. Loading them replaces the tables
+// atomically, so that the ports are never open.
+//
+//   - Packets of this node's own processes have the user who opened the socket. Those of pods,
+//     forwarded ones and the kernel's resets have none, and match no rule in output.
+//   - A destination is looked up (fib) because it may have been rewritten.
+//   - A packet counts as a pod's by the kind of the interface on which it arrives: pods have
+//     veth, netkit or a bridge, a network card has no kind, and VLANs, bonds, tunnels and
+//     macvlans have others. Names would be out of date as soon as a network card is added.
+//   - A bridge may have a network card as a port, so the second table checks the port too.
 func PortRules(p Ports) []byte {
 	local, pods := openyurt.HealthPort, openyurt.ProxyPort+", "+openyurt.SecurePort
 	all := pods + ", " + local + ", " + openyurt.PoolPort
