@@ -301,9 +301,9 @@ func (r *run) choose(disks []seen) (choice, error) {
 	left := r.rule.Pick(asked)
 	switch {
 	case len(left) == 0:
-		return choice{}, wait(r.list(fmt.Sprintf("no disk for the rule %q. Attach one, or make an installer with another --disk. There are:", r.c.Disk), disks)...)
+		return choice{}, wait(r.list(fmt.Sprintf("no disk matches the rule %q. Attach one, or make an installer with another --disk. There are:", r.c.Disk), disks)...)
 	case len(left) > 1:
-		return choice{}, wait(r.list(fmt.Sprintf("%d disks for the rule %q, and it must be one. Make an installer with a --disk that names it, or remove the others. There are:", len(left), r.c.Disk), disks)...)
+		return choice{}, wait(r.list(fmt.Sprintf("%d disks match the rule %q, and it must be one. Make an installer with a --disk that names it, or remove the others. There are:", len(left), r.c.Disk), disks)...)
 	}
 	d := left[0]
 	i := slices.IndexFunc(disks, func(s seen) bool { return s.Path == d.Path })
@@ -404,7 +404,7 @@ func (r *run) install(ctx context.Context, src Source, d device.Disk) error {
 }
 
 // errForeign means that the image is not the one that the configuration names.
-var errForeign = errors.New("the image is not the one that this installer was made for: its slot or its golden digest is another: make the installer again")
+var errForeign = errors.New("the image is not the one that this installer was made for: its slot or its golden digest differs: make the installer again")
 
 // site returns what goes into the slot: the image's slot, or one with this
 // machine's Site of an Inventory. name is that of the Site.
@@ -490,7 +490,7 @@ func (r *run) stillChosen(ctx context.Context, src Source, t *device.Target, d d
 		return err
 	}
 	if now.done != nil || !d.Same(&now.disk) || now.disk.Size != d.Size || t.Size != d.Size {
-		return wait("the disks of this machine are others than before the countdown: nothing was written, looking again")
+		return wait("the disks of this machine changed during the countdown: nothing was written, checking them again")
 	}
 	return nil
 }

@@ -344,17 +344,17 @@ func TestWaits(t *testing.T) {
 		change     func(*room)
 		want       []string
 	}{
-		{"two", "only", []int64{8 * gb, 9 * gb}, nil, []string{`2 disks for the rule "only", and it must be one`, "disk1, 8.0 GB, sata, Model of disk1, serial S-disk1", "disk2, 9.0 GB", "This machine: MAC 52:54:00:00:00:09, serial EB-ONE"}},
-		{"two of a size", "smallest", []int64{8 * gb, 8 * gb, 9 * gb}, nil, []string{`2 disks for the rule "smallest"`}},
-		{"none", "smallest-nvme", []int64{8 * gb}, nil, []string{`no disk for the rule "smallest-nvme"`, "disk1, 8.0 GB, sata"}},
+		{"two", "only", []int64{8 * gb, 9 * gb}, nil, []string{`2 disks match the rule "only", and it must be one`, "disk1, 8.0 GB, sata, Model of disk1, serial S-disk1", "disk2, 9.0 GB", "This machine: MAC 52:54:00:00:00:09, serial EB-ONE"}},
+		{"two of a size", "smallest", []int64{8 * gb, 8 * gb, 9 * gb}, nil, []string{`2 disks match the rule "smallest"`}},
+		{"none", "smallest-nvme", []int64{8 * gb}, nil, []string{`no disk matches the rule "smallest-nvme"`, "disk1, 8.0 GB, sata"}},
 		{"no disks", "only", nil, nil, []string{"(no disk)"}},
-		{"small", "only", []int64{1 * gb}, nil, []string{"no disk for the rule", "too small, the image needs "}},
+		{"small", "only", []int64{1 * gb}, nil, []string{"no disk matches the rule", "too small, the image needs "}},
 		{"sectors", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Sector = 4096 }, []string{"has sectors of 4096 bytes, the image is for 512 (disk.sector)"}},
 		{"the smallest is too small", "smallest", []int64{1 * gb, 8 * gb}, nil, []string{`the rule "smallest" picks a disk that the image cannot be on, and no other is taken in its place`, "disk1, 1.0 GB", "too small, the image needs ", "disk2, 8.0 GB"}},
 		{"the smallest has other sectors", "smallest-sata", []int64{8 * gb, 9 * gb}, func(r *room) { r.disks[0].Sector = 4096 }, []string{"the image cannot be on", "has sectors of 4096 bytes"}},
-		{"one of two is too small", "bus=sata", []int64{1 * gb, 8 * gb}, nil, []string{`2 disks for the rule "bus=sata"`}},
-		{"stick", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Bus = "usb" }, []string{"no disk for the rule", ": removable"}},
-		{"its own stick", "bus=usb", []int64{8 * gb}, func(r *room) { r.disks[0].Bus = "usb"; r.src.Disk = r.disks[0].Path }, []string{"no disk for the rule", "(no disk)"}},
+		{"one of two is too small", "bus=sata", []int64{1 * gb, 8 * gb}, nil, []string{`2 disks match the rule "bus=sata"`}},
+		{"stick", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Bus = "usb" }, []string{"no disk matches the rule", ": removable"}},
+		{"its own stick", "bus=usb", []int64{8 * gb}, func(r *room) { r.disks[0].Bus = "usb"; r.src.Disk = r.disks[0].Path }, []string{"no disk matches the rule", "(no disk)"}},
 		{"in use", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Refusals = []string{"sda1 is mounted"} }, []string{"is not overwritten:", "  sda1 is mounted"}},
 		{"member", "only", []int64{8 * gb}, func(r *room) {
 			r.disks[0].Refusals = []string{"sda1 is part of LVM"}
@@ -457,7 +457,7 @@ func TestDiskInTheCountdown(t *testing.T) {
 	if err := r.run(time.Hour); err != nil || r.ended != "poweroff" {
 		t.Fatalf("%v %s", err, r.ended)
 	}
-	r.want("nothing was written, looking again", "INSTALLED tiny on "+r.disks[1].Path)
+	r.want("nothing was written, checking them again", "INSTALLED tiny on "+r.disks[1].Path)
 	r.untouched(r.disks[0].Path)
 
 	// An edgebake disk that comes late: nothing is installed beside it.
@@ -606,7 +606,7 @@ func TestAnotherDiskUnderItsName(t *testing.T) {
 	if err := r.run(2 * time.Minute); !errors.Is(err, errStopped) || r.ended != "" {
 		t.Errorf("%v %s", err, r.ended)
 	}
-	r.want("no disk for the rule")
+	r.want("no disk matches the rule")
 	r.untouched(r.disks[0].Path)
 }
 

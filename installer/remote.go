@@ -37,7 +37,7 @@ const (
 )
 
 // errChanged means that a server has another image now.
-var errChanged = errors.New("the image on the server is another than before")
+var errChanged = errors.New("the image on the server has changed")
 
 // online returns the image on its server.
 func online(ctx context.Context, url string) (Source, error) {

@@ -96,7 +96,7 @@ func TestRemoteRefuses(t *testing.T) {
 			w.WriteHeader(http.StatusPartialContent)
 			return true
 		},
-		"another than before": func(n int64, w http.ResponseWriter, q *http.Request) bool {
+		"has changed": func(n int64, w http.ResponseWriter, q *http.Request) bool {
 			if n == 1 {
 				return false
 			}

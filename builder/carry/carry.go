@@ -120,7 +120,7 @@ func encode(v any) ([]byte, error) {
 }
 
 // errNotArtifact means that a reference does not name an edgebake image.
-var errNotArtifact = errors.New("it is not an image that edgebake push brought there")
+var errNotArtifact = errors.New("it is not an image from edgebake push")
 
 // readManifest decodes a manifest and checks its types, digests and sizes.
 func readManifest(b []byte) (*manifest, error) {
@@ -140,7 +140,7 @@ func readManifest(b []byte) (*manifest, error) {
 	case len(kind.Manifests) > 0 || strings.HasPrefix(kind.Config.MediaType, "application/vnd.docker.") || kind.Config.MediaType == "application/vnd.oci.image.config.v1+json":
 		return nil, fmt.Errorf("%w, but a container image: name the repository of the disk image", errNotArtifact)
 	case strings.HasPrefix(kind.ArtifactType, "application/vnd.edgebake."):
-		return nil, fmt.Errorf("%w in a form that this edgebake knows (%s, known is %s): use the edgebake that pushed it", errNotArtifact, quoted(kind.ArtifactType), artifactType)
+		return nil, fmt.Errorf("%w in a format that this edgebake supports (%s; it supports %s): use the edgebake that pushed it", errNotArtifact, quoted(kind.ArtifactType), artifactType)
 	default:
 		return nil, fmt.Errorf("%w (its type is %s): check repository and tag", errNotArtifact, quoted(kind.ArtifactType))
 	}

@@ -560,10 +560,10 @@ func TestPullRejects(t *testing.T) {
 		"no image":        {ref: ":not-an-image", words: []string{"its config is damaged", "push the image again"}, small: true},
 		"a page":          {ref: ":signed", fault: page, words: []string{"login page"}, small: true},
 		"a Site":          {ref: ":stamped", keys: []string{public.String()}, words: []string{"not a golden image", "join token"}},
-		"other content":   {ref: ":other-content", keys: []string{public.String()}, words: []string{"another than its config announced"}},
-		"wrong golden":    {ref: ":wrong-golden", words: []string{"another than its config announced"}},
+		"other content":   {ref: ":other-content", keys: []string{public.String()}, words: []string{"not the one that its config describes"}},
+		"wrong golden":    {ref: ":wrong-golden", words: []string{"not the one that its config describes"}},
 		"a bad frame":     {ref: ":spoilt", words: []string{"decompressing frame"}},
-		"a swapped blob":  {ref: ":signed", fault: swapped, words: []string{"part ", "sends other bytes than those of digest sha256:"}},
+		"a swapped blob":  {ref: ":signed", fault: swapped, words: []string{"part ", "sent bytes that do not match digest sha256:"}},
 		"a key that fits": {ref: ":signed", keys: []string{other.String(), public.String()}},
 		"none asked for":  {ref: ":unsigned"},
 		"a config swapped": {ref: ":signed", fault: func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
@@ -574,7 +574,7 @@ func TestPullRejects(t *testing.T) {
 			}
 			io.WriteString(w, strings.Replace(rec.Body.String(), good.Golden[:6], "000000", 1))
 			return true
-		}, words: []string{"fetching its config", "sends other bytes"}, small: true},
+		}, words: []string{"fetching its config", "sent bytes that do not match"}, small: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s.faulty(test.fault)

@@ -153,7 +153,7 @@ func (p *pull) announce(ctx context.Context) error {
 		return err
 	}
 	if p.ref.Digest != "" && digestOf(b) != p.ref.Digest {
-		return fmt.Errorf("%s sends another manifest than that of the digest: it is damaged, or somebody changed it on the way", p.ref.Domain)
+		return fmt.Errorf("%s sent a manifest that does not match the digest: it is damaged, or was changed on the way", p.ref.Domain)
 	}
 	if p.m, err = readManifest(b); err != nil {
 		return err
@@ -236,7 +236,7 @@ func (p *pull) part(ctx context.Context, hashing *hasher, d descriptor, from int
 			p.result.Had += d.Size
 			return nil
 		}
-		p.o.warn("what is there of a part of %s is not of this image, or is damaged: fetching that part again", p.ref)
+		p.o.warn("a part of %s that was fetched earlier is damaged, or of another image: fetching it again", p.ref)
 	}
 	err := p.repo.again(ctx, d.Digest, "fetching that part again", func() error {
 		if err := p.drop(hashing, f); err != nil {
@@ -305,7 +305,7 @@ func (p *pull) fetch(ctx context.Context, hashing *hasher, f *fetched) error {
 	if err := p.drop(hashing, f); err != nil {
 		return transfer.Final(err)
 	}
-	return transfer.Final(fmt.Errorf("%s sends other bytes than those of digest %s (they have %s): the blob is damaged, or somebody changed it on the way: push the image again", p.ref.Domain, f.Digest, got))
+	return transfer.Final(fmt.Errorf("%s sent bytes that do not match digest %s (they have %s): the blob is damaged, or was changed on the way: push the image again", p.ref.Domain, f.Digest, got))
 }
 
 // save writes the response body to the file.
@@ -346,7 +346,7 @@ func (p *pull) verify(ctx context.Context) error {
 		return err
 	}
 	if desc.Golden != p.config.Golden || desc.Signature != p.config.Signature || string(desc.ImageInfo) != string(p.config.ImageInfo) {
-		return errors.New("the image is another than its config announced: do not use it, and ask who pushed it")
+		return errors.New("the image is not the one that its config describes: do not use it, and ask the person who pushed it")
 	}
 	return g.VerifyChunks(ctx, p.chunks)
 }

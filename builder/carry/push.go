@@ -35,7 +35,7 @@ type Pushed struct {
 // the tag only after both.
 func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushed, error) {
 	if ref.Digest != "" {
-		return nil, fmt.Errorf("pushing to %s: a digest is what pushing gives: name a tag, as in %s:1.2.3", ref, ref.Repo())
+		return nil, fmt.Errorf("pushing to %s: the digest is known only after the push: name a tag, as in %s:1.2.3", ref, ref.Repo())
 	}
 	g, err := media.OpenGolden(path)
 	if err != nil {

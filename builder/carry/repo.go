@@ -153,7 +153,7 @@ func (r *repo) document(ctx context.Context, path string, digest imageref.Digest
 		return err
 	})
 	if err == nil && digest != "" && digestOf(b) != digest {
-		err = fmt.Errorf("%s sends other bytes than those of digest %s: it is damaged, or somebody changed them on the way", r.ref.Domain, digest)
+		err = fmt.Errorf("%s sent bytes that do not match digest %s: they are damaged, or were changed on the way", r.ref.Domain, digest)
 	}
 	return b, err
 }
@@ -178,11 +178,11 @@ func (r *repo) has(ctx context.Context, d descriptor) (bool, error) {
 func at(resp *http.Response) (string, error) {
 	where := resp.Header.Get("Location")
 	if where == "" {
-		return "", errors.New("the registry names no place for an upload")
+		return "", errors.New("the registry returned no URL for the upload")
 	}
 	u, err := resp.Request.URL.Parse(where)
 	if err != nil {
-		return "", errors.New("the registry names a place for an upload that is not a URL")
+		return "", errors.New("the registry returned an invalid URL for the upload")
 	}
 	return u.String(), nil
 }

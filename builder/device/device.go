@@ -377,7 +377,7 @@ func (n *node) refusals() (out, lost []string) {
 	if len(out) == 0 { // matters only if nothing else forbids it
 		n.walk(func(x *node) {
 			if x.unread != nil {
-				add("what is on %s is unknown: %v", x.Name, x.unread)
+				add("the content of %s is unknown: %v", x.Name, x.unread)
 			}
 		})
 	}

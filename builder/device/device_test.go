@@ -193,7 +193,7 @@ func TestProbe(t *testing.T) {
 	for path, want := range map[string]struct{ holds, refusals, members []string }{
 		"/dev/sda": {[]string{"sda1 ext4 OLD", "sda2 ext4"}, []string{"sda1 is part of LVM: if that is given up, wipefs --all /dev/sda1"}, []string{"sda1 is part of LVM: if that is given up, wipefs --all /dev/sda1"}},
 		"/dev/sdb": {},
-		"/dev/sdc": {nil, []string{"what is on sdc is unknown: wipefs: error: /dev/sdc: Input/output error"}, nil},
+		"/dev/sdc": {nil, []string{"the content of sdc is unknown: wipefs: error: /dev/sdc: Input/output error"}, nil},
 	} {
 		i := slices.IndexFunc(devices.top, func(n node) bool { return n.Path == path })
 		if d := devices.top[i].disk(); !slices.Equal(d.Holds, want.holds) || !slices.Equal(d.Refusals, want.refusals) || !slices.Equal(d.Members, want.members) {

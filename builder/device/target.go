@@ -31,7 +31,7 @@ type Target struct {
 var ErrBusy = errors.New("another program, a mount or a holder uses it")
 
 // ErrChanged means that a path no longer names what was inspected.
-var ErrChanged = errors.New("it became something else after it was looked at, nothing was written: run edgebake again")
+var ErrChanged = errors.New("it was replaced after it was checked, nothing was written: run edgebake again")
 
 // sameKind checks that the opened file is of the kind that IsFile found. It may
 // have been replaced in between.

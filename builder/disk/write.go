@@ -110,7 +110,7 @@ func check(s Spec, l *Layout, o WriteOptions) error {
 		}
 	}
 	if l.Find(ondisk.LabelSlot) != nil && o.Slot == nil {
-		errs = append(errs, errors.New("writing the image: nobody makes its slot"))
+		errs = append(errs, errors.New("BUG: writing the image: there is no function for its slot"))
 	}
 	return errors.Join(errs...)
 }

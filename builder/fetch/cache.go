@@ -229,7 +229,7 @@ func (c *Cache) Program(sha, name string) (string, error) {
 		return path, nil
 	}
 	if err := c.layDown(path, sha, in); err != nil {
-		return "", fmt.Errorf("laying down the program %s: %w", name, err)
+		return "", fmt.Errorf("copying the program %s: %w", name, err)
 	}
 	return path, nil
 }
@@ -287,7 +287,7 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 			os.Remove(f.Name())
 		}
 		if NoRoom(err) {
-			err = fmt.Errorf("%w: the cache %s has no room left; make some with `edgebake cache prune`, or choose another with --cache", err, c.dir)
+			err = fmt.Errorf("%w: the cache %s has no space left; free some with `edgebake cache prune`, or choose another with --cache", err, c.dir)
 		}
 	}()
 	h := sha256.New()

@@ -418,7 +418,7 @@ func (f *dockerFiles) find(ctx context.Context, ref imageref.Ref) (Descriptor, e
 	}
 	slices.Sort(have)
 	if isSole(ref) {
-		return Descriptor{}, fmt.Errorf("it must hold one image and has %d: %s; save the one that is meant alone", len(f.images), orNone(have))
+		return Descriptor{}, fmt.Errorf("it must hold one image and has %d: %s; save only that one", len(f.images), orNone(have))
 	}
 	if len(have) == 0 {
 		return Descriptor{}, errors.New("it holds no image with a name; tag the image before docker save")

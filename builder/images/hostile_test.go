@@ -70,7 +70,7 @@ func TestXattrs(t *testing.T) {
 		{"user", xattr("user.x", "1"), " user.x"},
 		{"label", xattr("security.selinux", "x"), " security.selinux"},
 		{"user without a name", xattr("user.", "x"), "!no name behind"},
-		{"long name", xattr("user."+strings.Repeat("n", 251), "x"), "!a name of 256 bytes"},
+		{"long name", xattr("user."+strings.Repeat("n", 251), "x"), "!its name has 256 bytes"},
 		{"value over 64 KiB", xattr("user.x", strings.Repeat("v", 64<<10+1)), "!more than the 65536"},
 		{"value over a block", xattr("user.x", strings.Repeat("v", 4<<10)), "!ext4 has room"},
 		{"capability", xattr("security.capability", imagetest.Capability), " security.capability"},

@@ -124,8 +124,8 @@ func TestSummary(t *testing.T) {
 	if i := r.Images[1]; i.Size != base+own || i.Shared != base || i.Layers != 3 {
 		t.Errorf("%+v; the base has %d bytes, the image's own layer, which it has twice, %d", i, base, own)
 	}
-	text := r.Text("as they are shipped")
-	for _, want := range []string{"IMAGE", "SHARED", "edgebake.test/b:1  " + string(pinned[1].Target.Digest), "2 images, 3 layers", "as they are shipped"} {
+	text := r.Text("compressed")
+	for _, want := range []string{"IMAGE", "SHARED", "edgebake.test/b:1  " + string(pinned[1].Target.Digest), "2 images, 3 layers", "compressed"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the table lacks %q:\n%s", want, text)
 		}

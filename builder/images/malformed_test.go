@@ -731,7 +731,7 @@ func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 				t.Errorf("%d blobs spoiled, wanted one config and two layers: %v", spoiled.Load(), err)
 			}
 			// Once by each of the two steps.
-			if len(warnings) != 2 || !strings.HasPrefix(warnings[0], bad.host) || !strings.HasSuffix(warnings[0], "; asking the next") {
+			if len(warnings) != 2 || !strings.HasPrefix(warnings[0], bad.host) || !strings.HasSuffix(warnings[0], "; trying the next") {
 				t.Errorf("warnings: %q", warnings)
 			}
 			unpoisoned(t, c)
@@ -746,7 +746,7 @@ func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 			good.mu.Unlock()
 			c = newCache(t)
 			_, err := resolveAndBake(t, c, o, wanted)
-			wantError(t, err, "config sha256:", "nor the registry gives it:\n  "+bad.host, "\n  "+good.host+" answered 500", "try later", "\n  127.0.0.1:1 ")
+			wantError(t, err, "config sha256:", "nor the registry provides it:\n  "+bad.host, "\n  "+good.host+" answered 500", "try later", "\n  127.0.0.1:1 ")
 			unpoisoned(t, c)
 		})
 	}

@@ -188,11 +188,11 @@ func (r *registrySource) failed(e *registry.Error, begun, others bool) {
 	goOn := ""
 	switch {
 	case others && begun:
-		goOn = "asking the next"
+		goOn = "trying the next"
 	case others && transfer.IsTimeout(e.Err):
-		goOn = "asking the next, and this one last from now on"
+		goOn = "trying the next, and this one last from now on"
 	case begun && transfer.IsBroken(e.Err):
-		goOn = "asking again"
+		goOn = "trying again"
 	}
 	if transfer.IsTimeout(e.Err) {
 		r.silent[e.Host]++
@@ -217,7 +217,7 @@ func (es endpointErrors) join() error {
 
 func (es endpointErrors) Error() string {
 	var b strings.Builder
-	b.WriteString("neither a mirror nor the registry gives it:")
+	b.WriteString("neither a mirror nor the registry provides it:")
 	for _, e := range es {
 		b.WriteString("\n  " + e.Error())
 		if c := fixOf(e); c != "" {

@@ -134,7 +134,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 			return nil, fmt.Errorf("%s: %w", label(named), err)
 		}
 		if p.Ref.Digest != "" && p.Ref.Digest != ref.Digest {
-			return nil, fmt.Errorf("%s: its reference and its digest: %s disagree; keep one", label(named), img.Digest)
+			return nil, fmt.Errorf("%s: its reference has another digest than its field digest (%s): keep one of them", label(named), img.Digest)
 		}
 	}
 	src, err := sources.get(ctx, img)

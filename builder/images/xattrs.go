@@ -15,7 +15,7 @@ import (
 // fails if the kernel rejects a value.
 func (e *entry) checkXattr(name, value string) (keep bool, err error) {
 	if name == "" || len(name) > maxName || strings.ContainsRune(name, 0) {
-		return false, fmt.Errorf("a name of %d bytes is not possible", len(name))
+		return false, fmt.Errorf("its name has %d bytes: want 1 to %d, and no zero byte", len(name), maxName)
 	}
 	if len(value) > maxXattr {
 		return false, fmt.Errorf("its %d bytes are more than the %d that Linux allows", len(value), maxXattr)

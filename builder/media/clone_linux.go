@@ -36,7 +36,7 @@ func isHole(f *os.File, off, n int64) bool {
 func allocate(f *os.File, off, n int64) error {
 	err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, off, n)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return fmt.Errorf("taking room for the slot: %w", err)
+		return fmt.Errorf("reserving space for the slot: %w", err)
 	}
 	return nil
 }

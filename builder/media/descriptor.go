@@ -119,7 +119,7 @@ func (m *image) neverFlashed() error {
 		end = max(end, p.Start+p.Size)
 	}
 	if m.size != m.table.Size || m.size-end > disk.Align {
-		return fmt.Errorf("it is on a larger disk, of %d MiB, and what was there before would go with it", m.size>>20)
+		return fmt.Errorf("it is on a larger disk, of %d MiB, and the old data after the image would be pushed too", m.size>>20)
 	}
 	return nil
 }

@@ -565,7 +565,7 @@ func TestFlashNotices(t *testing.T) {
 		if _, err := w.WriteAt([]byte("x"), f.edits[0].off+1); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := f.Write(t.Context(), m); err == nil || !strings.Contains(err.Error(), "not those that it had a moment ago") {
+		if _, err := f.Write(t.Context(), m); err == nil || !strings.Contains(err.Error(), "changed while it was read") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -717,7 +717,7 @@ func TestWhoFailed(t *testing.T) {
 		err       error
 		want, not string
 	}{
-		{&sourceError{"i.raw", syscall.EIO}, "look after where the image is", "another port"},
+		{&sourceError{"i.raw", syscall.EIO}, "check the stick, the share or the server", "another port"},
 		{&sourceError{"i.raw", fmt.Errorf("frame 3: %w", seekable.ErrDamaged)}, "damaged or cut short", "another port"},
 		{&sourceError{"i.raw", io.ErrUnexpectedEOF}, "damaged or cut short", "look after"},
 		{fmt.Errorf("writing: %w", syscall.EIO), "try another port or disk", "image"},

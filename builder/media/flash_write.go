@@ -273,7 +273,7 @@ func (f *Flash) golden(ctx context.Context, _ Medium, r *Flashed) error {
 
 // changed returns the error for an image that has changed since PrepareFlash.
 func (f *Flash) changed() error {
-	return fmt.Errorf("reading image %s: its %s or boot entries are not those that it had a moment ago: it is being written to, or what serves it is broken", f.m.path, ondisk.ESPImageInfo)
+	return fmt.Errorf("reading image %s: its %s or boot entries changed while it was read: another program writes to it, or its disk or server is broken", f.m.path, ondisk.ESPImageInfo)
 }
 
 // asPrepared reads image.json and the boot entries back and checks that
@@ -461,7 +461,7 @@ type sourceError struct {
 func (e *sourceError) Unwrap() error { return e.err }
 
 func (e *sourceError) Error() string {
-	fix := "look after where the image is: the stick, the share or the server"
+	fix := "check the stick, the share or the server that has the image"
 	for _, damage := range []error{seekable.ErrDamaged, seekable.ErrFormat, io.EOF, io.ErrUnexpectedEOF} {
 		if errors.Is(e.err, damage) {
 			fix = "it is damaged or cut short, copy or build it again"

@@ -63,7 +63,7 @@ func DecodeLock(data []byte) (*Lock, error) {
 		return nil, fmt.Errorf("reading the lock: version %d is unknown to this edgebake, which reads %d: use the edgebake that wrote it; or %s", l.Version, LockVersion, newLock)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return nil, fmt.Errorf("reading the lock: there is something after its end; %s", newLock)
+		return nil, fmt.Errorf("reading the lock: it has data after its end; %s", newLock)
 	}
 	if err := l.validate(); err != nil {
 		return nil, err

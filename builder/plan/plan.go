@@ -231,7 +231,7 @@ func Decode(data []byte) (*Plan, error) {
 		return nil, fmt.Errorf("reading the plan: its version is %d, this edgebake reads %d: use the edgebake that wrote it (%s), or %s", p.Version, Version, p.Builder, again)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return nil, fmt.Errorf("reading the plan: there is something after its end; %s", again)
+		return nil, fmt.Errorf("reading the plan: it has data after its end; %s", again)
 	}
 	if p.Inputs == nil {
 		p.Inputs = map[string]Input{}

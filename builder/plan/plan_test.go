@@ -226,7 +226,7 @@ func TestDecode(t *testing.T) {
 		"without its id":   {replace(`"id": "`+id(t, p)+`",`, ""), "it was edited"},
 		"another version":  {replace(`"version": 2`, `"version": 3`), "its version is 3, this edgebake reads 2: use the edgebake that wrote it (1), or"},
 		"an unknown field": {replace(`"name": "x"`, `"name": "x", "more": 1`), "unknown field"},
-		"two":              {written(p) + written(p), "something after its end"},
+		"two":              {written(p) + written(p), "data after its end"},
 		"cut":              {written(p)[:100], "unexpected EOF"},
 		"not a digest":     {replace(hex64("b"), "B"), `inputs["kubelet"].sha256: "B" is not a SHA-256`},
 		"a layer of nothing": {replace(`"input": "base"`, `"input": "x"`),

@@ -115,7 +115,7 @@ func printMint(s streams, dir string, change *mint.Change) {
 	case change.Minted:
 		s.Note("minted cluster %s into %s: %s, %s, %s\n", r.Fixed.Name, dir, r.CAHash, configs.Count(len(r.Fixed.Masters), "control-plane node"), configs.Count(len(r.Tokens), "token"))
 		if len(r.Recipients) == 0 {
-			s.Note("The keys in %s are not encrypted: whoever reads it has the cluster. Keep it as safe as the machines (--encrypt-to encrypts it).\n", dir)
+			s.Note("The keys in %s are not encrypted: a person who reads it controls the cluster. Keep it as safe as the machines (--encrypt-to encrypts it).\n", dir)
 		}
 	default:
 		s.Note("updated %s: cluster %s\n", dir, r.Fixed.Name)
@@ -127,10 +127,10 @@ func printMint(s streams, dir string, change *mint.Change) {
 		s.Note("  The CAs have their former keys: no machine needs to join again. Stamp the Sites of the control-plane nodes and restart these one by one; workers learn the CA of them.\n")
 	}
 	for _, n := range change.Added {
-		s.Note("  token for %s; if the cluster lives already, it must learn of it: "+apply+"\n", n, filepath.Join(dir, "tokens", n+".yaml"))
+		s.Note("  token for %s; if the cluster exists already, add it there: "+apply+"\n", n, filepath.Join(dir, "tokens", n+".yaml"))
 	}
 	for _, n := range change.Removed {
-		s.Note("  %s is gone; if the cluster lives already, its token must be revoked there\n", n)
+		s.Note("  %s is gone; if the cluster exists already, revoke its token there\n", n)
 	}
 	s.Note("Next: "+sites+"\n", dir)
 }
@@ -215,7 +215,7 @@ cluster lives, stamp Sites without these flags.`,
 func checkSites(c *cobra.Command, dir string, o mint.SitesOptions) error {
 	var errs []error
 	if c.Flags().Changed("birth") && (o.Birth <= 0 || o.Birth > maxBirth) {
-		errs = append(errs, usageError{fmt.Errorf("--birth %s: give the time from now until the cluster must be born, at most %d days, e.g. 48h", (*span)(&o.Birth), maxBirth/(24*time.Hour))})
+		errs = append(errs, usageError{fmt.Errorf("--birth %s: give the time within which the cluster must be initialized, at most %d days, e.g. 48h", (*span)(&o.Birth), maxBirth/(24*time.Hour))})
 	}
 	if o.Inventory != "" {
 		return errors.Join(append(errs, rejectUnused(c,
@@ -282,9 +282,9 @@ func printSites(s streams, dir string, w *mint.WrittenSites, o mint.SitesOptions
 		}
 		s.Note("Those of control-plane nodes hold the cluster's keys. With them %s continues with %s, and all others join it.\n", c.ContinueFrom, with)
 	} else if until := w.Sites[0].Expires; until.IsZero() {
-		s.Note("The cluster can no longer be born with them: control-plane nodes only take a seat in one that lives (--birth).\n")
+		s.Note("The cluster can no longer be initialized with them: control-plane nodes only join an existing one (--birth).\n")
 	} else {
-		s.Note("Those of control-plane nodes hold the cluster's keys. Until %s the cluster may be born with them.\n", until.Format(time.RFC3339))
+		s.Note("Those of control-plane nodes hold the cluster's keys. Until %s the cluster may be initialized with them.\n", until.Format(time.RFC3339))
 	}
 	for _, f := range w.Former {
 		s.Note("%s is the Site of %s, which the cluster no longer has: remove it; on the living cluster, `edgebake cluster remove %s` removes the node and its token\n", f.File, f.Node, f.Node)

@@ -303,7 +303,7 @@ make it. Files on control-plane nodes are never touched.`,
 				s.Note("Next: %s\n", then)
 			}
 		}
-		s.Note("edgebake cluster revert takes it back\n")
+		s.Note("edgebake cluster revert undoes it\n")
 		return nil
 	})
 	want.declare(c)

@@ -236,7 +236,7 @@ func (o *flashFlags) check(c *cobra.Command, a []string) error {
 		return err
 	}
 	if (o.site == "-" || o.tokenFile == "-") && !o.yes && !o.dryRun {
-		return usageError{errors.New("a Site or token from standard input leaves nobody to ask: add --yes")}
+		return usageError{errors.New("the Site or token uses standard input, so flash cannot ask: add --yes")}
 	}
 	return nil
 }

@@ -93,7 +93,7 @@ start images that no manifest names.`,
 				listed = append(listed, mentionedImage{m.Ref, m.Where, true})
 			}
 			return output.Print(s, listed, func() {
-				fmt.Fprint(s.Out, sum.Text("as they are shipped"))
+				fmt.Fprint(s.Out, sum.Text("compressed"))
 				printMentions(s.Out, listing)
 			})
 		},

@@ -96,7 +96,7 @@ For editors that know YAML schemas, these are written to ` + starter.SchemaDir +
 func (o *initFlags) check(c *cobra.Command) error {
 	switch {
 	case o.asCluster:
-		return rejectUnused(c, unused{flags: []string{"join", "kubeconfig", "context"}, purpose: "a machine of a cluster that lives, and --cluster for a new one: choose one"})
+		return rejectUnused(c, unused{flags: []string{"join", "kubeconfig", "context"}, purpose: "a machine of an existing cluster, and --cluster for a new one: choose one"})
 	case c.Flags().Changed("join") && strings.TrimSpace(o.join) == "":
 		return usageError{errors.New("--join is empty: give it the line that kubeadm prints, or leave it out")}
 	case o.kubeconfig != "" && o.join != "":
@@ -405,7 +405,7 @@ func lacking(files []starter.File) error {
 		if more := len(lacks) - maxLacks; more > 0 {
 			lacks = append(lacks[:maxLacks:maxLacks], fmt.Sprintf("and %d more", more))
 		}
-		errs = append(errs, fmt.Errorf("%s is there, and is kept as it is; write these values into it, or replace it with --force:\n  %s", f.Name, strings.Join(lacks, "\n  ")))
+		errs = append(errs, fmt.Errorf("%s exists and is not changed; write these values into it, or replace it with --force:\n  %s", f.Name, strings.Join(lacks, "\n  ")))
 	}
 	return errors.Join(errs...)
 }
@@ -418,7 +418,7 @@ func (o *initFlags) commit(s streams, files []starter.File) error {
 	for _, f := range files {
 		switch {
 		case f.Kept:
-			s.Note("kept %s, which is there\n", f.Name)
+			s.Note("kept %s, which exists\n", f.Name)
 		case f.Unedited:
 			s.Note("replaced %s (unedited)\n", f.Name)
 		default:

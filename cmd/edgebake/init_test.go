@@ -133,7 +133,7 @@ func TestInitFromCluster(t *testing.T) {
 	// A second time it keeps everything, edits too, and makes no token.
 	before := text("site.yaml")
 	c.run(0, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
-	c.want(c.out, "kept site.yaml, which is there", "the Site's token is still valid", "Next: edgebake build\n")
+	c.want(c.out, "kept site.yaml, which exists", "the Site's token is still valid", "Next: edgebake build\n")
 	c.file("site.yaml", before+"labels: {a: b}\n")
 	c.run(0, "init", "--kubeconfig", "kubeconfig")
 	if text("site.yaml") != before+"labels: {a: b}\n" || len(l.minted) != 1 {
@@ -143,7 +143,7 @@ func TestInitFromCluster(t *testing.T) {
 	// What the cluster told is kept by the other forms of init.
 	for _, form := range [][]string{{"init"}, {"init", "--cluster"}} {
 		c.run(0, form...)
-		c.want(c.out, "kept image.yaml, which is there")
+		c.want(c.out, "kept image.yaml, which exists")
 	}
 	if err := os.Remove("cluster.yaml"); err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestInitFromCluster(t *testing.T) {
 	// A token that has ended is replaced, but not in an edited file.
 	delete(l.answers, "/api/v1/namespaces/kube-system/secrets/"+l.minted[0])
 	c.run(1, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
-	c.want(c.err, "site.yaml is there, and is kept as it is; write these values into it, or replace it with --force:\n  credentials.token: one that is valid")
+	c.want(c.err, "site.yaml exists and is not changed; write these values into it, or replace it with --force:\n  credentials.token: one that is valid")
 	c.file("site.yaml", before)
 	c.run(0, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
 	c.want(c.out, "replaced site.yaml (unedited)")
@@ -163,7 +163,7 @@ func TestInitFromCluster(t *testing.T) {
 	// What the cluster has otherwise now, an edited Image is told.
 	l.answers["/version"] = `{"gitVersion": "v1.36.5"}`
 	c.run(1, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
-	c.want(c.err, "image.yaml is there, and is kept as it is; write these values into it, or replace it with --force:\n  kubernetes.version: v1.36.5\n")
+	c.want(c.err, "image.yaml exists and is not changed; write these values into it, or replace it with --force:\n  kubernetes.version: v1.36.5\n")
 	c.run(0, "init", "--kubeconfig", "kubeconfig", "--force")
 	if len(l.minted) != 3 {
 		t.Errorf("minted %q", l.minted)

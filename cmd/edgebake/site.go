@@ -139,7 +139,7 @@ func askPassword(s streams) func(name string) (string, error) {
 		b, err := io.ReadAll(io.LimitReader(s.In, signing.MaxKey))
 		line, _, _ := strings.Cut(string(b), "\n")
 		if line = strings.TrimSuffix(line, "\r"); err == nil && line == "" {
-			err = fmt.Errorf("there is none: put it into %s, or onto standard input", signing.PasswordVariable)
+			err = fmt.Errorf("it is empty: put it into %s, or onto standard input", signing.PasswordVariable)
 		}
 		return line, err
 	}

@@ -88,7 +88,7 @@ type TruncatedError struct {
 }
 
 func (e *TruncatedError) Error() string {
-	return fmt.Sprintf("%v: the table is of a disk of %d bytes, here are only %d; copy the image again", ErrTruncated, e.Disk, e.Size)
+	return fmt.Sprintf("%v: the table is for a disk of %d bytes, and there are only %d: copy the image again", ErrTruncated, e.Disk, e.Size)
 }
 
 func (e *TruncatedError) Unwrap() error { return ErrTruncated }
@@ -256,7 +256,7 @@ func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, erro
 		return nil, err
 	case err != nil:
 	case primary.other > uint64(1)<<50:
-		return nil, fmt.Errorf("%w: its copy is nowhere", ErrNoTable)
+		return nil, fmt.Errorf("%w: the position of its copy is invalid", ErrNoTable)
 	default:
 		// The position of the copy shows for which disk size the table was made.
 		disk = int64(primary.other+1) * sector
