@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/test/imagetest"
 	"github.com/edgebake/edgebake/test/lab"
+	"github.com/edgebake/edgebake/test/pace"
 )
 
 // A system that was built from another Image is written by hand where an
@@ -114,7 +115,7 @@ func (w *world) toUpdate(others ...string) (vm *lab.VM, node *lab.Object, url st
 // TestUpdate updates a machine from a web server by one command: to a good image with
 // another container image, which it keeps, and to a bad one, which it leaves again by itself.
 func TestUpdate(t *testing.T) {
-	nightly(t)
+	pace.Takes(t, 800*time.Second)
 	w := newWorld(t, 1)
 	vm, node, url := w.toUpdate("second", "third")
 	w.makePod(vm, "hello")
