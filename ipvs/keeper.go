@@ -51,8 +51,10 @@ type keeper struct {
 
 	want []kernel.Service
 	via  map[netip.AddrPort]routeSource
-	// sent is the number of packets sent through IPVS until the last tick.
-	sent uint64
+	// sent is the number of packets sent through IPVS until the last tick, and
+	// inactive the number of inactive connections of each real server then.
+	sent     uint64
+	inactive map[netip.AddrPort]int
 	// used is called on a tick if packets were sent since the last one, with the
 	// real servers that may have received them.
 	used func(vip netip.AddrPort, dests []netip.AddrPort)
@@ -67,7 +69,7 @@ type keeper struct {
 func newKeeper(k kernel.Kernel, log func(string, ...any), st *stats, moduleChanged func(error)) *keeper {
 	return &keeper{kernel: k, log: log, stats: st, moduleChanged: moduleChanged,
 		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]routeSource),
-		used: func(netip.AddrPort, []netip.AddrPort) {}}
+		inactive: make(map[netip.AddrPort]int), used: func(netip.AddrPort, []netip.AddrPort) {}}
 }
 
 // run maintains the virtual servers until the context ends, and leaves them in
@@ -252,7 +254,7 @@ func (k *keeper) reconcile(repair bool) error {
 			return errors.Join(append(errs, err)...)
 		}
 		if sending && have != nil {
-			k.used(k.want[i].VIP, have.Connected)
+			k.used(k.want[i].VIP, k.receivers(have))
 		}
 		ops := kernel.Diff(&k.want[i], have)
 		if len(ops) == 0 {
@@ -286,6 +288,18 @@ func (k *keeper) sending() (bool, error) {
 		k.sent = n
 	}
 	return changed, err
+}
+
+// receivers returns the real servers that have established connections, or more that are being
+// opened than at the last tick that called it.
+func (k *keeper) receivers(have *kernel.Service) (dests []netip.AddrPort) {
+	for dest, n := range have.Conns {
+		if n.Active > 0 || n.Inactive > k.inactive[dest] {
+			dests = append(dests, dest)
+		}
+		k.inactive[dest] = n.Inactive
+	}
+	return dests
 }
 
 // brief lists the first steps, for a message.

@@ -138,7 +138,7 @@ func (s *schedule) pong(now time.Time) {
 		return
 	}
 	took := now.Sub(s.pinged)
-	if took >= s.rtt.smooth { // the API server is this slow
+	if took >= s.profile.Tick { // the API server is slow: more PINGs would not help it
 		s.measure = 0
 	}
 	s.rtt.add(took)

@@ -90,8 +90,8 @@ func TestSuspect(t *testing.T) {
 	}
 }
 
-// TestUsed: when programs of the node send packets, API servers with connections are probed
-// at the next look at the kernel's table, and no others are.
+// TestUsed: when programs of the node send packets, API servers with established or new
+// connections are probed on the next tick, and no others are.
 func TestUsed(t *testing.T) {
 	for _, p := range []Profile{LAN(), Metered()} {
 		g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
@@ -114,11 +114,20 @@ func TestUsed(t *testing.T) {
 			g.used(dests)
 		}
 		var asked []string
+		type conns = map[netip.AddrPort]kernel.Conns
 		for _, at := range []struct {
-			packets   uint64
-			connected []netip.AddrPort
-		}{{0, nil}, {3, []netip.AddrPort{a}}, {3, []netip.AddrPort{a}}, {5, []netip.AddrPort{a, b}}, {5, []netip.AddrPort{b}}} {
-			m.Packets, m.Connected = at.packets, at.connected
+			packets uint64
+			conns   conns
+		}{
+			{0, nil},
+			{3, conns{a: {Active: 1}}},
+			{3, conns{a: {Active: 1}, b: {Active: 1}}}, // no packets
+			{5, conns{a: {Active: 1}, b: {Active: 1}}},
+			{6, conns{a: {Inactive: 1}, b: {Inactive: 1}}}, // a and b are opened, or closed
+			{7, conns{a: {Inactive: 1}, b: {Inactive: 2}}},
+			{8, conns{a: {Inactive: 1}, b: {Inactive: 2}}}, // of closed connections
+		} {
+			m.Packets, m.Opened = at.packets, at.conns
 			k.tick(false)
 			look := ""
 			for _, addr := range []netip.AddrPort{a, b} {
@@ -130,9 +139,9 @@ func TestUsed(t *testing.T) {
 			}
 			asked = append(asked, look)
 		}
-		expected := []string{"", "1", "", "12", ""}
+		expected := []string{"", "1", "", "12", "12", "2", ""}
 		if p.Ping == 0 { // it looks for what is not acknowledged
-			expected = []string{"", "", "", "", ""}
+			expected = []string{"", "", "", "", "", "", ""}
 		}
 		if !slices.Equal(asked, expected) {
 			t.Errorf("%s: asked %q, want %q", p.Name, asked, expected)

@@ -113,7 +113,7 @@ func (k *linux) Service(vip netip.AddrPort) (*Service, error) {
 	if err != nil {
 		return nil, k.gone(fmt.Errorf("reading the virtual server %s: %w", vip, err))
 	}
-	svc := &Service{VIP: vip, Scheduler: s.SchedName, Flags: s.Flags & serviceFlags}
+	svc := &Service{VIP: vip, Scheduler: s.SchedName, Flags: s.Flags & serviceFlags, Conns: make(map[netip.AddrPort]Conns)}
 	dests, err := k.handle.GetDestinations(asked)
 	if err != nil {
 		return nil, k.gone(fmt.Errorf("listing real servers of %s: %w", vip, err))
@@ -125,9 +125,7 @@ func (k *linux) Service(vip netip.AddrPort) (*Service, error) {
 		}
 		dest := Dest{netip.AddrPortFrom(addr, d.Port), d.Weight, Forward(d.ConnectionFlags & mobyipvs.ConnectionFlagFwdMask)}
 		svc.Dests = append(svc.Dests, dest)
-		if d.ActiveConnections > 0 || d.InactiveConnections > 0 {
-			svc.Connected = append(svc.Connected, dest.Addr)
-		}
+		svc.Conns[dest.Addr] = Conns{d.ActiveConnections, d.InactiveConnections}
 	}
 	return svc, nil
 }

@@ -40,6 +40,12 @@ type Dest struct {
 	Forward Forward
 }
 
+// Conns are numbers of connections of a real server.
+type Conns struct {
+	Active   int // established
+	Inactive int // being opened, or closed within the last two minutes
+}
+
 // Service is one virtual server with its real servers, in any order.
 type Service struct {
 	VIP       netip.AddrPort
@@ -47,9 +53,9 @@ type Service struct {
 	// Flags are the kernel's: persistent, one-packet. We set none.
 	Flags uint32
 	Dests []Dest
-	// Connected lists the real servers that have connections. Only reading
+	// Conns has the numbers of connections of each real server. Only reading
 	// sets it.
-	Connected []netip.AddrPort
+	Conns map[netip.AddrPort]Conns
 }
 
 type OpKind int

@@ -5,6 +5,7 @@ package kerneltest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -16,10 +17,10 @@ import (
 type Table struct {
 	Mu       sync.Mutex
 	Services []kernel.Service
-	// Packets is how many were sent. Connected lists the real servers with connections.
-	Packets   uint64
-	Connected []netip.AddrPort
-	Routes    map[netip.Addr]netip.Addr // the sources of local routes
+	// Packets is the number that was sent, Opened has the connections of each real server.
+	Packets uint64
+	Opened  map[netip.AddrPort]kernel.Conns
+	Routes  map[netip.Addr]netip.Addr // the sources of local routes
 }
 
 func (t *Table) Ready() error { return nil }
@@ -32,7 +33,7 @@ func (t *Table) Service(vip netip.AddrPort) (*kernel.Service, error) {
 		return nil, nil
 	}
 	s := t.Services[i]
-	s.Dests, s.Connected = slices.Clone(s.Dests), slices.Clone(t.Connected)
+	s.Dests, s.Conns = slices.Clone(s.Dests), maps.Clone(t.Opened)
 	return &s, nil
 }
 

@@ -91,9 +91,10 @@ func (k *memory) Service(vip netip.AddrPort) (*kernel.Service, error) {
 	}
 	k.Mu.Lock()
 	defer k.Mu.Unlock()
+	s.Conns = make(map[netip.AddrPort]kernel.Conns)
 	for _, c := range k.conns {
-		if c.Virtual == vip && !slices.Contains(s.Connected, c.Dest) {
-			s.Connected = append(s.Connected, c.Dest)
+		if c.Virtual == vip {
+			s.Conns[c.Dest] = kernel.Conns{Active: s.Conns[c.Dest].Active + 1}
 		}
 	}
 	return s, nil
