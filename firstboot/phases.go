@@ -9,6 +9,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/join"
+	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -35,18 +36,18 @@ func Phases(active *site.Active) []run.Phase {
 	case spec.NodeType == configs.NodeControlPlane:
 		return controlPlanePhases(active)
 	case spec.NodeType == configs.NodeNative:
-		joining = []run.Phase{join.Phase(active)}
+		joining = []run.Phase{kubeadm.WithSettings(join.Phase(active), active)}
 	case !spec.OpenYurt():
 		return []run.Phase{unservedPhase(spec)}
 	case site.HubForm(image) == openyurt.FormStaticPod:
 		joining = []run.Phase{
-			hub.PodJoinPhase(active), // kubelet runs yurthub, and reaches the API servers only through it
-			hub.Phase(active),        // yurthub's two certificates: the first with the token, the second with the first
+			kubeadm.WithSettings(hub.PodJoinPhase(active), active), // kubelet runs yurthub, and reaches the API servers only through it
+			hub.Phase(active), // yurthub's two certificates: the first with the token, the second with the first
 		}
 	default:
 		joining = []run.Phase{
-			join.Phase(active), // directly at the API servers: yurthub uses the certificate that kubelet gets here
-			hub.Phase(active),  // serves before kubelet is redirected to it
+			kubeadm.WithSettings(join.Phase(active), active), // directly at the API servers: yurthub uses the certificate that kubelet gets here
+			hub.Phase(active), // serves before kubelet is redirected to it
 			hub.RedirectPhase(image.Kubernetes, openyurt.Labels(spec.NodePool, spec.NodeType == configs.NodeCloud)), // from here on kubelet uses yurthub's cache
 		}
 	}

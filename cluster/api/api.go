@@ -20,6 +20,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -390,4 +392,75 @@ func (c *Client) GetNode(ctx context.Context, name string) (*Node, error) {
 		return nil, err
 	}
 	return n, nil
+}
+
+// Version asks for the server's version of Kubernetes, for example v1.37.2.
+func (c *Client) Version(ctx context.Context) (string, error) {
+	var v struct {
+		GitVersion string `json:"gitVersion"`
+	}
+	if err := c.Get(ctx, "/version", &v); err != nil {
+		return "", err
+	}
+	return v.GitVersion, nil
+}
+
+// Pod is what we read of a Pod object.
+type Pod struct {
+	Metadata struct {
+		Name              string           `json:"name"`
+		Namespace         string           `json:"namespace"`
+		UID               string           `json:"uid"`
+		DeletionTimestamp string           `json:"deletionTimestamp,omitempty"`
+		OwnerReferences   []OwnerReference `json:"ownerReferences,omitempty"`
+	} `json:"metadata"`
+	Status struct {
+		Phase string `json:"phase"`
+	} `json:"status"`
+}
+
+// OwnerReference is an object that another one belongs to.
+type OwnerReference struct {
+	Kind       string `json:"kind"`
+	Controller bool   `json:"controller,omitempty"`
+}
+
+// podsPage is how many pods are read at once: each is 10 KiB or so, and maxAnswer is a limit.
+const podsPage = 50
+
+// PodsOn lists the pods of a Node.
+func (c *Client) PodsOn(ctx context.Context, node string) ([]Pod, error) {
+	var all []Pod
+	query := url.Values{"fieldSelector": {"spec.nodeName=" + node}, "limit": {strconv.Itoa(podsPage)}}
+	for {
+		var list struct {
+			Metadata struct {
+				Continue string `json:"continue"`
+			} `json:"metadata"`
+			Items []Pod `json:"items"`
+		}
+		if err := c.Get(ctx, "/api/v1/pods?"+query.Encode(), &list); err != nil {
+			return nil, err
+		}
+		all = append(all, list.Items...)
+		if list.Metadata.Continue == "" {
+			return all, nil
+		}
+		query.Set("continue", list.Metadata.Continue)
+	}
+}
+
+// Evict asks for the end of this pod, and of no later one of its name. The status is 429
+// while it may not be disrupted.
+func (c *Client) Evict(ctx context.Context, p Pod) error {
+	path := fmt.Sprintf("/api/v1/namespaces/%s/pods/%s/eviction", p.Metadata.Namespace, p.Metadata.Name)
+	body, err := json.Marshal(map[string]any{
+		"apiVersion": "policy/v1", "kind": "Eviction",
+		"metadata":      map[string]any{"name": p.Metadata.Name, "namespace": p.Metadata.Namespace},
+		"deleteOptions": map[string]any{"preconditions": map[string]any{"uid": p.Metadata.UID}},
+	})
+	if err != nil {
+		return fmt.Errorf("encoding the eviction of %s: %w", p.Metadata.Name, err)
+	}
+	return c.send(ctx, http.MethodPost, path, "application/json", body)
 }

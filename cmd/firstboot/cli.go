@@ -18,6 +18,7 @@ import (
 
 	"github.com/edgebake/edgebake/cmd/internal/flagvalue"
 	"github.com/edgebake/edgebake/cmd/internal/version"
+	"github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/controlplane"
@@ -25,6 +26,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/firstboot/update"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -176,12 +178,19 @@ func newCertificates(m target, log io.Writer) *cobra.Command {
 		Use: "certificates", Short: "Restore usable certificates after a power cut", Args: noArgs,
 		Long: `Certificates checks the certificates that kubelet and yurthub rotate. If the
 current one is empty, truncated or does not match its key, it restores the newest
-usable one. It runs at each boot, before kubelet and yurthub.`,
+usable one. After an update to another minor version of Kubernetes it keeps the
+settings of the former kubelet, and on the former system it restores them. It runs at
+each boot, before kubelet and yurthub.`,
 		RunE: func(*cobra.Command, []string) error {
 			if err := m.needRoot("certificates", "reads private keys"); err != nil {
 				return err
 			}
-			return member.RestoreCertificates(m.env(log))
+			e := m.env(log)
+			image, err := site.ImageInfo(e)
+			if err == nil {
+				err = member.TakeOverKubelet(e, kubeadm.Minor(image.Kubernetes))
+			}
+			return errors.Join(member.RestoreCertificates(e), err)
 		},
 	}
 }

@@ -29,10 +29,11 @@ that this machine accepts.
 The new system boots on trial. If the Node is not Ready within 15 minutes, three
 times in a row, the machine returns to the system that runs now.
 
-The image must be signed by a key that this machine's image names (updates.keys),
-and keep the minor version of Kubernetes. Container images that this machine lacks
-come with it; containerd stands still for some seconds while they are added.
-Control-plane nodes are rejected.`,
+The image must be signed by a key that this machine's image names (updates.keys).
+Its kubelet may be of a later minor version of Kubernetes, but not of one that is
+newer than an API server; pods that have a controller are then evicted before the
+restart. Container images that this machine lacks come with it; containerd stands
+still for some seconds while they are added. Control-plane nodes are rejected.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if release {
 				return noArgs(nil, args)
@@ -77,6 +78,7 @@ Control-plane nodes are rejected.`,
 	}
 	cmd.Flags().BoolVar(&o.Unsigned, "unsigned", false, "accept an image without a signature, if this machine's image names no keys")
 	cmd.Flags().BoolVar(&o.NoReboot, "no-reboot", false, "do not restart the machine")
+	cmd.Flags().BoolVar(&o.NoDrain, "no-drain", false, "evict no pods before a restart with another minor version of Kubernetes")
 	cmd.Flags().StringVar(&rate, "limit-rate", "", "bytes to fetch in a second at most, e.g. 500k")
 	cmd.Flags().StringVar(&most, "max-bytes", "", "bytes to fetch in all at most, e.g. 20M; a Site with a metered link needs it")
 	cmd.Flags().BoolVar(&release, "release", false, "end an update whose system is kept; the system itself does that at each boot")

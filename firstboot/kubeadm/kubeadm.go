@@ -159,7 +159,7 @@ func UndoJoin(ctx context.Context, e *machine.Env, keep ...string) error {
 // start, is removed first.
 var joinFiles = []string{
 	ondisk.KubeletConfig, ondisk.KubeletConf, member.BootstrapConf, member.BootstrapRun, member.JoinFile, member.KubeadmFlags,
-	"/var/lib/kubelet/instance-config.yaml",
+	member.KubeletInstanceConfig, member.KubeletRecord,
 }
 
 // OtherName is the fix for a node name that the cluster already has.

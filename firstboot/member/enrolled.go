@@ -63,7 +63,7 @@ func Enrolment(e *machine.Env) (*x509.Certificate, error) {
 		if err == nil {
 			err = f.parse(b)
 		}
-		if err != nil {
+		if err != nil && !restorable(e, f.path) {
 			return nil, fmt.Errorf("%w: reading %s: %w", ErrNotEnrolled, f.path, err)
 		}
 	}

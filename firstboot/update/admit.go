@@ -98,9 +98,6 @@ func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 	if size > s.target.Size {
 		bad("its root file system has %d MiB, and partition %s has room for %d MiB: make it smaller, or flash the machine again", size>>20, s.target.Label, s.target.Size>>20)
 	}
-	if minor(next.Kubernetes) != minor(s.image.Kubernetes) {
-		bad("the image has Kubernetes %s and this machine %s: an update keeps the minor version; flash the machine again for another", next.Kubernetes, s.image.Kubernetes)
-	}
 	if form(next) != form(s.image) {
 		bad("yurthub runs in another form on the image (%s, here %s): flash the machine again", form(next), form(s.image))
 	}
@@ -135,11 +132,4 @@ func form(i ondisk.ImageInfo) string {
 		return "none"
 	}
 	return i.Yurthub.Form
-}
-
-// minor returns "v1.36" for "v1.36.3".
-func minor(version string) string {
-	major, rest, _ := strings.Cut(version, ".")
-	m, _, _ := strings.Cut(rest, ".")
-	return major + "." + m
 }

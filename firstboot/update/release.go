@@ -67,6 +67,9 @@ func Release(ctx context.Context, e *machine.Env) error {
 		if err := describe(ctx, e, image); err != nil {
 			return fmt.Errorf("describing the new system on the EFI system partition: %w", err)
 		}
+		if err := uncordon(ctx, e); err != nil {
+			return err
+		}
 		return e.RemoveAll(Dir)
 	}
 	if s := Status(e); s == nil || s.Status != ondisk.UpdateFailed {
@@ -74,7 +77,7 @@ func Release(ctx context.Context, e *machine.Env) error {
 	}
 	// The plan stays, because Status needs it to report the result of the
 	// update.
-	return errors.Join(releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
+	return errors.Join(releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile), uncordon(ctx, e))
 }
 
 // describe replaces image.json on the EFI system partition with that of the

@@ -226,6 +226,9 @@ func TestMachineTakesNone(t *testing.T) {
 		{"version of its entry", "has no version that edgebake gives", func(b *box) {
 			b.put(entryA, strings.Replace(b.get(entryA), "version 1\n", "version 99999999999999999999\n", 1))
 		}},
+		{"a Raspberry Pi", "a board whose own firmware starts the kernel (Raspberry Pi 4)", func(b *box) {
+			b.put(ondisk.ImageInfoFile, strings.Replace(b.get(ondisk.ImageInfoFile), `"arch"`, `"boards":["Raspberry Pi 4"],"arch"`, 1))
+		}},
 		{"on trial", "on trial", func(b *box) {
 			b.put(machine.BootCountFile, "\x06\x00\x00\x00\\\x00l\x00o\x00a\x00d\x00e\x00r\x00")
 		}},
@@ -233,8 +236,12 @@ func TestMachineTakesNone(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBox(t)
 			c.prepare(b)
-			if err := b.order(Options{Image: b.inside("new.raw.zst")}); err == nil || !strings.Contains(err.Error(), c.want) {
+			s := serve(t, "new.raw.zst")
+			if err := b.order(Options{Image: s.URL}); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Error(err)
+			}
+			if s.requests > 0 {
+				t.Errorf("the server got %d requests", s.requests)
 			}
 			if _, err := os.Stat(filepath.Join(b.root, entryB)); err == nil {
 				t.Error("the new system has a boot entry")

@@ -195,7 +195,7 @@ func (b *box) site(e *machine.Env, lines ...string) {
 		return nil, errors.New("network is unreachable")
 	}
 	doc := strings.Join(append([]string{
-		"apiVersion: edgebake.io/v1alpha1", "kind: Site", "masters: ['192.0.2.11:6443']",
+		"apiVersion: edgebake.io/v1alpha1", "kind: Site", "masters: ['192.0.2.11:6443', '192.0.2.12:6443']",
 		"caCertHashes: ['sha256:" + strings.Repeat("ab", 32) + "']", "nodeName: edge1", "nodeType: native",
 	}, lines...), "\n") + "\n"
 	read := e.ReadSlot

@@ -19,7 +19,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/chunk"
@@ -51,6 +53,9 @@ type Options struct {
 	Unsigned bool
 	// NoReboot leaves restarting into the new system to a person.
 	NoReboot bool
+	// NoDrain leaves pods where they are before a restart with another minor version of
+	// Kubernetes.
+	NoDrain bool
 	// Rate is the maximum number of bytes downloaded per second, MaxBytes the
 	// maximum in total; 0 means no limit. A metered Site requires MaxBytes.
 	Rate, MaxBytes int64
@@ -170,7 +175,7 @@ func (u *job) admit(ctx context.Context) (err error) {
 	if u.next.Plan == u.sys.image.Plan {
 		return fmt.Errorf("%w: this machine runs it", ErrAlready)
 	}
-	if err := u.sys.admit(u.next, u.root.Size); err != nil {
+	if err := errors.Join(u.sys.admit(u.next, u.root.Size), u.sys.admitKubelet(ctx, u.e, u.next)); err != nil {
 		return err
 	}
 	if u.fetch, err = newFetcher(u.e, u.image, u.src, u.say); err == nil {
@@ -236,6 +241,9 @@ func (u *job) phases() []run.Phase {
 			run.Phase{Name: "merge", Doc: "containerd has them, beside those of the system that runs", Timeout: time.Hour, Run: u.mergeImages})
 	}
 	phases = append(phases, run.Phase{Name: "esp", Doc: "the new system boots on trial, before the one that runs", Timeout: 24 * time.Hour, Run: u.writeBoot})
+	if u.sys.anotherMinor(u.next) && !u.o.NoDrain && !u.o.NoReboot {
+		phases = append(phases, run.Phase{Name: "drain", Doc: "the pods that run elsewhere meanwhile have left", Timeout: drainPatience + 5*time.Minute, Run: u.drain})
+	}
 	if !u.o.NoReboot {
 		phases = append(phases, run.Phase{Name: "reboot", Doc: "the machine restarts", Timeout: time.Minute,
 			Run: func(ctx context.Context, e *machine.Env) error {
@@ -356,6 +364,12 @@ func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
 	}
 	if err := u.noteOffline(ctx, e); err != nil {
 		return err
+	}
+	if u.sys.anotherMinor(u.next) {
+		// The new system has to know whose files it finds.
+		if err := member.NoteKubelet(e, kubeadm.Minor(u.sys.image.Kubernetes)); err != nil {
+			return err
+		}
 	}
 	// From here on the loader prefers the new system.
 	write := func(w io.Writer) error {

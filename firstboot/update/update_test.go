@@ -97,6 +97,11 @@ func makeImages(t *testing.T) {
 		made("old.raw.zst", oldPlan, nil)
 		made("new.raw.zst", newPlan, with)
 		made("new.raw", newPlan, with)
+		made("minor.raw.zst", newPlan, func(i *mediatest.Image) {
+			with(i)
+			info := i.Info
+			i.Info = func(x *ondisk.ImageInfo) { info(x); x.Kubernetes = "v1.37.2" }
+		})
 		made("unsigned.raw.zst", newPlan, func(i *mediatest.Image) { with(i); i.SignIndex = nil })
 		made("foreign.raw.zst", newPlan, func(i *mediatest.Image) {
 			with(i)

@@ -51,7 +51,7 @@ func (c *Cluster) newRoutes() *http.ServeMux {
 	mux := http.NewServeMux()
 	for pattern, handle := range map[string]http.HandlerFunc{
 		"/readyz":  c.readyz,
-		"/version": c.fixed(map[string]string{"gitVersion": "v1.36.3"}),
+		"/version": c.version,
 		"/api/v1": c.fixed(resources(resource{"secrets", "Secret", true}, resource{"configmaps", "ConfigMap", true},
 			resource{"namespaces", "Namespace", false}, resource{"namespaces/status", "Namespace", false})),
 		"/apis/rbac.authorization.k8s.io/v1": c.fixed(resources(resource{"roles", "Role", true}, resource{"rolebindings", "RoleBinding", true})),
@@ -76,6 +76,8 @@ func (c *Cluster) newRoutes() *http.ServeMux {
 		"/apis/certificates.k8s.io/":                                            c.certificateRequests,
 		"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}": c.lease,
 		"/api/v1/nodes/m2/proxy/stats/summary":                                  c.kubeletSummary,
+		"/api/v1/pods":                                                          c.pods,
+		"POST /api/v1/namespaces/{namespace}/pods/{name}/eviction":              c.evict,
 		"/api/v1/nodes/{name}":                                                  c.node,
 	} {
 		mux.HandleFunc(pattern, handle)
@@ -132,6 +134,54 @@ func resources(all ...resource) object {
 		items = append(items, object{"name": r.name, "kind": r.kind, "namespaced": r.namespaced})
 	}
 	return object{"resources": items}
+}
+
+func (c *Cluster) version(w http.ResponseWriter, _ *http.Request) {
+	c.answer(w, object{"gitVersion": cmp.Or(c.Version, "v1.36.3")})
+}
+
+// pods lists the Pods in pages of one.
+func (c *Cluster) pods(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	if q.Get("fieldSelector") != "spec.nodeName="+c.PodsNode {
+		reject(w, http.StatusForbidden, "can only list/watch pods with spec.nodeName field selector")
+		return
+	}
+	at := slices.IndexFunc(c.Pods, func(p api.Pod) bool { return q.Get("continue") == "" || p.Metadata.Name == q.Get("continue") })
+	if at < 0 {
+		c.answer(w, object{"items": list{}})
+		return
+	}
+	meta := object{}
+	if at+1 < len(c.Pods) {
+		meta["continue"] = c.Pods[at+1].Metadata.Name
+	}
+	c.answer(w, object{"metadata": meta, "items": c.Pods[at : at+1]})
+}
+
+// evict ends a Pod, if Disrupt allows it.
+func (c *Cluster) evict(w http.ResponseWriter, r *http.Request) {
+	var e struct {
+		Kind          string
+		DeleteOptions struct{ Preconditions struct{ UID string } }
+	}
+	c.decode(r, &e)
+	name := r.PathValue("name")
+	at := slices.IndexFunc(c.Pods, func(p api.Pod) bool {
+		return p.Metadata.Name == name && p.Metadata.Namespace == r.PathValue("namespace")
+	})
+	switch {
+	case at < 0:
+		reject(w, http.StatusNotFound, "not found")
+	case e.Kind != "Eviction" || e.DeleteOptions.Preconditions.UID != c.Pods[at].Metadata.UID:
+		reject(w, http.StatusConflict, "another pod")
+	case c.Disrupt != nil && !c.Disrupt(name):
+		reject(w, http.StatusTooManyRequests, "Cannot evict pod as it would violate the pod's disruption budget.")
+	default:
+		c.Pods = slices.Delete(c.Pods, at, at+1)
+		c.EvictedPods = append(c.EvictedPods, name)
+		c.created(w)
+	}
 }
 
 func (c *Cluster) readyz(w http.ResponseWriter, _ *http.Request) {
@@ -450,8 +500,12 @@ func (c *Cluster) patchNode(n *api.Node, r *http.Request) {
 			Labels      map[string]*string `json:"labels"`
 			Annotations map[string]string  `json:"annotations"`
 		} `json:"metadata"`
+		Spec map[string]any `json:"spec"`
 	}
 	c.decode(r, &p)
+	if to, ok := p.Spec["unschedulable"]; ok {
+		n.Spec.Unschedulable = to == true
+	}
 	if len(p.Metadata.Annotations) > 0 {
 		n.Metadata.Annotations = p.Metadata.Annotations
 	}
@@ -475,7 +529,7 @@ func (c *Cluster) reported(n *api.Node) *api.Node {
 	for i := range copied.Status.Conditions {
 		copied.Status.Conditions[i].LastHeartbeatTime = c.KubeletReportTime()
 	}
-	if c.kubeletSilent(n.Status.NodeInfo.MachineID) && len(copied.Status.Conditions) > 0 {
+	if c.kubeletSilent != nil && c.kubeletSilent(n.Status.NodeInfo.MachineID) && len(copied.Status.Conditions) > 0 {
 		copied.Status.Conditions[0] = api.Condition{Type: "Ready", Status: "Unknown", Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status."}
 	}
 	if c.NotReady {

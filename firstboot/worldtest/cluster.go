@@ -36,7 +36,7 @@ func (c *Cluster) clone(t *testing.T) *Cluster {
 		Down: maps.Clone(c.Down), Births: c.Births, ServiceReadDenied: c.ServiceReadDenied, registrations: maps.Clone(c.registrations), Applied: slices.Clone(c.Applied), AllApplied: c.AllApplied, ApplyMarker: maps.Clone(c.ApplyMarker), markerMode: c.markerMode, UploadedConfigs: maps.Clone(c.UploadedConfigs), Annotations: maps.Clone(c.Annotations), CreatedPaths: slices.Clone(c.CreatedPaths), MarkerPatchFails: c.MarkerPatchFails, ApplyFails: c.ApplyFails, unsigned: c.unsigned, TokenRevoked: c.TokenRevoked, Nodes: map[string]*api.Node{}, NotReady: c.NotReady,
 		HubServerCSR: c.HubServerCSR, HubClientCSR: c.HubClientCSR, NodeRevives: c.NodeRevives, NoRBAC: c.NoRBAC, NoNodePool: c.NoNodePool, NodePoolType: c.NodePoolType,
 		NodeCreationDenied: c.NodeCreationDenied, LabelChangeDenied: c.LabelChangeDenied, NodePoolVersion: c.NodePoolVersion, ConversionFails: c.ConversionFails,
-		requests: slices.Clone(c.requests), NoClusterInfo: c.NoClusterInfo, SignatureStale: c.SignatureStale, KubeletStats: c.KubeletStats, CreatedSecrets: slices.Clone(c.CreatedSecrets), CreatedRBAC: slices.Clone(c.CreatedRBAC),
+		requests: slices.Clone(c.requests), NoClusterInfo: c.NoClusterInfo, SignatureStale: c.SignatureStale, KubeletStats: c.KubeletStats, CreatedSecrets: slices.Clone(c.CreatedSecrets), CreatedRBAC: slices.Clone(c.CreatedRBAC), Version: c.Version,
 	}
 	for name, node := range c.Nodes {
 		m := *node
@@ -157,6 +157,14 @@ type Cluster struct {
 	// DNSObjects are the paths of CoreDNS' existing objects, DeletedPaths those of deleted ones.
 	DNSObjects, DeletedPaths []string
 	CreatedRBAC              []string // created Roles and RoleBindings in kube-public
+	// Version is that of its API servers.
+	Version string
+	// Pods are those of the Node PodsNode, EvictedPods the names of those that were evicted.
+	// Disrupt reports whether a budget allows it; nil: always.
+	Pods        []api.Pod
+	PodsNode    string
+	EvictedPods []string
+	Disrupt     func(name string) bool
 	// LeaseRenewTime returns when kubelet last renewed the lease of its Node.
 	LeaseRenewTime func() string
 	// KubeletReportTime returns when kubelet last reported.

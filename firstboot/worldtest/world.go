@@ -24,6 +24,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -369,6 +370,10 @@ func (w *World) PowerOn() {
 		w.Units[openyurt.Unit] = "active"
 		w.startHub()
 	}
+	w.PowerCutAt, w.PoweredOff = 0, false
+	if err := member.TakeOverKubelet(w.Env(), w.kubernetesMinor()); err != nil { // a unit that runs before kubelet
+		w.T.Fatal(err)
+	}
 	// The conditions of kubelet.service.
 	if b, err := os.ReadFile(filepath.Join(w.Root, ondisk.KubeletConfig)); err == nil && len(b) > 0 && (w.Has(appliedFile) || !w.Has(ondisk.SiteCopy)) && !(w.Has(portsKubelet) && w.NoNFT) {
 		w.Units[ondisk.UnitKubelet] = "active"
@@ -388,6 +393,16 @@ func (w *World) PowerOn() {
 		w.T.Fatal(err)
 	}
 	w.Effects, w.EffectNames = 0, nil
+}
+
+// kubernetesMinor returns the minor version of Kubernetes of the machine's image.
+func (w *World) kubernetesMinor() (minor int) {
+	w.T.Helper()
+	var image ondisk.ImageInfo
+	if err := json.Unmarshal([]byte(w.Get(ondisk.ImageInfoFile)), &image); err != nil {
+		return 0 // damaged
+	}
+	return kubeadm.Minor(image.Kubernetes)
 }
 
 // StepClock moves the machine's clock while its units run.
@@ -674,6 +689,8 @@ func (w *World) RunProgram(ctx context.Context, c machine.Cmd) error {
 		return err
 	case strings.HasPrefix(name, "kubeadm join"):
 		return w.kubeadmJoin(ctx, c)
+	case name == "kubeadm upgrade node phase kubelet-config":
+		return w.kubeadmUpgrade()
 	case strings.HasPrefix(name, "ctr --namespace k8s.io run "):
 		return w.CtrRun(c)
 	case strings.HasPrefix(name, "kubeadm init phase "):
@@ -730,6 +747,22 @@ func (w *World) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	}
 	return w.joinDirectly(disc, conf)
 }
+
+// kubeadmUpgrade writes kubelet's settings as kubeadm of this image does: it copies the former
+// ones, empties the file, and writes.
+func (w *World) kubeadmUpgrade() error {
+	if w.networkError() != nil {
+		return errors.New("failed to get config map")
+	}
+	w.Put(ondisk.KubernetesDir+"/tmp/kubeadm-kubelet-config-2026-11-20-10-00-00/config.yaml", w.Get(ondisk.KubeletConfig))
+	if err := w.kubeadmWrites(ondisk.KubeletConfig, ""); err != nil {
+		return err
+	}
+	return w.kubeadmWrites(ondisk.KubeletConfig, UpgradedKubeletConfig)
+}
+
+// UpgradedKubeletConfig has the settings that kubeadm of another minor version writes.
+const UpgradedKubeletConfig = "kind: KubeletConfiguration\nsyncFrequency: 1m\n"
 
 // kubeadmWrites writes a file, through a link, and does not sync it.
 func (w *World) kubeadmWrites(path, data string) error {

@@ -71,20 +71,20 @@ func TestAnotherRoot(t *testing.T) {
 	w.install(disk, images["first"], ondisk.LabelRootA, "edgebake-a+3.conf", 3)
 	w.wipe(disk, ondisk.LabelRootA)
 	vm = w.start(lab.VMConfig{Name: name, Image: disk})
-	w.goesBack(vm, 0, again, 3)
+	w.goesBack(vm, 0, again, 3, onSecond)
 	w.off(vm)
 
 	disk = w.disk(vm)
 	w.install(disk, images["third"], ondisk.LabelRootA, "edgebake-a+1.conf", 4)
 	vm = w.start(lab.VMConfig{Name: name, Image: disk})
-	w.goesBack(vm, 0, again, 1)
+	w.goesBack(vm, 0, again, 1, onSecond)
 	w.off(vm)
 	w.checkDisk(w.disk(vm))
 }
 
-// toUpdate is a machine that runs the first image and is Ready, and a web server that has
-// the others, with another container image.
-func (w *world) toUpdate(others ...string) (vm *lab.VM, node *lab.Object, url string) {
+// toUpdate is a machine that runs the image of the first document and is Ready, and a web
+// server that has those of the others.
+func (w *world) toUpdate(first string, others ...string) (vm *lab.VM, node *lab.Object, url string) {
 	w.t.Helper()
 	if err := w.c.LetLogsBeRead(w.t.Context()); err != nil {
 		w.t.Fatal(err)
@@ -93,13 +93,15 @@ func (w *world) toUpdate(others ...string) (vm *lab.VM, node *lab.Object, url st
 	if err := os.MkdirAll(www, 0o755); err != nil {
 		w.t.Fatal(err)
 	}
-	build := func(name, doc, path string) string {
+	build := func(doc, dir, ending string) string {
+		name := strings.TrimSuffix(filepath.Base(doc), ".yaml")
+		path := filepath.Join(dir, name+ending)
 		w.must(w.bin, "build", doc, "--output", path, "--lock", filepath.Join(w.lab.Dir, name+".lock"))
 		return path
 	}
-	first := build("first", "test/e2e/testdata/first.yaml", filepath.Join(w.lab.Dir, "first.raw"))
-	for _, name := range others {
-		w.t.Log(w.must(w.bin, "update", "cost", first, build(name, w.withNewHello(name), filepath.Join(www, name+".raw.zst"))))
+	golden := build(first, w.lab.Dir, ".raw")
+	for _, doc := range others {
+		w.t.Log(w.must(w.bin, "update", "cost", golden, build(doc, www, ".raw.zst")))
 	}
 	url, err := w.lab.ServeNetBoot(w.t.Context(), w.net, www, "none", nil)
 	if err != nil {
@@ -107,7 +109,7 @@ func (w *world) toUpdate(others ...string) (vm *lab.VM, node *lab.Object, url st
 	}
 	const name = "edge1"
 	stamped := filepath.Join(w.lab.Dir, name+".raw")
-	w.must(w.bin, "stamp", first, w.site(0, lab.Site{NodeName: name}, "users: [{name: ops, groups: [sudo]}]"), "--output", stamped)
+	w.must(w.bin, "stamp", golden, w.site(0, lab.Site{NodeName: name}, "users: [{name: ops, groups: [sudo]}]"), "--output", stamped)
 	vm = w.start(lab.VMConfig{Name: name, Image: stamped})
 	return vm, w.ready(vm, nil), url
 }
@@ -117,7 +119,7 @@ func (w *world) toUpdate(others ...string) (vm *lab.VM, node *lab.Object, url st
 func TestUpdate(t *testing.T) {
 	pace.Takes(t, 800*time.Second)
 	w := newWorld(t, 1)
-	vm, node, url := w.toUpdate("second", "third")
+	vm, node, url := w.toUpdate("test/e2e/testdata/first.yaml", w.withNewHello("second"), w.withNewHello("third"))
 	w.makePod(vm, "hello")
 	was := w.aboutNode(vm)
 
@@ -142,7 +144,7 @@ func TestUpdate(t *testing.T) {
 	w.released(vm, "second")
 	w.pinned(vm, newHello)
 	mark := w.startUpdate(vm, url+"/third.raw.zst")
-	w.goesBack(vm, mark, again, 3)
+	w.goesBack(vm, mark, again, 3, onSecond)
 	w.released(vm, "second")
 	w.saysOnNode(vm, "firstboot status", "update: the new system on ROOT-A failed its tries")
 	w.off(vm)
@@ -168,15 +170,22 @@ func (w *world) withNewHello(name string) string {
 	}}); err != nil {
 		w.t.Fatal(err)
 	}
-	doc, err := os.ReadFile(filepath.Join(w.root, "test/e2e/testdata", name+".yaml"))
+	return w.variant(name, "  - ref: "+helloImage+"\n    layout: ../../../build/images\n", "  - ref: "+newHello+"\n    layout: "+layout+"\n")
+}
+
+// variant is the document of that name with parts of its text replaced.
+func (w *world) variant(name string, oldNew ...string) string {
+	w.t.Helper()
+	b, err := os.ReadFile(filepath.Join(w.root, "test/e2e/testdata", name+".yaml"))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	old := "  - ref: " + helloImage + "\n    layout: ../../../build/images\n"
-	if !strings.Contains(string(doc), old) {
-		w.t.Fatalf("%s.yaml does not have %q", name, old)
+	for i := 0; i < len(oldNew); i += 2 {
+		if !strings.Contains(string(b), oldNew[i]) {
+			w.t.Fatalf("%s.yaml does not have %q", name, oldNew[i])
+		}
 	}
-	text := strings.Replace(string(doc), old, "  - ref: "+newHello+"\n    layout: "+layout+"\n", 1)
+	text := strings.NewReplacer(oldNew...).Replace(string(b))
 	text = strings.ReplaceAll(text, "../../../build/images", filepath.Join(w.root, "build/images"))
 	file := filepath.Join(w.lab.Dir, name+".yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -205,12 +214,99 @@ func (w *world) released(vm *lab.VM, name string) {
 	w.saysOnNode(vm, "[ -e /var/lib/edgebake/update/esp ] || echo removed", "removed")
 }
 
+// TestUpdateMinor updates a machine to the next minor version of Kubernetes: first to a bad
+// image, after which kubelet has its own files again, and then to a good one. A pod of a
+// Deployment leaves before each restart and comes back; one without a controller stays.
+func TestUpdateMinor(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	const older = "v1.36.5"
+	spoil := `files:
+  - path: /etc/systemd/system/edgebake-healthy.service.d/spoil.conf
+    contents: |
+      [Unit]
+      After=edgebake-certificates.service
+      [Service]
+      ExecStartPre=/bin/sh -c 'echo spoilt >/var/lib/kubelet/cpu_manager_state; echo spoilt: true >>/var/lib/kubelet/config.yaml'
+`
+	vm, node, url := w.toUpdate(w.variant("first", lab.KubernetesVersion, older), w.variant("second"), w.variant("third", "files:\n", spoil))
+	if got := node.Status.NodeInfo.KubeletVersion; got != older {
+		t.Fatalf("kubelet is %s", got)
+	}
+	w.makePod(vm, "hello")
+	err := w.c.Create(t.Context(), "/apis/apps/v1/namespaces/default/deployments", map[string]any{
+		"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"name": "web"},
+		"spec": map[string]any{
+			"selector": map[string]any{"matchLabels": map[string]any{"app": "web"}},
+			"template": map[string]any{"metadata": map[string]any{"labels": map[string]any{"app": "web"}}, "spec": map[string]any{
+				"terminationGracePeriodSeconds": 1, "tolerations": lab.Stays(),
+				"containers": []any{map[string]any{"name": "web", "image": helloImage, "imagePullPolicy": "Never"}},
+			}},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := w.webRuns(vm, "")
+	const files = "cd /var/lib/kubelet && sha256sum config.yaml kubeadm-flags.env cpu_manager_state && cat config.yaml"
+	was := w.mustOnNode(vm, files)
+
+	mark := w.updateAtOnce(vm, url+"/third.raw.zst")
+	node = w.goesBack(vm, mark, node, 3, map[string]string{"partition": "ROOT-A", "system": "first"})
+	w.expect(vm, mark, `kubelet has the settings and the state of v1.36 again`)
+	if is := w.mustOnNode(vm, files); is != was {
+		t.Errorf("kubelet's files were\n%s\nand are\n%s", was, is)
+	}
+	w.podRuns(vm, "hello")
+	web = w.webRuns(vm, web)
+
+	mark = w.updateAtOnce(vm, url+"/second.raw.zst")
+	mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
+	node = w.readyAgain(vm, mark, node)
+	w.expect(vm, mark, `kubeadm to write kubelet's settings for v1.37`)
+	if got := node.Status.NodeInfo.KubeletVersion; got != lab.KubernetesVersion {
+		t.Errorf("kubelet is %s", got)
+	}
+	w.podRuns(vm, "hello")
+	w.webRuns(vm, web)
+	w.released(vm, "second")
+	t.Logf("kubelet's files were\n%s\nand are\n%s", was, w.mustOnNode(vm, files))
+	w.off(vm)
+	w.checkDisk(w.disk(vm))
+}
+
+// updateAtOnce has the machine carry out an update, with a restart. It returns the mark on
+// the console from which on it does.
+func (w *world) updateAtOnce(vm *lab.VM, url string) (mark int) {
+	w.t.Helper()
+	mark = vm.Serial.Mark()
+	w.t.Log(w.mustOnNode(vm, "systemd-run -p StandardOutput=journal+console firstboot update --unsigned "+url))
+	return mark
+}
+
+// webRuns waits until the Deployment's pod, another one than before, is ready, and returns
+// its name.
+func (w *world) webRuns(vm *lab.VM, before string) (name string) {
+	w.t.Helper()
+	for range 90 {
+		out, err := w.c.Kubectl(w.t.Context(), "get", "pods", "-l", "app=web", "-o", `jsonpath={range .items[?(@.status.phase=="Running")]}{.metadata.name}{"\n"}{end}`)
+		if name = strings.TrimSpace(out); err == nil && name != "" && name != before && !strings.Contains(name, "\n") {
+			w.podRuns(vm, name)
+			return name
+		}
+		time.Sleep(2 * time.Second)
+	}
+	out, err := w.c.Kubectl(w.t.Context(), "describe", "pods,nodes")
+	w.t.Fatalf("the pod of the Deployment does not run (%v):\n%s", err, out)
+	return ""
+}
+
 // TestTrialWithoutAPIServer has the API server die before a new system boots on trial. The
 // machine waits longer than a trial is, and keeps the system once an API server is back.
 func TestTrialWithoutAPIServer(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
-	vm, node, url := w.toUpdate("second")
+	vm, node, url := w.toUpdate("test/e2e/testdata/first.yaml", w.withNewHello("second"))
 	// A trial of four minutes instead of fifteen.
 	mark := w.startUpdate(vm, url+"/second.raw.zst", "mount PARTLABEL=ROOT-B /mnt", "mkdir -p /mnt/etc/systemd/system/edgebake-healthy.service.d",
 		"printf '[Service]\nTimeoutStartSec=4min\n' >/mnt/etc/systemd/system/edgebake-healthy.service.d/soon.conf", "umount /mnt")
@@ -265,18 +361,28 @@ func (w *world) updates(vm *lab.VM, before *lab.Object, url string) *lab.Object 
 	return w.readyAgain(vm, mark, before)
 }
 
+// onSecond is a machine that came back to the second image.
+var onSecond = map[string]string{"partition": "ROOT-B", "system": "second"}
+
 // goesBack waits until the machine, which begins with a bad system at the mark, is the
 // node that it was with the one before.
-func (w *world) goesBack(vm *lab.VM, mark int, before *lab.Object, tries int) {
+func (w *world) goesBack(vm *lab.VM, mark int, before *lab.Object, tries int, want map[string]string) *lab.Object {
 	w.t.Helper()
 	var back lab.Line
 	for range tries + 1 {
 		back, mark = w.hear(vm, mark, `BdsDxe: starting Boot`)
 		w.t.Logf("%6.1f s from power-on: %s", back.At.Seconds(), back.Text)
 	}
-	w.readyAgain(vm, mark, before)
+	node := w.readyAgain(vm, mark, before)
 	w.t.Logf("%.1f s from the last failed try to Ready", (vm.Serial.Note("").At - back.At).Seconds())
-	w.aboutNode(vm).want(w.t, map[string]string{"partition": "ROOT-B", "system": "second", "entries": "edgebake-a+0-" + fmt.Sprint(tries) + ".conf edgebake-b.conf"})
+	entries := fmt.Sprintf("edgebake-a+0-%d.conf edgebake-b.conf", tries)
+	if want["partition"] == ondisk.LabelRootA {
+		entries = fmt.Sprintf("edgebake-a.conf edgebake-b+0-%d.conf", tries)
+	}
+	about := w.aboutNode(vm)
+	about.want(w.t, want)
+	about.want(w.t, map[string]string{"entries": entries})
+	return node
 }
 
 // install writes an image's system into a root partition of a disk, and a boot

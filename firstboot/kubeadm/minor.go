@@ -1,0 +1,100 @@
+package kubeadm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	kubeadmdocs "github.com/edgebake/edgebake/configs/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/ondisk"
+)
+
+// WithSettings is a phase in which kubeadm joins, and which also has kubeadm write kubelet's
+// settings again when the system has another minor version of Kubernetes than the kubeadm
+// that wrote them. Until then kubelet runs with the former ones.
+func WithSettings(join run.Phase, active *site.Active) run.Phase {
+	minor := kubeadmdocs.Minor(active.Image.Kubernetes)
+	p := join
+	p.Check = func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
+		v, err := join.Check(ctx, e)
+		if err != nil || v != run.Done || !otherSettings(e, minor) {
+			return v, err
+		}
+		if _, err := serverVersion(ctx, e); err != nil && api.Code(err) == 0 {
+			return run.Unknown, nil // nobody answers
+		}
+		return run.Todo, nil
+	}
+	p.Run = func(ctx context.Context, e *machine.Env) error {
+		if !otherSettings(e, minor) {
+			return join.Run(ctx, e)
+		}
+		if err := member.TakeOverKubelet(e, minor); err != nil { // of a kubeadm that was killed
+			return err
+		}
+		if member.Is(e) {
+			if err := writeSettings(ctx, e, active.Site, minor); err != nil {
+				return errors.Join(err, member.TakeOverKubelet(e, minor)) // kubeadm may have left a file empty
+			}
+			if v, err := join.Check(ctx, e); err == nil && v == run.Done {
+				return nil
+			}
+		}
+		return join.Run(ctx, e)
+	}
+	return p
+}
+
+// otherSettings reports whether this node's settings are of another minor version.
+func otherSettings(e *machine.Env, minor int) bool {
+	k := member.ReadKubeletFiles(e)
+	return k.Minor != 0 && (k.Minor != minor || k.ConfigMinor != minor) && e.Exists(ondisk.KubeletConf)
+}
+
+func writeSettings(ctx context.Context, e *machine.Env, site *configs.Site, minor int) error {
+	e.Waiting("kubeadm to write kubelet's settings for v1.%d", minor)
+	write := func(e *machine.Env) error {
+		err := kubeadm(ctx, e, site, slog.LevelInfo, "upgrade", "node", "phase", "kubelet-config")
+		return errors.Join(err, removeBackups(e))
+	}
+	sync := func(e *machine.Env) error { return e.Sync(ondisk.KubeletConfig) }
+	if err := RestartFor(ctx, e, "writing kubelet's settings again", write, sync); err != nil {
+		return err
+	}
+	k := member.ReadKubeletFiles(e)
+	k.ConfigMinor = minor
+	return k.Write(e)
+}
+
+// removeBackups removes what kubeadm keeps of the files that it replaces.
+func removeBackups(e *machine.Env) error {
+	list, err := filepath.Glob(e.Path(ondisk.KubernetesDir + "/tmp/kubeadm-kubelet-*"))
+	if err != nil {
+		panic("BUG: " + err.Error()) // of the pattern
+	}
+	for _, dir := range list {
+		if err := e.RemoveAll(ondisk.KubernetesDir + "/tmp/" + filepath.Base(dir)); err != nil {
+			return fmt.Errorf("removing kubeadm's copies: %w", err)
+		}
+	}
+	return nil
+}
+
+// serverVersion asks an API server for its version, as kubelet.conf says.
+func serverVersion(ctx context.Context, e *machine.Env) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
+	defer cancel()
+	c, err := member.NodeClient(e)
+	if err != nil {
+		return "", err
+	}
+	return c.Version(ctx)
+}

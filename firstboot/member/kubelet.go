@@ -1,0 +1,173 @@
+package member
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/ondisk"
+)
+
+// Both systems of a machine use one /var/lib/kubelet. A kubelet of another minor version
+// changes what is there, and kubelet does not promise that an earlier one can read it. So
+// the files of the former version are kept when a system of another one boots, and put back
+// when the former system does. The record with all of it is one file, which a power cut
+// leaves as it was or as it becomes.
+
+const (
+	// KubeletRecord tells which kubelet the files in /var/lib/kubelet are for. The first
+	// update to another minor version makes it.
+	KubeletRecord = ondisk.StateDir + "/kubelet.json"
+	// KubeletInstanceConfig has this node's own part of kubelet's settings.
+	KubeletInstanceConfig = "/var/lib/kubelet/instance-config.yaml"
+)
+
+const kubeletRecordVersion = 1
+
+// keptKubeletFiles are kubelet's settings and the state of its managers.
+var keptKubeletFiles = []string{
+	ondisk.KubeletConfig, KubeletInstanceConfig, KubeadmFlags,
+	"/var/lib/kubelet/cpu_manager_state", "/var/lib/kubelet/memory_manager_state", "/var/lib/kubelet/dra_manager_state",
+	"/var/lib/kubelet/allocated_pods_state", "/var/lib/kubelet/actuated_pods_state",
+	"/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
+}
+
+// KubeletFiles is KubeletRecord.
+type KubeletFiles struct {
+	Version int `json:"version"`
+	// Minor is the minor version of Kubernetes that the files are for.
+	Minor int `json:"minor"`
+	// ConfigMinor is that of the kubeadm that wrote config.yaml.
+	ConfigMinor int `json:"configMinor"`
+	// Former has the files of the version before; nil: there was none.
+	Former *FormerKubelet `json:"former,omitempty"`
+}
+
+// FormerKubelet has the files of a kubelet of another minor version.
+type FormerKubelet struct {
+	Minor       int               `json:"minor"`
+	ConfigMinor int               `json:"configMinor"`
+	Files       map[string][]byte `json:"files"` // one that is missing did not exist
+	// KubeletExtraArgs and TryingArgs are those of JoinedAs, which are in the kept flags.
+	KubeletExtraArgs map[string]string `json:"kubeletExtraArgs,omitempty"`
+	TryingArgs       map[string]string `json:"tryingArgs,omitzero"`
+}
+
+// ReadKubeletFiles returns the record. Its Minor is 0 if there is none that this program
+// knows.
+func ReadKubeletFiles(e *machine.Env) KubeletFiles {
+	var k KubeletFiles
+	if b := e.Contents(KubeletRecord); b != nil {
+		if err := json.Unmarshal(b, &k); err != nil || k.Version > kubeletRecordVersion {
+			e.Log.Warn("the record of kubelet's files is unusable", "file", KubeletRecord, "version", k.Version, "error", err)
+			return KubeletFiles{}
+		}
+	}
+	return k
+}
+
+// Write replaces the record.
+func (k KubeletFiles) Write(e *machine.Env) error {
+	k.Version = kubeletRecordVersion
+	b, err := json.Marshal(k)
+	if err == nil {
+		_, err = e.Write(KubeletRecord, append(b, '\n'), machine.Mode(0o600))
+	}
+	if err != nil {
+		return fmt.Errorf("noting which kubelet the files in /var/lib/kubelet are for: %w", err)
+	}
+	return nil
+}
+
+// NoteKubelet records which kubelet's files these are, for a system that boots next.
+func NoteKubelet(e *machine.Env, minor int) error {
+	if ReadKubeletFiles(e).Minor == 0 {
+		return KubeletFiles{Minor: minor, ConfigMinor: minor}.Write(e)
+	}
+	return nil
+}
+
+// TakeOverKubelet prepares the files in /var/lib/kubelet for this system's kubelet, of a
+// minor version of Kubernetes. It is for the time before kubelet starts. Without a record
+// the files are this kubelet's.
+func TakeOverKubelet(e *machine.Env, minor int) error {
+	k := ReadKubeletFiles(e)
+	switch {
+	case minor == 0 || k.Minor == 0, k.Minor == minor && k.ConfigMinor == minor:
+		return nil
+	case k.Minor == minor:
+		// kubeadm replaces files in place, so a power cut leaves some of them empty.
+		if k.Former == nil || isKubeletConfig(e.Contents(ondisk.KubeletConfig)) == nil && isKubeadmFlags(e.Contents(KubeadmFlags)) == nil {
+			return nil
+		}
+		return k.Former.restore(e)
+	case k.Former != nil && k.Former.Minor == minor:
+		if err := k.Former.restore(e); err != nil {
+			return err
+		}
+		e.Console(fmt.Sprintf("kubelet has the settings and the state of v1.%d again", minor))
+		return KubeletFiles{Minor: minor, ConfigMinor: k.Former.ConfigMinor}.Write(e)
+	}
+	former, err := keepKubelet(e, k)
+	if err != nil {
+		return err
+	}
+	return KubeletFiles{Minor: minor, ConfigMinor: k.ConfigMinor, Former: former}.Write(e)
+}
+
+// restorable reports whether a file of kubelet's that kubeadm may be writing is kept.
+func restorable(e *machine.Env, path string) bool {
+	k := ReadKubeletFiles(e)
+	return k.Minor != k.ConfigMinor && k.Former != nil && k.Former.Files[path] != nil
+}
+
+// keepKubelet reads the files that the record is about.
+func keepKubelet(e *machine.Env, k KubeletFiles) (*FormerKubelet, error) {
+	f := &FormerKubelet{Minor: k.Minor, ConfigMinor: k.ConfigMinor, Files: map[string][]byte{}}
+	for _, p := range keptKubeletFiles {
+		b, err := e.Read(p)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("keeping the files of kubelet v1.%d: %w", k.Minor, err)
+		}
+		f.Files[p] = b
+	}
+	if j, ok := ReadJoinedAs(e); ok {
+		f.KubeletExtraArgs, f.TryingArgs = j.KubeletExtraArgs, j.TryingArgs
+	}
+	return f, nil
+}
+
+// restore puts the files back.
+func (f *FormerKubelet) restore(e *machine.Env) error {
+	fail := func(err error) error { return fmt.Errorf("putting the files of kubelet v1.%d back: %w", f.Minor, err) }
+	if f.Files[ondisk.KubeletConfig] == nil {
+		return nil // the machine was no node then
+	}
+	for _, p := range keptKubeletFiles {
+		b, ok := f.Files[p]
+		if !ok {
+			if err := e.Remove(p); err != nil {
+				return fail(err)
+			}
+			continue
+		}
+		mode := fs.FileMode(0o600)
+		if p == ondisk.KubeletConfig || p == KubeadmFlags || p == KubeletInstanceConfig {
+			mode = 0o644
+		}
+		if _, err := e.Write(p, b, machine.Mode(mode)); err != nil {
+			return fail(err)
+		}
+	}
+	j, ok := ReadJoinedAs(e)
+	if !ok {
+		return nil
+	}
+	j.KubeletExtraArgs, j.TryingArgs = f.KubeletExtraArgs, f.TryingArgs
+	return j.Write(e)
+}

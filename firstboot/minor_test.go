@@ -1,0 +1,234 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
+	"github.com/edgebake/edgebake/ondisk"
+)
+
+const cpuState = "/var/lib/kubelet/cpu_manager_state"
+
+// updated boots the machine, a node, with the system of another image.
+func (w *world) updated(from, to string) {
+	w.T.Helper()
+	image := w.Get(ondisk.ImageInfoFile)
+	if !strings.Contains(image, from) {
+		w.T.Fatalf("the machine runs %s", image)
+	}
+	w.Put(ondisk.ImageInfoFile, strings.Replace(image, from, to, 1))
+	w.KubeletVersion = "Kubernetes " + to + "\n"
+	w.PowerOn()
+}
+
+// beforeUpdate is a node with v1.36.3 that is about to boot another system, and its files.
+func beforeUpdate(t *testing.T) (w *world, files map[string]string) {
+	t.Helper()
+	w = readyNode(t)
+	w.Put(cpuState, "state of v1.36")
+	if err := member.NoteKubelet(w.Env(), 36); err != nil {
+		t.Fatal(err)
+	}
+	w.LoseUnsynced()
+	return w, w.kubeletFiles()
+}
+
+func (w *world) kubeletFiles() map[string]string {
+	out := map[string]string{}
+	for _, p := range []string{ondisk.KubeletConfig, member.KubeadmFlags, member.KubeletInstanceConfig, cpuState} {
+		if w.Has(p) {
+			out[p] = w.Get(p)
+		}
+	}
+	return out
+}
+
+// takenOver checks that kubelet has the settings of v1.37.
+func (w *world) takenOver(when string) {
+	w.T.Helper()
+	k := member.ReadKubeletFiles(w.Env())
+	if w.Get(ondisk.KubeletConfig) != worldtest.UpgradedKubeletConfig || k.Minor != 37 || k.ConfigMinor != 37 || w.Units[ondisk.UnitKubelet] != "active" || w.Joins != 1 {
+		w.T.Errorf("%s: kubelet is %s with %q, recorded are v1.%d and v1.%d, the machine joined %d times\n%s", when,
+			w.Units[ondisk.UnitKubelet], w.Get(ondisk.KubeletConfig), k.Minor, k.ConfigMinor, w.Joins, strings.Join(w.Console, "\n"))
+	}
+	if left, _ := filepath.Glob(filepath.Join(w.Root, ondisk.KubernetesDir, "tmp/*")); len(left) > 0 {
+		w.T.Errorf("%s: kubeadm's copies are left: %s", when, left)
+	}
+}
+
+// goneBack boots the former system and checks that its kubelet has its files.
+func (w *world) goneBack(when string, files map[string]string) {
+	w.T.Helper()
+	w.updated("v1.37.2", "v1.36.3")
+	for p, want := range files {
+		if !w.Has(p) || w.Get(p) != want {
+			w.T.Errorf("%s: %s is not what it was: %q", when, p, w.Get(p))
+		}
+	}
+	if w.Has(member.KubeletInstanceConfig) != (files[member.KubeletInstanceConfig] != "") {
+		w.T.Errorf("%s: %s exists: %v", when, member.KubeletInstanceConfig, w.Has(member.KubeletInstanceConfig))
+	}
+	w.mustBoot()
+	if w.Joins != 1 || w.Units[ondisk.UnitKubelet] != "active" {
+		w.T.Errorf("%s: it joined %d times", when, w.Joins)
+	}
+}
+
+// On a system with another minor version kubeadm writes kubelet's settings again, once. Back
+// on the former system kubelet has its own files, and the Site's arguments of now.
+func TestAnotherMinor(t *testing.T) {
+	t.Parallel()
+	w, files := beforeUpdate(t)
+	w.updated("v1.36.3", "v1.37.2")
+	if w.Units[ondisk.UnitKubelet] != "active" || w.Get(ondisk.KubeletConfig) != files[ondisk.KubeletConfig] {
+		t.Error("until then kubelet runs with the former settings")
+	}
+	w.Put(cpuState, "state of v1.37") // by kubelet
+	w.Put(member.KubeletInstanceConfig, "containerRuntimeEndpoint: x\n")
+	w.Stamp(worldtest.SlotDevice, w.Site("kubeletExtraArgs: {max-pods: '20'}"))
+	w.mustBoot()
+	w.takenOver("first boot")
+	if !w.ConsoleHas("waiting for kubeadm to write kubelet's settings for v1.37") {
+		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
+	}
+	w.PowerOn()
+	w.mustBoot()
+	for _, name := range w.EffectNames {
+		if strings.Contains(name, "kubeadm") {
+			t.Errorf("once more: %s", name)
+		}
+	}
+	if !strings.Contains(w.Get(member.KubeadmFlags), "--max-pods=20") {
+		t.Errorf("flags: %s", w.Get(member.KubeadmFlags))
+	}
+	w.goneBack("back", files)
+	if !w.ConsoleHas("kubelet has the settings and the state of v1.36 again") && !strings.Contains(w.Get(member.KubeadmFlags), "--max-pods=20") {
+		t.Errorf("flags: %s", w.Get(member.KubeadmFlags))
+	}
+	// And once more, with other state.
+	w.Put(cpuState, "later state of v1.36")
+	files = w.kubeletFiles()
+	w.updated("v1.36.3", "v1.37.2")
+	w.mustBoot()
+	w.takenOver("again")
+	w.goneBack("back again", files)
+}
+
+// A later image with the same minor version has nothing to write.
+func TestPatchKeepsSettings(t *testing.T) {
+	t.Parallel()
+	w, files := beforeUpdate(t)
+	w.updated("v1.36.3", "v1.36.5")
+	w.mustBoot()
+	if w.Get(ondisk.KubeletConfig) != files[ondisk.KubeletConfig] {
+		t.Error("kubelet's settings have changed")
+	}
+}
+
+// Without an API server kubelet runs with the former settings until one answers.
+func TestAnotherMinorOffline(t *testing.T) {
+	t.Parallel()
+	w, files := beforeUpdate(t)
+	w.Offline = true
+	w.updated("v1.36.3", "v1.37.2")
+	if err := w.boot(); !errors.Is(err, context.Canceled) || w.State().Result != ondisk.ResultWaiting {
+		t.Errorf("%v, %s\n%s", err, w.State().Result, strings.Join(w.Console, "\n"))
+	}
+	if w.Units[ondisk.UnitKubelet] != "active" || w.Get(ondisk.KubeletConfig) != files[ondisk.KubeletConfig] {
+		t.Error("kubelet does not run with the former settings")
+	}
+	w.Offline = false
+	w.mustBoot()
+	w.takenOver("online")
+}
+
+// kubeadm empties a file before it writes it. Where it fails in between, the node keeps its
+// credentials and the former settings.
+func TestKubeadmFailsToWriteSettings(t *testing.T) {
+	t.Parallel()
+	w, files := beforeUpdate(t)
+	w.updated("v1.36.3", "v1.37.2")
+	w.Patience = time.Minute
+	e := w.Env()
+	program, tries := e.Run, 0
+	e.Run = func(ctx context.Context, c machine.Cmd) error {
+		if strings.HasPrefix(strings.Join(c.Args, " "), "kubeadm upgrade") {
+			tries++
+			w.Put(ondisk.KubeletConfig, "")
+			return errors.New("exit status 1")
+		}
+		return program(ctx, c)
+	}
+	if err := w.Run(New(e)); err == nil || tries < 2 || w.Joins != 1 || !w.Has(ondisk.KubeletConf) || w.Get(ondisk.KubeletConfig) != files[ondisk.KubeletConfig] {
+		t.Fatalf("%v, after %d tries %d joins, settings %q\n%s", err, tries, w.Joins, w.Get(ondisk.KubeletConfig), strings.Join(w.Console, "\n"))
+	}
+	w.mustBoot()
+	w.takenOver("later")
+}
+
+// The power goes at any change on the way to another minor version and back.
+func TestPowerCutsOfAnotherMinor(t *testing.T) {
+	t.Parallel()
+	before, files := beforeUpdate(t)
+	before.UseSingleMaster()
+	before.updated("v1.36.3", "v1.37.2")
+	whole := before.clone(t)
+	whole.mustBoot()
+	whole.takenOver("without a cut")
+	for n := 1; n <= whole.Effects; n++ {
+		at := whole.EffectNames[n-1]
+		cut := before.clone(t)
+		cut.PowerCutAt = n
+		if err := cut.boot(); err == nil && n < whole.Effects-3 {
+			t.Fatalf("cut at %d (%s): it went on without power", n, at)
+		}
+		when := fmt.Sprintf("cut at %d (%s)", n, at)
+		killed := cut.clone(t)
+		killed.mustBoot()
+		killed.takenOver("killed, not " + when)
+		cut.LoseUnsynced()
+		back := cut.clone(t)
+		back.goneBack(when, files)
+		cut.PowerOn()
+		cut.mustBoot()
+		cut.takenOver(when)
+	}
+	// On the way back the unit before kubelet is cut.
+	for n := 1; ; n++ {
+		back := whole.clone(t)
+		back.Put(ondisk.ImageInfoFile, strings.Replace(back.Get(ondisk.ImageInfoFile), "v1.37.2", "v1.36.3", 1))
+		back.Effects, back.EffectNames, back.PowerCutAt, back.Shutdown = 0, nil, n, func() {}
+		err := member.TakeOverKubelet(back.Env(), 36)
+		if err == nil {
+			break
+		}
+		if n > 20 {
+			t.Fatal(err)
+		}
+		back.Put(ondisk.ImageInfoFile, strings.Replace(back.Get(ondisk.ImageInfoFile), "v1.36.3", "v1.37.2", 1))
+		back.goneBack(fmt.Sprintf("back, cut at %d", n), files)
+	}
+}
+
+// A machine that joins again has the files of one kubelet.
+func TestJoinForgetsFormerKubelet(t *testing.T) {
+	t.Parallel()
+	w, _ := beforeUpdate(t)
+	w.updated("v1.36.3", "v1.37.2")
+	w.mustBoot()
+	if _, err := w.reset(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(w.Root, member.KubeletRecord)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the record is left: %v", err)
+	}
+}

@@ -1,0 +1,228 @@
+package update
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/ondisk"
+)
+
+// oldestKubelet is by how many minor versions a kubelet may be older than the API servers.
+// It is never newer.
+const oldestKubelet = 3
+
+// anotherMinor reports whether the image has another minor version of Kubernetes.
+func (s *system) anotherMinor(next ondisk.ImageInfo) bool {
+	return kubeadm.Minor(next.Kubernetes) != kubeadm.Minor(s.image.Kubernetes)
+}
+
+// admitKubelet returns why the cluster does not take the kubelet of the image.
+func (s *system) admitKubelet(ctx context.Context, e *machine.Env, next ondisk.ImageInfo) error {
+	if !s.anotherMinor(next) {
+		return nil
+	}
+	minor := kubeadm.Minor(next.Kubernetes)
+	if minor < kubeadm.Minor(s.image.Kubernetes) {
+		return fmt.Errorf("the image has Kubernetes %s and this machine %s: an earlier minor version of kubelet does not take over the files of a later one; flash the machine for it", next.Kubernetes, s.image.Kubernetes)
+	}
+	fail := func(err error) error {
+		return run.Advise(fmt.Errorf("the image has Kubernetes %s and this machine %s, and whether the cluster takes that kubelet is unknown: %w", next.Kubernetes, s.image.Kubernetes, err),
+			"try again when an API server answers; an image with the minor version of this machine is taken without one")
+	}
+	if !member.Is(e) || s.active == nil {
+		return fail(member.ErrNotEnrolled)
+	}
+	version, err := oldestServer(ctx, e, member.MastersOf(e, s.active.Site))
+	if err != nil {
+		return fail(err)
+	}
+	switch server := minorOf(version); {
+	case minor > server:
+		return fmt.Errorf("the image has Kubernetes %s and an API server has %s: kubelet must not be newer; update the control plane first", next.Kubernetes, version)
+	case minor < server-oldestKubelet:
+		return fmt.Errorf("the image has Kubernetes %s and an API server has %s: kubelet may be %d minor versions older, not more; take a newer image", next.Kubernetes, version, oldestKubelet)
+	}
+	return nil
+}
+
+var versionForm = regexp.MustCompile(`^v1\.([0-9]{1,4})(?:[.+-]|$)`) // distributions append their own
+
+// minorOf is 37 for v1.37.2, and 0 if the version cannot be read.
+func minorOf(version string) int {
+	m := versionForm.FindStringSubmatch(version)
+	if m == nil {
+		return 0
+	}
+	n, _ := strconv.Atoi(m[1]) // digits
+	return n
+}
+
+// oldestServer asks all API servers for their versions and returns the lowest: while a
+// control plane is updated they differ, and kubelet speaks with all of them.
+func oldestServer(ctx context.Context, e *machine.Env, masters []string) (string, error) {
+	own, err := member.NodeClient(e)
+	if err != nil {
+		return "", err
+	}
+	u, err := url.Parse(own.Server)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	versions, errs := make([]string, len(masters)), make([]error, len(masters))
+	var wg sync.WaitGroup
+	for i, m := range masters {
+		wg.Go(func() {
+			c := *own
+			c.Server, c.ServerName = "https://"+m, cmp.Or(own.ServerName, u.Hostname())
+			versions[i], errs[i] = c.Version(ctx)
+			if errs[i] == nil && minorOf(versions[i]) == 0 {
+				errs[i] = fmt.Errorf("API server %s calls its version %q", m, versions[i])
+			}
+		})
+	}
+	wg.Wait()
+	lowest := ""
+	for i, v := range versions {
+		if errs[i] == nil && (lowest == "" || minorOf(v) < minorOf(lowest)) {
+			lowest = v
+		}
+	}
+	if lowest == "" {
+		return "", fmt.Errorf("no API server tells its version: %w", errors.Join(errs...))
+	}
+	return lowest, nil
+}
+
+// cordonFile is there while the Node is unschedulable because an update made it so.
+const cordonFile = Dir + "/cordoned"
+
+const (
+	// drainPatience bounds the time that pods have to leave.
+	drainPatience = 10 * time.Minute
+	drainLook     = 5 * time.Second
+)
+
+// drain has the pods leave that have a controller to run them elsewhere, or here again
+// afterwards. kubelet's credentials are enough: a node may evict its own pods. A Node that
+// somebody else has drained is left as it is.
+func (u *job) drain(ctx context.Context, e *machine.Env) error {
+	fail := func(err error) error {
+		if back := uncordon(context.WithoutCancel(ctx), e); back != nil {
+			e.Log.Warn("making the Node schedulable again", "error", back)
+		}
+		return run.Advise(err, "the new system is in place, and runs after the next restart: run the same command again, with --no-drain if the pods may end with the machine")
+	}
+	name := member.Name(e)
+	if err := cordon(ctx, e, name); err != nil {
+		return fail(err)
+	}
+	var left []string
+	for end := e.Now().Add(drainPatience); ; {
+		var err error
+		if left, err = evictAll(ctx, e, name); err == nil && len(left) == 0 {
+			return nil
+		}
+		switch {
+		case api.Code(err) == 401 || api.Code(err) == 403 || ctx.Err() != nil:
+			return fail(err)
+		case !e.Now().Before(end):
+			return fail(errors.Join(fmt.Errorf("after %s these pods are still on the Node %s: %s", drainPatience, name, strings.Join(left, ", ")), err))
+		case err != nil:
+			e.Waiting("an API server to list this Node's pods: %s", machine.OneLine(err))
+		default:
+			e.Waiting("pods to leave: %s", strings.Join(left, ", "))
+		}
+		if err := e.Sleep(ctx, drainLook); err != nil {
+			return fail(err)
+		}
+	}
+}
+
+// cordon makes the Node unschedulable, and notes that it was an update.
+func cordon(ctx context.Context, e *machine.Env, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	c, n, err := member.OwnNode(ctx, e, name)
+	if err != nil || n.Spec.Unschedulable {
+		return err
+	}
+	if err := e.WriteFile(cordonFile, nil, machine.Mode(0o600)); err != nil {
+		return err
+	}
+	return c.MergePatch(ctx, "/api/v1/nodes/"+name, map[string]any{"spec": map[string]any{"unschedulable": true}})
+}
+
+// uncordon takes cordon back.
+func uncordon(ctx context.Context, e *machine.Env) error {
+	if !e.Exists(cordonFile) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	c, err := member.NodeClient(e)
+	if err == nil {
+		err = c.MergePatch(ctx, "/api/v1/nodes/"+member.Name(e), map[string]any{"spec": map[string]any{"unschedulable": nil}})
+	}
+	if err != nil && api.Code(err) != 404 {
+		return fmt.Errorf("making the Node schedulable again: %w", err)
+	}
+	return e.Remove(cordonFile)
+}
+
+// evictAll asks for the eviction of the Node's pods, and returns those that are still there
+// and why.
+func evictAll(ctx context.Context, e *machine.Env, node string) (left []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	c, err := member.NodeClient(e)
+	if err != nil {
+		return nil, err
+	}
+	pods, err := c.PodsOn(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pods {
+		if stays(p) {
+			continue
+		}
+		name := p.Metadata.Namespace + "/" + p.Metadata.Name
+		if p.Metadata.DeletionTimestamp == "" {
+			switch err := c.Evict(ctx, p); {
+			case api.Code(err) == 404:
+				continue
+			case api.Code(err) == 429: // a PodDisruptionBudget
+				name += " (may not be disrupted now)"
+			case err != nil:
+				return nil, fmt.Errorf("evicting the pod %s: %w", name, err)
+			}
+		}
+		left = append(left, name)
+	}
+	slices.Sort(left)
+	return left, nil
+}
+
+// stays reports whether a pod is not evicted: kubelet starts it again after the restart, and
+// nothing else would, or it has ended.
+func stays(p api.Pod) bool {
+	i := slices.IndexFunc(p.Metadata.OwnerReferences, func(o api.OwnerReference) bool { return o.Controller })
+	return i < 0 || p.Metadata.OwnerReferences[i].Kind == "DaemonSet" || p.Metadata.OwnerReferences[i].Kind == "Node" ||
+		p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed"
+}

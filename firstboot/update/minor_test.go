@@ -1,0 +1,220 @@
+package update
+
+import (
+	"context"
+	"encoding/base64"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
+	"github.com/edgebake/edgebake/ondisk"
+)
+
+const (
+	memberName = "edge1"
+	firstOf    = "192.0.2.11:6443"
+	secondOf   = "192.0.2.12:6443"
+)
+
+// member makes the box a node of a cluster whose API servers have a version.
+func (b *box) member(version string) (*worldtest.Cluster, *machine.Env) {
+	b.t.Helper()
+	b.now = worldtest.WorldStart
+	c := worldtest.NewCluster(b.t, "apiserver.cluster.local")
+	c.Version, c.PodsNode = version, memberName
+	c.KubeletReportTime = func() time.Time { return b.now }
+	e := b.env()
+	b.site(e)
+	e.Dial = func(ctx context.Context, _, addr string) (net.Conn, error) { return c.Dial(ctx, addr) }
+	kc, err := api.NewKubeconfig(api.Cluster{Server: "https://" + worldtest.Endpoint, CAData: base64.StdEncoding.EncodeToString(c.CAPEM)}, api.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.put(member.ClientCert, c.Client("system:node:"+memberName, b.now.AddDate(1, 0, 0)))
+	b.put(ondisk.KubeletConf, string(kc))
+	b.put(ondisk.KubeletConfig, "kind: KubeletConfiguration\n")
+	b.put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"\"\n")
+	b.put(ondisk.KubeCA, string(c.CAPEM))
+	c.Register(memberName, "", "")
+	return c, e
+}
+
+// pod is one of these names, with such a controller.
+func pod(name, controller string) api.Pod {
+	var p api.Pod
+	p.Metadata.Name, p.Metadata.Namespace, p.Metadata.UID = name, "shop", "uid-of-"+name
+	p.Status.Phase = "Running"
+	if controller != "" {
+		p.Metadata.OwnerReferences = []api.OwnerReference{{Kind: "Other"}, {Kind: controller, Controller: true}}
+	}
+	return p
+}
+
+func names(pods []api.Pod) (out []string) {
+	for _, p := range pods {
+		out = append(out, p.Metadata.Name)
+	}
+	return out
+}
+
+// Which minor versions of kubelet a cluster takes.
+func TestAdmitKubelet(t *testing.T) {
+	for _, c := range []struct {
+		name, version, other, want string
+		prepare                    func(b *box, c *worldtest.Cluster)
+	}{
+		{name: "as new as the API servers", version: "v1.37.2"},
+		{name: "three versions older", version: "v1.40.0+vendor.1"},
+		{name: "four versions older", version: "v1.41.0", want: "may be 3 minor versions older, not more"},
+		{name: "newer", version: "v1.36.9", want: "an API server has v1.36.9: kubelet must not be newer"},
+		{name: "newer than one of them", version: "v1.37.2", other: "v1.36.9", want: "an API server has v1.36.9: kubelet must not be newer"},
+		{name: "one does not answer", version: "v1.37.2", prepare: func(_ *box, c *worldtest.Cluster) { c.Down[secondOf] = true }},
+		{name: "none answers", version: "v1.37.2", want: "whether the cluster takes that kubelet is unknown: no API server tells its version", prepare: func(_ *box, c *worldtest.Cluster) {
+			c.Down[firstOf], c.Down[secondOf] = true, true
+		}},
+		{name: "strange version", version: "seven", want: `calls its version "seven"`},
+		{name: "no node", version: "v1.37.2", want: "this machine is not enrolled", prepare: func(b *box, _ *worldtest.Cluster) {
+			if err := os.Remove(filepath.Join(b.root, ondisk.KubeletConf)); err != nil {
+				b.t.Fatal(err)
+			}
+		}},
+		{name: "earlier", version: "v1.37.2", want: "an earlier minor version of kubelet does not take over", prepare: func(b *box, _ *worldtest.Cluster) {
+			b.put(ondisk.ImageInfoFile, strings.Replace(b.get(ondisk.ImageInfoFile), "v1.36.3", "v1.38.0", 1))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBox(t)
+			cluster, e := b.member(c.version)
+			if c.other != "" {
+				other := worldtest.NewClusterOf(t, cluster.CA, cluster.Key, "apiserver.cluster.local")
+				other.Version = c.other
+				cluster.OtherClusters = map[string]*worldtest.Cluster{secondOf: other}
+			}
+			if c.prepare != nil {
+				c.prepare(b, cluster)
+			}
+			sys, err := lookAt(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = sys.admitKubelet(t.Context(), e, ondisk.ImageInfo{Kubernetes: "v1.37.2"})
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("%v; want %q", err, c.want)
+			}
+			// A patch release needs no cluster.
+			cluster.Down[firstOf], cluster.Down[secondOf] = true, true
+			if err := sys.admitKubelet(t.Context(), e, ondisk.ImageInfo{Kubernetes: sys.image.Kubernetes + "1"}); err != nil {
+				t.Errorf("a patch release: %v", err)
+			}
+		})
+	}
+}
+
+// An update to another minor version has pods leave before the restart, but for those that
+// nobody would run elsewhere. Once the new system is kept, its Node takes pods again.
+func TestDrain(t *testing.T) {
+	b := newBox(t)
+	c, e := b.member("v1.37.2")
+	ended := pod("ended", "Job")
+	ended.Status.Phase = "Succeeded"
+	c.Pods = []api.Pod{pod("web", "ReplicaSet"), pod("proxy", "DaemonSet"), pod("alone", ""), pod("static", "Node"), pod("guarded", "StatefulSet"), ended}
+	asked := 0
+	c.Disrupt = func(name string) bool {
+		asked++
+		return name != "guarded" || asked > 3
+	}
+	if err := b.orderWith(e, Options{Image: b.inside("minor.raw.zst")}); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.done(); got != "cost done, retire done, root done, esp done, drain done, reboot done" || !b.rebooted {
+		t.Error(got)
+	}
+	if !slices.Equal(c.EvictedPods, []string{"web", "guarded"}) || !slices.Equal(names(c.Pods), []string{"proxy", "alone", "static", "ended"}) {
+		t.Errorf("evicted: %v, left: %v", c.EvictedPods, names(c.Pods))
+	}
+	if k := member.ReadKubeletFiles(e); k.Minor != 36 {
+		t.Errorf("whose files kubelet's are: %+v", k)
+	}
+	for _, system := range []string{"edgebake-b+2-1.conf", "edgebake-b.conf"} {
+		if !c.Nodes[memberName].Spec.Unschedulable {
+			t.Errorf("before %s the Node takes pods", system)
+		}
+		if system == "edgebake-b.conf" {
+			b.blessed("edgebake-b+2-1.conf")
+		} else {
+			b.bootsB(system)
+			b.put(ondisk.ImageInfoFile, b.infoOf("minor.raw.zst"))
+		}
+		if err := Release(t.Context(), e); (err == nil) != (system == "edgebake-b.conf") {
+			t.Errorf("%s: %v", system, err)
+		}
+	}
+	if c.Nodes[memberName].Spec.Unschedulable {
+		t.Error("the Node takes no pods")
+	}
+}
+
+// After a bad system the former one has its Node take pods again, as soon as it can.
+func TestUncordonAfterFailure(t *testing.T) {
+	b := newBox(t)
+	c, e := b.member("v1.37.2")
+	if err := b.orderWith(e, Options{Image: b.inside("minor.raw.zst")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(b.root, entryB), filepath.Join(b.root, "efi/loader/entries/edgebake-b+0-3.conf")); err != nil {
+		t.Fatal(err)
+	}
+	c.Down[worldtest.Endpoint] = true
+	if err := Release(t.Context(), e); err == nil || !c.Nodes[memberName].Spec.Unschedulable {
+		t.Errorf("without an API server: %v", err)
+	}
+	c.Down[worldtest.Endpoint] = false
+	if err := Release(t.Context(), e); err != nil || c.Nodes[memberName].Spec.Unschedulable {
+		t.Errorf("%v, unschedulable: %v", err, c.Nodes[memberName].Spec.Unschedulable)
+	}
+}
+
+// A Node that somebody else has cordoned stays so.
+func TestCordonOfOthers(t *testing.T) {
+	b := newBox(t)
+	c, e := b.member("v1.37.2")
+	c.Nodes[memberName].Spec.Unschedulable = true
+	if err := b.orderWith(e, Options{Image: b.inside("minor.raw.zst")}); err != nil {
+		t.Fatal(err)
+	}
+	b.runs(ondisk.LabelRootB, "minor.raw.zst")
+	if err := Release(t.Context(), e); err != nil || !c.Nodes[memberName].Spec.Unschedulable {
+		t.Errorf("%v, unschedulable: %v", err, c.Nodes[memberName].Spec.Unschedulable)
+	}
+}
+
+// Pods that do not leave keep the machine from its restart, and the Node takes pods again.
+// With --no-drain none is asked.
+func TestPodsThatStay(t *testing.T) {
+	b := newBox(t)
+	c, e := b.member("v1.37.2")
+	c.Pods = []api.Pod{pod("web", "ReplicaSet"), pod("guarded", "StatefulSet")}
+	c.Disrupt = func(name string) bool { return name != "guarded" }
+	err := b.orderWith(e, Options{Image: b.inside("minor.raw.zst")})
+	if err == nil || !strings.Contains(err.Error(), "after 10m0s these pods are still on the Node edge1: shop/guarded (may not be disrupted now)") || b.rebooted || c.Nodes[memberName].Spec.Unschedulable {
+		t.Errorf("%v, restarted: %v, unschedulable: %v", err, b.rebooted, c.Nodes[memberName].Spec.Unschedulable)
+	}
+	if err := b.orderWith(e, Options{Image: b.inside("minor.raw.zst"), NoDrain: true}); err != nil || !b.rebooted || len(c.Pods) != 1 {
+		t.Errorf("%v, restarted: %v, pods: %v", err, b.rebooted, names(c.Pods))
+	}
+}
+
+// orderWith is order on this machine.
+func (b *box) orderWith(e *machine.Env, o Options) error {
+	b.steps = nil
+	return Update(b.t.Context(), e, o, func(s run.Step) { b.steps = append(b.steps, s.Name+" "+s.Status) })
+}
