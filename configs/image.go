@@ -82,8 +82,8 @@ type Image struct {
 // Sites sets where the node's Site may come from, in addition to its own disk.
 type Sites struct {
 	// Removable sets which parts of a Site on a USB stick or card a machine
-	// accepts. never: none. untilEnrolled: the whole Site until the machine has
-	// joined, then none. repair: the whole Site until the machine has joined,
+	// accepts. never: none, and no update by itself either. untilEnrolled: the whole
+	// Site until the machine has joined, then none. repair: the whole Site until the machine has joined,
 	// then API servers, network (without the proxy and time servers) and token.
 	// signed: only a Site that is signed with one of keys. always: the whole
 	// Site. Except with never, a Site that is signed with one of keys is always

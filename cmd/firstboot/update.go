@@ -16,7 +16,7 @@ import (
 func newUpdate(m target, log io.Writer) *cobra.Command {
 	var o update.Options
 	var rate, most string
-	var release bool
+	var release, plugged bool
 	cmd := &cobra.Command{
 		Use: "update FILE|URL|stick", Short: "Replace this machine's system by that of another image",
 		Example: "  firstboot update https://images.example.com/my-edge.raw.zst\n  firstboot update /mnt/my-edge.raw.zst --no-reboot\n  firstboot update stick",
@@ -35,7 +35,7 @@ newer than an API server; pods that have a controller are then evicted before th
 restart. Container images that this machine lacks come with it; containerd stands
 still for some seconds while they are added. Control-plane nodes are rejected.`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if release {
+			if release || plugged {
 				return noArgs(nil, args)
 			}
 			if len(args) != 1 {
@@ -55,6 +55,9 @@ still for some seconds while they are added. Control-plane nodes are rejected.`,
 			}
 			if release {
 				return update.Release(cmd.Context(), m.env(log))
+			}
+			if plugged {
+				return update.FromStick(cmd.Context(), m.env(log))
 			}
 			m.insist()
 			o.Image = args[0]
@@ -82,7 +85,8 @@ still for some seconds while they are added. Control-plane nodes are rejected.`,
 	cmd.Flags().StringVar(&rate, "limit-rate", "", "bytes to fetch in a second at most, e.g. 500k")
 	cmd.Flags().StringVar(&most, "max-bytes", "", "bytes to fetch in all at most, e.g. 20M; a Site with a metered link needs it")
 	cmd.Flags().BoolVar(&release, "release", false, "end an update whose system is kept; the system itself does that at each boot")
-	if err := cmd.Flags().MarkHidden("release"); err != nil {
+	cmd.Flags().BoolVar(&plugged, "plugged", false, "update from a stick that was plugged in; the system itself does that")
+	if err := errors.Join(cmd.Flags().MarkHidden("release"), cmd.Flags().MarkHidden("plugged")); err != nil {
 		panic("BUG: " + err.Error())
 	}
 	return cmd

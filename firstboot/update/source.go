@@ -55,7 +55,10 @@ func openSource(ctx context.Context, e *machine.Env, o Options, proxy []string, 
 
 // file is an image in a file on this machine or on a stick.
 type file struct {
-	f    *os.File
+	f interface {
+		io.ReaderAt
+		io.Closer
+	}
 	name string
 	size int64
 }

@@ -6,19 +6,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"aead.dev/minisign"
+
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/fat"
 	"github.com/edgebake/edgebake/ondisk/slot"
-	"github.com/edgebake/edgebake/test/disktest"
+	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
 // slowLine is a web server at the other end of a line, which passes the box's time.
@@ -245,57 +250,185 @@ func TestMetered(t *testing.T) {
 	}
 }
 
-// plug puts a stick into the box, with a copy of each image.
-func (b *box) plug(e *machine.Env, name string, images ...string) {
+// plug puts a stick with FAT32 into the box, with a copy of each image.
+func (b *box) plug(name string, images ...string) {
 	b.t.Helper()
 	dev := "sys/devices/usb/" + name
 	b.put(dev+"/size", "1000000")
 	b.put(dev+"/"+name+"1/partition", "1")
-	b.link("../devices/usb/"+name, "sys/block/"+name)
-	run := e.Run
-	e.Run = func(ctx context.Context, c machine.Cmd) error {
-		if c.Args[0] == "mount" && c.Args[3] == "/dev/"+name+"1" {
-			if c.Args[2] != "ro,nosuid,nodev,noexec" {
-				b.t.Errorf("%q", c.Args)
-			}
-			for _, i := range images {
-				disktest.Copy(b.t, imagePath(i), filepath.Join(b.root, c.Args[4], i))
-			}
+	if _, err := os.Lstat(filepath.Join(b.root, "sys/block", name)); err != nil {
+		b.link("../devices/usb/"+name, "sys/block/"+name)
+	}
+	b.put("dev/"+name+"1", "")
+	f, err := os.OpenFile(filepath.Join(b.root, "dev", name+"1"), os.O_RDWR, 0)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer f.Close()
+	nodes := []tree.Node{{Path: "notes.txt", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes([]byte("x"))}}}
+	for _, i := range images {
+		image, err := os.ReadFile(imagePath(i))
+		if err != nil {
+			b.t.Fatal(err)
 		}
-		return run(ctx, c)
+		nodes = append(nodes, tree.Node{Path: i, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(image)}})
+	}
+	const size = 64 << 20
+	if err := f.Truncate(size); err == nil {
+		err = fat.Write(f, nodes, nil, fat.Options{Type: 32, Size: size})
+	}
+	if err != nil {
+		b.t.Fatal(err)
 	}
 }
 
 // Of what is on sticks, the one image is taken that fits.
 func TestStick(t *testing.T) {
-	order := func(b *box, e *machine.Env) error {
-		return Update(t.Context(), e, Options{Image: Stick, NoReboot: true}, func(run.Step) {})
-	}
 	b := newBox(t)
-	e := b.env()
-	if err := order(b, e); err == nil || !strings.Contains(err.Error(), "no stick in this machine has an image") {
+	order := func() error { return b.order(Options{Image: Stick, NoReboot: true}) }
+	if err := order(); err == nil || !strings.Contains(err.Error(), "no stick in this machine has an image") {
 		t.Error(err)
 	}
-	b.plug(e, "sda", "foreign.raw.zst", "unsigned.raw.zst")
-	err := order(b, e)
-	for _, want := range []string{"foreign.raw.zst: the image is for arm64", "unsigned.raw.zst: the image has no signature"} {
+	b.plug("sda", "foreign.raw.zst", "unsigned.raw.zst")
+	err := order()
+	for _, want := range []string{"/dev/sda1/foreign.raw.zst: the image is for arm64", "unsigned.raw.zst: the image has no signature"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not in: %v", want, err)
 		}
 	}
-	b.plug(e, "sdb", "new.raw.zst", "old.raw.zst")
-	b.unmounted = nil
-	if err := order(b, e); err != nil {
+	b.plug("sdb", "new.raw.zst", "old.raw.zst")
+	if err := order(); err != nil {
 		t.Fatal(err)
 	}
 	b.updated()
-	if strings.Join(b.unmounted, " ") != "sda1 sdb1" {
-		t.Errorf("unmounted: %q", b.unmounted)
-	}
-	b.plug(e, "sdc", "new.raw.zst")
-	if err := order(b, e); err == nil || !strings.Contains(err.Error(), "takes two of the images") {
+	b.plug("sdc", "new.raw.zst")
+	if err := order(); err == nil || !strings.Contains(err.Error(), "takes two of the images") {
 		t.Error(err)
 	}
+}
+
+// A stick that somebody plugs in updates the machine by itself if it brings a signed image
+// with a higher serial. Left in the machine it does nothing more.
+func TestStickByItself(t *testing.T) {
+	for _, c := range []struct {
+		name, image, change, want string
+		taken                     bool
+	}{
+		{name: "higher serial", image: "later.raw.zst", taken: true, want: "the system of " + newPlan + " (serial 6, Kubernetes v1.36.3) is in place: pull the stick out. The machine restarts with it in 1m0s"},
+		{name: "the same serial", image: "new.raw.zst"},
+		{name: "the image that runs", image: "old.raw.zst"},
+		{name: "unsigned", image: "unsigned.raw.zst", want: "the image has no signature"},
+		{name: "of another key", image: "later.raw.zst", change: "key", want: "is signed by key"},
+		{name: "no keys", image: "later.raw.zst", change: "no keys"},
+		{name: "sticks are not looked at", image: "later.raw.zst", change: "never"},
+		{name: "on trial", image: "later.raw.zst", change: "on trial"},
+		{name: "no image", image: ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBox(t)
+			info := b.get(ondisk.ImageInfoFile)
+			switch c.change {
+			case "key", "no keys":
+				other := ""
+				if c.change == "key" {
+					public, _, err := minisign.GenerateKey(rand.NewChaCha8([32]byte{9}))
+					if err != nil {
+						t.Fatal(err)
+					}
+					other = `"` + public.String() + `"`
+				}
+				info = strings.Replace(info, `"`+images.public+`"`, other, 1)
+			case "never":
+				info = strings.Replace(info, `"arch"`, `"removable":"never","arch"`, 1)
+			case "on trial":
+				b.put(machine.BootCountFile, "\x06\x00\x00\x00\\\x00x\x00")
+				b.put("efi/x", "")
+			}
+			b.put(ondisk.ImageInfoFile, info)
+			b.put(ondisk.HealthyFile, "")
+			if c.image == "" {
+				b.plug("sda")
+			} else {
+				b.plug("sda", c.image)
+			}
+			err := FromStick(t.Context(), b.env())
+			console := strings.Join(b.console, "\n")
+			if b.rebooted != c.taken || c.taken && err != nil {
+				t.Fatalf("restarted: %v, %v\n%s", b.rebooted, err, console)
+			}
+			if !strings.Contains(console, c.want) || c.want == "" && console != "" {
+				t.Errorf("console:\n%s", console)
+			}
+			if !c.taken {
+				return
+			}
+			// The stick stays, and the new system runs.
+			b.runs(ondisk.LabelRootB, c.image)
+			b.rebooted, b.console = false, nil
+			if err := FromStick(t.Context(), b.env()); err != nil || b.rebooted || b.console != nil {
+				t.Errorf("again: %v, restarted: %v, %q", err, b.rebooted, b.console)
+			}
+		})
+	}
+}
+
+// A stick whose system failed does not try it at each boot.
+func TestStickAfterFailure(t *testing.T) {
+	b := newBox(t)
+	b.put(ondisk.HealthyFile, "")
+	b.plug("sda", "later.raw.zst")
+	if err := FromStick(t.Context(), b.env()); err != nil || !b.rebooted {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(b.root, entryB), filepath.Join(b.root, "efi/loader/entries/edgebake-b+0-3.conf")); err != nil {
+		t.Fatal(err)
+	}
+	if err := Release(t.Context(), b.env()); err != nil {
+		t.Fatal(err)
+	}
+	b.rebooted, b.console = false, nil
+	if err := FromStick(t.Context(), b.env()); err == nil || b.rebooted || !strings.Contains(strings.Join(b.console, "\n"), "this machine has tried it, and returned to the former system") {
+		t.Errorf("%v, restarted: %v, %q", err, b.rebooted, b.console)
+	}
+	if err := b.order(Options{Image: Stick}); err != nil || !b.rebooted {
+		t.Errorf("by hand: %v", err)
+	}
+}
+
+// A stick that is pulled out in the middle costs nothing but another try.
+func TestStickPulledOut(t *testing.T) {
+	b := newBox(t)
+	b.put(ondisk.HealthyFile, "")
+	b.plug("sda", "later.raw.zst")
+	e := b.env()
+	openDevice := e.OpenDevice
+	e.OpenDevice = func(p string, write bool) (machine.Device, error) {
+		d, err := openDevice(p, write)
+		if p == "/dev/sda1" {
+			d = pulled{d, b}
+		}
+		return d, err
+	}
+	if err := FromStick(t.Context(), e); err == nil || b.rebooted || !strings.Contains(strings.Join(b.console, "\n"), "update from the stick: ") {
+		t.Errorf("%v, restarted: %v, %q", err, b.rebooted, b.console)
+	}
+	b.bootable()
+	if err := FromStick(t.Context(), b.env()); err != nil || !b.rebooted {
+		t.Error(err)
+	}
+}
+
+// pulled is a stick that is gone once the other root is written.
+type pulled struct {
+	machine.Device
+	b *box
+}
+
+func (p pulled) ReadAt(b []byte, off int64) (int, error) {
+	if slices.Contains(p.b.console, "update from the stick: retire done") {
+		return 0, errors.New("input/output error")
+	}
+	return p.Device.ReadAt(b, off)
 }
 
 // What was read from this machine's disk while the update was counted may have changed when
@@ -307,7 +440,7 @@ func TestReadAfterTheCount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u, err := open(t.Context(), e, sys, Options{Image: s.URL}, func(run.Step) {})
+	u, err := openNamed(t.Context(), e, sys, Options{Image: s.URL}, func(run.Step) {})
 	if err != nil {
 		t.Fatal(err)
 	}

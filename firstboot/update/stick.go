@@ -4,19 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
+	"sort"
+	"strings"
+	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
 // Stick, instead of the name of an image, means the image on a USB stick or
 // card.
 const Stick = "stick"
-
-// sticksDir contains the mount points of sticks.
-const sticksDir = ondisk.RunMark + "sticks"
 
 // maxImages is the maximum number of images that are considered.
 const maxImages = 16
@@ -26,21 +29,20 @@ const maxImages = 16
 func openStick(ctx context.Context, e *machine.Env, sys *system, o Options, tell func(run.Step)) (*job, error) {
 	var found *job
 	var errs []error
-	names, unmount := imagesOnSticks(ctx, e)
 	fail := func(err error) (*job, error) {
 		if found != nil {
 			found.close()
 		}
-		unmount()
 		return nil, err
 	}
-	if len(names) == 0 {
-		return fail(run.Advise(errors.New("no stick in this machine has an image"), "copy one (.raw.zst) to the top directory of a stick with FAT32 or ext4, and plug it in"))
+	images := imagesOnSticks(e)
+	if len(images) == 0 {
+		return fail(run.Advise(errNoStick, "copy one (.raw.zst) to the top directory of a stick with FAT32, and plug it in"))
 	}
-	for _, name := range names {
+	for _, i := range images {
 		own := o
-		own.Image = name
-		u, err := open(ctx, e, sys, own, tell)
+		own.Image = i.name
+		u, err := open(ctx, e, sys, own, tell, func(*job) (Source, error) { return i.open(e) })
 		switch {
 		case ctx.Err() != nil:
 			return fail(ctx.Err())
@@ -48,7 +50,7 @@ func openStick(ctx context.Context, e *machine.Env, sys *system, o Options, tell
 			errs = append(errs, err)
 		case found != nil:
 			u.close()
-			return fail(fmt.Errorf("this machine takes two of the images on its sticks, %s and %s: leave one", filepath.Base(found.o.Image), filepath.Base(name)))
+			return fail(fmt.Errorf("this machine takes two of the images on its sticks, %s and %s: leave one", filepath.Base(found.o.Image), filepath.Base(i.name)))
 		default:
 			found = u
 		}
@@ -56,40 +58,170 @@ func openStick(ctx context.Context, e *machine.Env, sys *system, o Options, tell
 	if found == nil {
 		return fail(errors.Join(errs...))
 	}
-	found.unmount = unmount
 	return found, nil
 }
 
-// imagesOnSticks mounts all sticks and lists the compressed images on them.
-func imagesOnSticks(ctx context.Context, e *machine.Env) (names []string, unmount func()) {
-	var mounted []string
-	unmount = func() {
-		for _, dir := range mounted {
-			if err := e.Run(context.WithoutCancel(ctx), machine.Cmd{Args: []string{"umount", dir}}); err != nil {
-				e.Log.Warn("unmounting a stick", "error", err)
-			}
-		}
-	}
+var errNoStick = errors.New("no stick in this machine has an image")
+
+// stickImage is a compressed image on a stick.
+type stickImage struct {
+	name    string // for people: the device and the file
+	dev     string
+	size    int64
+	extents []fat.Extent
+}
+
+// imagesOnSticks lists the compressed images in the top directories of all sticks. None is
+// mounted: the kernel's file systems are not made for what a stranger brings.
+func imagesOnSticks(e *machine.Env) (out []stickImage) {
 	for _, dev := range e.RemovableParts() {
-		dir := filepath.Join(sticksDir, filepath.Base(dev))
-		err := e.Mkdir(dir, machine.Mode(0o700))
-		if err == nil {
-			err = e.Run(ctx, machine.Cmd{Args: []string{"mount", "-o", "ro,nosuid,nodev,noexec", dev, dir}})
-		}
+		images, err := imagesOn(e, dev)
 		if err != nil {
 			e.Log.Info("not a stick with an image", "device", dev, "error", err)
-			continue
 		}
-		mounted = append(mounted, dir)
-		found, err := filepath.Glob(filepath.Join(e.Path(dir), "*.raw.zst"))
+		out = append(out, images...)
+	}
+	return out[:min(len(out), maxImages)]
+}
+
+func imagesOn(e *machine.Env, dev string) (out []stickImage, err error) {
+	d, err := e.OpenDevice(dev, false)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	r, err := fat.Open(d)
+	if err != nil {
+		return nil, err
+	}
+	var found []fat.Entry
+	err = r.Each(r.Top(), func(f fat.Entry) bool {
+		if !f.Dir && strings.HasSuffix(strings.ToLower(f.Path), ".raw.zst") {
+			found = append(found, f)
+		}
+		return len(found) < maxImages
+	})
+	for _, f := range found {
+		extents, bad := r.Extents(f.Path)
+		if bad != nil {
+			return out, bad
+		}
+		out = append(out, stickImage{filepath.Join(dev, f.Name()), dev, f.Size, extents})
+	}
+	return out, err
+}
+
+func (i stickImage) open(e *machine.Env) (Source, error) {
+	d, err := e.OpenDevice(i.dev, false)
+	if err != nil {
+		return nil, fmt.Errorf("opening the stick: %w", err)
+	}
+	s := &onStick{Device: d}
+	for _, x := range i.extents {
+		s.starts, s.offs = append(s.starts, s.size), append(s.offs, x.Off)
+		s.size += x.Len
+	}
+	return &file{s, i.name, i.size}, nil
+}
+
+// onStick reads a file in its extents.
+type onStick struct {
+	machine.Device
+	starts, offs []int64 // of each extent, in the file and on the device
+	size         int64
+}
+
+func (s *onStick) ReadAt(b []byte, off int64) (n int, err error) {
+	for n < len(b) {
+		if off < 0 || off >= s.size {
+			return n, io.EOF
+		}
+		i := sort.Search(len(s.starts), func(i int) bool { return s.starts[i] > off }) - 1
+		end := s.size
+		if i+1 < len(s.starts) {
+			end = s.starts[i+1]
+		}
+		k, err := s.Device.ReadAt(b[n:n+int(min(int64(len(b)-n), end-off))], s.offs[i]+off-s.starts[i])
+		n, off = n+k, off+int64(k)
 		if err != nil {
-			panic("BUG: " + err.Error()) // the pattern is invalid
-		}
-		for _, f := range found {
-			if len(names) < maxImages {
-				names = append(names, filepath.Join(dir, filepath.Base(f)))
-			}
+			return n, err
 		}
 	}
-	return names, unmount
+	return n, nil
+}
+
+const (
+	// stickPatience bounds how long an update by itself waits for a boot that is over.
+	stickPatience = 2 * time.Hour
+	// restartDelay is how long a person at the machine has to read that it restarts.
+	restartDelay = time.Minute
+)
+
+// errOld is an image that an update by itself passes over.
+var errOld = errors.New("its serial is not higher than that of the image that this machine runs")
+
+// FromStick updates the machine from a stick that somebody has plugged in, if it has an image
+// that is signed by a key of the image that runs and has a higher serial. It tells on the
+// console what it does.
+func FromStick(ctx context.Context, e *machine.Env) error {
+	image, err := site.ImageInfo(e)
+	if err != nil {
+		return err
+	}
+	if image.Removable == ondisk.SitesNever || len(image.UpdateKeys) == 0 || len(imagesOnSticks(e)) == 0 {
+		return nil
+	}
+	over := func() error {
+		if !e.Exists(ondisk.HealthyFile) || run.OnTrial(e) {
+			return errors.New("first boot is at work")
+		}
+		return nil
+	}
+	if err := e.RetryFor(ctx, stickPatience, 5*time.Second, over); err != nil {
+		return fmt.Errorf("waiting to update from a stick: %w", err)
+	}
+	said := ""
+	err = Update(ctx, e, Options{Image: Stick, byItself: true}, func(s run.Step) {
+		if line := fmt.Sprintf("update from the stick: %s %s", s.Name, s.Status); s.Status != "waiting" && s.Status != "note" && line != said {
+			said = line
+			e.Console(line)
+		}
+	})
+	switch {
+	case errors.Is(err, errNoStick) || err != nil && allOld(err):
+		return nil // pulled out, or left in
+	case err != nil:
+		e.Console("update from the stick: " + machine.OneLine(err))
+	}
+	return err
+}
+
+// allOld reports whether nothing but errOld, or the image that runs, keeps the machine from
+// images.
+func allOld(err error) bool {
+	return machine.EveryErrorIs(err, errOld)
+}
+
+// takesByItself returns why an update by itself does not take an image.
+func (u *job) takesByItself() error {
+	switch {
+	case !u.o.byItself:
+		return nil
+	case u.next.UpdateSerial <= u.sys.image.UpdateSerial:
+		return errOld
+	case u.e.Text(planFile) == u.next.Plan && failed(u.e):
+		return run.Advise(errors.New("this machine has tried it, and returned to the former system"), "`firstboot update stick` on the machine tries it again")
+	}
+	return nil
+}
+
+func failed(e *machine.Env) bool {
+	s := Status(e)
+	return s != nil && s.Status == ondisk.UpdateFailed
+}
+
+// announce tells a person what comes, and leaves time to read it.
+func (u *job) announce(ctx context.Context, e *machine.Env) error {
+	e.Console(fmt.Sprintf("the system of %s (serial %d, Kubernetes %s) is in place: pull the stick out. The machine restarts with it in %s", u.next.Name, u.next.UpdateSerial, u.next.Kubernetes, restartDelay))
+	return e.Sleep(ctx, restartDelay)
 }

@@ -56,6 +56,8 @@ type Options struct {
 	// NoDrain leaves pods where they are before a restart with another minor version of
 	// Kubernetes.
 	NoDrain bool
+	// byItself takes no image that is not newer, and tells a person before the restart.
+	byItself bool
 	// Rate is the maximum number of bytes downloaded per second, MaxBytes the
 	// maximum in total; 0 means no limit. A metered Site requires MaxBytes.
 	Rate, MaxBytes int64
@@ -75,8 +77,10 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 		return err
 	}
 	defer release()
-	if err := run.Idle(ctx, e); err != nil {
-		return err
+	if !o.byItself { // which has waited for this boot, and may be offline
+		if err := run.Idle(ctx, e); err != nil {
+			return err
+		}
 	}
 	sys, err := lookAt(e)
 	if err != nil {
@@ -85,7 +89,7 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	if o.remote() && o.MaxBytes == 0 && sys.active != nil && sys.active.Site.IPVS.Profile == "metered" {
 		return run.Advise(errors.New("this machine's Site has a metered link (ipvs.profile), and an update may fetch much"), "say how much it may fetch, e.g. --max-bytes 20M (edgebake update cost OLD NEW counts it), or update from a file")
 	}
-	take := open
+	take := openNamed
 	if o.Image == Stick {
 		take = openStick
 	}
@@ -100,11 +104,16 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	return c.CarryOut(ctx, u.phases())
 }
 
+// openNamed opens the image that a person names, if this machine takes it.
+func openNamed(ctx context.Context, e *machine.Env, sys *system, o Options, tell func(run.Step)) (*job, error) {
+	return open(ctx, e, sys, o, tell, func(u *job) (Source, error) { return openSource(ctx, e, o, sys.proxy(), u.say) })
+}
+
 // open opens an image and checks that this machine accepts it.
-func open(ctx context.Context, e *machine.Env, sys *system, o Options, tell func(run.Step)) (u *job, err error) {
+func open(ctx context.Context, e *machine.Env, sys *system, o Options, tell func(run.Step), source func(*job) (Source, error)) (u *job, err error) {
 	u = &job{ctx: ctx, e: e, sys: sys, o: o, out: func(text string) { tell(run.Step{Name: "admit", Status: "waiting", Detail: text}) }}
 	u.state = ondisk.UpdateState{Status: ondisk.UpdateRunning, Root: sys.target.Label, Image: o.Image, Phase: "admit"}
-	if u.src, err = openSource(ctx, e, o, sys.proxy(), u.say); err == nil {
+	if u.src, err = source(u); err == nil {
 		err = u.admit(ctx)
 	}
 	if err != nil {
@@ -139,10 +148,9 @@ type job struct {
 	spool *spool              // of the EFI system partition
 	boot  *update.SystemFiles // nil: not read yet
 
-	unmount func() // nil: nothing is mounted
-	state   ondisk.UpdateState
-	out     func(text string) // receives status messages of the current phase
-	note    func(text string)
+	state ondisk.UpdateState
+	out   func(text string) // receives status messages of the current phase
+	note  func(text string)
 }
 
 // admit reads the image's description, and rejects an image that this machine
@@ -172,6 +180,9 @@ func (u *job) admit(ctx context.Context) (err error) {
 	if u.root == nil || u.esp == nil {
 		return fmt.Errorf("its index lacks partition %s or %s: build it again", ondisk.LabelRootA, ondisk.LabelESP)
 	}
+	if err := u.takesByItself(); err != nil {
+		return err
+	}
 	if u.next.Plan == u.sys.image.Plan {
 		return fmt.Errorf("%w: this machine runs it", ErrAlready)
 	}
@@ -199,9 +210,6 @@ func (u *job) close() {
 	}
 	for _, d := range u.open {
 		d.Close()
-	}
-	if u.unmount != nil {
-		u.unmount()
 	}
 	u.forget()
 }
@@ -241,6 +249,9 @@ func (u *job) phases() []run.Phase {
 			run.Phase{Name: "merge", Doc: "containerd has them, beside those of the system that runs", Timeout: time.Hour, Run: u.mergeImages})
 	}
 	phases = append(phases, run.Phase{Name: "esp", Doc: "the new system boots on trial, before the one that runs", Timeout: 24 * time.Hour, Run: u.writeBoot})
+	if u.o.byItself {
+		phases = append(phases, run.Phase{Name: "announce", Doc: "a person at the machine knows that it restarts", Timeout: 2 * restartDelay, Run: u.announce})
+	}
 	if u.sys.anotherMinor(u.next) && !u.o.NoDrain && !u.o.NoReboot {
 		phases = append(phases, run.Phase{Name: "drain", Doc: "the pods that run elsewhere meanwhile have left", Timeout: drainPatience + 5*time.Minute, Run: u.drain})
 	}

@@ -97,6 +97,11 @@ func makeImages(t *testing.T) {
 		made("old.raw.zst", oldPlan, nil)
 		made("new.raw.zst", newPlan, with)
 		made("new.raw", newPlan, with)
+		made("later.raw.zst", newPlan, func(i *mediatest.Image) {
+			with(i)
+			info := i.Info
+			i.Info = func(x *ondisk.ImageInfo) { info(x); x.UpdateSerial = 6 }
+		})
 		made("minor.raw.zst", newPlan, func(i *mediatest.Image) {
 			with(i)
 			info := i.Info
@@ -129,7 +134,7 @@ type box struct {
 	effects, cut int
 	arrives      float64
 	rebooted     bool
-	unmounted    []string
+	console      []string
 	steps        []string
 	free         int64 // on DATA
 	unit         func(verb, unit string) error
@@ -279,9 +284,6 @@ func (b *box) env() *machine.Env {
 		},
 		Programs: machine.Programs{
 			Run: func(_ context.Context, c machine.Cmd) error {
-				if c.Args[0] == "umount" {
-					b.unmounted = append(b.unmounted, filepath.Base(c.Args[1]))
-				}
 				b.rebooted = b.rebooted || slices.Equal(c.Args, []string{"systemctl", "reboot"})
 				return nil
 			},
@@ -296,7 +298,8 @@ func (b *box) env() *machine.Env {
 			req.Header = header
 			return http.DefaultTransport.RoundTrip(req)
 		}},
-		Slots: machine.Slots{ReadSlot: func(string) (*slot.Contents, error) { return b.slot() }},
+		Audience: machine.Audience{Console: func(line string) { b.console = append(b.console, line) }},
+		Slots:    machine.Slots{ReadSlot: func(string) (*slot.Contents, error) { return b.slot() }},
 		FileSystems: machine.FileSystems{
 			FSSize: func(string) (int64, error) { return 100 << 20, nil },
 			FSFree: func(p string) (int64, error) {
