@@ -202,7 +202,7 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 // resetFiles removes the records of the membership. The Site's applied settings stay until the
 // next Site replaces them, so that the machine can be reached.
 func resetFiles(_ context.Context, e *machine.Env) error {
-	for _, p := range []string{member.ReadyMark, member.RecordFile, site.AppliedFile, ondisk.SiteCopy, site.IgnitionCopy, site.StampedCopy, member.DiscoveryFile, member.JoinFile, member.BootstrapRun, member.HubBootstrap, kubeadm.KubeletRestart, member.JoinedFile, member.JoinedCluster, controlplane.ClusterManifests, controlplane.DocumentsMark, controlplane.DocumentsFile, controlplane.MadeFile, member.LeavingFile, kubeadm.MeteredConfFile, kubeadm.KubeletConfDir, ondisk.StateFile} {
+	for _, p := range []string{member.ReadyMark, member.RecordFile, site.AppliedFile, ondisk.SiteCopy, site.IgnitionCopy, site.StampedCopy, member.DiscoveryFile, member.JoinFile, member.BootstrapRun, member.HubBootstrap, kubeadm.KubeletRestart, member.JoinedFile, member.JoinedCluster, controlplane.ClusterManifests, controlplane.DocumentsMark, controlplane.DocumentsFile, controlplane.MadeFile, member.LeavingFile, kubeadm.MeteredConfFile, kubeadm.KubeletConfDir, update.OrderFile, ondisk.StateFile} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("forgetting the cluster: %w", err)
 		}

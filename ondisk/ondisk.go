@@ -119,6 +119,10 @@ const (
 	UnitRelease = "edgebake-release.service"
 	// UnitHealthy finishes when HealthyFile exists.
 	UnitHealthy = "edgebake-healthy.service"
+	// UnitOrders carries out the update that the cluster orders, if there is one. UnitOrdersTimer
+	// starts it.
+	UnitOrders      = "edgebake-orders.service"
+	UnitOrdersTimer = "edgebake-orders.timer"
 	// UnitMerge adds StagedStore to containerd's store; containerd is stopped
 	// meanwhile.
 	UnitMerge = "edgebake-merge.service"

@@ -111,6 +111,7 @@ var enabled = []struct{ unit, target string }{
 	{"systemd-timesyncd.service", "sysinit.target"},
 	{"edgebake-coldplug.path", "paths.target"},
 	{"edgebake-coldplug.timer", "timers.target"},
+	{ondisk.UnitOrdersTimer, "timers.target"},
 	{"fstrim.timer", "timers.target"},
 }
 

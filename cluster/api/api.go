@@ -192,8 +192,30 @@ func (c *Client) MergePatch(ctx context.Context, path string, patch any) error {
 	if err != nil {
 		return fmt.Errorf("encoding the change of %s: %w", path, err)
 	}
-	return c.send(ctx, http.MethodPatch, path, "application/merge-patch+json", body)
+	return c.send(ctx, http.MethodPatch, path, mergePatch, body)
 }
+
+const mergePatch = "application/merge-patch+json"
+
+// GetMetadata reads the metadata of an object, and no more of it.
+func (c *Client) GetMetadata(ctx context.Context, path string) (*Metadata, error) {
+	tr, err := c.transport()
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Server+path, nil)
+	if err != nil {
+		return nil, fmt.Errorf("asking %s: %w", c.Server, err)
+	}
+	req.Header.Set("Accept", metadataOnly)
+	var out struct {
+		Metadata Metadata `json:"metadata"`
+	}
+	return &out.Metadata, do(req, tr, c.Token, &out)
+}
+
+// metadataOnly asks for an object without anything but its metadata.
+const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 // Delete deletes an object, and its dependents in the background.
 func (c *Client) Delete(ctx context.Context, path string) error {
@@ -212,6 +234,9 @@ func (c *Client) send(ctx context.Context, method, path, contentType string, bod
 	}
 	if contentType != "" {
 		req.Header.Set("Content-Type", contentType)
+	}
+	if contentType == mergePatch {
+		req.Header.Set("Accept", metadataOnly) // nobody reads the answer
 	}
 	return do(req, tr, c.Token, nil)
 }
@@ -239,7 +264,9 @@ func transport(dial DialFunc, conf *tls.Config) *http.Transport {
 
 // do sends one request and decodes its answer.
 func do(req *http.Request, tr *http.Transport, token string, out any) error {
-	req.Header.Set("Accept", "application/json")
+	if req.Header.Get("Accept") == "" {
+		req.Header.Set("Accept", "application/json")
+	}
 	req.Header.Set("User-Agent", "edgebake-firstboot")
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
@@ -320,16 +347,19 @@ func ParseCerts(pemData []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
+// Metadata has the fields of an object's metadata that are used here.
+type Metadata struct {
+	Name              string            `json:"name"`
+	UID               string            `json:"uid"`
+	Labels            map[string]string `json:"labels"`
+	Annotations       map[string]string `json:"annotations"`
+	CreationTimestamp string            `json:"creationTimestamp"`
+}
+
 // Node has the fields of a Node object that are used here.
 type Node struct {
-	Metadata struct {
-		Name              string            `json:"name"`
-		UID               string            `json:"uid"`
-		Labels            map[string]string `json:"labels"`
-		Annotations       map[string]string `json:"annotations"`
-		CreationTimestamp string            `json:"creationTimestamp"`
-	} `json:"metadata"`
-	Spec struct {
+	Metadata Metadata `json:"metadata"`
+	Spec     struct {
 		Unschedulable bool    `json:"unschedulable"`
 		Taints        []Taint `json:"taints,omitempty"`
 	} `json:"spec"`

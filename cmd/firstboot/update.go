@@ -5,18 +5,18 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/edgebake/edgebake/firstboot/update"
+	"github.com/edgebake/edgebake/ondisk/order"
 )
 
 func newUpdate(m target, log io.Writer) *cobra.Command {
 	var o update.Options
 	var rate, most string
-	var release, plugged bool
+	var release, plugged, ordered bool
 	cmd := &cobra.Command{
 		Use: "update FILE|URL|stick", Short: "Replace this machine's system by that of another image",
 		Example: "  firstboot update https://images.example.com/my-edge.raw.zst\n  firstboot update /mnt/my-edge.raw.zst --no-reboot\n  firstboot update stick",
@@ -35,7 +35,7 @@ newer than an API server; pods that have a controller are then evicted before th
 restart. Container images that this machine lacks come with it; containerd stands
 still for some seconds while they are added. Control-plane nodes are rejected.`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if release || plugged {
+			if release || plugged || ordered {
 				return noArgs(nil, args)
 			}
 			if len(args) != 1 {
@@ -58,6 +58,9 @@ still for some seconds while they are added. Control-plane nodes are rejected.`,
 			}
 			if plugged {
 				return update.FromStick(cmd.Context(), m.env(log))
+			}
+			if ordered {
+				return update.CarryOutOrder(cmd.Context(), m.env(log), printStep(cmd.OutOrStdout()))
 			}
 			m.insist()
 			o.Image = args[0]
@@ -86,8 +89,11 @@ still for some seconds while they are added. Control-plane nodes are rejected.`,
 	cmd.Flags().StringVar(&most, "max-bytes", "", "bytes to fetch in all at most, e.g. 20M; a Site with a metered link needs it")
 	cmd.Flags().BoolVar(&release, "release", false, "end an update whose system is kept; the system itself does that at each boot")
 	cmd.Flags().BoolVar(&plugged, "plugged", false, "update from a stick that was plugged in; the system itself does that")
-	if err := errors.Join(cmd.Flags().MarkHidden("release"), cmd.Flags().MarkHidden("plugged")); err != nil {
-		panic("BUG: " + err.Error())
+	cmd.Flags().BoolVar(&ordered, "order", false, "carry out the update that the cluster orders, if there is one; the system itself does that every few minutes")
+	for _, flag := range []string{"release", "plugged", "order"} {
+		if err := cmd.Flags().MarkHidden(flag); err != nil {
+			panic("BUG: " + err.Error())
+		}
 	}
 	return cmd
 }
@@ -97,11 +103,9 @@ func parseBytes(flag, text string) (int64, error) {
 	if text == "" {
 		return 0, nil
 	}
-	digits := strings.TrimRight(text, "kKMG")
-	unit, ok := map[string]int64{"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}[text[len(digits):]]
-	n, err := strconv.ParseInt(digits, 10, 64)
-	if !ok || err != nil || n <= 0 || n > 1e15/unit {
-		return 0, fmt.Errorf("%s: %q is not a number of bytes, such as 500k or 20M", flag, text)
+	n, err := order.ParseBytes(text)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", flag, err)
 	}
-	return n * unit, nil
+	return n, nil
 }

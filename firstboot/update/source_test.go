@@ -37,6 +37,7 @@ type slowLine struct {
 	requests    int
 	came        int64
 	err         error // of each request
+	status      int   // of each answer; 0: the range
 }
 
 func newLine(b *box, image string) *slowLine {
@@ -52,6 +53,9 @@ func (l *slowLine) get(_ context.Context, _ string, header http.Header, _ []stri
 	l.requests++
 	if l.err != nil {
 		return nil, l.err
+	}
+	if l.status > 0 {
+		return &http.Response{StatusCode: l.status, Status: fmt.Sprintf("%d %s", l.status, http.StatusText(l.status)), Body: io.NopCloser(strings.NewReader(""))}, nil
 	}
 	size := int64(len(l.image))
 	from, to := size-1, size-1

@@ -61,6 +61,11 @@ type Options struct {
 	// Rate is the maximum number of bytes downloaded per second, MaxBytes the
 	// maximum in total; 0 means no limit. A metered Site requires MaxBytes.
 	Rate, MaxBytes int64
+	// Golden is the golden digest that the image must have; "": any.
+	Golden string
+	// Commit, unless nil, is called with the image's plan when all is fetched, before the boot
+	// entry is written. With an error that does not happen. It calls say every few minutes.
+	Commit func(ctx context.Context, plan string, say func(format string, args ...any)) error
 }
 
 // remote reports whether the image is on a server.
@@ -69,17 +74,22 @@ func (o Options) remote() bool { return strings.Contains(o.Image, "://") }
 // ErrAlready means that the machine already runs the image.
 var ErrAlready = errors.New("there is nothing to do")
 
+// busy is a machine on which an update cannot begin now.
+type busy struct{ error }
+
+func (b *busy) Unwrap() error { return b.error }
+
 // Update writes the system of an image to the other root partition and restarts
 // the machine. If it is killed at any point, it can be run again and continues.
 func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) error {
 	release, err := run.Exclusive(ctx, e)
 	if err != nil {
-		return err
+		return &busy{err}
 	}
 	defer release()
 	if !o.byItself { // which has waited for this boot, and may be offline
 		if err := run.Idle(ctx, e); err != nil {
-			return err
+			return &busy{err}
 		}
 	}
 	sys, err := lookAt(e)
@@ -170,6 +180,9 @@ func (u *job) admit(ctx context.Context) (err error) {
 	if err := u.image.Decode(); err != nil {
 		return err
 	}
+	if is := u.image.Index.Golden; u.o.Golden != "" && is != u.o.Golden {
+		return fmt.Errorf("its golden digest is %s, and %s was ordered: it is another image", is, u.o.Golden)
+	}
 	if err := json.Unmarshal(u.image.Index.ImageInfo, &u.next); err != nil || u.next.Version < 1 {
 		return errors.New("its image.json is damaged: build it again")
 	}
@@ -247,6 +260,9 @@ func (u *job) phases() []run.Phase {
 		phases = append(phases,
 			run.Phase{Name: "data", Doc: "the container images that this machine lacks are on its disk", Timeout: 24 * time.Hour, Run: u.stageImages},
 			run.Phase{Name: "merge", Doc: "containerd has them, beside those of the system that runs", Timeout: time.Hour, Run: u.mergeImages})
+	}
+	if u.o.Commit != nil {
+		phases = append(phases, run.Phase{Name: "order", Doc: "the order still stands", Timeout: 48 * time.Hour, Run: u.commit})
 	}
 	phases = append(phases, run.Phase{Name: "esp", Doc: "the new system boots on trial, before the one that runs", Timeout: 24 * time.Hour, Run: u.writeBoot})
 	if u.o.byItself {
@@ -348,14 +364,28 @@ func (u *job) readBootFiles(e *machine.Env) (err error) {
 	return nil
 }
 
-// writeBoot installs kernel, initrd and last the boot entry.
-func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
-	files := u.boot
-	chunks, err := files.Chunks(u.esp)
+// fetchBoot fetches kernel, initrd and boot entry.
+func (u *job) fetchBoot(ctx context.Context) error {
+	chunks, err := u.boot.Chunks(u.esp)
 	if err != nil {
 		return err
 	}
-	if err := u.spool.fill(ctx, chunks); err != nil {
+	return u.spool.fill(ctx, chunks)
+}
+
+// commit asks whether the new system may become the next to boot, once nothing is left to be
+// fetched.
+func (u *job) commit(ctx context.Context, _ *machine.Env) error {
+	if err := u.fetchBoot(ctx); err != nil {
+		return err
+	}
+	return u.o.Commit(ctx, u.next.Plan, u.say)
+}
+
+// writeBoot installs kernel, initrd and last the boot entry.
+func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
+	files := u.boot
+	if err := u.fetchBoot(ctx); err != nil {
 		return err
 	}
 	var list []espFile

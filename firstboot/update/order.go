@@ -1,0 +1,379 @@
+package update
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs/printable"
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/order"
+)
+
+const (
+	// OrderFile records the last order, on DATA.
+	OrderFile = ondisk.StateDir + "/order.json"
+	// askedFile has when the Node was last read, and the answer that it had then.
+	askedFile = ondisk.RunMark + "order"
+)
+
+const orderRecordVersion = 1
+
+// orderRecord is OrderFile.
+type orderRecord struct {
+	Version int    `json:"version"`
+	Order   string `json:"order"` // its Key
+	// Plan is that of the ordered image, once the order was committed.
+	Plan   string `json:"plan,omitempty"`
+	State  string `json:"state"`
+	Reason string `json:"reason,omitempty"`
+	// Tries counts how often it was begun, and Fetched the bytes that came.
+	Tries   int   `json:"tries,omitempty"`
+	Fetched int64 `json:"fetched,omitempty"`
+}
+
+// maxTries is how often an order is begun that ended by a fault of the line, or by a power cut.
+const maxTries = 5
+
+// askMetered is how often the Node is read on a metered link while there is nothing to tell.
+const askMetered = 55 * time.Minute
+
+var errWithdrawn = errors.New("the order was withdrawn or changed")
+
+// orders carries out what the cluster orders.
+type orders struct {
+	e       *machine.Env
+	node    string
+	image   ondisk.ImageInfo // that runs
+	metered bool
+	record  orderRecord
+	held    bool
+	sent    string    // the answer that the Node has
+	asked   time.Time // when the Node was last read
+}
+
+// CarryOutOrder reads this machine's Node with kubelet's credentials. It carries out the update
+// that the Node orders, unless it did so before, and answers there. Nothing happens while no
+// API server can be reached.
+func CarryOutOrder(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
+	o := &orders{e: e, node: member.Name(e)}
+	if o.node == "" {
+		return nil
+	}
+	var err error
+	if o.image, err = site.ImageInfo(e); err != nil {
+		return err
+	}
+	if active := site.IfAny(e, o.image); active != nil {
+		o.metered = active.Site.IPVS.Profile == "metered"
+	}
+	if err := o.load(); err != nil {
+		return err
+	}
+	if !o.due() {
+		return nil
+	}
+	text, err := o.read(ctx)
+	if err != nil {
+		e.Log.Info("the Node cannot be read: nothing is known of an ordered update", "error", err)
+		return nil
+	}
+	ordered, err := o.accept(text)
+	if err != nil {
+		return err
+	}
+	if ordered == nil {
+		o.send(ctx)
+		return nil
+	}
+	return o.carryOut(ctx, *ordered, tell)
+}
+
+// load reads the record, and finds out what became of an order that was committed.
+func (o *orders) load() error {
+	b := o.e.Contents(OrderFile)
+	if b == nil {
+		return nil
+	}
+	if err := json.Unmarshal(b, &o.record); err != nil || o.record.Version != orderRecordVersion {
+		o.e.Log.Warn("the record of the last order is unusable, and begun anew", "file", OrderFile)
+		o.record = orderRecord{}
+		return nil
+	}
+	if o.record.State != order.StateRestarting {
+		return nil
+	}
+	if o.image.Plan == o.record.Plan {
+		if run.OnTrial(o.e) {
+			return nil
+		}
+		return o.end(order.StateDone, "")
+	}
+	switch s := Status(o.e); {
+	case s != nil && s.Status == ondisk.UpdateFailed:
+		return o.end(order.StateFailed, "the machine left the new system after its last try, and runs the former one; journalctl --list-boots on it lists the boots")
+	case s != nil && s.Status == ondisk.UpdatePending:
+		return nil
+	}
+	return o.end(order.StateWorking, "") // interrupted before there was a boot entry
+}
+
+// end records how the order stands.
+func (o *orders) end(state, reason string) error {
+	o.record.Version, o.record.State, o.record.Reason = orderRecordVersion, state, reason
+	b, err := json.Marshal(o.record)
+	if err == nil {
+		err = o.e.WriteFile(OrderFile, append(b, '\n'), machine.Mode(0o600))
+	}
+	if err != nil {
+		return fmt.Errorf("recording the order: %w", err)
+	}
+	return nil
+}
+
+// due reports whether the Node is to be read now.
+func (o *orders) due() bool {
+	at, answer, _ := strings.Cut(o.e.Text(askedFile), "\n")
+	asked, err := time.Parse(time.RFC3339, at)
+	since := o.e.Now().Sub(asked)
+	return !o.metered || err != nil || since < 0 || since >= askMetered || answer != o.answer().String()
+}
+
+// answer is what the Node is to say.
+func (o *orders) answer() order.Answer {
+	r := o.record
+	a := order.Answer{Plan: o.image.Plan, Image: o.image.Name, Serial: o.image.UpdateSerial, Order: r.Order, State: r.State, Reason: r.Reason}
+	switch s := Status(o.e); {
+	case r.State == order.StateRestarting && o.image.Plan == r.Plan:
+		a.State = order.StateTrial
+	case o.held:
+		a.State = order.StateHeld
+	case r.State == order.StateWorking && s != nil && s.Status == ondisk.UpdateRunning:
+		a.Step, a.Fetched, a.Total = s.Phase, s.Fetched, s.Total
+	}
+	return a
+}
+
+// nodeTime bounds a request.
+const nodeTime = 20 * time.Second
+
+func (o *orders) client(ctx context.Context) (context.Context, context.CancelFunc, *api.Client, error) {
+	c, err := member.NodeClient(o.e)
+	ctx, cancel := context.WithTimeout(ctx, nodeTime)
+	return ctx, cancel, c, err
+}
+
+func (o *orders) path() string { return "/api/v1/nodes/" + o.node }
+
+// read returns the order that the Node has; "": none that may be carried out.
+func (o *orders) read(ctx context.Context) (string, error) {
+	ctx, cancel, c, err := o.client(ctx)
+	defer cancel()
+	o.asked = o.e.Now()
+	if err != nil {
+		return "", err
+	}
+	m, err := c.GetMetadata(ctx, o.path())
+	if err != nil {
+		return "", err
+	}
+	o.sent = m.Annotations[order.AnnotationAnswer]
+	o.mark()
+	if _, halted := m.Annotations[order.AnnotationHalt]; halted {
+		return "", nil
+	}
+	return m.Annotations[order.AnnotationOrder], nil
+}
+
+// send writes the answer to the Node, unless it is there. A failure is made up for by the next.
+func (o *orders) send(ctx context.Context) {
+	answer := o.answer().String()
+	if answer == o.sent {
+		return
+	}
+	ctx, cancel, c, err := o.client(ctx)
+	defer cancel()
+	if err == nil {
+		err = c.MergePatch(ctx, o.path(), map[string]any{"metadata": map[string]any{"annotations": map[string]string{order.AnnotationAnswer: answer}}})
+	}
+	if err != nil {
+		o.e.Log.Warn("writing how the update stands to the Node", "error", err)
+		return
+	}
+	o.sent = answer
+	o.mark()
+}
+
+// mark notes when the Node was last read, and the answer that it has.
+func (o *orders) mark() {
+	if err := o.e.WriteFile(askedFile, []byte(o.asked.UTC().Format(time.RFC3339)+"\n"+o.sent), machine.Mode(0o600)); err != nil {
+		o.e.Log.Warn("noting when the Node was read", "error", err)
+	}
+}
+
+// keyOf is what tells an order from another, also one that cannot be read.
+func keyOf(text string) (order.Order, string, error) {
+	x, err := order.Parse(text)
+	if err != nil {
+		return x, printable.Short(text, 200), err
+	}
+	return x, x.Key(), nil
+}
+
+// accept returns the order if it is to be carried out now, and else records why not.
+func (o *orders) accept(text string) (*order.Order, error) {
+	r := &o.record
+	if text == "" {
+		if r.State == order.StateWorking || r.State == order.StateWaiting {
+			return nil, o.end(order.StateWithdrawn, errWithdrawn.Error())
+		}
+		return nil, nil
+	}
+	x, key, err := keyOf(text)
+	if key == r.Order && (r.State == order.StateDone || r.State == order.StateFailed || r.State == order.StateRestarting) {
+		return nil, nil
+	}
+	former := *r
+	if key != r.Order || r.State == order.StateWithdrawn {
+		*r = orderRecord{Order: key}
+	}
+	fail := func(format string, args ...any) (*order.Order, error) {
+		return nil, o.end(order.StateFailed, fmt.Sprintf(format, args...))
+	}
+	last, _, _ := keyOf(former.Order)
+	switch {
+	case err != nil:
+		return fail("%s", machine.OneLine(err))
+	case former.State == order.StateDone && former.Plan == o.image.Plan && last.Golden == x.Golden:
+		r.Plan = former.Plan
+		return nil, o.end(order.StateDone, alreadyRuns)
+	case len(o.image.UpdateKeys) == 0:
+		return fail("the machine's image names no keys (updates.keys), so it takes no orders: update it by hand, to an image that names some")
+	case o.metered && x.MaxBytes == "":
+		return fail("the machine has a metered link: say in the order how much it may fetch, e.g. max-bytes=20M")
+	case r.Tries >= maxTries:
+		return fail("given up after %d tries: %s", r.Tries, r.Reason)
+	}
+	return &x, nil
+}
+
+const alreadyRuns = "the machine runs this image"
+
+// carryOut carries out an order that was accepted.
+func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.Step)) error {
+	ctx, cancel := context.WithCancelCause(parent)
+	defer cancel(nil)
+	r := &o.record
+	r.Tries++
+	if err := o.end(order.StateWorking, ""); err != nil {
+		return err
+	}
+	o.send(ctx)
+	opts := Options{Image: x.Image, Golden: x.Golden, Rate: bytesOf(x.Rate), MaxBytes: bytesOf(x.MaxBytes), Commit: o.commit}
+	if opts.MaxBytes > 0 {
+		opts.MaxBytes = max(1, opts.MaxBytes-r.Fetched)
+	}
+	before := r.Fetched
+	err := Update(ctx, o.e, opts, func(s run.Step) {
+		tell(s)
+		if state := Status(o.e); state != nil {
+			r.Fetched = before + state.Fetched
+		}
+		if o.e.Now().Sub(o.asked) < o.lookEvery() {
+			return
+		}
+		if text, err := o.read(ctx); err == nil && !o.stands(text) {
+			cancel(errWithdrawn)
+		} else if err == nil {
+			o.send(ctx)
+		}
+	})
+	o.held = false
+	if err == nil {
+		return nil
+	}
+	if parent.Err() != nil {
+		return parent.Err() // it continues with the next run
+	}
+	reason := machine.OneLine(err)
+	switch {
+	case errors.Is(context.Cause(ctx), errWithdrawn), errors.Is(err, errWithdrawn):
+		err = o.end(order.StateWithdrawn, errWithdrawn.Error())
+	case errors.Is(err, ErrAlready):
+		r.Plan = o.image.Plan
+		err = o.end(order.StateDone, alreadyRuns)
+	case errors.As(err, new(*busy)):
+		r.Tries--
+		err = o.end(order.StateWaiting, reason)
+	case errors.As(err, new(*dropped)) && r.Tries < maxTries:
+		err = o.end(order.StateWaiting, reason)
+	default:
+		err = o.end(order.StateFailed, reason)
+	}
+	o.send(parent)
+	return err
+}
+
+// lookEvery is how often the order is read again while bytes are fetched.
+func (o *orders) lookEvery() time.Duration {
+	if o.metered {
+		return 15 * time.Minute
+	}
+	return 2 * time.Minute
+}
+
+// stands reports whether the Node still has the order that is carried out.
+func (o *orders) stands(text string) bool {
+	_, key, err := keyOf(text)
+	return err == nil && key == o.record.Order
+}
+
+// bytesOf reads a number of bytes of an order that was parsed.
+func bytesOf(text string) int64 {
+	n, _ := order.ParseBytes(text) // 0 where there is none
+	return n
+}
+
+// commit waits until the order still stands and does not hold the machine, and records that the
+// new system is the next to boot.
+func (o *orders) commit(ctx context.Context, plan string, say func(format string, args ...any)) error {
+	pause, most := 15*time.Second, 2*time.Minute
+	if o.metered {
+		pause, most = time.Minute, 8*time.Minute
+	}
+	for {
+		text, err := o.read(ctx)
+		x, _, _ := keyOf(text)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			say("an API server to confirm the order: %s", machine.OneLine(err))
+		case !o.stands(text):
+			return errWithdrawn
+		case !x.Hold:
+			o.held, o.record.Plan = false, plan
+			if err := o.end(order.StateRestarting, ""); err != nil {
+				return err
+			}
+			o.send(ctx)
+			return nil
+		default:
+			o.held = true
+			o.send(ctx)
+			say("the order to come without hold")
+		}
+		if err := o.e.Sleep(ctx, pause+time.Duration(o.e.Rand()*float64(pause)/4)); err != nil {
+			return err
+		}
+		pause = min(pause*3/2, most)
+	}
+}

@@ -1,0 +1,547 @@
+package update
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/order"
+	format "github.com/edgebake/edgebake/ondisk/update"
+	"github.com/edgebake/edgebake/test/mediatest"
+)
+
+// ordered is a box that is a node, and the cluster with its Node.
+type ordered struct {
+	*box
+	server      *httptest.Server
+	away        bool
+	locked      bool // by another change
+	annotations map[string]string
+	requests    int      // of the Node
+	states      []string // that the machine answered, one after another
+	site        []string
+	images      *slowLine
+	// asked is called at each read of the Node, before the answer.
+	asked func(n int)
+}
+
+const (
+	nodePath = "/api/v1/nodes/edge1"
+	imageURL = "https://images.example.com/new.raw.zst"
+)
+
+func newOrdered(t *testing.T) *ordered {
+	b := &ordered{box: newBox(t), annotations: map[string]string{}}
+	b.images = newLine(b.box, "new.raw.zst")
+	b.server = httptest.NewTLSServer(b)
+	t.Cleanup(b.server.Close)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b.server.Certificate().Raw})
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "system:node:edge1", Organization: []string{"system:nodes"}},
+		NotBefore: mediatest.Date.Add(-time.Hour), NotAfter: mediatest.Date.AddDate(1, 0, 0)}
+	der, err := x509.CreateCertificate(rand.Reader, cert, cert, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.put("var/lib/kubelet/pki/current.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))+string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret})))
+	conf, err := api.NewKubeconfig(api.Cluster{Server: b.server.URL, CAFile: ondisk.KubeCA}, api.User{CertFile: "/var/lib/kubelet/pki/current.pem", KeyFile: "/var/lib/kubelet/pki/current.pem"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.put(ondisk.KubeletConf, string(conf))
+	b.put(ondisk.KubeletConfig, "kind: KubeletConfiguration\n")
+	b.put("var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS=\"--x=y\"\n")
+	b.put(ondisk.KubeCA, string(ca))
+	return b
+}
+
+// ServeHTTP is the API server.
+func (b *ordered) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if b.requests++; b.requests > 3000 {
+		panic("the machine asks without end")
+	}
+	if r.URL.Path != nodePath || !strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata") {
+		b.t.Errorf("%s %s, %s", r.Method, r.URL.Path, r.Header.Get("Accept"))
+	}
+	if r.Method == http.MethodPatch {
+		var patch struct {
+			Metadata struct{ Annotations map[string]string }
+		}
+		body, err := io.ReadAll(r.Body)
+		if err = errors.Join(err, json.Unmarshal(body, &patch)); err != nil || len(patch.Metadata.Annotations) != 1 {
+			b.t.Errorf("%s: %v", body, err)
+		}
+		b.annotations[order.AnnotationAnswer] = patch.Metadata.Annotations[order.AnnotationAnswer]
+		if s := b.answer().State; len(b.states) == 0 || b.states[len(b.states)-1] != s {
+			b.states = append(b.states, s)
+		}
+	} else if b.asked != nil {
+		b.asked(b.requests)
+	}
+	json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"name": "edge1", "annotations": b.annotations}})
+}
+
+func (b *ordered) answer() order.Answer {
+	return order.ParseAnswer(b.annotations[order.AnnotationAnswer])
+}
+
+// env is the box with a line to the cluster and to the image.
+func (b *ordered) env() *machine.Env {
+	e := b.box.env()
+	if b.site != nil {
+		b.box.site(e, b.site...)
+	}
+	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if b.away {
+			return nil, errors.New("network is unreachable")
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}
+	e.Rand = func() float64 { return 0 }
+	if b.locked {
+		e.Lock = func(context.Context, string) (func(), error) { return nil, errors.New("another program holds it") }
+	}
+	e.Get = b.images.get
+	return e
+}
+
+// run is what the timer does.
+func (b *ordered) run() error { return CarryOutOrder(b.t.Context(), b.env(), func(run.Step) {}) }
+
+func (b *ordered) must() {
+	b.t.Helper()
+	if err := b.run(); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// says is the state that the machine has answered, and the reason.
+func (b *ordered) says(state, reason string) {
+	b.t.Helper()
+	if a := b.answer(); a.State != state || !strings.Contains(a.Reason, reason) || reason == "" && a.Reason != "" {
+		b.t.Errorf("answered %+v, want %s, %q", a, state, reason)
+	}
+}
+
+func (b *ordered) entry() bool {
+	_, err := os.Stat(filepath.Join(b.root, entryB))
+	return err == nil
+}
+
+// goldenOf is an image's golden digest.
+func goldenOf(t *testing.T, image string) string {
+	t.Helper()
+	file, err := os.ReadFile(imagePath(image))
+	if err != nil {
+		t.Fatal(err)
+	}
+	i, err := format.Open(bytes.NewReader(file), int64(len(file)))
+	if err = errors.Join(err, i.Decode()); err != nil {
+		t.Fatal(err)
+	}
+	return i.Index.Golden
+}
+
+func (b *ordered) give(words ...string) {
+	b.t.Helper()
+	b.annotations[order.AnnotationOrder] = strings.Join(append([]string{imageURL + "@sha256:" + goldenOf(b.t, "new.raw.zst")}, words...), " ")
+}
+
+// An order is carried out once, and answered until the machine keeps the new system.
+func TestOrder(t *testing.T) {
+	b := newOrdered(t)
+	b.must()
+	if a := b.answer(); a.Plan != oldPlan || a.Serial != 5 || a.State != "" || b.requests != 2 {
+		t.Errorf("without an order: %+v, %d requests", a, b.requests)
+	}
+	b.must()
+	if b.requests != 3 {
+		t.Errorf("%d requests: the answer is written although the Node has it", b.requests)
+	}
+	b.give()
+	b.must()
+	b.updated()
+	if !b.rebooted || strings.Join(b.states, " ") != " working restarting" {
+		t.Errorf("restarted: %v; states %q", b.rebooted, b.states)
+	}
+	if a := b.answer(); !strings.HasPrefix(a.Order, imageURL+"@sha256:") {
+		t.Errorf("%+v", a)
+	}
+	fetched := b.images.requests
+	const entry = "edgebake-b+2-1.conf"
+	b.bootsB(entry)
+	b.must()
+	b.says(order.StateTrial, "")
+	b.blessed(entry)
+	b.must()
+	b.says(order.StateDone, "")
+	if a := b.answer(); a.Plan != newPlan {
+		t.Errorf("%+v", a)
+	}
+	b.rebooted = false
+	b.must()
+	if b.rebooted || b.images.requests != fetched {
+		t.Error("the order was carried out twice")
+	}
+	// The same image again: nothing is done, and nothing fetched.
+	b.give("again=2")
+	b.must()
+	b.says(order.StateDone, alreadyRuns)
+	if b.rebooted || b.images.requests != fetched {
+		t.Errorf("%d requests for the image that runs", b.images.requests-fetched)
+	}
+	delete(b.annotations, order.AnnotationOrder)
+	b.must()
+	b.says(order.StateDone, alreadyRuns)
+}
+
+// An order for the image that runs, of which the machine has no record.
+func TestOrderOfTheSameImage(t *testing.T) {
+	b := newOrdered(t)
+	b.images = newLine(b.box, "old.raw.zst")
+	b.annotations[order.AnnotationOrder] = imageURL + "@sha256:" + goldenOf(t, "old.raw.zst")
+	b.must()
+	b.says(order.StateDone, alreadyRuns)
+	if b.rebooted || b.entry() {
+		t.Error("the machine was changed")
+	}
+}
+
+// A system that is left again is a failed order, which is not tried again by itself.
+func TestOrderOfABadSystem(t *testing.T) {
+	b := newOrdered(t)
+	b.give()
+	b.must()
+	if err := os.Rename(filepath.Join(b.root, entryB), filepath.Join(b.root, "efi/loader/entries/edgebake-b+0-3.conf")); err != nil {
+		t.Fatal(err)
+	}
+	b.rebooted = false
+	for range 2 {
+		if err := Release(t.Context(), b.env()); err != nil {
+			t.Fatal(err)
+		}
+		b.must()
+		b.says(order.StateFailed, "left the new system after its last try")
+		if a := b.answer(); a.Plan != oldPlan || b.rebooted {
+			t.Errorf("%+v, restarted: %v", a, b.rebooted)
+		}
+	}
+	b.give("again=2")
+	b.must()
+	b.updated()
+}
+
+// Held, the machine fetches everything and waits; it restarts once the order has no hold.
+func TestOrderHeld(t *testing.T) {
+	b := newOrdered(t)
+	b.give("hold")
+	looks, came := 0, int64(0)
+	b.asked = func(int) {
+		if b.answer().State != order.StateHeld {
+			return
+		}
+		if looks++; looks == 1 {
+			came = b.images.came
+		}
+		if b.entry() || b.rebooted {
+			t.Error("the boot entry is there while the order holds the machine")
+		}
+		if looks == 20 {
+			b.give()
+		}
+	}
+	began := b.now
+	b.must()
+	b.updated()
+	if strings.Join(b.states, " ") != "working held restarting" || b.images.came != came {
+		t.Errorf("states %q, %d bytes came afterwards", b.states, b.images.came-came)
+	}
+	if took := b.now.Sub(began); took < 30*time.Minute || b.requests > 45 {
+		t.Errorf("%d requests in %s", b.requests, took)
+	}
+}
+
+// Withdrawn, changed or halted before the boot entry is written, an order stops.
+func TestOrderWithdrawn(t *testing.T) {
+	for name, change := range map[string]func(b *ordered){
+		"withdrawn": func(b *ordered) { delete(b.annotations, order.AnnotationOrder) },
+		"changed":   func(b *ordered) { b.give("again=other") },
+		"halted":    func(b *ordered) { b.annotations[order.AnnotationHalt] = "stopped" },
+	} {
+		for _, midway := range []bool{false, true} {
+			if midway && name != "withdrawn" {
+				continue
+			}
+			b := newOrdered(t)
+			b.give("hold", "limit-rate=5k")
+			asked := false
+			b.asked = func(int) {
+				if s := b.answer().State; s == order.StateHeld || midway && s == order.StateWorking {
+					if !asked {
+						change(b)
+					}
+					asked = true
+				}
+			}
+			b.must()
+			if b.entry() || b.rebooted {
+				t.Errorf("%s: the order was carried out", name)
+			}
+			b.says(order.StateWithdrawn, "withdrawn or changed")
+			if whole := int64(len(b.images.image)); midway && b.images.came > whole/2 {
+				t.Errorf("%s: %d of %d bytes were fetched all the same", name, b.images.came, whole)
+			}
+			came := b.images.came
+			// Given again, it goes on.
+			delete(b.annotations, order.AnnotationHalt)
+			b.give()
+			b.asked = nil
+			b.must()
+			b.updated()
+			if b.images.came > came+came/5 && !midway {
+				t.Errorf("%s: %d bytes came again", name, b.images.came-came)
+			}
+		}
+	}
+}
+
+// An order can do nothing that the command without --unsigned cannot.
+func TestOrderRejected(t *testing.T) {
+	golden := "@sha256:" + strings.Repeat("ab", 32)
+	for name, c := range map[string]struct {
+		order, image, want string
+		site, info         string
+		silent             bool // no request to the server of the image
+	}{
+		"another image":   {imageURL + golden, "new.raw.zst", "its golden digest is", "", "", false},
+		"unsigned":        {"", "unsigned.raw.zst", "has no signature", "", "", false},
+		"foreign":         {"", "foreign.raw.zst", "for arm64", "", "", false},
+		"no digest":       {imageURL, "new.raw.zst", "want URL@sha256:GOLDEN", "", "", true},
+		"a file":          {"/etc/shadow" + golden, "new.raw.zst", "not a URL", "", "", true},
+		"another scheme":  {"file:///etc/shadow" + golden, "new.raw.zst", "not a URL", "", "", true},
+		"stick":           {Stick + golden, "new.raw.zst", "not a URL", "", "", true},
+		"a login":         {"https://a:b@images.example.com/x" + golden, "new.raw.zst", "has a login", "", "", true},
+		"unknown word":    {imageURL + golden + " unsigned", "new.raw.zst", `"unsigned" is unknown`, "", "", true},
+		"long":            {imageURL + strings.Repeat("x", 3000) + golden, "new.raw.zst", "at most 2048", "", "", true},
+		"control":         {"https://\x1b[2J" + golden, "new.raw.zst", "not a URL", "", "", true},
+		"metered":         {imageURL + golden, "new.raw.zst", "max-bytes=20M", "ipvs: {profile: metered}", "", true},
+		"too many bytes":  {"max-bytes=1M", "new.raw.zst", "allows 1.0 MB", "ipvs: {profile: metered}", "", false},
+		"no keys":         {imageURL + golden, "new.raw.zst", "names no keys", "", "updateKeys", true},
+		"no such address": {imageURL + golden, "", "404", "", "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newOrdered(t)
+			before := b.partition(ondisk.LabelRootB)
+			if c.site != "" {
+				b.site = []string{c.site}
+			}
+			if c.info != "" {
+				b.put(ondisk.ImageInfoFile, strings.Replace(b.get(ondisk.ImageInfoFile), c.info, "x", 1))
+			}
+			value := c.order
+			if c.image == "" {
+				b.images.status = http.StatusNotFound
+			} else {
+				b.images = newLine(b.box, c.image)
+				if value == "" || strings.HasPrefix(value, "max-bytes") {
+					value = strings.TrimSpace(imageURL + "@sha256:" + goldenOf(t, c.image) + " " + value)
+				}
+			}
+			b.annotations[order.AnnotationOrder] = value
+			b.must()
+			b.says(order.StateFailed, c.want)
+			if len(b.annotations[order.AnnotationAnswer]) > 4096 || strings.Contains(b.annotations[order.AnnotationAnswer], `\u001b`) {
+				t.Errorf("answered %q", b.annotations[order.AnnotationAnswer])
+			}
+			if b.rebooted || b.entry() || !bytes.Equal(before, b.partition(ondisk.LabelRootB)) {
+				t.Error("the machine was changed")
+			}
+			asked := b.images.requests
+			if c.silent && asked > 0 {
+				t.Errorf("the server of the image got %d requests", asked)
+			}
+			b.must()
+			if b.images.requests != asked {
+				t.Error("it was tried again")
+			}
+		})
+	}
+}
+
+// A line that stays down is tried some times, and no more; a new order begins anew.
+func TestOrderRetries(t *testing.T) {
+	b := newOrdered(t)
+	b.give()
+	b.images.status = http.StatusServiceUnavailable
+	for n := range maxTries {
+		b.must()
+		if n < maxTries-1 {
+			b.says(order.StateWaiting, "503")
+		}
+	}
+	b.says(order.StateFailed, "503")
+	asked := b.images.requests
+	b.must()
+	if b.images.requests != asked {
+		t.Error("it was tried again")
+	}
+	b.images.status = 0
+	b.give("again=2")
+	b.must()
+	b.updated()
+}
+
+// While something else is at work on the machine, an order waits, for as long as that takes.
+func TestOrderWaits(t *testing.T) {
+	b := newOrdered(t)
+	b.give()
+	b.locked = true
+	for range 2 * maxTries {
+		b.must()
+		b.says(order.StateWaiting, "another update, convert, revert or reset")
+	}
+	b.locked = false
+	b.must()
+	b.updated()
+}
+
+// Where no API server answers nothing happens, and an order is not committed.
+func TestOrderOffline(t *testing.T) {
+	b := newOrdered(t)
+	b.give()
+	b.away = true
+	b.must()
+	if b.images.requests > 0 || b.entry() {
+		t.Error("an order that nobody can read was carried out")
+	}
+	b.away = false
+	waited := time.Time{}
+	b.asked = func(int) {
+		if b.answer().State == order.StateWorking && waited.IsZero() {
+			waited, b.away = b.now, true
+		}
+	}
+	e := b.env()
+	sleep := e.Sleep
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		if b.away && b.now.Sub(waited) > time.Hour {
+			b.away = false
+		}
+		if b.away && b.entry() {
+			t.Error("the boot entry was written without an API server")
+		}
+		return sleep(ctx, d)
+	}
+	b.server.CloseClientConnections()
+	if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+}
+
+// The power goes; the next run continues, and no byte comes twice.
+func TestOrderPowerCuts(t *testing.T) {
+	b := newOrdered(t)
+	b.give()
+	b.must()
+	all, whole := b.effects, b.images.came
+	for n := 1; n <= 5; n++ {
+		b := newOrdered(t)
+		b.give()
+		b.cut = max(1, all*n/5-n%2)
+		_ = b.run() // whatever it says, the power is gone
+		b.cut, b.effects, b.rebooted = 0, 0, false
+		os.RemoveAll(filepath.Join(b.root, "run"))
+		b.put("run/x", "")
+		b.bootable()
+		if b.entry() {
+			const entry = "edgebake-b+2-1.conf"
+			b.bootsB(entry)
+			b.blessed(entry)
+		}
+		b.must()
+		if !slices.Contains([]string{order.StateDone, order.StateRestarting}, b.answer().State) {
+			t.Errorf("cut %d of %d: %+v", n, all, b.answer())
+		}
+		if b.images.came > whole+whole/3 {
+			t.Errorf("cut %d of %d: %d bytes came, %d without a cut", n, all, b.images.came, whole)
+		}
+	}
+}
+
+// On a metered link an idle machine reads its Node each hour, and tells what is new at once.
+func TestOrderMetered(t *testing.T) {
+	b := newOrdered(t)
+	b.site = []string{"ipvs: {profile: metered}"}
+	for range 144 { // a day
+		b.must()
+		b.now = b.now.Add(10 * time.Minute)
+	}
+	if b.requests < 20 || b.requests > 30 {
+		t.Errorf("%d requests in a day", b.requests)
+	}
+	b.give("max-bytes=8M")
+	before := b.requests
+	for range 6 {
+		b.must()
+		b.now = b.now.Add(10 * time.Minute)
+	}
+	b.updated()
+	if n := b.requests - before; n > 8 {
+		t.Errorf("%d requests for an update", n)
+	}
+	const entry = "edgebake-b+2-1.conf"
+	b.bootsB(entry)
+	b.must()
+	b.says(order.StateTrial, "")
+	b.blessed(entry)
+	b.must()
+	b.says(order.StateDone, "")
+}
+
+// A machine that is no node has no order, and a record that is damaged none that was carried
+// out.
+func TestOrderWithoutNode(t *testing.T) {
+	b := newOrdered(t)
+	b.put(OrderFile, "{")
+	b.give()
+	b.must()
+	b.updated()
+	if err := os.Remove(filepath.Join(b.root, ondisk.KubeletConf)); err != nil {
+		t.Fatal(err)
+	}
+	b.requests = 0
+	b.must()
+	if b.requests > 0 {
+		t.Error("the cluster was asked")
+	}
+}

@@ -1,0 +1,198 @@
+// Package order has the orders of updates as a cluster's Nodes carry them, and the answers of
+// the machines. Both are annotations, and untrusted input to whoever reads them.
+package order
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/printable"
+)
+
+// Annotations of a Node, by which a cluster orders the update of a machine and the machine
+// answers. None holds a secret.
+const (
+	AnnotationOrder  = "edgebake.io/update"        // Order
+	AnnotationAnswer = "edgebake.io/update-status" // Answer, as JSON
+	// AnnotationHalt, with any value, has the machine carry out no order.
+	AnnotationHalt = "edgebake.io/update-halt"
+)
+
+// Order is an update that a cluster orders. It is written as the URL of the image, @sha256:
+// and its golden digest, and then words, e.g.
+//
+//	https://images.example.com/my-edge.raw.zst@sha256:GOLDEN max-bytes=20M
+type Order struct {
+	// Image is an http or https URL.
+	Image string
+	// Golden is the golden digest that the image's signed index must have, in hex.
+	Golden string
+	// Hold has the machine stop before the new system's boot entry until the order comes
+	// without it.
+	Hold bool
+	// MaxBytes and Rate are how many bytes are fetched, and in a second, at most; "": any
+	// number.
+	MaxBytes, Rate string
+	// Again tells an order from a former one that is otherwise the same.
+	Again string
+}
+
+// maxOrder bounds an order.
+const maxOrder = 2048
+
+var (
+	goldenForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	againForm  = regexp.MustCompile(`^[A-Za-z0-9:._-]{1,40}$`)
+)
+
+// Parse reads an order. It returns everything that is wrong with it.
+func Parse(text string) (Order, error) {
+	if len(text) > maxOrder {
+		return Order{}, fmt.Errorf("the order has %d bytes, at most %d are accepted", len(text), maxOrder)
+	}
+	words := strings.Fields(text)
+	if len(words) == 0 {
+		return Order{}, errors.New("the order is empty")
+	}
+	var o Order
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	var ok bool
+	if o.Image, o.Golden, ok = cutLast(words[0], "@sha256:"); !ok || !goldenForm.MatchString(o.Golden) {
+		bad("want URL@sha256:GOLDEN, with the golden digest of the image (64 hexadecimal digits; edgebake inspect prints it)")
+	}
+	errs = append(errs, CheckURL(o.Image))
+	for _, w := range words[1:] {
+		name, value, _ := strings.Cut(w, "=")
+		var err error
+		switch name {
+		case "hold":
+			o.Hold = true
+		case "max-bytes":
+			o.MaxBytes = value
+			_, err = ParseBytes(value)
+		case "limit-rate":
+			o.Rate = value
+			_, err = ParseBytes(value)
+		case "again":
+			if o.Again = value; !againForm.MatchString(value) {
+				err = fmt.Errorf("%q has other characters than letters, digits, and : . _ -, or more than 40", printable.Short(value, 60))
+			}
+		default:
+			bad("%q is unknown: want hold, max-bytes=20M, limit-rate=500k or again=WORD", printable.Short(w, 60))
+		}
+		if err != nil {
+			bad("%s: %w", name, err)
+		}
+	}
+	return o, errors.Join(errs...)
+}
+
+// CheckURL checks the URL of an order's image.
+func CheckURL(text string) error {
+	switch u, err := url.Parse(text); {
+	case err != nil, u.Scheme != "https" && u.Scheme != "http", u.Host == "":
+		return fmt.Errorf("%q is not a URL that begins with https:// or http://", printable.Short(text, 200))
+	case u.User != nil:
+		return errors.New("the image's URL has a login, and everybody who can read the Node would read it")
+	case strings.ContainsAny(text, " \t\r\n"):
+		return fmt.Errorf("%q has blanks", printable.Short(text, 200))
+	}
+	return nil
+}
+
+// cutLast is strings.Cut at the last sep.
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
+}
+
+// String is the order as the annotation has it.
+func (o Order) String() string {
+	s := o.Key()
+	if o.Hold {
+		s += " hold"
+	}
+	return s
+}
+
+// Key tells one order from another: it is the order without Hold.
+func (o Order) Key() string {
+	s := o.Image + "@sha256:" + o.Golden
+	for _, w := range []struct{ name, value string }{{"max-bytes", o.MaxBytes}, {"limit-rate", o.Rate}, {"again", o.Again}} {
+		if w.value != "" {
+			s += " " + w.name + "=" + w.value
+		}
+	}
+	return s
+}
+
+// ParseBytes reads a number of bytes with k, M or G.
+func ParseBytes(text string) (int64, error) {
+	digits := strings.TrimRight(text, "kKMG")
+	unit, ok := map[string]int64{"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}[text[len(digits):]]
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if !ok || err != nil || n <= 0 || n > 1e15/unit {
+		return 0, fmt.Errorf("%q is not a number of bytes, such as 500k or 20M", printable.Short(text, 60))
+	}
+	return n * unit, nil
+}
+
+// States of an Answer.
+const (
+	StateWaiting    = "waiting"    // it cannot begin, or not go on, now; it tries again
+	StateWorking    = "working"    // Step is at work
+	StateHeld       = "held"       // all is fetched; it waits until the order has no hold
+	StateRestarting = "restarting" // the new system's boot entry is written next
+	StateTrial      = "trial"      // the new system runs, and is not kept yet
+	StateDone       = "done"       // the machine keeps the new system
+	StateFailed     = "failed"     // this order is not tried again
+	StateWithdrawn  = "withdrawn"  // the order went, or changed, before the new system could boot
+)
+
+// Answer is what a machine says of its system, and of the last order.
+type Answer struct {
+	// Plan is that of the system that runs, Image its name and Serial its serial.
+	Plan   string `json:"plan"`
+	Image  string `json:"image,omitempty"`
+	Serial int    `json:"serial,omitempty"`
+	// Order is the Key of the order that the rest is about; "": there was none.
+	Order  string `json:"order,omitempty"`
+	State  string `json:"state,omitempty"`
+	Step   string `json:"step,omitempty"`
+	Reason string `json:"reason,omitempty"`
+	// Fetched of Total bytes have come over the network.
+	Fetched int64 `json:"fetched,omitempty"`
+	Total   int64 `json:"total,omitempty"`
+}
+
+// maxReason bounds an Answer's Reason.
+const maxReason = 400
+
+// String is the answer as the annotation has it.
+func (a Answer) String() string {
+	a.Order, a.Reason = printable.Short(a.Order, maxOrder), printable.Short(a.Reason, maxReason)
+	b, err := json.Marshal(a)
+	if err != nil {
+		panic("BUG: " + err.Error()) // of strings and numbers
+	}
+	return string(b)
+}
+
+// ParseAnswer reads an answer. Whoever may change the Node wrote it. The zero value is that
+// of a machine that never answered.
+func ParseAnswer(text string) Answer {
+	var a Answer
+	if len(text) > 4*maxOrder || json.Unmarshal([]byte(text), &a) != nil {
+		return Answer{}
+	}
+	a.Reason, a.Step, a.State = printable.Short(a.Reason, maxReason), printable.Short(a.Step, 20), printable.Short(a.State, 20)
+	return a
+}
