@@ -86,8 +86,9 @@ tidy:
 	done
 
 # `make lint` vets. Many tests wait for something: more packages than processors run at once.
+# Compiled as `make build` does, whose compiled packages serve here too.
 unit: need-go
-	@test/unit.sh -vet=off -short -p $$(($$(nproc) + 2)) -timeout 60m $(UNIT)
+	@CGO_ENABLED=0 test/unit.sh -trimpath -vet=off -short -p $$(($$(nproc) + 2)) -timeout 60m $(UNIT)
 
 oracle: need-go
 	@cd test/oracle && ../unit.sh -vet=off -timeout 30m ./...

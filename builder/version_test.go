@@ -48,10 +48,11 @@ func goProgram(t *testing.T, version, module string) string {
 func TestProgramsOfAnotherVersion(t *testing.T) {
 	other := goProgram(t, "v1.35.1", "v1.36.3") // whose dependency has the Image's version
 	later := goProgram(t, "v1.36.30", "v1.0.0") // whose version begins with the Image's
+	ctr := goProgram(t, "v2.2.9", "v1.0.0")
 	for name, tt := range map[string]struct{ kubelet, ctr, want string }{
-		"those":            {goProgram(t, "v1.36.3", "v1.0.0"), goProgram(t, "v2.2.9", "v1.0.0"), ""},
+		"those":            {goProgram(t, "v1.36.3", "v1.0.0"), ctr, ""},
 		"which do not say": {buildtest.Program("amd64"), buildtest.Program("amd64"), ""},
-		"one of a later patch release": {later, goProgram(t, "v2.2.9", "v1.0.0"),
+		"one of a later patch release": {later, ctr,
 			"kubernetes.source: programs/kubelet is not v1.36.3: give the program of that version, or set kubernetes.version to what `programs/kubelet --version` says"},
 		"others": {other, goProgram(t, "v2.2.8", "v1.0.0"),
 			"kubernetes.source: programs/kubelet is not v1.36.3: give the program of that version, or set kubernetes.version to what `programs/kubelet --version` says\n" +

@@ -81,8 +81,8 @@ var decisionLine = regexp.MustCompile(`decision=(\S+)`)
 
 // cutThenRows cuts the power of machines like this one before each effect of
 // their first boot, loses what was not synced, and puts what is left before each row;
-// off the nightly run each third effect, and before one row but where etcd's files
-// are written.
+// off the nightly run each third effect, with -short as many as everyCut says, and before
+// one row but where etcd's files are written.
 func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 	t.Helper()
 	files := m.Files()
@@ -90,10 +90,11 @@ func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 	whole.bootDone()
 	disks, views := map[bool]int{}, 0
 	nightly := os.Getenv("EDGEBAKE_NIGHTLY") != ""
-	for n := 1; n <= whole.Effects; n++ {
-		if n%3 != 0 && !nightly {
-			continue
-		}
+	every := everyCut()
+	if every == 1 && !nightly {
+		every = 3
+	}
+	for n := every; n <= whole.Effects; n += every {
 		cut := m.cloneWith(t, files)
 		cut.PowerCutAt = n
 		_ = cut.boot() // it ends somewhere
@@ -119,7 +120,7 @@ func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 			}
 		}
 	}
-	if disks[true] < 10 || disks[false] < 10 {
+	if least := 30 / every; disks[true] < least || disks[false] < least {
 		t.Errorf("etcd's data was on %d of the disks, and not on %d", disks[true], disks[false])
 	}
 	t.Logf("%d cuts, %d views", disks[true]+disks[false], views)

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Runs the tests of packages many times, and counts what fails: `make flaky`. Each run is
-# shuffled; in turn they have 1, 2 and 8 processors, and their files on disk and in
+# Runs the unit tests of packages many times, and counts what fails: `make flaky`. Each run
+# is shuffled; in turn they have 1, 2 and 8 processors, and their files on disk and in
 # memory. Programs that do nothing else keep the machine busy.
 #
 #   flaky.sh RUNS PACKAGE...
 #
 #   LOAD=8       number of such programs; 0 on a machine that is busy anyway
 #   RUN=REGEXP   only these tests
+#   LONG=1       the long tests too, which unit tests leave out
 #   OUT=DIR      where logs of failed runs are kept; build/flaky by default
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -35,11 +36,14 @@ for ((i = 0; i < ${LOAD:-8}; i++)); do
 	load+=($!)
 done
 
+export CGO_ENABLED=0 # as `make unit`
+short=true
+[ -z "${LONG:-}" ] || short=false
 bad=0
 for dir in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' "$@"); do
 	name=${dir#"$PWD/"}
 	log=$out/${name//\//-}
-	go test -c -o "$tmp/test" "$dir"
+	go test -c -trimpath -vet=off -o "$tmp/test" "$dir"
 	failed=0 && : >"$log.failures"
 	for ((n = 0; n < runs; n++)); do
 		cpus=(1 2 8)
@@ -48,7 +52,7 @@ for dir in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' "$
 		mkdir -p "$at/files"
 		set -m
 		(cd "$dir" && TMPDIR=$at/files exec "$tmp/test" -test.cpu="${cpus[n % 3]}" -test.shuffle=on -test.timeout=60m \
-			${RUN:+-test.run="$RUN"}) >"$tmp/log" 2>&1 &
+			-test.short=$short ${RUN:+-test.run="$RUN"}) >"$tmp/log" 2>&1 &
 		child=$!
 		set +m
 		if ! wait "$child"; then

@@ -180,10 +180,15 @@ func blocks(t testing.TB, path string, do func(b []byte, at int64) error) (size 
 	return size
 }
 
-// Scratch returns a directory for many or large files: in memory, if possible.
+// Scratch returns a directory for many or large files: in TMPDIR if that is set, so that
+// whoever set it can remove them all, else in memory, if possible.
 func Scratch(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "edgebake-test-")
+	at := os.Getenv("TMPDIR")
+	if at == "" {
+		at = "/dev/shm"
+	}
+	dir, err := os.MkdirTemp(at, "edgebake-test-")
 	if err != nil {
 		return t.TempDir()
 	}

@@ -88,3 +88,12 @@ func TestCopies(t *testing.T) {
 		}
 	}
 }
+
+// TestScratch: a run that is killed leaves its files where `make unit` removes them.
+func TestScratch(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	if got := Scratch(t); filepath.Dir(got) != dir {
+		t.Errorf("%s is not in %s", got, dir)
+	}
+}
