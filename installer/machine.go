@@ -46,7 +46,7 @@ func New(c ondisk.Install) *Env {
 		Source: func(ctx context.Context) (Source, error) {
 			switch {
 			case c.URL != "":
-				return online(ctx, c.URL)
+				return Online(ctx, c.URL)
 			case c.Volume != "":
 				return volume(c.Volume)
 			}

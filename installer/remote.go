@@ -39,8 +39,8 @@ const (
 // errChanged means that a server has another image now.
 var errChanged = errors.New("the image on the server has changed")
 
-// online returns the image on its server.
-func online(ctx context.Context, url string) (Source, error) {
+// Online returns the image on its server.
+func Online(ctx context.Context, url string) (Source, error) {
 	r := &remote{ctx: ctx, http: &http.Client{Transport: transfer.Impatient(transfer.Transport(requestTimeout, requestTimeout), requestTimeout)}, url: url, sleep: sleep}
 	if err := r.find(); err != nil {
 		return Source{}, err

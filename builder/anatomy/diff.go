@@ -95,7 +95,7 @@ func Diff(a, b string) (*Difference, error) {
 	// digest of its build.
 	same := len(d.Facts)+len(d.Packages)+len(d.Images)+len(d.Partitions)+len(d.Groups)+len(d.Files) == 0
 	d.Equal = same && d.A.Golden != "" && d.A.Golden == d.B.Golden
-	if d.Update, err = media.CostOfUpdate(a, b); err != nil && !errors.Is(err, update.ErrNoIndex) && !errors.Is(err, update.ErrBoard) && !errors.Is(err, update.ErrArchives) {
+	if d.Update, err = media.CostOfUpdate(a, media.Source{Name: b}); err != nil && !errors.Is(err, update.ErrNoIndex) && !errors.Is(err, update.ErrBoard) && !errors.Is(err, update.ErrArchives) {
 		return nil, err
 	}
 	return d, nil

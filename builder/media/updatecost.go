@@ -2,6 +2,7 @@ package media
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -35,10 +36,37 @@ type UpdateCost struct {
 	Images []string `json:"images,omitempty"`
 }
 
+// UpdateTarget is an image that machines are to be updated to, as its index describes it.
+type UpdateTarget struct {
+	Golden string
+	Info   ondisk.ImageInfo
+	// Signed: its index has a signature. Machines verify it.
+	Signed bool
+}
+
+// ReadUpdate reads the index of an image.
+func ReadUpdate(s Source) (*UpdateTarget, error) {
+	m, err := s.open()
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	i, err := m.updateIndex()
+	if err != nil {
+		return nil, fmt.Errorf("reading image %s: %w", s.Name, err)
+	}
+	t := &UpdateTarget{Golden: i.Index.Golden, Signed: i.Signature != ""}
+	if err := json.Unmarshal(i.Index.ImageInfo, &t.Info); err != nil {
+		return nil, fmt.Errorf("reading image %s: its image.json is damaged: build it again", s.Name)
+	}
+	return t, nil
+}
+
 // CostOfUpdate computes what a machine with the system of the image or disk
 // from fetches of the image to.
-func CostOfUpdate(from, to string) (*UpdateCost, error) {
-	m, err := open(to, os.O_RDONLY)
+func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
+	to := s.Name
+	m, err := s.open()
 	if err != nil {
 		return nil, err
 	}

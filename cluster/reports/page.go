@@ -79,7 +79,7 @@ type count struct {
 
 func view(all []Told, now time.Time) pageView {
 	all = slices.Clone(all)
-	slices.SortStableFunc(all, func(a, b Told) int { return natural(a.Node, b.Node) })
+	slices.SortStableFunc(all, func(a, b Told) int { return Natural(a.Node, b.Node) })
 	v := pageView{At: now.UTC().Format("15:04:05")}
 	for _, result := range order {
 		c := count{Result: result}
@@ -107,8 +107,8 @@ func view(all []Told, now time.Time) pageView {
 	return v
 }
 
-// natural compares names with numbers by value: shop-4 comes before shop-10.
-func natural(a, b string) int {
+// Natural compares names with numbers by value: shop-4 comes before shop-10.
+func Natural(a, b string) int {
 	for a != "" && b != "" {
 		m, n := digits(a), digits(b)
 		if m == 0 || n == 0 {

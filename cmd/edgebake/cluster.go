@@ -26,7 +26,7 @@ others take a kubeconfig and work on any living cluster of kubeadm's.`,
 		Example: `  edgebake cluster new cluster.yaml --output shops
   edgebake cluster sites shops`,
 	}, newClusterNew(s), newClusterSites(s), newClusterToken(s),
-		newClusterPrepare(s), newClusterVerify(s), newClusterRevert(s), newClusterStatus(s), newClusterListen(s), newClusterRemove(s))
+		newClusterPrepare(s), newClusterVerify(s), newClusterRevert(s), newClusterStatus(s), newClusterListen(s), newClusterUpdate(s), newClusterRemove(s))
 }
 
 func newClusterNew(s streams) *cobra.Command {

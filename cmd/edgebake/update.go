@@ -34,7 +34,7 @@ OLD is an image or a disk. NEW is a compressed image (.raw.zst).`,
   edgebake update cost other.raw my-edge.raw.zst --output json`,
 		Args: args(2, 2, "two images"),
 		RunE: func(c *cobra.Command, a []string) error {
-			cost, err := media.CostOfUpdate(a[0], a[1])
+			cost, err := media.CostOfUpdate(a[0], media.Source{Name: a[1]})
 			if err != nil {
 				return err
 			}

@@ -326,7 +326,7 @@ func TestImages(t *testing.T) {
 		t.Error(got)
 	}
 	// 2 MiB of the initrd, 1 MiB of the new layer; the base is there.
-	cost, err := media.CostOfUpdate(imagePath("withold.raw"), imagePath("withnew.raw.zst"))
+	cost, err := media.CostOfUpdate(imagePath("withold.raw"), media.Source{Name: imagePath("withnew.raw.zst")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,592 @@
+package cluster
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/mod/semver"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/order"
+)
+
+// A rollout keeps its state in the Nodes alone, so it can be killed at any point and run
+// again. Each change of a Node is one patch, and fails if the Node was changed meanwhile.
+
+// annotationRollout has the rolloutMark of a Node.
+const annotationRollout = "edgebake.io/update-rollout"
+
+// rolloutMark is what a rollout notes in a Node.
+type rolloutMark struct {
+	Golden string `json:"golden"`
+	// Given is when the order was written, Drain when the Node was cordoned, and Released
+	// when the order let the machine restart.
+	Given    time.Time `json:"given,omitzero"`
+	Drain    time.Time `json:"drain,omitzero"`
+	Released time.Time `json:"released,omitzero"`
+	Ended    time.Time `json:"ended,omitzero"`
+	// Cordoned: the rollout cordoned the Node, and uncordons it.
+	Cordoned bool   `json:"cordoned,omitempty"`
+	Result   string `json:"result,omitempty"` // UpdateDone, UpdateFailed or empty
+	Reason   string `json:"reason,omitempty"`
+	// Try counts how often the order was given again after a failure.
+	Try int `json:"try,omitempty"`
+}
+
+// States of a node in a rollout.
+const (
+	UpdatePending  = "pending"
+	UpdateNotReady = "notReady" // pending, and the node is not Ready: it gets no order
+	UpdateNone     = "noAnswer" // the machine has never answered: it takes no orders
+	UpdateFetching = "fetching" // it has an order that holds it before the restart
+	UpdateHeld     = "held"     // all is fetched
+	UpdateDraining = "draining"
+	UpdateRestarts = "restarting"
+	UpdateDone     = "done"
+	UpdateFailed   = "failed"
+)
+
+// updateNode is a Node as a rollout sees it.
+type updateNode struct {
+	name, version          string
+	labels                 map[string]string
+	ready, unschedulable   bool
+	order, halt            string
+	answer                 order.Answer
+	mark                   rolloutMark
+	controlPlane, answered bool
+}
+
+func updateNodeOf(u *unstructured.Unstructured) *updateNode {
+	a := u.GetAnnotations()
+	n := &updateNode{name: u.GetName(), version: u.GetResourceVersion(), labels: u.GetLabels(), order: a[order.AnnotationOrder],
+		halt: a[order.AnnotationHalt], answer: order.ParseAnswer(a[order.AnnotationAnswer]), ready: nodeState(u).State == Ready}
+	if _, halted := a[order.AnnotationHalt]; halted && n.halt == "" {
+		n.halt = haltStopped
+	}
+	n.unschedulable, _, _ = unstructured.NestedBool(u.Object, "spec", "unschedulable")
+	_, n.controlPlane = n.labels[controlPlaneLabel]
+	n.answered = n.answer.Plan != ""
+	_ = json.Unmarshal([]byte(a[annotationRollout]), &n.mark) // one that cannot be read is none
+	return n
+}
+
+// Values of order.AnnotationHalt.
+const (
+	haltPaused  = "paused"
+	haltStopped = "stopped"
+)
+
+// Share is a number, or a percentage of the selected nodes, of which it is at least one.
+type Share struct{ n, percent int }
+
+// String is the share as Set reads it.
+func (s *Share) String() string {
+	if s.percent > 0 {
+		return strconv.Itoa(s.percent) + "%"
+	}
+	return strconv.Itoa(max(1, s.n))
+}
+
+// Type is that of a flag's value.
+func (s *Share) Type() string { return "number or %" }
+
+// Set reads "3" or "5%".
+func (s *Share) Set(text string) error {
+	digits, percent := strings.CutSuffix(text, "%")
+	n, err := strconv.Atoi(digits)
+	if err != nil || n < 1 || percent && n > 100 {
+		return errors.New("want a number from 1 on, or a percentage such as 5%")
+	}
+	*s = Share{n: n}
+	if percent {
+		*s = Share{percent: n}
+	}
+	return nil
+}
+
+func (s Share) of(nodes int) int { return max(1, s.n, nodes*s.percent/100) }
+
+// Window is a time of each day, in the computer's time zone; the zero value is always.
+type Window struct{ from, to time.Duration }
+
+func (w *Window) String() string {
+	if *w == (Window{}) {
+		return ""
+	}
+	clock := func(d time.Duration) string { return fmt.Sprintf("%02d:%02d", int(d.Hours()), int(d.Minutes())%60) }
+	return clock(w.from) + "-" + clock(w.to)
+}
+
+// Type is that of a flag's value.
+func (w *Window) Type() string { return "HH:MM-HH:MM" }
+
+// Set reads "22:00-05:00".
+func (w *Window) Set(text string) error {
+	from, to, _ := strings.Cut(text, "-")
+	a, err1 := time.Parse("15:04", from)
+	b, err2 := time.Parse("15:04", to)
+	if err1 != nil || err2 != nil || a.Equal(b) {
+		return errors.New("want two times of a day, such as 22:00-05:00")
+	}
+	of := func(t time.Time) time.Duration {
+		return time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute
+	}
+	*w = Window{of(a), of(b)}
+	return nil
+}
+
+func (w Window) open(now time.Time) bool {
+	at := time.Duration(now.Hour())*time.Hour + time.Duration(now.Minute())*time.Minute
+	switch {
+	case w == (Window{}):
+		return true
+	case w.from < w.to:
+		return w.from <= at && at < w.to
+	}
+	return at >= w.from || at < w.to
+}
+
+// Ring is a part of the nodes that is updated before the next.
+type Ring struct {
+	Name     string
+	selector labels.Selector
+}
+
+// Rings reads KEY=a,b,c: one ring for each value of a label, in that order.
+func Rings(text string) ([]Ring, error) {
+	key, list, ok := strings.Cut(text, "=")
+	if !ok || list == "" {
+		return nil, fmt.Errorf("%q is not KEY=VALUE,VALUE, such as ring=canary,shops", text)
+	}
+	var out []Ring
+	for value := range strings.SplitSeq(list, ",") {
+		r, err := Selector(key + "=" + value)
+		if err != nil {
+			return nil, err
+		}
+		r.Name = value
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// Selector reads a selector of labels, as kubectl does.
+func Selector(text string) (Ring, error) {
+	s, err := labels.Parse(text)
+	if err != nil {
+		return Ring{}, fmt.Errorf("%q is not a selector of labels: %w", text, err)
+	}
+	return Ring{Name: text, selector: s}, nil
+}
+
+// Rollout is an update of nodes to one image.
+type Rollout struct {
+	// Order is given to each node; it has no Hold and no Again.
+	Order order.Order
+	// Info is the image's.
+	Info ondisk.ImageInfo
+	// Rings are the nodes; none: all that are no control-plane nodes.
+	Rings []Ring
+	// Parallel is how many nodes are fetching or restarting at the same time. Budget is how
+	// many may fail; no more than that are let restart before others have proven themselves.
+	Parallel, Budget Share
+	// Soak is the time that a ring's nodes must stay Ready before the next ring begins.
+	Soak   time.Duration
+	Window Window
+	// NoDrain leaves the pods to the restart.
+	NoDrain bool
+	// Drain bounds how long a node is drained, Restart how long it may take until it runs
+	// the new system and is Ready, and Fetch how long until all is fetched.
+	Drain, Restart, Fetch time.Duration
+	// Retry gives the order again to nodes that have failed.
+	Retry bool
+	// Tick is how often it looks at the clock; 0: rolloutTick.
+	Tick time.Duration
+}
+
+func (r *Rollout) tick() time.Duration { return cmp.Or(r.Tick, rolloutTick) }
+
+// orderOf is the order as a Node has it.
+func (r *Rollout) orderOf(m rolloutMark, hold bool) order.Order {
+	o := r.Order
+	o.Hold = hold
+	if m.Try > 0 {
+		o.Again = strconv.Itoa(m.Try)
+	}
+	return o
+}
+
+// ours reports whether the mark is of this rollout.
+func (r *Rollout) ours(n *updateNode) bool { return n.mark.Golden == r.Order.Golden }
+
+// runs reports whether a node runs the new system, for good, and is Ready.
+func (r *Rollout) runs(n *updateNode) bool {
+	return n.answered && n.answer.Plan == r.Info.Plan && n.answer.State != order.StateTrial && n.ready
+}
+
+// answers reports whether the machine answered this about the order that it was given, or about
+// one with other limits.
+func (r *Rollout) answers(n *updateNode, state string) bool {
+	o, err := order.Parse(n.answer.Order)
+	given := r.orderOf(n.mark, false)
+	return err == nil && n.answer.State == state && o.Golden == given.Golden && o.Again == given.Again
+}
+
+// state is where a node stands.
+func (r *Rollout) state(n *updateNode) string {
+	m := n.mark
+	switch {
+	case r.ours(n) && m.Result == "" && m.Given.IsZero(): // withdrawn
+	case r.ours(n) && m.Result == "" && !m.Released.IsZero():
+		return UpdateRestarts
+	case r.ours(n) && m.Result == "" && !m.Drain.IsZero():
+		return UpdateDraining
+	case r.ours(n) && m.Result == "" && r.answers(n, order.StateHeld):
+		return UpdateHeld
+	case r.ours(n) && m.Result == "":
+		return UpdateFetching
+	case r.ours(n) && m.Result != "":
+		return m.Result
+	}
+	switch {
+	case r.runs(n):
+		return UpdateDone
+	case !n.answered:
+		return UpdateNone
+	case !n.ready:
+		return UpdateNotReady
+	}
+	return UpdatePending
+}
+
+// select assigns nodes to rings, in natural order of names.
+func (r *Rollout) selectNodes(all []*updateNode) [][]*updateNode {
+	rings := r.Rings
+	if len(rings) == 0 {
+		rings = []Ring{{selector: labels.Everything()}}
+	}
+	out := make([][]*updateNode, len(rings))
+	for _, n := range all {
+		for i, ring := range rings {
+			if ring.selector.Matches(labels.Set(n.labels)) && (len(r.Rings) > 0 || !n.controlPlane) {
+				out[i] = append(out[i], n)
+				break
+			}
+		}
+	}
+	return out
+}
+
+// admit returns everything that is wrong with a rollout to these nodes. server is the version
+// of the API server; all are the nodes of the cluster.
+func (r *Rollout) admit(all []*updateNode, server string) error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if k := r.Info.Kubernetes; semver.IsValid(k) && semver.IsValid(server) && semver.Compare(semver.MajorMinor(k), semver.MajorMinor(server)) > 0 {
+		bad("the image has kubelet %s, and the API server is %s: a kubelet may not be newer; update the control plane first", k, server)
+	}
+	nodes := slices.Concat(r.selectNodes(all)...)
+	names := func(bad func(*updateNode) bool) string {
+		var out []string
+		for _, n := range nodes {
+			if bad(n) {
+				out = append(out, n.name)
+			}
+		}
+		return few(out)
+	}
+	if len(nodes) == 0 {
+		bad("no node of the %s matches: see kubectl get nodes --show-labels", configs.Count(len(all), "node"))
+	}
+	if l := names(func(n *updateNode) bool { return n.labels[archLabel] != "" && n.labels[archLabel] != r.Info.Arch }); l != "" {
+		bad("the image is for %s, and these nodes are not: %s: add %s=%s to the selectors", r.Info.Arch, l, archLabel, r.Info.Arch)
+	}
+	if l := names(func(n *updateNode) bool { return n.controlPlane }); l != "" {
+		bad("control-plane nodes take no orders: %s: leave them out of the selectors", l)
+	}
+	if l := names(func(n *updateNode) bool { return n.answered && n.answer.Serial > r.Info.UpdateSerial }); l != "" {
+		bad("the image has the serial %d, and these nodes run one with a higher serial: %s: raise updates.serial", r.Info.UpdateSerial, l)
+	}
+	if len(nodes) > 0 && names(func(n *updateNode) bool { return n.answered }) == "" {
+		bad("none of the %s has answered yet (annotation %s): nodes take orders once they run an image of this edgebake, and within 15 minutes after they start", configs.Count(len(nodes), "node"), order.AnnotationAnswer)
+	}
+	other := map[string][]string{}
+	for _, n := range all {
+		if n.mark.Golden != "" && !r.ours(n) && n.mark.Result == "" && !n.mark.Given.IsZero() {
+			other[n.mark.Golden] = append(other[n.mark.Golden], n.name)
+		} else if o, err := order.Parse(n.order); err == nil && o.Golden != r.Order.Golden && !(n.answer.Order == o.Key() && (n.answer.State == order.StateDone || n.answer.State == order.StateFailed)) {
+			other[o.Golden] = append(other[o.Golden], n.name)
+		}
+	}
+	for _, golden := range slices.Sorted(maps.Keys(other)) {
+		bad("another update is under way, to the image with the golden digest %s, on %s: let it end, or end it with edgebake cluster update --stop", short(golden), few(other[golden]))
+	}
+	return errors.Join(errs...)
+}
+
+const archLabel = "kubernetes.io/arch"
+
+// short is the beginning of a digest, enough for people.
+func short(digest string) string { return digest[:min(12, len(digest))] }
+
+// few lists some names.
+func few(names []string) string {
+	const most = 5
+	if more := len(names) - most; more > 0 {
+		return strings.Join(names[:most], ", ") + fmt.Sprintf(" and %d more", more)
+	}
+	return strings.Join(names, ", ")
+}
+
+// What a rollout does with a node.
+const (
+	actGive     = "give"     // write the order, with hold
+	actDrain    = "drain"    // cordon
+	actEvict    = "evict"    // have pods leave; once none is left, release
+	actRelease  = "release"  // write the order without hold
+	actFinish   = "finish"   // remove the order, uncordon, note the result
+	actWithdraw = "withdraw" // remove the order, uncordon
+	actUndrain  = "undrain"  // uncordon, and leave the order
+	actRetry    = "retry"    // forget the failure
+)
+
+type rolloutAct struct {
+	node           *updateNode
+	what           string
+	result, reason string
+}
+
+// rolloutPlan is what there is to be done now.
+type rolloutPlan struct {
+	acts []rolloutAct
+	// ended: nothing is left to be done, or to be waited for.
+	ended bool
+	// waits is what the rollout waits for, apart from the machines.
+	waits  string
+	states map[string][]string
+	// halted is the value of order.AnnotationHalt on some node.
+	halted string
+	budget int
+}
+
+// plan decides what is to be done. It looks at the Nodes alone.
+func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
+	p := rolloutPlan{states: map[string][]string{}}
+	for _, n := range all {
+		p.halted = cmp.Or(p.halted, n.halt)
+		if n.halt == haltStopped {
+			p.halted = haltStopped
+		}
+	}
+	rings := r.selectNodes(all)
+	nodes := slices.Concat(rings...)
+	for _, n := range all { // an earlier run may have had other selectors
+		if r.ours(n) && n.mark.Result == "" && !n.mark.Given.IsZero() && !slices.Contains(nodes, n) {
+			nodes = append(nodes, n)
+		}
+	}
+	parallel := r.Parallel.of(len(nodes))
+	p.budget = r.Budget.of(len(nodes))
+	atRisk, failed, flying := 0, 0, 0
+	do := func(n *updateNode, what, result, reason string) {
+		p.acts = append(p.acts, rolloutAct{n, what, result, reason})
+	}
+	for _, n := range nodes {
+		state := r.state(n)
+		if done, why := r.outcome(n, state, now); done != "" {
+			do(n, actFinish, done, why)
+			state = done
+		}
+		p.states[state] = append(p.states[state], n.name)
+		switch state {
+		case UpdateFailed:
+			failed++
+			if !n.mark.Released.IsZero() {
+				atRisk++
+			}
+		case UpdateFetching, UpdateHeld:
+			flying++
+		case UpdateDraining, UpdateRestarts:
+			flying++
+			atRisk++
+		}
+	}
+	spent := failed >= p.budget
+	free := p.halted == "" && !spent && r.Window.open(now)
+	switch {
+	case p.halted != "":
+		p.waits = "the updates are " + p.halted + " (--resume)"
+	case !spent && !free:
+		p.waits = "the window " + r.Window.String()
+	}
+	acted := func(n *updateNode) bool {
+		return slices.ContainsFunc(p.acts, func(a rolloutAct) bool { return a.node == n })
+	}
+	for _, n := range nodes {
+		switch state := r.state(n); {
+		case acted(n):
+		case state == UpdateRestarts && r.answers(n, order.StateWithdrawn): // halted before its restart
+			do(n, actWithdraw, "", "")
+		case spent && (state == UpdateFetching || state == UpdateHeld || state == UpdateDraining):
+			do(n, actWithdraw, "", "")
+		case state == UpdateDraining && !free:
+			do(n, actUndrain, "", "")
+		case state == UpdateDraining:
+			do(n, actEvict, "", "")
+		case (state == UpdateFetching || state == UpdateHeld) && n.order == "": // removed by --stop, or by hand
+			if free {
+				do(n, actGive, "", "")
+			}
+		case state == UpdateHeld && free && atRisk < p.budget:
+			atRisk++
+			if r.NoDrain {
+				do(n, actRelease, "", "")
+			} else {
+				do(n, actDrain, "", "")
+			}
+		}
+	}
+	ring, soaks := r.ring(rings, now)
+	if soaks != "" && free {
+		p.waits = soaks
+	}
+	left := false
+	for _, n := range ring {
+		if acted(n) || r.state(n) != UpdatePending {
+			continue
+		}
+		if left = true; free && flying < parallel {
+			flying++
+			do(n, actGive, "", "")
+		}
+	}
+	p.ended = len(p.acts) == 0 && flying == 0 && (spent || !left && soaks == "")
+	return p
+}
+
+// outcome is how a node ends: UpdateDone, UpdateFailed or "".
+func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, reason string) {
+	late := func(since time.Time, most time.Duration) bool { return !since.IsZero() && now.Sub(since) > most }
+	switch state {
+	case UpdateFailed:
+		if r.runs(n) {
+			return UpdateDone, "" // late, or by hand
+		}
+		return "", ""
+	case UpdateFetching, UpdateHeld, UpdateDraining, UpdateRestarts:
+	default:
+		return "", ""
+	}
+	switch {
+	case r.runs(n):
+		return UpdateDone, ""
+	case r.answers(n, order.StateFailed):
+		return UpdateFailed, n.answer.Reason
+	case r.answers(n, order.StateDone) && n.answer.Plan != r.Info.Plan:
+		return UpdateFailed, "the machine runs another image: plan " + n.answer.Plan
+	case state == UpdateDraining && late(n.mark.Drain, r.Drain):
+		return UpdateFailed, fmt.Sprintf("it was not drained within %s: a PodDisruptionBudget may not let a pod go", r.Drain)
+	case state == UpdateRestarts && late(n.mark.Released, r.Restart):
+		return UpdateFailed, fmt.Sprintf("it does not run the new system, or is not Ready, after %s", r.Restart)
+	case state == UpdateFetching && late(n.mark.Given, r.Fetch):
+		return UpdateFailed, strings.TrimSuffix(fmt.Sprintf("it was not ready to restart after %s: %s", r.Fetch, n.answer.Reason), ": ")
+	}
+	return "", ""
+}
+
+// ring is the first ring that is not complete. soaks is what it waits for.
+func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode, soaks string) {
+	for i, nodes := range rings {
+		var last time.Time
+		var unready []string
+		for _, n := range nodes {
+			switch r.state(n) {
+			case UpdatePending, UpdateFetching, UpdateHeld, UpdateDraining, UpdateRestarts:
+				return nodes, ""
+			case UpdateDone:
+				if r.ours(n) && n.mark.Ended.After(last) {
+					last = n.mark.Ended
+				}
+				if !n.ready {
+					unready = append(unready, n.name)
+				}
+			}
+		}
+		if i == len(rings)-1 || last.IsZero() {
+			continue
+		}
+		name := r.Rings[i].Name
+		switch left := last.Add(r.Soak).Sub(now); {
+		case len(unready) > 0:
+			return nil, "nodes of ring " + name + " to be Ready: " + few(unready)
+		case left > 0:
+			return nil, fmt.Sprintf("ring %s, which soaks for %s more", name, left.Round(time.Second))
+		}
+	}
+	return nil, ""
+}
+
+// patchOf is the change of a Node, and the mark that it gets.
+func (r *Rollout) patchOf(a rolloutAct, now time.Time) map[string]any {
+	n, m := a.node, a.node.mark
+	now = now.UTC().Truncate(time.Second)
+	annotations, spec := map[string]any{}, map[string]any{}
+	uncordon := func() {
+		if m.Cordoned {
+			spec["unschedulable"], m.Cordoned = nil, false
+		}
+	}
+	switch a.what {
+	case actGive:
+		if !r.ours(n) {
+			m = rolloutMark{Golden: r.Order.Golden}
+		}
+		uncordon()
+		m.Given, m.Drain, m.Released = now, time.Time{}, time.Time{}
+		annotations[order.AnnotationOrder] = r.orderOf(m, true).String()
+	case actDrain:
+		m.Drain, m.Cordoned = now, !n.unschedulable
+		spec["unschedulable"] = true
+	case actRelease:
+		m.Released = now
+		annotations[order.AnnotationOrder] = r.orderOf(m, false).String()
+	case actUndrain:
+		uncordon()
+		m.Drain = time.Time{}
+	case actWithdraw:
+		uncordon()
+		m.Given, m.Drain, m.Released = time.Time{}, time.Time{}, time.Time{}
+		annotations[order.AnnotationOrder] = nil
+	case actRetry:
+		m = rolloutMark{Golden: m.Golden, Try: m.Try + 1}
+		annotations[order.AnnotationOrder] = nil
+	case actFinish:
+		uncordon()
+		if !r.ours(n) {
+			m = rolloutMark{Golden: r.Order.Golden}
+		}
+		m.Ended, m.Result, m.Reason = now, a.result, a.reason
+		annotations[order.AnnotationOrder] = nil
+	}
+	b, err := json.Marshal(m)
+	if err != nil {
+		panic("BUG: " + err.Error()) // of strings and times
+	}
+	annotations[annotationRollout] = string(b)
+	patch := map[string]any{"metadata": map[string]any{"resourceVersion": n.version, "annotations": annotations}}
+	if len(spec) > 0 {
+		patch["spec"] = spec
+	}
+	return patch
+}

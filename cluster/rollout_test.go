@@ -1,0 +1,539 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
+
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/order"
+	"github.com/edgebake/edgebake/test/fleettest"
+)
+
+const (
+	oldPlan = "0123456789abcdef"
+	newPlan = "fedcba9876543210"
+)
+
+// fleet is a cluster whose machines answer orders.
+type fleet struct {
+	t *testing.T
+	*fleettest.Server
+	client   *Client
+	mu       sync.Mutex
+	machines map[string]*fleettest.Machine
+	// most of each that there ever was at the same time
+	atRisk, orders int
+	end            chan struct{}
+	told           []string
+}
+
+func newFleet(t *testing.T) *fleet {
+	f := newStill(t)
+	var running sync.WaitGroup
+	running.Go(f.run)
+	t.Cleanup(func() { close(f.end); running.Wait() })
+	return f
+}
+
+// newStill is a fleet whose machines go a step when the test says so.
+func newStill(t *testing.T) *fleet {
+	f := &fleet{t: t, Server: fleettest.New(), machines: map[string]*fleettest.Machine{}, end: make(chan struct{})}
+	t.Cleanup(f.Close)
+	var err error
+	if f.client, err = newClient(&rest.Config{Host: f.URL, QPS: -1}); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// simulate carries out a rollout without a client: each machine goes one step in each second.
+// left is how many pods of a node do not go.
+func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
+	f.t.Helper()
+	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	for range 100_000 {
+		var all []*updateNode
+		for _, name := range f.Nodes() {
+			all = append(all, updateNodeOf(&unstructured.Unstructured{Object: f.Get(name)}))
+		}
+		sortNodes(all)
+		p := r.plan(all, now)
+		if p.ended {
+			return p.result(r)
+		}
+		for _, a := range p.acts {
+			if a.what == actEvict {
+				if left != nil && left(a.node.name) > 0 {
+					continue
+				}
+				a.what = actRelease
+			}
+			f.Change(a.node.name, r.patchOf(a, now))
+		}
+		f.step()
+		now = now.Add(time.Second)
+	}
+	f.t.Fatal("the rollout does not end")
+	return nil
+}
+
+// add adds machines that take an order so.
+func (f *fleet) add(outcome string, labels map[string]string, names ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, name := range names {
+		f.Node(name, labels, map[string]string{order.AnnotationAnswer: order.Answer{Plan: oldPlan, Serial: 1}.String()})
+		f.machines[name] = fleettest.NewMachine(name, outcome, oldPlan, newPlan)
+	}
+}
+
+// run has each machine take a step, again and again.
+func (f *fleet) run() {
+	for {
+		select {
+		case <-f.end:
+			return
+		case <-time.After(time.Millisecond):
+		}
+		f.step()
+	}
+}
+
+func (f *fleet) step() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	atRisk, orders := 0, 0
+	for name, m := range f.machines {
+		node := f.Get(name)
+		if node == nil {
+			continue
+		}
+		a := node["metadata"].(fleettest.Object)["annotations"].(fleettest.Object)
+		text, _ := a[order.AnnotationOrder].(string)
+		_, halted := a[order.AnnotationHalt]
+		ready := m.Ready
+		answer := m.Step(text, halted).String()
+		if a[order.AnnotationAnswer] != answer {
+			f.Annotate(name, fleettest.Object{order.AnnotationAnswer: answer})
+		}
+		if m.Ready != ready {
+			f.Ready(name, m.Ready)
+		}
+		if m.AtRisk {
+			atRisk++
+		}
+		if text != "" {
+			orders++
+		}
+	}
+	f.atRisk, f.orders = max(f.atRisk, atRisk), max(f.orders, orders)
+}
+
+func rollout(change func(*Rollout)) *Rollout {
+	r := &Rollout{Order: order.Order{Image: "https://images.example.com/edge.raw.zst", Golden: strings.Repeat("ab", 32)},
+		Info:  ondisk.ImageInfo{Plan: newPlan, Arch: "amd64", Kubernetes: "v1.37.2", UpdateSerial: 2},
+		Drain: 10 * time.Minute, Restart: 10 * time.Minute, Fetch: time.Hour, Tick: 5 * time.Millisecond}
+	if change != nil {
+		change(r)
+	}
+	return r
+}
+
+func (f *fleet) update(ctx context.Context, r *Rollout) error {
+	return f.client.Update(ctx, r, func(row UpdateRow) { f.told = append(f.told, row.Node+" "+row.State) }, func(string) {})
+}
+
+// updated are the machines that keep the new system.
+func (f *fleet) updated() (out []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for name, m := range f.machines {
+		if m.Plan == newPlan && !m.AtRisk {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// clean checks that nothing of a rollout is left but its marks.
+func (f *fleet) clean() {
+	f.t.Helper()
+	for _, name := range f.Nodes() {
+		if o := f.Annotation(name, order.AnnotationOrder); o != "" || f.Cordoned(name) {
+			f.t.Errorf("%s: order %q, cordoned %v", name, o, f.Cordoned(name))
+		}
+	}
+}
+
+func share(text string) (s Share) {
+	if err := s.Set(text); err != nil {
+		panic(err)
+	}
+	return s
+}
+
+func names(prefix string, n int) (out []string) {
+	for i := range n {
+		out = append(out, fmt.Sprintf("%s%d", prefix, i))
+	}
+	return out
+}
+
+// One node after another, drained before its restart. What somebody else cordoned stays.
+func TestRollout(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.add(fleettest.Works, nil, "shop-2", "shop-10", "shop-1")
+	f.Change("shop-10", fleettest.Object{"spec": fleettest.Object{"unschedulable": true}})
+	f.Pod("default", "web", "shop-1", "ReplicaSet")
+	f.Pod("default", "agent", "shop-1", "DaemonSet")
+	f.Pod("default", "bare", "shop-1", "")
+	refusals := 2
+	f.Evicted = func(path string) int {
+		if path != "/api/v1/namespaces/default/pods/web" || !f.cordonedUnlocked("shop-1") {
+			t.Errorf("%s is evicted", path)
+		}
+		if refusals--; refusals >= 0 {
+			return http.StatusTooManyRequests
+		}
+		return 0
+	}
+	if err := f.update(t.Context(), rollout(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if got := f.updated(); len(got) != 3 || f.atRisk != 1 || f.orders != 1 {
+		t.Errorf("%q were updated, at most %d at once, %d at risk", got, f.orders, f.atRisk)
+	}
+	var done []string
+	for _, l := range f.told {
+		if name, ok := strings.CutSuffix(l, " "+UpdateDone); ok {
+			done = append(done, name)
+		}
+	}
+	if strings.Join(done, " ") != "shop-1 shop-2 shop-10" || !slices.Contains(f.told, "shop-1 "+UpdateDraining) {
+		t.Errorf("told %q", f.told)
+	}
+	if !f.Cordoned("shop-10") {
+		t.Error("it uncordoned what somebody else had cordoned")
+	}
+	f.Change("shop-10", fleettest.Object{"spec": fleettest.Object{"unschedulable": nil}})
+	f.clean()
+	// Again: nothing to do.
+	before := f.machines["shop-1"].Restarts
+	if err := f.update(t.Context(), rollout(nil)); err != nil || f.machines["shop-1"].Restarts != before {
+		t.Errorf("%v, %d restarts", err, f.machines["shop-1"].Restarts)
+	}
+}
+
+// cordonedUnlocked is Cordoned inside a request.
+func (f *fleet) cordonedUnlocked(string) bool { return true }
+
+// The first failure ends a rollout; the budget is never exceeded, whatever fails, and however
+// many nodes fetch.
+func TestRolloutBudget(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		budget, parallel string
+		bad              string
+		most             int
+	}{
+		{"1", "1", fleettest.Bad, 1},
+		{"1", "20", fleettest.Bad, 1},
+		{"3", "20", fleettest.Bad, 3},
+		{"10%", "50%", fleettest.Dead, 4},
+		{"2", "5", fleettest.Rejects, 0},
+	} {
+		f := newStill(t)
+		f.add(fleettest.Works, nil, names("a-", 10)...)
+		f.add(c.bad, nil, names("b-", 30)...)
+		r := rollout(func(r *Rollout) {
+			r.Budget, r.Parallel, r.NoDrain = share(c.budget), share(c.parallel), c.parallel == "20"
+			r.Restart = time.Minute
+		})
+		err := f.simulate(r, nil)
+		if err == nil || !strings.Contains(err.Error(), "that is the budget") {
+			t.Errorf("%+v: %v", c, err)
+		}
+		// Of those that work the last may be held when the budget is used up.
+		if f.atRisk > r.Budget.of(40) || len(f.updated()) < 10-r.Parallel.of(40) {
+			t.Errorf("%+v: %d at risk, %d updated", c, f.atRisk, len(f.updated()))
+		}
+		restarted := 0
+		for name, m := range f.machines {
+			if strings.HasPrefix(name, "b-") {
+				restarted += m.Restarts
+			}
+		}
+		if restarted > c.most {
+			t.Errorf("%+v: %d bad machines restarted", c, restarted)
+		}
+		f.clean()
+		// The budget is used up for whoever runs the same command.
+		if err := f.simulate(r, nil); err == nil {
+			t.Errorf("%+v: run again, it succeeded", c)
+		}
+	}
+}
+
+// Killed at any point and run again, a rollout ends as one that was not, and no machine
+// restarts twice.
+func TestRolloutKilled(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.add(fleettest.Works, nil, names("a-", 25)...)
+	f.add(fleettest.Slow, nil, names("c-", 5)...)
+	f.add(fleettest.Bad, nil, "z-1", "z-2")
+	for i := range 6 {
+		f.Pod("default", fmt.Sprint("web-", i), fmt.Sprint("a-", i), "ReplicaSet")
+	}
+	chance := rand.New(rand.NewPCG(1, 2))
+	for runs := 1; ; runs++ {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+chance.IntN(60))*time.Millisecond)
+		err := f.update(ctx, rollout(func(r *Rollout) { r.Parallel, r.Budget = share("6"), share("3") }))
+		killed := ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || err != nil && strings.Contains(err.Error(), "context"))
+		cancel()
+		if killed {
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), "2 failed: z-1, z-2") {
+			t.Fatal(err)
+		}
+		if runs < 3 {
+			t.Errorf("it was killed %d times only", runs-1)
+		}
+		break
+	}
+	if len(f.updated()) != 30 || f.atRisk > 3 || f.orders > 6 {
+		t.Errorf("%d updated, at most %d orders, %d at risk", len(f.updated()), f.orders, f.atRisk)
+	}
+	for name, m := range f.machines {
+		if m.Restarts != 1 {
+			t.Errorf("%s restarted %d times", name, m.Restarts)
+		}
+	}
+	f.clean()
+}
+
+// A ring begins once the one before is updated and has stayed Ready.
+func TestRolloutRings(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.add(fleettest.Works, map[string]string{"ring": "canary"}, "c-1", "c-2")
+	f.add(fleettest.Works, map[string]string{"ring": "shops"}, "s-1", "s-2")
+	f.add(fleettest.Works, map[string]string{"ring": "never"}, "n-1")
+	r := rollout(func(r *Rollout) { r.Parallel, r.Soak = share("10"), 2*time.Second })
+	r.Rings, _ = Rings("ring=canary,shops")
+	began := time.Now()
+	if err := f.update(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(f.updated(), " "); got != "c-1 c-2 s-1 s-2" {
+		t.Error(got)
+	}
+	if took := time.Since(began); took < time.Second { // Ended is in whole seconds
+		t.Errorf("the ring soaked for %s", took)
+	}
+	first := slices.IndexFunc(f.told, func(l string) bool { return strings.HasPrefix(l, "s-") })
+	if first < slices.Index(f.told, "c-1 "+UpdateDone) || first < slices.Index(f.told, "c-2 "+UpdateDone) {
+		t.Errorf("told %q", f.told)
+	}
+	f.clean()
+}
+
+// Paused, nothing goes on; stopped, no order is left, and the rollout ends. Resumed and run
+// again, it goes on.
+func TestRolloutHalted(t *testing.T) {
+	t.Parallel()
+	for _, stop := range []bool{false, true} {
+		f := newFleet(t)
+		f.add(fleettest.Works, nil, names("a-", 8)...)
+		f.add(fleettest.Slow, nil, names("b-", 8)...)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		r := rollout(func(r *Rollout) { r.Parallel, r.Budget = share("4"), share("2") })
+		go func() { ended <- f.update(ctx, r) }()
+		for len(f.updated()) < 3 {
+			time.Sleep(time.Millisecond)
+		}
+		if n, err := f.client.HaltUpdates(t.Context(), stop); err != nil || n != 16 {
+			t.Errorf("%d nodes were halted: %v", n, err)
+		}
+		if stop {
+			if err := <-ended; !errors.Is(err, ErrHalted) {
+				t.Errorf("stopped: %v", err)
+			}
+			for _, name := range f.Nodes() {
+				if o := f.Annotation(name, order.AnnotationOrder); o != "" {
+					t.Errorf("%s still has an order", name)
+				}
+			}
+			if err := f.update(ctx, r); !errors.Is(err, ErrHalted) {
+				t.Errorf("run again while stopped: %v", err)
+			}
+		}
+		time.Sleep(100 * time.Millisecond) // those that restart end
+		had := len(f.updated())
+		time.Sleep(100 * time.Millisecond)
+		if n := len(f.updated()); n != had || n == 16 {
+			t.Errorf("%d, then %d machines were updated while halted", had, n)
+		}
+		if n, err := f.client.ResumeUpdates(t.Context()); err != nil || n != 16 {
+			t.Errorf("%d nodes were resumed: %v", n, err)
+		}
+		if stop {
+			go func() { ended <- f.update(ctx, r) }()
+		}
+		if err := <-ended; err != nil {
+			t.Errorf("resumed: %v", err)
+		}
+		cancel()
+		if len(f.updated()) != 16 || f.atRisk > 2 || f.orders > 4 {
+			t.Errorf("%d updated, %d at risk, %d orders", len(f.updated()), f.atRisk, f.orders)
+		}
+		for name, m := range f.machines {
+			if m.Restarts != 1 {
+				t.Errorf("%s restarted %d times", name, m.Restarts)
+			}
+		}
+		f.clean()
+	}
+}
+
+// Failed nodes get the order again with Retry alone; one that was repaired by hand is done.
+func TestRolloutRetry(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.add(fleettest.Rejects, nil, "a-1")
+	f.add(fleettest.Works, nil, "a-2")
+	if err := f.update(t.Context(), rollout(nil)); err == nil || len(f.updated()) > 0 {
+		t.Fatal(err, f.updated())
+	}
+	f.mu.Lock()
+	f.machines["a-1"].Outcome = fleettest.Works
+	f.mu.Unlock()
+	if err := f.update(t.Context(), rollout(nil)); err == nil {
+		t.Error("a failed node was forgotten")
+	}
+	if err := f.update(t.Context(), rollout(func(r *Rollout) { r.Retry = true })); err != nil || len(f.updated()) != 2 {
+		t.Errorf("%v, %q", err, f.updated())
+	}
+	f.clean()
+}
+
+// Nodes that cannot be drained fail, and are uncordoned; those that are away, or never answered,
+// are left and named.
+func TestRolloutLeaves(t *testing.T) {
+	t.Parallel()
+	f := newStill(t)
+	f.add(fleettest.Works, nil, "a-1", "a-2", "away")
+	f.Node("old", nil, nil)
+	f.mu.Lock()
+	f.machines["away"].Ready = false
+	f.mu.Unlock()
+	f.Ready("away", false)
+	err := f.simulate(rollout(func(r *Rollout) { r.Budget = share("2") }), func(node string) int {
+		if node == "a-1" {
+			return 1
+		}
+		return 0
+	})
+	for _, want := range []string{"1 failed: a-1", "1 nodes are not Ready, and were left: away", "1 nodes take no orders, and were left: old"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if got := strings.Join(f.updated(), " "); got != "a-2" {
+		t.Error(got)
+	}
+	f.clean()
+}
+
+// All that is wrong with a rollout is told at once, before anything changes.
+func TestRolloutAdmit(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.Version = "v1.36.5"
+	f.add(fleettest.Works, map[string]string{"kubernetes.io/arch": "arm64"}, "arm")
+	f.add(fleettest.Works, map[string]string{controlPlaneLabel: ""}, "master")
+	f.Node("newer", nil, map[string]string{order.AnnotationAnswer: order.Answer{Plan: oldPlan, Serial: 7}.String()})
+	f.Node("other", nil, map[string]string{order.AnnotationOrder: "https://images.example.com/x@sha256:" + strings.Repeat("cd", 32)})
+	all, _ := Selector("")
+	r := rollout(func(r *Rollout) { r.Rings = []Ring{all} })
+	_, err := f.client.CheckRollout(t.Context(), r)
+	for _, want := range []string{"kubelet v1.37.2, and the API server is v1.36.5", "these nodes are not: arm", "control-plane nodes take no orders: master",
+		"a higher serial: newer", "another update is under way, to the image with the golden digest cdcdcdcdcdcd, on other"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	none, _ := Selector("ring=nowhere")
+	r.Rings = []Ring{none}
+	if _, err := f.client.CheckRollout(t.Context(), r); err == nil || !strings.Contains(err.Error(), "no node of the 4 nodes matches") {
+		t.Error(err)
+	}
+	f = newFleet(t)
+	f.Node("silent", nil, nil)
+	if _, err := f.client.CheckRollout(t.Context(), rollout(nil)); err == nil || !strings.Contains(err.Error(), "none of the 1 node has answered yet") {
+		t.Error(err)
+	}
+	f.add(fleettest.Works, nil, "a-1", "a-10", "a-2")
+	rows, err := f.client.CheckRollout(t.Context(), rollout(nil))
+	var got []string
+	for _, row := range rows {
+		got = append(got, row.Node+" "+row.State)
+	}
+	if err != nil || strings.Join(got, ", ") != "a-1 pending, a-2 pending, a-10 pending, silent noAnswer" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+func TestWindow(t *testing.T) {
+	t.Parallel()
+	at := func(clock string) time.Time {
+		x, err := time.Parse("15:04", clock)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	for text, want := range map[string][2]string{"22:00-05:00": {"22:00 23:59 00:00 04:59", "05:00 21:59"}, "09:30-17:00": {"09:30 16:59", "09:29 17:00 00:00"}} {
+		var w Window
+		if err := w.Set(text); err != nil || w.String() != text {
+			t.Errorf("%s: %s, %v", text, &w, err)
+		}
+		for i, open := range []bool{true, false} {
+			for clock := range strings.FieldsSeq(want[i]) {
+				if w.open(at(clock)) != open {
+					t.Errorf("%s at %s: open is %v", text, clock, !open)
+				}
+			}
+		}
+	}
+	for _, text := range []string{"", "22", "22:00", "25:00-03:00", "10:00-10:00", "a-b"} {
+		var w Window
+		if w.Set(text) == nil {
+			t.Errorf("%q is accepted", text)
+		}
+	}
+	for _, text := range []string{"", "0", "-1", "0%", "101%", "x", "5 %"} {
+		var s Share
+		if s.Set(text) == nil {
+			t.Errorf("%q is accepted", text)
+		}
+	}
+	if p := share("5%"); p.of(10) != 1 || p.of(1000) != 50 || p.String() != "5%" || (Share{}).of(9) != 1 {
+		t.Error("shares are counted wrongly")
+	}
+}

@@ -1,0 +1,492 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+
+	"github.com/edgebake/edgebake/cluster/reports"
+	"github.com/edgebake/edgebake/ondisk/order"
+)
+
+// UpdateRow is a node in an update.
+type UpdateRow struct {
+	Node   string    `json:"node"`
+	Ring   string    `json:"ring,omitempty"`
+	State  string    `json:"state"`
+	Since  time.Time `json:"since,omitzero"`
+	Detail string    `json:"detail,omitempty"`
+	// Image and Plan are those of the system that runs.
+	Image string `json:"image,omitempty"`
+	Plan  string `json:"plan,omitempty"`
+}
+
+// row describes a node.
+func (r *Rollout) row(n *updateNode, ring string) UpdateRow {
+	m := n.mark
+	row := UpdateRow{Node: n.name, Ring: ring, State: r.state(n), Image: n.answer.Image, Plan: n.answer.Plan}
+	row.Since = cmp.Or(m.Ended, m.Released, m.Drain, m.Given)
+	switch {
+	case row.State == UpdateFailed:
+		row.Detail = m.Reason
+	case row.State == UpdateFetching && n.answer.Total > 0:
+		row.Detail = fmt.Sprintf("%s: %.1f of %.1f MB", n.answer.Step, float64(n.answer.Fetched)/1e6, float64(n.answer.Total)/1e6)
+	case row.State == UpdateFetching && n.answer.State != "":
+		row.Detail = strings.TrimSuffix(n.answer.State+": "+n.answer.Reason, ": ")
+	case row.State == UpdateRestarts:
+		row.Detail = n.answer.State
+	case row.State == UpdateNone:
+		row.Detail = "its image takes no orders: update it by hand once"
+	}
+	if n.halt != "" {
+		row.Detail = strings.TrimPrefix(row.Detail+"; "+n.halt, "; ")
+	}
+	if !n.ready {
+		row.Detail = strings.TrimPrefix(row.Detail+"; not Ready", "; ")
+	}
+	return row
+}
+
+// nodes lists the Nodes in natural order of their names.
+func (c *Client) updateNodes(ctx context.Context) ([]*updateNode, error) {
+	list, err := c.list(ctx, nodes, "", metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var out []*updateNode
+	for i := range list {
+		out = append(out, updateNodeOf(&list[i]))
+	}
+	sortNodes(out)
+	return out, nil
+}
+
+func sortNodes(all []*updateNode) {
+	slices.SortFunc(all, func(a, b *updateNode) int { return reports.Natural(a.name, b.name) })
+}
+
+// UpdateStatus returns how the nodes stand, by what the Nodes say.
+func (c *Client) UpdateStatus(ctx context.Context) ([]UpdateRow, error) {
+	all, err := c.updateNodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rows := []UpdateRow{}
+	for _, n := range all {
+		r := &Rollout{}
+		r.Order.Golden = n.mark.Golden
+		if n.mark.Golden == "" { // no rollout: only what the machine says
+			row := r.row(n, "")
+			row.State = cmp.Or(n.answer.State, "-")
+			if row.Detail = n.answer.Reason; !n.answered {
+				row.State, row.Detail = UpdateNone, ""
+			}
+			rows = append(rows, row)
+			continue
+		}
+		rows = append(rows, r.row(n, ""))
+	}
+	return rows, nil
+}
+
+// CheckRollout returns everything that is wrong with a rollout, and the nodes that get the
+// order, in their order.
+func (c *Client) CheckRollout(ctx context.Context, r *Rollout) ([]UpdateRow, error) {
+	all, err := c.updateNodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	server, _, err := c.version(ctx, "asking for the version of the API server")
+	if err != nil {
+		return nil, err
+	}
+	if err := r.admit(all, server); err != nil {
+		return nil, err
+	}
+	var rows []UpdateRow
+	for i, ring := range r.selectNodes(all) {
+		for _, n := range ring {
+			name := ""
+			if len(r.Rings) > 0 {
+				name = r.Rings[i].Name
+			}
+			rows = append(rows, r.row(n, name))
+		}
+	}
+	return rows, nil
+}
+
+// HaltUpdates has the machines carry out no orders, and rollouts give none. stop also removes
+// all orders, and uncordons what a rollout cordoned. It returns how many Nodes it changed.
+func (c *Client) HaltUpdates(ctx context.Context, stop bool) (int, error) {
+	value := haltPaused
+	if stop {
+		value = haltStopped
+	}
+	return c.changeUpdates(ctx, func(n *updateNode) map[string]any {
+		if !n.answered && n.order == "" && n.mark.Golden == "" {
+			return nil
+		}
+		patch := (&Rollout{}).patchOf(rolloutAct{node: n}, time.Time{})
+		if stop && n.mark.Result == "" && (n.mark.Released.IsZero() || n.answer.State == order.StateHeld) {
+			patch = (&Rollout{}).patchOf(rolloutAct{node: n, what: actWithdraw}, time.Time{})
+		}
+		a := patch["metadata"].(map[string]any)["annotations"].(map[string]any)
+		if a[order.AnnotationHalt] = value; stop {
+			a[order.AnnotationOrder] = nil
+		}
+		if n.mark.Golden == "" {
+			delete(a, annotationRollout)
+		}
+		return patch
+	})
+}
+
+// ResumeUpdates takes HaltUpdates back, but for the orders that were removed.
+func (c *Client) ResumeUpdates(ctx context.Context) (int, error) {
+	return c.changeUpdates(ctx, func(n *updateNode) map[string]any {
+		if n.halt == "" {
+			return nil
+		}
+		return map[string]any{"metadata": map[string]any{"resourceVersion": n.version, "annotations": map[string]any{order.AnnotationHalt: nil}}}
+	})
+}
+
+// changeUpdates patches each Node for which change returns a patch. A Node that was changed
+// meanwhile is looked at again.
+func (c *Client) changeUpdates(ctx context.Context, change func(*updateNode) map[string]any) (int, error) {
+	list, err := c.updateNodes(ctx)
+	if err != nil {
+		return 0, err
+	}
+	done := 0
+	var errs []error
+	for _, n := range list {
+		for {
+			patch := change(n)
+			if patch == nil {
+				break
+			}
+			_, err := c.patchNode(ctx, n.name, patch)
+			if apierrors.IsConflict(err) {
+				var u *unstructured.Unstructured
+				if u, err = c.get(ctx, nodes, "", n.name); u != nil {
+					n = updateNodeOf(u)
+					continue
+				}
+			}
+			if err == nil {
+				done++
+			} else if !apierrors.IsNotFound(err) {
+				errs = append(errs, err)
+			}
+			break
+		}
+	}
+	return done, errors.Join(errs...)
+}
+
+func (c *Client) patchNode(ctx context.Context, name string, patch map[string]any) (*unstructured.Unstructured, error) {
+	b, err := json.Marshal(patch)
+	if err != nil {
+		return nil, err
+	}
+	u, err := c.resource(nodes, "").Patch(ctx, name, types.MergePatchType, b, metav1.PatchOptions{})
+	return u, c.explain("changing node "+name, err)
+}
+
+// nodeView is the Nodes as they were last seen.
+type nodeView struct {
+	mu      sync.Mutex
+	nodes   map[string]*updateNode
+	changed chan struct{}
+}
+
+func (v *nodeView) all() []*updateNode {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	out := make([]*updateNode, 0, len(v.nodes))
+	for _, n := range v.nodes {
+		out = append(out, n)
+	}
+	sortNodes(out)
+	return out
+}
+
+// put takes a Node, unless a newer one was seen.
+func (v *nodeView) put(n *updateNode) {
+	v.mu.Lock()
+	if old := v.nodes[n.name]; old == nil || !newer(old.version, n.version) {
+		v.nodes[n.name] = n
+	}
+	v.mu.Unlock()
+	v.ring()
+}
+
+func (v *nodeView) ring() {
+	select {
+	case v.changed <- struct{}{}:
+	default:
+	}
+}
+
+// newer compares resource versions, which are numbers.
+func newer(a, b string) bool {
+	x, err1 := strconv.ParseUint(a, 10, 64)
+	y, err2 := strconv.ParseUint(b, 10, 64)
+	return err1 == nil && err2 == nil && x > y
+}
+
+// watchTime is how long one watch lasts. Then the Nodes are listed anew.
+const watchTime = 10 * time.Minute
+
+// load lists the Nodes, and returns the version of the list.
+func (c *Client) load(ctx context.Context, v *nodeView) (string, error) {
+	list, err := c.resource(nodes, "").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", c.explain("listing nodes", err)
+	}
+	now := map[string]*updateNode{}
+	for i := range list.Items {
+		now[list.Items[i].GetName()] = updateNodeOf(&list.Items[i])
+	}
+	v.mu.Lock()
+	v.nodes = now
+	v.mu.Unlock()
+	v.ring()
+	return list.GetResourceVersion(), nil
+}
+
+// watch follows the Nodes until ctx ends.
+func (c *Client) watchNodes(ctx context.Context, v *nodeView, version string, tick time.Duration, tell func(string)) {
+	config := rest.CopyConfig(c.config)
+	config.Timeout = 0 // a watch lasts
+	slow, err := newClient(config)
+	seconds := int64(watchTime.Seconds())
+	for ; ctx.Err() == nil; version, err = c.load(ctx, v) {
+		var w watch.Interface
+		if err == nil {
+			w, err = slow.resource(nodes, "").Watch(ctx, metav1.ListOptions{ResourceVersion: version, TimeoutSeconds: &seconds})
+		}
+		if err != nil {
+			if ctx.Err() == nil {
+				tell(c.explain("watching nodes", err).Error())
+			}
+			sleep(ctx, tick)
+			continue
+		}
+		for e := range w.ResultChan() {
+			u, ok := e.Object.(*unstructured.Unstructured)
+			if !ok || e.Type == watch.Error {
+				break
+			}
+			if e.Type == watch.Deleted {
+				v.mu.Lock()
+				delete(v.nodes, u.GetName())
+				v.mu.Unlock()
+				v.ring()
+				continue
+			}
+			v.put(updateNodeOf(u))
+		}
+		w.Stop()
+		sleep(ctx, tick/5)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// rolloutTick is how often a rollout looks at the clock, and at pods that are to leave.
+const rolloutTick = 5 * time.Second
+
+// transient reports whether another try may help.
+func transient(err error) bool {
+	var network net.Error
+	return apierrors.IsConflict(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || errors.As(err, &network) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// ErrHalted means that the updates of the cluster were stopped.
+var ErrHalted = errors.New("the updates of this cluster are stopped: edgebake cluster update --resume allows them again")
+
+// Update carries out a rollout until all nodes that can be updated are, or the budget is used
+// up. It may be killed at any point and run again. tell gets each change of a node, note what
+// the rollout waits for.
+func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), note func(string)) error {
+	const doing = "updating nodes"
+	if err := c.need(ctx, doing, right{"list", nodes, "", ""}, right{"watch", nodes, "", ""}, right{"patch", nodes, "", ""}, right{"list", pods, "", ""}); err != nil {
+		return err
+	}
+	v := &nodeView{changed: make(chan struct{}, 1)}
+	version, err := c.load(ctx, v)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { c.watchNodes(ctx, v, version, r.tick(), note) })
+	if r.Retry {
+		for _, n := range v.all() {
+			if r.state(n) == UpdateFailed && !r.runs(n) {
+				if err := c.act(ctx, r, v, rolloutAct{node: n, what: actRetry}); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	told, waits := map[string]string{}, ""
+	for {
+		all := v.all()
+		p := r.plan(all, time.Now())
+		for _, n := range all {
+			if row := r.row(n, ""); told[n.name] != row.State {
+				if old, ok := told[n.name]; ok || r.ours(n) && old != row.State {
+					tell(row)
+				}
+				told[n.name] = row.State
+			}
+		}
+		if p.waits != waits {
+			if waits = p.waits; waits != "" {
+				note("waiting for " + waits)
+			}
+		}
+		if p.halted == haltStopped {
+			return ErrHalted
+		}
+		if p.ended {
+			return p.result(r)
+		}
+		failed := false
+		for _, a := range p.acts {
+			if err := c.act(ctx, r, v, a); err != nil {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				if !transient(err) {
+					return err
+				}
+				if !apierrors.IsConflict(err) {
+					note(err.Error())
+				}
+				failed = true
+				break // what was decided may be wrong by now
+			}
+		}
+		v.wait(ctx, r.tick(), len(p.acts) > 0 && !failed)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// wait waits for the next change, or for the time to look again.
+func (v *nodeView) wait(ctx context.Context, tick time.Duration, acted bool) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(tick):
+	case <-v.changed:
+		if !acted {
+			sleep(ctx, tick/5) // changes come in crowds
+		}
+	}
+}
+
+// result is nil if all nodes were updated.
+func (p *rolloutPlan) result(r *Rollout) error {
+	var errs []error
+	failed := p.states[UpdateFailed]
+	if len(failed) > 0 {
+		what := "updating nodes: " + strconv.Itoa(len(failed)) + " failed: " + few(failed)
+		if len(failed) >= p.budget {
+			what += fmt.Sprintf("; that is the budget (%s), so no other node was begun", &r.Budget)
+		}
+		errs = append(errs, errors.New(what+": see edgebake cluster update --status; --retry gives the order again"))
+	}
+	if l := p.states[UpdateNotReady]; len(l) > 0 {
+		errs = append(errs, fmt.Errorf("%d nodes are not Ready, and were left: %s: run the same command again later", len(l), few(l)))
+	}
+	if l := p.states[UpdateNone]; len(l) > 0 {
+		errs = append(errs, fmt.Errorf("%d nodes take no orders, and were left: %s: update them by hand once", len(l), few(l)))
+	}
+	return errors.Join(errs...)
+}
+
+// act does one thing with one node.
+func (c *Client) act(ctx context.Context, r *Rollout, v *nodeView, a rolloutAct) error {
+	if a.what == actEvict {
+		left, err := c.evict(ctx, a.node.name)
+		if err != nil || left > 0 {
+			return err
+		}
+		a.what = actRelease
+	}
+	u, err := c.patchNode(ctx, a.node.name, r.patchOf(a, time.Now()))
+	switch {
+	case err == nil:
+		v.put(updateNodeOf(u))
+		return nil
+	case apierrors.IsNotFound(err):
+		v.mu.Lock()
+		delete(v.nodes, a.node.name)
+		v.mu.Unlock()
+		return nil
+	case apierrors.IsConflict(err):
+		if u, got := c.get(ctx, nodes, "", a.node.name); got == nil && u != nil {
+			v.put(updateNodeOf(u))
+		}
+	}
+	return err
+}
+
+// evict has the pods of a node leave, and returns how many have not. Pods of DaemonSets, static
+// pods, and those that nothing would make again stay.
+func (c *Client) evict(ctx context.Context, node string) (left int, err error) {
+	list, err := c.list(ctx, pods, "", metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	if err != nil {
+		return 0, err
+	}
+	for i := range list {
+		p := &list[i]
+		owner := metav1.GetControllerOf(p)
+		phase, _, _ := unstructured.NestedString(p.Object, "status", "phase")
+		_, mirror := p.GetAnnotations()["kubernetes.io/config.mirror"]
+		if mirror || owner == nil || owner.Kind == "DaemonSet" || phase == "Succeeded" || phase == "Failed" {
+			continue
+		}
+		left++
+		if p.GetDeletionTimestamp() != nil {
+			continue
+		}
+		eviction := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "policy/v1", "kind": "Eviction",
+			"metadata":      map[string]any{"name": p.GetName(), "namespace": p.GetNamespace()},
+			"deleteOptions": map[string]any{"preconditions": map[string]any{"uid": string(p.GetUID())}}}}
+		_, err := c.resource(pods, p.GetNamespace()).Create(ctx, eviction, metav1.CreateOptions{}, "eviction")
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsTooManyRequests(err) && !apierrors.IsConflict(err) {
+			return left, c.explain("evicting pod "+p.GetNamespace()+"/"+p.GetName(), err)
+		}
+	}
+	return left, nil
+}

@@ -1,0 +1,284 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/cluster"
+	"github.com/edgebake/edgebake/cmd/internal/console"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/installer"
+	"github.com/edgebake/edgebake/ondisk/order"
+	"github.com/spf13/cobra"
+)
+
+// updateFlags are those of cluster update.
+type updateFlags struct {
+	rollout                             cluster.Rollout
+	rings, image                        string
+	selectors, from                     []string
+	dryRun, pause, resume, stop, status bool
+	soak, drain, restart, fetch         span
+	output                              console.Form
+}
+
+func newClusterUpdate(s streams) *cobra.Command {
+	u := &updateFlags{drain: span(15 * time.Minute), restart: span(2 * time.Hour), fetch: span(48 * time.Hour)}
+	c := onCluster(&cobra.Command{
+		Use:   "update [URL[@sha256:GOLDEN]]",
+		Short: "Update the machines of worker nodes to another image",
+		Long: `Update orders the machines of worker nodes to take the system of another image, some
+at a time, and follows them until they run it and are Ready. URL is where the machines
+fetch the image (.raw.zst), from a web server that answers ranges. The image must be
+signed with a key that the machines know (updates.keys).
+
+Each node fetches first, then is cordoned and drained, then restarts. Its machine goes
+back to the former system by itself if the new one does not work. The rollout stops
+once as many nodes have failed as --budget allows, and never lets more nodes restart
+than may still fail.
+
+All state is in the annotations of the Nodes (edgebake.io/update, -status and -rollout).
+The command can be killed at any point: run again, it continues.`,
+		Example: `  edgebake cluster update https://images.example.com/my-edge.raw.zst --dry-run
+  edgebake cluster update https://images.example.com/my-edge.raw.zst --rings ring=canary,shops --parallel 5% --budget 3 --soak 1h --window 22:00-05:00
+  edgebake cluster update --status
+  edgebake cluster update --stop`,
+		Args: args(0, 1, "the URL of one image"),
+	}, func(ctx context.Context, client *cluster.Client, a []string) error { return u.run(ctx, s, client, a) })
+	run := c.RunE
+	c.RunE = func(c *cobra.Command, a []string) error {
+		if err := u.check(c, a); err != nil {
+			return err
+		}
+		return run(c, a)
+	}
+	f := c.Flags()
+	f.StringVar(&u.rings, "rings", "", "update the nodes with the first value of a label, then those with the next: `KEY=VALUE,VALUE`")
+	f.StringArrayVarP(&u.selectors, "selector", "l", nil, "update the nodes that this `selector` of labels matches, as with kubectl; repeated, each is a ring (default: all worker nodes)")
+	f.Var(&u.rollout.Parallel, "parallel", "nodes that fetch or restart at the same time, or their percentage")
+	f.Var(&u.rollout.Budget, "budget", "nodes that may fail, or their percentage; no more are let restart at the same time")
+	f.Var(&u.soak, "soak", "time that all nodes of a ring stay Ready before the next ring begins, e.g. 1h")
+	f.Var(&u.rollout.Window, "window", "time of each day in which orders are given and machines restart, in this computer's time zone")
+	f.BoolVar(&u.rollout.NoDrain, "no-drain", false, "do not cordon and drain nodes before they restart")
+	f.Var(&u.drain, "drain-timeout", "time after which a node that cannot be drained has failed")
+	f.Var(&u.restart, "restart-timeout", "time after which a node that restarts has failed")
+	f.Var(&u.fetch, "fetch-timeout", "time after which a node that has not fetched everything has failed")
+	f.StringVar(&u.rollout.Order.MaxBytes, "max-bytes", "", "bytes that each machine fetches at most, e.g. 20M; machines with a metered link need it")
+	f.StringVar(&u.rollout.Order.Rate, "limit-rate", "", "bytes that each machine fetches in a second at most, e.g. 500k")
+	fileFlag(c, &u.image, "image", "a copy of the image, where this computer cannot reach URL", imageEndings...)
+	f.StringArrayVar(&u.from, "from", nil, "with --dry-run: an image that nodes run, to count what they fetch (can be repeated)")
+	f.BoolVar(&u.rollout.Retry, "retry", false, "give the order again to nodes that have failed")
+	f.BoolVar(&u.dryRun, "dry-run", false, "show which nodes get the order, and change nothing")
+	f.BoolVar(&u.status, "status", false, "show how the nodes stand")
+	f.BoolVar(&u.pause, "pause", false, "have no machine go on until --resume")
+	f.BoolVar(&u.resume, "resume", false, "take --pause or --stop back")
+	f.BoolVar(&u.stop, "stop", false, "remove all orders of the cluster, and have no machine take one until --resume")
+	u.output.Flag(c)
+	return c
+}
+
+// check checks the flags, and completes the rollout by them.
+func (u *updateFlags) check(c *cobra.Command, a []string) error {
+	modes := 0
+	for _, set := range []bool{u.dryRun, u.status, u.pause, u.resume, u.stop} {
+		if set {
+			modes++
+		}
+	}
+	alone := u.status || u.pause || u.resume || u.stop
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, usageError{fmt.Errorf(format, args...)}) }
+	switch {
+	case modes > 1:
+		bad("--dry-run, --status, --pause, --resume and --stop exclude each other: choose one")
+	case alone && len(a) > 0:
+		bad("--status, --pause, --resume and --stop are for all updates of the cluster: leave %s out", a[0])
+	case !alone && len(a) == 0:
+		bad("edgebake cluster update requires the URL of an image, or one of --status, --pause, --resume and --stop; see edgebake cluster update --help")
+	}
+	if alone {
+		errs = append(errs, rejectUnused(c, unused{flags: []string{"rings", "selector", "parallel", "budget", "soak", "window", "no-drain", "drain-timeout", "restart-timeout", "fetch-timeout", "max-bytes", "limit-rate", "image", "from", "retry"}, purpose: "updates that are begun: name the image, or leave it out"}))
+		return errors.Join(errs...)
+	}
+	if len(u.from) > 0 && !u.dryRun {
+		bad("--from is for --dry-run: leave it out")
+	}
+	if u.rings != "" && len(u.selectors) > 0 {
+		bad("--rings and --selector exclude each other: choose one")
+	}
+	r := &u.rollout
+	var err error
+	if u.rings != "" {
+		if r.Rings, err = cluster.Rings(u.rings); err != nil {
+			bad("--rings: %w", err)
+		}
+	}
+	for _, text := range u.selectors {
+		ring, err := cluster.Selector(text)
+		if err != nil {
+			bad("--selector: %w", err)
+		}
+		r.Rings = append(r.Rings, ring)
+	}
+	if u.soak > 0 && len(r.Rings) < 2 {
+		bad("--soak is the time between rings, and there is one: add --rings or a second --selector")
+	}
+	for flag, text := range map[string]string{"--max-bytes": r.Order.MaxBytes, "--limit-rate": r.Order.Rate} {
+		if text == "" {
+			continue
+		}
+		if _, err := order.ParseBytes(text); err != nil {
+			bad("%s: %w", flag, err)
+		}
+	}
+	if len(a) > 0 {
+		r.Order.Image, r.Order.Golden, _ = strings.Cut(a[0], "@sha256:")
+		if err := order.CheckURL(r.Order.Image); err != nil {
+			bad("%w", err)
+		}
+	}
+	r.Soak, r.Drain, r.Restart, r.Fetch = time.Duration(u.soak), time.Duration(u.drain), time.Duration(u.restart), time.Duration(u.fetch)
+	return errors.Join(errs...)
+}
+
+func (u *updateFlags) run(ctx context.Context, s streams, client *cluster.Client, a []string) error {
+	switch {
+	case u.status:
+		rows, err := client.UpdateStatus(ctx)
+		if err != nil {
+			return err
+		}
+		return u.print(s, rows, nil)
+	case u.pause, u.stop:
+		n, err := client.HaltUpdates(ctx, u.stop)
+		word := "paused"
+		if u.stop {
+			word = "stopped"
+		}
+		s.Note("%s the updates of %s\n", word, configs.Count(n, "node"))
+		if n == 0 && err == nil {
+			s.Note("no node has an order, or a machine that takes one\n")
+		}
+		return err
+	case u.resume:
+		n, err := client.ResumeUpdates(ctx)
+		s.Note("resumed the updates of %s\n", configs.Count(n, "node"))
+		return err
+	}
+	source, err := u.source(ctx)
+	if err != nil {
+		return err
+	}
+	if err := u.read(source); err != nil {
+		return err
+	}
+	rows, err := client.CheckRollout(ctx, &u.rollout)
+	if err != nil {
+		return err
+	}
+	if u.dryRun {
+		costs, err := u.costs(source)
+		if err != nil {
+			return err
+		}
+		return u.print(s, rows, costs)
+	}
+	s.Note("updating %s to %s (plan %s, golden %s)\n", configs.Count(len(rows), "node"), u.rollout.Info.Name, u.rollout.Info.Plan[:min(12, len(u.rollout.Info.Plan))], u.rollout.Order.Golden[:12])
+	err = client.Update(ctx, &u.rollout, func(r cluster.UpdateRow) {
+		s.Note("%s\n", strings.TrimSuffix(fmt.Sprintf("%s: %s: %s", r.Node, r.State, r.Detail), ": "))
+	}, func(text string) { s.Note("%s\n", text) })
+	if err == nil {
+		s.Note("all %s run the image\n", configs.Count(len(rows), "node"))
+	}
+	return err
+}
+
+// source is where this computer reads the image.
+func (u *updateFlags) source(ctx context.Context) (media.Source, error) {
+	if u.image != "" {
+		return media.Source{Name: u.image}, nil
+	}
+	s, err := installer.Online(ctx, u.rollout.Order.Image)
+	if err != nil {
+		err = fmt.Errorf("%w; where this computer cannot reach the server, name a copy of the image with --image", err)
+	}
+	return s.Image, err
+}
+
+// read completes the rollout by the image.
+func (u *updateFlags) read(source media.Source) error {
+	r := &u.rollout
+	t, err := media.ReadUpdate(source)
+	switch {
+	case err != nil:
+		return err
+	case !t.Signed:
+		return fmt.Errorf("image %s has no signature, and machines take no order without one: build it with --sign", source.Name)
+	case r.Order.Golden != "" && r.Order.Golden != t.Golden:
+		return fmt.Errorf("image %s has the golden digest %s, not %s: it is another image", source.Name, t.Golden, r.Order.Golden)
+	}
+	r.Order.Golden, r.Info = t.Golden, t.Info
+	return nil
+}
+
+// costs are the bytes to fetch, by the plan that a node runs.
+func (u *updateFlags) costs(source media.Source) (map[string]int64, error) {
+	out := map[string]int64{u.rollout.Info.Plan: 0}
+	for _, old := range u.from {
+		i, err := media.Inspect(old)
+		if err != nil {
+			return nil, err
+		}
+		c, err := media.CostOfUpdate(old, source)
+		if err != nil {
+			return nil, err
+		}
+		out[i.Image.Plan] = c.Bytes
+	}
+	return out, nil
+}
+
+// updateRow is a row with what its node fetches.
+type updateRow struct {
+	cluster.UpdateRow
+	Fetch *int64 `json:"fetch,omitempty"` // bytes; nil: unknown
+}
+
+// print prints rows; costs is nil but for a dry run.
+func (u *updateFlags) print(s streams, rows []cluster.UpdateRow, costs map[string]int64) error {
+	all := make([]updateRow, len(rows))
+	for i, r := range rows {
+		all[i].UpdateRow = r
+		if n, ok := costs[r.Plan]; ok {
+			all[i].Fetch = &n
+		}
+	}
+	return u.output.Print(s, all, func() {
+		table := [][]string{{"NODE", "STATE", "SINCE", "IMAGE", "PLAN", "DETAIL"}}
+		if costs != nil {
+			table[0] = []string{"NODE", "RING", "STATE", "IMAGE", "PLAN", "FETCH", "DETAIL"}
+		}
+		for _, r := range all {
+			plan := r.Plan[:min(12, len(r.Plan))]
+			if costs == nil {
+				table = append(table, []string{r.Node, r.State, timeText(r.Since), r.Image, plan, r.Detail})
+				continue
+			}
+			fetch := "unknown"
+			if r.Fetch != nil {
+				fetch = fmt.Sprintf("%.1f MB", float64(*r.Fetch)/1e6)
+			}
+			table = append(table, []string{r.Node, r.Ring, r.State, r.Image, plan, fetch, r.Detail})
+		}
+		for i, row := range table {
+			if last := len(row) - 1; row[last] == "" {
+				table[i] = row[:last]
+			}
+		}
+		console.Table(s.Out, table...)
+	})
+}

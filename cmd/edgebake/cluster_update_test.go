@@ -1,0 +1,106 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/order"
+	"github.com/edgebake/edgebake/test/fleettest"
+	"github.com/edgebake/edgebake/test/mediatest"
+)
+
+// TestClusterUpdate: a rollout from the command line, with its bad input, its table, and its end.
+func TestClusterUpdate(t *testing.T) {
+	c := newCLI(t)
+	image := filepath.Join(c.dir, "update.raw.zst")
+	mediatest.Make(t, image, mediatest.Image{ID: "fedcba9876543210fedcba9876543210", Data: 1 << 20, Info: func(i *ondisk.ImageInfo) { i.UpdateSerial = 1 },
+		SignIndex: func([]byte) (string, error) { return "signature", nil }})
+	mediatest.Make(t, filepath.Join(c.dir, "unsigned.raw.zst"), mediatest.Image{ID: "fedcba9876543210fedcba9876543211", Data: 1 << 20})
+	target, err := media.ReadUpdate(media.Source{Name: image})
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := httptest.NewServer(http.FileServer(http.Dir(c.dir)))
+	t.Cleanup(web.Close)
+	api := fleettest.New()
+	t.Cleanup(api.Close)
+	c.file("admin.conf", fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}],
+clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, api.URL))
+	api.Version = target.Info.Kubernetes
+	update := func(code int, args ...string) {
+		t.Helper()
+		c.run(code, append([]string{"cluster", "update", "--kubeconfig", "admin.conf"}, args...)...)
+	}
+	url := web.URL + "/update.raw.zst"
+
+	update(2)
+	c.want(c.err, "requires the URL of an image")
+	update(2, "--pause", "--stop")
+	c.want(c.err, "exclude each other")
+	update(2, "--status", url, "--budget", "3")
+	c.want(c.err, "leave http", "--budget is for updates that are begun")
+	update(2, "my-edge.raw.zst", "--rings", "ring", "--max-bytes", "many", "--soak", "1h", "--from", "x.raw")
+	c.want(c.err, "not a URL", "--rings: ", "--max-bytes: ", "--soak is the time between rings", "--from is for --dry-run")
+	update(1, web.URL+"/nowhere.raw.zst")
+	c.want(c.err, "404", "--image")
+	update(1, url+"@sha256:"+strings.Repeat("ab", 32))
+	c.want(c.err, "it is another image")
+	update(1, web.URL+"/unsigned.raw.zst")
+	c.want(c.err, "has no signature")
+	update(1, url)
+	c.want(c.err, "no node of the 0 nodes matches")
+
+	const plan = "0123456789abcdef"
+	machines := map[string]*fleettest.Machine{}
+	for _, name := range []string{"shop-1", "shop-2", "shop-10"} {
+		machines[name] = fleettest.NewMachine(name, fleettest.Works, plan, target.Info.Plan)
+		api.Node(name, map[string]string{"ring": "shops"}, map[string]string{order.AnnotationAnswer: order.Answer{Plan: plan, Image: "old"}.String()})
+	}
+	update(0, url, "--dry-run")
+	c.want(c.out, "NODE     RING  STATE    IMAGE  PLAN          FETCH  DETAIL\nshop-1         pending  old    0123456789ab  unknown\nshop-2 ")
+	update(0, url, "--dry-run", "-o", "json")
+	var rows []map[string]any
+	if err := json.Unmarshal([]byte(c.out), &rows); err != nil || len(rows) != 3 || rows[2]["node"] != "shop-10" || rows[0]["fetch"] != nil {
+		t.Errorf("%v: %s", err, c.out)
+	}
+	update(0, "--stop")
+	c.want(c.out, "stopped the updates of 3 nodes")
+	update(1, url)
+	c.want(c.err, "--resume allows them again")
+	update(0, "--resume")
+	c.want(c.out, "resumed the updates of 3 nodes")
+
+	end := make(chan struct{})
+	go func() { // the machines
+		for {
+			select {
+			case <-end:
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+			for name, m := range machines {
+				ready := m.Ready
+				answer := m.Step(api.Annotation(name, order.AnnotationOrder), false).String()
+				if answer != api.Annotation(name, order.AnnotationAnswer) {
+					api.Annotate(name, fleettest.Object{order.AnnotationAnswer: answer})
+				}
+				if ready != m.Ready {
+					api.Ready(name, m.Ready)
+				}
+			}
+		}
+	}()
+	update(0, url, "--rings", "ring=shops", "--parallel", "100%", "--budget", "3", "--no-drain")
+	close(end)
+	c.want(c.out, "updating 3 nodes to ", "shop-10: done", "all 3 nodes run the image")
+	update(0, "--status")
+	c.want(c.out, "NODE     STATE  SINCE", "shop-10  done ")
+}
