@@ -109,12 +109,7 @@ func (g *group) run(ctx context.Context) {
 			wake(g.list.resolveNow)
 		case <-look.C:
 			g.mu.Lock()
-			if g.count(Up) > 0 {
-				lastUp = time.Now()
-			}
-			allDown := g.list.learned != nil && time.Since(lastUp) > allDownAfter
-			changed := allDown != g.list.allDown
-			g.list.allDown = allDown
+			changed := g.checkLearned(&lastUp, time.Now())
 			g.mu.Unlock()
 			if changed {
 				wake(g.renew)
@@ -126,8 +121,19 @@ func (g *group) run(ctx context.Context) {
 // takeOver reads the real servers that an earlier process left in the kernel.
 func (g *group) takeOver(ctx context.Context) {
 	have, err := g.d.keeper.current(ctx, g.vip)
+	for err != nil && !errors.Is(err, kernel.ErrNoIPVS) {
+		// An empty table would replace the one that is not known.
+		g.d.logChange(g.vip.String()+": reading the real servers of an earlier process", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(keepTick):
+		}
+		have, err = g.d.keeper.current(ctx, g.vip)
+	}
+	g.d.logChange(g.vip.String()+": reading the real servers of an earlier process", nil)
 	if err != nil || have == nil {
-		return // the keeper reports the error
+		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -83,6 +83,7 @@ func (k *keeper) run(ctx context.Context) {
 	defer tick.Stop()
 	gather := time.NewTimer(time.Hour)
 	gather.Stop()
+	gathering := false
 	defer gather.Stop()
 	last := time.Now()
 	for {
@@ -92,8 +93,12 @@ func (k *keeper) run(ctx context.Context) {
 		case f := <-k.calls:
 			f()
 		case <-k.wake:
-			gather.Reset(keepGather)
+			if !gathering {
+				gathering = true
+				gather.Reset(keepGather)
+			}
 		case <-gather.C:
+			gathering = false
 			if !k.absent {
 				k.logChange(k.routes())
 			}
@@ -250,8 +255,10 @@ func (k *keeper) reconcile(repair bool) error {
 		if err != nil {
 			if errors.Is(err, kernel.ErrNoIPVS) {
 				k.moduleChanged(err)
+				return errors.Join(append(errs, err)...)
 			}
-			return errors.Join(append(errs, err)...)
+			errs = append(errs, err)
+			continue
 		}
 		if sending && have != nil {
 			k.used(k.want[i].VIP, k.receivers(have))

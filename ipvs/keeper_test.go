@@ -11,7 +11,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/edgebake/edgebake/ipvs/kernel"
@@ -452,4 +455,85 @@ func TestDaemonWithoutIPVS(t *testing.T) {
 	case <-time.After(patience):
 		t.Error("it did not notice that IP_VS came")
 	}
+}
+
+// spoiltKernel fails to read virtual servers.
+type spoiltKernel struct {
+	*memKernel
+	fails func(vip netip.AddrPort) bool
+}
+
+func (k spoiltKernel) Service(vip netip.AddrPort) (*kernel.Service, error) {
+	if k.fails(vip) {
+		return nil, syscall.EAFNOSUPPORT
+	}
+	return k.memKernel.Service(vip)
+}
+
+// TestOneVirtualServerFails: a virtual server that the kernel cannot read does not keep
+// another one from being repaired.
+func TestOneVirtualServerFails(t *testing.T) {
+	m := newMemKernel(t)
+	six, four := netip.MustParseAddrPort("[fd00::2]:6443"), netip.MustParseAddrPort("10.103.97.2:6443")
+	k := newKeeper(spoiltKernel{m, func(vip netip.AddrPort) bool { return vip == six }}, t.Logf, new(stats), nil)
+	k.want = []kernel.Service{{VIP: six, Scheduler: "rr"}, {VIP: four, Scheduler: "rr", Dests: []kernel.Dest{{Addr: addrAt(1), Weight: 1}}}}
+	k.tick(false)
+	if m.text() == "" {
+		t.Error("the other virtual server is not made")
+	}
+}
+
+// TestRouteIsRestored: the route to the virtual address is restored soon, however often other
+// routes change.
+func TestRouteIsRestored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemKernel(t)
+		m.Routes = map[netip.Addr]netip.Addr{}
+		vip := netip.MustParseAddrPort("10.103.97.2:6443")
+		k := newKeeper(m, t.Logf, new(stats), nil)
+		k.beat = beat{time.Now()}
+		k.want = []kernel.Service{{VIP: vip, Scheduler: "rr"}}
+		k.via[vip] = routeSource{masters: []netip.Addr{addrAt(1).Addr()}}
+		ctx, cancel := context.WithCancel(t.Context())
+		go k.run(ctx)
+		time.Sleep(5 * time.Second)
+		m.change(m.wake)
+		time.Sleep(time.Second)
+		m.change(func() { delete(m.Routes, vip.Addr()) })
+		for range 10 { // others change every 90 ms
+			m.change(m.wake)
+			time.Sleep(90 * time.Millisecond)
+		}
+		restored := false
+		m.change(func() { _, restored = m.Routes[vip.Addr()] })
+		if !restored {
+			t.Error("it is not restored within a second")
+		}
+		cancel()
+	})
+}
+
+// TestTakeOverFailsOnce: what an earlier process left in the kernel stays if it cannot be read
+// at once and no API server is up.
+func TestTakeOverFailsOnce(t *testing.T) {
+	w := newWorld(t, 1)
+	s := testServer(t, 230)
+	s.Masters = []Master{w.masters[0].master()}
+	w.masters[0].stop()
+	w.kernel.Services = []kernel.Service{{VIP: s.VIP, Scheduler: "rr", Dests: []kernel.Dest{{Addr: w.masters[0].addr, Weight: 1}}}}
+	before := w.kernel.text()
+	var reads atomic.Int64
+	k := spoiltKernel{w.kernel, func(netip.AddrPort) bool { return reads.Add(1) == 1 }}
+	ctx, cancel := context.WithCancel(t.Context())
+	d := NewDaemon(Options{Servers: []Server{s}, HostsFile: w.hosts, RunDir: w.run, StateDir: w.state, Kernel: k, Log: w.log})
+	done := make(chan error)
+	go func() { done <- d.Run(ctx) }()
+	for reads.Load() < 4 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if got := w.kernel.text(); !strings.Contains(got, w.masters[0].addr.Addr().String()) {
+		t.Errorf("the table was %q and is %q; steps %q", before, got, w.kernel.since(0))
+	}
+	cancel()
+	<-done
 }

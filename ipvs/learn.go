@@ -174,9 +174,14 @@ func parseLearned(vip netip.AddrPort, list []string) ([]Master, error) {
 	return parseMasters(vip, list)
 }
 
+// learnRetry is the pause after the first failed reading. It doubles with each
+// further one, up to Profile.Learn.
+const learnRetry = time.Minute
+
 // learner reads the cluster's list periodically.
 func (g *group) learner(ctx context.Context) {
 	wait := g.profile().Retry // soon after the start, when API servers are up
+	retry := learnRetry
 	for {
 		select {
 		case <-ctx.Done():
@@ -193,19 +198,25 @@ func (g *group) learner(ctx context.Context) {
 			g.d.forgetLogged(subject)
 			wait = g.profile().Learn
 			if err != nil {
-				wait = min(wait, time.Minute)
+				wait = min(wait, learnRetry)
 			}
 			continue
 		}
 		err = g.learn(ctx)
 		// Before the node has joined, or while no API server is up, the list
 		// cannot be read: keep the last message.
-		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNobody) {
+		asked := !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNobody)
+		if asked {
 			g.d.logChange(subject, err)
 		}
 		wait = g.profile().Learn
-		if err != nil {
-			wait = min(wait, time.Minute)
+		switch {
+		case err == nil:
+			retry = learnRetry
+		case asked: // it cost a connection
+			wait, retry = min(wait, retry), min(2*retry, wait)
+		default:
+			wait = min(wait, learnRetry)
 		}
 		if g.d.opt.LearnEvery > 0 {
 			wait = g.d.opt.LearnEvery
@@ -367,6 +378,19 @@ func (g *group) accept(masters, configured []Master, differs, stored bool) bool 
 	}
 	g.list.learned = masters
 	return true
+}
+
+// checkLearned sets whether all learned API servers have been down for
+// allDownAfter, so that the configured ones are used again, and reports whether
+// that changed. lastUp is when one of them was up. Configured ones that are up do
+// not count: they would be dropped for it.
+func (g *group) checkLearned(lastUp *time.Time, now time.Time) (changed bool) {
+	if g.list.learned == nil || g.anyUp(g.list.learned) {
+		*lastUp = now
+	}
+	was := g.list.allDown
+	g.list.allDown = g.list.learned != nil && now.Sub(*lastUp) > allDownAfter
+	return g.list.allDown != was
 }
 
 // anyUp reports whether one of the API servers is known to be up. g.mu must be

@@ -2,15 +2,20 @@ package ipvs
 
 import (
 	"bytes"
+	"context"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -135,5 +140,68 @@ func TestChangedMastersDropTheLearnedList(t *testing.T) {
 				t.Error("the list is back after a boot")
 			}
 		})
+	}
+}
+
+// TestLearningFails: a cluster's list that cannot be read costs a metered link few connections.
+func TestLearningFails(t *testing.T) {
+	c, _ := bubbleCerts(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	var n atomic.Int64
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			n.Add(1)
+			c.Close()
+		}
+	}()
+	cert := nodeCert(t, c)
+	synctest.Test(t, func(t *testing.T) {
+		g, _ := namesGroup(t, t.TempDir(), deadDNS, "192.0.2.1:6443")
+		g.server.Profile, g.server.Learn = Metered(), true
+		g.d.opt.ClientCert = cert
+		g.roots.Store(c.roots(t))
+		g.members[netip.MustParseAddrPort(ln.Addr().String())] = &member{name: "127.0.0.1", health: health{State: Up}}
+		ctx, cancel := context.WithCancel(t.Context())
+		go g.learner(ctx)
+		time.Sleep(24 * time.Hour)
+		cancel()
+		time.Sleep(time.Minute)
+	})
+	if n := n.Load(); n < 5 || n > 30 {
+		t.Errorf("%d connections a day", n)
+	}
+}
+
+// TestLearnedAreDown: while all learned API servers are down, the configured ones stay in use,
+// although one of them is up.
+func TestLearnedAreDown(t *testing.T) {
+	g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
+	learned, configured := netip.MustParseAddrPort("192.0.2.9:6443"), netip.MustParseAddrPort("192.0.2.1:6443")
+	g.list.learned = []Master{{Host: "192.0.2.9", Port: 6443}}
+	g.members[learned] = &member{name: "192.0.2.9", health: health{State: Down}}
+	g.members[configured] = &member{name: "192.0.2.1", health: health{State: Down}}
+	now := time.Now()
+	lastUp := now
+	if g.checkLearned(&lastUp, now.Add(allDownAfter/2)) || g.list.allDown {
+		t.Error("too early")
+	}
+	if !g.checkLearned(&lastUp, now.Add(2*allDownAfter)) || !g.list.allDown {
+		t.Error("not noticed")
+	}
+	g.members[configured].health.State = Up
+	if g.checkLearned(&lastUp, now.Add(3*allDownAfter)) || !g.list.allDown {
+		t.Error("a configured API server that is up is dropped again")
+	}
+	g.members[learned].health.State = Up
+	if !g.checkLearned(&lastUp, now.Add(4*allDownAfter)) || g.list.allDown {
+		t.Error("a learned one that is up again does not count")
 	}
 }

@@ -33,7 +33,10 @@ const maxTimeout = 16 * time.Second
 // spacing delays requests while an API server answers late or with errors. It
 // works on each request, even if the client does not wait for the answer any
 // more.
-type spacing struct{ since time.Time } // start of the trouble; zero if there is none
+type spacing struct {
+	since    time.Time // start of the trouble; zero if there is none
+	earliest time.Time // no request is sent before this time
+}
 
 const (
 	// mostSpacing is the longest pause between an answer and the next request.

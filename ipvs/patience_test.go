@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"fmt"
+	mrand "math/rand/v2"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -291,4 +292,114 @@ func TestSlowLoneServer(t *testing.T) {
 	}
 	w.m.stop()
 	w.eventually("it gets no new connections", w.serves("0"))
+}
+
+// TestHTTP1: an API server, or a proxy before it, that knows only HTTP/1.1 gets few requests,
+// however long its answers take, and HEAD is answered without a body.
+func TestHTTP1(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	for _, takes := range []time.Duration{time.Millisecond, 200 * time.Millisecond, time.Second, 3 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			m := newFakeMaster(t, cert)
+			h := &starved{}
+			h.status.Store(200)
+			h.takes.Store(int64(takes))
+			m.http.Handler, m.plain = h, true
+			m.start()
+			s := sense(t, m, LAN(), c.roots(t))
+			time.Sleep(time.Minute)
+			before := h.asked.Load()
+			time.Sleep(10 * time.Minute)
+			if n := h.asked.Load() - before; n > 180 {
+				t.Errorf("answers take %s: %d requests in ten minutes", takes, n)
+			}
+			if st, _ := s.state(); st != Up {
+				t.Errorf("answers take %s: it is %s, %q", takes, st, s.events)
+			}
+			s.cancel()
+			<-s.done
+			m.stop()
+			time.Sleep(2 * time.Hour)
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		m := newFakeMaster(t, cert)
+		m.plain = true
+		m.http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "2")
+			w.Write([]byte("ok"))
+		})
+		m.start()
+		s := senseBy(t, m, LAN(), c.roots(t), probe.Spec{Method: "HEAD", Path: "/readyz"})
+		defer s.stop(m)
+		time.Sleep(time.Minute)
+		if fmt.Sprint(s.events) != "[up (ready)]" {
+			t.Errorf("HEAD: %q", s.events)
+		}
+	})
+}
+
+// TestReturnOfAClosing: an API server that closes the connection after each answer, as
+// kube-apiserver does without a valid client certificate, is up soon after its errors end.
+func TestReturnOfAClosing(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	for range 10 {
+		synctest.Test(t, func(t *testing.T) {
+			m := newFakeMaster(t, cert)
+			m.strangers = true
+			m.status.Store(500)
+			m.start()
+			s := sense(t, m, LAN(), c.roots(t))
+			defer s.stop(m)
+			time.Sleep(time.Minute + time.Duration(mrand.Int64N(int64(time.Minute))))
+			m.status.Store(200)
+			time.Sleep(35 * time.Second)
+			if st, _ := s.state(); st != Up {
+				t.Errorf("it is %s 35 s after its errors ended", st)
+			}
+		})
+	}
+	// Others serve while it closes and returns, and die then.
+	for range 10 {
+		synctest.Test(t, func(t *testing.T) {
+			p := LAN()
+			p.Spread = 10 * time.Minute
+			m := newFakeMaster(t, cert)
+			m.strangers, m.client = true, &cert
+			m.start()
+			s := sense(t, m, p, c.roots(t))
+			s.others.Store(true)
+			defer s.stop(m)
+			time.Sleep(time.Minute)
+			m.status.Store(500)
+			time.Sleep(11 * time.Second)
+			m.status.Store(200)
+			time.Sleep(5 * time.Second)
+			s.others.Store(false)
+			time.Sleep(6 * time.Second)
+			if st, _ := s.state(); st != Up {
+				t.Errorf("it is %s 6 s after it became the only one: %q", st, s.events)
+			}
+		})
+	}
+}
+
+// TestRejectedCertificate: a node whose certificate has expired costs an API server no more
+// connections than one without a certificate.
+func TestRejectedCertificate(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	synctest.Test(t, func(t *testing.T) {
+		m := newFakeMaster(t, cert)
+		m.strangers, m.client = true, &cert
+		m.status.Store(http.StatusUnauthorized)
+		m.start()
+		s := sense(t, m, LAN(), c.roots(t))
+		defer s.stop(m)
+		time.Sleep(10 * time.Minute)
+		before := m.dials.Load()
+		time.Sleep(time.Hour)
+		if n := m.dials.Load() - before; n > 60 {
+			t.Errorf("%d connections in an hour", n)
+		}
+	})
 }

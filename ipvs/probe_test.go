@@ -102,6 +102,7 @@ type fakeMaster struct {
 	// strangers are hung up on after each answer, as kube-apiserver does
 	// with whoever shows no certificate over HTTP/2.
 	strangers bool
+	client    *tls.Certificate // the node's, nil for none
 
 	conns   []*switchable
 	dials   atomic.Int64
@@ -297,7 +298,7 @@ func senseBy(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots, asked probe
 		alone: func() bool { return !s.others.Load() },
 		target: func() probe.Target {
 			return probe.Target{Addr: addrAt(1), Name: "10.0.0.1", SNI: "apiserver.cluster.local",
-				Probe: asked, Roots: r, Dial: m.dial}
+				Probe: asked, Roots: r, Dial: m.dial, Client: m.client}
 		},
 		observe: func(c probe.Outcome, err error) (State, bool) {
 			s.mu.Lock()

@@ -21,7 +21,7 @@ type schedule struct {
 	asked    time.Time // when the outstanding request was sent; zero if none
 	lateAt   time.Time // when next returns overdue for the outstanding request
 	answered time.Time // when the last answer arrived; zero if none did
-	earliest time.Time // no request is sent before this time
+	began    time.Time // when the connection was made
 	// rtt is the measured time until a PING is answered. It and spacing are
 	// kept across connections.
 	rtt     *latency
@@ -59,7 +59,7 @@ const closeAfterAnswer = 2 * time.Second
 // newSchedule starts with a request at readyDue, or immediately if that has
 // passed.
 func newSchedule(now time.Time, p *Profile, b beat, h2 bool, readyDue time.Time, rtt *latency, apart *spacing) *schedule {
-	s := &schedule{profile: p, beat: b, h2: h2, readyDue: now, rtt: rtt, spacing: apart, measure: measurePings}
+	s := &schedule{profile: p, beat: b, h2: h2, readyDue: now, began: now, rtt: rtt, spacing: apart, measure: measurePings}
 	if readyDue.After(now) {
 		s.readyDue = readyDue
 	}
@@ -156,7 +156,7 @@ func (s *schedule) pong(now time.Time) {
 
 // measures reports whether rtt has to be updated because it delays inquiries.
 func (s *schedule) measures() bool {
-	return s.measure > 0 && s.wait() > 2*s.profile.Tick
+	return s.h2 && s.measure > 0 && s.wait() > 2*s.profile.Tick
 }
 
 // awaits reports whether a request is outstanding.
@@ -172,7 +172,7 @@ func (s *schedule) response(now time.Time, answer probe.Outcome, state State, so
 		s.rtt.add(took)
 	}
 	well := answer.Alive() && took < s.profile.ReadyTimeout/8
-	s.earliest = now.Add(s.spacing.answered(now, took, well, state == Up))
+	s.spacing.earliest = now.Add(s.spacing.answered(now, took, well, state == Up))
 	s.asked, s.pinged, s.answered = time.Time{}, time.Time{}, now
 	switch {
 	case soon:
@@ -182,11 +182,19 @@ func (s *schedule) response(now time.Time, answer probe.Outcome, state State, so
 	default:
 		s.readyDue = s.beat.within(now, s.profile.Ready)
 	}
-	s.notBefore(s.earliest)
+	s.notBefore(s.spacing.earliest)
 	if s.measures() {
 		s.pingDue = now
 	} else {
 		s.postponePing(now)
+	}
+	s.spacePing()
+}
+
+// spacePing delays a PING as a request is, over HTTP/1.1, where it is one.
+func (s *schedule) spacePing() {
+	if !s.h2 && s.pingDue.Before(s.spacing.earliest) {
+		s.pingDue = s.spacing.earliest
 	}
 }
 
@@ -197,11 +205,16 @@ func (s *schedule) notBefore(t time.Time) {
 	}
 }
 
-// hurry advances the next request to at most d after the last answer.
+// hurry advances the next request to at most d after the last answer, or after
+// the start of a connection without one.
 func (s *schedule) hurry(d time.Duration) {
-	if t := s.answered.Add(d); !s.answered.IsZero() && t.Before(s.readyDue) {
+	last := s.answered
+	if last.IsZero() {
+		last = s.began
+	}
+	if t := last.Add(d); t.Before(s.readyDue) {
 		s.readyDue = t
-		s.notBefore(s.earliest)
+		s.notBefore(s.spacing.earliest)
 	}
 }
 
@@ -232,7 +245,7 @@ func (s *schedule) inquired(now time.Time) {
 // next request resets the failures counted in its rounds.
 func (s *schedule) afterInquiry(now time.Time) {
 	s.pinged, s.readyDue, s.measure = time.Time{}, now, measurePings
-	s.notBefore(s.earliest)
+	s.notBefore(s.spacing.earliest)
 	s.postponePing(now)
 }
 
@@ -250,5 +263,6 @@ func (s *schedule) resume(now time.Time) {
 func (s *schedule) pingSoon(now time.Time) {
 	if s.pinged.IsZero() && now.Before(s.pingDue) && now.Sub(s.sent) >= keepTick/2 {
 		s.pingDue = now
+		s.spacePing()
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -40,6 +41,9 @@ type watcher struct {
 	readyDue time.Time
 	// anonymousCloses counts consecutive closes of this kind.
 	anonymousCloses int
+	// rejected is set if the API server does not accept this node's certificate,
+	// for example because it has expired.
+	rejected bool
 	// rtt and handshake are the measured durations of PINGs and handshakes.
 	rtt, handshake latency
 	spacing        spacing
@@ -485,6 +489,7 @@ func (w *watcher) handle(s *schedule, l *probe.Link, e probe.Event) (over bool) 
 			return false
 		}
 		answer := l.Target.Probe.Judge(e, l.Skew)
+		w.rejected = e.Status == http.StatusUnauthorized
 		var state State
 		if state, w.soon = w.report(answer, nil); state != Up {
 			w.failed++
@@ -509,8 +514,11 @@ const maxAnonymousPause = 80 * time.Second
 // a handshake, and a thousand nodes may be waiting for their certificates.
 // PINGs continue.
 func (w *watcher) deferRequest(l *probe.Link) {
-	if l.Target.Client != nil {
+	if l.Target.Client != nil && !w.rejected {
 		w.anonymousCloses = 0
+		return
+	}
+	if w.state != Up { // its return must be noticed
 		return
 	}
 	now := time.Now()

@@ -110,6 +110,10 @@ func (k *linux) Service(vip netip.AddrPort) (*Service, error) {
 	if errors.Is(err, unix.ESRCH) {
 		return nil, nil
 	}
+	if errors.Is(err, unix.ENOENT) { // the module was removed, and perhaps loaded again since
+		k.Close()
+		return nil, ErrNoIPVS
+	}
 	if err != nil {
 		return nil, k.gone(fmt.Errorf("reading the virtual server %s: %w", vip, err))
 	}
@@ -212,6 +216,7 @@ func (k *linux) Sever(conns []Conn) (int, error) {
 	defer sock.Close()
 	handles := map[int]*nl.SocketHandle{unix.NETLINK_SOCK_DIAG: {Socket: sock}}
 	n := 0
+	var failed error
 	for _, c := range conns {
 		req := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
 		req.Sockets = handles
@@ -221,13 +226,18 @@ func (k *linux) Sever(conns []Conn) (int, error) {
 		case err == nil:
 			n++
 		case errors.Is(err, unix.ENOENT): // not a socket of this node, or already closed
-		case errors.Is(err, unix.EOPNOTSUPP):
-			return n, fmt.Errorf("destroying sockets: this kernel lacks CONFIG_INET_DIAG_DESTROY: %w", err)
-		default:
-			return n, fmt.Errorf("destroying a socket connected to %s: %w", c.Virtual, err)
+		case failed == nil:
+			failed = fmt.Errorf("destroying a socket connected to %s: %w", c.Virtual, err)
 		}
 	}
-	return n, nil
+	if errors.Is(failed, unix.EOPNOTSUPP) {
+		// Linux before 6.0 does not destroy closed sockets that it keeps for a minute.
+		if n > 0 {
+			return n, nil
+		}
+		return 0, fmt.Errorf("destroying sockets: this kernel lacks CONFIG_INET_DIAG_DESTROY, or they are closed: %w", failed)
+	}
+	return n, failed
 }
 
 func (k *linux) Untrack(vip, dest netip.AddrPort) error {

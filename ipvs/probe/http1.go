@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"net/http"
 	"strconv"
 	"strings"
 )
@@ -26,7 +27,7 @@ func (t *Target) encodeHTTP1(method, path string) []byte {
 func (l *Link) readHTTP1(limit int) {
 	br := bufio.NewReaderSize(l.nc, 4<<10)
 	for {
-		resp, last, err := readResponse(br, limit)
+		resp, last, err := readResponse(br, l.Target.Probe.Method, limit)
 		if err != nil {
 			l.deliver(Event{Kind: EventClosed, Err: err})
 			return
@@ -43,9 +44,9 @@ func (l *Link) readHTTP1(limit int) {
 	}
 }
 
-// readResponse reads one HTTP/1.1 response. last means that the connection must
+// readResponse reads the response to an HTTP/1.1 request. last means that the connection must
 // be closed.
-func readResponse(br *bufio.Reader, limit int) (resp Event, last bool, err error) {
+func readResponse(br *bufio.Reader, method string, limit int) (resp Event, last bool, err error) {
 	h, err := readHeader(br)
 	resp = Event{Kind: EventResponse, Status: h.status, date: h.date}
 	if err != nil {
@@ -53,7 +54,7 @@ func readResponse(br *bufio.Reader, limit int) (resp Event, last bool, err error
 	}
 	var body io.Reader
 	switch {
-	case h.status == 204 || h.status == 304 || h.status < 200:
+	case method == http.MethodHead, h.status == 204 || h.status == 304 || h.status < 200:
 		return resp, h.last, nil
 	case h.chunked, h.length < 0:
 		// Such a body ends with the connection: read what has arrived, and
