@@ -345,7 +345,7 @@ func TestFlashOfAChangingImage(t *testing.T) {
 			if err != nil || r.Golden != want.Golden {
 				t.Errorf("%s: %v", name, err)
 			}
-		} else if err == nil || !strings.Contains(err.Error(), "it is being written to") {
+		} else if err == nil || !strings.Contains(err.Error(), "changed while it was read") {
 			t.Errorf("%s: %v", name, err)
 		} else if _, err := Inspect(m.path()); !errors.Is(err, ErrUnfinished) {
 			t.Errorf("%s: the disk can be started: %v", name, err)
