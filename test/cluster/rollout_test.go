@@ -62,6 +62,7 @@ func TestRolloutOfARealCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	beats := map[string]time.Time{} // when each last reported: a Node without reports is not Ready
 	step := func(m *fleettest.Machine, c *api.Client) {
 		path := "/api/v1/nodes/" + m.Name
 		meta, err := c.GetMetadata(ctx, path)
@@ -72,7 +73,10 @@ func TestRolloutOfARealCluster(t *testing.T) {
 		mu.Lock()
 		ready := m.Ready
 		answer := m.Step(meta.Annotations[order.AnnotationOrder], halted).String()
-		changed := ready != m.Ready
+		changed := ready != m.Ready || m.Ready && time.Since(beats[m.Name]) > 10*time.Second
+		if changed {
+			beats[m.Name] = time.Now()
+		}
 		now, risk := m.Ready, 0
 		for _, o := range machines {
 			if o.AtRisk {
